@@ -70,11 +70,24 @@ def _manage(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
         question = "the fabric has answered a GPU and not taken it in: its registration is complete and no success"
         look = "`journalctl -b -u nvidia-fabricmanager`, `nvidia-smi nvlink -s` and `sudo dmesg | grep -E 'Xid|SXid'`"
         yield "fabric-manager-not-running", Doubt(question, look, refused, (*_MANAGER_CAUSES, *_LINK_CAUSES))
-    elif snapshot.view(fabric.not_ready) and manager.state != "active":
+    else:
+        yield from _where_nobody_knows(snapshot, manager, waiting)
+
+
+def _where_nobody_knows(
+    snapshot: Snapshot, manager: fabric.Manager, waiting: tuple[Citation, ...]
+) -> Iterator[tuple[str, Verdict]]:
+    """Whether it is missed, where nothing tells whether the node has NVSwitches."""
+    unknown = "whether the GPUs of this node are joined by NVSwitches is not known"
+    if snapshot.view(fabric.not_ready) and manager.state != "active":
         causes = (*_MANAGER_CAUSES, "cuda-init-802-kaslr-or-hmm")
         question = "CUDA says that the system is not ready (802), and whether this node has NVSwitches is not known"
         look = "`lspci -d 10de:`, `systemctl status nvidia-fabricmanager` and `nvidia-smi conf-compute -q`"
         yield "fabric-manager-not-running", Doubt(question, look, waiting, causes)
+    elif manager.state in {"failed", "masked"}:
+        question = f"the fabric manager does not run, and {unknown}"
+        look = "`lspci -d 10de:`, `nvidia-smi topo -m` and `journalctl -b -u nvidia-fabricmanager`"
+        yield "fabric-manager-not-running", Doubt(question, look, manager.citations, _MANAGER_CAUSES)
 
 
 def _absent_or_down(snapshot: Snapshot, seen: tuple[Citation, ...]) -> tuple[str, Verdict]:

@@ -32,8 +32,10 @@ _NO_NAME: Final = Pattern(
     re.IGNORECASE,
 )
 _IP: Final = Pattern(r"[\d.]+|[\da-f]*:[\da-f:]+")
-# Where images put whoever enters a container; on a machine one begins at home.
-_IN_IMAGE: Final = Pattern(r"[: ]/(?:workspace|app|opt|code|src|data)?(?:/[^\s\]]*)?\]?\s?[#$]\s*$")
+# Where images put whoever enters a container; on a machine one begins at home, and data has folders of its own.
+_IN_IMAGE: Final = Pattern(r"[: ]/(?:(?:\w{1,20}-)?workspace|app|code|src)(?:/[^\s\]]*)?\]?\s?[#$]\s*$")
+# How Kubernetes names what a Deployment or a DaemonSet starts.
+_POD: Final = Pattern(r"[@㉿][\w.-]+-[bcdf-hj-np-tv-xz2-9]{5}(?=[: ])")
 _OPTIONS: Final = r"(?:\s+-(?:[bcDEeFIiJLlmOopQRSWw]\s?\S{1,100}|\w{1,20}))*"
 _SSH: Final = Pattern(
     rf"(?:sudo )?ssh{_OPTIONS}\s+(?:[\w.+-]+@)?(?P<host>[\w.-]+)(?P<options>{_OPTIONS})(?P<command>\s+\S[^\n]*)?$"
@@ -42,8 +44,24 @@ _SSH: Final = Pattern(
 _ON: Final = Pattern(
     r"(?:sudo )?(?:(?:kubectl|oc|k) (?:[^\n]{0,200} )?debug (?:[^\n]{0,200} )?nodes?/(?P<debugged>[\w.-]+)"
     r"|talosctl [^\n]{0,200}?(?:-n|--nodes)[= ](?P<talos>[\w.:-]+)(?= |$)"
-    r"|ansible (?P<inventory>[\w.-]+) -)"
+    r"|ansible (?P<inventory>[\w.-]+) -"
+    r"|srun (?:[^\n]{0,200} )?(?:-w ?|--nodelist[= ])(?P<slurm>[\w.-]+)(?= )"
+    r"|(?:gcloud compute|tsh|vagrant) ssh (?:[\w.+-]+@)?(?P<reached>[\w.-]+) [^\n]*?(?:--command|-c|--)[= ])"
 )
+# What is run in a pod tells of the node that the pod is on, and of none that is typed at.
+_IN_POD: Final = Pattern(r"(?:sudo )?(?:kubectl|oc|k) (?:[^\n]{0,200} )?exec ")
+_SHELL: Final = Pattern(r"\b(?:ba|z|a|da)?sh(?: -l)?$")
+# What people write above the next machine's commands: a heading, or a sentence with a colon at its end.
+_HEADING: Final = Pattern(
+    r"(?:^|\n\n)[ \t]*(?P<mark>[#*=-]{1,6}[ \t]*)?(?P<words>[^\n|]{2,100}?)(?P<end>[:*=-]{1,6})?[ \t]*\n?$"
+)
+_CALLED: Final = Pattern(
+    r"\b(?P<adjective>(?:good|bad|broken|healthy|working|faulty|failing|other|second|reference) "
+    r"(?:node|host|machine|server|box))\b(?! is\b)"
+    r"|\b(?P<host>(?:[a-z]+-)*(?!step|try|test|part|boot|run|case|cuda|python|ubuntu"
+    r"|debian|driver|attempt|version|xid|rtx|gtx)[a-z]{3,20}-?\d{1,4})\b"
+)
+
 _CONTAINER: Final = Pattern(
     r"(?:sudo )?(?:docker|podman|kubectl|nerdctl|oc|k|crictl|ctr|lxc|incus|enroot|apptainer|singularity) [^\n]{0,300}"
     r"\b(?:exec|run|shell|start|debug)\b|(?:sudo )?chroot "
@@ -84,7 +102,31 @@ def named(sessions: Iterable[Sequence[Step]]) -> list[list[Step]]:
     """The steps, each with the machine that answered."""
     told = [_Session(steps).told() for steps in sessions]
     asked = {step.machine for steps in told for step in steps if step.machine}
-    return [[_by_lines(step, asked) for step in steps] for steps in told]
+    return _by_headings([[_by_lines(step, asked) for step in steps] for steps in told])
+
+
+def _by_headings(sessions: list[list[Step]]) -> list[list[Step]]:
+    """The steps, each without a name with that of the heading above it, where headings name several machines."""
+    if len({_announced(step) for steps in sessions for step in steps} - {""}) < 2:
+        return sessions
+    above, found = "", list[list[Step]]()
+    for steps in sessions:
+        found.append([])
+        for step in steps:
+            is_of_all = step.seen.kind in _OF_CLUSTER or bool(step.machine) or bool(_host(step))
+            found[-1].append(step if is_of_all else replace(step, machine=above))
+            above = _announced(step) or above
+    return found
+
+
+def _announced(step: Step) -> str:
+    """The machine of which all that follows is, by the last line of what was pasted before it."""
+    match = _HEADING.search(step.said[-200:])
+    if match is None or not (match["mark"] or match["end"]):
+        return ""
+    names = [called(name["host"] or name["adjective"].replace(" ", "-")) for name in _CALLED.finditer(match["words"])]
+    # Of two, the first is the name, and the other says what it is.
+    return next(filter(None, names), "")
 
 
 def _by_lines(step: Step, asked: set[str]) -> Step:
@@ -118,11 +160,13 @@ class _Session:
 
     steps: Sequence[Step]
     _into: list[_Entered] = field(default_factory=list)
+    _aliases: dict[str, str] = field(default_factory=dict)
 
     def told(self) -> list[Step]:
         """The steps, each with the machine that its prompt or its command names."""
         images = self._images()
         found = [replace(step, machine=self._machine(step, images)) for step in self.steps]
+        found = [replace(step, machine=self._aliases.get(step.machine, step.machine)) for step in found]
         if not any(step.machine and step.machine == _asked_at(step.source) for step in found):
             return found
         return [replace(step, machine=HERE) if self._is_here(step) else step for step in found]
@@ -134,7 +178,7 @@ class _Session:
     def _images(self) -> set[str]:
         """The hosts at which nobody was ever anywhere but where images begin: containers'."""
         prompts = [(_host(step), step.prompt or "") for step in self.steps]
-        elsewhere = {host for host, prompt in prompts if not _IN_IMAGE.search(prompt)}
+        elsewhere = {host for host, prompt in prompts if not _IN_IMAGE.search(prompt) and not _POD.search(prompt)}
         return {host for host, _ in prompts} - elsewhere
 
     def _machine(self, step: Step, images: set[str]) -> str:
@@ -150,14 +194,18 @@ class _Session:
         here = host or (inner.machine if inner else "")
         if host in images or (inner and inner.is_container):
             here = ""
+        elif inner and host and inner.machine:
+            self._aliases.setdefault(inner.machine, host)  # what ssh was given is another name of it
         self._go(step, host)
+        if _IN_POD.match(step.source):
+            return ""
         return _asked_at(step.source) or here
 
     def _go(self, step: Step, host: str) -> None:
         ssh = _SSH.match(step.source)
         if ssh and not ssh["command"]:
             self._into.append(_Entered(called(ssh["host"]), host, is_container=False))
-        elif _CONTAINER.match(step.source) and not step.said.strip():
+        elif _CONTAINER.match(step.source) and (not step.said.strip() or _SHELL.search(step.source)):
             self._into.append(_Entered("", host, is_container=True))
         elif _OUT.match(step.source) and self._into:
             self._into.pop()

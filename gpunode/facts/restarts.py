@@ -7,6 +7,7 @@ memory once the same was asked again. What stands on a disk, in a package or in 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -98,10 +99,15 @@ def _is_kernels(step: Step) -> bool:
 # What the driver says whenever it cannot start a GPU: which one, and by which of its own codes.
 _NO_START: Final = Pattern(r"GPU [0-9a-f:.]{7,16}: RmInitAdapter failed! \(0x\w{1,4}:0x\w{1,4}")
 _XID: Final = Pattern(r"\bXid\b")
+# A row, page or channel of memory that could not be replaced: the GPU itself keeps that, over every boot.
+_KEPT: Final = Pattern(r"\bXid \([^)\n]{1,40}\): (?:64|161),")
+_NONE_FAILED: Final = Pattern(r"Remapping Failure Occurred\s*:\s*No\b")
 
 
 def _of_log(step: Step, after: Sequence[Step]) -> Iterator[Step]:
     """The log as that of an earlier boot; the start of a GPU that failed, and fails now in the same way, is no past."""
+    if _KEPT.search(step.said) and not any(_NONE_FAILED.search(later.said) for later in after):
+        yield replace(step, said="\n".join(line if _KEPT.search(line) else "" for line in step.said.split("\n")))
     failed = _failed_starts(step.said)
     lasts = bool(failed) and any(failed & _failed_starts(later.said) for later in after)
     if not lasts or _XID.search(step.said):
@@ -151,7 +157,11 @@ _STAYS: Final = Pattern(
     r"[Ii]nteractive authentication required|[Pp]ermission denied|[Aa]ccess denied|must be (?:root|superuser)"
     r"|not permitted|not found|Call to \w+ failed|inhibited|password is required|incorrect password|not in the sudoers"
     r"|[Ii]nvalid|not supported|Failed to (?:talk|connect|open|start|reboot|power)|has not been booted|Unable to"
+    # Whoever was asked, or molly-guard, took it back; systemd has others' leave to ask for.
+    r"|\^C|won't reboot|[Aa]borting|retry operation|inhibitors|Need to be root|returned an error code"
 )
+# What came before it in the same line has failed, so that it was not reached.
+_NOT_REACHED: Final = Pattern(r"^(?:Abort\.|E: |make: \*\*\*)|\b(?:[Ee]rror|[Ff]ailed|[Ff]ailure)\b", re.MULTILINE)
 # The words that name what is done to another machine, from its console or its host.
 _CONSOLES: Final = {
     "ipmitool": frozenset({"cycle", "reset", "off", "on"}),
@@ -174,6 +184,8 @@ def _restarts(steps: Sequence[Step], machines: Sequence[str]) -> Iterator[tuple[
         if step.prompt is None or _STAYS.search(step.said):
             continue
         for command in step.commands:
+            if command.is_optional and _NOT_REACHED.search(step.said):
+                continue
             if _restarts_itself(command):
                 yield number, name
             elif program(command.words) in _CONSOLES and _is_switched(command.words):

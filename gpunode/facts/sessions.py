@@ -500,7 +500,7 @@ def _shells(steps: Sequence[Step]) -> list[str]:
         match = _HOST.search(step.prompt or "")
         host = next(filter(None, match.groups()), "") if match else ""
         is_here = step.prompt is not None and not _SSH.match(step.source)
-        found.append(f"{host} {depth}" if is_here else "")
+        found.append(f"{host} {depth} {step.machine}" if is_here else "")
         is_left = is_cut_off(step.said) or _OUT.match(step.source)
         depth += bool(_INTO.match(step.source)) - (bool(is_left) and depth > 0)
     return found

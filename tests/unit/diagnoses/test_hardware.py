@@ -287,3 +287,9 @@ def test_a_bus_that_nobody_could_list_has_lost_no_gpu(lspci: Capture) -> None:
     assert "no-gpu-present" not in [finding.cause for finding in diagnose(snapshot(evidence)).findings]
     bare = Capture("lspci", "ok", b"00:00.0 Host bridge: Intel Corporation Device 1237 (rev 02)\n")
     assert "no-gpu-present" in [one.cause for one in diagnose(snapshot({**evidence, "lspci": bare})).findings]
+
+
+@pytest.mark.parametrize("state", ["failed", "masked"])
+def test_a_fabric_manager_that_does_not_run_is_asked_about_where_nobody_knows_the_boards(state: str) -> None:
+    found = seen(("systemctl is-active nvidia-fabricmanager", state), ("nvidia-smi", HEALTHY))
+    assert [doubt.causes[:1] for doubt in found.unknown if "fabric manager" in doubt.question]

@@ -277,3 +277,35 @@ def test_a_restart_is_seen_behind_every_prompt() -> None:
 def test_who_leaves_the_shell_of_a_machine_that_goes_down_has_seen_nothing_after_it() -> None:
     (root,) = seen(FELL, REBOOT, ("exit", "logout")).roots
     assert (root.cause, root.confidence) == ("gpu-fallen-off-bus", "certain")
+
+
+UNCONTAINED = (
+    "sudo dmesg | grep -i xid",
+    "[176000.123456] NVRM: Xid (PCI:0000:07:00): 95, pid=8812, name=python, Uncontained: LTC TAG (0x5,0x0).",
+)
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        ("sudo reboot", "[sudo] password for op: ^C"),
+        ("sudo reboot", "W: molly-guard: SSH session detected!\nGood thing I asked; I won't reboot gpu1 ..."),
+        (
+            "sudo reboot",
+            "User alice is logged in.\nPlease retry operation after closing inhibitors and logging out.",
+        ),
+        ("sudo apt-get install nvidia-driver-550 && sudo reboot", "Do you want to continue? [Y/n] n\nAbort."),
+        ("sudo make install && sudo reboot", "make: *** [Makefile:12: install] Error 1"),
+    ],
+)
+def test_a_restart_that_did_not_happen_ends_nothing(typed: str, said: str) -> None:
+    assert roots(seen(UNCONTAINED, (typed, said), SMI)) == ["xid-95-uncontained-ecc"]
+    assert roots(seen(UNCONTAINED, REBOOT, SMI)) == []
+
+
+def test_what_the_gpu_keeps_itself_outlives_a_restart() -> None:
+    log = "[176000.1] NVRM: Xid (PCI:0000:07:00): 64, pid=1, name=python, Failed to remap row 0x12 (row remap failure)"
+    failed = ("sudo dmesg | grep -i xid", f"{XID}\n{log}")
+    assert roots(seen(failed, REBOOT, SMI)) == ["row-remap-failure"]
+    rows = ("nvidia-smi -q -d ROW_REMAPPER", "    Remapped Rows\n        Remapping Failure Occurred        : No")
+    assert roots(seen(failed, REBOOT, SMI, rows)) == []

@@ -69,6 +69,64 @@ def test_a_machine_at_work_ends_no_fault_of_its_twin() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("bad", "good"),
+    [
+        ("Our bad node is gpu1:", "And this is gpu2, which works:"),
+        ("## gpu1 (broken)", "## gpu2 (works)"),
+        ("=== gpu1 ===", "=== gpu2 ==="),
+    ],
+)
+@pytest.mark.parametrize("fence", ["", "```\n"])
+def test_headings_name_the_machines_of_what_is_below(bad: str, good: str, fence: str) -> None:
+    text = f"{bad}\n\n{fence}$ dmesg -T\n{FELL}\n{fence}\n{good}\n\n{fence}$ nvidia-smi\n{WORKS}\n{fence}"
+    assert gpu1_has_fallen(of(pasted.from_text(text)))
+
+
+def test_headings_that_name_no_two_machines_part_nothing() -> None:
+    for first, second in (("## Step 1", "## Step 2"), ("On the node:", "And then:"), ("boot1:", "boot2:")):
+        text = f"{first}\n\n$ dmesg -T\n{FELL}\n\n{second}\n\n$ nvidia-smi\n{WORKS}\n"
+        assert of(pasted.from_text(text)).verdict == "healthy"
+
+
+@pytest.mark.parametrize(
+    "on",
+    ["srun -w {} ", "srun -N1 --nodelist={} --pty ", "gcloud compute ssh {} --zone=z --command ", "tsh ssh {} -- "],
+)
+def test_what_runs_a_command_elsewhere_names_the_machine(on: str) -> None:
+    login = "me@login9:~$ "
+    steps = (login, f"{on.format('gpu1')}dmesg -T", FELL), (login, f"{on.format('gpu2')}nvidia-smi", WORKS)
+    assert gpu1_has_fallen(typed(*steps))
+
+
+def test_a_folder_makes_no_container_of_a_machine() -> None:
+    for folder in ("/data/llm", "/opt/models", "/"):
+        prompt = f"root@gpu1:{folder}# "
+        assert gpu1_has_fallen(typed((prompt, "dmesg -T", FELL), ("root@gpu2:~# ", "nvidia-smi", WORKS)))
+
+
+def test_what_ssh_was_given_is_another_name_of_the_machine() -> None:
+    gpus = "\n".join(f"{bus}:00.0 3D controller: NVIDIA Corporation AD102GL [L40S] (rev a1)" for bus in ("07", "0a"))
+    me = "me@laptop9:~$ "
+    seen = typed(
+        (me, "ssh ubuntu@10.0.0.5 lspci", gpus),
+        (me, "ssh ubuntu@10.0.0.5", ""),
+        ("ubuntu@gpu1:~$ ", "nvidia-smi", WORKS),
+    )
+    assert named(seen.diagnosis) == [("gpu-missing-from-inventory", "gpu1")]
+
+
+def test_a_pod_is_no_machine() -> None:
+    entered = 'Defaulted container "vllm" out of: vllm, init (init)'
+    pod = "root@vllm-7d9c5b7c4-x2k9p:/vllm-workspace# "
+    seen = typed(
+        ("root@gpu1:~# ", "nvidia-smi", WORKS),
+        ("root@gpu1:~# ", "kubectl exec -it vllm-7d9c5b7c4-x2k9p -- bash", entered),
+        (pod, "ls /dev/nvidia*", "ls: cannot access '/dev/nvidia*': No such file or directory"),
+    )
+    assert all(not finding.machine for finding in seen.diagnosis.findings)
+
+
 def test_a_machine_at_work_ends_its_own_fault() -> None:
     seen = typed((at("gpu1"), "dmesg -T", FELL), (at("gpu1"), "nvidia-smi", WORKS), (at("gpu2"), "nvidia-smi", WORKS))
     assert seen.verdict == "healthy"
