@@ -193,8 +193,13 @@ def _place(text: str, key: re.Match[str], line: _Line) -> _Place:
     )
 
 
+_ENDS_THERE: Final = re.compile(r"(?P<quote>[\"'])(?=[\s,\])}]|\Z)")
+
+
 def _value(text: str, key: re.Match[str], place: _Place) -> Value | None:
     start, name = key.end(), key["name"]
+    if (ending := _ENDS_THERE.match(text, start)) and place.closes(ending["quote"]):
+        return None  # nothing is assigned
     is_bare = (_BEGINS_IN_JSON if place.in_json else _BEGINS).match(text, start) is not None
     if (words := _WORDS_OF_LIST.match(text, start)) and not (place.is_word or place.in_json):
         return Value(name, words.start(1), words.end(1), "bare")

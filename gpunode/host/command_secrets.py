@@ -55,13 +55,13 @@ class Argument:
 
 # A command of programs that nobody listed.
 _ANY_LOGIN: Final = "login"
-_KUBECTL: Final = "kubectl oc"
+_KUBECTL: Final = "kubectl oc k kubecolor microk8s.kubectl kubectl.exe"
 _SNMP: Final = " ".join(
     f"snmp{one}" for one in ("get", "getnext", "walk", "set", "table", "status", "trap", "inform", "df", "translate",
-                             "netstat", "usm", "test", "delta", "bulkget", "bulkwalk", "vacm")
+                             "netstat", "usm", "test", "delta", "bulkget", "bulkwalk", "vacm", "ping")
 )  # fmt: skip
-_LDAP: Final = "ldapsearch ldapadd ldapmodify ldapdelete ldapwhoami ldapcompare ldapmodrdn ldappasswd ldapexop"
-_SAMBA: Final = "smbclient rpcclient smbget net smbcacls smbtree smbspool winexe wmic wbinfo"
+_LDAP: Final = "ldapsearch ldapadd ldapmodify ldapdelete ldapwhoami ldapcompare ldapmodrdn ldappasswd ldapexop ldapvi"
+_SAMBA: Final = "smbclient rpcclient smbget net smbcacls smbtree smbspool winexe wmic wbinfo smbmap"
 _IPMITOOL: Final = "-I -H -U -L -C -p -P -f -k -t -b -T -B -o -O -d -N -R -S"
 
 OPTIONS: Final = (
@@ -117,6 +117,7 @@ ARGUMENTS: Final = (
     Argument("racadm", ("set", "Password"), valued="-r -u -p -i"),
     Argument("ipmitool", ("user", "set", "password"), 1, _IPMITOOL),
     Argument("mysqladmin mariadb-admin", ("password",), valued="-u -h -P -S"),
+    Argument("mc", ("alias", "set"), 3),
     Argument("nmcli", ("password",)),
     Argument("nmcli", ("psk",)),
 )
@@ -140,11 +141,12 @@ _SAYS_SO: Final = (
 
 
 def _programs() -> dict[str, tuple[tuple[Option, ...], tuple[Argument, ...]]]:
-    names = sorted({name for row in (*OPTIONS, *ARGUMENTS) for name in row.programs.split()})
+    # Scripts keep a program in a variable of capitals, and whoever writes of one begins with a capital.
+    names = sorted({name for row in (*OPTIONS, *ARGUMENTS) for name in row.programs.lower().split()})
     return {
         name: (
-            tuple(row for row in OPTIONS if name in row.programs.split()),
-            tuple(row for row in ARGUMENTS if name in row.programs.split()),
+            tuple(row for row in OPTIONS if name in row.programs.lower().split()),
+            tuple(row for row in ARGUMENTS if name in row.programs.lower().split()),
         )
         for name in names
     }
@@ -152,7 +154,7 @@ def _programs() -> dict[str, tuple[tuple[Option, ...], tuple[Argument, ...]]]:
 
 _PROGRAMS: Final = _programs()
 _FIRST: Final = re.compile(
-    rf"(?<![\w.@+-])(?:{'|'.join(sorted(map(re.escape, _PROGRAMS), reverse=True))})(?=[\s\"'\\,]|\Z)"
+    rf"(?<![\w.@+-])(?i:{'|'.join(sorted(map(re.escape, _PROGRAMS), reverse=True))})(?=[\s\"'\\,]|\Z)"
     rf"|(?<![\w-])--?(?=[a-zA-Z])(?:(?i:{_SAYS_SO})|(?:[a-z-]{{0,40}}-)?auth)(?=[\s\"'\\,]|\Z)"
 )
 _SPEAKING: Final = re.compile(rf"--?(?=[a-z]){_SAYS_SO}", re.IGNORECASE)
@@ -262,7 +264,7 @@ class _Running:
         return (row for row in _PROGRAMS[self.name][0] if all(map(self._has, row.needs)))
 
     def _has(self, need: str) -> bool:
-        return any(one.partition("/")[0] in need.split("|") for one in self.said)
+        return any(one.partition("/")[0].lower() in need.split("|") for one in self.said)
 
     def takes_next(self, option: str) -> bool:
         return any(option in row.valued.split() for row in _PROGRAMS[self.name][1])
@@ -290,8 +292,8 @@ class _Command:
         self._running: dict[str, _Running] = {}
         self._due: Option | None = None
         self._of = first  # the option that is due
-        if first in _PROGRAMS:
-            self._running[first] = _Running(first)
+        if (name := first.lower()) in _PROGRAMS:
+            self._running[name] = _Running(name)
         elif first:
             self._due = _OF_NAME if _SPEAKING.fullmatch(first) else _USER_AND_PASSWORD
 
@@ -343,9 +345,9 @@ class _Command:
                 running.said.append(value)
                 found = found or running.argument()
             running.is_skipping = False
-        name = value.lstrip("$(`").rpartition("/")[2]
+        name = value.lstrip("$(`").rpartition("/")[2].lower()
         if name in _PROGRAMS and not (found or " " in value):
-            self._running[name] = _Running(name)
+            self._running.setdefault(name, _Running(name))  # a file may be called as the program is
         if not found or _SETTING.fullmatch(value):
             return _Read()
         return _Read(tuple(self._secret(word, value, 0, _ALL)), is_secret=True)

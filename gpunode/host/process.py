@@ -95,6 +95,7 @@ _SUSPICIOUS = re.compile(
     r"|\bctr[ \t]|nerdctl|podman|skopeo|buildah|crictl|from-literal|setup-?key|registration-?key|racadm|redfishtool"
     r"|ipmi[\w-]{0,12}[ \t]|bmc-info|mongo|lftp|ttyd|gotty|smbget|rpcclient|smbspool|smbcacls|smbtree|kadmin|zip[ \t]"
     r"|twine|\b7z|openssl[ \t]|transactional-update|\b(?:ua|ubuntu-advantage)[ \t]+attach|cifsroot|wep-key"
+    r"|\bidentified[ \t]|\bmc[ \t]|smbmap|createuser|com2sec"
     r"|root=[\"']?iscsi:|_cookie|cred|\bpw\b|signing_key|wireless_w(?:pa|ep)|join_?key|\\u00|\wPASS\b"
     r"|eyJ|AKIA|ASIA|AIza|npm_|\bsk-|[sr]k_live_|hvs\.|nvapi-|gh[opsur]_|github_pat_|gl(?:pat|rt|dt|ptt|soat|agent)-|hf_|xox[abprs]-|dckr_pat_"
     r"|tskey-|pypi-AgE|ya29\.|dapi[0-9a-f]|certificate ?key|(?<![\w.@/-])[a-z\d]{6}\.[a-z\d]{16}(?!\w)",

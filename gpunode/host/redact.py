@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from itertools import count
+from itertools import count, groupby
 from typing import Final
 
 from gpunode.change import FileChange, FileState
@@ -156,7 +156,7 @@ _OF_COMPLAINTS: Final = re.compile(
 # person can edit (units below /usr), nor the words with which the kernel or a process was started.
 _TABLES: Final = re.compile(
     r"(?!/proc/(?:[\w*-]{1,40}/){0,4}(?:cmdline|environ|mounts|mountinfo|mountstats)|/dev/shm/)"
-    r"(?:/(?:proc|sys|dev|var/lib/apt|var/lib/dkms|var/lib/dpkg)/(?![^\n]*\.\.)|/var/log/dpkg\.log|(?:lspci|uname)\b(?![^\n]*,))"
+    r"(?:/(?:proc|sys|dev|var/lib/apt|var/lib/dkms|var/lib/dpkg)/(?![^\n]*\.\.)|/var/log/dpkg\.log)"
     r"[\w ./*:+,@-]*"
 )
 # What grows to megabytes, and tells each thing in a line.
@@ -221,7 +221,7 @@ def _data(capture: Capture) -> bytes:
         return _words(capture.data, b" " if capture.source == "/proc/cmdline" else b"\0")
     is_log = capture.source.startswith(_LOGS) and not _of_two_bytes(capture.data)
     if is_log and b"PRIVATE KEY" not in capture.data:
-        return b"\n".join(map(content, capture.data.split(b"\n")))
+        return b"\n".join(_log(capture.data.split(b"\n")))
     if "*" not in capture.source:
         return content(capture.data)
     try:
@@ -229,6 +229,17 @@ def _data(capture: Capture) -> bytes:
     except (ValueError, KeyError, TypeError):
         return content(capture.data)
     return encode_found(_found(one) for one in found)
+
+
+# How the lines of a log begin; what is pasted below one does not.
+_STAMPED: Final = re.compile(rb"\[[ \d]|\[\w{3} |<\d|[A-Z][a-z]{2} [ \d]\d \d\d:|\d{4}-\d\d-\d\dT|\d+,\d+,")
+
+
+def _log(lines: list[bytes]) -> Iterator[bytes]:
+    """The lines of a log, each by itself; those that are of no log as one text."""
+    for is_stamped, some in groupby(lines, key=lambda line: _STAMPED.match(line) is not None):
+        part = list(some)
+        yield from map(content, part) if is_stamped else (content(b"\n".join(part)),)
 
 
 def _found(found: Found) -> Found:

@@ -13,6 +13,7 @@ from typing import Final
 from gpunode.host.assigned import NAME
 
 _WORD: Final = r"[^\s'\"]+"
+_STRING: Final = r"'[^'\n]{1,400}'|\"[^\"\n]{1,400}\""
 # A shell's word; in quotes up to their end.
 _ARGUMENT: Final = (
     r"(?<=[ \t,]\")[^\"\n]{1,400}(?=\")|(?<=[ \t,]')[^'\n]{1,400}(?=')"
@@ -83,7 +84,10 @@ _PROGRAMS: Final = (
     Form(
         r"\b(?:echo|printf)[ \t]+(?:-\w[ \t]+)?(?:[\"']?%s(?:\\n)?[\"']?[ \t]+)?[\"']?(?:[\w.-]{1,80}:)?",
         r"[^\s'\"|]+",
-        after=r"(?=[\"']?[ \t]*\|[^\n|]{0,80}(?:sudo[ \t][^\n|]{0,40}-S\b|\bchpasswd|\bpasswd|--password-stdin))",
+        after=(
+            r"(?=[\"']?[ \t]*\|(?:[^\n|]|\\\n){0,80}"
+            r"(?:sudo[ \t][^\n|]{0,40}(?:-\w*(?-i:S)\w*|--stdin)|\bchpasswd|\bpasswd|--password-stdin))"
+        ),
     ),
     Form(r"\bmachine[ \t]+\S{1,256}\s+password[ \t]+", r"\S+"),  # netrc(5)
     Form(r"\bldap_default_authtok[ \t]*=[ \t]*|\bwep-key\d[ \t]*=[ \t]*|^[ \t]*chap_password[ \t]+", r"[^\s=][^\n]*"),
@@ -94,6 +98,16 @@ _PROGRAMS: Final = (
     ),
     Form(r"^[ \t]*(?:passw(?:or)?d|passphrase)\t+", r"\S+", after=r"(?=[ \t]*$)"),
     Form(r"\blogin\s+\S{1,256}\s+password\s+", r"\S+"),  # netrc(5), without its machine
+    Form(  # kubectl's, in a line or a list of its own
+        r"^[ \t]*(?:-[ \t]+)?[\"']?--from-literal(?:[ \t]+|=)[\"']?[\w.-]{1,80}=",
+        rf"{_STRING}|{_WORD}",
+        unless=r"(?!\$[\w{(])",
+    ),
+    Form(r"\bIDENTIFIED[ \t]+(?:WITH[ \t]+\w{1,40}[ \t]+)?(?:BY|AS)[ \t]+(?:PASSWORD[ \t]+)?", _STRING),  # SQL
+    Form(r"\b(?:USER|ROLE)\b[^\n;]{0,200}\bPASSWORD[ \t]+|\bPASSWORD[ \t]*\([ \t]*", _STRING),
+    Form(r"\bpasswd/(?:root|user)-password(?:-again|-crypted)?[ \t]+password[ \t]+", r"\S+"),  # debconf's preseed
+    Form(r"<(?:\w{1,20}:)?(?:password|passwd|secret|token|apikey)>", r"[^<\s][^<\n]*"),
+    Form(r"\bcreateUser[ \t]+\S{1,80}[ \t]+(?:MD5|SHA[\d-]*)[ \t]+", r"\S+"),  # snmpd.conf
 )
 _SENTENCES: Final = (
     Form(r"\bpassw(?:or)?d (?:for [^\s:]{1,80} )?(?:is|was):?[ \t]+[\"']?", _WORD, unless=_NO_VERDICT),

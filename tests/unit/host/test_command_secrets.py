@@ -95,6 +95,43 @@ def test_a_command_goes_on_to_its_end(written: str) -> None:
     assert hidden(written.replace("{}", SECRET)) == written.replace("{}", "redacted" * 4)
 
 
+@pytest.mark.parametrize(
+    "written",
+    [
+        "htpasswd -Bbc /opt/registry/auth/htpasswd bob {}",
+        "htpasswd -bc htpasswd bob {}",
+        "docker login -u docker -p {}",
+        "$IPMITOOL -I lanplus -H h -U admin -P {} sel",
+        "$CURL -fsSL -u bob:{} https://x",
+        "$MYSQL -uroot -p{}",
+        "SuseConnect -r {}",
+        "docker Login -u bob -p {}",
+        "k create secret generic hf --from-literal=HF={}",
+        "smbmap -U bob%{}",
+        "snmpping -c {} host",
+        "mc alias set lab http://minio:9000 admin {}",
+        "echo {} | sudo -kS apt-get update",
+        "echo {} | sudo --stdin apt-get update",
+        "echo {} | docker login nvcr.io \\\n  --password-stdin",
+    ],
+)
+def test_a_program_is_known_however_it_is_written_and_whatever_its_files_are_called(written: str) -> None:
+    assert SECRET not in hidden(written.replace("{}", SECRET))
+
+
+def test_what_was_pasted_below_a_log_or_a_table_is_no_part_of_it() -> None:
+    secret = f"apiVersion: v1\nkind: Secret\nstringData:\n  hf: {SECRET}\n"
+    for source, said in (("dmesg", "[   12.5] NVRM: Xid (PCI:0000:07:00): 79, gone\n"), ("uname -a", "Linux n1 6.8\n")):
+        shown = redact({source: Capture(source, "ok", f"{said}{secret}".encode())})[source].data.decode()
+        assert SECRET not in shown
+        assert shown.startswith(said)
+
+
+def test_an_empty_value_in_a_list_leaves_the_list_as_it_is() -> None:
+    for written in ('{"labels": ["rack=7", "join_token=", "zone=a"]}', '"Env": ["NGC_API_KEY=", "X=y"]'):
+        assert hidden(written) == written
+
+
 @pytest.mark.parametrize("option", ["--s3-secret-access-key", "--api-key", "--token", "--password", "-password"])
 @pytest.mark.parametrize(
     "secret",
