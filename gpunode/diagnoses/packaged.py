@@ -74,7 +74,8 @@ def _way(snapshot: Snapshot, models: Sequence[GpuModel], least: int) -> Way:
 # Older ones are not in NVIDIA's repositories; it is the last of three generations, and maintained for years.
 _MAINTAINED: Final = 580
 _DEBIANS: Final = {"11": 470, "12": 535, "13": 550}
-# The ended branches that releases keep (the archives' lists of packages, 2026-11; Ubuntu's by Launchpad).
+# The ended branches that releases keep: Debian's, of 11 to 13 all, by its archive's lists of non-free packages, 2026-11-22;
+# Ubuntu's by the names that its releases had, which nobody looked up.
 _ENDED: Final = {
     ("debian", "11"): {390: "nvidia-legacy-390xx-driver", 470: "nvidia-tesla-470-driver"},
     ("debian", "12"): {470: "nvidia-tesla-470-driver"},
@@ -90,14 +91,16 @@ def ended(snapshot: Snapshot, last: int) -> Way:
         return of_branch(snapshot, last)
     known = distro(snapshot)
     name = _ENDED.get((known.id, known.version_id), {}).get(last) if known else None
-    if name is None and (known is None or known.id not in {"debian", "ubuntu"}):
+    is_looked_up = known is not None and known.id == "debian" and known.version_id in _DEBIANS
+    if name is None and not is_looked_up:
         asked = f"apt-cache search --names-only nvidia | grep {last}"
         return Way(words=f"the system's own package of branch {last} ({asked}), else NVIDIA's {_INSTALLER}")
     if name is None:
         return _by_hand(last)
     # Debian's ended drivers stand beside the current one, which is named with a dash: apt removes it.
     others = ("nvidia-driver-",) if known and known.id == "debian" else ()
-    return Way((command("sudo", "apt-get", "install", name, *others),), f"branch {last} is {name}")
+    words = f"branch {last} is {name}, in non-free" if others else f"branch {last} is {name}"
+    return Way((command("sudo", "apt-get", "install", name, *others),), words)
 
 
 def _by_apt(snapshot: Snapshot, models: Sequence[GpuModel], least: int) -> Way:
