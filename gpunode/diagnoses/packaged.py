@@ -74,8 +74,8 @@ def _way(snapshot: Snapshot, models: Sequence[GpuModel], least: int) -> Way:
 # Older ones are not in NVIDIA's repositories; it is the last of three generations, and maintained for years.
 _MAINTAINED: Final = 580
 _DEBIANS: Final = {"11": 470, "12": 535, "13": 550}
-# The ended branches that releases keep: Debian's, of 11 to 13 all, by its archive's lists of non-free packages, 2026-11-22;
-# Ubuntu's by the names that its releases had, which nobody looked up.
+# The ended branches that releases keep: Debian's, of 11 to 13 all, by its archive's lists of non-free packages
+# (2026-11-22); Ubuntu's by the names that its releases had, which nobody looked up.
 _ENDED: Final = {
     ("debian", "11"): {390: "nvidia-legacy-390xx-driver", 470: "nvidia-tesla-470-driver"},
     ("debian", "12"): {470: "nvidia-tesla-470-driver"},

@@ -127,6 +127,34 @@ def test_a_pod_is_no_machine() -> None:
     assert all(not finding.machine for finding in seen.diagnosis.findings)
 
 
+def test_a_pod_that_is_asked_from_the_control_plane_shows_no_gpu_of_the_control_plane() -> None:
+    seen = typed(
+        ("root@cp1:~# ", "kubectl exec -n gpu-operator nvidia-driver-daemonset-x -- nvidia-smi", WORKS),
+        ("root@gpu1:~# ", "lspci", "07:00.0 3D controller: NVIDIA Corporation GA100 [A100 SXM4 80GB] (rev a1)"),
+    )
+    assert not any("cp1" in doubt.question for doubt in seen.diagnosis.unknown)
+    assert not seen.snapshot.machines
+
+
+def test_a_container_with_a_banner_and_a_name_is_no_machine() -> None:
+    entered = "== PyTorch ==\nNVIDIA Release 25.03"
+    seen = typed(
+        ("root@gpu1:~# ", "nvidia-smi", WORKS),
+        ("root@gpu1:~# ", "docker run -it --hostname trainer9 nvcr.io/nvidia/pytorch:25.03-py3 bash", entered),
+        ("root@trainer9:~# ", "ls /dev/nvidia*", "ls: cannot access '/dev/nvidia*': No such file or directory"),
+    )
+    assert all(not finding.machine for finding in seen.diagnosis.findings)
+
+
+def test_at_prompts_without_a_name_the_later_machine_answers_for_itself_alone() -> None:
+    modules = "Module                  Size  Used by\nnvidia              56807424  4"
+    seen = typed(
+        *(("$ ", command, said) for command, said in (("ssh gpu1", ""), ("lsmod", NOUVEAU), ("exit", ""))),
+        *(("$ ", command, said) for command, said in (("ssh gpu2", ""), ("lsmod", modules), ("nvidia-smi", WORKS))),
+    )
+    assert named(seen.diagnosis) == [("nouveau-bound", "gpu1")]
+
+
 def test_a_machine_at_work_ends_its_own_fault() -> None:
     seen = typed((at("gpu1"), "dmesg -T", FELL), (at("gpu1"), "nvidia-smi", WORKS), (at("gpu2"), "nvidia-smi", WORKS))
     assert seen.verdict == "healthy"
