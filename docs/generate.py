@@ -117,7 +117,7 @@ def _command(command: Any, path: str) -> Iterator[str]:
     for one in arguments:
         yield f"| `{one.metavar}` | {_cell(one.help)} |"
     for one in command.params:
-        if one.param_type_name == "option":
+        if one.param_type_name == "option" and not one.hidden:
             yield f"| {_option(one)} | {_cell(one.help)} |"
     yield ""
 

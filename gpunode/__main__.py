@@ -30,4 +30,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    # `python -m` puts the working folder first among the places that modules come from: somebody else's, perhaps.
+    if not (sys.flags.isolated or getattr(sys.flags, "safe_path", False)):
+        del sys.path[0]
     sys.exit(main())

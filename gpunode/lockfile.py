@@ -20,7 +20,7 @@ _WORD: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _BARE: Final = re.compile(r"[A-Za-z0-9_-]+")
 _TEXTS: Final = ("recipe", "distribution", "release", "architecture")
 _KEYS: Final = ("schema", "gpunode", *_TEXTS, _PACKAGES)
-_HEADER: Final = """\
+HEADER: Final = """\
 # Written by `gpunode plan --lock`. `gpunode setup --lock` installs exactly these versions, on every node of this
 # distribution and architecture. To renew it, upgrade one node (gpunode setup --upgrade), then write it again there
 # (gpunode plan --upgrade --lock).
@@ -102,7 +102,7 @@ def render(lock: VersionLock, version: str) -> str:
     told = {"schema": SCHEMA, "gpunode": version, **{key: getattr(lock, key) for key in _TEXTS}}
     lines = [*(f"{key} = {json.dumps(value)}" for key, value in told.items()), "", f"[{_PACKAGES}]"]
     lines += [f"{_key(name)} = {json.dumps(lock.packages[name])}" for name in sorted(lock.packages)]
-    return _HEADER + "\n".join(lines) + "\n"
+    return HEADER + "\n".join(lines) + "\n"
 
 
 def _key(name: str) -> str:

@@ -13,9 +13,19 @@ from typing import TYPE_CHECKING
 from gpunode import __version__
 from gpunode.change import CommandChange
 from gpunode.cli.commands import How, check_steps, shortcoming, unknown
-from gpunode.cli.compose import Stop, Wanted, announcer, checked_root, digest, gpus_to_set_up, is_image, need_root
+from gpunode.cli.compose import Stop, Wanted, announcer, checked_root, gpus_to_set_up, is_image, need_root
 from gpunode.cli.envelope import Envelope
 from gpunode.cli.human import Screen, answers_to_signals
+from gpunode.cli.resume import (
+    command,
+    digest,
+    input_risks,
+    program_risk,
+    refuse_unsafe_program,
+    request,
+    requested,
+)
+from gpunode.cli.resume import refuse_other_options as refuse_other_options
 from gpunode.errors import GpunodeError, RebootRequired
 from gpunode.host.local import LocalHost
 from gpunode.host.process import CommandLog
@@ -24,6 +34,7 @@ from gpunode.journal.store import Store
 from gpunode.recipe import Recipe
 from gpunode.workflow.converge import notes_of, survey
 from gpunode.workflow.events import Told
+from gpunode.workflow.reboot import Resume
 from gpunode.workflow.recovery import half_written
 from gpunode.workflow.setup import Asked, SetupResult
 from gpunode.workflow.setup import setup as make
@@ -43,12 +54,14 @@ class Leave:
 
     Attributes:
         lock_timeout_s: how long it waits while somebody else is at work on the node.
+        resumes: the run that is continued after its reboot; empty for a request of its own.
     """
 
     yes: bool = False
     reboot: bool = False
     allow_disruption: bool = False
     lock_timeout_s: float = LOCK_TIMEOUT_S
+    resumes: str = ""
 
 
 def setup(wanted: Wanted, how: How, only: Sequence[str], root: str, gpu: str, leave: Leave) -> None:
@@ -56,16 +69,20 @@ def setup(wanted: Wanted, how: How, only: Sequence[str], root: str, gpu: str, le
     started = time.monotonic()
     check_steps(only)
     need_root("setup")
-    recipe, place, image, screen = wanted.read(), checked_root(root), is_image(root), how.screen()
+    place, image, screen = checked_root(root), is_image(root), how.screen()
+    store = Store(place, announce=announcer(place))
+    recipe = requested(store, leave.resumes) if leave.resumes else wanted.read()
     named = gpus_to_set_up(gpu, image=image)
     os.umask(UMASK)
     mounts_kept_private(place)
-    store = Store(place, announce=announcer(place))
     log = CommandLog("setup", root=place)
     stop = Stop()
     host = LocalHost(place, stop.heeded(screen.progress), log, lock_timeout_s=leave.lock_timeout_s)
     with screen, alone(store, host, screen, leave.lock_timeout_s), stop:
         swept(store, host)
+        risks = () if leave.resumes else tuple(input_risks(wanted.recipe, wanted.lock))
+        for risk in risks:
+            screen.tell(Told(risk))
         facts = survey(host, image=image, gpus=named)
         asked = Asked(
             version=__version__,
@@ -76,7 +93,7 @@ def setup(wanted: Wanted, how: How, only: Sequence[str], root: str, gpu: str, le
             confirm=lambda plans: screen.confirm(plans, yes=leave.yes),
             pause=stop.pause,
             started=started,
-            resume=resume_command() if leave.reboot and not image else (),
+            resume=_resume(recipe, only, leave) if leave.reboot and not image else None,
         )
         with told_what_was_done("setup", how, store):
             done = make(
@@ -100,7 +117,7 @@ def setup(wanted: Wanted, how: How, only: Sequence[str], root: str, gpu: str, le
         screen.setup(recipe, done, report, failure, log=log.path)
         if reboots and asked.resume:
             host.apply((CommandChange(("systemctl", "reboot"), "asked for with --reboot"),))
-    notes = [*notes_of(done.preview), *([log.problem] if log.problem else [])]
+    notes = [*notes_of(done.preview), *risks, *([log.problem] if log.problem else [])]
     how.answer(_setup_envelope(recipe, done, report, failure, notes))
 
 
@@ -130,6 +147,8 @@ def alone(
     In the middle of somebody else's transaction packages look broken, and what is planned on that fails. A rollback
     of the configuration alone leaves the ``others`` be: it mends what is broken now, and needs none of theirs.
     """
+    if risk := program_risk():
+        screen.tell(Told(f"{risk}, so that user can change what root runs here; `sudo make install` makes a safe copy"))
     with ExitStack() as stack:
         with answers_to_signals():
             stack.enter_context(store.lock(lock_timeout_s, screen.progress))
@@ -165,21 +184,13 @@ def stopped(command: str, error: GpunodeError, store: Store, before: Sequence[st
     )
 
 
-def resume_command() -> tuple[str, ...]:
-    """This very command for after the reboot: without --reboot, so that one run reboots at most once.
-
-    It speaks to whoever reads the unit's journal, so not in JSON.
-    """
-    typed = [word for word in sys.argv[1:] if word not in {"--reboot", "--yes", "-y", "--json"}]
-    return (*_how_python_finds_gpunode(), *typed, "--yes")
-
-
-def _how_python_finds_gpunode() -> tuple[str, ...]:
-    program = sys.argv[0]
-    if not program.endswith("__main__.py"):
-        return (sys.executable, program)
-    path = os.environ.get("PYTHONPATH")
-    return (*(("/usr/bin/env", f"PYTHONPATH={path}") if path else ()), sys.executable, "-m", "gpunode")
+def _resume(recipe: Recipe, only: Sequence[str], leave: Leave) -> Resume:
+    """How the boot continues: with the same request, and what else was typed that decides how it is carried out."""
+    refuse_unsafe_program()
+    options = [word for step in only for word in ("--only", step)]
+    options += ["--allow-disruption"] if leave.allow_disruption else []
+    options += ["--lock-timeout", f"{leave.lock_timeout_s:.0f}"]
+    return Resume(lambda run: command(run, options), request(recipe).encode())
 
 
 def _reboot(reasons: Sequence[str], done: SetupResult, leave: Leave) -> RebootRequired:

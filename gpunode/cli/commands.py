@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from gpunode import __version__, builtin
 from gpunode import recipe as recipes
-from gpunode.cli.compose import Wanted, checked_root, digest, recipe_at, see
+from gpunode.cli.compose import Wanted, checked_root, recipe_at, see
 from gpunode.cli.envelope import Envelope
 from gpunode.cli.how import How as How
 from gpunode.cli.human import Screen
@@ -119,6 +119,7 @@ def rehearse(wanted: Wanted, how: How, node: str, gpu: str) -> None:
     """Rehearses setup, verify and rollback on a captured node."""
     import tempfile
 
+    from gpunode.cli.resume import digest
     from gpunode.journal.store import Store
     from gpunode.workflow.rehearse import rehearse as make
     from gpunode.workflow.setup import Asked

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
@@ -18,7 +17,7 @@ from gpunode.facts.derive import derive
 from gpunode.facts.evidence import Evidence
 from gpunode.facts.model import Facts, Known, PciDevice
 from gpunode.host.port import HostView, OnProgress, Progress
-from gpunode.recipe import Recipe, line_of, parse, render
+from gpunode.recipe import Recipe, line_of, parse
 from gpunode.runtimes import RUNTIMES
 from gpunode.steps import STEPS
 from gpunode.steps.detect import DETECT
@@ -89,16 +88,6 @@ def _option(option: str, section: str, key: str, value: str) -> Recipe:
         why = f"it takes: {', '.join(error.allowed)}"
         hint = f"name one of these: {option} {error.allowed[0]}"
         raise UsageError(f"{option} cannot be {json.dumps(value)}", why=why, hint=hint) from error
-
-
-def digest(recipe: Recipe) -> str:
-    """The hash by which the journal knows a recipe: of its meaning, not of its file's comments."""
-    meaning = render(recipe)
-    if recipe.lock:
-        from gpunode import lockfile
-
-        meaning += lockfile.render(recipe.lock, "")
-    return hashlib.sha256(meaning.encode()).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)

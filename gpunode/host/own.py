@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 
 from gpunode.errors import Refused
@@ -59,6 +60,62 @@ def refuse_foreign(folder: Path, root: Path) -> None:
             f"  chown -Rh root:root {folder} && chmod -R go-rwx {folder}\n"
             "else move it away; then run the command again",
         )
+
+
+def why_others_write(path: Path, *, trusted: frozenset[int] = frozenset({0})) -> str:
+    """Why a user outside ``trusted`` can change what root reads at ``path``; empty when none can.
+
+    The file, what its links lead to and every folder above them count, as for sshd's StrictModes. In a sticky folder
+    such as /tmp nobody can replace another user's file. What cannot be looked at can be changed by nobody else either.
+    """
+    for place in _ways_to(path):
+        try:
+            status = place.lstat()
+        except OSError:
+            continue
+        if status.st_uid not in trusted:
+            return f"{place} belongs to {_user(status.st_uid)}"
+        if not stat.S_ISLNK(status.st_mode) and (who := _writers(status)):
+            return f"{who} can write to {place}"
+    return ""
+
+
+def _ways_to(path: Path) -> Iterator[Path]:
+    """Everything that decides what ``path`` leads to: itself, its real place, and the folders above both."""
+    named, real = path.absolute(), Path(os.path.realpath(path))
+    yield from dict.fromkeys((named, *named.parents, real, *real.parents))
+
+
+def _writers(status: os.stat_result) -> str:
+    """Who but its owner can write there, in words; empty for nobody."""
+    if stat.S_ISDIR(status.st_mode) and status.st_mode & stat.S_ISVTX:
+        return ""
+    if status.st_mode & stat.S_IWOTH:
+        return "every user"
+    return f"the group {status.st_gid}" if status.st_mode & stat.S_IWGRP and _has_members(status.st_gid) else ""
+
+
+def _has_members(gid: int) -> bool:
+    """Whether anybody but root is in the group; Debian's /usr/local belongs to ``staff``, which has no member."""
+    if gid == 0:
+        return False
+    import grp
+    import pwd
+
+    try:
+        named = grp.getgrgid(gid).gr_mem
+    except KeyError:
+        return True
+    return any(name != "root" for name in named) or any(one.pw_gid == gid and one.pw_uid for one in pwd.getpwall())
+
+
+def _user(uid: int) -> str:
+    import pwd
+
+    try:
+        return f"the user {pwd.getpwuid(uid).pw_name}"
+    except KeyError:
+        return f"the user with the id {uid}"
 
 
 def read(path: Path, limit: int) -> bytes:

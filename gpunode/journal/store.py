@@ -47,6 +47,8 @@ Announce: TypeAlias = Callable[[Sequence[Entry], Entry], None]
 # All of it was done; a reboot may be due.
 _THROUGH = frozenset({"done", "waiting"})
 _ASIDE: frozenset[Verb] = frozenset({"repair", "configure", "unconfigure"})
+# Beside a run's journal: what was asked for.
+_REQUEST = "request.toml"
 _RUN = re.compile(r"([0-9]{6,12})-[0-9]{8}T[0-9]{6}Z")
 # A journal of a thousand packages has half a megabyte.
 _LONGEST_JOURNAL = 16 << 20
@@ -185,6 +187,23 @@ class Store:
         """
         self._bytes(run)
         return self._unloaded(run)
+
+    def request(self, run: str) -> bytes:
+        """What was asked of ``run``, as ``Run.keep_request`` kept it.
+
+        Raises:
+            UsageError: there is no such run, or it kept nothing.
+        """
+        self._bytes(run)
+        path = self._path(run).with_name(_REQUEST)
+        try:
+            return read(path, _LARGEST_OBJECT)
+        except OSError as error:
+            raise UsageError(
+                f"run {run} cannot be continued",
+                why=f"{path}: {error.strerror}",
+                hint="run `gpunode setup` with the recipe and the options that you want",
+            ) from error
 
     def footprint(self) -> Footprint:
         """What all runs together have made of this node, with the bytes of files.
@@ -495,6 +514,17 @@ class Run:
             write_file(kept, content)
             sync_folder(kept.parent)
         return str(kept)
+
+    def keep_request(self, request: bytes) -> None:
+        """What was asked of this run can be read by ``Store.request``, and so be asked for again after a reboot.
+
+        Raises:
+            ChangeFailed: it could not be written.
+        """
+        path = self.path.with_name(_REQUEST)
+        with _unwritable("what was asked for could not be kept for after the reboot", path):
+            write_file(path, request)
+            sync_folder(path.parent)
 
     def commit(self, result: Result, why: str = "") -> None:
         """The run is over; nothing more is written. Raises ChangeFailed when that cannot be written."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from gpunode.change import CommandChange, FileChange, FileState, Trigger
 from gpunode.errors import UsageError
@@ -14,12 +14,24 @@ UNIT = RESUME_UNIT
 _NAME = UNIT.rpartition("/")[2]
 
 
-def resume_unit(argv: Sequence[str], folder: str = "/") -> bytes:
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """How setup continues after a reboot.
+
+    Attributes:
+        command: what the boot runs, for the id of the run that it continues.
+        request: what was asked for; it is kept with the run, where root alone can change it.
+    """
+
+    command: Callable[[str], tuple[str, ...]]
+    request: bytes
+
+
+def resume_unit(argv: Sequence[str]) -> bytes:
     """A unit that runs ``argv`` once, at the next boot; it goes even when gpunode fails, so nothing loops.
 
     It waits for the whole boot: before that, daemons that are about to start would be found stopped.
-    ``argv`` carries no --reboot: one run reboots at most once. What is still to be done then is told by the facts of
-    the new boot. It runs in ``folder``, where the paths of ``argv`` begin, if that is there then.
+    ``argv`` carries no --reboot: one run reboots at most once. The facts of the new boot say what is left to do.
 
     Raises:
         UsageError: a word cannot stand in a unit.
@@ -32,7 +44,7 @@ After=network-online.target multi-user.target
 
 [Service]
 Type=oneshot
-WorkingDirectory=-{_plain(folder).replace("%", "%%")}
+WorkingDirectory=/
 ExecStart={" ".join(map(_quoted, argv))}
 ExecStopPost=/bin/systemctl disable {_NAME}
 ExecStopPost=/bin/rm -f {UNIT}
@@ -60,12 +72,12 @@ def _plain(word: str) -> str:
     return word
 
 
-def arrange(applier: Applier, argv: Sequence[str], present: FileState | None) -> None:
-    """The next boot goes on with ``argv``; journaled as every change is.
+def arrange(applier: Applier, resume: Resume, present: FileState | None) -> None:
+    """The next boot continues the run; journaled as every change is.
 
     Args:
         applier: of the run.
-        argv: the command.
+        resume: how it continues.
         present: the unit of an earlier run, when it is still there.
 
     Raises:
@@ -73,9 +85,9 @@ def arrange(applier: Applier, argv: Sequence[str], present: FileState | None) ->
     """
     why = "setup goes on after the reboot"
     reload = frozenset({Trigger("daemon-reload")})
-    applier.one(
-        "kernel", "reboot", FileChange(UNIT, present, FileState(resume_unit(argv, str(Path.cwd()))), reload), why
-    )
+    applier.run.keep_request(resume.request)
+    unit = resume_unit(resume.command(applier.run.id))
+    applier.one("kernel", "reboot", FileChange(UNIT, present, FileState(unit), reload), why)
     applier.settle([Trigger("daemon-reload")])
     enable = CommandChange(("systemctl", "enable", _NAME), why, ("systemctl", "disable", _NAME))
     applier.one("kernel", "reboot", enable, why)

@@ -23,7 +23,7 @@ from gpunode.workflow.events import Observer, Previewed, StageBegun, Surveyed, T
 from gpunode.workflow.locking import lacked
 from gpunode.workflow.origins import with_origins
 from gpunode.workflow.plan import plan
-from gpunode.workflow.reboot import UNIT, arrange, resume_unit
+from gpunode.workflow.reboot import UNIT, Resume, arrange, resume_unit
 from gpunode.workflow.recovery import marks_missing, told
 from gpunode.workflow.transaction import resolved
 
@@ -53,7 +53,7 @@ class Asked:
         confirm: asked once, after the plan is told and before anything is done.
         pause: called between changes; raises Interrupted when the end was asked for.
         started: when the command began, by the monotonic clock; 0 when it begins now.
-        resume: the command with which the next boot goes on when a reboot is needed; empty reboots nothing.
+        resume: how the next boot continues when a reboot is needed; None reboots nothing.
     """
 
     version: str
@@ -63,7 +63,7 @@ class Asked:
     allow_disruption: bool = False
     confirm: Callable[[Sequence[StagePlan]], None] = _agree
     pause: Callable[[], None] = _go_on
-    resume: tuple[str, ...] = ()
+    resume: Resume | None = None
     started: float = 0.0
 
 
@@ -113,7 +113,7 @@ def setup(
     preview = plan(recipe, facts, host, asked.only)
     raise_refusal(preview)
     if asked.resume:
-        resume_unit(asked.resume)  # what cannot stand in a unit is told now, not after the changes
+        resume_unit(asked.resume.command(""))  # what cannot stand in a unit is told now, not after the changes
     if recipe.upgrade and preview[0].changes == ():
         host.trigger((Trigger("index-refresh"),))
         preview = plan(recipe, facts, host, asked.only)

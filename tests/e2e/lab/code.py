@@ -1,4 +1,4 @@
-"""gpunode as test nodes run it: this checkout, and beside it only what gpunode declares to need."""
+"""gpunode as test nodes run it: a copy of this checkout, and beside it only what gpunode declares to need."""
 
 from __future__ import annotations
 
@@ -28,11 +28,14 @@ class Mounts:
 
 
 def make_code(folder: Path) -> Mounts:
-    """This checkout, and ``folder`` with copies of the dependencies as they are installed here."""
+    """Below ``folder``, root's own: this checkout's package, and the dependencies as they are installed here."""
+    project, site = folder / "project", folder / "site"
+    for part in ("gpunode", "recipes"):
+        shutil.copytree(PROJECT / part, project / part, ignore=shutil.ignore_patterns("__pycache__"))
     for found in _closure(DEPENDENCIES):
         for file in found.files or ():
-            _copy(found, file.as_posix(), folder)
-    return Mounts(PROJECT, folder)
+            _copy(found, file.as_posix(), site)
+    return Mounts(project, site)
 
 
 def _copy(found: Distribution, name: str, folder: Path) -> None:

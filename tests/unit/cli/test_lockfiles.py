@@ -14,8 +14,9 @@ import pytest
 from gpunode.cli import commands
 from gpunode.cli.answered import Answered
 from gpunode.cli.commands import How
-from gpunode.cli.compose import Wanted, digest
+from gpunode.cli.compose import Wanted
 from gpunode.cli.lockfiles import read_lock
+from gpunode.cli.resume import digest
 from gpunode.errors import LockFileError, Undetermined, UsageError
 from tests.unit.test_lockfile import TEXT
 

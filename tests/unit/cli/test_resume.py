@@ -1,28 +1,111 @@
-"""The command that goes on after a reboot: what was typed, once more, with nothing that reboots or asks."""
+"""Going on after a reboot: the boot runs root's own program, on the request that root alone could change."""
 
 from __future__ import annotations
 
+import os
 import sys
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from gpunode.cli.changing import resume_command
+from gpunode.cli import resume
+from gpunode.cli.resume import command, digest, input_risks, program_risk, refuse_unsafe_program, request, requested
+from gpunode.errors import JournalDamaged, Refused, UsageError
+from gpunode.journal.store import Store
+from gpunode.recipe import Driver, Expect, Recipe, Runtime, VersionLock
 
-TYPED = ["setup", "node.toml", "--reboot", "--json", "-y", "--only", "driver"]
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: to give a file to another user")
+LOCK = VersionLock("node.lock", "mine", "debian", "12", "amd64", {"libcuda1": "580.178.04-1", "gcc:i386": "4:12.2.0-3"})
+MINE = Recipe(
+    "mine",
+    description='a "quoted" line, # Written by `gpunode plan --lock`.',
+    skip=("nouveau",),
+    driver=Driver(version="580"),
+    runtime=Runtime("containerd", default=True),
+    expect=Expect(gpus=8),
+)
 
 
-def test_it_is_what_was_typed_but_never_reboots_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "argv", ["/usr/local/bin/gpunode", *TYPED])
-    assert resume_command() == (
-        *(sys.executable, "/usr/local/bin/gpunode"),
-        *("setup", "node.toml", "--only", "driver", "--yes"),
+@pytest.mark.parametrize("lock", [None, LOCK])
+def test_the_boot_continues_with_what_was_asked_for(tmp_path: Path, lock: VersionLock | None) -> None:
+    asked = replace(MINE, lock=lock)
+    store = Store(tmp_path)
+    run = store.begin("setup", version="0", recipe=asked.name, recipe_sha256=digest(asked))
+    run.keep_request(request(asked).encode())
+    run.commit("waiting")
+    found = requested(store, run.id)
+    assert replace(found, lock=None) == replace(asked, lock=None)
+    assert (found.lock and found.lock.packages) == (lock and lock.packages)
+    assert digest(found) == digest(asked)
+
+
+def test_a_request_that_was_changed_is_not_carried_out(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    run = store.begin("setup", version="0", recipe="mine", recipe_sha256=digest(MINE))
+    run.keep_request(request(MINE).replace("580", "595").encode())
+    run.commit("waiting")
+    with pytest.raises(JournalDamaged):
+        requested(store, run.id)
+
+
+def test_a_run_that_kept_no_request_is_not_continued(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    run = store.begin("setup", version="0")
+    run.commit("done")
+    with pytest.raises(UsageError, match="cannot be continued"):
+        requested(store, run.id)
+
+
+def test_the_boot_isolates_python_and_never_reboots_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["/usr/local/bin/gpunode", "setup", "node.toml", "--reboot", "--json"])
+    assert command("000001-x", ["--only", "driver"]) == (
+        *(sys.executable, "-I", "/usr/local/bin/gpunode"),
+        *("setup", "--resume", "000001-x", "--yes", "--only", "driver"),
     )
-
-
-@pytest.mark.parametrize(("path", "before"), [("", ()), ("/opt/x", ("/usr/bin/env", "PYTHONPATH=/opt/x"))])
-def test_a_module_is_found_where_it_was_found(
-    monkeypatch: pytest.MonkeyPatch, path: str, before: tuple[str, ...]
-) -> None:
     monkeypatch.setattr(sys, "argv", ["/opt/x/gpunode/__main__.py", "setup", "--reboot"])
-    monkeypatch.setenv("PYTHONPATH", path)
-    assert resume_command() == (*before, sys.executable, "-m", "gpunode", "setup", "--yes")
+    assert command("1", [])[:4] == (sys.executable, "-I", "-m", "gpunode")
+
+
+def test_what_only_pythonpath_finds_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resume, "program_risk", lambda: "")
+    monkeypatch.setattr(sys, "argv", ["/opt/x/gpunode/__main__.py", "setup", "--reboot"])
+    monkeypatch.setenv("PYTHONPATH", "/opt/x")
+    with pytest.raises(Refused, match="--reboot"):
+        refuse_unsafe_program()
+
+
+@as_root
+@pytest.mark.parametrize("part", ["program", "folder"])
+def test_a_program_that_a_user_can_change_is_told_and_never_run_at_boot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: str
+) -> None:
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    program = folder / "gpunode"
+    program.write_text("")
+    os.chown(program if part == "program" else folder, 12345, 0)
+    monkeypatch.setattr(sys, "argv", [str(program), "setup"])
+    assert "12345" in program_risk()
+    with pytest.raises(Refused, match="--reboot") as told:
+        refuse_unsafe_program()
+    assert "make install" in told.value.hint
+
+
+@as_root
+def test_a_recipe_that_a_user_can_change_is_told_with_those_that_it_extends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SUDO_UID", raising=False)
+    base, mine = tmp_path / "base.toml", tmp_path / "mine.toml"
+    base.write_text('schema = 1\nextends = "containerd"\n')
+    mine.write_text('schema = 1\nextends = "base.toml"\n')
+    assert list(input_risks(str(mine), "")) == []
+    os.chown(base, 12345, 0)
+    (told,) = input_risks(str(mine), "")
+    assert str(base) in told
+    monkeypatch.setenv("SUDO_UID", "12345")
+    assert list(input_risks(str(mine), "")) == []
+    mine.chmod(0o666)
+    assert len(list(input_risks(str(mine), ""))) == 1
+    assert list(input_risks("containerd", "")) == []

@@ -34,6 +34,7 @@ from gpunode.journal.store import Store
 from gpunode.recipe import Recipe, Runtime
 from gpunode.workflow.converge import StagePlan, projected
 from gpunode.workflow.events import Event, Told
+from gpunode.workflow.reboot import Resume
 from gpunode.workflow.setup import Asked, SetupResult, setup
 from tests.unit.steps.machines import CONTAINERD, DAEMON_JSON, GTX_1080, gpu, machine, recipe, unit, with_driver
 from tests.unit.workflow.nodes import Node
@@ -129,7 +130,13 @@ def test_nothing_to_do_leaves_no_run_and_asks_nobody(store: Store) -> None:
 def test_a_word_that_no_unit_can_hold_is_told_before_the_changes(word: str, store: Store) -> None:
     host = Node(containerd())
     with pytest.raises(UsageError, match="systemd"):
-        run(containerd(), host, store, recipe("containerd"), replace(ONLY_CONFIG, resume=("gpunode", word)))
+        run(
+            containerd(),
+            host,
+            store,
+            recipe("containerd"),
+            replace(ONLY_CONFIG, resume=Resume(lambda _: ("gpunode", word), b"")),
+        )
     assert untouched(host, store)
 
 
@@ -434,6 +441,7 @@ def waiting() -> Facts:
 
 
 ONLY_LOAD = replace(ASKED, only=("module-load",))
+RESUME = Resume(lambda run: ("/usr/bin/gpunode", "setup", "--resume", run, "--yes"), b"schema = 1\n")
 
 
 def test_what_only_a_reboot_can_do_is_the_answer_and_no_change(store: Store) -> None:
@@ -445,13 +453,16 @@ def test_what_only_a_reboot_can_do_is_the_answer_and_no_change(store: Store) -> 
 
 def test_a_reboot_is_arranged_only_when_it_is_asked_for_and_needed(store: Store) -> None:
     host = Node(waiting())
-    run(waiting(), host, store, recipe(), replace(ONLY_LOAD, resume=("/usr/bin/gpunode", "setup", "--yes")))
+    run(waiting(), host, store, recipe(), replace(ONLY_LOAD, resume=RESUME))
     unit_file = host.files["/etc/systemd/system/gpunode-resume.service"]
     assert isinstance(unit_file, FileState)
+    (kept,) = store.ids()
+    assert f'"--resume" "{kept}"' in unit_file.content.decode()
+    assert store.request(kept) == RESUME.request
     assert any(isinstance(change, CommandChange) and "enable" in change.argv for change in host.made)
     assert journal(store) == ["waiting"]
     calm = Node(with_driver("580.95.05"))
-    assert not run(with_driver("580.95.05"), calm, store, recipe(), replace(ONLY_LOAD, resume=("x",))).changed
+    assert not run(with_driver("580.95.05"), calm, store, recipe(), replace(ONLY_LOAD, resume=RESUME)).changed
 
 
 def test_later_steps_still_run_while_one_waits(store: Store) -> None:

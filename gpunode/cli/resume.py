@@ -1,0 +1,134 @@
+"""Going on after a reboot: what the boot runs as root, and the request that it finds in the journal."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gpunode import builtin
+from gpunode.errors import JournalDamaged, Refused, UsageError
+from gpunode.host.own import why_others_write
+from gpunode.journal.record import Begin
+from gpunode.recipe import Recipe, base_of, parse, read_toml, render
+
+if TYPE_CHECKING:
+    from gpunode.journal.store import Store
+
+_INSTALL = "install gpunode for root: `sudo make install` in its checkout, which makes /usr/local/bin/gpunode"
+
+
+def request(recipe: Recipe) -> str:
+    """The whole meaning of ``recipe``, its lock included, as a file that needs no other file."""
+    text = render(recipe)
+    if recipe.lock:
+        from gpunode import lockfile
+
+        text += lockfile.render(recipe.lock, "")
+    return text
+
+
+def digest(recipe: Recipe) -> str:
+    """The hash by which the journal knows a recipe: of its meaning, not of its file's comments."""
+    return hashlib.sha256(request(recipe).encode()).hexdigest()
+
+
+def requested(store: Store, run: str) -> Recipe:
+    """The recipe that ``run`` was started with, from the copy that root alone can write.
+
+    Raises:
+        UsageError: there is no such run, or it kept no request.
+        JournalDamaged: the copy is not what the run was started with.
+    """
+    from gpunode import lockfile
+
+    begin = next(entry for entry in store.entries(run) if isinstance(entry, Begin))
+    content = store.request(run)
+    if hashlib.sha256(content).hexdigest() != begin.recipe_sha256:
+        raise JournalDamaged(
+            f"the recipe that was kept for run {run} has been changed, so the setup does not go on",
+            why=f"its sha256 is not the {begin.recipe_sha256} that the journal recorded",
+            hint="run `gpunode setup` with the recipe that you want",
+        )
+    text, lock, packages = content.decode().partition(lockfile.HEADER)
+    found = replace(parse(text, f"the recipe of run {run}", builtin.load), name=begin.recipe)
+    return replace(found, lock=lockfile.parse(lock + packages, f"the lock of run {run}")) if lock else found
+
+
+def command(run: str, options: Sequence[str]) -> tuple[str, ...]:
+    """The command with which the next boot continues ``run``; it carries no --reboot, so nothing loops.
+
+    Python is isolated: neither PYTHONPATH, nor the user's packages, nor the working folder are searched for modules.
+    """
+    return (*_program(), "setup", "--resume", run, "--yes", *options)
+
+
+def _program() -> tuple[str, ...]:
+    program = sys.argv[0]
+    script = () if program.endswith("__main__.py") else (str(Path(program).absolute()),)
+    return (sys.executable, "-I", *(script or ("-m", "gpunode")))
+
+
+def refuse_unsafe_program() -> None:
+    """The gpunode that is running can be run by root at boot, when nobody watches.
+
+    Raises:
+        Refused: another user can change it, or Python would not find it then.
+    """
+    why = program_risk()
+    if not why and os.environ.get("PYTHONPATH") and sys.argv[0].endswith("__main__.py"):
+        why = "this gpunode was found through PYTHONPATH, which a boot does not have"
+    if why:
+        raise Refused(
+            "--reboot cannot arrange that this gpunode goes on after the reboot",
+            why=f"{why}; the boot would run it as root",
+            hint=f"{_INSTALL}\nor run the command without --reboot, reboot, and run it again",
+        )
+
+
+def program_risk() -> str:
+    """Why a user other than root can change the gpunode that is running; empty when none can."""
+    return next(filter(None, map(why_others_write, _program_files())), "")
+
+
+def _program_files() -> Iterator[Path]:
+    """What Python reads to run gpunode: itself, the command, and the folders that modules come from."""
+    yield Path(sys.executable)
+    yield Path(sys.argv[0])
+    yield Path(__file__).parents[1]
+    yield from (Path(place) for place in sys.path if place and Path(place).exists())
+
+
+def input_risks(recipe: str, lock: str) -> Iterator[str]:
+    """Why a user other than root and whoever called sudo can change a file that was named, one sentence a file."""
+    caller = os.environ.get("SUDO_UID", "")
+    trusted = frozenset({0, int(caller)} if caller.isascii() and caller.isdigit() else {0})
+    for place in (*_recipe_files(recipe), *([Path(lock)] if lock else ())):
+        if why := why_others_write(place, trusted=trusted):
+            yield f"{why}, so that user can choose what gpunode does as root with {place}"
+
+
+def _recipe_files(place: str) -> Iterator[Path]:
+    """The recipe at ``place`` and those that it extends, as far as they are files; it was read before."""
+    while "/" in place or place.endswith(".toml"):
+        yield Path(place)
+        extends = read_toml(builtin.load(place), place).get("extends")
+        place = base_of(extends, place) if isinstance(extends, str) and extends else ""
+
+
+def refuse_other_options(run: str, typed: Sequence[object]) -> None:
+    """``--resume`` stands alone: what was asked for is in the journal.
+
+    Raises:
+        UsageError: a recipe or an option that would change it was typed, too.
+    """
+    if any(typed):
+        raise UsageError(
+            "--resume takes no recipe and no option that changes what is asked for",
+            why=f"what was asked for is recorded with run {run}",
+            hint=f"gpunode setup --resume {run}",
+        )
