@@ -17,7 +17,14 @@ export GPUNODE_E2E
 MARKERS  := not long$(if $(filter off,$(GPUNODE_E2E)), and not e2e)
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-e2e test-long mutants check format docs bench wheel clean
+.PHONY: help venv install uninstall demo test test-e2e test-long mutants check format docs bench wheel clean
+
+# Where `make install` puts gpunode. Completions go below $(SHARE), where bash-completion, zsh and fish look for them.
+PREFIX ?= /opt/gpunode
+BINDIR ?= /usr/local/bin
+SHARE  ?= /usr/local/share
+COMPLETIONS := $(SHARE)/bash-completion/completions/gpunode $(SHARE)/zsh/site-functions/_gpunode \
+               $(SHARE)/fish/vendor_completions.d/gpunode.fish
 
 help: ## this list
 	@echo 'gpunode: turn a bare Linux host into a working NVIDIA GPU node, prove it, and undo it.'
@@ -28,19 +35,49 @@ help: ## this list
 
 venv: $(READY) ## .venv with gpunode in it and what its development needs
 
+define CHECK_PYTHON
+@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null || \
+  { echo 'make $@: $(PYTHON) is missing or older than 3.10; name a newer one: make $@ PYTHON=python3.12' >&2; exit 1; }
+@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || \
+  { echo 'make $@: this Python cannot make environments, its venv module is packaged apart.' >&2; \
+    echo '  sudo apt-get install python3-venv' >&2; exit 1; }
+endef
+
 # The stamp is younger than pyproject.toml when the environment is as it says.
 $(READY): pyproject.toml
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
-	  { echo 'make venv: $(PYTHON) is missing or older than 3.10; name a newer one: make venv PYTHON=python3.12' >&2; exit 1; }
-	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || \
-	  { echo 'make venv: this Python cannot make environments, its venv module is packaged apart.' >&2; \
-	    echo '  sudo apt-get install python3-venv' >&2; exit 1; }
+	$(CHECK_PYTHON)
 	@echo 'making $(VENV) (once; some minutes on a slow network)'
 	@$(PYTHON) -m venv $(VENV)
 	@# pip reads [dependency-groups] from 25.1 on; the one that Python brings is older.
 	@$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
 	@$(BIN)/python -m pip install --quiet --editable . --group dev
 	@touch $@
+
+# root runs what stands there, so nobody else may write to it, whoever owns the checkout and whatever the umask is.
+install: ## gpunode for root and everybody: $(PREFIX), $(BINDIR)/gpunode, completions (needs root)
+	@[ "$$(id -u)" = 0 ] || { echo 'make install: needs root: sudo make install' >&2; exit 1; }
+	@[ ! -e '$(PREFIX)' ] || [ -e '$(PREFIX)/pyvenv.cfg' ] || \
+	  { echo 'make install: $(PREFIX) holds something else; name another folder: make install PREFIX=...' >&2; exit 1; }
+	$(CHECK_PYTHON)
+	@# The former installation stays until the new one is whole, and comes back if it cannot be made.
+	@rm -rf '$(PREFIX).former' && { [ ! -e '$(PREFIX)' ] || mv '$(PREFIX)' '$(PREFIX).former'; }
+	@umask 022 && $(PYTHON) -m venv '$(PREFIX)' && \
+	  PYTHONDONTWRITEBYTECODE=1 '$(PREFIX)/bin/python' -m pip install --quiet --compile --no-cache-dir . || \
+	  { rm -rf '$(PREFIX)'; [ ! -e '$(PREFIX).former' ] || mv '$(PREFIX).former' '$(PREFIX)'; exit 1; }
+	@rm -rf '$(PREFIX).former'
+	@umask 022 && mkdir -p '$(BINDIR)' && ln -sfn '$(PREFIX)/bin/gpunode' '$(BINDIR)/gpunode' && \
+	  mkdir -p $(dir $(COMPLETIONS)) && cd gpunode/completions && \
+	  install -m 644 gpunode.bash '$(word 1,$(COMPLETIONS))' && install -m 644 _gpunode '$(word 2,$(COMPLETIONS))' && \
+	  install -m 644 gpunode.fish '$(word 3,$(COMPLETIONS))'
+	@echo "installed: $$('$(BINDIR)/gpunode' --version) in $(PREFIX), as $(BINDIR)/gpunode"
+
+uninstall: ## take away what make install made; what gpunode set up stays (gpunode remove takes that away)
+	@[ "$$(id -u)" = 0 ] || { echo 'make uninstall: needs root: sudo make uninstall' >&2; exit 1; }
+	@[ ! -e '$(PREFIX)' ] || [ -x '$(PREFIX)/bin/gpunode' ] || \
+	  { echo 'make uninstall: $(PREFIX) holds something else, so it stays' >&2; exit 1; }
+	@rm -rf '$(PREFIX)' && rm -f '$(BINDIR)/gpunode' $(COMPLETIONS)
+	@echo 'removed: $(PREFIX), $(BINDIR)/gpunode and the completions; kept: the node as gpunode set it up,'
+	@echo '  and its journals and backups in /var/lib/gpunode'
 
 demo: $(READY) ## rehearse the main job on a captured node: no root, no GPU, nothing is changed
 	@$(BIN)/gpunode rehearse containerd

@@ -11,6 +11,8 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from gpunode.cli import completing
+
 app = typer.Typer(
     name="gpunode",
     help="Turn a bare Linux host into a working NVIDIA GPU node, prove it, and undo it.",
@@ -57,12 +59,29 @@ ctk_app = typer.Typer(
 )
 app.add_typer(ctk_app, name="ctk")
 
-RecipeArgument = Annotated[str, typer.Argument(metavar="RECIPE", help="a shipped recipe's name, or a .toml file")]
+RecipeArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="RECIPE", help="a shipped recipe's name, or a .toml file", autocompletion=completing.recipes
+    ),
+]
 RuntimeOption = Annotated[
-    str, typer.Option("--runtime", metavar="NAME", help="containerd, docker, crio, podman or none")
+    str,
+    typer.Option(
+        "--runtime",
+        metavar="NAME",
+        help="containerd, docker, crio, podman or none",
+        autocompletion=completing.runtimes,
+    ),
 ]
 DriverOption = Annotated[
-    str, typer.Option("--driver", metavar="WHICH", help="auto, production, lts, a branch (580), a version, or none")
+    str,
+    typer.Option(
+        "--driver",
+        metavar="WHICH",
+        help="auto, production, lts, a branch (580), a version, or none",
+        autocompletion=completing.drivers,
+    ),
 ]
 UpgradeOption = Annotated[
     bool, typer.Option("--upgrade", help="bring driver and toolkit to the newest of their branch")
@@ -70,7 +89,12 @@ UpgradeOption = Annotated[
 LockOption = Annotated[
     str, typer.Option("--lock", metavar="FILE", help="exactly the package versions that this lock file holds")
 ]
-OnlyOption = Annotated[list[str], typer.Option("--only", metavar="STEP", help="take this step alone; may be repeated")]
+OnlyOption = Annotated[
+    list[str],
+    typer.Option(
+        "--only", metavar="STEP", help="take this step alone; may be repeated", autocompletion=completing.steps
+    ),
+]
 RootOption = Annotated[str, typer.Option("--root", metavar="DIR", help="a mounted root instead of this machine")]
 GpuOption = Annotated[str, typer.Option("--gpu", metavar="IDS", help="GPUs of the image's machine: 10de:1b80[,…]")]
 NodeOption = Annotated[str, typer.Option("--node", metavar="CAPTURE", help="a captured node instead of this machine")]
@@ -115,6 +139,7 @@ def setup(
     only: OnlyOption = [],  # noqa: B006 - typer's own idiom for a repeated option
     root: RootOption = "/",
     gpu: GpuOption = "",
+    resume: Annotated[str, typer.Option("--resume", metavar="RUN", hidden=True)] = "",
     json: JsonOption = False,
     verbose: VerboseOption = False,
 ) -> None:
@@ -123,7 +148,9 @@ def setup(
     from gpunode.cli.commands import How
     from gpunode.cli.compose import Wanted
 
-    leave = changing.Leave(yes, reboot, allow_disruption, lock_timeout)
+    if resume:
+        changing.refuse_other_options(resume, (recipe, runtime, driver, upgrade, lock, reboot, gpu))
+    leave = changing.Leave(yes, reboot, allow_disruption, lock_timeout, resume)
     wanted = Wanted(recipe, runtime, driver, upgrade, lock)
     changing.setup(wanted, How(json=json, verbose=verbose), tuple(only), root, gpu, leave)
 
@@ -208,6 +235,7 @@ def doctor(
         typer.Argument(
             metavar="[CAUSE | REPORT ...]",
             help="a cause or an Xid (xid-79) to explain, or reports: files, folders",
+            autocompletion=completing.causes,
         ),
     ] = None,
     html: Annotated[

@@ -20,6 +20,10 @@ def run(arguments: list[str]) -> int:
     _open_standard_streams()
     from gpunode.cli.app import app
 
+    if "_GPUNODE_COMPLETE" in os.environ:  # set by the files in gpunode/completions
+        from typer._completion_classes import completion_init
+
+        completion_init()
     command = typer.main.get_command(app)
     try:
         command.main(args=arguments, prog_name="gpunode", standalone_mode=False)

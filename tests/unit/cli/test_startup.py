@@ -74,6 +74,7 @@ def test_help_loads_no_workflow_and_of_others_only_typer() -> None:
         "gpunode.cli.app",
         "gpunode.cli.answered",
         "gpunode.cli.boundary",
+        "gpunode.cli.completing",
         "gpunode.errors",
     }
 
