@@ -171,7 +171,7 @@ one of k3s or RKE2.
 A kubeconfig can name a program that gives the key (`exec`, as with `aws eks get-token`; `auth-provider` before).
 doctor starts no program that it does not know: where either word is a key in that file, or the file cannot be read,
 the cluster is not asked. What it would have said can be given to it: `kubectl describe node NODE` in a
-[report](../how-to/find-out-why.md#from-what-somebody-sent).
+[report](../how-to/find-out-why.md#diagnose-a-report).
 """
 
 
