@@ -74,10 +74,10 @@ def setup(wanted: Wanted, how: How, only: Sequence[str], root: str, gpu: str, le
     recipe = requested(store, leave.resumes) if leave.resumes else wanted.read()
     named = gpus_to_set_up(gpu, image=image)
     os.umask(UMASK)
-    mounts_kept_private(place)
     log = CommandLog("setup", root=place)
     stop = Stop()
-    host = LocalHost(place, stop.heeded(screen.progress), log, lock_timeout_s=leave.lock_timeout_s)
+    consent = screen.consent("setup", place, yes=leave.yes)
+    host = LocalHost(place, stop.heeded(screen.progress), log, lock_timeout_s=leave.lock_timeout_s, consent=consent)
     with screen, alone(store, host, screen, leave.lock_timeout_s), stop:
         swept(store, host)
         risks = () if leave.resumes else tuple(input_risks(wanted.recipe, wanted.lock))
@@ -119,14 +119,6 @@ def setup(wanted: Wanted, how: How, only: Sequence[str], root: str, gpu: str, le
             host.apply((CommandChange(("systemctl", "reboot"), "asked for with --reboot"),))
     notes = [*notes_of(done.preview), *risks, *([log.problem] if log.problem else [])]
     how.answer(_setup_envelope(recipe, done, report, failure, notes))
-
-
-def mounts_kept_private(place: str) -> None:
-    """What is mounted in an image is mounted for this process alone, so that a kill leaves nothing there."""
-    if place != "/":
-        from gpunode.host.chroot import keep_mounts_private
-
-        keep_mounts_private()
 
 
 def swept(store: Store, host: LocalHost) -> CutShort | None:

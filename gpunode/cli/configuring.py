@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from gpunode import __version__
 from gpunode.change import Change
-from gpunode.cli.changing import LOCK_TIMEOUT_S, UMASK, alone, mounts_kept_private, swept, told_what_was_done
+from gpunode.cli.changing import LOCK_TIMEOUT_S, UMASK, alone, swept, told_what_was_done
 from gpunode.cli.commands import How
 from gpunode.cli.compose import Stop, announcer, checked_root, need_root
 from gpunode.cli.envelope import Envelope
@@ -105,7 +105,6 @@ def edit(
         return
     need_root(command, _WHY_ROOT, without_root)
     os.umask(UMASK)
-    mounts_kept_private(place)
     screen, stop, log = how.screen(), Stop(), CommandLog("ctk", root=place)
     store = Store(place, announce=announcer(place))
     host = LocalHost(place, stop.heeded(screen.progress), log, lock_timeout_s=leave.lock_timeout_s)
