@@ -42,6 +42,7 @@ from gpunode.workflow.verify import Report, verify
 
 if TYPE_CHECKING:
     from gpunode.cli.human import Screen
+    from gpunode.workflow.converge import StagePlan
 
 # What packages' scripts make must be readable by the daemons that it is for, however strict the caller's own umask is.
 UMASK = 0o022
@@ -84,13 +85,19 @@ def setup(wanted: Wanted, how: How, only: Sequence[str], root: str, gpu: str, le
         for risk in risks:
             screen.tell(Told(risk))
         facts = survey(host, image=image, gpus=named)
+
+        def agree(plans: Sequence[StagePlan]) -> None:
+            for text in host.elsewhere([change for stage in plans for change in stage.changes]):
+                screen.tell(Told(text))
+            screen.confirm(plans, yes=leave.yes)
+
         asked = Asked(
             version=__version__,
             argv=tuple(sys.argv[1:]),
             recipe_sha256=digest(recipe),
             only=only,
             allow_disruption=leave.allow_disruption,
-            confirm=lambda plans: screen.confirm(plans, yes=leave.yes),
+            confirm=agree,
             pause=stop.pause,
             started=started,
             resume=_resume(recipe, only, leave) if leave.reboot and not image else None,

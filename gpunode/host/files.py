@@ -262,7 +262,8 @@ def _unread(source: str, error: OSError) -> Capture:
     why = error.strerror or str(error)
     if error.errno in _ABSENT:
         return Capture(source, "absent", error=why)
-    return Capture(source, "denied" if error.errno in _DENIED else "failed", error=why)
+    is_denied = error.errno in _DENIED and not isinstance(error, ForeignLinkError)  # which root is told, too
+    return Capture(source, "denied" if is_denied else "failed", error=why)
 
 
 def _read_at(place: _Place, limit: int, source: str) -> Capture:

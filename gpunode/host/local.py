@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import cached_property, partial
 from itertools import groupby
 from pathlib import Path
+from posixpath import normpath
 from time import monotonic, time
 from typing import TYPE_CHECKING
 
@@ -175,6 +176,15 @@ class LocalHost:
         for change in changes:
             if isinstance(change, FileChange) and not is_generated(change):
                 files.check(change.path, root=self.root)
+
+    def elsewhere(self, changes: Sequence[Change], /) -> tuple[str, ...]:
+        """Which files among ``changes`` are others than their paths say, by symbolic links; a sentence each."""
+        told: list[str] = []
+        for path in dict.fromkeys(change.path for change in changes if isinstance(change, FileChange)):
+            with suppress(OSError):
+                if (leads := files.resolve(path, root=self.root)) != normpath(path):
+                    told.append(f"{path} is by symbolic links {leads}, and that file is changed")
+        return tuple(told)
 
     def realize(self, change: Change, /) -> Change:
         """``change`` with what only now is known: a key's bytes, a file's attributes, the folders that it needs."""
