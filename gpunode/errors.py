@@ -6,8 +6,12 @@ them, so the JSON envelope can carry each on its own. ``docs/reference/exit-code
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import ClassVar
+import re
+from collections.abc import Iterable, Iterator
+from typing import ClassVar, Final
+
+_PARTS: Final = re.compile(r"[/=,]")
+_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
 
 class GpunodeError(Exception):
@@ -26,6 +30,19 @@ class GpunodeError(Exception):
     def __init__(self, what: str, *, why: str = "", hint: str = "") -> None:
         super().__init__(what)
         self.what, self.why, self.hint = what, why, hint
+
+    def quote(self, words: Iterable[str]) -> None:
+        """Parts of the typed ``words`` that hold line ends or control characters stand in the message quoted.
+
+        A file may have any name, and a message that names it must not get lines from it that gpunode did not write.
+        """
+        for part in sorted(
+            {part for word in words for part in _PARTS.split(word) if _CONTROL.search(part)}, key=len, reverse=True
+        ):
+            shown = part.encode("unicode_escape").decode().replace("'", "\\'")
+            self.what, self.why, self.hint = (
+                text.replace(part, f"$'{shown}'") for text in (self.what, self.why, self.hint)
+            )
 
     def as_dict(self) -> dict[str, object]:
         """The error as the JSON envelope shows it."""

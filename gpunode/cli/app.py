@@ -95,7 +95,14 @@ OnlyOption = Annotated[
         "--only", metavar="STEP", help="take this step alone; may be repeated", autocompletion=completing.steps
     ),
 ]
-RootOption = Annotated[str, typer.Option("--root", metavar="DIR", help="a mounted root instead of this machine")]
+RootOption = Annotated[
+    str,
+    typer.Option(
+        "--root",
+        metavar="DIR",
+        help="a mounted root instead of this machine; setup, rollback, remove run its programs, in namespaces",
+    ),
+]
 GpuOption = Annotated[str, typer.Option("--gpu", metavar="IDS", help="GPUs of the image's machine: 10de:1b80[,…]")]
 NodeOption = Annotated[str, typer.Option("--node", metavar="CAPTURE", help="a captured node instead of this machine")]
 JsonOption = Annotated[bool, typer.Option("--json", help="one JSON object on standard output and nothing else")]

@@ -65,6 +65,7 @@ def _unwritten(arguments: list[str], error: OSError) -> int:
 
 def _fail(arguments: list[str], error: GpunodeError) -> int:
     """The error is told, as far as anybody can be told; the exit code says it too."""
+    error.quote(arguments)
     with suppress(UsageError, BrokenPipeError):
         _tell(arguments, error)
     return error.exit_code

@@ -42,6 +42,7 @@ from gpunode.workflow.verify import Report, verify
 
 if TYPE_CHECKING:
     from gpunode.cli.human import Screen
+    from gpunode.workflow.converge import StagePlan
 
 # What packages' scripts make must be readable by the daemons that it is for, however strict the caller's own umask is.
 UMASK = 0o022
@@ -74,23 +75,29 @@ def setup(wanted: Wanted, how: How, only: Sequence[str], root: str, gpu: str, le
     recipe = requested(store, leave.resumes) if leave.resumes else wanted.read()
     named = gpus_to_set_up(gpu, image=image)
     os.umask(UMASK)
-    mounts_kept_private(place)
     log = CommandLog("setup", root=place)
     stop = Stop()
-    host = LocalHost(place, stop.heeded(screen.progress), log, lock_timeout_s=leave.lock_timeout_s)
+    consent = screen.consent("setup", place, yes=leave.yes)
+    host = LocalHost(place, stop.heeded(screen.progress), log, lock_timeout_s=leave.lock_timeout_s, consent=consent)
     with screen, alone(store, host, screen, leave.lock_timeout_s), stop:
         swept(store, host)
         risks = () if leave.resumes else tuple(input_risks(wanted.recipe, wanted.lock))
         for risk in risks:
             screen.tell(Told(risk))
         facts = survey(host, image=image, gpus=named)
+
+        def agree(plans: Sequence[StagePlan]) -> None:
+            for text in host.elsewhere([change for stage in plans for change in stage.changes]):
+                screen.tell(Told(text))
+            screen.confirm(plans, yes=leave.yes)
+
         asked = Asked(
             version=__version__,
             argv=tuple(sys.argv[1:]),
             recipe_sha256=digest(recipe),
             only=only,
             allow_disruption=leave.allow_disruption,
-            confirm=lambda plans: screen.confirm(plans, yes=leave.yes),
+            confirm=agree,
             pause=stop.pause,
             started=started,
             resume=_resume(recipe, only, leave) if leave.reboot and not image else None,
@@ -119,14 +126,6 @@ def setup(wanted: Wanted, how: How, only: Sequence[str], root: str, gpu: str, le
             host.apply((CommandChange(("systemctl", "reboot"), "asked for with --reboot"),))
     notes = [*notes_of(done.preview), *risks, *([log.problem] if log.problem else [])]
     how.answer(_setup_envelope(recipe, done, report, failure, notes))
-
-
-def mounts_kept_private(place: str) -> None:
-    """What is mounted in an image is mounted for this process alone, so that a kill leaves nothing there."""
-    if place != "/":
-        from gpunode.host.chroot import keep_mounts_private
-
-        keep_mounts_private()
 
 
 def swept(store: Store, host: LocalHost) -> CutShort | None:

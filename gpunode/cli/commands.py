@@ -24,6 +24,7 @@ from gpunode.facts.model import Facts, Unknown
 from gpunode.recipe import Recipe
 from gpunode.steps import STEPS
 from gpunode.workflow.converge import notes_of, raise_refusal
+from gpunode.workflow.events import Told
 
 if TYPE_CHECKING:
     from gpunode.facts.evidence import Evidence
@@ -47,10 +48,20 @@ def plan(wanted: Wanted, how: How, only: Sequence[str], node: str, root: str, gp
     raise_refusal(plans)
     screen = how.screen()
     screen.plan(recipe, seen.facts, plans)
+    for text in () if node else _elsewhere(seen.host, plans):
+        screen.tell(Told(text))
     lock = writing(recipe, seen.facts, plans, screen) if writing else {}
     todo = pending(plans)
     failure = ChangesPending("changes are pending", hint="gpunode setup makes them") if todo and check else None
     how.answer(_planned("plan", plans, seen.facts, failure, lock))
+
+
+def _elsewhere(host: HostView, plans: Sequence[StagePlan]) -> tuple[str, ...]:
+    """See ``LocalHost.elsewhere``."""
+    from gpunode.host.local import LocalHost
+
+    changes = [change for stage in plans for change in stage.changes]
+    return host.elsewhere(changes) if isinstance(host, LocalHost) else ()
 
 
 Writing: TypeAlias = Callable[[Recipe, Facts, "Sequence[StagePlan]", Screen], Mapping[str, object]]

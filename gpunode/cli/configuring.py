@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from gpunode import __version__
 from gpunode.change import Change
-from gpunode.cli.changing import LOCK_TIMEOUT_S, UMASK, alone, mounts_kept_private, swept, told_what_was_done
+from gpunode.cli.changing import LOCK_TIMEOUT_S, UMASK, alone, swept, told_what_was_done
 from gpunode.cli.commands import How
 from gpunode.cli.compose import Stop, announcer, checked_root, need_root
 from gpunode.cli.envelope import Envelope
@@ -105,14 +105,13 @@ def edit(
         return
     need_root(command, _WHY_ROOT, without_root)
     os.umask(UMASK)
-    mounts_kept_private(place)
     screen, stop, log = how.screen(), Stop(), CommandLog("ctk", root=place)
     store = Store(place, announce=announcer(place))
     host = LocalHost(place, stop.heeded(screen.progress), log, lock_timeout_s=leave.lock_timeout_s)
     with screen, alone(store, host, screen, leave.lock_timeout_s, others=False), stop:
         if (cut := swept(store, host)) is not None:
             screen.tell(Told(told(cut, "this command edits the runtime's files alone")))
-        draft = drafting(host, store.footprint())
+        draft = _with_links(drafting(host, store.footprint()), host)
         if leave.restart and not draft.changes and ctk.unread(host, draft):
             draft = ctk.reread(draft)
         screen.draft(verb, draft)
@@ -148,7 +147,8 @@ def _answer(command: str, draft: Draft, changes: Sequence[Change] = ()) -> Envel
 def _show(command: str, verb: CtkVerb, drafting: Drafting, how: How, place: str) -> None:
     """What would be written: the files on standard output, as nvidia-ctk prints them, the diff on standard error."""
     footprint, note = _footprint(Store(place))
-    draft = drafting(LocalHost(place), footprint)
+    host = LocalHost(place)
+    draft = _with_links(drafting(host, footprint), host)
     if note and verb == "unconfigure":
         draft = replace(draft, notes=(*draft.notes, note))
     if not how.json:
@@ -157,6 +157,10 @@ def _show(command: str, verb: CtkVerb, drafting: Drafting, how: How, place: str)
             standard_error().put(draft_lines(verb, draft, verbose=how.verbose))
     answer = _answer(command, draft, draft.changes)
     how.answer(replace(answer, result={**answer.result, "run": ""}))
+
+
+def _with_links(draft: Draft, host: LocalHost) -> Draft:
+    return replace(draft, notes=(*draft.notes, *host.elsewhere(draft.changes)))
 
 
 def _footprint(store: Store) -> tuple[Footprint, str]:

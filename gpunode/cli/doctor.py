@@ -116,7 +116,7 @@ def _check_textfile(file: str, named: Sequence[str]) -> None:
 
 def _write_textfile(file: str, examined: Examined, seconds: float) -> None:
     from gpunode.cli.metrics import exposition
-    from gpunode.host.textfile import replace
+    from gpunode.host.output import replace
 
     try:
         replace(Path(file), exposition(examined, time(), seconds).encode())

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from gpunode import __version__
 from gpunode.errors import UsageError
-from gpunode.host import textfile
+from gpunode.host import output
 from gpunode.host.reports import is_folder
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def write(file: str, examined: Examined, report: str) -> None:
         standard_output().raw(text)
         return
     try:
-        textfile.replace(Path(file), text.encode("utf-8", "replace"), _mode(file))
+        output.replace(Path(file), text.encode("utf-8", "replace"), _mode(file))
     except OSError as error:
         raise _unwritable(file, error.strerror or str(error), _HINT) from error
 

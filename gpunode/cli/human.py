@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -141,13 +141,27 @@ class Screen(ReportScreen):
         self._ask(verb, yes=yes)
         self._put(BLANK)
 
-    def _ask(self, verb: str, *, yes: bool) -> None:
+    def consent(self, verb: str, root: str, *, yes: bool) -> Callable[[], None]:
+        """What asks once whether programs of the image at ``root`` may run; see ``confirm`` for what it raises."""
+        agreed = yes
+
+        def ask() -> None:
+            nonlocal agreed
+            if not agreed:
+                what = f"{verb} runs programs of {root} as root, in namespaces: its apt, its dpkg, packages' scripts"
+                self._put(BLANK, line(span("! ", "warn"), span(what, "warn"), hang=2))
+                self._ask(verb, yes=False, does=f"runs programs of {root}")
+                agreed = True
+
+        return ask
+
+    def _ask(self, verb: str, *, yes: bool, does: str = "changes this machine") -> None:
         if yes:
             return
         if self._silent or not sys.stdin.isatty():
             why = "--json asks nothing" if self._silent else "standard input is no terminal, so nobody can agree"
             raise UsageError(
-                f"{verb} changes this machine and asks first",
+                f"{verb} {does} and asks first",
                 why=f"{why}; nothing was changed",
                 hint=again_command(self._argv),
             )

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from gpunode import __version__
-from gpunode.cli.changing import LOCK_TIMEOUT_S, UMASK, alone, mounts_kept_private, swept, told_what_was_done
+from gpunode.cli.changing import LOCK_TIMEOUT_S, UMASK, alone, swept, told_what_was_done
 from gpunode.cli.commands import How, beside
 from gpunode.cli.compose import Stop, announcer, checked_root, is_image, need_root
 from gpunode.cli.envelope import Envelope
@@ -88,10 +88,10 @@ def _undo(
 
     screen = how.screen()
     os.umask(UMASK)
-    mounts_kept_private(place)
     store = Store(place, announce=announcer(place))
     stop, log = Stop(), CommandLog(verb, root=place)
-    host = LocalHost(place, stop.heeded(screen.progress), log, lock_timeout_s=leave.lock_timeout_s)
+    consent = screen.consent(verb, place, yes=leave.yes)
+    host = LocalHost(place, stop.heeded(screen.progress), log, lock_timeout_s=leave.lock_timeout_s, consent=consent)
     with screen, alone(store, host, screen, leave.lock_timeout_s, others=leave.whole), stop:
         if (cut := swept(store, host)) is not None:
             screen.tell(Told(told(cut, f"a {verb} takes back whatever it did")))

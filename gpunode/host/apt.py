@@ -72,6 +72,8 @@ _INSTALL = (
         "APT::Get::allow-remove-essential=false",
     ),
 )
+SIMULATE = ("apt-get", "--simulate", *_options("Debug::NoLocking=1"), *_INSTALL, "install")
+"""What asks apt for what it would do with the packages that follow; it changes nothing and locks nothing."""
 _FETCH = _options("Acquire::Retries=3", "APT::Status-Fd={status_fd}")
 _PERFORM = (
     *_FETCH,
@@ -133,8 +135,7 @@ class Apt:
         words = self._words(changes)
         if not words:
             return Simulation(())
-        argv = ("apt-get", "--simulate", *_options("Debug::NoLocking=1"), *_INSTALL, "install", *words)
-        finished = self._run(argv, _QUERY_LIMIT_S)
+        finished = self._run((*SIMULATE, *words), _QUERY_LIMIT_S)
         if finished.missing:
             return None
         return parse_simulation(_text(finished.stdout), _text(finished.stderr), ok=finished.ok)

@@ -7,14 +7,13 @@ import io
 import json
 import os
 import re
-import secrets
-import shutil
 import stat
 import tarfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final, Protocol, TypeAlias, get_args
 
@@ -74,14 +73,15 @@ def save(evidence: Evidence, path: Path) -> None:
     Raises:
         UsageError: it cannot be written there.
     """
+    from gpunode.host import output
     from gpunode.host.redact import redact  # whoever reads a capture need not wait for its patterns
 
     members = dict(_members(redact(evidence)))
     try:
         if path.name.endswith((".tar.gz", ".tgz")):
-            _save_archive(members, path)
+            output.replace_by(path, partial(_write_archive, members))
         else:
-            _save_folder(members, path)
+            output.make_folder(path, members)
     except OSError as error:
         raise UsageError(
             f"the capture cannot be written to {path}",
@@ -137,25 +137,6 @@ def _member_name(key: str, taken: set[str]) -> str:
     return name
 
 
-def _save_archive(members: Mapping[str, bytes], path: Path) -> None:
-    draft = _draft(path)
-    try:
-        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
-        with os.fdopen(descriptor, "wb") as file:
-            _write_archive(members, file)
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(path)
-    except BaseException:
-        draft.unlink(missing_ok=True)
-        raise
-    _sync_folder(path.parent)
-
-
-def _draft(path: Path) -> Path:
-    return path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-
-
 def _write_archive(members: Mapping[str, bytes], file: IO[bytes]) -> None:
     # No times and no names of this node: two captures of the same state are the same bytes.
     with (
@@ -166,34 +147,6 @@ def _write_archive(members: Mapping[str, bytes], file: IO[bytes]) -> None:
             member = tarfile.TarInfo(name)
             member.size, member.mode = len(data), 0o600
             archive.addfile(member, io.BytesIO(data))
-
-
-def _save_folder(members: Mapping[str, bytes], path: Path) -> None:
-    if path.exists() and (not path.is_dir() or any(path.iterdir())):
-        raise FileExistsError(f"{path} is there and is not an empty folder")
-    draft = _draft(path)
-    draft.mkdir(mode=0o700)
-    try:
-        (draft / "data").mkdir(mode=0o700)
-        for name, data in members.items():
-            descriptor = os.open(draft / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-        draft.rename(path)
-    except BaseException:
-        shutil.rmtree(draft, ignore_errors=True)
-        raise
-    _sync_folder(path.parent)
-
-
-def _sync_folder(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def load(path: Path) -> Evidence:

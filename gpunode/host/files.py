@@ -10,6 +10,7 @@ import errno
 import fnmatch
 import os
 import re
+import shlex
 import stat
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -96,7 +97,7 @@ def _make_folder(name: str, folder: int) -> None:
     try:
         os.chown(name, os.geteuid(), os.getegid(), dir_fd=folder)
         os.chmod(name, 0o755, dir_fd=folder)  # noqa: S103
-        _sync_folder(folder)
+        sync_folder(folder)
     except OSError:
         with suppress(OSError):
             os.rmdir(name, dir_fd=folder)
@@ -113,12 +114,14 @@ def _readable(folder: int) -> Iterator[int]:
         os.close(fd)
 
 
-def _sync_folder(folder: int) -> None:
+def sync_folder(folder: int) -> None:
+    """What was made and renamed in the open folder is on the disk."""
     with _readable(folder) as fd:
         os.fsync(fd)
 
 
-def _names(folder: int) -> list[str]:
+def names(folder: int) -> list[str]:
+    """What the open folder holds, sorted."""
     with _readable(folder) as fd, os.scandir(fd) as entries:
         return sorted(entry.name for entry in entries)
 
@@ -155,10 +158,36 @@ def _place(path: str, root: str, *, make: bool = False) -> Iterator[_Place]:
         place.close()
 
 
+class ForeignLinkError(OSError):
+    """A symbolic link of another user's leads to what is not his."""
+
+    def __init__(self, link: str, owner: int) -> None:
+        why = f"{link} is a symbolic link of uid {owner}, and what it leads to is not that user's"
+        super().__init__(errno.EACCES, why, link)
+
+
+@dataclass(frozen=True, slots=True)
+class _Owned:
+    """Stands in a walk after the target of ``link``, where it must have come to something that is ``owner``'s."""
+
+    link: str
+    owner: int
+
+    def check(self, place: _Place) -> None:
+        """Nothing, unless it is somebody else's, or nothing is there yet that could be his."""
+        status = os.fstat(place.folder) if place.name == "." else _lstat(place)
+        if status is None or status.st_uid != self.owner:
+            raise ForeignLinkError(self.link, self.owner)
+
+
 def _walk(place: _Place, path: str, *, make: bool) -> None:
-    todo, links = _parts(path), 0
+    todo: list[str | _Owned] = [*_parts(path)]
+    links = 0
     while todo:
         part = todo.pop()
+        if isinstance(part, _Owned):
+            part.check(place)
+            continue
         if part == "..":
             place.leave()
             continue
@@ -167,13 +196,40 @@ def _walk(place: _Place, path: str, *, make: bool) -> None:
             links += 1
             if links > _MOST_LINKS:
                 raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
+            target, owner = _link_and_owner(part, place.folder)
+            # As the kernel does in /tmp (protected_symlinks, proc_sys_fs(5)), but everywhere: root follows his own
+            # links, root's, and those that lead a user to what is his.
+            if owner not in {0, os.geteuid()}:
+                todo.append(_Owned("/".join(("", *place.names, part)), owner))
             if target.startswith("/"):
                 place.to_root()
             todo += _parts(target)
-        elif todo:
+        elif any(isinstance(one, str) for one in todo):
             place.enter(part, make=make)
         else:
             place.name = part
+
+
+def _link_and_owner(name: str, folder: int) -> tuple[str, int]:
+    """Both of one link, whatever is put in its place meanwhile."""
+    fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+    try:
+        return os.readlink("", dir_fd=fd), os.fstat(fd).st_uid
+    finally:
+        os.close(fd)
+
+
+@contextmanager
+def folder(path: str, *, root: str = "/") -> Iterator[int]:
+    """The open folder at ``path``, every symbolic link followed that may be.
+
+    Raises:
+        OSError: it is none, or not to be entered.
+    """
+    with _place(f"{path}/.", root) as place:
+        if place.name != ".":
+            place.enter(place.name, make=False)
+        yield place.folder
 
 
 def resolve(path: str, *, root: str = "/") -> str:
@@ -206,7 +262,8 @@ def _unread(source: str, error: OSError) -> Capture:
     why = error.strerror or str(error)
     if error.errno in _ABSENT:
         return Capture(source, "absent", error=why)
-    return Capture(source, "denied" if error.errno in _DENIED else "failed", error=why)
+    is_denied = error.errno in _DENIED and not isinstance(error, ForeignLinkError)  # which root is told, too
+    return Capture(source, "denied" if is_denied else "failed", error=why)
 
 
 def _read_at(place: _Place, limit: int, source: str) -> Capture:
@@ -345,7 +402,7 @@ def _matches(folder: int, part: str) -> list[str]:
             return [part]
         return []
     hidden = part.startswith(".")
-    return [name for name in _names(folder) if fnmatch.fnmatchcase(name, part) and hidden == name.startswith(".")]
+    return [name for name in names(folder) if fnmatch.fnmatchcase(name, part) and hidden == name.startswith(".")]
 
 
 def _found(path: str, name: str, place: _Place, limit: int | None, root: str) -> Found:
@@ -404,7 +461,7 @@ def _replace_at(place: _Place, path: str, state: FileState, still: Still) -> Non
 def _settle(place: _Place, otherwise: str, *, new: bool = False) -> None:
     try:
         for folder in reversed(place.folders if new else place.folders[-1:]):
-            _sync_folder(folder)
+            sync_folder(folder)
     except OSError as error:
         why = f"its folder could not be synced: {error.strerror}"
         raise ChangeFailed(otherwise, why=why, hint=f"{_HINTS[errno.EIO]}, then run the command again") from error
@@ -468,12 +525,12 @@ def sweep(path: str, *, root: str = "/") -> None:
     with suppress(OSError), _place(path, root) as place:
         _sweep(place.folder)
         for folder in place.folders:
-            _sync_folder(folder)
+            sync_folder(folder)
 
 
 def _sweep(folder: int) -> None:
     """What a run that was killed in the middle of a write left here is gone; there is only one run at a time."""
-    for name in filter(_TEMPORARY.fullmatch, _names(folder)):
+    for name in filter(_TEMPORARY.fullmatch, names(folder)):
         with suppress(OSError):
             os.unlink(name, dir_fd=folder)
 
@@ -551,7 +608,7 @@ def _remove_empty(path: str, root: str) -> None:
     try:
         with _place(path, root) as place:
             os.rmdir(place.name, dir_fd=place.folder)
-            _sync_folder(place.folder)
+            sync_folder(place.folder)
     except OSError as error:
         if error.errno not in _IN_USE:
             raise _failed(path, "removed", error, "; the folder is empty") from error
@@ -593,7 +650,7 @@ def create(path: Path, content: bytes) -> None:
             _write(fd, content)
             os.fsync(fd)
             _name(name, path.name, folder)
-        _sync_folder(folder)
+        sync_folder(folder)
     finally:
         os.close(folder)
 
@@ -607,7 +664,7 @@ def _name(draft: str, name: str, folder: int) -> None:
         # FAT and some network file systems have no second names.
         if error.errno not in {errno.EPERM, errno.EOPNOTSUPP}:
             raise
-        if name in _names(folder):
+        if name in names(folder):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), name) from error
         os.rename(draft, name, src_dir_fd=folder, dst_dir_fd=folder)
 
@@ -647,6 +704,9 @@ _HINTS = {
 
 
 def _failed(path: str, verb: str, error: OSError, then: str = "; the file is as it was") -> ChangeFailed:
+    if isinstance(error, ForeignLinkError):
+        hint = f"name the file itself, or make the link root's: chown -h root {shlex.quote(str(error.filename))}"
+        return ChangeFailed(f"{path} could not be {verb}", why=f"{error.strerror}{then}", hint=hint)
     hint = _HINTS.get(error.errno or 0, "correct that, then run the command again")
     folder = path.rpartition("/")[0] or "/"
     return ChangeFailed(

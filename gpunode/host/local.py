@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import cached_property, partial
 from itertools import groupby
 from pathlib import Path
+from posixpath import normpath
 from time import monotonic, time
 from typing import TYPE_CHECKING
 
@@ -31,7 +32,7 @@ from gpunode.facts.evidence import Capture, Outcome, Probe
 from gpunode.host import files, runtime
 from gpunode.host.locks import wait_until_ended, wait_until_free
 from gpunode.host.port import OnProgress, Progress, Settled, Simulation, Workloads, unheard
-from gpunode.host.process import CommandLog, Finished, Runner
+from gpunode.host.process import CommandLog, Consent, Finished, Runner
 from gpunode.host.services import Services
 from gpunode.runtimes import Configured
 from gpunode.runtimes import runtime as runtime_row
@@ -49,7 +50,10 @@ _CONTRADICTION_S = 5.0
 
 
 class LocalHost:
-    """The node that gpunode runs on, or the one whose root is mounted at ``root``; a ``port.Host``."""
+    """The node that gpunode runs on, or the one whose root is mounted at ``root``; a ``port.Host``.
+
+    The programs of a mounted root are run only with ``consent``, see ``process.Runner``.
+    """
 
     def __init__(
         self,
@@ -58,11 +62,11 @@ class LocalHost:
         log: CommandLog | None = None,
         *,
         lock_timeout_s: float = 600.0,
+        consent: Consent | None = None,
     ) -> None:
         self.root = root.rstrip("/") or "/"
-        self.runner = Runner(self.root, log)
+        self.runner = Runner(self.root, log, consent)
         self.services = Services(self.runner)
-        self._outside = Runner(log=log)
         self._on_progress = on_progress
         self._lock_timeout_s = lock_timeout_s
 
@@ -74,7 +78,12 @@ class LocalHost:
         return Apt(self.runner, self._on_progress, self._lock_timeout_s)
 
     def look(self, probe: Probe, /) -> Capture:
-        """What ``probe`` returns; a command that exits with anything but 0 has failed, and keeps what it printed."""
+        """What ``probe`` returns; a command that exits with anything but 0 has failed, and keeps what it printed.
+
+        No program of a mounted root is run to look at it.
+        """
+        if probe.argv and self.root != "/":
+            return Capture(probe.source, "absent", error=f"no program of {self.root} is run to look at it")
         if probe.argv:
             done = self.runner.run(
                 probe.argv, timeout_s=probe.timeout_s, limit_bytes=probe.limit_bytes, only_reads=True
@@ -117,7 +126,14 @@ class LocalHost:
             chroot.sweep(self.root)
 
     def simulate(self, changes: Sequence[PackageChange], /) -> Simulation | None:
-        """What apt would do, changing nothing; None where there is no apt."""
+        """What apt would do, changing nothing; None where there is no apt to ask.
+
+        Without consent to run the programs of a mounted root it is this machine's apt, with that root's state.
+        """
+        if self.root != "/" and self.runner.consent is None:
+            from gpunode.host.image_apt import simulate
+
+            return simulate(self.root, changes)
         return self.apt.simulate(changes)
 
     def offered(self, names: Collection[str], /) -> Mapping[str, frozenset[str]]:
@@ -160,6 +176,15 @@ class LocalHost:
         for change in changes:
             if isinstance(change, FileChange) and not is_generated(change):
                 files.check(change.path, root=self.root)
+
+    def elsewhere(self, changes: Sequence[Change], /) -> tuple[str, ...]:
+        """Which files among ``changes`` are others than their paths say, by symbolic links; a sentence each."""
+        told: list[str] = []
+        for path in dict.fromkeys(change.path for change in changes if isinstance(change, FileChange)):
+            with suppress(OSError):
+                if (leads := files.resolve(path, root=self.root)) != normpath(path):
+                    told.append(f"{path} is by symbolic links {leads}, and that file is changed")
+        return tuple(told)
 
     def realize(self, change: Change, /) -> Change:
         """``change`` with what only now is known: a key's bytes, a file's attributes, the folders that it needs."""
@@ -291,7 +316,7 @@ class LocalHost:
     def _fit_for_packages(self) -> Iterator[None]:
         from gpunode.host import chroot
 
-        with chroot.mounted(self.root, self._outside):
+        with chroot.furnished(self.runner):
             yield
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol, TypeAlias
+from typing import Final, Literal, Protocol, TypeAlias
 
 from gpunode.change import Change, FileChange, PackageChange, RuntimeExpectation, Trigger
 from gpunode.facts.evidence import Capture, Probe
@@ -48,9 +48,16 @@ class Action:
     origin: str = ""
 
 
+NOT_SIMULATED: Final = "not simulated: "
+
+
 @dataclass(frozen=True, slots=True)
 class Simulation:
-    """What the package manager says that a transaction would do; ``problem`` holds its refusal, verbatim."""
+    """What the package manager says that a transaction would do.
+
+    Attributes:
+        problem: its refusal, verbatim; or, after ``NOT_SIMULATED``, why it was not asked.
+    """
 
     actions: tuple[Action, ...]
     problem: str = ""

@@ -163,12 +163,30 @@ def _log_lines(finished: Finished) -> Iterator[str]:
         yield f"  # {finished.dropped_bytes} bytes past the limit were dropped"
 
 
-class Runner:
-    """Runs commands on this system, or with another root under chroot(8)."""
+@dataclass(frozen=True, slots=True)
+class Places:
+    """The files of a mounted root over which a policy-rc.d and this machine's resolv.conf are mounted; empty: none."""
 
-    def __init__(self, root: str = "/", log: CommandLog | None = None) -> None:
+    policy: str = ""
+    resolver: str = ""
+
+
+Consent: TypeAlias = Callable[[], None]
+
+
+class Runner:
+    """Runs commands on this system, or with a mounted root in namespaces of their own.
+
+    Attributes:
+        consent: is called before a program of a mounted root is run, and raises where the user says no; without it
+            none is run, and each counts as missing.
+    """
+
+    def __init__(self, root: str = "/", log: CommandLog | None = None, consent: Consent | None = None) -> None:
         self.root = root
         self.log = log
+        self.consent = consent
+        self.places = Places()
 
     def run(
         self,
@@ -201,10 +219,14 @@ class Runner:
             only_reads: past its time it is given half a second to end by itself, and not five; and it is ended when it
                 has said more than ``limit_bytes``, since what follows is not kept.
         """
+        if self.root != "/":
+            if self.consent is None:
+                return Finished(tuple(argv), 127, b"", f"no program of {self.root} is run".encode(), 0.0, False)
+            self.consent()
         started = time.monotonic()
         with signals_held(), _Descriptors(stdin, with_status=status is not None, relayed=outlives) as fd:
             words = tuple(word.replace("{status_fd}", str(fd.child_status)) if status else word for word in argv)
-            whole = words if self.root == "/" else ("chroot", self.root, *words)
+            whole = words if self.root == "/" else self._isolated(words)
             child = _start(whole, fd.stdin, fd.child_out, fd.child_err, _environment(env), fd.child_status)
             fd.close_childs()
             out, err = _Stream(fd.out, limit_bytes, on_line), _Stream(fd.err, limit_bytes, on_line)
@@ -221,7 +243,25 @@ class Runner:
         finished = Finished(words, code, bytes(out.kept), said, took, timed_out, dropped)
         if self.log is not None:
             self.log.append(finished)
+        if self.root != "/":
+            self._refuse_unisolated(finished)
         return finished
+
+    def _isolated(self, argv: tuple[str, ...]) -> tuple[str, ...]:
+        from gpunode.host import namespaces
+
+        return namespaces.command(self.root, argv, policy=self.places.policy, resolver=self.places.resolver)
+
+    def _refuse_unisolated(self, finished: Finished) -> None:
+        from gpunode.host import namespaces
+
+        said = finished.stderr.decode("utf-8", "replace").strip()
+        if finished.exit_status == namespaces.FAILED and said.startswith(namespaces.PREFIX):
+            raise ChangeFailed(
+                f"{finished.argv[0]} was not run in {self.root}: it cannot be isolated from this machine",
+                why=said.removeprefix(namespaces.PREFIX),
+                hint="run gpunode as root on the host itself, or in a container that may mount (CAP_SYS_ADMIN)",
+            )
 
 
 @dataclass(frozen=True, slots=True)

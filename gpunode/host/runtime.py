@@ -60,7 +60,7 @@ def _check_containerd(runner: Runner, expectation: RuntimeExpectation, changes: 
         root = containerd.staged_root(after, wish, staged)
         dumped, path = _asked(runner, expectation.path, root, "containerd", "--config", "{}", "config", "dump")
     if dumped.missing:
-        return f"not checked: no containerd {_where(runner)}"
+        return f"not checked: {_lacking(runner, 'containerd')}"
     named = changes[0].path
     if not dumped.ok:
         said = _said(dumped, path, expectation.path)
@@ -103,7 +103,7 @@ def _check_docker(runner: Runner, expectation: RuntimeExpectation, changes: Sequ
     words = ("dockerd", *docker.flags(present, wish), "--validate", "--config-file", "{}")
     validated, path = validate(content, *words)
     if validated.missing:
-        return f"not checked: no dockerd {_where(runner)}"
+        return f"not checked: {_lacking(runner, 'dockerd')}"
     if _NO_VALIDATE in validated.stderr:
         return "checked: it parses and holds what was meant (this dockerd has no --validate)"
     if validated.ok:
@@ -137,8 +137,11 @@ def _said(finished: Finished, candidate: str, path: str) -> str:
     return finished.last_lines(6).replace(candidate, path) if candidate else finished.last_lines(6)
 
 
-def _where(runner: Runner) -> str:
-    return "here" if runner.root == "/" else f"in {runner.root}"
+def _lacking(runner: Runner, program: str) -> str:
+    """Why there was no program to ask."""
+    if runner.root == "/":
+        return f"no {program} here"
+    return f"no {program} in {runner.root}" if runner.consent else f"setup alone runs programs of {runner.root}"
 
 
 def _compare(expectation: RuntimeExpectation, configured: Configured, path: str) -> None:
@@ -179,7 +182,7 @@ def _check_crio(runner: Runner, expectation: RuntimeExpectation, changes: Sequen
     _compare(expectation, row.inspect(after, wish), named)
     # Asked before anything is staged: an image without CRI-O may have no folder for what is temporary either.
     if runner.run(("crio", "--version"), timeout_s=_TIMEOUT_S).missing:
-        return f"checked: it parses and holds what was meant (no crio {_where(runner)} to ask)"
+        return f"checked: it parses and holds what was meant ({_lacking(runner, 'crio')})"
     read, said = _crio_reads(runner, after, wish)
     if read.ok:
         _compare(expectation, row.inspect({CRIO_CONFIG: read.stdout}, Wish()), named)

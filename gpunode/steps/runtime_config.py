@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Literal
 
@@ -10,6 +11,7 @@ from gpunode.change import (
     Change,
     Deferred,
     FileChange,
+    PackageState,
     RuntimeExpectation,
     ServiceChange,
     ServiceState,
@@ -138,16 +140,20 @@ def cri_notes(row: Runtime, configured: Configured) -> tuple[str, ...]:
     return (f"{row.config} switches the CRI plugin off (disabled_plugins), so no kubelet can use this {row.id}",)
 
 
-def _wish(recipe: Recipe, row: Runtime, facts: Facts) -> Wish:
-    packages = known(facts.packages, {})
+def packaged_version(row: Runtime, packages: Mapping[str, PackageState]) -> tuple[int, ...] | None:
+    """The version of the runtime's installed package; None where none is installed."""
     version = next((packages[name].version for name in row.packages if matches(packages.get(name), "")), "")
     numbers = _NUMBERS.match(DpkgVersion(version).without_epoch)
+    return tuple(int(number) for number in numbers[0].split(".")) if numbers else None
+
+
+def _wish(recipe: Recipe, row: Runtime, facts: Facts) -> Wish:
     return Wish(
         default=recipe.runtime.default,
         # A product gives its kubelet and its containerd one driver; a recipe for kubeadm's kubelet is not about it.
         systemd_cgroup=recipe.runtime.cgroup == "systemd" and not row.product,
         cdi=recipe.runtime.cdi,
-        version=tuple(int(number) for number in numbers[0].split(".")) if numbers else None,
+        version=packaged_version(row, known(facts.packages, {})),
         enable_cri=row.id == "containerd" and kubelet_using(row, facts) is not None,
     )
 

@@ -13,6 +13,7 @@ from gpunode.change import FileChange, FileState, RuntimeExpectation, ServiceCha
 from gpunode.errors import Refused
 from gpunode.facts.derive import about_kubelet
 from gpunode.facts.evidence import Probe
+from gpunode.facts.model import known
 from gpunode.facts.probes import kubelet_probes
 from gpunode.host.port import HostView
 from gpunode.journal.footprint import FileTrail
@@ -25,7 +26,7 @@ from gpunode.runtimes.keys import about, entries_changed, taken_back, took_out
 from gpunode.runtimes.model import RUNC_FAMILY
 from gpunode.steps import cdi
 from gpunode.steps.outcome import Planned
-from gpunode.steps.runtime_config import cri_notes, disrupts, reads_again, reread_by
+from gpunode.steps.runtime_config import cri_notes, disrupts, packaged_version, reads_again, reread_by
 from gpunode.workflow import present
 from gpunode.workflow.converge import look_at_kubelet, managed, survey
 
@@ -109,7 +110,7 @@ def place(
     if found.row.product and dumps:
         ignored = f"--config-source=command is ignored: the files of {found.row.product} are read"
         dumps, found = (), replace(found, notes=(*found.notes, ignored))
-    version = None if found.row.product else _version(host, row, wish, dumps)
+    version = None if found.row.product else _version(host, row, wish, dumps, image=image)
     source = _dumped(host, dumps) if dumps else None
     return replace(found, wish=replace(found.wish, version=version, source=source))
 
@@ -124,7 +125,12 @@ def _kubelets(host: HostView, row: Runtime, wish: Wish, *, image: bool) -> Place
     return Place(where.row, with_kubelets_driver(where.row, facts, needed, files), where.notes)
 
 
-def _version(host: HostView, row: Runtime, wish: Wish, dumps: Sequence[Sequence[str]]) -> tuple[int, ...] | None:
+def _version(
+    host: HostView, row: Runtime, wish: Wish, dumps: Sequence[Sequence[str]], *, image: bool
+) -> tuple[int, ...] | None:
+    """What the program says of itself; of an image, whose programs are not run to look at it, what dpkg says."""
+    if image:
+        return packaged_version(row, known(survey(host, image=True).packages, {}))
     program = dumps[0][0] if dumps else {"docker": "dockerd"}.get(row.id, row.id)
     # What reads no drop-ins is edited in place, whatever its version; docker's says whether it must be told of CDI.
     matters = row.drop_in or (row.id == "docker" and wish.cdi)

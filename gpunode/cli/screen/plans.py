@@ -11,6 +11,7 @@ from gpunode.cli.screen.node import node_line
 from gpunode.cli.screen.text import BLANK, Line, Span, indented, line, padded, prose, span
 from gpunode.cli.screen.words import MARKS, bare, count, owed, sentence
 from gpunode.facts.model import Facts
+from gpunode.host.port import NOT_SIMULATED
 from gpunode.recipe import Recipe
 from gpunode.steps import STEPS
 from gpunode.steps.outcome import Planned, Refusal, Waits
@@ -91,7 +92,9 @@ def _transaction(stage: StagePlan, *, verbose: bool) -> Iterator[Line]:
         yield line(Span("  "), span(f"in one transaction: {tally(stage.packages, stage.dependencies)}", "dim"), hang=4)
     if stage.dependencies and verbose:
         yield from indented(tuple(package_lines(stage.dependencies, verbose=True)), 4)
-    if stage.unresolved:
+    if stage.unresolved.startswith(NOT_SIMULATED):
+        yield note(stage.unresolved)
+    elif stage.unresolved:
         yield note("apt would not make it yet, with the package index that it has now:")
         yield from indented([line(span(text, "dim")) for text in stage.unresolved.splitlines()], 6)
 

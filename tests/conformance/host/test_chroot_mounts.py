@@ -1,4 +1,4 @@
-"""The mounts of a root, made by the real mount(8) in a mount namespace that ends with the test."""
+"""A system below another root, whose programs run in namespaces of their own; all of it by the real system calls."""
 
 from __future__ import annotations
 
@@ -6,11 +6,15 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from gpunode.errors import ChangeFailed
 from gpunode.host import chroot
+from gpunode.host.process import Runner
 
 
 def _may_mount() -> bool:
@@ -19,50 +23,40 @@ def _may_mount() -> bool:
 
 pytestmark = pytest.mark.skipif(not _may_mount(), reason="needs root and a mount namespace of its own")
 
-SCRIPT = """
+TOP = Path(__file__).parents[3]
+START = """
 import json, os, subprocess, sys
 from pathlib import Path
+from gpunode.change import CommandChange, FileChange, FileState
+from gpunode.errors import ChangeFailed, GpunodeError
+from gpunode.facts.evidence import Probe
 from gpunode.host import chroot
+from gpunode.host.local import LocalHost
+from gpunode.host.process import Runner
 
-root, how = sys.argv[1:]
-
-def look():
-    lines = Path("/proc/self/mountinfo").read_text().splitlines()
-    mounts = {line.split()[4][len(root):]: line.split()[5] for line in lines if line.split()[4].startswith(root)}
-    policy = Path(root, "usr/sbin/policy-rc.d")
-    return {
-        "mounts": mounts,
-        "policy": subprocess.run([policy]).returncode if os.access(policy, os.X_OK) else None,
-        "resolver": Path(root, "etc/resolv.conf").exists(),
-    }
-
-seen = {"before": look(), "writable": None}
-try:
-    with chroot.mounted(root):
-        seen["inside"] = look()
-        try:
-            Path(root, "sys/kernel/uevent_seqnum").open("w")
-        except OSError as error:
-            seen["writable"] = error.strerror
-        if how == "nested":
-            with chroot.mounted(root):
-                pass
-            seen["still"] = look()
-        if how == "fails":
-            raise RuntimeError
-except RuntimeError:
-    pass
-seen["after"] = look()
-print(json.dumps(seen))
+root = sys.argv[1]
+Path(root, "usr/sbin/policy-rc.d").unlink(missing_ok=True)
+def runner(): return Runner(root, consent=lambda: None)
+def sh(runner, text): return runner.run(("sh", "-c", text), timeout_s=60).stdout.decode()
+def mounts(): return Path("/proc/self/mountinfo").read_text()
 """
 
 
-def enter(root: Path, how: str = "", before: str = "true") -> dict[str, dict[str, object]]:
-    shell = f'{before} && exec "$0" -c "$1" "$2" "$3"'
-    argv = ["unshare", "-m", "--propagation", "private", "sh", "-c", shell, sys.executable, SCRIPT, str(root), how]
-    done = subprocess.run(argv, check=True, capture_output=True, text=True, cwd=Path(__file__).parents[3])
-    result: dict[str, dict[str, object]] = json.loads(done.stdout)
-    return result
+def in_image(tmp_path: Path, script: str) -> Any:
+    """What ``script`` prints as JSON; ``root`` is this machine's system, below an overlay that takes all writes."""
+    for folder in ("disk", "root"):
+        (tmp_path / folder).mkdir()
+    layers = f"lowerdir=/,upperdir={tmp_path}/disk/upper,workdir={tmp_path}/disk/work"
+    shell = (
+        f"mount -t tmpfs x {tmp_path}/disk && mkdir {tmp_path}/disk/upper {tmp_path}/disk/work && "
+        f'mount -t overlay -o {layers} x {tmp_path}/root && exec "$0" -c "$1" {tmp_path}/root'
+    )
+    argv = ["unshare", "-m", "--propagation", "private", "sh", "-c", shell, sys.executable, START + script]
+    done = subprocess.run(argv, check=False, capture_output=True, text=True, cwd=TOP)
+    if "overlay" in done.stderr and "mount" in done.stderr:
+        pytest.skip(f"no overlay here: {done.stderr.strip()}")
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
 
 
 def tree(root: Path) -> list[str]:
@@ -71,6 +65,7 @@ def tree(root: Path) -> list[str]:
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
+    """A root without programs."""
     root = tmp_path / "image"
     for folder in ("bin", "usr/sbin", "proc", "sys", "dev", "etc"):
         (root / folder).mkdir(parents=True)
@@ -78,117 +73,213 @@ def root(tmp_path: Path) -> Path:
     return root
 
 
-@pytest.mark.parametrize("how", ["", "nested", "fails"])
-def test_everything_is_mounted_and_everything_goes_again(root: Path, how: str) -> None:
-    before = tree(root)
-    seen = enter(root, how)
-    mounts = seen["inside"]["mounts"]
-    assert isinstance(mounts, dict)
-    assert {"/proc", "/sys", "/dev", "/dev/pts", "/usr/sbin/policy-rc.d"} <= set(mounts)
-    assert "ro" in mounts["/sys"].split(",")
-    assert seen["writable"] is not None
-    assert seen["inside"]["policy"] == 101
-    assert seen["inside"]["resolver"] == Path("/etc/resolv.conf").exists()
-    assert seen.get("still", seen["inside"]) == seen["inside"]
-    assert seen["after"] == seen["before"]
-    assert seen["after"]["mounts"] == {}
-    assert tree(root) == before
+def runner(root: Path) -> Runner:
+    return Runner(str(root), consent=lambda: None)
 
 
-def test_the_images_own_policy_and_the_users_own_mounts_stay(root: Path) -> None:
-    policy = root / "usr/sbin/policy-rc.d"
-    policy.write_text("#!/bin/sh\nexit 42\n")
-    policy.chmod(0o755)
-    seen = enter(root, before=f"mount -t proc proc {root}/proc")
-    assert seen["inside"]["policy"] == 42
-    assert set(seen["after"]["mounts"]) == {"/proc"}  # type: ignore[call-overload]
-    assert policy.read_text() == "#!/bin/sh\nexit 42\n"
+def test_a_command_finds_what_maintainer_scripts_need_and_nothing_is_mounted_for_others(tmp_path: Path) -> None:
+    seen = in_image(
+        tmp_path,
+        """
+before, one = mounts(), runner()
+with chroot.furnished(one):
+    inside = sh(one, "/usr/sbin/policy-rc.d x start; echo $?; cat /etc/resolv.conf | cksum; cat /proc/1/stat | wc -l; "
+        "test -c /dev/null && test -c /dev/ptmx && echo x > /dev/null && ls /dev; touch /sys/x 2>&1")
+    same = mounts() == before
+    with chroot.furnished(one):
+        nested = sh(one, "/usr/sbin/policy-rc.d x start; echo $?")
+    after_nested = sh(one, "/usr/sbin/policy-rc.d x start; echo $?")
+policy = os.path.lexists(root + "/usr/sbin/policy-rc.d")
+print(json.dumps([inside, same, nested, after_nested, policy, mounts() == before]))
+""",
+    )
+    inside, same, nested, after_nested, policy, at_the_end = seen
+    resolver = subprocess.run(["cksum"], input=Path("/etc/resolv.conf").read_bytes(), capture_output=True, check=True)
+    status, names, stat, *devices = str(inside).splitlines()
+    assert (status, names, stat) == ("101", resolver.stdout.decode().strip(), "1")
+    allowed = {*("fd", "full", "null", "ptmx", "pts", "random", "shm", "stderr", "stdin", "stdout", "tty", "urandom")}
+    assert set(devices[:-1]) == {*allowed, "zero"}
+    assert "Read-only" in devices[-1]
+    assert (same, nested, after_nested, policy, at_the_end) == (True, "101\n", "101\n", False, True)
 
 
-def test_a_resolver_by_way_of_a_folder_of_the_running_system_is_made_reachable(root: Path) -> None:
-    (root / "etc/resolv.conf").symlink_to("../run/systemd/resolve/stub-resolv.conf")
-    before = tree(root)
-    seen = enter(root)
-    assert seen["inside"]["resolver"] == Path("/etc/resolv.conf").exists()
-    assert tree(root) == before
-    assert os.readlink(root / "etc/resolv.conf") == "../run/systemd/resolve/stub-resolv.conf"
+def test_nothing_leads_out_of_the_image(tmp_path: Path) -> None:
+    """What leads out of chroot(8) does not: another chroot, the disk's device, host processes, the kernel's files."""
+    device, outside = os.stat("/").st_dev, str(tmp_path / "disk/upper")  # below a mount that is not in the image
+    attempts = f"""
+import ctypes, os, signal, stat
+libc = ctypes.CDLL(None, use_errno=True)
+def breakout():
+    os.makedirs("/tmp/deep", exist_ok=True)
+    os.chroot("/tmp/deep")
+    for _ in range(64): os.chdir("..")
+    os.chroot(".")
+    assert os.path.exists("OUTSIDE")
+def disk():
+    os.mknod("/tmp/disk", stat.S_IFBLK | 0o600, {device})
+    os.open("/tmp/disk", os.O_RDONLY)
+def old_disk(): os.open("/planted", os.O_RDONLY)
+def kill(): os.kill(HOST, 0)
+def trace(): assert libc.ptrace(16, HOST, 0, 0) == 0
+def first(): os.readlink("/proc/1/exe")
+def first_root(): os.stat("/proc/1/root/.")
+def core(): open("/proc/sys/kernel/core_pattern", "w").write("|/tmp/x")
+def sysrq(): open("/proc/sysrq-trigger", "w").write("h")
+def uevent(): open("/sys/kernel/uevent_helper", "w").write("/tmp/x")
+def mount(): assert libc.mount(b"proc", b"/mnt", b"proc", 0, None) == 0
+def setns(): assert libc.setns(os.open("/proc/1/ns/mnt", os.O_RDONLY), 0) == 0
+def module():
+    number = dict(x86_64=175, aarch64=105)[os.uname().machine]
+    assert libc.syscall(number, b"", 0, b"") == 0 or ctypes.get_errno() not in {{1, 38}}  # EPERM, ENOSYS
+def clock(): import time; time.clock_settime(time.CLOCK_REALTIME, time.time())
+def hostname(): import socket; socket.sethostname("image")
+def handle():
+    import struct
+    buffer = struct.pack("IiII", 8, 1, 2, 0)
+    fd = os.open("/", os.O_RDONLY)
+    assert libc.open_by_handle_at(fd, buffer, os.O_RDONLY) >= 0 or ctypes.get_errno() != 1
+def null(): os.chmod("/dev/null", 0o600)
+"""
+    seen = in_image(
+        tmp_path,
+        f"""
+text = {attempts!r}.replace("HOST", str(os.getpid())).replace("OUTSIDE", {outside!r})
+assert os.path.exists({outside!r})
+names = [line.split("(")[0][4:] for line in text.splitlines() if line.startswith("def ")]
+os.mknod(root + "/planted", 0o60600, {device})
+Path(root, "escape.py").write_text(text + '''
+import sys
+try:
+    globals()[sys.argv[1]]()
+except (OSError, AssertionError):
+    print("held")
+else:
+    print("ESCAPED")
+''')
+one = runner()
+print(json.dumps({{name: one.run((sys.executable, "/escape.py", name), timeout_s=60).stdout.decode().strip()
+                  for name in names}}))
+""",
+    )
+    assert {name: said for name, said in seen.items() if said != "held"} == {}
+    assert len(seen) > 10
 
 
-def test_links_of_the_image_lead_to_no_mount_outside_of_it(root: Path, tmp_path: Path) -> None:
-    (tmp_path / "outside").mkdir()
-    (root / "proc").rmdir()
-    (root / "proc").symlink_to(tmp_path / "outside")
-    enter(root)
-    assert os.listdir(tmp_path / "outside") == []
-    assert os.path.ismount(tmp_path / "outside") is False
+def test_what_a_command_leaves_running_ends_with_it(tmp_path: Path) -> None:
+    seen = in_image(
+        tmp_path,
+        """
+one = runner()
+sh(one, "sleep 4711 > /dev/null 2>&1 & echo")
+left = [p for p in Path("/proc").glob("[0-9]*/cmdline") if b"sleep\\x004711" in p.read_bytes()]
+print(json.dumps([len(left)]))
+""",
+    )
+    assert seen == [0]
 
 
-def test_a_folder_without_a_system_is_refused(tmp_path: Path) -> None:
-    from gpunode.errors import UsageError
-    from gpunode.host.chroot import mounted
+def test_exit_statuses_are_the_commands_own(tmp_path: Path) -> None:
+    seen = in_image(
+        tmp_path,
+        """
+one = runner()
+argvs = (("sh", "-c", "exit 7"), ("sh", "-c", "kill -9 $$"), ("not-there",), ("/etc",), ("sh", "-c", "exit 125"))
+print(json.dumps([one.run(argv, timeout_s=60).exit_status for argv in argvs]))
+""",
+    )
+    assert seen == [7, 137, 127, 127, 125]
 
-    with pytest.raises(UsageError, match="not the root of a system"), mounted(str(tmp_path)):
-        pass
+
+def test_a_command_past_its_time_ends_with_all_that_it_started(tmp_path: Path) -> None:
+    seen = in_image(
+        tmp_path,
+        """
+done = runner().run(("sh", "-c", "trap 'echo asked' TERM; sleep 4712 & wait; wait"), timeout_s=1)
+left = [p for p in Path("/proc").glob("[0-9]*/cmdline") if b"sleep\\x004712" in p.read_bytes()]
+print(json.dumps([done.timed_out, done.stdout.decode(), len(left)]))
+""",
+    )
+    assert seen == [True, "asked\n", 0]
 
 
-WHOLE = """
-import json, os, sys
-from gpunode.change import CommandChange, FileChange, FileState
-from gpunode.errors import ChangeFailed
-from gpunode.facts.evidence import Probe
-from gpunode.host.local import LocalHost
-
-host = LocalHost(sys.argv[1])
-checks = "/usr/sbin/policy-rc.d x start; test $? = 101 && test -e /proc/self/stat && test -c /dev/null && echo fine"
+def test_a_whole_system_is_changed_and_none_of_its_programs_is_run_to_look(tmp_path: Path) -> None:
+    seen = in_image(
+        tmp_path,
+        """
+host = LocalHost(root, consent=lambda: None)
 host.apply([
     FileChange("/etc/gpunode-test", None, FileState(b"inside")),
-    CommandChange(("sh", "-c", checks + " > /etc/gpunode-said"), "to see"),
+    CommandChange(("sh", "-c", "cat /etc/gpunode-test > /etc/gpunode-said"), "to see"),
 ])
 try:
     host.apply([CommandChange(("sh", "-c", "echo broken >&2; exit 7"), "to fail")])
 except ChangeFailed as error:
     why = error.why
 said = host.look(Probe("said", path="/etc/gpunode-said")).text
-run = host.look(Probe("cat", argv=("cat", "/etc/gpunode-test")))
-print(json.dumps({"said": said, "cat": run.text, "why": why, "left": os.path.ismount(sys.argv[1] + "/proc")}))
-"""
-
-
-def test_a_whole_system_as_a_root(tmp_path: Path) -> None:
-    """This machine's own system, beneath an overlay that takes all writes."""
-    for folder in ("disk", "root"):
-        (tmp_path / folder).mkdir()
-    layers = f"lowerdir=/,upperdir={tmp_path}/disk/upper,workdir={tmp_path}/disk/work"
-    shell = (
-        f"mount -t tmpfs x {tmp_path}/disk && mkdir {tmp_path}/disk/upper {tmp_path}/disk/work && "
-        f'mount -t overlay -o {layers} x {tmp_path}/root && exec "$0" -c "$1" {tmp_path}/root'
+ran = host.look(Probe("cat", argv=("touch", "/etc/gpunode-ran")))
+denied = LocalHost(root).runner.run(("touch", "/etc/gpunode-ran"), timeout_s=5)
+print(json.dumps([said, why, ran.outcome, denied.missing, os.path.exists(root + "/etc/gpunode-ran")]))
+""",
     )
-    argv = ["unshare", "-m", "--propagation", "private", "sh", "-c", shell, sys.executable, WHOLE]
-    done = subprocess.run(argv, check=False, capture_output=True, text=True, cwd=Path(__file__).parents[3])
-    if "overlay" in done.stderr and "mount" in done.stderr:
-        pytest.skip(f"no overlay here: {done.stderr.strip()}")
-    assert done.returncode == 0, done.stderr
-    result = json.loads(done.stdout)
-    assert (result["said"], result["cat"], result["left"]) == ("fine\n", "inside", False)
-    assert "exit status 7" in result["why"]
-    assert "broken" in result["why"]
+    said, why, outcome, is_missing, ran = seen
+    assert (said, outcome, is_missing, ran) == ("inside", "absent", True, False)
+    assert "exit status 7" in str(why)
+    assert "broken" in str(why)
     assert not Path("/etc/gpunode-test").exists()
+
+
+def test_the_images_own_policy_stays(root: Path) -> None:
+    policy = root / "usr/sbin/policy-rc.d"
+    policy.write_text("#!/bin/sh\nexit 42\n")
+    one = runner(root)
+    with chroot.furnished(one):
+        assert one.places.policy == ""
+    assert policy.read_text() == "#!/bin/sh\nexit 42\n"
+
+
+def test_a_resolver_by_way_of_a_folder_of_the_running_system_is_made_reachable(root: Path) -> None:
+    (root / "etc/resolv.conf").symlink_to("../run/systemd/resolve/stub-resolv.conf")
+    before = tree(root)
+    with chroot.furnished(runner(root)):
+        assert (root / "run/systemd/resolve/stub-resolv.conf").exists() == Path("/etc/resolv.conf").exists()
+    assert tree(root) == before
+    assert os.readlink(root / "etc/resolv.conf") == "../run/systemd/resolve/stub-resolv.conf"
+
+
+@pytest.mark.parametrize("place", ["proc", "sys", "dev", "usr/sbin", "etc"])
+def test_links_of_the_image_lead_to_nothing_outside_of_it(root: Path, tmp_path: Path, place: str) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (root / place).rmdir()
+    (root / place).symlink_to(outside)
+    one = runner(root)
+    with suppress(ChangeFailed), chroot.furnished(one):
+        one.run(("/bin/sh",), timeout_s=10)
+    assert os.listdir(outside) == []
+
+
+def test_a_folder_without_a_system_is_refused(tmp_path: Path) -> None:
+    from gpunode.errors import UsageError
+
+    with pytest.raises(UsageError, match="not the root of a system"), chroot.furnished(runner(tmp_path)):
+        pass
 
 
 def test_what_a_killed_run_left_in_the_image_is_used_again_and_goes(root: Path) -> None:
     """A stand-in for policy-rc.d that stayed must not count as the image's own policy, which would start services."""
     policy = root / "usr/sbin/policy-rc.d"
-    policy.write_text(chroot._STAND_IN)
+    policy.write_bytes(chroot._STAND_IN)
+    one = runner(root)
 
-    seen = enter(root)
+    with chroot.furnished(one):
+        assert one.places.policy == "/usr/sbin/policy-rc.d"
 
-    assert seen["inside"]["policy"] == 101
     assert not policy.exists()
 
 
 def test_stand_ins_are_swept_and_the_images_own_files_stay(root: Path) -> None:
     policy, resolver = root / "usr/sbin/policy-rc.d", root / "etc/resolv.conf"
-    policy.write_text(chroot._STAND_IN)
+    policy.write_bytes(chroot._STAND_IN)
     resolver.write_text("")
 
     chroot.sweep(str(root))
@@ -197,14 +288,16 @@ def test_stand_ins_are_swept_and_the_images_own_files_stay(root: Path) -> None:
     assert resolver.exists()
 
 
-def test_private_mounts_go_with_the_process_that_is_killed(root: Path) -> None:
+def test_nothing_stays_mounted_when_gpunode_is_killed(root: Path) -> None:
     script = """
 import os, signal, sys
 from gpunode.host import chroot
-chroot.keep_mounts_private()
-with chroot.mounted(sys.argv[1]):
+from gpunode.host.process import Runner
+with chroot.furnished(Runner(sys.argv[1], consent=lambda: None)):
     os.kill(os.getpid(), signal.SIGKILL)
 """
-    killed = subprocess.run([sys.executable, "-c", script, str(root)], check=False, cwd=Path(__file__).parents[3])
+    killed = subprocess.run([sys.executable, "-c", script, str(root)], check=False, cwd=TOP)
     assert killed.returncode == -9
     assert str(root) not in Path("/proc/self/mountinfo").read_text()
+    chroot.sweep(str(root))
+    assert not (root / "usr/sbin/policy-rc.d").exists()

@@ -6,19 +6,22 @@ import itertools
 import os
 import shutil
 import signal
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from gpunode.change import FileState
 from gpunode.errors import GpunodeError
-from gpunode.host import files
+from gpunode.host import files, output
 
 STATE = FileState(b"written by gpunode\n", 0o644, os.geteuid(), os.getegid())
 # Of ours; the attacker makes several in the time of each.
 ATTEMPTS = 800
+NOBODY = 65534
 
 
 @contextmanager
@@ -147,3 +150,75 @@ def test_a_new_file_replaces_nothing_that_came_there_meanwhile(tmp_path: Path) -
     with attacker(swap_links(place, victim.file)):
         attempts(lambda: files.create(place, b"secret"), victim)
     assert [path.name for path in place.parent.glob(".gpunode-*")] == []
+
+
+@pytest.fixture
+def theirs() -> Iterator[Path]:
+    """A folder of nobody's that nobody can reach."""
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
+        os.chmod(folder, 0o755)
+        theirs = Path(folder, "theirs")
+        theirs.mkdir()
+        os.chown(theirs, NOBODY, NOBODY)
+        yield theirs
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root: the attacker is nobody")
+@pytest.mark.parametrize("kind", ["folder", "file"])
+def test_what_is_saved_in_a_strangers_folder_is_written_nowhere_else(theirs: Path, tmp_path: Path, kind: str) -> None:
+    victim = Victim(tmp_path)
+    numbers, members = itertools.count(), {f"data/{number}": b"secret" for number in range(20)}
+
+    def swap() -> None:
+        if os.geteuid() == 0:
+            os.setgid(NOBODY)
+            os.setuid(NOBODY)
+        for name in os.listdir(theirs):
+            if name.startswith(".cap."):
+                os.rename(theirs / name, theirs / f"aside{next(numbers)}")
+                (theirs / name).mkdir()
+                (theirs / name / "data").symlink_to(victim.folder)
+
+    def act() -> None:
+        path = theirs / "cap"
+        if kind == "folder":
+            output.make_folder(path, members)
+            assert path.stat().st_uid == 0, "what is said to be saved is ours"
+            shutil.rmtree(path)
+        else:
+            output.replace(path, b"secret")
+
+    with attacker(swap):
+        attempts(act, victim)
+
+
+OWNERS = [(link, target) for link in (0, NOBODY, 1234) for target in (None, 0, NOBODY, 1234)]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root: it gives files to others")
+@pytest.mark.parametrize(("link", "target"), OWNERS)
+@pytest.mark.parametrize("through", ["the file", "a folder"])
+def test_a_link_is_followed_for_its_owner_alone(tmp_path: Path, through: str, link: int, target: int | None) -> None:
+    """The kernel's rule for /tmp, everywhere: else who owns a folder chooses which of root's files is changed."""
+    outside, inside = tmp_path / "outside", tmp_path / "inside"
+    for made in (outside, inside):
+        made.mkdir()
+    leads = outside / "name"
+    if target is not None and through == "a folder":
+        leads.mkdir()
+    elif target is not None:
+        leads.write_text("mine\n")
+    if target is not None:
+        os.chown(leads, target, target)
+    os.chown(outside, NOBODY, NOBODY)
+    (inside / "link").symlink_to("../outside/name")
+    os.lchown(inside / "link", link, link)
+    path = "/inside/link" if through == "the file" else "/inside/link/new"
+    is_followed = link in {0, target}
+
+    with suppress(GpunodeError):
+        files.replace(path, replace(STATE, uid=target or 0), root=str(tmp_path))
+
+    written = leads if through == "the file" else leads / "new"
+    assert (written.is_file() and written.read_bytes() == STATE.content) == is_followed
+    assert (files.read(path, root=str(tmp_path)).outcome == "ok") == is_followed

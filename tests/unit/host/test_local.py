@@ -382,3 +382,14 @@ def test_without_update_initramfs_it_says_so(tools: Tools, monkeypatch: pytest.M
 def test_services_of_an_image_are_told_as_skipped(tmp_path: Path) -> None:
     (done,) = LocalHost(str(tmp_path)).trigger([Trigger("restart", "containerd.service")])
     assert done.skipped == "systemd is not running here"
+
+
+def test_a_file_that_is_elsewhere_by_links_is_told(tmp_path: Path) -> None:
+    (tmp_path / "etc").mkdir()
+    (tmp_path / "srv").mkdir()
+    (tmp_path / "etc/linked").symlink_to("/srv/real")
+    changes = [FileChange(path, None, FileState(b"x")) for path in ("/etc/linked", "/etc//plain", "/no/folder")]
+
+    told = LocalHost(str(tmp_path)).elsewhere(changes)
+
+    assert told == ("/etc/linked is by symbolic links /srv/real, and that file is changed",)

@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpunode.errors import UsageError
 from gpunode.host import process
 from gpunode.host.process import CommandLog, Finished, Runner, redact
 
@@ -388,12 +389,21 @@ def test_redacting_twice_is_redacting_once(text: str) -> None:
     assert redact(redact(text)) == redact(text)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root: chroot(8)")
-def test_with_another_root_it_runs_under_chroot(tmp_path: Path) -> None:
-    done = Runner(str(tmp_path)).run(("no-shell-here",), timeout_s=20)
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root: it makes namespaces")
+def test_with_another_root_it_runs_in_there(tmp_path: Path) -> None:
+    done = Runner(str(tmp_path), consent=lambda: None).run(("no-shell-here",), timeout_s=20)
     assert done.missing
     assert b"no-shell-here" in done.stderr
     assert done.argv == ("no-shell-here",)
+
+
+def test_with_another_root_nothing_runs_without_consent(tmp_path: Path) -> None:
+    def refuse() -> None:
+        raise UsageError("no")
+
+    assert Runner(str(tmp_path)).run(("/bin/true",), timeout_s=20).missing
+    with pytest.raises(UsageError):
+        Runner(str(tmp_path), consent=refuse).run(("/bin/true",), timeout_s=20)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root: to be another user")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpunode.host.textfile import replace
+from gpunode.host.output import replace
 
 
 @pytest.mark.parametrize("umask", [0o022, 0o077])
