@@ -11,10 +11,12 @@ import pytest
 from gpunode.change import (
     Change,
     CommandChange,
+    FileChange,
     FileState,
     ModuleChange,
     PackageChange,
     PackageState,
+    RuntimeExpectation,
     ServiceChange,
     Trigger,
 )
@@ -237,6 +239,57 @@ def test_only_the_file_of_the_daemon_that_failed_is_put_back(store: Store) -> No
     assert RESTART not in store.owed()
     assert Trigger("restart", "docker.service") in store.owed()
     assert "put back: nothing" in caught.value.why
+
+
+def test_a_file_that_a_run_that_was_cut_short_wrote_goes_back_when_its_daemon_refuses_it(store: Store) -> None:
+    written = converged(None).files[CONTAINERD]
+    assert isinstance(written, Known)
+    assert written.value is not None
+    cut = store.begin("setup", version="test")
+    change = FileChange(CONTAINERD, FileState(BEFORE), written.value, frozenset({RESTART}))
+    cut.done(*cut.intend_all("runtime", "runtime-config", (change,)))
+    cut.close()
+    node = containerd(files={CONTAINERD: written.value.content})
+    host = Node(node, accepts=lambda _trigger, node: node.bytes_of(CONTAINERD) == BEFORE)
+
+    with pytest.raises(ChangeFailed) as caught:
+        run(node, host, store, recipe("containerd"))
+
+    assert host.bytes_of(CONTAINERD) == BEFORE
+    assert f"put back: {CONTAINERD}" in caught.value.why
+    assert store.owed() == {}
+
+
+def test_what_containerd_reads_otherwise_than_meant_once_it_is_written_goes_back(store: Store) -> None:
+    class Misread(Node):
+        def read_back(self, expectation: RuntimeExpectation, /) -> None:
+            assert self.bytes_of(expectation.path) != BEFORE
+            raise ChangeFailed("containerd does not read its written configuration as it is meant")
+
+    host = Misread(containerd())
+    with pytest.raises(ChangeFailed, match="written configuration") as caught:
+        run(containerd(), host, store, recipe("containerd"))
+    assert host.bytes_of(CONTAINERD) == BEFORE
+    assert f"put back: {CONTAINERD}" in caught.value.why
+    assert journal(store) == ["failed"]
+
+
+def test_a_reload_that_docker_rejects_stays_owed_and_nobody_elses_file_is_put_back(store: Store) -> None:
+    """The file was edited since docker read it: gpunode only has it read again."""
+    node = converged(1.0, "docker")
+    state = node.files[DAEMON_JSON]
+    assert isinstance(state, Known)
+    assert state.value is not None
+    node = replace(node, changed_at={DAEMON_JSON: 2.0})
+    host = Node(node, accepts=lambda _trigger, _node: False)
+    for _ in range(2):
+        with pytest.raises(ChangeFailed) as caught:
+            run(node, host, store, recipe("docker"))
+        assert host.bytes_of(DAEMON_JSON) == state.value.content
+        assert "no file was put back" in caught.value.why
+        assert set(store.owed()) == {Trigger("reload", "docker.service")}
+        # systemd takes the signal for a reload that was done.
+        node = replace(node, changed_at={DAEMON_JSON: 0.5})
 
 
 # -- an earlier run that was cut short ---------------------------------------------------------------------------------
