@@ -62,8 +62,8 @@ def rollback(run: str, how: How, root: str, leave: Leave) -> None:
 
 def remove(how: How, root: str, leave: Leave) -> None:
     """Takes everything away that gpunode added."""
+    from gpunode.workflow.recovery import still_owed
     from gpunode.workflow.remove import removing
-    from gpunode.workflow.setup import still_owed
 
     need_root("remove")
     place = checked_root(root)

@@ -15,25 +15,33 @@ from gpunode.recipe import Recipe
 from gpunode.steps import STEPS
 from gpunode.steps.outcome import Planned, Refusal, Waits
 from gpunode.workflow.converge import StagePlan, StepPlan
+from gpunode.workflow.plan import pending
+from gpunode.workflow.recovery import Backlog
 
 _TITLE = max(len(step.title) for step in STEPS)
 
 
 def plan_lines(
-    recipe: Recipe, facts: Facts, plans: Sequence[StagePlan], argv: Sequence[str], *, verbose: bool
+    recipe: Recipe, facts: Facts, plans: Sequence[StagePlan], left: Backlog, argv: Sequence[str], *, verbose: bool
 ) -> Iterator[Line]:
     """The whole answer of plan; one line when there is nothing to do."""
-    if not any(stage.changes or stage.waits for stage in plans):
+    if not pending(plans, left):
         if verbose:
             yield node_line(facts, recipe)
             yield from stage_lines(plans, verbose=True)
             yield BLANK
         yield line(MARKS["nothing"], f"nothing to do: the node is as recipe {recipe.name} wants it", hang=2)
+        if left.unread:
+            yield line(
+                MARKS["not run"], span(f"what an earlier run may have left undone: {left.unread}", "dim"), hang=2
+            )
         return
     yield node_line(facts, recipe)
     yield from stage_lines(plans, verbose=verbose)
     yield BLANK
-    yield from outlook(plans)
+    if left:
+        yield line(span("! ", "warn"), *prose(str(left), "warn"), hang=2)
+    yield from outlook(plans, left.owed)
     yield line("next: ", span(setup_command(argv), "command"), hang=6)
 
 
@@ -96,13 +104,19 @@ def _transaction(stage: StagePlan, *, verbose: bool) -> Iterator[Line]:
         yield from indented([line(span(text, "dim")) for text in stage.unresolved.splitlines()], 6)
 
 
-def outlook(plans: Sequence[StagePlan]) -> Iterator[Line]:
-    """What setup does in short: counts, what it restarts, what stops meanwhile, whether a reboot is needed."""
-    if did := _counts(plans):
+def outlook(plans: Sequence[StagePlan], left: Sequence[Trigger] = ()) -> Iterator[Line]:
+    """What setup does in short: counts, what it restarts, what stops meanwhile, whether a reboot is needed.
+
+    Args:
+        plans: of all stages.
+        left: what earlier runs owe.
+    """
+    did = _counts(plans)
+    if did:
         yield line("setup ", sentence(did), hang=6)
-    triggers = settle_order(trigger for stage in plans for trigger in stage.triggers)
+    triggers = settle_order({*left, *(trigger for stage in plans for trigger in stage.triggers)})
     if triggers:
-        yield line("then  ", sentence(_owed(triggers)), hang=6)
+        yield line("then  " if did else "setup ", sentence(_owed(triggers)), hang=6)
     yield from (line("      ", *prose(text), hang=6) for text in _downtime(plans, triggers))
     for wait in (wait for stage in plans for wait in stage.waits):
         yield line(span("! ", "warn"), span(f"a {wait.for_} will be needed: {wait.reason}", "warn"), hang=2)

@@ -36,8 +36,11 @@ from gpunode.journal.store import Store
 from gpunode.recipe import Recipe, Runtime
 from gpunode.workflow.converge import StagePlan, projected
 from gpunode.workflow.events import Event, Told
+from gpunode.workflow.plan import pending
 from gpunode.workflow.reboot import Resume
+from gpunode.workflow.recovery import Backlog, backlog
 from gpunode.workflow.setup import Asked, SetupResult, setup
+from gpunode.workflow.verify import configuration
 from tests.unit.steps.machines import CONTAINERD, DAEMON_JSON, GTX_1080, gpu, machine, recipe, unit, with_driver
 from tests.unit.workflow.nodes import Node
 
@@ -367,6 +370,45 @@ def test_a_restart_that_a_power_cut_swallowed_is_made_up_for(store: Store) -> No
     assert store.owed() == {}
     assert done.changed
     assert any(isinstance(event, Told) and "containerd.service" in event.text for event in told)
+
+
+def test_what_a_failed_run_owes_is_pending_and_is_told_as_that(store: Store) -> None:
+    node, cold = containerd(), Trigger("initramfs")
+    failed = store.begin("setup", version="test")
+    failed.owe(cold, 1)
+    failed.commit("failed", "the initramfs could not be rebuilt")
+    whole = replace(node, files=converged(None).files)
+
+    left = backlog(store, whole)
+
+    assert left.owed == (cold,)
+    assert pending((), left)
+    assert str(left) == "an earlier run failed and left this undone: initramfs"
+    check = configuration(recipe("containerd"), whole, Node(whole), planned=(), left=left)
+    assert (check.status, check.detail) == ("failed", "still to do: initramfs")
+    _, (said,) = told(whole, Node(whole), store)
+    assert said.startswith(str(left))
+    assert not backlog(store, whole)
+
+
+@pytest.mark.parametrize(("cut", "words"), [(True, "was cut short"), (False, "was interrupted")])
+def test_cut_short_is_said_of_what_was_cut_short_alone(store: Store, cut: bool, words: str) -> None:
+    begun = store.begin("setup", version="test")
+    begun.owe(RESTART, 1)
+    if cut:
+        begun.close()
+    else:
+        begun.commit("interrupted", "SIGINT")
+    assert str(backlog(store, converged(None))) == f"an earlier run {words} and left this undone: {RESTART}"
+
+
+def test_whoever_may_not_read_the_journal_is_told_so_and_no_check_passes(store: Store) -> None:
+    left = Backlog(unread="only root may read the journal")
+    assert not pending((), left)
+    node = converged(None)
+    check = configuration(recipe("containerd"), node, Node(node), planned=(), left=left)
+    assert check.status == "not run"
+    assert left.unread in check.detail
 
 
 def test_a_daemon_that_was_started_since_has_read_its_file(store: Store) -> None:
