@@ -150,7 +150,7 @@ def _finish_dpkgs_work(
     """
     from gpunode.workflow.repair import finish, unfinished
 
-    if (work := unfinished(survey(host, image=host.root != "/"), host)) is None:
+    if (work := unfinished(survey(host, image=host.root != "/"))) is None:
         return False
     screen.tell(Told(f"{work.why}: it is finished first, since only then it is known what there is to take back"))
     screen.confirm_shown(verb, yes=leave.yes)

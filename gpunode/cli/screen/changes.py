@@ -13,6 +13,7 @@ from gpunode.change import (
     PackageChange,
     ServiceChange,
     diff,
+    spelled,
 )
 from gpunode.cli.screen.text import Line, Style, line, padded, span
 from gpunode.cli.screen.words import bare, count, listed, service
@@ -33,7 +34,7 @@ def change_lines(changes: Sequence[Change], *, verbose: bool) -> Iterator[Line]:
             case ModuleChange(module=module, after=after):
                 yield line(f"{'load' if after else 'unload'} the kernel module {module}")
             case CommandChange(argv=argv):
-                yield line("run ", span(" ".join(argv), "command"))
+                yield line("run ", span(" ".join(argv) if verbose else spelled(argv), "command"))
             case PackageChange():
                 pass
     yield from package_lines([c for c in changes if isinstance(c, PackageChange)], verbose=verbose)
