@@ -105,6 +105,11 @@ def _version(brought: Sequence[PackageChange]) -> str:
     return f"  {versions.pop()}" if len(versions) == 1 else ""
 
 
+def at_most(packages: Sequence[PackageChange]) -> str:
+    """Said before the number of purges while the index is unread: apt replaces what the new driver has, too."""
+    return "up to " if any(isinstance(change.after, KnownAfter) for change in packages) else ""
+
+
 def tally(packages: Sequence[PackageChange], dependencies: Sequence[PackageChange]) -> str:
     """A transaction in numbers: ``14 packages, 23 more that they depend on, 6 purged``."""
     asked = [change for change in packages if change not in dependencies]
@@ -113,5 +118,6 @@ def tally(packages: Sequence[PackageChange], dependencies: Sequence[PackageChang
     gone = sum(change.after is None for change in packages)
     parts = [count(brought, "package")] if brought else []
     parts += [f"{brought_along} more that they depend on"] if brought_along else []
-    parts += [f"{gone} purged" if brought else f"{count(gone, 'package')} purged"] if gone else []
+    number = f"{at_most(packages)}{gone if brought else count(gone, 'package')}"
+    parts += [f"{number} purged"] if gone else []
     return ", ".join(parts)

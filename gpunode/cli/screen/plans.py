@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from gpunode.change import FileChange, ModuleChange, PackageChange, ServiceChange, Trigger, settle_order
-from gpunode.cli.screen.changes import change_lines, package_lines, tally
+from gpunode.cli.screen.changes import at_most, change_lines, package_lines, tally
 from gpunode.cli.screen.commands import setup_command
 from gpunode.cli.screen.node import node_line
 from gpunode.cli.screen.text import BLANK, Line, Span, indented, line, padded, prose, span
@@ -97,6 +97,9 @@ def _transaction(stage: StagePlan, *, verbose: bool) -> Iterator[Line]:
     """The stage's packages together: they are one transaction of apt's."""
     if stage.packages:
         yield line(Span("  "), span(f"in one transaction: {tally(stage.packages, stage.dependencies)}", "dim"), hang=4)
+    if at_most(stage.packages) and any(change.after is None for change in stage.packages):
+        unknown = "which of these are purged and which replaced by a newer version is known after the index is read"
+        yield line(Span("  "), span(unknown, "dim"), hang=4)
     if stage.dependencies and verbose:
         yield from indented(tuple(package_lines(stage.dependencies, verbose=True)), 4)
     if stage.unresolved:
@@ -139,7 +142,7 @@ def _counts(plans: Sequence[StagePlan]) -> list[str]:
         (sum(None not in (change.before, change.after) for change in files), "changes {}", "file"),
         (sum(change.after is None for change in files), "removes {}", "file"),
         (sum(change.after is not None for change in packages), "installs {}", "package"),
-        (sum(change.after is None for change in packages), "purges {}", "package"),
+        (sum(change.after is None for change in packages), f"purges {at_most(packages)}{{}}", "package"),
     ]
     said = [verb.format(count(number, noun)) for number, verb, noun in found if number]
     said += [f"loads {change.module}" for change in changes if isinstance(change, ModuleChange) and change.after]
