@@ -6,7 +6,7 @@ Nothing here touches a node. A change says enough to be shown, applied, journale
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
@@ -205,6 +205,15 @@ def subject(change: Change) -> str:
         case ModuleChange(module=module):
             return module
         case CommandChange(argv=argv):
+            return spelled(argv)
+
+
+def spelled(argv: Sequence[str]) -> str:
+    """A command as people read it: its words; of a shell's script the name that it was given, if it was."""
+    match argv:
+        case ("sh", "-c", _, name, *_):
+            return name
+        case _:
             return " ".join(argv)
 
 

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from gpunode.facts.evidence import Evidence
     from gpunode.host.port import HostView
     from gpunode.workflow.converge import StagePlan
+    from gpunode.workflow.recovery import Backlog
     from gpunode.workflow.verify import Report
 
 SAMPLE = "debian12-gtx1080"
@@ -47,13 +48,14 @@ def plan(wanted: Wanted, how: How, only: Sequence[str], node: str, root: str, gp
     plans = make_plan(recipe, seen.facts, seen.host, only)
     raise_refusal(plans)
     screen = how.screen()
-    screen.plan(recipe, seen.facts, plans)
+    left = _left_undone(node, root, seen.facts)
+    screen.plan(recipe, seen.facts, plans, left)
     for text in () if node else _elsewhere(seen.host, plans):
         screen.tell(Told(text))
     lock = writing(recipe, seen.facts, plans, screen) if writing else {}
-    todo = pending(plans)
+    todo = pending(plans, left)
     failure = ChangesPending("changes are pending", hint="gpunode setup makes them") if todo and check else None
-    how.answer(_planned("plan", plans, seen.facts, failure, lock))
+    how.answer(_planned("plan", plans, left, seen.facts, failure, lock))
 
 
 def _elsewhere(host: HostView, plans: Sequence[StagePlan]) -> tuple[str, ...]:
@@ -95,6 +97,7 @@ def _lock_to_write(wanted: Wanted, only: Sequence[str], *, check: bool) -> Writi
 def _planned(
     command: str,
     plans: Sequence[StagePlan],
+    left: Backlog,
     facts: Facts,
     failure: GpunodeError | None,
     more: Mapping[str, object],
@@ -109,12 +112,17 @@ def _planned(
         command,
         status=failure.status if failure else "ok",
         exit_code=failure.exit_code if failure else 0,
-        changed=any(stage.changes for stage in plans),
-        changes=[change for stage in plans for change in stage.changes],
+        changed=bool(left) or any(stage.changes for stage in plans),
+        changes=[*(change for stage in plans for change in stage.changes), *left.marks],
         notes=notes_of(plans),
-        unknown=unknown(facts),
+        unknown=[*unknown(facts), *unread(left)],
         errors=(failure,) if failure else (),
-        result={"steps": steps, "waits": [wait.reason for stage in plans for wait in stage.waits], **more},
+        result={
+            "steps": steps,
+            "waits": [wait.reason for stage in plans for wait in stage.waits],
+            "owed": left.owed,
+            **more,
+        },
     )
 
 
@@ -124,6 +132,22 @@ def unknown(facts: Facts) -> list[dict[str, object]]:
     single = [(name, fact) for name, fact in rows if isinstance(fact, Unknown)]
     keyed = [(path, fact) for path, fact in {**facts.files, **facts.units}.items() if isinstance(fact, Unknown)]
     return [{"fact": name, "reason": fact.reason, "probe": fact.probe} for name, fact in (*single, *keyed)]
+
+
+def _left_undone(node: str, root: str, facts: Facts) -> Backlog:
+    """What earlier runs left undone; of a captured node nothing is known."""
+    from gpunode.workflow.recovery import NOTHING_LEFT, visible_backlog
+
+    if node:
+        return NOTHING_LEFT
+    from gpunode.journal.store import Store
+
+    return visible_backlog(Store(checked_root(root)), facts)
+
+
+def unread(left: Backlog) -> list[dict[str, object]]:
+    """That nobody could tell what earlier runs left undone, as ``unknown`` says it."""
+    return [{"fact": "owed", "reason": left.unread, "probe": "journal"}] if left.unread else []
 
 
 def rehearse(wanted: Wanted, how: How, node: str, gpu: str) -> None:
@@ -170,7 +194,8 @@ def verify(wanted: Wanted, how: How, *, cuda: bool, container: bool) -> None:
     with screen:
         facts = survey(host)
         check = container_check(host.runner, host.effective) if container else None
-        report = look(recipe, facts, host, host.effective, Extra(cuda, check))
+        left = _left_undone("", "/", facts)
+        report = look(recipe, facts, host, host.effective, Extra(cuda, check), left=left)
         screen.report(recipe, report)
     failure = shortcoming(report, "")
     how.answer(
@@ -178,7 +203,7 @@ def verify(wanted: Wanted, how: How, *, cuda: bool, container: bool) -> None:
             "verify",
             status=failure.status if failure else "ok",
             exit_code=failure.exit_code if failure else 0,
-            unknown=unknown(facts),
+            unknown=[*unknown(facts), *unread(left)],
             errors=(failure,) if failure else (),
             result={"checks": report.checks, "gpus": report.inventory.gpus if report.inventory else ()},
         )
@@ -198,9 +223,10 @@ def status(how: How, node: str) -> None:
     from gpunode.workflow.status import status as look
 
     seen = see(node, "/", "")
-    found = look(seen.facts, seen.host)
+    left = _left_undone(node, "/", seen.facts)
+    found = look(seen.facts, seen.host, left)
     how.screen().status(seen.facts, found)
-    how.answer(Envelope("status", unknown=unknown(seen.facts), result={"status": found}))
+    how.answer(Envelope("status", unknown=[*unknown(seen.facts), *unread(left)], result={"status": found}))
 
 
 def runs(how: How, root: str, file: str) -> None:

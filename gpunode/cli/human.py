@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from gpunode.workflow.converge import StagePlan
     from gpunode.workflow.ctk import CtkVerb, Done, Verdict
     from gpunode.workflow.edits import Draft
+    from gpunode.workflow.recovery import Backlog
     from gpunode.workflow.rehearse import Rehearsal
     from gpunode.workflow.rollback import RollbackResult
     from gpunode.workflow.setup import SetupResult
@@ -178,9 +179,9 @@ class Screen(ReportScreen):
                 hint=again_command(self._argv),
             )
 
-    def plan(self, recipe: Recipe, facts: Facts, plans: Sequence[StagePlan]) -> None:
+    def plan(self, recipe: Recipe, facts: Facts, plans: Sequence[StagePlan], left: Backlog) -> None:
         """What setup would do, and why."""
-        self._put(*plan_lines(recipe, facts, plans, self._argv, verbose=self._verbose))
+        self._put(*plan_lines(recipe, facts, plans, left, self._argv, verbose=self._verbose))
 
     def locked(self, lock: VersionLock, changed: Sequence[Moved], *, renewed: bool) -> None:
         """Which versions the lock file now holds."""

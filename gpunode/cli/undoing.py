@@ -62,8 +62,8 @@ def rollback(run: str, how: How, root: str, leave: Leave) -> None:
 
 def remove(how: How, root: str, leave: Leave) -> None:
     """Takes everything away that gpunode added."""
+    from gpunode.workflow.recovery import still_owed
     from gpunode.workflow.remove import removing
-    from gpunode.workflow.setup import still_owed
 
     need_root("remove")
     place = checked_root(root)
@@ -150,7 +150,7 @@ def _finish_dpkgs_work(
     """
     from gpunode.workflow.repair import finish, unfinished
 
-    if (work := unfinished(survey(host, image=host.root != "/"), host)) is None:
+    if (work := unfinished(survey(host, image=host.root != "/"))) is None:
         return False
     screen.tell(Told(f"{work.why}: it is finished first, since only then it is known what there is to take back"))
     screen.confirm_shown(verb, yes=leave.yes)

@@ -9,7 +9,7 @@ from typing import Final
 from gpunode.diagnoses.addresses import DPKG
 from gpunode.diagnoses.chains import MISMATCHES, NO_PACKAGES
 from gpunode.diagnoses.model import Family, Fix, Proof, Rule, Verdict
-from gpunode.diagnoses.remedies import by_hand, run
+from gpunode.diagnoses.remedies import by_hand, reinstall, run
 from gpunode.diagnoses.snapshot import Snapshot, cite, stated
 from gpunode.diagnoses.views import packages
 from gpunode.diagnoses.views.history import is_drivers
@@ -95,12 +95,13 @@ def _unconfigured(snapshot: Snapshot) -> Iterator[Verdict]:
     stopped = snapshot.facts.dpkg_interrupted
     noted = isinstance(stopped, Known) and stopped.value
     if half or said or noted:
-        names = ", ".join(sorted(one.name for one in half)[:4])
-        what = (
-            f"dpkg unpacked {names} and did not configure {_them(half)}"
-            if half
-            else "dpkg left packages half installed"
-        )
+        broken = [one for one in half if one.is_broken]
+        names = ", ".join(sorted(one.name for one in broken or half)[:4])
+        what = "dpkg left packages half installed"
+        if broken:
+            what = f"dpkg did not finish unpacking {names}: files of {_them(broken)} are missing"
+        elif half:
+            what = f"dpkg unpacked {names} and did not configure {_them(half)}"
         cited = (*(one.citation for one in half), *said)
         yield Proof(what, cited or (stated("/var/lib/dpkg/updates", "notes of an interrupted run"),))
     elif left := _left(snapshot):
@@ -137,6 +138,9 @@ def _finish(snapshot: Snapshot) -> Iterable[Fix]:
         yield run("inspect", "see which packages they are and what each still needs", "sudo dpkg --audit")
     finish = ("sudo dpkg --configure -a", "sudo apt-get -f install")
     yield run("install", "finish what dpkg began", *finish)
+    half = snapshot.view(packages.packages).values()
+    if broken := sorted(one.name for one in half if one.is_broken):
+        yield reinstall(snapshot, "neither of them completes a package that has lost files: install it anew", *broken)
 
 
 FAMILY: Final = Family(

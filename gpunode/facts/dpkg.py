@@ -13,10 +13,11 @@ _FIELD = Pattern(r"\n(Package|Status|Version|Architecture|Auto-Installed): *(.*)
 _RELATIONS = Pattern(r"\n(Package|Status|Architecture|Depends|Pre-Depends|Provides): *(.*)")
 _CONFFILES = Pattern(r"\nConffiles:((?:\n .*)*)")
 _JOURNAL = Pattern(r"/\d+\Z")
-# dpkg(1), "Package states": of these `dpkg --configure -a` makes installed.
-_UNFINISHED = frozenset({"unpacked", "half-configured", "triggers-awaited", "triggers-pending"})
-# One that is half-installed has lost some of its files and is not there; apt installs it anew when it is asked for.
-_PRESENT = _UNFINISHED | {"installed"}
+# dpkg(1), "Package states": `dpkg --configure -a` makes these installed.
+_TO_CONFIGURE = frozenset({"unpacked", "half-configured", "triggers-awaited", "triggers-pending"})
+_PRESENT = _TO_CONFIGURE | {"installed"}
+# It has lost some of its files, and counts as absent; it can only be installed anew.
+_HALF = "half-installed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,16 +95,17 @@ def _is_auto(entry: Entry, native: str, auto: set[tuple[str | None, str]]) -> bo
 
 
 def interrupted(found: Iterable[Entry], updates: Iterable[str]) -> bool:
-    """Whether dpkg stopped in the middle: a package is not configured, or its own journal in ``updates`` is left over.
+    """Whether dpkg stopped in the middle: a package is not whole, or its own journal in ``updates`` is left over.
 
     Source: apt, debSystem::CheckUpdates: a file there whose name is all digits.
     """
-    return any(_JOURNAL.search(path) for path in updates) or any(entry.status in _UNFINISHED for entry in found)
+    unfinished = _TO_CONFIGURE | {_HALF}
+    return any(_JOURNAL.search(path) for path in updates) or any(entry.status in unfinished for entry in found)
 
 
 def half_installed(found: Iterable[Entry]) -> tuple[str, ...]:
     """The packages that have lost some of their files, or never got them all; dpkg refuses to remove them."""
-    return tuple(entry.name for entry in found if entry.status == "half-installed")
+    return tuple(entry.name for entry in found if entry.status == _HALF)
 
 
 def conffiles(text: str, names: Collection[str]) -> Mapping[str, tuple[str, ...]]:

@@ -220,12 +220,14 @@ _HINT: dict[FailureKind, str] = {
     "stale-index": "the index was refreshed and still names them: the repository is broken or in mid-sync; try later",
     "denied": (
         "check the proxy (Acquire::http::Proxy) and the credentials (/etc/apt/auth.conf.d), then run the same command "
-        "again:\n  apt-config dump | grep -i proxy"
+        "again; apt takes it from its configuration, or from the environment (http_proxy, https_proxy):\n"
+        "  apt-config dump | grep -i proxy\n  env | grep -i _proxy"
     ),
     "missing": "check the address in the list file or the recipe's [repositories]",
     "network": (
-        "check the network, the DNS and the proxy that apt uses, then run the same command again:\n"
-        "  apt-config dump | grep -i proxy"
+        "check the network, the DNS and the proxy, which apt takes from its configuration or from the environment "
+        "(http_proxy, https_proxy), then run the same command again:\n"
+        "  apt-config dump | grep -i proxy\n  env | grep -i _proxy"
     ),
     "held": "release the hold if it may be changed, then run the same command again:\n  apt-mark showhold",
     "unmet": (

@@ -94,7 +94,8 @@ def locked_by(table: str, major: int, minor: int, inode: int) -> int | None:
 
 def _command(pid: int, proc: Path) -> str:
     words = _told(pid, "cmdline", proc).decode("utf-8", "replace").replace("\0", " ").split()
-    return redact(" ".join(words))[:_LONGEST_COMMAND]
+    line = redact(" ".join(words))
+    return line if len(line) <= _LONGEST_COMMAND else f"{line[:_LONGEST_COMMAND].rpartition(' ')[0]} …"
 
 
 def _told(pid: int, what: str, proc: Path) -> bytes:

@@ -105,6 +105,8 @@ def _check_docker(runner: Runner, expectation: RuntimeExpectation, changes: Sequ
     if validated.missing:
         return f"not checked: {_lacking(runner, 'dockerd')}"
     if _NO_VALIDATE in validated.stderr:
+        if docker.is_marked(content):
+            raise docker.no_mark(change.path)
         return "checked: it parses and holds what was meant (this dockerd has no --validate)"
     if validated.ok:
         return "checked: `dockerd --validate` takes it"

@@ -12,7 +12,7 @@ from gpunode.facts.cdi_places import KIND, SPEC
 from gpunode.facts.systemd import has_failed
 from gpunode.host.port import Settled
 from gpunode.host.process import Finished, Runner
-from gpunode.runtimes import RUNTIMES
+from gpunode.runtimes import RUNTIMES, dockerd
 from gpunode.runtimes.installations import socket_of
 
 # sd_booted(3).
@@ -22,6 +22,8 @@ _CDI_UNIT = "nvidia-cdi-refresh.service"
 _START_TIMEOUT_S = 180.0
 _SHORT_TIMEOUT_S = 120.0
 _SOCKET_TIMEOUT_S = 30.0
+# How long dockerd may take from saying that it reads its file again to what came of it.
+_REJECTION_S = 10.0
 _PROPERTIES = "LoadState,ActiveState,SubState,MainPID,NRestarts,Result,CanReload,ConditionResult"
 _MOVING = frozenset({"activating", "deactivating", "reloading"})
 _NOT_RUNNING = "systemd is not running here"
@@ -117,7 +119,26 @@ class Services:
         if not done.ok:
             raise self._failed(unit, "did not reload its configuration", _reason(done), since)
         self._watch(unit, since, min(1.0, self.settle_s))
+        if line := self._rejection(unit, since):
+            raise ChangeFailed(
+                f"{unit} rejected its configuration",
+                why=f"{unit} goes on with the former one, and would not start with this one; its own words:\n{line}",
+                hint=f"correct what it names, then run the same command again\njournalctl -u {unit} -n 50",
+            )
         return Settled(trigger, time.monotonic() - started)
+
+    def _rejection(self, unit: str, since: float) -> str:
+        """The line in which dockerd rejects its file after a reload; empty where it says nothing of the kind.
+
+        Only its log tells: the signal is delivered whatever it makes of the file. No other daemon is reloaded.
+        """
+        deadline = time.monotonic() + _REJECTION_S
+        while True:
+            log = self._log_since(unit, since)
+            told = dockerd.reload(log.stdout.decode("utf-8", "replace") if log.ok else "")
+            if told.ended or time.monotonic() >= deadline:
+                return told.rejection
+            time.sleep(0.2)
 
     def _refresh_cdi_if_needed(self, trigger: Trigger) -> Settled:
         try:
@@ -219,14 +240,18 @@ class Services:
 
     def last_words(self, unit: str, since: float) -> str:
         """What the unit wrote since then, or what systemctl knows of it where there is no journal."""
-        # What a daemon wrote just before its end may still be on its way to the journal.
-        self._runner.run(("journalctl", "--sync"), timeout_s=_SHORT_TIMEOUT_S)
         # Beside --since, -n takes the first lines, not the last; newest first it takes the last (systemd 252).
-        asked = ("journalctl", "-u", unit, "-r", "-n", "20", "--no-pager", "-q", "-o", "cat", f"--since=@{since:.6f}")
-        told = self._runner.run(asked, timeout_s=_SHORT_TIMEOUT_S)
+        told = self._log_since(unit, since, "-r", "-n", "20")
         if told.ok and told.stdout.strip():
             return "\n".join(reversed(told.last_lines().splitlines()))
         return self._systemctl("status", "--no-pager", "--full", "--lines=20", unit).last_lines()
+
+    def _log_since(self, unit: str, since: float, *options: str) -> Finished:
+        """What the unit wrote since then, in the order that ``options`` ask for."""
+        # What a daemon wrote just before its end may still be on its way to the journal.
+        self._runner.run(("journalctl", "--sync"), timeout_s=_SHORT_TIMEOUT_S)
+        asked = ("journalctl", "-u", unit, *options, "--no-pager", "-q", "-o", "cat", f"--since=@{since:.6f}")
+        return self._runner.run(asked, timeout_s=_SHORT_TIMEOUT_S)
 
     def _systemctl(self, *words: str, timeout_s: float = _SHORT_TIMEOUT_S) -> Finished:
         return self._runner.run(("systemctl", *words), timeout_s=timeout_s)

@@ -77,10 +77,12 @@ def _wait(descriptor: int, path: Path, deadline: float, on_progress: OnProgress)
     def who() -> Holder | None:
         return None if _taken(descriptor, path) else _holder(descriptor, path) or Holder(str(path), 0, "")
 
-    def say(found: Holder) -> str:
-        return f"another gpunode is changing this node: {found}"
+    wait_while(who, _changing, _busy, deadline, on_progress, poll_s=_POLL_S)
 
-    wait_while(who, say, _busy, deadline, on_progress, poll_s=_POLL_S)
+
+def _changing(found: Holder) -> str:
+    """Who is at work; one that has just taken the lock may not have signed it yet."""
+    return "another gpunode is changing this node" + (f": {found}" if found.pid else "")
 
 
 def _taken(descriptor: int, path: Path) -> bool:
@@ -128,7 +130,7 @@ def _started(pid: str) -> str:
 
 def _busy(found: Holder, waited_s: float) -> Busy:
     return Busy(
-        f"another gpunode is changing this node: {found}",
+        _changing(found),
         why=f"it holds {found.path}; gpunode waited {waited_s:.0f} s for it",
         hint="wait until it is done, then run the same command again; `gpunode status` works meanwhile",
     )

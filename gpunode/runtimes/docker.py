@@ -16,7 +16,7 @@ from gpunode.runtimes.docker_nodes import Node, check_usable, node_of, notes_on,
 from gpunode.runtimes.dockerd import conflicts
 from gpunode.runtimes.jsontext import BLANK, Path
 from gpunode.runtimes.model import Configured, Edit, Edited, Files, Former, Runtime, Wish, runs
-from gpunode.runtimes.text import decode, encode, same
+from gpunode.runtimes.text import decode, encode, is_marked, same
 
 __all__ = [
     "configure",
@@ -24,8 +24,10 @@ __all__ = [
     "edited",
     "flags",
     "inspect",
+    "is_marked",
     "keeps_containers",
     "located",
+    "no_mark",
     "reads",
     "takes_on_reload",
     "unconfigure",
@@ -36,6 +38,8 @@ _RESERVED = "runc"
 # From here on dockerd has CDI, and switches it on unless told otherwise (moby PR 49963).
 _HAS_CDI, _CDI_UNASKED = (25,), (28, 2)
 DROPPED = object()
+# Before it, "invalid character 'ï' looking for beginning of value" (20.10.24); 26.1.5 and 28.5.2 take it.
+_TAKES_MARK = (23,)
 # A member's path with its new value, or ``DROPPED``.
 Change: TypeAlias = tuple[Path, Any]
 
@@ -80,6 +84,8 @@ def configure(files: Files, wish: Wish) -> Edited:
     check_usable(files, node, wish)
     _check_names(wish, node.config)
     document = document_of(files.get(node.config), node.config)
+    if is_marked(files.get(node.config)) and wish.version is not None and wish.version < _TAKES_MARK:
+        raise no_mark(node.config)
     configured = _configured(node, document)
     changes = [
         *_entry(document, configured, wish),
@@ -88,6 +94,15 @@ def configure(files: Files, wish: Wish) -> Edited:
     ]
     how = f"in place: {node.config} is the only file that dockerd reads"
     return edited(files, node, changes, how, (*_notes(node, document, wish), *notes_on(files, node)))
+
+
+def no_mark(path: str) -> Refused:
+    """The refusal of a file with a byte order mark, for a dockerd that takes none."""
+    return Refused(
+        f"{path} begins with a byte order mark, which this docker rejects",
+        why="dockerd takes one from version 23 on; this one would neither reload the file nor start with it",
+        hint=f"sed -i '1s/^\\xEF\\xBB\\xBF//' {path}\nthen run the command again",
+    )
 
 
 def edited(files: Files, node: Node, changes: Sequence[Change], how: str, notes: tuple[str, ...]) -> Edited:

@@ -46,6 +46,34 @@ _MERGED = frozenset({"runtimes"})
 _TRUE = frozenset({"1", "t", "true"})
 
 
+# What dockerd's log says of a SIGHUP: begun and done at level info, rejected at level error.
+# Source: moby v20.10.24, v26.1.5 and v28.5.2: daemon/config, daemon/reload.go, cmd/dockerd/daemon.go.
+_BEGUN = "Got signal to reload configuration"
+_TAKEN = "Reloaded configuration:"
+_REJECTED = ("unable to configure the Docker daemon with file", "Error reconfiguring the daemon")
+
+
+@dataclass(frozen=True, slots=True)
+class Reload:
+    """What dockerd's log tells of a reload.
+
+    Attributes:
+        rejection: its own line when it goes on with its former configuration; empty when it does not say so.
+        ended: whether nothing more is to come; a dockerd that logs no more than warnings says only what it rejects.
+    """
+
+    rejection: str
+    ended: bool
+
+
+def reload(log: str) -> Reload:
+    """The reload that dockerd's ``log`` since the signal tells of."""
+    lines = log.splitlines()
+    rejection = next((line for line in lines if any(words in line for words in _REJECTED)), "")
+    taken = any(_TAKEN in line for line in lines)
+    return Reload(rejection, bool(rejection) or taken or not any(_BEGUN in line for line in lines))
+
+
 @dataclass(frozen=True, slots=True)
 class Flags:
     """The flags that dockerd is started with.

@@ -1,4 +1,4 @@
-"""Configuration bytes as text and back: UTF-8, with the byte order mark that daemons take and parsers do not.
+"""Configuration bytes as text and back: UTF-8, with the byte order mark that most daemons take and parsers do not.
 
 And what it means for two texts to say the same.
 """
@@ -31,10 +31,14 @@ def decode(data: bytes | None, path: str) -> str:
         ) from error
 
 
+def is_marked(data: bytes | None) -> bool:
+    """Whether a file begins with a byte order mark."""
+    return (data or b"").startswith(_BOM.encode())
+
+
 def encode(text: str, former: bytes | None) -> bytes:
     """``text`` as a file, with a byte order mark if ``former`` had one."""
-    bom = _BOM if (former or b"").startswith(_BOM.encode()) else ""
-    return (bom + text).encode()
+    return ((_BOM if is_marked(former) else "") + text).encode()
 
 
 def same(one: Any, other: Any) -> bool:

@@ -14,6 +14,7 @@ from gpunode.steps.selection import (
     apart_from,
     branch_of,
     installed_driver_packages,
+    moved_along,
     prefix,
     version_matches,
     wanted_driver,
@@ -39,13 +40,13 @@ def plan(recipe: Recipe, facts: Facts) -> Outcome:
     if known(facts.run_installer, default=False):
         return _RUN_INSTALLER
     chosen = driver.chosen
-    wanted = frozenset(driver.packages(recipe))
+    installed, strays = installed_driver_packages(facts), apart_from(recipe, facts, driver)
     # What a lock names, or is of the installed driver in another version, is brought to its version and not purged.
-    kept = {*wanted, *beside_driver(recipe), *apart_from(recipe, facts, driver)}
+    kept = {*driver.packages(recipe), *beside_driver(recipe), *strays, *moved_along(strays, installed)}
+    # The modules of the other flavour say which version the driver keeps, so they leave with the step that brings it.
+    kept.add(driver.rival)
     old = {
-        name: state
-        for name, state in installed_driver_packages(facts).items()
-        if name not in kept and (name == driver.rival or _is_other(name, state.version, chosen))
+        name: state for name, state in installed.items() if name not in kept and _is_other(name, state.version, chosen)
     }
     if not old:
         return Planned((), "no package of another driver is installed")

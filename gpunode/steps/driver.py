@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from gpunode.catalog.conflicts import BY_THEMSELVES, upstream
+from gpunode.catalog.conflicts import upstream
 from gpunode.catalog.driver import Choice
 from gpunode.change import KnownAfter, PackageChange, PackageState
 from gpunode.facts.model import Facts, known, need
@@ -13,7 +13,16 @@ from gpunode.recipe import Recipe
 from gpunode.steps.locked import astray, beside_driver, held_elsewhere, wanted_state
 from gpunode.steps.module import is_loaded
 from gpunode.steps.outcome import Outcome, Planned, Step
-from gpunode.steps.selection import WantedDriver, apart_from, kept_version, matches, own_gpus, prefix, wanted_driver
+from gpunode.steps.selection import (
+    WantedDriver,
+    apart_from,
+    kept_version,
+    matches,
+    moved_along,
+    own_gpus,
+    prefix,
+    wanted_driver,
+)
 
 _SHOWS = frozenset({"nvidia", "nouveau"})
 _DESKTOP = ("gdm3", "lightdm", "sddm", "xserver-xorg-core", "xwayland")
@@ -35,32 +44,28 @@ def plan(recipe: Recipe, facts: Facts) -> Outcome:
     names = driver.packages(recipe)
     missing = names if recipe.upgrade else tuple(n for n in names if not matches(packages.get(n), prefix(chosen)))
     strays = apart_from(recipe, facts, driver)
-    along = _moved_along(strays, packages)
+    along = moved_along(strays, packages)
     # With a lock also what came along with them, each in its own version.
     wanted = tuple(dict.fromkeys((*missing, *strays, *along, *astray(recipe, packages, beside_driver(recipe)))))
-    if held := [name for name in wanted if name in packages and packages[name].held]:
+    rival = packages.get(driver.rival)
+    if held := [name for name in (*wanted, driver.rival) if name in packages and packages[name].held]:
         return held_elsewhere(held, f"driver {prefix(chosen)}*")
-    if not wanted:
+    leaving = () if rival is None else (PackageChange(driver.rival, rival, None),)
+    if not wanted and not leaving:
         version = packages[names[0]].version
         return Planned((), f"driver {version} is installed; {chosen.reason}")
     # A driver that is there keeps its version: what it lacks, and what has strayed from it, comes in that one.
     version = kept_version(recipe, facts, driver)
     after = KnownAfter(f"{version}-" if version else prefix(chosen), "driver")
-    changes = tuple(
-        PackageChange(name, packages.get(name), _after(recipe, name, packages.get(name), after)) for name in wanted
+    changes = (
+        *leaving,
+        *(PackageChange(name, packages.get(name), _after(recipe, name, packages.get(name), after)) for name in wanted),
     )
     is_new = any(not matches(packages.get(name), "") for name in wanted)
     signed = _signed(driver, facts) if is_new else ()
     notes = (*(_display(recipe, facts) if is_new else ()), *signed, *_until_reboot(chosen, facts))
-    reason = _apart(strays, packages, version) if version and not missing else _reason(chosen, recipe)
+    reason = _apart(strays, packages, version) if version and strays and not missing else _reason(chosen, recipe)
     return Planned(changes, reason, notes)
-
-
-def _moved_along(strays: Sequence[str], packages: Mapping[str, PackageState]) -> tuple[str, ...]:
-    """The tools that came with what has strayed, in its version: NVIDIA's packages want them in their own."""
-    theirs = {upstream(packages[name].version) for name in strays}
-    installed = ((name, packages[name]) for name in sorted(BY_THEMSELVES & packages.keys()))
-    return tuple(n for n, state in installed if not state.config_files_only and upstream(state.version) in theirs)
 
 
 def _apart(strays: Sequence[str], packages: Mapping[str, PackageState], version: str) -> str:

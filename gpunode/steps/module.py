@@ -12,6 +12,7 @@ from gpunode.steps.outcome import Outcome, Planned, Step, Waits
 from gpunode.steps.selection import (
     StandingDriver,
     WantedDriver,
+    installed_version,
     is_version_of,
     prefix,
     standing_driver,
@@ -83,18 +84,19 @@ def plan_load(recipe: Recipe, facts: Facts) -> Outcome:
         return Planned((), "an image: its kernel loads the module when it boots")
     loaded = need(facts.loaded_driver, "whether the NVIDIA driver is loaded")
     if loaded is not None:
-        return _loaded(loaded, driver.chosen)
+        return _loaded(loaded, driver.chosen, installed_version(facts, driver))
     if rivals := sorted(known(facts.modules, frozenset()) & RIVALS):
         reason = f"{', '.join(rivals)} still drives the GPU; it is blacklisted, so the next boot leaves the card free"
         return Waits("reboot", reason)
     return Planned((ModuleChange("nvidia", before=False, after=True),), "the module is not loaded")
 
 
-def _loaded(loaded: LoadedDriver, chosen: Choice) -> Outcome:
+def _loaded(loaded: LoadedDriver, chosen: Choice, installed: str) -> Outcome:
+    """The loaded driver is the installed one, not just of its branch: libraries work with a module of their version."""
     present = f"driver {loaded.version}, {'open' if loaded.open_module else 'proprietary'} modules"
-    if is_loaded(loaded, chosen):
+    if is_loaded(loaded, chosen) and installed in {"", loaded.version}:
         return Planned((), f"{present}, is loaded")
-    wanted = f"{chosen.exact or f'branch {chosen.branch}'}, {chosen.flavour} modules"
+    wanted = f"{installed or chosen.exact or f'branch {chosen.branch}'}, {chosen.flavour} modules"
     return Waits("reboot", f"the kernel still runs {present}; it is to run {wanted}")
 
 

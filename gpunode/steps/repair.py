@@ -22,7 +22,9 @@ _COMPLETE = (*_APT, "--fix-broken", "install")
 # has to be told to install it anew. Which these are is known only once dpkg has read what it noted before it ended.
 _HALF = r"dpkg-query -W -f '${db:Status-Status} ${binary:Package}\n' | sed -n 's/^half-installed //p'"
 _ANEW = f'set -- $({_HALF}); [ $# -eq 0 ] || {shlex.join((*_APT, "--reinstall", "install"))} "$@"'
-FINISH = ("sh", "-c", f"{{ {shlex.join(_CONFIGURE)} || {shlex.join(_COMPLETE)}; }} && {{ {_ANEW}; }}")
+# The last word is the script's name, which is what people read of it.
+_NAME = "dpkg --configure -a, apt-get --fix-broken install, apt-get --reinstall install"
+FINISH = ("sh", "-c", f"{{ {shlex.join(_CONFIGURE)} || {shlex.join(_COMPLETE)}; }} && {{ {_ANEW}; }}", _NAME)
 """Makes every package that dpkg began with whole, or fails."""
 
 
@@ -31,8 +33,8 @@ def plan(recipe: Recipe, facts: Facts) -> Outcome:
     del recipe
     if not need(facts.dpkg_interrupted, "whether dpkg was interrupted"):
         return Planned((), "dpkg finished its last work")
-    why = "an earlier run of dpkg was interrupted, so apt refuses to work"
-    return Planned((CommandChange(FINISH, why),), why)
+    return Planned((UNFINISHED,), UNFINISHED.why)
 
 
+UNFINISHED = CommandChange(FINISH, "dpkg was interrupted and left packages half-installed or not configured")
 REPAIR = Step("repair", "package database", "sources", plan)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 
@@ -398,8 +398,11 @@ def kept_version(recipe: Recipe, facts: Facts, driver: WantedDriver) -> str:
 
     In the other flavour, too: who changes that asked for no other version.
     """
-    if recipe.upgrade or recipe.lock is not None:
-        return ""
+    return "" if recipe.upgrade or recipe.lock is not None else installed_version(facts, driver)
+
+
+def installed_version(facts: Facts, driver: WantedDriver) -> str:
+    """The installed version of the chosen driver, as the package of its kernel modules has it; empty where none is."""
     packages = known(facts.packages, {})
     modules = (packages.get(name) for name in (driver.family.dkms_package(driver.chosen), driver.rival))
     return next((upstream(state.version) for state in modules if state and matches(state, prefix(driver.chosen))), "")
@@ -419,6 +422,13 @@ def apart_from(recipe: Recipe, facts: Facts, driver: WantedDriver) -> tuple[str,
     # What is of another branch leaves with that one, unless it strayed into a driver that stays.
     fitting = (name for name, own in found.items() if own != version and (version or own.startswith(f"{branch}.")))
     return tuple(name for name in fitting if name != driver.rival)
+
+
+def moved_along(strays: Sequence[str], packages: Mapping[str, PackageState]) -> tuple[str, ...]:
+    """The tools that came with what has strayed, in its version: NVIDIA's packages want them in their own."""
+    theirs = {upstream(packages[name].version) for name in strays}
+    installed = ((name, packages[name]) for name in sorted(BY_THEMSELVES & packages.keys()))
+    return tuple(n for n, state in installed if not state.config_files_only and upstream(state.version) in theirs)
 
 
 def prefix(chosen: Choice) -> str:

@@ -98,6 +98,9 @@ class Applier:
             for change in self._guilty(failed):
                 self._restore(change, failure)
                 restored.append(change.path)
+            if not restored and failed[0].kind == "reload":
+                failure.why += "\ngpunode did not write what it rejects, so no file was put back"
+                return
             for one in self.host.trigger(failed):
                 self.run.settle(one.trigger, "with the former configuration")
                 self.tell(Triggered(one))
@@ -118,7 +121,8 @@ class Applier:
     def _guilty(self, failed: tuple[Trigger, ...]) -> Iterator[FileChange]:
         """The written changes, newest first, that owe one of the ``failed`` triggers."""
         for change in (*self._written(), *self.unsettled):
-            if change.triggers & set(failed):
+            # A file that only had to be read again holds what somebody else wrote.
+            if change.triggers & set(failed) and change.before != change.after:
                 yield change
 
     def _written(self) -> list[FileChange]:

@@ -8,6 +8,7 @@ from gpunode.facts.model import Facts, known
 from gpunode.host.port import HostView
 from gpunode.recipe import Recipe
 from gpunode.workflow.converge import StagePlan, projected, walk
+from gpunode.workflow.recovery import NOTHING_LEFT, Backlog
 from gpunode.workflow.transaction import resolved
 
 
@@ -28,6 +29,6 @@ def plan(recipe: Recipe, facts: Facts, host: HostView, only: Collection[str] = (
     return tuple(walk(recipe, facts, exact, projected, only))
 
 
-def pending(plans: Sequence[StagePlan]) -> bool:
-    """Whether anything is to be done, or waits to be."""
-    return any(plan.changes or plan.waits for plan in plans)
+def pending(plans: Sequence[StagePlan], left: Backlog = NOTHING_LEFT) -> bool:
+    """Whether anything is to be done, or waits to be, be it what earlier runs left undone."""
+    return bool(left) or any(plan.changes or plan.waits for plan in plans)

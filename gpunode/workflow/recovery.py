@@ -1,16 +1,97 @@
-"""What a run that was cut short left behind: told to the user, and found again by the next run. Pure."""
+"""What earlier runs left undone: told to the user, part of the plan, and done by the next setup."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
-from gpunode.change import Change, FileChange, PackageChange, PackageState, subject
+from gpunode.change import Change, FileChange, PackageChange, PackageState, Trigger, subject
+from gpunode.errors import UsageError
+from gpunode.facts.model import Facts, Known, known
 from gpunode.journal.record import CutShort
 from gpunode.runtimes import RUNTIMES
 
+if TYPE_CHECKING:
+    from gpunode.journal.store import Store
+
 _NAMED = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Backlog:
+    """What earlier runs left undone on a node, and the next setup does.
+
+    Attributes:
+        owed: triggers that no run has settled.
+        marks: packages that a run that was cut short installed and did not mark as dependencies or held.
+        cut: the newest run, if it was cut short.
+        ended: how the newest run ended: ``was cut short``, ``failed``, ``was interrupted``; empty when it was done.
+        unread: why nobody can tell; empty when it is known.
+    """
+
+    owed: tuple[Trigger, ...] = ()
+    marks: tuple[PackageChange, ...] = ()
+    cut: CutShort | None = None
+    ended: str = ""
+    unread: str = ""
+
+    def __bool__(self) -> bool:
+        """Whether there is anything to be done."""
+        return bool(self.owed or self.marks)
+
+    @property
+    def left(self) -> tuple[str, ...]:
+        """What is left to do, a few words each."""
+        marks = f"mark {_named(self.marks)} as before"
+        return (*map(str, self.owed), *((marks,) if self.marks else ()))
+
+    def __str__(self) -> str:
+        who = f"an earlier run {self.ended} and" if self.ended else "an earlier run"
+        return f"{who} left this undone: {', '.join(self.left)}"
+
+
+NOTHING_LEFT = Backlog()
+_ENDED = {"failed": "failed", "interrupted": "was interrupted"}
+
+
+def backlog(store: Store, facts: Facts) -> Backlog:
+    """What the runs of ``store`` left undone on the node with these facts.
+
+    Raises:
+        UsageError: only root may read them.
+        JournalDamaged: one of the journals is.
+    """
+    owed, cut = still_owed(store.owed(), facts), store.cut_short()
+    marks = marks_missing(cut, known(facts.packages, {})) if cut is not None else ()
+    newest = store.runs()[-1:] if owed or marks else ()
+    ended = next((_ENDED.get(run.commit.result, "") for run in newest if run.commit), "")
+    return Backlog(owed, marks, cut, "was cut short" if cut is not None else ended)
+
+
+def visible_backlog(store: Store, facts: Facts) -> Backlog:
+    """As ``backlog``; for an ordinary user it says that it could not be read.
+
+    Raises:
+        JournalDamaged: one of the journals is.
+    """
+    try:
+        return backlog(store, facts)
+    except UsageError as error:
+        return Backlog(unread=error.what)
+
+
+def still_owed(owed: Mapping[Trigger, float], facts: Facts) -> tuple[Trigger, ...]:
+    """What an earlier run left owed, without the units that were started since: they have read what it wrote."""
+    return tuple(trigger for trigger, since in owed.items() if not _is_younger(trigger, since, facts))
+
+
+def _is_younger(trigger: Trigger, since: float, facts: Facts) -> bool:
+    unit = facts.unit(trigger.target)
+    if trigger.kind not in {"reload", "restart"} or not isinstance(unit, Known):
+        return False
+    return unit.value.started_at is not None and unit.value.started_at > since
 
 
 def told(cut: CutShort, then: str) -> str:

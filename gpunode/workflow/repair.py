@@ -6,29 +6,21 @@ from collections.abc import Callable
 
 from gpunode.change import CommandChange
 from gpunode.errors import GpunodeError, Interrupted
-from gpunode.facts import dpkg
-from gpunode.facts.model import Facts, Known, known
-from gpunode.host.port import Host, HostView
+from gpunode.facts.model import Facts, known
+from gpunode.host.port import Host
 from gpunode.journal.store import Store
-from gpunode.steps.repair import FINISH
-from gpunode.workflow import present
+from gpunode.steps.repair import UNFINISHED
 from gpunode.workflow.apply import Applier
 from gpunode.workflow.events import Observer
 
 
-def unfinished(facts: Facts, host: HostView) -> CommandChange | None:
+def unfinished(facts: Facts) -> CommandChange | None:
     """What finishes the work in whose middle dpkg was stopped; None when there is none.
 
     Until then dpkg's status is not what is on the disk, and a package that lost some of its files can neither be
-    called installed nor be removed: apt installs it anew first.
+    called installed nor be removed.
     """
-    if not isinstance(facts.packages, Known):
-        return None
-    half = dpkg.half_installed(dpkg.entries(present.dpkg_status(host)))
-    if not half and not known(facts.dpkg_interrupted, False):
-        return None
-    what = f"; {', '.join(half)} is half installed" if half else ""
-    return CommandChange(FINISH, f"an earlier run of dpkg was interrupted{what}")
+    return UNFINISHED if known(facts.dpkg_interrupted, default=False) else None
 
 
 def finish(

@@ -19,7 +19,8 @@ from gpunode.journal.store import Store
 from gpunode.workflow import present, undo
 from gpunode.workflow.apply import DEPENDENCIES, Applier
 from gpunode.workflow.events import Observer
-from gpunode.workflow.setup import refuse_while_running, still_owed
+from gpunode.workflow.recovery import still_owed
+from gpunode.workflow.setup import refuse_while_running
 from gpunode.workflow.undo import Part, Undo, Undoing
 
 _DOCKER = "docker.service"

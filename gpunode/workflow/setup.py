@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 
 from gpunode.change import Deferred, FileChange, Trigger, settle_order
@@ -24,7 +24,7 @@ from gpunode.workflow.locking import lacked
 from gpunode.workflow.origins import with_origins
 from gpunode.workflow.plan import plan
 from gpunode.workflow.reboot import UNIT, Resume, arrange, resume_unit
-from gpunode.workflow.recovery import marks_missing, told
+from gpunode.workflow.recovery import backlog, marks_missing, told
 from gpunode.workflow.transaction import resolved
 
 _RESTARTS_DOCKER = Trigger("restart", "docker.service")
@@ -117,15 +117,14 @@ def setup(
     if recipe.upgrade and preview[0].changes == ():
         host.trigger((Trigger("index-refresh"),))
         preview = plan(recipe, facts, host, asked.only)
-    owed, cut = still_owed(store.owed(), facts), store.cut_short()
+    left = backlog(store, facts)
+    owed, cut = left.owed, left.cut
     tell(Previewed(preview))
-    nothing_to_do = not owed and not any(stage.changes for stage in preview)
-    marks = marks_missing(cut, known(facts.packages, {})) if cut is not None else ()
-    nothing_to_do = nothing_to_do and not marks
+    nothing_to_do = not left and not any(stage.changes for stage in preview)
     if cut is not None:
         tell(Told(told(cut, "nothing of it is left to do" if nothing_to_do else "this run finishes it")))
-    if owed:
-        tell(Told(f"an earlier run was cut short and still owes: {', '.join(map(str, owed))}"))
+    if left:
+        tell(Told(f"{left}; this run does it"))
     waits = tuple(wait for stage in preview for wait in stage.waits)
     if nothing_to_do and not (waits and asked.resume):
         if cut is not None:
@@ -169,18 +168,6 @@ def _waited_for(answer: Callable[[], None]) -> float:
     asked_at = time.monotonic()
     answer()
     return time.monotonic() - asked_at
-
-
-def still_owed(owed: Mapping[Trigger, float], facts: Facts) -> tuple[Trigger, ...]:
-    """What an earlier run left owed, without the units that were started since: they have read what it wrote."""
-    return tuple(trigger for trigger, since in owed.items() if not _is_younger(trigger, since, facts))
-
-
-def _is_younger(trigger: Trigger, since: float, facts: Facts) -> bool:
-    unit = facts.unit(trigger.target)
-    if trigger.kind not in {"reload", "restart"} or not isinstance(unit, Known):
-        return False
-    return unit.value.started_at is not None and unit.value.started_at > since
 
 
 def _result(error: GpunodeError) -> Result:

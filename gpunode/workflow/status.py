@@ -18,6 +18,7 @@ from gpunode.runtimes import RUNTIMES, Configured, Runtime, Wish, runtime
 from gpunode.runtimes.found import contents, in_facts
 from gpunode.runtimes.installations import placed
 from gpunode.steps.selection import installed_driver_packages, own_gpus
+from gpunode.workflow.recovery import Backlog
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +41,7 @@ class Status:
         loaded: version of the loaded kernel module; empty when there is none.
         without_module: kernels that must have a driver module and lack one.
         held: driver packages that upgrades leave alone.
+        undone: what earlier runs left undone.
     """
 
     gpus: tuple[tuple[str, str], ...]
@@ -51,9 +53,10 @@ class Status:
     toolkit: str
     runtimes: tuple[RuntimeStatus, ...]
     nvml: NvmlAnswer
+    undone: tuple[str, ...] = ()
 
 
-def status(facts: Facts, host: HostView) -> Status:
+def status(facts: Facts, host: HostView, left: Backlog) -> Status:
     """The node as it is; what is unknown shows as absent or None."""
     packages = known(facts.packages, {})
     drivers = {n: s for n, s in installed_driver_packages(facts).items() if not s.config_files_only} if packages else {}
@@ -70,6 +73,7 @@ def status(facts: Facts, host: HostView) -> Status:
         toolkit=toolkit.version if toolkit and not toolkit.config_files_only else "",
         runtimes=tuple(_runtimes(facts)),
         nvml=nvml_facts.answer_of(host.look(nvml.probe())),
+        undone=left.left,
     )
 
 

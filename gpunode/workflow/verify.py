@@ -20,6 +20,7 @@ from gpunode.runtimes.installations import placed
 from gpunode.steps.selection import WantedDriver, apart_from, matches, wanted_driver
 from gpunode.workflow.converge import StagePlan
 from gpunode.workflow.plan import plan
+from gpunode.workflow.recovery import NOTHING_LEFT, Backlog
 
 if TYPE_CHECKING:
     from gpunode.facts.cuda import CudaAnswer
@@ -90,6 +91,7 @@ def verify(
     effective: Effective,
     extra: Extra | None = None,
     planned: Sequence[StagePlan] | None = None,
+    left: Backlog = NOTHING_LEFT,
 ) -> Report:
     """What the node answers, check by check; a check that cannot be made says so and is never passed.
 
@@ -100,13 +102,14 @@ def verify(
         effective: what a runtime, by its id, has read; None where it is not there.
         extra: checks that start something.
         planned: the plan of the whole recipe for these very facts, where there is one already.
+        left: what earlier runs left undone.
     """
     extra = extra or Extra()
     untold: list[Undetermined] = []
     # NVML and the runtime are asked side by side; each takes about 30 ms.
     with ThreadPoolExecutor(max_workers=1) as pool:
         asked = pool.submit(host.look, nvml.probe())
-        as_wanted = _told(lambda: [configuration(recipe, facts, host, planned)], "configuration", _WANTED, untold)
+        as_wanted = _told(lambda: [configuration(recipe, facts, host, planned, left)], "configuration", _WANTED, untold)
         runtime_checks = _told(lambda: [*_runtime(recipe, facts, effective)], "runtime", _READS, untold)
         answer = nvml_facts.answer_of(asked.result())
     inventory = answer if isinstance(answer, Inventory) else None
@@ -141,7 +144,13 @@ def gpus(number: int) -> str:
     return "1 GPU" if number == 1 else f"{number} GPUs"
 
 
-def configuration(recipe: Recipe, facts: Facts, host: HostView, planned: Sequence[StagePlan] | None = None) -> Check:
+def configuration(
+    recipe: Recipe,
+    facts: Facts,
+    host: HostView,
+    planned: Sequence[StagePlan] | None = None,
+    left: Backlog = NOTHING_LEFT,
+) -> Check:
     """Whether every step, planned again, finds nothing to do; what only a reboot can show is not run."""
     title = f"as recipe {recipe.name} wants it"
     try:
@@ -152,11 +161,16 @@ def configuration(recipe: Recipe, facts: Facts, host: HostView, planned: Sequenc
         return Check("configuration", title, "failed", _because(error.what, error.why), error.hint)
     if refusal := next((stage.refusal for stage in plans if stage.refusal), None):
         return Check("configuration", title, "failed", _because(refusal.what, refusal.why), refusal.hint)
-    if left := [step.step.title for stage in plans for step in stage.steps if step.changes]:
+    if todo := [*(step.step.title for stage in plans for step in stage.steps if step.changes), *left.left]:
         hint = "gpunode plan shows what, gpunode setup does it"
-        return Check("configuration", title, "failed", f"still to do: {', '.join(left)}", hint)
+        return Check("configuration", title, "failed", f"still to do: {', '.join(todo)}", hint)
     if waits := [wait.reason for stage in plans for wait in stage.waits]:
         return Check("configuration", title, "not run", f"known after a reboot: {'; '.join(waits)}", "reboot")
+    if left.unread:
+        what = (
+            f"every step finds nothing to do; whether an earlier run left something undone is not known: {left.unread}"
+        )
+        return Check("configuration", title, "not run", what, "run it as root")
     return Check("configuration", title, "passed", "planned again, every step finds nothing to do")
 
 

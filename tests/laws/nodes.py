@@ -76,9 +76,12 @@ DAEMON_JSON_FILES = (
 
 
 def _package_sets() -> st.SearchStrategy[dict[str, PackageState]]:
-    driver = st.sampled_from(("470.256.02-1", "535.261.03-1", "580.95.05-1", "595.91.07-1"))
+    driver = st.sampled_from(("470.256.02-1", "535.261.03-1", "580.65.06-1", "580.95.05-1", "595.91.07-1"))
     names = st.sampled_from(
-        ("nvidia-driver-cuda", "nvidia-kernel-dkms", "nvidia-kernel-open-dkms", "libcuda1", "nvidia-tesla-470-driver")
+        (
+            *("nvidia-driver-cuda", "nvidia-kernel-dkms", "nvidia-kernel-open-dkms", "nvidia-tesla-470-driver"),
+            *("libcuda1", "libcuda1:i386", "nvidia-opencl-common", "nvidia-settings", "nvidia-modprobe"),
+        )
     )
     old = st.dictionaries(names, st.builds(PackageState, driver, auto=st.booleans(), config_files_only=st.booleans()))
     toolkit = st.dictionaries(
@@ -170,7 +173,7 @@ def recipes(draw: st.DrawFn) -> Recipe:
     return Recipe(
         "law",
         driver=Driver(
-            version=draw(st.sampled_from(("auto", "lts", "none"))),
+            version=draw(st.sampled_from(("auto", "lts", "580", "none"))),
             scope=draw(st.sampled_from(("compute", "media", "full"))),
             persistence=draw(st.booleans()),
         ),

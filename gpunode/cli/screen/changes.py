@@ -13,6 +13,7 @@ from gpunode.change import (
     PackageChange,
     ServiceChange,
     diff,
+    spelled,
 )
 from gpunode.cli.screen.text import Line, Style, line, padded, span
 from gpunode.cli.screen.words import bare, count, listed, service
@@ -33,7 +34,7 @@ def change_lines(changes: Sequence[Change], *, verbose: bool) -> Iterator[Line]:
             case ModuleChange(module=module, after=after):
                 yield line(f"{'load' if after else 'unload'} the kernel module {module}")
             case CommandChange(argv=argv):
-                yield line("run ", span(" ".join(argv), "command"))
+                yield line("run ", span(" ".join(argv) if verbose else spelled(argv), "command"))
             case PackageChange():
                 pass
     yield from package_lines([c for c in changes if isinstance(c, PackageChange)], verbose=verbose)
@@ -104,6 +105,11 @@ def _version(brought: Sequence[PackageChange]) -> str:
     return f"  {versions.pop()}" if len(versions) == 1 else ""
 
 
+def at_most(packages: Sequence[PackageChange]) -> str:
+    """Said before the number of purges while the index is unread: apt replaces what the new driver has, too."""
+    return "up to " if any(isinstance(change.after, KnownAfter) for change in packages) else ""
+
+
 def tally(packages: Sequence[PackageChange], dependencies: Sequence[PackageChange]) -> str:
     """A transaction in numbers: ``14 packages, 23 more that they depend on, 6 purged``."""
     asked = [change for change in packages if change not in dependencies]
@@ -112,5 +118,6 @@ def tally(packages: Sequence[PackageChange], dependencies: Sequence[PackageChang
     gone = sum(change.after is None for change in packages)
     parts = [count(brought, "package")] if brought else []
     parts += [f"{brought_along} more that they depend on"] if brought_along else []
-    parts += [f"{gone} purged" if brought else f"{count(gone, 'package')} purged"] if gone else []
+    number = f"{at_most(packages)}{gone if brought else count(gone, 'package')}"
+    parts += [f"{number} purged"] if gone else []
     return ", ".join(parts)

@@ -13,6 +13,7 @@ from gpunode.change import (
     ServiceChange,
     Trigger,
     is_generated,
+    spelled,
     subject,
 )
 from gpunode.cli.screen.text import Line, Span, line, padded, prose, span
@@ -32,7 +33,7 @@ def applying(step: str, changes: Sequence[Change]) -> str:
     """What is being done, for the line that moves."""
     match changes:
         case (CommandChange(argv=argv),):
-            return " ".join(argv)
+            return spelled(argv)
         case (PackageChange(), *_):
             return f"apt, {count(len(changes), 'package')}"
         case _:
@@ -74,7 +75,7 @@ def _did(changes: Sequence[Change]) -> Iterator[str]:
             case ModuleChange(module=module, after=loaded):
                 yield f"{module} {'loaded' if loaded else 'unloaded'}"
             case CommandChange(argv=argv):
-                yield " ".join(argv)
+                yield spelled(argv)
             case _:
                 pass
 

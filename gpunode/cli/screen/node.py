@@ -91,6 +91,8 @@ def status_lines(facts: Facts, found: Status) -> Iterator[Line]:
     yield from _labelled("toolkit", (_toolkit(found),))
     rows = tuple(_runtime(row) for row in found.runtimes)
     yield from _labelled("runtimes", rows or (line(span("none installed", "dim")),))
+    undone = f"an earlier run left undone: {listed(found.undone)}; gpunode setup does it"
+    yield from _labelled("setup", (line(MARKS["waits"], undone, hang=2),) if found.undone else ())
 
 
 def _labelled(label: str, rows: Sequence[Line]) -> Iterator[Line]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from gpunode.change import FileChange, ModuleChange, PackageChange, ServiceChange, Trigger, settle_order
-from gpunode.cli.screen.changes import change_lines, package_lines, tally
+from gpunode.cli.screen.changes import at_most, change_lines, package_lines, tally
 from gpunode.cli.screen.commands import setup_command
 from gpunode.cli.screen.node import node_line
 from gpunode.cli.screen.text import BLANK, Line, Span, indented, line, padded, prose, span
@@ -16,25 +16,33 @@ from gpunode.recipe import Recipe
 from gpunode.steps import STEPS
 from gpunode.steps.outcome import Planned, Refusal, Waits
 from gpunode.workflow.converge import StagePlan, StepPlan
+from gpunode.workflow.plan import pending
+from gpunode.workflow.recovery import Backlog
 
 _TITLE = max(len(step.title) for step in STEPS)
 
 
 def plan_lines(
-    recipe: Recipe, facts: Facts, plans: Sequence[StagePlan], argv: Sequence[str], *, verbose: bool
+    recipe: Recipe, facts: Facts, plans: Sequence[StagePlan], left: Backlog, argv: Sequence[str], *, verbose: bool
 ) -> Iterator[Line]:
     """The whole answer of plan; one line when there is nothing to do."""
-    if not any(stage.changes or stage.waits for stage in plans):
+    if not pending(plans, left):
         if verbose:
             yield node_line(facts, recipe)
             yield from stage_lines(plans, verbose=True)
             yield BLANK
         yield line(MARKS["nothing"], f"nothing to do: the node is as recipe {recipe.name} wants it", hang=2)
+        if left.unread:
+            yield line(
+                MARKS["not run"], span(f"what an earlier run may have left undone: {left.unread}", "dim"), hang=2
+            )
         return
     yield node_line(facts, recipe)
     yield from stage_lines(plans, verbose=verbose)
     yield BLANK
-    yield from outlook(plans)
+    if left:
+        yield line(span("! ", "warn"), *prose(str(left), "warn"), hang=2)
+    yield from outlook(plans, left.owed)
     yield line("next: ", span(setup_command(argv), "command"), hang=6)
 
 
@@ -90,6 +98,9 @@ def _transaction(stage: StagePlan, *, verbose: bool) -> Iterator[Line]:
     """The stage's packages together: they are one transaction of apt's."""
     if stage.packages:
         yield line(Span("  "), span(f"in one transaction: {tally(stage.packages, stage.dependencies)}", "dim"), hang=4)
+    if at_most(stage.packages) and any(change.after is None for change in stage.packages):
+        unknown = "which of these are purged and which replaced by a newer version is known after the index is read"
+        yield line(Span("  "), span(unknown, "dim"), hang=4)
     if stage.dependencies and verbose:
         yield from indented(tuple(package_lines(stage.dependencies, verbose=True)), 4)
     if stage.unresolved.startswith(NOT_SIMULATED):
@@ -99,13 +110,19 @@ def _transaction(stage: StagePlan, *, verbose: bool) -> Iterator[Line]:
         yield from indented([line(span(text, "dim")) for text in stage.unresolved.splitlines()], 6)
 
 
-def outlook(plans: Sequence[StagePlan]) -> Iterator[Line]:
-    """What setup does in short: counts, what it restarts, what stops meanwhile, whether a reboot is needed."""
-    if did := _counts(plans):
+def outlook(plans: Sequence[StagePlan], left: Sequence[Trigger] = ()) -> Iterator[Line]:
+    """What setup does in short: counts, what it restarts, what stops meanwhile, whether a reboot is needed.
+
+    Args:
+        plans: of all stages.
+        left: what earlier runs owe.
+    """
+    did = _counts(plans)
+    if did:
         yield line("setup ", sentence(did), hang=6)
-    triggers = settle_order(trigger for stage in plans for trigger in stage.triggers)
+    triggers = settle_order({*left, *(trigger for stage in plans for trigger in stage.triggers)})
     if triggers:
-        yield line("then  ", sentence(_owed(triggers)), hang=6)
+        yield line("then  " if did else "setup ", sentence(_owed(triggers)), hang=6)
     yield from (line("      ", *prose(text), hang=6) for text in _downtime(plans, triggers))
     for wait in (wait for stage in plans for wait in stage.waits):
         yield line(span("! ", "warn"), span(f"a {wait.for_} will be needed: {wait.reason}", "warn"), hang=2)
@@ -128,7 +145,7 @@ def _counts(plans: Sequence[StagePlan]) -> list[str]:
         (sum(None not in (change.before, change.after) for change in files), "changes {}", "file"),
         (sum(change.after is None for change in files), "removes {}", "file"),
         (sum(change.after is not None for change in packages), "installs {}", "package"),
-        (sum(change.after is None for change in packages), "purges {}", "package"),
+        (sum(change.after is None for change in packages), f"purges {at_most(packages)}{{}}", "package"),
     ]
     said = [verb.format(count(number, noun)) for number, verb, noun in found if number]
     said += [f"loads {change.module}" for change in changes if isinstance(change, ModuleChange) and change.after]

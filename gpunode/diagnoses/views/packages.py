@@ -74,6 +74,11 @@ class Package:
         return self.state in _HALF_DONE
 
     @property
+    def is_broken(self) -> bool:
+        """Whether files of it are missing, so that it can only be installed anew."""
+        return self.state == "H"
+
+    @property
     def upstream(self) -> str:
         """The version without epoch, packaging revision and the kernel of SUSE's modules (``550.107.02``)."""
         return self.version.split(":")[-1].split("-")[0].split("~")[0].split("_k")[0]

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.e2e.chroot.scenario import Lab, as_machine, called, setup, setup_ok
+from tests.e2e.chroot.scenario import RECIPE, Lab, as_machine, ask, called, setup, setup_ok
 from tests.e2e.lab.bases import Bases
 from tests.e2e.lab.chroot import Chroot
 from tests.e2e.lab.debs import Package, build_all
@@ -102,6 +102,52 @@ def test_a_dpkg_that_was_killed_in_the_middle_is_repaired_first(node: Chroot) ->
     assert kinds.index("command") < kinds.index("package")
     assert "lab-killer" in node.installed()
     assert node.read("/root/frontend") == "noninteractive 1\n"
+
+
+def test_a_package_that_dpkg_cannot_configure_any_more_is_installed_anew(node: Chroot) -> None:
+    """Killed while it unpacked, and `dpkg --configure -a` was tried: dpkg has no note of it left beside the status."""
+    setup_ok(node)
+    package, lost = "nvidia-container-toolkit-base", node.path("/usr/bin/nvidia-cdi-hook")
+    lost.unlink()
+    status = node.read("/var/lib/dpkg/status")
+    stanza = next(one for one in status.split("\n\n") if one.startswith(f"Package: {package}\n"))
+    half = stanza.replace("install ok installed", "install reinstreq half-installed")
+    node.write("/var/lib/dpkg/status", status.replace(stanza, half))
+    node.finish("dpkg", "--configure", "-a")
+    assert package not in node.installed()
+
+    pending = ask(node, "plan", "--check", RECIPE)
+    assert pending.exit_code == 4
+    assert "sources" in {step["stage"] for step in pending.result["steps"] if step["changes"]}
+    advice = ask(node, "doctor").envelope["findings"][0]
+    assert advice["cause"] == "dpkg-unconfigured-packages"
+    assert f"sudo apt-get install --reinstall {package}" in [one for fix in advice["remedy"] for one in fix["commands"]]
+
+    setup_ok(node)
+
+    assert lost.exists()
+    assert package in node.installed()
+    assert ask(node, "plan", "--check", RECIPE).exit_code == 0
+
+
+def test_what_a_failed_run_left_undone_is_pending(node: Chroot) -> None:
+    hook = "/etc/initramfs-tools/hooks/lab"
+    node.write(hook, "#!/bin/sh\nexit 1\n", 0o755)
+    failed = setup(node)
+    assert failed.exit_code == 6
+    assert "initramfs" in failed.error
+    node.path(hook).unlink()
+
+    pending = ask(node, "plan", "--check", RECIPE)
+    assert pending.exit_code == 4
+    assert "initramfs" in {one["kind"] for one in pending.result["owed"]}
+    assert "initramfs" in ask(node, "status").result["status"]["undone"]
+    (check,) = (one for one in ask(node, "verify", RECIPE).result["checks"] if one["id"] == "configuration")
+    assert check["status"] == "failed"
+    assert "initramfs" in check["detail"]
+
+    setup_ok(node)
+    assert ask(node, "plan", "--check", RECIPE).exit_code == 0
 
 
 def test_the_repair_asks_nobody_about_a_configuration_file_and_keeps_the_users(node: Chroot) -> None:

@@ -295,6 +295,50 @@ def test_what_docker_will_not_read_again_is_put_back_before_it_stops_the_next_st
     assert is_up(node, DOCKER)
 
 
+def test_a_reload_that_docker_rejects_is_a_failure_until_docker_takes_the_file(node: Machine) -> None:
+    setup_ok(node, "docker")
+    typo = node.read(DOCKER_CONFIG).replace("{", '{"log-drvier": "json-file",', 1)
+    node.write(DOCKER_CONFIG, typo)
+
+    for _ in range(2):
+        assert ask(node, "plan", "--check", "/root/docker.toml").exit_code == 4
+        rejected = setup(node, "docker")
+        assert rejected.exit_code == 6
+        assert "log-drvier" in rejected.error
+        assert DOCKER_CONFIG in rejected.error
+        assert node.read(DOCKER_CONFIG) == typo
+
+    node.write(DOCKER_CONFIG, typo.replace('"log-drvier": "json-file",', ""))
+    setup_ok(node, "docker")
+    assert ask(node, "plan", "--check", "/root/docker.toml").exit_code == 0
+
+
+def test_what_docker_rejects_along_with_what_it_rejected_before_is_put_back(node: Machine) -> None:
+    typo = '{"log-drvier": "json-file"}\n'
+    node.write(DOCKER_CONFIG, typo)
+
+    rejected = setup(node, "docker")
+
+    assert rejected.exit_code == 6
+    assert "log-drvier" in rejected.error
+    assert node.read(DOCKER_CONFIG) == typo
+
+
+def test_a_byte_order_mark_is_refused_where_docker_does_not_take_one(node: Machine) -> None:
+    marked = "\ufeff{}\n"
+    node.write(DOCKER_CONFIG, marked)
+    takes_it = int(node.run("docker", "version", "--format={{.Server.Version}}").stdout.split(".")[0]) >= 23
+
+    for answer in (setup(node, "docker"), configure(node)):
+        if takes_it:
+            assert answer.exit_code == 0, answer.error
+            assert node.read(DOCKER_CONFIG).startswith("\ufeff")
+        else:
+            assert answer.exit_code == 3
+            assert "byte order mark" in answer.error
+            assert node.read(DOCKER_CONFIG) == marked
+
+
 def test_a_restart_that_stops_containers_needs_leave(node: Machine, training: Training) -> None:
     before = start_of(node, DOCKER)
 

@@ -12,7 +12,7 @@ from tests.e2e.lab.bases import Bases
 from tests.e2e.lab.distro import OLD, add_nonfree
 from tests.e2e.lab.leftovers import leftovers, marks
 from tests.e2e.lab.machine import Machine
-from tests.e2e.machine.scenario import CONTAINERD, CONTAINERD_CONFIG, Machines, is_up, setup
+from tests.e2e.machine.scenario import CONTAINERD, CONTAINERD_CONFIG, Machines, ask, is_up, setup
 
 pytestmark = pytest.mark.e2e
 
@@ -78,7 +78,7 @@ def test_setup_says_that_it_needs_a_reboot_and_with_leave_makes_it_and_goes_on(n
     done = setup(node, "containerd")
     assert done.exit_code == 10
     assert f"the kernel still runs driver {OLD}" in done.error
-    assert "branch 580" in done.error
+    assert "it is to run 580.178.04" in done.error
     assert node.boot_id() == first
     assert all(not node.path(place).exists() for place in _PLACES)
 
@@ -97,6 +97,18 @@ def test_setup_says_that_it_needs_a_reboot_and_with_leave_makes_it_and_goes_on(n
     assert node.boot_id() == second
     assert node.run("systemctl", "is-system-running").stdout == "running\n"
     assert len(node.run("gpunode", "rollback", "--list").stdout.strip().splitlines()) >= 2
+
+    # As after an upgrade within the branch: the libraries are newer than the module.
+    version = "/proc/driver/nvidia/version"
+    node.write(version, node.read(version).replace("580.178.04", "580.65.06"))
+    assert ask(node, "plan", "--check", "/root/containerd.toml").exit_code == 4
+    stale = setup(node, "containerd")
+    assert stale.exit_code == 10
+    assert "the kernel still runs driver 580.65.06" in stale.error
+    assert setup(node, "containerd", "--reboot").exit_code == 10
+    node.wait_reboot(second)
+    assert "already as recipe containerd wants it" in finished(node)
+    assert loaded(node) == "580.178.04"
 
 
 def test_a_reason_that_outlives_the_reboot_does_not_make_another(node: Machine) -> None:

@@ -28,6 +28,7 @@ from gpunode.journal import record
 from gpunode.journal.chronicle import Chronicle, chronicle
 from gpunode.journal.record import Begin, Commit, RunSummary
 from gpunode.workflow.events import Applied, Applying, Triggered, Triggering
+from gpunode.workflow.recovery import Backlog
 from gpunode.workflow.rollback import RollbackResult
 from gpunode.workflow.status import status
 from gpunode.workflow.undo import Part, Undoing
@@ -50,7 +51,7 @@ BACK = FileChange(nodes.CONFIG, FileState(b"version = 2\n[x]\n"), FileState(b"ve
 
 def plan(screen: Screen) -> None:
     node = nodes.facts()
-    screen.plan(nodes.RECIPE, node, nodes.planned(node))
+    screen.plan(nodes.RECIPE, node, nodes.planned(node), Backlog())
 
 
 def rehearse(screen: Screen) -> None:
@@ -104,12 +105,14 @@ def verify(screen: Screen) -> None:
 
 def status_bare(screen: Screen) -> None:
     node = nodes.facts()
-    screen.status(node, status(node, nodes.host(node)))
+    screen.status(node, status(node, nodes.host(node), Backlog()))
 
 
 def status_good(screen: Screen) -> None:
     node = nodes.converged()
-    screen.status(node, replace(status(node, nodes.host(node)), nvml=nodes.INVENTORY, held=("nvidia-driver-cuda",)))
+    screen.status(
+        node, replace(status(node, nodes.host(node), Backlog()), nvml=nodes.INVENTORY, held=("nvidia-driver-cuda",))
+    )
 
 
 def rollback(screen: Screen) -> None:

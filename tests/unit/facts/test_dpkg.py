@@ -57,7 +57,9 @@ def test_what_dpkg_was_killed_in_the_middle_of_unpacking_is_not_there() -> None:
     assert set(dpkg.packages(found)) == {"dpkg"}
 
 
-@pytest.mark.parametrize("status", ["half-configured", "unpacked", "triggers-pending", "triggers-awaited"])
+@pytest.mark.parametrize(
+    "status", ["half-configured", "unpacked", "triggers-pending", "triggers-awaited", "half-installed"]
+)
 def test_an_unfinished_package_means_that_dpkg_was_interrupted(status: str) -> None:
     assert dpkg.interrupted(dpkg.entries(paragraph("nvidia-dkms-580", f"install ok {status}")), [])
 

@@ -109,6 +109,12 @@ def test_a_docker_too_old_to_validate_still_has_its_keys_compared(tools: Tools, 
         check("docker", change(tmp_path, '{"runtimes": {}}'))
 
 
+def test_a_docker_too_old_to_validate_takes_no_byte_order_mark(tools: Tools, tmp_path: Path) -> None:
+    tools.add("dockerd", "echo 'unknown flag: --validate' >&2; exit 125")
+    with pytest.raises(Refused, match="byte order mark"):
+        check("docker", change(tmp_path, f"\ufeff{DOCKER}"))
+
+
 def test_a_key_that_docker_does_not_know_is_refused(tools: Tools, tmp_path: Path) -> None:
     complaint = "the following directives don't match any configuration option: bogus"
     tools.add("dockerd", f'if grep -q bogus "$3"; then echo "{complaint}" >&2; exit 1; fi')

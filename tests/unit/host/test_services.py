@@ -122,6 +122,20 @@ def test_a_reload_is_a_hangup_where_the_unit_has_none(systemd: Tools, can_reload
     assert not any("restart" in call for call in systemd.calls)
 
 
+def test_a_reload_that_dockerd_rejects_has_failed_with_its_line(systemd: Tools) -> None:
+    line = 'level=error msg="unable to configure the Docker daemon with file /etc/docker/daemon.json: bad"'
+    # What came before the reload is not about it, and the rejection may take its time.
+    systemd.add(
+        "journalctl",
+        f"case $* in *--since=@*) ;; *--sync*) exit;; *) echo '{line}'; exit;; esac\n"
+        "echo 'level=info msg=\"Got signal to reload configuration, reloading from: x\"'\n"
+        f"if [ -e $T/asked ]; then echo '{line}'; fi; touch $T/asked",
+    )
+    with pytest.raises(ChangeFailed, match=r"docker\.service rejected its configuration") as caught:
+        settle(RELOAD)
+    assert line in caught.value.why
+
+
 @pytest.mark.parametrize(
     "state",
     [unit("failed", 0, sub="failed"), unit("activating", 0, sub="auto-restart")],
@@ -162,7 +176,8 @@ def test_a_unit_that_starts_or_stops_is_waited_for_before_it_reloads(systemd: To
     )
     ((_, skipped),) = settle(RELOAD)
     assert bool(skipped) is not bool(does)
-    assert [call for call in systemd.calls if "show" not in call] == ([does] if does else [])
+    told = [call for call in systemd.calls if call.startswith("systemctl") and "show" not in call]
+    assert told == ([does] if does else [])
 
 
 def test_the_cdi_refresh_gets_past_its_start_limit(systemd: Tools) -> None:

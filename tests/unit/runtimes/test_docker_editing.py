@@ -210,6 +210,19 @@ def test_what_dockerd_would_not_take_for_a_setting_is_none() -> None:
     assert inspect(b'{"default-runtime": "", "features": {"cdi": null}}') == Configured()
 
 
+@pytest.mark.parametrize("version", [None, (20, 10, 24), (22, 9), (23,), (28, 5, 2)])
+@pytest.mark.parametrize(
+    "text", ["{}", '{"runtimes": {"nvidia": {"args": [], "path": "/usr/bin/nvidia-container-runtime"}}}']
+)
+def test_a_byte_order_mark_is_refused_where_this_docker_rejects_one(text: str, version: tuple[int, ...] | None) -> None:
+    data, wish = f"\ufeff{text}".encode(), Wish(version=version)
+    if version is None or version >= (23,):
+        configure(data, wish)
+        return
+    with pytest.raises(Refused, match="byte order mark"):
+        configure(data, wish)
+
+
 def test_cdi_that_is_switched_off_is_switched_on_where_wished() -> None:
     data = b'{"features": {"buildkit": true, "cdi": false}}'
     assert configure(data, Wish()).startswith(data[:-1])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpunode.facts.units import Command
-from gpunode.runtimes.dockerd import Flags, conflicts, flags, started
+from gpunode.runtimes.dockerd import Flags, Reload, conflicts, flags, reload, started
 
 
 @pytest.mark.parametrize(
@@ -57,3 +57,27 @@ def test_a_directive_must_not_stand_in_both_unless_it_is_a_runtime() -> None:
         "features (--feature)",
     )
     assert conflicts(Flags(), document) == ()
+
+
+# As dockerd 20.10.24 writes them.
+BEGUN = 'time="x" level=info msg="Got signal to reload configuration, reloading from: /etc/docker/daemon.json"'
+TAKEN = 'time="x" level=info msg="Reloaded configuration: {\\"pidfile\\":\\"/var/run/docker.pid\\"}"'
+REJECTED = (
+    'time="x" level=error msg="unable to configure the Docker daemon with file /etc/docker/daemon.json: the following '
+    "directives don't match any configuration option: log-drvier\""
+)
+
+
+@pytest.mark.parametrize(
+    ("lines", "told"),
+    [
+        ((), Reload("", ended=True)),
+        (("level=warning msg=other",), Reload("", ended=True)),
+        ((BEGUN,), Reload("", ended=False)),
+        ((BEGUN, TAKEN), Reload("", ended=True)),
+        ((BEGUN, "other", REJECTED), Reload(REJECTED, ended=True)),
+        ((REJECTED,), Reload(REJECTED, ended=True)),
+    ],
+)
+def test_the_log_tells_what_came_of_a_reload(lines: tuple[str, ...], told: Reload) -> None:
+    assert reload("\n".join(lines)) == told

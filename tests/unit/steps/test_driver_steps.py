@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gpunode.catalog import branches
@@ -189,8 +189,9 @@ def test_an_upgrade_takes_along_what_has_strayed() -> None:
 
 def test_the_modules_of_the_other_flavour_leave_though_they_have_strayed() -> None:
     node = with_driver("580.95.05", packages={"nvidia-kernel-dkms": "580.65.06-1"})
-    assert planned(DRIVER.plan(recipe(), node)).changes == ()
-    assert names(planned(CONFLICTS.plan(recipe(), node)).changes) == ["nvidia-kernel-dkms"]
+    (gone,) = planned(DRIVER.plan(recipe(), node)).changes
+    assert gone == PackageChange("nvidia-kernel-dkms", PackageState("580.65.06-1"), None)
+    assert planned(CONFLICTS.plan(recipe(), node)).changes == ()
 
 
 @given(
@@ -203,6 +204,7 @@ def test_the_modules_of_the_other_flavour_leave_though_they_have_strayed() -> No
     ),
     st.booleans(),
 )
+@example(packages={"libcuda1:i386": "595.91.07-1", "nvidia-opencl-common": "595.91.07-1"}, upgrade=False)
 def test_whatever_versions_stand_side_by_side_one_is_left_and_nothing_is_to_be_done(
     packages: dict[str, str], upgrade: bool
 ) -> None:
@@ -337,8 +339,11 @@ def test_a_library_that_others_depend_on_and_that_conflicts_with_nothing_stays()
 def test_the_modules_of_the_other_flavour_leave_by_plan() -> None:
     node = with_driver("580.95.05", open_module=False)
     asked = recipe(flavour="open", version="580")
-    assert names(planned(CONFLICTS.plan(asked, node)).changes) == ["nvidia-kernel-dkms"]
-    assert names(planned(DRIVER.plan(asked, node)).changes) == ["nvidia-kernel-open-dkms"]
+    assert planned(CONFLICTS.plan(asked, node)).changes == ()
+    first, *brought = planned(DRIVER.plan(asked, node)).changes
+    assert first == PackageChange("nvidia-kernel-dkms", PackageState("580.95.05-1"), None)
+    assert {c.after for c in brought if isinstance(c, PackageChange)} == {KnownAfter("580.95.05-", "driver")}
+    assert names(tuple(brought)) == ["nvidia-kernel-open-dkms"]
 
 
 def test_a_hold_is_never_broken() -> None:
@@ -468,14 +473,27 @@ def test_the_module_is_loaded_where_nothing_is_in_the_way() -> None:
 
 @pytest.mark.parametrize(
     "loaded",
-    [LoadedDriver("470.256.02", open_module=False), LoadedDriver("580.95.05", open_module=False)],
-    ids=["another version", "the same version in the other flavour"],
+    [
+        LoadedDriver("470.256.02", open_module=False),
+        LoadedDriver("580.95.05", open_module=False),
+        LoadedDriver("580.65.06", open_module=True),
+    ],
+    ids=["another branch", "the same version in the other flavour", "another version of the branch"],
 )
 def test_another_driver_in_the_kernel_waits_for_a_reboot(loaded: LoadedDriver) -> None:
     node = with_driver("580.95.05", loaded_driver=loaded)
     outcome = MODULE_LOAD.plan(recipe(), node)
     assert isinstance(outcome, Waits)
     assert loaded.version in outcome.reason
+
+
+def test_an_upgrade_within_the_branch_ends_in_a_wait_for_a_reboot() -> None:
+    """Planned before the index tells which version comes, and again once it is installed."""
+    wanted = replace(recipe(), upgrade=True)
+    node = with_driver("580.95.05")
+    assert planned(MODULE_LOAD.plan(wanted, node)).changes == ()
+    upgraded = with_driver("580.199.01", loaded_driver=LoadedDriver("580.95.05", open_module=True))
+    assert isinstance(MODULE_LOAD.plan(wanted, upgraded), Waits)
 
 
 def test_nouveau_on_the_card_waits_for_a_reboot_and_a_container_loads_nothing() -> None:

@@ -6,39 +6,22 @@ from dataclasses import replace
 
 import pytest
 
-from gpunode.facts.evidence import Capture, Probe
-from gpunode.facts.model import Known, Unknown
+from gpunode.facts import dpkg
+from gpunode.facts.model import Known
+from gpunode.recipe import Recipe
+from gpunode.steps.repair import REPAIR, UNFINISHED
 from gpunode.workflow.repair import unfinished
-from tests.unit.steps.machines import machine
-from tests.unit.workflow.nodes import Node
+from tests.unit.steps.machines import machine, planned
 
 WHOLE = "Package: dpkg\nStatus: install ok installed\nArchitecture: amd64\nVersion: 1\n"
-HALF = f"{WHOLE}\nPackage: lab\nStatus: install reinstreq half-installed\nArchitecture: amd64\n"
+STATES = ("not-installed", "config-files", "installed", "half-installed", "unpacked", "half-configured")
 
 
-class WithStatus(Node):
-    status = ""
-
-    def look(self, probe: Probe, /) -> Capture:
-        return Capture(probe.source, "ok", self.status.encode())
-
-
-@pytest.mark.parametrize(
-    ("status", "interrupted", "why"),
-    [
-        (WHOLE, False, ""),
-        (WHOLE, True, "an earlier run of dpkg was interrupted"),
-        (HALF, False, "an earlier run of dpkg was interrupted; lab is half installed"),
-    ],
-)
-def test_dpkgs_own_status_decides(status: str, interrupted: bool, why: str) -> None:
-    facts = replace(machine(), dpkg_interrupted=Known(interrupted, "test"))
-    host = WithStatus(facts)
-    host.status = status
-    found = unfinished(facts, host)
-    assert (found.why if found else "") == why
-
-
-def test_where_the_packages_are_not_known_nothing_is_finished() -> None:
-    facts = replace(machine(), packages=Unknown("no dpkg", "test"))
-    assert unfinished(facts, WithStatus(facts)) is None
+@pytest.mark.parametrize("flag", ["ok", "reinstreq"])
+@pytest.mark.parametrize("state", STATES)
+def test_setup_and_rollback_have_one_notion_of_what_dpkg_left_unfinished(state: str, flag: str) -> None:
+    status = f"{WHOLE}\nPackage: lab\nStatus: install {flag} {state}\nArchitecture: amd64\n"
+    facts = replace(machine(), dpkg_interrupted=Known(dpkg.interrupted(dpkg.entries(status), ()), "test"))
+    is_unfinished = state in {"half-installed", "unpacked", "half-configured"}
+    assert unfinished(facts) == (UNFINISHED if is_unfinished else None)
+    assert planned(REPAIR.plan(Recipe("test"), facts)).changes == ((UNFINISHED,) if is_unfinished else ())

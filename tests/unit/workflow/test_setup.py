@@ -11,10 +11,12 @@ import pytest
 from gpunode.change import (
     Change,
     CommandChange,
+    FileChange,
     FileState,
     ModuleChange,
     PackageChange,
     PackageState,
+    RuntimeExpectation,
     ServiceChange,
     Trigger,
 )
@@ -34,8 +36,11 @@ from gpunode.journal.store import Store
 from gpunode.recipe import Recipe, Runtime
 from gpunode.workflow.converge import StagePlan, projected
 from gpunode.workflow.events import Event, Told
+from gpunode.workflow.plan import pending
 from gpunode.workflow.reboot import Resume
+from gpunode.workflow.recovery import Backlog, backlog
 from gpunode.workflow.setup import Asked, SetupResult, setup
+from gpunode.workflow.verify import configuration
 from tests.unit.steps.machines import CONTAINERD, DAEMON_JSON, GTX_1080, gpu, machine, recipe, unit, with_driver
 from tests.unit.workflow.nodes import Node
 
@@ -239,6 +244,57 @@ def test_only_the_file_of_the_daemon_that_failed_is_put_back(store: Store) -> No
     assert "put back: nothing" in caught.value.why
 
 
+def test_a_file_that_a_run_that_was_cut_short_wrote_goes_back_when_its_daemon_refuses_it(store: Store) -> None:
+    written = converged(None).files[CONTAINERD]
+    assert isinstance(written, Known)
+    assert written.value is not None
+    cut = store.begin("setup", version="test")
+    change = FileChange(CONTAINERD, FileState(BEFORE), written.value, frozenset({RESTART}))
+    cut.done(*cut.intend_all("runtime", "runtime-config", (change,)))
+    cut.close()
+    node = containerd(files={CONTAINERD: written.value.content})
+    host = Node(node, accepts=lambda _trigger, node: node.bytes_of(CONTAINERD) == BEFORE)
+
+    with pytest.raises(ChangeFailed) as caught:
+        run(node, host, store, recipe("containerd"))
+
+    assert host.bytes_of(CONTAINERD) == BEFORE
+    assert f"put back: {CONTAINERD}" in caught.value.why
+    assert store.owed() == {}
+
+
+def test_what_containerd_reads_otherwise_than_meant_once_it_is_written_goes_back(store: Store) -> None:
+    class Misread(Node):
+        def read_back(self, expectation: RuntimeExpectation, /) -> None:
+            assert self.bytes_of(expectation.path) != BEFORE
+            raise ChangeFailed("containerd does not read its written configuration as it is meant")
+
+    host = Misread(containerd())
+    with pytest.raises(ChangeFailed, match="written configuration") as caught:
+        run(containerd(), host, store, recipe("containerd"))
+    assert host.bytes_of(CONTAINERD) == BEFORE
+    assert f"put back: {CONTAINERD}" in caught.value.why
+    assert journal(store) == ["failed"]
+
+
+def test_a_reload_that_docker_rejects_stays_owed_and_nobody_elses_file_is_put_back(store: Store) -> None:
+    """The file was edited since docker read it: gpunode only has it read again."""
+    node = converged(1.0, "docker")
+    state = node.files[DAEMON_JSON]
+    assert isinstance(state, Known)
+    assert state.value is not None
+    node = replace(node, changed_at={DAEMON_JSON: 2.0})
+    host = Node(node, accepts=lambda _trigger, _node: False)
+    for _ in range(2):
+        with pytest.raises(ChangeFailed) as caught:
+            run(node, host, store, recipe("docker"))
+        assert host.bytes_of(DAEMON_JSON) == state.value.content
+        assert "no file was put back" in caught.value.why
+        assert set(store.owed()) == {Trigger("reload", "docker.service")}
+        # systemd takes the signal for a reload that was done.
+        node = replace(node, changed_at={DAEMON_JSON: 0.5})
+
+
 # -- an earlier run that was cut short ---------------------------------------------------------------------------------
 
 
@@ -314,6 +370,45 @@ def test_a_restart_that_a_power_cut_swallowed_is_made_up_for(store: Store) -> No
     assert store.owed() == {}
     assert done.changed
     assert any(isinstance(event, Told) and "containerd.service" in event.text for event in told)
+
+
+def test_what_a_failed_run_owes_is_pending_and_is_told_as_that(store: Store) -> None:
+    node, cold = containerd(), Trigger("initramfs")
+    failed = store.begin("setup", version="test")
+    failed.owe(cold, 1)
+    failed.commit("failed", "the initramfs could not be rebuilt")
+    whole = replace(node, files=converged(None).files)
+
+    left = backlog(store, whole)
+
+    assert left.owed == (cold,)
+    assert pending((), left)
+    assert str(left) == "an earlier run failed and left this undone: initramfs"
+    check = configuration(recipe("containerd"), whole, Node(whole), planned=(), left=left)
+    assert (check.status, check.detail) == ("failed", "still to do: initramfs")
+    _, (said,) = told(whole, Node(whole), store)
+    assert said.startswith(str(left))
+    assert not backlog(store, whole)
+
+
+@pytest.mark.parametrize(("cut", "words"), [(True, "was cut short"), (False, "was interrupted")])
+def test_cut_short_is_said_of_what_was_cut_short_alone(store: Store, cut: bool, words: str) -> None:
+    begun = store.begin("setup", version="test")
+    begun.owe(RESTART, 1)
+    if cut:
+        begun.close()
+    else:
+        begun.commit("interrupted", "SIGINT")
+    assert str(backlog(store, converged(None))) == f"an earlier run {words} and left this undone: {RESTART}"
+
+
+def test_whoever_may_not_read_the_journal_is_told_so_and_no_check_passes(store: Store) -> None:
+    left = Backlog(unread="only root may read the journal")
+    assert not pending((), left)
+    node = converged(None)
+    check = configuration(recipe("containerd"), node, Node(node), planned=(), left=left)
+    assert check.status == "not run"
+    assert left.unread in check.detail
 
 
 def test_a_daemon_that_was_started_since_has_read_its_file(store: Store) -> None:
