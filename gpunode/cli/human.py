@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from gpunode.workflow.rehearse import Rehearsal
     from gpunode.workflow.rollback import RollbackResult
     from gpunode.workflow.setup import SetupResult
+    from gpunode.workflow.standing import Undone
     from gpunode.workflow.status import Status
     from gpunode.workflow.undo import Undoing
     from gpunode.workflow.verify import Report
@@ -141,10 +142,15 @@ class Screen(ReportScreen):
         self._ask(verb, yes=yes)
         self._put(BLANK)
 
+    @property
+    def can_ask(self) -> bool:
+        """Whether somebody is there who can answer."""
+        return not self._silent and sys.stdin.isatty()
+
     def _ask(self, verb: str, *, yes: bool) -> None:
         if yes:
             return
-        if self._silent or not sys.stdin.isatty():
+        if not self.can_ask:
             why = "--json asks nothing" if self._silent else "standard input is no terminal, so nobody can agree"
             raise UsageError(
                 f"{verb} changes this machine and asks first",
@@ -211,9 +217,13 @@ class Screen(ReportScreen):
 
         self._put(*(run_lines(found[0], logins) if whole else table_lines(found)))
 
-    def undoing(self, back: Undoing, *, whole: bool = False) -> None:
+    def undoing(self, back: Undoing) -> None:
         """What a rollback or a removal will do."""
-        self._put(*results.undoing_lines(back, whole=whole, verbose=self._verbose))
+        self._put(*results.undoing_lines(back, verbose=self._verbose))
+
+    def undone(self, found: Undone) -> None:
+        """Of the run that would be undone nothing stands."""
+        self._put(*results.undone_lines(found))
 
     def rollback(self, done: RollbackResult, failure: GpunodeError | None) -> None:
         """What a rollback or a removal did."""

@@ -26,6 +26,7 @@ from gpunode.journal.disk import make, sync_folder, write_all, write_file
 from gpunode.journal.footprint import Footprint
 from gpunode.journal.lock import held, holder
 from gpunode.journal.record import (
+    MAKING,
     Begin,
     Commit,
     CutShort,
@@ -615,14 +616,30 @@ def _number(run: str) -> int:
 
 
 def _marked(runs: Sequence[RunSummary]) -> tuple[RunSummary, ...]:
-    """``runs`` with ``undone_by`` filled in; a rollback that was itself rolled back undoes nothing."""
+    """``runs`` with ``undone_by`` filled in; a rollback that was itself rolled back undoes nothing.
+
+    A removal undoes every run before it that made something.
+    """
     undone: dict[str, str] = {}
     whole: set[str] = set()
-    for run in reversed(runs):
-        if run.begin.of and run.run not in undone and run.commit is not None and run.commit.result in _THROUGH:
-            undone.setdefault(run.begin.of, run.run)
-            whole |= {run.begin.of} if run.begin.whole else set()
-    return tuple(replace(run, undone_by=undone.get(run.run, ""), undone_whole=run.run in whole) for run in runs)
+    for index in reversed(range(len(runs))):
+        run = runs[index]
+        if run.run in undone or run.commit is None or run.commit.result not in _THROUGH:
+            continue
+        taken = [run.begin.of] if run.begin.of else []
+        if run.verb == "remove":
+            taken = [one.run for one in runs[:index] if one.verb in MAKING]
+        for one in taken:
+            undone.setdefault(one, run.run)
+        whole.update(taken if run.begin.whole or run.verb == "remove" else ())
+    return tuple(
+        replace(
+            run,
+            undone_by=undone.get(run.run, ""),
+            undone_whole=run.run in whole or (run.run in undone and not run.beyond),
+        )
+        for run in runs
+    )
 
 
 def _roots_alone(error: PermissionError) -> UsageError:

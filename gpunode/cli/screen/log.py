@@ -11,7 +11,7 @@ from gpunode.cli.screen.text import BLANK, Line, Span, cells, indented, line, pa
 from gpunode.cli.screen.words import MARKS, count, listed, seconds
 from gpunode.journal.announce import did, kind
 from gpunode.journal.chronicle import Chronicle, Debt, Deed
-from gpunode.workflow.log import number
+from gpunode.journal.record import number
 
 _HEAD = ("run", "when", "who", "what", "result", "changed")
 _MARKS = {"done": "done", "failed": "failed", "intended": "waits"}

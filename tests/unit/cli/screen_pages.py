@@ -29,6 +29,7 @@ from gpunode.journal.chronicle import Chronicle, chronicle
 from gpunode.journal.record import Begin, Commit, RunSummary
 from gpunode.workflow.events import Applied, Applying, Triggered, Triggering
 from gpunode.workflow.rollback import RollbackResult
+from gpunode.workflow.standing import Undone
 from gpunode.workflow.status import status
 from gpunode.workflow.undo import Part, Undoing
 from gpunode.workflow.verify import Check, Report
@@ -113,9 +114,18 @@ def status_good(screen: Screen) -> None:
 
 
 def rollback(screen: Screen) -> None:
-    undone = Undoing("000003-20250501T120000Z", (Part("runtime", "runtime-config", BACK),))
+    left = ("nvidia-driver-cuda", "nvidia-container-toolkit")
+    undone = Undoing("000003-20250501T120000Z", (Part("runtime", "runtime-config", BACK),), left=left)
     screen.undoing(undone)
     screen.rollback(RollbackResult(undone, "000004-20250501T121500Z", (Settled(RESTART, 0.4),)), None)
+
+
+def undone(screen: Screen) -> None:
+    docker = Begin("000005-20250501T120000Z", 1746100800.0, "setup", "0.1", "docker", "", "", "root", ())
+    newest = RunSummary(docker, ("/etc/docker/daemon.json",), Commit("done"))
+    older = RunSummary(replace(docker, run="000004-20250501T120000Z", recipe="containerd"), ("libcuda1", nodes.CONFIG))
+    screen.undone(Undone(newest, "run 6 undid it", older, "gpunode rollback 4"))
+    screen.undone(Undone(newest, "what is left of it stays", notes=("dkms stays: zfs-dkms needs it now",)))
 
 
 def runs(screen: Screen) -> None:
@@ -197,7 +207,7 @@ def story(screen: Screen) -> None:
 
 
 PAGES: tuple[Callable[[Screen], None], ...] = (
-    plan, rehearse, setup, converged, reboot, verify, status_bare, status_good, rollback, runs, log, log_run, failure,
+    plan, rehearse, setup, converged, reboot, verify, status_bare, status_good, rollback, undone, runs, log, log_run, failure,
     doctor, doctor_verbose, doctor_healthy, doctor_unknown, story,
 )  # fmt: skip
 

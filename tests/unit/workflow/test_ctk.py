@@ -15,7 +15,7 @@ from gpunode.facts.evidence import Capture, Probe
 from gpunode.facts.probes import unit_probe
 from gpunode.journal.store import Store
 from gpunode.runtimes import Configured, Wish
-from gpunode.workflow import ctk, rollback
+from gpunode.workflow import ctk, rollback, standing
 from gpunode.workflow.ctk import Asked
 from gpunode.workflow.events import silent
 from tests.unit.steps.machines import CONTAINERD, DAEMON_JSON
@@ -59,7 +59,7 @@ def test_a_second_time_there_is_nothing_to_do(store: Store) -> None:
 def test_a_rollback_without_a_name_takes_it_back_and_has_the_daemon_read_it(store: Store) -> None:
     host = Machine({CONTAINERD: PLAIN})
     done = configured(host, store)
-    chosen = rollback.choose(store)
+    chosen = standing.newest(store)
     assert chosen.run == done.run
     back = rollback.undoing(store, host, chosen.run)
     rollback.rollback(back, host, store, version="test", argv=(), tell=silent)
@@ -122,7 +122,7 @@ def test_what_the_runtimes_parser_refuses_is_not_written(store: Store, monkeypat
     (run,) = store.runs()
     assert (run.subjects, run.commit and run.commit.result) == ((), "failed")
     with pytest.raises(UsageError, match="nothing to roll back"):
-        rollback.choose(store)
+        standing.newest(store)
 
 
 def test_a_signal_that_came_before_the_first_write_leaves_nothing(store: Store) -> None:
