@@ -22,12 +22,18 @@ from gpunode.steps.selection import installed_driver_packages, own_gpus
 
 @dataclass(frozen=True, slots=True)
 class RuntimeStatus:
-    """A container runtime of the node: its package's version, whether it runs, and what its file says."""
+    """A container runtime of the node: its package's version, whether it runs, and what its file says.
+
+    Attributes:
+        active: None where it has no unit, and where no systemd runs, which alone could tell.
+        without_systemd: whether the latter.
+    """
 
     id: str
     version: str
     active: bool | None
     configured: Configured | None
+    without_systemd: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,9 +100,7 @@ def _runtimes(facts: Facts) -> list[RuntimeStatus]:
         name = next((n for n in row.packages if n in packages and not packages[n].config_files_only), "")
         if not name:
             continue
-        unit = facts.unit(row.unit)
-        active = unit.value.state.active if isinstance(unit, Known) and unit.value.exists else None
-        found.append(RuntimeStatus(row.id, packages[name].version, active, _inspected(row, facts)))
+        found.append(_runtime(row, packages[name].version, facts))
     return [*found, *_bundled(facts)]
 
 
@@ -104,9 +108,16 @@ def _bundled(facts: Facts) -> Iterator[RuntimeStatus]:
     """The containerd that the kubelet's product brings."""
     row = placed(runtime("containerd"), facts)
     if row.product:
-        unit = facts.unit(row.unit)
-        active = unit.value.state.active if isinstance(unit, Known) and unit.value.exists else None
-        yield RuntimeStatus(row.id, f"of {row.product}", active, _inspected(row, facts))
+        yield _runtime(row, f"of {row.product}", facts)
+
+
+def _runtime(row: Runtime, version: str, facts: Facts) -> RuntimeStatus:
+    unit = facts.unit(row.unit)
+    exists = isinstance(unit, Known) and unit.value.exists
+    # Its folders tell which units there are, and not which programs somebody started without it.
+    without_systemd = exists and unit.probe != "units"
+    active = unit.value.state.active if isinstance(unit, Known) and exists and not without_systemd else None
+    return RuntimeStatus(row.id, version, active, _inspected(row, facts), without_systemd)
 
 
 def _inspected(row: Runtime, facts: Facts) -> Configured | None:

@@ -1,0 +1,34 @@
+"""status: what it says of a runtime."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from gpunode.change import ServiceState
+from gpunode.cli.screen.node import status_lines
+from gpunode.facts.model import Known, Unit
+from gpunode.workflow.status import status
+from tests.unit.cli import screen_nodes as nodes
+
+UNIT = "containerd.service"
+
+
+@pytest.mark.parametrize(
+    ("probe", "exists", "said"),
+    [
+        ("units", True, "not running"),
+        ("unit-wants", True, "systemd does not run here, so whether it runs is unknown"),
+        ("units", False, "no unit"),
+        ("unit-wants", False, "no unit"),
+    ],
+)
+def test_whether_a_runtime_runs_is_said_only_where_it_is_known(probe: str, exists: bool, said: str) -> None:
+    """Where no systemd runs, its folders show that there is a unit, and a daemon may run all the same."""
+    unit = Unit(ServiceState(enabled=True, active=False), exists=exists)
+    facts = nodes.converged()
+    facts = replace(facts, units={**facts.units, UNIT: Known(unit, probe)})
+    text = "\n".join(str(line) for line in status_lines(facts, status(facts, nodes.host(facts))))
+    assert said in text
+    assert ("not running" in text) is (said == "not running")
