@@ -50,6 +50,7 @@ _THROUGH = frozenset({"done", "waiting"})
 _ASIDE: frozenset[Verb] = frozenset({"repair", "configure", "unconfigure"})
 # Beside a run's journal: what was asked for.
 _REQUEST = "request.toml"
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _RUN = re.compile(r"([0-9]{6,12})-[0-9]{8}T[0-9]{6}Z")
 # A journal of a thousand packages has half a megabyte.
 _LONGEST_JOURNAL = 16 << 20
@@ -118,7 +119,7 @@ class Store:
                 version,
                 recipe,
                 recipe_sha256,
-                boot_id,
+                boot_id or self._boot_id(),
                 who,
                 tuple(argv),
                 of,
@@ -132,6 +133,14 @@ class Store:
         # Only now: should the run be lost in a power cut, the oldest of the newest runs still needs its backups.
         self._begin_collection()
         return begun
+
+    def _boot_id(self) -> str:
+        """Of the running kernel; empty for an image, and where it cannot be read."""
+        if self.root != Path("/"):
+            return ""
+        with contextlib.suppress(OSError):
+            return _BOOT_ID.read_text("ascii").strip()
+        return ""
 
     def ids(self) -> tuple[str, ...]:
         """The ids of all runs, oldest first; by their number, since a clock may jump.

@@ -207,8 +207,8 @@ def story(screen: Screen) -> None:
 
 
 PAGES: tuple[Callable[[Screen], None], ...] = (
-    plan, rehearse, setup, converged, reboot, verify, status_bare, status_good, rollback, undone, runs, log, log_run, failure,
-    doctor, doctor_verbose, doctor_healthy, doctor_unknown, story,
+    plan, rehearse, setup, converged, reboot, verify, status_bare, status_good, rollback, undone, runs, log, log_run,
+    failure, doctor, doctor_verbose, doctor_healthy, doctor_unknown, story,
 )  # fmt: skip
 
 
