@@ -207,9 +207,9 @@ class Screen(ReportScreen):
         """The node in one screen."""
         self._put(*status_lines(facts, found))
 
-    def runs(self, found: Sequence[RunSummary], file: str) -> None:
-        """The recorded runs, of ``file`` alone where it is given."""
-        self._put(*results.runs_lines(found, file))
+    def runs(self, found: Sequence[RunSummary], prospects: Mapping[str, str], folder: str, file: str) -> None:
+        """The recorded runs, of ``file`` alone where it is given, and whether each can be undone now."""
+        self._put(*results.runs_lines(found, prospects, folder, file))
 
     def log(self, found: Sequence[Chronicle], logins: Mapping[int, str], *, whole: bool) -> None:
         """The recorded runs as a table, or one of them whole."""

@@ -213,8 +213,22 @@ def leftover_lines(path: str, found: Sequence[str]) -> Iterator[Line]:
         yield note(f"beside {path} lie versions that gpunode did not write: {', '.join(found)}")
 
 
-def runs_lines(runs: Sequence[RunSummary], file: str = "", zone: tzinfo | None = None) -> Iterator[Line]:
-    """The recorded runs, the newest last: id, time, verb, how it ended, what it changed."""
+def runs_lines(
+    runs: Sequence[RunSummary],
+    prospects: Mapping[str, str],
+    folder: str,
+    file: str = "",
+    zone: tzinfo | None = None,
+) -> Iterator[Line]:
+    """The recorded runs, the newest last: id, time, verb, how it ended, what it changed.
+
+    Args:
+        runs: oldest first.
+        prospects: for each, by its id, whether it can be undone now.
+        folder: where their records and backups are.
+        file: the one that they changed; empty where all runs are listed.
+        zone: of the times; this machine's when None.
+    """
     if not runs:
         about = f"no recorded run of gpunode changed {file}" if file else "no run of gpunode is recorded on this node"
         yield line(span(about, "dim"))
@@ -228,9 +242,17 @@ def runs_lines(runs: Sequence[RunSummary], file: str = "", zone: tzinfo | None =
         verb = f"rollback of {run.begin.of}" if run.begin.of else f"{run.verb} {run.begin.recipe}".strip()
         yield line(mark, span(padded(run.run, width), "bold"), f"  {when}  {verb}", span(result, "dim"), hang=width + 4)
         what = listed(run.subjects, 6) or "nothing"
-        undone = f"; undone by {run.undone_by}" if run.undone_by else ""
-        undone += "; its backups are forgotten" if run.forgotten else ""
-        yield line(Span(" " * (width + 4)), span(f"changed {what}", "dim"), span(undone, "warn"), hang=width + 4)
+        yield line(Span(" " * (width + 4)), span(f"changed {what}", "dim"), hang=width + 4)
+        yield line(Span(" " * (width + 4)), span(prospects.get(run.run, "")), hang=width + 4)
+    marks = (
+        ("done", "done"),
+        ("not run", "undone since"),
+        ("waits", "waits for a reboot"),
+        ("failed", "did not finish"),
+    )
+    legend = [part for mark, text in marks for part in (MARKS[mark], Span(f"{text}  "))]
+    yield line(*legend)
+    yield line(span(f"records in {folder}/runs, backups in {folder}/objects", "dim"))
     yield line("undo one: ", span("sudo gpunode rollback RUN", "command"))
 
 

@@ -137,7 +137,12 @@ def runs(screen: Screen) -> None:
         RunSummary(undo, (nodes.CONFIG,), Commit("done")),
         RunSummary(cut, tuple(f"package-{number}" for number in range(12))),
     )
-    screen._put(*runs_lines(found, zone=timezone.utc))
+    prospects = {
+        first.run: "undone by run 4",
+        undo.run: f"cannot be undone now: {nodes.CONFIG} was edited since gpunode wrote it",
+        cut.run: "can be undone now",
+    }
+    screen._put(*runs_lines(found, prospects, "/var/lib/gpunode", zone=timezone.utc))
 
 
 def _logged() -> tuple[Chronicle, ...]:

@@ -13,6 +13,7 @@ from gpunode.errors import ChangeFailed, Conflict, DrainRequired, Undetermined, 
 from gpunode.facts.evidence import Capture, Ownership, Probe
 from gpunode.host.port import Settled
 from gpunode.journal.store import Store
+from gpunode.workflow.prospects import prospect
 from gpunode.workflow.rollback import RollbackResult, record_undone, rollback, undoing
 from gpunode.workflow.standing import named, newest, undone
 from tests.unit.steps.machines import CONTAINERD, DAEMON_JSON, machine
@@ -310,6 +311,36 @@ def test_a_run_without_configuration_is_undone_with_its_packages_alone(store: St
             refused()
         assert caught.value.hint == f"gpunode rollback 1 --packages --root {store.root}"
     assert newest(store, whole=True).run == named(store, "1", whole=True).run
+
+
+def test_of_each_run_is_said_whether_it_can_be_undone_now(store: Store, host: Node) -> None:
+    cuda_list = "/etc/apt/sources.list.d/cuda-debian12-x86_64.list"
+    runs = [
+        write(host, store, path=cuda_list, stage="sources"),
+        write(host, store),
+        write(host, store, EDITED),
+        write(host, store, path=DAEMON_JSON),
+    ]
+
+    def told(host: Node) -> list[str]:
+        return [prospect(store, host, run) for run in store.runs()]
+
+    assert told(host) == [
+        "can be undone now: needs --packages",
+        f"cannot be undone now: later runs changed the same things: {runs[2]}",
+        "can be undone now",
+        "can be undone now",
+    ]
+    host.files[CONTAINERD] = FileState(b"by hand")
+    undo(host, store, runs[3])
+    assert told(host)[1:4] == [
+        f"cannot be undone now: later runs changed the same things: {runs[2]}",
+        f"cannot be undone now: {CONTAINERD} was edited since gpunode wrote it",
+        "undone by run 5",
+    ]
+    host.files[CONTAINERD] = OURS
+    store.forget(runs[1])
+    assert told(host)[1:3] == ["cannot be undone: its backups are forgotten", "nothing of its files is left"]
 
 
 def test_a_node_that_gpunode_never_changed_has_nothing_to_roll_back(store: Store) -> None:
