@@ -238,18 +238,23 @@ class Screen(ReportScreen):
 
         self._put(*draft_lines(verb, draft, verbose=self._verbose))
 
-    def drafted(self, verb: CtkVerb, draft: Draft, done: Done, following: str) -> None:
-        """That it was, and the command that follows, if one does."""
+    def drafted(
+        self, verb: CtkVerb, draft: Draft, done: Done, following: str, failure: GpunodeError | None = None
+    ) -> None:
+        """That it was, and the command that follows, if one does; ``failure``: why the daemon has not read it."""
         from gpunode.cli.screen.edits import drafted_lines
 
         self._live.close()
-        self._put(*drafted_lines(verb, draft, done, self._argv, following))
+        unread = failure is not None
+        self._put(*drafted_lines(verb, draft, done, self._argv, "" if unread else following, is_unread=unread))
+        if failure and not self._silent:
+            standard_error().put(error_lines(failure))
 
-    def verdict(self, draft: Draft, verdict: Verdict) -> None:
-        """Whether a runtime is as asked."""
+    def verdict(self, draft: Draft, verdict: Verdict, following: str) -> None:
+        """Whether a runtime is as asked, and the command that has its daemon read the files, if one does."""
         from gpunode.cli.screen.edits import verdict_lines
 
-        self._put(*verdict_lines(draft, verdict, self._argv, verbose=self._verbose))
+        self._put(*verdict_lines(draft, verdict, self._argv, following, verbose=self._verbose))
 
     def forgetting(self, run: RunSummary) -> None:
         """What stops being undoable."""

@@ -13,8 +13,9 @@ from gpunode.cli.screen.edits import read_again_command
 from gpunode.errors import ChangeFailed, Conflict, DrainRequired, Interrupted, Refused, UsageError
 from gpunode.facts.evidence import Capture, Probe
 from gpunode.facts.probes import unit_probe
+from gpunode.host.port import Settled
 from gpunode.journal.store import Store
-from gpunode.runtimes import Configured, Wish
+from gpunode.runtimes import Configured, Wish, runtime
 from gpunode.workflow import ctk, rollback, standing
 from gpunode.workflow.ctk import Asked
 from gpunode.workflow.events import silent
@@ -269,3 +270,27 @@ def test_a_daemon_whose_parser_cannot_read_its_files_has_something_else(store: S
         raise ChangeFailed("containerd does not say", why="toml: line 3")
 
     assert "toml: line 3" in ctk.verdict(host, draft_of(host), broken, is_live=True).otherwise
+
+
+@pytest.mark.parametrize("row", ["docker", "containerd"])
+@pytest.mark.parametrize(
+    ("beside", "skipped"),
+    [
+        (set(), False),  # nothing runs; it reads its files when it starts
+        ({"socket"}, True),
+        ({"socket", "systemd"}, False),
+    ],
+)
+def test_a_restart_that_nobody_could_make_is_noticed(row: str, beside: set[str], skipped: bool, store: Store) -> None:
+    wish, main = (DOCKER, DAEMON_JSON) if row == "docker" else (IN_DROP_IN, CONTAINERD)
+    places = {"socket": runtime(row).socket, "systemd": "/run/systemd/system"}
+    host = Machine({main: b"{}\n" if row == "docker" else PLAIN, **{places[name]: b"" for name in beside}})
+    draft = draft_of(host, wish, row)
+    assert draft.trigger is not None
+    told = (Settled(draft.trigger, 0.0, "systemd is not running here"),)
+    assert ctk.was_skipped(host, draft, ctk.Done("1", told)) is skipped
+    assert not ctk.was_skipped(host, draft, ctk.Done("1", (Settled(draft.trigger, 0.1),)))
+    following = read_again_command(draft, failed=False, systemd=False)
+    assert following == (
+        "sudo kill -HUP $(pidof dockerd)" if row == "docker" else "restart containerd in the way it was started"
+    )
