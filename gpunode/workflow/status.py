@@ -10,7 +10,7 @@ from gpunode.change import PackageState
 from gpunode.distros.family import TOOLKIT_PACKAGES
 from gpunode.errors import Refused, Undetermined
 from gpunode.facts import nvml as nvml_facts
-from gpunode.facts.model import Facts, Kernels, Known, known
+from gpunode.facts.model import Facts, Kernels, Known, Unknown, known
 from gpunode.facts.nvml import NvmlAnswer
 from gpunode.host import nvml
 from gpunode.host.port import HostView
@@ -25,15 +25,15 @@ class RuntimeStatus:
     """A container runtime of the node: its package's version, whether it runs, and what its file says.
 
     Attributes:
-        active: None where it has no unit, and where no systemd runs, which alone could tell.
-        without_systemd: whether the latter.
+        active: None where it has no unit, and where nobody can tell.
+        unknown: why nobody can tell whether it runs; empty where it is known.
     """
 
     id: str
     version: str
     active: bool | None
     configured: Configured | None
-    without_systemd: bool = False
+    unknown: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,12 +112,16 @@ def _bundled(facts: Facts) -> Iterator[RuntimeStatus]:
 
 
 def _runtime(row: Runtime, version: str, facts: Facts) -> RuntimeStatus:
-    unit = facts.unit(row.unit)
-    exists = isinstance(unit, Known) and unit.value.exists
-    # Its folders tell which units there are, and not which programs somebody started without it.
-    without_systemd = exists and unit.probe != "units"
-    active = unit.value.state.active if isinstance(unit, Known) and exists and not without_systemd else None
-    return RuntimeStatus(row.id, version, active, _inspected(row, facts), without_systemd)
+    unit, active, unknown = facts.unit(row.unit), None, ""
+    match unit:
+        case Known(value, "units"):
+            active = value.state.active if value.exists else None
+        case Known(value):
+            # Systemd's folders tell which units there are, and not which programs somebody started without it.
+            unknown = "systemd does not run here" if value.exists else ""
+        case Unknown(reason):
+            unknown = reason if row.unit else ""
+    return RuntimeStatus(row.id, version, active, _inspected(row, facts), unknown)
 
 
 def _inspected(row: Runtime, facts: Facts) -> Configured | None:

@@ -178,7 +178,7 @@ def _toolkit(found: Status) -> Line:
 def _runtime(row: RuntimeStatus) -> Line:
     if row.id == "podman":
         return line(span(f"{row.id} {row.version}", "bold"), DOT, "takes GPUs as CDI devices", hang=2)
-    unknown = "systemd does not run here, so whether it runs is unknown" if row.without_systemd else "no unit"
+    unknown = f"unknown whether it runs: {row.unknown}" if row.unknown else "no unit"
     state = {True: "running", False: "not running", None: unknown}[row.active]
     parts: list[str | Span] = [
         span(f"{row.id} {row.version}", "bold"),

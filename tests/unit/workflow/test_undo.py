@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from gpunode.change import (
     FileState,
     PackageChange,
     PackageState,
+    RuntimeExpectation,
     ServiceChange,
     ServiceState,
     Trigger,
@@ -383,6 +385,52 @@ class TestWholeRollback:
         with pytest.raises(DrainRequired, match="1 running docker container"):
             planned()
 
+    @pytest.mark.parametrize("verb", ["rollback", "remove"])
+    def test_a_restart_that_an_earlier_run_owes_stops_no_container_unasked(
+        self, host: Machine, store: Store, verb: str
+    ) -> None:
+        run, owed = newest(store), Trigger("restart", "docker.service")
+        cut = store.begin("setup", version="test")
+        cut.done(cut.intend("runtime", "x", FileChange(DAEMON_JSON, None, FileState(b"{}"), frozenset({owed}))))
+        cut.close()
+        host.docker_ps = Capture("docker ps", "ok", b"4f2 trainer\n")
+        with pytest.raises(DrainRequired, match="1 running docker container"):
+            _ = (
+                removing(store.footprint(), host, now(), owed=(owed,))
+                if verb == "remove"
+                else undoing(store, host, run, now())
+            )
+
+    def test_what_needs_a_package_that_the_archives_lost_does_not_come_back_either(
+        self, host: Machine, store: Store
+    ) -> None:
+        run = store.begin("setup", version="test")
+        run.done(*run.intend_all("packages", "x", [PackageChange(name, OLD, None) for name in ("lost", "needs-lost")]))
+        run.commit("done")
+        host.archives = {"needs-lost": frozenset({OLD.version})}
+        host.solver = lambda changes: (
+            replace(_obeys(changes), problem="needs-lost: Depends: lost")
+            if "needs-lost" in [change.name for change in changes]
+            else _obeys(changes)
+        )
+        back = undoing(store, host, run.id, now())
+        assert (back.packages, back.lost) == ((), True)
+        assert "nor does what came with it: needs-lost" in back.notes
+
+    def test_a_file_that_went_with_its_package_is_nobodys_edit(self, host: Machine, store: Store) -> None:
+        path = "/etc/nvidia/ours.conf"
+        run = store.begin("setup", version="test")
+        run.done(run.intend("packages", "x", FileChange(path, FORMER, OURS)))
+        run.done(*run.intend_all("packages", CONFFILES, (FileChange(path, OURS, None),)))
+        run.done(run.intend("packages", "conflicts", PackageChange("nvidia-driver", OLD, None)))
+        run.commit("done")
+        assert path in map(subject, undoing(store, host, run.id, now({})).changes)
+
+    def test_a_unit_whose_package_comes_back_first_is_started_again(self, host: Machine, store: Store) -> None:
+        done = undo(host, store, undoing(store, host, newest(store), now()))
+        again = undoing(store, host, done.run, machine(packages={"nvidia-driver": OLD}))
+        assert ServiceChange(UNIT, OFF, ON) in again.changes
+
     def test_another_version_of_the_driver_is_no_less_a_disruption(self, host: Machine, store: Store) -> None:
         run = store.begin("setup", version="test")
         run.done(run.intend("packages", "driver", PackageChange("libcuda1", OLD, NEW)))
@@ -508,6 +556,20 @@ def test_where_dpkg_does_not_tell_a_failed_transaction_may_have_touched_all(
 
 
 class TestRemove:
+    def test_a_merged_configuration_is_checked_before_it_is_written(
+        self, host: Machine, store: Store, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        host.files[CONTAINERD] = edited = FileState(b"# mine, edited\nnvidia = true\n")
+
+        def check(expectation: RuntimeExpectation, changes: Sequence[FileChange]) -> str:
+            assert (expectation.runtime, [change.path for change in changes]) == ("containerd", [CONTAINERD])
+            raise Refused("containerd does not take it")
+
+        monkeypatch.setattr(host, "check", check)
+        with pytest.raises(Refused, match="does not take it"):
+            undo(host, store, removing(store.footprint(), host, now()))
+        assert host.files[CONTAINERD] == edited
+
     def test_everything_goes_that_was_added_and_what_was_there_is_as_before(self, host: Machine, store: Store) -> None:
         back = removing(store.footprint(), host, now())
         assert {change.name: change.after for change in back.packages} == {"nvidia-driver-cuda": None, "dkms": None}
