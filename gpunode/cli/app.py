@@ -281,7 +281,8 @@ def compare(
 @app.command()
 def rollback(
     run: Annotated[
-        str, typer.Argument(metavar="RUN", help="the run to undo (default: the newest); with --list, a file")
+        str,
+        typer.Argument(metavar="RUN", help="the run to undo (default: the newest, and no other); with --list, a file"),
     ] = "",
     packages: Annotated[
         bool, typer.Option("--packages", help="also packages, sources, keys, pins, units: all that the run changed")

@@ -233,14 +233,17 @@ def runs(how: How, root: str, file: str) -> None:
     """Lists the recorded runs, or those that changed ``file``, with what others left beside it."""
     from gpunode.host.local import LocalHost
     from gpunode.journal.store import Store
+    from gpunode.workflow.prospects import prospect
 
     place = checked_root(root)
-    found = [run for run in Store(place).runs() if not file or file in run.subjects]
-    left = beside(LocalHost(place), file) if file else ()
+    store, host = Store(place), LocalHost(place)
+    found = [run for run in store.runs() if not file or file in run.subjects]
+    left = beside(host, file) if file else ()
+    prospects = {run.run: prospect(store, host, run) for run in found}
     screen = how.screen()
-    screen.runs(found, file)
+    screen.runs(found, prospects, str(store.folder), file)
     screen.leftovers(file, left)
-    how.answer(Envelope("rollback", result={"runs": found, "leftovers": left}))
+    how.answer(Envelope("rollback", result={"runs": found, "undo": prospects, "leftovers": left}))
 
 
 def beside(host: HostView, path: str) -> tuple[str, ...]:

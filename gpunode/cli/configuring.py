@@ -126,12 +126,38 @@ def edit(
             done = ctk.carry_out(draft, host, store, asked, screen.tell)
         if log.problem:
             screen.tell(Told(log.problem))
-        is_read = leave.restart or place != "/" or ctk.asleep(host, draft)
-        following = "" if is_read else read_again_command(draft, failed=ctk.has_failed(host, draft))
-        screen.drafted(verb, draft, done, following)
-    answer = _answer(command, draft, changes=made(store.read(done.run)))
+        failure = _unread(host, draft) if leave.restart and ctk.was_skipped(host, draft, done) else None
+        is_read = (leave.restart and failure is None) or place != "/" or ctk.asleep(host, draft)
+        following = "" if is_read else _following(host, draft, failed=ctk.has_failed(host, draft))
+        screen.drafted(verb, draft, done, following, failure)
+    answer = _failing(_answer(command, draft, changes=made(store.read(done.run))), failure)
     result = {**answer.result, "run": done.run, "triggers": done.settled, "checked": done.checked, "next": following}
     how.answer(replace(answer, result=result))
+
+
+def _following(host: LocalHost, draft: Draft, *, failed: bool) -> str:
+    """What makes the daemon read its files on this machine; empty where there is no such thing."""
+    return read_again_command(draft, failed=failed, systemd=ctk.has_systemd(host))
+
+
+def _unread(host: LocalHost, draft: Draft) -> VerifyFailed | None:
+    """That a daemon which systemd could not restart has not read its files; None where it has."""
+    verdict = ctk.verdict(host, replace(draft, changes=()), host.effective, is_live=True)
+    # Of the others a tool tells what is in the files, and not what the daemon has.
+    if draft.about == "docker" and not verdict.otherwise:
+        return None
+    following = _following(host, draft, failed=False)
+    return VerifyFailed(
+        f"the files are written, but {draft.about} was not restarted: systemd is not running here",
+        why=verdict.otherwise or f"gpunode restarts {draft.about} through systemd alone",
+        hint=f"{following}\ngpunode ctk runtime check --runtime={draft.about}",
+    )
+
+
+def _failing(answer: Envelope, failure: GpunodeError | None) -> Envelope:
+    if failure is None:
+        return answer
+    return replace(answer, status=failure.status, exit_code=failure.exit_code, errors=(failure,))
 
 
 def _answer(command: str, draft: Draft, changes: Sequence[Change] = ()) -> Envelope:
@@ -211,15 +237,16 @@ def check(typed: Typed, how: How, root: str) -> None:
         verdict = ctk.verdict(host, draft, host.effective, is_live=place == "/")
     else:
         verdict = ctk.offered(host, asked.row, image=place != "/")
-    how.screen().verdict(draft, verdict)
-    how.answer(_judged(draft, verdict))
+    following = _following(host, draft, failed=verdict.failed) if place == "/" else ""
+    how.screen().verdict(draft, verdict, following)
+    how.answer(_judged(draft, verdict, following))
 
 
 def _is_daemon(draft: Draft) -> bool:
     return bool(runtime(draft.about).unit)
 
 
-def _judged(draft: Draft, verdict: Verdict) -> Envelope:
+def _judged(draft: Draft, verdict: Verdict, following: str) -> Envelope:
     failure: GpunodeError | None = None
     if verdict.pending:
         failure = ChangesPending(f"{draft.about} is not as asked", hint="`gpunode ctk runtime configure` makes it so")
@@ -227,15 +254,10 @@ def _judged(draft: Draft, verdict: Verdict) -> Envelope:
         what = f"the files of {draft.about} are as asked, but its daemon has something else"
         if not _is_daemon(draft):
             what = f"{draft.about} cannot give a container the GPUs"
-        failure = VerifyFailed(what, why=verdict.otherwise, hint=read_again_command(draft, failed=verdict.failed))
+        failure = VerifyFailed(what, why=verdict.otherwise, hint=following)
     elif verdict.untold and not _is_daemon(draft):
         what = f"cannot tell whether {draft.about} gives containers the GPUs"
         failure = Undetermined(what, why=verdict.untold, hint="gpunode setup --runtime podman installs what is missing")
     answer = _answer("ctk runtime check", draft, draft.changes)
-    return replace(
-        answer,
-        status=failure.status if failure else "ok",
-        exit_code=failure.exit_code if failure else 0,
-        notes=(*draft.notes, *([f"the daemon was not asked: {verdict.untold}"] if verdict.untold else [])),
-        errors=(failure,) if failure else (),
-    )
+    untold = (f"the daemon was not asked: {verdict.untold}",) if verdict.untold else ()
+    return _failing(replace(answer, notes=(*draft.notes, *untold)), failure)

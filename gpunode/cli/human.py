@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from gpunode.workflow.rehearse import Rehearsal
     from gpunode.workflow.rollback import RollbackResult
     from gpunode.workflow.setup import SetupResult
+    from gpunode.workflow.standing import Undone
     from gpunode.workflow.status import Status
     from gpunode.workflow.undo import Undoing
     from gpunode.workflow.verify import Report
@@ -142,6 +143,11 @@ class Screen(ReportScreen):
         self._ask(verb, yes=yes)
         self._put(BLANK)
 
+    @property
+    def can_ask(self) -> bool:
+        """Whether somebody is there who can answer."""
+        return not self._silent and sys.stdin.isatty()
+
     def consent(self, verb: str, root: str, *, yes: bool) -> Callable[[], None]:
         """What asks once whether programs of the image at ``root`` may run; see ``confirm`` for what it raises."""
         agreed = yes
@@ -159,7 +165,7 @@ class Screen(ReportScreen):
     def _ask(self, verb: str, *, yes: bool, does: str = "changes this machine") -> None:
         if yes:
             return
-        if self._silent or not sys.stdin.isatty():
+        if not self.can_ask:
             why = "--json asks nothing" if self._silent else "standard input is no terminal, so nobody can agree"
             raise UsageError(
                 f"{verb} {does} and asks first",
@@ -216,9 +222,9 @@ class Screen(ReportScreen):
         """The node in one screen."""
         self._put(*status_lines(facts, found))
 
-    def runs(self, found: Sequence[RunSummary], file: str) -> None:
-        """The recorded runs, of ``file`` alone where it is given."""
-        self._put(*results.runs_lines(found, file))
+    def runs(self, found: Sequence[RunSummary], prospects: Mapping[str, str], folder: str, file: str) -> None:
+        """The recorded runs, of ``file`` alone where it is given, and whether each can be undone now."""
+        self._put(*results.runs_lines(found, prospects, folder, file))
 
     def log(self, found: Sequence[Chronicle], logins: Mapping[int, str], *, whole: bool) -> None:
         """The recorded runs as a table, or one of them whole."""
@@ -226,9 +232,13 @@ class Screen(ReportScreen):
 
         self._put(*(run_lines(found[0], logins) if whole else table_lines(found)))
 
-    def undoing(self, back: Undoing, *, whole: bool = False) -> None:
+    def undoing(self, back: Undoing) -> None:
         """What a rollback or a removal will do."""
-        self._put(*results.undoing_lines(back, whole=whole, verbose=self._verbose))
+        self._put(*results.undoing_lines(back, verbose=self._verbose))
+
+    def undone(self, found: Undone) -> None:
+        """Of the run that would be undone nothing stands."""
+        self._put(*results.undone_lines(found))
 
     def rollback(self, done: RollbackResult, failure: GpunodeError | None) -> None:
         """What a rollback or a removal did."""
@@ -243,18 +253,23 @@ class Screen(ReportScreen):
 
         self._put(*draft_lines(verb, draft, verbose=self._verbose))
 
-    def drafted(self, verb: CtkVerb, draft: Draft, done: Done, following: str) -> None:
-        """That it was, and the command that follows, if one does."""
+    def drafted(
+        self, verb: CtkVerb, draft: Draft, done: Done, following: str, failure: GpunodeError | None = None
+    ) -> None:
+        """That it was, and the command that follows, if one does; ``failure``: why the daemon has not read it."""
         from gpunode.cli.screen.edits import drafted_lines
 
         self._live.close()
-        self._put(*drafted_lines(verb, draft, done, self._argv, following))
+        unread = failure is not None
+        self._put(*drafted_lines(verb, draft, done, self._argv, "" if unread else following, is_unread=unread))
+        if failure and not self._silent:
+            standard_error().put(error_lines(failure))
 
-    def verdict(self, draft: Draft, verdict: Verdict) -> None:
-        """Whether a runtime is as asked."""
+    def verdict(self, draft: Draft, verdict: Verdict, following: str) -> None:
+        """Whether a runtime is as asked, and the command that has its daemon read the files, if one does."""
         from gpunode.cli.screen.edits import verdict_lines
 
-        self._put(*verdict_lines(draft, verdict, self._argv, verbose=self._verbose))
+        self._put(*verdict_lines(draft, verdict, self._argv, following, verbose=self._verbose))
 
     def forgetting(self, run: RunSummary) -> None:
         """What stops being undoable."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from gpunode import __version__
@@ -16,15 +16,20 @@ from gpunode.cli.envelope import Envelope
 from gpunode.errors import UsageError
 from gpunode.host.local import LocalHost
 from gpunode.host.process import CommandLog
-from gpunode.journal.record import made
+from gpunode.journal.record import made, number
 from gpunode.journal.store import Store
 from gpunode.workflow.converge import survey
 from gpunode.workflow.events import Told
 from gpunode.workflow.recovery import told
+from gpunode.workflow.standing import Undone
 
 if TYPE_CHECKING:
     from gpunode.cli.human import Screen
+    from gpunode.journal.record import RunSummary
     from gpunode.workflow.undo import Undoing
+
+_WHY_ROOT = "it changes files under /etc and packages, and its journal in /var/lib/gpunode is readable by root only"
+_NOTHING_WITHOUT_ROOT = "as root, `gpunode rollback --list` and `gpunode log RUN` show what there is to undo"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,16 +53,39 @@ class Leave:
 def rollback(run: str, how: How, root: str, leave: Leave) -> None:
     """Puts back what a run changed: its configuration, or all of it."""
     from gpunode.workflow import rollback as undo
+    from gpunode.workflow import standing
 
-    need_root("rollback")
+    need_root("rollback", _WHY_ROOT, _NOTHING_WITHOUT_ROOT)
     place = checked_root(root)
 
-    def undoing(store: Store, host: LocalHost) -> Undoing:
-        of = undo.choose(store, run, whole=leave.whole).run
+    def undoing(store: Store, host: LocalHost, screen: Screen) -> Undoing | Undone:
+        of = standing.named(store, run, whole=leave.whole) if run else _newest(store, screen, leave)
+        if isinstance(of, Undone):
+            return of
         facts = survey(host, image=is_image(root)) if leave.whole else None
-        return undo.undoing(store, host, of, facts, force=leave.force, disrupt=leave.allow_disruption)
+        back = undo.undoing(store, host, of.run, facts, force=leave.force, disrupt=leave.allow_disruption)
+        if back.parts or back.owed or back.lost:
+            return back
+        undo.record_undone(store, of, version=__version__, argv=tuple(sys.argv[1:]), whole=leave.whole)
+        why = "what is left of it stays" if back.notes else "nothing of it is left on this node"
+        undone = standing.undone(store, of, why, whole=leave.whole)
+        return replace(undone, notes=back.notes)
 
     _undo("rollback", undoing, how, place, leave)
+
+
+def _newest(store: Store, screen: Screen, leave: Leave) -> RunSummary | Undone:
+    """The run that a rollback without RUN undoes; an older one than the newest only where somebody can say no."""
+    from gpunode.workflow.standing import newest, undone
+
+    made = newest(store, whole=leave.whole)
+    if not made.is_undone(whole=leave.whole):
+        return made
+    found = undone(store, made, f"run {number(made.undone_by)} undid it", whole=leave.whole)
+    if found.standing is None or leave.yes or not screen.can_ask:
+        return found
+    screen.undone(replace(found, command=""))
+    return found.standing
 
 
 def remove(how: How, root: str, leave: Leave) -> None:
@@ -65,10 +93,10 @@ def remove(how: How, root: str, leave: Leave) -> None:
     from gpunode.workflow.recovery import still_owed
     from gpunode.workflow.remove import removing
 
-    need_root("remove")
+    need_root("remove", _WHY_ROOT, _NOTHING_WITHOUT_ROOT)
     place = checked_root(root)
 
-    def undoing(store: Store, host: LocalHost) -> Undoing:
+    def undoing(store: Store, host: LocalHost, _: Screen) -> Undoing:
         facts = survey(host, image=is_image(root))
         owed = still_owed(store.owed(), facts)
         return removing(store.footprint(), host, facts, owed=owed, force=leave.force, disrupt=leave.allow_disruption)
@@ -78,7 +106,7 @@ def remove(how: How, root: str, leave: Leave) -> None:
 
 def _undo(
     verb: Literal["rollback", "remove"],
-    undoing: Callable[[Store, LocalHost], Undoing],
+    undoing: Callable[[Store, LocalHost, Screen], Undoing | Undone],
     how: How,
     place: str,
     leave: Leave,
@@ -96,8 +124,13 @@ def _undo(
         if (cut := swept(store, host)) is not None:
             screen.tell(Told(told(cut, f"a {verb} takes back whatever it did")))
         repaired = leave.whole and _finish_dpkgs_work(verb, host, store, screen, stop, leave)
-        back = undoing(store, host)
-        screen.undoing(back, whole=leave.whole)
+        back = undoing(store, host, screen)
+        if isinstance(back, Undone):
+            screen.undone(back)
+            result = {"of": back.of.run, "standing": back.standing.run if back.standing else ""}
+            how.answer(Envelope(verb, changed=repaired, notes=back.notes, result=result))
+            return
+        screen.undoing(back)
         for path in (change.path for change in back.files):
             screen.leftovers(path, beside(host, path))
         if not back.parts and not back.owed:
@@ -161,9 +194,9 @@ def _finish_dpkgs_work(
 
 def forget(run: str, how: How, root: str, *, yes: bool, lock_timeout_s: float = LOCK_TIMEOUT_S) -> None:
     """Gives up undoing a run; its backups go, its journal stays."""
-    from gpunode.workflow.rollback import choose
+    from gpunode.workflow.standing import named
 
-    need_root("rollback --forget")
+    need_root("rollback --forget", "it deletes backups in /var/lib/gpunode", _NOTHING_WITHOUT_ROOT)
     if not run:
         raise UsageError(
             "rollback --forget needs the run that is to be forgotten",
@@ -172,7 +205,7 @@ def forget(run: str, how: How, root: str, *, yes: bool, lock_timeout_s: float = 
         )
     store, screen = Store(checked_root(root)), how.screen()
     with screen, store.lock(lock_timeout_s, screen.progress):
-        chosen = choose(store, run)
+        chosen = named(store, run)
         screen.forgetting(chosen)
         screen.confirm_shown("rollback --forget", yes=yes)
         objects, freed = store.forget(chosen.run)

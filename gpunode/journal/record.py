@@ -41,6 +41,8 @@ from gpunode.errors import JournalDamaged
 # forgotten runs. Format 1 is read, too.
 FORMAT = 2
 Verb: TypeAlias = Literal["setup", "rollback", "remove", "repair", "configure", "unconfigure"]
+# The verbs whose runs make something of a node; the others take such runs back, or finish dpkg's work.
+MAKING: frozenset[Verb] = frozenset({"setup", "configure", "unconfigure"})
 Result: TypeAlias = Literal["done", "failed", "interrupted", "waiting"]
 Load: TypeAlias = Callable[[str], bytes]
 # The stage whose files are a node's configuration, which a plain rollback gives back.
@@ -383,10 +385,18 @@ def backwards(entries: Iterable[Entry]) -> tuple[Intent, ...]:
     return tuple(replace(intent, change=change) for intent, change in back if change is not None)
 
 
-def undo(entries: Iterable[Entry]) -> tuple[FileChange, ...]:
-    """The changes that give the files of runtimes and toolkit back as they were before a run, newest first."""
-    back = ((intent.stage, intent.change) for intent in backwards(entries))
-    return tuple(change for stage, change in back if stage == CONFIGURATION and isinstance(change, FileChange))
+def to_undo(entries: Iterable[Entry], *, whole: bool) -> tuple[Intent, ...]:
+    """``backwards`` without files that were only read again; without ``whole`` the configuration files alone."""
+    return tuple(intent for intent in backwards(entries) if _changed(intent) and (whole or is_configuration(intent)))
+
+
+def is_configuration(intent: Intent) -> bool:
+    """Whether a plain rollback puts it back."""
+    return intent.stage == CONFIGURATION and isinstance(intent.change, FileChange)
+
+
+def _changed(intent: Intent) -> bool:
+    return not (isinstance(intent.change, FileChange) and intent.change.before == intent.change.after)
 
 
 def owed_since(entries: Iterable[Entry]) -> dict[Trigger, float]:
@@ -460,6 +470,11 @@ def owed(entries: Iterable[Entry]) -> tuple[Trigger, ...]:
     return tuple(owed_since(entries))
 
 
+def number(run: str) -> str:
+    """A run's id as a person types it: ``000003-20261121T081932Z`` is 3."""
+    return run.partition("-")[0].lstrip("0")
+
+
 @dataclass(frozen=True, slots=True)
 class RunSummary:
     """A run as a list shows it.
@@ -467,8 +482,10 @@ class RunSummary:
     Attributes:
         subjects: what it changed, or may have changed when it was cut short; once each, in order.
         commit: None while the run goes on, and for ever when it was cut short.
-        undone_by: the rollback that undid it and was not undone itself; empty when there is none.
-        undone_whole: whether that undid the packages, too.
+        configuration: the files that a rollback puts back.
+        beyond: what else ``rollback --packages`` puts back: packages, archives, units.
+        undone_by: the rollback or removal that undid it and was not undone itself; empty when there is none.
+        undone_whole: whether that undid all of it.
         forgotten: whether somebody had its backups forgotten.
     """
 
@@ -478,11 +495,29 @@ class RunSummary:
     undone_by: str = ""
     undone_whole: bool = False
     forgotten: bool = False
+    configuration: frozenset[str] = frozenset()
+    beyond: frozenset[str] = frozenset()
+
+    @property
+    def standing(self) -> frozenset[str]:
+        """The subjects that no rollback has put back."""
+        if self.undone_whole:
+            return frozenset()
+        return self.beyond if self.undone_by else frozenset(self.subjects)
+
+    def is_undone(self, *, whole: bool) -> bool:
+        """Whether its configuration was undone, or all of it when ``whole``."""
+        return self.undone_whole if whole else bool(self.undone_by)
 
     @property
     def run(self) -> str:
         """The run's id."""
         return self.begin.run
+
+    @property
+    def number(self) -> str:
+        """The run's id as a person types it."""
+        return number(self.run)
 
     @property
     def verb(self) -> Verb:
@@ -504,23 +539,19 @@ def unloaded(data: bytes, *, file: str = "journal.jsonl", run: str = "") -> tupl
 
 def summary(entries: Iterable[Entry]) -> RunSummary | None:
     """One run in short; None when it was cut short before its first entry."""
-    begin: Begin | None = None
-    commit: Commit | None = None
-    subjects: dict[str, None] = {}
-    forgotten = False
-    for entry in entries:
-        match entry:
-            case Begin():
-                begin = entry
-            case Commit():
-                commit = entry
-            case Intent(change=change):
-                subjects[subject(change)] = None
-            case Forget():
-                forgotten = True
-            case _:
-                pass
-    return None if begin is None else RunSummary(begin, tuple(subjects), commit, forgotten=forgotten)
+    known = tuple(entries)
+    begin = next((entry for entry in known if isinstance(entry, Begin)), None)
+    if begin is None:
+        return None
+    back = to_undo(known, whole=True)
+    return RunSummary(
+        begin,
+        tuple(dict.fromkeys(subject(entry.change) for entry in known if isinstance(entry, Intent))),
+        next((entry for entry in reversed(known) if isinstance(entry, Commit)), None),
+        forgotten=any(isinstance(entry, Forget) for entry in known),
+        configuration=frozenset(subject(intent.change) for intent in back if is_configuration(intent)),
+        beyond=frozenset(subject(intent.change) for intent in back if not is_configuration(intent)),
+    )
 
 
 @dataclass(frozen=True, slots=True)

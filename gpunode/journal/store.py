@@ -26,6 +26,7 @@ from gpunode.journal.disk import make, sync_folder, write_all, write_file
 from gpunode.journal.footprint import Footprint
 from gpunode.journal.lock import held, holder
 from gpunode.journal.record import (
+    MAKING,
     Begin,
     Commit,
     CutShort,
@@ -49,6 +50,7 @@ _THROUGH = frozenset({"done", "waiting"})
 _ASIDE: frozenset[Verb] = frozenset({"repair", "configure", "unconfigure"})
 # Beside a run's journal: what was asked for.
 _REQUEST = "request.toml"
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _RUN = re.compile(r"([0-9]{6,12})-[0-9]{8}T[0-9]{6}Z")
 # A journal of a thousand packages has half a megabyte.
 _LONGEST_JOURNAL = 16 << 20
@@ -117,7 +119,7 @@ class Store:
                 version,
                 recipe,
                 recipe_sha256,
-                boot_id,
+                boot_id or self._boot_id(),
                 who,
                 tuple(argv),
                 of,
@@ -131,6 +133,14 @@ class Store:
         # Only now: should the run be lost in a power cut, the oldest of the newest runs still needs its backups.
         self._begin_collection()
         return begun
+
+    def _boot_id(self) -> str:
+        """Of the running kernel; empty for an image, and where it cannot be read."""
+        if self.root != Path("/"):
+            return ""
+        with contextlib.suppress(OSError):
+            return _BOOT_ID.read_text("ascii").strip()
+        return ""
 
     def ids(self) -> tuple[str, ...]:
         """The ids of all runs, oldest first; by their number, since a clock may jump.
@@ -615,14 +625,30 @@ def _number(run: str) -> int:
 
 
 def _marked(runs: Sequence[RunSummary]) -> tuple[RunSummary, ...]:
-    """``runs`` with ``undone_by`` filled in; a rollback that was itself rolled back undoes nothing."""
+    """``runs`` with ``undone_by`` filled in; a rollback that was itself rolled back undoes nothing.
+
+    A removal undoes every run before it that made something.
+    """
     undone: dict[str, str] = {}
     whole: set[str] = set()
-    for run in reversed(runs):
-        if run.begin.of and run.run not in undone and run.commit is not None and run.commit.result in _THROUGH:
-            undone.setdefault(run.begin.of, run.run)
-            whole |= {run.begin.of} if run.begin.whole else set()
-    return tuple(replace(run, undone_by=undone.get(run.run, ""), undone_whole=run.run in whole) for run in runs)
+    for index in reversed(range(len(runs))):
+        run = runs[index]
+        if run.run in undone or run.commit is None or run.commit.result not in _THROUGH:
+            continue
+        taken = [run.begin.of] if run.begin.of else []
+        if run.verb == "remove":
+            taken = [one.run for one in runs[:index] if one.verb in MAKING]
+        for one in taken:
+            undone.setdefault(one, run.run)
+        whole.update(taken if run.begin.whole or run.verb == "remove" else ())
+    return tuple(
+        replace(
+            run,
+            undone_by=undone.get(run.run, ""),
+            undone_whole=run.run in whole or (run.run in undone and not run.beyond),
+        )
+        for run in runs
+    )
 
 
 def _roots_alone(error: PermissionError) -> UsageError:

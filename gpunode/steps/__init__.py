@@ -42,3 +42,9 @@ STEPS: tuple[Step, ...] = (
     RUNTIME_CONFIG,
     CDI,
 )
+
+
+def needed(step: str) -> frozenset[str]:
+    """The ids of the steps that ``step`` needs, directly or through another; none for a step that is unknown here."""
+    direct = next((one.needs for one in STEPS if one.id == step), ())
+    return frozenset(direct).union(*map(needed, direct))

@@ -254,4 +254,4 @@ def _others(offer: Offer, spec: Spec | None, loaded: LoadedDriver) -> Iterator[s
             yield f"{other.path} is of driver {versions}, and {spec.path} overrules it{also}: remove it"
 
 
-CDI = Step("cdi", "CDI specification", "runtime", plan)
+CDI = Step("cdi", "CDI specification", "runtime", plan, needs=("toolkit",))

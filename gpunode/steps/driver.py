@@ -122,4 +122,4 @@ def _reason(chosen: Choice, recipe: Recipe) -> str:
     return f"{version}, {chosen.flavour} modules, {display[recipe.driver.scope]}"
 
 
-DRIVER = Step("driver", "NVIDIA driver", "packages", plan)
+DRIVER = Step("driver", "NVIDIA driver", "packages", plan, needs=("cuda-repository",))

@@ -58,9 +58,14 @@ Outcome: TypeAlias = Planned | Refusal | Waits
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One row of the table of steps; ``plan`` is pure."""
+    """One row of the table of steps; ``plan`` is pure.
+
+    Attributes:
+        needs: the ids of the steps without whose work this one's is of no use: no rollback takes that away first.
+    """
 
     id: str
     title: str
     stage: Stage
     plan: Callable[[Recipe, Facts], Outcome]
+    needs: tuple[str, ...] = ()

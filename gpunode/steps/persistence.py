@@ -41,4 +41,4 @@ def _satisfied(state: ServiceState, wanted: ServiceState) -> bool:
     return state.enabled and (state.active or not wanted.active)
 
 
-PERSISTENCE = Step("persistence", "persistence daemon", "kernel", plan)
+PERSISTENCE = Step("persistence", "persistence daemon", "kernel", plan, needs=("driver",))

@@ -209,4 +209,4 @@ def _default(wish: Wish) -> str:
     return f"; {wish.handler} is the default runtime" if wish.default else ""
 
 
-RUNTIME_CONFIG = Step("runtime-config", "runtime configuration", "runtime", plan)
+RUNTIME_CONFIG = Step("runtime-config", "runtime configuration", "runtime", plan, needs=("toolkit", "runtime-install"))

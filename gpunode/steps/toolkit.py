@@ -76,4 +76,4 @@ def _right(packages: Mapping[str, PackageState], name: str, wanted: str) -> bool
     return len({packages[other].version for other in TOOLKIT_PACKAGES if matches(packages.get(other), "")}) == 1
 
 
-TOOLKIT = Step("toolkit", "container toolkit", "packages", plan)
+TOOLKIT = Step("toolkit", "container toolkit", "packages", plan, needs=("toolkit-repository", "driver"))

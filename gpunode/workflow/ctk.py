@@ -16,7 +16,7 @@ from gpunode.host.port import Host, HostView, Settled
 from gpunode.host.runtime import differences
 from gpunode.journal.record import CONFIGURATION
 from gpunode.journal.store import Store
-from gpunode.runtimes import Configured, Runtime
+from gpunode.runtimes import RUNTIMES, Configured, Runtime
 from gpunode.steps import cdi
 from gpunode.steps.runtime_config import RUNTIME_CONFIG
 from gpunode.workflow.apply import Applier
@@ -27,6 +27,7 @@ from gpunode.workflow.setup import NO_DAEMON, refuse_while_running
 
 CtkVerb: TypeAlias = Literal["configure", "unconfigure"]
 Effective: TypeAlias = Callable[[str], Configured | None]
+_BOOTED = "/run/systemd/system"
 _NOT_ASKED = "left to the user: --restart was not given"
 
 
@@ -112,6 +113,20 @@ def _unit(host: HostView, name: str) -> Fact[Unit]:
     except ValueError as error:
         return Unknown(str(error), probe.key)
     return Known(found, probe.key) if found else Unknown("systemctl does not show it", probe.key)
+
+
+def has_systemd(host: HostView) -> bool:
+    """Whether systemd runs here (sd_booted(3))."""
+    return bool(host.look(Probe("systemd-booted", glob=_BOOTED, contents=False)).data)
+
+
+def was_skipped(host: HostView, draft: Draft, done: Done) -> bool:
+    """Whether the daemon should have read its files and was not made to, though it may run: its socket is there."""
+    skipped = any(one.trigger == draft.trigger and one.skipped for one in done.settled)
+    socket = next((row.socket for row in RUNTIMES if row.id == draft.about), "")
+    if not skipped or not socket or has_systemd(host):
+        return False
+    return bool(host.look(Probe("runtime-socket", glob=socket, contents=False)).data)
 
 
 def refuse_disruption(host: HostView, draft: Draft) -> None:

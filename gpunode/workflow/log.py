@@ -15,9 +15,9 @@ def told(store: Store, run: str = "") -> tuple[Chronicle, ...]:
         JournalDamaged: a journal is.
     """
     runs = store.runs()
-    wanted = [one for one in runs if not run or run in {one.run, number(one.run)}]
+    wanted = [one for one in runs if not run or run in {one.run, one.number}]
     if run and not wanted:
-        known = ", ".join(number(one.run) for one in runs)
+        known = ", ".join(one.number for one in runs)
         raise UsageError(f"there is no run {run}", why=f"recorded: {known or 'none'}", hint="gpunode log")
     newest = runs[-1].run if runs else ""
     found = (
@@ -29,8 +29,3 @@ def told(store: Store, run: str = "") -> tuple[Chronicle, ...]:
         for one in wanted
     )
     return tuple(one for one in found if one is not None)
-
-
-def number(run: str) -> str:
-    """A run's id as a person types it: ``000003-20261121T081932Z`` is 3."""
-    return run.partition("-")[0].lstrip("0")

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from collections.abc import Set as AbstractSet
+import shlex
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from gpunode.change import Change, FileChange, FileState, PackageChange, ServiceChange, diff, subject
-from gpunode.errors import Conflict, GpunodeError, Interrupted, RebootRequired, UsageError, VerifyFailed
+from gpunode.errors import Conflict, GpunodeError, Interrupted, RebootRequired, Refused, VerifyFailed
 from gpunode.facts import dpkg
 from gpunode.facts.evidence import Probe
 from gpunode.facts.model import Facts, Unknown
 from gpunode.host.port import Host, Settled
 from gpunode.host.redact import without_secrets
-from gpunode.journal.record import CONFFILES, CONFIGURATION, Entry, RunSummary, Verb, backwards
+from gpunode.journal.record import CONFFILES, MAKING, RunSummary, Verb, to_undo
 from gpunode.journal.store import Store
-from gpunode.workflow import present, undo
+from gpunode.runtimes import RUNTIMES, Runtime, Wish
+from gpunode.workflow import present, standing, undo
 from gpunode.workflow.apply import DEPENDENCIES, Applier
 from gpunode.workflow.events import Observer
 from gpunode.workflow.recovery import still_owed
@@ -24,8 +26,6 @@ from gpunode.workflow.setup import refuse_while_running
 from gpunode.workflow.undo import Part, Undo, Undoing
 
 _DOCKER = "docker.service"
-# The verbs whose runs make something of a node; the others take such runs back, or finish dpkg's.
-_MAKING: frozenset[Verb] = frozenset({"setup", "configure", "unconfigure"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,58 +47,6 @@ class RollbackResult:
         return self.undone.of
 
 
-def choose(store: Store, run: str = "", *, whole: bool = False) -> RunSummary:
-    """The run to undo: the one named, by its id or number, else the newest that made something and stands.
-
-    Args:
-        store: the journal.
-        run: its id or number; empty for the newest.
-        whole: whether packages, sources and all else are to be undone, too: then a run of which only the
-            configuration was undone still stands.
-
-    Raises:
-        UsageError: there is none.
-    """
-    runs = store.runs()
-    if not run:
-        # A rollback is undone by its name alone: asked twice, the command goes back, and not to and fro.
-        making = (one for one in reversed(runs) if one.verb in _MAKING and one.subjects and not one.forgotten)
-        standing = (one for one in making if not (one.undone_whole if whole else one.undone_by))
-        if (newest := next((one for one in standing if _parts(store.read(one.run), whole=whole)), None)) is not None:
-            return newest
-        none_left = "every recorded run is rolled back already, or wrote no configuration"
-        why = none_left if runs else "no run of gpunode is recorded on this node"
-        hint = (
-            "gpunode rollback --list"
-            if runs
-            else "nothing; what gpunode setup and gpunode ctk change can be rolled back"
-        )
-        raise UsageError("there is nothing to roll back", why=why, hint=hint)
-    for candidate in runs:
-        if run in (candidate.run, candidate.run.partition("-")[0].lstrip("0")):
-            return candidate
-    raise UsageError(
-        f"there is no run {run}",
-        why=f"recorded: {', '.join(r.run for r in runs) or 'none'}",
-        hint="gpunode rollback --list",
-    )
-
-
-def _parts(entries: Sequence[Entry], *, whole: bool) -> tuple[Part, ...]:
-    """What undoes a run, newest first; by default only the files of runtimes and toolkit."""
-    return tuple(
-        Part(intent.stage, intent.step, intent.change)
-        for intent in backwards(entries)
-        if (whole or (intent.stage == CONFIGURATION and isinstance(intent.change, FileChange)))
-        and not _changed_nothing(intent.change)
-    )
-
-
-def _changed_nothing(change: Change) -> bool:
-    """Whether a file was only read again by its daemon."""
-    return isinstance(change, FileChange) and change.before == change.after
-
-
 def undoing(
     store: Store, host: Host, of: str, facts: Facts | None = None, *, force: bool = False, disrupt: bool = False
 ) -> Undoing:
@@ -113,20 +61,25 @@ def undoing(
         disrupt: whether containers may be stopped, and the driver taken from processes that use a GPU.
 
     Raises:
-        Conflict: a later run touched something of it, or somebody edited a file since.
+        Conflict: a later run touched something of it or needs it, or somebody edited a file since.
         DrainRequired: containers would be stopped, or processes lose the driver.
         Undetermined: a file, or what docker runs, cannot be read.
         Refused: the package manager would do something else.
     """
     entries = store.read(of)
-    parts = _parts(entries, whole=facts is not None)
-    _refuse_later(store, of, {subject(part.change) for part in parts}, whole=facts is not None)
-    files = tuple(_files_back(host, parts, force=force))
+    whole = facts is not None
+    parts = tuple(Part(intent.stage, intent.step, intent.change) for intent in to_undo(entries, whole=whole))
+    standing.refuse_shared(store, of, {subject(part.change) for part in parts})
+    files = tuple(_files_back(host, parts, str(store.root), force=force))
+    runs = {run.run: run for run in store.runs()}
     if facts is None:
-        undone = Undoing(of, files, owed=tuple(store.owed()))
+        left = runs[of].standing & runs[of].beyond
+        undone = Undoing(of, files, owed=tuple(store.owed()), left=tuple(sorted(left)))
     else:
-        backward = _goes_backward({run.run: run for run in store.runs()}, of)
-        undone = _whole(host, facts, Undoing(of, files, owed=still_owed(store.owed(), facts)), parts, backward=backward)
+        undone = Undoing(of, files, owed=still_owed(store.owed(), facts))
+        undone = _whole(host, facts, undone, parts, backward=_goes_backward(runs, of))
+        going = standing.going((part.step, part.change) for part in undone.parts)
+        standing.refuse_needed(store, of, going, partial(_is_there, host, undo.installed(facts)))
     if not disrupt:
         docker = facts.unit(_DOCKER) if facts else Unknown("not asked", "units")
         undo.refuse_disruption(
@@ -138,15 +91,26 @@ def undoing(
     return undone
 
 
+def _is_there(host: Host, packages: Collection[str], change: Change) -> bool:
+    """Whether the file or package of ``change`` is on the node; of all else nobody takes it away unasked."""
+    match change:
+        case FileChange(path=path):
+            return present.state(host, path) is not None
+        case PackageChange(name=name):
+            return name in packages
+        case _:
+            return True
+
+
 def _goes_backward(runs: Mapping[str, RunSummary], run: str) -> bool:
     """Whether undoing ``run`` takes away what was made; to undo an undoing makes it again."""
-    if runs[run].verb in _MAKING:
+    if runs[run].verb in MAKING:
         return True
     of = runs[run].begin.of
     return of in runs and not _goes_backward(runs, of)
 
 
-def _files_back(host: Host, parts: Sequence[Part], *, force: bool) -> Iterator[Part]:
+def _files_back(host: Host, parts: Sequence[Part], root: str, *, force: bool) -> Iterator[Part]:
     """The files among ``parts`` that are not as they were, each from what is there now.
 
     The configuration files of packages that were purged come with these, whatever they are now.
@@ -174,7 +138,8 @@ def _files_back(host: Host, parts: Sequence[Part], *, force: bool) -> Iterator[P
         known = [state for _, change in way for state in (change.before, change.after)]
         went_with_its_package = now is None and path in purged
         if now not in known and not went_with_its_package and not force:
-            raise edited(replace(way[0][1], after=after), now)
+            back = replace(way[0][1], after=after)
+            raise edited(back, now, _keeping(back, now, root))
         owes = frozenset().union(*(change.triggers for _, change in way))
         yield replace(part, change=undo.read_again(FileChange(path, now, after, owes, folders)))
 
@@ -230,44 +195,49 @@ def _package(steps: Mapping[str, Part], change: PackageChange) -> Part:
     return replace(known, change=change) if known else Part("packages", DEPENDENCIES, change)
 
 
-def _refuse_later(store: Store, of: str, touched: AbstractSet[str], *, whole: bool) -> None:
-    runs = store.runs()
-    since = runs[[run.run for run in runs].index(of) :]
-    here = {run.run: run for run in since}
-    later = [run for run in since[1:] if not touched.isdisjoint(_standing(run, here))]
-    if later:
-        both = ", ".join(sorted(touched & {one for run in later for one in run.subjects})[:6])
-        raise Conflict(
-            f"later runs changed the same things: {', '.join(run.run for run in later)}",
-            why=f"undoing {of} alone would mix their versions of {both}",
-            hint="\n".join(f"gpunode rollback {run.run}{' --packages' if whole else ''}" for run in reversed(later)),
-        )
-
-
-def _standing(run: RunSummary, here: Mapping[str, RunSummary]) -> AbstractSet[str]:
-    """What of ``run`` still counts: nothing of a rollback that takes one of ``here`` back, nor what that took back."""
-    if run.begin.of in here or run.undone_whole:
-        return frozenset()
-    return frozenset(run.subjects) - frozenset(here[run.undone_by].subjects if run.undone_by in here else ())
-
-
-def edited(change: FileChange, now: FileState | None) -> Conflict:
+def edited(change: FileChange, now: FileState | None, keep: str = "") -> Conflict:
     """The three versions of a file that somebody edited since, as the two ways from gpunode's to the others.
 
     Args:
         change: what would take gpunode's version back.
         now: what is there.
+        keep: the command that takes gpunode's part out of it and keeps the edits; empty where there is none.
     """
     edit, back = (
-        "\n".join(diff(without_secrets(one))) or "(secrets alone differ)"
+        "\n".join(diff(without_secrets(one))) or "(only secrets differ)"
         for one in (FileChange(change.path, change.before, now), change)
     )
+    by_hand = "undo the second by hand and keep the first"
     return Conflict(
         f"{change.path} was edited since gpunode wrote it",
-        why=f"what somebody did to gpunode's version:\n{edit}\nwhat undoing it would do to gpunode's version:\n{back}",
-        hint="do the second by hand and keep the first, or add --force: the present version is backed up before, and "
-        "comes back by rolling that run back",
+        why=f"the edit of gpunode's version:\n{edit}\nwhat a rollback of gpunode's version would do:\n{back}",
+        hint=(f"remove what gpunode added and keep the edits:\n{keep}\n" if keep else f"{by_hand};\n")
+        + "or add --force: the edited file is backed up first, and rolling that run back restores it",
     )
+
+
+def _keeping(change: FileChange, now: FileState | None, root: str) -> str:
+    """The command that takes out of ``now`` the runtimes that gpunode added; empty where it added none."""
+    row = next((row for row in RUNTIMES if change.path in {row.config, row.drop_in}), None)
+    if row is None or row.unit == "":
+        return ""
+    former, ours, present = (_handlers(row, state) for state in (change.after, change.before, now))
+    command = ["gpunode", "ctk", "runtime", "unconfigure", f"--runtime={row.id}"]
+    command += ["--root", root] if root != "/" else []
+    commands = (
+        shlex.join([*command, *([] if name == Wish().handler else [f"--nvidia-runtime-name={name}"])])
+        for name in sorted((ours & present) - former)
+    )
+    return "\n".join(commands)
+
+
+def _handlers(row: Runtime, state: object) -> frozenset[str]:
+    """The runtimes that a file registers; none where it cannot be read."""
+    try:
+        content = state.content if isinstance(state, FileState) else b""
+        return frozenset(row.inspect({row.config: content}, Wish()).handlers)
+    except Refused:
+        return frozenset()
 
 
 def rollback(
@@ -299,6 +269,16 @@ def rollback(
         raise
     run.commit("waiting" if undone.reboot else "done", undone.reboot)
     return RollbackResult(undone, run.id, tuple(course.settled), whole)
+
+
+def record_undone(store: Store, of: RunSummary, *, version: str, argv: tuple[str, ...], whole: bool) -> None:
+    """``of``, of which nothing is left on the node, counts as undone from now on.
+
+    Raises:
+        ChangeFailed: it could not be written.
+    """
+    if not of.is_undone(whole=whole):
+        store.begin("rollback", version=version, argv=argv, of=of.run, whole=whole).commit("done")
 
 
 def not_all_back(undone: Undoing) -> VerifyFailed:

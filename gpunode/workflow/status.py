@@ -10,7 +10,7 @@ from gpunode.change import PackageState
 from gpunode.distros.family import TOOLKIT_PACKAGES
 from gpunode.errors import Refused, Undetermined
 from gpunode.facts import nvml as nvml_facts
-from gpunode.facts.model import Facts, Kernels, Known, known
+from gpunode.facts.model import Facts, Kernels, Known, Unknown, known
 from gpunode.facts.nvml import NvmlAnswer
 from gpunode.host import nvml
 from gpunode.host.port import HostView
@@ -23,12 +23,18 @@ from gpunode.workflow.recovery import Backlog
 
 @dataclass(frozen=True, slots=True)
 class RuntimeStatus:
-    """A container runtime of the node: its package's version, whether it runs, and what its file says."""
+    """A container runtime of the node: its package's version, whether it runs, and what its file says.
+
+    Attributes:
+        active: None where it has no unit, and where nobody can tell.
+        unknown: why nobody can tell whether it runs; empty where it is known.
+    """
 
     id: str
     version: str
     active: bool | None
     configured: Configured | None
+    unknown: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,9 +104,7 @@ def _runtimes(facts: Facts) -> list[RuntimeStatus]:
         name = next((n for n in row.packages if n in packages and not packages[n].config_files_only), "")
         if not name:
             continue
-        unit = facts.unit(row.unit)
-        active = unit.value.state.active if isinstance(unit, Known) and unit.value.exists else None
-        found.append(RuntimeStatus(row.id, packages[name].version, active, _inspected(row, facts)))
+        found.append(_runtime(row, packages[name].version, facts))
     return [*found, *_bundled(facts)]
 
 
@@ -108,9 +112,20 @@ def _bundled(facts: Facts) -> Iterator[RuntimeStatus]:
     """The containerd that the kubelet's product brings."""
     row = placed(runtime("containerd"), facts)
     if row.product:
-        unit = facts.unit(row.unit)
-        active = unit.value.state.active if isinstance(unit, Known) and unit.value.exists else None
-        yield RuntimeStatus(row.id, f"of {row.product}", active, _inspected(row, facts))
+        yield _runtime(row, f"of {row.product}", facts)
+
+
+def _runtime(row: Runtime, version: str, facts: Facts) -> RuntimeStatus:
+    unit, active, unknown = facts.unit(row.unit), None, ""
+    match unit:
+        case Known(value, "units"):
+            active = value.state.active if value.exists else None
+        case Known(value):
+            # Systemd's folders tell which units there are, and not which programs somebody started without it.
+            unknown = "systemd does not run here" if value.exists else ""
+        case Unknown(reason):
+            unknown = reason if row.unit else ""
+    return RuntimeStatus(row.id, version, active, _inspected(row, facts), unknown)
 
 
 def _inspected(row: Runtime, facts: Facts) -> Configured | None:

@@ -64,6 +64,7 @@ class Undoing:
         lost: whether something of the former state cannot come back.
         reboot: why the rest needs a reboot; empty when it does not.
         owed: what runs before this one owe and none has settled, such as a restart after a rollback that was killed.
+        left: what the run changed beside its configuration, where the configuration alone is undone.
     """
 
     of: str
@@ -72,6 +73,7 @@ class Undoing:
     lost: bool = False
     reboot: str = ""
     owed: tuple[Trigger, ...] = ()
+    left: tuple[str, ...] = ()
 
     @property
     def changes(self) -> tuple[Change, ...]:

@@ -49,10 +49,16 @@ def _reader(draft: Draft) -> str:
     return bare(draft.trigger.target) if draft.trigger else draft.about
 
 
-def drafted_lines(verb: CtkVerb, draft: Draft, done: Done, argv: Sequence[str], following: str) -> Iterator[Line]:
-    """That it is done, the command that makes the daemon read it, if ``following`` is one, and what undoes it."""
+def drafted_lines(
+    verb: CtkVerb, draft: Draft, done: Done, argv: Sequence[str], following: str, *, is_unread: bool = False
+) -> Iterator[Line]:
+    """That it is done, the command that makes the daemon read it, if ``following`` is one, and what undoes it.
+
+    ``is_unread``: the daemon was to read the files and did not, so only that they are written is done.
+    """
     yield BLANK
-    yield line(MARKS["done"], _outcome(verb, draft), hang=2)
+    outcome = f"{sentence([change.path for change in draft.changes])} written" if is_unread else _outcome(verb, draft)
+    yield line(MARKS["done"], outcome, hang=2)
     if down := downtime(done.settled):
         yield fact("took", down)
     if following:
@@ -74,15 +80,23 @@ def _outcome(verb: CtkVerb, draft: Draft) -> str:
     return f"{draft.about} has the runtime {runs}"
 
 
-def read_again_command(draft: Draft, *, failed: bool) -> str:
-    """What makes the daemon read its files, one that has ``failed``, too; empty where there is none."""
+def read_again_command(draft: Draft, *, failed: bool, systemd: bool = True) -> str:
+    """What makes the daemon read its files, one that has ``failed``, too; empty where there is none.
+
+    ``systemd``: whether it runs here; else what is said works without it.
+    """
     if draft.trigger is None:
         return ""
-    return f"sudo systemctl {'restart' if failed else draft.trigger.kind} {bare(draft.trigger.target)}"
+    kind, name = draft.trigger.kind, bare(draft.trigger.target)
+    if systemd:
+        return f"sudo systemctl {'restart' if failed else kind} {name}"
+    return "sudo kill -HUP $(pidof dockerd)" if kind == "reload" else f"restart {name} in the way it was started"
 
 
-def verdict_lines(draft: Draft, verdict: Verdict, argv: Sequence[str], *, verbose: bool) -> Iterator[Line]:
-    """Whether files and daemon are as asked."""
+def verdict_lines(
+    draft: Draft, verdict: Verdict, argv: Sequence[str], following: str, *, verbose: bool
+) -> Iterator[Line]:
+    """Whether files and daemon are as asked; ``following`` makes a daemon that is not read its files."""
     if verdict.pending:
         yield from draft_lines("configure", draft, verbose=verbose)
         yield line("next: ", span(configure_command(argv), "command"), hang=6)
@@ -91,7 +105,7 @@ def verdict_lines(draft: Draft, verdict: Verdict, argv: Sequence[str], *, verbos
     yield line(MARKS["passed" if is_told else "not run"], _as_asked("configure", draft), hang=2)
     if verdict.otherwise:
         yield line(MARKS["failed"], f"{_reader(draft)} does not have it: {verdict.otherwise}", hang=2)
-        if following := read_again_command(draft, failed=verdict.failed):
+        if following:
             yield line("next: ", span(following, "command"), hang=6)
     elif verdict.untold:
         yield line(MARKS["not run"], f"{_reader(draft)} was not asked: {verdict.untold}", hang=2)

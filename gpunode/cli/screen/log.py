@@ -7,11 +7,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, tzinfo
 
 from gpunode.change import CommandChange, FileChange, FileState, PackageChange, PackageState, subject
+from gpunode.cli.screen.commands import root_of
 from gpunode.cli.screen.text import BLANK, Line, Span, cells, indented, line, padded, span
 from gpunode.cli.screen.words import MARKS, count, listed, seconds
 from gpunode.journal.announce import did, kind
 from gpunode.journal.chronicle import Chronicle, Debt, Deed
-from gpunode.workflow.log import number
+from gpunode.journal.record import number
 
 _HEAD = ("run", "when", "who", "what", "result", "changed")
 _MARKS = {"done": "done", "failed": "failed", "intended": "waits"}
@@ -91,7 +92,7 @@ def _head(run: Chronicle, logins: Mapping[int, str], zone: tzinfo | None) -> Ite
     if begin.recipe_sha256:
         yield _fact("recipe", f"{begin.recipe}, sha256 {begin.recipe_sha256}")
     yield _fact("gpunode", begin.version)
-    yield _fact("boot", begin.boot_id or "not known: an image was built")
+    yield _fact("boot", begin.boot_id or ("none: it changed an image" if root_of(begin.argv) else "not recorded"))
     if run.undone_by:
         yield _fact("undone by", run.undone_by)
     if run.forgotten:
@@ -176,5 +177,6 @@ def _debt(debt: Debt, zone: tzinfo | None) -> Line:
     by = f"  for change {listed(map(str, debt.owed_by), 4)}" if debt.owed_by else "  of an earlier run"
     if debt.settled_at is None:
         return line(MARKS["waits"], str(debt.trigger), "  owed at its end", span(by, "dim"), hang=4)
-    note = f": {debt.note}" if debt.note else ""
-    return line(MARKS["done"], str(debt.trigger), f"  {moment(debt.settled_at, zone)}{note}", span(by, "dim"), hang=4)
+    # A note says why it was not carried out, or what did its work instead.
+    note, mark = (f": {debt.note}", MARKS["not run"]) if debt.note else ("", MARKS["done"])
+    return line(mark, str(debt.trigger), f"  {moment(debt.settled_at, zone)}{note}", span(by, "dim"), hang=4)

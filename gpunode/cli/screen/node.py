@@ -180,7 +180,8 @@ def _toolkit(found: Status) -> Line:
 def _runtime(row: RuntimeStatus) -> Line:
     if row.id == "podman":
         return line(span(f"{row.id} {row.version}", "bold"), DOT, "takes GPUs as CDI devices", hang=2)
-    state = {True: "running", False: "not running", None: "no unit"}[row.active]
+    unknown = f"unknown whether it runs: {row.unknown}" if row.unknown else "no unit"
+    state = {True: "running", False: "not running", None: unknown}[row.active]
     parts: list[str | Span] = [
         span(f"{row.id} {row.version}", "bold"),
         DOT,

@@ -25,10 +25,12 @@ if TYPE_CHECKING:
     from gpunode.workflow.rehearse import Rehearsal
     from gpunode.workflow.rollback import RollbackResult
     from gpunode.workflow.setup import SetupResult
+    from gpunode.workflow.standing import Undone
     from gpunode.workflow.undo import Undoing
     from gpunode.workflow.verify import Report
 
 _RESTORED = "restored byte for byte"
+_SHOWN = 6
 
 
 def converged_line(recipe: Recipe, done: SetupResult, report: Report) -> Line:
@@ -128,13 +130,14 @@ def _restored(restored: Mapping[str, bool]) -> Iterator[Line]:
         )
 
 
-def undoing_lines(back: Undoing, *, whole: bool, verbose: bool) -> Iterator[Line]:
+def undoing_lines(back: Undoing, *, verbose: bool) -> Iterator[Line]:
     """What a rollback or a removal will do: diffs, packages, units, and what it leaves or cannot do."""
     if not back.parts and back.owed:
         yield line(span("nothing is left to put back", "bold"), ", but a run that was cut short still owes:")
         yield from (line(f"    {trigger}") for trigger in back.owed)
     elif not back.parts:
-        yield line(MARKS["nothing"], _nothing(back, whole=whole))
+        what = "what is left is needed" if back.notes else "there is nothing on this node that gpunode added"
+        yield line(MARKS["nothing"], f"nothing to remove: {what}")
     else:
         what = f"rollback of run {back.of}" if back.of else "remove everything that gpunode added"
         yield line(span(what, "bold"))
@@ -142,15 +145,27 @@ def undoing_lines(back: Undoing, *, whole: bool, verbose: bool) -> Iterator[Line
     yield from (note(text) for text in back.notes)
     if back.reboot:
         yield note(f"a reboot is needed afterwards: {back.reboot}")
-    if not whole:
-        yield note("packages, sources and the driver stay as they are; --packages takes them back, too")
+    if back.left:
+        yield note(f"stays as it is: {listed(back.left, _SHOWN)}; --packages undoes that, too")
 
 
-def _nothing(back: Undoing, *, whole: bool) -> str:
-    if not back.of:
-        what = "what is left is needed" if back.notes else "there is nothing on this node that gpunode added"
-        return f"nothing to remove: {what}"
-    return f"nothing to put back: {'all' if whole else 'every file'} of run {back.of} is as it was before"
+def undone_lines(found: Undone) -> Iterator[Line]:
+    """Why there is nothing to undo, what is left of the run, and the run to undo next."""
+    run = found.of
+    yield line(MARKS["not run"], f"run {run.number} ({described(run)}) is already undone: {found.why}", hang=2)
+    yield from (note(text) for text in found.notes)
+    if found.standing is None:
+        yield line("  ", "no other run is left to roll back", hang=2)
+        return
+    older = found.standing
+    yield line("  ", f"the newest run that is not undone is {older.number} ({described(older)})", hang=2)
+    if found.command:
+        yield line("next: ", span(f"sudo {found.command}", "command"), hang=6)
+
+
+def described(run: RunSummary) -> str:
+    """What was run, and what it changed: ``setup docker: /etc/docker/daemon.json``."""
+    return f"{run.verb} {run.begin.recipe}".strip() + f": {listed(run.subjects, _SHOWN) or 'nothing'}"
 
 
 def rollback_lines(done: RollbackResult, failure: GpunodeError | None, argv: Sequence[str]) -> Iterator[Line]:
@@ -198,8 +213,22 @@ def leftover_lines(path: str, found: Sequence[str]) -> Iterator[Line]:
         yield note(f"beside {path} lie versions that gpunode did not write: {', '.join(found)}")
 
 
-def runs_lines(runs: Sequence[RunSummary], file: str = "", zone: tzinfo | None = None) -> Iterator[Line]:
-    """The recorded runs, the newest last: id, time, verb, how it ended, what it changed."""
+def runs_lines(
+    runs: Sequence[RunSummary],
+    prospects: Mapping[str, str],
+    folder: str,
+    file: str = "",
+    zone: tzinfo | None = None,
+) -> Iterator[Line]:
+    """The recorded runs, the newest last: id, time, verb, how it ended, what it changed.
+
+    Args:
+        runs: oldest first.
+        prospects: for each, by its id, whether it can be undone now.
+        folder: where their records and backups are.
+        file: the one that they changed; empty where all runs are listed.
+        zone: of the times; this machine's when None.
+    """
     if not runs:
         about = f"no recorded run of gpunode changed {file}" if file else "no run of gpunode is recorded on this node"
         yield line(span(about, "dim"))
@@ -213,9 +242,17 @@ def runs_lines(runs: Sequence[RunSummary], file: str = "", zone: tzinfo | None =
         verb = f"rollback of {run.begin.of}" if run.begin.of else f"{run.verb} {run.begin.recipe}".strip()
         yield line(mark, span(padded(run.run, width), "bold"), f"  {when}  {verb}", span(result, "dim"), hang=width + 4)
         what = listed(run.subjects, 6) or "nothing"
-        undone = f"; undone by {run.undone_by}" if run.undone_by else ""
-        undone += "; its backups are forgotten" if run.forgotten else ""
-        yield line(Span(" " * (width + 4)), span(f"changed {what}", "dim"), span(undone, "warn"), hang=width + 4)
+        yield line(Span(" " * (width + 4)), span(f"changed {what}", "dim"), hang=width + 4)
+        yield line(Span(" " * (width + 4)), span(prospects.get(run.run, "")), hang=width + 4)
+    marks = (
+        ("done", "done"),
+        ("not run", "undone since"),
+        ("waits", "waits for a reboot"),
+        ("failed", "did not finish"),
+    )
+    legend = [part for mark, text in marks for part in (MARKS[mark], Span(f"{text}  "))]
+    yield line(*legend)
+    yield line(span(f"records in {folder}/runs, backups in {folder}/objects", "dim"))
     yield line("undo one: ", span("sudo gpunode rollback RUN", "command"))
 
 

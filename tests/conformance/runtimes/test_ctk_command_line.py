@@ -58,6 +58,40 @@ def test_there_and_back(image: Path) -> None:
     assert [run["verb"] for run in runs] == ["configure", "rollback", "configure", "unconfigure"]
 
 
+def test_a_rollback_without_a_run_undoes_the_newest_one_and_no_other(image: Path) -> None:
+    """A script that runs it twice has undone one run; of an older one it is told the command."""
+    place, before = ("--root", str(image)), files(image)
+    assert ctk(image, "configure").exit_code == 0
+    configured = files(image)
+    docker = ("--runtime=docker", *place)
+    assert gpunode("ctk", "runtime", "configure", *docker).exit_code == 0
+    assert gpunode("rollback", "--yes", *place).exit_code == 0
+    assert files(image) == configured
+    for options in ((), ("--packages",)):
+        again = gpunode("rollback", "--yes", *options, *place)
+        assert again.exit_code == 0, again.said
+        assert files(image) == configured
+        assert "– run 2 (configure: /etc/docker/daemon.json) is already undone: run 3 undid it" in again.out
+        assert " ".join(("next: sudo gpunode rollback 1", *options, *place)) in again.out
+        assert "✓" not in again.out
+    answer = json.loads(gpunode("rollback", "--yes", "--json", *place).out)
+    assert (answer["changed"], answer["result"]["standing"][:6]) == (False, "000001")
+    assert gpunode("rollback", "1", "--yes", *place).exit_code == 0
+    assert files(image) == before
+    assert "no other run is left" in gpunode("rollback", "--yes", *place).out
+
+
+def test_an_edit_is_kept_by_the_command_that_the_conflict_names(image: Path) -> None:
+    daemon, place = image / "etc/docker/daemon.json", ("--root", str(image))
+    assert gpunode("ctk", "runtime", "configure", "--runtime=docker", *place).exit_code == 0
+    daemon.write_text(daemon.read_text().replace("{", '{"debug": true,', 1))
+    conflict = gpunode("rollback", "--yes", *place)
+    assert conflict.exit_code == 5
+    (keep,) = (line.strip() for line in conflict.err.splitlines() if "unconfigure" in line)
+    assert gpunode(*keep.split()[1:]).exit_code == 0, keep
+    assert json.loads(daemon.read_text()) == {"debug": True}
+
+
 def test_a_second_run_writes_and_records_nothing(image: Path) -> None:
     assert ctk(image, "configure").exit_code == 0
     before = {path: path.stat().st_mtime_ns for path in (*image.glob("etc/**/*"), *image.glob("var/lib/**/*"))}

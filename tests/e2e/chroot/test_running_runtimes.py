@@ -96,6 +96,35 @@ def test_docker_shows_the_runtime_and_runs_a_container_through_it(
         _check_container(node, "docker")
 
 
+@pytest.mark.parametrize("runtime", ["docker", "containerd"])
+def test_a_daemon_that_runs_without_systemd_is_not_said_to_have_read_its_files(
+    runtime: str, bases: dict[str, Bases], chroots: Lab
+) -> None:
+    """As in a container, or where somebody started it by hand; what is named as next works there."""
+    with chroots.node(bases["bookworm"].runtime, [T4]) as node:
+        as_machine(node)
+        node.write("/usr/bin/nvidia-container-runtime", RUNTIME, 0o755)
+        start_docker(node)
+        words = ("ctk", "runtime", "configure", f"--runtime={runtime}", "--restart")
+
+        done = node.gpunode(*words)
+
+        assert done.returncode == 7, done.stdout
+        assert f"{runtime} was not restarted: systemd is not running here" in done.stderr
+        assert "has the runtime" not in done.stdout
+        assert "systemctl" not in done.stdout + done.stderr
+        status = node.gpunode("status").stdout
+        assert "not running" not in status
+        assert "unknown whether it runs" in status
+        log = node.gpunode("log", "1").stdout
+        assert node.read("/proc/sys/kernel/random/boot_id").strip() in log
+        assert "image" not in log
+        if runtime == "docker":
+            (command,) = (line.strip() for line in done.stderr.splitlines() if "kill -HUP" in line)
+            node.run("sh", "-c", command.removeprefix("next: ").removeprefix("sudo "))
+            wait_for(node, "gpunode", "ctk", "runtime", "check", "--runtime=docker")
+
+
 @pytest.mark.parametrize("codename", ["bookworm", "trixie"])
 def test_containerd_runs_a_container_through_the_runtime_that_it_names(
     codename: str, bases: dict[str, Bases], chroots: Lab

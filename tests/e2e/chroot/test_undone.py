@@ -99,6 +99,33 @@ def test_a_whole_rollback_brings_back_the_node_as_it_was(
         assert after.differences(snapshot(node)) == ""
 
 
+def test_a_run_is_undone_after_those_that_need_it(bases: dict[str, Bases], chroots: Lab) -> None:
+    """The toolkit does not go while a later run's docker names it; undone in part, a run hides no older one."""
+    with chroots.node(bases["bookworm"].runtime, [T4]) as node:
+        as_machine(node)
+        chroots.recipe(node, DIRECTORIES["bookworm"])
+        before = snapshot(node)
+        set_up(node)
+        chroots.recipe(node, DIRECTORIES["bookworm"], "docker")
+        set_up(node)
+        both = snapshot(node)
+
+        refused = ask(node, "rollback", "1", "--packages", "--yes")
+
+        assert refused.exit_code == 5, refused.error
+        assert "/etc/docker/daemon.json, of run 2, needs" in refused.error
+        assert refused.error.endswith("gpunode rollback 2")
+        assert both.differences(snapshot(node)) == ""
+
+        assert ask(node, "rollback", "--yes").exit_code == 0
+        again = ask(node, "rollback", "--packages", "--yes")
+        assert (again.exit_code, again.envelope["changed"]) == (0, False)
+        assert again.result["standing"].startswith("000001-")
+        back = ask(node, "rollback", "1", "--packages", "--yes")
+        assert back.exit_code == 10, back.error
+        assert before.differences(snapshot(node)) == ""
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("recipe", ["bare-metal", "k8s-containerd"])
 def test_a_whole_rollback_takes_back_the_other_recipes(recipe: str, bases: dict[str, Bases], chroots: Lab) -> None:

@@ -30,6 +30,7 @@ from gpunode.journal.record import Begin, Commit, RunSummary
 from gpunode.workflow.events import Applied, Applying, Triggered, Triggering
 from gpunode.workflow.recovery import Backlog
 from gpunode.workflow.rollback import RollbackResult
+from gpunode.workflow.standing import Undone
 from gpunode.workflow.status import status
 from gpunode.workflow.undo import Part, Undoing
 from gpunode.workflow.verify import Check, Report
@@ -116,9 +117,18 @@ def status_good(screen: Screen) -> None:
 
 
 def rollback(screen: Screen) -> None:
-    undone = Undoing("000003-20250501T120000Z", (Part("runtime", "runtime-config", BACK),))
+    left = ("nvidia-driver-cuda", "nvidia-container-toolkit")
+    undone = Undoing("000003-20250501T120000Z", (Part("runtime", "runtime-config", BACK),), left=left)
     screen.undoing(undone)
     screen.rollback(RollbackResult(undone, "000004-20250501T121500Z", (Settled(RESTART, 0.4),)), None)
+
+
+def undone(screen: Screen) -> None:
+    docker = Begin("000005-20250501T120000Z", 1746100800.0, "setup", "0.1", "docker", "", "", "root", ())
+    newest = RunSummary(docker, ("/etc/docker/daemon.json",), Commit("done"))
+    older = RunSummary(replace(docker, run="000004-20250501T120000Z", recipe="containerd"), ("libcuda1", nodes.CONFIG))
+    screen.undone(Undone(newest, "run 6 undid it", older, "gpunode rollback 4"))
+    screen.undone(Undone(newest, "what is left of it stays", notes=("dkms stays: zfs-dkms needs it now",)))
 
 
 def runs(screen: Screen) -> None:
@@ -130,7 +140,12 @@ def runs(screen: Screen) -> None:
         RunSummary(undo, (nodes.CONFIG,), Commit("done")),
         RunSummary(cut, tuple(f"package-{number}" for number in range(12))),
     )
-    screen._put(*runs_lines(found, zone=timezone.utc))
+    prospects = {
+        first.run: "undone by run 4",
+        undo.run: f"cannot be undone now: {nodes.CONFIG} was edited since gpunode wrote it",
+        cut.run: "can be undone now",
+    }
+    screen._put(*runs_lines(found, prospects, "/var/lib/gpunode", zone=timezone.utc))
 
 
 def _logged() -> tuple[Chronicle, ...]:
@@ -200,8 +215,8 @@ def story(screen: Screen) -> None:
 
 
 PAGES: tuple[Callable[[Screen], None], ...] = (
-    plan, rehearse, setup, converged, reboot, verify, status_bare, status_good, rollback, runs, log, log_run, failure,
-    doctor, doctor_verbose, doctor_healthy, doctor_unknown, story,
+    plan, rehearse, setup, converged, reboot, verify, status_bare, status_good, rollback, undone, runs, log, log_run,
+    failure, doctor, doctor_verbose, doctor_healthy, doctor_unknown, story,
 )  # fmt: skip
 
 

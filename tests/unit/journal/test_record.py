@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -40,7 +41,7 @@ from gpunode.journal.record import (
     owed_since,
     settles,
     summary,
-    undo,
+    to_undo,
     unloaded,
     unsettled,
     whole,
@@ -128,6 +129,11 @@ def test_a_journal_of_a_newer_gpunode_is_named_as_such() -> None:
     assert raised.value.why == f"a newer gpunode wrote it, in format {FORMAT + 1}; this one reads {FORMAT}"
 
 
+def configuration_back(entries: Iterable[Entry]) -> tuple[Change, ...]:
+    """What a plain rollback does."""
+    return tuple(intent.change for intent in to_undo(entries, whole=False))
+
+
 class TestWholeLines:
     """A line vouches for the one before it, so nobody can take whole lines away, or bring others, unseen."""
 
@@ -206,11 +212,11 @@ class TestUndo:
     def test_a_file_that_was_written_twice_goes_back_both_steps(self) -> None:
         first, second = write("/a", b"1", b"2"), write("/a", b"2", b"3")
         entries = (BEGIN, Intent(1, "runtime", "x", first), Done(1), Intent(2, "runtime", "x", second))
-        assert undo(entries) == (write("/a", b"3", b"2"), write("/a", b"2", b"1"))
+        assert configuration_back(entries) == (write("/a", b"3", b"2"), write("/a", b"2", b"1"))
 
     def test_a_failed_change_is_undone_too_since_half_of_it_may_be_there(self) -> None:
         entries = (BEGIN, Intent(1, "runtime", "x", write("/a", b"1", b"2")), Failed(1, "disk full"))
-        assert undo(entries) == (write("/a", b"2", b"1"),)
+        assert configuration_back(entries) == (write("/a", b"2", b"1"),)
 
     def test_packages_modules_and_blacklists_are_undone_only_with_the_whole_run(self) -> None:
         package = PackageChange("docker.io", None, PackageState("20"))
@@ -219,7 +225,7 @@ class TestUndo:
         blacklist = write("/etc/modprobe.d/gpunode-nouveau.conf", None, b"blacklist nouveau\n")
         changes: tuple[Change, ...] = (package, module, command, blacklist)
         entries = [Intent(n, "packages", "x", change) for n, change in enumerate(changes)]
-        assert undo(entries) == ()
+        assert configuration_back(entries) == ()
         assert [intent.change for intent in backwards(entries)] == [
             write(blacklist.path, b"blacklist nouveau\n", None),
             ModuleChange("nvidia", True, False),
@@ -292,9 +298,9 @@ class TestOwed:
 def test_a_run_in_short_names_what_it_changed_once() -> None:
     twice = [Intent(n, "runtime", "x", write("/a", None, b"1")) for n in (1, 2)]
     end = Commit("failed", "docker did not start")
-    assert summary((BEGIN, *twice, end)) == RunSummary(BEGIN, ("/a",), end)
+    assert summary((BEGIN, *twice, end)) == RunSummary(BEGIN, ("/a",), end, configuration=frozenset({"/a"}))
     assert summary(()) is None
-    assert summary((BEGIN, *twice)) == RunSummary(BEGIN, ("/a",), None)
+    assert summary((BEGIN, *twice)) == RunSummary(BEGIN, ("/a",), configuration=frozenset({"/a"}))
     assert summary((BEGIN, end, Forget("ada"))) == RunSummary(BEGIN, (), end, forgotten=True)
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from gpunode.change import FileChange, FileState, PackageChange, PackageState, Trigger
 from gpunode.errors import ChangeFailed, JournalDamaged, Refused, UsageError
-from gpunode.journal.record import Done, Intent, RunSummary, digest, undo
+from gpunode.journal.record import Done, Intent, RunSummary, digest, to_undo
 from gpunode.journal.store import Run, Store
 
 RESTART = Trigger("restart", "containerd.service")
@@ -55,7 +55,8 @@ def setup_run(store: Store, content: bytes = b"version = 3\n", before: FileState
 def test_a_run_is_read_back_with_the_bytes_of_its_files(store: Store) -> None:
     run = setup_run(store)
     assert store.read(run.id) == run.entries()
-    assert undo(store.read(run.id)) == (FileChange(CONFIG.path, CONFIG.after, BEFORE, CONFIG.triggers),)  # type: ignore[arg-type]
+    (back,) = to_undo(store.read(run.id), whole=False)
+    assert back.change == FileChange(CONFIG.path, CONFIG.after, BEFORE, CONFIG.triggers)  # type: ignore[arg-type]
 
 
 def test_only_root_can_read_what_is_kept(store: Store) -> None:

@@ -20,6 +20,7 @@ from gpunode.change import (
 from gpunode.errors import Undetermined
 from gpunode.facts.model import Facts, Known, Platform, Unknown
 from gpunode.recipe import Recipe, Runtime, Toolkit
+from gpunode.steps import STEPS, needed
 from gpunode.steps.outcome import Planned
 from gpunode.steps.runtime_config import RUNTIME_CONFIG
 from gpunode.steps.runtime_install import RUNTIME_INSTALL
@@ -329,3 +330,18 @@ def test_a_docker_that_ctk_configured_is_as_setup_wants_it() -> None:
     outcome = RUNTIME_CONFIG.plan(recipe("docker"), node)
     assert isinstance(outcome, Planned)
     assert outcome.changes == ()
+
+
+def test_a_step_needs_only_steps_before_it() -> None:
+    """What is beneath is made first, and taken away last; a name that no step has would guard nothing."""
+    ids = [step.id for step in STEPS]
+    for step in STEPS:
+        assert set(step.needs) <= set(ids[: ids.index(step.id)]), step.id
+    assert needed("runtime-config") == {
+        "toolkit",
+        "toolkit-repository",
+        "driver",
+        "cuda-repository",
+        "runtime-install",
+    }
+    assert needed("a step of another version") == set()

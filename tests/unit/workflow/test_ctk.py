@@ -13,9 +13,10 @@ from gpunode.cli.screen.edits import read_again_command
 from gpunode.errors import ChangeFailed, Conflict, DrainRequired, Interrupted, Refused, UsageError
 from gpunode.facts.evidence import Capture, Probe
 from gpunode.facts.probes import unit_probe
+from gpunode.host.port import Settled
 from gpunode.journal.store import Store
-from gpunode.runtimes import Configured, Wish
-from gpunode.workflow import ctk, rollback
+from gpunode.runtimes import Configured, Wish, runtime
+from gpunode.workflow import ctk, rollback, standing
 from gpunode.workflow.ctk import Asked
 from gpunode.workflow.events import silent
 from tests.unit.steps.machines import CONTAINERD, DAEMON_JSON
@@ -59,7 +60,7 @@ def test_a_second_time_there_is_nothing_to_do(store: Store) -> None:
 def test_a_rollback_without_a_name_takes_it_back_and_has_the_daemon_read_it(store: Store) -> None:
     host = Machine({CONTAINERD: PLAIN})
     done = configured(host, store)
-    chosen = rollback.choose(store)
+    chosen = standing.newest(store)
     assert chosen.run == done.run
     back = rollback.undoing(store, host, chosen.run)
     rollback.rollback(back, host, store, version="test", argv=(), tell=silent)
@@ -122,7 +123,7 @@ def test_what_the_runtimes_parser_refuses_is_not_written(store: Store, monkeypat
     (run,) = store.runs()
     assert (run.subjects, run.commit and run.commit.result) == ((), "failed")
     with pytest.raises(UsageError, match="nothing to roll back"):
-        rollback.choose(store)
+        standing.newest(store)
 
 
 def test_a_signal_that_came_before_the_first_write_leaves_nothing(store: Store) -> None:
@@ -269,3 +270,27 @@ def test_a_daemon_whose_parser_cannot_read_its_files_has_something_else(store: S
         raise ChangeFailed("containerd does not say", why="toml: line 3")
 
     assert "toml: line 3" in ctk.verdict(host, draft_of(host), broken, is_live=True).otherwise
+
+
+@pytest.mark.parametrize("row", ["docker", "containerd"])
+@pytest.mark.parametrize(
+    ("beside", "skipped"),
+    [
+        (set(), False),  # nothing runs; it reads its files when it starts
+        ({"socket"}, True),
+        ({"socket", "systemd"}, False),
+    ],
+)
+def test_a_restart_that_nobody_could_make_is_noticed(row: str, beside: set[str], skipped: bool, store: Store) -> None:
+    wish, main = (DOCKER, DAEMON_JSON) if row == "docker" else (IN_DROP_IN, CONTAINERD)
+    places = {"socket": runtime(row).socket, "systemd": "/run/systemd/system"}
+    host = Machine({main: b"{}\n" if row == "docker" else PLAIN, **{places[name]: b"" for name in beside}})
+    draft = draft_of(host, wish, row)
+    assert draft.trigger is not None
+    told = (Settled(draft.trigger, 0.0, "systemd is not running here"),)
+    assert ctk.was_skipped(host, draft, ctk.Done("1", told)) is skipped
+    assert not ctk.was_skipped(host, draft, ctk.Done("1", (Settled(draft.trigger, 0.1),)))
+    following = read_again_command(draft, failed=False, systemd=False)
+    assert following == (
+        "sudo kill -HUP $(pidof dockerd)" if row == "docker" else "restart containerd in the way it was started"
+    )

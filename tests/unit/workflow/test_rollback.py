@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +13,9 @@ from gpunode.errors import ChangeFailed, Conflict, DrainRequired, Undetermined, 
 from gpunode.facts.evidence import Capture, Ownership, Probe
 from gpunode.host.port import Settled
 from gpunode.journal.store import Store
-from gpunode.workflow.rollback import RollbackResult, choose, rollback, undoing
+from gpunode.workflow.prospects import prospect
+from gpunode.workflow.rollback import RollbackResult, record_undone, rollback, undoing
+from gpunode.workflow.standing import named, newest, undone
 from tests.unit.steps.machines import CONTAINERD, DAEMON_JSON, machine
 from tests.unit.workflow.nodes import Node
 
@@ -90,6 +93,32 @@ def test_an_edit_is_shown_and_kept_unless_it_is_forced(store: Store, host: Node)
     assert host.files[CONTAINERD] == EDITED
 
 
+NVIDIA = b'"runtimes": {"nvidia": {"path": "nvidia-container-runtime"}}'
+
+
+@pytest.mark.parametrize(
+    ("former", "ours", "now", "offered"),
+    [
+        (None, b"{%s}" % NVIDIA, b'{"debug": true, %s}' % NVIDIA, True),
+        (b'{"debug": true}', b'{"debug": true, %s}' % NVIDIA, b"{%s}" % NVIDIA, True),
+        (b"{%s}" % NVIDIA, b'{"default-runtime": "nvidia", %s}' % NVIDIA, b'{"debug": true, %s}' % NVIDIA, False),
+        (None, b"{%s}" % NVIDIA, b"{}", False),
+        (None, b"{%s}" % NVIDIA, b"{", False),
+    ],
+)
+def test_an_edit_is_kept_by_taking_out_the_runtime_that_the_run_added(
+    former: bytes | None, ours: bytes, now: bytes, offered: bool, store: Store
+) -> None:
+    host = Node(machine(files={DAEMON_JSON: FileState(former)} if former else {}))
+    run = write(host, store, FileState(ours), path=DAEMON_JSON, trigger=Trigger("reload", "docker.service"))
+    host.files[DAEMON_JSON] = FileState(now)
+    with pytest.raises(Conflict) as caught:
+        undoing(store, host, run)
+    command = f"gpunode ctk runtime unconfigure --runtime=docker --root {store.root}"
+    assert (command in caught.value.hint.splitlines()) is offered
+    assert "--force" in caught.value.hint
+
+
 def test_a_file_that_somebody_removed_or_chmodded_counts_as_edited(store: Store, host: Node) -> None:
     run = write(host, store)
     for now in (None, replace(OURS, mode=0o600), replace(OURS, uid=1000)):
@@ -122,7 +151,7 @@ def test_a_later_run_on_the_same_file_comes_first(store: Store, host: Node) -> N
     with pytest.raises(Conflict) as caught:
         undoing(store, host, first)
     assert second in caught.value.what
-    assert f"gpunode rollback {second}" in caught.value.hint
+    assert caught.value.hint == f"gpunode rollback 2 --root {store.root}"
     undo(host, store, second)
     undo(host, store, first)
     assert host.files[CONTAINERD] == FORMER
@@ -214,39 +243,109 @@ def test_a_file_that_cannot_be_read_is_not_overwritten(store: Store) -> None:
 # -- which run ---------------------------------------------------------------------------------------------------------
 
 
-def test_asked_twice_it_goes_back_and_not_to_and_fro(store: Store, host: Node) -> None:
+def test_the_newest_run_is_undone_once_and_the_next_one_named(store: Store, host: Node) -> None:
+    """A script that rolls back twice undoes one run."""
     first = write(host, store)
     second = write(host, store, EDITED)
-    for expected, state in ((second, OURS), (first, FORMER)):
-        run = choose(store).run
-        assert run == expected
-        undo(host, store, run)
-        assert host.files[CONTAINERD] == state
-    with pytest.raises(UsageError, match="nothing to roll back") as caught:
-        choose(store)
-    assert "rolled back already" in caught.value.why
+    undo(host, store, newest(store).run)
+    for _ in range(2):
+        run = newest(store)
+        assert (run.run, run.is_undone(whole=False)) == (second, True)
+    older = undone(store, run, "", whole=False)
+    assert older.standing is not None
+    assert (older.standing.run, older.command) == (first, f"gpunode rollback 1 --root {store.root}")
+    undo(host, store, first)
+    assert host.files[CONTAINERD] == FORMER
+    assert undone(store, newest(store), "", whole=False).standing is None
+
+
+def test_a_run_of_which_nothing_is_left_counts_as_undone_and_hides_no_older_one(store: Store, host: Node) -> None:
+    first = write(host, store)
+    second = write(host, store, EDITED)
+    host.files[CONTAINERD] = OURS  # by hand
+    assert undoing(store, host, second).parts == ()
+    for _ in range(2):
+        record_undone(store, newest(store), version="test", argv=(), whole=False)
+    assert len(store.runs()) == 3, "recorded once"
+    assert newest(store).undone_whole, "it changed nothing but the configuration"
+    undo(host, store, first)
+    assert host.files[CONTAINERD] == FORMER
 
 
 def test_rolling_back_a_rollback_by_its_name_works(store: Store, host: Node) -> None:
     run = write(host, store)
     back = undo(host, store, run)
-    undo(host, store, choose(store, back.run).run)
+    undo(host, store, named(store, back.run).run)
     assert host.files[CONTAINERD] == OURS
-    assert choose(store).run == run
+    assert newest(store).run == run
+    assert not newest(store).undone_by
+
+
+def test_a_removal_undoes_every_run_before_it(store: Store, host: Node) -> None:
+    run = write(host, store)
+    removal = store.begin("remove", version="test", whole=True)
+    change = FileChange(CONTAINERD, OURS, FORMER, frozenset({RESTART}))
+    removal.done(removal.intend("runtime", "remove", change))
+    removal.commit("done")
+    host.apply([change])
+    assert newest(store).undone_by == removal.id
+    undo(host, store, removal.id)
+    assert newest(store).run == run
+    assert not newest(store).undone_by
 
 
 def test_a_run_is_named_by_its_id_or_number(store: Store, host: Node) -> None:
     run = write(host, store)
-    assert choose(store, run).run == choose(store, "1").run == run
+    assert named(store, run).run == named(store, "1").run == run
     for wrong in ("2", "0", run[:-1]):
         with pytest.raises(UsageError, match="there is no run") as caught:
-            choose(store, wrong)
+            named(store, wrong)
         assert run in caught.value.why
 
 
+def test_a_run_without_configuration_is_undone_with_its_packages_alone(store: Store, host: Node) -> None:
+    write(host, store, path="/etc/apt/sources.list.d/cuda-debian12-x86_64.list", stage="sources")
+    refusals: tuple[Callable[[], object], ...] = (lambda: named(store, "1", whole=False), lambda: newest(store))
+    for refused in refusals:
+        with pytest.raises(UsageError, match=r"configuration|nothing to roll back") as caught:
+            refused()
+        assert caught.value.hint == f"gpunode rollback 1 --packages --root {store.root}"
+    assert newest(store, whole=True).run == named(store, "1", whole=True).run
+
+
+def test_of_each_run_is_said_whether_it_can_be_undone_now(store: Store, host: Node) -> None:
+    cuda_list = "/etc/apt/sources.list.d/cuda-debian12-x86_64.list"
+    runs = [
+        write(host, store, path=cuda_list, stage="sources"),
+        write(host, store),
+        write(host, store, EDITED),
+        write(host, store, path=DAEMON_JSON),
+    ]
+
+    def told(host: Node) -> list[str]:
+        return [prospect(store, host, run) for run in store.runs()]
+
+    assert told(host) == [
+        "can be undone now: needs --packages",
+        f"cannot be undone now: later runs changed the same things: {runs[2]}",
+        "can be undone now",
+        "can be undone now",
+    ]
+    host.files[CONTAINERD] = FileState(b"by hand")
+    undo(host, store, runs[3])
+    assert told(host)[1:4] == [
+        f"cannot be undone now: later runs changed the same things: {runs[2]}",
+        f"cannot be undone now: {CONTAINERD} was edited since gpunode wrote it",
+        "undone by run 5",
+    ]
+    host.files[CONTAINERD] = OURS
+    store.forget(runs[1])
+    assert told(host)[1:3] == ["cannot be undone: its backups are forgotten", "nothing of its files is left"]
+
+
 def test_a_node_that_gpunode_never_changed_has_nothing_to_roll_back(store: Store) -> None:
-    with pytest.raises(UsageError) as caught:
-        choose(store)
+    with pytest.raises(UsageError, match="nothing to roll back") as caught:
+        newest(store)
     assert "no run of gpunode" in caught.value.why
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,9 +13,9 @@ from gpunode.change import (
     Change,
     FileChange,
     FileState,
-    KnownAfter,
     PackageChange,
     PackageState,
+    RuntimeExpectation,
     ServiceChange,
     ServiceState,
     Trigger,
@@ -23,13 +24,15 @@ from gpunode.change import (
 from gpunode.errors import ChangeFailed, Conflict, DrainRequired, RebootRequired, Refused, VerifyFailed
 from gpunode.facts.evidence import Capture, Probe
 from gpunode.facts.model import Facts, Known, LoadedDriver
+from gpunode.host.apt_plan import is_removal
 from gpunode.host.port import Action, Simulation, Workloads
-from gpunode.journal.record import CONFFILES, backwards
+from gpunode.journal.record import CONFFILES, Verb, backwards
 from gpunode.journal.store import Store
+from gpunode.workflow import standing
 from gpunode.workflow.apply import Applier
 from gpunode.workflow.events import silent
 from gpunode.workflow.remove import removing
-from gpunode.workflow.rollback import RollbackResult, choose, rollback, shortcoming, undoing
+from gpunode.workflow.rollback import RollbackResult, rollback, shortcoming, undoing
 from gpunode.workflow.undo import Undoing, leftovers
 from tests.unit.steps.machines import CONTAINERD, CUDA_LIST, DAEMON_JSON, machine, unit
 from tests.unit.workflow.nodes import Node
@@ -79,9 +82,9 @@ class Machine(Node):
 def _obeys(changes: Sequence[PackageChange]) -> Simulation:
     return Simulation(
         tuple(
-            Action("purge", change.name)
-            if change.after is None
-            else Action("install", change.name, "" if isinstance(change.after, KnownAfter) else change.after.version)
+            Action("purge" if change.after is None else "remove", change.name)
+            if is_removal(change)
+            else Action("install", change.name, getattr(change.after, "version", ""))
             for change in changes
         )
     )
@@ -236,12 +239,12 @@ class TestWholeRollback:
         run = newest(store)
         plain = undoing(store, host, run)
         rollback(plain, host, store, version="test", argv=(), tell=silent)
-        assert choose(store, whole=True).run == run
+        chosen = standing.newest(store, whole=True)
+        assert (chosen.run, chosen.is_undone(whole=False), chosen.is_undone(whole=True)) == (run, True, False)
         whole = undoing(store, host, run, now())
         assert CONTAINERD not in map(subject, whole.changes)
         undo(host, store, whole)
-        with pytest.raises(Exception, match="nothing to roll back"):
-            choose(store, whole=True)
+        assert standing.newest(store, whole=True).is_undone(whole=True)
 
     def test_a_later_run_on_the_same_package_comes_first(self, host: Machine, store: Store) -> None:
         first = newest(store)
@@ -251,7 +254,182 @@ class TestWholeRollback:
         assert undoing(store, host, first).changes, "the configuration alone is no matter of packages"
         with pytest.raises(Conflict, match="later runs changed the same things") as refused:
             undoing(store, host, first, now())
-        assert refused.value.hint == f"gpunode rollback {run.id} --packages"
+        assert refused.value.hint == f"gpunode rollback 2 --packages --root {store.root}"
+
+    @pytest.mark.parametrize(
+        ("brought", "package", "later", "path"),
+        [
+            ("toolkit", "nvidia-container-toolkit", "runtime-config", DAEMON_JSON),
+            ("driver", "nvidia-driver-cuda", "runtime-config", DAEMON_JSON),
+            ("runtime-install", "docker.io", "runtime-config", DAEMON_JSON),
+            ("driver", "nvidia-driver-cuda", "toolkit", "nvidia-container-toolkit"),
+            ("driver", "nvidia-driver-cuda", "persistence", UNIT),
+            ("cuda-repository", CUDA_LIST, "driver", "nvidia-driver-cuda"),
+        ],
+    )
+    def test_what_a_later_run_needs_is_not_taken_from_under_it(
+        self, store: Store, brought: str, package: str, later: str, path: str
+    ) -> None:
+        host = Machine(machine())
+        first, second = store.begin("setup", version="test"), None
+        made: dict[str, Change] = {
+            CUDA_LIST: FileChange(CUDA_LIST, None, FileState(b"deb x\n")),
+            DAEMON_JSON: FileChange(DAEMON_JSON, None, FileState(b"{}")),
+            UNIT: ServiceChange(UNIT, OFF, ON),
+        }
+        lower, upper = (made.get(name, PackageChange(name, None, NEW)) for name in (package, path))
+        first.done(first.intend("packages", brought, lower))
+        first.commit("done")
+        second = store.begin("setup", version="test", recipe="docker")
+        stage = "runtime" if path == DAEMON_JSON else "packages"
+        second.done(second.intend(stage, later, upper))
+        second.commit("done")
+        for change in (lower, upper):
+            host.apply([change])
+        facts = now({name: NEW for name in (package, path) if name not in made})
+        with pytest.raises(Conflict, match="later run needs") as refused:
+            undoing(store, host, first.id, facts)
+        assert f"{path}, of run 2, needs {package}" in refused.value.why
+        beyond = "" if path == DAEMON_JSON else " --packages"
+        assert refused.value.hint == f"gpunode rollback 2{beyond} --root {store.root}"
+
+        if path in made and path != UNIT:
+            host.files[path] = None  # by hand: what is gone needs nothing
+            assert undoing(store, host, first.id, facts).parts
+            host.apply([upper])
+        back = undoing(store, host, second.id, None if path == DAEMON_JSON else facts)
+        rollback(back, host, store, version="test", argv=(), tell=silent, whole=path != DAEMON_JSON)
+        assert undoing(store, host, first.id, facts).parts
+
+    @pytest.mark.parametrize(("verb", "is_refused"), [("configure", True), ("unconfigure", False)])
+    def test_a_run_that_took_a_runtime_out_needs_no_toolkit(self, store: Store, verb: Verb, is_refused: bool) -> None:
+        toolkit, before = "nvidia-container-toolkit", FileState(b"{ }")
+        host = Machine(machine(files={DAEMON_JSON: before}))
+        first = store.begin("setup", version="test")
+        first.done(first.intend("packages", "toolkit", PackageChange(toolkit, None, NEW)))
+        first.commit("done")
+        second, change = store.begin(verb, version="test"), FileChange(DAEMON_JSON, before, FileState(b"{}"))
+        second.done(second.intend("runtime", "runtime-config", change))
+        second.commit("done")
+        host.apply([change])
+        try:
+            assert undoing(store, host, first.id, now({toolkit: NEW})).packages
+        except Conflict:
+            assert is_refused
+        else:
+            assert not is_refused
+
+    def test_an_older_version_takes_nothing_from_under_a_later_run(self, store: Store) -> None:
+        host, toolkit = Machine(machine()), "nvidia-container-toolkit"
+        host.archives[toolkit] = frozenset({OLD.version})
+        first = store.begin("setup", version="test")
+        first.done(first.intend("packages", "toolkit", PackageChange(toolkit, OLD, NEW)))
+        first.commit("done")
+        second, change = store.begin("setup", version="test"), FileChange(DAEMON_JSON, None, FileState(b"{}"))
+        second.done(second.intend("runtime", "runtime-config", change))
+        second.commit("done")
+        host.apply([change])
+        assert undoing(store, host, first.id, now({toolkit: NEW})).packages
+
+    @pytest.mark.parametrize("verb", ["rollback", "remove"])
+    @pytest.mark.parametrize("after", [None, PackageState("1.5"), PackageState("1.6", config_files_only=True)])
+    @pytest.mark.parametrize("runtime", ["containerd", "containerd.io"])
+    def test_running_containers_are_named_and_keep_their_containerd(
+        self, store: Store, runtime: str, after: PackageState | None, verb: str
+    ) -> None:
+        host, there = Machine(machine()), PackageState("1.6")
+        host.archives[runtime] = frozenset({"1.5"})
+        run = store.begin("setup", version="test")
+        run.done(run.intend("packages", "runtime-install", PackageChange(runtime, after, there)))
+        run.commit("done")
+        host.busy = Workloads(containers=("k8s.io/4f2",))
+
+        def planned(*, disrupt: bool) -> Undoing:
+            if verb == "remove":
+                return removing(store.footprint(), host, now({runtime: there}), disrupt=disrupt)
+            return undoing(store, host, run.id, now({runtime: there}), disrupt=disrupt)
+
+        if verb == "remove" and after == PackageState("1.5"):
+            assert not planned(disrupt=False).packages, "it was there before gpunode"
+            return
+        with pytest.raises(DrainRequired, match="take containerd from 1 container") as refused:
+            planned(disrupt=False)
+        assert "k8s.io/4f2" in refused.value.why
+        assert planned(disrupt=True).packages
+        host.busy = Workloads()
+        assert planned(disrupt=False).packages
+
+    @pytest.mark.parametrize("verb", ["rollback", "remove"])
+    @pytest.mark.parametrize(
+        "change",
+        [
+            PackageChange("docker.io", None, NEW),
+            PackageChange("docker-ce", None, NEW),
+            ServiceChange("docker.service", OFF, ON),
+        ],
+    )
+    def test_dockers_containers_are_named_and_keep_their_docker(self, store: Store, change: Change, verb: str) -> None:
+        host = Machine(machine())
+        host.docker_ps = Capture("docker ps", "ok", b"4f2 trainer\n")
+        run = store.begin("setup", version="test")
+        run.done(run.intend("packages", "step", change))
+        run.commit("done")
+        packages = {change.name: NEW} if isinstance(change, PackageChange) else {}
+        facts = machine(packages=packages, units={"docker.service": unit()})
+
+        def planned() -> Undoing:
+            if verb == "remove":
+                return removing(store.footprint(), host, facts)
+            return undoing(store, host, run.id, facts)
+
+        with pytest.raises(DrainRequired, match="1 running docker container"):
+            planned()
+
+    @pytest.mark.parametrize("verb", ["rollback", "remove"])
+    def test_a_restart_that_an_earlier_run_owes_stops_no_container_unasked(
+        self, host: Machine, store: Store, verb: str
+    ) -> None:
+        run, owed = newest(store), Trigger("restart", "docker.service")
+        cut = store.begin("setup", version="test")
+        cut.done(cut.intend("runtime", "x", FileChange(DAEMON_JSON, None, FileState(b"{}"), frozenset({owed}))))
+        cut.close()
+        host.docker_ps = Capture("docker ps", "ok", b"4f2 trainer\n")
+        with pytest.raises(DrainRequired, match="1 running docker container"):
+            _ = (
+                removing(store.footprint(), host, now(), owed=(owed,))
+                if verb == "remove"
+                else undoing(store, host, run, now())
+            )
+
+    def test_what_needs_a_package_that_the_archives_lost_does_not_come_back_either(
+        self, host: Machine, store: Store
+    ) -> None:
+        run = store.begin("setup", version="test")
+        run.done(*run.intend_all("packages", "x", [PackageChange(name, OLD, None) for name in ("lost", "needs-lost")]))
+        run.commit("done")
+        host.archives = {"needs-lost": frozenset({OLD.version})}
+        host.solver = lambda changes: (
+            replace(_obeys(changes), problem="needs-lost: Depends: lost")
+            if "needs-lost" in [change.name for change in changes]
+            else _obeys(changes)
+        )
+        back = undoing(store, host, run.id, now())
+        assert (back.packages, back.lost) == ((), True)
+        assert "nor does what came with it: needs-lost" in back.notes
+
+    def test_a_file_that_went_with_its_package_is_nobodys_edit(self, host: Machine, store: Store) -> None:
+        path = "/etc/nvidia/ours.conf"
+        run = store.begin("setup", version="test")
+        run.done(run.intend("packages", "x", FileChange(path, FORMER, OURS)))
+        run.done(*run.intend_all("packages", CONFFILES, (FileChange(path, OURS, None),)))
+        run.done(run.intend("packages", "conflicts", PackageChange("nvidia-driver", OLD, None)))
+        run.commit("done")
+        assert path in map(subject, undoing(store, host, run.id, now({})).changes)
+
+    def test_a_unit_whose_package_comes_back_first_is_started_again(self, host: Machine, store: Store) -> None:
+        done = undo(host, store, undoing(store, host, newest(store), now()))
+        again = undoing(store, host, done.run, machine(packages={"nvidia-driver": OLD}))
+        assert ServiceChange(UNIT, OFF, ON) in again.changes
 
     def test_another_version_of_the_driver_is_no_less_a_disruption(self, host: Machine, store: Store) -> None:
         run = store.begin("setup", version="test")
@@ -378,6 +556,20 @@ def test_where_dpkg_does_not_tell_a_failed_transaction_may_have_touched_all(
 
 
 class TestRemove:
+    def test_a_merged_configuration_is_checked_before_it_is_written(
+        self, host: Machine, store: Store, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        host.files[CONTAINERD] = edited = FileState(b"# mine, edited\nnvidia = true\n")
+
+        def check(expectation: RuntimeExpectation, changes: Sequence[FileChange]) -> str:
+            assert (expectation.runtime, [change.path for change in changes]) == ("containerd", [CONTAINERD])
+            raise Refused("containerd does not take it")
+
+        monkeypatch.setattr(host, "check", check)
+        with pytest.raises(Refused, match="does not take it"):
+            undo(host, store, removing(store.footprint(), host, now()))
+        assert host.files[CONTAINERD] == edited
+
     def test_everything_goes_that_was_added_and_what_was_there_is_as_before(self, host: Machine, store: Store) -> None:
         back = removing(store.footprint(), host, now())
         assert {change.name: change.after for change in back.packages} == {"nvidia-driver-cuda": None, "dkms": None}

@@ -1,0 +1,29 @@
+"""Which recorded runs can be undone now, found by comparing each with the node; nothing is changed."""
+
+from __future__ import annotations
+
+from gpunode.errors import GpunodeError
+from gpunode.host.port import Host
+from gpunode.journal.record import RunSummary, number
+from gpunode.journal.store import Store
+from gpunode.workflow.rollback import undoing
+
+
+def prospect(store: Store, host: Host, run: RunSummary) -> str:
+    """What a rollback of ``run`` would come to now, in a few words; packages are not compared."""
+    by = f"undone by run {number(run.undone_by)}" if run.undone_by else ""
+    if run.forgotten:
+        return "cannot be undone: its backups are forgotten"
+    if run.undone_whole:
+        return by
+    beyond = "needs --packages" if run.beyond else ""
+    if not run.configuration:
+        return f"can be undone now: {beyond}" if beyond else "changed nothing that can be undone"
+    rest = f"; the rest {beyond}" if beyond else ""
+    if by:
+        return by + rest
+    try:
+        back = undoing(store, host, run.run, disrupt=True)
+    except GpunodeError as error:
+        return f"cannot be undone now: {error.what}"
+    return "can be undone now" if back.parts else f"nothing of its files is left{rest}"

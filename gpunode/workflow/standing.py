@@ -1,0 +1,194 @@
+"""Which recorded runs stand: the one to undo next, and those that stand in the way of undoing another."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+
+from gpunode.change import Change, FileChange, PackageChange, PackageState, subject
+from gpunode.errors import Conflict, UsageError
+from gpunode.journal.record import MAKING, RunSummary, to_undo
+from gpunode.journal.store import Store
+from gpunode.steps import needed
+
+_SHOWN = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Undone:
+    """A run of which nothing is left to undo.
+
+    Attributes:
+        why: how that is known.
+        standing: the newest run that is not undone; None when there is none.
+        command: what undoes that one.
+        notes: what stays of it, and why.
+    """
+
+    of: RunSummary
+    why: str
+    standing: RunSummary | None = None
+    command: str = ""
+    notes: tuple[str, ...] = ()
+
+
+def newest(store: Store, *, whole: bool = False) -> RunSummary:
+    """The newest run that made something which can be undone, whether it has been undone or not.
+
+    Args:
+        store: the journal.
+        whole: whether packages, archives and units are undone, too, and not the configuration alone.
+
+    Raises:
+        UsageError: there is none.
+    """
+    if found := _undoable(store, whole=whole):
+        return found[0]
+    made = _undoable(store, whole=True)
+    why = "no recorded run can be undone" if store.runs() else "no run of gpunode is recorded on this node"
+    if made:
+        why = "no recorded run changed a container runtime's configuration"
+    raise UsageError(
+        "there is nothing to roll back",
+        why=why,
+        hint=rollback_command(store, made[0], whole=True) if made else "gpunode log shows the recorded runs",
+    )
+
+
+def _undoable(store: Store, *, whole: bool) -> list[RunSummary]:
+    """The runs that a rollback without RUN may undo, newest first."""
+    # A rollback is undone by its name alone: else two of them would go to and fro.
+    made = (one for one in reversed(store.runs()) if one.verb in MAKING and not one.forgotten)
+    return [one for one in made if one.configuration or (whole and one.beyond)]
+
+
+def undone(store: Store, of: RunSummary, why: str, *, whole: bool) -> Undone:
+    """``of`` is undone; the newest run that is not, with the command for it."""
+    left = (one for one in _undoable(store, whole=whole) if one.run != of.run and not one.is_undone(whole=whole))
+    standing = next(left, None)
+    return Undone(of, why, standing, rollback_command(store, standing, whole=whole) if standing else "")
+
+
+def named(store: Store, run: str, *, whole: bool = True) -> RunSummary:
+    """The run with this id or number.
+
+    Raises:
+        UsageError: there is none, or only ``--packages`` can undo what it changed and ``whole`` is false.
+    """
+    runs = store.runs()
+    found = next((one for one in runs if run in {one.run, one.number}), None)
+    if found is None:
+        raise UsageError(
+            f"there is no run {run}",
+            why=f"recorded: {', '.join(one.run for one in runs) or 'none'}",
+            hint="gpunode rollback --list",
+        )
+    if not whole and found.beyond and not found.configuration:
+        raise UsageError(
+            f"run {run} changed no container runtime's configuration",
+            why="a rollback without --packages undoes the configuration alone",
+            hint=rollback_command(store, found, whole=True),
+        )
+    return found
+
+
+def refuse_shared(store: Store, of: str, touched: AbstractSet[str]) -> None:
+    """Nothing, unless a later run that stands changed one of ``touched``, which undoing ``of`` would change.
+
+    Raises:
+        Conflict: it did; the runs to undo first are named, newest first.
+    """
+    later = {run: shared for run in _later(store, of) if (shared := touched & run.standing)}
+    if later:
+        both = ", ".join(sorted(frozenset().union(*later.values()))[:_SHOWN])
+        raise Conflict(
+            f"later runs changed the same things: {', '.join(run.run for run in later)}",
+            why=f"undoing {of} alone would mix their versions of {both}",
+            hint=_undo_first(store, later),
+        )
+
+
+def refuse_needed(
+    store: Store, of: str, going: Mapping[str, Collection[str]], is_there: Callable[[Change], bool]
+) -> None:
+    """Nothing, unless a later run that stands needs something that undoing ``of`` would take away.
+
+    Args:
+        store: the journal.
+        of: the run to undo.
+        going: what would be taken away, by the step that brought it.
+        is_there: whether the subject of a change is still on the node.
+
+    Raises:
+        Conflict: it does; the runs to undo first are named, newest first.
+    """
+    needing: dict[RunSummary, frozenset[str]] = {}
+    lines: list[str] = []
+    for run in _later(store, of) if going else ():
+        for step, made in _made(store, run, is_there):
+            if missed := sorted(name for need in needed(step) for name in going.get(need, ())):
+                needing[run] = needing.get(run, frozenset()) | {subject(made)}
+                lines.append(f"{subject(made)}, of run {run.number}, needs {_listed(missed)}")
+    if needing:
+        raise Conflict(
+            f"a later run needs what this would take away: {', '.join(run.run for run in needing)}",
+            why="\n".join(lines[:_SHOWN]),
+            hint=_undo_first(store, needing),
+        )
+
+
+def _made(store: Store, run: RunSummary, is_there: Callable[[Change], bool]) -> Iterator[tuple[str, Change]]:
+    """What ``run`` added to the node that is still there, each with its step."""
+    if run.verb not in MAKING or run.verb == "unconfigure":
+        return  # what takes something back needs nothing
+    for intent in to_undo(store.entries(run.run), whole=True):
+        back = intent.change  # from what the run made to what was there before
+        has_made = not isinstance(back, FileChange | PackageChange) or back.before is not None
+        if has_made and subject(back) in run.standing and is_there(back):
+            yield intent.step, back
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
+
+
+def going(changes: Iterable[tuple[str, Change]]) -> dict[str, list[str]]:
+    """Those of ``changes``, each with its step, that take something away."""
+    found: dict[str, list[str]] = {}
+    for step, change in changes:
+        match change:
+            case (
+                FileChange(after=None)
+                | PackageChange(after=None)
+                | PackageChange(after=PackageState(config_files_only=True))
+            ):
+                found.setdefault(step, []).append(subject(change))
+            case _:
+                pass
+    return found
+
+
+def _later(store: Store, of: str) -> list[RunSummary]:
+    """The runs after ``of``, without rollbacks that take back one of them or ``of`` itself."""
+    runs = store.runs()
+    since = runs[[run.run for run in runs].index(of) :]
+    here = {run.run for run in since}
+    return [run for run in since[1:] if run.begin.of not in here]
+
+
+def _undo_first(store: Store, runs: Mapping[RunSummary, AbstractSet[str]]) -> str:
+    """The commands that undo ``runs`` as far as their subjects here need it, newest first."""
+    return "\n".join(
+        rollback_command(store, run, whole=not subjects <= run.configuration)
+        for run, subjects in reversed(list(runs.items()))
+    )
+
+
+def rollback_command(store: Store, run: RunSummary, *, whole: bool) -> str:
+    """What undoes ``run`` in the same root folder."""
+    words = ["gpunode", "rollback", run.number, *(["--packages"] if whole else [])]
+    if str(store.root) != "/":
+        words += ["--root", str(store.root)]
+    return shlex.join(words)

@@ -1,0 +1,41 @@
+"""status: what it says of a runtime."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from gpunode.change import ServiceState
+from gpunode.cli.screen.node import status_lines
+from gpunode.facts.model import Known, Unit, Unknown
+from gpunode.workflow.status import status
+from tests.unit.cli import screen_nodes as nodes
+
+UNIT = "containerd.service"
+
+
+@pytest.mark.parametrize(
+    ("probe", "exists", "said"),
+    [
+        ("units", True, "not running"),
+        ("unit-wants", True, "unknown whether it runs: systemd does not run here"),
+        ("units", False, "no unit"),
+        ("unit-wants", False, "no unit"),
+    ],
+)
+def test_whether_a_runtime_runs_is_said_only_where_it_is_known(probe: str, exists: bool, said: str) -> None:
+    """Where no systemd runs, its folders show that there is a unit, and a daemon may run all the same."""
+    unit = Unit(ServiceState(enabled=True, active=False), exists=exists)
+    facts = nodes.converged()
+    facts = replace(facts, units={**facts.units, UNIT: Known(unit, probe)})
+    text = "\n".join(str(line) for line in status_lines(facts, status(facts, nodes.host(facts))))
+    assert said in text
+    assert ("not running" in text) is (said == "not running")
+
+
+def test_what_systemctl_does_not_answer_is_unknown() -> None:
+    facts = nodes.converged()
+    facts = replace(facts, units={**facts.units, UNIT: Unknown("Running in chroot, ignoring command", "units")})
+    text = "\n".join(str(line) for line in status_lines(facts, status(facts, nodes.host(facts))))
+    assert "unknown whether it runs: Running in chroot" in text
