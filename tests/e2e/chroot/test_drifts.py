@@ -41,6 +41,7 @@ def node(bases: dict[str, Bases], chroots: Lab) -> Iterator[Chroot]:
 
 @pytest.mark.parametrize("drift", [drift for drift in DRIFTS if not drift.booted], ids=lambda drift: drift.id)
 def test_a_drift_is_found_named_and_healed(node: Chroot, drift: Drift) -> None:
+    marked = automatic(node)
     node.run("sh", "-c", drift.shell, env=NONINTERACTIVE)
 
     found = ask(node, "plan", RECIPE, "--check", "--lock", LOCK)
@@ -58,3 +59,9 @@ def test_a_drift_is_found_named_and_healed(node: Chroot, drift: Drift) -> None:
         node.run("sh", "-c", drift.undo)
     setup_ok(node, "--lock", LOCK)
     assert ask(node, "plan", RECIPE, "--check", "--lock", LOCK).exit_code == 0
+    assert automatic(node) == marked
+
+
+def automatic(node: Chroot) -> list[str]:
+    """The packages that autoremove may take once nothing needs them."""
+    return node.run("apt-mark", "showauto").stdout.split()
