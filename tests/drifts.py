@@ -179,7 +179,8 @@ DRIFTS: Final = (
           "dpkg -i --force-depends --force-downgrade /root/drift/libcuda1_*.deb", "driver",
           facts=_state("libcuda1", version="580.65.06-1")),
     Drift("driver-automatic", "the driver's packages are marked as dependencies, which autoremove would take",
-          "apt-mark auto nvidia-driver-cuda nvidia-kernel-dkms", "driver", facts=_state("nvidia-driver-cuda", auto=True)),
+          "apt-mark auto nvidia-driver-cuda nvidia-kernel-dkms", "driver",
+          facts=_state("nvidia-driver-cuda", auto=True)),
     Drift("driver-replaced", "the whole driver is of another branch",
           "apt-get -y -o Dir::Etc::PreferencesParts=/root/drift/preferences install nvidia-driver-cuda "
           "nvidia-kernel-dkms", "driver",

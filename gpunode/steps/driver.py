@@ -10,8 +10,8 @@ from gpunode.catalog.driver import Choice
 from gpunode.change import KnownAfter, PackageChange, PackageState
 from gpunode.facts.model import Facts, known, need
 from gpunode.recipe import Recipe
-from gpunode.steps.marks import set_manual, why_manual
 from gpunode.steps.locked import astray, beside_driver, held_elsewhere, wanted_state
+from gpunode.steps.marks import set_manual, why_manual
 from gpunode.steps.module import is_loaded
 from gpunode.steps.outcome import Outcome, Planned, Step
 from gpunode.steps.selection import WantedDriver, apart_from, kept_version, matches, own_gpus, prefix, wanted_driver
