@@ -132,7 +132,10 @@ class Runtime:
         Says("which container runtime gives containers the GPUs; podman does so by CDI, the others by a handler"),
     ] = "none"
     install: Annotated[Install, Says("whether a missing runtime is installed from the distribution")] = "if-missing"
-    default: Annotated[bool, Says("whether containers get the NVIDIA runtime unless they ask for another")] = False
+    default: Annotated[
+        bool | None,
+        Says("whether containers get the NVIDIA runtime unless they ask for another; left out, it is as it is"),
+    ] = None
     cgroup: Annotated[
         Cgroup, Says("auto keeps what the runtime has; systemd makes runc and nvidia use systemd's cgroup driver")
     ] = "auto"

@@ -22,8 +22,7 @@ def why_open(state: FileState) -> str:
 
 def closed(state: FileState) -> FileState:
     """The file with root as its owner and without leave for others to write; who may read it stays as it is."""
-    group = _GROUP if state.gid != 0 else 0
-    return replace(state, uid=0, mode=state.mode & ~(_OTHERS | group))
+    return replace(state, uid=0, mode=state.mode & ~(_OTHERS | _GROUP))
 
 
 def closing(facts: Facts, paths: Iterable[str]) -> tuple[FileChange, ...]:

@@ -14,7 +14,7 @@ from gpunode.facts.model import Facts
 from gpunode.recipe import Recipe
 from gpunode.steps import STEPS
 from gpunode.steps.outcome import Planned, Refusal, Waits
-from gpunode.workflow.converge import StagePlan, StepPlan
+from gpunode.workflow.converge import StagePlan, StepPlan, notes_of
 
 _TITLE = max(len(step.title) for step in STEPS)
 
@@ -28,6 +28,8 @@ def plan_lines(
             yield node_line(facts, recipe)
             yield from stage_lines(plans, verbose=True)
             yield BLANK
+        else:
+            yield from (line(span("! ", "warn"), *prose(text, "warn"), hang=2) for text in notes_of(plans))
         yield line(MARKS["nothing"], f"nothing to do: the node is as recipe {recipe.name} wants it", hang=2)
         return
     yield node_line(facts, recipe)
