@@ -78,8 +78,10 @@ def _standing_default(recipe: Recipe, row: Runtime, present: States) -> tuple[st
     if recipe.runtime.default is not None or row.inspect(contents(present), wish).default != wish.handler:
         return ()
     return (
-        (f"{wish.handler} is the default runtime of {row.id} and stays so, since the recipe does not say whether it "
-        "should be; runtime.default = false takes it off"),
+        (
+            f"{wish.handler} is the default runtime of {row.id} and stays so, since the recipe does not say whether it "
+            "should be; runtime.default = false takes it off"
+        ),
     )
 
 
