@@ -10,12 +10,15 @@ from gpunode.catalog.driver import Choice
 from gpunode.change import KnownAfter, PackageChange, PackageState
 from gpunode.facts.model import Facts, known, need
 from gpunode.recipe import Recipe
+from gpunode.steps.diverted import diverted
 from gpunode.steps.locked import astray, beside_driver, held_elsewhere, wanted_state
 from gpunode.steps.marks import set_manual, why_manual
 from gpunode.steps.module import is_loaded
 from gpunode.steps.outcome import Outcome, Planned, Step
 from gpunode.steps.selection import WantedDriver, apart_from, kept_version, matches, own_gpus, prefix, wanted_driver
 
+# In the paths of what a driver's packages bring.
+_FILES = ("libcuda.so", "libnvidia-ml.so", "libnvidia-ptxjit", "nvidia-smi", "nvidia-persistenced", "nvidia-modprobe")
 _SHOWS = frozenset({"nvidia", "nouveau"})
 _DESKTOP = ("gdm3", "lightdm", "sddm", "xserver-xorg-core", "xwayland")
 _SIGNATURES = (
@@ -41,10 +44,12 @@ def plan(recipe: Recipe, facts: Facts) -> Outcome:
     wanted = tuple(dict.fromkeys((*missing, *strays, *along, *astray(recipe, packages, beside_driver(recipe)))))
     if held := [name for name in wanted if name in packages and packages[name].held]:
         return held_elsewhere(held, f"driver {prefix(chosen)}*")
+    away = tuple(diverted(facts, *_FILES))
     marked = set_manual(packages, (name for name in names if name not in wanted))
     if not wanted:
         installed = f"driver {packages[names[0]].version} is installed"
-        return Planned(marked, f"{installed}; {why_manual(marked) if marked else chosen.reason}")
+        reason = why_manual(marked) if marked else chosen.reason
+        return Planned(marked, f"{installed}; {reason}", away)
     # A driver that is there keeps its version: what it lacks, and what has strayed from it, comes in that one.
     version = kept_version(recipe, facts, driver)
     after = KnownAfter(f"{version}-" if version else prefix(chosen), "driver")
@@ -52,7 +57,7 @@ def plan(recipe: Recipe, facts: Facts) -> Outcome:
     changes = tuple(PackageChange(name, now, _after(driver, recipe, name, now, after)) for name, now in states)
     is_new = any(not matches(packages.get(name), "") for name in wanted)
     signed = _signed(driver, facts) if is_new else ()
-    notes = (*(_display(recipe, facts) if is_new else ()), *signed, *_until_reboot(chosen, facts))
+    notes = (*(_display(recipe, facts) if is_new else ()), *signed, *_until_reboot(chosen, facts), *away)
     reason = _apart(strays, packages, version) if version and not missing else _reason(chosen, recipe)
     return Planned((*changes, *marked), reason, notes)
 

@@ -10,6 +10,7 @@ from gpunode.catalog.openpgp import fingerprints
 from gpunode.catalog.repositories import cuda_repository, is_old_toolkit_source, toolkit_repository
 from gpunode.change import Change, FileChange, FileState, SigningKey, Trigger, subject
 from gpunode.distros.family import repository_list
+from gpunode.facts import apt_conf
 from gpunode.facts.model import AptSource, Facts, holds, known, need
 from gpunode.recipe import Recipe
 from gpunode.steps.access import exposed, why_closed, why_open
@@ -71,7 +72,20 @@ def plan_cuda(recipe: Recipe, facts: Facts) -> Outcome:
             hint='use a release that has one, or set driver.version = "none" and install the driver by hand',
         )
     key = SigningKey(row.key_url, frozenset({row.fingerprint}))
-    return _enabled(_Repository(row.base_url, row.list_file, row.keyring, key, _has_no_former, architecture), facts)
+    outcome = _enabled(_Repository(row.base_url, row.list_file, row.keyring, key, _has_no_former, architecture), facts)
+    return replace(outcome, notes=(*outcome.notes, *_lax(facts))) if isinstance(outcome, Planned) else outcome
+
+
+def _lax(facts: Facts) -> Iterator[str]:
+    """A note for every option by which the node's own apt checks less than it does by default."""
+    for path in sorted(filter(apt_conf.is_read, facts.files)):
+        state = known(facts.file(path), None)
+        for option in apt_conf.parse(path, state.content.decode("utf-8", "replace")) if state else ():
+            if apt_conf.is_relaxed(option.name, option.value):
+                yield (
+                    f"{option.file}:{option.line} has apt check less on this node ({option.name} {option.value}); "
+                    "gpunode overrules it for itself alone: take it out"
+                )
 
 
 def plan_toolkit(recipe: Recipe, facts: Facts) -> Outcome:
