@@ -47,15 +47,15 @@ _SUBJECTS = (
     Subject(
         "Who may own a GPU",
         "nouveau, vfio-pci, driverctl and what keeps a module away",
-        "driver-overrides driverctl modprobe-d* modules-load-d file:/etc/modules file:/etc/default/grub "
-        "grub-d file:/proc/cmdline",
+        "driver-overrides driverctl modprobe-d* modules-load-d modules-to-load file:/etc/modules "
+        "file:/etc/default/grub grub-d file:/proc/cmdline",
     ),
     Subject(
         "Modules: loaded, on disk, in the initramfs",
         "which of the versions differ, and so which of the mismatches it is",
         "modules modules-* nvidia-version modinfo:* file:/sys/module/nvidia/version initramfs* "
-        "file:/etc/mkinitcpio.conf firmware nvidia-parameters file:/proc/driver/nvidia/params "
-        "module-trees module-indexes",
+        "file:/etc/mkinitcpio.conf file:/etc/initramfs-tools/modules firmware nvidia-parameters "
+        "file:/proc/driver/nvidia/params module-trees module-indexes",
     ),
     Subject(
         "Why a module is missing",
@@ -72,6 +72,7 @@ _SUBJECTS = (
         "Packages",
         "half done, held, mixed or replaced packages, by whom and when; archives and their keys; who holds the lock",
         "dpkg-* apt-* apt-extended-states file:/etc/apt/* file:/var/lib/dpkg/info/* "
+        "file:/var/lib/dpkg/diversions "
         "file:/usr/share/keyrings/* file:/var/log/apt/* file:/var/log/dpkg* locks rpms rpm-* zypper-log "
         "pacman-log file:/var/log/dnf* file:/var/log/zypp/* file:/var/log/pacman.log file:*/versionlock.*"
         " file:/etc/zypp/locks file:/etc/pacman.conf file:/var/run/reboot-required.pkgs "

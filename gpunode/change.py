@@ -140,10 +140,12 @@ class KnownAfter:
 
     Attributes:
         prefix: what the version must start with, epoch left out (``580.``); empty when any will do.
+        auto: whether it counts as a dependency afterwards, which it does only where it did so before.
     """
 
     prefix: str = ""
     why: str = ""
+    auto: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +155,18 @@ class PackageChange:
     name: str
     before: PackageState | None
     after: PackageState | KnownAfter | None
+
+
+def is_mark(change: PackageChange) -> bool:
+    """Whether the package stays as it is and only apt's marks on it change."""
+    before, after = change.before, change.after
+    return (
+        isinstance(after, PackageState)
+        and before is not None
+        and before.version == after.version
+        and not before.config_files_only
+        and not after.config_files_only
+    )
 
 
 @dataclass(frozen=True, slots=True)

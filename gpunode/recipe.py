@@ -51,11 +51,15 @@ Cgroup: TypeAlias = Literal["auto", "systemd"]
 
 _NUMBER = r"[0-9]{3}(\.[0-9]{2,3}){0,3}"
 _NUMBER_WORDS = ("a branch such as 580", "a version such as 580.178.04")
-# What an address may hold is what a line of APT's sources can hold: no blank, no bracket, no quote.
-# No password either: it would stand in a file for all to read and in the list of processes.
-_ADDRESS = r"|(https?://[^\s\[\]\"'<>\\@?#/]+(/[^\s\[\]\"'<>\\?#]*)?|file:/[^\s\[\]\"'<>\\?#]+)"
+# An address stands in APT's sources and in commands that are shown to people: letters, digits and what no shell reads.
+# No user or password: it would stand in a file for all to read and in the list of processes.
+_PART = r"[A-Za-z0-9._~:/%+,=@-]"
+_ADDRESS = rf"|(https?://[A-Za-z0-9._~:%-]+(/{_PART}*)?|file:/{_PART}+)"
 _ADDRESS_WORDS = (
-    "an http://, https:// or file:/ address (user and password belong in /etc/apt/auth.conf.d)",
+    (
+        "an http://, https:// or file:/ address of letters, digits and ._~:/%+,=@- (user and password belong in "
+        "/etc/apt/auth.conf.d)"
+    ),
     '"" for NVIDIA\'s own',
 )
 _KEY = r"|[0-9A-F]{40}"
@@ -132,7 +136,10 @@ class Runtime:
         Says("which container runtime gives containers the GPUs; podman does so by CDI, the others by a handler"),
     ] = "none"
     install: Annotated[Install, Says("whether a missing runtime is installed from the distribution")] = "if-missing"
-    default: Annotated[bool, Says("whether containers get the NVIDIA runtime unless they ask for another")] = False
+    default: Annotated[
+        bool | None,
+        Says("whether containers get the NVIDIA runtime unless they ask for another; left out, it is as it is"),
+    ] = None
     cgroup: Annotated[
         Cgroup, Says("auto keeps what the runtime has; systemd makes runc and nvidia use systemd's cgroup driver")
     ] = "auto"

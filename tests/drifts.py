@@ -22,6 +22,9 @@ TOOLKIT_KEYRING: Final = "/usr/share/keyrings/nvidia-container-toolkit-keyring.g
 PIN: Final = "/etc/apt/preferences.d/gpunode-nvidia"
 BLACKLIST: Final = "/etc/modprobe.d/gpunode-nouveau.conf"
 
+NEW_KERNEL: Final = "9.9.9-amd64"
+TOOLKIT_CONFIG: Final = "/etc/nvidia-container-runtime/config.toml"
+
 Answer: TypeAlias = Literal["healed", "refused", "noted"]
 Inject: TypeAlias = Callable[[Facts], Facts]
 
@@ -102,10 +105,23 @@ def _sources(facts: Facts) -> tuple[AptSource, ...]:
     return facts.sources.value
 
 
+def _entry(file: str, **more: tuple[str, ...]) -> Inject:
+    def inject(facts: Facts) -> Facts:
+        entries = (replace(one, **more) if one.file == file else one for one in _sources(facts))  # type: ignore[arg-type]
+        return replace(facts, sources=Known(tuple(entries), PLAN))
+
+    return inject
+
+
+def _with(path: str, content: bytes, mode: int = 0o644) -> Inject:
+    state = FileState(content, mode)
+    return lambda facts: replace(facts, files={**facts.files, path: Known(state, PLAN)})
+
+
 def _new_kernel(facts: Facts) -> Facts:
     assert isinstance(facts.kernels, Known)
     former = facts.kernels.value
-    return replace(facts, kernels=Known(Kernels(former.running, (*former.installed, "9.9.9-amd64")), "boot-images"))
+    return replace(facts, kernels=Known(Kernels(former.running, (*former.installed, NEW_KERNEL)), "boot-images"))
 
 
 DRIFTS: Final = (
@@ -154,6 +170,39 @@ DRIFTS: Final = (
               replace(one, file="/etc/apt/sources.list.d/copied.list", signed_by="/root/drift/stranger.gpg")
               for one in _sources(facts) if one.file == TOOLKIT_LIST)), PLAN),
               files={**facts.files, "/etc/apt/sources.list.d/copied.list": Known(FileState(b"deb"), PLAN)})),
+    Drift("source-trusted", "a list of sources says trusted=yes, so apt asks for no signature",
+          f"sed -i 's/\\[signed-by/[trusted=yes signed-by/' {CUDA_LIST}", "cuda-repository",
+          facts=_entry(CUDA_LIST, relaxed=("trusted=yes",))),
+    Drift("source-insecure", "a list of sources says allow-insecure=yes",
+          f"sed -i 's/\\[signed-by/[allow-insecure=yes signed-by/' {TOOLKIT_LIST}", "toolkit-repository",
+          facts=_entry(TOOLKIT_LIST, relaxed=("allow-insecure=yes",))),
+    Drift("source-stale", "a list of sources says check-valid-until=no, so apt takes an old index for a new one",
+          f"sed -i 's/\\[signed-by/[check-valid-until=no signed-by/' {CUDA_LIST}", "cuda-repository",
+          facts=_entry(CUDA_LIST, relaxed=("check-valid-until=no",))),
+    Drift("source-for-others", "a list of sources is for another architecture alone",
+          f"sed -i 's/\\[signed-by/[arch=arm64 signed-by/' {CUDA_LIST}", "cuda-repository",
+          facts=_entry(CUDA_LIST, architectures=("arm64",))),
+    Drift("source-renamed", "a list of sources has a name that apt passes over",
+          f"mv {TOOLKIT_LIST} {TOOLKIT_LIST}.off", "toolkit-repository"),
+    Drift("source-copied", "a second list names the same repository in another spelling, with trusted=yes",
+          f"sed 's,\\[[^]]*\\],[trusted=yes],; s, /$,/ /,' {CUDA_LIST} > /etc/apt/sources.list.d/copied.list",
+          "cuda-repository"),
+    Drift("source-hidden", "a list of other sources names the same repository, too, with trusted=yes",
+          f"(sed 's,\\[[^]]*\\],[trusted=yes],' {CUDA_LIST}; echo 'deb http://127.0.0.1:9/other ./') > "
+          "/etc/apt/sources.list.d/mixed.list", "cuda-repository", "refused",
+          undo="rm /etc/apt/sources.list.d/mixed.list"),
+    Drift("source-former", "a list with a former address of the toolkit's repository is there",
+          "echo 'deb https://nvidia.github.io/nvidia-docker/debian10/amd64 /' > "
+          "/etc/apt/sources.list.d/nvidia-docker.list", "toolkit-repository"),
+    Drift("keyring-emptied", "a keyring is emptied", f": > {CUDA_KEYRING}", "cuda-repository"),
+    Drift("apt-unauthenticated", "apt is told to install without signatures",
+          "echo 'APT::Get::AllowUnauthenticated \"true\";' > /etc/apt/apt.conf.d/99site", "cuda-repository", "noted",
+          facts=_with("/etc/apt/apt.conf.d/99site", b'APT::Get::AllowUnauthenticated "true";\n'),
+          undo="rm /etc/apt/apt.conf.d/99site"),
+    Drift("apt-insecure", "apt is told to read archives without signatures",
+          "echo 'Acquire { AllowInsecureRepositories yes; };' > /etc/apt/apt.conf.d/99site", "cuda-repository",
+          "noted", facts=_with("/etc/apt/apt.conf.d/99site", b"Acquire { AllowInsecureRepositories yes; };\n"),
+          undo="rm /etc/apt/apt.conf.d/99site"),
     Drift("pin-deleted", "the file that holds apt at the driver's version is deleted", f"rm {PIN}", "driver-pin",
           facts=_gone(PIN)),
     Drift("pin-edited", "that file is edited", f"sed -i 's/^Pin-Priority: -1/Pin-Priority: 500/' {PIN}", "driver-pin",
@@ -178,6 +227,9 @@ DRIFTS: Final = (
     Drift("library-replaced", "a library of the driver comes in another version",
           "dpkg -i --force-depends --force-downgrade /root/drift/libcuda1_*.deb", "driver",
           facts=_state("libcuda1", version="580.65.06-1")),
+    Drift("driver-automatic", "the driver's packages are marked as dependencies, which autoremove would take",
+          "apt-mark auto nvidia-driver-cuda nvidia-kernel-dkms", "driver",
+          facts=_state("nvidia-driver-cuda", auto=True)),
     Drift("driver-replaced", "the whole driver is of another branch",
           "apt-get -y -o Dir::Etc::PreferencesParts=/root/drift/preferences install nvidia-driver-cuda "
           "nvidia-kernel-dkms", "driver",
@@ -186,6 +238,12 @@ DRIFTS: Final = (
               for name, state in packages.items()})),
     Drift("toolkit-removed", "a package of the toolkit is removed",
           "apt-get -y remove libnvidia-container-tools", "toolkit", facts=_without("libnvidia-container-tools")),
+    Drift("toolkit-automatic", "the toolkit is marked as a dependency, which autoremove would take",
+          "apt-mark auto nvidia-container-toolkit", "toolkit", facts=_state("nvidia-container-toolkit", auto=True)),
+    Drift("runtime-automatic", "the container runtime is marked as a dependency, which autoremove would take",
+          "apt-mark auto containerd", "runtime-install", facts=_state("containerd", auto=True)),
+    Drift("headers-automatic", "the package that brings the headers of later kernels is marked as a dependency",
+          "apt-mark auto linux-headers-amd64", "headers", facts=_state("linux-headers-amd64", auto=True)),
     Drift("toolkit-upgraded", "the toolkit is upgraded",
           "apt-get -y install nvidia-container-toolkit", "toolkit",
           facts=_state("libnvidia-container1", version="1.20.1-1")),
@@ -201,8 +259,8 @@ DRIFTS: Final = (
           facts=lambda facts: replace(facts, module_files=Known((), PLAN))),
     Drift("module-unloaded", "the kernel module is unloaded", "modprobe -r nvidia", "module-load",
           facts=lambda facts: replace(facts, loaded_driver=Known(None, PLAN))),
-    Drift("new-kernel", "a new kernel comes without headers", "touch /boot/vmlinuz-9.9.9-amd64", "headers",
-          facts=_new_kernel, undo="rm /boot/vmlinuz-9.9.9-amd64"),
+    Drift("new-kernel", "a new kernel comes without headers, which the sources have",
+          f"touch /boot/vmlinuz-{NEW_KERNEL}", "headers", facts=_new_kernel, undo=f"rm /boot/vmlinuz-{NEW_KERNEL}"),
     Drift("unit-disabled", "nvidia-persistenced is disabled", "systemctl disable nvidia-persistenced.service",
           "persistence", facts=_unit("nvidia-persistenced.service", enabled=False), booted=True),
     Drift("unit-stopped", "nvidia-persistenced is stopped", "systemctl stop nvidia-persistenced.service",
@@ -215,6 +273,71 @@ DRIFTS: Final = (
           "systemctl mask nvidia-persistenced.service", "persistence", "noted",
           facts=_unit("nvidia-persistenced.service", masked=True),
           undo="systemctl unmask nvidia-persistenced.service", booted=True),
+    Drift("pin-overruled-early", "the main preferences file decides over the driver",
+          "printf 'Package: libcuda1\\nPin: release o=NVIDIA\\nPin-Priority: 600\\n' > /etc/apt/preferences",
+          "driver-pin", "noted", undo="rm /etc/apt/preferences",
+          facts=_with("/etc/apt/preferences", b"Package: libcuda1\nPin: release o=NVIDIA\nPin-Priority: 600\n")),
+    Drift("pin-a-users", "the file that holds apt at the driver's version belongs to a user", f"chown 1000 {PIN}",
+          "driver-pin", facts=_file(PIN, lambda state: replace(state, uid=1000))),
+    Drift("blacklist-writable", "the file that keeps nouveau off the card can be written by anybody",
+          f"chmod 666 {BLACKLIST}", "nouveau", facts=_mode(BLACKLIST, 0o666)),
+    Drift("driver-switched-off", "modprobe runs another program in place of loading the driver",
+          "echo 'install nvidia /bin/false' > /etc/modprobe.d/site.conf", "nouveau", "noted",
+          facts=_with("/etc/modprobe.d/site.conf", b"install nvidia /bin/false\n"),
+          undo="rm /etc/modprobe.d/site.conf"),
+    Drift("driver-blacklisted", "the driver's module is blacklisted",
+          "echo 'blacklist nvidia-drm' > /etc/modprobe.d/site.conf", "nouveau", "noted",
+          facts=_with("/etc/modprobe.d/site.conf", b"blacklist nvidia-drm\n"), undo="rm /etc/modprobe.d/site.conf"),
+    Drift("nouveau-beside", "nouveau is loaded along with another module",
+          "echo 'softdep drm post: nouveau' > /etc/modprobe.d/site.conf", "nouveau", "noted",
+          facts=_with("/etc/modprobe.d/site.conf", b"softdep drm post: nouveau\n"),
+          undo="rm /etc/modprobe.d/site.conf"),
+    Drift("nouveau-at-boot", "nouveau is loaded by name at boot",
+          "echo nouveau > /etc/modules-load.d/site.conf", "nouveau", "noted",
+          facts=_with("/etc/modules-load.d/site.conf", b"nouveau\n"), undo="rm /etc/modules-load.d/site.conf"),
+    Drift("nouveau-in-initramfs", "nouveau is loaded by name in the initramfs",
+          "mkdir -p /etc/initramfs-tools && echo nouveau >> /etc/initramfs-tools/modules", "nouveau", "noted",
+          facts=_with("/etc/initramfs-tools/modules", b"nouveau\n"),
+          undo="sed -i /^nouveau/d /etc/initramfs-tools/modules"),
+    Drift("headers-held", "the package that brings the headers of later kernels is held",
+          "apt-mark hold linux-headers-amd64", "headers", "noted", facts=_state("linux-headers-amd64", held=True),
+          undo="apt-mark unhold linux-headers-amd64"),
+    Drift("tool-diverted", "a file of the driver is diverted with dpkg-divert",
+          "dpkg-divert --local --rename --add /usr/bin/nvidia-smi", "driver", "noted",
+          facts=_with("/var/lib/dpkg/diversions", b"/usr/bin/nvidia-smi\n/usr/bin/nvidia-smi.distrib\n:\n"),
+          undo="dpkg-divert --local --rename --remove /usr/bin/nvidia-smi"),
+    Drift("toolkit-configured", "the toolkit's own configuration gives containers no leave for the devices",
+          "mkdir -p /etc/nvidia-container-runtime && "
+          f"printf '[nvidia-container-cli]\\nno-cgroups = true\\n' > {TOOLKIT_CONFIG}", "toolkit", "noted",
+          facts=_with(TOOLKIT_CONFIG, b"[nvidia-container-cli]\nno-cgroups = true\n"), undo=f"rm {TOOLKIT_CONFIG}"),
+    Drift("toolkit-configuration-writable", "the toolkit's own configuration can be written by anybody",
+          f"mkdir -p /etc/nvidia-container-runtime && touch {TOOLKIT_CONFIG} && chmod 666 {TOOLKIT_CONFIG}",
+          "runtime-config", facts=_with(TOOLKIT_CONFIG, b"", 0o666)),
+    Drift("configuration-writable", "containerd's configuration can be written by anybody",
+          f"chmod 666 {CONFIG}", "runtime-config", facts=_mode(CONFIG, 0o666)),
+    Drift("configuration-a-users", "containerd's configuration belongs to a user", f"chown nobody {CONFIG}",
+          "runtime-config", facts=_file(CONFIG, lambda state: replace(state, uid=65534))),
+    Drift("configuration-linked", "containerd's configuration is a link into a user's folder",
+          f"install -d -o 1000 /srv/user && mv {CONFIG} /srv/user/ && ln -s /srv/user/config.toml {CONFIG}",
+          "runtime-config", "noted", undo=f"mv -f /srv/user/config.toml {CONFIG}",
+          facts=lambda facts: replace(facts, exposed={CONFIG: "/srv/user belongs to the user with the id 1000"})),
+    Drift("configuration-folder", "anybody may write to the folder of containerd's configuration",
+          "chmod 777 /etc/containerd", "runtime-config", "noted", undo="chmod 755 /etc/containerd",
+          facts=lambda facts: replace(facts, exposed={CONFIG: "others may write to /etc/containerd (mode 0777)"})),
+    Drift("configuration-broken", "containerd's configuration is no TOML", f"echo 'version = ' >> {CONFIG}",
+          "runtime-config", "refused", undo=f"sed -i '$d' {CONFIG}",
+          facts=_file(CONFIG, lambda state: replace(state, content=state.content + b"version = \n"))),
+    Drift("configuration-emptied", "containerd's configuration is emptied", f": > {CONFIG}", "runtime-config",
+          facts=_file(CONFIG, lambda state: replace(state, content=b""))),
+    Drift("cri-disabled", "containerd's CRI plugin is switched off",
+          f"sed -i '1i disabled_plugins = [\"cri\"]' {CONFIG}", "runtime-config", "noted",
+          facts=_file(CONFIG, lambda state: replace(state, content=b'disabled_plugins = ["cri"]\n' + state.content)),
+          undo=f"sed -i 1d {CONFIG}"),
+    Drift("module-uninstalled", "DKMS is told to take the module out",
+          'dkms uninstall -m nvidia -v "$(ls /var/lib/dkms/nvidia | grep ^5)" -k "$(uname -r)"', "module-build"),
+    Drift("runtime-masked", "the container runtime is masked, which is somebody's decision",
+          "systemctl mask containerd.service", "runtime-config", "noted",
+          facts=_unit("containerd.service", masked=True), undo="systemctl unmask containerd.service", booted=True),
     Drift("dpkg-interrupted", "dpkg was interrupted", "dpkg --unpack /root/drift/lab-drift_*.deb", "repair",
           facts=lambda facts: replace(facts, dpkg_interrupted=Known(value=True, probe=PLAN))),
     Drift("held", "a package is held at another version",

@@ -20,6 +20,8 @@ _MARKER = 10
 _SECRET = frozenset({5, 7})
 _PARTS_OF_A_KEY = frozenset({_SUBKEY, _SIGNATURE, _TRUST, _USER_ID, _USER_ATTRIBUTE})
 _IGNORED = frozenset({_MARKER, _PADDING})
+# Of the subpackets of a signature, those that name its maker.
+_ISSUER, _ISSUER_FINGERPRINT = 16, 33
 
 _BEGIN, _END = "-----BEGIN PGP PUBLIC KEY BLOCK-----", "-----END PGP PUBLIC KEY BLOCK-----"
 _ARMOR_HEADER = re.compile(r"[A-Za-z][A-Za-z0-9-]*: ?.*")
@@ -28,6 +30,7 @@ _ARMOR_HEADER = re.compile(r"[A-Za-z][A-Za-z0-9-]*: ?.*")
 class _Packet(NamedTuple):
     tag: int
     body: bytes
+    whole: bytes
 
 
 def fingerprints(data: bytes) -> tuple[str, ...]:
@@ -54,6 +57,77 @@ def fingerprints(data: bytes) -> tuple[str, ...]:
     if not found:
         raise ValueError("the file holds no public key")
     return tuple(found)
+
+
+def belonging(data: bytes) -> bytes:
+    """The key file in binary form with no more than its primary keys and what these vouch for.
+
+    User ids and subkeys stay where a signature beside them names their primary key as its maker, and these signatures
+    stay; pictures, other people's signatures and what nobody signed go. Whether a signature is good is for gpgv or sqv.
+
+    Raises:
+        ValueError: as ``fingerprints``.
+    """
+    fingerprints(data)
+    kept: list[bytes] = []
+    primary = ""
+    held: bytes | None = b""  # what the next signature must vouch for; None for what goes, and its signatures with it
+    for packet in _packets(dearmor(data) if _is_armored(data) else data):
+        if packet.tag == _PUBLIC_KEY:
+            primary, held = _fingerprint(packet.body), b""
+            kept.append(packet.whole)
+        elif packet.tag == _SIGNATURE and held is not None and _issuers(packet.body) & _names_of(primary):
+            kept += [held, packet.whole]
+            held = b""
+        elif packet.tag in {_USER_ID, _SUBKEY}:
+            held = packet.whole
+        elif packet.tag == _USER_ATTRIBUTE:
+            held = None
+    return b"".join(kept)
+
+
+def _names_of(fingerprint: str) -> frozenset[str]:
+    """A key by its fingerprint and its key id, of version 4 the end and of version 6 the beginning of it."""
+    return frozenset({fingerprint, fingerprint[-16:] if len(fingerprint) == 40 else fingerprint[:16]})
+
+
+def _issuers(body: bytes) -> frozenset[str]:
+    """The keys that a signature says it was made by, as key ids and fingerprints (RFC 9580 §5.2)."""
+    if body[:1] == b"\x03":
+        return frozenset({body[7:15].hex().upper()})
+    if body[:1] not in {b"\x04", b"\x06"}:
+        return frozenset()
+    size = 2 if body[0] == 4 else 4
+    found: set[str] = set()
+    position = 4
+    for _area in ("hashed", "unhashed"):
+        start = position + size
+        position = start + int.from_bytes(body[position:start], "big")
+        found |= {name for kind, value in _subpackets(body[start:position]) for name in _named(kind, value)}
+    return frozenset(found)
+
+
+def _named(kind: int, value: bytes) -> Iterator[str]:
+    if kind in {_ISSUER, _ISSUER_FINGERPRINT}:
+        yield (value if kind == _ISSUER else value[1:]).hex().upper()
+
+
+def _subpackets(area: bytes) -> Iterator[tuple[int, bytes]]:
+    """Type and value of each subpacket; what is cut short ends them (RFC 9580 §5.2.3.7)."""
+    position = 0
+    while position < len(area):
+        first, width = area[position], 1
+        if 192 <= first < 255:
+            width, size = 2, ((first - 192) << 8) + int.from_bytes(area[position + 1 : position + 2], "big") + 192
+        elif first == 255:
+            width, size = 5, int.from_bytes(area[position + 1 : position + 5], "big")
+        else:
+            size = first
+        start = position + width
+        if not size or start + size > len(area):
+            return
+        yield area[start] & 0x7F, area[start + 1 : start + size]
+        position = start + size
 
 
 def dearmor(data: bytes) -> bytes:
@@ -137,7 +211,7 @@ def _packets(data: bytes) -> Iterator[_Packet]:
         start, length = (_new_length if new_format else _old_length)(data, position)
         if start + length > len(data):
             raise ValueError(f"the packet at byte {position} is cut short")
-        yield _Packet(tag, data[start : start + length])
+        yield _Packet(tag, data[start : start + length], data[position : start + length])
         position = start + length
 
 

@@ -24,6 +24,7 @@ from gpunode.journal.footprint import Footprint
 from gpunode.journal.record import made
 from gpunode.journal.store import Store
 from gpunode.runtimes import runtime
+from gpunode.runtimes.model import BARE, INSTALLED
 from gpunode.workflow import ctk, edits
 from gpunode.workflow.ctk import Asked, CtkVerb, Verdict
 from gpunode.workflow.edits import Draft
@@ -232,7 +233,7 @@ def check(typed: Typed, how: How, root: str) -> None:
     place = checked_root(root)
     asked = wanted(typed, place)
     host = LocalHost(place)
-    draft = _configuring(host, asked, _footprint(Store(place))[0])
+    draft = _as_found(host, asked, _footprint(Store(place))[0])
     if asked.row.unit or draft.changes:
         verdict = ctk.verdict(host, draft, host.effective, is_live=place == "/")
     else:
@@ -240,6 +241,15 @@ def check(typed: Typed, how: How, root: str) -> None:
     following = _following(host, draft, failed=verdict.failed) if place == "/" else ""
     how.screen().verdict(draft, verdict, following)
     how.answer(_judged(draft, verdict, following))
+
+
+def _as_found(host: LocalHost, asked: Wanted, footprint: Footprint) -> Draft:
+    """The draft; where only the program's path is spelled otherwise, as setup spells it, one without changes."""
+    draft = _configuring(host, asked, footprint)
+    if draft.changes and asked.wish.binary == BARE:
+        by_path = _configuring(host, replace(asked, wish=replace(asked.wish, binary=INSTALLED)), footprint)
+        return draft if by_path.changes else by_path
+    return draft
 
 
 def _is_daemon(draft: Draft) -> bool:

@@ -9,6 +9,7 @@ from gpunode import distros
 from gpunode.catalog import branches
 from gpunode.catalog.branches import Branch
 from gpunode.catalog.driver import Choice, Impossible, choose
+from gpunode.catalog.repositories import TOOLKIT
 from gpunode.diagnoses import packaged
 from gpunode.diagnoses.commands import ADDRESS, command, edited, edited_where, is_package, is_unit, of_gpu
 from gpunode.diagnoses.model import Fix, FixKind
@@ -433,6 +434,8 @@ _KEYRING: Final = "/usr/share/keyrings/nvidia-container-toolkit-keyring.gpg"
 _TOOLKIT_URL: Final = "https://nvidia.github.io/libnvidia-container"
 TOOLKIT_ARCHIVE: Final = (
     f"curl -fsSL {_TOOLKIT_URL}/gpgkey | sudo gpg --dearmor --yes -o {_KEYRING}",
+    # Nobody else's key stays there; the fingerprint is the one that gpunode itself asks for.
+    f"gpg --show-keys --with-colons {_KEYRING} | grep -q ^fpr:::::::::{TOOLKIT.fingerprint}: || sudo rm {_KEYRING}",
     (
         f"curl -fsSL {_TOOLKIT_URL}/stable/deb/nvidia-container-toolkit.list | "
         f"sed 's#deb https://#deb [signed-by={_KEYRING}] https://#' | "

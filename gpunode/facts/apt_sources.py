@@ -15,6 +15,9 @@ _WORD = Pattern(r"(?:\[[^\]]{0,2000}\]|\"[^\"]*\"|[^\s\[\"])+")
 _BEFORE_COMMENT = Pattern(r"(?:\[[^\]]{0,2000}\]|[^#\[])*")
 _URI = Pattern(r"[A-Za-z][A-Za-z0-9+.-]{0,40}:\S")
 _FALSE = frozenset({"no", "false", "without", "off", "disable", "0"})
+# Options that make apt check less, where they are on and where they are off. Source: sources.list(5).
+_RELAXED_ON = ("trusted", "allow-insecure", "allow-weak", "allow-downgrade-to-insecure")
+_RELAXED_OFF = ("check-valid-until", "check-date")
 _FILE_NAME = Pattern(r"[A-Za-z0-9_.-]{1,255}\.(?:list|sources)")
 
 
@@ -69,13 +72,22 @@ def _entry(path: str, number: int, words: list[str], *, enabled: bool) -> AptSou
     uri, suite, components = rest[0], rest[1], tuple(rest[2:])
     if suite.endswith("/") == bool(components):
         raise ValueError(f"{path}:{number}: a suite has components, a path that ends in / has none")
-    signed_by, trusted = options.get("signed-by", ""), options.get("trusted", "")
-    return AptSource(path, number, uri, suite, components, signed_by, enabled, kind == "deb-src", trusted)
+    signed_by, only = options.get("signed-by", ""), tuple(filter(None, options.get("arch", "").split(",")))
+    is_source = kind == "deb-src"
+    return AptSource(path, number, uri, suite, components, signed_by, enabled, is_source, _relaxed(options), only)
 
 
 def _options(word: str) -> Mapping[str, str]:
     pairs = (option.partition("=") for option in word.strip("[]").split())
     return {key.rstrip("+-").lower(): value for key, _, value in pairs}
+
+
+def _relaxed(options: Mapping[str, str]) -> tuple[str, ...]:
+    """The options that make apt check less than it does by default."""
+    given = {key: value.lower() for key, value in options.items() if value}
+    on = (key for key in _RELAXED_ON if given.get(key, "no") not in _FALSE)
+    off = (key for key in _RELAXED_OFF if given.get(key) in _FALSE)
+    return tuple(f"{key}={given[key]}" for key in (*on, *off))
 
 
 def _deb822(path: str, text: str) -> Iterator[AptSource]:
@@ -98,11 +110,12 @@ def _paragraph(path: str, start: int, lines: list[str]) -> Iterator[AptSource]:
     if any(suite.endswith("/") == bool(components) for suite in suites):
         raise ValueError(f"{path}:{first}: a suite has components, a path that ends in / has none")
     signed_by, enabled = _signed_by(fields.get("signed-by", "")), fields.get("enabled", "").lower() not in _FALSE
-    trusted = fields.get("trusted", "")
+    relaxed, only = _relaxed(fields), tuple(fields.get("architectures", "").split())
     for kind in types:
         for uri in uris:
             for suite in suites:
-                yield AptSource(path, first, uri, suite, components, signed_by, enabled, kind == "deb-src", trusted)
+                is_source = kind == "deb-src"
+                yield AptSource(path, first, uri, suite, components, signed_by, enabled, is_source, relaxed, only)
 
 
 def _fields(path: str, start: int, lines: list[str]) -> tuple[Mapping[str, str], int]:

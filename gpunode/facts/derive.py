@@ -37,6 +37,7 @@ from gpunode.facts.model import (
     Platform,
     Unit,
     Unknown,
+    known,
 )
 from gpunode.facts.probes import FOLDERS, MODULE_KEYS, UNITS
 
@@ -136,6 +137,7 @@ def derive(evidence: Evidence, *, image: bool = False) -> Facts:
         units=_units(reader, image=image),
         files=_files(evidence),
         changed_at=_changed_at(evidence),
+        exposed=_exposed(evidence),
         dkms=_fact("dkms-installed", lambda: dkms.drivers(reader.found("dkms-installed"))),
         run_installer=_fact("run-installer", lambda: bool(reader.found("run-installer"))),
         layout=_layout(reader, image=image),
@@ -353,6 +355,18 @@ def _files(evidence: Evidence) -> Files:
 def _changed_at(evidence: Evidence) -> Mapping[str, float]:
     owned = {key.removeprefix("file:"): one.ownership for key, one in evidence.items() if key.startswith("file:")}
     return {path: own.changed for path, own in owned.items() if own is not None and own.changed is not None}
+
+
+def _exposed(evidence: Evidence) -> Mapping[str, str]:
+    single = {key.removeprefix("file:"): one.ownership for key, one in evidence.items() if key.startswith("file:")}
+    folders = (one for key, one in evidence.items() if key in FOLDERS or key.startswith("files:"))
+    found = (one for capture in folders if b'"exposed"' in capture.data for one in _matches(capture))
+    owners = {**single, **{one.path: one.ownership for one in found}}
+    return {path: owner.exposed for path, owner in owners.items() if owner is not None and owner.exposed}
+
+
+def _matches(capture: Capture) -> tuple[Found, ...]:
+    return known(_fact(capture.source, lambda: decode_found(capture.data)), ())
 
 
 def _folder(key: str, capture: Capture | None) -> Files:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Final, Literal, TypeAlias
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, Literal, TypeAlias
 
 NOT_CAPTURED: Final = "not captured"
 """The error of a probe that a capture does not hold: it was not asked, so it did not fail either."""
@@ -53,12 +53,15 @@ class Ownership:
         changed: seconds since the epoch, by the inode's own clock (ctime), which no program can set: a file restored
             with its old date is as new as its restoration. None where nobody can tell. Not compared: the same file,
             written twice, is the same.
+        exposed: the folder or link on the way to it by which somebody else than root could put another file there,
+            and why; empty when nobody could.
     """
 
     mode: int
     uid: int
     gid: int
     changed: float | None = field(default=None, compare=False)
+    exposed: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +127,8 @@ def _encode_one(one: Found) -> bytes:
         row["denied"] = True
     if one.ownership is not None:
         row["mode"], row["uid"], row["gid"] = f"{one.ownership.mode:04o}", one.ownership.uid, one.ownership.gid
+        if one.ownership.exposed:
+            row["exposed"] = one.ownership.exposed
     return json.dumps(row, ensure_ascii=False).encode("utf-8", "surrogatepass") + b"\n"
 
 
@@ -145,5 +150,11 @@ def _decode_one(line: bytes) -> Found:
         content = str(row["text"]).encode("utf-8", "surrogatepass")
     elif "base64" in row:
         content = base64.b64decode(row["base64"], validate=True)
-    ownership = Ownership(int(row["mode"], 8), int(row["uid"]), int(row["gid"])) if "mode" in row else None
-    return Found(row["path"], row.get("link"), content, ownership, row.get("denied") is True)
+    return Found(row["path"], row.get("link"), content, _owner(row), row.get("denied") is True)
+
+
+def _owner(row: Mapping[str, Any]) -> Ownership | None:
+    if "mode" not in row:
+        return None
+    owner = Ownership(int(row["mode"], 8), int(row["uid"]), int(row["gid"]))
+    return replace(owner, exposed=str(row.get("exposed", "")))

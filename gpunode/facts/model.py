@@ -181,7 +181,8 @@ class AptSource:
     Attributes:
         line: where it stands in ``file``, from 1.
         signed_by: the keyring's path; empty when the entry names none.
-        trusted: the entry's word on it (``trusted=yes``: no signature is asked for); empty when it says none.
+        relaxed: the options by which apt checks less than it does by default, as ``trusted=yes``.
+        architectures: those that it is read for; empty for all of the system's.
     """
 
     file: str
@@ -192,7 +193,13 @@ class AptSource:
     signed_by: str = ""
     enabled: bool = True
     source_package: bool = False
-    trusted: str = ""
+    relaxed: tuple[str, ...] = ()
+    architectures: tuple[str, ...] = ()
+
+    @property
+    def is_unsigned(self) -> bool:
+        """Whether apt takes packages from it without any signature."""
+        return any(option.startswith(("trusted=", "allow-insecure=")) for option in self.relaxed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,6 +271,7 @@ class Facts:
         files: every file that gpunode writes or reads as configuration; a missing one is Known(None). See ``file``.
         folders: those that were read whole, each with its probe: a file that ``files`` lacks there does not exist.
         changed_at: when a file was last written or restored, seconds since the epoch; only where that is known.
+        exposed: the files that somebody else than root could replace by another, and by what right.
         units: only those that steps ask about.
         dpkg_interrupted: whether dpkg stopped in the middle of its work.
         kubelet: the one that runs here, else the one that is set up here; Known(None) where there is none.
@@ -287,6 +295,7 @@ class Facts:
     files: Files = field(default_factory=dict)
     folders: Mapping[str, str] = field(default_factory=dict)
     changed_at: Mapping[str, float] = field(default_factory=dict)
+    exposed: Mapping[str, str] = field(default_factory=dict)
     run_installer: Fact[bool] = Unknown("not captured", "run-installer")
     dkms: Fact[Mapping[str, DkmsBuild]] = Unknown("not captured", "dkms-installed")
     layout: Fact[Layout | None] = Unknown("not captured", "nvidia-gpus")

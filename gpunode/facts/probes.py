@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from gpunode.facts import kubelet, systemd
+from gpunode.facts import apt_conf, diversions, kubelet, modprobe, systemd
 from gpunode.facts.evidence import Capture, Probe
 
 UNITS: Final = (
@@ -25,6 +25,9 @@ FILES: Final = (
     RESUME_UNIT,
     TOOLKIT_LIST,
     "/etc/apt/preferences",
+    apt_conf.MAIN,
+    diversions.PATH,
+    *modprobe.LISTS,
     "/etc/containerd/config.toml",
     "/etc/docker/daemon.json",
     "/etc/nvidia-container-runtime/config.toml",
@@ -37,7 +40,9 @@ FILES: Final = (
 FOLDERS: Final = {
     "apt-sources-d": "/etc/apt/sources.list.d",
     "apt-preferences-d": "/etc/apt/preferences.d",
-    "modprobe-d": "/etc/modprobe.d",
+    "apt-conf-d": apt_conf.FOLDER,
+    "modprobe-d": modprobe.FOLDER,
+    "modules-to-load": modprobe.LOAD_FOLDER,
     "cdi-etc": "/etc/cdi",
     "cdi-run": "/var/run/cdi",
     **kubelet.FOLDERS,

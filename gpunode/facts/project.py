@@ -117,7 +117,8 @@ def _with_package(facts: Facts, change: PackageChange) -> Facts:
 def _package(before: PackageState | None, after: PackageState | KnownAfter) -> PackageState:
     if isinstance(after, PackageState):
         return after
-    return PackageState(after.prefix or VERSION_AFTER_INDEX, held=before is not None and before.held)
+    held = before is not None and before.held
+    return PackageState(after.prefix or VERSION_AFTER_INDEX, auto=after.auto, held=held)
 
 
 def _headers(facts: Facts, kernel: str, *, present: bool) -> Fact[frozenset[str]]:

@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from gpunode.change import KnownAfter, PackageChange
+from gpunode.change import KnownAfter, PackageChange, is_mark
 from gpunode.errors import ChangeFailed, GpunodeError
 from gpunode.host.apt_failures import FailureKind, build_log, classify, explain
 from gpunode.host.apt_output import (
@@ -62,10 +62,16 @@ def _options(*settings: str) -> tuple[str, ...]:
 
 
 # Said even where they are apt's defaults: the host's own configuration may say otherwise.
+_SIGNED = _options(
+    "Acquire::AllowInsecureRepositories=false",
+    "Acquire::AllowWeakRepositories=false",
+    "Acquire::AllowDowngradeToInsecureRepositories=false",
+)
 _INSTALL = (
     "-q",
     "-y",
     "--no-install-recommends",
+    *_SIGNED,
     *_options(
         "APT::Get::AutomaticRemove=false",
         "APT::Get::AllowUnauthenticated=false",
@@ -79,7 +85,7 @@ _PERFORM = (
     *_FETCH,
     *_options("Dpkg::Use-Pty=0", "Dpkg::Options::=--force-confdef", "Dpkg::Options::=--force-confold"),
 )
-_UPDATE = ("-q", *_FETCH, *_options("APT::Update::Error-Mode=any"))
+_UPDATE = ("-q", *_FETCH, *_SIGNED, *_options("APT::Update::Error-Mode=any"))
 
 _PREFIX = "gpunode-"
 _NAME = re.compile(r"gpunode-[a-z0-9_]{8}")  # as tempfile makes them
@@ -434,9 +440,16 @@ def marks(changes: Sequence[PackageChange]) -> dict[str, tuple[str, ...]]:
     known = {change.name: change.after for change in kept if change.after and not isinstance(change.after, KnownAfter)}
     return {
         "auto": tuple(name for name, state in known.items() if state.auto),
+        "manual": tuple(
+            change.name for change in kept if _was_auto(change) and is_mark(change) and not known[change.name].auto
+        ),
         "hold": tuple(name for name, was in held.items() if (known[name].held if name in known else was)),
         "unhold": tuple(name for name, state in known.items() if held[name] and not state.held),
     }
+
+
+def _was_auto(change: PackageChange) -> bool:
+    return change.before is not None and change.before.auto
 
 
 @contextmanager

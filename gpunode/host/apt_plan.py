@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from gpunode.change import KnownAfter, PackageChange, PackageState
+from gpunode.change import KnownAfter, PackageChange, PackageState, is_mark
 from gpunode.distros.dpkg_version import DpkgVersion
 from gpunode.host.port import Action, Simulation
 
@@ -55,6 +55,8 @@ def arguments(changes: Sequence[PackageChange], known: frozenset[str]) -> tuple[
 def _packages(changes: Sequence[PackageChange], known: frozenset[str]) -> Iterator[str]:
     by_dpkg = purged_by_dpkg(changes)
     for change in changes:
+        if is_mark(change):
+            continue  # apt-mark's work
         if isinstance(change.after, KnownAfter):
             # Of a branch the preferences choose the version; of one version apt has to be told.
             yield f"{change.name}={change.after.prefix}*" if change.after.prefix.endswith("-") else change.name
@@ -68,13 +70,14 @@ def _leave(changes: Sequence[PackageChange]) -> Iterator[str]:
     """No more than the plan says: apt grants each of these to the whole transaction, hence ``unplanned``."""
     if any(change.after is None for change in changes) and not purged_by_dpkg(changes):
         yield "--purge"
-    if any(_lowers(change) for change in changes):
+    if any(lowers(change) for change in changes):
         yield "--allow-downgrades"
     if any(change.before is not None and change.before.held for change in changes):
         yield "--allow-change-held-packages"
 
 
-def _lowers(change: PackageChange) -> bool:
+def lowers(change: PackageChange) -> bool:
+    """Whether an installed package goes back to an older version."""
     if change.before is None or not _is_installed(change.before):
         return False
     match change.after:

@@ -121,6 +121,8 @@ def _row(key: str, capture: Capture) -> dict[str, object]:
     if capture.ownership is not None:
         own = capture.ownership
         row.update(mode=f"{own.mode:04o}", uid=own.uid, gid=own.gid)
+        if own.exposed:
+            row["exposed"] = own.exposed
         # Of the other files it would only make two captures of one state differ.
         if own.changed is not None and key.startswith("file:"):
             row["changed"] = round(own.changed, 6)
@@ -380,4 +382,5 @@ def _ownership(row: Mapping[str, Any]) -> Ownership | None:
         raise ValueError("a mode is no octal number in quotes")
     if type(uid) is not int or type(gid) is not int:
         raise ValueError("uid or gid is no number")
-    return Ownership(int(mode, 8), uid, gid, float(changed) if isinstance(changed, int | float) else None)
+    when = float(changed) if isinstance(changed, int | float) else None
+    return Ownership(int(mode, 8), uid, gid, when, str(row.get("exposed", "")))

@@ -48,6 +48,7 @@ class _Place:
     names: list[str] = field(default_factory=list)
     name: str = "."
     made: list[str] = field(default_factory=list)
+    exposed: str = ""
 
     @property
     def folder(self) -> int:
@@ -70,6 +71,7 @@ class _Place:
             self.made.append(self.path)
         else:
             self.names.append(name)
+        self.exposed = self.exposed or _exposed_folder("/" + "/".join(self.names), os.fstat(self.folder))
 
     def leave(self) -> None:
         if self.names:
@@ -88,6 +90,16 @@ class _Place:
 def _open_folder(name: str, folder: int | None = None) -> int:
     follow = 0 if folder is None else os.O_NOFOLLOW
     return os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC | follow, dir_fd=folder)
+
+
+def _exposed_folder(path: str, status: os.stat_result) -> str:
+    """By what right somebody else than root could replace what stands in the folder; empty when nobody could."""
+    if status.st_uid not in {0, os.geteuid()}:
+        return f"{path} belongs to the user with the id {status.st_uid}"
+    mode = stat.S_IMODE(status.st_mode)
+    by_others = mode & stat.S_IWOTH or (mode & stat.S_IWGRP and status.st_gid not in {0, os.getegid()})
+    # Of a sticky folder nobody but an entry's owner can take anything away.
+    return f"others may write to {path} (mode {mode:04o})" if by_others and not mode & stat.S_ISVTX else ""
 
 
 def _make_folder(name: str, folder: int) -> None:
@@ -200,6 +212,7 @@ def _walk(place: _Place, path: str, *, make: bool) -> None:
             # As the kernel does in /tmp (protected_symlinks, proc_sys_fs(5)), but everywhere: root follows his own
             # links, root's, and those that lead a user to what is his.
             if owner not in {0, os.geteuid()}:
+                place.exposed = place.exposed or f"it leads through a link that the user with the id {owner} made"
                 todo.append(_Owned("/".join(("", *place.names, part)), owner))
             if target.startswith("/"):
                 place.to_root()
@@ -273,7 +286,7 @@ def _read_at(place: _Place, limit: int, source: str) -> Capture:
         return Capture(source, "failed", error=f"it is {_kind(status)}")
     fd = os.open(place.name, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=place.folder)
     try:
-        owner = _ownership(os.fstat(fd))
+        owner = _ownership(os.fstat(fd), place.exposed)
         data = _read_up_to(fd, limit + 1)
     finally:
         os.close(fd)
@@ -293,10 +306,10 @@ def _kind(status: os.stat_result) -> str:
     return _KINDS.get(stat.S_IFMT(status.st_mode), "no regular file")
 
 
-def _ownership(status: os.stat_result) -> Ownership:
+def _ownership(status: os.stat_result, exposed: str = "") -> Ownership:
     # From before the clock was set back: such a date says nothing about what came later.
     changed = status.st_ctime if status.st_ctime <= time.time() else None
-    return Ownership(stat.S_IMODE(status.st_mode), status.st_uid, status.st_gid, changed)
+    return Ownership(stat.S_IMODE(status.st_mode), status.st_uid, status.st_gid, changed, exposed)
 
 
 def state(path: str, *, root: str = "/") -> FileState | None:

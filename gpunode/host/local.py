@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -335,15 +336,15 @@ def _captured(probe: Probe, finished: Finished) -> Capture:
 
 
 def _keyring(data: bytes, key: SigningKey) -> bytes:
-    """The key file as apt takes it from a ``.gpg``: binary; it holds the wanted keys and no others."""
+    """The key file as apt takes it from a ``.gpg``: binary; it holds the wanted keys and nothing else."""
     try:
         found = openpgp.fingerprints(data)
-        binary = data if data[:1] >= b"\x80" else openpgp.dearmor(data)
     except ValueError as error:
         raise Refused(
             f"{key.url} is no OpenPGP key",
             why=f"{error}; it begins with {data[:60]!r}; nothing was trusted",
-            hint="a proxy or a captive portal may answer in its place; look at it with:\n  curl -fsSL " + key.url,
+            hint="a proxy or a captive portal may answer in its place; look at it with:\n  "
+            + shlex.join(("curl", "-fsSL", key.url)),
         ) from error
     if frozenset(found) != key.fingerprints:
         raise Refused(
@@ -352,7 +353,7 @@ def _keyring(data: bytes, key: SigningKey) -> bytes:
             "nothing was trusted",
             hint="if a mirror of yours signs with a key of its own, name it in the recipe ([repositories] *_key)",
         )
-    return binary
+    return openpgp.belonging(data)
 
 
 def _refuse_edited(change: FileChange, current: FileState | None) -> None:

@@ -429,6 +429,8 @@ def _check_effective(files: Files, wish: Wish, before: Configured) -> None:
     loaded = load(files, wish)
     found = _configured(loaded, wish)
     meant_default = wish.handler if wish.default and found.default != _NAMELESS else found.default
+    if wish.not_default and found.default == wish.handler:
+        meant_default = "runc"
     if found.handlers.get(wish.handler) == wish.binary and found.default == meant_default:
         return
     guilty = [file.path for file in loaded[1:] if file.has_plugin]

@@ -56,6 +56,8 @@ def wished(plugin: Document, beside: Surroundings, wish: Wish) -> Document:
             if result.get("systemd_cgroup") and runtimes[wish.handler]["runtime_type"] != _OLD_TYPE:
                 del result["systemd_cgroup"]
                 wish = replace(wish, systemd_cgroup=True)
+    elif wish.not_default and wish.handler in {one.get("default_runtime_name") for one in (containerd, former)}:
+        containerd["default_runtime_name"] = "runc"
     default = containerd.get("default_runtime_name") or former.get("default_runtime_name") or "runc"
     if beside.is_loaded and needs_runc(default, known, beside.schema, wish):
         runtimes["runc"] = known["runc"] = _plain(stood_in_for)

@@ -241,11 +241,14 @@ def _entry(document: dict[str, Any], configured: Configured, wish: Wish) -> list
 
 
 def _default(node: Node, configured: Configured, wish: Wish) -> list[Change]:
-    if not wish.default or configured.default == wish.handler:
+    is_default = configured.default == wish.handler
+    if not (wish.not_default if is_default else wish.default):
         return []
+    # dockerd keeps a default that its file no longer names until it is started again, so runc is named.
+    wanted = wish.handler if wish.default else _RESERVED
     if node.flags.last("default-runtime") is not None:
-        raise _on_the_command_line(node, "default-runtime", "default-runtime", f'="{wish.handler}"')
-    return [(("default-runtime",), wish.handler)]
+        raise _on_the_command_line(node, "default-runtime", "default-runtime", f'="{wanted}"')
+    return [(("default-runtime",), wanted)]
 
 
 def _cdi(node: Node, configured: Configured, wish: Wish) -> list[Change]:

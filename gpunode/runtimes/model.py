@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 DOCKER_CONFIG = "/etc/docker/daemon.json"
 CRIO_CONFIG = "/etc/crio/crio.conf"
@@ -26,6 +26,7 @@ class Wish:
         handler: the name by which containers ask for it.
         binary: what it runs.
         default: True makes it the default runtime; False leaves the default as it is.
+        not_default: True makes runc the default where the handler is; False leaves the default as it is.
         systemd_cgroup: True puts it, and runc, under systemd's cgroup driver; False leaves what is there. containerd
             only: dockerd takes its driver from the host.
         cdi: True switches on the runtime's own CDI support; False leaves it as it is.
@@ -43,6 +44,7 @@ class Wish:
     handler: str = "nvidia"
     binary: str = "/usr/bin/nvidia-container-runtime"
     default: bool = False
+    not_default: bool = False
     systemd_cgroup: bool = False
     cdi: bool = False
     version: tuple[int, ...] | None = None
@@ -185,8 +187,8 @@ def gathered(row: Runtime, wish: Wish, find: Callable[[str], Files]) -> Files:
     return files
 
 
-_BARE = "nvidia-container-runtime"
-_INSTALLED = f"/usr/bin/{_BARE}"
+BARE: Final = "nvidia-container-runtime"
+INSTALLED: Final = f"/usr/bin/{BARE}"
 
 
 def runs(binary: str | None, wish: Wish) -> bool:
@@ -194,7 +196,7 @@ def runs(binary: str | None, wish: Wish) -> bool:
 
     dockerd looks the bare name up in its PATH, where the package puts it; to nvidia-ctk and setup it is the same.
     """
-    return binary == wish.binary or (not wish.exact and {binary, wish.binary} == {_BARE, _INSTALLED})
+    return binary == wish.binary or (not wish.exact and {binary, wish.binary} == {BARE, INSTALLED})
 
 
 def satisfies(configured: Configured, wish: Wish) -> bool:
@@ -202,6 +204,7 @@ def satisfies(configured: Configured, wish: Wish) -> bool:
     return (
         configured.handlers.get(wish.handler) == wish.binary
         and (not wish.default or configured.default == wish.handler)
+        and not (wish.not_default and configured.default == wish.handler)
         and (not wish.cdi or configured.cdi is True)
         and (configured.schema is None or _cri_is_sound(configured, wish))
     )

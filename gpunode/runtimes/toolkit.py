@@ -11,6 +11,7 @@ the toolkit itself would start no container is refused.
 from __future__ import annotations
 
 import difflib
+import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -113,6 +114,29 @@ class Setting:
 
     key: Key
     value: Value | None
+
+
+# How much is written down, and where the linker's program is, differ without effect on containers.
+_HARMLESS = frozenset({f"{_CLI}.debug", f"{_CLI}.ldconfig", f"{_RUNTIME}.debug", f"{_RUNTIME}.log-level"})
+
+
+def departures(data: bytes, path: str = CONFIG) -> tuple[str, ...]:
+    """The settings that are not the toolkit's own, as ``key = value``; those that change nothing for containers aside.
+
+    Raises:
+        Refused: the file is not TOML.
+    """
+    document = _document(decode(data, path), path)
+    found = ((key, _value(document, key.path)) for key in KEYS if key.name not in _HARMLESS)
+    return tuple(
+        f"{key.name} = {json.dumps(value)}" for key, value in found if value is not None and value != _usual(key)
+    )
+
+
+def _usual(key: Key) -> object:
+    """What the toolkit takes where the file does not say; None where that is nothing."""
+    usual = key.default if key.default is not None else key.shown if isinstance(key.shown, bool) else None
+    return list(usual) if isinstance(usual, tuple) else usual
 
 
 def settings(words: Iterable[str]) -> tuple[Setting, ...]:

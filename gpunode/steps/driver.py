@@ -10,7 +10,9 @@ from gpunode.catalog.driver import Choice
 from gpunode.change import KnownAfter, PackageChange, PackageState
 from gpunode.facts.model import Facts, known, need
 from gpunode.recipe import Recipe
+from gpunode.steps.diverted import diverted
 from gpunode.steps.locked import astray, beside_driver, held_elsewhere, wanted_state
+from gpunode.steps.marks import set_manual, why_manual
 from gpunode.steps.module import is_loaded
 from gpunode.steps.outcome import Outcome, Planned, Step
 from gpunode.steps.selection import (
@@ -24,6 +26,8 @@ from gpunode.steps.selection import (
     wanted_driver,
 )
 
+# In the paths of what a driver's packages bring.
+_FILES = ("libcuda.so", "libnvidia-ml.so", "libnvidia-ptxjit", "nvidia-smi", "nvidia-persistenced", "nvidia-modprobe")
 _SHOWS = frozenset({"nvidia", "nouveau"})
 _DESKTOP = ("gdm3", "lightdm", "sddm", "xserver-xorg-core", "xwayland")
 _SIGNATURES = (
@@ -51,21 +55,22 @@ def plan(recipe: Recipe, facts: Facts) -> Outcome:
     if held := [name for name in (*wanted, driver.rival) if name in packages and packages[name].held]:
         return held_elsewhere(held, f"driver {prefix(chosen)}*")
     leaving = () if rival is None else (PackageChange(driver.rival, rival, None),)
+    away = tuple(diverted(facts, *_FILES))
+    marked = set_manual(packages, (name for name in names if name not in wanted))
     if not wanted and not leaving:
-        version = packages[names[0]].version
-        return Planned((), f"driver {version} is installed; {chosen.reason}")
+        installed = f"driver {packages[names[0]].version} is installed"
+        reason = why_manual(marked) if marked else chosen.reason
+        return Planned(marked, f"{installed}; {reason}", away)
     # A driver that is there keeps its version: what it lacks, and what has strayed from it, comes in that one.
     version = kept_version(recipe, facts, driver)
     after = KnownAfter(f"{version}-" if version else prefix(chosen), "driver")
-    changes = (
-        *leaving,
-        *(PackageChange(name, packages.get(name), _after(recipe, name, packages.get(name), after)) for name in wanted),
-    )
+    states = ((name, packages.get(name)) for name in wanted)
+    changes = tuple(PackageChange(name, now, _after(driver, recipe, name, now, after)) for name, now in states)
     is_new = any(not matches(packages.get(name), "") for name in wanted)
     signed = _signed(driver, facts) if is_new else ()
-    notes = (*(_display(recipe, facts) if is_new else ()), *signed, *_until_reboot(chosen, facts))
+    notes = (*(_display(recipe, facts) if is_new else ()), *signed, *_until_reboot(chosen, facts), *away)
     reason = _apart(strays, packages, version) if version and strays and not missing else _reason(chosen, recipe)
-    return Planned(changes, reason, notes)
+    return Planned((*leaving, *changes, *marked), reason, notes)
 
 
 def _apart(strays: Sequence[str], packages: Mapping[str, PackageState], version: str) -> str:
@@ -75,11 +80,13 @@ def _apart(strays: Sequence[str], packages: Mapping[str, PackageState], version:
     return f"{first}{others} of the installed driver, which is {version}: they work in one version alone"
 
 
-def _after(recipe: Recipe, name: str, before: PackageState | None, otherwise: KnownAfter) -> PackageState | KnownAfter:
+def _after(
+    driver: WantedDriver, recipe: Recipe, name: str, before: PackageState | None, otherwise: KnownAfter
+) -> PackageState | KnownAfter:
     """The state to bring about; what came along as a dependency goes on counting as one."""
-    after = wanted_state(recipe, name, otherwise)
     came_along = before is not None and before.auto and not before.config_files_only
-    return replace(after, auto=came_along) if isinstance(after, PackageState) else after
+    auto = came_along and name not in driver.packages(recipe)
+    return replace(wanted_state(recipe, name, otherwise), auto=auto)
 
 
 def _until_reboot(chosen: Choice, facts: Facts) -> tuple[str, ...]:

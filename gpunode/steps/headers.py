@@ -5,6 +5,7 @@ from __future__ import annotations
 from gpunode.change import KnownAfter, PackageChange
 from gpunode.facts.model import Facts, need
 from gpunode.recipe import Recipe
+from gpunode.steps.marks import set_manual, why_manual
 from gpunode.steps.outcome import Outcome, Planned, Refusal, Step
 from gpunode.steps.selection import family_of, standing_driver, wants_driver
 
@@ -32,11 +33,16 @@ def plan(recipe: Recipe, facts: Facts) -> Outcome:
         wanted.append(meta)
     missing = [name for name in dict.fromkeys(wanted) if name not in packages or packages[name].config_files_only]
     listed = " and ".join(kernels.wanted)
+    marked = set_manual(packages, [meta] if meta and meta not in missing else [])
+    held = meta is not None and meta not in missing and packages[meta].held
+    notes = (f"{meta} is held, so later kernels come without headers and without a driver",) if held else ()
     if not missing:
-        return Planned((), f"headers for {listed} are installed")
+        return Planned(marked, why_manual(marked) if marked else f"headers for {listed} are installed", notes)
     changes = tuple(PackageChange(name, packages.get(name), KnownAfter(why="headers")) for name in missing)
     reason = f"the driver's module is built for {listed}"
-    return Planned(changes, reason + (f"; {meta} keeps later kernels covered" if meta in missing else ""))
+    return Planned(
+        (*changes, *marked), reason + (f"; {meta} keeps later kernels covered" if meta in missing else ""), notes
+    )
 
 
 HEADERS = Step("headers", "kernel headers", "packages", plan)

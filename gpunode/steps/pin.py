@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import takewhile
 
+from gpunode.catalog.conflicts import pinned_names
 from gpunode.catalog.driver import Choice
 from gpunode.change import FileChange, FileState
 from gpunode.distros.family import PIN_FILE
@@ -43,10 +44,11 @@ def plan(recipe: Recipe, facts: Facts) -> Outcome:
 
 def _overruled(driver: WantedDriver, recipe: Recipe, facts: Facts) -> Iterator[str]:
     """A warning for every record that apt reads before gpunode's own and that decides over a package of the driver."""
+    names = dict.fromkeys((*driver.packages(recipe), *pinned_names(driver.chosen.branch)))
     for path in takewhile(lambda path: path != PIN_FILE, in_order({*facts.files, PIN_FILE})):
         state = known(facts.file(path), None)
         for record in parse(path, state.content.decode("utf-8", "replace")) if state else ():
-            name = next((name for name in driver.packages(recipe) if record.names(name)), "")
+            name = next(filter(record.names, names), "")
             if name and not _is_for(record.pin, driver.chosen):
                 place = f"{record.file}:{record.line}"
                 yield f"{place} decides over {name} before {PIN_FILE} does: apt may bring another driver; take it out"

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from gpunode.catalog.openpgp import fingerprints
 from gpunode.catalog.repositories import cuda_repository, is_old_toolkit_source, toolkit_repository
 from gpunode.change import Change, FileChange, FileState, SigningKey, Trigger, subject
 from gpunode.distros.family import repository_list
+from gpunode.facts import apt_conf
 from gpunode.facts.model import AptSource, Facts, holds, known, need
 from gpunode.recipe import Recipe
+from gpunode.steps.access import exposed, why_closed, why_open
 from gpunode.steps.outcome import Outcome, Planned, Refusal, Step
 from gpunode.steps.selection import family_of, standing_driver, wants_driver
 
 # apt reads keyrings as the user _apt.
 _FOR_ALL = 0o004
+_ADDRESS = re.compile(r"\A(?:tor\+)?https?://(?:[^/@]*@)?([^/:@]+)(?::(?:80|443)(?=/|\Z))?", re.IGNORECASE)
+
+
+def _host(match: re.Match[str]) -> str:
+    return match[1].lower().rstrip(".")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +43,9 @@ class _Repository:
         return self.plain(self.uri)
 
     def plain(self, uri: str) -> str:
-        """``uri`` as apt compares it: its architecture put in, the slash at its end left out."""
-        return uri.replace("$(ARCH)", self.architecture).rstrip("/")
+        """``uri`` without what makes no other archive: its architecture put in, the host in lower case, no scheme."""
+        address = _ADDRESS.sub(_host, uri.replace("$(ARCH)", self.architecture))
+        return "/".join(part for part in address.split("/") if part not in {"", "."})
 
     @property
     def fingerprint(self) -> str:
@@ -63,7 +72,20 @@ def plan_cuda(recipe: Recipe, facts: Facts) -> Outcome:
             hint='use a release that has one, or set driver.version = "none" and install the driver by hand',
         )
     key = SigningKey(row.key_url, frozenset({row.fingerprint}))
-    return _enabled(_Repository(row.base_url, row.list_file, row.keyring, key, _has_no_former, architecture), facts)
+    outcome = _enabled(_Repository(row.base_url, row.list_file, row.keyring, key, _has_no_former, architecture), facts)
+    return replace(outcome, notes=(*outcome.notes, *_lax(facts))) if isinstance(outcome, Planned) else outcome
+
+
+def _lax(facts: Facts) -> Iterator[str]:
+    """A note for every option by which the node's own apt checks less than it does by default."""
+    for path in sorted(filter(apt_conf.is_read, facts.files)):
+        state = known(facts.file(path), None)
+        for option in apt_conf.parse(path, state.content.decode("utf-8", "replace")) if state else ():
+            if apt_conf.is_relaxed(option.name, option.value):
+                yield (
+                    f"{option.file}:{option.line} has apt check less on this node ({option.name} {option.value}); "
+                    "gpunode overrules it for itself alone: take it out"
+                )
 
 
 def plan_toolkit(recipe: Recipe, facts: Facts) -> Outcome:
@@ -105,12 +127,41 @@ def _enabled(repository: _Repository, facts: Facts) -> Outcome:
     signer = f"signed by the key …{repository.fingerprint[-16:]}"
     touched = {subject(change) for change in changes}
     mended = [change for change in _mended(repository, staying, facts) if change.path not in touched]
+    notes = tuple(exposed(facts, (repository.keyring, _home(repository, staying))))
     if not changes and mended:
-        paths = " and ".join(change.path for change in mended)
-        return Planned(tuple(mended), f"apt must be able to read {paths}, and nobody but root may write there")
+        return Planned(tuple(mended), _why_mended(mended), notes)
     if not changes:
-        return Planned((), f"{repository.uri} is enabled, {signer}")
-    return Planned((*changes, *mended), f"packages come from {repository.uri}, {signer} and no other")
+        return Planned((), f"{repository.uri} is enabled, {signer}", notes)
+    wrong = "; ".join((*_wrong_entries(repository, sources), *_wrong_keys(repository, facts)))
+    reason = f"packages come from {repository.uri}, {signer} and no other"
+    return Planned((*changes, *mended), f"{reason}; {wrong}" if wrong else reason, notes)
+
+
+def _wrong_entries(repository: _Repository, sources: Sequence[AptSource]) -> Iterator[str]:
+    """Each entry for the archive that apt would take packages from in another way, and in which."""
+    for source in sources:
+        if source.enabled and (fault := _fault(source, repository)):
+            yield f"{source.file}:{source.line} names it {fault}"
+
+
+def _wrong_keys(repository: _Repository, facts: Facts) -> Iterator[str]:
+    """What the keyring holds that it should not."""
+    if (present := known(facts.file(repository.keyring), None)) is None:
+        return
+    try:
+        found = fingerprints(present.content)
+    except ValueError as error:
+        yield f"{repository.keyring} is no keyring: {error}"
+        return
+    if strangers := sorted(set(found) - repository.key.fingerprints):
+        yield f"{repository.keyring} holds {' and '.join(f'the key {key}' for key in strangers)}"
+
+
+def _why_mended(mended: Sequence[FileChange]) -> str:
+    closing = [change for change in mended if change.before and why_open(change.before)]
+    hidden = [change.path for change in mended if change not in closing]
+    unread = f"apt's own user cannot read {' and '.join(hidden)}" if hidden else ""
+    return "; ".join(filter(None, (unread, why_closed(closing) if closing else "")))
 
 
 def _removals(rivals: Sequence[AptSource], facts: Facts, refresh: frozenset[Trigger]) -> list[Change]:
@@ -141,8 +192,7 @@ def _mended(repository: _Repository, sources: Sequence[AptSource], facts: Facts)
 
 def _is_sound(state: FileState) -> bool:
     """Whether apt's own user can read a file and nobody can write to it who is not root."""
-    by_group = state.mode & 0o020 and state.gid != 0
-    return bool(state.mode & _FOR_ALL) and state.uid == 0 and not by_group and not state.mode & 0o002
+    return bool(state.mode & _FOR_ALL) and not why_open(state)
 
 
 def _trusts(keyring: bytes, key: SigningKey) -> bool:
@@ -159,13 +209,25 @@ def _home(repository: _Repository, sources: Sequence[AptSource]) -> str:
 
 
 def _is_right(source: AptSource, repository: _Repository) -> bool:
-    return _names(source, repository) and source.signed_by == repository.keyring
+    is_read = not source.architectures or repository.architecture in source.architectures
+    return is_read and _names(source, repository) and not _fault(source, repository)
+
+
+def _fault(source: AptSource, repository: _Repository) -> str:
+    """How an entry lets packages of the archive in by other means than the wanted key; empty when it does not."""
+    if not _names(source, repository):
+        return ""
+    if source.relaxed:
+        return f"with {' '.join(source.relaxed)}"
+    if source.signed_by != repository.keyring:
+        return f"with the keyring {source.signed_by}" if source.signed_by else "without signed-by"
+    return ""
 
 
 def _list(repository: _Repository, sources: Sequence[AptSource], facts: Facts) -> list[FileChange]:
     """The list file, unless ``sources``, those that stay, name the archive rightly already."""
     own = [source for source in sources if source.file == repository.list_file]
-    clashes = any(_names(source, repository) and not _is_right(source, repository) for source in own)
+    clashes = any(source.enabled and _fault(source, repository) for source in own)
     if not clashes and any(_is_right(source, repository) for source in sources):
         return []
     present = need(facts.file(repository.list_file), f"what {repository.list_file} holds")
@@ -175,15 +237,15 @@ def _list(repository: _Repository, sources: Sequence[AptSource], facts: Facts) -
 
 def _names(source: AptSource, repository: _Repository) -> bool:
     """Whether an enabled entry is for this repository's packages."""
-    return repository.plain(source.uri) == repository.archive and source.enabled and not source.source_package
+    address = f"{source.uri}/{source.suite}" if source.suite.endswith("/") else source.uri
+    return repository.plain(address) == repository.archive and source.enabled and not source.source_package
 
 
 def _is_rival(source: AptSource, repository: _Repository) -> bool:
-    """Whether an entry names the archive with another key, or a former address of it: apt refuses them together."""
+    """Whether an entry outside the own list names the archive in another way, or a former address of it."""
     if not source.enabled or source.file == repository.list_file:
         return False
-    other_key = _names(source, repository) and source.signed_by != repository.keyring
-    return other_key or repository.is_former(source.uri)
+    return bool(_fault(source, repository)) or repository.is_former(source.uri)
 
 
 def _serves_nothing_else(file: str, repository: _Repository, sources: Sequence[AptSource]) -> bool:
@@ -196,9 +258,9 @@ def _serves_nothing_else(file: str, repository: _Repository, sources: Sequence[A
 
 def _conflict(repository: _Repository, rival: AptSource) -> Refusal:
     return Refusal(
-        what=f"{rival.file}:{rival.line} names the same archive with another key",
-        why=f"apt refuses two Signed-By values for {repository.uri}: {rival.signed_by or 'none'} there, "
-        f"{repository.keyring} here; the file serves other archives too, so gpunode does not remove it",
+        what=f"{rival.file}:{rival.line} names the same archive {_fault(rival, repository) or 'by a former address'}",
+        why=f"only what the key in {repository.keyring} signs may come from {repository.uri}; "
+        "the file serves other archives too, so gpunode does not remove it",
         hint=f"take line {rival.line} out of {rival.file}, then run the command again",
     )
 

@@ -11,11 +11,14 @@ from gpunode.change import (
     Change,
     Deferred,
     FileChange,
+    FileState,
     PackageState,
     RuntimeExpectation,
     ServiceChange,
     ServiceState,
     Trigger,
+    ordered,
+    subject,
 )
 from gpunode.distros.dpkg_version import DpkgVersion
 from gpunode.errors import Refused
@@ -26,9 +29,12 @@ from gpunode.recipe import Recipe
 from gpunode.runtimes import Configured, Edited, Files, Runtime, Wish, after_edits, runtime
 from gpunode.runtimes.found import States, contents, file_changes, in_facts
 from gpunode.runtimes.installations import Chosen, chosen, kubelet_using, with_kubelets_driver
+from gpunode.steps.access import closed, closing, exposed, why_closed, why_open
 from gpunode.steps.outcome import Outcome, Planned, Refusal, Step
 from gpunode.steps.selection import matches
 
+# Root's programs read these for every container.
+_TOOLKITS = ("/etc/nvidia-container-runtime/config.toml", "/etc/nvidia-container-toolkit/nvidia-cdi-refresh.env")
 _NUMBERS = re.compile(r"\d+(?:\.\d+)*")
 
 
@@ -52,8 +58,60 @@ def _configured(recipe: Recipe, facts: Facts, place: Chosen) -> Planned:
     present = in_facts(facts, row, wish)
     if recipe.runtime.cgroup == "auto":
         wish = with_kubelets_driver(row, facts, wish, contents(present))
-    planned = _planned(row, wish, facts, present, row.configure(contents(present), wish))
-    return replace(planned, notes=(*place.notes, *_other_driver(recipe, facts, row), *planned.notes))
+    edited = row.configure(contents(present), wish)
+    _check_default(row, wish, row.inspect(after_edits(contents(present), edited), wish))
+    planned = _closed(row, facts, present, _planned(row, wish, facts, present, edited))
+    notes = (*place.notes, *_other_driver(recipe, facts, row), *_standing_default(recipe, row, present), *planned.notes)
+    return replace(planned, notes=notes)
+
+
+def _check_default(row: Runtime, wish: Wish, after: Configured) -> None:
+    if wish.not_default and after.default == wish.handler:
+        raise Refused(
+            f"{wish.handler} is the default runtime of {row.id}, and the recipe says runtime.default = false",
+            why=f"which default {row.product or row.id} had before is not known, so gpunode does not take it out",
+            hint=f"take it out of {row.config or 'its configuration'}, or leave runtime.default out of the recipe",
+        )
+
+
+def _standing_default(recipe: Recipe, row: Runtime, present: States) -> tuple[str, ...]:
+    """That NVIDIA's runtime is the default although the recipe does not say so."""
+    wish = Wish()
+    if recipe.runtime.default is not None or row.inspect(contents(present), wish).default != wish.handler:
+        return ()
+    return (
+        (
+            f"{wish.handler} is the default runtime of {row.id} and stays so, since the recipe does not say whether it "
+            "should be; runtime.default = false takes it off"
+        ),
+    )
+
+
+def _closed(row: Runtime, facts: Facts, present: States, planned: Planned) -> Planned:
+    """``planned``, and nobody but root may write to what says which programs root runs for a container."""
+    own = [path for path in (*present, *_TOOLKITS) if path in row.own_files or path in _TOOLKITS]
+    found = {change.path: change for change in closing(facts, own)}
+    trigger = frozenset({Trigger(reads_again(row), row.unit)}) if row.unit and not row.watches else frozenset[Trigger]()
+    touched = {change.path for change in planned.changes if isinstance(change, FileChange)}
+    edited = tuple(_closed_change(change) if subject(change) in found else change for change in planned.changes)
+    beside = (replace(one, triggers=trigger if one.path in present else frozenset()) for one in found.values())
+    others = [path for path in present if path not in own and why_open(present[path])]
+    notes = (
+        *(f"{path} {why_open(present[path])}, and {row.unit} obeys it; it is not gpunode's to mend" for path in others),
+        *exposed(facts, (*present, *_TOOLKITS)),
+    )
+    return replace(
+        planned,
+        changes=ordered((*edited, *(change for change in beside if change.path not in touched))),
+        reason="; ".join((why_closed(found.values()), planned.reason)) if found else planned.reason,
+        notes=(*planned.notes, *notes),
+    )
+
+
+def _closed_change(change: Change) -> Change:
+    if isinstance(change, FileChange) and isinstance(change.after, FileState):
+        return replace(change, after=closed(change.after))
+    return change
 
 
 def _other_driver(recipe: Recipe, facts: Facts, row: Runtime) -> tuple[str, ...]:
@@ -87,7 +145,7 @@ def _expectation(row: Runtime, wish: Wish, after: Configured) -> RuntimeExpectat
     """What the runtime's own parser must find; None where its product makes what that reads only at its next start."""
     if row.product:
         return None
-    default = wish.handler if wish.default else None
+    default = wish.handler if wish.default else after.default if wish.not_default else None
     binary = after.handlers.get(wish.handler, wish.binary)
     return RuntimeExpectation(row.id, row.config, frozenset({(wish.handler, binary)}), default)
 
@@ -149,7 +207,8 @@ def packaged_version(row: Runtime, packages: Mapping[str, PackageState]) -> tupl
 
 def _wish(recipe: Recipe, row: Runtime, facts: Facts) -> Wish:
     return Wish(
-        default=recipe.runtime.default,
+        default=recipe.runtime.default is True,
+        not_default=recipe.runtime.default is False,
         # A product gives its kubelet and its containerd one driver; a recipe for kubeadm's kubelet is not about it.
         systemd_cgroup=recipe.runtime.cgroup == "systemd" and not row.product,
         cdi=recipe.runtime.cdi,

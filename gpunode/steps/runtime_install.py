@@ -11,6 +11,7 @@ from gpunode.recipe import Recipe
 from gpunode.runtimes import runtime
 from gpunode.runtimes.installations import chosen
 from gpunode.steps.locked import astray, held_elsewhere, wanted_state
+from gpunode.steps.marks import set_manual, why_manual
 from gpunode.steps.outcome import Outcome, Planned, Refusal, Step
 from gpunode.steps.selection import matches, not_locked
 
@@ -58,7 +59,8 @@ def _installed(recipe: Recipe, name: str, packages: Mapping[str, PackageState]) 
     if lock is not None and name not in lock.packages:
         return not_locked(lock, name)
     if lock is None or not astray(recipe, packages, (name,)):
-        return Planned((), f"{name} {present.version} is installed")
+        marked, installed = set_manual(packages, (name,)), f"{name} {present.version} is installed"
+        return Planned(marked, f"{installed}; {why_manual(marked)}" if marked else installed)
     if present.held:
         return held_elsewhere((name,), lock.file)
     after = wanted_state(recipe, name, KnownAfter(why="runtime"))

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 from gpunode.change import KnownAfter, PackageChange, PackageState
 from gpunode.distros.family import TOOLKIT_PACKAGES
-from gpunode.facts.model import Facts, need
+from gpunode.errors import Refused
+from gpunode.facts.model import Facts, known, need
 from gpunode.recipe import Recipe, VersionLock
+from gpunode.steps.diverted import diverted
+from gpunode.steps.marks import set_manual, why_manual
 from gpunode.steps.outcome import Outcome, Planned, Refusal, Step
 from gpunode.steps.repositories import wants_toolkit
 from gpunode.steps.selection import matches, not_locked
+
+CONFIG = "/etc/nvidia-container-runtime/config.toml"
 
 
 def plan(recipe: Recipe, facts: Facts) -> Outcome:
@@ -29,12 +35,45 @@ def plan(recipe: Recipe, facts: Facts) -> Outcome:
             why=f"the toolkit's packages must all be {wanted or 'of one version'}; somebody ran apt-mark hold on it",
             hint=f"apt-mark unhold {' '.join(held)}, then run the command again",
         )
+    notes = (*_configured_otherwise(facts), *diverted(facts, "nvidia-container", "nvidia-ctk", "nvidia-cdi-hook"))
+    marked = set_manual(packages, [name for name in TOOLKIT_PACKAGES[:1] if name not in names])
     if not names:
-        return Planned((), f"toolkit {packages[TOOLKIT_PACKAGES[0]].version} is installed, all four packages")
+        installed = f"toolkit {packages[TOOLKIT_PACKAGES[0]].version} is installed, all four packages"
+        return Planned(marked, f"{installed}; {why_manual(marked)}" if marked else installed, notes)
     # Without a pin apt takes the newest, so a version that is known is asked for by its whole name.
     after = PackageState(wanted) if wanted else KnownAfter(why="toolkit")
-    changes = tuple(PackageChange(name, packages.get(name), after) for name in names)
-    return Planned(changes, "containers get the GPU through it" + (f"; all four at {wanted}" if wanted else ""))
+    states = ((name, packages.get(name)) for name in names)
+    changes = tuple(PackageChange(name, now, replace(after, auto=_came_along(name, now))) for name, now in states)
+    return Planned((*changes, *marked), _reason(packages, wanted), notes)
+
+
+def _configured_otherwise(facts: Facts) -> Iterator[str]:
+    """That the toolkit's own configuration says otherwise than the toolkit does by itself; it may be meant."""
+    if (state := known(facts.file(CONFIG), None)) is None:
+        return
+    from gpunode.runtimes import toolkit  # loaded on use: many nodes have no such file
+
+    try:
+        found = toolkit.departures(state.content)
+    except Refused as refusal:
+        yield f"{refusal.what}: {refusal.why}"
+        return
+    if found:
+        yield f"{CONFIG} is not as the toolkit is by itself, and stays so, since it may be meant: {'; '.join(found)}"
+
+
+def _came_along(name: str, before: PackageState | None) -> bool:
+    """Whether the package goes on counting as a dependency; the first of the four brings the others."""
+    return name != TOOLKIT_PACKAGES[0] and before is not None and before.auto and not before.config_files_only
+
+
+def _reason(packages: Mapping[str, PackageState], wanted: str) -> str:
+    """Why packages change, with the versions that differ."""
+    present = {name: packages[name].version for name in TOOLKIT_PACKAGES if matches(packages.get(name), "")}
+    if len(set(present.values())) > 1:
+        versions = ", ".join(f"{name} {version}" for name, version in present.items())
+        return f"its four packages must be of one version, and they differ: {versions}"
+    return "containers get the GPU through it" + (f"; all four at {wanted}" if wanted else "")
 
 
 def _version(recipe: Recipe, packages: Mapping[str, PackageState]) -> str | Refusal:

@@ -125,7 +125,7 @@ def _configured(row: RuntimeRow, facts: Facts) -> Runtime | None:
     return Runtime(
         name=cast("RuntimeName", row.id),  # a recipe names the rows of RUNTIMES
         install="never",
-        default=found.default == "nvidia",
+        default=True if found.default == "nvidia" else None,
         cgroup="systemd" if systemd else "auto",
         cdi=bool(found.cdi) and row.id != "crio",  # CRI-O has no such switch
     )

@@ -263,12 +263,13 @@ class _Course:
 
 
 def _missing_headers(problem: str) -> str:
-    """What to do when the archive has no headers any more for a kernel that is installed."""
+    """What to do when the archive lacks the headers of a kernel that is installed, which may be older or newer."""
     if (found := _HEADERS.search(problem)) is None:
         return ""
     return (
-        f"the archive has no {found[0]} any more: install the newest kernel (apt-get install linux-image-amd64 on "
-        "Debian, linux-image-generic on Ubuntu), reboot into it, then run the command again"
+        f"no source has {found[0]}: add the source that this kernel came from, or install a kernel that the sources "
+        "have (apt-get install linux-image-amd64 on Debian, linux-image-generic on Ubuntu), reboot into it and remove "
+        "the other; then run the command again"
     )
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from gpunode.catalog.conflicts import driver_packages
-from gpunode.change import Change, KnownAfter, PackageChange, PackageState
+from gpunode.change import Change, KnownAfter, PackageChange, PackageState, is_mark
 from gpunode.errors import Refused
 from gpunode.host.apt_plan import unplanned
 from gpunode.host.port import Simulation
@@ -159,13 +159,14 @@ def _exact(
         seen.add(action.name)
         before = installed.get(action.name)
         wanted, named = explicit.get(action.name), action.name in explicit
-        auto = wanted.auto if isinstance(wanted, PackageState) else not named and _comes_along(before)
+        auto = wanted.auto if wanted else not named and _comes_along(before)
         after = PackageState(action.version, auto=auto) if action.verb == "install" else None
         (asked if named and action.name not in along else dependencies).append(
             PackageChange(action.name, before, after)
         )
-    residue = (c for c in meant if c.after is None and c.name not in seen and c.before and c.before.config_files_only)
-    return Transaction((*asked, *residue), tuple(dependencies))
+    unseen = [change for change in meant if change.name not in seen]
+    residue = (c for c in unseen if c.after is None and c.before and c.before.config_files_only)
+    return Transaction((*asked, *filter(is_mark, unseen), *residue), tuple(dependencies))
 
 
 def resolved(

@@ -47,7 +47,7 @@ def test_a_shipped_recipe_tells_editors_its_schema_and_a_reader_what_it_does(nam
 
 def test_nothing_is_taken_by_default_that_a_recipe_did_not_ask_for() -> None:
     for name in SHIPPED:
-        assert builtin.read(name).runtime.default is False
+        assert builtin.read(name).runtime.default is None
         assert builtin.read(name).expect == Recipe("x").expect
 
 

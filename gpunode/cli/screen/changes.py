@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Literal, TypeAlias, get_args
 
 from gpunode.change import (
     Change,
@@ -11,12 +12,15 @@ from gpunode.change import (
     KnownAfter,
     ModuleChange,
     PackageChange,
+    PackageState,
     ServiceChange,
     diff,
+    is_mark,
     spelled,
 )
 from gpunode.cli.screen.text import Line, Style, line, padded, span
 from gpunode.cli.screen.words import bare, count, listed, service
+from gpunode.host.apt_plan import lowers
 
 _DIFF: dict[str, Style] = {"+": "add", "-": "remove", "@": "hunk", "\\": "dim"}
 _NAMES_SHOWN = 4
@@ -66,30 +70,44 @@ def _diff_line(number: int, text: str) -> Line:
 
 
 def package_lines(changes: Sequence[PackageChange], *, verbose: bool) -> Iterator[Line]:
-    """What is installed and what is purged: a name each when ``verbose``, else the first names and a count."""
+    """What happens to packages: a line each when ``verbose``, else the first names and a count for each effect."""
     if verbose:
         width = max((len(change.name) for change in changes), default=0)
         yield from (_package(change, width) for change in changes)
         return
-    brought = [change for change in changes if change.after is not None]
-    purged = [change.name for change in changes if change.after is None]
-    if brought:
-        names = listed((change.name for change in brought), _NAMES_SHOWN)
-        yield line(span("+ ", "add"), span(names), span(_version(brought), "dim"), hang=2)
-    if purged:
-        yield line(span("- ", "remove"), span(listed(purged, _NAMES_SHOWN)), hang=2)
+    for effect in EFFECTS:
+        if alike := [change for change in changes if effect_on(change) == effect]:
+            names = listed((change.name for change in alike), _NAMES_SHOWN)
+            mark, verb = span(*_SIGNS[effect]), "" if effect in {"install", "purge"} else f"{effect} "
+            yield line(mark, span(f"{verb}{names}"), span(_versions(alike), "dim"), hang=2)
+
+
+Effect: TypeAlias = Literal["install", "upgrade", "downgrade", "mark", "purge"]
+EFFECTS: tuple[Effect, ...] = get_args(Effect)
+_SIGNS: Mapping[Effect, tuple[str, Style]] = {
+    "install": ("+ ", "add"),
+    "upgrade": ("~ ", "add"),
+    "downgrade": ("~ ", "warn"),
+    "mark": ("~ ", ""),
+    "purge": ("- ", "remove"),
+}
+
+
+def effect_on(change: PackageChange) -> Effect:
+    """What happens to the package."""
+    if change.after is None:
+        return "purge"
+    if change.before is None or change.before.config_files_only:
+        return "install"
+    if is_mark(change):
+        return "mark"
+    return "downgrade" if lowers(change) else "upgrade"
 
 
 def _package(change: PackageChange, width: int) -> Line:
-    name, before = padded(change.name, width), change.before.version if change.before else ""
-    if change.after is None:
-        return line(span(f"- {name}", "remove"), span(f"  {before}", "dim"), hang=2)
-    was = f"{before} → " if before and not _leftover(change) else ""
-    return line(span(f"+ {name}", "add"), span(f"  {was}{_after(change)}", "dim"), hang=2)
-
-
-def _leftover(change: PackageChange) -> bool:
-    return change.before is not None and change.before.config_files_only
+    sign, style = _SIGNS[effect_on(change)]
+    name, versions = padded(change.name, width), _change_of_version(change)
+    return line(span(f"{sign}{name}", style), span(f"  {versions}", "dim"), hang=2)
 
 
 def _after(change: PackageChange) -> str:
@@ -99,9 +117,25 @@ def _after(change: PackageChange) -> str:
     return change.after.version if change.after else ""
 
 
-def _version(brought: Sequence[PackageChange]) -> str:
-    """Their version, when they share one."""
-    versions = {_after(change) for change in brought}
+def _change_of_version(change: PackageChange) -> str:
+    """The version before and after, or the mark that changes."""
+    before, effect = change.before.version if change.before else "", effect_on(change)
+    if effect == "mark":
+        return f"{before}, {_marks(change.before)} → {_marks(change.after)}"
+    if effect == "install":
+        return _after(change)
+    return before if effect == "purge" else f"{before} → {_after(change)}"
+
+
+def _marks(state: PackageState | KnownAfter | None) -> str:
+    """Its marks in apt-mark's words."""
+    is_held = isinstance(state, PackageState) and state.held
+    return ("auto" if state and state.auto else "manual") + (", hold" if is_held else "")
+
+
+def _versions(alike: Sequence[PackageChange]) -> str:
+    """What happens to their versions, when the same happens to all; of a purge that is of no interest."""
+    versions = {_change_of_version(change) for change in alike if change.after is not None}
     return f"  {versions.pop()}" if len(versions) == 1 else ""
 
 
@@ -113,11 +147,13 @@ def at_most(packages: Sequence[PackageChange]) -> str:
 def tally(packages: Sequence[PackageChange], dependencies: Sequence[PackageChange]) -> str:
     """A transaction in numbers: ``14 packages, 23 more that they depend on, 6 purged``."""
     asked = [change for change in packages if change not in dependencies]
-    brought = sum(change.after is not None for change in asked)
+    brought = sum(change.after is not None and not is_mark(change) for change in asked)
+    marked = sum(is_mark(change) for change in asked)
     brought_along = sum(change.after is not None for change in dependencies)
     gone = sum(change.after is None for change in packages)
     parts = [count(brought, "package")] if brought else []
     parts += [f"{brought_along} more that they depend on"] if brought_along else []
     number = f"{at_most(packages)}{gone if brought else count(gone, 'package')}"
     parts += [f"{number} purged"] if gone else []
+    parts += [f"{marked} marked" if parts else f"{count(marked, 'package')} marked"] if marked else []
     return ", ".join(parts)

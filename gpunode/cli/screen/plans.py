@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from gpunode.change import FileChange, ModuleChange, PackageChange, ServiceChange, Trigger, settle_order
-from gpunode.cli.screen.changes import at_most, change_lines, package_lines, tally
+from gpunode.cli.screen.changes import EFFECTS, Effect, at_most, change_lines, effect_on, package_lines, tally
 from gpunode.cli.screen.commands import setup_command
 from gpunode.cli.screen.node import node_line
 from gpunode.cli.screen.text import BLANK, Line, Span, indented, line, padded, prose, span
@@ -15,7 +15,7 @@ from gpunode.host.port import NOT_SIMULATED
 from gpunode.recipe import Recipe
 from gpunode.steps import STEPS
 from gpunode.steps.outcome import Planned, Refusal, Waits
-from gpunode.workflow.converge import StagePlan, StepPlan
+from gpunode.workflow.converge import StagePlan, StepPlan, notes_of
 from gpunode.workflow.plan import pending
 from gpunode.workflow.recovery import Backlog
 
@@ -31,6 +31,8 @@ def plan_lines(
             yield node_line(facts, recipe)
             yield from stage_lines(plans, verbose=True)
             yield BLANK
+        else:
+            yield from (line(span("! ", "warn"), *prose(text, "warn"), hang=2) for text in notes_of(plans))
         yield line(MARKS["nothing"], f"nothing to do: the node is as recipe {recipe.name} wants it", hang=2)
         if left.unread:
             yield line(
@@ -144,12 +146,23 @@ def _counts(plans: Sequence[StagePlan]) -> list[str]:
         (sum(change.before is None for change in files), "creates {}", "file"),
         (sum(None not in (change.before, change.after) for change in files), "changes {}", "file"),
         (sum(change.after is None for change in files), "removes {}", "file"),
-        (sum(change.after is not None for change in packages), "installs {}", "package"),
-        (sum(change.after is None for change in packages), f"purges {at_most(packages)}{{}}", "package"),
+        *(
+            (sum(effect_on(c) == effect for c in packages), _packages_verb(effect, packages), "package")
+            for effect in EFFECTS
+        ),
     ]
     said = [verb.format(count(number, noun)) for number, verb, noun in found if number]
     said += [f"loads {change.module}" for change in changes if isinstance(change, ModuleChange) and change.after]
-    return said + [f"starts {bare(c.unit)}" for c in changes if isinstance(c, ServiceChange) and c.after.active]
+    return said + [f"{_verb(change)} {bare(change.unit)}" for change in changes if isinstance(change, ServiceChange)]
+
+
+def _packages_verb(effect: Effect, packages: Sequence[PackageChange]) -> str:
+    return f"purges {at_most(packages)}{{}}" if effect == "purge" else f"{effect}s {{}}"
+
+
+def _verb(change: ServiceChange) -> str:
+    """What is done to a unit, in one word: one that already runs is only enabled."""
+    return "starts" if change.after.active and not change.before.active else "enables"
 
 
 def _downtime(plans: Sequence[StagePlan], triggers: Sequence[Trigger]) -> Iterator[str]:

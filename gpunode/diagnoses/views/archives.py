@@ -198,7 +198,7 @@ def unkeyed(snapshot: Snapshot) -> tuple[Unkeyed, ...]:
 def _unkeyed(snapshot: Snapshot) -> Iterator[Unkeyed]:
     for entry in snapshot.view(sources) if isinstance(snapshot.facts.sources, Known) else ():
         one, owner = entry.source, owner_of(entry.source.uri)
-        if owner == "other" or not one.enabled or one.trusted == "yes" or not one.signed_by.startswith("/"):
+        if owner == "other" or not one.enabled or one.is_unsigned or not one.signed_by.startswith("/"):
             continue
         keyring = snapshot.facts.file(one.signed_by)
         if not isinstance(keyring, Known):

@@ -228,3 +228,13 @@ def test_a_transaction_does_not_start_while_a_lock_is_held(ready: World, lock: s
     with locked(ready.folder / lock) as other, pytest.raises(Busy, match=f"process {other.pid}"):
         ready.apt().transact((change,))
     assert not any("install" in command for command in ready.runner.commands)
+
+
+def test_an_archive_without_a_signature_is_refused_whatever_the_host_allows(world: World, archive: Archive) -> None:
+    loose = world.folder / "etc/apt/apt.conf.d/99loose"
+    loose.write_text('Acquire::AllowInsecureRepositories "true";\nAcquire::AllowWeakRepositories "true";\n')
+    path = world.source("cuda.list", archive.lists(CUDA))
+    archive.falsified[f"/{CUDA}/InRelease"] = [404] * 9
+    with pytest.raises(ChangeFailed):
+        world.apt().refresh([path])
+    assert world.indexes() == {}

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpunode.catalog.openpgp import dearmor, fingerprints
+from gpunode.catalog.openpgp import belonging, dearmor, fingerprints
 
 pytestmark = pytest.mark.skipif(not shutil.which("gpg"), reason="needs gpg")
 
@@ -141,3 +141,14 @@ def test_every_shortening_of_a_key_is_refused_or_ends_between_packets(gpg: Gpg) 
             assert fingerprints(key[:length]) == whole
         except ValueError:
             continue
+
+
+def test_a_key_is_kept_with_what_it_signed_itself_and_nothing_else(gpg: Gpg) -> None:
+    rsa, edwards = gpg.export("rsa"), gpg.export("edwards")
+    assert belonging(rsa) == rsa == belonging(gpg.armored("rsa"))
+    kept = gpg.run("--list-packets", stdin=belonging(edwards))
+    assert (kept.count(b":attribute packet:"), kept.count(b":public sub key packet:")) == (0, 1)
+    # Behind the key what belongs to another: its name, photo and subkey, with the signatures of that other key.
+    foreign = edwards[edwards.index(b"edwards <") - 2 :]
+    assert foreign[0] & 0xBC == 0xB4, "a user id, in the old format of packets"
+    assert belonging(rsa + foreign) == rsa

@@ -6,11 +6,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.drifts import DRIFTS, Drift
+from tests.drifts import DRIFTS, NEW_KERNEL, Drift
 from tests.e2e.chroot.scenario import COMMENTED, CONFIG, NONINTERACTIVE, RECIPE, Lab, as_machine, ask, setup_ok
 from tests.e2e.lab.bases import Bases
 from tests.e2e.lab.chroot import Chroot
-from tests.e2e.lab.debs import Package, build_all
+from tests.e2e.lab.debs import Package, Release, build_all, publish
+from tests.e2e.lab.keys import Key
 from tests.e2e.lab.pci import GTX_1080
 
 pytestmark = pytest.mark.e2e
@@ -36,11 +37,26 @@ def node(bases: dict[str, Bases], chroots: Lab) -> Iterator[Chroot]:
             "/root/drift/preferences/other", "Package: /nvidia|cuda|nvcuvid/\nPin: version 595.*\nPin-Priority: 1001\n"
         )
         build_all([Package("lab-drift", "1"), Package("libcuda1", "580.65.06-1")], folder)
+        _offer_headers(made, chroots.repositories.keys.stranger)
         yield made
+
+
+def _offer_headers(node: Chroot, key: Key) -> None:
+    """An archive that has the headers of a kernel that is not there yet: those of this one by another name."""
+    folder = node.path("/root/kernel")
+    folder.mkdir()
+    headers = f"/usr/src/linux-headers-{node.kernel}"
+    build_all(
+        [Package(f"linux-headers-{NEW_KERNEL}", "1", links={f"/lib/modules/{NEW_KERNEL}/build": headers})], folder
+    )
+    publish(folder, Release("kernel", "kernel"), key)
+    node.write("/etc/apt/sources.list.d/kernel.list", "deb [trusted=yes] file:/root/kernel ./\n")
+    node.run("apt-get", "-q", "update", env=NONINTERACTIVE)
 
 
 @pytest.mark.parametrize("drift", [drift for drift in DRIFTS if not drift.booted], ids=lambda drift: drift.id)
 def test_a_drift_is_found_named_and_healed(node: Chroot, drift: Drift) -> None:
+    marked = automatic(node)
     node.run("sh", "-c", drift.shell, env=NONINTERACTIVE)
 
     found = ask(node, "plan", RECIPE, "--check", "--lock", LOCK)
@@ -54,7 +70,15 @@ def test_a_drift_is_found_named_and_healed(node: Chroot, drift: Drift) -> None:
         assert drift.undo.split()[-1] in found.error
     else:
         assert [note for note in found.envelope["notes"] if drift.undo.split()[-1] in note]
-    if drift.undo:
+    if drift.answer != "healed":
         node.run("sh", "-c", drift.undo)
     setup_ok(node, "--lock", LOCK)
     assert ask(node, "plan", RECIPE, "--check", "--lock", LOCK).exit_code == 0
+    assert automatic(node) == marked
+    if drift.answer == "healed" and drift.undo:
+        node.run("sh", "-c", drift.undo)
+
+
+def automatic(node: Chroot) -> list[str]:
+    """The packages that autoremove may take once nothing needs them."""
+    return node.run("apt-mark", "showauto").stdout.split()

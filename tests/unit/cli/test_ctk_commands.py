@@ -195,3 +195,13 @@ def test_what_writes_needs_root_and_says_what_does_not(
     monkeypatch.setattr("os.geteuid", lambda: 1000)
     assert run([*CONFIGURE, "--root", str(image)]) == 2
     assert "--dry-run shows what it would do" in capsys.readouterr().err
+
+
+def test_a_check_takes_the_program_as_setup_spells_it(image: Path) -> None:
+    entry = {"args": [], "path": "/usr/bin/nvidia-container-runtime"}
+    file = image / "etc/docker/daemon.json"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps({"runtimes": {"nvidia": entry}}))
+    check = ["ctk", "runtime", "check", "--root", str(image), "--runtime=docker"]
+    assert run(check) == 0
+    assert run([*check, "--nvidia-runtime-path=/opt/nvidia-container-runtime"]) == 4

@@ -13,7 +13,8 @@ DEB822 = "/etc/apt/sources.list.d/x.sources"
 
 def test_a_one_line_entry_with_options() -> None:
     line = "deb [ arch=amd64,arm64 signed-by=/usr/share/keyrings/k.gpg ] https://r/x/ /  # NVIDIA\n"
-    assert parse(LIST, line) == (AptSource(LIST, 1, "https://r/x/", "/", (), "/usr/share/keyrings/k.gpg"),)
+    entry = AptSource(LIST, 1, "https://r/x/", "/", (), "/usr/share/keyrings/k.gpg", architectures=("amd64", "arm64"))
+    assert parse(LIST, line) == (entry,)
 
 
 def test_a_switched_off_entry_is_seen_and_prose_is_not() -> None:

@@ -372,3 +372,30 @@ def test_a_made_folder_that_cannot_be_removed_is_told(tmp_path: Path, monkeypatc
     monkeypatch.setattr(os, "rmdir", _no_space)
     with pytest.raises(ChangeFailed, match="/a could not be removed"):
         files.remove_empty(("/a",), root=str(tmp_path))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files to others")
+def test_a_place_that_others_may_change_is_told_and_a_sticky_folder_is_none(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+
+    def exposed(path: str) -> str:
+        owner = files.read(path, root=str(tmp_path)).ownership
+        assert owner is not None
+        (found,) = decode_found(files.find(f"{path}*", 1 << 20, contents=True, root=str(tmp_path)).data)
+        assert found.ownership is not None
+        assert found.ownership.exposed == owner.exposed
+        return owner.exposed
+
+    for name in ("closed", "open", "sticky", "theirs"):
+        (tmp_path / name).mkdir(mode=0o755)
+        (tmp_path / name / "file").write_text("x")
+    (tmp_path / "open").chmod(0o777)
+    (tmp_path / "sticky").chmod(0o1777)
+    os.chown(tmp_path / "theirs", 1000, 0)
+    (tmp_path / "closed/to-theirs").symlink_to("/theirs/file")
+    (tmp_path / "closed/by-other").symlink_to("/closed/file")
+    os.chown(tmp_path / "closed/by-other", 1000, 0, follow_symlinks=False)
+    assert exposed("/closed/file") == exposed("/sticky/file") == ""
+    assert exposed("/open/file") == "others may write to /open (mode 0777)"
+    assert exposed("/theirs/file") == exposed("/closed/to-theirs") == "/theirs belongs to the user with the id 1000"
+    assert "link that the user with the id 1000 made" in exposed("/closed/by-other")

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpunode.errors import Refused, UsageError
-from gpunode.runtimes.toolkit import KEYS, Machine, configure, default, settings
+from gpunode.runtimes.toolkit import KEYS, Machine, configure, default, departures, settings
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -222,3 +222,12 @@ def test_comments_stay_what_is_asked_is_there_and_twice_is_once(lines: list[str]
     assert {key: value for key, value in before.items() if key in {"x", "y", "list", "site"}} == {
         key: value for key, value in found.items() if key in {"x", "y", "list", "site"}
     }
+
+
+def test_what_departs_from_the_toolkits_own_settings_is_listed() -> None:
+    assert departures(USUAL.encode()) == ()
+    assert departures(b"") == ()
+    said = made("", "nvidia-container-cli.no-cgroups=true", "nvidia-container-runtime.log-level=debug")
+    assert departures(said.encode()) == ("nvidia-container-cli.no-cgroups = true",)
+    with pytest.raises(Refused, match="not valid TOML"):
+        departures(b"[", "/config.toml")

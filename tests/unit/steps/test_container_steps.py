@@ -18,8 +18,10 @@ from gpunode.change import (
     Trigger,
 )
 from gpunode.errors import Undetermined
-from gpunode.facts.model import Facts, Known, Platform, Unknown
+from gpunode.facts.model import Facts, Known, Platform, Unknown, known
+from gpunode.facts.project import project
 from gpunode.recipe import Recipe, Runtime, Toolkit
+from gpunode.runtimes import Wish, runtime
 from gpunode.steps import STEPS, needed
 from gpunode.steps.outcome import Planned
 from gpunode.steps.runtime_config import RUNTIME_CONFIG
@@ -185,6 +187,91 @@ def test_a_feature_that_is_on_already_takes_none() -> None:
     outcome = planned(RUNTIME_CONFIG.plan(cdi, docker(b'{"features": {"cdi": true}}')))
     assert owed(outcome.changes) == {Trigger("reload", "docker.service")}
     assert outcome.disrupts == ""
+
+
+_ENTRY = {"args": [], "path": "/usr/bin/nvidia-container-runtime"}
+_BY_HAND = {
+    "docker": (DAEMON_JSON, json.dumps({"default-runtime": "nvidia", "runtimes": {"nvidia": _ENTRY}}).encode()),
+    "containerd": (
+        CONTAINERD,
+        b"""version = 2
+[plugins."io.containerd.grpc.v1.cri".containerd]
+default_runtime_name = "nvidia"
+[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
+runtime_type = "io.containerd.runc.v2"
+[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.nvidia]
+runtime_type = "io.containerd.runc.v2"
+[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.nvidia.options]
+BinaryName = "/usr/bin/nvidia-container-runtime"
+""",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", _BY_HAND)
+def test_a_default_that_the_recipe_forbids_is_taken_off_and_one_that_it_does_not_speak_of_is_said(name: str) -> None:
+    path, content = _BY_HAND[name]
+    packages = DOCKER if name == "docker" else {"containerd": "1.6.20"}
+    node = machine(packages=packages, files={path: content}, units={f"{name}.service": unit()})
+    silent = planned(RUNTIME_CONFIG.plan(recipe(name), node))
+    assert silent.changes == ()
+    assert any("nvidia is the default runtime" in note for note in silent.notes)
+    explicit = Recipe("test", runtime=Runtime(name, default=False))  # type: ignore[arg-type]
+    outcome = planned(RUNTIME_CONFIG.plan(explicit, node))
+    after = project(node, outcome.changes)
+    row, state = runtime(name), known(after.file(path), None)
+    assert state is not None
+    assert row.inspect({path: state.content}, Wish()).default == "runc"
+    assert outcome.disrupts == ""
+    assert outcome.expectation is not None
+    assert outcome.expectation.default == "runc"
+    assert files(planned(RUNTIME_CONFIG.plan(explicit, after)).changes) == {}
+    assert files(planned(RUNTIME_CONFIG.plan(recipe(name), after)).changes) == {}
+
+
+def test_a_default_that_cannot_be_taken_off_is_refused() -> None:
+    text = b'[crio.runtime]\ndefault_runtime = "nvidia"\n[crio.runtime.runtimes.nvidia]\nruntime_path = "/usr/bin/x"\n'
+    node = machine(packages={"cri-o": "1.30"}, files={"/etc/crio/crio.conf": text})
+    no = refusal(RUNTIME_CONFIG.plan(Recipe("test", runtime=Runtime("crio", default=False)), node))
+    assert "runtime.default = false" in no.what
+
+
+@pytest.mark.parametrize(
+    ("open_to_others", "mended"),
+    [
+        (FileState(b"", 0o666), FileState(b"", 0o644)),
+        (FileState(b"", 0o644, uid=65534), FileState(b"", 0o644)),
+        (FileState(b"", 0o660, gid=999), FileState(b"", 0o640, gid=999)),
+    ],
+    ids=["for all", "nobody's", "a group's"],
+)
+@pytest.mark.parametrize("name", _BY_HAND)
+def test_a_file_that_others_may_write_is_closed_to_them(
+    name: str, open_to_others: FileState, mended: FileState
+) -> None:
+    path, content = _BY_HAND[name]
+    packages = DOCKER if name == "docker" else {"containerd": "1.6.20"}
+    before = replace(open_to_others, content=content)
+    node = machine(packages=packages, files={path: before}, units={f"{name}.service": unit()})
+    outcome = planned(RUNTIME_CONFIG.plan(recipe(name), node))
+    (change,) = files(outcome.changes).values()
+    assert change.after == replace(mended, content=content)
+    assert path in outcome.reason
+    assert "root obeys" in outcome.reason
+    assert files(planned(RUNTIME_CONFIG.plan(recipe(name), project(node, outcome.changes))).changes) == {}
+    # One that is edited besides is closed by the same change.
+    wanted = Recipe("test", runtime=Runtime(name, default=False))  # type: ignore[arg-type]
+    (both,) = files(planned(RUNTIME_CONFIG.plan(wanted, node)).changes).values()
+    assert isinstance(both.after, FileState)
+    assert replace(both.after, content=content) == change.after
+
+
+def test_a_file_in_a_place_that_others_may_write_to_is_said_and_left() -> None:
+    path, content = _BY_HAND["docker"]
+    node = replace(docker(content), exposed={path: "/home/alice belongs to the user with the id 1000"})
+    outcome = planned(RUNTIME_CONFIG.plan(recipe("docker"), node))
+    assert outcome.changes == ()
+    assert any(path in note and "/home/alice" in note for note in outcome.notes)
 
 
 def test_a_default_is_made_only_when_it_is_asked_for_and_never_unmade() -> None:

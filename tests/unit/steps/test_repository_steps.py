@@ -204,12 +204,76 @@ def test_the_experimental_channel_that_somebody_chose_stays() -> None:
     assert planned(TOOLKIT_REPOSITORY.plan(MINE, node)).changes == ()
 
 
+RELAXED = (
+    "trusted=yes",
+    "Trusted=on",
+    "allow-insecure=yes",
+    "allow-weak=true",
+    "allow-downgrade-to-insecure=1",
+    "check-valid-until=no",
+    "check-date=no",
+)
+SPELLINGS = (
+    CUDA_URI,
+    CUDA_URI.rstrip("/"),
+    CUDA_URI.replace("https:", "http:"),
+    CUDA_URI.replace("developer", "Developer"),
+    CUDA_URI.replace(".com/", ".com:443//"),
+    CUDA_URI.replace("https:", "HTTPS:"),
+)
+
+
+@pytest.mark.parametrize("option", RELAXED)
+def test_an_option_that_asks_less_of_the_archive_than_a_signature_is_taken_out(option: str) -> None:
+    relaxed = NVIDIA_CUDA.replace(b"signed-by", f"{option} signed-by".encode())
+    outcome = planned(CUDA_REPOSITORY.plan(MINE, cuda(relaxed)))
+    (change,) = outcome.changes
+    assert isinstance(change, FileChange)
+    assert change.after == FileState(NVIDIA_CUDA)
+    assert f"{CUDA_LIST}:1 names it with {option.lower()}" in outcome.reason
+
+
+@pytest.mark.parametrize("uri", SPELLINGS)
+def test_the_same_archive_in_another_spelling_is_a_rival(uri: str) -> None:
+    rival = f"deb [trusted=yes] {uri} /\n".encode()
+    outcome = planned(CUDA_REPOSITORY.plan(MINE, cuda(**{"mine.list": rival})))
+    assert files(outcome.changes)["/etc/apt/sources.list.d/mine.list"].after is None
+    assert "mine.list:1 names it with trusted=yes" in outcome.reason
+
+
+def test_an_unsigned_entry_in_deb822_form_is_a_rival() -> None:
+    text = f"Types: deb\nURIs: {CUDA_URI}\nSuites: /\nSigned-By: {CUDA_KEYRING}\nTrusted: yes\n"
+    outcome = planned(CUDA_REPOSITORY.plan(MINE, cuda(**{"mine.sources": text.encode()})))
+    assert files(outcome.changes)["/etc/apt/sources.list.d/mine.sources"].after is None
+
+
+def test_an_entry_for_another_architecture_does_not_serve_this_one() -> None:
+    foreign = NVIDIA_CUDA.replace(b"signed-by", b"arch=arm64 signed-by")
+    assert set(files(planned(CUDA_REPOSITORY.plan(MINE, cuda(foreign))).changes)) == {CUDA_LIST}
+
+
+def test_a_strange_key_is_named() -> None:
+    (stranger,) = openpgp.fingerprints(EXTRA)
+    for held in (KEY + EXTRA, EXTRA):
+        assert (
+            f"{CUDA_KEYRING} holds the key {stranger}" in planned(CUDA_REPOSITORY.plan(MINE, cuda(keyring=held))).reason
+        )
+
+
 _ENTRIES = st.lists(
     st.builds(
         "{}deb {}{} {}\n".format,
         st.sampled_from(("", "# ")),
-        st.sampled_from(("", f"[signed-by={CUDA_KEYRING}] ", "[signed-by=/mine.gpg] ", "[arch=amd64] ")),
-        st.sampled_from((CUDA_URI, CUDA_URI.rstrip("/"), f"{TOOLKIT_URI}/$(ARCH)", "http://deb.example/a")),
+        st.sampled_from(
+            (
+                "",
+                f"[signed-by={CUDA_KEYRING}] ",
+                "[signed-by=/mine.gpg] ",
+                "[arch=amd64] ",
+                *(f"[signed-by={CUDA_KEYRING} {option}] " for option in RELAXED),
+            )
+        ),
+        st.sampled_from((*SPELLINGS, f"{TOOLKIT_URI}/$(ARCH)", "http://deb.example/a")),
         st.sampled_from(("/", "./")),
     ),
     max_size=3,
@@ -228,11 +292,11 @@ def test_whatever_was_there_one_key_signs_the_archive_afterwards_and_nothing_els
     after = project(node, outcome.changes)
     assert isinstance(after.sources, Known)
     assert isinstance(node.sources, Known)
-    ours = {s.signed_by for s in after.sources.value if s.enabled and s.uri.rstrip("/") == CUDA_URI.rstrip("/")}
-    assert ours == {CUDA_KEYRING}
+    ours = {(s.signed_by, s.relaxed) for s in after.sources.value if s.enabled and s.uri in SPELLINGS}
+    assert ours == {(CUDA_KEYRING, ())}
     others = {s.uri for s in node.sources.value if s.enabled and s.signed_by != CUDA_KEYRING}
     lost = others - {s.uri for s in after.sources.value}
-    assert {uri.rstrip("/") for uri in lost} <= {CUDA_URI.rstrip("/")}
+    assert lost <= {*SPELLINGS}
     again = planned(CUDA_REPOSITORY.plan(MINE, after))
     assert set(files(again.changes)) <= {CUDA_KEYRING}
 

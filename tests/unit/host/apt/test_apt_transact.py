@@ -196,5 +196,18 @@ def test_marks_are_as_the_states_say() -> None:
         PackageChange("released", PackageState("1", held=True), PackageState("2")),
         PackageChange("kept", PackageState("1", held=True), KnownAfter("2")),
         PackageChange("purged", PackageState("1", held=True), None),
+        PackageChange("asked-for", PackageState("1", auto=True), PackageState("1")),
     )
-    assert marks(plan) == {"auto": ("auto",), "hold": ("held", "kept"), "unhold": ("released",)}
+    assert marks(plan) == {
+        "auto": ("auto",),
+        "manual": ("asked-for",),
+        "hold": ("held", "kept"),
+        "unhold": ("released",),
+    }
+
+
+def test_a_mark_takes_no_transaction(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.apt.transact((PackageChange("libcuda1", PackageState("1", auto=True), PackageState("1")),))
+    commands = [argv for argv in bench.runner.commands if argv[0] != "apt-config"]
+    assert [(argv[0], *argv[-2:]) for argv in commands] == [("apt-mark", "manual", "libcuda1")]

@@ -1,0 +1,75 @@
+"""APT's configuration files, apt.conf(5): the options that a node's apt is given."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from gpunode.facts.patterns import Pattern
+
+FOLDER: Final = "/etc/apt/apt.conf.d"
+MAIN: Final = "/etc/apt/apt.conf"
+# As apt reads a folder of its own: other names are passed over.
+_NAME = Pattern(r"[A-Za-z0-9_-]{1,255}(\.conf)?|[A-Za-z0-9_.-]{1,255}\.conf")
+_TOKEN = Pattern(r"//[^\n]*|#[^\n]*|/\*(?:[^*]|\*(?!/))*(?:\*/)?|\"[^\"\n]*\"|[{};\n]|[^\s{};\"]+")
+_TRUE = frozenset({"yes", "true", "with", "on", "enable", "1"})
+_FALSE = frozenset({"no", "false", "without", "off", "disable", "0"})
+_RELAXED_ON = frozenset(
+    {
+        "apt::get::allowunauthenticated",
+        "acquire::allowinsecurerepositories",
+        "acquire::allowweakrepositories",
+        "acquire::allowdowngradetoinsecurerepositories",
+    }
+)
+_RELAXED_OFF = frozenset(
+    {"acquire::check-valid-until", "acquire::check-date", "acquire::https::verify-peer", "acquire::https::verify-host"}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One option as it is set; ``name`` in lower case, its scopes joined by ``::``."""
+
+    file: str
+    line: int
+    name: str
+    value: str
+
+
+def is_read(path: str) -> bool:
+    """Whether apt reads ``path`` as configuration."""
+    folder, _, name = path.rpartition("/")
+    return path == MAIN or (folder == FOLDER and _NAME.fullmatch(name) is not None)
+
+
+def is_relaxed(name: str, value: str) -> bool:
+    """Whether apt, with this option, asks less of an archive than it does by default."""
+    word = value.lower()
+    return (name in _RELAXED_ON and word in _TRUE) or (name in _RELAXED_OFF and word in _FALSE)
+
+
+def parse(file: str, text: str) -> tuple[Option, ...]:
+    """The options that ``text``, the content of ``file``, sets; what is malformed is passed over."""
+    return tuple(_options(file, text))
+
+
+def _options(file: str, text: str) -> Iterator[Option]:
+    scopes: list[str] = []
+    words: list[str] = []
+    line = 1
+    for part in (match[0] for match in _TOKEN.finditer(text)):
+        line += part.count("\n")
+        if part == "{":
+            scopes.append("".join(words[:1]))
+            words = []
+        elif part in {";", "}"}:
+            if len(words) > 1:
+                name = "::".join(filter(None, (*scopes, words[0]))).lower()
+                yield Option(file, line, name, words[1])
+            words = []
+            if part == "}" and scopes:
+                scopes.pop()
+        elif not part.isspace() and not part.startswith(("//", "#", "/*")):
+            words.append(part.strip('"'))

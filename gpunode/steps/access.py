@@ -1,0 +1,44 @@
+"""Who may write to a file that root reads, runs or starts a daemon with: nobody but root."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+from gpunode.change import FileChange, FileState
+from gpunode.facts.model import Facts, known
+
+_GROUP, _OTHERS = 0o020, 0o002
+
+
+def why_open(state: FileState) -> str:
+    """How somebody else than root may write to the file; empty when nobody may."""
+    if state.uid != 0:
+        return f"belongs to the user with the id {state.uid}"
+    if state.mode & _OTHERS or (state.mode & _GROUP and state.gid != 0):
+        return f"may be written by others (mode {state.mode:04o}, group {state.gid})"
+    return ""
+
+
+def closed(state: FileState) -> FileState:
+    """The file with root as its owner and without leave for others to write; who may read it stays as it is."""
+    return replace(state, uid=0, mode=state.mode & ~(_OTHERS | _GROUP))
+
+
+def closing(facts: Facts, paths: Iterable[str]) -> tuple[FileChange, ...]:
+    """Owner and mode of those of the files that somebody else than root may write to, put right."""
+    states = ((path, known(facts.file(path), None)) for path in dict.fromkeys(paths))
+    return tuple(FileChange(path, state, closed(state)) for path, state in states if state and why_open(state))
+
+
+def why_closed(changes: Iterable[FileChange]) -> str:
+    """Why ``closing`` changes these files."""
+    found = (f"{change.path} {why_open(change.before)}" for change in changes if change.before)
+    return f"{' and '.join(found)}; root obeys what is written there, so look it over"
+
+
+def exposed(facts: Facts, paths: Iterable[str]) -> Iterator[str]:
+    """A note for each of the files whose place, not the file itself, is open to somebody else than root."""
+    for path in dict.fromkeys(paths):
+        if place := facts.exposed.get(path, ""):
+            yield f"somebody else than root can replace {path}, which root obeys: {place}; gpunode leaves that as it is"

@@ -1,0 +1,25 @@
+"""apt's mark on a package: one that the recipe asks for must not count as a dependency that autoremove may take."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from gpunode.change import PackageChange, PackageState
+from gpunode.steps.selection import matches
+
+
+def set_manual(packages: Mapping[str, PackageState], names: Iterable[str]) -> tuple[PackageChange, ...]:
+    """Marks as manually installed those of ``names`` that are installed and marked as automatic."""
+    states = ((name, packages.get(name)) for name in names)
+    return tuple(
+        PackageChange(name, state, replace(state, auto=False))
+        for name, state in states
+        if state is not None and state.auto and matches(state, "")
+    )
+
+
+def why_manual(marked: Iterable[PackageChange]) -> str:
+    """Why marks change."""
+    names = ", ".join(change.name for change in marked)
+    return f"apt-get autoremove may remove {names}, marked as automatically installed"

@@ -1,0 +1,49 @@
+"""APT's configuration files, as apt.conf(5) describes them."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpunode.facts.apt_conf import Option, is_read, is_relaxed, parse
+
+
+def test_scopes_comments_and_lines_are_those_of_apt() -> None:
+    text = """// Acquire::AllowInsecureRepositories "true";
+# APT::Get::AllowUnauthenticated "true";
+/* APT::Get::AllowUnauthenticated
+   "true"; */
+APT::Get::AllowUnauthenticated "true"; // on
+Acquire {
+  https::Verify-Peer "false";
+  AllowWeakRepositories yes;
+};
+Dpkg::Options { "--force-confdef"; };
+"""
+    assert [(option.line, option.name, option.value) for option in parse("x", text)] == [
+        (5, "apt::get::allowunauthenticated", "true"),
+        (7, "acquire::https::verify-peer", "false"),
+        (8, "acquire::allowweakrepositories", "yes"),
+    ]
+    assert all(is_relaxed(option.name, option.value) for option in parse("x", text))
+
+
+@pytest.mark.parametrize(
+    "text",
+    ['APT::Get::AllowUnauthenticated "false";', 'Acquire::Check-Valid-Until "true";', 'Acquire::Retries "3";', "}{;"],
+)
+def test_what_apt_does_by_default_is_not_relaxed(text: str) -> None:
+    assert not [option for option in parse("x", text) if is_relaxed(option.name, option.value)]
+
+
+def test_a_name_that_apt_passes_over_is_not_read() -> None:
+    assert is_read("/etc/apt/apt.conf.d/99site")
+    assert is_read("/etc/apt/apt.conf")
+    assert not is_read("/etc/apt/apt.conf.d/99site.dpkg-old")
+    assert not is_read("/etc/apt/preferences")
+
+
+@given(st.text(alphabet='Aa:{}";#/* \n\\'))
+def test_any_text_is_read(text: str) -> None:
+    assert all(isinstance(option, Option) and option.line <= text.count("\n") + 1 for option in parse("x", text))
