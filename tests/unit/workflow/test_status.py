@@ -9,6 +9,7 @@ import pytest
 from gpunode.change import ServiceState
 from gpunode.cli.screen.node import status_lines
 from gpunode.facts.model import Known, Unit, Unknown
+from gpunode.workflow.recovery import Backlog
 from gpunode.workflow.status import status
 from tests.unit.cli import screen_nodes as nodes
 
@@ -29,7 +30,7 @@ def test_whether_a_runtime_runs_is_said_only_where_it_is_known(probe: str, exist
     unit = Unit(ServiceState(enabled=True, active=False), exists=exists)
     facts = nodes.converged()
     facts = replace(facts, units={**facts.units, UNIT: Known(unit, probe)})
-    text = "\n".join(str(line) for line in status_lines(facts, status(facts, nodes.host(facts))))
+    text = "\n".join(str(line) for line in status_lines(facts, status(facts, nodes.host(facts), Backlog())))
     assert said in text
     assert ("not running" in text) is (said == "not running")
 
@@ -37,5 +38,5 @@ def test_whether_a_runtime_runs_is_said_only_where_it_is_known(probe: str, exist
 def test_what_systemctl_does_not_answer_is_unknown() -> None:
     facts = nodes.converged()
     facts = replace(facts, units={**facts.units, UNIT: Unknown("Running in chroot, ignoring command", "units")})
-    text = "\n".join(str(line) for line in status_lines(facts, status(facts, nodes.host(facts))))
+    text = "\n".join(str(line) for line in status_lines(facts, status(facts, nodes.host(facts), Backlog())))
     assert "unknown whether it runs: Running in chroot" in text
