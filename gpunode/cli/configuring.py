@@ -128,10 +128,16 @@ def edit(
         if log.problem:
             screen.tell(Told(log.problem))
         is_read = leave.restart or place != "/" or ctk.asleep(host, draft)
-        following = "" if is_read else read_again_command(draft, failed=ctk.has_failed(host, draft))
+        following = None if is_read else read_again_command(draft, failed=ctk.has_failed(host, draft))
         screen.drafted(verb, draft, done, following)
     answer = _answer(command, draft, changes=made(store.read(done.run)))
-    result = {**answer.result, "run": done.run, "triggers": done.settled, "checked": done.checked, "next": following}
+    result = {
+        **answer.result,
+        "run": done.run,
+        "triggers": done.settled,
+        "checked": done.checked,
+        "next": str(following or ""),
+    }
     how.answer(replace(answer, result=result))
 
 
@@ -223,7 +229,9 @@ def _judged(draft: Draft, verdict: Verdict) -> Envelope:
         what = f"the files of {draft.about} are as asked, but its daemon has something else"
         if not _is_daemon(draft):
             what = f"{draft.about} cannot give a container the GPUs"
-        failure = VerifyFailed(what, why=verdict.otherwise, hint=read_again_command(draft, failed=verdict.failed))
+        failure = VerifyFailed(
+            what, why=verdict.otherwise, hint=str(read_again_command(draft, failed=verdict.failed) or "")
+        )
     elif verdict.untold and not _is_daemon(draft):
         what = f"cannot tell whether {draft.about} gives containers the GPUs"
         failure = Undetermined(what, why=verdict.untold, hint="gpunode setup --runtime podman installs what is missing")

@@ -35,6 +35,7 @@ from gpunode.workflow.events import (
 if TYPE_CHECKING:
     from types import FrameType
 
+    from gpunode.command import Command
     from gpunode.facts.model import Facts
     from gpunode.host.port import Progress
     from gpunode.journal.chronicle import Chronicle
@@ -123,7 +124,9 @@ class Screen(ReportScreen):
     def _preview(self, plans: Sequence[StagePlan]) -> None:
         if self._node:
             self._put(node_line(*self._node))
-        self._put(*stage_lines(plans, verbose=self._verbose), BLANK, *outlook(plans))
+        self._put(*stage_lines(plans, verbose=self._verbose), BLANK)
+        is_image = self._node is not None and self._node[0].is_image
+        self._put(*outlook(plans, image=is_image, verbose=self._verbose))
 
     def confirm(self, plans: Sequence[StagePlan], *, yes: bool) -> None:
         """The plan has been seen and agreed to.
@@ -149,7 +152,7 @@ class Screen(ReportScreen):
             raise UsageError(
                 f"{verb} changes this machine and asks first",
                 why=f"{why}; nothing was changed",
-                hint=again_command(self._argv),
+                hint=str(again_command(self._argv)),
             )
         with answers_to_signals():
             self._put(BLANK)
@@ -161,7 +164,7 @@ class Screen(ReportScreen):
             raise UsageError(
                 "nothing was changed",
                 why=f"the answer was {answer.strip() or 'no'}, not yes",
-                hint=again_command(self._argv),
+                hint=str(again_command(self._argv)),
             )
 
     def plan(self, recipe: Recipe, facts: Facts, plans: Sequence[StagePlan]) -> None:
@@ -228,7 +231,7 @@ class Screen(ReportScreen):
 
         self._put(*draft_lines(verb, draft, verbose=self._verbose))
 
-    def drafted(self, verb: CtkVerb, draft: Draft, done: Done, following: str) -> None:
+    def drafted(self, verb: CtkVerb, draft: Draft, done: Done, following: Command | None) -> None:
         """That it was, and the command that follows, if one does."""
         from gpunode.cli.screen.edits import drafted_lines
 

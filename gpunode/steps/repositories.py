@@ -110,7 +110,7 @@ def _enabled(repository: _Repository, facts: Facts) -> Outcome:
         return Planned(tuple(mended), f"apt must be able to read {paths}, and nobody but root may write there")
     if not changes:
         return Planned((), f"{repository.uri} is enabled, {signer}")
-    return Planned((*changes, *mended), f"packages come from {repository.uri}, {signer} and no other")
+    return Planned((*changes, *mended), f"packages come from {repository.uri}")
 
 
 def _removals(rivals: Sequence[AptSource], facts: Facts, refresh: frozenset[Trigger]) -> list[Change]:

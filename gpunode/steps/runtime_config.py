@@ -17,7 +17,7 @@ from gpunode.change import (
 )
 from gpunode.distros.dpkg_version import DpkgVersion
 from gpunode.errors import Refused
-from gpunode.facts.model import Facts, Known, Unknown, holds, known, need
+from gpunode.facts.model import Facts, Known, Unknown, holds, known
 from gpunode.facts.probes import TOOLKIT_LIST
 from gpunode.facts.project import PLAN
 from gpunode.recipe import Recipe
@@ -77,7 +77,7 @@ def _planned(row: Runtime, wish: Wish, facts: Facts, present: States, edited: Ed
         return Planned(service, edited.how if row.product or not row.unit else registered, notes)
     trigger = reread_by(row, before, after, wish)
     changed = file_changes(edited, present, frozenset() if row.watches else frozenset({trigger}))
-    reason = f"containers that ask for the runtime {wish.handler} get the GPU{_default(wish)}; {edited.how}"
+    reason = f"registers {wish.handler}{_default(wish)}; {edited.how}"
     return Planned((*changed, *service), reason, notes, expectation, disrupts(row, trigger, before, wish))
 
 
@@ -194,8 +194,7 @@ def _service(row: Runtime, facts: Facts) -> tuple[Change, ...]:
     fact = facts.unit(row.unit)
     if row.product or not isinstance(fact, Known) or not fact.value.exists or fact.value.masked:
         return ()
-    runs_here = need(facts.platform, "what kind of machine this is").is_live
-    wanted = ServiceState(enabled=True, active=runs_here or fact.value.state.active)
+    wanted = ServiceState(enabled=True, active=not facts.is_image or fact.value.state.active)
     return () if fact.value.state == wanted else (ServiceChange(row.unit, fact.value.state, wanted),)
 
 

@@ -35,6 +35,7 @@ NVIDIA = "10de"
 GPU_CLASSES = frozenset({"0300", "0302"})
 BRIDGE_CLASS = "0680"
 PASSED_THROUGH = "vfio-pci"
+MACHINE = "whether this is bare metal, a virtual machine or a container, in which no driver is installed"
 
 
 def gpus(devices: tuple[PciDevice, ...]) -> tuple[PciDevice, ...]:
@@ -64,7 +65,7 @@ def models(devices: tuple[PciDevice, ...]) -> tuple[GpuModel, ...]:
 
 def wants_driver(recipe: Recipe, facts: Facts) -> bool:
     """Whether the driver is gpunode's to install here: the recipe asks for it, and the kernel is this machine's own."""
-    return recipe.driver.version != "none" and need(facts.platform, "what kind of machine this is").owns_kernel
+    return recipe.driver.version != "none" and need(facts.platform, MACHINE).owns_kernel
 
 
 def family_of(facts: Facts) -> Family | Refusal:

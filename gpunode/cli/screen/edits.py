@@ -6,13 +6,14 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from gpunode.change import is_generated
-from gpunode.cli.screen.changes import change_lines
-from gpunode.cli.screen.commands import SHOWN_HOW, joined, rollback_command, without
+from gpunode.cli.screen.changes import diff_lines
+from gpunode.cli.screen.commands import SHOWN_HOW, rollback_command, without
 from gpunode.cli.screen.events import downtime
 from gpunode.cli.screen.plans import note
 from gpunode.cli.screen.results import fact
 from gpunode.cli.screen.text import BLANK, Line, indented, line, prose, span
 from gpunode.cli.screen.words import MARKS, bare, sentence
+from gpunode.command import Command, sudo_gpunode
 
 if TYPE_CHECKING:
     from gpunode.workflow.ctk import CtkVerb, Done, Verdict
@@ -29,7 +30,8 @@ def draft_lines(verb: CtkVerb, draft: Draft, *, verbose: bool) -> Iterator[Line]
     else:
         how = draft.how or "what configure added goes"
         yield line(span(draft.about, "bold"), "  ", *prose(how), hang=len(draft.about) + 2)
-        yield from indented(tuple(change_lines(written, verbose=verbose)), 4)
+        for change in written:
+            yield from indented(tuple(diff_lines(change, whole=verbose)), 4)
     yield from (note(text) for text in draft.notes)
 
 
@@ -49,18 +51,20 @@ def _reader(draft: Draft) -> str:
     return bare(draft.trigger.target) if draft.trigger else draft.about
 
 
-def drafted_lines(verb: CtkVerb, draft: Draft, done: Done, argv: Sequence[str], following: str) -> Iterator[Line]:
+def drafted_lines(
+    verb: CtkVerb, draft: Draft, done: Done, argv: Sequence[str], following: Command | None
+) -> Iterator[Line]:
     """That it is done, the command that makes the daemon read it, if ``following`` is one, and what undoes it."""
     yield BLANK
     yield line(MARKS["done"], _outcome(verb, draft), hang=2)
     if down := downtime(done.settled):
         yield fact("took", down)
     if following:
-        yield fact("next", following, command=True)
+        yield fact("next", following)
         if draft.stops:
             yield fact("", f"it stops all {draft.stops}, since live-restore is off")
     if any(change.before != change.after and not is_generated(change) for change in draft.changes):
-        yield fact("undo", rollback_command(argv, done.run), command=True)
+        yield fact("undo", rollback_command(argv, done.run))
 
 
 def _outcome(verb: CtkVerb, draft: Draft) -> str:
@@ -74,25 +78,25 @@ def _outcome(verb: CtkVerb, draft: Draft) -> str:
     return f"{draft.about} has the runtime {runs}"
 
 
-def read_again_command(draft: Draft, *, failed: bool) -> str:
-    """What makes the daemon read its files, one that has ``failed``, too; empty where there is none."""
+def read_again_command(draft: Draft, *, failed: bool) -> Command | None:
+    """What makes the daemon read its files, one that has ``failed``, too; None where there is none."""
     if draft.trigger is None:
-        return ""
-    return f"sudo systemctl {'restart' if failed else draft.trigger.kind} {bare(draft.trigger.target)}"
+        return None
+    return Command(("sudo", "systemctl", "restart" if failed else draft.trigger.kind, bare(draft.trigger.target)))
 
 
 def verdict_lines(draft: Draft, verdict: Verdict, argv: Sequence[str], *, verbose: bool) -> Iterator[Line]:
     """Whether files and daemon are as asked."""
     if verdict.pending:
         yield from draft_lines("configure", draft, verbose=verbose)
-        yield line("next: ", span(configure_command(argv), "command"), hang=6)
+        yield line("next: ", span(str(configure_command(argv)), "command"), hang=6)
         return
     is_told = bool(draft.present) or draft.trigger is not None or not verdict.untold
     yield line(MARKS["passed" if is_told else "not run"], _as_asked("configure", draft), hang=2)
     if verdict.otherwise:
         yield line(MARKS["failed"], f"{_reader(draft)} does not have it: {verdict.otherwise}", hang=2)
         if following := read_again_command(draft, failed=verdict.failed):
-            yield line("next: ", span(following, "command"), hang=6)
+            yield line("next: ", span(str(following), "command"), hang=6)
     elif verdict.untold:
         yield line(MARKS["not run"], f"{_reader(draft)} was not asked: {verdict.untold}", hang=2)
     else:
@@ -100,7 +104,7 @@ def verdict_lines(draft: Draft, verdict: Verdict, argv: Sequence[str], *, verbos
     yield from (note(text) for text in draft.notes)
 
 
-def configure_command(argv: Sequence[str]) -> str:
+def configure_command(argv: Sequence[str]) -> Command:
     """The command that makes what ``argv``, a check, looked for."""
     words = ["configure" if word == "check" else word for word in without(argv, SHOWN_HOW, ())]
-    return joined("sudo gpunode", words)
+    return sudo_gpunode(*words)

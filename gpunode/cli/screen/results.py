@@ -11,8 +11,9 @@ from gpunode.cli.screen.commands import rollback_command, root_of, setup_command
 from gpunode.cli.screen.events import downtime, settled_line
 from gpunode.cli.screen.failures import next_lines
 from gpunode.cli.screen.plans import note
-from gpunode.cli.screen.text import BLANK, Line, Span, indented, line, padded, span
+from gpunode.cli.screen.text import BLANK, Line, Span, Style, indented, line, padded, span
 from gpunode.cli.screen.words import MARKS, count, listed, seconds
+from gpunode.command import Command
 from gpunode.errors import RebootRequired
 
 if TYPE_CHECKING:
@@ -78,13 +79,14 @@ def _aftermath(done: SetupResult, failure: GpunodeError | None, log: str, argv: 
     if failure is None and root_of(argv):
         yield fact("next", "boot the image on its machine, then run gpunode verify there")
     elif failure is None:
-        yield fact("next", verify_command(argv), command=True)
-    yield fact("undo", rollback_command(argv, done.run), command=True)
+        yield fact("next", verify_command(argv))
+    yield fact("undo", rollback_command(argv, done.run))
 
 
-def fact(label: str, text: str, *, command: bool = False) -> Line:
+def fact(label: str, text: str | Command) -> Line:
     """A line of an answer's end: what it is about, and what it says."""
-    return line(span(f"  {padded(label, 6)}", "dim"), span(text, "command" if command else ""), hang=8)
+    style: Style = "command" if isinstance(text, Command) else ""
+    return line(span(f"  {padded(label, 6)}", "dim"), span(str(text), style), hang=8)
 
 
 def reboot_lines(failure: GpunodeError) -> Iterator[Line]:
@@ -115,7 +117,9 @@ def rehearsal_lines(done: Rehearsal, node: str, argv: Sequence[str]) -> Iterator
     yield BLANK
     ends = f" ends: nothing of this machine was touched and no driver was run; the node was the capture {node}"
     yield line(span("REHEARSAL", "warn"), ends, hang=10)
-    yield line("next: ", span(setup_command(argv), "command"), " on the node itself is the real thing", hang=6)
+    yield line(
+        "next: ", span(str(setup_command(argv)), "command"), "  (on the node itself: this makes the changes)", hang=6
+    )
 
 
 def _restored(restored: Mapping[str, bool]) -> Iterator[Line]:
@@ -166,7 +170,7 @@ def rollback_lines(done: RollbackResult, failure: GpunodeError | None, argv: Seq
         yield from reboot_lines(failure)
     if down := downtime(done.settled):
         yield fact("took", down)
-    yield fact("undo", rollback_command(argv, done.run) + (" --packages" if done.whole else ""), command=True)
+    yield fact("undo", rollback_command(argv, done.run, *(["--packages"] if done.whole else [])))
 
 
 def _put_back(change: FileChange) -> str:

@@ -14,7 +14,7 @@ DRAFT = Draft("containerd", MADE, {}, "by a drop-in", (FileChange(WRITTEN, None,
 
 
 def told(verb: CtkVerb) -> str:
-    lines = drafted_lines(verb, DRAFT, Done("000001-20260101T000000Z"), ("ctk",), "")
+    lines = drafted_lines(verb, DRAFT, Done("000001-20260101T000000Z"), ("ctk",), None)
     return "\n".join(line.text for line in lines)
 
 
