@@ -261,6 +261,7 @@ class Facts:
     Attributes:
         packages: by name; foreign architectures as ``name:arch``.
         headers: kernels with a build tree under /lib/modules.
+        toolkit_program: whether the program is there that runtimes are told to run.
         run_installer: whether NVIDIA's .run installer has put a driver here, beside all packages.
         dkms: the driver that DKMS says it has installed, by kernel.
         layout: the GPUs and MIG instances of the loaded driver; None where none is loaded.
@@ -292,6 +293,7 @@ class Facts:
     files: Files = field(default_factory=dict)
     folders: Mapping[str, str] = field(default_factory=dict)
     changed_at: Mapping[str, float] = field(default_factory=dict)
+    toolkit_program: Fact[bool] = Unknown("not captured", "toolkit-program")
     run_installer: Fact[bool] = Unknown("not captured", "run-installer")
     dkms: Fact[Mapping[str, DkmsBuild]] = Unknown("not captured", "dkms-installed")
     layout: Fact[Layout | None] = Unknown("not captured", "nvidia-gpus")

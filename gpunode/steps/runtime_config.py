@@ -15,10 +15,12 @@ from gpunode.change import (
     ServiceState,
     Trigger,
 )
+from gpunode.command import sudo_gpunode
 from gpunode.distros.dpkg_version import DpkgVersion
+from gpunode.distros.family import TOOLKIT_PACKAGES
 from gpunode.errors import Refused
 from gpunode.facts.model import Facts, Known, Unknown, holds, known
-from gpunode.facts.probes import TOOLKIT_LIST
+from gpunode.facts.probes import TOOLKIT_LIST, TOOLKIT_PROGRAM
 from gpunode.facts.project import PLAN
 from gpunode.recipe import Recipe
 from gpunode.runtimes import Configured, Edited, Files, Runtime, Wish, after_edits, runtime
@@ -27,6 +29,7 @@ from gpunode.runtimes.installations import Chosen, chosen, kubelet_using, with_k
 from gpunode.steps.outcome import Outcome, Planned, Refusal, Step
 from gpunode.steps.selection import matches
 
+_NO_PROGRAM = f"{TOOLKIT_PROGRAM} is not installed"
 _NUMBERS = re.compile(r"\d+(?:\.\d+)*")
 
 
@@ -41,17 +44,37 @@ def plan(recipe: Recipe, facts: Facts) -> Outcome:
         return Refusal(refusal.what, refusal.why, refusal.hint)
 
 
-def _configured(recipe: Recipe, facts: Facts, place: Chosen) -> Planned:
+def _configured(recipe: Recipe, facts: Facts, place: Chosen) -> Planned | Refusal:
     row = place.row
     fact = facts.file(row.config)
     if isinstance(fact, Unknown) and fact.probe == PLAN:
         return _deferred(row, fact)
-    wish = _wish(recipe, row, facts)
+    wish, lacks_program = _wish(recipe, row, facts), _lacks_program(facts)
+    if wish.default and lacks_program:
+        return _no_program(recipe, row)
     present = in_facts(facts, row, wish)
     if recipe.runtime.cgroup == "auto":
         wish = with_kubelets_driver(row, facts, wish, contents(present))
     planned = _planned(row, wish, facts, present, row.configure(contents(present), wish))
-    return replace(planned, notes=(*place.notes, *_other_driver(recipe, facts, row), *planned.notes))
+    missing = (f"{_NO_PROGRAM}, so no container of that runtime starts",) if lacks_program else ()
+    return replace(planned, notes=(*place.notes, *missing, *_other_driver(recipe, facts, row), *planned.notes))
+
+
+def _lacks_program(facts: Facts) -> bool:
+    """Whether the program that the runtime is told to run is not there, and no step before brings it."""
+    if isinstance(facts.toolkit_program, Unknown) or facts.toolkit_program.value:
+        return False
+    packages = known(facts.packages, {})
+    return not any(matches(packages.get(name), "") for name in TOOLKIT_PACKAGES)
+
+
+def _no_program(recipe: Recipe, row: Runtime) -> Refusal:
+    toolkit = ("--only=toolkit-repository", "--only=toolkit")
+    return Refusal(
+        what=f"nvidia cannot be the default runtime of {row.id}: {_NO_PROGRAM}",
+        why=f"{row.id} could start no container at all",
+        hint=f"install the toolkit first:\n{sudo_gpunode('setup', f'--runtime={recipe.runtime.name}', *toolkit)}",
+    )
 
 
 def _other_driver(recipe: Recipe, facts: Facts, row: Runtime) -> tuple[str, ...]:

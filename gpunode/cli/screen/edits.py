@@ -24,7 +24,7 @@ def draft_lines(verb: CtkVerb, draft: Draft, *, verbose: bool) -> Iterator[Line]
     """What is to be written and why there, as a diff of each file; one line when nothing is."""
     written = [change for change in draft.changes if change.before != change.after]
     if not draft.changes:
-        yield line(MARKS["nothing"], f"nothing to do: {_as_asked(verb, draft)}", hang=2)
+        yield line(MARKS["waits" if draft.missing else "nothing"], f"nothing to do: {_as_asked(verb, draft)}", hang=2)
     elif not written:
         yield line(span(draft.about, "bold"), f"  its files are as asked; {_reader(draft)} has not read them yet")
     else:
@@ -56,7 +56,7 @@ def drafted_lines(
 ) -> Iterator[Line]:
     """That it is done, the command that makes the daemon read it, if ``following`` is one, and what undoes it."""
     yield BLANK
-    yield line(MARKS["done"], _outcome(verb, draft), hang=2)
+    yield line(MARKS["waits" if draft.missing else "done"], _outcome(verb, draft), hang=2)
     if down := downtime(done.settled):
         yield fact("took", down)
     if following:
@@ -75,7 +75,7 @@ def _outcome(verb: CtkVerb, draft: Draft) -> str:
     assert draft.expectation is not None, "what is configured without one has been told"
     default = ", its default" if draft.expectation.default else ""
     runs = sentence([f"{name}{default}, which runs {binary}" for name, binary in sorted(draft.expectation.handlers)])
-    return f"{draft.about} has the runtime {runs}"
+    return f"{draft.about} has the runtime {runs}{'; install that first' if draft.missing else ''}"
 
 
 def read_again_command(draft: Draft, *, failed: bool) -> Command | None:
@@ -89,7 +89,11 @@ def verdict_lines(draft: Draft, verdict: Verdict, argv: Sequence[str], *, verbos
     """Whether files and daemon are as asked."""
     if verdict.pending:
         yield from draft_lines("configure", draft, verbose=verbose)
-        yield line("next: ", span(str(configure_command(argv)), "command"), hang=6)
+        yield line("next: ", span(str(configure_command(draft, argv)), "command"), hang=6)
+        return
+    if draft.missing:
+        yield line(MARKS["failed"], f"{draft.main} names {draft.missing}, which is not installed", hang=2)
+        yield line("next: ", span(str(draft.install), "command"), hang=6)
         return
     is_told = bool(draft.present) or draft.trigger is not None or not verdict.untold
     yield line(MARKS["passed" if is_told else "not run"], _as_asked("configure", draft), hang=2)
@@ -104,7 +108,9 @@ def verdict_lines(draft: Draft, verdict: Verdict, argv: Sequence[str], *, verbos
     yield from (note(text) for text in draft.notes)
 
 
-def configure_command(argv: Sequence[str]) -> Command:
-    """The command that makes what ``argv``, a check, looked for."""
+def configure_command(draft: Draft, argv: Sequence[str]) -> Command:
+    """The command that makes what ``argv``, a check, looked for; first what a default runtime needs to be one."""
+    if draft.install and draft.expectation and draft.expectation.default:
+        return draft.install
     words = ["configure" if word == "check" else word for word in without(argv, SHOWN_HOW, ())]
     return sudo_gpunode(*words)
