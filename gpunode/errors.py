@@ -43,11 +43,13 @@ class RecipeError(UsageError):
     """A recipe says something that gpunode does not understand; names file, line, key and the allowed values."""
 
     def __init__(self, what: str, *, file: str, line: int = 0, key: str = "", allowed: tuple[str, ...] = ()) -> None:
+        from gpunode.command import gpunode  # on use: --help needs none
+
         place = f"{file}:{line}" if line else file
         super().__init__(
             f"{place}: {what}",
             why=f"allowed: {', '.join(allowed)}" if allowed else "",
-            hint=f"correct {key or 'it'} in {file}, then run `gpunode recipe check {file}`",
+            hint=f"correct {key or 'it'} in {file}, then run `{gpunode('recipe', 'check', file)}`",
         )
         self.file, self.line, self.key, self.allowed = file, line, key, allowed
 
@@ -61,8 +63,10 @@ class LockFileError(RecipeError):
     """As RecipeError, for a lock file: it is written by gpunode, so a damaged one is best written again."""
 
     def __init__(self, what: str, *, file: str, line: int = 0, key: str = "", allowed: tuple[str, ...] = ()) -> None:
+        from gpunode.command import gpunode
+
         super().__init__(what, file=file, line=line, key=key, allowed=allowed)
-        again = f"move {file} away and write it again with `gpunode plan --lock {file}`"
+        again = f"move {file} away and write it again with `{gpunode('plan', '--lock', file)}`"
         self.hint = f"{again}, or correct {key or 'it'}"
 
 

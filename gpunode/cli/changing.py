@@ -68,7 +68,7 @@ def setup(wanted: Wanted, how: How, only: Sequence[str], root: str, gpu: str, le
     """Makes the node as the recipe wants it, and proves it."""
     started = time.monotonic()
     check_steps(only)
-    need_root("setup")
+    need_root("setup", instead="gpunode plan shows what it would do, without root")
     place, image, screen = checked_root(root), is_image(root), how.screen()
     store = Store(place, announce=announcer(place))
     recipe = requested(store, leave.resumes) if leave.resumes else wanted.read()

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpunode import builtin
+from gpunode.command import gpunode, sudo_gpunode
 from gpunode.errors import Interrupted, RecipeError, Terminated, UsageError
 from gpunode.facts.derive import derive
 from gpunode.facts.evidence import Evidence
@@ -50,7 +51,7 @@ class Wanted:
                 "--lock and --upgrade contradict each other",
                 why="the one asks for the versions of a file, the other for the newest",
                 hint="upgrade one node without --lock, then renew the lock there:\n"
-                f"  gpunode plan --upgrade --lock {self.lock}",
+                f"{gpunode('plan', '--upgrade', '--lock', self.lock)}",
             )
         base = recipe_at(self.recipe or _DEFAULT_RECIPES.get(self.runtime, "bare-metal"))
         wanted = replace(base, upgrade=self.upgrade)
@@ -194,16 +195,16 @@ def checked_root(root: str) -> str:
 def need_root(
     command: str,
     why: str = "it writes under /etc and runs apt",
-    instead: str = "gpunode plan shows what it would do, without root",
+    instead: str = "",
 ) -> None:
     """Nothing, for root.
 
     Raises:
-        UsageError: for anybody else; says ``why``, and what can be done ``instead``.
+        UsageError: for anybody else; says ``why``, and what can be done ``instead``, if anything can.
     """
     if os.geteuid() != 0:
-        typed = " ".join(sys.argv[1:]) or command
-        raise UsageError(f"{command} needs root", why=why, hint=f"sudo gpunode {typed}\n({instead})")
+        again = str(sudo_gpunode(*(sys.argv[1:] or [command])))
+        raise UsageError(f"{command} needs root", why=why, hint=f"{again}\n({instead})" if instead else again)
 
 
 def announcer(root: str) -> Announce:
@@ -264,5 +265,5 @@ class Stop:
             raise kind(
                 "stopped, as the signal asked for, between two changes",
                 why="what was done is journaled and complete",
-                hint="gpunode setup goes on where it stopped; gpunode rollback puts the configuration back",
+                hint=f"the same command goes on where it stopped:\n{sudo_gpunode(*sys.argv[1:])}",
             )

@@ -19,6 +19,7 @@ from gpunode.cli.screen.node import node_line, status_lines
 from gpunode.cli.screen.plans import outlook, plan_lines, stage_lines
 from gpunode.cli.screen.printer import standard_error
 from gpunode.cli.screen.text import BLANK, Span, line, prose, span
+from gpunode.command import Command, gpunode
 from gpunode.errors import GpunodeError, Interrupted, RebootRequired, Terminated, UsageError
 from gpunode.host.process import redact
 from gpunode.workflow.events import (
@@ -35,7 +36,6 @@ from gpunode.workflow.events import (
 if TYPE_CHECKING:
     from types import FrameType
 
-    from gpunode.command import Command
     from gpunode.facts.model import Facts
     from gpunode.host.port import Progress
     from gpunode.journal.chronicle import Chronicle
@@ -276,7 +276,7 @@ class Screen(ReportScreen):
     def recipe_is_good(self, file: str, found: Recipe) -> None:
         """The recipe can be understood."""
         self._put(line(Span("✓ ", "good"), f"{file}: recipe {found.name} is understood", hang=2))
-        self._put(line("next: ", span(f"gpunode plan {file}", "command")))
+        self._put(line("next: ", span(str(gpunode("plan", file)), "command")))
 
     def from_node(self, text: str, output: str) -> None:
         """The recipe itself, or where it now is."""
@@ -286,7 +286,7 @@ class Screen(ReportScreen):
             self._printer.raw(text)
             return
         self._put(line(Span("✓ ", "good"), f"{output} written: the recipe that this node already fulfils", hang=2))
-        self._put(line("next: ", span(f"gpunode plan {output}", "command")))
+        self._put(line("next: ", span(str(gpunode("plan", output)), "command")))
 
 
 @contextmanager

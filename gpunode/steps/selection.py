@@ -14,6 +14,7 @@ from gpunode.catalog.driver import Choice, Impossible, choose
 from gpunode.catalog.gpus import GpuModel, lookup
 from gpunode.catalog.gpus import is_nvswitch as _is_nvswitch
 from gpunode.change import PackageState
+from gpunode.command import gpunode
 from gpunode.distros import family
 from gpunode.distros.dpkg_version import DpkgVersion
 from gpunode.distros.family import PIN_FILE, Family
@@ -323,7 +324,7 @@ def _no_driver_in(lock: VersionLock) -> Refusal:
     return Refusal(
         what=f"{lock.file} holds no driver, or more than one version of it",
         why="the recipe asks for a driver, and with a lock it is the one that the lock holds",
-        hint=f"write the lock with this recipe on a node that has the driver: gpunode plan --lock {lock.file}",
+        hint=f"write the lock with this recipe on a node that has the driver:\n{gpunode('plan', '--lock', lock.file)}",
     )
 
 

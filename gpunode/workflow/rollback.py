@@ -8,6 +8,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 
 from gpunode.change import Change, FileChange, FileState, PackageChange, ServiceChange, diff, subject
+from gpunode.command import sudo_gpunode
 from gpunode.errors import Conflict, GpunodeError, Interrupted, RebootRequired, UsageError, VerifyFailed
 from gpunode.facts import dpkg
 from gpunode.facts.evidence import Probe
@@ -239,7 +240,9 @@ def _refuse_later(store: Store, of: str, touched: AbstractSet[str], *, whole: bo
         raise Conflict(
             f"later runs changed the same things: {', '.join(run.run for run in later)}",
             why=f"undoing {of} alone would mix their versions of {both}",
-            hint="\n".join(f"gpunode rollback {run.run}{' --packages' if whole else ''}" for run in reversed(later)),
+            hint="\n".join(
+                str(sudo_gpunode("rollback", run.run, *(["--packages"] if whole else []))) for run in reversed(later)
+            ),
         )
 
 

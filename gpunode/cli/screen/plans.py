@@ -70,6 +70,8 @@ def _quiet(quiet: Sequence[StepPlan]) -> Iterator[Line]:
 def _step(step: StepPlan, *, verbose: bool) -> Iterator[Line]:
     mark, reason = _mark(step)
     title = Span(padded(step.step.title, _TITLE) + "  ", "bold" if step.changes else "")
+    if verbose:
+        reason = f"[{step.step.id}] {reason}"
     yield Line((mark, title, *prose(reason, "" if _speaks(step) else "dim")), hang=_TITLE + 4)
     if isinstance(step.outcome, Planned):
         yield from (note(text) for text in step.outcome.notes)

@@ -13,7 +13,7 @@ from gpunode.cli.screen.failures import next_lines
 from gpunode.cli.screen.plans import note
 from gpunode.cli.screen.text import BLANK, Line, Span, Style, indented, line, padded, span
 from gpunode.cli.screen.words import MARKS, count, listed, seconds
-from gpunode.command import Command
+from gpunode.command import Command, gpunode
 from gpunode.errors import RebootRequired
 
 if TYPE_CHECKING:
@@ -187,7 +187,7 @@ def _gone_and_back(packages: Sequence[PackageChange]) -> Iterator[str]:
 def forgotten_lines(run: RunSummary, objects: int, freed: int) -> Iterator[Line]:
     """What is no longer undoable, and what that freed."""
     yield line(MARKS["done"], f"run {run.run} is forgotten: {count(objects, 'backup')}, {freed} bytes freed", hang=2)
-    yield line("see: ", span(f"gpunode log {run.run}", "command"), " still tells what it did", hang=5)
+    yield line("see: ", span(str(gpunode("log", run.run)), "command"), " still tells what it did", hang=5)
 
 
 def forgetting_lines(run: RunSummary) -> Iterator[Line]:
@@ -240,7 +240,7 @@ def captured_lines(file: str, number: int, size: int, failed: Sequence[str], *, 
     yield line(MARKS["done"], f"{file}: {about}", hang=2)
     if failed:
         yield note(f"could not be read: {', '.join(failed)} (not root, too slow, or no such tool here)")
-    yield line("next: ", span(f"gpunode doctor {file}", "command"))
+    yield line("next: ", span(str(gpunode("doctor", file)), "command"))
 
 
 def recipes_lines(found: Mapping[str, str]) -> Iterator[Line]:
