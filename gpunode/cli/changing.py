@@ -76,7 +76,7 @@ def setup(wanted: Wanted, how: How, only: Sequence[str], root: str, gpu: str, le
     os.umask(UMASK)
     mounts_kept_private(place)
     log = CommandLog("setup", root=place)
-    stop = Stop()
+    stop = Stop(screen.stopping)
     host = LocalHost(place, stop.heeded(screen.progress), log, lock_timeout_s=leave.lock_timeout_s)
     with screen, alone(store, host, screen, leave.lock_timeout_s), stop:
         swept(store, host)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from gpunode import __version__, builtin
 from gpunode import recipe as recipes
-from gpunode.cli.compose import Wanted, checked_root, recipe_at, see
+from gpunode.cli.compose import SAMPLES, Wanted, checked_root, recipe_at, see
 from gpunode.cli.envelope import Envelope
 from gpunode.cli.how import How as How
 from gpunode.cli.human import Screen
@@ -146,7 +146,7 @@ def rehearse(wanted: Wanted, how: How, node: str, gpu: str) -> None:
 
 def sample() -> Path:
     """The shipped capture of a node."""
-    return Path(__file__).parent.parent / "samples" / SAMPLE
+    return SAMPLES / SAMPLE
 
 
 def verify(wanted: Wanted, how: How, *, cuda: bool, container: bool) -> None:

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -26,6 +27,8 @@ from gpunode.steps.detect import DETECT
 if TYPE_CHECKING:
     from gpunode.journal.store import Announce
 
+# The shipped captures: each can be named in place of a file.
+SAMPLES = Path(__file__).parent.parent / "samples"
 _PCI_ID = re.compile(r"([0-9a-fA-F]{4}):([0-9a-fA-F]{4})")
 _DEFAULT_RECIPES = {"none": "bare-metal", "": "bare-metal", **{row.id: row.id for row in RUNTIMES}}
 
@@ -138,14 +141,15 @@ def see(node: str, root: str, gpu: str) -> Seen:
     """The node that plan, status and rehearse look at.
 
     Args:
-        node: a capture's path; empty for this machine.
+        node: a capture's path, or the name of a shipped one; empty for this machine.
         root: a mounted root; ``/`` for this machine itself.
         gpu: what ``--gpu`` says.
     """
     if node:
         from gpunode.host.capture import CaptureHost, load
 
-        evidence = load(Path(node))
+        is_sample = node in {one.name for one in SAMPLES.iterdir()} and not Path(node).exists()
+        evidence = load(SAMPLES / node if is_sample else Path(node))
         return Seen(CaptureHost(evidence), _with_gpus(derive(evidence), gpu), evidence)
     from gpunode.facts.probes import probes
     from gpunode.host.local import LocalHost
@@ -221,10 +225,14 @@ def announcer(root: str) -> Announce:
 
 
 class Stop:
-    """Remembers a signal until the atomic write in progress is over."""
+    """Remembers a signal until the atomic write in progress is over.
 
-    def __init__(self) -> None:
-        self._signal = 0
+    Args:
+        heard: called at the first signal, so that whoever sent it has an answer at once.
+    """
+
+    def __init__(self, heard: Callable[[], None]) -> None:
+        self._signal, self._heard = 0, heard
 
     def __enter__(self) -> Stop:
         import signal
@@ -242,6 +250,8 @@ class Stop:
             signal.signal(number, handler)
 
     def _note(self, number: int, _: object) -> None:
+        if not self._signal:
+            self._heard()
         self._signal = number
 
     def heeded(self, on_progress: OnProgress) -> OnProgress:

@@ -108,7 +108,8 @@ def edit(
     need_root(command, _WHY_ROOT, without_root)
     os.umask(UMASK)
     mounts_kept_private(place)
-    screen, stop, log = how.screen(), Stop(), CommandLog("ctk", root=place)
+    screen, log = how.screen(), CommandLog("ctk", root=place)
+    stop = Stop(screen.stopping)
     store = Store(place, announce=announcer(place))
     host = LocalHost(place, stop.heeded(screen.progress), log, lock_timeout_s=leave.lock_timeout_s)
     with screen, alone(store, host, screen, leave.lock_timeout_s, others=False), stop:

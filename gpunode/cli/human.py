@@ -108,6 +108,10 @@ class Screen(ReportScreen):
             case _:
                 pass
 
+    def stopping(self) -> None:
+        """The answer to a signal: what goes on is brought to its next safe end first."""
+        self._put(line(Span("! ", "warn"), "stopping after the change in progress", hang=2))
+
     def _mark_stopped(self) -> None:
         if going_on := self._live.end():
             self._put(results.stopped_line(*going_on))

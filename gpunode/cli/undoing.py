@@ -90,7 +90,7 @@ def _undo(
     os.umask(UMASK)
     mounts_kept_private(place)
     store = Store(place, announce=announcer(place))
-    stop, log = Stop(), CommandLog(verb, root=place)
+    stop, log = Stop(screen.stopping), CommandLog(verb, root=place)
     host = LocalHost(place, stop.heeded(screen.progress), log, lock_timeout_s=leave.lock_timeout_s)
     with screen, alone(store, host, screen, leave.lock_timeout_s, others=leave.whole), stop:
         if (cut := swept(store, host)) is not None:
