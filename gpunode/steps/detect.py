@@ -8,7 +8,7 @@ from gpunode.catalog.gpus import lookup, vgpu_profile
 from gpunode.command import gpunode
 from gpunode.distros.family import Family
 from gpunode.facts.model import Facts, Known, PciDevice, Platform, need
-from gpunode.recipe import Recipe, VersionLock
+from gpunode.recipe import Expect, Recipe, VersionLock
 from gpunode.steps.outcome import Outcome, Planned, Refusal, Step
 from gpunode.steps.selection import PASSED_THROUGH, family_of, gpus, nvswitches, other_gpus, own_gpus, wants_driver
 
@@ -33,7 +33,18 @@ def plan(recipe: Recipe, facts: Facts) -> Outcome:
         return _no_gpu(recipe, devices, facts)
     if profile := _vgpu(usable):
         return _vgpu_guest(profile)
-    return Planned((), _describe(usable) + _not_ours(devices), _notes(devices))
+    notes = (*_unmet(recipe.expect, usable), *_notes(devices))
+    return Planned((), _describe(usable) + _not_ours(devices), notes)
+
+
+def _unmet(expect: Expect, usable: tuple[PciDevice, ...]) -> Iterator[str]:
+    """What of ``[expect]`` the PCI bus already contradicts; verify compares the rest with what the driver tells."""
+    names = sorted({lookup(device.device).name for device in usable if lookup(device.device).listed})
+    found = f"{len(usable)} GPU" if len(usable) == 1 else f"{len(usable)} GPUs"
+    if expect.gpus not in {None, len(usable)}:
+        yield f"the recipe expects gpus = {expect.gpus}, and this node has {found}: verify will fail"
+    if expect.model and names and not all(expect.model in name for name in names):
+        yield f'the recipe expects model = "{expect.model}", and this node has {", ".join(names)}: verify will fail'
 
 
 def _without_driver(facts: Facts) -> Planned:

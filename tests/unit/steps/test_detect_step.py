@@ -6,7 +6,7 @@ import pytest
 
 from gpunode.errors import Undetermined
 from gpunode.facts.model import Distro, Fact, Known, PciDevice, Platform, PlatformKind, Unknown
-from gpunode.recipe import Recipe
+from gpunode.recipe import Expect, Recipe
 from gpunode.steps import STAGES
 from gpunode.steps.detect import DETECT
 from gpunode.steps.outcome import Refusal, Stage
@@ -138,3 +138,12 @@ def test_a_derivative_with_apt_can_be_configured_and_gets_no_driver() -> None:
 def test_detection_cannot_be_left_out() -> None:
     left_out = replace(recipe(), skip=(DETECT.id,))
     assert plan_stage(left_out, machine(gpus=()), "sources").refusal is not None
+
+
+def test_an_expectation_that_the_gpus_do_not_meet_is_told_by_the_plan() -> None:
+    expecting = replace(recipe(), expect=Expect(gpus=8, model="H100"))
+    notes = planned(DETECT.plan(expecting, machine(gpus=(gpu(T4),)))).notes
+    assert "gpus = 8, and this node has 1 GPU" in notes[0]
+    assert 'model = "H100", and this node has Tesla T4' in notes[1]
+    met = replace(recipe(), expect=Expect(gpus=1, model="T4"))
+    assert planned(DETECT.plan(met, machine(gpus=(gpu(T4),)))).notes == ()
