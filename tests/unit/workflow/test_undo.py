@@ -251,7 +251,7 @@ class TestWholeRollback:
         assert undoing(store, host, first).changes, "the configuration alone is no matter of packages"
         with pytest.raises(Conflict, match="later runs changed the same things") as refused:
             undoing(store, host, first, now())
-        assert refused.value.hint == f"gpunode rollback {run.id} --packages"
+        assert refused.value.hint == f"sudo gpunode rollback {run.id} --packages"
 
     def test_another_version_of_the_driver_is_no_less_a_disruption(self, host: Machine, store: Store) -> None:
         run = store.begin("setup", version="test")
