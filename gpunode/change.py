@@ -33,6 +33,11 @@ class Trigger:
         """Whether it is settled at the end of its stage; the others are settled at the end of the run."""
         return self.kind in _ENDS_ITS_STAGE
 
+    @property
+    def needs_services(self) -> bool:
+        """Whether only a running system can settle it; an image's daemons read their files when it boots."""
+        return self.kind in {"daemon-reload", "cdi", "reload", "restart"}
+
     def __str__(self) -> str:
         return f"{self.kind} {self.target}".strip()
 

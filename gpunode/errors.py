@@ -7,7 +7,7 @@ them, so the JSON envelope can carry each on its own. ``docs/reference/exit-code
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import ClassVar, Final
 
 _PARTS: Final = re.compile(r"[/=,]")
@@ -60,13 +60,23 @@ class RecipeError(UsageError):
     """A recipe says something that gpunode does not understand; names file, line, key and the allowed values."""
 
     def __init__(self, what: str, *, file: str, line: int = 0, key: str = "", allowed: tuple[str, ...] = ()) -> None:
+        from gpunode.command import gpunode  # on use: --help needs none
+
         place = f"{file}:{line}" if line else file
         super().__init__(
             f"{place}: {what}",
             why=f"allowed: {', '.join(allowed)}" if allowed else "",
-            hint=f"correct {key or 'it'} in {file}, then run `gpunode recipe check {file}`",
+            hint=f"correct {key or 'it'} in {file}, then run `{gpunode('recipe', 'check', file)}`",
         )
         self.file, self.line, self.key, self.allowed = file, line, key, allowed
+
+    def with_others(self, others: Sequence[RecipeError]) -> RecipeError:
+        """The same, with the other mistakes of the file told in ``why``."""
+        if others:
+            told = (f"{one.what}{f' ({one.why})' if one.why else ''}" for one in others)
+            self.why = "\n".join([*([self.why] if self.why else []), f"{len(others)} more:", *told])
+            self.hint = self.hint.replace(f"correct {self.key or 'it'} in", "correct these in", 1)
+        return self
 
     def as_dict(self) -> dict[str, object]:
         """Adds where the error stands."""
@@ -78,8 +88,10 @@ class LockFileError(RecipeError):
     """As RecipeError, for a lock file: it is written by gpunode, so a damaged one is best written again."""
 
     def __init__(self, what: str, *, file: str, line: int = 0, key: str = "", allowed: tuple[str, ...] = ()) -> None:
+        from gpunode.command import gpunode
+
         super().__init__(what, file=file, line=line, key=key, allowed=allowed)
-        again = f"move {file} away and write it again with `gpunode plan --lock {file}`"
+        again = f"move {file} away and write it again with `{gpunode('plan', '--lock', file)}`"
         self.hint = f"{again}, or correct {key or 'it'}"
 
 
@@ -180,16 +192,23 @@ SUCCESS = (0, "done, or nothing to do")
 BUG = (1, "a bug in gpunode (traceback in the log file, its path to the user)")
 
 
+def exit_words() -> Iterator[tuple[int, str]]:
+    """Every exit code with its name, as the JSON envelope has it, in order."""
+    yield from ((0, "ok"), (1, "bug"), *((kind.exit_code, kind.status) for kind in _kinds()))
+
+
 def exit_codes() -> Iterator[tuple[int, str]]:
     """Every exit code with its meaning, in order; the reference page is made of this."""
     yield from (SUCCESS, BUG)
-    seen: set[int] = set()
-    pending: list[type[GpunodeError]] = [GpunodeError]
-    rows: list[tuple[int, str]] = []
+    yield from ((kind.exit_code, kind.meaning) for kind in _kinds())
+
+
+def _kinds() -> list[type[GpunodeError]]:
+    """One class for each exit code, in order."""
+    found: dict[int, type[GpunodeError]] = {}
+    pending: list[type[GpunodeError]] = list(GpunodeError.__subclasses__())
     while pending:
-        kind = pending.pop()
+        kind = pending.pop(0)
         pending.extend(kind.__subclasses__())
-        if kind is not GpunodeError and kind.exit_code not in seen:
-            seen.add(kind.exit_code)
-            rows.append((kind.exit_code, kind.meaning))
-    yield from sorted(rows)
+        found.setdefault(kind.exit_code, kind)
+    return [found[code] for code in sorted(found)]

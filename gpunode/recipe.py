@@ -387,18 +387,29 @@ def _reader() -> Any:
 
 def _flat(raw: _Layer) -> Iterator[tuple[str, Any]]:
     """Every value of a file by its key path, checked."""
-    for name, value in raw.values.items():
-        if name not in _SECTIONS:
-            yield name, _checked(raw, (name,), value)
-        elif not isinstance(value, dict):
-            raise raw.error(f"{name} is {_kind(value)}, where a table is meant", (name,), (f"[{name}]",))
+    wrong: list[RecipeError] = []
+    for place, value in _placed(raw.values):
+        try:
+            yield ".".join(place), _checked(raw, place, value)
+        except RecipeError as error:  # noqa: PERF203 - a file has a few dozen keys
+            wrong.append(error)
+    if wrong:
+        raise wrong[0].with_others(wrong[1:])
+
+
+def _placed(values: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Every value of a file with its key path; a section that is no table as it is."""
+    for name, value in values.items():
+        if name in _SECTIONS and isinstance(value, dict):
+            yield from (((name, inner), held) for inner, held in value.items())
         else:
-            for inner, held in value.items():
-                yield f"{name}.{inner}", _checked(raw, (name, inner), held)
+            yield (name,), value
 
 
 def _checked(raw: _Layer, place: tuple[str, ...], value: Any) -> Any:
     path, section = ".".join(place), place[0] if len(place) > 1 else ""
+    if path in _SECTIONS:
+        raise raw.error(f"{path} is {_kind(value)}, where a table is meant", place, (f"[{path}]",))
     key = next((key for key in _keys_in(section) if key.name == place[-1]), None)
     if key is None:
         raise _unknown(raw, section, place)
@@ -408,7 +419,7 @@ def _checked(raw: _Layer, place: tuple[str, ...], value: Any) -> Any:
     if isinstance(value, list):
         return _checked_list(raw, key, place, value)
     if isinstance(value, str) and not _fits(key, value):
-        guess = difflib.get_close_matches(value, [word for word in key.allowed if " " not in word], 1)
+        guess = difflib.get_close_matches(value.lower(), [word for word in key.allowed if " " not in word], 1)
         hint = f'; did you mean "{guess[0]}"?' if guess else ""
         raise raw.error(f"{path} is {_shown(value)}, which it cannot be{hint}", place, key.allowed)
     if key.types == (int,) and value < key.says.least:

@@ -13,20 +13,56 @@ from typer.core import TyperGroup
 
 from gpunode.cli import completing
 
+# What people want, and the commands for it; ``--help`` shows them so.
+GROUPS = {
+    "Set up": ("setup", "plan", "rehearse", "verify", "recipe", "ctk"),
+    "Look": ("status", "log", "capture"),
+    "Explain": ("doctor", "compare"),
+    "Undo": ("rollback", "remove"),
+}
+
+
+class PlainGroup(TyperGroup):
+    """A list of commands whose lines are wrapped, never cut, and stand under what people want."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Writes them, the first sentence of each."""
+        every: dict[str, Any] = {name: self.get_command(ctx, name) for name in self.list_commands(ctx)}
+        groups = GROUPS if set(every) == {name for names in GROUPS.values() for name in names} else {"Commands": every}
+        width = max(map(len, every))
+        for title, names in groups.items():
+            with formatter.section(title):
+                formatter.write_dl([(f"{name:{width}}", every[name].get_short_help_str(limit=1000)) for name in names])
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        """Writes what the exit codes mean, in a word each, below the list of all commands."""
+        if ctx.parent is None:
+            from gpunode.errors import exit_words
+
+            formatter.write_paragraph()
+            formatter.write_text(f"Exit codes: {', '.join(f'{code} {word}' for code, word in exit_words())}.")
+
+
 app = typer.Typer(
     name="gpunode",
-    help="Turn a bare Linux host into a working NVIDIA GPU node, prove it, and undo it.",
+    help="Turn a bare Linux host into a working NVIDIA GPU node, check it, and undo it.",
+    cls=PlainGroup,
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-recipe_app = typer.Typer(help="The wanted state of a node, as a file.", no_args_is_help=True, rich_markup_mode=None)
+recipe_app = typer.Typer(
+    cls=PlainGroup,
+    help="List, show, check or write recipes: what a node should be.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
 app.add_typer(recipe_app, name="recipe")
 
 
-class CtkGroup(TyperGroup):
+class CtkGroup(PlainGroup):
     """The commands of ``cli/ctk.py``, which is imported when one of them, or their list, is asked for."""
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
@@ -84,15 +120,22 @@ DriverOption = Annotated[
     ),
 ]
 UpgradeOption = Annotated[
-    bool, typer.Option("--upgrade", help="bring driver and toolkit to the newest of their branch")
+    bool, typer.Option("--upgrade", help="upgrade driver and toolkit to the newest version of their branch")
 ]
 LockOption = Annotated[
-    str, typer.Option("--lock", metavar="FILE", help="exactly the package versions that this lock file holds")
+    str, typer.Option("--lock", metavar="FILE", help="install exactly the package versions in this lock file")
 ]
+STEP_IDS = (
+    "detect, repair, cuda-repository, toolkit-repository, driver-pin, conflicts, headers, nouveau, driver, toolkit, "
+    "runtime-install, module-build, module-load, persistence, runtime-config, cdi"
+)
 OnlyOption = Annotated[
     list[str],
     typer.Option(
-        "--only", metavar="STEP", help="take this step alone; may be repeated", autocompletion=completing.steps
+        "--only",
+        metavar="STEP",
+        help=f"only this step; give the option again for more. Steps: {STEP_IDS}",
+        autocompletion=completing.steps,
     ),
 ]
 RootOption = Annotated[
@@ -100,33 +143,39 @@ RootOption = Annotated[
     typer.Option(
         "--root",
         metavar="DIR",
-        help="a mounted root instead of this machine; setup, rollback, remove run its programs, in namespaces",
+        help="work on the system mounted at DIR; setup, rollback and remove run its programs, in namespaces",
     ),
 ]
-GpuOption = Annotated[str, typer.Option("--gpu", metavar="IDS", help="GPUs of the image's machine: 10de:1b80[,…]")]
-NodeOption = Annotated[str, typer.Option("--node", metavar="CAPTURE", help="a captured node instead of this machine")]
-JsonOption = Annotated[bool, typer.Option("--json", help="one JSON object on standard output and nothing else")]
-VerboseOption = Annotated[
-    bool, typer.Option("-v", "--verbose", help="show steps that have nothing to do, and packages")
+GpuOption = Annotated[
+    str,
+    typer.Option(
+        "--gpu", metavar="IDS", help="PCI ids of the GPUs to plan for: 10de:1b80[,…]; setup needs --root with it"
+    ),
 ]
+NodeOption = Annotated[
+    str, typer.Option("--node", metavar="CAPTURE", help="a capture of another node, or debian12-gtx1080, the sample")
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="print one JSON object and nothing else")]
+VerboseOption = Annotated[bool, typer.Option("-v", "--verbose", help="show every step, package and new file")]
 LockTimeoutOption = Annotated[
-    int, typer.Option("--lock-timeout", metavar="SECONDS", min=0, help="how long to wait while others change the node")
+    int,
+    typer.Option("--lock-timeout", metavar="SECONDS", min=0, help="how long to wait for another apt, dpkg or gpunode"),
 ]
-YesOption = Annotated[bool, typer.Option("-y", "--yes", help="do not ask before changing the node")]
+YesOption = Annotated[bool, typer.Option("-y", "--yes", help="do not ask before changing anything")]
 DisruptionOption = Annotated[
     bool,
-    typer.Option("--allow-disruption", help="go on though containers stop or processes lose the GPU"),
+    typer.Option("--allow-disruption", help="continue even if running containers are stopped"),
 ]
 
 DebugOption = Annotated[bool, typer.Option("-d", "--debug", envvar="NVIDIA_CTK_DEBUG", help="as --verbose")]
-QuietOption = Annotated[bool, typer.Option("-q", "--quiet", envvar="NVIDIA_CTK_QUIET", help="print errors alone")]
+QuietOption = Annotated[bool, typer.Option("-q", "--quiet", envvar="NVIDIA_CTK_QUIET", help="print errors only")]
 
 
 @app.callback(invoke_without_command=False)
 def main(
-    version: Annotated[bool, typer.Option("--version", help="print the version and end")] = False,
+    version: Annotated[bool, typer.Option("--version", help="print the version and exit")] = False,
 ) -> None:
-    """Turn a bare Linux host into a working NVIDIA GPU node, prove it, and undo it."""
+    """Turn a bare Linux host into a working NVIDIA GPU node, check it, and undo it."""
     del version  # __main__ answers it before typer is imported
 
 
@@ -136,10 +185,10 @@ def setup(
     runtime: RuntimeOption = "",
     driver: DriverOption = "",
     yes: YesOption = False,
-    reboot: Annotated[
-        bool, typer.Option("--reboot", help="reboot once if that is needed, and go on afterwards")
+    reboot: Annotated[bool, typer.Option("--reboot", help="reboot once if needed, then continue")] = False,
+    allow_disruption: Annotated[
+        bool, typer.Option("--allow-disruption", help="continue even if running containers are stopped")
     ] = False,
-    allow_disruption: Annotated[bool, typer.Option("--allow-disruption", help="go on though containers stop")] = False,
     lock_timeout: LockTimeoutOption = 600,
     upgrade: UpgradeOption = False,
     lock: LockOption = "",
@@ -150,7 +199,7 @@ def setup(
     json: JsonOption = False,
     verbose: VerboseOption = False,
 ) -> None:
-    """Make this node work: driver, container toolkit, runtime; then prove that it does."""
+    """Install the driver, set up containers, check that it works."""
     from gpunode.cli import changing
     from gpunode.cli.commands import How
     from gpunode.cli.compose import Wanted
@@ -167,14 +216,14 @@ def plan(
     recipe: RecipeArgument = "",
     runtime: RuntimeOption = "",
     driver: DriverOption = "",
-    check: Annotated[bool, typer.Option("--check", help="end with 4 when something is to be done")] = False,
+    check: Annotated[bool, typer.Option("--check", help="exit with 4 if setup would change anything")] = False,
     upgrade: UpgradeOption = False,
     lock: Annotated[
         str,
         typer.Option(
             "--lock",
             metavar="FILE",
-            help="as setup's; a file that is not there is written, with --upgrade also one that is",
+            help="plan with these package versions; a missing FILE is written, with --upgrade an existing one too",
         ),
     ] = "",
     only: OnlyOption = [],  # noqa: B006
@@ -184,7 +233,7 @@ def plan(
     json: JsonOption = False,
     verbose: VerboseOption = False,
 ) -> None:
-    """Show what setup would do and why, with versions and diffs; change nothing."""
+    """Show what setup would do, and why; change nothing."""
     from gpunode.cli import commands
     from gpunode.cli.compose import Wanted
 
@@ -202,7 +251,10 @@ def rehearse(
     json: JsonOption = False,
     verbose: VerboseOption = False,
 ) -> None:
-    """Rehearse setup, verify and rollback on a captured node, in memory (default: a shipped sample)."""
+    """Rehearse setup and rollback on a captured node, in memory.
+
+    Without --node it rehearses on the shipped sample, debian12-gtx1080.
+    """
     from gpunode.cli import commands
     from gpunode.cli.compose import Wanted
 
@@ -214,12 +266,14 @@ def verify(
     recipe: RecipeArgument = "",
     runtime: RuntimeOption = "",
     driver: DriverOption = "",
-    cuda: Annotated[bool, typer.Option("--cuda", help="add two vectors on every GPU and compare the sums")] = False,
-    container: Annotated[bool, typer.Option("--container", help="run a container and compare its GPUs")] = False,
+    cuda: Annotated[bool, typer.Option("--cuda", help="run a small CUDA computation on every GPU")] = False,
+    container: Annotated[
+        bool, typer.Option("--container", help="run a container and check that it sees the same GPUs")
+    ] = False,
     json: JsonOption = False,
     verbose: VerboseOption = False,
 ) -> None:
-    """Prove that the node works: NVML, versions, device nodes, the runtime, expectations."""
+    """Check that this node works: driver, device files, runtime."""
     from gpunode.cli import commands
     from gpunode.cli.compose import Wanted
 
@@ -229,7 +283,7 @@ def verify(
 
 @app.command()
 def status(node: NodeOption = "", json: JsonOption = False, verbose: VerboseOption = False) -> None:
-    """Show the node in one screen: GPUs, driver, kernels, toolkit, runtimes."""
+    """Show GPUs, driver, kernels, toolkit and runtimes on one screen."""
     from gpunode.cli import commands
 
     commands.status(commands.How(json=json, verbose=verbose), node)
@@ -255,7 +309,7 @@ def doctor(
     json: JsonOption = False,
     verbose: VerboseOption = False,
 ) -> None:
-    """Name the true cause for which this node, or the node of a report, does not work; change nothing."""
+    """Diagnose this node, a capture or a pasted report."""
     from gpunode.cli import doctor as cli
     from gpunode.cli.how import How
 
@@ -264,14 +318,17 @@ def doctor(
 
 @app.command()
 def compare(
-    good: Annotated[str, typer.Argument(metavar="GOOD", help="a report of a node that works; - is standard input")],
+    good: Annotated[str, typer.Argument(metavar="GOOD", help="a report of a working node; - reads standard input")],
     bad: Annotated[
-        str | None, typer.Argument(metavar="BAD", help="one of a node that does not (default: this machine)")
+        str | None, typer.Argument(metavar="BAD", help="a report of a broken node (default: this machine)")
     ] = None,
     json: JsonOption = False,
-    verbose: Annotated[bool, typer.Option("-v", "--verbose", help="also differences that explain little")] = False,
+    verbose: Annotated[bool, typer.Option("-v", "--verbose", help="show differences that explain little, too")] = False,
 ) -> None:
-    """Rank how a bad node differs from a good one, the likeliest explanation first; end with 4 when one may be it."""
+    """Compare a broken node with a working one.
+
+    The most likely explanation comes first; exit 4 when a difference may be the cause.
+    """
     from gpunode.cli import compare as cli
     from gpunode.cli.how import How
 
@@ -282,14 +339,14 @@ def compare(
 def rollback(
     run: Annotated[
         str,
-        typer.Argument(metavar="RUN", help="the run to undo (default: the newest, and no other); with --list, a file"),
+        typer.Argument(metavar="RUN", help="the run to undo (default: the newest, and no other); with --list: a file"),
     ] = "",
     packages: Annotated[
-        bool, typer.Option("--packages", help="also packages, sources, keys, pins, units: all that the run changed")
+        bool, typer.Option("--packages", help="also undo packages, repositories, keys, pins and units")
     ] = False,
     list_: Annotated[bool, typer.Option("--list", help="list the recorded runs, or those that changed a file")] = False,
     forget: Annotated[
-        bool, typer.Option("--forget", help="give up undoing RUN: its backups go, its record stays")
+        bool, typer.Option("--forget", help="delete the backups of RUN: it can no longer be undone")
     ] = False,
     force: Annotated[
         bool, typer.Option("--force", help="also put back files edited since; the edit is backed up")
@@ -301,7 +358,10 @@ def rollback(
     json: JsonOption = False,
     verbose: VerboseOption = False,
 ) -> None:
-    """Put the runtime's configuration back as it was before a run, byte for byte; on request all of the run."""
+    """Restore the runtime's configuration from before a run.
+
+    Files come back byte for byte; with --packages, everything else that the run changed, too.
+    """
     from gpunode.cli import commands
 
     how = commands.How(json=json, verbose=verbose)
@@ -328,7 +388,10 @@ def remove(
     json: JsonOption = False,
     verbose: VerboseOption = False,
 ) -> None:
-    """Take everything away that gpunode added to this node, whatever its age; name what stays."""
+    """Remove everything that gpunode ever added to this node.
+
+    What other software needs stays, and is named.
+    """
     from gpunode.cli import commands, undoing
 
     how = commands.How(json=json, verbose=verbose)
@@ -341,7 +404,10 @@ def log(
     root: RootOption = "/",
     json: JsonOption = False,
 ) -> None:
-    """Show what gpunode did here, when and for whom; with RUN every file, package and command."""
+    """Show what gpunode changed here, when, and who ran it.
+
+    With RUN: every file, package and command of that run.
+    """
     from gpunode.cli import commands
 
     commands.log(run, commands.How(json=json), root)
@@ -355,7 +421,10 @@ def capture(
     ] = False,
     json: JsonOption = False,
 ) -> None:
-    """Save what doctor sees of this node, secrets redacted; it stands in for the node in doctor, plan and rehearse."""
+    """Save what doctor looks at to a file, with secrets removed.
+
+    doctor, plan, status, compare and rehearse read a capture in place of the node.
+    """
     from gpunode.cli import commands
 
     commands.capture(file, commands.How(json=json), anonymize=anonymize)
@@ -363,7 +432,7 @@ def capture(
 
 @ctk_app.callback()
 def ctk(ctx: typer.Context, debug: DebugOption = False, quiet: QuietOption = False) -> None:
-    """Configure container runtimes and the container toolkit, as nvidia-ctk does, and leave the rest as it is."""
+    """Configure a container runtime, with nvidia-ctk's own options."""
     ctx.obj = {"debug": debug, "quiet": quiet}
 
 
@@ -377,7 +446,7 @@ def recipe_list(json: JsonOption = False) -> None:
 
 @recipe_app.command("show")
 def recipe_show(name: Annotated[str, typer.Argument(metavar="RECIPE")], json: JsonOption = False) -> None:
-    """Print a recipe's text, and what it amounts to with everything that it extends."""
+    """Print a recipe, and all that it comes to with what it extends."""
     from gpunode.cli import commands
 
     commands.recipe_show(name, commands.How(json=json))
@@ -385,7 +454,7 @@ def recipe_show(name: Annotated[str, typer.Argument(metavar="RECIPE")], json: Js
 
 @recipe_app.command("check")
 def recipe_check(file: Annotated[str, typer.Argument(metavar="FILE")], json: JsonOption = False) -> None:
-    """Say whether a recipe can be understood; name file, line, key and the allowed values if not."""
+    """Check a recipe: every mistake with its line, key and allowed values."""
     from gpunode.cli import commands
 
     commands.recipe_check(file, commands.How(json=json))
@@ -399,7 +468,10 @@ def recipe_from_node(
     ] = "",
     json: JsonOption = False,
 ) -> None:
-    """Write the recipe that this hand-built node already fulfils; the first plan with it is empty."""
+    """Write a recipe of this node as it is.
+
+    The first plan with it is empty.
+    """
     from gpunode.cli import commands
 
     commands.recipe_from_node(node, output, commands.How(json=json))

@@ -69,14 +69,14 @@ def setup(wanted: Wanted, how: How, only: Sequence[str], root: str, gpu: str, le
     """Makes the node as the recipe wants it, and proves it."""
     started = time.monotonic()
     check_steps(only)
-    need_root("setup")
+    need_root("setup", instead="gpunode plan shows what it would do, without root")
     place, image, screen = checked_root(root), is_image(root), how.screen()
     store = Store(place, announce=announcer(place))
     recipe = requested(store, leave.resumes) if leave.resumes else wanted.read()
     named = gpus_to_set_up(gpu, image=image)
     os.umask(UMASK)
     log = CommandLog("setup", root=place)
-    stop = Stop()
+    stop = Stop(screen.stopping)
     consent = screen.consent("setup", place, yes=leave.yes)
     host = LocalHost(place, stop.heeded(screen.progress), log, lock_timeout_s=leave.lock_timeout_s, consent=consent)
     with screen, alone(store, host, screen, leave.lock_timeout_s), stop:

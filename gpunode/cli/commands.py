@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from gpunode import __version__, builtin
 from gpunode import recipe as recipes
-from gpunode.cli.compose import Wanted, checked_root, recipe_at, see
+from gpunode.cli.compose import SAMPLES, Wanted, checked_root, recipe_at, see
 from gpunode.cli.envelope import Envelope
 from gpunode.cli.how import How as How
 from gpunode.cli.human import Screen
+from gpunode.cli.screen.commands import setup_command
 from gpunode.errors import (
     ChangesPending,
     GpunodeError,
@@ -54,7 +55,8 @@ def plan(wanted: Wanted, how: How, only: Sequence[str], node: str, root: str, gp
         screen.tell(Told(text))
     lock = writing(recipe, seen.facts, plans, screen) if writing else {}
     todo = pending(plans, left)
-    failure = ChangesPending("changes are pending", hint="gpunode setup makes them") if todo and check else None
+    makes_them = str(setup_command(sys.argv[1:]))
+    failure = ChangesPending("changes are pending", hint=makes_them) if todo and check else None
     how.answer(_planned("plan", plans, left, seen.facts, failure, lock))
 
 
@@ -179,7 +181,7 @@ def rehearse(wanted: Wanted, how: How, node: str, gpu: str) -> None:
 
 def sample() -> Path:
     """The shipped capture of a node."""
-    return Path(__file__).parent.parent / "samples" / SAMPLE
+    return SAMPLES / SAMPLE
 
 
 def verify(wanted: Wanted, how: How, *, cuda: bool, container: bool) -> None:
@@ -365,8 +367,13 @@ def _write_new(path: Path, text: str) -> None:
 
 def check_steps(only: Sequence[str]) -> None:
     """Raises UsageError when there is no such step."""
+    from difflib import get_close_matches
+
     ids = [step.id for step in STEPS]
     if wrong := [step for step in only if step not in ids]:
+        near = next((guess[0] for step in wrong if (guess := get_close_matches(step, ids, n=1))), "")
         raise UsageError(
-            f"there is no step {', '.join(wrong)}", why=f"steps: {', '.join(ids)}", hint="gpunode plan -v shows them"
+            f"there is no step {', '.join(wrong)}",
+            why=f"steps: {', '.join(ids)}",
+            hint=f"did you mean --only {near}?" if near else "`gpunode plan -v` shows what each of them does",
         )

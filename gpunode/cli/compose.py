@@ -6,12 +6,14 @@ import json
 import os
 import re
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpunode import builtin
+from gpunode.command import gpunode, sudo_gpunode
 from gpunode.errors import Interrupted, RecipeError, Terminated, UsageError
 from gpunode.facts.derive import derive
 from gpunode.facts.evidence import Evidence
@@ -25,6 +27,8 @@ from gpunode.steps.detect import DETECT
 if TYPE_CHECKING:
     from gpunode.journal.store import Announce
 
+# The shipped captures: each can be named in place of a file.
+SAMPLES = Path(__file__).parent.parent / "samples"
 _PCI_ID = re.compile(r"([0-9a-fA-F]{4}):([0-9a-fA-F]{4})")
 _DEFAULT_RECIPES = {"none": "bare-metal", "": "bare-metal", **{row.id: row.id for row in RUNTIMES}}
 
@@ -50,7 +54,7 @@ class Wanted:
                 "--lock and --upgrade contradict each other",
                 why="the one asks for the versions of a file, the other for the newest",
                 hint="upgrade one node without --lock, then renew the lock there:\n"
-                f"  gpunode plan --upgrade --lock {self.lock}",
+                f"{gpunode('plan', '--upgrade', '--lock', self.lock)}",
             )
         base = recipe_at(self.recipe or _DEFAULT_RECIPES.get(self.runtime, "bare-metal"))
         wanted = replace(base, upgrade=self.upgrade)
@@ -137,14 +141,15 @@ def see(node: str, root: str, gpu: str) -> Seen:
     """The node that plan, status and rehearse look at.
 
     Args:
-        node: a capture's path; empty for this machine.
+        node: a capture's path, or the name of a shipped one; empty for this machine.
         root: a mounted root; ``/`` for this machine itself.
         gpu: what ``--gpu`` says.
     """
     if node:
         from gpunode.host.capture import CaptureHost, load
 
-        evidence = load(Path(node))
+        is_sample = node in {one.name for one in SAMPLES.iterdir()} and not Path(node).exists()
+        evidence = load(SAMPLES / node if is_sample else Path(node))
         return Seen(CaptureHost(evidence), _with_gpus(derive(evidence), gpu), evidence)
     from gpunode.facts.probes import probes
     from gpunode.host.local import LocalHost
@@ -194,16 +199,16 @@ def checked_root(root: str) -> str:
 def need_root(
     command: str,
     why: str = "it writes under /etc and runs apt",
-    instead: str = "gpunode plan shows what it would do, without root",
+    instead: str = "",
 ) -> None:
     """Nothing, for root.
 
     Raises:
-        UsageError: for anybody else; says ``why``, and what can be done ``instead``.
+        UsageError: for anybody else; says ``why``, and what can be done ``instead``, if anything can.
     """
     if os.geteuid() != 0:
-        typed = " ".join(sys.argv[1:]) or command
-        raise UsageError(f"{command} needs root", why=why, hint=f"sudo gpunode {typed}\n({instead})")
+        again = str(sudo_gpunode(*(sys.argv[1:] or [command])))
+        raise UsageError(f"{command} needs root", why=why, hint=f"{again}\n({instead})" if instead else again)
 
 
 def announcer(root: str) -> Announce:
@@ -220,10 +225,14 @@ def announcer(root: str) -> Announce:
 
 
 class Stop:
-    """Remembers a signal until the atomic write in progress is over."""
+    """Remembers a signal until the atomic write in progress is over.
 
-    def __init__(self) -> None:
-        self._signal = 0
+    Args:
+        heard: called at the first signal, so that whoever sent it has an answer at once.
+    """
+
+    def __init__(self, heard: Callable[[], None]) -> None:
+        self._signal, self._heard = 0, heard
 
     def __enter__(self) -> Stop:
         import signal
@@ -241,6 +250,8 @@ class Stop:
             signal.signal(number, handler)
 
     def _note(self, number: int, _: object) -> None:
+        if not self._signal:
+            self._heard()
         self._signal = number
 
     def heeded(self, on_progress: OnProgress) -> OnProgress:
@@ -264,5 +275,5 @@ class Stop:
             raise kind(
                 "stopped, as the signal asked for, between two changes",
                 why="what was done is journaled and complete",
-                hint="gpunode setup goes on where it stopped; gpunode rollback puts the configuration back",
+                hint=f"the same command goes on where it stopped:\n{sudo_gpunode(*sys.argv[1:])}",
             )

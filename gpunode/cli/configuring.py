@@ -14,7 +14,7 @@ from gpunode.cli.commands import How
 from gpunode.cli.compose import Stop, announcer, checked_root, need_root
 from gpunode.cli.envelope import Envelope
 from gpunode.cli.runtime_options import Hook, Typed, Wanted, absolute, wanted
-from gpunode.cli.screen.edits import draft_lines, read_again_command
+from gpunode.cli.screen.edits import configure_command, draft_lines, read_again_command
 from gpunode.cli.screen.plans import note as warning
 from gpunode.cli.screen.printer import standard_error, standard_output
 from gpunode.errors import ChangesPending, GpunodeError, Undetermined, UsageError, VerifyFailed
@@ -25,7 +25,7 @@ from gpunode.journal.record import made
 from gpunode.journal.store import Store
 from gpunode.runtimes import runtime
 from gpunode.runtimes.model import BARE, INSTALLED
-from gpunode.workflow import ctk, edits
+from gpunode.workflow import ctk, edits, programs
 from gpunode.workflow.ctk import Asked, CtkVerb, Verdict
 from gpunode.workflow.edits import Draft
 from gpunode.workflow.events import Told
@@ -64,7 +64,9 @@ def configure(typed: Typed, hook: Hook, how: How, root: str, leave: Leave) -> No
     asked = wanted(typed, place)
 
     def drafting(host: LocalHost, footprint: Footprint) -> Draft:
-        return _configuring(host, asked, footprint)
+        draft = _configuring(host, asked, footprint)
+        programs.refuse_default(draft)
+        return draft
 
     edit("ctk runtime configure", "configure", drafting, how, place, leave)
 
@@ -74,7 +76,7 @@ def _configuring(host: LocalHost, asked: Wanted, footprint: Footprint) -> Draft:
         draft = edits.specifying(host, asked.row, image=host.root != "/")
         return replace(draft, notes=(*asked.notes, *draft.notes))
     where = edits.place(host, asked.row, asked.wish, asked.dumps, image=host.root != "/")
-    draft = edits.configuring(host, where.row, where.wish, footprint.files)
+    draft = programs.looked_for(host, edits.configuring(host, where.row, where.wish, footprint.files), host.root)
     return replace(draft, notes=(*asked.notes, *where.notes, *draft.notes))
 
 
@@ -106,7 +108,8 @@ def edit(
         return
     need_root(command, _WHY_ROOT, without_root)
     os.umask(UMASK)
-    screen, stop, log = how.screen(), Stop(), CommandLog("ctk", root=place)
+    screen, log = how.screen(), CommandLog("ctk", root=place)
+    stop = Stop(screen.stopping)
     store = Store(place, announce=announcer(place))
     host = LocalHost(place, stop.heeded(screen.progress), log, lock_timeout_s=leave.lock_timeout_s)
     with screen, alone(store, host, screen, leave.lock_timeout_s, others=False), stop:
@@ -259,7 +262,10 @@ def _is_daemon(draft: Draft) -> bool:
 def _judged(draft: Draft, verdict: Verdict, following: str) -> Envelope:
     failure: GpunodeError | None = None
     if verdict.pending:
-        failure = ChangesPending(f"{draft.about} is not as asked", hint="`gpunode ctk runtime configure` makes it so")
+        failure = ChangesPending(f"{draft.about} is not as asked", hint=str(configure_command(draft, sys.argv[1:])))
+    elif draft.missing:
+        what = f"{draft.about} is told to run {draft.missing}, which is not installed"
+        failure = VerifyFailed(what, hint=str(draft.install))
     elif verdict.otherwise:
         what = f"the files of {draft.about} are as asked, but its daemon has something else"
         if not _is_daemon(draft):

@@ -21,9 +21,7 @@ from gpunode.cli.ctk_config import config_app
 from gpunode.cli.goflags import GoCommand, how_asked
 
 app = typer.Typer(rich_markup_mode=None)
-runtime_app = typer.Typer(
-    help="The NVIDIA runtime in a container runtime's configuration.", no_args_is_help=True, rich_markup_mode=None
-)
+runtime_app = typer.Typer(help="Add, remove or check the NVIDIA runtime.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(runtime_app, name="runtime")
 app.add_typer(config_app, name="config")
 
@@ -72,13 +70,13 @@ DryRunOption = Annotated[
     bool, typer.Option("--dry-run", help="print the files as they would be, and the diff to standard error")
 ]
 RestartOption = Annotated[
-    bool, typer.Option("--restart", help="have the daemon read it, prove that it did, put it back if it cannot")
+    bool, typer.Option("--restart", help="restart the runtime, check that it came up, restore the old file if not")
 ]
 
 DisruptionOption = Annotated[
-    bool, typer.Option("--allow-disruption", help="go on though docker's restart stops containers")
+    bool, typer.Option("--allow-disruption", help="continue even if running containers are stopped")
 ]
-VerboseOption = Annotated[bool, typer.Option("-v", "--verbose", help="show new files to their end")]
+VerboseOption = Annotated[bool, typer.Option("-v", "--verbose", help="show new files in full")]
 
 
 def commands() -> dict[str, Any]:
@@ -119,7 +117,7 @@ def configure(
     debug: DebugOption = False,
     quiet: QuietOption = False,
 ) -> None:
-    """Add the NVIDIA runtime to a container runtime's configuration, and leave the rest of it as it is."""
+    """Add the NVIDIA runtime to a runtime's configuration."""
     from gpunode.cli import configuring
     from gpunode.cli.runtime_options import Hook, Typed
 
@@ -160,7 +158,10 @@ def unconfigure(
     debug: DebugOption = False,
     quiet: QuietOption = False,
 ) -> None:
-    """Take out what configure added; the former default comes back, what was written since stays."""
+    """Remove what configure added.
+
+    The former default comes back; edits made since stay.
+    """
     from gpunode.cli import configuring
     from gpunode.cli.runtime_options import Typed
 
@@ -189,7 +190,10 @@ def check(
     debug: DebugOption = False,
     quiet: QuietOption = False,
 ) -> None:
-    """Say whether files and running daemon are as configure would leave them: 0 yes, 4 files differ, 7 the daemon."""
+    """Check the configuration; change nothing.
+
+    Exit 0: as configure would leave it. 4: a file differs. 7: the daemon has something else, or a program is missing.
+    """
     from gpunode.cli import configuring
     from gpunode.cli.runtime_options import Typed
 

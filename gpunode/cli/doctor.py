@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from gpunode.cli.envelope import Envelope
 from gpunode.cli.how import How
+from gpunode.command import gpunode
 from gpunode.diagnoses import remedy_of, rules
 from gpunode.errors import ProblemFound, Undetermined, UsageError
 
@@ -99,7 +100,7 @@ def _check_textfile(file: str, named: Sequence[str]) -> None:
     if named:
         raise UsageError(
             "--prometheus tells of this machine alone", why="a textfile has no node's name in it",
-            hint=f"gpunode doctor --prometheus {file}",
+            hint=str(gpunode("doctor", "--prometheus", file)),
         )  # fmt: skip
     if file == "-":
         raise UsageError(
@@ -110,7 +111,7 @@ def _check_textfile(file: str, named: Sequence[str]) -> None:
         raise UsageError(
             f"{file} would never be read",
             why="node_exporter's textfile collector reads files whose names end in .prom",
-            hint=f"gpunode doctor --prometheus {file}.prom",
+            hint=str(gpunode("doctor", "--prometheus", f"{file}.prom")),
         )  # fmt: skip
 
 
@@ -135,7 +136,7 @@ def _fleet(named: Sequence[str], how: How) -> None:
     if alone := [name for name in named if name == "-" or (name in rules() and not _is_there(name))]:
         raise UsageError(
             f"{alone[0]} stands alone", why="a cause, and a report on standard input, are asked for one at a time",
-            hint=f"gpunode doctor {alone[0]}",
+            hint=str(gpunode("doctor", alone[0])),
         )  # fmt: skip
     found = fleet(named)
     screen = how.report_screen()

@@ -19,6 +19,7 @@ from gpunode.cli.screen.node import node_line, status_lines
 from gpunode.cli.screen.plans import outlook, plan_lines, stage_lines
 from gpunode.cli.screen.printer import standard_error
 from gpunode.cli.screen.text import BLANK, Span, line, prose, span
+from gpunode.command import gpunode
 from gpunode.errors import GpunodeError, Interrupted, RebootRequired, Terminated, UsageError
 from gpunode.host.process import redact
 from gpunode.workflow.events import (
@@ -109,6 +110,10 @@ class Screen(ReportScreen):
             case _:
                 pass
 
+    def stopping(self) -> None:
+        """The answer to a signal: what goes on is brought to its next safe end first."""
+        self._put(line(Span("! ", "warn"), "stopping after the change in progress", hang=2))
+
     def _mark_stopped(self) -> None:
         if going_on := self._live.end():
             self._put(results.stopped_line(*going_on))
@@ -125,7 +130,9 @@ class Screen(ReportScreen):
     def _preview(self, plans: Sequence[StagePlan]) -> None:
         if self._node:
             self._put(node_line(*self._node))
-        self._put(*stage_lines(plans, verbose=self._verbose), BLANK, *outlook(plans))
+        self._put(*stage_lines(plans, verbose=self._verbose), BLANK)
+        is_image = self._node is not None and self._node[0].is_image
+        self._put(*outlook(plans, image=is_image, verbose=self._verbose))
 
     def confirm(self, plans: Sequence[StagePlan], *, yes: bool) -> None:
         """The plan has been seen and agreed to.
@@ -170,7 +177,7 @@ class Screen(ReportScreen):
             raise UsageError(
                 f"{verb} {does} and asks first",
                 why=f"{why}; nothing was changed",
-                hint=again_command(self._argv),
+                hint=str(again_command(self._argv)),
             )
         with answers_to_signals():
             self._put(BLANK)
@@ -182,7 +189,7 @@ class Screen(ReportScreen):
             raise UsageError(
                 "nothing was changed",
                 why=f"the answer was {answer.strip() or 'no'}, not yes",
-                hint=again_command(self._argv),
+                hint=str(again_command(self._argv)),
             )
 
     def plan(self, recipe: Recipe, facts: Facts, plans: Sequence[StagePlan], left: Backlog) -> None:
@@ -303,7 +310,7 @@ class Screen(ReportScreen):
     def recipe_is_good(self, file: str, found: Recipe) -> None:
         """The recipe can be understood."""
         self._put(line(Span("✓ ", "good"), f"{file}: recipe {found.name} is understood", hang=2))
-        self._put(line("next: ", span(f"gpunode plan {file}", "command")))
+        self._put(line("next: ", span(str(gpunode("plan", file)), "command")))
 
     def from_node(self, text: str, output: str) -> None:
         """The recipe itself, or where it now is."""
@@ -313,7 +320,7 @@ class Screen(ReportScreen):
             self._printer.raw(text)
             return
         self._put(line(Span("✓ ", "good"), f"{output} written: the recipe that this node already fulfils", hang=2))
-        self._put(line("next: ", span(f"gpunode plan {output}", "command")))
+        self._put(line("next: ", span(str(gpunode("plan", output)), "command")))
 
 
 @contextmanager

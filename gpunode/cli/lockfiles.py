@@ -9,12 +9,15 @@ from pathlib import Path
 
 from gpunode import __version__
 from gpunode.change import FileState
+from gpunode.command import gpunode
 from gpunode.errors import GpunodeError, LockFileError, UsageError
 from gpunode.host import files
 from gpunode.lockfile import Moved, moved, parse, render
 from gpunode.recipe import LIMIT_BYTES, VersionLock
 
-_HOW = "gpunode plan --lock {} writes it, on a node that is set up"
+
+def _how(file: str) -> str:
+    return f"on a node that is set up, this writes it:\n{gpunode('plan', '--lock', file)}"
 
 
 def there_is(file: str) -> bool:
@@ -31,7 +34,7 @@ def read_lock(file: str) -> VersionLock:
     found = files.read(str(Path(file).absolute()), LIMIT_BYTES + 1)
     if found.outcome != "ok":
         what = "there is no lock file" if found.outcome == "absent" else "cannot read the lock file"
-        raise UsageError(f"{what} {file}", why=found.error, hint=_HOW.format(file))
+        raise UsageError(f"{what} {file}", why=found.error, hint=_how(file))
     try:
         return parse(found.data.decode(), file)
     except UnicodeDecodeError as error:

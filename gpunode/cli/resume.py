@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpunode import builtin
+from gpunode.command import sudo_gpunode
 from gpunode.errors import JournalDamaged, Refused, UsageError
 from gpunode.host.own import why_others_write
 from gpunode.journal.record import Begin
@@ -130,5 +131,5 @@ def refuse_other_options(run: str, typed: Sequence[object]) -> None:
         raise UsageError(
             "--resume takes no recipe and no option that changes what is asked for",
             why=f"what was asked for is recorded with run {run}",
-            hint=f"gpunode setup --resume {run}",
+            hint=str(sudo_gpunode("setup", "--resume", run)),
         )

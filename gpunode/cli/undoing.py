@@ -117,7 +117,7 @@ def _undo(
     screen = how.screen()
     os.umask(UMASK)
     store = Store(place, announce=announcer(place))
-    stop, log = Stop(), CommandLog(verb, root=place)
+    stop, log = Stop(screen.stopping), CommandLog(verb, root=place)
     consent = screen.consent(verb, place, yes=leave.yes)
     host = LocalHost(place, stop.heeded(screen.progress), log, lock_timeout_s=leave.lock_timeout_s, consent=consent)
     with screen, alone(store, host, screen, leave.lock_timeout_s, others=leave.whole), stop:

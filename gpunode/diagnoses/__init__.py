@@ -8,6 +8,7 @@ from functools import cache
 from importlib import import_module
 from typing import Final, TypeAlias
 
+from gpunode.command import gpunode
 from gpunode.diagnoses import fitting, several, systems
 from gpunode.diagnoses.model import (
     DISRUPTIONS,
@@ -198,7 +199,7 @@ def _remedy(rule: Rule, snapshot: Snapshot, bugs: _Bugs) -> tuple[Fix, ...]:
             Fix(
                 "inspect",
                 f"read what is done about it; by a bug in gpunode it could not be fitted ({said})",
-                (f"gpunode doctor {rule.cause}",),
+                (str(gpunode("doctor", rule.cause)),),
             ),
         )
 

@@ -24,6 +24,7 @@ from gpunode.facts import (
 from gpunode.facts.evidence import Capture, Evidence, Found, Ownership, decode_found
 from gpunode.facts.layout import Layout
 from gpunode.facts.model import (
+    NOT_INSTALLED,
     AptSource,
     Distro,
     Fact,
@@ -94,6 +95,8 @@ class _Reader:
 
 def reason(capture: Capture) -> str:
     """Why ``capture`` has nothing to read."""
+    if capture.outcome == "absent" and not capture.source.startswith("/"):
+        return f"{capture.source.partition(' ')[0]}{NOT_INSTALLED}"
     word = {"absent": "is not there", "denied": "may not be read", "timeout": "did not answer in time"}
     status = "" if capture.exit_status is None else f" (exit status {capture.exit_status})"
     said = capture.error.strip().split("\n")[0][:200]
@@ -139,6 +142,7 @@ def derive(evidence: Evidence, *, image: bool = False) -> Facts:
         changed_at=_changed_at(evidence),
         exposed=_exposed(evidence),
         dkms=_fact("dkms-installed", lambda: dkms.drivers(reader.found("dkms-installed"))),
+        toolkit_program=_fact("toolkit-program", lambda: bool(reader.found("toolkit-program"))),
         run_installer=_fact("run-installer", lambda: bool(reader.found("run-installer"))),
         layout=_layout(reader, image=image),
         folders={folder: key for key, folder in FOLDERS.items() if _is_read(evidence.get(key))},
@@ -200,17 +204,21 @@ def _paths(reader: _Reader, *keys: str) -> frozenset[str]:
 def _platform(reader: _Reader, *, image: bool) -> Fact[Platform]:
     if image:
         return Known(Platform("image"), _IMAGE)
-    return _fact(
-        "virt",
-        lambda: platform.platform(
+
+    def read() -> Platform:
+        found = platform.platform(
             _virt(reader),
             kernel=reader.capture("kernel-release").text.strip(),
             dxg=bool(reader.found("dev-dxg")),
             tegra=reader.optional("tegra-release"),
             compatible=reader.optional("device-tree"),
             manager=_manager(reader),
-        ),
-    )
+        )
+        if found is None:
+            raise _Missing("virt", _why_no_virt(reader))
+        return found
+
+    return _fact("virt", read)
 
 
 def _virt(reader: _Reader) -> str:
@@ -219,6 +227,11 @@ def _virt(reader: _Reader) -> str:
     if capture.outcome in {"timeout", "denied"}:
         raise _Missing("virt", reason(capture))
     return capture.text.strip()
+
+
+def _why_no_virt(reader: _Reader) -> str:
+    capture = reader.capture("virt")
+    return reason(capture) if capture.outcome != "ok" else f"{capture.source} printed nothing"
 
 
 def _manager(reader: _Reader) -> str:

@@ -9,6 +9,7 @@ from typing import Generic, Literal, TypeAlias, TypeVar
 from gpunode.change import FileState, PackageState, ServiceState, Unsettled
 from gpunode.errors import Undetermined
 from gpunode.facts.layout import Layout
+from gpunode.facts.patterns import Pattern
 
 T = TypeVar("T")
 
@@ -39,6 +40,12 @@ class Promised(Unknown):
 Fact: TypeAlias = Known[T] | Unknown
 
 
+_NOT_UNDERSTOOD = Pattern(r"not understood: (?:(?P<path>/[^:\s]+)(?::(?P<line>\d+))?)?")
+NOT_INSTALLED = " is not installed"
+# The packages of the programs that facts come from, the same on Debian and Ubuntu.
+_BROUGHT_BY = {"systemd-detect-virt": "systemd", "lspci": "pciutils", "systemctl": "systemd"}
+
+
 def need(fact: Known[T] | Unknown, what: str) -> T:
     """The value of ``fact``.
 
@@ -47,18 +54,21 @@ def need(fact: Known[T] | Unknown, what: str) -> T:
     """
     if isinstance(fact, Unknown):
         probe = fact.probe.removeprefix("file:")
+        is_whole = fact.reason.startswith((probe, *_BROUGHT_BY))
         raise Undetermined(
-            f"cannot tell {what}",
-            why=fact.reason if fact.reason.startswith(probe) else f"{probe}: {fact.reason}",
-            hint=_remedy(fact),
+            f"cannot tell {what}", why=fact.reason if is_whole else f"{probe}: {fact.reason}", hint=_remedy(fact)
         )
     return fact.value
 
 
 def _remedy(fact: Unknown) -> str:
     place = fact.probe.removeprefix("file:")
-    if fact.reason.startswith("not understood"):
-        return "correct what stands there, then run the command again"
+    program, is_missing, _ = fact.reason.partition(NOT_INSTALLED)
+    if is_missing and program in _BROUGHT_BY:
+        return f"install it, then run the same command again:\nsudo apt-get install {_BROUGHT_BY[program]}"
+    if found := _NOT_UNDERSTOOD.match(fact.reason):
+        where = f"line {found['line']} of {found['path']}" if found["line"] else found["path"] or f"what {place} shows"
+        return f"correct {where}, then run the same command again"
     if "Permission denied" in fact.reason:
         return "run the command as root"
     if place != fact.probe:
@@ -125,11 +135,6 @@ class Platform:
     def owns_kernel(self) -> bool:
         """Whether a kernel driver can be installed from here."""
         return self.kind in {"bare-metal", "vm", "image"}
-
-    @property
-    def is_live(self) -> bool:
-        """Whether a system runs here, so that services can be restarted and modules loaded."""
-        return self.kind != "image"
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,6 +268,7 @@ class Facts:
     Attributes:
         packages: by name; foreign architectures as ``name:arch``.
         headers: kernels with a build tree under /lib/modules.
+        toolkit_program: whether the program is there that runtimes are told to run.
         run_installer: whether NVIDIA's .run installer has put a driver here, beside all packages.
         dkms: the driver that DKMS says it has installed, by kernel.
         layout: the GPUs and MIG instances of the loaded driver; None where none is loaded.
@@ -296,10 +302,16 @@ class Facts:
     folders: Mapping[str, str] = field(default_factory=dict)
     changed_at: Mapping[str, float] = field(default_factory=dict)
     exposed: Mapping[str, str] = field(default_factory=dict)
+    toolkit_program: Fact[bool] = Unknown("not captured", "toolkit-program")
     run_installer: Fact[bool] = Unknown("not captured", "run-installer")
     dkms: Fact[Mapping[str, DkmsBuild]] = Unknown("not captured", "dkms-installed")
     layout: Fact[Layout | None] = Unknown("not captured", "nvidia-gpus")
     kubelet: Fact[Kubelet | None] = Unknown("not captured", "kubelet")
+
+    @property
+    def is_image(self) -> bool:
+        """Whether this is a mounted root, on which no kernel and no service of its own runs."""
+        return isinstance(self.platform, Known) and self.platform.value.kind == "image"
 
     def file(self, path: str) -> Known[FileState | None] | Unknown:
         """The state of the file at ``path``; unknown where nobody looked."""

@@ -12,8 +12,8 @@ _CONTAINERS = frozenset(
 
 def platform(
     virt: str, *, kernel: str = "", dxg: bool = False, tegra: str = "", compatible: str = "", manager: str = ""
-) -> Platform:
-    """The platform.
+) -> Platform | None:
+    """The platform; None where nothing tells.
 
     Args:
         virt: what systemd-detect-virt printed; empty where it is missing.
@@ -22,9 +22,6 @@ def platform(
         tegra: /etc/nv_tegra_release.
         compatible: the device tree's, its strings ended by NUL bytes.
         manager: the container's manager by its own files, such as /run/systemd/container.
-
-    Raises:
-        ValueError: nothing of it tells.
     """
     if virt == "wsl" or dxg or "microsoft" in kernel.lower():
         return Platform("wsl2", "/dev/dxg" if dxg else virt or kernel)
@@ -35,7 +32,7 @@ def platform(
     if not virt and manager:
         return Platform("container", manager)
     if not virt:
-        raise ValueError("systemd-detect-virt said nothing")
+        return None
     if virt == "none":
         return Platform("bare-metal")
     return Platform("container" if virt in _CONTAINERS else "vm", virt)

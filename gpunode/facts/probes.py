@@ -20,6 +20,8 @@ UNITS: Final = (
 )
 RESUME_UNIT: Final = "/etc/systemd/system/gpunode-resume.service"
 # dpkg's list of the toolkit's files: as old as its last installation.
+# What every runtime is told to run.
+TOOLKIT_PROGRAM: Final = "/usr/bin/nvidia-container-runtime"
 TOOLKIT_LIST: Final = "/var/lib/dpkg/info/nvidia-container-toolkit-base.list"
 FILES: Final = (
     RESUME_UNIT,
@@ -85,6 +87,7 @@ _STATIC: Final = (
     _listing("kernel-sources", "/usr/src/*"),
     *(_listing(key, f"/lib/modules/*/{place}") for key, place in _MODULE_PLACES.items()),
     _listing("run-installer", "/usr/bin/nvidia-uninstall"),
+    _listing("toolkit-program", TOOLKIT_PROGRAM),
     _listing("dkms-installed", "/var/lib/dkms/*/kernel-*"),
     Probe("dpkg-status", path="/var/lib/dpkg/status", limit_bytes=64 * _MIB),
     _listing("dpkg-updates", "/var/lib/dpkg/updates/*"),

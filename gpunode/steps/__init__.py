@@ -24,6 +24,22 @@ from gpunode.steps.toolkit import TOOLKIT
 
 STAGES: tuple[Stage, ...] = ("sources", "packages", "kernel", "runtime")
 
+# Those that only a driver needs; a run that takes none of them works on a node without a GPU, too.
+DRIVER_STEPS = frozenset(
+    step.id
+    for step in (
+        CUDA_REPOSITORY,
+        DRIVER_PIN,
+        CONFLICTS,
+        HEADERS,
+        NOUVEAU,
+        DRIVER,
+        MODULE_BUILD,
+        MODULE_LOAD,
+        PERSISTENCE,
+    )
+)
+
 STEPS: tuple[Step, ...] = (
     DETECT,
     REPAIR,

@@ -55,25 +55,26 @@ class Judged:
 
 def plan(recipe: Recipe, facts: Facts) -> Outcome:
     """A specification offers the GPUs of the loaded driver; nvidia-ctk writes it at the end of the run."""
-    if not need(facts.platform, "what kind of machine this is").is_live:
-        return Planned((), "an image: its specification is written when it has booted")
+    if facts.is_image:
+        return Planned((), "an image's specification is written after it has booted", later=True)
     if not is_wanted(recipe, facts):
         return Planned((), "CDI is not asked for, and the toolkit has no unit that would write a specification")
     loaded = _loaded(facts)
     if loaded is None:
-        return Planned((), "it is written once the driver is loaded")
+        return Planned((), "written once the driver is loaded", later=True)
     if _is_about_to_change(recipe, facts, loaded):
-        return Planned((), f"it is written after the reboot; driver {loaded.version} is to go")
+        return Planned((), f"written after the reboot, which replaces driver {loaded.version}", later=True)
     path = output(facts)
     fact = facts.file(path)
     if isinstance(fact, Unknown) and fact.probe == PLAN:
-        return Planned((), "this run has nvidia-ctk write it")
+        return Planned((), "nvidia-ctk writes it in this run", later=True)
     if isinstance(fact, Unknown) and not is_asked(recipe):
         return Planned((), f"CDI is not asked for, and nobody can tell what {path} holds")
     before = need(fact, f"what {path} holds")
     judged = judge(recipe, facts, loaded)
     if not is_asked(recipe) and judged.spec is None and not _has_failed(facts):
-        return Planned((), f"CDI is not asked for; {UNIT} writes a specification when it next runs", judged.notes)
+        reason = f"CDI is not asked for; {UNIT} writes a specification when it next runs"
+        return Planned((), reason, judged.notes, later=True)
     units = tuple(_enabled(facts)) if is_asked(recipe) else ()
     if not judged.fault:
         return Planned(units, f"{described(judged)}{KEPT if units else ''}", judged.notes)

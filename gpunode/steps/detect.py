@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from gpunode.catalog.gpus import lookup, vgpu_profile
+from gpunode.command import gpunode
 from gpunode.distros.family import Family
-from gpunode.facts.model import Facts, PciDevice, Platform, Unknown, need
-from gpunode.recipe import Recipe, VersionLock
+from gpunode.facts.model import Facts, Known, PciDevice, Platform, need
+from gpunode.recipe import Expect, Recipe, VersionLock
 from gpunode.steps.outcome import Outcome, Planned, Refusal, Step
 from gpunode.steps.selection import PASSED_THROUGH, family_of, gpus, nvswitches, other_gpus, own_gpus, wants_driver
 
@@ -15,23 +18,44 @@ _LOOKED = {"lspci": "lspci", "pci-modalias": "/sys/bus/pci/devices (lspci is mis
 
 
 def plan(recipe: Recipe, facts: Facts) -> Outcome:
-    """Names the GPUs; refuses a node without one, drivers where none can be installed, a lock of other systems."""
+    """Names the GPUs; refuses what cannot have a driver where one is asked for, and a lock of other systems."""
     if recipe.lock is not None and (refused := _other_system(recipe.lock, facts)):
         return refused
-    platform = need(facts.platform, "what kind of machine this is")
-    if not platform.owns_kernel:
-        return _guest(recipe, platform)
+    if isinstance(facts.platform, Known) and not facts.platform.value.owns_kernel:
+        return _guest(recipe, facts.platform.value)
     if isinstance(found := _system(recipe, facts), Refusal):
         return found
-    if platform.kind == "image" and not wants_driver(recipe, facts) and isinstance(facts.devices, Unknown):
-        return Planned((), "an image; its GPUs do not matter without a driver")
+    if not wants_driver(recipe, facts):
+        return _without_driver(facts)
     devices = need(facts.devices, "which PCI devices there are")
     usable = own_gpus(devices)
     if not usable:
-        return _no_gpu(devices, facts)
-    if wants_driver(recipe, facts) and (profile := _vgpu(usable)):
+        return _no_gpu(recipe, devices, facts)
+    if profile := _vgpu(usable):
         return _vgpu_guest(profile)
-    return Planned((), _describe(usable) + _not_ours(devices), _notes(devices))
+    notes = (*_unmet(recipe.expect, usable), *_notes(devices))
+    return Planned((), _describe(usable) + _not_ours(devices), notes)
+
+
+def _unmet(expect: Expect, usable: tuple[PciDevice, ...]) -> Iterator[str]:
+    """What of ``[expect]`` the PCI bus already contradicts; verify compares the rest with what the driver tells."""
+    names = sorted({lookup(device.device).name for device in usable if lookup(device.device).listed})
+    found = f"{len(usable)} GPU" if len(usable) == 1 else f"{len(usable)} GPUs"
+    if expect.gpus not in {None, len(usable)}:
+        yield f"the recipe expects gpus = {expect.gpus}, and this node has {found}: verify will fail"
+    if expect.model and names and not all(expect.model in name for name in names):
+        yield f'the recipe expects model = "{expect.model}", and this node has {", ".join(names)}: verify will fail'
+
+
+def _without_driver(facts: Facts) -> Planned:
+    """Toolkit and runtime need no GPU: a node is prepared before its driver or its card is there."""
+    if isinstance(facts.devices, Known) and (usable := own_gpus(facts.devices.value)):
+        devices = facts.devices.value
+        return Planned((), _describe(usable) + _not_ours(devices), _notes(devices))
+    seen = (
+        "an image" if facts.is_image else "no NVIDIA GPU found" if isinstance(facts.devices, Known) else "GPU unknown"
+    )
+    return Planned((), f"{seen}; without a driver to install none is needed")
 
 
 def _other_system(lock: VersionLock, facts: Facts) -> Refusal | None:
@@ -80,7 +104,7 @@ def _guest(recipe: Recipe, platform: Platform) -> Outcome:
     )
 
 
-def _no_gpu(devices: tuple[PciDevice, ...], facts: Facts) -> Refusal:
+def _no_gpu(recipe: Recipe, devices: tuple[PciDevice, ...], facts: Facts) -> Refusal:
     if passed := gpus(devices):
         held = ", ".join(d.address for d in passed)
         return Refusal(
@@ -94,9 +118,18 @@ def _no_gpu(devices: tuple[PciDevice, ...], facts: Facts) -> Refusal:
     return Refusal(
         what="no NVIDIA GPU found",
         why=looked + _not_ours(devices),
-        hint="check that the card is seated and powered and that the firmware lists it; for an image built for another "
-        "machine name its GPUs: --root DIR --gpu 10de:1b80",
+        hint="\n".join(_without_gpu(recipe)),
     )
+
+
+def _without_gpu(recipe: Recipe) -> Iterator[str]:
+    """What to do about a missing GPU, and what works without one."""
+    yield "if this machine has a GPU, check that it is seated and powered, and that the firmware lists it"
+    yield "without a GPU, gpunode can still prepare toolkit and runtime: add --driver none to the same command"
+    if recipe.runtime.name != "none":
+        yield "or look at the runtime's configuration alone:"
+        yield str(gpunode("ctk", "runtime", "check", f"--runtime={recipe.runtime.name}"))
+    yield "for an image that another machine will boot, add --root DIR --gpu IDS, such as --gpu 10de:1b80"
 
 
 def _not_ours(devices: tuple[PciDevice, ...]) -> str:

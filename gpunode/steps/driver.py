@@ -94,8 +94,7 @@ def _until_reboot(chosen: Choice, facts: Facts) -> tuple[str, ...]:
     loaded = known(facts.loaded_driver, None)
     if loaded is None or is_loaded(loaded, chosen):
         return ()
-    warning = f"the kernel keeps driver {loaded.version} until the reboot: what uses a GPU goes on, and what starts"
-    return (f"{warning} in between finds none",)
+    return (f"driver {loaded.version} stays loaded until the reboot; programs that start in between find no GPU",)
 
 
 def _signed(driver: WantedDriver, facts: Facts) -> tuple[str, ...]:
@@ -115,8 +114,7 @@ def _display(recipe: Recipe, facts: Facts) -> tuple[str, ...]:
     if not cards or not desktop:
         return ()
     where, what = ", ".join(cards), ", ".join(desktop)
-    warning = f"a display may hang on {where} ({what} is installed), and the {recipe.driver.scope} driver shows none"
-    return (f'{warning}; driver.scope = "full" in the recipe keeps it',)
+    return (f'{what}: a display on {where} may go dark; driver.scope = "full" in the recipe keeps it',)
 
 
 def _reason(chosen: Choice, recipe: Recipe) -> str:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from gpunode.catalog.driver import Choice
 from gpunode.change import CommandChange, ModuleChange
 from gpunode.facts.model import Facts, Kernels, LoadedDriver, ModuleFile, known, need
+from gpunode.facts.project import PLAN
 from gpunode.recipe import Recipe
 from gpunode.steps.outcome import Outcome, Planned, Step, Waits
 from gpunode.steps.selection import (
@@ -37,7 +38,9 @@ def plan_build(recipe: Recipe, facts: Facts) -> Outcome:
     kernels = need(facts.kernels, "which kernels are installed")
     missing = missing_for(chosen, kernels, facts)
     if not missing:
-        return Planned((), f"built for {' and '.join(kernels.wanted)}")
+        is_planned = facts.module_files.probe == PLAN
+        by = "the driver's package builds it" if is_planned else "built"
+        return Planned((), f"{by} for {' and '.join(kernels.wanted)}", later=is_planned)
     changes = tuple(_build(kernel, chosen, facts) for kernel in missing)
     return Planned(changes, f"no NVIDIA module of {prefix(chosen)}* for {' and '.join(missing)}")
 
@@ -80,8 +83,8 @@ def plan_load(recipe: Recipe, facts: Facts) -> Outcome:
     driver = wanted_driver(recipe, facts)
     if not isinstance(driver, WantedDriver):
         return driver
-    if not need(facts.platform, "what kind of machine this is").is_live:
-        return Planned((), "an image: its kernel loads the module when it boots")
+    if facts.is_image:
+        return Planned((), "the image's kernel loads it at boot", later=True)
     loaded = need(facts.loaded_driver, "whether the NVIDIA driver is loaded")
     if loaded is not None:
         return _loaded(loaded, driver.chosen, installed_version(facts, driver))
@@ -93,11 +96,12 @@ def plan_load(recipe: Recipe, facts: Facts) -> Outcome:
 
 def _loaded(loaded: LoadedDriver, chosen: Choice, installed: str) -> Outcome:
     """The loaded driver is the installed one, not just of its branch: libraries work with a module of their version."""
-    present = f"driver {loaded.version}, {'open' if loaded.open_module else 'proprietary'} modules"
+    flavour = "open" if loaded.open_module else "proprietary"
     if is_loaded(loaded, chosen) and installed in {"", loaded.version}:
-        return Planned((), f"{present}, is loaded")
-    wanted = f"{installed or chosen.exact or f'branch {chosen.branch}'}, {chosen.flavour} modules"
-    return Waits("reboot", f"the kernel still runs {present}; it is to run {wanted}")
+        return Planned((), f"driver {loaded.version}, {flavour} modules, is loaded")
+    has, wants = ("", "") if flavour == chosen.flavour else (f", {flavour} modules", f", {chosen.flavour} modules")
+    wanted = f"{installed or chosen.exact or f'branch {chosen.branch}'}{wants}"
+    return Waits("reboot", f"the kernel still runs driver {loaded.version}{has}; the node needs {wanted}")
 
 
 def is_loaded(loaded: LoadedDriver | None, chosen: Choice) -> bool:

@@ -22,6 +22,7 @@ class Planned:
         notes: what the user should know beside it; a warning each.
         expectation: what the runtime's own parser must find before a configuration of these changes is used.
         disrupts: what stops while this is done (``docker containers``); empty when nothing does.
+        later: whether the reason is what another step, another program or the next boot will do: nothing was checked.
     """
 
     changes: tuple[Change, ...]
@@ -29,6 +30,7 @@ class Planned:
     notes: tuple[str, ...] = ()
     expectation: RuntimeExpectation | None = None
     disrupts: str = ""
+    later: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from gpunode.catalog.driver import Choice
 from gpunode.change import ServiceChange, ServiceState
 from gpunode.facts.model import Facts, Unknown, known
+from gpunode.facts.project import PLAN
 from gpunode.recipe import Recipe
 from gpunode.steps.module import is_loaded
 from gpunode.steps.outcome import Outcome, Planned, Step
@@ -19,7 +20,9 @@ def plan(recipe: Recipe, facts: Facts) -> Outcome:
         return Planned((), "not asked for")
     fact = facts.unit(UNIT)
     if isinstance(fact, Unknown):
-        return Planned((), f"systemd does not say ({fact.reason}); the package enables it for the next boot")
+        return Planned(
+            (), f"systemd does not say ({fact.reason}); the package enables it for the next boot", later=True
+        )
     unit = fact.value
     if unit.masked:
         return Planned((), f"{UNIT} is masked", (f"{UNIT} is masked, so the first CUDA call after idle is slow",))
@@ -27,7 +30,8 @@ def plan(recipe: Recipe, facts: Facts) -> Outcome:
         return Planned((), f"the driver that stays as it is has no {UNIT}")
     wanted = ServiceState(enabled=True, active=_driver_answers(recipe, facts) or unit.state.active)
     if unit.exists and _satisfied(unit.state, wanted):
-        return Planned((), "enabled" + (" and running" if unit.state.active else "; it starts with the driver"))
+        state = "enabled" + (" and running" if unit.state.active else "; it starts with the driver")
+        return Planned((), state, later=fact.probe == PLAN)
     return Planned((ServiceChange(UNIT, unit.state, wanted),), "keeps the GPU initialised while nothing uses it")
 
 

@@ -133,7 +133,7 @@ def _enabled(repository: _Repository, facts: Facts) -> Outcome:
     if not changes:
         return Planned((), f"{repository.uri} is enabled, {signer}", notes)
     wrong = "; ".join((*_wrong_entries(repository, sources), *_wrong_keys(repository, facts)))
-    reason = f"packages come from {repository.uri}, {signer} and no other"
+    reason = f"packages come from {repository.uri}"
     return Planned((*changes, *mended), f"{reason}; {wrong}" if wrong else reason, notes)
 
 

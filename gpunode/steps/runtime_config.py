@@ -20,10 +20,12 @@ from gpunode.change import (
     ordered,
     subject,
 )
+from gpunode.command import sudo_gpunode
 from gpunode.distros.dpkg_version import DpkgVersion
+from gpunode.distros.family import TOOLKIT_PACKAGES
 from gpunode.errors import Refused
-from gpunode.facts.model import Facts, Known, Unknown, holds, known, need
-from gpunode.facts.probes import TOOLKIT_LIST
+from gpunode.facts.model import Facts, Known, Unknown, holds, known
+from gpunode.facts.probes import TOOLKIT_LIST, TOOLKIT_PROGRAM
 from gpunode.facts.project import PLAN
 from gpunode.recipe import Recipe
 from gpunode.runtimes import Configured, Edited, Files, Runtime, Wish, after_edits, runtime
@@ -35,6 +37,7 @@ from gpunode.steps.selection import matches
 
 # Root's programs read these for every container.
 _TOOLKITS = ("/etc/nvidia-container-runtime/config.toml", "/etc/nvidia-container-toolkit/nvidia-cdi-refresh.env")
+_NO_PROGRAM = f"{TOOLKIT_PROGRAM} is not installed"
 _NUMBERS = re.compile(r"\d+(?:\.\d+)*")
 
 
@@ -49,20 +52,25 @@ def plan(recipe: Recipe, facts: Facts) -> Outcome:
         return Refusal(refusal.what, refusal.why, refusal.hint)
 
 
-def _configured(recipe: Recipe, facts: Facts, place: Chosen) -> Planned:
+def _configured(recipe: Recipe, facts: Facts, place: Chosen) -> Planned | Refusal:
     row = place.row
     fact = facts.file(row.config)
     if isinstance(fact, Unknown) and fact.probe == PLAN:
         return _deferred(row, fact)
-    wish = _wish(recipe, row, facts)
+    wish, lacks_program = _wish(recipe, row, facts), _lacks_program(facts)
+    if wish.default and lacks_program:
+        return _no_program(recipe, row)
     present = in_facts(facts, row, wish)
     if recipe.runtime.cgroup == "auto":
         wish = with_kubelets_driver(row, facts, wish, contents(present))
     edited = row.configure(contents(present), wish)
     _check_default(row, wish, row.inspect(after_edits(contents(present), edited), wish))
     planned = _closed(row, facts, present, _planned(row, wish, facts, present, edited))
-    notes = (*place.notes, *_other_driver(recipe, facts, row), *_standing_default(recipe, row, present), *planned.notes)
-    return replace(planned, notes=notes)
+    missing = (f"{_NO_PROGRAM}, so no container of that runtime starts",) if lacks_program else ()
+    standing = _standing_default(recipe, row, present)
+    return replace(
+        planned, notes=(*place.notes, *missing, *_other_driver(recipe, facts, row), *standing, *planned.notes)
+    )
 
 
 def _check_default(row: Runtime, wish: Wish, after: Configured) -> None:
@@ -114,6 +122,23 @@ def _closed_change(change: Change) -> Change:
     return change
 
 
+def _lacks_program(facts: Facts) -> bool:
+    """Whether the program that the runtime is told to run is not there, and no step before brings it."""
+    if isinstance(facts.toolkit_program, Unknown) or facts.toolkit_program.value:
+        return False
+    packages = known(facts.packages, {})
+    return not any(matches(packages.get(name), "") for name in TOOLKIT_PACKAGES)
+
+
+def _no_program(recipe: Recipe, row: Runtime) -> Refusal:
+    toolkit = ("--only=toolkit-repository", "--only=toolkit")
+    return Refusal(
+        what=f"nvidia cannot be the default runtime of {row.id}: {_NO_PROGRAM}",
+        why=f"{row.id} could start no container at all",
+        hint=f"install the toolkit first:\n{sudo_gpunode('setup', f'--runtime={recipe.runtime.name}', *toolkit)}",
+    )
+
+
 def _other_driver(recipe: Recipe, facts: Facts, row: Runtime) -> tuple[str, ...]:
     """That the recipe wants another cgroup driver than the kubelet has."""
     kubelet = kubelet_using(row, facts)
@@ -137,7 +162,7 @@ def _planned(row: Runtime, wish: Wish, facts: Facts, present: States, edited: Ed
         return Planned(service, edited.how if row.product or not row.unit else registered, notes)
     trigger = reread_by(row, before, after, wish)
     changed = file_changes(edited, present, frozenset() if row.watches else frozenset({trigger}))
-    reason = f"containers that ask for the runtime {wish.handler} get the GPU{_default(wish)}; {edited.how}"
+    reason = f"registers {wish.handler}{_default(wish)}; {edited.how}"
     return Planned((*changed, *service), reason, notes, expectation, disrupts(row, trigger, before, wish))
 
 
@@ -259,8 +284,7 @@ def _service(row: Runtime, facts: Facts) -> tuple[Change, ...]:
     fact = facts.unit(row.unit)
     if row.product or not isinstance(fact, Known) or not fact.value.exists or fact.value.masked:
         return ()
-    runs_here = need(facts.platform, "what kind of machine this is").is_live
-    wanted = ServiceState(enabled=True, active=runs_here or fact.value.state.active)
+    wanted = ServiceState(enabled=True, active=not facts.is_image or fact.value.state.active)
     return () if fact.value.state == wanted else (ServiceChange(row.unit, fact.value.state, wanted),)
 
 

@@ -14,6 +14,7 @@ from gpunode.catalog.driver import Choice, Impossible, choose
 from gpunode.catalog.gpus import GpuModel, lookup
 from gpunode.catalog.gpus import is_nvswitch as _is_nvswitch
 from gpunode.change import PackageState
+from gpunode.command import gpunode
 from gpunode.distros import family
 from gpunode.distros.dpkg_version import DpkgVersion
 from gpunode.distros.family import PIN_FILE, Family
@@ -35,6 +36,7 @@ NVIDIA = "10de"
 GPU_CLASSES = frozenset({"0300", "0302"})
 BRIDGE_CLASS = "0680"
 PASSED_THROUGH = "vfio-pci"
+MACHINE = "whether this is bare metal, a virtual machine or a container, in which no driver is installed"
 
 
 def gpus(devices: tuple[PciDevice, ...]) -> tuple[PciDevice, ...]:
@@ -64,7 +66,7 @@ def models(devices: tuple[PciDevice, ...]) -> tuple[GpuModel, ...]:
 
 def wants_driver(recipe: Recipe, facts: Facts) -> bool:
     """Whether the driver is gpunode's to install here: the recipe asks for it, and the kernel is this machine's own."""
-    return recipe.driver.version != "none" and need(facts.platform, "what kind of machine this is").owns_kernel
+    return recipe.driver.version != "none" and need(facts.platform, MACHINE).owns_kernel
 
 
 def family_of(facts: Facts) -> Family | Refusal:
@@ -322,7 +324,7 @@ def _no_driver_in(lock: VersionLock) -> Refusal:
     return Refusal(
         what=f"{lock.file} holds no driver, or more than one version of it",
         why="the recipe asks for a driver, and with a lock it is the one that the lock holds",
-        hint=f"write the lock with this recipe on a node that has the driver: gpunode plan --lock {lock.file}",
+        hint=f"write the lock with this recipe on a node that has the driver:\n{gpunode('plan', '--lock', lock.file)}",
     )
 
 

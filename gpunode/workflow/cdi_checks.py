@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from gpunode.command import sudo_gpunode
 from gpunode.facts.cdi import Spec
 from gpunode.facts.evidence import Probe
 from gpunode.facts.model import Facts, Known
@@ -31,7 +32,7 @@ def cdi_checks(recipe: Recipe, facts: Facts, host: HostView) -> Iterator[Check]:
 
 
 def _offered(judged: cdi.Judged, recipe: Recipe, host: HostView) -> Check:
-    anew = f"gpunode setup --runtime {recipe.runtime.name}"
+    anew = str(sudo_gpunode("setup", "--runtime", recipe.runtime.name))
     if judged.spec is None or judged.fault:
         return Check("cdi", OFFERED, "failed", "; ".join(filter(None, (judged.fault, *judged.notes))), anew)
     if missing := [path for path in judged.spec.paths if _is_missing(path, host)]:

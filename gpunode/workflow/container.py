@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from gpunode.command import gpunode
 from gpunode.facts.nvml import Inventory
 from gpunode.host import container
 from gpunode.host.process import Runner
@@ -23,7 +24,9 @@ def container_check(runner: Runner, effective: Effective) -> Callable[[Inventory
         found = container.check(runner, _commands(row, effective(row.id)), inventory.uuids)
         if found.passed:
             return Check("container", _TITLE, "passed", f"{gpus(len(inventory.uuids))}, by UUID, through {row.id}")
-        return Check("container", _TITLE, "failed", "; ".join(found.problems), f"gpunode verify --runtime {row.id}")
+        return Check(
+            "container", _TITLE, "failed", "; ".join(found.problems), str(gpunode("verify", "--runtime", row.id))
+        )
 
     return check
 

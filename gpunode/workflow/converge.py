@@ -21,7 +21,7 @@ from gpunode.recipe import Recipe
 from gpunode.runtimes import RUNTIMES, Runtime, Wish
 from gpunode.runtimes.found import by_looking
 from gpunode.runtimes.installations import placed
-from gpunode.steps import STAGES, STEPS
+from gpunode.steps import DRIVER_STEPS, STAGES, STEPS
 from gpunode.steps.outcome import Outcome, Planned, Refusal, Stage, Step, Waits
 
 # More than there are commands, as a rule: one that hangs must not keep the others waiting.
@@ -143,6 +143,7 @@ def survey(host: HostView, *, image: bool = False, gpus: Sequence[PciDevice] = (
 def plan_stage(recipe: Recipe, facts: Facts, stage: Stage, only: Collection[str] = ()) -> StagePlan:
     """The answers of a stage's steps, each seeing what the steps before it will have changed."""
     plans: list[StepPlan] = []
+    recipe = scoped(recipe, only)
     for step in _steps(recipe, stage, only):
         outcome = _with_managers(step.plan(recipe, facts))
         changes = outcome.changes if isinstance(outcome, Planned) else ()
@@ -178,6 +179,12 @@ def _steps(recipe: Recipe, stage: Stage, only: Collection[str]) -> Iterator[Step
         asked = step.id not in recipe.skip and (not only or step.id in only)
         if step.stage == stage and (asked or step.id == "detect"):
             yield step
+
+
+def scoped(recipe: Recipe, only: Collection[str]) -> Recipe:
+    """``recipe``, without its driver where no step that needs one is taken."""
+    taken = DRIVER_STEPS.difference(recipe.skip).intersection(only or DRIVER_STEPS)
+    return recipe if taken else replace(recipe, driver=replace(recipe.driver, version="none"))
 
 
 def walk(

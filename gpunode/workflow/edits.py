@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, cast
 
 from gpunode.change import FileChange, FileState, RuntimeExpectation, ServiceChange, Trigger
+from gpunode.command import Command
 from gpunode.errors import Refused
 from gpunode.facts.derive import about_kubelet
 from gpunode.facts.evidence import Probe
@@ -55,6 +56,7 @@ class Draft:
         is_usual: whether ``main`` is the file that the runtime reads by itself.
         own: the files that say what the runtime does; of the others that it reads some say how it is started.
         reloads: whether a reload is enough for the daemon to read them.
+        missing: the program that the handler is to run, where it is not installed; ``install`` brings it.
         overlooked: why the daemon must start again although no file changes; empty where it need not.
     """
 
@@ -71,6 +73,8 @@ class Draft:
     own: frozenset[str] = frozenset()
     reloads: bool = False
     overlooked: str = ""
+    missing: str = ""
+    install: Command | None = None
 
     @property
     def after(self) -> Files:

@@ -21,7 +21,7 @@ from gpunode.steps import STEPS, cdi
 from gpunode.steps.detect import DETECT
 from gpunode.steps.outcome import Refusal
 from gpunode.steps.repair import REPAIR
-from gpunode.steps.selection import family_of, installed_branches, is_installed, models
+from gpunode.steps.selection import family_of, installed_branches, is_installed, models, own_gpus
 from gpunode.workflow.converge import raise_refusal
 from gpunode.workflow.plan import plan
 
@@ -45,8 +45,15 @@ def recipe_of(facts: Facts, host: HostView) -> Recipe:
         toolkit=_toolkit(facts),
         runtime=_runtime(facts),
     )
+    is_host = isinstance(facts.platform, Known) and facts.platform.value.owns_kernel
+    if is_host and isinstance(facts.devices, Known) and not own_gpus(facts.devices.value):
+        raise Refused(
+            "no NVIDIA GPU found, so this is no GPU node to write a recipe of",
+            why=f"{facts.devices.probe} shows none that this system itself can use",
+            hint="run it on a node whose GPU works; `gpunode recipe list` shows the shipped recipes",
+        )
     if isinstance(DETECT.plan(recipe, facts), Refusal):
-        # A vGPU guest or a container has a driver that is not gpunode's to install; without GPU it is refused again.
+        # A vGPU guest or a container has a driver that is not gpunode's to install.
         recipe = replace(recipe, driver=Driver(version="none"))
     while left := _left(recipe, facts, host):
         recipe = replace(recipe, skip=tuple(step.id for step in STEPS if step.id in {*recipe.skip, *left}))

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
+from gpunode.command import sudo_gpunode
 from gpunode.errors import GpunodeError, Undetermined
 from gpunode.facts import nvml as nvml_facts
 from gpunode.facts.model import Facts, Known, Unknown, known
@@ -287,7 +288,11 @@ def _runtime(recipe: Recipe, facts: Facts, effective: Effective) -> Iterator[Che
         return
     if found is None:
         yield Check(
-            "runtime", title, "not run", f"there is no {row.id} to ask here", f"gpunode setup --runtime {row.id}"
+            "runtime",
+            title,
+            "not run",
+            f"there is no {row.id} to ask here",
+            str(sudo_gpunode("setup", "--runtime", row.id)),
         )
         return
     yield _handler(row, recipe, found, title)
@@ -298,7 +303,7 @@ def _handler(row: Runtime, recipe: Recipe, found: Configured, title: str) -> Che
         return Check("runtime", f"{row.id} starts containers", "passed", f"by {found.default}")
     binary = found.handlers.get("nvidia")
     if binary is None:
-        hint = f"gpunode setup --runtime {row.id}, then systemctl restart {row.unit}"
+        hint = f"{sudo_gpunode('setup', '--runtime', row.id)}\nsudo systemctl restart {row.unit}"
         return Check("runtime", title, "failed", f"it knows: {', '.join(sorted(found.handlers)) or 'none'}", hint)
     if recipe.runtime.default and found.default != "nvidia":
         hint = f"systemctl restart {row.unit}; `gpunode plan` shows whether the file says so"

@@ -325,3 +325,14 @@ def test_the_schema_is_one_and_takes_what_the_parser_takes() -> None:
         if "\\n" in text:
             continue  # Python's $, unlike the schema's, also matches before a last line end
         assert list(checker.iter_errors(toml(text))), text
+
+
+def test_every_mistake_of_a_file_is_told_at_once() -> None:
+    text = 'schema = 1\nextend = "containerd"\n[driver]\nversion = "LTS"\nflavour = 3\n[runtime]\ndefault = "yes"\n'
+    with pytest.raises(RecipeError) as caught:
+        parse(text, "t4.toml", lambda _: "")
+    said = f"{caught.value.what}\n{caught.value.why}"
+    for line in (2, 4, 5, 7):
+        assert f"t4.toml:{line}: " in said
+    assert 'did you mean "lts"?' in said
+    assert "did you mean extends?" in said

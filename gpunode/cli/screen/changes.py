@@ -8,12 +8,15 @@ from typing import Literal, TypeAlias, get_args
 from gpunode.change import (
     Change,
     CommandChange,
+    Deferred,
     FileChange,
+    FileState,
     KnownAfter,
     ModuleChange,
     PackageChange,
     PackageState,
     ServiceChange,
+    SigningKey,
     diff,
     is_mark,
     spelled,
@@ -23,14 +26,16 @@ from gpunode.cli.screen.words import bare, count, listed, service
 from gpunode.host.apt_plan import lowers
 
 _DIFF: dict[str, Style] = {"+": "add", "-": "remove", "@": "hunk", "\\": "dim"}
-_NAMES_SHOWN = 4
+_NAMES_SHOWN = 3
 _LINES_OF_NEW = 12
 
 
 def change_lines(changes: Sequence[Change], *, verbose: bool) -> Iterator[Line]:
-    """What a step does: a diff for every file, one line for all packages, one for each other change."""
+    """What a step does: a diff for each file that exists, one line for a new file, all packages, any other change."""
     for change in changes:
         match change:
+            case FileChange(before=None) if not verbose:
+                yield _new_file(change)
             case FileChange():
                 yield from diff_lines(change, whole=verbose)
             case ServiceChange(unit=unit, before=before, after=after):
@@ -42,6 +47,20 @@ def change_lines(changes: Sequence[Change], *, verbose: bool) -> Iterator[Line]:
             case PackageChange():
                 pass
     yield from package_lines([c for c in changes if isinstance(c, PackageChange)], verbose=verbose)
+
+
+def _new_file(change: FileChange) -> Line:
+    """A file that does not exist yet: its path, and how long it is or when that will be known."""
+    match change.after:
+        case FileState(content=content):
+            about = count(len(content.splitlines()), "line")
+        case SigningKey(fingerprints=fingerprints):
+            about = f"key {', '.join(f'…{one[-16:]}' for one in sorted(fingerprints))}, checked after its download"
+        case Deferred(what=what, known_after=known_after):
+            about = f"{what}; known after {known_after}"
+        case None:
+            about = "empty"
+    return line(span("+ ", "add"), span(change.path), span(f"  {about}", "dim"), hang=2)
 
 
 def diff_lines(change: FileChange, *, whole: bool = True) -> Iterator[Line]:
@@ -112,8 +131,7 @@ def _package(change: PackageChange, width: int) -> Line:
 
 def _after(change: PackageChange) -> str:
     if isinstance(change.after, KnownAfter):
-        wanted = f"{change.after.prefix}*" if change.after.prefix else "newest"
-        return f"{wanted} (known after the package index is read)"
+        return f"{change.after.prefix}*" if change.after.prefix else "newest"
     return change.after.version if change.after else ""
 
 

@@ -2,49 +2,58 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Collection, Iterator, Sequence
+
+from gpunode.command import Command, gpunode, sudo_gpunode
 
 # Options that say how an answer is shown.
 SHOWN_HOW = frozenset({"--json", "-v", "--verbose"})
 _LEAVE = frozenset({"--yes", "-y", "--reboot", "--allow-disruption", "--upgrade"})
 
 
-def setup_command(argv: Sequence[str]) -> str:
+def setup_command(argv: Sequence[str]) -> Command:
     """The command that does what ``argv``, a plan's or a rehearsal's, showed."""
-    # A lock that was renewed holds what --upgrade asked for.
+    # A lock that was renewed holds what --upgrade asked for; only an image's GPUs are named.
     done = {"--upgrade"} if any(word.partition("=")[0] == "--lock" for word in argv) else set()
-    return joined("sudo gpunode setup", without(argv[1:], {"--check", *SHOWN_HOW, *done}, {"--node"}))
+    elsewhere = {"--node"} if root_of(argv) else {"--node", "--gpu"}
+    return sudo_gpunode("setup", *without(argv[1:], {"--check", *SHOWN_HOW, *done}, elsewhere))
 
 
-def verify_command(argv: Sequence[str]) -> str:
+def setup_place(argv: Sequence[str]) -> str:
+    """Where that command is to be run, when not on this machine."""
+    if value_of(argv, "--node"):
+        return "  (on that node)"
+    return "  (on a machine with that GPU)" if value_of(argv, "--gpu") and not root_of(argv) else ""
+
+
+def verify_command(argv: Sequence[str]) -> Command:
     """The command that proves more of what ``argv``, a setup's, made; with its recipe, by which verify judges."""
-    words = without(argv[1:], SHOWN_HOW | _LEAVE, {"--only", "--root", "--gpu", "--lock"})
-    return joined("gpunode verify", [*words, "--cuda", "--container"])
+    words = without(argv[1:], SHOWN_HOW | _LEAVE, {"--only", "--root", "--gpu", "--lock", "--lock-timeout"})
+    return gpunode("verify", *words, "--cuda", "--container")
 
 
-def rollback_command(argv: Sequence[str], run: str) -> str:
-    """The command that undoes ``run``, which ``argv`` made; in the same root folder."""
+def rollback_command(argv: Sequence[str], *words: str) -> Command:
+    """The command that undoes a run that ``argv`` made; in the same root folder."""
     root = root_of(argv)
-    return joined("sudo gpunode rollback", [run, *(("--root", root) if root else ())])
+    return sudo_gpunode("rollback", *words, *(("--root", root) if root else ()))
 
 
 def root_of(argv: Sequence[str]) -> str:
     """What ``--root`` says in ``argv``; empty for this machine."""
+    return value_of(argv, "--root")
+
+
+def value_of(argv: Sequence[str], option: str) -> str:
+    """What ``option`` says in ``argv``; empty where it is not given."""
     for word, value in zip(argv, [*argv[1:], ""], strict=True):
-        if word == "--root" or word.startswith("--root="):
+        if word == option or word.startswith(f"{option}="):
             return word.partition("=")[2] or value
     return ""
 
 
-def again_command(argv: Sequence[str]) -> str:
+def again_command(argv: Sequence[str]) -> Command:
     """The same command, agreeing to it."""
-    return joined("sudo gpunode", [*argv, "--yes"])
-
-
-def joined(command: str, words: Sequence[str]) -> str:
-    """``command`` with ``words``, quoted as a shell needs them."""
-    return f"{command} {shlex.join(words)}".strip()
+    return sudo_gpunode(*argv, "--yes")
 
 
 def without(words: Sequence[str], flags: Collection[str], valued: Collection[str]) -> list[str]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from gpunode.cli.screen.quoting import shortened, telling
 from gpunode.cli.screen.text import BLANK, Line, Span, Style, indented, line, padded, prose, span
 from gpunode.cli.screen.words import count, listed
+from gpunode.command import gpunode
 from gpunode.diagnoses.stack import TITLES
 from gpunode.diagnoses.views import kernel, pci
 from gpunode.page.words import DISRUPTIONS, STATES, condition
@@ -223,7 +224,7 @@ def _what_next(roots: Sequence[Finding], *, verbose: bool) -> Iterator[Line]:
         first = root.remedy[0]
         command = next(iter(first.commands), "")
         yield line("next:  ", *([span(command, "command")] if command else prose(first.text)), hang=7)
-    yield line("story: ", span(f"gpunode doctor {root.cause}", "command"), hang=7)
+    yield line("story: ", span(str(gpunode("doctor", root.cause)), "command"), hang=7)
     if root.ruled_out and not verbose:
         yield line("why:   ", span("-v", "command"), f" tells how {count(len(root.ruled_out), 'other cause')} "
                    f"{'was' if len(root.ruled_out) == 1 else 'were'} ruled out", hang=7)  # fmt: skip

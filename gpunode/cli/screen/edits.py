@@ -6,13 +6,14 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from gpunode.change import is_generated
-from gpunode.cli.screen.changes import change_lines
-from gpunode.cli.screen.commands import SHOWN_HOW, joined, rollback_command, without
+from gpunode.cli.screen.changes import diff_lines
+from gpunode.cli.screen.commands import SHOWN_HOW, rollback_command, without
 from gpunode.cli.screen.events import downtime
 from gpunode.cli.screen.plans import note
 from gpunode.cli.screen.results import fact
 from gpunode.cli.screen.text import BLANK, Line, indented, line, prose, span
 from gpunode.cli.screen.words import MARKS, bare, sentence
+from gpunode.command import Command, sudo_gpunode
 
 if TYPE_CHECKING:
     from gpunode.workflow.ctk import CtkVerb, Done, Verdict
@@ -23,13 +24,14 @@ def draft_lines(verb: CtkVerb, draft: Draft, *, verbose: bool) -> Iterator[Line]
     """What is to be written and why there, as a diff of each file; one line when nothing is."""
     written = [change for change in draft.changes if change.before != change.after]
     if not draft.changes:
-        yield line(MARKS["nothing"], f"nothing to do: {_as_asked(verb, draft)}", hang=2)
+        yield line(MARKS["waits" if draft.missing else "nothing"], f"nothing to do: {_as_asked(verb, draft)}", hang=2)
     elif not written:
         yield line(span(draft.about, "bold"), f"  its files are as asked; {_reader(draft)} has not read them yet")
     else:
         how = draft.how or "what configure added goes"
         yield line(span(draft.about, "bold"), "  ", *prose(how), hang=len(draft.about) + 2)
-        yield from indented(tuple(change_lines(written, verbose=verbose)), 4)
+        for change in written:
+            yield from indented(tuple(diff_lines(change, whole=verbose)), 4)
     yield from (note(text) for text in draft.notes)
 
 
@@ -58,15 +60,15 @@ def drafted_lines(
     """
     yield BLANK
     outcome = f"{sentence([change.path for change in draft.changes])} written" if is_unread else _outcome(verb, draft)
-    yield line(MARKS["done"], outcome, hang=2)
+    yield line(MARKS["waits" if draft.missing else "done"], outcome, hang=2)
     if down := downtime(done.settled):
         yield fact("took", down)
     if following:
-        yield fact("next", following, command=True)
+        yield fact("next", following)
         if draft.stops:
             yield fact("", f"it stops all {draft.stops}, since live-restore is off")
     if any(change.before != change.after and not is_generated(change) for change in draft.changes):
-        yield fact("undo", rollback_command(argv, done.run), command=True)
+        yield fact("undo", rollback_command(argv, done.run))
 
 
 def _outcome(verb: CtkVerb, draft: Draft) -> str:
@@ -77,7 +79,7 @@ def _outcome(verb: CtkVerb, draft: Draft) -> str:
     assert draft.expectation is not None, "what is configured without one has been told"
     default = ", its default" if draft.expectation.default else ""
     runs = sentence([f"{name}{default}, which runs {binary}" for name, binary in sorted(draft.expectation.handlers)])
-    return f"{draft.about} has the runtime {runs}"
+    return f"{draft.about} has the runtime {runs}{'; install that first' if draft.missing else ''}"
 
 
 def read_again_command(draft: Draft, *, failed: bool, systemd: bool = True) -> str:
@@ -89,7 +91,7 @@ def read_again_command(draft: Draft, *, failed: bool, systemd: bool = True) -> s
         return ""
     kind, name = draft.trigger.kind, bare(draft.trigger.target)
     if systemd:
-        return f"sudo systemctl {'restart' if failed else kind} {name}"
+        return str(Command(("sudo", "systemctl", "restart" if failed else kind, name)))
     return "sudo kill -HUP $(pidof dockerd)" if kind == "reload" else f"restart {name} in the way it was started"
 
 
@@ -99,7 +101,11 @@ def verdict_lines(
     """Whether files and daemon are as asked; ``following`` makes a daemon that is not read its files."""
     if verdict.pending:
         yield from draft_lines("configure", draft, verbose=verbose)
-        yield line("next: ", span(configure_command(argv), "command"), hang=6)
+        yield line("next: ", span(str(configure_command(draft, argv)), "command"), hang=6)
+        return
+    if draft.missing:
+        yield line(MARKS["failed"], f"{draft.main} names {draft.missing}, which is not installed", hang=2)
+        yield line("next: ", span(str(draft.install), "command"), hang=6)
         return
     is_told = bool(draft.present) or draft.trigger is not None or not verdict.untold
     yield line(MARKS["passed" if is_told else "not run"], _as_asked("configure", draft), hang=2)
@@ -114,7 +120,9 @@ def verdict_lines(
     yield from (note(text) for text in draft.notes)
 
 
-def configure_command(argv: Sequence[str]) -> str:
-    """The command that makes what ``argv``, a check, looked for."""
+def configure_command(draft: Draft, argv: Sequence[str]) -> Command:
+    """The command that makes what ``argv``, a check, looked for; first what a default runtime needs to be one."""
+    if draft.install and draft.expectation and draft.expectation.default:
+        return draft.install
     words = ["configure" if word == "check" else word for word in without(argv, SHOWN_HOW, ())]
-    return joined("sudo gpunode", words)
+    return sudo_gpunode(*words)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import shlex
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from gpunode.cli.screen.text import BLANK, Line, Span, Style, cells, line, padded, prose, span
 from gpunode.cli.screen.words import count, listed
+from gpunode.command import gpunode
 
 if TYPE_CHECKING:
     from gpunode.workflow.fleet import Row, Status, Tally
@@ -62,4 +62,4 @@ def fleet_lines(rows: Sequence[Row], tallies: Sequence[Tally]) -> Iterator[Line]
     yield line(f"{count(len(rows), 'report')}: {listed(said)}")
     if tallies:
         first = next(row.path for row in rows if row.report in tallies[0].reports)
-        yield line("next: ", span(f"gpunode doctor {shlex.quote(first)}", "command"))
+        yield line("next: ", span(str(gpunode("doctor", first)), "command"))

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 _FRAMES = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 _ASCII_FRAMES = "|/-\\"
 _BAR = 20
+# The two spaces before the line, and room for the ^C that a terminal writes behind it, which must not wrap.
+_SPARE = 6
 _PHASES = {"download": "downloading", "install": "installing", "build": "building", "wait": "waiting:", "run": ""}
 
 
@@ -39,6 +41,8 @@ def running_line(title: str, progress: Progress | None, elapsed: float, frame: s
     if progress is None:
         return Line((*head, clock))
     tail = (*_bar(progress), clock)
+    room = width - sum(cells(part.text) for part in tail) - cells(frame) - 1
+    head = (head[0], Span(_cut(title, room), "bold"))
     taken = sum(cells(part.text) for part in (*head, *tail))
     detail = f"{_PHASES[progress.phase]} {progress.detail}".strip()
     shown = _cut(span(f"  {detail}").text, width - taken - 1)
@@ -113,5 +117,5 @@ class LiveLine:
         elapsed = time.monotonic() - running.started
         frames = _ASCII_FRAMES if self._printer.ascii else _FRAMES
         frame = frames[int(elapsed * 8) % len(frames)]
-        row = running_line(running.title, running.progress, elapsed, frame, console.width - 2)
+        row = running_line(running.title, running.progress, elapsed, frame, console.width - _SPARE)
         yield self._printer.styled(Line((Span("  "), *row.spans)))

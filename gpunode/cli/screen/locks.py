@@ -25,4 +25,4 @@ def lock_lines(lock: VersionLock, changed: Sequence[Moved], argv: Sequence[str],
     yield line(MARKS["change"], f"{lock.file} {'renewed' if renewed else 'written'}: {size} for {where}", hang=2)
     for moved in changed if renewed else ():
         yield line(f"    {moved.name} {moved.before or 'new'} → {moved.after or 'gone'}", hang=6)
-    yield line("next: ", span(setup_command(argv), "command"), " on every node of that kind", hang=6)
+    yield line("next: ", span(str(setup_command(argv)), "command"), "  (on every node of this kind)", hang=6)

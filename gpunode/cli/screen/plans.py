@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from gpunode.change import FileChange, ModuleChange, PackageChange, ServiceChange, Trigger, settle_order
+from gpunode.change import FileChange, KnownAfter, ModuleChange, PackageChange, ServiceChange, Trigger, settle_order
 from gpunode.cli.screen.changes import EFFECTS, Effect, at_most, change_lines, effect_on, package_lines, tally
-from gpunode.cli.screen.commands import setup_command
+from gpunode.cli.screen.commands import setup_command, setup_place
 from gpunode.cli.screen.node import node_line
 from gpunode.cli.screen.text import BLANK, Line, Span, indented, line, padded, prose, span
 from gpunode.cli.screen.words import MARKS, bare, count, owed, sentence
@@ -44,37 +44,45 @@ def plan_lines(
     yield BLANK
     if left:
         yield line(span("! ", "warn"), *prose(str(left), "warn"), hang=2)
-    yield from outlook(plans, left.owed)
-    yield line("next: ", span(setup_command(argv), "command"), hang=6)
+    yield from outlook(plans, left.owed, image=facts.is_image, verbose=verbose)
+    yield line("next: ", span(str(setup_command(argv)), "command"), setup_place(argv), hang=6)
 
 
 def stage_lines(plans: Sequence[StagePlan], *, verbose: bool) -> Iterator[Line]:
     """Every step in its stage; those with nothing to do are counted, or shown when ``verbose``."""
+    quiet: list[StepPlan] = []
+    yield BLANK
     for stage in plans:
-        yield BLANK
-        yield line(span(stage.stage, "bold"))
-        quiet = [step for step in stage.steps if not (verbose or _speaks(step))]
-        for step in stage.steps:
-            if step not in quiet:
-                yield from indented(tuple(_step(step, verbose=verbose)), 2)
-        if quiet:
-            yield from indented((_quiet(quiet, of=len(stage.steps)),), 2)
-        yield from indented(tuple(_transaction(stage, verbose=verbose)), 2)
+        shown = [step for step in stage.steps if verbose or _speaks(step)]
+        quiet += [step for step in stage.steps if step not in shown]
+        if not shown:
+            continue
+        yield line(span(stage.stage, "bold"), *_transaction(stage), hang=2)
+        for step in shown:
+            yield from indented(tuple(_step(step, verbose=verbose)), 2)
+        yield from indented(tuple(_beside(stage, verbose=verbose)), 2)
+    yield from _quiet(quiet)
 
 
 def _speaks(step: StepPlan) -> bool:
     return not isinstance(step.outcome, Planned) or bool(step.changes or step.outcome.notes)
 
 
-def _quiet(quiet: Sequence[StepPlan], of: int) -> Line:
-    titles = ", ".join(step.step.title for step in quiet)
-    return line(MARKS["nothing"], span("nothing to do: " if len(quiet) == of else "as it should be: ", "dim"),
-                span(titles, "dim"), hang=2)  # fmt: skip
+def _quiet(quiet: Sequence[StepPlan]) -> Iterator[Line]:
+    """The steps with nothing to do: what was checked and is good, and what something else will bring about."""
+    later = [step for step in quiet if isinstance(step.outcome, Planned) and step.outcome.later]
+    good = [step.step.title for step in quiet if step not in later]
+    if good:
+        yield line(MARKS["nothing"], span(f"nothing to do: {', '.join(good)}", "dim"), hang=2)
+    if later:
+        yield line(MARKS["not run"], span(f"later: {', '.join(step.step.title for step in later)}", "dim"), hang=2)
 
 
 def _step(step: StepPlan, *, verbose: bool) -> Iterator[Line]:
     mark, reason = _mark(step)
     title = Span(padded(step.step.title, _TITLE) + "  ", "bold" if step.changes else "")
+    if verbose:
+        reason = f"[{step.step.id}] {reason}"
     yield Line((mark, title, *prose(reason, "" if _speaks(step) else "dim")), hang=_TITLE + 4)
     if isinstance(step.outcome, Planned):
         yield from (note(text) for text in step.outcome.notes)
@@ -88,44 +96,57 @@ def note(text: str) -> Line:
 
 def _mark(step: StepPlan) -> tuple[Span, str]:
     match step.outcome:
-        case Planned(reason=reason):
-            return MARKS["change" if step.changes else "nothing"], reason
+        case Planned(reason=reason, later=later):
+            return MARKS["change" if step.changes else "not run" if later else "nothing"], reason
         case Waits(for_=for_, reason=reason):
             return MARKS["waits"], f"waits for a {for_}: {reason}"
         case Refusal(what=what):
             return MARKS["refused"], what
 
 
-def _transaction(stage: StagePlan, *, verbose: bool) -> Iterator[Line]:
-    """The stage's packages together: they are one transaction of apt's."""
+def _transaction(stage: StagePlan) -> Iterator[Span]:
+    """The stage's packages in numbers: they are one transaction of apt's."""
     if stage.packages:
-        yield line(Span("  "), span(f"in one transaction: {tally(stage.packages, stage.dependencies)}", "dim"), hang=4)
-    if at_most(stage.packages) and any(change.after is None for change in stage.packages):
-        unknown = "which of these are purged and which replaced by a newer version is known after the index is read"
-        yield line(Span("  "), span(unknown, "dim"), hang=4)
+        deferred = any(isinstance(change.after, KnownAfter) for change in stage.packages)
+        when = "; exact versions are known after the package index is read" if deferred else ""
+        if at_most(stage.packages) and any(change.after is None for change in stage.packages):
+            when += ", and which packages are upgraded instead of purged"
+        yield span(f"  one transaction: {tally(stage.packages, stage.dependencies)}{when}", "dim")
+
+
+def _beside(stage: StagePlan, *, verbose: bool) -> Iterator[Line]:
+    """The packages that come along, and what keeps apt from making the transaction."""
     if stage.dependencies and verbose:
         yield from indented(tuple(package_lines(stage.dependencies, verbose=True)), 4)
     if stage.unresolved.startswith(NOT_SIMULATED):
         yield note(stage.unresolved)
     elif stage.unresolved:
-        yield note("apt would not make it yet, with the package index that it has now:")
+        yield note("apt cannot do this with the package index that it has now:")
         yield from indented([line(span(text, "dim")) for text in stage.unresolved.splitlines()], 6)
 
 
-def outlook(plans: Sequence[StagePlan], left: Sequence[Trigger] = ()) -> Iterator[Line]:
+def outlook(plans: Sequence[StagePlan], left: Sequence[Trigger] = (), *, image: bool, verbose: bool) -> Iterator[Line]:
     """What setup does in short: counts, what it restarts, what stops meanwhile, whether a reboot is needed.
 
     Args:
         plans: of all stages.
         left: what earlier runs owe.
+        image: whether an image is built, in which no service runs.
+        verbose: whether new files have been shown in full.
     """
-    did = _counts(plans)
+    did = _counts(plans, verbose=verbose)
     if did:
         yield line("setup ", sentence(did), hang=6)
-    triggers = settle_order({*left, *(trigger for stage in plans for trigger in stage.triggers)})
+    every = settle_order({*left, *(trigger for stage in plans for trigger in stage.triggers)})
+    triggers = [trigger for trigger in every if not (image and trigger.needs_services)]
+    stopped = () if image else _stopped(plans)
     if triggers:
-        yield line("then  " if did else "setup ", sentence(_owed(triggers)), hang=6)
-    yield from (line("      ", *prose(text), hang=6) for text in _downtime(plans, triggers))
+        goes_on = " (about a second; running containers go on)" if not stopped and _is_restart(triggers[-1]) else ""
+        yield line("then  " if did else "setup ", f"{sentence(_owed(triggers))}{goes_on}", hang=6)
+    if stopped:
+        yield line(
+            "      ", f"stops {sentence(stopped)}: setup refuses while any run, unless --allow-disruption", hang=6
+        )
     for wait in (wait for stage in plans for wait in stage.waits):
         yield line(span("! ", "warn"), span(f"a {wait.for_} will be needed: {wait.reason}", "warn"), hang=2)
 
@@ -138,7 +159,7 @@ def _owed(triggers: Sequence[Trigger]) -> list[str]:
     return [*map(owed, indexes), *rest]
 
 
-def _counts(plans: Sequence[StagePlan]) -> list[str]:
+def _counts(plans: Sequence[StagePlan], *, verbose: bool) -> list[str]:
     changes = [change for stage in plans for change in stage.changes]
     files = [change for change in changes if isinstance(change, FileChange) and change.before != change.after]
     packages = [change for change in changes if isinstance(change, PackageChange)]
@@ -152,6 +173,8 @@ def _counts(plans: Sequence[StagePlan]) -> list[str]:
         ),
     ]
     said = [verb.format(count(number, noun)) for number, verb, noun in found if number]
+    if found[0][0] and not verbose:
+        said[0] += " (-v shows their text)"
     said += [f"loads {change.module}" for change in changes if isinstance(change, ModuleChange) and change.after]
     return said + [f"{_verb(change)} {bare(change.unit)}" for change in changes if isinstance(change, ServiceChange)]
 
@@ -165,10 +188,11 @@ def _verb(change: ServiceChange) -> str:
     return "starts" if change.after.active and not change.before.active else "enables"
 
 
-def _downtime(plans: Sequence[StagePlan], triggers: Sequence[Trigger]) -> Iterator[str]:
-    stops = {step.outcome.disrupts for s in plans for step in s.steps if isinstance(step.outcome, Planned)} - {""}
-    restarted = [bare(trigger.target) for trigger in triggers if trigger.kind == "restart"]
-    if stops:
-        yield f"stopped meanwhile: {', '.join(sorted(stops))}; setup refuses while any run, unless --allow-disruption"
-    elif restarted:
-        yield f"running containers go on; new ones wait while {sentence(restarted)} restarts, usually about a second"
+def _stopped(plans: Sequence[StagePlan]) -> tuple[str, ...]:
+    """What does not run meanwhile."""
+    outcomes = (step.outcome for stage in plans for step in stage.steps)
+    return tuple(sorted({one.disrupts for one in outcomes if isinstance(one, Planned) and one.disrupts}))
+
+
+def _is_restart(trigger: Trigger) -> bool:
+    return trigger.kind == "restart"

@@ -11,8 +11,9 @@ from gpunode.cli.screen.commands import rollback_command, root_of, setup_command
 from gpunode.cli.screen.events import downtime, settled_line
 from gpunode.cli.screen.failures import next_lines
 from gpunode.cli.screen.plans import note
-from gpunode.cli.screen.text import BLANK, Line, Span, indented, line, padded, span
+from gpunode.cli.screen.text import BLANK, Line, Span, Style, indented, line, padded, span
 from gpunode.cli.screen.words import MARKS, count, listed, seconds
+from gpunode.command import Command, gpunode
 from gpunode.errors import RebootRequired
 
 if TYPE_CHECKING:
@@ -80,13 +81,14 @@ def _aftermath(done: SetupResult, failure: GpunodeError | None, log: str, argv: 
     if failure is None and root_of(argv):
         yield fact("next", "boot the image on its machine, then run gpunode verify there")
     elif failure is None:
-        yield fact("next", verify_command(argv), command=True)
-    yield fact("undo", rollback_command(argv, done.run), command=True)
+        yield fact("next", verify_command(argv))
+    yield fact("undo", rollback_command(argv, done.run))
 
 
-def fact(label: str, text: str, *, command: bool = False) -> Line:
+def fact(label: str, text: str | Command) -> Line:
     """A line of an answer's end: what it is about, and what it says."""
-    return line(span(f"  {padded(label, 6)}", "dim"), span(text, "command" if command else ""), hang=8)
+    style: Style = "command" if isinstance(text, Command) else ""
+    return line(span(f"  {padded(label, 6)}", "dim"), span(str(text), style), hang=8)
 
 
 def reboot_lines(failure: GpunodeError) -> Iterator[Line]:
@@ -117,7 +119,9 @@ def rehearsal_lines(done: Rehearsal, node: str, argv: Sequence[str]) -> Iterator
     yield BLANK
     ends = f" ends: nothing of this machine was touched and no driver was run; the node was the capture {node}"
     yield line(span("REHEARSAL", "warn"), ends, hang=10)
-    yield line("next: ", span(setup_command(argv), "command"), " on the node itself is the real thing", hang=6)
+    yield line(
+        "next: ", span(str(setup_command(argv)), "command"), "  (on the node itself: this makes the changes)", hang=6
+    )
 
 
 def _restored(restored: Mapping[str, bool]) -> Iterator[Line]:
@@ -181,7 +185,7 @@ def rollback_lines(done: RollbackResult, failure: GpunodeError | None, argv: Seq
         yield from reboot_lines(failure)
     if down := downtime(done.settled):
         yield fact("took", down)
-    yield fact("undo", rollback_command(argv, done.run) + (" --packages" if done.whole else ""), command=True)
+    yield fact("undo", rollback_command(argv, done.run, *(["--packages"] if done.whole else [])))
 
 
 def _put_back(change: FileChange) -> str:
@@ -198,7 +202,7 @@ def _gone_and_back(packages: Sequence[PackageChange]) -> Iterator[str]:
 def forgotten_lines(run: RunSummary, objects: int, freed: int) -> Iterator[Line]:
     """What is no longer undoable, and what that freed."""
     yield line(MARKS["done"], f"run {run.run} is forgotten: {count(objects, 'backup')}, {freed} bytes freed", hang=2)
-    yield line("see: ", span(f"gpunode log {run.run}", "command"), " still tells what it did", hang=5)
+    yield line("see: ", span(str(gpunode("log", run.run)), "command"), " still tells what it did", hang=5)
 
 
 def forgetting_lines(run: RunSummary) -> Iterator[Line]:
@@ -273,7 +277,7 @@ def captured_lines(file: str, number: int, size: int, failed: Sequence[str], *, 
     yield line(MARKS["done"], f"{file}: {about}", hang=2)
     if failed:
         yield note(f"could not be read: {', '.join(failed)} (not root, too slow, or no such tool here)")
-    yield line("next: ", span(f"gpunode doctor {file}", "command"))
+    yield line("next: ", span(str(gpunode("doctor", file)), "command"))
 
 
 def recipes_lines(found: Mapping[str, str]) -> Iterator[Line]:

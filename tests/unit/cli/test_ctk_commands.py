@@ -27,7 +27,14 @@ def heard(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Typed, Hook, How, str, 
 @pytest.fixture
 def image(tmp_path: Path) -> Path:
     (tmp_path / "etc/docker").mkdir(parents=True)
+    program = tmp_path / "usr/bin/nvidia-container-runtime"
+    program.parent.mkdir(parents=True)
+    program.touch()
     return tmp_path
+
+
+def written(image: Path) -> list[Path]:
+    return [path for path in image.rglob("*") if path.is_file() and path.name != "nvidia-container-runtime"]
 
 
 def test_every_option_of_nvidia_ctk_is_taken(heard: list[tuple[Typed, Hook, How, str, Leave]]) -> None:
@@ -139,7 +146,7 @@ def test_a_dry_run_prints_the_file_and_writes_nothing(image: Path, capsys: pytes
     told = capsys.readouterr()
     assert list(json.loads(told.out)["runtimes"]) == ["nvidia"]
     assert "+++ /etc/docker/daemon.json" in told.err
-    assert [path for path in image.rglob("*") if path.is_file()] == []
+    assert written(image) == []
 
 
 def test_a_quiet_dry_run_prints_the_file_alone(image: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -155,7 +162,7 @@ def test_a_check_tells_what_is_pending_and_writes_nothing(
     assert run(check) == 4
     command = f"next: sudo gpunode ctk runtime configure --root {image} --set-as-default\n"
     assert command in capsys.readouterr().out
-    assert [path for path in image.rglob("*") if path.is_file()] == []
+    assert written(image) == []
     done = '{"default-runtime": "nvidia", "runtimes": {"nvidia": {"args": [], "path": "nvidia-container-runtime"}}}'
     (image / "etc/docker/daemon.json").write_text(done)
     assert run(check) == 0
@@ -205,3 +212,33 @@ def test_a_check_takes_the_program_as_setup_spells_it(image: Path) -> None:
     check = ["ctk", "runtime", "check", "--root", str(image), "--runtime=docker"]
     assert run(check) == 0
     assert run([*check, "--nvidia-runtime-path=/opt/nvidia-container-runtime"]) == 4
+
+
+@pytest.mark.usefixtures("allow_subprocess")
+@pytest.mark.parametrize("runtime", ["docker", "containerd", "crio"])
+def test_no_container_would_start_by_a_default_runtime_whose_program_is_missing(
+    runtime: str, image: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (image / "usr/bin/nvidia-container-runtime").unlink()
+    asked = [f"--runtime={runtime}", "--root", str(image), "--set-as-default"]
+    install = f"sudo gpunode setup --runtime={runtime} --only=toolkit-repository --only=toolkit --root={image}"
+
+    assert run([*CONFIGURE, *asked, "--dry-run"]) == 3
+    refused = capsys.readouterr().err
+    assert "nvidia-container-runtime is not installed" in refused
+    assert install in refused
+    monkeypatch.setattr("sys.argv", ["gpunode", "ctk", "runtime", "check", *asked])
+    assert run(["ctk", "runtime", "check", *asked]) == 4
+    assert f"next: {install}\n" in capsys.readouterr().out.replace("\n      ", " ")
+
+
+def test_a_handler_whose_program_is_missing_is_no_success(image: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (image / "usr/bin/nvidia-container-runtime").unlink()
+    (image / "etc/docker/daemon.json").write_text(
+        '{"runtimes": {"nvidia": {"args": [], "path": "nvidia-container-runtime"}}}'
+    )
+
+    assert run(["ctk", "runtime", "check", "--runtime=docker", "--root", str(image)]) == 7
+    shown = capsys.readouterr().out
+    assert "which is not installed" in shown
+    assert "✓" not in shown

@@ -81,6 +81,7 @@ def test_two_kubelets_are_told_and_the_usual_file_is_taken(k3s: Path, capsys: py
 @pytest.mark.usefixtures("allow_subprocess")
 def test_a_node_without_a_kubelet_has_the_usual_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     put(tmp_path, "/etc/containerd/config.toml", b"version = 2\n")
+    put(tmp_path, "/usr/bin/nvidia-container-runtime", b"")
     _, answer = told(capsys, tmp_path)
     assert paths(answer) == ["/etc/containerd/config.toml"]
     assert not answer["notes"]

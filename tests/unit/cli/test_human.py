@@ -169,21 +169,25 @@ def test_a_recipe_on_standard_output_is_byte_for_byte(capsys: pytest.CaptureFixt
 
 def test_the_command_after_a_plan_keeps_what_is_wanted_and_drops_what_only_plan_takes() -> None:
     typed = ("plan", "my node.toml", "--check", "--node", "a.tar.gz", "--driver", "580", "-v", "--json")
-    assert setup_command(typed) == "sudo gpunode setup 'my node.toml' --driver 580"
-    assert setup_command(("plan", "--node=a.tar.gz", "--runtime", "docker")) == "sudo gpunode setup --runtime docker"
+    assert str(setup_command(typed)) == "sudo gpunode setup 'my node.toml' --driver 580"
+    assert (
+        str(setup_command(("plan", "--node=a.tar.gz", "--runtime", "docker"))) == "sudo gpunode setup --runtime docker"
+    )
 
 
 def test_the_command_after_setup_judges_by_the_same_recipe() -> None:
     typed = ("setup", "node.toml", "--only", "driver", "--runtime", "docker", "--yes", "--reboot", "-v")
-    assert verify_command(typed) == "gpunode verify node.toml --runtime docker --cuda --container"
+    assert str(verify_command(typed)) == "gpunode verify node.toml --runtime docker --cuda --container"
 
 
 def test_what_was_done_in_a_folder_is_undone_there() -> None:
-    assert rollback_command(("setup", "--root=/mnt/a b", "-y"), "000001-x") == (
+    assert str(rollback_command(("setup", "--root=/mnt/a b", "-y"), "000001-x")) == (
         "sudo gpunode rollback 000001-x --root '/mnt/a b'"
     )
-    assert rollback_command(("setup", "--root", "/mnt"), "000001-x") == "sudo gpunode rollback 000001-x --root /mnt"
-    assert rollback_command(("setup", "-y"), "000001-x") == "sudo gpunode rollback 000001-x"
+    assert (
+        str(rollback_command(("setup", "--root", "/mnt"), "000001-x")) == "sudo gpunode rollback 000001-x --root /mnt"
+    )
+    assert str(rollback_command(("setup", "-y"), "000001-x")) == "sudo gpunode rollback 000001-x"
 
 
 def test_a_diff_holds_every_byte_but_the_secrets() -> None:

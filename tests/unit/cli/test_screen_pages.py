@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 
 import pytest
 
+from gpunode.cli.boundary import run
+from gpunode.cli.commands import sample
 from gpunode.cli.human import Screen
 from gpunode.cli.screen.text import cells
 from tests.unit.cli import screen_pages as pages
@@ -53,8 +56,20 @@ def test_verbose_shows_every_step_and_every_package() -> None:
     for name in ("nvidia-tesla-470-kernel-dkms", "nvidia-smi"):
         assert f"- {name}" in whole
         assert f"- {name}" not in brief
-    assert "as it should be: GPU and machine" in brief
+    assert "nothing to do: GPU and machine" in brief
     assert "✓ GPU and machine" in whole
+
+
+def test_the_plan_of_the_shipped_sample_fits_on_a_screen_of_50_lines(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    typed = ["plan", "containerd", "--node", str(sample())]
+    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setattr(sys, "argv", ["gpunode", *typed])
+    assert run(typed) == 0
+    shown = capsys.readouterr().out
+    assert shown.count("\n") < 50
+    assert 'BinaryName = "/usr/bin/nvidia-container-runtime"' in shown
 
 
 def test_a_plan_ends_with_the_command_that_does_it() -> None:

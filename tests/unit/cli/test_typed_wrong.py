@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import pytest
+import typer
 
+from gpunode.cli.app import GROUPS, STEP_IDS, app
 from gpunode.cli.boundary import run
 from gpunode.cli.compose import Wanted
 from gpunode.errors import UsageError
+from gpunode.steps import STEPS
 
 
 @pytest.mark.parametrize(
@@ -38,3 +41,32 @@ def test_a_wrong_option_leads_to_the_help_of_its_command(capsys: pytest.CaptureF
 def test_nobody_waits_a_negative_time(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["setup", "--lock-timeout", "-5"]) == 2
     assert "--lock-timeout" in capsys.readouterr().err
+
+
+def test_the_steps_of_only_are_in_its_help() -> None:
+    assert STEP_IDS.split(", ") == [step.id for step in STEPS]
+
+
+@pytest.mark.parametrize("width", ["80", "50"])
+def test_the_help_cuts_no_command_and_groups_them_all(
+    width: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", width)
+    assert run(["--help"]) == 0
+    shown = capsys.readouterr().out
+    assert "..." not in shown.partition("Set up:")[2]
+    assert max(map(len, shown.splitlines())) <= int(width)
+    commands = typer.main.get_command(app).list_commands(None)  # type: ignore[attr-defined]
+    assert {name for names in GROUPS.values() for name in names} == set(commands)
+    if width == "80":
+        assert sum(line.startswith("  ") for line in shown.partition("Set up:")[2].splitlines()) == len(commands)
+
+
+def test_a_shipped_sample_is_named_without_its_path(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["status", "--node", "debian12-gtx1080"]) == 0
+    assert "GTX 1080" in capsys.readouterr().out
+
+
+def test_a_step_that_is_typed_wrong_is_guessed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["plan", "--only", "runtime-conf", "--node", "debian12-gtx1080"]) == 2
+    assert "did you mean --only runtime-config?" in capsys.readouterr().err

@@ -77,7 +77,7 @@ def test_without_systemd_the_links_tell_what_is_enabled() -> None:
         (platform("systemd-nspawn"), Platform("container", "systemd-nspawn")),
         (platform("", manager="lxc"), Platform("container", "lxc")),
         (platform("wsl"), Platform("wsl2", "wsl")),
-        (platform("", kernel="5.15.153.1-microsoft-standard-WSL2").kind, "wsl2"),
+        (platform("", kernel="microsoft-standard-WSL2"), Platform("wsl2", "microsoft-standard-WSL2")),
         (platform("microsoft", dxg=True), Platform("wsl2", "/dev/dxg")),
         (platform("none", tegra="# R36 (release)"), Platform("jetson", "/etc/nv_tegra_release")),
         (platform("none", compatible="nvidia,p3768\0nvidia,tegra234\0"), Platform("jetson", "nvidia,tegra234")),
@@ -88,5 +88,4 @@ def test_platforms(given: object, kind: object) -> None:
 
 
 def test_a_platform_that_nothing_tells_is_not_guessed() -> None:
-    with pytest.raises(ValueError, match="systemd-detect-virt"):
-        platform("")
+    assert platform("") is None

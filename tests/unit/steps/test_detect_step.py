@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from gpunode.errors import Undetermined
-from gpunode.facts.model import Distro, Known, PciDevice, Platform, PlatformKind, Unknown
-from gpunode.recipe import Recipe
-from gpunode.steps import STEPS
+from gpunode.facts.model import Distro, Fact, Known, PciDevice, Platform, PlatformKind, Unknown
+from gpunode.recipe import Expect, Recipe
+from gpunode.steps import STAGES
 from gpunode.steps.detect import DETECT
 from gpunode.steps.outcome import Refusal, Stage
 from gpunode.workflow.converge import plan_stage
@@ -39,6 +39,24 @@ def test_no_gpu_says_what_was_looked_at_and_names_what_is_not_ours() -> None:
     assert "AMD Aldebaran [Instinct MI210] at 0000:03:00.0" in no.why
     assert "Intel Raptor Lake-S" in no.why
     assert "--gpu" in no.hint
+
+
+@pytest.mark.parametrize("platform", [Platform("bare-metal"), Unknown("systemd-detect-virt is not installed", "virt")])
+def test_without_a_driver_to_install_neither_gpu_nor_virtualization_matters(platform: Fact[Platform]) -> None:
+    node = replace(machine(gpus=()), platform=platform)
+    whole = [step for stage in STAGES for step in plan_stage(recipe("containerd", version="none"), node, stage).steps]
+    assert not any(isinstance(step.outcome, Refusal) for step in whole)
+    alone = plan_stage(recipe("containerd"), node, "runtime", ("runtime-config",))
+    assert planned(alone.steps[0].outcome).changes
+    assert plan_stage(recipe("containerd"), node, "sources", ("runtime-config",)).refusal is None
+
+
+def test_a_driver_is_installed_only_where_it_is_known_that_this_is_no_container() -> None:
+    node = replace(machine(), platform=Unknown("systemd-detect-virt is not installed", "virt"))
+    with pytest.raises(Undetermined, match="container") as caught:
+        DETECT.plan(recipe("containerd"), node)
+    assert caught.value.why == "systemd-detect-virt is not installed"
+    assert "sudo apt-get install systemd" in caught.value.hint
 
 
 def test_without_lspci_the_answer_names_sysfs() -> None:
@@ -118,5 +136,14 @@ def test_a_derivative_with_apt_can_be_configured_and_gets_no_driver() -> None:
 
 
 def test_detection_cannot_be_left_out() -> None:
-    left_out = replace(recipe(), skip=tuple(step.id for step in STEPS))
+    left_out = replace(recipe(), skip=(DETECT.id,))
     assert plan_stage(left_out, machine(gpus=()), "sources").refusal is not None
+
+
+def test_an_expectation_that_the_gpus_do_not_meet_is_told_by_the_plan() -> None:
+    expecting = replace(recipe(), expect=Expect(gpus=8, model="H100"))
+    notes = planned(DETECT.plan(expecting, machine(gpus=(gpu(T4),)))).notes
+    assert "gpus = 8, and this node has 1 GPU" in notes[0]
+    assert 'model = "H100", and this node has Tesla T4' in notes[1]
+    met = replace(recipe(), expect=Expect(gpus=1, model="T4"))
+    assert planned(DETECT.plan(met, machine(gpus=(gpu(T4),)))).notes == ()

@@ -381,7 +381,7 @@ def test_a_display_on_the_card_is_noticed_and_not_assumed(driver: str) -> None:
 def test_who_runs_another_driver_hears_what_happens_until_the_reboot() -> None:
     old = LoadedDriver("470.256.02", open_module=False)
     (note,) = planned(DRIVER.plan(recipe(), machine(loaded_driver=old))).notes
-    assert "470.256.02 until the reboot" in note
+    assert "470.256.02 stays loaded until the reboot" in note
     assert planned(DRIVER.plan(recipe(), machine())).notes == ()
 
 

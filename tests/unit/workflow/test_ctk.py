@@ -225,7 +225,7 @@ def test_a_daemon_that_has_failed_has_read_nothing(row: str, store: Store) -> No
     assert ctk.asleep(host, draft) == ""
     verdict = ctk.verdict(host, draft, effective({}), is_live=True)
     assert (verdict.failed, "it has failed" in verdict.otherwise) == (True, True)
-    assert read_again_command(draft, failed=verdict.failed) == f"sudo systemctl restart {unit}"
+    assert str(read_again_command(draft, failed=verdict.failed)) == f"sudo systemctl restart {unit}"
 
 
 def test_a_daemon_that_is_starting_may_fail_yet(store: Store) -> None:

@@ -1,0 +1,173 @@
+"""Every command that a message names is one that gpunode takes: read from the code, and parsed by the real program."""
+
+from __future__ import annotations
+
+import ast
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from hypothesis import given
+from hypothesis import strategies as st
+
+import gpunode
+from gpunode.cli.app import app
+from gpunode.cli.boundary import run
+from gpunode.cli.commands import sample
+from gpunode.cli.screen.commands import again_command, rollback_command, setup_command, verify_command
+from gpunode.command import Command
+
+ROOT = Path(gpunode.__file__).parent
+PROGRAM: Any = typer.main.get_command(app)
+BUILDERS = frozenset({"gpunode", "sudo_gpunode"})
+VERBS = frozenset(PROGRAM.list_commands(typer.Context(PROGRAM)))
+# What stands for a value that only the run knows.
+VALUE = "X"
+_TYPED = re.compile(r"\bgpunode ((?:-{0,2}[a-zA-Z0-9][^\s`,;:()]*)(?: [^\s`,;:()]+)*)")
+
+
+def parses(words: list[str]) -> bool:
+    """Whether the program takes ``words``; nothing is run."""
+    command, context, left = PROGRAM, None, list(words)
+    try:
+        while True:
+            context = command.make_context(command.name, list(left), parent=context)
+            left = [*getattr(context, "_protected_args", ()), *context.args]
+            if not hasattr(command, "resolve_command") or not left:
+                return True
+            _, command, left = command.resolve_command(context, left)
+    except typer.Exit:
+        return True
+    except Exception as error:
+        if hasattr(error, "format_message"):
+            return type(error).__name__ == "NoArgsIsHelpError"
+        raise
+
+
+def test_the_judge_can_tell() -> None:
+    assert parses(["plan", "--driver", "none"])
+    assert parses(["ctk", "runtime", "check", "--runtime=docker"])
+    assert not parses(["plan", "--restart"])
+    assert not parses(["apply"])
+
+
+def literal(node: ast.expr) -> str:
+    """A text as it stands in the code; a value that is put in stands as VALUE."""
+    if isinstance(node, ast.JoinedStr):
+        return "".join(literal(part) for part in node.values)
+    return str(node.value) if isinstance(node, ast.Constant) else VALUE
+
+
+def texts(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """The literal texts of a module but its docstrings; a value that is put in stands as VALUE."""
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    prose = {
+        id(node.body[0].value)
+        for node in ast.walk(tree)
+        if isinstance(node, documented) and node.body and isinstance(node.body[0], ast.Expr)
+    }
+    inner = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in ast.walk(node)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.JoinedStr):
+            yield node.lineno, literal(node)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in prose | inner:
+            yield node.lineno, node.value
+
+
+def named(text: str) -> Iterator[list[str]]:
+    """The commands in a text: what follows ``gpunode`` where it is typed, or begins with the name of a command."""
+    for found in _TYPED.finditer(text):
+        is_typed = text[: found.start()].endswith(("`", "sudo "))
+        words = found[1].rstrip(".…").split()
+        if words[0] in VERBS or (is_typed and not words[0].startswith(("-", VALUE))):
+            yield words
+
+
+def read_of(words: list[str]) -> list[str]:
+    """The command at the beginning of ``words``, of which nobody can tell where the prose begins again."""
+    for number in range(len(words), 0, -1):
+        # The last option's value may stand in another text.
+        if parses(words[:number]) or (words[number - 1].startswith("--") and parses([*words[:number], VALUE])):
+            return words[:number]
+    return []
+
+
+every_module = pytest.mark.parametrize("path", sorted(ROOT.rglob("*.py")), ids=lambda path: str(path.relative_to(ROOT)))
+
+
+@every_module
+def test_every_command_that_a_text_names_is_taken_and_holds_no_unquoted_value(path: Path) -> None:
+    for line, text in texts(ast.parse(path.read_text("utf-8"))):
+        for words in named(text):
+            read, place = read_of(words), f"{path}:{line}: gpunode {' '.join(words)}"
+            assert read, place
+            assert not [word for word in words[len(read) :] if word.startswith("--")], place
+            assert VALUE not in read, f"{place}: build it with gpunode.command"
+
+
+@every_module
+def test_every_command_that_is_built_is_taken(path: Path) -> None:
+    for call in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id in BUILDERS:
+            words = [literal(word) for word in call.args if not isinstance(word, ast.Starred)]
+            # What begins with words that only the run knows is judged by what is made of it, below.
+            assert isinstance(call.args[0], ast.Starred) or parses(words), f"{path}:{call.lineno}: {words}"
+
+
+OPTIONS = st.lists(
+    st.sampled_from(
+        [
+            ("--runtime", "docker"),
+            ("--driver=580",),
+            ("--check",),
+            ("--upgrade",),
+            ("--only", "driver"),
+            ("--root", "/mnt/a b"),
+            ("--gpu", "10de:1b80"),
+            ("--node", "node.tar.gz"),
+            ("--json",),
+            ("-v",),
+        ]
+    ),
+    unique=True,
+)
+
+
+@given(OPTIONS, st.sampled_from([(), ("containerd",), ("my node.toml",)]))
+def test_what_a_plan_or_a_setup_proposes_is_taken(options: list[tuple[str, ...]], recipe: tuple[str, ...]) -> None:
+    words = [*recipe, *(word for option in options for word in option)]
+    proposed = setup_command(("plan", *words))
+    assert accepted(proposed)
+    assert "--root" in proposed.words or not {"--gpu", "--node"}.intersection(proposed.words)
+    done = (
+        "setup",
+        *(word for word in words if word not in {"--check", "--node", "node.tar.gz"}),
+        "--lock-timeout",
+        "9",
+    )
+    assert accepted(verify_command(done))
+    assert accepted(rollback_command(done, "000001-x"))
+    assert accepted(again_command(done))
+
+
+def accepted(command: Command) -> bool:
+    """Whether the program takes it as a shell would hand it over."""
+    typed = shlex.split(str(command))
+    return parses(typed[typed.index("gpunode") + 1 :])
+
+
+@pytest.mark.parametrize(
+    "typed", [["containerd"], ["--runtime=docker", "--gpu", "10de:1eb8"], ["--driver", "580", "-v"]]
+)
+def test_what_a_plan_proposes_plans_on_that_node(
+    typed: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    node = ["--node", str(sample())]
+    monkeypatch.setattr("sys.argv", ["gpunode", "plan", *typed, *node])
+    assert run(["plan", *typed, *node]) == 0
+    proposed = capsys.readouterr().out.rpartition("next: sudo gpunode setup ")[2].partition("  (")[0]
+    assert run(["plan", *proposed.split(), *node]) == 0
