@@ -45,7 +45,7 @@ def root_of(argv: Sequence[str]) -> str:
 
 def value_of(argv: Sequence[str], option: str) -> str:
     """What ``option`` says in ``argv``; empty where it is not given."""
-    for word, value in zip(argv, [*argv[1:], ""], strict=True):
+    for word, value in zip(argv, [*argv[1:], ""], strict=False):
         if word == option or word.startswith(f"{option}="):
             return word.partition("=")[2] or value
     return ""

@@ -122,7 +122,9 @@ def test_a_daemon_that_runs_without_systemd_is_not_said_to_have_read_its_files(
         if runtime == "docker":
             (command,) = (line.strip() for line in done.stderr.splitlines() if "kill -HUP" in line)
             node.run("sh", "-c", command.removeprefix("next: ").removeprefix("sudo "))
-            wait_for(node, "gpunode", "ctk", "runtime", "check", "--runtime=docker")
+            wait_for(node, "sh", "-c", "docker info --format '{{json .Runtimes}}' | grep -q nvidia")
+            checked = node.gpunode("ctk", "runtime", "check", "--runtime=docker")
+            assert checked.returncode == 0, checked.stdout + checked.stderr
 
 
 @pytest.mark.parametrize("codename", ["bookworm", "trixie"])
