@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from gpunode.cli.envelope import Envelope
 from gpunode.cli.how import How
 from gpunode.diagnoses import remedy_of, rules
-from gpunode.errors import ProblemFound, Undetermined, UsageError
+from gpunode.errors import ProblemFound, Refused, Undetermined, UsageError
 
 if TYPE_CHECKING:
     from gpunode.catalog.xids import Xid
@@ -59,9 +59,12 @@ def _examine(report: str, how: How, html: str, prometheus: str) -> None:
         if not report:
             screen.looking()
         started = monotonic()
-        evidence = _read(report) if report else _look_around()
-        # A page leaves the machine: it is made of what a capture would hold.
-        examined = diagnosed(_redacted(evidence) if html else evidence)
+        try:
+            evidence = _read(report) if report else _look_around()
+            # A page leaves the machine: it is made of what a capture would hold.
+            examined = diagnosed(_redacted(evidence) if html else evidence)
+        except MemoryError as error:
+            raise _too_large(report) from error
         if html:
             from gpunode.cli import doctor_page
 
@@ -73,6 +76,14 @@ def _examine(report: str, how: How, html: str, prometheus: str) -> None:
             screen.diagnosis(examined, page=html)
         kept = screen.bugs(examined.diagnosis.bugs)
     how.answer(_envelope(examined, html, kept), changed_nothing=True)
+
+
+def _too_large(report: str) -> Refused:
+    return Refused(
+        f"{report or 'this machine'} was not examined",
+        why="there is not enough memory for it here",
+        hint="examine it on a machine with more memory, or send the part of the log around the fault",
+    )
 
 
 def _read(report: str) -> Evidence:

@@ -172,6 +172,8 @@ def _guarded(rule: Rule, snapshot: Snapshot, bugs: list[str]) -> Iterable[Verdic
     """What the rule says; on evidence that nobody has thought of, one rule's bug must not silence all others."""
     try:
         return tuple(rule.check(snapshot))
+    except MemoryError:
+        raise
     except Exception as error:  # whatever it is, the other rules go on
         said = _noted(rule, error, bugs)
         question = f"{rule.cause} could not be judged, by a bug in gpunode ({said}); please report it"
@@ -191,7 +193,7 @@ def _remedy(rule: Rule, snapshot: Snapshot, bugs: _Bugs) -> tuple[Fix, ...]:
     try:
         return tuple(rule.remedy(snapshot))
     except Exception as error:
-        if bugs is None:
+        if bugs is None or isinstance(error, MemoryError):
             raise
         said = _noted(rule, error, bugs)
         return (

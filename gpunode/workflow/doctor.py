@@ -15,6 +15,7 @@ from gpunode.diagnoses.snapshot import Snapshot, snapshot
 from gpunode.diagnoses.stack import Storey, is_shown_to_work, stack
 from gpunode.diagnoses.views import pci
 from gpunode.facts import pasted
+from gpunode.facts.budget import within
 from gpunode.facts.evidence import CUT, Capture, Evidence, decode_found
 from gpunode.facts.examination import EXAMINATION, UNITS
 from gpunode.facts.follow_ups import follow_ups, last_looks, may_ask_driver
@@ -122,9 +123,13 @@ def _too_little(seen: Snapshot, silent: Sequence[str]) -> Doubt:
     return Doubt("does the driver work? nothing that was seen tells", "nvidia-smi; sudo dmesg | grep -i nvrm | tail")
 
 
+_NAMED: Final = 5
+
+
 def diagnosed(evidence: Evidence) -> Examined:
     """What is wrong with the node that ``evidence`` shows."""
-    seen = snapshot({key: capture for key, capture in evidence.items() if key != CUT})
+    read, left_out = within({key: capture for key, capture in evidence.items() if key != CUT})
+    seen = snapshot(read)
     silent = tuple(name for name, machine in seen.machines if not is_shown_to_work(machine))
     works = is_shown_to_work(seen) and not silent
     diagnosis = diagnose(seen, guarded=True)
@@ -132,7 +137,9 @@ def diagnosed(evidence: Evidence) -> Examined:
         doubt = unexplained(seen) or (None if works else _too_little(seen, silent))
         diagnosis = replace(diagnosis, unknown=(doubt,) if doubt else ())
     if (cut := evidence.get(CUT)) is not None:
-        rest = Doubt(f"what stands in the rest of the report? {cut.error}", "the whole file: copy it again")
+        left_out = (f"{cut.error}; copy the whole file again", *left_out)
+    if left_out:
+        rest = Doubt(f"what does the rest of the report say? {'; '.join(left_out[:_NAMED])}", "the whole file")
         diagnosis = replace(diagnosis, unknown=(*diagnosis.unknown, rest))
     kept = tuple(dict.fromkeys(source for capture in evidence.values() for source in denied(capture)))
     return Examined(seen, diagnosis, stack(seen, diagnosis), works, kept)
