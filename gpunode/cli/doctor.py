@@ -186,20 +186,29 @@ def _is_there(name: str) -> bool:
 def _unknown_name(name: str) -> UsageError:
     from difflib import get_close_matches
 
+    if number := _XID.fullmatch(name):
+        return UsageError(
+            f"Xid {number[1]} is not in NVIDIA's catalog", why="a typo, or newer than this gpunode",
+            hint="the number is behind `Xid (PCI:...):` in the kernel log: sudo dmesg | grep Xid",
+        )  # fmt: skip
+
     close = get_close_matches(name, rules(), n=3, cutoff=0.5)
     like = f"causes with a similar name: {', '.join(close)}" if close else "no cause has a similar name"
     return UsageError(
-        f"there is no cause and no report {name}",
+        f"no cause and no report is called {name}",
         why=like,
         hint="name a cause, or a report that is there: a capture, an nvidia-bug-report.log.gz, a JSON list or a text",
     )
+
+
+_XID = re.compile(r"xid[-_ ]?(\d{1,4})", re.IGNORECASE)
 
 
 def _xid(name: str) -> Xid | None:
     """The Xid of that number (``xid-79``), where ``name`` is neither a cause nor a report."""
     from gpunode.catalog import xids
 
-    number = re.fullmatch(r"xid[-_ ]?(\d{1,4})", name, re.IGNORECASE)
+    number = _XID.fullmatch(name)
     return xids.lookup(int(number[1])) if number and name not in rules() and not _is_there(name) else None
 
 
@@ -252,7 +261,7 @@ def _finding(finding: Finding) -> dict[str, object]:
 
 def _doubt(doubt: Doubt) -> dict[str, object]:
     citations = _cited(doubt.citations)
-    return {"what": doubt.question, "look_at": doubt.look_at, "causes": doubt.causes, "citations": citations}
+    return {"what": doubt.question, "look_at": "\n".join(doubt.look_at), "causes": doubt.causes, "citations": citations}
 
 
 def _cited(citations: Sequence[Citation]) -> list[dict[str, object]]:

@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import Final, TypeAlias
 
 from gpunode.diagnoses import fitting, several, systems
+from gpunode.diagnoses.commands import Shell, command
 from gpunode.diagnoses.model import (
     DISRUPTIONS,
     Diagnosis,
@@ -135,7 +136,7 @@ def _looked_for(doubt: Doubt, snapshot: Snapshot) -> Doubt:
 # Nobody takes a node down, or a card out, for what somebody read somewhere.
 _GRAVE: Final = frozenset({"reset-gpu", "reboot", "power-cycle", "RMA"})
 _HEARD: Final = "somebody speaks of this, and no program's message shows it: {}"
-_SHOWS: Final = "nvidia-smi; sudo dmesg --ctime | grep -iE 'xid|nvrm'"
+_SHOWS: Final = (Shell("nvidia-smi"), Shell("sudo dmesg --ctime | grep -iE 'xid|nvrm'"))
 
 
 def _is_hearsay(rule: Rule, proof: Proof, snapshot: Snapshot) -> bool:
@@ -177,7 +178,7 @@ def _guarded(rule: Rule, snapshot: Snapshot, bugs: list[str]) -> Iterable[Verdic
     except Exception as error:  # whatever it is, the other rules go on
         said = _noted(rule, error, bugs)
         question = f"{rule.cause} could not be judged, by a bug in gpunode ({said}); please report it"
-        return (Doubt(question, "gpunode capture FILE"),)
+        return (Doubt(question, (Shell("gpunode capture FILE"),)),)
 
 
 def _noted(rule: Rule, error: Exception, bugs: list[str]) -> str:
@@ -200,7 +201,7 @@ def _remedy(rule: Rule, snapshot: Snapshot, bugs: _Bugs) -> tuple[Fix, ...]:
             Fix(
                 "inspect",
                 f"read what is done about it; by a bug in gpunode it could not be fitted ({said})",
-                (f"gpunode doctor {rule.cause}",),
+                (command("gpunode", "doctor", rule.cause),),
             ),
         )
 
@@ -212,7 +213,8 @@ def _to_be_done(
     asked = recovery.gravest(snapshot, gpus or ("",))
     fixes = fitting.merged(proofs) or _remedy(rule, snapshot, bugs)
     fixes, disruption = fitting.obeyed(fixes, proofs[0].disruption or rule.disruption, asked)
-    return systems.fitted(snapshot, fitting.fitted(fixes, fitting.concerned(snapshot, gpus))), disruption
+    fixes = systems.fitted(snapshot, fitting.fitted(fixes, fitting.concerned(snapshot, gpus)))
+    return fixes, fitting.disturbing(fixes, disruption)
 
 
 def _finding(rule: Rule, proofs: list[Proof], snapshot: Snapshot, bugs: _Bugs) -> Finding:
@@ -253,7 +255,7 @@ def _event(proof: Proof, snapshot: Snapshot) -> Event:
 
 
 def _ranked(findings: tuple[Finding, ...]) -> tuple[Finding, ...]:
-    return ranked(findings, {cause: rule.explains for cause, rule in rules().items()})
+    return fitting.settled_together(ranked(findings, {cause: rule.explains for cause, rule in rules().items()}))
 
 
 def _distinct(values: Iterable[object]) -> tuple:  # type: ignore[type-arg]

@@ -143,7 +143,7 @@ def test_an_xid_that_decides_nothing_by_itself_is_told_with_what_its_catalog_say
 
 
 def test_an_xid_that_nobody_knows_is_no_cause() -> None:
-    with pytest.raises(UsageError, match="xid-999"):
+    with pytest.raises(UsageError, match="Xid 999 is not in NVIDIA's catalog"):
         doctor(["xid-999"], How(json=True))
 
 
