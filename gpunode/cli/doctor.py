@@ -13,7 +13,7 @@ from gpunode.cli.envelope import Envelope
 from gpunode.cli.how import How
 from gpunode.command import gpunode
 from gpunode.diagnoses import remedy_of, rules
-from gpunode.errors import ProblemFound, Undetermined, UsageError
+from gpunode.errors import ProblemFound, Refused, Undetermined, UsageError
 
 if TYPE_CHECKING:
     from gpunode.catalog.xids import Xid
@@ -60,9 +60,12 @@ def _examine(report: str, how: How, html: str, prometheus: str) -> None:
         if not report:
             screen.looking()
         started = monotonic()
-        evidence = _read(report) if report else _look_around()
-        # A page leaves the machine: it is made of what a capture would hold.
-        examined = diagnosed(_redacted(evidence) if html else evidence)
+        try:
+            evidence = _read(report) if report else _look_around()
+            # A page leaves the machine: it is made of what a capture would hold.
+            examined = diagnosed(_redacted(evidence) if html else evidence)
+        except MemoryError as error:
+            raise _too_large(report) from error
         if html:
             from gpunode.cli import doctor_page
 
@@ -74,6 +77,14 @@ def _examine(report: str, how: How, html: str, prometheus: str) -> None:
             screen.diagnosis(examined, page=html)
         kept = screen.bugs(examined.diagnosis.bugs)
     how.answer(_envelope(examined, html, kept), changed_nothing=True)
+
+
+def _too_large(report: str) -> Refused:
+    return Refused(
+        f"{report or 'this machine'} was not examined",
+        why="there is not enough memory for it here",
+        hint="examine it on a machine with more memory, or send the part of the log around the fault",
+    )
 
 
 def _read(report: str) -> Evidence:
@@ -176,20 +187,29 @@ def _is_there(name: str) -> bool:
 def _unknown_name(name: str) -> UsageError:
     from difflib import get_close_matches
 
+    if number := _XID.fullmatch(name):
+        return UsageError(
+            f"Xid {number[1]} is not in NVIDIA's catalog", why="a typo, or newer than this gpunode",
+            hint="the number is behind `Xid (PCI:...):` in the kernel log: sudo dmesg | grep Xid",
+        )  # fmt: skip
+
     close = get_close_matches(name, rules(), n=3, cutoff=0.5)
     like = f"causes with a similar name: {', '.join(close)}" if close else "no cause has a similar name"
     return UsageError(
-        f"there is no cause and no report {name}",
+        f"no cause and no report is called {name}",
         why=like,
         hint="name a cause, or a report that is there: a capture, an nvidia-bug-report.log.gz, a JSON list or a text",
     )
+
+
+_XID = re.compile(r"xid[-_ ]?(\d{1,4})", re.IGNORECASE)
 
 
 def _xid(name: str) -> Xid | None:
     """The Xid of that number (``xid-79``), where ``name`` is neither a cause nor a report."""
     from gpunode.catalog import xids
 
-    number = re.fullmatch(r"xid[-_ ]?(\d{1,4})", name, re.IGNORECASE)
+    number = _XID.fullmatch(name)
     return xids.lookup(int(number[1])) if number and name not in rules() and not _is_there(name) else None
 
 
@@ -242,7 +262,7 @@ def _finding(finding: Finding) -> dict[str, object]:
 
 def _doubt(doubt: Doubt) -> dict[str, object]:
     citations = _cited(doubt.citations)
-    return {"what": doubt.question, "look_at": doubt.look_at, "causes": doubt.causes, "citations": citations}
+    return {"what": doubt.question, "look_at": "\n".join(doubt.look_at), "causes": doubt.causes, "citations": citations}
 
 
 def _cited(citations: Sequence[Citation]) -> list[dict[str, object]]:

@@ -59,7 +59,7 @@ class ReportScreen:
 
         self._live.close()
         if not self._silent:
-            self._put(*diagnosis_lines(examined, verbose=self._verbose, width=self._printer.width))
+            self._put(*diagnosis_lines(examined, verbose=self._verbose))
         if page:
             self._put(line("page:  ", span(page, "command"), hang=7))
 
@@ -103,4 +103,4 @@ class ReportScreen:
         """The whole story of a cause."""
         from gpunode.cli.screen.doctor import story_lines
 
-        self._put(*story_lines(rule, remedy, explained_by, verbose=self._verbose))
+        self._put(*story_lines(rule, remedy, explained_by, verbose=self._verbose, width=self._printer.width))

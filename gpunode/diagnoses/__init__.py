@@ -8,8 +8,8 @@ from functools import cache
 from importlib import import_module
 from typing import Final, TypeAlias
 
-from gpunode.command import gpunode
 from gpunode.diagnoses import fitting, several, systems
+from gpunode.diagnoses.commands import Shell, command
 from gpunode.diagnoses.model import (
     DISRUPTIONS,
     Diagnosis,
@@ -136,7 +136,7 @@ def _looked_for(doubt: Doubt, snapshot: Snapshot) -> Doubt:
 # Nobody takes a node down, or a card out, for what somebody read somewhere.
 _GRAVE: Final = frozenset({"reset-gpu", "reboot", "power-cycle", "RMA"})
 _HEARD: Final = "somebody speaks of this, and no program's message shows it: {}"
-_SHOWS: Final = "nvidia-smi; sudo dmesg --ctime | grep -iE 'xid|nvrm'"
+_SHOWS: Final = (Shell("nvidia-smi"), Shell("sudo dmesg --ctime | grep -iE 'xid|nvrm'"))
 
 
 def _is_hearsay(rule: Rule, proof: Proof, snapshot: Snapshot) -> bool:
@@ -173,10 +173,12 @@ def _guarded(rule: Rule, snapshot: Snapshot, bugs: list[str]) -> Iterable[Verdic
     """What the rule says; on evidence that nobody has thought of, one rule's bug must not silence all others."""
     try:
         return tuple(rule.check(snapshot))
+    except MemoryError:
+        raise
     except Exception as error:  # whatever it is, the other rules go on
         said = _noted(rule, error, bugs)
         question = f"{rule.cause} could not be judged, by a bug in gpunode ({said}); please report it"
-        return (Doubt(question, "gpunode capture FILE"),)
+        return (Doubt(question, (Shell("gpunode capture FILE"),)),)
 
 
 def _noted(rule: Rule, error: Exception, bugs: list[str]) -> str:
@@ -192,14 +194,14 @@ def _remedy(rule: Rule, snapshot: Snapshot, bugs: _Bugs) -> tuple[Fix, ...]:
     try:
         return tuple(rule.remedy(snapshot))
     except Exception as error:
-        if bugs is None:
+        if bugs is None or isinstance(error, MemoryError):
             raise
         said = _noted(rule, error, bugs)
         return (
             Fix(
                 "inspect",
                 f"read what is done about it; by a bug in gpunode it could not be fitted ({said})",
-                (str(gpunode("doctor", rule.cause)),),
+                (command("gpunode", "doctor", rule.cause),),
             ),
         )
 
@@ -211,7 +213,8 @@ def _to_be_done(
     asked = recovery.gravest(snapshot, gpus or ("",))
     fixes = fitting.merged(proofs) or _remedy(rule, snapshot, bugs)
     fixes, disruption = fitting.obeyed(fixes, proofs[0].disruption or rule.disruption, asked)
-    return systems.fitted(snapshot, fitting.fitted(fixes, fitting.concerned(snapshot, gpus))), disruption
+    fixes = systems.fitted(snapshot, fitting.fitted(fixes, fitting.concerned(snapshot, gpus)))
+    return fixes, fitting.disturbing(fixes, disruption)
 
 
 def _finding(rule: Rule, proofs: list[Proof], snapshot: Snapshot, bugs: _Bugs) -> Finding:
@@ -252,7 +255,7 @@ def _event(proof: Proof, snapshot: Snapshot) -> Event:
 
 
 def _ranked(findings: tuple[Finding, ...]) -> tuple[Finding, ...]:
-    return ranked(findings, {cause: rule.explains for cause, rule in rules().items()})
+    return fitting.settled_together(ranked(findings, {cause: rule.explains for cause, rule in rules().items()}))
 
 
 def _distinct(values: Iterable[object]) -> tuple:  # type: ignore[type-arg]

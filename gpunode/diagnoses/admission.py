@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from gpunode.diagnoses.cluster import restart_failed_pods
-from gpunode.diagnoses.commands import command, is_unit
+from gpunode.diagnoses.commands import Shell, command, is_unit, joined
 from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Proof, Rule, Verdict, only
 from gpunode.diagnoses.remedies import by_hand, restart, run
 from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with, stated
@@ -65,7 +65,10 @@ def _admission(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
         stale = (*stale, *(cite(item) for item in _cures(snapshot)))
     if fewer and not (stale or restarted or booted) and (given := _gives_gpus_first(snapshot)):
         question = "the kubelet has no GPU left for a pod whose init containers have one: was it restarted meanwhile?"
-        look_at = "systemctl show kubelet -p ActiveEnterTimestamp; journalctl -u kubelet around that time"
+        look_at = (
+            Shell("systemctl show kubelet -p ActiveEnterTimestamp"),
+            Shell("journalctl -u kubelet  # around that time"),
+        )
         yield "kubelet-stale-device-allocation", Doubt(question, look_at, (*cited, *given), _OF_ADMISSION)
     elif stale or (fewer and not restarted and not booted):
         yield "kubelet-stale-device-allocation", _stale_proof(snapshot, cited, stale)
@@ -75,7 +78,7 @@ def _admission(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
         yield "device-plugin-not-ready-after-reboot", _reboot_proof(cited, booted, snapshot)
     elif (refused or lost) and not device_health.is_unhealthy(snapshot):
         question = "the kubelet refused a pod that the scheduler had given a GPU; why is not shown"
-        look_at = "kubectl describe pod, its Message; journalctl -u kubelet around that time"
+        look_at = (Shell("kubectl describe pod | grep Message:"), Shell("journalctl -u kubelet  # around that time"))
         yield "device-plugin-not-ready-after-reboot", Doubt(question, look_at, cited, _OF_ADMISSION)
 
 
@@ -300,12 +303,12 @@ def _forget(snapshot: Snapshot) -> Iterable[Fix]:
     yield run(
         "remove",
         "move the kubelet's record away while it is stopped; it makes a new one of the pods that run",
-        " && ".join(
-            (
-                command("sudo", "systemctl", "stop", unit),
-                command("sudo", "mv", _CHECKPOINT, f"{_CHECKPOINT}.bak"),
-                command("sudo", "systemctl", "start", unit),
-            )
+        joined(
+            command("sudo", "systemctl", "stop", unit),
+            Shell("&&"),
+            command("sudo", "mv", _CHECKPOINT, f"{_CHECKPOINT}.bak"),
+            Shell("&&"),
+            command("sudo", "systemctl", "start", unit),
         ),
         when="the devices are still held after the restart, and no pod with a GPU runs on the node",
     )

@@ -8,6 +8,7 @@ from typing import Final
 
 from gpunode.diagnoses.addresses import DRIVER_GUIDE, OPEN_MODULES
 from gpunode.diagnoses.chains import NOT_STARTED
+from gpunode.diagnoses.commands import Shell
 from gpunode.diagnoses.model import Confidence, Doubt, Family, Fix, Proof, Rule, Verdict, only
 from gpunode.diagnoses.remedies import always, boot_with, by_hand, run
 from gpunode.diagnoses.snapshot import Snapshot
@@ -80,8 +81,11 @@ def _undecided(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
             Doubt(
                 "the driver cannot start the GPU (0x22:0x56): a memory region without an address, the closed module "
                 "on a GPU that needs the open one, or a GPU that does not wake up",
-                "`sudo lspci -vvv -d 10de:` (regions), `modinfo nvidia | grep license`, and `sudo dmesg` above that "
-                "line",
+                (
+                    Shell("sudo lspci -vvv -d 10de: | grep Region"),
+                    Shell("modinfo nvidia | grep license"),
+                    Shell("sudo dmesg --ctime | grep -B20 0x22:0x56"),
+                ),
                 said,
                 (
                     *("bar-allocation-failed", "vm-passthrough-mmio-config", "gpu-stuck-d3cold"),
@@ -131,7 +135,7 @@ FAMILY: Final = Family(
                 run(
                     "inspect",
                     "look at the regions after the reboot",
-                    "sudo lspci -vvv -d 10de: | grep -E '^[0-9a-f]|Region'",
+                    Shell("sudo lspci -vvv -d 10de: | grep -E '^[0-9a-f]|Region'"),
                 ),
             ),
             explains=NOT_STARTED,

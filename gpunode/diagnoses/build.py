@@ -9,7 +9,7 @@ from typing import Final
 from gpunode import distros
 from gpunode.diagnoses import chains
 from gpunode.diagnoses.addresses import DRIVER_GUIDE, DRIVER_README, OPEN_MODULES
-from gpunode.diagnoses.commands import Shell, command, is_name, is_package, is_release
+from gpunode.diagnoses.commands import Command, Shell, beside, command, is_name, is_package, is_release, joined
 from gpunode.diagnoses.commands import kernel as of_kernel
 from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Proof, Rule, Severity, Verdict, only
 from gpunode.diagnoses.remedies import by_hand, install, newer_driver, reboot, run, setup_step, takes_gpunode
@@ -102,11 +102,11 @@ _SUMMARIES: Final[dict[build.Reason, str]] = {
 
 def _unsaid(failure: Failure) -> Iterator[tuple[str, Verdict]]:
     release = failure.release if is_release(failure.release) else "*"
-    log = f"/var/lib/dkms/nvidia*/{release}/build/make.log"
+    log = command("find", "/var/lib/dkms", "-path", f"*/nvidia*/{release}/build/make.log", "-exec", "cat", "{}", "+")
     question = f"Why could the module not be built{' for ' + failure.kernel if failure.kernel else ''}?"
     yield (
         "dkms-build-kernel-api",
-        Doubt(question, f"cat {log}", failure.citations, tuple(dict.fromkeys(_CAUSES.values()))),
+        Doubt(question, (log,), failure.citations, tuple(dict.fromkeys(_CAUSES.values()))),
     )
 
 
@@ -246,7 +246,7 @@ def build_again(snapshot: Snapshot, kernel: str, prefix: tuple[str, ...] = ()) -
     return run("rebuild", f"build the module for {kernel or 'the running kernel'}", build_it, *_load(runs=runs))
 
 
-def built_anew(snapshot: Snapshot) -> Iterator[str]:
+def built_anew(snapshot: Snapshot) -> Iterator[Command]:
     """The commands that build a module that is there; autoinstall passes over what is installed."""
     infos = [info for info in snapshot.view(modules.driver_info) if "/dkms/" in info.filename and info.version]
     kernel = snapshot.view(system.running_kernel) or next((info.kernel for info in infos), "")
@@ -268,8 +268,8 @@ _FIRST_TREE: Final = Shell(
 )
 
 
-def _load(*, runs: bool) -> tuple[str, ...]:
-    return ("sudo modprobe nvidia",) if runs else ()
+def _load(*, runs: bool) -> tuple[Command, ...]:
+    return (Shell("sudo modprobe nvidia"),) if runs else ()
 
 
 def _kernel(snapshot: Snapshot) -> str:
@@ -294,11 +294,11 @@ def _get_headers(snapshot: Snapshot) -> Iterable[Fix]:
 def _upgrade_kernel(snapshot: Snapshot) -> Fix | None:
     """Where the archive no longer has the headers of an old kernel, a newer kernel is the way to headers."""
     stem = "kernel-uek" if "uek" in _kernel(snapshot) else "kernel"
-    commands: dict[PackageManager, str] = {
-        "apt": "sudo apt-get dist-upgrade",
-        "dnf": f"sudo dnf upgrade {stem} {stem}-devel",
-        "zypper": "sudo zypper update kernel-default kernel-default-devel",
-        "pacman": "sudo pacman -Syu",
+    commands: dict[PackageManager, Command] = {
+        "apt": Shell("sudo apt-get dist-upgrade"),
+        "dnf": command("sudo", "dnf", "upgrade", stem, f"{stem}-devel"),
+        "zypper": Shell("sudo zypper update kernel-default kernel-default-devel"),
+        "pacman": Shell("sudo pacman -Syu"),
     }
     when = "the archive no longer has the headers of this kernel"
     manager = snapshot.view(system.package_manager)
@@ -343,9 +343,8 @@ def _get_compiler(snapshot: Snapshot) -> Iterable[Fix]:
     if snapshot.view(system.package_manager) == "apt":
         name = wanted if is_package(wanted) else _KERNELS_GCC
         yield install(snapshot, "install the compiler that the kernel was built with", name)
-        chosen = f"CC=/usr/bin/{name}"
-        with_it = Shell(chosen) if isinstance(name, Shell) else chosen
-        yield build_again(snapshot, kernel, _LLVM if wanted == "clang" else ("env", with_it, "IGNORE_CC_MISMATCH=1"))
+        with_it = ("env", beside("CC=/usr/bin/", name), "IGNORE_CC_MISMATCH=1")
+        yield build_again(snapshot, kernel, _LLVM if wanted == "clang" else with_it)
     else:
         text = "install the compiler that the kernel was built with, or a kernel that today's compiler built"
         yield install(snapshot, text, *(("clang", "llvm", "lld") if wanted == "clang" else ("gcc",)))
@@ -422,7 +421,7 @@ def _clear_tree(snapshot: Snapshot) -> Iterable[Fix]:
         place = f"/var/lib/dkms/{found[0]}/{found[1]}"
         # Other modules' links and saved originals stand beside it, and what DKMS named may have been repaired since.
         sound = command("sudo", "test", "-e", f"{place}/source/dkms.conf")
-        gone = f"{sound} || {command('sudo', 'rm', '-r', place)}"
+        gone = joined(sound, Shell("||"), command("sudo", "rm", "-r", place))
         text = f"remove what is left of {found[0]} {found[1]} from DKMS's tree, if its source is not there"
         if _source_of(place) in _listed(snapshot, "/usr/src/*"):
             again = command("sudo", "dkms", "add", "-m", found[0], "-v", found[1])
@@ -430,7 +429,7 @@ def _clear_tree(snapshot: Snapshot) -> Iterable[Fix]:
         else:
             yield run("remove", text, gone)
     else:
-        find = "find /var/lib/dkms -mindepth 3 -maxdepth 3 -name source -xtype l"
+        find = Shell("find /var/lib/dkms -mindepth 3 -maxdepth 3 -name source -xtype l")
         yield run("inspect", "find the version in DKMS's tree whose link to its source leads nowhere", find)
         yield by_hand("remove", "remove the folder of that version, by its whole name and no other")
     yield build_again(snapshot, snapshot.view(system.running_kernel))
@@ -454,16 +453,21 @@ def _leftover(snapshot: Snapshot) -> tuple[str, str] | None:
 def _free_space(snapshot: Snapshot) -> Iterable[Fix]:
     text = "free some space: packages that were downloaded, then kernels and what else nothing needs any more"
     yield run("remove", text, *_SPACE[snapshot.view(system.package_manager)])
-    yield run("inspect", "see that there is room, and inodes too", "df -h /boot /usr /var /tmp", "df -i /usr /var /tmp")
+    yield run(
+        "inspect",
+        "see that there is room, and inodes too",
+        Shell("df -h /boot /usr /var /tmp"),
+        Shell("df -i /usr /var /tmp"),
+    )
     yield build_again(snapshot, _kernel(snapshot))
 
 
 # Each names what it takes before it does.
-_SPACE: Final[dict[PackageManager, tuple[str, ...]]] = {
-    "apt": ("sudo apt-get clean", "sudo apt-get autoremove --purge"),
-    "dnf": ("sudo dnf clean packages", "sudo dnf remove --oldinstallonly"),
-    "zypper": ("sudo zypper clean", "sudo zypper purge-kernels"),
-    "pacman": ("sudo pacman -Sc",),
+_SPACE: Final[dict[PackageManager, tuple[Command, ...]]] = {
+    "apt": (Shell("sudo apt-get clean"), Shell("sudo apt-get autoremove --purge")),
+    "dnf": (Shell("sudo dnf clean packages"), Shell("sudo dnf remove --oldinstallonly")),
+    "zypper": (Shell("sudo zypper clean"), Shell("sudo zypper purge-kernels")),
+    "pacman": (Shell("sudo pacman -Sc"),),
 }
 _DKMS: Final = "https://github.com/dkms-project/dkms"
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from gpunode.diagnoses.commands import command, is_path
+from gpunode.diagnoses.commands import Command, Shell, command, is_place
 from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Proof, Rule, Verdict, only
 from gpunode.diagnoses.remedies import run, upgrade
 from gpunode.diagnoses.snapshot import Snapshot
@@ -139,14 +139,17 @@ def _switch(snapshot: Snapshot) -> Iterable[Fix]:
         yield run(
             "configure",
             "switch CDI on for that user's docker",
-            'gpunode ctk runtime configure --runtime=docker --config="$HOME/.config/docker/daemon.json" --cdi.enabled',
+            Shell(
+                "gpunode ctk runtime configure --runtime=docker --cdi.enabled "
+                '--config="$HOME/.config/docker/daemon.json"'
+            ),
         )
-        yield run("restart", "restart that user's docker", "systemctl --user restart docker")
+        yield run("restart", "restart that user's docker", Shell("systemctl --user restart docker"))
         return
     yield run(
         "configure",
         "switch docker's CDI support on",
-        "sudo gpunode ctk runtime configure --runtime=docker --cdi.enabled --restart",
+        Shell("sudo gpunode ctk runtime configure --runtime=docker --cdi.enabled --restart"),
     )
 
 
@@ -214,11 +217,14 @@ def _older_specification(_: Snapshot) -> Iterable[Fix]:
     yield run(
         "configure",
         "have the toolkit write a specification that older engines read, then write it",
-        "sudo gpunode ctk config --in-place --set features.no-additional-gids-for-device-nodes=true",
-        "sudo nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml",
+        Shell("sudo gpunode ctk config --in-place --set features.no-additional-gids-for-device-nodes=true"),
+        Shell("sudo nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml"),
     )
     yield run(
-        "install", "or bring podman to a newer version", "podman --version", when="the specification is still not read"
+        "install",
+        "or bring podman to a newer version",
+        Shell("podman --version"),
+        when="the specification is still not read",
     )
 
 
@@ -233,7 +239,10 @@ def _unresolved(snapshot: Snapshot, asked: tuple[Asked, ...]) -> tuple[str, Verd
     if first.kind.startswith("runtime."):
         question = f"{first} is made by the toolkit itself when a container starts, and could not be: does NVML work?"
         return "cdi-spec-missing", Doubt(
-            question, "nvidia-smi -L; nvidia-ctk cdi generate >/dev/null", cited, ("driver-module-not-loaded",)
+            question,
+            (Shell("nvidia-smi -L"), Shell("nvidia-ctk cdi generate >/dev/null")),
+            cited,
+            ("driver-module-not-loaded",),
         )
     if not first.kind.endswith("nvidia.com/gpu"):
         return None  # the operator's driver and network devices have makers of their own
@@ -286,19 +295,27 @@ _IN_THE_HOME: Final = (
     run(
         "configure",
         'write the specification into the home, and name the folder in ~/.config/docker/daemon.json: "cdi-spec-dirs"',
-        'mkdir -p "$HOME/.docker/cdi"',
-        'nvidia-ctk cdi generate --output="$HOME/.docker/cdi/nvidia.yaml"',
-        'gpunode ctk runtime configure --runtime=docker --config="$HOME/.config/docker/daemon.json" --cdi.enabled',
-        'python3 -c \'import json, pathlib; home = pathlib.Path.home(); file = home / ".config/docker/daemon.json"; '
-        'whole = json.loads(file.read_text()); whole["cdi-spec-dirs"] = [str(home / ".docker/cdi")]; '
-        "file.write_text(json.dumps(whole, indent=4))'",
+        Shell('mkdir -p "$HOME/.docker/cdi"'),
+        Shell('nvidia-ctk cdi generate --output="$HOME/.docker/cdi/nvidia.yaml"'),
+        Shell(
+            'gpunode ctk runtime configure --runtime=docker --config="$HOME/.config/docker/daemon.json" --cdi.enabled'
+        ),
+        Shell(
+            "python3 -c 'import json, pathlib; home = pathlib.Path.home(); "
+            'file = home / ".config/docker/daemon.json"; whole = json.loads(file.read_text()); '
+            'whole["cdi-spec-dirs"] = [str(home / ".docker/cdi")]; '
+            "file.write_text(json.dumps(whole, indent=4))'"
+        ),
     ),
-    run("restart", "restart that user's docker", "systemctl --user restart docker"),
+    run("restart", "restart that user's docker", Shell("systemctl --user restart docker")),
 )
 
 
-def _written_to(folder: str) -> tuple[str, ...]:
-    if not is_path(folder):
+_SPECIFICATIONS: Final = (*FOLDERS, "/run/cdi", "/usr/local/etc/cdi", "/opt/cdi")
+
+
+def _written_to(folder: str) -> tuple[Command, ...]:
+    if not is_place(folder, *_SPECIFICATIONS):
         return ()
     write = command("sudo", "nvidia-ctk", "cdi", "generate", f"--output={folder}/nvidia.yaml")
     return command("sudo", "mkdir", "-p", folder), write
@@ -307,9 +324,11 @@ def _written_to(folder: str) -> tuple[str, ...]:
 def _where_it_looks(folder: str) -> tuple[Fix, ...]:
     return (
         run("configure", f"write the specification to {folder}, where this engine looks", *_written_to(folder)),
-        run("configure", "or name both folders to podman", "sudo mkdir -p /etc/containers/containers.conf.d",
-            "printf '[engine]\\ncdi_spec_dirs = [\"/etc/cdi\", \"/var/run/cdi\"]\\n'"
-            " | sudo tee /etc/containers/containers.conf.d/50-cdi.conf", when="podman is 5.5 or later"),
+        run("configure", "or name both folders to podman", Shell("sudo mkdir -p /etc/containers/containers.conf.d"),
+            Shell(
+"printf '[engine]\\ncdi_spec_dirs = [\"/etc/cdi\", \"/var/run/cdi\"]\\n'"
+            " | sudo tee /etc/containers/containers.conf.d/50-cdi.conf"
+), when="podman is 5.5 or later"),
     )  # fmt: skip
 
 
@@ -341,13 +360,17 @@ def _open_question(wanted: str, cited: tuple[Citation, ...], *, is_offered: bool
     if is_offered:
         return Doubt(
             f"{wanted} is in a specification, and the engine does not find it: where does it look, what can it read?",
-            "docker info | grep -A3 CDI; podman --version; grep cdiVersion /etc/cdi/* /var/run/cdi/*",
+            (
+                Shell("docker info | grep -A3 CDI"),
+                Shell("podman --version"),
+                Shell("grep cdiVersion /etc/cdi/* /var/run/cdi/*"),
+            ),
             cited,
             (*causes, "docker-cdi-feature-disabled"),
         )
     return Doubt(
         f"the engine finds no {wanted}: is there a specification, and where?",
-        "nvidia-ctk cdi list; ls -l /etc/cdi /var/run/cdi; nvidia-smi -L",
+        (Shell("nvidia-ctk cdi list"), Shell("ls -l /etc/cdi /var/run/cdi"), Shell("nvidia-smi -L")),
         cited,
         (*causes, "cdi-spec-stale", "driver-module-not-loaded"),
     )
@@ -357,15 +380,15 @@ def _generate(_: Snapshot) -> Iterable[Fix]:
     yield run(
         "rebuild",
         "write the specification from the driver as it is now",
-        "sudo mkdir -p /etc/cdi",
-        "sudo nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml",
-        "nvidia-ctk cdi list",
+        Shell("sudo mkdir -p /etc/cdi"),
+        Shell("sudo nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml"),
+        Shell("nvidia-ctk cdi list"),
     )
     yield run(
         "configure",
         "have it written again whenever the driver changes",
-        "sudo systemctl reset-failed nvidia-cdi-refresh.service",
-        "sudo systemctl enable --now nvidia-cdi-refresh.path nvidia-cdi-refresh.service",
+        Shell("sudo systemctl reset-failed nvidia-cdi-refresh.service"),
+        Shell("sudo systemctl enable --now nvidia-cdi-refresh.path nvidia-cdi-refresh.service"),
         when="the toolkit is 1.18 or later; its units then write /var/run/cdi/nvidia.yaml, which wins over /etc/cdi",
     )
 
@@ -374,8 +397,10 @@ def _generate_management(_: Snapshot) -> Iterable[Fix]:
     yield run(
         "rebuild",
         "write the specification of that class, then start the pod anew",
-        "sudo nvidia-ctk cdi generate --mode=management --vendor=management.nvidia.com"
-        " --output=/var/run/cdi/management.nvidia.com-gpu.yaml",
+        Shell(
+            "sudo nvidia-ctk cdi generate --mode=management --vendor=management.nvidia.com"
+            " --output=/var/run/cdi/management.nvidia.com-gpu.yaml"
+        ),
     )
     yield run(
         "application",

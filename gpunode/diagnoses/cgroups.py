@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from gpunode.diagnoses.chains import NO_CLUSTER_GPU
+from gpunode.diagnoses.commands import Shell
 from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Proof, Rule, Verdict
 from gpunode.diagnoses.remedies import by_hand, run
 from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with
@@ -64,7 +65,12 @@ def _lost(snapshot: Snapshot) -> Iterator[Verdict]:
         return
     yield Doubt(
         "a container cannot reach NVML: has it lost its GPU, or has the host?",
-        "nvidia-smi -L on the host; journalctl -b | grep -i reloading; docker info | grep -i cgroup; ls -l /dev/char",
+        (
+            Shell("nvidia-smi -L  # on the host"),
+            Shell("journalctl -b | grep -i reloading"),
+            Shell("docker info | grep -i cgroup"),
+            Shell("ls -l /dev/char"),
+        ),
         lost,
         ("cgroup-daemon-reload-loses-gpu", "gpu-fallen-off-bus", "vgpu-unlicensed")
         if snapshot.says(_VGPU)
@@ -98,9 +104,11 @@ def _restart(_: Snapshot) -> Iterable[Fix]:
     yield run(
         "configure",
         "let systemd know the devices: links in /dev/char, now and whenever the driver is loaded",
-        "sudo nvidia-ctk system create-dev-char-symlinks --create-all",
-        'echo \'ACTION=="add", DEVPATH=="/bus/pci/drivers/nvidia", RUN+="/usr/bin/nvidia-ctk system '
-        "create-dev-char-symlinks --create-all\"' | sudo tee /etc/udev/rules.d/71-nvidia-dev-char.rules",
+        Shell("sudo nvidia-ctk system create-dev-char-symlinks --create-all"),
+        Shell(
+            'echo \'ACTION=="add", DEVPATH=="/bus/pci/drivers/nvidia", RUN+="/usr/bin/nvidia-ctk system '
+            "create-dev-char-symlinks --create-all\"' | sudo tee /etc/udev/rules.d/71-nvidia-dev-char.rules"
+        ),
     )
     yield by_hand("configure", "or give GPUs out as CDI devices, which are in the container's own specification")
 
@@ -136,8 +144,8 @@ def _no_links(snapshot: Snapshot) -> Iterator[Verdict]:
 
 
 _MAKE_LINKS: Final = (
-    run("load", "load the driver, so that its devices are there", "sudo nvidia-smi -L"),
-    run("configure", "make the links", "sudo nvidia-ctk system create-dev-char-symlinks --create-all"),
+    run("load", "load the driver, so that its devices are there", Shell("sudo nvidia-smi -L")),
+    run("configure", "make the links", Shell("sudo nvidia-ctk system create-dev-char-symlinks --create-all")),
 )
 
 
@@ -145,14 +153,14 @@ def _load(_: Snapshot) -> Iterable[Fix]:
     yield run(
         "load",
         "load the driver, so that its devices are known",
-        "sudo modprobe nvidia",
-        "sudo modprobe nvidia-uvm",
-        "nvidia-smi -L",
+        Shell("sudo modprobe nvidia"),
+        Shell("sudo modprobe nvidia-uvm"),
+        Shell("nvidia-smi -L"),
     )
     yield run(
         "configure",
         "make the links",
-        "sudo nvidia-ctk system create-dev-char-symlinks --create-all --load-kernel-modules",
+        Shell("sudo nvidia-ctk system create-dev-char-symlinks --create-all --load-kernel-modules"),
     )
     yield by_hand(
         "configure",
@@ -215,7 +223,7 @@ def _enforcing(snapshot: Snapshot) -> tuple[Citation, ...]:
 
 
 def _allow(_: Snapshot) -> Iterable[Fix]:
-    yield run("configure", "let containers use devices", "sudo setsebool -P container_use_devices on")
+    yield run("configure", "let containers use devices", Shell("sudo setsebool -P container_use_devices on"))
     yield by_hand(
         "configure",
         "or start that container without a label: --security-opt label=disable",

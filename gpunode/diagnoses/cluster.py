@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from gpunode.diagnoses.commands import Shell, command, is_name, is_path
+from gpunode.diagnoses.commands import Command, Shell, command, is_name, is_place, joined
 from gpunode.diagnoses.model import Fix, FixKind
 from gpunode.diagnoses.remedies import by_hand, run
 
@@ -19,21 +19,22 @@ _THIS_NODE: Final = Shell('"$(hostname | tr A-Z a-z)"')
 
 def restart_plugin(text: str = "restart the device plugin", when: str = "") -> Fix:
     """Restarts every daemon set that is a device plugin of NVIDIA's, wherever it lives."""
-    return run("restart", text, _each_daemon_set("nvidia.*device-plugin", "rollout restart"), when=when)
+    return run("restart", text, _each_plugin(Shell('rollout restart daemonset "$name"')), when=when)
 
 
 def restart_failed_pods(text: str, reason: str = "UnexpectedAdmissionError") -> Fix:
     """Deletes the pods that the kubelet refused, which never run again: those alone that have a controller."""
     columns = "S:.metadata.namespace,N:.metadata.name,R:.status.reason,O:.metadata.ownerReferences[0].kind"
-    failed = f"kubectl get pods -A --field-selector status.phase=Failed --no-headers -o 'custom-columns={columns}'"
-    owned = f'awk \'$3 == "{reason}" && $4 != "<none>" {{print $1, $2}}\''
-    delete = 'while read -r space name; do kubectl -n "$space" delete pod "$name"; done'
-    return run("restart", text, f"{failed} | {owned} | {delete}")
+    named = ("--field-selector", "status.phase=Failed", "--no-headers", "-o", f"custom-columns={columns}")
+    failed = command("kubectl", "get", "pods", "-A", *named)
+    owned = command("awk", f'$3 == "{reason}" && $4 != "<none>" {{print $1, $2}}')
+    delete = Shell('while read -r space name; do kubectl -n "$space" delete pod "$name"; done')
+    return run("restart", text, joined(failed, Shell("|"), owned, Shell("|"), delete))
 
 
 def plugin_logs(text: str, kind: FixKind = "inspect") -> Fix:
     """Shows what the device plugins say."""
-    command = (
+    command = Shell(
         "kubectl get pods -A --no-headers | awk '$2 ~ /nvidia.*device-plugin/ {print $1, $2}' | "
         'while read -r space name; do kubectl -n "$space" logs "$name" --all-containers --tail=50; done'
     )
@@ -42,28 +43,31 @@ def plugin_logs(text: str, kind: FixKind = "inspect") -> Fix:
 
 def set_runtime_class(text: str) -> Fix:
     """Makes the runtime class, and NVIDIA's device plugins ask for it."""
-    make = (
+    make = Shell(
         "printf 'apiVersion: node.k8s.io/v1\\nkind: RuntimeClass\\nmetadata:\\n  name: nvidia\\nhandler: nvidia\\n' | "
         "kubectl apply -f -"
     )
     patch = '{"spec":{"template":{"spec":{"runtimeClassName":"nvidia"}}}}'
-    return run("configure", text, make, _each_daemon_set("nvidia.*device-plugin", f"patch -p '{patch}'"))
+    return run("configure", text, make, _each_plugin(joined(Shell('patch daemonset "$name"'), command("-p", patch))))
+
+
+# Where the GPU Operator, and providers of clusters, put a driver.
+_ROOTS: Final = ("/run/nvidia/driver", "/home/kubernetes/bin/nvidia", "/opt/nvidia", "/usr/local/nvidia")
 
 
 def set_driver_root(text: str, root: str) -> Fix:
     """Tells NVIDIA's device plugins in which root the driver stands."""
-    if not is_path(root):
+    if not is_place(root, *_ROOTS):
         return by_hand("configure", text)
-    return run(
-        "configure", text, _each_daemon_set("nvidia.*device-plugin", f"set env {command(f'NVIDIA_DRIVER_ROOT={root}')}")
-    )
+    env = joined(Shell('set env daemonset "$name"'), command(f"NVIDIA_DRIVER_ROOT={root}"))
+    return run("configure", text, _each_plugin(env))
 
 
-def _each_daemon_set(word: str, verb: str) -> str:
-    first, second, rest = (*verb.split(" ", 2), "")[:3]
-    is_long = first in {"rollout", "set"}
-    action = f'{first} {second} daemonset "$name" {rest}' if is_long else f'{first} daemonset "$name" {second} {rest}'
-    return (
-        f"kubectl get daemonsets -A --no-headers | awk '$2 ~ /{word}/ {{print $1, $2}}' | "
-        f'while read -r space name; do kubectl -n "$space" {action.rstrip()}; done'
+def _each_plugin(action: Command) -> Command:
+    """What kubectl does with each daemon set that is a device plugin of NVIDIA's; ``action`` calls it ``$name``."""
+    return joined(
+        Shell("kubectl get daemonsets -A --no-headers | awk '$2 ~ /nvidia.*device-plugin/ {print $1, $2}' |"),
+        Shell('while read -r space name; do kubectl -n "$space"'),
+        action,
+        Shell("; done"),
     )

@@ -12,7 +12,8 @@ from typing import Final
 
 from gpunode.facts.patterns import Pattern
 
-_PACKAGE: Final = Pattern(r"[A-Za-z0-9][A-Za-z0-9.+_-]{0,127}")
+# To apt a name with + or - behind it is an order to install or remove, so none but g++ and its like ends in one.
+_PACKAGE: Final = Pattern(r"[A-Za-z0-9](?:[A-Za-z0-9.+_-]{0,126}[A-Za-z0-9.])?|[a-z]{1,4}\+\+")
 _UNIT: Final = Pattern(r"[A-Za-z0-9][A-Za-z0-9.:_@-]{0,127}")
 _RELEASE: Final = Pattern(r"\d[A-Za-z0-9.+~_-]{0,127}")
 _NAME: Final = Pattern(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
@@ -22,8 +23,14 @@ _GPU: Final = Pattern(
 _MOST: Final = 255
 
 
-class Shell(str):
-    """Words that the shell is to work out, as they are written in this program; never of the evidence."""
+class Command(str):
+    """What is typed in a shell: words of this program, and words of the evidence that are quoted. Made here alone."""
+
+    __slots__ = ()
+
+
+class Shell(Command):
+    """A command, or words of one, as this program writes them: of literals alone, never of the evidence."""
 
     __slots__ = ()
 
@@ -31,7 +38,7 @@ class Shell(str):
 RUNNING_KERNEL: Final = Shell("$(uname -r)")
 
 
-class OfGpu(str):
+class OfGpu(Command):
     """A command about the GPU that is at fault: until that one is known, ``ADDRESS`` stands for it.
 
     Without an address nvidia-smi takes every GPU of the node, and resets those that are at work as well; to this word
@@ -44,9 +51,24 @@ class OfGpu(str):
 ADDRESS: Final = "ADDRESS"
 
 
-def command(*words: str) -> str:
+def command(*words: str) -> Command:
     """The command of these words; each but those of ``Shell`` is one word to the shell, whatever is in it."""
-    return " ".join(word if isinstance(word, Shell) else quote(word) for word in words)
+    return Command(" ".join(word if isinstance(word, Shell) else quote(word) for word in words))
+
+
+def joined(*parts: Command) -> Command:
+    """One command of several, and of the signs between them."""
+    return Command("".join(part if part.startswith((";", ")")) else f" {part}" for part in parts).strip())
+
+
+def output(typed: Command) -> Shell:
+    """The words that the command prints, in the place of a word."""
+    return Shell(f"$({typed})")
+
+
+def replaced(typed: Command, pattern: Pattern, by: Shell) -> Command:
+    """The command with words of this program in the place of what matches."""
+    return Command(pattern.sub(by, typed))
 
 
 def is_package(name: str) -> bool:
@@ -74,26 +96,32 @@ def is_gpu(name: str) -> bool:
     return _GPU.fullmatch(name) is not None
 
 
-def of_gpu(*words: str) -> str:
+def of_gpu(*words: str) -> Command:
     """The command of these words, ``ADDRESS`` among them."""
     return OfGpu(command(*words))
 
 
-def on_gpus(typed: str, gpus: Iterable[str]) -> tuple[str, ...]:
+def on_gpus(typed: Command, gpus: Iterable[str]) -> tuple[Command, ...]:
     """The command for each of these GPUs, where it is about the one at fault; as it is where none is known."""
     named = tuple(gpu for gpu in gpus if is_gpu(gpu))
-    return tuple(typed.replace(ADDRESS, gpu) for gpu in named) if isinstance(typed, OfGpu) and named else (typed,)
-
-
-def is_path(path: str) -> bool:
-    """Whether this is the whole path of one thing: no pattern, no way back up, nothing that no terminal shows."""
     return (
+        tuple(Command(typed.replace(ADDRESS, gpu)) for gpu in named) if isinstance(typed, OfGpu) and named else (typed,)
+    )
+
+
+def is_place(path: str, *below: str) -> bool:
+    """Whether this is the whole path of one thing at or below one of the places that this program names.
+
+    A report may name any path; what a command of root's writes, moves or trusts is only where it belongs.
+    """
+    is_whole = (
         path.startswith("/")
         and len(path) <= _MOST
         and path.isprintable()
         and not any(letter in path for letter in "*?[]{}")
         and not {".", ".."}.intersection(path.split("/"))
     )
+    return is_whole and any(path == place or path.startswith(f"{place}/") for place in below)
 
 
 def at(gpu: str) -> tuple[str, str]:
@@ -101,18 +129,24 @@ def at(gpu: str) -> tuple[str, str]:
     return "-i", gpu if is_gpu(gpu) else ADDRESS
 
 
-def edited(expression: str, *paths: str) -> tuple[str, ...]:
+_SETTINGS: Final = (
+    *("/etc/modprobe.d", "/lib/modprobe.d", "/usr/lib/modprobe.d", "/run/modprobe.d", "/etc/ld.so.conf.d"),
+    *("/etc/apt/sources.list", "/etc/apt/sources.list.d", "/etc/dnf", "/etc/default/grub"),
+)
+
+
+def edited(expression: str, *paths: str) -> tuple[Command, ...]:
     """The command by which sed edits these files and keeps what they were; none where no path is sound.
 
     Args:
         expression: of sed, extended.
-        paths: of the files; those that are no whole path of one file are left out.
+        paths: of the files; those that stand elsewhere than such configuration does are left out.
     """
-    sound = tuple(path for path in dict.fromkeys(paths) if is_path(path))
+    sound = tuple(path for path in dict.fromkeys(paths) if is_place(path, *_SETTINGS))
     return (command("sudo", "sed", "-i.bak", "-E", expression, *sound),) if sound else ()
 
 
-def edited_where(pattern: str, expression: str, *places: str) -> str:
+def edited_where(pattern: str, expression: str, *places: str) -> Command:
     """The command by which sed edits those files below ``places`` that have such a line, and keeps what they were.
 
     Args:
@@ -121,11 +155,14 @@ def edited_where(pattern: str, expression: str, *places: str) -> str:
         places: as this program names them; a file that is not there is passed over.
     """
     find = command("grep", "-rlsE", "--exclude=*.bak", "--", pattern, *places)
-    return f"{find} | xargs -r -d '\\n' {command('sudo', 'sed', '-i.bak', '-E', expression)}"
+    return joined(find, Shell(r"| xargs -r -d '\n'"), command("sudo", "sed", "-i.bak", "-E", expression))
+
+
+def beside(before: str, word: str, after: str = "") -> str:
+    """``word`` with something of this program before and behind it; for the shell to work out where it was."""
+    return Shell(f"{before}{word}{after}") if isinstance(word, Shell) else f"{before}{word}{after}"
 
 
 def kernel(release: str, before: str = "", after: str = "") -> str:
     """A word with a kernel's release in it; where that is not known, the shell puts the running one there."""
-    if is_release(release):
-        return f"{before}{release}{after}"
-    return Shell(f"{before}{RUNNING_KERNEL}{after}")
+    return beside(before, release if is_release(release) else RUNNING_KERNEL, after)

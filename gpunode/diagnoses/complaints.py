@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
+from gpunode.diagnoses.commands import Shell
 from gpunode.diagnoses.model import Citation, Doubt
 from gpunode.diagnoses.snapshot import Snapshot, cite
 from gpunode.facts.patterns import Pattern
@@ -32,7 +33,11 @@ def unexplained(snapshot: Snapshot) -> Doubt | None:
     if not lines:
         return None
     question = "what makes it fail? no rule knows this complaint, and nothing else shows a fault"
-    look_at = "sudo gpunode doctor on the node itself, which sees more; nvidia-smi -q; sudo dmesg | grep -i nvrm"
+    look_at = (
+        Shell("sudo gpunode doctor  # on the node itself, which sees more"),
+        Shell("nvidia-smi -q"),
+        Shell("sudo dmesg | grep -i nvrm"),
+    )
     return Doubt(question, look_at, lines)
 
 

@@ -9,6 +9,7 @@ from typing import Final
 from gpunode.diagnoses import remedies
 from gpunode.diagnoses.addresses import DPKG, DRIVER_GUIDE
 from gpunode.diagnoses.chains import MISMATCHES
+from gpunode.diagnoses.commands import Shell
 from gpunode.diagnoses.model import Citation, Family, Fix, Proof, Rule, Severity, Verdict, only
 from gpunode.diagnoses.remedies import by_hand, run, setup_step, takes_gpunode, uninstall
 from gpunode.diagnoses.snapshot import Snapshot, cite
@@ -189,7 +190,7 @@ def _release(snapshot: Snapshot) -> Iterable[Fix]:
     if holds:
         yield remedies.unhold(snapshot, "release the hold, if it may be changed", *holds)
         if snapshot.view(package_manager) == "apt":
-            yield run("install", "bring what depends on each other to one version", "sudo apt-get -f install")
+            yield run("install", "bring what depends on each other to one version", Shell("sudo apt-get -f install"))
     elif old := _other_branch(snapshot):
         yield uninstall(snapshot, "remove the other branch's packages, whole", *sorted(one.name for one in old))
     elif takes_gpunode(snapshot):
@@ -198,7 +199,9 @@ def _release(snapshot: Snapshot) -> Iterable[Fix]:
         yield setup_step(snapshot, "remove", text)
         return
     elif snapshot.view(package_manager) == "apt":
-        yield run("remove", "let apt take away what stands in the way; it names it first", "sudo apt-get -f install")
+        yield run(
+            "remove", "let apt take away what stands in the way; it names it first", Shell("sudo apt-get -f install")
+        )
     else:
         text = "let the package manager replace what is installed; it names each package before it does"
         yield remedies.one_version(snapshot, "remove", text)
@@ -227,11 +230,11 @@ def _overwrite(snapshot: Snapshot) -> Iterable[Fix]:
     match = snapshot.match(_OVERWRITE)
     owner = (match["owner"] or match["old"] or match["by"] or "") if match else ""
     if snapshot.view(package_manager) == "apt":
-        force = "sudo apt-get -o Dpkg::Options::=--force-overwrite -f install"
+        force = Shell("sudo apt-get -o Dpkg::Options::=--force-overwrite -f install")
         yield run("install", "finish the installation, the newer package's file in place", force)
         if owner and is_drivers(owner):
             yield uninstall(snapshot, "then remove the branch that is not wanted", owner)
-    elif owner:
+    elif owner and is_drivers(owner):
         yield uninstall(snapshot, "remove the package that has the file", owner)
     else:
         text = "take both packages from one repository: switch the other one off, or exclude the driver in it"

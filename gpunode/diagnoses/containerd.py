@@ -8,6 +8,7 @@ from typing import Final
 
 from gpunode.diagnoses.addresses import DEVICE_PLUGIN, TOOLKIT_GUIDE
 from gpunode.diagnoses.chains import NO_RUNTIME
+from gpunode.diagnoses.commands import Shell, command, joined
 from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Proof, Rule, Verdict, only
 from gpunode.diagnoses.remedies import by_hand, restart, run, takes_gpunode
 from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with, stated
@@ -42,7 +43,7 @@ _NO_LIBRARY: Final = Pattern(
     r"could not load NVML library|Incompatible (?:platform|strategy) detected"
     r"|did you configure the NVIDIA Container Toolkit"
 )
-_COMMAND: Final = "sudo gpunode ctk runtime configure --runtime=containerd --restart"
+_COMMAND: Final = Shell("sudo gpunode ctk runtime configure --runtime=containerd --restart")
 
 
 def _decide(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
@@ -66,7 +67,7 @@ def _dead_drop_in(snapshot: Snapshot) -> tuple[str, Verdict] | None:
             f"{DEAD_FOLDER} holds a drop-in, and CRI-O never reads that folder: does another file register nvidia?"
         )
         return "crio-dropin-dead", Doubt(
-            question, "crio status config | grep -A3 nvidia; ls /etc/crio/crio.conf.d", dead
+            question, (Shell("crio status config | grep -A3 nvidia"), Shell("ls /etc/crio/crio.conf.d")), dead
         )
     summary = f"the runtime nvidia is registered in {DEAD_FOLDER}, and CRI-O reads /etc/crio/crio.conf.d"
     return "crio-dropin-dead", Proof(summary, (*dead, *said))
@@ -76,8 +77,8 @@ def _move(_: Snapshot) -> Iterable[Fix]:
     yield run(
         "configure",
         "register the runtime where CRI-O reads it, and take the dead file away",
-        "sudo gpunode ctk runtime configure --runtime=crio --restart",
-        f"sudo rm {DEAD_FOLDER}/99-nvidia.toml",
+        Shell("sudo gpunode ctk runtime configure --runtime=crio --restart"),
+        command("sudo", "rm", f"{DEAD_FOLDER}/99-nvidia.toml"),
     )
 
 
@@ -170,18 +171,19 @@ def _edit_by_operator(snapshot: Snapshot) -> tuple[Citation, ...]:
 
 
 def _for_rancher(product: str) -> Iterable[Fix]:
+    folder = f"/etc/rancher/{product}/config.yaml.d"
     yield run(
         "configure",
         f"{product} finds the runtime by itself; make it the default in {product}'s own settings, or name "
         "runtimeClassName: nvidia in the device plugin and in every pod that wants a GPU",
-        f"sudo mkdir -p /etc/rancher/{product}/config.yaml.d",
-        f"echo 'default-runtime: nvidia' | sudo tee /etc/rancher/{product}/config.yaml.d/99-nvidia.yaml",
+        command("sudo", "mkdir", "-p", folder),
+        joined(Shell("echo 'default-runtime: nvidia' |"), command("sudo", "tee", f"{folder}/99-nvidia.yaml")),
     )
-    unit = "k3s" if product == "k3s" else "rke2-server"
+    units = ("k3s", "k3s-agent") if product == "k3s" else ("rke2-server", "rke2-agent")
     yield run(
         "restart",
         f"restart {product}; on a worker it is the agent's unit",
-        f"sudo systemctl try-restart {unit} {'k3s-agent' if product == 'k3s' else 'rke2-agent'}",
+        command("sudo", "systemctl", "try-restart", *units),
     )
 
 
@@ -206,19 +208,27 @@ def _cri_off(snapshot: Snapshot) -> tuple[str, Verdict] | None:
         return None
     if faulty := next((one for one in files if one is not None and one.fault), None):
         question = f"containerd offers no CRI, and cannot read its configuration: {faulty.fault}"
-        return "containerd-cri-disabled", Doubt(question, "journalctl -u containerd -b; containerd config dump", said)
+        return "containerd-cri-disabled", Doubt(
+            question, (Shell("journalctl -u containerd -b"), Shell("containerd config dump")), said
+        )
     version = containerd.version(snapshot)
     if version and version < (1, 6) and snapshot.says(_NEW_API):
         question = f"containerd {'.'.join(map(str, version))} is too old for this kubelet, which asks for CRI v1"
-        return "containerd-cri-disabled", Doubt(question, "containerd --version; kubelet --version", said)
+        return "containerd-cri-disabled", Doubt(
+            question, (Shell("containerd --version"), Shell("kubelet --version")), said
+        )
     if any(one is not None and (one.names_handlers or one.handlers) for one in files):
         question = (
             "containerd offers no CRI, and its configuration does not switch it off: why did the plugin not load?"
         )
-        return "containerd-cri-disabled", Doubt(question, "journalctl -u containerd -b | grep -i cri", said)
+        return "containerd-cri-disabled", Doubt(question, (Shell("journalctl -u containerd -b | grep -i cri"),), said)
     if (package := snapshot.view(packages.packages).get("containerd.io")) is None or not package.is_installed:
         question = "containerd offers no CRI: is the plugin switched off, did it not load, is containerd too old?"
-        look_at = f"grep disabled_plugins {CONFIG}; journalctl -u containerd -b | grep -i cri; containerd --version"
+        look_at = (
+            command("grep", "disabled_plugins", CONFIG),
+            Shell("journalctl -u containerd -b | grep -i cri"),
+            Shell("containerd --version"),
+        )
         return "containerd-cri-disabled", Doubt(question, look_at, said, ("containerd-nvidia-runtime-missing",))
     summary = "containerd runs without its CRI plugin, as docker's package of it has it configured"
     return "containerd-cri-disabled", Proof(summary, (*said, package.citation), "likely")
@@ -239,7 +249,7 @@ def _switch_on(_: Snapshot) -> Iterable[Fix]:
     yield run(
         "configure",
         "take the CRI plugin off the list of those disabled, register NVIDIA's runtime, and have containerd read both",
-        "sudo gpunode ctk runtime configure --runtime=containerd --enable-cri --restart",
+        Shell("sudo gpunode ctk runtime configure --runtime=containerd --enable-cri --restart"),
     )
 
 
@@ -256,7 +266,7 @@ def _missing(snapshot: Snapshot) -> tuple[str, Verdict] | None:
     if said := snapshot.said(_NO_HANDLER):
         if misled := [one for one in toolkit.versions(snapshot) if _WRONG_FOLDER[0] <= one.numbers < _WRONG_FOLDER[1]]:
             question = f"CRI-O has no runtime nvidia, and nvidia-ctk {misled[0]} writes it where CRI-O does not look"
-            return "crio-dropin-dead", Doubt(question, f"ls {DEAD_FOLDER} /etc/crio/crio.conf.d", said)
+            return "crio-dropin-dead", Doubt(question, (command("ls", DEAD_FOLDER, "/etc/crio/crio.conf.d"),), said)
         summary = "CRI-O has no runtime called nvidia, which pods ask for by a RuntimeClass"
         return "containerd-nvidia-runtime-missing", Proof(summary, said, "likely", remedy=_FOR_CRIO)
     said = containerd.since_start(snapshot, (*snapshot.said(_NO_RUNTIME), *snapshot.said(_NO_DEFAULT)))
@@ -310,7 +320,11 @@ def _unserved(snapshot: Snapshot, effective: Effective) -> tuple[str, Verdict] |
 
 def _has_it(said: tuple[Citation, ...], running: Effective) -> tuple[str, Verdict]:
     question = "a pod found no runtime nvidia, and `containerd config dump` names one: was containerd restarted since?"
-    look_at = "systemctl show containerd -p ActiveEnterTimestamp; ls -l /etc/containerd; crictl info | grep -A3 nvidia"
+    look_at = (
+        Shell("systemctl show containerd -p ActiveEnterTimestamp"),
+        Shell("ls -l /etc/containerd"),
+        Shell("crictl info | grep -A3 nvidia"),
+    )
     return "containerd-nvidia-runtime-missing", Doubt(question, look_at, (*said, running.handlers["nvidia"]))
 
 
@@ -326,11 +340,11 @@ def _rancher_restarts(snapshot: Snapshot) -> Iterable[Fix]:
     product = containerd.product(snapshot)
     if product not in {"k3s", "rke2"}:
         return
-    units = "k3s k3s-agent" if product == "k3s" else "rke2-server rke2-agent"
+    units = ("k3s", "k3s-agent") if product == "k3s" else ("rke2-server", "rke2-agent")
     yield run(
         "restart",
         f"restart {product}: it looks for nvidia-container-runtime when it starts, and registers it by itself",
-        f"sudo systemctl try-restart {units}",
+        command("sudo", "systemctl", "try-restart", *units),
     )
 
 
@@ -338,7 +352,7 @@ _FOR_CRIO: Final = (
     run(
         "configure",
         "register the runtime with CRI-O, and have it read that",
-        "sudo gpunode ctk runtime configure --runtime=crio --restart",
+        Shell("sudo gpunode ctk runtime configure --runtime=crio --restart"),
     ),
 )
 
@@ -349,9 +363,9 @@ def _register(snapshot: Snapshot) -> Iterable[Fix]:
 
 
 # A containerd that a product brings is not on the path, and another one's dump would say what that one reads.
-_DUMPED: Final = "sudo containerd config dump | grep -A4 runtimes.nvidia"
+_DUMPED: Final = Shell("sudo containerd config dump | grep -A4 runtimes.nvidia")
 _DUMP: Final = {
-    name: f"sudo grep -A4 nvidia {place}"
+    name: command("sudo", "grep", "-A4", "nvidia", place)
     for name, place in (
         ("k3s", "/var/lib/rancher/k3s/agent/etc/containerd/config.toml"),
         ("rke2", "/var/lib/rancher/rke2/agent/etc/containerd/config.toml"),
@@ -446,7 +460,7 @@ _DOCKERS_DRIVER: Final = (
         'say the same in both: "exec-opts": ["native.cgroupdriver=systemd"] in /etc/docker/daemon.json, and '
         "cgroupDriver: systemd in /var/lib/kubelet/config.yaml",
     ),
-    run("restart", "restart both", "sudo systemctl restart docker kubelet"),
+    run("restart", "restart both", Shell("sudo systemctl restart docker kubelet")),
 )
 
 
@@ -462,12 +476,12 @@ def _same_driver(snapshot: Snapshot) -> Iterable[Fix]:
         yield run(
             "configure",
             "put the runtimes under the kubelet's cgroup driver, systemd; gpunode keeps the rest of the file",
-            "sudo gpunode setup k8s-containerd --only runtime-config",
+            Shell("sudo gpunode setup k8s-containerd --only runtime-config"),
         )
     else:
         say = f"say SystemdCgroup = true in the options of runc and of nvidia in {CONFIG}"
         yield by_hand("configure", f"{say}, and cgroupDriver: systemd in /var/lib/kubelet/config.yaml")
-    yield run("restart", "restart containerd, then the kubelet", "sudo systemctl restart containerd kubelet")
+    yield run("restart", "restart containerd, then the kubelet", Shell("sudo systemctl restart containerd kubelet"))
 
 
 FAMILY: Final = Family(

@@ -8,7 +8,7 @@ from typing import Final
 
 from gpunode.diagnoses import chains, remedies
 from gpunode.diagnoses.addresses import DRIVER_README, OPEN_MODULES
-from gpunode.diagnoses.commands import Shell, command, edited, edited_where, is_name
+from gpunode.diagnoses.commands import Shell, command, edited, edited_where, is_name, joined
 from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Proof, Rule, Verdict, only
 from gpunode.diagnoses.remedies import drain, reboot, restart, run, uninstall
 from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with, stated
@@ -73,13 +73,17 @@ def _no_nodes(snapshot: Snapshot) -> Iterator[Verdict]:
         yield Proof("a container was to be given device files that the node does not have", said, "likely")
     elif said and driver.is_loaded(snapshot) is None and not _loaded_after(snapshot, said):
         question = "Did nvidia-persistenced find no device files for it started too early, or are there none?"
-        yield Doubt(question, "ls -l /dev/nvidia*; lsmod | grep nvidia", said, ("persistenced-start-race",))
+        yield Doubt(
+            question, (Shell("ls -l /dev/nvidia*"), Shell("lsmod | grep nvidia")), said, ("persistenced-start-race",)
+        )
 
 
 def _initialise(_: Snapshot) -> Iterable[Fix]:
     text = "load the module and have it make its device files"
-    yield run("load", text, "sudo modprobe nvidia", "sudo nvidia-modprobe -c 0 -u")
-    yield run("inspect", "where there are none still, read why", "sudo dmesg | grep -iE 'nvrm|nvidia' | tail -n 40")
+    yield run("load", text, Shell("sudo modprobe nvidia"), Shell("sudo nvidia-modprobe -c 0 -u"))
+    yield run(
+        "inspect", "where there are none still, read why", Shell("sudo dmesg | grep -iE 'nvrm|nvidia' | tail -n 40")
+    )
     yield restart(_PERSISTENCED, when="nvidia-persistenced is installed")
 
 
@@ -125,15 +129,15 @@ def _order(snapshot: Snapshot) -> Iterable[Fix]:
     yield run(
         "configure",
         "have the module loaded early, and the daemon wait for its device files",
-        "echo nvidia | sudo tee /etc/modules-load.d/nvidia.conf",
-        f"sudo install -d {folder}",
-        f"printf '{text}\\n' | sudo tee {folder}/10-after-module.conf",
-        "sudo systemctl daemon-reload",
+        Shell("echo nvidia | sudo tee /etc/modules-load.d/nvidia.conf"),
+        command("sudo", "install", "-d", folder),
+        joined(command("printf", rf"{text}\n"), Shell("|"), command("sudo", "tee", f"{folder}/10-after-module.conf")),
+        Shell("sudo systemctl daemon-reload"),
     )
     yield restart(_PERSISTENCED)
     if packages.installed(snapshot, "bumblebee") or any("bbswitch" in item.text for item in snapshot.of("lsmod")):
         text = "remove Bumblebee: a server does not switch its GPU off"
-        yield uninstall(snapshot, text, "bumblebee", "bbswitch-dkms")
+        yield uninstall(snapshot, text, Shell("bumblebee"), Shell("bbswitch-dkms"))
 
 
 # nvidia_uvm, which CUDA needs and nvidia-smi does not.
@@ -217,20 +221,23 @@ def _wedged(snapshot: Snapshot, unknown: tuple[Citation, ...]) -> Proof:
 
 def _load_uvm(_: Snapshot) -> Iterable[Fix]:
     text = "load nvidia_uvm and make its device files"
-    yield run("load", text, "sudo modprobe nvidia_uvm", "sudo nvidia-modprobe -u -c=0")
+    yield run("load", text, Shell("sudo modprobe nvidia_uvm"), Shell("sudo nvidia-modprobe -u -c=0"))
     text = "have it loaded at every boot"
-    yield run("configure", text, "echo nvidia_uvm | sudo tee /etc/modules-load.d/nvidia-uvm.conf")
+    yield run("configure", text, Shell("echo nvidia_uvm | sudo tee /etc/modules-load.d/nvidia-uvm.conf"))
 
 
 def _reload_uvm(_: Snapshot) -> Iterable[Fix]:
     yield drain("stop the programs that use a GPU: fuser -v /dev/nvidia-uvm names them")
-    yield run("load", "load nvidia_uvm anew", "sudo rmmod nvidia_uvm", "sudo modprobe nvidia_uvm")
+    yield run("load", "load nvidia_uvm anew", Shell("sudo rmmod nvidia_uvm"), Shell("sudo modprobe nvidia_uvm"))
     text = "have the driver keep the GPU's memory over a suspend"
     yield run(
         "configure",
         text,
-        "echo 'options nvidia NVreg_PreserveVideoMemoryAllocations=1' | sudo tee /etc/modprobe.d/nvidia-suspend.conf",
-        "sudo systemctl enable nvidia-suspend.service nvidia-resume.service nvidia-hibernate.service",
+        Shell(
+            "echo 'options nvidia NVreg_PreserveVideoMemoryAllocations=1' | "
+            "sudo tee /etc/modprobe.d/nvidia-suspend.conf"
+        ),
+        Shell("sudo systemctl enable nvidia-suspend.service nvidia-resume.service nvidia-hibernate.service"),
         when="the machine is suspended again",
     )
     yield reboot("reboot", when="nvidia_uvm cannot be unloaded")
@@ -282,11 +289,15 @@ def _kept_from(snapshot: Snapshot, closed: tuple[Citation, ...], denied: tuple[C
     asking, group = snapshot.view(users.users), _group(closed)
     told = tuple(user.citation for user in asking)
     if asking and all(user.is_root for user in asking):
-        look = "getenforce; sudo ausearch -m avc -ts recent | grep nvidia; cat /proc/self/uid_map"
+        look = (
+            Shell("getenforce"),
+            Shell("sudo ausearch -m avc -ts recent | grep nvidia"),
+            Shell("cat /proc/self/uid_map"),
+        )
         yield Doubt(_REFUSED, look, (*denied, *closed, *told), ("selinux-denies-gpu",))
         return
     if asking and all(user.is_root or group in user.groups for user in asking):
-        yield Doubt(_MEMBER.format(group), "id -nG; grep Groups /proc/PID/status", (*denied, *told))
+        yield Doubt(_MEMBER.format(group), (Shell("id -nG"), Shell("grep Groups /proc/PID/status")), (*denied, *told))
         return
     summary = "the device files are open to their owner and group only, and the program runs as neither"
     remedy = tuple(_open_up(snapshot, closed))
@@ -364,7 +375,9 @@ def _set_mode(snapshot: Snapshot) -> Iterator[Fix]:
     text = "write the mode in octal, with a leading zero: 0666 is what the driver does by itself"
     octal = "s/NVreg_DeviceFileMode=[0-9]+/NVreg_DeviceFileMode=0666/"
     yield run("configure", text, *(edited(octal, *set_in) or (edited_where("DeviceFileMode=", octal, _MODPROBE),)))
-    yield run("configure", "correct the files that are there now", "sudo chmod 0666 /dev/nvidia[0-9]* /dev/nvidiactl")
+    yield run(
+        "configure", "correct the files that are there now", Shell("sudo chmod 0666 /dev/nvidia[0-9]* /dev/nvidiactl")
+    )
     yield reboot(when="the module's options are to be read again")
 
 
@@ -426,7 +439,11 @@ def _hmm(snapshot: Snapshot) -> Iterator[Verdict]:
         return
     if done:
         question = "Why does cuInit fail although HMM is off or the kernel's addresses are not randomised?"
-        yield Doubt(question, "sudo dmesg | grep -iE 'nvrm|uvm'; sudo strace -f -e openat nvidia-smi", (*said, *done))
+        yield Doubt(
+            question,
+            (Shell("sudo dmesg | grep -iE 'nvrm|uvm'"), Shell("sudo strace -f -e openat nvidia-smi")),
+            (*said, *done),
+        )
         return
     works = tuple(where for state, where in driver.smi(snapshot) if state == "works")
     summary = (
@@ -461,10 +478,10 @@ def _disable_hmm(snapshot: Snapshot) -> Iterable[Fix]:
     yield run(
         "configure",
         "switch heterogeneous memory management of nvidia_uvm off",
-        "echo 'options nvidia_uvm uvm_disable_hmm=1' | sudo tee /etc/modprobe.d/nvidia-uvm-hmm.conf",
+        Shell("echo 'options nvidia_uvm uvm_disable_hmm=1' | sudo tee /etc/modprobe.d/nvidia-uvm-hmm.conf"),
     )
     text = "load nvidia_uvm anew; stop the programs that use a GPU first"
-    yield run("load", text, "sudo rmmod nvidia_uvm", "sudo modprobe nvidia_uvm")
+    yield run("load", text, Shell("sudo rmmod nvidia_uvm"), Shell("sudo modprobe nvidia_uvm"))
     yield run("configure", "or start the kernel with nokaslr", when="managed memory of CUDA needs HMM")
     text = "take a newer release of the driver, which knows this kernel's layout"
     yield from remedies.newer_driver(snapshot, text)

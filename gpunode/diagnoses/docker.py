@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from gpunode.diagnoses.addresses import TOOLKIT_GUIDE
-from gpunode.diagnoses.commands import command, is_path
+from gpunode.diagnoses.commands import Shell, command, is_place, joined
 from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Proof, Rule, Verdict, only
 from gpunode.diagnoses.remedies import by_hand, install, restart, run
 from gpunode.diagnoses.snapshot import Snapshot
@@ -33,7 +33,8 @@ _NOT_PERMITTED: Final = Pattern(
     r"|/sys/fs/cgroup/devices/[^\s:]{0,300}devices\.allow: permission denied"
 )
 _NESTED: Final = Pattern(r"\b(?:lxc|lxd|incus)\b", re.IGNORECASE)
-_CONFIGURE: Final = "sudo gpunode ctk runtime configure --runtime=docker --restart"
+_UNREAD: Final = Shell("sudo gpunode ctk runtime configure --runtime=docker")
+_CONFIGURE: Final = joined(_UNREAD, Shell("--restart"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +91,8 @@ def _faulty(snapshot: Snapshot, file: DaemonFile) -> Verdict | None:
         return None
     if not file.is_as_read or (runs and not is_read):
         question = f"{file.path} is no JSON as it was pasted ({file.fault}): was it shortened, or is the file so?"
-        look_at = f"sudo dockerd --validate --config-file {file.path}; systemctl is-active docker"
+        validate = command("sudo", "dockerd", "--validate", "--config-file", file.path)
+        look_at = (*((validate,) if is_place(file.path, *_CONFIGS) else ()), Shell("systemctl is-active docker"))
         return Doubt(question, look_at, (file.citation, *runs))
     summary = f"dockerd cannot read {file.path}: {file.fault}"
     if runs:
@@ -102,20 +104,32 @@ def _reason(citation: Citation) -> str:
     return citation.line.rpartition("daemon.json")[2].strip(": ")[:160] or "it is no JSON"
 
 
+# Docker's own, and its snap's.
+_CONFIGS: Final = ("/etc/docker", "/var/snap/docker")
+
+
 def _correct(path: str, fault: str) -> tuple[Fix, ...]:
-    aside = (command("sudo", "mv", path, f"{path}.broken"),) if is_path(path) else ()
-    check = (command("sudo", "dockerd", "--validate", "--config-file", path),) if is_path(path) else ()
+    text = f"correct {path}: {fault}; JSON has one object, plain quotes, no comments, no last comma"
+    start = run(
+        "restart",
+        "start docker again",
+        Shell("sudo systemctl reset-failed docker"),
+        Shell("sudo systemctl restart docker"),
+    )
+    if not is_place(path, *_CONFIGS):
+        return by_hand("configure", text), start
+    check = command("sudo", "dockerd", "--validate", "--config-file", path)
     return (
-        by_hand("configure", f"correct {path}: {fault}; JSON has one object, plain quotes, no comments, no last comma"),
+        by_hand("configure", text),
         run(
             "configure",
             "or have it made anew, and bring your own settings back into it",
-            *aside,
-            "sudo gpunode ctk runtime configure --runtime=docker",
+            command("sudo", "mv", path, f"{path}.broken"),
+            Shell("sudo gpunode ctk runtime configure --runtime=docker"),
             when="you cannot find the fault; a data-root or mirror in it would be missed",
         ),
-        run("inspect", "let dockerd check it (docker 23 and later)", *check),
-        run("restart", "start docker again", "sudo systemctl reset-failed docker", "sudo systemctl restart docker"),
+        run("inspect", "let dockerd check it (docker 23 and later)", check),
+        start,
     )
 
 
@@ -141,22 +155,27 @@ def _drop_the_flag(snapshot: Snapshot) -> Iterable[Fix]:
         yield run(
             "configure",
             "start dockerd without the hosts on its command line: those of daemon.json count then",
-            f"sudo install -d {_DROP_INS}",
-            r"systemctl cat docker.service | sed -nE 's/[ ](-H|--host)[= ][^ ]+//g; /^ExecStart=./p' | tail -n 1"
-            rf" | sed '1i [Service]\nExecStart=' | sudo tee {place}",
+            command("sudo", "install", "-d", _DROP_INS),
+            joined(
+                Shell(
+                    r"systemctl cat docker.service | sed -nE 's/[ ](-H|--host)[= ][^ ]+//g; /^ExecStart=./p'"
+                    r" | tail -n 1 | sed '1i [Service]\nExecStart=' |"
+                ),
+                command("sudo", "tee", place),
+            ),
         )
     else:
         yield run(
             "configure",
             "start dockerd without the flag, in a drop-in, or take the setting out of daemon.json: one of the two",
-            "sudo systemctl edit docker.service",
+            Shell("sudo systemctl edit docker.service"),
         )
     yield run(
         "restart",
         "start docker again",
-        "sudo systemctl daemon-reload",
-        "sudo systemctl reset-failed docker",
-        "sudo systemctl restart docker",
+        Shell("sudo systemctl daemon-reload"),
+        Shell("sudo systemctl reset-failed docker"),
+        Shell("sudo systemctl restart docker"),
     )
 
 
@@ -210,12 +229,19 @@ def _hidden_library(snapshot: Snapshot, no_library: tuple[Citation, ...]) -> tup
         "the driver works on the host, and the container toolkit does not find its library: which docker answers?"
     )
     causes = ("docker-from-snap-or-desktop-vm", "toolkit-wrong-driver-root", "driver-userspace-incomplete")
-    look_at = "docker context ls; which docker; snap list docker; ldconfig -p | grep libnvidia-ml"
+    look_at = (
+        Shell("docker context ls"),
+        Shell("which docker"),
+        Shell("snap list docker"),
+        Shell("ldconfig -p | grep libnvidia-ml"),
+    )
     return "docker-from-snap-or-desktop-vm", Doubt(question, look_at, no_library, causes)
 
 
 def _to_the_engine(snapshot: Snapshot) -> Iterable[Fix]:
-    yield run("configure", "choose Docker Engine, which runs on this system itself", "docker context use default")
+    yield run(
+        "configure", "choose Docker Engine, which runs on this system itself", Shell("docker context use default")
+    )
     yield _engine(snapshot, "no Docker Engine is installed beside it")
     yield run("configure", "register NVIDIA's runtime with it", _CONFIGURE)
 
@@ -225,9 +251,9 @@ def _engine(snapshot: Snapshot, when: str = "") -> Fix:
     if manager == "dnf" and known is not None and known.id not in {"fedora", "amzn"}:
         text = "install Docker Engine from docker's own repository: the distribution has none"
         commands = (
-            "sudo dnf config-manager --add-repo https://download.docker.com/linux/rhel/docker-ce.repo",
-            "sudo dnf install docker-ce docker-ce-cli containerd.io",
-            "sudo systemctl enable --now docker",
+            Shell("sudo dnf config-manager --add-repo https://download.docker.com/linux/rhel/docker-ce.repo"),
+            Shell("sudo dnf install docker-ce docker-ce-cli containerd.io"),
+            Shell("sudo systemctl enable --now docker"),
         )
         return run("install", text, *commands, when=when)
     fedora = "moby-engine" if known is None or known.id == "fedora" else "docker"
@@ -238,7 +264,7 @@ def _engine(snapshot: Snapshot, when: str = "") -> Fix:
 def _replace_the_snap(snapshot: Snapshot) -> Iterable[Fix]:
     # Nobody reads on behind a command: what must be done before it is a step of its own.
     yield by_hand("remove", "save what the snap's volumes and images hold (docker volume ls): they go with it")
-    yield run("remove", "then remove the snap", "sudo snap remove docker")
+    yield run("remove", "then remove the snap", Shell("sudo snap remove docker"))
     yield _engine(snapshot)
     yield run("configure", "register NVIDIA's runtime", _CONFIGURE)
 
@@ -276,10 +302,10 @@ _RUNTIME_OF_A_USER: Final = (
     run(
         "configure",
         "register the runtime in the user's own file",
-        'gpunode ctk runtime configure --runtime=docker --config="$HOME/.config/docker/daemon.json"',
-        "sudo gpunode ctk config --in-place --set nvidia-container-cli.no-cgroups=true",
+        Shell('gpunode ctk runtime configure --runtime=docker --config="$HOME/.config/docker/daemon.json"'),
+        Shell("sudo gpunode ctk config --in-place --set nvidia-container-cli.no-cgroups=true"),
     ),
-    run("restart", "restart that user's docker", "systemctl --user restart docker"),
+    run("restart", "restart that user's docker", Shell("systemctl --user restart docker")),
 )
 
 
@@ -288,10 +314,10 @@ def _no_cgroups(snapshot: Snapshot) -> Iterable[Fix]:
         "configure",
         "tell the toolkit to leave cgroups alone; it holds for every engine of this machine, so where one runs as "
         "root, use CDI for the rootless one instead",
-        "sudo gpunode ctk config --in-place --set nvidia-container-cli.no-cgroups=true",
+        Shell("sudo gpunode ctk config --in-place --set nvidia-container-cli.no-cgroups=true"),
     )
     if cdi.podman_version(snapshot) is None:
-        yield run("restart", "restart that user's docker", "systemctl --user restart docker")
+        yield run("restart", "restart that user's docker", Shell("systemctl --user restart docker"))
 
 
 # The right docker, which does not know of the runtime.
@@ -328,7 +354,11 @@ def _older_than_the_toolkit(snapshot: Snapshot, refused: tuple[Citation, ...]) -
     cited = (*refused, there.citation, *(moment.citation for moment in (installed, started) if moment))
     if is_older is False:
         question = "docker was started after the toolkit was installed, and still knows no way to give GPUs out"
-        look_at = "which nvidia-container-runtime-hook; systemctl show docker -p Environment; docker info"
+        look_at = (
+            Shell("which nvidia-container-runtime-hook"),
+            Shell("systemctl show docker -p Environment"),
+            Shell("docker info"),
+        )
         return "docker-not-restarted", Doubt(question, look_at, cited, ("toolkit-not-installed",))
     summary = "dockerd was started before the container toolkit was installed, and looks for its hook only at its start"
     return "docker-not-restarted", Proof(summary, cited, "certain" if is_older else "likely")
@@ -356,7 +386,11 @@ def _not_registered(snapshot: Snapshot, wanted: _Wanted) -> tuple[str, Verdict] 
     registers = snapshot.view(packages.packages).get("nvidia-docker2")
     if not files and running is None and registers is not None and registers.is_installed:
         question = "nvidia-docker2 registers the runtime, and docker does not know it: does it read that file?"
-        look_at = "cat /etc/docker/daemon.json; systemctl show docker -p ActiveEnterTimestamp; journalctl -u docker"
+        look_at = (
+            Shell("cat /etc/docker/daemon.json"),
+            Shell("systemctl show docker -p ActiveEnterTimestamp"),
+            Shell("journalctl -u docker"),
+        )
         causes = ("docker-not-restarted", "daemon-json-invalid", "docker-rootless-config")
         return "nvidia-runtime-not-registered", Doubt(question, look_at, (*cited, registers.citation), causes)
     certain = bool(dangling or files)
@@ -373,9 +407,12 @@ def _not_registered(snapshot: Snapshot, wanted: _Wanted) -> tuple[str, Verdict] 
 def _register(snapshot: Snapshot) -> Iterable[Fix]:
     unit = snapshot.facts.unit(docker.UNIT)
     if isinstance(unit, Known) and unit.value.exists and not unit.value.state.active:
-        yield run("configure", "register NVIDIA's runtime", _CONFIGURE.removesuffix(" --restart"))
+        yield run("configure", "register NVIDIA's runtime", _UNREAD)
         yield run(
-            "restart", "start docker again", "sudo systemctl reset-failed docker", "sudo systemctl restart docker"
+            "restart",
+            "start docker again",
+            Shell("sudo systemctl reset-failed docker"),
+            Shell("sudo systemctl restart docker"),
         )
         return
     yield run("configure", "register NVIDIA's runtime, and have docker read that", _CONFIGURE)

@@ -9,9 +9,9 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Final
 
-from gpunode.diagnoses.commands import ADDRESS, OfGpu, on_gpus
-from gpunode.diagnoses.model import DISRUPTIONS, Disruption, Fix, Proof, Rule
-from gpunode.diagnoses.remedies import reboot, run
+from gpunode.diagnoses.commands import ADDRESS, OfGpu, Shell, on_gpus
+from gpunode.diagnoses.model import DISRUPTIONS, Disruption, Finding, Fix, FixKind, Proof, Rule
+from gpunode.diagnoses.remedies import reboot, removes_packages, run
 from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import boards
 from gpunode.diagnoses.views.recovery import Action, recovered
@@ -30,6 +30,32 @@ def _fitted(fix: Fix, gpus: tuple[str, ...]) -> Fix:
     if any(isinstance(one, OfGpu) and ADDRESS in one for one in commands):
         return replace(fix, text=f"{fix.text} ({_WHICH})", commands=commands)
     return replace(fix, commands=commands)
+
+
+# What a reboot does as well.
+_BY_BOOT: Final = frozenset({"drain", "load", "restart", "reboot"})
+
+
+def settled_together(findings: tuple[Finding, ...]) -> tuple[Finding, ...]:
+    """The findings; one that a reboot settles needs nothing of its own where the first has the node started again."""
+    first = next(iter(findings), None)
+    if first is None or not any(fix.kind == "reboot" and not fix.when for fix in first.remedy):
+        return findings
+    with_it = (Fix("reboot", f"nothing more: starting the node again, as for {first.cause}, settles this too"),)
+    return tuple(
+        replace(one, remedy=with_it) if one is not first and "reboot" in (kinds := _kinds(one)) and kinds <= _BY_BOOT
+        else one for one in findings
+    )  # fmt: skip
+
+
+def _kinds(finding: Finding) -> frozenset[FixKind]:
+    return frozenset(fix.kind for fix in finding.remedy)
+
+
+def disturbing(fixes: Iterable[Fix], disruption: Disruption) -> Disruption:
+    """What is disturbed at the least: nobody takes packages away without a service that stops."""
+    removes = any(removes_packages(fix) for fix in fixes if not fix.when)
+    return max(disruption, "restart-service", key=DISRUPTIONS.index) if removes else disruption
 
 
 def concerned(snapshot: Snapshot, gpus: tuple[str, ...]) -> tuple[str, ...]:
@@ -64,7 +90,7 @@ def obeyed(fixes: tuple[Fix, ...], disruption: Disruption, action: Action) -> tu
 _NOT_BY_DRIVER: Final = frozenset(
     {"row-remap-pending", "page-retirement-pending-handles-held", "xid-154-recovery-action"}
 )
-_LOOK: Final = run("inspect", "see that it stays so", "nvidia-smi -q", "sudo dmesg --ctime | grep -i xid")
+_LOOK: Final = run("inspect", "see that it stays so", Shell("nvidia-smi -q"), Shell("sudo dmesg --ctime | grep -i xid"))
 
 
 def since_recovered(rule: Rule, proof: Proof, snapshot: Snapshot) -> Proof:

@@ -8,6 +8,7 @@ from typing import Final
 
 from gpunode.catalog.cuda import Version
 from gpunode.diagnoses.addresses import CUDA_COMPATIBILITY, CUDA_DRIVER_API
+from gpunode.diagnoses.commands import Shell
 from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Proof, Rule, Verdict, only
 from gpunode.diagnoses.remedies import by_hand, driver_of_newer_cuda, fabric_manager_too, reboot, run
 from gpunode.diagnoses.snapshot import Snapshot
@@ -48,7 +49,7 @@ def _insufficient(snapshot: Snapshot, has: Version | None, said: tuple[Citation,
         yield Proof(what, (*said, *cuda.told_by(snapshot)), "likely")
     elif not presence.missing(snapshot) and not any(state != "works" for state, _ in snapshot.view(driver.smi)):
         question = "is the driver older than the program's CUDA needs, or did the program not get the driver at all?"
-        look = "nvidia-smi (its CUDA Version) on the node and in the container, and the image's CUDA version"
+        look = (Shell("nvidia-smi | grep 'CUDA Version'  # on the node, and in the container"),)
         yield Doubt(question, look, said, ("driver-not-installed", "nvidia-runtime-not-registered"))
 
 
@@ -155,7 +156,7 @@ def _other_build(snapshot: Snapshot) -> Iterable[Fix]:
     up_to = f", for CUDA {cuda.dotted(has)} or older" if has else ""
     yield by_hand("application", f"install a build of the framework that names this GPU's architecture{named}{up_to}")
     if snapshot.says(_TORCH):
-        see = 'python3 -c "import torch; print(torch.__version__, torch.cuda.get_arch_list())"'
+        see = Shell('python3 -c "import torch; print(torch.__version__, torch.cuda.get_arch_list())"')
         yield run("inspect", "see what the new build was built for", see)
 
 
@@ -164,7 +165,9 @@ def _cuda_build(snapshot: Snapshot) -> Iterable[Fix]:
     up_to = f" (the driver supports CUDA {cuda.dotted(has)})" if has else ""
     yield by_hand("application", f"replace the CPU build of the framework with its CUDA build{up_to}")
     if snapshot.says(_TORCH):
-        see = 'python3 -c "import torch; print(torch.__version__, torch.version.cuda, torch.cuda.is_available())"'
+        see = Shell(
+            'python3 -c "import torch; print(torch.__version__, torch.version.cuda, torch.cuda.is_available())"'
+        )
         yield run("inspect", "see that it has CUDA", see)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from gpunode.diagnoses.build import built_anew
+from gpunode.diagnoses.commands import Shell
 from gpunode.diagnoses.model import Citation, Family, Fix, Proof, Rule, Verdict
 from gpunode.diagnoses.remedies import by_hand, guest_driver, install, run
 from gpunode.diagnoses.snapshot import Snapshot, cite
@@ -75,8 +76,8 @@ def _rebuild(snapshot: Snapshot) -> Iterable[Fix]:
         "install the driver's modules again, so that they are built against the RDMA stack that is there",
         (
             *built_anew(snapshot),
-            "sudo depmod -a",
-            "sudo modprobe -r nvidia_peermem; sudo modprobe nvidia_peermem",
+            Shell("sudo depmod -a"),
+            Shell("sudo modprobe -r nvidia_peermem; sudo modprobe nvidia_peermem"),
         ),
     )
     yield from _dma_buf(snapshot)
@@ -85,7 +86,7 @@ def _rebuild(snapshot: Snapshot) -> Iterable[Fix]:
 def _other_stack(snapshot: Snapshot) -> Iterable[Fix]:
     yield by_hand("install", "install MLNX_OFED or DOCA-OFED for the running kernel, from NVIDIA's page for it")
     text = "then build the driver's modules again, against it"
-    yield run("rebuild", text, *built_anew(snapshot), "sudo depmod -a", "sudo modprobe nvidia_peermem")
+    yield run("rebuild", text, *built_anew(snapshot), Shell("sudo depmod -a"), Shell("sudo modprobe nvidia_peermem"))
     yield from _dma_buf(snapshot)
 
 
@@ -144,10 +145,10 @@ def _install_fs(snapshot: Snapshot) -> Iterable[Fix]:
     yield run(
         "load",
         "load it, now and at boot",
-        "sudo modprobe nvidia_fs",
-        "echo nvidia_fs | sudo tee /etc/modules-load.d/nvidia-fs.conf",
+        Shell("sudo modprobe nvidia_fs"),
+        Shell("echo nvidia_fs | sudo tee /etc/modules-load.d/nvidia-fs.conf"),
     )
-    yield run("inspect", "look what GPUDirect Storage supports now", "/usr/local/cuda/gds/tools/gdscheck -p")
+    yield run("inspect", "look what GPUDirect Storage supports now", Shell("/usr/local/cuda/gds/tools/gdscheck -p"))
 
 
 def _open_modules(snapshot: Snapshot) -> Iterable[Fix]:
@@ -202,7 +203,7 @@ def _nvme_stack(_: Snapshot) -> Iterable[Fix]:
         "or use PCI P2PDMA instead: kernel 6.2 or newer, CUDA 12.8, driver 570 with the open modules, and "
         "use_pci_p2pdma in cufile.json",
     )
-    yield run("inspect", "look what is supported after a reboot", "/usr/local/cuda/gds/tools/gdscheck -p")
+    yield run("inspect", "look what is supported after a reboot", Shell("/usr/local/cuda/gds/tools/gdscheck -p"))
 
 
 # ---- RDMA
@@ -257,8 +258,8 @@ def _load_peermem(_: Snapshot) -> Iterable[Fix]:
     yield run(
         "load",
         "load it, now and at boot",
-        "sudo modprobe nvidia-peermem",
-        "echo nvidia-peermem | sudo tee /etc/modules-load.d/nvidia-peermem.conf",
+        Shell("sudo modprobe nvidia-peermem"),
+        Shell("echo nvidia-peermem | sudo tee /etc/modules-load.d/nvidia-peermem.conf"),
     )
     yield by_hand(
         "configure",
@@ -271,8 +272,8 @@ def _register(_: Snapshot) -> Iterable[Fix]:
     yield run(
         "configure",
         "load nvidia_peermem after the RDMA stack, and look whether it is registered",
-        "sudo modprobe -r nvidia_peermem; sudo modprobe ib_core; sudo modprobe nvidia_peermem",
-        "ls /sys/kernel/mm/memory_peers/",
+        Shell("sudo modprobe -r nvidia_peermem; sudo modprobe ib_core; sudo modprobe nvidia_peermem"),
+        Shell("ls /sys/kernel/mm/memory_peers/"),
     )
     yield by_hand(
         "install",

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from shlex import quote
 from typing import Final
 
 from gpunode.catalog.gpus import GpuModel
 from gpunode.diagnoses.addresses import DRIVER_README, OPEN_MODULES, XID_CATALOG
 from gpunode.diagnoses.chains import GPU_LOST
-from gpunode.diagnoses.commands import edited, edited_where
+from gpunode.diagnoses.commands import Command, Shell, command, edited, edited_where, joined
 from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Proof, Rule, Verdict, only
 from gpunode.diagnoses.remedies import (
     MODULES_OUT,
@@ -113,7 +112,10 @@ def _while_working(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
             "gsp-rpc-timeout",
             Doubt(
                 "nvidia-smi gives no answer: a call of the driver hangs, and no message of the kernel's says why",
-                "`sudo dmesg | tail -50`, and `ps -eo pid,stat,wchan:32,args | grep ' D'` for who hangs in the driver",
+                (
+                    Shell("sudo dmesg | tail -50"),
+                    Shell("ps -eo pid,stat,wchan:32,args | grep ' D'  # who hangs in the driver"),
+                ),
                 hanging,
                 ("gpu-fallen-off-bus", "gsp-task-exception"),
             ),
@@ -146,7 +148,7 @@ def _is_later_part(snapshot: Snapshot) -> bool:
 def _what_came_before(incident: faults.Incident) -> Doubt:
     question = f"{faults.label(incident.gpu)} reported Xid 120, a crash of the GSP: what did the log say before that?"
     causes = ("xid-62-pmu-halt", "gsp-rpc-timeout", "gpu-fallen-off-bus")
-    return Doubt(question, "sudo dmesg --ctime | grep -iE 'xid|nvrm'", incident.citations, causes)
+    return Doubt(question, (Shell("sudo dmesg --ctime | grep -iE 'xid|nvrm'"),), incident.citations, causes)
 
 
 def _was_started_again(snapshot: Snapshot, incident: faults.Incident) -> bool:
@@ -196,7 +198,7 @@ def _unable(snapshot: Snapshot, failed: tuple[kernel.Message, ...], codes: tuple
 def _undecided(codes: tuple[kernel.Message, ...]) -> Doubt:
     return Doubt(
         "the GSP could not be started; why, the lines of the kernel's log before RmInitAdapter tell",
-        "sudo dmesg --ctime | grep -iE 'nvrm|nvidia|firmware'",
+        (Shell("sudo dmesg --ctime | grep -iE 'nvrm|nvidia|firmware'"),),
         tuple(message.citation for message in codes[:2]),
         ("gsp-bad-state-wpr2", "gpu-firmware-boot-failed", "gsp-firmware-missing"),
     )
@@ -260,7 +262,7 @@ def _ignored(snapshot: Snapshot) -> Iterator[Verdict]:
     elif running:
         yield Doubt(
             "the GSP is to be off and runs: the open modules are loaded, or the setting was never read",
-            "cat /proc/driver/nvidia/version /proc/driver/nvidia/params",
+            (Shell("cat /proc/driver/nvidia/version /proc/driver/nvidia/params"),),
             (*asked, running),
         )
 
@@ -304,8 +306,7 @@ def _restart_gsp(snapshot: Snapshot) -> Iterable[Fix]:
 
 
 def _switch_off(snapshot: Snapshot, when: str) -> Fix:
-    line = "options nvidia NVreg_EnableGpuFirmware=0"
-    write = f"echo '{line}' | sudo tee /etc/modprobe.d/nvidia-gsp.conf"
+    write = Shell("echo 'options nvidia NVreg_EnableGpuFirmware=0' | sudo tee /etc/modprobe.d/nvidia-gsp.conf")
     commands = (write, *rebuild_initramfs(snapshot).commands, *reboot().commands)
     return run("configure", "switch the GSP off, rebuild the initramfs, reboot", *commands, when=when)
 
@@ -335,7 +336,7 @@ def _bring_file(snapshot: Snapshot) -> Iterable[Fix]:
         text = "or install another release of the driver, which brings the firmware that belongs to it"
         yield from newer_driver(snapshot, text, here=version, when="no archive has that version any more")
     yield rebuild_initramfs(snapshot)
-    yield run("load", "load the module anew", MODULES_OUT, "sudo modprobe nvidia")
+    yield run("load", "load the module anew", MODULES_OUT, Shell("sudo modprobe nvidia"))
 
 
 def _firmware_package(snapshot: Snapshot, branch: str, version: str) -> Fix:
@@ -347,13 +348,19 @@ def _firmware_package(snapshot: Snapshot, branch: str, version: str) -> Fix:
         return reinstall(snapshot, text, f"nvidia-firmware-{branch}-{version}")
     if manager == "apt":
         # Debian calls it by one name, Ubuntu by that of the version.
-        ubuntus = quote(f"nvidia-firmware-{branch}-{version}") if branch else '"nvidia-firmware-${v%%.*}-$v"'
-        find = f"apt-cache pkgnames | grep -xF -e firmware-nvidia-gsp -e {ubuntus}"
-        known_version = "" if branch else "v=$(modinfo -F version nvidia); "
-        return run("install", text, f"{known_version}sudo apt-get install --reinstall $({find})")
+        ubuntus = f"nvidia-firmware-{branch}-{version}" if branch else Shell('"nvidia-firmware-${v%%.*}-$v"')
+        find = command("grep", "-xF", "-e", "firmware-nvidia-gsp", "-e", ubuntus)
+        again = (Shell("sudo apt-get install --reinstall $(apt-cache pkgnames |"), find, Shell(")"))
+        known_version = () if branch else (Shell("v=$(modinfo -F version nvidia);"),)
+        return run("install", text, joined(*known_version, *again))
     if manager == "dnf":
         # The one does nothing where the package is there, the other where it is not.
-        return run("install", text, "sudo dnf install nvidia-kmod-common", "sudo dnf reinstall nvidia-kmod-common")
+        return run(
+            "install",
+            text,
+            Shell("sudo dnf install nvidia-kmod-common"),
+            Shell("sudo dnf reinstall nvidia-kmod-common"),
+        )
     return reinstall(snapshot, text, "nvidia-utils" if manager == "pacman" else "kernel-firmware-nvidia-gspx-G06")
 
 
@@ -387,7 +394,7 @@ def _take_back(snapshot: Snapshot) -> Iterable[Fix]:
     yield reboot()
 
 
-def _option_taken_out(snapshot: Snapshot) -> Iterator[str]:
+def _option_taken_out(snapshot: Snapshot) -> Iterator[Command]:
     """The commands that take the option out of every place that has it, and leave what else stands on its line."""
     files = (item for item in snapshot.files("/*modprobe.d/*") if _SWITCHED_OFF.search(item.text))
     option = "NVreg_EnableGpuFirmware=0"

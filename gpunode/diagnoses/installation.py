@@ -9,6 +9,7 @@ from typing import Final
 from gpunode.diagnoses import remedies
 from gpunode.diagnoses.addresses import DRIVER_GUIDE
 from gpunode.diagnoses.chains import LIBRARY_MISMATCH, NOT_ACCEPTED
+from gpunode.diagnoses.commands import Shell
 from gpunode.diagnoses.model import Citation, Confidence, Disruption, Doubt, Family, Fix, Proof, Rule, Verdict, only
 from gpunode.diagnoses.remedies import install, reboot, run, takes_gpunode
 from gpunode.diagnoses.snapshot import Snapshot, lines_with, stated
@@ -66,7 +67,10 @@ def _missed(snapshot: Snapshot, missing: tuple[Citation, ...]) -> Iterator[tuple
         yield "driver-not-installed", Proof(what, (*missing, *absent), is_sure, disruption=disruption)
     else:
         question = "is a driver installed on the node, and only its libraries or its module missing?"
-        look = "nvidia-smi and lsmod on the node itself, and dpkg -l '*nvidia*' or rpm -qa '*nvidia*'"
+        look = (
+            Shell("nvidia-smi; lsmod | grep nvidia  # on the node itself"),
+            Shell("dpkg -l '*nvidia*' || rpm -qa '*nvidia*'"),
+        )
         yield "driver-not-installed", Doubt(question, look, missing, ("driver-userspace-incomplete",))
 
 
@@ -85,7 +89,10 @@ def _by_operator(pods: tuple[kube.Row, ...]) -> Iterator[tuple[str, Verdict]]:
     failing = tuple(row.citation for row in halted if "Image" not in row.status)
     if failing:
         question = "the GPU Operator is to bring this node's driver in a pod, which does not run: why not?"
-        look = "kubectl -n gpu-operator describe pod of nvidia-driver-daemonset, its events, and its log"
+        look = (
+            Shell("kubectl -n gpu-operator describe pod -l app=nvidia-driver-daemonset"),
+            Shell("kubectl -n gpu-operator logs --tail=50 -l app=nvidia-driver-daemonset"),
+        )
         yield "driver-not-installed", Doubt(question, look, failing, ("operator-no-driver-image",))
 
 
@@ -154,11 +161,11 @@ def _install_driver(snapshot: Snapshot) -> Iterable[Fix]:
     yield remedies.driver(snapshot, "install the driver that this GPU, kernel and distribution take")
     if _nouveau_has_it(snapshot):
         yield reboot("reboot: until then nouveau keeps the GPU")
-    yield run("inspect", "see that it works", "nvidia-smi")
+    yield run("inspect", "see that it works", Shell("nvidia-smi"))
 
 
 # Ubuntu's packages have the branch in their names; the module on disk tells it.
-_OF_MODULES_BRANCH: Final = (
+_OF_MODULES_BRANCH: Final = Shell(
     'v=$(modinfo -F version nvidia | cut -d. -f1); sudo apt-get install "nvidia-utils-$v" "libnvidia-compute-$v"'
 )
 _USER_SIDE: Final = {
@@ -186,7 +193,7 @@ def _complete_driver(snapshot: Snapshot) -> Iterable[Fix]:
             yield run("install", text, _OF_MODULES_BRANCH)
     else:
         yield install(snapshot, "install the user side of the same version", *_USER_SIDE[manager])
-    yield run("rebuild", "let the loader find it", "sudo ldconfig")
+    yield run("rebuild", "let the loader find it", Shell("sudo ldconfig"))
     if takes_gpunode(snapshot):
         yield remedies.driver(snapshot, "or let gpunode make the driver whole")
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from gpunode.diagnoses.addresses import CUDA_COMPATIBILITY, CUDA_DRIVER_API
-from gpunode.diagnoses.commands import edited, is_path
+from gpunode.diagnoses.commands import Command, Shell, edited, is_place
 from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Proof, Rule, Verdict, only
 from gpunode.diagnoses.remedies import by_hand, driver_of_newer_cuda, run
 from gpunode.diagnoses.snapshot import Snapshot, cite
@@ -123,7 +123,7 @@ def _other_copy(
         yield "cuda-compat-lib-mismatch", Proof(what, (*said, *cuda.told_by(snapshot)), "likely", ruled_out)
     else:
         question = "is it a compatibility library in the image, or is the node's own driver at two versions?"
-        look = "nvidia-smi on the node, and ldconfig -p | grep libcuda.so in the container"
+        look = (Shell("nvidia-smi  # on the node"), Shell("ldconfig -p | grep libcuda.so  # in the container"))
         causes = ("driver-library-mismatch-reboot-pending", "library-path-shadows-libcuda")
         yield "cuda-compat-lib-mismatch", Doubt(question, look, said, causes)
 
@@ -192,7 +192,7 @@ def _drop_compat(snapshot: Snapshot) -> Iterable[Fix]:
     if on_node:
         named = [one for one in snapshot.view(loader.folders) if one.file and one.sort == "compat"]
         text = "take the compatibility folder out of the loader's path"
-        yield run("remove", text, *(_commented_out(named) or _COMPAT_COMMENTED_OUT), "sudo ldconfig")
+        yield run("remove", text, *(_commented_out(named) or _COMPAT_COMMENTED_OUT), Shell("sudo ldconfig"))
     text = "in an image: build it without the package cuda-compat, and take its folder out of LD_LIBRARY_PATH"
     yield by_hand("remove", text)
     text = "or upgrade the node's driver to the CUDA of the image"
@@ -201,7 +201,7 @@ def _drop_compat(snapshot: Snapshot) -> Iterable[Fix]:
 
 # The line alone: other folders stand in the same file, and it may be a package's.
 _COMPAT_COMMENTED_OUT: Final = (
-    (
+    Shell(
         "grep -rlsE --include='*.conf' '^[[:space:]]*/[^#]*/compat/*[[:space:]]*$' /etc/ld.so.conf.d | "
         "xargs -r -d '\\n' sudo sed -i.bak -E 's,^[[:space:]]*/[^#]*/compat/*[[:space:]]*$,#&,'"
     ),
@@ -209,11 +209,11 @@ _COMPAT_COMMENTED_OUT: Final = (
 _PLAIN: Final = Pattern(r"/[A-Za-z0-9/._+-]+")
 
 
-def _commented_out(folders: Iterable[loader.Folder]) -> tuple[str, ...]:
+def _commented_out(folders: Iterable[loader.Folder]) -> tuple[Command, ...]:
     """The commands that comment out the lines of these folders; none where a file or a folder is not named plainly."""
-    found: list[str] = []
+    found: list[Command] = []
     for one in folders:
-        if not _PLAIN.fullmatch(one.path) or not is_path(one.file):
+        if not _PLAIN.fullmatch(one.path) or not is_place(one.file, "/etc/ld.so.conf.d"):
             return ()
         plain = one.path.rstrip("/").replace(".", r"\.").replace("+", r"\+")
         found.extend(edited(f"s,^[[:space:]]*{plain}/*[[:space:]]*$,#&,", one.file))
@@ -224,7 +224,7 @@ def _unshadow(snapshot: Snapshot) -> Iterable[Fix]:
     wrong = [one for one in snapshot.view(loader.folders) if one.where == "host" and _is_wrong(snapshot, one)]
     conf = [one for one in wrong if one.file]
     if commands := _commented_out(conf):
-        yield run("configure", "take the folder out of the loader's path", *commands, "sudo ldconfig")
+        yield run("configure", "take the folder out of the loader's path", *commands, Shell("sudo ldconfig"))
     elif conf:
         places = ", ".join(sorted({one.path for one in conf}))
         yield by_hand("configure", f"take {places} out of the files in /etc/ld.so.conf.d, then run ldconfig")
@@ -235,7 +235,7 @@ def _unshadow(snapshot: Snapshot) -> Iterable[Fix]:
     places = ", ".join(sorted({one.set_in for one in wrong if one.set_in}))
     where = f"in {places}" if places else "where it is set: a profile, a unit, an image"
     yield by_hand("configure", f"take the folder out of LD_LIBRARY_PATH{named}, {where}")
-    find = "grep -rsF LD_LIBRARY_PATH /etc/environment /etc/profile /etc/profile.d /etc/bash.bashrc /etc/systemd"
+    find = Shell("grep -rsF LD_LIBRARY_PATH /etc/environment /etc/profile /etc/profile.d /etc/bash.bashrc /etc/systemd")
     yield run("inspect", "see where it is set", find)
 
 

@@ -9,6 +9,7 @@ from typing import Final
 from gpunode.catalog.gpus import lookup
 from gpunode.diagnoses.addresses import OPEN_MODULES, XID_CATALOG
 from gpunode.diagnoses.chains import GPU_LOST, NOT_INITIALISED, UNHEALTHY_IN_CLUSTER
+from gpunode.diagnoses.commands import Shell
 from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Proof, Rule, Verdict
 from gpunode.diagnoses.remedies import always, by_hand, drain, nvidia_report, power_cycle, replace, run
 from gpunode.diagnoses.snapshot import Snapshot
@@ -45,7 +46,7 @@ def _gone(snapshot: Snapshot) -> Iterator[Verdict]:
     yield Doubt(
         f"{names} {verb} there once, and {missing.program} lists only others now: off the bus, not initialised, or "
         "taken out?",
-        "lspci -nn -d 10de:; sudo dmesg --ctime | grep -iE 'xid|nvrm|pcieport'",
+        (Shell("lspci -nn -d 10de:"), Shell("sudo dmesg --ctime | grep -iE 'xid|nvrm|pcieport'")),
         missing.citations,
         ("gpu-fallen-off-bus",),
     )
@@ -93,9 +94,9 @@ _SEARCH: Final = (
     run(
         "inspect",
         "compare the bus with the driver, and read what the kernel says of the GPU that is missing",
-        "lspci -nnk -d 10de:",
-        "nvidia-smi --query-gpu=index,pci.bus_id,serial --format=csv",
-        "sudo dmesg | grep -E 'NVRM|AER|pcieport' | tail -n 100",
+        Shell("lspci -nnk -d 10de:"),
+        Shell("nvidia-smi --query-gpu=index,pci.bus_id,serial --format=csv"),
+        Shell("sudo dmesg | grep -E 'NVRM|AER|pcieport' | tail -n 100"),
     ),
     drain(),
     power_cycle("power the node off, wait a minute, and on again: a GPU that did not come up often does then"),
@@ -189,14 +190,17 @@ def _without_kernel(snapshot: Snapshot) -> Iterator[Verdict]:
     elif silent and not snapshot.says(_ASLEEP):
         yield Doubt(
             "nvidia-smi cannot reach a GPU that it knows of; whether that is lost, the kernel's log tells",
-            "sudo dmesg --ctime | grep -iE 'xid|fallen off|nvrm'",
+            (Shell("sudo dmesg --ctime | grep -iE 'xid|fallen off|nvrm'"),),
             silent,
         )
     elif unread := snapshot.view(driver.unread):
         yield Doubt(
             "nvidia-smi shows ERR! where it reads the GPU itself: is a sensor or fan broken, its firmware stuck, or is "
             "it about to be lost?",
-            "sudo dmesg --ctime | grep -iE 'xid|nvrm'; nvidia-smi -q -d POWER,TEMPERATURE,PERFORMANCE",
+            (
+                Shell("sudo dmesg --ctime | grep -iE 'xid|nvrm'"),
+                Shell("nvidia-smi -q -d POWER,TEMPERATURE,PERFORMANCE"),
+            ),
             unread,
             _FAILS_TO_READ,
         )
@@ -204,7 +208,7 @@ def _without_kernel(snapshot: Snapshot) -> Iterator[Verdict]:
         yield Doubt(
             "nvidia-smi found no GPU at one time and GPUs at another, and nothing shows what was done in between: does "
             "one come and go?",
-            "sudo dmesg --ctime | grep -iE 'xid|nvrm|pcieport'; nvidia-smi -L",
+            (Shell("sudo dmesg --ctime | grep -iE 'xid|nvrm|pcieport'"), Shell("nvidia-smi -L")),
             both,
         )
 
@@ -234,7 +238,7 @@ def _of_ones(snapshot: Snapshot, ones: tuple[Citation, ...], silent: tuple[Citat
         return
     yield Doubt(
         "a GPU's configuration space reads as ones: it is lost, or in its deepest sleep",
-        "cat /sys/bus/pci/devices/*/power_state; nvidia-smi",
+        (Shell("cat /sys/bus/pci/devices/*/power_state"), Shell("nvidia-smi")),
         ones,
         ("gpu-stuck-d3cold",),
     )

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from gpunode.diagnoses.addresses import NVML_RETURNS, XID_CATALOG
 from gpunode.diagnoses.chains import PROGRAM_FAULTS, UNHEALTHY_IN_CLUSTER
+from gpunode.diagnoses.commands import Shell
 from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Proof, Rule, Verdict, only
 from gpunode.diagnoses.remedies import always, by_hand, drain, nvidia_report, reboot, replace, reset_gpu, run
 from gpunode.diagnoses.snapshot import Snapshot, cite
@@ -273,7 +274,12 @@ def _stops_at_any(snapshot: Snapshot, gpu: str) -> bool:
 def _which_error(rows: tuple[Citation, ...]) -> Doubt:
     question = "uncorrectable ECC errors since the driver was loaded: whether they were contained, the Xids tell"
     causes = ("xid-94-contained-ecc", "xid-95-uncontained-ecc", "xid-140-unrecovered-ecc")
-    return Doubt(question, "sudo dmesg --ctime | grep -E 'Xid'; nvidia-smi -q -d ECC,ROW_REMAPPER", rows, causes)
+    return Doubt(
+        question,
+        (Shell("sudo dmesg --ctime | grep -E 'Xid'"), Shell("nvidia-smi -q -d ECC,ROW_REMAPPER")),
+        rows,
+        causes,
+    )
 
 
 def _volatile(memory: Memory) -> tuple[Citation, ...]:
@@ -371,7 +377,9 @@ def _damaged(snapshot: Snapshot) -> str:
 def _reset_after_drain(_: Snapshot) -> Iterable[Fix]:
     yield drain()
     yield reset_gpu()
-    yield run("inspect", "see that nothing is pending or failed", "nvidia-smi -q -d ROW_REMAPPER,ECC,PAGE_RETIREMENT")
+    yield run(
+        "inspect", "see that nothing is pending or failed", Shell("nvidia-smi -q -d ROW_REMAPPER,ECC,PAGE_RETIREMENT")
+    )
     yield replace(when="errors come back, or a remapping fails")
 
 
@@ -379,7 +387,7 @@ def _reset_pending(_: Snapshot) -> Iterable[Fix]:
     yield drain("move the work away from this GPU, and stop DCGM, the fabric manager and other services that hold it")
     yield reset_gpu()
     yield reboot(when="the reset is refused")
-    yield run("inspect", "see that Pending says No", "nvidia-smi -q -d ROW_REMAPPER")
+    yield run("inspect", "see that Pending says No", Shell("nvidia-smi -q -d ROW_REMAPPER"))
     yield replace(when="Remapping Failure Occurred says Yes")
 
 
@@ -392,25 +400,29 @@ def _return_it(_: Snapshot) -> Iterable[Fix]:
 
 def _let_go(_: Snapshot) -> Iterable[Fix]:
     yield drain("move the work away from this GPU")
-    yield run("inspect", "see what still holds the GPU", "sudo fuser -v /dev/nvidia*")
+    yield run("inspect", "see what still holds the GPU", Shell("sudo fuser -v /dev/nvidia*"))
     yield run(
-        "restart", "stop the persistence daemon, which holds it by design", "sudo systemctl stop nvidia-persistenced"
+        "restart",
+        "stop the persistence daemon, which holds it by design",
+        Shell("sudo systemctl stop nvidia-persistenced"),
     )
     yield reset_gpu()
     yield reboot(when="something that cannot be stopped holds it")
-    yield run("inspect", "see that nothing is pending", "nvidia-smi -q -d PAGE_RETIREMENT")
+    yield run("inspect", "see that nothing is pending", Shell("nvidia-smi -q -d PAGE_RETIREMENT"))
 
 
 def _start_again(_: Snapshot) -> Iterable[Fix]:
     yield by_hand("application", "start the program again: others on the GPU were not touched")
     yield reset_gpu("reset the GPU, so that the bad row is remapped", "it is free")
-    yield run("inspect", "look for what is pending", "nvidia-smi -q -d ROW_REMAPPER,ECC")
+    yield run("inspect", "look for what is pending", Shell("nvidia-smi -q -d ROW_REMAPPER,ECC"))
     yield replace(when="it happens again and again on the same GPU")
 
 
 _WATCH: Final = (
     run(
-        "inspect", "see how many pages or rows it has cost so far", "nvidia-smi -q -d ECC,PAGE_RETIREMENT,ROW_REMAPPER"
+        "inspect",
+        "see how many pages or rows it has cost so far",
+        Shell("nvidia-smi -q -d ECC,PAGE_RETIREMENT,ROW_REMAPPER"),
     ),
     replace("plan to have the GPU replaced", "the counts grow"),
 )

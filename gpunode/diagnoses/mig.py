@@ -9,7 +9,7 @@ from typing import Final
 
 from gpunode.diagnoses.addresses import DEVICE_PLUGIN
 from gpunode.diagnoses.chains import NO_CLUSTER_GPU
-from gpunode.diagnoses.commands import at, command, of_gpu
+from gpunode.diagnoses.commands import Shell, at, command, of_gpu
 from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Proof, Rule, Verdict
 from gpunode.diagnoses.remedies import by_hand, drain, reboot, run
 from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with, stated
@@ -199,7 +199,7 @@ def _empty(snapshot: Snapshot) -> Iterator[Verdict]:
         yield Proof(what, (*cited, *none), gpu=enabled[0].bus)
     elif enabled and snapshot.says(_NO_DEVICE):
         question = "does the GPU have any MIG instances?"
-        yield Doubt(question, "nvidia-smi -L; nvidia-smi mig -lgi", cited)
+        yield Doubt(question, (Shell("nvidia-smi -L"), Shell("nvidia-smi mig -lgi")), cited)
     elif none and snapshot.says(_NO_DEVICE) and not snapshot.view(_modes):
         yield Proof(what, none, "likely")
 
@@ -274,7 +274,7 @@ def _permit(snapshot: Snapshot) -> Iterable[Fix]:
         text = "give the container NVIDIA_MIG_MONITOR_DEVICES=all to see instances"
         yield by_hand("configure", f"{text}, NVIDIA_MIG_CONFIG_DEVICES=all to change them")
         return
-    yield run("inspect", "ask as root", "sudo nvidia-smi mig -lgi")
+    yield run("inspect", "ask as root", Shell("sudo nvidia-smi mig -lgi"))
 
 
 _GUIDE: Final = "https://docs.nvidia.com/datacenter/tesla/mig-user-guide/"

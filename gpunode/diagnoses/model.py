@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
+from gpunode.diagnoses.commands import Command
+
 if TYPE_CHECKING:
     from gpunode.diagnoses.snapshot import Snapshot
 
@@ -106,7 +108,7 @@ class Fix:
 
     kind: FixKind
     text: str
-    commands: tuple[str, ...] = ()
+    commands: tuple[Command, ...] = ()
     when: str = ""
 
 
@@ -146,7 +148,7 @@ class Doubt:
     """
 
     question: str
-    look_at: str
+    look_at: tuple[Command, ...]
     citations: tuple[Citation, ...] = ()
     causes: tuple[str, ...] = ()
 

@@ -8,7 +8,7 @@ from typing import Final
 
 from gpunode.diagnoses import build, chains, remedies, secureboot
 from gpunode.diagnoses.addresses import DRIVER_README
-from gpunode.diagnoses.commands import Shell, command, edited, edited_where
+from gpunode.diagnoses.commands import Command, Shell, command, edited, edited_where, joined, output
 from gpunode.diagnoses.commands import kernel as of_kernel
 from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Proof, Rule, Verdict
 from gpunode.diagnoses.remedies import (
@@ -73,7 +73,12 @@ def _not_loaded(snapshot: Snapshot) -> Iterator[Verdict]:
         return
     if state is None and not (said and (is_built or blacklist)):
         if said:
-            look_at = "lsmod | grep nvidia; dkms status; sudo modprobe nvidia; sudo dmesg | grep -iE 'nvrm|nvidia'"
+            look_at = (
+                Shell("lsmod | grep nvidia"),
+                Shell("dkms status"),
+                Shell("sudo modprobe nvidia"),
+                Shell("sudo dmesg | grep -iE 'nvrm|nvidia'"),
+            )
             yield Doubt("Is NVIDIA's kernel module loaded, and if not, why?", look_at, said)
         return
     if not said and not is_built and not driver.packaged(snapshot):
@@ -84,8 +89,8 @@ def _not_loaded(snapshot: Snapshot) -> Iterator[Verdict]:
         yield Proof(f"{summary}: it is blacklisted", cited, remedy=tuple(_allow(snapshot)))
     elif state is None and (signed := _is_signed_here(snapshot)):
         question = "the module is there and signed with a key of this machine's own: does the kernel take it?"
-        look_at = "sudo modprobe nvidia; mokutil --sb-state"
-        yield Doubt(question, look_at, (*cited, *signed), ("secure-boot-key-not-enrolled",))
+        signature = (Shell("sudo modprobe nvidia"), Shell("mokutil --sb-state"))
+        yield Doubt(question, signature, (*cited, *signed), ("secure-boot-key-not-enrolled",))
     else:
         yield Proof(summary, cited, "certain" if said and state is False else "likely")
 
@@ -95,8 +100,8 @@ _UNSUPPORTED_TOO: Final = (
     run(
         "configure",
         "have modules loaded that SUSE does not support, and load NVIDIA's",
-        "echo 'allow_unsupported_modules 1' | sudo tee /etc/modprobe.d/10-unsupported-modules.conf",
-        "sudo modprobe nvidia",
+        Shell("echo 'allow_unsupported_modules 1' | sudo tee /etc/modprobe.d/10-unsupported-modules.conf"),
+        Shell("sudo modprobe nvidia"),
     ),
 )
 _OWN_KEY: Final = Pattern(r"DKMS module signing key|Secure Boot Module Signature key")
@@ -138,13 +143,15 @@ def _allow(snapshot: Snapshot) -> Iterator[Fix]:
     if at_boot := _at_boot(snapshot):
         text = "take the argument that keeps nvidia away off the kernel's command line, from the next boot on"
         yield run("configure", text, *without_kernel_argument(snapshot, at_boot))
-    yield run("load", "load the module", "sudo modprobe nvidia")
+    yield run("load", "load the module", Shell("sudo modprobe nvidia"))
     yield rebuild_initramfs(snapshot)
 
 
 def _load(snapshot: Snapshot) -> Iterable[Fix]:
-    yield run("load", "load the module; what it says when it fails is the cause", "sudo modprobe nvidia")
-    yield run("inspect", "read what the kernel said of it", "sudo dmesg | grep -iE 'nvrm|nvidia|nouveau' | tail -n 40")
+    yield run("load", "load the module; what it says when it fails is the cause", Shell("sudo modprobe nvidia"))
+    yield run(
+        "inspect", "read what the kernel said of it", Shell("sudo dmesg | grep -iE 'nvrm|nvidia|nouveau' | tail -n 40")
+    )
     if takes_gpunode(snapshot):
         text = "have gpunode find what is missing and load it"
         yield setup_step(snapshot, "load", text, "module-build", "module-load", when="modprobe does not find it")
@@ -248,7 +255,7 @@ def _build_for_this(snapshot: Snapshot) -> Iterable[Fix]:
     elif prebuilt := packages.matching(snapshot, "linux-modules-nvidia-*"):
         stem = re.sub(r"-\d+\.\d+\.\d+-\d+-\w.*$", "", prebuilt[0].name)
         yield install(snapshot, f"install the prebuilt modules for {running}", of_kernel(running, f"{stem}-"))
-        yield run("load", "load the module", "sudo modprobe nvidia")
+        yield run("load", "load the module", Shell("sudo modprobe nvidia"))
     elif snapshot.view(modules.driver_builds) or packages.matching(snapshot, "*dkms*", "akmod-nvidia*"):
         if not build.headers_present(snapshot, running):
             text = f"install the headers of {running or 'the running kernel'}"
@@ -336,20 +343,20 @@ def _index(snapshot: Snapshot) -> Iterable[Fix]:
         manager = snapshot.view(system.package_manager)
         brings = "linux-modules-" if _UBUNTUS.search(running) else "linux-image-"
         # Of Oracle's, Amazon's and Proxmox' kernels the package has another name: the system's own lists tell.
-        owned = command("rpm", "-qa", "kernel*"), command("grep", "-F", of_kernel(running))
-        owner = command("dpkg-query", "-S", of_kernel(running, "/lib/modules/"))
+        owned = joined(command("rpm", "-qa", "kernel*"), Shell("|"), command("grep", "-F", of_kernel(running)))
+        owner = joined(command("dpkg-query", "-S", of_kernel(running, "/lib/modules/")), Shell("| cut -d: -f1"))
         words: dict[system.PackageManager, tuple[str | Shell, ...]] = {
             "apt": (
                 *("apt-get", "install", "--reinstall"),
-                Shell(f"$({owner} | cut -d: -f1)") if running.endswith("-pve") else of_kernel(running, brings),
+                output(owner) if running.endswith("-pve") else of_kernel(running, brings),
             ),
-            "dnf": ("dnf", "reinstall", Shell(f"$({' | '.join(owned)})")),
+            "dnf": ("dnf", "reinstall", output(owned)),
             "zypper": ("zypper", "install", "--force", f"kernel-{_flavour(running)}"),
             "pacman": ("pacman", "-S", "linux"),
         }
         yield run("install", text, command("sudo", *words[manager]))
     yield run("rebuild", "write the indexes anew", command("sudo", "depmod", "-a", of_kernel(running)))
-    yield run("load", "load the module", "sudo modprobe nvidia")
+    yield run("load", "load the module", Shell("sudo modprobe nvidia"))
 
 
 _API: Final = Pattern(r"API mismatch|Driver/library version mismatch|nvidia-modeset: Version mismatch")
@@ -414,11 +421,11 @@ _INSTALLERS: Final = "kernel/drivers/video"
 _PARTS: Final = ("nvidia", "nvidia-modeset", "nvidia-drm", "nvidia-uvm", "nvidia-peermem")
 
 
-_OWNER: Final[dict[system.PackageManager, str]] = {
-    "apt": "dpkg -S",
-    "dnf": "rpm -qf",
-    "zypper": "rpm -qf",
-    "pacman": "pacman -Qo",
+_OWNER: Final[dict[system.PackageManager, Command]] = {
+    "apt": Shell("dpkg -S"),
+    "dnf": Shell("rpm -qf"),
+    "zypper": Shell("rpm -qf"),
+    "pacman": Shell("pacman -Qo"),
 }
 
 
@@ -428,13 +435,14 @@ def _keep_one(snapshot: Snapshot) -> Iterable[Fix]:
     text = "remove the files that NVIDIA's installer left, which no package owns and DKMS does not replace"
     files = (of_kernel(release, "/lib/modules/", f"/{_INSTALLERS}/{name}.ko") for name in _PARTS)
     # /lib is /usr/lib on most systems, and dpkg knows a file by one of the two names.
-    name = '"*$f"' if asks.startswith("dpkg") else '"$f"'
+    name = Shell('"*$f"') if asks.startswith("dpkg") else Shell('"$f"')
     # Where the package manager is another one than it seems, nobody has said that nobody owns it.
-    each = f'[ ! -e "$f" ] || ! command -v {asks.split()[0]} || {asks} {name} || sudo rm -v "$f"'
-    yield run("remove", text, f"for f in {command(*files)}; do {each}; done")
+    is_another = joined(Shell('; do [ ! -e "$f" ] || ! command -v'), command(asks.split()[0]))
+    owned = joined(Shell("||"), asks, name, Shell('|| sudo rm -v "$f"; done'))
+    yield run("remove", text, joined(Shell("for f in"), command(*files), is_another, owned))
     text = "see which package owns each copy that is left; the package whose driver is not wanted is to be removed"
     find = command("find", of_kernel(release, "/lib/modules/"), "-name", "nvidia*.ko*", "-exec")
-    yield run("inspect", text, f"{find} {asks} {{}} +")
+    yield run("inspect", text, joined(find, asks, Shell("{} +")))
     yield run("rebuild", "write the indexes anew", command("sudo", "depmod", "-a", release))
     yield rebuild_initramfs(snapshot)
     yield reboot()

@@ -9,6 +9,7 @@ from typing import Final
 from gpunode.catalog import branches
 from gpunode.diagnoses import chains
 from gpunode.diagnoses.addresses import DRIVER_GUIDE, DRIVER_README
+from gpunode.diagnoses.commands import Shell, command, joined
 from gpunode.diagnoses.model import Citation, Confidence, Doubt, Family, Fix, Proof, Rule, Verdict, only
 from gpunode.diagnoses.remedies import (
     by_hand,
@@ -80,7 +81,7 @@ def _decide(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
     if image and not _looked_for_blacklist(snapshot):
         yield (
             "nouveau-bound",
-            Doubt(_WHICH, "grep -r nouveau /etc/modprobe.d /lib/modprobe.d", (*proofs, *image), _BOTH),
+            Doubt(_WHICH, (Shell("grep -r nouveau /etc/modprobe.d /lib/modprobe.d"),), (*proofs, *image), _BOTH),
         )
         return
     ruled_out = ("an initramfs that holds it: it does not",) if blacklisted and looked else ()
@@ -180,7 +181,11 @@ def _take_away(snapshot: Snapshot) -> Iterable[Fix]:
     else:
         names = ("nouveau", "nova_core", "nova_drm") if _has_nova(snapshot) else ("nouveau",)
         lines = r"\n".join([*(f"blacklist {name}" for name in names), "options nouveau modeset=0"])
-        yield run("configure", "blacklist nouveau", f"printf '{lines}\\n' | sudo tee {_FILE}")
+        yield run(
+            "configure",
+            "blacklist nouveau",
+            joined(command("printf", rf"{lines}\n"), Shell("|"), command("sudo", "tee", _FILE)),
+        )
         yield rebuild_initramfs(snapshot)
     yield reboot()
 

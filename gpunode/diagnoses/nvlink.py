@@ -11,7 +11,7 @@ from gpunode.catalog import xids
 from gpunode.diagnoses import recovering
 from gpunode.diagnoses.addresses import OPEN_MODULES, XID_CATALOG
 from gpunode.diagnoses.chains import UNHEALTHY_IN_CLUSTER
-from gpunode.diagnoses.commands import command, is_release
+from gpunode.diagnoses.commands import Command, Shell, command, is_release, joined
 from gpunode.diagnoses.model import Citation, Confidence, Doubt, Family, Fix, Proof, Rule, Verdict, only
 from gpunode.diagnoses.remedies import (
     by_hand,
@@ -53,7 +53,11 @@ def _manage(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
         yield "fabric-manager-version-mismatch", Proof(summary, (*mismatch.citations, *manager.citations, *waiting))
     elif nothing and waiting and not snapshot.view(boards.carriers) and not snapshot.view(fabric.switches):
         question = "the fabric manager finds nothing to do, and yet CUDA waits: what GPUs these are is not shown"
-        look = "`nvidia-smi -L` and `lspci -d 10de:`; B200 and B300 need nvlsm and the InfiniBand modules"
+        look = (
+            Shell("nvidia-smi -L"),
+            Shell("lspci -d 10de:"),
+            Shell("command -v nvlsm; lsmod | grep ib_umad  # on B200 and B300, which need both"),
+        )
         yield "fabric-manager-not-running", Doubt(question, look, (*nothing, *waiting), ("fabric-manager-not-needed",))
     elif nothing and not _has_switches(snapshot):
         summary = "the fabric manager finds no NVSwitch and exits, as it must: this node has none to manage"
@@ -68,7 +72,11 @@ def _manage(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
         yield "fabric-manager-not-running", _unasked(waiting)
     elif refused := snapshot.view(fabric.refused):
         question = "the fabric has answered a GPU and not taken it in: its registration is complete and no success"
-        look = "`journalctl -b -u nvidia-fabricmanager`, `nvidia-smi nvlink -s` and `sudo dmesg | grep -E 'Xid|SXid'`"
+        look = (
+            Shell("journalctl -b -u nvidia-fabricmanager"),
+            Shell("nvidia-smi nvlink -s"),
+            Shell("sudo dmesg | grep -E 'Xid|SXid'"),
+        )
         yield "fabric-manager-not-running", Doubt(question, look, refused, (*_MANAGER_CAUSES, *_LINK_CAUSES))
     else:
         yield from _where_nobody_knows(snapshot, manager, waiting)
@@ -82,11 +90,15 @@ def _where_nobody_knows(
     if snapshot.view(fabric.not_ready) and manager.state != "active":
         causes = (*_MANAGER_CAUSES, "cuda-init-802-kaslr-or-hmm")
         question = "CUDA says that the system is not ready (802), and whether this node has NVSwitches is not known"
-        look = "`lspci -d 10de:`, `systemctl status nvidia-fabricmanager` and `nvidia-smi conf-compute -q`"
+        look = (
+            Shell("lspci -d 10de:"),
+            Shell("systemctl status nvidia-fabricmanager"),
+            Shell("nvidia-smi conf-compute -q"),
+        )
         yield "fabric-manager-not-running", Doubt(question, look, waiting, causes)
     elif manager.state in {"failed", "masked"}:
         question = f"the fabric manager does not run, and {unknown}"
-        look = "`lspci -d 10de:`, `nvidia-smi topo -m` and `journalctl -b -u nvidia-fabricmanager`"
+        look = (Shell("lspci -d 10de:"), Shell("nvidia-smi topo -m"), Shell("journalctl -b -u nvidia-fabricmanager"))
         yield "fabric-manager-not-running", Doubt(question, look, manager.citations, _MANAGER_CAUSES)
 
 
@@ -118,7 +130,7 @@ def _has_switches(snapshot: Snapshot) -> bool:
 def _unasked(waiting: tuple[Citation, ...]) -> Doubt:
     return Doubt(
         "the GPUs wait to be registered with their NVLink fabric, and nobody shows the fabric manager",
-        "`systemctl status nvidia-fabricmanager` and `journalctl -b -u nvidia-fabricmanager`",
+        (Shell("systemctl status nvidia-fabricmanager"), Shell("journalctl -b -u nvidia-fabricmanager")),
         waiting,
         _MANAGER_CAUSES,
     )
@@ -132,28 +144,30 @@ def _install_manager(snapshot: Snapshot) -> Iterable[Fix]:
         f"install the fabric manager of exactly the driver's version{f' ({version})' if version else ''}",
         _install_commands(snapshot, version),
     )
-    yield run("load", "start it, now and at boot", "sudo systemctl enable --now nvidia-fabricmanager")
-    yield run("inspect", "every GPU must say Completed", "nvidia-smi -q | grep -A 2 -w Fabric")
+    yield run("load", "start it, now and at boot", Shell("sudo systemctl enable --now nvidia-fabricmanager"))
+    yield run("inspect", "every GPU must say Completed", Shell("nvidia-smi -q | grep -A 2 -w Fabric"))
 
 
 _NEW_NAME: Final = 580
-_MANAGERS: Final = ("nvidia-fabric-manager", "nvidia-fabricmanager")
-_LOADED: Final = "$(cat /sys/module/nvidia/version)"
+_LOADED: Final = Shell("v=$(cat /sys/module/nvidia/version);")
+_BY_APT: Final = Shell(
+    'sudo apt-get install "nvidia-fabricmanager-${v%%.*}=$v*" || sudo apt-get install "nvidia-fabricmanager=$v*"'
+)
+_BY_ZYPPER: Final = Shell(
+    'sudo zypper install "nvidia-fabric-manager=$v" || sudo zypper install "nvidia-fabricmanager=$v"'
+)
+_BY_DNF: Final = Shell('sudo dnf install "nvidia-fabric-manager-$v" || sudo dnf install "nvidia-fabricmanager-$v"')
 
 
-def _install_commands(snapshot: Snapshot, version: str) -> tuple[str, ...]:
+def _install_commands(snapshot: Snapshot, version: str) -> tuple[Command, ...]:
     """From branch 580 on the package is called without its branch; pacman has none."""
     if system.package_manager(snapshot) == "pacman":
         return ()
     if not is_release(version) or not version.split(".")[0].isdigit():
         if system.package_manager(snapshot) == "apt":
-            name = "nvidia-fabricmanager"
-            words = f'sudo apt-get install "{name}-${{v%%.*}}=$v*" || sudo apt-get install "{name}=$v*"'
-            return (f"v={_LOADED}; {words}",)
+            return (joined(_LOADED, _BY_APT),)
         is_zypper = system.package_manager(snapshot) == "zypper"
-        program, at_version = ("zypper", "=$v") if is_zypper else ("dnf", "-$v")
-        one, other = (f'sudo {program} install "{name}{at_version}"' for name in _MANAGERS)
-        return (f"v={_LOADED}; {one} || {other}",)
+        return (joined(_LOADED, _BY_ZYPPER if is_zypper else _BY_DNF),)
     branch = version.split(".")[0]
     is_new = int(branch) >= _NEW_NAME
     name = "nvidia-fabricmanager" if is_new else f"nvidia-fabricmanager-{branch}"
@@ -173,14 +187,14 @@ def _start_manager(snapshot: Snapshot) -> Iterable[Fix]:
             "NVLink 5 needs the subnet manager beside it, and the InfiniBand modules loaded first",
             _nvlink5_commands(snapshot),
         )
-    start = ("sudo systemctl unmask nvidia-fabricmanager",) if state == "masked" else ()
-    start = (*start, "sudo systemctl enable nvidia-fabricmanager", "sudo systemctl restart nvidia-fabricmanager")
-    yield run("restart", "start it, now and at boot", *start)
+    unmask = (Shell("sudo systemctl unmask nvidia-fabricmanager"),) if state == "masked" else ()
+    start = tuple(command("sudo", "systemctl", verb, "nvidia-fabricmanager") for verb in ("enable", "restart"))
+    yield run("restart", "start it, now and at boot", *unmask, *start)
     yield run(
         "inspect",
         "read why it stopped",
-        "journalctl -b -u nvidia-fabricmanager --no-pager",
-        "sudo tail -n 50 /var/log/fabricmanager.log",
+        Shell("journalctl -b -u nvidia-fabricmanager --no-pager"),
+        Shell("sudo tail -n 50 /var/log/fabricmanager.log"),
     )
     yield reset_all_gpus(
         "reset the GPUs: those that waited for the fabric do not all come back by themselves",
@@ -189,17 +203,19 @@ def _start_manager(snapshot: Snapshot) -> Iterable[Fix]:
     yield reboot(when="a reset is refused")
 
 
-def _nvlink5_commands(snapshot: Snapshot) -> tuple[str, ...]:
-    load = "sudo modprobe -a mlx5_ib ib_umad"
-    keep = r"printf 'mlx5_ib\nib_umad\n' | sudo tee /etc/modules-load.d/nvlink5.conf"
+def _nvlink5_commands(snapshot: Snapshot) -> tuple[Command, ...]:
+    load = Shell("sudo modprobe -a mlx5_ib ib_umad")
+    keep = Shell(r"printf 'mlx5_ib\nib_umad\n' | sudo tee /etc/modules-load.d/nvlink5.conf")
     if system.package_manager(snapshot) == "apt":
-        return ("sudo apt-get install nvlsm infiniband-diags", load, keep)
+        return (Shell("sudo apt-get install nvlsm infiniband-diags"), load, keep)
     return (*install(snapshot, "", "nvlsm", "infiniband-diags").commands, load, keep)
 
 
 def _stop_manager(_: Snapshot) -> Iterable[Fix]:
     yield run(
-        "configure", "switch it off: this node does not need it", "sudo systemctl disable --now nvidia-fabricmanager"
+        "configure",
+        "switch it off: this node does not need it",
+        Shell("sudo systemctl disable --now nvidia-fabricmanager"),
     )
 
 
@@ -228,7 +244,7 @@ def _linked(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
         question = "all NVLinks of the GPU that was asked for are down: are those of the other GPUs up?"
         causes = ("nvlink-link-inactive", *_LINK_CAUSES, *_MANAGER_CAUSES)
         places = tuple(one.citation for one in dark)
-        yield "nvlink-all-links-inactive-gpu", Doubt(question, "`nvidia-smi nvlink -s`", places, causes)
+        yield "nvlink-all-links-inactive-gpu", Doubt(question, (Shell("nvidia-smi nvlink -s"),), places, causes)
     elif dark and (alive or (len(dark) == 1 and "baseboard" in kinds)):
         for one in dark:
             which = f"GPU {one.index}" if one.index is not None else "one GPU"
@@ -240,7 +256,7 @@ def _linked(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
             )
     elif len(dark) > 1 and "card" not in kinds:
         question = "no GPU of this node has a link: that is the fabric manager's work undone, or GPUs without a bridge"
-        look = "`systemctl status nvidia-fabricmanager` and `lspci -d 10de: | grep -i bridge`"
+        look = (Shell("systemctl status nvidia-fabricmanager"), Shell("lspci -d 10de: | grep -i bridge"))
         yield (
             "nvlink-all-links-inactive-gpu",
             Doubt(question, look, tuple(one.citation for one in dark), _MANAGER_CAUSES),
@@ -300,7 +316,7 @@ def _linked_fault(snapshot: Snapshot) -> Iterator[Verdict]:
         yield faults.proof(incident, where)
     if not incidents and (told := snapshot.view(fabric.uncorrectable)):
         question = "a program was stopped by an NVLink error, and the kernel's log, which names the link, is not here"
-        look = "`sudo dmesg | grep -E 'Xid|SXid'`"
+        look = (Shell("sudo dmesg | grep -E 'Xid|SXid'"),)
         yield Doubt(question, look, told, ("xid-145-149-nvlink5-fault", "nvswitch-sxid"))
 
 
@@ -346,12 +362,12 @@ def _by_catalog(fault: faults.Fault) -> _Asked:
 
 
 _LINKS_UP: Final = run(
-    "inspect", "all links must be up", "nvidia-smi nvlink --status", "nvidia-smi nvlink --errorcounters"
+    "inspect", "all links must be up", Shell("nvidia-smi nvlink --status"), Shell("nvidia-smi nvlink --errorcounters")
 )
 
 
 def _ask_driver() -> Iterable[Fix]:
-    look = ("nvidia-smi -q", "sudo dmesg --ctime | grep -i xid")
+    look = (Shell("nvidia-smi -q"), Shell("sudo dmesg --ctime | grep -i xid"))
     yield run("inspect", "see what the driver asks for: GPU Recovery Action, or Xid 154", *look)
     yield reset_gpu(when="it asks for a reset")
     yield reboot(when="it asks for a reboot of the node")
@@ -394,8 +410,8 @@ def _after_mild(_: Snapshot) -> Iterable[Fix]:
     yield run(
         "inspect",
         "find the GPU at the other end of the link, and follow its own errors first",
-        "nvidia-smi nvlink --remotelinkinfo",
-        "sudo dmesg | grep -E 'Xid|SXid'",
+        Shell("nvidia-smi nvlink --remotelinkinfo"),
+        Shell("sudo dmesg | grep -E 'Xid|SXid'"),
     )
     yield reset_all_gpus(
         "reset all GPUs of the node, and with them their links, once nothing uses any of them",
@@ -408,7 +424,10 @@ def _reset_fabric(_: Snapshot) -> Iterable[Fix]:
     yield reset_all_gpus("reset all GPUs of the node, and with them their links, once nothing uses any of them")
     yield reboot(when="the reset is refused or hangs")
     yield run(
-        "inspect", "all links must be up again", "nvidia-smi nvlink --status", "nvidia-smi nvlink --errorcounters"
+        "inspect",
+        "all links must be up again",
+        Shell("nvidia-smi nvlink --status"),
+        Shell("nvidia-smi nvlink --errorcounters"),
     )
     yield nvidia_report()
     yield replace("seat the NVLink bridge or module again; have the GPU replaced", "the same link fails again")
@@ -418,9 +437,9 @@ def _look_at_fabric(_: Snapshot) -> Iterable[Fix]:
     yield run(
         "inspect",
         "read what the fabric manager and the GPU say of the link",
-        "nvidia-smi -q | grep -A 12 -w Fabric",
-        "journalctl -b -u nvidia-fabricmanager --no-pager",
-        "sudo dmesg | grep -E 'Xid|SXid'",
+        Shell("nvidia-smi -q | grep -A 12 -w Fabric"),
+        Shell("journalctl -b -u nvidia-fabricmanager --no-pager"),
+        Shell("sudo dmesg | grep -E 'Xid|SXid'"),
     )
     yield drain()
     yield reset_all_gpus("reset all GPUs of the node, and with them their links, once nothing uses any of them")

@@ -8,7 +8,7 @@ from typing import Final
 
 from gpunode.diagnoses import chains
 from gpunode.diagnoses.cluster import node_word
-from gpunode.diagnoses.commands import Shell, command
+from gpunode.diagnoses.commands import Shell, beside, command, joined
 from gpunode.diagnoses.model import Citation, Confidence, Doubt, Family, Fix, Proof, Rule, Verdict, only
 from gpunode.diagnoses.remedies import by_hand, run
 from gpunode.diagnoses.remedies import driver as driver_fix
@@ -86,7 +86,7 @@ def _unload(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
         yield "gpu-operator-driver-restart-blocked", Proof(summary, tuple(dict.fromkeys(cited)), sure)
         return
     question = "the operator's driver pod cannot unload a driver that is in use: whose driver that is was not shown"
-    look_at = "dpkg -l | grep nvidia or rpm -qa | grep nvidia on the host; ls /run/nvidia/driver"
+    look_at = (Shell("dpkg -l | grep nvidia; rpm -qa | grep nvidia  # on the host"), Shell("ls /run/nvidia/driver"))
     causes = ("gpu-operator-vs-host-driver", "gpu-operator-driver-restart-blocked")
     yield "gpu-operator-vs-host-driver", Doubt(question, look_at, stuck, causes)
 
@@ -241,13 +241,13 @@ def _image(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
             f"the registry of the operator's driver image is not reached or refuses ({why[0] if why else 'an error'}): "
             "is it the node's name resolution, its way out, or its credentials?"
         )
-        look = "on the node: getent hosts nvcr.io; curl -sSI https://nvcr.io/v2/"
+        look = (Shell("getent hosts nvcr.io  # on the node"), Shell("curl -sSI https://nvcr.io/v2/"))
         yield "operator-no-driver-image", Doubt(question, look, (*refused, *rows))
     elif rows:
         question = "the image of the operator's driver pod is not pulled; why was not shown"
         yield (
             "operator-no-driver-image",
-            Doubt(question, "kubectl describe pod of nvidia-driver-daemonset, its events", rows),
+            Doubt(question, (Shell("kubectl -n gpu-operator describe pod -l app=nvidia-driver-daemonset"),), rows),
         )
 
 
@@ -283,19 +283,19 @@ def _is_driver_log(snapshot: Snapshot, place: Citation) -> bool:
 # Remedies.
 
 
-def _upgrade(values: str) -> str:
-    """Changes values of the operator's release, whatever it is called; its version and its other values stay."""
-    releases = "helm list -A --no-headers | awk '/gpu-operator-v/ {print $1, $2, $(NF-1)}'"
-    kept = '-n "$space" --version "${chart#gpu-operator-}" --reuse-values'
-    upgrade = f'helm upgrade "$name" nvidia/gpu-operator {kept} {values}'
-    return f"{releases} | while read -r name space chart; do {upgrade}; done"
+# The operator's release, whatever it is called; its version and its other values stay.
+_WITHOUT_DRIVER: Final = Shell(
+    "helm list -A --no-headers | awk '/gpu-operator-v/ {print $1, $2, $(NF-1)}' | while read -r name space chart; do "
+    'helm upgrade "$name" nvidia/gpu-operator -n "$space" --version "${chart#gpu-operator-}" --reuse-values '
+    "--set driver.enabled=false; done"
+)
 
 
 def _keep_host(_: Snapshot) -> Iterable[Fix]:
     yield run(
         "configure",
         "keep the host's driver: tell the operator not to install one",
-        _upgrade("--set driver.enabled=false"),
+        _WITHOUT_DRIVER,
     )
     yield by_hand(
         "remove", "or take the driver's packages off the host and reboot it", "the operator is to manage the driver"
@@ -312,17 +312,18 @@ def _free(snapshot: Snapshot) -> Iterable[Fix]:
         "then move the pods off the node; programs outside of pods that use a GPU have to be stopped, too",
         (command("kubectl", "drain", node, "--ignore-daemonsets", "--delete-emptydir-data"),),
     )
-    of_node = Shell(f"spec.nodeName={node}") if isinstance(node, Shell) else f"spec.nodeName={node}"
-    restart = (
-        command("kubectl", "get", "pods", "-A", "--field-selector", of_node, "--no-headers")
-        + " | awk '$2 ~ /^nvidia-(gpu-)?driver-/ {print $1, $2}' | "
-        'while read -r space name; do kubectl -n "$space" delete pod "$name"; done'
+    restart = joined(
+        command("kubectl", "get", "pods", "-A", "--field-selector", beside("spec.nodeName=", node), "--no-headers"),
+        Shell(
+            "| awk '$2 ~ /^nvidia-(gpu-)?driver-/ {print $1, $2}' | "
+            'while read -r space name; do kubectl -n "$space" delete pod "$name"; done'
+        ),
     )
     yield run("restart", "start the driver pod again", restart, command("kubectl", "uncordon", node))
 
 
 def _other_image(snapshot: Snapshot) -> Iterable[Fix]:
-    text, kept = "install the driver on the host", _upgrade("--set driver.enabled=false")
+    text, kept = "install the driver on the host", _WITHOUT_DRIVER
     own = driver_fix(snapshot, text)
     if own.commands:
         yield run("configure", f"{text}, and tell the operator not to", *own.commands, kept)

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from gpunode.diagnoses.chains import TRANSFERS_LOST, UNHEALTHY_IN_CLUSTER
+from gpunode.diagnoses.commands import Shell
 from gpunode.diagnoses.model import Citation, Family, Fix, Proof, Rule, Severity, Verdict
 from gpunode.diagnoses.remedies import boot_with, boots_with, by_hand, run
 from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with
@@ -41,7 +42,7 @@ def _acs(snapshot: Snapshot) -> Iterator[Verdict]:
     yield Proof(summary, (*redirecting, *trouble), "certain" if trouble else "likely", severity=severity)
 
 
-_NO_ACS: Final = (
+_NO_ACS: Final = Shell(
     "for bridge in $(lspci -d '*:*:0604' | cut -d' ' -f1); do "
     'sudo setpci -s "$bridge" ECAP_ACS+6.w=0000 2>/dev/null || true; done'
 )

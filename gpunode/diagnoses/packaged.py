@@ -12,7 +12,7 @@ from typing import Final
 
 from gpunode.catalog.driver import Impossible, choose
 from gpunode.catalog.gpus import GpuModel
-from gpunode.diagnoses.commands import command
+from gpunode.diagnoses.commands import Command, Shell, command
 from gpunode.diagnoses.model import Fix
 from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import cards, driver, packages
@@ -29,7 +29,7 @@ class Way:
         words: what is to be known of it; empty where the commands say all.
     """
 
-    commands: tuple[str, ...] = ()
+    commands: tuple[Command, ...] = ()
     words: str = ""
 
 
@@ -109,7 +109,7 @@ def _by_apt(snapshot: Snapshot, models: Sequence[GpuModel], least: int) -> Way:
     if known is not None and "debian" in known.like and "ubuntu" not in known.like and known.id != "ubuntu":
         return Way(words=f"{known.name}'s own package nvidia-driver, if its branch (apt-cache policy) drives this GPU")
     if (known is not None and known.id != "debian") or (known is None and "-generic" in running_kernel(snapshot)):
-        return Way(("sudo ubuntu-drivers install",))
+        return Way((Shell("sudo ubuntu-drivers install"),))
     release = known.version_id.partition(".")[0] if known else ""
     # Of a release that nobody named, the oldest that may be.
     branch = _DEBIANS.get(release, _DEBIANS["11"])
@@ -168,7 +168,7 @@ def _by_zypper(snapshot: Snapshot, last: int | None) -> Way:
 _TUMBLEWEED: Final = "https://en.opensuse.org/SDB:NVIDIA_drivers"
 
 
-def _suse_repository(snapshot: Snapshot) -> tuple[str, ...]:
+def _suse_repository(snapshot: Snapshot) -> tuple[Command, ...]:
     """The commands that add the repository that NVIDIA keeps for SUSE, where nothing of it is installed."""
     known = distro(snapshot)
     major, _, minor = known.version_id.partition(".") if known else ("", "", "")
@@ -183,7 +183,7 @@ def _suse_repository(snapshot: Snapshot) -> tuple[str, ...]:
     opensuse = "opensuse/tumbleweed" if rolls else f"opensuse/leap/{known.version_id}"
     place = opensuse if known.id.startswith("opensuse") else suse
     add = command("sudo", "zypper", "addrepo", f"https://download.nvidia.com/{place}", "nvidia-graphics")
-    return add, "sudo zypper refresh"
+    return add, Shell("sudo zypper refresh")
 
 
 def _by_dnf(snapshot: Snapshot, last: int | None) -> Way:
@@ -210,7 +210,7 @@ def has_streams(snapshot: Snapshot) -> bool:
     return known.id == "amzn" or known.version_id.partition(".")[0] in {"8", "9"}
 
 
-def _with_stream(snapshot: Snapshot, stream: str) -> tuple[str, ...]:
+def _with_stream(snapshot: Snapshot, stream: str) -> tuple[Command, ...]:
     """The packages of another stream in the place of those that are there, else those of this one."""
     modules = ("kmod-nvidia-latest-dkms", "kmod-nvidia-open-dkms")
     if snapshot.view(driver.loaded) or any(name in modules for name in snapshot.view(packages.packages)):
@@ -243,7 +243,7 @@ def _by_rpm_fusion(snapshot: Snapshot, last: int, *, is_there: bool) -> Way:
     return Way((*repository, install), f"branch {last} is in RPM Fusion, under that name")
 
 
-def _rpm_fusion(system: str, major: str) -> str:
+def _rpm_fusion(system: str, major: str) -> Command:
     place = "fedora" if system == "fedora" else "el"
     kinds = ("free", "nonfree")
     files = (
@@ -263,7 +263,7 @@ RHEL: Final = frozenset({"rhel", "rocky", "almalinux", "centos", "ol"})
 _REPOSITORIES: Final = "https://developer.download.nvidia.com/compute/cuda/repos"
 
 
-def cuda_repository(snapshot: Snapshot) -> tuple[str, ...]:
+def cuda_repository(snapshot: Snapshot) -> tuple[Command, ...]:
     """The commands that add NVIDIA's repository where dnf or zypper have none of the driver's packages from it yet."""
     known = distro(snapshot)
     names = (name for name in snapshot.view(packages.packages) if not name.startswith(_TOOLKITS))
@@ -283,10 +283,10 @@ def cuda_repository(snapshot: Snapshot) -> tuple[str, ...]:
     is_arm = any("aarch64" in item.text for item in snapshot.of("uname"))
     url = f"{_REPOSITORIES}/{folder}/{'sbsa' if is_arm else 'x86_64'}/cuda-{folder}.repo"
     if known.id in {"sles", "opensuse-leap"}:
-        return command("sudo", "zypper", "addrepo", url), "sudo zypper refresh"
+        return command("sudo", "zypper", "addrepo", url), Shell("sudo zypper refresh")
     if known.id == "fedora":
         return (command("sudo", "dnf", "config-manager", "addrepo", "--overwrite", f"--from-repofile={url}"),)
-    return "sudo dnf install dnf-plugins-core", command("sudo", "dnf", "config-manager", "--add-repo", url)
+    return Shell("sudo dnf install dnf-plugins-core"), command("sudo", "dnf", "config-manager", "--add-repo", url)
 
 
 _FROM_THERE: Final = ("nvidia-", "akmod-nvidia", "kmod-nvidia", "cuda-")

@@ -8,6 +8,7 @@ from typing import Final
 
 from gpunode.diagnoses.addresses import DPKG
 from gpunode.diagnoses.chains import MISMATCHES, NO_PACKAGES
+from gpunode.diagnoses.commands import Shell
 from gpunode.diagnoses.model import Family, Fix, Proof, Rule, Verdict
 from gpunode.diagnoses.remedies import by_hand, reinstall, run
 from gpunode.diagnoses.snapshot import Snapshot, cite, stated
@@ -72,9 +73,9 @@ def _wait(snapshot: Snapshot) -> Iterable[Fix]:
         yield by_hand("wait", "wait until the other program has finished, then run the command again")
         return
     text = "wait until it has finished; apt does that by itself when it is told how long"
-    yield run("wait", text, "sudo apt-get -o DPkg::Lock::Timeout=600 check")
+    yield run("wait", text, Shell("sudo apt-get -o DPkg::Lock::Timeout=600 check"))
     text = "where nodes are set up at their first boot, let the automatic upgrade end before"
-    yield run("wait", text, "sudo systemctl start --wait apt-daily-upgrade.service", when="it is the first boot")
+    yield run("wait", text, Shell("sudo systemctl start --wait apt-daily-upgrade.service"), when="it is the first boot")
 
 
 # --- half-done work -----------------------------------------------------------------------------------------------
@@ -132,11 +133,11 @@ def _finish(snapshot: Snapshot) -> Iterable[Fix]:
     if snapshot.says(_DKMS, "package-output", "text", "dkms-output") or any(
         _DKMS.search(one.name) for one in snapshot.view(packages.packages).values() if one.is_half_done
     ):
-        log = "sudo sh -c 'tail -n 60 /var/lib/dkms/nvidia*/*/build/make.log'"
+        log = Shell("sudo sh -c 'tail -n 60 /var/lib/dkms/nvidia*/*/build/make.log'")
         yield run("inspect", "read why the module did not build; that is to be repaired first", log)
     else:
-        yield run("inspect", "see which packages they are and what each still needs", "sudo dpkg --audit")
-    finish = ("sudo dpkg --configure -a", "sudo apt-get -f install")
+        yield run("inspect", "see which packages they are and what each still needs", Shell("sudo dpkg --audit"))
+    finish = (Shell("sudo dpkg --configure -a"), Shell("sudo apt-get -f install"))
     yield run("install", "finish what dpkg began", *finish)
     half = snapshot.view(packages.packages).values()
     if broken := sorted(one.name for one in half if one.is_broken):

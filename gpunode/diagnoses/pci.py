@@ -8,7 +8,7 @@ from typing import Final
 
 from gpunode.diagnoses.addresses import OPEN_MODULES
 from gpunode.diagnoses.chains import NO_DRIVER, NOT_STARTED, TRANSFERS_LOST
-from gpunode.diagnoses.commands import command, edited, edited_where, is_gpu
+from gpunode.diagnoses.commands import Shell, command, edited, edited_where, is_gpu
 from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Proof, Rule, Verdict
 from gpunode.diagnoses.remedies import always, boot_loader, by_hand, power_cycle, reboot, rebuild_initramfs, run
 from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with, stated
@@ -69,7 +69,7 @@ def _attach(snapshot: Snapshot) -> Iterable[Fix]:
         yield by_hand(
             "hardware", "power the machine off, seat the GPU and its power cables, and enable the slot in BIOS"
         )
-    yield run("inspect", "look whether the bus shows it now", "lspci -nn -d 10de:")
+    yield run("inspect", "look whether the bus shows it now", Shell("lspci -nn -d 10de:"))
 
 
 # ---- who owns it
@@ -149,7 +149,12 @@ _LEFT: Final = by_hand(
     "vfio-pci and reboot",
 )
 _WHOSE: Final = "vfio-pci owns {}, and nvidia-smi finds no driver: is the GPU for a virtual machine, or for the host?"
-_WHOSE_LOOK: Final = "qm list; virsh list --all; cat /proc/cmdline; grep -r vfio /etc/modprobe.d"
+_WHOSE_LOOK: Final = (
+    Shell("qm list"),
+    Shell("virsh list --all"),
+    Shell("cat /proc/cmdline"),
+    Shell("grep -r vfio /etc/modprobe.d"),
+)
 
 
 def _reserved(snapshot: Snapshot) -> tuple[Citation, ...]:
@@ -213,7 +218,7 @@ def _boot_entries(snapshot: Snapshot) -> Fix:
     """Has systemd-boot take up /etc/kernel/cmdline, which it reads from its own partition."""
     text = "write the boot entries anew"
     if system.is_proxmox(snapshot):
-        return run("rebuild", text, "sudo proxmox-boot-tool refresh", when=_IN_ENTRIES)
+        return run("rebuild", text, Shell("sudo proxmox-boot-tool refresh"), when=_IN_ENTRIES)
     return by_hand("rebuild", f"{text}, as this system makes them (kernel-install)", _IN_ENTRIES)
 
 
@@ -315,7 +320,9 @@ FAMILY: Final = Family(
                 run(
                     "configure",
                     "keep GPUs from sleeping: no runtime power management for them",
-                    'for gpu in /sys/bus/pci/drivers/nvidia/0*; do echo on | sudo tee "$gpu/power/control"; done',
+                    Shell(
+                        'for gpu in /sys/bus/pci/drivers/nvidia/0*; do echo on | sudo tee "$gpu/power/control"; done'
+                    ),
                 ),
                 by_hand("configure", "load vfio-pci with disable_idle_d3=1", "virtual machines use the GPU"),
             ),

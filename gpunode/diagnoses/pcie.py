@@ -7,6 +7,7 @@ from typing import Final
 
 from gpunode.diagnoses.addresses import OPEN_MODULES
 from gpunode.diagnoses.chains import TRANSFERS_LOST
+from gpunode.diagnoses.commands import Shell
 from gpunode.diagnoses.model import Confidence, Family, Proof, Rule, Severity, Verdict
 from gpunode.diagnoses.remedies import always, by_hand, run
 from gpunode.diagnoses.snapshot import Snapshot
@@ -121,7 +122,11 @@ _RESEAT: Final = (
         "move the work away, power the node off, then seat the GPU again, change riser or cable, and try another slot",
     ),
     by_hand("firmware", "limit the slot to a lower PCIe generation in BIOS", "it comes back in another slot too"),
-    run("inspect", "look at the link under load", "sudo lspci -vvv -d 10de: | grep -E 'LnkCap:|LnkSta:|CESta:|UESta:'"),
+    run(
+        "inspect",
+        "look at the link under load",
+        Shell("sudo lspci -vvv -d 10de: | grep -E 'LnkCap:|LnkSta:|CESta:|UESta:'"),
+    ),
 )
 
 _AER_GUIDE: Final = "https://docs.kernel.org/PCI/pcieaer-howto.html"

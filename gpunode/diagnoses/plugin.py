@@ -8,7 +8,7 @@ from typing import Final
 
 from gpunode.diagnoses.addresses import DEVICE_PLUGIN
 from gpunode.diagnoses.cluster import plugin_logs, restart_plugin, set_driver_root, set_runtime_class
-from gpunode.diagnoses.commands import command
+from gpunode.diagnoses.commands import Shell, command
 from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Proof, Rule, Verdict, only
 from gpunode.diagnoses.remedies import by_hand, run
 from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with
@@ -128,8 +128,8 @@ def _no_library(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
 
 
 _WHICH_RUNTIME: Final = (
-    "on the node `containerd config dump | grep -E 'default_runtime_name|nvidia'` (or `docker info`), and "
-    "`kubectl get daemonset -A -o yaml | grep runtimeClassName`"
+    Shell("containerd config dump | grep -E 'default_runtime_name|nvidia'  # on the node; or docker info"),
+    Shell("kubectl get daemonset -A -o yaml | grep runtimeClassName"),
 )
 _NO_LIBRARY_CAUSES: Final = (
     *("device-plugin-library-not-found", "containerd-nvidia-runtime-missing", "k3s-runtime-config-overwritten"),
@@ -276,7 +276,7 @@ def _find_library(snapshot: Snapshot) -> Iterable[Fix]:
     yield run(
         "inspect",
         "look where the driver's library is, and whether the runtime finds it",
-        "sudo nvidia-container-cli list --libraries || ldconfig -p | grep libnvidia-ml",
+        Shell("sudo nvidia-container-cli list --libraries || ldconfig -p | grep libnvidia-ml"),
     )
     yield restart_plugin()
 
@@ -304,7 +304,7 @@ def _ask_for_runtime(snapshot: Snapshot) -> Iterable[Fix]:
 
 def _heal(_: Snapshot) -> Iterable[Fix]:
     yield plugin_logs("find out which GPU, and which Xid, the device plugin speaks of, and treat that")
-    yield run("inspect", "look for the GPU's own complaints", "sudo dmesg | grep -E 'NVRM|Xid'")
+    yield run("inspect", "look for the GPU's own complaints", Shell("sudo dmesg | grep -E 'NVRM|Xid'"))
     yield restart_plugin("restart the device plugin: it never calls a GPU healthy again by itself", "the GPU works")
 
 

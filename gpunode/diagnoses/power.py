@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from typing import Final
 
-from gpunode.diagnoses.commands import at, of_gpu
+from gpunode.diagnoses.commands import Shell, at, of_gpu
 from gpunode.diagnoses.model import Citation, Confidence, Doubt, Family, Fix, Proof, Rule, Severity, Verdict, only
 from gpunode.diagnoses.remedies import always, by_hand, drain, run
 from gpunode.diagnoses.snapshot import Snapshot
@@ -94,7 +94,7 @@ def _unsorted(
         question = f"{which} is slowed down by hardware, and whether by heat or by the power supply is not shown"
         yield (
             "thermal-slowdown",
-            Doubt(question, "`nvidia-smi -q -d PERFORMANCE,TEMPERATURE`", (line,), ("power-brake-slowdown",)),
+            Doubt(question, (Shell("nvidia-smi -q -d PERFORMANCE,TEMPERATURE"),), (line,), ("power-brake-slowdown",)),
         )
 
 
@@ -181,7 +181,7 @@ def _raise(gpu: smi_query.Gpu, most: float, *, out_of_band: bool) -> Iterator[Fi
     else:
         limit = of_gpu("sudo", "nvidia-smi", *at(gpu.name or gpu.value("index")), "-pl", f"{most:.0f}")
         yield run("configure", "set the default limit again", limit)
-    find = "sudo grep -rlE 'nvidia-smi.*(-pl|--power-limit)' /etc/systemd/system /etc/cron* 2>/dev/null || true"
+    find = Shell("sudo grep -rlE 'nvidia-smi.*(-pl|--power-limit)' /etc/systemd/system /etc/cron* 2>/dev/null || true")
     yield run("inspect", "find what sets it at boot", find)
 
 
@@ -219,7 +219,7 @@ FAMILY: Final = Family(
                     "look at fans, air flow, dust and inlet temperature, and at the BMC for a failed chassis fan",
                 ),
                 drain("move the work away until the GPU is cool again"),
-                run("inspect", "watch temperature and clocks", "nvidia-smi -q -d TEMPERATURE,PERFORMANCE"),
+                run("inspect", "watch temperature and clocks", Shell("nvidia-smi -q -d TEMPERATURE,PERFORMANCE")),
             ),
         ),
         Rule(
@@ -247,7 +247,7 @@ FAMILY: Final = Family(
                     "update the BMC's firmware",
                     "the machine's maker supports the card and the supplies are fine",
                 ),
-                run("inspect", "the brake must be off again", "nvidia-smi -q -d PERFORMANCE | grep -i brake"),
+                run("inspect", "the brake must be off again", Shell("nvidia-smi -q -d PERFORMANCE | grep -i brake")),
             ),
         ),
         Rule(

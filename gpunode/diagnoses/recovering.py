@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Final
 
+from gpunode.diagnoses.commands import Shell
 from gpunode.diagnoses.model import Disruption, Fix, Proof, Severity, Verdict
 from gpunode.diagnoses.remedies import by_hand, drain, reboot, reset_gpu, run
 from gpunode.diagnoses.snapshot import Snapshot
@@ -112,7 +113,9 @@ def _to_recover(action: Action, proof: Proof) -> Proof:
 def steps(action: Action) -> Iterator[Fix]:
     """What is to be done for the action, and no more."""
     yield run(
-        "inspect", "find the Xid before it on the same GPU: that is the cause", "sudo dmesg --ctime | grep -i xid"
+        "inspect",
+        "find the Xid before it on the same GPU: that is the cause",
+        Shell("sudo dmesg --ctime | grep -i xid"),
     )
     if action == "drain-p2p":
         yield LEAVE_PEERS

@@ -11,12 +11,24 @@ from gpunode.catalog.branches import Branch
 from gpunode.catalog.driver import Choice, Impossible, choose
 from gpunode.catalog.repositories import TOOLKIT
 from gpunode.diagnoses import packaged
-from gpunode.diagnoses.commands import ADDRESS, command, edited, edited_where, is_package, is_unit, of_gpu
+from gpunode.diagnoses.commands import (
+    ADDRESS,
+    Command,
+    Shell,
+    command,
+    edited,
+    edited_where,
+    is_package,
+    is_unit,
+    joined,
+    of_gpu,
+)
 from gpunode.diagnoses.model import Fix, FixKind
 from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import cards, cuda, fabric, guests, modules
 from gpunode.diagnoses.views import driver as installed
 from gpunode.diagnoses.views.engine import engine
+from gpunode.diagnoses.views.history import is_drivers
 from gpunode.diagnoses.views.system import (
     PackageManager,
     distro,
@@ -42,11 +54,11 @@ _REMOVE: Final[dict[PackageManager, tuple[str, ...]]] = {
     "zypper": ("sudo", "zypper", "remove"),
     "pacman": ("sudo", "pacman", "-Rns"),
 }
-_INITRAMFS: Final[dict[PackageManager, str]] = {
-    "apt": "sudo update-initramfs -u -k all",
-    "dnf": "sudo dracut --force --regenerate-all",
-    "zypper": "sudo dracut --force --regenerate-all",
-    "pacman": "sudo mkinitcpio -P",
+_INITRAMFS: Final[dict[PackageManager, Command]] = {
+    "apt": Shell("sudo update-initramfs -u -k all"),
+    "dnf": Shell("sudo dracut --force --regenerate-all"),
+    "zypper": Shell("sudo dracut --force --regenerate-all"),
+    "pacman": Shell("sudo mkinitcpio -P"),
 }
 
 
@@ -55,7 +67,7 @@ def always(*fixes: Fix) -> Callable[[Snapshot], Iterable[Fix]]:
     return lambda _: fixes
 
 
-def run(kind: FixKind, text: str, *commands: str, when: str = "") -> Fix:
+def run(kind: FixKind, text: str, *commands: Command, when: str = "") -> Fix:
     """A fix by commands."""
     return Fix(kind, text, commands, when)
 
@@ -71,8 +83,16 @@ def install(snapshot: Snapshot, text: str, *names: str, when: str = "") -> Fix:
 
 
 def uninstall(snapshot: Snapshot, text: str, *names: str, when: str = "") -> Fix:
-    """Removes packages, each named whole: a pattern takes along what nobody meant."""
-    return _of_packages("remove", text, _REMOVE[snapshot.view(package_manager)], names, when)
+    """Removes packages of a driver, and literals of this program, each named whole; any other a person judges."""
+    if all(isinstance(name, Shell) or is_drivers(name) for name in names):
+        return _of_packages("remove", text, _REMOVE[snapshot.view(package_manager)], names, when)
+    others = ", ".join(name for name in names if not is_drivers(name))
+    return by_hand("remove", f"{text}: {others} is no part of a driver, so see first what needs it", when)
+
+
+def removes_packages(fix: Fix) -> bool:
+    """Whether it takes packages away, which stops their services and leaves programs without them until then."""
+    return any(one.startswith(f"{' '.join(words)} ") for words in _REMOVE.values() for one in fix.commands)
 
 
 def _of_packages(kind: FixKind, text: str, program: tuple[str, ...], names: tuple[str, ...], when: str) -> Fix:
@@ -108,11 +128,11 @@ def reinstall(snapshot: Snapshot, text: str, *names: str, when: str = "") -> Fix
     return _of_packages("install", text, _AGAIN[snapshot.view(package_manager)], names, when)
 
 
-_ONE_ORIGIN: Final[dict[PackageManager, tuple[str, ...]]] = {
-    "apt": ("sudo apt-get update", "sudo apt-get -f install"),
-    "dnf": ("sudo dnf distro-sync '*nvidia*'",),
-    "zypper": ("sudo zypper refresh", "sudo zypper update"),
-    "pacman": ("sudo pacman -Syu",),
+_ONE_ORIGIN: Final[dict[PackageManager, tuple[Command, ...]]] = {
+    "apt": (Shell("sudo apt-get update"), Shell("sudo apt-get -f install")),
+    "dnf": (Shell("sudo dnf distro-sync '*nvidia*'"),),
+    "zypper": (Shell("sudo zypper refresh"), Shell("sudo zypper update")),
+    "pacman": (Shell("sudo pacman -Syu"),),
 }
 
 
@@ -121,19 +141,20 @@ def one_version(snapshot: Snapshot, kind: FixKind, text: str, when: str = "") ->
     return Fix(kind, text, _ONE_ORIGIN[snapshot.view(package_manager)], when)
 
 
-def _of_distribution(snapshot: Snapshot) -> str:
-    """The command that pins the driver to the archive of the distribution; empty where that has no name of its own.
+def _of_distribution(snapshot: Snapshot) -> tuple[Command, ...]:
+    """The command that pins the driver to the archive of the distribution; none where that has no name of its own.
 
     Mint and its like take Ubuntu's archive, or Debian's.
     """
     known = distro(snapshot)
     words = (known.id, *known.like) if known else ()
     if known is None or known.id == "pop":
-        return ""
+        return ()
     own = _OF_THEIR_OWN.get(known.id)
     origin = own or ("Ubuntu" if "ubuntu" in words else "Debian" if "debian" in words else "")
     lines = rf"Package: *nvidia* libcuda*\nPin: release o={origin}\nPin-Priority: 1001\n"
-    return f"printf '{lines}' | sudo tee /etc/apt/preferences.d/nvidia-of-the-distribution" if origin else ""
+    pin = Shell("| sudo tee /etc/apt/preferences.d/nvidia-of-the-distribution")
+    return (joined(command("printf", lines), pin),) if origin else ()
 
 
 # As apt-cache policy shows it.
@@ -150,7 +171,7 @@ def one_archive(snapshot: Snapshot) -> Fix:
     if manager == "apt":
         pin = _of_distribution(snapshot)
         own = f"{text}, the distribution's own"
-        return Fix("configure", own, (pin,)) if pin else by_hand("configure", own)
+        return Fix("configure", own, pin)
     if manager == "dnf":
         is_fedora = known is not None and known.id == "fedora"
         kept, others = ("RPM Fusion", "compute/cuda|negativo17") if is_fedora else ("NVIDIA's", "rpmfusion|negativo17")
@@ -159,15 +180,15 @@ def one_archive(snapshot: Snapshot) -> Fix:
 
 
 _LINUX: Final = "/^GRUB_CMDLINE_LINUX(_DEFAULT)?=/"
-_GRUB: Final[dict[PackageManager, str]] = {
-    "apt": "sudo update-grub",
-    "dnf": "sudo grub2-mkconfig -o /boot/grub2/grub.cfg",
-    "zypper": "sudo grub2-mkconfig -o /boot/grub2/grub.cfg",
-    "pacman": "sudo grub-mkconfig -o /boot/grub/grub.cfg",
+_GRUB: Final[dict[PackageManager, Command]] = {
+    "apt": Shell("sudo update-grub"),
+    "dnf": Shell("sudo grub2-mkconfig -o /boot/grub2/grub.cfg"),
+    "zypper": Shell("sudo grub2-mkconfig -o /boot/grub2/grub.cfg"),
+    "pacman": Shell("sudo grub-mkconfig -o /boot/grub/grub.cfg"),
 }
 
 
-def with_kernel_argument(snapshot: Snapshot, argument: str) -> tuple[str, ...]:
+def with_kernel_argument(snapshot: Snapshot, argument: str) -> tuple[Command, ...]:
     """The commands that have the kernel started with ``argument`` where grub boots the node."""
     manager = snapshot.view(package_manager)
     if manager == "dnf":
@@ -176,7 +197,8 @@ def with_kernel_argument(snapshot: Snapshot, argument: str) -> tuple[str, ...]:
         # A file of its own, which can be taken away again; the others' grub reads none.
         place = f"/etc/default/grub.d/{argument.replace('=', '-').replace('.', '-')}.cfg"
         line = command("echo", f'GRUB_CMDLINE_LINUX="$GRUB_CMDLINE_LINUX {argument}"')
-        return "sudo mkdir -p /etc/default/grub.d", f"{line} | {command('sudo', 'tee', place)}", _GRUB[manager]
+        written = joined(line, Shell("|"), command("sudo", "tee", place))
+        return Shell("sudo mkdir -p /etc/default/grub.d"), written, _GRUB[manager]
     plain = argument.replace(".", r"\.")
     once = f'/^GRUB_CMDLINE_LINUX_DEFAULT=/{{/[" ]{plain}[" ]/!s/"$/ {argument}"/}}'
     return *edited(once, "/etc/default/grub"), _GRUB[manager]
@@ -195,7 +217,7 @@ def boot_with(snapshot: Snapshot, argument: str, why: str) -> Iterator[Fix]:
     yield reboot()
 
 
-def without_kernel_argument(snapshot: Snapshot, argument: str) -> tuple[str, ...]:
+def without_kernel_argument(snapshot: Snapshot, argument: str) -> tuple[Command, ...]:
     """The commands that take ``argument`` off the kernel's command line where grub boots the node."""
     manager = snapshot.view(package_manager)
     if manager == "dnf":
@@ -204,7 +226,7 @@ def without_kernel_argument(snapshot: Snapshot, argument: str) -> tuple[str, ...
     return *edited(f"{_LINUX}s/ *{plain}//", "/etc/default/grub"), _GRUB[manager]
 
 
-def boot_loader(snapshot: Snapshot) -> str:
+def boot_loader(snapshot: Snapshot) -> Command:
     """The command that has grub take up what its configuration says."""
     return _GRUB[snapshot.view(package_manager)]
 
@@ -257,7 +279,7 @@ def setup_step(
     text: str,
     *steps: str,
     upgrade: bool = False,
-    instead: tuple[str, ...] = (),
+    instead: tuple[Command, ...] = (),
     when: str = "",
 ) -> Fix:
     """What gpunode does itself; ``steps`` are ids of its steps, none means all.
@@ -292,7 +314,7 @@ def driver(snapshot: Snapshot, text: str, when: str = "") -> Fix:
     return _by_packages(snapshot, text, when)
 
 
-_SETUP: Final = "sudo gpunode setup"
+_SETUP: Final = Shell("sudo gpunode setup")
 _MAINTAINED: Final = "no branch that NVIDIA maintains does that for the GPUs of this node"
 
 
@@ -325,15 +347,15 @@ def newer_driver(
         return
     version = here or _installed(snapshot)
     if not version and not least:
-        yield Fix("install", text, (f"{_SETUP} --upgrade",), when)
+        yield Fix("install", text, (joined(_SETUP, Shell("--upgrade")),), when)
         if others := _branches(snapshot, lambda one: one.kind != "new-feature"):
             newest = max(one.number for one in others)
             other = f"or install branch {newest}: an upgrade keeps a branch that is maintained"
             again = f"that did not help, and {newest} is not the branch that is installed"
-            yield Fix("install", other, (f"{_SETUP} --driver {newest}",), again)
+            yield Fix("install", other, (joined(_SETUP, command("--driver", str(newest))),), again)
         return
     wanted = _wanted(snapshot, version, least, beyond=beyond, back=back)
-    named = (f"{_SETUP} {wanted}",) if wanted else ()
+    named = (joined(_SETUP, command(*wanted)),) if wanted else ()
     yield Fix("install", text if wanted else f"{text}; {_MAINTAINED}", named, when)
 
 
@@ -353,21 +375,21 @@ def _installed(snapshot: Snapshot) -> str:
     return seen.version if seen else next((one for one in (*builds, *listed) if one[:3].isdigit()), "")
 
 
-def _wanted(snapshot: Snapshot, version: str, least: int, *, beyond: bool, back: bool) -> str:
-    """The option by which gpunode brings another driver than ``version``; empty where no branch will do."""
+def _wanted(snapshot: Snapshot, version: str, least: int, *, beyond: bool, back: bool) -> tuple[str, ...]:
+    """The option by which gpunode brings another driver than ``version``; none where no branch will do."""
     number = whole(version.partition(".")[0]) or 0
     here = branches.find(number)
     is_kept = here is not None and here.active
     if is_kept and number >= least and not beyond and here and version != here.newest_seen:
-        return "--upgrade"
+        return ("--upgrade",)
     newer = _branches(snapshot, lambda one: one.number > number and one.number >= least)
     # One that is maintained for years before one that ends with the next.
     lasting = [one for one in newer if one.kind != "new-feature"]
     older = _branches(snapshot, lambda one: back and one.number < number and one.number >= least)
     for found in (lasting, [one for one in older if one.kind != "new-feature"], newer):
         if found:
-            return f"--driver {min(found, key=lambda one: abs(one.number - number)).number}"
-    return ""
+            return "--driver", str(min(found, key=lambda one: abs(one.number - number)).number)
+    return ()
 
 
 def _branches(snapshot: Snapshot, will_do: Callable[[Branch], bool]) -> list[Branch]:
@@ -392,13 +414,13 @@ def guest_driver(text: str, when: str = "") -> Fix:
     return by_hand("install", f"{text}: {whose}", when)
 
 
-_ON_DISK: Final = "v=$(modinfo -F version nvidia)"
-_MANAGER_OF_IT: Final[dict[PackageManager, str]] = {
-    "apt": (
+_ON_DISK: Final = Shell("v=$(modinfo -F version nvidia);")
+_MANAGER_OF_IT: Final[dict[PackageManager, Command]] = {
+    "apt": Shell(
         'sudo apt-get install "nvidia-fabricmanager=$v*" || sudo apt-get install "nvidia-fabricmanager-${v%%.*}=$v*"'
     ),
-    "dnf": 'sudo dnf install "nvidia-fabricmanager-$v" || sudo dnf install "nvidia-fabric-manager-$v"',
-    "zypper": 'sudo zypper install "nvidia-fabricmanager=$v" || sudo zypper install "nvidia-fabric-manager=$v"',
+    "dnf": Shell('sudo dnf install "nvidia-fabricmanager-$v" || sudo dnf install "nvidia-fabric-manager-$v"'),
+    "zypper": Shell('sudo zypper install "nvidia-fabricmanager=$v" || sudo zypper install "nvidia-fabric-manager=$v"'),
 }
 
 
@@ -407,7 +429,7 @@ def fabric_manager_too(snapshot: Snapshot) -> Iterator[Fix]:
     words = _MANAGER_OF_IT.get(snapshot.view(package_manager))
     if words and snapshot.view(fabric.installed):
         text = "bring the fabric manager to the version of the new driver: with another one no GPU joins the fabric"
-        yield run("install", text, f"{_ON_DISK}; {words}")
+        yield run("install", text, joined(_ON_DISK, words))
 
 
 def _by_packages(snapshot: Snapshot, text: str, when: str = "", *, least: int = 0) -> Fix:
@@ -430,23 +452,29 @@ _OF_JETPACK: Final = (
     "the driver is a part of the board's image and becomes newer with JetPack alone; the images of containers have to "
     "be those for this JetPack"
 )
-_KEYRING: Final = "/usr/share/keyrings/nvidia-container-toolkit-keyring.gpg"
-_TOOLKIT_URL: Final = "https://nvidia.github.io/libnvidia-container"
+# Into apt's keyring goes the pinned key alone, whatever the server sends; without it apt refuses the archive.
+_PINNED_KEY: Final = joined(
+    Shell("k=$(mktemp -d);"),
+    command("curl", "-fsSL", TOOLKIT.key_url),
+    Shell('| gpg --no-autostart --homedir "$k" --import && gpg --no-autostart --homedir "$k" --export'),
+    command(TOOLKIT.fingerprint),
+    Shell("|"),
+    command("sudo", "tee", TOOLKIT.keyring),
+    Shell(">/dev/null"),
+)
 TOOLKIT_ARCHIVE: Final = (
-    f"curl -fsSL {_TOOLKIT_URL}/gpgkey | sudo gpg --dearmor --yes -o {_KEYRING}",
-    # Nobody else's key stays there; the fingerprint is the one that gpunode itself asks for.
-    f"gpg --show-keys --with-colons {_KEYRING} | grep -q ^fpr:::::::::{TOOLKIT.fingerprint}: || sudo rm {_KEYRING}",
-    (
-        f"curl -fsSL {_TOOLKIT_URL}/stable/deb/nvidia-container-toolkit.list | "
-        f"sed 's#deb https://#deb [signed-by={_KEYRING}] https://#' | "
-        "sudo tee /etc/apt/sources.list.d/nvidia-container-toolkit.list >/dev/null"
+    _PINNED_KEY,
+    joined(
+        command("echo", f"deb [signed-by={TOOLKIT.keyring}] {TOOLKIT.url} /"),
+        Shell("|"),
+        command("sudo", "tee", TOOLKIT.list_file),
     ),
-    "sudo apt-get update",
+    Shell("sudo apt-get update"),
 )
 """How a person has apt trust and read the toolkit's archive."""
 
 
-MODULES_OUT: Final = "sudo modprobe -r nvidia_uvm nvidia_drm nvidia_modeset nvidia"
+MODULES_OUT: Final = Shell("sudo modprobe -r nvidia_uvm nvidia_drm nvidia_modeset nvidia")
 """The command that takes the driver's modules out of the kernel, those that use others first."""
 
 
@@ -469,7 +497,7 @@ def restart(unit: str, text: str = "", when: str = "") -> Fix:
 
 def reboot(text: str = "reboot the node", when: str = "") -> Fix:
     """Reboots."""
-    return Fix("reboot", text, ("sudo systemctl reboot",), when)
+    return Fix("reboot", text, (Shell("sudo systemctl reboot"),), when)
 
 
 def drain(text: str = "move the work away from this node first") -> Fix:
@@ -490,10 +518,17 @@ def reset_gpu(text: str = _RESET, when: str = "") -> Fix:
 
 def reset_all_gpus(text: str, when: str = "") -> Fix:
     """Resets every GPU of the node, and with them the NVSwitches that join them."""
-    return Fix("reset", text, ("sudo nvidia-smi --gpu-reset",), when)
+    return Fix("reset", text, (Shell("sudo nvidia-smi --gpu-reset"),), when)
 
 
-def power_cycle(text: str = "power the node off, wait a minute, and on again: a reboot leaves the GPU as it is") -> Fix:
+# Of a GPU that fell off the bus, the driver asks for a reboot (Xid 154), which takes no power away from the slot.
+_POWER_CYCLE: Final = (
+    "power the node off, wait a minute, and on again: a reboot alone, even where Xid 154 asks for one, often leaves "
+    "the GPU as it is"
+)
+
+
+def power_cycle(text: str = _POWER_CYCLE) -> Fix:
     """Takes the power away; no command does that and comes back."""
     return Fix("reboot", text)
 
@@ -505,4 +540,4 @@ def replace(text: str = "have the GPU replaced", when: str = "") -> Fix:
 
 def nvidia_report(when: str = "it comes back") -> Fix:
     """Writes NVIDIA's own report, without which no support case is opened."""
-    return Fix("inspect", "write NVIDIA's report for the support case", ("sudo nvidia-bug-report.sh",), when)
+    return Fix("inspect", "write NVIDIA's report for the support case", (Shell("sudo nvidia-bug-report.sh"),), when)

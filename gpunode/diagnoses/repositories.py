@@ -9,7 +9,7 @@ from typing import Final
 from gpunode.diagnoses import remedies
 from gpunode.diagnoses.addresses import DRIVER_GUIDE, TOOLKIT_GUIDE
 from gpunode.diagnoses.chains import NO_PACKAGES, NO_TOOLKIT
-from gpunode.diagnoses.commands import command, edited
+from gpunode.diagnoses.commands import Command, Shell, command, edited, joined
 from gpunode.diagnoses.model import Family, Fix, Proof, Rule, Severity, Verdict
 from gpunode.diagnoses.remedies import by_hand, run, setup_step, takes_gpunode
 from gpunode.diagnoses.snapshot import Snapshot, finds
@@ -72,15 +72,27 @@ def _renew_cuda_key(snapshot: Snapshot) -> Iterable[Fix]:
             package = "cuda-keyring_1.1-1_all.deb"
             url = f"https://developer.download.nvidia.com/compute/cuda/repos/{match['dir']}/{match['arch']}/{package}"
             fetch, put = command("curl", "-fsSLO", url), command("sudo", "dpkg", "-i", package)
-            yield run("install", "install NVIDIA's package with the current key", fetch, put, "sudo apt-get update")
+            yield run(
+                "install", "install NVIDIA's package with the current key", fetch, put, Shell("sudo apt-get update")
+            )
         if takes_gpunode(snapshot):
             text = "or let gpunode set the repository up, its key checked"
             yield setup_step(snapshot, "configure", text, "cuda-repository")
         return
-    keys = "rpm -qa gpg-pubkey --qf '%{NAME}-%{VERSION}-%{RELEASE} %{SUMMARY}\\n' | awk '/cudatools/ {print $1}'"
-    yield run("remove", "remove the old key of cudatools", f"{keys} | xargs -r sudo rpm -e")
-    manager = "zypper --gpg-auto-import-keys refresh" if snapshot.view(package_manager) == "zypper" else "dnf makecache"
-    yield run("configure", "fetch the repository's description again; it names the new key", f"sudo {manager}")
+    yield run("remove", "remove the old key of cudatools", _RETIRED_RPM_KEY)
+    text = "fetch the repository's description again; it names the new key"
+    yield run("configure", text, _READ_ANEW[snapshot.view(package_manager) == "zypper"])
+
+
+_RETIRED_RPM_KEY: Final = Shell(
+    "rpm -qa gpg-pubkey --qf '%{NAME}-%{VERSION}-%{RELEASE} %{SUMMARY}\\n' | awk '/cudatools/ {print $1}' | "
+    "xargs -r sudo rpm -e"
+)
+# By zypper, or not.
+_READ_ANEW: Final = {
+    True: Shell("sudo zypper --gpg-auto-import-keys refresh"),
+    False: Shell("sudo dnf makecache"),
+}
 
 
 def _drop_retired_key(snapshot: Snapshot) -> Iterator[Fix]:
@@ -89,7 +101,7 @@ def _drop_retired_key(snapshot: Snapshot) -> Iterator[Fix]:
     folders = [match["dir"] for one in _refused(snapshot, "cuda") if (match := _CUDA_DIR.search(one.url))]
     is_old = not folders or any(folder in _SIGNED_WITH_IT for folder in folders)
     if is_old and (gone is None or not known or _number(known.version_id) < gone):
-        yield run("remove", "remove the key that NVIDIA withdrew", "sudo apt-key del 7fa2af80")
+        yield run("remove", "remove the key that NVIDIA withdrew", Shell("sudo apt-key del 7fa2af80"))
 
 
 def _number(version: str) -> float:
@@ -116,9 +128,10 @@ def _renew_toolkit_key(snapshot: Snapshot) -> Iterable[Fix]:
         repository = f"{_TOOLKIT_URL}/stable/rpm/nvidia-container-toolkit.repo"
         is_zypper = snapshot.view(package_manager) == "zypper"
         place = f"/etc/{'zypp' if is_zypper else 'yum'}/repos.d/nvidia-container-toolkit.repo".replace("yum/", "yum.")
-        fetch = f"{command('curl', '-fsSL', repository)} | {command('sudo', 'tee', place)} >/dev/null"
-        again = "sudo zypper --gpg-auto-import-keys refresh" if is_zypper else "sudo dnf makecache"
-        yield run("configure", "fetch the repository's description again; it names the key", fetch, again)
+        curl, tee = command("curl", "-fsSL", repository), command("sudo", "tee", place)
+        fetch = joined(curl, Shell("|"), tee, Shell(">/dev/null"))
+        text = "fetch the repository's description again; it names the key"
+        yield run("configure", text, fetch, _READ_ANEW[is_zypper])
         return
     by_person = remedies.TOOLKIT_ARCHIVE
     if takes_gpunode(snapshot):
@@ -181,13 +194,13 @@ def _keep_one_entry(snapshot: Snapshot) -> Iterable[Fix]:
         keep = {"toolkit": "/nvidia-container-toolkit\\.list$", "cuda": "/cuda-[a-z]+[0-9]+-[a-z0-9_]+\\.list$"}
         find = command("grep", "-rlsF", "--include=*.list", "--", archive, *_LISTS)
         edit = command("sudo", "sed", "-i.bak", "-E", _commented(archive))
-        others = f"{find} | {command('grep', '-vE', keep[owner])} | xargs -r -d '\\n' {edit}"
+        others = joined(find, Shell("|"), command("grep", "-vE", keep[owner]), Shell(r"| xargs -r -d '\n'"), edit)
         yield run("remove", "comment the other entries that name it out", others)
     step = {"toolkit": "toolkit-repository", "cuda": "cuda-repository"}.get(owner)
     if step and takes_gpunode(snapshot):
         yield setup_step(snapshot, "configure", "write the one entry that is needed", step)
     else:
-        yield run("inspect", "see that apt reads its lists again", "sudo apt-get update")
+        yield run("inspect", "see that apt reads its lists again", Shell("sudo apt-get update"))
 
 
 _LISTS: Final = ("/etc/apt/sources.list", "/etc/apt/sources.list.d")
@@ -200,7 +213,7 @@ def _archive(url: str) -> str:
     return match["archive"] if match else ""
 
 
-def _without(archive: str, file: str) -> tuple[str, ...]:
+def _without(archive: str, file: str) -> tuple[Command, ...]:
     """The command that takes an archive out of a file of apt's: its lines of a list, its paragraph of a newer file."""
     if not archive:
         return ()

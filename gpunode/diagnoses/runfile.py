@@ -8,6 +8,7 @@ from typing import Final
 from gpunode.diagnoses import remedies
 from gpunode.diagnoses.addresses import DRIVER_GUIDE
 from gpunode.diagnoses.chains import MISMATCHES, NO_DRIVER
+from gpunode.diagnoses.commands import Shell
 from gpunode.diagnoses.model import Citation, Family, Fix, Proof, Rule, Verdict
 from gpunode.diagnoses.remedies import reboot, rebuild_initramfs, run
 from gpunode.diagnoses.snapshot import Snapshot
@@ -65,8 +66,8 @@ def without_strays(snapshot: Snapshot, strays: Iterable[Package]) -> Iterator[Fi
     names = (one.name for one in strays)
     text = "take the packages away that came beside the installer's driver; see what else goes before you agree"
     yield remedies.uninstall(snapshot, text, *names)
-    yield run("rebuild", "let the loader find the installer's libraries", "sudo ldconfig")
-    yield run("inspect", "see that both sides are of one version", "nvidia-smi")
+    yield run("rebuild", "let the loader find the installer's libraries", Shell("sudo ldconfig"))
+    yield run("inspect", "see that both sides are of one version", Shell("nvidia-smi"))
     again = "run the installer of the same version once more: packages may have written over files of its own"
     yield remedies.by_hand("install", again, "nvidia-smi is gone, or says the same")
     text = "or go over to packages for good: sudo nvidia-uninstall, then a whole driver as packages, then a reboot"
@@ -75,7 +76,7 @@ def without_strays(snapshot: Snapshot, strays: Iterable[Package]) -> Iterator[Fi
 
 
 # dpkg tells "ii " of what is installed; the container toolkit is no part of the driver.
-_ALL_AGAIN: Final = (
+_ALL_AGAIN: Final = Shell(
     "sudo apt-get install --reinstall $(dpkg-query -W -f '${db:Status-Abbrev}${binary:Package}\\n' '*nvidia*' "
     "'libcuda*' | sed -n '/container/d; s/^ii *//p')"
 )
@@ -85,7 +86,9 @@ def _take_run_away(snapshot: Snapshot) -> Iterable[Fix]:
     if guests.is_vgpu(snapshot):
         yield remedies.guest_driver("keep the driver of one source: leave the installer's, or install it anew, whole")
         return
-    yield run("remove", "take the .run installation away with its own uninstaller", "sudo nvidia-uninstall --silent")
+    yield run(
+        "remove", "take the .run installation away with its own uninstaller", Shell("sudo nvidia-uninstall --silent")
+    )
     there = [one.name for one in driver.packaged(snapshot) if one.is_installed]
     if there and not _has_module(snapshot):
         # No package that was listed brings a module, and the uninstaller takes its own away.
@@ -98,7 +101,7 @@ def _take_run_away(snapshot: Snapshot) -> Iterable[Fix]:
         yield run("install", text, _ALL_AGAIN)
     else:
         yield remedies.driver(snapshot, "install the driver as packages")
-    yield run("rebuild", "let the loader find the libraries that are left", "sudo ldconfig")
+    yield run("rebuild", "let the loader find the libraries that are left", Shell("sudo ldconfig"))
     yield rebuild_initramfs(snapshot)
     yield reboot()
 

@@ -8,7 +8,7 @@ from typing import Final
 
 from gpunode.diagnoses.addresses import DEVICE_PLUGIN
 from gpunode.diagnoses.cluster import node_word, plugin_logs, restart_plugin
-from gpunode.diagnoses.commands import command
+from gpunode.diagnoses.commands import Shell, command
 from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Proof, Rule, Verdict, only
 from gpunode.diagnoses.remedies import by_hand, run
 from gpunode.diagnoses.snapshot import Snapshot, cite
@@ -130,10 +130,16 @@ def _allocation(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
         return
     if any(node.allocatable for node in nodes):
         question = "a pod waits for a GPU though the node offers some: how many of them are taken was not shown"
-        yield "gpus-all-allocated", Doubt(question, "kubectl describe node, its Allocated resources", waiting)
+        yield (
+            "gpus-all-allocated",
+            Doubt(question, (Shell("kubectl describe node | grep -A9 'Allocated resources'"),), waiting),
+        )
     elif any(node.has_no_gpu for node in nodes) or not nodes:
         question = "a pod waits for a GPU that no node offers: whether a device plugin runs there was not shown"
-        look_at = "kubectl describe node (Capacity, Allocatable, Allocated resources); the device plugin's log"
+        look_at = (
+            Shell("kubectl describe node | grep -A9 -E 'Capacity|Allocatable|Allocated resources'"),
+            Shell("kubectl logs -n kube-system -l name=nvidia-device-plugin-ds"),
+        )
         yield "gpu-labels-without-capacity", Doubt(question, look_at, waiting, ("gpus-all-allocated",))
 
 
@@ -242,7 +248,7 @@ def _unlabelled(snapshot: Snapshot) -> Iterator[Verdict]:
         yield Proof(summary, (*idle, *said, *labels), "certain" if shown and idle else "likely", ruled_out)
         return
     question = "the device plugin is wanted on no node: has a node the label that it looks for, or a taint against it?"
-    look_at = "kubectl get nodes --show-labels; kubectl describe node | grep -A3 Taints"
+    look_at = (Shell("kubectl get nodes --show-labels"), Shell("kubectl describe node | grep -A3 Taints"))
     yield Doubt(question, look_at, idle, ("pod-missing-gpu-toleration",))
 
 
@@ -260,7 +266,7 @@ def _label(snapshot: Snapshot) -> Iterable[Fix]:
     )
     text = "have feature discovery set it: gfd.enabled=true in the plugin's chart, nfd.enabled=true in the operator's"
     yield by_hand("install", text, when="more nodes will come")
-    show = "kubectl get daemonsets -A | grep -i nvidia"
+    show = Shell("kubectl get daemonsets -A | grep -i nvidia")
     yield run("inspect", "see that pods are wanted now", show)
 
 
@@ -307,7 +313,7 @@ def _tolerate(snapshot: Snapshot) -> Iterable[Fix]:
     yield run(
         "inspect",
         "see which taints the node has",
-        "kubectl get nodes -o custom-columns=NAME:.metadata.name,TAINTS:.spec.taints",
+        Shell("kubectl get nodes -o custom-columns=NAME:.metadata.name,TAINTS:.spec.taints"),
     )
 
 
@@ -334,8 +340,8 @@ def _register(_: Snapshot) -> Iterable[Fix]:
     yield run(
         "inspect",
         "see whether a device plugin runs on the node, and what keeps it from it",
-        "kubectl get daemonsets -A | grep -i nvidia",
-        "kubectl get pods -A -o wide | grep -i device-plugin",
+        Shell("kubectl get daemonsets -A | grep -i nvidia"),
+        Shell("kubectl get pods -A -o wide | grep -i device-plugin"),
     )
     yield plugin_logs("read what the device plugin says")
     yield restart_plugin("restart the device plugin: it registers with the kubelet as it starts")
@@ -347,9 +353,9 @@ def _pass_in(snapshot: Snapshot) -> Iterable[Fix]:
         yield run(
             "configure",
             "let docker pass GPUs to the node's container, then make the cluster with nvkind, which sets up its inside",
-            "sudo nvidia-ctk runtime configure --runtime=docker --set-as-default --cdi.enabled",
-            "sudo nvidia-ctk config --set accept-nvidia-visible-devices-as-volume-mounts=true --in-place",
-            "sudo systemctl restart docker",
+            Shell("sudo nvidia-ctk runtime configure --runtime=docker --set-as-default --cdi.enabled"),
+            Shell("sudo nvidia-ctk config --set accept-nvidia-visible-devices-as-volume-mounts=true --in-place"),
+            Shell("sudo systemctl restart docker"),
         )
         yield by_hand("install", "make the cluster anew: nvkind cluster create")
         return
@@ -357,8 +363,8 @@ def _pass_in(snapshot: Snapshot) -> Iterable[Fix]:
     yield run(
         "configure",
         "then make the cluster anew with the GPUs passed in; minikube sets up its inside",
-        "minikube delete",
-        "minikube start --driver=docker --container-runtime=docker --gpus=all",
+        Shell("minikube delete"),
+        Shell("minikube start --driver=docker --container-runtime=docker --gpus=all"),
     )
 
 

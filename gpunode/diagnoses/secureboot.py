@@ -16,7 +16,7 @@ from typing import Final
 from gpunode.diagnoses import chains
 from gpunode.diagnoses.addresses import DRIVER_README
 from gpunode.diagnoses.build import built_anew
-from gpunode.diagnoses.commands import command, is_path
+from gpunode.diagnoses.commands import Shell, command, is_place
 from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Proof, Rule, Verdict, only
 from gpunode.diagnoses.remedies import by_hand, install, reboot, run
 from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with, stated
@@ -92,7 +92,7 @@ def _decide(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
     if refusals and signature is None:
         question = "Has the NVIDIA module no signature, or one by a key that is not enrolled?"
         other = ("secure-boot-module-unsigned",)
-        yield "secure-boot-key-not-enrolled", Doubt(question, "modinfo nvidia | grep -i sig", refusals, other)
+        yield "secure-boot-key-not-enrolled", Doubt(question, (Shell("modinfo nvidia | grep -i sig"),), refusals, other)
     elif signature is not None and (refusals or _will_be_refused(snapshot, signature, enforced)):
         cited = (*refusals, *signature.citations, *enforced, *snapshot.said(_NOT_ENROLLED))
         yield _verdict(signature, cited, is_sure=bool(refusals) and signature.is_seen)
@@ -212,13 +212,22 @@ def _anywhere(snapshot: Snapshot, pattern: Pattern) -> Iterator[Citation]:
             yield from lines_with(item, pattern)
 
 
-def _certificate(snapshot: Snapshot) -> str:
-    """The certificate of the key that modules are signed with here."""
+# Where a key of the machine's own is kept; one of anywhere else may be somebody else's.
+_CERTIFICATES: Final = ("/var/lib/dkms", "/var/lib/shim-signed", "/etc/pki", "/etc/dkms", "/root")
+
+
+def _named(snapshot: Snapshot) -> str:
+    """The certificate that something names as that of the key that modules are signed with; empty where none does."""
     for item in snapshot.items:
         if item.kind not in _TABLES and (match := _CERTIFICATE.search(item.text) or _CERTIFICATE.search(item.written)):
-            found = match["path"] or match["set"]
-            if is_path(found):
-                return found
+            return match["path"] or match["set"]
+    return ""
+
+
+def _certificate(snapshot: Snapshot) -> str:
+    """The certificate of the key that modules are signed with here."""
+    if is_place(named := _named(snapshot), *_CERTIFICATES):
+        return named
     if packages.matching(snapshot, "akmod-nvidia*"):
         return "/etc/pki/akmods/certs/public_key.der"
     return _UBUNTUS if _is_ubuntu(snapshot) else "/var/lib/dkms/mok.pub"
@@ -246,10 +255,26 @@ def _enrol(snapshot: Snapshot) -> Iterable[Fix]:
             where = f"the newest file below {_SUSES}, or below /usr/share/nvidia-pubkeys on older releases"
             yield by_hand("configure", f"{text}: sudo mokutil --import FILE, {where}")
         else:
-            yield run("configure", text, command("sudo", "mokutil", "--import", _certificate(snapshot)))
+            yield from _imported(text, _named(snapshot), _certificate(snapshot))
     text = "reboot with the console in view: choose Enroll MOK in the blue screen and type that password"
     yield reboot(text)
     yield from _instead(snapshot)
+
+
+def _imported(text: str, named: str, certificate: str) -> Iterator[Fix]:
+    """The import of a key that was looked at first: the firmware takes whatever it signs from then on."""
+    if named and named != certificate:
+        where = f"{named} is not where a machine's own signing key is kept: find out whose it is before you enroll it"
+        yield by_hand("configure", f"{text}; {where}")
+        return
+    show = ("openssl", "x509", "-inform", "DER", "-noout", "-subject", "-dates", "-fingerprint", "-sha256", "-in")
+    yield run(
+        "configure",
+        f"see whose key it is and whether it is enrolled already, then {text}",
+        command("sudo", *show, certificate),
+        command("sudo", "mokutil", "--test-key", certificate),
+        command("sudo", "mokutil", "--import", certificate),
+    )
 
 
 def _instead(snapshot: Snapshot) -> Iterator[Fix]:
@@ -275,10 +300,11 @@ def _branch(snapshot: Snapshot) -> str:
 def _sign(snapshot: Snapshot) -> Iterable[Fix]:
     certificate = _certificate(snapshot)
     makers = {
-        _UBUNTUS: "sudo update-secureboot-policy --new-key",
-        "/var/lib/dkms/mok.pub": "sudo dkms generate_mok",
+        _UBUNTUS: Shell("sudo update-secureboot-policy --new-key"),
+        "/var/lib/dkms/mok.pub": Shell("sudo dkms generate_mok"),
     }
-    maker = makers.get(certificate, "sudo kmodgenca -a" if "akmods" in certificate else "sudo dkms generate_mok")
+    other = Shell("sudo kmodgenca -a") if "akmods" in certificate else Shell("sudo dkms generate_mok")
+    maker = makers.get(certificate, other)
     yield run("configure", "make a key of this machine for signing modules, where there is none yet", maker)
     yield run("rebuild", "build the module again, so that it is signed", *built_anew(snapshot))
     yield from _enrol(snapshot)

@@ -8,7 +8,7 @@ from typing import Final
 
 from gpunode.diagnoses.addresses import DEVICE_PLUGIN
 from gpunode.diagnoses.cluster import restart_plugin
-from gpunode.diagnoses.commands import at, of_gpu
+from gpunode.diagnoses.commands import Shell, at, of_gpu
 from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Proof, Rule, Verdict, only
 from gpunode.diagnoses.remedies import by_hand, run
 from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with, stated
@@ -66,7 +66,12 @@ def _compute_mode(snapshot: Snapshot) -> Iterator[Verdict]:
         yield Proof(what, (*busy, *(line for _, _, line in modes)))
     elif busy and not snapshot.says(_SHOWS_MODE) and not kernel.said(snapshot, _XID):
         question = "is the GPU in an exclusive compute mode, or has it failed?"
-        yield Doubt(question, "nvidia-smi -q -d COMPUTE, and the kernel's log for Xid", busy, ("vgpu-unlicensed",))
+        yield Doubt(
+            question,
+            (Shell("nvidia-smi -q -d COMPUTE"), Shell("sudo dmesg --ctime | grep -i xid")),
+            busy,
+            ("vgpu-unlicensed",),
+        )
 
 
 def _default_mode(snapshot: Snapshot) -> Iterable[Fix]:
@@ -167,7 +172,7 @@ def _why_undivided(snapshot: Snapshot) -> str:
 
 def _slicing(snapshot: Snapshot) -> Iterator[Fix]:
     if _is_static(snapshot):
-        delete = "kubectl -n kube-system delete daemonset nvidia-device-plugin-daemonset"
+        delete = Shell("kubectl -n kube-system delete daemonset nvidia-device-plugin-daemonset")
         yield run("remove", "remove the daemon set of the static manifest, so that the configured one serves", delete)
         yield restart_plugin("restart the configured device plugin")
         return

@@ -16,7 +16,7 @@ from gpunode.catalog.driver import Choice, Impossible, choose
 from gpunode.catalog.gpus import GpuModel
 from gpunode.diagnoses import chains, packaged
 from gpunode.diagnoses.addresses import DRIVER_GUIDE, OPEN_MODULES
-from gpunode.diagnoses.commands import command
+from gpunode.diagnoses.commands import Shell, command
 from gpunode.diagnoses.model import Citation, Confidence, Family, Fix, Proof, Rule, Verdict, only
 from gpunode.diagnoses.remedies import (
     by_hand,
@@ -344,7 +344,7 @@ def _by_dnf(snapshot: Snapshot, text: str, kind: str, branch: int | None) -> Fix
     if packages.matching(snapshot, "akmod-nvidia*") and not is_dropped:
         value = "kernel-open" if kind == "open" else "kernel"
         conf = command("sudo", "sed", "-i.bak", "-E", f"s/kernel(-open)?$/{value}/", "/etc/nvidia/kernel.conf")
-        return run("install", text, conf, "sudo akmods --force --rebuild")
+        return run("install", text, conf, Shell("sudo akmods --force --rebuild"))
     if packaged.has_streams(snapshot):
         own = f"{branch}-{'open' if kind == 'open' else 'dkms'}" if branch else "open-dkms"
         # With its profile: the packages of the other branch may be gone before.

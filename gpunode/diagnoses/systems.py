@@ -6,10 +6,11 @@ that the system does not have is left in words, with the system's own way where 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal, TypeAlias
 
+from gpunode.diagnoses.commands import Command, Shell, replaced
 from gpunode.diagnoses.model import Fix
 from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import system
@@ -296,11 +297,10 @@ def fitted(snapshot: Snapshot, fixes: Iterable[Fix]) -> tuple[Fix, ...]:
     return steps
 
 
-def fitted_look(snapshot: Snapshot, look_at: str) -> str:
+def fitted_look(snapshot: Snapshot, look_at: tuple[Command, ...]) -> tuple[Command, ...]:
     """What is to be looked at, without the commands that this system does not have; the same where none is left."""
     own = snapshot.view(of)
-    left = "; ".join(one for one in look_at.split("; ") if own is None or not _words(one) & own.lacks)
-    return left or look_at
+    return tuple(one for one in look_at if own is None or not _words(one) & own.lacks) or look_at
 
 
 def _in_its_way(own: System, steps: tuple[Fix, ...]) -> Iterator[Fix]:
@@ -338,7 +338,7 @@ def _words(command: str) -> frozenset[str]:
     return frozenset(_WORD.findall(command))
 
 
-def _purpose(commands: list[str]) -> Purpose:
+def _purpose(commands: Sequence[str]) -> Purpose:
     """What the commands of one step are for: what the last of them that tells does."""
     return next((found for one in reversed(commands) if (found := _purpose_of(one))), "")
 
@@ -366,7 +366,8 @@ _ONLY_DNF: Final = frozenset(
     {"module", "--allowerasing", "--oldinstallonly", "config-manager", "addrepo", "versionlock"}
 )
 _OF_NEWER_KERNELS: Final = ("kernel-core", "kernel-modules")
-_ADDS: Final = "dnf config-manager --add-repo "
+_ADDS: Final = Pattern("dnf config-manager --add-repo ")
+_PLUGINS: Final = Pattern("dnf-plugins-core")
 
 
 _AMAZON: Final = (
@@ -383,21 +384,19 @@ def _has_repository(snapshot: Snapshot) -> bool:
 
 def _by_yum(fix: Fix, *, has_repository: bool) -> Fix:
     """The step with yum in dnf's place; in words where yum cannot do it."""
-    if not has_repository and _purpose(list(fix.commands)) == "driver" and fix.kind == "install":
+    if not has_repository and _purpose(fix.commands) == "driver" and fix.kind == "install":
         return replace(fix, text=f"{fix.text}, {_AMAZON}", commands=())
     commands = tuple(_yums(one) for one in fix.commands)
     if any("dnf" in _words(one) and _words(one) & _ONLY_DNF for one in commands) or any(
         name in one for one in commands for name in _OF_NEWER_KERNELS
     ):
         return replace(fix, text=f"{fix.text}, with yum: this system has no dnf by itself", commands=())
-    return replace(fix, commands=tuple(_DNF.sub("yum", one) for one in commands))
+    return replace(fix, commands=tuple(replaced(one, _DNF, Shell("yum")) for one in commands))
 
 
 _DNF: Final = Pattern(r"(?<![\w./-])dnf(?![\w./-])")
 
 
-def _yums(command: str) -> str:
+def _yums(typed: Command) -> Command:
     """The command as yum and its plugins are called, where that is another name."""
-    if "dnf-plugins-core" in command:
-        return command.replace("dnf-plugins-core", "yum-utils")
-    return command.replace(_ADDS, "yum-config-manager --add-repo ")
+    return replaced(replaced(typed, _PLUGINS, Shell("yum-utils")), _ADDS, Shell("yum-config-manager --add-repo "))

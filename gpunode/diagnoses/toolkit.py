@@ -11,7 +11,7 @@ from gpunode.diagnoses import remedies
 from gpunode.diagnoses.addresses import TOOLKIT_GUIDE
 from gpunode.diagnoses.chains import NO_RUNTIME, NO_TOOLKIT
 from gpunode.diagnoses.cluster import set_runtime_class
-from gpunode.diagnoses.commands import command, is_path
+from gpunode.diagnoses.commands import Command, Shell, command, is_place, joined
 from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, FixKind, Proof, Rule, Verdict
 from gpunode.diagnoses.remedies import install, restart, run, setup_step
 from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with, stated
@@ -20,10 +20,7 @@ from gpunode.diagnoses.views.engine import engine
 from gpunode.facts.patterns import Pattern
 
 _CONFIG: Final = "/etc/nvidia-container-runtime/config.toml"
-_RPM_REPOSITORY: Final = (
-    "curl -fsSL https://nvidia.github.io/libnvidia-container/stable/rpm/nvidia-container-toolkit.repo"
-    " | sudo tee /etc/yum.repos.d/nvidia-container-toolkit.repo"
-)
+_RPM_REPOSITORY: Final = "https://nvidia.github.io/libnvidia-container/stable/rpm/nvidia-container-toolkit.repo"
 _NO_RUNTIME: Final = Pattern(r"no runtime for [\\\"]*nvidia|failed to find runtime handler nvidia")
 
 
@@ -46,11 +43,22 @@ def _missing(snapshot: Snapshot) -> Iterator[Verdict]:
         yield Proof(summary, gone, "likely", _driver_is_well(snapshot))
     elif gone:
         question = "the toolkit is there, and not the program that the runtime is told to run"
-        yield Doubt(question, "command -v nvidia-container-runtime; the path in daemon.json or config.toml", gone)
+        yield Doubt(
+            question,
+            (
+                Shell("command -v nvidia-container-runtime"),
+                Shell("grep -rs nvidia-container-runtime /etc/docker/daemon.json /etc/containerd"),
+            ),
+            gone,
+        )
     elif refused and there is None:
         yield Doubt(
             "docker knows no way to give GPUs out: is the toolkit there, was docker restarted since, which docker?",
-            "dpkg -l nvidia-container-toolkit; which nvidia-container-runtime-hook docker; docker context ls",
+            (
+                Shell("dpkg -l nvidia-container-toolkit"),
+                Shell("which nvidia-container-runtime-hook docker"),
+                Shell("docker context ls"),
+            ),
             refused,
             ("docker-not-restarted", "docker-from-snap", "docker-from-snap-or-desktop-vm", "docker-rootless-config"),
         )
@@ -94,14 +102,14 @@ def _install(snapshot: Snapshot) -> Iterable[Fix]:
     yield from _packages(snapshot, "install", "install the toolkit from NVIDIA's repository")
     runtime = engine(snapshot)
     if runtime == "podman":
-        write = ("sudo mkdir -p /etc/cdi", "sudo nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml")
+        write = (Shell("sudo mkdir -p /etc/cdi"), Shell("sudo nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml"))
         yield run("configure", "describe the GPUs for podman, which asks for them by CDI", *write)
         return
     product = containerd.product(snapshot)
     if runtime == "containerd" and product in {"k3s", "rke2"}:
-        units = "k3s k3s-agent" if product == "k3s" else "rke2-server rke2-agent"
+        units = ("k3s", "k3s-agent") if product == "k3s" else ("rke2-server", "rke2-agent")
         text = f"restart {product}, which looks for the toolkit when it starts and registers it by itself"
-        yield run("restart", text, f"sudo systemctl try-restart {units}")
+        yield run("restart", text, command("sudo", "systemctl", "try-restart", *units))
     else:
         register = command("sudo", "gpunode", "ctk", "runtime", "configure", f"--runtime={runtime}", "--restart")
         yield run("configure", f"register it with {runtime}, or name the runtime that is in use instead", register)
@@ -111,19 +119,18 @@ def _install(snapshot: Snapshot) -> Iterable[Fix]:
 
 def _packages(snapshot: Snapshot, kind: FixKind, text: str, *, upgrade: bool = False) -> Iterable[Fix]:
     if snapshot.view(system.package_manager) == "apt":
-        by_person = (*remedies.TOOLKIT_ARCHIVE, "sudo apt-get install nvidia-container-toolkit")
+        by_person = (*remedies.TOOLKIT_ARCHIVE, Shell("sudo apt-get install nvidia-container-toolkit"))
         yield setup_step(snapshot, kind, text, "toolkit-repository", "toolkit", upgrade=upgrade, instead=by_person)
     elif snapshot.view(system.package_manager) == "pacman":
         yield install(snapshot, text, "nvidia-container-toolkit")
     else:
-        command = install(snapshot, text, "nvidia-container-toolkit").commands
-        repository = _RPM_REPOSITORY.replace(
-            "yum.repos.d", _FOLDER.get(snapshot.view(system.package_manager), "yum.repos.d")
+        folder = "/etc/zypp/repos.d" if snapshot.view(system.package_manager) == "zypper" else "/etc/yum.repos.d"
+        repository = joined(
+            command("curl", "-fsSL", _RPM_REPOSITORY),
+            Shell("|"),
+            command("sudo", "tee", f"{folder}/nvidia-container-toolkit.repo"),
         )
-        yield run(kind, text, repository, *command)
-
-
-_FOLDER: Final = {"zypper": "zypp/repos.d"}
+        yield run(kind, text, repository, *install(snapshot, text, "nvidia-container-toolkit").commands)
 
 
 # It is older than the system's cgroups.
@@ -147,7 +154,12 @@ def _too_old(snapshot: Snapshot) -> Iterator[Verdict]:
     if versions and not old:
         yield Doubt(
             f"libnvidia-container {versions[0]} knows cgroup v2, and still looks for the devices of v1",
-            "which -a nvidia-container-cli; nvidia-container-cli -V; stat -fc %T /sys/fs/cgroup; docker info",
+            (
+                Shell("which -a nvidia-container-cli"),
+                Shell("nvidia-container-cli -V"),
+                Shell("stat -fc %T /sys/fs/cgroup"),
+                Shell("docker info"),
+            ),
             (*said, versions[0].citation),
         )
         return
@@ -226,7 +238,7 @@ def _own_root(snapshot: Snapshot) -> Iterable[Fix]:
         "inspect",
         "in a cluster say the same to the GPU Operator, which would write it again: driver.enabled=false where the "
         "host has its own driver",
-        "kubectl get clusterpolicy -o jsonpath='{.items[*].spec.driver.enabled}'",
+        Shell("kubectl get clusterpolicy -o jsonpath='{.items[*].spec.driver.enabled}'"),
         when="the GPU Operator brings the toolkit",
     )
 
@@ -280,9 +292,14 @@ def _lacks_real(snapshot: Snapshot) -> tuple[Citation, ...]:
 _LDCONFIGS: Final = "/sbin/ldconfig*"
 
 
-def _command(setting: toolkit.Setting | None, entry: str) -> str:
+# Its own, and that of the GPU Operator's.
+_CONFIGS: Final = ("/etc/nvidia-container-runtime", "/usr/local/nvidia/toolkit")
+_TO_RUN: Final = frozenset({_REAL, "/sbin/ldconfig"})
+
+
+def _command(setting: toolkit.Setting | None, entry: str) -> Command:
     """Sets ``entry`` in the file that has ``setting``: the GPU Operator's toolkit keeps one of its own."""
-    file = setting.file if setting is not None and is_path(setting.file) else _CONFIG
+    file = setting.file if setting is not None and is_place(setting.file, *_CONFIGS) else _CONFIG
     other = () if file == _CONFIG else (f"--config-file={file}",)
     return command("sudo", "gpunode", "ctk", "config", *other, "--in-place", "--set", f"nvidia-container-cli.{entry}")
 
@@ -292,7 +309,7 @@ def _set_ldconfig(setting: toolkit.Setting | None, path: str) -> tuple[Fix, ...]
         run(
             "configure",
             f"let the toolkit run {path} of the host",
-            *((_command(setting, f"ldconfig=@{path}"),) if is_path(path) else ()),
+            *((_command(setting, f"ldconfig=@{path}"),) if path in _TO_RUN else ()),
         ),
     )
 
@@ -306,10 +323,10 @@ class _Form:
 
     said: Pattern
     summary: str
-    instead: str = ""
+    instead: tuple[Command, ...] = ()
 
 
-_DOCKER_RUN: Final = "docker run --rm --gpus all ubuntu nvidia-smi"
+_DOCKER_RUN: Final = (Shell("docker run --rm --gpus all ubuntu nvidia-smi"),)
 # Those whose place the packages of today take.
 _PACKAGES: Final = (
     _Form(
@@ -360,7 +377,7 @@ _USES: Final = (
     _Form(
         Pattern(r"unable to read URL \"\S*/k8s-device-plugin/\S*\.yml\"[^\n]{0,80}404", re.IGNORECASE),
         "the article's address of the device plugin is gone: its manifests lie in deployments/static now",
-        "kubectl get runtimeclass; kubectl get daemonset -A | grep -i device-plugin",
+        (Shell("kubectl get runtimeclass"), Shell("kubectl get daemonset -A | grep -i device-plugin")),
     ),
 )
 
@@ -382,7 +399,7 @@ def _old_form(snapshot: Snapshot) -> Iterator[Verdict]:
 
 
 def _use(form: _Form) -> Fix:
-    return run("application", "use the form of today", *((form.instead,) if form.instead else ()))
+    return run("application", "use the form of today", *form.instead)
 
 
 def _today(snapshot: Snapshot) -> Iterable[Fix]:

@@ -9,7 +9,7 @@ from typing import Final
 from gpunode.diagnoses import remedies
 from gpunode.diagnoses.addresses import DRIVER_GUIDE, NVML_RETURNS
 from gpunode.diagnoses.chains import LIBRARY_MISMATCH
-from gpunode.diagnoses.commands import command, edited
+from gpunode.diagnoses.commands import Shell, command, edited, joined
 from gpunode.diagnoses.model import Citation, Confidence, Doubt, Family, Fix, Proof, Rule, Verdict, only
 from gpunode.diagnoses.remedies import by_hand, drain, reboot, run, takes_gpunode, uninstall
 from gpunode.diagnoses.runfile import without_strays
@@ -154,7 +154,10 @@ def _in_container(snapshot: Snapshot, scene: Scene, inside: tuple[Citation, ...]
     if not (driver.works(snapshot) or shipped or differs or other):
         question = "does nvidia-smi work on the node itself, or is its own driver at two versions?"
         return Doubt(
-            question, "nvidia-smi on the node, and cat /proc/driver/nvidia/version", inside, (PENDING, UNATTENDED)
+            question,
+            (Shell("nvidia-smi  # on the node"), Shell("cat /proc/driver/nvidia/version")),
+            inside,
+            (PENDING, UNATTENDED),
         )
     carried = f" {own.version}" if own else ""
     driven = f" {node.version}" if node else ""
@@ -289,28 +292,37 @@ def _is_whole_table(snapshot: Snapshot) -> bool:
 
 def _undecided(scene: Scene) -> Doubt:
     question = "is the module on disk of the libraries' version, so that a reboot is enough, or is it an old one?"
-    look = "modinfo -F version nvidia; cat /proc/driver/nvidia/version; grep nvidia /var/log/apt/history.log"
+    look = (
+        Shell("modinfo -F version nvidia"),
+        Shell("cat /proc/driver/nvidia/version"),
+        Shell("grep nvidia /var/log/apt/history.log"),
+    )
     return Doubt(question, look, scene.cited, (UNATTENDED, PARTIAL, MIXED, CONTAINER))
 
 
 def _silent(scene: Scene) -> Doubt:
     """Nobody tells that anything fails; the module on disk is another than the one that is loaded."""
     question = "the module on disk is not the one that is loaded: does it wait for a reboot, or did a reboot load this?"
-    look = "nvidia-smi; uptime -s; grep nvidia /var/log/apt/history.log; lsinitramfs /boot/initrd.img-$(uname -r)"
+    look = (
+        Shell("nvidia-smi"),
+        Shell("uptime -s"),
+        Shell("grep nvidia /var/log/apt/history.log"),
+        Shell("lsinitramfs /boot/initrd.img-$(uname -r)"),
+    )
     return Doubt(question, look, scene.cited, (UNATTENDED, PARTIAL, MIXED, _IMAGE))
 
 
 def _since_boot(scene: Scene, up: tuple[Citation, ...]) -> Doubt:
     """The node came up minutes ago and has loaded another module than the one that stands on disk."""
     question = "was the driver upgraded in the minutes since the boot, or does the initramfs bring the old module?"
-    look = "lsinitramfs /boot/initrd.img-$(uname -r) | grep nvidia; tail /var/log/dpkg.log"
+    look = (Shell("lsinitramfs /boot/initrd.img-$(uname -r) | grep nvidia"), Shell("tail /var/log/dpkg.log"))
     return Doubt(question, look, (*scene.cited, *up), (UNATTENDED, PARTIAL, _IMAGE))
 
 
 def _of_image(scene: Scene, held: tuple[Citation, ...]) -> Doubt:
     """The initramfs holds a module, and which version is loaded was not shown."""
     question = "is the loaded module the one of the initramfs, older than that on disk, or the one before the upgrade?"
-    look = "cat /proc/driver/nvidia/version; modinfo -F version nvidia"
+    look = (Shell("cat /proc/driver/nvidia/version"), Shell("modinfo -F version nvidia"))
     return Doubt(question, look, (*scene.cited, *held), (UNATTENDED, PARTIAL, _IMAGE))
 
 
@@ -333,7 +345,7 @@ def _no_reboot(scene: Scene) -> tuple[str, ...]:
 
 _RELOAD: Final = (
     remedies.MODULES_OUT,
-    "sudo modprobe -a nvidia nvidia_uvm",
+    Shell("sudo modprobe -a nvidia nvidia_uvm"),
 )
 _UNIT: Final = "nvidia-persistenced.service"
 _PERSISTENCED: Final = Pattern(r"persistenced")
@@ -355,7 +367,7 @@ def _reload_and_hold(snapshot: Snapshot) -> Iterable[Fix]:
         line = 'Unattended-Upgrade::Package-Blacklist { "^nvidia-"; "^libnvidia-"; "^linux-modules-nvidia-"; };'
         path = "/etc/apt/apt.conf.d/51-nvidia-by-hand"
         text = "keep the driver out of automatic upgrades"
-        yield run("configure", text, f"echo '{line}' | sudo tee {path}")
+        yield run("configure", text, joined(command("echo", line), Shell("|"), command("sudo", "tee", path)))
     elif package_manager(snapshot) != "dnf":
         yield by_hand("configure", "keep the driver out of automatic updates: zypper addlock, or IgnorePkg of pacman")
     else:
@@ -390,7 +402,9 @@ def _one_driver(snapshot: Snapshot) -> Iterable[Fix]:
         yield uninstall(snapshot, "remove the packages of all branches but one", *sorted(set(older)))
     elif runfile.installed(snapshot):
         yield run(
-            "remove", "take the .run installation away with its own uninstaller", "sudo nvidia-uninstall --silent"
+            "remove",
+            "take the .run installation away with its own uninstaller",
+            Shell("sudo nvidia-uninstall --silent"),
         )
     else:
         gone = _remove_the_other(snapshot, packaged)
@@ -408,7 +422,7 @@ def _one_driver(snapshot: Snapshot) -> Iterable[Fix]:
 def _remove_the_other(snapshot: Snapshot, packaged: tuple[Package, ...]) -> Fix:
     if package_manager(snapshot) == "apt" or not packaged:
         text = "take away what NVIDIA's .run installer has put beside the packages, where it has"
-        return run("remove", text, "[ ! -x /usr/bin/nvidia-uninstall ] || sudo nvidia-uninstall --silent")
+        return run("remove", text, Shell("[ ! -x /usr/bin/nvidia-uninstall ] || sudo nvidia-uninstall --silent"))
     fusion = sorted({one.name for one in packaged if _OF_RPM_FUSION.match(one.name)})
     names = fusion or sorted({one.name for one in packaged})
     return uninstall(snapshot, "remove the packages of the driver that is not wanted", *names)

@@ -9,6 +9,7 @@ from typing import Final
 from gpunode.diagnoses.addresses import XID_CATALOG
 from gpunode.diagnoses.bar import regions
 from gpunode.diagnoses.chains import NO_DRIVER, NOT_INITIALISED
+from gpunode.diagnoses.commands import Shell
 from gpunode.diagnoses.model import Citation, Confidence, Doubt, Family, Fix, Proof, Rule, Verdict, only
 from gpunode.diagnoses.remedies import always, by_hand, newer_driver, restart, run, uninstall
 from gpunode.diagnoses.snapshot import Snapshot, lines_with
@@ -51,7 +52,7 @@ def _shy(snapshot: Snapshot) -> Iterator[Verdict]:
     question = (
         "the GPU of this virtual machine has no device handle, and neither the driver's version nor the GPU is known"
     )
-    look = "`cat /proc/driver/nvidia/version`, `lspci -nn -d 10de:` and `sudo dmesg | grep NVRM`"
+    look = (Shell("cat /proc/driver/nvidia/version"), Shell("lspci -nn -d 10de:"), Shell("sudo dmesg | grep NVRM"))
     yield Doubt(question, look, seen, ("gpu-fallen-off-bus", "vgpu-unlicensed", "vm-passthrough-mmio-config"))
 
 
@@ -75,7 +76,9 @@ def _larger_window(_: Snapshot) -> Iterable[Fix]:
     yield by_hand(
         "firmware", "VMware: pciPassthru.use64bitMMIO=TRUE and pciPassthru.64bitMMIOSizeGB twice the GPUs' memory"
     )
-    yield run("inspect", "look at the regions in the guest", "sudo lspci -vvv -d 10de: | grep -E '^[0-9a-f]|Region'")
+    yield run(
+        "inspect", "look at the regions in the guest", Shell("sudo lspci -vvv -d 10de: | grep -E '^[0-9a-f]|Region'")
+    )
 
 
 # ---- vGPU
@@ -158,18 +161,18 @@ def _guest_driver(_: Snapshot) -> Iterable[Fix]:
         "install NVIDIA's vGPU guest driver (GRID) that fits the host's branch: it brings nvidia-gridd, the data "
         "center driver does not",
     )
-    yield run("inspect", "it must say Licensed", "nvidia-smi -q | grep -A 2 'Licensed Product'")
+    yield run("inspect", "it must say Licensed", Shell("nvidia-smi -q | grep -A 2 'Licensed Product'"))
 
 
 def _token(_: Snapshot) -> Iterable[Fix]:
     text = "put the client configuration token of the licence server into /etc/nvidia/ClientConfigToken"
     yield by_hand("configure", f"{text}, and set FeatureType in /etc/nvidia/gridd.conf")
-    yield run("restart", "have the licence asked for anew", "sudo systemctl restart nvidia-gridd")
+    yield run("restart", "have the licence asked for anew", Shell("sudo systemctl restart nvidia-gridd"))
     yield run(
         "inspect",
         "it must say Licensed",
-        "nvidia-smi -q | grep -A 2 'Licensed Product'",
-        "journalctl -b -u nvidia-gridd --no-pager",
+        Shell("nvidia-smi -q | grep -A 2 'Licensed Product'"),
+        Shell("journalctl -b -u nvidia-gridd --no-pager"),
     )
 
 
@@ -178,8 +181,8 @@ def _server(_: Snapshot) -> Iterable[Fix]:
         "inspect",
         "read why the licence is not given: name resolution, port 443 to the server, the clock, free licences, the "
         "token's age",
-        "journalctl -b -u nvidia-gridd --no-pager",
-        "timedatectl status",
+        Shell("journalctl -b -u nvidia-gridd --no-pager"),
+        Shell("timedatectl status"),
     )
     yield by_hand(
         "configure",
@@ -263,7 +266,7 @@ def _clean(snapshot: Snapshot) -> Iterable[Fix]:
         yield Fix(
             "remove",
             "look for NVIDIA libraries that do not come from Windows, and remove what owns them",
-            ("ldconfig -p | grep -E 'libcuda|libnvidia-ml'", "ls -l /usr/lib/wsl/lib"),
+            (Shell("ldconfig -p | grep -E 'libcuda|libnvidia-ml'"), Shell("ls -l /usr/lib/wsl/lib")),
         )
     yield by_hand("install", "update the Windows driver and WSL (wsl --update), then wsl --shutdown")
     yield by_hand(
@@ -383,7 +386,7 @@ FAMILY: Final = Family(
                     "install host and guest drivers of one vGPU release, or of two that its release notes allow "
                     "together",
                 ),
-                run("inspect", "read what the vGPU manager says", "journalctl -b -u nvidia-vgpu-mgr --no-pager"),
+                run("inspect", "read what the vGPU manager says", Shell("journalctl -b -u nvidia-vgpu-mgr --no-pager")),
             ),
         ),
         Rule(

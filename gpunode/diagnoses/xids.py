@@ -12,7 +12,7 @@ from gpunode.catalog.xids import XidKind
 from gpunode.diagnoses import recovering, remedies
 from gpunode.diagnoses.addresses import OPEN_MODULES, XID_CATALOG
 from gpunode.diagnoses.chains import NOT_INITIALISED, PROGRAM_FAULTS, UNHEALTHY_IN_CLUSTER
-from gpunode.diagnoses.commands import ADDRESS, Shell, of_gpu
+from gpunode.diagnoses.commands import ADDRESS, Shell, beside, command, of_gpu, output
 from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Proof, Rule, Severity, Verdict, only
 from gpunode.diagnoses.remedies import (
     always,
@@ -177,7 +177,10 @@ def _is_of_desktop(incident: faults.Incident) -> bool:
 def _whose(incident: faults.Incident) -> Doubt:
     said = incident.root.xid
     question = f"{said.process if said else 'a program'} met a page fault (Xid 31): by its own bug, or by the driver's?"
-    look_at = "/var/log/apt/history.log, or its like, for an upgrade before the first of them; sudo dmesg | grep Xid"
+    look_at = (
+        Shell("sudo dmesg | grep Xid"),
+        Shell("grep -i -B3 nvidia /var/log/apt/history.log  # an upgrade before the first of them"),
+    )
     return Doubt(question, look_at, incident.citations, ("xid-31-driver-regression",))
 
 
@@ -265,7 +268,7 @@ def _initialisation(snapshot: Snapshot) -> Iterator[Verdict]:
     if failed:
         yield Doubt(
             "the driver cannot initialise a GPU; at what it fails, the lines before RmInitAdapter tell",
-            "sudo dmesg --ctime | grep -iE 'nvrm|nvidia|pci'",
+            (Shell("sudo dmesg --ctime | grep -iE 'nvrm|nvidia|pci'"),),
             tuple(message.citation for message in failed[:3]),
             ("gpu-fallen-off-bus", "bar-allocation-failed", "gpu-stuck-d3cold", "xid-54-aux-power"),
         )
@@ -298,7 +301,7 @@ def _without_cause(snapshot: Snapshot) -> Iterator[Verdict]:
         question = (
             f"{faults.label(incident.gpu)} reported Xid {code}, {meaning}; what brought it about is not told{advice}"
         )
-        look_at = "sudo dmesg --ctime | grep -iE 'xid|nvrm'; nvidia-smi -q"
+        look_at = (Shell("sudo dmesg --ctime | grep -iE 'xid|nvrm'"), Shell("nvidia-smi -q"))
         yield Doubt(question, look_at, incident.citations, _NEAREST.get(entry.kind, ()) if entry else ())
 
 
@@ -310,14 +313,19 @@ def _last(snapshot: Snapshot) -> Iterator[Verdict]:
 def _debug(_: Snapshot) -> Iterable[Fix]:
     yield by_hand("application", "start the program again, and look for its fault with compute-sanitizer or cuda-gdb")
     yield run(
-        "inspect", "test the GPU", "sudo dcgmi diag -r 3", when="other programs fault on it too, at the same place"
+        "inspect",
+        "test the GPU",
+        Shell("sudo dcgmi diag -r 3"),
+        when="other programs fault on it too, at the same place",
     )
     yield nvidia_report("programs that are known to be right go on faulting")
 
 
 def _debug_memory(_: Snapshot) -> Iterable[Fix]:
     yield by_hand("application", "start the program again, and look for its fault with compute-sanitizer")
-    yield run("inspect", "test the GPU", "sudo dcgmi diag -r 3", when="many programs fault, and on this GPU only")
+    yield run(
+        "inspect", "test the GPU", Shell("sudo dcgmi diag -r 3"), when="many programs fault, and on this GPU only"
+    )
     yield by_hand("install", "try another release of the driver", "it began with an update of the driver")
 
 
@@ -336,15 +344,16 @@ def _free_engine(_: Snapshot) -> Iterable[Fix]:
 
 def _keep_state(snapshot: Snapshot) -> Fix:
     text = "keep the driver's state between programs, so that the GPU sleeps less"
-    daemon = ("sudo systemctl enable --now nvidia-persistenced",)
+    daemon = (Shell("sudo systemctl enable --now nvidia-persistenced"),)
     return setup_step(snapshot, "configure", text, "persistence", instead=daemon, when="persistence mode is off")
 
 
 def _settle_power(snapshot: Snapshot) -> Iterable[Fix]:
     yield by_hand("firmware", "update the machine's firmware, the GPU's VBIOS and the driver")
     yield _keep_state(snapshot)
-    highest = Shell(f"$(nvidia-smi -i {ADDRESS} --query-gpu=clocks.max.graphics --format=csv,noheader,nounits)")
-    lock = of_gpu("sudo", "nvidia-smi", "-i", ADDRESS, Shell(f"--lock-gpu-clocks=1000,{highest}"))
+    asked = ("--query-gpu=clocks.max.graphics", "--format=csv,noheader,nounits")
+    highest = output(command("nvidia-smi", "-i", ADDRESS, *asked))
+    lock = of_gpu("sudo", "nvidia-smi", "-i", ADDRESS, beside("--lock-gpu-clocks=1000,", highest))
     yield run("configure", "keep the GPU from its lowest clocks", lock, when="it comes back")
     yield reboot("reboot, to bring the GPU back", "it hangs")
 
@@ -365,7 +374,7 @@ def _restart_controller(snapshot: Snapshot) -> Iterable[Fix]:
 def _read_flash(_: Snapshot) -> Iterable[Fix]:
     yield reset_gpu()
     yield reboot(when="the reset is refused")
-    yield run("inspect", "see whether nvidia-smi warns of the InfoROM", "nvidia-smi")
+    yield run("inspect", "see whether nvidia-smi warns of the InfoROM", Shell("nvidia-smi"))
     yield remedies.replace(when="it comes back")
 
 
@@ -514,7 +523,7 @@ FAMILY: Final = Family(
             check=_told(*_CHIP_LINK),
             remedy=always(
                 by_hand("wait", "nothing now: the errors were corrected; reset the GPU at the next occasion"),
-                run("inspect", "see the state of the links", "nvidia-smi c2c -s"),
+                run("inspect", "see the state of the links", Shell("nvidia-smi c2c -s")),
                 nvidia_report("it happens often, or a link is down"),
             ),
             explains=UNHEALTHY_IN_CLUSTER,

@@ -18,7 +18,9 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final, Protocol, TypeAlias, get_args
 
 from gpunode.errors import Refused, UsageError
+from gpunode.facts.bug_report import is_bug_report
 from gpunode.facts.evidence import NOT_CAPTURED, Capture, Evidence, Outcome, Ownership, Probe
+from gpunode.host import formats
 
 if TYPE_CHECKING:
     from gpunode.change import PackageChange
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
 
 SCHEMA: Final = 1
 INDEX: Final = "capture.json"
-MAX_BYTES: Final = 256 << 20
+MAX_BYTES: Final = 96 << 20
 MAX_MEMBERS: Final = 4096
 # A real one is some hundred kilobytes; both bound the time that reading takes.
 MAX_PACKED: Final = 64 << 20
@@ -213,13 +215,15 @@ def _load_file(file: IO[bytes], path: Path) -> Evidence:
 
 
 def _unrecognised(path: Path, start: bytes) -> UsageError:
-    if b"nvidia-bug-report" in start or b"NVIDIA bug report" in start:
+    if is_bug_report(start.decode("utf-8", "replace")):
         kind = "it is the log of nvidia-bug-report.sh, which lacks the files that facts are made of"
     elif start.lstrip()[:1] == b"[":
         kind = "it is a JSON list, such as people paste into reports, which lacks the files that facts are made of"
+    elif start and formats.unread(start) is None:
+        kind = "it is text, such as people paste into reports, which lacks the files that facts are made of"
     else:
         kind = f"it is neither a .tar.gz nor a folder that holds {INDEX}"
-    return UsageError(f"{path} is not a capture of a node", why=kind, hint=_AGAIN)
+    return UsageError(f"{path} is not a capture of a node", why=kind, hint=f"{_AGAIN}; `gpunode doctor` reads text")
 
 
 def _harmful(path: Place, member: str, why: str) -> Refused:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from gpunode.diagnoses import rules
+from gpunode.diagnoses.commands import Command
 from gpunode.diagnoses.model import Doubt, Finding, Fix
 from gpunode.diagnoses.stack import TITLES
 from gpunode.diagnoses.views.topology import topology
@@ -142,7 +143,7 @@ def _verdict(examined: Examined, faults: Sequence[Finding]) -> Markup:
         "section",
         element("p", f"{likely}{_LABELS[root.severity]}{others}", class_="label"),
         element("h1", root.title, id="verdict"),
-        element("p", _prose(root.summary), class_="summary"),
+        element("p", root.summary, class_="summary"),
         _facts(root),
         element("div", _stack(examined.storeys), _remedy(root.remedy, "remedy"), class_="columns"),
         class_=f"verdict {root.severity}",
@@ -171,7 +172,7 @@ def _comma(parts: Iterable[Markup]) -> Iterator[str | Markup]:
 
 
 def _prose(text: str) -> Markup:
-    """``text`` with the commands in it, which stand in backticks, set off."""
+    """``text``, which is this program's own, with the commands in it, which stand in backticks, set off."""
     parts = _SPOKEN.split(text)
     return joined(element("code", part) if number % 2 else part for number, part in enumerate(parts))
 
@@ -208,12 +209,16 @@ def _remedy(fixes: Sequence[Fix], name: str, heading: str = "h2") -> Markup:
 
 
 def _fix(fix: Fix) -> Markup:
-    commands = "\n".join(fix.commands)
     return element(
         "li",
-        element("p", _prose(fix.text), element("em", condition(fix.when)) if fix.when else None),
-        element("pre", element("code", commands), class_="commands", tabindex=0) if commands else None,
+        element("p", fix.text, element("em", condition(fix.when)) if fix.when else None),
+        _typed(fix.commands),
     )
+
+
+def _typed(commands: Sequence[Command]) -> Markup | None:
+    """Commands to be picked up; nothing else on the page looks like one but what this program wrote."""
+    return element("pre", element("code", "\n".join(commands)), class_="commands", tabindex=0) if commands else None
 
 
 def _fault(root: Finding, examined: Examined, number: int, detail: Detail) -> Markup:
@@ -223,7 +228,7 @@ def _fault(root: Finding, examined: Examined, number: int, detail: Detail) -> Ma
     head = (
         element("p", f"{'likely ' if root.confidence == 'likely' else ''}{_beside(root)}", class_="label"),
         element("h2", root.title),
-        element("p", _prose(root.summary), class_="summary"),
+        element("p", root.summary, class_="summary"),
         _facts(root),
     )
     return element(
@@ -250,7 +255,7 @@ def _section(level: str, title: str, *parts: Markup | Iterable[Markup] | None) -
 def _list(level: str, title: str, texts: Sequence[str]) -> Markup | None:
     if not texts:
         return None
-    return _section(level, title, element("ul", (element("li", _prose(text)) for text in texts)))
+    return _section(level, title, element("ul", (element("li", text) for text in texts)))
 
 
 def _consequences(level: str, findings: Sequence[Finding], examined: Examined, detail: Detail) -> Markup | None:
@@ -263,7 +268,7 @@ def _consequence(finding: Finding, examined: Examined, detail: Detail) -> Markup
     return element(
         "details",
         element("summary", element("b", finding.title), " ", element("code", finding.cause)),
-        element("p", _prose(finding.summary)),
+        element("p", finding.summary),
         shown(finding.citations, examined.snapshot, detail),
         id=finding.cause,
     )
@@ -296,7 +301,7 @@ def _denied(examined: Examined) -> Markup | None:
     return element(
         "section",
         element("h2", "What could not be seen without root"),
-        element("p", _prose("`sudo gpunode doctor` shows what these hold.")),
+        element("p", element("code", "sudo gpunode doctor"), " shows what these hold."),
         element("ul", (element("li", element("code", source)) for source in examined.denied), class_="plain"),
         class_="card",
     )
@@ -308,8 +313,8 @@ def _unknown(doubts: Sequence[Doubt], examined: Examined, detail: Detail) -> Mar
     rows = (
         element(
             "li",
-            element("p", _prose(doubt.question)),
-            element("p", "look at ", element("code", doubt.look_at, class_="pick")),
+            element("p", doubt.question),
+            _typed(doubt.look_at),
             element("p", "it decides between ", _comma(element("code", cause) for cause in doubt.causes))
             if len(doubt.causes) > 1
             else None,
@@ -317,7 +322,7 @@ def _unknown(doubts: Sequence[Doubt], examined: Examined, detail: Detail) -> Mar
         )
         for doubt in doubts
     )
-    return element("section", element("h2", "What could not be told"), element("ul", rows), class_="card unknown")
+    return element("section", element("h2", "Undetermined"), element("ul", rows), class_="card unknown")
 
 
 def _wiring(examined: Examined) -> Markup | None:
@@ -383,7 +388,7 @@ def _note(note: Finding) -> Markup:
         "section",
         element("p", _LABELS["info"], class_="label"),
         element("h2", note.title),
-        element("p", _prose(note.summary)),
+        element("p", note.summary),
         class_="card info",
         id=note.cause,
     )

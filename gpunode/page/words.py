@@ -9,13 +9,13 @@ from gpunode.diagnoses.model import Disruption
 from gpunode.diagnoses.stack import State
 
 DISRUPTIONS: Final[Mapping[Disruption, str]] = {
-    "none": "disturbs nothing",
-    "restart-container": "containers restart",
-    "restart-service": "a service restarts",
-    "reset-gpu": "the GPU is reset: its work stops",
-    "reboot": "the node reboots",
-    "power-cycle": "the node is powered off and on",
-    "RMA": "the part is replaced",
+    "none": "no disruption",
+    "restart-container": "restarts containers",
+    "restart-service": "restarts a service",
+    "reset-gpu": "resets the GPU: its work stops",
+    "reboot": "reboots the node",
+    "power-cycle": "powers the node off and on",
+    "RMA": "replaces the part",
 }
 # A mark that tells without colour, and the word; none where nothing is wrong: ✓ was seen to work, ○ was seen.
 STATES: Final[Mapping[State, tuple[str, str]]] = {

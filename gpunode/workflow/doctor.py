@@ -9,12 +9,14 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 from gpunode.diagnoses import diagnose
+from gpunode.diagnoses.commands import Shell
 from gpunode.diagnoses.complaints import unexplained
 from gpunode.diagnoses.model import Diagnosis, Doubt
 from gpunode.diagnoses.snapshot import Snapshot, snapshot
 from gpunode.diagnoses.stack import Storey, is_shown_to_work, stack
 from gpunode.diagnoses.views import pci
 from gpunode.facts import pasted
+from gpunode.facts.budget import within
 from gpunode.facts.evidence import CUT, Capture, Evidence, decode_found
 from gpunode.facts.examination import EXAMINATION, UNITS
 from gpunode.facts.follow_ups import follow_ups, last_looks, may_ask_driver
@@ -115,16 +117,23 @@ def _too_little(seen: Snapshot, silent: Sequence[str]) -> Doubt:
     """What to look at where no fault shows and nothing shows that the driver works; of several machines, on which."""
     if silent:
         question = f"does the driver of {' and '.join(silent)} work? what works on another machine does not tell"
-        return Doubt(question, "nvidia-smi; sudo dmesg | grep -i nvrm | tail")
+        return Doubt(question, (Shell("nvidia-smi"), Shell("sudo dmesg | grep -i nvrm | tail")))
     if seen.view(pci.has_gpu) is False:
-        look_at = "lspci -nn -d 10de: and what the machine, or its hypervisor, should have"
-        return Doubt("is a GPU to be in this machine? its PCI bus shows none of NVIDIA's", look_at)
-    return Doubt("does the driver work? nothing that was seen tells", "nvidia-smi; sudo dmesg | grep -i nvrm | tail")
+        look_at = (Shell("lspci -nn -d 10de:"),)
+        return Doubt("should this machine have a GPU? no NVIDIA GPU is on its PCI bus", look_at)
+    return Doubt(
+        "does the driver work? nothing in the evidence shows it",
+        (Shell("nvidia-smi"), Shell("sudo dmesg | grep -i nvrm | tail")),
+    )
+
+
+_NAMED: Final = 5
 
 
 def diagnosed(evidence: Evidence) -> Examined:
     """What is wrong with the node that ``evidence`` shows."""
-    seen = snapshot({key: capture for key, capture in evidence.items() if key != CUT})
+    read, left_out = within({key: capture for key, capture in evidence.items() if key != CUT})
+    seen = snapshot(read)
     silent = tuple(name for name, machine in seen.machines if not is_shown_to_work(machine))
     works = is_shown_to_work(seen) and not silent
     diagnosis = diagnose(seen, guarded=True)
@@ -132,7 +141,9 @@ def diagnosed(evidence: Evidence) -> Examined:
         doubt = unexplained(seen) or (None if works else _too_little(seen, silent))
         diagnosis = replace(diagnosis, unknown=(doubt,) if doubt else ())
     if (cut := evidence.get(CUT)) is not None:
-        rest = Doubt(f"what stands in the rest of the report? {cut.error}", "the whole file: copy it again")
+        left_out = (f"{cut.error}; copy the whole file again", *left_out)
+    if left_out:
+        rest = Doubt(f"what does the rest of the report say? {'; '.join(left_out[:_NAMED])}", ())
         diagnosis = replace(diagnosis, unknown=(*diagnosis.unknown, rest))
     kept = tuple(dict.fromkeys(source for capture in evidence.values() for source in denied(capture)))
     return Examined(seen, diagnosis, stack(seen, diagnosis), works, kept)

@@ -48,6 +48,8 @@ def printed(found: Diagnosis) -> Iterator[str]:
     for finding in found.findings:
         for fix in finding.remedy:
             yield from fix.commands
+    for doubt in found.unknown:
+        yield from doubt.look_at
 
 
 def of_rows(rows: Iterable[tuple[str, str]]) -> tuple[str, ...]:
@@ -221,9 +223,12 @@ def test_a_sound_word_needs_no_quotes_but_a_path(word: str) -> None:
         if is_sound(word):
             assert shlex.quote(word).strip("'") == word
             assert not word.startswith(("-", "/", ".", "~"))
-    if commands.is_path(word):
+            # To apt "name+" and "name-" are orders to install and to remove; g++ is the one exception.
+            assert is_sound is not commands.is_package or not re.search(r"[^+]\+$|-$", word)
+    if commands.is_place(word, "/etc"):
         assert word.isprintable()
         assert not set(word.split("/")) & {".", ".."}
+        assert word == "/etc" or word.startswith("/etc/")
 
 
 # What only looks, as it begins; and how a command goes on that does something with what it found.
@@ -348,6 +353,7 @@ DISTURBS: tuple[tuple[re.Pattern[str], Disruption], ...] = (
     (re.compile(r"systemctl reboot"), "reboot"),
     (re.compile(r"--gpu-reset"), "reset-gpu"),
     (re.compile(r"sudo systemctl (?:restart|stop|try-restart)|snap remove|--restart\b"), "restart-service"),
+    (re.compile(r"sudo (?:apt-get purge|dnf remove [^-]|zypper remove|pacman -Rns)"), "restart-service"),
     (re.compile(r"modprobe -r|rmmod|kubectl (?:drain|.* delete)|minikube delete"), "restart-container"),
 )
 

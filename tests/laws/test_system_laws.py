@@ -7,6 +7,7 @@ import re
 import pytest
 
 from gpunode.diagnoses import diagnose, rules, systems
+from gpunode.diagnoses.commands import Shell
 from gpunode.diagnoses.model import Fix
 from gpunode.diagnoses.snapshot import Snapshot, snapshot
 from gpunode.facts import pasted
@@ -95,8 +96,8 @@ def test_the_driver_comes_the_way_of_the_system(name: str, way: str) -> None:
 
 
 def test_looks_are_those_of_the_system() -> None:
-    look = "dpkg -l nvidia-container-toolkit; which docker"
-    assert systems.fitted_look(node(OTHERS["flatcar"]), look) == "which docker"
+    look = (Shell("dpkg -l nvidia-container-toolkit"), Shell("which docker"))
+    assert systems.fitted_look(node(OTHERS["flatcar"]), look) == look[1:]
     assert systems.fitted_look(node("ID=ubuntu\n"), look) == look
 
 

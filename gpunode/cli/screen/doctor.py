@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gpunode.cli.screen.quoting import shortened, telling
-from gpunode.cli.screen.text import BLANK, Line, Span, Style, indented, line, padded, prose, span
+from gpunode.cli.screen.quoting import passage, telling
+from gpunode.cli.screen.text import BLANK, Line, Span, Style, indented, line, padded, prose, span, wrap
 from gpunode.cli.screen.words import count, listed
 from gpunode.command import gpunode
 from gpunode.diagnoses.stack import TITLES
@@ -25,10 +25,9 @@ _CITED = 5
 _CONSEQUENCES = 4
 _DENIED = 4
 _RELATED = 8
-# Where no terminal says how wide it is: a pipe takes long lines, though not a log's without end.
-_WIDEST = 400
-_NARROWEST = 40
-_RAGGED = 12
+# Of a log's line without end, what is shown: by itself, and with -v.
+_PASSAGE = 400
+_PAGE = 100
 _LONGEST = 2000
 _STYLES: dict[str, Style] = {
     "broken": "bad",
@@ -44,10 +43,9 @@ _SEVERITIES: dict[str, tuple[str, Style]] = {"error": ("✗ ", "bad"), "warning"
 
 @dataclass(frozen=True, slots=True)
 class _How:
-    """How proof is shown: all of it or the first of it, in how many columns, and where messages are whole."""
+    """How proof is shown: all of it or the first of it, and where messages are whole."""
 
     verbose: bool
-    room: int
     snapshot: Snapshot
 
     def said(self, citation: Citation) -> str:
@@ -56,15 +54,14 @@ class _How:
         return f"{'NVRM: ' if wrapped.nvrm else ''}{wrapped.text}" if wrapped else citation.line
 
 
-def diagnosis_lines(examined: Examined, *, verbose: bool, width: int = 0) -> Iterator[Line]:
+def diagnosis_lines(examined: Examined, *, verbose: bool) -> Iterator[Line]:
     """The root cause first, then other faults and what follows from them, what could not be told, and the stack.
 
     Args:
         examined: what was found.
         verbose: whether every line that proves something is shown, and why other causes are ruled out.
-        width: columns for which proving lines are cut; 0 where nobody knows.
     """
-    how = _How(verbose, max(width or _WIDEST, _NARROWEST), examined.snapshot)
+    how = _How(verbose, examined.snapshot)
     diagnosis = examined.diagnosis
     if diagnosis.is_healthy:
         yield _no_fault(examined)
@@ -89,32 +86,36 @@ def _no_fault(examined: Examined) -> Line:
         # A rule's doubt names the causes that it would decide between: only then was something wrong seen.
         wrong = any(doubt.causes or doubt.citations for doubt in examined.diagnosis.unknown)
         if wrong:
-            return line(span("? something is wrong, and what was seen does not tell what", "warn"), hang=2)
+            return line(span("? something is wrong, but the evidence does not show what", "warn"), hang=2)
         if examined.snapshot.view(pci.has_gpu) is False:
-            return line(span("? no GPU of NVIDIA's is in this machine", "warn"), ", and no fault shows", hang=2)
-        return line(span("? too little to call it healthy", "warn"), hang=2)
+            return line(span("? no NVIDIA GPU found", "warn"), ", and no fault detected", hang=2)
+        return line(span("? not enough evidence to call this node healthy", "warn"), hang=2)
     if examined.works:
         return line(span("✓ nothing is wrong", "good"), hang=2)
     return line(
-        span("? no fault shows", "warn"),
-        ", and nothing shows that the driver works: this is too little to call the node healthy",
+        span("? no fault detected", "warn"),
+        ", but nothing shows that the driver works: not enough evidence to call this node healthy",
         hang=2,
     )
+
+
+# What is said of a node has words of its evidence in it, whoever wrote them: it is never styled as a command. Only what
+# is typed as one is; in stories, which are this program's own, so is what stands in backticks.
 
 
 def _root(finding: Finding, below: Sequence[Finding], how: _How) -> Iterator[Line]:
     mark, style = _SEVERITIES[finding.severity]
     likely = ", likely" if finding.confidence == "likely" else ""
     yield line(span(mark, style), span(finding.title, style), span(f"  {finding.cause}{likely}", "dim"), hang=2)
-    yield line("  ", *prose(finding.summary), hang=2)
+    yield line("  ", finding.summary, hang=2)
     yield from _proof(finding, how)
     yield from _ruled_out(finding.ruled_out, how)
     yield from _consequences(below, how)
     yield from _remedy(finding.remedy, DISRUPTIONS[finding.disruption])
 
 
-def _heading(text: str, beside: str = "") -> Line:
-    return line("  ", span(text, "bold"), span(f"  {beside}" if beside else "", "dim"), hang=4)
+def _heading(text: str) -> Line:
+    return line("  ", span(text, "bold"), hang=4)
 
 
 def _proof(finding: Finding, how: _How) -> Iterator[Line]:
@@ -131,7 +132,7 @@ def _cited(citations: Sequence[Citation], words: frozenset[str], how: _How, *, i
     for citation in shown:
         if citation.source != source:
             source = citation.source
-            yield line(" " * indent, span(shortened(source, frozenset(), how.room - indent), "dim"), hang=indent + 2)
+            yield line(" " * indent, span(source, "dim"), hang=indent + 2)
         number = str(citation.number or "").rjust(numbers)
         yield _quoted(f"{' ' * (indent + 2)}{number}  " if numbers else " " * (indent + 2), citation, words, how)
     if more := len(citations) - len(shown):
@@ -139,16 +140,15 @@ def _cited(citations: Sequence[Citation], words: frozenset[str], how: _How, *, i
 
 
 def _quoted(before: str, citation: Citation, words: frozenset[str], how: _How) -> Line:
-    # Two rows, less what breaking at a blank costs: a whole sentence says more than its halves.
-    room = _LONGEST if how.verbose else min(2 * (how.room - len(before)) - _RAGGED, _WIDEST)
     said = span(how.said(citation)).text
-    return line(span(before, "dim"), shortened(said, words, room), hang=len(before))
+    shown = passage(said, words, _LONGEST if how.verbose else _PASSAGE)
+    return line(span(before, "dim"), shown, hang=len(before))
 
 
 def _ruled_out(others: Sequence[str], how: _How) -> Iterator[Line]:
     if others and how.verbose:
         yield _heading("ruled out")
-        yield from (line("    – ", *prose(other), hang=6) for other in others)
+        yield from (line("    – ", other, hang=6) for other in others)
 
 
 def _consequences(findings: Sequence[Finding], how: _How) -> Iterator[Line]:
@@ -159,16 +159,16 @@ def _consequences(findings: Sequence[Finding], how: _How) -> Iterator[Line]:
     for finding in shown:
         yield line("    ", span("! ", "warn"), finding.title, span(f"  {finding.cause}", "dim"), hang=6)
         if how.verbose:
-            yield line("      ", *prose(finding.summary), hang=6)
+            yield line("      ", finding.summary, hang=6)
             yield from _cited(finding.citations, telling(finding.summary), how, indent=6)
     if more := len(findings) - len(shown):
         yield line("    ", span(f"and {more} more (-v)", "dim"), hang=4)
 
 
 def _remedy(fixes: Sequence[Fix], disruption: str) -> Iterator[Line]:
-    yield _heading("what to do", disruption)
+    yield line("  ", span("fix", "bold"), span(f" ({disruption})", "dim"), hang=4)
     for number, fix in enumerate(fixes, 1):
-        yield line(f"  {number}. ", *prose(f"{fix.text}{condition(fix.when)}"), hang=5)
+        yield line(f"  {number}. ", f"{fix.text}{condition(fix.when)}", hang=5)
         yield from indented([_typed(row) for command in fix.commands for row in command.split("\n")], 5)
 
 
@@ -177,13 +177,15 @@ def _typed(command: str) -> Line:
 
 
 def _unknown(doubts: Sequence[Doubt], how: _How) -> Iterator[Line]:
-    yield line(span("could not be told", "bold"))
+    yield line(span("undetermined", "bold"))
     for doubt in doubts:
-        yield line("  ", span("? ", "warn"), *prose(doubt.question), hang=4)
+        yield line("  ", span("? ", "warn"), doubt.question, hang=4)
         yield from _cited(doubt.citations, telling(doubt.question), how, indent=4)
         if how.verbose and len(doubt.causes) > 1:
             yield line("    ", span("between  ", "dim"), listed(doubt.causes), hang=13)
-        yield line("    ", span("look at  ", "dim"), span(doubt.look_at, "command"), hang=13)
+        for number, command in enumerate(doubt.look_at):
+            head = " " * 9 if number else "look at  "
+            yield Line((Span("    "), span(head, "dim"), span(command, "command")), solid=True)
 
 
 def _stack(storeys: Sequence[Storey]) -> Iterator[Line]:
@@ -223,7 +225,7 @@ def _what_next(roots: Sequence[Finding], *, verbose: bool) -> Iterator[Line]:
     if root.remedy:
         first = root.remedy[0]
         command = next(iter(first.commands), "")
-        yield line("next:  ", *([span(command, "command")] if command else prose(first.text)), hang=7)
+        yield line("next:  ", *([span(command, "command")] if command else [span(first.text)]), hang=7)
     yield line("story: ", span(str(gpunode("doctor", root.cause)), "command"), hang=7)
     if root.ruled_out and not verbose:
         yield line("why:   ", span("-v", "command"), f" tells how {count(len(root.ruled_out), 'other cause')} "
@@ -237,7 +239,9 @@ def xid_lines(xid: Xid, cause: str) -> Iterator[Line]:
     yield BLANK if cause else line("no cause by itself: what the log says around it decides", hang=2)
 
 
-def story_lines(rule: Rule, remedy: Sequence[Fix], explained_by: Sequence[str], *, verbose: bool) -> Iterator[Line]:
+def story_lines(
+    rule: Rule, remedy: Sequence[Fix], explained_by: Sequence[str], *, verbose: bool, width: int = 0
+) -> Iterator[Line]:
     """The whole story of a cause: what happens, what it brings about, what to do, where the facts come from.
 
     Args:
@@ -245,12 +249,13 @@ def story_lines(rule: Rule, remedy: Sequence[Fix], explained_by: Sequence[str], 
         remedy: what to do on a node of which nothing is known.
         explained_by: the causes of which it may be a consequence.
         verbose: whether all of them are named.
+        width: of the terminal; its paragraphs are no wider than a page, through a pipe either.
     """
     yield line(span(rule.title, "bold"), span(f"  {rule.cause}", "dim"), hang=2)
     yield line(span(f"{TITLES[rule.storey]}, {rule.severity}", "dim"), hang=2)
     for paragraph in rule.story.split("\n\n"):
         yield BLANK
-        yield line(*prose(" ".join(paragraph.split())))
+        yield from wrap(line(*prose(" ".join(paragraph.split()))), min(width or _PAGE, _PAGE))
     yield BLANK
     yield from _remedy(remedy, DISRUPTIONS[rule.disruption])
     for heading, causes in (("may come from", explained_by), ("brings about", sorted(rule.explains))):

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from gpunode.cli.screen.text import BLANK, Line, Span, Style, cells, line, padded, prose, span
+from gpunode.cli.screen.text import BLANK, Line, Span, Style, cells, line, padded, span
 from gpunode.cli.screen.words import count, listed
 from gpunode.command import gpunode
 
@@ -35,14 +35,14 @@ def row_line(row: Row, names: Sequence[str]) -> Line:
 
 def _said(row: Row, style: Style) -> tuple[str | Span, ...]:
     if row.error:
-        return (span("not read: ", style), *prose(row.error))
+        return (span("not read: ", style), row.error)
     if row.cause:
         likely = "" if row.confidence == "certain" else " (likely)"
         more = f"; also {listed(row.others)}" if row.others else ""
         return (span(row.cause, style), span(f"  {row.title}{likely}{more}", "dim"))
     if row.unknown:
-        return prose(row.unknown[0])
-    return ("no fault shows, nor that the driver works",) if row.status == "unknown" else ("healthy",)
+        return (row.unknown[0],)
+    return ("no fault detected, but nothing shows that the driver works",) if row.status == "unknown" else ("healthy",)
 
 
 def fleet_lines(rows: Sequence[Row], tallies: Sequence[Tally]) -> Iterator[Line]:

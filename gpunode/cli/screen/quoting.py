@@ -1,27 +1,19 @@
-"""Lines of logs made short: what stands before every message goes, then what says nothing of the finding. Pure."""
+"""Lines of logs quoted as proof: whole, or of one without end the passage that proves something. Pure."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from itertools import accumulate, takewhile
 from typing import Final
 
 from gpunode.cli.screen.text import cells
 
-# The time of a kernel's message, its caller, the host and the program, of which the source tells.
-_STAMP: Final = re.compile(
-    r"^\s*(?:\[\s*\d{1,9}\.\d{1,6}\](?:\s*\[\s*[TC]\d+\])?\s*"
-    r"|\[\w{3} \w{3}\s+\d{1,2} \d\d:\d\d:\d\d \d{4}\]\s*"
-    r"|(?:\d{4}-\d\d-\d\dT[\d:.,]+(?:Z|[+-]\d\d:?\d\d)?|\w{3}\s+\d{1,2} \d\d:\d\d:\d\d)"
-    r"\s+\S+\s+[\w.-]{1,40}(?:\[\d+\])?:\s+)"
-)
 _WORD: Final = re.compile(r"[\w.:/+-]*\w")
 # What names a fault or a GPU in any message.
 _ALWAYS: Final = re.compile(
     r"\bS?Xid\b|\b[0-9a-f]{2}:[0-9a-f]{2}\b|\berror|\bfail|\bfatal|\bmismatch|\bdenied", re.IGNORECASE
 )
 _SHORTEST: Final = 3
-_MOST_WORDS: Final = 400
 _CUT: Final = "…"
 
 
@@ -31,47 +23,29 @@ def telling(*texts: str) -> frozenset[str]:
     return frozenset(word for word in found if len(word) >= _SHORTEST or word.isdecimal())
 
 
-def shortened(line: str, words: frozenset[str], room: int) -> str:
-    """``line`` in ``room`` columns; what stays of one too long is what has ``words``, and what is next to that."""
+def passage(line: str, words: frozenset[str], room: int) -> str:
+    """``line``, its blanks made single; of more than ``room`` columns the passage from where it has ``words``.
+
+    No word is left out between two that are shown: a proof is read, and pasted into tickets, as it was logged.
+    """
     plain = " ".join(line.split())
     if cells(plain) <= room:
         return plain
-    plain = _STAMP.sub("", plain)
-    if cells(plain) <= room:
-        return plain
-    parts = [_narrowed(part, room) for part in plain.split(" ")[:_MOST_WORDS]]
-    kept: set[int] = set()
-    for index in _by_weight(parts, words):
-        if cells(_with_cuts(parts, kept | {index})) <= room:
-            kept.add(index)
-    return _with_cuts(parts, kept)
+    found = (match.start() for match in _WORD.finditer(plain) if match[0].lower() in words)
+    told = min((match.start() for match in (_ALWAYS.search(plain),) if match), default=len(plain))
+    told = min((*found, told))
+    # A quarter before what tells; at the end of the line, all that fits.
+    start = plain.rfind(" ", 0, max(0, min(told - room // 4, len(plain) - room))) + 1
+    before = f"{_CUT} " if start else ""
+    shown = _fitting(plain[start:], room - cells(before))
+    return before + shown
 
 
-def _by_weight(parts: list[str], words: frozenset[str]) -> list[int]:
-    """The parts, the first and the telling ones before those that stand near them."""
-    tell = [index for index, part in enumerate(parts) if _tells(part, words)] or [0, len(parts) - 1]
-    near = {index: min(abs(index - one) for one in (0, *tell)) for index in range(len(parts))}
-    return sorted(range(len(parts)), key=lambda index: (index != 0, near[index], "=" in parts[index], index))
-
-
-def _tells(part: str, words: frozenset[str]) -> bool:
-    return _ALWAYS.search(part) is not None or any(match[0].lower() in words for match in _WORD.finditer(part))
-
-
-def _with_cuts(parts: list[str], kept: Iterable[int]) -> str:
-    shown: list[str] = []
-    before = -1
-    for index in sorted(kept):
-        if index > before + 1:
-            shown.append(_CUT)
-        shown.append(parts[index])
-        before = index
-    if before < len(parts) - 1:
-        shown.append(_CUT)
-    return " ".join(shown)
-
-
-def _narrowed(part: str, room: int) -> str:
-    """A word without blanks that would fill the row alone."""
-    most = max(room // 2, 8)
-    return part if len(part) <= most else f"{part[: most * 2 // 3]}{_CUT}{part[-(most // 3 - 1) :]}"
+def _fitting(text: str, room: int) -> str:
+    """``text``, or as many of its first letters as fit with the sign that more follows."""
+    if cells(text) <= room:
+        return text
+    used = accumulate(map(cells, text), initial=cells(f" {_CUT}"))
+    end = sum(1 for _ in takewhile(lambda columns: columns <= room, used)) - 1
+    blank = text.rfind(" ", 0, end)
+    return f"{text[: blank if blank > end // 2 else end]} {_CUT}"

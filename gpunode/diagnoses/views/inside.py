@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
+from gpunode.diagnoses.commands import Shell
 from gpunode.diagnoses.model import Citation, Doubt
 from gpunode.diagnoses.snapshot import Snapshot, cite, find, stated
 from gpunode.diagnoses.views import nested, system
@@ -66,7 +67,7 @@ def without_gpu(snapshot: Snapshot, *cited: Citation) -> Doubt | None:
         return None
     return Doubt(
         f"this was seen inside a container, which has no GPU: was it started with {_GIVEN[held.engine]}?",
-        "nvidia-smi on the host itself, and how the container is started",
+        (Shell("nvidia-smi  # on the host itself"),),
         (held.citation, *cited),
         ("toolkit-not-installed", "nvidia-runtime-not-registered", "driver-userspace-incomplete"),
     )

@@ -16,7 +16,7 @@ from gpunode.cli.doctor import doctor
 from gpunode.diagnoses import rules
 from gpunode.diagnoses.model import Verdict
 from gpunode.diagnoses.snapshot import Snapshot
-from gpunode.errors import UsageError
+from gpunode.errors import Refused, UsageError
 from gpunode.facts import pasted
 from gpunode.facts.evidence import Evidence
 from gpunode.host import bugs
@@ -143,7 +143,7 @@ def test_an_xid_that_decides_nothing_by_itself_is_told_with_what_its_catalog_say
 
 
 def test_an_xid_that_nobody_knows_is_no_cause() -> None:
-    with pytest.raises(UsageError, match="xid-999"):
+    with pytest.raises(UsageError, match="Xid 999 is not in NVIDIA's catalog"):
         doctor(["xid-999"], How(json=True))
 
 
@@ -218,3 +218,16 @@ def test_a_file_without_a_name_is_asked_for_and_no_pipe_is_named_after_it(named:
     with pytest.raises(UsageError) as caught:
         doctor((), How(), **named)
     assert "-.prom" not in caught.value.hint
+
+
+def test_a_report_that_needs_more_memory_than_there_is_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr("gpunode.workflow.doctor.diagnosed", full)
+    report = tmp_path / "report.txt"
+    report.write_text("$ nvidia-smi\nNo devices were found\n")
+    with pytest.raises(Refused, match=r"report\.txt was not examined"):
+        doctor([str(report)], How(json=True))

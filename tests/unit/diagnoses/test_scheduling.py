@@ -65,7 +65,7 @@ def test_where_the_node_was_not_shown_it_is_asked_for() -> None:
     diagnosis = found(WAITS)
     assert not diagnosis.findings
     assert "gpus-all-allocated" in diagnosis.unknown[0].causes
-    assert "kubectl describe node" in diagnosis.unknown[0].look_at
+    assert "kubectl describe node" in diagnosis.unknown[0].look_at[0]
 
 
 def test_how_many_are_taken_is_asked_where_it_was_not_shown() -> None:
@@ -73,7 +73,7 @@ def test_how_many_are_taken_is_asked_where_it_was_not_shown() -> None:
         WAITS, ("kubectl describe node", "Capacity:\n  nvidia.com/gpu: 1\nAllocatable:\n  nvidia.com/gpu: 1")
     )
     assert not diagnosis.findings
-    assert "Allocated resources" in diagnosis.unknown[0].look_at
+    assert "Allocated resources" in diagnosis.unknown[0].look_at[0]
 
 
 def test_a_node_whose_gpus_are_all_given_out_is_healthy() -> None:

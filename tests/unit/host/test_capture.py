@@ -269,7 +269,8 @@ def test_a_truncated_archive_is_damaged(tmp_path: Path, cut: int) -> None:
             "bug-rep",
         ),
         (b"PK\x03\x04", "neither"),
-        (gzip.compress(b"just text"), "neither"),
+        (gzip.compress(b"just text"), "text"),
+        (b"$ sudo nvidia-bug-report.sh\n$ nvidia-smi\nNo devices were found\n", "text"),
         (b"", "neither"),
     ],
 )

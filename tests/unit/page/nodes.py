@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import replace
 
+from gpunode.diagnoses.commands import Shell
 from gpunode.diagnoses.model import Diagnosis, Doubt, Finding, Fix
 from gpunode.diagnoses.snapshot import snapshot
 from gpunode.diagnoses.stack import Storey
@@ -159,8 +160,8 @@ def examined() -> Examined:
             "a lost riser: its neighbour on the same switch answers (`nvidia-smi topo -m`)",
         ),
         remedy=(
-            Fix("drain", "move the work away from this node first", ("kubectl drain gpu-17",)),
-            Fix("reboot", "power the node off and on", ("sudo systemctl poweroff",)),
+            Fix("drain", "move the work away from this node first", (Shell("kubectl drain gpu-17"),)),
+            Fix("reboot", "power the node off and on", (Shell("sudo systemctl poweroff"),)),
             Fix("hardware", "look at cable, seat and cooling of the board", when="it comes back"),
         ),
         disruption="power-cycle",
@@ -201,7 +202,7 @@ def examined() -> Examined:
     )
     doubt = Doubt(
         "whether the NVLink that is down on GPU 2 was ever up",
-        "nvidia-smi nvlink -e",
+        (Shell("nvidia-smi nvlink -e"),),
         seen.said(Pattern(r"<inactive>")),
         ("sample-link", "sample-board"),
     )
@@ -221,7 +222,7 @@ def untold() -> Examined:
     """Too little of it to tell what is wrong."""
     doubt = Doubt(
         "why the module does not load: its own message was not seen",
-        "sudo dmesg | grep -i nvrm",
+        (Shell("sudo dmesg | grep -i nvrm"),),
         causes=("driver-module-not-loaded",),
     )
     storeys = tuple(replace(storey, state="unseen", seen="", findings=()) for storey in _storeys())

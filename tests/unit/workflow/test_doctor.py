@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from gpunode.cli.screen.doctor import diagnosis_lines
+from gpunode.facts import pasted
 from gpunode.facts.evidence import Capture, Found, encode_found
 from gpunode.workflow.doctor import diagnosed
 
@@ -53,11 +54,24 @@ def test_a_machine_without_a_gpu_misses_none_of_nvidias_tools() -> None:
     examined = diagnosed(CPU_ONLY)
     (doubt,) = examined.diagnosis.unknown
     assert (examined.verdict, doubt.citations) == ("unknown", ())
-    assert "is a GPU to be in this machine" in doubt.question
+    assert "should this machine have a GPU" in doubt.question
     first = next(diagnosis_lines(examined, verbose=False))
-    assert "".join(one.text for one in first.spans) == "? no GPU of NVIDIA's is in this machine, and no fault shows"
+    assert "".join(one.text for one in first.spans) == "? no NVIDIA GPU found, and no fault detected"
 
 
 def test_with_a_gpu_a_tool_that_fails_is_a_complaint() -> None:
     gpu = Capture("lspci -nn", "ok", b"07:00.0 3D controller [0302]: NVIDIA Corporation GA100 [10de:20b0] (rev a1)\n")
     assert diagnosed({**CPU_ONLY, "lspci": gpu}).verdict != "healthy"
+
+
+def test_a_fault_that_the_roots_power_cycle_settles_has_no_steps_of_its_own() -> None:
+    rows = (
+        ("nvidia-smi", "Failed to initialize NVML: Driver/library version mismatch\nNVML library version: 550.127"),
+        ("dmesg", "[ 10.1] NVRM: Xid (PCI:0000:3b:00): 79, pid=1, GPU has fallen off the bus."),
+        ("cat /proc/driver/nvidia/version", "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.90.07  Fri"),
+        ("modinfo -F version nvidia", "550.127.05"),
+    )
+    lost, mismatch = diagnosed(pasted.evidence(rows)).diagnosis.roots
+    assert lost.cause == "gpu-fallen-off-bus"
+    assert [(fix.kind, fix.commands) for fix in mismatch.remedy] == [("reboot", ())]
+    assert lost.cause in mismatch.remedy[0].text
