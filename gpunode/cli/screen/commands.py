@@ -31,7 +31,7 @@ def rollback_command(argv: Sequence[str], run: str) -> str:
 
 def root_of(argv: Sequence[str]) -> str:
     """What ``--root`` says in ``argv``; empty for this machine."""
-    for word, value in zip(argv, [*argv[1:], ""], strict=True):
+    for word, value in zip(argv, [*argv, ""][1:], strict=True):
         if word == "--root" or word.startswith("--root="):
             return word.partition("=")[2] or value
     return ""
