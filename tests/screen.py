@@ -20,12 +20,14 @@ if TYPE_CHECKING:
 _LINE_EVERY_S: Final = 30.0
 # How long a test of a folder takes, about; the first that fits. Only the time to come is reckoned with it.
 _USUAL_S: Final = (
-    ("tests/conformance/crash/", 10.0),
-    ("tests/conformance/power/", 10.0),
-    ("tests/conformance/faults/", 2.0),
+    ("tests/conformance/crash/", 8.0),
+    ("tests/conformance/power/", 6.0),
+    ("tests/conformance/faults/", 0.7),
     ("tests/conformance/hostile/", 1.0),
-    ("tests/conformance/", 0.1),
-    ("tests/laws/", 0.3),
+    ("tests/conformance/runtimes/test_vectors.py", 0.3),
+    ("tests/conformance/", 0.05),
+    ("tests/laws/", 0.1),
+    ("tests/scenarios/", 0.06),
     ("tests/e2e/", 10.0),
     ("", 0.02),
 )
@@ -123,11 +125,20 @@ class Screen:
         counts = f"{ended} of {ended + len(self._to_come)} tests, {failed} failed"
         return f"{counts}; {_minutes(gone_s)} gone, about {_minutes(left_s)} to come"
 
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_sessionfinish(self) -> None:
-        """The bar is gone."""
+    def pytest_keyboard_interrupt(self) -> None:
+        """Whoever has interrupted sees that it was heard: the processes that run tests have seconds to end them."""
+        self._take_bar_away()
+        self._terminal.write_line("\ninterrupted: the tests under way are ended", flush=True)
+
+    def _take_bar_away(self) -> None:
         if self._bar is not None:
             self._bar.stop()
+            self._bar = None
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionfinish(self) -> None:
+        """The bar is gone, and what was skipped is listed where it was asked for."""
+        self._take_bar_away()
         if listed := self._config.getoption("skipped_to"):
             Path(listed).write_text("".join(f"{name}\n" for name in self._skipped))
 
