@@ -3,18 +3,16 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
+RUNS   := $(VENV)/.runs
 READY  := $(VENV)/.ready
 
-# What `make test` runs; for one folder or one test: make test TESTS=tests/unit PYTEST_ARGS="-k journal"
+# What `make test` runs, on all processors; for one folder or one test: make test TESTS=tests/unit PYTEST_ARGS="-k journal"
 TESTS       ?= tests
 PYTEST_ARGS ?=
 # Which mutants; for one module: make mutants MUTANTS='gpunode.merging.*'
 MUTANTS     ?=
-# The tests in chroots: auto (run them where the machine can, else skip and say why), require (fail instead), off.
-GPUNODE_E2E ?= auto
-export GPUNODE_E2E
-
-MARKERS  := not long$(if $(filter off,$(GPUNODE_E2E)), and not e2e)
+PYTEST   := $(BIN)/python -m pytest
+PARALLEL := -n auto --dist worksteal
 
 .DEFAULT_GOAL := help
 .PHONY: help venv install uninstall demo test test-e2e test-long mutants check format docs bench wheel clean
@@ -37,20 +35,25 @@ venv: $(READY) ## .venv with gpunode in it and what its development needs
 
 define CHECK_PYTHON
 @$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null || \
-  { echo 'make $@: $(PYTHON) is missing or older than 3.10; name a newer one: make $@ PYTHON=python3.12' >&2; exit 1; }
+  { echo 'make: $(PYTHON) is missing or older than 3.10; name a newer one, as in: make demo PYTHON=python3.12' >&2; exit 1; }
 @$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || \
-  { echo 'make $@: this Python cannot make environments, its venv module is packaged apart.' >&2; \
+  { echo 'make: this Python cannot make environments, its venv module is packaged apart.' >&2; \
     echo '  sudo apt-get install python3-venv' >&2; exit 1; }
 endef
 
-# The stamp is younger than pyproject.toml when the environment is as it says.
-$(READY): pyproject.toml
+# The stamps are younger than pyproject.toml when the environment is as it says.
+$(RUNS): pyproject.toml
 	$(CHECK_PYTHON)
-	@echo 'making $(VENV) (once; some minutes on a slow network)'
+	@echo 'making $(VENV) (once): gpunode and what it runs with'
 	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
+	@touch $@
+
+$(READY): $(RUNS)
+	@echo 'adding what the tests and checks need (once)'
 	@# pip reads [dependency-groups] from 25.1 on; the one that Python brings is older.
-	@$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
-	@$(BIN)/python -m pip install --quiet --editable . --group dev
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade 'pip>=25.1'
+	@$(BIN)/python -m pip install --quiet --group dev
 	@touch $@
 
 # root runs what stands there, so nobody else may write to it, whoever owns the checkout and whatever the umask is.
@@ -79,17 +82,17 @@ uninstall: ## take away what make install made; what gpunode set up stays (gpuno
 	@echo 'removed: $(PREFIX), $(BINDIR)/gpunode and the completions; kept: the node as gpunode set it up,'
 	@echo '  and its journals and backups in /var/lib/gpunode'
 
-demo: $(READY) ## rehearse the main job on a captured node: no root, no GPU, nothing is changed
+demo: $(RUNS) ## rehearse the main job on a captured node: no root, no GPU, nothing is changed
 	@$(BIN)/gpunode rehearse containerd
 
-test: $(READY) ## all tests but the long ones; says what it skipped and why
-	$(BIN)/python -m pytest -ra -m '$(MARKERS)' $(PYTEST_ARGS) $(TESTS)
+test: $(READY) ## the tests, without those in chroots and the long ones: at most 10 minutes on two cores
+	@$(PYTEST) -p no:cacheprovider $(PARALLEL) -m 'not long and not e2e' $(PYTEST_ARGS) $(TESTS)
 
 test-e2e: $(READY) ## the tests in chroots and containers; fails where the machine cannot run them (needs root)
-	GPUNODE_E2E=require $(BIN)/python -m pytest -ra -m 'e2e and not long' $(PYTEST_ARGS) tests/e2e
+	GPUNODE_E2E=require $(PYTEST) -m 'e2e and not long' $(PYTEST_ARGS) tests/e2e
 
 test-long: $(READY) ## everything, for as long as it takes; the results go into docs/verification.md
-	HYPOTHESIS_PROFILE=long $(BIN)/python -m pytest -ra $(PYTEST_ARGS) $(TESTS)
+	HYPOTHESIS_PROFILE=long $(PYTEST) $(PYTEST_ARGS) $(TESTS)
 
 mutants: $(READY) ## change the pure core in thousands of small ways, and list the changes that no test notices
 	$(BIN)/python -m pip install --quiet --group mutation

@@ -1,4 +1,4 @@
-"""Prints what pytest's JUnit reports say: tests and minutes for each group of tests, and one closing line."""
+"""Prints what pytest's JUnit reports say, as one screen, and one closing line."""
 
 # ruff: noqa: INP001, T201 - a script of .ci/run; printing is its work
 
@@ -6,39 +6,38 @@ from __future__ import annotations
 
 import sys
 import xml.etree.ElementTree as ET
-from collections import Counter, defaultdict
+from pathlib import Path
+from typing import Final
 
-GROUPS = ("unit", "laws", "conformance", "e2e", "gpu", "project")
-KINDS = {"failure": "failed", "error": "errors", "skipped": "skipped"}
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from tests.results import Outcome, Results, group_of, reason_of
 
-def group_of(classname: str) -> str:
-    """``unit`` for ``tests.unit.journal.test_lock``; a test beside the folders belongs to the project's own."""
-    parts = classname.split(".")
-    return parts[1] if len(parts) > 1 and parts[1] in GROUPS else "project"
+_OUTCOMES: Final[dict[str, Outcome]] = {"failure": "failed", "error": "errors", "skipped": "skipped"}
 
 
-def outcome_of(case: ET.Element) -> str:
-    """How one test ended."""
-    return next((KINDS[child.tag] for child in case if child.tag in KINDS), "passed")
+_WORST_FIRST: Final[tuple[Outcome, ...]] = ("failed", "errors", "passed", "skipped")
+
+
+def outcome_of(case: ET.Element) -> tuple[Outcome, str]:
+    """How one test ended, and if it was skipped, why."""
+    ended = next((child for child in case if child.tag in _OUTCOMES), None)
+    return ("passed", "") if ended is None else (_OUTCOMES[ended.tag], reason_of(ended.get("message", "")))
 
 
 def main(files: list[str]) -> None:
-    """Prints the table of all ``files``."""
-    counts: dict[str, Counter[str]] = defaultdict(Counter)
-    seconds: Counter[str] = Counter()
+    """Prints the screen of all ``files``; a test that ran several times counts once, by its worst end."""
+    results, ends = Results(), dict[tuple[str, str], tuple[Outcome, str]]()
     for file in files:
         for case in ET.parse(file).iter("testcase"):  # noqa: S314 - pytest wrote it a moment ago
-            group = group_of(case.get("classname", ""))
-            counts[group][outcome_of(case)] += 1
-            seconds[group] += float(case.get("time", 0))
-    kinds = ("passed", "failed", "errors", "skipped")
-    print("group       ", *(f"{kind:>8}" for kind in kinds), " minutes")
-    for group in sorted(counts, key=GROUPS.index):
-        print(f"{group:12}", *(f"{counts[group][kind]:>8}" for kind in kinds), f"{seconds[group] / 60:8.1f}")
-    total = sum(counts.values(), Counter[str]())
-    said = ", ".join(f"{total[kind]} {kind}" for kind in ("failed", "passed", "skipped", "errors") if total[kind])
-    line = f" {said or 'no tests ran'} in {sum(seconds.values()):.2f}s "
+            test = case.get("classname", ""), case.get("name", "")
+            results.seconds[group_of(test[0])] += float(case.get("time", 0))
+            known = [end for end in (ends.get(test), outcome_of(case)) if end is not None]
+            ends[test] = min(known, key=lambda end: _WORST_FIRST.index(end[0]))
+    for (where, name), (outcome, reason) in ends.items():
+        results.add(group_of(where), outcome, f"{where}::{name}", reason)
+    print(*results.lines(), sep="\n")
+    line = f" {results.total} in {sum(results.seconds.values()):.2f}s "
     print(f"{line:=^80}")
 
 

@@ -6,6 +6,7 @@ An audit hook (PEP 578) sees what any library does, also from C; it cannot be re
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sys
 import tempfile
@@ -18,10 +19,13 @@ import hypothesis
 import pytest
 
 from gpunode.host import process
+from tests.screen import Screen
 
-# `make test-long` names the long one: twenty times Hypothesis's usual number of examples. `make mutants` names the one
-# of few examples, the same in each run, so that a mutant that lives does so again; what kills one need not be small.
-hypothesis.settings.register_profile("usual", deadline=None)
+# `make test` tries the same examples in each run. CI explores others each time and says the seed, `make test-long` too,
+# twenty times as many. `make mutants` has few, the same in each run, so that a mutant that lives does so again; what
+# kills one need not be small.
+hypothesis.settings.register_profile("usual", deadline=None, derandomize=True, database=None)
+hypothesis.settings.register_profile("explore", deadline=None, database=None)
 hypothesis.settings.register_profile("long", deadline=None, max_examples=2000)
 hypothesis.settings.register_profile(
     "mutants",
@@ -32,6 +36,18 @@ hypothesis.settings.register_profile(
     phases=(hypothesis.Phase.explicit, hypothesis.Phase.generate),
 )
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "usual"))
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Options of the project's own."""
+    parser.addoption("--skipped-to", metavar="FILE", help="write there which tests were skipped, one a line")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """The process that the user sees shows how the run goes."""
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Screen(config))
+
 
 _HERE = Path(__file__).parent
 _PURE = (_HERE / "unit", _HERE / "laws")
@@ -51,6 +67,28 @@ _WRITE_FLAGS = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 # What Python, pytest and Hypothesis keep for themselves.
 _OWN = ("__pycache__", ".hypothesis", ".pytest_cache")
 _OWN_FILES = ("/dev/null", "/dev/tty")
+# What every Linux has: the programs that stand-ins are made of.
+_EVERYWHERE = (
+    *(
+        "basename",
+        "cat",
+        "chmod",
+        "chroot",
+        "cp",
+        "cut",
+        "date",
+        "dd",
+        "dirname",
+        "env",
+        "false",
+        "grep",
+        "head",
+        "kill",
+        "ln",
+    ),
+    *("ls", "mkdir", "mv", "printf", "readlink", "rm", "sed", "seq", "sh", "sleep", "sort", "stat", "tail", "test"),
+    *("touch", "tr", "true", "uname", "wc", "yes"),
+)
 
 
 @dataclass
@@ -111,11 +149,24 @@ def interruptible() -> Iterator[None]:
         signal.signal(number, handler)
 
 
+@pytest.fixture(scope="session")
+def programs(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A folder of the programs that are on every machine, whatever else this one has."""
+    folder = tmp_path_factory.mktemp("programs")
+    for name in _EVERYWHERE:
+        if found := shutil.which(name, path=process.PATH):
+            (folder / name).symlink_to(found)
+    return str(folder)
+
+
 @pytest.fixture(autouse=True)
 def nothing_outside(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+    request: pytest.FixtureRequest,
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
+    programs: str,
 ) -> Iterator[None]:
-    """Unit tests and laws leave the machine as it was."""
+    """Unit tests and laws leave the machine as it was, and whether it has a program makes no difference to them."""
     if not any(Path(request.node.path).is_relative_to(folder) for folder in _PURE):
         yield
         return
@@ -127,6 +178,7 @@ def nothing_outside(
             _guard.check(path, dir_fd)
         return real_open(path, flags, mode, dir_fd=dir_fd)
 
+    monkeypatch.setattr(process, "PATH", programs)
     monkeypatch.setattr(os, "open", checked_open)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path_factory.getbasetemp().resolve()))
     _guard.processes = "allow_subprocess" in request.fixturenames
@@ -158,9 +210,11 @@ class Tools:
 
 
 @pytest.fixture
-def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, allow_subprocess: None) -> Tools:
+def tools(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, allow_subprocess: None, nothing_outside: None, programs: str
+) -> Tools:
     """Stand-in programs, for tests of what is done with their answers."""
     folder = tmp_path / "tools"
     (folder / "bin").mkdir(parents=True)
-    monkeypatch.setattr(process, "PATH", f"{folder}/bin:/usr/bin:/bin")
+    monkeypatch.setattr(process, "PATH", f"{folder}/bin:{programs}")
     return Tools(folder)

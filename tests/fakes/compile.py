@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.needs import lacking
+
 FAKES = Path(__file__).parent
 
 
@@ -39,11 +41,10 @@ def program(source: str) -> Path:
 
 
 def _compile(*arguments: str) -> None:
-    gcc = shutil.which("gcc")
-    if gcc is None:
-        pytest.skip("no gcc here to compile the stand-in with")
+    if reason := lacking("gcc"):
+        pytest.skip(reason)
     done = subprocess.run(
-        [gcc, "-O1", "-Wall", "-Wextra", "-Wno-unused-parameter", "-Werror", *arguments],
+        ["gcc", "-O1", "-Wall", "-Wextra", "-Wno-unused-parameter", "-Werror", *arguments],
         check=False,
         capture_output=True,
     )

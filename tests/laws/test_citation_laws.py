@@ -15,7 +15,7 @@ from gpunode.facts.evidence import Evidence
 from tests.fakes.examples import examples
 from tests.laws.reports import damaged_reports
 from tests.laws.test_doctor_laws import SEEN
-from tests.scenarios.reports import Report, reports
+from tests.scenarios.reports import Report, some_reports
 
 
 def cited(found: Diagnosis) -> Iterator[tuple[str, Citation]]:
@@ -41,7 +41,7 @@ def astray(evidence: Evidence) -> list[tuple[str, Citation]]:
     return [(what, one) for what, one in cited(diagnose(node)) if not stands_there(node, one)]
 
 
-@pytest.mark.parametrize("report", reports(), ids=lambda report: report.name)
+@pytest.mark.parametrize("report", some_reports("citations"), ids=lambda report: report.name)
 def test_what_a_report_is_quoted_with_stands_in_it(report: Report) -> None:
     evidence = pasted.evidence(tuple((one["source"], one["text"]) for one in report.evidence))
     assert list(cited(diagnose(snapshot(evidence))))

@@ -25,8 +25,9 @@ from gpunode.host.capture import load, save
 from gpunode.host.redact import redact
 from gpunode.workflow.doctor import diagnosed
 from tests.fakes.examples import examples
-from tests.laws.reports import damaged, damaged_reports, pieces, reports, wholes
+from tests.laws.reports import damaged, damaged_reports, pieces, reports
 from tests.laws.test_capture_laws import DATA, FOUND, TEXTS
+from tests.scenarios.reports import Report, some_reports
 
 PROBED = {probe.key: probe.source for probe in (*PROBES, *EXAMINATION)}
 # What a probe of doctor may return, and what it says in earnest: the texts of the scenarios.
@@ -93,9 +94,9 @@ def test_a_capture_says_what_the_node_says(evidence: Evidence) -> None:
     assert diagnosis(loaded) == diagnosis(shown)
 
 
-@pytest.mark.parametrize("rows", wholes(), ids=range(len(wholes())))
-def test_of_real_reports_neither_redaction_nor_masking_takes_the_cause(rows: tuple[tuple[str, str], ...]) -> None:
-    evidence = pasted.evidence(rows)
+@pytest.mark.parametrize("report", some_reports("redaction and masking"), ids=lambda report: report.name)
+def test_of_real_reports_neither_redaction_nor_masking_takes_the_cause(report: Report) -> None:
+    evidence = pasted.evidence(tuple((one["source"], one["text"]) for one in report.evidence))
     plain = told(diagnosis(evidence))
     assert told(diagnosis(redact(evidence))) == plain
     assert told(diagnosis(anonymized(redact(evidence)))) == plain

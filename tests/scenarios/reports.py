@@ -12,6 +12,7 @@ from gpunode.diagnoses import diagnose
 from gpunode.diagnoses.model import Diagnosis
 from gpunode.diagnoses.snapshot import snapshot
 from gpunode.facts import pasted
+from tests.fakes.examples import sample
 
 FOLDER = Path(__file__).parent / "doctor"
 
@@ -37,6 +38,11 @@ class Report:
 def reports() -> tuple[Report, ...]:
     """Every report, by name."""
     return tuple(_read(path) for path in sorted(FOLDER.rglob("*.json")))
+
+
+def some_reports(law: str) -> list[Report]:
+    """The same reports in each run, others for each ``law``; every report in the long run."""
+    return sample(reports(), law, lambda report: report.name)
 
 
 def _read(path: Path) -> Report:

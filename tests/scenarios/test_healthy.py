@@ -12,6 +12,7 @@ from gpunode.facts.evidence import Evidence
 from gpunode.host.anonymize import anonymized
 from gpunode.host.capture import load, save
 from gpunode.workflow.doctor import Examined, diagnosed
+from tests.fakes.examples import sample
 from tests.scenarios.healthy.captures import evidence
 from tests.scenarios.healthy.nodes import HEALTHY, without_a_gpu
 
@@ -26,7 +27,7 @@ def told(examined: Examined) -> object:
     return examined.verdict, examined.works, found, examined.diagnosis.unknown, examined.denied
 
 
-@pytest.fixture(params=HEALTHY)
+@pytest.fixture(params=sample(tuple(HEALTHY), "healthy", str, 14))
 def node(request: pytest.FixtureRequest) -> tuple[str, Evidence]:
     name: str = request.param
     return name, evidence(HEALTHY[name]())
@@ -44,7 +45,10 @@ def test_nothing_is_found_live_in_its_capture_or_masked(node: tuple[str, Evidenc
     assert told(diagnosed(anonymized(seen))) == told(live)
 
 
-@pytest.mark.parametrize(("name", "left"), [(name, _DECIDING[at % len(_DECIDING)]) for at, name in enumerate(HEALTHY)])
+_LEFT = [(name, _DECIDING[at % len(_DECIDING)]) for at, name in enumerate(HEALTHY)]
+
+
+@pytest.mark.parametrize(("name", "left"), sample(_LEFT, "one probe left", str, 14))
 def test_nothing_wrong_is_found_where_one_probe_had_no_answer(name: str, left: str) -> None:
     """A tool that is not there, or a file that could not be read, is no fault of the node's."""
     seen = evidence(HEALTHY[name]())

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -25,6 +24,7 @@ from gpunode.change import (
     subject,
     triggers,
 )
+from tests.needs import lacking
 
 ON, OFF = ServiceState(enabled=True, active=True), ServiceState(enabled=False, active=False)
 KEY = SigningKey("https://example.com/key.asc", frozenset({"A" * 40}))
@@ -138,8 +138,8 @@ class TestDiff:
     )
     @pytest.mark.usefixtures("allow_subprocess")
     def test_patch_makes_the_one_file_of_the_other(self, tmp_path: Path, before: bytes, after: bytes) -> None:
-        if shutil.which("patch") is None:
-            pytest.skip("patch is not installed")
+        if reason := lacking("patch"):
+            pytest.skip(reason)
         target = tmp_path / "x"
         target.write_bytes(before)
         text = "\n".join(diff(replaced(before, after))) + "\n"

@@ -16,6 +16,7 @@ import pytest
 from gpunode.host.apt import Apt
 from gpunode.host.port import Progress
 from gpunode.host.process import Finished, OnLine, Runner
+from tests.needs import lacking
 
 FOLDERS = (
     "etc/apt/apt.conf.d",
@@ -141,9 +142,8 @@ class Keys:
 
 @pytest.fixture(scope="session")
 def keys(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Keys]:
-    missing = [tool for tool in TOOLS if not shutil.which(tool)]
-    if missing:
-        pytest.skip(f"not on this machine: {', '.join(missing)}")
+    if reason := lacking(*TOOLS):
+        pytest.skip(reason)
     folder = tmp_path_factory.mktemp("g")
     folder.chmod(0o700)
     yield Keys(folder)

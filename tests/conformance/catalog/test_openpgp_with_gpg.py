@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from gpunode.catalog.openpgp import belonging, dearmor, fingerprints
+from tests.needs import lacking
 
-pytestmark = pytest.mark.skipif(not shutil.which("gpg"), reason="needs gpg")
+pytestmark = pytest.mark.skipif(not shutil.which("gpg"), reason=lacking("gpg"))
 
 # The smallest JPEG that gpg takes as a photo.
 JPEG = bytes.fromhex(

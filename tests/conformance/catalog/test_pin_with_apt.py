@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,10 +12,10 @@ import pytest
 
 from gpunode.catalog.driver import Choice
 from gpunode.distros import DEBIAN, UBUNTU, Family
+from tests.needs import lacking
 
-pytestmark = pytest.mark.skipif(
-    not (shutil.which("apt-get") and shutil.which("apt-ftparchive")), reason="needs apt and apt-utils"
-)
+_LACKING = lacking("apt-get", "apt-ftparchive")
+pytestmark = pytest.mark.skipif(bool(_LACKING), reason=_LACKING)
 
 P580 = Choice(580, "", "proprietary", "")
 EXACT = Choice(580, "580.126.09", "proprietary", "")

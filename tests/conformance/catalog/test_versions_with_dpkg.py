@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from gpunode.distros.dpkg_version import DpkgVersion
 from tests.fakes.examples import examples
 
-pytestmark = pytest.mark.skipif(not shutil.which("dpkg"), reason="needs dpkg")
+pytestmark = pytest.mark.skipif(not shutil.which("dpkg"), reason="needs dpkg: not a Debian or Ubuntu")
 
 _upstream = st.from_regex(r"[0-9][0-9a-zA-C.+~]{0,8}", fullmatch=True)
 _revision = st.from_regex(r"[0-9a-c.+~]{1,5}", fullmatch=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 import struct
 import subprocess
 from pathlib import Path
@@ -16,10 +15,11 @@ from hypothesis import strategies as st
 from gpunode.facts import apt_sources, dkms, dpkg, kernels, lspci, os_release, sysfs_pci
 from gpunode.facts.evidence import Found
 from tests.fakes.examples import examples
+from tests.needs import lacking, program
 
 
 def needs(tool: str) -> pytest.MarkDecorator:
-    return pytest.mark.skipif(shutil.which(tool) is None, reason=f"needs {tool} as the oracle")
+    return pytest.mark.skipif(program(tool) is None, reason=lacking(tool))
 
 
 def run(*argv: str) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import os
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -14,6 +13,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn, TypeAlias
+
+from tests.needs import lacking
 
 # Every call by which a process changes what is on a disk, by what it does; machines differ in which of them they have.
 KINDS: Mapping[str, tuple[str, ...]] = {
@@ -94,8 +95,8 @@ def why_not() -> str:
     """What keeps this machine from such tests; empty when nothing does."""
     if os.geteuid() != 0:
         return "needs root: setup does"
-    if shutil.which("strace") is None:
-        return "needs strace"
+    if reason := lacking("strace"):
+        return reason
     return "" if _strace_attaches() else "strace may not attach to a process here"
 
 

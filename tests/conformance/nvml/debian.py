@@ -70,7 +70,7 @@ def _download(folder: Path) -> None:
     for verb in (["update"], ["download", *PACKAGES]):
         done = subprocess.run(["apt-get", "-q", *words, *verb], check=False, capture_output=True, text=True, cwd=folder)
         if done.returncode:
-            pytest.skip(f"Debian's non-free archive cannot be reached: {done.stderr.strip()[-300:]}")
+            pytest.skip("Debian's non-free archive cannot be reached")
 
 
 def only(pattern: str) -> Path:

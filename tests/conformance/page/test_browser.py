@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from gpunode.page.report import page
+from tests.needs import lacking
 from tests.unit.page import nodes
 from tests.unit.page.test_page import ABOUT, made
 
@@ -24,7 +25,7 @@ BROWSER = next((found for name in _NAMES if (found := shutil.which(name))), "")
 OWN = re.compile(r"(?:^|\.)(?:google|googleapis|gstatic|gvt1|chromium|chrome)\.(?:com|org)(?::|$)")
 PAGES = {"sample": lambda: page(nodes.examined(), ABOUT), "hostile": lambda: made(nodes.hostile())}
 
-pytestmark = pytest.mark.skipif(not BROWSER, reason="no Chromium is installed (Debian: apt-get install chromium)")
+pytestmark = pytest.mark.skipif(not BROWSER, reason=lacking("chromium"))
 
 
 @contextmanager

@@ -31,7 +31,7 @@ def scratch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def story(scratch: Path) -> Story:
     """A runtime set up, set up differently, put back; a second one set up where nothing was, and put back."""
     if os.geteuid() != 0:
-        pytest.skip("gpunode changes nothing without root")
+        pytest.skip("needs root: gpunode changes nothing without it")
     if reason := cannot_trace():
         pytest.skip(reason)
     told = start(scratch / "story", small_system())

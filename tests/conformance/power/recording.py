@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import stat
 import subprocess
 from collections.abc import Iterator, Sequence
@@ -25,6 +24,7 @@ from tests.conformance.power.disk import (
     Tree,
     Written,
 )
+from tests.needs import lacking
 
 # Every call that can change a file or a folder, or bring it to the disk; what of it is not understood is refused below.
 _CALLS = (
@@ -57,8 +57,8 @@ _UMASK = 0o022
 
 def cannot_trace() -> str:
     """Why nothing can be recorded here; empty when it can."""
-    if shutil.which("strace") is None:
-        return "strace is not installed"
+    if reason := lacking("strace"):
+        return reason
     probe = subprocess.run(["strace", "-o", "/dev/null", "true"], capture_output=True, check=False)
     return "" if probe.returncode == 0 else f"strace cannot trace here: {probe.stderr.decode().strip()}"
 

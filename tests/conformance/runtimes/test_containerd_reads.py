@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -12,11 +11,12 @@ import pytest
 
 from gpunode.errors import Refused
 from gpunode.runtimes import Wish, containerd, satisfies
+from tests.needs import lacking, program
 from tests.unit.runtimes.one_file import configure, inspect
 
 HERE = Path(__file__).parent
 DUMPS = sorted((HERE / "dumps").glob("*.toml"))
-CONTAINERD = shutil.which("containerd")
+CONTAINERD = program("containerd")
 WISHES = {
     "plain": Wish(),
     "default": Wish(default=True, cdi=True),
@@ -58,7 +58,7 @@ def _dump(config: bytes, folder: Path) -> subprocess.CompletedProcess[bytes]:
     return subprocess.run(command, capture_output=True, check=False, timeout=60)
 
 
-@pytest.mark.skipif(CONTAINERD is None, reason="containerd is not on PATH")
+@pytest.mark.skipif(CONTAINERD is None, reason=lacking("containerd"))
 @pytest.mark.parametrize("name", WISHES)
 @pytest.mark.parametrize("file", INPUTS, ids=lambda file: f"{file.parent.name}-{file.stem}")
 def test_the_real_containerd_reads_what_was_meant(file: Path, name: str, tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -10,9 +9,10 @@ import pytest
 
 from gpunode.errors import Refused
 from gpunode.runtimes import Wish
+from tests.needs import lacking, program
 from tests.unit.runtimes.docker_file import configure
 
-DOCKERD = shutil.which("dockerd")
+DOCKERD = program("dockerd")
 INPUTS = sorted((Path(__file__).parent / "vectors").glob("*dkr*/input.json"))
 WISHES = {"plain": Wish(), "default": Wish(default=True, cdi=True)}
 
@@ -25,7 +25,7 @@ def _validates(config: bytes, folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
 
 
-@pytest.mark.skipif(DOCKERD is None, reason="dockerd is not on PATH")
+@pytest.mark.skipif(DOCKERD is None, reason=lacking("dockerd"))
 @pytest.mark.parametrize("name", WISHES)
 @pytest.mark.parametrize("file", INPUTS, ids=lambda file: file.parent.name)
 def test_what_dockerd_took_before_it_takes_after(file: Path, name: str, tmp_path: Path) -> None:

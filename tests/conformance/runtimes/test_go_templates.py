@@ -13,6 +13,7 @@ import pytest
 from gpunode.runtimes import Wish
 from gpunode.runtimes.gotemplate import configure_template, unconfigure_template
 from gpunode.toml import loads
+from tests.needs import lacking, program
 
 HERE = Path(__file__).parent / "gotemplate"
 PLUGINS = {2: "io.containerd.grpc.v1.cri", 3: "io.containerd.cri.v1.runtime"}
@@ -22,11 +23,10 @@ BASE = '{{ template "base" . }}\n'
 
 @pytest.fixture(scope="module")
 def render(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    go = shutil.which("go")
-    if go is None:
-        pytest.skip("go is not on PATH")
+    if reason := lacking("go"):
+        pytest.skip(reason)
     folder = tmp_path_factory.mktemp("go")
-    command = [go, "build", "-o", str(folder / "render"), str(HERE / "render.go")]
+    command = [str(program("go")), "build", "-o", str(folder / "render"), str(HERE / "render.go")]
     subprocess.run(command, check=True, timeout=300, env={"HOME": str(folder), "PATH": "/usr/bin:/bin"})
     return folder / "render"
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import subprocess
 from collections.abc import Mapping
 from dataclasses import replace
@@ -23,6 +22,7 @@ from gpunode.facts.model import Fact, Known, Kubelet
 from gpunode.runtimes import Edited, Files, Former, Runtime, Wish, after_edits, containerd, gathered, runtime
 from gpunode.runtimes.containerd_files import is_pattern, matching
 from gpunode.runtimes.installations import chosen
+from tests.needs import lacking, program
 
 OTHERS = {"nvidia-container-runtime"}  # microk8s'
 FOLDER = Path(__file__).parent / "installations"
@@ -93,7 +93,7 @@ def test_what_is_refused(case: str) -> None:
     assert refused.value.hint
 
 
-CONTAINERD = shutil.which("containerd")
+CONTAINERD = program("containerd")
 FILLED_IN = {"SNAPSHOTTER": "overlayfs", "RUNTIME": "runc", "RUNTIME_TYPE": "io.containerd.runc.v2", "SNAP_DATA": "/x"}
 WITH_DROP_INS = [case for case in CASES if case.startswith(("k3s-drop-in", "rke2-drop-in", "k0s-schema-3"))]
 
@@ -105,7 +105,7 @@ def version() -> tuple[int, ...]:
     return int(found[1]), int(found[2])
 
 
-@pytest.mark.skipif(CONTAINERD is None, reason="containerd is not on PATH")
+@pytest.mark.skipif(CONTAINERD is None, reason=lacking("containerd"))
 @pytest.mark.parametrize("case", [case for case in (*WITH_DROP_INS, "microk8s") if "refused" not in asked(case)])
 def test_the_real_containerd_reads_it(case: str, tmp_path: Path) -> None:
     if case in WITH_DROP_INS and version() < (2, 1):

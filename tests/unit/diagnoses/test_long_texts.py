@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import gc
-import importlib
 import json
-import pkgutil
 import re
-import time
 from pathlib import Path
 
 import pytest
@@ -16,44 +12,11 @@ from gpunode.diagnoses import diagnose
 from gpunode.diagnoses.snapshot import snapshot
 from gpunode.facts import pasted
 from gpunode.facts.numbers import version, whole
-from gpunode.facts.patterns import Pattern
 
-WORDS = ("a", "0", "_", "0123456789abcdef", "A", "/", "a/", ".", "a.", "-", "[", ":")
 SCENARIOS = Path(__file__).parents[2] / "scenarios/doctor"
 
 
-def every() -> list[Pattern]:
-    """The patterns of facts and diagnoses; without shell patterns, of which whole names of packages are asked."""
-    for name in ("facts", "diagnoses"):
-        package = importlib.import_module(f"gpunode.{name}")
-        for module in pkgutil.walk_packages(package.__path__, f"gpunode.{name}."):
-            importlib.import_module(module.name)
-    return [one for one in gc.get_objects() if isinstance(one, Pattern) and "\\Z" not in one.pattern]
-
-
-def spent(pattern: Pattern, text: str) -> float:
-    """The processor time in which all matches are found; the least of three, since the machine has others to serve."""
-    times = []
-    for _ in range(3):
-        started = time.process_time()
-        for _match in pattern.finditer(text):
-            pass
-        times.append(time.process_time() - started)
-        if times[-1] < 0.004:
-            break
-    return min(times)
-
-
-@pytest.mark.long  # it looks at the clock
-@pytest.mark.parametrize("word", WORDS)
-def test_no_pattern_costs_the_square_of_a_words_length(word: str) -> None:
-    """A payload in hex of 60 KB cost a minute; a square shows in 4 KB (8 million steps), which else take 1 ms."""
-    text = (word * 4096)[:4096]
-    slow = [one.pattern for one in every() if spent(one, text) > 0.03]
-    assert slow == []
-
-
-@pytest.mark.long  # it looks at the clock
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("source", "text"),
     [
@@ -62,11 +25,9 @@ def test_no_pattern_costs_the_square_of_a_words_length(word: str) -> None:
         ("python app.py", "RuntimeError: CUDA error: unknown error\n" + ("3c4b442dcae121cd" * 2000 + "\n") * 10),
     ],
 )
-def test_a_long_word_in_a_log_takes_no_time(source: str, text: str) -> None:
-    """These took from 38 s to four minutes."""
-    started = time.process_time()
-    diagnose(snapshot(pasted.evidence([(source, text)])))
-    assert time.process_time() - started < 5.0
+def test_a_long_word_in_a_log_is_no_obstacle(source: str, text: str) -> None:
+    """These took from 38 s to four minutes; ``tests/fuzz/slow_patterns.py`` looks for what would again."""
+    assert diagnose(snapshot(pasted.evidence([(source, text)])), guarded=True).bugs == ()
 
 
 def test_a_number_of_thousands_of_digits_is_none() -> None:

@@ -156,7 +156,7 @@ def test_an_index_of_a_million_probes_is_refused_before_it_fills_the_memory(tmp_
 
 def test_an_archive_that_takes_for_ever_to_unpack_to_nothing_is_not_begun(tmp_path: Path) -> None:
     path = tmp_path / "x.tgz"
-    path.write_bytes(gzip.compress(b""))
+    path.write_bytes(gzip.compress(b"", mtime=0))
     os.truncate(path, capture.MAX_PACKED + 1)
     with pytest.raises(Refused) as caught:
         load(path)
@@ -265,11 +265,11 @@ def test_a_truncated_archive_is_damaged(tmp_path: Path, cut: int) -> None:
     [
         (b'[{"source": "dmesg", "text": "x"}]', "JSON list"),
         (
-            gzip.compress(b"____________________________________________\n\nStart of NVIDIA bug report log file."),
+            gzip.compress(b"_" * 44 + b"\n\nStart of NVIDIA bug report log file.", mtime=0),
             "bug-rep",
         ),
         (b"PK\x03\x04", "neither"),
-        (gzip.compress(b"just text"), "text"),
+        (gzip.compress(b"just text", mtime=0), "text"),
         (b"$ sudo nvidia-bug-report.sh\n$ nvidia-smi\nNo devices were found\n", "text"),
         (b"", "neither"),
     ],

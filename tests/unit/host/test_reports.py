@@ -197,9 +197,9 @@ def test_a_report_comes_from_the_pipe_that_a_shell_opened(folder: str, tmp_path:
         (b"[" + b"1" * 5_000 + b"]", UsageError),
         (b"null\n", UsageError),
         (b'"a report"', UsageError),
-        (gzip.compress(TERMINAL.encode())[:12], Refused),
+        (gzip.compress(TERMINAL.encode(), mtime=0)[:12], Refused),
         (b"\x1f\x8b" + b"\0" * 40, Refused),
-        (gzip.compress(b"a" * (reports.MAX_TEXT + 1), 1), Refused),
+        (gzip.compress(b"a" * (reports.MAX_TEXT + 1), 1, mtime=0), Refused),
     ],
     ids=[
         *("empty", "blank", "no text", "cut list", "cut object", "deep object", "deep list", "brackets", "digits"),
@@ -349,7 +349,7 @@ def test_a_folder_that_is_closed_costs_itself_and_no_other(tmp_path: Path, monke
         (b"PK\x03\x04" + bytes(range(100)), "a zip archive"),
         (b"\x89PNG\r\n\x1a\n" + bytes(range(100)), "a PNG picture"),
         (b"%PDF-1.4\n" + bytes(range(100)), "a PDF document"),
-        (gzip.compress(gzip.compress(TERMINAL.encode())), "packed with gzip twice"),
+        (gzip.compress(gzip.compress(TERMINAL.encode(), mtime=0), mtime=0), "packed with gzip twice"),
         (TERMINAL.encode("utf-16-le"), "iconv -f UTF-16LE"),
         (TERMINAL.encode("utf-16-be"), "iconv -f UTF-16BE"),
         (TERMINAL.encode("utf-32"), "text in UTF-32"),
@@ -372,7 +372,9 @@ def test_letters_of_other_alphabets_are_text(text: str, encoding: str, tmp_path:
     assert read(write(tmp_path / "x", f"$ dmesg\n[ 1.0] NVRM: loading NVIDIA module\n{text}".encode(encoding)))
 
 
-@pytest.mark.parametrize("packed", [gzip.compress(TERMINAL.encode())[:-6], gzip.compress(TERMINAL.encode()) + b"rest"])
+@pytest.mark.parametrize(
+    "packed", [gzip.compress(TERMINAL.encode(), mtime=0)[:-6], gzip.compress(TERMINAL.encode(), mtime=0) + b"rest"]
+)
 def test_what_unpacks_of_a_cut_report_is_read_and_it_is_said_that_more_is_missing(
     packed: bytes, tmp_path: Path
 ) -> None:

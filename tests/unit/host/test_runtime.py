@@ -197,10 +197,9 @@ def test_no_runtime_has_nothing(tools: Tools) -> None:
     assert runtime.effective(Runner(), "docker") is None
 
 
-def contradiction(default: str | None = None) -> str:
-    return runtime.contradiction(
-        Runner(), RuntimeExpectation("docker", "/etc/docker/daemon.json", HANDLERS, default), 0.3
-    )
+def contradiction(default: str | None = None, patience_s: float = 0.3) -> str:
+    expectation = RuntimeExpectation("docker", "/etc/docker/daemon.json", HANDLERS, default)
+    return runtime.contradiction(Runner(), expectation, patience_s)
 
 
 def test_a_daemon_that_kept_its_former_configuration_contradicts(tools: Tools) -> None:
@@ -213,7 +212,7 @@ def test_a_daemon_that_is_still_reading_is_asked_again(tools: Tools) -> None:
     new = f'{{"runtimes":{{"nvidia":{{"path":"{BINARY}"}}}},"default":"runc"}}'
     old = '{"runtimes":{"runc":{"path":"runc"}},"default":"runc"}'
     tools.add("docker", f"if [ -e $T/asked ]; then echo '{new}'; else touch $T/asked; echo '{old}'; fi")
-    assert contradiction() == ""
+    assert contradiction(patience_s=60) == ""
 
 
 def test_who_cannot_be_asked_contradicts_nothing(tools: Tools) -> None:

@@ -86,7 +86,7 @@ def test_a_unit_that_dies_a_while_after_its_start_has_failed(systemd: Tools, lat
     (systemd.folder / "later").write_text(later)
     (systemd.folder / "on-restart").write_text("(sleep 0.3; cp $T/later $T/unit) >/dev/null 2>&1 &")
     with pytest.raises(ChangeFailed, match="did not stay up"):
-        settle(RESTART, settle_s=10)
+        settle(RESTART, settle_s=60)
 
 
 def test_without_a_journal_the_status_is_shown(systemd: Tools) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.needs import lacking
 
 RUN = """
 import os, sys
@@ -35,8 +36,8 @@ EVENTS = (
 
 
 def can_trace() -> str:
-    if shutil.which("strace") is None:
-        return "strace is not installed"
+    if reason := lacking("strace"):
+        return reason
     probe = subprocess.run(["strace", "-o", "/dev/null", "true"], capture_output=True, check=False)
     return "" if probe.returncode == 0 else f"strace cannot trace here: {probe.stderr.decode().strip()}"
 

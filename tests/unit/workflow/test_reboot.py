@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from hypothesis import strategies as st
 
 from gpunode.errors import UsageError
 from gpunode.workflow.reboot import resume_unit
+from tests.needs import lacking
 
 # Anything that a file name may be on a UTF-8 system, but for what the unit cannot hold.
 WORDS = st.text(st.characters(exclude_categories=("Cs", "Cc")), min_size=1)
@@ -53,9 +53,11 @@ def test_it_goes_even_when_gpunode_fails() -> None:
 
 
 def test_systemd_takes_it(tmp_path: Path, allow_subprocess: None) -> None:
-    if not (verify := shutil.which("systemd-analyze")):
-        pytest.skip("systemd-analyze is not installed")
+    if reason := lacking("systemd-analyze"):
+        pytest.skip(reason)
     path = tmp_path / "gpunode-resume.service"
     path.write_bytes(resume_unit(["/bin/sh", "-c", 'echo "$HOME" 100% \\ ; true', "it's"]))
-    told = subprocess.run([verify, "verify", "--man=no", str(path)], capture_output=True, text=True, check=False)
+    told = subprocess.run(
+        ["systemd-analyze", "verify", "--man=no", str(path)], capture_output=True, text=True, check=False
+    )
     assert "gpunode-resume" not in told.stderr, told.stderr

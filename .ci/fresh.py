@@ -1,0 +1,173 @@
+#!/usr/bin/env python3
+"""Runs the README's commands on a fresh machine: a bare chroot of a Debian suite, with the README's own apt line.
+
+    .ci/fresh.py bookworm trixie sid                 each as root and as an ordinary user
+    .ci/fresh.py bookworm --as user --results DIR    and keeps skipped (the tests' names) and fresh.xml (JUnit)
+
+The clone is of this checkout's last commit. Network, archive and package index are this machine's, as its apt and pip
+are configured. Needs root, mmdebstrap and the Debian archive.
+"""
+
+# ruff: noqa: T201 - a script; printing is its work
+
+from __future__ import annotations
+
+import argparse
+import ast
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+ROOT: Final = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from tests.e2e.lab.archive import debian_archive, transport_options  # noqa: E402
+
+# What the network and TLS of this machine need, beside pip's own settings.
+_KEPT: Final = re.compile(r"(?:https?|ftp|no|all)_proxy|PIP_\w+|SSL_CERT_FILE|REQUESTS_CA_BUNDLE", re.IGNORECASE)
+_INSIDE: Final = """
+set -e
+mount -t proc proc "$1/proc"
+mount --rbind /sys "$1/sys"
+mount --rbind /dev "$1/dev"
+for folder in $2; do mkdir -p "$1$folder"; mount --bind "$folder" "$1$folder"; done
+exec chroot "$1" /bin/sh -c "$3"
+"""
+
+
+def readme() -> tuple[str, list[str]]:
+    """The apt line and the commands of the README's section about a fresh machine."""
+    section = (ROOT / "README.md").read_text().partition("## On a fresh machine")[2].partition("\n## ")[0]
+    apt = re.search(r"apt-get install ([a-z0-9. +-]+)", section)
+    block = re.search(r"```sh\n(.*?)```", section, re.DOTALL)
+    if apt is None or block is None:
+        raise SystemExit("README.md has no apt line or no commands under 'On a fresh machine'")
+    return apt[0], [line.partition("#")[0].strip() for line in block[1].splitlines() if line.startswith("make ")]
+
+
+def settings() -> dict[str, str]:
+    """This machine's settings for pip and its network, as environment variables."""
+    pip = [sys.executable, "-m", "pip", "config", "list"]
+    lines = subprocess.run(pip, capture_output=True, text=True, check=False).stdout.splitlines()
+    pairs = (line.partition("=") for line in lines if line.startswith(("global.", "install.")))
+    found = {
+        "PIP_" + name.partition(".")[2].upper().replace("-", "_"): str(ast.literal_eval(value))
+        for name, _, value in pairs
+    }
+    return {**found, **{name: value for name, value in os.environ.items() if _KEPT.fullmatch(name)}}
+
+
+def local(environment: dict[str, str]) -> Iterator[Path]:
+    """The files and folders of this machine that the settings name; of an index, what lies beside it too."""
+    for word in {word for value in environment.values() for word in value.split()}:
+        path = Path(word.removeprefix("file://").rstrip("/"))
+        if path.is_absolute() and path.exists():
+            yield path.parent if path.name == "simple" else path
+
+
+class Machine:
+    """A chroot of ``suite``; its files are gone afterwards."""
+
+    def __init__(self, suite: str, folder: Path) -> None:
+        self.suite, self.root, self.environment = suite, folder / suite, settings()
+        places = set(local(self.environment))
+        self._shared = sorted(path for path in places if path.is_dir())
+        self._copied = sorted(path for path in places if path.is_file())
+
+    def make(self) -> None:
+        """The bare system is there, with this machine's addresses of the network, and nothing is installed."""
+        options = [option.replace("=", ' "', 1) + '"' for option in transport_options()]
+        # sid's index is valid for a week only, and a mirror's may be older.
+        options += ['Acquire::Check-Valid-Until "false"'] * (self.suite == "sid")
+        words = [f"--aptopt={option}" for option in options]
+        run = ["mmdebstrap", "--quiet", "--variant=minbase", "--format=directory", *words]
+        subprocess.run([*run, self.suite, str(self.root), debian_archive()], check=True)
+        for name in ("/etc/resolv.conf", "/etc/hosts"):
+            shutil.copy(name, f"{self.root}{name}")
+        subprocess.run(
+            ["git", "-C", ROOT, "bundle", "create", "--quiet", self.root / "gpunode.bundle", "HEAD"], check=True
+        )
+        self.run("useradd --create-home --shell /bin/bash tester")
+
+    def run(self, command: str, user: str = "root") -> int:
+        """How ``command`` ended in ``/home/tester/gpunode``, or at home before that is there."""
+        variables = {
+            "HOME": "/root" if user == "root" else f"/home/{user}",
+            "USER": user,
+            "LC_ALL": "C.UTF-8",
+            "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+            "DEBIAN_FRONTEND": "noninteractive",
+            **self.environment,
+        }
+        typed = ["bash", "-c", f"cd; [ ! -d gpunode ] || cd gpunode; {command}"]
+        become = ["setpriv", f"--reuid={user}", f"--regid={user}", "--init-groups", "env", "-i"]
+        words = shlex.join([*become, *(f"{name}={value}" for name, value in variables.items()), *typed])
+        apart = ["unshare", "--mount", "--pid", "--uts", "--ipc", "--fork", "--kill-child", "--propagation=private"]
+        shared = " ".join(map(str, self._shared))
+        return subprocess.run([*apart, "sh", "-c", _INSIDE, "sh", self.root, shared, words], check=False).returncode
+
+    def trust(self) -> None:
+        """Certificates that the settings name are where they are named."""
+        for path in self._copied:
+            target = self.root / path.relative_to("/")
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(path, target)
+
+
+def timed(machine: Machine, user: str, command: str) -> bool:
+    """Whether ``command`` passes; says how long it took."""
+    print(f"--- {machine.suite}, {user}: {command}", flush=True)
+    begun = time.monotonic()
+    status = machine.run(command, user)
+    print(f"--- {machine.suite}, {user}: {command}: exit {status}, {time.monotonic() - begun:.1f} s", flush=True)
+    return status == 0
+
+
+def tried(suite: str, users: list[str], folder: Path, results: Path | None) -> bool:
+    """Whether the README's commands pass on a bare machine of ``suite``, for each of ``users``."""
+    apt, commands = readme()
+    machine = Machine(suite, folder)
+    machine.make()
+    passed = timed(machine, "root", f"apt-get -q update && {apt.replace('install', 'install -q -y')}")
+    machine.trust()
+    options = "--skipped-to=/tmp/skipped --junitxml=/tmp/fresh.xml"
+    for user in users if passed else ():
+        passed &= timed(machine, user, "git clone --quiet /gpunode.bundle gpunode")
+        for command in commands:
+            wanted = f"{command} PYTEST_ARGS='{options}'" if results and command == "make test" else command
+            passed &= timed(machine, user, wanted)
+    for name in ("skipped", "fresh.xml"):
+        if results and (found := machine.root / "tmp" / name).exists():
+            shutil.copy(found, results)
+    return passed
+
+
+def main() -> None:
+    """Ends with 1 where a command failed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("suites", nargs="+", metavar="SUITE")
+    parser.add_argument("--as", dest="users", choices=("root", "user"), action="append")
+    parser.add_argument("--results", type=Path, metavar="DIR", help="a folder for what make test leaves")
+    given = parser.parse_args()
+    users = [{"user": "tester"}.get(one, one) for one in given.users or ("user", "root")]
+    passed = True
+    for suite in given.suites:
+        folder = Path(tempfile.mkdtemp(prefix="gpunode-fresh-", dir="/var/tmp"))
+        folder.chmod(0o755)
+        try:
+            passed &= tried(suite, users, folder, given.results)
+        finally:
+            subprocess.run(["rm", "-rf", "--one-file-system", folder], check=True)
+    raise SystemExit(not passed)
+
+
+if __name__ == "__main__":
+    main()
