@@ -108,9 +108,9 @@ def _transaction(stage: StagePlan) -> Iterator[Span]:
     """The stage's packages in numbers: they are one transaction of apt's."""
     if stage.packages:
         deferred = any(isinstance(change.after, KnownAfter) for change in stage.packages)
-        when = "; exact versions are known after the package index is read" if deferred else ""
-        if at_most(stage.packages) and any(change.after is None for change in stage.packages):
-            when += ", and which packages are upgraded instead of purged"
+        purged = bool(at_most(stage.packages)) and any(change.after is None for change in stage.packages)
+        exact = "exact versions and purges" if purged else "exact versions"
+        when = f"; {exact} once the package index is read" if deferred else ""
         yield span(f"  one transaction: {tally(stage.packages, stage.dependencies)}{when}", "dim")
 
 
