@@ -343,14 +343,15 @@ def log(
 def capture(
     file: Annotated[str, typer.Argument(metavar="FILE", help="a .tar.gz to write, or a folder name")],
     anonymize: Annotated[
-        bool, typer.Option("--anonymize", help="also mask serial numbers, UUIDs, MAC addresses and host names")
+        bool, typer.Option("--anonymize", help="also replace serial numbers, UUIDs, addresses, host and user names")
     ] = False,
+    force: Annotated[bool, typer.Option("--force", help="overwrite FILE without asking")] = False,
     json: JsonOption = False,
 ) -> None:
     """Save what doctor sees of this node, secrets redacted; it stands in for the node in doctor, plan and rehearse."""
     from gpunode.cli import commands
 
-    commands.capture(file, commands.How(json=json), anonymize=anonymize)
+    commands.capture(file, commands.How(json=json), anonymize=anonymize, force=force)
 
 
 @ctk_app.callback()

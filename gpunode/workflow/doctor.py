@@ -20,6 +20,7 @@ from gpunode.facts.examination import EXAMINATION, UNITS
 from gpunode.facts.follow_ups import follow_ups, last_looks, may_ask_driver
 from gpunode.facts.probes import probes
 from gpunode.host import nvml
+from gpunode.redaction.evidence import throughout
 
 if TYPE_CHECKING:
     from gpunode.host.port import HostView
@@ -135,4 +136,4 @@ def diagnosed(evidence: Evidence) -> Examined:
         rest = Doubt(f"what stands in the rest of the report? {cut.error}", "the whole file: copy it again")
         diagnosis = replace(diagnosis, unknown=(*diagnosis.unknown, rest))
     kept = tuple(dict.fromkeys(source for capture in evidence.values() for source in denied(capture)))
-    return Examined(seen, diagnosis, stack(seen, diagnosis), works, kept)
+    return Examined(seen, throughout(diagnosis), throughout(stack(seen, diagnosis)), works, kept)

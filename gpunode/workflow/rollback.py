@@ -13,9 +13,9 @@ from gpunode.facts import dpkg
 from gpunode.facts.evidence import Probe
 from gpunode.facts.model import Facts, Unknown
 from gpunode.host.port import Host, Settled
-from gpunode.host.redact import without_secrets
 from gpunode.journal.record import CONFFILES, CONFIGURATION, Entry, RunSummary, Verb, backwards
 from gpunode.journal.store import Store
+from gpunode.redaction.evidence import without_secrets
 from gpunode.workflow import present, undo
 from gpunode.workflow.apply import DEPENDENCIES, Applier
 from gpunode.workflow.events import Observer
