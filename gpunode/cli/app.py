@@ -417,8 +417,9 @@ def log(
 def capture(
     file: Annotated[str, typer.Argument(metavar="FILE", help="a .tar.gz to write, or a folder name")],
     anonymize: Annotated[
-        bool, typer.Option("--anonymize", help="also mask serial numbers, UUIDs, MAC addresses and host names")
+        bool, typer.Option("--anonymize", help="also replace serial numbers, UUIDs, addresses, host and user names")
     ] = False,
+    force: Annotated[bool, typer.Option("--force", help="overwrite FILE without asking")] = False,
     json: JsonOption = False,
 ) -> None:
     """Save what doctor looks at to a file, with secrets removed.
@@ -427,7 +428,7 @@ def capture(
     """
     from gpunode.cli import commands
 
-    commands.capture(file, commands.How(json=json), anonymize=anonymize)
+    commands.capture(file, commands.How(json=json), anonymize=anonymize, force=force)
 
 
 @ctk_app.callback()

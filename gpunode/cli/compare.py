@@ -44,8 +44,8 @@ def _verdict(found: Comparison) -> tuple[str, int]:
 
 def _evidence(name: str | None) -> Evidence:
     from gpunode.host.local import LocalHost
-    from gpunode.host.redact import redact
     from gpunode.host.reports import is_fleet, read
+    from gpunode.redaction.evidence import redact
     from gpunode.workflow.doctor import examine
 
     if name and is_fleet(name):

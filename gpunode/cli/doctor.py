@@ -101,7 +101,7 @@ def _look_around() -> Evidence:
 
 
 def _redacted(evidence: Evidence) -> Evidence:
-    from gpunode.host.redact import redact
+    from gpunode.redaction.evidence import redact
 
     return redact(evidence)
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
 from gpunode.change import Change, FileChange, FileState, PackageChange, diff, subject
 from gpunode.errors import BUG, GpunodeError
-from gpunode.host.process import redact
+from gpunode.redaction.secrets import evident
+from gpunode.redaction.secrets import text as redact
 
 ENVELOPE = 1
 
@@ -49,10 +50,11 @@ class Envelope:
             "notes": list(self.notes),
             "findings": list(self.findings),
             "unknown": list(self.unknown),
-            "errors": [error.as_dict() if isinstance(error, GpunodeError) else error for error in self.errors],
             "result": self.result,
         }
-        return json.dumps(plain(answer), ensure_ascii=True)
+        # An error is in gpunode's own words; what it quotes has lost its secrets where it came in.
+        errors = [error.as_dict() if isinstance(error, GpunodeError) else error for error in self.errors]
+        return json.dumps({**plain(answer), "errors": plain(errors, evident)}, ensure_ascii=True)
 
 
 def failure(command: str, error: GpunodeError) -> Envelope:
@@ -66,20 +68,20 @@ def bug(command: str, what: str, place: str) -> Envelope:
     return Envelope(command, "bug", BUG[0], errors=(error,))
 
 
-def plain(value: object) -> Any:
+def plain(value: object, cleared: Callable[[str], str] = redact) -> Any:
     """``value`` in JSON's types: dataclasses as objects, sets sorted, bytes left out, secrets redacted."""
     if isinstance(value, str):
-        return _sound(redact(value))
+        return _sound(cleared(value))
     if isinstance(value, bytes):
         return f"({len(value)} bytes)"
     if is_dataclass(value) and not isinstance(value, type):
-        return {f.name: plain(getattr(value, f.name)) for f in fields(value)}
+        return {f.name: plain(getattr(value, f.name), cleared) for f in fields(value)}
     if isinstance(value, Mapping):
-        return {_sound(str(key)): plain(item) for key, item in value.items()}
+        return {_sound(str(key)): plain(item, cleared) for key, item in value.items()}
     if isinstance(value, frozenset | set):
-        return sorted((plain(item) for item in value), key=str)
+        return sorted((plain(item, cleared) for item in value), key=str)
     if isinstance(value, Sequence):
-        return [plain(item) for item in value]
+        return [plain(item, cleared) for item in value]
     return value if isinstance(value, int | float | bool) or value is None else str(value)
 
 
@@ -99,7 +101,7 @@ def _change(change: Change) -> dict[str, object]:
 
 def _diff(change: FileChange) -> dict[str, str]:
     """Ansible's shape: both texts with headers; ``prepared`` where the content is not known yet or not text."""
-    from gpunode.host.redact import without_secrets  # only where there is a diff: its patterns take 4 ms to load
+    from gpunode.redaction.evidence import without_secrets
 
     change = without_secrets(change)
     if not _is_text(change.before) or not _is_text(change.after):

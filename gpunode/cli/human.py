@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,10 +19,10 @@ from gpunode.cli.screen.locks import lock_lines
 from gpunode.cli.screen.node import node_line, status_lines
 from gpunode.cli.screen.plans import outlook, plan_lines, stage_lines
 from gpunode.cli.screen.printer import standard_error
-from gpunode.cli.screen.text import BLANK, Span, line, prose, span
+from gpunode.cli.screen.text import BLANK, Span, clean, line, prose, span
 from gpunode.command import gpunode
 from gpunode.errors import GpunodeError, Interrupted, RebootRequired, Terminated, UsageError
-from gpunode.host.process import redact
+from gpunode.redaction.secrets import text as redact
 from gpunode.workflow.events import (
     Applied,
     Applying,
@@ -36,6 +37,7 @@ from gpunode.workflow.events import (
 if TYPE_CHECKING:
     from types import FrameType
 
+    from gpunode.facts.evidence import Holds
     from gpunode.facts.model import Facts
     from gpunode.host.port import Progress
     from gpunode.journal.chronicle import Chronicle
@@ -290,9 +292,30 @@ class Screen(ReportScreen):
         """What others left beside a file."""
         self._put(*results.leftover_lines(path, found))
 
-    def captured(self, file: str, count: int, size: int, failed: Sequence[str], *, anonymized: bool) -> None:
-        """Where the capture is."""
-        self._put(*results.captured_lines(file, count, size, failed, anonymized=anonymized))
+    def confirm_overwrite(self, file: str) -> None:
+        """The file that is there may go.
+
+        Raises:
+            UsageError: nobody can be asked, or the answer is no.
+        """
+        hint = f"name another file, or overwrite this one: gpunode capture --force {shlex.quote(file)}"
+        if self._silent or not sys.stdin.isatty():
+            raise UsageError(f"{file} exists", why="nothing was written", hint=hint)
+        with answers_to_signals():
+            try:
+                answer = input(f"{clean(file)} exists. Overwrite it? [y/N] ")
+            except EOFError:
+                answer = ""
+        if answer.strip().lower() not in {"y", "yes"}:
+            raise UsageError("nothing was written", why=f"{file} exists, and the answer was not yes", hint=hint)
+
+    def capture_holds(self, file: str, contents: Mapping[Holds, tuple[int, int]], *, anonymized: bool) -> None:
+        """What will be in the capture, before it is written."""
+        self._put(*results.capture_lines(file, contents, anonymized=anonymized))
+
+    def captured(self, file: str, count: int, size: int, missing: Mapping[str, str]) -> None:
+        """Where the capture is, and what it lacks."""
+        self._put(*results.captured_lines(file, count, size, missing))
 
     def recipes(self, found: Mapping[str, str]) -> None:
         """The shipped recipes."""

@@ -15,6 +15,9 @@ CUT: Final = "report:cut"
 """The key under which a report that could be read in part has its error; nothing that was seen."""
 
 Outcome: TypeAlias = Literal["ok", "absent", "denied", "failed", "timeout"]
+Holds: TypeAlias = Literal["table", "config", "log"]
+"""What may leave the node: of the system's own tables all; of configuration what is known to be no secret; of logs,
+command lines and what tools print all but what looks like a secret."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +31,7 @@ class Probe:
         argv: a command, run in the C locale without a terminal.
         contents: whether a glob reads the files it finds, or only lists them.
         written: how a person would write it, where the command's own words are for programs.
+        holds: what its answer is made of; what nobody has classified is masked like configuration.
     """
 
     key: str
@@ -38,6 +42,7 @@ class Probe:
     limit_bytes: int = 1 << 20
     contents: bool = True
     written: str = ""
+    holds: Holds = "config"
 
     @property
     def source(self) -> str:
@@ -73,6 +78,7 @@ class Capture:
         error: the command's standard error, or the system's word for why there is no content.
         ownership: of a file; None for globs and commands.
         machine: that answered, where a report says it of several; empty where nobody says which.
+        holds: of its probe.
     """
 
     source: str
@@ -82,6 +88,7 @@ class Capture:
     exit_status: int | None = None
     ownership: Ownership | None = None
     machine: str = ""
+    holds: Holds = "config"
 
     @property
     def text(self) -> str:

@@ -6,10 +6,10 @@ Every command only reads; each has its own limit of time, since a stuck driver c
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Final
 
-from gpunode.facts.evidence import Probe
+from gpunode.facts.evidence import Holds, Probe
 
 _MIB: Final = 1 << 20
 _QUICK_S: Final = 5.0
@@ -35,74 +35,87 @@ UNITS: Final = (
     *("snap.docker.dockerd.service", "bumblebeed.service", "vgpud.service"),
 )
 _JOURNAL: Final = ("journalctl", "-b", "-q", "--no-pager", "-o", "short-iso-precise")
-_FILES: Final = (
-    "/etc/apt/apt.conf.d/20auto-upgrades",
-    "/etc/apt/apt.conf.d/50unattended-upgrades",
-    "/etc/containers/containers.conf",
-    "/etc/crio/crio.conf",
-    "/etc/cufile.json",
-    "/etc/default/grub",
-    "/etc/bash.bashrc",
-    "/etc/bashrc",
-    "/etc/dkms/framework.conf",
-    "/etc/dnf/plugins/versionlock.list",
-    "/etc/dnf/versionlock.toml",
-    "/etc/environment",
-    "/etc/ld.so.conf",
-    "/etc/ld.so.preload",
-    "/etc/modules",
-    "/etc/nvidia/gridd.conf",
-    "/etc/pacman.conf",
-    "/etc/profile",
-    "/etc/systemd/system/nvidia-persistenced.service",
-    "/etc/selinux/config",
-    "/etc/yum/pluginconf.d/versionlock.list",
-    "/etc/zypp/locks",
-    "/proc/cmdline",
-    "/proc/devices",
-    "/proc/driver/nvidia/params",
-    "/proc/version",
-    "/sys/kernel/mm/memory_peers/nv_mem/version",
-    "/sys/kernel/security/lockdown",
-    "/sys/module/module/parameters/sig_enforce",
-    "/sys/module/nvidia/version",
-    "/sys/class/dmi/id/bios_version",
-    "/sys/class/dmi/id/product_name",
-    "/sys/class/dmi/id/sys_vendor",
-    "/var/lib/kubelet/config.yaml",
-    "/var/lib/kubelet/cpu_manager_state",
-    "/var/lib/kubelet/device-plugins/kubelet_internal_checkpoint",
-    "/var/run/reboot-required.pkgs",
-    "/root/.docker/config.json",
-    "/var/snap/docker/current/config/daemon.json",
-)
-_READ: Final = {
-    "ld-so-conf-d": "/etc/ld.so.conf.d/*.conf",
-    "profile-d": "/etc/profile.d/*.sh",
-    # What a package says of modules stands below /usr; what a person says of them, in /etc.
-    "modprobe-d-lib": "/lib/modprobe.d/*.conf",
-    "modprobe-d-run": "/run/modprobe.d/*.conf",
-    "driverctl": "/etc/driverctl.d/*",
-    "grub-d": "/etc/default/grub.d/*.cfg",
-    "modules-load-d": "/etc/modules-load.d/*.conf",
-    "pod-logs": "/var/log/pods/*nvidia*/*/*.log",
-    "nvidia-fs": "/proc/driver/nvidia-fs/*",
-    "nvswitches": "/proc/driver/nvidia-nvswitch/devices/*",
-    "docker-user": "/home/*/.config/docker/daemon.json",
-    "containerd-drop-ins": "/etc/containerd/conf.d/*.toml",
-    "rancher-containerd": "/var/lib/rancher/*/agent/etc/containerd/*.toml",
-    "crio-conf-d": "/etc/crio/crio.conf.d/*",
-    "crio-dead-d": "/etc/crio/conf.d/*",
-    "containers-conf-d": "/etc/containers/containers.conf.d/*.conf",
-    "nvidia-parameters": "/sys/module/nvidia*/parameters/*",
-    "aer-counters": "/sys/bus/pci/devices/*/aer_dev_*",
-    "power-states": "/sys/bus/pci/devices/*/power_state",
-    "driver-overrides": "/sys/bus/pci/devices/*/driver_override",
-    "numa-nodes": "/sys/bus/pci/devices/*/numa_node",
-    "link-speeds": "/sys/bus/pci/devices/*/current_link_speed",
-    "link-widths": "/sys/bus/pci/devices/*/current_link_width",
-    "link-speeds-max": "/sys/bus/pci/devices/*/max_link_speed",
-    "link-widths-max": "/sys/bus/pci/devices/*/max_link_width",
+_FILES: Final[Mapping[Holds, tuple[str, ...]]] = {
+    "config": (
+        "/etc/containers/containers.conf",
+        "/etc/crio/crio.conf",
+        "/etc/cufile.json",
+        "/etc/bash.bashrc",
+        "/etc/bashrc",
+        "/etc/environment",
+        "/etc/nvidia/gridd.conf",
+        "/etc/profile",
+        "/var/lib/kubelet/config.yaml",
+        "/root/.docker/config.json",
+        "/etc/systemd/system/nvidia-persistenced.service",
+        "/var/snap/docker/current/config/daemon.json",
+    ),
+    # Written line by line, in grammars that have no place for a secret but an address.
+    "log": (
+        "/proc/cmdline",
+        "/etc/apt/apt.conf.d/20auto-upgrades",
+        "/etc/apt/apt.conf.d/50unattended-upgrades",
+        "/etc/default/grub",
+        "/etc/dkms/framework.conf",
+        "/etc/dnf/plugins/versionlock.list",
+        "/etc/dnf/versionlock.toml",
+        "/etc/ld.so.conf",
+        "/etc/ld.so.preload",
+        "/etc/modules",
+        "/etc/pacman.conf",
+        "/etc/selinux/config",
+        "/etc/yum/pluginconf.d/versionlock.list",
+        "/etc/zypp/locks",
+    ),
+    "table": (
+        "/proc/devices",
+        "/proc/driver/nvidia/params",
+        "/proc/version",
+        "/sys/kernel/mm/memory_peers/nv_mem/version",
+        "/sys/kernel/security/lockdown",
+        "/sys/module/module/parameters/sig_enforce",
+        "/sys/module/nvidia/version",
+        "/sys/class/dmi/id/bios_version",
+        "/sys/class/dmi/id/product_name",
+        "/sys/class/dmi/id/sys_vendor",
+        "/var/lib/kubelet/cpu_manager_state",
+        "/var/lib/kubelet/device-plugins/kubelet_internal_checkpoint",
+        "/var/run/reboot-required.pkgs",
+    ),
+}
+_READ: Final[Mapping[Holds, Mapping[str, str]]] = {
+    "config": {
+        "profile-d": "/etc/profile.d/*.sh",
+        "docker-user": "/home/*/.config/docker/daemon.json",
+        "containerd-drop-ins": "/etc/containerd/conf.d/*.toml",
+        "rancher-containerd": "/var/lib/rancher/*/agent/etc/containerd/*.toml",
+        "crio-conf-d": "/etc/crio/crio.conf.d/*",
+        "crio-dead-d": "/etc/crio/conf.d/*",
+        "containers-conf-d": "/etc/containers/containers.conf.d/*.conf",
+    },
+    "log": {
+        "ld-so-conf-d": "/etc/ld.so.conf.d/*.conf",
+        # What a package says of modules stands below /usr; what a person says of them, in /etc.
+        "modprobe-d-lib": "/lib/modprobe.d/*.conf",
+        "modprobe-d-run": "/run/modprobe.d/*.conf",
+        "driverctl": "/etc/driverctl.d/*",
+        "grub-d": "/etc/default/grub.d/*.cfg",
+        "modules-load-d": "/etc/modules-load.d/*.conf",
+        "pod-logs": "/var/log/pods/*nvidia*/*/*.log",
+    },
+    "table": {
+        "nvidia-fs": "/proc/driver/nvidia-fs/*",
+        "nvswitches": "/proc/driver/nvidia-nvswitch/devices/*",
+        "nvidia-parameters": "/sys/module/nvidia*/parameters/*",
+        "aer-counters": "/sys/bus/pci/devices/*/aer_dev_*",
+        "power-states": "/sys/bus/pci/devices/*/power_state",
+        "driver-overrides": "/sys/bus/pci/devices/*/driver_override",
+        "numa-nodes": "/sys/bus/pci/devices/*/numa_node",
+        "link-speeds": "/sys/bus/pci/devices/*/current_link_speed",
+        "link-widths": "/sys/bus/pci/devices/*/current_link_width",
+        "link-speeds-max": "/sys/bus/pci/devices/*/max_link_speed",
+        "link-widths-max": "/sys/bus/pci/devices/*/max_link_width",
+    },
 }
 _LISTED: Final = {
     "driver-libraries": "/usr/lib/*-linux-gnu/lib[ncE]*nvidia*.so.*",
@@ -145,17 +158,19 @@ _LISTED: Final = {
 }
 
 
-def _command(key: str, *argv: str, timeout_s: float = _QUICK_S, limit_bytes: int = 4 * _MIB) -> Probe:
-    return Probe(key, argv=argv, timeout_s=timeout_s, limit_bytes=limit_bytes)
+def _command(
+    key: str, *argv: str, timeout_s: float = _QUICK_S, limit_bytes: int = 4 * _MIB, holds: Holds = "log"
+) -> Probe:
+    return Probe(key, argv=argv, timeout_s=timeout_s, limit_bytes=limit_bytes, holds=holds)
 
 
 def _every() -> Iterator[Probe]:
-    for path in _FILES:
-        yield Probe(f"file:{path}", path=path)
-    for key, pattern in _READ.items():
-        yield Probe(key, glob=pattern, limit_bytes=2 * _MIB)
+    for holds, paths in _FILES.items():
+        yield from (Probe(f"file:{path}", path=path, holds=holds) for path in paths)
+    for holds, patterns in _READ.items():
+        yield from (Probe(key, glob=one, limit_bytes=2 * _MIB, holds=holds) for key, one in patterns.items())
     for key, pattern in _LISTED.items():
-        yield Probe(key, glob=pattern, contents=False)
+        yield Probe(key, glob=pattern, contents=False, holds="table")
     yield from _system()
     yield from _driver()
     yield from _containers()
@@ -169,33 +184,33 @@ def _system() -> Iterator[Probe]:
     yield _command("reloads", *_JOURNAL, "-n", "4000", "_PID=1")
     for unit, lines in _UNIT_LOGS.items():
         yield _command(f"log:{unit}", *_JOURNAL, "-n", str(lines), "-u", unit, limit_bytes=_MIB)
-    yield _command("lspci-verbose", "lspci", "-nnDvvv")
+    yield _command("lspci-verbose", "lspci", "-nnDvvv", holds="table")
     yield _command("secure-boot", "mokutil", "--sb-state")
     yield _command("enrolled-keys", "mokutil", "--list-enrolled")
     yield _command("dkms-status", "dkms", "status")
-    yield _command("libraries", "ldconfig", "-p")
+    yield _command("libraries", "ldconfig", "-p", holds="table")
     # The lines alone: what else a unit's environment has is nobody's business.
     variables = ("grep", "-r", "LD_[LP][A-Z_]*=")
     yield _command("unit-environments", *variables, "/etc/systemd", limit_bytes=_MIB)
     yield _command("service-environments", *variables, "/etc/default", limit_bytes=_MIB)
-    yield _command("devices", "ls", "-l", "/dev")
-    yield _command("device-capabilities", "ls", "-l", "/dev/nvidia-caps")
-    yield _command("character-devices", "ls", "-l", "/dev/char")
+    yield _command("devices", "ls", "-l", "/dev", holds="table")
+    yield _command("device-capabilities", "ls", "-l", "/dev/nvidia-caps", holds="table")
+    yield _command("character-devices", "ls", "-l", "/dev/char", holds="table")
     yield _command("cgroup-version", "stat", "-fc", "%T", "/sys/fs/cgroup")
-    yield Probe("file:/var/log/apt/history.log", path="/var/log/apt/history.log", limit_bytes=4 * _MIB)
-    yield Probe("file:/var/log/dpkg.log", path="/var/log/dpkg.log", limit_bytes=8 * _MIB)
+    yield Probe("file:/var/log/apt/history.log", path="/var/log/apt/history.log", limit_bytes=4 * _MIB, holds="log")
+    yield Probe("file:/var/log/dpkg.log", path="/var/log/dpkg.log", limit_bytes=8 * _MIB, holds="table")
     # Without its caches apt reads all lists and writes nothing; without locks it waits for nobody.
     cacheless = ("-o", "Debug::NoLocking=1", "-o", "Dir::Cache::pkgcache=", "-o", "Dir::Cache::srcpkgcache=")
     yield _command("apt-check", "apt-get", *cacheless, "check", timeout_s=15.0)
     yield _command("locks", "lslocks", "-u", "-n", "-o", "COMMAND,PID,PATH")
     yield _command("selinux-denials", "ausearch", "-m", "avc", "-ts", "today")
-    yield _command("infiniband", "ibstat")
+    yield _command("infiniband", "ibstat", holds="table")
     yield _command("ofed", "ofed_info", "-s")
 
 
 def _driver() -> Iterator[Probe]:
     for name in ("nvidia", "nvidia_uvm", "nvidia_peermem", "nvidia_fs", "ib_core"):
-        yield _command(f"modinfo:{name}", "modinfo", name)
+        yield _command(f"modinfo:{name}", "modinfo", name, holds="table")
 
 
 _KUBELET_CONF: Final = "/etc/kubernetes/kubelet.conf"
@@ -205,15 +220,15 @@ _STARTS_PROGRAM: Final = r"""s/^(.*[^A-Za-z_-])?(exec|auth-provider)["']?[[:spac
 def _containers() -> Iterator[Probe]:
     yield _command("docker-client", "docker", "--version")
     yield _command("docker-contexts", "docker", "context", "ls")
-    yield _command("docker-unit", "systemctl", "cat", "docker")
-    yield _command("containerd-dump", "containerd", "config", "dump")
+    yield _command("docker-unit", "systemctl", "cat", "docker", holds="config")
+    yield _command("containerd-dump", "containerd", "config", "dump", holds="config")
     yield _command("toolkit-version", "nvidia-container-cli", "-V")
     yield _command("cdi-list", "nvidia-ctk", "cdi", "list")
     yield _command("podman-version", "podman", "--version")
-    yield Probe("kubelet-conf", glob=_KUBELET_CONF, contents=False)
+    yield Probe("kubelet-conf", glob=_KUBELET_CONF, contents=False, holds="table")
     # Of the file, which holds keys, no more than the names of what would have kubectl start a program.
     yield _command("kubelet-conf-programs", "sed", "-nE", _STARTS_PROGRAM, _KUBELET_CONF)
-    yield Probe("node-name", path="/proc/sys/kernel/hostname")
+    yield Probe("node-name", path="/proc/sys/kernel/hostname", holds="table")
 
 
 EXAMINATION: Final = tuple(_every())

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from gpunode.facts import library_path, systemd
-from gpunode.facts.evidence import Evidence, Found, Probe, decode_found
+from gpunode.facts.evidence import Evidence, Found, Holds, Probe, decode_found
 from gpunode.facts.layout import layout
 from gpunode.facts.patterns import Pattern
 
@@ -74,8 +74,10 @@ def _makes_files(evidence: Evidence) -> bool:
         return len(there) < len(gpus)
 
 
-def _command(key: str, *argv: str, timeout_s: float = _QUICK_S, limit_bytes: int = 4 * _MIB) -> Probe:
-    return Probe(key, argv=argv, timeout_s=timeout_s, limit_bytes=limit_bytes)
+def _command(
+    key: str, *argv: str, timeout_s: float = _QUICK_S, limit_bytes: int = 4 * _MIB, holds: Holds = "log"
+) -> Probe:
+    return Probe(key, argv=argv, timeout_s=timeout_s, limit_bytes=limit_bytes, holds=holds)
 
 
 def _of_loaded_driver(evidence: Evidence) -> Iterator[Probe]:
@@ -140,7 +142,9 @@ def _of_containers(evidence: Evidence) -> Iterator[Probe]:
     ids = _CONTAINER.findall(_text(evidence, "docker-containers"))[:_CONTAINERS]
     if ids:
         argv = ("docker", "inspect", "--format", _INSPECTED.replace("TRIED", _tried(evidence)), *ids)
-        yield Probe("docker-inspect", argv=argv, written="docker inspect", timeout_s=_QUICK_S, limit_bytes=_MIB)
+        yield Probe(
+            "docker-inspect", argv=argv, written="docker inspect", timeout_s=_QUICK_S, limit_bytes=_MIB, holds="config"
+        )
 
 
 def _tried(evidence: Evidence) -> str:
@@ -158,7 +162,7 @@ def _of_cri(evidence: Evidence) -> Iterator[Probe]:
     sockets = (*_found(evidence, "cri-sockets"), *_found(evidence, "cri-sockets-rancher"))
     known = [path for path in sockets if path.endswith(("/containerd.sock", "/crio.sock"))]
     for path in known[:1]:
-        yield _command("cri-info", "crictl", "--runtime-endpoint", f"unix://{path}", "info")
+        yield _command("cri-info", "crictl", "--runtime-endpoint", f"unix://{path}", "info", holds="config")
 
 
 # ---- packages
@@ -183,7 +187,7 @@ def _keyrings(evidence: Evidence) -> Iterator[Probe]:
     )
     others = (path for path in dict.fromkeys(told) if f"file:{path}" not in evidence)
     for path, _ in zip(others, range(_KEYRINGS), strict=False):
-        yield Probe(f"file:{path}", path=path)
+        yield Probe(f"file:{path}", path=path, holds="table")
 
 
 _NEWEST_ROTATED: Final = 3
@@ -199,7 +203,7 @@ def _rotated(evidence: Evidence) -> Iterator[Probe]:
         newest = sorted(matches, key=lambda match: int(match["number"]))[:_NEWEST_ROTATED]
         for path in (match.string for match in reversed(newest)):
             packed = path.endswith(".gz")
-            yield _command(f"file:{path}", "zcat", path) if packed else Probe(f"file:{path}", path=path)
+            yield _command(f"file:{path}", "zcat", path) if packed else Probe(f"file:{path}", path=path, holds="log")
 
 
 _TAIL: Final = 1 << 20
@@ -235,7 +239,7 @@ def _in_front(evidence: Evidence) -> Iterator[Probe]:
     told += [folder for text in programs for _, folder in library_path.of_shell_program(text)]
     plain = (folder.rstrip("/") for folder in told if _PLAIN.fullmatch(folder) and not library_path.is_standard(folder))
     for folder in [*dict.fromkeys(plain)][:_MOST_FOLDERS]:
-        yield Probe(f"libraries:{folder}", glob=f"{folder}/lib[cn]*.so*", contents=False)
+        yield Probe(f"libraries:{folder}", glob=f"{folder}/lib[cn]*.so*", contents=False, holds="table")
 
 
 # ---- the kernel's side
@@ -246,9 +250,9 @@ def _of_missing_driver(evidence: Evidence) -> Iterator[Probe]:
     if kernel and _driver_is_off(evidence):
         yield from _images(evidence, kernel)
         for key, pattern in _BUILD_LOGS.items():
-            yield Probe(key, glob=pattern, limit_bytes=8 * _MIB)
-        yield Probe("file:/var/log/nvidia-installer.log", path="/var/log/nvidia-installer.log")
-        yield Probe("file:/etc/mkinitcpio.conf", path="/etc/mkinitcpio.conf")
+            yield Probe(key, glob=pattern, limit_bytes=8 * _MIB, holds="log")
+        yield Probe("file:/var/log/nvidia-installer.log", path="/var/log/nvidia-installer.log", holds="log")
+        yield Probe("file:/etc/mkinitcpio.conf", path="/etc/mkinitcpio.conf", holds="log")
 
 
 _BUILD_LOGS: Final = {
@@ -285,9 +289,9 @@ def _images(evidence: Evidence, kernel: str) -> Iterator[Probe]:
     # Where images are not named by release (Arch), the one of the running kernel cannot be told from the others.
     others = sorted((one for one in images if one[1] not in own), key=lambda one: _numbers(one[0]), reverse=True)
     if own:
-        yield _command("initramfs", tool, own[0], timeout_s=20.0)
+        yield _command("initramfs", tool, own[0], timeout_s=20.0, holds="table")
     for release, path in others[:_OTHER_IMAGES]:
-        yield _command(f"initramfs:{release}", tool, path, timeout_s=20.0)
+        yield _command(f"initramfs:{release}", tool, path, timeout_s=20.0, holds="table")
 
 
 def _numbers(release: str) -> tuple[int, ...]:
@@ -303,9 +307,9 @@ def _of_cluster(evidence: Evidence) -> Iterator[Probe]:
     if node:
         # Asked for raw objects, kubectl does not write what the server can do into its cache first.
         get = ("kubectl", "--kubeconfig", "/etc/kubernetes/kubelet.conf", "--request-timeout", "5s", "get", "--raw")
-        yield _command("kubernetes-node", *get, f"/api/v1/nodes/{node}", timeout_s=8.0)
+        yield _command("kubernetes-node", *get, f"/api/v1/nodes/{node}", timeout_s=8.0, holds="config")
         pods = f"/api/v1/pods?fieldSelector=spec.nodeName%3D{node}"
-        yield _command("kubernetes-pods", *get, pods, timeout_s=8.0, limit_bytes=16 * _MIB)
+        yield _command("kubernetes-pods", *get, pods, timeout_s=8.0, limit_bytes=16 * _MIB, holds="config")
 
 
 def _node_name(evidence: Evidence) -> str:

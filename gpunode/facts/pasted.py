@@ -295,8 +295,8 @@ _TRANSCRIPT: Final = 100_000
 
 def _capture(source: str, text: str) -> Capture:
     if tells_absence(text):
-        return Capture(source, "absent", error=text)
-    return Capture(source, "ok", text.encode("utf-8", "surrogatepass"))
+        return Capture(source, "absent", error=text, holds="log")
+    return Capture(source, "ok", text.encode("utf-8", "surrogatepass"), holds="log")
 
 
 def _key(source: str, text: str) -> str:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Final
+from typing import Any, Final
 
 from gpunode.facts import apt_conf, diversions, kubelet, modprobe, systemd
-from gpunode.facts.evidence import Capture, Probe
+from gpunode.facts.evidence import Capture, Holds, Probe
 
 UNITS: Final = (
     "containerd.service",
@@ -73,15 +73,33 @@ _STORED: Final = ("/etc/", "/boot/", "/lib/", "/usr/", "/var/")
 _MIB: Final = 1 << 20
 
 
+# What a person writes there line by line, in a grammar that has no place for a secret but an address.
+_LINES: Final = ("/etc/apt/", "/etc/modprobe.d")
+# Names of files, and public keys.
+_TABLES: Final = ("/var/lib/dpkg/", "/usr/share/keyrings/")
+
+
 def _listing(key: str, pattern: str) -> Probe:
-    return Probe(key, glob=pattern, contents=False)
+    return _table(key, glob=pattern, contents=False)
+
+
+def _table(key: str, **what: Any) -> Probe:
+    """A table of the system's own, in which no person writes."""
+    return Probe(key, holds="table", **what)
+
+
+def _file_holds(path: str) -> Holds:
+    """What a file holds that a step or a runtime asks for."""
+    if path.startswith(_TABLES):
+        return "table"
+    return "log" if path.startswith(_LINES) else "config"
 
 
 _STATIC: Final = (
-    Probe("os-release", path="/etc/os-release"),
-    Probe("os-release-vendor", path="/usr/lib/os-release"),
-    Probe("kernel-release", argv=("uname", "-r")),
-    Probe("boot-id", path="/proc/sys/kernel/random/boot_id"),
+    _table("os-release", path="/etc/os-release"),
+    _table("os-release-vendor", path="/usr/lib/os-release"),
+    _table("kernel-release", argv=("uname", "-r")),
+    _table("boot-id", path="/proc/sys/kernel/random/boot_id"),
     _listing("boot-images", "/boot/vmlinuz-*"),
     _listing("kernel-builds", "/lib/modules/*/build"),
     _listing("kernel-sources", "/usr/src/*"),
@@ -89,26 +107,26 @@ _STATIC: Final = (
     _listing("run-installer", "/usr/bin/nvidia-uninstall"),
     _listing("toolkit-program", TOOLKIT_PROGRAM),
     _listing("dkms-installed", "/var/lib/dkms/*/kernel-*"),
-    Probe("dpkg-status", path="/var/lib/dpkg/status", limit_bytes=64 * _MIB),
+    _table("dpkg-status", path="/var/lib/dpkg/status", limit_bytes=64 * _MIB),
     _listing("dpkg-updates", "/var/lib/dpkg/updates/*"),
-    Probe("apt-extended-states", path="/var/lib/apt/extended_states", limit_bytes=16 * _MIB),
-    Probe("apt-sources", path="/etc/apt/sources.list"),
-    *(Probe(key, glob=f"{folder}/*") for key, folder in FOLDERS.items()),
-    Probe("lspci", argv=("lspci", "-Dvmmnnk")),
-    Probe("pci-modalias", glob="/sys/bus/pci/devices/*/modalias"),
+    _table("apt-extended-states", path="/var/lib/apt/extended_states", limit_bytes=16 * _MIB),
+    Probe("apt-sources", path="/etc/apt/sources.list", holds="log"),
+    *(Probe(key, glob=f"{folder}/*", holds=_file_holds(folder)) for key, folder in FOLDERS.items()),
+    _table("lspci", argv=("lspci", "-Dvmmnnk")),
+    _table("pci-modalias", glob="/sys/bus/pci/devices/*/modalias"),
     _listing("pci-driver", "/sys/bus/pci/devices/*/driver"),
-    Probe("modules", path="/proc/modules"),
-    Probe("nvidia-version", path="/proc/driver/nvidia/version"),
-    Probe("nvidia-gpus", glob="/proc/driver/nvidia/gpus/*/information"),
-    Probe("nvidia-gpu-instances", glob="/proc/driver/nvidia/capabilities/gpu*/mig/gi*/access"),
-    Probe("nvidia-compute-instances", glob="/proc/driver/nvidia/capabilities/gpu*/mig/gi*/ci*/access"),
+    _table("modules", path="/proc/modules"),
+    _table("nvidia-version", path="/proc/driver/nvidia/version"),
+    _table("nvidia-gpus", glob="/proc/driver/nvidia/gpus/*/information"),
+    _table("nvidia-gpu-instances", glob="/proc/driver/nvidia/capabilities/gpu*/mig/gi*/access"),
+    _table("nvidia-compute-instances", glob="/proc/driver/nvidia/capabilities/gpu*/mig/gi*/ci*/access"),
     _listing("dev-nvidia", "/dev/nvidia*"),
     _listing("dev-nvidia-caps", "/dev/nvidia-caps/*"),
-    Probe("virt", argv=("systemd-detect-virt",)),
+    _table("virt", argv=("systemd-detect-virt",)),
     _listing("dev-dxg", "/dev/dxg"),
-    Probe("tegra-release", path="/etc/nv_tegra_release"),
-    Probe("device-tree", path="/proc/device-tree/compatible"),
-    Probe("container-manager", path="/run/systemd/container"),
+    _table("tegra-release", path="/etc/nv_tegra_release"),
+    _table("device-tree", path="/proc/device-tree/compatible"),
+    _table("container-manager", path="/run/systemd/container"),
     _listing("dockerenv", "/.dockerenv"),
     _listing("unit-wants", "/etc/systemd/system/*.wants/*"),
     _listing("unit-files-etc", "/etc/systemd/system/*.service"),
@@ -126,7 +144,11 @@ def probes(units: Iterable[str] = (), files: Iterable[str] = (), *, image: bool 
     """
     names = tuple(dict.fromkeys((*UNITS, *units)))
     paths = dict.fromkeys((*FILES, *files))
-    every = (*_STATIC, unit_probe(*names), *(Probe(f"file:{path}", path=path) for path in paths))
+    every = (
+        *_STATIC,
+        unit_probe(*names),
+        *(Probe(f"file:{path}", path=path, holds=_file_holds(path)) for path in paths),
+    )
     return tuple(probe for probe in every if not image or probe.source.startswith(_STORED))
 
 
@@ -141,14 +163,14 @@ def kubelet_probes(*, image: bool = False) -> tuple[Probe, ...]:
 def kubelet_command(units: Capture | None) -> Probe | None:
     """The command line of the kubelet that runs by itself, given what systemd said; None where none does."""
     pid = systemd.main_pid(units.text, "kubelet.service") if units and units.outcome == "ok" else 0
-    return Probe(kubelet.COMMAND, path=f"/proc/{pid}/cmdline") if pid else None
+    return Probe(kubelet.COMMAND, path=f"/proc/{pid}/cmdline", holds="log") if pid else None
 
 
 def unit_probe(*names: str) -> Probe:
     """What systemd says of these units."""
     properties = ",".join(UNIT_PROPERTIES)
     # Microseconds and UTC: whether a daemon is older than its file must not hang on a time zone or a full second.
-    return Probe("units", argv=("systemctl", "show", "--timestamp=us+utc", "-p", properties, *names))
+    return _table("units", argv=("systemctl", "show", "--timestamp=us+utc", "-p", properties, *names))
 
 
 PROBES: Final = probes()

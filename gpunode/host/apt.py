@@ -31,7 +31,8 @@ from gpunode.host.apt_output import (
 from gpunode.host.apt_plan import arguments, is_install, is_removal, purged_by_dpkg, unplanned
 from gpunode.host.locks import MARK, busy, first_holder, wait_until_free
 from gpunode.host.port import OnProgress, Progress, Simulation
-from gpunode.host.process import Finished, Runner, redact
+from gpunode.host.process import Finished, Runner
+from gpunode.redaction.secrets import text as redact
 
 _QUERY_LIMIT_S = 120.0
 _REFRESH_LIMIT_S = 1800.0

@@ -19,7 +19,7 @@ from typing import IO, TYPE_CHECKING, Any, Final, Protocol, TypeAlias, get_args
 
 from gpunode.errors import Refused, UsageError
 from gpunode.facts.bug_report import is_bug_report
-from gpunode.facts.evidence import NOT_CAPTURED, Capture, Evidence, Outcome, Ownership, Probe
+from gpunode.facts.evidence import NOT_CAPTURED, Capture, Evidence, Holds, Outcome, Ownership, Probe
 from gpunode.host import formats
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def save(evidence: Evidence, path: Path) -> None:
         UsageError: it cannot be written there.
     """
     from gpunode.host import output
-    from gpunode.host.redact import redact  # whoever reads a capture need not wait for its patterns
+    from gpunode.redaction.evidence import redact
 
     members = dict(_members(redact(evidence)))
     try:
@@ -115,7 +115,7 @@ def _members(evidence: Evidence) -> Iterator[tuple[str, bytes]]:
 
 
 def _row(key: str, capture: Capture) -> dict[str, object]:
-    row: dict[str, object] = {"source": capture.source, "outcome": capture.outcome}
+    row: dict[str, object] = {"source": capture.source, "outcome": capture.outcome, "holds": capture.holds}
     if capture.error:
         row["error"] = capture.error
     if capture.exit_status is not None:
@@ -364,6 +364,10 @@ def _capture(row: Mapping[str, Any], read: Callable[[str], bytes], path: Place) 
         raise ValueError(f"unknown outcome {str(outcome)[:40]!r}")
     if not isinstance(row.get("source"), str) or not isinstance(row.get("error", ""), str):
         raise ValueError("source or error is no text")
+    # One of an older gpunode says nothing; its secrets were taken out when it was made.
+    holds: Any = row.get("holds", "log")
+    if holds not in get_args(Holds):
+        raise ValueError(f"unknown class {str(holds)[:40]!r} of what it holds")
     if status is not None and type(status) is not int:
         raise ValueError("exit_status is no number")
     if name is not None and not re.fullmatch(r"data/[A-Za-z0-9_][A-Za-z0-9_.-]*", str(name)):
@@ -375,6 +379,7 @@ def _capture(row: Mapping[str, Any], read: Callable[[str], bytes], path: Place) 
         error=row.get("error", ""),
         exit_status=status,
         ownership=_ownership(row),
+        holds=holds,
     )
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from gpunode.errors import Busy
 from gpunode.host.port import OnProgress, Progress
-from gpunode.host.process import redact
+from gpunode.redaction.secrets import text as redact
 
 # struct flock, native: type, whence, start, length, pid (fcntl(2)).
 _FLOCK = "hhqqi0q"

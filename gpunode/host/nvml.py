@@ -28,7 +28,7 @@ def probe(timeout_s: float = TIMEOUT_S) -> Probe:
     from gpunode.facts.evidence import Probe
     from gpunode.facts.nvml import KEY
 
-    return Probe(KEY, argv=argv(), timeout_s=timeout_s)
+    return Probe(KEY, argv=argv(), timeout_s=timeout_s, holds="table")
 
 
 def main() -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import errno
 import os
-import re
 import selectors
 import shlex
 import signal
@@ -26,6 +25,7 @@ from typing import Any, TypeAlias, final
 from gpunode.errors import ChangeFailed
 from gpunode.host import files
 from gpunode.host.own import why_foreign
+from gpunode.redaction.secrets import text as redact
 
 _LOG_FOLDER = "/var/log/gpunode"
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -76,45 +76,6 @@ class Finished:
         """The end of what it said, standard error first, secrets redacted."""
         said = self.stderr.strip() or self.stdout.strip()
         return redact("\n".join(said.decode("utf-8", "replace").splitlines()[-count:]))
-
-
-# One look at a text tells whether a secret can be in it. The patterns that find it take 4 ms to load, which a converged
-# run need not pay; a word that has no end must not cost the square of its length.
-_SUSPICIOUS = re.compile(
-    r"\x1b\[|://[^\s@]{0,300}@|[\"'=:]\w[\w+.-]{0,20}://[^\n@]{1,300}@"
-    r"|passw|passphrase|secret|token|auth|bearer|basic[ \t]|(?:api|access|private|client)[ _-]?key"
-    r"|(?<![\w-])x-|(?:key|sig|signature)=|headers?[\"']?(?:\]|[ \t]*[=:])"
-    r"|[_.-](?:key|pass|pat|pw|cred)|bindpw|pgpass|\bpass\b"
-    r"|(?:account|storage|encryption|licen[cs]e|shared|master|webhook)key|credential|cookie|rootpw|sumo-url"
-    r"|login|curl|mysql|mariadb|sshpass|ipmitool|pbkdf2|psk\b|community|\bpwd|snmp|\bldap|requirepass|--pass|sudo[ \t]"
-    r"|-U[ \t]*\S{1,80}%|\bpass(?:in|out)?[ \t]+pass:|pro[ \t]+attach|dockercfg|dockerconfigjson|activation[_-]?key"
-    r"|\$(?:[1567y]|2[aby])\$"
-    r"|proxy(?:::[\w.-]{1,80})?[\"']?[ \t]*[=:]?[ \t]*[\"']?[^\s/@]{1,520}@"
-    r"|hooks\.slack|/webhook|sumologic|/priv/"
-    r"|\wpass[ \t]*=|regcode|suseconnect|redis-cli|useradd|usermod|(?:k3s|rke2)[ \t]|K10\w{6}"
-    r"|\bctr[ \t]|nerdctl|podman|skopeo|buildah|crictl|from-literal|setup-?key|registration-?key|racadm|redfishtool"
-    r"|ipmi[\w-]{0,12}[ \t]|bmc-info|mongo|lftp|ttyd|gotty|smbget|rpcclient|smbspool|smbcacls|smbtree|kadmin|zip[ \t]"
-    r"|twine|\b7z|openssl[ \t]|transactional-update|\b(?:ua|ubuntu-advantage)[ \t]+attach|cifsroot|wep-key"
-    r"|\bidentified[ \t]|\bmc[ \t]|smbmap|createuser|com2sec"
-    r"|root=[\"']?iscsi:|_cookie|cred|\bpw\b|signing_key|wireless_w(?:pa|ep)|join_?key|\\u00|\wPASS\b"
-    r"|eyJ|AKIA|ASIA|AIza|npm_|\bsk-|[sr]k_live_|hvs\.|nvapi-|gh[opsur]_|github_pat_|gl(?:pat|rt|dt|ptt|soat|agent)-|hf_|xox[abprs]-|dckr_pat_"
-    r"|tskey-|pypi-AgE|ya29\.|dapi[0-9a-f]|certificate ?key|(?<![\w.@/-])[a-z\d]{6}\.[a-z\d]{16}(?!\w)",
-    re.IGNORECASE,
-)
-
-
-def may_hold_secret(text: str) -> bool:
-    """Whether there is anything in ``text`` that ``redact`` could take out."""
-    return _SUSPICIOUS.search(text) is not None
-
-
-def redact(text: str) -> str:
-    """``text`` without the passwords, tokens and proxy credentials in it; see ``host/redact.py``."""
-    if not may_hold_secret(text):
-        return text
-    from gpunode.host.redact import text as redacted
-
-    return redacted(text)
 
 
 class CommandLog:

@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from gpunode.host.port import Workloads
-from gpunode.host.process import redact
+from gpunode.redaction.secrets import text as redact
 
 _GPU = "/dev/nvidia"
 # NVIDIA's own daemons hold the devices open and do no work on them.

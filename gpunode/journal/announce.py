@@ -18,9 +18,9 @@ from gpunode.change import (
     is_generated,
     subject,
 )
-from gpunode.host.process import redact
 from gpunode.journal.record import Begin, Commit, Done, Entry, Failed, Intent, Result, digest
 from gpunode.journal.store import Announce
+from gpunode.redaction.secrets import text as redact
 
 Send: TypeAlias = Callable[[Mapping[str, str]], None]
 

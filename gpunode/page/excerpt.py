@@ -14,7 +14,7 @@ from gpunode.diagnoses.model import Citation
 from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import kernel
 from gpunode.facts.items import Item
-from gpunode.host.process import redact
+from gpunode.redaction.secrets import text as redact
 
 AROUND: Final = 3
 _LONGEST_LINE: Final = 600

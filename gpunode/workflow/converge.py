@@ -92,16 +92,20 @@ Advance: TypeAlias = Callable[[Facts, StagePlan], Facts]
 def look(host: HostView, wanted: Sequence[Probe]) -> Evidence:
     """What the ``wanted`` probes return; commands run side by side, so the slowest one sets the time."""
     with ThreadPoolExecutor(max_workers=_SIDE_BY_SIDE) as pool:
-        running = {probe.key: pool.submit(host.look, probe) for probe in wanted if probe.argv}
-        read = {probe.key: host.look(probe) for probe in wanted if not probe.argv}
+        running = {probe.key: pool.submit(_seen, host, probe) for probe in wanted if probe.argv}
+        read = {probe.key: _seen(host, probe) for probe in wanted if not probe.argv}
         return {p.key: running[p.key].result() if p.argv else read[p.key] for p in wanted}
+
+
+def _seen(host: HostView, probe: Probe) -> Capture:
+    return replace(host.look(probe), holds=probe.holds)
 
 
 def look_at_kubelet(host: HostView, wanted: Sequence[Probe]) -> Evidence:
     """What the ``wanted`` probes return, and with what words the kubelet was started that systemd says runs."""
     evidence = look(host, wanted)
     command = kubelet_command(evidence.get("units"))
-    return {**evidence, command.key: host.look(command)} if command else evidence
+    return {**evidence, command.key: _seen(host, command)} if command else evidence
 
 
 def look_around(host: HostView, wanted: Sequence[Probe], *, image: bool = False) -> Evidence:
@@ -110,7 +114,7 @@ def look_around(host: HostView, wanted: Sequence[Probe], *, image: bool = False)
 
     def ask(probe: Probe) -> Capture:
         if probe.key not in evidence:
-            evidence[probe.key] = host.look(probe)
+            evidence[probe.key] = _seen(host, probe)
         return evidence[probe.key]
 
     for row in _rows(evidence, image=image):

@@ -22,6 +22,7 @@ from gpunode.facts.examination import EXAMINATION, UNITS
 from gpunode.facts.follow_ups import follow_ups, last_looks, may_ask_driver
 from gpunode.facts.probes import probes
 from gpunode.host import nvml
+from gpunode.redaction.evidence import throughout
 
 if TYPE_CHECKING:
     from gpunode.host.port import HostView
@@ -146,4 +147,4 @@ def diagnosed(evidence: Evidence) -> Examined:
         rest = Doubt(f"what does the rest of the report say? {'; '.join(left_out[:_NAMED])}", ())
         diagnosis = replace(diagnosis, unknown=(*diagnosis.unknown, rest))
     kept = tuple(dict.fromkeys(source for capture in evidence.values() for source in denied(capture)))
-    return Examined(seen, diagnosis, stack(seen, diagnosis), works, kept)
+    return Examined(seen, throughout(diagnosis), throughout(stack(seen, diagnosis)), works, kept)

@@ -13,7 +13,7 @@ from gpunode.facts.apt_sources import EMBEDDED
 from gpunode.facts.evidence import Probe
 from gpunode.facts.model import AptSource
 from gpunode.host.port import HostView
-from gpunode.host.process import redact
+from gpunode.redaction.secrets import text as redact
 from gpunode.workflow.converge import StagePlan
 
 _LIMIT_BYTES = 16 << 20

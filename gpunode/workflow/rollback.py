@@ -14,9 +14,9 @@ from gpunode.facts import dpkg
 from gpunode.facts.evidence import Probe
 from gpunode.facts.model import Facts, Unknown
 from gpunode.host.port import Host, Settled
-from gpunode.host.redact import without_secrets
 from gpunode.journal.record import CONFFILES, MAKING, RunSummary, Verb, to_undo
 from gpunode.journal.store import Store
+from gpunode.redaction.evidence import without_secrets
 from gpunode.runtimes import RUNTIMES, Runtime, Wish
 from gpunode.workflow import present, standing, undo
 from gpunode.workflow.apply import DEPENDENCIES, Applier

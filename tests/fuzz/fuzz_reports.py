@@ -36,8 +36,8 @@ with atheris.instrument_imports(include=["gpunode", "json"]):
     from gpunode.facts.follow_ups import follow_ups
     from gpunode.facts.probes import PROBES
     from gpunode.host import capture, reports
-    from gpunode.host.anonymize import anonymized
-    from gpunode.host.redact import redact
+    from gpunode.redaction.anonymize import anonymized
+    from gpunode.redaction.evidence import redact
 
 SCENARIOS = Path(__file__).parent.parent / "scenarios/doctor"
 PIECES = [(one["source"], one["text"]) for path in sorted(SCENARIOS.rglob("*.json"))

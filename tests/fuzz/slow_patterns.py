@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import Any
 
 from gpunode.facts.patterns import Pattern
-from gpunode.host import anonymize, assigned, command_secrets, command_words, manifests, mentioned, redact
 
 SCENARIOS = Path(__file__).parent.parent / "scenarios/doctor"
 SIGNS = (
@@ -76,9 +75,22 @@ def watched() -> frozenset[Pattern]:
 
 def of_host() -> frozenset[Pattern]:
     """Those with which secrets and names are looked for."""
-    modules = (anonymize, assigned, command_secrets, command_words, manifests, mentioned, redact)
-    found = (value for module in modules for value in vars(module).values())
-    return frozenset(Pattern(one.pattern, one.flags) for one in found if isinstance(one, re.Pattern))
+    from gpunode.redaction import anonymize, config, named, secrets
+
+    asked: list[re.Pattern[str]] = []
+    compiled = named.compiled
+
+    def keep(pattern: str, flags: int = re.IGNORECASE) -> re.Pattern[str]:
+        asked.append(compiled(pattern, flags))
+        return asked[-1]
+
+    for module in (named, secrets, config):
+        vars(module)["compiled"] = keep
+    words = [f"{word}{sign}=x@" for words, sign, _ in (*secrets.EVIDENT, *secrets.TOLD) for word in words]
+    secrets.text("\n".join(words))
+    config.masked('[a]\nb = "c" # d\ne: |\n  f\n{"g": ["h"]}\n')
+    found = (*asked, *(one for one in vars(anonymize).values() if isinstance(one, re.Pattern)))
+    return frozenset(Pattern(one.pattern, one.flags) for one in found)
 
 
 def units(pattern: str) -> Iterator[str]:

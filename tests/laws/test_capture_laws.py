@@ -12,7 +12,8 @@ from gpunode.facts.derive import derive
 from gpunode.facts.evidence import Capture, Evidence, Found, Ownership, encode_found
 from gpunode.facts.probes import PROBES
 from gpunode.host.capture import load, save
-from gpunode.host.redact import redact, text
+from gpunode.redaction.evidence import redact
+from gpunode.redaction.secrets import text
 from tests.fakes.examples import examples
 
 PIECES = st.sampled_from(

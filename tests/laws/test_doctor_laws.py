@@ -20,9 +20,9 @@ from gpunode.facts.follow_ups import follow_ups
 from gpunode.facts.items import items
 from gpunode.facts.probes import PROBES
 from gpunode.facts.sources import recognise
-from gpunode.host.anonymize import anonymized
 from gpunode.host.capture import load, save
-from gpunode.host.redact import redact
+from gpunode.redaction.anonymize import anonymized
+from gpunode.redaction.evidence import redact
 from gpunode.workflow.doctor import diagnosed
 from tests.fakes.examples import examples
 from tests.laws.reports import damaged, damaged_reports, pieces, reports

@@ -9,8 +9,8 @@ import pytest
 from gpunode.diagnoses import diagnose
 from gpunode.diagnoses.snapshot import snapshot
 from gpunode.facts.evidence import Evidence
-from gpunode.host.anonymize import anonymized
 from gpunode.host.capture import load, save
+from gpunode.redaction.anonymize import anonymized
 from gpunode.workflow.doctor import Examined, diagnosed
 from tests.fakes.examples import sample
 from tests.scenarios.healthy.captures import evidence

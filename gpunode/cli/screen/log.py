@@ -13,6 +13,7 @@ from gpunode.cli.screen.words import MARKS, count, listed, seconds
 from gpunode.journal.announce import did, kind
 from gpunode.journal.chronicle import Chronicle, Debt, Deed
 from gpunode.journal.record import number
+from gpunode.redaction.evidence import throughout
 
 _HEAD = ("run", "when", "who", "what", "result", "changed")
 _MARKS = {"done": "done", "failed": "failed", "intended": "waits"}
@@ -71,6 +72,11 @@ def run_lines(run: Chronicle, logins: Mapping[int, str], zone: tzinfo | None = N
         logins: the names of its users, by number.
         zone: of the times; this machine's when None.
     """
+    # A journal holds what others said, as it was said.
+    yield from map(throughout, _run_lines(run, logins, zone))
+
+
+def _run_lines(run: Chronicle, logins: Mapping[int, str], zone: tzinfo | None) -> Iterator[Line]:
     yield line(span(run.begin.run, "bold"), f"  {_verb(run)}")
     yield from indented(tuple(_head(run, logins, zone)), 2)
     if run.deeds:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from gpunode.change import FileChange, PackageChange
     from gpunode.errors import GpunodeError
+    from gpunode.facts.evidence import Holds
     from gpunode.journal.record import RunSummary
     from gpunode.recipe import Recipe
     from gpunode.workflow.rehearse import Rehearsal
@@ -270,13 +271,33 @@ def _ended(run: RunSummary) -> tuple[Span, str]:
     return mark, f", {run.commit.result}{why}"
 
 
-def captured_lines(file: str, number: int, size: int, failed: Sequence[str], *, anonymized: bool) -> Iterator[Line]:
-    """Where the capture is, how big it is, and what could not be read for it."""
-    masked = ", serial numbers, UUIDs, MAC addresses and host names masked" if anonymized else ""
-    about = f"{count(number, 'probe')}, {size / 1024:.0f} KiB, secrets redacted{masked}"
-    yield line(MARKS["done"], f"{file}: {about}", hang=2)
-    if failed:
-        yield note(f"could not be read: {', '.join(failed)} (not root, too slow, or no such tool here)")
+_HELD: Mapping[Holds, str] = {
+    "table": "system tables (/proc, /sys, dpkg, lspci): as they are",
+    "config": "configuration files: known settings; every other value is masked",
+    "log": "logs, command lines and answers of tools: secrets are masked",
+}
+
+
+def capture_lines(file: str, contents: Mapping[Holds, tuple[int, int]], *, anonymized: bool) -> Iterator[Line]:
+    """What a capture will contain, by group, and in how many of each something is masked."""
+    yield line(span(f"{file} will contain", "bold"))
+    for holds, about in _HELD.items():
+        number, changed = contents.get(holds, (0, 0))
+        masked = f" (in {changed} of them)" if changed else ""
+        yield line(f"  {number:>4}  {about}{masked}", hang=8)
+    if anonymized:
+        yield line("        serial numbers, UUIDs, MAC and IP addresses, host and user names are replaced", hang=8)
+    else:
+        yield line("        host names, serial numbers and addresses stay: --anonymize replaces them", hang=8)
+
+
+def captured_lines(file: str, number: int, size: int, missing: Mapping[str, str]) -> Iterator[Line]:
+    """Where the capture is, how big it is, and what could not be read for it, by reason."""
+    yield line(MARKS["done"], f"{file}: {count(number, 'probe')}, {size / 1024:.0f} KiB", hang=2)
+    for why in dict.fromkeys(missing.values()):
+        yield note(f"could not read {', '.join(key for key, one in missing.items() if one == why)}: {why}")
+    if "permission denied" in missing.values():
+        yield note(f"root sees more: {sudo_gpunode('capture', file)}")
     yield line("next: ", span(str(gpunode("doctor", file)), "command"))
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
-from gpunode.host.process import redact
+from gpunode.redaction.secrets import evident
 
 Style: TypeAlias = Literal["", "dim", "bold", "good", "change", "warn", "bad", "add", "remove", "hunk", "command"]
 
@@ -55,8 +55,11 @@ BLANK = Line()
 
 
 def clean(text: str) -> str:
-    """``text`` on one line, secrets out, and nothing left in it that a terminal would obey instead of show."""
-    text = redact(text)
+    """``text`` on one line, and nothing left in it that a terminal would obey instead of show.
+
+    Words from outside have lost their secrets where they came in; what is one wherever it stands, is taken out here.
+    """
+    text = evident(text)
     return text if text.isascii() and text.isprintable() else "".join(map(_shown, text))
 
 

@@ -7,12 +7,13 @@ import pytest
 
 from gpunode.cli import commands
 from gpunode.cli.commands import How, capture, incomplete
+from gpunode.errors import UsageError
 from gpunode.facts.evidence import Capture, Evidence
 from gpunode.host.capture import load
 from gpunode.host.port import HostView
 
 EVIDENCE: Evidence = {
-    "node-name": Capture("/proc/sys/kernel/hostname", "ok", b"dgx-a17\n"),
+    "node-name": Capture("/proc/sys/kernel/hostname", "ok", b"dgx-a17\n", holds="table"),
     "modules": Capture("/proc/modules", "denied", error="Permission denied"),
     "smi": Capture("nvidia-smi", "timeout", error="no answer within 10 s"),
     "modinfo:nvidia": Capture("modinfo nvidia", "failed", error="not found", exit_status=1),
@@ -33,7 +34,7 @@ def _node(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_all_that_doctor_sees_is_saved_and_its_size_told(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    capture(str(tmp_path / name), How(json=True), anonymize=False)
+    capture(str(tmp_path / name), How(json=True), anonymize=False, force=False)
     result = json.loads(capsys.readouterr().out)["result"]
     assert load(tmp_path / name) == EVIDENCE
     assert result["probes"] == len(EVIDENCE)
@@ -41,11 +42,33 @@ def test_all_that_doctor_sees_is_saved_and_its_size_told(
 
 
 def test_on_request_it_names_no_machine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    capture(str(tmp_path / "node.tgz"), How(), anonymize=True)
+    capture(str(tmp_path / "node.tgz"), How(), anonymize=True, force=False)
     assert load(tmp_path / "node.tgz")["node-name"].data == b"host-1\n"
-    assert "host names masked" in " ".join(capsys.readouterr().out.split())
+    assert "host and user names are replaced" in " ".join(capsys.readouterr().out.split())
+
+
+def test_it_is_said_what_it_will_contain_and_why_something_is_missing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    capture(str(tmp_path / "node.tgz"), How(), anonymize=False, force=False)
+    said = " ".join(capsys.readouterr().out.split())
+    assert said.index("will contain") < said.index("next: ")
+    assert "1 system tables" in said
+    assert "could not read units: no systemd" in said
+    assert "could not read smi: timed out" in said
+    assert "could not read modules: permission denied" in said
+
+
+def test_a_file_that_is_there_is_not_overwritten_unasked(tmp_path: Path) -> None:
+    path = tmp_path / "node.tgz"
+    path.write_bytes(b"mine")
+    with pytest.raises(UsageError, match="exists"):
+        capture(str(path), How(json=True), anonymize=False, force=False)
+    assert path.read_bytes() == b"mine"
+    capture(str(path), How(json=True), anonymize=False, force=True)
+    assert load(path)
 
 
 def test_incomplete_is_what_nobody_answered_not_what_was_answered_with_no() -> None:
-    assert incomplete(EVIDENCE) == ["modules", "smi", "units", "kernel-journal"]
-    assert commands.incomplete({}) == []
+    assert list(incomplete(EVIDENCE)) == ["modules", "smi", "units", "kernel-journal"]
+    assert commands.incomplete({}) == {}

@@ -77,7 +77,7 @@ def test_no_secret_is_in_it_wherever_it_came_from() -> None:
     secret = "hunter2hunter2"
     address = f"https://me:{secret}@mirror.example/x"
     change = FileChange("/etc/apt/a.list", None, FileState(f"deb {address} /\n".encode()))
-    error = Busy(f"waited for {address}", why=f"password = {secret}", hint=address)
+    error = Busy(f"waited for {address}", why=f"asked {address}", hint=address)
     envelope = Envelope("setup", changes=[change], notes=[address], errors=[error], result={"text": address})
     assert secret not in envelope.as_json()
 

@@ -29,7 +29,7 @@ def test_hostile_text_is_shown_not_obeyed() -> None:
 
 
 def test_secrets_are_left_out() -> None:
-    shown = line("fetched ", "https://me:hunter2hunter2@mirror.example/x", span("token = abcdef", "dim")).text
+    shown = line("fetched ", "https://me:hunter2hunter2@mirror.example/x", span("hf_abcdefabcdefabcdef", "dim")).text
     assert "hunter2" not in shown
     assert "abcdef" not in shown
 

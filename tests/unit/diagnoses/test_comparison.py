@@ -11,7 +11,7 @@ from gpunode.diagnoses.comparison import Comparison, Unseen, compare
 from gpunode.diagnoses.snapshot import snapshot
 from gpunode.facts import pasted
 from gpunode.facts.evidence import Capture, Evidence, Found, encode_found
-from gpunode.host.redact import redact
+from gpunode.redaction.evidence import redact
 from tests.fakes.examples import examples
 from tests.laws.reports import damaged_reports
 
@@ -20,7 +20,7 @@ CMDLINE = "BOOT_IMAGE=/vmlinuz-6.1.0-18-amd64 root=UUID={uuid} ro quiet{more}\n"
 
 
 def seen(source: str, text: str) -> Capture:
-    return Capture(source, "ok", text.encode())
+    return Capture(source, "ok", text.encode(), holds="log")
 
 
 def files(pattern: str, **found: str) -> Capture:

@@ -15,15 +15,18 @@ from gpunode.errors import GpunodeError, Refused, UsageError
 from gpunode.facts.evidence import Capture, Evidence, Found, Ownership, Probe, encode_found
 from gpunode.host import capture
 from gpunode.host.capture import CaptureHost, load, save
-from gpunode.host.redact import redact
+from gpunode.redaction.evidence import redact
 
 EVIDENCE: Evidence = {
-    "os-release": Capture("/etc/os-release", "ok", b"ID=debian\n", ownership=Ownership(0o644, 0, 0)),
-    "virt": Capture("systemd-detect-virt", "failed", b"none\n", exit_status=1),
+    "os-release": Capture("/etc/os-release", "ok", b"ID=debian\n", ownership=Ownership(0o644, 0, 0), holds="table"),
+    "virt": Capture("systemd-detect-virt", "failed", b"none\n", exit_status=1, holds="log"),
     "file:/etc/docker/daemon.json": Capture("/etc/docker/daemon.json", "absent"),
-    "FILE:/etc/docker/daemon_json": Capture("/x", "ok", b"\xff\x00\n"),
+    "FILE:/etc/docker/daemon_json": Capture("/x", "ok", b"\xff\x00\n", holds="table"),
     "apt-sources-d": Capture(
-        "/etc/apt/sources.list.d/*", "ok", encode_found(iter([Found("/a", data=b"x\n"), Found("/b", link="/c")]))
+        "/etc/apt/sources.list.d/*",
+        "ok",
+        encode_found(iter([Found("/a", data=b"x\n"), Found("/b", link="/c")])),
+        holds="log",
     ),
     "modules": Capture("/proc/modules", "denied", error="Permission denied"),
 }

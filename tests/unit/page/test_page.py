@@ -10,8 +10,8 @@ import pytest
 from gpunode.diagnoses.model import Diagnosis
 from gpunode.diagnoses.snapshot import cite, snapshot
 from gpunode.facts.evidence import Evidence
-from gpunode.host.redact import redact
 from gpunode.page.report import About, page
+from gpunode.redaction.evidence import redact
 from gpunode.workflow.doctor import diagnosed
 from tests.unit.page import nodes
 

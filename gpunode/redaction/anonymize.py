@@ -57,6 +57,11 @@ _SERIAL: Final = re.compile(
     r"|\bchassisSN\b[\"']?[ \t:=]{1,9}[\"']?)(?!(?:N/A|None|null|Unknown|Not Specified|serial-\d)\b)([\w.+/-]{2,64})",
     re.IGNORECASE,
 )
+# Whose home, session or sudo it is; the names that images come with are nobody's.
+_USER: Final = re.compile(
+    r"((?<![\w./-])/home/|\bsudo(?:\[\d{1,10}\])?:[ \t]+|\b(?:for|of) user |\bUSER=|\b(?:ses|log)name[= ]"
+    r"|\bsession opened for user )([a-z_][\w.-]{0,31})(?=[/\s:;,(\"']|\Z)"
+)
 _LONG: Final = re.compile(r"(?=.*\d).{8,}")
 # Where a host's name stands: before a message of journalctl and syslog, and where tools say it.
 _STAMP: Final = r"(?:\d{4}-\d\d-\d\dT[\d:.,+Z-]{8,30}|[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d(?:\.\d{1,6})?)"
@@ -237,6 +242,7 @@ class _Masks:
         value = _UUID.sub(self._uuid, value)
         value = _MAC.sub(self._mac, value)
         value = _NUMBER.sub(self._numbered, value)
+        value = _USER.sub(lambda match: match[1] + self._user(match[2]), value)
         value = _SERIAL.sub(lambda match: match[1] + self._serial(match[2]), value)
         value = _BEFORE_MESSAGE.sub(lambda match: match[1] + self.host(match[2]), value)
         value = _SAID.sub(lambda match: (match[1] or "") + self.host(_name(match)), value)
@@ -272,6 +278,13 @@ class _Masks:
     def _placed(self, match: re.Match[str]) -> str:
         before, name = (group for group in match.groups() if group is not None)
         return before + self.host(name)
+
+    def _user(self, name: str) -> str:
+        return (
+            name
+            if re.fullmatch(r"user-\d+|root|nobody|ubuntu|debian|core|runner", name)
+            else f"user-{self._number('user', name)}"
+        )
 
     def _serial(self, value: str) -> str:
         return f"serial-{self._number('serial', value)}"

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from gpunode.facts.evidence import Capture, Evidence, Found, decode_found, encode_found
-from gpunode.host.anonymize import anonymized
+from gpunode.redaction.anonymize import anonymized
 
 HOST = "dgx-a17"
 UUID = "3f2b8c1d-0a4e-4f6b-9c7d-8e5f4a3b2c1d"

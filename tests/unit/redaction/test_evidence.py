@@ -1,0 +1,188 @@
+"""What leaves a node of each class of evidence."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from gpunode.change import FileChange, FileState, diff
+from gpunode.facts.evidence import Capture, Found, Holds, decode_found, encode_found
+from gpunode.facts.examination import EXAMINATION
+from gpunode.facts.probes import PROBES
+from gpunode.redaction.evidence import content, masked, redact, without_secrets
+
+CONTAINERD = '''version = 2
+root = "/var/lib/containerd"
+[plugins."io.containerd.grpc.v1.cri".containerd]
+  default_runtime_name = "nvidia" # ours
+  [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.nvidia.options]
+    BinaryName = "/usr/bin/nvidia-container-runtime"
+    SystemdCgroup = true
+[plugins."io.containerd.grpc.v1.cri".registry.configs."reg.example:5000".auth]
+  username = "c4n4ry1"
+  password = "c4n4ry2\\"x"
+  identitytoken = """
+c4n4ry3
+"""
+[plugins."io.containerd.grpc.v1.cri".registry.headers]
+  X-Team = [
+    "c4n4ry4", # c
+  ]
+[somebody.s.plugin]
+  unheard_of = "c4n4ry5"
+  more = { deep = ["c4n4ry6", 7], pin = 123456789012345 }
+  # also = "c4n4ry7"
+'''
+DOCKER = {
+    "default-runtime": "nvidia",
+    "runtimes": {"nvidia": {"path": "nvidia-container-runtime", "args": []}},
+    "auths": {"reg.example": {"auth": "YzRuNHJ5", "c4n4rykey": "c4n4ry"}},
+    "HttpHeaders": {"X-Meta": "c4n4ry", "X-Pin": "12345678"},
+    "somebody's": [["c4n4ry"], {"x": "c4n4ry"}],
+    "insecure-registries": ["10.0.0.1:5000"],
+}
+KUBELET = """apiVersion: kubelet.config.k8s.io/v1beta1
+kind: KubeletConfiguration
+cgroupDriver: systemd
+authentication:
+  webhook:
+    cacheTTL: 2m0s
+evictionHard:
+  memory.available: 100Mi
+staticPodURLHeader:
+  X-Any:
+  - c4n4ry
+unheardOf: "c4n4ry
+  c4n4ry"
+block: |
+  c4n4ry
+  c4n4ry
+list:
+- c4n4ry
+- c4n4ry: c4n4ry
+"""
+UNIT = """[Service]
+Environment="NVIDIA_VISIBLE_DEVICES=all" "SOME_THING=c4n4ry"
+Environment=LD_LIBRARY_PATH=/usr/local/cuda/lib64
+EnvironmentFile=-/etc/default/x
+ExecStart=/usr/bin/kubelet --config=/var/lib/kubelet/config.yaml --token c4n4ry --v=2
+"""
+
+
+def shown(text: str, holds: Holds = "config") -> str:
+    kept = content(text.encode(), holds).decode()
+    assert content(kept.encode(), holds).decode() == kept, "redacting twice is redacting once"
+    assert kept.count("\n") == text.count("\n"), "citations name lines"
+    return kept
+
+
+@pytest.mark.parametrize("text", [CONTAINERD, json.dumps(DOCKER), json.dumps(DOCKER, indent=2), KUBELET, UNIT])
+def test_configuration_keeps_its_marks_and_nothing_unknown(text: str) -> None:
+    kept = shown(text).replace("c4n4rykey", "")
+    assert "c4n4ry" not in kept.replace("- c4n4ry: redacted", "")
+    assert "YzRuNHJ5" not in kept
+
+
+def test_what_is_known_of_it_stays_and_parses() -> None:
+    import tomlkit
+
+    toml = tomlkit.parse(shown(CONTAINERD)).unwrap()
+    cri = toml["plugins"]["io.containerd.grpc.v1.cri"]
+    assert cri["containerd"]["runtimes"]["nvidia"]["options"]["BinaryName"] == "/usr/bin/nvidia-container-runtime"
+    assert (toml["root"], cri["containerd"]["default_runtime_name"]) == ("/var/lib/containerd", "nvidia")
+    for written in (json.dumps(DOCKER), json.dumps(DOCKER, indent=2)):
+        found = json.loads(shown(written))
+        assert {key: found[key] for key in ("runtimes", "default-runtime", "insecure-registries")} == {
+            key: DOCKER[key] for key in ("runtimes", "default-runtime", "insecure-registries")
+        }
+        assert found["HttpHeaders"] == {"X-Meta": "redacted", "X-Pin": "redacted"}
+    assert "cgroupDriver: systemd\n" in shown(KUBELET)
+    assert "memory.available: 100Mi\n" in shown(KUBELET)
+    unit = shown(UNIT)
+    assert "LD_LIBRARY_PATH=/usr/local/cuda/lib64\n" in unit
+    assert "--config=/var/lib/kubelet/config.yaml --token redacted --v=2\n" in unit
+
+
+def test_what_gpunode_wrote_itself_stays_byte_for_byte() -> None:
+    """A node that is as its recipe wants it is so in its capture, too."""
+    table = '[plugins."io.containerd.cri.v1.runtime".containerd.runtimes.nvidia]'
+    toml = f'version = 3\n\n{table}\n  runtime_type = "io.containerd.runc.v2"\n'
+    assert shown(toml) == toml
+    docker = '{\n  "default-runtime": "nvidia",\n  "runtimes": {}\n}\n'
+    assert shown(docker) == docker
+
+
+def test_a_table_stays_as_it_is() -> None:
+    evidence = {
+        "dpkg-status": Capture("/var/lib/dpkg/status", "ok", b"Description: password: a manager\n", holds="table")
+    }
+    assert redact(evidence) == evidence
+
+
+def test_what_nobody_classified_is_masked() -> None:
+    (kept,) = redact({"x": Capture("/etc/somebodys", "ok", b"c4n4ry\nx = c4n4ry\n")}).values()
+    assert b"c4n4ry" not in kept.data
+
+
+def test_what_is_no_text_is_no_configuration() -> None:
+    (kept,) = redact({"x": Capture("/etc/somebodys", "ok", "X=c4n4ry".encode("utf-16"))}).values()
+    assert "c4n4ry".encode("utf-16-le") not in kept.data
+
+
+def test_every_file_of_a_folder_is_redacted_and_no_other_field() -> None:
+    rows = encode_found(iter([Found("/etc/x/token=abc", data=b"token=abc9999\n")]))
+    after = redact({"d": Capture("/etc/x/*", "ok", rows, holds="log")})["d"]
+    assert [(one.path, one.data) for one in decode_found(after.data)] == [("/etc/x/token=abc", b"token=redacted\n")]
+
+
+@pytest.mark.parametrize(
+    "line", ["kubelet\0--bootstrap-token\0c4n4ry\0--v\0{}2\0", "ro inst.sshpw=c4n4ry nouveau.modeset=0 {}\n"]
+)
+def test_the_words_that_started_something_stay_words(line: str) -> None:
+    kept = shown(line.format(""), "log")
+    assert "c4n4ry" not in kept
+    assert kept == line.format("").replace("c4n4ry", "redacted")
+
+
+def test_a_secret_of_kubernetes_is_hidden_whatever_its_keys_are_called() -> None:
+    for text in ("kind: Secret\ndata:\n  path: c4n4ry\n  b: c4n4ry\ntype: Opaque\n",
+                 '{"kind": "Secret", "data": {"name": "c4n4ry"}, "type": "Opaque"}\n'):  # fmt: skip
+        assert "c4n4ry" not in shown(text, "log")
+
+
+def test_two_commands_that_differ_by_their_secret_stay_two_pieces() -> None:
+    commands = ["curl -u a:c4n4ry2 x", "curl -u a:c4n4ry3 x"]
+    after = redact({one: Capture(one, "ok", one.encode(), holds="log") for one in commands})
+    assert len(after) == 2
+    assert "c4n4ry" not in "".join(after)
+    assert redact(after) == after
+
+
+def test_a_diff_shows_what_its_owner_has_set_but_no_secret() -> None:
+    before = (
+        '[x.headers]\nX-Team = [\n  "c4n4ry",\n]\n[y.auth]\nidentitytoken = """\nc4n4ry\n"""\nmine = "some words"\n'
+    )
+    change = FileChange("/etc/x", FileState(before.encode()), FileState((before + "[z]\na = 1\n").encode()))
+    lines = "\n".join(diff(without_secrets(change)))
+    assert "c4n4ry" not in lines
+    assert "+[z]" in lines
+    assert ' mine = "some words"' in lines
+
+
+def test_every_probe_says_what_it_holds() -> None:
+    """Nothing that a person writes is a table: there, nothing is looked for."""
+    tables = [
+        probe for probe in (*PROBES, *EXAMINATION) if probe.holds == "table" and (not probe.glob or probe.contents)
+    ]
+    written = [one.source for one in tables if one.source.startswith(("/etc/", "/root", "/home", "journalctl"))]
+    assert written == ["/etc/os-release", "/etc/nv_tegra_release"]
+
+
+def test_it_is_counted_what_is_masked() -> None:
+    evidence = {
+        "a": Capture("/proc/modules", "ok", b"x\n", holds="table"),
+        "b": Capture("/etc/b", "ok", b"x = c4n4ry\n"),
+        "c": Capture("dmesg", "ok", b"x\n", holds="log"),
+    }
+    assert masked(evidence, redact(evidence)) == {"table": (1, 0), "config": (1, 1), "log": (1, 0)}
