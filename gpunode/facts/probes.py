@@ -74,7 +74,7 @@ _MIB: Final = 1 << 20
 
 
 # What a person writes there line by line, in a grammar that has no place for a secret but an address.
-_LINES: Final = ("/etc/apt/", "/etc/modprobe.d")
+_LINES: Final = ("/etc/apt/", "/etc/modprobe.d", "/etc/modules", "/etc/initramfs-tools/")
 # Names of files, and public keys.
 _TABLES: Final = ("/var/lib/dpkg/", "/usr/share/keyrings/")
 

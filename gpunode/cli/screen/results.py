@@ -13,7 +13,7 @@ from gpunode.cli.screen.failures import next_lines
 from gpunode.cli.screen.plans import note
 from gpunode.cli.screen.text import BLANK, Line, Span, Style, indented, line, padded, span
 from gpunode.cli.screen.words import MARKS, count, listed, seconds
-from gpunode.command import Command, gpunode
+from gpunode.command import Command, gpunode, sudo_gpunode
 from gpunode.errors import RebootRequired
 
 if TYPE_CHECKING:
