@@ -18,13 +18,13 @@ _GROUPS = frozenset({"recipe", "ctk", "runtime"})
 def run(arguments: list[str]) -> int:
     """Runs the command that ``arguments`` name; every way it can end has its exit code."""
     _open_standard_streams()
-    from gpunode.cli.app import app
+    from gpunode.cli.app import app_for
 
     if "_GPUNODE_COMPLETE" in os.environ:  # set by the files in gpunode/completions
         from typer._completion_classes import completion_init
 
         completion_init()
-    command = typer.main.get_command(app)
+    command = typer.main.get_command(app_for(arguments))
     try:
         command.main(args=arguments, prog_name="gpunode", standalone_mode=False)
     except Answered as answer:

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final, Protocol, TypeAlias, get_args
 
 from gpunode.errors import Refused, UsageError
-from gpunode.facts.bug_report import is_bug_report
 from gpunode.facts.evidence import NOT_CAPTURED, Capture, Evidence, Holds, Outcome, Ownership, Probe
 from gpunode.host import formats
 
@@ -215,6 +214,8 @@ def _load_file(file: IO[bytes], path: Path) -> Evidence:
 
 
 def _unrecognised(path: Path, start: bytes) -> UsageError:
+    from gpunode.facts.bug_report import is_bug_report  # with the readers of pasted text
+
     if is_bug_report(start.decode("utf-8", "replace")):
         kind = "it is the log of nvidia-bug-report.sh, which lacks the files that facts are made of"
     elif start.lstrip()[:1] == b"[":

@@ -1,7 +1,9 @@
 """Commands run to their end, whatever they do; the only user of ``sh``.
 
-``sh`` forks and reaps. The pipes are our own: it would read them a line at a time in threads of its own, keep all of
-it, and stop the child alone on a timeout, which leaves grandchildren that hold a pipe open.
+``sh`` starts and reaps what may change a system. What only reads is spawned: a run that finds nothing to do need not
+import ``sh``, which takes as long as typer (docs/decisions/0024-spawned-probes.md). The pipes are our own: ``sh`` would
+read them a line at a time in threads of its own, keep all of it, and stop the child alone on a timeout, which leaves
+grandchildren that hold a pipe open.
 """
 
 from __future__ import annotations
@@ -188,7 +190,8 @@ class Runner:
         with signals_held(), _Descriptors(stdin, with_status=status is not None, relayed=outlives) as fd:
             words = tuple(word.replace("{status_fd}", str(fd.child_status)) if status else word for word in argv)
             whole = words if self.root == "/" else self._isolated(words)
-            child = _start(whole, fd.stdin, fd.child_out, fd.child_err, _environment(env), fd.child_status)
+            start = _spawn if only_reads and status is None else _start
+            child = start(whole, fd.stdin, fd.child_out, fd.child_err, _environment(env), fd.child_status)
             fd.close_childs()
             out, err = _Stream(fd.out, limit_bytes, on_line), _Stream(fd.err, limit_bytes, on_line)
             timed_out = False
@@ -331,6 +334,41 @@ def _start(argv: tuple[str, ...], stdin: int, out: int, err: int, env: Mapping[s
         return sh.Command(program)(*argv[1:], **options).process
     except sh.ForkException as error:
         return _NotStarted(126, f"{argv[0]}: {str(error).strip().splitlines()[-1].strip()}")
+
+
+class _Spawned:
+    """A process that ``posix_spawn`` started, as ``_Pump`` asks of it."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self._code: int | None = None
+
+    def wait(self) -> int:
+        """The exit status, once it has ended; that of a signal is its number, negative."""
+        if self._code is None:
+            self._code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        return self._code
+
+    def is_alive(self) -> tuple[bool, int | None]:
+        """Whether it has not ended yet, and the exit status if it has."""
+        if self._code is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            self._code = os.waitstatus_to_exitcode(status) if pid else None
+        return self._code is None, self._code
+
+
+def _spawn(argv: tuple[str, ...], stdin: int, out: int, err: int, env: Mapping[str, str], status: int = -1) -> Any:
+    """As ``_start``, in the C library: no copy of this process is made, and ``sh`` is not needed."""
+    del status
+    program = _find(argv[0])
+    if program is None:
+        return _NotStarted(127, f"{argv[0]}: command not found")
+    streams = [(os.POSIX_SPAWN_DUP2, ours, number) for number, ours in enumerate((stdin, out, err))]
+    heeded = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE)
+    try:
+        return _Spawned(os.posix_spawn(program, argv, dict(env), file_actions=streams, setsid=True, setsigdef=heeded))
+    except OSError as error:
+        return _NotStarted(126, f"{argv[0]}: {error.strerror}")
 
 
 class _Stream:

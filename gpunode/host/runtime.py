@@ -129,7 +129,7 @@ def _asked(runner: Runner, path: str, content: bytes, *argv: str) -> tuple[Finis
     """What the command said of ``content``, whose path stands for ``{}``, and that path."""
     with files.candidate(path, content, root=runner.root) as there:
         words = tuple(there if word == "{}" else word for word in argv)
-        return runner.run(words, timeout_s=_TIMEOUT_S, limit_bytes=16 << 20), there
+        return runner.run(words, timeout_s=_TIMEOUT_S, limit_bytes=16 << 20, only_reads=True), there
 
 
 def _said(finished: Finished, candidate: str, path: str) -> str:
@@ -183,7 +183,7 @@ def _check_crio(runner: Runner, expectation: RuntimeExpectation, changes: Sequen
     named = changes[0].path
     _compare(expectation, row.inspect(after, wish), named)
     # Asked before anything is staged: an image without CRI-O may have no folder for what is temporary either.
-    if runner.run(("crio", "--version"), timeout_s=_TIMEOUT_S).missing:
+    if runner.run(("crio", "--version"), timeout_s=_TIMEOUT_S, only_reads=True).missing:
         return f"checked: it parses and holds what was meant ({_lacking(runner, 'crio')})"
     read, said = _crio_reads(runner, after, wish)
     if read.ok:
@@ -213,7 +213,7 @@ def _crio_reads(runner: Runner, present: Files, wish: Wish) -> tuple[Finished, s
             Path(name).write_bytes(present.get(path, b""))
         inside = "/" + str(Path(folder).relative_to(runner.root))
         argv = ("crio", "--config", f"{inside}/crio.conf", "--config-dir", f"{inside}/crio.conf.d", "config")
-        read = runner.run(argv, timeout_s=_TIMEOUT_S, limit_bytes=16 << 20)
+        read = runner.run(argv, timeout_s=_TIMEOUT_S, limit_bytes=16 << 20, only_reads=True)
         said = _said(read, "", "")
         for path, name in staged.items():
             # The root file's name begins its folder's, too.
@@ -249,7 +249,7 @@ def read_back(runner: Runner, expectation: RuntimeExpectation) -> None:
     if expectation.runtime != "containerd" or not is_there:
         return
     argv = ("containerd", "--config", expectation.path, "config", "dump")
-    dumped = runner.run(argv, timeout_s=_TIMEOUT_S, limit_bytes=16 << 20)
+    dumped = runner.run(argv, timeout_s=_TIMEOUT_S, limit_bytes=16 << 20, only_reads=True)
     if dumped.missing:
         return
     said = "" if dumped.ok else _said(dumped, "", "")
@@ -310,7 +310,7 @@ def _effective_containerd(runner: Runner) -> Configured | None:
     # Without a file the daemon runs on its defaults, but `config dump` fails (1.6).
     verb = "dump" if files.read(row.config, root=runner.root).outcome != "absent" else "default"
     told = ("--config", row.config) if row is not usual else ()
-    dumped = runner.run(("containerd", *told, "config", verb), timeout_s=_TIMEOUT_S, limit_bytes=16 << 20)
+    dumped = runner.run(("containerd", *told, "config", verb), timeout_s=_TIMEOUT_S, limit_bytes=16 << 20, only_reads=True)
     if dumped.missing:
         return None
     if not dumped.ok:
@@ -320,7 +320,7 @@ def _effective_containerd(runner: Runner) -> Configured | None:
 
 def _effective_docker(runner: Runner) -> Configured | None:
     question = '{"runtimes":{{json .Runtimes}},"default":{{json .DefaultRuntime}}}'
-    told = runner.run(("docker", "info", "--format", question), timeout_s=_TIMEOUT_S)
+    told = runner.run(("docker", "info", "--format", question), timeout_s=_TIMEOUT_S, only_reads=True)
     if told.missing:
         return None
     try:
@@ -330,15 +330,15 @@ def _effective_docker(runner: Runner) -> Configured | None:
         handlers = {}
     if not told.ok or not handlers:
         # Of a daemon that it cannot reach, info speaks in errors of its template (20.10).
-        raise _no_answer("docker", runner.run(("docker", "version"), timeout_s=_TIMEOUT_S))
+        raise _no_answer("docker", runner.run(("docker", "version"), timeout_s=_TIMEOUT_S, only_reads=True))
     return Configured(handlers, str(answer["default"]) or None)
 
 
 def _effective_crio(runner: Runner) -> Configured | None:
-    told = runner.run(("crio", "status", "config"), timeout_s=_TIMEOUT_S, limit_bytes=16 << 20)
+    told = runner.run(("crio", "status", "config"), timeout_s=_TIMEOUT_S, limit_bytes=16 << 20, only_reads=True)
     if told.missing or b"o help topic" in told.stdout + told.stderr:
         # Before 1.29 it was a program of its own.
-        told = runner.run(("crio-status", "config"), timeout_s=_TIMEOUT_S, limit_bytes=16 << 20)
+        told = runner.run(("crio-status", "config"), timeout_s=_TIMEOUT_S, limit_bytes=16 << 20, only_reads=True)
     if told.missing:
         return None
     if not told.ok:
@@ -348,7 +348,7 @@ def _effective_crio(runner: Runner) -> Configured | None:
 
 def _effective_podman(runner: Runner) -> Configured | None:
     question = '{"name":{{json .Host.OCIRuntime.Name}},"path":{{json .Host.OCIRuntime.Path}}}'
-    told = runner.run(("podman", "info", "--format", question), timeout_s=_TIMEOUT_S)
+    told = runner.run(("podman", "info", "--format", question), timeout_s=_TIMEOUT_S, only_reads=True)
     if told.missing:
         return None
     try:
