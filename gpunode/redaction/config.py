@@ -49,6 +49,10 @@ _HARMLESS: Final = (
 )
 # Below these, every value may be one: HTTP headers, what a Secret of Kubernetes' holds.
 _PLACE: Final = r".*headers?|(?:string)?data"
+_SHELL: Final = (
+    r"if|then|elif|else|fi|for|in|while|until|do|done|case|esac|return|exit|exec|unset|export|declare|typeset|\[\[?|\]\]?|[{}!]"
+    r"|&&|\|\|?|redacted"
+)
 _STRING: Final = r"\"\"\".*?(?:\"\"\"|\Z)|'''.*?(?:'''|\Z)|\"(?:[^\"\\\n]|\\.)*\"|'(?:[^'\n]|'')*'"
 # YAML's goes on in the lines below, deeper.
 _FOLDED: Final = r"\"(?!\"\")(?:[^\"\\\n]|\\.|\n(?=\s)){0,4000}\"|'(?!'')(?:[^'\n]|''|\n(?=\s)){0,4000}'"
@@ -58,8 +62,9 @@ _TOKEN: Final = (
 )
 _KEYED: Final = (
     r"(?P<lead>[ \t]*(?:-[ \t]+)*(?:export[ \t]+)?)"
-    rf"(?P<key>{_STRING}|[A-Za-z_.$*][^\s:=\"'{{}}\[\],#]*(?:[ \t][A-Za-z][\w-]*){{0,3}})"
-    r"(?P<sign>[ \t]*[+?]?=[ \t]*|[ \t]*:(?=\s|\Z)[ \t]*)"
+    # What ends with = and has digits is no key without a value, but base64.
+    rf"(?!\S*\d\S*=+[ \t]*(?:\n|\Z))(?P<key>{_STRING}|[A-Za-z_.$*][^\s:=\"'{{}}\[\],#]*(?:[ \t][A-Za-z][\w-]*){{0,3}})"
+    r"(?P<sign>[ \t]*[+?]?=(?!=)[ \t]*(?=\S)|=(?=\s|\Z)|[ \t]*:(?=\s|\Z)[ \t]*)"
 )
 _TABLE: Final = r"[ \t]*\[\[?(?P<table>[A-Za-z_][^\n]*?)\]\]?[ \t]*(?:\#[^\n]*)?(?=\n|\Z)"
 _REMARK: Final = r"(?P<mark>[ \t]*(?:\#|;|//)[#; \t]*)(?P<key>[\w.\"-]+)(?P<sign>[ \t]*=[ \t]*)(?P<value>\S[^\n]*)"
@@ -140,9 +145,17 @@ class _Reader:
                 yield self._judged(line[0], key)
         elif bare := self._match(r"(?:[^\n#]|(?<=\S)#)+"):
             value = bare[0].rstrip()
-            yield self._judged(value, key) + bare[0][len(value) :]
+            yield (self._judged(value, key) if key else self._of_shell(value)) + bare[0][len(value) :]
         if rest := self._match(r"[ \t]*(?:#[^\n]*)?(?:\n|\Z)"):
             yield rest[0]
+
+    def _of_shell(self, line: str) -> str:
+        """``line``, which has no key: only the words stay by which a shell program is conditional, or ends."""
+        if not self._strict or compiled(_HARMLESS).fullmatch(line):
+            return line
+        return compiled(r"[^\s;()]+", 0).sub(
+            lambda word: word[0] if compiled(_SHELL, 0).fullmatch(word[0]) else "redacted", line
+        )
 
     # ---- brackets
 
@@ -161,7 +174,7 @@ class _Reader:
         elif kind == "comma":
             self._key, _ = self._brackets[-1]
         elif kind in {"string", "bare"}:
-            if compiled(r"\s*[:=]").match(self._text, self._at):
+            if compiled(r"\s*(?::|=(?!=)\s*[^\s,\]}])").match(self._text, self._at):
                 self._key = word.strip("\"'")
             else:
                 word = self._judged(word, self._key)

@@ -20,7 +20,7 @@ def redact(evidence: Evidence) -> Evidence:
     redacted: dict[str, Capture] = {}
     for key, capture in evidence.items():
         # What was pasted stands under its source, which may be a command with a password.
-        shown = secrets.text(key) if key.startswith(capture.source) else key
+        shown = _text(key, "log") if key.startswith(capture.source) else key
         while shown in redacted:
             shown = next(name for number in count(2) if (name := f"{shown}#{number}") not in redacted)
         redacted[shown] = _capture(capture)
@@ -35,12 +35,12 @@ def masked(before: Evidence, after: Evidence) -> Mapping[Holds, tuple[int, int]]
 
 
 def _capture(capture: Capture) -> Capture:
-    source = secrets.text(capture.source)
+    source = _text(capture.source, "log")
     if capture.holds == "table":
         return capture if source == capture.source else replace(capture, source=source)
     data = _globbed(capture) if "*" in capture.source else None
     data = content(capture.data, capture.holds) if data is None else data
-    return replace(capture, source=source, data=data, error=secrets.text(capture.error))
+    return replace(capture, source=source, data=data, error=_text(capture.error, "log"))
 
 
 def _globbed(capture: Capture) -> bytes | None:

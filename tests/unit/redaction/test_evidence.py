@@ -113,6 +113,22 @@ def test_what_gpunode_wrote_itself_stays_byte_for_byte() -> None:
     assert shown(docker) == docker
 
 
+def test_of_a_shell_program_stays_what_decides_whether_a_line_is_run() -> None:
+    program = (
+        "if [ -n c4n4ry ]; then\n  export LD_LIBRARY_PATH=/opt/x/lib\nfi\nc4n4ry c4n4ry\nreturn\nexport MINE=c4n4ry\n"
+    )
+    kept = shown(program)
+    assert "c4n4ry" not in kept
+    assert [line.split()[0] for line in kept.splitlines()] == ["if", "export", "fi", "redacted", "return", "export"]
+    assert "  export LD_LIBRARY_PATH=/opt/x/lib\nfi\n" in kept
+
+
+@pytest.mark.parametrize("written", ["- q7W00000==\n", "x:\n  - q7W00000=\n", "Q7W00000=\n", "{a: q7W00000==}\n"])
+def test_base64_is_no_key_for_its_padding(written: str) -> None:
+    assert "7W00000" not in shown(written)
+    assert shown("ExecStart=\nExecStart=/usr/bin/x\n") == "ExecStart=\nExecStart=/usr/bin/x\n"
+
+
 def test_a_table_stays_as_it_is() -> None:
     evidence = {
         "dpkg-status": Capture("/var/lib/dpkg/status", "ok", b"Description: password: a manager\n", holds="table")
