@@ -310,7 +310,9 @@ def _effective_containerd(runner: Runner) -> Configured | None:
     # Without a file the daemon runs on its defaults, but `config dump` fails (1.6).
     verb = "dump" if files.read(row.config, root=runner.root).outcome != "absent" else "default"
     told = ("--config", row.config) if row is not usual else ()
-    dumped = runner.run(("containerd", *told, "config", verb), timeout_s=_TIMEOUT_S, limit_bytes=16 << 20, only_reads=True)
+    dumped = runner.run(
+        ("containerd", *told, "config", verb), timeout_s=_TIMEOUT_S, limit_bytes=16 << 20, only_reads=True
+    )
     if dumped.missing:
         return None
     if not dumped.ok:
