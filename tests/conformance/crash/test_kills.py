@@ -157,7 +157,7 @@ def every(command: Command, calls: Sequence[str]) -> Iterator[tuple[str, Kill]]:
 
     A sample of the calls, but in the long run.
     """
-    for number, call in sample(tuple(enumerate(calls)), "kills", str, 20):
+    for number, call in sample(tuple(enumerate(calls)), "kills", str, 14):
         yield f"killed before {number}, {call}", killed_at(command, number)
         if call.startswith("write "):
             yield f"killed in {number}, {call}", killed_at(command, number, torn=True)
