@@ -238,7 +238,7 @@ def test_the_run_that_recovers_is_killed_too(lab: Lab, chance: random.Random) ->
     assert not lab.problems, "\n".join(lab.problems)
 
 
-MOUNTED = pytest.param(IMAGE, marks=pytest.mark.skipif(not _may_mount(), reason="nothing may be mounted here"))
+MOUNTED = pytest.param(IMAGE, marks=pytest.mark.skipif(not _may_mount(), reason="needs root, and leave to mount"))
 
 
 @pytest.mark.parametrize("lab", [REPLACED, CREATED, DROP_IN, MOUNTED], indirect=True, ids=lambda case: case.id)
