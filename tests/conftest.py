@@ -45,6 +45,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """The process that the user sees shows how the run goes."""
+    # readline, which pytest loads, sets it for the processes of pytest-xdist, and gpunode breaks its lines there.
+    os.environ.pop("COLUMNS", None)
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(Screen(config))
 

@@ -157,7 +157,7 @@ def every(command: Command, calls: Sequence[str]) -> Iterator[tuple[str, Kill]]:
 
     A sample of the calls, but in the long run.
     """
-    for number, call in sample(tuple(enumerate(calls)), "kills", str, 20):
+    for number, call in sample(tuple(enumerate(calls)), "kills", str, 14):
         yield f"killed before {number}, {call}", killed_at(command, number)
         if call.startswith("write "):
             yield f"killed in {number}, {call}", killed_at(command, number, torn=True)
@@ -238,7 +238,7 @@ def test_the_run_that_recovers_is_killed_too(lab: Lab, chance: random.Random) ->
     assert not lab.problems, "\n".join(lab.problems)
 
 
-MOUNTED = pytest.param(IMAGE, marks=pytest.mark.skipif(not _may_mount(), reason="nothing may be mounted here"))
+MOUNTED = pytest.param(IMAGE, marks=pytest.mark.skipif(not _may_mount(), reason="needs root, and leave to mount"))
 
 
 @pytest.mark.parametrize("lab", [REPLACED, CREATED, DROP_IN, MOUNTED], indirect=True, ids=lambda case: case.id)

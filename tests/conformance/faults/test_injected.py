@@ -63,7 +63,7 @@ def test_a_call_fails_and_nothing_is_lost(
 ) -> None:
     course = courses(case, verb)
     calls = _of_kind(kind, watched(course))
-    for place, call in sample(calls, f"{case.name} {verb}", lambda one: str(one[0]), 3):
+    for place, call in sample(calls, f"{case.name} {verb}", lambda one: str(one[0]), 2):
         _try(course, call, ERRORS[place % len(ERRORS)], tmp_path / "root")
 
 

@@ -20,7 +20,7 @@ from tests.conformance.power.node import CONTAINERD, Command, Story, standing, s
 from tests.fakes.examples import examples, sample
 
 # Of 2 300 states; all of them in the long run.
-_LOOKED_AT, _RECOVERED = 400, 80
+_LOOKED_AT, _RECOVERED = 300, 50
 # After a kill, of the run that follows: the end of it, and so many others.
 _MOMENTS = 3
 _PROCESSES = os.cpu_count() or 1
@@ -128,7 +128,7 @@ def _syncs(story: Story, number: int) -> list[int]:
 )
 def test_what_a_killed_run_left_unsynced_is_not_relied_on(story: Story, scratch: Path, number: int) -> None:
     def check(process: int, folder: Path) -> Iterator[str]:
-        for at in sample(_syncs(story, number), "syncs", str, 8)[process::_PROCESSES]:
+        for at in sample(_syncs(story, number), "syncs", str, 6)[process::_PROCESSES]:
             again = _killed(story, number, at, folder / str(at))
             end, chance = len(again.events), random.Random(at)
             moments = [end, *chance.sample(range(at + 1, end), min(_MOMENTS, end - at - 1))]

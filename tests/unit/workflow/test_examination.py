@@ -177,7 +177,6 @@ def test_a_tool_that_hangs_is_given_up_and_doctor_answers_all_the_same(tools: To
     assert "nvidia-smi" in said
 
 
-@pytest.mark.usefixtures("hurried")
 def test_the_journal_stands_for_the_kernels_own_buffer_and_that_where_there_is_none(tools: Tools) -> None:
     tools.add("nvidia-smi", "exit 9")
     tools.add("dmesg", "echo '[ 1.0] NVRM: loading'")
