@@ -33,6 +33,13 @@ from tests.e2e.lab.archive import debian_archive, transport_options  # noqa: E40
 
 # What the network and TLS of this machine need, beside pip's own settings.
 _KEPT: Final = re.compile(r"(?:https?|ftp|no|all)_proxy|PIP_\w+|SSL_CERT_FILE|REQUESTS_CA_BUNDLE", re.IGNORECASE)
+_SECTION: Final = "Try it"
+# `make install` as README has it, and that its opposite leaves nothing; README's sudo is not needed there.
+_INSTALL: Final = (
+    "git clone --quiet /gpunode.bundle /tmp/i && make -C /tmp/i install && (cd / && gpunode --version && gpunode plan --help >/dev/null) && "
+    "make -C /tmp/i uninstall && [ ! -e /opt/gpunode ] && ! command -v gpunode && "
+    "! find /usr/local -name '*gpunode*' | grep ."
+)
 _INSIDE: Final = """
 set -e
 mount -t proc proc "$1/proc"
@@ -45,11 +52,11 @@ exec chroot "$1" /bin/sh -c "$3"
 
 def readme() -> tuple[str, list[str]]:
     """The apt line and the commands of the README's section about a fresh machine."""
-    section = (ROOT / "README.md").read_text().partition("## On a fresh machine")[2].partition("\n## ")[0]
+    section = (ROOT / "README.md").read_text().partition(f"\n## {_SECTION}\n")[2].partition("\n## ")[0]
     apt = re.search(r"apt-get install ([a-z0-9. +-]+)", section)
     block = re.search(r"```sh\n(.*?)```", section, re.DOTALL)
     if apt is None or block is None:
-        raise SystemExit("README.md has no apt line or no commands under 'On a fresh machine'")
+        raise SystemExit(f"README.md has no apt line or no commands under '{_SECTION}'")
     return apt[0], [line.partition("#")[0].strip() for line in block[1].splitlines() if line.startswith("make ")]
 
 
@@ -144,6 +151,7 @@ def tried(suite: str, users: list[str], folder: Path, results: Path | None) -> b
         for command in commands:
             wanted = f"{command} PYTEST_ARGS='{options}'" if results and command == "make test" else command
             passed &= timed(machine, user, wanted)
+    passed &= not passed or timed(machine, "root", _INSTALL)
     for name in ("skipped", "fresh.xml"):
         if results and (found := machine.root / "tmp" / name).exists():
             shutil.copy(found, results)
