@@ -36,9 +36,9 @@ _KEPT: Final = re.compile(r"(?:https?|ftp|no|all)_proxy|PIP_\w+|SSL_CERT_FILE|RE
 _SECTION: Final = "Try it"
 # `make install` as README has it, and that its opposite leaves nothing; README's sudo is not needed there.
 _INSTALL: Final = (
-    "git clone --quiet /gpunode.bundle /tmp/i && make -C /tmp/i install && (cd / && gpunode --version && gpunode plan --help >/dev/null) && "
-    "make -C /tmp/i uninstall && [ ! -e /opt/gpunode ] && ! command -v gpunode && "
-    "! find /usr/local -name '*gpunode*' | grep ."
+    "git clone --quiet /gpunode.bundle /tmp/i && make -C /tmp/i install && "
+    "(cd / && gpunode --version && gpunode plan --help >/dev/null) && make -C /tmp/i uninstall && "
+    "[ ! -e /opt/gpunode ] && ! command -v gpunode && ! find /usr/local -name '*gpunode*' | grep ."
 )
 _INSIDE: Final = """
 set -e

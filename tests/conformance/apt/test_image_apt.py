@@ -93,8 +93,9 @@ def test_it_is_asked_by_nobody(root: Path, tmp_path: Path, monkeypatch: pytest.M
     from gpunode.host import process
 
     (tmp_path / "bin").mkdir()
-    for folder in (tmp_path, tmp_path.parent, tmp_path.parent.parent, tmp_path / "bin"):
-        folder.chmod(0o755)
+    for folder in (tmp_path / "bin", tmp_path, *tmp_path.parents):
+        if not folder.stat().st_mode & 0o001:
+            folder.chmod(0o755)
     monkeypatch.setattr(process, "PATH", f"{tmp_path}/bin:{process.PATH}")
     program = tmp_path / "bin/apt-get"
     program.write_text('#!/bin/sh\ngrep -E "^(Uid|Groups|CapBnd|NoNewPrivs)" /proc/self/status >&2; exit 1\n')
