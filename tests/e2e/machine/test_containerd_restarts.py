@@ -151,7 +151,7 @@ def test_what_containerd_cannot_read_is_told_before_it_is_restarted(node: Machin
     ("how", "settings", "hurried"),
     [
         pytest.param("refuses", (), False, id="refuses"),
-        pytest.param("hangs", ("TimeoutStartSec=4",), False, id="hangs until systemd gives up"),
+        pytest.param("hangs", ("TimeoutStartSec=4",), False, id="hangs until systemd gives up", marks=pytest.mark.long),
         pytest.param("hangs", ("TimeoutStartSec=infinity",), True, id="hangs until gpunode gives up"),
         pytest.param("dies", (), False, id="dies after 3 s"),
     ],
