@@ -53,7 +53,7 @@ def lab() -> Iterator[Path]:
         _demand_namespaces(folder)
         yield folder
     finally:
-        run(["rm", "-rf", str(folder)])
+        run(["rm", "-rf", str(folder)], timeout=900)
 
 
 @pytest.fixture(scope="session")

@@ -57,6 +57,10 @@ def test_the_table_is_long_and_names_each_drift_once() -> None:
     assert len({drift.id for drift in DRIFTS}) == len(DRIFTS)
 
 
+def test_the_short_runs_make_a_drift_for_each_step() -> None:
+    assert {drift.step for drift in DRIFTS if drift.core} == {drift.step for drift in DRIFTS}
+
+
 @pytest.mark.parametrize("drift", [drift for drift in DRIFTS if drift.facts], ids=lambda drift: drift.id)
 def test_a_drift_is_found_and_named_and_its_plan_heals_it(drift: Drift) -> None:
     recipe, facts = converged()

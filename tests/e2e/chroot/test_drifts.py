@@ -54,7 +54,10 @@ def _offer_headers(node: Chroot, key: Key) -> None:
     node.run("apt-get", "-q", "update", env=NONINTERACTIVE)
 
 
-@pytest.mark.parametrize("drift", [drift for drift in DRIFTS if not drift.booted], ids=lambda drift: drift.id)
+@pytest.mark.parametrize(
+    "drift",
+    [pytest.param(one, id=one.id, marks=() if one.core else pytest.mark.long) for one in DRIFTS if not one.booted],
+)
 def test_a_drift_is_found_named_and_healed(node: Chroot, drift: Drift) -> None:
     marked = automatic(node)
     node.run("sh", "-c", drift.shell, env=NONINTERACTIVE)

@@ -105,6 +105,6 @@ def test_an_upgrade_takes_all_of_them_to_the_newest_of_the_branch(node: Chroot) 
 
     upgraded = setup(node, "--upgrade")
 
-    assert upgraded.exit_code == 7
-    assert "the loaded nvidia module (595.91.07) is older than the installed package" in upgraded.error
+    assert upgraded.exit_code == 10
+    assert "the kernel still runs driver 595.91.07; the node needs 595.99.03" in upgraded.error
     assert node.installed()["libcuda1"] == node.installed()[MODULES] == NEWER

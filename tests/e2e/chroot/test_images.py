@@ -42,7 +42,7 @@ class Build:
         return ask(self.builder, "setup", self.recipe, "--yes", *OPTIONS)
 
 
-@pytest.fixture(params=["bookworm", "trixie"])
+@pytest.fixture(params=["bookworm", pytest.param("trixie", marks=pytest.mark.long)])
 def build(request: pytest.FixtureRequest, bases: dict[str, Bases], chroots: Lab) -> Iterator[Build]:
     base = bases[str(request.param)].runtime
     with chroots.node(base, kernel=RUNNING) as builder:
@@ -79,6 +79,7 @@ def _listing(build: Build, *folders: str) -> list[str]:
     return sorted(str(path) for path in paths if not str(path).endswith("/run/gpunode"))
 
 
+@pytest.mark.parametrize("build", ["bookworm", "trixie"], indirect=True)
 def test_an_image_is_built_for_another_machine_and_left_clean(build: Build) -> None:
     mounts, folders = build.mounts(), ("", "/dev", "/proc", "/sys", "/run", "/tmp")
     before = _listing(build, *folders)

@@ -154,10 +154,22 @@ def is_survived(prepared: Prepared, step: int, victims: Victims) -> None:
             take_back(node, orphans, prepared.former)
 
 
-@pytest.mark.parametrize("victims", ["gpunode", "everything"])
+_SHARES = [*(("toolkit", share) for share in (0.0, 0.3, 0.6, 0.9)), ("driver", 0.3), ("driver", 0.7)]
+_SHORT = {
+    ("toolkit", 0.0, "gpunode"),
+    ("toolkit", 0.6, "everything"),
+    ("driver", 0.3, "gpunode"),
+    ("driver", 0.7, "everything"),
+}
+
+
 @pytest.mark.parametrize(
-    ("recipe", "share"),
-    [*(("toolkit", share) for share in (0.0, 0.3, 0.6, 0.9)), ("driver", 0.3), ("driver", 0.7)],
+    ("recipe", "share", "victims"),
+    [
+        pytest.param(*share, victims, marks=() if (*share, victims) in _SHORT else pytest.mark.long)
+        for share in _SHARES
+        for victims in ("gpunode", "everything")
+    ],
 )
 def test_a_killed_transaction(prepared: Callable[[str], Prepared], recipe: str, share: float, victims: Victims) -> None:
     found = prepared(recipe)

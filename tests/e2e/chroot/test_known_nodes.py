@@ -40,7 +40,7 @@ NVIDIA_TABLE = """
 """
 
 
-@pytest.fixture(params=["bookworm", "trixie"])
+@pytest.fixture(params=["bookworm", pytest.param("trixie", marks=pytest.mark.long)])
 def built(request: pytest.FixtureRequest, bases: dict[str, Bases], chroots: Lab) -> Iterator[Chroot]:
     """A T4 node as the usual article builds it: keyring package, pinning package, driver, toolkit, a file by hand."""
     base = bases[str(request.param)].runtime
@@ -77,7 +77,7 @@ def test_the_recipe_of_a_hand_built_node_asks_nothing_of_it(built: Chroot) -> No
     assert ask(built, "recipe", "check", "/root/mine.toml").exit_code == 0
 
 
-@pytest.mark.parametrize("codename", ["bookworm", "trixie"])
+@pytest.mark.parametrize("codename", [pytest.param("bookworm", marks=pytest.mark.long), "trixie"])
 def test_a_capture_elsewhere_plans_what_the_node_itself_plans(
     codename: str, bases: dict[str, Bases], chroots: Lab, tmp_path: Path
 ) -> None:

@@ -19,7 +19,11 @@ pytestmark = pytest.mark.e2e
 CUDA_KEYRING = "/usr/share/keyrings/cuda-archive-keyring.gpg"
 
 
-@pytest.fixture(scope="module", params=[("bookworm", "debian12"), ("trixie", "debian13")], ids=["bookworm", "trixie"])
+@pytest.fixture(
+    scope="module",
+    params=[("bookworm", "debian12"), pytest.param(("trixie", "debian13"), marks=pytest.mark.long)],
+    ids=["bookworm", "trixie"],
+)
 def node(request: pytest.FixtureRequest, bases: dict[str, Bases], chroots: Lab) -> Iterator[Chroot]:
     codename, directory = request.param
     with chroots.node(bases[codename].runtime, [T4]) as made:

@@ -183,6 +183,8 @@ def test_a_package_that_was_unpacked_without_what_it_needs_gets_it(node: Chroot)
     assert {"lab-needed", "lab-needing"} <= set(node.installed())
 
 
+# The short runs have test_locks.py for it.
+@pytest.mark.long
 def test_a_lock_that_is_held_names_its_holder(node: Chroot) -> None:
     node.write("/root/hold.py", HOLD)
     holder = node.start("python3", "/root/hold.py", log="/root/hold.log")

@@ -22,7 +22,7 @@ from tests.e2e.lab.pci import T4
 pytestmark = pytest.mark.e2e
 
 
-@pytest.fixture(params=["bookworm", "trixie"])
+@pytest.fixture(params=["bookworm", pytest.param("trixie", marks=pytest.mark.long)])
 def node(request: pytest.FixtureRequest, bases: dict[str, Bases], chroots: Lab) -> Iterator[Chroot]:
     """A node whose toolkit and containerd have been set up; the driver, which takes longest, is somebody else's."""
     with chroots.node(bases[str(request.param)].runtime, [T4]) as made:

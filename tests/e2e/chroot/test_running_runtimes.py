@@ -71,7 +71,7 @@ def start_docker(node: Chroot) -> None:
     wait_for(node, "docker", "info")
 
 
-@pytest.mark.parametrize("codename", ["bookworm", "trixie"])
+@pytest.mark.parametrize("codename", ["bookworm", pytest.param("trixie", marks=pytest.mark.long)])
 def test_docker_shows_the_runtime_and_runs_a_container_through_it(
     codename: str, bases: dict[str, Bases], chroots: Lab
 ) -> None:
@@ -127,7 +127,7 @@ def test_a_daemon_that_runs_without_systemd_is_not_said_to_have_read_its_files(
             assert checked.returncode == 0, checked.stdout + checked.stderr
 
 
-@pytest.mark.parametrize("codename", ["bookworm", "trixie"])
+@pytest.mark.parametrize("codename", [pytest.param("bookworm", marks=pytest.mark.long), "trixie"])
 def test_containerd_runs_a_container_through_the_runtime_that_it_names(
     codename: str, bases: dict[str, Bases], chroots: Lab
 ) -> None:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
 
 from tests.e2e.chroot.scenario import Lab, as_machine, setup_ok
 from tests.e2e.lab.bases import Bases
-from tests.e2e.lab.chroot import Chroot
 from tests.e2e.lab.distro import UBUNTUS, Ubuntu, become
 from tests.e2e.lab.pci import GTX_1080, T4, Device
 
@@ -31,42 +29,48 @@ CASES = {
 }
 
 
-@pytest.fixture(params=UBUNTUS, ids=lambda ubuntu: ubuntu.codename)
-def ubuntu(request: pytest.FixtureRequest) -> Ubuntu:
-    found = request.param
-    assert isinstance(found, Ubuntu)
-    return found
+# The short runs make each release and each case once.
+_SHORT = {("jammy", "gtx1080"), ("noble", "t4")}
 
 
-@pytest.fixture(params=CASES)
-def case(request: pytest.FixtureRequest) -> Case:
-    return CASES[str(request.param)]
-
-
-@pytest.fixture
-def node(ubuntu: Ubuntu, case: Case, bases: dict[str, Bases], chroots: Lab) -> Iterator[Chroot]:
-    with chroots.node(ubuntu.base(bases["bookworm"].plain), [case.device]) as made:
-        become(made, ubuntu)
-        as_machine(made)
-        chroots.recipe(made, ubuntu.directory)
-        yield made
-
-
+@pytest.mark.parametrize(
+    ("ubuntu", "case"),
+    [
+        pytest.param(
+            ubuntu,
+            case,
+            id=f"{ubuntu.codename}-{name}",
+            marks=() if (ubuntu.codename, name) in _SHORT else pytest.mark.long,
+        )
+        for ubuntu in UBUNTUS
+        for name, case in CASES.items()
+    ],
+)
 def test_the_names_are_those_of_the_branch_and_the_headers_follow_the_kernel(
-    node: Chroot, ubuntu: Ubuntu, case: Case
+    ubuntu: Ubuntu, case: Case, bases: dict[str, Bases], chroots: Lab
 ) -> None:
-    done = setup_ok(node)
+    with chroots.node(ubuntu.base(bases["bookworm"].plain), [case.device]) as node:
+        become(node, ubuntu)
+        as_machine(node)
+        chroots.recipe(node, ubuntu.directory)
 
-    installed = node.installed()
-    for name in (case.dkms, *case.others):
-        assert installed[name] == f"{case.version}-1ubuntu1", name
-    assert f"linux-headers-{ubuntu.kernel}" in installed
-    assert "linux-headers-generic" in installed, "the meta package that keeps later kernels covered"
-    assert f"nvidia/{case.version}, {ubuntu.kernel}, x86_64: installed" in node.run("dkms", "status").stdout
-    assert [check for check in done.result["checks"] if check["status"] != "passed"] == []
-    assert setup_ok(node).changes == []
+        done = setup_ok(node)
+
+        installed = node.installed()
+        for name in (case.dkms, *case.others):
+            assert installed[name] == f"{case.version}-1ubuntu1", name
+        assert f"linux-headers-{ubuntu.kernel}" in installed
+        assert "linux-headers-generic" in installed, "the meta package that keeps later kernels covered"
+        assert f"nvidia/{case.version}, {ubuntu.kernel}, x86_64: installed" in node.run("dkms", "status").stdout
+        assert [check for check in done.result["checks"] if check["status"] != "passed"] == []
+        assert setup_ok(node).changes == []
 
 
+@pytest.mark.parametrize(
+    "ubuntu",
+    [*(pytest.param(one, marks=pytest.mark.long) for one in UBUNTUS[:-1]), UBUNTUS[-1]],
+    ids=lambda ubuntu: ubuntu.codename,
+)
 def test_the_next_kernel_gets_its_module_too(ubuntu: Ubuntu, bases: dict[str, Bases], chroots: Lab) -> None:
     """A hardware-enablement kernel is installed and boots next: the module is built for both."""
     with chroots.node(ubuntu.base(bases["bookworm"].plain), [T4]) as node:

@@ -151,7 +151,7 @@ def test_what_containerd_cannot_read_is_told_before_it_is_restarted(node: Machin
     ("how", "settings", "hurried"),
     [
         pytest.param("refuses", (), False, id="refuses"),
-        pytest.param("hangs", ("TimeoutStartSec=4",), False, id="hangs until systemd gives up"),
+        pytest.param("hangs", ("TimeoutStartSec=4",), False, id="hangs until systemd gives up", marks=pytest.mark.long),
         pytest.param("hangs", ("TimeoutStartSec=infinity",), True, id="hangs until gpunode gives up"),
         pytest.param("dies", (), False, id="dies after 3 s"),
     ],
@@ -257,7 +257,10 @@ def test_verify_and_status_tell_a_node_that_works_from_one_whose_containerd_lost
     assert failed == {"configuration", "runtime"}
 
 
-@pytest.mark.parametrize("drift", [drift for drift in DRIFTS if drift.booted], ids=lambda drift: drift.id)
+@pytest.mark.parametrize(
+    "drift",
+    [pytest.param(one, id=one.id, marks=() if one.core else pytest.mark.long) for one in DRIFTS if one.booted],
+)
 def test_a_drift_of_units_is_found_named_and_put_right(course: Course, drift: Drift) -> None:
     node = course.node
     setup_ok(node, "containerd")

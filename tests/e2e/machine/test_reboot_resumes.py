@@ -78,7 +78,7 @@ def test_setup_says_that_it_needs_a_reboot_and_with_leave_makes_it_and_goes_on(n
     done = setup(node, "containerd")
     assert done.exit_code == 10
     assert f"the kernel still runs driver {OLD}" in done.error
-    assert "it is to run 580.178.04" in done.error
+    assert "the node needs 580.178.04" in done.error
     assert node.boot_id() == first
     assert all(not node.path(place).exists() for place in _PLACES)
 

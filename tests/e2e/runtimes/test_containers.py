@@ -30,7 +30,10 @@ exec /usr/sbin/runc "$@"
 """
 
 
-@pytest.fixture(scope="module", params=SUITES)
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(suite, marks=pytest.mark.long if suite == "trixie" else ()) for suite in SUITES],
+)
 def seen(request: pytest.FixtureRequest, make_node: Callable[[str], Chroot]) -> Iterator[dict[str, Any]]:
     """What was seen of a suite's daemons."""
     with make_node(request.param) as node:
