@@ -33,7 +33,7 @@ _COPIED: Final = (
     "/etc/apt/preferences",
     "/etc/apt/preferences.d/*",
 )
-# Universe of Ubuntu 24.04 is 70 MB unpacked.
+# Of all files together: an image may hold any number of sparse ones. Universe of Ubuntu 24.04 is 70 MB unpacked.
 _LARGEST: Final = 512 << 20
 _NOBODY: Final = "65534"  # Debian Policy 9.2.2: of nobody and of nogroup
 _UNPRIVILEGED: Final = (
@@ -84,9 +84,13 @@ def _copy(root: str, folder: Path, native: str) -> None:
     if os.geteuid() == 0:
         os.chown(folder, 0, int(_NOBODY))
     (folder / "var/lib/apt/lists/partial").mkdir(parents=True)
+    left = _LARGEST
     for pattern in _COPIED:
         for path in _present(pattern, root):
-            capture = files.read(path, _LARGEST, root=root)
+            capture = files.read(path, left, root=root)
+            left -= len(capture.data)
+            if left <= 0:
+                raise ValueError(f"it is larger than {_LARGEST >> 20} MiB")
             if capture.outcome == "ok":
                 target = folder / path.lstrip("/")
                 target.parent.mkdir(parents=True, exist_ok=True)

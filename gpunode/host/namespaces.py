@@ -2,8 +2,9 @@
 
 chroot(8) holds nobody who is root: mkdir, chroot and a few ``..`` lead out, and so do mknod of the disk, ptrace of a
 host process and a kernel module. So the command gets mount, pid, IPC and UTS namespaces of its own, the root by
-pivot_root(2), a /dev without disks, a /sys for reading only, and the few capabilities that maintainer scripts need. All
-mounts are in its own namespace: nothing is left to unmount, whatever is killed.
+pivot_root(2), a /dev without disks, a /sys for reading only, and the few capabilities that maintainer scripts need. The
+kernel's keys and new user namespaces need no capability, so a seccomp filter forbids them. All mounts are in its own
+namespace: nothing is left to unmount, whatever is killed.
 
 This file is run as a script by an isolated Python and imports nothing of gpunode. From the root on, it imports nothing
 at all: what it would find there is the image's.
@@ -16,6 +17,7 @@ import errno
 import os
 import signal
 import stat
+import struct
 import sys
 from collections.abc import Iterator, Sequence
 from typing import Final, NoReturn
@@ -50,6 +52,20 @@ _LINKS: Final = {"fd": "/proc/self/fd", "stdin": "fd/0", "stdout": "fd/1", "stde
 # Source: runc's default specification. A write below /proc/sys or to sysrq-trigger reaches the kernel of this machine.
 _READ_ONLY: Final = ("bus", "fs", "irq", "sys", "sysrq-trigger")
 _HIDDEN: Final = ("acpi", "kcore", "keys", "latency_stats", "sched_debug", "scsi", "timer_list")
+# Keys belong to a user id, and no namespace here separates those: root's, such as Kerberos tickets and those of
+# encrypted folders, would be the command's. In a user namespace of its own it would have every capability again.
+# Sources: <linux/audit.h> for the architectures, unistd.h of each for add_key, request_key, keyctl; clone, unshare.
+_SYSTEM_CALLS: Final = (
+    (0xC000003E, (248, 249, 250), (56, 272)),  # x86_64
+    (0x40000003, (286, 287, 288), (120, 310)),  # i386
+    (0xC00000B7, (217, 218, 219), (220, 97)),  # aarch64
+    (0x40000028, (309, 310, 311), (120, 337)),  # arm
+)
+_CLONE3, _NEWUSER, _X32 = 435, 0x10000000, 0x40000000
+_SET_SECCOMP, _FILTER = 22, 2
+# <linux/bpf_common.h>, <linux/seccomp.h>; a filter sees the call's number at 0, the architecture at 4, arguments at 16.
+_LOAD, _EQUAL, _AT_LEAST, _HAS_BITS, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
+_ALLOW, _ERROR = 0x7FFF0000, 0x00050000
 # invoke-rc.d(8): 101 forbids the action; maintainer scripts go on as if the service were none of their business.
 _POLICY: Final = "#!/bin/sh\nexit 101\n"
 
@@ -234,6 +250,7 @@ def _enter() -> None:
 
 def _become(argv: Sequence[str]) -> NoReturn:
     """The command runs in place of this process, with few capabilities."""
+    _forbid_calls()  # afterwards it may not
     _drop_capabilities()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_DFL)
@@ -248,6 +265,38 @@ def _become(argv: Sequence[str]) -> NoReturn:
             break
     os.write(2, f"{program}: {why}\n".encode("utf-8", "surrogateescape"))
     os._exit(status)
+
+
+def _forbid_calls() -> None:
+    """Where the processor is none of the table, nothing is forbidden."""
+    rows = list(_filter())
+    program = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *row) for row in rows))
+    whole = struct.pack("@HP", len(rows), ctypes.addressof(program))
+    _check(_libc.prctl(_SET_SECCOMP, ctypes.c_ulong(_FILTER), whole, 0, 0), "seccomp")
+
+
+def _filter() -> Iterator[tuple[int, int, int, int]]:
+    """The filter: each instruction with how many to pass over where its test holds, and where it does not."""
+    for architecture, keys, makers in _SYSTEM_CALLS:
+        block = [
+            (_LOAD, 0, 0, 0),
+            (_AT_LEAST, 0, 1, _X32),
+            (_RETURN, 0, 0, _ERROR | errno.ENOSYS),
+            # Its flags are in memory, which a filter cannot read; without it libraries take clone.
+            (_EQUAL, 0, 1, _CLONE3),
+            (_RETURN, 0, 0, _ERROR | errno.ENOSYS),
+            *(row for key in keys for row in ((_EQUAL, 0, 1, key), (_RETURN, 0, 0, _ERROR | errno.EPERM))),
+            (_EQUAL, 1, 0, makers[0]),
+            (_EQUAL, 0, 3, makers[1]),
+            (_LOAD, 0, 0, 16),
+            (_HAS_BITS, 0, 1, _NEWUSER),
+            (_RETURN, 0, 0, _ERROR | errno.EPERM),
+            (_RETURN, 0, 0, _ALLOW),
+        ]
+        yield (_LOAD, 0, 0, 4)
+        yield (_EQUAL, 0, len(block), architecture)
+        yield from block
+    yield (_RETURN, 0, 0, _ALLOW)
 
 
 def _drop_capabilities() -> None:

@@ -49,6 +49,9 @@ _ENTRY: Final = (
     r"[ \t]*(?:,|\n(?:[ \t]*#[^\n]*\n)*)\s*\\*[\"']?value\\*[\"']?[:=][ \t]*"
 )
 _BARE: Final = r"(?:(?![,;&][\w.-]+[=:]|[,;)\]}]+(?:\s|\Z))[^\s\0\"'\\]|[\"'](?=[^\s,;:)}\]])|\\\n\s*|\\[^\n])+"
+_STRING: Final = r"\"(?:[^\"\\\n]|\\.)*\"|'[^'\n]*'"
+# A list of them, as JSON and TOML have it.
+_STRINGS: Final = rf"\[\s*(?:{_STRING})(?:\s*,\s*(?:{_STRING}))*\s*(?:,\s*)?\]"
 _BLOCK: Final = r"(?:![\w!/:.,-]{0,80}[ \t]+)?[|>][\d+-]{0,2}[ \t]*(?:#[^\n]*)?(?=\n)"
 
 
@@ -138,14 +141,13 @@ def _of(text: str, match: re.Match[str]) -> Iterator[Span]:
     if found is None:
         return
     name, sign, before = found
-    how = strength(name)
-    is_block = compiled(_BLOCK).match(text, at) is not None
-    if is_block or (text[at : at + 1] in {"\n", ""} and sign in {":", '"', "="}):
-        for first, last in _below(text, line, at) if how else ():
-            if how == "strong" or is_block or looks_secret(text[first:last].strip("\"'")):
-                yield first, last
+    if compiled(_BLOCK).match(text, at) or (text[at : at + 1] in {"\n", ""} and sign in {":", '"', "="}):
+        yield from _in_lines(text, strength(name), line, at)
         return
-    if text[at : at + 1] == "{" and sign in {":", '"'}:  # what stands in there has names of its own
+    if (inner := compiled(r"\[?\s*\{").match(text, at)) and (sign in {":", '"'} or inner[0] != "{"):
+        return  # what stands in there has names of its own
+    if elements := compiled(_STRINGS).match(text, at):
+        yield from _elements(text, elements, name, sign)
         return
     first, last = _value(text, at, before)
     word = text[first:last]
@@ -154,6 +156,22 @@ def _of(text: str, match: re.Match[str]) -> Iterator[Span]:
         yield at, stop.end() if stop else last
     elif hidden(name, word, '"' if first > at and sign == ":" else sign):
         yield first, last
+
+
+def _in_lines(text: str, how: Strength, line: int, at: int) -> Iterator[Span]:
+    """Where the secrets stand in the lines below a name."""
+    is_block = text[at : at + 1] not in {"\n", ""}
+    for first, last in _below(text, line, at) if how else ():
+        if how == "strong" or is_block or looks_secret(text[first:last].strip("\"'")):
+            yield first, last
+
+
+def _elements(text: str, elements: re.Match[str], name: str, sign: str) -> Iterator[Span]:
+    """Where the secrets among the strings of a list stand, each without its quotes."""
+    for string in compiled(_STRING).finditer(text, *elements.span()):
+        first, last = string.start() + 1, string.end() - 1
+        if hidden(name, text[first:last], '"' if sign == ":" else sign):
+            yield first, last
 
 
 def _head(text: str, match: re.Match[str], line: int) -> tuple[str, str, str] | None:

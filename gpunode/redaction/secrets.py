@@ -46,6 +46,7 @@ COMMANDS: Final = {
     "curl": r"-[a-zA-Z]*[uUx] ?[^\s:]*:{}|--(?:proxy-)?user[= ][^\s:]*:{}",
     **dict.fromkeys(("mysql", "mariadb"), r"-p{}"),
     **dict.fromkeys(("docker login", "podman login", "nerdctl login", "useradd", "usermod", "sshpass"), r"-p ?{}"),
+    **dict.fromkeys(("helm registry login", "az login", "racadm", "ilorest"), r"-p ?{}"),
     **dict.fromkeys(("podman", "skopeo", "buildah", "crictl"), r"--[\w-]*creds[= ]\S*?:{}"),
     **dict.fromkeys(("ctr ", "nerdctl"), r"(?:-u|--user)[= ]\S*?:{}"),
     **dict.fromkeys(("ipmitool", "sqlcmd"), r"-P ?{}"),
@@ -53,10 +54,13 @@ COMMANDS: Final = {
     **dict.fromkeys(("snmpget", "snmpwalk"), r"-[cAX] ?{}"),
     **dict.fromkeys(("k3s ", "rke2 "), r"-t {}"),
     "redis-cli": r"-a {}",
-    "openssl": r"-pass(?:in|out)? pass:{}",
+    "openssl": r"-pass(?:in|out)? pass:{}|-k {}",
+    "mokutil": r"--generate-hash[= ]{}",
+    "ssh-keygen": r"-N {}",
+    "rhc connect": r"-a {}",
     "suseconnect": r"-r {}",
     "htpasswd": r"-\w*b\w* \S+ \S+ {}",
-    "pro attach": r"attach {}",
+    **dict.fromkeys(("pro attach", "ua attach", "ubuntu-advantage attach"), r"attach {}"),
     "kubectl": r"--from-literal[= ][^\s=]+={}",
 }
 # What is handed to these on standard input is a secret; what is piped elsewhere (`echo 1 | tee FILE`) is none.
@@ -148,6 +152,7 @@ EVIDENT: Final[tuple[Form, ...]] = (
     ),
     _prefixed(SHAPES, r"(?<![A-Za-z0-9])(?P<s>ANY)"),
     _prefixed(HOOKS, "ANY", r"(?P<s>[^\s\"'<>/][^\s\"'<>]*)"),
+    _form(("password>", "secret>", "token>"), r"<(?:[\w:.-]{0,40})(?i:ANY)(?P<s>[^<>\s][^<>]{0,1000})(?=</)"),
     _form(("bearer", "basic"), r"(?i:\bANY)[ \t]+(?P<s>(?=[a-z._~-]*[A-Z0-9=+/])[\w.~+/=-]{6,})"),
     _form(("$1$", "$5$", "$6$", "$7$", "$y$", "$2a$", "$2b$", "$2y$", "pbkdf2."), r"(?P<s>ANY[^\s:\"']{8,})"),
 )
@@ -214,7 +219,7 @@ _HERE: Final = (
 TOLD: Final[tuple[Form, ...]] = (
     (NAMES, "", _named),
     *(_command(program, options) for program, options in COMMANDS.items()),
-    _form(READERS, r"\b(?:echo|printf)[ \t]+(?:-\w+[ \t]+)*(?P<s>[^|\n\s][^|\n]{0,1000}?)[ \t]*\|[^\n|]{0,200}ANY"),
+    _form(READERS, r"\b(?:echo|printf|yes)[ \t]+(?:-\w+[ \t]+)*(?P<s>[^|\n\s][^|\n]{0,1000}?)[ \t]*\|[^\n|]{0,200}ANY"),
     _form(READERS, rf"ANY[^\n|]*<<<[ \t]*(?P<s>{_WORD})"),
     _form(READERS, _HERE),
     _form(("user=", "username=", "-u "), r"(?:(?<![\w-])(?i:ANY)[\w.\\-]{1,80})%(?P<s>[^\s,\"']+)"),

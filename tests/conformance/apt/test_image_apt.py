@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from gpunode.change import KnownAfter, PackageChange, PackageState
+from gpunode.host import image_apt
 from gpunode.host.image_apt import simulate
 from gpunode.host.port import NOT_SIMULATED, Action
 
@@ -112,3 +113,15 @@ def test_a_root_without_dpkg_is_said_not_to_be_simulated(root: Path) -> None:
     (root / "var/lib/dpkg/status").write_text(STATUS.format("old"))
 
     assert simulate(str(root), [install("tool")]).problem.startswith(NOT_SIMULATED)
+
+
+def test_what_would_fill_the_disk_is_not_copied(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No file is too large by itself; together they are."""
+    monkeypatch.setattr(image_apt, "_LARGEST", 4 << 20)
+    for number in range(5):
+        with (root / f"var/lib/apt/lists/archive.invalid_{number}_Packages").open("wb") as file:
+            file.truncate(1 << 20)
+
+    problem = simulate(str(root), [install("tool")]).problem
+
+    assert problem == f"{NOT_SIMULATED}the state of the image's apt cannot be copied: it is larger than 4 MiB"

@@ -129,6 +129,29 @@ def test_base64_is_no_key_for_its_padding(written: str) -> None:
     assert shown("ExecStart=\nExecStart=/usr/bin/x\n") == "ExecStart=\nExecStart=/usr/bin/x\n"
 
 
+@pytest.mark.parametrize("holds", ["log", "config"])
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"a": {"password": ["hunter2xx", 'x"]hunter2']}, "b": 1},
+        {"headers": {"Authorization": ["Basic hunter2aGVsbG8="]}},
+        {"spec": {"imagePullSecrets": [{"name": "ngc-secret"}], "nodeName": "n1"}},
+        {"secrets": [{"name": "sa-token-x1"}], "kind": "ServiceAccount"},
+    ],
+)
+def test_lists_of_secrets_leave_json_json(value: object, holds: Holds) -> None:
+    """Else what parses a daemon.json of a capture would call it broken."""
+    for indent in (None, 1):
+        kept = content(json.dumps(value, indent=indent).encode(), holds).decode()
+        assert type(json.loads(kept)) is type(value)
+        assert "hunter2" not in kept
+
+
+def test_a_pull_secret_is_called_by_its_name_in_a_log() -> None:
+    line = b"imagePullSecrets: [{name: ngc-secret}]"
+    assert content(line, "log") == line
+
+
 def test_a_table_stays_as_it_is() -> None:
     evidence = {
         "dpkg-status": Capture("/var/lib/dpkg/status", "ok", b"Description: password: a manager\n", holds="table")

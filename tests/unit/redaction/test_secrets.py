@@ -39,6 +39,17 @@ LEAKS = {
     "18 spoken": ("munge key: q7Wk2nVx9Lr4Tz8P", "q7Wk2nVx"),
     "19": ("sqlcmd -S db -U sa -P hunter2xx", "hunter2"),
     "20": ("//srv/share /mnt cifs user=bob%hunter2xx", "hunter2"),
+    # The same kinds, elsewhere.
+    "21": ("<adminPassword>hunter2xx</adminPassword>", "hunter2"),
+    "22": ("helm registry login -u bob -p hunter2xx reg", "hunter2"),
+    "23": ("az login --service-principal -u x -p hunter2xx", "hunter2"),
+    "24": ("racadm -r 10.0.0.1 -u root -p hunter2xx getsysinfo", "hunter2"),
+    "25": ("ua attach C1hunter2xx", "hunter2"),
+    "26": ("yes hunter2xx | passwd root", "hunter2"),
+    "27": ("mokutil --generate-hash=hunter2xx", "hunter2"),
+    "28": ("openssl enc -aes256 -k hunter2xx", "hunter2"),
+    "29": ("ssh-keygen -t ed25519 -N hunter2xx", "hunter2"),
+    "30": ("rhc connect -a hunter2xx -o 1", "hunter2"),
     # Mutations that no test of the former redactor noticed.
     "a path is no excuse": ("password=/q7Wk2nVx/9Lr4Tz8P", "q7Wk2nVx"),
     "a path is none of a token": ("API_TOKEN: /usr/q7Wk2nVx/9Lr4Tz8P", "q7Wk2nVx"),
