@@ -224,7 +224,7 @@ class Screen(ReportScreen):
         """How the rehearsal ended."""
         if not done.setup.changed:
             self._put(*stage_lines(done.setup.preview, verbose=self._verbose), BLANK)
-            self._put(line(span(f"nothing to do: the node is as recipe {recipe.name} wants it")))
+            self._put(line(span(f"nothing to do: this node matches recipe {recipe.name}")))
         self._put(*results.rehearsal_lines(done, self._rehearsed, self._argv))
 
     def status(self, facts: Facts, found: Status) -> None:

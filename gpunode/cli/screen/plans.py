@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from gpunode.change import FileChange, KnownAfter, ModuleChange, PackageChange, ServiceChange, Trigger, settle_order
-from gpunode.cli.screen.changes import EFFECTS, Effect, at_most, change_lines, effect_on, package_lines, tally
+from gpunode.change import FileChange, KnownAfter, ModuleChange, PackageChange, ServiceChange, Trigger
+from gpunode.cli.actions import EFFECTS, Effect, effect_on
+from gpunode.cli.screen.changes import at_most, change_lines, package_lines, tally
+from gpunode.cli.screen.checks import matching
 from gpunode.cli.screen.commands import setup_command, setup_place
 from gpunode.cli.screen.node import node_line
 from gpunode.cli.screen.text import BLANK, Line, Span, indented, line, padded, prose, span
@@ -15,7 +17,7 @@ from gpunode.host.port import NOT_SIMULATED
 from gpunode.recipe import Recipe
 from gpunode.steps import STEPS
 from gpunode.steps.outcome import Planned, Refusal, Waits
-from gpunode.workflow.converge import StagePlan, StepPlan, notes_of
+from gpunode.workflow.converge import StagePlan, StepPlan, notes_of, owed_by, partial
 from gpunode.workflow.plan import pending
 from gpunode.workflow.recovery import Backlog
 
@@ -33,7 +35,8 @@ def plan_lines(
             yield BLANK
         else:
             yield from (line(span("! ", "warn"), *prose(text, "warn"), hang=2) for text in notes_of(plans))
-        yield line(MARKS["nothing"], f"nothing to do: the node is as recipe {recipe.name} wants it", hang=2)
+        what = "the image" if facts.is_image else "this node"
+        yield line(MARKS["nothing"], f"nothing to do: {matching(recipe, partial(recipe, plans), what)}", hang=2)
         if left.unread:
             yield line(
                 MARKS["not run"], span(f"what an earlier run may have left undone: {left.unread}", "dim"), hang=2
@@ -137,8 +140,7 @@ def outlook(plans: Sequence[StagePlan], left: Sequence[Trigger] = (), *, image: 
     did = _counts(plans, verbose=verbose)
     if did:
         yield line("setup ", sentence(did), hang=6)
-    every = settle_order({*left, *(trigger for stage in plans for trigger in stage.triggers)})
-    triggers = [trigger for trigger in every if not (image and trigger.needs_services)]
+    triggers = owed_by(plans, image=image, left=left)
     stopped = () if image else _stopped(plans)
     if triggers:
         goes_on = " (about a second; running containers go on)" if not stopped and _is_restart(triggers[-1]) else ""
