@@ -19,7 +19,7 @@ from gpunode.cli.screen.locks import lock_lines
 from gpunode.cli.screen.node import node_line, status_lines
 from gpunode.cli.screen.plans import outlook, plan_lines, stage_lines
 from gpunode.cli.screen.printer import standard_error
-from gpunode.cli.screen.text import BLANK, Span, clean, line, prose, span
+from gpunode.cli.screen.text import BLANK, Span, clean, line, span
 from gpunode.command import gpunode
 from gpunode.errors import GpunodeError, Interrupted, RebootRequired, Terminated, UsageError
 from gpunode.redaction.secrets import text as redact
@@ -108,7 +108,7 @@ class Screen(ReportScreen):
                 self._put(settled_line(settled, rehearsed=rehearsed))
             case Told(text=text):
                 self._mark_stopped()
-                self._put(line(Span("  ! ", "warn"), *prose(text), hang=4))
+                self._put(line(Span("  ! ", "warn"), text, hang=4))
             case _:
                 pass
 

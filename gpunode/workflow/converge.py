@@ -18,6 +18,7 @@ from gpunode.facts.probes import kubelet_command, probes
 from gpunode.facts.project import PLAN, project
 from gpunode.host.port import HostView
 from gpunode.recipe import Recipe
+from gpunode.redaction.secrets import text as redact
 from gpunode.runtimes import RUNTIMES, Runtime, Wish
 from gpunode.runtimes.found import by_looking
 from gpunode.runtimes.installations import placed
@@ -27,6 +28,7 @@ from gpunode.steps.outcome import Outcome, Planned, Refusal, Stage, Step, Waits
 
 # More than there are commands, as a rule: one that hangs must not keep the others waiting.
 _SIDE_BY_SIDE = 64
+_LONGEST_WORDS = 120
 # The step of packages that the package manager brings along, by no step's own wish.
 DEPENDENCIES = "dependencies"
 
@@ -174,10 +176,11 @@ def managed(change: FileChange) -> str:
     """Which other program calls the file its own; empty when none does."""
     if change.before is None or (manager := manager_of(change.before.content)) is None:
         return ""
-    place = f"{change.path}:{manager.line}"
+    place = f"{change.path}:{manager.line} says"
     if not manager.name:
-        return f"{place} says that something generates this file: change it there too, or this will be undone"
-    return f"{place} says that {manager.name} manages this file: change it there too, or it will undo this"
+        words = redact(manager.words)[:_LONGEST_WORDS]
+        return f"{place}: {words!r}; if a tool writes this file, make the change there, too, or it will undo this one"
+    return f"{place} that {manager.name} manages this file: make the change there, too, or it will undo this one"
 
 
 def _steps(recipe: Recipe, stage: Stage, only: Collection[str]) -> Iterator[Step]:

@@ -10,7 +10,7 @@ from gpunode.cli.screen.changes import at_most, change_lines, package_lines, tal
 from gpunode.cli.screen.checks import matching
 from gpunode.cli.screen.commands import setup_command, setup_place
 from gpunode.cli.screen.node import node_line
-from gpunode.cli.screen.text import BLANK, Line, Span, indented, line, padded, prose, span
+from gpunode.cli.screen.text import BLANK, Line, Span, indented, line, padded, span
 from gpunode.cli.screen.words import MARKS, bare, count, owed, sentence
 from gpunode.facts.model import Facts
 from gpunode.host.port import NOT_SIMULATED
@@ -34,7 +34,7 @@ def plan_lines(
             yield from stage_lines(plans, verbose=True)
             yield BLANK
         else:
-            yield from (line(span("! ", "warn"), *prose(text, "warn"), hang=2) for text in notes_of(plans))
+            yield from (line(span("! ", "warn"), span(text, "warn"), hang=2) for text in notes_of(plans))
         what = "the image" if facts.is_image else "this node"
         yield line(MARKS["nothing"], f"nothing to do: {matching(recipe, partial(recipe, plans), what)}", hang=2)
         if left.unread:
@@ -46,7 +46,7 @@ def plan_lines(
     yield from stage_lines(plans, verbose=verbose)
     yield BLANK
     if left:
-        yield line(span("! ", "warn"), *prose(str(left), "warn"), hang=2)
+        yield line(span("! ", "warn"), span(str(left), "warn"), hang=2)
     yield from outlook(plans, left.owed, image=facts.is_image, verbose=verbose)
     yield line("next: ", span(str(setup_command(argv)), "command"), setup_place(argv), hang=6)
 
@@ -86,7 +86,7 @@ def _step(step: StepPlan, *, verbose: bool) -> Iterator[Line]:
     title = Span(padded(step.step.title, _TITLE) + "  ", "bold" if step.changes else "")
     if verbose:
         reason = f"[{step.step.id}] {reason}"
-    yield Line((mark, title, *prose(reason, "" if _speaks(step) else "dim")), hang=_TITLE + 4)
+    yield Line((mark, title, span(reason, "" if _speaks(step) else "dim")), hang=_TITLE + 4)
     if isinstance(step.outcome, Planned):
         yield from (note(text) for text in step.outcome.notes)
     yield from indented(tuple(change_lines(step.changes, verbose=verbose)), 4)
@@ -94,7 +94,7 @@ def _step(step: StepPlan, *, verbose: bool) -> Iterator[Line]:
 
 def note(text: str) -> Line:
     """A warning beneath its step."""
-    return line(Span("    ! ", "warn"), *prose(text, "warn"), hang=6)
+    return line(Span("    ! ", "warn"), span(text, "warn"), hang=6)
 
 
 def _mark(step: StepPlan) -> tuple[Span, str]:

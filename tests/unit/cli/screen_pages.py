@@ -46,6 +46,7 @@ CHECKS = (
     Check("gpu-0", "GPU 0", "passed", "NVIDIA GeForce GTX 1080, 8192 MiB, persistence on"),
     Check("runtime", "containerd reads the runtime nvidia", "passed", "nvidia runs nvidia-container-runtime"),
 )
+HELD = "process 4711 (apt-get update) holds /var/lib/dpkg/lock-frontend"
 RESTART = Trigger("restart", "containerd.service")
 BACK = FileChange(nodes.CONFIG, FileState(b"version = 2\n[x]\n"), FileState(b"version = 2\n"), frozenset({RESTART}))
 
@@ -70,9 +71,7 @@ def setup(screen: Screen) -> None:
             packages = tuple(c for c in stage.changes if isinstance(c, PackageChange))
             if packages:
                 screen.tell(Applying(stage.stage, "packages", packages))
-                screen.progress(
-                    Progress("wait", 1.0, "process 4711 (apt-get update) holds /var/lib/dpkg/lock-frontend")
-                )
+                screen.progress(Progress("wait", 1.0, f"up to 600 s: {HELD}"))
                 screen.progress(Progress("download", 43.0, "libcuda1"))
                 screen.tell(Applied(stage.stage, "packages", packages, 41.2))
         screen.tell(Triggering((RESTART,)))
