@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -298,7 +297,7 @@ class Screen(ReportScreen):
         Raises:
             UsageError: nobody can be asked, or the answer is no.
         """
-        hint = f"name another file, or overwrite this one: gpunode capture --force {shlex.quote(file)}"
+        hint = f"name another file, or overwrite this one:\n{gpunode('capture', '--force', file)}"
         if self._silent or not sys.stdin.isatty():
             raise UsageError(f"{file} exists", why="nothing was written", hint=hint)
         with answers_to_signals():
