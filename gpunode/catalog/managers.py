@@ -21,24 +21,26 @@ class Manager:
     """A program that a file names as its own.
 
     Attributes:
-        name: empty where the file only says that it is made, not by what.
+        name: empty where the file names none: a program may make it, or people may ask each other to leave it alone.
         line: where it says so, from 1.
+        words: the line itself, as it stands there.
     """
 
     name: str
     line: int
+    words: str
 
 
 def manager_of(content: bytes) -> Manager | None:
     """Who says in a comment at the top of ``content`` that it writes the file; None when nobody does."""
-    lines = content[:_BYTES].decode("utf-8", "replace").lower().split("\n")[:_LINES]
-    comments = [(number, line) for number, line in enumerate(lines, 1) if _COMMENT.match(line)]
+    lines = content[:_BYTES].decode("utf-8", "replace").split("\n")[:_LINES]
+    comments = [(number, line.lower()) for number, line in enumerate(lines, 1) if _COMMENT.match(line)]
     if any(_OWN in line for _, line in comments):
         return None
     for name, words in _rows():
         for number, line in comments:
             if words.search(line):
-                return Manager(name, number)
+                return Manager(name, number, lines[number - 1].strip())
     return None
 
 

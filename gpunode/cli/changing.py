@@ -29,9 +29,10 @@ from gpunode.cli.resume import refuse_other_options as refuse_other_options
 from gpunode.errors import GpunodeError, RebootRequired
 from gpunode.host.local import LocalHost
 from gpunode.host.process import CommandLog
-from gpunode.journal.record import CutShort, made
+from gpunode.journal.record import CutShort, made, steps_of
 from gpunode.journal.store import Store
 from gpunode.recipe import Recipe
+from gpunode.workflow import converge
 from gpunode.workflow.converge import notes_of, survey
 from gpunode.workflow.events import Told
 from gpunode.workflow.reboot import Resume
@@ -114,8 +115,10 @@ def setup(wanted: Wanted, how: How, only: Sequence[str], root: str, gpu: str, le
             )
         reboots = tuple(wait.reason for wait in done.waits if wait.for_ == "reboot")
         # Where nothing was changed, the preview is the plan for the facts that verify would plan with.
-        planned = None if done.changed or only else done.preview
-        report = Report(()) if image or reboots else verify(recipe, done.facts, host, host.effective, planned=planned)
+        planned = None if done.changed else done.preview
+        report = Report(())
+        if not image and not reboots:
+            report = verify(recipe, done.facts, host, host.effective, planned=planned, only=only)
         failure = (
             _reboot(reboots, done, leave) if reboots else shortcoming(report, "applied, but " if done.changed else "")
         )
@@ -178,6 +181,7 @@ def stopped(command: str, error: GpunodeError, store: Store, before: Sequence[st
         exit_code=error.exit_code,
         changed=bool(changes),
         changes=changes,
+        steps=steps_of(store.read(begun[-1])) if begun else {},
         errors=(error,),
         result={"run": begun[-1]} if begun else {},
     )
@@ -209,6 +213,7 @@ def _setup_envelope(
         exit_code=failure.exit_code if failure else 0,
         changed=done.changed,
         changes=[change for stage in done.applied for change in stage.changes],
+        steps=converge.steps_of(done.applied),
         notes=notes,
         unknown=unknown(done.facts),
         errors=(failure,) if failure else (),

@@ -25,7 +25,7 @@ from gpunode.facts.model import Facts, Unknown
 from gpunode.recipe import Recipe
 from gpunode.redaction.secrets import text as redacted
 from gpunode.steps import STEPS
-from gpunode.workflow.converge import notes_of, raise_refusal
+from gpunode.workflow.converge import notes_of, owed_by, raise_refusal, steps_of
 from gpunode.workflow.events import Told
 
 if TYPE_CHECKING:
@@ -117,12 +117,14 @@ def _planned(
         exit_code=failure.exit_code if failure else 0,
         changed=bool(left) or any(stage.changes for stage in plans),
         changes=[*(change for stage in plans for change in stage.changes), *left.marks],
+        steps=steps_of(plans),
         notes=notes_of(plans),
         unknown=[*unknown(facts), *unread(left)],
         errors=(failure,) if failure else (),
         result={
             "steps": steps,
             "waits": [wait.reason for stage in plans for wait in stage.waits],
+            "triggers": owed_by(plans, image=facts.is_image),
             "owed": left.owed,
             **more,
         },
@@ -174,8 +176,15 @@ def rehearse(wanted: Wanted, how: How, node: str, gpu: str) -> None:
         Envelope(
             "rehearse",
             changes=[change for stage in done.setup.applied for change in stage.changes],
+            steps=steps_of(done.setup.applied),
             unknown=unknown(seen.facts),
-            result={"rehearsal": True, "node": node or SAMPLE, "checks": done.checks, "restored": done.restored},
+            result={
+                "rehearsal": True,
+                "node": node or SAMPLE,
+                "checks": done.checks,
+                "restored": done.restored,
+                "triggers": owed_by(done.setup.applied, image=seen.facts.is_image),
+            },
         )
     )
 

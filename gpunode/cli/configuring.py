@@ -169,6 +169,7 @@ def _answer(command: str, draft: Draft, changes: Sequence[Change] = ()) -> Envel
         command,
         changed=bool(changes),
         changes=changes,
+        steps={change: ctk.step_of(change) for change in changes},
         notes=draft.notes,
         result={"runtime": draft.about, "file": draft.main, "how": draft.how},
     )

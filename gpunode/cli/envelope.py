@@ -7,7 +7,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
-from gpunode.change import Change, FileChange, FileState, PackageChange, diff, subject
+from gpunode.change import (
+    Change,
+    Deferred,
+    FileChange,
+    FileState,
+    KnownAfter,
+    PackageChange,
+    SigningKey,
+    diff,
+    subject,
+)
+from gpunode.cli.actions import action
 from gpunode.errors import BUG, GpunodeError
 from gpunode.redaction.secrets import evident
 from gpunode.redaction.secrets import text as redact
@@ -22,6 +33,7 @@ class Envelope:
     Attributes:
         status: one word; ``ok`` or an error's own.
         changes: what was changed, or would be.
+        steps: the id of the step that asked for each change; a dependency of a package is in none.
         unknown: what could not be told, with the reason.
         result: the command's own answer.
     """
@@ -31,6 +43,7 @@ class Envelope:
     exit_code: int = 0
     changed: bool = False
     changes: Sequence[Change] = ()
+    steps: Mapping[Change, str] = field(default_factory=dict)
     notes: Sequence[str] = ()
     findings: Sequence[Mapping[str, object]] = ()
     unknown: Sequence[Mapping[str, object]] = ()
@@ -45,7 +58,7 @@ class Envelope:
             "status": self.status,
             "exit_code": self.exit_code,
             "changed": self.changed,
-            "changes": [_change(change) for change in self.changes],
+            "changes": [_change(change, self.steps.get(change)) for change in self.changes],
             "diff": [_diff(change) for change in self.changes if isinstance(change, FileChange)],
             "notes": list(self.notes),
             "findings": list(self.findings),
@@ -90,12 +103,20 @@ def _sound(text: str) -> str:
     return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
 
 
-def _change(change: Change) -> dict[str, object]:
+def _change(change: Change, step: str | None) -> dict[str, object]:
     kind = type(change).__name__.removesuffix("Change").lower()
-    row: dict[str, object] = {"kind": kind, "subject": subject(change)}
-    if isinstance(change, PackageChange):
-        row["before"] = change.before.version if change.before else None
-        row["after"] = getattr(change.after, "version", getattr(change.after, "prefix", None))
+    row: dict[str, object] = {"kind": kind, "action": action(change), "subject": subject(change), "step": step}
+    match change:
+        case PackageChange(before=before, after=after):
+            row["before"] = before.version if before else None
+            # A prefix is what is known of the version; nothing at all is null, never an empty text.
+            row["after"] = (after.prefix if isinstance(after, KnownAfter) else after.version) or None if after else None
+            if isinstance(after, KnownAfter):
+                row["known_after"] = "the package index is read"
+        case FileChange(after=(Deferred() | SigningKey()) as unsettled):
+            row["known_after"] = unsettled.known_after
+        case _:
+            pass
     return row
 
 

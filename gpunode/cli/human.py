@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,7 +18,7 @@ from gpunode.cli.screen.locks import lock_lines
 from gpunode.cli.screen.node import node_line, status_lines
 from gpunode.cli.screen.plans import outlook, plan_lines, stage_lines
 from gpunode.cli.screen.printer import standard_error
-from gpunode.cli.screen.text import BLANK, Span, clean, line, prose, span
+from gpunode.cli.screen.text import BLANK, Span, clean, line, span
 from gpunode.command import gpunode
 from gpunode.errors import GpunodeError, Interrupted, RebootRequired, Terminated, UsageError
 from gpunode.redaction.secrets import text as redact
@@ -108,7 +107,7 @@ class Screen(ReportScreen):
                 self._put(settled_line(settled, rehearsed=rehearsed))
             case Told(text=text):
                 self._mark_stopped()
-                self._put(line(Span("  ! ", "warn"), *prose(text), hang=4))
+                self._put(line(Span("  ! ", "warn"), text, hang=4))
             case _:
                 pass
 
@@ -224,7 +223,7 @@ class Screen(ReportScreen):
         """How the rehearsal ended."""
         if not done.setup.changed:
             self._put(*stage_lines(done.setup.preview, verbose=self._verbose), BLANK)
-            self._put(line(span(f"nothing to do: the node is as recipe {recipe.name} wants it")))
+            self._put(line(span(f"nothing to do: this node matches recipe {recipe.name}")))
         self._put(*results.rehearsal_lines(done, self._rehearsed, self._argv))
 
     def status(self, facts: Facts, found: Status) -> None:
@@ -298,7 +297,7 @@ class Screen(ReportScreen):
         Raises:
             UsageError: nobody can be asked, or the answer is no.
         """
-        hint = f"name another file, or overwrite this one: gpunode capture --force {shlex.quote(file)}"
+        hint = f"name another file, or overwrite this one:\n{gpunode('capture', '--force', file)}"
         if self._silent or not sys.stdin.isatty():
             raise UsageError(f"{file} exists", why="nothing was written", hint=hint)
         with answers_to_signals():

@@ -16,7 +16,7 @@ from gpunode.cli.envelope import Envelope
 from gpunode.errors import UsageError
 from gpunode.host.local import LocalHost
 from gpunode.host.process import CommandLog
-from gpunode.journal.record import made, number
+from gpunode.journal.record import made, number, steps_of
 from gpunode.journal.store import Store
 from gpunode.workflow.converge import survey
 from gpunode.workflow.events import Told
@@ -154,13 +154,15 @@ def _undo(
             )
         failure = undo.shortcoming(done)
         screen.rollback(done, failure)
+        entries = store.read(done.run)
     how.answer(
         Envelope(
             verb,
             status=failure.status if failure else "ok",
             exit_code=failure.exit_code if failure else 0,
             changed=True,
-            changes=made(store.read(done.run)),
+            changes=made(entries),
+            steps=steps_of(entries),
             notes=done.undone.notes,
             errors=(failure,) if failure else (),
             result={"of": done.of, "run": done.run, "triggers": done.settled},

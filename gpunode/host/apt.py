@@ -19,7 +19,7 @@ from pathlib import Path
 
 from gpunode.change import KnownAfter, PackageChange, is_mark
 from gpunode.errors import ChangeFailed, GpunodeError
-from gpunode.host.apt_failures import FailureKind, build_log, classify, explain
+from gpunode.host.apt_failures import WHAT, FailureKind, build_log, classify, explain
 from gpunode.host.apt_output import (
     failed_fetches,
     incomplete_update,
@@ -29,8 +29,8 @@ from gpunode.host.apt_output import (
     parse_status,
 )
 from gpunode.host.apt_plan import arguments, is_install, is_removal, purged_by_dpkg, unplanned
-from gpunode.host.locks import MARK, busy, first_holder, wait_until_free
-from gpunode.host.port import OnProgress, Progress, Simulation
+from gpunode.host.locks import MARK, busy, first_holder, wait_for, wait_until_free
+from gpunode.host.port import OnProgress, Simulation
 from gpunode.host.process import Finished, Runner
 from gpunode.redaction.secrets import text as redact
 
@@ -320,8 +320,8 @@ class Apt:
                 pause = next(pauses, None) if kind in _TRANSIENT and not finished.timed_out else None
                 if pause is None:
                     raise self._error(doing, kind, finished, locks)
-                self._on_progress(Progress("wait", 0.0, f"trying again in {pause:.0f} s"))
-                self._sleep(pause)
+                again = f"{pause:.0f} s, then trying again to {redact(doing)}: {WHAT[kind]}"
+                wait_for(pause, lambda again=again: again, self._on_progress, sleep=self._sleep)  # type: ignore[misc]
             deadline = self._clock() + self._lock_timeout_s
 
     def _error(self, doing: str, kind: FailureKind, finished: Finished, locks: Sequence[Path]) -> GpunodeError:

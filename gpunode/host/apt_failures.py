@@ -21,6 +21,7 @@ FailureKind: TypeAlias = Literal[
     "stale-index",
     "denied",
     "missing",
+    "refused",
     "network",
     "held",
     "unmet",
@@ -60,6 +61,7 @@ _SIGNS: tuple[tuple[FailureKind, tuple[str, ...]], ...] = (
     ("stale-index", (r"Failed to fetch \S+\.deb +(404|410|File not found)\b",)),
     ("denied", (r"\b(401 +Unauthorized|403 +Forbidden|407 +\w+)",)),
     ("missing", (r"does not have a Release file|Failed to fetch \S+ +(404|410|File not found)\b",)),
+    ("refused", (r"\(111: Connection refused\)",)),
     (
         "network",
         (r"Failed to fetch|Temporary failure resolving|Could not (resolve|connect|handshake)",),
@@ -140,7 +142,7 @@ def explain(doing: str, stdout: str, stderr: str, *, make_log: str = "") -> Gpun
     """
     everything = f"{stdout}\n{stderr}"
     kind = classify(stdout, stderr)
-    what = f"could not {doing}: {_WHAT[kind]}"
+    what = f"could not {doing}: {WHAT[kind]}"
     match kind:
         case "script" | "dkms":
             return _of_package(doing, everything, make_log)
@@ -182,7 +184,7 @@ def _of_package(doing: str, output: str, make_log: str) -> ChangeFailed:
 
 _REPAIR = "  dpkg --configure -a\nthen run the same command again"
 
-_WHAT: dict[FailureKind, str] = {
+WHAT: dict[FailureKind, str] = {
     "interrupted": "an earlier run of dpkg was interrupted",
     "disk": "the disk is full",
     "dkms": "a kernel module does not build",
@@ -195,11 +197,20 @@ _WHAT: dict[FailureKind, str] = {
     "stale-index": "files that the package index names are gone",
     "denied": "a repository or proxy refuses access",
     "missing": "there is nothing at that address",
+    "refused": "a server refuses the connection",
     "network": "a server cannot be reached",
     "held": "a package on hold would be changed",
     "unmet": "apt finds no way to do it",
     "other": "apt failed",
 }
+
+_UNREACHABLE = (
+    "check the network, the DNS and the proxy, which apt takes from its configuration or from the environment "
+    "(http_proxy, https_proxy), then run the same command again:\n"
+    "  apt-config dump | grep -i proxy\n  env | grep -i _proxy\n"
+    "without access to NVIDIA's servers, name a mirror in the recipe: [repositories], keys cuda and toolkit "
+    "(docs/how-to/behind-a-mirror-or-proxy.md)"
+)
 
 _HINT: dict[FailureKind, str] = {
     "interrupted": f"finish what it began:\n{_REPAIR}",
@@ -224,11 +235,8 @@ _HINT: dict[FailureKind, str] = {
         "  apt-config dump | grep -i proxy\n  env | grep -i _proxy"
     ),
     "missing": "check the address in the list file or the recipe's [repositories]",
-    "network": (
-        "check the network, the DNS and the proxy, which apt takes from its configuration or from the environment "
-        "(http_proxy, https_proxy), then run the same command again:\n"
-        "  apt-config dump | grep -i proxy\n  env | grep -i _proxy"
-    ),
+    "refused": _UNREACHABLE,
+    "network": _UNREACHABLE,
     "held": "release the hold if it may be changed, then run the same command again:\n  apt-mark showhold",
     "unmet": (
         "nothing was changed; see which versions there are and what is on hold:\n  apt-cache policy PACKAGE\n"

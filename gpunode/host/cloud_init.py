@@ -18,6 +18,7 @@ _LATE_UNITS = ("cloud-config.service", "cloud-final.service")
 # `cloud-init status --wait` and its like run for a user and wait themselves.
 _AT_WORK = (b"init", b"modules", b"single", b"--all-stages")
 _QUERY_LIMIT_S = 20.0
+_POLL_S = 1.0  # a look goes through /proc and asks systemctl
 
 
 def wait_until_done(
@@ -51,7 +52,7 @@ def wait_until_done(
             return None
         return at_work(proc) or _queued(runner)
 
-    wait_while(who, _say, _busy, clock() + limit_s, on_progress, clock=clock, sleep=sleep)
+    wait_while(who, _say, _busy, clock() + limit_s, on_progress, poll_s=_POLL_S, clock=clock, sleep=sleep)
 
 
 def has_begun(folder: Path) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import math
 import os
 import struct
 import time
@@ -16,7 +17,8 @@ from gpunode.redaction.secrets import text as redact
 
 # struct flock, native: type, whence, start, length, pid (fcntl(2)).
 _FLOCK = "hhqqi0q"
-_POLL_S = 1.0
+# No longer: between two looks a signal is not heeded.
+_POLL_S = 0.2
 _LONGEST_COMMAND = 160
 # In the environment of every apt and dpkg that gpunode starts, and so in that of all that they start.
 MARK = ("GPUNODE_STARTED", "1")
@@ -159,7 +161,8 @@ def wait_while(
         now = clock()
         if now >= deadline:
             raise error(found, now - started)
-        on_progress(Progress("wait", 100 * (now - started) / (deadline - started), say(found)))
+        detail = f"up to {deadline - started:.0f} s: {say(found)}"
+        on_progress(Progress("wait", 100 * (now - started) / (deadline - started), detail))
         sleep(min(poll_s, deadline - now))
 
 
@@ -185,11 +188,28 @@ def wait_until_ended(
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
     """Nobody runs ``script``, which knows no lock of its own, or ``limit_s`` seconds have passed."""
-    waited = 0.0
-    while waited < limit_s and (found := runner_of(script, proc=proc)):
-        on_progress(Progress("wait", 100 * waited / limit_s, f"{found} is at it already"))
-        sleep(_POLL_S)
-        waited += _POLL_S
+
+    def say() -> str:
+        found = runner_of(script, proc=proc)
+        return f"up to {limit_s:.0f} s: {found} is already running" if found else ""
+
+    wait_for(limit_s, say, on_progress, sleep=sleep)
+
+
+def wait_for(
+    seconds: float,
+    say: Callable[[], str],
+    on_progress: OnProgress,
+    *,
+    sleep: Callable[[float], None] = time.sleep,
+) -> None:
+    """``say`` has no reason to wait any more, or ``seconds`` have passed."""
+    rounds = math.ceil(seconds / _POLL_S)
+    for number in range(rounds):
+        if not (reason := say()):
+            return
+        on_progress(Progress("wait", 100 * number / rounds, reason))
+        sleep(seconds / rounds)
 
 
 def busy(found: Holder, waited_s: float) -> Busy:

@@ -368,6 +368,11 @@ def made(entries: Iterable[Entry]) -> tuple[Change, ...]:
     return tuple(entry.change for entry in known if isinstance(entry, Intent) and entry.seq in done)
 
 
+def steps_of(entries: Iterable[Entry]) -> dict[Change, str]:
+    """The id of the step that asked for each change of a run."""
+    return {entry.change: entry.step for entry in entries if isinstance(entry, Intent)}
+
+
 def backwards(entries: Iterable[Entry]) -> tuple[Intent, ...]:
     """The intents of a run, newest first, each with the change that undoes it; those that nothing undoes left out.
 

@@ -29,7 +29,7 @@ from gpunode.runtimes.containerd_files import (
     overruling,
     read,
 )
-from gpunode.runtimes.containerd_plugin import Surroundings, follows_blindly, is_of_runc, wished
+from gpunode.runtimes.containerd_plugin import Surroundings, follows_blindly, is_of_runc, why_runc, wished
 from gpunode.runtimes.model import Configured, Edit, Edited, Files, Former, Runtime, Wish, after_edits, satisfies
 from gpunode.runtimes.tomlread import Document
 
@@ -184,6 +184,8 @@ def _configure(files: Files, wish: Wish) -> Edited:
     )
     after = after_edits(files, Edited(edits))
     _check_effective(after, wish, present)
+    if "runc" in _configured(load(after, wish), wish).handlers.keys() - present.handlers.keys():
+        how = f"{how}; {why_runc(loaded[0].read_as, wish)}"
     return Edited(edits, how, tuple(_notes(loaded, after, wish)))
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from gpunode.runtimes.containerd_files import overruling
-from gpunode.runtimes.model import RUNC_FAMILY, Wish, cgroup_handlers, needs_runc
+from gpunode.runtimes.model import RUNC_FAMILY, Wish, cgroup_handlers, keeps_built_in, needs_runc
 from gpunode.runtimes.tomlread import Document
 
 GENERIC_TYPE: Final = "io.containerd.runc.v2"
@@ -66,6 +66,13 @@ def wished(plugin: Document, beside: Surroundings, wish: Wish) -> Document:
         # nvidia-ctk's place for schema 1 is one that containerd does not read.
         (containerd if beside.schema == 1 and follows_blindly(wish) else result)["enable_cdi"] = True
     return result
+
+
+def why_runc(schema: int, wish: Wish) -> str:
+    """Why the file gets a table for runc, too; see ``needs_runc``."""
+    if keeps_built_in(schema, wish):
+        return "lists runc, too: the built-in one is under cgroupfs"
+    return "lists runc, too: its built-in entry is lost once a file lists another runtime"
 
 
 def follows_blindly(wish: Wish) -> bool:

@@ -234,8 +234,12 @@ def needs_runc(default: str, handlers: Mapping[str, object], schema: int, wish: 
     """
     if default != "runc" or "runc" in handlers:
         return False
-    merges = schema > 2 or (wish.version is not None and wish.version >= (2,))
-    return wish.systemd_cgroup or not merges
+    return wish.systemd_cgroup or not keeps_built_in(schema, wish)
+
+
+def keeps_built_in(schema: int, wish: Wish) -> bool:
+    """Whether containerd has its built-in handlers beside those of its files."""
+    return schema > 2 or (wish.version is not None and wish.version >= (2,))
 
 
 def cgroup_handlers(wish: Wish, handlers: Mapping[str, object]) -> tuple[str, ...]:

@@ -26,13 +26,12 @@ from gpunode.journal.record import CONFFILES, Failed, Intent
 from gpunode.journal.store import Run
 from gpunode.steps.outcome import Planned
 from gpunode.workflow import present
-from gpunode.workflow.converge import StagePlan, StepPlan
+from gpunode.workflow.converge import DEPENDENCIES, StagePlan, StepPlan
 from gpunode.workflow.events import Applied, Applying, Observer, Triggered, Triggering
 
 Pause = Callable[[], None]
 _UNITS = frozenset({"reload", "restart"})
 _RECOVERY = "recovery"
-DEPENDENCIES = "dependencies"
 
 
 @dataclass(slots=True)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from gpunode.catalog.managers import manager_of
-from gpunode.change import Change, FileChange, PackageChange, PackageState, Trigger, ordered, triggers
+from gpunode.change import Change, FileChange, PackageChange, PackageState, Trigger, ordered, settle_order, triggers
 from gpunode.errors import DrainRequired, GpunodeError, Refused, Undetermined
 from gpunode.facts.derive import about_kubelet, derive
 from gpunode.facts.evidence import Capture, Evidence, Probe
@@ -18,14 +18,19 @@ from gpunode.facts.probes import kubelet_command, probes
 from gpunode.facts.project import PLAN, project
 from gpunode.host.port import HostView
 from gpunode.recipe import Recipe
+from gpunode.redaction.secrets import text as redact
 from gpunode.runtimes import RUNTIMES, Runtime, Wish
 from gpunode.runtimes.found import by_looking
 from gpunode.runtimes.installations import placed
 from gpunode.steps import DRIVER_STEPS, STAGES, STEPS
+from gpunode.steps.detect import DETECT
 from gpunode.steps.outcome import Outcome, Planned, Refusal, Stage, Step, Waits
 
 # More than there are commands, as a rule: one that hangs must not keep the others waiting.
 _SIDE_BY_SIDE = 64
+_LONGEST_WORDS = 120
+# The step of packages that the package manager brings along, by no step's own wish.
+DEPENDENCIES = "dependencies"
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,17 +176,18 @@ def managed(change: FileChange) -> str:
     """Which other program calls the file its own; empty when none does."""
     if change.before is None or (manager := manager_of(change.before.content)) is None:
         return ""
-    place = f"{change.path}:{manager.line}"
+    place = f"{change.path}:{manager.line} says"
     if not manager.name:
-        return f"{place} says that something generates this file: change it there too, or this will be undone"
-    return f"{place} says that {manager.name} manages this file: change it there too, or it will undo this"
+        words = redact(manager.words)[:_LONGEST_WORDS]
+        return f"{place}: {words!r}; if a tool writes this file, make the change there, too, or it will undo this one"
+    return f"{place} that {manager.name} manages this file: make the change there, too, or it will undo this one"
 
 
 def _steps(recipe: Recipe, stage: Stage, only: Collection[str]) -> Iterator[Step]:
     """The steps of ``stage`` to take; detection always is, since every other step rests on it."""
     for step in STEPS:
         asked = step.id not in recipe.skip and (not only or step.id in only)
-        if step.stage == stage and (asked or step.id == "detect"):
+        if step.stage == stage and (asked or step.id == DETECT.id):
             yield step
 
 
@@ -229,6 +235,26 @@ def _files_to_come(facts: Facts, plan: StagePlan) -> Iterator[tuple[str, str]]:
 
 def _is_present(state: PackageState | None) -> bool:
     return state is not None and not state.config_files_only
+
+
+def steps_of(plans: Sequence[StagePlan]) -> dict[Change, str]:
+    """The id of the step that asks for each change."""
+    asked = {change: step.step.id for plan in plans for step in plan.steps for change in step.changes}
+    return {**{change: DEPENDENCIES for plan in plans for change in plan.dependencies}, **asked}
+
+
+def owed_by(plans: Sequence[StagePlan], *, image: bool, left: Sequence[Trigger] = ()) -> tuple[Trigger, ...]:
+    """The triggers that carrying out ``plans`` owes, and those ``left``; in an image no service runs."""
+    every = settle_order({*left, *(trigger for plan in plans for trigger in plan.triggers)})
+    return tuple(trigger for trigger in every if not (image and trigger.needs_services))
+
+
+def partial(recipe: Recipe, plans: Sequence[StagePlan]) -> tuple[str, ...]:
+    """The ids of the steps that were planned, where ``--only`` left some of the recipe's out; else none."""
+    taken = {step.step.id for plan in plans for step in plan.steps}
+    if taken.issuperset(step.id for step in STEPS if step.id not in recipe.skip):
+        return ()
+    return tuple(step.id for step in STEPS if step.id in taken - {DETECT.id}) or (DETECT.id,)
 
 
 def notes_of(plans: Sequence[StagePlan]) -> list[str]:

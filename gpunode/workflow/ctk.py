@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
-from gpunode.change import FileChange, is_generated
+from gpunode.change import Change, FileChange, is_generated
 from gpunode.errors import ChangeFailed, GpunodeError, Interrupted
 from gpunode.facts import systemd
 from gpunode.facts.evidence import Probe
@@ -174,8 +174,7 @@ def _write(applier: Applier, draft: Draft, checked: str, *, owes: bool) -> None:
     try:
         for change in draft.changes:
             note = checked if change is draft.changes[-1] else ""
-            step = cdi.CDI.id if is_generated(change) else RUNTIME_CONFIG.id
-            applier.one(CONFIGURATION, step, change, draft.how, note)
+            applier.one(CONFIGURATION, step_of(change), change, draft.how, note)
         if draft.expectation:
             applier.host.read_back(draft.expectation)
     except GpunodeError as failure:
@@ -183,6 +182,11 @@ def _write(applier: Applier, draft: Draft, checked: str, *, owes: bool) -> None:
         if applier.take_back(failure) and draft.trigger and owes:
             applier.run.settle(draft.trigger, "put back before any daemon read it")
         raise
+
+
+def step_of(change: Change) -> str:
+    """The id of setup's step that makes such a change."""
+    return cdi.CDI.id if is_generated(change) else RUNTIME_CONFIG.id
 
 
 def _settle(applier: Applier, draft: Draft, asked: Asked, *, owes: bool) -> tuple[Settled, ...]:

@@ -19,7 +19,8 @@ from gpunode.journal.store import Store
 from gpunode.redaction.evidence import without_secrets
 from gpunode.runtimes import RUNTIMES, Runtime, Wish
 from gpunode.workflow import present, standing, undo
-from gpunode.workflow.apply import DEPENDENCIES, Applier
+from gpunode.workflow.apply import Applier
+from gpunode.workflow.converge import DEPENDENCIES
 from gpunode.workflow.events import Observer
 from gpunode.workflow.recovery import still_owed
 from gpunode.workflow.setup import refuse_while_running

@@ -32,7 +32,8 @@ from gpunode.host.port import Action, Host, HostView, Settled
 from gpunode.journal.record import CONFFILES, CONFIGURATION, OBSOLETE
 from gpunode.runtimes import Wish
 from gpunode.workflow import present
-from gpunode.workflow.apply import DEPENDENCIES, Applier
+from gpunode.workflow.apply import Applier
+from gpunode.workflow.converge import DEPENDENCIES
 
 _RESTARTS_DOCKER = Trigger("restart", "docker.service")
 _DOCKER = frozenset({"docker.io", "docker-ce"})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
@@ -18,20 +18,24 @@ from gpunode.recipe import Expect, Recipe
 from gpunode.runtimes import Configured, Runtime, Wish, runtime
 from gpunode.runtimes.found import contents, in_facts
 from gpunode.runtimes.installations import placed
+from gpunode.steps.cdi import CDI
+from gpunode.steps.module import MODULE_LOAD
+from gpunode.steps.outcome import Step
+from gpunode.steps.runtime_config import RUNTIME_CONFIG
 from gpunode.steps.selection import WantedDriver, apart_from, matches, wanted_driver
-from gpunode.workflow.converge import StagePlan
+from gpunode.workflow.converge import StagePlan, partial
 from gpunode.workflow.plan import plan
 from gpunode.workflow.recovery import NOTHING_LEFT, Backlog
 
 if TYPE_CHECKING:
     from gpunode.facts.cuda import CudaAnswer
 
-_RESEAT = "replace or reseat the hardware"
 Status: TypeAlias = Literal["passed", "failed", "not run"]
 Effective: TypeAlias = Callable[[str], Configured | None]
 
 
-_WANTED = "as the recipe wants it"
+_WANTED = "matches the recipe"
+_NOTHING_LEFT = "planned again: nothing left to do"
 _READS = "the container runtime reads the runtime nvidia"
 _SEES = "a container sees the same GPUs"
 OFFERED = "containers get the GPUs as CDI devices"
@@ -93,6 +97,7 @@ def verify(
     extra: Extra | None = None,
     planned: Sequence[StagePlan] | None = None,
     left: Backlog = NOTHING_LEFT,
+    only: Collection[str] = (),
 ) -> Report:
     """What the node answers, check by check; a check that cannot be made says so and is never passed.
 
@@ -104,31 +109,38 @@ def verify(
         extra: checks that start something.
         planned: the plan of the whole recipe for these very facts, where there is one already.
         left: what earlier runs left undone.
+        only: ids of the steps whose work is checked; empty checks everything.
     """
     extra = extra or Extra()
     untold: list[Undetermined] = []
     # NVML and the runtime are asked side by side; each takes about 30 ms.
     with ThreadPoolExecutor(max_workers=1) as pool:
-        asked = pool.submit(host.look, nvml.probe())
-        as_wanted = _told(lambda: [configuration(recipe, facts, host, planned, left)], "configuration", _WANTED, untold)
-        runtime_checks = _told(lambda: [*_runtime(recipe, facts, effective)], "runtime", _READS, untold)
-        answer = nvml_facts.answer_of(asked.result())
+        asked = pool.submit(host.look, nvml.probe()) if _concerns(only, MODULE_LOAD) else None
+        checks = [
+            *_told(lambda: [configuration(recipe, facts, host, planned, left, only)], "configuration", _WANTED, untold)
+        ]
+        runtime_checks: Sequence[Check] = ()
+        if _concerns(only, RUNTIME_CONFIG):
+            runtime_checks = _told(lambda: [*_runtime(recipe, facts, effective)], "runtime", _READS, untold)
+        answer = nvml_facts.answer_of(asked.result()) if asked else None
     inventory = answer if isinstance(answer, Inventory) else None
-    checks = [
-        *as_wanted,
-        *_driver(answer),
-        *_versions(recipe, facts, answer),
-        *_device_nodes(facts, inventory),
-        *runtime_checks,
-        *_told(lambda: [*_cdi(recipe, facts, host)], "cdi", OFFERED, untold),
-        *_expected(recipe.expect, inventory),
-    ]
+    if answer is not None:
+        checks += [*_driver(answer), *_versions(recipe, facts, answer), *_device_nodes(facts, inventory)]
+    checks += runtime_checks
+    if _concerns(only, CDI):
+        checks += _told(lambda: [*_cdi(recipe, facts, host)], "cdi", OFFERED, untold)
+    if answer is not None:
+        checks += _expected(recipe.expect, inventory)
     if extra.cuda:
         checks.append(_vector_addition(_cuda_answer(host)))
     if extra.container is not None:
         run = extra.container
         checks += _told(lambda: [_container(recipe, facts, inventory, run)], "container", _SEES, untold)
     return Report(tuple(checks), inventory, tuple(untold))
+
+
+def _concerns(only: Collection[str], step: Step) -> bool:
+    return not only or step.id in only
 
 
 def _told(ask: Callable[[], Sequence[Check]], id: str, title: str, untold: list[Undetermined]) -> Sequence[Check]:  # noqa: A002 - the check's own word
@@ -151,11 +163,12 @@ def configuration(
     host: HostView,
     planned: Sequence[StagePlan] | None = None,
     left: Backlog = NOTHING_LEFT,
+    only: Collection[str] = (),
 ) -> Check:
     """Whether every step, planned again, finds nothing to do; what only a reboot can show is not run."""
-    title = f"as recipe {recipe.name} wants it"
+    title = f"matches recipe {recipe.name}"
     try:
-        plans = plan(recipe, facts, host) if planned is None else planned
+        plans = plan(recipe, facts, host, only) if planned is None else planned
     except Undetermined:
         raise
     except GpunodeError as error:
@@ -168,11 +181,10 @@ def configuration(
     if waits := [wait.reason for stage in plans for wait in stage.waits]:
         return Check("configuration", title, "not run", f"known after a reboot: {'; '.join(waits)}", "reboot")
     if left.unread:
-        what = (
-            f"every step finds nothing to do; whether an earlier run left something undone is not known: {left.unread}"
-        )
+        what = f"nothing left to do, but what an earlier run may have left undone is not known: {left.unread}"
         return Check("configuration", title, "not run", what, "run it as root")
-    return Check("configuration", title, "passed", "planned again, every step finds nothing to do")
+    found = f"{', '.join(scope)}: nothing left to do" if (scope := partial(recipe, plans)) else _NOTHING_LEFT
+    return Check("configuration", title, "passed", found)
 
 
 def _because(what: str, why: str) -> str:
@@ -320,30 +332,9 @@ def _cdi(recipe: Recipe, facts: Facts, host: HostView) -> Iterator[Check]:
 
 
 def _expected(expect: Expect, inventory: Inventory | None) -> Iterator[Check]:
-    """What ``[expect]`` states, compared with what NVML tells."""
-    for name, wanted, seen, agrees in _comparisons(expect, inventory):
-        status: Status = "not run" if inventory is None else "passed" if agrees else "failed"
-        detail = f"expected {wanted}, " + ("NVML does not answer" if inventory is None else f"found {seen}")
-        cure = "set driver.version in the recipe and run gpunode setup" if name == "driver" else _RESEAT
-        yield Check(f"expect-{name}", f"expected {name}", status, detail, f"{cure}, or correct [expect]")
+    from gpunode.workflow.expectations import expected
 
-
-def _comparisons(expect: Expect, inventory: Inventory | None) -> Iterator[tuple[str, object, object, bool]]:
-    gpus = inventory.gpus if inventory else ()
-    if expect.gpus is not None:
-        yield "gpus", expect.gpus, len(gpus), len(gpus) == expect.gpus
-    if expect.model:
-        names = sorted({str(gpu.name) for gpu in gpus})
-        yield "model", expect.model, ", ".join(names), bool(names) and all(expect.model in name for name in names)
-    if expect.driver:
-        seen = str(inventory.driver) if inventory else ""
-        yield "driver", expect.driver, seen, f"{seen}.".startswith(f"{expect.driver}.")
-    if expect.memory_mib is not None:
-        sizes = [gpu.memory_mib if isinstance(gpu.memory_mib, int) else 0 for gpu in gpus]
-        yield "memory_mib", f"at least {expect.memory_mib}", sizes, bool(sizes) and min(sizes) >= expect.memory_mib
-    if expect.ecc is not None:
-        modes = [gpu.ecc for gpu in gpus]
-        yield "ecc", expect.ecc, modes, bool(modes) and all(mode is expect.ecc for mode in modes)
+    return expected(expect, inventory)
 
 
 def _cuda_answer(host: HostView) -> CudaAnswer:

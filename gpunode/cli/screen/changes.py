@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Literal, TypeAlias, get_args
 
 from gpunode.change import (
     Change,
@@ -21,9 +20,9 @@ from gpunode.change import (
     is_mark,
     spelled,
 )
+from gpunode.cli.actions import EFFECTS, Effect, effect_on
 from gpunode.cli.screen.text import Line, Style, line, padded, span
 from gpunode.cli.screen.words import bare, count, listed, service
-from gpunode.host.apt_plan import lowers
 
 _DIFF: dict[str, Style] = {"+": "add", "-": "remove", "@": "hunk", "\\": "dim"}
 _NAMES_SHOWN = 3
@@ -101,8 +100,6 @@ def package_lines(changes: Sequence[PackageChange], *, verbose: bool) -> Iterato
             yield line(mark, span(f"{verb}{names}"), span(_versions(alike), "dim"), hang=2)
 
 
-Effect: TypeAlias = Literal["install", "upgrade", "downgrade", "mark", "purge"]
-EFFECTS: tuple[Effect, ...] = get_args(Effect)
 _SIGNS: Mapping[Effect, tuple[str, Style]] = {
     "install": ("+ ", "add"),
     "upgrade": ("~ ", "add"),
@@ -110,17 +107,6 @@ _SIGNS: Mapping[Effect, tuple[str, Style]] = {
     "mark": ("~ ", ""),
     "purge": ("- ", "remove"),
 }
-
-
-def effect_on(change: PackageChange) -> Effect:
-    """What happens to the package."""
-    if change.after is None:
-        return "purge"
-    if change.before is None or change.before.config_files_only:
-        return "install"
-    if is_mark(change):
-        return "mark"
-    return "downgrade" if lowers(change) else "upgrade"
 
 
 def _package(change: PackageChange, width: int) -> Line:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from gpunode.cli.screen.failures import next_lines
 from gpunode.cli.screen.node import short
 from gpunode.cli.screen.text import BLANK, Line, Style, indented, line, padded, span
-from gpunode.cli.screen.words import MARKS, count, listed
+from gpunode.cli.screen.words import MARKS, count, listed, sentence
 
 if TYPE_CHECKING:
     from gpunode.facts.nvml import Inventory
@@ -36,20 +36,32 @@ def report_lines(recipe: Recipe, report: Report) -> Iterator[Line]:
     """The answer of verify: the checks, then the verdict."""
     yield from check_lines(report.checks)
     yield BLANK
-    yield verdict(recipe, report)
+    yield verdict(report, f"this node works and matches recipe {recipe.name}")
 
 
-def verdict(recipe: Recipe, report: Report) -> Line:
-    """What the checks come to; nothing that was not run is called good."""
+def matching(recipe: Recipe, scope: Sequence[str], what: str = "this node") -> str:
+    """That ``what`` matches the recipe, or that the steps of ``scope`` do and nobody looked at the others."""
+    if not scope:
+        return f"{what} matches recipe {recipe.name}"
+    verb = "matches" if len(scope) == 1 else "match"
+    return f"{sentence(scope)} {verb} recipe {recipe.name}; the other steps were not checked"
+
+
+def verdict(report: Report, good: str) -> Line:
+    """What the checks come to: ``good`` where all passed; nothing that was not run is called good."""
     number, bad = len(report.checks), len(report.failed)
     idle = sum(check.status == "not run" for check in report.checks)
-    left_out = f", {count(idle, 'check')} not run" if idle else ""
+    left_out = f", {idle} not run" if idle else ""
     if bad:
         return line(MARKS["failed"], span(f"{bad} of {count(number, 'check')} failed{left_out}", "bad"), hang=2)
     if idle:
-        return line(MARKS["not run"], f"nothing failed, {number - idle} passed{left_out}: not proven to work", hang=2)
+        return line(
+            MARKS["not run"],
+            f"no check failed, {number - idle} passed{left_out}: this node is not proven to work",
+            hang=2,
+        )
     seen = f": {works(report.inventory)}" if report.inventory else ""
-    return line(MARKS["passed"], span(f"this node works, as recipe {recipe.name} wants it", "good"), seen, hang=2)
+    return line(MARKS["passed"], span(good, "good"), seen, hang=2)
 
 
 def works(inventory: Inventory) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from gpunode.cli.screen.text import BLANK, Line, Style, line, prose, span
+from gpunode.cli.screen.text import BLANK, Line, Style, line, span
 from gpunode.cli.screen.words import count, listed
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def _group(group: Sequence[Difference], *, verbose: bool) -> Iterator[Line]:
     """What differs for one reason: the reason, and each thing with its value there and here."""
     first = group[0]
     mark, style = _MARKS[first.weight]
-    yield line(span(f"{mark} ", style), span(first.title, "bold"), "  ", *prose(first.why, "dim"), hang=4)
+    yield line(span(f"{mark} ", style), span(first.title, "bold"), "  ", span(first.why, "dim"), hang=4)
     rows = group if verbose else group[:_MOST]
     for one in rows:
         name = one.name.removeprefix(f"{one.title}: ")

@@ -11,7 +11,7 @@ from gpunode.cli.screen.commands import SHOWN_HOW, rollback_command, without
 from gpunode.cli.screen.events import downtime
 from gpunode.cli.screen.plans import note
 from gpunode.cli.screen.results import fact
-from gpunode.cli.screen.text import BLANK, Line, indented, line, prose, span
+from gpunode.cli.screen.text import BLANK, Line, indented, line, span
 from gpunode.cli.screen.words import MARKS, bare, sentence
 from gpunode.command import Command, sudo_gpunode
 
@@ -29,7 +29,7 @@ def draft_lines(verb: CtkVerb, draft: Draft, *, verbose: bool) -> Iterator[Line]
         yield line(span(draft.about, "bold"), f"  its files are as asked; {_reader(draft)} has not read them yet")
     else:
         how = draft.how or "what configure added goes"
-        yield line(span(draft.about, "bold"), "  ", *prose(how), hang=len(draft.about) + 2)
+        yield line(span(draft.about, "bold"), "  ", span(how), hang=len(draft.about) + 2)
         for change in written:
             yield from indented(tuple(diff_lines(change, whole=verbose)), 4)
     yield from (note(text) for text in draft.notes)

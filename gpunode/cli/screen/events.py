@@ -16,7 +16,7 @@ from gpunode.change import (
     spelled,
     subject,
 )
-from gpunode.cli.screen.text import Line, Span, line, padded, prose, span
+from gpunode.cli.screen.text import Line, Span, line, padded, span
 from gpunode.cli.screen.words import MARKS, bare, count, listed, owed, seconds, sentence, service, settled
 from gpunode.host.port import Settled
 from gpunode.journal.record import OBSOLETE
@@ -53,7 +53,7 @@ def applied_lines(event: Applied, *, rehearsed: bool) -> Iterator[Line]:
     took = Span("") if rehearsed else _took(event.seconds)
     yield line(Span("  "), mark, span(f"{title}  "), span(did), took, hang=_WIDTH + 6)
     if event.note:
-        yield line(Span(" " * (_WIDTH + 6)), *prose(event.note, "dim"), hang=_WIDTH + 6)
+        yield line(Span(" " * (_WIDTH + 6)), span(event.note, "dim"), hang=_WIDTH + 6)
 
 
 def _did(changes: Sequence[Change]) -> Iterator[str]:

@@ -44,7 +44,7 @@ def _why(text: str) -> Iterator[Line]:
     for number, part in enumerate(text.rstrip().split("\n") if text else ()):
         is_said = number == 0 or part.startswith(_OWN_WORDS)
         style: Style = "" if is_said else "dim"
-        yield Line((Span("  " if is_said else "    "), *prose(part, style)), 2 if is_said else 4, fold=not is_said)
+        yield Line((Span("  " if is_said else "    "), span(part, style)), 2 if is_said else 4, fold=not is_said)
 
 
 def next_lines(hint: str) -> tuple[Line, ...]:

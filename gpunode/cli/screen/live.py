@@ -21,7 +21,7 @@ _ASCII_FRAMES = "|/-\\"
 _BAR = 20
 # The two spaces before the line, and room for the ^C that a terminal writes behind it, which must not wrap.
 _SPARE = 6
-_PHASES = {"download": "downloading", "install": "installing", "build": "building", "wait": "waiting:", "run": ""}
+_PHASES = {"download": "downloading", "install": "installing", "build": "building", "wait": "waiting", "run": ""}
 
 
 @dataclass(slots=True)
@@ -96,7 +96,7 @@ class LiveLine:
         if progress.phase == "wait" and progress.detail not in running.waited_for:
             running.waited_for.add(progress.detail)
             if not self._printer.is_terminal:
-                self._printer.put([line(Span("! ", "warn"), f"waiting: {progress.detail}", hang=2)])
+                self._printer.put([line(Span("! ", "warn"), f"waiting {progress.detail}", hang=2)])
 
     def end(self) -> tuple[str, float] | None:
         """Nothing goes on any more; what did, and for how many seconds."""

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from gpunode.change import FileChange, KnownAfter, ModuleChange, PackageChange, ServiceChange, Trigger, settle_order
-from gpunode.cli.screen.changes import EFFECTS, Effect, at_most, change_lines, effect_on, package_lines, tally
+from gpunode.change import FileChange, KnownAfter, ModuleChange, PackageChange, ServiceChange, Trigger
+from gpunode.cli.actions import EFFECTS, Effect, effect_on
+from gpunode.cli.screen.changes import at_most, change_lines, package_lines, tally
+from gpunode.cli.screen.checks import matching
 from gpunode.cli.screen.commands import setup_command, setup_place
 from gpunode.cli.screen.node import node_line
-from gpunode.cli.screen.text import BLANK, Line, Span, indented, line, padded, prose, span
+from gpunode.cli.screen.text import BLANK, Line, Span, indented, line, padded, span
 from gpunode.cli.screen.words import MARKS, bare, count, owed, sentence
 from gpunode.facts.model import Facts
 from gpunode.host.port import NOT_SIMULATED
 from gpunode.recipe import Recipe
 from gpunode.steps import STEPS
 from gpunode.steps.outcome import Planned, Refusal, Waits
-from gpunode.workflow.converge import StagePlan, StepPlan, notes_of
+from gpunode.workflow.converge import StagePlan, StepPlan, notes_of, owed_by, partial
 from gpunode.workflow.plan import pending
 from gpunode.workflow.recovery import Backlog
 
@@ -32,8 +34,9 @@ def plan_lines(
             yield from stage_lines(plans, verbose=True)
             yield BLANK
         else:
-            yield from (line(span("! ", "warn"), *prose(text, "warn"), hang=2) for text in notes_of(plans))
-        yield line(MARKS["nothing"], f"nothing to do: the node is as recipe {recipe.name} wants it", hang=2)
+            yield from (line(span("! ", "warn"), span(text, "warn"), hang=2) for text in notes_of(plans))
+        what = "the image" if facts.is_image else "this node"
+        yield line(MARKS["nothing"], f"nothing to do: {matching(recipe, partial(recipe, plans), what)}", hang=2)
         if left.unread:
             yield line(
                 MARKS["not run"], span(f"what an earlier run may have left undone: {left.unread}", "dim"), hang=2
@@ -43,7 +46,7 @@ def plan_lines(
     yield from stage_lines(plans, verbose=verbose)
     yield BLANK
     if left:
-        yield line(span("! ", "warn"), *prose(str(left), "warn"), hang=2)
+        yield line(span("! ", "warn"), span(str(left), "warn"), hang=2)
     yield from outlook(plans, left.owed, image=facts.is_image, verbose=verbose)
     yield line("next: ", span(str(setup_command(argv)), "command"), setup_place(argv), hang=6)
 
@@ -83,7 +86,7 @@ def _step(step: StepPlan, *, verbose: bool) -> Iterator[Line]:
     title = Span(padded(step.step.title, _TITLE) + "  ", "bold" if step.changes else "")
     if verbose:
         reason = f"[{step.step.id}] {reason}"
-    yield Line((mark, title, *prose(reason, "" if _speaks(step) else "dim")), hang=_TITLE + 4)
+    yield Line((mark, title, span(reason, "" if _speaks(step) else "dim")), hang=_TITLE + 4)
     if isinstance(step.outcome, Planned):
         yield from (note(text) for text in step.outcome.notes)
     yield from indented(tuple(change_lines(step.changes, verbose=verbose)), 4)
@@ -91,7 +94,7 @@ def _step(step: StepPlan, *, verbose: bool) -> Iterator[Line]:
 
 def note(text: str) -> Line:
     """A warning beneath its step."""
-    return line(Span("    ! ", "warn"), *prose(text, "warn"), hang=6)
+    return line(Span("    ! ", "warn"), span(text, "warn"), hang=6)
 
 
 def _mark(step: StepPlan) -> tuple[Span, str]:
@@ -137,8 +140,7 @@ def outlook(plans: Sequence[StagePlan], left: Sequence[Trigger] = (), *, image: 
     did = _counts(plans, verbose=verbose)
     if did:
         yield line("setup ", sentence(did), hang=6)
-    every = settle_order({*left, *(trigger for stage in plans for trigger in stage.triggers)})
-    triggers = [trigger for trigger in every if not (image and trigger.needs_services)]
+    triggers = owed_by(plans, image=image, left=left)
     stopped = () if image else _stopped(plans)
     if triggers:
         goes_on = " (about a second; running containers go on)" if not stopped and _is_restart(triggers[-1]) else ""

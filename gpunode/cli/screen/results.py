@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from gpunode.cli.screen.changes import change_lines
-from gpunode.cli.screen.checks import check_lines, verdict, works
+from gpunode.cli.screen.checks import check_lines, matching, verdict, works
 from gpunode.cli.screen.commands import rollback_command, root_of, setup_command, verify_command
 from gpunode.cli.screen.events import downtime, settled_line
 from gpunode.cli.screen.failures import next_lines
@@ -15,6 +15,7 @@ from gpunode.cli.screen.text import BLANK, Line, Span, Style, indented, line, pa
 from gpunode.cli.screen.words import MARKS, count, listed, seconds
 from gpunode.command import Command, gpunode, sudo_gpunode
 from gpunode.errors import RebootRequired
+from gpunode.workflow.converge import partial
 
 if TYPE_CHECKING:
     from datetime import tzinfo
@@ -40,12 +41,16 @@ def converged_line(recipe: Recipe, done: SetupResult, report: Report) -> Line:
     parts = [works(report.inventory)] if report.inventory else []
     passed = {check.id for check in report.checks if check.status == "passed"}
     if recipe.runtime.name == "podman" and "cdi" in passed:
-        parts.append("podman gives GPUs to containers")
+        parts.append("containers of podman see the GPUs")
     elif "runtime" in passed:
-        parts.append(f"{recipe.runtime.name} runs nvidia")
-    seen = f": {', '.join(parts)}" if parts else ""
-    return line(MARKS["nothing"], f"already as recipe {recipe.name} wants it{seen}",
-                span(f" ({seconds(done.seconds)})", "dim"), hang=2)  # fmt: skip
+        parts.append(f"{recipe.runtime.name} has the runtime nvidia")
+    seen = f"; {', '.join(parts)}" if parts else ""
+    found = matching(recipe, partial(recipe, done.preview), _subject(done))
+    return line(MARKS["nothing"], f"nothing to do: {found}{seen}", span(f" ({seconds(done.seconds)})", "dim"), hang=2)
+
+
+def _subject(done: SetupResult) -> str:
+    return "the image" if done.facts.is_image else "this node"
 
 
 def setup_lines(
@@ -68,9 +73,10 @@ def setup_lines(
     if isinstance(failure, RebootRequired):
         yield from reboot_lines(failure)
     elif failure is None:
-        yield (
-            verdict(recipe, report) if report.checks else line(MARKS["done"], f"done as recipe {recipe.name} wants it")
-        )
+        scope = partial(recipe, done.preview)
+        works_too = report.checks and not scope
+        good = matching(recipe, scope, "this node works and" if works_too else _subject(done))
+        yield verdict(report, good)
     if done.changed:
         yield from _aftermath(done, failure, log, argv)
 

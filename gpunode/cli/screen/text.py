@@ -84,7 +84,10 @@ def line(*parts: str | Span, hang: int = 0) -> Line:
 
 
 def prose(text: str, style: Style = "") -> tuple[Span, ...]:
-    """``text`` with the commands in it, which stand in backticks, set off."""
+    """``text`` with the commands in it, which stand in backticks, set off.
+
+    For gpunode's own advice alone. What quotes a file or a tool is a plain span: its backticks are no command of ours.
+    """
     text = clean(text)
     found: list[Span] = []
     end = 0

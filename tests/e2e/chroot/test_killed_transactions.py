@@ -107,7 +107,7 @@ def end_setup(node: Chroot, orphans: Orphans, wanted: State) -> None:
     """One more setup waits for what lives on, says what it found, and brings the node to the wanted state."""
     again = start_setup(node)
     if orphans.alive():
-        said = again.until("waiting: process")
+        said = again.until("waiting up to ")
         assert "apt-get -q -y" in said, "its command is named"
         assert "/var/lib/dpkg/lock" in said
         orphans.send(signal.SIGCONT)

@@ -114,7 +114,7 @@ def test_each_lock_is_waited_for_and_its_holder_named(node: Chroot) -> None:
 
     pid = hold(node, LOCKS[0])
     patient = begin(node, "/root/patient.log", "--lock-timeout", "100")
-    says(node, "/root/patient.log", f"waiting: process {pid} (python3 /root/hold.py {LOCKS[0]}) holds {LOCKS[0]}")
+    says(node, "/root/patient.log", f": process {pid} (python3 /root/hold.py {LOCKS[0]}) holds {LOCKS[0]}")
     let_go(node, pid)
 
     assert patient.wait(_PATIENCE_S) == 0, node.read("/root/patient.log")
@@ -152,7 +152,7 @@ def test_a_real_apt_at_work_is_waited_for(node: Chroot) -> None:
     assert busy.exit_code == 12
     assert f"lock-frontend is locked by process {pid} (/usr/bin/apt-get -y install" in busy.error
     patient = begin(node, "/root/patient.log", "--lock-timeout", "100")
-    says(node, "/root/patient.log", f"waiting: process {pid} ")
+    says(node, "/root/patient.log", f": process {pid} ")
     node.write("/root/go", "")
     assert other.wait(_PATIENCE_S) == 0, node.read("/root/apt.log")
     assert patient.wait(_PATIENCE_S) == 0, node.read("/root/patient.log")
@@ -174,7 +174,7 @@ def test_two_setups_at_once_make_one_transaction(node: Chroot) -> None:
         f"another gpunode is changing this node: process {pid} (python3 -m gpunode setup {RECIPE} --yes)" in busy.error
     )
     second = begin(node, "/root/second.log")
-    says(node, "/root/second.log", "waiting: another gpunode is changing this node")
+    says(node, "/root/second.log", ": another gpunode is changing this node")
     node.write("/root/go", "")
 
     assert first.wait(_PATIENCE_S) == 0, node.read("/root/first.log")

@@ -113,7 +113,7 @@ def test_a_cloud_init_at_work_is_waited_for_between_its_stages_too(node: Machine
     assert "cloud-final.service has yet to run" in between.error
 
     patient = node.start("gpunode", "setup", "/root/containerd.toml", "--yes", log="/root/patient.log")
-    says(node, "/root/patient.log", "waiting: cloud-init is still setting this machine up")
+    says(node, "/root/patient.log", ": cloud-init is still setting this machine up")
     node.write("/root/go", "")
     ends(node, "final")
     assert patient.wait(_PATIENCE_S) == 0, node.read("/root/patient.log")

@@ -88,7 +88,7 @@ def test_setup_says_that_it_needs_a_reboot_and_with_leave_makes_it_and_goes_on(n
     node.wait_reboot(first)
 
     said = finished(node)
-    assert "already as recipe containerd wants it" in said
+    assert "nothing to do: this node matches recipe containerd" in said
     assert "Finished gpunode-resume.service" in said
     assert loaded(node) == "580.178.04"
     assert boots(node) == 2
@@ -107,7 +107,7 @@ def test_setup_says_that_it_needs_a_reboot_and_with_leave_makes_it_and_goes_on(n
     assert "the kernel still runs driver 580.65.06" in stale.error
     assert setup(node, "containerd", "--reboot").exit_code == 10
     node.wait_reboot(second)
-    assert "already as recipe containerd wants it" in finished(node)
+    assert "nothing to do: this node matches recipe containerd" in finished(node)
     assert loaded(node) == "580.178.04"
 
 

@@ -41,11 +41,12 @@ from tests.unit.page import nodes as doctor_nodes
 GOLDEN = Path(__file__).parent / "golden"
 WIDTHS = (80, 200)
 CHECKS = (
-    Check("configuration", "as recipe containerd wants it", "passed", "every step finds nothing to do"),
+    Check("configuration", "matches recipe containerd", "passed", "planned again: nothing left to do"),
     Check("nvml", "the driver answers (NVML)", "passed", "driver 580.178.04, CUDA 13.0, 1 GPU"),
     Check("gpu-0", "GPU 0", "passed", "NVIDIA GeForce GTX 1080, 8192 MiB, persistence on"),
     Check("runtime", "containerd reads the runtime nvidia", "passed", "nvidia runs nvidia-container-runtime"),
 )
+HELD = "process 4711 (apt-get update) holds /var/lib/dpkg/lock-frontend"
 RESTART = Trigger("restart", "containerd.service")
 BACK = FileChange(nodes.CONFIG, FileState(b"version = 2\n[x]\n"), FileState(b"version = 2\n"), frozenset({RESTART}))
 
@@ -70,9 +71,7 @@ def setup(screen: Screen) -> None:
             packages = tuple(c for c in stage.changes if isinstance(c, PackageChange))
             if packages:
                 screen.tell(Applying(stage.stage, "packages", packages))
-                screen.progress(
-                    Progress("wait", 1.0, "process 4711 (apt-get update) holds /var/lib/dpkg/lock-frontend")
-                )
+                screen.progress(Progress("wait", 1.0, f"up to 600 s: {HELD}"))
                 screen.progress(Progress("download", 43.0, "libcuda1"))
                 screen.tell(Applied(stage.stage, "packages", packages, 41.2))
         screen.tell(Triggering((RESTART,)))
@@ -85,6 +84,19 @@ def setup(screen: Screen) -> None:
 def converged(screen: Screen) -> None:
     done = replace(nodes.set_up(nodes.converged(), screen.tell), seconds=0.41)
     screen.setup(nodes.RECIPE, done, Report(CHECKS, nodes.INVENTORY), None, log="/var/log/gpunode/setup.log")
+
+
+def one_step(screen: Screen) -> None:
+    """Of ``setup --only runtime-config``: nothing is said of what was left out."""
+    whole = nodes.set_up(nodes.converged(), screen.tell)
+    stages = tuple(
+        replace(stage, steps=tuple(one for one in stage.steps if one.step.id == "runtime-config"))
+        for stage in whole.preview
+    )
+    done = replace(whole, preview=stages, seconds=0.2)
+    screen.setup(nodes.RECIPE, done, Report(CHECKS[3:]), None, log="/var/log/gpunode/setup.log")
+    changed = replace(done, run="000003-20250501T120000Z", settled=(Settled(RESTART, 0.4),))
+    screen.setup(nodes.RECIPE, changed, Report(CHECKS[3:]), None, log="/var/log/gpunode/setup.log")
 
 
 def reboot(screen: Screen) -> None:
@@ -215,8 +227,8 @@ def story(screen: Screen) -> None:
 
 
 PAGES: tuple[Callable[[Screen], None], ...] = (
-    plan, rehearse, setup, converged, reboot, verify, status_bare, status_good, rollback, undone, runs, log, log_run,
-    failure, doctor, doctor_verbose, doctor_healthy, doctor_unknown, story,
+    plan, rehearse, setup, converged, one_step, reboot, verify, status_bare, status_good, rollback, undone, runs, log,
+    log_run, failure, doctor, doctor_verbose, doctor_healthy, doctor_unknown, story,
 )  # fmt: skip
 
 

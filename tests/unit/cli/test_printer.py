@@ -189,8 +189,8 @@ def test_progress_without_a_terminal_says_only_waits_and_each_once() -> None:
     live.begin("apt")
     for percent in range(100):
         live.progress(Progress("download", float(percent), "libcuda1"))
-        live.progress(Progress("wait", float(percent), "process 7 (apt) holds the lock"))
-    assert stream.getvalue().splitlines() == ["! waiting: process 7 (apt) holds the lock"]
+        live.progress(Progress("wait", float(percent), "up to 9 s: process 7 (apt) holds the lock"))
+    assert stream.getvalue().splitlines() == ["! waiting up to 9 s: process 7 (apt) holds the lock"]
 
 
 @pytest.mark.parametrize("width", [40, 80, 200])

@@ -13,7 +13,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gpunode.errors import Refused
-from gpunode.runtimes import Configured, Wish, containerd, runtime, satisfies, tomltext
+from gpunode.runtimes import Configured, Wish, after_edits, containerd, runtime, satisfies, tomltext
 from tests.unit.runtimes.one_file import configure, inspect
 
 if sys.version_info >= (3, 11):
@@ -284,6 +284,18 @@ def test_runc_is_added_where_the_cri_plugin_would_lose_its_default(
 ) -> None:
     out = configure(V2, Wish(version=version, default=default))
     assert ("runc" in inspect(out).handlers) is there
+
+
+@pytest.mark.parametrize(
+    ("wish", "reason"),
+    [(Wish(version=(1, 7)), "built-in entry is lost"), (Wish(version=(2, 0), systemd_cgroup=True), "under cgroupfs")],
+)
+def test_a_runc_table_that_is_added_has_its_reason(wish: Wish, reason: str) -> None:
+    edited = containerd.configure({containerd.CONFIG: V2}, wish)
+    assert "lists runc, too" in edited.how
+    assert reason in edited.how
+    again = containerd.configure(after_edits({containerd.CONFIG: V2}, edited), wish)
+    assert "runc" not in again.how
 
 
 def test_a_host_that_nvidia_ctk_left_without_runc_is_repaired() -> None:

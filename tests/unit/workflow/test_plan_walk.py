@@ -103,7 +103,15 @@ def test_a_file_that_another_manager_calls_its_own_is_named_before_it_is_changed
     (note,) = [note for note in notes_of(plans) if CONTAINERD in note]
     assert f"{CONTAINERD}:2" in note
     assert "Ansible" in note
-    assert "change it there too" in note
+    assert "make the change there, too" in note
+
+
+def test_a_comment_that_names_no_program_is_quoted_and_no_program_is_made_up() -> None:
+    text = b"# site config, do not edit without ticket OPS-1234\nversion = 2\n"
+    plans = plan(recipe("containerd"), with_driver(files={CONTAINERD: text}), Node(machine()))
+    (note,) = [note for note in notes_of(plans) if f"{CONTAINERD}:1" in note]
+    assert "'# site config, do not edit without ticket OPS-1234'" in note
+    assert "if a tool writes this file" in note
 
 
 def test_a_file_that_is_left_alone_is_not_named() -> None:

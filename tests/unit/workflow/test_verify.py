@@ -251,3 +251,23 @@ def test_a_runtime_that_cannot_be_asked_leaves_the_other_checks_standing() -> No
 def test_a_machine_of_unknown_kind_does_not_hide_what_the_driver_answers() -> None:
     node = with_driver("580.95.05", platform=Unknown("did not answer in time", "virt"), device_nodes=NODES)
     assert check(report(node=node), "nvml").status == "passed"
+
+
+def test_only_what_the_steps_of_a_run_are_about_is_checked() -> None:
+    """``setup --only runtime-config`` on a node without a driver: nobody asked for one, so its absence is no fault."""
+    wanted = Recipe("test", runtime=Runtime(name="containerd"), expect=Expect(gpus=8))
+    broken = Capture("nvml", "absent")
+    reads = Configured({"nvidia": "/usr/bin/nvidia-container-runtime"}, "runc")
+    found = verify(wanted, machine(), Answering(broken), lambda _name: reads, only=("runtime-config",))
+    assert {check.id for check in found.checks} == {"configuration", "runtime"}
+    whole = verify(wanted, machine(), Answering(broken), lambda _name: reads)
+    assert {"nvml", "expect-gpus"} <= {check.id for check in whole.checks}
+    (driver,) = (c for c in verify(wanted, machine(), Answering(broken), lambda _name: reads, only=("headers",)).checks)
+    assert driver.id == "configuration"
+
+
+def test_the_check_of_some_steps_names_them() -> None:
+    found = verify(recipe(), machine(), Answering(ANSWER), lambda _name: None, only=("repair",))
+    (check,) = found.checks
+    assert check.status == "passed"
+    assert check.detail == "repair: nothing left to do"

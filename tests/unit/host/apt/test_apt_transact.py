@@ -96,9 +96,26 @@ def test_the_network_is_tried_again_and_then_given_up(tmp_path: Path) -> None:
     with pytest.raises(ChangeFailed, match="cannot be reached") as caught:
         bench.apt.transact((DRIVER,))
     assert len(bench.runner.made("install")) == 4
-    assert bench.waited == sorted(bench.waited)
+    assert sum(bench.waited) == pytest.approx(30)
+    assert max(bench.waited) <= 0.2, "a signal is heeded between two looks"
     assert "h.example" in caught.value.why
-    assert any(progress.phase == "wait" for progress in bench.progress)
+    assert "[repositories]" in caught.value.hint
+    told = dict.fromkeys(progress.detail for progress in bench.progress if progress.phase == "wait")
+    assert list(told) == [
+        f"{pause} s, then trying again to change the packages: a server cannot be reached" for pause in (2, 8, 20)
+    ]
+
+
+def test_a_refused_connection_is_not_tried_again(tmp_path: Path) -> None:
+    said = (
+        "E: Failed to fetch http://h.example/x.deb  Could not connect to h.example:80 (192.0.2.1). - connect (111: "
+        "Connection refused)\n"
+    )
+    bench = Bench(tmp_path, install=[(100, "", said)] * 9)
+    with pytest.raises(ChangeFailed, match="refuses the connection") as caught:
+        bench.apt.transact((DRIVER,))
+    assert bench.waited == []
+    assert "[repositories]" in caught.value.hint
 
 
 def test_a_stale_index_is_refreshed_once(tmp_path: Path) -> None:

@@ -57,5 +57,8 @@ def test_a_script_is_found_by_itself_and_behind_its_interpreter_and_waited_for(t
     waits: list[Progress] = []
     wait_until_ended("update-initramfs", 60, waits.append, proc=tmp_path, sleep=lambda _seconds: script.unlink())
     assert len(waits) == 1
-    wait_until_ended("vi", 3, waits.append, proc=tmp_path, sleep=lambda _seconds: None)
-    assert len(waits) == 4, "no longer than it is told to"
+    waited: list[float] = []
+    wait_until_ended("vi", 3, waits.append, proc=tmp_path, sleep=waited.append)
+    assert sum(waited) == pytest.approx(3), "no longer than it is told to"
+    assert max(waited) <= 0.2, "a signal is heeded between two looks"
+    assert "up to 3 s: process 7" in waits[-1].detail

@@ -1,0 +1,57 @@
+"""What a change does, in one word, for screens and programs alike. Pure."""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias, get_args
+
+from gpunode.change import (
+    Change,
+    CommandChange,
+    FileChange,
+    ModuleChange,
+    PackageChange,
+    ServiceChange,
+    is_mark,
+)
+from gpunode.host.apt_plan import lowers
+
+Effect: TypeAlias = Literal["install", "upgrade", "downgrade", "mark", "purge"]
+EFFECTS: tuple[Effect, ...] = get_args(Effect)
+Action: TypeAlias = (
+    Effect
+    | Literal[
+        "create", "edit", "delete", "reread", "enable", "disable", "start", "stop", "keep", "load", "unload", "run"
+    ]
+)
+
+
+def action(change: Change) -> Action:
+    """What is done: of a unit that is enabled and started, or disabled and stopped, the latter."""
+    match change:
+        case FileChange(before=before, after=after):
+            if before == after:
+                return "reread"
+            return "create" if before is None else "delete" if after is None else "edit"
+        case PackageChange():
+            return effect_on(change)
+        case ServiceChange(before=before, after=after):
+            if before.active != after.active:
+                return "start" if after.active else "stop"
+            if before.enabled != after.enabled:
+                return "enable" if after.enabled else "disable"
+            return "keep"
+        case ModuleChange(after=loaded):
+            return "load" if loaded else "unload"
+        case CommandChange():
+            return "run"
+
+
+def effect_on(change: PackageChange) -> Effect:
+    """What happens to the package."""
+    if change.after is None:
+        return "purge"
+    if change.before is None or change.before.config_files_only:
+        return "install"
+    if is_mark(change):
+        return "mark"
+    return "downgrade" if lowers(change) else "upgrade"
