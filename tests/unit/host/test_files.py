@@ -393,7 +393,9 @@ def test_a_place_that_others_may_change_is_told_and_a_sticky_folder_is_none(tmp_
     (tmp_path / "sticky").chmod(0o1777)
     os.chown(tmp_path / "theirs", 1000, 0)
     (tmp_path / "closed/to-theirs").symlink_to("/theirs/file")
-    (tmp_path / "closed/by-other").symlink_to("/closed/file")
+    (tmp_path / "closed/by-other").symlink_to("/closed/his")  # one that leads to what is not his is not followed
+    (tmp_path / "closed/his").write_text("x")
+    os.chown(tmp_path / "closed/his", 1000, 0)
     os.chown(tmp_path / "closed/by-other", 1000, 0, follow_symlinks=False)
     assert exposed("/closed/file") == exposed("/sticky/file") == ""
     assert exposed("/open/file") == "others may write to /open (mode 0777)"
