@@ -8,6 +8,7 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
+from gpunode.command import Command
 from gpunode.errors import Refused
 
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
@@ -56,8 +57,9 @@ def refuse_foreign(folder: Path, root: Path) -> None:
         raise Refused(
             f"{folder} is not used: it may hold another user's work",
             why=f"{why}; root would later put back what is recorded there",
-            hint=f"look at it (`ls -la {folder}`); if all of it is yours:\n"
-            f"  chown -Rh root:root {folder} && chmod -R go-rwx {folder}\n"
+            hint=f"look at it (`{Command(('ls', '-la', str(folder)))}`); if all of it is yours:\n"
+            f"  {Command(('chown', '-Rh', 'root:root', str(folder)))}\n"
+            f"  {Command(('chmod', '-R', 'go-rwx', str(folder)))}\n"
             "else move it away; then run the command again",
         )
 
@@ -97,8 +99,6 @@ def _writers(status: os.stat_result) -> str:
 
 def _has_members(gid: int) -> bool:
     """Whether anybody but root is in the group; Debian's /usr/local belongs to ``staff``, which has no member."""
-    if gid == 0:
-        return False
     import grp
     import pwd
 

@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
+from gpunode.command import Command
 from gpunode.errors import Refused
 from gpunode.facts.units import is_unit_file
 from gpunode.runtimes import containerd_files, containerd_unit
@@ -162,8 +163,8 @@ def _check_own(named: containerd_unit.Named) -> None:
     raise Refused(
         f"{named.said_in} has containerd read {named.path}, which is its vendor's",
         why="what is below /usr is replaced by updates, and on an image such as Flatcar's nobody can write there",
-        hint=f"cp {named.path} {CONFIG}; `systemctl edit {containerd_unit.UNIT}` with an empty ExecStart= and one that "
-        f"names {CONFIG}; then run the command again",
+        hint=f"{Command(('cp', named.path, CONFIG))}; `systemctl edit {containerd_unit.UNIT}` with an empty ExecStart= "
+        f"and one that names {CONFIG}; then run the command again",
     )
 
 

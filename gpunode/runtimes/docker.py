@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
 
+from gpunode.command import Command
 from gpunode.errors import Refused
 from gpunode.runtimes import jsontext
 from gpunode.runtimes.docker_nodes import Node, check_usable, node_of, notes_on, reads
@@ -42,6 +43,8 @@ DROPPED = object()
 _TAKES_MARK = (23,)
 # A member's path with its new value, or ``DROPPED``.
 Change: TypeAlias = tuple[Path, Any]
+# sed's words for it.
+_MARK_OUT = r"1s/^\xEF\xBB\xBF//"
 
 
 def located(row: Runtime, files: Files, wish: Wish) -> Runtime:
@@ -101,7 +104,7 @@ def no_mark(path: str) -> Refused:
     return Refused(
         f"{path} begins with a byte order mark, which this docker rejects",
         why="dockerd takes one from version 23 on; this one would neither reload the file nor start with it",
-        hint=f"sed -i '1s/^\\xEF\\xBB\\xBF//' {path}\nthen run the command again",
+        hint=f"{Command(('sed', '-i', _MARK_OUT, path))}\nthen run the command again",
     )
 
 

@@ -289,6 +289,8 @@ def _service(row: Runtime, facts: Facts) -> tuple[Change, ...]:
 
 
 def _default(wish: Wish) -> str:
+    if wish.not_default:
+        return f"; {wish.handler} is not the default runtime"
     return f"; {wish.handler} is the default runtime" if wish.default else ""
 
 
