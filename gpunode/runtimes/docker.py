@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
 
+from gpunode.command import Command
 from gpunode.errors import Refused
 from gpunode.runtimes import jsontext
 from gpunode.runtimes.docker_nodes import Node, check_usable, node_of, notes_on, reads
@@ -171,7 +172,8 @@ def document_of(data: bytes | None, path: str) -> dict[str, Any]:
         raise Refused(
             f"{path}:{error.line}:{error.column}: not valid JSON",
             why=f"{error.reason}. JSON has no comments and no trailing commas, and nothing may follow the object.",
-            hint=f"correct {path}; `dockerd --validate --config-file {path}` checks it (docker 23 and later)",
+            hint=f"correct {path}; `{Command(('dockerd', '--validate', '--config-file', path))}` checks it "
+            "(docker 23 and later)",
         ) from error
     if not isinstance(document, dict):
         raise _misshapen(text, path, ())
