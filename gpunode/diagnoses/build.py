@@ -451,7 +451,7 @@ def _leftover(snapshot: Snapshot) -> tuple[str, str] | None:
 
 
 def _free_space(snapshot: Snapshot) -> Iterable[Fix]:
-    text = "free some space: packages that were downloaded, then kernels and what else nothing needs any more"
+    text = "free some space: take out the packages that were downloaded, then see what fills the disk"
     yield run("remove", text, *_SPACE[snapshot.view(system.package_manager)])
     yield run(
         "inspect",
@@ -464,7 +464,7 @@ def _free_space(snapshot: Snapshot) -> Iterable[Fix]:
 
 # Each names what it takes before it does.
 _SPACE: Final[dict[PackageManager, tuple[Command, ...]]] = {
-    "apt": (Shell("sudo apt-get clean"), Shell("sudo apt-get autoremove --purge")),
+    "apt": (Shell("sudo apt-get clean"), Shell("sudo du -xhd1 /boot /usr /var")),
     "dnf": (Shell("sudo dnf clean packages"), Shell("sudo dnf remove --oldinstallonly")),
     "zypper": (Shell("sudo zypper clean"), Shell("sudo zypper purge-kernels")),
     "pacman": (Shell("sudo pacman -Sc"),),

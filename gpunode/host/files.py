@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from gpunode.change import FileState
+from gpunode.command import Command
 from gpunode.errors import ChangeFailed, Refused
 from gpunode.facts.evidence import Capture, Found, Ownership, encode_found
 from gpunode.host import metadata
@@ -322,7 +323,9 @@ def state(path: str, *, root: str = "/") -> FileState | None:
     if capture.outcome == "absent":
         return None
     if capture.outcome != "ok" or capture.ownership is None:
-        raise Refused(f"{path} cannot be read", why=capture.error, hint=f"look at it with `ls -ld {path}`")
+        raise Refused(
+            f"{path} cannot be read", why=capture.error, hint=f"look at it with `{Command(('ls', '-ld', path))}`"
+        )
     owner = capture.ownership
     return FileState(capture.data, owner.mode, owner.uid, owner.gid)
 
@@ -529,7 +532,7 @@ def _refuse_unless_file(path: str, status: os.stat_result | None) -> None:
         raise Refused(
             f"{path} is {_kind(status)}, where a file belongs",
             why="gpunode replaces and removes regular files only; nothing was changed",
-            hint=f"look at it with `ls -ld {path}`, move it away, then run the command again",
+            hint=f"look at it with `{Command(('ls', '-ld', path))}`, move it away, then run the command again",
         )
 
 
@@ -709,7 +712,7 @@ _HINTS = {
     errno.EROFS: "mount it writable (`findmnt -T {folder}`), then run the command again",
     errno.EACCES: "run the command as root",
     errno.EPERM: "run the command as root; `lsattr -d {folder} {path}` shows whether it is immutable",
-    errno.EBUSY: "{path} is a mount point of its own (`findmnt {path}`); unmount it, then run the command again",
+    errno.EBUSY: "it is a mount point of its own (`findmnt {path}`); unmount it, then run the command again",
     errno.ELOOP: "its symbolic links lead in a circle (`namei {path}`); correct them, then run the command again",
     errno.EFBIG: "raise the limit on the size of files (`ulimit -f`), then run the command again",
     errno.EIO: "the disk reports an error (`dmesg | tail`)",
@@ -718,12 +721,12 @@ _HINTS = {
 
 def _failed(path: str, verb: str, error: OSError, then: str = "; the file is as it was") -> ChangeFailed:
     if isinstance(error, ForeignLinkError):
-        hint = f"name the file itself, or make the link root's: chown -h root {shlex.quote(str(error.filename))}"
+        hint = f"name the file itself, or make the link root's: {Command(('chown', '-h', 'root', str(error.filename)))}"
         return ChangeFailed(f"{path} could not be {verb}", why=f"{error.strerror}{then}", hint=hint)
     hint = _HINTS.get(error.errno or 0, "correct that, then run the command again")
     folder = path.rpartition("/")[0] or "/"
     return ChangeFailed(
         f"{path} could not be {verb}",
         why=f"{error.strerror or error}{then}",
-        hint=hint.format(path=path, folder=folder),
+        hint=hint.format(path=shlex.quote(path), folder=shlex.quote(folder)),
     )

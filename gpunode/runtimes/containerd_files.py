@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from gpunode.command import Command
 from gpunode.errors import Refused
 from gpunode.runtimes.model import Files, Wish
 from gpunode.runtimes.text import decode, encode, same
@@ -133,11 +134,12 @@ def read(data: bytes | None, path: str, wish: Wish | None = None) -> ConfigFile:
     try:
         document = parse(text)
     except (ValueError, RecursionError) as error:
+        dump = Command(("containerd", "--config", path, "config", "dump"))
         found = re.search(r"\(at line (\d+), column \d+\)", str(error))
         raise Refused(
             f"{path}:{found[1]}: not valid TOML" if found else f"{path}: not valid TOML",
             why=str(error),
-            hint=f"correct {path} (`containerd --config {path} config dump` shows what containerd makes of it)",
+            hint=f"correct {path} (`{dump}` shows what containerd makes of it)",
         ) from error
     version = document.get("version", 1 if document else 2)
     is_new = wish is not None and wish.version is not None and wish.version >= _NEW_NAMES

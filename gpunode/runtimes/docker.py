@@ -174,7 +174,8 @@ def document_of(data: bytes | None, path: str) -> dict[str, Any]:
         raise Refused(
             f"{path}:{error.line}:{error.column}: not valid JSON",
             why=f"{error.reason}. JSON has no comments and no trailing commas, and nothing may follow the object.",
-            hint=f"correct {path}; `dockerd --validate --config-file {path}` checks it (docker 23 and later)",
+            hint=f"correct {path}; `{Command(('dockerd', '--validate', '--config-file', path))}` checks it "
+            "(docker 23 and later)",
         ) from error
     if not isinstance(document, dict):
         raise _misshapen(text, path, ())

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from gpunode.catalog.conflicts import BY_THEMSELVES, STANDS_ALONE
+from gpunode.catalog.conflicts import BY_THEMSELVES, STANDS_ALONE, upstream
 from gpunode.catalog.driver import Choice
-from gpunode.change import PackageChange
+from gpunode.change import PackageChange, PackageState
 from gpunode.facts.model import Facts, known
 from gpunode.recipe import Recipe
 from gpunode.steps.locked import beside_driver
@@ -56,10 +56,17 @@ def plan(recipe: Recipe, facts: Facts) -> Outcome:
             why="somebody ran apt-mark hold on it; gpunode breaks no holds",
             hint=f"apt-mark unhold {' '.join(held)}, then run the command again",
         )
-    versions = ", ".join(sorted({state.version for state in old.values()}))
+    versions = ", ".join(sorted({upstream(state.version) or state.version for state in old.values()}))
     changes = tuple(PackageChange(name, state, None) for name, state in old.items())
     reason = f"{len(old)} packages of driver {versions} conflict with branch {chosen.branch}"
-    return Planned(changes, reason)
+    helpers = sum(name not in kept and _is_helper(name, state) for name, state in installed.items())
+    may_go = f"; {helpers} of their helpers may go, too" if helpers else ""
+    return Planned(changes, reason + may_go)
+
+
+def _is_helper(name: str, state: PackageState) -> bool:
+    """Whether an installed package of some driver has versions of its own; apt removes it where it can do no more."""
+    return not state.config_files_only and not branch_of(state.version) and not name.startswith(STANDS_ALONE)
 
 
 def _is_other(name: str, version: str, chosen: Choice) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 
 from gpunode.change import Deferred, FileChange, Trigger, settle_order
-from gpunode.errors import ChangeFailed, DrainRequired, GpunodeError, Interrupted, Undetermined
+from gpunode.errors import ChangeFailed, DrainRequired, GpunodeError, Interrupted, Refused, Undetermined
 from gpunode.facts.evidence import Probe
 from gpunode.facts.model import Fact, Facts, Known, Unit, known
 from gpunode.host.port import Host, HostView, Settled
@@ -25,7 +25,7 @@ from gpunode.workflow.origins import with_origins
 from gpunode.workflow.plan import plan
 from gpunode.workflow.reboot import UNIT, Resume, arrange, resume_unit
 from gpunode.workflow.recovery import backlog, marks_missing, told
-from gpunode.workflow.transaction import resolved
+from gpunode.workflow.transaction import beyond, news, resolved
 
 _RESTARTS_DOCKER = Trigger("restart", "docker.service")
 # docker 20 to 28: "Is the docker daemon running?"; docker 29: "check … if the daemon is running".
@@ -143,7 +143,8 @@ def setup(
         boot_id=known(facts.boot_id, ""),
         argv=asked.argv,
     )
-    course = _Course(recipe, host, Applier(host, run, tell, asked.pause, unsettled), advance, asked, owed, cut)
+    applier = Applier(host, run, tell, asked.pause, unsettled)
+    course = _Course(recipe, host, applier, advance, asked, owed, preview, cut)
     waits = _carried_out(course, run, facts)
     seconds = time.monotonic() - started
     return SetupResult(preview, tuple(course.applied), tuple(course.settled), waits, run.id, seconds, course.facts)
@@ -184,6 +185,7 @@ class _Course:
     advance: Advance
     asked: Asked
     owed: tuple[Trigger, ...]
+    agreed: tuple[StagePlan, ...]
     cut: CutShort | None = None
     applied: list[StagePlan] = field(default_factory=list)
     settled: list[Settled] = field(default_factory=list)
@@ -234,7 +236,24 @@ class _Course:
                 or "the index is fresh, so a source is missing, or a hold or a pin is in the way; see:\n"
                 "  apt-cache policy\n  apt-mark showhold\nthen run the same command again",
             )
+        self._hold_to_agreed(exact)
         return with_origins(exact, self.host, known(facts.sources, ()))
+
+    def _hold_to_agreed(self, exact: StagePlan) -> None:
+        """Nothing is removed that the plan did not name; what turned out to be upgraded instead is told.
+
+        Raises:
+            Refused: apt would remove more, now that it has read the index.
+        """
+        agreed = next((plan for plan in self.agreed if plan.stage == exact.stage), exact)
+        if more := beyond(agreed, exact):
+            raise Refused(
+                f"apt would also remove {', '.join(more)}, which the plan did not name; no package was touched",
+                why="the plan was made before the package index was read",
+                hint="run the same command again: the index is read, so its plan is exact",
+            )
+        for text in news(agreed, exact):
+            self.applier.tell(Told(text))
 
     def _resolved(self, facts: Facts, stage: StagePlan) -> StagePlan:
         return resolved(stage, known(facts.packages, {}), self.host.simulate, self.recipe.lock)

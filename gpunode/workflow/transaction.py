@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from gpunode.catalog.conflicts import driver_packages
@@ -12,10 +13,14 @@ from gpunode.errors import Refused
 from gpunode.host.apt_plan import unplanned
 from gpunode.host.port import Simulation
 from gpunode.recipe import VersionLock
+from gpunode.steps.outcome import Outcome, Planned
 from gpunode.steps.selection import branch_of
 from gpunode.workflow.converge import StagePlan, StepPlan
 
 _FREE: Mapping[str, str] = MappingProxyType({})
+_NOT_PURGED: Mapping[str, tuple[str, ...]] = MappingProxyType({})
+# Debian Policy 5.6.7, and the architecture that apt puts behind it.
+_PACKAGE = re.compile(r"[a-z0-9][a-z0-9+.-]+(?::[a-z0-9]+)?")
 Simulate = Callable[[Sequence[PackageChange]], Simulation | None]
 
 
@@ -27,11 +32,14 @@ class Transaction:
         asked: the changes that steps asked for, without those that turned out to be nothing.
         dependencies: what else the package manager installs or removes.
         problem: why the package manager would not make them, in its own words.
+        upgraded: the packages that were to be purged and are upgraded instead, each with those that stay and need it;
+            with none where the new driver does.
     """
 
     asked: tuple[PackageChange, ...]
     dependencies: tuple[PackageChange, ...] = ()
     problem: str = ""
+    upgraded: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: _NOT_PURGED)
 
 
 def resolve(
@@ -42,17 +50,17 @@ def resolve(
 ) -> Transaction:
     """The transaction that ``changes`` amount to; as they are where there is no package manager to ask.
 
-    Packages to purge that the new driver itself brings in another version are replaced, not purged: which they are
-    only the package manager's own solver knows, so it is asked first without the purges. A dependency that the solver
-    would bring in another version than ``locked`` is then named to it in that version.
+    Without the purges the solver upgrades every old package that has a newer version. Of these only what the new
+    driver needs, or a package that stays, is upgraded; the others are purged. A dependency that the solver would bring
+    in another version than ``locked`` is named to it in that version.
 
     Raises:
         Refused: the solver would remove or install something that no step planned, or takes another version.
     """
     brings = [change for change in changes if change.after is not None]
-    purges = [change for change in changes if change.after is None]
+    purges = _removals(changes)
     first = simulate(brings) if brings else Simulation(())
-    strays = _strays(first, brings, installed, locked) if first is not None else []
+    strays = _strays(first, changes, installed, locked) if first is not None else []
     if strays:
         brings += strays
         first = simulate(brings)
@@ -60,25 +68,84 @@ def resolve(
         return Transaction(tuple(changes))
     if first.problem and not purges:
         return Transaction(tuple(changes), problem=first.problem)
-    brought = {action.name for action in first.actions if action.verb == "install"}
-    meant = [*brings, *(change for change in purges if change.name not in brought)]
-    final = simulate(meant) if purges else first
+    newer = dict(_newer(first, installed, locked))
+    upgraded, final = _upgraded(brings, purges, newer, simulate) if purges else (_NOT_PURGED, first)
     if final is None or final.problem:
         return Transaction(tuple(changes), problem=final.problem if final else "")
-    replaced = frozenset(change.name for change in purges) & brought
+    meant = _meant(brings, purges, newer, upgraded)
     leaving = _parts_of_old(final, installed, meant) if purges else []
-    wrong = unplanned([*meant, *_replacements(purges, replaced), *leaving], final)
-    if wrong := (*wrong, *_of_another_branch(brings, final), *_unlocked(final, locked)):
+    wrong = (*unplanned([*meant, *leaving], final), *_of_another_branch(brings, final), *_unlocked(final, locked))
+    if wrong:
         raise Refused(
             "apt would do something else than what was planned; no package was touched",
             why="\n".join(wrong),
             hint="look at it with `gpunode plan -v`; a hold, a pin or a third-party package usually asks for this",
         )
-    return _exact(meant, installed, final, along=frozenset(change.name for change in strays))
+    exact = _exact(meant, installed, final, along=frozenset({*upgraded, *(change.name for change in strays)}))
+    return replace(exact, upgraded=upgraded)
 
 
-def _replacements(purges: Sequence[PackageChange], names: frozenset[str]) -> list[PackageChange]:
-    return [replace(change, after=KnownAfter(why="replaced")) for change in purges if change.name in names]
+def _meant(
+    brings: Sequence[PackageChange],
+    purges: Sequence[PackageChange],
+    newer: Mapping[str, PackageChange],
+    upgraded: Collection[str],
+) -> list[PackageChange]:
+    """The transaction with some of the ``purges`` upgraded instead."""
+    return [*brings, *(newer[change.name] if change.name in upgraded else change for change in purges)]
+
+
+def _newer(
+    simulation: Simulation, installed: Mapping[str, PackageState], locked: Mapping[str, str]
+) -> Iterator[tuple[str, PackageChange]]:
+    """What comes along in a simulation, as it would be asked for by name."""
+    for action in simulation.actions:
+        if action.verb == "install":
+            before = installed.get(action.name)
+            after = PackageState(locked.get(action.name, action.version), auto=_comes_along(before))
+            yield action.name, PackageChange(action.name, before, after)
+
+
+def _upgraded(
+    brings: Sequence[PackageChange],
+    purges: Sequence[PackageChange],
+    newer: Mapping[str, PackageChange],
+    simulate: Simulate,
+) -> tuple[Mapping[str, tuple[str, ...]], Simulation | None]:
+    """The ``purges`` that must be upgraded instead, each with who needs it, and the simulation of it all.
+
+    apt is asked to purge all of them. What it says it cannot do without is upgraded, until it agrees. A package that it
+    would take along is asked for by name, so that apt says what that one needs.
+    """
+    left = newer.keys() & {change.name for change in purges}
+    upgraded: dict[str, tuple[str, ...]] = {}
+    stays: dict[str, PackageChange] = {}
+    while True:
+        meant = _meant(brings, purges, newer, upgraded)
+        found = simulate([*meant, *stays.values()])
+        if found is None or not left:
+            break
+        lost = {} if found.problem else _lost(found, {*stays, *(change.name for change in meant)})
+        needed = left & _named_in(found.problem) or (left if found.problem else set())
+        if not needed and not lost:
+            break
+        left, stays = left - needed, {**stays, **lost}
+        upgraded |= dict.fromkeys(needed, tuple(sorted(stays)))
+    # What is asked for by name counts as installed by hand, so the transaction goes without those that stay.
+    return upgraded, simulate(meant) if stays else found
+
+
+def _lost(simulation: Simulation, named: Collection[str]) -> dict[str, PackageChange]:
+    """The packages that would go and are no driver's, as they are asked for to stay."""
+    gone = {action.name: action.former for action in simulation.actions if action.verb != "install"}
+    names = sorted(gone.keys() - driver_packages(gone) - {*named})
+    return {name: PackageChange(name, None, PackageState(gone[name])) for name in names if gone[name]}
+
+
+def _named_in(problem: str) -> set[str]:
+    """Every word of a refusal that may be a package, with its architecture and without."""
+    words = _PACKAGE.findall(problem)
+    return {name for word in words for name in (word.rstrip("."), word.partition(":")[0])}
 
 
 def _of_another_branch(brings: Sequence[PackageChange], simulation: Simulation) -> Iterator[str]:
@@ -93,12 +160,12 @@ def _of_another_branch(brings: Sequence[PackageChange], simulation: Simulation) 
 
 def _strays(
     simulation: Simulation,
-    brings: Sequence[PackageChange],
+    changes: Sequence[PackageChange],
     installed: Mapping[str, PackageState],
     locked: Mapping[str, str],
 ) -> list[PackageChange]:
     """Dependencies that would come in another version than the locked one, in the locked one instead."""
-    named = {change.name for change in brings}
+    named = {change.name for change in changes}
     return [
         PackageChange(name, installed.get(name), PackageState(locked[name], auto=_comes_along(installed.get(name))))
         for name in sorted(_unlike(simulation, locked))
@@ -182,8 +249,23 @@ def resolved(
     if transaction.problem:
         return replace(plan, unresolved=transaction.problem)
     exact = {change.name: change for change in transaction.asked}
-    steps = tuple(replace(step, changes=_with_versions(step, exact)) for step in plan.steps)
+    steps = tuple(
+        replace(step, changes=_with_versions(step, exact), outcome=_said(step, transaction.upgraded))
+        for step in plan.steps
+    )
     return replace(plan, steps=steps, dependencies=transaction.dependencies)
+
+
+def _said(step: StepPlan, upgraded: Mapping[str, tuple[str, ...]]) -> Outcome:
+    """The step's answer, with the packages that it wanted to purge and that are upgraded instead, and why."""
+    mine = [change.name for change in _removals(step.changes) if change.name in upgraded]
+    if not mine or not isinstance(step.outcome, Planned):
+        return step.outcome
+    ours = [name for name in mine if not upgraded[name]]
+    are = "is" if len(ours) == 1 else "are"
+    why = f"; the new driver needs {', '.join(ours)}, which {are} upgraded" if ours else ""
+    others = (f"{n} is upgraded, not purged, since {' and '.join(upgraded[n])} needs it" for n in mine if upgraded[n])
+    return replace(step.outcome, reason=step.outcome.reason + why, notes=(*step.outcome.notes, *others))
 
 
 def _with_versions(step: StepPlan, exact: Mapping[str, PackageChange]) -> tuple[Change, ...]:
@@ -192,3 +274,28 @@ def _with_versions(step: StepPlan, exact: Mapping[str, PackageChange]) -> tuple[
         for change in step.changes
         if not isinstance(change, PackageChange) or change.name in exact
     )
+
+
+def beyond(agreed: StagePlan, exact: StagePlan) -> tuple[str, ...]:
+    """The packages that ``exact`` removes and ``agreed`` did not, but for helpers, which it counted."""
+    return tuple(c.name for c in _more(agreed, exact) if c.before is None or branch_of(c.before.version))
+
+
+def _more(agreed: StagePlan, exact: StagePlan) -> list[PackageChange]:
+    named = {change.name for change in _removals(agreed.packages)}
+    return [change for change in _removals(exact.packages) if change.name not in named]
+
+
+def news(agreed: StagePlan, exact: StagePlan) -> Iterator[str]:
+    """What ``exact`` removes beyond ``agreed``, and what it says of steps that purge less than they did there."""
+    if more := _more(agreed, exact):
+        yield f"apt removes with the old driver what needs it: {', '.join(change.name for change in more)}"
+    for before, step in ((one, two) for one in agreed.steps for two in exact.steps if one.step == two.step):
+        fewer = len(_removals(step.changes)) < len(_removals(before.changes))
+        if fewer and isinstance(step.outcome, Planned) and isinstance(before.outcome, Planned):
+            yield step.outcome.reason
+            yield from (note for note in step.outcome.notes if note not in before.outcome.notes)
+
+
+def _removals(changes: Sequence[Change]) -> list[PackageChange]:
+    return [change for change in changes if isinstance(change, PackageChange) and change.after is None]

@@ -126,7 +126,8 @@ def _tesla() -> Iterator[Package]:
 
 
 def _package(name: str, *depends: str) -> Package:
-    return Package(name, OLD_VERSION, depends=depends)
+    # Debian's driver packages want each other in their very version, so apt upgrades what it is not told to remove.
+    return Package(name, OLD_VERSION, depends=tuple(f"{other} (= {OLD_VERSION})" for other in depends))
 
 
 def _old_smi(name: str, version: str, *depends: str) -> Package:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import socket
 import stat
 import threading
@@ -401,3 +402,18 @@ def test_a_place_that_others_may_change_is_told_and_a_sticky_folder_is_none(tmp_
     assert exposed("/open/file") == "others may write to /open (mode 0777)"
     assert exposed("/theirs/file") == exposed("/closed/to-theirs") == "/theirs belongs to the user with the id 1000"
     assert "link that the user with the id 1000 made" in exposed("/closed/by-other")
+
+
+@pytest.mark.parametrize("name", ["a file", "$(id)", "it's;reboot"])
+def test_a_path_stands_quoted_in_a_command_that_is_printed(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).mkdir()
+    with pytest.raises(Refused) as caught:
+        files.state(f"/{name}", root=str(tmp_path))
+    assert shlex.quote(f"/{name}") in caught.value.hint
+
+    (tmp_path / f"{name}.1").write_text("two names")
+    (tmp_path / f"{name}.2").hardlink_to(tmp_path / f"{name}.1")
+    with pytest.raises(Refused) as caught:
+        files.check(f"/{name}.1", root=str(tmp_path))
+    assert f"-samefile {shlex.quote(f'/{name}.1')}" in caught.value.hint
+    assert f"cp --preserve=all {shlex.quote(f'/{name}.1')} {shlex.quote(f'/{name}.1.own')} &&" in caught.value.hint

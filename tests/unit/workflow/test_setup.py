@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -44,6 +44,7 @@ from gpunode.workflow.verify import configuration
 from tests.unit.steps.machines import CONTAINERD, DAEMON_JSON, GTX_1080, gpu, machine, recipe, unit, with_driver
 from tests.unit.workflow.nodes import Node
 
+DRIVER_ALONE = ("driver-pin", "conflicts", "driver")
 ASKED = Asked(version="test")
 RESTART = Trigger("restart", "containerd.service")
 ONLY_CONFIG = replace(ASKED, only=("runtime-config",))
@@ -468,6 +469,47 @@ def test_a_tool_that_says_yes_and_does_nothing_is_found_out(store: Store) -> Non
             tell=lambda _event: None,
         )
     assert caught.value.exit_code == 6
+
+
+def solved(*more: Action, needs: str = "") -> Callable[[Sequence[PackageChange]], Simulation]:
+    """apt does as it is asked, and ``more``; it does nothing without ``needs``."""
+
+    def solver(changes: Sequence[PackageChange]) -> Simulation:
+        if any(change.name == needs and change.after is None for change in changes):
+            return Simulation((), f"nvidia-driver-cuda : Depends: {needs} but it is not going to be installed")
+        gone = tuple(Action("purge", change.name, former="470.256.02-1") for change in changes if change.after is None)
+        brought = [change.name for change in changes if change.after is not None and change.name != needs]
+        brought += [needs] if needs else []
+        return Simulation((*(Action("install", name, "595.91.07-1") for name in brought), *gone, *more))
+
+    return solver
+
+
+def test_a_removal_that_shows_only_once_the_index_is_read_stops_the_run(store: Store) -> None:
+    old = {"nvidia-driver": "470.256.02-1", "nvidia-settings": "595.71.05-1"}
+    node = machine(packages=old)
+    host = Node(node, solver=solved(Action("remove", "nvidia-settings", former="595.71.05-1")))
+    with pytest.raises(Refused) as caught:
+        run(node, host, store, recipe(), replace(ASKED, only=DRIVER_ALONE))
+    assert "nvidia-settings" in caught.value.what
+    assert "run the same command again" in caught.value.hint
+    assert not any(isinstance(change, PackageChange) for change in host.made)
+
+
+def test_what_is_upgraded_instead_of_purged_is_told_before_it_is_done(store: Store) -> None:
+    node = machine(packages={"nvidia-driver": "470.256.02-1", "libcuda1": "470.256.02-1"})
+    host = Node(node, solver=solved(needs="libcuda1"))
+    heard: list[str] = []
+
+    def tell(event: Event) -> None:
+        if isinstance(event, Told):
+            assert not any(isinstance(change, PackageChange) for change in host.made)
+            heard.append(event.text)
+
+    setup(recipe(), host, store, node, advance=projected, asked=replace(ASKED, only=DRIVER_ALONE), tell=tell)
+    assert "the new driver needs libcuda1, which is upgraded" in heard[-1]
+    gone = {change.name for change in host.made if isinstance(change, PackageChange) and change.after is None}
+    assert gone == {"nvidia-driver"}
 
 
 def test_an_index_that_lacks_the_packages_is_read_again_once(store: Store) -> None:

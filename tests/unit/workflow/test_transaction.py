@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
 
 from gpunode.change import KnownAfter, PackageChange, PackageState
 from gpunode.errors import Refused
 from gpunode.host.port import Action, Simulation
-from gpunode.workflow.transaction import resolve
+from gpunode.workflow.transaction import Transaction, resolve
+from tests.unit.workflow.solver import Depends, Solver
 
 OLD = PackageState("535.261.03-1")
 DRIVER = KnownAfter("580.", "driver")
@@ -66,23 +69,100 @@ def test_the_solvers_own_refusal_is_handed_on_and_nothing_is_guessed() -> None:
     assert (found.problem, found.asked) == (problem, (BRING,))
 
 
-def test_an_old_package_that_the_driver_itself_brings_is_replaced_not_purged() -> None:
-    purges = [PackageChange(name, OLD, None) for name in ("libcuda1", "nvidia-tesla-470-driver")]
-    brought = install("libcuda1", former=OLD.version)
-    asked: list[list[str]] = []
+NEW = {"nvidia-driver-cuda": frozenset({"libcuda1"}), "libcuda1": frozenset({"libnvidia-ml1"})} | dict.fromkeys(
+    ("libnvidia-ml1", "libglx-nvidia0"), frozenset[str]()
+)
+NEW |= {"nvidia-driver-libs": frozenset({"libglx-nvidia0"}), "nvidia-driver": frozenset({"nvidia-driver-libs"})}
+DEBIANS = {name: needs for name, needs in NEW.items() if name != "nvidia-driver-cuda"}
+DEBIANS |= {"nvidia-driver": frozenset({"nvidia-driver-libs", "libcuda1"}), "nvidia-alternative": frozenset()}
 
-    def solver(changes: Sequence[PackageChange]) -> Simulation:
-        asked.append([change.name for change in changes])
-        gone = tuple(Action("purge", c.name, former=OLD.version) for c in changes if c.after is None)
-        return Simulation((install("nvidia-driver-cuda"), brought, *gone))
 
-    found = resolve([BRING, *purges], dict.fromkeys(("libcuda1", "nvidia-tesla-470-driver"), OLD), solver)
-    assert asked == [["nvidia-driver-cuda"], ["nvidia-driver-cuda", "nvidia-tesla-470-driver"]]
-    assert [(c.name, c.after is None) for c in found.asked] == [
-        ("nvidia-driver-cuda", False),
-        ("nvidia-tesla-470-driver", True),
-    ]
-    assert [(c.name, c.before) for c in found.dependencies] == [("libcuda1", OLD)]
+def purges(names: Iterable[str]) -> list[PackageChange]:
+    return [PackageChange(name, OLD, None) for name in sorted(names)]
+
+
+def gone(found: Transaction) -> set[str]:
+    return {change.name for change in (*found.asked, *found.dependencies) if change.after is None}
+
+
+def test_of_the_old_driver_only_what_the_new_one_needs_is_upgraded_and_the_rest_is_purged() -> None:
+    solver = Solver(DEBIANS, NEW)
+    assert "nvidia-driver" in {action.name for action in solver([BRING]).actions}, "apt would upgrade it unasked"
+
+    found = resolve([BRING, *purges(DEBIANS)], solver.states(), solver)
+
+    assert found.upgraded == {"libcuda1": (), "libnvidia-ml1": ()}
+    assert gone(found) == DEBIANS.keys() - found.upgraded.keys()
+    assert {change.name for change in found.dependencies} == found.upgraded.keys()
+
+
+def test_an_old_package_that_a_package_needs_that_stays_is_upgraded_and_says_for_whom() -> None:
+    solver = Solver(DEBIANS | {"player": frozenset({"nvidia-driver-libs"})}, NEW, frozenset({"player"}))
+
+    found = resolve([BRING, *purges(DEBIANS)], solver.states(), solver)
+
+    assert found.upgraded["nvidia-driver-libs"] == found.upgraded["libglx-nvidia0"] == ("player",)
+    assert gone(found) == {"nvidia-driver", "nvidia-alternative"}
+    assert not any(change.name == "player" for change in (*found.asked, *found.dependencies))
+
+
+def test_a_package_that_stays_and_needs_what_the_archive_lacks_stops_the_run() -> None:
+    solver = Solver(DEBIANS | {"player": frozenset({"nvidia-alternative"})}, NEW, frozenset({"player"}))
+    with pytest.raises(Refused) as caught:
+        resolve([BRING, *purges(DEBIANS)], solver.states(), solver)
+    assert "apt would purge player" in caught.value.why
+
+
+_NAMES = tuple(f"libcuda1{letter}" for letter in "abcdefgh")
+
+
+@st.composite
+def _solvers(draw: st.DrawFn) -> Solver:
+    """An old driver, a new one with other relations under some of the same names, and packages that need either."""
+
+    def needs(number: int) -> Depends:
+        return (
+            draw(st.frozensets(st.sampled_from(_NAMES[number + 1 :]), max_size=3))
+            if _NAMES[number + 1 :]
+            else Depends()
+        )
+
+    archive = {name: needs(number) for number, name in enumerate(_NAMES)}
+    installed = {name: needs(number) for number, name in enumerate(_NAMES)}
+    archive["nvidia-driver-cuda"] = draw(st.frozensets(st.sampled_from(_NAMES), min_size=1, max_size=3))
+    others = {
+        f"player{number}": draw(st.frozensets(st.sampled_from(_NAMES), min_size=1, max_size=2)) for number in (1, 2)
+    }
+    chosen = draw(st.sets(st.sampled_from(sorted(others))))
+    extra = {name: others[name] for name in chosen}
+    return Solver(installed | extra, archive, frozenset(chosen))
+
+
+@given(solver=_solvers())
+def test_what_is_announced_as_purged_is_what_apt_purges(solver: Solver) -> None:
+    """What the new driver or a package that stays needs is upgraded, and nothing else is; all else is purged."""
+    needs = {**solver.installed, **solver.archive}
+    needed = _reached([BRING.name, *solver.others], needs)
+    # apt upgrades nothing for the sake of a package that any version is good enough for: such a node is refused.
+    assume(needed <= {action.name for action in solver([BRING]).actions})
+
+    found = resolve([BRING, *purges(_NAMES)], solver.states(), solver)
+
+    done = solver([*found.asked, *found.dependencies])
+
+    assert gone(found) == {action.name for action in done.actions if action.verb == "purge"}
+    assert gone(found) == set(_NAMES) - needed
+    assert found.upgraded.keys() == needed
+
+
+def _reached(roots: Iterable[str], needs: Mapping[str, Depends]) -> set[str]:
+    found: set[str] = set()
+    left = list(roots)
+    while left:
+        more = needs[left.pop()] - found
+        found |= more
+        left += more
+    return found
 
 
 @pytest.mark.parametrize("verb", ["remove", "purge"])

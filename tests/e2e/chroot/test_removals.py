@@ -1,0 +1,58 @@
+"""The packages of a distribution's driver, before the real solver: those that plan says are purged are purged."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import pytest
+
+from tests.e2e.chroot.scenario import (
+    DIRECTORIES,
+    RECIPE,
+    Lab,
+    as_machine,
+    ask,
+    by_kind,
+    install_old_driver,
+    setup,
+    setup_ok,
+)
+from tests.e2e.lab.bases import Bases
+from tests.e2e.lab.debs import Package, build_all
+from tests.e2e.lab.pci import T4
+
+pytestmark = pytest.mark.e2e
+
+SOURCES = [word for step in ("cuda-repository", "toolkit-repository", "driver-pin") for word in ("--only", step)]
+DISPLAY = {"nvidia-driver", "nvidia-driver-libs", "xserver-xorg-video-nvidia"}
+
+
+@pytest.mark.parametrize("needed", ["", "xserver-xorg-video-nvidia"])
+def test_what_the_plan_says_is_purged_is_purged(needed: str, bases: dict[str, Bases], chroots: Lab) -> None:
+    """A display package goes as well, unless a package that stays needs it; the plan says which one."""
+    with chroots.node(bases["bookworm"].runtime, [T4]) as node:
+        as_machine(node)
+        install_old_driver(node)
+        if needed:
+            build_all([Package("lab-player", "1.0", depends=(needed,))], node.path("/root/player"))
+            node.run("sh", "-c", "dpkg -i /root/player/*.deb")
+        chroots.recipe(node, DIRECTORIES["bookworm"])
+        at_most = purged(ask(node, "plan", RECIPE).changes)
+        assert setup(node, *SOURCES).exit_code == 7  # nothing works yet, but the index is read
+        exact = ask(node, "plan", RECIPE)
+        screen = node.gpunode("plan", RECIPE).stdout
+
+        done = setup_ok(node)
+
+        assert purged(done.changes) == purged(exact.changes)
+        assert purged(exact.changes) < at_most
+        assert purged(exact.changes).isdisjoint(node.installed())
+        assert DISPLAY & node.installed().keys() == ({needed} if needed else set())
+        assert ("lab-player needs" in screen) == bool(needed)
+        assert ask(node, "plan", RECIPE, "--check").exit_code == 0
+
+
+def purged(changes: Iterable[Mapping[str, Any]]) -> set[str]:
+    """The packages of which nothing is left afterwards."""
+    return {name for name, change in by_kind(changes, "package").items() if change["after"] is None}
