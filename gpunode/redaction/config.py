@@ -63,7 +63,8 @@ _TOKEN: Final = (
 _KEYED: Final = (
     r"(?P<lead>[ \t]*(?:-[ \t]+)*(?:export[ \t]+)?)"
     # What ends with = and has digits is no key without a value, but base64.
-    rf"(?!(?=\S*?\d)\S*=[ \t]*(?:\n|\Z))(?P<key>{_STRING}|[A-Za-z_.$*][^\s:=\"'{{}}\[\],#]*(?:[ \t][A-Za-z][\w-]*){{0,3}})"
+    r"(?!(?=\S*?\d)\S*=[ \t]*(?:\n|\Z))"
+    rf"(?P<key>{_STRING}|[A-Za-z_.$*][^\s:=\"'{{}}\[\],#]*(?:[ \t][A-Za-z][\w-]*){{0,3}})"
     r"(?P<sign>[ \t]*[+?]?=(?!=)[ \t]*(?=\S)|=(?=\s|\Z)|[ \t]*:(?=\s|\Z)[ \t]*)"
 )
 _TABLE: Final = r"[ \t]*\[\[?(?P<table>[A-Za-z_][^\n]*?)\]\]?[ \t]*(?:\#[^\n]*)?(?=\n|\Z)"
