@@ -49,7 +49,7 @@ KINDS: dict[str, FailureKind] = {
     "update-no-pubkey": "signature",
     "update-no-pubkey-cached-warns": "signature",
     "update-no-release": "missing",
-    "update-refused": "network",
+    "update-refused": "refused",
     "update-tls-handshake": "network",
     "update-unexpected-size": "mid-sync",
     "update-unresolved": "network",
