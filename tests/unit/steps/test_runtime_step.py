@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
+from gpunode.change import FileChange, FileState
 from gpunode.facts.model import Facts, Known
 from gpunode.recipe import Recipe
 from gpunode.steps.runtime_config import RUNTIME_CONFIG
-from tests.unit.steps.machines import machine, planned, recipe, refusal
+from tests.unit.steps.machines import CONTAINERD, machine, planned, recipe, refusal
 
 MISSING = Known(value=False, probe="toolkit-program")
 
@@ -31,3 +34,15 @@ def test_a_default_runtime_without_its_program_is_refused_and_a_handler_warned_o
 
 def test_what_the_toolkit_brings_in_the_same_run_is_not_missing() -> None:
     assert planned(RUNTIME_CONFIG.plan(default(), node(nvidia_container_toolkit="1.18.0-1"))).changes
+
+
+@pytest.mark.parametrize("state", [FileState(b"", 0o644, uid=1000), FileState(b"", 0o664, gid=1000)])
+def test_a_drop_in_beside_a_file_that_others_may_write_is_roots_alone(state: FileState) -> None:
+    present = machine(packages={"containerd": "2.1.9-1", "nvidia-container-toolkit": "1.20.1-1"})
+    present = replace(present, files={**present.files, CONTAINERD: Known(state, "file")})
+    (*files,) = planned(RUNTIME_CONFIG.plan(recipe("containerd", version="none"), present)).changes
+    after = {change.path: change.after for change in files if isinstance(change, FileChange)}
+    assert len(after) == 2
+    for path, made in after.items():
+        assert isinstance(made, FileState)
+        assert (made.uid, made.mode) == (0, 0o644), path
