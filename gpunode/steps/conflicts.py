@@ -60,7 +60,7 @@ def plan(recipe: Recipe, facts: Facts) -> Outcome:
     changes = tuple(PackageChange(name, state, None) for name, state in old.items())
     reason = f"{len(old)} packages of driver {versions} conflict with branch {chosen.branch}"
     helpers = sum(name not in kept and _is_helper(name, state) for name, state in installed.items())
-    may_go = f"; {helpers} of their helpers may go, too" if helpers else ""
+    may_go = f"; {helpers} helpers may go, too" if helpers else ""
     return Planned(changes, reason + may_go)
 
 
