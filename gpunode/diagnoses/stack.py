@@ -77,7 +77,7 @@ def _bus(snapshot: Snapshot) -> tuple[State, str]:
     names = dict.fromkeys(gpu.model.name if gpu.model else _plain(gpu.name) for gpu in found)
     if found:
         return "works", f"{len(found)} × {', '.join(names)}"
-    return ("seen", "no GPU of NVIDIA's") if pci.is_listed(snapshot) else ("unseen", "")
+    return ("seen", "no NVIDIA GPU") if pci.is_listed(snapshot) else ("unseen", "")
 
 
 def _plain(name: str) -> str:

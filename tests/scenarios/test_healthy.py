@@ -61,4 +61,4 @@ def test_a_machine_without_a_gpu_has_no_fault_and_is_asked_whether_it_is_to_have
     assert examined.diagnosis.findings == ()
     assert ["GPU to be in this machine" in doubt.question for doubt in examined.diagnosis.unknown] == [True]
     assert (examined.verdict, examined.works) == ("unknown", False)
-    assert next(storey.seen for storey in examined.storeys if storey.id == "pci") == "no GPU of NVIDIA's"
+    assert next(storey.seen for storey in examined.storeys if storey.id == "pci") == "no NVIDIA GPU"
