@@ -105,7 +105,7 @@ class Machine:
         self.run("useradd --create-home --shell /bin/bash tester")
 
     def run(self, command: str, user: str = "root") -> int:
-        """How ``command`` ended in ``/home/tester/gpunode``, or at home before that is there."""
+        """How ``command`` ended in the clone, or at home before there is one."""
         variables = {
             "HOME": "/root" if user == "root" else f"/home/{user}",
             "USER": user,

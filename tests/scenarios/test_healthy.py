@@ -59,6 +59,6 @@ def test_nothing_wrong_is_found_where_one_probe_had_no_answer(name: str, left: s
 def test_a_machine_without_a_gpu_has_no_fault_and_is_asked_whether_it_is_to_have_one() -> None:
     examined = diagnosed(evidence(without_a_gpu()))
     assert examined.diagnosis.findings == ()
-    assert ["GPU to be in this machine" in doubt.question for doubt in examined.diagnosis.unknown] == [True]
+    assert ["should this machine have a GPU" in doubt.question for doubt in examined.diagnosis.unknown] == [True]
     assert (examined.verdict, examined.works) == ("unknown", False)
     assert next(storey.seen for storey in examined.storeys if storey.id == "pci") == "no NVIDIA GPU"

@@ -72,6 +72,12 @@ class Vector:
         return ["ctk", "runtime", "unconfigure", *words, "--root", str(root)]
 
     @property
+    def programs(self) -> set[str]:
+        """What the runtime is told to run: gpunode asks that it be there before it is every container's runtime."""
+        named = (word.partition("=")[2] for word in self.told["argv"] if "runtime-path=" in word)
+        return {"/usr/bin/nvidia-container-runtime", *(path for path in named if path.startswith("/"))}
+
+    @property
     def runtime(self) -> str:
         """Whose configuration it is."""
         return str(self.told["runtime"])
@@ -113,6 +119,10 @@ class Vector:
             file = Path(f"{root}{path}")
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_bytes(data)
+        for program in self.programs:
+            file = Path(f"{root}{program}")
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.touch(0o755)
         if self.number == 61:
             Path(f"{root}{self.paths[0]}").mkdir(parents=True)
 

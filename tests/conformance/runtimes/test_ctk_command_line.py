@@ -31,6 +31,9 @@ def image(tmp_path: Path) -> Path:
     (root / CONFIG).parent.mkdir(parents=True)
     (root / CONFIG).write_text(TEXT)
     (root / CONFIG).chmod(0o640)
+    program = root / "usr/bin/nvidia-container-runtime"
+    program.parent.mkdir(parents=True)
+    program.touch(0o755)
     return root
 
 
