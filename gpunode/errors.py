@@ -11,7 +11,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import ClassVar, Final
 
 _PARTS: Final = re.compile(r"[/=,]")
-_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
 
 class GpunodeError(Exception):
@@ -36,12 +35,12 @@ class GpunodeError(Exception):
 
         A file may have any name, and a message that names it must not get lines from it that gpunode did not write.
         """
-        for part in sorted(
-            {part for word in words for part in _PARTS.split(word) if _CONTROL.search(part)}, key=len, reverse=True
-        ):
-            shown = part.encode("unicode_escape").decode().replace("'", "\\'")
+        from gpunode.command import CONTROL, quoted  # on use: --help needs none
+
+        parts = {part for word in words for part in _PARTS.split(word) if CONTROL.search(part)}
+        for part in sorted(parts, key=len, reverse=True):
             self.what, self.why, self.hint = (
-                text.replace(part, f"$'{shown}'") for text in (self.what, self.why, self.hint)
+                text.replace(part, quoted(part)) for text in (self.what, self.why, self.hint)
             )
 
     def as_dict(self) -> dict[str, object]:
