@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from pathlib import Path
 from typing import Final
 
@@ -23,6 +24,17 @@ _APT: Final = (
     'Acquire::Languages "none"',
     'Acquire::Check-Valid-Until "false"',
 )
+# gpunode runs no program of an image to learn its version: dpkg's record says it, as that of any image does.
+_RECORDED: Final = {"containerd": "containerd", "docker.io": "dockerd"}
+_STANZA: Final = """\
+Package: {package}
+Status: install ok installed
+Architecture: {architecture}
+Maintainer: lab
+Version: {version}
+Description: unpacked
+
+"""
 _MERGED_USR: Final = "/usr/share/mmdebstrap/hooks/merged-usr"
 _NOT_NEEDED: Final = tuple(f"usr/share/{name}" for name in ("doc", "man", "locale", "info", "perl", "bash-completion"))
 # The stand-in for uname(2) tells this one; no test asks for it.
@@ -59,6 +71,7 @@ def _unpack(suite: str, root: Path) -> None:
     run(["mmdebstrap", *what, *options, suite, os.fspath(root), mirror], timeout=600)
     run(["rm", "-rf", *(os.fspath(root / name) for name in _NOT_NEEDED)])
     _finish(root)
+    _record(root)
 
 
 def _finish(root: Path) -> None:
@@ -67,6 +80,19 @@ def _finish(root: Path) -> None:
     for link, target in {"var/run": "/run", "usr/bin/sh": "dash", "usr/sbin/iptables": "iptables-nft"}.items():
         if not (root / link).is_symlink():
             (root / link).symlink_to(target)
+
+
+def _record(root: Path) -> None:
+    """dpkg's status has the daemons and dpkg itself, which unpacking alone leaves out."""
+    status, architecture = root / "var/lib/dpkg/status", (root / "var/lib/dpkg/arch").read_text().split()[0]
+    versions = {"dpkg": "1"}
+    for package, program in _RECORDED.items():
+        found = re.search(r"\d+\.\d+\.\d+", run(["chroot", os.fspath(root), program, "--version"]).stdout)
+        assert found
+        versions[package] = found[0]
+    with status.open("a") as file:
+        for package, version in versions.items():
+            file.write(_STANZA.format(package=package, architecture=architecture, version=version))
 
 
 def _store(root: Path, cached: Path) -> None:

@@ -75,11 +75,13 @@ class Cell:
 
 
 def asked(runtime: str) -> list[Vector]:
-    """The vectors of ``runtime`` that change files which a daemon can be started on."""
+    """The vectors of ``runtime`` that change files which a daemon can be started on; no command of a root is asked."""
     return [
         vector
         for vector in vectors()
-        if vector.runtime == runtime and vector.number != 61 and "--dry-run" not in vector.told["argv"]
+        if vector.runtime == runtime
+        and vector.number != 61
+        and not {"--dry-run", "--config-source=command"} & {*vector.told["argv"]}
     ]
 
 
