@@ -146,6 +146,7 @@ def test_debians_old_driver_is_there_to_be_purged(bases: dict[str, Bases], make_
         assert node.run("dkms", "status").stdout == ""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("ubuntu", UBUNTUS, ids=lambda ubuntu: ubuntu.codename)
 def test_ubuntus_branches_exclude_each_other_and_build(
     ubuntu: Ubuntu, bases: dict[str, Bases], repositories: Repositories, make_chroot: MakeChroot
