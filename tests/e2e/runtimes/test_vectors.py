@@ -35,8 +35,8 @@ EXTENTS: Final = [
     *(pytest.param((suite, "whole"), id=f"{suite}-whole", marks=pytest.mark.long) for suite in SUITES),
 ]
 VECTORS: Final = {vector.folder.name: vector for vector in vectors()}
-# What dockerd looks for before it starts.
-BINARIES: Final = ("/usr/bin/nvidia-container-runtime", "/opt/nv/nvidia-container-runtime", "/usr/bin/my-runtime")
+# What dockerd looks for before it starts, and gpunode before it is the default runtime.
+BINARIES: Final = sorted({"/usr/bin/my-runtime"}.union(*(vector.programs for vector in VECTORS.values())))
 CRI: Final = ("io.containerd.cri.v1.runtime", "io.containerd.grpc.v1.cri")
 
 
