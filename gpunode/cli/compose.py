@@ -148,8 +148,7 @@ def see(node: str, root: str, gpu: str) -> Seen:
     if node:
         from gpunode.host.capture import CaptureHost, load
 
-        is_sample = node in {one.name for one in SAMPLES.iterdir()} and not Path(node).exists()
-        evidence = load(SAMPLES / node if is_sample else Path(node))
+        evidence = load(_capture_at(node))
         return Seen(CaptureHost(evidence), _with_gpus(derive(evidence), gpu), evidence)
     from gpunode.facts.probes import probes
     from gpunode.host.local import LocalHost
@@ -158,6 +157,28 @@ def see(node: str, root: str, gpu: str) -> Seen:
     host = LocalHost(checked_root(root))
     evidence = look_around(host, probes(image=is_image(root)), image=is_image(root))
     return Seen(host, _with_gpus(derive(evidence, image=is_image(root)), gpu), evidence)
+
+
+def samples() -> tuple[str, ...]:
+    """The names of the shipped captures."""
+    return tuple(sorted(one.parent.name for one in SAMPLES.glob("*/capture.json")))
+
+
+def _capture_at(node: str) -> Path:
+    """The file or folder that ``--node`` names.
+
+    Raises:
+        UsageError: there is none, and no sample of that name.
+    """
+    if Path(node).exists() or "/" in node:
+        return Path(node)
+    if node in samples():
+        return SAMPLES / node
+    raise UsageError(
+        f"--node {node}: no such file, and no sample of that name",
+        why=f"samples: {', '.join(samples())}",
+        hint=f"name a sample, or a capture that this makes on a node:\n{sudo_gpunode('capture', 'node.tar.gz')}",
+    )
 
 
 def _with_gpus(facts: Facts, gpu: str) -> Facts:
