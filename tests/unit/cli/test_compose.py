@@ -34,5 +34,5 @@ def test_a_relative_root_in_a_folder_that_is_gone_is_a_usage_error(
     gone.mkdir()
     monkeypatch.chdir(gone)
     gone.rmdir()
-    with pytest.raises(UsageError, match="leads nowhere"):
+    with pytest.raises(UsageError, match="cannot be resolved"):
         checked_root(".")
