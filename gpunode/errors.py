@@ -119,7 +119,7 @@ class ChangeFailed(GpunodeError):
     """A change could not be made; ``why`` says what was put back."""
 
     exit_code, status = 6, "change-failed"
-    meaning = "a change failed; what was put back is said; how to go on or roll back"
+    meaning = "a change failed; what was put back is said; how to continue or roll back"
 
 
 class VerifyFailed(GpunodeError):

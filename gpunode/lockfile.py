@@ -50,7 +50,7 @@ def parse(text: str, file: str) -> VersionLock:
     if not isinstance(values.get(_PACKAGES), dict) or schema is None:
         raise LockFileError("not a lock file: it has no schema, or no table [packages]", file=file)
     if isinstance(schema, bool) or schema != SCHEMA:
-        raise source.error(("schema",), f"schema is {_shown(schema)}: not a format that I know", str(SCHEMA))
+        raise source.error(("schema",), f"schema is {_shown(schema)}: a format unknown to this gpunode", str(SCHEMA))
     if unknown := [key for key in values if key not in _KEYS]:
         raise source.error((unknown[0],), f"there is no key {_shown(unknown[0])}", *_KEYS)
     told = {key: source.word(values, key) for key in _TEXTS}
@@ -78,9 +78,9 @@ class _Source:
     def packages(self, table: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         for name, version in table.items():
             if not _NAME.fullmatch(name):
-                raise self.error((_PACKAGES, name), f"{_shown(name)} is no name of a package", "libnvidia-container1")
+                raise self.error((_PACKAGES, name), f"{_shown(name)} is not a package name", "libnvidia-container1")
             if not isinstance(version, str) or not _VERSION.fullmatch(version):
-                what = f"{name} is {_shown(version)}, which is no version of a package"
+                what = f"{name} is {_shown(version)}, which is not a package version"
                 raise self.error((_PACKAGES, name), what, 'a whole version in quotes, such as "580.178.04-1"')
             yield name, version
 

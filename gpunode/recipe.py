@@ -73,7 +73,7 @@ class Driver:
     version: Annotated[
         str,
         Says(
-            "which driver; none leaves it to somebody else",
+            "which driver; none leaves it alone",
             rf"auto|production|lts|none|{_NUMBER}",
             ("auto", "production", "lts", "none", *_NUMBER_WORDS),
         ),
@@ -133,12 +133,12 @@ class Runtime:
 
     name: Annotated[
         RuntimeName,
-        Says("which container runtime gives containers the GPUs; podman does so by CDI, the others by a handler"),
+        Says("the container runtime to configure; podman uses CDI, the others the NVIDIA runtime"),
     ] = "none"
     install: Annotated[Install, Says("whether a missing runtime is installed from the distribution")] = "if-missing"
     default: Annotated[
         bool | None,
-        Says("whether containers get the NVIDIA runtime unless they ask for another; left out, it is as it is"),
+        Says("whether nvidia is the default runtime; left out, the default stays as it is"),
     ] = None
     cgroup: Annotated[
         Cgroup, Says("auto keeps what the runtime has; systemd makes runc and nvidia use systemd's cgroup driver")
@@ -192,7 +192,7 @@ class Recipe:
     description: Annotated[str, Says("what the recipe is for, in one line")] = ""
     skip: Annotated[
         tuple[str, ...],
-        Says("ids of steps to leave out, for what this node's owner does otherwise", "[a-z-]+", ("ids of steps",)),
+        Says("ids of steps to leave out, for what you set up yourself", "[a-z-]+", ("ids of steps",)),
     ] = ()
     driver: Driver = field(default_factory=Driver)
     repositories: Repositories = field(default_factory=Repositories)
@@ -318,7 +318,7 @@ def _layers(text: str, file: str, load: Callable[[str], str]) -> list[_Layer]:
     layers = [_layer(text, file)]
     while base := layers[-1].values.get("extends"):
         if "://" in base:
-            raise layers[-1].error("extends is an address, and a recipe is read from this machine alone", ("extends",))
+            raise layers[-1].error("extends is a URL, and recipes are only read from this machine", ("extends",))
         place = base_of(base, layers[-1].file)
         if place in (chain := [layer.file for layer in layers]):
             raise layers[-1].error(
@@ -359,7 +359,7 @@ def _layer(text: str, file: str) -> _Layer:
     raw = _Layer(file, text, read_toml(text, file))
     if not _is(raw.values.get("schema", SCHEMA), (int,)) or raw.values.get("schema", SCHEMA) != SCHEMA:
         raise raw.error(
-            f"schema is {_shown(raw.values['schema'])}: not a format that I know", ("schema",), (str(SCHEMA),)
+            f"schema is {_shown(raw.values['schema'])}: a format unknown to this gpunode", ("schema",), (str(SCHEMA),)
         )
     return _Layer(file, text, dict(_flat(raw)))
 
@@ -409,7 +409,7 @@ def _placed(values: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], Any]]:
 def _checked(raw: _Layer, place: tuple[str, ...], value: Any) -> Any:
     path, section = ".".join(place), place[0] if len(place) > 1 else ""
     if path in _SECTIONS:
-        raise raw.error(f"{path} is {_kind(value)}, where a table is meant", place, (f"[{path}]",))
+        raise raw.error(f"{path} is {_kind(value)}, where a table is expected", place, (f"[{path}]",))
     key = next((key for key in _keys_in(section) if key.name == place[-1]), None)
     if key is None:
         raise _unknown(raw, section, place)

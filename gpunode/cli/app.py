@@ -155,7 +155,13 @@ GpuOption = Annotated[
     ),
 ]
 NodeOption = Annotated[
-    str, typer.Option("--node", metavar="CAPTURE", help="a capture of another node, or debian12-gtx1080, the sample")
+    str,
+    typer.Option(
+        "--node",
+        metavar="CAPTURE",
+        help="a capture of another node, or debian12-gtx1080, the sample",
+        autocompletion=completing.nodes,
+    ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="print one JSON object and nothing else")]
 VerboseOption = Annotated[bool, typer.Option("-v", "--verbose", help="show every step, package and new file")]

@@ -59,7 +59,7 @@ def _unwritten(arguments: list[str], error: OSError) -> int:
     from gpunode.cli.screen.printer import forget
 
     forget(sys.stdout)
-    what = UsageError("the help cannot be written", why=error.strerror or "", hint="make room, or write elsewhere")
+    what = UsageError("the help cannot be written", why=error.strerror or "", hint="free space, or write elsewhere")
     return _fail(arguments, what)
 
 

@@ -197,9 +197,7 @@ def _resume(recipe: Recipe, only: Sequence[str], leave: Leave) -> Resume:
 
 
 def _reboot(reasons: Sequence[str], done: SetupResult, leave: Leave) -> RebootRequired:
-    again = (
-        "it goes on by itself after the reboot" if leave.reboot else "systemctl reboot, then run the same command again"
-    )
+    again = "setup continues after the reboot" if leave.reboot else "systemctl reboot, then run the same command again"
     what = "a reboot is needed; everything before it is done" if done.changed else "a reboot is needed"
     return RebootRequired(what, why="\n".join(reasons), hint=again)
 

@@ -19,9 +19,9 @@ def compare(good: str, bad: str | None, how: How) -> None:
     from gpunode.diagnoses.snapshot import snapshot
 
     if "" in (good, bad):
-        raise UsageError("an empty name names no report", hint="gpunode compare GOOD [BAD]")
+        raise UsageError("an empty name is no report", hint="gpunode compare GOOD [BAD]")
     if good == bad == "-":
-        raise UsageError("only one of the two comes from standard input", hint="name a file for the other")
+        raise UsageError("only one of the two reports can come from standard input", hint="name a file for the other")
     # What was captured lost its secrets; what was not would differ by them.
     healthy, sick = (snapshot(_evidence(name)) for name in (good, bad))
     diagnosis = diagnose(sick, guarded=True)

@@ -33,6 +33,13 @@ def steps() -> list[str]:
     return [step.id for step in STEPS]
 
 
+def nodes() -> list[str]:
+    """The shipped samples; a capture's file is completed by the shell itself."""
+    from gpunode.cli.compose import samples
+
+    return list(samples())
+
+
 def causes() -> list[str]:
     """What doctor explains."""
     from gpunode.diagnoses import rules

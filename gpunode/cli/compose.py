@@ -52,7 +52,7 @@ class Wanted:
         if self.lock and self.upgrade:
             raise UsageError(
                 "--lock and --upgrade contradict each other",
-                why="the one asks for the versions of a file, the other for the newest",
+                why="one pins the versions of a file, the other takes the newest",
                 hint="upgrade one node without --lock, then renew the lock there:\n"
                 f"{gpunode('plan', '--upgrade', '--lock', self.lock)}",
             )
@@ -79,7 +79,7 @@ def recipe_at(place: str) -> Recipe:
     """
     found, ids = builtin.read(place), tuple(step.id for step in STEPS if step.id != DETECT.id)
     if wrong := [step for step in found.skip if step not in ids]:
-        what = f"skip names {', '.join(dict.fromkeys(wrong))[:200]}, which is no step that can be left out"
+        what = f"skip names {', '.join(dict.fromkeys(wrong))[:200]}: no such step, or one that cannot be skipped"
         raise RecipeError(what, file=place, line=line_of(builtin.load(place), ("skip",)), key="skip", allowed=ids)
     return found
 
@@ -131,7 +131,7 @@ def gpus_to_set_up(text: str, *, image: bool) -> tuple[PciDevice, ...]:
     if named and not image:
         raise UsageError(
             "--gpu is for an image",
-            why="on a running machine the GPUs that are there count, and those that were named might be others",
+            why="on a running machine gpunode uses the GPUs it finds, and the named ones might differ",
             hint="leave --gpu out, or name the image's root folder with --root",
         )
     return named
@@ -148,8 +148,7 @@ def see(node: str, root: str, gpu: str) -> Seen:
     if node:
         from gpunode.host.capture import CaptureHost, load
 
-        is_sample = node in {one.name for one in SAMPLES.iterdir()} and not Path(node).exists()
-        evidence = load(SAMPLES / node if is_sample else Path(node))
+        evidence = load(_capture_at(node))
         return Seen(CaptureHost(evidence), _with_gpus(derive(evidence), gpu), evidence)
     from gpunode.facts.probes import probes
     from gpunode.host.local import LocalHost
@@ -158,6 +157,28 @@ def see(node: str, root: str, gpu: str) -> Seen:
     host = LocalHost(checked_root(root))
     evidence = look_around(host, probes(image=is_image(root)), image=is_image(root))
     return Seen(host, _with_gpus(derive(evidence, image=is_image(root)), gpu), evidence)
+
+
+def samples() -> tuple[str, ...]:
+    """The names of the shipped captures."""
+    return tuple(sorted(one.parent.name for one in SAMPLES.glob("*/capture.json")))
+
+
+def _capture_at(node: str) -> Path:
+    """The file or folder that ``--node`` names.
+
+    Raises:
+        UsageError: there is none, and no sample of that name.
+    """
+    if Path(node).exists() or "/" in node:
+        return Path(node)
+    if node in samples():
+        return SAMPLES / node
+    raise UsageError(
+        f"--node {node}: no such file, and no sample of that name",
+        why=f"samples: {', '.join(samples())}",
+        hint=f"name a sample, or a capture that this makes on a node:\n{sudo_gpunode('capture', 'node.tar.gz')}",
+    )
 
 
 def _with_gpus(facts: Facts, gpu: str) -> Facts:
@@ -175,7 +196,7 @@ def _resolved(root: str) -> Path:
         return Path(root).resolve()
     except OSError as error:
         raise UsageError(
-            f"--root {root} leads nowhere",
+            f"--root {root} cannot be resolved",
             why=f"the folder that it is relative to: {error.strerror}",
             hint="name the root folder by its whole path",
         ) from error
@@ -189,8 +210,8 @@ def checked_root(root: str) -> str:
     """
     if is_image(root) and not Path(root, "etc").is_dir():
         raise UsageError(
-            f"--root {root} holds no system",
-            why="there is no folder etc in it",
+            f"--root {root} contains no system",
+            why="it has no etc folder",
             hint="mount the image first, then name its root folder",
         )
     return str(_resolved(root))
@@ -273,7 +294,7 @@ class Stop:
         if self._signal:
             kind = Interrupted if self._signal == 2 else Terminated
             raise kind(
-                "stopped, as the signal asked for, between two changes",
-                why="what was done is journaled and complete",
-                hint=f"the same command goes on where it stopped:\n{sudo_gpunode(*sys.argv[1:])}",
+                "stopped by a signal, between two changes",
+                why="every change made so far is complete and recorded",
+                hint=f"the same command continues from there:\n{sudo_gpunode(*sys.argv[1:])}",
             )

@@ -114,7 +114,7 @@ def edit(
     host = LocalHost(place, stop.heeded(screen.progress), log, lock_timeout_s=leave.lock_timeout_s)
     with screen, alone(store, host, screen, leave.lock_timeout_s, others=False), stop:
         if (cut := swept(store, host)) is not None:
-            screen.tell(Told(told(cut, "this command edits the runtime's files alone")))
+            screen.tell(Told(told(cut, "this command only edits the runtime's files")))
         draft = _with_links(drafting(host, store.footprint()), host)
         if leave.restart and not draft.changes and ctk.unread(host, draft):
             draft = ctk.reread(draft)
@@ -152,8 +152,8 @@ def _unread(host: LocalHost, draft: Draft) -> VerifyFailed | None:
         return None
     following = _following(host, draft, failed=False)
     return VerifyFailed(
-        f"the files are written, but {draft.about} was not restarted: systemd is not running here",
-        why=verdict.otherwise or f"gpunode restarts {draft.about} through systemd alone",
+        f"the files are written, but {draft.about} was not restarted: systemd is not running",
+        why=verdict.otherwise or f"gpunode restarts {draft.about} only through systemd",
         hint=f"{following}\ngpunode ctk runtime check --runtime={draft.about}",
     )
 
@@ -199,7 +199,7 @@ def _footprint(store: Store) -> tuple[Footprint, str]:
     try:
         return store.footprint(), ""
     except UsageError as error:
-        return Footprint(), f"{error.what}, so this is what would be done without it; sudo shows what will be done"
+        return Footprint(), f"{error.what}, so this was planned without it; run it with sudo for the exact plan"
 
 
 def _text(content: bytes) -> str:
@@ -213,7 +213,7 @@ def _make_hook(typed: Typed, hook: Hook, how: How, place: str, leave: Leave) -> 
     if not hook.path.startswith("/"):
         raise UsageError(
             f"--nvidia-runtime-hook-path={hook.path} is not an absolute path",
-            why="container runtimes search no PATH for their hooks",
+            why="container runtimes do not search PATH for hooks",
             hint="give the whole path: --nvidia-runtime-hook-path=/usr/bin/nvidia-container-runtime-hook",
         )
     content, path = ocihook.hook(hook.path), absolute("--oci-hook-path", hook.file, place)
@@ -263,17 +263,18 @@ def _is_daemon(draft: Draft) -> bool:
 def _judged(draft: Draft, verdict: Verdict, following: str) -> Envelope:
     failure: GpunodeError | None = None
     if verdict.pending:
-        failure = ChangesPending(f"{draft.about} is not as asked", hint=str(configure_command(draft, sys.argv[1:])))
+        again = str(configure_command(draft, sys.argv[1:]))
+        failure = ChangesPending(f"{draft.about} is not configured as requested", hint=again)
     elif draft.missing:
-        what = f"{draft.about} is told to run {draft.missing}, which is not installed"
+        what = f"{draft.about} is configured to run {draft.missing}, which is not installed"
         failure = VerifyFailed(what, hint=str(draft.install))
     elif verdict.otherwise:
-        what = f"the files of {draft.about} are as asked, but its daemon has something else"
+        what = f"the files of {draft.about} are correct, but its daemon has another configuration"
         if not _is_daemon(draft):
-            what = f"{draft.about} cannot give a container the GPUs"
+            what = f"{draft.about} cannot expose GPUs to containers"
         failure = VerifyFailed(what, why=verdict.otherwise, hint=following)
     elif verdict.untold and not _is_daemon(draft):
-        what = f"cannot tell whether {draft.about} gives containers the GPUs"
+        what = f"cannot tell whether {draft.about} exposes GPUs to containers"
         failure = Undetermined(what, why=verdict.untold, hint="gpunode setup --runtime podman installs what is missing")
     answer = _answer("ctk runtime check", draft, draft.changes)
     untold = (f"the daemon was not asked: {verdict.untold}",) if verdict.untold else ()

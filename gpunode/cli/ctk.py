@@ -30,7 +30,7 @@ RuntimeOption = Annotated[
     typer.Option("--runtime", metavar="NAME", help="docker (the default, as nvidia-ctk's), containerd, crio or podman"),
 ]
 ConfigOption = Annotated[
-    str, typer.Option("--config", metavar="FILE", help="the runtime's configuration, where it is not the usual one")
+    str, typer.Option("--config", metavar="FILE", help="the runtime's configuration file (default: the usual one)")
 ]
 DropInOption = Annotated[
     str | None,
@@ -44,14 +44,14 @@ ModeOption = Annotated[
 SourceOption = Annotated[
     str,
     typer.Option(
-        "--config-source", metavar="SOURCE", help="where options are copied from: file, or the runtime's own command"
+        "--config-source", metavar="SOURCE", help="where to copy options from: file, or the runtime's own command"
     ),
 ]
 ExecutableOption = Annotated[
     str, typer.Option("--executable-path", metavar="FILE", help="the runtime's program for --config-source=command")
 ]
 NameOption = Annotated[
-    str, typer.Option("--nvidia-runtime-name", metavar="NAME", help="by which containers ask for the runtime")
+    str, typer.Option("--nvidia-runtime-name", metavar="NAME", help="the name by which containers request the runtime")
 ]
 PathOption = Annotated[
     str,
@@ -61,13 +61,13 @@ DefaultOption = Annotated[
     bool, typer.Option("--nvidia-set-as-default", "--set-as-default", help="make it the default runtime")
 ]
 CdiOption = Annotated[
-    bool, typer.Option("--cdi.enabled", "--cdi.enable", "--enable-cdi", help="switch the runtime's CDI support on")
+    bool, typer.Option("--cdi.enabled", "--cdi.enable", "--enable-cdi", help="enable the runtime's CDI support")
 ]
 CriOption = Annotated[
-    bool, typer.Option("--enable-cri", help="take cri out of containerd's disabled_plugins, so that kubelet can use it")
+    bool, typer.Option("--enable-cri", help="remove cri from containerd's disabled_plugins, for the kubelet")
 ]
 DryRunOption = Annotated[
-    bool, typer.Option("--dry-run", help="print the files as they would be, and the diff to standard error")
+    bool, typer.Option("--dry-run", help="print the new files, and the diff to standard error; change nothing")
 ]
 RestartOption = Annotated[
     bool, typer.Option("--restart", help="restart the runtime, check that it came up, restore the old file if not")

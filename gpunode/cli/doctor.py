@@ -27,7 +27,7 @@ def doctor(named: Sequence[str], how: How, *, html: str | None = None, prometheu
     from gpunode.host.reports import is_fleet
 
     if "" in named:
-        raise UsageError("an empty name names no report", hint="without any, gpunode doctor examines this machine")
+        raise UsageError("an empty name is no report", hint="without any, gpunode doctor examines this machine")
     if "" in (html, prometheus):
         raise UsageError("an empty name names no file", hint="gpunode doctor --html FILE, --prometheus FILE.prom")
     if prometheus:
@@ -135,7 +135,7 @@ def _write_textfile(file: str, examined: Examined, seconds: float) -> None:
     except OSError as error:
         raise UsageError(
             f"{file} cannot be written", why=error.strerror or str(error),
-            hint="name a file in a folder that is there and that you may write in; no other right is needed",
+            hint="name a file in an existing folder that you may write to",
         ) from error  # fmt: skip
 
 
@@ -146,7 +146,7 @@ def _fleet(named: Sequence[str], how: How) -> None:
 
     if alone := [name for name in named if name == "-" or (name in rules() and not _is_there(name))]:
         raise UsageError(
-            f"{alone[0]} stands alone", why="a cause, and a report on standard input, are asked for one at a time",
+            f"{alone[0]} must be given alone", why="a cause, or standard input, cannot be combined with other names",
             hint=str(gpunode("doctor", alone[0])),
         )  # fmt: skip
     found = fleet(named)
@@ -196,7 +196,7 @@ def _unknown_name(name: str) -> UsageError:
     close = get_close_matches(name, rules(), n=3, cutoff=0.5)
     like = f"causes with a similar name: {', '.join(close)}" if close else "no cause has a similar name"
     return UsageError(
-        f"no cause and no report is called {name}",
+        f"there is no cause and no report called {name}",
         why=like,
         hint="name a cause, or a report that is there: a capture, an nvidia-bug-report.log.gz, a JSON list or a text",
     )

@@ -35,7 +35,7 @@ def check(file: str, how: How) -> None:
         why = (
             f"{file} is a folder" if is_folder(place) else f"there is no folder {place.parent}, or it is closed to you"
         )
-        raise _unwritable(file, why, "name a file in a folder that is there")
+        raise _unwritable(file, why, "name a file in an existing folder")
     if not _is_free(place):
         raise _unwritable(file, "what is there is no file", _HINT)
 

@@ -121,7 +121,7 @@ def _refuse_detached(before: Sequence[tuple[str, ...]], word: str, flags: Collec
     if before and before[-1][0] in flags and word in _TRUE | _FALSE:
         name = before[-1][0]
         raise UsageError(
-            f"{name} {word}: the value of a boolean option stands behind an equals sign",
+            f"{name} {word}: the value of a boolean option needs an equals sign",
             why=f"nvidia-ctk takes {name} for true here, whatever follows",
             hint=f"write {name}={word}",
         )

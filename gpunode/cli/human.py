@@ -174,7 +174,7 @@ class Screen(ReportScreen):
         if yes:
             return
         if not self.can_ask:
-            why = "--json asks nothing" if self._silent else "standard input is no terminal, so nobody can agree"
+            why = "--json never asks" if self._silent else "standard input is not a terminal, so nobody can answer"
             raise UsageError(
                 f"{verb} {does} and asks first",
                 why=f"{why}; nothing was changed",
@@ -325,13 +325,13 @@ class Screen(ReportScreen):
         if self._silent:
             return
         self._printer.raw(redact(text if text.endswith("\n") else f"{text}\n"))
-        title = f"# {name} with everything that it extends; what is not named has its default:"
+        title = f"# {name} with everything that it extends and all defaults:"
         self._put(BLANK, line(span(title, "dim")))
         self._printer.raw(redact(whole))
 
     def recipe_is_good(self, file: str, found: Recipe) -> None:
         """The recipe can be understood."""
-        self._put(line(Span("✓ ", "good"), f"{file}: recipe {found.name} is understood", hang=2))
+        self._put(line(Span("✓ ", "good"), f"{file}: recipe {found.name} is valid", hang=2))
         self._put(line("next: ", span(str(gpunode("plan", file)), "command")))
 
     def from_node(self, text: str, output: str) -> None:
@@ -341,7 +341,7 @@ class Screen(ReportScreen):
         if not output:
             self._printer.raw(text)
             return
-        self._put(line(Span("✓ ", "good"), f"{output} written: the recipe that this node already fulfils", hang=2))
+        self._put(line(Span("✓ ", "good"), f"{output} written: the recipe of this node as it is now", hang=2))
         self._put(line("next: ", span(str(gpunode("plan", output)), "command")))
 
 

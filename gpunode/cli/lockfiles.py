@@ -54,7 +54,7 @@ def former_lock(file: str) -> VersionLock | None:
         raise UsageError(
             f"the lock file {file} cannot be written",
             why=f"there is no folder {Path(file).parent}",
-            hint="name a file in a folder that is there",
+            hint="name a file in an existing folder",
         )
     return None
 
@@ -86,7 +86,7 @@ def refuse_part(only: Sequence[str]) -> None:
     """
     if only:
         raise UsageError(
-            "a lock is written for the whole recipe",
-            why=f"with --only {' --only '.join(only)} it would hold those steps' packages alone",
+            "a lock file covers the whole recipe",
+            why=f"with --only {' --only '.join(only)} it would have only those steps' packages",
             hint="leave --only out",
         )

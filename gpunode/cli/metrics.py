@@ -42,7 +42,7 @@ def _lines(examined: Examined, finished: float, seconds: float) -> Iterator[str]
         }
         yield f"{_PREFIX}_finding{_labels(labels)} 1"
     yield from _gauge(
-        "unknown", "Faults whose cause could not be told for want of evidence.", str(len(examined.diagnosis.unknown))
+        "unknown", "Faults without a known cause, for lack of evidence.", str(len(examined.diagnosis.unknown))
     )
     yield from _gauge(
         "run_timestamp_seconds", "When gpunode doctor last ran, in seconds since 1970.", f"{finished:.3f}"

@@ -51,7 +51,7 @@ def requested(store: Store, run: str) -> Recipe:
     content = store.request(run)
     if hashlib.sha256(content).hexdigest() != begin.recipe_sha256:
         raise JournalDamaged(
-            f"the recipe that was kept for run {run} has been changed, so the setup does not go on",
+            f"the recipe that was kept for run {run} has been changed, so the setup was not continued",
             why=f"its sha256 is not the {begin.recipe_sha256} that the journal recorded",
             hint="run `gpunode setup` with the recipe that you want",
         )
@@ -82,10 +82,10 @@ def refuse_unsafe_program() -> None:
     """
     why = program_risk()
     if not why and os.environ.get("PYTHONPATH") and sys.argv[0].endswith("__main__.py"):
-        why = "this gpunode was found through PYTHONPATH, which a boot does not have"
+        why = "this gpunode was found through PYTHONPATH, which is not set at boot"
     if why:
         raise Refused(
-            "--reboot cannot arrange that this gpunode goes on after the reboot",
+            "--reboot cannot make this gpunode continue after the reboot",
             why=f"{why}; the boot would run it as root",
             hint=f"{_INSTALL}\nor run the command without --reboot, reboot, and run it again",
         )
@@ -129,7 +129,7 @@ def refuse_other_options(run: str, typed: Sequence[object]) -> None:
     """
     if any(typed):
         raise UsageError(
-            "--resume takes no recipe and no option that changes what is asked for",
-            why=f"what was asked for is recorded with run {run}",
+            "--resume takes no recipe and no option that changes the request",
+            why=f"the original request is recorded with run {run}",
             hint=str(sudo_gpunode("setup", "--resume", run)),
         )

@@ -140,5 +140,5 @@ def _unusable(path: Path, error: OSError) -> ChangeFailed:
     return ChangeFailed(
         f"the lock {path} cannot be taken, so nothing was changed",
         why=error.strerror or str(error),
-        hint=f"make room and write access for {path.parent}, then run the same command again",
+        hint=f"free some space and check write access for {path.parent}, then run the same command again",
     )

@@ -304,7 +304,7 @@ def _entries(line: bytes, above: bytes, load: Load, file: str, number: int) -> t
     if match is not None and int(match[1]) > FORMAT:
         raise damaged(file, number, f"a newer gpunode wrote it, in format {int(match[1])}; this one reads {FORMAT}")
     if match is None or _checksum(match[1], _sum(above), match[3]) != match[2]:
-        raise damaged(file, number, "the line, or the one before it, is not as it was written: its checksum is another")
+        raise damaged(file, number, "this line or the one before it was altered: the checksum does not match")
     try:
         read = _typed(json.loads(match[3]), load)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:

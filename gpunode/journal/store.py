@@ -184,7 +184,7 @@ class Store:
             raise Refused(
                 f"run {run} can no longer be undone",
                 why=f"{given_up.user} had its backups forgotten",
-                hint="`gpunode log` still shows what it changed; `gpunode remove` takes away what gpunode added",
+                hint="`gpunode log` still shows what it changed; `gpunode remove` removes what gpunode added",
             )
         return record.decode(self._bytes(run), lambda name: self._load(name, run, kept), file=str(self._path(run)))
 
@@ -232,7 +232,7 @@ class Store:
         except OSError as error:
             raise _bad_object(self._object(name), "some run", f"cannot be read: {error.strerror}") from error
         if record.digest(content) != name:
-            raise _bad_object(self._object(name), "some run", "is not what was saved: its sha256 is another")
+            raise _bad_object(self._object(name), "some run", "is not what was saved: its sha256 differs")
         return content
 
     def forget(self, run: str, user: str | None = None) -> tuple[int, int]:
@@ -250,7 +250,7 @@ class Store:
         if cut is not None and cut.begin.run == run:
             raise Refused(
                 f"run {run} cannot be forgotten",
-                why="it was cut short, and what it did is finished or undone with its backups",
+                why="it was cut short, and its backups are needed to finish or undo it",
                 hint="run `gpunode setup` or `gpunode rollback` first",
             )
         with _unwritable(f"that run {run} is forgotten cannot be written down, so it is not", self._path(run)):
@@ -404,7 +404,7 @@ class Store:
         except OSError as error:
             raise _bad_object(path, run, f"cannot be read: {error.strerror}") from error
         if record.digest(content) != name:
-            raise _bad_object(path, run, "is not what was saved: its sha256 is another")
+            raise _bad_object(path, run, "is not what was saved: its sha256 differs")
         return content
 
     def _make_folders(self) -> None:
@@ -548,7 +548,7 @@ class Run:
             self._descriptor = -1
 
     def _note(self, *entries: Entry) -> None:
-        with _unwritable("what was done could not be recorded; what it undoes is on the disk", self.path):
+        with _unwritable("the change was made but could not be recorded; its backup is on the disk", self.path):
             self._append(*entries)
 
     def _append(self, *entries: Entry) -> None:
@@ -674,7 +674,7 @@ def _unwritable(what: str, place: Path) -> Iterator[None]:
         raise ChangeFailed(
             what,
             why=f"{place}: {error.strerror or error}",
-            hint=f"make room and write access for {place}, then run the same command again",
+            hint=f"free some space and check write access for {place}, then run the same command again",
         ) from error
 
 

@@ -27,7 +27,7 @@ options nouveau modeset=0
 def plan(recipe: Recipe, facts: Facts) -> Outcome:
     """Keeps nouveau and nova off the card, in the initramfs too."""
     if not wants_driver(recipe, facts):
-        return Planned((), "the driver is not gpunode's here")
+        return Planned((), "this driver is not managed by gpunode")
     if standing := standing_driver(recipe, facts):
         return Planned((), standing.reason)
     notes = tuple(_overruled(facts))

@@ -69,7 +69,7 @@ def plan(recipe: Recipe, facts: Facts) -> Outcome:
     if isinstance(fact, Unknown) and fact.probe == PLAN:
         return Planned((), "nvidia-ctk writes it in this run", later=True)
     if isinstance(fact, Unknown) and not is_asked(recipe):
-        return Planned((), f"CDI is not asked for, and nobody can tell what {path} holds")
+        return Planned((), f"the recipe does not ask for CDI, and {path} cannot be read")
     before = need(fact, f"what {path} holds")
     judged = judge(recipe, facts, loaded)
     if not is_asked(recipe) and judged.spec is None and not _has_failed(facts):
@@ -233,7 +233,7 @@ def _unsolved(offer: Offer, written: str, places: Sequence[str]) -> Iterator[str
         yield f"{' and '.join(paths)} both offer nvidia.com/gpu={name}, so no container gets it: remove one of them"
     for one in offer.unread:
         if one.path != written:
-            yield f"{one.path} is not understood ({one.reason}); a container engine may read it all the same"
+            yield f"{one.path} cannot be parsed ({one.reason}); a container engine may still read it"
     if written.rpartition("/")[0] not in places:
         from gpunode.runtimes import podman
 

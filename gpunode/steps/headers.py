@@ -13,7 +13,7 @@ from gpunode.steps.selection import family_of, standing_driver, wants_driver
 def plan(recipe: Recipe, facts: Facts) -> Outcome:
     """DKMS finds a build tree for every kernel that must have the driver, and for those that upgrades bring."""
     if not wants_driver(recipe, facts):
-        return Planned((), "the driver is not gpunode's here")
+        return Planned((), "this driver is not managed by gpunode")
     if (standing := standing_driver(recipe, facts)) and standing.prebuilt:
         return Planned((), "the driver's modules come prebuilt in packages")
     found = family_of(facts)

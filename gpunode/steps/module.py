@@ -84,7 +84,7 @@ def plan_load(recipe: Recipe, facts: Facts) -> Outcome:
     if not isinstance(driver, WantedDriver):
         return driver
     if facts.is_image:
-        return Planned((), "the image's kernel loads it at boot", later=True)
+        return Planned((), "the kernel of the image loads it at boot", later=True)
     loaded = need(facts.loaded_driver, "whether the NVIDIA driver is loaded")
     if loaded is not None:
         return _loaded(loaded, driver.chosen, installed_version(facts, driver))

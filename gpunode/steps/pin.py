@@ -30,7 +30,7 @@ def plan(recipe: Recipe, facts: Facts) -> Outcome:
     if pinned and not _agree(pinned, chosen):
         return Refusal(
             what=f"nvidia-driver-pinning-{pinned} pins another driver",
-            why=f"this node is to get {_held(chosen.branch, chosen.exact)}: {chosen.reason}",
+            why=f"this node needs {_held(chosen.branch, chosen.exact)}: {chosen.reason}",
             hint=f"apt-get purge nvidia-driver-pinning-{pinned}, then run the command again",
         )
     wanted = FileState(driver.family.pin(chosen))

@@ -55,7 +55,7 @@ class _Repository:
 def plan_cuda(recipe: Recipe, facts: Facts) -> Outcome:
     """The CUDA repository of this distribution is enabled, signed by the key with the pinned fingerprint."""
     if not wants_driver(recipe, facts):
-        return Planned((), "the driver is not gpunode's here")
+        return Planned((), "this driver is not managed by gpunode")
     # With it, apt's next upgrade would bring NVIDIA's packages over those of another maker.
     if standing := standing_driver(recipe, facts):
         return Planned((), standing.reason)
@@ -91,7 +91,7 @@ def _lax(facts: Facts) -> Iterator[str]:
 def plan_toolkit(recipe: Recipe, facts: Facts) -> Outcome:
     """The container toolkit's repository is enabled, signed by the key with the pinned fingerprint."""
     if not wants_toolkit(recipe):
-        return Planned((), "no container runtime is asked for")
+        return Planned((), "the recipe has no container runtime")
     architecture = need(facts.architecture, "the architecture of this system")
     row = toolkit_repository(recipe.repositories.toolkit, recipe.repositories.toolkit_key)
     key = SigningKey(row.key_url, frozenset({row.fingerprint}))
@@ -275,8 +275,8 @@ def _is_crowded(repository: _Repository, sources: Sequence[AptSource]) -> bool:
 
 def _crowded(repository: _Repository) -> Refusal:
     return Refusal(
-        what=f"{repository.list_file} serves other archives, too",
-        why=f"gpunode writes that file for {repository.uri} alone, and would take the others away",
+        what=f"{repository.list_file} lists other archives, too",
+        why=f"gpunode writes that file for {repository.uri} alone, and would remove the others",
         hint="move the other entries into a file of their own, then run the command again",
     )
 

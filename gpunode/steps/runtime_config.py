@@ -43,7 +43,7 @@ _NUMBERS = re.compile(r"\d+(?:\.\d+)*")
 def plan(recipe: Recipe, facts: Facts) -> Outcome:
     """The runtime's files register NVIDIA's handler; its own parser has the last word before they are used."""
     if recipe.runtime.name == "none":
-        return Planned((), "no container runtime is asked for")
+        return Planned((), "the recipe has no container runtime")
     try:
         place = chosen(runtime(recipe.runtime.name), facts)
         return _configured(recipe, facts, place)
@@ -76,7 +76,7 @@ def _check_default(row: Runtime, wish: Wish, after: Configured) -> None:
     if wish.not_default and after.default == wish.handler:
         raise Refused(
             f"{wish.handler} is the default runtime of {row.id}, and the recipe says runtime.default = false",
-            why=f"which default {row.product or row.id} had before is not known, so gpunode does not take it out",
+            why=f"which default {row.product or row.id} had before is not known, so gpunode does not remove it",
             hint=f"take it out of {row.config or 'its configuration'}, or leave runtime.default out of the recipe",
         )
 
@@ -104,7 +104,7 @@ def _closed(row: Runtime, facts: Facts, present: States, planned: Planned) -> Pl
     beside = (replace(one, triggers=trigger if one.path in present else frozenset()) for one in found.values())
     others = [path for path in present if path not in own and why_open(present[path])]
     notes = (
-        *(f"{path} {why_open(present[path])}, and {row.unit} obeys it; it is not gpunode's to mend" for path in others),
+        *(f"{path} {why_open(present[path])}, and {row.unit} reads it; gpunode leaves it" for path in others),
         *exposed(facts, (*present, *_TOOLKITS)),
     )
     return replace(
@@ -221,7 +221,7 @@ def cri_notes(row: Runtime, configured: Configured) -> tuple[str, ...]:
     """That no kubelet can use the runtime as it is configured; nothing where one can."""
     if not configured.cri_disabled:
         return ()
-    return (f"{row.config} switches the CRI plugin off (disabled_plugins), so no kubelet can use this {row.id}",)
+    return (f"{row.config} disables the CRI plugin (disabled_plugins), so no kubelet can use this {row.id}",)
 
 
 def packaged_version(row: Runtime, packages: Mapping[str, PackageState]) -> tuple[int, ...] | None:

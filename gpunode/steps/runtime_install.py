@@ -19,7 +19,7 @@ from gpunode.steps.selection import matches, not_locked
 def plan(recipe: Recipe, facts: Facts) -> Outcome:
     """Some package that provides the runtime is installed."""
     if recipe.runtime.name == "none":
-        return Planned((), "no container runtime is asked for")
+        return Planned((), "the recipe has no container runtime")
     try:
         row = chosen(runtime(recipe.runtime.name), facts).row
     except Refused as refusal:
@@ -32,11 +32,11 @@ def plan(recipe: Recipe, facts: Facts) -> Outcome:
             return _installed(recipe, name, packages)
     unit = facts.unit(row.unit)
     if isinstance(unit, Known) and unit.value.exists and not unit.value.masked:
-        return Planned((), f"{row.unit} is here, installed by other means than its package; it is not replaced")
+        return Planned((), f"{row.unit} is installed, but not from a package; it is not replaced")
     if row.from_elsewhere:
         return Refusal(
             what=f"{row.id} is not installed",
-            why="no distribution that gpunode knows has a package of it",
+            why="no supported distribution packages it",
             hint=f"install it from {row.from_elsewhere}; then run the command again",
         )
     if recipe.runtime.install == "never":
@@ -48,7 +48,7 @@ def plan(recipe: Recipe, facts: Facts) -> Outcome:
     first = row.packages[0]
     if recipe.lock is not None and first not in recipe.lock.packages:
         return not_locked(recipe.lock, first)
-    reason = f"{row.id} is missing; the distribution's own package is taken"
+    reason = f"{row.id} is missing; the distribution's package will be installed"
     after = wanted_state(recipe, first, KnownAfter(why="runtime"))
     return Planned((PackageChange(first, packages.get(first), after),), reason)
 

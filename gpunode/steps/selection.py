@@ -104,7 +104,7 @@ class WantedDriver:
 def wanted_driver(recipe: Recipe, facts: Facts) -> WantedDriver | Planned | Refusal:
     """The driver; else what every driver step answers where it is not gpunode's, or where none can be chosen."""
     if not wants_driver(recipe, facts):
-        return Planned((), "the driver is not gpunode's here")
+        return Planned((), "this driver is not managed by gpunode")
     if standing := standing_driver(recipe, facts):
         return Planned((), standing.reason)
     found, chosen = family_of(facts), choice(recipe, facts)
@@ -220,7 +220,7 @@ def choice(recipe: Recipe, facts: Facts) -> Choice | Refusal:
     if recipe.driver.version == "auto":
         pinned = pinned_by_package(known(facts.packages, {}))
         if pinned and isinstance(found := choose(present, replace(recipe.driver, version=pinned)), Choice):
-            return replace(found, reason=f"{_PINNING}{pinned} is installed, and is respected")
+            return replace(found, reason=f"{_PINNING}{pinned} is installed and respected")
         if not pinned and (kept := _kept(recipe, facts, present)) is not None:
             return kept
         if not pinned and recipe.upgrade and (onward := _onward(recipe, facts, present)) is not None:
@@ -298,8 +298,8 @@ def _locked(recipe: Recipe, lock: VersionLock, facts: Facts, present: tuple[GpuM
     if asked[0].isdigit() and not f"{version}.".startswith(f"{asked}."):
         return Refusal(
             what=f"{lock.file} holds driver {version}, and {asked} is asked for",
-            why="a lock and a driver version that contradict each other cannot both be had",
-            hint="leave the one or the other out",
+            why="a lock and another driver version contradict each other",
+            hint="leave one of them out",
         )
     wishes = [replace(recipe.driver, version=version, flavour=flavour) for flavour in _flavours(recipe)]
     outcomes = [choose(present, wish) for wish in wishes]
@@ -331,7 +331,7 @@ def _no_driver_in(lock: VersionLock) -> Refusal:
 def not_locked(lock: VersionLock, name: str) -> Refusal:
     """The refusal of a package that is asked for and has no version in the lock."""
     return Refusal(
-        what=f"{lock.file} names no version of {name}, which this node is to get",
+        what=f"{lock.file} names no version of {name}, which this node needs",
         why=f"it was written with recipe {lock.recipe} on a node that needed other packages",
         hint="use a lock of a node with the same recipe, GPUs and scope, or write one for this kind of node",
     )

@@ -22,7 +22,7 @@ CONFIG = "/etc/nvidia-container-runtime/config.toml"
 def plan(recipe: Recipe, facts: Facts) -> Outcome:
     """The four packages are installed at one version: the recipe's, else the installed one, else the newest."""
     if not wants_toolkit(recipe):
-        return Planned((), "no container runtime is asked for")
+        return Planned((), "the recipe has no container runtime")
     packages = need(facts.packages, "which packages are installed")
     wanted = _version(recipe, packages)
     if isinstance(wanted, Refusal):
@@ -100,7 +100,7 @@ def _locked(lock: VersionLock, named: str) -> str | Refusal:
     versions = {lock.packages[name] for name in TOOLKIT_PACKAGES}
     if len(versions) > 1 or (named and named not in versions):
         return Refusal(
-            what=f"{lock.file} holds the toolkit at {', '.join(sorted(versions))}, which cannot be",
+            what=f"{lock.file} holds the toolkit at {', '.join(sorted(versions))}, which is impossible",
             why=f"the recipe asks for {named}" if named else "its packages must all be of one version",
             hint="correct the lock, or write it again",
         )

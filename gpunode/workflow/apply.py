@@ -98,7 +98,7 @@ class Applier:
                 self._restore(change, failure)
                 restored.append(change.path)
             if not restored and failed[0].kind == "reload":
-                failure.why += "\ngpunode did not write what it rejects, so no file was put back"
+                failure.why += "\ngpunode did not write the rejected file, so nothing was put back"
                 return
             for one in self.host.trigger(failed):
                 self.run.settle(one.trigger, "with the former configuration")
@@ -106,16 +106,16 @@ class Applier:
         except GpunodeError as second:
             if restored:
                 failure.why += (
-                    f"\nput back: {', '.join(restored)}; {units} does not come up with that either: {second.what}"
+                    f"\nput back: {', '.join(restored)}; {units} does not start with that either: {second.what}"
                 )
             else:
                 failure.why += f"\nput back: nothing; tried once more: {second.what}"
             failure.why += f"\n{second.why}"
             return
         if restored:
-            failure.why += f"\nput back: {', '.join(restored)}; {units} runs with it again"
+            failure.why += f"\nput back: {', '.join(restored)}; {units} is running with it again"
         else:
-            failure.why += f"\nno file of gpunode's was to blame, so none was put back; started once more, {units} runs"
+            failure.why += f"\ngpunode wrote none of its files, so none was put back; started again, {units} is running"
 
     def _guilty(self, failed: tuple[Trigger, ...]) -> Iterator[FileChange]:
         """The written changes, newest first, that owe one of the ``failed`` triggers."""
@@ -232,7 +232,7 @@ class Applier:
         self.tell(Applying(stage, "packages", batch))
         started = time.monotonic()
         kept = tuple(self._conffiles(batch))
-        seqs = [*self.run.intend_all(stage, CONFFILES, kept, "the purge takes it along")] if kept else []
+        seqs = [*self.run.intend_all(stage, CONFFILES, kept, "removed by the purge")] if kept else []
         for step, same in groupby(batch, key=step_of):
             seqs += self.run.intend_all(stage, step, tuple(same))
         self._make(batch, tuple(seqs), spared=lambda: self._spared(batch))

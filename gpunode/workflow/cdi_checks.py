@@ -37,12 +37,12 @@ def _offered(judged: cdi.Judged, recipe: Recipe, host: HostView) -> Check:
         return Check("cdi", OFFERED, "failed", "; ".join(filter(None, (judged.fault, *judged.notes))), anew)
     if missing := [path for path in judged.spec.paths if _is_missing(path, host)]:
         more = f" and {len(missing) - _SHOWN} more" if len(missing) > _SHOWN else ""
-        detail = f"{judged.spec.path} names what is not there: {', '.join(missing[:_SHOWN])}{more}"
+        detail = f"{judged.spec.path} names missing files: {', '.join(missing[:_SHOWN])}{more}"
         again = f"systemctl restart {cdi.UNIT}, or nvidia-ctk cdi generate --output={judged.spec.path}"
         return Check("cdi", OFFERED, "failed", detail, again)
     if recipe.runtime.name == "podman" and (lack := _podman_lacks(judged.spec, host)):
         return Check("cdi", OFFERED, "failed", *lack)
-    return Check("cdi", OFFERED, "passed", f"{cdi.described(judged)}; all that it names is there")
+    return Check("cdi", OFFERED, "passed", f"{cdi.described(judged)}; every file that it names exists")
 
 
 def _is_missing(path: str, host: HostView) -> bool:

@@ -28,7 +28,7 @@ from gpunode.workflow.setup import NO_DAEMON, refuse_while_running
 CtkVerb: TypeAlias = Literal["configure", "unconfigure"]
 Effective: TypeAlias = Callable[[str], Configured | None]
 _BOOTED = "/run/systemd/system"
-_NOT_ASKED = "left to the user: --restart was not given"
+_NOT_ASKED = "not restarted: --restart was not given"
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +137,7 @@ def refuse_disruption(host: HostView, draft: Draft) -> None:
         Undetermined: the daemon does not say what runs.
     """
     if draft.stops and draft.trigger:
-        refuse_while_running(_unit(host, draft.trigger.target), host, "go on with --allow-disruption")
+        refuse_while_running(_unit(host, draft.trigger.target), host, "continue with --allow-disruption")
 
 
 def carry_out(draft: Draft, host: Host, store: Store, asked: Asked, tell: Observer) -> Done:
@@ -266,20 +266,20 @@ def verdict(host: HostView, draft: Draft, effective: Effective, *, is_live: bool
     if untold := asleep(host, draft):
         return Verdict(untold=untold)
     if has_failed(host, draft):
-        return Verdict(otherwise="it has failed, so nothing runs that could read its files", failed=True)
+        return Verdict(otherwise="it has failed; no process is running that could read its files", failed=True)
     if draft.trigger and draft.trigger.kind != "cdi" and _is_starting(_unit(host, draft.trigger.target)):
-        return Verdict(untold="it is starting; ask again in a moment")
+        return Verdict(untold="it is still starting; try again in a moment")
     if unread(host, draft):
         return Verdict(otherwise=draft.overlooked or "its files were changed after it read them last")
     if draft.expectation is None:
-        return Verdict(untold="what it has is made at its start, and no parser of its own tells")
+        return Verdict(untold="its configuration is generated when it starts, and it has no command that shows it")
     return _asked(draft, effective)
 
 
 def asleep(host: HostView, draft: Draft) -> str:
     """Why no daemon has to be made to read the files; empty where one has, or nobody can tell."""
     if draft.trigger is None:
-        return "it looks at its files by itself"
+        return "it notices changed files by itself"
     if draft.trigger.kind == "cdi":
         return f"{draft.about} has no daemon"
     unit = _unit(host, draft.trigger.target)

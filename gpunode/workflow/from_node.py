@@ -48,9 +48,9 @@ def recipe_of(facts: Facts, host: HostView) -> Recipe:
     is_host = isinstance(facts.platform, Known) and facts.platform.value.owns_kernel
     if is_host and isinstance(facts.devices, Known) and not own_gpus(facts.devices.value):
         raise Refused(
-            "no NVIDIA GPU found, so this is no GPU node to write a recipe of",
+            "no NVIDIA GPU found, so there is no GPU node to write a recipe for",
             why=f"{facts.devices.probe} shows none that this system itself can use",
-            hint="run it on a node whose GPU works; `gpunode recipe list` shows the shipped recipes",
+            hint="run it on a node with a working GPU; `gpunode recipe list` shows the shipped recipes",
         )
     if isinstance(DETECT.plan(recipe, facts), Refusal):
         # A vGPU guest or a container has a driver that is not gpunode's to install.
@@ -68,8 +68,8 @@ def _left(recipe: Recipe, facts: Facts, host: HostView) -> frozenset[str]:
         raise_refusal(plans)
     if REPAIR.id in left:
         raise Refused(
-            "dpkg was interrupted on this node, so what is installed is not settled",
-            why="a package is not configured, or dpkg's journal holds work that was not done",
+            "dpkg was interrupted on this node, so some packages are only half installed",
+            why="a package is not configured, or dpkg's journal has pending work",
             hint="dpkg --configure -a, then run the command again",
         )
     return frozenset(left)

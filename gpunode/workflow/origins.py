@@ -99,7 +99,7 @@ def _means(written: str, printed: str) -> bool:
 
 def _way(source: AptSource, host: HostView) -> str:
     if source.is_unsigned:
-        return f"no signature asked for ({' '.join(source.relaxed)} in {source.file})"
+        return f"signature not required ({' '.join(source.relaxed)} in {source.file})"
     if not source.signed_by:
         return "signed by a key of /etc/apt/trusted.gpg.d"
     if source.signed_by == EMBEDDED:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 
+from gpunode.change import KnownAfter
 from gpunode.facts.model import Facts, known
-from gpunode.host.port import HostView
+from gpunode.host.port import NOT_SIMULATED, HostView
 from gpunode.recipe import Recipe
 from gpunode.workflow.converge import StagePlan, projected, walk
 from gpunode.workflow.recovery import NOTHING_LEFT, Backlog
@@ -13,7 +15,7 @@ from gpunode.workflow.transaction import resolved
 
 
 def plan(recipe: Recipe, facts: Facts, host: HostView, only: Collection[str] = ()) -> tuple[StagePlan, ...]:
-    """Every stage's plan; exact package versions stand in it when sources and pins already are as they will be.
+    """Every stage's plan, with exact package versions when sources and pins already are as they will be.
 
     Raises:
         Refused: the simulated transaction is not what was planned.
@@ -24,9 +26,18 @@ def plan(recipe: Recipe, facts: Facts, host: HostView, only: Collection[str] = (
     def exact(now: Facts, stage: StagePlan) -> StagePlan:
         is_current = not any(plan.changes for plan in earlier)
         earlier.append(stage)
-        return resolved(stage, known(now.packages, {}), host.simulate, recipe.lock) if is_current else stage
+        if is_current:
+            return resolved(stage, known(now.packages, {}), host.simulate, recipe.lock)
+        return replace(stage, unresolved=_lacks_headers(stage, host))
 
     return tuple(walk(recipe, facts, exact, projected, only))
+
+
+def _lacks_headers(stage: StagePlan, host: HostView) -> str:
+    """Why no archive of now has the kernel headers, which come from the distribution and from no source to be added."""
+    headers = [one for one in stage.packages if isinstance(one.after, KnownAfter) and one.after.why == "headers"]
+    found = host.simulate(headers) if headers else None
+    return found.problem if found and not found.problem.startswith(NOT_SIMULATED) else ""
 
 
 def pending(plans: Sequence[StagePlan], left: Backlog = NOTHING_LEFT) -> bool:

@@ -23,7 +23,7 @@ def state(host: HostView, path: str) -> FileState | None:
         return None
     if capture.outcome != "ok" or capture.ownership is None:
         raise Undetermined(
-            f"{path} cannot be read, so whether somebody edited it is not known",
+            f"{path} cannot be read, so gpunode cannot tell whether it was edited",
             why=capture.error or capture.outcome,
             hint=f"look at it with `{Command(('ls', '-l', path))}`, then run the command again",
         )

@@ -36,9 +36,9 @@ def resume_unit(argv: Sequence[str]) -> bytes:
     Raises:
         UsageError: a word cannot stand in a unit.
     """
-    return f"""# Written by gpunode: it goes on with a setup that needed a reboot, then removes this unit.
+    return f"""# Written by gpunode: it continues a setup that needed a reboot, then removes this unit.
 [Unit]
-Description=gpunode goes on after its reboot
+Description=gpunode continues after its reboot
 Wants=network-online.target
 After=network-online.target multi-user.target
 
@@ -65,7 +65,7 @@ def _plain(word: str) -> str:
     # Lone surrogates are the bytes of an argument that is not UTF-8; systemd passes over lines that are not.
     if any(ord(char) < 32 or 0xD800 <= ord(char) <= 0xDFFF for char in word):
         raise UsageError(
-            f"{word!r} cannot stand in a systemd unit",
+            f"{word!r} cannot be written into a systemd unit",
             why="it holds a control character, or is not UTF-8",
             hint="run setup without --reboot and reboot by hand",
         )
@@ -83,7 +83,7 @@ def arrange(applier: Applier, resume: Resume, present: FileState | None) -> None
     Raises:
         ChangeFailed: the unit could not be written or enabled.
     """
-    why = "setup goes on after the reboot"
+    why = "setup continues after the reboot"
     reload = frozenset({Trigger("daemon-reload")})
     applier.run.keep_request(resume.request)
     unit = resume_unit(resume.command(applier.run.id))

@@ -76,7 +76,7 @@ def removing(
     if not disrupt:
         docker = facts.unit(_DOCKER)
         undo.refuse_disruption(
-            parts, host, lambda: refuse_while_running(docker, host, "go on with --allow-disruption"), owed
+            parts, host, lambda: refuse_while_running(docker, host, "continue with --allow-disruption"), owed
         )
     notes = (*file_notes, *staying, *kept, *_not_undone(footprint.packages, installed), *_enrolled_keys(host))
     return Undoing("", parts, notes, reboot=undo.reboot_reason(facts, packages), owed=owed)
@@ -171,9 +171,9 @@ def _not_undone(first: Mapping[str, PackageState | None], installed: Mapping[str
     gone = sorted(name for name in there if name not in installed)
     changed = sorted(name for name in there if name in installed and installed[name].version != there[name].version)
     if gone:
-        yield f"gpunode purged these, and they do not come back: {', '.join(gone)}"
+        yield f"gpunode purged these packages and does not reinstall them: {', '.join(gone)}"
     if changed:
-        yield f"these were there before, in other versions, and stay as they are: {', '.join(changed)}"
+        yield f"these were installed before gpunode, in other versions, and stay as they are: {', '.join(changed)}"
 
 
 def _enrolled_keys(host: HostView) -> Iterator[str]:

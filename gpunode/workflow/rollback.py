@@ -86,7 +86,7 @@ def undoing(
         undo.refuse_disruption(
             undone.parts,
             host,
-            lambda: refuse_while_running(docker, host, "go on with --allow-disruption"),
+            lambda: refuse_while_running(docker, host, "continue with --allow-disruption"),
             undone.owed,
         )
     return undone
@@ -286,9 +286,9 @@ def not_all_back(undone: Undoing) -> VerifyFailed:
     """What stays away although everything else is as before."""
     also = (f"a reboot is needed, too: {undone.reboot}",) if undone.reboot else ()
     return VerifyFailed(
-        "not everything came back as it was",
+        "not everything was restored",
         why="\n".join((*undone.notes, *also)),
-        hint="install what is missing in a version that the archives have",
+        hint="install the missing packages in a version that the archives have",
     )
 
 

@@ -122,7 +122,7 @@ def setup(
     tell(Previewed(preview))
     nothing_to_do = not left and not any(stage.changes for stage in preview)
     if cut is not None:
-        tell(Told(told(cut, "nothing of it is left to do" if nothing_to_do else "this run finishes it")))
+        tell(Told(told(cut, "nothing is left to do" if nothing_to_do else "this run finishes it")))
     if left:
         tell(Told(f"{left}; this run does it"))
     waits = tuple(wait for stage in preview for wait in stage.waits)
@@ -275,9 +275,9 @@ class _Course:
             changes = [change for change in step.changes if not _is_unsettled(change)]
             if changes and isinstance(step.outcome, Planned):
                 raise ChangeFailed(
-                    f"{step.step.title}: every command succeeded, yet the node is not as it should be",
+                    f"{step.step.title}: every command succeeded, but the result is not as planned",
                     why=f"still to do: {step.outcome.reason}",
-                    hint="see the log for what the tools said; `gpunode plan` shows what is missing",
+                    hint="the log has the tools' output; `gpunode plan` shows what is missing",
                 )
 
 
@@ -312,7 +312,7 @@ def _refuse_disruption(preview: Sequence[StagePlan], owed: Sequence[Trigger], fa
     """Raises when going on would stop running containers; they are named."""
     steps = (step.outcome for stage in preview for step in stage.steps)
     if _RESTARTS_DOCKER in owed or any(isinstance(outcome, Planned) and outcome.disrupts for outcome in steps):
-        refuse_while_running(facts.unit(_RESTARTS_DOCKER.target), host, "go on with --allow-disruption")
+        refuse_while_running(facts.unit(_RESTARTS_DOCKER.target), host, "continue with --allow-disruption")
 
 
 def refuse_while_running(docker: Fact[Unit], host: HostView, otherwise: str) -> None:
@@ -327,7 +327,7 @@ def refuse_while_running(docker: Fact[Unit], host: HostView, otherwise: str) -> 
     if running.outcome == "ok" and names:
         count = "1 running docker container" if len(names) == 1 else f"{len(names)} running docker containers"
         raise DrainRequired(
-            f"going on would stop {count}",
+            f"continuing would stop {count}",
             why=f"running: {', '.join(names)}",
             hint=f"drain them first, or {otherwise}",
         )
@@ -335,7 +335,7 @@ def refuse_while_running(docker: Fact[Unit], host: HostView, otherwise: str) -> 
     is_down = is_down or NO_DAEMON.search(running.error) is not None
     if running.outcome != "ok" and not is_down:
         raise Undetermined(
-            "cannot tell which docker containers run, and going on would stop them",
+            "cannot tell which docker containers run, and continuing would stop them",
             why=f"{running.source}: {running.outcome}; {running.error.strip()[:500]}",
             hint=f"make `docker ps` answer, or {otherwise}",
         )

@@ -79,7 +79,7 @@ def resolve(
         raise Refused(
             "apt would do something else than what was planned; no package was touched",
             why="\n".join(wrong),
-            hint="look at it with `gpunode plan -v`; a hold, a pin or a third-party package usually asks for this",
+            hint="look at it with `gpunode plan -v`; the usual reason is a hold, a pin or a third-party package",
         )
     exact = _exact(meant, installed, final, along=frozenset({*upgraded, *(change.name for change in strays)}))
     return replace(exact, upgraded=upgraded)

@@ -251,7 +251,7 @@ def _version(change: PackageChange) -> str:
 
 def _lost(change: PackageChange, offered: Sequence[str]) -> str:
     others = f" (they have {', '.join(offered)})" if offered else ""
-    return f"{change.name} {_version(change)} does not come back: the archives have it no more{others}"
+    return f"{change.name} {_version(change)} cannot be restored: no archive has it any more{others}"
 
 
 def completed(host: HostView, packages: Sequence[PackageChange]) -> tuple[PackageChange, ...]:
@@ -265,7 +265,7 @@ def completed(host: HostView, packages: Sequence[PackageChange]) -> tuple[Packag
         return tuple(packages)
     if wrong := unplanned(packages, simulation):
         raise Refused(
-            "apt would do something else than to bring the former packages back; no package was touched",
+            "apt would not just restore the former packages; no package was touched",
             why="\n".join(wrong),
             hint="a hold, a pin or a package that came since usually asks for this; the configuration alone comes back "
             "with\n  gpunode rollback",
@@ -347,7 +347,7 @@ def _drain(doing: str, what: str, named: Sequence[str]) -> DrainRequired:
     return DrainRequired(
         f"going on would {doing} {number}",
         why=f"running: {', '.join(named[:20])}" + (" …" if len(named) > 20 else ""),
-        hint="end them first, or go on with --allow-disruption",
+        hint="end them first, or continue with --allow-disruption",
     )
 
 

@@ -52,10 +52,10 @@ def test_the_header_says_who_wrote_it_and_what_it_is_for() -> None:
         (TEXT.replace("release =", "realease ="), 8, ("no key", "realease", "release")),
         (TEXT.replace('release = "12"\n', ""), 0, ("release is missing",)),
         (TEXT.replace('"debian"', "12"), 7, ("distribution is 12",)),
-        (TEXT.replace('"580.178.04-1"\n', "580\n"), 12, ("libcuda1:i386 is 580", "no version of a package")),
-        (TEXT.replace("nvidia-driver-cuda", "NVIDIA"), 14, ("NVIDIA", "no name of a package")),
-        (TEXT.replace("580.178.04-1", "580.178.04-1 -o Foo=bar"), 12, ("no version of a package",)),
-        (TEXT.replace("nvidia-driver-cuda", "-o-y"), 14, ("no name of a package",)),
+        (TEXT.replace('"580.178.04-1"\n', "580\n"), 12, ("libcuda1:i386 is 580", "not a package version")),
+        (TEXT.replace("nvidia-driver-cuda", "NVIDIA"), 14, ("NVIDIA", "not a package name")),
+        (TEXT.replace("580.178.04-1", "580.178.04-1 -o Foo=bar"), 12, ("not a package version",)),
+        (TEXT.replace("nvidia-driver-cuda", "-o-y"), 14, ("not a package name",)),
     ],
 )
 def test_what_cannot_be_meant_is_named_with_file_and_line(text: str, line: int, words: tuple[str, ...]) -> None:

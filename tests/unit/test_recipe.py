@@ -150,12 +150,12 @@ FAULTS = [
         )
     ),
     ('[repositories]\ncuda_key = "abc"', 2, "repositories.cuda_key", "which it cannot be"),
-    ("schema = 2", 1, "schema", "not a format that I know"),
-    ("schema = true", 1, "schema", "not a format that I know"),
+    ("schema = 2", 1, "schema", "a format unknown to this gpunode"),
+    ("schema = true", 1, "schema", "a format unknown to this gpunode"),
     ('version = "580"', 1, "version", "did you mean driver.version?"),
     ("[runtme]\n", 1, "runtme", "did you mean runtime?"),
-    ("\n[[driver]]\n", 2, "driver", "a list, where a table is meant"),
-    ("driver = 580", 1, "driver", "a number, where a table is meant"),
+    ("\n[[driver]]\n", 2, "driver", "a list, where a table is expected"),
+    ("driver = 580", 1, "driver", "a number, where a table is expected"),
     ("description = 2020-01-01", 1, "description", "a date or time"),
     ('"driver.version" = "580"', 1, "driver.version", "there is no key"),
     ('[driver]\n"a.b" = 1', 2, "driver.a.b", "there is no key"),
@@ -218,7 +218,7 @@ class TestHostile:
         assert (stopped.value.key, stopped.value.line) == ("extends", 1)
 
     def test_a_recipe_comes_from_no_other_machine_and_its_password_is_not_repeated(self) -> None:
-        with pytest.raises(RecipeError, match="from this machine alone") as stopped:
+        with pytest.raises(RecipeError, match="only read from this machine") as stopped:
             parse('extends = "https://me:hunter2@example.org/x.toml"', "node.toml", no_load)
         assert "hunter2" not in str(stopped.value.as_dict())
 

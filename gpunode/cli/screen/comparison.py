@@ -46,14 +46,14 @@ def _unseen(unseen: Sequence[Unseen], names: Mapping[Side, str], *, verbose: boo
     for one in unseen:
         groups.setdefault((one.side, one.reason), []).append(_what(one, verbose=verbose))
     for (side, reason), what in groups.items():
-        told = f"not compared, since {names[side]} does not show it ({_REASONS[reason]}): {listed(what)}"
+        told = f"not compared, missing from {names[side]} ({_REASONS[reason]}): {listed(what)}"
         yield line(span(told, "dim"), hang=2)
 
 
 _REASONS: dict[Reason, str] = {
     "not asked": "nobody asked",
-    "denied": "reading it was denied",
-    "failed": "asking failed",
+    "denied": "permission denied",
+    "failed": "the query failed",
     "timeout": "no answer in time",
 }
 
@@ -96,9 +96,9 @@ def _verdict(found: Comparison, *, hidden: int) -> Line:
     )
     if not found.matters and not found.tells:
         missing = listed(found.missing)
-        told = f"cannot tell: too little was compared; not seen on both: {missing}; compare two captures{more}"
+        told = f"cannot tell: too little was compared; missing: {missing}; compare captures{more}"
         return line(told, hang=2)
     if not found.matters:
-        return line(f"no difference that would explain a fault{more}", hang=2)
+        return line(f"no difference explains a fault{more}", hang=2)
     possible = sum(one.weight == "possible" for one in found.differences)
     return line(f"{count(likely, 'likely explanation')}, {possible} possible{more}", hang=2)

@@ -208,7 +208,7 @@ def _stack(storeys: Sequence[Storey]) -> Iterator[Line]:
 def _denied(sources: Sequence[str], *, verbose: bool) -> Line:
     shown = listed(sources, 0 if verbose else _DENIED)
     return line(
-        span("! ", "warn"), "not seen for lack of rights: ", span(shown, "dim"), "; ", span("sudo", "command"),
+        span("! ", "warn"), "not visible without root: ", span(shown, "dim"), "; ", span("sudo", "command"),
         " shows it", hang=2,
     )  # fmt: skip
 

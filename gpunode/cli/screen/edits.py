@@ -26,9 +26,9 @@ def draft_lines(verb: CtkVerb, draft: Draft, *, verbose: bool) -> Iterator[Line]
     if not draft.changes:
         yield line(MARKS["waits" if draft.missing else "nothing"], f"nothing to do: {_as_asked(verb, draft)}", hang=2)
     elif not written:
-        yield line(span(draft.about, "bold"), f"  its files are as asked; {_reader(draft)} has not read them yet")
+        yield line(span(draft.about, "bold"), f"  its files are correct, but {_reader(draft)} has not read them yet")
     else:
-        how = draft.how or "what configure added goes"
+        how = draft.how or "removes what configure added"
         yield line(span(draft.about, "bold"), "  ", span(how), hang=len(draft.about) + 2)
         for change in written:
             yield from indented(tuple(diff_lines(change, whole=verbose)), 4)
@@ -44,7 +44,7 @@ def _as_asked(verb: CtkVerb, draft: Draft) -> str:
         return (
             f"{draft.about}: {draft.how}"  # a product that finds the runtime by itself, of which its file says nothing
         )
-    return f"{draft.about} is as asked ({draft.main})"
+    return f"{draft.about} is configured as requested ({draft.main})"
 
 
 def _reader(draft: Draft) -> str:

@@ -65,7 +65,7 @@ def _did(changes: Sequence[Change]) -> Iterator[str]:
     for change in changes:
         match change:
             case FileChange(path=path) if is_generated(change):
-                yield f"{path} is to be written anew"
+                yield f"{path} will be written again"
             case FileChange(path=path, before=before, after=after) if before == after:
                 yield f"{path} stays as it is"
             case FileChange(path=path, before=before, after=after):
@@ -89,7 +89,7 @@ def settled_line(one: Settled, *, rehearsed: bool) -> Line:
     if one.skipped:
         return line(Span("  "), MARKS["not run"], title, span(one.skipped, "dim"), hang=_WIDTH + 6)
     if one.had_failed:
-        return line(Span("  "), MARKS["done"], title, "started: it had failed before", hang=_WIDTH + 6)
+        return line(Span("  "), MARKS["done"], title, "started (it had failed before)", hang=_WIDTH + 6)
     if one.trigger.kind == "restart":
         return line(Span("  "), MARKS["done"], title, f"restarted, down {seconds(one.seconds)}", hang=_WIDTH + 6)
     return line(Span("  "), MARKS["done"], title, done, _took(one.seconds), hang=_WIDTH + 6)

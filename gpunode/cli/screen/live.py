@@ -89,7 +89,7 @@ class LiveLine:
     def progress(self, progress: Progress) -> None:
         """How far it is; where nothing moves, only a wait is said, once for each reason."""
         if self._running is None:
-            self.begin("working")
+            self.begin("not started")
         running = self._running
         assert running is not None
         running.progress = progress

@@ -114,7 +114,7 @@ def _who(run: Chronicle, logins: Mapping[int, str]) -> str:
 
 def _ended(run: Chronicle, zone: tzinfo | None) -> str:
     if run.commit is None:
-        return "not yet: it is going on" if run.going_on else "never: it was cut short"
+        return "not yet: it is running" if run.going_on else "never: it was interrupted"
     took = seconds(max(0.0, run.commit.at - run.begin.at))
     why = f": {run.commit.why}" if run.commit.why else ""
     return f"{moment(run.commit.at, zone)}, after {took}: {run.commit.result}{why}"
@@ -151,7 +151,7 @@ def _did(deed: Deed) -> str:
         words = f"{was} → {now}" if was and now else f"{now or was} {words}"
     if deed.outcome == "failed":
         return f"{words}: failed, {deed.why}"
-    return words if deed.outcome == "done" else f"{words}: only intended, so it may have been made or not"
+    return words if deed.outcome == "done" else f"{words}: intended; it may or may not have been made"
 
 
 def _notes(deed: Deed) -> Iterator[str]:

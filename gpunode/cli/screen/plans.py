@@ -143,11 +143,11 @@ def outlook(plans: Sequence[StagePlan], left: Sequence[Trigger] = (), *, image: 
     triggers = owed_by(plans, image=image, left=left)
     stopped = () if image else _stopped(plans)
     if triggers:
-        goes_on = " (about a second; running containers go on)" if not stopped and _is_restart(triggers[-1]) else ""
+        goes_on = " (about a second; containers keep running)" if not stopped and _is_restart(triggers[-1]) else ""
         yield line("then  " if did else "setup ", f"{sentence(_owed(triggers))}{goes_on}", hang=6)
     if stopped:
         yield line(
-            "      ", f"stops {sentence(stopped)}: setup refuses while any run, unless --allow-disruption", hang=6
+            "      ", f"stops {sentence(stopped)}: setup refuses while any run, without --allow-disruption", hang=6
         )
     for wait in (wait for stage in plans for wait in stage.waits):
         yield line(span("! ", "warn"), span(f"a {wait.for_} will be needed: {wait.reason}", "warn"), hang=2)

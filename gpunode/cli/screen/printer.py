@@ -134,7 +134,7 @@ class Printer:
             if error.errno in {errno.EPIPE, errno.EIO}:  # EIO: the terminal was closed
                 raise BrokenPipeError from error
             raise UsageError(
-                "the answer cannot be written", why=error.strerror or str(error), hint="make room, or write elsewhere"
+                "the output cannot be written", why=error.strerror or str(error), hint="free space, or write elsewhere"
             ) from error
 
 

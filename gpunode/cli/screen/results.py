@@ -144,10 +144,10 @@ def _restored(restored: Mapping[str, bool]) -> Iterator[Line]:
 def undoing_lines(back: Undoing, *, verbose: bool) -> Iterator[Line]:
     """What a rollback or a removal will do: diffs, packages, units, and what it leaves or cannot do."""
     if not back.parts and back.owed:
-        yield line(span("nothing is left to put back", "bold"), ", but a run that was cut short still owes:")
+        yield line(span("nothing is left to put back", "bold"), ", but an interrupted run left these to do:")
         yield from (line(f"    {trigger}") for trigger in back.owed)
     elif not back.parts:
-        what = "what is left is needed" if back.notes else "there is nothing on this node that gpunode added"
+        what = "what is left is still needed" if back.notes else "gpunode added nothing to this node"
         yield line(MARKS["nothing"], f"nothing to remove: {what}")
     else:
         what = f"rollback of run {back.of}" if back.of else "remove everything that gpunode added"
@@ -209,7 +209,7 @@ def _gone_and_back(packages: Sequence[PackageChange]) -> Iterator[str]:
 def forgotten_lines(run: RunSummary, objects: int, freed: int) -> Iterator[Line]:
     """What is no longer undoable, and what that freed."""
     yield line(MARKS["done"], f"run {run.run} is forgotten: {count(objects, 'backup')}, {freed} bytes freed", hang=2)
-    yield line("see: ", span(str(gpunode("log", run.run)), "command"), " still tells what it did", hang=5)
+    yield line("see: ", span(str(gpunode("log", run.run)), "command"), " still shows what it did", hang=5)
 
 
 def forgetting_lines(run: RunSummary) -> Iterator[Line]:
@@ -221,7 +221,7 @@ def forgetting_lines(run: RunSummary) -> Iterator[Line]:
 def leftover_lines(path: str, found: Sequence[str]) -> Iterator[Line]:
     """What other tools or people left beside a file."""
     if found:
-        yield note(f"beside {path} lie versions that gpunode did not write: {', '.join(found)}")
+        yield note(f"beside {path} there are versions that gpunode did not write: {', '.join(found)}")
 
 
 def runs_lines(

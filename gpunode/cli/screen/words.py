@@ -50,7 +50,7 @@ def owed(trigger: Trigger) -> str:
         case "index-refresh":
             return f"read the package index of {_list_name(trigger)}"
         case "daemon-reload":
-            return "have systemd read its units again"
+            return "reload systemd's units"
         case "initramfs":
             return "rebuild the initramfs"
         case "cdi":

@@ -89,9 +89,9 @@ def test_programs_of_the_callers_path_are_not_run_as_root(image: Image) -> None:
 @pytest.mark.parametrize(
     ("script", "exit_code", "says"),
     [
-        pytest.param("$SETUP >/dev/full", 2, "the answer cannot be written", id="setup, before anything is changed"),
-        pytest.param("$PLAN >/dev/full", 2, "the answer cannot be written", id="plan"),
-        pytest.param("$PLAN --json >/dev/full", 2, "the answer cannot be written", id="JSON"),
+        pytest.param("$SETUP >/dev/full", 2, "the output cannot be written", id="setup, before anything is changed"),
+        pytest.param("$PLAN >/dev/full", 2, "the output cannot be written", id="plan"),
+        pytest.param("$PLAN --json >/dev/full", 2, "the output cannot be written", id="JSON"),
         pytest.param("$G --help >/dev/full", 2, "the help cannot be written", id="help"),
         pytest.param("$G --version >/dev/full", 2, "", id="version"),
         pytest.param("$G plan no-such-recipe >/dev/full 2>/dev/full", 2, "", id="an error"),

@@ -105,7 +105,7 @@ def test_what_is_missing_is_named_before_a_container_fails_for_it(machine: Machi
     kept = f"{gone}.kept"
     done = machine.run(IMAGE, gpunode("configure"), f"mv {gone} {kept}", gpunode("check"), RUN, f"mv {kept} {gone}")
     assert "void" not in done.stdout
-    assert f"{SPEC} names what is not there: {gone}" in said(done)
+    assert f"{SPEC} names missing files: {gone}" in said(done)
     assert "ended with 7" in done.stdout
 
 

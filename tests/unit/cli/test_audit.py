@@ -156,7 +156,7 @@ def test_a_person_reads_the_same(root: Path, capsys: pytest.CaptureFixture[str])
     commands.log("2", How(), str(root))
     page = " ".join(capsys.readouterr().out.split())
     for word in (
-        "never: it was cut short",
+        "never: it was interrupted",
         record.digest(b"new"),
         "0600",
         "470 → 595",

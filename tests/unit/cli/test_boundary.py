@@ -45,7 +45,7 @@ def test_a_file_does_not_take_the_place_of_a_closed_stream(tmp_path: Path) -> No
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full here")
 def test_an_answer_that_cannot_be_written_is_said_and_keeps_the_outcomes_exit_code(tmp_path: Path) -> None:
     lost = shell("gpunode recipe list --json > /dev/full", tmp_path)
-    assert (lost.returncode, lost.stderr) == (2, "gpunode: the answer cannot be written: No space left on device\n")
+    assert (lost.returncode, lost.stderr) == (2, "gpunode: the output cannot be written: No space left on device\n")
     (tmp_path / "bad.toml").write_text("schema = 2\n")
     assert shell("gpunode recipe check bad.toml --json > /dev/full", tmp_path).returncode == 2
     (tmp_path / "sick.txt").write_text("$ sudo dmesg\nNVRM: Xid (PCI:0000:65:00): 79, GPU has fallen off the bus.\n")

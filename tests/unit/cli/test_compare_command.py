@@ -62,7 +62,7 @@ def test_what_could_not_be_compared_is_told_with_the_side_and_the_reason(
     assert row == {"trait": f"file:{path}", "title": path, "side": "bad", "reason": "denied", "names": []}
     compare(captures[0], str(tmp_path / "user.tgz"), How())
     shown = " ".join(capsys.readouterr().out.split())
-    assert f"user.tgz does not show it (reading it was denied): {path}" in shown
+    assert f"user.tgz (permission denied): {path}" in shown
     assert "not there" not in shown
 
 

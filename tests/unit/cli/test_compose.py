@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from gpunode.cli.compose import checked_root, gpus_to_set_up
+from gpunode.cli import completing
+from gpunode.cli.compose import checked_root, gpus_to_set_up, samples, see
 from gpunode.errors import UsageError
 
 
@@ -16,6 +17,16 @@ def test_gpus_are_named_for_images_only() -> None:
     assert gpus_to_set_up("", image=False) == ()
 
 
+def test_the_shipped_samples_are_named_completed_and_listed_for_a_name_that_is_none() -> None:
+    assert samples() == ("debian12-gtx1080",)
+    assert completing.nodes() == list(samples())
+    assert see("debian12-gtx1080", "/", "").evidence
+    for wrong in ("debian12", "README.md-of-samples"):
+        with pytest.raises(UsageError, match="no sample of that name") as caught:
+            see(wrong, "/", "")
+        assert "debian12-gtx1080" in caught.value.why
+
+
 def test_a_relative_root_in_a_folder_that_is_gone_is_a_usage_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -23,5 +34,5 @@ def test_a_relative_root_in_a_folder_that_is_gone_is_a_usage_error(
     gone.mkdir()
     monkeypatch.chdir(gone)
     gone.rmdir()
-    with pytest.raises(UsageError, match="leads nowhere"):
+    with pytest.raises(UsageError, match="cannot be resolved"):
         checked_root(".")

@@ -105,9 +105,9 @@ def test_the_file_that_containerds_unit_names_is_the_one(tmp_path: Path, capsys:
 def test_a_cri_plugin_that_stays_switched_off_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     put(tmp_path, "/etc/containerd/config.toml", b'disabled_plugins = ["cri"]\n')
     _, answer = told(capsys, tmp_path)
-    assert any("switches the CRI plugin off" in note for note in answer["notes"])
+    assert any("disables the CRI plugin" in note for note in answer["notes"])
     _, answer = told(capsys, tmp_path, "--enable-cri")
-    assert not any("switches the CRI plugin off" in note for note in answer["notes"])
+    assert not any("disables the CRI plugin" in note for note in answer["notes"])
 
 
 @pytest.mark.usefixtures("allow_subprocess")

@@ -82,7 +82,7 @@ def test_reports_that_cannot_be_told_end_with_13(tmp_path: Path, capsys: pytest.
 
 @pytest.mark.parametrize("alone", ["-", "nouveau-bound"])
 def test_a_cause_and_standard_input_stand_alone(alone: str, rack: Path) -> None:
-    with pytest.raises(UsageError, match="stands alone"):
+    with pytest.raises(UsageError, match="must be given alone"):
         asked(str(rack / "n1.json"), alone)
 
 

@@ -119,7 +119,7 @@ def test_names_that_two_files_of_a_folder_have_are_told_and_not_made_worse() -> 
 def test_beside_a_file_that_nobody_here_understands_none_is_added() -> None:
     outcome = plan(node({"/var/run/cdi/hand.yaml": b"{kind: nvidia.com/gpu}\n"}))
     assert outcome.changes == ()
-    assert any("hand.yaml is not understood" in note for note in outcome.notes)
+    assert any("hand.yaml cannot be parsed" in note for note in outcome.notes)
     assert plan(node({"/etc/cdi/hand.yaml": b"{kind: nvidia.com/gpu}\n"})).changes
 
 

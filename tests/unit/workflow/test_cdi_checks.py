@@ -88,7 +88,7 @@ def test_a_missing_or_stale_one_fails() -> None:
 def test_what_it_names_must_be_there(gone: str) -> None:
     found = checks(node(), Node(tuple(path for path in THERE if path != gone)))["cdi"]
     assert found.status == "failed"
-    assert found.detail == f"{SPEC} names what is not there: {gone}"
+    assert found.detail == f"{SPEC} names missing files: {gone}"
 
 
 @pytest.mark.parametrize(

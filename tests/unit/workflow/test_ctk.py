@@ -150,7 +150,7 @@ def test_a_daemon_that_does_not_come_back_gets_both_files_back(store: Store) -> 
     with pytest.raises(ChangeFailed) as stopped:
         made(host, store, draft_of(host), restart=True)
     assert host.contents == {CONTAINERD: PLAIN}
-    assert "runs with it again" in stopped.value.why
+    assert "is running with it again" in stopped.value.why
 
 
 def test_running_containers_that_a_restart_would_stop_are_named() -> None:
@@ -234,7 +234,7 @@ def test_a_daemon_that_is_starting_may_fail_yet(store: Store) -> None:
     draft = draft_of(host)
     assert ctk.unread(host, draft)
     verdict = ctk.verdict(host, draft, effective({}), is_live=True)
-    assert verdict == ctk.Verdict(untold="it is starting; ask again in a moment")
+    assert verdict == ctk.Verdict(untold="it is still starting; try again in a moment")
 
 
 def effective(handlers: Mapping[str, str]) -> ctk.Effective:

@@ -81,4 +81,4 @@ def test_check_asks_nobody() -> None:
     after = dict(first.after)
     draft = edits.configuring(Machine(after), k3s(), WISH)
     verdict = ctk.verdict(Machine(after), draft, lambda _: pytest.fail("asked"), is_live=True)
-    assert "made at its start" in verdict.untold
+    assert "generated when it starts" in verdict.untold

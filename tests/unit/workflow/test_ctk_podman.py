@@ -50,5 +50,5 @@ def test_a_fresh_one_is_left_alone_and_looked_at(facts: list[Facts]) -> None:
     assert edits.specifying(Looking(), PODMAN, image=False).changes == ()
     assert ctk.offered(Looking(), PODMAN, image=False) == ctk.Verdict()
     broken = ctk.offered(Looking(THERE[1:]), PODMAN, image=False)
-    assert f"{SPEC} names what is not there: /dev/nvidia0" in broken.otherwise
+    assert f"{SPEC} names missing files: /dev/nvidia0" in broken.otherwise
     assert ctk.offered(Looking(), PODMAN, image=True).untold == "nothing runs in an image"

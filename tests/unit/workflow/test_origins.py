@@ -112,7 +112,7 @@ def test_the_architecture_in_an_address_is_what_apt_puts_there() -> None:
     sources = "deb [trusted=yes] http://mirror/$(ARCH)/deb/amd64 /\ndeb http://mirror/stable/deb/$(ARCH) /\n"
     found = of("toolkit", "1", node, sources)
     assert found == (
-        "http://mirror/stable/deb/amd64, no signature asked for (trusted=yes in /etc/apt/sources.list) "
+        "http://mirror/stable/deb/amd64, signature not required (trusted=yes in /etc/apt/sources.list) "
         "or signed by a key of /etc/apt/trusted.gpg.d"
     )
 
@@ -121,7 +121,7 @@ def test_two_archives_of_one_version_are_both_told_with_their_own_ways() -> None
     assert of("dkms", "3.0.10-8", Node()) == (
         "http://deb.example/debian bookworm/main, signed by a key of /etc/apt/trusted.gpg.d; or "
         "http://deb.example/debian-security bookworm-security/updates/main, "
-        "no signature asked for (trusted=yes in /etc/apt/sources.list)"
+        "signature not required (trusted=yes in /etc/apt/sources.list)"
     )
 
 

@@ -50,12 +50,24 @@ def test_a_refusal_ends_the_walk() -> None:
         raise_refusal(plans)
 
 
-def test_versions_are_known_after_the_index_and_apt_is_not_asked_before() -> None:
-    def solver(_changes: Sequence[PackageChange]) -> Simulation:
-        pytest.fail("asked apt about sources that are still to come")
+def test_versions_are_known_after_the_index_and_apt_is_asked_before_about_headers_alone() -> None:
+    """Headers come from the distribution, whose index is there; the driver from sources that are still to come."""
+    asked: set[str] = set()
+
+    def solver(changes: Sequence[PackageChange]) -> Simulation:
+        asked.update(change.name for change in changes)
+        return Simulation(())
 
     found = packages(plan(recipe("docker"), machine(), Node(machine(), solver=solver)))
     assert {change.name for change in found if isinstance(change.after, KnownAfter)} >= {"nvidia-driver-cuda"}
+    assert asked
+    assert all(name.startswith("linux-headers-") for name in asked)
+
+
+def test_headers_that_no_archive_has_are_said_before_the_index_of_the_driver_is_there() -> None:
+    problem = "E: Unable to locate package linux-headers-6.1.0-18-amd64"
+    host = Node(machine(), solver=lambda _changes: Simulation((), problem))
+    assert [stage.unresolved for stage in plan(recipe("docker"), machine(), host) if stage.unresolved] == [problem]
 
 
 def test_with_its_sources_in_place_the_plan_has_exact_versions() -> None:

@@ -217,7 +217,7 @@ def test_a_daemon_that_never_comes_up_is_told_with_both_failures(store: Store) -
     with pytest.raises(ChangeFailed) as caught:
         run(containerd(), host, store, recipe("containerd"))
     assert host.bytes_of(CONTAINERD) == BEFORE
-    assert "does not come up with that either" in caught.value.why
+    assert "does not start with that either" in caught.value.why
     assert RESTART in store.owed()
 
 
@@ -290,7 +290,7 @@ def test_a_reload_that_docker_rejects_stays_owed_and_nobody_elses_file_is_put_ba
         with pytest.raises(ChangeFailed) as caught:
             run(node, host, store, recipe("docker"))
         assert host.bytes_of(DAEMON_JSON) == state.value.content
-        assert "no file was put back" in caught.value.why
+        assert "nothing was put back" in caught.value.why
         assert set(store.owed()) == {Trigger("reload", "docker.service")}
         # systemd takes the signal for a reload that was done.
         node = replace(node, changed_at={DAEMON_JSON: 0.5})
@@ -328,7 +328,7 @@ def test_a_run_that_had_nothing_left_to_do_is_told_once(store: Store) -> None:
     _, again = told(node, Node(node), store)
 
     assert not done.changed
-    assert said.endswith("nothing of it is left to do")
+    assert said.endswith("nothing is left to do")
     assert again == []
 
 
@@ -458,7 +458,7 @@ def test_a_tool_that_says_yes_and_does_nothing_is_found_out(store: Store) -> Non
     def unmoved(facts: Facts, _stage: StagePlan) -> Facts:
         return facts
 
-    with pytest.raises(ChangeFailed, match="not as it should be") as caught:
+    with pytest.raises(ChangeFailed, match="not as planned") as caught:
         setup(
             recipe("containerd"),
             Node(containerd()),

@@ -199,13 +199,13 @@ class TestWholeRollback:
         back = undoing(store, host, newest(store), now())
         assert "nvidia-driver" not in [change.name for change in back.packages]
         assert back.notes == (
-            f"nvidia-driver {OLD.version} does not come back: the archives have it no more (they have 535.261.03-1)",
+            f"nvidia-driver {OLD.version} cannot be restored: no archive has it any more (they have 535.261.03-1)",
         )
         assert isinstance(shortcoming(undo(host, store, back)), VerifyFailed)
 
     def test_an_apt_that_would_do_something_else_is_refused_before_anything(self, host: Machine, store: Store) -> None:
         host.solver = lambda changes: Simulation((*_obeys(changes).actions, Action("remove", "kubelet")))
-        with pytest.raises(Refused, match="something else") as refused:
+        with pytest.raises(Refused, match="would not just restore") as refused:
             undoing(store, host, newest(store), now())
         assert "kubelet" in refused.value.why
         assert host.files[CONTAINERD] == OURS
@@ -578,7 +578,7 @@ class TestRemove:
 
     def test_what_was_purged_is_named_and_does_not_come_back(self, host: Machine, store: Store) -> None:
         back = removing(store.footprint(), host, now())
-        assert "gpunode purged these, and they do not come back: nvidia-driver" in back.notes
+        assert "gpunode purged these packages and does not reinstall them: nvidia-driver" in back.notes
 
     def test_an_edit_of_years_ago_stays(self, host: Machine, store: Store) -> None:
         host.files[CONTAINERD] = FileState(b"# mine, edited\nnvidia = true\n")
