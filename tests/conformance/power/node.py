@@ -58,6 +58,8 @@ def small_system() -> Tree:
         "/etc/os-release": Node(0o644, 0, 0, _OS_RELEASE),
         "/var/lib/dpkg/status": Node(0o644, 0, 0, _STATUS),
         CONTAINERD: Node(0o640, 1, 2, _WRITTEN_BY_HAND),
+        # Without its program, gpunode makes no runtime the default one.
+        "/usr/bin/nvidia-container-runtime": Node(0o755, 0, 0, b"#!/bin/sh\n"),
     }
     folders = {str(above): Node(0o755, 0, 0, None) for path in files for above in Path(path).parents}
     return {**folders, "/var/log": Node(0o755, 0, 0, None), "/run": Node(0o755, 0, 0, None), **files}
