@@ -59,6 +59,11 @@ class FileState:
     attributes: tuple[tuple[str, bytes], ...] = field(default=(), compare=False)
 
 
+def closed(state: FileState) -> FileState:
+    """The file with root as its owner, writable by root alone; who may read it stays as it is."""
+    return replace(state, uid=0, mode=state.mode & ~0o022)
+
+
 @dataclass(frozen=True, slots=True)
 class Deferred:
     """A file's state that cannot be known yet, such as a file that a package will ship."""

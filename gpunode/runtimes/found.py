@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from gpunode.change import FileChange, FileState, Trigger
+from gpunode.change import FileChange, FileState, Trigger, closed
 from gpunode.errors import Refused, Undetermined
 from gpunode.facts.evidence import Capture, Found, Ownership, Probe, decode_found
 from gpunode.facts.model import Facts, Unknown, need
@@ -24,17 +24,24 @@ def contents(states: States) -> Files:
     return {path: state.content for path, state in states.items()}
 
 
-def file_changes(edited: Edited, present: States, triggers: frozenset[Trigger]) -> tuple[FileChange, ...]:
-    """The edits as changes of files; a file keeps its mode and owner, and a new one that holds secrets takes theirs."""
-    return tuple(_file_change(edit, present, triggers) for edit in edited.edits)
+def file_changes(
+    edited: Edited, present: States, triggers: frozenset[Trigger], *, is_roots: bool = True
+) -> tuple[FileChange, ...]:
+    """The edits as changes of files. A file keeps its mode and owner.
+
+    A new one may hold the secrets of the file that it is made ``like``, so no more users may read it. Where a daemon
+    of root's reads it, only root may write it, whoever may write that other file.
+    """
+    return tuple(_file_change(edit, present, triggers, is_roots) for edit in edited.edits)
 
 
-def _file_change(edit: Edit, present: States, triggers: frozenset[Trigger]) -> FileChange:
+def _file_change(edit: Edit, present: States, triggers: frozenset[Trigger], is_roots: bool) -> FileChange:
     before = present.get(edit.path)
     after = None
     if edit.after is not None:
         like = before or present.get(edit.like) or FileState(b"")
         after = FileState(edit.after, like.mode, like.uid, like.gid)
+        after = closed(after) if is_roots and before is None else after
     return FileChange(edit.path, before, after, triggers)
 
 

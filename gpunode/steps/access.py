@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 
-from gpunode.change import FileChange, FileState
+from gpunode.change import FileChange, FileState, closed
 from gpunode.facts.model import Facts, known
 
 _GROUP, _OTHERS = 0o020, 0o002
@@ -18,11 +17,6 @@ def why_open(state: FileState) -> str:
     if state.mode & _OTHERS or (state.mode & _GROUP and state.gid != 0):
         return f"may be written by others (mode {state.mode:04o}, group {state.gid})"
     return ""
-
-
-def closed(state: FileState) -> FileState:
-    """The file with root as its owner and without leave for others to write; who may read it stays as it is."""
-    return replace(state, uid=0, mode=state.mode & ~(_OTHERS | _GROUP))
 
 
 def closing(facts: Facts, paths: Iterable[str]) -> tuple[FileChange, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Literal
 
@@ -17,7 +17,9 @@ from gpunode.change import (
     ServiceChange,
     ServiceState,
     Trigger,
+    closed,
     ordered,
+    subject,
 )
 from gpunode.command import sudo_gpunode
 from gpunode.distros.dpkg_version import DpkgVersion
@@ -30,7 +32,7 @@ from gpunode.recipe import Recipe
 from gpunode.runtimes import Configured, Edited, Files, Runtime, Wish, after_edits, runtime
 from gpunode.runtimes.found import States, contents, file_changes, in_facts
 from gpunode.runtimes.installations import Chosen, chosen, kubelet_using, with_kubelets_driver
-from gpunode.steps.access import closed, closing, exposed, why_closed, why_open
+from gpunode.steps.access import closing, exposed, why_closed, why_open
 from gpunode.steps.outcome import Outcome, Planned, Refusal, Step
 from gpunode.steps.selection import matches
 
@@ -100,7 +102,7 @@ def _closed(row: Runtime, facts: Facts, present: States, planned: Planned) -> Pl
     found = {change.path: change for change in closing(facts, own)}
     trigger = frozenset({Trigger(reads_again(row), row.unit)}) if row.unit and not row.watches else frozenset[Trigger]()
     touched = {change.path for change in planned.changes if isinstance(change, FileChange)}
-    edited = tuple(_closed_change(change, found) for change in planned.changes)
+    edited = tuple(_closed_change(change) if subject(change) in found else change for change in planned.changes)
     beside = (replace(one, triggers=trigger if one.path in present else frozenset()) for one in found.values())
     others = [path for path in present if path not in own and why_open(present[path])]
     notes = (
@@ -115,12 +117,10 @@ def _closed(row: Runtime, facts: Facts, present: States, planned: Planned) -> Pl
     )
 
 
-def _closed_change(change: Change, found: Collection[str]) -> Change:
-    """The change, closed where the file is one of ``found``, or new: a drop-in gets owner and mode of its root file."""
-    if not isinstance(change, FileChange) or not isinstance(change.after, FileState):
-        return change
-    is_ours = change.before is None or change.path in found
-    return replace(change, after=closed(change.after)) if is_ours else change
+def _closed_change(change: Change) -> Change:
+    if isinstance(change, FileChange) and isinstance(change.after, FileState):
+        return replace(change, after=closed(change.after))
+    return change
 
 
 def _lacks_program(facts: Facts) -> bool:

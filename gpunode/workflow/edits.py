@@ -365,7 +365,8 @@ def _joined(edits: Iterator[Edit]) -> Iterator[Edit]:
 def _draft(row: Runtime, wish: Wish, there: States, edited: Edited, meant: RuntimeExpectation) -> Draft:
     before, main = contents(there), _main(row, wish)
     trigger = _trigger(row, wish, before, edited)
-    changes = file_changes(edited, there, frozenset({trigger}) if trigger else frozenset())
+    is_usual = not wish.config or wish.config == located(row, before, replace(wish, config="")).config
+    changes = file_changes(edited, there, frozenset({trigger}) if trigger else frozenset(), is_roots=is_usual)
     return Draft(
         about=row.id,
         main=main,
@@ -377,7 +378,7 @@ def _draft(row: Runtime, wish: Wish, there: States, edited: Edited, meant: Runti
         trigger=trigger,
         stops=disrupts(row, trigger, before, wish) if trigger else "",
         notes=(*edited.notes, *(note for change in changes if (note := managed(change)))),
-        is_usual=not wish.config or wish.config == located(row, before, replace(wish, config="")).config,
+        is_usual=is_usual,
         own=frozenset({main, wish.drop_in, *row.own_files} - row.generated),
         reloads=reads_again(row) == "reload",
         overlooked=edited.restart,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from gpunode.change import FileChange, FileState
+from gpunode.change import FileChange, FileState, closed
 from gpunode.facts import os_release
 from gpunode.facts.evidence import Probe
 from gpunode.host.port import HostView
@@ -42,10 +42,10 @@ def anew(host: HostView, target: str) -> Draft:
 
 
 def _draft(host: HostView, path: str, content: bytes, source: FileState | None, how: str) -> Draft:
-    """A file that is new has the mode and the owner of the one that it is made of: it may hold what few may read."""
+    """A file that is new is root's, for no more readers than the one that it is made of, which may hold secrets."""
     present = one_by_looking(host.look, path)
     before = present.get(path)
-    after = replace(before or source or FileState(b""), content=content)
+    after = replace(before or closed(source or FileState(b"")), content=content)
     changes = () if before == after else (FileChange(path, before, after),)
     return Draft(_ABOUT, path, present, f"{how}; every container start reads it, so no daemon has to", changes)
 

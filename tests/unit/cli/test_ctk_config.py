@@ -73,11 +73,14 @@ def test_what_is_so_already_is_not_written(root: Path, capsys: pytest.CaptureFix
 
 
 @as_root
-def test_another_file_is_written_as_readable_as_the_one_that_was_read(root: Path) -> None:
+def test_another_file_is_roots_and_as_readable_as_the_one_that_was_read(root: Path) -> None:
+    os.chown(at(root), 12345, 12345)
+    at(root).chmod(0o660)
     config(NO_CGROUPS, where(root, output="/srv/new/config.toml"), How())
     assert at(root).read_text() == TEXT
     assert at(root, "/srv/new/config.toml").read_text().startswith(TEXT)
-    assert at(root, "/srv/new/config.toml").stat().st_mode & 0o777 == 0o640
+    status = at(root, "/srv/new/config.toml").stat()
+    assert (status.st_uid, status.st_gid, status.st_mode & 0o777) == (0, 12345, 0o640)
 
 
 @as_root

@@ -35,13 +35,26 @@ def store(tmp_path: Path) -> Store:
     return Store(tmp_path)
 
 
-def test_files_keep_their_mode_and_owner_and_a_new_one_is_no_more_readable(store: Store) -> None:
-    host = Machine({CONTAINERD: FileState(PLAIN, 0o600, 3, 4)})
+@pytest.mark.parametrize(("mode", "of_drop_in"), [(0o600, 0o600), (0o664, 0o644), (0o666, 0o644)])
+def test_a_file_keeps_mode_and_owner_and_a_drop_in_is_roots_and_no_more_readable(
+    store: Store, mode: int, of_drop_in: int
+) -> None:
+    host = Machine({CONTAINERD: FileState(PLAIN, mode, 3, 4)})
     configured(host, store)
-    for path in (CONTAINERD, DROP_IN):
-        state = host.files[path]
-        assert state is not None
-        assert (state.mode, state.uid, state.gid) == (0o600, 3, 4), path
+    main, drop_in = host.files[CONTAINERD], host.files[DROP_IN]
+    assert main is not None
+    assert (main.mode, main.uid, main.gid) == (mode, 3, 4)
+    assert drop_in is not None
+    assert (drop_in.mode, drop_in.uid, drop_in.gid) == (of_drop_in, 0, 4)
+
+
+def test_a_drop_in_beside_a_configuration_of_a_users_own_is_that_users(store: Store) -> None:
+    theirs, drop_in = "/home/ada/.config/containerd/config.toml", "/home/ada/.config/containerd/nvidia.toml"
+    host = Machine({theirs: FileState(PLAIN, 0o600, 3, 4)})
+    configured(host, store, replace(IN_DROP_IN, config=theirs, drop_in=drop_in))
+    state = host.files[drop_in]
+    assert state is not None
+    assert (state.mode, state.uid, state.gid) == (0o600, 3, 4)
 
 
 def test_a_file_that_was_written_between_two_runs_goes_back_through_both() -> None:
