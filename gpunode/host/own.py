@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import struct
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +13,8 @@ from gpunode.command import Command
 from gpunode.errors import Refused
 
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+# linux/posix_acl_xattr.h and linux/posix_acl.h: a version, then entries of whom they are for, rights and an id.
+_ACL_HEADER, _ACL_USER, _ACL_GROUP_OBJ, _ACL_GROUP, _ACL_WRITE = 4, 0x02, 0x04, 0x08, 0x02
 
 
 def why_foreign(folder: Path) -> str:
@@ -67,8 +70,9 @@ def refuse_foreign(folder: Path, root: Path) -> None:
 def why_others_write(path: Path, *, trusted: frozenset[int] = frozenset({0})) -> str:
     """Why a user outside ``trusted`` can change what root reads at ``path``; empty when none can.
 
-    The file, what its links lead to and every folder above them count, as for sshd's StrictModes. In a sticky folder
-    such as /tmp nobody can replace another user's file. What cannot be looked at can be changed by nobody else either.
+    The file, what its links lead to and every folder above them count, as for sshd's StrictModes, and so do their
+    POSIX ACLs. In a sticky folder such as /tmp nobody can replace another user's file. What cannot be looked at can be
+    changed by nobody else either.
     """
     for place in _ways_to(path):
         try:
@@ -77,7 +81,7 @@ def why_others_write(path: Path, *, trusted: frozenset[int] = frozenset({0})) ->
             continue
         if status.st_uid not in trusted:
             return f"{place} belongs to {_user(status.st_uid)}"
-        if not stat.S_ISLNK(status.st_mode) and (who := _writers(status)):
+        if not stat.S_ISLNK(status.st_mode) and (who := _writers(place, status, trusted)):
             return f"{who} can write to {place}"
     return ""
 
@@ -88,13 +92,32 @@ def _ways_to(path: Path) -> Iterator[Path]:
     yield from dict.fromkeys((named, *named.parents, real, *real.parents))
 
 
-def _writers(status: os.stat_result) -> str:
-    """Who but its owner can write there, in words; empty for nobody."""
+def _writers(place: Path, status: os.stat_result, trusted: frozenset[int]) -> str:
+    """Who but its owner and ``trusted`` users can write there, in words; empty for nobody."""
     if stat.S_ISDIR(status.st_mode) and status.st_mode & stat.S_ISVTX:
         return ""
     if status.st_mode & stat.S_IWOTH:
         return "every user"
-    return f"the group {status.st_gid}" if status.st_mode & stat.S_IWGRP and _has_members(status.st_gid) else ""
+    if not status.st_mode & stat.S_IWGRP:
+        return ""  # with an ACL these bits are its mask (acl(5)), so that lets nobody else write either
+    for tag, number in _group_writers(place, status.st_gid):
+        if tag == _ACL_USER and number not in trusted:
+            return _user(number)
+        if tag != _ACL_USER and _has_members(number):
+            return f"the group {number}"
+    return ""
+
+
+def _group_writers(place: Path, gid: int) -> Iterator[tuple[int, int]]:
+    """To whom the group bits let write: the file's group, or the users and groups of its ACL, each with its id."""
+    try:
+        acl = os.getxattr(place, "system.posix_acl_access")
+    except OSError:  # it has none, or its file system knows none
+        yield _ACL_GROUP_OBJ, gid
+        return
+    for tag, rights, number in struct.iter_unpack("<HHI", acl[_ACL_HEADER:]):
+        if rights & _ACL_WRITE and tag in {_ACL_USER, _ACL_GROUP_OBJ, _ACL_GROUP}:
+            yield tag, gid if tag == _ACL_GROUP_OBJ else number
 
 
 def _has_members(gid: int) -> bool:

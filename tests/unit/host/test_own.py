@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import struct
 from pathlib import Path
 
 import pytest
@@ -57,6 +58,52 @@ def test_a_group_counts_when_somebody_is_in_it(file: Path) -> None:
     assert why_others_write(file) == ""
     os.chown(file, 0, 54321)  # a group that nobody knows may have anybody in it
     assert "54321" in why_others_write(file)
+
+
+# linux/posix_acl.h: the tags of an ACL's entries.
+USER, GROUP_OBJ, GROUP, MASK = 0x02, 0x04, 0x08, 0x10
+
+
+def set_acl(place: Path, *entries: tuple[int, int, int], mask: int = 6) -> None:
+    """``place`` has an ACL of these entries (tag, rights, id) beside those that every ACL has."""
+    nobody, group = 0xFFFFFFFF, () if any(tag == GROUP_OBJ for tag, _, _ in entries) else ((GROUP_OBJ, 4, 0),)
+    every = sorted([(0x01, 6, nobody), *group, *entries, (MASK, mask, nobody), (0x20, 4, nobody)])
+    try:
+        packed = (struct.pack("<HHI", *entry) for entry in every)
+        os.setxattr(place, "system.posix_acl_access", struct.pack("<I", 2) + b"".join(packed))
+    except OSError as error:
+        pytest.skip(f"no POSIX ACL can be set on {place.parent}: {error.strerror}")
+
+
+@pytest.mark.parametrize("part", ["file", "b"])
+@pytest.mark.parametrize(("tag", "who"), [(USER, 12345), (GROUP, 54321)])
+def test_whom_an_acl_lets_write_counts(file: Path, part: str, tag: int, who: int) -> None:
+    place = next(one for one in (file, *file.parents) if one.name == part)
+    set_acl(place, (tag, 6, who))
+    assert f"{who} can write to {place}" in why_others_write(file).replace("the user with the id ", "")
+
+
+@pytest.mark.parametrize(
+    ("entries", "mask"), [([(USER, 4, 12345)], 6), ([(USER, 6, 12345)], 4), ([(USER, 6, 0)], 6), ([(GROUP, 6, 0)], 6)]
+)
+def test_whom_an_acl_or_its_mask_lets_only_read_does_not_count(
+    file: Path, entries: list[tuple[int, int, int]], mask: int
+) -> None:
+    set_acl(file, *entries, mask=mask)
+    assert why_others_write(file) == ""
+
+
+def test_the_mask_of_an_acl_is_not_what_the_files_group_may(file: Path) -> None:
+    os.chown(file, 0, 54321)
+    set_acl(file, (GROUP_OBJ, 4, 0), (USER, 6, 0))
+    assert why_others_write(file) == ""
+    set_acl(file, (GROUP_OBJ, 6, 0), (USER, 4, 0))
+    assert "54321" in why_others_write(file)
+
+
+def test_an_acl_may_let_a_trusted_user_write(file: Path) -> None:
+    set_acl(file, (USER, 6, 12345))
+    assert why_others_write(file, trusted=frozenset({0, 12345})) == ""
 
 
 def test_in_a_sticky_folder_nobody_replaces_roots_file(file: Path) -> None:
