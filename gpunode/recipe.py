@@ -549,20 +549,21 @@ def render(recipe: Recipe) -> str:
     """``recipe`` as TOML: only what differs from the defaults, each key with its meaning."""
     lines = [f"schema = {SCHEMA}"]
     if recipe.description:
-        lines.append(f"description = {_literal(recipe.description)}")
+        lines.append(f"description = {literal(recipe.description)}")
     if recipe.skip:
         skip = next(key for key in _keys_in("") if key.name == "skip")
-        lines += [f"# {skip.says.doc}", f"skip = {_literal(recipe.skip)}"]
+        lines += [f"# {skip.says.doc}", f"skip = {literal(recipe.skip)}"]
     for section in _SECTIONS:
         changed = [(key, getattr(getattr(recipe, section), key.name)) for key in _keys_in(section)]
         changed = [(key, value) for key, value in changed if value != key.default]
         if changed:
             lines += ["", f"[{section}]"]
         for key, value in changed:
-            lines += [f"# {key.says.doc}", f"{key.name} = {_literal(value)}"]
+            lines += [f"# {key.says.doc}", f"{key.name} = {literal(value)}"]
     return "\n".join(lines) + "\n"
 
 
-def _literal(value: object) -> str:
+def literal(value: object) -> str:
+    """``value``, a text, a number or a list of those, as TOML writes it."""
     # JSON's escapes are TOML's; only DEL stands raw in JSON and may not in TOML.
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -20,15 +20,15 @@ from gpunode.cli.resume import (
     command,
     digest,
     input_risks,
+    kept_request,
     program_risk,
     refuse_unsafe_program,
-    request,
-    requested,
+    resumed,
 )
 from gpunode.cli.resume import refuse_other_options as refuse_other_options
 from gpunode.errors import GpunodeError, RebootRequired
 from gpunode.host.local import LocalHost
-from gpunode.host.process import CommandLog
+from gpunode.host.process import CommandLog, proxies
 from gpunode.journal.record import CutShort, made, steps_of
 from gpunode.journal.store import Store
 from gpunode.recipe import Recipe
@@ -73,7 +73,7 @@ def setup(wanted: Wanted, how: How, only: Sequence[str], root: str, gpu: str, le
     need_root("setup", instead="gpunode plan shows what it would do, without root")
     place, image, screen = checked_root(root), is_image(root), how.screen()
     store = Store(place, announce=announcer(place))
-    recipe = requested(store, leave.resumes) if leave.resumes else wanted.read()
+    recipe = resumed(store, leave.resumes) if leave.resumes else wanted.read()
     named = gpus_to_set_up(gpu, image=image)
     os.umask(UMASK)
     log = CommandLog("setup", root=place)
@@ -193,7 +193,7 @@ def _resume(recipe: Recipe, only: Sequence[str], leave: Leave) -> Resume:
     options = [word for step in only for word in ("--only", step)]
     options += ["--allow-disruption"] if leave.allow_disruption else []
     options += ["--lock-timeout", f"{leave.lock_timeout_s:.0f}"]
-    return Resume(lambda run: command(run, options), request(recipe).encode())
+    return Resume(lambda run: command(run, options), kept_request(recipe, proxies()))
 
 
 def _reboot(reasons: Sequence[str], done: SetupResult, leave: Leave) -> RebootRequired:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,12 +15,14 @@ from gpunode.command import sudo_gpunode
 from gpunode.errors import JournalDamaged, Refused, UsageError
 from gpunode.host.own import why_others_write
 from gpunode.journal.record import Begin
-from gpunode.recipe import Recipe, base_of, parse, read_toml, render
+from gpunode.recipe import Recipe, base_of, literal, parse, read_toml, render
 
 if TYPE_CHECKING:
     from gpunode.journal.store import Store
 
 _INSTALL = "install gpunode for root: `sudo make install` in its checkout, which makes /usr/local/bin/gpunode"
+# No text of a recipe or a lock holds a line end, so neither holds this.
+_PROXIES = "\n# The proxies of the setup that goes on here. The sha256 of the lines below: "
 
 
 def request(recipe: Recipe) -> str:
@@ -35,11 +37,40 @@ def request(recipe: Recipe) -> str:
 
 def digest(recipe: Recipe) -> str:
     """The hash by which the journal knows a recipe: of its meaning, not of its file's comments."""
-    return hashlib.sha256(request(recipe).encode()).hexdigest()
+    return _sha256(request(recipe))
 
 
-def requested(store: Store, run: str) -> Recipe:
-    """The recipe that ``run`` was started with, from the copy that root alone can write.
+def kept_request(recipe: Recipe, proxies: Mapping[str, str]) -> bytes:
+    """What is kept for after the reboot: the request, and the proxies that apt used before it.
+
+    The boot has none of them; a unit, which every user can read, is no place for a proxy's password.
+
+    Raises:
+        UsageError: a proxy variable is not UTF-8.
+    """
+    if wrong := [name for name, value in proxies.items() if any(0xD800 <= ord(char) <= 0xDFFF for char in value)]:
+        raise UsageError(
+            "--reboot cannot keep the proxies for after the reboot",
+            why=f"the environment variable {wrong[0]} is not UTF-8",
+            hint="correct or unset it, or run the command without --reboot, reboot, and run it again",
+        )
+    lines = "".join(f"{name} = {literal(value)}\n" for name, value in proxies.items())
+    return (request(recipe) + (f"{_PROXIES}{_sha256(lines)}\n{lines}" if proxies else "")).encode()
+
+
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def resumed(store: Store, run: str) -> Recipe:
+    """As ``requested``; from now on this process and its commands have the proxies that ``run`` had."""
+    recipe, proxies = requested(store, run)
+    os.environ.update(proxies)
+    return recipe
+
+
+def requested(store: Store, run: str) -> tuple[Recipe, Mapping[str, str]]:
+    """The recipe and the proxies that ``run`` was started with, from the copy that root alone can read and write.
 
     Raises:
         UsageError: there is no such run, or it kept no request.
@@ -48,16 +79,25 @@ def requested(store: Store, run: str) -> Recipe:
     from gpunode import lockfile
 
     begin = next(entry for entry in store.entries(run) if isinstance(entry, Begin))
-    content = store.request(run)
-    if hashlib.sha256(content).hexdigest() != begin.recipe_sha256:
+    content, _, kept = store.request(run).decode("utf-8", "replace").partition(_PROXIES)
+    checksum, _, proxies = kept.partition("\n")
+    _refuse_changed(run, "recipe", content, begin.recipe_sha256)
+    if kept:
+        _refuse_changed(run, "environment", proxies, checksum)
+    text, lock, packages = content.partition(lockfile.HEADER)
+    found = replace(parse(text, f"the recipe of run {run}", builtin.load), name=begin.recipe)
+    if lock:
+        found = replace(found, lock=lockfile.parse(lock + packages, f"the lock of run {run}"))
+    return found, read_toml(proxies, f"the environment of run {run}")
+
+
+def _refuse_changed(run: str, what: str, content: str, sha256: str) -> None:
+    if _sha256(content) != sha256:
         raise JournalDamaged(
-            f"the recipe that was kept for run {run} has been changed, so the setup was not continued",
-            why=f"its sha256 is not the {begin.recipe_sha256} that the journal recorded",
+            f"the {what} that was kept for run {run} has been changed, so the setup was not continued",
+            why=f"its sha256 is not the {sha256[:64]} that was recorded",
             hint="run `gpunode setup` with the recipe that you want",
         )
-    text, lock, packages = content.decode().partition(lockfile.HEADER)
-    found = replace(parse(text, f"the recipe of run {run}", builtin.load), name=begin.recipe)
-    return replace(found, lock=lockfile.parse(lock + packages, f"the lock of run {run}")) if lock else found
 
 
 def command(run: str, options: Sequence[str]) -> tuple[str, ...]:

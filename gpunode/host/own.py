@@ -141,11 +141,12 @@ def _user(uid: int) -> str:
         return f"the user with the id {uid}"
 
 
-def read(path: Path, limit: int) -> bytes:
+def read(path: Path, limit: int, *, private: bool = False) -> bytes:
     """The content of a file of gpunode's own; never waits.
 
     Raises:
-        OSError: it, or its folder, is a link; it is no regular file, or longer than ``limit`` bytes.
+        OSError: it, or its folder, is a link; it is no regular file, or longer than ``limit`` bytes; or it should be
+            ``private``, and is another user's or open to others.
     """
     folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
@@ -157,6 +158,9 @@ def read(path: Path, limit: int) -> bytes:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
             raise OSError(errno.EINVAL, "it is no regular file", str(path))
+        if private and (status.st_uid not in {0, os.geteuid()} or status.st_mode & 0o077):
+            whose = f"owner {status.st_uid}, mode {stat.S_IMODE(status.st_mode):04o}"
+            raise OSError(errno.EPERM, f"it is not root's alone ({whose})", str(path))
         if status.st_size > limit:
             raise OSError(errno.EFBIG, f"it is longer than {limit >> 20} MiB", str(path))
         return file.readall()

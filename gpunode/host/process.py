@@ -237,8 +237,13 @@ class _NotStarted:
 def _environment(extra: Mapping[str, str]) -> dict[str, str]:
     """The same for every caller: what a tool prints must not depend on who typed the command."""
     home = "/root" if os.geteuid() == 0 else os.environ.get("HOME", "/")
-    kept = {name: os.environ[name] for lower in _PROXIES for name in (lower, lower.upper()) if name in os.environ}
-    return {"PATH": PATH, "LC_ALL": "C.UTF-8", "LANG": "C.UTF-8", "TERM": "dumb", "HOME": home, **kept, **extra}
+    fixed = {"PATH": PATH, "LC_ALL": "C.UTF-8", "LANG": "C.UTF-8", "TERM": "dumb", "HOME": home}
+    return {**fixed, **proxies(), **extra}
+
+
+def proxies() -> dict[str, str]:
+    """The caller's proxy variables, which commands get; a value may hold a password."""
+    return {name: os.environ[name] for lower in _PROXIES for name in (lower, lower.upper()) if name in os.environ}
 
 
 def _find(program: str) -> str | None:

@@ -202,12 +202,12 @@ class Store:
         """What was asked of ``run``, as ``Run.keep_request`` kept it.
 
         Raises:
-            UsageError: there is no such run, or it kept nothing.
+            UsageError: there is no such run, or it kept nothing, or others could have read or changed that.
         """
         self._bytes(run)
         path = self._path(run).with_name(_REQUEST)
         try:
-            return read(path, _LARGEST_OBJECT)
+            return read(path, _LARGEST_OBJECT, private=True)
         except OSError as error:
             raise UsageError(
                 f"run {run} cannot be continued",

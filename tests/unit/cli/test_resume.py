@@ -10,8 +10,19 @@ from pathlib import Path
 import pytest
 
 from gpunode.cli import resume
-from gpunode.cli.resume import command, digest, input_risks, program_risk, refuse_unsafe_program, request, requested
+from gpunode.cli.resume import (
+    command,
+    digest,
+    input_risks,
+    kept_request,
+    program_risk,
+    refuse_unsafe_program,
+    request,
+    requested,
+    resumed,
+)
 from gpunode.errors import JournalDamaged, Refused, UsageError
+from gpunode.host import process
 from gpunode.journal.store import Store
 from gpunode.recipe import Driver, Expect, Recipe, Runtime, VersionLock
 
@@ -34,7 +45,8 @@ def test_the_boot_continues_with_what_was_asked_for(tmp_path: Path, lock: Versio
     run = store.begin("setup", version="0", recipe=asked.name, recipe_sha256=digest(asked))
     run.keep_request(request(asked).encode())
     run.commit("waiting")
-    found = requested(store, run.id)
+    found, proxies = requested(store, run.id)
+    assert not proxies
     assert replace(found, lock=None) == replace(asked, lock=None)
     assert (found.lock and found.lock.packages) == (lock and lock.packages)
     assert digest(found) == digest(asked)
@@ -47,6 +59,60 @@ def test_a_request_that_was_changed_is_not_carried_out(tmp_path: Path) -> None:
     run.commit("waiting")
     with pytest.raises(JournalDamaged):
         requested(store, run.id)
+
+
+PROXIES = {
+    "http_proxy": "http://ada:s3cr3t-word@proxy.example:3128/",
+    "HTTPS_PROXY": "http://proxy.example:3128",
+    "no_proxy": '.example, "\\\x7f\n[other]\n',
+}
+
+
+def kept(store: Store, content: bytes, recipe: Recipe = MINE) -> str:
+    """The id of a run that kept ``content`` for after the reboot."""
+    run = store.begin("setup", version="0", recipe=recipe.name, recipe_sha256=digest(recipe))
+    run.keep_request(content)
+    run.commit("waiting")
+    return run.id
+
+
+@pytest.mark.parametrize("lock", [None, LOCK])
+def test_the_boot_gives_apt_the_proxies_that_it_had_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lock: VersionLock | None
+) -> None:
+    asked, store = replace(MINE, lock=lock), Store(tmp_path)
+    for name in [*PROXIES, *map(str.upper, PROXIES), *map(str.lower, PROXIES)]:
+        monkeypatch.delenv(name, raising=False)
+    run = kept(store, kept_request(asked, PROXIES), asked)
+    assert digest(resumed(store, run)) == digest(asked)
+    assert process.proxies() == PROXIES
+    (file,) = tmp_path.rglob("request.toml")
+    assert file.stat().st_mode & 0o777 == 0o600
+
+
+def test_proxies_that_were_changed_are_not_used_and_not_shown(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    run = kept(store, kept_request(MINE, PROXIES).replace(b"proxy.example:3128/", b"proxy.evil:3128/"))
+    with pytest.raises(JournalDamaged, match="environment") as told:
+        requested(store, run)
+    assert "s3cr3t-word" not in f"{told.value.what} {told.value.why} {told.value.hint}"
+
+
+def test_a_request_that_others_could_read_is_not_continued(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    run = kept(store, kept_request(MINE, PROXIES))
+    (file,) = tmp_path.rglob("request.toml")
+    file.chmod(0o644)
+    with pytest.raises(UsageError, match="cannot be continued") as told:
+        requested(store, run)
+    assert "mode 0644" in told.value.why
+
+
+def test_a_proxy_that_is_not_utf_8_is_refused_before_anything_is_done() -> None:
+    with pytest.raises(UsageError, match="--reboot") as told:
+        kept_request(MINE, {"http_proxy": os.fsdecode(b"http://s3cr3t\xff")})
+    assert "http_proxy" in told.value.why
+    assert "s3cr3t" not in told.value.why
 
 
 def test_a_run_that_kept_no_request_is_not_continued(tmp_path: Path) -> None:
