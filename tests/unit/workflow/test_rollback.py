@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from gpunode.change import FileChange, FileState, Trigger
 from gpunode.errors import ChangeFailed, Conflict, DrainRequired, Undetermined, UsageError
 from gpunode.facts.evidence import Capture, Ownership, Probe
+from gpunode.host.local import LocalHost
 from gpunode.host.port import Settled
 from gpunode.journal.store import Store
 from gpunode.workflow.prospects import prospect
@@ -77,6 +79,22 @@ def test_a_file_that_setup_made_is_removed_again(store: Store, host: Node) -> No
     run = write(host, store, path=DAEMON_JSON)
     undo(host, store, run)
     assert host.files[DAEMON_JSON] is None
+
+
+def test_a_folder_that_a_killed_rollback_left_goes_with_the_next_one(store: Store, tmp_path: Path) -> None:
+    host, drop_in = LocalHost(str(tmp_path)), tmp_path / "etc/containerd/conf.d/99-nvidia.toml"
+    (tmp_path / "etc").mkdir()
+    run = store.begin("setup", version="test")
+    ours = FileState(b"ours", uid=os.geteuid(), gid=os.getegid())
+    change = host.realize(FileChange("/etc/containerd/conf.d/99-nvidia.toml", None, ours))
+    seq = run.intend("runtime", "step", change)
+    host.apply([change])
+    run.done(seq)
+    run.commit("done")
+    drop_in.unlink()  # killed here: the file has gone, and the folders that were made for it have not
+    rollback(undoing(store, host, run.id), host, store, version="test", argv=(), tell=lambda _event: None)
+    assert list((tmp_path / "etc").iterdir()) == []
+    assert undoing(store, host, run.id).parts == ()
 
 
 def test_an_edit_is_shown_and_kept_unless_it_is_forced(store: Store, host: Node) -> None:

@@ -26,7 +26,7 @@ from gpunode.facts.evidence import Capture, Probe
 from gpunode.facts.model import Facts, Known, LoadedDriver
 from gpunode.host.apt_plan import is_removal
 from gpunode.host.port import Action, Simulation, Workloads
-from gpunode.journal.record import CONFFILES, Verb, backwards
+from gpunode.journal.record import CONFFILES, Verb, backwards, made
 from gpunode.journal.store import Store
 from gpunode.workflow import standing
 from gpunode.workflow.apply import Applier
@@ -492,6 +492,21 @@ class TestWholeRollback:
         host.files[path] = FileState(b"as the package ships it\n")  # apt has brought it meanwhile
         undo(host, store, back)
         assert host.files[path] == edited
+
+    def test_a_configuration_file_stays_away_when_its_package_cannot_come_back(
+        self, host: Machine, store: Store
+    ) -> None:
+        path = "/etc/nvidia/old.conf"
+        run = store.begin("setup", version="test")
+        run.done(*run.intend_all("packages", CONFFILES, (FileChange(path, FORMER, None),)))
+        run.done(run.intend("packages", "conflicts", PackageChange("nvidia-driver", OLD, None)))
+        run.commit("done")
+        host.archives = {}
+        back = undoing(store, host, run.id, now({}))
+        assert back.lost
+        done = undo(host, store, back)
+        assert host.files.get(path) is None
+        assert made(store.read(done.run)) == ()
 
     def test_what_a_purge_takes_along_is_backed_up_before(self, host: Machine, store: Store) -> None:
         path, edited = "/etc/dkms/framework.conf", FileState(b"edited by hand\n")
