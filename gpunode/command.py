@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shlex
-from dataclasses import dataclass
 from typing import Final
 
 CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
@@ -14,25 +13,37 @@ def quoted(word: str) -> str:
     """``word`` as a shell takes it, on one line: ``$'…'`` where it holds line ends or control characters."""
     if not CONTROL.search(word):
         return shlex.quote(word)
-    shown = word.encode("unicode_escape").decode().replace("'", "\\'")
-    return f"$'{shown}'"
+    escaped = word.replace("\\", "\\\\").replace("'", "\\'")
+    return f"$'{CONTROL.sub(_escape, escaped)}'"
 
 
-@dataclass(frozen=True, slots=True)
-class Command:
-    """A command as the user would type it; ``str`` quotes each word for a shell."""
+def _escape(sign: re.Match[str]) -> str:
+    # Beyond ASCII, \x is one byte to bash, and what \u means to it depends on the locale.
+    return repr(sign[0])[1:-1] if sign[0].isascii() else "".join(f"\\x{byte:02x}" for byte in sign[0].encode())
 
-    words: tuple[str, ...]
 
-    def __str__(self) -> str:
-        return " ".join(map(quoted, self.words))
+class Command(str):
+    """A command as the user types it in a shell; only ``command`` and ``diagnoses.commands`` make one."""
+
+    __slots__ = ()
+
+
+class Shell(Command):
+    """A command, or words of one, as this program writes them: of literals alone, never of what others wrote."""
+
+    __slots__ = ()
+
+
+def command(*words: str) -> Command:
+    """The command of these words; each but those of ``Shell`` is one word to the shell, whatever is in it."""
+    return Command(" ".join(word if isinstance(word, Shell) else quoted(word) for word in words))
 
 
 def gpunode(*words: str) -> Command:
     """``gpunode`` with ``words``."""
-    return Command(("gpunode", *words))
+    return command("gpunode", *words)
 
 
 def sudo_gpunode(*words: str) -> Command:
     """The same as root."""
-    return Command(("sudo", "gpunode", *words))
+    return command("sudo", "gpunode", *words)

@@ -1,4 +1,4 @@
-"""Commands made of words: which words of the evidence may stand in one, and how the shell is to read them.
+"""Commands of doctor's: which words of the evidence may stand in one, and commands made of commands.
 
 What was pasted may have been written by anybody, and the commands of a remedy are run as root. So a command is put
 together of words, each quoted, and a word of the evidence is taken only where it has the form of what it is said to be.
@@ -7,9 +7,11 @@ together of words, each quoted, and a word of the evidence is taken only where i
 from __future__ import annotations
 
 from collections.abc import Iterable
-from shlex import quote
 from typing import Final
 
+from gpunode.command import Command as Command
+from gpunode.command import Shell as Shell
+from gpunode.command import command as command
 from gpunode.facts.patterns import Pattern
 
 # To apt a name with + or - behind it is an order to install or remove, so none but g++ and its like ends in one.
@@ -21,19 +23,6 @@ _GPU: Final = Pattern(
     r"(?:[0-9A-Fa-f]{4,8}:)?[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7]|\d{1,3}|(?:GPU|MIG)-[0-9A-Fa-f-]{36}"
 )
 _MOST: Final = 255
-
-
-class Command(str):
-    """What is typed in a shell: words of this program, and words of the evidence that are quoted. Made here alone."""
-
-    __slots__ = ()
-
-
-class Shell(Command):
-    """A command, or words of one, as this program writes them: of literals alone, never of the evidence."""
-
-    __slots__ = ()
-
 
 RUNNING_KERNEL: Final = Shell("$(uname -r)")
 
@@ -49,11 +38,6 @@ class OfGpu(Command):
 
 
 ADDRESS: Final = "ADDRESS"
-
-
-def command(*words: str) -> Command:
-    """The command of these words; each but those of ``Shell`` is one word to the shell, whatever is in it."""
-    return Command(" ".join(word if isinstance(word, Shell) else quote(word) for word in words))
 
 
 def joined(*parts: Command) -> Command:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Generic, Literal, TypeAlias, TypeVar
 
 from gpunode.change import FileState, PackageState, ServiceState, Unsettled
-from gpunode.command import Command
+from gpunode.command import command
 from gpunode.errors import Undetermined
 from gpunode.facts.layout import Layout
 from gpunode.facts.patterns import Pattern
@@ -73,7 +73,7 @@ def _remedy(fact: Unknown) -> str:
     if "Permission denied" in fact.reason:
         return "run the command as root"
     if place != fact.probe:
-        look = Command(("ls", "-ld", place))
+        look = command("ls", "-ld", place)
         return f"look at it with `{look}`; what belongs there is a file that root can read, or nothing"
     return f"make {place} readable (run as root, install the tool it names), then run the command again"
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from gpunode.change import FileState
-from gpunode.command import Command
+from gpunode.command import command
 from gpunode.errors import ChangeFailed, Refused
 from gpunode.facts.evidence import Capture, Found, Ownership, encode_found
 from gpunode.host import metadata
@@ -324,7 +324,7 @@ def state(path: str, *, root: str = "/") -> FileState | None:
         return None
     if capture.outcome != "ok" or capture.ownership is None:
         raise Refused(
-            f"{path} cannot be read", why=capture.error, hint=f"look at it with `{Command(('ls', '-ld', path))}`"
+            f"{path} cannot be read", why=capture.error, hint=f"look at it with `{command('ls', '-ld', path)}`"
         )
     owner = capture.ownership
     return FileState(capture.data, owner.mode, owner.uid, owner.gid)
@@ -532,7 +532,7 @@ def _refuse_unless_file(path: str, status: os.stat_result | None) -> None:
         raise Refused(
             f"{path} is {_kind(status)}, where a file belongs",
             why="gpunode replaces and removes regular files only; nothing was changed",
-            hint=f"look at it with `{Command(('ls', '-ld', path))}`, move it away, then run the command again",
+            hint=f"look at it with `{command('ls', '-ld', path)}`, move it away, then run the command again",
         )
 
 
@@ -721,7 +721,7 @@ _HINTS = {
 
 def _failed(path: str, verb: str, error: OSError, then: str = "; the file is as it was") -> ChangeFailed:
     if isinstance(error, ForeignLinkError):
-        hint = f"name the file itself, or make the link root's: {Command(('chown', '-h', 'root', str(error.filename)))}"
+        hint = f"name the file itself, or make the link root's: {command('chown', '-h', 'root', str(error.filename))}"
         return ChangeFailed(f"{path} could not be {verb}", why=f"{error.strerror}{then}", hint=hint)
     hint = _HINTS.get(error.errno or 0, "correct that, then run the command again")
     folder = path.rpartition("/")[0] or "/"

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from gpunode.command import Command
+from gpunode.command import command
 from gpunode.errors import ChangeFailed, Refused
 
 # They hold a digest of the old content and belong to it alone.
@@ -78,8 +78,8 @@ def _set_attribute(path: str, name: str, value: bytes, fd: int) -> None:
         raise ChangeFailed(
             f"{path} could not be written",
             why=f"its extended attribute {name} cannot be kept: {error.strerror}; the file is as it was",
-            hint=f"look at it with `{Command(('getfattr', '-d', '-m', '-', path))}`; if it is not needed, "
-            f"`{Command(('setfattr', '-x', name, path))}`, then run the command again",
+            hint=f"look at it with `{command('getfattr', '-d', '-m', '-', path)}`; if it is not needed, "
+            f"`{command('setfattr', '-x', name, path)}`, then run the command again",
         ) from error
 
 
@@ -130,7 +130,7 @@ def _refuse_flags(path: str, folder: int, name: str) -> None:
             raise Refused(
                 f"{path} {what}",
                 why=f"somebody has sealed it with chattr(1); {_LEFT}",
-                hint=f"if it may change, `{Command(('chattr', f'-{letter}', path))}`, then run the command again",
+                hint=f"if it may change, `{command('chattr', f'-{letter}', path)}`, then run the command again",
             )
     if flags & _VERITY:
         raise Refused(
@@ -150,14 +150,14 @@ def refuse_other_names(path: str, status: os.stat_result) -> None:
         raise Refused(
             f"{path} is one of {status.st_nlink} names of one file (hard links)",
             why=f"the new content would stand under this name alone, the others would keep the old; {_LEFT}",
-            hint=f"see the others:\n  {Command(('find', '/', '-xdev', '-samefile', path))}\n"
+            hint=f"see the others:\n  {command('find', '/', '-xdev', '-samefile', path)}\n"
             f"and if this one shall go its own way:\n  {_own_copy(path)}\nthen run the command again",
         )
 
 
 def _own_copy(path: str) -> str:
     own = f"{path}.own"
-    return f"{Command(('cp', '--preserve=all', path, own))} && {Command(('mv', own, path))}"
+    return f"{command('cp', '--preserve=all', path, own)} && {command('mv', own, path)}"
 
 
 def refuse_mount_point(path: str, folder: int, name: str) -> None:
@@ -175,7 +175,7 @@ def refuse_mount_point(path: str, folder: int, name: str) -> None:
         raise Refused(
             f"{path} is a mount point of its own",
             why=f"what is mounted on a single file cannot be replaced from here; {_LEFT}",
-            hint=f"see where it comes from (`{Command(('findmnt', path))}`), change it there or unmount it, "
+            hint=f"see where it comes from (`{command('findmnt', path)}`), change it there or unmount it, "
             "then run the command again",
         )
 
@@ -193,7 +193,7 @@ def refuse_read_only(path: str, folder: int) -> None:
         Refused: it is.
     """
     if os.statvfs(f"/proc/self/fd/{folder}").f_flag & os.ST_RDONLY:
-        findmnt = Command(("findmnt", "-T", path.rpartition("/")[0] or "/"))
+        findmnt = command("findmnt", "-T", path.rpartition("/")[0] or "/")
         raise Refused(
             f"{path} is on a file system that is mounted read-only",
             why=_LEFT,

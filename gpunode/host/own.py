@@ -9,7 +9,7 @@ import struct
 from collections.abc import Iterator
 from pathlib import Path
 
-from gpunode.command import Command
+from gpunode.command import command
 from gpunode.errors import Refused
 
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
@@ -60,9 +60,9 @@ def refuse_foreign(folder: Path, root: Path) -> None:
         raise Refused(
             f"{folder} is not used: it may hold another user's work",
             why=f"{why}; root would later put back what is recorded there",
-            hint=f"look at it (`{Command(('ls', '-la', str(folder)))}`); if all of it is yours:\n"
-            f"  {Command(('chown', '-Rh', 'root:root', str(folder)))}\n"
-            f"  {Command(('chmod', '-R', 'go-rwx', str(folder)))}\n"
+            hint=f"look at it (`{command('ls', '-la', str(folder))}`); if all of it is yours:\n"
+            f"  {command('chown', '-Rh', 'root:root', str(folder))}\n"
+            f"  {command('chmod', '-R', 'go-rwx', str(folder))}\n"
             "else move it away; then run the command again",
         )
 

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
-from gpunode.command import Command
+from gpunode.command import command
 from gpunode.errors import Refused
 from gpunode.facts.units import is_unit_file
 from gpunode.runtimes import containerd_files, containerd_unit
@@ -163,7 +163,7 @@ def _check_own(named: containerd_unit.Named) -> None:
     raise Refused(
         f"{named.said_in} has containerd read {named.path}, which is its vendor's",
         why="what is below /usr is replaced by updates, and on an image such as Flatcar's nobody can write there",
-        hint=f"{Command(('cp', named.path, CONFIG))}; `systemctl edit {containerd_unit.UNIT}` with an empty ExecStart= "
+        hint=f"{command('cp', named.path, CONFIG)}; `systemctl edit {containerd_unit.UNIT}` with an empty ExecStart= "
         f"and one that names {CONFIG}; then run the command again",
     )
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from gpunode.command import Command
+from gpunode.command import command
 from gpunode.errors import Refused
 from gpunode.runtimes.model import Files, Wish
 from gpunode.runtimes.text import decode, encode, same
@@ -134,7 +134,7 @@ def read(data: bytes | None, path: str, wish: Wish | None = None) -> ConfigFile:
     try:
         document = parse(text)
     except (ValueError, RecursionError) as error:
-        dump = Command(("containerd", "--config", path, "config", "dump"))
+        dump = command("containerd", "--config", path, "config", "dump")
         found = re.search(r"\(at line (\d+), column \d+\)", str(error))
         raise Refused(
             f"{path}:{found[1]}: not valid TOML" if found else f"{path}: not valid TOML",

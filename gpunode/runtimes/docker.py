@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
 
-from gpunode.command import Command
+from gpunode.command import command
 from gpunode.errors import Refused
 from gpunode.runtimes import jsontext
 from gpunode.runtimes.docker_nodes import Node, check_usable, node_of, notes_on, reads
@@ -104,7 +104,7 @@ def no_mark(path: str) -> Refused:
     return Refused(
         f"{path} begins with a byte order mark, which this docker rejects",
         why="dockerd takes one from version 23 on; this one would neither reload the file nor start with it",
-        hint=f"{Command(('sed', '-i', _MARK_OUT, path))}\nthen run the command again",
+        hint=f"{command('sed', '-i', _MARK_OUT, path)}\nthen run the command again",
     )
 
 
@@ -174,7 +174,7 @@ def document_of(data: bytes | None, path: str) -> dict[str, Any]:
         raise Refused(
             f"{path}:{error.line}:{error.column}: not valid JSON",
             why=f"{error.reason}. JSON has no comments and no trailing commas, and nothing may follow the object.",
-            hint=f"correct {path}; `{Command(('dockerd', '--validate', '--config-file', path))}` checks it "
+            hint=f"correct {path}; `{command('dockerd', '--validate', '--config-file', path)}` checks it "
             "(docker 23 and later)",
         ) from error
     if not isinstance(document, dict):

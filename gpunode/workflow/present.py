@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpunode.change import FileState
-from gpunode.command import Command
+from gpunode.command import command
 from gpunode.errors import Undetermined
 from gpunode.facts.evidence import Probe
 from gpunode.host.port import HostView
@@ -25,7 +25,7 @@ def state(host: HostView, path: str) -> FileState | None:
         raise Undetermined(
             f"{path} cannot be read, so gpunode cannot tell whether it was edited",
             why=capture.error or capture.outcome,
-            hint=f"look at it with `{Command(('ls', '-l', path))}`, then run the command again",
+            hint=f"look at it with `{command('ls', '-l', path)}`, then run the command again",
         )
     owner = capture.ownership
     return FileState(capture.data, owner.mode, owner.uid, owner.gid)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import typer.main
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.core import TyperGroup
 
@@ -212,9 +212,14 @@ def test_the_loaders_files_stay_where_they_are() -> None:
         assert not [one for one in found if " rm " in one or "*" in QUOTED.sub("", one)]
 
 
-@given(st.lists(st.text(), min_size=1))
+@pytest.mark.usefixtures("allow_subprocess")
+@settings(max_examples=50)
+@given(st.lists(st.text(st.characters(codec="utf-8", exclude_characters="\0") | st.sampled_from("\n\x85'\\é$"))))
 def test_a_command_is_its_words(words: list[str]) -> None:
-    assert shlex.split(commands.command(*words)) == words
+    typed = commands.command("printf", "%s\\0", *words)
+    said = subprocess.run(["bash", "-c", typed], capture_output=True, check=True).stdout
+    assert said.decode() == "\0".join([*words, ""] if words else ["", ""])
+    assert len(typed.splitlines()) == 1
 
 
 @given(st.text() | st.sampled_from(HOSTILE).map("/etc/x".__add__))

@@ -13,7 +13,7 @@ from gpunode.cli.screen.plans import note
 from gpunode.cli.screen.results import fact
 from gpunode.cli.screen.text import BLANK, Line, indented, line, span
 from gpunode.cli.screen.words import MARKS, bare, sentence
-from gpunode.command import Command, sudo_gpunode
+from gpunode.command import Command, command, sudo_gpunode
 
 if TYPE_CHECKING:
     from gpunode.workflow.ctk import CtkVerb, Done, Verdict
@@ -91,7 +91,7 @@ def read_again_command(draft: Draft, *, failed: bool, systemd: bool = True) -> s
         return ""
     kind, name = draft.trigger.kind, bare(draft.trigger.target)
     if systemd:
-        return str(Command(("sudo", "systemctl", "restart" if failed else kind, name)))
+        return str(command("sudo", "systemctl", "restart" if failed else kind, name))
     return "sudo kill -HUP $(pidof dockerd)" if kind == "reload" else f"restart {name} in the way it was started"
 
 

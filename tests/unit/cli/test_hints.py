@@ -142,7 +142,8 @@ def test_what_a_plan_or_a_setup_proposes_is_taken(options: list[tuple[str, ...]]
     words = [*recipe, *(word for option in options for word in option)]
     proposed = setup_command(("plan", *words))
     assert accepted(proposed)
-    assert "--root" in proposed.words or not {"--gpu", "--node"}.intersection(proposed.words)
+    typed = shlex.split(proposed)
+    assert "--root" in typed or not {"--gpu", "--node"}.intersection(typed)
     done = (
         "setup",
         *(word for word in words if word not in {"--check", "--node", "node.tar.gz"}),
@@ -156,7 +157,7 @@ def test_what_a_plan_or_a_setup_proposes_is_taken(options: list[tuple[str, ...]]
 
 def accepted(command: Command) -> bool:
     """Whether the program takes it as a shell would hand it over."""
-    typed = shlex.split(str(command))
+    typed = shlex.split(command)
     return parses(typed[typed.index("gpunode") + 1 :])
 
 
