@@ -101,7 +101,7 @@ _REST_OF_LINE = re.compile(r"[ \t]*(?:#[^\n]*)?\r?\n")
 # A date and its time may be parted by a space.
 _SCALAR = re.compile(rf"{_STRING}|[^\s#,\[\]{{}}\"']+(?:[ ]\d[^\s#,\[\]{{}}\"']*)?", re.DOTALL)
 _NESTED = re.compile(rf"(?P<open>[\[{{])|(?P<close>[\]}}])|{_STRING}|#[^\n]*|[^\[\]{{}}\"'#]+", re.DOTALL)
-_BETWEEN_PARTS = re.compile(r"(?:[ \t\r\n,]|#[^\n]*)*")
+_BETWEEN_PARTS = re.compile(r"(?:[ \t\r\n,]|#[^\n]*(?:\n|\Z))*")
 _KEY = re.compile(_PART, re.DOTALL)
 
 

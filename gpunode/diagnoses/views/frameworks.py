@@ -30,8 +30,8 @@ _CAPABILITY: Final = Pattern(
 )
 _LISTED: Final = Pattern(r"\b(?P<cap>(?:sm|compute)_\d{2,3})[af]?\b")
 _SUPPORTS: Final = Pattern(
-    r"supports CUDA capabilities (?P<one>(?:(?:sm|compute)_\w+\s*)+)|get_arch_list\(\)\D{0,20}(?P<two>\[[^\]]*\])"
-    r"|(?P<three>\[(?:'(?:sm|compute)_\w+'(?:, )?)+\])|arch_list\s*[:=]?\s*(?P<four>(?:(?:sm|compute)_\w+[ ,]*)+)"
+    r"supports CUDA capabilities (?P<one>(?:(?:sm|compute)_\w+\b\s*)+)|get_arch_list\(\)\D{0,20}(?P<two>\[[^\]]*\])"
+    r"|(?P<three>\[(?:'(?:sm|compute)_\w+'(?:, )?)+\])|arch_list\s*[:=]?\s*(?P<four>(?:(?:sm|compute)_\w+\b[ ,]*)+)"
 )
 # A program that goes on after the message says it again and again.
 _MOST: Final = 64
