@@ -1,1 +1,1 @@
-"""What may leave a node: secrets out of text and configuration, and, when asked, every identity, too."""
+"""Removes secrets from text and configuration and, on request, everything that identifies the machine."""

@@ -1,7 +1,7 @@
-"""Configuration without what nobody vouches for: JSON, TOML, YAML, INI and shell assignments, read by their marks.
+"""Masks unknown values in configuration: JSON, TOML, YAML, INI and shell assignments, read by one lenient reader.
 
-Keys, comments, marks and line ends stay, so that what is left parses as before and citations hold. A value stays where
-its key is one of ``KEPT`` or where its form is harmless; it never stays below a key of a secret.
+Keys, comments, punctuation and line ends stay: the rest parses as before, and line numbers hold. A value stays if its
+key is known or its form is harmless, and never below the name of a secret.
 """
 
 from __future__ import annotations
@@ -10,11 +10,12 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
-from gpunode.redaction import secrets
-from gpunode.redaction.named import compiled, strength
+from gpunode.redaction import patterns, secrets
+from gpunode.redaction.named import strength
+from gpunode.redaction.patterns import compiled, settled
 
-# Keys whose values tell how GPUs, runtimes and the kubelet are set up, whole and in lower case. Of an environment only
-# the variables named here stay; what a key called `value` holds, nobody knows.
+# Keys, in lower case, whose values say how GPUs, runtimes and the kubelet are set up. Of an environment only the
+# variables named here stay. A key called `value` may hold anything.
 _KEPT: Final = "|".join(
     (
         # units, and what a daemon is started with
@@ -40,21 +41,21 @@ _PATHS: Final = (
     r"(?:unix://|file://|@)?(?:/(?:etc|usr|var|run|opt|dev|proc|sys|lib\w*|s?bin|boot|mnt|srv|home|root|snap|tmp)"
     r"(?:/[\w.+@*:-]+)*/?:?)+"
 )
-# Values that are no secrets, whatever they are called.
+# Values that are not secret, whatever their keys.
 _HARMLESS: Final = (
     r"(?:true|false|null|none|nil|yes|no|on|off|[\d.+:_-]{1,12}(?:[kmgtp]i?b?|[num]?s|h|%)?|0[xo][\da-f]+|\.{3}|~|-|[a-z]{1,4}"
     r"|runc|crun|kata\w*|systemd|cgroupfs|overlayfs|overlay2?|native|journald|json-file|local|debug|info|warn(?:ing)?|error"
     r"|io\.(?:containerd|kubernetes|k8s)\.[\w./-]+|(?:[\w-]+\.)*nvidia[\w./:=@-]*|(?:k8s\.gcr|registry\.k8s)\.io/[\w./:@-]+"
     rf"|--?[a-z][\w-]*|sha256:[\da-f]{{64}}|v?\d+\.\d+[\w.+~:-]{{0,24}}|linux|amd64|arm64|[\]\[{{}}(),:;$]*|{_PATHS})"
 )
-# Below these, every value may be one: HTTP headers, what a Secret of Kubernetes' holds.
+# Below these keys any value may be secret: HTTP headers, the data of a Kubernetes Secret.
 _PLACE: Final = r".*headers?|(?:string)?data"
 _SHELL: Final = (
     r"if|then|elif|else|fi|for|in|while|until|do|done|case|esac|return|exit|exec|unset|export|declare|typeset|\[\[?|\]\]?|[{}!]"
     r"|&&|\|\|?|redacted"
 )
 _STRING: Final = r"\"\"\".*?(?:\"\"\"|\Z)|'''.*?(?:'''|\Z)|\"(?:[^\"\\\n]|\\.)*\"|'(?:[^'\n]|'')*'"
-# YAML's goes on in the lines below, deeper.
+# In YAML a quoted string continues on the lines below, indented.
 _FOLDED: Final = r"\"(?!\"\")(?:[^\"\\\n]|\\.|\n(?=\s)){0,4000}\"|'(?!'')(?:[^'\n]|''|\n(?=\s)){0,4000}'"
 _TOKEN: Final = (
     rf"(?P<string>{_STRING})|(?P<comment>(?<!\S)(?:\#|//)[^\n]*)|(?P<opens>[\[{{])|(?P<shuts>[\]}}])|(?P<comma>,)"
@@ -62,9 +63,9 @@ _TOKEN: Final = (
 )
 _KEYED: Final = (
     r"(?P<lead>[ \t]*(?:-[ \t]+)*(?:export[ \t]+)?)"
-    # What ends with = and has digits is no key without a value, but base64.
+    # A word with digits that ends with = is base64, not a key without a value.
     r"(?!(?=\S*?\d)\S*=[ \t]*(?:\n|\Z))"
-    rf"(?P<key>{_STRING}|[A-Za-z_.$*][^\s:=\"'{{}}\[\],#]*(?:[ \t][A-Za-z][\w-]*){{0,3}})"
+    r"(?P<key>\"(?:[^\"\\\n]|\\.){0,300}\"|'[^'\n]{0,300}'|[A-Za-z_.$*][^\s:=\"'{}\[\],#]*(?:[ \t][A-Za-z][\w-]*){0,3})"
     r"(?P<sign>[ \t]*[+?]?=(?!=)[ \t]*(?=\S)|=(?=\s|\Z)|[ \t]*:(?=\s|\Z)[ \t]*)"
 )
 _TABLE: Final = r"[ \t]*\[\[?(?P<table>[A-Za-z_][^\n]*?)\]\]?[ \t]*(?:\#[^\n]*)?(?=\n|\Z)"
@@ -72,17 +73,17 @@ _REMARK: Final = r"(?P<mark>[ \t]*(?:\#|;|//)[#; \t]*)(?P<key>[\w.\"-]+)(?P<sign
 
 
 def masked(text: str, *, strict: bool = True) -> str:
-    """``text`` without its secrets and, if ``strict``, without every value that nobody vouches for."""
-    return "".join(_Reader(secrets.text(text), strict=strict).parts())
+    """``text`` without its secrets and, if ``strict``, without any unknown value."""
+    return settled(lambda one: "".join(_Reader(secrets.once(one), strict=strict).parts()), text)
 
 
 def shows_secret(text: str) -> bool:
-    """Whether a Secret of Kubernetes' is in ``text``."""
+    """Whether ``text`` contains a Kubernetes Secret."""
     return compiled(r"\bkind\"?:[ \t]*\"?Secret(?:List)?\b", 0).search(text) is not None
 
 
 class _Reader:
-    """Where in a text of configuration one stands: below which keys, by table, indentation and brackets."""
+    """Reads configuration and keeps track of the enclosing keys: by table, indentation and brackets."""
 
     def __init__(self, text: str, *, strict: bool) -> None:
         self._text, self._strict, self._at = text, strict, 0
@@ -92,7 +93,7 @@ class _Reader:
         self._key = ""
 
     def parts(self) -> Iterator[str]:
-        """The text in pieces, masked."""
+        """The masked text, in pieces."""
         while self._at < len(self._text):
             yield from self._token() if self._brackets else self._line()
 
@@ -134,7 +135,7 @@ class _Reader:
         self._key = self._indents[-1][1] if self._indents else ""
 
     def _value(self, key: str, depth: int) -> Iterator[str]:
-        """What follows on the line; of a bracket its opening alone."""
+        """The rest of the line. Of a list or table in brackets, only the opening bracket."""
         if opens := self._match(r"[\[{]"):
             self._open(key)
             yield opens[0]
@@ -151,7 +152,7 @@ class _Reader:
             yield rest[0]
 
     def _of_shell(self, line: str) -> str:
-        """``line``, which has no key: only the words stay by which a shell program is conditional, or ends."""
+        """``line``, which has no key. Only the words stay that decide whether a shell runs the next lines."""
         if not self._strict or compiled(_HARMLESS).fullmatch(line):
             return line
         return compiled(r"[^\s;()]+", 0).sub(
@@ -162,7 +163,7 @@ class _Reader:
 
     def _token(self) -> Iterator[str]:
         token = self._match(_TOKEN, re.DOTALL)
-        assert token is not None  # every sign is one
+        assert token is not None  # every character starts one
         kind, word = token.lastgroup, token[0]
         if kind == "opens":
             self._open(self._key)
@@ -187,31 +188,31 @@ class _Reader:
     # ---- values
 
     def _is_hidden_place(self, key: str) -> bool:
-        """Whether what stands here, below ``key``, is a secret, whatever it looks like."""
+        """Whether any value below ``key`` is secret here, whatever its form."""
         if self._brackets and self._brackets[-1][1]:
             return True
         around = (key, *self._table, *(key for _, key in self._indents))
         return strength(key) == "strong" or any(compiled(_PLACE).fullmatch(one) for one in around)
 
     def _judged(self, written: str, key: str) -> str:
-        """``written``, in its quotes and with its lines, or its mask."""
+        """``written`` or its mask, with the same quotes and lines."""
         body = written.strip()
         quote = next((one for one in ('"""', "'''", '"', "'") if body.startswith(one)), "")
         value = body[len(quote) : len(body) - len(quote)] if quote and body.endswith(quote) else body[len(quote) :]
         shown = self._shown(value, key)
         if shown != value and not quote and value.isdigit():
-            shown = "0"  # where a number stands, a word would not parse
+            shown = "0"  # a bare word would not parse
         return written if shown == value else written.replace(value, shown, 1)
 
     def _shown(self, value: str, key: str) -> str:
         name = key.lower()
         is_number = compiled(r"true|false|null|none|no|yes|\d{1,3}|").fullmatch(value) is not None
         if self._is_hidden_place(key):
-            return value if is_number or _is_file(name, value) else secrets.lines(value)
+            return value if is_number or _is_file(name, value) else patterns.masked(value)
         if not self._strict or compiled(_KEPT).fullmatch(name) or compiled(_HARMLESS).fullmatch(value):
             return value
         pair = compiled(r"((--?[a-z][\w-]*|[A-Z][A-Z\d_]+)=)([^=].*)", re.DOTALL).fullmatch(value)
-        return pair[1] + self._shown(pair[3], pair[2]) if pair else secrets.lines(value)
+        return pair[1] + self._shown(pair[3], pair[2]) if pair else patterns.masked(value)
 
 
 def _is_file(name: str, value: str) -> bool:

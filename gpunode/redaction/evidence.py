@@ -1,16 +1,16 @@
-"""What of evidence may leave a node: each probe says what it holds, and what nobody vouches for is masked."""
+"""Redacts evidence by what each probe holds: tables stay, unknown configuration is masked, logs lose their secrets."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass, replace
 from itertools import count
 from typing import TypeVar, cast
 
 from gpunode.change import FileChange, FileState
 from gpunode.facts.evidence import Capture, Evidence, Found, Holds, decode_found, encode_found
-from gpunode.redaction import config, secrets
+from gpunode.redaction import config, patterns, secrets
 
 T = TypeVar("T")
 
@@ -19,8 +19,8 @@ def redact(evidence: Evidence) -> Evidence:
     """``evidence`` without its secrets. Law: redacting twice is redacting once."""
     redacted: dict[str, Capture] = {}
     for key, capture in evidence.items():
-        # What was pasted stands under its source, which may be a command with a password.
-        shown = _text(key, "log") if key.startswith(capture.source) else key
+        # The key of pasted text is its source, which may be a command with a password.
+        shown = secrets.text(key) if key.startswith(capture.source) else key
         while shown in redacted:
             shown = next(name for number in count(2) if (name := f"{shown}#{number}") not in redacted)
         redacted[shown] = _capture(capture)
@@ -28,39 +28,49 @@ def redact(evidence: Evidence) -> Evidence:
 
 
 def masked(before: Evidence, after: Evidence) -> Mapping[Holds, tuple[int, int]]:
-    """By what they hold, how many captures there are and in how many of them something is masked."""
+    """For each kind of content, the number of captures and of those in which something is masked."""
     pairs = [(before[key], after[key]) for key in before if key in after]
     changed = Counter(one.holds for one, other in pairs if one != other)
     return {holds: (number, changed[holds]) for holds, number in Counter(one.holds for one, _ in pairs).items()}
 
 
 def _capture(capture: Capture) -> Capture:
-    source = _text(capture.source, "log")
     if capture.holds == "table":
-        return capture if source == capture.source else replace(capture, source=source)
-    data = _globbed(capture) if "*" in capture.source else None
-    data = content(capture.data, capture.holds) if data is None else data
-    return replace(capture, source=source, data=data, error=_text(capture.error, "log"))
+        return replace(capture, source=secrets.text(capture.source))
+    return rewritten(capture, lambda data: content(data, capture.holds), secrets.text)
 
 
-def _globbed(capture: Capture) -> bytes | None:
-    """The files of a glob, each by itself; None where these are none."""
+def rewritten(
+    capture: Capture,
+    contents: Callable[[bytes], bytes],
+    words: Callable[[str], str],
+    *,
+    paths: Callable[[str], str] = str,
+) -> Capture:
+    """``capture`` with its contents, its words and the paths of its files rewritten, each file of a glob by itself."""
+
+    def file(found: Found) -> Found:
+        link, data = found.link and paths(found.link), found.data and contents(found.data)
+        return replace(found, path=paths(found.path), link=link, data=data)
+
     try:
-        return encode_found(_found(one, capture.holds) for one in decode_found(capture.data))
+        files = decode_found(capture.data) if "*" in capture.source else None
     except (ValueError, KeyError, TypeError):
-        return None
-
-
-def _found(found: Found, holds: Holds) -> Found:
-    return found if found.data is None else replace(found, data=content(found.data, holds))
+        files = None
+    data = contents(capture.data) if files is None else encode_found(map(file, files))
+    return replace(capture, source=words(capture.source), data=data, error=words(capture.error))
 
 
 def content(data: bytes, holds: Holds) -> bytes:
-    """``data`` as it may be shown."""
+    """``data`` without its secrets."""
     if holds == "config" and b"\0" in data:
-        return secrets.MASK.encode()  # no text, so nobody can tell
-    text = data.decode("utf-8", "surrogateescape")
-    return _text(text, holds).encode("utf-8", "surrogateescape")
+        return patterns.MASK.encode()  # not text
+    return recoded(data, lambda text: _text(text, holds))
+
+
+def recoded(data: bytes, mask: Callable[[str], str]) -> bytes:
+    """``data``, masked as text. Other bytes stay."""
+    return mask(data.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
 
 
 def _text(text: str, holds: Holds) -> str:
@@ -68,13 +78,14 @@ def _text(text: str, holds: Holds) -> str:
         case "table":
             return text
         case "log":
-            return config.masked(text) if "Secret" in text and config.shows_secret(text) else secrets.text(text)
+            kept = secrets.text(text)
+            return config.masked(kept) if "Secret" in kept and config.shows_secret(kept) else kept
         case "config":
             return config.masked(text)
 
 
 def throughout(value: T) -> T:
-    """``value``, with the words from outside that stand in it, without the secrets in them."""
+    """``value`` without the secrets in any of its strings."""
     if isinstance(value, str):
         return cast("T", secrets.text(value))
     if isinstance(value, tuple):
@@ -85,11 +96,10 @@ def throughout(value: T) -> T:
 
 
 def without_secrets(change: FileChange) -> FileChange:
-    """``change`` as its diff may be shown: its owner sees what he has set, but for the secrets in it."""
+    """``change`` for its diff. Its owner sees the settings, but no secrets."""
 
     def shown(state: FileState) -> FileState:
-        text = state.content.decode("utf-8", "surrogateescape")
-        return replace(state, content=config.masked(text, strict=False).encode("utf-8", "surrogateescape"))
+        return replace(state, content=recoded(state.content, lambda text: config.masked(text, strict=False)))
 
     after = change.after
     before = change.before and shown(change.before)

@@ -1,13 +1,14 @@
-"""Secrets that a name tells: NAME=value, NAME: value, "NAME": "value", --name value, and a value in the lines below."""
+"""Secrets by their names: NAME=value, NAME: value, "NAME": "value", --name value, and values on the lines below."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from functools import cache
 from typing import Final, Literal, TypeAlias
 
-# How sure a name makes it: of "weak" ones (a lock's token, a Kubernetes secret's name) the value must look like one.
+from gpunode.redaction.patterns import compiled
+
+# Of a "weak" name (a lock's token, the name of a Kubernetes Secret) the value must look like a secret, too.
 Strength: TypeAlias = Literal["", "weak", "strong"]
 Span: TypeAlias = tuple[int, int]
 
@@ -16,26 +17,30 @@ _STRONG: Final = (
     *("dockerconfigjson", "key-data", "sumo-url", "secret-id", "pw", "cred"),
 )
 _WEAK: Final = ("session", "community", "cookie", "signature", "authorization", "auth", "sig")
-# Weak by themselves, strong behind another word: `token`, HF_TOKEN, apiKey.
+# Weak by themselves, strong after another word: `token`, HF_TOKEN, apiKey.
 _LAST: Final = ("token", "secret", "key", "pass", "pat")
 NAMES: Final = tuple(sorted((*_STRONG, *_WEAK, *_LAST), key=lambda name: (-len(name), name)))
-_GLUED: Final = (
-    r".*(?:api|access|auth|secret|private|licen[cs]e|shared|preshared|master|account|storage|encryption|munge|join|wep"
-    r"|setup|registration|signing|host|ssh)[_ -]?(?:key|token)|\w+pass"
-)
+_WORDS_BEFORE: Final = r"(?:.*[ _.-]|(?-i:.+(?=[A-Z][a-z])))"
+# Names that only look like a secret's. A package is called passwd.
 _OTHERS: Final = (
     r"(?:.*[\W_])?(?:p_?key|pubkey|public[_-]?key|topology_?key|(?:module_)?sig_?key|static_?key|bypass|compass"
     r"|(?:max|min|num|prompt|completion|batched)[_-]?tokens?|xauth\w*|pci[\w-]*sig)"
 )
-# A value that is none, whatever it is called.
+_NAME: Final = (
+    rf"(?!(?:{_OTHERS})\Z)(?:(?P<strong>(?!passwd\Z)(?:.*(?:{'|'.join(_STRONG)})|{_WORDS_BEFORE}(?:{'|'.join(_LAST)})|\w+pass"
+    r"|.*(?:api|access|auth|secret|private|licen[cs]e|shared|preshared|master|account|storage|encryption|munge|join|wep"
+    r"|setup|registration|signing|host|ssh)[_ -]?(?:key|token)))"
+    rf"|(?P<weak>.*(?:token|secret|key|pass|passwd|session)|{_WORDS_BEFORE}?(?:{'|'.join(_WEAK)})))s?(?: again)?"
+)
+# Values that are not secret, whatever their names.
 _PLAIN: Final = r"true|false|null|none|nil|yes|no|[ynm]|redacted|0x[\da-f]+,?|[\d.:+,-]{1,3}|[*x]{3,}|"
 _COMPLAINT: Final = (
     r"denied|disabled|error|expired|fail(?:ed|ure)|forbidden|incorrect|invalid|missing|rejected|required|revoked"
-    r"|timeout|unauthori[sz]ed|unavailable|unknown|unsupported|wrong|not|no|<set|must|could|cannot|is|was|has|for|nvidia-[a-z]+:"
+    r"|timeout|unauthori[sz]ed|unavailable|unknown|unsupported|wrong|not|no|<set|must|could|cannot|command|is|was|has|for|nvidia-[a-z]+:"
 )
 _FILE: Final = r"/(?:boot|etc|home|lib|opt|root|run|srv|usr|var)(?:/[\w.+-]+)+;?"
 _NUMBER: Final = r"v?\d[\d.:,/_-]*[a-zA-Z%/]{0,4},?"
-# By their first letters: so a place that none begins at costs one look.
+# Grouped by first letter: most positions then cost a single comparison.
 _ANY: Final = "|".join(
     f"{first}(?:{'|'.join(name[1:] for name in NAMES if name[0] == first)})"
     for first in sorted({*"".join(n[0] for n in NAMES)})
@@ -48,17 +53,20 @@ _ENTRY: Final = (
     rf"\bname\\*[\"']?[:=][ \t]*\\*[\"']?(?P<named>[\w.-]*(?:{_ANY})s?)\\*[\"']?"
     r"[ \t]*(?:,|\n(?:[ \t]*#[^\n]*\n)*)\s*\\*[\"']?value\\*[\"']?[:=][ \t]*"
 )
-_BARE: Final = r"(?:(?![,;&][\w.-]+[=:]|[,;)\]}]+(?:\s|\Z))[^\s\0\"'\\]|[\"'](?=[^\s,;:)}\]])|\\\n\s*|\\[^\n])+"
 _STRING: Final = r"\"(?:[^\"\\\n]|\\.)*\"|'[^'\n]*'"
-# A list of them, as JSON and TOML have it.
+# A list of strings, as in JSON and TOML.
 _STRINGS: Final = rf"\[\s*(?:{_STRING})(?:\s*,\s*(?:{_STRING}))*\s*(?:,\s*)?\]"
 _BLOCK: Final = r"(?:![\w!/:.,-]{0,80}[ \t]+)?[|>][\d+-]{0,2}[ \t]*(?:#[^\n]*)?(?=\n)"
-
-
-@cache
-def compiled(pattern: str, flags: int = re.IGNORECASE) -> re.Pattern[str]:
-    """The pattern, compiled when it is first asked for."""
-    return re.compile(pattern, flags)
+# The output of a command, in a shell.
+_OUTPUT: Final = r"\$\((?:[^()\n]|\([^()\n]*\))*\)|`[^`\n]*`"
+# A value. The group is what is between its quotes.
+_VALUE: Final = (
+    r"(?P<quote>\"{3}|'{3}|\\+[\"'])(?:((?s:.*?))(?P=quote)|([^\n]*))"
+    r"|\[(?:([^\]]*)\]|([^\n]*))"
+    rf"|\"((?:{_OUTPUT}|[^\"\\\n]|(?s:\\.)|\n(?=\s)){{0,4000}})"
+    r"|'((?:[^'\\\n]|(?s:\\.)|''|\n(?=\s)){0,4000})"
+    rf"|((?:{_OUTPUT}|(?![,;&][\w.-]+[=:]|[,;)\]}}]+(?:\s|\Z))[^\s\0\"'\\]|[\"'](?=[^\s,;:)}}\]])|\\\n\s*|\\[^\n])*)"
+)
 
 
 def _is(pattern: str, value: str) -> bool:
@@ -66,26 +74,13 @@ def _is(pattern: str, value: str) -> bool:
 
 
 def strength(name: str) -> Strength:
-    """Whether ``name`` is one of a secret."""
-    name = name.strip("\"'-")
-    lower = name.lower().removesuffix(" again")
-    if _is(_OTHERS, lower):
-        return ""
-    single = lower.removesuffix("s") if not lower.endswith("pass") else lower
-    word = next((one for one in NAMES if single.endswith(one)), "")
-    before = name[: len(single) - len(word)]
-    is_apart = before[-1:] in {"_", "-", ".", " "} or (name[len(before) :][:1].isupper() and not before.isupper())
-    if word in _STRONG:
-        return "weak" if lower == "passwd" else "strong"  # a package is called so
-    if word == "pat":
-        return "strong" if before and is_apart else ""
-    if word in _LAST:
-        return "strong" if (before and is_apart) or _is(_GLUED, lower) else "weak"
-    return "weak" if word and (not before or is_apart or word == "session") else ""
+    """How likely ``name`` is the name of a secret."""
+    found = compiled(_NAME).fullmatch(name.strip("\"'-"))
+    return "" if found is None else "strong" if found["strong"] else "weak"
 
 
 def is_plain(name: str, value: str) -> bool:
-    """Whether ``value`` is a number that counts, a word of configuration or a complaint, or the file of a key."""
+    """Whether ``value`` is a count, a word of configuration, part of an error message, or the path of a key file."""
     name = name.lower().strip("\"' -")
     if _is(_PLAIN, value) or _is(_COMPLAINT, value.rstrip(".,;:!")):
         return True
@@ -95,7 +90,7 @@ def is_plain(name: str, value: str) -> bool:
 
 
 def looks_secret(value: str) -> bool:
-    """Whether ``value`` is no word, no name of parts and no number."""
+    """Whether ``value`` is neither a word, nor a name made of words, nor a number."""
     has_digit, has_letter = any(map(str.isdigit, value)), any(map(str.isalpha, value))
     if len(value) < 6 or _is(rf"{_PLAIN}|{_NUMBER}", value):
         return value.isdigit() and len(value) > 8
@@ -106,7 +101,7 @@ def looks_secret(value: str) -> bool:
 
 
 def hidden(name: str, value: str, sign: str) -> bool:
-    """Whether ``value``, which stands behind ``name`` and ``sign``, is a secret."""
+    """Whether ``value`` is a secret, after ``name`` and ``sign`` (``=``, ``:``, ``"`` for JSON, a blank, ``is``)."""
     how = strength(name)
     if not how or is_plain(name, value):
         return False
@@ -123,59 +118,46 @@ def hidden(name: str, value: str, sign: str) -> bool:
 
 
 def spans(text: str) -> Iterator[Span]:
-    """Where in ``text`` the values of secret names stand, in their order, none within another."""
+    """Where the values of secret names are in ``text``, in order and without overlaps."""
     end = 0
-    # In small letters the pattern is several times as fast; a few letters of some alphabets are two then.
+    # Lower case makes the search several times as fast. In some alphabets it changes the length.
     small = text.lower() if len(text.lower()) == len(text) else text
     for match in compiled(rf"(?:{_HEAD})|{_ENTRY}", 0 if small is not text else re.IGNORECASE).finditer(small):
         if match.start() >= end:
-            for span in _of(text, match):
+            for span in _values(text, match):
                 if span[0] < span[1]:
                     yield span
                     end = span[1]
 
 
-def _of(text: str, match: re.Match[str]) -> Iterator[Span]:
+def _values(text: str, match: re.Match[str]) -> Iterator[Span]:
+    """Where the secret values of the name in ``match`` are."""
     at, line = match.end(), text.rfind("\n", 0, match.start()) + 1
     found = (text[slice(*match.span("named"))], '"', "") if match["named"] else _head(text, match, line)
     if found is None:
         return
     name, sign, before = found
-    if compiled(_BLOCK).match(text, at) or (text[at : at + 1] in {"\n", ""} and sign in {":", '"', "="}):
-        yield from _in_lines(text, strength(name), line, at)
-        return
-    if (inner := compiled(r"\[?\s*\{").match(text, at)) and (sign in {":", '"'} or inner[0] != "{"):
-        return  # what stands in there has names of its own
-    if elements := compiled(_STRINGS).match(text, at):
-        yield from _elements(text, elements, name, sign)
-        return
-    first, last = _value(text, at, before)
-    word = text[first:last]
-    if sign == ":" and _is_header(name, word, text[at:last]):
-        stop = compiled(rf"[^\n{before}]*" if before in {'"', "'"} else r"[^\n]*").match(text, at)
-        yield at, stop.end() if stop else last
-    elif hidden(name, word, '"' if first > at and sign == ":" else sign):
-        yield first, last
-
-
-def _in_lines(text: str, how: Strength, line: int, at: int) -> Iterator[Span]:
-    """Where the secrets stand in the lines below a name."""
-    is_block = text[at : at + 1] not in {"\n", ""}
-    for first, last in _below(text, line, at) if how else ():
-        if how == "strong" or is_block or looks_secret(text[first:last].strip("\"'")):
-            yield first, last
-
-
-def _elements(text: str, elements: re.Match[str], name: str, sign: str) -> Iterator[Span]:
-    """Where the secrets among the strings of a list stand, each without its quotes."""
-    for string in compiled(_STRING).finditer(text, *elements.span()):
-        first, last = string.start() + 1, string.end() - 1
-        if hidden(name, text[first:last], '"' if sign == ":" else sign):
+    is_block = compiled(_BLOCK).match(text, at) is not None
+    if is_block or (text[at : at + 1] in {"\n", ""} and sign in {":", '"', "="}):
+        how = strength(name)
+        for first, last in _below(text, line, at, is_block=is_block) if how else ():
+            if how == "strong" or is_block or looks_secret(text[first:last].strip("\"'")):
+                yield first, last
+    elif (inner := compiled(r"\[?\s*\{").match(text, at)) and (sign in {":", '"'} or inner[0] != "{"):
+        return  # a table, whose values have names of their own
+    elif elements := compiled(_STRINGS).match(text, at):
+        for string in compiled(_STRING).finditer(text, *elements.span()):
+            first, last = string.start() + 1, string.end() - 1
+            if hidden(name, text[first:last], '"' if sign == ":" else sign):
+                yield first, last
+    else:
+        first, last = _value(text, at, before)
+        if hidden(name, text[first:last], '"' if first > at and sign == ":" else sign):
             yield first, last
 
 
 def _head(text: str, match: re.Match[str], line: int) -> tuple[str, str, str] | None:
-    """The whole name, its sign, and what stands before it; None where none can be one's."""
+    """The whole name, its sign and the character before it; None if this cannot be the name of a value."""
     start = match.start()
     while start > line and (text[start - 1].isalnum() or text[start - 1] in "_.-"):
         start -= 1
@@ -192,51 +174,28 @@ def _head(text: str, match: re.Match[str], line: int) -> tuple[str, str, str] | 
     return name, '"' if sign == ":" and match["close"] else sign, before
 
 
-def _is_header(name: str, word: str, whole: str) -> bool:
-    """Whether an HTTP header begins: its value goes to the end of the line."""
-    if name.lower() in {"cookie", "set-cookie"}:
-        return "=" in whole
-    return name.lower().endswith("authorization") and _is("basic|bearer|digest|token|negotiate", word)
-
-
 def _value(text: str, at: int, before: str) -> Span:
-    """Where the value that begins at ``at`` stands, without its quotes."""
-    opened = compiled(r"\"\"\"|'''|\\+[\"']|[\"']|\[").match(text, at)
-    if opened is None:
-        found = compiled(_BARE).match(text, at)
-        last = found.end() if found else at
-        # What closes the string in which name and value stand is none of it.
-        return at, last - 1 if before in {'"', "'"} and text[last - 1 : last] == before and last > at else last
-    mark, first = opened[0], opened.end()
-    if mark in {'"', "'"}:
-        found = compiled(rf"(?:[^{mark}\\\n]|\\.|''|\n(?=\s)){{0,4000}}" if mark == "'" else
-                         r"(?:[^\"\\\n]|\\.|\n(?=\s)){0,4000}", re.DOTALL).match(text, first)  # fmt: skip
-        return first, found.end() if found else first
-    last = text.find("]" if mark == "[" else mark, first)
-    end_of_line = text.find("\n", first)
-    return first, last if last >= 0 else end_of_line if end_of_line >= 0 else len(text)
+    """Where the value at ``at`` is, without its quotes."""
+    found = compiled(_VALUE).match(text, at)
+    assert found is not None  # an empty value, at least
+    first, last = found.span(found.lastindex or 0)
+    # The quote that ends a string of both name and value is not part of the value.
+    is_outer = first == at and last > at and before in {'"', "'"} and text[last - 1] == before
+    return first, last - 1 if is_outer else last
 
 
-def _below(text: str, line: int, at: int) -> Iterator[Span]:
-    """The lines below a key's, in YAML; of JSON, where the value alone stands in the next line, that value."""
-    is_block = text[at : at + 1] not in {"\n", ""}
+def _below(text: str, line: int, at: int, *, is_block: bool) -> Iterator[Span]:
+    """The lines below a YAML key. In JSON, the value on the next line."""
     if not is_block and (found := compiled(r"\s*(?=[\"'\[])").match(text, at)) and found.end() < len(text):
         yield _value(text, found.end(), "")
         return
-    lead = compiled(r"[ \t]*").match(text, line)
-    depth = lead.end() - line if lead else 0
+    depth = len(text[line:at]) - len(text[line:at].lstrip(" \t"))
+    item = "" if is_block else rf"|[ \t]{{{depth},}}- +"
+    below = compiled(rf"\n(?:(?:[ \t]{{{depth + 1},}}(?:- +)?{item})(?P<value>\S[^\n]*)|[ \t]*(?=\n|\Z))")
     at = text.find("\n", at)
-    while 0 <= at < len(text):
-        stop = text.find("\n", at + 1)
-        stop = stop if stop >= 0 else len(text)
-        body = text[at + 1 : stop]
-        inner = len(body) - len(body.lstrip())
-        is_item = body.lstrip().startswith("- ") and inner >= depth
-        if body.strip() and inner <= depth and not is_item:
+    while at >= 0 and (found := below.match(text, at)):
+        value, at = found["value"] or "", found.end()
+        if not is_block and compiled(r"[^\s:]+:(?:\s|\Z)[^\n]*").fullmatch(value):
             return
-        if not is_block and compiled(r"[ \t]*(?:- +)?[^\s:]+:(?:\s|\Z)[^\n]*").fullmatch(body):
-            return
-        if body.strip() and not (is_block and body.strip().startswith("-----")) and not body.strip().startswith("#"):
-            begin = at + 1 + inner + (2 if is_item and not is_block else 0)
-            yield begin, stop
-        at = stop
+        if value and not value.startswith("#") and not (is_block and value.startswith("-----")):
+            yield found.span("value")

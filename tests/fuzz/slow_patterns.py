@@ -75,22 +75,23 @@ def watched() -> frozenset[Pattern]:
 
 def of_host() -> frozenset[Pattern]:
     """Those with which secrets and names are looked for."""
-    from gpunode.redaction import anonymize, config, named, secrets
+    from gpunode.facts.evidence import Capture
+    from gpunode.redaction import anonymize, config, named, patterns, secrets
 
-    asked: list[re.Pattern[str]] = []
-    compiled = named.compiled
+    asked: set[re.Pattern[str]] = set()
+    compiled = patterns.compiled
 
     def keep(pattern: str, flags: int = re.IGNORECASE) -> re.Pattern[str]:
-        asked.append(compiled(pattern, flags))
-        return asked[-1]
+        asked.add(one := compiled(pattern, flags))
+        return one
 
-    for module in (named, secrets, config):
+    for module in (anonymize, named, patterns, secrets, config):
         vars(module)["compiled"] = keep
-    words = [f"{word}{sign}=x@" for words, sign, _ in (*secrets.EVIDENT, *secrets.TOLD) for word in words]
-    secrets.text("\n".join(words))
+    text = "\n".join(f"{word}=x@" for words, _ in (*secrets.EVIDENT, *secrets.CONTEXTUAL) for word in words)
+    secrets.text(text)
     config.masked('[a]\nb = "c" # d\ne: |\n  f\n{"g": ["h"]}\n')
-    found = (*asked, *(one for one in vars(anonymize).values() if isinstance(one, re.Pattern)))
-    return frozenset(Pattern(one.pattern, one.flags) for one in found)
+    anonymize.anonymized({"x": Capture("dmesg", "ok", b"Node: gpu-7\nhttps://a.acme.io Serial: 12345678\n")})
+    return frozenset(Pattern(one.pattern, one.flags) for one in asked)
 
 
 def units(pattern: str) -> Iterator[str]:

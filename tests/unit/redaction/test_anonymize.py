@@ -3,9 +3,12 @@ from __future__ import annotations
 import json
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from gpunode.facts.evidence import Capture, Evidence, Found, decode_found, encode_found
 from gpunode.redaction.anonymize import anonymized
+from tests.fakes.examples import examples
 
 HOST = "dgx-a17"
 UUID = "3f2b8c1d-0a4e-4f6b-9c7d-8e5f4a3b2c1d"
@@ -45,88 +48,96 @@ def test_the_same_evidence_gives_the_same_masks_whatever_its_order() -> None:
     assert anonymized(pieces) == anonymized(dict(reversed(pieces.items())))
 
 
-@pytest.mark.parametrize(
-    ("text", "gone"),
-    [
-        ("    Serial Number                         : 1650923017232\n", "1650923017232"),
-        ("\t\t[SN] Serial number: MT1952X03327\n", "MT1952X03327"),
-        ("\tCapabilities: [148 v1] Device Serial Number b8-3f-d2-ff-ff-17-aa-01\n", "b8-3f-d2"),
-        ("Node GUID: 0xb83fd2ffff17aa01\n", "b83fd2ffff17aa01"),
-        (" ID: 7TLG:3XQH:ABCD:ABCD:ABCD:ABCD:ABCD:ABCD:ABCD:ABCD:ABCD:QRST\n", "7TLG"),
-        ("    machineID: ec2a1b3c4d5e6f708192a3b4c5d6e7f8\n", "ec2a1b3c"),
-        ('{"gpus": [{"serial": "1650923017232"}]}\n', "1650923017232"),
-        ("/sys/fs/cgroup/pod3f2b8c1d_0a4e_4f6b_9c7d_8e5f4a3b2c1d/x\n", "3f2b8c1d"),
-        ("kubernetes.io/hostname: gpu-node-7\n", "gpu-node-7"),
-        ("quiet BOOTIF=01-52-54-00-ab-cd-ef ro\n", "52-54-00"),
-        ("quiet ifname=eth0:b8:ce:f6:aa:bb:cc ro\n", "b8:ce:f6"),
-        ("quiet ip=10.0.0.9::10.0.0.1:255.255.255.0::eth0:none:1500:b8:ce:f6:aa:bb:cc ro\n", "b8:ce:f6"),
-        ("[4.0] e1000: MAC b8cef6aabbcc\n", "b8cef6"),
-        ("[4.1] mac b8-ce-f6-aa-bb-cc\n", "b8-ce-f6"),
-        ("2: enxb8cef6aabbcc: <BROADCAST>\n", "b8cef6"),
-        (f"link/infiniband 00:00:10:29:{':'.join(['fe', '80'] * 4)}:b8:3f:d2:ff:ff:17:aa:01 brd x\n", "b8:3f:d2"),
-        ('{"nodeInfo":{"machineID":"ec2a1b3c4d5e6f708192a3b4c5d6e7f8"}}\n', "ec2a1b3c"),
-        ("nvme0n1: eui.0025385b21404040\n", "0025385b"),
-        ("root=PARTUUID=a1b2c3d4-02 ro\n", "a1b2c3d4"),
-        ("kubelet: aws:///eu-central-1a/i-0abc1234567890def is gone\n", "i-0abc"),
-        ("instance i-0abc1234567890def\n", "0abc123"),
-        ("physicalId 1 chassisSN 0123XYZ trayIndex 2\n", "0123XYZ"),
-        ('[plugins.x.registry.mirrors."harbor.acme.internal:5000"]\n', "acme"),
-        ('sandbox_image = "harbor.acme.zone/pause:3.9"\n', "acme"),
-        ('Pulling image "harbor.acme.zone/pause:3.9"\nharbor.acme.zone again\n', "acme"),
-        ("/etc/containerd/certs.d/harbor.acme.zone/hosts.toml\n", "acme"),
-        ("connecting to k8s-master.acme.io:6443\n", "acme"),
-        ("mirrors:\n  harbor.acme.io:\n    endpoint: []\n", "acme"),
-        ("tls-san:\n  - k3s.acme.zone\n  - k3sfront\n", "acme"),
-        ("tls-san:\n  - k3s.acme.zone\n  - k3s-front7\nnode-ip: x\n", "front7"),
-        ("server: https://k3s-master:6443\ndial k3s-master failed\n", "k3s-master"),
-        ("node-name: sekret7\nnode sekret7\n", "sekret7"),
-        ("Node GUID 506b:4b03:00f1:e2d3\n", "506b:4b03"),
-        ("inet6 fe80::526b:4b03:f1:e2d3/64\n", "526b:4b03"),
-        ("\t\t[VU] Vendor specific: MT2045X01234MLNXS0D0F0\n", "MT2045X01234"),
-        ("    GPU PDI                               : 0x1a2b3c4d5e6f7081\n", "1a2b3c4d"),
-        ("wwn-0x5000c500a1b2c3d4\n", "5000c500a1b2c3d4"),
-        ("S/N: 1650923017232, Asset Tag: RACK-17-4\n", "1650923017232"),
-        ("S/N: 1650923017232, Asset Tag: RACK-17-4\n", "RACK-17-4"),
-        ("systemd[1]: Initializing machine ID ec2a1b3c4d5e6f708192a3b4c5d6e7f8 from random\n", "ec2a1b3c"),
-        ("ro systemd.machine_id=ec2a1b3c4d5e6f708192a3b4c5d6e7f8\n", "ec2a1b3c"),
-        ("  providerID: aws:///eu-central-1a/i-0abc1234567890def\n", "i-0abc"),
-        (" Name: secretcorp-node\n", "secretcorp"),
-        ("ServerAddress=licsrv.corp.example.com\n", "licsrv"),
-        ("inet 10.20.30.40/24 brd 10.20.30.255\n", "10.20.30.40"),
-        ("dial tcp 100.64.3.9:6443: connect: refused, peer 192.168.7.11\n", "100.64.3.9"),
-        ("dial tcp 100.64.3.9:6443: connect: refused, peer 192.168.7.11\n", "192.168.7.11"),
-        ("lookup reg on 203.0.114.7:53 via 203.0.114.7\n", "via 203.0.114"),
-        ("curl https://8.7.6.5/x\n", "8.7.6.5"),
-        ("inet6 2a01:4f8:1:2::77/64 scope global\n", "2a01:4f8"),
-        ("server: https://api.prod.acme-gpu.io:6443\n", "acme-gpu"),
-        ("pull https://user@harbor.acme-gpu.io/x, then harbor.acme-gpu.io/x:1\n", "acme-gpu"),
-        ("Node:             worker-gpu-17/10.0.0.7\n", "worker-gpu-17"),
-        (
-            "NAME          STATUS   ROLES\nworker-gpu-9   Ready    <none>\nworker-gpu-10  NotReady,X\n",
-            "gpu-10",
-        ),
-        ("  nodeName: worker-gpu-17\n# worker-gpu-17 again\n", "worker-gpu-17"),
-        ('{"spec": {"nodeName": "worker-gpu-17"}}\n', "worker-gpu-17"),
-        ('{"type":"InternalDNS","address":"ip-10-0-1-2.eu-central-1.compute.internal"}\n', "eu-central-1"),
-        ("Failed on ip-10-0-1-2.eu-central-1.compute.internal today\n", "ip-10-0-1-2"),
-        ("node_guid: 0c42:a103:0001:d000\nsys_image_guid:\t0c42:a103:0001:d000\n", "a103"),
-        ("    mlx5_0           \t0c42a103001d0000\n", "a103"),
-        ("mlx5_core: MAC 0x0c42a103001d\n", "a103"),
-        ("user=system:node:worker-gpu-21 of O = system:nodes, CN = system:node:worker-gpu-21\n", "gpu-21"),
-        ('csinodes.storage.k8s.io \\"worker-gpu-21\\" not found\n', "gpu-21"),
-        ("Linux rig-99 5.15.0-100-generic #110-Ubuntu SMP x86_64 GNU/Linux\n", "rig-99"),
-        ("bob@dgx01:~$ nvidia-smi\n", "dgx01"),
-        ("[bob@a100-03 ~]$ nvidia-smi\n", "a100-03"),
-        (
-            'E1116 kubelet.go:1] err="node \\"worker-gpu-17\\" not found"\nnode "worker-gpu-17" x\n',
-            "gpu-17",
-        ),
-    ],
-)
+IDENTITIES = [
+    ("    Serial Number                         : 1650923017232\n", "1650923017232"),
+    ("\t\t[SN] Serial number: MT1952X03327\n", "MT1952X03327"),
+    ("\tCapabilities: [148 v1] Device Serial Number b8-3f-d2-ff-ff-17-aa-01\n", "b8-3f-d2"),
+    ("Node GUID: 0xb83fd2ffff17aa01\n", "b83fd2ffff17aa01"),
+    (" ID: 7TLG:3XQH:ABCD:ABCD:ABCD:ABCD:ABCD:ABCD:ABCD:ABCD:ABCD:QRST\n", "7TLG"),
+    ("    machineID: ec2a1b3c4d5e6f708192a3b4c5d6e7f8\n", "ec2a1b3c"),
+    ('{"gpus": [{"serial": "1650923017232"}]}\n', "1650923017232"),
+    ("/sys/fs/cgroup/pod3f2b8c1d_0a4e_4f6b_9c7d_8e5f4a3b2c1d/x\n", "3f2b8c1d"),
+    ("kubernetes.io/hostname: gpu-node-7\n", "gpu-node-7"),
+    ("quiet BOOTIF=01-52-54-00-ab-cd-ef ro\n", "52-54-00"),
+    ("quiet ifname=eth0:b8:ce:f6:aa:bb:cc ro\n", "b8:ce:f6"),
+    ("quiet ip=10.0.0.9::10.0.0.1:255.255.255.0::eth0:none:1500:b8:ce:f6:aa:bb:cc ro\n", "b8:ce:f6"),
+    ("[4.0] e1000: MAC b8cef6aabbcc\n", "b8cef6"),
+    ("[4.1] mac b8-ce-f6-aa-bb-cc\n", "b8-ce-f6"),
+    ("2: enxb8cef6aabbcc: <BROADCAST>\n", "b8cef6"),
+    (f"link/infiniband 00:00:10:29:{':'.join(['fe', '80'] * 4)}:b8:3f:d2:ff:ff:17:aa:01 brd x\n", "b8:3f:d2"),
+    ('{"nodeInfo":{"machineID":"ec2a1b3c4d5e6f708192a3b4c5d6e7f8"}}\n', "ec2a1b3c"),
+    ("nvme0n1: eui.0025385b21404040\n", "0025385b"),
+    ("root=PARTUUID=a1b2c3d4-02 ro\n", "a1b2c3d4"),
+    ("kubelet: aws:///eu-central-1a/i-0abc1234567890def is gone\n", "i-0abc"),
+    ("instance i-0abc1234567890def\n", "0abc123"),
+    ("physicalId 1 chassisSN 0123XYZ trayIndex 2\n", "0123XYZ"),
+    ('[plugins.x.registry.mirrors."harbor.acme.internal:5000"]\n', "acme"),
+    ('sandbox_image = "harbor.acme.zone/pause:3.9"\n', "acme"),
+    ('Pulling image "harbor.acme.zone/pause:3.9"\nharbor.acme.zone again\n', "acme"),
+    ("/etc/containerd/certs.d/harbor.acme.zone/hosts.toml\n", "acme"),
+    ("connecting to k8s-master.acme.io:6443\n", "acme"),
+    ("mirrors:\n  harbor.acme.io:\n    endpoint: []\n", "acme"),
+    ("tls-san:\n  - k3s.acme.zone\n  - k3sfront\n", "acme"),
+    ("tls-san:\n  - k3s.acme.zone\n  - k3s-front7\nnode-ip: x\n", "front7"),
+    ("server: https://k3s-master:6443\ndial k3s-master failed\n", "k3s-master"),
+    ("node-name: sekret7\nnode sekret7\n", "sekret7"),
+    ("Node GUID 506b:4b03:00f1:e2d3\n", "506b:4b03"),
+    ("inet6 fe80::526b:4b03:f1:e2d3/64\n", "526b:4b03"),
+    ("\t\t[VU] Vendor specific: MT2045X01234MLNXS0D0F0\n", "MT2045X01234"),
+    ("    GPU PDI                               : 0x1a2b3c4d5e6f7081\n", "1a2b3c4d"),
+    ("wwn-0x5000c500a1b2c3d4\n", "5000c500a1b2c3d4"),
+    ("S/N: 1650923017232, Asset Tag: RACK-17-4\n", "1650923017232"),
+    ("S/N: 1650923017232, Asset Tag: RACK-17-4\n", "RACK-17-4"),
+    ("systemd[1]: Initializing machine ID ec2a1b3c4d5e6f708192a3b4c5d6e7f8 from random\n", "ec2a1b3c"),
+    ("ro systemd.machine_id=ec2a1b3c4d5e6f708192a3b4c5d6e7f8\n", "ec2a1b3c"),
+    ("  providerID: aws:///eu-central-1a/i-0abc1234567890def\n", "i-0abc"),
+    (" Name: secretcorp-node\n", "secretcorp"),
+    ("ServerAddress=licsrv.corp.example.com\n", "licsrv"),
+    ("inet 10.20.30.40/24 brd 10.20.30.255\n", "10.20.30.40"),
+    ("dial tcp 100.64.3.9:6443: connect: refused, peer 192.168.7.11\n", "100.64.3.9"),
+    ("dial tcp 100.64.3.9:6443: connect: refused, peer 192.168.7.11\n", "192.168.7.11"),
+    ("lookup reg on 203.0.114.7:53 via 203.0.114.7\n", "via 203.0.114"),
+    ("curl https://8.7.6.5/x\n", "8.7.6.5"),
+    ("inet6 2a01:4f8:1:2::77/64 scope global\n", "2a01:4f8"),
+    ("server: https://api.prod.acme-gpu.io:6443\n", "acme-gpu"),
+    ("pull https://user@harbor.acme-gpu.io/x, then harbor.acme-gpu.io/x:1\n", "acme-gpu"),
+    ("Node:             worker-gpu-17/10.0.0.7\n", "worker-gpu-17"),
+    (
+        "NAME          STATUS   ROLES\nworker-gpu-9   Ready    <none>\nworker-gpu-10  NotReady,X\n",
+        "gpu-10",
+    ),
+    ("  nodeName: worker-gpu-17\n# worker-gpu-17 again\n", "worker-gpu-17"),
+    ('{"spec": {"nodeName": "worker-gpu-17"}}\n', "worker-gpu-17"),
+    ('{"type":"InternalDNS","address":"ip-10-0-1-2.eu-central-1.compute.internal"}\n', "eu-central-1"),
+    ("Failed on ip-10-0-1-2.eu-central-1.compute.internal today\n", "ip-10-0-1-2"),
+    ("Failed on ip-10-0-1-2.eu-central-1.compute.internal today\n", "eu-central-1"),
+    ("ether b8:3f:d2:17:aa:01 txqueuelen 1000\n", "b8:3f:d2"),
+    ("node_guid: 0c42:a103:0001:d000\nsys_image_guid:\t0c42:a103:0001:d000\n", "a103"),
+    ("    mlx5_0           \t0c42a103001d0000\n", "a103"),
+    ("mlx5_core: MAC 0x0c42a103001d\n", "a103"),
+    ("user=system:node:worker-gpu-21 of O = system:nodes, CN = system:node:worker-gpu-21\n", "gpu-21"),
+    ('csinodes.storage.k8s.io \\"worker-gpu-21\\" not found\n', "gpu-21"),
+    ("Linux rig-99 5.15.0-100-generic #110-Ubuntu SMP x86_64 GNU/Linux\n", "rig-99"),
+    ("bob@dgx01:~$ nvidia-smi\n", "dgx01"),
+    ("[bob@a100-03 ~]$ nvidia-smi\n", "a100-03"),
+    (
+        'E1116 kubelet.go:1] err="node \\"worker-gpu-17\\" not found"\nnode "worker-gpu-17" x\n',
+        "gpu-17",
+    ),
+]
+
+
+@pytest.mark.parametrize(("text", "gone"), IDENTITIES)
 def test_every_form_of_an_identity_is_masked(text: str, gone: str) -> None:
     after = masked(text)
     assert gone not in after
     assert after[-1] == "\n"
+
+
+@given(st.lists(st.sampled_from([text for text, _ in IDENTITIES]), min_size=1, max_size=6).map("".join))
+@settings(max_examples=examples(100), deadline=None)
+def test_masking_twice_is_masking_once(text: str) -> None:
+    assert masked(masked(text)) == masked(text)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from gpunode.redaction.secrets import COMMANDS, EVIDENT, HOOKS, SHAPES, TOLD, evident, text
+from gpunode.redaction.secrets import COMMANDS, CONTEXTUAL, EVIDENT, HOOKS, SHAPES, evident, text
 
 HEX = "0123456789abcdef0123456789abcdef"
 TOKENS = ("gsk_", "xai-", "r8_", "rpa_", "pplx-")
@@ -50,6 +50,18 @@ LEAKS = {
     "28": ("openssl enc -aes256 -k hunter2xx", "hunter2"),
     "29": ("ssh-keygen -t ed25519 -N hunter2xx", "hunter2"),
     "30": ("rhc connect -a hunter2xx -o 1", "hunter2"),
+    # What a breaker found: standard input of more lines, command substitution, operands, paths that are tokens.
+    "31": ("echo 'root:hunter2xx\nbob:hunter2xx' | chpasswd", "hunter2"),
+    "32": ("cat <<EOF | chpasswd\nroot:hunter2xx\nEOF", "hunter2"),
+    "33": ("rootpw --plaintext hunter2xx", "hunter2"),
+    "34": ("wpa_passphrase 'My wifi' hunter2xx", "hunter2"),
+    "35": (r"net use Z: \\host\share hunter2xx /user:u", "hunter2"),
+    "36": ("smbclient //a/b hunter2xx -U bob", "hunter2"),
+    "37": ("smbclient //a/b -U 'DOMAIN/bob%hunter2xx'", "hunter2"),
+    "38": ("TOKEN=$(echo hunter2xx | base64)", "hunter2"),
+    "39": ("password: `echo -n hunter2xx | base64`", "hunter2"),
+    "40": ('kubectl create secret generic x --from-literal=password="$(printf "hunter2xx" | base64)"', "hunter2"),
+    "41": ("curl https://h/v3/import/q7Wk2nVx9Lr4_c-m-abcd1234.yaml", "q7Wk2nVx"),
     # Mutations that no test of the former redactor noticed.
     "a path is no excuse": ("password=/q7Wk2nVx/9Lr4Tz8P", "q7Wk2nVx"),
     "a path is none of a token": ("API_TOKEN: /usr/q7Wk2nVx/9Lr4Tz8P", "q7Wk2nVx"),
@@ -72,6 +84,9 @@ STAYS = [
     "echo 'blacklist nouveau' | sudo tee /etc/modprobe.d/blacklist-nouveau.conf",
     "<https://h:8080>, <bob@example.org>; git@github.com:NVIDIA/libnvidia-container.git",
     "container=0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef",
+    "rootpw --lock, smbclient -L //host -N, net use, wpa_passphrase: command not found",
+    "cat <<EOF | kubectl apply -f -\nkind: Pod\nEOF",
+    "GPUS=$(nvidia-smi -L | wc -l); echo $GPUS | base64; echo 1 | tee /sys/x",
     "token: invalid NVIDIA license token; MOK password: invalid",
 ]
 
@@ -107,8 +122,8 @@ def test_the_path_of_a_hook_is_its_key(place: str) -> None:
 
 
 def test_every_form_can_match_what_its_words_let_through() -> None:
-    """No second list decides what is looked at: each form's words are those that its pattern is built of."""
-    assert all(words and all(word == word.lower() for word in words) for words, _, _ in (*EVIDENT, *TOLD))
+    """No second list decides what is searched."""
+    assert all(words and all(word == word.lower() for word in words) for words, _ in (*EVIDENT, *CONTEXTUAL))
     for program, options in COMMANDS.items():
         assert "{}" in options, program
 
@@ -129,9 +144,9 @@ def test_a_private_key_keeps_its_lines() -> None:
 def test_no_pattern_is_compiled_before_something_is_redacted() -> None:
     """A screen of gpunode's own words compiles none either."""
     script = (
-        "from gpunode.redaction import config, evidence, named, secrets\n"
+        "from gpunode.redaction import config, evidence, patterns, secrets\n"
         "secrets.evident('containerd 1.7.28 restarts; see https://docs.nvidia.com')\n"
-        "print(named.compiled.cache_info().currsize)"
+        "print(patterns.compiled.cache_info().currsize)"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "0"
