@@ -56,14 +56,14 @@ NVIDIA_TOML = """\
 LOGGED = re.compile(r"^\S+ (?:exit \d+|timeout) (\d+\.\d+) s: (.*)$", re.MULTILINE)
 # Those whose time is not gpunode's: it waits for them one after the other.
 FOREIGN = (
-    "apt-get",
+    "apt-",
+    "prlimit",  # around apt-helper
     "dpkg ",
     "dkms",
     "update-initramfs",
     "systemctl",
     "containerd",
     "modprobe",
-    "/usr/lib/apt/apt-helper",
 )
 
 

@@ -17,7 +17,7 @@ from gpunode.diagnoses.views.containerd import Effective, Value
 from gpunode.facts.model import CgroupDriver, Known
 from gpunode.facts.patterns import Pattern
 from gpunode.runtimes.containerd_files import CONFIG
-from gpunode.runtimes.crio import DEAD_FOLDER
+from gpunode.runtimes.crio_files import DEAD_FOLDER
 
 _NO_RUNTIME: Final = Pattern(
     r"no runtime for [\\\"']*(?P<name>nvidia[\w.-]*)[\\\"']* is configured"

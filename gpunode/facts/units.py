@@ -14,6 +14,7 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from gpunode.facts.patterns import Pattern
 
@@ -83,14 +84,16 @@ def _settings(files: Mapping[str, bytes], unit: str, folders: tuple[str, ...]) -
     return [(path, key, value) for path in order for key, value in _service_lines(files[path])]
 
 
-def _service_lines(data: bytes) -> Iterator[tuple[str, str]]:
-    section = ""
+@lru_cache(maxsize=64)  # a run asks some units thirty times
+def _service_lines(data: bytes) -> tuple[tuple[str, str], ...]:
+    section, found = "", []
     for line in _lines(data):
         if line.startswith("["):
             section = line
         elif section == "[Service]" and "=" in line:
             key, _, value = line.partition("=")
-            yield key.strip(), value.strip().replace("%%", "%")
+            found.append((key.strip(), value.strip().replace("%%", "%")))
+    return tuple(found)
 
 
 def _lines(data: bytes) -> Iterator[str]:

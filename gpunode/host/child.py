@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from typing import NoReturn
 
-# -I: neither the working folder nor PYTHON* variables decide what root runs.
-_ISOLATED = "-I"
+# -I: neither the working folder nor PYTHON* variables decide what root runs. -S: nor .pth files, which take time, too.
+_ISOLATED = ("-I", "-S")
 
 
 def command(module: str, needs: Sequence[str] = ()) -> tuple[str, ...]:
@@ -28,7 +28,7 @@ def command(module: str, needs: Sequence[str] = ()) -> tuple[str, ...]:
     """
     places = dict.fromkeys(_place(name) for name in ("gpunode", *needs))
     code = f"import sys; sys.path[:0] = sys.argv[1:]; from {module} import main; main()"
-    return (sys.executable, _ISOLATED, "-c", code, *(place for place in places if place))
+    return (sys.executable, *_ISOLATED, "-c", code, *(place for place in places if place))
 
 
 def _place(name: str) -> str:

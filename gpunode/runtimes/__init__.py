@@ -103,6 +103,12 @@ def _docker_reads(files: Files, wish: Wish) -> tuple[str, ...]:
     return docker_nodes.reads(files, wish)
 
 
+def _crio_reads(files: Files, wish: Wish) -> tuple[str, ...]:
+    from gpunode.runtimes import crio_files
+
+    return crio_files.reads(files, wish)
+
+
 _CONTAINERD, _DOCKER, _CRIO, _PODMAN = _OnUse(_containerd), _OnUse(_docker), _OnUse(_crio), _OnUse(_podman)
 
 
@@ -141,7 +147,7 @@ RUNTIMES: tuple[Runtime, ...] = (
         socket="/run/crio/crio.sock",
         packages=("cri-o",),
         config_from=frozenset(),
-        reads=_CRIO.reads,
+        reads=_crio_reads,
         configure=_CRIO.configure,
         unconfigure=_CRIO.unconfigure,
         inspect=_CRIO.inspect,
@@ -166,9 +172,9 @@ RUNTIMES: tuple[Runtime, ...] = (
 def located(row: Runtime, files: Files, wish: Wish) -> Runtime:
     """``row`` as this node has it: docker may be a snap, and it or containerd told to read another file."""
     if row.id == "docker":
-        from gpunode.runtimes import docker
+        from gpunode.runtimes import docker_nodes
 
-        return docker.located(row, files, wish)
+        return docker_nodes.located(row, files, wish)
     if row.id == "containerd" and not row.product:
         from gpunode.runtimes import containerd
 

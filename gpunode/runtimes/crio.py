@@ -18,8 +18,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from gpunode.errors import Refused
+from gpunode.runtimes.crio_files import DEAD_FOLDER, config_of, folder_of
+from gpunode.runtimes.crio_files import reads as reads
 from gpunode.runtimes.model import (
-    CRIO_CONFIG,
     CRIO_DROP_IN,
     CRIO_FOLDER,
     RUNC_FAMILY,
@@ -33,8 +34,6 @@ from gpunode.runtimes.model import (
 from gpunode.runtimes.text import decode, encode
 from gpunode.runtimes.tomlread import Document, Path, parse
 
-# nvidia-ctk 1.18.0 to 1.19.0 wrote its drop-in here, where CRI-O never looks (nvidia-container-toolkit PR 1829).
-DEAD_FOLDER = "/etc/crio/conf.d"
 _BARE_BINARY = "nvidia-container-runtime"
 _RUNTIME: Path = ("crio", "runtime")
 _RUNTIMES: Path = (*_RUNTIME, "runtimes")
@@ -54,19 +53,10 @@ class _File:
     document: Document
 
 
-def reads(files: Files, wish: Wish) -> tuple[str, ...]:
-    """Every path and pattern that CRI-O reads, and the folder that older toolkits took for one of them."""
-    del files
-    patterns = [_config(wish), f"{CRIO_FOLDER}/*", f"{CRIO_FOLDER}/.*", f"{CRIO_FOLDER}/*/*", f"{DEAD_FOLDER}/*"]
-    if wish.drop_in:
-        patterns += [wish.drop_in, f"{_folder(wish.drop_in)}/*"]
-    return tuple(dict.fromkeys(patterns))
-
-
 def in_order(files: Files, wish: Wish) -> tuple[str, ...]:
     """The paths among ``files`` that CRI-O reads, in its order: what a later one says wins."""
-    folders = {CRIO_FOLDER, *([_folder(wish.drop_in)] if wish.drop_in else [])}
-    paths = [path for path in files if path == _config(wish) or any(path.startswith(f"{f}/") for f in folders)]
+    folders = {CRIO_FOLDER, *([folder_of(wish.drop_in)] if wish.drop_in else [])}
+    paths = [path for path in files if path == config_of(wish) or any(path.startswith(f"{f}/") for f in folders)]
     return tuple(sorted(paths, key=_rank(wish)))
 
 
@@ -173,19 +163,11 @@ def _end_dangling_default(after: dict[str, bytes | None], wish: Wish) -> list[st
 # Reading.
 
 
-def _config(wish: Wish) -> str:
-    return wish.config or CRIO_CONFIG
-
-
-def _folder(path: str) -> str:
-    return path.rpartition("/")[0]
-
-
 def _rank(wish: Wish) -> Callable[[str], tuple[int, list[str]]]:
     """The order in which CRI-O reads: the root file, then folder by folder, as filepath.Walk goes."""
 
     def rank(path: str) -> tuple[int, list[str]]:
-        place = 0 if path == _config(wish) else 1 if path.startswith(f"{CRIO_FOLDER}/") else 2
+        place = 0 if path == config_of(wish) else 1 if path.startswith(f"{CRIO_FOLDER}/") else 2
         return place, path.split("/")
 
     return rank
@@ -205,7 +187,8 @@ def _file(path: str, data: bytes | None) -> _File:
         raise Refused(
             f"{path}:{found[1]}: not valid TOML" if found else f"{path}: not valid TOML",
             why=f"{error}. CRI-O reads this file and does not start with it either.",
-            hint=f"correct {path}, or move it out of {_folder(path)}: CRI-O reads every file there, whatever its name",
+            hint=f"correct {path}, or move it out of {folder_of(path)}: "
+            "CRI-O reads every file there, whatever its name",
         ) from error
     _check_shape(document, text, path)
     return _File(path, text, document)
@@ -331,15 +314,15 @@ def _models(told: Sequence[_File], existing: Document | None, wish: Wish) -> lis
 def _place(read: Sequence[_File], wish: Wish) -> tuple[str, str]:
     """The file to write, and why that one."""
     if wish.mode == "in-place":
-        return _config(wish), f"in place, in {_config(wish)}: as asked for"
+        return config_of(wish), f"in place, in {config_of(wish)}: as asked for"
     if wish.drop_in:
-        if wish.drop_in == _config(wish):
+        if wish.drop_in == config_of(wish):
             raise Refused(
                 f"{wish.drop_in} is the configuration itself, and no drop-in of it",
                 why=f"CRI-O reads its drop-ins from {CRIO_FOLDER}",
                 hint="leave --drop-in-config out; --mode in-place edits the configuration itself",
             )
-        if _folder(wish.drop_in) == DEAD_FOLDER:
+        if folder_of(wish.drop_in) == DEAD_FOLDER:
             raise Refused(
                 f"CRI-O does not read {wish.drop_in}",
                 why=f"its folder is {CRIO_FOLDER}; nvidia-ctk 1.18.0 to 1.19.0 took {DEAD_FOLDER} for it",
@@ -349,7 +332,7 @@ def _place(read: Sequence[_File], wish: Wish) -> tuple[str, str]:
     later = [file.path for file in read if _rank(wish)(file.path) > _rank(wish)(CRIO_DROP_IN) and _concerns(file, wish)]
     if later:
         return later[-1], f"in {later[-1]}: CRI-O reads it after {CRIO_DROP_IN}, and what it says would win"
-    return CRIO_DROP_IN, f"drop-in {CRIO_DROP_IN}: CRI-O reads {CRIO_FOLDER} after {_config(wish)}"
+    return CRIO_DROP_IN, f"drop-in {CRIO_DROP_IN}: CRI-O reads {CRIO_FOLDER} after {config_of(wish)}"
 
 
 def _concerns(file: _File, wish: Wish) -> bool:
@@ -373,7 +356,7 @@ def _wanted(target: _File, entry: Document, wish: Wish, merged: Document) -> Doc
 
 def _kept(target: _File, wish: Wish) -> Document:
     """The target without a default that is no longer wished: nvidia-ctk begins its drop-in anew."""
-    ends_default = wish.exact and not wish.default and target.path != _config(wish)
+    ends_default = wish.exact and not wish.default and target.path != config_of(wish)
     return _without_default(target.document, wish) if ends_default else target.document
 
 
@@ -409,7 +392,7 @@ def _with(read: Sequence[_File], target: _File, wish: Wish) -> list[_File]:
 
 def _without_effect(read: Sequence[_File], path: str, unmet: Sequence[Path], wish: Wish) -> Refused:
     rank = _rank(wish)
-    order = f"CRI-O reads {_config(wish)} first, then {CRIO_FOLDER} in lexical order; the last one wins"
+    order = f"CRI-O reads {config_of(wish)} first, then {CRIO_FOLDER} in lexical order; the last one wins"
     later = [file for file in read if rank(file.path) > rank(path)]
     said = [f"{file.path} sets {'.'.join(key)}" for file in later for key in unmet if _at(file.document, key)]
     return Refused(
@@ -469,7 +452,7 @@ def _notes(files: Files, read: Sequence[_File], wish: Wish) -> Iterator[str]:
     if wish.cdi:
         yield "CRI-O's support for CDI is always on; there is nothing to switch"
     if wish.drop_in and not wish.drop_in.startswith(f"{CRIO_FOLDER}/"):
-        yield f"CRI-O reads {wish.drop_in} only when it is started with --config-dir {_folder(wish.drop_in)}"
+        yield f"CRI-O reads {wish.drop_in} only when it is started with --config-dir {folder_of(wish.drop_in)}"
     for file in read:
         if _LEFTOVER.search(file.path):
             yield f"{file.path} looks like a leftover, but CRI-O reads every file there, whatever its name"

@@ -7,7 +7,6 @@ breaks a node it is not followed: docs/reference/differences-from-nvidia-ctk.md.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any, TypeAlias
 
 from gpunode.command import command
@@ -16,7 +15,7 @@ from gpunode.runtimes import jsontext
 from gpunode.runtimes.docker_nodes import Node, check_usable, node_of, notes_on, reads
 from gpunode.runtimes.dockerd import conflicts
 from gpunode.runtimes.jsontext import BLANK, Path
-from gpunode.runtimes.model import Configured, Edit, Edited, Files, Former, Runtime, Wish, runs
+from gpunode.runtimes.model import Configured, Edit, Edited, Files, Former, Wish, runs
 from gpunode.runtimes.text import decode, encode, is_marked, same
 
 __all__ = [
@@ -27,7 +26,6 @@ __all__ = [
     "inspect",
     "is_marked",
     "keeps_containers",
-    "located",
     "no_mark",
     "reads",
     "takes_on_reload",
@@ -45,14 +43,6 @@ _TAKES_MARK = (23,)
 Change: TypeAlias = tuple[Path, Any]
 # sed's words for it.
 _MARK_OUT = r"1s/^\xEF\xBB\xBF//"
-
-
-def located(row: Runtime, files: Files, wish: Wish) -> Runtime:
-    """``row`` as this node has docker: the file that counts, the unit that runs it, where it listens."""
-    node = node_of(files, wish)
-    kind = node.kind
-    here = replace(row, config=node.config, unit=kind.unit, socket=kind.socket, product=kind.product)
-    return row if here == row else here
 
 
 def flags(files: Files, wish: Wish) -> tuple[str, ...]:

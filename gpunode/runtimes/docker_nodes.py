@@ -7,12 +7,12 @@ snapcraft.yaml and nvidia/lib.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gpunode.errors import Refused
 from gpunode.facts import units
 from gpunode.runtimes.dockerd import Flags, started
-from gpunode.runtimes.model import DOCKER_CONFIG, Files, Wish
+from gpunode.runtimes.model import DOCKER_CONFIG, Files, Runtime, Wish
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +76,14 @@ def reads(files: Files, wish: Wish) -> tuple[str, ...]:
         unit_files = (*units.reads(files, ENGINE.unit, _user_folders(home)), _TOOLKIT_CONFIG)
     marks = (_SNAP_UNIT, SNAP.config, _DESKTOP_UNIT)
     return tuple(dict.fromkeys((*unit_files, *marks, DOCKER_CONFIG, node.config)))
+
+
+def located(row: Runtime, files: Files, wish: Wish) -> Runtime:
+    """``row`` as this node has docker: the file that counts, the unit that runs it, where it listens."""
+    node = node_of(files, wish)
+    kind = node.kind
+    here = replace(row, config=node.config, unit=kind.unit, socket=kind.socket, product=kind.product)
+    return row if here == row else here
 
 
 def node_of(files: Files, wish: Wish) -> Node:

@@ -18,6 +18,7 @@ from gpunode.facts.model import Known
 from gpunode.facts.patterns import Pattern
 from gpunode.runtimes import containerd, crio
 from gpunode.runtimes.containerd_files import CONFIG
+from gpunode.runtimes.crio_files import DEAD_FOLDER
 from gpunode.runtimes.model import Configured, Wish
 
 Product: TypeAlias = Literal["containerd", "k3s", "rke2", "microk8s", "k0s"]
@@ -348,8 +349,8 @@ def crio_dead(snapshot: Snapshot) -> tuple[Citation, ...]:
     return tuple(_crio_dead(snapshot))
 
 
-_WRITTEN: Final = Pattern(rf"(?:Wrote|Writing|Created) [^\n]{{0,60}}{re.escape(crio.DEAD_FOLDER)}/\S+")
-_IN_FOLDER: Final = Pattern(rf"(?<![\w.]){re.escape(crio.DEAD_FOLDER)}\b")
+_WRITTEN: Final = Pattern(rf"(?:Wrote|Writing|Created) [^\n]{{0,60}}{re.escape(DEAD_FOLDER)}/\S+")
+_IN_FOLDER: Final = Pattern(rf"(?<![\w.]){re.escape(DEAD_FOLDER)}\b")
 
 
 def _crio_dead(snapshot: Snapshot) -> Iterator[Citation]:

@@ -13,7 +13,8 @@ from gpunode.facts.evidence import Capture, Probe
 from gpunode.facts.model import Unknown
 from gpunode.runtimes import Edit, Wish, after_edits, gathered, runtime
 from gpunode.runtimes.containerd_files import is_pattern, matching
-from gpunode.runtimes.docker import configure, inspect, keeps_containers, located, takes_on_reload
+from gpunode.runtimes.docker import configure, inspect, keeps_containers, takes_on_reload
+from gpunode.runtimes.docker_nodes import located
 from gpunode.runtimes.found import by_looking, contents, in_facts
 from tests.unit.steps.machines import machine
 
