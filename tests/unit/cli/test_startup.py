@@ -111,17 +111,18 @@ def test_a_command_about_the_past_loads_no_editor_of_a_runtime(command: str, tmp
 def test_a_plan_loads_the_rules_of_the_one_runtime_that_it_is_about() -> None:
     found = loaded("plan", "containerd", "--node", SAMPLE)
     assert "gpunode.runtimes.containerd" in found
-    assert not {f"gpunode.runtimes.{name}" for name in ("crio", "docker", "keys", "podman")} & found
+    others = ("crio", "docker", "docker_undoing", "jsontext", "keys", "podman")
+    assert not {f"gpunode.runtimes.{name}" for name in others} & found
 
 
 def test_what_a_plan_costs_does_not_creep_up() -> None:
-    """Measured: 85 patterns, 125 modules. Look for what is loaded too early before raising these."""
+    """Measured: 94 patterns, 127 modules. Look for what is loaded too early before raising these."""
     done = subprocess.run([sys.executable, *cost.command("plan", "containerd", "--node", SAMPLE)],
                           capture_output=True, text=True, check=True)  # fmt: skip
     took = cost.cost(done.stdout)
     assert took.processes == ()
-    assert took.patterns <= 95
-    assert took.ours <= 135
+    assert took.patterns <= 96
+    assert took.ours <= 129
 
 
 def test_a_planned_capture_starts_no_process_and_reads_no_journal() -> None:
