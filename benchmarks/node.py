@@ -224,7 +224,7 @@ def converged(made: Lab, times: int = 7) -> None:
                 print(f"  {name}: left out, its first run failed: {(done.stdout + done.stderr).strip()[-300:]}")
                 continue
             runs[name] = partial(measured, node, contender.argv, contender.env)
-        title(f"Converged re-run: median of {times}, in turns (goal: shell ≥ 10×, ansible ≥ 15×, pyinfra ≥ 2×)")
+        title(f"Converged re-run: median of {times}, in turns (goal: shell ≥ 12×, ansible ≥ 20×, pyinfra ≥ 2×)")
         row("", "wall", "processor", "wall ratio", "cpu ratio")
         costs = side_by_side(runs, times)
         own = costs.get("gpunode setup")
