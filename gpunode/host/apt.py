@@ -272,7 +272,7 @@ class Apt:
         simulation = self.simulate(changes)
         if simulation is not None and (differences := unplanned(changes, simulation)):
             raise ChangeFailed(
-                "the refreshed package index makes apt do something else than was planned; no package was changed",
+                "with the refreshed package index apt would not do what was planned; no package was changed",
                 why="\n".join(differences),
                 hint="run the same command again: it plans with the refreshed index",
             )
@@ -491,7 +491,7 @@ def _output(finished: Finished) -> str:
 def _larger(url: str, limit_bytes: int) -> ChangeFailed:
     return ChangeFailed(
         f"could not fetch {redact(url)}: it is larger than {limit_bytes} bytes",
-        why="no file of this kind is that large, so this is not the file that was meant",
+        why="no file of this kind is that large, so this is something else",
         hint="open the address in a browser: a proxy or a login page may answer in its place",
     )
 

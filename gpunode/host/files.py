@@ -175,7 +175,7 @@ class ForeignLinkError(OSError):
     """A symbolic link of another user's leads to what is not his."""
 
     def __init__(self, link: str, owner: int) -> None:
-        why = f"{link} is a symbolic link of uid {owner}, and what it leads to is not that user's"
+        why = f"{link} is a symbolic link of uid {owner}, and its target belongs to another user"
         super().__init__(errno.EACCES, why, link)
 
 
@@ -213,7 +213,7 @@ def _walk(place: _Place, path: str, *, make: bool) -> None:
             # As the kernel does in /tmp (protected_symlinks, proc_sys_fs(5)), but everywhere: root follows his own
             # links, root's, and those that lead a user to what is his.
             if owner not in {0, os.geteuid()}:
-                place.exposed = place.exposed or f"it leads through a link that the user with the id {owner} made"
+                place.exposed = place.exposed or f"it goes through a link made by the user with the id {owner}"
                 todo.append(_Owned("/".join(("", *place.names, part)), owner))
             if target.startswith("/"):
                 place.to_root()
@@ -304,7 +304,7 @@ def _read_up_to(fd: int, count: int) -> bytes:
 
 
 def _kind(status: os.stat_result) -> str:
-    return _KINDS.get(stat.S_IFMT(status.st_mode), "no regular file")
+    return _KINDS.get(stat.S_IFMT(status.st_mode), "not a regular file")
 
 
 def _ownership(status: os.stat_result, exposed: str = "") -> Ownership:
@@ -530,7 +530,7 @@ def _lstat(place: _Place) -> os.stat_result | None:
 def _refuse_unless_file(path: str, status: os.stat_result | None) -> None:
     if status is not None and not stat.S_ISREG(status.st_mode):
         raise Refused(
-            f"{path} is {_kind(status)}, where a file belongs",
+            f"{path} is {_kind(status)}, not a file",
             why="gpunode replaces and removes regular files only; nothing was changed",
             hint=f"look at it with `{Command(('ls', '-ld', path))}`, move it away, then run the command again",
         )
@@ -713,7 +713,7 @@ _HINTS = {
     errno.EACCES: "run the command as root",
     errno.EPERM: "run the command as root; `lsattr -d {folder} {path}` shows whether it is immutable",
     errno.EBUSY: "it is a mount point of its own (`findmnt {path}`); unmount it, then run the command again",
-    errno.ELOOP: "its symbolic links lead in a circle (`namei {path}`); correct them, then run the command again",
+    errno.ELOOP: "its symbolic links form a loop (`namei {path}`); correct them, then run the command again",
     errno.EFBIG: "raise the limit on the size of files (`ulimit -f`), then run the command again",
     errno.EIO: "the disk reports an error (`dmesg | tail`)",
 }

@@ -84,7 +84,7 @@ class LocalHost:
         No program of a mounted root is run to look at it.
         """
         if probe.argv and self.root != "/":
-            return Capture(probe.source, "absent", error=f"no program of {self.root} is run to look at it")
+            return Capture(probe.source, "absent", error=f"gpunode runs no program of {self.root} to look at it")
         if probe.argv:
             done = self.runner.run(
                 probe.argv, timeout_s=probe.timeout_s, limit_bytes=probe.limit_bytes, only_reads=True
@@ -163,8 +163,8 @@ class LocalHost:
         unit = runtime_row(expectation.runtime).unit
         words = self.services.last_words(unit, since)
         raise ChangeFailed(
-            f"{unit} did not take its new configuration",
-            why=said + (f"; its own last lines:\n{words}" if words else ""),
+            f"{unit} did not accept its new configuration",
+            why=said + (f"; its last lines:\n{words}" if words else ""),
             hint=f"journalctl -u {unit} -n 50\nwhat the unit's command line sets cannot be set in the file",
         )
 
@@ -184,7 +184,7 @@ class LocalHost:
         for path in dict.fromkeys(change.path for change in changes if isinstance(change, FileChange)):
             with suppress(OSError):
                 if (leads := files.resolve(path, root=self.root)) != normpath(path):
-                    told.append(f"{path} is by symbolic links {leads}, and that file is changed")
+                    told.append(f"{path} is a symbolic link to {leads}, so that file is changed")
         return tuple(told)
 
     def realize(self, change: Change, /) -> Change:
@@ -262,7 +262,7 @@ class LocalHost:
             raise ChangeFailed(
                 f"module {change.module} could not be {verb}",
                 why=_modprobe_cause(done),
-                hint="the kernel's own words:\n  dmesg | grep -iE 'nvrm|nvidia|nouveau' | tail",
+                hint="see the kernel log:\n  dmesg | grep -iE 'nvrm|nvidia|nouveau' | tail",
             )
 
     def _apply_command(self, change: CommandChange) -> None:
@@ -341,17 +341,17 @@ def _keyring(data: bytes, key: SigningKey) -> bytes:
         found = openpgp.fingerprints(data)
     except ValueError as error:
         raise Refused(
-            f"{key.url} is no OpenPGP key",
+            f"{key.url} is not an OpenPGP key",
             why=f"{error}; it begins with {data[:60]!r}; nothing was trusted",
             hint="a proxy or a captive portal may answer in its place; look at it with:\n  "
             + shlex.join(("curl", "-fsSL", key.url)),
         ) from error
     if frozenset(found) != key.fingerprints:
         raise Refused(
-            f"{key.url} is not the key that was meant",
+            f"{key.url} is not the expected key",
             why=f"found:  {' '.join(found) or 'no key'}\nwanted: {' '.join(sorted(key.fingerprints))}\n"
             "nothing was trusted",
-            hint="if a mirror of yours signs with a key of its own, name it in the recipe ([repositories] *_key)",
+            hint="if your mirror signs with its own key, name that key in the recipe ([repositories] *_key)",
         )
     return openpgp.belonging(data)
 
@@ -361,13 +361,13 @@ def _refuse_edited(change: FileChange, current: FileState | None) -> None:
     if current == change.before:
         return
     if current is None:
-        is_now = "it is gone, unlike the one that was found"
+        is_now = "it has been deleted"
     elif change.before and current.content == change.before.content:
         is_now = f"it now has mode {current.mode:04o} and owner {current.uid}:{current.gid}"
     else:
-        is_now = "it is neither the one that was found nor the one that is wanted"
+        is_now = "its content is neither the former nor the planned one"
     raise Conflict(
-        f"{change.path} was edited meanwhile",
+        f"{change.path} was edited during the run",
         why=f"{is_now}; it was left as it is",
         hint="run the command again; it looks anew and shows the change first",
     )
@@ -379,16 +379,16 @@ def _modprobe_cause(done: Finished) -> str:
     Source: modprobe of Debian's nvidia-current without a GPU says "No such device" first and "Invalid argument" last.
     """
     if done.timed_out:
-        return f"modprobe did not end within {_MODULE_TIMEOUT_S:.0f} s"
+        return f"modprobe timed out after {_MODULE_TIMEOUT_S:.0f} s"
     lines = done.stderr.decode("utf-8", "replace").splitlines()
     errors = [line for line in lines if "ERROR" in line or "FATAL" in line]
-    return next(iter([*errors, *lines]), f"modprobe exited with {done.exit_status} and said nothing")
+    return next(iter([*errors, *lines]), f"modprobe exited with {done.exit_status}, without output")
 
 
 def _command_failed(done: Finished, what: str) -> ChangeFailed:
-    ended = f"no end within {_COMMAND_TIMEOUT_S:.0f} s" if done.timed_out else f"exit status {done.exit_status}"
+    ended = f"timed out after {_COMMAND_TIMEOUT_S:.0f} s" if done.timed_out else f"exit status {done.exit_status}"
     return ChangeFailed(
         what,
-        why=f"{ended}; its last words:\n{done.last_lines()}",
-        hint="correct that, then run the command again; what was done before is recorded and can be rolled back",
+        why=f"{ended}; its last lines:\n{done.last_lines()}",
+        hint="fix that, then run the command again; earlier changes are recorded and can be rolled back",
     )

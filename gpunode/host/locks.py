@@ -41,7 +41,7 @@ class Holder:
 
     def __str__(self) -> str:
         if not self.pid:
-            return "a process that is not seen from here"
+            return "a process that is not visible from here"
         since = ", left behind by an earlier gpunode" if self.orphan else ""
         return f"process {self.pid} ({self.command or 'its command is not known'}{since})"
 

@@ -149,9 +149,9 @@ def refuse_other_names(path: str, status: os.stat_result) -> None:
     if status.st_nlink > 1:
         raise Refused(
             f"{path} is one of {status.st_nlink} names of one file (hard links)",
-            why=f"the new content would stand under this name alone, the others would keep the old; {_LEFT}",
-            hint=f"see the others:\n  {Command(('find', '/', '-xdev', '-samefile', path))}\n"
-            f"and if this one shall go its own way:\n  {_own_copy(path)}\nthen run the command again",
+            why=f"only this name would get the new content, the others would keep the old; {_LEFT}",
+            hint=f"list the others:\n  {Command(('find', '/', '-xdev', '-samefile', path))}\n"
+            f"and to make this one a separate file:\n  {_own_copy(path)}\nthen run the command again",
         )
 
 
@@ -174,7 +174,7 @@ def refuse_mount_point(path: str, folder: int, name: str) -> None:
     if is_mount_point:
         raise Refused(
             f"{path} is a mount point of its own",
-            why=f"what is mounted on a single file cannot be replaced from here; {_LEFT}",
+            why=f"a mounted file cannot be replaced; {_LEFT}",
             hint=f"see where it comes from (`{Command(('findmnt', path))}`), change it there or unmount it, "
             "then run the command again",
         )

@@ -131,7 +131,7 @@ def _refuse_another(name: str, above: int, folder: int) -> None:
 
 
 def _swapped() -> OSError:
-    return OSError(errno.EPERM, "somebody who may write in its folder put something else in its place meanwhile")
+    return OSError(errno.EPERM, "somebody with write access to its folder replaced it meanwhile")
 
 
 def _fill(folder: int, members: Mapping[str, bytes]) -> None:

@@ -112,7 +112,7 @@ class CommandLog:
         fd = os.open(folder / Path(self.path).name, flags, 0o600)
         with os.fdopen(fd, "wb", buffering=0) as file:
             if not stat.S_ISREG(os.fstat(fd).st_mode):
-                raise OSError(errno.EINVAL, "it is no regular file")
+                raise OSError(errno.EINVAL, "it is not a regular file")
             file.write(entry)
 
 

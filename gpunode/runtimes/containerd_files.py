@@ -183,7 +183,7 @@ def edited(file: ConfigFile, document: Document, former: bytes | None) -> bytes 
     except tomltext.Uneditable as error:
         raise Refused(
             f"{file.path}: gpunode found no way to write {error} that leaves the rest of the file as it is",
-            why="every way of writing it would change what the file means elsewhere",
+            why="every possible edit would also change other settings",
             hint=f"write the CRI plugin's section of {file.path} with table headers ([a.b.c]), "
             "then run the command again",
         ) from error

@@ -71,8 +71,8 @@ def wished(plugin: Document, beside: Surroundings, wish: Wish) -> Document:
 def why_runc(schema: int, wish: Wish) -> str:
     """Why the file gets a table for runc, too; see ``needs_runc``."""
     if keeps_built_in(schema, wish):
-        return "lists runc, too: the built-in one is under cgroupfs"
-    return "lists runc, too: its built-in entry is lost once a file lists another runtime"
+        return "also lists runc: the built-in one uses cgroupfs"
+    return "also lists runc: containerd drops its built-in entry once a file lists another runtime"
 
 
 def follows_blindly(wish: Wish) -> bool:

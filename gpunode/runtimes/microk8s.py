@@ -39,18 +39,18 @@ def configure(files: Files, wish: Wish) -> Edited:
     """
     if TEMPLATE not in files:
         raise Refused(
-            f"{TEMPLATE} is not there",
-            why="microk8s makes containerd's configuration of it, and does not start without it",
+            f"{TEMPLATE} does not exist",
+            why="microk8s generates containerd's configuration from it, and does not start without it",
             hint="reinstall or refresh the snap: snap refresh microk8s",
         )
     if wish.mode == "drop-in":
         raise Refused(
-            "microk8s takes no drop-in",
-            why=f"it fills in the variables of {TEMPLATE} alone",
+            "microk8s does not support drop-ins",
+            why=f"it only fills in the variables of {TEMPLATE}",
             hint="leave --mode out: gpunode edits the template in place",
         )
     edited = containerd.configure(files, _located(wish))
-    return replace(edited, how="in place: microk8s makes containerd's configuration of this template at every start")
+    return replace(edited, how="in place: microk8s generates the configuration from this template at every start")
 
 
 def unconfigure(files: Files, wish: Wish, former: Mapping[str, Former]) -> Edited:

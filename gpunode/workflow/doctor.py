@@ -117,7 +117,7 @@ def _is_denied(capture: Capture) -> bool:
 def _too_little(seen: Snapshot, silent: Sequence[str]) -> Doubt:
     """What to look at where no fault shows and nothing shows that the driver works; of several machines, on which."""
     if silent:
-        question = f"does the driver of {' and '.join(silent)} work? what works on another machine does not tell"
+        question = f"does the driver of {' and '.join(silent)} work? other machines' drivers do not prove it"
         return Doubt(question, (Shell("nvidia-smi"), Shell("sudo dmesg | grep -i nvrm | tail")))
     if seen.view(pci.has_gpu) is False:
         look_at = (Shell("lspci -nn -d 10de:"),)

@@ -222,7 +222,7 @@ class _Course:
         exact = self._resolved(facts, stage)
         if exact.unresolved:
             # A fresh image has no index of its distribution at all, and an old one names what is gone.
-            self.applier.tell(Told("the package index lacks what the plan asks for; the whole index is refreshed"))
+            self.applier.tell(Told("the package index lacks packages of the plan; refreshing the whole index"))
             self.settled += self.applier.settle([Trigger("index-refresh")])
             exact = self._resolved(facts, stage)
         if self.recipe.lock and (lacking := lacked(exact.unresolved, self.recipe.lock)):
