@@ -148,7 +148,7 @@ class Apt:
         return parse_simulation(_text(finished.stdout), _text(finished.stderr), ok=finished.ok)
 
     def offered(self, names: Collection[str]) -> Mapping[str, frozenset[str]]:
-        """The versions of each package that the index names; those that are merely installed are not among them."""
+        """The versions of each package in the index; without those that are only installed."""
         if not names:
             return {}
         finished = self._run(("apt-cache", "madison", *names), _QUERY_LIMIT_S)
@@ -416,7 +416,7 @@ class Apt:
 
 
 def sweep(root: Path) -> None:
-    """The folders that a run that was killed left where this module makes them are gone."""
+    """Remove the temporary folders that a killed run of this module left."""
     owners = {os.geteuid(), _user_id(root / "etc/passwd", "_apt")}
     for place in (_temporary(root), root / _LISTS_ABOVE):
         for path in place.glob(f"{_PREFIX}*"):

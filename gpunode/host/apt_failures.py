@@ -1,4 +1,4 @@
-"""Why apt or dpkg failed, told from what it printed, and the error that says so; pure."""
+"""Find out from its output why apt or dpkg failed, and make the error. Pure."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ _BEGINS = ("Setting up ", "Unpacking ", "Preparing to unpack ", "Removing ", "Pu
 
 
 def last_words(output: str, count: int = 12) -> str:
-    """What dpkg and a maintainer script said of the first package on which dpkg gave up; at most ``count`` lines."""
+    """The output of dpkg and the maintainer script for the first package that failed; at most ``count`` lines."""
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     end = next((number for number, line in enumerate(lines) if line.startswith("dpkg: error processing ")), -1) + 2
     if end == 1:

@@ -1,4 +1,4 @@
-"""A capture stands in for a node: it is looked at like one, saved without its secrets, and read again with distrust."""
+"""A capture replaces a node: it is probed like one, saved without secrets, and read as untrusted input."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ Place: TypeAlias = Path | str
 
 
 class Readable(Protocol):
-    """What bytes are read from, once and in their order."""
+    """A source of bytes, read once and in order."""
 
     def read(self, size: int, /) -> bytes:
         """The next bytes, at most ``size``; none at the end."""
@@ -52,7 +52,7 @@ class Readable(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class CaptureHost:
-    """A captured node; it can be looked at."""
+    """A captured node; it can be probed."""
 
     evidence: Evidence
 
@@ -153,7 +153,7 @@ def _write_archive(members: Mapping[str, bytes], file: IO[bytes]) -> None:
 
 
 def load(path: Path) -> Evidence:
-    """The evidence in the capture at ``path``, which is recognised by what it holds.
+    """The evidence in the capture at ``path``; its form is detected by its content.
 
     Raises:
         UsageError: there is no capture at ``path``.

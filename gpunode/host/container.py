@@ -28,7 +28,7 @@ Argv = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class Commands:
-    """How one runtime does it.
+    """The commands of one runtime.
 
     Attributes:
         load: takes the image from standard input.
@@ -155,7 +155,7 @@ def uuids(output: bytes) -> frozenset[str]:
 
 
 def new_token() -> str:
-    """A name of its own for each check: two at a time do not remove each other's image."""
+    """A unique name for each check, so that two concurrent ones do not remove each other's image."""
     return secrets.token_hex(4)
 
 

@@ -128,13 +128,13 @@ def _readable(folder: int) -> Iterator[int]:
 
 
 def sync_folder(folder: int) -> None:
-    """What was made and renamed in the open folder is on the disk."""
+    """Sync the open folder, so that new and renamed files are on the disk."""
     with _readable(folder) as fd:
         os.fsync(fd)
 
 
 def names(folder: int) -> list[str]:
-    """What the open folder holds, sorted."""
+    """The names in the open folder, sorted."""
     with _readable(folder) as fd, os.scandir(fd) as entries:
         return sorted(entry.name for entry in entries)
 
@@ -172,7 +172,7 @@ def _place(path: str, root: str, *, make: bool = False) -> Iterator[_Place]:
 
 
 class ForeignLinkError(OSError):
-    """A symbolic link of another user's leads to what is not his."""
+    """A symbolic link of another user has a target that is not his."""
 
     def __init__(self, link: str, owner: int) -> None:
         why = f"{link} is a symbolic link of uid {owner}, and its target belongs to another user"
@@ -314,7 +314,7 @@ def _ownership(status: os.stat_result, exposed: str = "") -> Ownership:
 
 
 def state(path: str, *, root: str = "/") -> FileState | None:
-    """The file as it is; None where there is none.
+    """The file's present state; None if there is none.
 
     Raises:
         Refused: something is there that cannot be read as a file.
@@ -341,7 +341,7 @@ def attributes(path: str, *, root: str = "/") -> tuple[tuple[str, bytes], ...]:
 
 
 def missing_folders(path: str, *, root: str = "/") -> tuple[str, ...]:
-    """The folders above ``path`` that are not there, outermost first.
+    """The missing folders above ``path``, outermost first.
 
     Raises:
         OSError: something on the way is no folder, or cannot be entered.
@@ -505,7 +505,7 @@ def _checked(place: _Place, path: str) -> os.stat_result | None:
 
 
 def check(path: str, *, root: str = "/") -> None:
-    """The file, if there is one, can be replaced or removed, and nothing is lost by it.
+    """Raise unless the file, if there is one, can be replaced or removed without losing anything.
 
     Raises:
         Refused: a folder, a device, a pipe or a socket stands there; or a file that has other names, is a mount
@@ -604,7 +604,7 @@ def prepare(path: str, *, root: str = "/") -> tuple[str, tuple[str, ...]]:
 
 
 def remove_folders(made: Sequence[str], *, root: str = "/") -> None:
-    """The folders that were made for a file are gone again, unless something else stands in them by now."""
+    """Remove the folders that were created for a file, unless they contain something else."""
     for path in reversed(made):
         with suppress(OSError), _place(path, root) as place:
             os.rmdir(place.name, dir_fd=place.folder)
@@ -654,7 +654,7 @@ def remove(path: str, *, root: str = "/", still: Still = _whatever) -> None:
 
 
 def create(path: Path, content: bytes) -> None:
-    """There is a new file with ``content``, for its owner alone; whole, or not at all.
+    """Create a file with ``content``, readable by its owner only; complete, or not at all.
 
     Raises:
         FileExistsError: something is there already, be it a link to nothing; it is as it was.

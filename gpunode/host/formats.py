@@ -1,4 +1,4 @@
-"""Files that are no text and no capture, by the bytes that they begin with, and how a report is got out of them."""
+"""Files that are neither text nor captures, by their first bytes, and how to extract a report from them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _BINARY: Final = Format("not text: it is full of zero bytes", "name a text, a ca
 
 
 def unread(data: bytes) -> Format | None:
-    """What ``data`` is, where it is nothing that a report is read from; None where it may be text."""
+    """The format of ``data`` if no report can be read from it; None if it may be text."""
     for start, kind in _KNOWN:
         if data.startswith(start):
             return kind

@@ -1,4 +1,4 @@
-"""The node itself, or a mounted root: looked at side by side, changed one thing at a time."""
+"""The node itself, or a mounted root: probed in parallel, changed one thing at a time."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class LocalHost:
         return files.read(probe.path, probe.limit_bytes, root=self.root)
 
     def wait_until_alone(self) -> None:
-        """Neither cloud-init nor anybody else is at work on this node; cloud-init may itself have started gpunode.
+        """Wait until neither cloud-init nor apt is busy; cloud-init may itself have started gpunode.
 
         Raises:
             Busy: somebody was at it for longer than we wait.
@@ -107,7 +107,7 @@ class LocalHost:
         self.wait_for_others()
 
     def wait_for_others(self) -> None:
-        """No other program is at work on the packages, be it the apt that a killed run of gpunode left behind.
+        """Wait until no other program changes packages, including an apt that a killed gpunode left behind.
 
         Raises:
             Busy: one kept a lock for longer than we wait.
@@ -117,7 +117,7 @@ class LocalHost:
         wait_until_free(locks, monotonic() + self._lock_timeout_s, self._on_progress)
 
     def sweep(self, paths: Iterable[str]) -> None:
-        """What a run that was killed left beside ``paths`` is gone. Call it under gpunode's own lock."""
+        """Remove temporary files of a killed run beside ``paths``. Call it under gpunode's own lock."""
         from gpunode.host import apt, chroot
 
         for path in paths:
@@ -179,7 +179,7 @@ class LocalHost:
                 files.check(change.path, root=self.root)
 
     def elsewhere(self, changes: Sequence[Change], /) -> tuple[str, ...]:
-        """Which files among ``changes`` are others than their paths say, by symbolic links; a sentence each."""
+        """A sentence for each file of ``changes`` whose path is a symbolic link."""
         told: list[str] = []
         for path in dict.fromkeys(change.path for change in changes if isinstance(change, FileChange)):
             with suppress(OSError):

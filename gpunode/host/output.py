@@ -1,4 +1,4 @@
-"""Files that a user asks for where he says: whole or not at all, and by open folders, whoever owns those on the way.
+"""Write output files that the user requested: complete or not at all, through open folders.
 
 The folder above is opened once, by the walk that follows no link of another user's. What is made in it is made, checked
 and renamed by that descriptor, so whoever owns the folder can spoil the result and reach nothing outside of it.

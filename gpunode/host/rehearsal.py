@@ -1,4 +1,4 @@
-"""A node in memory: a capture that can be changed, so that the whole of setup and rollback can be rehearsed on it."""
+"""A node in memory: a capture that can be changed, to rehearse setup and rollback on it."""
 
 from __future__ import annotations
 

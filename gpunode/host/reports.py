@@ -1,4 +1,4 @@
-"""Reports about a node in whatever form somebody sends them: a capture, a pasted list, plain text, a bug report."""
+"""Reports about a node in any form: a capture, a pasted list, plain text, a bug report."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _MINE: Final = "run it as a user who may read the file, for example with sudo, o
 
 
 def read(name: str) -> Evidence:
-    """The evidence of the report ``name``, recognised by what it holds; ``-`` is standard input.
+    """The evidence of the report ``name``, whose form is detected by its content; ``-`` is standard input.
 
     Raises:
         UsageError: it is not there, cannot be read, or is no report.

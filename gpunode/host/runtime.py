@@ -160,7 +160,7 @@ def _compare(expectation: RuntimeExpectation, configured: Configured, path: str)
 
 
 def differences(expectation: RuntimeExpectation, configured: Configured) -> list[str]:
-    """Where what a runtime has is not what was meant, a line each."""
+    """The differences between a runtime's configuration and the intended one, a line each."""
     wrong = [
         f"handler {name}: expected {binary}, it reads {configured.handlers.get(name) or 'none'}"
         for name, binary in sorted(expectation.handlers)
@@ -270,7 +270,7 @@ def read_back(runner: Runner, expectation: RuntimeExpectation) -> None:
 
 
 def contradiction(runner: Runner, expectation: RuntimeExpectation, patience_s: float) -> str:
-    """How the running daemon still differs from what was meant after ``patience_s``; empty when it does not.
+    """How the running daemon still differs from the intended configuration after ``patience_s``; empty if not.
 
     A daemon that cannot be asked contradicts nothing. dockerd keeps its former configuration when it cannot use the
     file on SIGHUP, says so in its log alone, and would not start with that file again. CRI-O leaves out a handler whose

@@ -1,4 +1,4 @@
-"""Units of systemd: enabled, started, reloaded, restarted, and proven to be still there a while later."""
+"""systemd units: enable, start, reload and restart them, and check that they stay up."""
 
 from __future__ import annotations
 

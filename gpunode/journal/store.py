@@ -59,7 +59,7 @@ _LARGEST_OBJECT = 64 << 20
 
 
 def _unheard(_entries: Sequence[Entry], _entry: Entry) -> None:
-    """Nobody listens."""
+    """Ignore every entry."""
 
 
 class Store:

@@ -138,7 +138,7 @@ def _check_plugin(file: ConfigFile) -> None:
 
 
 def configure(files: Files, wish: Wish) -> Edited:
-    """What registers the NVIDIA handler as wished; no edits when it is so already.
+    """The edits that register the NVIDIA handler as requested; none if it is registered already.
 
     Raises:
         Refused: a file cannot be read, cannot be edited without harm, or would be overruled by another.
@@ -191,7 +191,7 @@ def _configure(files: Files, wish: Wish) -> Edited:
 
 
 def unconfigure(files: Files, wish: Wish, former: Mapping[str, Former]) -> Edited:
-    """What takes the handler out again; see ``containerd_removal``, which few commands need.
+    """The edits that remove the handler; see ``containerd_removal``, which few commands need.
 
     Raises:
         Refused: a file cannot be read, or cannot be edited without harm.

@@ -285,7 +285,7 @@ def counting(loaded: Sequence[ConfigFile]) -> tuple[ConfigFile, ...]:
 
 
 def overruling(plugin: Document, wish: Wish) -> Document:
-    """The nameless default runtime of old, which containerd 1 takes whatever ``default_runtime_name`` says.
+    """The old nameless default runtime, which in containerd 1 overrides ``default_runtime_name``.
 
     Source: containerd 1.6.20 and 1.7.24, started: their CRI plugin then names its default runtime ``default``.
     """

@@ -1,4 +1,4 @@
-"""The CRI plugin's table as it shall be: the handler's entry, the default runtime, the cgroup driver. Pure data."""
+"""The desired table of the CRI plugin: the handler's entry, the default runtime, the cgroup driver. Pure."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Surroundings:
 
 
 def wished(plugin: Document, beside: Surroundings, wish: Wish) -> Document:
-    """The table ``plugin`` with the handler as wished; its shape has been checked."""
+    """The table ``plugin`` with the requested handler; its shape has been checked."""
     result = dict(plugin)
     containerd = result["containerd"] = dict(plugin.get("containerd", {}))
     runtimes = containerd["runtimes"] = copy.deepcopy(containerd.get("runtimes", {}))

@@ -1,4 +1,4 @@
-"""NVIDIA's handler taken out of containerd's configuration again. Pure."""
+"""Remove NVIDIA's handler from containerd's configuration. Pure."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from gpunode.runtimes.tomlread import Document
 
 
 def unconfigure(files: Files, wish: Wish, former: Mapping[str, Former]) -> Edited:
-    """What takes the handler out again: a file that is as gpunode left it comes back byte for byte.
+    """The edits that remove the handler; a file that nobody edited since is restored byte for byte.
 
     Of one that was edited since, the keys that gpunode set go, and the former ones come back. Of one that nobody has on
     record, the handler's entry goes, and a default that names it.

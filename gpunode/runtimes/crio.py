@@ -82,7 +82,7 @@ def inspect(files: Files, wish: Wish) -> Configured:
 
 
 def configure(files: Files, wish: Wish) -> Edited:
-    """The handler as wished, in a drop-in or in crio.conf; no edits when CRI-O reads it as wished already.
+    """The requested handler, in a drop-in or in crio.conf; no edits if CRI-O has it already.
 
     Raises:
         Refused: a file cannot be read, or what was asked for would have no effect; nothing is half made.

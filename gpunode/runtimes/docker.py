@@ -61,14 +61,14 @@ def flags(files: Files, wish: Wish) -> tuple[str, ...]:
 
 
 def unconfigure(files: Files, wish: Wish, former: Mapping[str, Former]) -> Edited:
-    """What takes the handler out again; see ``docker_undoing``, which few commands need."""
+    """The edits that remove the handler; see ``docker_undoing``, which few commands need."""
     from gpunode.runtimes import docker_undoing
 
     return docker_undoing.unconfigure(files, wish, former)
 
 
 def inspect(files: Files, wish: Wish) -> Configured:
-    """What dockerd's file and command line say; a missing or blank file says nothing.
+    """The configuration in dockerd's file and command line; a missing or blank file is empty.
 
     Raises:
         Refused: it is not a JSON object, or not shaped as dockerd's configuration.
@@ -78,7 +78,7 @@ def inspect(files: Files, wish: Wish) -> Configured:
 
 
 def configure(files: Files, wish: Wish) -> Edited:
-    """What registers the NVIDIA handler as wished; no edits when it is so already.
+    """The edits that register the NVIDIA handler as requested; none if it is registered already.
 
     Raises:
         Refused: the file cannot be read, or dockerd would not start with it.

@@ -1,4 +1,4 @@
-"""Which docker a node has, and where that one is told what to do: its file, its unit, its command line. Pure.
+"""Which docker a node has, and where it is configured: its file, its unit, its command line. Pure.
 
 Source: dockerd(8); docs.docker.com, "Rootless mode" and "Docker Desktop for Linux"; canonical/docker-snap, its
 snapcraft.yaml and nvidia/lib.
@@ -94,7 +94,7 @@ def node_of(files: Files, wish: Wish) -> Node:
 
 
 def check_usable(files: Files, node: Node, wish: Wish) -> None:
-    """Nothing, if what is wished can come to be in this docker.
+    """Raise unless this docker can do what is requested.
 
     Raises:
         Refused: it can not.
@@ -124,7 +124,7 @@ def check_usable(files: Files, node: Node, wish: Wish) -> None:
 
 
 def notes_on(files: Files, node: Node) -> tuple[str, ...]:
-    """What a user of this docker has to know beside what was asked for."""
+    """Notes for the user about this docker."""
     if node.kind is ROOTLESS:
         return _rootless_notes(files)
     notes = []

@@ -1,4 +1,4 @@
-"""NVIDIA's handler taken out of daemon.json again: the file from before, or what others have made of it since."""
+"""Remove NVIDIA's handler from daemon.json: restore the old file, or keep later edits of others."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _SHIMS = "io.containerd."
 
 
 def unconfigure(files: Files, wish: Wish, former: Mapping[str, Former]) -> Edited:
-    """What takes the handler out again.
+    """The edits that remove the handler.
 
     A file that is still as gpunode left it comes back byte for byte. Else the entries go that gpunode made, and the
     default and the feature that it set are what they were; what others wrote stays.

@@ -1,4 +1,4 @@
-"""k0s: it makes containerd's configuration at every start, and watches a folder of drop-ins.
+"""k0s: it generates containerd's configuration at every start, and watches a folder of drop-ins.
 
 Up to its releases with containerd 1.7 k0s merges drop-ins of schema 2 into its defaults itself; later ones have
 containerd import them, and take schema 3 alone. Either way a drop-in says no more than what it adds, in the schema of
@@ -42,7 +42,7 @@ def inspect(files: Files, wish: Wish) -> Configured:
 
 
 def configure(files: Files, wish: Wish) -> Edited:
-    """What registers the handler; no edits where that is so.
+    """The edits that register the handler; none if it is registered already.
 
     Raises:
         Refused: a file cannot be read, or what was asked for cannot be had there.
@@ -71,7 +71,7 @@ def configure(files: Files, wish: Wish) -> Edited:
 
 
 def unconfigure(files: Files, wish: Wish, former: Mapping[str, Former]) -> Edited:
-    """What takes the handler out again.
+    """The edits that remove the handler.
 
     Raises:
         Refused: a file cannot be read.

@@ -27,12 +27,12 @@ def reads(_: Files, wish: Wish) -> tuple[str, ...]:
 
 
 def inspect(files: Files, wish: Wish) -> Configured:
-    """What the template says."""
+    """The template's configuration."""
     return containerd.inspect(files, _located(wish))
 
 
 def configure(files: Files, wish: Wish) -> Edited:
-    """The template with the handler as wished; no edits where it is so.
+    """The template with the requested handler; no edits if it has it already.
 
     Raises:
         Refused: it is not there or cannot be read, or a drop-in was asked for.

@@ -1,4 +1,4 @@
-"""k3s and RKE2: they make containerd's configuration at every start, of a template and what they find on their PATH.
+"""k3s and RKE2: they generate containerd's configuration at every start, from a template and their PATH.
 
 What others add goes, in this order, into a drop-in where the generated file imports a folder of them; nowhere, where
 the product registers the runtime by itself; or into a template. The default runtime is a setting of the product's own.
@@ -83,7 +83,7 @@ class Rancher:
         return containerd.inspect(files, self._located(files, wish))
 
     def configure(self, files: Files, wish: Wish) -> Edited:
-        """What registers the handler from the next start on; no edits where that is so, or will be by itself.
+        """The edits that register the handler from the next start on; none if it is, or will be, registered.
 
         Raises:
             Refused: a file cannot be read, or what was asked for cannot be had there.
@@ -204,7 +204,7 @@ class Rancher:
             yield f"{self.product} has registered {wish.handler} with {found}, which it found first"
 
     def unconfigure(self, files: Files, wish: Wish, former: Mapping[str, Former]) -> Edited:
-        """What takes out again what ``configure`` added; what the product finds by itself stays.
+        """The edits that remove what ``configure`` added; runtimes that the product finds by itself stay.
 
         Raises:
             Refused: a file cannot be read.

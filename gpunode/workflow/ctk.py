@@ -1,4 +1,4 @@
-"""ctk: a configuration by itself, edited as asked: checked, journaled, read again on request; and compared."""
+"""ctk: edit a runtime's configuration alone: check, journal, reload on request; and compare it."""
 
 from __future__ import annotations
 
@@ -212,7 +212,7 @@ def conclude(store: Store) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether a runtime is as asked.
+    """Whether a runtime is configured as requested.
 
     Attributes:
         pending: whether its files are not.
@@ -277,7 +277,7 @@ def verdict(host: HostView, draft: Draft, effective: Effective, *, is_live: bool
 
 
 def asleep(host: HostView, draft: Draft) -> str:
-    """Why no daemon has to be made to read the files; empty where one has, or nobody can tell."""
+    """Why no daemon has to read the files again; empty if one has to, or if that is unknown."""
     if draft.trigger is None:
         return "it notices changed files by itself"
     if draft.trigger.kind == "cdi":

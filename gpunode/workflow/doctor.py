@@ -1,4 +1,4 @@
-"""doctor: what is wrong with a node, from what can be seen of it; it changes nothing, ever."""
+"""doctor: diagnose a node from its evidence; it never changes anything."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Examined:
 
     @property
     def verdict(self) -> Verdict:
-        """How the node is, in one word."""
+        """The node's state, in one word."""
         if not self.diagnosis.is_healthy:
             return "problem"
         return "unknown" if self.diagnosis.unknown or not self.works else "healthy"

@@ -42,7 +42,7 @@ _VERSION = re.compile(r"\sv?(\d+(?:\.\d+)+)")
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """What is to be written; nothing of it is yet.
+    """Files to write; nothing is written yet.
 
     Attributes:
         about: the runtime, or what else is written.

@@ -1,4 +1,4 @@
-"""Whether the program is there that a runtime is told to run."""
+"""Whether the program that a runtime is configured to run is installed."""
 
 from __future__ import annotations
 

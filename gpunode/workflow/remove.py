@@ -1,4 +1,4 @@
-"""remove: a node is decommissioned; everything that gpunode added goes, what others need stays and is named."""
+"""remove: remove everything that gpunode added; list and keep what others need."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def removing(
     force: bool = False,
     disrupt: bool = False,
 ) -> Undoing:
-    """What takes everything away that gpunode added, whatever the age of the node.
+    """The changes that remove everything that gpunode ever added.
 
     Args:
         footprint: what all runs have made of it.

@@ -1,4 +1,4 @@
-"""setup: the plan, made true through the journal, and proven."""
+"""setup: apply the plan through the journal, and verify it."""
 
 from __future__ import annotations
 
@@ -316,7 +316,7 @@ def _refuse_disruption(preview: Sequence[StagePlan], owed: Sequence[Trigger], fa
 
 
 def refuse_while_running(docker: Fact[Unit], host: HostView, otherwise: str) -> None:
-    """Nothing, unless docker runs containers, which its restart would stop.
+    """Raise if docker runs containers that its restart would stop.
 
     Raises:
         DrainRequired: it does; they are named.

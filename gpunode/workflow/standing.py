@@ -1,4 +1,4 @@
-"""Which recorded runs stand: the one to undo next, and those that stand in the way of undoing another."""
+"""Which recorded runs are not undone: the one to undo next, and those that block undoing another."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""verify: whether the node works, each check by what the node itself answers."""
+"""verify: check that the node works, by asking the node itself."""
 
 from __future__ import annotations
 
