@@ -33,7 +33,9 @@ def check(file: str, how: How) -> None:
     place = Path(file)
     if is_folder(place) or not is_folder(place.parent):
         why = (
-            f"{file} is a folder" if is_folder(place) else f"there is no folder {place.parent}, or it is closed to you"
+            f"{file} is a folder"
+            if is_folder(place)
+            else f"the folder {place.parent} does not exist, or you may not write to it"
         )
         raise _unwritable(file, why, "name a file in an existing folder")
     if not _is_free(place):

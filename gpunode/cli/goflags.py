@@ -132,7 +132,7 @@ def _refuse_single_dash(word: str, known: Collection[str]) -> None:
     name = word.partition("=")[0]
     if word[:1] == "-" and word[1:2] != "-" and len(name) > 2 and f"-{name}" in known:
         raise UsageError(
-            f"{name} is a long option behind a single dash",
+            f"{name} is a long option with a single dash",
             why="gpunode takes long options with two dashes only",
             hint=f"write -{word}",
         )

@@ -137,7 +137,7 @@ def _mode(typed: Typed, row: Runtime) -> tuple[Mode, str]:
     if typed.mode == "in-place":
         raise UsageError(
             f"--mode in-place and --drop-in-config={typed.drop_in} contradict each other",
-            why="the one edits the configuration itself, the other writes beside it",
+            why="the first edits the configuration itself, the second writes another file",
             hint="leave one of them out",
         )
     if not row.drop_in:
@@ -162,11 +162,11 @@ def _notes(typed: Typed) -> Iterator[str]:
     if typed.config_mode not in _HOOK_MODES | _FILE_MODES:
         yield f"--config-mode={typed.config_mode} is unknown and ignored; {typed.runtime} is configured by its file"
     if typed.cdi and typed.runtime not in {"containerd", "docker"}:
-        yield f"--cdi.enabled is ignored: {typed.runtime} has CDI switched on already"
+        yield f"--cdi.enabled is ignored: {typed.runtime} already has CDI enabled"
     if typed.enable_cri and typed.runtime != "containerd":
         yield f"--enable-cri is ignored: {typed.runtime} has no CRI plugin"
     if typed.runtime == "podman" and (typed.default or typed.mode != "auto" or typed.name != "nvidia"):
-        yield "podman takes GPUs as CDI devices, so what is said of a runtime is ignored"
+        yield "podman uses GPUs as CDI devices, so options about a runtime are ignored"
     if typed.executable and (typed.runtime not in _DUMPS or typed.source == "file"):
         yield f"--executable-path={typed.executable} is ignored: no command is asked for the configuration"
     if typed.source == "command" and typed.runtime not in _DUMPS:
@@ -189,8 +189,8 @@ def absolute(option: str, path: str, root: str) -> str:
     if path and not path.startswith("/") and root != "/":
         raise UsageError(
             f"{option}={path} is not an absolute path",
-            why=f"with --root every path is one inside {root}",
-            hint=f"give it as it is there: {option}=/etc/…",
+            why=f"with --root every path is inside {root}",
+            hint=f"give it as it is in there: {option}=/etc/…",
         )
     if path.endswith("/"):
         raise UsageError(

@@ -46,7 +46,7 @@ def config(words: Sequence[str], where: Where, how: How) -> None:
     if where.in_place and where.output:
         raise UsageError(
             "--in-place and --output contradict each other",
-            why="the one writes the file that was read, the other leaves it and writes another; nvidia-ctk takes both "
+            why="the first writes the file that was read, the second another file; nvidia-ctk accepts both "
             f"and never writes {where.output}",
             hint="leave one of them out",
         )

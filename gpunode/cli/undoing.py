@@ -122,7 +122,7 @@ def _undo(
     host = LocalHost(place, stop.heeded(screen.progress), log, lock_timeout_s=leave.lock_timeout_s, consent=consent)
     with screen, alone(store, host, screen, leave.lock_timeout_s, others=leave.whole), stop:
         if (cut := swept(store, host)) is not None:
-            screen.tell(Told(told(cut, f"a {verb} takes back whatever it did")))
+            screen.tell(Told(told(cut, f"a {verb} undoes whatever it did")))
         repaired = leave.whole and _finish_dpkgs_work(verb, host, store, screen, stop, leave)
         back = undoing(store, host, screen)
         if isinstance(back, Undone):
@@ -187,7 +187,7 @@ def _finish_dpkgs_work(
 
     if (work := unfinished(survey(host, image=host.root != "/"))) is None:
         return False
-    screen.tell(Told(f"{work.why}: it is finished first, since only then it is known what there is to take back"))
+    screen.tell(Told(f"{work.why}: finishing it first, because only then gpunode knows what to undo"))
     screen.confirm_shown(verb, yes=leave.yes)
     argv = tuple(sys.argv[1:])
     finish(work, host, store, version=__version__, argv=argv, tell=screen.tell, pause=stop.pause)

@@ -138,7 +138,7 @@ def answer_of(capture: Capture) -> CudaAnswer:
     if capture.outcome == "absent":
         return NoAnswer("not asked", capture.error)
     if not capture.data.strip():
-        lines = capture.error.strip().splitlines() or ["it said nothing"]
+        lines = capture.error.strip().splitlines() or ["no output"]
         return NoAnswer("crashed", f"the CUDA child ended with exit status {capture.exit_status}: {lines[-1]}")
     try:
         return parse(capture.data)

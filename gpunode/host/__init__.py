@@ -1,3 +1,3 @@
-"""The hands: the only files that touch an operating system."""
+"""The only modules that access an operating system."""
 
 from __future__ import annotations

@@ -148,7 +148,7 @@ class Apt:
         return parse_simulation(_text(finished.stdout), _text(finished.stderr), ok=finished.ok)
 
     def offered(self, names: Collection[str]) -> Mapping[str, frozenset[str]]:
-        """The versions of each package that the index names; those that are merely installed are not among them."""
+        """The versions of each package in the index; without those that are only installed."""
         if not names:
             return {}
         finished = self._run(("apt-cache", "madison", *names), _QUERY_LIMIT_S)
@@ -272,7 +272,7 @@ class Apt:
         simulation = self.simulate(changes)
         if simulation is not None and (differences := unplanned(changes, simulation)):
             raise ChangeFailed(
-                "the refreshed package index makes apt do something else than was planned; no package was changed",
+                "with the refreshed package index apt would not do what was planned; no package was changed",
                 why="\n".join(differences),
                 hint="run the same command again: it plans with the refreshed index",
             )
@@ -416,7 +416,7 @@ class Apt:
 
 
 def sweep(root: Path) -> None:
-    """The folders that a run that was killed left where this module makes them are gone."""
+    """Remove the temporary folders that a killed run of this module left."""
     owners = {os.geteuid(), _user_id(root / "etc/passwd", "_apt")}
     for place in (_temporary(root), root / _LISTS_ABOVE):
         for path in place.glob(f"{_PREFIX}*"):
@@ -491,7 +491,7 @@ def _output(finished: Finished) -> str:
 def _larger(url: str, limit_bytes: int) -> ChangeFailed:
     return ChangeFailed(
         f"could not fetch {redact(url)}: it is larger than {limit_bytes} bytes",
-        why="no file of this kind is that large, so this is not the file that was meant",
+        why="no file of this kind is that large, so this is something else",
         hint="open the address in a browser: a proxy or a login page may answer in its place",
     )
 

@@ -1,4 +1,4 @@
-"""Why apt or dpkg failed, told from what it printed, and the error that says so; pure."""
+"""Find out from its output why apt or dpkg failed, and make the error. Pure."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ _BEGINS = ("Setting up ", "Unpacking ", "Preparing to unpack ", "Removing ", "Pu
 
 
 def last_words(output: str, count: int = 12) -> str:
-    """What dpkg and a maintainer script said of the first package on which dpkg gave up; at most ``count`` lines."""
+    """The output of dpkg and the maintainer script for the first package that failed; at most ``count`` lines."""
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     end = next((number for number, line in enumerate(lines) if line.startswith("dpkg: error processing ")), -1) + 2
     if end == 1:
@@ -191,16 +191,16 @@ WHAT: dict[FailureKind, str] = {
     "script": "a package could not be set up or removed",
     "lock": "another program is using apt or dpkg",
     "signature": "a repository's signature cannot be verified",
-    "release-changed": "a repository describes itself otherwise than before",
+    "release-changed": "a repository's description of itself has changed",
     "release-date": "a repository's index is out of date, or this node's clock is wrong",
     "mid-sync": "a repository is in mid-sync, its index and its files do not match",
-    "stale-index": "files that the package index names are gone",
+    "stale-index": "files listed in the package index are gone",
     "denied": "a repository or proxy refuses access",
     "missing": "there is nothing at that address",
     "refused": "a server refuses the connection",
     "network": "a server cannot be reached",
     "held": "a package on hold would be changed",
-    "unmet": "apt finds no way to do it",
+    "unmet": "apt finds no solution",
     "other": "apt failed",
 }
 
@@ -227,7 +227,7 @@ _HINT: dict[FailureKind, str] = {
         "then run the same command again"
     ),
     "release-date": "compare the clock with the dates above, then run the same command again:\n  timedatectl",
-    "mid-sync": "the fault is the repository's; wait half an hour, then run the same command again",
+    "mid-sync": "this is the repository's fault; wait half an hour, then run the same command again",
     "stale-index": "the index was refreshed and still names them: the repository is broken or in mid-sync; try later",
     "denied": (
         "check the proxy (Acquire::http::Proxy) and the credentials (/etc/apt/auth.conf.d), then run the same command "
@@ -242,5 +242,5 @@ _HINT: dict[FailureKind, str] = {
         "nothing was changed; see which versions there are and what is on hold:\n  apt-cache policy PACKAGE\n"
         "  apt-mark showhold"
     ),
-    "other": "read apt's words above; gpunode's log has the whole output",
+    "other": "read apt's messages above; gpunode's log has the whole output",
 }

@@ -31,7 +31,7 @@ def _actions(stdout: str) -> Iterator[Action]:
 
 
 def refusal(stdout: str, stderr: str) -> str:
-    """Why apt would not do it, in its own words and without the preliminaries."""
+    """Apt's own reason for refusing, without the preliminaries."""
     _, heading, unmet = stdout.partition(_UNMET)
     said = [heading + unmet.rstrip()] if heading else []
     said += messages(stderr) or messages(stdout)

@@ -1,4 +1,4 @@
-"""Package changes as apt's arguments, and whether what apt would do is what was planned; pure."""
+"""Package changes as apt's arguments, and whether apt's simulation matches the plan. Pure."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def purged_by_dpkg(changes: Sequence[PackageChange]) -> tuple[str, ...]:
 
 
 def arguments(changes: Sequence[PackageChange], known: frozenset[str]) -> tuple[str, ...]:
-    """What follows ``apt-get install``: the leave that the plan gives, then the packages; empty for nothing to do.
+    """The arguments of ``apt-get install``: the options that the plan allows, then the packages; empty for no work.
 
     Nothing can bring back the configuration files that a purge took: such a change asks for nothing, and the files
     come back by file changes of their own.
@@ -90,7 +90,7 @@ def lowers(change: PackageChange) -> bool:
 
 
 def unplanned(changes: Sequence[PackageChange], simulation: Simulation) -> tuple[str, ...]:
-    """What apt would do and the plan does not say, or the other way round; a sentence each, none when they agree."""
+    """The differences between apt's simulation and the plan, a sentence each; none when they agree."""
     if simulation.problem:
         return (f"apt refuses: {simulation.problem}",)
     planned = {change.name: change for change in changes}

@@ -13,7 +13,7 @@ FOLDER = Path("/var/log/gpunode")
 
 
 def keep(text: str, name: str) -> str:
-    """The path at which ``text`` stands now; one that stood under that name in root's folder stays as it is.
+    """The path where ``text`` was written; an existing file in root's folder is not overwritten.
 
     Raises:
         OSError: it can be written nowhere.
@@ -32,7 +32,7 @@ def keep(text: str, name: str) -> str:
 
 
 def keep_those_of_rules(tracebacks: Sequence[str]) -> str:
-    """Where the tracebacks of rules that failed stand; empty for none, and where they can be written nowhere.
+    """The path of the tracebacks of failed rules; empty if there are none or they cannot be written.
 
     A rule that fails on a node fails there at every look, be it by a timer: the same text is kept once.
     """

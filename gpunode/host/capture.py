@@ -1,4 +1,4 @@
-"""A capture stands in for a node: it is looked at like one, saved without its secrets, and read again with distrust."""
+"""A capture replaces a node: it is probed like one, saved without secrets, and read as untrusted input."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ MAX_PACKED: Final = 64 << 20
 MAX_INDEX: Final = 8 << 20
 _GZIP: Final = b"\x1f\x8b"
 _UNPACKING: Final = (tarfile.TarError, zlib.error)
-_READABLE: Final = "name a capture that is there and that you may read; `gpunode capture FILE` takes one"
+_READABLE: Final = "name an existing capture that you may read; `gpunode capture FILE` takes one"
 _AGAIN: Final = "take the capture again with `gpunode capture FILE`"
 
 
@@ -43,7 +43,7 @@ Place: TypeAlias = Path | str
 
 
 class Readable(Protocol):
-    """What bytes are read from, once and in their order."""
+    """A source of bytes, read once and in order."""
 
     def read(self, size: int, /) -> bytes:
         """The next bytes, at most ``size``; none at the end."""
@@ -52,7 +52,7 @@ class Readable(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class CaptureHost:
-    """A captured node; it can be looked at."""
+    """A captured node; it can be probed."""
 
     evidence: Evidence
 
@@ -94,7 +94,7 @@ def save(evidence: Evidence, path: Path) -> None:
 def _why_not(error: OSError, path: Path) -> str:
     """The system's word, without the name of our draft, which nobody has typed."""
     if not path.parent.is_dir():
-        return f"there is no folder {path.parent}, or it is closed to you"
+        return f"the folder {path.parent} does not exist, or you may not write to it"
     return error.strerror or str(error)
 
 
@@ -153,7 +153,7 @@ def _write_archive(members: Mapping[str, bytes], file: IO[bytes]) -> None:
 
 
 def load(path: Path) -> Evidence:
-    """The evidence in the capture at ``path``, which is recognised by what it holds.
+    """The evidence in the capture at ``path``; its form is detected by its content.
 
     Raises:
         UsageError: there is no capture at ``path``.
@@ -217,19 +217,19 @@ def _unrecognised(path: Path, start: bytes) -> UsageError:
     from gpunode.facts.bug_report import is_bug_report  # with the readers of pasted text
 
     if is_bug_report(start.decode("utf-8", "replace")):
-        kind = "it is the log of nvidia-bug-report.sh, which lacks the files that facts are made of"
+        kind = "it is the log of nvidia-bug-report.sh, which lacks files that this command needs"
     elif start.lstrip()[:1] == b"[":
-        kind = "it is a JSON list, such as people paste into reports, which lacks the files that facts are made of"
+        kind = "it is a JSON list, such as people paste into reports, which lacks files that this command needs"
     elif start and formats.unread(start) is None:
-        kind = "it is text, such as people paste into reports, which lacks the files that facts are made of"
+        kind = "it is text, such as people paste into reports, which lacks files that this command needs"
     else:
-        kind = f"it is neither a .tar.gz nor a folder that holds {INDEX}"
+        kind = f"it is neither a .tar.gz nor a folder with {INDEX}"
     return UsageError(f"{path} is not a capture of a node", why=kind, hint=f"{_AGAIN}; `gpunode doctor` reads text")
 
 
 def _harmful(path: Place, member: str, why: str) -> Refused:
     return Refused(
-        f"{path} is not read: a member is not what a capture has",
+        f"{path} was not read: it has an invalid member",
         why=f"{member}: {why}",
         hint=f"do not unpack it by hand; {_AGAIN}",
     )
@@ -277,13 +277,13 @@ def _check_member(member: tarfile.TarInfo, path: Place, seen: set[str]) -> None:
     if name.startswith("/") or ".." in name.split("/") or "\0" in name or "\\" in name:
         raise _harmful(path, name, "its name leads out of the capture")
     if member.isreg() and _plain_name(name) in seen:
-        raise _harmful(path, name, "is there twice")
+        raise _harmful(path, name, "appears twice")
     if not (member.isreg() or member.isdir()) or member.issparse():
         raise _harmful(path, name, "is a link, a device or the like, not a file")
     if not 0 <= member.size <= MAX_BYTES:
         raise _harmful(path, name, f"is larger than {MAX_BYTES >> 20} MiB")
     if len(seen) >= MAX_MEMBERS:
-        raise _harmful(path, name, f"is one more than the {MAX_MEMBERS} that a capture has at most")
+        raise _harmful(path, name, f"exceeds the limit of {MAX_MEMBERS} members")
 
 
 def _plain_name(name: str) -> str:
@@ -343,7 +343,7 @@ def _evidence(read: Callable[[str], bytes], path: Place) -> Evidence:
         raise ValueError(f"{INDEX} is not JSON, or not as gpunode writes it: {str(error)[:80]}") from error
     schema = index.get("schema") if isinstance(index, dict) else None
     if type(schema) is not int or schema < 1:
-        raise ValueError(f"{INDEX} names no schema")
+        raise ValueError(f"{INDEX} has no schema")
     if schema > SCHEMA:
         raise Refused(
             f"{path} was captured by a newer gpunode",
@@ -354,7 +354,7 @@ def _evidence(read: Callable[[str], bytes], path: Place) -> Evidence:
     if not isinstance(rows, dict) or not all(isinstance(row, dict) for row in rows.values()):
         raise ValueError(f"{INDEX} does not list captures by name")
     if len(rows) > MAX_MEMBERS:
-        raise _harmful(path, INDEX, f"lists more than the {MAX_MEMBERS} probes that a capture has at most")
+        raise _harmful(path, INDEX, f"lists more than {MAX_MEMBERS} probes")
     return {str(key): _capture(row, read, path) for key, row in rows.items()}
 
 
@@ -364,13 +364,13 @@ def _capture(row: Mapping[str, Any], read: Callable[[str], bytes], path: Place) 
     if outcome not in get_args(Outcome):
         raise ValueError(f"unknown outcome {str(outcome)[:40]!r}")
     if not isinstance(row.get("source"), str) or not isinstance(row.get("error", ""), str):
-        raise ValueError("source or error is no text")
+        raise ValueError("source or error is not text")
     # One of an older gpunode says nothing; its secrets were taken out when it was made.
     holds: Any = row.get("holds", "log")
     if holds not in get_args(Holds):
         raise ValueError(f"unknown class {str(holds)[:40]!r} of what it holds")
     if status is not None and type(status) is not int:
-        raise ValueError("exit_status is no number")
+        raise ValueError("exit_status is not a number")
     if name is not None and not re.fullmatch(r"data/[A-Za-z0-9_][A-Za-z0-9_.-]*", str(name)):
         raise _harmful(path, str(name)[:200], "is not a file of the capture's data folder")
     return Capture(
@@ -389,8 +389,8 @@ def _ownership(row: Mapping[str, Any]) -> Ownership | None:
         return None
     mode, uid, gid, changed = (row.get(name) for name in ("mode", "uid", "gid", "changed"))
     if not isinstance(mode, str) or not re.fullmatch(r"[0-7]{1,6}", mode):
-        raise ValueError("a mode is no octal number in quotes")
+        raise ValueError("a mode is not an octal number in quotes")
     if type(uid) is not int or type(gid) is not int:
-        raise ValueError("uid or gid is no number")
+        raise ValueError("uid or gid is not a number")
     when = float(changed) if isinstance(changed, int | float) else None
     return Ownership(int(mode, 8), uid, gid, when, str(row.get("exposed", "")))

@@ -44,7 +44,7 @@ def _place(name: str) -> str:
 
 
 def tell(ask: Callable[[], Mapping[str, object]]) -> NoReturn:
-    """One JSON object stands on standard output, and the program has ended with status 0.
+    """Write one JSON object to standard output and exit with status 0.
 
     A driver library that prints does so on standard error meanwhile, and its exit handlers, which can block as any
     other call of it, do not run.

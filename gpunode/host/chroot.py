@@ -1,4 +1,4 @@
-"""A mounted root made fit for maintainer scripts: no service starts, names resolve, and nothing of that stays."""
+"""Prepare a mounted root for maintainer scripts, and clean up: no service starts, names resolve."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def _is_stand_in(path: str, root: str) -> bool:
 
 
 def sweep(root: str) -> None:
-    """The files over which a run that was killed has mounted others are gone."""
+    """Remove the placeholder files that a killed run left as mount points."""
     for path in (_POLICY, _RESOLVER):
         if _is_stand_in(path, root):
             _remove(path, root)

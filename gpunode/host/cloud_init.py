@@ -1,4 +1,4 @@
-"""cloud-init at the first boot: whether it is still at work, and waiting for it unless it waits for gpunode."""
+"""cloud-init at the first boot: whether it still runs, and waiting for it unless it waits for gpunode."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def wait_until_done(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
-    """cloud-init has done what it does at this boot, or is not here, or has started this very process.
+    """Wait until cloud-init has finished this boot; return at once if it is absent or started this process.
 
     Args:
         runner: starts systemctl, on a node whose cloud-init has begun and not ended, and on no other.
@@ -56,7 +56,7 @@ def wait_until_done(
 
 
 def has_begun(folder: Path) -> bool:
-    """Whether cloud-init has begun at this boot and not said how it ended, which need not mean that it still runs.
+    """Whether cloud-init began at this boot without recording a result; it need not still run.
 
     Source: cloud-init@25.1:cloudinit/cmd/status.py, is_running and get_bootstatus.
     """
@@ -65,7 +65,7 @@ def has_begun(folder: Path) -> bool:
 
 
 def at_work(proc: Path) -> Holder | None:
-    """The process of cloud-init that is at one of its stages."""
+    """The process that runs a stage of cloud-init."""
     return next((named(NAME, pid, proc=proc) for pid in running(NAME, proc=proc) if _is_stage(pid, proc)), None)
 
 

@@ -28,7 +28,7 @@ Argv = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class Commands:
-    """How one runtime does it.
+    """The commands of one runtime.
 
     Attributes:
         load: takes the image from standard input.
@@ -155,7 +155,7 @@ def uuids(output: bytes) -> frozenset[str]:
 
 
 def new_token() -> str:
-    """A name of its own for each check: two at a time do not remove each other's image."""
+    """A unique name for each check, so that two concurrent ones do not remove each other's image."""
     return secrets.token_hex(4)
 
 
@@ -168,7 +168,7 @@ def check(runner: Runner, commands: Commands, expected: Iterable[str], timeout_s
     try:
         archive = image(rootfs(HostFiles(), program), commands.reference, QUERY)
     except ValueError as error:
-        return _failed(commands, wanted, f"no image can be made of this host's files: {error}")
+        return _failed(commands, wanted, f"cannot build an image from this host's files: {error}")
     loaded = runner.run(commands.load, timeout_s=_LOAD_TIMEOUT_S, stdin=archive)
     if not loaded.ok:
         return _failed(commands, wanted, _said("the image could not be imported", loaded), _remove(runner, commands))
@@ -191,8 +191,8 @@ def _judge(commands: Commands, wanted: frozenset[str], ran: Finished, leftovers:
 
 
 def _said(what: str, finished: Finished) -> str:
-    how = f"no end within {finished.seconds:.0f} s" if finished.timed_out else f"exit status {finished.exit_status}"
-    return f"{what} ({finished.argv[0]}: {how}): {finished.last_lines(5) or 'it said nothing'}"
+    how = f"timed out after {finished.seconds:.0f} s" if finished.timed_out else f"exit status {finished.exit_status}"
+    return f"{what} ({finished.argv[0]}: {how}): {finished.last_lines(5) or 'no output'}"
 
 
 def _rescue(runner: Runner, commands: Commands) -> tuple[str, ...]:

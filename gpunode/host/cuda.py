@@ -81,7 +81,7 @@ def probe(timeout_s: float = TIMEOUT_S) -> Probe:
 
 
 def main() -> None:
-    """The result stands on standard output as one JSON object."""
+    """Print the result as one JSON object."""
     # libcuda reads these when it starts: every GPU, in NVML's order, compiled now and not taken from a cache.
     os.environ.pop("CUDA_VISIBLE_DEVICES", None)
     os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"

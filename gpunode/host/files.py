@@ -128,13 +128,13 @@ def _readable(folder: int) -> Iterator[int]:
 
 
 def sync_folder(folder: int) -> None:
-    """What was made and renamed in the open folder is on the disk."""
+    """Sync the open folder, so that new and renamed files are on the disk."""
     with _readable(folder) as fd:
         os.fsync(fd)
 
 
 def names(folder: int) -> list[str]:
-    """What the open folder holds, sorted."""
+    """The names in the open folder, sorted."""
     with _readable(folder) as fd, os.scandir(fd) as entries:
         return sorted(entry.name for entry in entries)
 
@@ -172,10 +172,10 @@ def _place(path: str, root: str, *, make: bool = False) -> Iterator[_Place]:
 
 
 class ForeignLinkError(OSError):
-    """A symbolic link of another user's leads to what is not his."""
+    """A symbolic link of another user has a target that is not his."""
 
     def __init__(self, link: str, owner: int) -> None:
-        why = f"{link} is a symbolic link of uid {owner}, and what it leads to is not that user's"
+        why = f"{link} is a symbolic link of uid {owner}, and its target belongs to another user"
         super().__init__(errno.EACCES, why, link)
 
 
@@ -213,7 +213,7 @@ def _walk(place: _Place, path: str, *, make: bool) -> None:
             # As the kernel does in /tmp (protected_symlinks, proc_sys_fs(5)), but everywhere: root follows his own
             # links, root's, and those that lead a user to what is his.
             if owner not in {0, os.geteuid()}:
-                place.exposed = place.exposed or f"it leads through a link that the user with the id {owner} made"
+                place.exposed = place.exposed or f"it goes through a link made by the user with the id {owner}"
                 todo.append(_Owned("/".join(("", *place.names, part)), owner))
             if target.startswith("/"):
                 place.to_root()
@@ -304,7 +304,7 @@ def _read_up_to(fd: int, count: int) -> bytes:
 
 
 def _kind(status: os.stat_result) -> str:
-    return _KINDS.get(stat.S_IFMT(status.st_mode), "no regular file")
+    return _KINDS.get(stat.S_IFMT(status.st_mode), "not a regular file")
 
 
 def _ownership(status: os.stat_result, exposed: str = "") -> Ownership:
@@ -314,7 +314,7 @@ def _ownership(status: os.stat_result, exposed: str = "") -> Ownership:
 
 
 def state(path: str, *, root: str = "/") -> FileState | None:
-    """The file as it is; None where there is none.
+    """The file's present state; None if there is none.
 
     Raises:
         Refused: something is there that cannot be read as a file.
@@ -341,7 +341,7 @@ def attributes(path: str, *, root: str = "/") -> tuple[tuple[str, bytes], ...]:
 
 
 def missing_folders(path: str, *, root: str = "/") -> tuple[str, ...]:
-    """The folders above ``path`` that are not there, outermost first.
+    """The missing folders above ``path``, outermost first.
 
     Raises:
         OSError: something on the way is no folder, or cannot be entered.
@@ -505,7 +505,7 @@ def _checked(place: _Place, path: str) -> os.stat_result | None:
 
 
 def check(path: str, *, root: str = "/") -> None:
-    """The file, if there is one, can be replaced or removed, and nothing is lost by it.
+    """Raise unless the file, if there is one, can be replaced or removed without losing anything.
 
     Raises:
         Refused: a folder, a device, a pipe or a socket stands there; or a file that has other names, is a mount
@@ -530,7 +530,7 @@ def _lstat(place: _Place) -> os.stat_result | None:
 def _refuse_unless_file(path: str, status: os.stat_result | None) -> None:
     if status is not None and not stat.S_ISREG(status.st_mode):
         raise Refused(
-            f"{path} is {_kind(status)}, where a file belongs",
+            f"{path} is {_kind(status)}, not a file",
             why="gpunode replaces and removes regular files only; nothing was changed",
             hint=f"look at it with `{command('ls', '-ld', path)}`, move it away, then run the command again",
         )
@@ -604,7 +604,7 @@ def prepare(path: str, *, root: str = "/") -> tuple[str, tuple[str, ...]]:
 
 
 def remove_folders(made: Sequence[str], *, root: str = "/") -> None:
-    """The folders that were made for a file are gone again, unless something else stands in them by now."""
+    """Remove the folders that were created for a file, unless they contain something else."""
     for path in reversed(made):
         with suppress(OSError), _place(path, root) as place:
             os.rmdir(place.name, dir_fd=place.folder)
@@ -654,7 +654,7 @@ def remove(path: str, *, root: str = "/", still: Still = _whatever) -> None:
 
 
 def create(path: Path, content: bytes) -> None:
-    """There is a new file with ``content``, for its owner alone; whole, or not at all.
+    """Create a file with ``content``, readable by its owner only; complete, or not at all.
 
     Raises:
         FileExistsError: something is there already, be it a link to nothing; it is as it was.
@@ -713,7 +713,7 @@ _HINTS = {
     errno.EACCES: "run the command as root",
     errno.EPERM: "run the command as root; `lsattr -d {folder} {path}` shows whether it is immutable",
     errno.EBUSY: "it is a mount point of its own (`findmnt {path}`); unmount it, then run the command again",
-    errno.ELOOP: "its symbolic links lead in a circle (`namei {path}`); correct them, then run the command again",
+    errno.ELOOP: "its symbolic links form a loop (`namei {path}`); correct them, then run the command again",
     errno.EFBIG: "raise the limit on the size of files (`ulimit -f`), then run the command again",
     errno.EIO: "the disk reports an error (`dmesg | tail`)",
 }

@@ -1,4 +1,4 @@
-"""Files that are no text and no capture, by the bytes that they begin with, and how a report is got out of them."""
+"""Files that are neither text nor captures, by their first bytes, and how to extract a report from them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Format:
     how: str
 
 
-_IN_PICTURE: Final = "copy the text itself: gpunode reads no pictures"
+_IN_PICTURE: Final = "copy the text itself: gpunode cannot read pictures"
 _IN_DOCUMENT: Final = "copy the text out of it: gpunode reads plain text"
 _KNOWN: Final = (
     (b"\x1f\x8b", Format("packed with gzip twice", "unpack it once: zcat FILE > FILE.gz")),
@@ -28,19 +28,19 @@ _KNOWN: Final = (
     (b"\xff\xd8\xff", Format("a JPEG picture", _IN_PICTURE)),
     (b"GIF8", Format("a GIF picture", _IN_PICTURE)),
     (b"%PDF-", Format("a PDF document", _IN_DOCUMENT)),
-    (b"\x7fELF", Format("a program", "name what the program said")),
+    (b"\x7fELF", Format("a program", "name the output of the program")),
     (b"LPKSHHRH", Format("a journal of systemd", "write it as text: journalctl --file FILE > FILE.txt")),
     (b"\x00\x00\xfe\xff", Format("text in UTF-32", "write it as UTF-8: iconv -f UTF-32 -t UTF-8 FILE")),
     (b"\xff\xfe\x00\x00", Format("text in UTF-32", "write it as UTF-8: iconv -f UTF-32 -t UTF-8 FILE")),
 )
 _HEAD: Final = 4096
 _TAR: Final = Format("a tar archive that is not packed", "unpack it: tar -xf FILE; a capture is the folder in it")
-_UTF16: Final = "text in UTF-16 without a mark that says so"
-_BINARY: Final = Format("no text: it is full of zero bytes", "name a text, a capture or a bug report")
+_UTF16: Final = "text in UTF-16 without a byte order mark"
+_BINARY: Final = Format("not text: it is full of zero bytes", "name a text, a capture or a bug report")
 
 
 def unread(data: bytes) -> Format | None:
-    """What ``data`` is, where it is nothing that a report is read from; None where it may be text."""
+    """The format of ``data`` if no report can be read from it; None if it may be text."""
     for start, kind in _KNOWN:
         if data.startswith(start):
             return kind
@@ -73,4 +73,4 @@ def _of_noise(head: bytes) -> Format | None:
     return _NOISE if lost * 4 > len(head) and (controls * 20 > len(head) or b"\n" not in head) else None
 
 
-_NOISE: Final = Format("no text that is known", "name a text in ASCII or UTF-8, a capture or a bug report")
+_NOISE: Final = Format("not text in a known encoding", "name a text in ASCII or UTF-8, a capture or a bug report")

@@ -1,4 +1,4 @@
-"""A container image in which nvidia-smi can run, and nothing else is; as bytes. Pure.
+"""A container image that contains only what nvidia-smi needs, as bytes. Pure.
 
 It holds the dynamic loader and the C library of the host and no NVIDIA file: nvidia-smi and its library must come
 from the container runtime, which is what is tested. No compiler, no registry and no network are needed.
@@ -127,7 +127,7 @@ def _with_folders(entries: Mapping[str, Entry]) -> Iterator[Entry]:
 
 
 def image(root: RootFs, reference: str, command: Iterable[str]) -> bytes:
-    """An archive that both ``ctr images import`` and ``docker load`` take; the same bytes for the same arguments.
+    """An archive for ``ctr images import`` and ``docker load``; the same bytes for the same arguments.
 
     It is an OCI layout (image-spec 1.0) that also holds the manifest.json of ``docker save``, which docker before 25
     asks for.

@@ -1,4 +1,4 @@
-"""What apt would do in a mounted root, asked of this machine's apt: no program of that root is run.
+"""Simulate apt for a mounted root with this machine's apt, without running any program of that root.
 
 The root is somebody else's data. What apt needs of it is copied to a folder of our own, so no link in it leads
 anywhere, and apt reads it as nobody, without privileges. Its apt.conf is not among that: it may name programs to run.

@@ -1,4 +1,4 @@
-"""systemd's journal, written to in its own protocol. What cannot be sent at once is not sent: a run waits for nobody.
+"""Write to systemd's journal in its own protocol. Messages that cannot be sent at once are dropped.
 
 Source: https://systemd.io/JOURNAL_NATIVE_PROTOCOL/
 """
@@ -17,7 +17,7 @@ _PATIENCE_S = 0.1
 
 
 class Journald:
-    """Where messages go; the first that journald does not take is the last that is tried.
+    """A connection to journald; after the first failed message nothing more is sent.
 
     Args:
         path: journald's socket.
@@ -28,7 +28,7 @@ class Journald:
         self._gone = not path.is_socket()
 
     def send(self, fields: Mapping[str, str]) -> None:
-        """``fields`` are in systemd's journal, if there is one and it takes them; never raises OSError."""
+        """Send ``fields`` to systemd's journal, if there is one and it accepts them; never raises OSError."""
         if self._gone:
             return
         try:

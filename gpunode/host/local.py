@@ -1,4 +1,4 @@
-"""The node itself, or a mounted root: looked at side by side, changed one thing at a time."""
+"""The node itself, or a mounted root: probed in parallel, changed one thing at a time."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class LocalHost:
         No program of a mounted root is run to look at it.
         """
         if probe.argv and self.root != "/":
-            return Capture(probe.source, "absent", error=f"no program of {self.root} is run to look at it")
+            return Capture(probe.source, "absent", error=f"gpunode runs no program of {self.root} to look at it")
         if probe.argv:
             done = self.runner.run(
                 probe.argv, timeout_s=probe.timeout_s, limit_bytes=probe.limit_bytes, only_reads=True
@@ -95,7 +95,7 @@ class LocalHost:
         return files.read(probe.path, probe.limit_bytes, root=self.root)
 
     def wait_until_alone(self) -> None:
-        """Neither cloud-init nor anybody else is at work on this node; cloud-init may itself have started gpunode.
+        """Wait until neither cloud-init nor apt is busy; cloud-init may itself have started gpunode.
 
         Raises:
             Busy: somebody was at it for longer than we wait.
@@ -107,7 +107,7 @@ class LocalHost:
         self.wait_for_others()
 
     def wait_for_others(self) -> None:
-        """No other program is at work on the packages, be it the apt that a killed run of gpunode left behind.
+        """Wait until no other program changes packages, including an apt that a killed gpunode left behind.
 
         Raises:
             Busy: one kept a lock for longer than we wait.
@@ -117,7 +117,7 @@ class LocalHost:
         wait_until_free(locks, monotonic() + self._lock_timeout_s, self._on_progress)
 
     def sweep(self, paths: Iterable[str]) -> None:
-        """What a run that was killed left beside ``paths`` is gone. Call it under gpunode's own lock."""
+        """Remove temporary files of a killed run beside ``paths``. Call it under gpunode's own lock."""
         from gpunode.host import apt, chroot
 
         for path in paths:
@@ -163,8 +163,8 @@ class LocalHost:
         unit = runtime_row(expectation.runtime).unit
         words = self.services.last_words(unit, since)
         raise ChangeFailed(
-            f"{unit} did not take its new configuration",
-            why=said + (f"; its own last lines:\n{words}" if words else ""),
+            f"{unit} did not accept its new configuration",
+            why=said + (f"; its last lines:\n{words}" if words else ""),
             hint=f"journalctl -u {unit} -n 50\nwhat the unit's command line sets cannot be set in the file",
         )
 
@@ -179,12 +179,12 @@ class LocalHost:
                 files.check(change.path, root=self.root)
 
     def elsewhere(self, changes: Sequence[Change], /) -> tuple[str, ...]:
-        """Which files among ``changes`` are others than their paths say, by symbolic links; a sentence each."""
+        """A sentence for each file of ``changes`` whose path is a symbolic link."""
         told: list[str] = []
         for path in dict.fromkeys(change.path for change in changes if isinstance(change, FileChange)):
             with suppress(OSError):
                 if (leads := files.resolve(path, root=self.root)) != normpath(path):
-                    told.append(f"{path} is by symbolic links {leads}, and that file is changed")
+                    told.append(f"{path} is a symbolic link to {leads}, so that file is changed")
         return tuple(told)
 
     def realize(self, change: Change, /) -> Change:
@@ -262,7 +262,7 @@ class LocalHost:
             raise ChangeFailed(
                 f"module {change.module} could not be {verb}",
                 why=_modprobe_cause(done),
-                hint="the kernel's own words:\n  dmesg | grep -iE 'nvrm|nvidia|nouveau' | tail",
+                hint="see the kernel log:\n  dmesg | grep -iE 'nvrm|nvidia|nouveau' | tail",
             )
 
     def _apply_command(self, change: CommandChange) -> None:
@@ -341,17 +341,17 @@ def _keyring(data: bytes, key: SigningKey) -> bytes:
         found = openpgp.fingerprints(data)
     except ValueError as error:
         raise Refused(
-            f"{key.url} is no OpenPGP key",
+            f"{key.url} is not an OpenPGP key",
             why=f"{error}; it begins with {data[:60]!r}; nothing was trusted",
             hint="a proxy or a captive portal may answer in its place; look at it with:\n  "
             + shlex.join(("curl", "-fsSL", key.url)),
         ) from error
     if frozenset(found) != key.fingerprints:
         raise Refused(
-            f"{key.url} is not the key that was meant",
+            f"{key.url} is not the expected key",
             why=f"found:  {' '.join(found) or 'no key'}\nwanted: {' '.join(sorted(key.fingerprints))}\n"
             "nothing was trusted",
-            hint="if a mirror of yours signs with a key of its own, name it in the recipe ([repositories] *_key)",
+            hint="if your mirror signs with its own key, name that key in the recipe ([repositories] *_key)",
         )
     return openpgp.belonging(data)
 
@@ -361,13 +361,13 @@ def _refuse_edited(change: FileChange, current: FileState | None) -> None:
     if current == change.before:
         return
     if current is None:
-        is_now = "it is gone, unlike the one that was found"
+        is_now = "it has been deleted"
     elif change.before and current.content == change.before.content:
         is_now = f"it now has mode {current.mode:04o} and owner {current.uid}:{current.gid}"
     else:
-        is_now = "it is neither the one that was found nor the one that is wanted"
+        is_now = "its content is neither the former nor the planned one"
     raise Conflict(
-        f"{change.path} was edited meanwhile",
+        f"{change.path} was edited during the run",
         why=f"{is_now}; it was left as it is",
         hint="run the command again; it looks anew and shows the change first",
     )
@@ -379,16 +379,16 @@ def _modprobe_cause(done: Finished) -> str:
     Source: modprobe of Debian's nvidia-current without a GPU says "No such device" first and "Invalid argument" last.
     """
     if done.timed_out:
-        return f"modprobe did not end within {_MODULE_TIMEOUT_S:.0f} s"
+        return f"modprobe timed out after {_MODULE_TIMEOUT_S:.0f} s"
     lines = done.stderr.decode("utf-8", "replace").splitlines()
     errors = [line for line in lines if "ERROR" in line or "FATAL" in line]
-    return next(iter([*errors, *lines]), f"modprobe exited with {done.exit_status} and said nothing")
+    return next(iter([*errors, *lines]), f"modprobe exited with {done.exit_status}, without output")
 
 
 def _command_failed(done: Finished, what: str) -> ChangeFailed:
-    ended = f"no end within {_COMMAND_TIMEOUT_S:.0f} s" if done.timed_out else f"exit status {done.exit_status}"
+    ended = f"timed out after {_COMMAND_TIMEOUT_S:.0f} s" if done.timed_out else f"exit status {done.exit_status}"
     return ChangeFailed(
         what,
-        why=f"{ended}; its last words:\n{done.last_lines()}",
-        hint="correct that, then run the command again; what was done before is recorded and can be rolled back",
+        why=f"{ended}; its last lines:\n{done.last_lines()}",
+        hint="fix that, then run the command again; earlier changes are recorded and can be rolled back",
     )

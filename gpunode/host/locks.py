@@ -41,7 +41,7 @@ class Holder:
 
     def __str__(self) -> str:
         if not self.pid:
-            return "a process that is not seen from here"
+            return "a process that is not visible from here"
         since = ", left behind by an earlier gpunode" if self.orphan else ""
         return f"process {self.pid} ({self.command or 'its command is not known'}{since})"
 
@@ -121,7 +121,7 @@ def wait_until_free(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
-    """None of ``paths`` is locked by anybody.
+    """Wait until none of ``paths`` is locked.
 
     Raises:
         Busy: a lock is still held at ``deadline``, which is on ``clock``; its holder is named.
@@ -144,7 +144,7 @@ def wait_while(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
-    """``who`` names nobody any more.
+    """Wait until ``who`` returns nobody.
 
     Args:
         who: is asked again and again.

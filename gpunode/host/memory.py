@@ -13,7 +13,7 @@ _AVAILABLE: Final = re.compile(r"^MemAvailable:\s+(\d{1,18}) kB$", re.MULTILINE)
 
 
 def available_bytes(root: Path = Path("/")) -> int:
-    """What may be taken without anything else being pushed out; the least of what the kernel and the cgroup say."""
+    """The free memory: the lowest of the values of the kernel and the cgroup."""
     told = _AVAILABLE.search(_text(root / "proc/meminfo"))
     free = int(told[1]) << 10 if told else _UNKNOWN
     return min([free, *_left_in_group(root / "sys/fs/cgroup")])

@@ -1,4 +1,4 @@
-"""What a file has beside content, mode and owner: kept when it is replaced, or the file is refused.
+"""A file's metadata beside mode and owner: kept when the file is replaced, or the file is refused.
 
 A file is named by an open folder and its name in it, as ``files`` finds it; ``path`` is what the user calls it.
 """
@@ -110,7 +110,7 @@ def _flags(fd: int) -> int:
 
 
 def refuse_sealed(path: str, folder: int, name: str | None) -> None:
-    """Nothing, unless somebody has sealed the file (None where there is none yet) or its folder.
+    """Raise if somebody has sealed the file (None if there is none yet) or its folder.
 
     Of the folder it is asked since in one that may only be added to not even a draft could be taken away again.
 
@@ -141,7 +141,7 @@ def _refuse_flags(path: str, folder: int, name: str) -> None:
 
 
 def refuse_other_names(path: str, status: os.stat_result) -> None:
-    """Nothing, unless the file has other names, which the new one would not have.
+    """Raise if the file has other names, which the new one would not have.
 
     Raises:
         Refused: it has; how to find them, and how to make this one a file of its own.
@@ -149,9 +149,9 @@ def refuse_other_names(path: str, status: os.stat_result) -> None:
     if status.st_nlink > 1:
         raise Refused(
             f"{path} is one of {status.st_nlink} names of one file (hard links)",
-            why=f"the new content would stand under this name alone, the others would keep the old; {_LEFT}",
-            hint=f"see the others:\n  {command('find', '/', '-xdev', '-samefile', path)}\n"
-            f"and if this one shall go its own way:\n  {_own_copy(path)}\nthen run the command again",
+            why=f"only this name would get the new content, the others would keep the old; {_LEFT}",
+            hint=f"list the others:\n  {command('find', '/', '-xdev', '-samefile', path)}\n"
+            f"and to make this one a separate file:\n  {_own_copy(path)}\nthen run the command again",
         )
 
 
@@ -161,7 +161,7 @@ def _own_copy(path: str) -> str:
 
 
 def refuse_mount_point(path: str, folder: int, name: str) -> None:
-    """Nothing, unless the file is mounted on its own, as containers are given single files.
+    """Raise if the file is a mount point, as single files in containers are.
 
     Raises:
         Refused: it is: whoever mounted it would not see a new file, and the kernel lets nobody put one there.
@@ -174,7 +174,7 @@ def refuse_mount_point(path: str, folder: int, name: str) -> None:
     if is_mount_point:
         raise Refused(
             f"{path} is a mount point of its own",
-            why=f"what is mounted on a single file cannot be replaced from here; {_LEFT}",
+            why=f"a mounted file cannot be replaced; {_LEFT}",
             hint=f"see where it comes from (`{command('findmnt', path)}`), change it there or unmount it, "
             "then run the command again",
         )
@@ -187,7 +187,7 @@ def _mount(fd: int) -> str:
 
 
 def refuse_read_only(path: str, folder: int) -> None:
-    """Nothing, unless the folder's file system is mounted read-only.
+    """Raise if the folder's file system is mounted read-only.
 
     Raises:
         Refused: it is.

@@ -200,7 +200,7 @@ def _is_folder(path: str) -> bool:
     except FileNotFoundError:
         return False
     if not stat.S_ISDIR(mode):
-        raise NotADirectoryError(errno.ENOTDIR, "is no folder in the image", f"/{path}")
+        raise NotADirectoryError(errno.ENOTDIR, "is not a folder in the image", f"/{path}")
     return True
 
 

@@ -1,4 +1,4 @@
-"""NVML asked in a child program, so that a driver call that never returns cannot hang gpunode.
+"""Query NVML in a child program, so that a driver call that never returns cannot hang gpunode.
 
 ``python -m gpunode.host.nvml`` prints one JSON object and ends with status 0 whenever it printed it; what the answer
 means is in ``gpunode.facts.nvml``. The only user of pynvml.
@@ -32,12 +32,12 @@ def probe(timeout_s: float = TIMEOUT_S) -> Probe:
 
 
 def main() -> None:
-    """NVML's answer stands on standard output as one JSON object."""
+    """Print NVML's answer as one JSON object."""
     tell(ask)
 
 
 def ask() -> dict[str, object]:
-    """What NVML tells, or why it tells nothing, in the shape that ``facts.nvml.parse`` reads."""
+    """NVML's values, or the reason for having none, in the shape that ``facts.nvml.parse`` reads."""
     import pynvml
 
     # No nvmlShutdown: the end of the process does the same, and it is one more call that could block.

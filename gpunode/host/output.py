@@ -1,4 +1,4 @@
-"""Files that a user asks for where he says: whole or not at all, and by open folders, whoever owns those on the way.
+"""Write output files that the user requested: complete or not at all, through open folders.
 
 The folder above is opened once, by the walk that follows no link of another user's. What is made in it is made, checked
 and renamed by that descriptor, so whoever owns the folder can spoil the result and reach nothing outside of it.
@@ -131,7 +131,7 @@ def _refuse_another(name: str, above: int, folder: int) -> None:
 
 
 def _swapped() -> OSError:
-    return OSError(errno.EPERM, "somebody who may write in its folder put something else in its place meanwhile")
+    return OSError(errno.EPERM, "somebody with write access to its folder replaced it meanwhile")
 
 
 def _fill(folder: int, members: Mapping[str, bytes]) -> None:

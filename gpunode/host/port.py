@@ -1,4 +1,4 @@
-"""What the workflows ask of a node: to look at it, and to change it."""
+"""The interface of a node for the workflows: probe it, and change it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gpunode.facts.evidence import Capture, Probe
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a long command is, as it tells itself.
+    """The progress that a long command reports.
 
     Attributes:
         percent: of this phase, 0 to 100.
@@ -28,7 +28,7 @@ OnProgress: TypeAlias = Callable[[Progress], None]
 
 
 def unheard(_: Progress) -> None:
-    """Nobody listens."""
+    """Ignore progress."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ NOT_SIMULATED: Final = "not simulated: "
 
 @dataclass(frozen=True, slots=True)
 class Simulation:
-    """What the package manager says that a transaction would do.
+    """The package manager's simulation of a transaction.
 
     Attributes:
         problem: its refusal, verbatim; or, after ``NOT_SIMULATED``, why it was not asked.
@@ -93,7 +93,7 @@ class Workloads:
 
 
 class HostView(Protocol):
-    """A node that can be looked at and not changed: plan, doctor and capture see no more."""
+    """A read-only node, as plan, doctor and capture use it."""
 
     def look(self, probe: Probe, /) -> Capture:
         """What ``probe`` returns; never raises for what the node says or lacks."""

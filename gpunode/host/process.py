@@ -1,4 +1,4 @@
-"""Commands run to their end, whatever they do; the only user of ``sh``.
+"""Run commands until they end, whatever they do; the only user of ``sh``.
 
 ``sh`` starts and reaps what may change a system. What only reads is spawned: a run that finds nothing to do need not
 import ``sh``, which takes as long as typer (docs/decisions/0024-spawned-probes.md). The pipes are our own: ``sh`` would
@@ -75,7 +75,7 @@ class Finished:
         return self.exit_status == 127
 
     def last_lines(self, count: int = 20) -> str:
-        """The end of what it said, standard error first, secrets redacted."""
+        """The last lines of its output, standard error first, secrets redacted."""
         said = self.stderr.strip() or self.stdout.strip()
         return redact("\n".join(said.decode("utf-8", "replace").splitlines()[-count:]))
 
@@ -93,7 +93,7 @@ class CommandLog:
         self._lock = threading.Lock()
 
     def append(self, finished: Finished) -> None:
-        """The command stands in the log, secrets redacted."""
+        """Write the command to the log, secrets redacted."""
         text = "\n".join(_log_lines(finished)) + "\n"
         with self._lock:
             try:
@@ -112,7 +112,7 @@ class CommandLog:
         fd = os.open(folder / Path(self.path).name, flags, 0o600)
         with os.fdopen(fd, "wb", buffering=0) as file:
             if not stat.S_ISREG(os.fstat(fd).st_mode):
-                raise OSError(errno.EINVAL, "it is no regular file")
+                raise OSError(errno.EINVAL, "it is not a regular file")
             file.write(entry)
 
 

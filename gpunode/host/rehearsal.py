@@ -1,4 +1,4 @@
-"""A node in memory: a capture that can be changed, so that the whole of setup and rollback can be rehearsed on it."""
+"""A node in memory: a capture that can be changed, to rehearse setup and rollback on it."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ class RehearsalHost:
         files.update({c.path: c.after.content for c in changes if isinstance(c.after, FileState)})
         row = runtime(expectation.runtime)
         found = row.inspect(files, Wish(config=expectation.path))
-        assert expectation.handlers <= frozenset(found.handlers.items()), "the candidate lacks what was meant"
-        return f"not run: {expectation.runtime}'s own parser is not here"
+        assert expectation.handlers <= frozenset(found.handlers.items()), "the candidate lacks the intended handler"
+        return f"not run: a rehearsal does not run {expectation.runtime}'s own parser"
 
     def read_back(self, expectation: RuntimeExpectation, /) -> None:
         """Nothing: the parser is not here, and the candidates are what the dictionary holds."""
@@ -77,7 +77,7 @@ class RehearsalHost:
 
     def _write(self, change: FileChange) -> None:
         if self.files.get(change.path) != change.before:
-            raise Conflict(f"{change.path} is not as it was planned for", why="something else wrote it meanwhile")
+            raise Conflict(f"{change.path} has changed since it was planned", why="something else wrote it meanwhile")
         self.files[change.path] = change.after if isinstance(change.after, FileState) else None
 
     def offered(self, names: Collection[str], /) -> Mapping[str, frozenset[str]]:

@@ -1,4 +1,4 @@
-"""Reports about a node in whatever form somebody sends them: a capture, a pasted list, plain text, a bug report."""
+"""Reports about a node in any form: a capture, a pasted list, plain text, a bug report."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ _HINT: Final = (
 )
 
 
-_MINE: Final = "run it as somebody who may read the file, with sudo for instance, or copy the file to one of your own"
+_MINE: Final = "run it as a user who may read the file, for example with sudo, or make your own copy of it"
 
 
 def read(name: str) -> Evidence:
-    """The evidence of the report ``name``, recognised by what it holds; ``-`` is standard input.
+    """The evidence of the report ``name``, whose form is detected by its content; ``-`` is standard input.
 
     Raises:
         UsageError: it is not there, cannot be read, or is no report.
@@ -54,7 +54,7 @@ def read(name: str) -> Evidence:
             with open(descriptor, "rb", closefd=False) as stream:
                 return _of_stream(stream, name)
         if not path.is_file():
-            raise UsageError(f"{name} is no report", why="it is neither a file nor a folder", hint=_HINT)
+            raise UsageError(f"{name} is not a report", why="it is neither a file nor a folder", hint=_HINT)
         with path.open("rb") as file:
             is_capture = _is_packed_capture(file.read(_HEAD))
         if is_capture:
@@ -133,7 +133,7 @@ def fleet(names: Sequence[str]) -> tuple[Found, ...]:
         for one in _in_folder(Path(name)) if is_fleet(name) else (Found(name, name),):
             found.setdefault(str(Path(one.path).absolute()), one)
     if not found:
-        raise UsageError(f"{', '.join(names)}: there is no report in it", hint=_HINT)
+        raise UsageError(f"{', '.join(names)} contains no report", hint=_HINT)
     return tuple(found.values())
 
 
@@ -153,7 +153,7 @@ def _in_folder(top: Path) -> Iterator[Found]:
             continue
         if (left := left - len(entries)) < 0:
             raise Refused(
-                f"{top} is not read", why=f"more than {_ENTRIES} files are in it", hint="name a folder below it"
+                f"{top} is not read", why=f"it contains more than {_ENTRIES} files", hint="name a folder below it"
             )
         inner = [Path(entry.path) for entry in entries if _is_inner(entry)]
         deeper = [(one, depth + 1) for one in inner]
@@ -240,7 +240,7 @@ def _of_bytes(data: bytes, place: str) -> Evidence:
     if len(data) > MAX_TEXT:
         raise Refused(f"{place} is not read", why=f"it is larger than {MAX_TEXT >> 20} MiB", hint=_HINT)
     if (kind := formats.unread(data)) is not None:
-        raise UsageError(f"{place} is no report", why=f"it is {kind.what}", hint=kind.how)
+        raise UsageError(f"{place} is not a report", why=f"it is {kind.what}", hint=kind.how)
     text = _text(data)
     if not text.strip():
         raise UsageError(f"{place} is empty", why=cut, hint=_HINT)
@@ -296,5 +296,5 @@ def _unpacked(data: bytes, place: str) -> tuple[bytes, str]:
     except (zlib.error, gzip.BadGzipFile, EOFError) as error:
         if not found:
             raise Refused(f"{place} is damaged", why=str(error), hint="copy it again") from error
-        why = f"it is cut off or damaged behind {len(found)} bytes: {error}"
+        why = f"it is cut off or damaged after {len(found)} bytes: {error}"
     return bytes(found), why

@@ -69,9 +69,9 @@ def _check_containerd(runner: Runner, expectation: RuntimeExpectation, changes: 
         raise _not_taken("containerd", named, said)
     found = containerd.dump(dumped.stdout)
     if found.cri_disabled:
-        return "checked: containerd takes it; of the CRI plugin, which is switched off, it says nothing"
+        return "checked: containerd accepts it, but does not check the CRI plugin, which is disabled"
     _compare(expectation, found, named)
-    return "checked: `containerd config dump` reads it as meant"
+    return "checked: `containerd config dump` reads it as intended"
 
 
 def _look(runner: Runner, probe: Probe) -> Capture:
@@ -107,9 +107,9 @@ def _check_docker(runner: Runner, expectation: RuntimeExpectation, changes: Sequ
     if _NO_VALIDATE in validated.stderr:
         if docker.is_marked(content):
             raise docker.no_mark(change.path)
-        return "checked: it parses and holds what was meant (this dockerd has no --validate)"
+        return "checked: it has the intended settings (this dockerd has no --validate)"
     if validated.ok:
-        return "checked: `dockerd --validate` takes it"
+        return "checked: `dockerd --validate` accepts it"
     said = _said(validated, path, change.path)
     former = change.before.content if change.before else b"{}"
     former_validated, former_path = validate(former, *words)
@@ -117,7 +117,7 @@ def _check_docker(runner: Runner, expectation: RuntimeExpectation, changes: Sequ
     same = sorted(_words(_said(former_validated, former_path, change.path))) == sorted(_words(said))
     if not former_validated.ok and same:
         # Such as a proxy binary that is not where dockerd looks: nothing that this change brought.
-        return f"checked: it parses and holds what was meant (`dockerd --validate` rejects the present one too: {said})"
+        return f"checked: it has the intended settings (`dockerd --validate` rejects the old file, too: {said})"
     raise _not_taken("dockerd", change.path, said)
 
 
@@ -142,35 +142,39 @@ def _said(finished: Finished, candidate: str, path: str) -> str:
 def _lacking(runner: Runner, program: str) -> str:
     """Why there was no program to ask."""
     if runner.root == "/":
-        return f"no {program} here"
-    return f"no {program} in {runner.root}" if runner.consent else f"setup alone runs programs of {runner.root}"
+        return f"{program} is not installed"
+    return (
+        f"{program} is not installed in {runner.root}"
+        if runner.consent
+        else f"only setup runs programs of {runner.root}"
+    )
 
 
 def _compare(expectation: RuntimeExpectation, configured: Configured, path: str) -> None:
     if wrong := differences(expectation, configured):
         raise Refused(
-            f"{expectation.runtime} would not read the new {path} as it is meant",
+            f"{expectation.runtime} would not read the new {path} as intended",
             why="\n".join(wrong) + "\nnothing was changed",
             hint="`gpunode plan`, or ctk's --dry-run, shows the candidate; another imported file may override it",
         )
 
 
 def differences(expectation: RuntimeExpectation, configured: Configured) -> list[str]:
-    """Where what a runtime has is not what was meant, a line each."""
+    """The differences between a runtime's configuration and the intended one, a line each."""
     wrong = [
-        f"handler {name}: meant {binary}, it reads {configured.handlers.get(name) or 'none'}"
+        f"handler {name}: expected {binary}, it reads {configured.handlers.get(name) or 'none'}"
         for name, binary in sorted(expectation.handlers)
         if configured.handlers.get(name) != binary
     ]
     default = configured.default or _BUILT_IN_DEFAULT
     if expectation.default not in {None, default}:
-        wrong.append(f"default runtime: meant {expectation.default}, it reads {default}")
+        wrong.append(f"default runtime: expected {expectation.default}, it reads {default}")
     return wrong
 
 
 def _not_taken(program: str, path: str, said: str) -> Refused:
     return Refused(
-        f"{program} does not take the new {path}",
+        f"{program} rejects the new {path}",
         why=f"{said}\nnothing was changed",
         hint="`gpunode plan`, or ctk's --dry-run, shows the candidate; correct what is named in the present file first",
     )
@@ -184,14 +188,14 @@ def _check_crio(runner: Runner, expectation: RuntimeExpectation, changes: Sequen
     _compare(expectation, row.inspect(after, wish), named)
     # Asked before anything is staged: an image without CRI-O may have no folder for what is temporary either.
     if runner.run(("crio", "--version"), timeout_s=_TIMEOUT_S, only_reads=True).missing:
-        return f"checked: it parses and holds what was meant ({_lacking(runner, 'crio')})"
+        return f"checked: it has the intended settings ({_lacking(runner, 'crio')})"
     read, said = _crio_reads(runner, after, wish)
     if read.ok:
         _compare(expectation, row.inspect({CRIO_CONFIG: read.stdout}, Wish()), named)
-        return "checked: `crio config` reads it as meant"
+        return "checked: `crio config` reads it as intended"
     if _crio_reads(runner, present, wish)[1] != said:
         raise _not_taken("crio", named, said)
-    return f"checked: it parses and holds what was meant (`crio config` rejects the present files too: {said})"
+    return f"checked: it has the intended settings (`crio config` rejects the old ones, too: {said})"
 
 
 def _crio_reads(runner: Runner, present: Files, wish: Wish) -> tuple[Finished, str]:
@@ -258,7 +262,7 @@ def read_back(runner: Runner, expectation: RuntimeExpectation) -> None:
         said = "\n".join(differences(expectation, found))
     if said:
         raise ChangeFailed(
-            f"containerd does not read its written configuration ({expectation.path}) as it is meant",
+            f"containerd does not read its new configuration ({expectation.path}) as intended",
             why=said,
             hint="`containerd config dump` shows what it reads; a file among its imports that gpunode did not see, or "
             "does not take for one, has the last word: name it in your report",
@@ -266,7 +270,7 @@ def read_back(runner: Runner, expectation: RuntimeExpectation) -> None:
 
 
 def contradiction(runner: Runner, expectation: RuntimeExpectation, patience_s: float) -> str:
-    """How the running daemon still differs from what was meant after ``patience_s``; empty when it does not.
+    """How the running daemon still differs from the intended configuration after ``patience_s``; empty if not.
 
     A daemon that cannot be asked contradicts nothing. dockerd keeps its former configuration when it cannot use the
     file on SIGHUP, says so in its log alone, and would not start with that file again. CRI-O leaves out a handler whose
@@ -365,12 +369,12 @@ def _no_answer(name: str, told: Finished) -> ChangeFailed | Undetermined:
     said = told.last_lines(6)
     if "permission denied" in said.lower():
         return Undetermined(
-            f"cannot tell what {name} is configured to do",
+            f"cannot tell how {name} is configured",
             why=said,
             hint="run the command again as root: sudo gpunode …",
         )
     return ChangeFailed(
-        f"{name} does not say what it is configured to do",
+        f"cannot read how {name} is configured",
         why=said or f"{told.argv[0]} exited with {told.exit_status}",
         hint=f"systemctl status {name}",
     )

@@ -1,4 +1,4 @@
-"""Units of systemd: enabled, started, reloaded, restarted, and proven to be still there a while later."""
+"""systemd units: enable, start, reload and restart them, and check that they stay up."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ class Services:
         if line := self._rejection(unit, since):
             raise ChangeFailed(
                 f"{unit} rejected its configuration",
-                why=f"{unit} goes on with the former one, and would not start with this one; its own words:\n{line}",
+                why=f"{unit} keeps running with the former one and would not start with this one; its log:\n{line}",
                 hint=f"correct what it names, then run the same command again\njournalctl -u {unit} -n 50",
             )
         return Settled(trigger, time.monotonic() - started)
@@ -146,7 +146,7 @@ class Services:
         except ChangeFailed as failure:
             if trigger.target != "if-possible":
                 raise
-            return Settled(trigger, 0.0, f"{failure.what}; nothing asked for it")
+            return Settled(trigger, 0.0, f"{failure.what}; nothing required it")
 
     def _refresh_cdi(self, trigger: Trigger) -> Settled:
         """A specification offers devices, written by the toolkit's unit or, where that does not run, by nvidia-ctk."""
@@ -185,7 +185,7 @@ class Services:
         done = self._systemctl("daemon-reload")
         if not done.ok:
             raise ChangeFailed(
-                "systemd did not read its units again",
+                "systemd did not reload its units",
                 why=f"daemon-reload: {done.last_lines(6) or _reason(done)}",
                 hint="systemctl daemon-reload",
             )
@@ -234,7 +234,7 @@ class Services:
         words = self.last_words(unit, since)
         return ChangeFailed(
             f"{unit} {what}",
-            why=f"{unit}: {reason}" + (f"; its own last lines:\n{words}" if words else ""),
+            why=f"{unit}: {reason}" + (f"; its last lines:\n{words}" if words else ""),
             hint=f"systemctl status {unit}\njournalctl -u {unit} -n 50",
         )
 
@@ -269,7 +269,7 @@ def _why_not(unit: str, shown: Mapping[str, str]) -> str:
 def _no_specification(said: str) -> ChangeFailed:
     return ChangeFailed(
         "nvidia-ctk wrote no CDI specification that offers a GPU",
-        why=f"`nvidia-ctk cdi list` names no {KIND}=…; what was said:\n{said or 'nothing'}",
+        why=f"`nvidia-ctk cdi list` names no {KIND}=…; its output:\n{said or 'nothing'}",
         hint=f"nvidia-smi -L\nnvidia-ctk --debug cdi generate --output={SPEC}\nthen run the same command again",
     )
 

@@ -308,10 +308,10 @@ def _entries(line: bytes, above: bytes, load: Load, file: str, number: int) -> t
     try:
         read = _typed(json.loads(match[3]), load)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise damaged(file, number, f"the line says what no gpunode of this format writes: {error}") from error
+        raise damaged(file, number, f"no gpunode writes such a line: {error}") from error
     entries = read if isinstance(read, tuple) else (read,)
     if not all(isinstance(entry, _ENTRIES) for entry in entries):
-        raise damaged(file, number, "the line is no entry of a journal")
+        raise damaged(file, number, "the line is not a journal entry")
     return entries
 
 
@@ -538,7 +538,7 @@ def unloaded(data: bytes, *, file: str = "journal.jsonl", run: str = "") -> tupl
     """
     entries = decode(data, str.encode, file=file)
     if run and entries and not (isinstance(entries[0], Begin) and entries[0].run == run):
-        raise damaged(file, 1, f"it does not begin run {run}, in whose folder it lies")
+        raise damaged(file, 1, f"it does not begin run {run}, but is in the folder of that run")
     return entries
 
 

@@ -59,7 +59,7 @@ _LARGEST_OBJECT = 64 << 20
 
 
 def _unheard(_entries: Sequence[Entry], _entry: Entry) -> None:
-    """Nobody listens."""
+    """Ignore every entry."""
 
 
 class Store:
@@ -159,7 +159,7 @@ class Store:
             raise _roots_alone(error) from error
         except NotADirectoryError as error:
             hint = f"look at it with `ls -ld {self._runs}`, move it away, then run the command again"
-            raise Refused(f"{self._runs} is no folder", why="gpunode keeps its journals there", hint=hint) from error
+            raise Refused(f"{self._runs} is not a folder", why="gpunode keeps its journals there", hint=hint) from error
         return tuple(sorted(names, key=_number))
 
     def runs(self) -> tuple[RunSummary, ...]:
@@ -253,7 +253,7 @@ class Store:
                 why="it was cut short, and its backups are needed to finish or undo it",
                 hint="run `gpunode setup` or `gpunode rollback` first",
             )
-        with _unwritable(f"that run {run} is forgotten cannot be written down, so it is not", self._path(run)):
+        with _unwritable(f"cannot record that run {run} is forgotten, so its backups stay", self._path(run)):
             self._add(run, Forget(user or invoking_user(), self._clock()))
         for rejected in self._path(run).parent.glob("rejected-*"):
             rejected.unlink(missing_ok=True)
@@ -532,7 +532,7 @@ class Run:
             ChangeFailed: it could not be written.
         """
         path = self.path.with_name(_REQUEST)
-        with _unwritable("what was asked for could not be kept for after the reboot", path):
+        with _unwritable("could not save the recipe for after the reboot", path):
             write_file(path, request)
             sync_folder(path.parent)
 

@@ -170,7 +170,7 @@ RUNTIMES: tuple[Runtime, ...] = (
 
 
 def located(row: Runtime, files: Files, wish: Wish) -> Runtime:
-    """``row`` as this node has it: docker may be a snap, and it or containerd told to read another file."""
+    """``row`` as on this node: docker may be a snap, and it or containerd may read another file."""
     if row.id == "docker":
         from gpunode.runtimes import docker_nodes
 

@@ -138,7 +138,7 @@ def _check_plugin(file: ConfigFile) -> None:
 
 
 def configure(files: Files, wish: Wish) -> Edited:
-    """What registers the NVIDIA handler as wished; no edits when it is so already.
+    """The edits that register the NVIDIA handler as requested; none if it is registered already.
 
     Raises:
         Refused: a file cannot be read, cannot be edited without harm, or would be overruled by another.
@@ -149,7 +149,7 @@ def configure(files: Files, wish: Wish) -> Edited:
     edited = _configure(files, replace(wish, config=named.path))
     if any(edit.path == named.path for edit in edited.edits):
         _check_own(named)
-    return replace(edited, how=f"{edited.how}; {named.said_in} has containerd read {named.path} in place of {CONFIG}")
+    return replace(edited, how=f"{edited.how}; {named.said_in} makes containerd read {named.path} instead of {CONFIG}")
 
 
 def _check_own(named: containerd_unit.Named) -> None:
@@ -161,8 +161,8 @@ def _check_own(named: containerd_unit.Named) -> None:
     if not named.path.startswith("/usr/") or named.path.startswith("/usr/local/"):
         return
     raise Refused(
-        f"{named.said_in} has containerd read {named.path}, which is its vendor's",
-        why="what is below /usr is replaced by updates, and on an image such as Flatcar's nobody can write there",
+        f"{named.said_in} makes containerd read {named.path}, which belongs to its vendor",
+        why="updates replace files below /usr, and on images such as Flatcar's it is read-only",
         hint=f"{command('cp', named.path, CONFIG)}; `systemctl edit {containerd_unit.UNIT}` with an empty ExecStart= "
         f"and one that names {CONFIG}; then run the command again",
     )
@@ -191,7 +191,7 @@ def _configure(files: Files, wish: Wish) -> Edited:
 
 
 def unconfigure(files: Files, wish: Wish, former: Mapping[str, Former]) -> Edited:
-    """What takes the handler out again; see ``containerd_removal``, which few commands need.
+    """The edits that remove the handler; see ``containerd_removal``, which few commands need.
 
     Raises:
         Refused: a file cannot be read, or cannot be edited without harm.
@@ -210,12 +210,12 @@ def absolute(wish: Wish, path: str) -> Wish:
     if wish.drop_in and not wish.drop_in.startswith("/"):
         raise Refused(
             f"the drop-in's path {wish.drop_in!r} is not absolute",
-            why="containerd would take it as relative to the file that imports it",
+            why="containerd would resolve it relative to the file that imports it",
             hint=f"give its full path, such as {DROP_IN}",
         )
     if wish.drop_in == path:
         raise Refused(
-            f"{path} is the configuration itself, and no drop-in of it",
+            f"{path} is the configuration file itself, not a drop-in",
             why="it would import itself",
             hint="leave --drop-in-config out; --mode in-place edits the configuration itself",
         )
@@ -237,10 +237,10 @@ def _is_drop_in(root: ConfigFile, wish: Wish) -> bool:
 def _how(root: ConfigFile, wish: Wish) -> str:
     """Which files are edited, and why these."""
     if wish.mode != "auto":
-        return "by a drop-in, as asked" if wish.mode == "drop-in" else "in place, as asked"
+        return "as a drop-in, as requested" if wish.mode == "drop-in" else "in place, as requested"
     version = ".".join(map(str, wish.version)) if wish.version else ""
     if _is_drop_in(root, wish):
-        return f"by a drop-in: containerd {version or 'of schema 4'} merges it with the rest, key by key"
+        return f"as a drop-in: containerd {version or 'of schema 4'} merges it with the rest, key by key"
     before = (
         f"containerd {version} lets" if version else "which containerd reads it is not known, and before 2.1 it lets"
     )
@@ -261,9 +261,9 @@ def _check_schema(loaded: Sequence[ConfigFile], wish: Wish) -> None:
         return
     why = "without `version = 2` containerd reads the file as schema 1, which has other names for everything"
     if line := _stray_version(root):
-        why += f"; the version on line {line} stands below a table header, so it belongs to that table"
+        why += f"; the version on line {line} is below a table header, so it belongs to that table"
     raise Refused(
-        f"{root.path}: configuration schema 1 takes no drop-in",
+        f"{root.path}: configuration schema 1 supports no drop-ins",
         why=f"{why}, and a drop-in that nothing imports is never read",
         hint="edit the file itself: --mode in-place",
     )
@@ -439,11 +439,11 @@ def _check_effective(files: Files, wish: Wish, before: Configured) -> None:
     guilty = [file.path for file in loaded[1:] if file.has_plugin]
     read_by = guilty[-1] if guilty else loaded[0].path
     raise Refused(
-        f"{read_by} overrules what {loaded[0].path} says of the runtime {wish.handler}",
-        why="containerd reads it later, and its CRI table counts"
-        + ("" if before.handlers.get(wish.handler) else "; it does not know the runtime yet"),
-        hint=f"gpunode ctk runtime configure --runtime containerd --mode in-place edits the file that counts; "
-        f"or take the table out of {read_by}",
+        f"{read_by} overrides the runtime {wish.handler} of {loaded[0].path}",
+        why="containerd reads it later, so its CRI table wins"
+        + ("" if before.handlers.get(wish.handler) else "; it does not have the runtime yet"),
+        hint=f"gpunode ctk runtime configure --runtime containerd --mode in-place edits the file that wins; "
+        f"or remove the table from {read_by}",
     )
 
 
@@ -452,28 +452,28 @@ def _notes(loaded: Sequence[ConfigFile], after: Files, wish: Wish) -> Iterator[s
     root = loaded[0]
     for file in loaded:
         if file.has_plugin and file not in counting(loaded):
-            yield f"{file.path} is of schema {file.schema}, {root.path} of {root.schema}: its CRI table is not read"
+            yield f"{file.path} has schema {file.schema}, {root.path} has {root.schema}: its CRI table is ignored"
         if wish.enable_cri and file.disabled:
-            yield f"{file.path}: the CRI plugin, which disabled_plugins had switched off, is switched on"
+            yield f"{file.path}: the CRI plugin, which was in disabled_plugins, is enabled"
     found = inspect(after, wish)
     if (
         found.default
         and not found.default.startswith("$")
         and found.default not in {"runc", *found.handlers, _NAMELESS}
     ):
-        yield f"the default runtime, {found.default}, has no entry, so the CRI plugin does not load; it was so before"
+        yield f"the default runtime, {found.default}, has no entry, so the CRI plugin does not load, as before"
     yield from _alone(load(after, wish), wish)
     yield from _awake(loaded, after, wish)
     yield from _nameless(loaded, after, wish)
     if wish.cdi and root.read_as == 1 and follows_blindly(wish):
-        yield f"{root.path}: enable_cdi stands where nvidia-ctk puts it in schema 1, which containerd does not read"
+        yield f"{root.path}: enable_cdi is where nvidia-ctk puts it in schema 1; containerd does not read it there"
     yield from _lost(loaded, after, wish)
     present = {file.path: file for file in loaded}.get(wish.drop_in or DROP_IN)
     if _is_drop_in(root, wish) and present is not None:
         ours = (f"runtimes.{wish.handler}.", "default_runtime_name")
         for where in _contradictions(root.plugin, present.plugin):
             if not where.removeprefix("containerd.").startswith(ours):
-                yield f"{present.path} says otherwise than {root.path} of {where}, and counts, as it did before"
+                yield f"{present.path} overrides {where} of {root.path}, as it did before"
 
 
 def _alone(loaded: Sequence[ConfigFile], wish: Wish) -> Iterator[str]:
@@ -484,7 +484,7 @@ def _alone(loaded: Sequence[ConfigFile], wish: Wish) -> Iterator[str]:
     for file in others:
         if unread := sorted(_unsaid(file.plugin, last.plugin)):
             yield (
-                f"this containerd takes the CRI table of {last.path} alone, so these of {file.path} have no effect: "
+                f"this containerd uses only the CRI table of {last.path}, so these of {file.path} have no effect: "
                 + ", ".join(unread)[:300]
             )
 
@@ -512,9 +512,9 @@ def _nameless(loaded: Sequence[ConfigFile], after: Files, wish: Wish) -> Iterato
         return
     said = ", ".join(f"{key} = {value!r}" for key, value in former.items())[:300]
     if overruling(effective(load(after, wish), wish), wish):
-        yield f"{wish.handler} does not become the default: default_runtime overrules it ({said}); take that out"
+        yield f"{wish.handler} does not become the default: default_runtime overrides it ({said}); remove that"
     else:
-        yield f"default_runtime is gone, which overruled every other default; it said: {said}"
+        yield f"removed default_runtime, which overrode every other default: {said}"
 
 
 def _lost(loaded: Sequence[ConfigFile], after: Files, wish: Wish) -> Iterator[str]:
@@ -525,7 +525,7 @@ def _lost(loaded: Sequence[ConfigFile], after: Files, wish: Wish) -> Iterator[st
     )
     if gone := sorted(set(former) - set(now)):
         yield (
-            f"the entry {wish.handler} is made anew from the default runtime's, as nvidia-ctk does; it said before: "
+            f"the entry {wish.handler} is copied again from the default runtime's, as nvidia-ctk does; it was: "
             + ", ".join(f"{key} = {former[key]!r}" for key in gone)[:300]
         )
 

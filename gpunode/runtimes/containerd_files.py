@@ -183,7 +183,7 @@ def edited(file: ConfigFile, document: Document, former: bytes | None) -> bytes 
     except tomltext.Uneditable as error:
         raise Refused(
             f"{file.path}: gpunode found no way to write {error} that leaves the rest of the file as it is",
-            why="every way of writing it would change what the file means elsewhere",
+            why="every possible edit would also change other settings",
             hint=f"write the CRI plugin's section of {file.path} with table headers ([a.b.c]), "
             "then run the command again",
         ) from error
@@ -285,7 +285,7 @@ def counting(loaded: Sequence[ConfigFile]) -> tuple[ConfigFile, ...]:
 
 
 def overruling(plugin: Document, wish: Wish) -> Document:
-    """The nameless default runtime of old, which containerd 1 takes whatever ``default_runtime_name`` says.
+    """The old nameless default runtime, which in containerd 1 overrides ``default_runtime_name``.
 
     Source: containerd 1.6.20 and 1.7.24, started: their CRI plugin then names its default runtime ``default``.
     """

@@ -1,4 +1,4 @@
-"""The CRI plugin's table as it shall be: the handler's entry, the default runtime, the cgroup driver. Pure data."""
+"""The desired table of the CRI plugin: the handler's entry, the default runtime, the cgroup driver. Pure."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Surroundings:
 
 
 def wished(plugin: Document, beside: Surroundings, wish: Wish) -> Document:
-    """The table ``plugin`` with the handler as wished; its shape has been checked."""
+    """The table ``plugin`` with the requested handler; its shape has been checked."""
     result = dict(plugin)
     containerd = result["containerd"] = dict(plugin.get("containerd", {}))
     runtimes = containerd["runtimes"] = copy.deepcopy(containerd.get("runtimes", {}))
@@ -71,8 +71,8 @@ def wished(plugin: Document, beside: Surroundings, wish: Wish) -> Document:
 def why_runc(schema: int, wish: Wish) -> str:
     """Why the file gets a table for runc, too; see ``needs_runc``."""
     if keeps_built_in(schema, wish):
-        return "lists runc, too: the built-in one is under cgroupfs"
-    return "lists runc, too: its built-in entry is lost once a file lists another runtime"
+        return "also lists runc: the built-in one uses cgroupfs"
+    return "also lists runc: containerd drops its built-in entry once a file lists another runtime"
 
 
 def follows_blindly(wish: Wish) -> bool:

@@ -1,4 +1,4 @@
-"""NVIDIA's handler taken out of containerd's configuration again. Pure."""
+"""Remove NVIDIA's handler from containerd's configuration. Pure."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from gpunode.runtimes.tomlread import Document
 
 
 def unconfigure(files: Files, wish: Wish, former: Mapping[str, Former]) -> Edited:
-    """What takes the handler out again: a file that is as gpunode left it comes back byte for byte.
+    """The edits that remove the handler; a file that nobody edited since is restored byte for byte.
 
     Of one that was edited since, the keys that gpunode set go, and the former ones come back. Of one that nobody has on
     record, the handler's entry goes, and a default that names it.
@@ -58,9 +58,9 @@ def _taken_out(files: Files, path: str, wish: Wish, was: Former | None, notes: l
         back = taken_back(was.before, was.after, now, path, whole)
         if back is not None:
             lost = gone_too(was.after or b"", now, back, path)
-            notes += [f"{path}: gone with the entry that they were written into: {', '.join(lost)}"] if lost else []
+            notes += [f"{path}: later keys of the entry, removed with it: {', '.join(lost)}"] if lost else []
             return None if was.before is None and not back else back
-        notes.append(f"{path}: what gpunode set was changed since, so only its entry and a default that names it go")
+        notes.append(f"{path}: edited since, so only gpunode's entry and a default that names it are removed")
     return _without_entry(files, read(now, path, wish), wish, notes, is_recorded=was is not None)
 
 
@@ -71,12 +71,12 @@ def _without_entry(files: Files, file: ConfigFile, wish: Wish, notes: list[str],
         return files[file.path]
     document = _pruned(file, _plugin_without(plugin, wish))
     if plugin.get("containerd", {}).get("default_runtime_name") == wish.handler:
-        notes.append(f"{file.path}: which runtime was the default before is not on record; runc is, unless it says")
+        notes.append(f"{file.path}: no record of the former default; it is runc now, unless the file names one")
     root = wish.config or CONFIG
     if not is_recorded and file.path == (wish.drop_in or DROP_IN) and file.path != root:
         rest = {key: value for key, value in document.items() if key != "version"}
         if _says_all(read(files.get(root), root).document, rest):
-            notes.append(f"{root} still imports the folder of {file.path}: nobody has on record who wrote that")
+            notes.append(f"{root} still imports the folder of {file.path}: no record of who added that import")
             return None
     return edited(file, document, files[file.path])
 
@@ -122,7 +122,7 @@ def _keep_sound(after: dict[str, bytes | None], wish: Wish, notes: list[str]) ->
     for path, content in after.items():
         if content is not None and _is_orphan(file := read(content, path, wish), wish):
             after[path] = edited(file, _pruned(file, _plugin_without(file.plugin, wish)), content)
-            notes.append(f"{path}: {wish.handler} was made the default by somebody else; it is no longer there")
+            notes.append(f"{path}: {wish.handler} was made the default by somebody else; that default is removed")
     if _lacks_runc(after, wish):
         loaded = load(_there(after), wish)
         file = _file_that_counts(loaded, wish)
@@ -130,9 +130,7 @@ def _keep_sound(after: dict[str, bytes | None], wish: Wish, notes: list[str]) ->
         kept = {**containerd, "runtimes": {**containerd["runtimes"], "runc": {"runtime_type": GENERIC_TYPE}}}
         plugins = {**file.document["plugins"], file.cri[1]: {**file.plugin, "containerd": kept}}
         after[file.path] = edited(file, {**file.document, "plugins": plugins}, after[file.path])
-        notes.append(
-            f"{file.path}: runc has an entry now, since the other runtimes there take the place of built-in ones"
-        )
+        notes.append(f"{file.path}: runc has an entry now, because the file's other runtimes replace the built-in ones")
 
 
 def _is_unsound(contents: Mapping[str, bytes | None], wish: Wish) -> bool:

@@ -72,7 +72,7 @@ def inspect(files: Files, wish: Wish) -> Configured:
 
 
 def configure(files: Files, wish: Wish) -> Edited:
-    """The handler as wished, in a drop-in or in crio.conf; no edits when CRI-O reads it as wished already.
+    """The requested handler, in a drop-in or in crio.conf; no edits if CRI-O has it already.
 
     Raises:
         Refused: a file cannot be read, or what was asked for would have no effect; nothing is half made.
@@ -87,7 +87,7 @@ def configure(files: Files, wish: Wish) -> Edited:
     wanted = _wanted(target, entry, wish, _merged(read))
     drops_default = _at(target.document, _DEFAULT) is not None and _at(wanted, _DEFAULT) is None
     if not _unmet(_merged(read), entry, wish) and not drops_default:
-        return Edited((), f"CRI-O reads {wish.handler} as wished", notes)
+        return Edited((), f"CRI-O reads {wish.handler} as requested", notes)
     after = _merged(_with(read, replace(target, document=wanted), wish))
     if unmet := _unmet(after, entry, wish):
         raise _without_effect(read, path, unmet, wish)
@@ -113,7 +113,7 @@ def unconfigure(files: Files, wish: Wish, former: Mapping[str, Former]) -> Edite
         notes += said
     notes += _end_dangling_default(after, wish)
     edits = tuple(Edit(path, files[path], after[path]) for path in in_order(files, wish) if after[path] != files[path])
-    how = f"{wish.handler} is taken out" if edits else f"CRI-O's files say nothing of {wish.handler}"
+    how = f"{wish.handler} is removed" if edits else f"no file of CRI-O's has {wish.handler}"
     return Edited(edits, how, (*notes, *_dead(files)))
 
 
@@ -133,7 +133,7 @@ def _as_before(file: _File, now: bytes, wish: Wish, then: Former) -> tuple[bytes
                 document = _put(document, key, was)
         back = _edit(file, now, document)
     gone = keys.gone_too(then.after or b"", now, back or b"", file.path)
-    notes = [f"{file.path}: {', '.join(gone)} was written since and is gone with {wish.handler}"] if gone else []
+    notes = [f"{file.path}: {', '.join(gone)} was added since and is removed with {wish.handler}"] if gone else []
     return (None if not back and then.before is None else back), notes
 
 
@@ -143,7 +143,7 @@ def _without_handler(file: _File, now: bytes, wish: Wish) -> tuple[bytes | None,
     document = _without_default(_put(file.document, entry, None) if _at(file.document, entry) else file.document, wish)
     if document == file.document:
         return now, []
-    unknown = f"nothing is recorded of {file.path}, so what it said before {wish.handler} was added is not known"
+    unknown = f"gpunode has no record of {file.path}, so its content before {wish.handler} was added is unknown"
     return _edit(file, now, document), [unknown]
 
 
@@ -156,7 +156,7 @@ def _end_dangling_default(after: dict[str, bytes | None], wish: Wish) -> list[st
     for file in read:
         if _at(file.document, _DEFAULT) == wish.handler:
             after[file.path] = _edit(file, after[file.path], _without_default(file.document, wish))
-            notes.append(f"{file.path} made {wish.handler} the default; that is taken out, or CRI-O would not start")
+            notes.append(f"{file.path} made {wish.handler} the default; removed, because CRI-O would not start with it")
     return notes
 
 
@@ -262,7 +262,7 @@ def _absolute(wish: Wish) -> Wish:
     if not wish.binary.startswith("/"):
         raise Refused(
             f"the runtime binary {wish.binary!r} is not an absolute path",
-            why="CRI-O looks a relative one up from where it was started",
+            why="CRI-O resolves a relative path from its working folder",
             hint="give its full path, such as /usr/bin/nvidia-container-runtime",
         )
     return wish
@@ -279,10 +279,10 @@ def _entry(read: Sequence[_File], wish: Wish) -> tuple[Document, tuple[str, ...]
     there = [name for name in _models(told, existing, wish) if name in runtimes]
     fit = next((name for name in there if _is_oci(runtimes[name])), None)
     strange = there[: there.index(fit)] if fit else there
-    notes = tuple(f"{name} runs no plain containers, so its options are not taken over" for name in strange)
+    notes = tuple(f"{name} cannot run plain containers, so its options are not copied" for name in strange)
     if fit is not None:
         return _copy(runtimes[fit], wish), notes
-    own_defaults = f"CRI-O's files describe neither runc nor crun, so CRI-O's own defaults hold for {wish.handler}"
+    own_defaults = f"CRI-O's files define neither runc nor crun, so {wish.handler} gets CRI-O's own defaults"
     kept = existing if existing and not wish.exact and _is_oci(existing) else {}
     return _copy(kept, wish), (*notes, own_defaults)
 
@@ -314,24 +314,24 @@ def _models(told: Sequence[_File], existing: Document | None, wish: Wish) -> lis
 def _place(read: Sequence[_File], wish: Wish) -> tuple[str, str]:
     """The file to write, and why that one."""
     if wish.mode == "in-place":
-        return config_of(wish), f"in place, in {config_of(wish)}: as asked for"
+        return config_of(wish), f"in place, in {config_of(wish)}: as requested"
     if wish.drop_in:
         if wish.drop_in == config_of(wish):
             raise Refused(
-                f"{wish.drop_in} is the configuration itself, and no drop-in of it",
+                f"{wish.drop_in} is the configuration file itself, not a drop-in",
                 why=f"CRI-O reads its drop-ins from {CRIO_FOLDER}",
                 hint="leave --drop-in-config out; --mode in-place edits the configuration itself",
             )
         if folder_of(wish.drop_in) == DEAD_FOLDER:
             raise Refused(
                 f"CRI-O does not read {wish.drop_in}",
-                why=f"its folder is {CRIO_FOLDER}; nvidia-ctk 1.18.0 to 1.19.0 took {DEAD_FOLDER} for it",
-                hint=f"name a file in {CRIO_FOLDER}, or none: {CRIO_DROP_IN} is taken then",
+                why=f"its folder is {CRIO_FOLDER}; nvidia-ctk 1.18.0 to 1.19.0 wrote to {DEAD_FOLDER} by mistake",
+                hint=f"name a file in {CRIO_FOLDER}, or omit the option to use {CRIO_DROP_IN}",
             )
-        return wish.drop_in, f"drop-in {wish.drop_in}: as asked for"
+        return wish.drop_in, f"drop-in {wish.drop_in}: as requested"
     later = [file.path for file in read if _rank(wish)(file.path) > _rank(wish)(CRIO_DROP_IN) and _concerns(file, wish)]
     if later:
-        return later[-1], f"in {later[-1]}: CRI-O reads it after {CRIO_DROP_IN}, and what it says would win"
+        return later[-1], f"in {later[-1]}: CRI-O reads it after {CRIO_DROP_IN}, so it wins"
     return CRIO_DROP_IN, f"drop-in {CRIO_DROP_IN}: CRI-O reads {CRIO_FOLDER} after {config_of(wish)}"
 
 
@@ -396,9 +396,9 @@ def _without_effect(read: Sequence[_File], path: str, unmet: Sequence[Path], wis
     later = [file for file in read if rank(file.path) > rank(path)]
     said = [f"{file.path} sets {'.'.join(key)}" for file in later for key in unmet if _at(file.document, key)]
     return Refused(
-        f"what is asked for would have no effect in {path}",
+        f"the change would have no effect in {path}",
         why=f"{order}, and {'; '.join(said)}",
-        hint="leave --mode and --drop-in-config away: gpunode writes where it takes effect",
+        hint="omit --mode and --drop-in-config: gpunode then writes where it takes effect",
     )
 
 
@@ -425,7 +425,7 @@ def _edited(file: _File, wanted: Document) -> str:
     if found is None:
         raise Refused(
             f"{file.path}: gpunode found no way to edit [crio.runtime] that leaves the rest of the file as it is",
-            why="every way of writing it would change what the file means elsewhere",
+            why="every possible edit would also change other settings",
             hint=f"write [crio.runtime] of {file.path} with table headers ([a.b.c]), then run the command again",
         )
     return found
@@ -450,7 +450,7 @@ def _says_anything(document: Document) -> bool:
 
 def _notes(files: Files, read: Sequence[_File], wish: Wish) -> Iterator[str]:
     if wish.cdi:
-        yield "CRI-O's support for CDI is always on; there is nothing to switch"
+        yield "CRI-O always supports CDI; there is nothing to enable"
     if wish.drop_in and not wish.drop_in.startswith(f"{CRIO_FOLDER}/"):
         yield f"CRI-O reads {wish.drop_in} only when it is started with --config-dir {folder_of(wish.drop_in)}"
     for file in read:

@@ -51,14 +51,14 @@ def flags(files: Files, wish: Wish) -> tuple[str, ...]:
 
 
 def unconfigure(files: Files, wish: Wish, former: Mapping[str, Former]) -> Edited:
-    """What takes the handler out again; see ``docker_undoing``, which few commands need."""
+    """The edits that remove the handler; see ``docker_undoing``, which few commands need."""
     from gpunode.runtimes import docker_undoing
 
     return docker_undoing.unconfigure(files, wish, former)
 
 
 def inspect(files: Files, wish: Wish) -> Configured:
-    """What dockerd's file and command line say; a missing or blank file says nothing.
+    """The configuration in dockerd's file and command line; a missing or blank file is empty.
 
     Raises:
         Refused: it is not a JSON object, or not shaped as dockerd's configuration.
@@ -68,7 +68,7 @@ def inspect(files: Files, wish: Wish) -> Configured:
 
 
 def configure(files: Files, wish: Wish) -> Edited:
-    """What registers the NVIDIA handler as wished; no edits when it is so already.
+    """The edits that register the NVIDIA handler as requested; none if it is registered already.
 
     Raises:
         Refused: the file cannot be read, or dockerd would not start with it.
@@ -93,7 +93,7 @@ def no_mark(path: str) -> Refused:
     """The refusal of a file with a byte order mark, for a dockerd that takes none."""
     return Refused(
         f"{path} begins with a byte order mark, which this docker rejects",
-        why="dockerd takes one from version 23 on; this one would neither reload the file nor start with it",
+        why="dockerd accepts one from version 23 on; this version would neither reload the file nor start with it",
         hint=f"{command('sed', '-i', _MARK_OUT, path)}\nthen run the command again",
     )
 
@@ -157,8 +157,8 @@ def document_of(data: bytes | None, path: str) -> dict[str, Any]:
     except jsontext.Repeated as error:
         raise Refused(
             f"{path}:{error.line}:{error.column}: {error.reason}",
-            why="which of the two is meant is a guess; dockerd takes the last one",
-            hint=f"leave one of them in {path}",
+            why="gpunode cannot tell which one is meant; dockerd uses the last",
+            hint=f"delete one of them from {path}",
         ) from error
     except jsontext.Malformed as error:
         raise Refused(
@@ -217,12 +217,12 @@ def _check_names(wish: Wish, path: str) -> None:
     if wish.handler in {"", _RESERVED}:
         raise Refused(
             f"{path}: a runtime cannot be named {wish.handler!r}",
-            why="dockerd keeps that name for its own, and would not start with it" if wish.handler else "nobody could",
+            why="dockerd reserves that name and would not start with it" if wish.handler else "nobody could",
             hint="give another name, such as nvidia",
         )
     for word in (wish.handler, wish.binary):
         if any("\ud800" <= letter <= "\udfff" for letter in word):
-            raise Refused(f"{path}: {word!r} is not text", why="JSON holds UTF-8 alone", hint="give another name")
+            raise Refused(f"{path}: {word!r} is not text", why="JSON must be UTF-8", hint="give another name")
 
 
 def _entry(document: dict[str, Any], configured: Configured, wish: Wish) -> list[Change]:
@@ -257,7 +257,7 @@ def _on_the_command_line(node: Node, directive: str, flag: str, wanted: str) -> 
     unit = node.kind.unit
     values = " ".join(f"--{flag}={value}" for value in node.flags.given[flag])
     return Refused(
-        f"{node.config}: {directive} cannot be set here, for dockerd is given it on its command line",
+        f"{node.config}: {directive} cannot be set here: dockerd's command line already sets it",
         why=f"{unit} starts dockerd with {values} ({node.said_in(flag)}); with it in both places dockerd neither "
         "starts nor reloads",
         hint=f"either give dockerd --{flag}{wanted} there, or take --{flag} out of there; when its containers may "
@@ -292,7 +292,7 @@ def _written(text: str, changes: Sequence[Change], path: str) -> str:
     if not same(jsontext.parse(text), meant):
         raise Refused(
             f"{path}: gpunode found no way to write it that leaves the rest as it is",
-            why="read again, the new text says something else than was meant; nothing was changed",
+            why="the new text does not parse to the intended settings; nothing was changed",
             hint="this is a bug in gpunode: please report it with the file",
         )
     return text

@@ -1,4 +1,4 @@
-"""Which docker a node has, and where that one is told what to do: its file, its unit, its command line. Pure.
+"""Which docker a node has, and where it is configured: its file, its unit, its command line. Pure.
 
 Source: dockerd(8); docs.docker.com, "Rootless mode" and "Docker Desktop for Linux"; canonical/docker-snap, its
 snapcraft.yaml and nvidia/lib.
@@ -102,7 +102,7 @@ def node_of(files: Files, wish: Wish) -> Node:
 
 
 def check_usable(files: Files, node: Node, wish: Wish) -> None:
-    """Nothing, if what is wished can come to be in this docker.
+    """Raise unless this docker can do what is requested.
 
     Raises:
         Refused: it can not.
@@ -117,29 +117,29 @@ def check_usable(files: Files, node: Node, wish: Wish) -> None:
     if only_desktop or wish.config.endswith(_OF_DESKTOP):
         raise Refused(
             f"{node.config} is Docker Desktop's" if wish.config else "the docker of this machine is Docker Desktop",
-            why="its daemon runs in a virtual machine of its own, which reads no file of this machine and sees no GPU",
+            why="its daemon runs in a virtual machine that reads no file of this machine and has no GPU",
             hint="install Docker Engine beside it (docker.io or docker-ce), choose it with `docker context use "
             "default`, then run the command again",
         )
     if node.kind is SNAP and wish.binary.startswith("/") and not wish.binary.startswith(_SNAP_PROGRAMS):
         raise Refused(
             f"docker is a snap here, and a snap's daemon cannot run {wish.binary}",
-            why="a snap runs programs of its own alone; docker's brings NVIDIA's runtime along and registers it when "
+            why="a snap runs only its own programs; docker's ships NVIDIA's runtime and registers it when "
             "its daemon starts on a machine with an NVIDIA driver",
-            hint="sudo snap restart docker, then `docker info` names the runtime nvidia; or have the snap's own one "
-            f"registered: --nvidia-runtime-path={_SNAP_PROGRAMS}current/usr/bin/nvidia-container-runtime",
+            hint="sudo snap restart docker, then `docker info` names the runtime nvidia; or register the snap's "
+            f"own: --nvidia-runtime-path={_SNAP_PROGRAMS}current/usr/bin/nvidia-container-runtime",
         )
 
 
 def notes_on(files: Files, node: Node) -> tuple[str, ...]:
-    """What a user of this docker has to know beside what was asked for."""
+    """Notes for the user about this docker."""
     if node.kind is ROOTLESS:
         return _rootless_notes(files)
     notes = []
     if node.kind is SNAP and DOCKER_CONFIG in files:
         notes.append(f"docker is a snap here and does not read {DOCKER_CONFIG}")
     if _SNAP_UNIT in files and node.kind is ENGINE:
-        notes.append(f"docker is installed as a snap too, which keeps a file of its own: {SNAP.config}")
+        notes.append(f"docker is also installed as a snap, which has its own file: {SNAP.config}")
     if _DESKTOP_UNIT in files:
         notes.append("Docker Desktop is installed too: containers of its context, desktop-linux, see no GPU")
     return tuple(notes)
@@ -147,9 +147,9 @@ def notes_on(files: Files, node: Node) -> tuple[str, ...]:
 
 _RESTART_ROOTLESS = "a rootless docker is restarted by its user: systemctl --user restart docker"
 _NO_CGROUPS = (
-    "a rootless docker may not give devices out by cgroups, so the container toolkit needs no-cgroups = true: "
-    "gpunode ctk config --in-place --set nvidia-container-cli.no-cgroups=true. That holds for every runtime of this "
-    "machine: where one that runs as root gives GPUs out too, use CDI for the rootless one instead"
+    "a rootless docker cannot set device cgroups, so the container toolkit needs no-cgroups = true: "
+    "gpunode ctk config --in-place --set nvidia-container-cli.no-cgroups=true. That applies to every runtime on "
+    "this machine: if one that runs as root uses GPUs too, use CDI for the rootless one instead"
 )
 
 

@@ -1,4 +1,4 @@
-"""NVIDIA's handler taken out of daemon.json again: the file from before, or what others have made of it since."""
+"""Remove NVIDIA's handler from daemon.json: restore the old file, or keep later edits of others."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _SHIMS = "io.containerd."
 
 
 def unconfigure(files: Files, wish: Wish, former: Mapping[str, Former]) -> Edited:
-    """What takes the handler out again.
+    """The edits that remove the handler.
 
     A file that is still as gpunode left it comes back byte for byte. Else the entries go that gpunode made, and the
     default and the feature that it set are what they were; what others wrote stays.
@@ -45,12 +45,12 @@ def unconfigure(files: Files, wish: Wish, former: Mapping[str, Former]) -> Edite
         return _unrecorded(files, node, wish)
     if now == on_record.after and _is_about(on_record, wish, node.config):
         edits = (Edit(node.config, now, on_record.before),) if on_record.before != now else ()
-        return Edited(edits, f"{node.config} is as gpunode left it, so it is again as it was before")
+        return Edited(edits, f"{node.config} was not edited since, so it is restored")
     undoing = _Undoing.of(on_record, now, wish, node)
     steps = undoing.steps()
     changes = without_empty(undoing.now, [step.change for step in steps if step.change], undoing.before)
     notes = tuple(step.note for step in steps if step.note)
-    result = edited(files, node, changes, f"{node.config} was edited since: gpunode's keys go", notes)
+    result = edited(files, node, changes, f"{node.config} was edited since: only gpunode's keys are removed", notes)
     return _without_file(result) if on_record.before is None else result
 
 
@@ -82,12 +82,12 @@ def _unrecorded(files: Files, node: Node, wish: Wish) -> Edited:
         changes.append((("runtimes", wish.handler), DROPPED))
     if default_of(document) == wish.handler:
         changes.append((("default-runtime",), DROPPED))
-        notes.append("which runtime was the default before is not on record: docker's own, runc, is now")
+        notes.append("no record of the former default runtime: the default is docker's own, runc")
     if changes and object_at(document, "features").get("cdi") is True:
-        notes.append("features.cdi stays: who switched it on is not on record")
+        notes.append("features.cdi stays: no record of who enabled it")
     if wish.handler in node.flags.runtimes:
-        notes.append(f"dockerd is given {wish.handler} on its command line too ({node.said_in('add-runtime')})")
-    how = f"gpunode is not on record for {node.config}: the entry {wish.handler} and a default that names it go"
+        notes.append(f"dockerd's command line has {wish.handler} too ({node.said_in('add-runtime')})")
+    how = f"gpunode has no record of {node.config}: the entry {wish.handler} and a default that names it are removed"
     return edited(files, node, without_empty(document, changes), how, tuple(notes))
 
 
@@ -151,21 +151,21 @@ class _Undoing:
         if same(now, after):
             yield _Step(change)
         elif binary_of(now) == binary_of(after):
-            yield _Step(change, f"what was written into runtimes.{name} since goes with it")
+            yield _Step(change, f"what was added to runtimes.{name} since is removed with it")
         else:
-            yield _Step(None, f"runtimes.{name} stays: somebody had it run something else since")
+            yield _Step(None, f"runtimes.{name} stays: somebody changed its program since")
 
     def _default(self, gone: set[str]) -> Iterator[_Step]:
         now, after, before = (default_of(document) for document in (self.now, self.after, self.before))
         is_ours = now == after and after != before
         if now is None or not (is_ours or now in gone):
             return
-        note = "" if is_ours else f"{now} was made the default runtime since; it goes, so it is the default no more"
+        note = "" if is_ours else f"{now} was made the default runtime since; it is removed, and so is the default"
         left = {*object_at(self.now, "runtimes"), *self.elsewhere} - gone
         if before is None or before in left or before.startswith(_SHIMS):
             yield _Step((("default-runtime",), self._former("default-runtime")), note)
         else:
-            note = note or f"the former default runtime, {before}, is not there any more: docker's own, runc, is taken"
+            note = note or f"the former default runtime, {before}, no longer exists: the default is docker's own, runc"
             yield _Step((("default-runtime",), DROPPED), note)
 
     def _cdi(self) -> Iterator[_Step]:

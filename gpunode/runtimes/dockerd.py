@@ -1,4 +1,4 @@
-"""What dockerd's command line says, and where that and its configuration file would both say it. Pure.
+"""dockerd's command line, and its conflicts with the configuration file. Pure.
 
 dockerd does not start, and reloads nothing, when a directive stands in both; of the runtimes alone it takes those of
 either, the file's first.
@@ -143,7 +143,7 @@ def started(command: units.Command | None) -> Flags:
 
 
 def conflicts(given: Flags, directives: Sequence[str]) -> tuple[str, ...]:
-    """Those of ``directives``, names in the configuration file, that flags say as well, each with its flag."""
+    """The ``directives`` of the configuration file that flags also set, each with its flag."""
     return tuple(
         f"{directive} (--{name})"
         for name in given.given

@@ -131,4 +131,4 @@ def _unreadable(place: str, capture: Capture) -> Refused | Undetermined:
         return Undetermined(
             f"cannot tell what {place} holds", why=why, hint="run the command again as root: sudo gpunode …"
         )
-    return Refused(f"{place} cannot be read as a file", why=why, hint=f"ls -ld {place} shows what it is; correct that")
+    return Refused(f"{place} cannot be read as a file", why=why, hint=f"ls -ld {place} shows what it is; fix that")

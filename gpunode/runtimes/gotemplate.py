@@ -50,22 +50,22 @@ def configure_template(data: bytes | None, wish: Wish, schema: int, path: str) -
     if former is not None and not _names(former[0], wish.handler):
         name = _TABLE.search(former[0])
         raise Refused(
-            f"{path} has another runtime between gpunode's marks already",
-            why="there is room for one, and another one's tables would take its place",
-            hint="take it out first: gpunode ctk runtime unconfigure --runtime containerd --nvidia-runtime-name "
+            f"{path} already has another runtime between gpunode's marks",
+            why="the template has room for one, so this runtime would replace it",
+            hint="remove it first: gpunode ctk runtime unconfigure --runtime containerd --nvidia-runtime-name "
             + (name[1] if name else "NAME"),
         )
     if _names(others, wish.handler):
         raise Refused(
-            f"{path} names the runtime {wish.handler} itself",
+            f"{path} already defines the runtime {wish.handler}",
             why="it is a Go template, so its tables cannot be edited, and a second table of that name stops containerd",
-            hint=f"change the table in {path}, or take it out and run the command again",
+            hint=f"edit the table in {path}, or remove it and run the command again",
         )
     if not is_about(text, wish.handler):
         raise Refused(
-            f"{path} holds gpunode's tables of another runtime than {wish.handler}",
-            why="a template takes one; with the other gone, a default that names it would stop containerd",
-            hint="take it out first: gpunode ctk runtime unconfigure --runtime containerd --nvidia-runtime-name=…",
+            f"gpunode's tables in {path} are for another runtime than {wish.handler}",
+            why="it has room for one, and a default that names the removed one would keep containerd from starting",
+            hint="remove it first: gpunode ctk runtime unconfigure --runtime containerd --nvidia-runtime-name=…",
         )
     ours = _tables(wish, _PLUGINS[schema], path, is_found=_FINDS.search(others) is not None).replace("\n", newline)
     if former is None:
@@ -96,7 +96,7 @@ def _tables(wish: Wish, plugin: str, path: str, *, is_found: bool) -> str:
         if not _PLAIN.fullmatch(word):
             raise Refused(
                 f"{word!r} cannot be written into {path}",
-                why="it is a Go template, in which some characters have a meaning of their own",
+                why="it is a Go template, in which some characters have a special meaning",
                 hint="use letters, digits and ./+-_ in the runtime's name and path",
             )
     here = f'[plugins."{plugin}".containerd.runtimes."{wish.handler}"'

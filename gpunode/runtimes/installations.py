@@ -235,18 +235,18 @@ def _unknown(containerd: Runtime, why: Unknown) -> tuple[str, ...]:
     """A note, unless nobody looked: an older capture tells nothing of kubelets."""
     if why.reason == NOT_CAPTURED:
         return ()
-    return (f"which containerd the kubelet uses is not known ({why.reason}); that of {containerd.unit} is taken",)
+    return (f"cannot tell which containerd the kubelet uses ({why.reason}); assuming that of {containerd.unit}",)
 
 
 def _stranger(kubelet: Kubelet) -> Refused:
     if kubelet.socket == _DOCKERS_OWN:
         return Refused(
             f"the kubelet here uses {kubelet.socket}, which is dockerd's own containerd",
-            why="dockerd makes that containerd's configuration at every start, and leaves the CRI plugin out of it",
-            hint="give the kubelet a containerd of its own, or configure docker: --runtime docker",
+            why="dockerd generates that containerd's configuration at every start, without the CRI plugin",
+            hint="give the kubelet a separate containerd, or configure docker: --runtime docker",
         )
     return Refused(
         f"the kubelet here ({kubelet.unit or kubelet.kind}) uses {kubelet.socket}, which gpunode does not know",
-        why="which configuration the runtime behind it reads cannot be told, and another one's would change nothing",
+        why="gpunode cannot tell which configuration that runtime reads, and editing another one would change nothing",
         hint="name its configuration: gpunode ctk runtime configure --runtime containerd --config FILE",
     )

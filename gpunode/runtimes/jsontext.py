@@ -211,7 +211,7 @@ class _Scan:
         behind = self.at
         if self.text[self.skip() : self.at + 1] in {"}", "]"}:
             self.at = behind - 1
-            self.fail("a comma stands before a closing bracket")
+            self.fail("trailing comma before a closing bracket")
         return True
 
     def begin(self) -> Any:
@@ -250,14 +250,14 @@ class _Scan:
         """Raises Malformed: something else than ``meant`` comes next."""
         at = self.skip()
         if at == len(self.text):
-            self.fail(f"the file ends where {meant} should stand")
+            self.fail(f"the file ends where {meant} is expected")
         word = _WORD.match(self.text, at)
         found = word[0] if word else self.text[at]
         if found.startswith(("//", "/*", "#")):
-            self.fail(f"a comment stands where {meant} should")
+            self.fail(f"a comment where {meant} is expected")
         if meant == "a value" and found in {"NaN", "Infinity", "-Infinity"}:
             self.fail(f"{found} is not JSON")
-        self.fail(f"{found!r} stands where {meant} should")
+        self.fail(f"{found!r} where {meant} is expected")
 
     def fail(self, reason: str) -> NoReturn:
         raise Malformed(reason, *_place(self.text, self.at))
@@ -268,10 +268,10 @@ class _Scan:
         self.at = stop.end() if stop else begin
         if self.at == len(self.text):
             self.at = begin
-            self.fail("a string begins that does not end")
+            self.fail("unterminated string")
         if self.text[self.at] == "\\":
-            self.fail(f"{self.text[self.at : self.at + 2]!r} is no escape")
-        self.fail(f"the control character {self.text[self.at]!r} stands in a string")
+            self.fail(f"{self.text[self.at : self.at + 2]!r} is not a valid escape")
+        self.fail(f"the control character {self.text[self.at]!r} in a string")
 
 
 class _Open:
@@ -292,7 +292,7 @@ class _Open:
             scan.unexpected("a key")
         self.key = scan.string()
         if self.key in self.container:
-            raise Repeated(f"the key {json.dumps(self.key)} stands twice in one object", *_place(scan.text, self.start))
+            raise Repeated(f"the key {json.dumps(self.key)} appears twice", *_place(scan.text, self.start))
         if not scan.takes(":"):
             scan.unexpected("a colon")
         self.value = scan.skip()

@@ -1,4 +1,4 @@
-"""k0s: it makes containerd's configuration at every start, and watches a folder of drop-ins.
+"""k0s: it generates containerd's configuration at every start, and watches a folder of drop-ins.
 
 Up to its releases with containerd 1.7 k0s merges drop-ins of schema 2 into its defaults itself; later ones have
 containerd import them, and take schema 3 alone. Either way a drop-in says no more than what it adds, in the schema of
@@ -42,7 +42,7 @@ def inspect(files: Files, wish: Wish) -> Configured:
 
 
 def configure(files: Files, wish: Wish) -> Edited:
-    """What registers the handler; no edits where that is so.
+    """The edits that register the handler; none if it is registered already.
 
     Raises:
         Refused: a file cannot be read, or what was asked for cannot be had there.
@@ -52,12 +52,12 @@ def configure(files: Files, wish: Wish) -> Edited:
         return replace(edited, how=f"{edited.how}; {CONFIG} lacks k0s' mark, so k0s leaves it alone")
     if CONFIG not in files:
         raise Refused(
-            f"{CONFIG} is not there yet",
-            why="k0s makes it at its first start; which schema it will have nobody knows before",
+            f"{CONFIG} does not exist yet",
+            why="k0s creates it at its first start, and its schema is not known before",
             hint="start k0s once, then run the command again",
         )
     if wish.mode == "in-place":
-        raise _lost("it is not edited in place")
+        raise _lost("gpunode does not edit it in place")
     if wish.drop_in not in {"", DROP_IN}:
         raise Refused(
             f"k0s does not read {wish.drop_in}",
@@ -66,12 +66,12 @@ def configure(files: Files, wish: Wish) -> Edited:
         )
     edited = _with_former(files, containerd.configure(_merged(files), _located(files, wish)))
     if any(edit.path == CONFIG for edit in edited.edits):
-        raise _lost("what was asked for takes an edit of it")
-    return replace(edited, how="by a drop-in, which k0s notices by itself; it makes the rest at every start")
+        raise _lost("this change requires an edit of it")
+    return replace(edited, how="as a drop-in, which k0s detects by itself; it regenerates the rest at every start")
 
 
 def unconfigure(files: Files, wish: Wish, former: Mapping[str, Former]) -> Edited:
-    """What takes the handler out again.
+    """The edits that remove the handler.
 
     Raises:
         Refused: a file cannot be read.
@@ -86,7 +86,7 @@ def unconfigure(files: Files, wish: Wish, former: Mapping[str, Former]) -> Edite
 def _lost(what: str) -> Refused:
     return Refused(
         f"{CONFIG}: {what}",
-        why="k0s makes it anew at every start, so the edit would be lost",
+        why="k0s regenerates it at every start, so the edit would be lost",
         hint=f"leave --mode out, and put other settings into a file in {FOLDER}",
     )
 

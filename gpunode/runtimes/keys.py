@@ -1,4 +1,4 @@
-"""A runtime's configuration without what gpunode made of it, whatever was written into it since. Pure.
+"""Remove gpunode's changes from a runtime's configuration and keep later edits. Pure.
 
 Lines are taken back first, because that brings back comments and layout; but only where the result means what taking
 back the keys means. Else the keys are: each one that gpunode added goes, each one that it changed is as before.

@@ -27,30 +27,30 @@ def reads(_: Files, wish: Wish) -> tuple[str, ...]:
 
 
 def inspect(files: Files, wish: Wish) -> Configured:
-    """What the template says."""
+    """The template's configuration."""
     return containerd.inspect(files, _located(wish))
 
 
 def configure(files: Files, wish: Wish) -> Edited:
-    """The template with the handler as wished; no edits where it is so.
+    """The template with the requested handler; no edits if it has it already.
 
     Raises:
         Refused: it is not there or cannot be read, or a drop-in was asked for.
     """
     if TEMPLATE not in files:
         raise Refused(
-            f"{TEMPLATE} is not there",
-            why="microk8s makes containerd's configuration of it, and does not start without it",
+            f"{TEMPLATE} does not exist",
+            why="microk8s generates containerd's configuration from it, and does not start without it",
             hint="reinstall or refresh the snap: snap refresh microk8s",
         )
     if wish.mode == "drop-in":
         raise Refused(
-            "microk8s takes no drop-in",
-            why=f"it fills in the variables of {TEMPLATE} alone",
+            "microk8s does not support drop-ins",
+            why=f"it only fills in the variables of {TEMPLATE}",
             hint="leave --mode out: gpunode edits the template in place",
         )
     edited = containerd.configure(files, _located(wish))
-    return replace(edited, how="in place: microk8s makes containerd's configuration of this template at every start")
+    return replace(edited, how="in place: microk8s generates the configuration from this template at every start")
 
 
 def unconfigure(files: Files, wish: Wish, former: Mapping[str, Former]) -> Edited:

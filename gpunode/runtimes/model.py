@@ -1,4 +1,4 @@
-"""What is wanted of a container runtime, what its configuration says, and whether the two agree."""
+"""The desired configuration of a container runtime, the present one, and whether they agree."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class Edit:
 
 @dataclass(frozen=True, slots=True)
 class Edited:
-    """What brings a runtime's files to what was asked for.
+    """The edits that give a runtime's files the requested configuration.
 
     Attributes:
         edits: the files that change, in the order of writing: a drop-in before the file that imports it.
@@ -98,7 +98,7 @@ class Former:
 
 @dataclass(frozen=True, slots=True)
 class Configured:
-    """What a runtime's configuration says; what it leaves to the daemon's defaults is absent.
+    """A runtime's configuration, without the daemon's defaults.
 
     Attributes:
         handlers: each handler with the binary that it is told to run; empty where it takes its shim's default, or

@@ -37,7 +37,7 @@ def reads(files: Files, wish: Wish) -> tuple[str, ...]:
 def configure(files: Files, wish: Wish) -> Edited:
     """No edits: there is no handler to register."""
     del files, wish
-    return Edited((), "podman takes GPUs as CDI devices (--device nvidia.com/gpu=all); no file of its own changes")
+    return Edited((), "podman uses GPUs as CDI devices (--device nvidia.com/gpu=all); none of its own files changes")
 
 
 def unconfigure(files: Files, wish: Wish, former: Mapping[str, Former]) -> Edited:

@@ -1,4 +1,4 @@
-"""k3s and RKE2: they make containerd's configuration at every start, of a template and what they find on their PATH.
+"""k3s and RKE2: they generate containerd's configuration at every start, from a template and their PATH.
 
 What others add goes, in this order, into a drop-in where the generated file imports a folder of them; nowhere, where
 the product registers the runtime by itself; or into a template. The default runtime is a setting of the product's own.
@@ -83,7 +83,7 @@ class Rancher:
         return containerd.inspect(files, self._located(files, wish))
 
     def configure(self, files: Files, wish: Wish) -> Edited:
-        """What registers the handler from the next start on; no edits where that is so, or will be by itself.
+        """The edits that register the handler from the next start on; none if it is, or will be, registered.
 
         Raises:
             Refused: a file cannot be read, or what was asked for cannot be had there.
@@ -91,15 +91,15 @@ class Rancher:
         if wish.mode == "in-place":
             raise Refused(
                 f"{self.config} is not edited in place",
-                why=f"{self.product} makes it anew at every start, so the edit would be lost",
-                hint="leave --mode out: gpunode writes to the place that the product reads",
+                why=f"{self.product} regenerates it at every start, so the edit would be lost",
+                hint="omit --mode: gpunode writes to the place that {self.product} reads",
             )
         wish = containerd.absolute(wish, self.config)
         if wish.drop_in not in {"", self.drop_in(2), self.drop_in(3)}:
             raise Refused(
                 f"{self.product} does not read {wish.drop_in}",
                 why=f"its containerd has its configuration in {self.folder}",
-                hint="leave --drop-in-config out: gpunode writes to the place that the product reads",
+                hint="omit --drop-in-config: gpunode writes to the place that {self.product} reads",
             )
         if self.config not in files:
             return self._before_the_first_start(files, wish)
@@ -110,7 +110,7 @@ class Rancher:
             raise Refused(
                 f"this {self.product} reads no drop-in",
                 why=f"{self.config} imports no folder; that came with its releases of spring 2026",
-                hint="leave --mode out: gpunode writes to the place that the product reads",
+                hint="omit --mode: gpunode writes to the place that {self.product} reads",
             )
         return self._by_template(files, located)
 
@@ -128,18 +128,18 @@ class Rancher:
         """``edited``, which leaves the generated file alone."""
         if any(edit.path == self.config for edit in edited.edits):
             raise Refused(
-                f"what was asked for takes an edit of {self.config}",
-                why=f"{self.product} makes it anew at every start, so the edit would be lost",
+                f"this change requires an edit of {self.config}",
+                why=f"{self.product} regenerates it at every start, so the edit would be lost",
                 hint=f"put it into the template beside it: {self.template(3)}",
             )
-        how = f"by a drop-in: {self.product} imports the folder, and makes the rest of {self.config} at every start"
+        how = f"as a drop-in: {self.product} imports the folder and regenerates the rest of {self.config} at start"
         return replace(edited, how=how)
 
     def _before_the_first_start(self, files: Files, wish: Wish) -> Edited:
         if not self._is_found(wish):
             raise Refused(
-                f"{self.config} is not there yet",
-                why=f"{self.product} makes it at its first start; which schema it will have nobody knows before",
+                f"{self.config} does not exist yet",
+                why=f"{self.product} creates it at its first start, and its schema is not known before",
                 hint=f"start {self.product} once, then run the command again",
             )
         how = f"{self.product} finds {wish.binary} by itself and registers {wish.handler} when it starts"
@@ -157,7 +157,7 @@ class Rancher:
         data = files.get(path)
         if data is not None and not gotemplate.is_template(data):
             edited = containerd.configure(files, replace(wish, config=path, mode="in-place"))
-            return replace(edited, how=f"in place: {path} is a template without anything to fill in, so it is TOML")
+            return replace(edited, how=f"in place: {path} is a template without variables, so it is plain TOML")
         present = self.inspect(files, wish)
         notes = list(self._notes(present, wish))
         default = tuple(self._default(files, wish, present))
@@ -169,7 +169,7 @@ class Rancher:
         self._check_base(data, root)
         after = gotemplate.configure_template(data, wish, root.schema, path)
         template = () if after == data else (Edit(path, data, after, self.config),)
-        how = f"by the template from which {self.product} makes {self.config} at every start"
+        how = f"in the template from which {self.product} generates {self.config} at every start"
         return Edited((*template, *default), how, tuple(notes))
 
     def _is_registered(self, present: Configured, wish: Wish) -> bool:
@@ -182,8 +182,8 @@ class Rancher:
         registry = root.table((*root.cri, "registry")).get("config_path", "")
         if data is None and root.schema == 2 and not str(registry).endswith("/certs.d"):
             raise Refused(
-                f"this {self.product} is too old for a template that builds on its own",
-                why=f"that came with the releases of September 2023, and {self.config} is as earlier ones make it",
+                f"this {self.product} is too old for a template that extends its default one",
+                why=f"that came with the releases of September 2023, and {self.config} looks older",
                 hint=f"upgrade {self.product}",
             )
 
@@ -198,13 +198,13 @@ class Rancher:
         if wish.default and present.default != wish.handler:
             yield f"{self.product} reads default-runtime since late 2023; older releases skip it with a warning"
         if wish.cdi and not present.cdi and (present.schema or 2) < 3:
-            yield f"CDI cannot be switched on in a template of {self.product}; its containerd 2 has it on by itself"
+            yield f"a template of {self.product} cannot enable CDI; its containerd 2 enables it by default"
         found = present.handlers.get(wish.handler)
         if found and found != wish.binary and self._is_registered(present, wish):
             yield f"{self.product} has registered {wish.handler} with {found}, which it found first"
 
     def unconfigure(self, files: Files, wish: Wish, former: Mapping[str, Former]) -> Edited:
-        """What takes out again what ``configure`` added; what the product finds by itself stays.
+        """The edits that remove what ``configure`` added; runtimes that the product finds by itself stay.
 
         Raises:
             Refused: a file cannot be read.
@@ -219,7 +219,7 @@ class Rancher:
             back = former.get(self.settings, Former(None, None)).before
             edits.append(Edit(self.settings, files[self.settings], back))
         if wish.handler in _FOUND:
-            notes.append(f"{self.product} registers {wish.handler} by itself while nvidia-container-toolkit is there")
+            notes.append(f"{self.product} registers {wish.handler} by itself if nvidia-container-toolkit is installed")
         return Edited(tuple(edits), notes=tuple(notes))
 
 

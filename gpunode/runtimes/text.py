@@ -26,7 +26,7 @@ def decode(data: bytes | None, path: str) -> str:
         column = error.start - raw.rfind(b"\n", 0, error.start)
         raise Refused(
             f"{path}:{line}:{column}: not UTF-8 text",
-            why=f"byte 0x{raw[error.start]:02x} begins no character",
+            why=f"byte 0x{raw[error.start]:02x} is not valid UTF-8",
             hint=f"save {path} as UTF-8, then run the command again",
         ) from error
 

@@ -198,7 +198,7 @@ def _switched(key: Key, value: str) -> bool | None:
             f"--set {key.name} cannot be {value!r}",
             why="it is either on or off",
             hint=f"write --set {key.name}=true or --set {key.name}=false"
-            + (f", or --set {key.name}=nil to take it out" if key.kind == "feature" else ""),
+            + (f", or --set {key.name}=nil to remove it" if key.kind == "feature" else ""),
         )
     return _SWITCH[value]
 
@@ -208,7 +208,7 @@ def _listed(key: Key, value: str) -> list[str]:
     if "," in value:
         raise UsageError(
             f"--set {key.name}={value}: a list is separated by colons",
-            why="nvidia-ctk cuts a value at its commas and then fails, so what they would mean is open",
+            why="nvidia-ctk splits a value at its commas and then fails, so a comma is ambiguous",
             hint=f"write --set {key.name}={value.replace(',', ':')}",
         )
     return value.split(":") if value else []
@@ -309,7 +309,7 @@ def _document(text: str, path: str) -> Document:
         raise Refused(
             f"{place}: not valid TOML",
             why=f"{error}; the toolkit starts no container with this file",
-            hint=f"correct {path}; `gpunode ctk config default` prints a sound one",
+            hint=f"correct {path}; `gpunode ctk config default` prints a valid one",
         ) from error
 
 
@@ -329,7 +329,7 @@ def _edited(text: str, before: Document, setting: Setting, path: str) -> str:
         table = ".".join(keys[:-1])
         raise Refused(
             f"{path}: gpunode found no way to write {setting.key.name} that leaves the rest of the file as it is",
-            why="every way of writing it would change what the file means elsewhere",
+            why="every possible edit would also change other settings",
             hint=f"write [{table}] as a table with a header of its own, then run the command again"
             if table
             else f"write {setting.key.name} into it by hand",
@@ -396,7 +396,7 @@ def _check_ldconfig(document: Document) -> None:
         return
     raise Refused(
         f"{_LDCONFIG.name} = {value!r} would keep every GPU container from starting",
-        why="a path without @ before it is one in the container's own image, which the toolkit refuses to run unless "
+        why="a path without @ is inside the container's image, and the toolkit refuses to run it unless "
         f"{_FOREIGN_LDCONFIG.name} is on",
         hint=f"the host's own: --set {_LDCONFIG.name}=@{value if value.startswith('/') else '/sbin/ldconfig'}",
     )

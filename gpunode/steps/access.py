@@ -28,11 +28,11 @@ def closing(facts: Facts, paths: Iterable[str]) -> tuple[FileChange, ...]:
 def why_closed(changes: Iterable[FileChange]) -> str:
     """Why ``closing`` changes these files."""
     found = (f"{change.path} {why_open(change.before)}" for change in changes if change.before)
-    return f"{' and '.join(found)}; root obeys what is written there, so look it over"
+    return f"{' and '.join(found)}; root acts on its content, so check it"
 
 
 def exposed(facts: Facts, paths: Iterable[str]) -> Iterator[str]:
     """A note for each of the files whose place, not the file itself, is open to somebody else than root."""
     for path in dict.fromkeys(paths):
         if place := facts.exposed.get(path, ""):
-            yield f"somebody else than root can replace {path}, which root obeys: {place}; gpunode leaves that as it is"
+            yield f"users other than root can replace {path}, which root acts on: {place}; gpunode does not change that"

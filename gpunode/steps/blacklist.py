@@ -45,10 +45,10 @@ def _overruled(facts: Facts) -> Iterator[str]:
     """A note for every line by which the node loads nouveau all the same, or keeps NVIDIA's modules out."""
     for one in modprobe.loaded_by_name(facts):
         if one.words[0] in _RIVALS:
-            yield f"{one.file}:{one.line} loads {one.words[0]} by name, which no blacklist prevents: take it out"
+            yield f"{one.file}:{one.line} loads {one.words[0]} by name, despite any blacklist: remove it"
     for one in modprobe.directives(facts):
         if one.file != BLACKLIST and (effect := _effect(one.words)):
-            yield f"{one.file}:{one.line} {effect}: take it out"
+            yield f"{one.file}:{one.line} {effect}: remove it"
 
 
 def _effect(words: tuple[str, ...]) -> str:
@@ -57,13 +57,13 @@ def _effect(words: tuple[str, ...]) -> str:
         case ("blacklist", module) if module in _DRIVER:
             return f"keeps {module} from being loaded for its GPU"
         case ("install", module, program, *_) if module in _DRIVER and program.rpartition("/")[2] in _DOES_NOTHING:
-            return f"has modprobe run {program} in place of loading {module}"
+            return f"makes modprobe run {program} instead of loading {module}"
         case ("alias", module, "off") if module in _DRIVER:
-            return f"switches {module} off"
+            return f"disables {module}"
         case ("softdep", module, *others) if rivals := sorted(_RIVALS.intersection(others)):
             return f"loads {', '.join(rivals)} along with {module}"
         case ("options", "nouveau", *options) if any(o.startswith("modeset=") and o != "modeset=0" for o in options):
-            return "has nouveau drive the display where it is loaded"
+            return "makes nouveau drive the display when it is loaded"
         case _:
             return ""
 

@@ -56,9 +56,9 @@ class Judged:
 def plan(recipe: Recipe, facts: Facts) -> Outcome:
     """A specification offers the GPUs of the loaded driver; nvidia-ctk writes it at the end of the run."""
     if facts.is_image:
-        return Planned((), "an image's specification is written after it has booted", later=True)
+        return Planned((), "an image's specification is written after its first boot", later=True)
     if not is_wanted(recipe, facts):
-        return Planned((), "CDI is not asked for, and the toolkit has no unit that would write a specification")
+        return Planned((), "CDI is not requested, and the toolkit has no unit that would write a specification")
     loaded = _loaded(facts)
     if loaded is None:
         return Planned((), "written once the driver is loaded", later=True)
@@ -73,15 +73,15 @@ def plan(recipe: Recipe, facts: Facts) -> Outcome:
     before = need(fact, f"what {path} holds")
     judged = judge(recipe, facts, loaded)
     if not is_asked(recipe) and judged.spec is None and not _has_failed(facts):
-        reason = f"CDI is not asked for; {UNIT} writes a specification when it next runs"
+        reason = f"CDI is not requested; {UNIT} writes a specification when it next runs"
         return Planned((), reason, judged.notes, later=True)
     units = tuple(_enabled(facts)) if is_asked(recipe) else ()
     if not judged.fault:
         return Planned(units, f"{described(judged)}{KEPT if units else ''}", judged.notes)
-    promise = Deferred("the GPUs as the driver has them", "nvidia-ctk has asked it")
+    promise = Deferred("the GPUs as the driver lists them", "nvidia-ctk has asked it")
     trigger = Trigger("cdi", "" if is_asked(recipe) else "if-possible")
     change = FileChange(path, before, promise, frozenset({trigger}))
-    reason = f"containers ask for GPUs as nvidia.com/gpu=…; {judged.fault}{KEPT if units else ''}"
+    reason = f"containers request GPUs as nvidia.com/gpu=…; {judged.fault}{KEPT if units else ''}"
     return Planned((change, *units), reason, judged.notes)
 
 
@@ -189,7 +189,7 @@ def described(judged: Judged) -> str:
     """What there is, for the plan and the checks."""
     spec = judged.spec
     if spec is None:
-        return "no specification that could be used"
+        return "no usable specification"
     of = f" of driver {', '.join(sorted(spec.drivers))}" if spec.drivers else ""
     return f"{spec.path}{of} offers {', '.join(spec.devices)}"
 
@@ -217,10 +217,10 @@ def _fault(spec: Spec, facts: Facts, loaded: LoadedDriver) -> str:
     if layout.minors and spec.gpus != layout.minors:
         return f"{spec.path} names {_nodes(spec.gpus)}, and the driver has {_nodes(layout.minors)}"
     if spec.mig_caps != layout.mig_caps:
-        return f"{spec.path} is of another division into MIG instances"
+        return f"{spec.path} has other MIG instances than the driver"
     named = frozenset(name for name in spec.devices if name.startswith("GPU-"))
     if strange := sorted(named - layout.uuids):
-        return f"{spec.path} names {strange[0]}, which is not there" if len(layout.uuids) == len(layout.minors) else ""
+        return f"{spec.path} names {strange[0]}, which is missing" if len(layout.uuids) == len(layout.minors) else ""
     return ""
 
 
@@ -238,7 +238,7 @@ def _unsolved(offer: Offer, written: str, places: Sequence[str]) -> Iterator[str
         from gpunode.runtimes import podman
 
         yield (
-            f"the specification is written to {written}, and podman looks in {', '.join(places)} alone: name both "
+            f"the specification is written to {written}, and podman looks only in {', '.join(places)}: name both "
             f'folders in {podman.CONFIG} ([engine] cdi_spec_dirs = ["/etc/cdi", "/var/run/cdi"])'
         )
 
@@ -250,9 +250,9 @@ def _others(offer: Offer, spec: Spec | None, loaded: LoadedDriver) -> Iterator[s
             continue
         if other.drivers and not any(f"{version}.".startswith(loaded.version) for version in other.drivers):
             names = sorted(name for name, one in offer.devices.items() if one.path == other.path)
-            also = f"; it alone still offers {', '.join(names)}" if names else ""
+            also = f"; only it still offers {', '.join(names)}" if names else ""
             versions = ", ".join(sorted(other.drivers))
-            yield f"{other.path} is of driver {versions}, and {spec.path} overrules it{also}: remove it"
+            yield f"{other.path} is of driver {versions}, and {spec.path} overrides it{also}: remove it"
 
 
 CDI = Step("cdi", "CDI specification", "runtime", plan, needs=("toolkit",))

@@ -22,8 +22,8 @@ from gpunode.steps.selection import (
 
 # It replaces files of packages and says so to nobody; its own uninstaller alone knows which.
 _RUN_INSTALLER = Refusal(
-    what="NVIDIA's .run installer has put a driver here, over or beside the packages",
-    why="/usr/bin/nvidia-uninstall is its uninstaller; two drivers in the same places are one that does not work",
+    what="NVIDIA's .run installer has installed a driver over or beside the packages",
+    why="/usr/bin/nvidia-uninstall is its uninstaller; two drivers in the same places do not work",
     hint="nvidia-uninstall\nthen run the command again (if only that file is left of it, remove the file)",
 )
 

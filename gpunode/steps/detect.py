@@ -55,7 +55,7 @@ def _without_driver(facts: Facts) -> Planned:
     seen = (
         "an image" if facts.is_image else "no NVIDIA GPU found" if isinstance(facts.devices, Known) else "GPU unknown"
     )
-    return Planned((), f"{seen}; without a driver to install none is needed")
+    return Planned((), f"{seen}; none is needed, because no driver is installed")
 
 
 def _other_system(lock: VersionLock, facts: Facts) -> Refusal | None:
@@ -67,7 +67,7 @@ def _other_system(lock: VersionLock, facts: Facts) -> Refusal | None:
         return None
     return Refusal(
         what=f"{lock.file} is for {' '.join(there)}, and this is {' '.join(here)}",
-        why="every distribution, release and architecture has packages of its own, so no version in it fits here",
+        why="every distribution, release and architecture has its own packages, so none of its versions fit here",
         hint="write a lock for this kind of node: set one up without --lock, then gpunode plan --lock OTHER-FILE there",
     )
 
@@ -108,7 +108,7 @@ def _no_gpu(recipe: Recipe, devices: tuple[PciDevice, ...], facts: Facts) -> Ref
     if passed := gpus(devices):
         held = ", ".join(d.address for d in passed)
         return Refusal(
-            what="every NVIDIA GPU is given to virtual machines",
+            what="every NVIDIA GPU is passed through to virtual machines",
             why=f"{held}: bound to {PASSED_THROUGH}",
             hint="run gpunode inside the virtual machine, or unbind a GPU from vfio-pci first",
         )

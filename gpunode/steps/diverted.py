@@ -16,5 +16,5 @@ def diverted(facts: Facts, *words: str) -> Iterator[str]:
         if any(word in path for word in words):
             yield (
                 f"{path} is diverted to {target}, so the package's own file is not used: "
-                f"`dpkg-divert --rename --remove {shlex.quote(path)}` takes that back"
+                f"`dpkg-divert --rename --remove {shlex.quote(path)}` removes the diversion"
             )

@@ -31,8 +31,8 @@ _FILES = ("libcuda.so", "libnvidia-ml.so", "libnvidia-ptxjit", "nvidia-smi", "nv
 _SHOWS = frozenset({"nvidia", "nouveau"})
 _DESKTOP = ("gdm3", "lightdm", "sddm", "xserver-xorg-core", "xwayland")
 _SIGNATURES = (
-    "the modules in place come prebuilt and signed by their maker; those that DKMS builds are signed by this "
-    "machine's own key. Where Secure Boot is on (mokutil --sb-state), the kernel refuses them until that key is "
+    "the installed modules come prebuilt and signed by their vendor; DKMS signs its own with this machine's key. "
+    "If Secure Boot is on (mokutil --sb-state), the kernel refuses them until that key is "
     "enrolled: mokutil --import /var/lib/shim-signed/mok/MOK.der (Debian: /var/lib/dkms/mok.pub), confirmed at the "
     "console during the next boot (MOK manager)"
 )
@@ -77,7 +77,7 @@ def _apart(strays: Sequence[str], packages: Mapping[str, PackageState], version:
     """Why what has strayed is brought back."""
     first = f"{strays[0]} is {upstream(packages[strays[0]].version)}"
     others = f", and {len(strays) - 1} more are not" if strays[1:] else ""
-    return f"{first}{others} of the installed driver, which is {version}: they work in one version alone"
+    return f"{first}{others} of the installed driver, which is {version}: all must have the same version"
 
 
 def _after(

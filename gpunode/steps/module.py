@@ -51,7 +51,7 @@ def _standing(standing: StandingDriver, facts: Facts) -> Planned:
     lacking = missing_for(replace(standing.chosen, exact=""), need(facts.kernels, "which kernels are installed"), facts)
     kernel = ", ".join(lacking)
     mend = "install the package that brings it (linux-modules-nvidia-*)" if standing.prebuilt else "dkms autoinstall"
-    warning = f"driver {standing.version} has no module for kernel {kernel}: {mend} before that kernel is booted"
+    warning = f"driver {standing.version} has no module for kernel {kernel}: {mend} before booting that kernel"
     return Planned((), standing.reason, (warning,) if lacking else ())
 
 
@@ -60,7 +60,7 @@ def _build(kernel: str, chosen: Choice, facts: Facts) -> CommandChange:
     if believed is None or not is_version_of(believed.version, chosen):
         return CommandChange(("dkms", "autoinstall", "-k", kernel), f"no module for kernel {kernel}")
     argv = ("dkms", "install", "--force", "-m", believed.module, "-v", believed.version, "-k", kernel)
-    return CommandChange(argv, f"DKMS has built a module for kernel {kernel}, and its file is gone")
+    return CommandChange(argv, f"DKMS has built a module for kernel {kernel}, but its file is gone")
 
 
 def missing_for(chosen: Choice, kernels: Kernels, facts: Facts) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ UNIT = "nvidia-persistenced.service"
 def plan(recipe: Recipe, facts: Facts) -> Outcome:
     """The daemon is enabled and runs, once the driver is loaded."""
     if not wants_driver(recipe, facts) or not recipe.driver.persistence:
-        return Planned((), "not asked for")
+        return Planned((), "not requested")
     fact = facts.unit(UNIT)
     if isinstance(fact, Unknown):
         return Planned(
@@ -27,7 +27,7 @@ def plan(recipe: Recipe, facts: Facts) -> Outcome:
     if unit.masked:
         return Planned((), f"{UNIT} is masked", (f"{UNIT} is masked, so the first CUDA call after idle is slow",))
     if not unit.exists and standing_driver(recipe, facts):
-        return Planned((), f"the installed driver, which is kept, has no {UNIT}")
+        return Planned((), f"the installed driver, which stays, has no {UNIT}")
     wanted = ServiceState(enabled=True, active=_driver_answers(recipe, facts) or unit.state.active)
     if unit.exists and _satisfied(unit.state, wanted):
         state = "enabled" + (" and running" if unit.state.active else "; it starts with the driver")

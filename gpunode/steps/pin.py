@@ -51,7 +51,7 @@ def _overruled(driver: WantedDriver, recipe: Recipe, facts: Facts) -> Iterator[s
             name = next(filter(record.names, names), "")
             if name and not _is_for(record.pin, driver.chosen):
                 place = f"{record.file}:{record.line}"
-                yield f"{place} decides over {name} before {PIN_FILE} does: apt may bring another driver; take it out"
+                yield f"{place} decides over {name} before {PIN_FILE} does: apt may install another driver; remove it"
 
 
 def _is_for(pin: str, chosen: Choice) -> bool:

@@ -83,8 +83,8 @@ def _lax(facts: Facts) -> Iterator[str]:
         for option in apt_conf.parse(path, state.content.decode("utf-8", "replace")) if state else ():
             if apt_conf.is_relaxed(option.name, option.value):
                 yield (
-                    f"{option.file}:{option.line} has apt check less on this node ({option.name} {option.value}); "
-                    "gpunode overrules it for itself alone: take it out"
+                    f"{option.file}:{option.line} makes apt check less on this node ({option.name} {option.value}); "
+                    "gpunode overrides it only for itself: remove it"
                 )
 
 
@@ -151,7 +151,7 @@ def _wrong_keys(repository: _Repository, facts: Facts) -> Iterator[str]:
     try:
         found = fingerprints(present.content)
     except ValueError as error:
-        yield f"{repository.keyring} is no keyring: {error}"
+        yield f"{repository.keyring} is not a keyring: {error}"
         return
     if strangers := sorted(set(found) - repository.key.fingerprints):
         yield f"{repository.keyring} holds {' and '.join(f'the key {key}' for key in strangers)}"
@@ -261,7 +261,7 @@ def _conflict(repository: _Repository, rival: AptSource) -> Refusal:
         what=f"{rival.file}:{rival.line} names the same archive {_fault(rival, repository) or 'by a former address'}",
         why=f"only what the key in {repository.keyring} signs may come from {repository.uri}; "
         "the file serves other archives too, so gpunode does not remove it",
-        hint=f"take line {rival.line} out of {rival.file}, then run the command again",
+        hint=f"remove line {rival.line} of {rival.file}, then run the command again",
     )
 
 
@@ -276,7 +276,7 @@ def _is_crowded(repository: _Repository, sources: Sequence[AptSource]) -> bool:
 def _crowded(repository: _Repository) -> Refusal:
     return Refusal(
         what=f"{repository.list_file} lists other archives, too",
-        why=f"gpunode writes that file for {repository.uri} alone, and would remove the others",
+        why=f"gpunode writes only {repository.uri} to that file, and would remove the others",
         hint="move the other entries into a file of their own, then run the command again",
     )
 

@@ -67,7 +67,7 @@ def _configured(recipe: Recipe, facts: Facts, place: Chosen) -> Planned | Refusa
     edited = row.configure(contents(present), wish)
     _check_default(row, wish, row.inspect(after_edits(contents(present), edited), wish))
     planned = _closed(row, facts, present, _planned(row, wish, facts, present, edited))
-    missing = (f"{_NO_PROGRAM}, so no container of that runtime starts",) if lacks_program else ()
+    missing = (f"{_NO_PROGRAM}, so its containers cannot start",) if lacks_program else ()
     standing = _standing_default(recipe, row, present)
     return replace(
         planned, notes=(*place.notes, *missing, *_other_driver(recipe, facts, row), *standing, *planned.notes)
@@ -78,8 +78,8 @@ def _check_default(row: Runtime, wish: Wish, after: Configured) -> None:
     if wish.not_default and after.default == wish.handler:
         raise Refused(
             f"{wish.handler} is the default runtime of {row.id}, and the recipe says runtime.default = false",
-            why=f"which default {row.product or row.id} had before is not known, so gpunode does not remove it",
-            hint=f"take it out of {row.config or 'its configuration'}, or leave runtime.default out of the recipe",
+            why=f"the former default of {row.product or row.id} is unknown, so gpunode does not remove it",
+            hint=f"remove it from {row.config or 'its configuration'}, or remove runtime.default from the recipe",
         )
 
 
@@ -90,8 +90,8 @@ def _standing_default(recipe: Recipe, row: Runtime, present: States) -> tuple[st
         return ()
     return (
         (
-            f"{wish.handler} is the default runtime of {row.id} and stays so, since the recipe does not say whether it "
-            "should be; runtime.default = false takes it off"
+            f"{wish.handler} is the default runtime of {row.id} and stays so, because the recipe does not set "
+            "runtime.default; runtime.default = false removes it"
         ),
     )
 
@@ -106,7 +106,7 @@ def _closed(row: Runtime, facts: Facts, present: States, planned: Planned) -> Pl
     beside = (replace(one, triggers=trigger if one.path in present else frozenset()) for one in found.values())
     others = [path for path in present if path not in own and why_open(present[path])]
     notes = (
-        *(f"{path} {why_open(present[path])}, and {row.unit} reads it; gpunode leaves it" for path in others),
+        *(f"{path} {why_open(present[path])}, and {row.unit} reads it; gpunode leaves that" for path in others),
         *exposed(facts, (*present, *_TOOLKITS)),
     )
     return replace(
@@ -135,7 +135,7 @@ def _no_program(recipe: Recipe, row: Runtime) -> Refusal:
     toolkit = ("--only=toolkit-repository", "--only=toolkit")
     return Refusal(
         what=f"nvidia cannot be the default runtime of {row.id}: {_NO_PROGRAM}",
-        why=f"{row.id} could start no container at all",
+        why=f"{row.id} could not start any container",
         hint=f"install the toolkit first:\n{sudo_gpunode('setup', f'--runtime={recipe.runtime.name}', *toolkit)}",
     )
 
@@ -145,7 +145,7 @@ def _other_driver(recipe: Recipe, facts: Facts, row: Runtime) -> tuple[str, ...]
     kubelet = kubelet_using(row, facts)
     if recipe.runtime.cgroup != "systemd" or kubelet is None or row.product or kubelet.cgroup_driver != "cgroupfs":
         return ()
-    return ("the kubelet here runs pods under cgroupfs, and the recipe puts runc under systemd: pods need both alike",)
+    return ("the kubelet uses the cgroup driver cgroupfs, but the recipe sets systemd for runc: they must be the same",)
 
 
 def _planned(row: Runtime, wish: Wish, facts: Facts, present: States, edited: Edited) -> Planned:
@@ -198,7 +198,7 @@ def _has_looked(row: Runtime, facts: Facts) -> bool:
 def _overlooked(row: Runtime, wish: Wish) -> str:
     return (
         f"{row.product} was started since the toolkit came and has not registered {wish.handler}: "
-        f"is {wish.binary} on its PATH? `systemctl show {row.unit} -p Environment` tells"
+        f"is {wish.binary} on its PATH? See `systemctl show {row.unit} -p Environment`"
     )
 
 
@@ -245,8 +245,8 @@ def _wish(recipe: Recipe, row: Runtime, facts: Facts) -> Wish:
 
 def _deferred(row: Runtime, fact: Unknown) -> Planned:
     """The package that is about to be installed brings the file, so what it will hold is known after that."""
-    promise = Deferred("NVIDIA's runtime added to the file that the package brings", f"{row.packages[0]} is installed")
-    reason = f"{row.packages[0]} brings a configuration of its own; NVIDIA's runtime is added to it"
+    promise = Deferred("the package's file, with NVIDIA's runtime added", f"{row.packages[0]} is installed")
+    reason = f"{row.packages[0]} installs its own configuration; NVIDIA's runtime is added to it"
     if holds(fact, promise):
         return Planned((), reason)
     return Planned((FileChange(row.config, None, promise, frozenset({Trigger("restart", row.unit)})),), reason)

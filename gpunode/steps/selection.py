@@ -162,8 +162,8 @@ def standing_driver(recipe: Recipe, facts: Facts) -> StandingDriver | None:
     if any(_builds(found.dkms_package(one), one, facts) or is_installed(facts, one, recipe) for one in theirs):
         return None
     reason = (
-        f"driver {version} of other packages than NVIDIA's repository has is installed, maintained and drives every "
-        f"GPU, so it stays as it is; --driver BRANCH, of another branch, or --upgrade replaces it"
+        f"driver {version}, from other packages than those of NVIDIA's repository, is maintained and drives every GPU, "
+        "so it stays as it is; --driver with another branch, or --upgrade, replaces it"
     )
     return StandingDriver(version, loaded, replace(chosen, reason=reason), not any(modules))
 
@@ -250,9 +250,9 @@ def _kept(recipe: Recipe, facts: Facts, present: tuple[GpuModel, ...]) -> Choice
     chosen = next(chain(whole, begun), None)
     if chosen is None:
         return None
-    kept = f"branch {chosen.branch} with {chosen.flavour} modules is installed, maintained and fits, so it is kept"
+    kept = f"branch {chosen.branch} with {chosen.flavour} modules is installed, maintained and suitable, so it is kept"
     if not recipe.upgrade and isinstance(found, Family) and (exact := _held_by_file(found, chosen, facts)):
-        return replace(chosen, exact=exact, reason=f"{PIN_FILE} holds it at {exact}, as was asked for earlier")
+        return replace(chosen, exact=exact, reason=f"{PIN_FILE} pins it to {exact}, as requested earlier")
     return replace(chosen, reason=kept)
 
 
@@ -297,7 +297,7 @@ def _locked(recipe: Recipe, lock: VersionLock, facts: Facts, present: tuple[GpuM
     asked = recipe.driver.version
     if asked[0].isdigit() and not f"{version}.".startswith(f"{asked}."):
         return Refusal(
-            what=f"{lock.file} holds driver {version}, and {asked} is asked for",
+            what=f"{lock.file} pins driver {version}, but {asked} is requested",
             why="a lock and another driver version contradict each other",
             hint="leave one of them out",
         )
@@ -322,8 +322,8 @@ def locked_driver(lock: VersionLock) -> str:
 
 def _no_driver_in(lock: VersionLock) -> Refusal:
     return Refusal(
-        what=f"{lock.file} holds no driver, or more than one version of it",
-        why="the recipe asks for a driver, and with a lock it is the one that the lock holds",
+        what=f"{lock.file} has no driver, or more than one version of it",
+        why="the recipe requests a driver, and with a lock its version comes from the lock",
         hint=f"write the lock with this recipe on a node that has the driver:\n{gpunode('plan', '--lock', lock.file)}",
     )
 

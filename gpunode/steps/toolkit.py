@@ -59,7 +59,7 @@ def _configured_otherwise(facts: Facts) -> Iterator[str]:
         yield f"{refusal.what}: {refusal.why}"
         return
     if found:
-        yield f"{CONFIG} is not as the toolkit is by itself, and stays so, since it may be meant: {'; '.join(found)}"
+        yield f"{CONFIG} differs from the toolkit's defaults; it stays, as that may be intended: {'; '.join(found)}"
 
 
 def _came_along(name: str, before: PackageState | None) -> bool:
@@ -72,8 +72,8 @@ def _reason(packages: Mapping[str, PackageState], wanted: str) -> str:
     present = {name: packages[name].version for name in TOOLKIT_PACKAGES if matches(packages.get(name), "")}
     if len(set(present.values())) > 1:
         versions = ", ".join(f"{name} {version}" for name, version in present.items())
-        return f"its four packages must be of one version, and they differ: {versions}"
-    return "containers get the GPU through it" + (f"; all four at {wanted}" if wanted else "")
+        return f"its four packages must have the same version, but they differ: {versions}"
+    return "containers need it to use the GPU" + (f"; all four at {wanted}" if wanted else "")
 
 
 def _version(recipe: Recipe, packages: Mapping[str, PackageState]) -> str | Refusal:
@@ -100,8 +100,8 @@ def _locked(lock: VersionLock, named: str) -> str | Refusal:
     versions = {lock.packages[name] for name in TOOLKIT_PACKAGES}
     if len(versions) > 1 or (named and named not in versions):
         return Refusal(
-            what=f"{lock.file} holds the toolkit at {', '.join(sorted(versions))}, which is impossible",
-            why=f"the recipe asks for {named}" if named else "its packages must all be of one version",
+            what=f"{lock.file} pins the toolkit to {', '.join(sorted(versions))}, which is impossible",
+            why=f"the recipe asks for {named}" if named else "its packages must all have the same version",
             hint="correct the lock, or write it again",
         )
     return versions.pop()

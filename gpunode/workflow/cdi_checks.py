@@ -24,7 +24,7 @@ def cdi_checks(recipe: Recipe, facts: Facts, host: HostView) -> Iterator[Check]:
         return
     loaded = facts.loaded_driver.value if isinstance(facts.loaded_driver, Known) else None
     if loaded is None:
-        yield Check("cdi", OFFERED, "not run", "no NVIDIA driver is loaded", "first make the driver answer")
+        yield Check("cdi", OFFERED, "not run", "no NVIDIA driver is loaded", "fix the driver first")
         return
     judged = cdi.judge(recipe, facts, loaded)
     yield _offered(judged, recipe, host)
@@ -56,16 +56,16 @@ def _podman_lacks(spec: Spec, host: HostView) -> tuple[str, str] | None:
     told = host.look(Probe("podman-version", argv=("podman", "--version")))
     numbers = re.search(r"\d+(?:\.\d+)+", told.text)
     if told.outcome == "absent":
-        return "there is no podman here", "gpunode setup --runtime podman"
+        return "podman is not installed", "gpunode setup --runtime podman"
     version = tuple(int(part) for part in numbers[0].split(".")) if numbers else None
     if version is not None and version < podman.LEAST:
-        return f"{told.text.strip()} takes no CDI devices", "install podman 4.1 or later"
+        return f"{told.text.strip()} does not support CDI devices", "install podman 4.1 or later"
     if not podman.takes(version, spec.version):
         older = "gpunode ctk config --in-place --set features.no-additional-gids-for-device-nodes=true"
-        what = f"{told.text.strip()} does not read {spec.path}, which is of CDI {spec.version}"
+        what = f"{told.text.strip()} cannot read {spec.path}: it has CDI version {spec.version}"
         return (
             what,
-            f"install a newer podman; or have an older version written:\n  {older}\n  systemctl restart {cdi.UNIT}",
+            f"install a newer podman, or write an older CDI version:\n  {older}\n  systemctl restart {cdi.UNIT}",
         )
     return None
 
@@ -75,7 +75,7 @@ def _kept_fresh(facts: Facts) -> Iterator[Check]:
     title = "the CDI specification is written again when the driver changes"
     service, path = (facts.unit(name) for name in (cdi.UNIT, cdi.PATH_UNIT))
     if not isinstance(service, Known) or not service.value.exists:
-        detail = f"{cdi.UNIT} is not here, as before toolkit 1.18"
+        detail = f"{cdi.UNIT} is missing; toolkit 1.18 and later have it"
         yield Check("cdi-refresh", title, "not run", detail, "after a change of the driver, or of MIG: gpunode setup")
         return
     if service.value.masked:

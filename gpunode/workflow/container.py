@@ -12,7 +12,7 @@ from gpunode.runtimes import Configured, Runtime
 from gpunode.workflow.verify import Check, Effective, gpus
 
 _TITLE = "a container sees the same GPUs"
-_TRY_A_POD = "start a pod that asks for nvidia.com/gpu"
+_TRY_A_POD = "start a pod that requests nvidia.com/gpu"
 
 
 def container_check(runner: Runner, effective: Effective) -> Callable[[Inventory, Runtime], Check]:
@@ -20,7 +20,7 @@ def container_check(runner: Runner, effective: Effective) -> Callable[[Inventory
 
     def check(inventory: Inventory, row: Runtime) -> Check:
         if row.id == "crio":
-            return Check("container", _TITLE, "not run", "CRI-O runs containers for a kubelet alone", _TRY_A_POD)
+            return Check("container", _TITLE, "not run", "CRI-O runs containers only for a kubelet", _TRY_A_POD)
         found = container.check(runner, _commands(row, effective(row.id)), inventory.uuids)
         if found.passed:
             return Check("container", _TITLE, "passed", f"{gpus(len(inventory.uuids))}, by UUID, through {row.id}")

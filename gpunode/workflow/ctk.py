@@ -1,4 +1,4 @@
-"""ctk: a configuration by itself, edited as asked: checked, journaled, read again on request; and compared."""
+"""ctk: edit a runtime's configuration alone: check, journal, reload on request; and compare it."""
 
 from __future__ import annotations
 
@@ -212,7 +212,7 @@ def conclude(store: Store) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether a runtime is as asked.
+    """Whether a runtime is configured as requested.
 
     Attributes:
         pending: whether its files are not.
@@ -262,7 +262,7 @@ def verdict(host: HostView, draft: Draft, effective: Effective, *, is_live: bool
     if not is_live:
         return Verdict(untold="nothing runs in an image")
     if not draft.is_usual:
-        return Verdict(untold=f"it reads {draft.main} only where it is told to")
+        return Verdict(untold=f"it reads {draft.main} only if its command line names it")
     if untold := asleep(host, draft):
         return Verdict(untold=untold)
     if has_failed(host, draft):
@@ -277,7 +277,7 @@ def verdict(host: HostView, draft: Draft, effective: Effective, *, is_live: bool
 
 
 def asleep(host: HostView, draft: Draft) -> str:
-    """Why no daemon has to be made to read the files; empty where one has, or nobody can tell."""
+    """Why no daemon has to read the files again; empty if one has to, or if that is unknown."""
     if draft.trigger is None:
         return "it notices changed files by itself"
     if draft.trigger.kind == "cdi":
@@ -285,7 +285,7 @@ def asleep(host: HostView, draft: Draft) -> str:
     unit = _unit(host, draft.trigger.target)
     if not isinstance(unit, Known) or unit.value.state.active or _has_failed(unit):
         return ""
-    return "it does not run, and reads its files when it starts" if unit.value.exists else "it is not installed here"
+    return "it is not running; it reads its files when it starts" if unit.value.exists else "it is not installed"
 
 
 def _asked(draft: Draft, effective: Effective) -> Verdict:
@@ -294,7 +294,7 @@ def _asked(draft: Draft, effective: Effective) -> Verdict:
         found = effective(draft.about)
     except ChangeFailed as error:
         is_down = NO_DAEMON.search(error.why) is not None
-        return Verdict(untold="it does not run") if is_down else Verdict(otherwise=f"{error.what}: {error.why}")
+        return Verdict(untold="it is not running") if is_down else Verdict(otherwise=f"{error.what}: {error.why}")
     if found is None:
-        return Verdict(untold=f"no {draft.about} is installed here")
+        return Verdict(untold=f"{draft.about} is not installed")
     return Verdict(otherwise="\n".join(differences(draft.expectation, found)))

@@ -1,4 +1,4 @@
-"""doctor: what is wrong with a node, from what can be seen of it; it changes nothing, ever."""
+"""doctor: diagnose a node from its evidence; it never changes anything."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Examined:
 
     @property
     def verdict(self) -> Verdict:
-        """How the node is, in one word."""
+        """The node's state, in one word."""
         if not self.diagnosis.is_healthy:
             return "problem"
         return "unknown" if self.diagnosis.unknown or not self.works else "healthy"
@@ -117,7 +117,7 @@ def _is_denied(capture: Capture) -> bool:
 def _too_little(seen: Snapshot, silent: Sequence[str]) -> Doubt:
     """What to look at where no fault shows and nothing shows that the driver works; of several machines, on which."""
     if silent:
-        question = f"does the driver of {' and '.join(silent)} work? what works on another machine does not tell"
+        question = f"does the driver of {' and '.join(silent)} work? other machines' drivers do not prove it"
         return Doubt(question, (Shell("nvidia-smi"), Shell("sudo dmesg | grep -i nvrm | tail")))
     if seen.view(pci.has_gpu) is False:
         look_at = (Shell("lspci -nn -d 10de:"),)

@@ -42,7 +42,7 @@ _VERSION = re.compile(r"\sv?(\d+(?:\.\d+)+)")
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """What is to be written; nothing of it is yet.
+    """Files to write; nothing is written yet.
 
     Attributes:
         about: the runtime, or what else is written.
@@ -153,7 +153,7 @@ def _dumped(host: HostView, dumps: Sequence[Sequence[str]]) -> bytes:
     raise Refused(
         f"`{told.source}` does not print the configuration",
         why=told.error.strip()[-500:] or told.outcome,
-        hint="correct that, or leave --config-source out: then the file itself is read",
+        hint="fix that, or omit --config-source to read the file instead",
     )
 
 
@@ -213,7 +213,7 @@ def specifying(host: HostView, row: Runtime, *, image: bool) -> Draft:
     notes = outcome.notes
     if idle:
         enable = f"sudo systemctl enable --now {' '.join(idle)}"
-        notes = (*notes, f"nothing writes the specification again when the driver changes: {enable}")
+        notes = (*notes, f"nothing regenerates the specification when the driver changes: {enable}")
     return Draft(row.id, path, {}, outcome.reason.removesuffix(cdi.KEPT), files, trigger=trigger, notes=notes)
 
 
@@ -306,9 +306,9 @@ def _refuse_somebody_elses(row: Runtime, wish: Wish, files: Files) -> None:
     if binary is None or binary == wish.binary or posixpath.basename(binary).startswith("nvidia-container-runtime"):
         return
     raise Refused(
-        f"the runtime {wish.handler} of {row.id} is none that configure added",
-        why=f"it runs {binary or 'what its shim takes by itself'}, and gpunode has it on no record",
-        hint=f"take it out of {_main(row, wish)} by hand; where it is NVIDIA's all the same, name what it runs: "
+        f"the runtime {wish.handler} of {row.id} was not added by configure",
+        why=f"it runs {binary or 'the default of its shim'}, and gpunode has no record of it",
+        hint=f"remove it from {_main(row, wish)} by hand; if it is NVIDIA's all the same, name its program: "
         f"--nvidia-runtime-path={binary or 'FILE'}",
     )
 

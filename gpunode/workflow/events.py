@@ -1,4 +1,4 @@
-"""What a workflow tells while it goes on; the screen and the JSON envelope are two listeners of many."""
+"""Events of a workflow; the screen and the JSON envelope are two of several observers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gpunode.workflow.converge import StagePlan
 
 @dataclass(frozen=True, slots=True)
 class Surveyed:
-    """The node has been looked at."""
+    """The node has been probed."""
 
     recipe: Recipe
     facts: Facts
@@ -81,5 +81,5 @@ Observer: TypeAlias = Callable[[Event], None]
 
 
 def silent(event: Event) -> None:
-    """An observer that tells nobody."""
+    """An observer that ignores every event."""
     del event

@@ -49,7 +49,7 @@ def recipe_of(facts: Facts, host: HostView) -> Recipe:
     if is_host and isinstance(facts.devices, Known) and not own_gpus(facts.devices.value):
         raise Refused(
             "no NVIDIA GPU found, so there is no GPU node to write a recipe for",
-            why=f"{facts.devices.probe} shows none that this system itself can use",
+            why=f"{facts.devices.probe} shows none that this system can use",
             hint="run it on a node with a working GPU; `gpunode recipe list` shows the shipped recipes",
         )
     if isinstance(DETECT.plan(recipe, facts), Refusal):

@@ -96,7 +96,7 @@ def lacked(problem: str, lock: VersionLock) -> Refused | None:
     if not missing:
         return None
     return Refused(
-        f"the archive has no {', '.join(missing)}, which {lock.file} holds; no package was touched",
+        f"the archive has no {', '.join(missing)}, which {lock.file} requires; no package was touched",
         why=problem,
         hint="archives drop old versions: take the packages from a mirror that keeps them ([repositories] in the\n"
         "recipe), or upgrade one node (gpunode setup --upgrade) and write the lock again there",

@@ -1,4 +1,4 @@
-"""log: what gpunode did to this node, by whom, from what to what; reads the journals and nothing else."""
+"""log: the changes that gpunode made to this node; reads only the journals."""
 
 from __future__ import annotations
 

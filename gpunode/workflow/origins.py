@@ -77,7 +77,7 @@ def _vouching(archive: Archive, sources: Iterable[AptSource], host: HostView) ->
     """Whose signature on the archive apt asks for, in words; the entries of one archive have to agree on it."""
     found = [source for source in sources if source.enabled and not source.source_package and _serves(source, archive)]
     ways = dict.fromkeys(_way(source, host) for source in found)
-    return " or ".join(ways) or "by which entry of the sources is not known"
+    return " or ".join(ways) or "from an unknown entry of the sources"
 
 
 def _serves(source: AptSource, archive: Archive) -> bool:

@@ -1,4 +1,4 @@
-"""What a node holds right now, where a change depends on it to the byte."""
+"""The present state of a node, for changes that depend on every byte of it."""
 
 from __future__ import annotations
 

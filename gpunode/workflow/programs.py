@@ -1,4 +1,4 @@
-"""Whether the program is there that a runtime is told to run."""
+"""Whether the program that a runtime is configured to run is installed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def looked_for(host: HostView, draft: Draft, root: str) -> Draft:
     steps = ("--only=toolkit-repository", "--only=toolkit")
     where = () if root == "/" else (f"--root={root}",)
     install = sudo_gpunode("setup", f"--runtime={draft.about}", *steps, *where)
-    note = f"{missing} is not installed, so no container of that runtime starts; `{install}` installs it"
+    note = f"{missing} is not installed, so its containers cannot start; `{install}` installs it"
     return replace(draft, missing=missing, install=install, notes=(*draft.notes, note))
 
 
@@ -37,7 +37,7 @@ def refuse_default(draft: Draft) -> None:
     if draft.missing and default and draft.is_usual:
         raise Refused(
             f"{default} cannot be the default runtime of {draft.about}: {draft.missing} is not installed",
-            why=f"{draft.about} could start no container at all",
+            why=f"{draft.about} could not start any container",
             hint=f"install it first, or leave --set-as-default out:\n{draft.install}",
         )
 

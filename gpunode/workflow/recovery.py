@@ -1,4 +1,4 @@
-"""What earlier runs left undone: told to the user, part of the plan, and done by the next setup."""
+"""Unfinished work of earlier runs: shown to the user, part of the plan, and done by the next setup."""
 
 from __future__ import annotations
 

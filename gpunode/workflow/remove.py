@@ -1,4 +1,4 @@
-"""remove: a node is decommissioned; everything that gpunode added goes, what others need stays and is named."""
+"""remove: remove everything that gpunode added; list and keep what others need."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def removing(
     force: bool = False,
     disrupt: bool = False,
 ) -> Undoing:
-    """What takes everything away that gpunode added, whatever the age of the node.
+    """The changes that remove everything that gpunode ever added.
 
     Args:
         footprint: what all runs have made of it.
@@ -89,7 +89,7 @@ def _files(footprint: Footprint, host: Host, *, force: bool) -> tuple[list[Part]
         now = present.state(host, path)
         is_ours = now is not None and (force or digest(now.content) == trail.left)
         if trail.forgotten and now is not None and not (trail.spans[0].before is None and is_ours):
-            notes.append(f"{path} stays as it is: what it was before gpunode has been forgotten (rollback --forget)")
+            notes.append(f"{path} stays as it is: its backup was deleted (rollback --forget)")
             continue
         back = _Back(None) if trail.forgotten else _without(trail, now, force=force)
         if back.state == now:

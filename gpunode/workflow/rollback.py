@@ -1,4 +1,4 @@
-"""rollback: what a run changed comes back through the journal: its configuration byte for byte, on request all."""
+"""rollback: undo a run through the journal: its configuration byte for byte, on request all its changes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""setup: the plan, made true through the journal, and proven."""
+"""setup: apply the plan through the journal, and verify it."""
 
 from __future__ import annotations
 
@@ -222,7 +222,7 @@ class _Course:
         exact = self._resolved(facts, stage)
         if exact.unresolved:
             # A fresh image has no index of its distribution at all, and an old one names what is gone.
-            self.applier.tell(Told("the package index lacks what the plan asks for; the whole index is refreshed"))
+            self.applier.tell(Told("the package index lacks packages of the plan; refreshing the whole index"))
             self.settled += self.applier.settle([Trigger("index-refresh")])
             exact = self._resolved(facts, stage)
         if self.recipe.lock and (lacking := lacked(exact.unresolved, self.recipe.lock)):
@@ -316,7 +316,7 @@ def _refuse_disruption(preview: Sequence[StagePlan], owed: Sequence[Trigger], fa
 
 
 def refuse_while_running(docker: Fact[Unit], host: HostView, otherwise: str) -> None:
-    """Nothing, unless docker runs containers, which its restart would stop.
+    """Raise if docker runs containers that its restart would stop.
 
     Raises:
         DrainRequired: it does; they are named.

@@ -1,4 +1,4 @@
-"""Which recorded runs stand: the one to undo next, and those that stand in the way of undoing another."""
+"""Which recorded runs are not undone: the one to undo next, and those that block undoing another."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def refuse_needed(
                 lines.append(f"{subject(made)}, of run {run.number}, needs {_listed(missed)}")
     if needing:
         raise Conflict(
-            f"a later run needs what this would take away: {', '.join(run.run for run in needing)}",
+            f"a later run needs what this would remove: {', '.join(run.run for run in needing)}",
             why="\n".join(lines[:_SHOWN]),
             hint=_undo_first(store, needing),
         )

@@ -289,7 +289,7 @@ def _more(agreed: StagePlan, exact: StagePlan) -> list[PackageChange]:
 def news(agreed: StagePlan, exact: StagePlan) -> Iterator[str]:
     """What ``exact`` removes beyond ``agreed``, and what it says of steps that purge less than they did there."""
     if more := _more(agreed, exact):
-        yield f"apt removes with the old driver what needs it: {', '.join(change.name for change in more)}"
+        yield f"apt also removes packages that need the old driver: {', '.join(change.name for change in more)}"
     for before, step in ((one, two) for one in agreed.steps for two in exact.steps if one.step == two.step):
         fewer = len(_removals(step.changes)) < len(_removals(before.changes))
         if fewer and isinstance(step.outcome, Planned) and isinstance(before.outcome, Planned):

@@ -1,4 +1,4 @@
-"""verify: whether the node works, each check by what the node itself answers."""
+"""verify: check that the node works, by asking the node itself."""
 
 from __future__ import annotations
 
@@ -181,7 +181,7 @@ def configuration(
     if waits := [wait.reason for stage in plans for wait in stage.waits]:
         return Check("configuration", title, "not run", f"known after a reboot: {'; '.join(waits)}", "reboot")
     if left.unread:
-        what = f"nothing left to do, but what an earlier run may have left undone is not known: {left.unread}"
+        what = f"nothing left to do, but gpunode cannot tell whether an earlier run left work undone: {left.unread}"
         return Check("configuration", title, "not run", what, "run it as root")
     found = f"{', '.join(scope)}: nothing left to do" if (scope := partial(recipe, plans)) else _NOTHING_LEFT
     return Check("configuration", title, "passed", found)
@@ -245,7 +245,7 @@ def _versions(recipe: Recipe, facts: Facts, answer: NvmlAnswer) -> Iterator[Chec
         what = f"{name} is {known(facts.packages, {})[name].version}, the installed package {package}"
         yield Check("versions", title, "failed", what, "gpunode setup brings it to the driver's version")
     if not problems and not strays and module:
-        seen = nvml_facts.driver_version(library or "") or "not told by NVML"
+        seen = nvml_facts.driver_version(library or "") or "not reported by NVML"
         yield Check("versions", title, "passed", f"module {module}, library {seen}, package {package or 'none'}")
 
 
@@ -289,7 +289,7 @@ def _runtime(recipe: Recipe, facts: Facts, effective: Effective) -> Iterator[Che
     if row.product:
         # Its containerd is part of it and is not asked.
         says = row.inspect(contents(in_facts(facts, row, Wish())), Wish())
-        yield _handler(row, recipe, says, f"{row.product} gives its {row.id} the runtime nvidia")
+        yield _handler(row, recipe, says, f"{row.product} registers the runtime nvidia with its {row.id}")
         return
     try:
         found = effective(row.id)
@@ -303,7 +303,7 @@ def _runtime(recipe: Recipe, facts: Facts, effective: Effective) -> Iterator[Che
             "runtime",
             title,
             "not run",
-            f"there is no {row.id} to ask here",
+            f"{row.id} is not installed",
             str(sudo_gpunode("setup", "--runtime", row.id)),
         )
         return
@@ -318,7 +318,7 @@ def _handler(row: Runtime, recipe: Recipe, found: Configured, title: str) -> Che
         hint = f"{sudo_gpunode('setup', '--runtime', row.id)}\nsudo systemctl restart {row.unit}"
         return Check("runtime", title, "failed", f"it knows: {', '.join(sorted(found.handlers)) or 'none'}", hint)
     if recipe.runtime.default and found.default != "nvidia":
-        hint = f"systemctl restart {row.unit}; `gpunode plan` shows whether the file says so"
+        hint = f"systemctl restart {row.unit}; `gpunode plan` shows whether the file has it"
         return Check("runtime", title, "failed", f"the default runtime is {found.default}", hint)
     return Check(
         "runtime", title, "passed", f"nvidia runs {binary or 'its default'}; default runtime {found.default or 'runc'}"
@@ -370,11 +370,11 @@ def _container(
     if recipe.runtime.name == "none":
         return Check("container", title, "not run", "the recipe has no container runtime", "name one with --runtime")
     if inventory is None:
-        return Check("container", title, "not run", "NVML does not answer on the host", "first make the driver answer")
+        return Check("container", title, "not run", "NVML does not answer on the host", "fix the driver first")
     row = placed(runtime(recipe.runtime.name), facts)
     if row.product:
         hint = "start a pod with runtimeClassName: nvidia"
-        return Check("container", title, "not run", f"its {row.id} is part of {row.product}, and is left to it", hint)
+        return Check("container", title, "not run", f"its {row.id} is part of {row.product}, which manages it", hint)
     try:
         return run(inventory, row)
     except Undetermined:

@@ -88,5 +88,5 @@ def test_the_documentation_shows_it(drift: Drift) -> None:
 
 
 def row(drift: Drift) -> str:
-    answers = {"healed": "puts it right", "refused": "refuses, and says what to do", "noted": "leaves it, with a note"}
+    answers = {"healed": "fixes it", "refused": "refuses and says what to do", "noted": "adds a note"}
     return f"| {drift.what} | `{drift.step}` | {answers[drift.answer]} |"

@@ -101,7 +101,7 @@ def test_a_second_run_writes_and_records_nothing(image: Path) -> None:
     again = ctk(image, "configure")
     assert (again.exit_code, again.out) == (
         0,
-        "✓ nothing to do: containerd is as asked (/etc/containerd/config.toml)\n",
+        "✓ nothing to do: containerd is configured as requested (/etc/containerd/config.toml)\n",
     )
     assert {path: path.stat().st_mtime_ns for path in before} == before
 

@@ -184,7 +184,7 @@ def log_run(screen: Screen) -> None:
 def failure(screen: Screen) -> None:
     error = ChangeFailed(
         "containerd does not come back with its new configuration",
-        why="exit status 1; its last words:\nfailed to load [plugins] from config\n"
+        why="exit status 1; its last lines:\nfailed to load [plugins] from config\n"
         f"put back: {nodes.CONFIG}; containerd.service is running with it again",
         hint="read what it says, then run the command again:\njournalctl -u containerd -n 50",
     )

@@ -123,7 +123,7 @@ class Refusing(RehearsalHost):
     def trigger(self, triggers: Sequence[Trigger], /) -> tuple[Settled, ...]:
         if triggers[0].kind == "restart" and not self.refused:
             self.refused = True
-            raise ChangeFailed("containerd does not come back", why="its last words:\ninvalid [plugins]")
+            raise ChangeFailed("containerd does not come back", why="its last lines:\ninvalid [plugins]")
         return tuple(Settled(one, 0.4) for one in triggers)
 
 
@@ -149,14 +149,14 @@ class Unimpressed(RehearsalHost):
         return tuple(Settled(one, 0.4) for one in triggers)
 
     def confirm(self, expectation: RuntimeExpectation, /) -> None:
-        raise ChangeFailed("docker.service did not take its new configuration", why="it knows: runc")
+        raise ChangeFailed("docker.service did not accept its new configuration", why="it knows: runc")
 
 
 def test_a_daemon_that_says_yes_and_reads_nothing_has_its_file_back(tmp_path: Path) -> None:
     node = nodes.free()
     host = Unimpressed({}, dict(nodes.host(node).files))
     before, store = dict(host.files), Store(str(tmp_path))
-    with pytest.raises(ChangeFailed, match="did not take") as failed:
+    with pytest.raises(ChangeFailed, match="did not accept") as failed:
         setup(nodes.RECIPE, host, store, node, advance=projected, asked=Asked("test"), tell=lambda _: None)
     assert "put back: /etc/containerd/config.toml" in failed.value.why
     assert host.files["/etc/containerd/config.toml"] == before["/etc/containerd/config.toml"]

@@ -10,7 +10,7 @@ from gpunode.workflow.edits import Draft
 MADE = "/var/lib/rancher/k3s/agent/etc/containerd/config.toml"
 WRITTEN = "/var/lib/rancher/k3s/agent/etc/containerd/config-v3.toml.d/99-nvidia.toml"
 # As of a product's containerd, whose own parser is not asked.
-DRAFT = Draft("containerd", MADE, {}, "by a drop-in", (FileChange(WRITTEN, None, FileState(b"version = 3\n")),))
+DRAFT = Draft("containerd", MADE, {}, "as a drop-in", (FileChange(WRITTEN, None, FileState(b"version = 3\n")),))
 
 
 def told(verb: CtkVerb) -> str:

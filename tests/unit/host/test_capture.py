@@ -137,7 +137,7 @@ def test_a_second_member_at_the_same_place_is_refused_however_it_is_spelt(tmp_pa
     path = archive(tmp_path / "x.tgz", {"capture.json": index(file="data/x"), "data/x": b"1", twin: b"2"})
     with pytest.raises(Refused) as caught:
         load(path)
-    assert caught.value.why == f"{twin}: is there twice"
+    assert caught.value.why == f"{twin}: appears twice"
 
 
 @pytest.mark.parametrize(
@@ -168,7 +168,7 @@ def test_an_archive_that_takes_for_ever_to_unpack_to_nothing_is_not_begun(tmp_pa
 
 def test_too_many_members_are_refused(tmp_path: Path) -> None:
     path = archive(tmp_path / "x.tgz", {f"data/{number}": b"" for number in range(capture.MAX_MEMBERS + 1)})
-    with pytest.raises(Refused, match="not what a capture has"):
+    with pytest.raises(Refused, match="an invalid member"):
         load(path)
 
 
@@ -217,7 +217,7 @@ def test_an_index_cannot_point_outside(tmp_path: Path, name: object) -> None:
     folder = tmp_path / "node"
     folder.mkdir()
     (folder / "capture.json").write_bytes(index(file=name))
-    with pytest.raises(Refused, match="not what a capture has"):
+    with pytest.raises(Refused, match="an invalid member"):
         load(folder)
 
 
@@ -229,7 +229,7 @@ def test_a_folder_cannot_lead_outside_by_links(tmp_path: Path) -> None:
         path.symlink_to(link)
     for folder, file in (("one", "data/x"), ("two", "data/secret")):
         (tmp_path / folder / "capture.json").write_bytes(index(file=file))
-        with pytest.raises(Refused, match="not what a capture has"):
+        with pytest.raises(Refused, match="an invalid member"):
             load(tmp_path / folder)
 
 
@@ -237,7 +237,7 @@ def test_a_pipe_in_a_folder_does_not_hang(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     (tmp_path / "capture.json").write_bytes(index(file="data/x"))
     os.mkfifo(tmp_path / "data/x")
-    with pytest.raises(Refused, match="not what a capture has"):
+    with pytest.raises(Refused, match="an invalid member"):
         load(tmp_path)
 
 
@@ -322,11 +322,11 @@ def test_when_a_configuration_file_last_changed_comes_along(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("row", "said"),
     [
-        ({"source": "x", "outcome": "ok", "mode": "0644", "gid": 0}, "uid or gid is no number"),
+        ({"source": "x", "outcome": "ok", "mode": "0644", "gid": 0}, "uid or gid is not a number"),
         ({"source": "x", "outcome": "ok", "mode": "zz", "uid": 0, "gid": 0}, "octal"),
         ({"source": "x", "outcome": "ok", "mode": 420, "uid": 0, "gid": 0}, "octal"),
         ({"source": "x", "outcome": "ok", "file": "data/lspci"}, "there is no data/lspci in it"),
-        ({"outcome": "ok"}, "source or error is no text"),
+        ({"outcome": "ok"}, "source or error is not text"),
         ({"source": "x"}, "unknown outcome"),
     ],
 )
@@ -346,4 +346,4 @@ def test_what_is_wrong_with_an_index_is_said_in_words(tmp_path: Path, row: dict[
 def test_a_capture_into_a_folder_that_is_not_there_names_that_folder(tmp_path: Path) -> None:
     with pytest.raises(UsageError) as caught:
         save(EVIDENCE, tmp_path / "none/c.tgz")
-    assert caught.value.why == f"there is no folder {tmp_path}/none, or it is closed to you"
+    assert caught.value.why == f"the folder {tmp_path}/none does not exist, or you may not write to it"

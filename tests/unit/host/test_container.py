@@ -65,7 +65,7 @@ def test_a_container_that_fails_or_hangs_is_removed_all_the_same(commands: Comma
     found = check(runner, commands, [A])
     assert not found.passed
     assert "the container did not run" in found.failure
-    assert ("no end within" in found.failure) == late
+    assert ("timed out after" in found.failure) == late
     assert "the runtime's own words" in found.failure
     assert runner.calls == [commands.load, commands.run, *commands.rescue, *commands.remove]
 

@@ -233,14 +233,14 @@ def test_a_missing_or_an_extra_key_is_refused_and_both_are_named(
     monkeypatch: pytest.MonkeyPatch, found: tuple[str, ...]
 ) -> None:
     monkeypatch.setattr(openpgp, "fingerprints", lambda _data: found)
-    with pytest.raises(Refused, match="not the key that was meant") as caught:
+    with pytest.raises(Refused, match="not the expected key") as caught:
         with_apt(LocalHost(), Apt(b"\x99")).realize(FileChange("/x", None, KEY))
     for fingerprint in (*found, *KEY.fingerprints):
         assert fingerprint in caught.value.why
 
 
 def test_what_is_no_key_at_all_is_refused_and_shown() -> None:
-    with pytest.raises(Refused, match="no OpenPGP key") as caught:
+    with pytest.raises(Refused, match="not an OpenPGP key") as caught:
         with_apt(LocalHost(), Apt(b"<html>Sign in to the network</html>")).realize(FileChange("/x", None, KEY))
     assert "Sign in to the network" in caught.value.why
 
@@ -390,4 +390,4 @@ def test_a_file_that_is_elsewhere_by_links_is_told(tmp_path: Path) -> None:
 
     told = LocalHost(str(tmp_path)).elsewhere(changes)
 
-    assert told == ("/etc/linked is by symbolic links /srv/real, and that file is changed",)
+    assert told == ("/etc/linked is a symbolic link to /srv/real, so that file is changed",)

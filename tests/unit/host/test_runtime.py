@@ -61,7 +61,7 @@ def test_containerd_reads_the_candidate_and_the_file_stays(tools: Tools, tmp_pat
 
 def test_what_containerd_does_not_take_is_refused_in_its_words(tools: Tools, tmp_path: Path) -> None:
     tools.add("containerd", 'echo "containerd: failed to load TOML from $2: (3, 1): bare keys" >&2; exit 1')
-    with pytest.raises(Refused, match="does not take") as caught:
+    with pytest.raises(Refused, match="rejects the new") as caught:
         check("containerd", change(tmp_path, CONTAINERD))
     assert f"failed to load TOML from {tmp_path}/etc/config: (3, 1)" in caught.value.why
 
@@ -71,21 +71,21 @@ def test_what_containerd_does_not_take_is_refused_in_its_words(tools: Tools, tmp
     [
         (CONTAINERD.replace(BINARY, "/elsewhere"), None, "it reads /elsewhere"),
         (CONTAINERD.replace("runtimes.nvidia", "runtimes.other"), None, "it reads none"),
-        (CONTAINERD, "nvidia", "default runtime: meant nvidia, it reads runc"),
+        (CONTAINERD, "nvidia", "default runtime: expected nvidia, it reads runc"),
     ],
 )
 def test_what_containerd_reads_otherwise_than_meant_is_refused(
     tools: Tools, tmp_path: Path, content: str, default: str | None, words: str
 ) -> None:
     tools.add("containerd", 'cat "$2"')
-    with pytest.raises(Refused, match="as it is meant") as caught:
+    with pytest.raises(Refused, match="as intended") as caught:
         check("containerd", change(tmp_path, content), default)
     assert words in caught.value.why
 
 
 def test_a_runtime_that_is_not_there_is_told_as_not_checked(tools: Tools, tmp_path: Path) -> None:
-    assert check("containerd", change(tmp_path, CONTAINERD)) == "not checked: no containerd here"
-    assert check("docker", change(tmp_path, DOCKER)) == "not checked: no dockerd here"
+    assert check("containerd", change(tmp_path, CONTAINERD)) == "not checked: containerd is not installed"
+    assert check("docker", change(tmp_path, DOCKER)) == "not checked: dockerd is not installed"
 
 
 def test_a_parser_that_hangs_is_told(tools: Tools, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,14 +98,14 @@ def test_a_parser_that_hangs_is_told(tools: Tools, tmp_path: Path, monkeypatch: 
 
 def test_docker_validates_the_candidate(tools: Tools, tmp_path: Path) -> None:
     tools.add("dockerd", "echo 'configuration OK'")
-    assert "takes it" in check("docker", change(tmp_path, DOCKER))
+    assert "accepts it" in check("docker", change(tmp_path, DOCKER))
     assert tools.calls[0].startswith("dockerd --validate --config-file")
 
 
 def test_a_docker_too_old_to_validate_still_has_its_keys_compared(tools: Tools, tmp_path: Path) -> None:
     tools.add("dockerd", "echo 'unknown flag: --validate' >&2; exit 125")
     assert "no --validate" in check("docker", change(tmp_path, DOCKER))
-    with pytest.raises(Refused, match="as it is meant"):
+    with pytest.raises(Refused, match="as intended"):
         check("docker", change(tmp_path, '{"runtimes": {}}'))
 
 
@@ -125,7 +125,7 @@ def test_a_key_that_docker_does_not_know_is_refused(tools: Tools, tmp_path: Path
 
 def test_what_docker_already_rejects_in_the_present_file_is_let_pass(tools: Tools, tmp_path: Path) -> None:
     tools.add("dockerd", "echo 'invalid userland-proxy-path' >&2; exit 1")
-    assert "rejects the present one too" in check("docker", change(tmp_path, DOCKER, before="{}"))
+    assert "rejects the old file, too" in check("docker", change(tmp_path, DOCKER, before="{}"))
 
 
 def test_a_removal_needs_no_parser(tools: Tools, tmp_path: Path) -> None:
@@ -186,10 +186,10 @@ def test_containerd_is_asked_about_the_configuration_that_its_unit_names(
 
 def test_a_default_that_nothing_names_is_runc(tools: Tools, tmp_path: Path) -> None:
     tools.add("dockerd", "")
-    assert "takes it" in check("docker", change(tmp_path, DOCKER), default="runc")
+    assert "accepts it" in check("docker", change(tmp_path, DOCKER), default="runc")
     with pytest.raises(Refused) as caught:
         check("docker", change(tmp_path, DOCKER), default="nvidia")
-    assert "meant nvidia, it reads runc" in caught.value.why
+    assert "expected nvidia, it reads runc" in caught.value.why
 
 
 def test_no_runtime_has_nothing(tools: Tools) -> None:
@@ -204,8 +204,8 @@ def contradiction(default: str | None = None, patience_s: float = 0.3) -> str:
 
 def test_a_daemon_that_kept_its_former_configuration_contradicts(tools: Tools) -> None:
     tools.add("docker", 'echo \'{"runtimes":{"runc":{"path":"runc"}},"default":"runc"}\'')
-    assert contradiction() == f"handler nvidia: meant {BINARY}, it reads none"
-    assert "meant nvidia, it reads runc" in contradiction("nvidia")
+    assert contradiction() == f"handler nvidia: expected {BINARY}, it reads none"
+    assert "expected nvidia, it reads runc" in contradiction("nvidia")
 
 
 def test_a_daemon_that_is_still_reading_is_asked_again(tools: Tools) -> None:
@@ -231,7 +231,7 @@ runtime_path = "{BINARY}"
 
 def test_cri_o_reads_all_of_its_files_in_a_folder_of_their_own(tools: Tools, tmp_path: Path) -> None:
     tools.add("crio", 'test "$5" = config && test ! -e "$4/crio.conf" && test -d "$4" && cat "$2"')
-    assert "`crio config` reads it as meant" in check("crio", change(tmp_path, CRIO))
+    assert "`crio config` reads it as intended" in check("crio", change(tmp_path, CRIO))
     version, call = tools.calls
     assert version == "crio --version"
     assert "gpunode-crio-" in call
@@ -240,7 +240,7 @@ def test_cri_o_reads_all_of_its_files_in_a_folder_of_their_own(tools: Tools, tmp
 
 def test_without_cri_o_nothing_is_staged(tools: Tools, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "not there"))
-    assert "no crio here" in check("crio", change(tmp_path, CRIO))
+    assert "crio is not installed" in check("crio", change(tmp_path, CRIO))
     assert tools.calls == []
 
 
@@ -254,13 +254,13 @@ def test_what_cri_o_says_of_a_candidate_names_the_real_file(tools: Tools, tmp_pa
 
 def test_what_cri_o_already_rejected_before_is_no_fault_of_the_candidate(tools: Tools, tmp_path: Path) -> None:
     tools.add("crio", 'echo "no such option: config" >&2; exit 1')
-    assert "rejects the present files too: no such option" in check("crio", change(tmp_path, CRIO))
+    assert "rejects the old ones, too: no such option" in check("crio", change(tmp_path, CRIO))
 
 
 def test_without_cri_o_gpunodes_own_reading_is_compared(tmp_path: Path, tools: Tools) -> None:
     del tools
-    assert "it parses and holds what was meant (no crio here)" in check("crio", change(tmp_path, CRIO))
-    with pytest.raises(Refused, match="as it is meant"):
+    assert "it has the intended settings (crio is not installed)" in check("crio", change(tmp_path, CRIO))
+    with pytest.raises(Refused, match="as intended"):
         check("crio", change(tmp_path, CRIO.replace("nvidia]", "other]")))
 
 
@@ -287,7 +287,7 @@ def test_podman_tells_by_what_it_starts_containers(tools: Tools) -> None:
     assert found is not None
     assert (found.default, found.handlers) == ("crun", {"crun": "/usr/bin/crun"})
     tools.add("podman", "echo 'cannot find an OCI runtime' >&2; exit 125")
-    with pytest.raises(ChangeFailed, match="podman does not say"):
+    with pytest.raises(ChangeFailed, match="cannot read how podman"):
         runtime.effective(Runner(), "podman")
 
 
@@ -302,20 +302,20 @@ def test_what_docker_names_in_another_order_it_rejected_before(tools: Tools, tmp
     tools.add(
         "dockerd", f'if grep -q nvidia "$3"; then echo "{complaint} a, b"; else echo "{complaint} b, a"; fi >&2; exit 1'
     )
-    assert "rejects the present one too" in check("docker", change(tmp_path, DOCKER, before="{}"))
+    assert "rejects the old file, too" in check("docker", change(tmp_path, DOCKER, before="{}"))
 
 
 def test_written_files_are_read_back_with_the_imports_that_containerd_itself_takes_them_to_have(
     tools: Tools, written: str
 ) -> None:
     expectation = RuntimeExpectation("containerd", written, HANDLERS)
-    runtime.read_back(Runner(), expectation)  # no containerd here to ask
+    runtime.read_back(Runner(), expectation)  # containerd is not installed to ask
     tools.add("containerd", f"cat <<'E'\n{CONTAINERD}E")
     runtime.read_back(Runner(), expectation)
     assert tools.calls[-1] == f"containerd --config {written} config dump"
-    with pytest.raises(ChangeFailed, match="does not read its written configuration") as caught:
+    with pytest.raises(ChangeFailed, match="does not read its new configuration") as caught:
         runtime.read_back(Runner(), RuntimeExpectation("containerd", written, frozenset({("nvidia", "/elsewhere")})))
-    assert "meant /elsewhere" in caught.value.why
+    assert "expected /elsewhere" in caught.value.why
 
 
 def test_a_written_file_that_containerd_no_longer_takes_is_told_in_its_words(tools: Tools, written: str) -> None:

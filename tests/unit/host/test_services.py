@@ -218,7 +218,7 @@ def test_a_specification_without_a_device_is_none_though_the_list_exits_with_0(s
         settle(Trigger("cdi"))
     assert "wrote no CDI specification" in caught.value.what
     ((_, skipped),) = settle(Trigger("cdi", "if-possible"))
-    assert "nothing asked for it" in skipped
+    assert "nothing required it" in skipped
 
 
 def test_what_nvidia_ctk_says_of_a_driver_that_does_not_answer_is_told(systemd: Tools) -> None:

@@ -111,9 +111,12 @@ def test_a_line_with_a_true_checksum_that_says_nonsense_is_damage_too(body: byte
 @pytest.mark.parametrize(
     ("body", "why"),
     [
-        (b'{"is":"done","seq":1,"more":2,"also":3}', "what no gpunode of this format writes: unknown: also, more"),
-        (b'{"is":"done","seq":"first"}', "what no gpunode of this format writes: 'first' is no int"),
-        (b'{"is":"trigger","kind":"cdi","target":""}', "no entry of a journal"),
+        (
+            b'{"is":"done","seq":1,"more":2,"also":3}',
+            "no gpunode writes such a line: unknown: also, more",
+        ),
+        (b'{"is":"done","seq":"first"}', "no gpunode writes such a line: 'first' is no int"),
+        (b'{"is":"trigger","kind":"cdi","target":""}', "not a journal entry"),
     ],
 )
 def test_what_is_wrong_with_a_line_is_said(body: bytes, why: str) -> None:
@@ -160,7 +163,7 @@ class TestWholeLines:
         for journal, run in ((first + second, "000002-20270115T080000Z"), (encode(Done(1)), BEGIN.run)):
             with pytest.raises(JournalDamaged, match=r"journal x/journal\.jsonl is damaged in line 1") as raised:
                 unloaded(journal, file="x/journal.jsonl", run=run)
-            assert raised.value.why == f"it does not begin run {run}, in whose folder it lies"
+            assert raised.value.why == f"it does not begin run {run}, but is in the folder of that run"
 
     def test_damage_is_named_with_its_file_and_a_way_out(self) -> None:
         for read in (unloaded, partial(decode, load=str.encode)):

@@ -572,7 +572,7 @@ def test_a_journal_on_another_disk_is_used_where_root_has_linked_it(store: Store
 def test_a_file_where_the_journals_belong_is_named(store: Store, name: str) -> None:
     (store.root / name).parent.mkdir(parents=True)
     (store.root / name).write_text("")
-    with pytest.raises(Refused, match="runs is no folder"):
+    with pytest.raises(Refused, match="runs is not a folder"):
         store.runs()
 
 

@@ -288,11 +288,11 @@ def test_runc_is_added_where_the_cri_plugin_would_lose_its_default(
 
 @pytest.mark.parametrize(
     ("wish", "reason"),
-    [(Wish(version=(1, 7)), "built-in entry is lost"), (Wish(version=(2, 0), systemd_cgroup=True), "under cgroupfs")],
+    [(Wish(version=(1, 7)), "drops its built-in entry"), (Wish(version=(2, 0), systemd_cgroup=True), "uses cgroupfs")],
 )
 def test_a_runc_table_that_is_added_has_its_reason(wish: Wish, reason: str) -> None:
     edited = containerd.configure({containerd.CONFIG: V2}, wish)
-    assert "lists runc, too" in edited.how
+    assert "also lists runc" in edited.how
     assert reason in edited.how
     again = containerd.configure(after_edits({containerd.CONFIG: V2}, edited), wish)
     assert "runc" not in again.how
@@ -487,16 +487,16 @@ def test_a_file_in_which_no_edit_fits_is_refused_with_a_way_on(monkeypatch: pyte
     monkeypatch.setattr(tomltext, "parse", lambda _: {})
     with pytest.raises(Refused, match=r"config\.toml: gpunode found no way to write plugins ") as refused:
         configure(V2, Wish())
-    assert "would change what the file means elsewhere" in refused.value.why
+    assert "would also change other settings" in refused.value.why
     assert "write the CRI plugin's section of /etc/containerd/config.toml with table headers" in refused.value.hint
 
 
 def test_a_file_of_schema_1_takes_no_drop_in_and_a_way_on_is_named() -> None:
     data = b'\n# as shipped\ndisabled_plugins = ["cri"]\n[plugins.cri]\nversion = 2\n[x]\n'
-    with pytest.raises(Refused, match="schema 1 takes no drop-in") as refused:
+    with pytest.raises(Refused, match="schema 1 supports no drop-ins") as refused:
         containerd.configure({containerd.CONFIG: data}, Wish(mode="drop-in"))
     assert refused.value.why.startswith("without `version = 2` containerd reads the file as schema 1")
-    assert "; the version on line 5 stands below a table header" in refused.value.why
+    assert "; the version on line 5 is below a table header" in refused.value.why
     assert refused.value.hint == "edit the file itself: --mode in-place"
 
 
@@ -518,7 +518,7 @@ def test_deep_nesting_is_refused() -> None:
 def test_the_configuration_itself_is_no_drop_in_of_it(row: str) -> None:
     main = runtime(row).config
     for files in ({}, {main: b""}):
-        with pytest.raises(Refused, match="is the configuration itself"):
+        with pytest.raises(Refused, match="is the configuration file itself"):
             runtime(row).configure(files, Wish(mode="drop-in", drop_in=main, exact=True))
 
 
@@ -600,7 +600,7 @@ def test_who_knows_no_daemon_follows_nvidia_ctk_and_is_told_what_containerd_make
     edited = containerd.configure({containerd.CONFIG: LEGACY}, wish)
     assert b"default_runtime]" in (edited.edits[0].after or b"")
     assert any("does not become the default" in note for note in edited.notes)
-    assert any("enable_cdi stands where" in note for note in edited.notes)
+    assert any("enable_cdi is where" in note for note in edited.notes)
 
 
 def test_the_cri_plugin_is_switched_on_when_asked_and_that_is_told() -> None:
@@ -608,4 +608,4 @@ def test_the_cri_plugin_is_switched_on_when_asked_and_that_is_told() -> None:
     found = read(edited.edits[0].after or b"")
     assert found["disabled_plugins"] == []
     assert "runc" in found["plugins"]["cri"]["containerd"]["runtimes"]
-    assert any("switched on" in note for note in edited.notes)
+    assert any("is enabled" in note for note in edited.notes)

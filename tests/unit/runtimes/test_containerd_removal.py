@@ -62,7 +62,7 @@ def test_what_nobody_has_on_record_goes_by_its_name_and_that_is_told() -> None:
     after, _ = configured({CONFIG: RUNC}, wish)
     back, how = removed(after, wish, {})
     assert parse(back[CONFIG].decode()) == parse(RUNC.decode())
-    assert any("default" in note and "not on record" in note for note in how.notes)
+    assert any("default" in note and "no record of" in note for note in how.notes)
 
 
 def test_a_drop_in_of_nvidia_ctk_that_says_nothing_of_its_own_goes_whole() -> None:
@@ -111,7 +111,7 @@ def test_a_drop_in_whose_schema_has_other_names_for_everything_does_not_count() 
     assert "nvidia" not in containerd.inspect(files, Wish(version=(2, 1))).handlers
     edited = containerd.configure(files, Wish(version=(2, 1)))
     assert [edit.path for edit in edited.edits] == [DROP_IN]
-    assert any("50-other.toml is of schema 2" in note for note in edited.notes)
+    assert any("50-other.toml has schema 2" in note for note in edited.notes)
 
 
 @pytest.mark.parametrize(

@@ -66,7 +66,7 @@ def test_the_file_that_the_unit_names_is_read_edited_and_brought_back() -> None:
     files = read_on(disk, Wish())
     edited = ROW.configure(files, Wish())
     assert [edit.path for edit in edited.edits] == [OWN]
-    assert edited.how.endswith(f"; {DROP_IN} has containerd read {OWN} in place of {CONFIG}")
+    assert edited.how.endswith(f"; {DROP_IN} makes containerd read {OWN} instead of {CONFIG}")
     after = dict(after_edits(files, edited))
     assert "nvidia" in ROW.inspect(after, Wish()).handlers
     assert not ROW.configure(after, Wish()).edits

@@ -107,7 +107,7 @@ def test_a_runtime_that_runs_no_plain_containers_is_no_model(kind: str) -> None:
              'runtime_config_path = "/etc/kata.toml"\n'.encode()}  # fmt: skip
     edited = crio.configure(files, Wish())
     assert runtime(after_edits(files, edited)[DROP_IN])["runtimes"]["nvidia"] == BARE
-    assert any("kata runs no plain containers" in note for note in edited.notes)
+    assert any("kata cannot run plain containers" in note for note in edited.notes)
     with_runc = {**files, PACKAGED: b'[crio.runtime.runtimes.runc]\nmonitor_path = "/m"\n'}
     assert runtime(done(with_runc)[DROP_IN])["runtimes"]["nvidia"] == {**BARE, "monitor_path": "/m"}
 
@@ -272,7 +272,7 @@ def test_without_a_record_the_entry_and_the_default_go_and_that_is_said() -> Non
     now = done({PACKAGED: TEN}, DEFAULT)
     edited = crio.unconfigure(now, Wish(), {})
     assert dict(after_edits(now, edited)) == {PACKAGED: TEN}
-    assert any(f"nothing is recorded of {DROP_IN}" in note for note in edited.notes)
+    assert any(f"gpunode has no record of {DROP_IN}" in note for note in edited.notes)
     assert crio.unconfigure({PACKAGED: TEN}, Wish(), {}).edits == ()
 
 
@@ -286,7 +286,7 @@ def test_no_default_is_left_that_names_nothing() -> None:
     assert DROP_IN not in after
     assert "default_runtime" not in after[CONF].decode()
     assert after[CONF].startswith(b"# by hand\n")
-    assert any("or CRI-O would not start" in note for note in taken_back.notes)
+    assert any("CRI-O would not start with it" in note for note in taken_back.notes)
 
 
 NAMES = st.sampled_from(["runc", "crun", "kata", "nvidia", "x.y"])

@@ -185,7 +185,7 @@ def test_the_snap_has_a_file_and_a_unit_of_its_own() -> None:
     both = {**engine(), **files, SNAP_UNIT: b""}
     edited = configure(both, Wish())
     assert edited.edits[0].path == CONFIG
-    assert any("snap too" in note for note in edited.notes)
+    assert any("also installed as a snap" in note for note in edited.notes)
     assert configured(both, replace(bare, config=SNAP))[0] == SNAP
     unread = configure({SNAP_UNIT: b"", CONFIG: b"{}"}, bare)
     assert unread.edits[0].path == SNAP

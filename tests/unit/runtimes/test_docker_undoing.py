@@ -123,7 +123,7 @@ def test_the_former_entry_comes_back_as_it_was_written() -> None:
     ("now", "expected", "note"),
     [
         # An entry that somebody added to is still gpunode's; without a path dockerd would not start.
-        ({"runtimes": {"nvidia": {**NVIDIA, "runtimeArgs": ["--x"]}}}, {}, "goes with it"),
+        ({"runtimes": {"nvidia": {**NVIDIA, "runtimeArgs": ["--x"]}}}, {}, "is removed with it"),
         ({"runtimes": {"nvidia": {"path": "/mine"}}, "default-runtime": "nvidia"},
          {"runtimes": {"nvidia": {"path": "/mine"}}}, "stays"),
         ({"runtimes": {"nvidia": NVIDIA, "x": {"path": "/x"}}, "default-runtime": "x"},
@@ -159,7 +159,7 @@ def test_no_default_is_left_that_is_not_there() -> None:
     now = json.dumps({**json.loads(after), "runtimes": {"nvidia": NVIDIA}}).encode()
     edited = undone(now, before=before, after=after)
     assert json.loads(left(now, edited) or b"") == {"runtimes": {}}
-    assert "kata, is not there any more" in edited.notes[0]
+    assert "kata, no longer exists" in edited.notes[0]
     # Shims need no entry.
     before = b'{"default-runtime": "io.containerd.kata.v2"}'
     after = made(before, EVERYTHING)
@@ -183,7 +183,7 @@ def test_what_is_not_on_record_is_said() -> None:
     edited = unconfigure({CONFIG: data}, Wish(), {})
     assert json.loads(left(data, edited) or b"") == {"features": {"cdi": True}}
     assert len(edited.notes) == 2
-    assert "not on record" in edited.how
+    assert "no record of" in edited.how
     unit = b"[Service]\nExecStart=/usr/bin/dockerd --add-runtime=nvidia=/n\n"
     flags = unconfigure({CONFIG: b"{}", "/lib/systemd/system/docker.service": unit}, Wish(), {})
     assert flags.edits == ()

@@ -64,7 +64,7 @@ def test_the_tables_are_guarded_only_where_k3s_renders_what_it_finds() -> None:
     ],
 )
 def test_a_second_table_of_the_name_is_never_written(table: bytes) -> None:
-    with pytest.raises(Refused, match="itself"):
+    with pytest.raises(Refused, match="already defines"):
         configure_template(BASE + table, Wish(), 3, PATH)
 
 

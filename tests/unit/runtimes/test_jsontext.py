@@ -48,7 +48,7 @@ def test_a_member_is_written_as_its_neighbours_are(text: str, path: str, value: 
     ],
 )
 def test_a_key_that_stands_twice_is_named_with_its_place(text: str, line: int, column: int) -> None:
-    with pytest.raises(Malformed, match="stands twice in one object") as raised:
+    with pytest.raises(Malformed, match="appears twice") as raised:
         parse(text)
     assert (raised.value.line, raised.value.column) == (line, column)
 

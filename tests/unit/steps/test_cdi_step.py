@@ -76,9 +76,13 @@ def test_a_fresh_one_is_left_alone_and_what_it_offers_is_told() -> None:
             "names /dev/nvidia0, and the driver has /dev/nvidia0, /dev/nv",
         ),
         (spec(gpus=(0, 1)), ONE, "names /dev/nvidia0, /dev/nvidia1, and the driver has /dev/nvidia0"),
-        (spec(), Layout(frozenset({0}), frozenset(), frozenset({12, 13})), "another division into MIG instances"),
-        (spec(caps=(12, 13)), ONE, "another division into MIG instances"),
-        (spec(uuid=UUID.replace("8dd1", "0000")), ONE, "names GPU-0000f2b0-8c58-4a40-b7b0-7bd7f4c2a111, which is not"),
+        (spec(), Layout(frozenset({0}), frozenset(), frozenset({12, 13})), "other MIG instances than the driver"),
+        (spec(caps=(12, 13)), ONE, "other MIG instances than the driver"),
+        (
+            spec(uuid=UUID.replace("8dd1", "0000")),
+            ONE,
+            "names GPU-0000f2b0-8c58-4a40-b7b0-7bd7f4c2a111, which is missing",
+        ),
         (b"kind: [nvidia.com/gpu]\n", ONE, "no specification yet"),
     ],
 )
@@ -105,7 +109,7 @@ def test_what_nobody_can_tell_is_no_fault(written: bytes, layout: Layout | None)
 
 def test_a_stale_one_beside_a_fresh_one_is_named_and_one_alone_is_overruled() -> None:
     (note,) = plan(node({ETC: spec("535.104.05", uuid=UUID), RUN: spec()})).notes
-    assert f"{ETC} is of driver 535.104.05, and {RUN} overrules it; it alone still offers {UUID}" in note
+    assert f"{ETC} is of driver 535.104.05, and {RUN} overrides it; only it still offers {UUID}" in note
     outcome = plan(node({ETC: spec("535.104.05")}))
     assert [change.path for change in outcome.changes if isinstance(change, FileChange)] == [RUN]
 
@@ -147,7 +151,7 @@ def test_in_an_image_there_is_nothing_to_write() -> None:
 
 
 def test_unasked_only_what_is_stale_or_has_failed_is_refreshed_and_no_run_fails_for_it() -> None:
-    assert plan(node(), CONTAINERD).reason.startswith("CDI is not asked for, and the toolkit has no unit")
+    assert plan(node(), CONTAINERD).reason.startswith("CDI is not requested, and the toolkit has no unit")
     assert plan(node(units=REFRESH), CONTAINERD).changes == ()
     for facts in (node(units=FAILED), node({RUN: spec("535.104.05")}, units=REFRESH)):
         (change,) = plan(facts, CONTAINERD).changes
@@ -181,7 +185,7 @@ def test_it_is_written_where_the_unit_is_told_to() -> None:
 def test_a_podman_that_does_not_look_there_is_told_how_to() -> None:
     outcome = plan(node(podman="5.5.1-1"))
     assert outcome.changes == ()
-    assert any("cdi_spec_dirs" in note and "/etc/cdi alone" in note for note in outcome.notes)
+    assert any("cdi_spec_dirs" in note and "only in /etc/cdi:" in note for note in outcome.notes)
     told = {"/etc/containers/containers.conf": b'[engine]\ncdi_spec_dirs = ["/etc/cdi", "/var/run/cdi"]\n'}
     assert plan(node(told, podman="5.5.1-1")).changes
 

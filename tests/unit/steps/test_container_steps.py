@@ -257,7 +257,7 @@ def test_a_file_that_others_may_write_is_closed_to_them(
     (change,) = files(outcome.changes).values()
     assert change.after == replace(mended, content=content)
     assert path in outcome.reason
-    assert "root obeys" in outcome.reason
+    assert "root acts on" in outcome.reason
     assert files(planned(RUNTIME_CONFIG.plan(recipe(name), project(node, outcome.changes))).changes) == {}
     # One that is edited besides is closed by the same change.
     wanted = Recipe("test", runtime=Runtime(name, default=False))  # type: ignore[arg-type]

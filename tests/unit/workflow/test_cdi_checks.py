@@ -94,9 +94,9 @@ def test_what_it_names_must_be_there(gone: str) -> None:
 @pytest.mark.parametrize(
     ("podman", "version", "what"),
     [
-        ("podman version 3.4.4", b"0.5.0", "takes no CDI devices"),
-        ("podman version 4.9.3", b"0.7.0", f"does not read {SPEC}, which is of CDI 0.7.0"),
-        ("", b"0.5.0", "there is no podman here"),
+        ("podman version 3.4.4", b"0.5.0", "does not support CDI devices"),
+        ("podman version 4.9.3", b"0.7.0", f"cannot read {SPEC}: it has CDI version 0.7.0"),
+        ("", b"0.5.0", "podman is not installed"),
     ],
 )
 def test_podman_must_be_able_to_read_it(podman: str, version: bytes, what: str) -> None:
@@ -115,7 +115,7 @@ def test_without_a_driver_it_is_not_looked_at() -> None:
 @pytest.mark.parametrize(
     ("units", "status", "detail"),
     [
-        ({}, "not run", "not here, as before toolkit 1.18"),
+        ({}, "not run", "is missing; toolkit 1.18 and later have it"),
         ({**UNITS, "nvidia-cdi-refresh.service": unit(active=False, failed=True)}, "failed", "service has failed"),
         ({**UNITS, "nvidia-cdi-refresh.path": unit(enabled=False)}, "failed", "path is not enabled"),
     ],

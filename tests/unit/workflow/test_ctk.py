@@ -250,13 +250,13 @@ def test_the_verdict_looks_at_the_files_first_and_then_at_the_daemon(store: Stor
     assert ctk.verdict(host, draft, good, is_live=True) == ctk.Verdict()
     assert "handler nvidia" in ctk.verdict(host, draft, effective({}), is_live=True).otherwise
     assert "image" in ctk.verdict(host, draft, effective({}), is_live=False).untold
-    assert "no containerd" in ctk.verdict(host, draft, lambda _: None, is_live=True).untold
+    assert "containerd is not installed" in ctk.verdict(host, draft, lambda _: None, is_live=True).untold
 
 
 def test_a_daemon_that_does_not_run_or_reads_another_file_is_not_asked(store: Store) -> None:
     host = Machine({CONTAINERD: PLAIN}, {UNIT: RUNS.replace("ActiveState=active", "ActiveState=inactive")})
     configured(host, store)
-    assert "does not run" in ctk.verdict(host, draft_of(host), effective({}), is_live=True).untold
+    assert "is not running" in ctk.verdict(host, draft_of(host), effective({}), is_live=True).untold
     elsewhere = replace(IN_PLACE, config="/opt/config.toml")
     configured(host, store, elsewhere)
     assert "/opt/config.toml" in ctk.verdict(host, draft_of(host, elsewhere), effective({}), is_live=True).untold

@@ -73,7 +73,7 @@ def test_a_handler_that_was_never_added_takes_no_other_along(name: str, store: S
 
 def test_a_runtime_that_runs_no_program_of_nvidias_is_not_taken_out_by_its_name(store: Store) -> None:
     host = Machine({"/etc/containerd/config.toml": PLAIN})
-    with pytest.raises(Refused, match="none that configure added") as refused:
+    with pytest.raises(Refused, match="was not added by configure") as refused:
         unconfigured(host, store, Wish(handler="runc"), "containerd")
     assert "--nvidia-runtime-path" in refused.value.hint
     assert dict(host.contents) == {"/etc/containerd/config.toml": PLAIN}

@@ -358,7 +358,7 @@ def test_of_each_run_is_said_whether_it_can_be_undone_now(store: Store, host: No
     ]
     host.files[CONTAINERD] = OURS
     store.forget(runs[1])
-    assert told(host)[1:3] == ["cannot be undone: its backups are forgotten", "nothing of its files is left"]
+    assert told(host)[1:3] == ["cannot be undone: its backups are forgotten", "its files are already restored or gone"]
 
 
 def test_a_node_that_gpunode_never_changed_has_nothing_to_roll_back(store: Store) -> None:

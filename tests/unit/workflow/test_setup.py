@@ -268,10 +268,10 @@ def test_what_containerd_reads_otherwise_than_meant_once_it_is_written_goes_back
     class Misread(Node):
         def read_back(self, expectation: RuntimeExpectation, /) -> None:
             assert self.bytes_of(expectation.path) != BEFORE
-            raise ChangeFailed("containerd does not read its written configuration as it is meant")
+            raise ChangeFailed("containerd does not read its new configuration as intended")
 
     host = Misread(containerd())
-    with pytest.raises(ChangeFailed, match="written configuration") as caught:
+    with pytest.raises(ChangeFailed, match="new configuration") as caught:
         run(containerd(), host, store, recipe("containerd"))
     assert host.bytes_of(CONTAINERD) == BEFORE
     assert f"put back: {CONTAINERD}" in caught.value.why

@@ -660,7 +660,7 @@ class TestRemove:
         store.forget(newest(store))
         back = removing(store.footprint(), host, now())
         assert {change.path for change in back.files} == {CUDA_LIST, BLACKLIST}, "there was nothing before gpunode"
-        assert any(CONTAINERD in note and "forgotten" in note for note in back.notes)
+        assert any(CONTAINERD in note and "--forget" in note for note in back.notes)
         host.files[CUDA_LIST] = FileState(b"deb theirs\n")
         assert CUDA_LIST not in map(subject, removing(store.footprint(), host, now()).changes)
 

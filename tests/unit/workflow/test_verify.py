@@ -223,12 +223,12 @@ def test_a_container_is_not_started_where_the_driver_does_not_answer() -> None:
 
 def test_a_runtime_that_answers_root_alone_is_not_called_broken() -> None:
     def closed(_name: str) -> Configured | None:
-        raise Undetermined("cannot tell what containerd is configured to do", why="permission denied", hint="as root")
+        raise Undetermined("cannot tell how containerd is configured", why="permission denied", hint="as root")
 
     node = with_driver("580.95.05", device_nodes=NODES)
     found = verify(Recipe("test", runtime=Runtime(name="containerd")), node, Answering(ANSWER), closed)
     assert check(found, "runtime").status == "not run"
-    assert [error.what for error in found.untold] == ["cannot tell what containerd is configured to do"]
+    assert [error.what for error in found.untold] == ["cannot tell how containerd is configured"]
 
 
 def test_a_runtime_that_cannot_be_asked_leaves_the_other_checks_standing() -> None:

@@ -22,7 +22,7 @@ def test_a_line_of_the_table_is_told_from_a_waiting_one() -> None:
 
 
 def test_a_holder_whose_pid_the_kernel_does_not_say_is_said_so() -> None:
-    assert str(Holder("/var/lib/dpkg/lock", 0, "")) == "a process that is not seen from here"
+    assert str(Holder("/var/lib/dpkg/lock", 0, "")) == "a process that is not visible from here"
 
 
 def test_an_apt_that_a_gpunode_started_is_told_from_any_other(tmp_path: Path) -> None:
