@@ -33,6 +33,13 @@ _RECIPE_TABLES = {
     "toolkit": "[toolkit]",
     "runtime": "[runtime]",
     "expect": "[expect]",
+    "kubernetes": "[kubernetes]",
+    "kubernetes.sharing": "[kubernetes.sharing]",
+    "kubernetes.mig": "[kubernetes.mig]",
+    "kubernetes.taint": "[kubernetes.taint]",
+    "kubernetes.extras": "[kubernetes.extras]",
+    "kubernetes.versions": "[kubernetes.versions]",
+    "kubernetes.configs.*": "[kubernetes.configs.NAME]",
 }
 
 

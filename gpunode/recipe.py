@@ -16,9 +16,12 @@ from importlib import import_module
 from itertools import islice
 from pathlib import PurePosixPath
 from types import MappingProxyType
-from typing import Annotated, Any, Literal, TypeAlias, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, get_args, get_origin, get_type_hints
 
 from gpunode.errors import RecipeError, UsageError
+
+if TYPE_CHECKING:
+    from gpunode.recipe_kubernetes import Kubernetes
 
 SCHEMA = 1
 SCHEMA_URL = "https://json-schema.org/draft/2020-12/schema"
@@ -183,6 +186,7 @@ class Recipe:
 
     Attributes:
         name: of the file that it was read from, without its ending.
+        kubernetes: None where the recipe has no such table.
         upgrade: whether a satisfied driver and toolkit are brought to the newest of their branch. Asked for on the
             command line alone, never by a file, so that re-runs do not drift.
         lock: the versions that packages must have; asked for on the command line alone, likewise.
@@ -199,6 +203,7 @@ class Recipe:
     toolkit: Toolkit = field(default_factory=Toolkit)
     runtime: Runtime = field(default_factory=Runtime)
     expect: Expect = field(default_factory=Expect)
+    kubernetes: Kubernetes | None = None
     upgrade: bool = False
     lock: VersionLock | None = None
 
@@ -206,6 +211,39 @@ class Recipe:
 _SECTIONS: Mapping[str, type[Any]] = MappingProxyType(
     {"driver": Driver, "repositories": Repositories, "toolkit": Toolkit, "runtime": Runtime, "expect": Expect}
 )
+_KUBERNETES = "kubernetes"
+# What a recipe may call a table whose name it chooses.
+_NAME = r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"
+
+
+def _sections(top: str) -> Mapping[str, type[Any]]:
+    """The class of every section below the table ``top``, by dotted name; * is a name that the recipe chooses.
+
+    Those of Kubernetes are loaded when a recipe has them: most runs need none.
+    """
+    if top == _KUBERNETES:
+        found: Mapping[str, type[Any]] = import_module("gpunode.recipe_kubernetes").SECTIONS
+        return found
+    return _SECTIONS
+
+
+def _section_at(place: tuple[str, ...]) -> str | None:
+    """The section whose table stands at ``place``; None where a value belongs."""
+    if not place:
+        return ""
+    sections = _sections(place[0])
+    for path in (".".join(place), ".".join((*place[:-1], "*"))):
+        if path in sections or any(section.startswith(f"{path}.") for section in sections):
+            return path
+    return None
+
+
+def _children(section: str) -> Iterator[tuple[str, str, bool]]:
+    """The tables inside the one of ``section``: name, section, and whether it holds tables of chosen names."""
+    for child in _sections(section.partition(".")[0]):
+        name, dot, rest = child.removeprefix(f"{section}.").partition(".")
+        if child.startswith(f"{section}.") and (not dot or rest == "*"):
+            yield name, child, rest == "*"
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,7 +267,7 @@ class Key:
     @property
     def path(self) -> str:
         """The key as TOML writes it at the top."""
-        return f"{self.section}.{self.name}" if self.section else self.name
+        return f"{self.section.replace('*', 'name')}.{self.name}" if self.section else self.name
 
     @property
     def allowed(self) -> tuple[str, ...]:
@@ -238,6 +276,8 @@ class Key:
             return self.choices or self.says.allowed
         if bool in self.types:
             return ("true", "false")
+        if dict in self.types:
+            return ("a table of texts",)
         return ("any text",) if str in self.types else (f"a whole number from {self.says.least}",)
 
 
@@ -250,22 +290,27 @@ _TOP = (
 @cache
 def known_keys() -> tuple[Key, ...]:
     """Every key that a recipe may hold, in the order of the reference page."""
-    tables = (("", Recipe), *_SECTIONS.items())
-    return (*_TOP, *(key for section, kind in tables for key in _keys_of(section, kind)))
+    return tuple(key for section in ("", *_SECTIONS, *_sections(_KUBERNETES)) for key in _keys_in(section))
 
 
+@cache
 def _keys_in(section: str) -> tuple[Key, ...]:
-    return tuple(key for key in known_keys() if key.section == section)
+    """The keys of a section; none where it only holds further tables."""
+    if not section:
+        return (*_TOP, *_keys_of("", Recipe))
+    kind = _sections(section.partition(".")[0]).get(section)
+    return tuple(_keys_of(section, kind)) if kind else ()
 
 
 def _keys_of(section: str, kind: type[Any]) -> Iterator[Key]:
-    hints = get_type_hints(kind, include_extras=True)
+    hints = get_type_hints(kind, localns={"Kubernetes": Any}, include_extras=True)
     for one in fields(kind):
         if get_origin(hint := hints[one.name]) is Annotated:
             held, says = get_args(hint)
             choices = get_args(held) if get_origin(held) is Literal else ()
-            default = None if one.default is MISSING else one.default
-            yield Key(section, one.name, _types(held), choices, default, says)
+            types = _types(held)
+            default = {} if types == (dict,) else None if one.default is MISSING else one.default
+            yield Key(section, one.name, types, choices, default, says)
 
 
 def _types(held: Any) -> tuple[type[Any], ...]:
@@ -274,6 +319,8 @@ def _types(held: Any) -> tuple[type[Any], ...]:
         return (str,)
     if get_origin(held) is tuple:
         return (list,)
+    if get_origin(held) is Mapping:
+        return (dict,)
     return tuple(t for t in get_args(held) or (held,) if t is not type(None))
 
 
@@ -305,12 +352,24 @@ def parse(text: str, file: str, load: Callable[[str], str]) -> Recipe:
     for layer in reversed(_layers(text, file, load)):
         values.pop("description", None)
         values.update(layer.values)
-    sections = {
-        section: kind(**{key.name: values[key.path] for key in _keys_in(section) if key.path in values})
-        for section, kind in _SECTIONS.items()
-    }
+    sections = {section: _built(section, section, values) for section in _SECTIONS}
+    if any(path.startswith(f"{_KUBERNETES}.") for path in values):
+        sections[_KUBERNETES] = _built(_KUBERNETES, _KUBERNETES, values)
     top = {key.name: values[key.name] for key in _keys_in("") if key not in _TOP and key.name in values}
     return Recipe(PurePosixPath(file).stem, **top, **sections)
+
+
+def _built(section: str, at: str, values: Mapping[str, Any]) -> Any:
+    """The table of ``section`` at the dotted path ``at``, with the tables inside it."""
+    held = {key.name: values[path] for key in _keys_in(section) if (path := f"{at}.{key.name}") in values}
+    for name, child, is_chosen in _children(section):
+        inside = f"{at}.{name}"
+        if is_chosen:
+            chosen = {path[len(inside) + 1 :].partition(".")[0] for path in values if path.startswith(f"{inside}.")}
+            held[name] = MappingProxyType({one: _built(child, f"{inside}.{one}", values) for one in sorted(chosen)})
+        else:
+            held[name] = _built(child, inside, values)
+    return _sections(section.partition(".")[0])[section](**held)
 
 
 def _layers(text: str, file: str, load: Callable[[str], str]) -> list[_Layer]:
@@ -397,19 +456,25 @@ def _flat(raw: _Layer) -> Iterator[tuple[str, Any]]:
         raise wrong[0].with_others(wrong[1:])
 
 
-def _placed(values: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Every value of a file with its key path; a section that is no table as it is."""
+def _placed(values: Mapping[str, Any], above: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Every value of a file with its key path; what should be a table and is none, or is empty, as it is."""
     for name, value in values.items():
-        if name in _SECTIONS and isinstance(value, dict):
-            yield from (((name, inner), held) for inner, held in value.items())
+        place = (*above, name)
+        section = _section_at(place)
+        if section and isinstance(value, dict) and (value or not section.endswith("*")):
+            yield from _placed(value, place)
         else:
-            yield (name,), value
+            yield place, value
 
 
 def _checked(raw: _Layer, place: tuple[str, ...], value: Any) -> Any:
-    path, section = ".".join(place), place[0] if len(place) > 1 else ""
-    if path in _SECTIONS:
-        raise raw.error(f"{path} is {_kind(value)}, where a table is expected", place, (f"[{path}]",))
+    path, section = ".".join(place), _section_at(place[:-1]) or ""
+    if section.endswith("*") and not re.fullmatch(_NAME, place[-2]):
+        allowed = ("lower-case letters, digits and -",)
+        raise raw.error(f"{_shown(place[-2])} cannot be the name of a table in {'.'.join(place[:-2])}", place, allowed)
+    if _section_at(place):
+        empty = "an empty table" if value == {} else f"{_kind(value)}, where a table is expected"
+        raise raw.error(f"{path} is {empty}", place, (f"[{path}]",))
     key = next((key for key in _keys_in(section) if key.name == place[-1]), None)
     if key is None:
         raise _unknown(raw, section, place)
@@ -418,6 +483,8 @@ def _checked(raw: _Layer, place: tuple[str, ...], value: Any) -> Any:
         raise raw.error(f"{path} is {_shown(value)}, which is {_kind(value)}{quote}", place, key.allowed)
     if isinstance(value, list):
         return _checked_list(raw, key, place, value)
+    if isinstance(value, dict):
+        return _checked_table(raw, key, place, value)
     if isinstance(value, str) and not _fits(key, value):
         guess = difflib.get_close_matches(value.lower(), [word for word in key.allowed if " " not in word], 1)
         hint = f'; did you mean "{guess[0]}"?' if guess else ""
@@ -434,6 +501,16 @@ def _checked_list(raw: _Layer, key: Key, place: tuple[str, ...], value: list[Any
     return tuple(value)
 
 
+def _checked_table(raw: _Layer, key: Key, place: tuple[str, ...], value: dict[str, Any]) -> Mapping[str, str]:
+    pattern = import_module("gpunode.recipe_kubernetes").LABEL_KEY
+    for name, held in value.items():
+        if not re.fullmatch(pattern, name):
+            raise raw.error(f"{_shown(name)} is not a label key", place, ("name or prefix/name",))
+        if not isinstance(held, str) or not _fits(key, held):
+            raise raw.error(f"{_shown(name)} is {_shown(held)}, which it cannot be", place, key.allowed)
+    return MappingProxyType(dict(sorted(value.items())))
+
+
 def _is(value: object, types: tuple[type[Any], ...]) -> bool:
     """Whether ``value`` is of one of ``types`` exactly: to Python true is a number, to a recipe it is not."""
     return type(value) in types
@@ -447,8 +524,9 @@ def _fits(key: Key, value: str) -> bool:
 
 def _unknown(raw: _Layer, section: str, place: tuple[str, ...]) -> RecipeError:
     path = ".".join(place)
-    known = [key.path for key in _keys_in(section)]
-    known += [] if section else list(_SECTIONS)
+    above = ".".join(place[:-1])
+    known = [f"{above}.{key.name}" if above else key.name for key in _keys_in(section)]
+    known += [f"{above}.{name}" for name, _, _ in _children(section)] if section else [*_SECTIONS, _KUBERNETES]
     elsewhere = [key.path for key in known_keys() if key.name == path]
     guess = difflib.get_close_matches(path, known, 1, 0.7) or elsewhere
     hint = f"; did you mean {guess[0]}?" if guess else ""
@@ -518,10 +596,18 @@ def _outside_strings(text: str, line: int) -> bool:
 def schema() -> dict[str, object]:
     """The JSON Schema of recipes, for editors."""
     properties: dict[str, object] = {key.name: _property(key) for key in _keys_in("")}
-    for section, kind in _SECTIONS.items():
-        inner = {key.name: _property(key) for key in _keys_in(section)}
-        properties[section] = _table(kind.__doc__ or "", inner)
+    properties |= {section: _schema_of(section) for section in (*_SECTIONS, _KUBERNETES)}
     return {"$schema": SCHEMA_URL, "title": "gpunode recipe", **_table(Recipe.__doc__ or "", properties)}
+
+
+def _schema_of(section: str) -> dict[str, object]:
+    """The schema of a section's table, with the tables inside it."""
+    properties: dict[str, object] = {key.name: _property(key) for key in _keys_in(section)}
+    for name, child, is_chosen in _children(section):
+        inner = _schema_of(child)
+        chosen = {"type": "object", "patternProperties": {f"^(?:{_NAME})$": inner}, "additionalProperties": False}
+        properties[name] = chosen if is_chosen else inner
+    return _table(_sections(section.partition(".")[0])[section].__doc__ or "", properties)
 
 
 def _table(doc: str, properties: Mapping[str, object]) -> dict[str, object]:
@@ -530,7 +616,7 @@ def _table(doc: str, properties: Mapping[str, object]) -> dict[str, object]:
 
 
 def _property(key: Key) -> dict[str, object]:
-    names = {str: "string", bool: "boolean", int: "integer", list: "array"}
+    names = {str: "string", bool: "boolean", int: "integer", list: "array", dict: "object"}
     made: dict[str, object] = {"description": key.says.doc, "type": names[key.types[0]]}
     if key.name == "schema":
         made["const"] = SCHEMA
@@ -538,6 +624,12 @@ def _property(key: Key) -> dict[str, object]:
         made["minimum"] = key.says.least
     if key.types == (list,):
         return {**made, "items": {"type": "string", "pattern": f"^(?:{key.says.pattern})$"}, "default": []}
+    if key.types == (dict,):
+        return {
+            **made,
+            "additionalProperties": {"type": "string", "pattern": f"^(?:{key.says.pattern})$"},
+            "default": {},
+        }
     if key.choices:
         made["enum"] = list(key.choices)
     elif key.says.pattern:
@@ -554,16 +646,31 @@ def render(recipe: Recipe) -> str:
         skip = next(key for key in _keys_in("") if key.name == "skip")
         lines += [f"# {skip.says.doc}", f"skip = {literal(recipe.skip)}"]
     for section in _SECTIONS:
-        changed = [(key, getattr(getattr(recipe, section), key.name)) for key in _keys_in(section)]
-        changed = [(key, value) for key, value in changed if value != key.default]
-        if changed:
-            lines += ["", f"[{section}]"]
-        for key, value in changed:
-            lines += [f"# {key.says.doc}", f"{key.name} = {literal(value)}"]
+        lines += _rendered(section, section, getattr(recipe, section))
+    if recipe.kubernetes:
+        lines += _rendered(_KUBERNETES, _KUBERNETES, recipe.kubernetes)
     return "\n".join(lines) + "\n"
 
 
+def _rendered(section: str, at: str, held: Any) -> Iterator[str]:
+    """The lines of a table and of the tables inside it."""
+    changed = [(key, getattr(held, key.name)) for key in _keys_in(section)]
+    changed = [(key, value) for key, value in changed if value != key.default]
+    if changed:
+        yield from ("", f"[{at}]")
+    for key, value in changed:
+        yield from (f"# {key.says.doc}", f"{key.name} = {literal(value)}")
+    for name, child, is_chosen in _children(section):
+        inner = getattr(held, name)
+        for one in inner if is_chosen else ():
+            yield from _rendered(child, f"{at}.{name}.{one}", inner[one])
+        if not is_chosen:
+            yield from _rendered(child, f"{at}.{name}", inner)
+
+
 def literal(value: object) -> str:
-    """``value``, a text, a number or a list of those, as TOML writes it."""
+    """``value``, a text, a number, or a list or table of those, as TOML writes it."""
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{literal(name)} = {literal(held)}' for name, held in value.items())}}}"
     # JSON's escapes are TOML's; only DEL stands raw in JSON and may not in TOML.
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

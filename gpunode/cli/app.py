@@ -17,7 +17,7 @@ from gpunode.cli import completing
 
 # What people want, and the commands for it; ``--help`` shows them so.
 GROUPS = {
-    "Set up": ("setup", "plan", "rehearse", "verify", "recipe", "ctk"),
+    "Set up": ("setup", "plan", "rehearse", "verify", "recipe", "ctk", "k8s"),
     "Look": ("status", "log", "capture"),
     "Explain": ("doctor", "compare"),
     "Undo": ("rollback", "remove"),
@@ -96,6 +96,35 @@ ctk_app = typer.Typer(
     rich_markup_mode=None,
 )
 app.add_typer(ctk_app, name="ctk")
+
+
+class K8sGroup(PlainGroup):
+    """The commands of ``cli/k8s.py``, which is imported when one of them, or their list, is asked for."""
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """The command of that name."""
+        self._fill()
+        return super().get_command(ctx, cmd_name)
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Their names."""
+        self._fill()
+        return super().list_commands(ctx)
+
+    def _fill(self) -> None:
+        if not self.commands:
+            from gpunode.cli import k8s
+
+            self.commands.update(k8s.commands())
+
+
+k8s_app = typer.Typer(
+    cls=K8sGroup,
+    help="Offer the GPUs of provisioned nodes to pods.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+app.add_typer(k8s_app, name="k8s")
 
 RecipeArgument = Annotated[
     str,

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from gpunode.catalog.xids import Xid
     from gpunode.diagnoses.comparison import Comparison
     from gpunode.diagnoses.model import Diagnosis, Fix, Rule
+    from gpunode.kubernetes.model import Rendered
     from gpunode.workflow.doctor import Examined
     from gpunode.workflow.fleet import Row, Tally
 
@@ -52,6 +53,12 @@ class ReportScreen:
         """Says on a terminal that the node is being looked at, until there is something to read."""
         if not self._silent and self._printer.is_terminal:
             self._live.begin("looking at this machine")
+
+    def rendered(self, found: Rendered, out: str) -> None:
+        """What was rendered for a cluster, and the folder in which it stands."""
+        from gpunode.cli.screen.cluster import rendered_lines
+
+        self._put(*rendered_lines(found, out))
 
     def diagnosis(self, examined: Examined, *, page: str = "") -> None:
         """What is wrong with the node, and how it is put right; ``page`` is the file in which it stands, too."""

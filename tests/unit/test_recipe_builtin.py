@@ -13,7 +13,10 @@ from gpunode.errors import RecipeError, UsageError
 from gpunode.recipe import Recipe, Runtime, Toolkit, known_keys
 
 TOP = Path(__file__).parents[2]
-SHIPPED = ("bare-metal", "containerd", "crio", "docker", "k8s-containerd", "podman")
+SHIPPED = (
+    *("bare-metal", "containerd", "crio", "docker", "dra", "gpu-operator", "hami"),
+    *("k8s-containerd", "k8s-mig", "k8s-mps", "k8s-time-slicing", "podman"),
+)
 
 
 def test_the_shipped_recipes_are_found_from_a_source_tree() -> None:
@@ -33,7 +36,7 @@ def test_the_shipped_recipes_are_found_from_a_source_tree() -> None:
 )
 def test_what_the_shipped_recipes_want(name: str, toolkit: Toolkit, runtime: Runtime) -> None:
     got = builtin.read(name)
-    assert got == Recipe(name, got.description, toolkit=toolkit, runtime=runtime)
+    assert got == Recipe(name, got.description, toolkit=toolkit, runtime=runtime, kubernetes=got.kubernetes)
     assert got.description
 
 

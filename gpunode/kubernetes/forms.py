@@ -1,0 +1,149 @@
+"""Rendered objects → files, in the form in which they are delivered. Pure, and the same bytes for the same input."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from gpunode.command import Command
+from gpunode.kubernetes import yaml
+from gpunode.kubernetes.model import NodeEdit, Object, Release, Rendered
+from gpunode.kubernetes.render import Form
+
+# The first line of every file: by it gpunode knows its own files when it renders again.
+HEADER: Final = "Rendered by gpunode; render it again instead of editing it."
+_ARGO: Final = "argocd.argoproj.io"
+# Argo CD applies wave 0 by default; ours come before what a team adds without a wave.
+_FIRST_WAVE: Final = -3
+_NODE_MANAGER: Final = "gpunode-nodes"
+
+
+def files(rendered: Rendered, form: Form) -> Mapping[str, str]:
+    """The files by their paths below the output folder."""
+    made: dict[str, str] = {}
+    for number, one in enumerate(rendered.objects, 1):
+        made[f"manifests/{number:02d}-{_slug(one)}.yaml"] = _file([one], form)
+    made |= {f"helm/{one.name}.values.yaml": _values(one) for one in rendered.releases if form != "argocd"}
+    made |= {f"applications/{one.name}.yaml": _application(one) for one in rendered.releases if form == "argocd"}
+    made["nodes.yaml"] = _labels(rendered.nodes)
+    made["test-pod.yaml"] = _file(rendered.test_pod, "manifests")
+    if form == "kustomize":
+        made["kustomization.yaml"] = _kustomization(sorted(made))
+    made["apply.sh"] = _commands(rendered, form)
+    return made
+
+
+def _slug(one: Object) -> str:
+    kind = re.sub(r"(?<=[a-z])(?=[A-Z])", "-", one.kind).lower()
+    return f"{kind}-{one.name}"
+
+
+def _file(every: Sequence[Object], form: Form) -> str:
+    texts = [yaml.document(_body(one, form), one.why) for one in every]
+    return f"# {HEADER}\n" + "---\n".join(texts)
+
+
+def _body(one: Object, form: Form) -> Mapping[str, Any]:
+    if form != "argocd":
+        return one.body
+    # For each object, not for all by kustomize: that would put the wave into pod templates and restart the pods.
+    metadata = {**one.body["metadata"], "annotations": {f"{_ARGO}/sync-wave": str(_FIRST_WAVE + one.wave)}}
+    return {**one.body, "metadata": metadata}
+
+
+def _values(release: Release) -> str:
+    about = f"{HEADER}\n{release.why}\nChart {release.chart} {release.version} from {release.repository}"
+    return yaml.document(release.values, about)
+
+
+def _application(release: Release) -> str:
+    """An Application of Argo CD that holds the release with its values."""
+    is_oci = release.repository.startswith("oci://")
+    source = {
+        # Argo CD wants an OCI registry without its scheme.
+        "repoURL": release.repository.removeprefix("oci://"),
+        "chart": release.chart,
+        "targetRevision": release.version,
+        "helm": {"releaseName": release.name, "valuesObject": release.values},
+    }
+    options = ["CreateNamespace=true", "ServerSideApply=true", "SkipDryRunOnMissingResource=true"]
+    spec: dict[str, Any] = {
+        "project": "default",
+        "destination": {"server": "https://kubernetes.default.svc", "namespace": release.namespace},
+        "source": source,
+        "syncPolicy": {"automated": {"prune": True, "selfHeal": True}, "syncOptions": options},
+    }
+    if release.chart == "gpu-operator":
+        # The API server fills in defaults of the ClusterPolicy that the chart leaves out (gpu-operator issue 2795).
+        policy = {"group": "nvidia.com", "kind": "ClusterPolicy", "jsonPointers": ["/spec/cdi/default", "/status"]}
+        spec["ignoreDifferences"] = [policy]
+    body = {
+        "apiVersion": "argoproj.io/v1alpha1",
+        "kind": "Application",
+        "metadata": {
+            "name": release.name,
+            "namespace": "argocd",
+            "annotations": {f"{_ARGO}/sync-wave": str(_FIRST_WAVE + release.wave)},
+        },
+        "spec": spec,
+    }
+    note = "\nThe repository is an OCI registry: add it to Argo CD with enableOCI." if is_oci else ""
+    return yaml.document(body, f"{HEADER}\n{release.why}{note}")
+
+
+def _labels(nodes: Sequence[NodeEdit]) -> str:
+    """The nodes with our labels alone: server-side apply leaves all others, and takes ours back when a key goes."""
+    parts = []
+    for edit in nodes:
+        body = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": edit.node, "labels": dict(edit.labels)}}
+        parts.append(yaml.document(body, edit.why))
+    return f"# {HEADER}\n" + "---\n".join(parts)
+
+
+def _kustomization(paths: Sequence[str]) -> str:
+    resources = [path for path in paths if path.startswith("manifests/")]
+    body = {"apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization", "resources": resources}
+    return yaml.document(body, f"{HEADER}\nkubectl apply --server-side -k . applies the plain objects, not the charts.")
+
+
+def _commands(rendered: Rendered, form: Form) -> str:
+    """A script of the exact commands, in their order."""
+    lines = ["#!/bin/sh", f"# {HEADER}", "# Applies everything, in order.", "set -eu"]
+    lines += ['cd "$(dirname "$0")"', ""]
+    lines += _apply(rendered, form)
+    for edit in rendered.nodes:
+        if edit.taint:
+            # Not in nodes.yaml: a Node's taints are one list, and applying ours would remove everybody else's.
+            lines.append(_shell("kubectl", "taint", "--overwrite", "node", edit.node, edit.taint))
+    lines += ["", "# A pod that computes on a GPU:"]
+    lines += [f"#   {_shell('kubectl', 'apply', '-f', 'test-pod.yaml')}"]
+    return "\n".join(lines) + "\n"
+
+
+def _apply(rendered: Rendered, form: Form) -> Iterator[str]:
+    manager = ("kubectl", "apply", "--server-side", "--field-manager")
+    # Labels first: by them the pods find their nodes, and each its configuration.
+    yield _shell(*manager, _NODE_MANAGER, "-f", "nodes.yaml")
+    if form == "kustomize" and rendered.objects:
+        yield _shell(*manager, "gpunode", "-k", ".")
+    elif rendered.objects:
+        # In the order of the names, which is that of the waves.
+        yield _shell(*manager, "gpunode", "-f", "manifests/")
+    if form == "argocd" and rendered.releases:
+        yield _shell(*manager, "gpunode", "-f", "applications/")
+    for release in rendered.releases if form != "argocd" else ():
+        yield from ("", f"# {release.why}", helm_command(release))
+
+
+def helm_command(release: Release) -> str:
+    """The command that installs the release, or brings it to these values."""
+    where = ("--namespace", release.namespace, "--create-namespace")
+    version = ("--version", release.version, "--values", f"helm/{release.name}.values.yaml", "--wait")
+    is_oci = release.repository.startswith("oci://")
+    chart = [f"{release.repository}/{release.chart}"] if is_oci else [release.chart, "--repo", release.repository]
+    return _shell("helm", "upgrade", "--install", release.name, *chart, *where, *version)
+
+
+def _shell(*words: str) -> str:
+    return str(Command(words))

@@ -1,0 +1,111 @@
+"""What is known of the nodes, and what is rendered for them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from gpunode.catalog.gpus import GpuModel
+from gpunode.facts.model import KubeletKind
+
+# One namespace for labels and taints on all stacks.
+GPU_PRESENT: Final = "nvidia.com/gpu.present"
+PLUGIN_CONFIG: Final = "nvidia.com/device-plugin.config"
+MIG_CONFIG: Final = "nvidia.com/mig.config"
+# Helm and people find by it what gpunode rendered.
+MANAGED_BY: Final = {"app.kubernetes.io/managed-by": "gpunode"}
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterNode:
+    """A node as the cluster's objects depend on it.
+
+    Attributes:
+        name: of the Node object.
+        gpus: those that the driver can use, in PCI order.
+        driver: the version of the loaded driver; empty where none is loaded, or nobody could tell.
+        kubelet: the product that brings the kubelet; None where none was found.
+        toolkit: whether the container toolkit is installed.
+    """
+
+    name: str
+    gpus: tuple[GpuModel, ...]
+    driver: str = ""
+    kubelet: KubeletKind | None = None
+    toolkit: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Object:
+    """One object of the cluster.
+
+    Attributes:
+        why: what it is for, in a sentence; the comment above it.
+        wave: objects of a lower wave are applied, and ready, first.
+    """
+
+    body: Mapping[str, Any]
+    why: str
+    wave: int
+
+    @property
+    def kind(self) -> str:
+        """Its kind (``DaemonSet``)."""
+        return str(self.body["kind"])
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        return str(self.body["metadata"]["name"])
+
+    @property
+    def namespace(self) -> str:
+        """Its namespace; empty for an object of the whole cluster."""
+        return str(self.body["metadata"].get("namespace", ""))
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """One release of a Helm chart, with the values that differ from the chart's."""
+
+    name: str
+    chart: str
+    version: str
+    repository: str
+    namespace: str
+    values: Mapping[str, Any]
+    why: str
+    wave: int
+
+
+@dataclass(frozen=True, slots=True)
+class NodeEdit:
+    """The labels and the taint of one Node.
+
+    Attributes:
+        taint: as kubectl writes it (``nvidia.com/gpu=present:NoSchedule``); empty for none.
+    """
+
+    node: str
+    labels: Mapping[str, str]
+    taint: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    """All that the recipe asks of the cluster, in the order in which it is applied.
+
+    Attributes:
+        test_pod: what shows that a pod computes on a GPU; not applied with the rest.
+        notes: what a person has to know, or do elsewhere.
+        expected: by node, how many of each resource it offers when everything works.
+    """
+
+    objects: tuple[Object, ...] = ()
+    releases: tuple[Release, ...] = ()
+    nodes: tuple[NodeEdit, ...] = ()
+    test_pod: tuple[Object, ...] = ()
+    notes: tuple[str, ...] = ()
+    expected: Mapping[str, Mapping[str, int]] = field(default_factory=dict)

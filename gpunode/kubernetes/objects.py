@@ -1,0 +1,186 @@
+"""The plain objects that gpunode renders itself, and the parts that they and the charts' values share."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from gpunode.catalog.charts import chart
+from gpunode.errors import Refused
+from gpunode.facts.model import KubeletKind
+from gpunode.kubernetes import yaml
+from gpunode.kubernetes.model import GPU_PRESENT, MANAGED_BY, ClusterNode, Object
+from gpunode.kubernetes.sharing import GPU
+from gpunode.recipe_kubernetes import Kubernetes
+
+PLUGIN: Final = "nvidia-device-plugin"
+TEST_POD: Final = "gpunode-test"
+VECTOR_ADD: Final = "nvcr.io/nvidia/k8s/cuda-sample:vectoradd-cuda12.5.0"
+NAMESPACE_WAVE, CONFIG_WAVE, PLUGIN_WAVE, EXTRAS_WAVE, TEST_WAVE = range(5)
+_PLUGIN_IMAGE: Final = "nvcr.io/nvidia/k8s-device-plugin"
+_KUBELET_ROOT: Final = "/var/lib/kubelet"
+# Sources: canonical/microk8s microk8s-resources/default-args/kubelet; k0s pkg/component/worker/kubelet.
+_KUBELET_ROOTS: Final[Mapping[KubeletKind, str]] = {
+    "microk8s": "/var/snap/microk8s/common/var/lib/kubelet",
+    "k0s": "/var/lib/k0s/kubelet",
+}
+
+
+def kubelet_root(nodes: Sequence[ClusterNode]) -> str:
+    """The folder of the nodes' kubelets.
+
+    Raises:
+        Refused: they differ, and one DaemonSet cannot mount several.
+    """
+    roots = {_KUBELET_ROOTS.get(node.kubelet, _KUBELET_ROOT) if node.kubelet else _KUBELET_ROOT for node in nodes}
+    if len(roots) > 1:
+        raise Refused(
+            "the nodes keep the kubelet's files in different folders",
+            why=", ".join(sorted(roots)),
+            hint="render for the nodes of one Kubernetes distribution at a time",
+        )
+    return next(iter(roots), _KUBELET_ROOT)
+
+
+def has_usual_root(nodes: Sequence[ClusterNode]) -> bool:
+    """Whether the kubelets' folder is the one that charts take for granted."""
+    return kubelet_root(nodes) == _KUBELET_ROOT
+
+
+def mirrored(image: str, registry: str) -> str:
+    """``image``, from the mirror ``registry`` where there is one: the registry's host is replaced, the path stays."""
+    return f"{registry}/{image.partition('/')[2]}" if registry else image
+
+
+def tolerations(wanted: Kubernetes) -> list[dict[str, str]]:
+    """What lets a pod run on the GPU nodes: their taint, and the one that clouds and NVIDIA's charts use."""
+    keys = dict.fromkeys((GPU, wanted.taint.key or GPU))
+    effect = {GPU: "NoSchedule"} | {wanted.taint.key: wanted.taint.effect}
+    return [{"key": key, "operator": "Exists", "effect": effect[key]} for key in keys]
+
+
+def namespace(name: str) -> Object:
+    """The namespace, in which pods may mount the node's folders."""
+    enforce = {"pod-security.kubernetes.io/enforce": "privileged"}
+    body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": {**MANAGED_BY, **enforce}}}
+    return Object(
+        body, "The device plugin mounts the kubelet's folder, which only privileged pods may.", NAMESPACE_WAVE
+    )
+
+
+def runtime_class(name: str) -> Object:
+    """The RuntimeClass that selects NVIDIA's runtime."""
+    metadata = {"name": name, "labels": dict(MANAGED_BY)}
+    body = {"apiVersion": "node.k8s.io/v1", "kind": "RuntimeClass", "metadata": metadata, "handler": "nvidia"}
+    why = 'Pods of this class run through the runtime "nvidia", which gpunode registers on each node.'
+    return Object(body, why, NAMESPACE_WAVE)
+
+
+def plugin_config_map(where: str, config: Mapping[str, Any], why: str) -> Object:
+    """The device plugin's configuration, named by its content: another content restarts the plugin's pods.
+
+    The plugin does not watch its file (gpu-operator issue 1144).
+    """
+    text = yaml.document(config)
+    name = f"{PLUGIN}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+    metadata = {"name": name, "namespace": where, "labels": dict(MANAGED_BY)}
+    body = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {"config.yaml": text}}
+    return Object(body, why, CONFIG_WAVE)
+
+
+def plugin_daemon_set(wanted: Kubernetes, where: str, config_map: str, root: str, *, mig: bool) -> Object:
+    """NVIDIA's device plugin on every node with the label ``nvidia.com/gpu.present=true``.
+
+    As deployments/static/nvidia-device-plugin.yml of NVIDIA/k8s-device-plugin 0.20.0, with what that leaves out: the
+    RuntimeClass, without which the plugin finds no NVML where nvidia is not the default runtime, and the configuration.
+    To offer MIG instances it needs CAP_SYS_ADMIN.
+    """
+    found = chart(PLUGIN)
+    labels = {"app.kubernetes.io/name": PLUGIN}
+    capabilities = {"capabilities": {"add": ["SYS_ADMIN"]}}
+    confined = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+    environment = [{"name": "CONFIG_FILE", "value": "/config/config.yaml"}]
+    container = {
+        "name": "plugin",
+        "image": mirrored(f"{_PLUGIN_IMAGE}:{_image_tag(wanted) or found.app}", wanted.registry),
+        "env": environment + ([{"name": "NVIDIA_MIG_MONITOR_DEVICES", "value": "all"}] if mig else []),
+        "securityContext": capabilities if mig else confined,
+        "volumeMounts": [
+            {"name": "device-plugins", "mountPath": "/var/lib/kubelet/device-plugins"},
+            {"name": "config", "mountPath": "/config", "readOnly": True},
+        ],
+    }
+    pod = {
+        **({"runtimeClassName": wanted.runtime_class} if wanted.runtime_class else {}),
+        "priorityClassName": "system-node-critical",
+        "automountServiceAccountToken": False,
+        "nodeSelector": {GPU_PRESENT: "true"},
+        "tolerations": tolerations(wanted),
+        "containers": [container],
+        "volumes": [
+            {"name": "device-plugins", "hostPath": {"path": f"{root}/device-plugins", "type": "Directory"}},
+            {"name": "config", "configMap": {"name": config_map}},
+        ],
+    }
+    body = {
+        "apiVersion": "apps/v1",
+        "kind": "DaemonSet",
+        "metadata": {"name": PLUGIN, "namespace": where, "labels": {**labels, **MANAGED_BY}},
+        "spec": {
+            "selector": {"matchLabels": labels},
+            "updateStrategy": {"type": "RollingUpdate"},
+            "template": {"metadata": {"labels": labels}, "spec": pod},
+        },
+    }
+    return Object(body, "Offers the node's GPUs to pods as nvidia.com/gpu.", PLUGIN_WAVE)
+
+
+def _image_tag(wanted: Kubernetes) -> str:
+    version = wanted.versions.device_plugin
+    return f"v{version.removeprefix('v')}" if version else ""
+
+
+def test_pod(wanted: Kubernetes, where: str, resource: str) -> Object:
+    """A pod that adds two vectors on a GPU and ends; its log says ``Test PASSED``."""
+    limits: dict[str, Any] = {resource: 1}
+    if wanted.stack == "hami":
+        limits["nvidia.com/gpumem"] = 1024
+    return Object(
+        _test_pod(wanted, where, {"resources": {"limits": limits}}, {}),
+        "Adds two vectors on a GPU; its log ends with: Test PASSED",
+        TEST_WAVE,
+    )
+
+
+def claiming_test_pod(wanted: Kubernetes, where: str) -> tuple[Object, Object]:
+    """The same by Dynamic Resource Allocation: the template of a claim for one GPU, and the pod."""
+    metadata = {"name": TEST_POD, "namespace": where, "labels": dict(MANAGED_BY)}
+    request = {"name": "gpu", "exactly": {"deviceClassName": "gpu.nvidia.com"}}
+    template = {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceClaimTemplate",
+        "metadata": metadata,
+        "spec": {"spec": {"devices": {"requests": [request]}}},
+    }
+    claims = {"resourceClaims": [{"name": "gpu", "resourceClaimTemplateName": TEST_POD}]}
+    pod = _test_pod(wanted, where, {"resources": {"claims": [{"name": "gpu"}]}}, claims)
+    return (
+        Object(template, "Each pod that names it gets a claim of its own, for one GPU.", TEST_WAVE),
+        Object(pod, "Adds two vectors on a GPU; its log ends with: Test PASSED", TEST_WAVE),
+    )
+
+
+def _test_pod(wanted: Kubernetes, where: str, container: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
+    # With DRA the driver injects the GPU by CDI: any runtime will do.
+    runtime = {"runtimeClassName": wanted.runtime_class} if wanted.runtime_class and wanted.stack != "dra" else {}
+    image = mirrored(VECTOR_ADD, wanted.registry)
+    spec = {
+        "restartPolicy": "Never",
+        **runtime,
+        "tolerations": tolerations(wanted),
+        **more,
+        "containers": [{"name": "vectoradd", "image": image, **container}],
+    }
+    metadata = {"name": TEST_POD, "namespace": where, "labels": dict(MANAGED_BY)}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}

@@ -1,0 +1,180 @@
+"""The values of the Helm charts, where a chart owns the objects: only what differs from the chart's own values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from gpunode.catalog.charts import chart, unknown_keys
+from gpunode.kubernetes import yaml
+from gpunode.kubernetes.model import GPU_PRESENT, ClusterNode, Release
+from gpunode.kubernetes.objects import (
+    EXTRAS_WAVE,
+    PLUGIN,
+    PLUGIN_WAVE,
+    has_usual_root,
+    kubelet_root,
+    mirrored,
+    tolerations,
+)
+from gpunode.kubernetes.plugin_config import plugin_config
+from gpunode.kubernetes.sharing import Config
+from gpunode.recipe_kubernetes import Kubernetes
+
+_NFD_IMAGE: Final = "registry.k8s.io/nfd/node-feature-discovery"
+_CONTROL_PLANE: Final = {"key": "node-role.kubernetes.io/control-plane", "operator": "Exists", "effect": "NoSchedule"}
+
+
+def _release(name: str, version: str, where: str, values: Mapping[str, Any], why: str, wave: int) -> Release:
+    found = chart(name)
+    assert not unknown_keys(name, values), unknown_keys(name, values)
+    return Release(name, name, version or found.version, found.repository, where, values, why, wave)
+
+
+def files_of(configs: Mapping[str, Config], nodes: Sequence[ClusterNode]) -> Mapping[str, str]:
+    """The device plugin's named configurations, each as its file."""
+    every = {config.name: config for config in configs.values()}
+    having = {name: [node for node in nodes if configs[node.name].name == name] for name in every}
+    return {name: yaml.document(plugin_config(every[name], having[name])) for name in sorted(every)}
+
+
+def most_common(configs: Mapping[str, Config]) -> str:
+    """The name of the configuration that most nodes have: a node without the label gets it."""
+    names = [config.name for config in configs.values()]
+    return max(sorted(set(names)), key=names.count)
+
+
+def device_plugin(
+    wanted: Kubernetes, where: str, configs: Mapping[str, Config], nodes: Sequence[ClusterNode], *, gfd: bool
+) -> Release:
+    """NVIDIA's device plugin, and with it GPU Feature Discovery and the MPS daemon where they are wanted."""
+    values: dict[str, Any] = {
+        **_runtime_class(wanted),
+        **_image(wanted, "nvcr.io/nvidia/k8s-device-plugin"),
+        "tolerations": tolerations(wanted),
+        "gfd": {"enabled": gfd},
+    }
+    if gfd:
+        # The chart's own toleration is for the value "present" alone (k8s-device-plugin issue 1934).
+        worker = {"worker": {"tolerations": [_CONTROL_PLANE, *tolerations(wanted)]}}
+        values["nfd"] = {**_image(wanted, _NFD_IMAGE), **worker}
+    values["config"] = {"default": most_common(configs), "map": dict(files_of(configs, nodes))}
+    parts = ["the device plugin"] + (["GPU Feature Discovery"] if gfd else [])
+    parts += ["the MPS daemon"] if any(config.mode == "mps" for config in configs.values()) else []
+    why = f"Runs {_listed(parts)}. Nodes choose a configuration by the label nvidia.com/device-plugin.config."
+    return _release(PLUGIN, wanted.versions.device_plugin, where, values, why, PLUGIN_WAVE)
+
+
+def gpu_operator(
+    wanted: Kubernetes,
+    where: str,
+    configs: Mapping[str, Config],
+    nodes: Sequence[ClusterNode],
+    *,
+    driver: bool,
+    toolkit: bool,
+) -> Release:
+    """The GPU Operator, which installs driver and toolkit only where the nodes have none."""
+    strategies = {config.strategy for config in configs.values()} - {"none"}
+    values: dict[str, Any] = {
+        "driver": {"enabled": driver},
+        "toolkit": {"enabled": toolkit},
+        "operator": {**_repository(wanted, "nvidia"), "runtimeClass": wanted.runtime_class or "nvidia"},
+        "psa": {"enabled": True},
+        "mig": {"strategy": next(iter(strategies), "single")},
+        "migManager": {**_repository(wanted, "nvidia/cloud-native"), "enabled": bool(strategies)},
+        "dcgmExporter": {
+            **_repository(wanted, "nvidia/k8s"),
+            "enabled": wanted.extras.dcgm_exporter,
+            # The chart would make a ServiceMonitor, which only clusters with the Prometheus Operator have.
+            "serviceMonitor": {"enabled": False},
+        },
+        "daemonsets": {"tolerations": tolerations(wanted)},
+        "node-feature-discovery": {
+            **_image(wanted, _NFD_IMAGE),
+            "worker": {"tolerations": [_CONTROL_PLANE, *tolerations(wanted)]},
+        },
+    }
+    if wanted.registry:
+        values |= {part: _repository(wanted, "nvidia") for part in ("validator", "gfd")}
+    plugin: dict[str, Any] = dict(_repository(wanted, "nvidia"))
+    if any(config.mode != "none" for config in configs.values()) or len(set(configs.values())) > 1:
+        data = dict(files_of(configs, nodes))
+        plugin["config"] = {"create": True, "name": PLUGIN, "default": most_common(configs), "data": data}
+    if plugin:
+        values["devicePlugin"] = plugin
+    if not has_usual_root(nodes):
+        values["hostPaths"] = {"kubeletRootDir": kubelet_root(nodes)}
+    why = "Runs the operator, which deploys the device plugin and what belongs to it."
+    return _release("gpu-operator", wanted.versions.gpu_operator, where, values, why, PLUGIN_WAVE)
+
+
+def hami(wanted: Kubernetes, where: str, nodes: Sequence[ClusterNode]) -> Release:
+    """HAMi: its device plugin, and its scheduler, by which a pod gets part of a GPU's memory and cores."""
+    # The chart's own registry is a mirror in China.
+    registry, _, path = mirrored("registry.k8s.io/kube-scheduler", wanted.registry).partition("/")
+    values: dict[str, Any] = {
+        **({"global": {"imageRegistry": wanted.registry}} if wanted.registry else {}),
+        "scheduler": {"kubeScheduler": {"image": {"registry": registry, "repository": path}}},
+        "devicePlugin": {
+            **_runtime_class(wanted),
+            **({"createRuntimeClass": False} if wanted.runtime_class else {}),
+            **({"deviceSplitCount": wanted.sharing.replicas} if wanted.sharing.replicas > 1 else {}),
+            "nvidiaNodeSelector": {"gpu": "on"},
+            "tolerations": tolerations(wanted),
+            **({} if has_usual_root(nodes) else {"pluginPath": f"{kubelet_root(nodes)}/device-plugins"}),
+        },
+    }
+    why = "Runs HAMi's device plugin and scheduler: pods ask for nvidia.com/gpu, gpumem and gpucores."
+    return _release("hami", wanted.versions.hami, where, values, why, PLUGIN_WAVE)
+
+
+def dra_driver(wanted: Kubernetes, where: str, nodes: Sequence[ClusterNode]) -> Release:
+    """The DRA driver for GPUs, without ComputeDomains, which only NVLink domains of several nodes need."""
+    root = kubelet_root(nodes)
+    places = {
+        "kubeletRegistrarDirectoryPath": f"{root}/plugins_registry",
+        "kubeletPluginsDirectoryPath": f"{root}/plugins",
+    }
+    values: dict[str, Any] = {
+        **_image(wanted, "registry.k8s.io/dra-driver-nvidia/dra-driver-nvidia-gpu"),
+        "nvidiaDriverRoot": "/",
+        # The chart asks for this where no device plugin offers the same GPUs.
+        "gpuResourcesEnabledOverride": True,
+        "resources": {"computeDomains": {"enabled": False}},
+        "kubeletPlugin": {"tolerations": tolerations(wanted), **({} if has_usual_root(nodes) else places)},
+    }
+    why = "Runs the DRA driver: pods claim GPUs of the DeviceClass gpu.nvidia.com."
+    return _release("dra-driver-nvidia-gpu", wanted.versions.dra_driver, where, values, why, PLUGIN_WAVE)
+
+
+def dcgm_exporter(wanted: Kubernetes, where: str, nodes: Sequence[ClusterNode]) -> Release:
+    """The DCGM exporter on its own, for stacks other than the GPU Operator, which brings it."""
+    values: dict[str, Any] = {
+        **_runtime_class(wanted),
+        **_image(wanted, "nvcr.io/nvidia/k8s/dcgm-exporter"),
+        # A ServiceMonitor needs the Prometheus Operator; without it Helm fails.
+        "serviceMonitor": {"enabled": False},
+        "nodeSelector": {GPU_PRESENT: "true"},
+        "tolerations": tolerations(wanted),
+        **({} if has_usual_root(nodes) else {"kubeletPath": f"{kubelet_root(nodes)}/pod-resources"}),
+    }
+    why = "Offers the GPUs' metrics to Prometheus, on port 9400 of each GPU node."
+    return _release("dcgm-exporter", wanted.versions.dcgm_exporter, where, values, why, EXTRAS_WAVE)
+
+
+def _runtime_class(wanted: Kubernetes) -> dict[str, Any]:
+    return {"runtimeClassName": wanted.runtime_class} if wanted.runtime_class else {}
+
+
+def _image(wanted: Kubernetes, image: str) -> dict[str, Any]:
+    return {"image": {"repository": mirrored(image, wanted.registry)}} if wanted.registry else {}
+
+
+def _repository(wanted: Kubernetes, path: str) -> dict[str, Any]:
+    return {"repository": f"{wanted.registry}/{path}"} if wanted.registry else {}
+
+
+def _listed(parts: Sequence[str]) -> str:
+    *most, last = parts
+    return f"{', '.join(most)} and {last}" if most else last

@@ -1,0 +1,225 @@
+"""Recipe and nodes → all that the cluster is asked for. Pure, and the same bytes for the same input."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final, Literal, TypeAlias
+
+from gpunode.errors import Refused
+from gpunode.kubernetes import objects, releases
+from gpunode.kubernetes.model import (
+    GPU_PRESENT,
+    MIG_CONFIG,
+    PLUGIN_CONFIG,
+    ClusterNode,
+    NodeEdit,
+    Object,
+    Release,
+    Rendered,
+)
+from gpunode.kubernetes.plugin_config import plugin_config
+from gpunode.kubernetes.sharing import GPU, Config, configs, counted, offered
+from gpunode.recipe import Recipe
+from gpunode.recipe_kubernetes import Kubernetes
+
+Form: TypeAlias = Literal["manifests", "kustomize", "argocd", "helm"]
+_NAMESPACES: Final = {"gpu-operator": "gpu-operator", "hami": "kube-system"}
+# Source: the DRA driver's documentation, "Prerequisites" (0.4).
+_DRA_DRIVER_BRANCH: Final = 565
+_SHARED: Final = {
+    "time-slicing": (
+        "Time slicing shares a GPU's time, not its memory: one pod can fill the memory and starve the others, and a "
+        "fault in one pod ends all pods on that GPU. MIG isolates both."
+    ),
+    "mps": (
+        "MPS limits each pod's share of a GPU's memory, but does not isolate faults: a fault in one pod ends all pods "
+        "on that GPU. MIG isolates both."
+    ),
+}
+
+
+def rendered(recipe: Recipe, nodes: Sequence[ClusterNode], form: Form = "manifests") -> Rendered:
+    """What the recipe asks of the cluster, for these nodes.
+
+    Raises:
+        Refused: the recipe contradicts itself, or asks of a node what it cannot do.
+    """
+    wanted = recipe.kubernetes
+    if wanted is None or wanted.stack == "none":
+        raise Refused(
+            f"the recipe {recipe.name} asks nothing of Kubernetes",
+            why="it has no [kubernetes] table with a stack",
+            hint='add one, such as:\n[kubernetes]\nstack = "device-plugin"',
+        )
+    found = _with_gpus(nodes)
+    _check_stack(wanted, found)
+    # HAMi has no configuration of the device plugin; its replicas are a limit of its own.
+    by_node = {node.name: Config("whole") for node in found} if wanted.stack == "hami" else configs(wanted, found)
+    where = wanted.namespace or _NAMESPACES.get(wanted.stack, "gpu-system")
+    plain, charts = _parts(recipe, wanted, found, by_node, where, form)
+    expected = {node.name: offer for node in found if (offer := _expected(wanted, node, by_node[node.name]))}
+    return Rendered(
+        objects=tuple(sorted(plain, key=lambda one: one.wave)),
+        releases=tuple(charts),
+        nodes=tuple(_edit(recipe, wanted, node, by_node) for node in found),
+        test_pod=_test(wanted, where, expected),
+        notes=tuple(_notes(wanted, by_node)),
+        expected=expected,
+    )
+
+
+def _with_gpus(nodes: Sequence[ClusterNode]) -> tuple[ClusterNode, ...]:
+    found = tuple(sorted((node for node in nodes if node.gpus), key=lambda node: node.name))
+    if not found:
+        raise Refused(
+            "no NVIDIA GPU found on " + (", ".join(node.name for node in nodes) or "any node"),
+            why="nothing would be offered to pods",
+            hint="name captures of GPU nodes with --node",
+        )
+    names = [node.name for node in found]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise Refused(
+            f"several captures are of the node {twice[0]}",
+            why="each node is rendered once",
+            hint="name one capture of each node",
+        )
+    return found
+
+
+def _check_stack(wanted: Kubernetes, nodes: Sequence[ClusterNode]) -> None:
+    mode, strategy = wanted.sharing.mode, wanted.mig.strategy
+    if wanted.stack == "hami" and (mode != "none" or strategy != "none" or wanted.configs):
+        raise Refused(
+            "HAMi shares GPUs by itself",
+            why="its scheduler gives each pod the memory and cores that it asks for",
+            hint="leave [kubernetes.mig] and [kubernetes.configs] out; in [kubernetes.sharing], only replicas counts",
+        )
+    if wanted.stack == "dra" and mode != "none":
+        raise Refused(
+            f"the DRA driver does not offer {mode} yet",
+            why="it is an alpha feature of the driver, off by default",
+            hint='use stack = "device-plugin" for sharing, or leave [kubernetes.sharing] out',
+        )
+    for node in nodes if wanted.stack == "dra" else ():
+        branch = node.driver.partition(".")[0]
+        if branch.isdigit() and int(branch) < _DRA_DRIVER_BRANCH:
+            raise Refused(
+                f"{node.name} has driver {node.driver}, too old for the DRA driver",
+                why=f"it needs {_DRA_DRIVER_BRANCH} or newer",
+                hint='set version in [driver] to a newer branch, or use stack = "device-plugin"',
+            )
+
+
+def _parts(
+    recipe: Recipe,
+    wanted: Kubernetes,
+    nodes: Sequence[ClusterNode],
+    by_node: Mapping[str, Config],
+    where: str,
+    form: Form,
+) -> tuple[list[Object], list[Release]]:
+    plain = [] if where == "kube-system" else [objects.namespace(where)]
+    exporter = wanted.extras.dcgm_exporter and wanted.stack != "gpu-operator"
+    # The GPU Operator makes its own.
+    if wanted.runtime_class and (wanted.stack in {"device-plugin", "hami"} or exporter):
+        plain.append(objects.runtime_class(wanted.runtime_class))
+    charts: list[Release] = []
+    match wanted.stack:
+        case "device-plugin":
+            more, charts = _device_plugin(wanted, nodes, by_node, where, form)
+            plain += more
+        case "gpu-operator":
+            _check_one_strategy(by_node)
+            driver = recipe.driver.version == "none" and not all(node.driver for node in nodes)
+            toolkit = recipe.toolkit.version == "none" and not all(node.toolkit for node in nodes)
+            charts = [releases.gpu_operator(wanted, where, by_node, nodes, driver=driver, toolkit=toolkit)]
+        case "hami":
+            charts = [releases.hami(wanted, where, nodes)]
+        case "dra":
+            charts = [releases.dra_driver(wanted, where, nodes)]
+    if exporter:
+        charts.append(releases.dcgm_exporter(wanted, where, nodes))
+    return plain, charts
+
+
+def _device_plugin(
+    wanted: Kubernetes, nodes: Sequence[ClusterNode], by_node: Mapping[str, Config], where: str, form: Form
+) -> tuple[list[Object], list[Release]]:
+    """Plain objects where they suffice: one configuration, and neither MPS nor feature discovery."""
+    mps = any(config.mode == "mps" for config in by_node.values())
+    reasons = ["MPS needs the chart's daemon"] if mps else []
+    reasons += ["several configurations need the chart's config manager"] if len(set(by_node.values())) > 1 else []
+    reasons += ["GPU Feature Discovery comes with the chart"] if wanted.extras.gfd else []
+    if not reasons and form in {"manifests", "kustomize"}:
+        (config,) = set(by_node.values())
+        told = _told(config)
+        made = objects.plugin_config_map(where, plugin_config(config, nodes), told)
+        root, mig = objects.kubelet_root(nodes), config.strategy != "none"
+        return [made, objects.plugin_daemon_set(wanted, where, made.name, root, mig=mig)], []
+    if not objects.has_usual_root(nodes):
+        raise Refused(
+            f"the chart nvidia-device-plugin cannot be used on {nodes[0].kubelet}",
+            why=f"{reasons[0] if reasons else f'--form {form} uses the chart'}, and it mounts /var/lib/kubelet; "
+            f"this kubelet's folder is {objects.kubelet_root(nodes)}",
+            hint='use stack = "gpu-operator", or one configuration without MPS and gfd with --form manifests',
+        )
+    return [], [releases.device_plugin(wanted, where, by_node, nodes, gfd=wanted.extras.gfd or mps)]
+
+
+def _told(config: Config) -> str:
+    """The configuration in a sentence."""
+    if config.mode != "none":
+        return f"Each GPU is offered {config.replicas} times, shared by {config.mode}."
+    if config.strategy != "none":
+        return f"MIG instances are offered, strategy {config.strategy}."
+    return "Each GPU is offered once, whole."
+
+
+def _check_one_strategy(by_node: Mapping[str, Config]) -> None:
+    strategies = {config.strategy for config in by_node.values()} - {"none"}
+    if len(strategies) > 1:
+        raise Refused(
+            "the nodes differ in their MIG strategy",
+            why="the GPU Operator has one strategy for all nodes; its setting overrides the device plugin's file",
+            hint="use single or mixed in [kubernetes.mig] and all [kubernetes.configs]",
+        )
+
+
+def _edit(recipe: Recipe, wanted: Kubernetes, node: ClusterNode, by_node: Mapping[str, Config]) -> NodeEdit:
+    config = by_node[node.name]
+    labels = {GPU_PRESENT: "true", **wanted.labels}
+    if len({one.name for one in by_node.values()}) > 1 and wanted.stack in {"device-plugin", "gpu-operator"}:
+        labels[PLUGIN_CONFIG] = config.name
+    if wanted.stack == "gpu-operator" and config.layout:
+        labels[MIG_CONFIG] = config.layout
+    if wanted.stack == "gpu-operator" and recipe.driver.version == "none" and node.driver:
+        labels["nvidia.com/gpu.deploy.driver"] = "false"
+    if wanted.stack == "hami":
+        labels["gpu"] = "on"
+    taint = wanted.taint
+    written = f"{taint.key}={taint.value}:{taint.effect}" if taint.value else f"{taint.key}:{taint.effect}"
+    return NodeEdit(node.name, dict(sorted(labels.items())), written if taint.key else "", counted(node))
+
+
+def _expected(wanted: Kubernetes, node: ClusterNode, config: Config) -> Mapping[str, int] | None:
+    if wanted.stack == "dra":
+        return None
+    if wanted.stack == "hami":
+        return {GPU: len(node.gpus) * (wanted.sharing.replicas if wanted.sharing.replicas > 1 else 10)}
+    return offered(node, config)
+
+
+def _test(wanted: Kubernetes, where: str, expected: Mapping[str, Mapping[str, int]]) -> tuple[Object, ...]:
+    if wanted.stack == "dra":
+        return objects.claiming_test_pod(wanted, where)
+    resource = next((name for offer in expected.values() for name in offer), GPU)
+    return (objects.test_pod(wanted, where, resource),)
+
+
+def _notes(wanted: Kubernetes, by_node: Mapping[str, Config]) -> Iterator[str]:
+    modes = {config.mode for config in by_node.values()}
+    yield from (text for mode, text in _SHARED.items() if mode in modes)
+    if wanted.stack == "device-plugin" and any(config.layout for config in by_node.values()):
+        yield "The MIG layout is set on each node; the device plugin only offers the instances that it finds."
+    if "mps" in modes and not wanted.extras.gfd:
+        yield "MPS needs GPU Feature Discovery: it is switched on."

@@ -1,0 +1,46 @@
+"""A node's facts → what the cluster's objects depend on."""
+
+from __future__ import annotations
+
+import re
+
+from gpunode.errors import Refused
+from gpunode.facts.evidence import Evidence
+from gpunode.facts.model import Facts, known, need
+from gpunode.kubernetes.model import ClusterNode
+from gpunode.steps.selection import models, own_gpus
+
+HOSTNAME = "/proc/sys/kernel/hostname"
+# What the API server takes for the name of a Node (RFC 1123).
+_NODE_NAME = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*")
+_LONGEST_NAME = 253
+
+
+def cluster_node(facts: Facts, name: str) -> ClusterNode:
+    """The node of that name.
+
+    Raises:
+        Refused: no Node can be called so.
+        Undetermined: its GPUs are unknown.
+    """
+    lowered = name.lower()
+    if not _NODE_NAME.fullmatch(lowered) or len(lowered) > _LONGEST_NAME:
+        raise Refused(
+            f"{name[:80]!r} cannot be the name of a Kubernetes node",
+            why="a node's name consists of lower-case letters, digits, - and .",
+            hint="rename the capture's file to the node's name, as `kubectl get nodes` shows it",
+        )
+    loaded, kubelet = known(facts.loaded_driver, None), known(facts.kubelet, None)
+    return ClusterNode(
+        name=lowered,
+        gpus=models(own_gpus(need(facts.devices, f"which GPUs {lowered} has"))),
+        driver=loaded.version if loaded else "",
+        kubelet=kubelet.kind if kubelet else None,
+        toolkit=known(facts.toolkit_program, default=False),
+    )
+
+
+def host_name(evidence: Evidence, otherwise: str) -> str:
+    """The host's own name, which is the Node's unless the kubelet was told another; else ``otherwise``."""
+    found = evidence.get(f"file:{HOSTNAME}")
+    return (found.text.strip() if found and found.outcome == "ok" else "") or otherwise

@@ -1,0 +1,213 @@
+"""What is rendered for a cluster: golden files, and laws over every shipped recipe and every sort of cluster."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpunode import builtin, recipe
+from gpunode.catalog import mig
+from gpunode.catalog.charts import unknown_keys
+from gpunode.errors import Refused
+from gpunode.kubernetes import yaml as own_yaml
+from gpunode.kubernetes.forms import HEADER, files
+from gpunode.kubernetes.model import PLUGIN_CONFIG, Rendered
+from gpunode.kubernetes.plugin_config import mistakes
+from gpunode.kubernetes.render import Form, rendered
+from tests.unit.kubernetes.clusters import CLUSTERS, RECIPES, golden, node
+from tests.unit.kubernetes.vectors import NOT_OBEYED, OBEYED
+
+FORMS: tuple[Form, ...] = get_args(Form)
+# The chart of the device plugin cannot be used on microk8s, and not every GPU has MIG.
+IMPOSSIBLE = {("k8s-mps", "microk8s"), *((one, cluster) for one in ("k8s-mig",) for cluster in ("one", "k3s"))}
+CASES = [
+    pytest.param(one, cluster, form, id=f"{one}-{cluster}-{form}")
+    for one in RECIPES
+    for cluster in CLUSTERS
+    for form in FORMS
+    if (one, cluster) not in IMPOSSIBLE
+    and not (cluster == "microk8s" and one.startswith("k8s-") and form in {"argocd", "helm"})
+]
+
+
+def asked(text: str) -> recipe.Recipe:
+    return recipe.parse(f"schema = 1\n{text}", "mine.toml", builtin.load)
+
+
+def documents(made: dict[str, str] | Any) -> list[dict[str, Any]]:
+    texts = (text for path, text in made.items() if path.endswith(".yaml"))
+    return [one for text in texts for one in yaml.safe_load_all(text) if one]
+
+
+def of(name: str, cluster: str, form: Form = "manifests") -> Rendered:
+    return rendered(builtin.read(name), CLUSTERS[cluster], form)
+
+
+@pytest.mark.parametrize(("place", "text"), [pytest.param(p, t, id=p.stem) for p, t in golden().items()])
+def test_it_is_rendered_as_in_the_golden_file(place: Path, text: str) -> None:
+    assert text == place.read_text(), "python -m tests.unit.kubernetes.clusters writes the golden files anew"
+
+
+@pytest.mark.parametrize(("name", "cluster", "form"), CASES)
+def test_every_render_is_yaml_that_names_only_these_nodes_and_keys_that_the_charts_have(
+    name: str, cluster: str, form: Form
+) -> None:
+    found = of(name, cluster, form)
+    made = files(found, form)
+    every = documents(made)
+    nodes = {one.name for one in CLUSTERS[cluster]}
+    assert {one["metadata"]["name"] for one in every if one.get("kind") == "Node"} == nodes
+    assert {edit.node for edit in found.nodes} == nodes
+    assert [wrong for one in found.releases for wrong in unknown_keys(one.chart, one.values)] == []
+    assert all(HEADER in text for text in made.values())
+    for one in found.objects:
+        assert yaml.safe_load(own_yaml.document(one.body)) == one.body
+    names = Counter((one.kind, one.namespace, one.name) for one in found.objects)
+    assert set(names.values()) <= {1}
+
+
+@pytest.mark.parametrize(("name", "cluster", "form"), CASES)
+def test_the_order_of_the_nodes_makes_no_difference(name: str, cluster: str, form: Form) -> None:
+    wanted = builtin.read(name)
+    one, other = (files(rendered(wanted, nodes, form), form) for nodes in (CLUSTERS[cluster], CLUSTERS[cluster][::-1]))
+    assert one == other
+
+
+def test_every_named_configuration_is_chosen_by_a_label_and_every_label_names_one() -> None:
+    wanted = asked(
+        'extends = "k8s-containerd"\n'
+        '[kubernetes.sharing]\nmode = "time-slicing"\nreplicas = 4\n'
+        '[kubernetes.configs.big]\ngpus = "B200"\nmode = "mps"\nreplicas = 2\n'
+    )
+    found = rendered(wanted, CLUSTERS["fleet"])
+    (release,) = found.releases
+    assert {edit.labels[PLUGIN_CONFIG] for edit in found.nodes} == set(release.values["config"]["map"])
+    assert release.values["config"]["default"] in release.values["config"]["map"]
+    assert found.expected == {"gpu-01": {"nvidia.com/gpu": 32}, "gpu-02": {"nvidia.com/gpu": 16}}
+
+
+@pytest.mark.parametrize("document", OBEYED.values(), ids=OBEYED)
+def test_a_configuration_that_the_plugin_obeys_has_no_mistake(document: Any) -> None:
+    assert list(mistakes(document)) == []
+
+
+@pytest.mark.parametrize(("document", "told"), NOT_OBEYED.values(), ids=NOT_OBEYED)
+def test_what_the_plugin_would_ignore_is_named(document: Any, told: str) -> None:
+    assert told in "\n".join(mistakes(document))
+
+
+@pytest.mark.parametrize(
+    ("text", "cluster", "what", "hint"),
+    [
+        ("", "one", "asks nothing of Kubernetes", "[kubernetes]"),
+        ('[kubernetes]\nstack = "device-plugin"\n[kubernetes.sharing]\nmode = "mps"', "one", "1 replica", "replicas"),
+        ('[kubernetes]\nstack = "device-plugin"\n[kubernetes.sharing]\nreplicas = 2', "one", "mode is none", "mode"),
+        (
+            'extends = "k8s-mps"\n[kubernetes.mig]\nstrategy = "single"',
+            "eight",
+            "MPS and MIG exclude each other",
+            "time-slicing",
+        ),
+        ('extends = "k8s-mig"', "one", "has no MIG", "configs"),
+        ('extends = "k8s-mig"\n[kubernetes.mig]\nlayout = "all-1g.5gb"', "eight", "no MIG profile 1g.5gb", "1g.10gb"),
+        ('extends = "k8s-mig"\n[kubernetes.mig]\nstrategy = "none"', "eight", "needs a strategy", "strategy"),
+        ('extends = "k8s-mig"\n[kubernetes.mig]\nstrategy = "single"', "eight", "several sizes", "mixed"),
+        ('extends = "hami"\n[kubernetes.sharing]\nmode = "mps"', "one", "HAMi shares GPUs by itself", "replicas"),
+        ('extends = "dra"\n[kubernetes.sharing]\nmode = "mps"\nreplicas = 2', "one", "alpha", "device-plugin"),
+        ('extends = "k8s-mps"', "microk8s", "cannot be used on microk8s", "gpu-operator"),
+        ('extends = "k8s-containerd"\n[kubernetes.configs.x]\nmode = "none"', "one", "says no gpus", "gpus"),
+    ],
+)  # fmt: skip
+def test_what_cannot_work_is_refused_with_the_way_out(text: str, cluster: str, what: str, hint: str) -> None:
+    with pytest.raises(Refused) as refused:
+        rendered(asked(text), CLUSTERS[cluster])
+    assert what in f"{refused.value.what} {refused.value.why}"
+    assert hint in refused.value.hint
+
+
+def test_nodes_that_cannot_be_rendered_together_are_refused() -> None:
+    wanted = builtin.read("k8s-containerd")
+    for nodes, what in (
+        ((), "no NVIDIA GPU found"),
+        ((node("a", "1b80", 1), node("a", "1b80", 1)), "several captures are of the node a"),
+        ((node("a", "1b80", 1, kubelet="k3s"), node("b", "1b80", 1, kubelet="k0s")), "different folders"),
+    ):
+        with pytest.raises(Refused, match=what):
+            rendered(wanted, nodes)
+    old = node("a", "1b80", 1, driver="550.163.01")
+    with pytest.raises(Refused, match=r"550\.163\.01, too old"):
+        rendered(builtin.read("dra"), [old])
+
+
+def test_another_content_of_the_configuration_has_another_name() -> None:
+    """The plugin does not watch its file; a new name rolls its pods."""
+    names = set()
+    for name in ("k8s-containerd", "k8s-time-slicing"):
+        (made,) = (one for one in of(name, "eight").objects if one.kind == "ConfigMap")
+        (plugin,) = (one for one in of(name, "eight").objects if one.kind == "DaemonSet")
+        mounted = plugin.body["spec"]["template"]["spec"]["volumes"][1]["configMap"]["name"]
+        assert mounted == made.name
+        names.add(made.name)
+    assert len(names) == 2
+
+
+def test_the_taint_is_tolerated_by_all_that_must_run_there() -> None:
+    text = 'extends = "{}"\n[kubernetes.taint]\nkey = "team/gpu"\nvalue = "x"\neffect = "NoExecute"'
+    for name in RECIPES:
+        found = rendered(asked(text.format(name)), CLUSTERS["eight"])
+        assert {edit.taint for edit in found.nodes} == {"team/gpu=x:NoExecute"}
+        everything = str([one.body for one in (*found.objects, *found.test_pod)]) + str(
+            [r.values for r in found.releases]
+        )
+        wanted = str({"key": "team/gpu", "operator": "Exists", "effect": "NoExecute"})
+        # The test pod, and whatever offers the GPUs.
+        assert everything.count(wanted) >= 2, name
+
+
+def test_a_mirror_stands_in_for_every_registry() -> None:
+    for name in RECIPES:
+        found = rendered(
+            asked(f'extends = "{name}"\n[kubernetes]\nregistry = "mirror.example:5000/gpu"'), CLUSTERS["eight"]
+        )
+        images = [line for text in files(found, "manifests").values() for line in text.splitlines() if "image" in line]
+        assert images
+        assert not [line for line in images if "nvcr.io" in line or "registry.k8s.io" in line], name
+
+
+@pytest.mark.parametrize("device", ["20b0", "2330", "2335", "2901", "20b7", "2bb5"])
+def test_a_balanced_layout_is_made_of_profiles_that_the_gpu_has(device: str) -> None:
+    found = mig.balanced(device)
+    assert found.keys() <= mig.profiles(device).keys()
+    assert sum(int(profile[0]) * count for profile, count in found.items()) in {4, 7}
+
+
+_texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)
+_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | _texts,
+    lambda inner: (
+        st.lists(inner.filter(lambda one: not isinstance(one, list)), max_size=4)
+        | st.dictionaries(_texts, inner, max_size=4)
+    ),
+    max_leaves=12,
+)
+
+
+@given(st.dictionaries(_texts, _values, min_size=1, max_size=5))
+def test_any_document_is_read_back_as_it_was_by_another_parser(value: dict[str, Any]) -> None:
+    assert yaml.safe_load(own_yaml.document(value, "why\nand what")) == value
+
+
+def test_a_render_with_other_versions_names_them() -> None:
+    text = 'extends = "{}"\n[kubernetes.versions]\ndevice_plugin = "0.19.3"\ngpu_operator = "v26.3.3"'
+    plain = rendered(asked(text.format("k8s-containerd")), CLUSTERS["one"])
+    assert "k8s-device-plugin:v0.19.3" in str(plain.objects)
+    (release,) = rendered(asked(text.format("gpu-operator")), CLUSTERS["one"]).releases
+    assert release.version == "v26.3.3"
+    assert replace(release, version="") != release
