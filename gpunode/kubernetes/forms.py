@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from gpunode.command import Command
+from gpunode.command import command
 from gpunode.kubernetes import yaml
 from gpunode.kubernetes.model import NodeEdit, Object, Release, Rendered
 from gpunode.kubernetes.render import Form
@@ -115,23 +115,23 @@ def _commands(rendered: Rendered, form: Form) -> str:
     for edit in rendered.nodes:
         if edit.taint:
             # Not in nodes.yaml: a Node's taints are one list, and applying ours would remove everybody else's.
-            lines.append(_shell("kubectl", "taint", "--overwrite", "node", edit.node, edit.taint))
+            lines.append(command("kubectl", "taint", "--overwrite", "node", edit.node, edit.taint))
     lines += ["", "# A pod that computes on a GPU:"]
-    lines += [f"#   {_shell('kubectl', 'apply', '-f', 'test-pod.yaml')}"]
+    lines += [f"#   {command('kubectl', 'apply', '-f', 'test-pod.yaml')}"]
     return "\n".join(lines) + "\n"
 
 
 def _apply(rendered: Rendered, form: Form) -> Iterator[str]:
     manager = ("kubectl", "apply", "--server-side", "--field-manager")
     # Labels first: by them the pods find their nodes, and each its configuration.
-    yield _shell(*manager, _NODE_MANAGER, "-f", "nodes.yaml")
+    yield command(*manager, _NODE_MANAGER, "-f", "nodes.yaml")
     if form == "kustomize" and rendered.objects:
-        yield _shell(*manager, "gpunode", "-k", ".")
+        yield command(*manager, "gpunode", "-k", ".")
     elif rendered.objects:
         # In the order of the names, which is that of the waves.
-        yield _shell(*manager, "gpunode", "-f", "manifests/")
+        yield command(*manager, "gpunode", "-f", "manifests/")
     if form == "argocd" and rendered.releases:
-        yield _shell(*manager, "gpunode", "-f", "applications/")
+        yield command(*manager, "gpunode", "-f", "applications/")
     for release in rendered.releases if form != "argocd" else ():
         yield from ("", f"# {release.why}", helm_command(release))
 
@@ -142,8 +142,4 @@ def helm_command(release: Release) -> str:
     version = ("--version", release.version, "--values", f"helm/{release.name}.values.yaml", "--wait")
     is_oci = release.repository.startswith("oci://")
     chart = [f"{release.repository}/{release.chart}"] if is_oci else [release.chart, "--repo", release.repository]
-    return _shell("helm", "upgrade", "--install", release.name, *chart, *where, *version)
-
-
-def _shell(*words: str) -> str:
-    return str(Command(words))
+    return command("helm", "upgrade", "--install", release.name, *chart, *where, *version)

@@ -103,7 +103,8 @@ def looks_secret(value: str) -> bool:
 def hidden(name: str, value: str, sign: str) -> bool:
     """Whether ``value`` is a secret, after ``name`` and ``sign`` (``=``, ``:``, ``"`` for JSON, a blank, ``is``)."""
     how = strength(name)
-    if not how or is_plain(name, value):
+    # What only consists of = ends a word in base64; nothing is assigned there.
+    if not how or is_plain(name, value) or not value.strip("="):
         return False
     if sign in {" ", "is"}:
         return name.startswith("-") or ((how == "strong" or sign == "is") and looks_secret(value))

@@ -110,6 +110,7 @@ WRITTEN = {
 
 
 @given(st.sampled_from(sorted(WRITTEN)), st.dictionaries(keys, values, min_size=1, max_size=4))
+@example("yaml", {"bbbbb": ["q7W00000000000000000PSK=="]})
 @settings(max_examples=examples(250), deadline=None)
 def test_nor_is_any_value_of_configuration_shown_that_nobody_vouches_for(how: str, tree: dict[str, object]) -> None:
     whole = WRITTEN[how](tree)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gpunode.cli.screen.text import BLANK, Line, Span, line, span
-from gpunode.command import Command
+from gpunode.command import command
 from gpunode.kubernetes.model import NodeEdit, Rendered
 
 
@@ -26,7 +26,7 @@ def rendered_lines(found: Rendered, out: str) -> Iterator[Line]:
         yield line(Span("! ", "warn"), span(note), hang=2)
     yield line(Span("✓ ", "good"), span(f"written to {out}; nothing was sent to a cluster"), hang=2)
     script = out if out.startswith("/") else f"./{out}"
-    yield line(span("next: ", "dim"), span(str(Command((f"{script.rstrip('/')}/apply.sh",))), "command"), hang=6)
+    yield line(span("next: ", "dim"), span(command(f"{script.rstrip('/')}/apply.sh"), "command"), hang=6)
 
 
 def _asked(found: Rendered, edit: NodeEdit) -> str:
