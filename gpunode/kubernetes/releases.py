@@ -111,11 +111,11 @@ def gpu_operator(
 
 def hami(wanted: Kubernetes, where: str, nodes: Sequence[ClusterNode]) -> Release:
     """HAMi: its device plugin, and its scheduler, by which a pod gets part of a GPU's memory and cores."""
-    # The chart's own registry is a mirror in China.
-    registry, _, path = mirrored("registry.k8s.io/kube-scheduler", wanted.registry).partition("/")
+    # The chart's own registry is a mirror in China; imageRegistry overrides the registry of every image.
+    scheduler = {"repository": "kube-scheduler"} | ({} if wanted.registry else {"registry": "registry.k8s.io"})
     values: dict[str, Any] = {
         **({"global": {"imageRegistry": wanted.registry}} if wanted.registry else {}),
-        "scheduler": {"kubeScheduler": {"image": {"registry": registry, "repository": path}}},
+        "scheduler": {"kubeScheduler": {"image": scheduler}},
         "devicePlugin": {
             **_runtime_class(wanted),
             **({"createRuntimeClass": False} if wanted.runtime_class else {}),

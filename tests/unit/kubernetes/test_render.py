@@ -181,6 +181,13 @@ def test_a_mirror_stands_in_for_every_registry() -> None:
         assert not [line for line in images if "nvcr.io" in line or "registry.k8s.io" in line], name
 
 
+def test_hami_takes_the_scheduler_from_the_mirror_whose_path_the_chart_adds() -> None:
+    """Rendered by Helm, the path of the mirror stood there twice."""
+    (release,) = rendered(asked('extends = "hami"\n[kubernetes]\nregistry = "mirror/gpu"'), CLUSTERS["one"]).releases
+    assert release.values["global"] == {"imageRegistry": "mirror/gpu"}
+    assert release.values["scheduler"] == {"kubeScheduler": {"image": {"repository": "kube-scheduler"}}}
+
+
 @pytest.mark.parametrize("device", ["20b0", "2330", "2335", "2901", "20b7", "2bb5"])
 def test_a_balanced_layout_is_made_of_profiles_that_the_gpu_has(device: str) -> None:
     found = mig.balanced(device)
