@@ -10,7 +10,6 @@ from gpunode.facts.model import Facts, known, need
 from gpunode.kubernetes.model import ClusterNode
 from gpunode.steps.selection import models, own_gpus
 
-HOSTNAME = "/proc/sys/kernel/hostname"
 # What the API server takes for the name of a Node (RFC 1123).
 _NODE_NAME = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*")
 _LONGEST_NAME = 253
@@ -42,5 +41,5 @@ def cluster_node(facts: Facts, name: str) -> ClusterNode:
 
 def host_name(evidence: Evidence, otherwise: str) -> str:
     """The host's own name, which is the Node's unless the kubelet was told another; else ``otherwise``."""
-    found = evidence.get(f"file:{HOSTNAME}")
+    found = evidence.get("node-name")
     return (found.text.strip() if found and found.outcome == "ok" else "") or otherwise

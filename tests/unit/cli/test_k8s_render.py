@@ -15,6 +15,8 @@ from gpunode.cli.compose import SAMPLES
 from gpunode.cli.how import How
 from gpunode.cli.rendering import render
 from gpunode.errors import Conflict, RecipeError, Refused, UsageError
+from gpunode.facts.evidence import Capture
+from gpunode.host.capture import load, save
 
 SAMPLE = str(SAMPLES / "debian12-gtx1080")
 
@@ -70,6 +72,12 @@ def test_what_a_former_render_left_goes_and_what_others_put_there_stays(fleet: P
         "nodes.yaml",
         "test-pod.yaml",
     ]
+
+
+def test_a_capture_says_itself_which_node_it_is_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    save({**load(Path(SAMPLE)), "node-name": Capture("", "ok", b"GPU-7.rack\n")}, tmp_path / "renamed.tar.gz")
+    render("k8s-containerd", (str(tmp_path / "renamed.tar.gz"),), "", "manifests", How(json=True))
+    assert set(answer(capsys)["result"]["expected"]) == {"gpu-7.rack"}
 
 
 def test_a_file_of_others_is_never_replaced(tmp_path: Path) -> None:
