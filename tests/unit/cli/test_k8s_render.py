@@ -75,7 +75,8 @@ def test_what_a_former_render_left_goes_and_what_others_put_there_stays(fleet: P
 
 
 def test_a_capture_says_itself_which_node_it_is_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    save({**load(Path(SAMPLE)), "node-name": Capture("", "ok", b"GPU-7.rack\n")}, tmp_path / "renamed.tar.gz")
+    name = Capture("/proc/sys/kernel/hostname", "ok", b"GPU-7.rack\n", holds="table")
+    save({**load(Path(SAMPLE)), "node-name": name}, tmp_path / "renamed.tar.gz")
     render("k8s-containerd", (str(tmp_path / "renamed.tar.gz"),), "", "manifests", How(json=True))
     assert set(answer(capsys)["result"]["expected"]) == {"gpu-7.rack"}
 
