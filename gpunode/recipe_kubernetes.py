@@ -19,9 +19,10 @@ _LABEL = r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"
 _SUBDOMAIN = rf"{_LABEL}(\.{_LABEL})*"
 _VALUE = r"([A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?"
 _LABEL_KEY = rf"({_SUBDOMAIN}/)?[A-Za-z0-9]([A-Za-z0-9._-]{{0,61}}[A-Za-z0-9])?"
-_VERSION = r"|v?[0-9]+\.[0-9]+\.[0-9]+([+-][0-9A-Za-z.-]+)?"
+_VERSION = r"|v?[0-9]+\.[0-9]+\.[0-9]+(-[0-9A-Za-z.-]+)?"
 _REGISTRY = r"|[a-z0-9]([a-z0-9.-]*[a-z0-9])?(:[0-9]{1,5})?(/[a-z0-9]([a-z0-9._-]*[a-z0-9])?)*"
-_LAYOUT = r"|[a-z0-9]([a-z0-9.+_-]{0,61}[a-z0-9])?"
+# It becomes the value of a label.
+_LAYOUT = r"|[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?"
 
 
 def _chart_version(name: str) -> Says:
@@ -37,9 +38,9 @@ class Sharing:
     """How the pods on a node share its GPUs."""
 
     mode: Annotated[
-        SharingMode, Says("how several pods share a GPU: time-slicing and mps isolate neither memory nor faults")
+        SharingMode, Says("how several pods share a GPU; time-slicing isolates nothing, mps limits each pod's memory")
     ] = "none"
-    replicas: Annotated[int, Says("how many pods share one GPU; 1 with mode none")] = 1
+    replicas: Annotated[int, Says("how many pods share one GPU; 1 with mode none, except with hami")] = 1
     rename: Annotated[bool, Says("whether shared GPUs are offered as nvidia.com/gpu.shared")] = False
 
 
@@ -54,7 +55,7 @@ class Mig:
     layout: Annotated[
         str,
         Says(
-            "name of the MIG layout that the nodes get (all-1g.10gb); empty leaves the layout alone",
+            "the MIG layout of the nodes (all-1g.10gb): gpu-operator sets it, the other stacks expect it; empty: any",
             _LAYOUT,
             ("a name as in mig-parted's configuration", '"" for none'),
         ),

@@ -362,6 +362,10 @@ def recipe_show(name: str, how: How) -> None:
 def recipe_check(file: str, how: How) -> None:
     """Says whether a recipe can be understood."""
     found = recipe_at(file)
+    if found.kubernetes and found.kubernetes.stack != "none":
+        from gpunode.kubernetes.checks import check
+
+        check(found)
     how.screen().recipe_is_good(file, found)
     how.answer(Envelope("recipe check", result={"recipe": found}))
 

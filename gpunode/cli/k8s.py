@@ -18,8 +18,8 @@ NodesOption = Annotated[
     list[str],
     typer.Option(
         "--node",
-        metavar="CAPTURE",
-        help="a capture of a GPU node, or a folder of captures; again for more (default: this machine)",
+        metavar="[NAME=]CAPTURE",
+        help="a capture of a GPU node, or a folder of captures; give it again for more (default: this machine)",
     ),
 ]
 OutOption = Annotated[str, typer.Option("--out", metavar="DIR", help="write the files into this folder")]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import errno
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, get_args
 
@@ -15,7 +15,7 @@ from gpunode.cli.screen.printer import standard_output
 from gpunode.errors import Conflict, UsageError
 from gpunode.host import output
 from gpunode.host.capture import INDEX
-from gpunode.kubernetes.forms import HEADER, files
+from gpunode.kubernetes.forms import HEADER, files, is_ours
 from gpunode.kubernetes.model import ClusterNode
 from gpunode.kubernetes.render import Form, rendered
 from gpunode.workflow.cluster import cluster_node, host_name
@@ -36,13 +36,30 @@ def render(place: str, captures: Sequence[str], out: str, form: str, how: How) -
     recipe = recipe_at(place)
     found = rendered(recipe, list(_nodes(captures)), form)
     made = files(found, form)
-    changed = _write(Path(out), made) if out else False
+    written = _write(Path(out), made) if out else Written()
     if not how.json and not out:
-        standard_output().raw("".join(f"# file: {path}\n{text}\n" for path, text in made.items()))
+        notes = "".join(f"# {note}\n" for note in found.notes)
+        yaml = (f"# file: {path}\n{text}" for path, text in made.items() if path.endswith(".yaml"))
+        standard_output().raw(notes + "---\n".join(yaml))
     elif out:
-        how.report_screen().rendered(found, out)
-    result = {"form": form, "files": made, "out": out, "notes": found.notes, "expected": found.expected}
-    how.answer(Envelope("k8s render", changed=changed, result=result))
+        how.report_screen().rendered(found, out, written.removed)
+    result = {
+        "form": form,
+        "files": made,
+        "out": out,
+        "removed": written.removed,
+        "notes": found.notes,
+        "expected": found.expected,
+    }
+    how.answer(Envelope("k8s render", changed=written.changed, result=result))
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What became of the folder: whether anything changed, and the files of former renders that went."""
+
+    changed: bool = False
+    removed: tuple[str, ...] = ()
 
 
 def _nodes(captures: Sequence[str]) -> Iterator[ClusterNode]:
@@ -51,6 +68,10 @@ def _nodes(captures: Sequence[str]) -> Iterator[ClusterNode]:
         yield cluster_node(seen.facts, host_name(seen.evidence, os.uname().nodename))
         return
     for place in captures:
+        name, equals, capture = place.partition("=")
+        if equals and not Path(place).exists():
+            yield cluster_node(see(capture, "/", "").facts, name)
+            continue
         for one in _captures_in(place):
             seen = see(one, "/", "")
             yield cluster_node(seen.facts, host_name(seen.evidence, _stem(one)))
@@ -77,41 +98,55 @@ def _stem(place: str) -> str:
     return next((name.removesuffix(suffix) for suffix in _CAPTURES if name.endswith(suffix)), name)
 
 
-def _write(folder: Path, made: Mapping[str, str]) -> bool:
-    """The files stand in ``folder``, and of former renders no others; whether anything changed.
+def _write(folder: Path, made: Mapping[str, str]) -> Written:
+    """The files stand in ``folder``, and none of former renders beside them.
 
     Raises:
-        Conflict: a file that gpunode did not render is in the way.
+        Conflict: a file that gpunode did not render, or a link, is in the way; nothing was written.
         UsageError: it cannot be written there.
     """
     try:
-        ours = {path: text for path, text in _present(folder) if HEADER in text}
-        for path in made:
-            if path not in ours and (folder / path).exists():
-                raise Conflict(
-                    f"{folder / path} is not from gpunode",
-                    why=f"it lacks the line {HEADER!r}",
-                    hint="move it away, or name another folder with --out",
-                )
-        for path in (stale := sorted(ours.keys() - made.keys())):
-            (folder / path).unlink()
-        differing = {path: text for path, text in made.items() if ours.get(path) != text}
+        _refuse_in_the_way(folder, made)
+        present = dict(_present(folder))
+        differing = {path: text for path, text in made.items() if present.get(path) != text}
         for path, text in differing.items():
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
             output.replace(folder / path, text.encode(), 0o755 if path.endswith(".sh") else 0o644)
+        removed = tuple(sorted(path for path in present.keys() - made.keys()))
+        for path in removed:
+            (folder / path).unlink()
     except OSError as error:
-        where = error.filename or folder
         hint = "name a folder that you may write with --out"
+        where = error.filename or folder
         raise UsageError(f"{where} cannot be written", why=error.strerror or str(error), hint=hint) from error
-    return bool(stale or differing)
+    return Written(bool(differing or removed), removed)
+
+
+def _refuse_in_the_way(folder: Path, made: Mapping[str, str]) -> None:
+    for path in (path for path in made if os.path.lexists(folder / path)):
+        if (folder / path).is_symlink() or not (folder / path).is_file() or not is_ours(path, _text(folder / path)):
+            raise _in_the_way(folder / path, f"it lacks the line {HEADER!r}, or is not a plain file")
+    for above in {folder, *(folder / Path(path).parent for path in made)}:
+        if os.path.lexists(above) and not above.is_dir():
+            raise _in_the_way(above, "a folder belongs there")
+        if above != folder and above.is_symlink():
+            raise _in_the_way(above, "it is a link, and gpunode writes only below --out")
+
+
+def _in_the_way(place: Path, why: str) -> Conflict:
+    hint = "move it away, or name another folder with --out"
+    return Conflict(f"{place} is in the way: gpunode did not make it", why=why, hint=hint)
 
 
 def _present(folder: Path) -> Iterator[tuple[str, str]]:
-    """The text files that stand where rendered ones do."""
-    if folder.exists() and not folder.is_dir():
-        raise NotADirectoryError(errno.ENOTDIR, "it is not a folder", str(folder))
+    """The files of former renders, by their paths below ``folder``."""
     for name in _FOLDERS:
         inner = folder / name
-        for path in sorted(inner.iterdir()) if inner.is_dir() else ():
-            if path.is_file() and not path.is_symlink() and path.suffix in {".yaml", ".sh"}:
-                yield str(path.relative_to(folder)), path.read_text("utf-8", "replace")
+        for place in sorted(inner.iterdir()) if inner.is_dir() and not (name and inner.is_symlink()) else ():
+            path = str(place.relative_to(folder))
+            if place.is_file() and not place.is_symlink() and is_ours(path, text := _text(place)):
+                yield path, text
+
+
+def _text(place: Path) -> str:
+    return place.read_text("utf-8", "replace")

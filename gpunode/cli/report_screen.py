@@ -54,11 +54,11 @@ class ReportScreen:
         if not self._silent and self._printer.is_terminal:
             self._live.begin("looking at this machine")
 
-    def rendered(self, found: Rendered, out: str) -> None:
+    def rendered(self, found: Rendered, out: str, removed: Sequence[str]) -> None:
         """What was rendered for a cluster, and the folder in which it stands."""
         from gpunode.cli.screen.cluster import rendered_lines
 
-        self._put(*rendered_lines(found, out))
+        self._put(*rendered_lines(found, out, removed))
 
     def diagnosis(self, examined: Examined, *, page: str = "") -> None:
         """What is wrong with the node, and how it is put right; ``page`` is the file in which it stands, too."""

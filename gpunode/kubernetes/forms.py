@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from gpunode.command import command
 from gpunode.kubernetes import yaml
-from gpunode.kubernetes.model import NodeEdit, Object, Release, Rendered
+from gpunode.kubernetes.model import Object, Release, Rendered
 from gpunode.kubernetes.render import Form
 
 # The first line of every file: by it gpunode knows its own files when it renders again.
@@ -16,7 +16,11 @@ HEADER: Final = "Rendered by gpunode; render it again instead of editing it."
 _ARGO: Final = "argocd.argoproj.io"
 # Argo CD applies wave 0 by default; ours come before what a team adds without a wave.
 _FIRST_WAVE: Final = -3
-_NODE_MANAGER: Final = "gpunode-nodes"
+# Where rendered files stand.
+_PLACES: Final = re.compile(
+    r"manifests/\d\d-[a-z0-9.-]+\.yaml|helm/[a-z-]+\.values\.yaml|applications/[a-z-]+\.yaml"
+    r"|test-pod\.yaml|kustomization\.yaml|apply\.sh"
+)
 
 
 def files(rendered: Rendered, form: Form) -> Mapping[str, str]:
@@ -26,12 +30,17 @@ def files(rendered: Rendered, form: Form) -> Mapping[str, str]:
         made[f"manifests/{number:02d}-{_slug(one)}.yaml"] = _file([one], form)
     made |= {f"helm/{one.name}.values.yaml": _values(one) for one in rendered.releases if form != "argocd"}
     made |= {f"applications/{one.name}.yaml": _application(one) for one in rendered.releases if form == "argocd"}
-    made["nodes.yaml"] = _labels(rendered.nodes)
-    made["test-pod.yaml"] = _file(rendered.test_pod, "manifests")
+    if rendered.test_pod:
+        made["test-pod.yaml"] = _file(rendered.test_pod, "manifests")
     if form == "kustomize":
         made["kustomization.yaml"] = _kustomization(sorted(made))
-    made["apply.sh"] = _commands(rendered, form)
+    made["apply.sh"] = _commands(rendered, form, tuple(made))
     return made
+
+
+def is_ours(path: str, text: str) -> bool:
+    """Whether a file at ``path`` below the output folder is one that ``files`` made before."""
+    return _PLACES.fullmatch(path) is not None and f"# {HEADER}" in text.split("\n", 2)[:2]
 
 
 def _slug(one: Object) -> str:
@@ -92,46 +101,37 @@ def _application(release: Release) -> str:
     return yaml.document(body, f"{HEADER}\n{release.why}{note}")
 
 
-def _labels(nodes: Sequence[NodeEdit]) -> str:
-    """The nodes with our labels alone: server-side apply leaves all others, and takes ours back when a key goes."""
-    parts = []
-    for edit in nodes:
-        body = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": edit.node, "labels": dict(edit.labels)}}
-        parts.append(yaml.document(body, edit.why))
-    return f"# {HEADER}\n" + "---\n".join(parts)
-
-
 def _kustomization(paths: Sequence[str]) -> str:
     resources = [path for path in paths if path.startswith("manifests/")]
     body = {"apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization", "resources": resources}
     return yaml.document(body, f"{HEADER}\nkubectl apply --server-side -k . applies the plain objects, not the charts.")
 
 
-def _commands(rendered: Rendered, form: Form) -> str:
+def _commands(rendered: Rendered, form: Form, paths: Sequence[str]) -> str:
     """A script of the exact commands, in their order."""
-    lines = ["#!/bin/sh", f"# {HEADER}", "# Applies everything, in order.", "set -eu"]
-    lines += ['cd "$(dirname "$0")"', ""]
-    lines += _apply(rendered, form)
+    lines = ["#!/bin/sh", f"# {HEADER}", "# Applies everything, in order.", "set -eu", 'cd "$(dirname "$0")"', ""]
+    # Labels first: by them the pods find their nodes. kubectl label fails for a Node that does not exist.
     for edit in rendered.nodes:
+        lines.append(f"# {edit.why}")
+        if edit.labels:
+            labels = (f"{key}={value}" for key, value in edit.labels.items())
+            lines.append(command("kubectl", "label", "--overwrite", "node", edit.node, *labels))
         if edit.taint:
-            # Not in nodes.yaml: a Node's taints are one list, and applying ours would remove everybody else's.
+            # A Node's taints are one list: applying ours would remove everybody else's.
             lines.append(command("kubectl", "taint", "--overwrite", "node", edit.node, edit.taint))
-    lines += ["", "# A pod that computes on a GPU:"]
-    lines += [f"#   {command('kubectl', 'apply', '-f', 'test-pod.yaml')}"]
+    lines += ["", *_apply(rendered, form, paths)]
+    if rendered.test_pod:
+        lines += ["", "# A pod that computes on a GPU:", f"#   {command('kubectl', 'apply', '-f', 'test-pod.yaml')}"]
     return "\n".join(lines) + "\n"
 
 
-def _apply(rendered: Rendered, form: Form) -> Iterator[str]:
-    manager = ("kubectl", "apply", "--server-side", "--field-manager")
-    # Labels first: by them the pods find their nodes, and each its configuration.
-    yield command(*manager, _NODE_MANAGER, "-f", "nodes.yaml")
+def _apply(rendered: Rendered, form: Form, paths: Sequence[str]) -> Iterator[str]:
+    apply = ("kubectl", "apply", "--server-side", "--field-manager", "gpunode")
     if form == "kustomize" and rendered.objects:
-        yield command(*manager, "gpunode", "-k", ".")
-    elif rendered.objects:
-        # In the order of the names, which is that of the waves.
-        yield command(*manager, "gpunode", "-f", "manifests/")
-    if form == "argocd" and rendered.releases:
-        yield command(*manager, "gpunode", "-f", "applications/")
+        yield command(*apply, "-k", ".")
+    else:
+        # One by one: what others put into the folder is not ours to apply.
+        yield from (command(*apply, "-f", path) for path in paths if path.startswith(("manifests/", "applications/")))
     for release in rendered.releases if form != "argocd" else ():
         yield from ("", f"# {release.why}", helm_command(release))
 

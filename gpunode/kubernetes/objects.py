@@ -61,18 +61,18 @@ def tolerations(wanted: Kubernetes) -> list[dict[str, str]]:
 
 
 def namespace(name: str) -> Object:
-    """The namespace, in which pods may mount the node's folders."""
+    """The namespace, whose pods may mount folders of the node."""
     enforce = {"pod-security.kubernetes.io/enforce": "privileged"}
     body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": {**MANAGED_BY, **enforce}}}
     return Object(
-        body, "The device plugin mounts the kubelet's folder, which only privileged pods may.", NAMESPACE_WAVE
+        body, "Its pods mount folders of the node, such as the kubelet's; only privileged ones may.", NAMESPACE_WAVE
     )
 
 
 def runtime_class(name: str) -> Object:
     """The RuntimeClass that selects NVIDIA's runtime."""
-    metadata = {"name": name, "labels": dict(MANAGED_BY)}
-    body = {"apiVersion": "node.k8s.io/v1", "kind": "RuntimeClass", "metadata": metadata, "handler": "nvidia"}
+    # No label of ours: RKE2 and k3s have this class, too, and RKE2 sets app.kubernetes.io/managed-by itself.
+    body = {"apiVersion": "node.k8s.io/v1", "kind": "RuntimeClass", "metadata": {"name": name}, "handler": "nvidia"}
     why = 'Pods of this class run through the runtime "nvidia", which gpunode registers on each node.'
     return Object(body, why, NAMESPACE_WAVE)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -71,18 +72,28 @@ def gpu_operator(
     configs: Mapping[str, Config],
     nodes: Sequence[ClusterNode],
     *,
+    cdi: bool,
     driver: bool,
     toolkit: bool,
 ) -> Release:
     """The GPU Operator, which installs driver and toolkit only where the nodes have none."""
     strategies = {config.strategy for config in configs.values()} - {"none"}
+    layouts = any(config.layout for config in configs.values())
+    manager = {"manager": _repository(wanted, "nvidia/cloud-native")} if wanted.registry else {}
     values: dict[str, Any] = {
-        "driver": {"enabled": driver},
-        "toolkit": {"enabled": toolkit},
+        "driver": {"enabled": driver, **({**_repository(wanted, "nvidia"), **manager} if driver else {})},
+        "toolkit": {"enabled": toolkit, **(_repository(wanted, "nvidia/k8s") if toolkit else {})},
+        # With CDI the operator's plugin hands out CDI devices alone, which a runtime without CDI ignores.
+        "cdi": {"enabled": cdi},
         "operator": {**_repository(wanted, "nvidia"), "runtimeClass": wanted.runtime_class or "nvidia"},
         "psa": {"enabled": True},
         "mig": {"strategy": next(iter(strategies), "single")},
-        "migManager": {**_repository(wanted, "nvidia/cloud-native"), "enabled": bool(strategies)},
+        # Without a default the manager leaves nodes alone that no layout is for; the chart's own takes their MIG away.
+        "migManager": {
+            **_repository(wanted, "nvidia/cloud-native"),
+            "enabled": layouts,
+            **({"config": {"default": ""}} if layouts else {}),
+        },
         "dcgmExporter": {
             **_repository(wanted, "nvidia/k8s"),
             "enabled": wanted.extras.dcgm_exporter,
@@ -100,7 +111,9 @@ def gpu_operator(
     plugin: dict[str, Any] = dict(_repository(wanted, "nvidia"))
     if any(config.mode != "none" for config in configs.values()) or len(set(configs.values())) > 1:
         data = dict(files_of(configs, nodes))
-        plugin["config"] = {"create": True, "name": PLUGIN, "default": most_common(configs), "data": data}
+        # Named by its content: the operator does not restart the plugin for another content under the same name.
+        name = f"{PLUGIN}-{hashlib.sha256(repr(sorted(data.items())).encode()).hexdigest()[:8]}"
+        plugin["config"] = {"create": True, "name": name, "default": most_common(configs), "data": data}
     if plugin:
         values["devicePlugin"] = plugin
     if not has_usual_root(nodes):
@@ -119,7 +132,7 @@ def hami(wanted: Kubernetes, where: str, nodes: Sequence[ClusterNode]) -> Releas
         "devicePlugin": {
             **_runtime_class(wanted),
             **({"createRuntimeClass": False} if wanted.runtime_class else {}),
-            **({"deviceSplitCount": wanted.sharing.replicas} if wanted.sharing.replicas > 1 else {}),
+            "deviceSplitCount": wanted.sharing.replicas,
             "nvidiaNodeSelector": {"gpu": "on"},
             "tolerations": tolerations(wanted),
             **({} if has_usual_root(nodes) else {"pluginPath": f"{kubelet_root(nodes)}/device-plugins"}),

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, Literal, TypeAlias
 
+from gpunode.command import command
 from gpunode.errors import Refused
 from gpunode.kubernetes import objects, releases
+from gpunode.kubernetes.checks import check
 from gpunode.kubernetes.model import (
     GPU_PRESENT,
     MIG_CONFIG,
@@ -18,7 +20,7 @@ from gpunode.kubernetes.model import (
     Rendered,
 )
 from gpunode.kubernetes.plugin_config import plugin_config
-from gpunode.kubernetes.sharing import GPU, Config, configs, counted, offered
+from gpunode.kubernetes.sharing import GPU, Config, configs, counted, mig_of, offered, test_resource, unmatched
 from gpunode.recipe import Recipe
 from gpunode.recipe_kubernetes import Kubernetes
 
@@ -26,6 +28,8 @@ Form: TypeAlias = Literal["manifests", "kustomize", "argocd", "helm"]
 _NAMESPACES: Final = {"gpu-operator": "gpu-operator", "hami": "kube-system"}
 # Source: the DRA driver's documentation, "Prerequisites" (0.4).
 _DRA_DRIVER_BRANCH: Final = 565
+# NVIDIA/gpu-operator controllers/state_manager.go.
+_DEPLOY: Final = "nvidia.com/gpu.deploy."
 _SHARED: Final = {
     "time-slicing": (
         "Time slicing shares a GPU's time, not its memory: one pod can fill the memory and starve the others, and a "
@@ -44,15 +48,12 @@ def rendered(recipe: Recipe, nodes: Sequence[ClusterNode], form: Form = "manifes
     Raises:
         Refused: the recipe contradicts itself, or asks of a node what it cannot do.
     """
+    check(recipe)
     wanted = recipe.kubernetes
-    if wanted is None or wanted.stack == "none":
-        raise Refused(
-            f"the recipe {recipe.name} asks nothing of Kubernetes",
-            why="it has no [kubernetes] table with a stack",
-            hint='add one, such as:\n[kubernetes]\nstack = "device-plugin"',
-        )
+    assert wanted is not None  # checked
     found = _with_gpus(nodes)
-    _check_stack(wanted, found)
+    if wanted.stack == "dra":
+        _check_drivers(found)
     # HAMi has no configuration of the device plugin; its replicas are a limit of its own.
     by_node = {node.name: Config("whole") for node in found} if wanted.stack == "hami" else configs(wanted, found)
     where = wanted.namespace or _NAMESPACES.get(wanted.stack, "gpu-system")
@@ -61,9 +62,9 @@ def rendered(recipe: Recipe, nodes: Sequence[ClusterNode], form: Form = "manifes
     return Rendered(
         objects=tuple(sorted(plain, key=lambda one: one.wave)),
         releases=tuple(charts),
-        nodes=tuple(_edit(recipe, wanted, node, by_node) for node in found),
-        test_pod=_test(wanted, where, expected),
-        notes=tuple(_notes(wanted, by_node)),
+        nodes=tuple(_edits(recipe, wanted, found, by_node)),
+        test_pod=_test(wanted, where, found, by_node),
+        notes=tuple(_notes(wanted, found, by_node)),
         expected=expected,
     )
 
@@ -86,21 +87,8 @@ def _with_gpus(nodes: Sequence[ClusterNode]) -> tuple[ClusterNode, ...]:
     return found
 
 
-def _check_stack(wanted: Kubernetes, nodes: Sequence[ClusterNode]) -> None:
-    mode, strategy = wanted.sharing.mode, wanted.mig.strategy
-    if wanted.stack == "hami" and (mode != "none" or strategy != "none" or wanted.configs):
-        raise Refused(
-            "HAMi shares GPUs by itself",
-            why="its scheduler gives each pod the memory and cores that it asks for",
-            hint="leave [kubernetes.mig] and [kubernetes.configs] out; in [kubernetes.sharing], only replicas counts",
-        )
-    if wanted.stack == "dra" and mode != "none":
-        raise Refused(
-            f"the DRA driver does not offer {mode} yet",
-            why="it is an alpha feature of the driver, off by default",
-            hint='use stack = "device-plugin" for sharing, or leave [kubernetes.sharing] out',
-        )
-    for node in nodes if wanted.stack == "dra" else ():
+def _check_drivers(nodes: Sequence[ClusterNode]) -> None:
+    for node in nodes:
         branch = node.driver.partition(".")[0]
         if branch.isdigit() and int(branch) < _DRA_DRIVER_BRANCH:
             raise Refused(
@@ -129,10 +117,9 @@ def _parts(
             more, charts = _device_plugin(wanted, nodes, by_node, where, form)
             plain += more
         case "gpu-operator":
-            _check_one_strategy(by_node)
-            driver = recipe.driver.version == "none" and not all(node.driver for node in nodes)
-            toolkit = recipe.toolkit.version == "none" and not all(node.toolkit for node in nodes)
-            charts = [releases.gpu_operator(wanted, where, by_node, nodes, driver=driver, toolkit=toolkit)]
+            driver, toolkit = _by_operator(recipe, nodes)
+            cdi = recipe.runtime.cdi
+            charts = [releases.gpu_operator(wanted, where, by_node, nodes, cdi=cdi, driver=driver, toolkit=toolkit)]
         case "hami":
             charts = [releases.hami(wanted, where, nodes)]
         case "dra":
@@ -175,51 +162,88 @@ def _told(config: Config) -> str:
     return "Each GPU is offered once, whole."
 
 
-def _check_one_strategy(by_node: Mapping[str, Config]) -> None:
-    strategies = {config.strategy for config in by_node.values()} - {"none"}
-    if len(strategies) > 1:
-        raise Refused(
-            "the nodes differ in their MIG strategy",
-            why="the GPU Operator has one strategy for all nodes; its setting overrides the device plugin's file",
-            hint="use single or mixed in [kubernetes.mig] and all [kubernetes.configs]",
-        )
+def _by_operator(recipe: Recipe, nodes: Sequence[ClusterNode]) -> tuple[bool, bool]:
+    """Whether the GPU Operator installs the driver, and the toolkit: neither the recipe nor every node has it."""
+    driver = recipe.driver.version == "none" and not all(node.driver for node in nodes)
+    toolkit = recipe.toolkit.version == "none" and not all(node.toolkit for node in nodes)
+    return driver, toolkit
 
 
-def _edit(recipe: Recipe, wanted: Kubernetes, node: ClusterNode, by_node: Mapping[str, Config]) -> NodeEdit:
-    config = by_node[node.name]
-    labels = {GPU_PRESENT: "true", **wanted.labels}
-    if len({one.name for one in by_node.values()}) > 1 and wanted.stack in {"device-plugin", "gpu-operator"}:
-        labels[PLUGIN_CONFIG] = config.name
-    if wanted.stack == "gpu-operator" and config.layout:
-        labels[MIG_CONFIG] = config.layout
-    if wanted.stack == "gpu-operator" and recipe.driver.version == "none" and node.driver:
-        labels["nvidia.com/gpu.deploy.driver"] = "false"
-    if wanted.stack == "hami":
-        labels["gpu"] = "on"
+def _edits(
+    recipe: Recipe, wanted: Kubernetes, nodes: Sequence[ClusterNode], by_node: Mapping[str, Config]
+) -> Iterator[NodeEdit]:
     taint = wanted.taint
-    written = f"{taint.key}={taint.value}:{taint.effect}" if taint.value else f"{taint.key}:{taint.effect}"
-    return NodeEdit(node.name, dict(sorted(labels.items())), written if taint.key else "", counted(node))
+    value = f"={taint.value}" if taint.value else ""
+    written = f"{taint.key}{value}:{taint.effect}" if taint.key else ""
+    several = len({config.name for config in by_node.values()}) > 1
+    for node in nodes:
+        labels = {**wanted.labels, **_labels(recipe, wanted, nodes, node, by_node[node.name])}
+        if several and wanted.stack in {"device-plugin", "gpu-operator"}:
+            labels[PLUGIN_CONFIG] = by_node[node.name].name
+        yield NodeEdit(node.name, dict(sorted(labels.items())), written, counted(node))
+
+
+def _labels(
+    recipe: Recipe, wanted: Kubernetes, nodes: Sequence[ClusterNode], node: ClusterNode, config: Config
+) -> Mapping[str, str]:
+    """The labels by which the stack finds the node."""
+    match wanted.stack:
+        case "gpu-operator":
+            # It finds the nodes by itself; what a node has already is not installed there.
+            driver, toolkit = _by_operator(recipe, nodes)
+            found = {MIG_CONFIG: config.layout} if config.layout else {}
+            found |= {f"{_DEPLOY}driver": "false"} if driver and node.driver else {}
+            return found | ({f"{_DEPLOY}container-toolkit": "false"} if toolkit and node.toolkit else {})
+        case "hami":
+            return {"gpu": "on", GPU_PRESENT: "true"}
+        case _:
+            return {GPU_PRESENT: "true"}
 
 
 def _expected(wanted: Kubernetes, node: ClusterNode, config: Config) -> Mapping[str, int] | None:
     if wanted.stack == "dra":
         return None
     if wanted.stack == "hami":
-        return {GPU: len(node.gpus) * (wanted.sharing.replicas if wanted.sharing.replicas > 1 else 10)}
+        return {GPU: len(node.gpus) * wanted.sharing.replicas}
     return offered(node, config)
 
 
-def _test(wanted: Kubernetes, where: str, expected: Mapping[str, Mapping[str, int]]) -> tuple[Object, ...]:
+def _test(
+    wanted: Kubernetes, where: str, nodes: Sequence[ClusterNode], by_node: Mapping[str, Config]
+) -> tuple[Object, ...]:
+    """The test pod; none where nobody knows the name of a resource to ask for."""
     if wanted.stack == "dra":
         return objects.claiming_test_pod(wanted, where)
-    resource = next((name for offer in expected.values() for name in offer), GPU)
-    return (objects.test_pod(wanted, where, resource),)
+    resource = test_resource(nodes, by_node)
+    return (objects.test_pod(wanted, where, resource),) if resource else ()
 
 
-def _notes(wanted: Kubernetes, by_node: Mapping[str, Config]) -> Iterator[str]:
+def _notes(wanted: Kubernetes, nodes: Sequence[ClusterNode], by_node: Mapping[str, Config]) -> Iterator[str]:
     modes = {config.mode for config in by_node.values()}
     yield from (text for mode, text in _SHARED.items() if mode in modes)
-    if wanted.stack == "device-plugin" and any(config.layout for config in by_node.values()):
-        yield "The MIG layout is set on each node; the device plugin only offers the instances that it finds."
-    if "mps" in modes and not wanted.extras.gfd:
-        yield "MPS needs GPU Feature Discovery: it is switched on."
+    yield from unmatched(wanted, nodes)
+    if wanted.stack != "gpu-operator":
+        yield from _layouts(nodes, by_node)
+    if "mps" in modes and wanted.stack == "device-plugin" and not wanted.extras.gfd:
+        yield "MPS needs GPU Feature Discovery, so it is rendered, too."
+    if wanted.stack == "gpu-operator" and wanted.runtime_class:
+        yield f"Pods get a GPU only with runtimeClassName: {wanted.runtime_class or 'nvidia'}."
+    if any(config.strategy == "mixed" and not config.layout for config in by_node.values()):
+        yield "Without a layout gpunode cannot tell which MIG profiles are offered, so no test pod is rendered."
+
+
+def _layouts(nodes: Sequence[ClusterNode], by_node: Mapping[str, Config]) -> Iterator[str]:
+    """The commands that make the MIG instances which the device plugin is to offer, once for each different node."""
+    told: dict[tuple[str, str], list[str]] = {}
+    for node in nodes:
+        config = by_node[node.name]
+        one = mig_of(node.gpus[0], config.layout)
+        if config.strategy != "none" and one:
+            profiles = ",".join(profile for profile, count in one.items() for _ in range(count))
+            told.setdefault((config.layout, profiles), []).append(node.name)
+    for (layout, profiles), names in told.items():
+        make = command("nvidia-smi", "mig", "-cgi", profiles, "-C")
+        yield (
+            f"gpunode does not set MIG layouts. For {layout}, run as root on {', '.join(names)}, with no pod on a GPU: "
+            f"`nvidia-smi -mig 1`, then `{make}`."
+        )

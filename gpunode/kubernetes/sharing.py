@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from gpunode.catalog import mig
+from gpunode.catalog.gpus import GpuModel
 from gpunode.errors import Refused
 from gpunode.kubernetes.model import ClusterNode
 from gpunode.recipe_kubernetes import Kubernetes, MigStrategy, NamedConfig, SharingMode
@@ -15,6 +17,10 @@ from gpunode.recipe_kubernetes import Kubernetes, MigStrategy, NamedConfig, Shar
 GPU: Final = "nvidia.com/gpu"
 _NO_LAYOUT: Final = "all-disabled"
 _BALANCED: Final = "all-balanced"
+# A layout of one profile, as mig-parted names it: all-1g.10gb, all-1g.10gb.me, all-1g.24gb-me.
+_ONE_PROFILE: Final = re.compile(r"all-(\d+g\.\d+gb)(?:\.([a-z.]+)|(-[a-z]+))?")
+# Clients of one MPS server, from compute capability 7.5 on and before (k8s-device-plugin cmd/mps-control-daemon).
+_MPS_CLIENTS, _MPS_CLIENTS_OF_OLD, _NEW = 48, 16, (7, 5)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,21 +54,53 @@ def configs(wanted: Kubernetes, nodes: Sequence[ClusterNode]) -> Mapping[str, Co
     Raises:
         Refused: the recipe contradicts itself, or asks of a node what its GPUs cannot do.
     """
-    default = default_config(wanted)
-    named = [(one, _named(name, one)) for name, one in wanted.configs.items()]
-    for config in (default, *(config for _, config in named)):
-        _check(config, where="[kubernetes.sharing]" if config is default else f"[kubernetes.configs.{config.name}]")
-    for one, config in named:
-        if not one.gpus:
-            raise _contradiction(
-                f"[kubernetes.configs.{config.name}] says no gpus",
-                "gpunode cannot tell which nodes it is for",
-                f'say which GPUs it is for, such as gpus = "A100", in [kubernetes.configs.{config.name}]',
-            )
+    check_configs(wanted)
+    default, named = default_config(wanted), _named_configs(wanted)
     found = {node.name: _of(node, default, named) for node in nodes}
     for node in nodes:
         _check_layout(node, found[node.name])
+        _check_clients(node, found[node.name])
     return found
+
+
+def check_configs(wanted: Kubernetes) -> None:
+    """Nothing, where each configuration makes sense whatever the nodes are.
+
+    Raises:
+        Refused: one of them contradicts itself, or cannot be told from another.
+    """
+    default = default_config(wanted)
+    _check(default, "[kubernetes.sharing]")
+    for one, config in _named_configs(wanted):
+        where = f"[kubernetes.configs.{config.name}]"
+        _check(config, where)
+        if not one.gpus:
+            raise Refused(
+                f"{where} says no gpus",
+                why="gpunode cannot tell which nodes it is for",
+                hint=f'say which GPUs it is for, such as gpus = "A100", in {where}',
+            )
+        if config.name == default.name:
+            raise Refused(
+                f"{where} has the name of the configuration that all other nodes get",
+                why="nodes choose a configuration by its name",
+                hint="give the table another name",
+            )
+
+
+def _named_configs(wanted: Kubernetes) -> list[tuple[NamedConfig, Config]]:
+    return [(one, _named(name, one)) for name, one in wanted.configs.items()]
+
+
+def unmatched(wanted: Kubernetes, nodes: Sequence[ClusterNode]) -> Iterator[str]:
+    """A sentence for each named configuration that no node has, and for each node that fits one only in part."""
+    for name, one in wanted.configs.items():
+        fits = {node.name: [one.gpus.lower() in gpu.name.lower() for gpu in node.gpus] for node in nodes}
+        if not any(all(found) for found in fits.values()):
+            yield f"No node gets the configuration {name}: none has only GPUs whose names contain {one.gpus!r}."
+        for node, found in fits.items():
+            if any(found) and not all(found):
+                yield f"{node} has other GPUs beside {one.gpus!r}, so it does not get the configuration {name}."
 
 
 def _named(name: str, one: NamedConfig) -> Config:
@@ -79,6 +117,20 @@ def _of(node: ClusterNode, default: Config, named: Sequence[tuple[NamedConfig, C
             hint="make gpus in [kubernetes.configs] more exact, so that each node fits one",
         )
     return fitting[0] if fitting else default
+
+
+def _check_clients(node: ClusterNode, config: Config) -> None:
+    if config.mode != "mps":
+        return
+    for gpu in node.gpus:
+        capability = tuple(int(part) for part in gpu.compute_capability.split(".") if part.isdigit())
+        most = _MPS_CLIENTS if capability >= _NEW else _MPS_CLIENTS_OF_OLD
+        if config.replicas > most:
+            raise Refused(
+                f"{node.name}: {gpu.name} takes at most {most} MPS clients, and the recipe asks for {config.replicas}",
+                why="the MPS daemon of the device plugin does not start with more",
+                hint=f"set replicas to {most} or less",
+            )
 
 
 def _contradiction(what: str, why: str, hint: str) -> Refused:
@@ -132,8 +184,8 @@ def _check_layout(node: ClusterNode, config: Config) -> None:
         known = mig.profiles(gpu.device_id)
         if not known:
             raise Refused(
-                f"{node.name}: {gpu.name} has no MIG",
-                why="no MIG profile is known for this GPU",
+                f"{node.name}: gpunode knows no MIG profile of {gpu.name}",
+                why="either the GPU has no MIG, or it is too new for this gpunode",
                 hint='give these nodes a table of their own in [kubernetes.configs], with gpus and strategy = "none"',
             )
         profile = profile_of(config.layout)
@@ -152,23 +204,27 @@ def layout_of(profile: str) -> str:
 
 def profile_of(layout: str) -> str:
     """The profile of a layout that has one alone (``all-1g.10gb``); empty for all others."""
-    name = layout.removeprefix("all-")
-    if name == layout or layout in {_NO_LAYOUT, _BALANCED, "all-enabled"}:
-        return ""
-    size, memory, *rest = name.split(".")
-    return f"{size}.{memory}{'+' if rest else ''}{'.'.join(rest)}"
+    found = _ONE_PROFILE.fullmatch(layout)
+    return f"{found[1]}{f'+{found[2]}' if found[2] else found[3] or ''}" if found else ""
 
 
 def instances(node: ClusterNode, layout: str) -> Mapping[str, int] | None:
     """How many MIG instances of each profile the node has in that layout; None where the name does not tell."""
     found: Counter[str] = Counter()
-    profile = profile_of(layout)
-    if not profile and layout != _BALANCED:
-        return None
     for gpu in node.gpus:
-        one = mig.balanced(gpu.device_id) if layout == _BALANCED else {profile: mig.profiles(gpu.device_id)[profile]}
+        one = mig_of(gpu, layout)
+        if one is None:
+            return None
         found.update(one)
     return found
+
+
+def mig_of(gpu: GpuModel, layout: str) -> Mapping[str, int] | None:
+    """How many instances of each profile one GPU has in that layout; None where the name does not tell."""
+    if layout == _BALANCED:
+        return mig.balanced(gpu.device_id)
+    profile = profile_of(layout)
+    return {profile: mig.profiles(gpu.device_id)[profile]} if profile else None
 
 
 def offered(node: ClusterNode, config: Config) -> Mapping[str, int] | None:
@@ -192,6 +248,15 @@ def _units(node: ClusterNode, config: Config) -> Mapping[str, int] | None:
 def resource_of(profile: str) -> str:
     """The resource by which the device plugin offers instances of the profile with strategy mixed."""
     return f"nvidia.com/mig-{profile.replace('+', '.')}"
+
+
+def test_resource(nodes: Sequence[ClusterNode], configs: Mapping[str, Config]) -> str:
+    """A resource that the first node offers, whatever its MIG layout is; empty where only the layout tells."""
+    node = nodes[0]
+    config = configs[node.name]
+    if offer := offered(node, config):
+        return next(iter(offer))
+    return f"{GPU}{'.shared' if config.rename else ''}" if config.strategy == "single" else ""
 
 
 def shared_resources(nodes: Sequence[ClusterNode], config: Config) -> tuple[str, ...]:

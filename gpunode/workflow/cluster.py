@@ -27,7 +27,7 @@ def cluster_node(facts: Facts, name: str) -> ClusterNode:
         raise Refused(
             f"{name[:80]!r} cannot be the name of a Kubernetes node",
             why="a node's name consists of lower-case letters, digits, - and .",
-            hint="rename the capture's file to the node's name, as `kubectl get nodes` shows it",
+            hint="name the node as `kubectl get nodes` shows it: --node NAME=CAPTURE",
         )
     loaded, kubelet = known(facts.loaded_driver, None), known(facts.kubelet, None)
     return ClusterNode(

@@ -36,10 +36,10 @@ def answer(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
 
 def test_what_is_printed_is_a_stream_that_kubectl_reads(capsys: pytest.CaptureFixture[str]) -> None:
     render("k8s-containerd", (SAMPLE,), "", "manifests", How())
-    parts = capsys.readouterr().out.split("# file: ")
-    texts = [part.partition("\n")[2] for part in parts if part.partition("\n")[0].endswith(".yaml")]
-    kinds = [one["kind"] for text in texts for one in yaml.safe_load_all(text)]
-    assert kinds == ["Namespace", "RuntimeClass", "ConfigMap", "DaemonSet", "Node", "Pod"]
+    kinds = [one["kind"] for one in yaml.safe_load_all(capsys.readouterr().out)]
+    assert kinds == ["Namespace", "RuntimeClass", "ConfigMap", "DaemonSet", "Pod"]
+    render("k8s-time-slicing", (SAMPLE,), "", "manifests", How())
+    assert capsys.readouterr().out.startswith("# Time slicing shares")
 
 
 def test_the_files_stand_in_the_folder_and_a_second_render_changes_nothing(
@@ -69,9 +69,9 @@ def test_what_a_former_render_left_goes_and_what_others_put_there_stays(fleet: P
         "helm/gpu-operator.values.yaml",
         "manifests/01-namespace-gpu-operator.yaml",
         "manifests/own.yaml",
-        "nodes.yaml",
         "test-pod.yaml",
     ]
+    assert "own.yaml" not in (out / "apply.sh").read_text()
 
 
 def test_a_capture_says_itself_which_node_it_is_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -81,12 +81,40 @@ def test_a_capture_says_itself_which_node_it_is_of(tmp_path: Path, capsys: pytes
     assert set(answer(capsys)["result"]["expected"]) == {"gpu-7.rack"}
 
 
-def test_a_file_of_others_is_never_replaced(tmp_path: Path) -> None:
-    (tmp_path / "nodes.yaml").write_text("mine")
-    with pytest.raises(Conflict, match=r"nodes\.yaml is not from gpunode"):
-        render("k8s-containerd", (SAMPLE,), str(tmp_path), "manifests", How(quiet=True))
-    assert [path.name for path in tmp_path.iterdir()] == ["nodes.yaml"]
-    assert (tmp_path / "nodes.yaml").read_text() == "mine"
+def test_what_a_person_made_of_a_rendered_file_stays(fleet: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    render("gpu-operator", (str(fleet),), str(out), "manifests", How(quiet=True))
+    mine = out / "helm" / "prod.yaml"
+    shutil.copy(out / "helm" / "gpu-operator.values.yaml", mine)
+    render("k8s-containerd", (str(fleet),), str(out), "manifests", How(quiet=True))
+    assert mine.exists()
+    assert not (out / "helm" / "gpu-operator.values.yaml").exists()
+
+
+@pytest.mark.parametrize("way", ["file", "link", "link for a folder", "file for a folder"])
+def test_what_is_in_the_way_is_named_and_nothing_is_written(way: str, tmp_path: Path) -> None:
+    out, elsewhere = tmp_path / "out", tmp_path / "elsewhere"
+    out.mkdir()
+    elsewhere.mkdir()
+    match way:
+        case "file":
+            (out / "apply.sh").write_text("mine")
+        case "link":
+            (out / "apply.sh").symlink_to(elsewhere / "gone")
+        case "link for a folder":
+            (out / "manifests").symlink_to(elsewhere)
+        case _:
+            (out / "manifests").write_text("mine")
+    before = sorted(out.iterdir())
+    with pytest.raises(Conflict, match="is in the way"):
+        render("k8s-containerd", (SAMPLE,), str(out), "manifests", How(quiet=True))
+    assert sorted(out.iterdir()) == before
+    assert not any(elsewhere.iterdir())
+
+
+def test_a_node_can_be_named(capsys: pytest.CaptureFixture[str]) -> None:
+    render("k8s-containerd", (f"gpu-9={SAMPLE}",), "", "manifests", How(json=True))
+    assert set(answer(capsys)["result"]["expected"]) == {"gpu-9"}
 
 
 def test_the_screen_names_the_nodes_what_they_offer_and_what_comes_next(
@@ -107,7 +135,7 @@ def test_the_screen_names_the_nodes_what_they_offer_and_what_comes_next(
         ("k8s-containerd", SAMPLE, "yaml", UsageError, "--form cannot be 'yaml'"),
         ("k8s-containerd", "gone.tar.gz", "manifests", UsageError, "no such file"),
         ("bare-metal", SAMPLE, "manifests", Refused, "asks nothing of Kubernetes"),
-        ("k8s-mig", SAMPLE, "manifests", Refused, "GeForce GTX 1080 has no MIG"),
+        ("k8s-mig", SAMPLE, "manifests", Refused, "knows no MIG profile of NVIDIA GeForce GTX 1080"),
         ("k8s-nothing", SAMPLE, "manifests", UsageError, "there is no recipe"),
     ],
 )

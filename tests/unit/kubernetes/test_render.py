@@ -15,12 +15,14 @@ from hypothesis import strategies as st
 from gpunode import builtin, recipe
 from gpunode.catalog import mig
 from gpunode.catalog.charts import unknown_keys
+from gpunode.catalog.gpus import lookup
 from gpunode.errors import Refused
 from gpunode.kubernetes import yaml as own_yaml
 from gpunode.kubernetes.forms import HEADER, files
-from gpunode.kubernetes.model import PLUGIN_CONFIG, Rendered
+from gpunode.kubernetes.model import PLUGIN_CONFIG, ClusterNode, Rendered
 from gpunode.kubernetes.plugin_config import mistakes
 from gpunode.kubernetes.render import Form, rendered
+from gpunode.kubernetes.sharing import layout_of, profile_of
 from tests.unit.kubernetes.clusters import CLUSTERS, RECIPES, golden, node
 from tests.unit.kubernetes.vectors import NOT_OBEYED, OBEYED
 
@@ -63,8 +65,10 @@ def test_every_render_is_yaml_that_names_only_these_nodes_and_keys_that_the_char
     made = files(found, form)
     every = documents(made)
     nodes = {one.name for one in CLUSTERS[cluster]}
-    assert {one["metadata"]["name"] for one in every if one.get("kind") == "Node"} == nodes
     assert {edit.node for edit in found.nodes} == nodes
+    assert not [one for one in every if one.get("kind") == "Node"], (
+        "server-side apply would make Nodes that are not there"
+    )
     assert [wrong for one in found.releases for wrong in unknown_keys(one.chart, one.values)] == []
     assert all(HEADER in text for text in made.values())
     for one in found.objects:
@@ -115,12 +119,51 @@ def test_what_the_plugin_would_ignore_is_named(document: Any, told: str) -> None
             "MPS and MIG exclude each other",
             "time-slicing",
         ),
-        ('extends = "k8s-mig"', "one", "has no MIG", "configs"),
+        ('extends = "k8s-mig"', "one", "knows no MIG profile of NVIDIA GeForce GTX 1080", "configs"),
         ('extends = "k8s-mig"\n[kubernetes.mig]\nlayout = "all-1g.5gb"', "eight", "no MIG profile 1g.5gb", "1g.10gb"),
         ('extends = "k8s-mig"\n[kubernetes.mig]\nstrategy = "none"', "eight", "needs a strategy", "strategy"),
         ('extends = "k8s-mig"\n[kubernetes.mig]\nstrategy = "single"', "eight", "several sizes", "mixed"),
-        ('extends = "hami"\n[kubernetes.sharing]\nmode = "mps"', "one", "HAMi shares GPUs by itself", "replicas"),
+        (
+            'extends = "hami"\n[kubernetes.sharing]\nmode = "mps"',
+            "one",
+            "HAMi has no use for [kubernetes.sharing]",
+            "replicas",
+        ),
         ('extends = "dra"\n[kubernetes.sharing]\nmode = "mps"\nreplicas = 2', "one", "alpha", "device-plugin"),
+        (
+            'extends = "dra"\n[kubernetes.configs.x]\ngpus = "T4"',
+            "k3s",
+            "renders no [kubernetes.configs]",
+            "device-plugin",
+        ),
+        ('extends = "dra"\n[runtime]\ncdi = false', "one", "needs CDI", "cdi = true"),
+        ('extends = "k8s-mps"\n[kubernetes.sharing]\nreplicas = 17', "one", "at most 16 MPS clients", "16 or less"),
+        ('extends = "k8s-mps"\n[kubernetes.sharing]\nreplicas = 49', "eight", "at most 48 MPS clients", "48 or less"),
+        ('extends = "k8s-containerd"\n[kubernetes]\nruntime_class = ""', "one", "would find no GPU", "default = true"),
+        ('extends = "k8s-containerd"\n[kubernetes]\nnamespace = "default"', "one", "cannot be default", "leave"),
+        ('extends = "k8s-containerd"\n[kubernetes.taint]\nvalue = "x"', "one", "no key", "set key"),
+        (
+            'extends = "k8s-containerd"\n[kubernetes.labels]\n"nvidia.com/gpu.present" = "false"',
+            "one",
+            "cannot set",
+            "own",
+        ),
+        (
+            'extends = "k8s-containerd"\n[kubernetes.configs.whole]\ngpus = "T4"',
+            "k3s",
+            "has the name of",
+            "another name",
+        ),
+        ('extends = "podman"\n[kubernetes]\nstack = "device-plugin"', "one", "with podman", "containerd"),
+        (
+            (
+                'extends = "gpu-operator"\nkubernetes.mig.strategy = "single"\n'
+                'kubernetes.configs.x = { gpus = "B200", strategy = "mixed" }'
+            ),
+            "fleet",
+            "differ in their MIG strategy",
+            "single or mixed",
+        ),
         ('extends = "k8s-mps"', "microk8s", "cannot be used on microk8s", "gpu-operator"),
         ('extends = "k8s-containerd"\n[kubernetes.configs.x]\nmode = "none"', "one", "says no gpus", "gpus"),
     ],
@@ -144,6 +187,88 @@ def test_nodes_that_cannot_be_rendered_together_are_refused() -> None:
     old = node("a", "1b80", 1, driver="550.163.01")
     with pytest.raises(Refused, match=r"550\.163\.01, too old"):
         rendered(builtin.read("dra"), [old])
+
+
+def test_mig_is_taken_away_from_no_node_that_no_layout_is_for() -> None:
+    """The chart's default layout is all-disabled; the operator gives it to every node without a label."""
+    text = 'extends = "gpu-operator"\n[kubernetes.mig]\nstrategy = "single"\n'
+    (release,) = rendered(asked(text), CLUSTERS["eight"]).releases
+    assert release.values["migManager"] == {"enabled": False}
+    (release,) = rendered(asked(f'{text}layout = "all-1g.10gb"'), CLUSTERS["eight"]).releases
+    assert release.values["migManager"] == {"enabled": True, "config": {"default": ""}}
+    own = rendered(asked(f'{text}layout = "all-small"'), CLUSTERS["eight"])
+    assert [edit.labels for edit in own.nodes] == [{"nvidia.com/mig.config": "all-small"}]
+    assert own.expected == {}
+
+
+def test_the_operator_leaves_alone_what_a_node_has_already() -> None:
+    text = 'extends = "gpu-operator"\n[driver]\nversion = "none"\n[toolkit]\nversion = "none"\n'
+    text += '[kubernetes]\nregistry = "m"'
+    bare, ready = node("a", "2330", 8, driver="", toolkit=False), node("b", "2330", 8)
+    (release,) = (found := rendered(asked(text), (bare, ready))).releases
+    assert release.values["driver"] == {
+        "enabled": True,
+        "repository": "m/nvidia",
+        "manager": {"repository": "m/nvidia/cloud-native"},
+    }
+    assert release.values["toolkit"] == {"enabled": True, "repository": "m/nvidia/k8s"}
+    deploy = "nvidia.com/gpu.deploy."
+    assert [edit.labels for edit in found.nodes] == [
+        {},
+        {f"{deploy}container-toolkit": "false", f"{deploy}driver": "false"},
+    ]
+
+
+def test_the_operator_uses_cdi_only_where_the_runtime_does() -> None:
+    for asked_for in (False, True):
+        wanted = asked(f'extends = "gpu-operator"\n[runtime]\ncdi = {str(asked_for).lower()}')
+        (release,) = rendered(wanted, CLUSTERS["one"]).releases
+        assert release.values["cdi"] == {"enabled": asked_for}
+
+
+@pytest.mark.parametrize(
+    ("layout", "profile"),
+    [
+        ("all-1g.10gb", "1g.10gb"),
+        ("all-1g.10gb.me", "1g.10gb+me"),
+        ("all-1g.24gb-me", "1g.24gb-me"),
+        ("all-1g.24gb.me.all", "1g.24gb+me.all"),
+        ("all-small", ""),
+        ("all-5gb", ""),
+        ("all-balanced", ""),
+        ("all-disabled", ""),
+    ],
+)
+def test_a_layout_s_name_tells_its_profile(layout: str, profile: str) -> None:
+    assert profile_of(layout) == profile
+    if profile:
+        assert layout_of(profile) == layout
+
+
+def test_a_layout_that_nobody_sets_is_told_with_the_commands_that_make_it() -> None:
+    notes = "\n".join(of("k8s-mig", "fleet").notes)
+    assert "on gpu-01, with no pod on a GPU" in notes
+    assert "nvidia-smi mig -cgi 1g.10gb,1g.10gb,2g.20gb,3g.40gb -C" in notes
+    assert "nvidia-smi mig -cgi 1g.23gb,1g.23gb,2g.45gb,3g.90gb -C" in notes
+
+
+def test_without_a_layout_no_pod_asks_for_a_resource_that_nobody_knows() -> None:
+    for extra, resource in (
+        ("", None),
+        ('[kubernetes.sharing]\nmode = "time-slicing"\nreplicas = 2\nrename = true\n', ".shared"),
+    ):
+        text = f'extends = "k8s-containerd"\n{extra}[kubernetes.mig]\nstrategy = "{"single" if resource else "mixed"}"'
+        found = rendered(asked(text), CLUSTERS["eight"])
+        assert bool(found.test_pod) == bool(resource)
+        assert "test-pod.yaml" in files(found, "manifests") or not resource
+        assert not resource or f"nvidia.com/gpu{resource}" in str(found.test_pod)
+
+
+def test_a_configuration_that_reaches_no_node_is_told() -> None:
+    wanted = asked('extends = "k8s-containerd"\n[kubernetes.configs.big]\ngpus = "B200"')
+    assert any("No node gets the configuration big" in note for note in rendered(wanted, CLUSTERS["one"]).notes)
+    mixed = ClusterNode("mix", (lookup("2901"), lookup("1eb8")))
+    assert any("mix has other GPUs beside" in note for note in rendered(wanted, [mixed]).notes)
 
 
 def test_another_content_of_the_configuration_has_another_name() -> None:

@@ -1,0 +1,117 @@
+"""What a recipe may ask of a cluster, whatever the nodes are: ``recipe check`` and ``k8s render`` judge by it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from gpunode.errors import Refused
+from gpunode.kubernetes.sharing import check_configs
+from gpunode.recipe import Recipe
+from gpunode.recipe_kubernetes import Kubernetes
+
+_FOREIGN_NAMESPACES: Final = frozenset({"default", "kube-public", "kube-node-lease"})
+# Of the cluster itself, or set by gpunode and by NVIDIA's controllers.
+_FOREIGN_LABELS: Final = ("kubernetes.io/", "k8s.io/", "nvidia.com/")
+
+
+def check(recipe: Recipe) -> None:
+    """Nothing, where the recipe's tables of Kubernetes fit together and to the rest.
+
+    Raises:
+        Refused: they do not, or there are none.
+    """
+    wanted = recipe.kubernetes
+    if wanted is None or wanted.stack == "none":
+        raise Refused(
+            f"the recipe {recipe.name} asks nothing of Kubernetes",
+            why="it has no [kubernetes] table with a stack",
+            hint='add one, such as:\n[kubernetes]\nstack = "device-plugin"',
+        )
+    _check_names(wanted)
+    _check_runtime(recipe, wanted)
+    if wanted.stack in {"hami", "dra"}:
+        _check_own_sharing(wanted)
+    if wanted.stack != "hami":
+        check_configs(wanted)
+    strategies = {one.strategy for one in wanted.configs.values()} | {wanted.mig.strategy}
+    if wanted.stack == "gpu-operator" and len(strategies - {"none"}) > 1:
+        raise Refused(
+            "the configurations differ in their MIG strategy",
+            why="the GPU Operator has one strategy for all nodes; its setting overrides the device plugin's file",
+            hint="use single or mixed in [kubernetes.mig] and all [kubernetes.configs]",
+        )
+
+
+def _check_names(wanted: Kubernetes) -> None:
+    if wanted.namespace in _FOREIGN_NAMESPACES:
+        raise Refused(
+            f"[kubernetes] namespace cannot be {wanted.namespace}",
+            why="it is the cluster's own, and its pods would become privileged",
+            hint="leave namespace out, or name one for the GPU stack",
+        )
+    for key in wanted.labels:
+        if key == "gpu" or any(f"{key.partition('/')[0]}/".endswith(part) for part in _FOREIGN_LABELS):
+            raise Refused(
+                f"[kubernetes] labels cannot set {key}",
+                why="the cluster, NVIDIA's controllers or gpunode set it themselves",
+                hint="use a prefix of your own, such as example.org/",
+            )
+    if wanted.taint.value and not wanted.taint.key:
+        raise Refused(
+            "[kubernetes.taint] has a value and no key",
+            why="without a key there is no taint",
+            hint='set key, such as key = "nvidia.com/gpu"',
+        )
+
+
+def _check_runtime(recipe: Recipe, wanted: Kubernetes) -> None:
+    runtime = recipe.runtime
+    if runtime.name == "podman":
+        raise Refused(
+            "no kubelet runs its pods with podman",
+            why=f"the recipe {recipe.name} configures podman",
+            hint='set name in [runtime] to "containerd" or "crio"',
+        )
+    needs_class = wanted.stack in {"device-plugin", "hami"} and runtime.name != "none"
+    if needs_class and not wanted.runtime_class and not runtime.default:
+        raise Refused(
+            "the device plugin would find no GPU",
+            why="its pod has no RuntimeClass, and nvidia is not the default runtime",
+            hint='set runtime_class = "nvidia" in [kubernetes], or default = true in [runtime]',
+        )
+    if wanted.stack == "dra" and runtime.name == "containerd" and not runtime.cdi:
+        raise Refused(
+            "the DRA driver needs CDI in containerd",
+            why="it hands GPUs to containers as CDI devices",
+            hint="set cdi = true in [runtime]",
+        )
+
+
+def _check_own_sharing(wanted: Kubernetes) -> None:
+    if not (asked := list(_ignored(wanted))):
+        return
+    if wanted.stack == "hami":
+        raise Refused(
+            f"HAMi has no use for {', '.join(asked)}",
+            why="it shares GPUs itself: its scheduler gives each pod the memory and cores that it asks for",
+            hint="leave them out; in [kubernetes.sharing], HAMi takes replicas",
+        )
+    raise Refused(
+        f"gpunode renders no {', '.join(asked)} for the DRA driver",
+        why="the driver offers whole GPUs; sharing is an alpha feature of it, off by default",
+        hint='leave them out, or use stack = "device-plugin"',
+    )
+
+
+def _ignored(wanted: Kubernetes) -> Iterator[str]:
+    """The tables and keys that the stack would not obey."""
+    sharing = wanted.sharing
+    if sharing.mode != "none" or sharing.rename or (wanted.stack == "dra" and sharing.replicas > 1):
+        yield "[kubernetes.sharing]"
+    if wanted.mig.strategy != "none" or wanted.mig.layout:
+        yield "[kubernetes.mig]"
+    if wanted.configs:
+        yield "[kubernetes.configs]"
+    if wanted.extras.gfd:
+        yield "gfd in [kubernetes.extras]"
