@@ -32,6 +32,12 @@ def verify_command(argv: Sequence[str]) -> Command:
     return gpunode("verify", *words, "--cuda", "--container")
 
 
+def render_command(argv: Sequence[str]) -> Command:
+    """The command that renders the cluster's part of the recipe that ``argv``, a setup's, made this node by."""
+    options = {"--only", "--root", "--gpu", "--lock", "--lock-timeout", "--runtime", "--driver"}
+    return gpunode("k8s", "render", *without(argv[1:], SHOWN_HOW | _LEAVE, options), "--out", "gpu-stack")
+
+
 def rollback_command(argv: Sequence[str], *words: str) -> Command:
     """The command that undoes a run that ``argv`` made; in the same root folder."""
     root = root_of(argv)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from gpunode.cli.screen.changes import change_lines
 from gpunode.cli.screen.checks import check_lines, matching, verdict, works
-from gpunode.cli.screen.commands import rollback_command, root_of, setup_command, verify_command
+from gpunode.cli.screen.commands import render_command, rollback_command, root_of, setup_command, verify_command
 from gpunode.cli.screen.events import downtime, settled_line
 from gpunode.cli.screen.failures import next_lines
 from gpunode.cli.screen.plans import note
@@ -78,10 +78,12 @@ def setup_lines(
         good = matching(recipe, scope, "this node works and" if works_too else _subject(done))
         yield verdict(report, good)
     if done.changed:
-        yield from _aftermath(done, failure, log, argv)
+        yield from _aftermath(recipe, done, failure, log, argv)
 
 
-def _aftermath(done: SetupResult, failure: GpunodeError | None, log: str, argv: Sequence[str]) -> Iterator[Line]:
+def _aftermath(
+    recipe: Recipe, done: SetupResult, failure: GpunodeError | None, log: str, argv: Sequence[str]
+) -> Iterator[Line]:
     down = downtime(done.settled)
     yield fact("took", seconds(done.seconds) + (f"; {down}" if down else ""))
     yield fact("log", log)
@@ -89,6 +91,8 @@ def _aftermath(done: SetupResult, failure: GpunodeError | None, log: str, argv: 
         yield fact("next", "boot the image on its machine, then run gpunode verify there")
     elif failure is None:
         yield fact("next", verify_command(argv))
+        if recipe.kubernetes and recipe.kubernetes.stack != "none":
+            yield fact("then", render_command(argv))
     yield fact("undo", rollback_command(argv, done.run))
 
 
