@@ -42,6 +42,8 @@ _INSTALL: Final = (
 )
 _INSIDE: Final = """
 set -e
+# A machine's root is a mount point; without that the tests of images as root could not enter theirs by pivot_root.
+mount --bind "$1" "$1"
 mount -t proc proc "$1/proc"
 mount --rbind /sys "$1/sys"
 mount --rbind /dev "$1/dev"

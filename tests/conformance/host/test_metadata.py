@@ -19,6 +19,7 @@ from gpunode.journal.record import Intent
 from gpunode.journal.store import Store
 from tests.conformance import mounts
 from tests.conformance.mounts import in_own_mounts, mount
+from tests.needs import lacking
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: owners, capabilities, chattr, mounts")
 
@@ -184,6 +185,8 @@ def test_made_folders_are_as_a_package_would_make_them(root: Path, umask: int) -
 @pytest.fixture
 def chattr(root: Path) -> Iterator[Callable[[str, Path], None]]:
     """chattr(1), undone afterwards."""
+    if reason := lacking("chattr"):
+        pytest.skip(reason)
     sealed: list[Path] = []
 
     def change(flags: str, path: Path) -> None:
