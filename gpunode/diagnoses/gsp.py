@@ -29,8 +29,8 @@ from gpunode.diagnoses.remedies import (
 )
 from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with
 from gpunode.diagnoses.views import driver, faults, guests, kernel, modules, packages, pci
+from gpunode.diagnoses.views.inventory import inventory
 from gpunode.diagnoses.views.system import distro, package_manager
-from gpunode.facts import nvml
 from gpunode.facts.patterns import Pattern
 
 _README: Final = f"{DRIVER_README}gsp.html"
@@ -124,11 +124,7 @@ def _while_working(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
 
 def _nvml_answers(snapshot: Snapshot) -> bool:
     """Whether NVML came back with its GPUs: then nvidia-smi, which asks it, was slow and does not hang."""
-    return any(
-        isinstance(nvml.parse(item.text.encode()), nvml.Inventory)
-        for item in snapshot.of("nvml")
-        if item.outcome == "ok"
-    )
+    return snapshot.view(inventory) is not None
 
 
 def _is_cut(snapshot: Snapshot) -> bool:

@@ -10,9 +10,9 @@ from typing import Final, Literal, TypeAlias
 from gpunode.diagnoses.model import STOREYS, Diagnosis, Finding, StoreyId
 from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import driver, modules, packages, pci, system
-from gpunode.facts import nvml
+from gpunode.diagnoses.views.inventory import inventory
 from gpunode.facts.model import Known
-from gpunode.facts.nvml import Inventory
+from gpunode.facts.nvml import Gpu
 from gpunode.facts.patterns import Pattern
 
 # broken: the root cause lies here. affected: a consequence shows here. works: it was seen to. seen: it was looked at,
@@ -43,7 +43,7 @@ def stack(snapshot: Snapshot, diagnosis: Diagnosis) -> tuple[Storey, ...]:
 
 def is_shown_to_work(snapshot: Snapshot) -> bool:
     """Whether the driver itself answered that it has GPUs: without that, nobody may call a node healthy."""
-    return driver.works(snapshot) or bool(_inventory(snapshot))
+    return driver.works(snapshot) or bool(_gpus(snapshot))
 
 
 def _storeys(snapshot: Snapshot, diagnosis: Diagnosis) -> Iterator[Storey]:
@@ -64,12 +64,9 @@ def _state(findings: tuple[Finding, ...]) -> State | None:
     return "affected"
 
 
-def _inventory(snapshot: Snapshot) -> tuple[nvml.Gpu, ...]:
-    for item in snapshot.of("nvml"):
-        answer = nvml.parse(item.text.encode()) if item.outcome == "ok" else None
-        if isinstance(answer, Inventory):
-            return answer.gpus
-    return ()
+def _gpus(snapshot: Snapshot) -> tuple[Gpu, ...]:
+    answer = snapshot.view(inventory)
+    return answer.gpus if answer else ()
 
 
 def _bus(snapshot: Snapshot) -> tuple[State, str]:
@@ -104,7 +101,7 @@ def _driver(snapshot: Snapshot) -> tuple[State, str]:
 
 
 def _health(snapshot: Snapshot) -> tuple[State, str]:
-    if gpus := _inventory(snapshot):
+    if gpus := _gpus(snapshot):
         return "works", f"{len(gpus)} answer"
     return ("seen", "nvidia-smi answers") if driver.works(snapshot) else ("unseen", "")
 

@@ -28,6 +28,7 @@ from gpunode.diagnoses.traits.model import (
     whole,
 )
 from gpunode.diagnoses.views import boards, driver, links, pci
+from gpunode.diagnoses.views.inventory import inventory
 from gpunode.facts import nvml
 from gpunode.facts.model import Known
 from gpunode.facts.patterns import Pattern
@@ -215,18 +216,13 @@ _BOARD: Final = by_name(
 
 
 def _gpu_settings(good: Snapshot, bad: Snapshot) -> Pair:
-    one, other = _inventory(good), _inventory(bad)
+    one, other = good.view(inventory), bad.view(inventory)
     slots = _unlike_slots(_driven_slots(good, one), _driven_slots(bad, other))
     before, after = _driven(good, one, slots), _driven(bad, other, slots)
     if one is None or other is None:
         return before, after
     there, here = _tallied(_settings(one), _settings(other), ("", ""))
     return whole({**before.values, **there.values}), whole({**after.values, **here.values})
-
-
-def _inventory(snapshot: Snapshot) -> nvml.Inventory | None:
-    answers = (nvml.parse(item.text.encode()) for item in snapshot.of("nvml") if item.outcome == "ok")
-    return next((answer for answer in answers if isinstance(answer, nvml.Inventory)), None)
 
 
 def _driven(snapshot: Snapshot, inventory: nvml.Inventory | None, slots: frozenset[str]) -> Reading:

@@ -9,10 +9,9 @@ from typing import Final, Literal, TypeAlias
 
 from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import pci
-from gpunode.facts import nvml
+from gpunode.diagnoses.views.inventory import inventory
 from gpunode.facts.items import Item
 from gpunode.facts.numbers import whole
-from gpunode.facts.nvml import Inventory
 from gpunode.facts.patterns import Pattern
 
 Sort: TypeAlias = Literal["gpu", "nvswitch", "nic", "nvme", "bridge"]
@@ -269,11 +268,9 @@ def _way(address: str, parents: Mapping[str, str]) -> tuple[str, ...]:
 
 def _answered(snapshot: Snapshot) -> Mapping[str, tuple[int, str]]:
     """The GPUs that answered, by NVML or in nvidia-smi's table: number and name of each, by address."""
-    for item in snapshot.of("nvml"):
-        answer = nvml.parse(item.text.encode()) if item.outcome == "ok" else None
-        if isinstance(answer, Inventory):
-            told = [(gpu.pci, gpu.index, gpu.name) for gpu in answer.gpus if isinstance(gpu.pci, str)]
-            return {at.lower(): (index, name if isinstance(name, str) else "") for at, index, name in told}
+    if answer := snapshot.view(inventory):
+        told = [(gpu.pci, gpu.index, gpu.name) for gpu in answer.gpus if isinstance(gpu.pci, str)]
+        return {at.lower(): (index, name if isinstance(name, str) else "") for at, index, name in told}
     for item in snapshot.of("nvidia-smi", "text"):
         rows = {pci.address(row["bus"]): (int(row["index"]), row["name"].strip()) for row in _ROW.finditer(item.text)}
         if rows:
