@@ -209,6 +209,22 @@ def is_folder(path: Path) -> bool:
         return False
 
 
+def _is_file(path: Path) -> bool:
+    """Whether there is a file; Path.is_file says no from Python 3.14 on where it may not look.
+
+    Raises:
+        OSError: nobody can tell, for want of rights.
+    """
+    try:
+        return stat.S_ISREG(path.stat().st_mode)
+    except ValueError:
+        return False
+    except OSError as error:
+        if error.errno in {errno.ENOENT, errno.ENOTDIR, errno.ELOOP}:
+            return False
+        raise
+
+
 def _is_capture(folder: Path) -> bool:
     try:
         (folder / INDEX).lstat()
