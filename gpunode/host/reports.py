@@ -53,7 +53,7 @@ def read(name: str) -> Evidence:
         if (descriptor := _descriptor(path)) is not None:
             with open(descriptor, "rb", closefd=False) as stream:
                 return _of_stream(stream, name)
-        if not path.is_file():
+        if not _is_file(path):
             raise UsageError(f"{name} is not a report", why="it is neither a file nor a folder", hint=_HINT)
         with path.open("rb") as file:
             is_capture = _is_packed_capture(file.read(_HEAD))
