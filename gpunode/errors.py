@@ -109,10 +109,10 @@ class ChangesPending(GpunodeError):
 
 
 class Conflict(GpunodeError):
-    """A file is neither as gpunode found it nor as gpunode left it."""
+    """A file is neither as gpunode found it nor as gpunode left it, or stands where gpunode has to write."""
 
     exit_code, status = 5, "conflict"
-    meaning = "conflict: a file was edited since"
+    meaning = "conflict: a file was edited since, or stands in the way"
 
 
 class ChangeFailed(GpunodeError):

@@ -8,6 +8,7 @@ Only typer is imported here; every command imports what it needs, so ``gpunode p
 
 import copy
 from collections.abc import Sequence
+from importlib import import_module
 from typing import Annotated, Any
 
 import typer
@@ -64,8 +65,8 @@ recipe_app = typer.Typer(
 app.add_typer(recipe_app, name="recipe")
 
 
-class CtkGroup(PlainGroup):
-    """The commands of ``cli/ctk.py``, which is imported when one of them, or their list, is asked for."""
+class LateGroup(PlainGroup):
+    """The commands of a module of its name, which is imported when one of them, or their list, is asked for."""
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """The command of that name."""
@@ -76,6 +77,14 @@ class CtkGroup(PlainGroup):
         """Their names."""
         self._fill()
         return super().list_commands(ctx)
+
+    def _fill(self) -> None:
+        if not self.commands:
+            self.commands.update(import_module(f"gpunode.cli.{self.name}").commands())
+
+
+class CtkGroup(LateGroup):
+    """nvidia-ctk's commands."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """As ever; the group's own options are taken as nvidia-ctk takes its global ones."""
@@ -83,43 +92,11 @@ class CtkGroup(PlainGroup):
 
         return super().parse_args(ctx, of_group(self.params, args))
 
-    def _fill(self) -> None:
-        if not self.commands:
-            from gpunode.cli import ctk
 
-            self.commands.update(ctk.commands())
-
-
-ctk_app = typer.Typer(
-    cls=CtkGroup,
-    no_args_is_help=True,
-    rich_markup_mode=None,
-)
+ctk_app = typer.Typer(cls=CtkGroup, no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(ctk_app, name="ctk")
-
-
-class K8sGroup(PlainGroup):
-    """The commands of ``cli/k8s.py``, which is imported when one of them, or their list, is asked for."""
-
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """The command of that name."""
-        self._fill()
-        return super().get_command(ctx, cmd_name)
-
-    def list_commands(self, ctx: Any) -> list[str]:
-        """Their names."""
-        self._fill()
-        return super().list_commands(ctx)
-
-    def _fill(self) -> None:
-        if not self.commands:
-            from gpunode.cli import k8s
-
-            self.commands.update(k8s.commands())
-
-
 k8s_app = typer.Typer(
-    cls=K8sGroup,
+    cls=LateGroup,
     help="Offer the GPUs of provisioned nodes to pods.",
     no_args_is_help=True,
     rich_markup_mode=None,

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from gpunode.cli.app import JsonOption, RecipeArgument, VerboseOption
+from gpunode.cli.app import JsonOption, RecipeArgument
 
 app = typer.Typer(rich_markup_mode=None)
 
@@ -49,7 +49,6 @@ def render(
     out: OutOption = "",
     form: FormOption = "manifests",
     json: JsonOption = False,
-    verbose: VerboseOption = False,
 ) -> None:
     """Write the manifests and Helm values for these nodes.
 
@@ -58,4 +57,4 @@ def render(
     from gpunode.cli import rendering
     from gpunode.cli.how import How
 
-    rendering.render(recipe, tuple(node), out, form, How(json=json, verbose=verbose))
+    rendering.render(recipe, tuple(node), out, form, How(json=json))

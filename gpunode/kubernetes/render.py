@@ -64,7 +64,7 @@ def rendered(recipe: Recipe, nodes: Sequence[ClusterNode], form: Form = "manifes
         releases=tuple(charts),
         nodes=tuple(_edits(recipe, wanted, found, by_node)),
         test_pod=_test(wanted, where, found, by_node),
-        notes=tuple(_notes(wanted, found, by_node)),
+        notes=tuple(_notes(recipe, wanted, found, by_node)),
         expected=expected,
     )
 
@@ -218,7 +218,9 @@ def _test(
     return (objects.test_pod(wanted, where, resource),) if resource else ()
 
 
-def _notes(wanted: Kubernetes, nodes: Sequence[ClusterNode], by_node: Mapping[str, Config]) -> Iterator[str]:
+def _notes(
+    recipe: Recipe, wanted: Kubernetes, nodes: Sequence[ClusterNode], by_node: Mapping[str, Config]
+) -> Iterator[str]:
     modes = {config.mode for config in by_node.values()}
     yield from (text for mode, text in _SHARED.items() if mode in modes)
     yield from unmatched(wanted, nodes)
@@ -226,8 +228,8 @@ def _notes(wanted: Kubernetes, nodes: Sequence[ClusterNode], by_node: Mapping[st
         yield from _layouts(nodes, by_node)
     if "mps" in modes and wanted.stack == "device-plugin" and not wanted.extras.gfd:
         yield "MPS needs GPU Feature Discovery, so it is rendered, too."
-    if wanted.stack == "gpu-operator" and wanted.runtime_class:
-        yield f"Pods get a GPU only with runtimeClassName: {wanted.runtime_class or 'nvidia'}."
+    if wanted.stack == "gpu-operator" and wanted.runtime_class and not recipe.runtime.cdi:
+        yield f"Pods get a GPU only with runtimeClassName: {wanted.runtime_class}."
     if any(config.strategy == "mixed" and not config.layout for config in by_node.values()):
         yield "Without a layout gpunode cannot tell which MIG profiles are offered, so no test pod is rendered."
 

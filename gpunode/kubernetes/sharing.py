@@ -133,47 +133,43 @@ def _check_clients(node: ClusterNode, config: Config) -> None:
             )
 
 
-def _contradiction(what: str, why: str, hint: str) -> Refused:
-    return Refused(what, why=why, hint=hint)
-
-
 def _check(config: Config, where: str) -> None:
     """Nothing, where the device plugin can do it. Source: NVIDIA/k8s-device-plugin 0.20.0, api/config/v1."""
     if config.mode != "none" and config.replicas < 2:
-        raise _contradiction(
+        raise Refused(
             f"{where}: {config.mode} with {config.replicas} replica shares nothing",
-            "the device plugin takes 2 or more",
-            f"set replicas to the number of pods that share a GPU, in {where}",
+            why="the device plugin takes 2 or more",
+            hint=f"set replicas to the number of pods that share a GPU, in {where}",
         )
     if config.mode == "none" and config.replicas > 1:
-        raise _contradiction(
+        raise Refused(
             f"{where}: {config.replicas} replicas, but mode is none",
-            "without sharing each GPU is offered once",
-            f'set mode = "time-slicing" or "mps" in {where}, or leave replicas out',
+            why="without sharing each GPU is offered once",
+            hint=f'set mode = "time-slicing" or "mps" in {where}, or leave replicas out',
         )
     if config.mode == "none" and config.rename:
-        raise _contradiction(
+        raise Refused(
             f"{where}: rename is for shared GPUs, but mode is none",
-            "a GPU that is not shared is offered as nvidia.com/gpu",
-            f"leave rename out of {where}, or set a mode",
+            why="a GPU that is not shared is offered as nvidia.com/gpu",
+            hint=f"leave rename out of {where}, or set a mode",
         )
     if config.mode == "mps" and config.strategy != "none":
-        raise _contradiction(
+        raise Refused(
             f"{where}: MPS and MIG exclude each other",
-            "the device plugin does not start MPS on GPUs in MIG mode",
-            "use time-slicing with MIG, or MPS on whole GPUs",
+            why="the device plugin does not start MPS on GPUs in MIG mode",
+            hint="use time-slicing with MIG, or MPS on whole GPUs",
         )
     if config.layout and config.strategy == "none" and config.layout != _NO_LAYOUT:
-        raise _contradiction(
+        raise Refused(
             f"{where}: the MIG layout {config.layout} needs a strategy",
-            "with strategy none the device plugin does not offer MIG instances",
-            'set strategy = "single" or "mixed" beside layout',
+            why="with strategy none the device plugin does not offer MIG instances",
+            hint='set strategy = "single" or "mixed" beside layout',
         )
     if config.strategy == "single" and config.layout == _BALANCED:
-        raise _contradiction(
+        raise Refused(
             f"{where}: the layout {_BALANCED} has instances of several sizes",
-            "strategy single offers instances of one size",
-            'set strategy = "mixed"',
+            why="strategy single offers instances of one size",
+            hint='set strategy = "mixed"',
         )
 
 

@@ -121,9 +121,3 @@ def _grep_options(written: str) -> tuple[str, ...]:
     piped = written.split(";")[0]
     found = re.findall(r"grep((?:\s+-\w+)+)", piped)
     return tuple("-c" for options in found if "c" in options)
-
-
-def told_to(snapshot: Snapshot) -> tuple[Citation, ...]:
-    """The lines of mkinitcpio's configuration that put NVIDIA's module into every image."""
-    items = (item for item in snapshot.items if "mkinitcpio.conf" in f"{item.subject} {item.written}" and item.is_seen)
-    return tuple(citation for item in items for citation in lines_with(item, _MKINITCPIO))

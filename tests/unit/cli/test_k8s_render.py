@@ -117,6 +117,16 @@ def test_a_node_can_be_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert set(answer(capsys)["result"]["expected"]) == {"gpu-9"}
 
 
+def test_a_capture_whose_own_name_has_an_equals_sign_is_taken_whole(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(SAMPLE, tmp_path / "rack=4")
+    render("k8s-containerd", (f"n={tmp_path}/rack=4",), "", "manifests", How(json=True))
+    assert set(answer(capsys)["result"]["expected"]) == {"n"}
+    with pytest.raises(Refused, match="rack=4"):
+        render("k8s-containerd", (f"{tmp_path}/rack=4",), "", "manifests", How(json=True))
+
+
 def test_the_screen_names_the_nodes_what_they_offer_and_what_comes_next(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

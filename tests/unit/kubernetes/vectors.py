@@ -23,29 +23,30 @@ OBEYED: Final[dict[str, Any]] = {
     "MPS": {"version": "v1", "flags": {"mpsRoot": "/run/nvidia/mps"}, "sharing": {"mps": {"resources": _SHARED}}},
     "CDI": {"version": "v1", "flags": {"plugin": {"deviceListStrategy": ["cdi-cri", "envvar"]}}},
 }
-NOT_OBEYED: Final[dict[str, tuple[Any, str]]] = {
-    "rename in flags": ({"version": "v1", "flags": {"renameByDefault": True}}, "flags.renameByDefault"),
-    "one replica": (
-        {"version": "v1", "sharing": {"timeSlicing": {"resources": [{"name": "nvidia.com/gpu", "replicas": 1}]}}},
-        "2 or more",
-    ),
-    "no resources": ({"version": "v1", "sharing": {"timeSlicing": {"renameByDefault": True}}}, "resources is missing"),
-    "both kinds": (
-        {"version": "v1", "sharing": {"timeSlicing": {"resources": _SHARED}, "mps": {"resources": _SHARED}}},
-        "would ignore timeSlicing",
-    ),
-    "a typo": (
-        {"version": "v1", "sharing": {"timeSlicing": {"failRequestsGreaterThan1": True, "resources": _SHARED}}},
-        "failRequestsGreaterThan1",
-    ),
-    "another version": ({"version": "v2"}, "version is 'v2'"),
-    "no version": ({"flags": {}}, "version is missing"),
-    "another strategy": ({"version": "v1", "flags": {"migStrategy": "both"}}, "none, single, mixed"),
-    "a channel": ({"version": "v1", "imex": {"channelIDs": [7]}}, "imex.channelIDs"),
-    "MPS with MIG": (
-        {"version": "v1", "flags": {"migStrategy": "single"}, "sharing": {"mps": {"resources": _SHARED}}},
-        "does not start",
-    ),
-    "no table": (["version"], "not a table"),
-    "a text for a table": ({"version": "v1", "sharing": "none"}, "not a table"),
+NOT_OBEYED: Final[dict[str, Any]] = {
+    "rename in flags": {"version": "v1", "flags": {"renameByDefault": True}},
+    "one replica": {
+        "version": "v1",
+        "sharing": {"timeSlicing": {"resources": [{"name": "nvidia.com/gpu", "replicas": 1}]}},
+    },
+    "no resources": {"version": "v1", "sharing": {"timeSlicing": {"renameByDefault": True}}},
+    "both kinds": {
+        "version": "v1",
+        "sharing": {
+            "timeSlicing": {"resources": [{"name": "nvidia.com/gpu", "replicas": 4}]},
+            "mps": {"resources": [{"name": "nvidia.com/gpu", "replicas": 4}]},
+        },
+    },
+    "a typo": {
+        "version": "v1",
+        "sharing": {
+            "timeSlicing": {"failRequestsGreaterThan1": True, "resources": [{"name": "nvidia.com/gpu", "replicas": 4}]}
+        },
+    },
+    "another version": {"version": "v2"},
+    "no version": {"flags": {}},
+    "another strategy": {"version": "v1", "flags": {"migStrategy": "both"}},
+    "a channel": {"version": "v1", "imex": {"channelIDs": [7]}},
+    "no table": ["version"],
+    "a text for a table": {"version": "v1", "sharing": "none"},
 }
