@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from pathlib import Path
 from typing import Final
 
 # Debian's package of a program, where it has another name.
@@ -12,6 +13,7 @@ _PACKAGES: Final = {
     "chattr": "e2fsprogs",
     "dockerd": "docker.io",
     "gcc": "gcc libc6-dev",
+    "etcd": "etcd-server",
     "go": "golang-go",
     "gpg": "gnupg",
     "lspci": "pciutils",
@@ -30,3 +32,21 @@ def lacking(*programs: str) -> str:
     absent = [name for name in programs if program(name) is None]
     packages = dict.fromkeys(_PACKAGES.get(name, name) for name in absent)
     return f"needs {' and '.join(absent)}: apt-get install {' '.join(packages)}" if absent else ""
+
+
+def asset(name: str) -> str | None:
+    """Where a program of Kubernetes is, by the convention of controller-runtime's envtest; also on the PATH.
+
+    TEST_ASSET_KUBE_APISERVER names one file, KUBEBUILDER_ASSETS a folder that holds several.
+    """
+    named = os.environ.get(f"TEST_ASSET_{name.upper().replace('-', '_')}")
+    folder = os.environ.get("KUBEBUILDER_ASSETS")
+    places = [Path(named)] if named else []
+    places += [Path(folder) / name] if folder else []
+    return next((str(place) for place in places if os.access(place, os.X_OK)), None) or program(name)
+
+
+def lacking_assets(*names: str) -> str:
+    """Why a test that needs these programs of Kubernetes cannot be run here; empty when it can."""
+    absent = [name for name in names if asset(name) is None]
+    return f"needs {' and '.join(absent)}: set KUBEBUILDER_ASSETS to a folder that holds them" if absent else ""

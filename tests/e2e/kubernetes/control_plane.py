@@ -1,0 +1,232 @@
+"""A real control plane on loopback ports: etcd, the API server and, if asked for, scheduler and controllers."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from tests.e2e.kubernetes.api import Api
+from tests.e2e.lab.commands import LabError, Result, finish, run
+from tests.needs import asset
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+ADMIN: Final = "admin"
+# Known to the server, without any right.
+STRANGER: Final = "stranger"
+# The token is none that the server knows, as after a credential's end.
+EXPIRED: Final = "expired"
+API_PROGRAMS: Final = ("etcd", "kube-apiserver", "kubectl", "openssl")
+SCHEDULING_PROGRAMS: Final = ("kube-controller-manager", "kube-scheduler")
+_READY_S: Final = 60
+# With clients still watching, the API server ends gracefully only after they have gone.
+_STOP_S: Final = 8
+_ISSUER: Final = "https://kubernetes.default.svc"
+
+
+class ControlPlane:
+    """A control plane for one test or many; leaving the context leaves no process and no file of it.
+
+    Args:
+        folder: does not exist yet.
+        nodes: the names of nodes that may join, each with a credential of its own.
+        scheduling: scheduler and controllers run, too.
+        enter: makes a command line run in a lab's network namespace; by default it is this one.
+        node_grace_s: after so many seconds without news of its kubelet a node counts as unreachable.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        nodes: Sequence[str] = (),
+        scheduling: bool = True,
+        enter: Callable[..., list[str]] | None = None,
+        node_grace_s: int = 3600,
+    ) -> None:
+        self.folder = folder
+        self.nodes = tuple(nodes)
+        self.scheduling = scheduling
+        self.node_grace_s = node_grace_s
+        self._enter = enter or (lambda *argv: list(argv))
+        self._ports = _free_ports(3)
+        self._started: list[subprocess.Popen[bytes]] = []
+
+    @property
+    def port(self) -> int:
+        """Of the API server."""
+        return self._ports[0]
+
+    @property
+    def certificate(self) -> Path:
+        """By which a client knows the server."""
+        return self.folder / "certificates/apiserver.crt"
+
+    @property
+    def api(self) -> Api:
+        """The API server for its administrator; only where the control plane is in this network namespace."""
+        return Api(self.port, self.certificate, ADMIN)
+
+    def __enter__(self) -> Self:
+        with ExitStack() as stack:
+            stack.callback(self.close)
+            self.folder.mkdir(parents=True)
+            self._write_tokens()
+            run(["openssl", "genrsa", "-out", str(self.folder / "service-accounts.key"), "2048"])
+            self._start_api_server()
+            if self.scheduling:
+                self._start_scheduling()
+            stack.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Nothing of it runs, and its folder is gone."""
+        # etcd, the first that was started, ends last: without it the API server would wait for it.
+        while self._started:
+            _stop(self._started.pop())
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def kubeconfig(self, user: str = ADMIN) -> Path:
+        """The file by which kubectl is ``user``: ADMIN, STRANGER, EXPIRED, or the name of a node."""
+        path = self.folder / f"{user}.kubeconfig"
+        cluster = {"server": f"https://127.0.0.1:{self.port}", "certificate-authority": str(self.certificate)}
+        config = {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "clusters": [{"name": "lab", "cluster": cluster}],
+            "users": [{"name": user, "user": {"token": user}}],
+            "contexts": [{"name": f"{user}@lab", "context": {"cluster": "lab", "user": user}}],
+            "current-context": f"{user}@lab",
+        }
+        path.write_text(json.dumps(config))
+        return path
+
+    def finish(self, *argv: str, user: str = ADMIN, stdin: str = "", timeout: float = 60) -> Result:
+        """What kubectl as ``user`` said and how it ended."""
+        settings = (f"KUBECONFIG={self.kubeconfig(user)}", f"HOME={self.folder}")
+        command = ("env", *settings, str(asset("kubectl")), *argv)
+        return finish(self._enter(*command), stdin=stdin, timeout=timeout)
+
+    def kubectl(self, *argv: str, user: str = ADMIN, stdin: str = "", timeout: float = 60) -> str:
+        """What kubectl printed, which succeeded."""
+        done = self.finish(*argv, user=user, stdin=stdin, timeout=timeout)
+        if done.returncode:
+            raise LabError(f"kubectl {' '.join(argv)}: {done.returncode}\n{done.stdout}\n{done.stderr}")
+        return done.stdout
+
+    def get(self, *what: str) -> dict[str, Any]:
+        """An object or a list as kubectl finds it: ``get("pod", "one")``."""
+        found: dict[str, Any] = json.loads(self.kubectl("get", *what, "--output=json"))
+        return found
+
+    def wait_for(self, what: str, condition: Callable[[], bool], timeout_s: float = 60) -> float:
+        """The seconds after which ``condition`` was true.
+
+        Raises:
+            LabError: it did not become true; shows the cluster as it is.
+        """
+        begun = time.monotonic()
+        while not condition():
+            if time.monotonic() > begun + timeout_s:
+                raise LabError(f"not within {timeout_s} s: {what}\n{self.state()}")
+            time.sleep(0.1)
+        return time.monotonic() - begun
+
+    def state(self) -> str:
+        """Nodes, pods, events and the processes' last words, for a person who has to find out what went wrong."""
+        seen = [self.finish("get", "nodes,pods", "--all-namespaces", "--output=wide").stdout]
+        seen += [self.finish("get", "events", "--all-namespaces", "--sort-by=.lastTimestamp").stdout[-4000:]]
+        return "\n".join((*seen, *map(_tail, sorted(self.folder.glob("*.log")))))
+
+    def _write_tokens(self) -> None:
+        rows = [f'{ADMIN},{ADMIN},1,"system:masters"', f"{STRANGER},{STRANGER},2,"]
+        rows += [f'{name},system:node:{name},node-{name},"system:nodes"' for name in self.nodes]
+        (self.folder / "tokens.csv").write_text("".join(f"{row}\n" for row in rows))
+
+    def _start_api_server(self) -> None:
+        client, peer = (f"http://127.0.0.1:{port}" for port in self._ports[1:])
+        self._start(
+            "etcd",
+            *(f"--data-dir={self.folder / 'etcd'}", f"--listen-client-urls={client}", f"--listen-peer-urls={peer}"),
+            *(f"--advertise-client-urls={client}", f"--initial-advertise-peer-urls={peer}"),
+            *(f"--initial-cluster=default={peer}", "--unsafe-no-fsync"),
+        )
+        key = self.folder / "service-accounts.key"
+        # Without controllers nobody makes the service accounts that this plugin demands of each pod.
+        accounts = () if self.scheduling else ("--disable-admission-plugins=ServiceAccount",)
+        self._start(
+            "kube-apiserver",
+            *(f"--etcd-servers={client}", f"--secure-port={self.port}", f"--cert-dir={self.certificate.parent}"),
+            *("--bind-address=127.0.0.1", "--advertise-address=127.0.0.1", "--service-cluster-ip-range=10.0.0.0/24"),
+            *("--authorization-mode=Node,RBAC", "--enable-admission-plugins=NodeRestriction", *accounts),
+            *(f"--token-auth-file={self.folder / 'tokens.csv'}", f"--service-account-issuer={_ISSUER}"),
+            *(f"--service-account-key-file={key}", f"--service-account-signing-key-file={key}"),
+            *("--allow-privileged=true", "--kubelet-preferred-address-types=InternalIP"),
+        )
+        self._await("the API server is ready", lambda: self.finish("get", "--raw=/readyz").stdout == "ok")
+
+    def _start_scheduling(self) -> None:
+        client = (f"--kubeconfig={self.kubeconfig()}", "--leader-elect=false", "--secure-port=0")
+        key = self.folder / "service-accounts.key"
+        self._start(
+            "kube-controller-manager",
+            *(*client, "--use-service-account-credentials=false", f"--service-account-private-key-file={key}"),
+            *(f"--root-ca-file={self.certificate}", f"--node-monitor-grace-period={self.node_grace_s}s"),
+            "--node-monitor-period=1s",
+        )
+        self._start("kube-scheduler", *client)
+        account = ("get", "serviceaccount", "default")
+        self._await("the controllers work", lambda: self.finish(*account).returncode == 0)
+
+    def _start(self, name: str, *arguments: str) -> None:
+        # Its own group, so that what it starts ends with it; and it ends if this process does.
+        argv = self._enter("setpriv", "--pdeathsig=KILL", str(asset(name)), *arguments)
+        with (self.folder / f"{name}.log").open("wb") as log:
+            self._started.append(
+                subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+            )
+
+    def _await(self, what: str, condition: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + _READY_S
+        while not condition():
+            ended = [process.args for process in self._started if process.poll() is not None]
+            if ended or time.monotonic() > deadline:
+                logs = "\n".join(map(_tail, sorted(self.folder.glob("*.log"))))
+                raise LabError(f"not within {_READY_S} s: {what}\nended: {ended}\n{logs}")
+            time.sleep(0.1)
+
+
+def _free_ports(count: int) -> list[int]:
+    """Ports that nobody listens on."""
+    with ExitStack() as stack:
+        listening = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        return [one.getsockname()[1] for one in listening]
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    """The process and what it has started have ended."""
+    for number, patience_s in ((signal.SIGTERM, _STOP_S), (signal.SIGKILL, None)):
+        try:
+            os.killpg(process.pid, number)
+            process.wait(patience_s)
+        except ProcessLookupError:
+            return
+        except subprocess.TimeoutExpired:
+            continue
+
+
+def _tail(log: Path) -> str:
+    return f"--- {log.name}\n{log.read_text(errors='replace')[-3000:]}"

@@ -1,0 +1,161 @@
+"""A node without a machine: what a kubelet tells the API server, and the log that it hands out."""
+
+from __future__ import annotations
+
+import ssl
+import time
+from collections.abc import Mapping
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Event, Thread
+from typing import TYPE_CHECKING, Any, Final
+
+from tests.e2e.kubernetes.api import Api, ApiError
+from tests.e2e.kubernetes.control_plane import ControlPlane
+from tests.e2e.lab.commands import run
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+PASSED: Final = "[Vector addition of 50000 elements]\nTest PASSED\nDone\n"
+_POLL_S: Final = 0.2
+
+
+def add_node(
+    plane: ControlPlane,
+    name: str,
+    *,
+    allocatable: Mapping[str, str] | None = None,
+    labels: Mapping[str, str] | None = None,
+    kubelet_port: int = 0,
+) -> None:
+    """The cluster has a Node that is ready for pods; no machine is behind it.
+
+    Args:
+        allocatable: beside cpu, memory and pods, such as ``{"nvidia.com/gpu": "8"}``.
+        kubelet_port: where the API server asks for logs.
+    """
+    resources = {"cpu": "64", "memory": "256Gi", "pods": "110", **(allocatable or {})}
+    metadata = {"name": name, "labels": {"kubernetes.io/hostname": name, "kubernetes.io/os": "linux", **(labels or {})}}
+    plane.api.create("/api/v1/nodes", {"apiVersion": "v1", "kind": "Node", "metadata": metadata})
+    status: dict[str, Any] = {
+        "capacity": resources,
+        "allocatable": resources,
+        "conditions": [{"type": "Ready", "status": "True", "reason": "KubeletReady", "message": "lab"}],
+        "addresses": [{"type": "InternalIP", "address": "127.0.0.1"}, {"type": "Hostname", "address": name}],
+        "daemonEndpoints": {"kubeletEndpoint": {"Port": kubelet_port or 1}},
+    }
+    plane.api.patch(f"/api/v1/nodes/{name}/status", {"status": status})
+    # By admission every new Node has the taint not-ready; controllers would take it off, and may not run.
+    found = plane.api.get(f"/api/v1/nodes/{name}")["spec"].get("taints") or []
+    kept = [taint for taint in found if taint["key"] != "node.kubernetes.io/not-ready"]
+    plane.api.patch(f"/api/v1/nodes/{name}", {"spec": {"taints": kept}})
+
+
+class FakeNode:
+    """A Node whose pods seem to run: pods that may end have Succeeded with ``log``, all others are ready.
+
+    The control plane must be in this network namespace, with scheduling.
+    """
+
+    def __init__(
+        self,
+        plane: ControlPlane,
+        name: str,
+        *,
+        allocatable: Mapping[str, str] | None = None,
+        labels: Mapping[str, str] | None = None,
+        log: str = PASSED,
+    ) -> None:
+        self.plane = plane
+        self.name = name
+        self._allocatable = allocatable
+        self._labels = labels
+        self._server = _LogServer(log)
+        self._ending = Event()
+        self._threads = [Thread(target=self._serve), Thread(target=self._follow)]
+
+    def __enter__(self) -> Self:
+        folder = self.plane.folder
+        key, certificate = folder / f"{self.name}.key", folder / f"{self.name}.crt"
+        subject = ("-subj", f"/CN={self.name}", "-days", "1")
+        run(["openssl", "req", "-x509", "-nodes", *subject, "-keyout", str(key), "-out", str(certificate)])
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(certificate, key)
+        self._server.socket = context.wrap_socket(self._server.socket, server_side=True)
+        port = self._server.server_address[1]
+        add_node(self.plane, self.name, allocatable=self._allocatable, labels=self._labels, kubelet_port=port)
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ending.set()
+        self._server.shutdown()
+        for thread in self._threads:
+            thread.join()
+        self._server.server_close()
+
+    def _serve(self) -> None:
+        self._server.serve_forever(poll_interval=0.05)
+
+    def _follow(self) -> None:
+        while not self._ending.wait(_POLL_S):
+            try:
+                query = f"/api/v1/pods?fieldSelector=spec.nodeName={self.name}"
+                for pod in self.plane.api.get(query)["items"]:
+                    _advance(self.plane.api, pod)
+            except ApiError:
+                continue  # Between the question and the answer others have changed the pod.
+
+
+class _LogServer(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def __init__(self, log: str) -> None:
+        self.log = log.encode()
+        super().__init__(("127.0.0.1", 0), _LogHandler)
+
+
+class _LogHandler(BaseHTTPRequestHandler):
+    server: _LogServer
+
+    def do_GET(self) -> None:
+        """Every container of every pod has said the same."""
+        found = self.path.startswith("/containerLogs/")
+        self.send_response(200 if found else 404)
+        self.end_headers()
+        self.wfile.write(self.server.log if found else b"")
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
+        """Nothing."""
+
+
+def _advance(api: Api, pod: Mapping[str, Any]) -> None:
+    """The pod is as a kubelet would have it by now."""
+    metadata = pod["metadata"]
+    path = f"/api/v1/namespaces/{metadata['namespace']}/pods/{metadata['name']}"
+    if "deletionTimestamp" in metadata:
+        api.delete(path)
+    elif pod["status"].get("phase") == "Pending":
+        api.patch(f"{path}/status", {"status": _status(pod["spec"])})
+
+
+def _status(spec: Mapping[str, Any]) -> dict[str, Any]:
+    now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    ends = spec.get("restartPolicy") != "Always"
+    ended = {"terminated": {"exitCode": 0, "reason": "Completed", "startedAt": now, "finishedAt": now}}
+    state = ended if ends else {"running": {"startedAt": now}}
+    containers = [
+        {
+            "name": one["name"],
+            "image": one["image"],
+            "imageID": "",
+            "ready": not ends,
+            "restartCount": 0,
+            "state": state,
+        }
+        for one in spec["containers"]
+    ]
+    ready = {"type": "Ready", "status": "False" if ends else "True", "lastTransitionTime": now}
+    phase = "Succeeded" if ends else "Running"
+    return {"phase": phase, "startTime": now, "conditions": [ready], "containerStatuses": containers}
