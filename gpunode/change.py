@@ -214,7 +214,37 @@ class CommandChange:
     undo: tuple[str, ...] | None = None
 
 
-Change: TypeAlias = FileChange | PackageChange | ServiceChange | ModuleChange | CommandChange
+@dataclass(frozen=True, slots=True)
+class ObjectChange:
+    """What gpunode's field manager owns of an object in a cluster changes.
+
+    Attributes:
+        cluster: the uid of its namespace kube-system, by which clusters are told apart.
+        api_version: as the object says it (``apps/v1``), likewise ``kind``.
+        namespace: empty for an object of the whole cluster.
+        before: the fields that gpunode owned, as JSON; None when it owned none.
+        after: the fields that it owns from now on; None when it gives them up.
+        shared: others own fields of the object, too: it is neither made nor deleted with ours.
+    """
+
+    cluster: str
+    api_version: str
+    kind: str
+    namespace: str
+    name: str
+    before: str | None
+    after: str | None
+    shared: bool = False
+
+    @property
+    def effect(self) -> Literal["created", "changed", "deleted"]:
+        """What becomes of the object."""
+        if self.shared or (self.before and self.after):
+            return "changed"
+        return "created" if self.after else "deleted"
+
+
+Change: TypeAlias = FileChange | PackageChange | ServiceChange | ModuleChange | CommandChange | ObjectChange
 
 
 def subject(change: Change) -> str:
@@ -230,6 +260,8 @@ def subject(change: Change) -> str:
             return module
         case CommandChange(argv=argv):
             return spelled(argv)
+        case ObjectChange(kind=kind, namespace=namespace, name=name):
+            return f"{kind} {namespace}/{name}" if namespace else f"{kind} {name}"
 
 
 def spelled(argv: Sequence[str]) -> str:
@@ -244,7 +276,7 @@ def spelled(argv: Sequence[str]) -> str:
 def inverse(change: Change) -> Change | None:
     """The change that undoes ``change``; None where there is none.
 
-    Law: an involution for file, package, service and module changes whose states are all known.
+    Law: an involution for file, package, service, module and object changes whose states are all known.
     """
     match change:
         case FileChange(before=before, after=after):
@@ -259,6 +291,8 @@ def inverse(change: Change) -> Change | None:
             return replace(change, before=wanted, after=loaded)
         case CommandChange(argv=argv, why=why, undo=undo):
             return None if undo is None else CommandChange(undo, f"undo: {why}", argv)
+        case ObjectChange(before=before, after=after):
+            return replace(change, before=after, after=before)
 
 
 def diff(change: FileChange) -> Iterator[str]:
@@ -313,6 +347,7 @@ _RANK: dict[type[Change], int] = {
     CommandChange: 2,
     ModuleChange: 3,
     ServiceChange: 4,
+    ObjectChange: 5,
 }
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias, get_args
+from collections.abc import Mapping
+from typing import Final, Literal, TypeAlias, get_args
 
 from gpunode.change import (
     Change,
     CommandChange,
     FileChange,
     ModuleChange,
+    ObjectChange,
     PackageChange,
     ServiceChange,
     is_mark,
@@ -23,6 +25,8 @@ Action: TypeAlias = (
         "create", "edit", "delete", "reread", "enable", "disable", "start", "stop", "keep", "load", "unload", "run"
     ]
 )
+
+_OBJECT: Final[Mapping[str, Action]] = {"created": "create", "changed": "edit", "deleted": "delete"}
 
 
 def action(change: Change) -> Action:
@@ -44,6 +48,8 @@ def action(change: Change) -> Action:
             return "load" if loaded else "unload"
         case CommandChange():
             return "run"
+        case ObjectChange(effect=effect):
+            return _OBJECT[effect]
 
 
 def effect_on(change: PackageChange) -> Effect:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections import Counter
 from collections.abc import Mapping
@@ -13,6 +14,7 @@ from gpunode.change import (
     FileChange,
     FileState,
     ModuleChange,
+    ObjectChange,
     PackageChange,
     PackageState,
     ServiceChange,
@@ -99,6 +101,12 @@ def _states(change: Change) -> Row:
             return dict(zip(("before", "after"), states, strict=True))
         case ModuleChange(before=loaded, after=wanted):
             return {"before": {"loaded": loaded}, "after": {"loaded": wanted}}
+        case ObjectChange():
+            return {
+                "cluster": change.cluster,
+                "before": json.loads(change.before or "null"),
+                "after": json.loads(change.after or "null"),
+            }
         case CommandChange(argv=argv, undo=undo):
             return {"argv": list(argv), "for": change.why, "undo": None if undo is None else list(undo)}
 

@@ -31,6 +31,7 @@ from gpunode.workflow.events import Told
 if TYPE_CHECKING:
     from gpunode.facts.evidence import Capture, Evidence
     from gpunode.host.port import HostView
+    from gpunode.journal.chronicle import Chronicle
     from gpunode.workflow.converge import StagePlan
     from gpunode.workflow.recovery import Backlog
     from gpunode.workflow.verify import Report
@@ -270,10 +271,8 @@ def beside(host: HostView, path: str) -> tuple[str, ...]:
 def log(run: str, how: How, root: str) -> None:
     """Shows the recorded runs, or all that is recorded of one."""
     from gpunode.cli import audit
-    from gpunode.journal.store import Store
-    from gpunode.workflow.log import told
 
-    found = told(Store(checked_root(root)), run)
+    found = _told(run, root)
     logins = _logins({one.begin.loginuid for one in found})
     how.screen().log(found, logins, whole=bool(run))
     if run:
@@ -281,6 +280,23 @@ def log(run: str, how: How, root: str) -> None:
     else:
         result = {"schema": audit.SCHEMA, "runs": [audit.summary(one, logins) for one in found]}
     how.answer(Envelope("log", result=result))
+
+
+def _told(run: str, root: str) -> tuple[Chronicle, ...]:
+    """The runs on this node, and this user's in clusters; those that this user may read."""
+    from gpunode.cli.compose import cluster_journal
+    from gpunode.journal.store import Store
+    from gpunode.workflow.log import told
+
+    if run.startswith("k"):
+        return told(cluster_journal(), run[1:])
+    clusters = () if run or root != "/" else told(cluster_journal())
+    try:
+        return (*told(Store(checked_root(root)), run), *clusters)
+    except UsageError:
+        if run or not clusters:
+            raise
+        return clusters
 
 
 def _logins(uids: Iterable[int | None]) -> dict[int, str]:

@@ -25,7 +25,7 @@ from gpunode.steps import STEPS
 from gpunode.steps.detect import DETECT
 
 if TYPE_CHECKING:
-    from gpunode.journal.store import Announce
+    from gpunode.journal.store import Announce, Store
 
 # The shipped captures: each can be named in place of a file.
 SAMPLES = Path(__file__).parent.parent / "samples"
@@ -243,6 +243,14 @@ def announcer(root: str) -> Announce:
         return announce.to((lambda _: None) if is_image(root) else Journald().send)
 
     return lambda entries, entry: teller()(entries, entry)
+
+
+def cluster_journal() -> Store:
+    """The journal of this user's changes to clusters; that of the node itself is root's."""
+    from gpunode.journal.store import Store
+
+    state = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local/state")
+    return Store("/", announce=announcer("/"), folder=Path(state) / "gpunode")
 
 
 class Stop:

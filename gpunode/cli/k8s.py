@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from gpunode.cli.app import JsonOption, RecipeArgument
+from gpunode.cli.app import JsonOption, RecipeArgument, VerboseOption, YesOption
 
 app = typer.Typer(rich_markup_mode=None)
 
@@ -58,3 +58,68 @@ def render(
     from gpunode.cli.how import How
 
     rendering.render(recipe, tuple(node), out, form, How(json=json))
+
+
+ContextOption = Annotated[str, typer.Option("--context", metavar="NAME", help="the cluster: a context of kubectl's")]
+KubeconfigOption = Annotated[
+    str, typer.Option("--kubeconfig", metavar="FILE", help="kubectl's configuration, in place of your own")
+]
+TimeoutOption = Annotated[
+    int, typer.Option("--timeout", metavar="SECONDS", min=1, help="how long to wait for each workload")
+]
+
+
+@app.command()
+def plan(
+    recipe: RecipeArgument = "k8s-containerd",
+    node: NodesOption = [],  # noqa: B006
+    context: ContextOption = "",
+    kubeconfig: KubeconfigOption = "",
+    check: Annotated[bool, typer.Option("--check", help="exit with 4 if apply would change anything")] = False,
+    json: JsonOption = False,
+    verbose: VerboseOption = False,
+) -> None:
+    """Show what apply would change in the cluster; change nothing."""
+    from gpunode.cli import clusters
+    from gpunode.cli.how import How
+
+    clusters.plan(
+        recipe, tuple(node), clusters.Where(context, kubeconfig), How(json=json, verbose=verbose), check=check
+    )
+
+
+@app.command()
+def apply(
+    recipe: RecipeArgument = "k8s-containerd",
+    node: NodesOption = [],  # noqa: B006
+    context: ContextOption = "",
+    kubeconfig: KubeconfigOption = "",
+    yes: YesOption = False,
+    timeout: TimeoutOption = 300,
+    json: JsonOption = False,
+    verbose: VerboseOption = False,
+) -> None:
+    """Apply the objects to the cluster and wait until they are ready.
+
+    By server-side apply with the field manager gpunode; what others own is never taken from them.
+    """
+    from gpunode.cli import clusters
+    from gpunode.cli.how import How
+
+    where = clusters.Where(context, kubeconfig)
+    clusters.apply(recipe, tuple(node), where, How(json=json, verbose=verbose), yes=yes, timeout_s=timeout)
+
+
+@app.command()
+def remove(
+    context: ContextOption = "",
+    kubeconfig: KubeconfigOption = "",
+    yes: YesOption = False,
+    json: JsonOption = False,
+    verbose: VerboseOption = False,
+) -> None:
+    """Take back what gpunode applied to the cluster, and nothing else."""
+    from gpunode.cli import clusters
+    from gpunode.cli.how import How
+
+    clusters.remove(clusters.Where(context, kubeconfig), How(json=json, verbose=verbose), yes=yes)

@@ -34,7 +34,7 @@ def render(place: str, captures: Sequence[str], out: str, form: str, how: How) -
             hint=f"name one of these: --form {_FORMS[0]}",
         )
     recipe = recipe_at(place)
-    found = rendered(recipe, list(_nodes(captures)), form)
+    found = rendered(recipe, list(nodes(captures)), form)
     made = files(found, form)
     written = _write(Path(out), made) if out else Written()
     if not how.json and not out:
@@ -62,7 +62,8 @@ class Written:
     removed: tuple[str, ...] = ()
 
 
-def _nodes(captures: Sequence[str]) -> Iterator[ClusterNode]:
+def nodes(captures: Sequence[str]) -> Iterator[ClusterNode]:
+    """The nodes of these captures; of none, this machine."""
     if not captures:
         seen = see("", "/", "")
         yield cluster_node(seen.facts, host_name(seen.evidence, os.uname().nodename))

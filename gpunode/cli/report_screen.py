@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from gpunode.diagnoses.comparison import Comparison
     from gpunode.diagnoses.model import Diagnosis, Fix, Rule
     from gpunode.kubernetes.model import Rendered
+    from gpunode.workflow.cluster_plan import ClusterPlan
     from gpunode.workflow.doctor import Examined
     from gpunode.workflow.fleet import Row, Tally
 
@@ -59,6 +60,26 @@ class ReportScreen:
         from gpunode.cli.screen.cluster import rendered_lines
 
         self._put(*rendered_lines(found, out, removed))
+
+    def cluster_plan(self, found: ClusterPlan, wanted: Rendered, elsewhere: str) -> None:
+        """What apply would do to a cluster, and which cluster that is."""
+        from gpunode.cli.screen.cluster import plan_lines
+
+        self._mark_stopped()
+        self._put(*plan_lines(found, wanted, elsewhere, verbose=self._verbose))
+
+    def cluster_removal(self, found: ClusterPlan) -> None:
+        """What remove would take out of a cluster."""
+        from gpunode.cli.screen.cluster import removal_lines
+
+        self._mark_stopped()
+        self._put(*removal_lines(found, verbose=self._verbose))
+
+    def cluster_done(self, verb: str, run: str) -> None:
+        """What was done to a cluster, and what to do next."""
+        from gpunode.cli.screen.cluster import done_lines
+
+        self._put(*done_lines(verb, run))
 
     def diagnosis(self, examined: Examined, *, page: str = "") -> None:
         """What is wrong with the node, and how it is put right; ``page`` is the file in which it stands, too."""

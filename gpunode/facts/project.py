@@ -18,6 +18,7 @@ from gpunode.change import (
     FileState,
     KnownAfter,
     ModuleChange,
+    ObjectChange,
     PackageChange,
     PackageState,
     ServiceChange,
@@ -73,6 +74,8 @@ def _after(facts: Facts, change: Change) -> Facts:
         case CommandChange(argv=argv):
             repairs = any("dpkg" in word for word in argv) and any("--configure" in word for word in argv)
             return replace(facts, dpkg_interrupted=Known(False, PLAN)) if repairs else facts
+        case ObjectChange():
+            return facts
 
 
 def _mapped(fact: Known[T] | Unknown, change: Callable[[T], T]) -> Known[T] | Unknown:

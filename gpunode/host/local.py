@@ -20,6 +20,7 @@ from gpunode.change import (
     FileChange,
     FileState,
     ModuleChange,
+    ObjectChange,
     PackageChange,
     RuntimeExpectation,
     ServiceChange,
@@ -227,6 +228,8 @@ class LocalHost:
                 self._apply_command(change)
             case PackageChange():
                 raise AssertionError("package changes are one transaction")
+            case ObjectChange():
+                raise AssertionError("a cluster's objects are changed through kubectl")
 
     def _apply_file(self, change: FileChange) -> None:
         if is_generated(change):

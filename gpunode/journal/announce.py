@@ -12,6 +12,7 @@ from gpunode.change import (
     FileChange,
     FileState,
     ModuleChange,
+    ObjectChange,
     PackageChange,
     PackageState,
     ServiceChange,
@@ -170,17 +171,21 @@ def did(change: Change) -> str:
             return "installed"
         case PackageChange(after=None):
             return "purged"
-        case FileChange() if is_generated(change):
-            return "asked for"
-        case FileChange(before=None):
-            return "created"
-        case FileChange(after=None):
-            return "removed"
-        case FileChange() | PackageChange():
+        case PackageChange():
             return "changed"
+        case FileChange():
+            return _file(change)
         case ServiceChange(after=after):
             return _service(after.enabled, after.active)
         case ModuleChange(after=loaded):
             return "loaded" if loaded else "unloaded"
         case CommandChange():
             return "run"
+        case ObjectChange(effect=effect):
+            return effect
+
+
+def _file(change: FileChange) -> str:
+    if is_generated(change):
+        return "asked for"
+    return "created" if change.before is None else "removed" if change.after is None else "changed"

@@ -24,6 +24,7 @@ from gpunode.change import (
     FileState,
     KnownAfter,
     ModuleChange,
+    ObjectChange,
     PackageChange,
     PackageState,
     ServiceChange,
@@ -40,7 +41,17 @@ from gpunode.errors import JournalDamaged
 # 2: each line vouches for the one before; who by number; attributes of files, folders made, origins of packages;
 # forgotten runs. Format 1 is read, too.
 FORMAT = 2
-Verb: TypeAlias = Literal["setup", "rollback", "remove", "repair", "configure", "unconfigure"]
+Verb: TypeAlias = Literal[
+    "setup",
+    "rollback",
+    "remove",
+    "repair",
+    "configure",
+    "unconfigure",
+    "k8s apply",
+    "k8s remove",
+    "k8s rollback",
+]
 # The verbs whose runs make something of a node; the others take such runs back, or finish dpkg's work.
 MAKING: frozenset[Verb] = frozenset({"setup", "configure", "unconfigure"})
 Result: TypeAlias = Literal["done", "failed", "interrupted", "waiting"]
@@ -172,12 +183,14 @@ _NAMES: dict[type[Any], str] = {
     ServiceState: "service-state",
     ModuleChange: "module",
     CommandChange: "command",
+    ObjectChange: "object",
     Trigger: "trigger",
 }
 _TYPES = {name: kind for kind, name in _NAMES.items()}
 # By the words of the annotations, see _shape.
 _SCALARS: dict[str, tuple[type[Any], ...]] = {
     "str": (str,),
+    "str | None": (str, type(None)),
     "Verb": (str,),
     "Result": (str,),
     "bool": (bool,),
@@ -478,6 +491,11 @@ def owed(entries: Iterable[Entry]) -> tuple[Trigger, ...]:
 def number(run: str) -> str:
     """A run's id as a person types it: ``000003-20261121T081932Z`` is 3."""
     return run.partition("-")[0].lstrip("0")
+
+
+def label(run: str, verb: Verb) -> str:
+    """As ``number``; with a ``k`` before it for a run in a cluster, since those are counted apart."""
+    return f"k{number(run)}" if verb.startswith("k8s ") else number(run)
 
 
 @dataclass(frozen=True, slots=True)

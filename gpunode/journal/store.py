@@ -70,6 +70,7 @@ class Store:
         keep: how many of the newest runs keep their backups, beside the first one.
         clock: seconds since the epoch.
         announce: hears every entry once it is on the disk, with all of its run so far.
+        folder: where the journals of something else than a node are, such as a user's of clusters.
     """
 
     def __init__(
@@ -79,12 +80,13 @@ class Store:
         keep: int = KEEP,
         clock: Callable[[], float] = time.time,
         announce: Announce = _unheard,
+        folder: Path | None = None,
     ) -> None:
         self.root = Path(root)
-        self.folder = self.root / "var/lib/gpunode"
+        self.folder = folder or self.root / "var/lib/gpunode"
         self.objects = self.folder / "objects"
         self._runs = self.folder / "runs"
-        self._lock = self.root / "run/gpunode/lock"
+        self._lock = folder / "lock" if folder else self.root / "run/gpunode/lock"
         self._keep = keep
         self._clock = clock
         self.announce = announce

@@ -14,6 +14,7 @@ from gpunode.change import (
     FileChange,
     FileState,
     ModuleChange,
+    ObjectChange,
     PackageChange,
     PackageState,
     RuntimeExpectation,
@@ -131,7 +132,7 @@ def _backward_rank(part: Part) -> int:
             return 0
         case FileChange() if part.stage == CONFIGURATION and part.step != CONFFILES:
             return 1
-        case ModuleChange() | CommandChange():
+        case ModuleChange() | CommandChange() | ObjectChange():
             return 2
         case PackageChange():
             return 3
@@ -152,7 +153,7 @@ def _forward_rank(part: Part) -> int:
             return {"sources": 0, CONFIGURATION: 5}.get(part.stage, 1)
         case PackageChange():
             return 2
-        case ModuleChange() | CommandChange():
+        case ModuleChange() | CommandChange() | ObjectChange():
             return 4
         case ServiceChange():
             return 6

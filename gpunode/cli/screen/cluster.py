@@ -2,11 +2,97 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
 
-from gpunode.cli.screen.text import BLANK, Line, Span, line, span
+from gpunode.cli.screen.text import BLANK, Line, Span, Style, line, span
+from gpunode.cli.screen.words import MARKS, count
 from gpunode.command import command
 from gpunode.kubernetes.model import NodeEdit, Rendered
+from gpunode.kubernetes.reconcile import Item, State
+from gpunode.workflow.cluster_plan import ClusterPlan
+
+_DIFF_SHOWN: Final = 12
+_SIGNS: Final[Mapping[State, tuple[str, Style]]] = {
+    "create": ("+", "add"),
+    "change": ("~", "warn"),
+    "delete": ("-", "remove"),
+    "same": ("=", "dim"),
+    "foreign": ("=", "dim"),
+}
+
+
+def plan_lines(found: ClusterPlan, wanted: Rendered, elsewhere: str, *, verbose: bool) -> Iterator[Line]:
+    """Which cluster it is, what would be done there, and how to do it."""
+    yield from _cluster_lines(found, elsewhere)
+    for edit in wanted.nodes:
+        offer = ", ".join(f"{many} × {name}" for name, many in (wanted.expected.get(edit.node) or {}).items())
+        about = f"  {edit.why}" + (f"; will offer {offer}" if offer else "")
+        yield line(span("node     ", "dim"), span(edit.node, "bold"), span(about), hang=9)
+    yield BLANK
+    yield from _item_lines(found, verbose=verbose)
+    for text in found.skipped:
+        yield line(Span("! ", "warn"), span(f"skipped: {text}"), hang=2)
+    for note in wanted.notes:
+        yield line(Span("! ", "warn"), span(note), hang=2)
+    if found.skipped or wanted.notes:
+        yield BLANK
+    yield _total(found)
+
+
+def removal_lines(found: ClusterPlan, *, verbose: bool) -> Iterator[Line]:
+    """Which cluster it is, and what would be taken out of it."""
+    yield from _cluster_lines(found, "")
+    yield BLANK
+    yield from _item_lines(found, verbose=verbose)
+    yield _total(found)
+
+
+def done_lines(verb: str, run: str) -> Iterator[Line]:
+    """That it is done, and what to do next; ``run`` as a person types it."""
+    if verb == "k8s apply":
+        yield line(MARKS["done"], span(f"applied; every workload is ready (run {run})"), hang=2)
+        following = command("gpunode", "k8s", "verify")
+    else:
+        yield line(MARKS["done"], span(f"done (run {run})"), hang=2)
+        following = command("gpunode", "rollback", run)
+    yield line(span("next: " if verb == "k8s apply" else "undo: ", "dim"), span(following, "command"), hang=6)
+
+
+def _cluster_lines(found: ClusterPlan, elsewhere: str) -> Iterator[Line]:
+    who = found.identity
+    about = [who.server, f"context {who.context}" if who.context else "", f"Kubernetes {who.version.lstrip('v')}"]
+    yield line(span("cluster  ", "dim"), span(" · ".join(filter(None, about))), hang=9)
+    if elsewhere:
+        yield line(Span("! ", "warn"), "this is another cluster than that of your last run", hang=2)
+
+
+def _item_lines(found: ClusterPlan, *, verbose: bool) -> Iterator[Line]:
+    for item in found.items:
+        sign, style = _SIGNS[item.state]
+        about = item.note or ("as it should be" if item.state == "same" else item.why)
+        yield line(span(f"  {sign} ", style), span(item.title), span(f"  {about}", "dim"), hang=6)
+        yield from (_diff_line(text) for text in _shown(item, verbose=verbose))
+    yield BLANK
+
+
+def _shown(item: Item, *, verbose: bool) -> Sequence[str]:
+    if verbose or len(item.diff) <= _DIFF_SHOWN:
+        return item.diff
+    return (*item.diff[:_DIFF_SHOWN], f"… {count(len(item.diff) - _DIFF_SHOWN, 'line')} more: -v shows them")
+
+
+def _diff_line(text: str) -> Line:
+    style: Style = "add" if text.startswith("+") else "remove" if text.startswith("-") else "dim"
+    return line(span(f"      {text}", style), hang=8)
+
+
+def _total(found: ClusterPlan) -> Line:
+    states = [item.state for item in found.items if item.change is not None]
+    if not states:
+        return line(MARKS["done"], "nothing to change", hang=2)
+    parts = [f"{states.count(state)} to {state}" for state in dict.fromkeys(states)]
+    return line(span("plan: ", "bold"), f"{', '.join(parts)}; running pods stay as they are", hang=6)
 
 
 def rendered_lines(found: Rendered, out: str, removed: Sequence[str]) -> Iterator[Line]:

@@ -9,6 +9,7 @@ from gpunode.change import (
     CommandChange,
     FileChange,
     ModuleChange,
+    ObjectChange,
     PackageChange,
     ServiceChange,
     Trigger,
@@ -64,20 +65,26 @@ def _did(changes: Sequence[Change]) -> Iterator[str]:
         yield f"{gone} purged" if brought else f"{count(gone, 'package')} purged"
     for change in changes:
         match change:
-            case FileChange(path=path) if is_generated(change):
-                yield f"{path} will be written again"
-            case FileChange(path=path, before=before, after=after) if before == after:
-                yield f"{path} stays as it is"
-            case FileChange(path=path, before=before, after=after):
-                yield f"{path} {'removed' if after is None else 'created' if before is None else 'changed'}"
+            case FileChange():
+                yield f"{change.path} {_became(change)}"
             case ServiceChange(unit=unit):
                 yield f"{service(change.before, change.after)} {bare(unit)}"
             case ModuleChange(module=module, after=loaded):
                 yield f"{module} {'loaded' if loaded else 'unloaded'}"
             case CommandChange(argv=argv):
                 yield spelled(argv)
+            case ObjectChange(effect=effect):
+                yield f"{subject(change)} {effect}"
             case _:
                 pass
+
+
+def _became(change: FileChange) -> str:
+    if is_generated(change):
+        return "will be written again"
+    if change.before == change.after:
+        return "stays as it is"
+    return "removed" if change.after is None else "created" if change.before is None else "changed"
 
 
 def settled_line(one: Settled, *, rehearsed: bool) -> Line:

@@ -12,7 +12,7 @@ from gpunode.cli.screen.text import BLANK, Line, Span, cells, indented, line, pa
 from gpunode.cli.screen.words import MARKS, count, listed, seconds
 from gpunode.journal.announce import did, kind
 from gpunode.journal.chronicle import Chronicle, Debt, Deed
-from gpunode.journal.record import number
+from gpunode.journal.record import label
 from gpunode.redaction.evidence import throughout
 
 _HEAD = ("run", "when", "who", "what", "result", "changed")
@@ -40,17 +40,18 @@ def _columns(cell: Sequence[str], widths: Sequence[int]) -> str:
 def _row(run: Chronicle, zone: tzinfo | None) -> tuple[str, ...]:
     kinds = Counter(kind(change) for change in run.changes)
     return (
-        number(run.begin.run),
+        label(run.begin.run, run.begin.verb),
         moment(run.begin.at, zone, "%Y-%m-%d %H:%M %z"),
         run.begin.user,
         _verb(run),
-        f"{run.ending}, undone by {number(run.undone_by)}" if run.undone_by else run.ending,
+        f"{run.ending}, undone by {label(run.undone_by, run.begin.verb)}" if run.undone_by else run.ending,
         listed(count(many, noun) for noun, many in sorted(kinds.items())) or "nothing",
     )
 
 
 def _verb(run: Chronicle) -> str:
-    return " ".join(filter(None, (run.begin.verb, run.begin.recipe, run.begin.of and f"of {number(run.begin.of)}")))
+    begin = run.begin
+    return " ".join(filter(None, (begin.verb, begin.recipe, begin.of and f"of {label(begin.of, begin.verb)}")))
 
 
 def _mark(run: Chronicle) -> Span:

@@ -1,0 +1,180 @@
+"""``k8s plan``, ``apply`` and ``remove``, and the rollback of their runs."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from gpunode import __version__
+from gpunode.cli.changing import told_what_was_done
+from gpunode.cli.compose import Stop, cluster_journal, recipe_at
+from gpunode.cli.envelope import Envelope
+from gpunode.cli.how import How
+from gpunode.cli.rendering import nodes
+from gpunode.errors import ChangesPending
+from gpunode.host.cluster import Cluster
+from gpunode.journal.record import label
+from gpunode.kubernetes.render import rendered
+from gpunode.workflow import cluster_apply
+from gpunode.workflow.cluster_apply import Request
+from gpunode.workflow.cluster_plan import ClusterPlan, planned
+from gpunode.workflow.cluster_undo import removal, undoing
+from gpunode.workflow.log import told
+
+if TYPE_CHECKING:
+    from gpunode.cli.human import Screen
+    from gpunode.journal.record import Verb
+    from gpunode.journal.store import Store
+    from gpunode.recipe import Recipe
+
+
+@dataclass(frozen=True, slots=True)
+class Where:
+    """The cluster that is meant: kubectl's context and configuration; empty for the user's own."""
+
+    context: str = ""
+    kubeconfig: str = ""
+
+    def cluster(self) -> Cluster:
+        """The cluster, through kubectl."""
+        return Cluster(self.context, self.kubeconfig)
+
+
+def plan(place: str, captures: Sequence[str], where: Where, how: How, *, check: bool) -> None:
+    """Shows what apply would do."""
+    cluster, screen = where.cluster(), how.screen()
+    with screen:
+        wanted = rendered(recipe_at(place), list(nodes(captures)))
+        found = planned(wanted, cluster)
+        screen.cluster_plan(found, wanted, _others(found))
+    pending = ChangesPending.exit_code if check and found.changes else 0
+    how.answer(_envelope("k8s plan", found, exit_code=pending))
+
+
+def apply(place: str, captures: Sequence[str], where: Where, how: How, *, yes: bool, timeout_s: float) -> None:
+    """Applies the recipe to the cluster."""
+    cluster, screen = where.cluster(), how.screen()
+    recipe = recipe_at(place)
+    with screen:
+        wanted = rendered(recipe, list(nodes(captures)))
+        found = planned(wanted, cluster)
+        screen.cluster_plan(found, wanted, _others(found))
+        if not found.changes:
+            how.answer(_envelope("k8s apply", found))
+            return
+        screen.confirm_shown("k8s apply", yes=yes)
+        request = _request("k8s apply", recipe)
+        run = _run(
+            "k8s apply",
+            screen,
+            how,
+            lambda store, stop: cluster_apply.apply(
+                found,
+                cluster,
+                store,
+                request,
+                tell=screen.tell,
+                pause=stop.pause,
+                progress=screen.progress,
+                timeout_s=timeout_s,
+            ),
+        )
+        screen.cluster_done("k8s apply", label(run, "k8s apply"))
+    how.answer(_envelope("k8s apply", found, changed=True, run=run))
+
+
+def remove(where: Where, how: How, *, yes: bool) -> None:
+    """Takes back what gpunode applied to the cluster."""
+    cluster = where.cluster()
+    _take_back(removal(cluster), cluster, _request("k8s remove"), how, yes=yes)
+
+
+def rollback(run: str, how: How, *, yes: bool) -> None:
+    """Undoes a run that changed a cluster, by the kubectl context and configuration of that run."""
+    store = cluster_journal()
+    (found,) = told(store, run)
+    cluster = _where_of(found.begin.argv).cluster()
+    request = _request("k8s rollback", of=found.begin.run)
+    _take_back(undoing(cluster, store, found.begin.run), cluster, request, how, yes=yes)
+
+
+def _take_back(found: ClusterPlan, cluster: Cluster, request: Request, how: How, *, yes: bool) -> None:
+    screen = how.screen()
+    with screen:
+        screen.cluster_removal(found)
+        if not found.changes:
+            how.answer(_envelope(request.verb, found))
+            return
+        screen.confirm_shown(request.verb, yes=yes)
+        run = _run(
+            request.verb,
+            screen,
+            how,
+            lambda store, stop: cluster_apply.journaled(
+                store, request, lambda run: cluster_apply.make(found.items, cluster, run, screen.tell, stop.pause)
+            ),
+        )
+        screen.cluster_done(request.verb, label(run, request.verb))
+    how.answer(_envelope(request.verb, found, changed=True, run=run))
+
+
+def _where_of(argv: Sequence[str]) -> Where:
+    """The context and configuration that a run was given."""
+    named = {"--context": "", "--kubeconfig": ""}
+    for option in named:
+        for index, word in enumerate(argv):
+            if word.startswith(f"{option}="):
+                named[option] = word.partition("=")[2]
+            elif word == option:
+                named[option] = argv[index + 1]
+    return Where(named["--context"], named["--kubeconfig"])
+
+
+def _run(verb: Verb, screen: Screen, how: How, work: Callable[[Store, Stop], str]) -> str:
+    """``work`` is done, alone, and answers to signals between two changes."""
+    store = cluster_journal()
+    with store.lock(0.0, screen.progress), Stop(screen.stopping) as stop, told_what_was_done(verb, how, store):
+        return work(store, stop)
+
+
+def _others(plan: ClusterPlan) -> str:
+    """The uid of another cluster, if the last run of this user was there."""
+    store = cluster_journal()
+    for run in reversed(store.ids()):
+        for entry in store.entries(run):
+            cluster = getattr(getattr(entry, "change", None), "cluster", "")
+            if cluster:
+                return cluster if cluster != plan.identity.uid else ""
+    return ""
+
+
+def _request(verb: Verb, recipe: Recipe | None = None, of: str = "") -> Request:
+    from gpunode.cli.resume import digest
+
+    named = (recipe.name, digest(recipe)) if recipe else ("", "")
+    return Request(verb, __version__, tuple(sys.argv[1:]), *named, of=of)
+
+
+def _envelope(command: str, plan: ClusterPlan, *, exit_code: int = 0, changed: bool = False, run: str = "") -> Envelope:
+    rows = [
+        {
+            "kind": one.kind,
+            "namespace": one.namespace,
+            "name": one.name,
+            "state": one.state,
+            "why": one.why,
+            "note": one.note,
+            "diff": one.diff,
+        }
+        for one in plan.items
+    ]
+    return Envelope(
+        command,
+        status=ChangesPending.status if exit_code else "ok",
+        exit_code=exit_code,
+        changed=changed or bool(exit_code),
+        changes=[one.change for one in plan.changes if one.change],
+        result={"cluster": plan.identity, "objects": rows, "skipped": plan.skipped, "run": run},
+    )

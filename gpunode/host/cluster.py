@@ -1,0 +1,401 @@
+"""A cluster, through the user's own kubectl: its context, its credentials, and its ways to log in."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+from gpunode.command import Command, command
+from gpunode.errors import ChangeFailed, Conflict, GpunodeError, Refused, Undetermined, UsageError
+from gpunode.host.process import PATH, Finished, Runner
+
+Body: TypeAlias = Mapping[str, Any]
+
+_READ_S: Final = 60.0
+_REQUEST_TIMEOUT: Final = "--request-timeout=20s"
+_LARGEST_ANSWER: Final = 64 << 20
+# Kubernetes distributions that bring a kubectl of their own, with its configuration: sources in docs/explanation.
+_KUBECTLS: Final[tuple[tuple[str, ...], ...]] = (
+    ("kubectl",),
+    ("k3s", "kubectl"),
+    ("microk8s", "kubectl"),
+    ("k0s", "kubectl"),
+    ("/var/lib/rancher/rke2/bin/kubectl", "--kubeconfig", "/etc/rancher/rke2/rke2.yaml"),
+)
+# What kubectl says, and what it means.
+_UNREACHABLE: Final = re.compile(
+    r"connection refused|no such host|i/o timeout|Unable to connect|context deadline exceeded|TLS handshake timeout"
+    r"|no route to host|network is unreachable|Client\.Timeout|ServiceUnavailable|etcdserver|INTERNAL_ERROR|EOF$",
+    re.MULTILINE,
+)
+_LOGIN: Final = re.compile(
+    r"Unauthorized|must be logged in|asked for the client to provide credentials|token.* expired"
+)
+_NO_CONTEXT: Final = re.compile(
+    r"context \"?([^\"\n]*)\"? does not exist|no context exists with the name: \"?([^\"\n]*)"
+)
+_NO_CLUSTER: Final = re.compile(
+    r"localhost:8080|127\.0\.0\.1:8080|\[::1\]:8080|current-context (?:is not set|must exist)|no configuration"
+)
+_FORBIDDEN: Final = re.compile(r"\(Forbidden\)|is forbidden|cannot (?:get|list|patch|create|delete) resource")
+_NO_KIND: Final = re.compile(
+    r"no matches for kind \"?(\w+)\"? in version \"?([\w./]+)|doesn't have a resource type \"?(\w+)"
+)
+_CONFLICT: Final = re.compile(r"conflicts? with \"([^\"]+)\"([^:\n]*):?((?:\n- [^\n]+| \.[^\n]+)*)")
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """The cluster that kubectl talks to, and as whom.
+
+    Attributes:
+        uid: of the namespace kube-system, by which clusters are told apart; the server where that cannot be read.
+        version: of its API server (``v1.36.2``).
+    """
+
+    context: str
+    server: str
+    user: str
+    version: str
+    uid: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """What the API server would make of objects.
+
+    Attributes:
+        objects: as they would be; those that it takes.
+        errors: what it says of the others, a line each.
+    """
+
+    objects: tuple[Body, ...]
+    errors: tuple[str, ...] = ()
+
+
+class Forbidden(Refused):
+    """The credential may not do this; what it may do is done."""
+
+    meaning = Refused.meaning
+
+
+class Cluster:
+    """The cluster of a context.
+
+    Args:
+        context: a context of the user's kubeconfig; empty for the current one.
+        kubeconfig: a file in place of the user's own.
+
+    Raises:
+        Refused: no kubectl was found.
+    """
+
+    def __init__(self, context: str = "", kubeconfig: str = "") -> None:
+        base = find_kubectl()
+        options = (("--context", context) if context else ()) + (("--kubeconfig", kubeconfig) if kubeconfig else ())
+        self.kubectl = (*base, *options)
+        self._runner = Runner()
+
+    def command(self, *words: str) -> Command:
+        """The kubectl command of these words, as the user types it."""
+        shown = ("kubectl", *self.kubectl[1:]) if Path(self.kubectl[0]).name == "kubectl" else self.kubectl
+        return command(*(Path(shown[0]).name, *shown[1:]), *words)
+
+    def identity(self) -> Identity:
+        """Which cluster this is.
+
+        Raises:
+            UsageError: the context does not exist, or none is set.
+            Undetermined: the cluster does not answer.
+            Refused: it does not accept the credentials.
+        """
+        config = self._json("config", "view", "--minify")
+        (context,), (cluster,) = config.get("contexts") or [{}], config.get("clusters") or [{}]
+        version = self._json("version", _REQUEST_TIMEOUT).get("serverVersion") or {}
+        server = str(cluster.get("cluster", {}).get("server", ""))
+        try:
+            uid = str(self._json("get", "namespace", "kube-system", _REQUEST_TIMEOUT)["metadata"]["uid"])
+        except Forbidden:
+            uid = server
+        user = str(context.get("context", {}).get("user", ""))
+        return Identity(str(context.get("name", "")), server, user, str(version.get("gitVersion", "")), uid)
+
+    def whoami(self) -> str:
+        """The user as the API server sees it; empty where it cannot say (before Kubernetes 1.28)."""
+        try:
+            return str(self._json("auth", "whoami")["status"]["userInfo"]["username"])
+        except (GpunodeError, KeyError):
+            return ""
+
+    def get(self, objects: Sequence[Body]) -> tuple[Body, ...]:
+        """Those of ``objects`` that are there, as they are, with what each field manager owns.
+
+        Raises:
+            as ``identity``; Forbidden.
+        """
+        if not objects:
+            return ()
+        wanted = [{"apiVersion": one["apiVersion"], "kind": one["kind"], "metadata": _place(one)} for one in objects]
+        words = ("get", "-f", "-", "--ignore-not-found", "--show-managed-fields", _REQUEST_TIMEOUT)
+        return _items(self._answer(*words, stdin=_list(wanted)))
+
+    def list(self, kinds: str, *words: str) -> tuple[Body, ...]:
+        """All objects of these kinds, with what each field manager owns.
+
+        Raises:
+            as ``get``.
+        """
+        return _items(self._answer("get", kinds, *words, "--show-managed-fields", _REQUEST_TIMEOUT))
+
+    def try_out(self, objects: Sequence[Body], manager: str) -> Tried:
+        """What the API server would make of ``objects``; nothing is changed.
+
+        Raises:
+            as ``identity``; a conflict or an object that is invalid is in the answer.
+        """
+        if not objects:
+            return Tried(())
+        done = self._run(("apply", *_APPLY, manager, "--dry-run=server", *_AS_JSON), _list(objects), only_reads=True)
+        if not done.ok and not _about_objects(done):
+            raise self._failed(done)
+        said = done.stderr.decode("utf-8", "replace").strip()
+        return Tried(_items(done.stdout), tuple(_errors(said)) if not done.ok else ())
+
+    def apply(self, body: Body, manager: str) -> Body:
+        """The object as it is with our fields in it.
+
+        Raises:
+            Conflict: another field manager owns one of them; nothing was changed.
+            ChangeFailed: the API server did not take it.
+        """
+        done = self._run(("apply", *_APPLY, manager, *_AS_JSON), json.dumps(body).encode(), only_reads=False)
+        if not done.ok:
+            raise self._failed(done)
+        return _object(done)
+
+    def delete(self, body: Body) -> None:
+        """The object is gone, and what it owned.
+
+        Raises:
+            ChangeFailed: it is not.
+        """
+        words = ("delete", "--ignore-not-found", "--cascade=foreground", "--timeout=120s", "-f", "-")
+        place = {"apiVersion": body["apiVersion"], "kind": body["kind"], "metadata": _place(body)}
+        done = self._run(words, json.dumps(place).encode(), only_reads=False, timeout_s=150.0)
+        if not done.ok:
+            raise self._failed(done)
+
+    def taint(self, node: str, taint: str) -> None:
+        """The Node has the taint, or with ``-`` at its end no longer; taints of others stay.
+
+        Raises:
+            Conflict: it has the same key and effect with another value.
+            ChangeFailed: the API server did not take it.
+        """
+        done = self._run(("taint", "nodes", node, taint, _REQUEST_TIMEOUT), b"", only_reads=False)
+        said = done.stderr.decode("utf-8", "replace")
+        if done.ok or (taint.endswith("-") and "not found" in said and "taint" in said):
+            return
+        if "already has" in said:
+            raise Conflict(
+                f"Node {node} has another taint with the key and effect of {taint}",
+                why="somebody else set it, and gpunode does not change it",
+                hint=f"look at it, then choose: {self.command('describe', 'node', node)}",
+            )
+        raise self._failed(done)
+
+    def create(self, body: Body) -> Body:
+        """The new object.
+
+        Raises:
+            ChangeFailed: the API server did not take it.
+        """
+        done = self._run(("create", "-f", "-", *_AS_JSON), json.dumps(body).encode(), only_reads=False)
+        if not done.ok:
+            raise self._failed(done)
+        return _object(done)
+
+    def logs(self, namespace: str, pod: str) -> str:
+        """The end of what a pod's containers printed; what kubectl says where there is nothing to be had."""
+        words = ("logs", "--namespace", namespace, pod, "--all-containers", "--tail=50", _REQUEST_TIMEOUT)
+        done = self._run(words, b"", only_reads=True)
+        return (done.stdout if done.ok else done.stderr).decode("utf-8", "replace")
+
+    def allowed(self, wishes: Sequence[tuple[str, str, str, str]]) -> tuple[bool, ...]:
+        """Whether the credential may do each of ``wishes``: verb, API group, resource, namespace."""
+        reviews = [
+            {
+                "apiVersion": "authorization.k8s.io/v1",
+                "kind": "SelfSubjectAccessReview",
+                "spec": {"resourceAttributes": {"verb": verb, "group": group, "resource": what, "namespace": where}},
+            }
+            for verb, group, what, where in wishes
+        ]
+        if not reviews:
+            return ()
+        done = self._run(("create", "-f", "-", *_AS_JSON), _list(reviews), only_reads=True)
+        if not done.ok:
+            raise self._failed(done)
+        return tuple(bool(one.get("status", {}).get("allowed")) for one in _items(done.stdout))
+
+    def _json(self, *words: str) -> Any:
+        return _parsed(self._answer(*words))
+
+    def _answer(self, *words: str, stdin: bytes = b"") -> bytes:
+        done = self._run((*words, "-o", "json"), stdin, only_reads=True)
+        if not done.ok:
+            raise self._failed(done)
+        return done.stdout
+
+    def _run(self, words: Sequence[str], stdin: bytes, *, only_reads: bool, timeout_s: float = _READ_S) -> Finished:
+        argv = (*self.kubectl, *words)
+        return self._runner.run(
+            argv,
+            timeout_s=timeout_s,
+            stdin=stdin,
+            env=_environment(),
+            limit_bytes=_LARGEST_ANSWER,
+            only_reads=only_reads,
+        )
+
+    def _failed(self, done: Finished) -> GpunodeError:
+        """What kubectl's failure means, in a sentence, with its own words."""
+        said = done.last_lines(6)
+        if match := _NO_CONTEXT.search(said):
+            hint = f"see which there are: {self.command('config', 'get-contexts')}"
+            return UsageError(
+                f"there is no context {(match[1] or match[2]).strip()!r}", why="your kubeconfig lacks it", hint=hint
+            )
+        if _NO_CLUSTER.search(said):
+            return UsageError(
+                "kubectl has no cluster configured",
+                why=said.splitlines()[-1] if said else "there is no current context",
+                hint="set KUBECONFIG, or name a file: --kubeconfig FILE",
+            )
+        if done.timed_out or _UNREACHABLE.search(said):
+            return Undetermined(
+                "the cluster does not answer",
+                why=said.splitlines()[-1] if said else f"kubectl took longer than {_READ_S:.0f} s",
+                hint=f"check that you reach it: {self.command('cluster-info')}",
+            )
+        if _LOGIN.search(said):
+            return Refused(
+                "the cluster does not accept your credentials",
+                why=said.splitlines()[-1],
+                hint=f"log in again, then check with: {self.command('auth', 'whoami')}",
+            )
+        if match := _NO_KIND.search(said):
+            kind = f"{match[1]} ({match[2]})" if match[1] else match[3]
+            return Refused(
+                f"this cluster does not know {kind}",
+                why=said.splitlines()[-1],
+                hint="its Kubernetes is too old for it, or a custom resource is missing; check with: "
+                + self.command("api-resources"),
+            )
+        if _FORBIDDEN.search(said):
+            return Forbidden(
+                "your credentials may not do this",
+                why=said,
+                hint=f"see what they may do: {self.command('auth', 'can-i', '--list')}",
+            )
+        if match := _CONFLICT.search(said):
+            return Conflict(
+                f"another field manager, {match[1]}, owns a field that gpunode would set",
+                why=said,
+                hint="change the recipe to what is there, or have its owner give it up; gpunode does not force it",
+            )
+        return ChangeFailed(
+            "kubectl failed: " + command(*done.argv[: len(self.kubectl) + 1]),
+            why=said or f"exit status {done.exit_status}",
+            hint=f"run it yourself to see more: {self.command('get', 'nodes')}",
+        )
+
+
+_APPLY: Final = ("--server-side", _REQUEST_TIMEOUT, "-f", "-", "--field-manager")
+_AS_JSON: Final = ("--show-managed-fields", "-o", "json")
+
+
+def find_kubectl(which: Callable[[str], str | None] | None = None) -> tuple[str, ...]:
+    """The kubectl that there is: the user's own, or one that a Kubernetes distribution brings.
+
+    Raises:
+        Refused: there is none.
+    """
+    # Root runs no program of a folder that somebody else's PATH names.
+    search = PATH + ":/snap/bin" if os.geteuid() == 0 else os.environ.get("PATH", PATH)
+    look = which or (lambda name: shutil.which(name, path=search))
+    for first, *rest in _KUBECTLS:
+        if found := look(first):
+            return (found, *rest)
+    raise Refused(
+        "kubectl was not found",
+        why="gpunode reaches clusters through the user's own kubectl",
+        hint="install kubectl (Debian: apt install kubernetes-client), or write the files for another machine:\n"
+        "gpunode k8s render --out gpu-node",
+    )
+
+
+def _environment() -> Mapping[str, str]:
+    """The user's own, since kubectl logs in by programs of the user's; root's stays the fixed one."""
+    kept = ("KUBECONFIG",) if os.geteuid() == 0 else tuple(os.environ)
+    return {name: os.environ[name] for name in kept if name in os.environ}
+
+
+def _place(body: Body) -> Mapping[str, str]:
+    metadata = body["metadata"]
+    return {key: metadata[key] for key in ("name", "namespace") if metadata.get(key)}
+
+
+def _list(objects: Sequence[Body]) -> bytes:
+    return json.dumps({"apiVersion": "v1", "kind": "List", "items": list(objects)}).encode()
+
+
+def _parsed(data: bytes) -> Any:
+    """The one object of kubectl's answer."""
+    return next(_stream(data), {})
+
+
+def _stream(data: bytes) -> Iterator[Any]:
+    """The objects of kubectl's answer, which prints what it changes one after the other."""
+    text, decoder = data.decode("utf-8", "replace").strip(), json.JSONDecoder()
+    while text:
+        try:
+            found, end = decoder.raw_decode(text)
+        except ValueError as error:
+            hint = "check kubectl itself: kubectl version"
+            why = f"it is not JSON: {error}"
+            raise Undetermined("kubectl's answer cannot be read", why=why, hint=hint) from error
+        yield found
+        text = text[end:].lstrip()
+
+
+def _object(done: Finished) -> Body:
+    body: Body = _parsed(done.stdout)
+    return body
+
+
+def _items(data: bytes) -> tuple[Body, ...]:
+    """The objects of kubectl's answer, be it one, several, a list, or nothing."""
+    return tuple(
+        one
+        for found in _stream(data)
+        for one in (found["items"] if str(found.get("kind", "")).endswith("List") else (found,))
+    )
+
+
+def _about_objects(done: Finished) -> bool:
+    """Whether the API server answered, and refused some of the objects."""
+    said = done.stderr.decode("utf-8", "replace")
+    return not (done.timed_out or _UNREACHABLE.search(said) or _LOGIN.search(said) or _NO_CLUSTER.search(said))
+
+
+def _errors(said: str) -> list[str]:
+    """The errors that kubectl tells, one each; a conflict's fields, which stand on lines of their own, with it."""
+    parts = re.split(r"\n(?=error: |Error from server|The [A-Z]\w+ )", said)
+    return [part.strip() for part in parts if part.strip() and not part.startswith("Warning:")]

@@ -1,0 +1,119 @@
+"""What offers NVIDIA GPUs in a cluster already: two of a kind on one node count each GPU twice. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal, TypeAlias
+
+from gpunode.command import command
+from gpunode.errors import Refused
+from gpunode.kubernetes.model import MANAGED_BY, Rendered
+
+Body: TypeAlias = Mapping[str, Any]
+Advertiser: TypeAlias = Literal["device-plugin", "gpu-operator", "hami", "dra", "provider"]
+# By the last part of an image's name. Sources: the charts of gpunode/catalog/charts.csv;
+# GoogleCloudPlatform/container-engine-accelerators (nvidia-gpu-device-plugin), which GKE runs itself;
+# mcr.microsoft.com/oss/.../nvidia-gpu, AKS.
+_IMAGES: Final[Mapping[str, Advertiser]] = {
+    "k8s-device-plugin": "device-plugin",
+    "hami": "hami",
+    "k8s-dra-driver-gpu": "dra",
+    "dra-driver-nvidia-gpu": "dra",
+    "nvidia-gpu-device-plugin": "provider",
+}
+# The operator's pods say it by a label; its plugin has the device plugin's image.
+_OPERATOR: Final = ("app.kubernetes.io/managed-by", "gpu-operator")
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A DaemonSet that offers GPUs.
+
+    Attributes:
+        release: ``namespace/name`` of the Helm release that made it; empty for none.
+    """
+
+    namespace: str
+    name: str
+    kind: Advertiser
+    release: str = ""
+
+
+def advertisers(daemon_sets: Sequence[Body]) -> Iterator[Found]:
+    """Those of ``daemon_sets`` that offer GPUs and that gpunode did not apply."""
+    for one in daemon_sets:
+        metadata = one["metadata"]
+        labels, notes = metadata.get("labels", {}), metadata.get("annotations", {})
+        if all(labels.get(name) == value for name, value in MANAGED_BY.items()):
+            continue
+        pod = one["spec"]["template"]["spec"]
+        if not one.get("status", {}).get("desiredNumberScheduled", 1):
+            continue
+        names = [_name(container.get("image", "")) for container in pod.get("containers", [])]
+        kind = next((_IMAGES[name] for name in names if name in _IMAGES), None)
+        if kind is None or (kind == "device-plugin" and _is_no_plugin(metadata["name"])):
+            continue
+        if labels.get(_OPERATOR[0]) == _OPERATOR[1] or _owner(metadata) == "ClusterPolicy":
+            kind = "gpu-operator"
+        name = notes.get("meta.helm.sh/release-name", "")
+        release = f"{notes.get('meta.helm.sh/release-namespace', '')}/{name}" if name else ""
+        yield Found(metadata["namespace"], metadata["name"], kind, release)
+
+
+def refuse_second(rendered: Rendered, daemon_sets: Sequence[Body]) -> None:
+    """Nothing, if nobody but what is rendered offers the GPUs.
+
+    Raises:
+        Refused: something does; it is named, with what to do about it.
+    """
+    released = {f"{one.namespace}/{one.name}" for one in rendered.releases}
+    there = [one for one in advertisers(daemon_sets) if one.release not in released]
+    if rendered.releases and any(one.chart == "gpu-operator" for one in rendered.releases):
+        there = [one for one in there if one.kind != "gpu-operator"]
+    if not there:
+        return
+    first = there[0]
+    raise Refused(
+        f"{first.namespace}/{first.name} offers the GPUs of this cluster already",
+        why=f"it is {_TOLD[first.kind]}"
+        + (f", Helm release {first.release}" if first.release else "")
+        + "; with a second one each GPU would be offered twice",
+        hint=_hint(first),
+    )
+
+
+_TOLD: Final[Mapping[Advertiser, str]] = {
+    "device-plugin": "NVIDIA's device plugin",
+    "gpu-operator": "the device plugin of the GPU Operator",
+    "hami": "HAMi",
+    "dra": "NVIDIA's DRA driver",
+    "provider": "your provider's own device plugin",
+}
+
+
+def _hint(found: Found) -> str:
+    if found.kind == "provider":
+        return "leave these nodes to your provider; gpunode has nothing to do in this cluster"
+    show = command("kubectl", "get", "daemonset", "--namespace", found.namespace, found.name, "-o", "yaml")
+    if found.release:
+        namespace, _, name = found.release.partition("/")
+        gone = command("helm", "uninstall", name, "--namespace", namespace)
+        values = command("gpunode", "k8s", "render", "--out", "gpu-node")
+        return f"keep it and give its release gpunode's values: {values}\nor take it away first: {gone}"
+    gone = command("kubectl", "delete", "daemonset", "--namespace", found.namespace, found.name)
+    return f"look at it: {show}\nthen keep it, or take it away: {gone}"
+
+
+def _name(image: str) -> str:
+    """The last part of an image's name, without tag and digest."""
+    return image.partition("@")[0].rpartition("/")[2].partition(":")[0]
+
+
+def _is_no_plugin(name: str) -> bool:
+    """Whether it is another part of the device plugin's chart, which has one image for all."""
+    return any(word in name for word in ("gpu-feature-discovery", "mps-control"))
+
+
+def _owner(metadata: Mapping[str, Any]) -> str:
+    return next((str(one.get("kind", "")) for one in metadata.get("ownerReferences", [])), "")

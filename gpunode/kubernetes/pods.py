@@ -1,0 +1,155 @@
+"""Why a pod does not run: its status and events → a sentence and what to do about it. Pure.
+
+Messages of the kubelet and the scheduler 1.36, of containerd 1.6, 1.7 and 2.1, as they were seen.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
+
+from gpunode.command import command
+
+Body: TypeAlias = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """Why a pod does not run.
+
+    Attributes:
+        cause: as doctor calls it; empty for none that it knows.
+    """
+
+    cause: str
+    why: str
+    hint: str
+
+
+_SETUP: Final = "on {node}: sudo gpunode setup k8s-containerd"
+_DOCTOR: Final = "on {node}: sudo gpunode doctor"
+# What is said, what it means, and what to do; {node} is the pod's, and groups are the message's.
+_SANDBOX: Final[tuple[tuple[re.Pattern[str], str, str, str], ...]] = (
+    (
+        re.compile(r'no runtime for "([^"]+)" is configured'),
+        "containerd-nvidia-runtime-missing",
+        'the container runtime of {node} has no runtime "{0}"',
+        _SETUP,
+    ),
+    (
+        re.compile(r"fork/exec (\S+): no such file or directory"),
+        "toolkit-not-installed",
+        "{node} has no {0}, which its container runtime is told to run",
+        _SETUP,
+    ),
+    (
+        re.compile(r'expected cgroupsPath to be of format "slice:prefix:name"'),
+        "cgroup-driver-mismatch",
+        "the kubelet of {node} uses the cgroup driver cgroupfs, its container runtime systemd",
+        _DOCTOR,
+    ),
+    (
+        re.compile(r"(\S*nvidia-container-runtime\S*) did not terminate successfully: (exit status \d+)"),
+        "",
+        "{0} ended with {1} on {node}",
+        _DOCTOR,
+    ),
+    (
+        re.compile(r"cni plugin not initialized|NetworkPluginNotReady"),
+        "",
+        "{node} has no pod network",
+        "install a network plugin (CNI) in the cluster",
+    ),
+)
+_RESOURCE: Final = re.compile(r"Insufficient (\S+?)\.?(?:[ ,]|$)")
+_MIRROR: Final = "name a registry that the node reaches: registry in [kubernetes], or --image IMAGE"
+
+
+def trouble(pod: Body, events: Sequence[Body] = ()) -> Trouble | None:
+    """What keeps the pod from running; None for one that runs, has run, or is too young to tell."""
+    return next(_found(pod, events), None)
+
+
+def _found(pod: Body, events: Sequence[Body]) -> Iterator[Trouble]:
+    node = str(pod.get("spec", {}).get("nodeName", "")) or "the node"
+    name, where = pod["metadata"]["name"], pod["metadata"].get("namespace", "default")
+    status = pod.get("status", {})
+    yield from _unscheduled(status, name, where)
+    if status.get("reason") == "UnexpectedAdmissionError":
+        yield Trouble("", f"{node} did not admit the pod: {status.get('message', '')}", _DOCTOR.format(node=node))
+    for container in (*status.get("initContainerStatuses", ()), *status.get("containerStatuses", ())):
+        yield from _container(container, name, where)
+    uid = pod["metadata"].get("uid", "")
+    for event in reversed(events):
+        about = event.get("involvedObject", {})
+        if about.get("name") == name and (not uid or about.get("uid", uid) == uid):
+            yield from _event(event, node)
+
+
+def _unscheduled(status: Mapping[str, Any], name: str, where: str) -> Iterator[Trouble]:
+    for condition in status.get("conditions", ()):
+        if condition.get("type") != "PodScheduled" or condition.get("status") != "False":
+            continue
+        said = str(condition.get("message", ""))
+        if found := _RESOURCE.search(said):
+            nodes = command(
+                "kubectl", "get", "nodes", "-o", f"custom-columns=NODE:.metadata.name,GPUS:{_column(found[1])}"
+            )
+            why = f"no node has enough {found[1]} left"
+            yield Trouble("", why, f"see what the nodes offer: {nodes}")
+        elif "untolerated taint" in said:
+            why = "the nodes have taints that the pod does not tolerate"
+            yield Trouble("", why, "name the taint in [kubernetes.taint]; see it: kubectl describe nodes | grep Taints")
+        elif "node affinity/selector" in said:
+            yield Trouble("", "no node has the labels that the pod asks for", "run: gpunode k8s plan")
+        else:
+            show = command("kubectl", "describe", "pod", "--namespace", where, name)
+            yield Trouble("", said.partition("\n")[0] or "no node was found for it", f"see more: {show}")
+
+
+def _column(resource: str) -> str:
+    escaped = resource.replace(".", "\\.")
+    return f".status.allocatable.{escaped}"
+
+
+def _container(status: Mapping[str, Any], name: str, where: str) -> Iterator[Trouble]:
+    waiting, ended = status.get("state", {}).get("waiting") or {}, _ended(status)
+    image, reason = str(status.get("image", "")), str(waiting.get("reason", ""))
+    if reason in {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"}:
+        said = str(waiting.get("message", "")).partition("\n")[0]
+        yield Trouble("", f"the image {image} cannot be pulled: {said or reason}", _MIRROR)
+    elif reason in {"CreateContainerConfigError", "CreateContainerError", "RunContainerError"}:
+        said = str(waiting.get("message", "")).partition("\n")[0]
+        yield Trouble("", f"its container cannot start: {said or reason}", f"see more: {_describe(name, where)}")
+    elif reason == "CrashLoopBackOff" or ended:
+        code = ended.get("exitCode", "unknown")
+        logs = command("kubectl", "logs", "--namespace", where, name, "--previous")
+        yield Trouble("", f"its program ended with exit status {code}", f"see what it said: {logs}")
+
+
+def _ended(status: Mapping[str, Any]) -> Mapping[str, Any]:
+    """How the container ended the last time, if not well."""
+    for state in (status.get("state", {}), status.get("lastState", {})):
+        ended = state.get("terminated") or {}
+        if ended.get("exitCode"):
+            return dict(ended)
+    return {}
+
+
+def _describe(name: str, where: str) -> str:
+    return command("kubectl", "describe", "pod", "--namespace", where, name)
+
+
+def _event(event: Body, node: str) -> Iterator[Trouble]:
+    said = str(event.get("message", ""))
+    if event.get("type") != "Warning":
+        return
+    for pattern, cause, why, hint in _SANDBOX:
+        if match := pattern.search(said):
+            told = (why.format(*match.groups(), node=node), hint.format(node=node))
+            yield Trouble(cause, *told)
+            return
+    if event.get("reason") == "FailedCreatePodSandBox":
+        yield Trouble("", said.partition("\n")[0], _DOCTOR.format(node=node))

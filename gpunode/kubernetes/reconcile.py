@@ -1,0 +1,282 @@
+"""What is rendered, held against what the cluster has → the changes that bring it there. Pure."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal, TypeAlias
+
+from gpunode.change import ObjectChange
+from gpunode.errors import Conflict, Refused
+from gpunode.kubernetes import yaml
+from gpunode.kubernetes.model import NodeEdit, Object, Rendered
+from gpunode.kubernetes.owned import Body, others, owned
+
+MANAGER: Final = "gpunode"
+# Labels are a manager's of their own, so that what is applied to a Node never takes fields of another purpose along.
+LABELS_MANAGER: Final = "gpunode-labels"
+_MANAGERS: Final = (MANAGER, LABELS_MANAGER)
+# A Node's taints are one field: who applies one owns all. So gpunode keeps in mind which one is its own.
+_TAINT: Final = "gpunode-taint"
+State: TypeAlias = Literal["create", "change", "delete", "same", "foreign"]
+Key: TypeAlias = tuple[str, str, str]
+# Set by the API server, or told apart elsewhere: no difference that matters.
+_NOISE: Final = frozenset({"managedFields", "resourceVersion", "generation", "uid", "creationTimestamp", "selfLink"})
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One object of the plan.
+
+    Attributes:
+        change: None where nothing is to be done.
+        note: why nothing is done, or what is left as it is.
+        diff: of our fields, as YAML, without the lines that stay.
+    """
+
+    kind: str
+    namespace: str
+    name: str
+    state: State
+    why: str
+    wave: int
+    change: ObjectChange | None = None
+    note: str = ""
+    diff: tuple[str, ...] = ()
+
+    @property
+    def title(self) -> str:
+        """``DaemonSet gpu-system/nvidia-device-plugin``."""
+        return f"{self.kind} {self.namespace}/{self.name}" if self.namespace else f"{self.kind} {self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Present:
+    """What the cluster has of what is rendered.
+
+    Attributes:
+        cluster: its uid.
+        live: the objects that are there.
+        tried: as they would be with ours in them, from the API server's dry run.
+        nodes: the Nodes that are there.
+        ours: all objects that gpunode's label names, also those of former recipes.
+    """
+
+    cluster: str
+    live: Sequence[Body] = ()
+    tried: Sequence[Body] = ()
+    nodes: Sequence[Body] = ()
+    ours: Sequence[Body] = ()
+
+
+def key(body: Body) -> Key:
+    """By which an object is found: its kind, namespace and name."""
+    metadata = body["metadata"]
+    return str(body["kind"]), str(metadata.get("namespace", "")), str(metadata["name"])
+
+
+def manager_of(kind: str) -> str:
+    """The field manager by which gpunode applies such an object."""
+    return LABELS_MANAGER if kind == "Node" else MANAGER
+
+
+def node_body(edit: NodeEdit, live: Body) -> Body:
+    """The labels and the taint that the Node is to have, as an object of ours.
+
+    With the uid of the Node that is there: to apply it to another one, or to none, fails.
+    """
+    metadata: dict[str, Any] = {"name": edit.node, "uid": live["metadata"]["uid"], "labels": dict(edit.labels)}
+    taint = _taint(edit.taint)
+    has_it = taint is not None and taint in _taints(live)
+    if taint is None or (has_it and _own_taint(live) != edit.taint):
+        return {"apiVersion": "v1", "kind": "Node", "metadata": metadata}
+    metadata["annotations"] = {_TAINT: edit.taint}
+    return {"apiVersion": "v1", "kind": "Node", "metadata": metadata, "spec": {"taints": [taint]}}
+
+
+def items(rendered: Rendered, present: Present) -> tuple[Item, ...]:
+    """The plan, in the order in which it is carried out: labels, former workloads, objects by wave, former leftovers.
+
+    Raises:
+        Refused: a Node is not in this cluster.
+        Conflict: a Node has another taint with our key and effect.
+    """
+    live, tried = {key(one): one for one in present.live}, {key(one): one for one in present.tried}
+    nodes = {str(one["metadata"]["name"]): one for one in present.nodes}
+    wanted = {key(one.body) for one in rendered.objects}
+    former = [one for one in present.ours if key(one) not in wanted and owned(one, MANAGER) is not None]
+    return (
+        *(_node(edit, nodes, present.cluster) for edit in rendered.nodes),
+        *(_former(one, present.cluster) for one in former if one["kind"] == "DaemonSet"),
+        *(_object(one, live.get(key(one.body)), tried.get(key(one.body)), present.cluster) for one in rendered.objects),
+        *(_former(one, present.cluster) for one in former if one["kind"] == "ConfigMap"),
+    )
+
+
+def _object(wanted: Object, live: Body | None, tried: Body | None, cluster: str) -> Item:
+    kind, namespace, name = key(wanted.body)
+    item = Item(kind, namespace, name, "create", wanted.why, wanted.wave)
+    after = (owned(tried, MANAGER) if tried else None) or wanted.body
+    if live is None:
+        return _with(item, "create", _change(wanted.body, cluster, None, after))
+    before = owned(live, MANAGER)
+    if before is None and tried is not None and _plain(live) == _plain(tried):
+        who = ", ".join(others(live, _MANAGERS)) or "somebody else"
+        return Item(kind, namespace, name, "foreign", wanted.why, wanted.wave, note=f"already there, from {who}")
+    if before == after:
+        return Item(kind, namespace, name, "same", wanted.why, wanted.wave)
+    change = _change(wanted.body, cluster, before, after, shared=is_shared(live))
+    return _with(item, "change", change, _difference(before or _plain(live), after))
+
+
+def _node(edit: NodeEdit, nodes: Mapping[str, Body], cluster: str) -> Item:
+    live = nodes.get(edit.node)
+    if live is None:
+        raise Refused(
+            f"there is no Node {edit.node} in this cluster",
+            why="the capture may be of a node of another cluster, or the Node may have another name than the host",
+            hint="see its Nodes: kubectl get nodes\n"
+            "then name the Node with --node NAME=CAPTURE, or the cluster with --context NAME",
+        )
+    _refuse_other_value(edit, live)
+    body = node_body(edit, live)
+    before, after = ours_of_node(live), _without_uid(body)
+    labels = live["metadata"].get("labels", {})
+    same = all(labels.get(name) == value for name, value in edit.labels.items())
+    has_taint = not edit.taint or _taint(edit.taint) in _taints(live)
+    stale = before is not None and _keys(before) - _keys(after)
+    item = Item("Node", "", edit.node, "change", edit.why, -1)
+    if same and has_taint and not stale:
+        return Item("Node", "", edit.node, "same", edit.why, -1)
+    change = _change(body, cluster, before, after, shared=True)
+    return _with(item, "change", change, tuple(_node_difference(before, after, live)))
+
+
+def _node_difference(before: Body | None, after: Body, live: Body) -> Iterator[str]:
+    labels, now = live["metadata"].get("labels", {}), after["metadata"].get("labels", {})
+    yield from (f"+label {name}={value}" for name, value in now.items() if labels.get(name) != value)
+    was = (before or {"metadata": {}})["metadata"].get("labels", {})
+    yield from (f"-label {name}={value}" for name, value in was.items() if name not in now)
+    here, there = ({_written(one) for one in _own_taints(body)} for body in (after, before or {}))
+    yield from (f"+taint {one}" for one in sorted(here) if _taint(one) not in _taints(live))
+    yield from (f"-taint {one}" for one in sorted(there - here))
+
+
+def _refuse_other_value(edit: NodeEdit, live: Body) -> None:
+    wanted = _taint(edit.taint)
+    for one in _taints(live):
+        if wanted and (one["key"], one["effect"]) == (wanted["key"], wanted["effect"]) and one != wanted:
+            raise Conflict(
+                f"Node {edit.node} has the taint {_written(one)}, the recipe wants {edit.taint}",
+                why="a Node can have one taint of a key and effect, and somebody else set this one",
+                hint=f'set value = "{one.get("value", "")}" in [kubernetes.taint], or take the other taint away',
+            )
+
+
+def ours_of_node(live: Body) -> Body | None:
+    """The labels that gpunode applied to a Node, and its taint if that is still there; None for neither."""
+    found = owned(live, LABELS_MANAGER)
+    if found is None:
+        return None
+    own = _taint(_own_taint(live))
+    return {**found, "spec": {"taints": [own]}} if own and own in _taints(live) else found
+
+
+def is_shared(live: Body) -> bool:
+    """Whether the object stays when gpunode gives up its fields: a Node, or a namespace that somebody else made."""
+    return live["kind"] == "Node" or (live["kind"] == "Namespace" and bool(others(live, _MANAGERS)))
+
+
+def given_up(live: Body, cluster: str) -> ObjectChange | None:
+    """The change by which nothing of gpunode's is left in the object; None where there is nothing."""
+    before = ours_of_node(live) if live["kind"] == "Node" else owned(live, MANAGER)
+    if before is None:
+        return None
+    return _change(live, cluster, before, None, shared=is_shared(live))
+
+
+def taints_of(fields: str | None) -> tuple[str, ...]:
+    """The taints among the fields of an ``ObjectChange`` of a Node, as kubectl writes them."""
+    return tuple(_written(one) for one in _own_taints(json.loads(fields))) if fields else ()
+
+
+def without_taints(fields: str) -> Body:
+    """What is applied to a Node: its taints are set apart."""
+    body: dict[str, Any] = json.loads(fields)
+    return {name: value for name, value in body.items() if name != "spec"}
+
+
+def _former(live: Body, cluster: str) -> Item:
+    kind, namespace, name = key(live)
+    change = _change(live, cluster, owned(live, MANAGER), None)
+    return Item(kind, namespace, name, "delete", "from a former recipe of gpunode's", 0, change)
+
+
+def _change(
+    place: Body, cluster: str, before: Body | None, after: Body | None, *, shared: bool = False
+) -> ObjectChange:
+    kind, namespace, name = key(place)
+    was, now = (None if one is None else json.dumps(one, sort_keys=True) for one in (before, after))
+    return ObjectChange(cluster, str(place["apiVersion"]), kind, namespace, name, was, now, shared=shared)
+
+
+def _with(item: Item, state: State, change: ObjectChange, diff: Iterable[str] = ()) -> Item:
+    return Item(item.kind, item.namespace, item.name, state, item.why, item.wave, change, item.note, tuple(diff))
+
+
+def _difference(before: Body, after: Body) -> tuple[str, ...]:
+    old, new = (yaml.document(_sorted(one)).splitlines() for one in (before, after))
+    lines = list(difflib.unified_diff(old, new, lineterm="", n=0))[2:]
+    return tuple(one for one in lines if not one.startswith("@@"))
+
+
+def _sorted(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _sorted(value[name]) for name in sorted(value)}
+    return [_sorted(one) for one in value] if isinstance(value, list) else value
+
+
+def _plain(body: Body) -> Body:
+    """The object without what the API server adds, and without its status."""
+    metadata = {name: value for name, value in body["metadata"].items() if name not in _NOISE}
+    return {**{name: value for name, value in body.items() if name != "status"}, "metadata": metadata}
+
+
+def _without_uid(body: Body) -> Body:
+    return {**body, "metadata": {name: value for name, value in body["metadata"].items() if name != "uid"}}
+
+
+def _keys(body: Body) -> frozenset[str]:
+    return frozenset((*body["metadata"].get("labels", {}), *(_written(one) for one in _own_taints(body))))
+
+
+def _taint(written: str) -> dict[str, str] | None:
+    """A taint as the API server has it; None for an empty text."""
+    if not written:
+        return None
+    named, _, effect = written.rpartition(":")
+    name, _, value = named.partition("=")
+    return {"key": name, "effect": effect} | ({"value": value} if value else {})
+
+
+def _written(taint: Mapping[str, str]) -> str:
+    value = f"={taint['value']}" if taint.get("value") else ""
+    return f"{taint['key']}{value}:{taint['effect']}"
+
+
+def _taints(live: Body) -> list[dict[str, str]]:
+    """The Node's taints, without the times that NoExecute adds."""
+    return [
+        {name: one[name] for name in ("key", "value", "effect") if one.get(name)}
+        for one in live.get("spec", {}).get("taints", [])
+    ]
+
+
+def _own_taints(body: Body) -> list[dict[str, str]]:
+    return list(body.get("spec", {}).get("taints", []))
+
+
+def _own_taint(live: Body) -> str:
+    return str(live["metadata"].get("annotations", {}).get(_TAINT, ""))

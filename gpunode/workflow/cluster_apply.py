@@ -1,0 +1,218 @@
+"""Applies a plan to a cluster: journaled, wave by wave, each waited for."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any, Final
+
+from gpunode.change import ObjectChange
+from gpunode.command import command
+from gpunode.errors import ChangeFailed, GpunodeError, Interrupted, Undetermined, VerifyFailed
+from gpunode.host.cluster import Body, Cluster
+from gpunode.host.port import OnProgress, Progress
+from gpunode.journal.record import Verb
+from gpunode.journal.store import Run, Store
+from gpunode.kubernetes.pods import trouble
+from gpunode.kubernetes.reconcile import Item, manager_of, taints_of, without_taints
+from gpunode.workflow.cluster_plan import ClusterPlan
+from gpunode.workflow.events import Applied, Applying, Observer
+
+_EACH_S: Final = 1.0
+# A controller chooses the nodes of a new DaemonSet within a second.
+_NONE_CHOSEN_S: Final = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What the journal says of a run.
+
+    Attributes:
+        of: the run that is undone.
+    """
+
+    verb: Verb
+    version: str
+    argv: Sequence[str]
+    recipe: str = ""
+    recipe_sha256: str = ""
+    of: str = ""
+
+
+def apply(
+    plan: ClusterPlan,
+    cluster: Cluster,
+    store: Store,
+    request: Request,
+    *,
+    tell: Observer,
+    pause: Callable[[], None],
+    progress: OnProgress,
+    timeout_s: float,
+) -> str:
+    """The cluster has what the plan says, and its workloads run.
+
+    Returns:
+        The run's id.
+
+    Raises:
+        ChangeFailed, Conflict: the API server did not take a change; those before it stay, and are journaled.
+        VerifyFailed: a workload did not become ready in time; all is applied.
+        Interrupted: a signal came; what was applied by then stays.
+    """
+
+    def waves(run: Run) -> None:
+        for _, group in groupby(plan.changes, key=lambda one: one.wave):
+            wave = tuple(group)
+            make(wave, cluster, run, tell, pause)
+            for item in wave:
+                if item.kind == "DaemonSet" and item.state != "delete":
+                    wait_ready(item, cluster, pause, progress, timeout_s)
+
+    return journaled(store, request, waves)
+
+
+def journaled(store: Store, request: Request, work: Callable[[Run], None]) -> str:
+    """``work`` is done, and the journal tells how it ended.
+
+    Returns:
+        The run's id.
+    """
+    run = store.begin(
+        request.verb,
+        version=request.version,
+        recipe=request.recipe,
+        recipe_sha256=request.recipe_sha256,
+        argv=request.argv,
+        of=request.of,
+        whole=bool(request.of),
+    )
+    try:
+        work(run)
+    except Interrupted as error:
+        run.commit("interrupted", str(error))
+        raise
+    except VerifyFailed:
+        run.commit("done")
+        raise
+    except GpunodeError as error:
+        run.commit("failed", f"{error}: {error.why}")
+        raise
+    else:
+        run.commit("done")
+    finally:
+        run.close()
+    return run.id
+
+
+def make(items: Iterable[Item], cluster: Cluster, run: Run, tell: Observer, pause: Callable[[], None]) -> None:
+    """The changes of ``items`` are made, each journaled before."""
+    for item in items:
+        if item.change is None:
+            continue
+        pause()
+        tell(Applying("kubernetes", "cluster", (item.change,)))
+        seq = run.intend("kubernetes", "cluster", item.change, item.why)
+        began = time.monotonic()
+        try:
+            perform(item.change, cluster)
+        except GpunodeError as error:
+            run.failed(seq, f"{error}: {error.why}")
+            raise
+        run.done(seq)
+        tell(Applied("kubernetes", "cluster", (item.change,), time.monotonic() - began))
+
+
+def perform(change: ObjectChange, cluster: Cluster) -> None:
+    """The object has what ``change.after`` says of our fields."""
+    manager = manager_of(change.kind)
+    if change.kind == "Node":
+        _perform_node(change, cluster, manager)
+    elif change.after is not None:
+        cluster.apply(json.loads(change.after), manager)
+    elif change.shared:
+        cluster.apply(_bare(change), manager)
+    else:
+        cluster.delete(_bare(change))
+
+
+def _perform_node(change: ObjectChange, cluster: Cluster, manager: str) -> None:
+    """Labels by server-side apply, the taint by itself: who applies a Node's taints owns, and replaces, all of them."""
+    live = cluster.get([_bare(change)])
+    if not live:
+        if change.after is None:
+            return
+        raise ChangeFailed(
+            f"Node {change.name} is gone",
+            why="it was there when the plan was made",
+            hint=f"run the command again when it is back: {cluster.command('get', 'nodes')}",
+        )
+    body: dict[str, Any] = dict(without_taints(change.after)) if change.after else dict(_bare(change))
+    body["metadata"] = {**body["metadata"], "uid": live[0]["metadata"]["uid"]}
+    was, now = taints_of(change.before), taints_of(change.after)
+    # The annotation that names our taint stands as long as the taint does, so that nobody takes it for a foreign one.
+    for taint in (one for one in was if one not in now):
+        cluster.taint(change.name, f"{taint}-")
+    cluster.apply(body, manager)
+    for taint in (one for one in now if one not in was):
+        cluster.taint(change.name, taint)
+
+
+def _bare(change: ObjectChange) -> Body:
+    place = {"name": change.name, "namespace": change.namespace} if change.namespace else {"name": change.name}
+    return {"apiVersion": change.api_version, "kind": change.kind, "metadata": place}
+
+
+def wait_ready(item: Item, cluster: Cluster, pause: Callable[[], None], progress: OnProgress, timeout_s: float) -> None:
+    """The DaemonSet's pods are ready on all of its nodes.
+
+    Raises:
+        VerifyFailed: not within ``timeout_s``; the pods that are not ready say why.
+    """
+    began = time.monotonic()
+    deadline = began + timeout_s
+    place = {"apiVersion": "apps/v1", "kind": item.kind, "metadata": {"namespace": item.namespace, "name": item.name}}
+    while True:
+        (live,) = cluster.get([place]) or ({},)
+        status, wanted = live.get("status", {}), live.get("metadata", {}).get("generation", 0)
+        desired, ready = status.get("desiredNumberScheduled", 0), status.get("numberReady", 0)
+        updated = status.get("updatedNumberScheduled", 0)
+        seen = status.get("observedGeneration", 0) >= wanted > 0
+        if seen and ready >= desired and updated >= desired > 0:
+            return
+        progress(Progress("wait", 100.0 * ready / desired if desired else 0.0, f"{ready} of {desired} pods ready"))
+        pause()
+        if time.monotonic() > deadline or (seen and not desired and time.monotonic() > began + _NONE_CHOSEN_S):
+            raise not_ready(item.title, ready, desired, live, cluster, timeout_s)
+        time.sleep(_EACH_S)
+
+
+def not_ready(title: str, ready: int, desired: int, live: Body, cluster: Cluster, timeout_s: float) -> VerifyFailed:
+    """The error that says why the workload's pods are not ready."""
+    if not desired:
+        chosen = cluster.command("describe", "nodes", "--selector", "nvidia.com/gpu.present=true")
+        return VerifyFailed(
+            f"{title}: no node runs it",
+            why="its nodes are not ready, lack the label nvidia.com/gpu.present=true, or have a taint that it does not "
+            "tolerate",
+            hint=f"look at the nodes: {chosen}",
+        )
+    labels = live.get("spec", {}).get("selector", {}).get("matchLabels", {})
+    where = str(live.get("metadata", {}).get("namespace", ""))
+    selector = ",".join(f"{name}={value}" for name, value in labels.items())
+    try:
+        pods = cluster.list("pods", "--namespace", where, "--selector", selector)
+        events = cluster.list("events", "--namespace", where)
+    except (Undetermined, GpunodeError):
+        pods, events = (), ()
+    found = next((why for pod in pods if (why := trouble(pod, events))), None)
+    return VerifyFailed(
+        f"{title}: {ready} of {desired} pods are ready after {timeout_s:.0f} s",
+        why=found.why if found else "no pod says why",
+        hint=found.hint
+        if found
+        else command("kubectl", "describe", "pods", "--namespace", where, "--selector", selector),
+    )

@@ -1,0 +1,203 @@
+"""What a cluster lacks of what is rendered for it, by asking its API server; nothing is changed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from gpunode.command import command
+from gpunode.errors import Conflict, Refused
+from gpunode.host.cluster import Body, Cluster, Forbidden, Identity, Tried
+from gpunode.kubernetes.advertisers import refuse_second
+from gpunode.kubernetes.model import MANAGED_BY, NodeEdit, Rendered
+from gpunode.kubernetes.reconcile import Item, Present, items, manager_of, node_body
+
+_NODE_USER: Final = "system:node:"
+_OURS: Final = ",".join(f"{name}={value}" for name, value in MANAGED_BY.items())
+_API: Final[Mapping[str, tuple[str, str]]] = {
+    "Namespace": ("", "namespaces"),
+    "ConfigMap": ("", "configmaps"),
+    "Node": ("", "nodes"),
+    "DaemonSet": ("apps", "daemonsets"),
+    "RuntimeClass": ("node.k8s.io", "runtimeclasses"),
+}
+_MANAGER: Final = re.compile(r"conflicts? with \"([^\"]+)\"")
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterPlan:
+    """What apply would do to a cluster.
+
+    Attributes:
+        skipped: what the credential may not do and is therefore left out.
+    """
+
+    identity: Identity
+    items: tuple[Item, ...]
+    skipped: tuple[str, ...] = ()
+
+    @property
+    def changes(self) -> tuple[Item, ...]:
+        """The items for which something is to be done."""
+        return tuple(one for one in self.items if one.change is not None)
+
+
+def planned(rendered: Rendered, cluster: Cluster) -> ClusterPlan:
+    """The plan, as far as the credential reaches.
+
+    Raises:
+        Refused: a Node is not in this cluster, something else offers the GPUs already, or rights are missing.
+        Conflict: another field manager owns what gpunode would set.
+        UsageError, Undetermined: the cluster cannot be asked.
+    """
+    identity = cluster.identity()
+    try:
+        present = _present(rendered, cluster, identity)
+        skipped: tuple[str, ...] = ()
+    except Forbidden:
+        node = cluster.whoami()
+        if not node.startswith(_NODE_USER):
+            raise
+        rendered, skipped = for_kubelet(rendered, node.removeprefix(_NODE_USER))
+        present = _present(rendered, cluster, identity, whole=False)
+    found = ClusterPlan(identity, items(rendered, present), skipped)
+    if not skipped:
+        _refuse_forbidden(found, cluster)
+    return found
+
+
+def for_kubelet(rendered: Rendered, node: str) -> tuple[Rendered, tuple[str, ...]]:
+    """What the kubelet of ``node`` may do of it, and what it may not, in a sentence each.
+
+    Source: the Kubernetes documentation, "Using Node Authorization" and "NodeRestriction".
+
+    Raises:
+        Refused: nothing.
+    """
+    own = [replace(edit, taint="") for edit in rendered.nodes if edit.node == node]
+    if not own:
+        raise Refused(
+            f"the kubelet's credential of {node} may change nothing of this",
+            why=f"it may set labels of its own Node {node}, which is not among the nodes that were named",
+            hint="use a credential that may change the cluster: --kubeconfig FILE",
+        )
+    skipped = [f"{one.kind} {one.name}: the kubelet's credential may not apply it" for one in rendered.objects]
+    skipped += [
+        f"taint {edit.taint} of Node {edit.node}: no kubelet may set it; put it into registerWithTaints of the "
+        "kubelet's configuration, or apply with an administrator's credential"
+        for edit in rendered.nodes
+        if edit.taint
+    ]
+    skipped += [f"Node {edit.node}: it belongs to another kubelet" for edit in rendered.nodes if edit.node != node]
+    return replace(rendered, objects=(), nodes=tuple(own), releases=()), tuple(skipped)
+
+
+def _present(rendered: Rendered, cluster: Cluster, identity: Identity, *, whole: bool = True) -> Present:
+    named = [_node(edit) for edit in rendered.nodes]
+    live = cluster.get([*(one.body for one in rendered.objects), *named])
+    nodes = [one for one in live if one["kind"] == "Node"]
+    objects = [one for one in live if one["kind"] != "Node"]
+    ours: list[Body] = []
+    if whole:
+        workloads = cluster.list("daemonsets.apps", "--all-namespaces")
+        refuse_second(rendered, workloads)
+        ours = [one for one in workloads if _is_labelled(one)]
+        if any(one.kind == "ConfigMap" for one in rendered.objects) or ours:
+            ours += cluster.list("configmaps", "--all-namespaces", "--selector", _OURS)
+    tried = _tried(rendered, cluster, objects)
+    edits = {edit.node: edit for edit in rendered.nodes}
+    _refuse_node_conflicts(edits, nodes, cluster)
+    return Present(identity.uid, objects, tried, nodes, ours=ours)
+
+
+def _tried(rendered: Rendered, cluster: Cluster, live: Sequence[Body]) -> tuple[Body, ...]:
+    """The objects as the API server would have them; those of a namespace that is yet to be made cannot be tried."""
+    missing = {one.name for one in rendered.objects if one.kind == "Namespace"} - {
+        one["metadata"]["name"] for one in live if one["kind"] == "Namespace"
+    }
+    bodies = [one.body for one in rendered.objects if one.namespace not in missing]
+    there = cluster.try_out(bodies, manager_of(""))
+    _refuse(there, cluster)
+    # In another namespace, only so that the API server says what it does not take.
+    moved = [_moved(one.body) for one in rendered.objects if one.namespace in missing]
+    _refuse(cluster.try_out(moved, manager_of("")), cluster)
+    return there.objects
+
+
+def _moved(body: Body) -> Body:
+    return {**body, "metadata": {**body["metadata"], "namespace": "default"}}
+
+
+def _refuse_node_conflicts(edits: Mapping[str, NodeEdit], nodes: Sequence[Body], cluster: Cluster) -> None:
+    pending = []
+    for live in nodes:
+        edit = edits[live["metadata"]["name"]]
+        labels = live["metadata"].get("labels", {})
+        if any(labels.get(name) != value for name, value in edit.labels.items()):
+            body: dict[str, Any] = dict(node_body(edit, live))
+            body.pop("spec", None)
+            pending.append(body)
+    _refuse(cluster.try_out(pending, manager_of("Node")), cluster)
+
+
+def _refuse(tried: Tried, cluster: Cluster) -> None:
+    if not tried.errors:
+        return
+    said = "\n".join(tried.errors)
+    if managers := dict.fromkeys(_MANAGER.findall(said)):
+        raise Conflict(
+            f"{', '.join(managers)} owns fields that gpunode would set",
+            why=said,
+            hint="change the recipe to what is there, or have the owner give them up; gpunode does not force it",
+        )
+    if "being terminated" in said:
+        raise Refused(
+            "the namespace is being deleted",
+            why=said.partition("\n")[0],
+            hint="wait until it is gone, then run the same command again: kubectl get namespaces --watch",
+        )
+    if any("Forbidden" in one or "is forbidden" in one for one in tried.errors):
+        raise Forbidden(
+            "your credentials may not apply this",
+            why=said,
+            hint=f"see what they may do: {cluster.command('auth', 'can-i', '--list')}",
+        )
+    raise Refused(
+        "the API server does not take what the recipe asks for",
+        why=said,
+        hint="see what is rendered: gpunode k8s render RECIPE",
+    )
+
+
+def _refuse_forbidden(plan: ClusterPlan, cluster: Cluster) -> None:
+    """Nothing, if the credential may do all of the plan: better refused now than stopped halfway."""
+    if not plan.changes:
+        return
+    wishes = tuple(dict.fromkeys(wish for one in plan.changes if one.kind in _API for wish in _wishes(one)))
+    allowed = cluster.allowed(wishes)
+    missing = [wish for wish, may in zip(wishes, allowed, strict=True) if not may]
+    if missing:
+        rights = (f"{verb} {what}" + (f" in {where}" if where else "") for verb, _, what, where in missing)
+        raise Forbidden(
+            "your credentials may not do all of this",
+            why="missing: " + ", ".join(rights),
+            hint=f"ask for these rights, or name another credential: {command('--kubeconfig', 'FILE')}",
+        )
+
+
+def _wishes(item: Item) -> Iterator[tuple[str, str, str, str]]:
+    group, what = _API[item.kind]
+    yield ("delete" if item.state == "delete" else "patch", group, what, item.namespace)
+    if item.state == "create":
+        yield ("create", group, what, item.namespace)
+
+
+def _node(edit: NodeEdit) -> Body:
+    return {"apiVersion": "v1", "kind": "Node", "metadata": {"name": edit.node}}
+
+
+def _is_labelled(body: Body) -> bool:
+    labels = body["metadata"].get("labels", {})
+    return all(labels.get(name) == value for name, value in MANAGED_BY.items())

@@ -1,0 +1,135 @@
+"""What takes gpunode's objects out of a cluster again: all of them, or those of one run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from gpunode.change import ObjectChange, subject
+from gpunode.errors import Conflict, Refused
+from gpunode.host.cluster import Body, Cluster
+from gpunode.journal.record import backwards
+from gpunode.journal.store import Store
+from gpunode.kubernetes.model import MANAGED_BY
+from gpunode.kubernetes.owned import owned
+from gpunode.kubernetes.reconcile import Item, State, given_up, key, manager_of, ours_of_node, without_taints
+from gpunode.workflow.cluster_plan import ClusterPlan
+
+_SELECTOR: Final = ",".join(f"{name}={value}" for name, value in MANAGED_BY.items())
+# What uses a thing goes before the thing.
+_ORDER: Final = ("DaemonSet", "Pod", "ResourceClaimTemplate", "ConfigMap", "RuntimeClass", "Namespace", "Node")
+_NAMED: Final = "daemonsets.apps,pods,configmaps"
+_WHOLE: Final = "namespaces,runtimeclasses.node.k8s.io,nodes"
+_CONTENTS: Final = (
+    "pods,daemonsets.apps,deployments.apps,statefulsets.apps,jobs.batch,cronjobs.batch,services,configmaps,secrets,"
+    "persistentvolumeclaims,ingresses.networking.k8s.io"
+)
+# Every namespace has them, the second one on OpenShift.
+_EVERYWHERE: Final = frozenset({"kube-root-ca.crt", "openshift-service-ca.crt"})
+
+
+def removal(cluster: Cluster) -> ClusterPlan:
+    """The plan after which nothing is left of what gpunode applied.
+
+    Raises:
+        as ``cluster_plan.planned``.
+    """
+    identity = cluster.identity()
+    found = (*cluster.list(_WHOLE), *cluster.list(_NAMED, "--all-namespaces", "--selector", _SELECTOR))
+    changes = [change for one in found if (change := given_up(one, identity.uid)) is not None]
+    going = {subject(change) for change in changes}
+    items = tuple(_item(change, cluster, going) for change in sorted(changes, key=_rank))
+    return ClusterPlan(identity, items)
+
+
+def undoing(cluster: Cluster, store: Store, of: str) -> ClusterPlan:
+    """The plan that undoes the run ``of``.
+
+    Raises:
+        Refused: the run was in another cluster.
+        Conflict: somebody changed one of our fields since.
+    """
+    identity = cluster.identity()
+    intents = [intent for intent in backwards(store.read(of)) if isinstance(intent.change, ObjectChange)]
+    changes = [intent.change for intent in intents if isinstance(intent.change, ObjectChange)]
+    if elsewhere := [change.cluster for change in changes if change.cluster != identity.uid]:
+        raise Refused(
+            f"run {of} was in another cluster",
+            why=f"it changed the cluster {elsewhere[0]}; this context leads to {identity.uid} at {identity.server}",
+            hint="name the context of that cluster: --context NAME",
+        )
+    live = {key(one): one for one in cluster.get([_place(change) for change in changes])}
+    pending = [change for change in changes if _now(change, live) != change.after]
+    _refuse_edited(pending, live, cluster)
+    going = {subject(change) for change in pending if change.after is None}
+    return ClusterPlan(identity, tuple(_item(change, cluster, going) for change in pending))
+
+
+def _now(change: ObjectChange, live: dict[tuple[str, str, str], Body]) -> str | None:
+    """What gpunode owns of the object now."""
+    one = live.get((change.kind, change.namespace, change.name))
+    found = None if one is None else ours_of_node(one) if change.kind == "Node" else owned(one, manager_of(change.kind))
+    return json.dumps(found, sort_keys=True) if found else None
+
+
+def _refuse_edited(changes: Sequence[ObjectChange], live: dict[tuple[str, str, str], Body], cluster: Cluster) -> None:
+    """Nothing, if each object is as the run left it: to apply that once more would change nothing."""
+    for change in changes:
+        now = _now(change, live)
+        if now is None or change.before is None or now == change.before:
+            continue
+        left = without_taints(change.before) if change.kind == "Node" else json.loads(change.before)
+        tried = cluster.try_out([left], manager_of(change.kind))
+        again = owned(tried.objects[0], manager_of(change.kind)) if tried.objects else None
+        mine = json.loads(now) if change.kind != "Node" else without_taints(now)
+        if again != mine:
+            raise Conflict(
+                f"{subject(change)} was changed since that run",
+                why="; ".join(tried.errors) or "gpunode or somebody else applied something else to it",
+                hint=f"undo the later run first (gpunode log), or look at it: "
+                f"{cluster.command('get', change.kind, change.name, '--show-managed-fields', '-o', 'yaml')}",
+            )
+
+
+def _item(change: ObjectChange, cluster: Cluster, going: set[str]) -> Item:
+    state: State = "delete" if change.after is None and not change.shared else "change" if change.before else "create"
+    why = _why(change)
+    empties = state == "delete" and change.kind == "Namespace"
+    if empties and (others := ", ".join(_contents(change.name, cluster, going))):
+        return Item(change.kind, "", change.name, "foreign", why, 0, note=f"stays: it also holds {others}")
+    return Item(change.kind, change.namespace, change.name, state, why, 0, change)
+
+
+def _why(change: ObjectChange) -> str:
+    if change.after is not None:
+        return "as it was before that run"
+    return "gpunode's labels and taint go, all others stay" if change.kind == "Node" else "gpunode applied it"
+
+
+def _contents(namespace: str, cluster: Cluster, going: set[str]) -> Iterator[str]:
+    """What is in the namespace and does not go with gpunode's objects, the first few."""
+    found = cluster.list(_CONTENTS, "--namespace", namespace)
+    left = [
+        one
+        for one in found
+        if f"{one['kind']} {namespace}/{one['metadata']['name']}" not in going
+        and one["metadata"]["name"] not in _EVERYWHERE
+        and not any(f"{owner['kind']} {namespace}/{owner['name']}" in going for owner in _owners(one))
+    ]
+    yield from (f"{one['kind']} {one['metadata']['name']}" for one in left[:3])
+    if len(left) > 3:
+        yield f"{len(left) - 3} more"
+
+
+def _owners(body: Body) -> Sequence[Body]:
+    return list(body["metadata"].get("ownerReferences", ()))
+
+
+def _rank(change: ObjectChange) -> tuple[int, str]:
+    return _ORDER.index(change.kind), subject(change)
+
+
+def _place(change: ObjectChange) -> Body:
+    place = {"name": change.name, "namespace": change.namespace} if change.namespace else {"name": change.name}
+    return {"apiVersion": change.api_version, "kind": change.kind, "metadata": place}
