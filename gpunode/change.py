@@ -265,10 +265,12 @@ def subject(change: Change) -> str:
 
 
 def spelled(argv: Sequence[str]) -> str:
-    """A command as people read it: its words; of a shell's script the name that it was given, if it was."""
+    """A command as people read it: its words; a shell's script by the name that it was given, Helm's by the release."""
     match argv:
         case ("sh", "-c", _, name, *_):
             return name
+        case ("helm", "upgrade", "--install", name, *_):
+            return f"helm upgrade --install {name}"
         case _:
             return " ".join(argv)
 

@@ -12,7 +12,7 @@ from gpunode.cli.answered import Answered
 from gpunode.errors import BUG, GpunodeError, Interrupted, UsageError
 
 # Words that are no command yet: the one that follows is.
-_GROUPS = frozenset({"recipe", "ctk", "runtime"})
+_GROUPS = frozenset({"recipe", "ctk", "runtime", "k8s"})
 
 
 def run(arguments: list[str]) -> int:

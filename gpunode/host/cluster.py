@@ -8,11 +8,13 @@ import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from gpunode.command import Command, command
 from gpunode.errors import ChangeFailed, Conflict, GpunodeError, Refused, Undetermined, UsageError
+from gpunode.host.helm import Helm
 from gpunode.host.process import PATH, Finished, Runner
 
 Body: TypeAlias = Mapping[str, Any]
@@ -38,7 +40,8 @@ _LOGIN: Final = re.compile(
     r"Unauthorized|must be logged in|asked for the client to provide credentials|token.* expired"
 )
 _NO_CONTEXT: Final = re.compile(
-    r"context \"?([^\"\n]*)\"? does not exist|no context exists with the name: \"?([^\"\n]*)"
+    r"context \"?([^\"\n]*)\"? does not exist|cannot locate context (\S+)"
+    r"|no context exists with the name: \"?([^\"\n]*)"
 )
 _NO_CLUSTER: Final = re.compile(
     r"localhost:8080|127\.0\.0\.1:8080|\[::1\]:8080|current-context (?:is not set|must exist)|no configuration"
@@ -100,7 +103,17 @@ class Cluster:
         base = find_kubectl()
         options = (("--context", context) if context else ()) + (("--kubeconfig", kubeconfig) if kubeconfig else ())
         self.kubectl = (*base, *options)
+        self._place = (context, kubeconfig)
         self._runner = Runner()
+
+    @cached_property
+    def helm(self) -> Helm:
+        """Helm in the same cluster.
+
+        Raises:
+            Refused: there is none on this machine.
+        """
+        return Helm(*self._place)
 
     def command(self, *words: str) -> Command:
         """The kubectl command of these words, as the user types it."""
@@ -270,7 +283,9 @@ class Cluster:
         if match := _NO_CONTEXT.search(said):
             hint = f"see which there are: {self.command('config', 'get-contexts')}"
             return UsageError(
-                f"there is no context {(match[1] or match[2]).strip()!r}", why="your kubeconfig lacks it", hint=hint
+                f"there is no context {next(filter(None, match.groups())).strip()!r}",
+                why="your kubeconfig lacks it",
+                hint=hint,
             )
         if _NO_CLUSTER.search(said):
             return UsageError(

@@ -8,16 +8,21 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias
 
-from gpunode.change import ObjectChange
+from gpunode.change import CommandChange, ObjectChange
 from gpunode.errors import Conflict, Refused
+from gpunode.facts.helm import Released
 from gpunode.kubernetes import yaml
-from gpunode.kubernetes.model import NodeEdit, Object, Rendered
+from gpunode.kubernetes.model import MANAGED_BY, NodeEdit, Object, Release, Rendered
 from gpunode.kubernetes.owned import Body, others, owned
 
 MANAGER: Final = "gpunode"
 # Labels are a manager's of their own, so that what is applied to a Node never takes fields of another purpose along.
 LABELS_MANAGER: Final = "gpunode-labels"
 _MANAGERS: Final = (MANAGER, LABELS_MANAGER)
+# By which objects of ours, and the Secrets of releases of ours, are found again.
+OURS: Final = ",".join(f"{name}={value}" for name, value in MANAGED_BY.items())
+OUR_RELEASES: Final = "managed-by=gpunode"
+_LAST_WAVE: Final = 99
 # A Node's taints are one field: who applies one owns all. So gpunode keeps in mind which one is its own.
 _TAINT: Final = "gpunode-taint"
 State: TypeAlias = Literal["create", "change", "delete", "same", "foreign"]
@@ -42,7 +47,7 @@ class Item:
     state: State
     why: str
     wave: int
-    change: ObjectChange | None = None
+    change: ObjectChange | CommandChange | None = None
     note: str = ""
     diff: tuple[str, ...] = ()
 
@@ -62,6 +67,7 @@ class Present:
         tried: as they would be with ours in them, from the API server's dry run.
         nodes: the Nodes that are there.
         ours: all objects that gpunode's label names, also those of former recipes.
+        releases: those of the charts that are rendered.
     """
 
     cluster: str
@@ -69,6 +75,7 @@ class Present:
     tried: Sequence[Body] = ()
     nodes: Sequence[Body] = ()
     ours: Sequence[Body] = ()
+    releases: Sequence[Released] = ()
 
 
 def key(body: Body) -> Key:
@@ -107,12 +114,14 @@ def items(rendered: Rendered, present: Present) -> tuple[Item, ...]:
     nodes = {str(one["metadata"]["name"]): one for one in present.nodes}
     wanted = {key(one.body) for one in rendered.objects}
     former = [one for one in present.ours if key(one) not in wanted and owned(one, MANAGER) is not None]
-    return (
+    found = (
         *(_node(edit, nodes, present.cluster) for edit in rendered.nodes),
         *(_former(one, present.cluster) for one in former if one["kind"] == "DaemonSet"),
         *(_object(one, live.get(key(one.body)), tried.get(key(one.body)), present.cluster) for one in rendered.objects),
+        *(_release(one, present.releases) for one in rendered.releases),
         *(_former(one, present.cluster) for one in former if one["kind"] == "ConfigMap"),
     )
+    return tuple(sorted(found, key=lambda one: one.wave))
 
 
 def _object(wanted: Object, live: Body | None, tried: Body | None, cluster: str) -> Item:
@@ -208,10 +217,47 @@ def without_taints(fields: str) -> Body:
     return {name: value for name, value in body.items() if name != "spec"}
 
 
+def _release(wanted: Release, there: Sequence[Released]) -> Item:
+    """One that is there under any name is brought to our values; a second one would offer the same GPUs."""
+    live = next((one for one in there if one.chart == wanted.chart), None)
+    namespace, name = (live.namespace, live.name) if live else (wanted.namespace, wanted.name)
+    item = Item("Helm release", namespace, name, "create", wanted.why, wanted.wave)
+    same_version = live is not None and live.version.lstrip("v") == wanted.version.lstrip("v")
+    if live is None:
+        change = CommandChange(_upgrade(wanted, namespace, name), wanted.why, _helm("uninstall", name, namespace))
+        return _with(item, "create", change, ())
+    if same_version and live.status == "deployed" and dict(live.values) == _plain_values(wanted.values):
+        return Item(item.kind, namespace, name, "same", wanted.why, wanted.wave)
+    undo = _helm("rollback", name, namespace, str(live.revision))
+    change = CommandChange(_upgrade(wanted, namespace, name), wanted.why, undo)
+    diff = [] if same_version else [f"-chart {live.chart} {live.version}", f"+chart {wanted.chart} {wanted.version}"]
+    return _with(item, "change", change, (*diff, *_difference(live.values, _plain_values(wanted.values))))
+
+
+def _plain_values(values: Mapping[str, Any]) -> Any:
+    """As Helm gives them back: in JSON's types."""
+    return json.loads(json.dumps(values))
+
+
+def _upgrade(wanted: Release, namespace: str, name: str) -> tuple[str, ...]:
+    """The command that installs the release or brings it to these values; all of them stand in it, for the journal."""
+    is_oci = wanted.repository.startswith("oci://")
+    chart = (f"{wanted.repository}/{wanted.chart}",) if is_oci else (wanted.chart, "--repo", wanted.repository)
+    values = (word for key_, value in wanted.values.items() for word in ("--set-json", f"{key_}={json.dumps(value)}"))
+    where = ("--namespace", namespace, "--create-namespace", "--version", wanted.version, "--wait")
+    return ("helm", "upgrade", "--install", name, *chart, *where, "--labels", OUR_RELEASES, *values)
+
+
+def _helm(verb: str, name: str, namespace: str, *more: str) -> tuple[str, ...]:
+    return ("helm", verb, name, *more, "--namespace", namespace, "--wait")
+
+
 def _former(live: Body, cluster: str) -> Item:
     kind, namespace, name = key(live)
     change = _change(live, cluster, owned(live, MANAGER), None)
-    return Item(kind, namespace, name, "delete", "from a former recipe of gpunode's", 0, change)
+    # A plugin goes before another one comes; a configuration after the pods that mount it.
+    wave = 0 if kind == "DaemonSet" else _LAST_WAVE
+    return Item(kind, namespace, name, "delete", "from a former recipe of gpunode's", wave, change)
 
 
 def _change(
@@ -222,7 +268,7 @@ def _change(
     return ObjectChange(cluster, str(place["apiVersion"]), kind, namespace, name, was, now, shared=shared)
 
 
-def _with(item: Item, state: State, change: ObjectChange, diff: Iterable[str] = ()) -> Item:
+def _with(item: Item, state: State, change: ObjectChange | CommandChange, diff: Iterable[str] = ()) -> Item:
     return Item(item.kind, item.namespace, item.name, state, item.why, item.wave, change, item.note, tuple(diff))
 
 

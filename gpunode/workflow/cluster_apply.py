@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Final
 
-from gpunode.change import ObjectChange
+from gpunode.change import CommandChange, ObjectChange
 from gpunode.command import command
 from gpunode.errors import ChangeFailed, GpunodeError, Interrupted, Undetermined, VerifyFailed
 from gpunode.host.cluster import Body, Cluster
@@ -126,8 +126,11 @@ def make(items: Iterable[Item], cluster: Cluster, run: Run, tell: Observer, paus
         tell(Applied("kubernetes", "cluster", (item.change,), time.monotonic() - began))
 
 
-def perform(change: ObjectChange, cluster: Cluster) -> None:
-    """The object has what ``change.after`` says of our fields."""
+def perform(change: ObjectChange | CommandChange, cluster: Cluster) -> None:
+    """The object has what ``change.after`` says of our fields; or Helm has done what the command says."""
+    if isinstance(change, CommandChange):
+        cluster.helm.run(change.argv[1:])
+        return
     manager = manager_of(change.kind)
     if change.kind == "Node":
         _perform_node(change, cluster, manager)

@@ -12,10 +12,9 @@ from gpunode.errors import Conflict, Refused
 from gpunode.host.cluster import Body, Cluster, Forbidden, Identity, Tried
 from gpunode.kubernetes.advertisers import refuse_second
 from gpunode.kubernetes.model import MANAGED_BY, NodeEdit, Rendered
-from gpunode.kubernetes.reconcile import Item, Present, items, manager_of, node_body
+from gpunode.kubernetes.reconcile import OURS, Item, Present, items, manager_of, node_body
 
 _NODE_USER: Final = "system:node:"
-_OURS: Final = ",".join(f"{name}={value}" for name, value in MANAGED_BY.items())
 _API: Final[Mapping[str, tuple[str, str]]] = {
     "Namespace": ("", "namespaces"),
     "ConfigMap": ("", "configmaps"),
@@ -105,11 +104,13 @@ def _present(rendered: Rendered, cluster: Cluster, identity: Identity, *, whole:
         refuse_second(rendered, workloads)
         ours = [one for one in workloads if _is_labelled(one)]
         if any(one.kind == "ConfigMap" for one in rendered.objects) or ours:
-            ours += cluster.list("configmaps", "--all-namespaces", "--selector", _OURS)
+            ours += cluster.list("configmaps", "--all-namespaces", "--selector", OURS)
     tried = _tried(rendered, cluster, objects)
     edits = {edit.node: edit for edit in rendered.nodes}
     _refuse_node_conflicts(edits, nodes, cluster)
-    return Present(identity.uid, objects, tried, nodes, ours=ours)
+    charts = {one.chart for one in rendered.releases}
+    releases = cluster.helm.releases(charts) if charts else ()
+    return Present(identity.uid, objects, tried, nodes, ours, releases)
 
 
 def _tried(rendered: Rendered, cluster: Cluster, live: Sequence[Body]) -> tuple[Body, ...]:

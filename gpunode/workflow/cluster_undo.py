@@ -6,17 +6,25 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from gpunode.change import ObjectChange, subject
+from gpunode.change import Change, CommandChange, ObjectChange, subject
 from gpunode.errors import Conflict, Refused
 from gpunode.host.cluster import Body, Cluster
 from gpunode.journal.record import backwards
 from gpunode.journal.store import Store
-from gpunode.kubernetes.model import MANAGED_BY
 from gpunode.kubernetes.owned import owned
-from gpunode.kubernetes.reconcile import Item, State, given_up, key, manager_of, ours_of_node, without_taints
+from gpunode.kubernetes.reconcile import (
+    OUR_RELEASES,
+    OURS,
+    Item,
+    State,
+    given_up,
+    key,
+    manager_of,
+    ours_of_node,
+    without_taints,
+)
 from gpunode.workflow.cluster_plan import ClusterPlan
 
-_SELECTOR: Final = ",".join(f"{name}={value}" for name, value in MANAGED_BY.items())
 # What uses a thing goes before the thing.
 _ORDER: Final = ("DaemonSet", "Pod", "ResourceClaimTemplate", "ConfigMap", "RuntimeClass", "Namespace", "Node")
 _NAMED: Final = "daemonsets.apps,pods,configmaps"
@@ -36,11 +44,23 @@ def removal(cluster: Cluster) -> ClusterPlan:
         as ``cluster_plan.planned``.
     """
     identity = cluster.identity()
-    found = (*cluster.list(_WHOLE), *cluster.list(_NAMED, "--all-namespaces", "--selector", _SELECTOR))
+    found = (*cluster.list(_WHOLE), *cluster.list(_NAMED, "--all-namespaces", "--selector", OURS))
     changes = [change for one in found if (change := given_up(one, identity.uid)) is not None]
-    going = {subject(change) for change in changes}
+    releases = tuple(_releases(cluster))
+    going = {subject(change) for change in changes} | {one.title for one in releases}
     items = tuple(_item(change, cluster, going) for change in sorted(changes, key=_rank))
-    return ClusterPlan(identity, items)
+    return ClusterPlan(identity, (*releases, *items))
+
+
+def _releases(cluster: Cluster) -> Iterator[Item]:
+    """The releases that gpunode made, by the Secrets in which Helm keeps them."""
+    secrets = cluster.list("secrets", "--all-namespaces", "--selector", f"owner=helm,{OUR_RELEASES}")
+    found = dict.fromkeys((one["metadata"]["namespace"], one["metadata"]["labels"]["name"]) for one in secrets)
+    for namespace, name in found:
+        argv = ("helm", "uninstall", name, "--namespace", namespace, "--wait")
+        yield Item(
+            "Helm release", namespace, name, "delete", "gpunode released it", 0, CommandChange(argv, "k8s remove")
+        )
 
 
 def undoing(cluster: Cluster, store: Store, of: str) -> ClusterPlan:
@@ -51,8 +71,8 @@ def undoing(cluster: Cluster, store: Store, of: str) -> ClusterPlan:
         Conflict: somebody changed one of our fields since.
     """
     identity = cluster.identity()
-    intents = [intent for intent in backwards(store.read(of)) if isinstance(intent.change, ObjectChange)]
-    changes = [intent.change for intent in intents if isinstance(intent.change, ObjectChange)]
+    back = [intent.change for intent in backwards(store.read(of))]
+    changes = [change for change in back if isinstance(change, ObjectChange)]
     if elsewhere := [change.cluster for change in changes if change.cluster != identity.uid]:
         raise Refused(
             f"run {of} was in another cluster",
@@ -62,8 +82,27 @@ def undoing(cluster: Cluster, store: Store, of: str) -> ClusterPlan:
     live = {key(one): one for one in cluster.get([_place(change) for change in changes])}
     pending = [change for change in changes if _now(change, live) != change.after]
     _refuse_edited(pending, live, cluster)
-    going = {subject(change) for change in pending if change.after is None}
-    return ClusterPlan(identity, tuple(_item(change, cluster, going) for change in pending))
+    released = (_step(change, cluster, set()) for change in back if isinstance(change, CommandChange))
+    going = {subject(change) for change in pending if change.after is None} | {one.title for one in released}
+    return ClusterPlan(identity, tuple(_step(change, cluster, going) for change in back if _is_due(change, pending)))
+
+
+def _is_due(change: Change, pending: Sequence[ObjectChange]) -> bool:
+    return isinstance(change, CommandChange) or change in pending
+
+
+def _step(change: Change, cluster: Cluster, going: set[str]) -> Item:
+    match change:
+        case CommandChange(argv=("helm", "uninstall" as verb, name, *_) | ("helm", "rollback" as verb, name, *_)):
+            namespace = change.argv[change.argv.index("--namespace") + 1]
+            state: State = "delete" if verb == "uninstall" else "change"
+            return Item("Helm release", namespace, name, state, "gpunode released it", 0, change)
+        case CommandChange(argv=argv):
+            return Item("Helm release", "", argv[3], "create", "as it was before that run", 0, change)
+        case ObjectChange():
+            return _item(change, cluster, going)
+        case _:
+            raise AssertionError(f"no change of a cluster: {change}")
 
 
 def _now(change: ObjectChange, live: dict[tuple[str, str, str], Body]) -> str | None:
@@ -110,20 +149,26 @@ def _why(change: ObjectChange) -> str:
 def _contents(namespace: str, cluster: Cluster, going: set[str]) -> Iterator[str]:
     """What is in the namespace and does not go with gpunode's objects, the first few."""
     found = cluster.list(_CONTENTS, "--namespace", namespace)
+    # What another object owns goes with that, or is counted with it.
     left = [
         one
         for one in found
-        if f"{one['kind']} {namespace}/{one['metadata']['name']}" not in going
+        if not one["metadata"].get("ownerReferences")
         and one["metadata"]["name"] not in _EVERYWHERE
-        and not any(f"{owner['kind']} {namespace}/{owner['name']}" in going for owner in _owners(one))
+        and f"{one['kind']} {namespace}/{one['metadata']['name']}" not in going
+        and not _releases_of(one) & going
     ]
     yield from (f"{one['kind']} {one['metadata']['name']}" for one in left[:3])
     if len(left) > 3:
         yield f"{len(left) - 3} more"
 
 
-def _owners(body: Body) -> Sequence[Body]:
-    return list(body["metadata"].get("ownerReferences", ()))
+def _releases_of(body: Body) -> set[str]:
+    """The Helm release that the object belongs to, by its title, if any."""
+    metadata = body["metadata"]
+    labels, notes = metadata.get("labels", {}), metadata.get("annotations", {})
+    name = notes.get("meta.helm.sh/release-name") or (labels.get("name") if labels.get("owner") == "helm" else "")
+    return {f"Helm release {metadata['namespace']}/{name}"} if name else set()
 
 
 def _rank(change: ObjectChange) -> tuple[int, str]:

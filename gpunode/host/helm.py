@@ -1,0 +1,89 @@
+"""Helm, where a chart owns the objects: what is released, and the commands that release."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+from gpunode.command import command
+from gpunode.errors import ChangeFailed, Refused
+from gpunode.facts.helm import Released, released
+from gpunode.host.process import PATH, Runner
+
+_READ_S: Final = 60.0
+# Images are pulled, and controllers made ready, before it answers.
+_RELEASE_S: Final = 1800.0
+
+
+class Helm:
+    """Helm in the cluster of a context.
+
+    Raises:
+        Refused: there is none on this machine.
+    """
+
+    def __init__(self, context: str = "", kubeconfig: str = "") -> None:
+        search = PATH + ":/snap/bin" if os.geteuid() == 0 else os.environ.get("PATH", PATH)
+        program = shutil.which("helm", path=search)
+        if program is None:
+            raise Refused(
+                "helm was not found",
+                why="a chart owns these objects, and Helm installs charts",
+                hint="install Helm, or write the files and let Argo CD install them:\n"
+                "gpunode k8s render --form argocd --out gpu-node",
+            )
+        options = (("--kube-context", context) if context else ()) + (
+            ("--kubeconfig", kubeconfig) if kubeconfig else ()
+        )
+        self.program = (program, *options)
+        self._runner = Runner()
+
+    def releases(self, charts: Collection[str]) -> tuple[Released, ...]:
+        """The releases of these charts that the cluster has, also those that failed.
+
+        Raises:
+            ChangeFailed: Helm cannot say.
+        """
+        found = [
+            one
+            for row in self._json("list", "--all-namespaces", "--all") or ()
+            if (one := released(row)).chart in charts
+        ]
+        return tuple(replace(one, values=self._values(one)) for one in found)
+
+    def _values(self, release: Released) -> Mapping[str, Any]:
+        found: Mapping[str, Any] | None = self._json("get", "values", release.name, "--namespace", release.namespace)
+        return found or {}
+
+    def run(self, argv: tuple[str, ...]) -> None:
+        """The command of Helm, without its program, has been carried out.
+
+        Raises:
+            ChangeFailed: it was not.
+        """
+        done = self._runner.run((*self.program, *argv), timeout_s=_RELEASE_S, env=_environment())
+        if not done.ok:
+            raise ChangeFailed(
+                f"helm {argv[0]} failed",
+                why=done.last_lines(6),
+                hint=f"see what became of it: {command('helm', 'list', '--all-namespaces', '--all')}",
+            )
+
+    def _json(self, *words: str) -> Any:
+        done = self._runner.run(
+            (*self.program, *words, "--output", "json"), timeout_s=_READ_S, env=_environment(), only_reads=True
+        )
+        if not done.ok:
+            raise ChangeFailed(
+                f"helm {words[0]} failed", why=done.last_lines(6), hint=f"run it yourself: {command('helm', *words)}"
+            )
+        return json.loads(done.stdout or b"null")
+
+
+def _environment() -> Mapping[str, str]:
+    kept = ("KUBECONFIG",) if os.geteuid() == 0 else tuple(os.environ)
+    return {name: os.environ[name] for name in kept if name in os.environ}

@@ -1,0 +1,275 @@
+"""k8s plan, apply, remove and rollback against a real API server."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.kubernetes.control_plane import ADMIN, EXPIRED, STRANGER, ControlPlane
+from tests.e2e.kubernetes.fake_node import FakeNode, add_node
+
+pytestmark = pytest.mark.e2e
+
+GPU = "nvidia.com/gpu"
+CAPTURE = "debian12-gtx1080"
+TAINT = 'extends = "k8s-containerd"\n[kubernetes.taint]\nkey = "nvidia.com/gpu"\nvalue = "present"\n'
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What one gpunode said, and how it ended."""
+
+    code: int
+    screen: str
+    envelope: Mapping[str, Any]
+
+    @property
+    def states(self) -> Mapping[str, str]:
+        """What is planned for each object."""
+        return {f"{one['kind']} {one['name']}": one["state"] for one in self.envelope["result"]["objects"]}
+
+
+@dataclass(frozen=True, slots=True)
+class User:
+    """A person with a kubeconfig and a journal of their own."""
+
+    plane: ControlPlane
+    home: Path
+    name: str = ADMIN
+
+    def __call__(self, *words: str, check: int | None = 0) -> Answer:
+        """gpunode's answer to these words, as a program gets it."""
+        settings = {"KUBECONFIG": str(self.plane.kubeconfig(self.name)), "XDG_STATE_HOME": str(self.home)}
+        argv = [sys.executable, "-m", "gpunode", *words, "--json"]
+        env = {"PATH": os.environ["PATH"], "HOME": str(self.home), **settings}
+        done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=120, check=False)
+        assert done.stdout.startswith("{"), done.stderr
+        assert check is None or done.returncode == check, f"{done.returncode}\n{done.stdout}\n{done.stderr}"
+        return Answer(done.returncode, done.stderr, json.loads(done.stdout))
+
+    def apply(self, recipe: str = "k8s-containerd", *more: str, check: int | None = 0) -> Answer:
+        """Of ``k8s apply`` for the node gpu-1."""
+        return self("k8s", "apply", recipe, "--node", f"gpu-1={CAPTURE}", "--yes", *more, check=check)
+
+    def plan(self, recipe: str = "k8s-containerd", *more: str, check: int | None = 0) -> Answer:
+        """Of ``k8s plan`` for the node gpu-1."""
+        return self("k8s", "plan", recipe, "--node", f"gpu-1={CAPTURE}", *more, check=check)
+
+
+@pytest.fixture(scope="module")
+def node(control_plane: ControlPlane) -> Iterator[FakeNode]:
+    with FakeNode(control_plane, "gpu-1", allocatable={GPU: "1"}) as node:
+        yield node
+    control_plane.kubectl("delete", "node", "gpu-1")
+
+
+@pytest.fixture
+def user(control_plane: ControlPlane, node: FakeNode, tmp_path: Path) -> Iterator[User]:
+    """Of a cluster without anything of gpunode's, before and after."""
+    one = User(control_plane, tmp_path)
+    yield one
+    one("k8s", "remove", "--yes")
+    control_plane.kubectl("delete", "namespace", "gpu-system", "--ignore-not-found", "--timeout=60s")
+
+
+def everything(plane: ControlPlane) -> Mapping[str, Any]:
+    """What the cluster holds, but for what the server counts and times."""
+    kinds = "nodes,namespaces,runtimeclasses,daemonsets,configmaps"
+    found = plane.get(kinds, "--all-namespaces")["items"]
+    return {
+        f"{one['kind']}/{one['metadata'].get('namespace', '')}/{one['metadata']['name']}": {
+            "labels": one["metadata"].get("labels"),
+            "annotations": {
+                name: value
+                for name, value in one["metadata"].get("annotations", {}).items()
+                if name != "deprecated.daemonset.template.generation"
+            },
+            **{name: value for name, value in one.items() if name not in {"metadata", "status"}},
+        }
+        for one in found
+    }
+
+
+def test_applied_once_it_stays_and_removed_nothing_is_left(control_plane: ControlPlane, user: User) -> None:
+    before = everything(control_plane)
+    pending = user.plan("k8s-time-slicing", "--check", check=4)
+    assert pending.states == {
+        "Node gpu-1": "change",
+        "Namespace gpu-system": "create",
+        "RuntimeClass nvidia": "create",
+        "ConfigMap nvidia-device-plugin-680dc74b": "create",
+        "DaemonSet nvidia-device-plugin": "create",
+    }
+    assert everything(control_plane) == before
+
+    user.apply("k8s-time-slicing")
+
+    assert set(user.plan("k8s-time-slicing", "--check").states.values()) == {"same"}
+    assert user.apply("k8s-time-slicing").envelope["changed"] is False
+    plugin = control_plane.get("daemonset", "nvidia-device-plugin", "--namespace=gpu-system")
+    assert plugin["status"]["numberReady"] == plugin["status"]["desiredNumberScheduled"] == 1
+
+    user("k8s", "remove", "--yes")
+    assert everything(control_plane) == before
+    assert user("k8s", "remove", "--yes").envelope["changed"] is False
+
+
+def test_a_rollback_gives_back_what_the_run_found_and_can_be_undone(control_plane: ControlPlane, user: User) -> None:
+    user.apply("k8s-containerd")
+    first = everything(control_plane)
+    user.apply("k8s-time-slicing")
+    second = everything(control_plane)
+    assert first != second
+
+    user("rollback", "k2", "--yes")
+    assert everything(control_plane) == first
+    user("rollback", "k3", "--yes")
+    assert everything(control_plane) == second
+
+    verbs = [run["verb"] for run in user("log").envelope["result"]["runs"] if run["verb"].startswith("k8s")]
+    assert verbs == ["k8s apply", "k8s apply", "k8s rollback", "k8s rollback"]
+
+
+def test_drift_is_shown_and_mended_and_a_rollback_refuses_what_somebody_changed_since(
+    control_plane: ControlPlane, user: User
+) -> None:
+    user.apply()
+    image = ("set", "image", "daemonset/nvidia-device-plugin", "plugin=other:1", "--namespace=gpu-system")
+    control_plane.kubectl(*image)
+
+    drifted = user.plan(check=5)
+    assert "kubectl-set" in drifted.envelope["errors"][0]["what"]
+    user("rollback", "k1", "--yes", check=5)
+
+    control_plane.kubectl("label", "node", "gpu-1", f"{GPU}.present-")
+    control_plane.kubectl("delete", "daemonset", "nvidia-device-plugin", "--namespace=gpu-system", "--timeout=60s")
+    mended = user.apply()
+    assert {name for name, state in mended.states.items() if state != "same"} == {
+        "Node gpu-1",
+        "DaemonSet nvidia-device-plugin",
+    }
+
+
+def test_another_manager_s_field_is_a_conflict_and_is_not_forced(control_plane: ControlPlane, user: User) -> None:
+    control_plane.kubectl("label", "node", "gpu-1", f"{GPU}.present=false")
+    refused = user.apply(check=5)
+
+    assert "kubectl-label" in refused.envelope["errors"][0]["what"]
+    assert "Node/gpu-1" not in str(refused.envelope["changes"])
+    assert control_plane.get("node", "gpu-1")["metadata"]["labels"][f"{GPU}.present"] == "false"
+    control_plane.kubectl("label", "node", "gpu-1", f"{GPU}.present-")
+
+
+def test_foreign_taints_and_objects_stay(control_plane: ControlPlane, user: User, tmp_path: Path) -> None:
+    recipe = tmp_path / "tainted.toml"
+    recipe.write_text(TAINT)
+    control_plane.kubectl("taint", "node", "gpu-1", "maintenance=soon:PreferNoSchedule")
+    control_plane.kubectl("create", "namespace", "gpu-system")
+    control_plane.kubectl("create", "configmap", "theirs", "--namespace=gpu-system")
+    runtime_class = {"apiVersion": "node.k8s.io/v1", "kind": "RuntimeClass", "metadata": {"name": "nvidia"}}
+    control_plane.kubectl("create", "-f", "-", stdin=json.dumps({**runtime_class, "handler": "nvidia"}))
+    before = everything(control_plane)
+
+    applied = user.apply(str(recipe))
+    assert applied.states["RuntimeClass nvidia"] == "foreign"
+    assert applied.states["Namespace gpu-system"] == "change"
+    taints = control_plane.get("node", "gpu-1")["spec"]["taints"]
+    assert {(one["key"], one.get("value")) for one in taints} == {("maintenance", "soon"), (GPU, "present")}
+    assert set(user.plan(str(recipe)).states.values()) == {"same", "foreign"}
+
+    user("k8s", "remove", "--yes")
+    assert everything(control_plane) == before
+    control_plane.kubectl("taint", "node", "gpu-1", "maintenance-")
+    control_plane.kubectl("delete", "runtimeclass", "nvidia")
+
+
+def test_a_taint_that_was_there_is_not_gpunode_s_to_take(
+    control_plane: ControlPlane, user: User, tmp_path: Path
+) -> None:
+    recipe = tmp_path / "tainted.toml"
+    recipe.write_text(TAINT)
+    control_plane.kubectl("taint", "node", "gpu-1", f"{GPU}=present:NoSchedule")
+    before = control_plane.get("node", "gpu-1")["spec"]["taints"]
+    user.apply(str(recipe))
+    user("k8s", "remove", "--yes")
+
+    assert control_plane.get("node", "gpu-1")["spec"]["taints"] == before
+    control_plane.kubectl("taint", "node", "gpu-1", f"{GPU}-")
+
+
+def test_a_namespace_that_holds_something_else_stays(control_plane: ControlPlane, user: User) -> None:
+    user.apply()
+    control_plane.kubectl("create", "configmap", "theirs", "--namespace=gpu-system")
+    removed = user("k8s", "remove", "--yes")
+
+    assert removed.states["Namespace gpu-system"] == "foreign"
+    assert control_plane.get("configmap", "theirs", "--namespace=gpu-system")
+
+
+def test_the_kubelet_s_credential_sets_labels_of_its_own_node(control_plane: ControlPlane, user: User) -> None:
+    kubelet = User(control_plane, user.home, "gpu-1")
+    applied = kubelet.apply()
+
+    assert applied.states == {"Node gpu-1": "change"}
+    assert any("DaemonSet" in text for text in applied.envelope["result"]["skipped"])
+    assert control_plane.get("node", "gpu-1")["metadata"]["labels"][f"{GPU}.present"] == "true"
+    assert User(control_plane, user.home, "gpu-2").apply(check=3).envelope["errors"]
+
+
+def test_a_second_advertiser_is_refused(control_plane: ControlPlane, user: User) -> None:
+    labels = {"app": "theirs"}
+    pod = {"nodeSelector": {"no": "node"}, "containers": [{"name": "one", "image": "x/nvidia/k8s-device-plugin:v1"}]}
+    spec = {"selector": {"matchLabels": labels}, "template": {"metadata": {"labels": labels}, "spec": pod}}
+    body = {"apiVersion": "apps/v1", "kind": "DaemonSet", "metadata": {"name": "theirs"}, "spec": spec}
+    control_plane.kubectl("create", "-f", "-", stdin=json.dumps(body))
+    # One that no node runs offers nothing.
+    control_plane.wait_for("it is counted", lambda: "observedGeneration" in control_plane.get("ds", "theirs")["status"])
+    user.plan()
+    pod["nodeSelector"] = {"kubernetes.io/hostname": "gpu-1"}
+    control_plane.kubectl("replace", "-f", "-", stdin=json.dumps(body))
+    control_plane.wait_for("a node runs it", lambda: control_plane.get("ds", "theirs")["status"]["numberReady"] == 1)
+
+    assert "default/theirs" in user.apply(check=3).envelope["errors"][0]["what"]
+    control_plane.kubectl("delete", "daemonset", "theirs", "--timeout=60s")
+
+
+def test_a_workload_that_no_node_runs_is_told(control_plane: ControlPlane, user: User) -> None:
+    add_node(control_plane, "far-1")
+    control_plane.kubectl("taint", "node", "far-1", "far=away:NoSchedule")
+    words = ("k8s", "apply", "--node", f"far-1={CAPTURE}", "--yes")
+    assert "no node runs it" in user(*words, check=7).envelope["errors"][0]["what"]
+
+    control_plane.kubectl("delete", "node", "far-1")
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "what"),
+    [(STRANGER, 3, "your credentials may not do this"), (EXPIRED, 3, "the cluster does not accept your credentials")],
+)
+def test_credentials_that_do_not_suffice_are_named(user: User, name: str, code: int, what: str) -> None:
+    refused = User(user.plane, user.home, name).apply(check=code)
+    assert refused.envelope["errors"][0]["what"] == what
+
+
+def test_a_cluster_that_cannot_be_meant_is_told(user: User, tmp_path: Path) -> None:
+    assert (
+        user.plan("k8s-containerd", "--context", "nowhere", check=2)
+        .envelope["errors"][0]["what"]
+        .startswith("there is no context 'nowhere'")
+    )
+    config = json.loads(user.plane.kubeconfig().read_text())
+    config["clusters"][0]["cluster"] = {"server": "https://127.0.0.1:9"}
+    closed = tmp_path / "closed.kubeconfig"
+    closed.write_text(json.dumps(config))
+    answer = user.plan("k8s-containerd", "--kubeconfig", str(closed), check=13)
+    assert answer.envelope["errors"][0]["what"] == "the cluster does not answer"
+    unnamed = user("k8s", "plan", "--node", f"gpu-9={CAPTURE}", check=3)
+    assert "no Node gpu-9" in unnamed.envelope["errors"][0]["what"]

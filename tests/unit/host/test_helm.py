@@ -1,0 +1,55 @@
+"""Helm as gpunode runs it, against a program that answers as Helm 3 does; with the real one: docs/verification.md."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from gpunode.errors import ChangeFailed, Refused
+from gpunode.host.helm import Helm
+
+ROWS = [
+    {"name": "op", "namespace": "gpu", "revision": "3", "status": "deployed", "chart": "gpu-operator-v26.7.0"},
+    {"name": "web", "namespace": "web", "revision": "1", "status": "deployed", "chart": "nginx-1.2.3"},
+]
+
+
+@pytest.fixture
+def helm(allow_subprocess: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Helm:
+    program = tmp_path / "helm"
+    program.write_text(
+        "#!/bin/sh\n"
+        f'echo "$@" >> {tmp_path}/asked\n'
+        'case "$*" in\n'
+        f"*list*) echo '{json.dumps(ROWS)}' ;;\n"
+        '*"get values op"*) echo \'{"driver": {"enabled": false}}\' ;;\n'
+        "*) echo 'Error: UPGRADE FAILED: context deadline exceeded' >&2; exit 1 ;;\n"
+        "esac\n"
+    )
+    program.chmod(0o755)
+    monkeypatch.setattr(shutil, "which", lambda name, path=None: str(program) if name == "helm" else None)
+    return Helm("prod", "/etc/kube.conf")
+
+
+def test_releases_of_a_chart_come_with_their_version_and_values(helm: Helm, tmp_path: Path) -> None:
+    (found,) = helm.releases({"gpu-operator"})
+    assert (found.namespace, found.name, found.chart, found.version) == ("gpu", "op", "gpu-operator", "v26.7.0")
+    assert (found.revision, found.values) == (3, {"driver": {"enabled": False}})
+    asked = (tmp_path / "asked").read_text().splitlines()
+    assert all(line.startswith("--kube-context prod --kubeconfig /etc/kube.conf ") for line in asked)
+
+
+def test_a_release_that_fails_is_told_in_helm_s_words(helm: Helm) -> None:
+    with pytest.raises(ChangeFailed) as failed:
+        helm.run(("upgrade", "--install", "op"))
+    assert "context deadline exceeded" in failed.value.why
+
+
+def test_without_helm_argo_cd_is_offered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "which", lambda _name, path=None: None)
+    with pytest.raises(Refused) as refused:
+        Helm()
+    assert "--form argocd" in refused.value.hint

@@ -1,0 +1,261 @@
+"""What is rendered, held against a cluster; against a real API server it is tests/e2e/kubernetes/test_apply.py."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpunode import builtin
+from gpunode.change import CommandChange, ObjectChange, inverse
+from gpunode.errors import Conflict, Refused
+from gpunode.facts.helm import Released
+from gpunode.kubernetes.advertisers import refuse_second
+from gpunode.kubernetes.model import Rendered
+from gpunode.kubernetes.owned import owned
+from gpunode.kubernetes.reconcile import LABELS_MANAGER, MANAGER, Item, Present, given_up, items, key
+from gpunode.kubernetes.render import rendered
+from tests.unit.kubernetes.clusters import CLUSTERS
+
+PLUGIN = rendered(builtin.read("k8s-containerd"), CLUSTERS["one"])
+OPERATOR = rendered(builtin.read("gpu-operator"), CLUSTERS["one"])
+NODE = PLUGIN.nodes[0].node
+TAINT = "nvidia.com/gpu=present:NoSchedule"
+LEAVES = st.none() | st.booleans() | st.integers() | st.text()
+TREES = st.recursive(
+    LEAVES, lambda inner: st.dictionaries(st.text(), inner, min_size=1) | st.lists(inner), max_leaves=20
+)
+
+
+def fields_of(value: Any) -> dict[str, Any]:
+    """As the API server writes the fields of whoever applied ``value``; lists are one field each here."""
+    return {f"f:{name}": fields_of(one) for name, one in value.items()} if isinstance(value, Mapping) else {}
+
+
+def live(body: Mapping[str, Any], manager: str = MANAGER, **metadata: object) -> dict[str, Any]:
+    """The object as it is once ``manager`` has applied ``body``."""
+    fields = fields_of({name: value for name, value in body.items() if name not in {"apiVersion", "kind"}})
+    place = {f"f:{name}" for name in ("name", "namespace", "uid")}
+    owned_metadata = {name: held for name, held in fields.pop("f:metadata").items() if name not in place}
+    fields |= {"f:metadata": owned_metadata} if owned_metadata else {}
+    entry = {"manager": manager, "operation": "Apply", "fieldsV1": fields}
+    return {**body, "metadata": {"uid": "u", **body["metadata"], **metadata, "managedFields": [entry]}}
+
+
+def node(labels: Mapping[str, str] | None = None, taints: tuple[dict[str, str], ...] = ()) -> dict[str, Any]:
+    """A Node that gpunode has not touched."""
+    metadata = {"name": NODE, "uid": "u", "labels": dict(labels or {})}
+    return {"apiVersion": "v1", "kind": "Node", "metadata": metadata, "spec": {"taints": list(taints)}}
+
+
+def planned(wanted: Rendered, present: Present) -> dict[str, Item]:
+    return {f"{one.kind} {one.name}": one for one in items(wanted, present)}
+
+
+@given(st.dictionaries(st.text(), TREES, min_size=1))
+def test_who_applied_an_object_owns_just_that(spec: dict[str, Any]) -> None:
+    body = {"apiVersion": "v1", "kind": "Thing", "metadata": {"name": "one"}, "spec": spec}
+    more = {**live(body), "status": {"seen": True}}
+    more["spec"] = {**spec, "somebody's": 1} if "somebody's" not in spec else spec
+    assert owned(more, MANAGER) == body
+    assert owned(more, "somebody") is None
+
+
+def test_elements_of_lists_are_owned_by_their_keys_or_values() -> None:
+    ports = [{"port": 1, "name": "a", "theirs": 1}, {"port": 2, "name": "b"}]
+    body = {
+        "apiVersion": "v1",
+        "kind": "Thing",
+        "metadata": {"name": "one"},
+        "spec": {"ports": ports, "words": ["x", "y"]},
+    }
+    made = live(body)
+    made["metadata"]["managedFields"][0]["fieldsV1"]["f:spec"] = {
+        "f:ports": {'k:{"port":1}': {".": {}, "f:port": {}, "f:name": {}}},
+        "f:words": {'v:"y"': {}},
+    }
+    found = owned(made, MANAGER)
+    assert found is not None
+    assert found["spec"] == {"ports": [{"port": 1, "name": "a"}], "words": ["y"]}
+
+
+def test_in_an_empty_cluster_all_is_made_and_labels_come_first() -> None:
+    found = items(PLUGIN, Present("c", nodes=[node()]))
+    assert [one.kind for one in found] == ["Node", "Namespace", "RuntimeClass", "ConfigMap", "DaemonSet"]
+    assert {one.state for one in found[1:]} == {"create"}
+    assert found[0].diff == ("+label nvidia.com/gpu.present=true",)
+
+
+def test_what_is_there_as_applied_stays() -> None:
+    there = [live(one.body) for one in PLUGIN.objects]
+    labelled = node({"nvidia.com/gpu.present": "true"})
+    found = items(PLUGIN, Present("c", there, there, [labelled]))
+    assert {one.state for one in found} == {"same"}
+
+
+def test_an_object_of_somebody_else_that_is_as_wanted_is_left_to_them() -> None:
+    (wanted,) = [one for one in PLUGIN.objects if one.kind == "RuntimeClass"]
+    theirs = live(wanted.body, "k3s")
+    found = planned(PLUGIN, Present("c", [theirs], [live(wanted.body)], [node()]))
+    assert found["RuntimeClass nvidia"].state == "foreign"
+    assert found["RuntimeClass nvidia"].note == "already there, from k3s"
+
+
+def test_a_field_that_changed_is_a_change_with_both_values_and_can_be_undone() -> None:
+    (wanted,) = [one for one in PLUGIN.objects if one.kind == "DaemonSet"]
+    old = json.loads(json.dumps(wanted.body).replace("v0.20.0", "v0.19.0"))
+    item = planned(PLUGIN, Present("c", [live(old)], [live(wanted.body)], [node()]))["DaemonSet nvidia-device-plugin"]
+    assert item.state == "change"
+    assert any("v0.19.0" in line for line in item.diff)
+    assert any("v0.20.0" in line for line in item.diff)
+    assert isinstance(item.change, ObjectChange)
+    back = inverse(item.change)
+    assert isinstance(back, ObjectChange)
+    assert json.loads(back.after or "") == old
+    assert inverse(back) == item.change
+
+
+def test_what_a_former_recipe_left_goes_and_a_configuration_goes_last() -> None:
+    former = []
+    for one in PLUGIN.objects:
+        if one.kind in {"ConfigMap", "DaemonSet"}:
+            former.append(live({**one.body, "metadata": {**one.body["metadata"], "name": "former"}}))
+    found = items(PLUGIN, Present("c", nodes=[node()], ours=former))
+    gone = [one.kind for one in found if one.state == "delete"]
+    assert gone == ["DaemonSet", "ConfigMap"]
+    assert found[-1].state == "delete"
+    assert found.index(next(one for one in found if one.title.endswith("/former"))) < len(PLUGIN.objects)
+
+
+@pytest.mark.parametrize(
+    ("taints", "state"),
+    [
+        ((), "change"),
+        (({"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"},), "same"),
+        (({"key": "maintenance", "effect": "NoSchedule"},), "change"),
+    ],
+)
+def test_a_taint_is_added_unless_it_is_there(taints: tuple[dict[str, str], ...], state: str) -> None:
+    wanted = replace(PLUGIN, nodes=(replace(PLUGIN.nodes[0], taint=TAINT),))
+    found = planned(wanted, Present("c", nodes=[node({"nvidia.com/gpu.present": "true"}, taints)]))[f"Node {NODE}"]
+    assert found.state == state
+    if isinstance(found.change, ObjectChange):
+        assert json.loads(found.change.after or "")["spec"]["taints"] == [
+            {"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"}
+        ]
+
+
+def test_another_value_of_the_taint_is_a_conflict() -> None:
+    wanted = replace(PLUGIN, nodes=(replace(PLUGIN.nodes[0], taint=TAINT),))
+    theirs = node(taints=({"key": "nvidia.com/gpu", "value": "true", "effect": "NoSchedule"},))
+    with pytest.raises(Conflict, match="has the taint"):
+        items(wanted, Present("c", nodes=[theirs]))
+
+
+def test_a_node_that_is_not_in_the_cluster_is_refused() -> None:
+    with pytest.raises(Refused, match="no Node"):
+        items(PLUGIN, Present("c"))
+
+
+def test_labels_that_the_recipe_no_longer_wants_go() -> None:
+    labels = {"nvidia.com/gpu.present": "true", "team": "a"}
+    mine = live(node(labels), LABELS_MANAGER)
+    found = planned(PLUGIN, Present("c", nodes=[mine]))[f"Node {NODE}"]
+    assert found.diff == ("-label team=a",)
+
+
+def test_giving_up_a_namespace_that_somebody_else_made_leaves_it() -> None:
+    (wanted,) = [one for one in PLUGIN.objects if one.kind == "Namespace"]
+    alone, shared = live(wanted.body), live(wanted.body)
+    shared["metadata"]["managedFields"].append({"manager": "kubectl-create", "operation": "Update", "fieldsV1": {}})
+    assert (mine := given_up(alone, "c")) is not None
+    assert (theirs := given_up(shared, "c")) is not None
+    assert (mine.effect, theirs.effect) == ("deleted", "changed")
+    assert given_up({**alone, "metadata": {"name": "other", "managedFields": []}}, "c") is None
+
+
+RELEASE = OPERATOR.releases[0]
+
+
+@pytest.mark.parametrize(
+    ("there", "state"),
+    [
+        (None, "create"),
+        (
+            Released("gpu-operator", "gpu-operator", RELEASE.chart, RELEASE.version, 1, "deployed", RELEASE.values),
+            "same",
+        ),
+        (Released("gpu-operator", "gpu-operator", RELEASE.chart, "v25.10.0", 3, "deployed", RELEASE.values), "change"),
+        (
+            Released("gpu-operator", "gpu-operator", RELEASE.chart, RELEASE.version, 1, "failed", RELEASE.values),
+            "change",
+        ),
+        (Released("ops", "their-operator", RELEASE.chart, RELEASE.version, 2, "deployed", {"driver": 1}), "change"),
+    ],
+)
+def test_a_release_that_is_there_is_adopted_under_its_own_name(there: Released | None, state: str) -> None:
+    found = items(OPERATOR, Present("c", nodes=[node()], releases=[there] if there else []))
+    (item,) = [one for one in found if one.kind == "Helm release"]
+    assert item.state == state
+    if isinstance(item.change, CommandChange):
+        name = there.name if there else RELEASE.name
+        assert item.change.argv[:4] == ("helm", "upgrade", "--install", name)
+        words = item.change.argv
+        given = dict(words[i + 1].split("=", 1) for i, word in enumerate(words) if word == "--set-json")
+        assert {name: json.loads(value) for name, value in given.items()} == json.loads(json.dumps(RELEASE.values))
+        undo = item.change.undo or ()
+        assert undo[1] == ("rollback" if there else "uninstall")
+        assert not there or str(there.revision) in undo
+
+
+def daemon_set(image: str, name: str = "theirs", **metadata: object) -> dict[str, Any]:
+    pod = {"spec": {"containers": [{"name": "one", "image": image}]}}
+    return {"kind": "DaemonSet", "metadata": {"namespace": "x", "name": name, **metadata}, "spec": {"template": pod}}
+
+
+@pytest.mark.parametrize(
+    ("one", "hint"),
+    [
+        (daemon_set("nvcr.io/nvidia/k8s-device-plugin:v0.14.1"), "kubectl delete daemonset --namespace x theirs"),
+        (daemon_set("mirror:5000/k8s-device-plugin@sha256:00"), "kubectl delete"),
+        (daemon_set("gke.gcr.io/nvidia-gpu-device-plugin@sha256:00"), "leave these nodes to your provider"),
+        (
+            daemon_set(
+                "projecthami/hami:v2.10.0",
+                annotations={"meta.helm.sh/release-name": "hami", "meta.helm.sh/release-namespace": "kube-system"},
+            ),
+            "helm uninstall hami --namespace kube-system",
+        ),
+    ],
+)
+def test_what_offers_the_gpus_already_is_named_with_a_way_on(one: dict[str, Any], hint: str) -> None:
+    with pytest.raises(Refused, match="offers the GPUs of this cluster already") as refused:
+        refuse_second(PLUGIN, [one])
+    assert hint in refused.value.hint
+
+
+@pytest.mark.parametrize(
+    "one",
+    [
+        daemon_set("nvcr.io/nvidia/k8s-device-plugin:v0.20.0", labels={"app.kubernetes.io/managed-by": "gpunode"}),
+        daemon_set("nvcr.io/nvidia/k8s-device-plugin:v0.20.0", "x-gpu-feature-discovery"),
+        daemon_set("quay.io/prometheus/node-exporter:v1"),
+        {**daemon_set("k8s-device-plugin:1"), "status": {"desiredNumberScheduled": 0}},
+    ],
+)
+def test_what_offers_nothing_is_no_second_advertiser(one: dict[str, Any]) -> None:
+    refuse_second(PLUGIN, [one])
+    assert key(one)[0] == "DaemonSet"
+
+
+def test_the_operator_s_own_plugin_is_no_second_one_beside_the_operator() -> None:
+    plugin = daemon_set("nvcr.io/nvidia/k8s-device-plugin:v0.20.0", ownerReferences=[{"kind": "ClusterPolicy"}])
+    refuse_second(OPERATOR, [plugin])
+    with pytest.raises(Refused) as refused:
+        refuse_second(PLUGIN, [plugin])
+    assert "GPU Operator" in refused.value.why
