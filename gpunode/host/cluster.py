@@ -32,6 +32,7 @@ _KUBECTLS: Final[tuple[tuple[str, ...], ...]] = (
 )
 # What kubectl says, and what it means.
 _UNREACHABLE: Final = re.compile(
+    r"was refused - did you|"
     r"connection refused|no such host|i/o timeout|Unable to connect|context deadline exceeded|TLS handshake timeout"
     r"|no route to host|network is unreachable|Client\.Timeout|ServiceUnavailable|etcdserver|INTERNAL_ERROR|EOF$",
     re.MULTILINE,
