@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
+from gpunode.check import Check, Status
 from gpunode.command import sudo_gpunode
 from gpunode.errors import GpunodeError, Undetermined
 from gpunode.facts import nvml as nvml_facts
@@ -30,7 +31,6 @@ from gpunode.workflow.recovery import NOTHING_LEFT, Backlog
 if TYPE_CHECKING:
     from gpunode.facts.cuda import CudaAnswer
 
-Status: TypeAlias = Literal["passed", "failed", "not run"]
 Effective: TypeAlias = Callable[[str], Configured | None]
 
 
@@ -39,22 +39,6 @@ _NOTHING_LEFT = "planned again: nothing left to do"
 _READS = "the container runtime reads the runtime nvidia"
 _SEES = "a container sees the same GPUs"
 OFFERED = "containers get the GPUs as CDI devices"
-
-
-@dataclass(frozen=True, slots=True)
-class Check:
-    """One thing that was looked at.
-
-    Attributes:
-        detail: what was seen.
-        hint: what to do about it, when it failed.
-    """
-
-    id: str
-    title: str
-    status: Status
-    detail: str
-    hint: str = ""
 
 
 @dataclass(frozen=True, slots=True)

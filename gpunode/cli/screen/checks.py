@@ -11,9 +11,10 @@ from gpunode.cli.screen.text import BLANK, Line, Style, indented, line, padded, 
 from gpunode.cli.screen.words import MARKS, count, listed, sentence
 
 if TYPE_CHECKING:
+    from gpunode.check import Check
     from gpunode.facts.nvml import Inventory
     from gpunode.recipe import Recipe
-    from gpunode.workflow.verify import Check, Report
+    from gpunode.workflow.verify import Report
 
 _STYLES: dict[str, Style] = {"passed": "", "failed": "bad", "not run": "dim"}
 _WIDEST = 38
