@@ -103,14 +103,14 @@ def verify(
         checks = [
             *_told(lambda: [configuration(recipe, facts, host, planned, left, only)], "configuration", _WANTED, untold)
         ]
-        runtime_checks: Sequence[Check] = ()
+        of_runtime: Sequence[Check] = ()
         if _concerns(only, RUNTIME_CONFIG):
-            runtime_checks = _told(lambda: [*_runtime(recipe, facts, effective)], "runtime", _READS, untold)
+            of_runtime = _told(lambda: [*runtime_checks(recipe, facts, effective)], "runtime", _READS, untold)
         answer = nvml_facts.answer_of(asked.result()) if asked else None
     inventory = answer if isinstance(answer, Inventory) else None
     if answer is not None:
         checks += [*_driver(answer), *_versions(recipe, facts, answer), *_device_nodes(facts, inventory)]
-    checks += runtime_checks
+    checks += of_runtime
     if _concerns(only, CDI):
         checks += _told(lambda: [*_cdi(recipe, facts, host)], "cdi", OFFERED, untold)
     if answer is not None:
@@ -264,7 +264,7 @@ def _device_nodes(facts: Facts, inventory: Inventory | None) -> Iterator[Check]:
     yield Check("device-nodes", "device nodes", "passed", f"{len(wanted)} under /dev")
 
 
-def _runtime(recipe: Recipe, facts: Facts, effective: Effective) -> Iterator[Check]:
+def runtime_checks(recipe: Recipe, facts: Facts, effective: Effective) -> Iterator[Check]:
     """The runtime itself reads NVIDIA's handler, whatever gpunode wrote."""
     if recipe.runtime.name == "none":
         return
