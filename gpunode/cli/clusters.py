@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from gpunode import __version__
 from gpunode.cli.changing import told_what_was_done
@@ -13,8 +14,9 @@ from gpunode.cli.compose import Stop, cluster_journal, recipe_at
 from gpunode.cli.envelope import Envelope
 from gpunode.cli.how import How
 from gpunode.cli.rendering import nodes
-from gpunode.errors import ChangesPending
-from gpunode.host.cluster import Cluster
+from gpunode.cli.screen.commands import cluster_command
+from gpunode.errors import ChangesPending, GpunodeError, Interrupted, UsageError
+from gpunode.host.cluster import Cluster, Identity
 from gpunode.journal.record import label
 from gpunode.kubernetes.render import rendered
 from gpunode.workflow import cluster_apply
@@ -24,10 +26,13 @@ from gpunode.workflow.cluster_undo import removal, undoing
 from gpunode.workflow.log import told
 
 if TYPE_CHECKING:
+    from gpunode.check import Check
     from gpunode.cli.human import Screen
     from gpunode.journal.record import Verb
     from gpunode.journal.store import Store
     from gpunode.recipe import Recipe
+
+_IMAGE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@-]{0,511}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +53,7 @@ def plan(place: str, captures: Sequence[str], where: Where, how: How, *, check: 
     with screen:
         wanted = rendered(recipe_at(place), list(nodes(captures)))
         found = planned(wanted, cluster)
-        screen.cluster_plan(found, wanted, _others(found))
+        screen.cluster_plan(found, wanted, _others(found.identity))
     pending = ChangesPending.exit_code if check and found.changes else 0
     how.answer(_envelope("k8s plan", found, exit_code=pending))
 
@@ -60,7 +65,7 @@ def apply(place: str, captures: Sequence[str], where: Where, how: How, *, yes: b
     with screen:
         wanted = rendered(recipe, list(nodes(captures)))
         found = planned(wanted, cluster)
-        screen.cluster_plan(found, wanted, _others(found))
+        screen.cluster_plan(found, wanted, _others(found.identity))
         if not found.changes:
             how.answer(_envelope("k8s apply", found))
             return
@@ -83,6 +88,57 @@ def apply(place: str, captures: Sequence[str], where: Where, how: How, *, yes: b
         )
         screen.cluster_done("k8s apply", label(run, "k8s apply"))
     how.answer(_envelope("k8s apply", found, changed=True, run=run))
+
+
+def verify(place: str, captures: Sequence[str], where: Where, how: How, *, image: str, timeout_s: int) -> None:
+    """Shows whether pods get the GPUs of the nodes."""
+    from gpunode.cli.commands import shortcoming
+    from gpunode.workflow.cluster_verify import Asked
+    from gpunode.workflow.cluster_verify import verify as look
+
+    if image and not _IMAGE.fullmatch(image):
+        hint = "name it as a pod would, such as registry.example.org/cuda-sample:vectoradd-cuda12.5.0"
+        raise UsageError(f"--image {image!r} is not the name of an image", why="it has other characters", hint=hint)
+    cluster, screen, recipe = where.cluster(), how.screen(), recipe_at(place)
+    with screen, Stop(screen.stopping) as stop:
+        found = tuple(nodes(captures))
+        who = cluster.identity()
+        screen.cluster(who, _others(who))
+        apply = cluster_command("apply", sys.argv[1:])
+        asked = Asked(recipe, found, image, timeout_s, apply, (lambda _: None) if captures else _handler_here(recipe))
+        try:
+            report = look(asked, cluster, pause=stop.pause, progress=screen.progress)
+        except Interrupted as error:
+            why, hint = "the pods of the test are deleted", f"start again: {cluster_command('verify', sys.argv[1:])}"
+            raise type(error)("stopped by a signal", why=why, hint=hint) from error
+        screen.cluster_verified(report)
+    failure = shortcoming(report, "")
+    how.answer(
+        Envelope(
+            "k8s verify",
+            status=failure.status if failure else "ok",
+            exit_code=failure.exit_code if failure else 0,
+            errors=(failure,) if failure else (),
+            result={"cluster": who, "checks": report.checks},
+        )
+    )
+
+
+def _handler_here(recipe: Recipe) -> Callable[[str], Check | None]:
+    """What this machine's container runtime has itself read; None where gpunode may not ask it."""
+
+    def ask(_: str) -> Check | None:
+        from gpunode.host.local import LocalHost
+        from gpunode.workflow.converge import survey
+        from gpunode.workflow.verify import runtime_checks
+
+        host = LocalHost("/")
+        try:
+            return next(iter(runtime_checks(recipe, survey(host), host.effective)), None)
+        except GpunodeError:
+            return None
+
+    return ask
 
 
 def remove(where: Where, how: How, *, yes: bool) -> None:
@@ -139,14 +195,14 @@ def _run(verb: Verb, screen: Screen, how: How, work: Callable[[Store, Stop], str
         return work(store, stop)
 
 
-def _others(plan: ClusterPlan) -> str:
+def _others(who: Identity) -> str:
     """The uid of another cluster, if the last run of this user was there."""
     store = cluster_journal()
     for run in reversed(store.ids()):
         for entry in store.entries(run):
             cluster = getattr(getattr(entry, "change", None), "cluster", "")
             if cluster:
-                return cluster if cluster != plan.identity.uid else ""
+                return cluster if cluster != who.uid else ""
     return ""
 
 

@@ -111,6 +111,37 @@ def apply(
 
 
 @app.command()
+def verify(
+    recipe: RecipeArgument = "k8s-containerd",
+    node: NodesOption = [],  # noqa: B006
+    context: ContextOption = "",
+    kubeconfig: KubeconfigOption = "",
+    image: Annotated[
+        str,
+        typer.Option(
+            "--image",
+            metavar="IMAGE",
+            help="the test pods' image: NVIDIA's vectoradd sample in a mirror, or on the nodes already",
+        ),
+    ] = "",
+    timeout: Annotated[
+        int, typer.Option("--timeout", metavar="SECONDS", min=1, help="how long to wait for the test pods")
+    ] = 300,
+    json: JsonOption = False,
+    verbose: VerboseOption = False,
+) -> None:
+    """Prove that pods get the nodes' GPUs: ask the cluster, then run a pod on each node.
+
+    The pods are deleted afterwards, also after Ctrl-C.
+    """
+    from gpunode.cli import clusters
+    from gpunode.cli.how import How
+
+    where = clusters.Where(context, kubeconfig)
+    clusters.verify(recipe, tuple(node), where, How(json=json, verbose=verbose), image=image, timeout_s=timeout)
+
+
+@app.command()
 def remove(
     context: ContextOption = "",
     kubeconfig: KubeconfigOption = "",

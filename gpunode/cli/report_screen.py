@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -16,10 +17,12 @@ if TYPE_CHECKING:
     from gpunode.catalog.xids import Xid
     from gpunode.diagnoses.comparison import Comparison
     from gpunode.diagnoses.model import Diagnosis, Fix, Rule
+    from gpunode.host.cluster import Identity
     from gpunode.kubernetes.model import Rendered
     from gpunode.workflow.cluster_plan import ClusterPlan
     from gpunode.workflow.doctor import Examined
     from gpunode.workflow.fleet import Row, Tally
+    from gpunode.workflow.verify import Report
 
 
 class ReportScreen:
@@ -79,7 +82,20 @@ class ReportScreen:
         """What was done to a cluster, and what to do next."""
         from gpunode.cli.screen.cluster import done_lines
 
-        self._put(*done_lines(verb, run))
+        self._put(*done_lines(verb, run, sys.argv[1:]))
+
+    def cluster(self, who: Identity, elsewhere: str) -> None:
+        """Which cluster is asked."""
+        from gpunode.cli.screen.cluster import cluster_lines
+
+        self._put(*cluster_lines(who, elsewhere), BLANK)
+
+    def cluster_verified(self, report: Report) -> None:
+        """What verify found in a cluster."""
+        from gpunode.cli.screen.cluster import verified_lines
+
+        self._live.close()
+        self._put(*verified_lines(report))
 
     def diagnosis(self, examined: Examined, *, page: str = "") -> None:
         """What is wrong with the node, and how it is put right; ``page`` is the file in which it stands, too."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,8 +12,9 @@ from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from gpunode.command import Command, command
-from gpunode.errors import ChangeFailed, Conflict, GpunodeError, Refused, Undetermined, UsageError
+from gpunode.errors import Conflict, GpunodeError, Refused, Undetermined
 from gpunode.host.helm import Helm
+from gpunode.host.kubectl import Forbidden, errors, failure, is_about_objects
 from gpunode.host.process import PATH, Finished, Runner
 
 Body: TypeAlias = Mapping[str, Any]
@@ -30,28 +30,6 @@ _KUBECTLS: Final[tuple[tuple[str, ...], ...]] = (
     ("k0s", "kubectl"),
     ("/var/lib/rancher/rke2/bin/kubectl", "--kubeconfig", "/etc/rancher/rke2/rke2.yaml"),
 )
-# What kubectl says, and what it means.
-_UNREACHABLE: Final = re.compile(
-    r"was refused - did you|"
-    r"connection refused|no such host|i/o timeout|Unable to connect|context deadline exceeded|TLS handshake timeout"
-    r"|no route to host|network is unreachable|Client\.Timeout|ServiceUnavailable|etcdserver|INTERNAL_ERROR|EOF$",
-    re.MULTILINE,
-)
-_LOGIN: Final = re.compile(
-    r"Unauthorized|must be logged in|asked for the client to provide credentials|token.* expired"
-)
-_NO_CONTEXT: Final = re.compile(
-    r"context \"?([^\"\n]*)\"? does not exist|cannot locate context (\S+)"
-    r"|no context exists with the name: \"?([^\"\n]*)"
-)
-_NO_CLUSTER: Final = re.compile(
-    r"localhost:8080|127\.0\.0\.1:8080|\[::1\]:8080|current-context (?:is not set|must exist)|no configuration"
-)
-_FORBIDDEN: Final = re.compile(r"\(Forbidden\)|is forbidden|cannot (?:get|list|patch|create|delete) resource")
-_NO_KIND: Final = re.compile(
-    r"no matches for kind \"?(\w+)\"? in version \"?([\w./]+)|doesn't have a resource type \"?(\w+)"
-)
-_CONFLICT: Final = re.compile(r"conflicts? with \"([^\"]+)\"([^:\n]*):?((?:\n- [^\n]+| \.[^\n]+)*)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,12 +59,6 @@ class Tried:
 
     objects: tuple[Body, ...]
     errors: tuple[str, ...] = ()
-
-
-class Forbidden(Refused):
-    """The credential may not do this; what it may do is done."""
-
-    meaning = Refused.meaning
 
 
 class Cluster:
@@ -176,10 +148,10 @@ class Cluster:
         if not objects:
             return Tried(())
         done = self._run(("apply", *_APPLY, manager, "--dry-run=server", *_AS_JSON), _list(objects), only_reads=True)
-        if not done.ok and not _about_objects(done):
-            raise self._failed(done)
+        if not done.ok and not is_about_objects(done):
+            raise failure(done, self.command)
         said = done.stderr.decode("utf-8", "replace").strip()
-        return Tried(_items(done.stdout), tuple(_errors(said)) if not done.ok else ())
+        return Tried(_items(done.stdout), tuple(errors(said)) if not done.ok else ())
 
     def apply(self, body: Body, manager: str) -> Body:
         """The object as it is with our fields in it.
@@ -190,20 +162,20 @@ class Cluster:
         """
         done = self._run(("apply", *_APPLY, manager, *_AS_JSON), json.dumps(body).encode(), only_reads=False)
         if not done.ok:
-            raise self._failed(done)
+            raise failure(done, self.command)
         return _object(done)
 
-    def delete(self, body: Body) -> None:
-        """The object is gone, and what it owned.
+    def delete(self, *bodies: Body) -> None:
+        """The objects are gone, and what they owned.
 
         Raises:
-            ChangeFailed: it is not.
+            ChangeFailed: they are not.
         """
         words = ("delete", "--ignore-not-found", "--cascade=foreground", "--timeout=120s", "-f", "-")
-        place = {"apiVersion": body["apiVersion"], "kind": body["kind"], "metadata": _place(body)}
-        done = self._run(words, json.dumps(place).encode(), only_reads=False, timeout_s=150.0)
+        places = [{"apiVersion": one["apiVersion"], "kind": one["kind"], "metadata": _place(one)} for one in bodies]
+        done = self._run(words, _list(places), only_reads=False, timeout_s=150.0)
         if not done.ok:
-            raise self._failed(done)
+            raise failure(done, self.command)
 
     def taint(self, node: str, taint: str) -> None:
         """The Node has the taint, or with ``-`` at its end no longer; taints of others stay.
@@ -222,24 +194,43 @@ class Cluster:
                 why="somebody else set it, and gpunode does not change it",
                 hint=f"look at it, then choose: {self.command('describe', 'node', node)}",
             )
-        raise self._failed(done)
+        raise failure(done, self.command)
 
-    def create(self, body: Body) -> Body:
-        """The new object.
+    def create(self, bodies: Sequence[Body]) -> Tried:
+        """The new objects, and what the API server says of those that it did not take.
 
         Raises:
-            ChangeFailed: the API server did not take it.
+            as ``identity``.
         """
-        done = self._run(("create", "-f", "-", *_AS_JSON), json.dumps(body).encode(), only_reads=False)
-        if not done.ok:
-            raise self._failed(done)
-        return _object(done)
+        done = self._run(("create", "-f", "-", *_AS_JSON), _list(bodies), only_reads=False)
+        if not done.ok and not is_about_objects(done):
+            raise failure(done, self.command)
+        said = done.stderr.decode("utf-8", "replace").strip()
+        return Tried(_items(done.stdout), tuple(errors(said)) if not done.ok else ())
 
     def logs(self, namespace: str, pod: str) -> str:
-        """The end of what a pod's containers printed; what kubectl says where there is nothing to be had."""
+        """The end of what a pod's containers printed.
+
+        Raises:
+            GpunodeError: it cannot be had.
+        """
         words = ("logs", "--namespace", namespace, pod, "--all-containers", "--tail=50", _REQUEST_TIMEOUT)
         done = self._run(words, b"", only_reads=True)
-        return (done.stdout if done.ok else done.stderr).decode("utf-8", "replace")
+        if not done.ok:
+            raise failure(done, self.command)
+        return done.stdout.decode("utf-8", "replace")
+
+    def kubelet_settings(self, node: str) -> Mapping[str, Any]:
+        """The configuration that the node's kubelet runs with (``kubelet.config.k8s.io/v1beta1``).
+
+        Raises:
+            GpunodeError: it cannot be had.
+        """
+        done = self._run(("get", "--raw", f"/api/v1/nodes/{node}/proxy/configz"), b"", only_reads=True)
+        if not done.ok:
+            raise failure(done, self.command)
+        found: Mapping[str, Any] = _parsed(done.stdout).get("kubeletconfig") or {}
+        return found
 
     def allowed(self, wishes: Sequence[tuple[str, str, str, str]]) -> tuple[bool, ...]:
         """Whether the credential may do each of ``wishes``: verb, API group, resource, namespace."""
@@ -255,7 +246,7 @@ class Cluster:
             return ()
         done = self._run(("create", "-f", "-", *_AS_JSON), _list(reviews), only_reads=True)
         if not done.ok:
-            raise self._failed(done)
+            raise failure(done, self.command)
         return tuple(bool(one.get("status", {}).get("allowed")) for one in _items(done.stdout))
 
     def _json(self, *words: str) -> Any:
@@ -264,7 +255,7 @@ class Cluster:
     def _answer(self, *words: str, stdin: bytes = b"") -> bytes:
         done = self._run((*words, "-o", "json"), stdin, only_reads=True)
         if not done.ok:
-            raise self._failed(done)
+            raise failure(done, self.command)
         return done.stdout
 
     def _run(self, words: Sequence[str], stdin: bytes, *, only_reads: bool, timeout_s: float = _READ_S) -> Finished:
@@ -276,60 +267,6 @@ class Cluster:
             env=_environment(),
             limit_bytes=_LARGEST_ANSWER,
             only_reads=only_reads,
-        )
-
-    def _failed(self, done: Finished) -> GpunodeError:
-        """What kubectl's failure means, in a sentence, with its own words."""
-        said = done.last_lines(6)
-        if match := _NO_CONTEXT.search(said):
-            hint = f"see which there are: {self.command('config', 'get-contexts')}"
-            return UsageError(
-                f"there is no context {next(filter(None, match.groups())).strip()!r}",
-                why="your kubeconfig lacks it",
-                hint=hint,
-            )
-        if _NO_CLUSTER.search(said):
-            return UsageError(
-                "kubectl has no cluster configured",
-                why=said.splitlines()[-1] if said else "there is no current context",
-                hint="set KUBECONFIG, or name a file: --kubeconfig FILE",
-            )
-        if done.timed_out or _UNREACHABLE.search(said):
-            return Undetermined(
-                "the cluster does not answer",
-                why=said.splitlines()[-1] if said else f"kubectl took longer than {_READ_S:.0f} s",
-                hint=f"check that you reach it: {self.command('cluster-info')}",
-            )
-        if _LOGIN.search(said):
-            return Refused(
-                "the cluster does not accept your credentials",
-                why=said.splitlines()[-1],
-                hint=f"log in again, then check with: {self.command('auth', 'whoami')}",
-            )
-        if match := _NO_KIND.search(said):
-            kind = f"{match[1]} ({match[2]})" if match[1] else match[3]
-            return Refused(
-                f"this cluster does not know {kind}",
-                why=said.splitlines()[-1],
-                hint="its Kubernetes is too old for it, or a custom resource is missing; check with: "
-                + self.command("api-resources"),
-            )
-        if _FORBIDDEN.search(said):
-            return Forbidden(
-                "your credentials may not do this",
-                why=said,
-                hint=f"see what they may do: {self.command('auth', 'can-i', '--list')}",
-            )
-        if match := _CONFLICT.search(said):
-            return Conflict(
-                f"another field manager, {match[1]}, owns a field that gpunode would set",
-                why=said,
-                hint="change the recipe to what is there, or have its owner give it up; gpunode does not force it",
-            )
-        return ChangeFailed(
-            "kubectl failed: " + command(*done.argv[: len(self.kubectl) + 1]),
-            why=said or f"exit status {done.exit_status}",
-            hint=f"run it yourself to see more: {self.command('get', 'nodes')}",
         )
 
 
@@ -403,15 +340,3 @@ def _items(data: bytes) -> tuple[Body, ...]:
         for found in _stream(data)
         for one in (found["items"] if str(found.get("kind", "")).endswith("List") else (found,))
     )
-
-
-def _about_objects(done: Finished) -> bool:
-    """Whether the API server answered, and refused some of the objects."""
-    said = done.stderr.decode("utf-8", "replace")
-    return not (done.timed_out or _UNREACHABLE.search(said) or _LOGIN.search(said) or _NO_CLUSTER.search(said))
-
-
-def _errors(said: str) -> list[str]:
-    """The errors that kubectl tells, one each; a conflict's fields, which stand on lines of their own, with it."""
-    parts = re.split(r"\n(?=error: |Error from server|The [A-Z]\w+ )", said)
-    return [part.strip() for part in parts if part.strip() and not part.startswith("Warning:")]

@@ -44,21 +44,42 @@ def advertisers(daemon_sets: Sequence[Body]) -> Iterator[Found]:
     """Those of ``daemon_sets`` that offer GPUs and that gpunode did not apply."""
     for one in daemon_sets:
         metadata = one["metadata"]
-        labels, notes = metadata.get("labels", {}), metadata.get("annotations", {})
+        labels = metadata.get("labels", {})
         if all(labels.get(name) == value for name, value in MANAGED_BY.items()):
             continue
-        pod = one["spec"]["template"]["spec"]
         if not one.get("status", {}).get("desiredNumberScheduled", 1):
             continue
-        names = [_name(container.get("image", "")) for container in pod.get("containers", [])]
-        kind = next((_IMAGES[name] for name in names if name in _IMAGES), None)
-        if kind is None or (kind == "device-plugin" and _is_no_plugin(metadata["name"])):
+        kind = _kind(one)
+        if kind is None:
             continue
-        if labels.get(_OPERATOR[0]) == _OPERATOR[1] or _owner(metadata) == "ClusterPolicy":
+        if is_of_operator(one):
             kind = "gpu-operator"
-        name = notes.get("meta.helm.sh/release-name", "")
-        release = f"{notes.get('meta.helm.sh/release-namespace', '')}/{name}" if name else ""
-        yield Found(metadata["namespace"], metadata["name"], kind, release)
+        yield Found(metadata["namespace"], metadata["name"], kind, release_of(one))
+
+
+def is_advertiser(daemon_set: Body) -> bool:
+    """Whether it offers GPUs, whoever made it."""
+    return _kind(daemon_set) is not None
+
+
+def is_of_operator(daemon_set: Body) -> bool:
+    """Whether the GPU Operator made it."""
+    metadata = daemon_set["metadata"]
+    return metadata.get("labels", {}).get(_OPERATOR[0]) == _OPERATOR[1] or _owner(metadata) == "ClusterPolicy"
+
+
+def release_of(body: Body) -> str:
+    """``namespace/name`` of the Helm release that made the object; empty for none."""
+    notes = body["metadata"].get("annotations", {})
+    name = notes.get("meta.helm.sh/release-name", "")
+    return f"{notes.get('meta.helm.sh/release-namespace', '')}/{name}" if name else ""
+
+
+def _kind(daemon_set: Body) -> Advertiser | None:
+    pod = daemon_set["spec"]["template"]["spec"]
+    names = [_name(container.get("image", "")) for container in pod.get("containers", [])]
+    kind = next((_IMAGES[name] for name in names if name in _IMAGES), None)
+    return None if kind == "device-plugin" and _is_no_plugin(daemon_set["metadata"]["name"]) else kind
 
 
 def refuse_second(rendered: Rendered, daemon_sets: Sequence[Body]) -> None:

@@ -63,8 +63,36 @@ _SANDBOX: Final[tuple[tuple[re.Pattern[str], str, str, str], ...]] = (
         "install a network plugin (CNI) in the cluster",
     ),
 )
+_NO_IMAGE: Final = frozenset(
+    {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError"}
+)
 _RESOURCE: Final = re.compile(r"Insufficient (\S+?)\.?(?:[ ,]|$)")
 _MIRROR: Final = "name a registry that the node reaches: registry in [kubernetes], or --image IMAGE"
+
+
+def tolerates(toleration: Mapping[str, Any], taint: Mapping[str, Any]) -> bool:
+    """Whether a pod with the toleration may run where the taint is."""
+    if toleration.get("effect") and toleration["effect"] != taint.get("effect"):
+        return False
+    if toleration.get("operator", "Equal") == "Exists":
+        return toleration.get("key", "") in {"", taint["key"]}
+    return (toleration.get("key"), toleration.get("value", "")) == (taint["key"], taint.get("value", ""))
+
+
+def kept_out(pod: Body, node: Body) -> Trouble | None:
+    """Why the scheduler may not give the pod to this node: the node is cordoned, or has a taint."""
+    name, spec = str(node["metadata"]["name"]), node.get("spec", {})
+    if spec.get("unschedulable"):
+        uncordon = command("kubectl", "uncordon", name)
+        return Trouble("", f"{name} is cordoned: no new pod starts there", f"when its maintenance is over: {uncordon}")
+    for taint in spec.get("taints") or ():
+        if taint.get("effect") == "PreferNoSchedule":
+            continue
+        if not any(tolerates(one, taint) for one in pod.get("spec", {}).get("tolerations", ())):
+            written = f"{taint['key']}={taint.get('value', '')}:{taint['effect']}".replace("=:", ":")
+            hint = f'if GPU nodes are to have it, name it in [kubernetes.taint]: key = "{taint["key"]}"'
+            return Trouble("", f"{name} has the taint {written}, which the pod does not tolerate", hint)
+    return None
 
 
 def trouble(pod: Body, events: Sequence[Body] = ()) -> Trouble | None:
@@ -77,8 +105,7 @@ def _found(pod: Body, events: Sequence[Body]) -> Iterator[Trouble]:
     name, where = pod["metadata"]["name"], pod["metadata"].get("namespace", "default")
     status = pod.get("status", {})
     yield from _unscheduled(status, name, where)
-    if status.get("reason") == "UnexpectedAdmissionError":
-        yield Trouble("", f"{node} did not admit the pod: {status.get('message', '')}", _DOCTOR.format(node=node))
+    yield from _rejected(status, node)
     for container in (*status.get("initContainerStatuses", ()), *status.get("containerStatuses", ())):
         yield from _container(container, name, where)
     uid = pod["metadata"].get("uid", "")
@@ -86,6 +113,20 @@ def _found(pod: Body, events: Sequence[Body]) -> Iterator[Trouble]:
         about = event.get("involvedObject", {})
         if about.get("name") == name and (not uid or about.get("uid", uid) == uid):
             yield from _event(event, node)
+
+
+def _rejected(status: Mapping[str, Any], node: str) -> Iterator[Trouble]:
+    """What the kubelet has against a pod that was given to its node."""
+    said = str(status.get("message", ""))
+    match status.get("reason"):
+        case "UnexpectedAdmissionError":
+            cause = "device-plugin-marked-unhealthy" if "no healthy devices" in said else ""
+            yield Trouble(cause, f"{node} did not admit the pod: {said}", _DOCTOR.format(node=node))
+        case "TopologyAffinityError":
+            why = f"the topology manager of {node} did not admit the pod: {said}"
+            yield Trouble("", why, "ask for GPUs of one NUMA node, or set topologyManagerPolicy to best-effort")
+        case "DeadlineExceeded":
+            yield Trouble("", f"it did not end in time on {node}", _DOCTOR.format(node=node))
 
 
 def _unscheduled(status: Mapping[str, Any], name: str, where: str) -> Iterator[Trouble]:
@@ -99,6 +140,12 @@ def _unscheduled(status: Mapping[str, Any], name: str, where: str) -> Iterator[T
             )
             why = f"no node has enough {found[1]} left"
             yield Trouble("", why, f"see what the nodes offer: {nodes}")
+        elif "cannot allocate all claims" in said:
+            slices = command("kubectl", "get", "resourceslices")
+            yield Trouble("", "no node has a free GPU for its claim", f"see what the nodes publish: {slices}")
+        elif "were unschedulable" in said:
+            why = "the nodes are cordoned, so that no new pod starts there"
+            yield Trouble("", why, "when the maintenance is over: kubectl uncordon NODE")
         elif "untolerated taint" in said:
             why = "the nodes have taints that the pod does not tolerate"
             yield Trouble("", why, "name the taint in [kubernetes.taint]; see it: kubectl describe nodes | grep Taints")
@@ -117,12 +164,17 @@ def _column(resource: str) -> str:
 def _container(status: Mapping[str, Any], name: str, where: str) -> Iterator[Trouble]:
     waiting, ended = status.get("state", {}).get("waiting") or {}, _ended(status)
     image, reason = str(status.get("image", "")), str(waiting.get("reason", ""))
-    if reason in {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"}:
+    if reason in _NO_IMAGE:
         said = str(waiting.get("message", "")).partition("\n")[0]
         yield Trouble("", f"the image {image} cannot be pulled: {said or reason}", _MIRROR)
     elif reason in {"CreateContainerConfigError", "CreateContainerError", "RunContainerError"}:
         said = str(waiting.get("message", "")).partition("\n")[0]
         yield Trouble("", f"its container cannot start: {said or reason}", f"see more: {_describe(name, where)}")
+    elif ended.get("reason") in {"StartError", "ContainerCannotRun"}:
+        said = str(ended.get("message", "")).partition("\n")[0]
+        yield Trouble("", f"its container cannot start: {said}", f"see more: {_describe(name, where)}")
+    elif ended.get("reason") == "OOMKilled":
+        yield Trouble("", "its program was killed: it needed more memory than the pod may have", "raise the limit")
     elif reason == "CrashLoopBackOff" or ended:
         code = ended.get("exitCode", "unknown")
         logs = command("kubectl", "logs", "--namespace", where, name, "--previous")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from gpunode.check import Check
 from gpunode.command import sudo_gpunode
 from gpunode.facts.cdi import Spec
 from gpunode.facts.evidence import Probe
@@ -13,7 +14,7 @@ from gpunode.host.port import HostView
 from gpunode.recipe import Recipe
 from gpunode.runtimes import podman
 from gpunode.steps import cdi
-from gpunode.workflow.verify import OFFERED, Check
+from gpunode.workflow.verify import OFFERED
 
 _SHOWN = 5
 

@@ -9,7 +9,8 @@ from typing import Any, Final
 
 from gpunode.command import command
 from gpunode.errors import Conflict, Refused
-from gpunode.host.cluster import Body, Cluster, Forbidden, Identity, Tried
+from gpunode.host.cluster import Body, Cluster, Identity, Tried
+from gpunode.host.kubectl import Forbidden
 from gpunode.kubernetes.advertisers import refuse_second
 from gpunode.kubernetes.model import MANAGED_BY, NodeEdit, Rendered
 from gpunode.kubernetes.reconcile import OURS, Item, Present, items, manager_of, node_body

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from gpunode.check import Check
 from gpunode.command import gpunode
 from gpunode.facts.nvml import Inventory
 from gpunode.host import container
 from gpunode.host.process import Runner
 from gpunode.runtimes import Configured, Runtime
-from gpunode.workflow.verify import Check, Effective, gpus
+from gpunode.workflow.verify import Effective, gpus
 
 _TITLE = "a container sees the same GPUs"
 _TRY_A_POD = "start a pod that requests nvidia.com/gpu"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from gpunode.check import Check, Status
 from gpunode.facts.nvml import Inventory
 from gpunode.recipe import Expect
-from gpunode.workflow.verify import Check, Status
 
 _RESEAT = "replace or reseat the hardware"
 

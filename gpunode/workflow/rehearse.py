@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from gpunode.change import FileState
+from gpunode.check import Check
 from gpunode.facts.evidence import Evidence
 from gpunode.facts.model import Facts, Known
 from gpunode.host.rehearsal import RehearsalHost
@@ -16,7 +17,7 @@ from gpunode.workflow.converge import projected
 from gpunode.workflow.events import Observer, silent
 from gpunode.workflow.rollback import RollbackResult, rollback, undoing
 from gpunode.workflow.setup import Asked, SetupResult, setup
-from gpunode.workflow.verify import Check, configuration
+from gpunode.workflow.verify import configuration
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
+from gpunode.check import Check, Status
 from gpunode.command import sudo_gpunode
 from gpunode.errors import GpunodeError, Undetermined
 from gpunode.facts import nvml as nvml_facts
@@ -30,7 +31,6 @@ from gpunode.workflow.recovery import NOTHING_LEFT, Backlog
 if TYPE_CHECKING:
     from gpunode.facts.cuda import CudaAnswer
 
-Status: TypeAlias = Literal["passed", "failed", "not run"]
 Effective: TypeAlias = Callable[[str], Configured | None]
 
 
@@ -39,22 +39,6 @@ _NOTHING_LEFT = "planned again: nothing left to do"
 _READS = "the container runtime reads the runtime nvidia"
 _SEES = "a container sees the same GPUs"
 OFFERED = "containers get the GPUs as CDI devices"
-
-
-@dataclass(frozen=True, slots=True)
-class Check:
-    """One thing that was looked at.
-
-    Attributes:
-        detail: what was seen.
-        hint: what to do about it, when it failed.
-    """
-
-    id: str
-    title: str
-    status: Status
-    detail: str
-    hint: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,14 +103,14 @@ def verify(
         checks = [
             *_told(lambda: [configuration(recipe, facts, host, planned, left, only)], "configuration", _WANTED, untold)
         ]
-        runtime_checks: Sequence[Check] = ()
+        of_runtime: Sequence[Check] = ()
         if _concerns(only, RUNTIME_CONFIG):
-            runtime_checks = _told(lambda: [*_runtime(recipe, facts, effective)], "runtime", _READS, untold)
+            of_runtime = _told(lambda: [*runtime_checks(recipe, facts, effective)], "runtime", _READS, untold)
         answer = nvml_facts.answer_of(asked.result()) if asked else None
     inventory = answer if isinstance(answer, Inventory) else None
     if answer is not None:
         checks += [*_driver(answer), *_versions(recipe, facts, answer), *_device_nodes(facts, inventory)]
-    checks += runtime_checks
+    checks += of_runtime
     if _concerns(only, CDI):
         checks += _told(lambda: [*_cdi(recipe, facts, host)], "cdi", OFFERED, untold)
     if answer is not None:
@@ -280,7 +264,7 @@ def _device_nodes(facts: Facts, inventory: Inventory | None) -> Iterator[Check]:
     yield Check("device-nodes", "device nodes", "passed", f"{len(wanted)} under /dev")
 
 
-def _runtime(recipe: Recipe, facts: Facts, effective: Effective) -> Iterator[Check]:
+def runtime_checks(recipe: Recipe, facts: Facts, effective: Effective) -> Iterator[Check]:
     """The runtime itself reads NVIDIA's handler, whatever gpunode wrote."""
     if recipe.runtime.name == "none":
         return

@@ -11,9 +11,10 @@ from gpunode.cli.screen.text import BLANK, Line, Style, indented, line, padded, 
 from gpunode.cli.screen.words import MARKS, count, listed, sentence
 
 if TYPE_CHECKING:
+    from gpunode.check import Check
     from gpunode.facts.nvml import Inventory
     from gpunode.recipe import Recipe
-    from gpunode.workflow.verify import Check, Report
+    from gpunode.workflow.verify import Report
 
 _STYLES: dict[str, Style] = {"passed": "", "failed": "bad", "not run": "dim"}
 _WIDEST = 38
@@ -47,20 +48,26 @@ def matching(recipe: Recipe, scope: Sequence[str], what: str = "this node") -> s
     return f"{sentence(scope)} {verb} recipe {recipe.name}; the other steps were not checked"
 
 
-def verdict(report: Report, good: str) -> Line:
-    """What the checks come to: ``good`` where all passed; nothing that was not run is called good."""
+def verdict(report: Report, good: str, *, is_proven: bool = False) -> Line:
+    """What the checks come to: ``good`` where all passed.
+
+    Args:
+        report: the checks.
+        good: what they prove.
+        is_proven: whether those that passed prove it, whatever was not run.
+    """
     number, bad = len(report.checks), len(report.failed)
     idle = sum(check.status == "not run" for check in report.checks)
     left_out = f", {idle} not run" if idle else ""
     if bad:
         return line(MARKS["failed"], span(f"{bad} of {count(number, 'check')} failed{left_out}", "bad"), hang=2)
-    if idle:
+    if idle and not is_proven:
         return line(
             MARKS["not run"],
             f"no check failed, {number - idle} passed{left_out}: this node is not proven to work",
             hang=2,
         )
-    seen = f": {works(report.inventory)}" if report.inventory else ""
+    seen = f": {works(report.inventory)}" if report.inventory else f" ({count(idle, 'check')} not run)" if idle else ""
     return line(MARKS["passed"], span(good, "good"), seen, hang=2)
 
 

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
+from gpunode.cli.screen.checks import check_lines, verdict
+from gpunode.cli.screen.commands import cluster_command
 from gpunode.cli.screen.text import BLANK, Line, Span, Style, line, span
 from gpunode.cli.screen.words import MARKS, count
 from gpunode.command import command
 from gpunode.kubernetes.model import NodeEdit, Rendered
 from gpunode.kubernetes.reconcile import Item, State
 from gpunode.workflow.cluster_plan import ClusterPlan
+
+if TYPE_CHECKING:
+    from gpunode.host.cluster import Identity
+    from gpunode.workflow.verify import Report
 
 _DIFF_SHOWN: Final = 12
 _SIGNS: Final[Mapping[State, tuple[str, Style]]] = {
@@ -24,7 +30,7 @@ _SIGNS: Final[Mapping[State, tuple[str, Style]]] = {
 
 def plan_lines(found: ClusterPlan, wanted: Rendered, elsewhere: str, *, verbose: bool) -> Iterator[Line]:
     """Which cluster it is, what would be done there, and how to do it."""
-    yield from _cluster_lines(found, elsewhere)
+    yield from cluster_lines(found.identity, elsewhere)
     for edit in wanted.nodes:
         offer = ", ".join(f"{many} × {name}" for name, many in (wanted.expected.get(edit.node) or {}).items())
         about = f"  {edit.why}" + (f"; will offer {offer}" if offer else "")
@@ -42,25 +48,38 @@ def plan_lines(found: ClusterPlan, wanted: Rendered, elsewhere: str, *, verbose:
 
 def removal_lines(found: ClusterPlan, *, verbose: bool) -> Iterator[Line]:
     """Which cluster it is, and what would be taken out of it."""
-    yield from _cluster_lines(found, "")
+    yield from cluster_lines(found.identity, "")
     yield BLANK
     yield from _item_lines(found, verbose=verbose)
     yield _total(found)
 
 
-def done_lines(verb: str, run: str) -> Iterator[Line]:
-    """That it is done, and what to do next; ``run`` as a person types it."""
+def done_lines(verb: str, run: str, argv: Sequence[str]) -> Iterator[Line]:
+    """That it is done, and what to do next; ``run`` as a person types it, ``argv`` what was typed."""
     if verb == "k8s apply":
         yield line(MARKS["done"], span(f"applied; every workload is ready (run {run})"), hang=2)
-        following = command("gpunode", "k8s", "verify")
+        following = cluster_command("verify", argv)
     else:
         yield line(MARKS["done"], span(f"done (run {run})"), hang=2)
         following = command("gpunode", "rollback", run)
     yield line(span("next: " if verb == "k8s apply" else "undo: ", "dim"), span(following, "command"), hang=6)
 
 
-def _cluster_lines(found: ClusterPlan, elsewhere: str) -> Iterator[Line]:
-    who = found.identity
+def verified_lines(report: Report) -> Iterator[Line]:
+    """What verify found in a cluster."""
+    yield from check_lines(report.checks)
+    yield BLANK
+    pods = [check for check in report.checks if check.id.startswith("pod/")]
+    is_proven = bool(pods) and all(check.status == "passed" for check in pods)
+    good = "pods get the GPUs of this cluster: one computed on each of the nodes" if len(pods) > 1 else _ONE
+    yield verdict(report, good, is_proven=is_proven)
+
+
+_ONE: Final = "pods get the GPUs of this node: one has computed"
+
+
+def cluster_lines(who: Identity, elsewhere: str) -> Iterator[Line]:
+    """Which cluster is meant, and whether the last run was in another one."""
     about = [who.server, f"context {who.context}" if who.context else "", f"Kubernetes {who.version.lstrip('v')}"]
     yield line(span("cluster  ", "dim"), span(" · ".join(filter(None, about))), hang=9)
     if elsewhere:

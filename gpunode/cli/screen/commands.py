@@ -38,6 +38,11 @@ def render_command(argv: Sequence[str]) -> Command:
     return gpunode("k8s", "render", *without(argv[1:], SHOWN_HOW | _LEAVE, options), "--out", "gpu-stack")
 
 
+def cluster_command(verb: str, argv: Sequence[str]) -> Command:
+    """``gpunode k8s`` with this verb for the recipe, nodes and cluster of ``argv``, another of its commands."""
+    return gpunode("k8s", verb, *without(argv[2:], SHOWN_HOW | _LEAVE | {"--check"}, {"--timeout", "--image"}))
+
+
 def rollback_command(argv: Sequence[str], *words: str) -> Command:
     """The command that undoes a run that ``argv`` made; in the same root folder."""
     root = root_of(argv)

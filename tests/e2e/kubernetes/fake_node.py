@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import ssl
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Event, Thread
 from typing import TYPE_CHECKING, Any, Final
 
-from tests.e2e.kubernetes.api import Api, ApiError
+from tests.e2e.kubernetes.api import ApiError
 from tests.e2e.kubernetes.control_plane import ControlPlane
 from tests.e2e.lab.commands import run
 
@@ -51,10 +51,42 @@ def add_node(
     plane.api.patch(f"/api/v1/nodes/{name}", {"spec": {"taints": kept}})
 
 
+def as_run(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """The status of a pod that may end, and has Succeeded, or of one that runs on, and is ready."""
+    now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    if spec.get("restartPolicy") == "Always":
+        return status(spec, "Running", {"running": {"startedAt": now}}, ready=True)
+    ended = {"exitCode": 0, "reason": "Completed", "startedAt": now, "finishedAt": now}
+    return status(spec, "Succeeded", {"terminated": ended})
+
+
+def status(
+    spec: Mapping[str, Any], phase: str, state: Mapping[str, Any], *, ready: bool = False, restarts: int = 0
+) -> dict[str, Any]:
+    """The status of a pod whose containers are all in one state."""
+    now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    containers = [
+        {
+            "name": one["name"],
+            "image": one["image"],
+            "imageID": "",
+            "ready": ready,
+            "restartCount": restarts,
+            "state": state,
+        }
+        for one in spec["containers"]
+    ]
+    condition = {"type": "Ready", "status": "True" if ready else "False", "lastTransitionTime": now}
+    return {"phase": phase, "startTime": now, "conditions": [condition], "containerStatuses": containers}
+
+
 class FakeNode:
-    """A Node whose pods seem to run: pods that may end have Succeeded with ``log``, all others are ready.
+    """A Node whose pods seem to run.
 
     The control plane must be in this network namespace, with scheduling.
+
+    Attributes:
+        status_of: the status of a new pod, from its spec; ``as_run`` unless a test sets another.
     """
 
     def __init__(
@@ -70,9 +102,14 @@ class FakeNode:
         self.name = name
         self._allocatable = allocatable
         self._labels = labels
+        self.status_of: Callable[[Mapping[str, Any]], Mapping[str, Any]] = as_run
         self._server = _LogServer(log)
         self._ending = Event()
         self._threads = [Thread(target=self._serve), Thread(target=self._follow)]
+
+    def says(self, log: str) -> None:
+        """All containers say this from now on."""
+        self._server.log = log.encode()
 
     def __enter__(self) -> Self:
         folder = self.plane.folder
@@ -103,9 +140,18 @@ class FakeNode:
             try:
                 query = f"/api/v1/pods?fieldSelector=spec.nodeName={self.name}"
                 for pod in self.plane.api.get(query)["items"]:
-                    _advance(self.plane.api, pod)
+                    self._advance(pod)
             except ApiError:
                 continue  # Between the question and the answer others have changed the pod.
+
+    def _advance(self, pod: Mapping[str, Any]) -> None:
+        """The pod is as a kubelet would have it by now."""
+        metadata = pod["metadata"]
+        path = f"/api/v1/namespaces/{metadata['namespace']}/pods/{metadata['name']}"
+        if "deletionTimestamp" in metadata:
+            self.plane.api.delete(path)
+        elif pod["status"].get("phase") == "Pending":
+            self.plane.api.patch(f"{path}/status", {"status": self.status_of(pod["spec"])})
 
 
 class _LogServer(ThreadingHTTPServer):
@@ -128,34 +174,3 @@ class _LogHandler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
         """Nothing."""
-
-
-def _advance(api: Api, pod: Mapping[str, Any]) -> None:
-    """The pod is as a kubelet would have it by now."""
-    metadata = pod["metadata"]
-    path = f"/api/v1/namespaces/{metadata['namespace']}/pods/{metadata['name']}"
-    if "deletionTimestamp" in metadata:
-        api.delete(path)
-    elif pod["status"].get("phase") == "Pending":
-        api.patch(f"{path}/status", {"status": _status(pod["spec"])})
-
-
-def _status(spec: Mapping[str, Any]) -> dict[str, Any]:
-    now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    ends = spec.get("restartPolicy") != "Always"
-    ended = {"terminated": {"exitCode": 0, "reason": "Completed", "startedAt": now, "finishedAt": now}}
-    state = ended if ends else {"running": {"startedAt": now}}
-    containers = [
-        {
-            "name": one["name"],
-            "image": one["image"],
-            "imageID": "",
-            "ready": not ends,
-            "restartCount": 0,
-            "state": state,
-        }
-        for one in spec["containers"]
-    ]
-    ready = {"type": "Ready", "status": "False" if ends else "True", "lastTransitionTime": now}
-    phase = "Succeeded" if ends else "Running"
-    return {"phase": phase, "startTime": now, "conditions": [ready], "containerStatuses": containers}

@@ -15,6 +15,7 @@ from datetime import timezone
 from pathlib import Path
 
 from gpunode.change import FileChange, FileState, PackageChange, Trigger
+from gpunode.check import Check
 from gpunode.cli.human import Screen
 from gpunode.cli.screen.failures import error_lines
 from gpunode.cli.screen.log import run_lines, table_lines
@@ -33,7 +34,7 @@ from gpunode.workflow.rollback import RollbackResult
 from gpunode.workflow.standing import Undone
 from gpunode.workflow.status import status
 from gpunode.workflow.undo import Part, Undoing
-from gpunode.workflow.verify import Check, Report
+from gpunode.workflow.verify import Report
 from tests.unit.cli import screen_nodes as nodes
 from tests.unit.journal.chronicles import BEGIN, RUN, entries
 from tests.unit.page import nodes as doctor_nodes

@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
+from gpunode.check import Check
 from gpunode.facts.evidence import Capture, Found, Probe, encode_found
 from gpunode.facts.layout import Layout
 from gpunode.facts.model import Facts, Known, Unit
 from gpunode.host.rehearsal import RehearsalHost
 from gpunode.recipe import Recipe, Runtime
 from gpunode.workflow.cdi_checks import cdi_checks
-from gpunode.workflow.verify import Check
 from tests.unit.steps.machines import machine, recipe, unit, with_driver
 
 SPEC = "/var/run/cdi/nvidia.yaml"

@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 
+from gpunode.check import Check
 from gpunode.errors import ChangeFailed, GpunodeError, Refused, Undetermined
 from gpunode.facts.evidence import Capture, Probe
 from gpunode.facts.model import Facts, LoadedDriver, Unknown
 from gpunode.host.rehearsal import RehearsalHost
 from gpunode.recipe import Expect, Recipe, Runtime
 from gpunode.runtimes import Configured
-from gpunode.workflow.verify import Check, Extra, Report, verify
+from gpunode.workflow.verify import Extra, Report, verify
 from tests.unit.steps.machines import machine, recipe, with_driver
 
 GPU: dict[str, Any] = {

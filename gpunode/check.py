@@ -1,0 +1,24 @@
+"""A thing that was looked at, on a node or in a cluster, and what it was found to be."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+Status: TypeAlias = Literal["passed", "failed", "not run"]
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One thing that was looked at.
+
+    Attributes:
+        detail: what was seen.
+        hint: what to do about it, when it failed.
+    """
+
+    id: str
+    title: str
+    status: Status
+    detail: str
+    hint: str = ""

@@ -1,0 +1,224 @@
+"""What a cluster says of its GPU nodes → checks. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final, TypeAlias
+
+from gpunode.check import Check
+from gpunode.command import Command, command, sudo_gpunode
+from gpunode.kubernetes.model import ClusterNode, NodeEdit
+from gpunode.kubernetes.objects import tolerations
+from gpunode.kubernetes.pods import tolerates
+from gpunode.recipe_kubernetes import Kubernetes, Stack
+
+Body: TypeAlias = Mapping[str, Any]
+# Of a node that is this machine, what gpunode itself knows of its container runtime.
+OnNode: TypeAlias = Callable[[str], Check | None]
+
+DRIVER: Final = "gpu.nvidia.com"
+# The static CPU manager needs the device nodes passed to the kubelet (k8s-device-plugin's documentation,
+# compatWithCPUManager). The GPU Operator sets PASS_DEVICE_SPECS (assets/state-device-plugin), the DRA driver uses CDI.
+_PASS_DEVICES: Final[frozenset[Stack]] = frozenset({"gpu-operator", "dra"})
+_NOT_READY: Final = {
+    "container runtime is down": "look at its container runtime, on {node}: systemctl status containerd",
+    "NetworkPluginNotReady": "install a network plugin (CNI) in the cluster",
+    "NodeStatusUnknown": "look at its kubelet, on {node}: systemctl status kubelet",
+}
+
+
+def node_check(edit: NodeEdit, live: Body | None, apply: Command) -> Check:
+    """Whether the Node is there, ready, and has the labels by which the stack finds it.
+
+    Args:
+        edit: what the Node is to have.
+        live: the Node; None where there is none.
+        apply: the command that applies the recipe.
+    """
+    id, title = f"node/{edit.node}", f"Node {edit.node}"  # noqa: A001 - the check's own word
+    if live is None:
+        hint = f"see its Nodes: {command('kubectl', 'get', 'nodes')}\nthen name the Node with --node NAME=CAPTURE"
+        return Check(id, title, "failed", "there is no such Node in this cluster", hint)
+    if why := not_ready(live):
+        return Check(id, title, "failed", f"it is not ready: {why}", _unready_hint(why, edit.node))
+    labels = live["metadata"].get("labels", {})
+    if missing := [f"{name}={value}" for name, value in edit.labels.items() if labels.get(name) != value]:
+        return Check(id, title, "failed", f"it lacks the label {', '.join(missing)}", str(apply))
+    return Check(id, title, "passed", "Ready" + (f", {_written(edit.labels)}" if edit.labels else ""))
+
+
+def not_ready(live: Body) -> str:
+    """Why the Node is not ready, in the kubelet's words; empty for one that is."""
+    for condition in live.get("status", {}).get("conditions", ()):
+        if condition.get("type") == "Ready":
+            said = f"{condition.get('reason', '')}: {condition.get('message', '')}".strip(": ")
+            return "" if condition.get("status") == "True" else said or "its kubelet says nothing"
+    return "its kubelet has not reported yet"
+
+
+def _unready_hint(why: str, node: str) -> str:
+    found = next((hint for sign, hint in _NOT_READY.items() if sign in why), "")
+    return found.format(node=node) or str(command("kubectl", "describe", "node", node))
+
+
+def _written(labels: Mapping[str, str]) -> str:
+    return ", ".join(f"{name}={value}" for name, value in labels.items())
+
+
+def handler_checks(
+    name: str, runtime_class: Body | None, nodes: Mapping[str, Body], on_node: OnNode, apply: Command
+) -> Iterator[Check]:
+    """Whether the RuntimeClass is there, and each node's container runtime has its handler.
+
+    Source: Node.status.runtimeHandlers, which Kubernetes 1.30 and later have with containerd 2 and CRI-O.
+    """
+    title = f"RuntimeClass {name}"
+    if runtime_class is None:
+        yield Check("runtime-class", title, "failed", "it is not in this cluster", str(apply))
+        return
+    handler = str(runtime_class.get("handler", ""))
+    yield Check("runtime-class", title, "passed", f"its handler is {handler}")
+    for node, live in nodes.items():
+        yield _handler(handler, node, live, on_node)
+
+
+def _handler(handler: str, node: str, live: Body, on_node: OnNode) -> Check:
+    id, title = f"handler/{node}", f"handler {handler} on {node}"  # noqa: A001
+    listed = [str(one.get("name", "")) for one in live.get("status", {}).get("runtimeHandlers", ())]
+    configure = f"on {node}: {sudo_gpunode('setup', 'k8s-containerd')}"
+    if handler in listed:
+        return Check(id, title, "passed", "its container runtime has it")
+    if any(listed):
+        known = ", ".join(sorted(filter(None, listed)))
+        return Check(id, title, "failed", f"its container runtime has only: {known}", configure)
+    if own := on_node(node):
+        return replace(own, id=id, title=title)
+    runtime = live.get("status", {}).get("nodeInfo", {}).get("containerRuntimeVersion", "") or "its container runtime"
+    return Check(
+        id,
+        title,
+        "not run",
+        f"{runtime} does not tell the cluster its handlers (containerd 2 does, from Kubernetes 1.30 on); "
+        f"on {node}: {sudo_gpunode('verify')}",
+    )
+
+
+def resource_checks(
+    node: ClusterNode, live: Body, expected: Mapping[str, int] | None, apply: Command
+) -> Iterator[Check]:
+    """Whether the Node offers as many of each resource as its GPUs and the recipe make.
+
+    Args:
+        node: what is known of the machine.
+        live: the Node.
+        expected: how many of each resource; None where the recipe does not tell.
+        apply: the command that applies the recipe.
+    """
+    if expected is None:
+        why = "the recipe names no MIG layout, so gpunode cannot tell how many instances there should be"
+        yield Check(f"resource/{node.name}", f"GPUs offered by {node.name}", "not run", why)
+        return
+    for resource, count in expected.items():
+        yield _resource(node, live, resource, count, apply)
+
+
+def _resource(node: ClusterNode, live: Body, resource: str, expected: int, apply: Command) -> Check:
+    id, title = f"resource/{node.name}/{resource}", f"{resource} on {node.name}"  # noqa: A001
+    capacity, allocatable = offered(live, resource)
+    doctor = f"on {node.name}: {sudo_gpunode('doctor')}"
+    if not capacity:
+        why = f"0 offered, {expected} expected: no device plugin has registered with its kubelet"
+        return Check(id, title, "failed", why, f"look at the device plugin's pod on {node.name}: {_pods_on(node.name)}")
+    if not allocatable:
+        why = f"0 of {capacity} can be given: the device plugin is gone, or calls every GPU unhealthy"
+        return Check(id, title, "failed", why, f"look at its pod: {_pods_on(node.name)}\n{doctor}")
+    if allocatable < capacity:
+        why = f"{capacity - allocatable} of {capacity} are unhealthy to the device plugin"
+        return Check(id, title, "failed", why, f"{doctor}\n(cause device-plugin-marked-unhealthy)")
+    if allocatable != expected:
+        why = (
+            f"{allocatable} offered, {expected} expected of {len(node.gpus)} {'GPU' if len(node.gpus) == 1 else 'GPUs'}"
+        )
+        hint = f"see whether the plugin has the recipe's configuration: {_as_plan(apply)}\n{doctor}"
+        return Check(id, title, "failed", why, hint)
+    return Check(id, title, "passed", f"{allocatable} offered, as expected")
+
+
+def _gpus(number: int) -> str:
+    return "1 GPU" if number == 1 else f"{number} GPUs"
+
+
+def _as_plan(apply: Command) -> str:
+    return str(apply).replace("k8s apply", "k8s plan", 1)
+
+
+def _pods_on(node: str) -> Command:
+    return command("kubectl", "get", "pods", "--all-namespaces", "--field-selector", f"spec.nodeName={node}")
+
+
+def offered(live: Body, resource: str) -> tuple[int, int]:
+    """The Node's capacity of a resource, and how much of it can be given to pods."""
+    status = live.get("status", {})
+    return _whole(status.get("capacity", {}).get(resource)), _whole(status.get("allocatable", {}).get(resource))
+
+
+def _whole(quantity: object) -> int:
+    """A whole quantity as the API server writes it (``8``, ``1k``); extended resources have no other."""
+    text = str(quantity or "0")
+    factor = {"k": 1000, "M": 1_000_000}.get(text[-1:], 1)
+    digits = text.rstrip("kM")
+    return int(digits) * factor if digits.isdigit() else 0
+
+
+def slices_check(node: ClusterNode, slices: Sequence[Body]) -> Check:
+    """Whether the DRA driver publishes as many GPUs as the node has."""
+    id, title = f"resource-slices/{node.name}", f"ResourceSlices of {node.name}"  # noqa: A001
+    mine = [
+        device
+        for one in slices
+        if one["spec"].get("driver") == DRIVER and one["spec"].get("nodeName") == node.name
+        for device in one["spec"].get("devices") or ()
+    ]
+    gpus = sum(_type_of(device) == "gpu" for device in mine)
+    look = f"look at the DRA driver's pod: {_pods_on(node.name)}"
+    if not mine:
+        return Check(id, title, "failed", f"the driver {DRIVER} publishes none", look)
+    if gpus != len(node.gpus):
+        return Check(id, title, "failed", f"{_gpus(gpus)} published, {len(node.gpus)} expected", look)
+    return Check(id, title, "passed", f"{_gpus(gpus)} published, as expected")
+
+
+def _type_of(device: Body) -> str:
+    """``gpu`` or ``mig``; before resource.k8s.io/v1 the attributes stand one level deeper."""
+    attributes = device.get("attributes") or device.get("basic", {}).get("attributes", {})
+    return str(attributes.get("type", {}).get("string", ""))
+
+
+def kubelet_check(node: str, settings: Mapping[str, Any], wanted: Kubernetes) -> Check:
+    """Whether the kubelet's settings let pods keep their GPUs, and let the test pod onto the node.
+
+    Args:
+        node: the kubelet's.
+        settings: its configuration.
+        wanted: the recipe's.
+    """
+    id, title = f"kubelet/{node}", f"kubelet of {node}"  # noqa: A001
+    for taint in settings.get("registerWithTaints") or ():
+        written = f"{taint['key']}={taint.get('value', '')}:{taint['effect']}".replace("=:", ":")
+        own = wanted.taint
+        if own.key and (taint["key"], taint["effect"]) == (own.key, own.effect) and taint.get("value", "") != own.value:
+            why = f"registerWithTaints sets {written}, the recipe the value {own.value!r}"
+            return Check(id, title, "failed", why, f'set value = "{taint.get("value", "")}" in [kubernetes.taint]')
+        if not any(tolerates(one, taint) for one in tolerations(wanted)):
+            why = f"registerWithTaints sets {written}, which the GPU stack's pods do not tolerate"
+            return Check(id, title, "failed", why, f'name it in [kubernetes.taint]: key = "{taint["key"]}"')
+    if settings.get("cpuManagerPolicy") == "static" and wanted.stack not in _PASS_DEVICES:
+        why = "its CPU manager is static, and the device plugin does not pass device specs: pods may lose their GPUs"
+        hint = f'set cpuManagerPolicy to none in the kubelet\'s configuration of {node}, or use stack = "gpu-operator"'
+        return Check(id, title, "failed", why, hint)
+    policies = [f"{name} {settings.get(key) or 'none'}" for name, key in _POLICIES.items()]
+    return Check(id, title, "passed", ", ".join(policies))
+
+
+_POLICIES: Final = {"topology manager": "topologyManagerPolicy", "CPU manager": "cpuManagerPolicy"}

@@ -1,0 +1,189 @@
+"""What the end of a trial tells of its node → checks. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Final
+
+from gpunode.check import Check
+from gpunode.command import Command, command
+from gpunode.kubernetes.pods import Trouble, kept_out, trouble
+from gpunode.kubernetes.trials import MEMORY, Body, Trial, is_unscheduled, limits
+
+PASSED: Final = "Test PASSED"
+_UUID: Final = re.compile(r"\(UUID: ((?:GPU|MIG)-[0-9a-f-]+)\)")
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """What became of a trial.
+
+    Attributes:
+        pod: as it was last seen; None where it was not created.
+        seconds: from its creation to its end, or for how long it was waited for.
+        error: why it was not created, in the API server's words.
+        log: what it said; None where that cannot be read.
+        reading: what doctor makes of its log, in a sentence.
+        users: the pods that have all of the resource on its node, where it waits for some.
+    """
+
+    trial: Trial
+    pod: Body | None
+    seconds: float
+    error: str = ""
+    log: str | None = ""
+    events: Sequence[Body] = ()
+    reading: str = ""
+    users: Sequence[str] = ()
+
+
+def trial_check(ran: Ran, node: Body, apply: Command) -> Check:
+    """What a trial shows of its node.
+
+    Args:
+        ran: the trial after its end.
+        node: the Node that it was for.
+        apply: the command that applies the recipe.
+    """
+    trial = ran.trial
+    id = f"pod/{trial.node}/{trial.name}"  # noqa: A001
+    title = f"pod {trial.name}"
+    on = f"on {trial.node}" + (f" with {trial.resource}" if trial.resource else "")
+    if ran.pod is None:
+        why, hint = _not_created(ran.error, apply)
+        return Check(id, title, "failed", f"{on}: {why}", hint)
+    if ran.pod.get("status", {}).get("phase") == "Succeeded":
+        return _succeeded(ran, id, title, on)
+    shut_out = kept_out(ran.pod, node) if is_unscheduled(ran.pod) else None
+    if ran.users and not shut_out:
+        used = f"{', '.join(ran.users[:3])}{f' and {len(ran.users) - 3} more' if len(ran.users) > 3 else ''}"
+        return Check(id, title, "not run", f"{on}: every {trial.resource} is in use, by {used}")
+    found = shut_out or trouble(ran.pod, ran.events) or _late(ran, ran.pod)
+    why = f"{on}: {found.why}"
+    if ran.reading:
+        why += f"; {ran.reading}"
+    elif ran.log and (last := _last(ran.log)):
+        why += f"; it said: {last}"
+    return Check(id, title, "failed", why, found.hint)
+
+
+def _not_created(error: str, apply: Command) -> tuple[str, str]:
+    said = " ".join(error.split())
+    if "namespaces" in said and "not found" in said:
+        return "its namespace is not there", str(apply)
+    if match := re.search(r'RuntimeClass "([^"]+)" not found', said):
+        return f"there is no RuntimeClass {match[1]}", str(apply)
+    if "violates PodSecurity" in said:
+        return f"the namespace does not take it: {said}", str(apply)
+    return f"it was not created: {said}", str(command("kubectl", "auth", "can-i", "create", "pods"))
+
+
+def _late(ran: Ran, pod: Body) -> Trouble:
+    """That the pod was not in time, where nothing says why."""
+    trial, phase = ran.trial, pod.get("status", {}).get("phase", "Pending")
+    waited = {"Pending": "it did not start", "Running": "it did not end"}.get(phase, f"its phase is {phase},")
+    describe = command("kubectl", "describe", "pod", "--namespace", trial.namespace, trial.name)
+    hint = f"try it with a longer --timeout, and look at it: {describe}"
+    return Trouble("", f"{waited} within {ran.seconds:.0f} s", hint)
+
+
+def _succeeded(ran: Ran, id: str, title: str, on: str) -> Check:  # noqa: A002
+    if ran.log is None:
+        return Check(id, title, "not run", f"{on}: it ended well, but its log cannot be read: {ran.error}")
+    if PASSED not in ran.log:
+        last = _last(ran.log)
+        why = f"{on}: it ended well, but its log does not say {PASSED}" + (f"; it said: {last}" if last else "")
+        return Check(id, title, "failed", why, "with --image, name an image of NVIDIA's vectoradd sample")
+    if ran.trial.shows in {"mig", "memory"}:
+        seen, why, hint = _instance(ran) if ran.trial.shows == "mig" else _memory(ran)
+        if not seen:
+            return Check(id, title, "failed", f"{on}: {why}", hint)
+        return Check(id, title, "passed", f"{on}: {PASSED}, {why}, {ran.seconds:.1f} s; deleted")
+    return Check(id, title, "passed", f"{on}: {PASSED}, {ran.seconds:.1f} s; deleted")
+
+
+def _last(log: str) -> str:
+    lines = [text for text in log.splitlines() if text.strip()]
+    return lines[-1].strip() if lines else ""
+
+
+def _instance(ran: Ran) -> tuple[bool, str, str]:
+    """Whether the pod saw the MIG instance that it asked for."""
+    found = re.search(r"MIG (\d+g\.\d+gb\S*)", ran.log or "")
+    profile = ran.trial.resource.partition("nvidia.com/mig-")[2].removesuffix(".shared")
+    if found is None:
+        return False, "it saw no MIG instance (nvidia-smi -L)", "look at the GPUs' MIG mode on the node: nvidia-smi -L"
+    name = found[1].replace("+", ".")
+    if profile and name != profile:
+        return False, f"it asked for {profile} and saw {name}", "look at the device plugin's log"
+    return True, f"it saw the MIG instance {name}", ""
+
+
+def _memory(ran: Ran) -> tuple[bool, str, str]:
+    """Whether the pod saw no more memory than it asked for."""
+    wanted = int(limits(ran.trial.pod)[MEMORY])
+    seen = next((int(text) for text in (ran.log or "").splitlines() if text.strip().isdigit()), None)
+    if seen is None:
+        return False, "it could not tell how much memory it has (nvidia-smi)", "look at HAMi's device plugin"
+    if seen > wanted:
+        hint = "HAMi's limit is not in force: look at its webhook and scheduler, kubectl get pods -n kube-system"
+        return False, f"it asked for {wanted} MiB of memory and saw {seen} MiB", hint
+    return True, f"it saw {seen} MiB of memory, asked for {wanted}", ""
+
+
+def settled(handler: Check, checks: Sequence[Check]) -> Check:
+    """The check of a node's handler; passed where nobody lists the handlers, but the test pod ran through it."""
+    node = handler.id.partition("/")[2]
+    has_run = any(one.id.startswith(f"pod/{node}/") and one.status == "passed" for one in checks)
+    if handler.status != "not run" or not has_run:
+        return handler
+    return replace(handler, status="passed", detail="the test pod ran through it")
+
+
+def sharing_check(node: str, ran: Sequence[Ran]) -> Check:
+    """Whether two pods had one GPU at the same time; it says nothing of what isolates them."""
+    id, title = f"sharing/{node}", f"two pods on one GPU of {node}"  # noqa: A001
+    if len(ran) < 2:
+        return Check(id, title, "not run", "the node offers too few to start more pods than it has GPUs")
+    if any((one.pod or {}).get("status", {}).get("phase") != "Succeeded" for one in ran):
+        return Check(id, title, "not run", f"not all of the {len(ran)} pods ended well")
+    best: tuple[float, str, str, str] | None = None
+    for number, one in enumerate(ran):
+        for other in ran[:number]:
+            if (uuid := _uuid(one)) and uuid == _uuid(other) and (together := _together(one, other)) > 0:
+                best = max(best or (0.0, "", "", ""), (together, uuid, other.trial.name, one.trial.name))
+    if best is None:
+        why = f"{len(ran)} pods ran, but not two at the same time on one GPU, or nvidia-smi did not tell which"
+        return Check(id, title, "not run", why)
+    together, uuid, first, second = best
+    return Check(id, title, "passed", f"{first} and {second} had {uuid} for {together:.0f} s at the same time")
+
+
+def _uuid(ran: Ran) -> str:
+    """Of the GPU, or the MIG instance, that the pod saw."""
+    return next(iter(reversed(_UUID.findall(ran.log or ""))), "")
+
+
+def _together(one: Ran, other: Ran) -> float:
+    """For how many seconds both ran, at least: their times are whole seconds."""
+    spans = [_span(ran.pod or {}) for ran in (one, other)]
+    if None in spans:
+        return 0.0
+    (begin, end), (other_begin, other_end) = (span for span in spans if span)
+    return min(end, other_end) - max(begin, other_begin) - 1
+
+
+def _span(pod: Body) -> tuple[float, float] | None:
+    """When the pod's container began and ended."""
+    for status in pod.get("status", {}).get("containerStatuses", ()):
+        ended = status.get("state", {}).get("terminated") or {}
+        if ended.get("startedAt") and ended.get("finishedAt"):
+            return _seconds(ended["startedAt"]), _seconds(ended["finishedAt"])
+    return None
+
+
+def _seconds(moment: str) -> float:
+    return datetime.fromisoformat(moment.replace("Z", "+00:00")).timestamp()
