@@ -209,6 +209,9 @@ def setup(
     only: OnlyOption = [],  # noqa: B006 - typer's own idiom for a repeated option
     root: RootOption = "/",
     gpu: GpuOption = "",
+    apply_cluster: Annotated[
+        bool, typer.Option("--apply-cluster", help="then apply the recipe's Kubernetes part: gpunode k8s apply")
+    ] = False,
     resume: Annotated[str, typer.Option("--resume", metavar="RUN", hidden=True)] = "",
     json: JsonOption = False,
     verbose: VerboseOption = False,
@@ -222,7 +225,13 @@ def setup(
         changing.refuse_other_options(resume, (recipe, runtime, driver, upgrade, lock, reboot, gpu))
     leave = changing.Leave(yes, reboot, allow_disruption, lock_timeout, resume)
     wanted = Wanted(recipe, runtime, driver, upgrade, lock)
+    if apply_cluster:
+        changing.refuse_without_cluster(wanted, root, json=json, reboot=reboot)
     changing.setup(wanted, How(json=json, verbose=verbose), tuple(only), root, gpu, leave)
+    if apply_cluster:
+        from gpunode.cli import clusters
+
+        clusters.apply(recipe, (), clusters.Where(), How(verbose=verbose), yes=yes, timeout_s=300)
 
 
 @app.command()

@@ -26,7 +26,8 @@ from gpunode.cli.resume import (
     resumed,
 )
 from gpunode.cli.resume import refuse_other_options as refuse_other_options
-from gpunode.errors import GpunodeError, RebootRequired
+from gpunode.command import gpunode, sudo_gpunode
+from gpunode.errors import GpunodeError, RebootRequired, UsageError
 from gpunode.host.local import LocalHost
 from gpunode.host.process import CommandLog, proxies
 from gpunode.journal.record import CutShort, made, steps_of
@@ -129,6 +130,32 @@ def setup(wanted: Wanted, how: How, only: Sequence[str], root: str, gpu: str, le
             host.apply((CommandChange(("systemctl", "reboot"), "asked for with --reboot"),))
     notes = [*notes_of(done.preview), *risks, *([log.problem] if log.problem else [])]
     how.answer(_setup_envelope(recipe, done, report, failure, notes))
+
+
+def refuse_without_cluster(wanted: Wanted, root: str, *, json: bool, reboot: bool) -> None:
+    """Nothing, if ``--apply-cluster`` can be meant: better refused before the node is changed.
+
+    Raises:
+        UsageError: the recipe asks for nothing of a cluster, or another option excludes it.
+        Refused: there is no kubectl.
+    """
+    from gpunode.host.cluster import find_kubectl
+
+    kubernetes = wanted.read().kubernetes
+    if kubernetes is None or kubernetes.stack == "none":
+        raise UsageError(
+            "--apply-cluster has nothing to apply",
+            why="this recipe asks for nothing of a cluster",
+            hint=f"name one that does: {sudo_gpunode('setup', 'k8s-containerd', '--apply-cluster')}",
+        )
+    for option, given in (("--root", is_image(root)), ("--json", json), ("--reboot", reboot)):
+        if given:
+            raise UsageError(
+                f"--apply-cluster cannot be used with {option}",
+                why="the cluster's part is applied when setup is through, from this machine, and shown",
+                hint=f"set the node up first, then run: {gpunode('k8s', 'apply', wanted.recipe)}",
+            )
+    find_kubectl()
 
 
 def swept(store: Store, host: LocalHost) -> CutShort | None:

@@ -14,7 +14,7 @@ from gpunode.cli.compose import Stop, cluster_journal, recipe_at
 from gpunode.cli.envelope import Envelope
 from gpunode.cli.how import How
 from gpunode.cli.rendering import nodes
-from gpunode.cli.screen.commands import cluster_command
+from gpunode.cli.screen.commands import cluster_apply_command, cluster_verify_command
 from gpunode.errors import ChangesPending, GpunodeError, Interrupted, UsageError
 from gpunode.host.cluster import Cluster, Identity
 from gpunode.journal.record import label
@@ -104,12 +104,12 @@ def verify(place: str, captures: Sequence[str], where: Where, how: How, *, image
         found = tuple(nodes(captures))
         who = cluster.identity()
         screen.cluster(who, _others(who))
-        apply = cluster_command("apply", sys.argv[1:])
+        apply = cluster_apply_command(sys.argv[1:])
         asked = Asked(recipe, found, image, timeout_s, apply, (lambda _: None) if captures else _handler_here(recipe))
         try:
             report = look(asked, cluster, pause=stop.pause, progress=screen.progress)
         except Interrupted as error:
-            why, hint = "the pods of the test are deleted", f"start again: {cluster_command('verify', sys.argv[1:])}"
+            why, hint = "the pods of the test are deleted", f"start again: {cluster_verify_command(sys.argv[1:])}"
             raise type(error)("stopped by a signal", why=why, hint=hint) from error
         screen.cluster_verified(report)
     failure = shortcoming(report, "")

@@ -13,7 +13,8 @@ from gpunode.host.process import Finished
 # What kubectl says, and what it means.
 _UNREACHABLE: Final = re.compile(
     r"connection refused|was refused - did you|no such host|i/o timeout|Unable to connect|context deadline exceeded"
-    r"|TLS handshake timeout|no route to host|network is unreachable|Client\.Timeout|ServiceUnavailable|etcdserver|INTERNAL_ERROR|EOF$",
+    r"|TLS handshake timeout|no route to host|network is unreachable"
+    r"|Client\.Timeout|ServiceUnavailable|etcdserver|INTERNAL_ERROR|EOF$",
     re.MULTILINE,
 )
 _LOGIN: Final = re.compile(

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from gpunode.cli.screen.checks import check_lines, verdict
-from gpunode.cli.screen.commands import cluster_command
+from gpunode.cli.screen.commands import cluster_verify_command
 from gpunode.cli.screen.text import BLANK, Line, Span, Style, line, span
 from gpunode.cli.screen.words import MARKS, count
 from gpunode.command import command
@@ -58,7 +58,7 @@ def done_lines(verb: str, run: str, argv: Sequence[str]) -> Iterator[Line]:
     """That it is done, and what to do next; ``run`` as a person types it, ``argv`` what was typed."""
     if verb == "k8s apply":
         yield line(MARKS["done"], span(f"applied; every workload is ready (run {run})"), hang=2)
-        following = cluster_command("verify", argv)
+        following = cluster_verify_command(argv)
     else:
         yield line(MARKS["done"], span(f"done (run {run})"), hang=2)
         following = command("gpunode", "rollback", run)

@@ -8,7 +8,7 @@ from gpunode.command import Command, gpunode, sudo_gpunode
 
 # Options that say how an answer is shown.
 SHOWN_HOW = frozenset({"--json", "-v", "--verbose"})
-_LEAVE = frozenset({"--yes", "-y", "--reboot", "--allow-disruption", "--upgrade"})
+_LEAVE = frozenset({"--yes", "-y", "--reboot", "--allow-disruption", "--upgrade", "--apply-cluster"})
 
 
 def setup_command(argv: Sequence[str]) -> Command:
@@ -32,15 +32,24 @@ def verify_command(argv: Sequence[str]) -> Command:
     return gpunode("verify", *words, "--cuda", "--container")
 
 
-def render_command(argv: Sequence[str]) -> Command:
-    """The command that renders the cluster's part of the recipe that ``argv``, a setup's, made this node by."""
+def apply_command(argv: Sequence[str]) -> Command:
+    """The command that applies the cluster's part of the recipe that ``argv``, a setup's, made this node by."""
     options = {"--only", "--root", "--gpu", "--lock", "--lock-timeout", "--runtime", "--driver"}
-    return gpunode("k8s", "render", *without(argv[1:], SHOWN_HOW | _LEAVE, options), "--out", "gpu-stack")
+    return gpunode("k8s", "apply", *without(argv[1:], SHOWN_HOW | _LEAVE, options))
 
 
-def cluster_command(verb: str, argv: Sequence[str]) -> Command:
-    """``gpunode k8s`` with this verb for the recipe, nodes and cluster of ``argv``, another of its commands."""
-    return gpunode("k8s", verb, *without(argv[2:], SHOWN_HOW | _LEAVE | {"--check"}, {"--timeout", "--image"}))
+def cluster_apply_command(argv: Sequence[str]) -> Command:
+    """``gpunode k8s apply`` for the recipe, nodes and cluster of ``argv``, another command on clusters."""
+    return gpunode("k8s", "apply", *_of_cluster(argv))
+
+
+def cluster_verify_command(argv: Sequence[str]) -> Command:
+    """Likewise ``gpunode k8s verify``."""
+    return gpunode("k8s", "verify", *_of_cluster(argv))
+
+
+def _of_cluster(argv: Sequence[str]) -> Sequence[str]:
+    return without(argv[2:], SHOWN_HOW | _LEAVE | {"--check"}, {"--timeout", "--image"})
 
 
 def rollback_command(argv: Sequence[str], *words: str) -> Command:

@@ -14,7 +14,7 @@ from gpunode import builtin
 from gpunode.change import FileChange, FileState, RuntimeExpectation, Trigger
 from gpunode.cli.human import Screen
 from gpunode.cli.screen.changes import diff_lines
-from gpunode.cli.screen.commands import render_command, rollback_command, setup_command, verify_command
+from gpunode.cli.screen.commands import apply_command, rollback_command, setup_command, verify_command
 from gpunode.cli.screen.failures import error_lines
 from gpunode.cli.screen.plans import note
 from gpunode.cli.screen.results import setup_lines
@@ -184,14 +184,14 @@ def test_the_command_after_a_plan_keeps_what_is_wanted_and_drops_what_only_plan_
 def test_the_command_after_setup_judges_by_the_same_recipe() -> None:
     typed = ("setup", "node.toml", "--only", "driver", "--runtime", "docker", "--yes", "--reboot", "-v")
     assert str(verify_command(typed)) == "gpunode verify node.toml --runtime docker --cuda --container"
-    assert str(render_command(typed)) == "gpunode k8s render node.toml --out gpu-stack"
+    assert str(apply_command(typed)) == "gpunode k8s apply node.toml"
 
 
 @pytest.mark.parametrize("name", ["k8s-time-slicing", "containerd"])
 def test_setup_of_a_kubernetes_node_names_the_command_for_the_cluster(name: str) -> None:
     done = replace(nodes.set_up(nodes.free(), lambda _: None), run="000003-20250501T120000Z")
     shown = [one.text for one in setup_lines(builtin.read(name), done, Report(()), None, "log", ("setup", name, "-y"))]
-    assert (f"  then  gpunode k8s render {name} --out gpu-stack" in shown) == (name != "containerd")
+    assert (f"  then  gpunode k8s apply {name}" in shown) == (name != "containerd")
 
 
 def test_what_was_done_in_a_folder_is_undone_there() -> None:
