@@ -51,6 +51,7 @@ Flavour: TypeAlias = Literal["auto", "open", "proprietary"]
 Scope: TypeAlias = Literal["compute", "media", "full"]
 Install: TypeAlias = Literal["if-missing", "never"]
 Cgroup: TypeAlias = Literal["auto", "systemd"]
+Rdma: TypeAlias = Literal["none", "dma-buf", "peermem"]
 
 _NUMBER = r"[0-9]{3}(\.[0-9]{2,3}){0,3}"
 _NUMBER_WORDS = ("a branch such as 580", "a version such as 580.178.04")
@@ -150,6 +151,23 @@ class Runtime:
 
 
 @dataclass(frozen=True, slots=True)
+class GpuDirect:
+    """GPUDirect: network cards, disks and programs reach GPU memory without a copy in the host's memory."""
+
+    rdma: Annotated[
+        Rdma,
+        Says(
+            "how network cards reach GPU memory; dma-buf needs the open kernel modules and no package, peermem is the "
+            "older way and needs MLNX_OFED or DOCA-OFED"
+        ),
+    ] = "none"
+    gds: Annotated[bool, Says("whether GPUDirect Storage's kernel module, nvidia-fs, is installed and loaded")] = False
+    gdrcopy: Annotated[bool, Says("whether GDRCopy's kernel module and library are installed, the module loaded")] = (
+        False
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class Expect:
     """What the machine must have; what is left out is not checked."""
 
@@ -202,6 +220,7 @@ class Recipe:
     repositories: Repositories = field(default_factory=Repositories)
     toolkit: Toolkit = field(default_factory=Toolkit)
     runtime: Runtime = field(default_factory=Runtime)
+    gpudirect: GpuDirect = field(default_factory=GpuDirect)
     expect: Expect = field(default_factory=Expect)
     kubernetes: Kubernetes | None = None
     upgrade: bool = False
@@ -209,7 +228,14 @@ class Recipe:
 
 
 _SECTIONS: Mapping[str, type[Any]] = MappingProxyType(
-    {"driver": Driver, "repositories": Repositories, "toolkit": Toolkit, "runtime": Runtime, "expect": Expect}
+    {
+        "driver": Driver,
+        "repositories": Repositories,
+        "toolkit": Toolkit,
+        "runtime": Runtime,
+        "gpudirect": GpuDirect,
+        "expect": Expect,
+    }
 )
 _KUBERNETES = "kubernetes"
 # What a recipe may call a table whose name it chooses.

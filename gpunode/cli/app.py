@@ -134,8 +134,8 @@ LockOption = Annotated[
     str, typer.Option("--lock", metavar="FILE", help="install exactly the package versions in this lock file")
 ]
 STEP_IDS = (
-    "detect, repair, cuda-repository, toolkit-repository, driver-pin, conflicts, headers, nouveau, driver, toolkit, "
-    "runtime-install, module-build, module-load, persistence, runtime-config, cdi"
+    "detect, repair, cuda-repository, toolkit-repository, driver-pin, conflicts, headers, nouveau, driver, gpudirect, "
+    "toolkit, runtime-install, module-build, module-load, persistence, gpudirect-modules, runtime-config, cdi"
 )
 OnlyOption = Annotated[
     list[str],

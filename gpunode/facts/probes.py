@@ -14,6 +14,7 @@ UNITS: Final = (
     "docker.service",
     "nvidia-persistenced.service",
     "nvidia-fabricmanager.service",
+    "gdrdrv.service",
     "nvidia-cdi-refresh.service",
     "nvidia-cdi-refresh.path",
     *(unit for units in kubelet.UNITS.values() for unit in units),

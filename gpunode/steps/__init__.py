@@ -11,6 +11,7 @@ from gpunode.steps.cdi import CDI
 from gpunode.steps.conflicts import CONFLICTS
 from gpunode.steps.detect import DETECT
 from gpunode.steps.driver import DRIVER
+from gpunode.steps.gpudirect import GPUDIRECT, GPUDIRECT_MODULES
 from gpunode.steps.headers import HEADERS
 from gpunode.steps.module import MODULE_BUILD, MODULE_LOAD
 from gpunode.steps.outcome import Stage, Step
@@ -50,11 +51,13 @@ STEPS: tuple[Step, ...] = (
     HEADERS,
     NOUVEAU,
     DRIVER,
+    GPUDIRECT,
     TOOLKIT,
     RUNTIME_INSTALL,
     MODULE_BUILD,
     MODULE_LOAD,
     PERSISTENCE,
+    GPUDIRECT_MODULES,
     RUNTIME_CONFIG,
     CDI,
 )

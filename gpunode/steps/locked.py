@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from itertools import chain
 
+from gpunode.catalog.gpudirect import FEATURES
 from gpunode.change import KnownAfter, PackageState
 from gpunode.distros.family import TOOLKIT_PACKAGES
 from gpunode.recipe import Recipe
@@ -29,8 +31,9 @@ def astray(recipe: Recipe, packages: Mapping[str, PackageState], names: Iterable
 
 
 def beside_driver(recipe: Recipe) -> tuple[str, ...]:
-    """The locked packages that are neither the toolkit's nor a runtime: the driver, and what came along with it."""
-    others = {*TOOLKIT_PACKAGES, *(name for row in RUNTIMES for name in row.packages)}
+    """The locked packages of no other step: the driver, and what came along with it."""
+    elsewhere = (*(row.packages for row in RUNTIMES), *(feature.packages for feature in FEATURES))
+    others = {*TOOLKIT_PACKAGES, *chain.from_iterable(elsewhere)}
     return tuple(name for name in sorted(recipe.lock.packages) if name not in others) if recipe.lock else ()
 
 

@@ -23,6 +23,7 @@ class Planned:
         expectation: what the runtime's own parser must find before a configuration of these changes is used.
         disrupts: what stops while this is done (``docker containers``); empty when nothing does.
         later: whether the reason is what another step, another program or the next boot will do: nothing was checked.
+        asked: whether the recipe asks for this at all; where it does not, nothing was checked either.
     """
 
     changes: tuple[Change, ...]
@@ -31,6 +32,7 @@ class Planned:
     expectation: RuntimeExpectation | None = None
     disrupts: str = ""
     later: bool = False
+    asked: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ UNIT = "nvidia-persistenced.service"
 def plan(recipe: Recipe, facts: Facts) -> Outcome:
     """The daemon is enabled and runs, once the driver is loaded."""
     if not wants_driver(recipe, facts) or not recipe.driver.persistence:
-        return Planned((), "not requested")
+        return Planned((), "not requested", asked=False)
     fact = facts.unit(UNIT)
     if isinstance(fact, Unknown):
         return Planned(

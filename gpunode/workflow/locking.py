@@ -13,6 +13,7 @@ from gpunode.facts.model import Facts, need
 from gpunode.recipe import Recipe, VersionLock
 from gpunode.runtimes import runtime
 from gpunode.steps.driver import DRIVER
+from gpunode.steps.gpudirect import GPUDIRECT, feature_packages
 from gpunode.steps.repositories import wants_toolkit
 from gpunode.steps.runtime_install import RUNTIME_INSTALL
 from gpunode.steps.selection import WantedDriver, branch_of, matches, wanted_driver
@@ -65,6 +66,8 @@ def _asked(recipe: Recipe, facts: Facts, packages: Mapping[str, PackageState]) -
     driver = _driver(recipe, facts)
     if driver is not None:
         yield from driver.packages(recipe)
+    if GPUDIRECT.id not in recipe.skip:
+        yield from feature_packages(recipe)
     if wants_toolkit(recipe) and TOOLKIT.id not in recipe.skip:
         yield from TOOLKIT_PACKAGES
     if recipe.runtime.name != "none" and RUNTIME_INSTALL.id not in recipe.skip:

@@ -13,6 +13,9 @@ from gpunode.workflow.converge import StagePlan, projected, walk
 from gpunode.workflow.recovery import NOTHING_LEFT, Backlog
 from gpunode.workflow.transaction import resolved
 
+# Why a package is asked for, where it does not come from NVIDIA's repositories.
+_NOT_NVIDIAS = frozenset({"headers", "gdrcopy"})
+
 
 def plan(recipe: Recipe, facts: Facts, host: HostView, only: Collection[str] = ()) -> tuple[StagePlan, ...]:
     """Every stage's plan, with exact package versions when sources and pins already are as they will be.
@@ -28,15 +31,15 @@ def plan(recipe: Recipe, facts: Facts, host: HostView, only: Collection[str] = (
         earlier.append(stage)
         if is_current:
             return resolved(stage, known(now.packages, {}), host.simulate, recipe.lock)
-        return replace(stage, unresolved=_lacks_headers(stage, host))
+        return replace(stage, unresolved=_lacks(stage, host))
 
     return tuple(walk(recipe, facts, exact, projected, only))
 
 
-def _lacks_headers(stage: StagePlan, host: HostView) -> str:
-    """Why no archive of now has the kernel headers, which come from the distribution and from no source to be added."""
-    headers = [one for one in stage.packages if isinstance(one.after, KnownAfter) and one.after.why == "headers"]
-    found = host.simulate(headers) if headers else None
+def _lacks(stage: StagePlan, host: HostView) -> str:
+    """Why no archive of now has the kernel headers, or GDRCopy: no source that this run adds has them."""
+    sought = [one for one in stage.packages if isinstance(one.after, KnownAfter) and one.after.why in _NOT_NVIDIAS]
+    found = host.simulate(sought) if sought else None
     return found.problem if found and not found.problem.startswith(NOT_SIMULATED) else ""
 
 

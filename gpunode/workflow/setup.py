@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 
+from gpunode.catalog.gpudirect import without_source
 from gpunode.change import Deferred, FileChange, Trigger, settle_order
 from gpunode.errors import ChangeFailed, DrainRequired, GpunodeError, Interrupted, Refused, Undetermined
 from gpunode.facts.evidence import Probe
@@ -233,6 +234,7 @@ class _Course:
                 why=exact.unresolved,
                 hint=_missing_headers(exact.unresolved)
                 or _missing_version(exact.unresolved)
+                or without_source(exact.unresolved)
                 or "the index is fresh, so a source is missing, or a hold or a pin is in the way; see:\n"
                 "  apt-cache policy\n  apt-mark showhold\nthen run the same command again",
             )

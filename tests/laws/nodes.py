@@ -18,7 +18,7 @@ from gpunode.facts.model import (
     Platform,
     Unit,
 )
-from gpunode.recipe import Driver, Recipe, Runtime, Toolkit
+from gpunode.recipe import Driver, GpuDirect, Recipe, Runtime, Toolkit
 
 DISTROS = (
     Distro("debian", "12", "bookworm", "Debian GNU/Linux 12 (bookworm)"),
@@ -28,6 +28,14 @@ DISTROS = (
 )
 # A GTX 1080, a T4, an H100, a B200, and one that no table knows.
 GPUS = ("1b80", "1eb8", "2330", "2901", "3fff")
+# Mostly none: the rest refuses a node whose GPUs or kernel modules cannot have it.
+GPUDIRECT = (
+    *[GpuDirect()] * 4,
+    GpuDirect(rdma="dma-buf"),
+    GpuDirect(rdma="peermem"),
+    GpuDirect(gds=True),
+    GpuDirect(rdma="dma-buf", gdrcopy=True),
+)
 CONTAINERD = "/etc/containerd/config.toml"
 DAEMON_JSON = "/etc/docker/daemon.json"
 KERNEL = "6.1.0-99-amd64"
@@ -91,12 +99,18 @@ def _package_sets() -> st.SearchStrategy[dict[str, PackageState]]:
     runtimes = st.dictionaries(
         st.sampled_from(("containerd", "docker.io", "podman")), st.builds(PackageState, st.just("4.3.1~ds1-1+b1"))
     )
+    rdma = st.dictionaries(
+        st.sampled_from(("mlnx-ofed-kernel-dkms", "nvidia-fs-dkms", "gdrdrv-dkms", "libgdrapi")),
+        st.builds(PackageState, st.just("24.10.1-1"), auto=st.booleans()),
+    )
     base = {
         "linux-image-amd64": PackageState("6.1.99-1"),
         "dpkg": PackageState("1.21.22"),
         "cri-o": PackageState("1.34.1-1.1"),  # gpunode has nowhere to get it from
     }
-    return st.builds(lambda *parts: {k: v for part in (base, *parts) for k, v in part.items()}, old, toolkit, runtimes)
+    return st.builds(
+        lambda *parts: {k: v for part in (base, *parts) for k, v in part.items()}, old, toolkit, runtimes, rdma
+    )
 
 
 def _file(contents: tuple[bytes | None, ...]) -> st.SearchStrategy[FileState | None]:
@@ -114,7 +128,16 @@ def facts(draw: st.DrawFn) -> Facts:
     """A node that gpunode supports, in any state of its software."""
     gpus = draw(st.lists(st.sampled_from(GPUS), min_size=1, max_size=3))
     packages = draw(_package_sets())
-    loaded = draw(st.sampled_from((None, LoadedDriver("470.256.02", False), LoadedDriver("580.95.05", False))))
+    loaded = draw(
+        st.sampled_from(
+            (
+                None,
+                LoadedDriver("470.256.02", False),
+                LoadedDriver("580.95.05", False),
+                LoadedDriver("580.95.05", open_module=True),
+            )
+        )
+    )
     has_headers = draw(st.booleans())
     built = (ModuleFile(KERNEL, f"/lib/modules/{KERNEL}/updates/dkms/nvidia.ko", "580.95.05", dkms=True),)
     return Facts(
@@ -161,6 +184,7 @@ def facts(draw: st.DrawFn) -> Facts:
             "/etc/apt/sources.list.d": "apt-sources-d",
             "/etc/apt/preferences.d": "apt-preferences-d",
             "/etc/modprobe.d": "modprobe-d",
+            "/etc/modules-load.d": "modules-to-load",
             "/etc/cdi": "cdi-etc",
             "/var/run/cdi": "cdi-run",
         },
@@ -184,4 +208,5 @@ def recipes(draw: st.DrawFn) -> Recipe:
             cgroup=draw(st.sampled_from(("auto", "systemd"))),
             cdi=draw(st.booleans()),
         ),
+        gpudirect=draw(st.sampled_from(GPUDIRECT)),
     )

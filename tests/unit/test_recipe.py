@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gpunode import builtin, recipe
 from gpunode.errors import RecipeError
-from gpunode.recipe import Driver, Expect, Recipe, Repositories, Runtime, Toolkit, parse, render
+from gpunode.recipe import Driver, Expect, GpuDirect, Recipe, Repositories, Runtime, Toolkit, parse, render
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 
@@ -55,6 +55,10 @@ def test_every_key_is_read() -> None:
         default = true
         cgroup = "systemd"
         cdi = true
+        [gpudirect]
+        rdma = "peermem"
+        gds = true
+        gdrcopy = true
         [expect]
         gpus = 8
         model = "H100"
@@ -70,6 +74,7 @@ def test_every_key_is_read() -> None:
         Repositories("https://mirror.example/cuda", "file:/srv/toolkit", "A" * 40, "0123456789ABCDEF" * 2 + "01234567"),
         Toolkit("1.18.1-1"),
         Runtime("docker", "never", default=True, cgroup="systemd", cdi=True),
+        GpuDirect("peermem", gds=True, gdrcopy=True),
         Expect(8, "H100", "580", 81559, ecc=True),
     )
 
@@ -266,6 +271,7 @@ recipes = st.builds(
         st.sampled_from(["auto", "systemd"]),
         st.booleans(),
     ),
+    st.builds(GpuDirect, st.sampled_from(["none", "dma-buf", "peermem"]), st.booleans(), st.booleans()),
     st.builds(
         Expect,
         st.none() | st.integers(1, 16),

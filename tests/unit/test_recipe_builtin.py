@@ -15,7 +15,7 @@ from gpunode.recipe import Recipe, Runtime, Toolkit, known_keys
 TOP = Path(__file__).parents[2]
 SHIPPED = (
     *("bare-metal", "containerd", "crio", "docker", "dra", "gpu-operator", "hami"),
-    *("k8s-containerd", "k8s-mig", "k8s-mps", "k8s-time-slicing", "podman"),
+    *("k8s-containerd", "k8s-mig", "k8s-mps", "k8s-time-slicing", "podman", "rdma"),
 )
 
 

@@ -73,8 +73,9 @@ def _speaks(step: StepPlan) -> bool:
 
 def _quiet(quiet: Sequence[StepPlan]) -> Iterator[Line]:
     """The steps with nothing to do: what was checked and is good, and what something else will bring about."""
-    later = [step for step in quiet if isinstance(step.outcome, Planned) and step.outcome.later]
-    good = [step.step.title for step in quiet if step not in later]
+    asked = [step for step in quiet if not isinstance(step.outcome, Planned) or step.outcome.asked]
+    later = [step for step in asked if isinstance(step.outcome, Planned) and step.outcome.later]
+    good = [step.step.title for step in asked if step not in later]
     if good:
         yield line(MARKS["nothing"], span(f"nothing to do: {', '.join(good)}", "dim"), hang=2)
     if later:

@@ -92,6 +92,7 @@ def machine(
             "/etc/apt/sources.list.d": "apt-sources-d",
             "/etc/apt/preferences.d": "apt-preferences-d",
             "/etc/modprobe.d": "modprobe-d",
+            "/etc/modules-load.d": "modules-to-load",
             "/etc/cdi": "cdi-etc",
             "/var/run/cdi": "cdi-run",
         },

@@ -1,0 +1,89 @@
+"""What GPUDirect RDMA, GPUDirect Storage (GDS) and GDRCopy need: kernel, driver modules, packages, kernel module."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+_NO_SOURCE: Final = re.compile(
+    r"(?:Unable to locate package|Package) ['‘]?([a-z0-9][a-z0-9+.-]+)['’]?(?: has no installation candidate|\s*$)",
+    re.MULTILINE,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Feature:
+    """One way to reach GPU memory directly.
+
+    Attributes:
+        asked: the line of the recipe that asks for it.
+        kernel: the oldest kernel.
+        open_modules: whether it needs the driver's open kernel modules, which exist for Turing and later GPUs.
+        ofed: whether it needs the RDMA stack of MLNX_OFED or DOCA-OFED.
+        packages: what apt is asked for; DKMS builds the module, for the driver's source that is there.
+        module: what must be loaded.
+        unit: the service that makes the module's device node.
+        source: where the packages come from, when no repository has them.
+        instead: what to do on a node that cannot have it.
+    """
+
+    name: str
+    asked: str
+    instead: str
+    kernel: tuple[int, int] = (0, 0)
+    open_modules: bool = False
+    ofed: bool = False
+    packages: tuple[str, ...] = ()
+    module: str = ""
+    unit: str = ""
+    source: str = ""
+
+
+# NVIDIA GPU Operator, "GPUDirect RDMA and GPUDirect Storage" (2026-09): the kernel's own network driver is enough.
+DMA_BUF: Final = Feature(
+    name="GPUDirect RDMA by DMA-BUF",
+    asked='gpudirect.rdma = "dma-buf"',
+    instead='set gpudirect.rdma = "peermem", which needs MLNX_OFED or DOCA-OFED, or leave it out',
+    kernel=(5, 12),
+    open_modules=True,
+)
+# The module comes with every driver since 470, and registers with functions that only these RDMA stacks have:
+# https://docs.nvidia.com/cuda/gpudirect-rdma/, "Using nvidia-peermem".
+PEERMEM: Final = Feature(
+    name="GPUDirect RDMA by nvidia-peermem",
+    asked='gpudirect.rdma = "peermem"',
+    instead='set gpudirect.rdma = "dma-buf", which needs no RDMA stack of its own',
+    ofed=True,
+    module="nvidia_peermem",
+)
+# nvidia-fs 2.17.5 and later use the open modules alone (its ChangeLog). The CUDA repositories have the package.
+GDS: Final = Feature(
+    name="GPUDirect Storage",
+    asked="gpudirect.gds = true",
+    instead="leave out gpudirect.gds: cuFile then works in its compatible mode, through the host's memory",
+    open_modules=True,
+    packages=("nvidia-fs-dkms",),
+    module="nvidia_fs",
+    source="it is in NVIDIA's CUDA repository: let the recipe install the driver from there, or add that repository",
+)
+# The package's init script makes /dev/gdrdrv, the module makes no device node (gdrdrv.c 2.6).
+GDRCOPY: Final = Feature(
+    name="GDRCopy",
+    asked="gpudirect.gdrcopy = true",
+    instead="leave out gpudirect.gdrcopy",
+    packages=("gdrdrv-dkms", "libgdrapi"),
+    module="gdrdrv",
+    unit="gdrdrv.service",
+    source="NVIDIA publishes it as files, not in a repository. Take gdrdrv-dkms and libgdrapi for this release from\n"
+    "https://developer.download.nvidia.com/compute/redist/gdrcopy/ and install them (apt-get install ./*.deb), or\n"
+    "put them into a repository of your own; then run the same command again",
+)
+FEATURES: Final = (DMA_BUF, PEERMEM, GDS, GDRCOPY)
+
+
+def without_source(problem: str) -> str:
+    """What to do when apt says that no source has a package of a feature; empty when it says something else."""
+    missing = set(_NO_SOURCE.findall(problem))
+    found = (feature for feature in FEATURES if missing.intersection(feature.packages))
+    return next((f"no source has {feature.packages[0]}; {feature.source}" for feature in found), "")

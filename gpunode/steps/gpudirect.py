@@ -1,0 +1,230 @@
+"""GPUDirect RDMA, GPUDirect Storage (GDS) and GDRCopy: what each needs, its packages and its kernel module."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from gpunode.catalog.gpudirect import FEATURES, GDRCOPY, Feature
+from gpunode.change import FileChange, FileState, KnownAfter, ModuleChange, PackageChange, ServiceChange, ServiceState
+from gpunode.facts.model import Facts, Known, known, need
+from gpunode.recipe import Recipe
+from gpunode.steps.locked import astray, held_elsewhere, wanted_state
+from gpunode.steps.marks import set_manual, why_manual
+from gpunode.steps.module import MODULE_LOAD
+from gpunode.steps.outcome import Outcome, Planned, Refusal, Step, Waits
+from gpunode.steps.selection import MACHINE, WantedDriver, matches, not_locked, standing_driver, wanted_driver
+
+MODULES_FILE: Final = "/etc/modules-load.d/gpunode-gpudirect.conf"
+_HEADER: Final = "# Written by gpunode: kernel modules of GPUDirect, loaded at boot.\n"
+_KERNEL: Final = re.compile(r"(\d+)\.(\d+)")
+# The kernel packages of MLNX_OFED and DOCA-OFED, prebuilt or for DKMS.
+_OFED: Final = ("mlnx-ofed-kernel-", "doca-kernel-")
+
+
+def wanted_features(recipe: Recipe) -> tuple[Feature, ...]:
+    """What the recipe asks for, in the order of the table."""
+    asked = recipe.gpudirect
+    wants = (asked.rdma == "dma-buf", asked.rdma == "peermem", asked.gds, asked.gdrcopy)
+    return tuple(feature for feature, wanted in zip(FEATURES, wants, strict=True) if wanted)
+
+
+def feature_packages(recipe: Recipe) -> tuple[str, ...]:
+    """The packages that the recipe's features need."""
+    return tuple(name for feature in wanted_features(recipe) for name in feature.packages)
+
+
+# -- what the node must have
+
+
+@dataclass(frozen=True, slots=True)
+class _Driver:
+    """The driver that this node has or gets.
+
+    Attributes:
+        built_here: whether DKMS builds its modules, so that its source and the kernel's headers are there.
+    """
+
+    label: str
+    open_modules: bool
+    built_here: bool
+
+
+def _driver(recipe: Recipe, facts: Facts) -> _Driver | Refusal:
+    driver = wanted_driver(recipe, facts)
+    if isinstance(driver, Refusal):
+        return driver
+    if isinstance(driver, WantedDriver):
+        chosen = driver.chosen
+        return _Driver(f"driver {chosen.exact or chosen.branch}", chosen.flavour == "open", built_here=True)
+    standing = standing_driver(recipe, facts)
+    loaded = standing.loaded if standing else known(facts.loaded_driver, None)
+    if loaded is None:
+        return Refusal(
+            what="GPUDirect needs a driver, but none is loaded and the recipe installs none",
+            why="what a node can do depends on the version and the kernel modules of its driver",
+            hint="set driver.version in the recipe, or load the driver first (modprobe nvidia)",
+        )
+    is_prebuilt = standing.prebuilt if standing else not any(file.dkms for file in known(facts.module_files, ()))
+    return _Driver(f"driver {loaded.version}", loaded.open_module, built_here=not is_prebuilt)
+
+
+def _checked(recipe: Recipe, facts: Facts, features: Sequence[Feature]) -> Refusal | None:
+    """Why this node cannot have one of ``features``; None when it can have them all."""
+    driver = _driver(recipe, facts)
+    if isinstance(driver, Refusal):
+        return driver
+    return next((found for feature in features if (found := _obstacle(feature, facts, driver))), None)
+
+
+def _obstacle(feature: Feature, facts: Facts, driver: _Driver) -> Refusal | None:
+    kernels = need(facts.kernels, "which kernels are installed").wanted
+    if old := [kernel for kernel in kernels if _version(kernel) < feature.kernel]:
+        oldest = ".".join(map(str, feature.kernel))
+        return Refusal(
+            what=f"{feature.name} needs Linux {oldest} or newer",
+            why=f"this node has kernel {', '.join(old)}, and the recipe says {feature.asked}",
+            hint=f"boot a newer kernel, or {feature.instead}",
+        )
+    if feature.open_modules and not driver.open_modules:
+        return Refusal(
+            what=f"{feature.name} needs the open kernel modules of the driver",
+            why=f"this node has or gets {driver.label} with proprietary ones, and the recipe says {feature.asked}",
+            hint=f'set driver.flavour = "open" if all GPUs are Turing or newer, or {feature.instead}',
+        )
+    if feature.packages and (refusal := _not_buildable(feature, facts, driver)):
+        return refusal
+    if feature.ofed and not _has_peer_memory(feature, facts):
+        return Refusal(
+            what=f"{feature.name} needs MLNX_OFED or DOCA-OFED",
+            why=f"neither is installed, and the kernel's own RDMA stack has nothing that {feature.module} could use",
+            hint=f"install one of them, then build the driver's modules again for it; or {feature.instead}",
+        )
+    return None
+
+
+def _not_buildable(feature: Feature, facts: Facts, driver: _Driver) -> Refusal | None:
+    """Why DKMS could not build the module of ``feature``; None when it has what it needs."""
+    if not driver.built_here:
+        return Refusal(
+            what=f"{feature.name} cannot be built for this driver",
+            why=f"DKMS builds {feature.module} from the driver's source, and {driver.label} came as prebuilt modules",
+            hint=f"have gpunode replace it by NVIDIA's packages (driver.version and --upgrade), or {feature.instead}",
+        )
+    built_for = need(facts.headers, "which kernels have headers")
+    wanted = need(facts.kernels, "which kernels are installed").wanted
+    if bare := [kernel for kernel in wanted if kernel not in built_for]:
+        return Refusal(
+            what=f"{feature.name} needs the kernel headers of {' and '.join(bare)}",
+            why=f"DKMS builds {feature.module} with them, and this run does not install them",
+            hint=f"apt-get install {' '.join(f'linux-headers-{kernel}' for kernel in bare)}, or {feature.instead}",
+        )
+    return None
+
+
+def _version(kernel: str) -> tuple[int, int]:
+    match = _KERNEL.match(kernel)
+    return (int(match[1]), int(match[2])) if match else (0, 0)
+
+
+def _has_peer_memory(feature: Feature, facts: Facts) -> bool:
+    """Whether an RDMA stack with the peer memory interface is there; a module that is loaded has found one."""
+    packages = need(facts.packages, "which packages are installed")
+    is_installed = any(name.startswith(_OFED) and matches(state, "") for name, state in packages.items())
+    return is_installed or feature.module in known(facts.modules, frozenset())
+
+
+# -- the steps
+
+
+def _nothing_asked(recipe: Recipe, facts: Facts) -> Planned | None:
+    """The answer where GPUDirect is not requested, or its kernel modules are not this system's to load."""
+    if not wanted_features(recipe):
+        return Planned((), "not requested", asked=False)
+    if not need(facts.platform, MACHINE).owns_kernel:
+        return Planned((), "its kernel modules belong to the host of this system", later=True)
+    return None
+
+
+def plan(recipe: Recipe, facts: Facts) -> Outcome:
+    """The node can have what the recipe asks for, and its packages are installed; an installed one stays."""
+    if (nothing := _nothing_asked(recipe, facts)) is not None:
+        return nothing
+    features = wanted_features(recipe)
+    if refusal := _checked(recipe, facts, features):
+        return refusal
+    packages, names = need(facts.packages, "which packages are installed"), feature_packages(recipe)
+    if recipe.lock and (unknown := [name for name in names if name not in recipe.lock.packages]):
+        return not_locked(recipe.lock, unknown[0])
+    missing = names if recipe.upgrade else tuple(name for name in names if not matches(packages.get(name), ""))
+    strays = astray(recipe, packages, names)
+    if recipe.lock and (held := [name for name in strays if packages[name].held]):
+        return held_elsewhere(held, recipe.lock.file)
+    wanted = tuple(dict.fromkeys((*missing, *strays)))
+    changes = tuple(
+        PackageChange(
+            name,
+            packages.get(name),
+            wanted_state(recipe, name, KnownAfter(why="gdrcopy" if name in GDRCOPY.packages else "gds")),
+        )
+        for name in wanted
+    )
+    marked = set_manual(packages, (name for name in names if name not in wanted))
+    if changes:
+        return Planned((*changes, *marked), f"{_listed(features)}: DKMS builds its module, as it does the driver's")
+    if marked:
+        return Planned(marked, why_manual(marked))
+    installed = f"{', '.join(names)} installed" if names else "no package needed"
+    return Planned((), f"{_listed(features)}: {installed}, kernel and driver fit")
+
+
+def _listed(features: Sequence[Feature]) -> str:
+    return ", ".join(feature.name for feature in features)
+
+
+def plan_modules(recipe: Recipe, facts: Facts) -> Outcome:
+    """The modules are loaded, now if the driver is, and at each boot."""
+    if (nothing := _nothing_asked(recipe, facts)) is not None:
+        return nothing
+    features = tuple(feature for feature in wanted_features(recipe) if feature.module)
+    if refusal := _checked(recipe, facts, features):
+        return refusal
+    modules = tuple(feature.module for feature in features)
+    present = need(facts.file(MODULES_FILE), f"what {MODULES_FILE} holds")
+    after = FileState("".join((_HEADER, *(f"{module}\n" for module in modules))).encode()) if modules else None
+    file = () if present == after else (FileChange(MODULES_FILE, present, after),)
+    if not modules:
+        return Planned(file, "DMA-BUF needs no module beside the driver's")
+    if not _is_driver_up(recipe, facts):
+        return Planned(file, f"{', '.join(modules)}: loaded with the driver at the next boot", later=not file)
+    loaded = need(facts.modules, "which kernel modules are loaded")
+    loads = tuple(ModuleChange(module, before=False, after=True) for module in modules if module not in loaded)
+    starts = tuple(_starts(features, facts))
+    if not (file or loads or starts):
+        return Planned((), f"{', '.join(modules)} loaded, now and at boot")
+    return Planned((*file, *loads, *starts), f"{_listed(features)}: loaded now and at each boot")
+
+
+def _is_driver_up(recipe: Recipe, facts: Facts) -> bool:
+    """Whether the driver that the node is to have is the loaded one."""
+    if facts.is_image or isinstance(MODULE_LOAD.plan(recipe, facts), Waits):
+        return False
+    return known(facts.loaded_driver, None) is not None
+
+
+def _starts(features: Sequence[Feature], facts: Facts) -> Iterator[ServiceChange]:
+    """The services that make device nodes, where their package is there; it starts them once, with a driver or not."""
+    for feature in features:
+        fact = facts.unit(feature.unit)
+        if feature.unit and isinstance(fact, Known) and fact.value.exists and not fact.value.masked:
+            running = ServiceState(enabled=True, active=True)
+            if fact.value.state != running:
+                yield ServiceChange(feature.unit, fact.value.state, running)
+
+
+GPUDIRECT = Step("gpudirect", "GPUDirect", "packages", plan, needs=("driver",))
+GPUDIRECT_MODULES = Step(
+    "gpudirect-modules", "GPUDirect modules", "kernel", plan_modules, needs=("gpudirect", "module-load")
+)

@@ -1,0 +1,181 @@
+"""What GPUDirect needs of a node, what is installed and loaded for it, and what is refused with its reason."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from gpunode.catalog.gpudirect import FEATURES, without_source
+from gpunode.change import FileChange, KnownAfter, ModuleChange, PackageChange, PackageState, ServiceChange
+from gpunode.facts.model import Facts, Kernels, Known, LoadedDriver, ModuleFile, Platform
+from gpunode.facts.project import project
+from gpunode.recipe import GpuDirect, Recipe, VersionLock
+from gpunode.steps.gpudirect import GPUDIRECT, GPUDIRECT_MODULES, MODULES_FILE
+from gpunode.workflow.converge import projected
+from gpunode.workflow.plan import plan
+from tests.unit.steps.machines import GTX_1080, KERNEL, files, gpu, machine, planned, recipe, refusal, unit, with_driver
+from tests.unit.workflow.nodes import Node
+
+DMA_BUF, PEERMEM = GpuDirect(rdma="dma-buf"), GpuDirect(rdma="peermem")
+GDS, GDRCOPY = GpuDirect(gds=True), GpuDirect(gdrcopy=True)
+ALL = GpuDirect(rdma="peermem", gds=True, gdrcopy=True)
+OFED = {"mlnx-ofed-kernel-dkms": "24.10.OFED.24.10.1.1.4.1-1"}
+GDRCOPY_UNIT = "gdrdrv.service"
+
+
+def asking(gpudirect: GpuDirect, **driver: Any) -> Recipe:
+    return replace(recipe(**driver), gpudirect=gpudirect)
+
+
+def test_dma_buf_asks_for_nothing_where_kernel_and_modules_fit() -> None:
+    node = with_driver()
+    outcome = planned(GPUDIRECT.plan(asking(DMA_BUF), node))
+    assert (outcome.changes, planned(GPUDIRECT_MODULES.plan(asking(DMA_BUF), node)).changes) == ((), ())
+    assert outcome.reason == "GPUDirect RDMA by DMA-BUF: no package needed, kernel and driver fit"
+
+
+def test_what_is_asked_for_is_installed_by_name_and_its_modules_loaded_now_and_at_boot() -> None:
+    node = with_driver(packages=OFED)
+    wanted = asking(ALL)
+
+    packages = planned(GPUDIRECT.plan(wanted, node)).changes
+    modules = planned(GPUDIRECT_MODULES.plan(wanted, project(node, packages))).changes
+
+    assert {c.name: c.after for c in packages if isinstance(c, PackageChange)} == {
+        "nvidia-fs-dkms": KnownAfter(why="gds"),
+        "gdrdrv-dkms": KnownAfter(why="gdrcopy"),
+        "libgdrapi": KnownAfter(why="gdrcopy"),
+    }
+    assert [c.module for c in modules if isinstance(c, ModuleChange)] == ["nvidia_peermem", "nvidia_fs", "gdrdrv"]
+    content = getattr(files(modules)[MODULES_FILE].after, "content").decode()  # noqa: B009 - a union
+    assert content.splitlines()[1:] == ["nvidia_peermem", "nvidia_fs", "gdrdrv"]
+
+
+@pytest.mark.parametrize("wanted", [DMA_BUF, PEERMEM, GDS, GDRCOPY, ALL])
+@pytest.mark.parametrize("node", [with_driver(packages=OFED), machine(packages=OFED, modules=frozenset({"nouveau"}))])
+def test_planned_again_nothing_is_left(wanted: GpuDirect, node: Facts) -> None:
+    after = node
+    for stage in plan(asking(wanted), node, Node(node)):
+        assert stage.refusal is None, stage.refusal
+        after = projected(after, stage)
+    again = plan(asking(wanted), after, Node(after))
+    assert [change for stage in again for change in stage.changes] == []
+
+
+@pytest.mark.parametrize(
+    ("wanted", "node", "words"),
+    [
+        (DMA_BUF, with_driver(kernels=Kernels("5.10.0-28-amd64", ("5.10.0-28-amd64",))), "needs Linux 5.12 or newer"),
+        (DMA_BUF, with_driver(open_module=False), "needs the open kernel modules"),
+        (GDS, with_driver(open_module=False), "needs the open kernel modules"),
+        (DMA_BUF, machine(gpus=(gpu(GTX_1080),)), "needs the open kernel modules"),
+        (PEERMEM, with_driver(), "needs MLNX_OFED or DOCA-OFED"),
+    ],
+)
+def test_what_the_node_cannot_have_is_refused_with_the_reason_and_a_way_on(
+    wanted: GpuDirect, node: Facts, words: str
+) -> None:
+    for step in (GPUDIRECT, GPUDIRECT_MODULES):
+        if wanted == DMA_BUF and step is GPUDIRECT_MODULES:
+            continue  # there is nothing to load
+        refused = refusal(step.plan(asking(wanted), node))
+        assert words in refused.what
+        assert "gpudirect." in refused.hint
+        assert refused.exit_code == 3
+
+
+def test_the_next_kernel_counts_as_well() -> None:
+    node = with_driver(kernels=Kernels(KERNEL, (KERNEL, "5.10.0-28-amd64")), headers=frozenset({KERNEL}))
+    assert "5.10.0-28-amd64" in refusal(GPUDIRECT.plan(asking(DMA_BUF), node)).why
+
+
+def test_without_a_driver_of_gpunodes_the_loaded_one_decides() -> None:
+    wanted = asking(GDS, version="none")
+    assert "none is loaded" in refusal(GPUDIRECT.plan(wanted, machine())).what
+
+    prebuilt = ModuleFile(KERNEL, f"/lib/modules/{KERNEL}/kernel/nvidia-580/nvidia.ko", "580", dkms=False)
+    theirs = machine(
+        loaded_driver=LoadedDriver("580.95.05", open_module=True),
+        module_files=(prebuilt,),
+        headers=frozenset({KERNEL}),
+    )
+    assert "prebuilt modules" in refusal(GPUDIRECT.plan(wanted, theirs)).why
+
+    built = replace(theirs, module_files=Known((replace(prebuilt, dkms=True),), "modules-dkms"))
+    assert len(planned(GPUDIRECT.plan(wanted, built)).changes) == 1
+    bare = replace(built, headers=Known(frozenset(), "kernel-builds"))
+    assert f"linux-headers-{KERNEL}" in refusal(GPUDIRECT.plan(wanted, bare)).hint
+
+
+def test_peermem_that_is_loaded_has_found_its_rdma_stack() -> None:
+    node = with_driver(modules=frozenset({"nvidia", "nvidia_peermem"}))
+    assert planned(GPUDIRECT.plan(asking(PEERMEM), node)).changes == ()
+    (change,) = planned(GPUDIRECT_MODULES.plan(asking(PEERMEM), node)).changes
+    assert isinstance(change, FileChange)
+
+
+def test_what_somebody_installed_stays_in_its_version_and_is_kept_from_autoremove() -> None:
+    mine = {"gdrdrv-dkms": PackageState("2.5.1-1", held=True), "libgdrapi": PackageState("2.5.1-1", auto=True)}
+    (change,) = planned(GPUDIRECT.plan(asking(GDRCOPY), with_driver(packages=mine))).changes
+    assert change == PackageChange("libgdrapi", mine["libgdrapi"], PackageState("2.5.1-1"))
+
+
+def test_with_a_lock_packages_come_in_its_versions_or_not_at_all() -> None:
+    packages = {"nvidia-driver-cuda": "580.95.05-1", "nvidia-fs-dkms": "2.28.4-1"}
+    lock = VersionLock("f.lock", "r", "debian", "12", "amd64", packages)
+    node = with_driver(packages={"nvidia-fs-dkms": "2.27.3-1"})
+
+    (change,) = planned(GPUDIRECT.plan(replace(asking(GDS, version="none"), lock=lock), node)).changes
+
+    assert change == PackageChange("nvidia-fs-dkms", PackageState("2.27.3-1"), PackageState("2.28.4-1"))
+    unlocked = refusal(GPUDIRECT.plan(replace(asking(GDRCOPY, version="none"), lock=lock), node))
+    assert "names no version of gdrdrv-dkms" in unlocked.what
+
+
+def test_before_the_reboot_into_the_driver_only_the_next_boot_is_prepared() -> None:
+    node = with_driver(loaded_driver=LoadedDriver("570.211.01", open_module=True))
+    (change,) = planned(GPUDIRECT_MODULES.plan(asking(GDS), node)).changes
+    assert isinstance(change, FileChange)
+    again = planned(GPUDIRECT_MODULES.plan(asking(GDS), project(node, (change,))))
+    assert (again.changes, again.later) == ((), True)
+
+
+def test_the_service_that_makes_the_device_node_is_started_after_the_module_is_loaded() -> None:
+    stopped = unit(active=False)
+    node = with_driver(units={GDRCOPY_UNIT: stopped})
+    node = replace(node, units={**node.units, GDRCOPY_UNIT: Known(stopped, "units")})
+
+    changes = planned(GPUDIRECT_MODULES.plan(asking(GDRCOPY), node)).changes
+
+    assert [type(change) for change in changes] == [FileChange, ModuleChange, ServiceChange]
+    masked = replace(node, units={**node.units, GDRCOPY_UNIT: Known(replace(stopped, masked=True), "units")})
+    assert len(planned(GPUDIRECT_MODULES.plan(asking(GDRCOPY), masked)).changes) == 2
+
+
+def test_a_module_that_is_no_longer_asked_for_is_no_longer_loaded_at_boot() -> None:
+    was = planned(GPUDIRECT_MODULES.plan(asking(PEERMEM), with_driver(packages=OFED))).changes
+    node = project(with_driver(packages=OFED), was)
+    (change,) = planned(GPUDIRECT_MODULES.plan(asking(DMA_BUF), node)).changes
+    assert isinstance(change, FileChange)
+    assert change.after is None
+
+
+@pytest.mark.parametrize("step", [GPUDIRECT, GPUDIRECT_MODULES])
+def test_a_container_leaves_it_to_its_host_and_without_being_asked_nothing_is_looked_at(step: Any) -> None:
+    inside = machine(platform=Platform("container", "docker"))
+    assert planned(step.plan(asking(ALL, version="none"), inside)).later
+    assert planned(step.plan(recipe(), machine())).reason == "not requested"
+
+
+@pytest.mark.parametrize(
+    "problem", ["E: Unable to locate package gdrdrv-dkms", "E: Package 'gdrdrv-dkms' has no installation candidate"]
+)
+def test_apts_answer_to_a_package_that_no_source_has_becomes_what_to_do(problem: str) -> None:
+    assert "https://developer.download.nvidia.com/compute/redist/gdrcopy/" in without_source(problem)
+    assert without_source("E: Unable to locate package containerd") == ""
+
+
+def test_every_feature_with_packages_says_where_they_come_from() -> None:
+    assert all(bool(feature.packages) == bool(feature.source) for feature in FEATURES)
