@@ -65,7 +65,7 @@ GDS: Final = Feature(
     open_modules=True,
     packages=("nvidia-fs-dkms",),
     module="nvidia_fs",
-    source="it is in NVIDIA's CUDA repository: let the recipe install the driver from there, or add that repository",
+    source="it is in NVIDIA's CUDA repository; let the recipe install the driver from there, or add that repository",
 )
 # The package's init script makes /dev/gdrdrv, the module makes no device node (gdrdrv.c 2.6).
 GDRCOPY: Final = Feature(
@@ -86,4 +86,4 @@ def without_source(problem: str) -> str:
     """What to do when apt says that no source has a package of a feature; empty when it says something else."""
     missing = set(_NO_SOURCE.findall(problem))
     found = (feature for feature in FEATURES if missing.intersection(feature.packages))
-    return next((f"no source has {feature.packages[0]}; {feature.source}" for feature in found), "")
+    return "\n".join(f"no source has {feature.packages[0]}: {feature.source}" for feature in found)

@@ -173,7 +173,8 @@ def plan(recipe: Recipe, facts: Facts) -> Outcome:
     )
     marked = set_manual(packages, (name for name in names if name not in wanted))
     if changes:
-        return Planned((*changes, *marked), f"{_listed(features)}: DKMS builds its module, as it does the driver's")
+        built = _listed([feature for feature in features if feature.packages])
+        return Planned((*changes, *marked), f"{built}: built by DKMS, for the driver and kernel of this node")
     if marked:
         return Planned(marked, why_manual(marked))
     installed = f"{', '.join(names)} installed" if names else "no package needed"
