@@ -20,8 +20,9 @@ from gpunode.steps.selection import MACHINE, WantedDriver, matches, not_locked, 
 MODULES_FILE: Final = "/etc/modules-load.d/gpunode-gpudirect.conf"
 _HEADER: Final = "# Written by gpunode: kernel modules of GPUDirect, loaded at boot.\n"
 _KERNEL: Final = re.compile(r"(\d+)\.(\d+)")
-# The kernel packages of MLNX_OFED and DOCA-OFED, prebuilt or for DKMS.
-_OFED: Final = ("mlnx-ofed-kernel-", "doca-kernel-")
+# The kernel packages of MLNX_OFED and DOCA-OFED, prebuilt or for DKMS: NVIDIA's, and Ubuntu's own from 26.04 on
+# (https://ubuntu.com/server/docs/how-to/networking/install-doca-ofed/).
+_OFED: Final = re.compile(r"(?:mlnx-ofed-kernel|doca-kernel|linux-modules-doca-ofed)-.+|doca-ofed-.+-dkms")
 
 
 def wanted_features(recipe: Recipe) -> tuple[Feature, ...]:
@@ -132,7 +133,7 @@ def _version(kernel: str) -> tuple[int, int]:
 def _has_peer_memory(feature: Feature, facts: Facts) -> bool:
     """Whether an RDMA stack with the peer memory interface is there; a module that is loaded has found one."""
     packages = need(facts.packages, "which packages are installed")
-    is_installed = any(name.startswith(_OFED) and matches(state, "") for name, state in packages.items())
+    is_installed = any(matches(state, "") and _OFED.fullmatch(name) for name, state in packages.items())
     return is_installed or feature.module in known(facts.modules, frozenset())
 
 

@@ -13,6 +13,7 @@ from gpunode.facts.model import Facts, Kernels, Known, LoadedDriver, ModuleFile,
 from gpunode.facts.project import project
 from gpunode.recipe import GpuDirect, Recipe, VersionLock
 from gpunode.steps.gpudirect import GPUDIRECT, GPUDIRECT_MODULES, MODULES_FILE
+from gpunode.steps.outcome import Refusal
 from gpunode.workflow.converge import projected
 from gpunode.workflow.plan import plan
 from tests.unit.steps.machines import GTX_1080, KERNEL, files, gpu, machine, planned, recipe, refusal, unit, with_driver
@@ -107,6 +108,22 @@ def test_without_a_driver_of_gpunodes_the_loaded_one_decides() -> None:
     assert len(planned(GPUDIRECT.plan(wanted, built)).changes) == 1
     bare = replace(built, headers=Known(frozenset(), "kernel-builds"))
     assert f"linux-headers-{KERNEL}" in refusal(GPUDIRECT.plan(wanted, bare)).hint
+
+
+@pytest.mark.parametrize(
+    ("package", "has_modules"),
+    [
+        ("mlnx-ofed-kernel-modules", True),
+        ("doca-kernel-6.1.0-37-amd64", True),
+        ("linux-modules-doca-ofed-3.4-generic", True),
+        ("doca-ofed-3.4-dkms", True),
+        ("doca-ofed-userspace", False),
+        ("rdma-core", False),
+    ],
+)
+def test_an_rdma_stack_is_known_by_the_package_of_its_modules(package: str, has_modules: bool) -> None:
+    outcome = GPUDIRECT.plan(asking(PEERMEM), with_driver(packages={package: "1"}))
+    assert isinstance(outcome, Refusal) is not has_modules
 
 
 def test_peermem_that_is_loaded_has_found_its_rdma_stack() -> None:

@@ -12,7 +12,7 @@ from gpunode.distros.family import TOOLKIT_PACKAGES
 from gpunode.errors import Undetermined
 from gpunode.facts.model import Facts
 from gpunode.host.port import Action, Simulation
-from gpunode.recipe import Recipe, VersionLock
+from gpunode.recipe import GpuDirect, Recipe, VersionLock
 from gpunode.workflow.locking import lacked, lock_of
 from gpunode.workflow.plan import plan
 from tests.unit.steps.machines import machine, recipe, with_driver
@@ -60,6 +60,17 @@ def test_with_its_lock_the_node_has_nothing_to_do() -> None:
     lock = written(wanted, facts)
     again = plan(replace(wanted, lock=lock), facts, Node(facts))
     assert [change for stage in again for change in stage.packages] == []
+
+
+def test_gpudirect_is_locked_beside_the_driver_and_named_by_its_own_step() -> None:
+    wanted = replace(recipe("containerd"), gpudirect=GpuDirect(gds=True))
+    lock = written(wanted, with_driver(packages={**OTHERS, "nvidia-fs-dkms": "2.29.4-1"}))
+    assert lock.packages["nvidia-fs-dkms"] == "2.29.4-1"
+    older = with_driver(packages={**OTHERS, "nvidia-fs-dkms": "2.28.4-1"})
+    again = plan(replace(wanted, lock=lock), older, Node(older))
+    assert [(s.step.id, c.name) for p in again for s in p.steps for c in s.changes if isinstance(c, PackageChange)] == [
+        ("gpudirect", "nvidia-fs-dkms")
+    ]
 
 
 def test_versions_that_only_the_index_tells_are_taken_from_the_solver() -> None:
