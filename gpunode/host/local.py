@@ -265,7 +265,7 @@ class LocalHost:
             raise ChangeFailed(
                 f"module {change.module} could not be {verb}",
                 why=_modprobe_cause(done),
-                hint="see the kernel log:\n  dmesg | grep -iE 'nvrm|nvidia|nouveau' | tail",
+                hint="see the kernel log:\n  dmesg | grep -iE 'nvrm|nvidia|nouveau|gdrdrv' | tail",
             )
 
     def _apply_command(self, change: CommandChange) -> None:
