@@ -6,7 +6,9 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
-_NO_SOURCE: Final = re.compile(
+from gpunode.facts.patterns import Pattern
+
+_NO_SOURCE: Final = Pattern(
     r"(?:Unable to locate package|Package) ['‘]?([a-z0-9][a-z0-9+.-]+)['’]?(?: has no installation candidate|\s*$)",
     re.MULTILINE,
 )

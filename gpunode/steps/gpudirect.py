@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -10,6 +9,7 @@ from typing import Final
 from gpunode.catalog.gpudirect import FEATURES, GDRCOPY, Feature
 from gpunode.change import FileChange, FileState, KnownAfter, ModuleChange, PackageChange, ServiceChange, ServiceState
 from gpunode.facts.model import Facts, Known, known, need
+from gpunode.facts.patterns import Pattern
 from gpunode.recipe import Recipe
 from gpunode.steps.locked import astray, held_elsewhere, wanted_state
 from gpunode.steps.marks import set_manual, why_manual
@@ -19,10 +19,10 @@ from gpunode.steps.selection import MACHINE, WantedDriver, matches, not_locked, 
 
 MODULES_FILE: Final = "/etc/modules-load.d/gpunode-gpudirect.conf"
 _HEADER: Final = "# Written by gpunode: kernel modules of GPUDirect, loaded at boot.\n"
-_KERNEL: Final = re.compile(r"(\d+)\.(\d+)")
+_KERNEL: Final = Pattern(r"(\d+)\.(\d+)")
 # The kernel packages of MLNX_OFED and DOCA-OFED, prebuilt or for DKMS: NVIDIA's, and Ubuntu's own from 26.04 on
 # (https://ubuntu.com/server/docs/how-to/networking/install-doca-ofed/).
-_OFED: Final = re.compile(r"(?:mlnx-ofed-kernel|doca-kernel|linux-modules-doca-ofed)-.+|doca-ofed-.+-dkms")
+_OFED: Final = Pattern(r"(?:mlnx-ofed-kernel|doca-kernel|linux-modules-doca-ofed)-.+|doca-ofed-.+-dkms")
 
 
 def wanted_features(recipe: Recipe) -> tuple[Feature, ...]:
