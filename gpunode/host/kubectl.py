@@ -31,7 +31,7 @@ _FORBIDDEN: Final = re.compile(r"\(Forbidden\)|is forbidden|cannot (?:get|list|p
 _NO_KIND: Final = re.compile(
     r"no matches for kind \"?(\w+)\"? in version \"?([\w./]+)|doesn't have a resource type \"?(\w+)"
 )
-_CONFLICT: Final = re.compile(r"conflicts? with \"([^\"]+)\"([^:\n]*):?((?:\n- [^\n]+| \.[^\n]+)*)")
+_CONFLICT: Final = re.compile(r"conflicts? with \"([^\"]+)\"")
 
 
 class Forbidden(Refused):
