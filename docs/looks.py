@@ -125,6 +125,7 @@ _SUBJECTS = (
         "Kubernetes",
         "the kubelet, the device plugin, what the node offers and who has it",
         "kubelet-* kubernetes-* file:/var/lib/kubelet/* device-plugin-sockets pod-logs log:kubelet "
+        "provider-* file:/home/kubernetes/* "
         "log:k3s* log:rke2* node-name file:/etc/*kube* file:/etc/rancher/* file:/var/lib/rancher/* "
         "file:*/systemd/system/k* k3s* rke2* k0s* microk8s* snap-* file:/etc/k0s/* file:/var/snap/*",
     ),

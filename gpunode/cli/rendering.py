@@ -18,7 +18,7 @@ from gpunode.host.capture import INDEX
 from gpunode.kubernetes.forms import HEADER, files, is_ours
 from gpunode.kubernetes.model import ClusterNode
 from gpunode.kubernetes.render import Form, rendered
-from gpunode.workflow.cluster import cluster_node, host_name
+from gpunode.workflow.cluster import cluster_node, node_name
 
 _FORMS: Final[tuple[Form, ...]] = get_args(Form)
 _FOLDERS: Final = ("", "manifests", "helm", "applications")
@@ -66,7 +66,7 @@ def nodes(captures: Sequence[str]) -> Iterator[ClusterNode]:
     """The nodes of these captures; of none, this machine."""
     if not captures:
         seen = see("", "/", "")
-        yield cluster_node(seen.facts, host_name(seen.evidence, os.uname().nodename))
+        yield cluster_node(seen.facts, node_name(seen.facts, seen.evidence, os.uname().nodename))
         return
     for place in captures:
         name, equals, capture = place.partition("=")
@@ -75,7 +75,7 @@ def nodes(captures: Sequence[str]) -> Iterator[ClusterNode]:
             continue
         for one in _captures_in(place):
             seen = see(one, "/", "")
-            yield cluster_node(seen.facts, host_name(seen.evidence, _stem(one)))
+            yield cluster_node(seen.facts, node_name(seen.facts, seen.evidence, _stem(one)))
 
 
 def _captures_in(place: str) -> Iterator[str]:

@@ -18,6 +18,7 @@ from gpunode.facts import (
     lspci,
     os_release,
     platform,
+    provider,
     sysfs_pci,
     systemd,
 )
@@ -36,6 +37,7 @@ from gpunode.facts.model import (
     ModuleFile,
     PciDevice,
     Platform,
+    Provider,
     Unit,
     Unknown,
     known,
@@ -148,7 +150,17 @@ def derive(evidence: Evidence, *, image: bool = False) -> Facts:
         folders={folder: key for key, folder in FOLDERS.items() if _is_read(evidence.get(key))},
     )
     running = _command_line(evidence.get(kubelet.COMMAND))
-    return replace(facts, kubelet=kubelet.fact(facts, running, image=image))
+    return replace(
+        facts,
+        kubelet=kubelet.fact(facts, running, image=image),
+        provider=_provider(reader, facts.distro, image=image),
+    )
+
+
+def _provider(reader: _Reader, distro: Fact[Distro], *, image: bool) -> Fact[Provider | None]:
+    if image:
+        return Known(None, _IMAGE)
+    return provider.fact(lambda key: _fact(key, lambda: bool(reader.found(key))), distro)
 
 
 def about_kubelet(evidence: Evidence, *, image: bool = False) -> Facts:

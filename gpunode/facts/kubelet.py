@@ -19,7 +19,12 @@ from gpunode.facts.model import CgroupDriver, Fact, Facts, Known, Kubelet, Kubel
 from gpunode.facts.patterns import Pattern
 
 _CONFIG: Final = "/var/lib/kubelet/config.yaml"
-_CONFIGS: Final = (_CONFIG, "/etc/kubernetes/kubelet/config.json", "/etc/kubernetes/kubelet-config.yaml")
+_CONFIGS: Final = (
+    _CONFIG,
+    "/etc/kubernetes/kubelet/config.json",
+    "/etc/kubernetes/kubelet-config.yaml",
+    "/home/kubernetes/kubelet-config.yaml",  # GKE
+)
 _ENVIRONMENTS: Final = (
     "/var/lib/kubelet/kubeadm-flags.env",
     "/etc/default/kubelet",
@@ -45,6 +50,7 @@ FILES: Final = (
     *_ENVIRONMENTS,
     *(f"{folder}/{_KUBELET}" for folder in _SYSTEMD.values()),
     *(place.format(product) for product in ("k3s", "rke2") for place in (_CRICTL, _RANCHER)),
+    *(f"/etc/systemd/system/{unit}" for unit in ("k3s.service", "k3s-agent.service")),
     _MICROK8S,
     _K0S,
 )
@@ -75,7 +81,9 @@ _SNAP: Final = {"SNAP_DATA": "/var/snap/microk8s/current", "SNAP_COMMON": "/var/
 _DRIVERS: Final[Mapping[str, CgroupDriver]] = {"systemd": "systemd", "cgroupfs": "cgroupfs"}
 # What a kubelet does that is told nothing; kubeadm tells it systemd (1.22 and later).
 _DEFAULT_DRIVER: Final[CgroupDriver] = "cgroupfs"
-_FLAGS: Final = frozenset({"config", "container-runtime", "container-runtime-endpoint", "cgroup-driver"})
+_FLAGS: Final = frozenset(
+    {"config", "container-runtime", "container-runtime-endpoint", "cgroup-driver", "hostname-override", "node-name"}
+)
 
 
 class _Unreadable(ValueError):
@@ -181,7 +189,13 @@ def _own(facts: Facts, words: Sequence[str]) -> Fact[Kubelet | None]:
         endpoint = "/run/dockershim.sock"
     driver = flags.get("cgroup-driver") or config.get("cgroupDriver")
     return Known(
-        Kubelet(kind, _unit(facts, kind), socket(endpoint or _SOCKETS[kind]), _driver(driver) or _DEFAULT_DRIVER),
+        Kubelet(
+            kind,
+            _unit(facts, kind),
+            socket(endpoint or _SOCKETS[kind]),
+            _driver(driver) or _DEFAULT_DRIVER,
+            node_name=flags.get("hostname-override", ""),
+        ),
         f"file:{path}" if path else "units",
     )
 
@@ -220,12 +234,24 @@ def _matches(facts: Facts, place: str) -> Sequence[str]:
 def _rancher(facts: Facts, kind: KubeletKind) -> Fact[Kubelet | None]:
     """k3s and RKE2: they note the socket at every start; their cgroup driver follows from what they find then."""
     config, crictl = _RANCHER.format(kind), _CRICTL.format(kind)
-    told = _flat(facts, config, "data-dir", "container-runtime-endpoint")
+    told = _flat(facts, config, "data-dir", "container-runtime-endpoint", "node-name")
     data = told.get("data-dir") or f"/var/lib/rancher/{kind}"
     noted = _flat(facts, crictl, "runtime-endpoint") if data == f"/var/lib/rancher/{kind}" else {}
     endpoint = noted.get("runtime-endpoint") or told.get("container-runtime-endpoint") or _SOCKETS[kind]
     probe = f"file:{crictl if noted else config}"
-    return Known(Kubelet(kind, _unit(facts, kind), socket(endpoint), None, data.rstrip("/")), probe)
+    unit = _unit(facts, kind)
+    name = _told_to_unit(facts, unit).get("node-name") or told.get("node-name") or ""
+    return Known(Kubelet(kind, unit, socket(endpoint), None, data.rstrip("/"), name), probe)
+
+
+def _told_to_unit(facts: Facts, unit: str) -> Mapping[str, str]:
+    """The flags in the unit file that k3s's installer wrote; none where nobody looked. k3s hides them in /proc."""
+    state = known(facts.file(f"/etc/systemd/system/{unit}"), None)
+    if state is None or state.content is None:
+        return {}
+    place = f"/etc/systemd/system/{unit}"
+    command = units.command({place: state.content}, unit, ("/etc/systemd/system",))
+    return flags_of(command.argv) if command else {}
 
 
 def _microk8s(facts: Facts, kind: KubeletKind) -> Fact[Kubelet | None]:
@@ -234,7 +260,8 @@ def _microk8s(facts: Facts, kind: KubeletKind) -> Fact[Kubelet | None]:
     flags = flags_of(Template(word).safe_substitute(_SNAP) for word in words)
     endpoint = flags.get("container-runtime-endpoint") or _SOCKETS[kind]
     driver = _driver(flags.get("cgroup-driver")) or (None if "config" in flags else _DEFAULT_DRIVER)
-    return Known(Kubelet(kind, _unit(facts, kind), socket(endpoint), driver), f"file:{_MICROK8S}")
+    name = flags.get("hostname-override", "")
+    return Known(Kubelet(kind, _unit(facts, kind), socket(endpoint), driver, node_name=name), f"file:{_MICROK8S}")
 
 
 def _k0s(facts: Facts, kind: KubeletKind) -> Fact[Kubelet | None]:

@@ -239,6 +239,8 @@ class DkmsBuild:
 
 KubeletKind: TypeAlias = Literal["kubelet", "k3s", "rke2", "microk8s", "k0s"]
 CgroupDriver: TypeAlias = Literal["systemd", "cgroupfs"]
+# Who builds the host of a Kubernetes node in place of its owner.
+Provider: TypeAlias = Literal["kind", "eks", "bottlerocket", "aks", "gke", "openshift"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,6 +253,7 @@ class Kubelet:
         socket: the path of the container runtime's socket.
         cgroup_driver: under which it runs pods; None where it decides that at its start.
         data: the folder in which k3s and RKE2 keep what they generate; empty for the others.
+        node_name: what it was told to call its Node; empty where that is the host's name.
     """
 
     kind: KubeletKind
@@ -258,6 +261,7 @@ class Kubelet:
     socket: str
     cgroup_driver: CgroupDriver | None = None
     data: str = ""
+    node_name: str = ""
 
 
 Files: TypeAlias = Mapping[str, Known[FileState | None] | Unknown]
@@ -283,6 +287,7 @@ class Facts:
         units: only those that steps ask about.
         dpkg_interrupted: whether dpkg stopped in the middle of its work.
         kubelet: the one that runs here, else the one that is set up here; Known(None) where there is none.
+        provider: whose Kubernetes node this is; Known(None) where nobody but its owner builds it.
     """
 
     distro: Fact[Distro]
@@ -309,6 +314,7 @@ class Facts:
     dkms: Fact[Mapping[str, DkmsBuild]] = Unknown("not captured", "dkms-installed")
     layout: Fact[Layout | None] = Unknown("not captured", "nvidia-gpus")
     kubelet: Fact[Kubelet | None] = Unknown("not captured", "kubelet")
+    provider: Fact[Provider | None] = Unknown("not captured", "provider-kind")
 
     @property
     def is_image(self) -> bool:

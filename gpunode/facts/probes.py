@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Final
 
-from gpunode.facts import apt_conf, diversions, kubelet, modprobe, systemd
+from gpunode.facts import apt_conf, diversions, kubelet, modprobe, provider, systemd
 from gpunode.facts.evidence import Capture, Holds, Probe
 
+# AKS with managed GPUs runs NVIDIA's device plugin so (Azure/AgentBaker, cse_config.sh).
+DEVICE_PLUGIN: Final = "nvidia-device-plugin.service"
 UNITS: Final = (
     "containerd.service",
     "crio.service",
@@ -17,6 +19,7 @@ UNITS: Final = (
     "gdrdrv.service",
     "nvidia-cdi-refresh.service",
     "nvidia-cdi-refresh.path",
+    DEVICE_PLUGIN,
     *(unit for units in kubelet.UNITS.values() for unit in units),
 )
 RESUME_UNIT: Final = "/etc/systemd/system/gpunode-resume.service"
@@ -129,6 +132,7 @@ _STATIC: Final = (
     _table("device-tree", path="/proc/device-tree/compatible"),
     _table("container-manager", path="/run/systemd/container"),
     _listing("dockerenv", "/.dockerenv"),
+    *(_listing(key, place) for key, (_, place) in provider.MARKS.items()),
     _listing("unit-wants", "/etc/systemd/system/*.wants/*"),
     _listing("unit-files-etc", "/etc/systemd/system/*.service"),
     _listing("unit-files-lib", "/lib/systemd/system/*.service"),

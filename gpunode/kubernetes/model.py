@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from gpunode.catalog.gpus import GpuModel
-from gpunode.facts.model import KubeletKind
+from gpunode.facts.model import KubeletKind, Provider
 
 # One namespace for labels and taints on all stacks.
 GPU_PRESENT: Final = "nvidia.com/gpu.present"
@@ -27,6 +27,8 @@ class ClusterNode:
         driver: the version of the loaded driver; empty where none is loaded, or nobody could tell.
         kubelet: the product that brings the kubelet; None where none was found.
         toolkit: whether the container toolkit is installed.
+        provider: who builds the node's host; None where its owner does.
+        provides: what that provider brought: ``driver``, ``device-plugin``.
     """
 
     name: str
@@ -34,6 +36,8 @@ class ClusterNode:
     driver: str = ""
     kubelet: KubeletKind | None = None
     toolkit: bool = False
+    provider: Provider | None = None
+    provides: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

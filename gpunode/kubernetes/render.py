@@ -9,6 +9,7 @@ from gpunode.command import command
 from gpunode.errors import Refused
 from gpunode.kubernetes import objects, releases
 from gpunode.kubernetes.checks import check
+from gpunode.kubernetes.managed import check_managed
 from gpunode.kubernetes.model import (
     GPU_PRESENT,
     MIG_CONFIG,
@@ -52,6 +53,7 @@ def rendered(recipe: Recipe, nodes: Sequence[ClusterNode], form: Form = "manifes
     wanted = recipe.kubernetes
     assert wanted is not None  # checked
     found = _with_gpus(nodes)
+    check_managed(wanted, found)
     if wanted.stack == "dra":
         _check_drivers(found)
     # HAMi has no configuration of the device plugin; its replicas are a limit of its own.

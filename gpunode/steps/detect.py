@@ -9,6 +9,7 @@ from gpunode.command import gpunode
 from gpunode.distros.family import Family
 from gpunode.facts.model import Facts, Known, PciDevice, Platform, need
 from gpunode.recipe import Expect, Recipe, VersionLock
+from gpunode.steps.managed import left_alone, replaced
 from gpunode.steps.outcome import Outcome, Planned, Refusal, Step
 from gpunode.steps.selection import PASSED_THROUGH, family_of, gpus, nvswitches, other_gpus, own_gpus, wants_driver
 
@@ -21,6 +22,8 @@ def plan(recipe: Recipe, facts: Facts) -> Outcome:
     """Names the GPUs; refuses what cannot have a driver where one is asked for, and a lock of other systems."""
     if recipe.lock is not None and (refused := _other_system(recipe.lock, facts)):
         return refused
+    if managed := left_alone(facts):
+        return managed
     if isinstance(facts.platform, Known) and not facts.platform.value.owns_kernel:
         return _guest(recipe, facts.platform.value)
     if isinstance(found := _system(recipe, facts), Refusal):
@@ -33,7 +36,7 @@ def plan(recipe: Recipe, facts: Facts) -> Outcome:
         return _no_gpu(recipe, devices, facts)
     if profile := _vgpu(usable):
         return _vgpu_guest(profile)
-    notes = (*_unmet(recipe.expect, usable), *_notes(devices))
+    notes = (*_unmet(recipe.expect, usable), *_notes(devices), *replaced(facts))
     return Planned((), _describe(usable) + _not_ours(devices), notes)
 
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 
 from gpunode.errors import Refused
 from gpunode.facts.evidence import Evidence
-from gpunode.facts.model import Facts, known, need
+from gpunode.facts.model import Facts, Known, known, need
+from gpunode.facts.probes import DEVICE_PLUGIN
 from gpunode.kubernetes.model import ClusterNode
+from gpunode.steps.managed import has_providers_driver
 from gpunode.steps.selection import models, own_gpus
 
 # What the API server takes for the name of a Node (RFC 1123).
@@ -36,10 +39,21 @@ def cluster_node(facts: Facts, name: str) -> ClusterNode:
         driver=loaded.version if loaded else "",
         kubelet=kubelet.kind if kubelet else None,
         toolkit=known(facts.toolkit_program, default=False),
+        provider=known(facts.provider, None),
+        provides=frozenset(_provided(facts)),
     )
 
 
-def host_name(evidence: Evidence, otherwise: str) -> str:
-    """The host's own name, which is the Node's unless the kubelet was told another; else ``otherwise``."""
-    found = evidence.get("node-name")
-    return (found.text.strip() if found and found.outcome == "ok" else "") or otherwise
+def _provided(facts: Facts) -> Iterator[str]:
+    if has_providers_driver(facts):
+        yield "driver"
+    plugin = facts.unit(DEVICE_PLUGIN)
+    if isinstance(plugin, Known) and (plugin.value.state.active or plugin.value.state.enabled):
+        yield "device-plugin"
+
+
+def node_name(facts: Facts, evidence: Evidence, otherwise: str) -> str:
+    """The Node's name: what the kubelet was told to call it, else the host's own name, else ``otherwise``."""
+    kubelet, found = known(facts.kubelet, None), evidence.get("node-name")
+    host = found.text.strip() if found and found.outcome == "ok" else ""
+    return (kubelet.node_name if kubelet else "") or host or otherwise

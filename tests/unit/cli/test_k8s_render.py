@@ -81,6 +81,20 @@ def test_a_capture_says_itself_which_node_it_is_of(tmp_path: Path, capsys: pytes
     assert set(answer(capsys)["result"]["expected"]) == {"gpu-7.rack"}
 
 
+def test_a_node_that_was_given_another_name_than_its_host_is_rendered_under_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    crictl, config = "/var/lib/rancher/k3s/agent/etc/crictl.yaml", "/etc/rancher/k3s/config.yaml"
+    more = {
+        "node-name": Capture("/proc/sys/kernel/hostname", "ok", b"gpu-7\n", holds="table"),
+        f"file:{crictl}": Capture(crictl, "ok", b"runtime-endpoint: unix:///run/k3s/containerd/containerd.sock\n"),
+        f"file:{config}": Capture(config, "ok", b"node-name: Rack-4.GPU-7\n"),
+    }
+    save({**load(Path(SAMPLE)), **more}, tmp_path / "named.tar.gz")
+    render("k8s-containerd", (str(tmp_path / "named.tar.gz"),), "", "manifests", How(json=True))
+    assert set(answer(capsys)["result"]["expected"]) == {"rack-4.gpu-7"}
+
+
 def test_what_a_person_made_of_a_rendered_file_stays(fleet: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     render("gpu-operator", (str(fleet),), str(out), "manifests", How(quiet=True))

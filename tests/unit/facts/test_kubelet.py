@@ -383,3 +383,43 @@ def test_flat_keys_of_yaml(text: str, value: Mapping[str, str | None]) -> None:
 def test_yaml_that_may_mean_something_else(text: str) -> None:
     with pytest.raises(ValueError, match=r"\S"):
         kubelet.flat(text, ("cgroupDriver",))
+
+
+K3S_UNIT = """\
+[Service]
+EnvironmentFile=-/etc/systemd/system/k3s.service.env
+ExecStart=/usr/local/bin/k3s \\
+    server \\
+\t'--node-name' \\
+\t'GPU-7' \\
+"""
+
+
+@pytest.mark.parametrize(
+    ("files", "unit", "name"),
+    [
+        (KUBEADM, "kubelet.service", ""),
+        (
+            {**KUBEADM, "/var/lib/kubelet/kubeadm-flags.env": 'KUBELET_KUBEADM_ARGS="--hostname-override=gpu-7"\n'},
+            "kubelet.service",
+            "gpu-7",
+        ),
+        ({"/etc/rancher/k3s/config.yaml": "node-name: gpu-7\n"}, "k3s.service", "gpu-7"),
+        ({"/etc/rancher/rke2/config.yaml": "node-name: gpu-7\n"}, "rke2-agent.service", "gpu-7"),
+        (
+            {"/etc/rancher/k3s/config.yaml": "node-name: gpu-8\n", "/etc/systemd/system/k3s.service": K3S_UNIT},
+            "k3s.service",
+            "GPU-7",
+        ),
+        (
+            {"/var/snap/microk8s/current/args/kubelet": "--hostname-override=gpu-7\n"},
+            "snap.microk8s.daemon-kubelite.service",
+            "gpu-7",
+        ),
+    ],
+)
+def test_the_name_that_a_kubelet_was_told_for_its_node_is_known(files: dict[str, str], unit: str, name: str) -> None:
+    told = found(files, [unit])
+    assert isinstance(told, Known)
+    assert told.value is not None
+    assert told.value.node_name == name

@@ -212,6 +212,52 @@ def test_nodes_that_cannot_be_rendered_together_are_refused() -> None:
         rendered(builtin.read("dra"), [old])
 
 
+@pytest.mark.parametrize(
+    ("text", "more", "what", "hint"),
+    [
+        ('extends = "k8s-containerd"', {"provider": "gke"}, "a is a GKE node", "gpu-sharing-strategy"),
+        ('extends = "gpu-operator"', {"provider": "openshift"}, "a is an OpenShift node", "OperatorHub"),
+        ('extends = "hami"', {"provider": "bottlerocket"}, "a is a Bottlerocket node", "kubelet-device-plugins"),
+        (
+            'extends = "k8s-containerd"',
+            {"provider": "aks", "provides": frozenset({"driver", "device-plugin"})},
+            "AKS runs the device plugin on a itself",
+            "--gpu-driver none",
+        ),
+        (
+            'extends = "gpu-operator"',
+            {"provider": "aks", "provides": frozenset({"driver"})},
+            "excludes the GPU Operator",
+            "device-plugin",
+        ),
+        (
+            'extends = "k8s-containerd"',
+            {"provider": "aks", "provides": frozenset({"driver"})},
+            'no runtime "nvidia"',
+            'runtime_class = ""',
+        ),
+    ],
+)
+def test_a_node_whose_provider_offers_its_gpus_is_left_alone(
+    text: str, more: dict[str, Any], what: str, hint: str
+) -> None:
+    with pytest.raises(Refused) as refused:
+        rendered(asked(text), [node("a", "2330", 8, **more)])
+    assert what in refused.value.what
+    assert hint in refused.value.hint
+
+
+def test_what_a_provider_leaves_to_its_users_is_rendered() -> None:
+    driver = frozenset({"driver"})
+    as_hinted = 'extends = "k8s-containerd"\n[runtime]\nname = "none"\n[kubernetes]\nruntime_class = ""'
+    assert "runtimeClassName" not in str(
+        rendered(asked(as_hinted), [node("a", "2330", 8, provider="aks", provides=driver)])
+    )
+    for provider in ("eks", "aks", "kind"):
+        assert rendered(builtin.read("k8s-containerd"), [node("a", "2330", 8, provider=provider)]).objects
+    assert rendered(builtin.read("k8s-containerd"), [node("a", "2330", 8, provider="eks", provides=driver)]).objects
+
+
 def test_mig_is_taken_away_from_no_node_that_no_layout_is_for() -> None:
     """The chart's default layout is all-disabled; the operator gives it to every node without a label."""
     text = 'extends = "gpu-operator"\n[kubernetes.mig]\nstrategy = "single"\n'

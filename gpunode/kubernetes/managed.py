@@ -1,0 +1,77 @@
+"""Nodes whose provider offers their GPUs to pods itself, or prescribes how that is done. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from gpunode.errors import Refused
+from gpunode.facts.model import Provider
+from gpunode.facts.provider import TITLES
+from gpunode.kubernetes.model import ClusterNode
+from gpunode.recipe_kubernetes import Kubernetes
+
+# Who runs a device plugin on its nodes, and what to do instead of a second one.
+# Sources: cloud.google.com/kubernetes-engine/docs/how-to/gpus and /timesharing-gpus; bottlerocket.dev, "Settings
+# Reference: kubelet-device-plugins"; docs.nvidia.com, "NVIDIA GPU Operator on Red Hat OpenShift".
+_OWN_PLUGIN: Final[Mapping[Provider, tuple[str, str]]] = {
+    "gke": (
+        "GKE runs its own device plugin on every GPU node",
+        (
+            "let pods ask for nvidia.com/gpu; sharing is a setting of the node pool, such as "
+            "--accelerator=…,gpu-sharing-strategy=time-sharing,max-shared-clients-per-gpu=4"
+        ),
+    ),
+    "openshift": (
+        "the NVIDIA GPU Operator of OperatorHub brings the device plugin, with the rights that OpenShift demands",
+        (
+            "install the Node Feature Discovery Operator and the NVIDIA GPU Operator from OperatorHub; sharing and MIG "
+            "are set in its ClusterPolicy"
+        ),
+    ),
+    "bottlerocket": (
+        "Bottlerocket's NVIDIA variants run the device plugin as a service of the host",
+        "let pods ask for nvidia.com/gpu; sharing is a setting of the node: settings.kubelet-device-plugins.nvidia",
+    ),
+}
+
+
+def check_managed(wanted: Kubernetes, nodes: Sequence[ClusterNode]) -> None:
+    """Nothing, where none of the nodes gets its device plugin from its provider.
+
+    Raises:
+        Refused: one does, or its provider's runtime does not fit the recipe.
+    """
+    for node in nodes:
+        if node.provider is not None and node.provider in _OWN_PLUGIN:
+            why, hint = _OWN_PLUGIN[node.provider]
+            raise Refused(f"{node.name} is {TITLES[node.provider]}, and gpunode leaves it alone", why=why, hint=hint)
+        if node.provider == "aks":
+            _check_aks(wanted, node)
+
+
+def _check_aks(wanted: Kubernetes, node: ClusterNode) -> None:
+    """Sources: learn.microsoft.com/azure/aks/{use-nvidia-gpu,nvidia-gpu-operator}; Azure/AgentBaker baker.go."""
+    own_driver = (
+        "create the node pool with `az aks nodepool add --gpu-driver none`, then run gpunode setup on its nodes"
+    )
+    if "device-plugin" in node.provides:
+        raise Refused(
+            f"AKS runs the device plugin on {node.name} itself",
+            why="nvidia-device-plugin.service is enabled there: its node pool has managed GPUs",
+            hint=f"let pods ask for nvidia.com/gpu, or {own_driver}",
+        )
+    if "driver" not in node.provides:
+        return
+    if wanted.stack == "gpu-operator":
+        raise Refused(
+            f"AKS installed the driver of {node.name}, which excludes the GPU Operator",
+            why="the operator would replace the configuration of containerd that AKS wrote",
+            hint=f'use stack = "device-plugin", or {own_driver}',
+        )
+    if wanted.runtime_class and wanted.stack in {"device-plugin", "hami"}:
+        raise Refused(
+            f'containerd on {node.name} has no runtime "nvidia"',
+            why='AKS calls it "nvidia-container-runtime", and makes it the default runtime',
+            hint='set runtime_class = "" in [kubernetes], and name = "none" in [runtime]',
+        )

@@ -1,0 +1,78 @@
+"""Nodes whose host a provider builds: what it brings is left alone, and what it leaves to its users is set up."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from gpunode.catalog.conflicts import driver_packages
+from gpunode.command import gpunode
+from gpunode.facts.model import Facts, Provider, Unknown, known
+from gpunode.facts.provider import TITLES
+from gpunode.steps.outcome import Refusal
+
+# Why a provider's host is left alone, and what to do instead.
+# Sources: cloud.google.com/kubernetes-engine/docs/how-to/gpus, "Create a GPU node pool"; docs.openshift.com, "Machine
+# configuration", and docs.nvidia.com, "NVIDIA GPU Operator on Red Hat OpenShift"; bottlerocket.dev, "Design".
+_ALONE: Final[dict[Provider, tuple[str, str]]] = {
+    "gke": (
+        "GKE installs the driver and the device plugin itself, and replaces its nodes when it upgrades or repairs them",
+        (
+            "let GKE install the driver: gcloud container node-pools create with "
+            "--accelerator=type=TYPE,count=N,gpu-driver-version=latest"
+        ),
+    ),
+    "openshift": (
+        "the Machine Config Operator manages this system, and reports every other change as drift",
+        (
+            "install the Node Feature Discovery Operator and the NVIDIA GPU Operator from OperatorHub: "
+            "they bring driver, toolkit and device plugin"
+        ),
+    ),
+    "bottlerocket": (
+        "its root file system is read-only",
+        "use an NVIDIA variant of Bottlerocket: it has driver, toolkit and device plugin",
+    ),
+}
+# Sources: docs.aws.amazon.com/eks, "Use EKS-optimized accelerated AMIs for GPU instances", and eksctl's "GPU Support":
+# Ubuntu's AMIs have no driver; learn.microsoft.com/azure/aks/use-nvidia-gpu, "Skip GPU driver installation".
+_BRINGS: Final[dict[Provider, str]] = {
+    "eks": "its AMI has driver and toolkit, so nothing is to be set up here; to bring your own driver, use an AMI "
+    "without one, such as Ubuntu's for EKS",
+    "aks": "AKS installed driver and toolkit, so nothing is to be set up here; to bring your own driver, create the "
+    "node pool with `az aks nodepool add --gpu-driver none`",
+}
+
+
+def left_alone(facts: Facts) -> Refusal | None:
+    """The refusal of a host that its provider sets up; None where that is up to its owner."""
+    provider = known(facts.provider, None)
+    if provider is None:
+        return None
+    if provider in _ALONE:
+        why, hint = _ALONE[provider]
+        return Refusal(f"this is {TITLES[provider]}, and gpunode leaves its host alone", why, hint)
+    if has_providers_driver(facts):
+        return Refusal(
+            f"this is {TITLES[provider]} with a driver of its provider, and gpunode leaves both alone",
+            "a driver is loaded, and no package of apt brought it",
+            f"{_BRINGS[provider]}\nrender the device plugin, which the provider leaves to you: "
+            f"{gpunode('k8s', 'render', 'k8s-containerd')}",
+        )
+    return None
+
+
+def has_providers_driver(facts: Facts) -> bool:
+    """Whether a driver is loaded that the node's provider brought, not a package of apt."""
+    loaded, packages = known(facts.loaded_driver, None), facts.packages
+    if known(facts.provider, None) not in _BRINGS or loaded is None:
+        return False
+    return isinstance(packages, Unknown) or not driver_packages(packages.value)
+
+
+def replaced(facts: Facts) -> tuple[str, ...]:
+    """A note where the provider replaces nodes without asking what was set up on them."""
+    provider = known(facts.provider, None)
+    if provider is None or provider not in _BRINGS:
+        return ()
+    name = provider.upper()
+    return (f"this is {TITLES[provider]}: {name} replaces nodes when it upgrades them, so run setup on each new node",)

@@ -1,0 +1,43 @@
+"""Nodes whose host a provider builds."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpunode.facts.model import LoadedDriver
+from gpunode.steps.detect import DETECT
+from tests.unit.steps.machines import machine, planned, recipe, refusal, with_driver
+
+LOADED = LoadedDriver("580.95.05", open_module=True)
+
+
+@pytest.mark.parametrize(
+    ("provider", "who", "instead"),
+    [
+        ("gke", "a GKE node", "gpu-driver-version=latest"),
+        ("openshift", "an OpenShift node", "OperatorHub"),
+        ("bottlerocket", "a Bottlerocket node", "NVIDIA variant"),
+    ],
+)
+def test_a_host_that_only_its_provider_sets_up_is_left_alone(provider: str, who: str, instead: str) -> None:
+    for asked in (recipe("containerd"), recipe("containerd", version="none")):
+        no = refusal(DETECT.plan(asked, machine(provider=provider)))
+        assert who in no.what
+        assert instead in no.hint
+
+
+@pytest.mark.parametrize(("provider", "bring"), [("eks", "Ubuntu's for EKS"), ("aks", "--gpu-driver none")])
+def test_the_driver_of_an_image_is_its_provider_s_and_one_that_is_missing_is_the_user_s(
+    provider: str, bring: str
+) -> None:
+    no = refusal(DETECT.plan(recipe("containerd"), machine(provider=provider, loaded_driver=LOADED)))
+    assert bring in no.hint
+    assert "gpunode k8s render" in no.hint
+    for node in (machine(provider=provider), with_driver(provider=provider)):
+        (note,) = planned(DETECT.plan(recipe("containerd"), node)).notes
+        assert "run setup on each new node" in note
+
+
+@pytest.mark.parametrize("provider", [None, "kind"])
+def test_what_nobody_else_manages_is_set_up_as_ever(provider: str | None) -> None:
+    assert planned(DETECT.plan(recipe("containerd"), machine(provider=provider))).notes == ()
