@@ -38,6 +38,7 @@ _RECIPE_TABLES = {
     "kubernetes.mig": "[kubernetes.mig]",
     "kubernetes.taint": "[kubernetes.taint]",
     "kubernetes.extras": "[kubernetes.extras]",
+    "kubernetes.kind": "[kubernetes.kind]",
     "kubernetes.versions": "[kubernetes.versions]",
     "kubernetes.configs.*": "[kubernetes.configs.NAME]",
 }

@@ -129,6 +129,13 @@ class Toolkit:
             ("auto", "none", "a version such as 1.18.1-1"),
         ),
     ] = "auto"
+    volume_mounts: Annotated[
+        bool | None,
+        Says(
+            "whether a container gets GPUs by mounts below /var/run/nvidia-container-devices, as kind's nodes do; left "
+            "out, it stays as it is"
+        ),
+    ] = None
 
 
 @dataclass(frozen=True, slots=True)

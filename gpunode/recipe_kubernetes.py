@@ -95,6 +95,19 @@ class Versions:
 
 
 @dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind cluster on this machine, whose workers get its GPUs."""
+
+    workers: Annotated[
+        int, Says("how many workers share out the machine's GPUs; 0 where the cluster is not kind's", least=0)
+    ] = 0
+    name: Annotated[
+        str,
+        Says("name of the kind cluster", r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?", ("lower-case letters, digits and -",)),
+    ] = "kind"
+
+
+@dataclass(frozen=True, slots=True)
 class NamedConfig:
     """What the nodes with certain GPUs get instead of ``[kubernetes.sharing]`` and ``[kubernetes.mig]``."""
 
@@ -145,6 +158,7 @@ class Kubernetes:
     mig: Mig = field(default_factory=Mig)
     taint: Taint = field(default_factory=Taint)
     extras: Extras = field(default_factory=Extras)
+    kind: Kind = field(default_factory=Kind)
     versions: Versions = field(default_factory=Versions)
     configs: Mapping[str, NamedConfig] = field(default_factory=lambda: MappingProxyType({}))
 
@@ -158,6 +172,7 @@ SECTIONS: Final[Mapping[str, type[Any]]] = MappingProxyType(
         "kubernetes.mig": Mig,
         "kubernetes.taint": Taint,
         "kubernetes.extras": Extras,
+        "kubernetes.kind": Kind,
         "kubernetes.versions": Versions,
         "kubernetes.configs.*": NamedConfig,
     }

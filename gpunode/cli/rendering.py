@@ -16,7 +16,7 @@ from gpunode.errors import Conflict, UsageError
 from gpunode.host import output
 from gpunode.host.capture import INDEX
 from gpunode.kubernetes.forms import HEADER, files, is_ours
-from gpunode.kubernetes.model import ClusterNode
+from gpunode.kubernetes.model import KIND_CONFIG, ClusterNode
 from gpunode.kubernetes.render import Form, rendered
 from gpunode.workflow.cluster import cluster_node, node_name
 
@@ -39,7 +39,7 @@ def render(place: str, captures: Sequence[str], out: str, form: str, how: How) -
     written = _write(Path(out), made) if out else Written()
     if not how.json and not out:
         notes = "".join(f"# {note}\n" for note in found.notes)
-        yaml = (f"# file: {path}\n{text}" for path, text in made.items() if path.endswith(".yaml"))
+        yaml = (f"# file: {path}\n{text}" for path, text in made.items() if _is_for_kubectl(path))
         standard_output().raw(notes + "---\n".join(yaml))
     elif out:
         how.report_screen().rendered(found, out, written.removed)
@@ -76,6 +76,10 @@ def nodes(captures: Sequence[str]) -> Iterator[ClusterNode]:
         for one in _captures_in(place):
             seen = see(one, "/", "")
             yield cluster_node(seen.facts, node_name(seen.facts, seen.evidence, _stem(one)))
+
+
+def _is_for_kubectl(path: str) -> bool:
+    return path.endswith(".yaml") and path != KIND_CONFIG
 
 
 def _captures_in(place: str) -> Iterator[str]:

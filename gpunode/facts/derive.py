@@ -145,6 +145,7 @@ def derive(evidence: Evidence, *, image: bool = False) -> Facts:
         exposed=_exposed(evidence),
         dkms=_fact("dkms-installed", lambda: dkms.drivers(reader.found("dkms-installed"))),
         toolkit_program=_fact("toolkit-program", lambda: bool(reader.found("toolkit-program"))),
+        rootless_docker=_fact("docker-rootless", lambda: not image and bool(reader.found("docker-rootless"))),
         run_installer=_fact("run-installer", lambda: bool(reader.found("run-installer"))),
         layout=_layout(reader, image=image),
         folders={folder: key for key, folder in FOLDERS.items() if _is_read(evidence.get(key))},

@@ -287,6 +287,7 @@ class Facts:
         units: only those that steps ask about.
         dpkg_interrupted: whether dpkg stopped in the middle of its work.
         kubelet: the one that runs here, else the one that is set up here; Known(None) where there is none.
+        rootless_docker: whether a user runs a dockerd without root.
         provider: whose Kubernetes node this is; Known(None) where nobody but its owner builds it.
     """
 
@@ -314,6 +315,7 @@ class Facts:
     dkms: Fact[Mapping[str, DkmsBuild]] = Unknown("not captured", "dkms-installed")
     layout: Fact[Layout | None] = Unknown("not captured", "nvidia-gpus")
     kubelet: Fact[Kubelet | None] = Unknown("not captured", "kubelet")
+    rootless_docker: Fact[bool] = Unknown("not captured", "docker-rootless")
     provider: Fact[Provider | None] = Unknown("not captured", "provider-kind")
 
     @property

@@ -132,6 +132,7 @@ _STATIC: Final = (
     _table("device-tree", path="/proc/device-tree/compatible"),
     _table("container-manager", path="/run/systemd/container"),
     _listing("dockerenv", "/.dockerenv"),
+    _listing("docker-rootless", "/run/user/*/docker.sock"),
     *(_listing(key, place) for key, (_, place) in provider.MARKS.items()),
     _listing("unit-wants", "/etc/systemd/system/*.wants/*"),
     _listing("unit-files-etc", "/etc/systemd/system/*.service"),

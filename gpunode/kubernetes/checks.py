@@ -73,6 +73,12 @@ def _check_runtime(recipe: Recipe, wanted: Kubernetes) -> None:
             why=f"the recipe {recipe.name} configures podman",
             hint='set name in [runtime] to "containerd" or "crio"',
         )
+    if wanted.kind.workers and not (runtime.name == "docker" and runtime.default and recipe.toolkit.volume_mounts):
+        raise Refused(
+            "the nodes of the kind cluster would get no GPU",
+            why="they are containers of docker, get its default runtime, and ask for GPUs by mounts",
+            hint='set name = "docker" and default = true in [runtime], and volume_mounts = true in [toolkit]',
+        )
     needs_class = wanted.stack in {"device-plugin", "hami"} and runtime.name != "none"
     if needs_class and not wanted.runtime_class and not runtime.default:
         raise Refused(
@@ -80,7 +86,7 @@ def _check_runtime(recipe: Recipe, wanted: Kubernetes) -> None:
             why="its pod has no RuntimeClass, and nvidia is not the default runtime",
             hint='set runtime_class = "nvidia" in [kubernetes], or default = true in [runtime]',
         )
-    if wanted.stack == "dra" and runtime.name == "containerd" and not runtime.cdi:
+    if wanted.stack == "dra" and runtime.name in {"containerd", "docker"} and not runtime.cdi:
         raise Refused(
             "the DRA driver needs CDI in containerd",
             why="it hands GPUs to containers as CDI devices",

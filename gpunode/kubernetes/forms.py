@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from gpunode.command import command
 from gpunode.kubernetes import yaml
-from gpunode.kubernetes.model import Object, Release, Rendered
+from gpunode.kubernetes.model import KIND_CONFIG, Object, Release, Rendered
 from gpunode.kubernetes.render import Form
 
 # The first line of every file: by it gpunode knows its own files when it renders again.
@@ -19,7 +19,7 @@ _FIRST_WAVE: Final = -3
 # Where rendered files stand.
 _PLACES: Final = re.compile(
     r"manifests/\d\d-[a-z0-9.-]+\.yaml|helm/[a-z-]+\.values\.yaml|applications/[a-z-]+\.yaml"
-    r"|test-pod\.yaml|kustomization\.yaml|apply\.sh"
+    r"|test-pod\.yaml|kustomization\.yaml|kind-config\.yaml|(?:apply|kind)\.sh"
 )
 
 
@@ -34,6 +34,9 @@ def files(rendered: Rendered, form: Form) -> Mapping[str, str]:
         made["test-pod.yaml"] = _file(rendered.test_pod, "manifests")
     if form == "kustomize":
         made["kustomization.yaml"] = _kustomization(sorted(made))
+    if kind := rendered.kind:
+        made[KIND_CONFIG] = yaml.document(kind.config, f"{HEADER}\nThe NVIDIA runtime takes the mounts for requests.")
+        made["kind.sh"] = f"#!/bin/sh\n# {HEADER}\n{kind.script}"
     made["apply.sh"] = _commands(rendered, form, tuple(made))
     return made
 
@@ -109,37 +112,45 @@ def _kustomization(paths: Sequence[str]) -> str:
 
 def _commands(rendered: Rendered, form: Form, paths: Sequence[str]) -> str:
     """A script of the exact commands, in their order."""
+    kubectl = _kubectl(rendered)
     lines = ["#!/bin/sh", f"# {HEADER}", "# Applies everything, in order.", "set -eu", 'cd "$(dirname "$0")"', ""]
+    lines += ["./kind.sh", ""] if rendered.kind else []
     # Labels first: by them the pods find their nodes. kubectl label fails for a Node that does not exist.
     for edit in rendered.nodes:
         lines.append(f"# {edit.why}")
         if edit.labels:
             labels = (f"{key}={value}" for key, value in edit.labels.items())
-            lines.append(command("kubectl", "label", "--overwrite", "node", edit.node, *labels))
+            lines.append(command(*kubectl, "label", "--overwrite", "node", edit.node, *labels))
         if edit.taint:
             # A Node's taints are one list: applying ours would remove everybody else's.
-            lines.append(command("kubectl", "taint", "--overwrite", "node", edit.node, edit.taint))
+            lines.append(command(*kubectl, "taint", "--overwrite", "node", edit.node, edit.taint))
     lines += ["", *_apply(rendered, form, paths)]
     if rendered.test_pod:
-        lines += ["", "# A pod that computes on a GPU:", f"#   {command('kubectl', 'apply', '-f', 'test-pod.yaml')}"]
+        lines += ["", "# A pod that computes on a GPU:", f"#   {command(*kubectl, 'apply', '-f', 'test-pod.yaml')}"]
     return "\n".join(lines) + "\n"
 
 
 def _apply(rendered: Rendered, form: Form, paths: Sequence[str]) -> Iterator[str]:
-    apply = ("kubectl", "apply", "--server-side", "--field-manager", "gpunode")
+    apply = (*_kubectl(rendered), "apply", "--server-side", "--field-manager", "gpunode")
     if form == "kustomize" and rendered.objects:
         yield command(*apply, "-k", ".")
     else:
         # One by one: what others put into the folder is not ours to apply.
         yield from (command(*apply, "-f", path) for path in paths if path.startswith(("manifests/", "applications/")))
     for release in rendered.releases if form != "argocd" else ():
-        yield from ("", f"# {release.why}", helm_command(release))
+        yield from ("", f"# {release.why}", helm_command(release, rendered.kind.context if rendered.kind else ""))
 
 
-def helm_command(release: Release) -> str:
+def _kubectl(rendered: Rendered) -> Sequence[str]:
+    """kubectl; for a cluster of kind with the context that it makes, whatever the current one is."""
+    return ("kubectl", "--context", rendered.kind.context) if rendered.kind else ("kubectl",)
+
+
+def helm_command(release: Release, context: str = "") -> str:
     """The command that installs the release, or brings it to these values."""
     where = ("--namespace", release.namespace, "--create-namespace")
     version = ("--version", release.version, "--values", f"helm/{release.name}.values.yaml", "--wait")
     is_oci = release.repository.startswith("oci://")
     chart = [f"{release.repository}/{release.chart}"] if is_oci else [release.chart, "--repo", release.repository]
-    return command("helm", "upgrade", "--install", release.name, *chart, *where, *version)
+    cluster = ("--kube-context", context) if context else ()
+    return command("helm", *cluster, "upgrade", "--install", release.name, *chart, *where, *version)

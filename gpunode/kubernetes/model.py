@@ -13,6 +13,8 @@ from gpunode.facts.model import KubeletKind, Provider
 GPU_PRESENT: Final = "nvidia.com/gpu.present"
 PLUGIN_CONFIG: Final = "nvidia.com/device-plugin.config"
 MIG_CONFIG: Final = "nvidia.com/mig.config"
+# From this kind makes a cluster; it is not for kubectl.
+KIND_CONFIG: Final = "kind-config.yaml"
 # Helm and people find by it what gpunode rendered.
 MANAGED_BY: Final = {"app.kubernetes.io/managed-by": "gpunode"}
 
@@ -98,6 +100,25 @@ class NodeEdit:
 
 
 @dataclass(frozen=True, slots=True)
+class KindCluster:
+    """A kind cluster that is yet to be made.
+
+    Attributes:
+        config: what kind makes it from.
+        script: the commands that make it, and give its workers' containerd the NVIDIA runtime.
+    """
+
+    name: str
+    config: Mapping[str, Any]
+    script: str
+
+    @property
+    def context(self) -> str:
+        """The context that kind adds to the user's kubeconfig."""
+        return f"kind-{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
 class Rendered:
     """All that the recipe asks of the cluster, in the order in which it is applied.
 
@@ -105,6 +126,7 @@ class Rendered:
         test_pod: what shows that a pod computes on a GPU; not applied with the rest.
         notes: what a person has to know, or do elsewhere.
         expected: by node, how many of each resource it offers when everything works.
+        kind: the cluster, where it is kind's.
     """
 
     objects: tuple[Object, ...] = ()
@@ -113,3 +135,4 @@ class Rendered:
     test_pod: tuple[Object, ...] = ()
     notes: tuple[str, ...] = ()
     expected: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    kind: KindCluster | None = None

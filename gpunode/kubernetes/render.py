@@ -7,7 +7,7 @@ from typing import Final, Literal, TypeAlias
 
 from gpunode.command import command
 from gpunode.errors import Refused
-from gpunode.kubernetes import objects, releases
+from gpunode.kubernetes import kind, objects, releases
 from gpunode.kubernetes.checks import check
 from gpunode.kubernetes.managed import check_managed
 from gpunode.kubernetes.model import (
@@ -54,6 +54,9 @@ def rendered(recipe: Recipe, nodes: Sequence[ClusterNode], form: Form = "manifes
     assert wanted is not None  # checked
     found = _with_gpus(nodes)
     check_managed(wanted, found)
+    made = kind.cluster(recipe, wanted.kind, len(found[0].gpus)) if wanted.kind.workers else None
+    if made:
+        found = kind.workers(wanted.kind, found)
     if wanted.stack == "dra":
         _check_drivers(found)
     # HAMi has no configuration of the device plugin; its replicas are a limit of its own.
@@ -68,6 +71,7 @@ def rendered(recipe: Recipe, nodes: Sequence[ClusterNode], form: Form = "manifes
         test_pod=_test(wanted, where, found, by_node),
         notes=tuple(_notes(recipe, wanted, found, by_node)),
         expected=expected,
+        kind=made,
     )
 
 
@@ -111,7 +115,11 @@ def _parts(
     plain = [] if where == "kube-system" else [objects.namespace(where)]
     exporter = wanted.extras.dcgm_exporter and wanted.stack != "gpu-operator"
     # The GPU Operator makes its own.
-    if wanted.runtime_class and (wanted.stack in {"device-plugin", "hami"} or exporter):
+    if (
+        wanted.runtime_class
+        and (wanted.stack in {"device-plugin", "hami"} or exporter)
+        and not _has_class(wanted, nodes)
+    ):
         plain.append(objects.runtime_class(wanted.runtime_class))
     charts: list[Release] = []
     match wanted.stack:
@@ -129,6 +137,14 @@ def _parts(
     if exporter:
         charts.append(releases.dcgm_exporter(wanted, where, nodes))
     return plain, charts
+
+
+def _has_class(wanted: Kubernetes, nodes: Sequence[ClusterNode]) -> bool:
+    """Whether the cluster makes the RuntimeClass itself: one of ours beside it would be taken away with ours.
+
+    Sources: k3s issue 8700 (1.29 and later); rke2 issue 7242 (1.32.1 and later, 1.29.13, 1.30.9, 1.31.5).
+    """
+    return wanted.runtime_class == "nvidia" and all(node.kubelet in {"k3s", "rke2"} for node in nodes)
 
 
 def _device_plugin(
@@ -230,6 +246,10 @@ def _notes(
         yield from _layouts(nodes, by_node)
     if "mps" in modes and wanted.stack == "device-plugin" and not wanted.extras.gfd:
         yield "MPS needs GPU Feature Discovery, so it is rendered, too."
+    if wanted.stack in {"device-plugin", "hami"} and _has_class(wanted, nodes):
+        yield "k3s (1.29 or later) and RKE2 (1.32.1 or later) make the RuntimeClass nvidia, so it is not rendered."
+    if wanted.kind.workers:
+        yield "kind.sh, written with --out, makes the cluster; apply.sh runs it first."
     if wanted.stack == "gpu-operator" and wanted.runtime_class and not recipe.runtime.cdi:
         yield f"Pods get a GPU only with runtimeClassName: {wanted.runtime_class}."
     if any(config.strategy == "mixed" and not config.layout for config in by_node.values()):

@@ -32,12 +32,13 @@ from gpunode.recipe import Recipe
 from gpunode.runtimes import Configured, Edited, Files, Runtime, Wish, after_edits, runtime
 from gpunode.runtimes.found import States, contents, file_changes, in_facts
 from gpunode.runtimes.installations import Chosen, chosen, kubelet_using, with_kubelets_driver
+from gpunode.steps import toolkit_config
 from gpunode.steps.access import closing, exposed, why_closed, why_open
 from gpunode.steps.outcome import Outcome, Planned, Refusal, Step
 from gpunode.steps.selection import matches
 
 # Root's programs read these for every container.
-_TOOLKITS = ("/etc/nvidia-container-runtime/config.toml", "/etc/nvidia-container-toolkit/nvidia-cdi-refresh.env")
+_TOOLKITS = (toolkit_config.CONFIG, "/etc/nvidia-container-toolkit/nvidia-cdi-refresh.env")
 _NO_PROGRAM = f"{TOOLKIT_PROGRAM} is not installed"
 _NUMBERS = re.compile(r"\d+(?:\.\d+)*")
 
@@ -48,9 +49,19 @@ def plan(recipe: Recipe, facts: Facts) -> Outcome:
         return Planned((), "the recipe has no container runtime")
     try:
         place = chosen(runtime(recipe.runtime.name), facts)
-        return _configured(recipe, facts, place)
+        return _with_toolkit(recipe, facts, _configured(recipe, facts, place))
     except Refused as refusal:
         return Refusal(refusal.what, refusal.why, refusal.hint)
+
+
+def _with_toolkit(recipe: Recipe, facts: Facts, planned: Planned | Refusal) -> Planned | Refusal:
+    """``planned``, and the toolkit's own file as the recipe wants it."""
+    if isinstance(planned, Refusal) or not (changes := toolkit_config.configured(recipe, facts)):
+        return planned
+    others = (change for change in planned.changes if subject(change) != toolkit_config.CONFIG)
+    accepted = "accepts" if recipe.toolkit.volume_mounts else "does not accept"
+    reason = f"{planned.reason}; the toolkit {accepted} requests for GPUs by mounts"
+    return replace(planned, changes=ordered((*others, *changes)), reason=reason)
 
 
 def _configured(recipe: Recipe, facts: Facts, place: Chosen) -> Planned | Refusal:

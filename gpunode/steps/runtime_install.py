@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 from gpunode.change import KnownAfter, PackageChange, PackageState
 from gpunode.errors import Refused
-from gpunode.facts.model import Facts, Known, need
+from gpunode.facts.model import Facts, Known, known, need
 from gpunode.recipe import Recipe
-from gpunode.runtimes import runtime
+from gpunode.runtimes import Runtime, runtime
 from gpunode.runtimes.installations import chosen
 from gpunode.steps.locked import astray, held_elsewhere, wanted_state
 from gpunode.steps.marks import set_manual, why_manual
@@ -33,6 +33,13 @@ def plan(recipe: Recipe, facts: Facts) -> Outcome:
     unit = facts.unit(row.unit)
     if isinstance(unit, Known) and unit.value.exists and not unit.value.masked:
         return Planned((), f"{row.unit} is installed, but not from a package; it is not replaced")
+    return _missing(recipe, facts, row, packages)
+
+
+def _missing(recipe: Recipe, facts: Facts, row: Runtime, packages: Mapping[str, PackageState]) -> Outcome:
+    """The distribution's package of a runtime that is not here."""
+    if row.id == "docker" and _has_kind(recipe) and known(facts.rootless_docker, default=False):
+        return _ROOTLESS
     if row.from_elsewhere:
         return Refusal(
             what=f"{row.id} is not installed",
@@ -40,10 +47,11 @@ def plan(recipe: Recipe, facts: Facts) -> Outcome:
             hint=f"install it from {row.from_elsewhere}; then run the command again",
         )
     if recipe.runtime.install == "never":
+        product = ", or k3s or RKE2, which bring theirs" if row.id == "containerd" else ""
         return Refusal(
             what=f"{row.id} is not installed",
             why='the recipe says runtime.install = "never"',
-            hint=f'install {" or ".join(row.packages)}, or set runtime.install = "if-missing"',
+            hint=f'install {" or ".join(row.packages)}{product}, or set runtime.install = "if-missing"',
         )
     first = row.packages[0]
     if recipe.lock is not None and first not in recipe.lock.packages:
@@ -51,6 +59,20 @@ def plan(recipe: Recipe, facts: Facts) -> Outcome:
     reason = f"{row.id} is missing; the distribution's package will be installed"
     after = wanted_state(recipe, first, KnownAfter(why="runtime"))
     return Planned((PackageChange(first, packages.get(first), after),), reason)
+
+
+# nvkind issue 48.
+_ROOTLESS = Refusal(
+    what="docker is rootless here, so a kind cluster gets no GPU",
+    why="a user runs dockerd (/run/user/*/docker.sock), and docker.service is missing; without root it cannot give "
+    "the cluster's nodes devices",
+    hint="install docker for the whole machine, and use it for kind:\nsudo apt-get install docker.io\n"
+    "docker context use default",
+)
+
+
+def _has_kind(recipe: Recipe) -> bool:
+    return recipe.kubernetes is not None and recipe.kubernetes.kind.workers > 0
 
 
 def _installed(recipe: Recipe, name: str, packages: Mapping[str, PackageState]) -> Outcome:

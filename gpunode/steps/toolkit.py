@@ -15,8 +15,7 @@ from gpunode.steps.marks import set_manual, why_manual
 from gpunode.steps.outcome import Outcome, Planned, Refusal, Step
 from gpunode.steps.repositories import wants_toolkit
 from gpunode.steps.selection import matches, not_locked
-
-CONFIG = "/etc/nvidia-container-runtime/config.toml"
+from gpunode.steps.toolkit_config import CONFIG, VOLUME_MOUNTS
 
 
 def plan(recipe: Recipe, facts: Facts) -> Outcome:
@@ -35,7 +34,10 @@ def plan(recipe: Recipe, facts: Facts) -> Outcome:
             why=f"the toolkit's packages must all be {wanted or 'of one version'}; somebody ran apt-mark hold on it",
             hint=f"apt-mark unhold {' '.join(held)}, then run the command again",
         )
-    notes = (*_configured_otherwise(facts), *diverted(facts, "nvidia-container", "nvidia-ctk", "nvidia-cdi-hook"))
+    notes = (
+        *_configured_otherwise(recipe, facts),
+        *diverted(facts, "nvidia-container", "nvidia-ctk", "nvidia-cdi-hook"),
+    )
     marked = set_manual(packages, [name for name in TOOLKIT_PACKAGES[:1] if name not in names])
     if not names:
         installed = f"toolkit {packages[TOOLKIT_PACKAGES[0]].version} is installed, all four packages"
@@ -47,7 +49,7 @@ def plan(recipe: Recipe, facts: Facts) -> Outcome:
     return Planned((*changes, *marked), _reason(packages, wanted), notes)
 
 
-def _configured_otherwise(facts: Facts) -> Iterator[str]:
+def _configured_otherwise(recipe: Recipe, facts: Facts) -> Iterator[str]:
     """That the toolkit's own configuration says otherwise than the toolkit does by itself; it may be meant."""
     if (state := known(facts.file(CONFIG), None)) is None:
         return
@@ -55,6 +57,8 @@ def _configured_otherwise(facts: Facts) -> Iterator[str]:
 
     try:
         found = toolkit.departures(state.content)
+        if recipe.toolkit.volume_mounts is not None:
+            found = tuple(one for one in found if not one.startswith(f"{VOLUME_MOUNTS} "))
     except Refused as refusal:
         yield f"{refusal.what}: {refusal.why}"
         return

@@ -22,7 +22,7 @@ from gpunode.redaction.secrets import text as redact
 from gpunode.runtimes import RUNTIMES, Runtime, Wish
 from gpunode.runtimes.found import by_looking
 from gpunode.runtimes.installations import placed
-from gpunode.steps import DRIVER_STEPS, STAGES, STEPS
+from gpunode.steps import DRIVER_STEPS, STAGES, STEPS, toolkit_config
 from gpunode.steps.detect import DETECT
 from gpunode.steps.outcome import Outcome, Planned, Refusal, Stage, Step, Waits
 
@@ -225,12 +225,13 @@ def projected(facts: Facts, plan: StagePlan) -> Facts:
 
 
 def _files_to_come(facts: Facts, plan: StagePlan) -> Iterator[tuple[str, str]]:
-    """Configuration files that a runtime's package will bring, each with the package."""
+    """Configuration files that a runtime's or the toolkit's package will bring, each with the package."""
     new = {change.name for change in plan.packages if change.after and not _is_present(change.before)}
-    for row in RUNTIMES:
-        for name in sorted(row.config_from & new):
-            if isinstance(fact := facts.file(row.config), Known) and fact.value is None:
-                yield row.config, name
+    brought = [(row.config, name) for row in RUNTIMES for name in sorted(row.config_from & new)]
+    brought += [(toolkit_config.CONFIG, toolkit_config.BRINGS)] if toolkit_config.BRINGS in new else []
+    for path, name in brought:
+        if isinstance(fact := facts.file(path), Known) and fact.value is None:
+            yield path, name
 
 
 def _is_present(state: PackageState | None) -> bool:

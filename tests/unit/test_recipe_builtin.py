@@ -15,7 +15,7 @@ from gpunode.recipe import Recipe, Runtime, Toolkit, known_keys
 TOP = Path(__file__).parents[2]
 SHIPPED = (
     *("bare-metal", "containerd", "crio", "docker", "dra", "gpu-operator", "hami"),
-    *("k8s-containerd", "k8s-mig", "k8s-mps", "k8s-time-slicing", "podman", "rdma"),
+    *("k3s", "k8s-containerd", "k8s-mig", "k8s-mps", "k8s-time-slicing", "kind", "podman", "rdma"),
 )
 
 
@@ -32,6 +32,8 @@ def test_the_shipped_recipes_are_found_from_a_source_tree() -> None:
         ("k8s-containerd", Toolkit("auto"), Runtime("containerd", cgroup="systemd")),
         ("crio", Toolkit("auto"), Runtime("crio", install="never")),
         ("podman", Toolkit("auto"), Runtime("podman")),
+        ("k3s", Toolkit("auto"), Runtime("containerd", install="never")),
+        ("kind", Toolkit("auto", volume_mounts=True), Runtime("docker", default=True)),
     ],
 )
 def test_what_the_shipped_recipes_want(name: str, toolkit: Toolkit, runtime: Runtime) -> None:
@@ -50,7 +52,8 @@ def test_a_shipped_recipe_tells_editors_its_schema_and_a_reader_what_it_does(nam
 
 def test_nothing_is_taken_by_default_that_a_recipe_did_not_ask_for() -> None:
     for name in SHIPPED:
-        assert builtin.read(name).runtime.default is None
+        # kind can only use docker's default runtime.
+        assert builtin.read(name).runtime.default is (True if name == "kind" else None)
         assert builtin.read(name).expect == Recipe("x").expect
 
 

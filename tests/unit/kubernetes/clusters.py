@@ -29,7 +29,7 @@ CLUSTERS: Final[Mapping[str, tuple[ClusterNode, ...]]] = {
     "microk8s": (node("snap", _H200, 4, kubelet="microk8s"),),
     "fleet": (node("gpu-02", _B200, 8, kubelet="kubelet"), node("gpu-01", _H100, 8, kubelet="kubelet")),
 }
-RECIPES: Final = ("k8s-containerd", "k8s-time-slicing", "k8s-mps", "k8s-mig", "gpu-operator", "hami", "dra")
+RECIPES: Final = ("k8s-containerd", "k8s-time-slicing", "k8s-mps", "k8s-mig", "gpu-operator", "hami", "dra", "k3s")
 _GOLDEN: Final[Sequence[tuple[str, str, Form]]] = (
     ("k8s-containerd", "one", "manifests"),
     ("k8s-time-slicing", "k3s", "kustomize"),
@@ -39,6 +39,8 @@ _GOLDEN: Final[Sequence[tuple[str, str, Form]]] = (
     ("gpu-operator", "microk8s", "helm"),
     ("hami", "sixteen", "manifests"),
     ("dra", "eight", "manifests"),
+    ("k3s", "k3s", "manifests"),
+    ("kind", "eight", "manifests"),
 )
 
 

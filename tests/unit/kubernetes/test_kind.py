@@ -1,0 +1,114 @@
+"""kind clusters: how the GPUs are shared out, and the script that makes the cluster, run with recorded commands."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from gpunode import builtin, recipe
+from gpunode.errors import Refused
+from gpunode.kubernetes.forms import files
+from gpunode.kubernetes.render import rendered
+from tests.unit.kubernetes.clusters import CLUSTERS, node
+
+EIGHT = CLUSTERS["eight"]
+COMMANDS = {
+    "kind": 'case "$1 $2" in "get clusters") echo "$CLUSTERS" ;; esac',
+    "docker": (
+        'case "$*" in *SecurityOptions*) echo "$SECURITY" ;; *DefaultRuntime*) echo "$RUNTIME" ;; '
+        "*grep*) exit $OLD ;; *'nvidia-smi -L') exit $BLIND ;; esac"
+    ),
+}
+
+
+def of_workers(count: int, more: str = "") -> recipe.Recipe:
+    text = f'schema = 1\nextends = "kind"\n[kubernetes.kind]\nworkers = {count}\nname = "lab"\n{more}'
+    return recipe.parse(text, "mine.toml", builtin.load)
+
+
+@pytest.mark.parametrize(("count", "shares"), [(1, [8]), (3, [2, 3, 3]), (8, [1] * 8)])
+def test_every_gpu_is_one_worker_s(count: int, shares: list[int]) -> None:
+    found = rendered(of_workers(count), EIGHT)
+    assert [one["nvidia.com/gpu"] for one in found.expected.values()] == shares
+    assert [edit.node for edit in found.nodes] == ["lab-worker", *(f"lab-worker{n}" for n in range(2, count + 1))]
+    assert found.kind is not None
+    mounts = [m["containerPath"] for n in found.kind.config["nodes"] for m in n.get("extraMounts", ())]
+    assert [place.rpartition("/")[2] for place in mounts] == (["all"] if count == 1 else [*"01234567"])
+
+
+@pytest.mark.parametrize(
+    ("wanted", "nodes", "what"),
+    [
+        (of_workers(9), EIGHT, "fewer GPUs than the 9 workers"),
+        (of_workers(1), (node("a", "2330", 1), node("b", "2330", 1)), "on one machine"),
+        (of_workers(1, "[toolkit]\nvolume_mounts = false"), EIGHT, "would get no GPU"),
+        (of_workers(1, "[runtime]\ndefault = false"), EIGHT, "would get no GPU"),
+        (of_workers(1, '[runtime]\nname = "containerd"'), EIGHT, "would get no GPU"),
+    ],
+)
+def test_a_cluster_that_would_have_no_gpus_is_refused(
+    wanted: recipe.Recipe, nodes: tuple[object, ...], what: str
+) -> None:
+    with pytest.raises(Refused, match=what):
+        rendered(wanted, nodes)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("form", ["manifests", "kustomize", "argocd", "helm"])
+def test_nothing_is_sent_to_another_cluster(form: str) -> None:
+    found = rendered(of_workers(1, "[kubernetes.extras]\ndcgm_exporter = true"), EIGHT, form)  # type: ignore[arg-type]
+    lines = files(found, form)["apply.sh"].splitlines()  # type: ignore[arg-type]
+    sent = [line for line in lines if line.startswith(("kubectl", "helm"))]
+    assert sent
+    assert [line for line in sent if "context kind-lab" not in line] == []
+
+
+def run(script: str, folder: Path, **environment: str) -> tuple[int, str, list[str]]:
+    """Exit status, complaints, and what was run."""
+    for name, body in COMMANDS.items():
+        (folder / name).write_text(f'#!/bin/sh\necho "{name} $*" >>"$LOG"\n{body}\n')
+        (folder / name).chmod(0o755)
+    (folder / "kind.sh").write_text(script)
+    log, usual = folder / "log", {"CLUSTERS": "other", "SECURITY": "[name=seccomp]", "RUNTIME": "nvidia"}
+    own = {**usual, "OLD": "0", "BLIND": "0", **environment, "LOG": str(log), "PATH": f"{folder}:{os.environ['PATH']}"}
+    done = subprocess.run(["sh", str(folder / "kind.sh")], env=own, capture_output=True, text=True, check=False)
+    ran = [line for line in log.read_text().splitlines() if " info" not in line]
+    return done.returncode, done.stderr, ran
+
+
+def script(count: int) -> str:
+    return files(rendered(of_workers(count), EIGHT), "manifests")["kind.sh"]
+
+
+@pytest.mark.usefixtures("allow_subprocess")
+def test_the_script_makes_the_cluster_once_and_readies_each_worker(tmp_path: Path) -> None:
+    status, _, ran = run(script(2), tmp_path)
+    assert status == 0
+    assert "kind create cluster --name lab --config kind-config.yaml" in ran
+    restarted = [line for line in ran if line.endswith("systemctl restart containerd")]
+    assert restarted == [f"docker exec lab-worker{n} systemctl restart containerd" for n in ("", "2")]
+    hidden = [line.partition(" hide ")[2] for line in ran if " hide " in line]
+    assert hidden == ["4 5 6 7", "0 1 2 3"]
+    assert not any("umount -R" in line for line in ran)
+    (tmp_path / "log").unlink()
+    status, _, ran = run(script(1), tmp_path, CLUSTERS="other\nlab")
+    assert status == 0
+    assert not [line for line in ran if "create" in line or "hide" in line]
+
+
+@pytest.mark.usefixtures("allow_subprocess")
+@pytest.mark.parametrize(
+    ("more", "why"),
+    [
+        ({"SECURITY": "[name=seccomp name=rootless]"}, "rootless"),
+        ({"RUNTIME": "runc"}, "sudo gpunode setup"),
+        ({"BLIND": "9"}, "lab-worker sees no GPU"),
+        ({"OLD": "1"}, "older than 1.19"),
+    ],
+)
+def test_the_script_stops_at_what_cannot_work(more: dict[str, str], why: str, tmp_path: Path) -> None:
+    status, complaint, _ = run(script(2), tmp_path, **more)
+    assert status == 1
+    assert why in complaint

@@ -1,0 +1,87 @@
+"""What a recipe asks of the toolkit's own configuration."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from gpunode import builtin
+from gpunode.change import Change, FileChange, FileState
+from gpunode.facts.model import Facts
+from gpunode.facts.project import project
+from gpunode.steps.runtime_config import RUNTIME_CONFIG
+from gpunode.steps.runtime_install import RUNTIME_INSTALL
+from gpunode.steps.toolkit import TOOLKIT as TOOLKIT_STEP
+from gpunode.steps.toolkit_config import CONFIG, VOLUME_MOUNTS
+from tests.unit.steps.machines import machine, planned, refusal, unit
+
+TOOLKIT = dict.fromkeys(
+    ("nvidia-container-toolkit", "nvidia-container-toolkit-base", "libnvidia-container-tools", "libnvidia-container1"),
+    "1.20.0-1",
+)
+KIND = builtin.read("kind")
+
+
+def workstation(content: bytes, **more: object) -> Facts:
+    return machine(
+        packages={"docker.io": "20.10.24", **TOOLKIT},
+        files={CONFIG: FileState(content, **more)},  # type: ignore[arg-type]
+        units={"docker.service": unit()},
+        toolkit_program=True,
+    )
+
+
+def of_toolkit(changes: tuple[Change, ...]) -> FileChange | None:
+    found = [change for change in changes if isinstance(change, FileChange) and change.path == CONFIG]
+    assert len(found) <= 1
+    return found[0] if found else None
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"disable-require = false\n", f"#{VOLUME_MOUNTS} = false\n".encode(), f"{VOLUME_MOUNTS} = false\n".encode()],
+)
+def test_kind_s_mounts_are_accepted_once(content: bytes) -> None:
+    facts = workstation(content)
+    outcome = planned(RUNTIME_CONFIG.plan(KIND, facts))
+    change = of_toolkit(outcome.changes)
+    assert change is not None
+    assert isinstance(change.after, FileState)
+    assert f"{VOLUME_MOUNTS} = true" in change.after.content.decode().splitlines()
+    assert "requests for GPUs by mounts" in outcome.reason
+    assert planned(RUNTIME_CONFIG.plan(KIND, project(facts, outcome.changes))).changes == ()
+
+
+def test_a_recipe_that_says_nothing_of_it_leaves_the_file_alone() -> None:
+    assert of_toolkit(planned(RUNTIME_CONFIG.plan(builtin.read("docker"), workstation(b""))).changes) is None
+
+
+def test_a_file_that_others_may_write_is_closed_in_the_same_change() -> None:
+    change = of_toolkit(planned(RUNTIME_CONFIG.plan(KIND, workstation(b"", mode=0o666))).changes)
+    assert change is not None
+    assert isinstance(change.after, FileState)
+    assert change.after.mode == 0o644
+
+
+def test_what_the_recipe_asks_for_is_no_departure() -> None:
+    facts = workstation(f"{VOLUME_MOUNTS} = true\n".encode())
+    assert planned(TOOLKIT_STEP.plan(KIND, facts)).notes == ()
+    (note,) = planned(TOOLKIT_STEP.plan(builtin.read("docker"), facts)).notes
+    assert VOLUME_MOUNTS in note
+
+
+def test_a_docker_that_a_user_runs_is_no_place_for_a_kind_cluster() -> None:
+    facts = machine(rootless_docker=True)
+    no = refusal(RUNTIME_INSTALL.plan(KIND, facts))
+    assert "rootless" in no.what
+    assert "docker context use default" in no.hint
+    for recipe, node in (
+        (builtin.read("docker"), facts),
+        (KIND, replace(workstation(b""), rootless_docker=facts.rootless_docker)),
+    ):
+        planned(RUNTIME_INSTALL.plan(recipe, node))
+
+
+def test_the_recipe_k3s_installs_no_containerd_and_names_who_brings_one() -> None:
+    assert "k3s or RKE2" in refusal(RUNTIME_INSTALL.plan(builtin.read("k3s"), machine())).hint
