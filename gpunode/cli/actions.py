@@ -15,7 +15,6 @@ from gpunode.change import (
     ServiceChange,
     is_mark,
 )
-from gpunode.host.apt_plan import lowers
 
 Effect: TypeAlias = Literal["install", "upgrade", "downgrade", "mark", "purge"]
 EFFECTS: tuple[Effect, ...] = get_args(Effect)
@@ -60,4 +59,6 @@ def effect_on(change: PackageChange) -> Effect:
         return "install"
     if is_mark(change):
         return "mark"
+    from gpunode.host.apt_plan import lowers  # loaded on use: many commands change no package
+
     return "downgrade" if lowers(change) else "upgrade"

@@ -24,7 +24,7 @@ from gpunode.errors import (
 from gpunode.facts.model import Facts, Unknown
 from gpunode.recipe import Recipe
 from gpunode.redaction.secrets import text as redacted
-from gpunode.steps import STEPS
+from gpunode.steps.table import STEPS
 from gpunode.workflow.converge import notes_of, owed_by, raise_refusal, steps_of
 from gpunode.workflow.events import Told
 

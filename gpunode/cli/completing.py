@@ -28,7 +28,7 @@ def drivers() -> list[str]:
 
 def steps() -> list[str]:
     """What --only takes."""
-    from gpunode.steps import STEPS
+    from gpunode.steps.table import STEPS
 
     return [step.id for step in STEPS]
 

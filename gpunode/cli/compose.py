@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 from gpunode import builtin
 from gpunode.command import gpunode, sudo_gpunode
@@ -19,10 +19,7 @@ from gpunode.facts.derive import derive
 from gpunode.facts.evidence import Evidence
 from gpunode.facts.model import Facts, Known, PciDevice
 from gpunode.host.port import HostView, OnProgress, Progress
-from gpunode.recipe import Recipe, line_of, parse
-from gpunode.runtimes import RUNTIMES
-from gpunode.steps import STEPS
-from gpunode.steps.detect import DETECT
+from gpunode.recipe import Recipe, RuntimeName, line_of, parse
 
 if TYPE_CHECKING:
     from gpunode.journal.store import Announce, Store
@@ -30,7 +27,9 @@ if TYPE_CHECKING:
 # The shipped captures: each can be named in place of a file.
 SAMPLES = Path(__file__).parent.parent / "samples"
 _PCI_ID = re.compile(r"([0-9a-fA-F]{4}):([0-9a-fA-F]{4})")
-_DEFAULT_RECIPES = {"none": "bare-metal", "": "bare-metal", **{row.id: row.id for row in RUNTIMES}}
+_BARE_METAL = "bare-metal"
+# Each runtime has a recipe of its name.
+_DEFAULT_RECIPES = {**{name: name for name in get_args(RuntimeName)}, "none": _BARE_METAL, "": _BARE_METAL}
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +55,7 @@ class Wanted:
                 hint="upgrade one node without --lock, then renew the lock there:\n"
                 f"{gpunode('plan', '--upgrade', '--lock', self.lock)}",
             )
-        base = recipe_at(self.recipe or _DEFAULT_RECIPES.get(self.runtime, "bare-metal"))
+        base = recipe_at(self.recipe or _DEFAULT_RECIPES.get(self.runtime, _BARE_METAL))
         wanted = replace(base, upgrade=self.upgrade)
         if self.runtime:
             name = _option("--runtime", "runtime", "name", self.runtime).runtime.name
@@ -77,7 +76,13 @@ def recipe_at(place: str) -> Recipe:
     Raises:
         RecipeError, UsageError: it cannot be understood.
     """
-    found, ids = builtin.read(place), tuple(step.id for step in STEPS if step.id != DETECT.id)
+    found = builtin.read(place)
+    if not found.skip:
+        return found
+    from gpunode.steps.detect import DETECT
+    from gpunode.steps.table import STEPS
+
+    ids = tuple(step.id for step in STEPS if step.id != DETECT.id)
     if wrong := [step for step in found.skip if step not in ids]:
         what = f"skip names {', '.join(dict.fromkeys(wrong))[:200]}: no such step, or one that cannot be skipped"
         raise RecipeError(what, file=place, line=line_of(builtin.load(place), ("skip",)), key="skip", allowed=ids)

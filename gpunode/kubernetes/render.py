@@ -7,7 +7,7 @@ from typing import Final, Literal, TypeAlias
 
 from gpunode.command import command
 from gpunode.errors import Refused
-from gpunode.kubernetes import kind, objects, releases
+from gpunode.kubernetes import objects, releases
 from gpunode.kubernetes.checks import check
 from gpunode.kubernetes.managed import check_managed
 from gpunode.kubernetes.model import (
@@ -54,9 +54,11 @@ def rendered(recipe: Recipe, nodes: Sequence[ClusterNode], form: Form = "manifes
     assert wanted is not None  # checked
     found = _with_gpus(nodes)
     check_managed(wanted, found)
-    made = kind.cluster(recipe, wanted.kind, len(found[0].gpus)) if wanted.kind.workers else None
-    if made:
-        found = kind.workers(wanted.kind, found)
+    made = None
+    if wanted.kind.workers:
+        from gpunode.kubernetes import kind  # loaded on use: most clusters are not kind's
+
+        made, found = kind.cluster(recipe, wanted.kind, len(found[0].gpus)), kind.workers(wanted.kind, found)
     if wanted.stack == "dra":
         _check_drivers(found)
     # HAMi has no configuration of the device plugin; its replicas are a limit of its own.

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from gpunode.catalog.gpus import lookup, vgpu_profile
 from gpunode.command import gpunode
 from gpunode.distros.family import Family
-from gpunode.facts.model import Facts, Known, PciDevice, Platform, need
+from gpunode.facts.model import Facts, Known, PciDevice, Platform, known, need
 from gpunode.recipe import Expect, Recipe, VersionLock
-from gpunode.steps.managed import left_alone, replaced
+from gpunode.steps.gpus import PASSED_THROUGH, gpus, nvswitches, other_gpus, own_gpus
 from gpunode.steps.outcome import Outcome, Planned, Refusal, Step
-from gpunode.steps.selection import PASSED_THROUGH, family_of, gpus, nvswitches, other_gpus, own_gpus, wants_driver
+from gpunode.steps.selection import family_of, wants_driver
 
 _FOREIGN = {"1002": "AMD", "8086": "Intel"}
 # What was looked at, by the probe that told: sysfs is read only where lspci does not answer.
@@ -22,8 +23,20 @@ def plan(recipe: Recipe, facts: Facts) -> Outcome:
     """Names the GPUs; refuses what cannot have a driver where one is asked for, and a lock of other systems."""
     if recipe.lock is not None and (refused := _other_system(recipe.lock, facts)):
         return refused
-    if managed := left_alone(facts):
-        return managed
+    if known(facts.provider, None):
+        return _of_provider(recipe, facts)
+    return _of_owner(recipe, facts)
+
+
+def _of_provider(recipe: Recipe, facts: Facts) -> Outcome:
+    """On a node whose host a provider builds."""
+    from gpunode.steps.managed import left_alone, replaced  # loaded on use: few nodes have one
+
+    found = left_alone(facts) or _of_owner(recipe, facts)
+    return replace(found, notes=(*found.notes, *replaced(facts))) if isinstance(found, Planned) else found
+
+
+def _of_owner(recipe: Recipe, facts: Facts) -> Outcome:
     if isinstance(facts.platform, Known) and not facts.platform.value.owns_kernel:
         return _guest(recipe, facts.platform.value)
     if isinstance(found := _system(recipe, facts), Refusal):
@@ -36,7 +49,7 @@ def plan(recipe: Recipe, facts: Facts) -> Outcome:
         return _no_gpu(recipe, devices, facts)
     if profile := _vgpu(usable):
         return _vgpu_guest(profile)
-    notes = (*_unmet(recipe.expect, usable), *_notes(devices), *replaced(facts))
+    notes = (*_unmet(recipe.expect, usable), *_notes(devices))
     return Planned((), _describe(usable) + _not_ours(devices), notes)
 
 

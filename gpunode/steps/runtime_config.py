@@ -32,13 +32,13 @@ from gpunode.recipe import Recipe
 from gpunode.runtimes import Configured, Edited, Files, Runtime, Wish, after_edits, runtime
 from gpunode.runtimes.found import States, contents, file_changes, in_facts
 from gpunode.runtimes.installations import Chosen, chosen, kubelet_using, with_kubelets_driver
-from gpunode.steps import toolkit_config
 from gpunode.steps.access import closing, exposed, why_closed, why_open
 from gpunode.steps.outcome import Outcome, Planned, Refusal, Step
 from gpunode.steps.selection import matches
+from gpunode.steps.toolkit import CONFIG
 
 # Root's programs read these for every container.
-_TOOLKITS = (toolkit_config.CONFIG, "/etc/nvidia-container-toolkit/nvidia-cdi-refresh.env")
+_TOOLKITS = (CONFIG, "/etc/nvidia-container-toolkit/nvidia-cdi-refresh.env")
 _NO_PROGRAM = f"{TOOLKIT_PROGRAM} is not installed"
 _NUMBERS = re.compile(r"\d+(?:\.\d+)*")
 
@@ -56,9 +56,13 @@ def plan(recipe: Recipe, facts: Facts) -> Outcome:
 
 def _with_toolkit(recipe: Recipe, facts: Facts, planned: Planned | Refusal) -> Planned | Refusal:
     """``planned``, and the toolkit's own file as the recipe wants it."""
-    if isinstance(planned, Refusal) or not (changes := toolkit_config.configured(recipe, facts)):
+    if isinstance(planned, Refusal) or recipe.toolkit.volume_mounts is None:
         return planned
-    others = (change for change in planned.changes if subject(change) != toolkit_config.CONFIG)
+    from gpunode.steps import toolkit_config  # loaded on use: few recipes ask for it
+
+    if not (changes := toolkit_config.configured(recipe, facts)):
+        return planned
+    others = (change for change in planned.changes if subject(change) != CONFIG)
     accepted = "accepts" if recipe.toolkit.volume_mounts else "does not accept"
     reason = f"{planned.reason}; the toolkit {accepted} requests for GPUs by mounts"
     return replace(planned, changes=ordered((*others, *changes)), reason=reason)

@@ -1,4 +1,4 @@
-"""Decisions that several steps share: which devices are GPUs, and which driver they get."""
+"""Decisions that several steps share: which driver the GPUs get."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from gpunode.catalog import branches
 from gpunode.catalog.branches import ModuleFlavour
 from gpunode.catalog.conflicts import BY_THEMSELVES, STANDS_ALONE, driver_packages, parts, upstream
 from gpunode.catalog.driver import Choice, Impossible, choose
-from gpunode.catalog.gpus import GpuModel, lookup
-from gpunode.catalog.gpus import is_nvswitch as _is_nvswitch
+from gpunode.catalog.gpus import GpuModel
 from gpunode.change import PackageState
 from gpunode.command import gpunode
 from gpunode.distros import family
 from gpunode.distros.dpkg_version import DpkgVersion
 from gpunode.distros.family import PIN_FILE, Family
-from gpunode.facts.model import Facts, Known, LoadedDriver, PciDevice, known, need
+from gpunode.facts.model import Facts, Known, LoadedDriver, known, need
 from gpunode.recipe import Flavour, Recipe, VersionLock
+from gpunode.steps.gpus import models, own_gpus
 from gpunode.steps.outcome import Planned, Refusal
 
 _PINNING = "nvidia-driver-pinning-"
@@ -30,38 +30,7 @@ _DRIVER_VERSION = re.compile(r"(\d{3})\.(?:\d|\Z)")
 _LIBRARIES = re.compile(r"libcuda1|libnvidia-ml1|libnvidia-compute(?:-\d{3}(?:-server)?)?")
 # Several versions of its firmware may be there side by side, and nothing on a GPU needs the others at its version.
 _MAY_DIFFER = (STANDS_ALONE, "nvidia-firmware-", "nvidia-fabricmanager", "nvidia-persistenced", "cuda-compat")
-NVIDIA = "10de"
-# Display controllers: VGA compatible and 3D. The NVIDIA kernel module binds these and bridges of class 0680 alone
-# (nv-pci-table.c, open-gpu-kernel-modules).
-GPU_CLASSES = frozenset({"0300", "0302"})
-BRIDGE_CLASS = "0680"
-PASSED_THROUGH = "vfio-pci"
 MACHINE = "whether this is bare metal, a virtual machine or a container, in which no driver is installed"
-
-
-def gpus(devices: tuple[PciDevice, ...]) -> tuple[PciDevice, ...]:
-    """NVIDIA's GPUs among ``devices``, those given to virtual machines included."""
-    return tuple(d for d in devices if d.vendor == NVIDIA and d.class_code in GPU_CLASSES)
-
-
-def own_gpus(devices: tuple[PciDevice, ...]) -> tuple[PciDevice, ...]:
-    """The GPUs that this system itself may use: not those bound to vfio-pci for a virtual machine."""
-    return tuple(d for d in gpus(devices) if d.driver != PASSED_THROUGH)
-
-
-def other_gpus(devices: tuple[PciDevice, ...]) -> tuple[PciDevice, ...]:
-    """Display controllers of other makers that compute, such as AMD's and Intel's."""
-    return tuple(d for d in devices if d.vendor in {"1002", "8086"} and d.class_code in {*GPU_CLASSES, "0380"})
-
-
-def nvswitches(devices: tuple[PciDevice, ...]) -> tuple[PciDevice, ...]:
-    """The NVSwitches among ``devices``: they need the fabric manager."""
-    return tuple(d for d in devices if d.vendor == NVIDIA and d.class_code == BRIDGE_CLASS and _is_nvswitch(d.device))
-
-
-def models(devices: tuple[PciDevice, ...]) -> tuple[GpuModel, ...]:
-    """What the catalog knows of each of this system's GPUs."""
-    return tuple(lookup(d.device) for d in own_gpus(devices))
 
 
 def wants_driver(recipe: Recipe, facts: Facts) -> bool:

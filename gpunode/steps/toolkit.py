@@ -15,7 +15,12 @@ from gpunode.steps.marks import set_manual, why_manual
 from gpunode.steps.outcome import Outcome, Planned, Refusal, Step
 from gpunode.steps.repositories import wants_toolkit
 from gpunode.steps.selection import matches, not_locked
-from gpunode.steps.toolkit_config import CONFIG, VOLUME_MOUNTS
+
+CONFIG = "/etc/nvidia-container-runtime/config.toml"
+# The package whose postinst writes it.
+CONFIG_FROM = TOOLKIT_PACKAGES[1]
+# kind gives its nodes GPUs by these mounts, which a container cannot make for itself.
+VOLUME_MOUNTS = "accept-nvidia-visible-devices-as-volume-mounts"
 
 
 def plan(recipe: Recipe, facts: Facts) -> Outcome:

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from gpunode.change import Deferred, FileChange, FileState, closed
 from gpunode.facts.model import Facts, Known, Unknown, holds, need
 from gpunode.facts.project import PLAN
 from gpunode.recipe import Recipe
+from gpunode.steps.toolkit import CONFIG, CONFIG_FROM, VOLUME_MOUNTS
 
 if TYPE_CHECKING:
     from gpunode.runtimes.toolkit import Machine
-
-CONFIG: Final = "/etc/nvidia-container-runtime/config.toml"
-# kind gives its nodes GPUs by these mounts; a container without privileges cannot make them for itself.
-VOLUME_MOUNTS: Final = "accept-nvidia-visible-devices-as-volume-mounts"
-# The package whose postinst writes the file.
-BRINGS: Final = "nvidia-container-toolkit-base"
 
 
 def configured(recipe: Recipe, facts: Facts) -> tuple[FileChange, ...]:
@@ -45,7 +40,9 @@ def configured(recipe: Recipe, facts: Facts) -> tuple[FileChange, ...]:
 
 def _later(facts: Facts, *, asked: bool) -> tuple[FileChange, ...]:
     """The toolkit's package is about to bring the file."""
-    promise = Deferred(f"the package's file, with {VOLUME_MOUNTS} = {str(asked).lower()}", f"{BRINGS} is installed")
+    promise = Deferred(
+        f"the package's file, with {VOLUME_MOUNTS} = {str(asked).lower()}", f"{CONFIG_FROM} is installed"
+    )
     return () if holds(facts.file(CONFIG), promise) else (FileChange(CONFIG, None, promise),)
 
 

@@ -10,8 +10,8 @@ from gpunode.facts.evidence import Evidence
 from gpunode.facts.model import Facts, Known, known, need
 from gpunode.facts.probes import DEVICE_PLUGIN
 from gpunode.kubernetes.model import ClusterNode
+from gpunode.steps.gpus import models, own_gpus
 from gpunode.steps.managed import has_providers_driver
-from gpunode.steps.selection import models, own_gpus
 
 # What the API server takes for the name of a Node (RFC 1123).
 _NODE_NAME = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*")

@@ -22,9 +22,10 @@ from gpunode.redaction.secrets import text as redact
 from gpunode.runtimes import RUNTIMES, Runtime, Wish
 from gpunode.runtimes.found import by_looking
 from gpunode.runtimes.installations import placed
-from gpunode.steps import DRIVER_STEPS, STAGES, STEPS, toolkit_config
 from gpunode.steps.detect import DETECT
 from gpunode.steps.outcome import Outcome, Planned, Refusal, Stage, Step, Waits
+from gpunode.steps.table import DRIVER_STEPS, STAGES, STEPS
+from gpunode.steps.toolkit import CONFIG, CONFIG_FROM
 
 # More than there are commands, as a rule: one that hangs must not keep the others waiting.
 _SIDE_BY_SIDE = 64
@@ -228,7 +229,7 @@ def _files_to_come(facts: Facts, plan: StagePlan) -> Iterator[tuple[str, str]]:
     """Configuration files that a runtime's or the toolkit's package will bring, each with the package."""
     new = {change.name for change in plan.packages if change.after and not _is_present(change.before)}
     brought = [(row.config, name) for row in RUNTIMES for name in sorted(row.config_from & new)]
-    brought += [(toolkit_config.CONFIG, toolkit_config.BRINGS)] if toolkit_config.BRINGS in new else []
+    brought += [(CONFIG, CONFIG_FROM)] if CONFIG_FROM in new else []
     for path, name in brought:
         if isinstance(fact := facts.file(path), Known) and fact.value is None:
             yield path, name

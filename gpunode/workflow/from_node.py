@@ -17,11 +17,13 @@ from gpunode.runtimes import RUNTIMES, Wish
 from gpunode.runtimes import Runtime as RuntimeRow
 from gpunode.runtimes.found import contents, in_facts
 from gpunode.runtimes.installations import placed
-from gpunode.steps import STEPS, cdi
+from gpunode.steps import cdi
 from gpunode.steps.detect import DETECT
+from gpunode.steps.gpus import models, own_gpus
 from gpunode.steps.outcome import Refusal
 from gpunode.steps.repair import REPAIR
-from gpunode.steps.selection import family_of, installed_branches, is_installed, models, own_gpus
+from gpunode.steps.selection import family_of, installed_branches, is_installed
+from gpunode.steps.table import STEPS
 from gpunode.workflow.converge import raise_refusal
 from gpunode.workflow.plan import plan
 

@@ -16,8 +16,8 @@ from gpunode.host.port import Host, HostView, Settled
 from gpunode.journal.record import CutShort, Result
 from gpunode.journal.store import Run, Store
 from gpunode.recipe import Recipe
-from gpunode.steps import STAGES
 from gpunode.steps.outcome import Planned, Waits
+from gpunode.steps.table import STAGES
 from gpunode.workflow.apply import Applier, at_the_end
 from gpunode.workflow.converge import Advance, StagePlan, plan_stage, raise_refusal, walk
 from gpunode.workflow.events import Observer, Previewed, StageBegun, Surveyed, Told

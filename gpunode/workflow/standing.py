@@ -11,7 +11,7 @@ from gpunode.change import Change, FileChange, PackageChange, PackageState, subj
 from gpunode.errors import Conflict, UsageError
 from gpunode.journal.record import MAKING, RunSummary, to_undo
 from gpunode.journal.store import Store
-from gpunode.steps import needed
+from gpunode.steps.table import needed
 
 _SHOWN = 6
 

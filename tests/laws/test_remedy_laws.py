@@ -23,7 +23,7 @@ from gpunode.diagnoses.model import DISRUPTIONS, Diagnosis, Disruption, Fix
 from gpunode.diagnoses.snapshot import snapshot
 from gpunode.facts import pasted
 from gpunode.runtimes import RUNTIMES
-from gpunode.steps import STEPS
+from gpunode.steps.table import STEPS
 from tests.laws.reports import wholes
 from tests.laws.systems import SYSTEMS, VGPU
 from tests.scenarios.reports import diagnosis

@@ -21,7 +21,7 @@ from gpunode.cli.screen.text import Line, Span, line, padded, span
 from gpunode.cli.screen.words import MARKS, bare, count, listed, owed, seconds, sentence, service, settled
 from gpunode.host.port import Settled
 from gpunode.journal.record import OBSOLETE
-from gpunode.steps import STEPS
+from gpunode.steps.table import STEPS
 from gpunode.workflow.events import Applied
 
 _TITLES = {**{step.id: step.title for step in STEPS}, OBSOLETE: "obsolete file"}

@@ -9,7 +9,7 @@ from gpunode.catalog.gpus import lookup
 from gpunode.cli.screen.text import Line, Span, indented, line, padded, prose, span
 from gpunode.cli.screen.words import DOT, MARKS, listed
 from gpunode.facts.model import Distro, Facts, Kernels, Known, PciDevice, Platform
-from gpunode.steps.selection import own_gpus
+from gpunode.steps.gpus import own_gpus
 
 if TYPE_CHECKING:
     from gpunode.facts.nvml import Gpu, NvmlAnswer

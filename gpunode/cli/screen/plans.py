@@ -15,8 +15,8 @@ from gpunode.cli.screen.words import MARKS, bare, count, owed, sentence
 from gpunode.facts.model import Facts
 from gpunode.host.port import NOT_SIMULATED
 from gpunode.recipe import Recipe
-from gpunode.steps import STEPS
 from gpunode.steps.outcome import Planned, Refusal, Waits
+from gpunode.steps.table import STEPS
 from gpunode.workflow.converge import StagePlan, StepPlan, notes_of, owed_by, partial
 from gpunode.workflow.plan import pending
 from gpunode.workflow.recovery import Backlog

@@ -9,7 +9,7 @@ from gpunode.cli.app import GROUPS, STEP_IDS, app
 from gpunode.cli.boundary import run
 from gpunode.cli.compose import Wanted
 from gpunode.errors import UsageError
-from gpunode.steps import STEPS
+from gpunode.steps.table import STEPS
 
 
 @pytest.mark.parametrize(

@@ -22,10 +22,10 @@ from gpunode.facts.model import Facts, Known, Platform, Unknown, known
 from gpunode.facts.project import project
 from gpunode.recipe import Recipe, Runtime, Toolkit
 from gpunode.runtimes import Wish, runtime
-from gpunode.steps import STEPS, needed
 from gpunode.steps.outcome import Planned
 from gpunode.steps.runtime_config import RUNTIME_CONFIG
 from gpunode.steps.runtime_install import RUNTIME_INSTALL
+from gpunode.steps.table import STEPS, needed
 from gpunode.steps.toolkit import TOOLKIT
 from tests.unit.steps.machines import CONTAINERD, DAEMON_JSON, files, machine, names, planned, recipe, refusal, unit
 

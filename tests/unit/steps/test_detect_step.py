@@ -7,9 +7,9 @@ import pytest
 from gpunode.errors import Undetermined
 from gpunode.facts.model import Distro, Fact, Known, PciDevice, Platform, PlatformKind, Unknown
 from gpunode.recipe import Expect, Recipe
-from gpunode.steps import STAGES
 from gpunode.steps.detect import DETECT
 from gpunode.steps.outcome import Refusal, Stage
+from gpunode.steps.table import STAGES
 from gpunode.workflow.converge import plan_stage
 from tests.unit.steps.machines import H100, T4, gpu, machine, planned, recipe, refusal
 

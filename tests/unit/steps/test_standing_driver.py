@@ -10,13 +10,13 @@ from gpunode.change import PackageState
 from gpunode.facts.derive import derive
 from gpunode.facts.model import Facts, Kernels, Known, LoadedDriver, ModuleFile
 from gpunode.recipe import Recipe
-from gpunode.steps import STEPS
 from gpunode.steps.conflicts import CONFLICTS
 from gpunode.steps.driver import DRIVER
 from gpunode.steps.headers import HEADERS
 from gpunode.steps.module import MODULE_BUILD, MODULE_LOAD
 from gpunode.steps.outcome import Planned, Waits
 from gpunode.steps.persistence import PERSISTENCE
+from gpunode.steps.table import STEPS
 from tests.scenarios.healthy.captures import evidence
 from tests.scenarios.healthy.nodes import HEALTHY
 from tests.unit.steps.machines import B200, KERNEL, UBUNTU, gpu, machine, planned, recipe, unit

@@ -12,8 +12,8 @@ from gpunode.facts.model import Facts
 from gpunode.facts.project import project
 from gpunode.steps.runtime_config import RUNTIME_CONFIG
 from gpunode.steps.runtime_install import RUNTIME_INSTALL
+from gpunode.steps.toolkit import CONFIG, VOLUME_MOUNTS
 from gpunode.steps.toolkit import TOOLKIT as TOOLKIT_STEP
-from gpunode.steps.toolkit_config import CONFIG, VOLUME_MOUNTS
 from tests.unit.steps.machines import machine, planned, refusal, unit
 
 TOOLKIT = dict.fromkeys(

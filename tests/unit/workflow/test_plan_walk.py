@@ -12,7 +12,7 @@ from gpunode.change import KnownAfter, PackageChange, PackageState
 from gpunode.facts.model import Facts
 from gpunode.host.port import Action, Simulation
 from gpunode.recipe import Recipe
-from gpunode.steps import STAGES, STEPS
+from gpunode.steps.table import STAGES, STEPS
 from gpunode.workflow.converge import StagePlan, notes_of, raise_refusal
 from gpunode.workflow.plan import pending, plan
 from tests.laws.nodes import facts, recipes
