@@ -7,12 +7,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from gpunode.command import command
+from gpunode.command import command, gpunode
 from gpunode.errors import Conflict, Refused
 from gpunode.host.cluster import Body, Cluster, Identity, Tried
 from gpunode.host.kubectl import Forbidden
 from gpunode.kubernetes.advertisers import refuse_second
-from gpunode.kubernetes.model import MANAGED_BY, NodeEdit, Rendered
+from gpunode.kubernetes.model import MANAGED_BY, KindCluster, NodeEdit, Rendered
 from gpunode.kubernetes.reconcile import OURS, Item, Present, items, manager_of, node_body
 
 _NODE_USER: Final = "system:node:"
@@ -48,11 +48,14 @@ def planned(rendered: Rendered, cluster: Cluster) -> ClusterPlan:
     """The plan, as far as the credential reaches.
 
     Raises:
-        Refused: a Node is not in this cluster, something else offers the GPUs already, or rights are missing.
+        Refused: the recipe is for a kind cluster, which this is not; a Node is not in this cluster, something else
+            offers the GPUs already, or rights are missing.
         Conflict: another field manager owns what gpunode would set.
         UsageError, Undetermined: the cluster cannot be asked.
     """
     identity = cluster.identity()
+    if rendered.kind:
+        _check_kind(rendered.kind, identity)
     try:
         present = _present(rendered, cluster, identity)
         skipped: tuple[str, ...] = ()
@@ -66,6 +69,16 @@ def planned(rendered: Rendered, cluster: Cluster) -> ClusterPlan:
     if not skipped:
         _refuse_forbidden(found, cluster)
     return found
+
+
+def _check_kind(kind: KindCluster, identity: Identity) -> None:
+    if identity.context != kind.context:
+        raise Refused(
+            f"the recipe is for the kind cluster {kind.name}, and this is the context {identity.context}",
+            why=f"kind calls the context of its cluster {kind.context}",
+            hint=f"add --context={kind.context} to the same command; if the cluster is yet to be made:\n"
+            f"{gpunode('k8s', 'render', 'kind', '--out', 'gpu-stack')}\ngpu-stack/kind.sh",
+        )
 
 
 def for_kubelet(rendered: Rendered, node: str) -> tuple[Rendered, tuple[str, ...]]:

@@ -10,8 +10,10 @@ import pytest
 
 from gpunode import builtin, recipe
 from gpunode.errors import Refused
+from gpunode.host.cluster import Cluster, Identity
 from gpunode.kubernetes.forms import files
 from gpunode.kubernetes.render import rendered
+from gpunode.workflow.cluster_plan import planned
 from tests.unit.kubernetes.clusters import CLUSTERS, node
 
 EIGHT = CLUSTERS["eight"]
@@ -112,3 +114,16 @@ def test_the_script_stops_at_what_cannot_work(more: dict[str, str], why: str, tm
     status, complaint, _ = run(script(2), tmp_path, **more)
     assert status == 1
     assert why in complaint
+
+
+class Elsewhere(Cluster):
+    """Another cluster than kind's, which must not be asked for more than its name."""
+
+    def identity(self) -> Identity:
+        return Identity("prod", "https://10.0.0.1:6443", "admin", "v1.36.2", "uid")
+
+
+def test_a_plan_for_a_kind_cluster_asks_no_other_cluster() -> None:
+    with pytest.raises(Refused, match="kind cluster lab, and this is the context prod") as refused:
+        planned(rendered(of_workers(1), EIGHT), Elsewhere())
+    assert "--context=kind-lab" in refused.value.hint
