@@ -127,7 +127,7 @@ def test_a_run_is_undone_after_those_that_need_it(bases: dict[str, Bases], chroo
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("recipe", ["bare-metal", "k8s-containerd"])
+@pytest.mark.parametrize("recipe", ["bare-metal", "k8s-containerd", "kind"])
 def test_a_whole_rollback_takes_back_the_other_recipes(recipe: str, bases: dict[str, Bases], chroots: Lab) -> None:
     with chroots.node(bases["bookworm"].runtime, [T4]) as node:
         as_machine(node)
