@@ -25,9 +25,13 @@ _DEVICES: Final = "/var/run/nvidia-container-devices"
 def workers(kind: Kind, nodes: Sequence[ClusterNode]) -> tuple[ClusterNode, ...]:
     """The cluster's workers, among whom the machine's GPUs are shared out in their order.
 
+    They are ``nodes`` themselves where these are nodes of a kind cluster.
+
     Raises:
         Refused: the GPUs are of several machines, or fewer than the workers.
     """
+    if all(node.provider == "kind" for node in nodes):
+        return tuple(nodes)
     if len(nodes) > 1:
         raise Refused(
             "a kind cluster is on one machine",
@@ -43,7 +47,10 @@ def workers(kind: Kind, nodes: Sequence[ClusterNode]) -> tuple[ClusterNode, ...]
     host = nodes[0]
     return tuple(
         replace(
-            host, name=_name(kind, number), gpus=tuple(host.gpus[gpu] for gpu in _gpus(kind, len(host.gpus), number))
+            host,
+            name=_name(kind, number),
+            gpus=tuple(host.gpus[gpu] for gpu in _gpus(kind, len(host.gpus), number)),
+            provider="kind",
         )
         for number in range(kind.workers)
     )

@@ -15,6 +15,7 @@ from gpunode.kubernetes.model import (
     MIG_CONFIG,
     PLUGIN_CONFIG,
     ClusterNode,
+    KindCluster,
     NodeEdit,
     Object,
     Release,
@@ -52,13 +53,9 @@ def rendered(recipe: Recipe, nodes: Sequence[ClusterNode], form: Form = "manifes
     check(recipe)
     wanted = recipe.kubernetes
     assert wanted is not None  # checked
-    found = _with_gpus(nodes)
-    check_managed(wanted, found)
-    made = None
-    if wanted.kind.workers:
-        from gpunode.kubernetes import kind  # loaded on use: most clusters are not kind's
-
-        made, found = kind.cluster(recipe, wanted.kind, len(found[0].gpus)), kind.workers(wanted.kind, found)
+    given = _with_gpus(nodes)
+    check_managed(wanted, given)
+    found = members(wanted, given)
     if wanted.stack == "dra":
         _check_drivers(found)
     # HAMi has no configuration of the device plugin; its replicas are a limit of its own.
@@ -73,8 +70,27 @@ def rendered(recipe: Recipe, nodes: Sequence[ClusterNode], form: Form = "manifes
         test_pod=_test(wanted, where, found, by_node),
         notes=tuple(_notes(recipe, wanted, found, by_node)),
         expected=expected,
-        kind=made,
+        kind=_kind_cluster(recipe, wanted, given) if found != given else None,
     )
+
+
+def members(wanted: Kubernetes, nodes: Sequence[ClusterNode]) -> tuple[ClusterNode, ...]:
+    """The nodes of the cluster: those given, or the workers of the kind cluster on the one that is.
+
+    Raises:
+        Refused: a kind cluster cannot be made there.
+    """
+    if not wanted.kind.workers:
+        return tuple(nodes)
+    from gpunode.kubernetes import kind  # loaded on use: most clusters are not kind's
+
+    return kind.workers(wanted.kind, nodes)
+
+
+def _kind_cluster(recipe: Recipe, wanted: Kubernetes, nodes: Sequence[ClusterNode]) -> KindCluster:
+    from gpunode.kubernetes import kind
+
+    return kind.cluster(recipe, wanted.kind, len(nodes[0].gpus))
 
 
 def _with_gpus(nodes: Sequence[ClusterNode]) -> tuple[ClusterNode, ...]:

@@ -55,7 +55,7 @@ def planned(rendered: Rendered, cluster: Cluster) -> ClusterPlan:
     """
     identity = cluster.identity()
     if rendered.kind:
-        _check_kind(rendered.kind, identity)
+        check_kind(rendered.kind, identity)
     try:
         present = _present(rendered, cluster, identity)
         skipped: tuple[str, ...] = ()
@@ -71,7 +71,12 @@ def planned(rendered: Rendered, cluster: Cluster) -> ClusterPlan:
     return found
 
 
-def _check_kind(kind: KindCluster, identity: Identity) -> None:
+def check_kind(kind: KindCluster, identity: Identity) -> None:
+    """Nothing, where this is the context of the kind cluster.
+
+    Raises:
+        Refused: it is another.
+    """
     if identity.context != kind.context:
         raise Refused(
             f"the recipe is for the kind cluster {kind.name}, and this is the context {identity.context}",

@@ -17,13 +17,14 @@ from gpunode.host.port import OnProgress, Progress
 from gpunode.kubernetes import node_checks
 from gpunode.kubernetes.model import ClusterNode, NodeEdit, Rendered
 from gpunode.kubernetes.objects import TEST_POD
-from gpunode.kubernetes.render import rendered
+from gpunode.kubernetes.render import members, rendered
 from gpunode.kubernetes.sharing import Config, configs
 from gpunode.kubernetes.trial_checks import Ran, settled, sharing_check, trial_check
 from gpunode.kubernetes.trials import RUN_LABEL, Trial, is_over, is_unscheduled, trials, users
 from gpunode.kubernetes.workload_checks import Workload, cause, crashing, workload_check, workloads
 from gpunode.recipe import Recipe
 from gpunode.recipe_kubernetes import Kubernetes
+from gpunode.workflow.cluster_plan import check_kind
 from gpunode.workflow.verify import Report
 
 _EACH_S: Final = 1.0
@@ -63,6 +64,10 @@ def verify(asked: Asked, cluster: Cluster, *, pause: Callable[[], None], progres
     wanted = rendered(asked.recipe, asked.nodes)
     kubernetes = asked.recipe.kubernetes
     assert kubernetes is not None  # rendered
+    if wanted.kind:
+        check_kind(wanted.kind, cluster.identity())
+        # Its workers are containers of this machine, whose own runtime tells nothing of theirs.
+        asked = replace(asked, nodes=members(kubernetes, asked.nodes), on_node=lambda _: None)
     nodes = {node.name: node for node in asked.nodes if node.gpus}
     live = {str(one["metadata"]["name"]): one for one in cluster.get([_node(edit) for edit in wanted.nodes])}
     there = {name: body for name, body in live.items() if not node_checks.not_ready(body)}

@@ -9,11 +9,13 @@ from pathlib import Path
 import pytest
 
 from gpunode import builtin, recipe
+from gpunode.command import command
 from gpunode.errors import Refused
 from gpunode.host.cluster import Cluster, Identity
 from gpunode.kubernetes.forms import files
-from gpunode.kubernetes.render import rendered
+from gpunode.kubernetes.render import members, rendered
 from gpunode.workflow.cluster_plan import planned
+from gpunode.workflow.cluster_verify import Asked, verify
 from tests.unit.kubernetes.clusters import CLUSTERS, node
 
 EIGHT = CLUSTERS["eight"]
@@ -123,7 +125,21 @@ class Elsewhere(Cluster):
         return Identity("prod", "https://10.0.0.1:6443", "admin", "v1.36.2", "uid")
 
 
-def test_a_plan_for_a_kind_cluster_asks_no_other_cluster() -> None:
-    with pytest.raises(Refused, match="kind cluster lab, and this is the context prod") as refused:
-        planned(rendered(of_workers(1), EIGHT), Elsewhere())
-    assert "--context=kind-lab" in refused.value.hint
+def test_no_other_cluster_is_asked_what_a_kind_cluster_is_meant_for() -> None:
+    verification = Asked(of_workers(1), EIGHT, "", 1, command("gpunode"), lambda _: None)
+    for ask in (
+        lambda: planned(rendered(of_workers(1), EIGHT), Elsewhere()),
+        lambda: verify(verification, Elsewhere(), pause=lambda: None, progress=lambda _: None),
+    ):
+        with pytest.raises(Refused, match="kind cluster lab, and this is the context prod") as refused:
+            ask()
+        assert "--context=kind-lab" in refused.value.hint
+
+
+def test_the_workers_of_a_kind_cluster_are_rendered_as_they_are() -> None:
+    wanted = of_workers(3)
+    assert wanted.kubernetes is not None
+    workers = members(wanted.kubernetes, EIGHT)
+    assert rendered(wanted, workers).expected == rendered(wanted, EIGHT).expected
+    for worker in workers:
+        assert set(rendered(wanted, (worker,)).expected) == {worker.name}
