@@ -33,6 +33,7 @@ from gpunode.facts.model import (
     Kernels,
     Known,
     LoadedDriver,
+    MigGpu,
     ModuleFile,
     PciDevice,
     Platform,
@@ -145,6 +146,7 @@ def derive(evidence: Evidence, *, image: bool = False) -> Facts:
         toolkit_program=_fact("toolkit-program", lambda: bool(reader.found("toolkit-program"))),
         run_installer=_fact("run-installer", lambda: bool(reader.found("run-installer"))),
         layout=_layout(reader, image=image),
+        mig=_mig(evidence),
         folders={folder: key for key, folder in FOLDERS.items() if _is_read(evidence.get(key))},
     )
     running = _command_line(evidence.get(kubelet.COMMAND))
@@ -318,6 +320,17 @@ def _layout(reader: _Reader, *, image: bool) -> Fact[Layout | None]:
         return layout.layout(gpus, instances) if gpus else None
 
     return Known(None, _IMAGE) if image else _fact("nvidia-gpus", read)
+
+
+def _mig(evidence: Evidence) -> Fact[tuple[MigGpu, ...]] | None:
+    if (capture := evidence.get("nvml")) is None:
+        return None
+    from gpunode.facts import nvml  # only for a recipe that divides GPUs, and for captures
+
+    try:
+        return Known(nvml.mig_gpus(nvml.answer_of(capture)), "nvml")
+    except ValueError as error:
+        return Unknown(str(error), "nvml")
 
 
 def _device_nodes(reader: _Reader, *, image: bool) -> Fact[frozenset[str]]:

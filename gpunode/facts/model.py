@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Generic, Literal, TypeAlias, TypeVar
 
-from gpunode.change import FileState, PackageState, ServiceState, Unsettled
+from gpunode.change import FileState, MigLayout, PackageState, ServiceState, Unsettled
 from gpunode.command import command
 from gpunode.errors import Undetermined
 from gpunode.facts.layout import Layout
@@ -260,6 +260,26 @@ class Kubelet:
     data: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class MigGpu:
+    """A GPU as NVML shows it, as far as MIG goes.
+
+    Attributes:
+        index: NVML's, which is the order of the PCI bus.
+        address: of the PCI bus, as sysfs writes it.
+        layout: None for a GPU without MIG.
+        pending: whether MIG is on after the next reset of the GPU.
+        clients: the processes that work on it, by number.
+    """
+
+    index: int
+    uuid: str
+    address: str
+    layout: MigLayout | None
+    pending: bool = False
+    clients: tuple[int, ...] = ()
+
+
 Files: TypeAlias = Mapping[str, Known[FileState | None] | Unknown]
 
 
@@ -282,6 +302,7 @@ class Facts:
         exposed: the files that somebody else than root could replace by another, and by what right.
         units: only those that steps ask about.
         dpkg_interrupted: whether dpkg stopped in the middle of its work.
+        mig: how the GPUs are divided, as NVML says; None where it was not asked, as only some recipes need it.
         kubelet: the one that runs here, else the one that is set up here; Known(None) where there is none.
     """
 
@@ -309,6 +330,7 @@ class Facts:
     dkms: Fact[Mapping[str, DkmsBuild]] = Unknown("not captured", "dkms-installed")
     layout: Fact[Layout | None] = Unknown("not captured", "nvidia-gpus")
     kubelet: Fact[Kubelet | None] = Unknown("not captured", "kubelet")
+    mig: Fact[tuple[MigGpu, ...]] | None = None
 
     @property
     def is_image(self) -> bool:
