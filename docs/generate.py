@@ -32,6 +32,8 @@ _RECIPE_TABLES = {
     "repositories": "[repositories]",
     "toolkit": "[toolkit]",
     "runtime": "[runtime]",
+    "mig": "[mig]",
+    "mps": "[mps]",
     "expect": "[expect]",
     "kubernetes": "[kubernetes]",
     "kubernetes.sharing": "[kubernetes.sharing]",

@@ -89,7 +89,8 @@ _SUBJECTS = (
     Subject(
         "What the driver says of its GPUs",
         "memory, power, temperature, MIG, NVLink, topology, persistence",
-        "smi smi-query smi-nvlink smi-topology smi-mig nvidia-gpus nvidia-gpu-instances nvidia-compute-instances nvml",
+        "smi smi-query smi-nvlink smi-topology smi-mig nvidia-gpus nvidia-gpu-instances nvidia-compute-instances nvml "
+        "file:*gpunode-m[ip][gs].*",
     ),
     Subject(
         "The fabric",

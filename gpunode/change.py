@@ -6,6 +6,7 @@ Nothing here touches a node. A change says enough to be shown, applied, journale
 from __future__ import annotations
 
 import difflib
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
@@ -244,7 +245,46 @@ class ObjectChange:
         return "created" if self.after else "deleted"
 
 
-Change: TypeAlias = FileChange | PackageChange | ServiceChange | ModuleChange | CommandChange | ObjectChange
+@dataclass(frozen=True, slots=True)
+class MigInstance:
+    """A GPU instance of MIG and the compute instances in it.
+
+    Attributes:
+        profile: its name without ``MIG`` (``1g.10gb+me``).
+        start: the first memory slice that it occupies; ``size`` is how many.
+        compute: the slices of each of its compute instances, in order (``3``); one that holds all slices is usual.
+    """
+
+    profile: str
+    start: int
+    size: int
+    compute: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class MigLayout:
+    """How MIG divides a GPU; ``instances`` by their first slice, none where MIG is off."""
+
+    enabled: bool
+    instances: tuple[MigInstance, ...] = ()
+
+    def __str__(self) -> str:
+        counts = Counter(one.profile for one in self.instances)
+        parts = ", ".join(f"{count} × {profile}" for profile, count in counts.items())
+        return parts or ("MIG on, no instances" if self.enabled else "MIG off")
+
+
+@dataclass(frozen=True, slots=True)
+class MigChange:
+    """A GPU is divided otherwise; ``gpu`` is its UUID."""
+
+    gpu: str
+    before: MigLayout
+    after: MigLayout
+    triggers: frozenset[Trigger] = frozenset()
+
+
+Change: TypeAlias = FileChange | PackageChange | ServiceChange | ModuleChange | CommandChange | MigChange | ObjectChange
 
 
 def subject(change: Change) -> str:
@@ -262,6 +302,8 @@ def subject(change: Change) -> str:
             return spelled(argv)
         case ObjectChange(kind=kind, namespace=namespace, name=name):
             return f"{kind} {namespace}/{name}" if namespace else f"{kind} {name}"
+        case MigChange(gpu=gpu):
+            return gpu
 
 
 def spelled(argv: Sequence[str]) -> str:
@@ -278,7 +320,7 @@ def spelled(argv: Sequence[str]) -> str:
 def inverse(change: Change) -> Change | None:
     """The change that undoes ``change``; None where there is none.
 
-    Law: an involution for file, package, service, module and object changes whose states are all known.
+    Law: an involution for file, package, service, module, MIG and object changes whose states are all known.
     """
     match change:
         case FileChange(before=before, after=after):
@@ -295,6 +337,8 @@ def inverse(change: Change) -> Change | None:
             return None if undo is None else CommandChange(undo, f"undo: {why}", argv)
         case ObjectChange(before=before, after=after):
             return replace(change, before=after, after=before)
+        case MigChange(before=was, after=now):
+            return replace(change, before=now, after=was)
 
 
 def diff(change: FileChange) -> Iterator[str]:
@@ -348,13 +392,14 @@ _RANK: dict[type[Change], int] = {
     PackageChange: 1,
     CommandChange: 2,
     ModuleChange: 3,
-    ServiceChange: 4,
-    ObjectChange: 5,
+    MigChange: 4,
+    ServiceChange: 5,
+    ObjectChange: 6,
 }
 
 
 def ordered(changes: Iterable[Change]) -> tuple[Change, ...]:
-    """``changes`` in the order in which a stage applies them: files, packages, commands, modules, services."""
+    """``changes`` in the order in which a stage applies them: files, packages, commands, modules, MIG, services."""
     return tuple(sorted(changes, key=lambda change: _RANK[type(change)]))
 
 
@@ -363,7 +408,8 @@ def triggers(changes: Iterable[Change]) -> tuple[Trigger, ...]:
 
     Law: the same for the inverse changes, so a daemon restarts after its file is restored, too.
     """
-    return settle_order(trigger for change in changes if isinstance(change, FileChange) for trigger in change.triggers)
+    owing = (change for change in changes if isinstance(change, FileChange | MigChange))
+    return settle_order(trigger for change in owing for trigger in change.triggers)
 
 
 def settle_order(owed: Iterable[Trigger]) -> tuple[Trigger, ...]:

@@ -94,6 +94,14 @@ class LockFileError(RecipeError):
         self.hint = f"{again}, or correct {key or 'it'}"
 
 
+class MigFileError(RecipeError):
+    """As RecipeError, for a configuration file of mig-parted."""
+
+    def __init__(self, what: str, *, file: str, line: int = 0, key: str = "", allowed: tuple[str, ...] = ()) -> None:
+        super().__init__(what, file=file, line=line, key=key, allowed=allowed)
+        self.hint = f"correct {file}, then run the same command again"
+
+
 class Refused(GpunodeError):
     """gpunode will not do this here; nothing was changed."""
 

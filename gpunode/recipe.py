@@ -175,6 +175,39 @@ class GpuDirect:
 
 
 @dataclass(frozen=True, slots=True)
+class Mig:
+    """How MIG divides the GPUs of this node, whatever stack offers them."""
+
+    layout: Annotated[
+        str,
+        Says(
+            "the layout that setup gives the GPUs (all-1g.10gb, all-balanced, all-disabled), or one of file; "
+            "empty leaves them as they are",
+            r"|[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?",
+            ("a name as in mig-parted's configuration", '"" for none'),
+        ),
+    ] = ""
+    file: Annotated[
+        str,
+        Says(
+            "a configuration file of mig-parted (version v1) on this node, which holds layout",
+            r"|/[A-Za-z0-9._/-]+",
+            ("an absolute path of letters, digits and ._/-", '"" for none'),
+        ),
+    ] = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Mps:
+    """CUDA's Multi-Process Service, for programs that share a GPU outside of Kubernetes."""
+
+    enabled: Annotated[bool, Says("whether the MPS control daemon runs, also after a reboot")] = False
+    exclusive: Annotated[
+        bool, Says("whether the GPUs take no process but the MPS server (compute mode EXCLUSIVE_PROCESS)")
+    ] = True
+
+
+@dataclass(frozen=True, slots=True)
 class Expect:
     """What the machine must have; what is left out is not checked."""
 
@@ -229,6 +262,8 @@ class Recipe:
     runtime: Runtime = field(default_factory=Runtime)
     gpudirect: GpuDirect = field(default_factory=GpuDirect)
     expect: Expect = field(default_factory=Expect)
+    mig: Mig = field(default_factory=Mig)
+    mps: Mps = field(default_factory=Mps)
     kubernetes: Kubernetes | None = None
     upgrade: bool = False
     lock: VersionLock | None = None
@@ -241,6 +276,8 @@ _SECTIONS: Mapping[str, type[Any]] = MappingProxyType(
         "toolkit": Toolkit,
         "runtime": Runtime,
         "gpudirect": GpuDirect,
+        "mig": Mig,
+        "mps": Mps,
         "expect": Expect,
     }
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Annotated, Any, Final, Literal, TypeAlias
@@ -55,7 +55,7 @@ class Mig:
     layout: Annotated[
         str,
         Says(
-            "the MIG layout of the nodes (all-1g.10gb): gpu-operator sets it, the other stacks expect it; empty: any",
+            "the MIG layout of the nodes (all-1g.10gb); setup sets it, with gpu-operator its MIG manager; empty: any",
             _LAYOUT,
             ("a name as in mig-parted's configuration", '"" for none'),
         ),
@@ -119,6 +119,10 @@ class NamedConfig:
     layout: Annotated[
         str, Says("as in [kubernetes.mig]", _LAYOUT, ("a name as in mig-parted's configuration", '"" for none'))
     ] = ""
+
+    def fits(self, names: Sequence[str]) -> bool:
+        """Whether it is for a node with GPUs of these names: each contains what the recipe says."""
+        return all(self.gpus.lower() in name.lower() for name in names)
 
 
 @dataclass(frozen=True, slots=True)

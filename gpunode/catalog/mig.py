@@ -1,12 +1,21 @@
-"""MIG profiles by GPU. Source: mig_profiles.csv names its own."""
+"""MIG profiles and layouts by GPU. Source: mig_profiles.csv names its own."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from types import MappingProxyType
+from typing import Final
 
 from gpunode.catalog import tables
+
+NO_LAYOUT: Final = "all-disabled"
+NO_INSTANCES: Final = "all-enabled"
+BALANCED: Final = "all-balanced"
+# A layout of one profile, as mig-parted names it: all-1g.10gb, all-1g.10gb.me, all-1g.24gb-me.
+_ONE_PROFILE: Final = re.compile(r"all-(\d+g\.\d+gb)(?:\.([a-z.]+)|(-[a-z]+))?")
+_ONE, _HALF = 1, 4
 
 
 @cache
@@ -30,3 +39,87 @@ def balanced(device_id: str) -> Mapping[str, int]:
     smallest = {size: profile for profile in reversed(plain) for size in [profile.partition("g.")[0]]}
     wanted = {"1": 2, "2": 1, "3": 1}
     return MappingProxyType({smallest[size]: count for size, count in wanted.items() if size in smallest})
+
+
+def layout_of(profile: str) -> str:
+    """The name by which mig-parted calls a layout of this profile alone."""
+    return f"all-{profile.replace('+', '.')}"
+
+
+def profile_of(layout: str) -> str:
+    """The profile of a layout that has one alone (``all-1g.10gb``); empty for all others."""
+    found = _ONE_PROFILE.fullmatch(layout)
+    return f"{found[1]}{f'+{found[2]}' if found[2] else found[3] or ''}" if found else ""
+
+
+def slices(profile: str) -> int:
+    """The compute slices of an instance (3 of ``3g.40gb``)."""
+    return int(profile.partition("g.")[0])
+
+
+def placed(device_id: str, wanted: Mapping[str, int]) -> tuple[tuple[str, int, int], ...] | None:
+    """Where the ``wanted`` instances, counts by profile, go: profile, first memory slice, number of memory slices.
+
+    The largest first, each as far left as the others allow; None where they do not fit, by number or by place.
+
+    Args:
+        device_id: PCI device id; the GPU knows each profile.
+        wanted: how many of each profile.
+    """
+    most = profiles(device_id)
+    if any(count > most[profile] for profile, count in wanted.items()):
+        return None
+    if sum("+me" in profile for profile, count in wanted.items() for _ in range(count)) > 1:
+        return None
+    flat = [profile for profile, count in wanted.items() for _ in range(count)]
+    flat.sort(key=lambda profile: (-_places(device_id, profile)[1], -slices(profile), profile))
+    found = _fitted(device_id, flat, 0)
+    return None if found is None else tuple(sorted(found, key=lambda one: one[1]))
+
+
+def _fitted(device_id: str, wanted: Sequence[str], taken: int) -> list[tuple[str, int, int]] | None:
+    """``wanted``, in this order, beside what is ``taken``, a bit for each memory slice."""
+    if not wanted:
+        return []
+    starts, size = _places(device_id, wanted[0])
+    for start in starts:
+        mask = ((1 << size) - 1) << start
+        if not taken & mask and (rest := _fitted(device_id, wanted[1:], taken | mask)) is not None:
+            return [(wanted[0], start, size), *rest]
+    return None
+
+
+def _places(device_id: str, profile: str) -> tuple[tuple[int, ...], int]:
+    """The memory slices at which an instance of the profile can begin, and how many it occupies.
+
+    Source: NVIDIA MIG User Guide, "MIG Placement" and `nvidia-smi mig -lgipp` of the A100, the A30 and the H100 there.
+    A GPU with seven compute slices has eight memory slices; one with four compute slices has four.
+    """
+    compute, most = slices(profile), profiles(device_id)[profile]
+    if max(map(slices, profiles(device_id))) <= _HALF:
+        return tuple(range(0, _HALF, compute)), compute
+    if compute == _ONE:
+        # 1g.10gb of an A100 40GB has the memory of two slices; four fit.
+        return ((0, 2, 4, 6), 2) if most == _HALF else (tuple(range(7)), 1)
+    by_compute = {2: ((0, 2, 4), 2), 3: ((4, 0), 4), 4: ((0,), 4)}
+    return by_compute.get(compute, ((0,), 8))
+
+
+def names(device_id: str) -> Iterator[str]:
+    """The layouts that gpunode knows for the GPU, by name."""
+    yield from map(layout_of, profiles(device_id))
+    yield from (BALANCED, NO_INSTANCES, NO_LAYOUT)
+
+
+def counts(device_id: str, layout: str) -> Mapping[str, int] | None:
+    """How many instances of each profile the GPU has in the layout of that name; None for a name that tells nothing.
+
+    Raises:
+        KeyError: the GPU does not have the profile that the name says.
+    """
+    if layout in {NO_LAYOUT, NO_INSTANCES}:
+        return MappingProxyType({})
+    if layout == BALANCED:
+        return balanced(device_id)
+    profile = profile_of(layout)
+    return {profile: profiles(device_id)[profile]} if profile else None

@@ -9,6 +9,7 @@ from gpunode.change import (
     Change,
     CommandChange,
     FileChange,
+    MigChange,
     ModuleChange,
     ObjectChange,
     PackageChange,
@@ -21,7 +22,19 @@ EFFECTS: tuple[Effect, ...] = get_args(Effect)
 Action: TypeAlias = (
     Effect
     | Literal[
-        "create", "edit", "delete", "reread", "enable", "disable", "start", "stop", "keep", "load", "unload", "run"
+        "create",
+        "edit",
+        "delete",
+        "reread",
+        "enable",
+        "disable",
+        "start",
+        "stop",
+        "keep",
+        "load",
+        "unload",
+        "run",
+        "divide",
     ]
 )
 
@@ -45,8 +58,8 @@ def action(change: Change) -> Action:
             return "keep"
         case ModuleChange(after=loaded):
             return "load" if loaded else "unload"
-        case CommandChange():
-            return "run"
+        case CommandChange() | MigChange():
+            return "run" if isinstance(change, CommandChange) else "divide"
         case ObjectChange(effect=effect):
             return _OBJECT[effect]
 

@@ -135,7 +135,8 @@ LockOption = Annotated[
 ]
 STEP_IDS = (
     "detect, repair, cuda-repository, toolkit-repository, driver-pin, conflicts, headers, nouveau, driver, gpudirect, "
-    "toolkit, runtime-install, module-build, module-load, persistence, gpudirect-modules, runtime-config, cdi"
+    "toolkit, runtime-install, module-build, module-load, persistence, gpudirect-modules, mps, "
+    "runtime-config, mig, cdi"
 )
 OnlyOption = Annotated[
     list[str],

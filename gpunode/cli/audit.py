@@ -13,6 +13,8 @@ from gpunode.change import (
     CommandChange,
     FileChange,
     FileState,
+    MigChange,
+    MigLayout,
     ModuleChange,
     ObjectChange,
     PackageChange,
@@ -109,6 +111,8 @@ def _states(change: Change) -> Row:
             }
         case CommandChange(argv=argv, undo=undo):
             return {"argv": list(argv), "for": change.why, "undo": None if undo is None else list(undo)}
+        case MigChange(before=former, after=new):
+            return {"before": _layout(former), "after": _layout(new)}
 
 
 def _file(state: object) -> Row | None:
@@ -128,6 +132,12 @@ def _package(state: object) -> Row | None:
         "config_files_only": state.config_files_only,
         "origin": state.origin,
     }
+
+
+def _layout(layout: MigLayout) -> Row:
+    rows = [{"profile": one.profile, "start": one.start, "size": one.size, "compute": list(one.compute)}
+            for one in layout.instances]  # fmt: skip
+    return {"enabled": layout.enabled, "instances": rows}
 
 
 def _debt(debt: Debt) -> Row:

@@ -86,7 +86,7 @@ def setup(wanted: Wanted, how: How, only: Sequence[str], root: str, gpu: str, le
         risks = () if leave.resumes else tuple(input_risks(wanted.recipe, wanted.lock))
         for risk in risks:
             screen.tell(Told(risk))
-        facts = survey(host, image=image, gpus=named)
+        facts = survey(host, image=image, gpus=named, recipe=recipe)
 
         def agree(plans: Sequence[StagePlan]) -> None:
             for text in host.elsewhere([change for stage in plans for change in stage.changes]):
@@ -110,7 +110,7 @@ def setup(wanted: Wanted, how: How, only: Sequence[str], root: str, gpu: str, le
                 host,
                 store,
                 facts,
-                advance=lambda _, __: survey(host, image=image, gpus=named),
+                advance=lambda _, __: survey(host, image=image, gpus=named, recipe=recipe),
                 asked=asked,
                 tell=screen.tell,
             )

@@ -47,7 +47,7 @@ def plan(wanted: Wanted, how: How, only: Sequence[str], node: str, root: str, gp
     check_steps(only)
     writing = _lock_to_write(wanted, only, check=check)
     recipe = (replace(wanted, lock="") if writing else wanted).read()
-    seen = see(node, root, gpu)
+    seen = see(node, root, gpu, recipe)
     plans = make_plan(recipe, seen.facts, seen.host, only)
     raise_refusal(plans)
     screen = how.screen()
@@ -205,7 +205,7 @@ def verify(wanted: Wanted, how: How, *, cuda: bool, container: bool) -> None:
 
     recipe, screen, host = wanted.read(), how.screen(), LocalHost("/")
     with screen:
-        facts = survey(host)
+        facts = survey(host, recipe=recipe)
         check = container_check(host.runner, host.effective) if container else None
         left = _left_undone("", "/", facts)
         report = look(recipe, facts, host, host.effective, Extra(cuda, check), left=left)

@@ -142,25 +142,25 @@ def gpus_to_set_up(text: str, *, image: bool) -> tuple[PciDevice, ...]:
     return named
 
 
-def see(node: str, root: str, gpu: str) -> Seen:
+def see(node: str, root: str, gpu: str, recipe: Recipe | None = None) -> Seen:
     """The node that plan, status and rehearse look at.
 
     Args:
         node: a capture's path, or the name of a shipped one; empty for this machine.
         root: a mounted root; ``/`` for this machine itself.
         gpu: what ``--gpu`` says.
+        recipe: what may ask for more than the usual facts.
     """
     if node:
         from gpunode.host.capture import CaptureHost, load
 
         evidence = load(_capture_at(node))
         return Seen(CaptureHost(evidence), _with_gpus(derive(evidence), gpu), evidence)
-    from gpunode.facts.probes import probes
     from gpunode.host.local import LocalHost
-    from gpunode.workflow.converge import look_around
+    from gpunode.workflow.converge import look_for
 
     host = LocalHost(checked_root(root))
-    evidence = look_around(host, probes(image=is_image(root)), image=is_image(root))
+    evidence = look_for(host, recipe, image=is_image(root))
     return Seen(host, _with_gpus(derive(evidence, image=is_image(root)), gpu), evidence)
 
 

@@ -34,6 +34,7 @@ from gpunode.facts.model import (
     Kernels,
     Known,
     LoadedDriver,
+    MigGpu,
     ModuleFile,
     PciDevice,
     Platform,
@@ -148,6 +149,7 @@ def derive(evidence: Evidence, *, image: bool = False) -> Facts:
         rootless_docker=_fact("docker-rootless", lambda: not image and bool(reader.found("docker-rootless"))),
         run_installer=_fact("run-installer", lambda: bool(reader.found("run-installer"))),
         layout=_layout(reader, image=image),
+        mig=_mig(evidence),
         folders={folder: key for key, folder in FOLDERS.items() if _is_read(evidence.get(key))},
     )
     running = _command_line(evidence.get(kubelet.COMMAND))
@@ -331,6 +333,17 @@ def _layout(reader: _Reader, *, image: bool) -> Fact[Layout | None]:
         return layout.layout(gpus, instances) if gpus else None
 
     return Known(None, _IMAGE) if image else _fact("nvidia-gpus", read)
+
+
+def _mig(evidence: Evidence) -> Fact[tuple[MigGpu, ...]] | None:
+    if (capture := evidence.get("nvml")) is None:
+        return None
+    from gpunode.facts import nvml  # only for a recipe that divides GPUs, and for captures
+
+    try:
+        return Known(nvml.mig_gpus(nvml.answer_of(capture)), "nvml")
+    except ValueError as error:
+        return Unknown(str(error), "nvml")
 
 
 def _device_nodes(reader: _Reader, *, image: bool) -> Fact[frozenset[str]]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Generic, Literal, TypeAlias, TypeVar
 
-from gpunode.change import FileState, PackageState, ServiceState, Unsettled
+from gpunode.change import FileState, MigLayout, PackageState, ServiceState, Unsettled
 from gpunode.command import command
 from gpunode.errors import Undetermined
 from gpunode.facts.layout import Layout
@@ -264,6 +264,26 @@ class Kubelet:
     node_name: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class MigGpu:
+    """A GPU as NVML shows it, as far as MIG goes.
+
+    Attributes:
+        index: NVML's, which is the order of the PCI bus.
+        address: of the PCI bus, as sysfs writes it.
+        layout: None for a GPU without MIG.
+        pending: whether MIG is on after the next reset of the GPU.
+        clients: the processes that work on it, by number.
+    """
+
+    index: int
+    uuid: str
+    address: str
+    layout: MigLayout | None
+    pending: bool = False
+    clients: tuple[int, ...] = ()
+
+
 Files: TypeAlias = Mapping[str, Known[FileState | None] | Unknown]
 
 
@@ -286,6 +306,7 @@ class Facts:
         exposed: the files that somebody else than root could replace by another, and by what right.
         units: only those that steps ask about.
         dpkg_interrupted: whether dpkg stopped in the middle of its work.
+        mig: how the GPUs are divided, as NVML says; None where it was not asked, as only some recipes need it.
         kubelet: the one that runs here, else the one that is set up here; Known(None) where there is none.
         rootless_docker: whether a user runs a dockerd without root.
         provider: whose Kubernetes node this is; Known(None) where nobody but its owner builds it.
@@ -317,6 +338,7 @@ class Facts:
     kubelet: Fact[Kubelet | None] = Unknown("not captured", "kubelet")
     rootless_docker: Fact[bool] = Unknown("not captured", "docker-rootless")
     provider: Fact[Provider | None] = Unknown("not captured", "provider-kind")
+    mig: Fact[tuple[MigGpu, ...]] | None = None
 
     @property
     def is_image(self) -> bool:

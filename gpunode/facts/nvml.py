@@ -9,10 +9,12 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, TypeAlias, TypeVar
+from typing import Any, Literal, TypeAlias, TypeVar
 
+from gpunode.change import MigInstance, MigLayout
 from gpunode.facts import numbers
 from gpunode.facts.evidence import NOT_CAPTURED, Capture
+from gpunode.facts.model import MigGpu
 from gpunode.facts.patterns import Pattern
 
 SCHEMA = 1
@@ -155,6 +157,8 @@ class Gpu:
         pci: the address as sysfs writes it (``0000:0f:00.0``).
         memory_mib: all of it, as nvidia-smi counts.
         ecc: whether it is on now; ``ecc_pending`` after the next reset. Likewise ``mig``.
+        instances: of MIG, where that is on.
+        clients: the processes that work on it, by number.
         failure: why the GPU as a whole does not answer; every reading holds it too then.
     """
 
@@ -169,6 +173,8 @@ class Gpu:
     compute_capability: str | Unread
     mig: bool | Unread
     mig_pending: bool | Unread
+    instances: tuple[MigInstance, ...] | Unread = ()
+    clients: tuple[int, ...] = ()
     failure: Unread | None = None
 
     @property
@@ -308,8 +314,41 @@ def _gpu(row: object) -> Gpu:
     index = exactly(int, row, "index")
     if "error" in row:
         failure = _unread(row)
-        return Gpu(index, **dict.fromkeys(READINGS, failure), failure=failure)
-    return Gpu(index, **{key: _reading(kind, row, key) for key, kind in READINGS.items()})
+        unread: dict[str, Any] = dict.fromkeys(READINGS, failure)
+        return Gpu(index, **unread, failure=failure)
+    values: dict[str, Any] = {key: _reading(kind, row, key) for key, kind in READINGS.items()}
+    return Gpu(index, **values, instances=_instances(row, values["mig"]), clients=_clients(row))
+
+
+def _instances(row: Mapping[str, object], mig: object) -> tuple[MigInstance, ...] | Unread:
+    """The MIG instances; an answer of a gpunode that did not ask for them has none to tell."""
+    value = row.get("instances", [] if mig is not True else {"code": 13, "error": "FunctionNotFound"})
+    if isinstance(value, dict):
+        return _unread(value)
+    if not isinstance(value, list):
+        raise ValueError("`instances` is not a list")
+    return tuple(instance(one) for one in value)
+
+
+def instance(row: object) -> MigInstance:
+    """A MIG instance as the child prints it.
+
+    Raises:
+        ValueError: it is none.
+    """
+    if not isinstance(row, dict) or not isinstance(compute := row.get("compute"), list):
+        raise ValueError("a MIG instance is not an object with compute instances")
+    if not all(type(one) is int for one in compute):
+        raise ValueError("a compute instance's slices are not a number")
+    start, size = exactly(int, row, "start"), exactly(int, row, "size")
+    return MigInstance(exactly(str, row, "profile"), start, size, tuple(map(str, compute)))
+
+
+def _clients(row: Mapping[str, object]) -> tuple[int, ...]:
+    value = row.get("clients", [])
+    if not isinstance(value, list) or not all(type(one) is int for one in value):
+        raise ValueError("`clients` is not a list of numbers")
+    return tuple(value)
 
 
 def exactly(kind: type[T], row: Mapping[str, object], key: str) -> T:
@@ -365,6 +404,35 @@ def answer_of(capture: Capture) -> NvmlAnswer:
         return NoAnswer("garbled", f"the NVML child printed what gpunode cannot read: {error}")
 
 
+def mig_gpus(answer: NvmlAnswer) -> tuple[MigGpu, ...]:
+    """How MIG divides the GPUs, one after the other; those that do not answer at all are left out.
+
+    Raises:
+        ValueError: NVML does not tell.
+    """
+    match answer:
+        case NvmlFailure(meaning=meaning):
+            raise ValueError(meaning)
+        case NoAnswer(reason=reason):
+            raise ValueError(reason)
+        case Inventory(gpus=gpus):
+            return tuple(_mig_gpu(gpu) for gpu in gpus if gpu.failure is None)
+
+
+def _mig_gpu(gpu: Gpu) -> MigGpu:
+    if not isinstance(gpu.uuid, str) or not isinstance(gpu.pci, str) or not _UUID.fullmatch(gpu.uuid):
+        raise ValueError(f"GPU {gpu.index} does not tell its UUID and its address")
+    if isinstance(gpu.mig, Unread) and not gpu.mig.supported:
+        return MigGpu(gpu.index, gpu.uuid, gpu.pci, None)
+    for reading in (gpu.mig, gpu.mig_pending, gpu.instances):
+        if isinstance(reading, Unread):
+            raise ValueError(f"GPU {gpu.index} does not tell how MIG divides it: {reading.meaning}")
+    assert isinstance(gpu.mig, bool)
+    assert isinstance(gpu.mig_pending, bool)
+    assert isinstance(gpu.instances, tuple)
+    return MigGpu(gpu.index, gpu.uuid, gpu.pci, MigLayout(gpu.mig, gpu.instances), gpu.mig_pending, gpu.clients)
+
+
 def _last_words(capture: Capture) -> str:
     lines = capture.error.strip().splitlines()
     ended = "" if capture.exit_status is None else f" with exit status {capture.exit_status}"
@@ -379,6 +447,7 @@ class VersionProblem:
     hint: str
 
 
+_UUID = Pattern(r"GPU-[0-9a-f]+(?:-[0-9a-f]+)*")
 _VERSION = Pattern(r"(?:\d{1,4}:)?(\d{3,5}(?:\.\d{1,6}){1,2})(?![\d.])")
 _RELOAD = (
     "reboot; or stop everything that uses the GPUs, unload the modules "

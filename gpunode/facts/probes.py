@@ -20,8 +20,13 @@ UNITS: Final = (
     "nvidia-cdi-refresh.service",
     "nvidia-cdi-refresh.path",
     DEVICE_PLUGIN,
+    "nvidia-mig-manager.service",
+    "gpunode-mps.service",
     *(unit for units in kubelet.UNITS.values() for unit in units),
 )
+MIG_UNIT: Final = "/etc/systemd/system/gpunode-mig.service"
+MIG_WANTS: Final = "/etc/systemd/system/multi-user.target.d/gpunode-mig.conf"
+MPS_UNIT: Final = "/etc/systemd/system/gpunode-mps.service"
 RESUME_UNIT: Final = "/etc/systemd/system/gpunode-resume.service"
 # dpkg's list of the toolkit's files: as old as its last installation.
 # What every runtime is told to run.
@@ -29,6 +34,9 @@ TOOLKIT_PROGRAM: Final = "/usr/bin/nvidia-container-runtime"
 TOOLKIT_LIST: Final = "/var/lib/dpkg/info/nvidia-container-toolkit-base.list"
 FILES: Final = (
     RESUME_UNIT,
+    MIG_UNIT,
+    MIG_WANTS,
+    MPS_UNIT,
     TOOLKIT_LIST,
     "/etc/apt/preferences",
     apt_conf.MAIN,

@@ -17,6 +17,8 @@ from gpunode.change import (
     FileChange,
     FileState,
     KnownAfter,
+    MigChange,
+    MigLayout,
     ModuleChange,
     ObjectChange,
     PackageChange,
@@ -31,6 +33,7 @@ from gpunode.facts.model import (
     Facts,
     Known,
     LoadedDriver,
+    MigGpu,
     ModuleFile,
     Promised,
     Unit,
@@ -76,6 +79,15 @@ def _after(facts: Facts, change: Change) -> Facts:
             return replace(facts, dpkg_interrupted=Known(False, PLAN)) if repairs else facts
         case ObjectChange():
             return facts
+        case MigChange(gpu=uuid, after=layout):
+            divided = facts.mig and _mapped(facts.mig, lambda former: _divided(former, uuid, layout))
+            return replace(facts, mig=divided)
+
+
+def _divided(gpus: tuple[MigGpu, ...], uuid: str, layout: MigLayout) -> tuple[MigGpu, ...]:
+    return tuple(
+        replace(gpu, layout=layout, pending=layout.enabled, clients=()) if gpu.uuid == uuid else gpu for gpu in gpus
+    )
 
 
 def _mapped(fact: Known[T] | Unknown, change: Callable[[T], T]) -> Known[T] | Unknown:

@@ -19,6 +19,7 @@ from gpunode.change import (
     CommandChange,
     FileChange,
     FileState,
+    MigChange,
     ModuleChange,
     ObjectChange,
     PackageChange,
@@ -226,6 +227,8 @@ class LocalHost:
                 self.services.apply(change)
             case CommandChange():
                 self._apply_command(change)
+            case MigChange():
+                self._apply_mig(change)
             case PackageChange():
                 raise AssertionError("package changes are one transaction")
             case ObjectChange():
@@ -267,6 +270,17 @@ class LocalHost:
                 why=_modprobe_cause(done),
                 hint="see the kernel log:\n  dmesg | grep -iE 'nvrm|nvidia|nouveau|gdrdrv' | tail",
             )
+
+    def _apply_mig(self, change: MigChange) -> None:
+        from gpunode.host import mig_layout
+
+        if self.root != "/":
+            raise Refused(
+                f"{change.gpu} cannot be divided for {self.root}",
+                why="a GPU is not part of an image",
+                hint="boot the image, then run `gpunode setup` on it",
+            )
+        mig_layout.apply(self.runner, change)
 
     def _apply_command(self, change: CommandChange) -> None:
         def hear(line: str) -> None:

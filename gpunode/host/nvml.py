@@ -1,7 +1,7 @@
 """Query NVML in a child program, so that a driver call that never returns cannot hang gpunode.
 
 ``python -m gpunode.host.nvml`` prints one JSON object and ends with status 0 whenever it printed it; what the answer
-means is in ``gpunode.facts.nvml``. The only user of pynvml.
+means is in ``gpunode.facts.nvml``. With ``gpunode.host.mig``, the only user of pynvml.
 """
 
 from __future__ import annotations
@@ -71,6 +71,7 @@ def _gpu(nvml: Any, index: int) -> dict[str, object]:
         return {"index": index, **_unread(nvml, error)}
     ecc, ecc_pending = _switch(nvml, lambda: nvml.nvmlDeviceGetEccMode(handle))
     mig, mig_pending = _switch(nvml, lambda: nvml.nvmlDeviceGetMigMode(handle))
+    divided = {"instances": _reading(nvml, lambda: _instances(nvml, handle))} if mig is True else {}
     return {
         "index": index,
         "name": _reading(nvml, lambda: nvml.nvmlDeviceGetName(handle)),
@@ -83,7 +84,26 @@ def _gpu(nvml: Any, index: int) -> dict[str, object]:
         "compute_capability": _reading(nvml, lambda: "{}.{}".format(*nvml.nvmlDeviceGetCudaComputeCapability(handle))),
         "mig": mig,
         "mig_pending": mig_pending,
+        "clients": _clients(nvml, handle),
+        **divided,
     }
+
+
+def _instances(nvml: Any, handle: Any) -> list[dict[str, object]]:
+    from gpunode.host import mig
+
+    return mig.instances(nvml, handle)
+
+
+def _clients(nvml: Any, handle: Any) -> list[int]:
+    """The processes on the GPU and on its MIG instances; those of a kind that the driver cannot list are left out."""
+    calls = (
+        nvml.nvmlDeviceGetComputeRunningProcesses_v3,
+        nvml.nvmlDeviceGetGraphicsRunningProcesses_v3,
+        nvml.nvmlDeviceGetMPSComputeRunningProcesses_v3,
+    )
+    lists = [_reading(nvml, lambda call=call: call(handle)) for call in calls]  # type: ignore[misc]
+    return sorted({one.pid for found in lists if isinstance(found, list) for one in found})
 
 
 def _switch(nvml: Any, call: Callable[[], list[int]]) -> tuple[object, object]:

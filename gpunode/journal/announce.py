@@ -11,6 +11,7 @@ from gpunode.change import (
     CommandChange,
     FileChange,
     FileState,
+    MigChange,
     ModuleChange,
     ObjectChange,
     PackageChange,
@@ -142,6 +143,8 @@ def _states(change: Change) -> tuple[str, str]:
             return getattr(before, "version", ""), getattr(after, "version", "")
         case ServiceChange(before=before, after=after):
             return _service(before.enabled, before.active), _service(after.enabled, after.active)
+        case MigChange(before=was, after=now):
+            return str(was), str(now)
         case _:
             return "", ""
 
@@ -160,7 +163,7 @@ def _origin(change: Change) -> str:
 
 
 def kind(change: Change) -> str:
-    """The change's kind as the JSON output and the audit log name it: file, package, service, module, command."""
+    """The change's kind as the JSON output and the audit log name it: file, package, service, module, command, mig."""
     return type(change).__name__.removesuffix("Change").lower()
 
 
@@ -183,6 +186,8 @@ def did(change: Change) -> str:
             return "run"
         case ObjectChange(effect=effect):
             return effect
+        case MigChange(after=layout):
+            return f"divided: {layout}"
 
 
 def _file(change: FileChange) -> str:

@@ -11,6 +11,7 @@ from gpunode.change import (
     CommandChange,
     FileChange,
     FileState,
+    MigChange,
     ModuleChange,
     PackageChange,
     PackageState,
@@ -49,6 +50,7 @@ class Footprint:
         services: from what the unit was before gpunode to what it was left as.
         modules: those that gpunode loaded.
         commands: those that were run, oldest first.
+        mig: by GPU, from its layout before gpunode to the one that it was left in.
     """
 
     files: Mapping[str, FileTrail] = field(default_factory=dict)
@@ -56,6 +58,7 @@ class Footprint:
     services: Mapping[str, ServiceChange] = field(default_factory=dict)
     modules: tuple[str, ...] = ()
     commands: tuple[CommandChange, ...] = ()
+    mig: Mapping[str, MigChange] = field(default_factory=dict)
 
     @property
     def objects(self) -> frozenset[str]:
@@ -89,6 +92,7 @@ def of(entries: Iterable[Entry]) -> Footprint:
         services=_services(changes),
         modules=_modules(changes),
         commands=tuple(one.change for one in changes if isinstance(one.change, CommandChange)),
+        mig=_mig(changes),
     )
 
 
@@ -199,6 +203,14 @@ def _services(changes: Iterable[_Made]) -> dict[str, ServiceChange]:
             former = found.get(change.unit, change)
             found[change.unit] = replace(former, after=change.after)
     return {unit: change for unit, change in found.items() if change.before != change.after}
+
+
+def _mig(changes: Iterable[_Made]) -> dict[str, MigChange]:
+    found: dict[str, MigChange] = {}
+    for made in changes:
+        if isinstance(change := made.change, MigChange):
+            found[change.gpu] = replace(change, before=found.get(change.gpu, change).before)
+    return {gpu: change for gpu, change in found.items() if change.before != change.after}
 
 
 def _modules(changes: Iterable[_Made]) -> tuple[str, ...]:

@@ -23,6 +23,9 @@ from gpunode.change import (
     FileChange,
     FileState,
     KnownAfter,
+    MigChange,
+    MigInstance,
+    MigLayout,
     ModuleChange,
     ObjectChange,
     PackageChange,
@@ -184,6 +187,9 @@ _NAMES: dict[type[Any], str] = {
     ModuleChange: "module",
     CommandChange: "command",
     ObjectChange: "object",
+    MigChange: "mig",
+    MigLayout: "mig-layout",
+    MigInstance: "mig-instance",
     Trigger: "trigger",
 }
 _TYPES = {name: kind for kind, name in _NAMES.items()}
@@ -410,7 +416,7 @@ def to_undo(entries: Iterable[Entry], *, whole: bool) -> tuple[Intent, ...]:
 
 def is_configuration(intent: Intent) -> bool:
     """Whether a plain rollback puts it back."""
-    return intent.stage == CONFIGURATION and isinstance(intent.change, FileChange)
+    return intent.stage == CONFIGURATION and isinstance(intent.change, FileChange | MigChange)
 
 
 def _changed(intent: Intent) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, Literal, TypeAlias
 
-from gpunode.command import command
 from gpunode.errors import Refused
 from gpunode.kubernetes import objects, releases
 from gpunode.kubernetes.checks import check
@@ -22,7 +21,7 @@ from gpunode.kubernetes.model import (
     Rendered,
 )
 from gpunode.kubernetes.plugin_config import plugin_config
-from gpunode.kubernetes.sharing import GPU, Config, configs, counted, mig_of, offered, test_resource, unmatched
+from gpunode.kubernetes.sharing import GPU, Config, configs, counted, offered, test_resource, unmatched
 from gpunode.recipe import Recipe
 from gpunode.recipe_kubernetes import Kubernetes
 
@@ -261,7 +260,7 @@ def _notes(
     yield from (text for mode, text in _SHARED.items() if mode in modes)
     yield from unmatched(wanted, nodes)
     if wanted.stack != "gpu-operator":
-        yield from _layouts(nodes, by_node)
+        yield from _layouts(by_node)
     if "mps" in modes and wanted.stack == "device-plugin" and not wanted.extras.gfd:
         yield "MPS needs GPU Feature Discovery, so it is rendered, too."
     if wanted.stack in {"device-plugin", "hami"} and _has_class(wanted, nodes):
@@ -274,18 +273,11 @@ def _notes(
         yield "Without a layout gpunode cannot tell which MIG profiles are offered, so no test pod is rendered."
 
 
-def _layouts(nodes: Sequence[ClusterNode], by_node: Mapping[str, Config]) -> Iterator[str]:
-    """The commands that make the MIG instances which the device plugin is to offer, once for each different node."""
-    told: dict[tuple[str, str], list[str]] = {}
-    for node in nodes:
-        config = by_node[node.name]
-        one = mig_of(node.gpus[0], config.layout)
-        if config.strategy != "none" and one:
-            profiles = ",".join(profile for profile, count in one.items() for _ in range(count))
-            told.setdefault((config.layout, profiles), []).append(node.name)
-    for (layout, profiles), names in told.items():
-        make = command("nvidia-smi", "mig", "-cgi", profiles, "-C")
-        yield (
-            f"gpunode does not set MIG layouts. For {layout}, run as root on {', '.join(names)}, with no pod on a GPU: "
-            f"`nvidia-smi -mig 1`, then `{make}`."
-        )
+def _layouts(by_node: Mapping[str, Config]) -> Iterator[str]:
+    """Where the MIG layouts come from that the device plugin is to offer, once for each layout."""
+    found: dict[str, list[str]] = {}
+    for node, config in by_node.items():
+        if config.strategy != "none" and config.layout:
+            found.setdefault(config.layout, []).append(node)
+    for layout, names in found.items():
+        yield f"`gpunode setup` with this recipe sets the MIG layout {layout}; run it on {', '.join(names)} first."

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from gpunode.catalog import mig
-from gpunode.catalog.gpus import GpuModel
 from gpunode.errors import Refused
 from gpunode.kubernetes.model import ClusterNode
 from gpunode.recipe_kubernetes import Kubernetes, MigStrategy, NamedConfig, SharingMode
 
 GPU: Final = "nvidia.com/gpu"
-_NO_LAYOUT: Final = "all-disabled"
-_BALANCED: Final = "all-balanced"
-# A layout of one profile, as mig-parted names it: all-1g.10gb, all-1g.10gb.me, all-1g.24gb-me.
-_ONE_PROFILE: Final = re.compile(r"all-(\d+g\.\d+gb)(?:\.([a-z.]+)|(-[a-z]+))?")
 # Clients of one MPS server, from compute capability 7.5 on and before (k8s-device-plugin cmd/mps-control-daemon).
 _MPS_CLIENTS, _MPS_CLIENTS_OF_OLD, _NEW = 48, 16, (7, 5)
 
@@ -108,7 +102,7 @@ def _named(name: str, one: NamedConfig) -> Config:
 
 
 def _of(node: ClusterNode, default: Config, named: Sequence[tuple[NamedConfig, Config]]) -> Config:
-    fitting = [config for one, config in named if all(one.gpus.lower() in gpu.name.lower() for gpu in node.gpus)]
+    fitting = [config for one, config in named if one.fits([gpu.name for gpu in node.gpus])]
     if len(fitting) > 1:
         names = " and ".join(config.name for config in fitting)
         raise Refused(
@@ -159,15 +153,15 @@ def _check(config: Config, where: str) -> None:
             why="the device plugin does not start MPS on GPUs in MIG mode",
             hint="use time-slicing with MIG, or MPS on whole GPUs",
         )
-    if config.layout and config.strategy == "none" and config.layout != _NO_LAYOUT:
+    if config.layout and config.strategy == "none" and config.layout != mig.NO_LAYOUT:
         raise Refused(
             f"{where}: the MIG layout {config.layout} needs a strategy",
             why="with strategy none the device plugin does not offer MIG instances",
             hint='set strategy = "single" or "mixed" beside layout',
         )
-    if config.strategy == "single" and config.layout == _BALANCED:
+    if config.strategy == "single" and config.layout == mig.BALANCED:
         raise Refused(
-            f"{where}: the layout {_BALANCED} has instances of several sizes",
+            f"{where}: the layout {mig.BALANCED} has instances of several sizes",
             why="strategy single offers instances of one size",
             hint='set strategy = "mixed"',
         )
@@ -184,43 +178,24 @@ def _check_layout(node: ClusterNode, config: Config) -> None:
                 why="either the GPU has no MIG, or it is too new for this gpunode",
                 hint='give these nodes a table of their own in [kubernetes.configs], with gpus and strategy = "none"',
             )
-        profile = profile_of(config.layout)
+        profile = mig.profile_of(config.layout)
         if profile and profile not in known:
             raise Refused(
                 f"{node.name}: {gpu.name} has no MIG profile {profile}, which the layout {config.layout} needs",
                 why=f"it has {', '.join(known)}",
-                hint=f"use one of these: {', '.join(layout_of(one) for one in known)}, {_BALANCED}",
+                hint=f"use one of these: {', '.join(mig.layout_of(one) for one in known)}, {mig.BALANCED}",
             )
-
-
-def layout_of(profile: str) -> str:
-    """The name by which mig-parted calls a layout of this profile alone."""
-    return f"all-{profile.replace('+', '.')}"
-
-
-def profile_of(layout: str) -> str:
-    """The profile of a layout that has one alone (``all-1g.10gb``); empty for all others."""
-    found = _ONE_PROFILE.fullmatch(layout)
-    return f"{found[1]}{f'+{found[2]}' if found[2] else found[3] or ''}" if found else ""
 
 
 def instances(node: ClusterNode, layout: str) -> Mapping[str, int] | None:
     """How many MIG instances of each profile the node has in that layout; None where the name does not tell."""
     found: Counter[str] = Counter()
     for gpu in node.gpus:
-        one = mig_of(gpu, layout)
+        one = mig.counts(gpu.device_id, layout)
         if one is None:
             return None
         found.update(one)
     return found
-
-
-def mig_of(gpu: GpuModel, layout: str) -> Mapping[str, int] | None:
-    """How many instances of each profile one GPU has in that layout; None where the name does not tell."""
-    if layout == _BALANCED:
-        return mig.balanced(gpu.device_id)
-    profile = profile_of(layout)
-    return {profile: mig.profiles(gpu.device_id)[profile]} if profile else None
 
 
 def offered(node: ClusterNode, config: Config) -> Mapping[str, int] | None:

@@ -12,7 +12,9 @@ from gpunode.steps.detect import DETECT
 from gpunode.steps.driver import DRIVER
 from gpunode.steps.gpudirect import GPUDIRECT, GPUDIRECT_MODULES
 from gpunode.steps.headers import HEADERS
+from gpunode.steps.mig import MIG
 from gpunode.steps.module import MODULE_BUILD, MODULE_LOAD
+from gpunode.steps.mps import MPS
 from gpunode.steps.outcome import Stage, Step
 from gpunode.steps.persistence import PERSISTENCE
 from gpunode.steps.pin import DRIVER_PIN
@@ -57,7 +59,9 @@ STEPS: tuple[Step, ...] = (
     MODULE_LOAD,
     PERSISTENCE,
     GPUDIRECT_MODULES,
+    MPS,
     RUNTIME_CONFIG,
+    MIG,
     CDI,
 )
 

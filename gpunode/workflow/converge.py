@@ -22,6 +22,7 @@ from gpunode.redaction.secrets import text as redact
 from gpunode.runtimes import RUNTIMES, Runtime, Wish
 from gpunode.runtimes.found import by_looking
 from gpunode.runtimes.installations import placed
+from gpunode.steps import mig
 from gpunode.steps.detect import DETECT
 from gpunode.steps.outcome import Outcome, Planned, Refusal, Stage, Step, Waits
 from gpunode.steps.table import DRIVER_STEPS, STAGES, STEPS
@@ -138,15 +139,37 @@ def _rows(evidence: Evidence, *, image: bool) -> Iterator[Runtime]:
             yield place
 
 
-def survey(host: HostView, *, image: bool = False, gpus: Sequence[PciDevice] = ()) -> Facts:
+def look_for(host: HostView, recipe: Recipe | None, *, image: bool = False) -> Evidence:
+    """The evidence for every fact, and for those that only ``recipe`` asks about."""
+    evidence = look_around(host, probes(image=image), image=image)
+    return {**evidence, **look(host, tuple(_mig_probes(recipe, evidence)))} if recipe else evidence
+
+
+def _mig_probes(recipe: Recipe, evidence: Evidence) -> Iterator[Probe]:
+    """What a recipe that divides GPUs has looked at beside the usual."""
+    if not mig.is_wanted(recipe):
+        return
+    if path := recipe.mig.file:
+        yield Probe(f"file:{path}", path=path)
+    loaded = evidence.get("nvidia-version")
+    if loaded is not None and loaded.outcome == "ok":  # else NVML would load the driver
+        from gpunode.host import nvml
+
+        yield nvml.probe()
+
+
+def survey(
+    host: HostView, *, image: bool = False, gpus: Sequence[PciDevice] = (), recipe: Recipe | None = None
+) -> Facts:
     """The facts of the node as it is now.
 
     Args:
         host: what is looked at.
+        recipe: what may ask for more than the usual facts.
         image: whether it is a root folder that no kernel of its own runs on.
         gpus: the GPUs of the machine that an image is built for; they stand in for the present machine's devices.
     """
-    facts = derive(look_around(host, probes(image=image), image=image), image=image)
+    facts = derive(look_for(host, recipe, image=image), image=image)
     return replace(facts, devices=Known(tuple(gpus), "--gpu")) if gpus else facts
 
 

@@ -14,7 +14,7 @@ from gpunode.journal.footprint import FileTrail, Footprint
 from gpunode.journal.record import digest
 from gpunode.runtimes import RUNTIMES, Former, Wish, after_edits, runtime
 from gpunode.runtimes.keys import taken_back
-from gpunode.workflow import present, undo
+from gpunode.workflow import mig_layouts, present, undo
 from gpunode.workflow.rollback import edited
 from gpunode.workflow.setup import refuse_while_running
 from gpunode.workflow.undo import Part, Undoing
@@ -65,9 +65,13 @@ def removing(
     packages = undo.completed(host, packages)
     units = (Part("kernel", _STEP, replace(change, before=change.after, after=change.before))
              for change in footprint.services.values())  # fmt: skip
+    divided = [Part("runtime", _STEP, replace(change, before=change.after, after=change.before))
+               for change in footprint.mig.values()]  # fmt: skip
+    layouts, unchanged = mig_layouts.back(host, divided, force=force)
     parts = undo.backward(
         (
             *files,
+            *layouts,
             *(Part("packages", _STEP, change) for change in packages),
             *(part for unit in units if (part := undo.service_back(facts, unit)) is not None),
         )
@@ -78,7 +82,9 @@ def removing(
         undo.refuse_disruption(
             parts, host, lambda: refuse_while_running(docker, host, "continue with --allow-disruption"), owed
         )
-    notes = (*file_notes, *staying, *kept, *_not_undone(footprint.packages, installed), *_enrolled_keys(host))
+        mig_layouts.refuse_clients(host, [part.change for part in parts])
+    notes = (*file_notes, *unchanged, *staying, *kept, *_not_undone(footprint.packages, installed))
+    notes = (*notes, *_enrolled_keys(host))
     return Undoing("", parts, notes, reboot=undo.reboot_reason(facts, packages), owed=owed)
 
 

@@ -18,7 +18,7 @@ from gpunode.journal.record import CONFFILES, MAKING, RunSummary, Verb, to_undo
 from gpunode.journal.store import Store
 from gpunode.redaction.evidence import without_secrets
 from gpunode.runtimes import RUNTIMES, Runtime, Wish
-from gpunode.workflow import present, standing, undo
+from gpunode.workflow import mig_layouts, present, standing, undo
 from gpunode.workflow.apply import Applier
 from gpunode.workflow.converge import DEPENDENCIES
 from gpunode.workflow.events import Observer
@@ -73,11 +73,13 @@ def undoing(
     standing.refuse_shared(store, of, {subject(part.change) for part in parts})
     files = tuple(_files_back(host, parts, str(store.root), force=force))
     runs = {run.run: run for run in store.runs()}
+    layouts, unchanged = mig_layouts.back(host, parts, force=force)
+    files, notes, lost = (*files, *layouts), unchanged, bool(unchanged)
     if facts is None:
         left = runs[of].standing & runs[of].beyond
-        undone = Undoing(of, files, owed=tuple(store.owed()), left=tuple(sorted(left)))
+        undone = Undoing(of, files, notes, lost, owed=tuple(store.owed()), left=tuple(sorted(left)))
     else:
-        undone = Undoing(of, files, owed=still_owed(store.owed(), facts))
+        undone = Undoing(of, files, notes, lost, owed=still_owed(store.owed(), facts))
         undone = _whole(host, facts, undone, parts, backward=_goes_backward(runs, of))
         going = standing.going((part.step, part.change) for part in undone.parts)
         standing.refuse_needed(store, of, going, partial(_is_there, host, undo.installed(facts)))
@@ -89,6 +91,7 @@ def undoing(
             lambda: refuse_while_running(docker, host, "continue with --allow-disruption"),
             undone.owed,
         )
+        mig_layouts.refuse_clients(host, undone.changes)
     return undone
 
 
@@ -188,7 +191,8 @@ def _whole(host: Host, facts: Facts, undone: Undoing, parts: Sequence[Part], *, 
     everything, kept = undo.with_the_driver(everything, packages, wanted, undo.installed(facts))
     ordered = undo.backward(everything) if backward else undo.forward(everything)
     reboot = undo.reboot_reason(facts, packages)
-    return replace(undone, parts=ordered, notes=(*notes, *kept, *lost), lost=bool(lost), reboot=reboot)
+    notes = (*undone.notes, *notes, *kept, *lost)
+    return replace(undone, parts=ordered, notes=notes, lost=undone.lost or bool(lost), reboot=reboot)
 
 
 def _package(steps: Mapping[str, Part], change: PackageChange) -> Part:
@@ -268,6 +272,7 @@ def rollback(
     except BaseException as error:
         run.commit("failed", f"a bug: {type(error).__name__}")
         raise
+    undone = replace(undone, reboot=undone.reboot or mig_layouts.pending(host, undone.changes))
     run.commit("waiting" if undone.reboot else "done", undone.reboot)
     return RollbackResult(undone, run.id, tuple(course.settled), whole)
 

@@ -13,6 +13,7 @@ from gpunode.change import (
     CommandChange,
     FileChange,
     FileState,
+    MigChange,
     ModuleChange,
     ObjectChange,
     PackageChange,
@@ -132,7 +133,7 @@ def _backward_rank(part: Part) -> int:
             return 0
         case FileChange() if part.stage == CONFIGURATION and part.step != CONFFILES:
             return 1
-        case ModuleChange() | CommandChange() | ObjectChange():
+        case ModuleChange() | CommandChange() | MigChange() | ObjectChange():
             return 2
         case PackageChange():
             return 3
@@ -153,7 +154,7 @@ def _forward_rank(part: Part) -> int:
             return {"sources": 0, CONFIGURATION: 5}.get(part.stage, 1)
         case PackageChange():
             return 2
-        case ModuleChange() | CommandChange() | ObjectChange():
+        case ModuleChange() | CommandChange() | MigChange() | ObjectChange():
             return 4
         case ServiceChange():
             return 6

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
+from gpunode.change import subject
 from gpunode.check import Check, Status
 from gpunode.command import sudo_gpunode
 from gpunode.errors import GpunodeError, Undetermined
@@ -20,8 +21,10 @@ from gpunode.runtimes import Configured, Runtime, Wish, runtime
 from gpunode.runtimes.found import contents, in_facts
 from gpunode.runtimes.installations import placed
 from gpunode.steps.cdi import CDI
+from gpunode.steps.mig import MIG
+from gpunode.steps.mig import is_wanted as mig_is_wanted
 from gpunode.steps.module import MODULE_LOAD
-from gpunode.steps.outcome import Step
+from gpunode.steps.outcome import Planned, Step, Waits
 from gpunode.steps.runtime_config import RUNTIME_CONFIG
 from gpunode.steps.selection import WantedDriver, apart_from, matches, wanted_driver
 from gpunode.workflow.converge import StagePlan, partial
@@ -38,6 +41,7 @@ _WANTED = "matches the recipe"
 _NOTHING_LEFT = "planned again: nothing left to do"
 _READS = "the container runtime reads the runtime nvidia"
 _SEES = "a container sees the same GPUs"
+_DIVIDED = "the GPUs have the MIG layout"
 OFFERED = "containers get the GPUs as CDI devices"
 
 
@@ -108,6 +112,8 @@ def verify(
             of_runtime = _told(lambda: [*runtime_checks(recipe, facts, effective)], "runtime", _READS, untold)
         answer = nvml_facts.answer_of(asked.result()) if asked else None
     inventory = answer if isinstance(answer, Inventory) else None
+    if _concerns(only, MIG):
+        checks += _mig_layout(recipe, facts)
     if answer is not None:
         checks += [*_driver(answer), *_versions(recipe, facts, answer), *_device_nodes(facts, inventory)]
     checks += of_runtime
@@ -169,6 +175,26 @@ def configuration(
         return Check("configuration", title, "not run", what, "run it as root")
     found = f"{', '.join(scope)}: nothing left to do" if (scope := partial(recipe, plans)) else _NOTHING_LEFT
     return Check("configuration", title, "passed", found)
+
+
+def _mig_layout(recipe: Recipe, facts: Facts) -> Iterator[Check]:
+    """Whether NVML shows the layout that the recipe asks for."""
+    if not mig_is_wanted(recipe):
+        return
+    match MIG.plan(recipe, facts):
+        case Planned(changes=(), later=False) as found:
+            yield Check("mig", _DIVIDED, "passed", found.reason)
+        case Planned(changes=()) as found:
+            yield Check("mig", _DIVIDED, "not run", found.reason)
+        case Planned() as found:
+            todo = ", ".join(map(subject, found.changes))
+            yield Check(
+                "mig", _DIVIDED, "failed", f"still to do: {todo}", "gpunode plan shows what, gpunode setup does it"
+            )
+        case Waits() as wait:
+            yield Check("mig", _DIVIDED, "not run", wait.reason, "reboot")
+        case refusal:
+            yield Check("mig", _DIVIDED, "failed", _because(refusal.what, refusal.why), refusal.hint)
 
 
 def _because(what: str, why: str) -> str:

@@ -71,3 +71,24 @@ def test_every_gpu_adds_right() -> None:
     if not any(gpu.mig is True for gpu in gpus):
         assert [gpu.uuid for gpu in found.gpus] == [gpu.uuid for gpu in gpus]
         assert [gpu.name for gpu in found.gpus] == [gpu.name for gpu in gpus]
+
+
+def test_nvml_says_how_mig_divides_each_gpu_and_nvidia_smi_agrees() -> None:
+    """Reading only: no mode and no instance is changed."""
+    smi = shutil.which("nvidia-smi")
+    if smi is None:
+        pytest.skip("no nvidia-smi here to compare with")
+    argv = [smi, "--query-gpu=uuid,mig.mode.current,mig.mode.pending", "--format=csv,noheader"]
+    lines = subprocess.run(argv, check=True, capture_output=True, text=True).stdout.splitlines()
+    found = {gpu.uuid: gpu for gpu in nvml_facts.mig_gpus(_inventory())}
+    listed = subprocess.run([smi, "-L"], check=True, capture_output=True, text=True).stdout
+    assert len(lines) == len(found)
+    for line in lines:
+        uuid, current, pending = (part.strip() for part in line.split(","))
+        layout = found[uuid].layout
+        if layout is None:
+            assert current not in {"Enabled", "Disabled"}
+            continue
+        assert (layout.enabled, found[uuid].pending) == (current == "Enabled", pending == "Enabled")
+    instances = [one for gpu in found.values() if gpu.layout for one in gpu.layout.instances]
+    assert sum(len(one.compute) for one in instances) == listed.count("UUID: MIG-")

@@ -11,6 +11,9 @@ from gpunode.change import (
     FileChange,
     FileState,
     KnownAfter,
+    MigChange,
+    MigInstance,
+    MigLayout,
     ModuleChange,
     PackageChange,
     PackageState,
@@ -40,7 +43,10 @@ modules = st.builds(ModuleChange, words, st.booleans(), st.booleans())
 argvs = st.lists(words, min_size=1, max_size=3).map(tuple)
 commands = st.builds(CommandChange, argvs, words, st.none() | argvs)
 
-settled_changes: st.SearchStrategy[Change] = st.one_of(settled_files, settled_packages, services, modules)
+instances = st.builds(MigInstance, words, st.integers(0, 7), st.integers(1, 8), argvs)
+layouts = st.builds(MigLayout, st.booleans(), st.lists(instances, max_size=3).map(tuple))
+divisions = st.builds(MigChange, words, layouts, layouts, st.frozensets(triggers, max_size=2))
+settled_changes: st.SearchStrategy[Change] = st.one_of(settled_files, settled_packages, services, modules, divisions)
 changes: st.SearchStrategy[Change] = st.one_of(
     settled_changes,
     commands,

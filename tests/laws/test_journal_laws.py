@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpunode.change import Deferred, FileChange, FileState, SigningKey, Trigger, inverse
+from gpunode.change import Deferred, FileChange, FileState, MigChange, SigningKey, Trigger, inverse
 from gpunode.change import triggers as owed_by
 from gpunode.errors import JournalDamaged
 from gpunode.journal.record import (
@@ -107,9 +107,9 @@ def test_undo_takes_back_everything_in_reverse(journal: list[Intent]) -> None:
 
 
 @given(st.lists(intents))
-def test_undo_touches_only_runtime_files_unless_more_is_asked(journal: list[Intent]) -> None:
-    files = [one.change for one in journal if one.stage == "runtime" and isinstance(one.change, FileChange)]
-    changed = [one for one in reversed(files) if one.before != one.after]
+def test_undo_touches_only_runtime_files_and_mig_unless_more_is_asked(journal: list[Intent]) -> None:
+    found = [one.change for one in journal if one.stage == "runtime" and isinstance(one.change, FileChange | MigChange)]
+    changed = [one for one in reversed(found) if isinstance(one, MigChange) or one.before != one.after]
     backwards = [intent.change for intent in to_undo(journal, whole=False)]
     assert backwards == [back for one in changed if (back := inverse(one)) is not None]
 

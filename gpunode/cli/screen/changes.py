@@ -11,6 +11,7 @@ from gpunode.change import (
     FileChange,
     FileState,
     KnownAfter,
+    MigChange,
     ModuleChange,
     PackageChange,
     PackageState,
@@ -43,6 +44,8 @@ def change_lines(changes: Sequence[Change], *, verbose: bool) -> Iterator[Line]:
                 yield line(f"{'load' if after else 'unload'} the kernel module {module}")
             case CommandChange(argv=argv):
                 yield line("run ", span(" ".join(argv) if verbose else spelled(argv), "command"))
+            case MigChange(gpu=gpu, before=was, after=now):
+                yield line(span("~ ", "add"), span(gpu), span(f"  {was} → {now}", "dim"), hang=2)
             case PackageChange():
                 pass
     yield from package_lines([c for c in changes if isinstance(c, PackageChange)], verbose=verbose)

@@ -8,6 +8,7 @@ from gpunode.change import (
     Change,
     CommandChange,
     FileChange,
+    MigChange,
     ModuleChange,
     ObjectChange,
     PackageChange,
@@ -73,8 +74,8 @@ def _did(changes: Sequence[Change]) -> Iterator[str]:
                 yield f"{module} {'loaded' if loaded else 'unloaded'}"
             case CommandChange(argv=argv):
                 yield spelled(argv)
-            case ObjectChange(effect=effect):
-                yield f"{subject(change)} {effect}"
+            case ObjectChange() | MigChange():
+                yield f"{subject(change)} {change.effect if isinstance(change, ObjectChange) else change.after}"
             case _:
                 pass
 

@@ -4,6 +4,11 @@
  * FAKE_NVML_FAULTS  FUNCTION[@INDEX]=CODE[,…]: that function (for that GPU) returns CODE, or never when CODE is "hang",
  *                   or bytes that are no text when it is "garbage", or kills the process when it is "abort"
  * FAKE_NVML_DRIVER  the driver's version (default 580.178.04)
+ * FAKE_NVML_MIG     a file that holds how MIG divides the GPUs, each an H100 80GB; without it MIG is off, and on after a
+ *                   reset. Lines: "gpu INDEX MODE PENDING", and "instance INDEX PROFILE START SLICES,…" with the slices
+ *                   of its compute instances, or "-". Calls write it; a "reboot" takes the instances away (fakes/mig.py).
+ * FAKE_NVML_MIG_LATE     a mode that is set stays pending
+ * FAKE_NVML_CLIENTS      INDEX:PID[,…]: processes on the GPUs; their instances cannot be destroyed
  *
  * It proves how gpunode reads NVML's answers. It proves nothing about NVIDIA's driver: tests/gpu does.
  */
@@ -120,5 +125,6 @@ static int pair(const char *function, device_t *d, int now, int later, int *a, i
     return code;
 }
 int nvmlDeviceGetEccMode(device_t *d, int *now, int *later) { return pair("nvmlDeviceGetEccMode", d, 1, 0, now, later); }
-int nvmlDeviceGetMigMode(device_t *d, int *now, int *later) { return pair("nvmlDeviceGetMigMode", d, 0, 1, now, later); }
+
+#include "mig.h"
 int nvmlDeviceGetCudaComputeCapability(device_t *d, int *major, int *minor) { return pair("nvmlDeviceGetCudaComputeCapability", d, 9, 0, major, minor); }

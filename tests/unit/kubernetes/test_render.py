@@ -22,7 +22,6 @@ from gpunode.kubernetes import yaml as own_yaml
 from gpunode.kubernetes.forms import HEADER, files
 from gpunode.kubernetes.model import PLUGIN_CONFIG, ClusterNode, Release, Rendered
 from gpunode.kubernetes.render import Form, rendered
-from gpunode.kubernetes.sharing import layout_of, profile_of
 from tests.unit.kubernetes.clusters import CLUSTERS, RECIPES, golden, node
 from tests.unit.kubernetes.vectors import NOT_OBEYED, OBEYED
 
@@ -310,16 +309,15 @@ def test_the_operator_uses_cdi_only_where_the_runtime_does() -> None:
     ],
 )
 def test_a_layout_s_name_tells_its_profile(layout: str, profile: str) -> None:
-    assert profile_of(layout) == profile
+    assert mig.profile_of(layout) == profile
     if profile:
-        assert layout_of(profile) == layout
+        assert mig.layout_of(profile) == layout
 
 
-def test_a_layout_that_nobody_sets_is_told_with_the_commands_that_make_it() -> None:
+def test_the_note_says_that_setup_sets_the_mig_layout_and_where() -> None:
     notes = "\n".join(of("k8s-mig", "fleet").notes)
-    assert "on gpu-01, with no pod on a GPU" in notes
-    assert "nvidia-smi mig -cgi 1g.10gb,1g.10gb,2g.20gb,3g.40gb -C" in notes
-    assert "nvidia-smi mig -cgi 1g.23gb,1g.23gb,2g.45gb,3g.90gb -C" in notes
+    assert "`gpunode setup` with this recipe sets the MIG layout all-balanced; run it on " in notes
+    assert "gpu-01" in notes
 
 
 def test_without_a_layout_no_pod_asks_for_a_resource_that_nobody_knows() -> None:

@@ -1,0 +1,179 @@
+"""mig-parted's configuration file, version v1, as a recipe may name it. Pure; PyYAML is loaded when one is read.
+
+Source: NVIDIA/mig-parted api/spec/v1/spec.go (commit bd7160f, 2026-08-21), whose rules are these: no key that it does
+not know, devices and mig-enabled always, mig-devices where and only where mig-enabled is true.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final, NoReturn
+
+from gpunode.errors import MigFileError
+
+if TYPE_CHECKING:
+    from yaml import Node
+
+LIMIT_BYTES: Final = 1 << 20
+_PROFILE: Final = re.compile(r"\d+g\.\d+gb(\+[a-z]+(\.[a-z]+)*|-me)?")
+_PROFILE_WORDS: Final = ("a profile such as 1g.10gb or 1g.10gb+me",)
+_DEVICE: Final = re.compile(r"0[xX]([0-9a-fA-F]{4})10[dD][eE](:0[xX]([0-9a-fA-F]{4})([0-9a-fA-F]{4}))?")
+_DEVICE_WORDS: Final = ("PCI ids such as 0x233010DE, or with the board's as in 0x20B010DE:0x134F10DE",)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What one entry of a configuration says of the GPUs that it is for.
+
+    Attributes:
+        models: device ids, each with the board's subsystem ids, device and vendor, or None for any; empty for all GPUs.
+        indices: of the GPUs in the order of the PCI bus; None for all.
+        instances: how many of each profile; None where MIG is off.
+    """
+
+    models: tuple[tuple[str, tuple[str, str] | None], ...]
+    indices: frozenset[int] | None
+    instances: Mapping[str, int] | None
+
+    def fits(self, index: int, device: str, subsystem: tuple[str, str] | None) -> bool:
+        """Whether it is for this GPU; ``subsystem`` is vendor and device of the board."""
+        board = subsystem and (subsystem[1], subsystem[0])
+        is_model = any(one == device and wanted in {None, board} for one, wanted in self.models)
+        return (is_model or not self.models) and (self.indices is None or index in self.indices)
+
+
+def read(data: bytes, file: str) -> Mapping[str, tuple[Part, ...]]:
+    """The configurations in ``data``, the content of ``file``, by name; the last entry that fits a GPU counts.
+
+    Raises:
+        MigFileError: it is not such a file; it names line and key.
+    """
+    import yaml
+
+    if len(data) > LIMIT_BYTES:
+        raise MigFileError(f"longer than {LIMIT_BYTES >> 20} MiB", file=file)
+    try:
+        root = yaml.compose(data.decode(), Loader=yaml.SafeLoader)
+    except UnicodeDecodeError:
+        raise MigFileError("not UTF-8", file=file) from None
+    except RecursionError:
+        raise MigFileError("nested too deeply", file=file) from None
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        reason = getattr(error, "problem", None) or "no YAML"
+        raise MigFileError(f"not YAML: {reason}", file=file, line=mark.line + 1 if mark else 0) from None
+    return _Reader(file).configurations(root)
+
+
+@dataclass(frozen=True, slots=True)
+class _Reader:
+    file: str
+
+    def configurations(self, root: Node | None) -> Mapping[str, tuple[Part, ...]]:
+        if root is None:
+            raise MigFileError("empty", file=self.file, allowed=("version", "mig-configs"))
+        top = self._mapping(root, "the file", ("version", "mig-configs"), needed=("version", "mig-configs"))
+        if (version := self._text(top["version"], "version")) != "v1":
+            self._fail(top["version"], f"version is {version!r}", ("v1",))
+        named = self._mapping(top["mig-configs"], "mig-configs")
+        if not named:
+            self._fail(top["mig-configs"], "mig-configs has no entry")
+        return MappingProxyType({name: self._parts(node, f"mig-configs.{name}") for name, node in named.items()})
+
+    def _parts(self, node: Node, key: str) -> tuple[Part, ...]:
+        rows = self._list(node, key)
+        if not rows:
+            self._fail(node, f"{key} has no entry")
+        return tuple(self._part(row, key) for row in rows)
+
+    def _part(self, node: Node, key: str) -> Part:
+        allowed = ("device-filter", "devices", "mig-enabled", "mig-devices")
+        row = self._mapping(node, key, allowed, needed=("devices", "mig-enabled"))
+        enabled = self._truth(row["mig-enabled"], f"{key}.mig-enabled")
+        devices = row.get("mig-devices")
+        if enabled and devices is None:
+            self._fail(node, f"{key} lacks mig-devices, which mig-enabled: true needs")
+        instances = self._instances(devices, f"{key}.mig-devices") if devices is not None else {}
+        if not enabled and instances:
+            self._fail(devices, f"{key}.mig-devices names instances, but mig-enabled is false")
+        models = row.get("device-filter")
+        return Part(
+            self._models(models, f"{key}.device-filter") if models is not None else (),
+            self._indices(row["devices"], f"{key}.devices"),
+            MappingProxyType(instances) if enabled else None,
+        )
+
+    def _instances(self, node: Node, key: str) -> dict[str, int]:
+        found: dict[str, int] = {}
+        for profile, count in self._mapping(node, key).items():
+            if "c." in profile:
+                self._fail(count, f"{key}.{profile}: gpunode makes one compute instance in each GPU instance")
+            if not _PROFILE.fullmatch(profile):
+                self._fail(count, f"{key}.{profile} is not a MIG profile", _PROFILE_WORDS)
+            found[profile] = self._number(count, f"{key}.{profile}")
+        if found and not any(found.values()):
+            self._fail(node, f"{key}: all counts are 0")
+        return {profile: count for profile, count in found.items() if count}
+
+    def _models(self, node: Node, key: str) -> tuple[tuple[str, tuple[str, str] | None], ...]:
+        nodes = node.value if node.id == "sequence" else [node]
+        found = []
+        for one in nodes:
+            match = _DEVICE.fullmatch(text := self._text(one, key))
+            if match is None:
+                self._fail(one, f"{key} holds {text[:60]!r}", _DEVICE_WORDS)
+            found.append((match[1].lower(), (match[3].lower(), match[4].lower()) if match[2] else None))
+        return tuple(found)
+
+    def _indices(self, node: Node, key: str) -> frozenset[int] | None:
+        if node.id == "sequence":
+            return frozenset(self._number(one, key) for one in node.value)
+        if self._text(node, key) != "all":
+            self._fail(node, f"{key} is {node.value[:60]!r}", ("all", "a list of GPUs such as [0, 1]"))
+        return None
+
+    def _mapping(
+        self, node: Node, key: str, allowed: Sequence[str] = (), needed: Sequence[str] = ()
+    ) -> dict[str, Node]:
+        if node.id != "mapping":
+            self._fail(node, f"{key} is not a mapping", allowed)
+        found: dict[str, Node] = {}
+        for name, value in node.value:
+            word = self._text(name, f"a key of {key}")
+            if word in found:
+                self._fail(name, f"{key} has {word} twice")
+            if allowed and word not in allowed:
+                self._fail(name, f"{key} has no key {word[:60]}", allowed)
+            found[word] = value
+        for word in needed:
+            if word not in found:
+                self._fail(node, f"{key} lacks {word}", allowed)
+        return found
+
+    def _list(self, node: Node, key: str) -> list[Node]:
+        if node.id != "sequence":
+            self._fail(node, f"{key} is not a list")
+        rows: list[Node] = node.value
+        return rows
+
+    def _text(self, node: Node, key: str) -> str:
+        # An unquoted 0x233010DE is a number to YAML, and its text all the same; mig-parted wants it in quotes.
+        if node.id != "scalar" or not node.tag.endswith((":str", ":int")):
+            self._fail(node, f"{key} is not a text")
+        return str(node.value)
+
+    def _number(self, node: Node, key: str) -> int:
+        if node.id != "scalar" or not node.tag.endswith(":int") or not re.fullmatch(r"[0-9]{1,2}", node.value):
+            self._fail(node, f"{key} is not a number", ("a whole number from 0 to 99",))
+        return int(node.value)
+
+    def _truth(self, node: Node, key: str) -> bool:
+        if node.id != "scalar" or not node.tag.endswith(":bool") or node.value.lower() not in {"true", "false"}:
+            self._fail(node, f"{key} is not a truth value", ("true", "false"))
+        return bool(node.value.lower() == "true")
+
+    def _fail(self, node: Any, what: str, allowed: Sequence[str] = ()) -> NoReturn:
+        raise MigFileError(what, file=self.file, line=node.start_mark.line + 1, allowed=tuple(allowed))

@@ -1,0 +1,304 @@
+"""MIG: the GPUs are divided as the recipe says, now and after a reboot."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Final
+
+from gpunode.catalog import gpus, mig
+from gpunode.change import Change, FileChange, FileState, MigChange, MigInstance, MigLayout, Trigger
+from gpunode.errors import Refused
+from gpunode.facts.model import Facts, Known, MigGpu, PciDevice, known, need
+from gpunode.facts.probes import MIG_UNIT, MIG_WANTS
+from gpunode.facts.project import PLAN
+from gpunode.recipe import Recipe
+from gpunode.steps import cdi
+from gpunode.steps.gpus import own_gpus
+from gpunode.steps.module import plan_load
+from gpunode.steps.outcome import Outcome, Planned, Refusal, Step, Waits
+
+if TYPE_CHECKING:
+    from gpunode.recipe_kubernetes import Kubernetes
+
+MANAGER_UNIT: Final = "nvidia-mig-manager.service"
+# In a drop-in it enables the unit as a file does: all of this is configuration that a rollback puts back.
+_WANTS: Final = b"# Written by gpunode.\n[Unit]\nWants=gpunode-mig.service\n"
+_RELOAD: Final = frozenset({Trigger("daemon-reload")})
+# What starts containers or lists GPUs for them.
+_USERS: Final = (
+    "containerd.service docker.service crio.service kubelet.service k3s.service k3s-agent.service rke2-server.service "
+    "rke2-agent.service k0scontroller.service k0sworker.service snap.microk8s.daemon-containerd.service "
+    "nvidia-cdi-refresh.service"
+)
+
+
+def plan(recipe: Recipe, facts: Facts) -> Outcome:
+    """Every GPU has its layout, or changes; a unit makes the layouts again at each boot."""
+    try:
+        layout = wanted_layout(recipe, [gpus.lookup(one.device).name for one in own_gpus(known(facts.devices, ()))])
+        if not layout:
+            return _nothing(recipe.kubernetes)
+        _refuse_rivals(recipe, facts)
+        present = _present(recipe, facts)
+        return present if isinstance(present, Planned) else _divided(recipe, facts, layout, present)
+    except Refused as error:
+        return Refusal(error.what, error.why, error.hint)
+
+
+def is_wanted(recipe: Recipe) -> bool:
+    """Whether the recipe may ask for MIG layouts of this host, on some GPUs."""
+    wanted = recipe.kubernetes
+    if recipe.mig.layout or wanted is None or wanted.stack != "device-plugin":
+        return bool(recipe.mig.layout)
+    return bool(wanted.mig.layout) or any(one.layout for one in wanted.configs.values())
+
+
+def wanted_layout(recipe: Recipe, names: Sequence[str]) -> str:
+    """The name of the layout for a node with GPUs of these names; empty where the recipe leaves them as they are.
+
+    Raises:
+        Refused: the recipe contradicts itself.
+    """
+    own, wanted = recipe.mig.layout, recipe.kubernetes
+    if recipe.mig.file and not own:
+        raise Refused(
+            "[mig] names a file and no layout",
+            why=f"{recipe.mig.file} may hold several",
+            hint='set layout in [mig] to one of the names under mig-configs, such as layout = "all-1g.10gb"',
+        )
+    if own and wanted is not None and _is_operators(wanted):
+        raise Refused(
+            "[mig] and the GPU Operator would both set MIG layouts",
+            why="the operator's MIG manager sets the layout of [kubernetes.mig] and takes others away",
+            hint="move layout from [mig] to [kubernetes.mig]; a file of mig-parted goes into the operator's ConfigMap",
+        )
+    theirs = _cluster_layout(wanted, names)
+    if own and theirs and own != theirs:
+        raise Refused(
+            f"the recipe names two MIG layouts: {own} in [mig] and {theirs} in [kubernetes]",
+            why="a GPU has one",
+            hint="name the same layout in both, or leave one out",
+        )
+    return own or theirs
+
+
+def _cluster_layout(wanted: Kubernetes | None, names: Sequence[str]) -> str:
+    if wanted is None or wanted.stack != "device-plugin":
+        return ""
+    fitting = [one for one in wanted.configs.values() if one.fits(names)] if names else []
+    return fitting[0].layout if fitting else wanted.mig.layout
+
+
+def _is_operators(wanted: Kubernetes | None) -> bool:
+    return wanted is not None and wanted.stack == "gpu-operator"
+
+
+def _nothing(wanted: Kubernetes | None) -> Planned:
+    if wanted is not None and _is_operators(wanted) and wanted.mig.layout:
+        return Planned((), "the GPU Operator's MIG manager sets the layout", later=True)
+    return Planned((), "not requested", asked=False)
+
+
+def _refuse_rivals(recipe: Recipe, facts: Facts) -> None:
+    unit = facts.unit(MANAGER_UNIT)
+    if isinstance(unit, Known) and unit.value.state.enabled:
+        raise Refused(
+            f"{MANAGER_UNIT} is enabled and would set another MIG layout at the next boot",
+            why="NVIDIA's package nvidia-mig-manager is installed on this host",
+            hint=f"disable it, then run the same command again:\nsystemctl disable --now {MANAGER_UNIT}\n"
+            "or leave layout out of the recipe",
+        )
+    if recipe.mps.enabled:
+        raise Refused(
+            "[mps] and MIG exclude each other",
+            why="one MPS daemon serves whole GPUs; on MIG instances each would need one of its own",
+            hint="leave one of them out of the recipe",
+        )
+
+
+def _present(recipe: Recipe, facts: Facts) -> tuple[MigGpu, ...] | Planned:
+    """The GPUs as NVML shows them; or why that is yet to come."""
+    if facts.is_image:
+        return Planned((), "set by the first `gpunode setup` on the booted node", later=True)
+    if isinstance(plan_load(recipe, facts), Waits):
+        return Planned((), "set after the reboot, which changes the driver", later=True)
+    if known(facts.loaded_driver, None) is None or facts.loaded_driver.probe == PLAN:
+        return Planned((), "set once the driver is loaded", later=True)
+    if not isinstance(facts.mig, Known):
+        why = facts.mig.reason if facts.mig else "it was not asked"
+        return Planned((), f"not checked: NVML does not say how MIG divides the GPUs ({why})", later=True)
+    return facts.mig.value
+
+
+def _divided(recipe: Recipe, facts: Facts, name: str, present: Sequence[MigGpu]) -> Outcome:
+    wanted = dict(_wanted(recipe, facts, name, present))
+    changes = [
+        MigChange(gpu.uuid, gpu.layout, wanted[gpu.uuid], _owed(recipe, facts))
+        for gpu in present
+        if gpu.uuid in wanted and gpu.layout is not None and gpu.layout != wanted[gpu.uuid] and not _waits(gpu, wanted)
+    ]
+    files = [*_files(facts, wanted)]
+    waiting = [gpu for gpu in present if _waits(gpu, wanted)]
+    if waiting and not changes and not files:
+        which = ", ".join(gpu.uuid for gpu in waiting)
+        switched = "on" if waiting[0].pending else "off"
+        return Waits("reboot", f"MIG is switched {switched} on {which} at the next reset of the GPU or reboot")
+    every: list[Change] = [*files, *changes]
+    if not every:
+        layouts = dict.fromkeys(str(layout) for layout in wanted.values())
+        return Planned((), f"{name}: {'; '.join(layouts) or 'no GPU that it is for'}")
+    reason = f"the layout {name}" + ("" if changes else ", made again at each boot")
+    return Planned(tuple(every), reason)
+
+
+def _waits(gpu: MigGpu, wanted: Mapping[str, MigLayout]) -> bool:
+    """Whether MIG is to be switched as wanted by the GPU's next reset."""
+    layout = wanted.get(gpu.uuid)
+    if layout is None or gpu.layout is None or gpu.layout.enabled == layout.enabled:
+        return False
+    return gpu.pending == layout.enabled
+
+
+def _owed(recipe: Recipe, facts: Facts) -> frozenset[Trigger]:
+    """The toolkit's units do not notice that MIG changed, so the CDI specification is written anew."""
+    if not cdi.is_wanted(recipe, facts):
+        return frozenset()
+    return frozenset({Trigger("cdi", "" if cdi.is_asked(recipe) else "if-possible")})
+
+
+def _wanted(recipe: Recipe, facts: Facts, name: str, present: Sequence[MigGpu]) -> Iterator[tuple[str, MigLayout]]:
+    """The layout of each GPU that the recipe's is for, by UUID."""
+    devices = {one.address: one for one in need(facts.devices, "which GPUs there are")}
+    for gpu in present:
+        if (device := devices.get(gpu.address)) is None:
+            raise Refused(
+                f"{gpu.uuid} is not on the PCI bus at {gpu.address}",
+                why="NVML lists it, and the kernel does not",
+                hint="reboot, then run the same command again",
+            )
+        is_meant, counts = _counts(recipe, facts, name, gpu.index, device)
+        if is_meant and counts is not None:
+            yield gpu.uuid, _layout(name, gpu, device, counts)
+        elif is_meant and gpu.layout is not None:
+            yield gpu.uuid, MigLayout(enabled=False)
+
+
+def _counts(
+    recipe: Recipe, facts: Facts, name: str, index: int, device: PciDevice
+) -> tuple[bool, Mapping[str, int] | None]:
+    """Whether the layout is for the GPU, and how many instances of each profile it has there; None with MIG off."""
+    if recipe.mig.file:
+        return _from_file(recipe.mig.file, facts, name, index, device)
+    try:
+        found = mig.counts(device.device, name)
+    except KeyError:
+        return True, {mig.profile_of(name): 1}
+    if found is None:
+        raise Refused(
+            f"gpunode knows no MIG layout {name}",
+            why="it knows those of one profile and those that mig-parted calls all-balanced, all-enabled, all-disabled",
+            hint="name a configuration file of mig-parted that holds it, as file in [mig]",
+        )
+    return True, None if name == mig.NO_LAYOUT else found
+
+
+def _from_file(
+    path: str, facts: Facts, name: str, index: int, device: PciDevice
+) -> tuple[bool, Mapping[str, int] | None]:
+    from gpunode.recipe_mig import read
+
+    state = need(facts.file(path), f"what {path} holds")
+    if state is None:
+        raise Refused(f"{path} does not exist", why="the recipe names it in [mig]", hint="put the file there")
+    configurations = read(state.content, path)
+    if name not in configurations:
+        raise Refused(
+            f"{path} holds no layout {name}",
+            why=f"it holds {', '.join(configurations)}",
+            hint="set layout in [mig] to one of these",
+        )
+    parts = [part for part in configurations[name] if part.fits(index, device.device, device.subsystem)]
+    return (True, parts[-1].instances) if parts else (False, None)
+
+
+def _layout(name: str, gpu: MigGpu, device: PciDevice, counts: Mapping[str, int]) -> MigLayout:
+    """The layout with these instances, each in its place; the present one where it has them, wherever they are.
+
+    Raises:
+        Refused: the GPU cannot have it.
+    """
+    label, profiles = gpus.lookup(device.device).name, mig.profiles(device.device)
+    if gpu.layout is None or not profiles:
+        raise Refused(
+            f"{label} ({gpu.uuid}) cannot have the MIG layout {name}",
+            why="it has no MIG" if gpu.layout is None else "gpunode knows none of its MIG profiles",
+            hint="use a file of mig-parted with a device-filter for the others, as file in [mig]",
+        )
+    if unknown := [profile for profile in counts if profile not in profiles]:
+        raise Refused(
+            f"{label} has no MIG profile {', '.join(unknown)}, which the layout {name} needs",
+            why=f"it has {', '.join(profiles)}",
+            hint=f"use one of these layouts: {', '.join(mig.names(device.device))}",
+        )
+    if (places := mig.placed(device.device, counts)) is None:
+        wanted = ", ".join(f"{count} × {profile}" for profile, count in counts.items())
+        most = ", ".join(f"{count} × {profile}" for profile, count in profiles.items())
+        raise Refused(
+            f"the MIG layout {name} does not fit on {label}: {wanted}",
+            why=f"alone, at most these fit: {most}; mixed, they share its memory slices",
+            hint="ask for fewer or smaller instances",
+        )
+    made = tuple(MigInstance(one, start, size, (str(mig.slices(one)),)) for one, start, size in places)
+    return gpu.layout if _alike(gpu.layout, made) else MigLayout(enabled=True, instances=made)
+
+
+def _alike(present: MigLayout, wanted: Sequence[MigInstance]) -> bool:
+    """Whether the GPU has these instances; where they are is nobody's concern."""
+    has, wants = (sorted((one.profile, one.compute) for one in every) for every in (present.instances, wanted))
+    return present.enabled and has == wants
+
+
+def _files(facts: Facts, wanted: Mapping[str, MigLayout]) -> Iterator[FileChange]:
+    """The unit that makes the layouts again, and what has systemd start it; none where MIG is off."""
+    divided = {uuid: layout for uuid, layout in wanted.items() if layout.enabled}
+    states = ((MIG_UNIT, unit(divided)), (MIG_WANTS, _WANTS))
+    for path, content in states:
+        before = need(facts.file(path), f"what {path} holds")
+        after = FileState(content) if divided else None
+        if before != after:
+            yield FileChange(path, before, after, _RELOAD)
+
+
+def unit(divided: Mapping[str, MigLayout]) -> bytes:
+    """The unit that divides the GPUs at boot, by nvidia-smi.
+
+    Not by gpunode: the driver brings nvidia-smi, always to the same place, while gpunode may have moved or gone. One
+    GPU that cannot be divided does not keep the others from it. The driver forgets instances with every boot, and newer
+    GPUs the mode, too. nvidia-mig-manager's unit waits for nvidia-persistenced and the fabric manager likewise.
+    """
+    lines = " \\\n".join(f"  {_commands(uuid, layout)} || failed=1;" for uuid, layout in divided.items())
+    return f"""# Written by gpunode: makes the MIG layout of its recipe again at each boot.
+[Unit]
+Description=MIG layout of the GPUs
+After=systemd-modules-load.service nvidia-persistenced.service nvidia-fabricmanager.service
+Before={_USERS}
+
+[Service]
+Type=oneshot
+RemainAfterExit=yes
+TimeoutStartSec=480
+ExecStart=/bin/sh -c 'failed=0; \\
+{lines} \\
+  exit $$failed'
+""".encode()
+
+
+def _commands(uuid: str, layout: MigLayout) -> str:
+    switch = f"/usr/bin/nvidia-smi -i {uuid} -mig 1"
+    if not layout.instances:
+        return f"{{ {switch}; }}"
+    places = ",".join(f"{one.profile}:{one.start}" for one in layout.instances)
+    return f"{{ {switch} && /usr/bin/nvidia-smi mig -i {uuid} -cgi {places} -C; }}"
+
+
+MIG = Step("mig", "MIG layout", "runtime", plan, needs=("driver",))

@@ -1,0 +1,119 @@
+"""MIG layouts of a live node: looked up, put back, and never taken from under a process."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Sequence
+
+from gpunode.change import Change, MigChange
+from gpunode.errors import Conflict, DrainRequired
+from gpunode.facts import nvml as nvml_facts
+from gpunode.facts.evidence import Probe
+from gpunode.facts.model import MigGpu
+from gpunode.host import nvml
+from gpunode.host.port import Host, HostView
+from gpunode.workflow.undo import Part
+
+_LOADED = Probe("nvidia-version", path="/proc/driver/nvidia/version", holds="table")
+_CONTAINER = re.compile(r"[0-9a-f]{64}")
+_SHOWN = 20
+
+
+def _gpus(host: HostView) -> dict[str, MigGpu]:
+    """The GPUs as NVML shows them now, by UUID.
+
+    Raises:
+        ValueError: it does not say.
+    """
+    if host.look(_LOADED).outcome != "ok":
+        raise ValueError("the driver is not loaded")
+    return {gpu.uuid: gpu for gpu in nvml_facts.mig_gpus(nvml_facts.answer_of(host.look(nvml.probe())))}
+
+
+def back(host: HostView, parts: Sequence[Part], *, force: bool) -> tuple[tuple[Part, ...], tuple[str, ...]]:
+    """What gives the GPUs of ``parts``, newest first, their former layouts, and a note for each that cannot have it.
+
+    Raises:
+        Conflict: somebody has divided a GPU otherwise since.
+    """
+    ways: dict[str, list[tuple[Part, MigChange]]] = {}
+    for part in parts:
+        if isinstance(change := part.change, MigChange):
+            ways.setdefault(change.gpu, []).append((part, change))
+    if not ways:
+        return (), ()
+    try:
+        present = _gpus(host)
+    except ValueError as error:
+        return (), tuple(f"the MIG layout of {gpu} is not put back: {error}" for gpu in ways)
+    found: list[Part] = []
+    notes: list[str] = []
+    for uuid, way in ways.items():
+        gpu, part, after = present.get(uuid), way[-1][0], way[-1][1].after
+        if gpu is None or gpu.layout is None:
+            notes.append(f"the MIG layout of {uuid} is not put back: NVML does not list the GPU")
+        elif (gpu.layout, gpu.pending) != (after, after.enabled):
+            known = [layout for _, change in way for layout in (change.before, change.after)]
+            # The driver forgets instances at each boot: a GPU without any was divided by nobody.
+            if gpu.layout not in known and gpu.layout.instances and not force:
+                raise _divided_since(uuid, way[0][1], gpu)
+            owes = frozenset().union(*(change.triggers for _, change in way))
+            found.append(Part(part.stage, part.step, MigChange(uuid, gpu.layout, after, owes)))
+    return tuple(found), tuple(notes)
+
+
+def _divided_since(uuid: str, change: MigChange, gpu: MigGpu) -> Conflict:
+    return Conflict(
+        f"{uuid} was divided otherwise since gpunode did it",
+        why=f"gpunode left it with {change.before}; now it has {gpu.layout}",
+        hint="add --force to give it its former layout all the same",
+    )
+
+
+def refuse_clients(host: Host, changes: Collection[Change]) -> None:
+    """Nothing, unless a process works on a GPU whose layout changes.
+
+    Raises:
+        DrainRequired: one does; they are named, with the container of each.
+    """
+    divided = [change.gpu for change in changes if isinstance(change, MigChange)]
+    if not divided:
+        return
+    try:
+        present = _gpus(host)
+    except ValueError:
+        return  # whoever makes the change hears of it from the driver
+    clients = sorted({pid for uuid in divided if uuid in present for pid in present[uuid].clients})
+    if not clients:
+        return
+    commands = {words.partition(" ")[0]: words for words in host.workloads().gpu}
+    named = [f"{commands.get(str(pid), str(pid))}{_container(host, pid)}" for pid in clients[:_SHOWN]]
+    number = "1 process" if len(clients) == 1 else f"{len(clients)} processes"
+    raise DrainRequired(
+        f"changing the MIG layout would end {number} on the GPU",
+        why=f"running: {', '.join(named)}" + (" …" if len(clients) > _SHOWN else ""),
+        hint="end them first, or continue with --allow-disruption",
+    )
+
+
+def pending(host: HostView, changes: Collection[Change]) -> str:
+    """Why a reboot is needed after the ``changes``; empty when it is not."""
+    switched = {change.gpu: change.after.enabled for change in changes if isinstance(change, MigChange)}
+    if not switched:
+        return ""
+    try:
+        present = _gpus(host)
+    except ValueError:
+        return ""
+    late = [uuid for uuid, on in switched.items() if uuid in present and _is_late(present[uuid], on)]
+    switch = "on" if late and switched[late[0]] else "off"
+    return f"MIG is switched {switch} on {', '.join(late)} at the next boot" if late else ""
+
+
+def _is_late(gpu: MigGpu, on: bool) -> bool:
+    return gpu.layout is not None and gpu.layout.enabled != on
+
+
+def _container(host: Host, pid: int) -> str:
+    found = _CONTAINER.search(host.look(Probe(f"cgroup-{pid}", path=f"/proc/{pid}/cgroup")).text)
+    return f" in container {found[0][:12]}" if found else ""

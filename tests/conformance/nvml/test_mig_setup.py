@@ -1,0 +1,231 @@
+"""A GPU divided by setup and put back by rollback: real files, journal and child programs, on the stand-in NVML."""
+
+from __future__ import annotations
+
+import shlex
+import stat
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import gpunode
+from gpunode.change import Change, MigChange, MigLayout, Trigger
+from gpunode.errors import Conflict, DrainRequired
+from gpunode.facts.evidence import Capture, Probe
+from gpunode.facts.model import Facts, Known
+from gpunode.facts.nvml import answer_of, mig_gpus
+from gpunode.facts.probes import MIG_UNIT, MIG_WANTS
+from gpunode.host.local import LocalHost
+from gpunode.host.nvml import probe
+from gpunode.host.port import Settled, Workloads
+from gpunode.journal.store import Store
+from gpunode.recipe import Mig, Recipe
+from gpunode.workflow import present
+from gpunode.workflow.remove import removing
+from gpunode.workflow.rollback import rollback, undoing
+from gpunode.workflow.setup import Asked, SetupResult, setup
+from gpunode.workflow.verify import verify
+from tests.conformance.nvml.test_mig_standin import BALANCED, EMPTY, OFF, SEVEN, UUID, host
+from tests.fakes.compile import library
+from tests.fakes.mig import reboot
+from tests.unit.steps.machines import H100, gpu, with_driver
+
+WANTED = Recipe("mig", driver=replace(Recipe("").driver, version="none"), mig=Mig("all-balanced"))
+ONLY = ("mig",)
+
+
+class Machine(LocalHost):
+    """Files below a folder of the test; the GPU is the stand-in library's."""
+
+    def __init__(self, folder: Path, **environment: str) -> None:
+        super().__init__(str(folder / "root"))
+        self.state = folder / "mig"
+        self.live = host(self.state, 1, **environment)
+        self.owed: list[Trigger] = []
+        version = folder / "root/proc/driver/nvidia/version"
+        version.parent.mkdir(parents=True, exist_ok=True)
+        version.write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.95.05\n")
+        cgroup = folder / "root/proc/4711/cgroup"
+        cgroup.parent.mkdir(parents=True, exist_ok=True)
+        cgroup.write_text(f"0::/system.slice/docker-{'0123456789abcdef' * 4}.scope\n")
+
+    def look(self, probe: Probe, /) -> Capture:
+        return self.live.look(probe) if probe.argv else super().look(probe)
+
+    def apply(self, changes: Sequence[Change], /) -> None:
+        for change in changes:
+            if isinstance(change, MigChange):
+                self.live.apply([change])
+            else:
+                super().apply([change])
+
+    def trigger(self, triggers: Sequence[Trigger], /) -> tuple[Settled, ...]:
+        self.owed += triggers
+        return tuple(Settled(trigger, 0.0) for trigger in triggers)
+
+    def workloads(self) -> Workloads:
+        return Workloads(("4711 (python train.py)", "99 (nvtop)"))
+
+    def facts(self) -> Facts:
+        files = {path: Known(present.state(self, path), f"file:{path}") for path in (MIG_UNIT, MIG_WANTS)}
+        facts = with_driver(gpus=(gpu(H100, address="0000:0f:00.0"),), mig=mig_gpus(answer_of(self.look(probe(60)))))
+        return replace(facts, files={**facts.files, **files})
+
+    def layout(self) -> MigLayout | None:
+        return mig_gpus(answer_of(self.look(probe(60))))[0].layout
+
+    def setup(self, store: Store, recipe: Recipe = WANTED, *, disrupt: bool = False) -> SetupResult:
+        asked = Asked(version="test", only=ONLY, allow_disruption=disrupt)
+        return setup(
+            recipe, self, store, self.facts(), advance=lambda _, __: self.facts(), asked=asked, tell=lambda _: None
+        )
+
+    def rollback(self, store: Store, run: str, *, force: bool = False) -> str:
+        back = undoing(store, self, run, force=force)
+        done = rollback(back, self, store, version="test", argv=(), tell=lambda _: None)
+        return done.undone.reboot
+
+    def verified(self) -> tuple[str, str]:
+        report = verify(WANTED, self.facts(), self, lambda _: None, only=ONLY)
+        found = next(one for one in report.checks if one.id == "mig")
+        return found.status, found.detail
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path / "journal")
+
+
+def test_plan_setup_converged_and_back(tmp_path: Path, store: Store) -> None:
+    node = Machine(tmp_path)
+    assert node.verified() == ("failed", f"still to do: {MIG_UNIT}, {MIG_WANTS}, {UUID}")
+    done = node.setup(store)
+    assert node.layout() == BALANCED
+    assert node.verified() == ("passed", f"all-balanced: {BALANCED}")
+    assert not node.setup(store).changed
+    assert node.rollback(store, done.run) == ""
+    assert node.layout() == OFF
+    assert not (tmp_path / "root").joinpath(MIG_UNIT[1:]).exists()
+    assert not (tmp_path / "root/etc/systemd/system/multi-user.target.d").exists()
+    assert set(node.owed) == {Trigger("daemon-reload")}
+
+
+def test_a_former_layout_comes_back_exactly(tmp_path: Path, store: Store) -> None:
+    node = Machine(tmp_path)
+    node.apply([MigChange(UUID, OFF, SEVEN)])
+    first = node.setup(store)
+    second = node.setup(store, replace(WANTED, mig=Mig("all-disabled")))
+    assert node.layout() == OFF
+    with pytest.raises(Conflict, match="later runs changed the same things"):
+        undoing(store, node, first.run)
+    node.rollback(store, second.run)
+    assert node.layout() == BALANCED
+    node.rollback(store, first.run)
+    assert node.layout() == SEVEN
+
+
+def test_what_somebody_divided_since_is_not_undone_unless_forced(tmp_path: Path, store: Store) -> None:
+    node = Machine(tmp_path)
+    done = node.setup(store)
+    node.apply([MigChange(UUID, BALANCED, SEVEN)])
+    with pytest.raises(Conflict, match="was divided otherwise since"):
+        undoing(store, node, done.run)
+    node.rollback(store, done.run, force=True)
+    assert node.layout() == OFF
+
+
+def test_processes_on_the_gpu_are_named_with_their_container_first(tmp_path: Path, store: Store) -> None:
+    free = Machine(tmp_path)
+    free.apply([MigChange(UUID, OFF, SEVEN)])
+    used = Machine(tmp_path, FAKE_NVML_CLIENTS="0:4711,0:4712")
+    with pytest.raises(DrainRequired) as raised:
+        used.setup(store)
+    assert raised.value.what == "changing the MIG layout would end 2 processes on the GPU"
+    assert raised.value.why == "running: 4711 (python train.py) in container 0123456789ab, 4712"
+    assert not store.runs()
+    free.setup(store)
+    with pytest.raises(DrainRequired):
+        undoing(store, used, store.runs()[-1].run)
+
+
+def test_a_mode_that_waits_for_a_reset_is_a_reboot_after_which_setup_goes_on(tmp_path: Path, store: Store) -> None:
+    late = Machine(tmp_path, FAKE_NVML_MIG_LATE="1")
+    done = late.setup(store)
+    assert [(wait.for_, UUID in wait.reason) for wait in done.waits] == [("reboot", True)]
+    assert late.verified()[0] == "not run"
+    reboot(late.state)
+    node = Machine(tmp_path)
+    assert node.layout() == EMPTY
+    assert node.setup(store).waits == ()
+    assert node.layout() == BALANCED
+
+
+def test_a_rollback_to_a_mode_that_waits_for_a_reset_says_so(tmp_path: Path, store: Store) -> None:
+    done = Machine(tmp_path).setup(store)
+    late = Machine(tmp_path, FAKE_NVML_MIG_LATE="1")
+    assert "MIG is switched off" in late.rollback(store, done.run)
+
+
+@pytest.mark.parametrize("keeps_mode", [True, False])
+def test_the_unit_makes_the_layout_again_after_a_reboot(tmp_path: Path, store: Store, *, keeps_mode: bool) -> None:
+    node = Machine(tmp_path)
+    node.setup(store)
+    reboot(node.state, keeps_mode=keeps_mode)
+    assert node.layout() == (EMPTY if keeps_mode else OFF)
+    unit = (tmp_path / "root").joinpath(MIG_UNIT[1:]).read_text()
+    # As systemd.service(5) reads it: lines joined, $$ is $.
+    start = unit.replace("\\\n", " ").split("ExecStart=")[1].splitlines()[0].replace("$$", "$")
+    smi = tmp_path / "nvidia-smi"
+    smi.write_text(SMI.format(python=sys.executable))
+    smi.chmod(smi.stat().st_mode | stat.S_IXUSR)
+    environment = {
+        "LD_LIBRARY_PATH": str(library("nvml/nvml.c", "libnvidia-ml.so.1")),
+        "FAKE_NVML_MIG": str(node.state),
+        "PYTHONPATH": str(Path(gpunode.__file__).parents[1]),
+    }
+    argv = shlex.split(start.replace("/usr/bin/nvidia-smi", str(smi)))
+    done = subprocess.run(argv, check=False, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert node.layout() == BALANCED
+    assert not node.setup(store).changed
+    again = subprocess.run(argv, check=False, env=environment, capture_output=True, text=True)
+    assert again.returncode == 1, "what is there already is not made twice, and the unit says so"
+    assert node.layout() == BALANCED
+
+
+# What nvidia-smi documents of itself: -mig, and mig -cgi PROFILE:START,… -C.
+SMI = """#!{python}
+import sys
+import pynvml
+from gpunode.host import mig
+words = sys.argv[1:]
+pynvml.nvmlInit()
+gpu = pynvml.nvmlDeviceGetHandleByUUID(words[words.index("-i") + 1])
+if words[0] != "mig":
+    if pynvml.nvmlDeviceGetMigMode(gpu)[0] == 0:
+        pynvml.nvmlDeviceSetMigMode(gpu, int(words[words.index("-mig") + 1]))
+    sys.exit(0)
+assert pynvml.nvmlDeviceGetMigMode(gpu)[0] == 1
+by_name = {{mig._name(one): one for one in mig._profiles(pynvml, gpu)}}
+sizes = {{"1g.10gb": 1, "2g.20gb": 2, "3g.40gb": 4}}
+for one in words[words.index("-cgi") + 1].split(","):
+    name, _, start = one.partition(":")
+    row = {{"start": int(start), "size": sizes[name], "compute": [int(name[0])], "profile": name}}
+    mig._make(pynvml, gpu, by_name[name], row)
+"""
+
+
+def test_remove_gives_back_what_was_before_gpunode(tmp_path: Path, store: Store) -> None:
+    node = Machine(tmp_path)
+    node.apply([MigChange(UUID, OFF, SEVEN)])
+    node.setup(store)
+    node.setup(store, replace(WANTED, mig=Mig("all-2g.20gb")))
+    back = removing(store.footprint(), node, node.facts())
+    rollback(back, node, store, version="test", argv=(), tell=lambda _: None, verb="remove", whole=True)
+    assert node.layout() == SEVEN
+    assert store.footprint().mig == {}
+    assert not (tmp_path / "root").joinpath(MIG_UNIT[1:]).exists()

@@ -1,0 +1,163 @@
+"""MIG layouts set by the real child program through the real pynvml, on a stand-in for libnvidia-ml.so.1."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gpunode.catalog import mig
+from gpunode.change import MigChange, MigInstance, MigLayout, inverse
+from gpunode.errors import ChangeFailed, Conflict
+from gpunode.facts.model import MigGpu
+from gpunode.facts.nvml import answer_of, mig_gpus
+from gpunode.host.local import LocalHost
+from gpunode.host.nvml import probe
+from tests.fakes.compile import library
+from tests.fakes.mig import reboot
+from tests.fakes.runners import EnvRunner
+
+H100 = "2330"
+UUID = "GPU-00000000-0000-0000-0000-000000000000"
+OFF = MigLayout(enabled=False)
+EMPTY = MigLayout(enabled=True)
+
+
+def layout(**counts: int) -> MigLayout:
+    """The layout with so many instances of each profile of an H100 80GB, ``_1g_10gb=7``."""
+    wanted = {name.strip("_").replace("_", ".").replace(".me", "+me"): count for name, count in counts.items()}
+    places = mig.placed(H100, wanted)
+    assert places is not None
+    return MigLayout(enabled=True, instances=tuple(MigInstance(one, at, size, (one[0],)) for one, at, size in places))
+
+
+SEVEN = layout(_1g_10gb=7)
+BALANCED = layout(_1g_10gb=2, _2g_20gb=1, _3g_40gb=1)
+
+
+def host(state: Path, gpus: int = 1, **environment: str) -> LocalHost:
+    made = LocalHost()
+    folder = str(library("nvml/nvml.c", "libnvidia-ml.so.1"))
+    made.runner = EnvRunner(LD_LIBRARY_PATH=folder, FAKE_NVML_MIG=str(state), FAKE_NVML_GPUS=str(gpus), **environment)
+    return made
+
+
+def seen(node: LocalHost) -> tuple[MigGpu, ...]:
+    return mig_gpus(answer_of(node.look(probe(60))))
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Path:
+    return tmp_path / "mig"
+
+
+def test_a_gpu_is_divided_and_put_back_and_no_other_is_touched(state: Path) -> None:
+    node = host(state, 2)
+    assert [gpu.layout for gpu in seen(node)] == [OFF, OFF]
+    change = MigChange(UUID, OFF, BALANCED)
+    node.apply([change])
+    assert [(gpu.layout, gpu.pending) for gpu in seen(node)] == [(BALANCED, True), (OFF, False)]
+    node.apply([change])  # it is so already: a run that was cut short goes on
+    again = MigChange(UUID, BALANCED, SEVEN)
+    node.apply([again])
+    assert seen(node)[0].layout == SEVEN
+    for one in (again, change):
+        back = inverse(one)
+        assert back is not None
+        node.apply([back])
+    assert [gpu.layout for gpu in seen(node)] == [OFF, OFF]
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        EMPTY,
+        layout(_4g_40gb=1, _3g_40gb=1),
+        layout(_3g_40gb=2),
+        layout(_7g_80gb=1),
+        layout(_1g_20gb=4),
+        layout(_1g_10gb_me=1, _1g_10gb=6),
+        layout(_2g_20gb=3, _1g_20gb=1),
+        MigLayout(
+            enabled=True, instances=(MigInstance("3g.40gb", 4, 4, ("1", "2")), MigInstance("1g.10gb", 6 - 6, 1, ()))
+        ),
+    ],
+    ids=str,
+)
+def test_every_layout_is_made_as_it_was_placed(state: Path, wanted: MigLayout) -> None:
+    node = host(state)
+    node.apply([MigChange(UUID, OFF, wanted)])
+    found = seen(node)[0].layout
+    assert found is not None
+    assert sorted(found.instances, key=str) == sorted(wanted.instances, key=str)
+
+
+def test_a_mode_that_waits_for_a_reset_is_pending_and_done_after_it(state: Path) -> None:
+    late = host(state, FAKE_NVML_MIG_LATE="1")
+    late.apply([MigChange(UUID, OFF, SEVEN)])
+    assert [(gpu.layout, gpu.pending) for gpu in seen(late)] == [(OFF, True)]
+    reboot(state)
+    node = host(state)
+    assert [(gpu.layout, gpu.pending) for gpu in seen(node)] == [(EMPTY, True)]
+    node.apply([MigChange(UUID, EMPTY, SEVEN)])
+    assert seen(node)[0].layout == SEVEN
+
+
+def test_a_pending_mode_is_taken_back(state: Path) -> None:
+    late = host(state, FAKE_NVML_MIG_LATE="1")
+    late.apply([MigChange(UUID, OFF, SEVEN)])
+    late.apply([MigChange(UUID, OFF, OFF)])
+    assert [(gpu.layout, gpu.pending) for gpu in seen(late)] == [(OFF, False)]
+
+
+def test_a_gpu_in_use_keeps_its_layout_and_the_clients_are_listed(state: Path) -> None:
+    host(state, 2).apply([MigChange(UUID, OFF, SEVEN)])
+    used = host(state, 2, FAKE_NVML_CLIENTS="0:4711,0:4712,1:5")
+    assert [gpu.clients for gpu in seen(used)] == [(4711, 4712), (5,)]
+    with pytest.raises(ChangeFailed) as raised:
+        used.apply([MigChange(UUID, SEVEN, BALANCED)])
+    assert "the GPU is in use (to remove its MIG instances)" in raised.value.why
+    assert seen(used)[0].layout == SEVEN
+
+
+@pytest.mark.parametrize(
+    ("function", "doing"),
+    [
+        ("nvmlDeviceCreateGpuInstanceWithPlacement", "make the instance"),
+        ("nvmlGpuInstanceCreateComputeInstance", "make the instance"),
+        ("nvmlDeviceSetMigMode", "switch MIG off"),
+    ],
+)
+def test_a_driver_that_stops_midway_is_told_with_what_became_of_the_former_layout(
+    state: Path, function: str, doing: str
+) -> None:
+    host(state).apply([MigChange(UUID, OFF, SEVEN)])
+    broken = host(state, FAKE_NVML_FAULTS=f"{function}=999")
+    with pytest.raises(ChangeFailed) as raised:
+        broken.apply([MigChange(UUID, SEVEN, BALANCED if "Create" in function else OFF)])
+    assert doing in raised.value.why
+    # Instances cannot be made again either; the mode was never switched, so there the former ones are back.
+    assert ("put back: 7 × 1g.10gb" in raised.value.why) is (function == "nvmlDeviceSetMigMode")
+
+
+def test_what_somebody_divided_meanwhile_is_left_as_it_is(state: Path) -> None:
+    node = host(state)
+    node.apply([MigChange(UUID, OFF, SEVEN)])
+    with pytest.raises(Conflict):
+        node.apply([MigChange(UUID, OFF, BALANCED)])
+    assert seen(node)[0].layout == SEVEN
+
+
+def test_a_driver_call_that_never_returns_is_ended_and_said(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gpunode.host.mig.TIMEOUT_S", 2.0)
+    with pytest.raises(ChangeFailed) as raised:
+        host(state, FAKE_NVML_FAULTS="nvmlDeviceSetMigMode=hang").apply([MigChange(UUID, OFF, SEVEN)])
+    assert "did not return within 2 s" in raised.value.why
+
+
+def test_the_driver_s_own_order_of_instances_does_not_matter(state: Path) -> None:
+    node = host(state)
+    turned = replace(BALANCED, instances=tuple(reversed(BALANCED.instances)))
+    node.apply([MigChange(UUID, OFF, turned)])
+    assert seen(node)[0].layout == BALANCED

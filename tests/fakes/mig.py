@@ -1,0 +1,12 @@
+"""The file in which the stand-in NVML keeps how MIG divides its GPUs (tests/fakes/nvml/mig.h)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+def reboot(state: Path, *, keeps_mode: bool = True) -> None:
+    """The driver has forgotten the instances; a pending mode is the mode. Newer GPUs forget that MIG was on, too."""
+    rows = [line.split() for line in state.read_text().splitlines() if line.startswith("gpu")]
+    modes = ((index, pending if keeps_mode else "0") for _, index, _, pending in rows)
+    state.write_text("".join(f"gpu {index} {mode} {mode}\n" for index, mode in modes))

@@ -1,0 +1,65 @@
+"""The MPS control daemon: its unit, when it starts, and where it is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from gpunode.change import FileChange, ServiceChange, ServiceState, Trigger
+from gpunode.facts.model import Facts, Known
+from gpunode.facts.probes import MPS_UNIT
+from gpunode.facts.project import project
+from gpunode.recipe import Mps, Recipe, parse
+from gpunode.steps.mps import MPS, UNIT, unit
+from tests.unit.steps.machines import machine, planned, recipe, refusal, with_driver
+from tests.unit.steps.machines import unit as unit_of
+
+WANTED = replace(recipe(version="none"), mps=Mps(enabled=True))
+
+
+def node(facts: Facts, *, running: bool = False, exists: bool = False) -> Facts:
+    state = unit_of(active=running, enabled=running, exists=exists or running)
+    folders = {**facts.folders, "/etc/systemd/system": "units"}
+    return replace(facts, units={**facts.units, UNIT: Known(state, "units")}, folders=folders)
+
+
+def test_the_unit_is_written_enabled_and_started_and_what_mps_does_not_isolate_is_said() -> None:
+    outcome = planned(MPS.plan(WANTED, node(with_driver())))
+    file, service = outcome.changes
+    assert isinstance(file, FileChange)
+    assert file.path == MPS_UNIT
+    assert file.triggers == {Trigger("daemon-reload")}
+    assert service == ServiceChange(UNIT, ServiceState(False, False), ServiceState(enabled=True, active=True))
+    assert any("a fatal fault of one program can end all" in note for note in outcome.notes)
+    assert planned(MPS.plan(WANTED, project(node(with_driver()), outcome.changes))).changes == ()
+
+
+def test_without_a_driver_it_starts_with_the_next_boot() -> None:
+    outcome = planned(MPS.plan(WANTED, node(machine())))
+    assert outcome.changes[-1] == ServiceChange(UNIT, ServiceState(False, False), ServiceState(True, False))
+    assert outcome.reason == "the MPS control daemon starts with the next boot"
+
+
+def test_another_mode_restarts_the_daemon() -> None:
+    done = project(node(with_driver()), planned(MPS.plan(WANTED, node(with_driver()))).changes)
+    shared = replace(WANTED, mps=Mps(enabled=True, exclusive=False))
+    (change,) = planned(MPS.plan(shared, done)).changes
+    assert isinstance(change, FileChange)
+    assert Trigger("restart", UNIT) in change.triggers
+
+
+@pytest.mark.parametrize("exclusive", [True, False])
+def test_the_compute_mode_is_set_and_taken_back(*, exclusive: bool) -> None:
+    text = unit(exclusive=exclusive).decode()
+    assert ("ExecStartPre=/usr/bin/nvidia-smi -c EXCLUSIVE_PROCESS" in text) is exclusive
+    assert ("ExecStopPost=/usr/bin/nvidia-smi -c DEFAULT" in text) is exclusive
+
+
+@pytest.mark.parametrize("stack", ["device-plugin", "gpu-operator", "hami", "dra"])
+def test_beside_kubernetes_it_is_refused(stack: str) -> None:
+    text = f'[mps]\nenabled = true\n[kubernetes]\nstack = "{stack}"\n'
+    found = refusal(MPS.plan(parse(text, "t.toml", load=lambda _: ""), node(with_driver())))
+    assert "issues 712 and 762" in found.why
+    assert 'mode = "mps"' in found.hint
+    assert planned(MPS.plan(Recipe("x"), node(with_driver()))).reason == "not requested"
