@@ -33,7 +33,7 @@ _NAME: Final = (
     rf"|(?P<weak>.*(?:token|secret|key|pass|passwd|session)|{_WORDS_BEFORE}?(?:{'|'.join(_WEAK)})))s?(?: again)?"
 )
 # Values that are not secret, whatever their names.
-_PLAIN: Final = r"true|false|null|none|nil|yes|no|[ynm]|redacted|0x[\da-f]+,?|[\d.:+,-]{1,3}|[*x]{3,}|"
+_PLAIN: Final = r"true|false|null|none|nil|yes|no|[ynm]|redacted|0x[\da-f]{1,16},?|[\d.:+,-]{1,3}|[*x]{3,}|"
 _COMPLAINT: Final = (
     r"denied|disabled|error|expired|fail(?:ed|ure)|forbidden|incorrect|invalid|missing|rejected|required|revoked"
     r"|timeout|unauthori[sz]ed|unavailable|unknown|unsupported|wrong|not|no|<set|must|could|cannot|command|is|was|has|for|nvidia-[a-z]+:"

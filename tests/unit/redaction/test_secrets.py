@@ -62,6 +62,14 @@ LEAKS = {
     "39": ("password: `echo -n hunter2xx | base64`", "hunter2"),
     "40": ('kubectl create secret generic x --from-literal=password="$(printf "hunter2xx" | base64)"', "hunter2"),
     "41": ("curl https://h/v3/import/q7Wk2nVx9Lr4_c-m-abcd1234.yaml", "q7Wk2nVx"),
+    # Forms that no test asked for.
+    "42": (f"PRIVATE_KEY=0x{HEX}{HEX}", HEX),
+    "43": ("root:$6$rounds=5000$abcdefgh$q7Wk2nVx9Lr4:19000:0", "q7Wk2nVx"),
+    "44": ("Set-Cookie: a=bc; sid=q7Wk2nVx; Path=/", "q7Wk2nVx"),
+    "45": ("[bootstrap-token] Using token: abcdef.0123456789abcdef", "0123456789abcdef"),
+    "46": (f"Using certificate key:\n{HEX}{HEX}\n", HEX),
+    "47": ("crictl pull --creds bob:hunter2xx img", "hunter2"),
+    "48": ("ctr images pull -u bob:hunter2xx img", "hunter2"),
     # Mutations that no test of the former redactor noticed.
     "a path is no excuse": ("password=/q7Wk2nVx/9Lr4Tz8P", "q7Wk2nVx"),
     "a path is none of a token": ("API_TOKEN: /usr/q7Wk2nVx/9Lr4Tz8P", "q7Wk2nVx"),
