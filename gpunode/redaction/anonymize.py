@@ -86,17 +86,15 @@ _TOP: Final = (
 )
 _DOTTED: Final = r"(?:[a-z\d-]{1,63}\.){1,8}"
 _DOMAIN: Final = rf"({_DOTTED}[a-z][a-z\d-]{{1,62}})"
-_SERVERS: Final = "|".join(
+_SERVERS: Final = (
+    rf"(?<=://)(?:[^\s/@\"'<>]{{1,256}}@)?{_DOMAIN}",
+    rf"(?:\b(?:mirrors|configs)\.\\?[\"']|\b(?:certs|hosts)\.d/|\blookup[ \t]+){_DOMAIN}",
     (
-        rf"(?<=://)(?:[^\s/@\"'<>]{{1,256}}@)?{_DOMAIN}",
-        rf"(?:\b(?:mirrors|configs)\.\\?[\"']|\b(?:certs|hosts)\.d/|\blookup[ \t]+){_DOMAIN}",
-        (
-            r"(?:image(?:name|_name|id)?\\{0,7}[\"']?[ \t]{0,9}[:=]?[ \t]{0,9}\\{0,7}[\"']?"
-            rf"|\bpull(?:ing)?[ \t]+(?:image[ \t]+)?\\{{0,7}}[\"']?){_DOMAIN}(?=(?::\d{{1,5}})?/[a-z\d])"
-        ),
-        rf"(?<![\w./@:-])({_DOTTED}{_TOP})(?=:\d{{2,5}}(?![\w.]))",
-        rf"^[ \t]{{1,8}}[\"']?({_DOTTED}{_TOP})[\"']?:[ \t]*$",
-    )
+        r"(?:image(?:name|_name|id)?\\{0,7}[\"']?[ \t]{0,9}[:=]?[ \t]{0,9}\\{0,7}[\"']?"
+        rf"|\bpull(?:ing)?[ \t]+(?:image[ \t]+)?\\{{0,7}}[\"']?){_DOMAIN}(?=(?::\d{{1,5}})?/[a-z\d])"
+    ),
+    rf"(?<![\w./@:-])({_DOTTED}{_TOP})(?=:\d{{2,5}}(?![\w.]))",
+    rf"^[ \t]{{1,8}}[\"']?({_DOTTED}{_TOP})[\"']?:[ \t]*$",
 )
 # The names in the certificate of k3s' server.
 _CERTIFIED: Final = (
@@ -182,7 +180,7 @@ def _learned(evidence: Evidence) -> Iterator[Rule]:
         return {match[match.lastindex or 0].lower() for match in matches}
 
     certified = {name for names in found(_CERTIFIED) for name in compiled(_CERTIFIED_NAME).findall(names)}
-    servers = found(_SERVERS) | {name for name in certified if "." in name}
+    servers = found(*_SERVERS) | {name for name in certified if "." in name}
     hosts = {name.partition(".")[0] for name in found(*_HOSTS)} | (certified - servers)
     if _NODE_NAME in evidence:
         hosts.add(evidence[_NODE_NAME].text.strip().partition(".")[0].lower())

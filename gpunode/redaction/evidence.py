@@ -6,13 +6,15 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass, replace
 from itertools import count
-from typing import TypeVar, cast
+from typing import Final, TypeVar, cast
 
 from gpunode.change import FileChange, FileState
 from gpunode.facts.evidence import Capture, Evidence, Found, Holds, decode_found, encode_found
 from gpunode.redaction import config, patterns, secrets
 
 T = TypeVar("T")
+# Of a Kubernetes object that is a Secret.
+_KIND: Final = r"\bkind\"?:[ \t]*\"?Secret(?:List)?\b"
 
 
 def redact(evidence: Evidence) -> Evidence:
@@ -35,8 +37,6 @@ def masked(before: Evidence, after: Evidence) -> Mapping[Holds, tuple[int, int]]
 
 
 def _capture(capture: Capture) -> Capture:
-    if capture.holds == "table":
-        return replace(capture, source=secrets.text(capture.source))
     return rewritten(capture, lambda data: content(data, capture.holds), secrets.text)
 
 
@@ -63,9 +63,14 @@ def rewritten(
 
 def content(data: bytes, holds: Holds) -> bytes:
     """``data`` without its secrets."""
-    if holds == "config" and b"\0" in data:
-        return patterns.MASK.encode()  # not text
-    return recoded(data, lambda text: _text(text, holds))
+    match holds:
+        case "table":
+            return data
+        case "log":
+            return recoded(data, _log)
+        case "config":
+            # What has a zero in it is not text.
+            return patterns.MASK.encode() if b"\0" in data else recoded(data, config.masked)
 
 
 def recoded(data: bytes, mask: Callable[[str], str]) -> bytes:
@@ -73,15 +78,9 @@ def recoded(data: bytes, mask: Callable[[str], str]) -> bytes:
     return mask(data.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
 
 
-def _text(text: str, holds: Holds) -> str:
-    match holds:
-        case "table":
-            return text
-        case "log":
-            kept = secrets.text(text)
-            return config.masked(kept) if "Secret" in kept and config.shows_secret(kept) else kept
-        case "config":
-            return config.masked(text)
+def _log(text: str) -> str:
+    kept = secrets.text(text)
+    return config.masked(kept) if patterns.compiled(_KIND, 0).search(kept) else kept
 
 
 def throughout(value: T) -> T:

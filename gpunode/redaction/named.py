@@ -38,7 +38,10 @@ _COMPLAINT: Final = (
     r"denied|disabled|error|expired|fail(?:ed|ure)|forbidden|incorrect|invalid|missing|rejected|required|revoked"
     r"|timeout|unauthori[sz]ed|unavailable|unknown|unsupported|wrong|not|no|<set|must|could|cannot|command|is|was|has|for|nvidia-[a-z]+:"
 )
-_FILE: Final = r"/(?:boot|etc|home|lib|opt|root|run|srv|usr|var)(?:/[\w.+-]+)+;?"
+PATHS: Final = (
+    r"(?:unix://|file://|@)?(?:/(?:etc|usr|var|run|opt|dev|proc|sys|lib\w*|s?bin|boot|mnt|srv|home|root|snap|tmp)"
+    r"(?:/[\w.+@*:-]+)*/?:?)+"
+)
 _NUMBER: Final = r"v?\d[\d.:,/_-]*[a-zA-Z%/]{0,4},?"
 # Grouped by first letter: most positions then cost a single comparison.
 _ANY: Final = "|".join(
@@ -80,13 +83,11 @@ def strength(name: str) -> Strength:
 
 
 def is_plain(name: str, value: str) -> bool:
-    """Whether ``value`` is a count, a word of configuration, part of an error message, or the path of a key file."""
-    name = name.lower().strip("\"' -")
-    if _is(_PLAIN, value) or _is(_COMPLAINT, value.rstrip(".,;:!")):
+    """Whether ``value`` is a word of configuration, part of an error message, or the path of a file."""
+    if name in {"pwd", "oldpwd"} and value.startswith("/"):
         return True
-    if _is(_NUMBER, value) and (strength(name) == "weak" or name.endswith("tokens")):
-        return not _is(r"\d{9,}", value)
-    return (name.endswith("key") and _is(_FILE, value)) or (name in {"pwd", "oldpwd"} and value.startswith("/"))
+    is_file = name.endswith(("key", "file", "path")) and _is(PATHS, value.rstrip(";"))
+    return is_file or _is(_PLAIN, value) or _is(_COMPLAINT, value.rstrip(".,;:!"))
 
 
 def looks_secret(value: str) -> bool:
@@ -102,15 +103,17 @@ def looks_secret(value: str) -> bool:
 
 def hidden(name: str, value: str, sign: str) -> bool:
     """Whether ``value`` is a secret, after ``name`` and ``sign`` (``=``, ``:``, ``"`` for JSON, a blank, ``is``)."""
-    how = strength(name)
+    how, last = strength(name), name.lower().strip("\"' -")
     # What only consists of = ends a word in base64; nothing is assigned there.
-    if not how or is_plain(name, value) or not value.strip("="):
+    if not how or is_plain(last, value) or not value.strip("="):
         return False
+    if (how == "weak" or last.endswith("tokens")) and _is(_NUMBER, value) and not _is(r"\d{9,}", value):
+        return False  # a count
     if sign in {" ", "is"}:
         return name.startswith("-") or ((how == "strong" or sign == "is") and looks_secret(value))
     if how == "strong":
         return True
-    last = name.lower().strip("\"'-").removesuffix("s")
+    last = last.removesuffix("s")
     if name.startswith("-") and sign == "=":
         return True
     if sign in {"=", '"'} and last.endswith(("token", "secret", "pass")):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache
-from typing import Final
+from typing import Final, TypeAlias
 
 MASK: Final = "redacted"
+# Where something is masked, and by what.
+Mask: TypeAlias = tuple[int, int, str]
 
 
 @cache
@@ -18,11 +20,7 @@ def compiled(pattern: str, flags: int = re.IGNORECASE) -> re.Pattern[str]:
 
 def masked(secret: str) -> str:
     """The mask for ``secret``, with as many lines and the same indentation."""
-    if "\n" not in secret:
-        return MASK if secret else ""
-    return "\n".join(
-        line[: len(line) - len(line.lstrip())] + MASK if line.strip() else line for line in secret.split("\n")
-    )
+    return compiled(r"\S[^\n]*").sub(MASK, secret)
 
 
 def replaced(pattern: str, text: str, mask: Callable[[str], str] = masked, flags: int = 0) -> str:
@@ -33,6 +31,15 @@ def replaced(pattern: str, text: str, mask: Callable[[str], str] = masked, flags
         return match.string[match.start() : start] + mask(match.string[start:end]) + match.string[end : match.end()]
 
     return compiled(pattern, flags).sub(replacement, text)
+
+
+def spliced(text: str, masks: Iterable[Mask]) -> str:
+    """``text`` with ``masks`` in place, which are in order and do not overlap."""
+    parts, end = [], 0
+    for first, last, mask in masks:
+        parts += [text[end:first], mask]
+        end = last
+    return "".join(parts) + text[end:]
 
 
 def settled(mask: Callable[[str], str], text: str) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, TypeAlias
 
 from gpunode.redaction.named import NAMES, spans
-from gpunode.redaction.patterns import MASK, compiled, masked, replaced, settled
+from gpunode.redaction.patterns import MASK, compiled, masked, replaced, settled, spliced
 
 # Tokens with a known prefix. Source: gitleaks' public rules (config/gitleaks.toml, MIT).
 SHAPES: Final = {
@@ -112,11 +112,7 @@ def _command(program: str, options: str) -> Form:
 
 
 def _named(value: str) -> str:
-    kept, end = [], 0
-    for first, last in spans(value):
-        kept += [value[end:first], masked(value[first:last])]
-        end = last
-    return "".join(kept) + value[end:]
+    return spliced(value, ((first, last, masked(value[first:last])) for first, last in spans(value)))
 
 
 # Names of random values that are not secret: digests, ids, what the kernel and containers are identified by.
