@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from gpunode.check import Check
 from gpunode.command import sudo_gpunode
-from gpunode.facts.cdi import Spec
 from gpunode.facts.evidence import Probe
 from gpunode.facts.model import Facts, Known
 from gpunode.host.port import HostView
@@ -15,6 +15,9 @@ from gpunode.recipe import Recipe
 from gpunode.runtimes import podman
 from gpunode.steps import cdi
 from gpunode.workflow.verify import OFFERED
+
+if TYPE_CHECKING:
+    from gpunode.facts.cdi import Spec
 
 _SHOWN = 5
 
