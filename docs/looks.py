@@ -209,9 +209,9 @@ def _rows() -> Iterator[tuple[str, str]]:
     """The row of each probe, by its key."""
     from gpunode.facts.examination import EXAMINATION, UNITS
     from gpunode.facts.follow_ups import FOLLOW_UPS, LAST_LOOKS
-    from gpunode.facts.probes import probes
+    from gpunode.facts.probes import LSPCI, probes
 
-    for probe in (*probes(UNITS), *EXAMINATION):
+    for probe in (*probes(UNITS), LSPCI, *EXAMINATION):
         yield probe.key, _row(probe, "always")
     for one in (*FOLLOW_UPS, *LAST_LOOKS):
         for probe in one.probes(_everything()):

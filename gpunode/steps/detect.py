@@ -15,8 +15,8 @@ from gpunode.steps.outcome import Outcome, Planned, Refusal, Step
 from gpunode.steps.selection import family_of, wants_driver
 
 _FOREIGN = {"1002": "AMD", "8086": "Intel"}
-# What was looked at, by the probe that told: sysfs is read only where lspci does not answer.
-_LOOKED = {"lspci": "lspci", "pci-modalias": "/sys/bus/pci/devices (lspci is missing)"}
+# What was looked at, by the probe that told.
+_LOOKED = {"pci-modalias": "/sys/bus/pci/devices"}
 
 
 def plan(recipe: Recipe, facts: Facts) -> Outcome:

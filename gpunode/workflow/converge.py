@@ -11,10 +11,10 @@ from typing import TypeAlias
 from gpunode.catalog.managers import manager_of
 from gpunode.change import Change, FileChange, PackageChange, PackageState, Trigger, ordered, settle_order, triggers
 from gpunode.errors import DrainRequired, GpunodeError, Refused, Undetermined
-from gpunode.facts.derive import about_kubelet, derive
+from gpunode.facts.derive import about_devices, about_kubelet, derive
 from gpunode.facts.evidence import Capture, Evidence, Probe
 from gpunode.facts.model import Facts, Known, PciDevice, Unknown
-from gpunode.facts.probes import kubelet_command, probes
+from gpunode.facts.probes import LSPCI, kubelet_command, probes
 from gpunode.facts.project import PLAN, project
 from gpunode.host.port import HostView
 from gpunode.recipe import Recipe
@@ -116,7 +116,10 @@ def look_at_kubelet(host: HostView, wanted: Sequence[Probe]) -> Evidence:
 
 
 def look_around(host: HostView, wanted: Sequence[Probe], *, image: bool = False) -> Evidence:
-    """What the ``wanted`` probes return, and the files that runtimes read beside their root file."""
+    """What the ``wanted`` probes return, and the files that runtimes read beside their root file.
+
+    Where sysfs does not tell which PCI devices there are, lspci is asked.
+    """
     evidence = dict(look_at_kubelet(host, wanted))
 
     def ask(probe: Probe) -> Capture:
@@ -124,6 +127,8 @@ def look_around(host: HostView, wanted: Sequence[Probe], *, image: bool = False)
             evidence[probe.key] = _seen(host, probe)
         return evidence[probe.key]
 
+    if not image and not isinstance(about_devices(evidence), Known):
+        ask(LSPCI)
     for row in _rows(evidence, image=image):
         with suppress(GpunodeError):  # whoever needs the file says what is wrong with it
             by_looking(ask, row, Wish())

@@ -20,7 +20,7 @@ from gpunode.facts.budget import within
 from gpunode.facts.evidence import CUT, Capture, Evidence, decode_found
 from gpunode.facts.examination import EXAMINATION, UNITS
 from gpunode.facts.follow_ups import follow_ups, last_looks, may_ask_driver
-from gpunode.facts.probes import probes
+from gpunode.facts.probes import LSPCI, probes
 from gpunode.host import nvml
 from gpunode.redaction.evidence import throughout
 
@@ -38,7 +38,7 @@ def examine(host: HostView) -> Evidence:
     """What there is to see of ``host``: first all that is quick, then what that gives reason to look at."""
     from gpunode.workflow.converge import look, look_around
 
-    first = {probe.key: probe for probe in (*probes(UNITS), *EXAMINATION)}
+    first = {probe.key: probe for probe in (*probes(UNITS), LSPCI, *EXAMINATION)}
     evidence = dict(look_around(host, tuple(first.values())))
     driver = (nvml.probe(_NVML_S),) if may_ask_driver(evidence) else ()
     evidence.update(look(host, (*follow_ups(evidence), *driver)))

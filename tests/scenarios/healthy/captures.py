@@ -9,7 +9,7 @@ from typing import Final, TypeAlias
 from gpunode.change import PackageChange
 from gpunode.facts.evidence import Capture, Evidence, Found, Ownership, Probe, encode_found
 from gpunode.facts.examination import EXAMINATION, UNITS
-from gpunode.facts.probes import probes
+from gpunode.facts.probes import LSPCI, probes
 from gpunode.host.port import Simulation
 from gpunode.workflow.doctor import examine
 
@@ -17,7 +17,7 @@ from gpunode.workflow.doctor import examine
 Said: TypeAlias = "str | tuple[Found, ...] | Capture"
 Node: TypeAlias = "Mapping[str, Said]"
 
-PROBES: Final[Mapping[str, Probe]] = {probe.key: probe for probe in (*probes(UNITS), *EXAMINATION)}
+PROBES: Final[Mapping[str, Probe]] = {probe.key: probe for probe in (*probes(UNITS), LSPCI, *EXAMINATION)}
 _ROOTS: Final = Ownership(0o644, 0, 0)
 
 

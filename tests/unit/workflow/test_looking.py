@@ -1,0 +1,48 @@
+"""What a run looks at before it plans."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+
+from gpunode.facts.derive import derive
+from gpunode.facts.evidence import Capture, Evidence, Found, Probe, encode_found
+from gpunode.facts.model import Known
+from gpunode.facts.probes import probes
+from gpunode.host.capture import CaptureHost
+from gpunode.workflow.converge import look_around
+
+PLACE = "/sys/bus/pci/devices/0000:01:00.0/modalias"
+ALIAS = b"pci:v000010DEd00001B80sv00001043sd000085AAbc03sc00i00\n"
+NO_DRIVERS = Capture("/sys/bus/pci/devices/*/driver", "ok", encode_found(iter(())))
+LSPCI = "Slot:\t0000:01:00.0\nClass:\tVGA [0300]\nVendor:\tNVIDIA [10de]\nDevice:\tGTX 1080 [1b80]\n"
+
+
+def looked(seen: Mapping[str, Capture]) -> Evidence:
+    class Host(CaptureHost):
+        def look(self, probe: Probe, /) -> Capture:
+            return {"pci-driver": NO_DRIVERS, **seen}.get(probe.key) or super().look(probe)
+
+    return look_around(Host({}), probes())
+
+
+def modaliases(*found: Found) -> Capture:
+    return Capture(PLACE, "ok", encode_found(iter(found)))
+
+
+def test_lspci_is_not_asked_where_sysfs_tells_of_the_devices() -> None:
+    evidence = looked({"pci-modalias": modaliases(Found(PLACE, data=ALIAS))})
+    assert "lspci" not in evidence
+    assert isinstance(derive(evidence).devices, Known)
+
+
+@pytest.mark.parametrize(
+    "sysfs",
+    [Capture(PLACE, "absent"), modaliases(), modaliases(Found(PLACE)), modaliases(Found(PLACE, data=b"?"))],
+)
+def test_lspci_is_asked_where_sysfs_does_not(sysfs: Capture) -> None:
+    said = Capture("lspci -Dvmmnnk", "ok", LSPCI.encode())
+    devices = derive(looked({"pci-modalias": sysfs, "lspci": said})).devices
+    assert isinstance(devices, Known)
+    assert [one.address for one in devices.value] == ["0000:01:00.0"]
