@@ -67,6 +67,7 @@ _NO_IMAGE: Final = frozenset(
     {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError"}
 )
 _RESOURCE: Final = re.compile(r"Insufficient (\S+?)\.?(?:[ ,]|$)")
+_OF_HAMI: Final = frozenset({"nvidia.com/gpumem", "nvidia.com/gpucores"})
 _MIRROR: Final = "name a registry that the node reaches: registry in [kubernetes], or --image IMAGE"
 
 
@@ -134,7 +135,12 @@ def _unscheduled(status: Mapping[str, Any], name: str, where: str) -> Iterator[T
         if condition.get("type") != "PodScheduled" or condition.get("status") != "False":
             continue
         said = str(condition.get("message", ""))
-        if found := _RESOURCE.search(said):
+        found = _RESOURCE.search(said)
+        if found and found[1] in _OF_HAMI:
+            pods = command("kubectl", "get", "pods", "--all-namespaces", "--selector", "app.kubernetes.io/name=hami")
+            why = "HAMi's webhook has not given the pod to HAMi's scheduler, the only one that knows " + found[1]
+            yield Trouble("", why, f"see whether HAMi's pods run: {pods}")
+        elif found:
             nodes = command(
                 "kubectl", "get", "nodes", "-o", f"custom-columns=NODE:.metadata.name,GPUS:{_column(found[1])}"
             )

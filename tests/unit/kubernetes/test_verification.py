@@ -299,19 +299,25 @@ def test_a_pod_that_ended_well_proves_only_what_it_said(recipe: str, log: str | 
 
 
 @pytest.mark.parametrize(
-    ("error", "said"),
+    ("error", "status", "said"),
     [
-        ('Error from server (NotFound): namespaces "gpu-system" not found', "its namespace is not there"),
-        ('pods "x" is forbidden: pod rejected: RuntimeClass "nvidia" not found', "there is no RuntimeClass nvidia"),
-        ('pods "x" is forbidden: exceeded quota: compute', "exceeded quota"),
+        ('Error from server (NotFound): namespaces "gpu-system" not found', "failed", "its namespace is not there"),
+        (
+            'pods "x" is forbidden: pod rejected: RuntimeClass "nvidia" not found',
+            "failed",
+            "there is no RuntimeClass nvidia",
+        ),
+        ('pods "x" is forbidden: exceeded quota: compute', "failed", "exceeded quota"),
+        ('pods is forbidden: User "dev" cannot create resource "pods"', "not run", "may not start pods"),
+        ('pods "x" is forbidden: node "gpu-1" can only create mirror pods', "not run", "may not start pods"),
     ],
 )
-def test_a_pod_that_was_not_created_says_why(error: str, said: str) -> None:
+def test_a_pod_that_was_not_created_says_why(error: str, status: str, said: str) -> None:
     (trial,) = made_for("k8s-containerd", EIGHT, live())
 
     found = trial_check(Ran(trial, None, 0.0, error=error), live(), APPLY)
 
-    assert (found.status, said in found.detail) == ("failed", True)
+    assert (found.status, said in found.detail) == (status, True)
 
 
 def test_a_failed_pod_says_its_last_line_or_what_doctor_makes_of_it() -> None:
@@ -382,9 +388,9 @@ def test_a_node_keeps_a_pod_out_by_cordon_and_by_taint() -> None:
         ),
         (
             (
-                "failed to create shim task: OCI runtime create failed: unable to retrieve OCI runtime error (open "
-                "/run/log.json: no such file or directory): fork/exec /usr/bin/nvidia-container-runtime: no such file or "
-                "directory"
+                "failed to create shim task: OCI runtime create failed: unable to retrieve OCI runtime error "
+                "(open /run/log.json: no such file or directory): "
+                "fork/exec /usr/bin/nvidia-container-runtime: no such file or directory"
             ),
             "gpu-1 has no /usr/bin/nvidia-container-runtime",
         ),
@@ -431,6 +437,7 @@ def test_sandbox_failures_have_a_cause(event: str, said: str) -> None:
                 "0/1 nodes are available: 1 Insufficient nvidia.com/gpu. no new claims",
                 "no node has enough nvidia.com/gpu",
             ),
+            ("0/1 nodes are available: 1 Insufficient nvidia.com/gpumem.", "HAMi's webhook"),
             ("0/1 nodes are available: 1 node(s) had untolerated taint(s).", "have taints"),
             ("0/1 nodes are available: 1 node(s) were unschedulable.", "cordoned"),
             ("0/1 nodes are available: 1 cannot allocate all claims.", "no node has a free GPU for its claim"),
