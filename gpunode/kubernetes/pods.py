@@ -182,9 +182,9 @@ def _container(status: Mapping[str, Any], name: str, where: str) -> Iterator[Tro
     elif ended.get("reason") == "OOMKilled":
         yield Trouble("", "its program was killed: it needed more memory than the pod may have", "raise the limit")
     elif reason == "CrashLoopBackOff" or ended:
-        code = ended.get("exitCode", "unknown")
-        logs = command("kubectl", "logs", "--namespace", where, name, "--previous")
-        yield Trouble("", f"its program ended with exit status {code}", f"see what it said: {logs}")
+        code = f"with exit status {ended['exitCode']}" if ended else "again and again"
+        logs = command("kubectl", "logs", "--namespace", where, name)
+        yield Trouble("", f"its program ended {code}", f"see what it said: {logs}")
 
 
 def _ended(status: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -111,13 +111,13 @@ def cause(pods: Sequence[Body], events: Sequence[Body]) -> Trouble | None:
     return next((found for pod in pods if (found := trouble(pod, events))), None)
 
 
-def crashing(pods: Sequence[Body]) -> str:
-    """The name of a pod whose container has ended, though it is to run on; empty for none."""
+def crashing(pods: Sequence[Body]) -> Body | None:
+    """A pod whose container has ended, though it is to run on; None for none."""
     for pod in pods:
         for one in pod.get("status", {}).get("containerStatuses", ()):
             if not one.get("ready") and (one.get("restartCount") or one.get("state", {}).get("terminated")):
-                return str(pod["metadata"]["name"])
-    return ""
+                return pod
+    return None
 
 
 def _labels(apply: Command) -> str:

@@ -153,7 +153,7 @@ def test_a_plugin_that_crashes_is_explained_by_its_log(control_plane: ControlPla
 
     detail = found["workload/gpu-system"][1]
     assert detail.startswith("0 of 1 pods ready")
-    assert "device-plugin-library-not-found" in detail or "nvidia-runtime-not-default-no-runtimeclass" in detail
+    assert "gpunode doctor device-plugin-library-not-found" in detail
 
 
 def test_a_signal_leaves_no_pod(control_plane: ControlPlane, user: User, node: FakeNode) -> None:
