@@ -195,6 +195,17 @@ def test_only_the_parts_of_a_release_that_must_run_have_to() -> None:
     assert states("k8s-mps", made[1:])["Helm release gpu-system/nvidia-device-plugin"] == "failed"
 
 
+def test_a_release_of_another_name_is_found_by_its_chart() -> None:
+    one = daemon_set("nvdp-nvidia-device-plugin", PLUGIN, release="nvdp")
+    one["metadata"]["labels"] = {"helm.sh/chart": "nvidia-device-plugin-0.19.1"}
+    discovery = daemon_set("nvdp-node-feature-discovery-worker", "registry.k8s.io/nfd/nfd:v1", release="nvdp")
+
+    assert states("k8s-mps", [one, discovery]) == {
+        "DaemonSet nvdp-nvidia-device-plugin": "passed",
+        "DaemonSet nvdp-node-feature-discovery-worker": "passed",
+    }
+
+
 def test_what_the_operator_makes_is_its_releases() -> None:
     made = [daemon_set("nvidia-device-plugin-daemonset", PLUGIN, manager="gpu-operator")]
 
