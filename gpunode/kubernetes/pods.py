@@ -81,11 +81,8 @@ def tolerates(toleration: Mapping[str, Any], taint: Mapping[str, Any]) -> bool:
 
 
 def kept_out(pod: Body, node: Body) -> Trouble | None:
-    """Why the scheduler may not give the pod to this node: the node is cordoned, or has a taint."""
+    """Why the scheduler may not give the pod to this node: it has a taint that the pod does not tolerate."""
     name, spec = str(node["metadata"]["name"]), node.get("spec", {})
-    if spec.get("unschedulable"):
-        uncordon = command("kubectl", "uncordon", name)
-        return Trouble("", f"{name} is cordoned: no new pod starts there", f"when its maintenance is over: {uncordon}")
     for taint in spec.get("taints") or ():
         if taint.get("effect") == "PreferNoSchedule":
             continue

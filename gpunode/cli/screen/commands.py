@@ -48,7 +48,7 @@ def cluster_verify_command(argv: Sequence[str]) -> Command:
 
 def _of_cluster(argv: Sequence[str]) -> Sequence[str]:
     words = argv[1:] if "setup" in argv[:1] else argv[2:]
-    return without(words, SHOWN_HOW | _LEAVE | {"--check", "--apply-cluster"}, _NOT_OF_CLUSTER)
+    return without(words, SHOWN_HOW | _LEAVE | {"--check"}, _NOT_OF_CLUSTER)
 
 
 def rollback_command(argv: Sequence[str], *words: str) -> Command:

@@ -375,12 +375,12 @@ def test_a_gpu_is_in_use_only_where_none_is_left() -> None:
     assert users([pod("a", 4), pod("b", 4, "Succeeded")], live(), GPU) == ()
 
 
-def test_a_node_keeps_a_pod_out_by_cordon_and_by_taint() -> None:
+def test_a_cordoned_node_is_tried_and_a_foreign_taint_is_named() -> None:
     (trial,) = made_for("k8s-containerd", EIGHT, live())
+    cordoned = {"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"}
     tainted = [{"key": GPU, "value": "present", "effect": "NoSchedule"}, {"key": "team", "effect": "NoExecute"}]
 
-    assert kept_out(trial.pod, live()) is None
-    assert "cordoned" in kept_out(trial.pod, {**live(), "spec": {"unschedulable": True}}).why  # type: ignore[union-attr]
+    assert kept_out(trial.pod, {**live(), "spec": {"unschedulable": True, "taints": [cordoned]}}) is None
     found = kept_out(trial.pod, {**live(), "spec": {"taints": tainted}})
     assert found is not None
     assert "the taint team:NoExecute" in found.why
