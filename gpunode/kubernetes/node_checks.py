@@ -45,7 +45,9 @@ def node_check(edit: NodeEdit, live: Body | None, apply: Command) -> Check:
     labels = live["metadata"].get("labels", {})
     if missing := [f"{name}={value}" for name, value in edit.labels.items() if labels.get(name) != value]:
         return Check(id, title, "failed", f"it lacks the label {', '.join(missing)}", str(apply))
-    return Check(id, title, "passed", "Ready" + (f", {_written(edit.labels)}" if edit.labels else ""))
+    cordoned = ["cordoned"] if live.get("spec", {}).get("unschedulable") else []
+    written = [f"{name}={value}" for name, value in edit.labels.items()]
+    return Check(id, title, "passed", ", ".join(["Ready", *cordoned, *written]))
 
 
 def not_ready(live: Body) -> str:
@@ -60,10 +62,6 @@ def not_ready(live: Body) -> str:
 def _unready_hint(why: str, node: str) -> str:
     found = next((hint for sign, hint in _NOT_READY.items() if sign in why), "")
     return found.format(node=node) or str(command("kubectl", "describe", "node", node))
-
-
-def _written(labels: Mapping[str, str]) -> str:
-    return ", ".join(f"{name}={value}" for name, value in labels.items())
 
 
 def handler_checks(

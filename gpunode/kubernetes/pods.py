@@ -67,6 +67,7 @@ _NO_IMAGE: Final = frozenset(
     {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError"}
 )
 _RESOURCE: Final = re.compile(r"Insufficient (\S+?)\.?(?:[ ,]|$)")
+_OF_HAMI: Final = frozenset({"nvidia.com/gpumem", "nvidia.com/gpucores"})
 _MIRROR: Final = "name a registry that the node reaches: registry in [kubernetes], or --image IMAGE"
 
 
@@ -80,11 +81,8 @@ def tolerates(toleration: Mapping[str, Any], taint: Mapping[str, Any]) -> bool:
 
 
 def kept_out(pod: Body, node: Body) -> Trouble | None:
-    """Why the scheduler may not give the pod to this node: the node is cordoned, or has a taint."""
+    """Why the scheduler may not give the pod to this node: it has a taint that the pod does not tolerate."""
     name, spec = str(node["metadata"]["name"]), node.get("spec", {})
-    if spec.get("unschedulable"):
-        uncordon = command("kubectl", "uncordon", name)
-        return Trouble("", f"{name} is cordoned: no new pod starts there", f"when its maintenance is over: {uncordon}")
     for taint in spec.get("taints") or ():
         if taint.get("effect") == "PreferNoSchedule":
             continue
@@ -134,7 +132,12 @@ def _unscheduled(status: Mapping[str, Any], name: str, where: str) -> Iterator[T
         if condition.get("type") != "PodScheduled" or condition.get("status") != "False":
             continue
         said = str(condition.get("message", ""))
-        if found := _RESOURCE.search(said):
+        found = _RESOURCE.search(said)
+        if found and found[1] in _OF_HAMI:
+            pods = command("kubectl", "get", "pods", "--all-namespaces", "--selector", "app.kubernetes.io/name=hami")
+            why = "HAMi's webhook has not given the pod to HAMi's scheduler, the only one that knows " + found[1]
+            yield Trouble("", why, f"see whether HAMi's pods run: {pods}")
+        elif found:
             nodes = command(
                 "kubectl", "get", "nodes", "-o", f"custom-columns=NODE:.metadata.name,GPUS:{_column(found[1])}"
             )
@@ -176,9 +179,9 @@ def _container(status: Mapping[str, Any], name: str, where: str) -> Iterator[Tro
     elif ended.get("reason") == "OOMKilled":
         yield Trouble("", "its program was killed: it needed more memory than the pod may have", "raise the limit")
     elif reason == "CrashLoopBackOff" or ended:
-        code = ended.get("exitCode", "unknown")
-        logs = command("kubectl", "logs", "--namespace", where, name, "--previous")
-        yield Trouble("", f"its program ended with exit status {code}", f"see what it said: {logs}")
+        code = f"with exit status {ended['exitCode']}" if ended else "again and again"
+        logs = command("kubectl", "logs", "--namespace", where, name)
+        yield Trouble("", f"its program ended {code}", f"see what it said: {logs}")
 
 
 def _ended(status: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -14,6 +14,7 @@ from gpunode.kubernetes.pods import Trouble, kept_out, trouble
 from gpunode.kubernetes.trials import MEMORY, Body, Trial, is_unscheduled, limits
 
 PASSED: Final = "Test PASSED"
+_NO_RIGHT: Final = re.compile(r"cannot create resource|can only create mirror pods")
 _UUID: Final = re.compile(r"\(UUID: ((?:GPU|MIG)-[0-9a-f-]+)\)")
 
 
@@ -53,6 +54,8 @@ def trial_check(ran: Ran, node: Body, apply: Command) -> Check:
     title = f"pod {trial.name}"
     on = f"on {trial.node}" + (f" with {trial.resource}" if trial.resource else "")
     if ran.pod is None:
+        if _NO_RIGHT.search(ran.error):
+            return Check(id, title, "not run", f"{on}: your credentials may not start pods in {trial.namespace}")
         why, hint = _not_created(ran.error, apply)
         return Check(id, title, "failed", f"{on}: {why}", hint)
     if ran.pod.get("status", {}).get("phase") == "Succeeded":
@@ -78,7 +81,7 @@ def _not_created(error: str, apply: Command) -> tuple[str, str]:
         return f"there is no RuntimeClass {match[1]}", str(apply)
     if "violates PodSecurity" in said:
         return f"the namespace does not take it: {said}", str(apply)
-    return f"it was not created: {said}", str(command("kubectl", "auth", "can-i", "create", "pods"))
+    return f"it was not created: {said}", "see what limits the namespace: kubectl get resourcequota --all-namespaces"
 
 
 def _late(ran: Ran, pod: Body) -> Trouble:

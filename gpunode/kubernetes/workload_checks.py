@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -66,14 +67,22 @@ def workloads(rendered: Rendered, daemon_sets: Sequence[Body]) -> Iterator[Workl
             yield Workload(f"DaemonSet {one.name}", there.get((one.namespace, one.name)))
     for release in rendered.releases:
         name = f"{release.namespace}/{release.name}"
+        # A release of the same chart that was there before keeps its own name.
+        names = {name, *(release_of(live) for live in daemon_sets if _is_of_chart(live, release.chart))} - {""}
         is_operator = release.chart == "gpu-operator"
-        made = [live for live in daemon_sets if release_of(live) == name or (is_operator and is_of_operator(live))]
+        made = [live for live in daemon_sets if release_of(live) in names or (is_operator and is_of_operator(live))]
         if not any(map(is_advertiser, made)) and release.chart != "dcgm-exporter":
             why = "it has no DaemonSet that offers GPUs" if made else "it has made no DaemonSet: is it installed?"
             yield Workload(f"Helm release {name}", None, why=why)
         for live in made:
             must_run = is_advertiser(live) or release.chart == "dcgm-exporter"
             yield Workload(f"DaemonSet {live['metadata']['name']}", live, must_run)
+
+
+def _is_of_chart(live: Body, chart: str) -> bool:
+    """Whether the object's label says that the chart made it, in any version (``hami-2.10.0``)."""
+    label = str(live["metadata"].get("labels", {}).get("helm.sh/chart", ""))
+    return re.match(rf"{re.escape(chart)}-v?\d", label) is not None
 
 
 def workload_check(
@@ -111,13 +120,13 @@ def cause(pods: Sequence[Body], events: Sequence[Body]) -> Trouble | None:
     return next((found for pod in pods if (found := trouble(pod, events))), None)
 
 
-def crashing(pods: Sequence[Body]) -> str:
-    """The name of a pod whose container has ended, though it is to run on; empty for none."""
+def crashing(pods: Sequence[Body]) -> Body | None:
+    """A pod whose container has ended, though it is to run on; None for none."""
     for pod in pods:
         for one in pod.get("status", {}).get("containerStatuses", ()):
             if not one.get("ready") and (one.get("restartCount") or one.get("state", {}).get("terminated")):
-                return str(pod["metadata"]["name"])
-    return ""
+                return pod
+    return None
 
 
 def _labels(apply: Command) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -10,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from gpunode.check import Check
-from gpunode.command import Command
+from gpunode.command import Command, command, gpunode
 from gpunode.errors import ChangeFailed, GpunodeError, Undetermined
 from gpunode.host.cluster import Body, Cluster, Tried
 from gpunode.host.port import OnProgress, Progress
@@ -127,12 +128,9 @@ def _workload(one: Workload, asked: Asked, cluster: Cluster) -> Check:
     place = ("--namespace", one.namespace)
     pods = cluster.list("pods", *place, "--selector", one.selector)
     events = cluster.list("events", *place)
-    name, text = crashing(pods), ""
-    if name:
-        text = _log(cluster, one.namespace, name) or ""
-    elif found := cause(pods, events):
-        text = found.why
-    return workload_check(one, asked.apply, pods, events, _reading(one.namespace, name, text))
+    pod = crashing(pods)
+    reading = _reading(pod, _log(cluster, one.namespace, str(pod["metadata"]["name"])) or "") if pod else ""
+    return workload_check(one, asked.apply, pods, events, reading)
 
 
 def _offers(
@@ -303,7 +301,7 @@ def _explained(ran: Ran, node: Body, cluster: Cluster) -> Ran:
         in_use = users(on_node, node, trial.resource)
     events = cluster.list("events", "--namespace", trial.namespace)
     found = cause([pod], events)
-    reading = _reading(trial.namespace, trial.name, log or (found.why if found else ""))
+    reading = _reading(pod, log or (found.why if found else ""))
     return replace(ran, log=log, events=events, reading=reading, users=in_use)
 
 
@@ -314,18 +312,23 @@ def _log(cluster: Cluster, namespace: str, pod: str) -> str | None:
         return None
 
 
-def _reading(namespace: str, pod: str, text: str) -> str:
-    """What doctor makes of a pod's log, in a sentence; empty where it makes nothing of it."""
+def _reading(pod: Body, log: str) -> str:
+    """What doctor makes of a pod and its log, in a sentence; empty where it makes nothing of them."""
     from gpunode.diagnoses import diagnose
     from gpunode.diagnoses.snapshot import snapshot
     from gpunode.facts import pasted
 
-    if not text.strip():
+    if not log.strip():
         return ""
-    found = diagnose(snapshot(pasted.evidence([(f"kubectl logs --namespace {namespace} {pod}", text)])))
+    words = ("--namespace", str(pod["metadata"].get("namespace", "default")), str(pod["metadata"]["name"]))
+    pieces = [
+        (str(command("kubectl", "logs", *words)), log),
+        (str(command("kubectl", "get", "pod", *words, "-o", "json")), json.dumps(pod)),
+    ]
+    found = diagnose(snapshot(pasted.evidence(pieces)))
     if found.roots:
         root = found.roots[0]
-        return f"{root.summary} ({root.cause})"
+        return f"{root.summary} ({gpunode('doctor', root.cause)} tells more)"
     causes = [one for doubt in found.unknown for one in doubt.causes]
     return f"one of these causes: {', '.join(dict.fromkeys(causes))}" if causes else ""
 

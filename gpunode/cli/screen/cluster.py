@@ -71,11 +71,7 @@ def verified_lines(report: Report) -> Iterator[Line]:
     yield BLANK
     pods = [check for check in report.checks if check.id.startswith("pod/")]
     is_proven = bool(pods) and all(check.status == "passed" for check in pods)
-    good = "pods get the GPUs of this cluster: one computed on each of the nodes" if len(pods) > 1 else _ONE
-    yield verdict(report, good, is_proven=is_proven)
-
-
-_ONE: Final = "pods get the GPUs of this node: one has computed"
+    yield verdict(report, "pods get the GPUs: one computed on each node", is_proven=is_proven)
 
 
 def cluster_lines(who: Identity, elsewhere: str) -> Iterator[Line]:

@@ -9,6 +9,10 @@ from gpunode.command import Command, gpunode, sudo_gpunode
 # Options that say how an answer is shown.
 SHOWN_HOW = frozenset({"--json", "-v", "--verbose"})
 _LEAVE = frozenset({"--yes", "-y", "--reboot", "--allow-disruption", "--upgrade", "--apply-cluster"})
+# Of a setup, and of the other commands below k8s.
+_NOT_OF_CLUSTER = frozenset(
+    {"--only", "--root", "--gpu", "--lock", "--lock-timeout", "--runtime", "--driver", "--timeout", "--image"}
+)
 
 
 def setup_command(argv: Sequence[str]) -> Command:
@@ -32,14 +36,8 @@ def verify_command(argv: Sequence[str]) -> Command:
     return gpunode("verify", *words, "--cuda", "--container")
 
 
-def apply_command(argv: Sequence[str]) -> Command:
-    """The command that applies the cluster's part of the recipe that ``argv``, a setup's, made this node by."""
-    options = {"--only", "--root", "--gpu", "--lock", "--lock-timeout", "--runtime", "--driver"}
-    return gpunode("k8s", "apply", *without(argv[1:], SHOWN_HOW | _LEAVE, options))
-
-
 def cluster_apply_command(argv: Sequence[str]) -> Command:
-    """``gpunode k8s apply`` for the recipe, nodes and cluster of ``argv``, another command on clusters."""
+    """``gpunode k8s apply`` for the recipe, nodes and cluster of ``argv``, a setup's or another of ``k8s``."""
     return gpunode("k8s", "apply", *_of_cluster(argv))
 
 
@@ -49,7 +47,8 @@ def cluster_verify_command(argv: Sequence[str]) -> Command:
 
 
 def _of_cluster(argv: Sequence[str]) -> Sequence[str]:
-    return without(argv[2:], SHOWN_HOW | _LEAVE | {"--check"}, {"--timeout", "--image"})
+    words = argv[1:] if "setup" in argv[:1] else argv[2:]
+    return without(words, SHOWN_HOW | _LEAVE | {"--check"}, _NOT_OF_CLUSTER)
 
 
 def rollback_command(argv: Sequence[str], *words: str) -> Command:

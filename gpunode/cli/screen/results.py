@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from gpunode.cli.screen.changes import change_lines
 from gpunode.cli.screen.checks import check_lines, matching, verdict, works
-from gpunode.cli.screen.commands import apply_command, rollback_command, root_of, setup_command, verify_command
+from gpunode.cli.screen.commands import cluster_apply_command, rollback_command, root_of, setup_command, verify_command
 from gpunode.cli.screen.events import downtime, settled_line
 from gpunode.cli.screen.failures import next_lines
 from gpunode.cli.screen.plans import note
@@ -92,7 +92,7 @@ def _aftermath(
     elif failure is None:
         yield fact("next", verify_command(argv))
         if recipe.kubernetes and recipe.kubernetes.stack != "none" and "--apply-cluster" not in argv:
-            yield fact("then", apply_command(argv))
+            yield fact("then", cluster_apply_command(argv))
     yield fact("undo", rollback_command(argv, done.run))
 
 

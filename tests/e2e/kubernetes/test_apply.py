@@ -45,12 +45,16 @@ class User:
     home: Path
     name: str = ADMIN
 
+    @property
+    def environment(self) -> dict[str, str]:
+        """In which gpunode runs."""
+        settings = {"KUBECONFIG": str(self.plane.kubeconfig(self.name)), "XDG_STATE_HOME": str(self.home)}
+        return {"PATH": os.environ["PATH"], "HOME": str(self.home), **settings}
+
     def __call__(self, *words: str, check: int | None = 0) -> Answer:
         """gpunode's answer to these words, as a program gets it."""
-        settings = {"KUBECONFIG": str(self.plane.kubeconfig(self.name)), "XDG_STATE_HOME": str(self.home)}
         argv = [sys.executable, "-m", "gpunode", *words, "--json"]
-        env = {"PATH": os.environ["PATH"], "HOME": str(self.home), **settings}
-        done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=120, check=False)
+        done = subprocess.run(argv, env=self.environment, capture_output=True, text=True, timeout=120, check=False)
         assert done.stdout.startswith("{"), done.stderr
         assert check is None or done.returncode == check, f"{done.returncode}\n{done.stdout}\n{done.stderr}"
         return Answer(done.returncode, done.stderr, json.loads(done.stdout))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -12,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.kubernetes.control_plane import ADMIN, ControlPlane
+from tests.e2e.kubernetes.control_plane import ControlPlane
 from tests.e2e.kubernetes.fake_node import PASSED, FakeNode, as_run, status
+from tests.e2e.kubernetes.test_apply import User
 
 pytestmark = pytest.mark.e2e
 
@@ -23,19 +23,17 @@ WHERE = "gpu-system"
 
 
 @pytest.fixture(scope="module")
-def environment(control_plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
-    home = str(tmp_path_factory.mktemp("home"))
-    kubeconfig = str(control_plane.kubeconfig(ADMIN))
-    return {"PATH": os.environ["PATH"], "HOME": home, "XDG_STATE_HOME": home, "KUBECONFIG": kubeconfig}
+def user(control_plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory) -> User:
+    return User(control_plane, tmp_path_factory.mktemp("home"))
 
 
 @pytest.fixture(scope="module")
-def applied(control_plane: ControlPlane, environment: Mapping[str, str]) -> Iterator[FakeNode]:
+def applied(control_plane: ControlPlane, user: User) -> Iterator[FakeNode]:
     """A node on which k8s-containerd was applied, and runs."""
     with FakeNode(control_plane, "gpu-1", allocatable={GPU: "1"}) as one:
-        run(environment, "apply", "k8s-containerd", "--yes")
+        user.apply()
         yield one
-        run(environment, "remove", "--yes", nodes=())
+        user("k8s", "remove", "--yes")
     control_plane.kubectl("delete", "node", "gpu-1")
 
 
@@ -54,29 +52,14 @@ def pods(plane: ControlPlane) -> list[str]:
     return [one["metadata"]["name"] for one in found]
 
 
-def start(environment: Mapping[str, str], verb: str, *words: str, nodes: tuple[str, ...] = NODE) -> Any:
-    argv = [sys.executable, "-m", "gpunode", "k8s", verb, *words, *nodes, "--json"]
-    return subprocess.Popen(argv, env=dict(environment), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-
-def run(environment: Mapping[str, str], verb: str, *words: str, nodes: tuple[str, ...] = NODE, code: int = 0) -> Any:
-    """The envelope of a gpunode that ended with ``code``."""
-    with start(environment, verb, *words, nodes=nodes) as process:
-        out, error = process.communicate(timeout=120)
-    assert process.returncode == code, f"{process.returncode}\n{out}\n{error}"
-    return json.loads(out)
-
-
-def verified(environment: Mapping[str, str], *words: str, code: int = 0) -> Mapping[str, tuple[str, str]]:
+def verified(user: User, *words: str, code: int = 0) -> Mapping[str, tuple[str, str]]:
     """Status and detail of each check, by the first two parts of its id."""
-    found = run(environment, "verify", *(words or ("k8s-containerd",)), code=code)["result"]["checks"]
+    found = user("k8s", "verify", *(words or ("k8s-containerd",)), *NODE, check=code).envelope["result"]["checks"]
     return {"/".join(one["id"].split("/")[:2]): (one["status"], one["detail"]) for one in found}
 
 
-def test_a_pod_that_computed_proves_the_node(
-    control_plane: ControlPlane, environment: Mapping[str, str], node: FakeNode
-) -> None:
-    found = verified(environment)
+def test_a_pod_that_computed_proves_the_node(control_plane: ControlPlane, user: User, node: FakeNode) -> None:
+    found = verified(user)
 
     assert found["runtime-class"][0] == found["workload/gpu-system"][0] == found["resource/gpu-1"][0] == "passed"
     assert found["pod/gpu-1"][0] == "passed"
@@ -86,20 +69,20 @@ def test_a_pod_that_computed_proves_the_node(
     assert found["kubelet/gpu-1"][0] == "not run"
 
 
-def test_too_few_gpus_are_a_failure(environment: Mapping[str, str], node: FakeNode) -> None:
-    found = verified(environment, "k8s-time-slicing", code=7)
+def test_too_few_gpus_are_a_failure(user: User, node: FakeNode) -> None:
+    found = verified(user, "k8s-time-slicing", code=7)
 
     assert found["resource/gpu-1"] == ("failed", "1 offered, 4 expected of 1 GPU")
     assert found["sharing/gpu-1"][0] == "not run"
 
 
-def test_two_pods_share_a_gpu(control_plane: ControlPlane, environment: Mapping[str, str], node: FakeNode) -> None:
+def test_two_pods_share_a_gpu(control_plane: ControlPlane, user: User, node: FakeNode) -> None:
     node.says(f"GPU 0: NVIDIA GeForce GTX 1080 (UUID: GPU-5c6d0a4e-0000-0000-0000-000000000000)\n{PASSED}")
     ended = {"exitCode": 0, "startedAt": "2026-01-01T00:00:00Z", "finishedAt": "2026-01-01T00:00:10Z"}
     node.status_of = lambda spec: status(spec, "Succeeded", {"terminated": ended})
     control_plane.api.patch("/api/v1/nodes/gpu-1/status", offers(4))
     try:
-        found = verified(environment, "k8s-time-slicing")
+        found = verified(user, "k8s-time-slicing")
     finally:
         control_plane.api.patch("/api/v1/nodes/gpu-1/status", offers(1))
 
@@ -111,47 +94,43 @@ def offers(gpus: int) -> Mapping[str, Any]:
     return {"status": {"capacity": {GPU: str(gpus)}, "allocatable": {GPU: str(gpus)}}}
 
 
-def test_a_log_without_the_sum_is_a_failure(environment: Mapping[str, str], node: FakeNode) -> None:
+def test_a_log_without_the_sum_is_a_failure(user: User, node: FakeNode) -> None:
     node.says("no CUDA-capable device is detected\n")
 
-    found = verified(environment, code=7)
+    found = verified(user, code=7)
 
     assert found["pod/gpu-1"][0] == "failed"
     assert "no CUDA-capable device" in found["pod/gpu-1"][1]
     assert found["handler/gpu-1"][0] == "not run"
 
 
-def test_an_image_that_cannot_be_pulled_is_named(environment: Mapping[str, str], node: FakeNode) -> None:
+def test_an_image_that_cannot_be_pulled_is_named(user: User, node: FakeNode) -> None:
     waiting = {"reason": "ErrImagePull", "message": "pull access denied"}
     node.status_of = lambda spec: status(spec, "Pending", {"waiting": waiting})
 
-    found = verified(environment, "--image", "mirror.example.org/vectoradd:1", "--timeout", "2", code=7)
+    found = verified(user, "--image", "mirror.example.org/vectoradd:1", "--timeout", "2", code=7)
 
     assert "mirror.example.org/vectoradd:1 cannot be pulled: pull access denied" in found["pod/gpu-1"][1]
 
 
-def test_a_taint_that_nobody_tolerates_is_named(
-    control_plane: ControlPlane, environment: Mapping[str, str], node: FakeNode
-) -> None:
+def test_a_taint_that_nobody_tolerates_is_named(control_plane: ControlPlane, user: User, node: FakeNode) -> None:
     control_plane.kubectl("taint", "node", "gpu-1", "team=blue:NoSchedule")
     try:
-        found = verified(environment, "--timeout", "2", code=7)
+        found = verified(user, "--timeout", "2", code=7)
     finally:
         control_plane.kubectl("taint", "node", "gpu-1", "team-")
 
     assert "gpu-1 has the taint team=blue:NoSchedule" in found["pod/gpu-1"][1]
 
 
-def test_a_gpu_in_use_is_no_failure_and_no_proof(
-    control_plane: ControlPlane, environment: Mapping[str, str], node: FakeNode
-) -> None:
+def test_a_gpu_in_use_is_no_failure_and_no_proof(control_plane: ControlPlane, user: User, node: FakeNode) -> None:
     container = {"name": "one", "image": "lab", "resources": {"limits": {GPU: 1}}}
     spec = {"containers": [container], "tolerations": [{"operator": "Exists"}]}
     body = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "training"}, "spec": spec}
     control_plane.kubectl("create", "-f", "-", stdin=json.dumps(body))
     control_plane.kubectl("wait", "pod/training", "--for=condition=Ready", "--timeout=30s")
     try:
-        found = verified(environment, "--timeout", "2")
+        found = verified(user, "--timeout", "2")
     finally:
         control_plane.kubectl("delete", "pod", "training", "--timeout=30s")
 
@@ -159,9 +138,7 @@ def test_a_gpu_in_use_is_no_failure_and_no_proof(
     assert "in use, by default/training" in found["pod/gpu-1"][1]
 
 
-def test_a_plugin_that_crashes_is_explained_by_its_log(
-    control_plane: ControlPlane, environment: Mapping[str, str], node: FakeNode
-) -> None:
+def test_a_plugin_that_crashes_is_explained_by_its_log(control_plane: ControlPlane, user: User, node: FakeNode) -> None:
     node.says("Detected non-NVML platform: could not load NVML library: libnvidia-ml.so.1: cannot open shared object\n")
     waiting = {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 5m0s restarting failed container"}}
     node.status_of = lambda spec: status(spec, "Running", waiting, restarts=3)
@@ -169,19 +146,20 @@ def test_a_plugin_that_crashes_is_explained_by_its_log(
     control_plane.kubectl("delete", *plugin, "--timeout=30s")
     try:
         control_plane.wait_for("it crashes", lambda: "CrashLoopBackOff" in json.dumps(control_plane.get(*plugin)))
-        found = verified(environment, "--timeout", "2", code=7)
+        found = verified(user, "--timeout", "2", code=7)
     finally:
         node.status_of = as_run
         control_plane.kubectl("delete", *plugin, "--timeout=30s")
 
     detail = found["workload/gpu-system"][1]
     assert detail.startswith("0 of 1 pods ready")
-    assert "device-plugin-library-not-found" in detail or "nvidia-runtime-not-default-no-runtimeclass" in detail
+    assert "gpunode doctor device-plugin-library-not-found" in detail
 
 
-def test_a_signal_leaves_no_pod(control_plane: ControlPlane, environment: Mapping[str, str], node: FakeNode) -> None:
+def test_a_signal_leaves_no_pod(control_plane: ControlPlane, user: User, node: FakeNode) -> None:
     node.status_of = lambda spec: status(spec, "Pending", {"waiting": {"reason": "ContainerCreating"}})
-    with start(environment, "verify", "k8s-containerd") as process:
+    argv = [sys.executable, "-m", "gpunode", "k8s", "verify", *NODE, "--json"]
+    with subprocess.Popen(argv, env=user.environment, stdout=-1, stderr=-1, text=True) as process:
         control_plane.wait_for("a pod is there", lambda: bool(pods(control_plane)))
         process.send_signal(signal.SIGINT)
         out, error = process.communicate(timeout=60)

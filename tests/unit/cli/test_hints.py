@@ -18,7 +18,13 @@ import gpunode
 from gpunode.cli.app import app
 from gpunode.cli.boundary import run
 from gpunode.cli.commands import sample
-from gpunode.cli.screen.commands import again_command, apply_command, rollback_command, setup_command, verify_command
+from gpunode.cli.screen.commands import (
+    again_command,
+    cluster_apply_command,
+    rollback_command,
+    setup_command,
+    verify_command,
+)
 from gpunode.command import Command
 
 ROOT = Path(gpunode.__file__).parent
@@ -151,7 +157,7 @@ def test_what_a_plan_or_a_setup_proposes_is_taken(options: list[tuple[str, ...]]
         "9",
     )
     assert accepted(verify_command(done))
-    assert accepted(apply_command(done))
+    assert accepted(cluster_apply_command(done))
     assert accepted(rollback_command(done, "000001-x"))
     assert accepted(again_command(done))
 

@@ -14,7 +14,13 @@ from gpunode import builtin
 from gpunode.change import FileChange, FileState, RuntimeExpectation, Trigger
 from gpunode.cli.human import Screen
 from gpunode.cli.screen.changes import diff_lines
-from gpunode.cli.screen.commands import apply_command, rollback_command, setup_command, verify_command
+from gpunode.cli.screen.commands import (
+    cluster_apply_command,
+    cluster_verify_command,
+    rollback_command,
+    setup_command,
+    verify_command,
+)
 from gpunode.cli.screen.failures import error_lines
 from gpunode.cli.screen.plans import note
 from gpunode.cli.screen.results import setup_lines
@@ -184,7 +190,10 @@ def test_the_command_after_a_plan_keeps_what_is_wanted_and_drops_what_only_plan_
 def test_the_command_after_setup_judges_by_the_same_recipe() -> None:
     typed = ("setup", "node.toml", "--only", "driver", "--runtime", "docker", "--yes", "--reboot", "-v")
     assert str(verify_command(typed)) == "gpunode verify node.toml --runtime docker --cuda --container"
-    assert str(apply_command(typed)) == "gpunode k8s apply node.toml"
+    assert str(cluster_apply_command(typed)) == "gpunode k8s apply node.toml"
+    assert str(cluster_verify_command((*typed, "--apply-cluster"))) == "gpunode k8s verify node.toml"
+    applied = ("k8s", "apply", "node.toml", "--node", "a=b.json", "--yes", "--timeout", "5", "--context=prod", "-v")
+    assert str(cluster_verify_command(applied)) == "gpunode k8s verify node.toml --node a=b.json --context=prod"
 
 
 @pytest.mark.parametrize("name", ["k8s-time-slicing", "containerd"])

@@ -1,0 +1,485 @@
+"""k8s verify's decisions: what a cluster says → checks, and the pods that try its GPUs."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from gpunode import builtin
+from gpunode.check import Check
+from gpunode.command import command
+from gpunode.kubernetes.model import ClusterNode
+from gpunode.kubernetes.node_checks import handler_checks, kubelet_check, node_check, resource_checks, slices_check
+from gpunode.kubernetes.pods import kept_out, trouble
+from gpunode.kubernetes.render import rendered
+from gpunode.kubernetes.sharing import Config, configs
+from gpunode.kubernetes.trial_checks import Ran, sharing_check, trial_check
+from gpunode.kubernetes.trials import Trial, trials, users
+from gpunode.kubernetes.workload_checks import workload_check, workloads
+from gpunode.recipe_kubernetes import Kubernetes, Taint
+from tests.unit.kubernetes.clusters import node
+
+GPU = "nvidia.com/gpu"
+APPLY = command("gpunode", "k8s", "apply")
+EIGHT = node("gpu-1", "2330", 8)
+
+
+def live(capacity: int = 8, allocatable: int | None = None, resource: str = GPU, **status: Any) -> dict[str, Any]:
+    """A Node as the API server has it."""
+    given = capacity if allocatable is None else allocatable
+    offers = {"capacity": {resource: str(capacity)}, "allocatable": {resource: str(given)}}
+    ready = {"conditions": [{"type": "Ready", "status": "True"}]}
+    metadata = {"name": "gpu-1", "labels": {"kubernetes.io/hostname": "host-1"}}
+    return {"kind": "Node", "metadata": metadata, "spec": {}, "status": {**offers, **ready, **status}}
+
+
+def only(checks: Sequence[Check]) -> Check:
+    (one,) = checks
+    return one
+
+
+# The Node and its container runtime.
+
+
+@pytest.mark.parametrize(
+    ("reason", "message", "hint"),
+    [
+        ("KubeletNotReady", "container runtime is down", "systemctl status containerd"),
+        ("NodeStatusUnknown", "Kubelet stopped posting node status.", "systemctl status kubelet"),
+        (
+            "KubeletNotReady",
+            "container runtime network not ready: NetworkReady=false reason:NetworkPluginNotReady",
+            "network plugin",
+        ),
+    ],
+)
+def test_a_node_that_is_not_ready_says_why(reason: str, message: str, hint: str) -> None:
+    (edit,) = rendered(builtin.read("k8s-containerd"), [EIGHT]).nodes
+    body = live(conditions=[{"type": "Ready", "status": "Unknown", "reason": reason, "message": message}])
+
+    found = node_check(edit, body, APPLY)
+
+    assert (found.status, message in found.detail, hint in found.hint) == ("failed", True, True)
+
+
+def test_a_node_without_its_labels_or_without_existence_fails() -> None:
+    (edit,) = rendered(builtin.read("hami"), [EIGHT]).nodes
+
+    assert "gpu=on" in node_check(edit, live(), APPLY).detail
+    assert "no such Node" in node_check(edit, None, APPLY).detail
+
+
+@pytest.mark.parametrize(
+    ("handlers", "status"),
+    [(["", "nvidia", "runc"], "passed"), (["", "runc"], "failed"), ([], "not run")],
+)
+def test_the_handler_is_never_called_there_unseen(handlers: Sequence[str], status: str) -> None:
+    body = live(runtimeHandlers=[{"name": name} for name in handlers])
+
+    *_, found = handler_checks("nvidia", {"handler": "nvidia"}, {"gpu-1": body}, lambda _: None, APPLY)
+
+    assert found.status == status
+
+
+def test_of_this_machine_gpunode_knows_the_handler_itself() -> None:
+    own = Check("runtime", "containerd reads the runtime nvidia", "failed", "it knows: runc")
+
+    *_, found = handler_checks("nvidia", {"handler": "nvidia"}, {"gpu-1": live()}, lambda _: own, APPLY)
+
+    assert (found.id, found.status, found.detail) == ("handler/gpu-1", "failed", "it knows: runc")
+
+
+# What is offered.
+
+
+@pytest.mark.parametrize(
+    ("capacity", "allocatable", "status", "said"),
+    [
+        (8, 8, "passed", "8 offered, as expected"),
+        (8, 7, "failed", "1 of 8 are unhealthy"),
+        (8, 0, "failed", "the device plugin is gone"),
+        (0, 0, "failed", "no device plugin has registered"),
+        (4, 4, "failed", "4 offered, 8 expected of 8 GPUs"),
+        (9, 9, "failed", "9 offered, 8 expected of 8 GPUs"),
+    ],
+)
+def test_what_is_offered_is_what_the_machine_has(capacity: int, allocatable: int, status: str, said: str) -> None:
+    found = only([*resource_checks(EIGHT, live(capacity, allocatable), {GPU: 8}, APPLY)])
+
+    assert found.status == status
+    assert said in found.detail
+
+
+def test_without_a_layout_nothing_is_called_as_expected() -> None:
+    assert only([*resource_checks(EIGHT, live(), None, APPLY)]).status == "not run"
+
+
+@pytest.mark.parametrize(
+    ("published", "status"),
+    [(8, "passed"), (7, "failed"), (0, "failed")],
+)
+@pytest.mark.parametrize("version", ["v1", "v1beta1"])
+def test_resource_slices_are_counted(published: int, status: str, version: str) -> None:
+    attributes = {"attributes": {"type": {"string": "gpu"}}}
+    device = {"name": "gpu", **(attributes if version == "v1" else {"basic": attributes})}
+    spec = {"driver": "gpu.nvidia.com", "nodeName": "gpu-1", "devices": [device] * published}
+    elsewhere = {"driver": "gpu.nvidia.com", "nodeName": "gpu-2", "devices": [device] * 8}
+
+    assert slices_check(EIGHT, [{"spec": spec}, {"spec": elsewhere}]).status == status
+
+
+# The kubelet.
+
+
+@pytest.mark.parametrize(
+    ("settings", "wanted", "status"),
+    [
+        ({"topologyManagerPolicy": "single-numa-node"}, Kubernetes(stack="device-plugin"), "passed"),
+        ({"cpuManagerPolicy": "static"}, Kubernetes(stack="device-plugin"), "failed"),
+        ({"cpuManagerPolicy": "static"}, Kubernetes(stack="gpu-operator"), "passed"),
+        ({"registerWithTaints": [{"key": GPU, "effect": "NoSchedule"}]}, Kubernetes(), "passed"),
+        ({"registerWithTaints": [{"key": "team", "value": "a", "effect": "NoSchedule"}]}, Kubernetes(), "failed"),
+        (
+            {"registerWithTaints": [{"key": GPU, "value": "yes", "effect": "NoSchedule"}]},
+            Kubernetes(taint=Taint(GPU, "present")),
+            "failed",
+        ),
+    ],
+)
+def test_the_kubelets_settings_are_judged(settings: Mapping[str, Any], wanted: Kubernetes, status: str) -> None:
+    assert kubelet_check("gpu-1", settings, wanted).status == status
+
+
+# Workloads.
+
+
+def daemon_set(
+    name: str, image: str, desired: int = 1, ready: int = 1, release: str = "", manager: str = "Helm"
+) -> Any:
+    notes = {"meta.helm.sh/release-name": release, "meta.helm.sh/release-namespace": "gpu-system"} if release else {}
+    metadata = {
+        "name": name,
+        "namespace": "gpu-system",
+        "annotations": notes,
+        "labels": {"app.kubernetes.io/managed-by": manager},
+    }
+    template = {"spec": {"containers": [{"image": image}]}}
+    status = {"desiredNumberScheduled": desired, "numberReady": ready, "updatedNumberScheduled": ready}
+    return {"metadata": metadata, "spec": {"template": template}, "status": status}
+
+
+PLUGIN = "nvcr.io/nvidia/k8s-device-plugin:v0.20.0"
+
+
+def states(recipe: str, daemon_sets: Sequence[Any]) -> Mapping[str, str]:
+    found = workloads(rendered(builtin.read(recipe), [EIGHT]), daemon_sets)
+    return {one.title: workload_check(one, APPLY).status for one in found}
+
+
+def test_only_the_parts_of_a_release_that_must_run_have_to() -> None:
+    made = [
+        daemon_set("nvidia-device-plugin", PLUGIN, release="nvidia-device-plugin"),
+        daemon_set("nvidia-device-plugin-mps-control-daemon", PLUGIN, 0, 0, release="nvidia-device-plugin"),
+        daemon_set("other", PLUGIN, release="somebody-elses"),
+    ]
+
+    assert states("k8s-mps", made) == {
+        "DaemonSet nvidia-device-plugin": "passed",
+        "DaemonSet nvidia-device-plugin-mps-control-daemon": "not run",
+    }
+    made[0] = daemon_set("nvidia-device-plugin", PLUGIN, 0, 0, release="nvidia-device-plugin")
+    assert states("k8s-mps", made)["DaemonSet nvidia-device-plugin"] == "failed"
+    assert states("k8s-mps", made[1:])["Helm release gpu-system/nvidia-device-plugin"] == "failed"
+
+
+def test_a_release_of_another_name_is_found_by_its_chart() -> None:
+    one = daemon_set("nvdp-nvidia-device-plugin", PLUGIN, release="nvdp")
+    one["metadata"]["labels"] = {"helm.sh/chart": "nvidia-device-plugin-0.19.1"}
+    discovery = daemon_set("nvdp-node-feature-discovery-worker", "registry.k8s.io/nfd/nfd:v1", release="nvdp")
+
+    assert states("k8s-mps", [one, discovery]) == {
+        "DaemonSet nvdp-nvidia-device-plugin": "passed",
+        "DaemonSet nvdp-node-feature-discovery-worker": "passed",
+    }
+
+
+def test_what_the_operator_makes_is_its_releases() -> None:
+    made = [daemon_set("nvidia-device-plugin-daemonset", PLUGIN, manager="gpu-operator")]
+
+    assert states("gpu-operator", made)["DaemonSet nvidia-device-plugin-daemonset"] == "passed"
+    assert states("gpu-operator", [])["Helm release gpu-operator/gpu-operator"] == "failed"
+
+
+def test_a_daemon_set_of_a_former_form_is_not_ready() -> None:
+    old = daemon_set("nvidia-device-plugin", PLUGIN)
+    old["metadata"]["generation"] = 2
+
+    assert states("k8s-containerd", [old]) == {"DaemonSet nvidia-device-plugin": "failed"}
+
+
+# The pods that try.
+
+
+def made_for(recipe: str, one: ClusterNode, body: Mapping[str, Any], image: str = "") -> tuple[Trial, ...]:
+    read = builtin.read(recipe)
+    assert read.kubernetes is not None
+    whole = rendered(read, [one])
+    config = configs(read.kubernetes, [one])[one.name] if read.kubernetes.stack != "hami" else Config("whole")
+    names = (f"gpunode-test-{number}" for number in itertools.count())
+    more = {"run": "x", "new_name": lambda: next(names), "image": image, "timeout_s": 60}
+    return tuple(trials(one, body, whole.test_pod, config, whole.expected.get(one.name), **more))  # type: ignore[arg-type]
+
+
+def limits(trial: Trial) -> Any:
+    return trial.pod["spec"]["containers"][0]["resources"]["limits"]
+
+
+def test_the_pod_is_for_its_node_alone_and_leaves_by_itself() -> None:
+    (one,) = made_for("k8s-containerd", EIGHT, live(), image="mirror.example.org/vectoradd:1")
+
+    spec = one.pod["spec"]
+    assert spec["nodeSelector"] == {"kubernetes.io/hostname": "host-1"}
+    assert spec["runtimeClassName"] == "nvidia"
+    assert spec["activeDeadlineSeconds"] == 60
+    assert spec["containers"][0]["image"] == "mirror.example.org/vectoradd:1"
+    assert spec["containers"][0]["imagePullPolicy"] == "IfNotPresent"
+    assert limits(one) == {GPU: 1}
+
+
+@pytest.mark.parametrize(("offered", "pods"), [(32, 9), (8, 1)])
+def test_of_shared_gpus_one_more_is_asked_for_than_there_are(offered: int, pods: int) -> None:
+    assert len(made_for("k8s-time-slicing", EIGHT, live(offered))) == pods
+
+
+def test_each_kind_of_mig_instance_is_tried() -> None:
+    found = made_for("k8s-mig", EIGHT, live())
+
+    assert [limits(one) for one in found] == [
+        {f"nvidia.com/mig-{profile}": 1} for profile in ("1g.10gb", "2g.20gb", "3g.40gb")
+    ]
+
+
+def test_a_claim_has_the_name_of_its_pod() -> None:
+    (one,) = made_for("dra", EIGHT, live())
+
+    template, pod = one.bodies
+    assert template["metadata"]["name"] == pod["spec"]["resourceClaims"][0]["resourceClaimTemplateName"] == one.name
+
+
+def test_hamis_pod_asks_for_memory_and_says_what_it_sees() -> None:
+    (one,) = made_for("hami", EIGHT, live(80))
+
+    assert limits(one) == {GPU: 1, "nvidia.com/gpumem": 1024}
+    assert "memory.total" in one.pod["spec"]["containers"][0]["command"][2]
+
+
+# What their end tells.
+
+
+def ended(trial: Trial, log: str | None, phase: str = "Succeeded", span: tuple[int, int] = (0, 10), **more: Any) -> Ran:
+    begin, end = (f"2026-01-01T00:00:{second:02}Z" for second in span)
+    state = {"terminated": {"exitCode": 0 if phase == "Succeeded" else 1, "startedAt": begin, "finishedAt": end}}
+    status = {"phase": phase, "containerStatuses": [{"state": state}]}
+    return Ran(trial, {**trial.pod, "status": status}, 3.0, log=log, **more)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "log", "status", "said"),
+    [
+        ("k8s-containerd", "Test PASSED", "passed", "Test PASSED, 3.0 s; deleted"),
+        ("k8s-containerd", "all is well", "failed", "does not say Test PASSED; it said: all is well"),
+        ("k8s-containerd", None, "not run", "its log cannot be read"),
+        ("k8s-mig", "  MIG 1g.10gb     Device  0: (UUID: MIG-1)\nTest PASSED", "passed", "MIG instance 1g.10gb"),
+        ("k8s-mig", "  MIG 2g.20gb     Device  0: (UUID: MIG-1)\nTest PASSED", "failed", "and saw 2g.20gb"),
+        ("k8s-mig", "GPU 0: NVIDIA H100\nTest PASSED", "failed", "it saw no MIG instance"),
+        ("hami", "1024\nTest PASSED", "passed", "it saw 1024 MiB"),
+        ("hami", "81559\nTest PASSED", "failed", "and saw 81559 MiB"),
+        ("hami", "sh: nvidia-smi: not found\nTest PASSED", "failed", "could not tell how much memory"),
+    ],
+)
+def test_a_pod_that_ended_well_proves_only_what_it_said(recipe: str, log: str | None, status: str, said: str) -> None:
+    trial = made_for(recipe, EIGHT, live())[0]
+
+    found = trial_check(ended(trial, log), live(), APPLY)
+
+    assert found.status == status
+    assert said in found.detail
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "said"),
+    [
+        ('Error from server (NotFound): namespaces "gpu-system" not found', "failed", "its namespace is not there"),
+        (
+            'pods "x" is forbidden: pod rejected: RuntimeClass "nvidia" not found',
+            "failed",
+            "there is no RuntimeClass nvidia",
+        ),
+        ('pods "x" is forbidden: exceeded quota: compute', "failed", "exceeded quota"),
+        ('pods is forbidden: User "dev" cannot create resource "pods"', "not run", "may not start pods"),
+        ('pods "x" is forbidden: node "gpu-1" can only create mirror pods', "not run", "may not start pods"),
+    ],
+)
+def test_a_pod_that_was_not_created_says_why(error: str, status: str, said: str) -> None:
+    (trial,) = made_for("k8s-containerd", EIGHT, live())
+
+    found = trial_check(Ran(trial, None, 0.0, error=error), live(), APPLY)
+
+    assert (found.status, said in found.detail) == (status, True)
+
+
+def test_a_failed_pod_says_its_last_line_or_what_doctor_makes_of_it() -> None:
+    (trial,) = made_for("k8s-containerd", EIGHT, live())
+
+    assert "it said: no GPU" in trial_check(ended(trial, "no GPU", "Failed"), live(), APPLY).detail
+    read = ended(trial, "no GPU", "Failed", reading="the driver is gone (driver-not-installed)")
+    assert "driver-not-installed" in trial_check(read, live(), APPLY).detail
+
+
+ONE, OTHER = (f"GPU 0: H100 (UUID: GPU-{number}0000000-0000-0000-0000-000000000000)\nTest PASSED" for number in (1, 2))
+
+
+@pytest.mark.parametrize(
+    ("logs", "spans", "status"),
+    [
+        ((ONE, ONE), ((0, 10), (2, 12)), "passed"),
+        ((ONE, OTHER), ((0, 10), (2, 12)), "not run"),
+        ((ONE, ONE), ((0, 10), (10, 20)), "not run"),
+        # Their seconds are whole: these may not have met.
+        ((ONE, ONE), ((0, 10), (9, 20)), "not run"),
+        (("Test PASSED", "Test PASSED"), ((0, 10), (0, 10)), "not run"),
+        ((ONE,), ((0, 10),), "not run"),
+    ],
+)
+def test_sharing_is_shown_only_by_one_gpu_at_one_time(
+    logs: Sequence[str], spans: Sequence[tuple[int, int]], status: str
+) -> None:
+    found = made_for("k8s-time-slicing", EIGHT, live(32))
+    ran = [ended(trial, log, span=span) for trial, log, span in zip(found, logs, spans, strict=False)]
+
+    assert sharing_check("gpu-1", ran).status == status
+
+
+# Why pods wait.
+
+
+def test_a_gpu_is_in_use_only_where_none_is_left() -> None:
+    def pod(name: str, gpus: int, phase: str = "Running") -> Mapping[str, Any]:
+        spec = {"containers": [{"resources": {"limits": {GPU: str(gpus)}}}]}
+        return {"metadata": {"name": name}, "spec": spec, "status": {"phase": phase}}
+
+    assert users([pod("a", 4), pod("b", 4)], live(), GPU) == ("default/a", "default/b")
+    assert users([pod("a", 4), pod("b", 4, "Succeeded")], live(), GPU) == ()
+
+
+def test_a_cordoned_node_is_tried_and_a_foreign_taint_is_named() -> None:
+    (trial,) = made_for("k8s-containerd", EIGHT, live())
+    cordoned = {"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"}
+    tainted = [{"key": GPU, "value": "present", "effect": "NoSchedule"}, {"key": "team", "effect": "NoExecute"}]
+
+    assert kept_out(trial.pod, {**live(), "spec": {"unschedulable": True, "taints": [cordoned]}}) is None
+    found = kept_out(trial.pod, {**live(), "spec": {"taints": tainted}})
+    assert found is not None
+    assert "the taint team:NoExecute" in found.why
+
+
+# As the kubelet and the scheduler 1.36 and containerd 1.6, 1.7 and 2.1 wrote them.
+@pytest.mark.parametrize(
+    ("event", "said"),
+    [
+        (
+            (
+                "Failed to create pod sandbox: rpc error: code = Unknown desc = failed to get sandbox runtime: "
+                'no runtime for "nvidia" is configured'
+            ),
+            'gpu-1 has no runtime "nvidia"',
+        ),
+        (
+            (
+                "failed to create shim task: OCI runtime create failed: unable to retrieve OCI runtime error "
+                "(open /run/log.json: no such file or directory): "
+                "fork/exec /usr/bin/nvidia-container-runtime: no such file or directory"
+            ),
+            "gpu-1 has no /usr/bin/nvidia-container-runtime",
+        ),
+        (
+            "/usr/bin/nvidia-container-runtime did not terminate successfully: exit status 1: unknown",
+            "/usr/bin/nvidia-container-runtime ended with exit status 1 on gpu-1",
+        ),
+        (
+            (
+                'runc create failed: expected cgroupsPath to be of format "slice:prefix:name" for systemd cgroups, got '
+                '"/kubepods/besteffort/podUID/ID" instead'
+            ),
+            "cgroup driver cgroupfs",
+        ),
+        (
+            (
+                "container runtime network not ready: NetworkReady=false reason:NetworkPluginNotReady message:Network "
+                "plugin returns error: cni plugin not initialized"
+            ),
+            "gpu-1 has no pod network",
+        ),
+    ],
+)
+def test_sandbox_failures_have_a_cause(event: str, said: str) -> None:
+    pod = {"metadata": {"name": "p"}, "spec": {"nodeName": "gpu-1"}, "status": {"phase": "Pending"}}
+    told = {"type": "Warning", "reason": "FailedCreatePodSandBox", "message": event, "involvedObject": {"name": "p"}}
+
+    found = trouble(pod, [told])
+
+    assert found is not None
+    assert said in found.why
+    assert found.hint
+
+
+@pytest.mark.parametrize(
+    ("status", "said"),
+    [
+        (
+            {"conditions": [{"type": "PodScheduled", "status": "False", "message": message}]},
+            said,
+        )
+        for message, said in (
+            (
+                "0/1 nodes are available: 1 Insufficient nvidia.com/gpu. no new claims",
+                "no node has enough nvidia.com/gpu",
+            ),
+            ("0/1 nodes are available: 1 Insufficient nvidia.com/gpumem.", "HAMi's webhook"),
+            ("0/1 nodes are available: 1 node(s) had untolerated taint(s).", "have taints"),
+            ("0/1 nodes are available: 1 node(s) were unschedulable.", "cordoned"),
+            ("0/1 nodes are available: 1 cannot allocate all claims.", "no node has a free GPU for its claim"),
+            ("0/1 nodes are available: 1 node(s) didn't match Pod's node affinity/selector.", "has the labels"),
+        )
+    ]
+    + [
+        (
+            {"reason": "UnexpectedAdmissionError", "message": "Allocate failed due to no healthy devices present"},
+            "gpu-1 did not admit the pod",
+        ),
+        ({"reason": "TopologyAffinityError", "message": "Resources cannot be allocated"}, "topology manager"),
+        ({"reason": "DeadlineExceeded"}, "did not end in time"),
+    ]
+    + [
+        ({"containerStatuses": [{"image": "i", "state": state}]}, said)
+        for state, said in (
+            (
+                {"waiting": {"reason": "ErrImagePull", "message": "not found"}},
+                "the image i cannot be pulled: not found",
+            ),
+            ({"waiting": {"reason": "CreateContainerError", "message": "no"}}, "its container cannot start: no"),
+            ({"terminated": {"reason": "StartError", "exitCode": 128, "message": "nvml error"}}, "start: nvml error"),
+            ({"terminated": {"reason": "OOMKilled", "exitCode": 137}}, "more memory"),
+            ({"terminated": {"reason": "Error", "exitCode": 1}}, "exit status 1"),
+        )
+    ],
+)
+def test_what_keeps_a_pod_from_running_is_named(status: Mapping[str, Any], said: str) -> None:
+    found = trouble({"metadata": {"name": "p"}, "spec": {"nodeName": "gpu-1"}, "status": status})
+
+    assert found is not None
+    assert said in found.why
+    assert found.hint
