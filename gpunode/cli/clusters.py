@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from gpunode.journal.store import Store
     from gpunode.recipe import Recipe
 
+_DOES: Final = "changes the cluster"
 _IMAGE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@-]{0,511}")
 
 
@@ -69,7 +70,7 @@ def apply(place: str, captures: Sequence[str], where: Where, how: How, *, yes: b
         if not found.changes:
             how.answer(_envelope("k8s apply", found))
             return
-        screen.confirm_shown("k8s apply", yes=yes)
+        screen.confirm_shown("k8s apply", yes=yes, does=_DOES)
         request = _request("k8s apply", recipe)
         run = _run(
             "k8s apply",
@@ -163,7 +164,7 @@ def _take_back(found: ClusterPlan, cluster: Cluster, request: Request, how: How,
         if not found.changes:
             how.answer(_envelope(request.verb, found))
             return
-        screen.confirm_shown(request.verb, yes=yes)
+        screen.confirm_shown(request.verb, yes=yes, does=_DOES)
         run = _run(
             request.verb,
             screen,

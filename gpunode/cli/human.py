@@ -146,9 +146,9 @@ class Screen(ReportScreen):
         self._ask("setup", yes=yes)
         self._put(BLANK, line(span("setup", "bold")))
 
-    def confirm_shown(self, verb: str, *, yes: bool) -> None:
+    def confirm_shown(self, verb: str, *, yes: bool, does: str = "changes this machine") -> None:
         """As ``confirm``, for a verb whose changes have been shown."""
-        self._ask(verb, yes=yes)
+        self._ask(verb, yes=yes, does=does)
         self._put(BLANK)
 
     @property

@@ -98,7 +98,8 @@ def _with_gpus(nodes: Sequence[ClusterNode]) -> tuple[ClusterNode, ...]:
         raise Refused(
             "no NVIDIA GPU found on " + (", ".join(node.name for node in nodes) or "any node"),
             why="nothing would be offered to pods",
-            hint="name captures of GPU nodes with --node",
+            hint="save each GPU node there: sudo gpunode capture node.tar.gz\n"
+            "then name the captures here with --node node.tar.gz",
         )
     names = [node.name for node in found]
     if twice := sorted({name for name in names if names.count(name) > 1}):

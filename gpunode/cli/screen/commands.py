@@ -71,8 +71,9 @@ def value_of(argv: Sequence[str], option: str) -> str:
 
 
 def again_command(argv: Sequence[str]) -> Command:
-    """The same command, agreeing to it."""
-    return sudo_gpunode(*argv, "--yes")
+    """The same command, agreeing to it; on a cluster it needs no root."""
+    of_cluster = "k8s" in argv[:1] or any(word.startswith("k") for word in argv[1:2] if argv[0] == "rollback")
+    return gpunode(*argv, "--yes") if of_cluster else sudo_gpunode(*argv, "--yes")
 
 
 def without(words: Sequence[str], flags: Collection[str], valued: Collection[str]) -> list[str]:
