@@ -73,6 +73,11 @@ def failure(done: Finished, typed: Callable[..., Command]) -> GpunodeError:
             why=said.splitlines()[-1],
             hint=f"log in again, then check with: {typed('auth', 'whoami')}",
         )
+    return _of_request(done, said, typed)
+
+
+def _of_request(done: Finished, said: str, typed: Callable[..., Command]) -> GpunodeError:
+    """What the API server has against a request that reached it."""
     if match := _NO_KIND.search(said):
         kind = f"{match[1]} ({match[2]})" if match[1] else match[3]
         return Refused(

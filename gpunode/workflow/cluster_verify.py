@@ -214,6 +214,7 @@ def _ended(
     progress: OnProgress,
 ) -> tuple[Ran, ...]:
     """What became of the pods, which are deleted."""
+    pause()
     with _created(tried, cluster) as made:
         names = {str(one["metadata"]["name"]) for one in made.objects if one["kind"] == "Pod"}
         waiting = [one for one in tried if one.name in names]
