@@ -305,9 +305,11 @@ class Stop:
             Interrupted: SIGINT came; ``Terminated`` for the others.
         """
         if self._signal:
+            from gpunode.cli.screen.commands import same_command
+
             kind = Interrupted if self._signal == 2 else Terminated
             raise kind(
                 "stopped by a signal, between two changes",
                 why="every change made so far is complete and recorded",
-                hint=f"the same command continues from there:\n{sudo_gpunode(*sys.argv[1:])}",
+                hint=f"the same command continues from there:\n{same_command(sys.argv[1:])}",
             )

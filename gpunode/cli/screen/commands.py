@@ -70,10 +70,15 @@ def value_of(argv: Sequence[str], option: str) -> str:
     return ""
 
 
-def again_command(argv: Sequence[str]) -> Command:
-    """The same command, agreeing to it; on a cluster it needs no root."""
+def same_command(argv: Sequence[str]) -> Command:
+    """The same command once more; on a cluster it needs no root."""
     of_cluster = "k8s" in argv[:1] or any(word.startswith("k") for word in argv[1:2] if argv[0] == "rollback")
-    return gpunode(*argv, "--yes") if of_cluster else sudo_gpunode(*argv, "--yes")
+    return gpunode(*argv) if of_cluster else sudo_gpunode(*argv)
+
+
+def again_command(argv: Sequence[str]) -> Command:
+    """The same command, agreeing to it."""
+    return same_command((*argv, "--yes"))
 
 
 def without(words: Sequence[str], flags: Collection[str], valued: Collection[str]) -> list[str]:
