@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import shutil
@@ -102,7 +103,8 @@ class ControlPlane:
     def kubeconfig(self, user: str = ADMIN) -> Path:
         """The file by which kubectl is ``user``: ADMIN, STRANGER, EXPIRED, or the name of a node."""
         path = self.folder / f"{user}.kubeconfig"
-        cluster = {"server": f"https://127.0.0.1:{self.port}", "certificate-authority": str(self.certificate)}
+        authority = base64.b64encode(self.certificate.read_bytes()).decode()
+        cluster = {"server": f"https://127.0.0.1:{self.port}", "certificate-authority-data": authority}
         config = {
             "apiVersion": "v1",
             "kind": "Config",
@@ -176,7 +178,7 @@ class ControlPlane:
             *(f"--service-account-key-file={key}", f"--service-account-signing-key-file={key}"),
             *("--allow-privileged=true", "--kubelet-preferred-address-types=InternalIP"),
         )
-        self._await("the API server is ready", lambda: self.finish("get", "--raw=/readyz").stdout == "ok")
+        self._await("the API server is ready", self._is_ready)
 
     def _start_scheduling(self) -> None:
         client = (f"--kubeconfig={self.kubeconfig()}", "--leader-elect=false", "--secure-port=0")
@@ -190,6 +192,9 @@ class ControlPlane:
         self._start("kube-scheduler", *client)
         account = ("get", "serviceaccount", "default")
         self._await("the controllers work", lambda: self.finish(*account).returncode == 0)
+
+    def _is_ready(self) -> bool:
+        return self.certificate.exists() and self.finish("get", "--raw=/readyz").stdout == "ok"
 
     def _start(self, name: str, *arguments: str) -> None:
         # Its own group, so that what it starts ends with it; and it ends if this process does.

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 from tests.e2e.chroot.scenario import Answer, answer
 from tests.e2e.lab.code import Mounts
@@ -16,12 +17,17 @@ from tests.e2e.lab.pci import GTX_1080, Device
 from tests.e2e.lab.repositories import Repositories
 from tests.e2e.lab.tree import PROJECT, SITE, Base
 
+_M = TypeVar("_M", bound=Machine)
 PROGRAM: Final = "/usr/local/bin/gpunode"
 CONTAINERD: Final = "containerd.service"
 DOCKER: Final = "docker.service"
 PERSISTENCED: Final = "nvidia-persistenced.service"
 CONTAINERD_CONFIG: Final = "/etc/containerd/config.toml"
 DOCKER_CONFIG: Final = "/etc/docker/daemon.json"
+_PROGRAMS: Final = (
+    *("usr/sbin/dockerd", "usr/sbin/docker-proxy", "usr/bin/docker", "usr/bin/docker-init"),
+    *("usr/bin/containerd", "usr/bin/containerd-shim-runc-v2", "usr/bin/ctr", "usr/sbin/runc", "usr/bin/runc"),
+)
 _NUMBERS: Final = itertools.count(1)
 # systemd-detect-virt sees the namespaces that the lab is made of.
 _BARE_METAL: Final = "#!/bin/sh\necho none\nexit 1\n"
@@ -61,9 +67,13 @@ class Machines:
 
     def make(self, base: Base, devices: Iterable[Device] = (GTX_1080,)) -> Machine:
         """A machine that has not booted yet."""
+        return self.make_of(Machine, base, devices)
+
+    def make_of(self, kind: type[_M], base: Base, devices: Iterable[Device]) -> _M:
+        """As `make`, for one that is more than a machine."""
         # Unique on the whole machine: others may run the same tests, and what a node leaves is found by this name.
         scratch = self.folder / f"{self.folder.name}-machine-{next(_NUMBERS)}"
-        return Machine(base, scratch, devices=devices, archives=self.repositories, code=self.code)
+        return kind(base, scratch, devices=devices, archives=self.repositories, code=self.code)
 
     def furnish(self, node: Machine, directory: str = "debian12") -> None:
         """gpunode is installed on ``node``, which counts as bare metal, with recipes for the lab's repositories."""
@@ -172,6 +182,16 @@ def restore(node: Machine, unit: str, path: str, content: str | None) -> None:
         node.write(path, content)
     node.run("systemctl", "reset-failed", unit)
     node.run("systemctl", "restart", unit)
+
+
+def put_programs(node: Machine, base: Base) -> None:
+    """docker, containerd and runc are those of ``base``; what starts them stays."""
+    node.run("systemctl", "stop", "docker.socket", DOCKER, CONTAINERD)
+    for name in _PROGRAMS:
+        for source in (root / name for root in base.layers if (root / name).is_file()):
+            node.path(f"/{name}").unlink(missing_ok=True)
+            shutil.copy2(source, node.path(f"/{name}"))
+    node.run("systemctl", "start", CONTAINERD, "docker.socket", DOCKER)
 
 
 def kill_at_restart(node: Machine) -> Result:

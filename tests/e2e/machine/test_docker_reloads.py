@@ -6,7 +6,6 @@ dockerd 20.10, 26 and 28: Debian 12's and 13's own, and sid's unpacked over 13's
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,7 +19,6 @@ from tests.e2e.lab.image import import_image
 from tests.e2e.lab.leftovers import leftovers, marks
 from tests.e2e.lab.machine import Machine
 from tests.e2e.lab.toolkit import CALLS
-from tests.e2e.lab.tree import Base
 from tests.e2e.machine.scenario import (
     DOCKER,
     DOCKER_CONFIG,
@@ -30,6 +28,7 @@ from tests.e2e.machine.scenario import (
     is_up,
     make_fussy,
     make_tame,
+    put_programs,
     restore,
     setup,
     setup_ok,
@@ -43,10 +42,6 @@ OPTIONS = "/etc/default/docker"
 
 
 DROP_IN = "/etc/systemd/system/docker.service.d/lab.conf"
-PROGRAMS = (
-    *("usr/sbin/dockerd", "usr/sbin/docker-proxy", "usr/bin/docker", "usr/bin/docker-init"),
-    *("usr/bin/containerd", "usr/bin/containerd-shim-runc-v2", "usr/bin/ctr", "usr/sbin/runc", "usr/bin/runc"),
-)
 
 
 @pytest.fixture(
@@ -64,16 +59,6 @@ def machine(request: pytest.FixtureRequest, bases: dict[str, Bases], machines: M
         yield node
         left = marks(node)
     assert leftovers(left) == []
-
-
-def put_programs(node: Machine, base: Base) -> None:
-    """docker, containerd and runc are those of ``base``; what starts them stays."""
-    node.run("systemctl", "stop", "docker.socket", DOCKER, "containerd.service")
-    for name in PROGRAMS:
-        for source in (root / name for root in base.layers if (root / name).is_file()):
-            node.path(f"/{name}").unlink(missing_ok=True)
-            shutil.copy2(source, node.path(f"/{name}"))
-    node.run("systemctl", "start", "containerd.service", "docker.socket", DOCKER)
 
 
 @pytest.fixture

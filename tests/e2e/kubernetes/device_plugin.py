@@ -1,0 +1,121 @@
+"""A program: NVIDIA's device plugin, as far as a kubelet sees it. It runs beside a lab's node, not in it.
+
+Its arguments are the kubelet's folder of plugins and a JSON file of devices by id with their health, read again
+whenever it changes. It serves as long as the plugin's pod on the node says that it runs (``pod.c``).
+
+Source: kubelet/pkg/apis/deviceplugin/v1beta1/api.proto. Its field numbers stand here in place of generated classes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import Event
+from typing import Any, Final, TypeAlias
+
+import grpc
+
+from tests.e2e.runtimes.cri import Message, decode, encode, text
+
+Socket: TypeAlias = "tuple[int, int]"
+RESOURCE: Final = "nvidia.com/gpu"
+_SOCKET: Final = "lab-gpu.sock"
+_KUBELET: Final = "kubelet.sock"
+_HEARTBEAT: Final = "lab-heartbeat"
+_YOUNG_S: Final = 1.5
+_POLL_S: Final = 0.1
+
+
+class _Service(grpc.GenericRpcHandler):  # type: ignore[misc]
+    def __init__(self, devices: Path, ending: Event) -> None:
+        self._devices = devices
+        self._ending = ending
+
+    def service(self, details: Any) -> Any:
+        """The handler of a method."""
+        match details.method.rpartition("/")[2]:
+            case "GetDevicePluginOptions":
+                return grpc.unary_unary_rpc_method_handler(lambda _request, _context: b"")
+            case "ListAndWatch":
+                return grpc.unary_stream_rpc_method_handler(lambda _request, _context: self._watch())
+            case "Allocate":
+                return grpc.unary_unary_rpc_method_handler(lambda request, _context: _allocate(request))
+        return None
+
+    def _watch(self) -> Iterator[bytes]:
+        told = None
+        while not self._ending.is_set():
+            if (content := self._devices.read_text()) != told:
+                told = content
+                yield encode({1: [{1: name, 2: health} for name, health in json.loads(content).items()]})
+            time.sleep(_POLL_S)
+
+
+def _allocate(request: bytes) -> bytes:
+    containers: list[Message] = []
+    for _, container in decode(request):
+        assert isinstance(container, bytes)
+        devices = ",".join(text(value) for _, value in decode(container))
+        containers.append({1: [{1: "NVIDIA_VISIBLE_DEVICES", 2: devices}]})
+    return encode({1: containers})
+
+
+def _serve(devices: Path, kubelet: Socket) -> None:
+    """Until the plugin's pod has ended, or another kubelet is there than that of socket ``kubelet``."""
+    ending = Event()
+    server = grpc.server(ThreadPoolExecutor(4), handlers=[_Service(devices, ending)])
+    Path(_SOCKET).unlink(missing_ok=True)
+    server.add_insecure_port(f"unix:{_SOCKET}")
+    server.start()
+    try:
+        with grpc.insecure_channel(f"unix:{_KUBELET}") as channel:
+            register = channel.unary_unary("/v1beta1.Registration/Register", request_serializer=encode)
+            register({1: "v1beta1", 2: _SOCKET, 3: RESOURCE}, timeout=5)
+        print("registered", flush=True)
+        while _runs() and _kubelet() == kubelet:
+            time.sleep(_POLL_S)
+    except grpc.RpcError as error:
+        print(error, flush=True)
+    finally:
+        ending.set()
+        server.stop(grace=None).wait()
+        Path(_SOCKET).unlink(missing_ok=True)
+        print("ended", flush=True)
+
+
+def _kubelet() -> Socket | None:
+    try:
+        found = os.stat(_KUBELET)
+    except FileNotFoundError:
+        return None
+    # The next socket may get the number of the former.
+    return found.st_ino, found.st_ctime_ns
+
+
+def _runs() -> bool:
+    try:
+        return time.time() < os.stat(_HEARTBEAT).st_mtime + _YOUNG_S
+    except FileNotFoundError:
+        return False
+
+
+def main() -> None:
+    """Serves each kubelet that comes."""
+    folder, devices = (Path(word) for word in sys.argv[1:])
+    while not folder.exists():
+        time.sleep(_POLL_S)
+    # A socket's whole path may be longer than the kernel takes.
+    os.chdir(folder)
+    while True:
+        if _runs() and (kubelet := _kubelet()):
+            _serve(devices, kubelet)
+        time.sleep(_POLL_S)
+
+
+if __name__ == "__main__":
+    main()

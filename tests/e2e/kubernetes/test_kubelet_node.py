@@ -1,0 +1,184 @@
+"""From a machine with containerd to a pod that computes on its GPU, each way that this fails, and the way back."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from tests.e2e.kubernetes.cluster import NAMESPACE, RECIPE, RENDERED, WAITS, Cluster
+from tests.e2e.kubernetes.faults import DEVICES, FAULTS, Fault, Joined, configured, told
+from tests.e2e.kubernetes.kubelet_node import KUBECONFIG, NAME
+from tests.e2e.lab.snapshot import snapshot
+from tests.e2e.lab.toolkit import CALLS
+from tests.e2e.machine.scenario import CONTAINERD, CONTAINERD_CONFIG, ask, setup_ok
+
+pytestmark = pytest.mark.e2e
+
+TEXTS: Final = Path(__file__).parents[2] / "unit/kubernetes/texts"
+# A kubelet tries a pod's sandbox again after 12 to 15 s.
+MENDED_S: Final = 30
+
+
+def test_a_pod_computes_through_the_handler(cluster: Cluster) -> None:
+    calls = len(cluster.node.read(CALLS).splitlines())
+
+    assert cluster.create("computes").returncode == 0
+    cluster.await_phase("computes", "Succeeded")
+
+    assert "Test PASSED" in cluster.plane.kubectl("logs", "computes")
+    fresh = cluster.node.read(CALLS).splitlines()[calls:]
+    # The sandbox and the container.
+    assert len([call for call in fresh if " create " in call]) == 2
+    cluster.delete("computes")
+
+
+def test_the_rendered_test_pod_computes(cluster: Cluster) -> None:
+    cluster.node.run("kubectl", "create", "-f", f"{RENDERED}/test-pod.yaml", env={"KUBECONFIG": KUBECONFIG})
+    pod = (f"--namespace={NAMESPACE}", "--timeout=60s")
+    cluster.plane.kubectl("wait", "pod/gpunode-test", "--for=jsonpath={.status.phase}=Succeeded", *pod)
+    assert "Test PASSED" in cluster.plane.kubectl("logs", "gpunode-test", f"--namespace={NAMESPACE}")
+    cluster.plane.kubectl("delete", "pod", "gpunode-test", *pod)
+
+
+def test_verify_computes_in_a_pod_on_the_node(cluster: Cluster) -> None:
+    done = cluster.gpunode("verify", RECIPE)
+    assert done.exit_code == 0, done.result
+    assert {check["status"] for check in done.result["checks"]} <= {"passed", "not run"}
+
+
+def test_a_second_apply_changes_nothing(cluster: Cluster) -> None:
+    assert cluster.gpunode("plan", RECIPE, "--check").exit_code == 0
+    again = cluster.gpunode("apply", RECIPE, "--yes")
+    assert (again.exit_code, again.envelope["changed"]) == (0, False)
+
+
+def test_a_second_setup_beside_the_kubelet_changes_nothing(cluster: Cluster) -> None:
+    before = cluster.node.fingerprint("/etc", "/var/lib/gpunode")
+    assert setup_ok(cluster.node, "kubernetes").envelope["changed"] is False
+    assert cluster.node.fingerprint("/etc", "/var/lib/gpunode") == before
+
+
+@pytest.mark.parametrize("fault", [pytest.param(one, id=one.id) for one in FAULTS])
+def test_kubectl_shows_what_keeps_a_pod_from_computing(joined: Joined, cluster: Cluster, fault: Fault) -> None:
+    if joined.suite not in fault.suites:
+        pytest.skip(f"containerd of {joined.suite} cannot be brought to it")
+    with ExitStack() as stack:
+        stack.callback(cluster.delete, fault.id)
+        with fault.provoke(joined):
+            assert cluster.create(fault.id, **fault.pod).returncode == 0
+            cluster.plane.wait_for(f"the word of {fault.id}", lambda: bool(told(cluster, fault)))
+            joined.texts[fault.id] = cluster.observe(fault.id)
+            assert re.search(fault.tells, told(cluster, fault))
+            if fault.named:
+                failed = cluster.failed_checks()
+                assert re.search(fault.named, failed), failed
+        if fault.heals:
+            cluster.await_phase(fault.id, "Succeeded", MENDED_S)
+
+
+def test_a_pod_of_a_class_that_is_not_there_is_refused(joined: Joined, cluster: Cluster) -> None:
+    refused = cluster.create("classless", runtimeClassName="absent")
+
+    assert refused.returncode == 1
+    assert 'pod rejected: RuntimeClass "absent" not found' in refused.stderr
+    joined.texts["runtime-class-missing"] = {"stderr": refused.stderr}
+
+
+def test_a_handler_beside_the_kubelets_cgroup_driver_runs_pods_and_is_found_by_plan(
+    joined: Joined, cluster: Cluster
+) -> None:
+    config = cluster.node.read(CONTAINERD_CONFIG)
+    assert "SystemdCgroup = true" in config
+    with configured(joined, config.replace("SystemdCgroup = true", "SystemdCgroup = false")):
+        assert cluster.create("silent").returncode == 0
+        cluster.await_phase("silent", "Succeeded")
+        assert ask(cluster.node, "plan", RECIPE, "--check").exit_code == 4
+    cluster.delete("silent")
+
+
+@pytest.fixture
+def steady(cluster: Cluster) -> Iterator[str]:
+    """A pod that computes all the time."""
+    assert cluster.create("steady", image=WAITS, restartPolicy="Always").returncode == 0
+    cluster.await_phase("steady", "Running")
+    yield str(cluster.container("steady")["containerID"])
+    cluster.delete("steady")
+
+
+def restart_containerd(cluster: Cluster) -> None:
+    cluster.node.run("systemctl", "restart", CONTAINERD)
+
+
+@pytest.mark.parametrize("restart", [Cluster.restart_kubelet, restart_containerd])
+def test_a_daemons_restart_takes_no_gpu_from_a_pod(
+    cluster: Cluster, steady: str, restart: Callable[[Cluster], None]
+) -> None:
+    restart(cluster)
+
+    # A new pod gets the other GPU.
+    assert cluster.create("after").returncode == 0
+    cluster.await_phase("after", "Succeeded")
+    assert cluster.container("steady")["containerID"] == steady
+    assert cluster.container("steady")["ready"]
+    cluster.await_gpus(DEVICES)
+    cluster.delete("after")
+
+
+def test_after_a_reboot_the_gpus_come_back_too_late_for_the_pods_that_had_them(
+    joined: Joined, cluster: Cluster, steady: str
+) -> None:
+    before = cluster.plane.get("node", NAME)["status"]["nodeInfo"]["bootID"]
+
+    cluster.node.reboot()
+
+    cluster.plane.wait_for(
+        "the cluster knows", lambda: cluster.plane.get("node", NAME)["status"]["nodeInfo"]["bootID"] != before
+    )
+    cluster.await_gpus(DEVICES)
+    # The kubelet looked at the pod before the plugin was there. Its owner would have to make another.
+    cluster.await_phase("steady", "Failed")
+    joined.texts["node-rebooted"] = cluster.observe("steady")
+    assert cluster.status("steady")["reason"] == "UnexpectedAdmissionError"
+    assert cluster.create("after").returncode == 0
+    cluster.await_phase("after", "Succeeded")
+    cluster.delete("after")
+
+
+def test_what_was_seen_is_what_unit_tests_read(joined: Joined) -> None:
+    """Written with GPUNODE_WRITE_TEXTS=1, for the faults that were made before."""
+    version = joined.cluster.node.run("containerd", "--version").stdout
+    found = re.search(r"\b\d+\.\d+", version)
+    assert found
+    path = TEXTS / f"containerd-{found[0]}.json"
+    kept = json.loads(path.read_text()) if path.exists() else {}
+    if os.environ.get("GPUNODE_WRITE_TEXTS"):
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(json.dumps({**kept, **joined.texts}, indent=1) + "\n")
+    else:
+        assert joined.texts.keys() <= kept.keys()
+
+
+def test_what_gpunode_brought_goes_and_the_node_is_as_before(joined: Joined, cluster: Cluster) -> None:
+    """The last one: afterwards nothing offers a GPU."""
+    node = cluster.node
+    gone = cluster.gpunode("remove", "--yes")
+    assert gone.exit_code == 0, gone.error
+    for what in ("namespace/gpu-system", "runtimeclass/nvidia"):
+        assert "NotFound" in cluster.plane.finish("get", what).stderr
+    cluster.plane.wait_for("nothing offers GPUs", lambda: cluster.resources("allocatable") == 0)
+
+    back = ask(node, "rollback", "--yes")
+
+    assert back.exit_code == 0, back.error
+    assert node.read(CONTAINERD_CONFIG) == joined.stock
+    cluster.await_ready()
+    removed = ask(node, "remove", "--yes")
+    assert removed.exit_code == 10, removed.error
+    assert joined.before.differences(snapshot(node)) == ""
