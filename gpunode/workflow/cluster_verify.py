@@ -31,6 +31,8 @@ from gpunode.workflow.verify import Report
 _EACH_S: Final = 1.0
 # A controller, or a pod that just ended, may still make room; after that the scheduler's word stands.
 _UNSCHEDULED_S: Final = 20.0
+# The kubelet tries a failed sandbox again every 12 to 15 seconds: one that fails still is not going to work.
+_FAILING_S: Final = 40.0
 _LETTERS: Final = "bcdfghjklmnpqrstvwxz2456789"
 
 
@@ -272,12 +274,18 @@ def _waited_for(
                 found[one.name] = Ran(one, pods.get(one.name, one.pod), seconds)
         left = [ran for ran in found.values() if not is_over(ran.pod or {})]
         stuck = seconds > _UNSCHEDULED_S and all(is_unscheduled(ran.pod or {}) for ran in left)
-        if not left or stuck or seconds > timeout_s:
+        if not left or stuck or seconds > timeout_s or (seconds > _FAILING_S and _all_fail(left, cluster)):
             return found
         done = 100.0 * (len(found) - len(left)) / len(found)
         progress(Progress("wait", done, f"up to {timeout_s:.0f} s: {_waiting(left)}"))
         pause()
         time.sleep(_EACH_S)
+
+
+def _all_fail(left: Sequence[Ran], cluster: Cluster) -> bool:
+    """Whether the kubelet says of each pod why it does not start."""
+    events = cluster.list("events", "--namespace", left[0].trial.namespace)
+    return all(cause([ran.pod or {}], events) is not None for ran in left)
 
 
 def _waiting(left: Sequence[Ran]) -> str:
