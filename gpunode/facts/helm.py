@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
+
+# A version may hold a hyphen (25.3.0-rc.2), and so may a name (gpu-operator).
+_CHART: Final = re.compile(r"(.+?)-(v?\d+\.\d+\.\d+.*)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,5 +32,6 @@ class Released:
 
 def released(row: Mapping[str, Any]) -> Released:
     """One row of ``helm list --output json``; the chart's version follows its name there (``hami-2.10.0``)."""
-    chart, _, version = str(row["chart"]).rpartition("-")
+    match = _CHART.fullmatch(str(row["chart"]))
+    chart, version = match.groups() if match else (str(row["chart"]), "")
     return Released(str(row["namespace"]), str(row["name"]), chart, version, int(row["revision"]), str(row["status"]))

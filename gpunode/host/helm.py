@@ -50,7 +50,7 @@ class Helm:
         """
         found = [
             one
-            for row in self._json("list", "--all-namespaces", "--all") or ()
+            for row in self._json("list", "--all-namespaces", "--all", "--max", "0") or ()
             if (one := released(row)).chart in charts
         ]
         return tuple(replace(one, values=self._values(one)) for one in found)

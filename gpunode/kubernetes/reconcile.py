@@ -224,7 +224,7 @@ def _release(wanted: Release, there: Sequence[Released]) -> Item:
     item = Item("Helm release", namespace, name, "create", wanted.why, wanted.wave)
     same_version = live is not None and live.version.lstrip("v") == wanted.version.lstrip("v")
     if live is None:
-        change = CommandChange(_upgrade(wanted, namespace, name), wanted.why, _helm("uninstall", name, namespace))
+        change = CommandChange(_install(wanted), wanted.why, _helm("uninstall", name, namespace))
         return _with(item, "create", change, ())
     if same_version and live.status == "deployed" and dict(live.values) == _plain_values(wanted.values):
         return Item(item.kind, namespace, name, "same", wanted.why, wanted.wave)
@@ -245,7 +245,12 @@ def _upgrade(wanted: Release, namespace: str, name: str) -> tuple[str, ...]:
     chart = (f"{wanted.repository}/{wanted.chart}",) if is_oci else (wanted.chart, "--repo", wanted.repository)
     values = (word for key_, value in wanted.values.items() for word in ("--set-json", f"{key_}={json.dumps(value)}"))
     where = ("--namespace", namespace, "--create-namespace", "--version", wanted.version, "--wait")
-    return ("helm", "upgrade", "--install", name, *chart, *where, "--labels", OUR_RELEASES, *values)
+    return ("helm", "upgrade", "--install", name, *chart, *where, *values)
+
+
+def _install(wanted: Release) -> tuple[str, ...]:
+    """The command that makes a release of ours, with the label by which ``k8s remove`` finds it; Helm keeps it."""
+    return (*_upgrade(wanted, wanted.namespace, wanted.name), "--labels", OUR_RELEASES)
 
 
 def _helm(verb: str, name: str, namespace: str, *more: str) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from gpunode.errors import ChangeFailed, Refused
+from gpunode.facts.helm import released
 from gpunode.host.helm import Helm
 
 ROWS = [
@@ -40,6 +41,20 @@ def test_releases_of_a_chart_come_with_their_version_and_values(helm: Helm, tmp_
     assert (found.revision, found.values) == (3, {"driver": {"enabled": False}})
     asked = (tmp_path / "asked").read_text().splitlines()
     assert all(line.startswith("--kube-context prod --kubeconfig /etc/kube.conf ") for line in asked)
+
+
+@pytest.mark.parametrize(
+    ("chart", "name", "version"),
+    [
+        ("gpu-operator-v26.7.0", "gpu-operator", "v26.7.0"),
+        ("nvidia-dra-driver-gpu-25.3.0-rc.2", "nvidia-dra-driver-gpu", "25.3.0-rc.2"),
+        ("hami-2.10.0+build-1", "hami", "2.10.0+build-1"),
+        ("theirs", "theirs", ""),
+    ],
+)
+def test_a_chart_is_known_by_its_name_whatever_its_version(chart: str, name: str, version: str) -> None:
+    row = {"namespace": "n", "name": "r", "chart": chart, "revision": "1", "status": "deployed"}
+    assert (released(row).chart, released(row).version) == (name, version)
 
 
 def test_a_release_that_fails_is_told_in_helm_s_words(helm: Helm) -> None:

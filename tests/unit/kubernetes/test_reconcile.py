@@ -211,6 +211,8 @@ def test_a_release_that_is_there_is_adopted_under_its_own_name(there: Released |
         undo = item.change.undo or ()
         assert undo[1] == ("rollback" if there else "uninstall")
         assert not there or str(there.revision) in undo
+        # By the label ``k8s remove`` uninstalls a release; one that was there is not gpunode's to uninstall.
+        assert ("--labels" in words) == (there is None)
 
 
 def daemon_set(image: str, name: str = "theirs", **metadata: object) -> dict[str, Any]:
