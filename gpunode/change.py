@@ -208,11 +208,16 @@ class ModuleChange:
 
 @dataclass(frozen=True, slots=True)
 class CommandChange:
-    """A command that is none of the above: repairing dpkg, building a DKMS module."""
+    """A command that is none of the above: repairing dpkg, building a DKMS module, releasing a chart.
+
+    Attributes:
+        cluster: the one that it changes, as in ``ObjectChange``; empty for a command of this machine.
+    """
 
     argv: tuple[str, ...]
     why: str
     undo: tuple[str, ...] | None = None
+    cluster: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -334,7 +339,7 @@ def inverse(change: Change) -> Change | None:
         case ModuleChange(before=loaded, after=wanted):
             return replace(change, before=wanted, after=loaded)
         case CommandChange(argv=argv, why=why, undo=undo):
-            return None if undo is None else CommandChange(undo, f"undo: {why}", argv)
+            return None if undo is None else replace(change, argv=undo, why=f"undo: {why}", undo=argv)
         case ObjectChange(before=before, after=after):
             return replace(change, before=after, after=before)
         case MigChange(before=was, after=now):

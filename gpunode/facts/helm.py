@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from gpunode.facts.patterns import Pattern
+
 # A version may hold a hyphen (25.3.0-rc.2), and so may a name (gpu-operator).
-_CHART: Final = re.compile(r"(.+?)-(v?\d+\.\d+\.\d+.*)")
+_CHART: Final = Pattern(r"(.+?)-(v?\d+\.\d+\.\d+.*)")
 
 
 @dataclass(frozen=True, slots=True)

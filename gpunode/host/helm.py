@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
@@ -48,12 +48,18 @@ class Helm:
         Raises:
             ChangeFailed: Helm cannot say.
         """
-        found = [
-            one
-            for row in self._json("list", "--all-namespaces", "--all", "--max", "0") or ()
-            if (one := released(row)).chart in charts
-        ]
-        return tuple(replace(one, values=self._values(one)) for one in found)
+        return tuple(replace(one, values=self._values(one)) for one in self._listed() if one.chart in charts)
+
+    def revisions(self) -> Mapping[tuple[str, str], int]:
+        """How often each release was released, by its namespace and name.
+
+        Raises:
+            as ``releases``.
+        """
+        return {(one.namespace, one.name): one.revision for one in self._listed()}
+
+    def _listed(self) -> Iterator[Released]:
+        return map(released, self._json("list", "--all-namespaces", "--all", "--max", "0") or ())
 
     def _values(self, release: Released) -> Mapping[str, Any]:
         found: Mapping[str, Any] | None = self._json("get", "values", release.name, "--namespace", release.namespace)

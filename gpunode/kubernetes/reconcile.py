@@ -118,7 +118,7 @@ def items(rendered: Rendered, present: Present) -> tuple[Item, ...]:
         *(_node(edit, nodes, present.cluster) for edit in rendered.nodes),
         *(_former(one, present.cluster) for one in former if one["kind"] == "DaemonSet"),
         *(_object(one, live.get(key(one.body)), tried.get(key(one.body)), present.cluster) for one in rendered.objects),
-        *(_release(one, present.releases) for one in rendered.releases),
+        *(_release(one, present.releases, present.cluster) for one in rendered.releases),
         *(_former(one, present.cluster) for one in former if one["kind"] == "ConfigMap"),
     )
     return tuple(sorted(found, key=lambda one: one.wave))
@@ -217,19 +217,19 @@ def without_taints(fields: str) -> Body:
     return {name: value for name, value in body.items() if name != "spec"}
 
 
-def _release(wanted: Release, there: Sequence[Released]) -> Item:
+def _release(wanted: Release, there: Sequence[Released], cluster: str) -> Item:
     """One that is there under any name is brought to our values; a second one would offer the same GPUs."""
     live = next((one for one in there if one.chart == wanted.chart), None)
     namespace, name = (live.namespace, live.name) if live else (wanted.namespace, wanted.name)
     item = Item("Helm release", namespace, name, "create", wanted.why, wanted.wave)
     same_version = live is not None and live.version.lstrip("v") == wanted.version.lstrip("v")
     if live is None:
-        change = CommandChange(_install(wanted), wanted.why, _helm("uninstall", name, namespace))
+        change = CommandChange(_install(wanted), wanted.why, _helm("uninstall", name, namespace), cluster)
         return _with(item, "create", change, ())
     if same_version and live.status == "deployed" and dict(live.values) == _plain_values(wanted.values):
         return Item(item.kind, namespace, name, "same", wanted.why, wanted.wave)
     undo = _helm("rollback", name, namespace, str(live.revision))
-    change = CommandChange(_upgrade(wanted, namespace, name), wanted.why, undo)
+    change = CommandChange(_upgrade(wanted, namespace, name), wanted.why, undo, cluster)
     diff = [] if same_version else [f"-chart {live.chart} {live.version}", f"+chart {wanted.chart} {wanted.version}"]
     return _with(item, "change", change, (*diff, *_difference(live.values, _plain_values(wanted.values))))
 

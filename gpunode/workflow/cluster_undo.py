@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
-from gpunode.change import Change, CommandChange, ObjectChange, subject
+from gpunode.change import CommandChange, ObjectChange, subject
+from gpunode.command import command
 from gpunode.errors import Conflict, Refused
 from gpunode.host.cluster import Body, Cluster
 from gpunode.journal.record import backwards
@@ -46,20 +47,21 @@ def removal(cluster: Cluster) -> ClusterPlan:
     identity = cluster.identity()
     found = (*cluster.list(_WHOLE), *cluster.list(_NAMED, "--all-namespaces", "--selector", OURS))
     changes = [change for one in found if (change := given_up(one, identity.uid)) is not None]
-    releases = tuple(_releases(cluster))
+    releases = tuple(_releases(cluster, identity.uid))
     going = {subject(change) for change in changes} | {one.title for one in releases}
     items = tuple(_item(change, cluster, going) for change in sorted(changes, key=_rank))
     return ClusterPlan(identity, (*releases, *items))
 
 
-def _releases(cluster: Cluster) -> Iterator[Item]:
+def _releases(cluster: Cluster, uid: str) -> Iterator[Item]:
     """The releases that gpunode made, by the Secrets in which Helm keeps them."""
     secrets = cluster.list("secrets", "--all-namespaces", "--selector", f"owner=helm,{OUR_RELEASES}")
     found = dict.fromkeys((one["metadata"]["namespace"], one["metadata"]["labels"]["name"]) for one in secrets)
     for namespace, name in found:
         argv = ("helm", "uninstall", name, "--namespace", namespace, "--wait")
         yield Item(
-            "Helm release", namespace, name, "delete", "gpunode released it", 0, CommandChange(argv, "k8s remove")
+            *("Helm release", namespace, name, "delete", "gpunode released it", 0),
+            CommandChange(argv, "k8s remove", cluster=uid),
         )
 
 
@@ -71,9 +73,11 @@ def undoing(cluster: Cluster, store: Store, of: str) -> ClusterPlan:
         Conflict: somebody changed one of our fields since.
     """
     identity = cluster.identity()
-    back = [intent.change for intent in backwards(store.read(of))]
+    found = (intent.change for intent in backwards(store.read(of)))
+    back = [one for one in found if isinstance(one, CommandChange | ObjectChange)]
     changes = [change for change in back if isinstance(change, ObjectChange)]
-    if elsewhere := [change.cluster for change in changes if change.cluster != identity.uid]:
+    commands = [change for change in back if isinstance(change, CommandChange)]
+    if elsewhere := [one.cluster for one in back if one.cluster != identity.uid]:
         raise Refused(
             f"run {of} was in another cluster",
             why=f"it changed the cluster {elsewhere[0]}; this context leads to {identity.uid} at {identity.server}",
@@ -82,27 +86,55 @@ def undoing(cluster: Cluster, store: Store, of: str) -> ClusterPlan:
     live = {key(one): one for one in cluster.get([_place(change) for change in changes])}
     pending = [change for change in changes if _now(change, live) != change.after]
     _refuse_edited(pending, live, cluster)
-    released = (_step(change, cluster, set()) for change in back if isinstance(change, CommandChange))
+    revisions = cluster.helm.revisions() if commands else {}
+    due = [one for one in commands if is_due(one, revisions)]
+    released = (one for one in (_step(change, cluster, set()) for change in due) if one.state == "delete")
     going = {subject(change) for change in pending if change.after is None} | {one.title for one in released}
-    return ClusterPlan(identity, tuple(_step(change, cluster, going) for change in back if _is_due(change, pending)))
+    return ClusterPlan(identity, tuple(_step(one, cluster, going) for one in back if one in pending or one in due))
 
 
-def _is_due(change: Change, pending: Sequence[ObjectChange]) -> bool:
-    return isinstance(change, CommandChange) or change in pending
+def is_due(change: CommandChange, revisions: Mapping[tuple[str, str], int]) -> bool:
+    """Whether the release is as the run left it; not so where the run never came to it, or it is undone already.
+
+    Raises:
+        Conflict: it was released again since.
+    """
+    place = _release_of(change.argv)
+    left: int | None
+    before: int | None
+    match change.argv, change.undo:
+        case ("helm", "rollback", _, to, *_), _:
+            left, before = int(to) + 1, int(to)
+        case ("helm", "uninstall", *_), _:
+            left, before = 1, None
+        case _, ("helm", "rollback", _, to, *_):
+            left, before = int(to) + 2, int(to) + 1
+        case _:
+            left, before = None, 1
+    if (now := revisions.get(place)) in {left, before}:
+        return now == left
+    raise Conflict(
+        f"Helm release {'/'.join(place)} was changed since that run",
+        why=f"the run left it at revision {left or 'none'}; now it has revision {now or 'none'}",
+        hint="undo the later run first (gpunode log), or look at it: "
+        + command("helm", "history", place[1], "--namespace", place[0]),
+    )
 
 
-def _step(change: Change, cluster: Cluster, going: set[str]) -> Item:
+def _release_of(argv: Sequence[str]) -> tuple[str, str]:
+    """The namespace and name of the release that a command of Helm changes."""
+    return argv[argv.index("--namespace") + 1], argv[3] if argv[1] == "upgrade" else argv[2]
+
+
+def _step(change: CommandChange | ObjectChange, cluster: Cluster, going: set[str]) -> Item:
     match change:
-        case CommandChange(argv=("helm", "uninstall" as verb, name, *_) | ("helm", "rollback" as verb, name, *_)):
-            namespace = change.argv[change.argv.index("--namespace") + 1]
-            state: State = "delete" if verb == "uninstall" else "change"
-            return Item("Helm release", namespace, name, state, "gpunode released it", 0, change)
-        case CommandChange(argv=argv):
-            return Item("Helm release", "", argv[3], "create", "as it was before that run", 0, change)
+        case CommandChange(argv=argv, undo=undo):
+            is_made = undo is not None and undo[1] == "uninstall"
+            state: State = "delete" if argv[1] == "uninstall" else "create" if is_made else "change"
+            why = "gpunode released it" if state == "delete" else "as it was before that run"
+            return Item("Helm release", *_release_of(argv), state, why, 0, change)
         case ObjectChange():
             return _item(change, cluster, going)
-        case _:
-            raise AssertionError(f"no change of a cluster: {change}")
 
 
 def _now(change: ObjectChange, live: dict[tuple[str, str, str], Body]) -> str | None:

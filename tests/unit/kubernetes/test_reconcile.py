@@ -20,6 +20,7 @@ from gpunode.kubernetes.model import Rendered
 from gpunode.kubernetes.owned import owned
 from gpunode.kubernetes.reconcile import LABELS_MANAGER, MANAGER, Item, Present, given_up, items, key
 from gpunode.kubernetes.render import rendered
+from gpunode.workflow.cluster_undo import is_due
 from tests.unit.kubernetes.clusters import CLUSTERS
 
 PLUGIN = rendered(builtin.read("k8s-containerd"), CLUSTERS["one"])
@@ -213,6 +214,45 @@ def test_a_release_that_is_there_is_adopted_under_its_own_name(there: Released |
         assert not there or str(there.revision) in undo
         # By the label ``k8s remove`` uninstalls a release; one that was there is not gpunode's to uninstall.
         assert ("--labels" in words) == (there is None)
+
+
+ADOPTED = Released("ops", "op", RELEASE.chart, "v25.10.0", 3, "deployed")
+
+
+@pytest.mark.parametrize(
+    ("there", "undone", "revision", "due"),
+    [
+        (ADOPTED, 1, 4, True),
+        (ADOPTED, 1, 3, False),
+        (ADOPTED, 1, 5, None),
+        (ADOPTED, 1, None, None),
+        (ADOPTED, 2, 5, True),
+        (ADOPTED, 2, 6, None),
+        (None, 1, 1, True),
+        (None, 1, None, False),
+        (None, 1, 2, None),
+        (None, 2, None, True),
+        (None, 2, 1, False),
+        (None, 2, 3, None),
+    ],
+)
+def test_a_release_is_undone_only_from_the_revision_that_the_run_left(
+    there: Released | None, undone: int, revision: int | None, due: bool | None
+) -> None:
+    found = items(OPERATOR, Present("c", nodes=[node()], releases=[there] if there else []))
+    (change,) = [one.change for one in found if one.kind == "Helm release"]
+    for _ in range(undone):
+        assert isinstance(change, CommandChange)
+        change = inverse(change)
+    assert isinstance(change, CommandChange)
+    assert change.cluster == "c"
+    place = (there.namespace, there.name) if there else (RELEASE.namespace, RELEASE.name)
+    revisions = {place: revision} if revision else {}
+    if due is None:
+        with pytest.raises(Conflict):
+            is_due(change, revisions)
+    else:
+        assert is_due(change, revisions) is due
 
 
 def daemon_set(image: str, name: str = "theirs", **metadata: object) -> dict[str, Any]:
