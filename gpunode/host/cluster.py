@@ -139,6 +139,18 @@ class Cluster:
         """
         return _items(self._answer("get", kinds, *words, "--show-managed-fields", _REQUEST_TIMEOUT))
 
+    def namespaced_kinds(self) -> tuple[str, ...]:
+        """All kinds of objects that namespaces of this cluster hold, as ``list`` takes them.
+
+        Raises:
+            GpunodeError: the API server does not tell all of them.
+        """
+        words = ("api-resources", "--namespaced", "--verbs=list,delete", "-o", "name", _REQUEST_TIMEOUT)
+        done = self._run(words, b"", only_reads=True)
+        if not done.ok:
+            raise failure(done, self.command)
+        return tuple(done.stdout.decode().split())
+
     def try_out(self, objects: Sequence[Body], manager: str) -> Tried:
         """What the API server would make of ``objects``; nothing is changed.
 

@@ -6,7 +6,7 @@ Source: the Kubernetes documentation, "Server-Side Apply"; sigs.k8s.io/structure
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 Body: TypeAlias = Mapping[str, Any]
@@ -42,6 +42,27 @@ def others(live: Body, ours: Sequence[str]) -> tuple[str, ...]:
             if one.get("manager") not in ours and not one.get("subresource")
         )
     )
+
+
+def is_co_owned(live: Body, ours: Sequence[str]) -> bool:
+    """Whether somebody else set one of the fields of ``ours``, too, those of the metadata left out."""
+    mine: set[tuple[str, ...]] = set()
+    theirs: set[tuple[str, ...]] = set()
+    for one in live["metadata"].get("managedFields", []):
+        if not one.get("subresource"):
+            (mine if one.get("manager") in ours else theirs).update(_leaves(one.get("fieldsV1", {})))
+    return any(path[:1] != ("f:metadata",) for path in mine & theirs)
+
+
+def is_applied_by_kubectl(live: Body) -> bool:
+    """Whether somebody applied the object on the client's side, which sets none of the fields that are so already."""
+    return "kubectl.kubernetes.io/last-applied-configuration" in live["metadata"].get("annotations", {})
+
+
+def _leaves(fields: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    for key, held in fields.items():
+        if key != _ITSELF:
+            yield from _leaves(held, (*path, key)) if held.keys() - {_ITSELF} else ((*path, key),)
 
 
 def _entry(live: Body, manager: str) -> Mapping[str, Any] | None:

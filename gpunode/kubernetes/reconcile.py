@@ -13,7 +13,7 @@ from gpunode.errors import Conflict, Refused
 from gpunode.facts.helm import Released
 from gpunode.kubernetes import yaml
 from gpunode.kubernetes.model import MANAGED_BY, NodeEdit, Object, Release, Rendered
-from gpunode.kubernetes.owned import Body, others, owned
+from gpunode.kubernetes.owned import Body, is_co_owned, others, owned
 
 MANAGER: Final = "gpunode"
 # Labels are a manager's of their own, so that what is applied to a Node never takes fields of another purpose along.
@@ -136,7 +136,7 @@ def _object(wanted: Object, live: Body | None, tried: Body | None, cluster: str)
         return Item(kind, namespace, name, "foreign", wanted.why, wanted.wave, note=f"already there, from {who}")
     if before == after:
         return Item(kind, namespace, name, "same", wanted.why, wanted.wave)
-    change = _change(wanted.body, cluster, before, after, shared=is_shared(live))
+    change = _change(wanted.body, cluster, before, after, shared=before is None or is_shared(live))
     return _with(item, "change", change, _difference(before or _plain(live), after))
 
 
@@ -194,8 +194,10 @@ def ours_of_node(live: Body) -> Body | None:
 
 
 def is_shared(live: Body) -> bool:
-    """Whether the object stays when gpunode gives up its fields: a Node, or a namespace that somebody else made."""
-    return live["kind"] == "Node" or (live["kind"] == "Namespace" and bool(others(live, _MANAGERS)))
+    """Whether the object stays when gpunode gives up its fields: a Node, or one that is somebody else's, too."""
+    if live["kind"] == "Namespace":  # all that is set of one are labels
+        return bool(others(live, _MANAGERS))
+    return live["kind"] == "Node" or is_co_owned(live, _MANAGERS)
 
 
 def given_up(live: Body, cluster: str) -> ObjectChange | None:

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from gpunode.change import CommandChange, ObjectChange
 from gpunode.command import command
-from gpunode.errors import ChangeFailed, GpunodeError, Interrupted, Undetermined, VerifyFailed
+from gpunode.errors import ChangeFailed, Conflict, GpunodeError, Interrupted, Undetermined, VerifyFailed
 from gpunode.host.cluster import Body, Cluster
 from gpunode.host.port import OnProgress, Progress
 from gpunode.journal.record import Verb
@@ -20,6 +20,7 @@ from gpunode.kubernetes.pods import trouble
 from gpunode.kubernetes.reconcile import Item, manager_of, taints_of, without_taints
 from gpunode.workflow.cluster_plan import ClusterPlan
 from gpunode.workflow.events import Applied, Applying, Observer
+from gpunode.workflow.namespace_contents import contents
 
 _EACH_S: Final = 1.0
 # A controller chooses the nodes of a new DaemonSet within a second.
@@ -139,6 +140,12 @@ def perform(change: ObjectChange | CommandChange, cluster: Cluster) -> None:
     elif change.shared:
         cluster.apply(_bare(change), manager)
     else:
+        if change.kind == "Namespace" and (held := ", ".join(contents(change.name, cluster))):
+            raise Conflict(
+                f"namespace {change.name} stays: it also holds {held}",
+                why="it came there after the plan was made, and would be deleted with the namespace",
+                hint="run the same command again: it leaves the namespace and takes the rest",
+            )
         cluster.delete(_bare(change))
 
 

@@ -4,38 +4,37 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Final
+from dataclasses import replace
+from typing import Final, TypeAlias
 
 from gpunode.change import CommandChange, ObjectChange, subject
 from gpunode.command import command
 from gpunode.errors import Conflict, Refused
-from gpunode.host.cluster import Body, Cluster
+from gpunode.host.cluster import Body, Cluster, Tried
 from gpunode.journal.record import backwards
 from gpunode.journal.store import Store
-from gpunode.kubernetes.owned import owned
+from gpunode.kubernetes.owned import is_applied_by_kubectl, owned
 from gpunode.kubernetes.reconcile import (
     OUR_RELEASES,
     OURS,
     Item,
+    Key,
     State,
     given_up,
+    is_shared,
     key,
     manager_of,
     ours_of_node,
     without_taints,
 )
 from gpunode.workflow.cluster_plan import ClusterPlan
+from gpunode.workflow.namespace_contents import contents
 
+Live: TypeAlias = Mapping[Key, Body]
 # What uses a thing goes before the thing.
 _ORDER: Final = ("DaemonSet", "Pod", "ResourceClaimTemplate", "ConfigMap", "RuntimeClass", "Namespace", "Node")
 _NAMED: Final = "daemonsets.apps,pods,configmaps"
 _WHOLE: Final = "namespaces,runtimeclasses.node.k8s.io,nodes"
-_CONTENTS: Final = (
-    "pods,daemonsets.apps,deployments.apps,statefulsets.apps,jobs.batch,cronjobs.batch,services,configmaps,secrets,"
-    "persistentvolumeclaims,ingresses.networking.k8s.io"
-)
-# Every namespace has them, the second one on OpenShift.
-_EVERYWHERE: Final = frozenset({"kube-root-ca.crt", "openshift-service-ca.crt"})
 
 
 def removal(cluster: Cluster) -> ClusterPlan:
@@ -48,8 +47,9 @@ def removal(cluster: Cluster) -> ClusterPlan:
     found = (*cluster.list(_WHOLE), *cluster.list(_NAMED, "--all-namespaces", "--selector", OURS))
     changes = [change for one in found if (change := given_up(one, identity.uid)) is not None]
     releases = tuple(_releases(cluster, identity.uid))
-    going = {subject(change) for change in changes} | {one.title for one in releases}
-    items = tuple(_item(change, cluster, going) for change in sorted(changes, key=_rank))
+    live = {key(one): one for one in found}
+    going = {subject(one) for one in changes if _is_deleted(one, live)} | {one.title for one in releases}
+    items = tuple(_item(change, cluster, live, going) for change in sorted(changes, key=_rank))
     return ClusterPlan(identity, (*releases, *items))
 
 
@@ -84,13 +84,30 @@ def undoing(cluster: Cluster, store: Store, of: str) -> ClusterPlan:
             hint="name the context of that cluster: --context NAME",
         )
     live = {key(one): one for one in cluster.get([_place(change) for change in changes])}
+    back = [_as_it_is(one, live) for one in back]
+    changes = [one for one in back if isinstance(one, ObjectChange)]
     pending = [change for change in changes if _now(change, live) != change.after]
     _refuse_edited(pending, live, cluster)
     revisions = cluster.helm.revisions() if commands else {}
     due = [one for one in commands if is_due(one, revisions)]
-    released = (one for one in (_step(change, cluster, set()) for change in due) if one.state == "delete")
-    going = {subject(change) for change in pending if change.after is None} | {one.title for one in released}
-    return ClusterPlan(identity, tuple(_step(one, cluster, going) for one in back if one in pending or one in due))
+    released = (one for one in (_step(change, cluster, live, set()) for change in due) if one.state == "delete")
+    going = {subject(one) for one in pending if _is_deleted(one, live)} | {one.title for one in released}
+    steps = (_step(one, cluster, live, going) for one in back if one in pending or one in due)
+    return ClusterPlan(identity, tuple(steps))
+
+
+def _as_it_is(change: CommandChange | ObjectChange, live: Live) -> CommandChange | ObjectChange:
+    """The same, also if others own fields of the object only since the run."""
+    if isinstance(change, ObjectChange) and (one := live.get(_key(change))) is not None:
+        return replace(change, shared=change.shared or is_shared(one))
+    return change
+
+
+def _is_deleted(change: ObjectChange, live: Live) -> bool:
+    if change.after is not None or change.shared:
+        return False
+    one = live.get(_key(change))
+    return one is None or not is_applied_by_kubectl(one)
 
 
 def is_due(change: CommandChange, revisions: Mapping[tuple[str, str], int]) -> bool:
@@ -126,7 +143,7 @@ def _release_of(argv: Sequence[str]) -> tuple[str, str]:
     return argv[argv.index("--namespace") + 1], argv[3] if argv[1] == "upgrade" else argv[2]
 
 
-def _step(change: CommandChange | ObjectChange, cluster: Cluster, going: set[str]) -> Item:
+def _step(change: CommandChange | ObjectChange, cluster: Cluster, live: Live, going: set[str]) -> Item:
     match change:
         case CommandChange(argv=argv, undo=undo):
             is_made = undo is not None and undo[1] == "uninstall"
@@ -134,24 +151,26 @@ def _step(change: CommandChange | ObjectChange, cluster: Cluster, going: set[str
             why = "gpunode released it" if state == "delete" else "as it was before that run"
             return Item("Helm release", *_release_of(argv), state, why, 0, change)
         case ObjectChange():
-            return _item(change, cluster, going)
+            return _item(change, cluster, live, going)
 
 
-def _now(change: ObjectChange, live: dict[tuple[str, str, str], Body]) -> str | None:
+def _now(change: ObjectChange, live: Live) -> str | None:
     """What gpunode owns of the object now."""
-    one = live.get((change.kind, change.namespace, change.name))
+    one = live.get(_key(change))
     found = None if one is None else ours_of_node(one) if change.kind == "Node" else owned(one, manager_of(change.kind))
     return json.dumps(found, sort_keys=True) if found else None
 
 
-def _refuse_edited(changes: Sequence[ObjectChange], live: dict[tuple[str, str, str], Body], cluster: Cluster) -> None:
+def _refuse_edited(changes: Sequence[ObjectChange], live: Live, cluster: Cluster) -> None:
     """Nothing, if each object is as the run left it: to apply that once more would change nothing."""
     for change in changes:
         now = _now(change, live)
-        if now is None or change.before is None or now == change.before:
+        if now is None or now == change.before:
             continue
-        left = without_taints(change.before) if change.kind == "Node" else json.loads(change.before)
-        tried = cluster.try_out([left], manager_of(change.kind))
+        tried = Tried(())
+        if change.before is not None:
+            left = without_taints(change.before) if change.kind == "Node" else json.loads(change.before)
+            tried = cluster.try_out([left], manager_of(change.kind))
         again = owned(tried.objects[0], manager_of(change.kind)) if tried.objects else None
         mine = json.loads(now) if change.kind != "Node" else without_taints(now)
         if again != mine:
@@ -163,11 +182,14 @@ def _refuse_edited(changes: Sequence[ObjectChange], live: dict[tuple[str, str, s
             )
 
 
-def _item(change: ObjectChange, cluster: Cluster, going: set[str]) -> Item:
+def _item(change: ObjectChange, cluster: Cluster, live: Live, going: set[str]) -> Item:
     state: State = "delete" if change.after is None and not change.shared else "change" if change.before else "create"
     why = _why(change)
+    if state == "delete" and not _is_deleted(change, live):
+        note = "stays: somebody applied it with kubectl, too"
+        return Item(change.kind, change.namespace, change.name, "foreign", why, 0, note=note)
     empties = state == "delete" and change.kind == "Namespace"
-    if empties and (others := ", ".join(_contents(change.name, cluster, going))):
+    if empties and (others := ", ".join(contents(change.name, cluster, going))):
         return Item(change.kind, "", change.name, "foreign", why, 0, note=f"stays: it also holds {others}")
     return Item(change.kind, change.namespace, change.name, state, why, 0, change)
 
@@ -178,33 +200,12 @@ def _why(change: ObjectChange) -> str:
     return "gpunode's labels and taint go, all others stay" if change.kind == "Node" else "gpunode applied it"
 
 
-def _contents(namespace: str, cluster: Cluster, going: set[str]) -> Iterator[str]:
-    """What is in the namespace and does not go with gpunode's objects, the first few."""
-    found = cluster.list(_CONTENTS, "--namespace", namespace)
-    # What another object owns goes with that, or is counted with it.
-    left = [
-        one
-        for one in found
-        if not one["metadata"].get("ownerReferences")
-        and one["metadata"]["name"] not in _EVERYWHERE
-        and f"{one['kind']} {namespace}/{one['metadata']['name']}" not in going
-        and not _releases_of(one) & going
-    ]
-    yield from (f"{one['kind']} {one['metadata']['name']}" for one in left[:3])
-    if len(left) > 3:
-        yield f"{len(left) - 3} more"
-
-
-def _releases_of(body: Body) -> set[str]:
-    """The Helm release that the object belongs to, by its title, if any."""
-    metadata = body["metadata"]
-    labels, notes = metadata.get("labels", {}), metadata.get("annotations", {})
-    name = notes.get("meta.helm.sh/release-name") or (labels.get("name") if labels.get("owner") == "helm" else "")
-    return {f"Helm release {metadata['namespace']}/{name}"} if name else set()
-
-
 def _rank(change: ObjectChange) -> tuple[int, str]:
     return _ORDER.index(change.kind), subject(change)
+
+
+def _key(change: ObjectChange) -> Key:
+    return change.kind, change.namespace, change.name
 
 
 def _place(change: ObjectChange) -> Body:

@@ -209,13 +209,45 @@ def test_a_taint_that_was_there_is_not_gpunode_s_to_take(
     control_plane.kubectl("taint", "node", "gpu-1", f"{GPU}-")
 
 
-def test_a_namespace_that_holds_something_else_stays(control_plane: ControlPlane, user: User) -> None:
+@pytest.mark.parametrize(
+    "words",
+    [("configmap", "theirs"), ("serviceaccount", "theirs"), ("role", "theirs", "--verb=get", "--resource=pods")],
+)
+def test_a_namespace_that_holds_something_else_stays(
+    control_plane: ControlPlane, user: User, words: tuple[str, ...]
+) -> None:
     user.apply()
-    control_plane.kubectl("create", "configmap", "theirs", "--namespace=gpu-system")
+    control_plane.kubectl("create", *words, "--namespace=gpu-system")
     removed = user("k8s", "remove", "--yes")
 
     assert removed.states["Namespace gpu-system"] == "foreign"
-    assert control_plane.get("configmap", "theirs", "--namespace=gpu-system")
+    assert control_plane.get(*words[:2], "--namespace=gpu-system")
+
+
+@pytest.mark.parametrize("options", [(), ("--server-side", "--field-manager=theirs")])
+def test_what_somebody_else_applied_since_stays(
+    control_plane: ControlPlane, user: User, options: tuple[str, ...]
+) -> None:
+    user.apply()
+    runtime_class = {"apiVersion": "node.k8s.io/v1", "kind": "RuntimeClass", "metadata": {"name": "nvidia"}}
+    control_plane.kubectl("apply", *options, "-f", "-", stdin=json.dumps({**runtime_class, "handler": "nvidia"}))
+
+    user("rollback", "k1", "--yes")
+    assert control_plane.get("runtimeclass", "nvidia")["handler"] == "nvidia"
+    user.apply()
+    user("k8s", "remove", "--yes")
+    assert control_plane.get("runtimeclass", "nvidia")["handler"] == "nvidia"
+    control_plane.kubectl("delete", "runtimeclass", "nvidia")
+
+
+def test_a_rollback_of_a_removal_leaves_what_was_applied_since(control_plane: ControlPlane, user: User) -> None:
+    user.apply("k8s-time-slicing")
+    user("k8s", "remove", "--yes")
+    user.apply("k8s-containerd")
+    before = everything(control_plane)
+
+    assert "was changed since that run" in user("rollback", "k2", "--yes", check=5).envelope["errors"][0]["what"]
+    assert everything(control_plane) == before
 
 
 def test_the_kubelet_s_credential_sets_labels_of_its_own_node(control_plane: ControlPlane, user: User) -> None:
