@@ -93,6 +93,15 @@ class Cluster:
         shown = ("kubectl", *self.kubectl[1:]) if Path(self.kubectl[0]).name == "kubectl" else self.kubectl
         return command(*(Path(shown[0]).name, *shown[1:]), *words)
 
+    def helm_command(self, *words: str) -> Command:
+        """The command of Helm of these words, for the same cluster."""
+        context, kubeconfig = self._place
+        options = (
+            *(("--kube-context", context) if context else ()),
+            *(("--kubeconfig", kubeconfig) if kubeconfig else ()),
+        )
+        return command("helm", *options, *words)
+
     def identity(self) -> Identity:
         """Which cluster this is.
 
@@ -160,10 +169,7 @@ class Cluster:
         if not objects:
             return Tried(())
         done = self._run(("apply", *_APPLY, manager, "--dry-run=server", *_AS_JSON), _list(objects), only_reads=True)
-        if not done.ok and not is_about_objects(done):
-            raise failure(done, self.command)
-        said = done.stderr.decode("utf-8", "replace").strip()
-        return Tried(_items(done.stdout), tuple(errors(said)) if not done.ok else ())
+        return self._tried(done)
 
     def apply(self, body: Body, manager: str) -> Body:
         """The object as it is with our fields in it.
@@ -215,10 +221,13 @@ class Cluster:
             as ``identity``.
         """
         done = self._run(("create", "-f", "-", *_AS_JSON), _list(bodies), only_reads=False)
-        if not done.ok and not is_about_objects(done):
+        return self._tried(done)
+
+    def _tried(self, done: Finished) -> Tried:
+        said = () if done.ok else tuple(errors(done.stderr.decode("utf-8", "replace").strip()))
+        if not done.ok and not (said and is_about_objects(done)):
             raise failure(done, self.command)
-        said = done.stderr.decode("utf-8", "replace").strip()
-        return Tried(_items(done.stdout), tuple(errors(said)) if not done.ok else ())
+        return Tried(_items(done.stdout), said)
 
     def logs(self, namespace: str, pod: str) -> str:
         """The end of what a pod's containers printed.

@@ -15,6 +15,7 @@ from gpunode.facts.helm import Released, released
 from gpunode.host.process import PATH, Runner
 
 _READ_S: Final = 60.0
+_LARGEST_ANSWER: Final = 64 << 20
 # Images are pulled, and controllers made ready, before it answers.
 _RELEASE_S: Final = 1800.0
 
@@ -81,7 +82,11 @@ class Helm:
 
     def _json(self, *words: str) -> Any:
         done = self._runner.run(
-            (*self.program, *words, "--output", "json"), timeout_s=_READ_S, env=_environment(), only_reads=True
+            (*self.program, *words, "--output", "json"),
+            timeout_s=_READ_S,
+            env=_environment(),
+            limit_bytes=_LARGEST_ANSWER,
+            only_reads=True,
         )
         if not done.ok:
             raise ChangeFailed(

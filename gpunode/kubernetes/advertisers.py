@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias
 
-from gpunode.command import command
+from gpunode.command import Command, gpunode
 from gpunode.errors import Refused
 from gpunode.kubernetes.model import MANAGED_BY, Rendered
 
 Body: TypeAlias = Mapping[str, Any]
+Typed: TypeAlias = Callable[..., Command]
 Advertiser: TypeAlias = Literal["device-plugin", "gpu-operator", "hami", "dra", "provider"]
 # By the last part of an image's name. Sources: the charts of gpunode/catalog/charts.csv;
 # GoogleCloudPlatform/container-engine-accelerators (nvidia-gpu-device-plugin), which GKE runs itself;
@@ -82,8 +83,14 @@ def _kind(daemon_set: Body) -> Advertiser | None:
     return None if kind == "device-plugin" and _is_no_plugin(daemon_set["metadata"]["name"]) else kind
 
 
-def refuse_second(rendered: Rendered, daemon_sets: Sequence[Body]) -> None:
+def refuse_second(rendered: Rendered, daemon_sets: Sequence[Body], kubectl: Typed, helm: Typed) -> None:
     """Nothing, if nobody but what is rendered offers the GPUs.
+
+    Args:
+        rendered: for the cluster.
+        daemon_sets: that the cluster has.
+        kubectl: makes the command of words that is meant for this cluster.
+        helm: likewise.
 
     Raises:
         Refused: something does; it is named, with what to do about it.
@@ -100,7 +107,7 @@ def refuse_second(rendered: Rendered, daemon_sets: Sequence[Body]) -> None:
         why=f"it is {_TOLD[first.kind]}"
         + (f", Helm release {first.release}" if first.release else "")
         + "; with a second one each GPU would be offered twice",
-        hint=_hint(first),
+        hint=_hint(first, kubectl, helm),
     )
 
 
@@ -113,16 +120,16 @@ _TOLD: Final[Mapping[Advertiser, str]] = {
 }
 
 
-def _hint(found: Found) -> str:
+def _hint(found: Found, kubectl: Typed, helm: Typed) -> str:
     if found.kind == "provider":
         return "leave these nodes to your provider; gpunode has nothing to do in this cluster"
-    show = command("kubectl", "get", "daemonset", "--namespace", found.namespace, found.name, "-o", "yaml")
+    show = kubectl("get", "daemonset", "--namespace", found.namespace, found.name, "-o", "yaml")
     if found.release:
         namespace, _, name = found.release.partition("/")
-        gone = command("helm", "uninstall", name, "--namespace", namespace)
-        values = command("gpunode", "k8s", "render", "--out", "gpu-node")
+        gone = helm("uninstall", name, "--namespace", namespace)
+        values = gpunode("k8s", "render", "--out", "gpu-node")
         return f"keep it and give its release gpunode's values: {values}\nor take it away first: {gone}"
-    gone = command("kubectl", "delete", "daemonset", "--namespace", found.namespace, found.name)
+    gone = kubectl("delete", "daemonset", "--namespace", found.namespace, found.name)
     return f"look at it: {show}\nthen keep it, or take it away: {gone}"
 
 

@@ -189,7 +189,8 @@ def ours_of_node(live: Body) -> Body | None:
     found = owned(live, LABELS_MANAGER)
     if found is None:
         return None
-    own = _taint(_own_taint(live))
+    # An annotation that somebody else set says nothing of whose taint it is.
+    own = _taint(_own_taint(found))
     return {**found, "spec": {"taints": [own]}} if own and own in _taints(live) else found
 
 

@@ -120,7 +120,7 @@ def _present(rendered: Rendered, cluster: Cluster, identity: Identity, *, whole:
     ours: list[Body] = []
     if whole:
         workloads = cluster.list("daemonsets.apps", "--all-namespaces")
-        refuse_second(rendered, workloads)
+        refuse_second(rendered, workloads, cluster.command, cluster.helm_command)
         ours = [one for one in workloads if _is_labelled(one)]
         if any(one.kind == "ConfigMap" for one in rendered.objects) or ours:
             ours += cluster.list("configmaps", "--all-namespaces", "--selector", OURS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,13 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpunode import builtin
-from gpunode.change import CommandChange, ObjectChange, inverse
+from gpunode.change import Change, CommandChange, ObjectChange, inverse
+from gpunode.command import command
 from gpunode.errors import Conflict, Refused
 from gpunode.facts.helm import Released
 from gpunode.kubernetes.advertisers import refuse_second
 from gpunode.kubernetes.model import Rendered
 from gpunode.kubernetes.owned import owned
-from gpunode.kubernetes.reconcile import LABELS_MANAGER, MANAGER, Item, Present, given_up, items, key
+from gpunode.kubernetes.reconcile import LABELS_MANAGER, MANAGER, Item, Present, given_up, items, key, taints_of
 from gpunode.kubernetes.render import rendered
 from gpunode.workflow.cluster_undo import is_due
 from tests.unit.kubernetes.clusters import CLUSTERS
@@ -163,6 +165,22 @@ def test_a_node_that_is_not_in_the_cluster_is_refused() -> None:
         items(PLUGIN, Present("c"))
 
 
+@pytest.mark.parametrize("manager", [LABELS_MANAGER, "somebody"])
+def test_a_taint_is_gpunode_s_only_by_an_annotation_of_its_own(manager: str) -> None:
+    body = node({"nvidia.com/gpu.present": "true"})
+    del body["spec"]
+    mine = live(body, LABELS_MANAGER)
+    noted = live({**body, "metadata": {"name": NODE, "annotations": {"gpunode-taint": TAINT}}}, manager)
+    entries = [*mine["metadata"]["managedFields"], *noted["metadata"]["managedFields"]]
+    if manager == LABELS_MANAGER:
+        entries = noted["metadata"]["managedFields"]
+    metadata = {**mine["metadata"], "annotations": {"gpunode-taint": TAINT}, "managedFields": entries}
+    taint = {"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"}
+    change = given_up({**mine, "metadata": metadata, "spec": {"taints": [taint]}}, "c")
+    assert change is not None
+    assert taints_of(change.before) == ((TAINT,) if manager == LABELS_MANAGER else ())
+
+
 def test_labels_that_the_recipe_no_longer_wants_go() -> None:
     labels = {"nvidia.com/gpu.present": "true", "team": "a"}
     mine = live(node(labels), LABELS_MANAGER)
@@ -180,6 +198,8 @@ def test_giving_up_a_namespace_that_somebody_else_made_leaves_it() -> None:
     assert given_up({**alone, "metadata": {"name": "other", "managedFields": []}}, "c") is None
 
 
+# As for a cluster of another context: whoever copies a command that deletes must not meet the current one.
+TYPED = (partial(command, "kubectl", "--context", "far"), partial(command, "helm", "--kube-context", "far"))
 RELEASE = OPERATOR.releases[0]
 
 
@@ -240,6 +260,7 @@ def test_a_release_is_undone_only_from_the_revision_that_the_run_left(
     there: Released | None, undone: int, revision: int | None, due: bool | None
 ) -> None:
     found = items(OPERATOR, Present("c", nodes=[node()], releases=[there] if there else []))
+    change: Change | None
     (change,) = [one.change for one in found if one.kind == "Helm release"]
     for _ in range(undone):
         assert isinstance(change, CommandChange)
@@ -263,21 +284,24 @@ def daemon_set(image: str, name: str = "theirs", **metadata: object) -> dict[str
 @pytest.mark.parametrize(
     ("one", "hint"),
     [
-        (daemon_set("nvcr.io/nvidia/k8s-device-plugin:v0.14.1"), "kubectl delete daemonset --namespace x theirs"),
-        (daemon_set("mirror:5000/k8s-device-plugin@sha256:00"), "kubectl delete"),
+        (
+            daemon_set("nvcr.io/nvidia/k8s-device-plugin:v0.14.1"),
+            "kubectl --context far delete daemonset --namespace x theirs",
+        ),
+        (daemon_set("mirror:5000/k8s-device-plugin@sha256:00"), "kubectl --context far delete"),
         (daemon_set("gke.gcr.io/nvidia-gpu-device-plugin@sha256:00"), "leave these nodes to your provider"),
         (
             daemon_set(
                 "projecthami/hami:v2.10.0",
                 annotations={"meta.helm.sh/release-name": "hami", "meta.helm.sh/release-namespace": "kube-system"},
             ),
-            "helm uninstall hami --namespace kube-system",
+            "helm --kube-context far uninstall hami --namespace kube-system",
         ),
     ],
 )
 def test_what_offers_the_gpus_already_is_named_with_a_way_on(one: dict[str, Any], hint: str) -> None:
     with pytest.raises(Refused, match="offers the GPUs of this cluster already") as refused:
-        refuse_second(PLUGIN, [one])
+        refuse_second(PLUGIN, [one], *TYPED)
     assert hint in refused.value.hint
 
 
@@ -291,13 +315,13 @@ def test_what_offers_the_gpus_already_is_named_with_a_way_on(one: dict[str, Any]
     ],
 )
 def test_what_offers_nothing_is_no_second_advertiser(one: dict[str, Any]) -> None:
-    refuse_second(PLUGIN, [one])
+    refuse_second(PLUGIN, [one], *TYPED)
     assert key(one)[0] == "DaemonSet"
 
 
 def test_the_operator_s_own_plugin_is_no_second_one_beside_the_operator() -> None:
     plugin = daemon_set("nvcr.io/nvidia/k8s-device-plugin:v0.20.0", ownerReferences=[{"kind": "ClusterPolicy"}])
-    refuse_second(OPERATOR, [plugin])
+    refuse_second(OPERATOR, [plugin], *TYPED)
     with pytest.raises(Refused) as refused:
-        refuse_second(PLUGIN, [plugin])
+        refuse_second(PLUGIN, [plugin], *TYPED)
     assert "GPU Operator" in refused.value.why
