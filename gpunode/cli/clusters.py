@@ -151,8 +151,10 @@ def remove(where: Where, how: How, *, yes: bool) -> None:
 def rollback(run: str, how: How, *, yes: bool) -> None:
     """Undoes a run that changed a cluster, by the kubectl context and configuration of that run."""
     store = cluster_journal()
-    (found,) = told(store, run)
-    cluster = _where_of(found.begin.argv).cluster()
+    (found,) = first = told(store, run)
+    while first[0].begin.of:  # a rollback was given neither
+        first = told(store, first[0].begin.of)
+    cluster = _where_of(first[0].begin.argv).cluster()
     request = _request("k8s rollback", of=found.begin.run)
     _take_back(undoing(cluster, store, found.begin.run), cluster, request, how, yes=yes)
 

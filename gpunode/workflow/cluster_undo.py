@@ -81,7 +81,8 @@ def undoing(cluster: Cluster, store: Store, of: str) -> ClusterPlan:
         raise Refused(
             f"run {of} was in another cluster",
             why=f"it changed the cluster {elsewhere[0]}; this context leads to {identity.uid} at {identity.server}",
-            hint="name the context of that cluster: --context NAME",
+            hint="switch to the context of that cluster, then run the same command again:\n"
+            "kubectl config use-context NAME",
         )
     live = {key(one): one for one in cluster.get([_place(change) for change in changes])}
     back = [_as_it_is(one, live) for one in back]

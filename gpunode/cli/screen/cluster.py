@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
+from gpunode.change import CommandChange
 from gpunode.cli.screen.checks import check_lines, verdict
 from gpunode.cli.screen.commands import cluster_verify_command
 from gpunode.cli.screen.text import BLANK, Line, Span, Style, line, span
@@ -107,7 +108,15 @@ def _total(found: ClusterPlan) -> Line:
     if not states:
         return line(MARKS["done"], "nothing to change", hang=2)
     parts = [f"{states.count(state)} to {state}" for state in dict.fromkeys(states)]
-    return line(span("plan: ", "bold"), f"{', '.join(parts)}; running pods stay as they are", hang=6)
+    return line(span("plan: ", "bold"), "; ".join(filter(None, (", ".join(parts), _running_pods(found)))), hang=6)
+
+
+def _running_pods(found: ClusterPlan) -> str:
+    """What becomes of them; nothing where a chart decides."""
+    if any(text.startswith("+taint ") and text.endswith(":NoExecute") for item in found.items for text in item.diff):
+        return "pods that do not tolerate the taint are evicted"
+    is_of_chart = any(isinstance(item.change, CommandChange) for item in found.items)
+    return "" if is_of_chart else "running pods stay as they are"
 
 
 def rendered_lines(found: Rendered, out: str, removed: Sequence[str]) -> Iterator[Line]:

@@ -240,6 +240,14 @@ def test_what_somebody_else_applied_since_stays(
     control_plane.kubectl("delete", "runtimeclass", "nvidia")
 
 
+def test_a_rollback_of_a_rollback_finds_the_cluster_of_the_first_run(control_plane: ControlPlane, user: User) -> None:
+    elsewhere = User(control_plane, user.home, STRANGER)
+    elsewhere.apply("k8s-containerd", "--kubeconfig", str(control_plane.kubeconfig()))
+    elsewhere("rollback", "k1", "--yes")
+    elsewhere("rollback", "k2", "--yes")
+    assert control_plane.get("runtimeclass", "nvidia")["handler"] == "nvidia"
+
+
 def test_a_rollback_of_a_removal_leaves_what_was_applied_since(control_plane: ControlPlane, user: User) -> None:
     user.apply("k8s-time-slicing")
     user("k8s", "remove", "--yes")
