@@ -14,7 +14,7 @@ from gpunode.journal.footprint import FileTrail, Footprint
 from gpunode.journal.record import digest
 from gpunode.runtimes import RUNTIMES, Former, Wish, after_edits, runtime
 from gpunode.runtimes.keys import taken_back
-from gpunode.workflow import mig_layouts, present, undo
+from gpunode.workflow import mig_layouts, mps_clients, present, undo
 from gpunode.workflow.rollback import edited
 from gpunode.workflow.setup import refuse_while_running
 from gpunode.workflow.undo import Part, Undoing
@@ -83,6 +83,7 @@ def removing(
             parts, host, lambda: refuse_while_running(docker, host, "continue with --allow-disruption"), owed
         )
         mig_layouts.refuse_clients(host, [part.change for part in parts])
+        mps_clients.refuse_clients(host, [part.change for part in parts], owed)
     notes = (*file_notes, *unchanged, *staying, *kept, *_not_undone(footprint.packages, installed))
     notes = (*notes, *_enrolled_keys(host))
     return Undoing("", parts, notes, reboot=undo.reboot_reason(facts, packages), owed=owed)

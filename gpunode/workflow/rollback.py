@@ -18,7 +18,7 @@ from gpunode.journal.record import CONFFILES, MAKING, RunSummary, Verb, to_undo
 from gpunode.journal.store import Store
 from gpunode.redaction.evidence import without_secrets
 from gpunode.runtimes import RUNTIMES, Runtime, Wish
-from gpunode.workflow import mig_layouts, present, standing, undo
+from gpunode.workflow import mig_layouts, mps_clients, present, standing, undo
 from gpunode.workflow.apply import Applier
 from gpunode.workflow.converge import DEPENDENCIES
 from gpunode.workflow.events import Observer
@@ -92,6 +92,7 @@ def undoing(
             undone.owed,
         )
         mig_layouts.refuse_clients(host, undone.changes)
+        mps_clients.refuse_clients(host, undone.changes, undone.owed)
     return undone
 
 

@@ -18,7 +18,7 @@ from gpunode.journal.store import Run, Store
 from gpunode.recipe import Recipe
 from gpunode.steps.outcome import Planned, Waits
 from gpunode.steps.table import STAGES
-from gpunode.workflow import mig_layouts
+from gpunode.workflow import mig_layouts, mps_clients
 from gpunode.workflow.apply import Applier, at_the_end
 from gpunode.workflow.converge import Advance, StagePlan, plan_stage, raise_refusal, walk
 from gpunode.workflow.events import Observer, Previewed, StageBegun, Surveyed, Told
@@ -313,7 +313,9 @@ def _is_unsettled(change: object) -> bool:
 
 def _refuse_disruption(preview: Sequence[StagePlan], owed: Sequence[Trigger], facts: Facts, host: Host) -> None:
     """Raises when going on would stop running containers; they are named."""
-    mig_layouts.refuse_clients(host, [change for stage in preview for change in stage.changes])
+    changes = [change for stage in preview for change in stage.changes]
+    mig_layouts.refuse_clients(host, changes)
+    mps_clients.refuse_clients(host, changes, owed)
     steps = (step.outcome for stage in preview for step in stage.steps)
     if _RESTARTS_DOCKER in owed or any(isinstance(outcome, Planned) and outcome.disrupts for outcome in steps):
         refuse_while_running(facts.unit(_RESTARTS_DOCKER.target), host, "continue with --allow-disruption")
