@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Final
@@ -61,19 +62,41 @@ def apply(
 
     Raises:
         ChangeFailed, Conflict: the API server did not take a change; those before it stay, and are journaled.
-        VerifyFailed: a workload did not become ready in time; all is applied.
+        VerifyFailed: a workload did not become ready in time; what comes after it is not applied, and named.
         Interrupted: a signal came; what was applied by then stays.
     """
 
     def waves(run: Run) -> None:
-        for _, group in groupby(plan.changes, key=lambda one: one.wave):
+        for number, group in groupby(plan.changes, key=lambda one: one.wave):
             wave = tuple(group)
             make(wave, cluster, run, tell, pause)
+            left = [one.title for one in plan.changes if one.wave > number]
             for item in wave:
                 if item.kind == "DaemonSet" and item.state != "delete":
-                    wait_ready(item, cluster, pause, progress, timeout_s)
+                    with _told_what_is_left(left):
+                        wait_ready(item, cluster, pause, progress, timeout_s)
+        # A node that was labelled just now gets pods of those that stay as they are.
+        for item in (one for one in plan.items if one.kind == "DaemonSet" and one.state in {"same", "foreign"}):
+            wait_ready(item, cluster, pause, progress, timeout_s)
 
     return journaled(store, request, waves)
+
+
+class _Unfinished(VerifyFailed):
+    """A workload did not become ready, and what would come after it is not applied."""
+
+    meaning = VerifyFailed.meaning
+
+
+@contextmanager
+def _told_what_is_left(left: Sequence[str]) -> Iterator[None]:
+    try:
+        yield
+    except VerifyFailed as error:
+        if not left:
+            raise
+        why = f"{error.why}; not applied yet: {', '.join(left)}"
+        raise _Unfinished(error.what, why=why, hint=f"{error.hint}\nthen run the same command again") from error
 
 
 def journaled(store: Store, request: Request, work: Callable[[Run], None]) -> str:
@@ -96,10 +119,10 @@ def journaled(store: Store, request: Request, work: Callable[[Run], None]) -> st
     except Interrupted as error:
         run.commit("interrupted", str(error))
         raise
-    except VerifyFailed:
-        run.commit("done")
-        raise
     except GpunodeError as error:
+        if isinstance(error, VerifyFailed) and not isinstance(error, _Unfinished):
+            run.commit("done")
+            raise
         run.commit("failed", f"{error}: {error.why}")
         raise
     else:

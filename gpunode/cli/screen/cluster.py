@@ -58,7 +58,7 @@ def removal_lines(found: ClusterPlan, *, verbose: bool) -> Iterator[Line]:
 def done_lines(verb: str, run: str, argv: Sequence[str]) -> Iterator[Line]:
     """That it is done, and what to do next; ``run`` as a person types it, ``argv`` what was typed."""
     if verb == "k8s apply":
-        yield line(MARKS["done"], span(f"applied; every workload is ready (run {run})"), hang=2)
+        yield line(MARKS["done"], span(f"applied (run {run})"), hang=2)
         following = cluster_verify_command(argv)
     else:
         yield line(MARKS["done"], span(f"done (run {run})"), hang=2)

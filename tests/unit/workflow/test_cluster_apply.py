@@ -1,0 +1,57 @@
+"""How an apply to a cluster ends; against a real API server it is tests/e2e/kubernetes/test_apply.py."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from gpunode.change import ObjectChange
+from gpunode.errors import VerifyFailed
+from gpunode.host.cluster import Body, Cluster, Identity
+from gpunode.journal.record import Commit
+from gpunode.journal.store import Store
+from gpunode.kubernetes.reconcile import Item, State
+from gpunode.workflow.cluster_apply import Request, apply
+from gpunode.workflow.cluster_plan import ClusterPlan
+
+
+class Unready:
+    """A cluster in which no pod becomes ready."""
+
+    def get(self, _: Sequence[Body]) -> tuple[Body, ...]:
+        status = {"observedGeneration": 1, "desiredNumberScheduled": 2, "numberReady": 1, "updatedNumberScheduled": 2}
+        return ({"kind": "DaemonSet", "metadata": {"name": "x", "generation": 1}, "status": status},)
+
+    def list(self, *_: str) -> tuple[Body, ...]:
+        return ()
+
+    def apply(self, body: Body, _: str) -> Body:
+        return body
+
+
+def item(kind: str, wave: int, state: State = "create") -> Item:
+    change = ObjectChange("c", "v1", kind, "gpu", "x", None, '{"kind": "x"}')
+    return Item(kind, "gpu", "x", state, "", wave, change if state == "create" else None)
+
+
+@pytest.mark.parametrize(
+    ("items", "said", "result"),
+    [
+        ((item("DaemonSet", 1), item("ConfigMap", 99)), "not applied yet: ConfigMap gpu/x", "failed"),
+        ((item("ConfigMap", 0), item("DaemonSet", 1)), "", "done"),
+        ((item("ConfigMap", 0), item("DaemonSet", 1, "same")), "", "done"),
+    ],
+)
+def test_a_workload_that_is_not_ready_is_told_with_what_is_left(
+    items: tuple[Item, ...], said: str, result: str, tmp_path: Path
+) -> None:
+    plan, store, never = ClusterPlan(Identity("", "", "", "", "c"), items), Store(folder=tmp_path), lambda *_: None
+    hooks: dict[str, Any] = {"tell": never, "pause": never, "progress": never, "timeout_s": 0.0}
+    with pytest.raises(VerifyFailed, match="1 of 2 pods are ready") as failed:
+        apply(plan, cast("Cluster", Unready()), store, Request("k8s apply", "0", ()), **hooks)
+    assert said in failed.value.why
+    (commit,) = [entry for entry in store.read(store.ids()[0]) if isinstance(entry, Commit)]
+    assert commit.result == result
