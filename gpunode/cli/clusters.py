@@ -171,8 +171,8 @@ def _take_back(found: ClusterPlan, cluster: Cluster, request: Request, how: How,
             request.verb,
             screen,
             how,
-            lambda store, stop: cluster_apply.journaled(
-                store, request, lambda run: cluster_apply.make(found.items, cluster, run, screen.tell, stop.pause)
+            lambda store, stop: cluster_apply.take_back(
+                found, cluster, store, request, tell=screen.tell, pause=stop.pause
             ),
         )
         screen.cluster_done(request.verb, label(run, request.verb))

@@ -201,6 +201,18 @@ def is_shared(live: Body) -> bool:
     return live["kind"] == "Node" or is_co_owned(live, _MANAGERS)
 
 
+def place(change: ObjectChange) -> Body:
+    """The object that is changed, by its name alone."""
+    metadata = {"name": change.name, "namespace": change.namespace} if change.namespace else {"name": change.name}
+    return {"apiVersion": change.api_version, "kind": change.kind, "metadata": metadata}
+
+
+def fields_now(change: ObjectChange, live: Body | None) -> str | None:
+    """What gpunode owns of the object, as ``ObjectChange`` writes it; ``live`` is the object as it is."""
+    found = None if live is None else ours_of_node(live) if change.kind == "Node" else owned(live, MANAGER)
+    return json.dumps(found, sort_keys=True) if found else None
+
+
 def given_up(live: Body, cluster: str) -> ObjectChange | None:
     """The change by which nothing of gpunode's is left in the object; None where there is nothing."""
     before = ours_of_node(live) if live["kind"] == "Node" else owned(live, MANAGER)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Final
 
-from gpunode.change import CommandChange, ObjectChange
+from gpunode.change import CommandChange, ObjectChange, subject
 from gpunode.command import command
 from gpunode.errors import ChangeFailed, Conflict, GpunodeError, Interrupted, Undetermined, VerifyFailed
 from gpunode.host.cluster import Body, Cluster
@@ -18,7 +18,7 @@ from gpunode.host.port import OnProgress, Progress
 from gpunode.journal.record import Verb
 from gpunode.journal.store import Run, Store
 from gpunode.kubernetes.pods import trouble
-from gpunode.kubernetes.reconcile import Item, manager_of, taints_of, without_taints
+from gpunode.kubernetes.reconcile import Item, fields_now, key, manager_of, place, taints_of, without_taints
 from gpunode.workflow.cluster_plan import ClusterPlan
 from gpunode.workflow.events import Applied, Applying, Observer
 from gpunode.workflow.namespace_contents import contents
@@ -65,6 +65,7 @@ def apply(
         VerifyFailed: a workload did not become ready in time; what comes after it is not applied, and named.
         Interrupted: a signal came; what was applied by then stays.
     """
+    _refuse_moved(plan, cluster)
 
     def waves(run: Run) -> None:
         for number, group in groupby(plan.changes, key=lambda one: one.wave):
@@ -80,6 +81,45 @@ def apply(
             wait_ready(item, cluster, pause, progress, timeout_s)
 
     return journaled(store, request, waves)
+
+
+def take_back(
+    plan: ClusterPlan,
+    cluster: Cluster,
+    store: Store,
+    request: Request,
+    *,
+    tell: Observer,
+    pause: Callable[[], None],
+) -> str:
+    """What the plan of a removal or a rollback says is done; see ``apply``.
+
+    Returns:
+        The run's id.
+    """
+    _refuse_moved(plan, cluster)
+    return journaled(store, request, lambda run: make(plan.items, cluster, run, tell, pause))
+
+
+def _refuse_moved(plan: ClusterPlan, cluster: Cluster) -> None:
+    """Nothing, if what gpunode owns is as the plan found it: another gpunode applies as the same field manager.
+
+    Raises:
+        Conflict: it is not; nothing was changed.
+    """
+    changes = [one.change for one in plan.changes if isinstance(one.change, ObjectChange)]
+    live = {key(one): one for one in cluster.get([place(change) for change in changes])}
+    moved = [
+        subject(change)
+        for change in changes
+        if fields_now(change, live.get((change.kind, change.namespace, change.name))) != change.before
+    ]
+    if moved:
+        raise Conflict(
+            f"{', '.join(moved)} changed since the plan was made",
+            why="another gpunode applied something else meanwhile; nothing was changed by this one",
+            hint="run the same command again, which plans anew",
+        )
 
 
 class _Unfinished(VerifyFailed):
@@ -161,7 +201,7 @@ def perform(change: ObjectChange | CommandChange, cluster: Cluster) -> None:
     elif change.after is not None:
         cluster.apply(json.loads(change.after), manager)
     elif change.shared:
-        cluster.apply(_bare(change), manager)
+        cluster.apply(place(change), manager)
     else:
         if change.kind == "Namespace" and (held := ", ".join(contents(change.name, cluster))):
             raise Conflict(
@@ -169,12 +209,12 @@ def perform(change: ObjectChange | CommandChange, cluster: Cluster) -> None:
                 why="it came there after the plan was made, and would be deleted with the namespace",
                 hint="run the same command again: it leaves the namespace and takes the rest",
             )
-        cluster.delete(_bare(change))
+        cluster.delete(place(change))
 
 
 def _perform_node(change: ObjectChange, cluster: Cluster, manager: str) -> None:
     """Labels by server-side apply, the taint by itself: who applies a Node's taints owns, and replaces, all of them."""
-    live = cluster.get([_bare(change)])
+    live = cluster.get([place(change)])
     if not live:
         if change.after is None:
             return
@@ -183,7 +223,7 @@ def _perform_node(change: ObjectChange, cluster: Cluster, manager: str) -> None:
             why="it was there when the plan was made",
             hint=f"run the command again when it is back: {cluster.command('get', 'nodes')}",
         )
-    body: dict[str, Any] = dict(without_taints(change.after)) if change.after else dict(_bare(change))
+    body: dict[str, Any] = dict(without_taints(change.after)) if change.after else dict(place(change))
     body["metadata"] = {**body["metadata"], "uid": live[0]["metadata"]["uid"]}
     was, now = taints_of(change.before), taints_of(change.after)
     # The annotation that names our taint stands as long as the taint does, so that nobody takes it for a foreign one.
@@ -192,11 +232,6 @@ def _perform_node(change: ObjectChange, cluster: Cluster, manager: str) -> None:
     cluster.apply(body, manager)
     for taint in (one for one in now if one not in was):
         cluster.taint(change.name, taint)
-
-
-def _bare(change: ObjectChange) -> Body:
-    place = {"name": change.name, "namespace": change.namespace} if change.namespace else {"name": change.name}
-    return {"apiVersion": change.api_version, "kind": change.kind, "metadata": place}
 
 
 def wait_ready(item: Item, cluster: Cluster, pause: Callable[[], None], progress: OnProgress, timeout_s: float) -> None:

@@ -20,11 +20,12 @@ from gpunode.kubernetes.reconcile import (
     Item,
     Key,
     State,
+    fields_now,
     given_up,
     is_shared,
     key,
     manager_of,
-    ours_of_node,
+    place,
     without_taints,
 )
 from gpunode.workflow.cluster_plan import ClusterPlan
@@ -84,11 +85,10 @@ def undoing(cluster: Cluster, store: Store, of: str) -> ClusterPlan:
             hint="switch to the context of that cluster, then run the same command again:\n"
             "kubectl config use-context NAME",
         )
-    live = {key(one): one for one in cluster.get([_place(change) for change in changes])}
+    live = {key(one): one for one in cluster.get([place(change) for change in changes])}
+    _refuse_edited(changes, live, cluster)
     back = [_as_it_is(one, live) for one in back]
-    changes = [one for one in back if isinstance(one, ObjectChange)]
-    pending = [change for change in changes if _now(change, live) != change.after]
-    _refuse_edited(pending, live, cluster)
+    pending = [one for one in back if isinstance(one, ObjectChange) and one.before != one.after]
     revisions = cluster.helm.revisions() if commands else {}
     due = [one for one in commands if is_due(one, revisions)]
     released = (one for one in (_step(change, cluster, live, set()) for change in due) if one.state == "delete")
@@ -98,10 +98,12 @@ def undoing(cluster: Cluster, store: Store, of: str) -> ClusterPlan:
 
 
 def _as_it_is(change: CommandChange | ObjectChange, live: Live) -> CommandChange | ObjectChange:
-    """The same, also if others own fields of the object only since the run."""
-    if isinstance(change, ObjectChange) and (one := live.get(_key(change))) is not None:
-        return replace(change, shared=change.shared or is_shared(one))
-    return change
+    """The same from what is there now, also if others own fields of the object only since the run."""
+    if isinstance(change, CommandChange):
+        return change
+    one = live.get(_key(change))
+    is_others_too = change.shared or (one is not None and is_shared(one))
+    return replace(change, before=fields_now(change, one), shared=is_others_too)
 
 
 def _is_deleted(change: ObjectChange, live: Live) -> bool:
@@ -117,7 +119,7 @@ def is_due(change: CommandChange, revisions: Mapping[tuple[str, str], int]) -> b
     Raises:
         Conflict: it was released again since.
     """
-    place = _release_of(change.argv)
+    release = _release_of(change.argv)
     left: int | None
     before: int | None
     match change.argv, change.undo:
@@ -129,13 +131,13 @@ def is_due(change: CommandChange, revisions: Mapping[tuple[str, str], int]) -> b
             left, before = int(to) + 2, int(to) + 1
         case _:
             left, before = None, 1
-    if (now := revisions.get(place)) in {left, before}:
+    if (now := revisions.get(release)) in {left, before}:
         return now == left
     raise Conflict(
-        f"Helm release {'/'.join(place)} was changed since that run",
+        f"Helm release {'/'.join(release)} was changed since that run",
         why=f"the run left it at revision {left or 'none'}; now it has revision {now or 'none'}",
         hint="undo the later run first (gpunode log), or look at it: "
-        + command("helm", "history", place[1], "--namespace", place[0]),
+        + command("helm", "history", release[1], "--namespace", release[0]),
     )
 
 
@@ -155,18 +157,11 @@ def _step(change: CommandChange | ObjectChange, cluster: Cluster, live: Live, go
             return _item(change, cluster, live, going)
 
 
-def _now(change: ObjectChange, live: Live) -> str | None:
-    """What gpunode owns of the object now."""
-    one = live.get(_key(change))
-    found = None if one is None else ours_of_node(one) if change.kind == "Node" else owned(one, manager_of(change.kind))
-    return json.dumps(found, sort_keys=True) if found else None
-
-
 def _refuse_edited(changes: Sequence[ObjectChange], live: Live, cluster: Cluster) -> None:
     """Nothing, if each object is as the run left it: to apply that once more would change nothing."""
     for change in changes:
-        now = _now(change, live)
-        if now is None or now == change.before:
+        now = fields_now(change, live.get(_key(change)))
+        if now is None or now in (change.before, change.after):
             continue
         tried = Tried(())
         if change.before is not None:
@@ -207,8 +202,3 @@ def _rank(change: ObjectChange) -> tuple[int, str]:
 
 def _key(change: ObjectChange) -> Key:
     return change.kind, change.namespace, change.name
-
-
-def _place(change: ObjectChange) -> Body:
-    place = {"name": change.name, "namespace": change.namespace} if change.namespace else {"name": change.name}
-    return {"apiVersion": change.api_version, "kind": change.kind, "metadata": place}

@@ -119,7 +119,10 @@ def test_the_script_stops_at_what_cannot_work(more: dict[str, str], why: str, tm
 
 
 class Elsewhere(Cluster):
-    """Another cluster than kind's, which must not be asked for more than its name."""
+    """Another cluster than kind's, which must not be asked for more than its name; no kubectl is needed."""
+
+    def __init__(self) -> None:
+        self.kubectl = ("kubectl",)
 
     def identity(self) -> Identity:
         return Identity("prod", "https://10.0.0.1:6443", "admin", "v1.36.2", "uid")

@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from gpunode.change import ObjectChange
-from gpunode.errors import VerifyFailed
+from gpunode.errors import Conflict, VerifyFailed
 from gpunode.host.cluster import Body, Cluster, Identity
 from gpunode.journal.record import Commit
 from gpunode.journal.store import Store
@@ -55,3 +55,21 @@ def test_a_workload_that_is_not_ready_is_told_with_what_is_left(
     assert said in failed.value.why
     (commit,) = [entry for entry in store.read(store.ids()[0]) if isinstance(entry, Commit)]
     assert commit.result == result
+
+
+class Moved(Unready):
+    """A cluster in which another gpunode was at work since the plan was made."""
+
+    def get(self, _: Sequence[Body]) -> tuple[Body, ...]:
+        fields: dict[str, Any] = {"f:data": {"f:theirs": {}}}
+        entry = {"manager": "gpunode", "operation": "Apply", "fieldsV1": fields}
+        metadata = {"namespace": "gpu", "name": "x", "managedFields": [entry]}
+        return ({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {"theirs": "1"}},)
+
+
+def test_what_another_gpunode_applied_since_the_plan_is_not_overwritten(tmp_path: Path) -> None:
+    plan, store = ClusterPlan(Identity("", "", "", "", "c"), (item("ConfigMap", 0),)), Store(folder=tmp_path)
+    hooks: dict[str, Any] = {"tell": print, "pause": print, "progress": print, "timeout_s": 0.0}
+    with pytest.raises(Conflict, match="ConfigMap gpu/x changed since the plan was made"):
+        apply(plan, cast("Cluster", Moved()), store, Request("k8s apply", "0", ()), **hooks)
+    assert store.ids() == ()
