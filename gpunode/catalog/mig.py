@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from types import MappingProxyType
 from typing import Final
 
 from gpunode.catalog import tables
+from gpunode.facts.patterns import Pattern
 
 NO_LAYOUT: Final = "all-disabled"
 NO_INSTANCES: Final = "all-enabled"
 BALANCED: Final = "all-balanced"
 # A layout of one profile, as mig-parted names it: all-1g.10gb, all-1g.10gb.me, all-1g.24gb-me.
-_ONE_PROFILE: Final = re.compile(r"all-(\d+g\.\d+gb)(?:\.([a-z.]+)|(-[a-z]+))?")
+_ONE_PROFILE: Final = Pattern(r"all-(\d+g\.\d+gb)(?:\.([a-z.]+)|(-[a-z]+))?")
 _ONE, _HALF = 1, 4
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Sequence
 
 from gpunode.change import Change, MigChange
@@ -10,12 +9,13 @@ from gpunode.errors import Conflict, DrainRequired
 from gpunode.facts import nvml as nvml_facts
 from gpunode.facts.evidence import Probe
 from gpunode.facts.model import MigGpu
+from gpunode.facts.patterns import Pattern
 from gpunode.host import nvml
 from gpunode.host.port import Host, HostView
 from gpunode.workflow.undo import Part
 
 _LOADED = Probe("nvidia-version", path="/proc/driver/nvidia/version", holds="table")
-_CONTAINER = re.compile(r"[0-9a-f]{64}")
+_CONTAINER = Pattern(r"[0-9a-f]{64}")
 _SHOWN = 20
 
 
