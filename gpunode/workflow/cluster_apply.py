@@ -11,14 +11,14 @@ from itertools import groupby
 from typing import Any, Final
 
 from gpunode.change import CommandChange, ObjectChange, subject
-from gpunode.command import command
-from gpunode.errors import ChangeFailed, Conflict, GpunodeError, Interrupted, Undetermined, VerifyFailed
-from gpunode.host.cluster import Body, Cluster
+from gpunode.errors import ChangeFailed, Conflict, GpunodeError, Interrupted, VerifyFailed
+from gpunode.host.cluster import Cluster
 from gpunode.host.port import OnProgress, Progress
 from gpunode.journal.record import Verb
 from gpunode.journal.store import Run, Store
-from gpunode.kubernetes.pods import trouble
+from gpunode.kubernetes.model import GPU_PRESENT
 from gpunode.kubernetes.reconcile import Item, fields_now, key, manager_of, place, taints_of, without_taints
+from gpunode.kubernetes.workload_checks import Workload, cause, counts
 from gpunode.workflow.cluster_plan import ClusterPlan
 from gpunode.workflow.events import Applied, Applying, Observer
 from gpunode.workflow.namespace_contents import contents
@@ -241,46 +241,38 @@ def wait_ready(item: Item, cluster: Cluster, pause: Callable[[], None], progress
         VerifyFailed: not within ``timeout_s``; the pods that are not ready say why.
     """
     began = time.monotonic()
-    deadline = began + timeout_s
-    place = {"apiVersion": "apps/v1", "kind": item.kind, "metadata": {"namespace": item.namespace, "name": item.name}}
+    asked = {"apiVersion": "apps/v1", "kind": item.kind, "metadata": {"namespace": item.namespace, "name": item.name}}
     while True:
-        (live,) = cluster.get([place]) or ({},)
-        status, wanted = live.get("status", {}), live.get("metadata", {}).get("generation", 0)
-        desired, ready = status.get("desiredNumberScheduled", 0), status.get("numberReady", 0)
-        updated = status.get("updatedNumberScheduled", 0)
-        seen = status.get("observedGeneration", 0) >= wanted > 0
-        if seen and ready >= desired and updated >= desired > 0:
+        found = Workload(item.title, next(iter(cluster.get([asked])), None))
+        if found.is_ready:
             return
+        desired, ready = counts(found.live or {})
         progress(Progress("wait", 100.0 * ready / desired if desired else 0.0, f"{ready} of {desired} pods ready"))
         pause()
-        if time.monotonic() > deadline or (seen and not desired and time.monotonic() > began + _NONE_CHOSEN_S):
-            raise not_ready(item.title, ready, desired, live, cluster, timeout_s)
+        is_for_none = not desired and (found.live or {}).get("status", {}).get("observedGeneration", 0) > 0
+        if time.monotonic() > began + (min(timeout_s, _NONE_CHOSEN_S) if is_for_none else timeout_s):
+            raise _not_ready(found, cluster, timeout_s)
         time.sleep(_EACH_S)
 
 
-def not_ready(title: str, ready: int, desired: int, live: Body, cluster: Cluster, timeout_s: float) -> VerifyFailed:
+def _not_ready(found: Workload, cluster: Cluster, timeout_s: float) -> VerifyFailed:
     """The error that says why the workload's pods are not ready."""
+    desired, ready = counts(found.live or {})
     if not desired:
-        chosen = cluster.command("describe", "nodes", "--selector", "nvidia.com/gpu.present=true")
+        chosen = cluster.command("describe", "nodes", "--selector", f"{GPU_PRESENT}=true")
         return VerifyFailed(
-            f"{title}: no node runs it",
-            why="its nodes are not ready, lack the label nvidia.com/gpu.present=true, or have a taint that it does not "
-            "tolerate",
+            f"{found.title}: no node runs it",
+            why=f"its nodes are not ready, lack the label {GPU_PRESENT}=true, or have a taint that keeps it off",
             hint=f"look at the nodes: {chosen}",
         )
-    labels = live.get("spec", {}).get("selector", {}).get("matchLabels", {})
-    where = str(live.get("metadata", {}).get("namespace", ""))
-    selector = ",".join(f"{name}={value}" for name, value in labels.items())
+    where = ("--namespace", found.namespace)
+    show = cluster.command("describe", "pods", *where, "--selector", found.selector)
+    why, hint = "no pod says why", f"look at its pods: {show}"
     try:
-        pods = cluster.list("pods", "--namespace", where, "--selector", selector)
-        events = cluster.list("events", "--namespace", where)
-    except (Undetermined, GpunodeError):
-        pods, events = (), ()
-    found = next((why for pod in pods if (why := trouble(pod, events))), None)
-    return VerifyFailed(
-        f"{title}: {ready} of {desired} pods are ready after {timeout_s:.0f} s",
-        why=found.why if found else "no pod says why",
-        hint=found.hint
-        if found
-        else command("kubectl", "describe", "pods", "--namespace", where, "--selector", selector),
-    )
+        pods = cluster.list("pods", *where, "--selector", found.selector)
+        if trouble := cause(pods, cluster.list("events", *where)):
+            why, hint = trouble.why, trouble.hint
+    except GpunodeError as error:
+        why = f"its pods cannot be asked: {error.what}"
+    what = f"{found.title}: {ready} of {desired} pods are ready after {timeout_s:.0f} s"
+    return VerifyFailed(what, why=why, hint=hint)

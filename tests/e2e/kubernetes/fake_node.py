@@ -35,7 +35,9 @@ def add_node(
         kubelet_port: where the API server asks for logs.
     """
     resources = {"cpu": "64", "memory": "256Gi", "pods": "110", **(allocatable or {})}
-    metadata = {"name": name, "labels": {"kubernetes.io/hostname": name, "kubernetes.io/os": "linux", **(labels or {})}}
+    # As a kubelet sets them; the controllers would add the beta label at a time of their own.
+    usual = {"kubernetes.io/hostname": name, "kubernetes.io/os": "linux", "beta.kubernetes.io/os": "linux"}
+    metadata = {"name": name, "labels": {**usual, **(labels or {})}}
     plane.api.create("/api/v1/nodes", {"apiVersion": "v1", "kind": "Node", "metadata": metadata})
     status: dict[str, Any] = {
         "capacity": resources,

@@ -9,6 +9,7 @@ from typing import Any, cast
 import pytest
 
 from gpunode.change import ObjectChange
+from gpunode.command import Command, command
 from gpunode.errors import Conflict, VerifyFailed
 from gpunode.host.cluster import Body, Cluster, Identity
 from gpunode.journal.record import Commit
@@ -27,6 +28,9 @@ class Unready:
 
     def list(self, *_: str) -> tuple[Body, ...]:
         return ()
+
+    def command(self, *words: str) -> Command:
+        return command("kubectl", "--context", "prod", *words)
 
     def apply(self, body: Body, _: str) -> Body:
         return body
@@ -53,6 +57,7 @@ def test_a_workload_that_is_not_ready_is_told_with_what_is_left(
     with pytest.raises(VerifyFailed, match="1 of 2 pods are ready") as failed:
         apply(plan, cast("Cluster", Unready()), store, Request("k8s apply", "0", ()), **hooks)
     assert said in failed.value.why
+    assert "kubectl --context prod describe pods" in failed.value.hint
     (commit,) = [entry for entry in store.read(store.ids()[0]) if isinstance(entry, Commit)]
     assert commit.result == result
 
