@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gpunode.catalog import tables
+from gpunode.catalog.releases import release
 from gpunode.facts.model import Distro
 
 CUDA_BASE = "https://developer.download.nvidia.com/compute/cuda/repos"
@@ -59,11 +60,12 @@ class ToolkitRepository:
 def cuda_repository(distro: Distro, dpkg_arch: str, base: str = "", fingerprint: str = "") -> CudaRepository | None:
     """NVIDIA's CUDA repository for this release, or None where NVIDIA has none.
 
-    Interim Ubuntu releases, testing and unstable, derivatives and Debian on arm64 have none.
+    Interim Ubuntu releases, testing and unstable and Debian on arm64 have none; a derivative has that of its base.
 
     ``base`` is a mirror's address, above the release's folder; ``fingerprint`` its own key's.
     """
-    folder, arch = repository_dir(distro), _ARCHITECTURES.get(dpkg_arch, "")
+    known, arch = release(distro), _ARCHITECTURES.get(dpkg_arch, "")
+    folder = known.repository if known else ""
     row = next((r for r in tables.rows("cuda_repositories.csv") if (r["dir"], r["arch"]) == (folder, arch)), None)
     if row is None:
         return None
@@ -99,11 +101,6 @@ def _normal(fingerprint: str) -> str:
 
 
 TOOLKIT = toolkit_repository()
-
-
-def repository_dir(distro: Distro) -> str:
-    """NVIDIA's folder name for a release (``ubuntu2404``); whether the folder exists, the table says."""
-    return f"{distro.id}{distro.version_id.replace('.', '')}"
 
 
 def is_old_toolkit_source(uri: str) -> bool:

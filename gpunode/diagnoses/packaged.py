@@ -12,11 +12,13 @@ from typing import Final
 
 from gpunode.catalog.driver import Impossible, choose
 from gpunode.catalog.gpus import GpuModel
+from gpunode.catalog.releases import release
 from gpunode.diagnoses.commands import Command, Shell, command
 from gpunode.diagnoses.model import Fix
 from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import cards, driver, packages
 from gpunode.diagnoses.views.system import distro, package_manager, running_kernel
+from gpunode.facts.model import Distro
 from gpunode.recipe import Driver
 
 
@@ -73,16 +75,6 @@ def _way(snapshot: Snapshot, models: Sequence[GpuModel], least: int) -> Way:
 
 # Older ones are not in NVIDIA's repositories; it is the last of three generations, and maintained for years.
 _MAINTAINED: Final = 580
-_DEBIANS: Final = {"11": 470, "12": 535, "13": 550}
-# The ended branches that releases keep: Debian's, of 11 to 13 all, by its archive's lists of non-free packages
-# (2026-11-22); Ubuntu's by the names that its releases had, which nobody looked up.
-_ENDED: Final = {
-    ("debian", "11"): {390: "nvidia-legacy-390xx-driver", 470: "nvidia-tesla-470-driver"},
-    ("debian", "12"): {470: "nvidia-tesla-470-driver"},
-    ("ubuntu", "20.04"): {390: "nvidia-driver-390", 470: "nvidia-driver-470"},
-    ("ubuntu", "22.04"): {390: "nvidia-driver-390", 470: "nvidia-driver-470"},
-    ("ubuntu", "24.04"): {470: "nvidia-driver-470"},
-}
 
 
 def ended(snapshot: Snapshot, last: int) -> Way:
@@ -90,15 +82,17 @@ def ended(snapshot: Snapshot, last: int) -> Way:
     if package_manager(snapshot) != "apt":
         return of_branch(snapshot, last)
     known = distro(snapshot)
-    name = _ENDED.get((known.id, known.version_id), {}).get(last) if known else None
-    is_looked_up = known is not None and known.id == "debian" and known.version_id in _DEBIANS
+    has = release(known) if known else None
+    name = has.ended.get(last) if has else None
+    # Nobody looked up all that Ubuntu's archive has.
+    is_looked_up = has is not None and has.distribution == "debian"
     if name is None and not is_looked_up:
         asked = f"apt-cache search --names-only nvidia | grep {last}"
         return Way(words=f"the system's own package of branch {last} ({asked}), else NVIDIA's {_INSTALLER}")
     if name is None:
         return _by_hand(last)
     # Debian's ended drivers stand beside the current one, which is named with a dash: apt removes it.
-    others = ("nvidia-driver-",) if known and known.id == "debian" else ()
+    others = ("nvidia-driver-",) if is_looked_up else ()
     words = f"branch {last} is {name}, in non-free" if others else f"branch {last} is {name}"
     return Way((command("sudo", "apt-get", "install", name, *others),), words)
 
@@ -106,18 +100,19 @@ def ended(snapshot: Snapshot, last: int) -> Way:
 def _by_apt(snapshot: Snapshot, models: Sequence[GpuModel], least: int) -> Way:
     """Ubuntu finds out itself what its archive has for the GPU; each release of Debian has one branch."""
     known = distro(snapshot)
-    if known is not None and "debian" in known.like and "ubuntu" not in known.like and known.id != "ubuntu":
+    # Of a release that nobody named, the oldest that may be.
+    has = release(known or Distro("debian", "11", "", ""))
+    is_like_debian = known is not None and "debian" in known.like and "ubuntu" not in (*known.like, known.id)
+    if known is not None and (is_like_debian or (known.id == "debian" and has is None)):
         return Way(words=f"{known.name}'s own package nvidia-driver, if its branch (apt-cache policy) drives this GPU")
     if (known is not None and known.id != "debian") or (known is None and "-generic" in running_kernel(snapshot)):
         return Way((Shell("sudo ubuntu-drivers install"),))
-    release = known.version_id.partition(".")[0] if known else ""
-    # Of a release that nobody named, the oldest that may be.
-    branch = _DEBIANS.get(release, _DEBIANS["11"])
+    branch = has.own_branch if has else 0
     untaken = [one for one in models if not one.first_branch <= branch <= (one.last_branch or branch)]
     untaken += [one for one in models if one.needs_open_modules and one not in untaken]
     if untaken or branch < least:
         whose = f"does not drive {untaken[0].label}" if untaken else "is older than that"
-        newer = "upgrade Debian first" if release in {"", "11"} else "take NVIDIA's .run installer"
+        newer = "take NVIDIA's .run installer" if known and has and has.repository else "upgrade Debian first"
         return Way(words=f"Debian's own is of branch {branch}, which {whose}; {newer}")
     return Way((command("sudo", "apt-get", "install", "nvidia-driver"),))
 

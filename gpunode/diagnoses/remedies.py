@@ -260,7 +260,7 @@ def takes_gpunode(snapshot: Snapshot) -> bool:
         return snapshot.view(package_manager) == "apt" and not is_older and not _DEBIAN_ON_ARM.search(machine)
     found = distros.family(known)
     is_without_archive = known.id == "debian" and _DEBIAN_ON_ARM.search(machine)
-    return found is not None and found.supported(known) and not is_without_archive
+    return found is not None and not is_without_archive
 
 
 # Of the releases that gpunode knows, Ubuntu 22.04 began with the oldest kernel; NVIDIA has none for Debian on arm64.

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator
 from typing import Final
 
+from gpunode.catalog.releases import release
 from gpunode.diagnoses import remedies
 from gpunode.diagnoses.addresses import DRIVER_GUIDE, TOOLKIT_GUIDE
 from gpunode.diagnoses.chains import NO_PACKAGES, NO_TOOLKIT
@@ -21,9 +21,7 @@ from gpunode.facts.patterns import Pattern
 # --- keys ---------------------------------------------------------------------------------------------------------
 
 _CUDA_DIR: Final = Pattern(r"/cuda/repos/(?P<dir>\w+)/(?P<arch>\w+)")
-# apt-key went away with Debian 13 and Ubuntu 24.10.
 _SIGNED_WITH_IT: Final = {"ubuntu1604", "ubuntu1804", "ubuntu2004", "debian10", "debian11", "wsl-ubuntu"}
-_WITHOUT_APT_KEY: Final = {"debian": 13.0, "ubuntu": 24.10}
 
 
 def _refused(snapshot: Snapshot, owner: Owner) -> tuple[RefusedKey, ...]:
@@ -97,16 +95,11 @@ _READ_ANEW: Final = {
 
 def _drop_retired_key(snapshot: Snapshot) -> Iterator[Fix]:
     known = distro(snapshot)
-    gone = _WITHOUT_APT_KEY.get(known.id) if known else None
+    has = release(known) if known else None
     folders = [match["dir"] for one in _refused(snapshot, "cuda") if (match := _CUDA_DIR.search(one.url))]
     is_old = not folders or any(folder in _SIGNED_WITH_IT for folder in folders)
-    if is_old and (gone is None or not known or _number(known.version_id) < gone):
+    if is_old and (known is None or (has is not None and has.has_apt_key)):
         yield run("remove", "remove the key that NVIDIA withdrew", Shell("sudo apt-key del 7fa2af80"))
-
-
-def _number(version: str) -> float:
-    match = re.match(r"\d+(?:\.\d+)?", version)
-    return float(match[0]) if match else 0.0
 
 
 def _toolkit_key(snapshot: Snapshot) -> Iterator[Verdict]:

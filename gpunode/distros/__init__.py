@@ -2,16 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from gpunode.catalog import releases
 from gpunode.distros.debian import DEBIAN
 from gpunode.distros.family import Family
 from gpunode.distros.ubuntu import UBUNTU
 from gpunode.facts.model import Distro
 
-__all__ = ["DEBIAN", "DISTROS", "UBUNTU", "Family", "family"]
+__all__ = ["DEBIAN", "DISTROS", "UBUNTU", "Family", "family", "supported"]
 
 DISTROS: tuple[Family, ...] = (DEBIAN, UBUNTU)
 
 
 def family(distro: Distro) -> Family | None:
-    """The family of a distribution; None when gpunode knows none of its name, however much it is like one."""
-    return next((known for known in DISTROS if known.id == distro.id), None)
+    """The family whose packages this release has; None when ``releases.csv`` has no repository for it."""
+    release = releases.release(distro)
+    if release is None or not release.repository:
+        return None
+    return next((known for known in DISTROS if known.id == release.distribution), None)
+
+
+def supported() -> str:
+    """The supported releases as a person writes them: Debian 12 and 13, Ubuntu 22.04 and 24.04."""
+    versions = releases.supported()
+    return " and ".join(f"{one.name} {_listed(versions[one.id])}" for one in DISTROS)
+
+
+def _listed(words: Sequence[str]) -> str:
+    *first, last = words
+    return f"{', '.join(first)} and {last}" if first else last

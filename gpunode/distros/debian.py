@@ -76,7 +76,6 @@ def _proxmox_meta(kernel: str, present: set[str]) -> str | None:
 DEBIAN = Family(
     id="debian",
     name="Debian",
-    versions=("12", "13"),
     origins=("Debian",),
     driver_packages=driver_packages,
     dkms_package=dkms_package,

@@ -9,9 +9,7 @@ from functools import lru_cache
 
 from gpunode.catalog.conflicts import pinned_names
 from gpunode.catalog.driver import Choice
-from gpunode.catalog.repositories import repository_dir
 from gpunode.change import PackageState
-from gpunode.facts.model import Distro
 from gpunode.recipe import Scope
 
 PIN_FILE = "/etc/apt/preferences.d/gpunode-nvidia"
@@ -34,7 +32,6 @@ class Family:
 
     Attributes:
         id: as in os-release.
-        versions: the releases that gpunode supports.
         origins: how the Origin begins of those archives whose own driver packages are never mixed with NVIDIA's.
         driver_packages: what apt is asked for: the fewest names that bring the driver of a scope.
         dkms_package: the one of them that builds the kernel modules.
@@ -45,20 +42,11 @@ class Family:
 
     id: str
     name: str
-    versions: tuple[str, ...]
     origins: tuple[str, ...]
     driver_packages: Callable[[Choice, Scope], tuple[str, ...]]
     dkms_package: Callable[[Choice], str]
     headers: Callable[[str], str]
     headers_meta: Callable[[str, Mapping[str, PackageState]], str | None]
-
-    def supported(self, distro: Distro) -> bool:
-        """Whether gpunode knows this release."""
-        return distro.id == self.id and distro.version_id in self.versions
-
-    def repository_dir(self, distro: Distro) -> str:
-        """NVIDIA's name for this release (``debian12``)."""
-        return repository_dir(distro)
 
     def pin(self, choice: Choice) -> bytes:
         """The text of PIN_FILE: driver packages come from NVIDIA's repository and in the chosen version, or not at all.

@@ -90,7 +90,6 @@ def _follows(meta: str, flavour: str) -> bool:
 UBUNTU = Family(
     id="ubuntu",
     name="Ubuntu",
-    versions=("22.04", "24.04", "26.04"),
     origins=("Ubuntu", "LP-PPA-graphics-drivers"),
     driver_packages=driver_packages,
     dkms_package=dkms_package,

@@ -14,7 +14,7 @@ from gpunode.catalog.driver import Choice, Impossible, choose
 from gpunode.catalog.gpus import GpuModel
 from gpunode.change import PackageState
 from gpunode.command import gpunode
-from gpunode.distros import family
+from gpunode.distros import family, supported
 from gpunode.distros.dpkg_version import DpkgVersion
 from gpunode.distros.family import PIN_FILE, Family
 from gpunode.facts.model import Facts, Known, LoadedDriver, known, need
@@ -42,11 +42,11 @@ def family_of(facts: Facts) -> Family | Refusal:
     """The distribution's family, or why gpunode does not work on it."""
     distro = need(facts.distro, "which distribution this is")
     found = family(distro)
-    if found is None or not found.supported(distro):
+    if found is None:
         return Refusal(
             what=f"{distro.name} is not supported",
-            why="NVIDIA's repositories and package names are known for Debian 12 and 13 and Ubuntu 22.04, 24.04 and "
-            f"26.04; /etc/os-release says ID={distro.id} VERSION_ID={distro.version_id}",
+            why=f"NVIDIA's repositories and package names are known for {supported()}; "
+            f"/etc/os-release says ID={distro.id} VERSION_ID={distro.version_id}",
             hint='use one of these, or install the driver by hand and run gpunode with driver.version = "none"',
         )
     return found

@@ -53,7 +53,7 @@ def test_ubuntu(version: str, arch: str, key: str) -> None:
         ("debian", "13", "arm64"),
         ("debian", "11", "amd64"),
         ("debian", "", "amd64"),
-        ("linuxmint", "22", "amd64"),
+        ("devuan", "5", "amd64"),
         ("ubuntu", "24.04", "riscv64"),
         ("fedora", "44", "amd64"),
     ],

@@ -115,8 +115,8 @@ def test_opensuse_gets_the_repository_that_has_the_open_driver(
 @pytest.mark.parametrize(
     ("release", "origin"),
     [
-        (system("linuxmint", "21.3", "ubuntu debian"), "o=Ubuntu"),
-        (system("linuxmint", "6", "debian"), "o=Debian"),
+        (system("elementary", "7", "ubuntu debian"), "o=Ubuntu"),
+        (system("devuan", "5", "debian"), "o=Debian"),
         (system("kali", "2026.3", "debian"), "o=Kali"),
         (system("pop", "22.04", "ubuntu debian"), ""),
     ],

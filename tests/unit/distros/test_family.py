@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import pytest
 
-from gpunode.catalog import branches
+from gpunode.catalog import branches, tables
 from gpunode.catalog.driver import Choice
+from gpunode.catalog.releases import release
 from gpunode.catalog.repositories import TOOLKIT, cuda_repository
-from gpunode.distros import DISTROS, Family, family
+from gpunode.distros import DISTROS, UBUNTU, Family, family, supported
 from gpunode.distros.family import TOOLKIT_PACKAGES, repository_list
 from gpunode.facts.model import Distro
 from gpunode.recipe import Scope
@@ -31,24 +34,45 @@ def distro(id_: str, version: str) -> Distro:
     ],
 )
 def test_supported_releases(id_: str, version: str, supported: bool) -> None:
-    found = family(distro(id_, version))
+    assert (family(distro(id_, version)) is not None) is supported
+
+
+def test_a_distribution_that_is_only_like_debian_has_no_family() -> None:
+    assert family(Distro("devuan", "5", "", "", like=("debian",))) is None
+
+
+def test_a_derivative_has_the_family_and_the_repository_of_its_base() -> None:
+    mint = Distro("linuxmint", "22.1", "", "", like=("ubuntu", "debian"))
+
+    assert family(mint) is UBUNTU
+    assert cuda_repository(mint, "amd64") == cuda_repository(distro("ubuntu", "24.04"), "amd64")
+
+
+@pytest.mark.parametrize(
+    "row", [*tables.rows("releases.csv")], ids=lambda row: f"{row['distribution']}{row['version']}"
+)
+def test_a_row_of_the_releases_is_whole(row: Mapping[str, str]) -> None:
+    found = release(distro(row["distribution"], row["version"]))
 
     assert found is not None
-    assert found.supported(distro(id_, version)) is supported
+    if found.repository:
+        assert cuda_repository(distro(row["distribution"], row["version"]), "amd64") is not None
+        assert family(distro(row["distribution"], row["version"])) is not None
+    if row["derivative_of"]:
+        assert not any(row[key] for key in ("repository", "own_branch", "ended", "apt_key"))
+    else:
+        assert row["apt_key"] in {"yes", "no"}
+        assert found.own_branch or row["distribution"] != "debian"
 
 
-def test_a_distribution_that_is_only_like_ubuntu_has_no_family() -> None:
-    assert family(Distro("linuxmint", "22", "", "", like=("ubuntu", "debian"))) is None
+def test_every_repository_belongs_to_a_release() -> None:
+    named = {row["repository"] for row in tables.rows("releases.csv")}
+
+    assert {row["dir"] for row in tables.rows("cuda_repositories.csv")} <= named
 
 
-@pytest.mark.parametrize("known", DISTROS, ids=lambda known: known.id)
-def test_nvidia_has_a_repository_for_every_supported_release(known: Family) -> None:
-    for version in known.versions:
-        release = distro(known.id, version)
-        repository = cuda_repository(release, "amd64")
-        assert repository is not None
-        assert repository.dir == known.repository_dir(release)
-        assert family(release) is known
+def test_the_supported_releases_are_listed_as_a_person_writes_them() -> None:
+    assert supported() == "Debian 12 and 13 and Ubuntu 22.04, 24.04 and 26.04"
 
 
 @pytest.mark.parametrize("known", DISTROS, ids=lambda known: known.id)

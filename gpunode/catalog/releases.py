@@ -1,0 +1,65 @@
+"""The releases of distributions that use apt; the table beside this file names its sources."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+
+from gpunode.catalog import tables
+from gpunode.facts.model import Distro
+
+_TABLE = "releases.csv"
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """One release; of a derivative, the release whose packages and repository it uses.
+
+    Attributes:
+        distribution: the ID of os-release(5).
+        repository: NVIDIA's folder for it (``debian12``); empty where gpunode installs no driver.
+        own_branch: the driver branch of the release's own package; 0 where it has several, or none.
+        ended: the packages of branches that NVIDIA's repository dropped.
+        has_apt_key: whether it has the program apt-key.
+    """
+
+    distribution: str
+    version: str
+    repository: str
+    own_branch: int
+    ended: Mapping[int, str]
+    has_apt_key: bool
+
+
+def release(distro: Distro) -> Release | None:
+    """The release of ``distro``; None when it is not in the table, such as a newer one."""
+    is_debian = distro.id == "debian"  # whose point releases, as in /etc/debian_version, are one release
+    return _release(distro.id, distro.version_id.partition(".")[0] if is_debian else distro.version_id)
+
+
+@cache
+def _release(distribution: str, version: str) -> Release | None:
+    key = (distribution, version)
+    found = next((row for row in tables.rows(_TABLE) if (row["distribution"], row["version"]) == key), None)
+    if found is None:
+        return None
+    if base := found["derivative_of"]:
+        return _release(*base.split())
+    return Release(
+        distribution=distribution,
+        version=version,
+        repository=found["repository"],
+        own_branch=int(found["own_branch"] or 0),
+        ended={int(branch): name for branch, _, name in (part.partition(":") for part in found["ended"].split())},
+        has_apt_key=found["apt_key"] == "yes",
+    )
+
+
+def supported() -> Mapping[str, tuple[str, ...]]:
+    """The versions for which NVIDIA has a repository, by distribution; derivatives are left out."""
+    found: dict[str, tuple[str, ...]] = {}
+    for row in tables.rows(_TABLE):
+        if row["repository"]:
+            found[row["distribution"]] = (*found.get(row["distribution"], ()), row["version"])
+    return found
