@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from typing import ClassVar, Final
+from typing import ClassVar, Final, NoReturn
 
 _PARTS: Final = re.compile(r"[/=,]")
 
@@ -219,3 +219,8 @@ def _kinds() -> list[type[GpunodeError]]:
         pending.extend(kind.__subclasses__())
         found.setdefault(kind.exit_code, kind)
     return [found[code] for code in sorted(found)]
+
+
+def assert_never(value: NoReturn) -> NoReturn:
+    """Stands where every value was handled, so that mypy names one that was not; ``typing`` has it from 3.11 on."""
+    raise AssertionError(f"not handled: {value!r}")

@@ -18,6 +18,7 @@ from pathlib import PurePosixPath
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, get_args, get_origin, get_type_hints
 
+from gpunode.container_runtimes import CONTAINER_RUNTIMES
 from gpunode.errors import RecipeError, UsageError
 
 if TYPE_CHECKING:
@@ -46,7 +47,11 @@ class Says:
     least: int = 1
 
 
-RuntimeName: TypeAlias = Literal["containerd", "docker", "crio", "podman", "none"]
+if TYPE_CHECKING:
+    RuntimeName: TypeAlias = str
+else:
+    _NAMES = (*CONTAINER_RUNTIMES, "none")
+    RuntimeName = Literal[_NAMES]
 Flavour: TypeAlias = Literal["auto", "open", "proprietary"]
 Scope: TypeAlias = Literal["compute", "media", "full"]
 Install: TypeAlias = Literal["if-missing", "never"]

@@ -17,6 +17,7 @@ from gpunode.cli.runtime_options import Hook, Typed, Wanted, absolute, wanted
 from gpunode.cli.screen.edits import configure_command, draft_lines, read_again_command
 from gpunode.cli.screen.plans import note as warning
 from gpunode.cli.screen.printer import standard_error, standard_output
+from gpunode.container_runtimes import CONTAINER_RUNTIMES
 from gpunode.errors import ChangesPending, GpunodeError, Undetermined, UsageError, VerifyFailed
 from gpunode.host.local import LocalHost
 from gpunode.host.process import CommandLog
@@ -148,7 +149,8 @@ def _unread(host: LocalHost, draft: Draft) -> VerifyFailed | None:
     """That a daemon which systemd could not restart has not read its files; None where it has."""
     verdict = ctk.verdict(host, replace(draft, changes=()), host.effective, is_live=True)
     # Of the others a tool tells what is in the files, and not what the daemon has.
-    if draft.about == "docker" and not verdict.otherwise:
+    row = CONTAINER_RUNTIMES.get(draft.about)
+    if row is not None and row.source == "docker info" and not verdict.otherwise:
         return None
     following = _following(host, draft, failed=False)
     return VerifyFailed(

@@ -102,12 +102,12 @@ def wanted(typed: Typed, root: str) -> Wanted:
             why="a runtime that runs nothing keeps docker from starting",
             hint="leave the option out, or name the program: --nvidia-runtime-path=/usr/bin/nvidia-container-runtime",
         )
-    notes = tuple(_notes(typed))
+    notes = tuple(_notes(typed, row))
     wish = Wish(
         handler=typed.name,
         binary=typed.path,
         default=typed.default,
-        cdi=typed.cdi and row.id in {"containerd", "docker"},
+        cdi=typed.cdi and row.cdi == "switch",
         mode=mode,
         config=absolute("--config", typed.config, root),
         drop_in=drop_in,
@@ -155,18 +155,18 @@ def _mode(typed: Typed, row: Runtime) -> tuple[Mode, str]:
     return "drop-in", typed.drop_in
 
 
-def _notes(typed: Typed) -> Iterator[str]:
+def _notes(typed: Typed, row: Runtime) -> Iterator[str]:
     """What is ignored, and what is deprecated."""
     if typed.drop_in == "" and typed.mode == "drop-in":
         yield "--drop-in-config is empty, so the configuration itself is edited, whatever --mode says"
     if typed.config_mode not in _HOOK_MODES | _FILE_MODES:
         yield f"--config-mode={typed.config_mode} is unknown and ignored; {typed.runtime} is configured by its file"
-    if typed.cdi and typed.runtime not in {"containerd", "docker"}:
+    if typed.cdi and row.cdi != "switch":
         yield f"--cdi.enabled is ignored: {typed.runtime} already has CDI enabled"
-    if typed.enable_cri and typed.runtime != "containerd":
+    if typed.enable_cri and not row.has_cri_plugin:
         yield f"--enable-cri is ignored: {typed.runtime} has no CRI plugin"
-    if typed.runtime == "podman" and (typed.default or typed.mode != "auto" or typed.name != "nvidia"):
-        yield "podman uses GPUs as CDI devices, so options about a runtime are ignored"
+    if row.cdi == "only" and (typed.default or typed.mode != "auto" or typed.name != "nvidia"):
+        yield f"{row.id} uses GPUs as CDI devices, so options about a runtime are ignored"
     if typed.executable and (typed.runtime not in _DUMPS or typed.source == "file"):
         yield f"--executable-path={typed.executable} is ignored: no command is asked for the configuration"
     if typed.source == "command" and typed.runtime not in _DUMPS:

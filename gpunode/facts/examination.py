@@ -38,7 +38,6 @@ _JOURNAL: Final = ("journalctl", "-b", "-q", "--no-pager", "-o", "short-iso-prec
 _FILES: Final[Mapping[Holds, tuple[str, ...]]] = {
     "config": (
         "/etc/containers/containers.conf",
-        "/etc/crio/crio.conf",
         "/etc/cufile.json",
         "/etc/bash.bashrc",
         "/etc/bashrc",

@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Final
 
+from gpunode.container_runtimes import CONTAINER_RUNTIMES
 from gpunode.facts import apt_conf, diversions, kubelet, modprobe, provider, systemd
 from gpunode.facts.evidence import Capture, Holds, Probe
 
 # AKS with managed GPUs runs NVIDIA's device plugin so (Azure/AgentBaker, cse_config.sh).
 DEVICE_PLUGIN: Final = "nvidia-device-plugin.service"
 UNITS: Final = (
-    "containerd.service",
-    "crio.service",
-    "docker.service",
+    *(row.unit for row in CONTAINER_RUNTIMES.values() if row.unit),
     "nvidia-persistenced.service",
     "nvidia-fabricmanager.service",
     "gdrdrv.service",
@@ -42,8 +41,7 @@ FILES: Final = (
     apt_conf.MAIN,
     diversions.PATH,
     *modprobe.LISTS,
-    "/etc/containerd/config.toml",
-    "/etc/docker/daemon.json",
+    *(row.config for row in CONTAINER_RUNTIMES.values() if row.config),
     "/etc/nvidia-container-runtime/config.toml",
     "/etc/nvidia-container-toolkit/nvidia-cdi-refresh.env",
     "/usr/share/keyrings/cuda-archive-keyring.gpg",

@@ -30,7 +30,7 @@ from gpunode.change import (
     is_generated,
     subject,
 )
-from gpunode.errors import ChangeFailed, Conflict, Refused
+from gpunode.errors import ChangeFailed, Conflict, Refused, assert_never
 from gpunode.facts.evidence import Capture, Outcome, Probe
 from gpunode.host import files, runtime
 from gpunode.host.locks import wait_until_ended, wait_until_free
@@ -307,8 +307,10 @@ class LocalHost:
                     settled += self._refresh(same)
                 case "initramfs":
                     settled += self._initramfs(same)
-                case _:
+                case "daemon-reload" | "cdi" | "reload" | "restart":
                     settled += self.services.settle(same)
+                case _:
+                    assert_never(kind)
         return tuple(settled)
 
     def _refresh(self, triggers: Sequence[Trigger]) -> Iterator[Settled]:

@@ -6,7 +6,7 @@ import json
 import re
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -17,7 +17,7 @@ from gpunode.errors import ChangeFailed, Refused, Undetermined
 from gpunode.facts.evidence import Capture, Probe
 from gpunode.host import files
 from gpunode.host.process import Finished, Runner
-from gpunode.runtimes import Configured, Files, Wish, located, runtime
+from gpunode.runtimes import Configured, Files, Wish, runtime
 from gpunode.runtimes.found import by_looking, contents
 from gpunode.runtimes.model import CRIO_CONFIG
 
@@ -38,7 +38,16 @@ def check(runner: Runner, expectation: RuntimeExpectation, changes: Sequence[Fil
     """
     if any(not isinstance(change.after, FileState) and change.path == expectation.path for change in changes):
         return f"not checked: {expectation.path} will not be there"
-    return _CHECKS[expectation.runtime](runner, expectation, changes)
+    row = runtime(expectation.runtime)
+    match row.parser:
+        case "containerd config dump":
+            return _check_containerd(runner, expectation, changes)
+        case "dockerd --validate":
+            return _check_docker(runner, expectation, changes)
+        case "crio config":
+            return _check_crio(runner, expectation, changes)
+        case "none":
+            return _check_files(runner, expectation, changes)
 
 
 def _check_containerd(runner: Runner, expectation: RuntimeExpectation, changes: Sequence[FileChange]) -> str:
@@ -225,18 +234,11 @@ def _crio_reads(runner: Runner, present: Files, wish: Wish) -> tuple[Finished, s
     return read, said
 
 
-def _check_podman(runner: Runner, expectation: RuntimeExpectation, changes: Sequence[FileChange]) -> str:
-    del runner, expectation, changes
-    return "not checked: podman has no file that changes"
-
-
-_Check = Callable[[Runner, RuntimeExpectation, Sequence[FileChange]], str]
-_CHECKS: Mapping[str, _Check] = {
-    "containerd": _check_containerd,
-    "docker": _check_docker,
-    "crio": _check_crio,
-    "podman": _check_podman,
-}
+def _check_files(runner: Runner, expectation: RuntimeExpectation, changes: Sequence[FileChange]) -> str:
+    row, wish = runtime(expectation.runtime), Wish(config=expectation.path)
+    present = contents(by_looking(partial(_look, runner), row, wish))
+    _compare(expectation, row.inspect(_after(present, changes), wish), changes[0].path)
+    return f"checked: it has the intended settings (gpunode knows no parser of {row.id})"
 
 
 def read_back(runner: Runner, expectation: RuntimeExpectation) -> None:
@@ -250,7 +252,7 @@ def read_back(runner: Runner, expectation: RuntimeExpectation) -> None:
     from gpunode.runtimes import containerd
 
     is_there = files.read(expectation.path, root=runner.root).outcome != "absent"
-    if expectation.runtime != "containerd" or not is_there:
+    if runtime(expectation.runtime).parser != "containerd config dump" or not is_there:
         return
     argv = ("containerd", "--config", expectation.path, "config", "dump")
     dumped = runner.run(argv, timeout_s=_TIMEOUT_S, limit_bytes=16 << 20, only_reads=True)
@@ -276,7 +278,7 @@ def contradiction(runner: Runner, expectation: RuntimeExpectation, patience_s: f
     file on SIGHUP, says so in its log alone, and would not start with that file again. CRI-O leaves out a handler whose
     binary it does not find. containerd cannot be asked: its parser was, before the file was written.
     """
-    if expectation.runtime not in {"docker", "crio"}:
+    if runtime(expectation.runtime).source not in {"docker info", "crio status"}:
         return ""
     deadline = time.monotonic() + patience_s
     while True:
@@ -302,7 +304,18 @@ def effective(runner: Runner, name: str) -> Configured | None:
         ChangeFailed: it does not answer.
         Undetermined: it answers root alone.
     """
-    return _EFFECTIVE[name](runner)
+    row = runtime(name)
+    match row.source:
+        case "containerd config dump":
+            return _effective_containerd(runner)
+        case "docker info":
+            return _effective_docker(runner)
+        case "crio status":
+            return _effective_crio(runner)
+        case "podman info":
+            return _effective_podman(runner)
+        case "files":
+            return row.inspect(contents(by_looking(partial(_look, runner), row, Wish())), Wish())
 
 
 def _effective_containerd(runner: Runner) -> Configured | None:
@@ -310,7 +323,7 @@ def _effective_containerd(runner: Runner) -> Configured | None:
 
     usual = runtime("containerd")
     unit = replace(usual, reads=lambda found, _: containerd_unit.reads(found))
-    row = located(usual, contents(by_looking(partial(_look, runner), unit, Wish())), Wish())
+    row = usual.located(usual, contents(by_looking(partial(_look, runner), unit, Wish())), Wish())
     # Without a file the daemon runs on its defaults, but `config dump` fails (1.6).
     verb = "dump" if files.read(row.config, root=runner.root).outcome != "absent" else "default"
     told = ("--config", row.config) if row is not usual else ()
@@ -378,11 +391,3 @@ def _no_answer(name: str, told: Finished) -> ChangeFailed | Undetermined:
         why=said or f"{told.argv[0]} exited with {told.exit_status}",
         hint=f"systemctl status {name}",
     )
-
-
-_EFFECTIVE: Mapping[str, Callable[[Runner], Configured | None]] = {
-    "containerd": _effective_containerd,
-    "docker": _effective_docker,
-    "crio": _effective_crio,
-    "podman": _effective_podman,
-}

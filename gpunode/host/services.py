@@ -75,17 +75,22 @@ class Services:
         Raises:
             ChangeFailed: a unit did not take it, or is not up afterwards; its own last lines are in ``why``.
         """
-        for trigger in triggers:
-            if trigger.kind == "cdi":
-                yield self._refresh_cdi_if_needed(trigger)
-            elif not self.running:
-                yield Settled(trigger, 0.0, _NOT_RUNNING)
-            elif trigger.kind == "restart":
-                yield self._restart(trigger)
-            elif trigger.kind == "reload":
-                yield self._reload(trigger)
-            else:
-                yield self._reload_systemd(trigger)
+        yield from (self._settled(trigger) for trigger in triggers)
+
+    def _settled(self, trigger: Trigger) -> Settled:
+        if trigger.kind == "cdi":
+            return self._refresh_cdi_if_needed(trigger)
+        if not self.running:
+            return Settled(trigger, 0.0, _NOT_RUNNING)
+        match trigger.kind:
+            case "restart":
+                return self._restart(trigger)
+            case "reload":
+                return self._reload(trigger)
+            case "daemon-reload":
+                return self._reload_systemd(trigger)
+            case "index-refresh" | "initramfs":
+                raise AssertionError(f"{trigger} is not for systemd")
 
     def _restart(self, trigger: Trigger) -> Settled:
         unit, before = trigger.target, self._show(trigger.target)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
+from gpunode.container_runtimes import CONTAINER_RUNTIMES
 from gpunode.errors import Refused
 from gpunode.kubernetes.sharing import check_configs
 from gpunode.recipe import Recipe
@@ -67,13 +68,15 @@ def _check_names(wanted: Kubernetes) -> None:
 
 def _check_runtime(recipe: Recipe, wanted: Kubernetes) -> None:
     runtime = recipe.runtime
-    if runtime.name == "podman":
+    row = CONTAINER_RUNTIMES.get(runtime.name)
+    if row is not None and not row.runs_pods:
         raise Refused(
-            "no kubelet runs its pods with podman",
-            why=f"the recipe {recipe.name} configures podman",
+            f"no kubelet runs its pods with {row.id}",
+            why=f"the recipe {recipe.name} configures {row.id}",
             hint='set name in [runtime] to "containerd" or "crio"',
         )
-    if wanted.kind.workers and not (runtime.name == "docker" and runtime.default and recipe.toolkit.volume_mounts):
+    is_docker = row is not None and row.client == "docker run"
+    if wanted.kind.workers and not (is_docker and runtime.default and recipe.toolkit.volume_mounts):
         raise Refused(
             "the nodes of the kind cluster would get no GPU",
             why="they are containers of docker, get its default runtime, and ask for GPUs by mounts",
@@ -86,7 +89,7 @@ def _check_runtime(recipe: Recipe, wanted: Kubernetes) -> None:
             why="its pod has no RuntimeClass, and nvidia is not the default runtime",
             hint='set runtime_class = "nvidia" in [kubernetes], or default = true in [runtime]',
         )
-    if wanted.stack == "dra" and runtime.name in {"containerd", "docker"} and not runtime.cdi:
+    if wanted.stack == "dra" and row is not None and row.cdi == "switch" and not runtime.cdi:
         raise Refused(
             "the DRA driver needs CDI in containerd",
             why="it hands GPUs to containers as CDI devices",

@@ -66,8 +66,8 @@ def reads(files: Files, wish: Wish) -> tuple[str, ...]:
 
 
 def located(row: Runtime, files: Files, wish: Wish) -> Runtime:
-    """``row`` with the configuration that containerd's unit names, unless one is asked for."""
-    named = _named(files, wish)
+    """``row`` with the configuration that containerd's unit names, unless one is asked for, or a product brings it."""
+    named = None if row.product else _named(files, wish)
     return replace(row, config=named.path) if named else row
 
 

@@ -15,14 +15,15 @@ from functools import cache
 from typing import Any
 
 from gpunode.command import command
+from gpunode.container_runtimes import CONTAINER_RUNTIMES
 from gpunode.errors import Refused
 from gpunode.runtimes.model import Files, Wish
 from gpunode.runtimes.text import decode, encode, same
 from gpunode.runtimes.tomlread import Document, Path, parse
 
-CONFIG = "/etc/containerd/config.toml"
+CONFIG = CONTAINER_RUNTIMES["containerd"].config
 # Where nvidia-ctk 1.18.1 and later write, and what containerd 2.2 and later read unasked (containerd PR 12323).
-DROP_IN = "/etc/containerd/conf.d/99-nvidia.toml"
+DROP_IN = CONTAINER_RUNTIMES["containerd"].drop_in
 CRI_PLUGINS = {
     1: "cri",
     2: "io.containerd.grpc.v1.cri",

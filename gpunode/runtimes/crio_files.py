@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from gpunode.runtimes.model import CRIO_CONFIG, CRIO_FOLDER, Files, Wish
+from gpunode.runtimes.model import CRIO_CONFIG, CRIO_FOLDER, Files, Wish, as_installed
 
 # nvidia-ctk 1.18.0 to 1.19.0 wrote its drop-in here, where CRI-O never looks (nvidia-container-toolkit PR 1829).
 DEAD_FOLDER = "/etc/crio/conf.d"
+located = as_installed
 
 
 def reads(files: Files, wish: Wish) -> tuple[str, ...]:

@@ -19,7 +19,6 @@ from gpunode.errors import Refused
 from gpunode.facts.evidence import NOT_CAPTURED
 from gpunode.facts.model import Facts, Known, Kubelet, Unknown, known
 from gpunode.facts.units import is_unit_file
-from gpunode.runtimes import located
 from gpunode.runtimes.model import RUNC_FAMILY, Files, Runtime, Wish
 
 
@@ -29,6 +28,7 @@ class Installation:
 
     Attributes:
         title: the product, as people call it.
+        brings: the id of the runtime that it installs.
         sockets: where its containerd answers.
         units: what starts its containerd; the one that the kubelet runs in counts, else the first.
         row: what to configure, given containerd's own row and the kubelet that uses it.
@@ -39,6 +39,7 @@ class Installation:
     sockets: tuple[str, ...]
     units: tuple[str, ...]
     row: Callable[[Runtime, Kubelet, Facts], Runtime]
+    brings: str = "containerd"
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,15 +181,20 @@ def chosen(row: Runtime, facts: Facts) -> Chosen:
     Raises:
         Refused: the kubelet uses a containerd of which nobody knows what it reads.
     """
-    if row.id == "containerd":
-        return _containerd(_located(row, facts), facts)
+    if has_products(row):
+        return _kubelets(_located(row, facts), facts)
     return Chosen(_located(row, facts))
+
+
+def has_products(row: Runtime) -> bool:
+    """Whether products bring this runtime, each with rules of its own."""
+    return any(product.brings == row.id for product in INSTALLATIONS)
 
 
 def _located(row: Runtime, facts: Facts) -> Runtime:
     files = {path: fact.value.content for path, fact in facts.files.items() if isinstance(fact, Known) and fact.value}
     masked = {path: b"" for path, fact in facts.files.items() if isinstance(fact, Unknown) and is_unit_file(path)}
-    return located(row, {**files, **masked}, Wish())
+    return row.located(row, {**files, **masked}, Wish())
 
 
 def placed(row: Runtime, facts: Facts) -> Runtime:
@@ -208,7 +214,7 @@ def kubelet_using(row: Runtime, facts: Facts) -> Kubelet | None:
 def with_kubelets_driver(row: Runtime, facts: Facts, wish: Wish, files: Files) -> Wish:
     """``wish`` with systemd's cgroup driver, if it is the kubelet's and no handler is there to inherit one from."""
     kubelet = kubelet_using(row, facts)
-    if row.id != "containerd" or row.product or kubelet is None or kubelet.cgroup_driver != "systemd":
+    if not row.cgroup_by_handler or row.product or kubelet is None or kubelet.cgroup_driver != "systemd":
         return wish
     present = row.inspect(files, wish)
     if any(name in present.handlers for name in (*RUNC_FAMILY, present.default)):
@@ -216,7 +222,7 @@ def with_kubelets_driver(row: Runtime, facts: Facts, wish: Wish, files: Files) -
     return replace(wish, systemd_cgroup=True)
 
 
-def _containerd(containerd: Runtime, facts: Facts) -> Chosen:
+def _kubelets(containerd: Runtime, facts: Facts) -> Chosen:
     if isinstance(facts.kubelet, Unknown):
         return Chosen(containerd, _unknown(containerd, facts.kubelet))
     kubelet = facts.kubelet.value

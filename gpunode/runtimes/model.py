@@ -6,10 +6,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal, TypeAlias
 
-DOCKER_CONFIG = "/etc/docker/daemon.json"
-CRIO_CONFIG = "/etc/crio/crio.conf"
-CRIO_FOLDER = "/etc/crio/crio.conf.d"
-CRIO_DROP_IN = f"{CRIO_FOLDER}/99-nvidia.toml"
+from gpunode.container_runtimes import CONTAINER_RUNTIMES, ContainerRuntime
+
+DOCKER_CONFIG = CONTAINER_RUNTIMES["docker"].config
+CRIO_CONFIG = CONTAINER_RUNTIMES["crio"].config
+CRIO_DROP_IN = CONTAINER_RUNTIMES["crio"].drop_in
+CRIO_FOLDER = CRIO_DROP_IN.rpartition("/")[0]
 # The handlers of the runc shim: pods run under the cgroup driver that their options name.
 RUNC_FAMILY = ("runc", "crun")
 
@@ -124,41 +126,32 @@ Unconfigure: TypeAlias = Callable[[Files, Wish, Mapping[str, Former]], Edited]
 Inspect: TypeAlias = Callable[[Files, Wish], Configured]
 
 
-@dataclass(frozen=True, slots=True)
-class Runtime:
-    """A container runtime.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Runtime(ContainerRuntime):
+    """A container runtime as it is installed here, with its rules.
 
     Attributes:
-        config: its main configuration file; empty where no file of its own registers a handler.
-        drop_in: where a drop-in goes; empty where the runtime reads none.
-        unit: of systemd; empty where nothing runs between two containers.
-        packages: the packages that provide it, the distribution's first.
-        from_elsewhere: where these come from when no distribution has them; empty when they do.
-        config_from: those of them that bring the configuration file themselves, so that it is not missing after
-            their installation.
         reads: the paths and patterns of the files that it reads, as far as the files at hand tell; asked again until
             nothing new comes.
+        located: the row as on a node that has these files: another file may count, or another unit run it.
         configure: what brings the files to the wish; no edits when nothing is to do.
         unconfigure: what takes NVIDIA's handler out again, given what gpunode is on record for.
         inspect: what the files say, merged as the runtime merges them.
+        takes_on_reload: whether a running daemon takes this change on SIGHUP; asked where it ``reloads``.
+        keeps_containers: whether its containers survive its restart; asked where ``stopped`` says that some do not.
         product: what brings this runtime, where that is not a package of its own; see ``runtimes.installations``.
         beside: what says what it does beside ``config`` and ``drop_in``.
         generated: the files that the product writes anew at every start of its unit.
         watches: whether the product notices changed files by itself, so that nothing need be restarted.
     """
 
-    id: str
-    unit: str
-    config: str
-    drop_in: str
-    socket: str
-    packages: tuple[str, ...]
-    config_from: frozenset[str]
     reads: Reads
+    located: Callable[[Runtime, Files, Wish], Runtime]
     configure: Configure
     unconfigure: Unconfigure
     inspect: Inspect
-    from_elsewhere: str = ""
+    takes_on_reload: Callable[[Files, Files, Wish], bool]
+    keeps_containers: Callable[[Files, Wish], bool]
     product: str = ""
     beside: frozenset[str] = frozenset()
     generated: frozenset[str] = frozenset()
@@ -168,6 +161,12 @@ class Runtime:
     def own_files(self) -> frozenset[str]:
         """Those that say what it does; of the others that it reads some say how it is started."""
         return frozenset({self.config, self.drop_in, *self.beside} - {"", *self.generated})
+
+
+def as_installed(row: Runtime, files: Files, wish: Wish) -> Runtime:
+    """``row``: this runtime has one file and one unit, whatever the node."""
+    del files, wish
+    return row
 
 
 def after_edits(files: Files, edited: Edited) -> Files:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from gpunode.facts.cdi_places import FOLDERS
-from gpunode.runtimes.model import Configured, Edited, Files, Former, Wish
+from gpunode.runtimes.model import Configured, Edited, Files, Former, Wish, as_installed
 from gpunode.runtimes.text import decode
 from gpunode.runtimes.tomlread import parse
 
@@ -26,6 +26,7 @@ _CONFIGS = (
 )
 _READS_UP_TO = (((4, 4), (0, 5)), ((5, 0), (0, 6)))
 _CONFIGURABLE = (5, 5)
+located = as_installed
 
 
 def reads(files: Files, wish: Wish) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gpunode.change import Deferred, FileChange, ServiceChange, ServiceState, Trigger
+from gpunode.container_runtimes import CONTAINER_RUNTIMES, takes_only_cdi
 from gpunode.distros.dpkg_version import DpkgVersion
 from gpunode.facts.cdi_places import FOLDERS, SPEC
 from gpunode.facts.layout import Layout
@@ -29,7 +30,6 @@ PATH_UNIT = "nvidia-cdi-refresh.path"
 # What the unit's owner may have told it, such as another place for its output.
 ENVIRONMENT = "/etc/nvidia-container-toolkit/nvidia-cdi-refresh.env"
 # These take GPUs as CDI devices, whatever the recipe says of the runtime's own support.
-_BY_CDI = frozenset({"crio", "podman"})
 _TOOLKIT = "nvidia-container-toolkit-base"
 # The first toolkit whose package brings the units.
 _WITH_UNITS = DpkgVersion("1.18")
@@ -103,7 +103,8 @@ def is_wanted(recipe: Recipe, facts: Facts) -> bool:
 
 def is_asked(recipe: Recipe) -> bool:
     """Whether the recipe itself has containers get GPUs as CDI devices."""
-    return recipe.runtime.name in _BY_CDI or (recipe.runtime.name != "none" and recipe.runtime.cdi)
+    row = CONTAINER_RUNTIMES.get(recipe.runtime.name)
+    return row is not None and (row.cdi != "switch" or recipe.runtime.cdi)
 
 
 def _has_failed(facts: Facts) -> bool:
@@ -151,7 +152,7 @@ def output(facts: Facts) -> str:
 
 def folders(recipe: Recipe, facts: Facts) -> tuple[str, ...]:
     """Where the runtime looks for specifications; the last one wins."""
-    if recipe.runtime.name != "podman":
+    if not takes_only_cdi(recipe.runtime.name):
         return FOLDERS
     from gpunode.runtimes import podman
 

@@ -219,11 +219,9 @@ def _overlooked(row: Runtime, wish: Wish) -> str:
 
 def disrupts(row: Runtime, trigger: Trigger, before: Files, wish: Wish) -> str:
     """What a restart stops: docker's containers, unless it is told to keep them alive; containerd's go on."""
-    if row.id != "docker" or trigger.kind != "restart":
+    if not row.stopped or trigger.kind != "restart":
         return ""
-    from gpunode.runtimes import docker
-
-    return "" if docker.keeps_containers(before, wish) else "docker containers"
+    return "" if row.keeps_containers(before, wish) else row.stopped
 
 
 def _masked(row: Runtime, facts: Facts) -> tuple[str, ...]:
@@ -254,7 +252,7 @@ def _wish(recipe: Recipe, row: Runtime, facts: Facts) -> Wish:
         systemd_cgroup=recipe.runtime.cgroup == "systemd" and not row.product,
         cdi=recipe.runtime.cdi,
         version=packaged_version(row, known(facts.packages, {})),
-        enable_cri=row.id == "containerd" and kubelet_using(row, facts) is not None,
+        enable_cri=row.has_cri_plugin and kubelet_using(row, facts) is not None,
     )
 
 
@@ -279,7 +277,7 @@ def _unread(row: Runtime, facts: Facts, present: States) -> tuple[str, ...]:
 
 def reads_again(row: Runtime) -> Literal["reload", "restart"]:
     """How a running daemon comes to read its file, where nobody knows what in it is new."""
-    return "reload" if row.id == "docker" else "restart"
+    return "reload" if row.reloads else "restart"
 
 
 def reread_by(row: Runtime, before: Files, after: Files, wish: Wish) -> Trigger:
@@ -287,11 +285,8 @@ def reread_by(row: Runtime, before: Files, after: Files, wish: Wish) -> Trigger:
 
     Source: dockerd(8), "Configuration reload behavior"; containerd exits on SIGHUP (containerd issue 13285).
     """
-    if row.id == "docker":
-        from gpunode.runtimes import docker  # loaded on use: most nodes have no docker
-
-        if docker.takes_on_reload(before, after, wish):
-            return Trigger("reload", row.unit)
+    if row.reloads and row.takes_on_reload(before, after, wish):
+        return Trigger("reload", row.unit)
     return Trigger("restart", row.unit)
 
 

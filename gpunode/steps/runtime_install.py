@@ -9,7 +9,7 @@ from gpunode.errors import Refused
 from gpunode.facts.model import Facts, Known, known, need
 from gpunode.recipe import Recipe
 from gpunode.runtimes import Runtime, runtime
-from gpunode.runtimes.installations import chosen
+from gpunode.runtimes.installations import chosen, has_products
 from gpunode.steps.locked import astray, held_elsewhere, wanted_state
 from gpunode.steps.marks import set_manual, why_manual
 from gpunode.steps.outcome import Outcome, Planned, Refusal, Step
@@ -38,7 +38,7 @@ def plan(recipe: Recipe, facts: Facts) -> Outcome:
 
 def _missing(recipe: Recipe, facts: Facts, row: Runtime, packages: Mapping[str, PackageState]) -> Outcome:
     """The distribution's package of a runtime that is not here."""
-    if row.id == "docker" and _has_kind(recipe) and known(facts.rootless_docker, default=False):
+    if _has_kind(recipe) and known(facts.rootless_docker, default=False):
         return _ROOTLESS
     if row.from_elsewhere:
         return Refusal(
@@ -47,7 +47,7 @@ def _missing(recipe: Recipe, facts: Facts, row: Runtime, packages: Mapping[str, 
             hint=f"install it from {row.from_elsewhere}; then run the command again",
         )
     if recipe.runtime.install == "never":
-        product = ", or k3s or RKE2, which bring theirs" if row.id == "containerd" else ""
+        product = ", or k3s or RKE2, which bring theirs" if has_products(row) else ""
         return Refusal(
             what=f"{row.id} is not installed",
             why='the recipe says runtime.install = "never"',

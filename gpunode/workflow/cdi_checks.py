@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from gpunode.check import Check
 from gpunode.command import sudo_gpunode
+from gpunode.container_runtimes import takes_only_cdi
 from gpunode.facts.evidence import Probe
 from gpunode.facts.model import Facts, Known
 from gpunode.host.port import HostView
@@ -44,7 +45,7 @@ def _offered(judged: cdi.Judged, recipe: Recipe, host: HostView) -> Check:
         detail = f"{judged.spec.path} names missing files: {', '.join(missing[:_SHOWN])}{more}"
         again = f"systemctl restart {cdi.UNIT}, or nvidia-ctk cdi generate --output={judged.spec.path}"
         return Check("cdi", OFFERED, "failed", detail, again)
-    if recipe.runtime.name == "podman" and (lack := _podman_lacks(judged.spec, host)):
+    if takes_only_cdi(recipe.runtime.name) and (lack := _podman_lacks(judged.spec, host)):
         return Check("cdi", OFFERED, "failed", *lack)
     return Check("cdi", OFFERED, "passed", f"{cdi.described(judged)}; every file that it names exists")
 

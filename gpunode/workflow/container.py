@@ -9,7 +9,7 @@ from gpunode.command import gpunode
 from gpunode.facts.nvml import Inventory
 from gpunode.host import container
 from gpunode.host.process import Runner
-from gpunode.runtimes import Configured, Runtime
+from gpunode.runtimes import Runtime
 from gpunode.workflow.verify import Effective, gpus
 
 _TITLE = "a container sees the same GPUs"
@@ -20,9 +20,10 @@ def container_check(runner: Runner, effective: Effective) -> Callable[[Inventory
     """The check for ``verify.Extra``, made with ``runner``."""
 
     def check(inventory: Inventory, row: Runtime) -> Check:
-        if row.id == "crio":
-            return Check("container", _TITLE, "not run", "CRI-O runs containers only for a kubelet", _TRY_A_POD)
-        found = container.check(runner, _commands(row, effective(row.id)), inventory.uuids)
+        commands = _commands(row, effective)
+        if commands is None:
+            return Check("container", _TITLE, "not run", f"{row.id} runs containers only for a kubelet", _TRY_A_POD)
+        found = container.check(runner, commands, inventory.uuids)
         if found.passed:
             return Check("container", _TITLE, "passed", f"{gpus(len(inventory.uuids))}, by UUID, through {row.id}")
         return Check(
@@ -32,12 +33,17 @@ def container_check(runner: Runner, effective: Effective) -> Callable[[Inventory
     return check
 
 
-def _commands(row: Runtime, configured: Configured | None) -> container.Commands:
-    """Through the binary that the runtime's own configuration names, so that a wrong one shows."""
+def _commands(row: Runtime, effective: Effective) -> container.Commands | None:
     token = container.new_token()
-    if row.id == "docker":
-        return container.docker(token)
-    if row.id == "podman":
-        return container.podman(token)
-    binary = configured.handlers.get("nvidia", "") if configured else ""
-    return container.containerd(token, binary=binary) if binary else container.containerd(token)
+    match row.client:
+        case "kubelet":
+            return None
+        case "docker run":
+            return container.docker(token)
+        case "podman run":
+            return container.podman(token)
+        case "ctr run":
+            # Through the binary that the runtime's own configuration names, so that a wrong one shows.
+            configured = effective(row.id)
+            binary = configured.handlers.get("nvidia", "") if configured else ""
+            return container.containerd(token, binary=binary) if binary else container.containerd(token)

@@ -7,7 +7,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from gpunode.change import FileChange, FileState, RuntimeExpectation, ServiceChange, Trigger
 from gpunode.command import Command
@@ -20,9 +20,9 @@ from gpunode.host.port import HostView
 from gpunode.journal.footprint import FileTrail
 from gpunode.recipe import Driver, Recipe
 from gpunode.recipe import Runtime as RecipeRuntime
-from gpunode.runtimes import Edit, Edited, Files, Former, Runtime, Wish, after_edits, located
+from gpunode.runtimes import Edit, Edited, Files, Former, Runtime, Wish, after_edits
 from gpunode.runtimes.found import States, by_looking, contents, file_changes
-from gpunode.runtimes.installations import chosen, kubelet_using, with_kubelets_driver
+from gpunode.runtimes.installations import chosen, has_products, kubelet_using, with_kubelets_driver
 from gpunode.runtimes.keys import about, entries_changed, taken_back, took_out
 from gpunode.runtimes.model import RUNC_FAMILY
 from gpunode.steps import cdi
@@ -32,7 +32,7 @@ from gpunode.workflow import present
 from gpunode.workflow.converge import look_at_kubelet, managed, survey
 
 if TYPE_CHECKING:
-    from gpunode.recipe import RuntimeName
+    pass
 
 _DUMP_BYTES = 16 << 20
 _DUMP_S = 30.0
@@ -109,7 +109,7 @@ def place(
         Refused: the kubelet uses a containerd of which nobody knows what it reads; or none of ``dumps`` is there.
     """
     found = Place(row, wish)
-    if row.id == "containerd" and not wish.config:
+    if has_products(row) and not wish.config:
         found = _kubelets(host, row, wish, image=image)
     if found.row.product and dumps:
         ignored = f"--config-source=command is ignored: the files of {found.row.product} are read"
@@ -135,9 +135,9 @@ def _version(
     """What the program says of itself; of an image, whose programs are not run to look at it, what dpkg says."""
     if image:
         return packaged_version(row, known(survey(host, image=True).packages, {}))
-    program = dumps[0][0] if dumps else {"docker": "dockerd"}.get(row.id, row.id)
-    # What reads no drop-ins is edited in place, whatever its version; docker's says whether it must be told of CDI.
-    matters = row.drop_in or (row.id == "docker" and wish.cdi)
+    program = dumps[0][0] if dumps else row.program
+    # What reads no drop-ins is edited in place, whatever its version; that also says whether it must be told of CDI.
+    matters = row.drop_in or (row.cdi == "switch" and wish.cdi)
     told = host.look(Probe(f"version:{program}", argv=(program, "--version"))).text if matters else ""
     found = _VERSION.search(told)
     return tuple(int(number) for number in found[1].split(".")) if found else None
@@ -173,7 +173,7 @@ def configuring(
         Undetermined: they cannot be read.
     """
     there = by_looking(host.look, row, wish)
-    row = located(row, contents(there), wish)
+    row = row.located(row, contents(there), wish)
     wish = replace(wish, others=_others_in(wish.drop_in or row.drop_in, contents(there), trails))
     edited = row.configure(contents(there), wish)
     after = row.inspect(after_edits(contents(there), edited), wish)
@@ -219,7 +219,7 @@ def specifying(host: HostView, row: Runtime, *, image: bool) -> Draft:
 
 def by_cdi(row: Runtime) -> Recipe:
     """A recipe that asks for no more than that."""
-    return Recipe(row.id, driver=Driver(version="none"), runtime=RecipeRuntime(cast("RuntimeName", row.id)))
+    return Recipe(row.id, driver=Driver(version="none"), runtime=RecipeRuntime(row.id))
 
 
 def unconfiguring(host: HostView, row: Runtime, wish: Wish, trails: Mapping[str, FileTrail]) -> Draft:
@@ -236,7 +236,7 @@ def unconfiguring(host: HostView, row: Runtime, wish: Wish, trails: Mapping[str,
         Undetermined: they cannot be read.
     """
     there = by_looking(host.look, row, wish)
-    row = located(row, contents(there), wish)
+    row = row.located(row, contents(there), wish)
     files, rounds = contents(there), list[Edited]()
     copied = _from_before(row, wish, files, trails) - {wish.handler}
     others = _others(row, wish, files, trails) - copied
@@ -365,7 +365,7 @@ def _joined(edits: Iterator[Edit]) -> Iterator[Edit]:
 def _draft(row: Runtime, wish: Wish, there: States, edited: Edited, meant: RuntimeExpectation) -> Draft:
     before, main = contents(there), _main(row, wish)
     trigger = _trigger(row, wish, before, edited)
-    is_usual = not wish.config or wish.config == located(row, before, replace(wish, config="")).config
+    is_usual = not wish.config or wish.config == row.located(row, before, replace(wish, config="")).config
     changes = file_changes(edited, there, frozenset({trigger}) if trigger else frozenset(), is_roots=is_usual)
     return Draft(
         about=row.id,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import cast
 
 from gpunode.catalog.driver import Choice, Impossible, choose
 from gpunode.catalog.gpus import GpuModel
@@ -12,7 +11,7 @@ from gpunode.distros.family import Family
 from gpunode.errors import Refused, Undetermined
 from gpunode.facts.model import Facts, Known, known
 from gpunode.host.port import HostView
-from gpunode.recipe import Driver, Flavour, Recipe, Runtime, RuntimeName, Scope, Toolkit
+from gpunode.recipe import Driver, Flavour, Recipe, Runtime, Scope, Toolkit
 from gpunode.runtimes import RUNTIMES, Wish
 from gpunode.runtimes import Runtime as RuntimeRow
 from gpunode.runtimes.found import contents, in_facts
@@ -132,9 +131,9 @@ def _configured(row: RuntimeRow, facts: Facts) -> Runtime | None:
         return None
     systemd = found.systemd_cgroup.get("nvidia", False)
     return Runtime(
-        name=cast("RuntimeName", row.id),  # a recipe names the rows of RUNTIMES
+        name=row.id,
         install="never",
         default=True if found.default == "nvidia" else None,
         cgroup="systemd" if systemd else "auto",
-        cdi=bool(found.cdi) and row.id != "crio",  # CRI-O has no such switch
+        cdi=bool(found.cdi) and row.cdi == "switch",
     )

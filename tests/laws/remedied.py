@@ -297,7 +297,7 @@ def _set_up(fresh: Facts, version: str, runtime: str) -> Facts:
     chosen = choose(gpus, wish)
     if not isinstance(chosen, Choice):
         return _by_distribution(fresh, version)
-    recipe = Recipe("law", driver=wish, runtime=Runtime(name=runtime))  # type: ignore[arg-type]
+    recipe = Recipe("law", driver=wish, runtime=Runtime(name=runtime))
     facts = after(fresh, planned(recipe, fresh))
     facts = _with_driver(facts, version)
     facts = after(facts, planned(recipe, facts))

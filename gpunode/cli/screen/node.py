@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from gpunode.catalog.gpus import lookup
 from gpunode.cli.screen.text import Line, Span, indented, line, padded, prose, span
 from gpunode.cli.screen.words import DOT, MARKS, listed
+from gpunode.container_runtimes import takes_only_cdi
 from gpunode.facts.model import Distro, Facts, Kernels, Known, PciDevice, Platform
 from gpunode.steps.gpus import own_gpus
 
@@ -178,7 +179,7 @@ def _toolkit(found: Status) -> Line:
 
 
 def _runtime(row: RuntimeStatus) -> Line:
-    if row.id == "podman":
+    if takes_only_cdi(row.id):
         return line(span(f"{row.id} {row.version}", "bold"), DOT, "takes GPUs as CDI devices", hang=2)
     unknown = f"unknown whether it runs: {row.unknown}" if row.unknown else "no unit"
     state = {True: "running", False: "not running", None: unknown}[row.active]

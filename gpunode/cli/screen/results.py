@@ -14,6 +14,7 @@ from gpunode.cli.screen.plans import note
 from gpunode.cli.screen.text import BLANK, Line, Span, Style, indented, line, padded, span
 from gpunode.cli.screen.words import MARKS, count, listed, seconds
 from gpunode.command import Command, gpunode, sudo_gpunode
+from gpunode.container_runtimes import takes_only_cdi
 from gpunode.errors import RebootRequired
 from gpunode.workflow.converge import partial
 
@@ -40,8 +41,8 @@ def converged_line(recipe: Recipe, done: SetupResult, report: Report) -> Line:
     """The one line of a setup that found nothing to do."""
     parts = [works(report.inventory)] if report.inventory else []
     passed = {check.id for check in report.checks if check.status == "passed"}
-    if recipe.runtime.name == "podman" and "cdi" in passed:
-        parts.append("containers of podman see the GPUs")
+    if takes_only_cdi(recipe.runtime.name) and "cdi" in passed:
+        parts.append(f"containers of {recipe.runtime.name} see the GPUs")
     elif "runtime" in passed:
         parts.append(f"{recipe.runtime.name} has the runtime nvidia")
     seen = f"; {', '.join(parts)}" if parts else ""

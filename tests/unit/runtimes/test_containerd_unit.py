@@ -6,7 +6,7 @@ import pytest
 
 from gpunode.errors import Refused
 from gpunode.facts.model import Unknown
-from gpunode.runtimes import Former, Wish, after_edits, gathered, located, runtime
+from gpunode.runtimes import Former, Wish, after_edits, gathered, runtime
 from gpunode.runtimes.containerd_files import CONFIG, is_pattern, matching
 from gpunode.runtimes.containerd_unit import config_of
 from gpunode.runtimes.found import contents, in_facts
@@ -77,9 +77,9 @@ def test_the_file_that_the_unit_names_is_read_edited_and_brought_back() -> None:
 
 def test_the_row_has_that_file_unless_another_is_asked_for() -> None:
     files = read_on(node(), Wish())
-    assert located(ROW, files, Wish()).config == OWN
-    assert located(ROW, files, Wish(config=CONFIG)) is ROW
-    assert located(ROW, {LIB: USUAL}, Wish()) is ROW
+    assert ROW.located(ROW, files, Wish()).config == OWN
+    assert ROW.located(ROW, files, Wish(config=CONFIG)) is ROW
+    assert ROW.located(ROW, {LIB: USUAL}, Wish()) is ROW
     (edit,) = ROW.configure(read_on(node(), Wish(config=CONFIG)), Wish(config=CONFIG)).edits
     assert edit.path == CONFIG
 
@@ -88,7 +88,7 @@ def test_a_variable_of_the_unit_is_filled_in() -> None:
     unit = b"[Service]\nEnvironment=TOML=/a.toml\nExecStart=/usr/bin/containerd --config ${TOML}\n"
     own = b"[Service]\nEnvironment=TOML=/srv/containerd.toml\n"
     files = read_on(node(**{LIB: unit, DROP_IN: own}), Wish())
-    assert located(ROW, files, Wish()).config == OWN
+    assert ROW.located(ROW, files, Wish()).config == OWN
 
 
 def test_what_a_unit_holds_is_no_configuration() -> None:

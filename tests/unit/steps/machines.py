@@ -120,7 +120,7 @@ def with_driver(version: str = "580.95.05", *, open_module: bool = True, **more:
 
 def recipe(runtime: str = "none", **driver: Any) -> Recipe:
     """A recipe, with what is said of the driver."""
-    return Recipe("test", driver=Driver(**driver), runtime=Runtime(name=runtime))  # type: ignore[arg-type]
+    return Recipe("test", driver=Driver(**driver), runtime=Runtime(name=runtime))
 
 
 def planned(outcome: Outcome) -> Planned:

@@ -216,7 +216,7 @@ def test_a_default_that_the_recipe_forbids_is_taken_off_and_one_that_it_does_not
     silent = planned(RUNTIME_CONFIG.plan(recipe(name), node))
     assert silent.changes == ()
     assert any("nvidia is the default runtime" in note for note in silent.notes)
-    explicit = Recipe("test", runtime=Runtime(name, default=False))  # type: ignore[arg-type]
+    explicit = Recipe("test", runtime=Runtime(name, default=False))
     outcome = planned(RUNTIME_CONFIG.plan(explicit, node))
     after = project(node, outcome.changes)
     row, state = runtime(name), known(after.file(path), None)
@@ -260,7 +260,7 @@ def test_a_file_that_others_may_write_is_closed_to_them(
     assert "root acts on" in outcome.reason
     assert files(planned(RUNTIME_CONFIG.plan(recipe(name), project(node, outcome.changes))).changes) == {}
     # One that is edited besides is closed by the same change.
-    wanted = Recipe("test", runtime=Runtime(name, default=False))  # type: ignore[arg-type]
+    wanted = Recipe("test", runtime=Runtime(name, default=False))
     (both,) = files(planned(RUNTIME_CONFIG.plan(wanted, node)).changes).values()
     assert isinstance(both.after, FileState)
     assert replace(both.after, content=content) == change.after

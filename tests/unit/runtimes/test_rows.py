@@ -1,0 +1,89 @@
+"""What every row of the container runtimes must have, so that a new one cannot be half there."""
+
+from __future__ import annotations
+
+import ast
+from importlib import import_module
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+import gpunode
+from gpunode.builtin import names
+from gpunode.container_runtimes import CONTAINER_RUNTIMES, Cdi, Client, Parser, Source
+from gpunode.facts import probes
+from gpunode.recipe import RuntimeName, known_keys
+from gpunode.runtimes import RUNTIMES, Runtime, Wish, after_edits, satisfies
+
+ROWS = pytest.mark.parametrize("row", RUNTIMES, ids=lambda row: row.id)
+_PACKAGE = Path(gpunode.__file__).parent
+
+
+@ROWS
+def test_a_row_names_all_that_others_ask_of_it(row: Runtime) -> None:
+    assert CONTAINER_RUNTIMES[row.id].id == row.id
+    assert row.program
+    assert row.packages
+    assert row.config_from <= {*row.packages}
+    assert row.cdi in get_args(Cdi)
+    assert row.parser in get_args(Parser)
+    assert row.source in get_args(Source)
+    assert row.client in get_args(Client)
+    # What is registered in no file has no daemon that would read it.
+    assert bool(row.config) == bool(row.unit) == bool(row.socket) == (row.cdi != "only")
+    assert not row.drop_in or row.config
+
+
+@ROWS
+def test_a_row_has_its_rules_in_a_module_of_its_name(row: Runtime) -> None:
+    rules = import_module(f"gpunode.runtimes.{row.id}")
+
+    for name in ("configure", "unconfigure", "inspect"):
+        assert callable(getattr(rules, name))
+    if row.reloads:
+        assert row.takes_on_reload({}, {}, Wish()) in {True, False}
+    if row.stopped:
+        assert row.keeps_containers({}, Wish()) in {True, False}
+    assert row.located(row, {}, Wish()) == row
+    assert all(place.startswith("/") for place in row.reads({}, Wish()))
+
+
+@ROWS
+def test_a_row_configures_what_it_then_finds(row: Runtime) -> None:
+    edited = row.configure({}, Wish())
+
+    assert row.cdi == "only" or satisfies(row.inspect(after_edits({}, edited), Wish()), Wish())
+    assert not row.configure(after_edits({}, edited), Wish()).edits
+
+
+@ROWS
+def test_a_row_has_a_recipe_and_is_allowed_in_recipes(row: Runtime) -> None:
+    assert row.id in names()
+    assert row.id in get_args(RuntimeName)
+    key = next(key for key in known_keys() if (key.section, key.name) == ("runtime", "name"))
+    assert row.id in key.choices
+
+
+@ROWS
+def test_the_unit_and_the_file_of_a_row_are_looked_at(row: Runtime) -> None:
+    assert not row.unit or row.unit in probes.UNITS
+    assert not row.config or row.config in probes.FILES
+
+
+def test_nothing_compares_a_runtime_with_a_name() -> None:
+    """The rules of a runtime, and doctor, whose causes are about one runtime each, may."""
+    found = [
+        f"{path.relative_to(_PACKAGE)}:{node.lineno}"
+        for path in sorted(_PACKAGE.rglob("*.py"))
+        if path.relative_to(_PACKAGE).parts[0] not in {"diagnoses", "facts", "page", "runtimes", "redaction"}
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Compare) and _names_a_runtime(node)
+    ]
+
+    assert not found
+
+
+def _names_a_runtime(node: ast.Compare) -> bool:
+    said = [one.value for part in node.comparators for one in ast.walk(part) if isinstance(one, ast.Constant)]
+    return any(isinstance(one, str) and one in CONTAINER_RUNTIMES for one in said)
