@@ -66,7 +66,7 @@ def test_a_file_is_missing_only_where_somebody_looked() -> None:
     assert facts.file("/etc/docker/daemon.json") == Known(None, "file:/etc/docker/daemon.json")
     assert facts.file("/etc/modprobe.d/nouveau.conf") == Known(None, "modprobe-d")
     assert isinstance(facts.file("/etc/apt/preferences.d/gpunode-nvidia"), Unknown)
-    assert isinstance(facts.file("/etc/crio/crio.conf"), Unknown)
+    assert isinstance(facts.file("/etc/cufile.json"), Unknown)
 
 
 def unknown_facts(facts: Facts) -> set[str]:
@@ -160,10 +160,10 @@ def test_a_kernel_without_modules_has_none_loaded() -> None:
 
 
 def test_more_files_and_units_can_be_asked_for() -> None:
-    asked = {probe.key: probe for probe in probes(["crio.service"], ["/etc/crio/crio.conf"])}
-    assert asked["file:/etc/crio/crio.conf"].path == "/etc/crio/crio.conf"
+    asked = {probe.key: probe for probe in probes(["crio.service"], ["/etc/cufile.json"])}
+    assert asked["file:/etc/cufile.json"].path == "/etc/cufile.json"
     assert "crio.service" in asked["units"].argv
-    assert len(asked) == len(probes(["crio.service"], ["/etc/crio/crio.conf"]))
+    assert len(asked) == len(probes(["crio.service"], ["/etc/cufile.json"]))
 
 
 KEYS = st.sampled_from([probe.key for probe in PROBES])
