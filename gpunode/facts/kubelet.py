@@ -81,8 +81,12 @@ _SNAP: Final = {"SNAP_DATA": "/var/snap/microk8s/current", "SNAP_COMMON": "/var/
 _DRIVERS: Final[Mapping[str, CgroupDriver]] = {"systemd": "systemd", "cgroupfs": "cgroupfs"}
 # What a kubelet does that is told nothing; kubeadm tells it systemd (1.22 and later).
 _DEFAULT_DRIVER: Final[CgroupDriver] = "cgroupfs"
+_CPU_MANAGER: Final = "cpu-manager-policy"
 _FLAGS: Final = frozenset(
-    {"config", "container-runtime", "container-runtime-endpoint", "cgroup-driver", "hostname-override", "node-name"}
+    {
+        *("config", "container-runtime", "container-runtime-endpoint", "cgroup-driver"),
+        *("hostname-override", "node-name", _CPU_MANAGER),
+    }
 )
 
 
@@ -181,9 +185,7 @@ def _own(facts: Facts, words: Sequence[str]) -> Fact[Kubelet | None]:
     kind: KubeletKind = "kubelet"
     flags = flags_of(words)
     path = flags.get("config", "")
-    config: Mapping[str, str | None] = {}
-    if path and not {"container-runtime-endpoint", "cgroup-driver"} <= flags.keys():
-        config = _flat(facts, path, "containerRuntimeEndpoint", "cgroupDriver")
+    config = _config(facts, path, needed=not {"container-runtime-endpoint", "cgroup-driver"} <= flags.keys())
     endpoint = flags.get("container-runtime-endpoint") or config.get("containerRuntimeEndpoint")
     if flags.get("container-runtime") == "docker":
         endpoint = "/run/dockershim.sock"
@@ -195,9 +197,20 @@ def _own(facts: Facts, words: Sequence[str]) -> Fact[Kubelet | None]:
             socket(endpoint or _SOCKETS[kind]),
             _driver(driver) or _DEFAULT_DRIVER,
             node_name=flags.get("hostname-override", ""),
+            static_cpus=(flags.get(_CPU_MANAGER) or config.get("cpuManagerPolicy")) == "static",
         ),
         f"file:{path}" if path else "units",
     )
+
+
+def _config(facts: Facts, path: str, *, needed: bool) -> Mapping[str, str | None]:
+    """What the kubelet's file says; nothing without one, and where an unreadable one is not ``needed``."""
+    try:
+        return _flat(facts, path, "containerRuntimeEndpoint", "cgroupDriver", "cpuManagerPolicy") if path else {}
+    except ValueError:
+        if needed:
+            raise
+        return {}
 
 
 def _command(facts: Facts, *, image: bool) -> tuple[str, ...]:
@@ -260,8 +273,15 @@ def _microk8s(facts: Facts, kind: KubeletKind) -> Fact[Kubelet | None]:
     flags = flags_of(Template(word).safe_substitute(_SNAP) for word in words)
     endpoint = flags.get("container-runtime-endpoint") or _SOCKETS[kind]
     driver = _driver(flags.get("cgroup-driver")) or (None if "config" in flags else _DEFAULT_DRIVER)
-    name = flags.get("hostname-override", "")
-    return Known(Kubelet(kind, _unit(facts, kind), socket(endpoint), driver, node_name=name), f"file:{_MICROK8S}")
+    told = Kubelet(
+        kind,
+        _unit(facts, kind),
+        socket(endpoint),
+        driver,
+        node_name=flags.get("hostname-override", ""),
+        static_cpus=flags.get(_CPU_MANAGER) == "static",
+    )
+    return Known(told, f"file:{_MICROK8S}")
 
 
 def _k0s(facts: Facts, kind: KubeletKind) -> Fact[Kubelet | None]:

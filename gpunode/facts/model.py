@@ -254,6 +254,7 @@ class Kubelet:
         cgroup_driver: under which it runs pods; None where it decides that at its start.
         data: the folder in which k3s and RKE2 keep what they generate; empty for the others.
         node_name: what it was told to call its Node; empty where that is the host's name.
+        static_cpus: whether its CPU manager's policy is static.
     """
 
     kind: KubeletKind
@@ -262,6 +263,7 @@ class Kubelet:
     cgroup_driver: CgroupDriver | None = None
     data: str = ""
     node_name: str = ""
+    static_cpus: bool = False
 
 
 @dataclass(frozen=True, slots=True)

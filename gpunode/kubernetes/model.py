@@ -31,6 +31,8 @@ class ClusterNode:
         toolkit: whether the container toolkit is installed.
         provider: who builds the node's host; None where its owner does.
         provides: what that provider brought: ``driver``, ``device-plugin``.
+        static_cpus: whether its kubelet's CPU manager is static; a container then keeps only devices that the kubelet
+            knows.
     """
 
     name: str
@@ -40,6 +42,7 @@ class ClusterNode:
     toolkit: bool = False
     provider: Provider | None = None
     provides: frozenset[str] = frozenset()
+    static_cpus: bool = False
 
 
 @dataclass(frozen=True, slots=True)

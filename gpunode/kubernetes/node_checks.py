@@ -19,7 +19,8 @@ OnNode: TypeAlias = Callable[[str], Check | None]
 
 DRIVER: Final = "gpu.nvidia.com"
 # The static CPU manager needs the device nodes passed to the kubelet (k8s-device-plugin's documentation,
-# compatWithCPUManager). The GPU Operator sets PASS_DEVICE_SPECS (assets/state-device-plugin), the DRA driver uses CDI.
+# compatWithCPUManager). The GPU Operator sets PASS_DEVICE_SPECS (assets/state-device-plugin), the DRA driver uses CDI;
+# for the others gpunode renders it where it knows such a node.
 _PASS_DEVICES: Final[frozenset[Stack]] = frozenset({"gpu-operator", "dra"})
 _NOT_READY: Final = {
     "container runtime is down": "look at its container runtime, on {node}: systemctl status containerd",
@@ -193,13 +194,14 @@ def _type_of(device: Body) -> str:
     return str(attributes.get("type", {}).get("string", ""))
 
 
-def kubelet_check(node: str, settings: Mapping[str, Any], wanted: Kubernetes) -> Check:
+def kubelet_check(node: str, settings: Mapping[str, Any], wanted: Kubernetes, *, passes_devices: bool) -> Check:
     """Whether the kubelet's settings let pods keep their GPUs, and let the test pod onto the node.
 
     Args:
         node: the kubelet's.
         settings: its configuration.
         wanted: the recipe's.
+        passes_devices: whether the device plugin was rendered for a static CPU manager.
     """
     id, title = f"kubelet/{node}", f"kubelet of {node}"  # noqa: A001
     for taint in settings.get("registerWithTaints") or ():
@@ -211,9 +213,10 @@ def kubelet_check(node: str, settings: Mapping[str, Any], wanted: Kubernetes) ->
         if not any(tolerates(one, taint) for one in tolerations(wanted)):
             why = f"registerWithTaints sets {written}, which the GPU stack's pods do not tolerate"
             return Check(id, title, "failed", why, f'name it in [kubernetes.taint]: key = "{taint["key"]}"')
-    if settings.get("cpuManagerPolicy") == "static" and wanted.stack not in _PASS_DEVICES:
+    if settings.get("cpuManagerPolicy") == "static" and not (passes_devices or wanted.stack in _PASS_DEVICES):
         why = "its CPU manager is static, and the device plugin does not pass device specs: pods may lose their GPUs"
-        hint = f'set cpuManagerPolicy to none in the kubelet\'s configuration of {node}, or use stack = "gpu-operator"'
+        hint = f"take a new capture of {node}, which says so: {sudo_gpunode('capture', f'{node}.tar.gz')}\n"
+        hint += "then apply with it, which renders the device plugin for a static CPU manager"
         return Check(id, title, "failed", why, hint)
     policies = [f"{name} {settings.get(key) or 'none'}" for name, key in _POLICIES.items()]
     return Check(id, title, "passed", ", ".join(policies))

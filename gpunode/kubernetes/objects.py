@@ -89,14 +89,26 @@ def plugin_config_map(where: str, config: Mapping[str, Any], why: str) -> Object
     return Object(body, why, CONFIG_WAVE)
 
 
-def plugin_daemon_set(wanted: Kubernetes, where: str, config_map: str, root: str, *, mig: bool) -> Object:
+def static_cpus(nodes: Sequence[ClusterNode]) -> str:
+    """Why the device plugin passes device nodes to the kubelet, in a sentence; empty where it need not."""
+    names = [node.name for node in nodes if node.static_cpus]
+    if not names:
+        return ""
+    shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    return f"Privileged, and passes device nodes to the kubelet: the static CPU manager of {shown} needs that."
+
+
+def plugin_daemon_set(
+    wanted: Kubernetes, where: str, config_map: str, nodes: Sequence[ClusterNode], *, mig: bool
+) -> Object:
     """NVIDIA's device plugin on every node with the label ``nvidia.com/gpu.present=true``.
 
     As deployments/static/nvidia-device-plugin.yml of NVIDIA/k8s-device-plugin 0.20.0, with what that leaves out: the
     RuntimeClass, without which the plugin finds no NVML where nvidia is not the default runtime, and the configuration.
-    To offer MIG instances it needs CAP_SYS_ADMIN.
+    To offer MIG instances it needs CAP_SYS_ADMIN; for a static CPU manager, as in
+    nvidia-device-plugin-compat-with-cpumanager.yml there, it is privileged.
     """
-    found = chart(PLUGIN)
+    found, root, needed = chart(PLUGIN), kubelet_root(nodes), static_cpus(nodes)
     labels = {"app.kubernetes.io/name": PLUGIN}
     capabilities = {"capabilities": {"add": ["SYS_ADMIN"]}}
     confined = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
@@ -105,7 +117,7 @@ def plugin_daemon_set(wanted: Kubernetes, where: str, config_map: str, root: str
         "name": "plugin",
         "image": mirrored(f"{_PLUGIN_IMAGE}:{_image_tag(wanted) or found.app}", wanted.registry),
         "env": environment + ([{"name": "NVIDIA_MIG_MONITOR_DEVICES", "value": "all"}] if mig else []),
-        "securityContext": capabilities if mig else confined,
+        "securityContext": {"privileged": True} if needed else capabilities if mig else confined,
         "volumeMounts": [
             {"name": "device-plugins", "mountPath": "/var/lib/kubelet/device-plugins"},
             {"name": "config", "mountPath": "/config", "readOnly": True},
@@ -133,7 +145,9 @@ def plugin_daemon_set(wanted: Kubernetes, where: str, config_map: str, root: str
             "template": {"metadata": {"labels": labels}, "spec": pod},
         },
     }
-    return Object(body, "Offers the node's GPUs to pods as nvidia.com/gpu.", PLUGIN_WAVE)
+    return Object(
+        body, " ".join(filter(None, ("Offers the node's GPUs to pods as nvidia.com/gpu.", needed))), PLUGIN_WAVE
+    )
 
 
 def _image_tag(wanted: Kubernetes) -> str:

@@ -16,7 +16,10 @@ _KEYS_OF_SHARING: Final = {"time-slicing": "timeSlicing", "mps": "mps"}
 
 def plugin_config(config: Config, nodes: Sequence[ClusterNode]) -> Mapping[str, Any]:
     """The file for the nodes that have this configuration."""
-    wanted: dict[str, Any] = {"version": "v1", "flags": {"migStrategy": config.strategy}}
+    flags: dict[str, Any] = {"migStrategy": config.strategy}
+    if any(node.static_cpus for node in nodes):
+        flags["plugin"] = {"passDeviceSpecs": True}
+    wanted: dict[str, Any] = {"version": "v1", "flags": flags}
     if config.mode != "none":
         resources = [{"name": name, "replicas": config.replicas} for name in shared_resources(nodes, config)]
         # A pod that asks for two shares would get two of the same GPU, and no more of it.

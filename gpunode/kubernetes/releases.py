@@ -16,6 +16,7 @@ from gpunode.kubernetes.objects import (
     has_usual_root,
     kubelet_root,
     mirrored,
+    static_cpus,
     tolerations,
 )
 from gpunode.kubernetes.plugin_config import plugin_config
@@ -53,6 +54,7 @@ def device_plugin(
         **_image(wanted, "nvcr.io/nvidia/k8s-device-plugin"),
         "tolerations": tolerations(wanted),
         "gfd": {"enabled": gfd},
+        **({"compatWithCPUManager": True} if static_cpus(nodes) else {}),
     }
     if gfd:
         # The chart's own toleration is for the value "present" alone (k8s-device-plugin issue 1934).
@@ -62,6 +64,7 @@ def device_plugin(
     parts = ["the device plugin"] + (["GPU Feature Discovery"] if gfd else [])
     parts += ["the MPS daemon"] if any(config.mode == "mps" for config in configs.values()) else []
     why = f"Runs {_listed(parts)}. Nodes choose a configuration by the label nvidia.com/device-plugin.config."
+    why = " ".join(filter(None, (why, static_cpus(nodes))))
     return _release(PLUGIN, wanted.versions.device_plugin, where, values, why, PLUGIN_WAVE)
 
 
@@ -134,6 +137,7 @@ def hami(wanted: Kubernetes, where: str, nodes: Sequence[ClusterNode]) -> Releas
             "deviceSplitCount": wanted.sharing.replicas,
             "nvidiaNodeSelector": {"gpu": "on"},
             "tolerations": tolerations(wanted),
+            **({"passDeviceSpecsEnabled": True} if static_cpus(nodes) else {}),
             **({} if has_usual_root(nodes) else {"pluginPath": f"{kubelet_root(nodes)}/device-plugins"}),
         },
     }

@@ -177,8 +177,8 @@ def _device_plugin(
         (config,) = set(by_node.values())
         told = _told(config)
         made = objects.plugin_config_map(where, plugin_config(config, nodes), told)
-        root, mig = objects.kubelet_root(nodes), config.strategy != "none"
-        return [made, objects.plugin_daemon_set(wanted, where, made.name, root, mig=mig)], []
+        mig = config.strategy != "none"
+        return [made, objects.plugin_daemon_set(wanted, where, made.name, nodes, mig=mig)], []
     if not objects.has_usual_root(nodes):
         raise Refused(
             f"the chart nvidia-device-plugin cannot be used on {nodes[0].kubelet}",

@@ -41,6 +41,7 @@ def cluster_node(facts: Facts, name: str) -> ClusterNode:
         toolkit=known(facts.toolkit_program, default=False),
         provider=known(facts.provider, None),
         provides=frozenset(_provided(facts)),
+        static_cpus=kubelet is not None and kubelet.static_cpus,
     )
 
 

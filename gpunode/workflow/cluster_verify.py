@@ -80,7 +80,7 @@ def verify(asked: Asked, cluster: Cluster, *, pause: Callable[[], None], progres
     checks += _offers(kubernetes, wanted, {name: nodes[name] for name in there}, there, asked, cluster)
     for name in there:
         pause()
-        checks.append(_kubelet(name, kubernetes, cluster))
+        checks.append(_kubelet(name, asked, cluster))
     tried, idle = _trials(kubernetes, wanted, nodes, there, asked)
     ended = _ended(tried, there, asked, cluster, pause, progress) if tried else ()
     checks += [trial_check(ran, there[ran.trial.node], asked.apply) for ran in ended]
@@ -157,13 +157,15 @@ def _offers(
     return _unless_refused(ask, "resource-slices", "ResourceSlices")
 
 
-def _kubelet(node: str, wanted: Kubernetes, cluster: Cluster) -> Check:
+def _kubelet(node: str, asked: Asked, cluster: Cluster) -> Check:
     try:
         settings = cluster.kubelet_settings(node)
     except GpunodeError as error:
         said = (error.why or error.what).strip().splitlines()[-1]
         return Check(f"kubelet/{node}", f"kubelet of {node}", "not run", f"its settings cannot be read: {said}")
-    return node_checks.kubelet_check(node, settings, wanted)
+    assert asked.recipe.kubernetes is not None  # rendered
+    passes = any(one.static_cpus for one in asked.nodes)
+    return node_checks.kubelet_check(node, settings, asked.recipe.kubernetes, passes_devices=passes)
 
 
 def _trials(

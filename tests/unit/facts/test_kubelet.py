@@ -423,3 +423,33 @@ def test_the_name_that_a_kubelet_was_told_for_its_node_is_known(files: dict[str,
     assert isinstance(told, Known)
     assert told.value is not None
     assert told.value.node_name == name
+
+
+@pytest.mark.parametrize(
+    ("files", "unit"),
+    [
+        ({**KUBEADM, "/var/lib/kubelet/config.yaml": f"{CONFIG}cpuManagerPolicy: static\n"}, "kubelet.service"),
+        (
+            {**KUBEADM, "/etc/default/kubelet": "KUBELET_EXTRA_ARGS=--cpu-manager-policy=static\n"},
+            "kubelet.service",
+        ),
+        (
+            {"/var/snap/microk8s/current/args/kubelet": f"{MICROK8S}--cpu-manager-policy=static\n"},
+            "snap.microk8s.daemon-kubelite.service",
+        ),
+    ],
+)
+def test_a_static_cpu_manager_is_read_from_flags_and_file(files: Mapping[str, str], unit: str) -> None:
+    told = found(files, [unit])
+    assert isinstance(told, Known)
+    assert told.value is not None
+    assert told.value.static_cpus
+
+
+def test_a_file_that_flags_make_needless_may_be_unreadable() -> None:
+    own = "KUBELET_EXTRA_ARGS=--cgroup-driver=systemd --container-runtime-endpoint=/run/crio/crio.sock\n"
+    told = found(
+        {**KUBEADM, "/etc/default/kubelet": own, "/var/lib/kubelet/config.yaml": "{a: b}\n"}, ["kubelet.service"]
+    )
+    assert isinstance(told, Known)
+    assert told.value == Kubelet("kubelet", "kubelet.service", "/run/crio/crio.sock", "systemd")

@@ -439,6 +439,30 @@ def test_any_document_is_read_back_as_it_was_by_another_parser(value: dict[str, 
     assert yaml.safe_load(own_yaml.document(value, "why\nand what")) == value
 
 
+@pytest.mark.parametrize(
+    ("name", "form", "key"),
+    [
+        ("k8s-containerd", "manifests", "passDeviceSpecs: true"),
+        ("k8s-containerd", "helm", "compatWithCPUManager: true"),
+        ("hami", "manifests", "passDeviceSpecsEnabled: true"),
+    ],
+)
+def test_for_a_static_cpu_manager_the_plugin_passes_the_device_nodes(name: str, form: Form, key: str) -> None:
+    """Else the kubelet takes the GPUs from a running pod when it sets the pod's CPUs."""
+    nodes = (node("a", "2330", 8), node("b", "2330", 8, static_cpus=True))
+    found = rendered(builtin.read(name), nodes, form)
+    text = "".join(files(found, form).values())
+    assert key in text
+    assert not [key for release in found.releases for key in unknown_keys(release)]
+    assert all(PLUGIN_FILE.is_valid(yaml.safe_load(one)) for one in plugin_files(found))
+    if name != "hami":
+        whys = [one.why for one in (*found.objects, *found.releases)]
+        assert any("the static CPU manager of b needs that" in why for why in whys)
+    if form == "manifests" and name != "hami":
+        assert "privileged: true" in text
+    assert key not in "".join(files(rendered(builtin.read(name), nodes[:1], form), form).values())
+
+
 def test_a_render_with_other_versions_names_them() -> None:
     text = 'extends = "{}"\n[kubernetes.versions]\ndevice_plugin = "0.19.3"\ngpu_operator = "v26.3.3"'
     plain = rendered(asked(text.format("k8s-containerd")), CLUSTERS["one"])

@@ -150,7 +150,9 @@ def test_resource_slices_are_counted(published: int, status: str, version: str) 
     ],
 )
 def test_the_kubelets_settings_are_judged(settings: Mapping[str, Any], wanted: Kubernetes, status: str) -> None:
-    assert kubelet_check("gpu-1", settings, wanted).status == status
+    assert kubelet_check("gpu-1", settings, wanted, passes_devices=False).status == status
+    if "cpuManagerPolicy" in settings:
+        assert kubelet_check("gpu-1", settings, wanted, passes_devices=True).status == "passed"
 
 
 # Workloads.
