@@ -10,13 +10,19 @@ from typing import Any, Final
 
 from gpunode.kubernetes.model import ClusterNode
 from gpunode.kubernetes.sharing import Config, shared_resources
+from gpunode.recipe import GpuDirect
 
 _KEYS_OF_SHARING: Final = {"time-slicing": "timeSlicing", "mps": "mps"}
 
 
-def plugin_config(config: Config, nodes: Sequence[ClusterNode]) -> Mapping[str, Any]:
+def gpudirect_flags(direct: GpuDirect) -> Mapping[str, bool]:
+    """By which the plugin has the runtime give pods with GPUs the devices of GPUDirect Storage and GDRCopy."""
+    return ({"gdrcopyEnabled": True} if direct.gdrcopy else {}) | ({"gdsEnabled": True} if direct.gds else {})
+
+
+def plugin_config(config: Config, nodes: Sequence[ClusterNode], direct: GpuDirect) -> Mapping[str, Any]:
     """The file for the nodes that have this configuration."""
-    flags: dict[str, Any] = {"migStrategy": config.strategy}
+    flags: dict[str, Any] = {"migStrategy": config.strategy, **gpudirect_flags(direct)}
     if any(node.static_cpus for node in nodes):
         flags["plugin"] = {"passDeviceSpecs": True}
     wanted: dict[str, Any] = {"version": "v1", "flags": flags}

@@ -19,8 +19,9 @@ from gpunode.kubernetes.objects import (
     static_cpus,
     tolerations,
 )
-from gpunode.kubernetes.plugin_config import plugin_config
+from gpunode.kubernetes.plugin_config import gpudirect_flags, plugin_config
 from gpunode.kubernetes.sharing import Config
+from gpunode.recipe import GpuDirect
 from gpunode.recipe_kubernetes import Kubernetes
 
 _NFD_IMAGE: Final = "registry.k8s.io/nfd/node-feature-discovery"
@@ -32,11 +33,11 @@ def _release(name: str, version: str, where: str, values: Mapping[str, Any], why
     return Release(name, name, version or found.version, found.repository, where, values, why, wave)
 
 
-def files_of(configs: Mapping[str, Config], nodes: Sequence[ClusterNode]) -> Mapping[str, str]:
+def files_of(configs: Mapping[str, Config], nodes: Sequence[ClusterNode], direct: GpuDirect) -> Mapping[str, str]:
     """The device plugin's named configurations, each as its file."""
     every = {config.name: config for config in configs.values()}
     having = {name: [node for node in nodes if configs[node.name].name == name] for name in every}
-    return {name: yaml.document(plugin_config(every[name], having[name])) for name in sorted(every)}
+    return {name: yaml.document(plugin_config(every[name], having[name], direct)) for name in sorted(every)}
 
 
 def most_common(configs: Mapping[str, Config]) -> str:
@@ -46,7 +47,13 @@ def most_common(configs: Mapping[str, Config]) -> str:
 
 
 def device_plugin(
-    wanted: Kubernetes, where: str, configs: Mapping[str, Config], nodes: Sequence[ClusterNode], *, gfd: bool
+    wanted: Kubernetes,
+    where: str,
+    configs: Mapping[str, Config],
+    nodes: Sequence[ClusterNode],
+    direct: GpuDirect,
+    *,
+    gfd: bool,
 ) -> Release:
     """NVIDIA's device plugin, and with it GPU Feature Discovery and the MPS daemon where they are wanted."""
     values: dict[str, Any] = {
@@ -60,7 +67,7 @@ def device_plugin(
         # The chart's own toleration is for the value "present" alone (k8s-device-plugin issue 1934).
         worker = {"worker": {"tolerations": [_CONTROL_PLANE, *tolerations(wanted)]}}
         values["nfd"] = {**_image(wanted, _NFD_IMAGE), **worker}
-    values["config"] = {"default": most_common(configs), "map": dict(files_of(configs, nodes))}
+    values["config"] = {"default": most_common(configs), "map": dict(files_of(configs, nodes, direct))}
     parts = ["the device plugin"] + (["GPU Feature Discovery"] if gfd else [])
     parts += ["the MPS daemon"] if any(config.mode == "mps" for config in configs.values()) else []
     why = f"Runs {_listed(parts)}. Nodes choose a configuration by the label nvidia.com/device-plugin.config."
@@ -73,6 +80,7 @@ def gpu_operator(
     where: str,
     configs: Mapping[str, Config],
     nodes: Sequence[ClusterNode],
+    direct: GpuDirect,
     *,
     cdi: bool,
     driver: bool,
@@ -111,8 +119,9 @@ def gpu_operator(
     if wanted.registry:
         values |= {part: _repository(wanted, "nvidia") for part in ("validator", "gfd")}
     plugin: dict[str, Any] = dict(_repository(wanted, "nvidia"))
-    if any(config.mode != "none" for config in configs.values()) or len(set(configs.values())) > 1:
-        data = dict(files_of(configs, nodes))
+    is_shared = any(config.mode != "none" for config in configs.values())
+    if is_shared or len(set(configs.values())) > 1 or gpudirect_flags(direct):
+        data = dict(files_of(configs, nodes, direct))
         # Named by its content: the operator does not restart the plugin for another content under the same name.
         name = f"{PLUGIN}-{hashlib.sha256(repr(sorted(data.items())).encode()).hexdigest()[:8]}"
         plugin["config"] = {"create": True, "name": name, "default": most_common(configs), "data": data}
@@ -124,7 +133,7 @@ def gpu_operator(
     return _release("gpu-operator", wanted.versions.gpu_operator, where, values, why, PLUGIN_WAVE)
 
 
-def hami(wanted: Kubernetes, where: str, nodes: Sequence[ClusterNode]) -> Release:
+def hami(wanted: Kubernetes, where: str, nodes: Sequence[ClusterNode], direct: GpuDirect) -> Release:
     """HAMi: its device plugin, and its scheduler, by which a pod gets part of a GPU's memory and cores."""
     # The chart's own registry is a mirror in China; imageRegistry overrides the registry of every image.
     scheduler = {"repository": "kube-scheduler"} | ({} if wanted.registry else {"registry": "registry.k8s.io"})
@@ -138,6 +147,7 @@ def hami(wanted: Kubernetes, where: str, nodes: Sequence[ClusterNode]) -> Releas
             "nvidiaNodeSelector": {"gpu": "on"},
             "tolerations": tolerations(wanted),
             **({"passDeviceSpecsEnabled": True} if static_cpus(nodes) else {}),
+            **gpudirect_flags(direct),
             **({} if has_usual_root(nodes) else {"pluginPath": f"{kubelet_root(nodes)}/device-plugins"}),
         },
     }

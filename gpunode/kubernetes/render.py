@@ -142,14 +142,17 @@ def _parts(
     charts: list[Release] = []
     match wanted.stack:
         case "device-plugin":
-            more, charts = _device_plugin(wanted, nodes, by_node, where, form)
+            more, charts = _device_plugin(recipe, wanted, nodes, by_node, where, form)
             plain += more
         case "gpu-operator":
             driver, toolkit = _by_operator(recipe, nodes)
             cdi = recipe.runtime.cdi
-            charts = [releases.gpu_operator(wanted, where, by_node, nodes, cdi=cdi, driver=driver, toolkit=toolkit)]
+            direct = recipe.gpudirect
+            charts = [
+                releases.gpu_operator(wanted, where, by_node, nodes, direct, cdi=cdi, driver=driver, toolkit=toolkit)
+            ]
         case "hami":
-            charts = [releases.hami(wanted, where, nodes)]
+            charts = [releases.hami(wanted, where, nodes, recipe.gpudirect)]
         case "dra":
             charts = [releases.dra_driver(wanted, where, nodes)]
     if exporter:
@@ -166,7 +169,12 @@ def _has_class(wanted: Kubernetes, nodes: Sequence[ClusterNode]) -> bool:
 
 
 def _device_plugin(
-    wanted: Kubernetes, nodes: Sequence[ClusterNode], by_node: Mapping[str, Config], where: str, form: Form
+    recipe: Recipe,
+    wanted: Kubernetes,
+    nodes: Sequence[ClusterNode],
+    by_node: Mapping[str, Config],
+    where: str,
+    form: Form,
 ) -> tuple[list[Object], list[Release]]:
     """Plain objects where they suffice: one configuration, and neither MPS nor feature discovery."""
     mps = any(config.mode == "mps" for config in by_node.values())
@@ -176,7 +184,7 @@ def _device_plugin(
     if not reasons and form in {"manifests", "kustomize"}:
         (config,) = set(by_node.values())
         told = _told(config)
-        made = objects.plugin_config_map(where, plugin_config(config, nodes), told)
+        made = objects.plugin_config_map(where, plugin_config(config, nodes, recipe.gpudirect), told)
         mig = config.strategy != "none"
         return [made, objects.plugin_daemon_set(wanted, where, made.name, nodes, mig=mig)], []
     if not objects.has_usual_root(nodes):
@@ -186,7 +194,8 @@ def _device_plugin(
             f"this kubelet's folder is {objects.kubelet_root(nodes)}",
             hint='use stack = "gpu-operator", or one configuration without MPS and gfd with --form manifests',
         )
-    return [], [releases.device_plugin(wanted, where, by_node, nodes, gfd=wanted.extras.gfd or mps)]
+    gfd = wanted.extras.gfd or mps
+    return [], [releases.device_plugin(wanted, where, by_node, nodes, recipe.gpudirect, gfd=gfd)]
 
 
 def _told(config: Config) -> str:

@@ -463,6 +463,21 @@ def test_for_a_static_cpu_manager_the_plugin_passes_the_device_nodes(name: str, 
     assert key not in "".join(files(rendered(builtin.read(name), nodes[:1], form), form).values())
 
 
+@pytest.mark.parametrize("name", ["k8s-containerd", "k8s-mps", "gpu-operator", "hami"])
+def test_pods_get_the_devices_of_the_gpudirect_that_the_recipe_installs(name: str) -> None:
+    def text(direct: str) -> str:
+        found = rendered(asked(f'extends = "{name}"\n{direct}'), CLUSTERS["eight"])
+        assert not [key for release in found.releases for key in unknown_keys(release)]
+        assert all(PLUGIN_FILE.is_valid(yaml.safe_load(one)) for one in plugin_files(found))
+        return "".join(files(found, "manifests").values())
+
+    both = text("[gpudirect]\ngds = true\ngdrcopy = true")
+    assert ("gdsEnabled: true" in both, "gdrcopyEnabled: true" in both) == (True, True)
+    one = text("[gpudirect]\ngds = true")
+    assert ("gdsEnabled: true" in one, "gdrcopyEnabled" in one) == (True, False)
+    assert "gdsEnabled" not in text('[gpudirect]\nrdma = "dma-buf"')
+
+
 def test_a_render_with_other_versions_names_them() -> None:
     text = 'extends = "{}"\n[kubernetes.versions]\ndevice_plugin = "0.19.3"\ngpu_operator = "v26.3.3"'
     plain = rendered(asked(text.format("k8s-containerd")), CLUSTERS["one"])
