@@ -7,14 +7,14 @@ microk8s-resources/default-args/kubelet; k0s@v1.35 pkg/component/worker/containe
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from string import Template
-from typing import Any, Final
+from typing import Final
 
 from gpunode.facts import units
+from gpunode.facts.flat_yaml import flat
 from gpunode.facts.model import CgroupDriver, Fact, Facts, Known, Kubelet, KubeletKind, Unknown, known
 from gpunode.facts.patterns import Pattern
 
@@ -42,6 +42,8 @@ _SYSTEMD: Final = {
 }
 _CRICTL: Final = "/var/lib/rancher/{}/agent/etc/crictl.yaml"
 _RANCHER: Final = "/etc/rancher/{}/config.yaml"
+# The environment in which k3s's installer has its unit run; read for K3S_NODE_NAME.
+_K3S_ENVIRONMENTS: Final = {unit: f"/etc/systemd/system/{unit}.env" for unit in ("k3s.service", "k3s-agent.service")}
 _MICROK8S: Final = "/var/snap/microk8s/current/args/kubelet"
 _K0S: Final = "/etc/k0s/containerd.toml"
 COMMAND: Final = "kubelet-command"
@@ -51,11 +53,15 @@ FILES: Final = (
     *(f"{folder}/{_KUBELET}" for folder in _SYSTEMD.values()),
     *(place.format(product) for product in ("k3s", "rke2") for place in (_CRICTL, _RANCHER)),
     *(f"/etc/systemd/system/{unit}" for unit in ("k3s.service", "k3s-agent.service")),
+    *_K3S_ENVIRONMENTS.values(),
     _MICROK8S,
     _K0S,
 )
 # Folders read whole, by probe key.
-FOLDERS: Final = {key: f"{folder}/{_KUBELET}.d" for key, folder in _SYSTEMD.items()}
+FOLDERS: Final = {
+    **{key: f"{folder}/{_KUBELET}.d" for key, folder in _SYSTEMD.items()},
+    **{f"{product}-config-d": f"{_RANCHER.format(product)}.d" for product in ("k3s", "rke2")},
+}
 UNITS: Final[Mapping[KubeletKind, tuple[str, ...]]] = {
     "kubelet": (_KUBELET,),
     "k3s": ("k3s.service", "k3s-agent.service"),
@@ -79,6 +85,10 @@ _SOCKETS: Final[Mapping[KubeletKind, str]] = {
 }
 _SNAP: Final = {"SNAP_DATA": "/var/snap/microk8s/current", "SNAP_COMMON": "/var/snap/microk8s/common"}
 _DRIVERS: Final[Mapping[str, CgroupDriver]] = {"systemd": "systemd", "cgroupfs": "cgroupfs"}
+# Of k3s and RKE2.
+_KUBELET_ARGUMENTS = Pattern(r"""(?m)^["']?kubelet-arg(\+?)["']?[ \t]*:(.*(?:\n(?:[ \t#-].*)?)*)""")
+_POLICY = Pattern(r"(?m)^[^#\n]*\bcpu-manager-policy=(\w+)")
+_NODE_NAME = Pattern(r"(?m)^[ \t]*K3S_NODE_NAME=(.*?)[ \t]*$")
 # What a kubelet does that is told nothing; kubeadm tells it systemd (1.22 and later).
 _DEFAULT_DRIVER: Final[CgroupDriver] = "cgroupfs"
 _CPU_MANAGER: Final = "cpu-manager-policy"
@@ -247,24 +257,52 @@ def _matches(facts: Facts, place: str) -> Sequence[str]:
 def _rancher(facts: Facts, kind: KubeletKind) -> Fact[Kubelet | None]:
     """k3s and RKE2: they note the socket at every start; their cgroup driver follows from what they find then."""
     config, crictl = _RANCHER.format(kind), _CRICTL.format(kind)
-    told = _flat(facts, config, "data-dir", "container-runtime-endpoint", "node-name")
+    files = _rancher_files(facts, config)
+    told: dict[str, str | None] = {}
+    for path in files:
+        told |= _flat(facts, path, "data-dir", "container-runtime-endpoint", "node-name")
     data = told.get("data-dir") or f"/var/lib/rancher/{kind}"
     noted = _flat(facts, crictl, "runtime-endpoint") if data == f"/var/lib/rancher/{kind}" else {}
     endpoint = noted.get("runtime-endpoint") or told.get("container-runtime-endpoint") or _SOCKETS[kind]
     probe = f"file:{crictl if noted else config}"
     unit = _unit(facts, kind)
-    name = _told_to_unit(facts, unit).get("node-name") or told.get("node-name") or ""
-    return Known(Kubelet(kind, unit, socket(endpoint), None, data.rstrip("/"), name), probe)
+    words = _words_of_unit(facts, unit)
+    name = flags_of(words).get("node-name") or told.get("node-name") or _name_in_environment(facts, unit)
+    static = _cpu_manager([_text(facts, path) or "" for path in files], words) == "static"
+    return Known(Kubelet(kind, unit, socket(endpoint), None, data.rstrip("/"), name, static_cpus=static), probe)
 
 
-def _told_to_unit(facts: Facts, unit: str) -> Mapping[str, str]:
-    """The flags in the unit file that k3s's installer wrote; none where nobody looked. k3s hides them in /proc."""
+def _rancher_files(facts: Facts, config: str) -> Sequence[str]:
+    """The files of k3s or RKE2, of which the last that has a key counts; former captures lack the folder."""
+    return [config, *(sorted(_matches(facts, f"{config}.d/*.yaml")) if f"{config}.d" in facts.folders else ())]
+
+
+def _words_of_unit(facts: Facts, unit: str) -> Sequence[str]:
+    """The command in the unit file that k3s's installer wrote; none where nobody looked. k3s hides it in /proc."""
     state = known(facts.file(f"/etc/systemd/system/{unit}"), None)
     if state is None or state.content is None:
-        return {}
+        return ()
     place = f"/etc/systemd/system/{unit}"
     command = units.command({place: state.content}, unit, ("/etc/systemd/system",))
-    return flags_of(command.argv) if command else {}
+    return command.argv if command else ()
+
+
+def _name_in_environment(facts: Facts, unit: str) -> str:
+    """K3S_NODE_NAME, which k3s takes where neither a flag nor its configuration names the node."""
+    place = _K3S_ENVIRONMENTS.get(unit)
+    state = known(facts.file(place), None) if place else None
+    text = state.content.decode("utf-8", "replace") if state and state.content else ""
+    found = _NODE_NAME.findall(text)
+    return str(found[-1]).strip("\"'") if found else ""
+
+
+def _cpu_manager(texts: Sequence[str], words: Sequence[str]) -> str:
+    """The policy among the kubelet's arguments in files and command; ``kubelet-arg+`` adds to those of files before."""
+    found: list[str] = []
+    for text in texts:
+        for adds, block in _KUBELET_ARGUMENTS.findall(text):
+            found = [*(found if adds else ()), *_POLICY.findall(block)]
+    return next(reversed([*found, *_POLICY.findall("\n".join(words))]), "")
 
 
 def _microk8s(facts: Facts, kind: KubeletKind) -> Fact[Kubelet | None]:
@@ -316,71 +354,8 @@ def flags_of(words: Iterable[str]) -> Mapping[str, str]:
     """The flags that matter here; of one that is given twice the last counts."""
     given = list(words)
     found: dict[str, str] = {}
-    for word, following in zip(given, (*given[1:], ""), strict=True):
+    for word, following in zip(given, (*given[1:], ""), strict=False):
         name, equals, value = word.removeprefix("--").partition("=")
         if word.startswith("--") and name in _FLAGS:
             found[name] = value if equals else following
     return found
-
-
-# Flat YAML.
-
-_KEY = Pattern(r"""(["']?)([\w.-]{1,100})\1[ \t]*:(?:[ \t]+(.*))?""")
-_SCALAR = Pattern(r"""(?:"([^"\\]*)"|'([^']*)'|([\w/.][^\s"'#]*))(?:[ \t]+\#.*)?""")
-
-
-def flat(text: str, keys: Iterable[str]) -> Mapping[str, str | None]:
-    """The strings under the top-level ``keys`` of a YAML or JSON document: None for a null, absent where it lacks one.
-
-    Only what cannot be mistaken is read: plain and quoted scalars of one line, in a mapping that starts in column 1.
-
-    Raises:
-        ValueError: it is laid out in another way.
-    """
-    if text.lstrip().startswith("{"):
-        return _flat_json(text, keys)
-    wanted = frozenset(keys)
-    found: dict[str, str | None] = {}
-    for key, value in _top_level(text):
-        if key in found:
-            raise ValueError(f"{key} stands there twice")
-        if key in wanted:
-            found[key] = _scalar(key, value)
-    return found
-
-
-def _flat_json(text: str, keys: Iterable[str]) -> Mapping[str, str | None]:
-    document: Any = json.loads(text)
-    found = {key: document[key] for key in keys if key in document}
-    for key, value in found.items():
-        if value is not None and not isinstance(value, str):
-            raise ValueError(f"{key} is {value!r}, not a string"[:200])
-    return found
-
-
-def _top_level(text: str) -> Iterable[tuple[str, str]]:
-    """The keys in column 1 with the rest of their lines: in a block mapping only they and list items stand there."""
-    is_begun = False
-    for line in text.splitlines():
-        bare = line.rstrip()
-        is_marker = bare.startswith(("---", "%"))
-        if not bare or bare.lstrip().startswith("#") or (is_marker and not is_begun):
-            continue
-        if bare == "...":
-            return
-        if bare[0] in " \t-" and is_begun and not is_marker:
-            continue
-        match = _KEY.fullmatch(bare)
-        if match is None:
-            raise ValueError(f"not a mapping that starts in the first column: {bare[:80]!r}")
-        is_begun = True
-        yield match[2], (match[3] or "").strip()
-
-
-def _scalar(key: str, value: str) -> str | None:
-    if value.partition("#")[0].strip() in {"", "~", "null"}:
-        return None
-    match = _SCALAR.fullmatch(value)
-    if match is None:
-        raise ValueError(f"{key} is not a plain or quoted word: {value[:80]!r}")
-    return next(group for group in match.groups() if group is not None)

@@ -29,7 +29,7 @@ _KEPT: Final = "|".join(
         r"events_logger|hooks?|csv|ldconfig|registry-mirrors|insecure-registries|iptables|log-\w+|server|swarm-resource",
         r"supported-driver-capabilities",
         # the kubelet, and Kubernetes' objects
-        r"kind|featuregates|cluster\w+|resolvconf|\w+(?:policy|endpoint|driver|dir)|node-label",
+        r"kind|featuregates|cluster\w+|resolvconf|[\w-]+(?:policy|endpoint|driver|dir)|node-label",
         r"namespace|phase|reason|message|status|\w+(?:time|timestamp|version|class|classname|ids?)|image|osimage|architecture",
         r"operatingsystem|effect|operator|key|nodename|resource\w*|controller|generatename|kubernetes\.io/hostname",
         # CDI, docker inspect

@@ -4,11 +4,12 @@ from collections.abc import Iterable, Mapping
 
 import pytest
 
-from gpunode.facts import kubelet
 from gpunode.facts.derive import about_kubelet, derive
 from gpunode.facts.evidence import Capture, Evidence, Found, encode_found
+from gpunode.facts.flat_yaml import flat
 from gpunode.facts.model import Fact, Known, Kubelet, Unknown
 from gpunode.facts.probes import FOLDERS, PROBES, kubelet_command, kubelet_probes
+from gpunode.redaction.evidence import redact
 
 KUBEADM_DROPIN = """\
 # Note: This dropin only works with kubeadm and kubelet v1.11+
@@ -360,7 +361,7 @@ def test_two_kubelets_that_both_run_are_a_contradiction() -> None:
     ],
 )
 def test_flat_keys_of_yaml(text: str, value: Mapping[str, str | None]) -> None:
-    assert kubelet.flat(text, ("cgroupDriver",)) == value
+    assert flat(text, ("cgroupDriver",)) == value
 
 
 @pytest.mark.parametrize(
@@ -382,7 +383,7 @@ def test_flat_keys_of_yaml(text: str, value: Mapping[str, str | None]) -> None:
 )
 def test_yaml_that_may_mean_something_else(text: str) -> None:
     with pytest.raises(ValueError, match=r"\S"):
-        kubelet.flat(text, ("cgroupDriver",))
+        flat(text, ("cgroupDriver",))
 
 
 K3S_UNIT = """\
@@ -444,6 +445,80 @@ def test_a_static_cpu_manager_is_read_from_flags_and_file(files: Mapping[str, st
     assert isinstance(told, Known)
     assert told.value is not None
     assert told.value.static_cpus
+
+
+K3S_UNIT = """\
+[Service]
+EnvironmentFile=-/etc/systemd/system/k3s-agent.service.env
+ExecStart=/usr/local/bin/k3s \\
+    agent \\
+"""
+K3S_DIR = "/etc/rancher/k3s/config.yaml"
+K3S_ENV = "/etc/systemd/system/k3s-agent.service.env"
+
+
+@pytest.mark.parametrize(
+    ("files", "name", "static"),
+    [
+        ({K3S_ENV: "K3S_TOKEN='secret'\nK3S_NODE_NAME='gpu-7'\n"}, "gpu-7", False),
+        ({K3S_ENV: "K3S_NODE_NAME=gpu-7\n", K3S_DIR: "node-name: gpu-8\n"}, "gpu-8", False),
+        ({K3S_DIR: "node-name: a\n", f"{K3S_DIR}.d/10.yaml": "node-name: b\n"}, "b", False),
+        (
+            {
+                f"{K3S_DIR}.d/20.yaml": "node-name: c\n",
+                f"{K3S_DIR}.d/10.yaml": "node-name: b\n",
+                f"{K3S_DIR}.d/30.txt": "node-name: d\n",
+            },
+            "c",
+            False,
+        ),
+        ({K3S_DIR: "kubelet-arg:\n  - max-pods=99\n  - 'cpu-manager-policy=static' # pinned\n"}, "", True),
+        ({K3S_DIR: 'kubelet-arg: ["cpu-manager-policy=static", max-pods=99]\n'}, "", True),
+        ({K3S_DIR: "kubelet-arg:\n- cpu-manager-policy=static\nnode-name: e\n"}, "e", True),
+        ({K3S_DIR: "kubelet-arg:\n# - cpu-manager-policy=static\n- max-pods=9\n"}, "", False),
+        ({K3S_DIR: "kubelet-arg:\n- max-pods=9\nnote: cpu-manager-policy=static\n"}, "", False),
+        (
+            {
+                K3S_DIR: "kubelet-arg:\n- cpu-manager-policy=static\n",
+                f"{K3S_DIR}.d/1.yaml": "kubelet-arg: max-pods=9\n",
+            },
+            "",
+            False,
+        ),
+        (
+            {
+                K3S_DIR: "kubelet-arg: cpu-manager-policy=static\n",
+                f"{K3S_DIR}.d/1.yaml": "kubelet-arg+:\n- max-pods=9\n",
+            },
+            "",
+            True,
+        ),
+        (
+            {"/etc/systemd/system/k3s-agent.service": f"{K3S_UNIT}    --kubelet-arg=cpu-manager-policy=static\n"},
+            "",
+            True,
+        ),
+    ],
+)
+def test_k3s_reads_its_folder_flags_and_environment(files: Mapping[str, str], name: str, static: bool) -> None:
+    """Source: docs.k3s.io, "Configuration Options": the last value counts, + adds; flags before the environment."""
+    unit = {"/etc/systemd/system/k3s-agent.service": K3S_UNIT}
+    seen = evidence({**unit, **files}, ["k3s-agent.service"])
+    redacted = {key: one for key, one in redact(seen).items() if key.startswith("file:") or key in FOLDERS}
+    for told in (derive(seen).kubelet, derive({**seen, **redacted}).kubelet):
+        assert isinstance(told, Known)
+        assert told.value is not None
+        assert (told.value.node_name, told.value.static_cpus) == (name, static)
+    assert b"secret" not in b"".join(one.data for one in redacted.values())
+
+
+def test_a_capture_without_the_folder_of_k3s_still_tells_its_kubelet() -> None:
+    seen = dict(evidence({K3S_DIR: "node-name: a\n"}, ["k3s-agent.service"]))
+    del seen["k3s-config-d"]
+    told = derive(seen).kubelet
+    assert isinstance(told, Known)
+    assert told.value is not None
+    assert told.value.node_name == "a"
 
 
 def test_a_file_that_flags_make_needless_may_be_unreadable() -> None:
