@@ -95,7 +95,7 @@ _CPU_MANAGER: Final = "cpu-manager-policy"
 _FLAGS: Final = frozenset(
     {
         *("config", "container-runtime", "container-runtime-endpoint", "cgroup-driver"),
-        *("hostname-override", "node-name", _CPU_MANAGER),
+        *("hostname-override", "node-name", "node-labels", _CPU_MANAGER),
     }
 )
 
@@ -208,6 +208,7 @@ def _own(facts: Facts, words: Sequence[str]) -> Fact[Kubelet | None]:
             _driver(driver) or _DEFAULT_DRIVER,
             node_name=flags.get("hostname-override", ""),
             static_cpus=(flags.get(_CPU_MANAGER) or config.get("cpuManagerPolicy")) == "static",
+            labels=flags.get("node-labels", ""),
         ),
         f"file:{path}" if path else "units",
     )

@@ -255,6 +255,7 @@ class Kubelet:
         data: the folder in which k3s and RKE2 keep what they generate; empty for the others.
         node_name: what it was told to call its Node; empty where that is the host's name.
         static_cpus: whether its CPU manager's policy is static.
+        labels: with which it registers its Node (``a=b,c=d``).
     """
 
     kind: KubeletKind
@@ -264,6 +265,7 @@ class Kubelet:
     data: str = ""
     node_name: str = ""
     static_cpus: bool = False
+    labels: str = ""
 
 
 @dataclass(frozen=True, slots=True)

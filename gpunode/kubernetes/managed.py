@@ -12,16 +12,9 @@ from gpunode.kubernetes.model import ClusterNode
 from gpunode.recipe_kubernetes import Kubernetes
 
 # Who runs a device plugin on its nodes, and what to do instead of a second one.
-# Sources: cloud.google.com/kubernetes-engine/docs/how-to/gpus and /timesharing-gpus; bottlerocket.dev, "Settings
-# Reference: kubelet-device-plugins"; docs.nvidia.com, "NVIDIA GPU Operator on Red Hat OpenShift".
+# Sources: bottlerocket.dev, "Settings Reference: kubelet-device-plugins"; docs.nvidia.com, "NVIDIA GPU Operator on Red
+# Hat OpenShift".
 _OWN_PLUGIN: Final[Mapping[Provider, tuple[str, str]]] = {
-    "gke": (
-        "GKE runs its own device plugin on every GPU node",
-        (
-            "let pods ask for nvidia.com/gpu; sharing is a setting of the node pool, such as "
-            "--accelerator=…,gpu-sharing-strategy=time-sharing,max-shared-clients-per-gpu=4"
-        ),
-    ),
     "openshift": (
         "the NVIDIA GPU Operator of OperatorHub brings the device plugin, with the rights that OpenShift demands",
         (
@@ -36,6 +29,12 @@ _OWN_PLUGIN: Final[Mapping[Provider, tuple[str, str]]] = {
 }
 
 
+# With this label of a node pool GKE runs no device plugin there.
+GKE_OPT_OUT: Final = "gke-no-default-nvidia-gpu-device-plugin=true"
+# Where GKE installs the driver, and where its read-only host lets the operator install the toolkit.
+GKE_DRIVER: Final = "/home/kubernetes/bin/nvidia"
+
+
 def check_managed(wanted: Kubernetes, nodes: Sequence[ClusterNode]) -> None:
     """Nothing, where none of the nodes gets its device plugin from its provider.
 
@@ -46,8 +45,33 @@ def check_managed(wanted: Kubernetes, nodes: Sequence[ClusterNode]) -> None:
         if node.provider is not None and node.provider in _OWN_PLUGIN:
             why, hint = _OWN_PLUGIN[node.provider]
             raise Refused(f"{node.name} is {TITLES[node.provider]}, and gpunode leaves it alone", why=why, hint=hint)
+        if node.provider == "gke":
+            _check_gke(wanted, node)
         if node.provider == "aks":
             _check_aks(wanted, node)
+
+
+def is_gke(nodes: Sequence[ClusterNode]) -> bool:
+    """Whether the nodes are GKE's; those of one cluster are all or none."""
+    return any(node.provider == "gke" for node in nodes)
+
+
+def _check_gke(wanted: Kubernetes, node: ClusterNode) -> None:
+    """Sources: cloud.google.com/kubernetes-engine/docs/how-to/{gpus,gpu-operator}; docs.nvidia.com, "Google GKE"."""
+    if "device-plugin" in node.provides:
+        raise Refused(
+            f"{node.name} is {TITLES['gke']}, and gpunode leaves it alone",
+            why="GKE runs its own device plugin on every GPU node without the label that opts out of it",
+            hint="let pods ask for nvidia.com/gpu; sharing is a setting of the node pool, such as "
+            "--accelerator=…,gpu-sharing-strategy=time-sharing,max-shared-clients-per-gpu=4\n"
+            f"or create the node pool with --node-labels={GKE_OPT_OUT}, and use the recipe gpu-operator",
+        )
+    if wanted.stack != "gpu-operator":
+        raise Refused(
+            f"on the GKE node {node.name} only the GPU Operator can replace GKE's device plugin",
+            why="GKE's containerd has no NVIDIA runtime, and gpunode cannot set up a host that GKE builds",
+            hint='use stack = "gpu-operator", which brings the runtime',
+        )
 
 
 def _check_aks(wanted: Kubernetes, node: ClusterNode) -> None:

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from gpunode.catalog.charts import chart
 from gpunode.kubernetes import yaml
+from gpunode.kubernetes.managed import GKE_DRIVER, is_gke
 from gpunode.kubernetes.model import GPU_PRESENT, ClusterNode, Release
 from gpunode.kubernetes.objects import (
     EXTRAS_WAVE,
@@ -127,8 +128,12 @@ def gpu_operator(
         plugin["config"] = {"create": True, "name": name, "default": most_common(configs), "data": data}
     if plugin:
         values["devicePlugin"] = plugin
-    if not has_usual_root(nodes):
-        values["hostPaths"] = {"kubeletRootDir": kubelet_root(nodes)}
+    paths = {} if has_usual_root(nodes) else {"kubeletRootDir": kubelet_root(nodes)}
+    if is_gke(nodes):
+        values["toolkit"] |= {"installDir": GKE_DRIVER}
+        paths |= {} if driver else {"driverInstallDir": GKE_DRIVER}
+    if paths:
+        values["hostPaths"] = paths
     why = "Runs the operator, which deploys the device plugin and what belongs to it."
     return _release("gpu-operator", wanted.versions.gpu_operator, where, values, why, PLUGIN_WAVE)
 

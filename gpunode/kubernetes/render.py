@@ -8,7 +8,7 @@ from typing import Final, Literal, TypeAlias
 from gpunode.errors import Refused
 from gpunode.kubernetes import objects, releases
 from gpunode.kubernetes.checks import check
-from gpunode.kubernetes.managed import check_managed
+from gpunode.kubernetes.managed import check_managed, is_gke
 from gpunode.kubernetes.model import (
     GPU_PRESENT,
     MIG_CONFIG,
@@ -146,7 +146,7 @@ def _parts(
             plain += more
         case "gpu-operator":
             driver, toolkit = _by_operator(recipe, nodes)
-            cdi = recipe.runtime.cdi
+            cdi = recipe.runtime.cdi or is_gke(nodes)
             direct = recipe.gpudirect
             charts = [
                 releases.gpu_operator(wanted, where, by_node, nodes, direct, cdi=cdi, driver=driver, toolkit=toolkit)
@@ -209,8 +209,10 @@ def _told(config: Config) -> str:
 
 def _by_operator(recipe: Recipe, nodes: Sequence[ClusterNode]) -> tuple[bool, bool]:
     """Whether the GPU Operator installs the driver, and the toolkit: neither the recipe nor every node has it."""
-    driver = recipe.driver.version == "none" and not all(node.driver for node in nodes)
-    toolkit = recipe.toolkit.version == "none" and not all(node.toolkit for node in nodes)
+    # On a host of GKE's gpunode sets up neither, whatever the recipe says.
+    left = is_gke(nodes)
+    driver = (left or recipe.driver.version == "none") and not all(node.driver for node in nodes)
+    toolkit = (left or recipe.toolkit.version == "none") and not all(node.toolkit for node in nodes)
     return driver, toolkit
 
 
@@ -277,7 +279,7 @@ def _notes(
         yield "k3s (1.29 or later) and RKE2 (1.32.1 or later) make the RuntimeClass nvidia, so it is not rendered."
     if wanted.kind.workers:
         yield "kind.sh, written with --out, makes the cluster; apply.sh runs it first."
-    if wanted.stack == "gpu-operator" and wanted.runtime_class and not recipe.runtime.cdi:
+    if wanted.stack == "gpu-operator" and wanted.runtime_class and not (recipe.runtime.cdi or is_gke(nodes)):
         yield f"Pods get a GPU only with runtimeClassName: {wanted.runtime_class}."
     if any(config.strategy == "mixed" and not config.layout for config in by_node.values()):
         yield "Without a layout gpunode cannot tell which MIG profiles are offered, so no test pod is rendered."

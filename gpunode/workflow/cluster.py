@@ -9,6 +9,7 @@ from gpunode.errors import Refused
 from gpunode.facts.evidence import Evidence
 from gpunode.facts.model import Facts, Known, known, need
 from gpunode.facts.probes import DEVICE_PLUGIN
+from gpunode.kubernetes.managed import GKE_OPT_OUT
 from gpunode.kubernetes.model import ClusterNode
 from gpunode.steps.gpus import models, own_gpus
 from gpunode.steps.managed import has_providers_driver
@@ -48,6 +49,9 @@ def cluster_node(facts: Facts, name: str) -> ClusterNode:
 def _provided(facts: Facts) -> Iterator[str]:
     if has_providers_driver(facts):
         yield "driver"
+    kubelet = known(facts.kubelet, None)
+    if known(facts.provider, None) == "gke" and GKE_OPT_OUT not in (kubelet.labels.split(",") if kubelet else ()):
+        yield "device-plugin"
     plugin = facts.unit(DEVICE_PLUGIN)
     if isinstance(plugin, Known) and (plugin.value.state.active or plugin.value.state.enabled):
         yield "device-plugin"

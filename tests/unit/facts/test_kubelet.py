@@ -528,3 +528,11 @@ def test_a_file_that_flags_make_needless_may_be_unreadable() -> None:
     )
     assert isinstance(told, Known)
     assert told.value == Kubelet("kubelet", "kubelet.service", "/run/crio/crio.sock", "systemd")
+
+
+def test_the_labels_of_the_node_are_read_from_its_flags() -> None:
+    own = "KUBELET_EXTRA_ARGS=--node-labels=a=b,c=d\n"
+    told = found({**KUBEADM, "/etc/default/kubelet": own}, ["kubelet.service"])
+    assert isinstance(told, Known)
+    assert told.value is not None
+    assert told.value.labels == "a=b,c=d"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -214,7 +215,13 @@ def test_nodes_that_cannot_be_rendered_together_are_refused() -> None:
 @pytest.mark.parametrize(
     ("text", "more", "what", "hint"),
     [
-        ('extends = "k8s-containerd"', {"provider": "gke"}, "a is a GKE node", "gpu-sharing-strategy"),
+        (
+            'extends = "k8s-containerd"',
+            {"provider": "gke", "provides": frozenset({"device-plugin"})},
+            "a is a GKE node",
+            "gpu-sharing-strategy",
+        ),
+        ('extends = "k8s-containerd"', {"provider": "gke"}, "only the GPU Operator", 'stack = "gpu-operator"'),
         ('extends = "gpu-operator"', {"provider": "openshift"}, "a is an OpenShift node", "OperatorHub"),
         ('extends = "hami"', {"provider": "bottlerocket"}, "a is a Bottlerocket node", "kubelet-device-plugins"),
         (
@@ -255,6 +262,19 @@ def test_what_a_provider_leaves_to_its_users_is_rendered() -> None:
     for provider in ("eks", "aks", "kind"):
         assert rendered(builtin.read("k8s-containerd"), [node("a", "2330", 8, provider=provider)]).objects
     assert rendered(builtin.read("k8s-containerd"), [node("a", "2330", 8, provider="eks", provides=driver)]).objects
+
+
+def test_where_gke_s_own_plugin_is_opted_out_of_the_operator_uses_gke_s_driver() -> None:
+    nodes = [node("a", "2330", 8, provider="gke", toolkit=False)]
+    (release,) = rendered(builtin.read("gpu-operator"), nodes).releases
+    place = "/home/kubernetes/bin/nvidia"
+    assert release.values["driver"] == {"enabled": False}
+    assert release.values["toolkit"] == {"enabled": True, "installDir": place}
+    assert release.values["hostPaths"] == {"driverInstallDir": place}
+    assert release.values["cdi"] == {"enabled": True}
+    assert not unknown_keys(release)
+    (release,) = rendered(builtin.read("gpu-operator"), [replace(nodes[0], driver="")]).releases
+    assert release.values["driver"] == {"enabled": True}
 
 
 def test_mig_is_taken_away_from_no_node_that_no_layout_is_for() -> None:
@@ -456,7 +476,7 @@ def test_for_a_static_cpu_manager_the_plugin_passes_the_device_nodes(name: str, 
     assert not [key for release in found.releases for key in unknown_keys(release)]
     assert all(PLUGIN_FILE.is_valid(yaml.safe_load(one)) for one in plugin_files(found))
     if name != "hami":
-        whys = [one.why for one in (*found.objects, *found.releases)]
+        whys = [*(one.why for one in found.objects), *(one.why for one in found.releases)]
         assert any("the static CPU manager of b needs that" in why for why in whys)
     if form == "manifests" and name != "hami":
         assert "privileged: true" in text

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from gpunode.facts.model import LoadedDriver
+from gpunode.facts.model import Known, Kubelet, LoadedDriver
 from gpunode.steps.detect import DETECT
+from gpunode.workflow.cluster import cluster_node
 from tests.unit.steps.machines import machine, planned, recipe, refusal, with_driver
 
 LOADED = LoadedDriver("580.95.05", open_module=True)
@@ -41,3 +42,17 @@ def test_the_driver_of_an_image_is_its_provider_s_and_one_that_is_missing_is_the
 @pytest.mark.parametrize("provider", [None, "kind"])
 def test_what_nobody_else_manages_is_set_up_as_ever(provider: str | None) -> None:
     assert planned(DETECT.plan(recipe("containerd"), machine(provider=provider))).notes == ()
+
+
+@pytest.mark.parametrize(
+    ("labels", "theirs"),
+    [
+        ("", True),
+        ("cloud.google.com/gke-gpu=true,gke-no-default-nvidia-gpu-device-plugin=true", False),
+        ("gke-no-default-nvidia-gpu-device-plugin=trueish", True),
+    ],
+)
+def test_gke_runs_its_device_plugin_unless_the_node_opts_out(labels: str, theirs: bool) -> None:
+    kubelet = Known(Kubelet("kubelet", "kubelet.service", "/run/containerd/containerd.sock", labels=labels), "units")
+    node = cluster_node(machine(provider="gke", kubelet=kubelet), "a")
+    assert ("device-plugin" in node.provides) is theirs
