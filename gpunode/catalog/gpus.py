@@ -111,6 +111,17 @@ def all_by_name(name: str) -> Iterator[GpuModel]:
     return (_model(row) for row in named)
 
 
+def by_label(label: str) -> GpuModel | None:
+    """The GPU that GPU Feature Discovery labels so (``NVIDIA-H100-80GB-HBM3``); None where it labels none so."""
+    wanted = label.removeprefix("NVIDIA-").lower()
+    return next((_model(row) for row in tables.rows("gpus.csv") if _label(row["name"]) == wanted), None)
+
+
+def _label(name: str) -> str:
+    plain = re.sub(r"[^A-Za-z0-9_. -]", "", name.removeprefix("NVIDIA "))
+    return "-".join(plain.split()).lower()
+
+
 def by_chip(chip: str, name: str) -> GpuModel | None:
     """A GPU by its chip (``GP108``), as far as its generation tells; None where the code is not that of a GPU."""
     for start, architecture, first, last, modules in _CHIPS:

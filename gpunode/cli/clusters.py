@@ -15,9 +15,10 @@ from gpunode.cli.envelope import Envelope
 from gpunode.cli.how import How
 from gpunode.cli.rendering import nodes
 from gpunode.cli.screen.commands import cluster_apply_command, cluster_verify_command
-from gpunode.errors import ChangesPending, GpunodeError, Interrupted, UsageError
+from gpunode.errors import ChangesPending, GpunodeError, Interrupted, Undetermined, UsageError
 from gpunode.host.cluster import Cluster, Identity
 from gpunode.journal.record import label
+from gpunode.kubernetes.labelled import labelled
 from gpunode.kubernetes.render import rendered
 from gpunode.workflow import cluster_apply
 from gpunode.workflow.cluster_apply import Request
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from gpunode.cli.human import Screen
     from gpunode.journal.record import Verb
     from gpunode.journal.store import Store
+    from gpunode.kubernetes.model import ClusterNode
     from gpunode.recipe import Recipe
 
 _DOES: Final = "changes the cluster"
@@ -52,7 +54,7 @@ def plan(place: str, captures: Sequence[str], where: Where, how: How, *, check: 
     """Shows what apply would do."""
     cluster, screen = where.cluster(), how.screen()
     with screen:
-        wanted = rendered(recipe_at(place), list(nodes(captures)))
+        wanted = rendered(recipe_at(place), _nodes(captures, cluster))
         found = planned(wanted, cluster)
         screen.cluster_plan(found, wanted, _others(found.identity))
     pending = ChangesPending.exit_code if check and found.changes else 0
@@ -64,7 +66,7 @@ def apply(place: str, captures: Sequence[str], where: Where, how: How, *, yes: b
     cluster, screen = where.cluster(), how.screen()
     recipe = recipe_at(place)
     with screen:
-        wanted = rendered(recipe, list(nodes(captures)))
+        wanted = rendered(recipe, _nodes(captures, cluster))
         found = planned(wanted, cluster)
         screen.cluster_plan(found, wanted, _others(found.identity))
         if not found.changes:
@@ -91,6 +93,19 @@ def apply(place: str, captures: Sequence[str], where: Where, how: How, *, yes: b
     how.answer(_envelope("k8s apply", found, changed=True, run=run))
 
 
+def _nodes(captures: Sequence[str], cluster: Cluster) -> Sequence[ClusterNode]:
+    """The nodes of the captures; of none this machine, or where it has no GPU those that the cluster's labels tell."""
+    return list(nodes(captures)) if captures else _here() or labelled(cluster.nodes())
+
+
+def _here() -> Sequence[ClusterNode]:
+    """This machine, if it has GPUs."""
+    try:
+        return [node for node in nodes(()) if node.gpus]
+    except Undetermined:
+        return ()
+
+
 def verify(place: str, captures: Sequence[str], where: Where, how: How, *, image: str, timeout_s: int) -> None:
     """Shows whether pods get the GPUs of the nodes."""
     from gpunode.cli.commands import shortcoming
@@ -102,11 +117,12 @@ def verify(place: str, captures: Sequence[str], where: Where, how: How, *, image
         raise UsageError(f"--image {image!r} is not the name of an image", why="it has other characters", hint=hint)
     cluster, screen, recipe = where.cluster(), how.screen(), recipe_at(place)
     with screen, Stop(screen.stopping) as stop:
-        found = tuple(nodes(captures))
+        here = () if captures else _here()
+        found = tuple(here or _nodes(captures, cluster))
         who = cluster.identity()
         screen.cluster(who, _others(who))
         apply = cluster_apply_command(sys.argv[1:])
-        asked = Asked(recipe, found, image, timeout_s, apply, (lambda _: None) if captures else _handler_here(recipe))
+        asked = Asked(recipe, found, image, timeout_s, apply, _handler_here(recipe) if here else (lambda _: None))
         try:
             report = look(asked, cluster, pause=stop.pause, progress=screen.progress)
         except Interrupted as error:

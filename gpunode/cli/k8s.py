@@ -22,6 +22,15 @@ NodesOption = Annotated[
         help="a capture of a GPU node, or a folder of captures; give it again for more (default: this machine)",
     ),
 ]
+ClusterNodesOption = Annotated[
+    list[str],
+    typer.Option(
+        "--node",
+        metavar="[NAME=]CAPTURE",
+        help="a capture of a GPU node, or a folder of captures; give it again for more (default: this machine; where "
+        "it has no GPU, the nodes that GPU Feature Discovery labelled)",
+    ),
+]
 OutOption = Annotated[str, typer.Option("--out", metavar="DIR", help="write the files into this folder")]
 FormOption = Annotated[
     str,
@@ -72,7 +81,7 @@ TimeoutOption = Annotated[
 @app.command()
 def plan(
     recipe: RecipeArgument = "k8s-containerd",
-    node: NodesOption = [],  # noqa: B006
+    node: ClusterNodesOption = [],  # noqa: B006
     context: ContextOption = "",
     kubeconfig: KubeconfigOption = "",
     check: Annotated[bool, typer.Option("--check", help="exit with 4 if apply would change anything")] = False,
@@ -91,7 +100,7 @@ def plan(
 @app.command()
 def apply(
     recipe: RecipeArgument = "k8s-containerd",
-    node: NodesOption = [],  # noqa: B006
+    node: ClusterNodesOption = [],  # noqa: B006
     context: ContextOption = "",
     kubeconfig: KubeconfigOption = "",
     yes: YesOption = False,
@@ -113,7 +122,7 @@ def apply(
 @app.command()
 def verify(
     recipe: RecipeArgument = "k8s-containerd",
-    node: NodesOption = [],  # noqa: B006
+    node: ClusterNodesOption = [],  # noqa: B006
     context: ContextOption = "",
     kubeconfig: KubeconfigOption = "",
     image: Annotated[

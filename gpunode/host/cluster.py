@@ -148,6 +148,17 @@ class Cluster:
         """
         return _items(self._answer("get", kinds, *words, "--show-managed-fields", _REQUEST_TIMEOUT))
 
+    def nodes(self) -> tuple[Body, ...]:
+        """All Nodes without most of their status: the images and addresses of thousands are too much to ask for.
+
+        Raises:
+            as ``get``.
+        """
+        done = self._run(("get", "nodes", "-o", f"jsonpath={_SHORT_NODES}", _REQUEST_TIMEOUT), b"", only_reads=True)
+        if not done.ok:
+            raise failure(done, self.command)
+        return _items(done.stdout)
+
     def namespaced_kinds(self) -> tuple[str, ...]:
         """All kinds of objects that namespaces of this cluster hold, as ``list`` takes them.
 
@@ -291,6 +302,10 @@ class Cluster:
         )
 
 
+_SHORT_NODES: Final = (
+    '{range .items[*]}{"{"}"apiVersion":"v1","kind":"Node","metadata":{.metadata},"spec":{.spec},'
+    '"status":{"{"}"nodeInfo":{.status.nodeInfo}{"}}"}{end}'
+)
 _APPLY: Final = ("--server-side", _REQUEST_TIMEOUT, "-f", "-", "--field-manager")
 _AS_JSON: Final = ("--show-managed-fields", "-o", "json")
 

@@ -268,6 +268,19 @@ def test_the_kubelet_s_credential_sets_labels_of_its_own_node(control_plane: Con
     assert User(control_plane, user.home, "gpu-2").apply(check=3).envelope["errors"]
 
 
+def test_without_captures_the_labels_of_gpu_feature_discovery_tell_the_nodes(
+    control_plane: ControlPlane, user: User
+) -> None:
+    product, count = f"{GPU}.product", f"{GPU}.count"
+    unknown = user("k8s", "plan", "--node", f"gpu-1={CAPTURE}")
+    assert user("k8s", "plan", check=13).envelope["errors"][0]["what"].startswith("no Node of this cluster says")
+    control_plane.kubectl("label", "node", "gpu-1", f"{product}=NVIDIA-GeForce-GTX-1080", f"{count}=1")
+    assert user("k8s", "plan").states == unknown.states
+    control_plane.kubectl("label", "node", "gpu-1", f"{product}-")
+    assert "it lacks" in user("k8s", "plan", check=13).envelope["errors"][0]["why"]
+    control_plane.kubectl("label", "node", "gpu-1", f"{count}-")
+
+
 def test_a_second_advertiser_is_refused(control_plane: ControlPlane, user: User) -> None:
     labels = {"app": "theirs"}
     pod = {"nodeSelector": {"no": "node"}, "containers": [{"name": "one", "image": "x/nvidia/k8s-device-plugin:v1"}]}

@@ -1,0 +1,91 @@
+"""GPU nodes by the labels of their Nodes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gpunode import builtin
+from gpunode.catalog.gpus import lookup
+from gpunode.errors import Undetermined
+from gpunode.kubernetes.labelled import labelled
+from gpunode.kubernetes.render import rendered
+
+GFD = {
+    "nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3",
+    "nvidia.com/gpu.count": "8",
+    "nvidia.com/cuda.driver-version.full": "580.95.05",
+}
+
+
+def live(labels: dict[str, str], version: str = "v1.36.2", **spec: str) -> dict[str, Any]:
+    status = {"nodeInfo": {"kubeletVersion": version, "osImage": "Ubuntu 24.04"}}
+    return {"kind": "Node", "metadata": {"name": "gpu-1", "labels": labels}, "spec": spec, "status": status}
+
+
+def test_what_gpu_feature_discovery_labelled_suffices_to_render() -> None:
+    plain = live({"kubernetes.io/os": "linux"})
+    (found,) = labelled([plain, live(GFD)])
+    assert (found.name, found.gpus, found.driver) == ("gpu-1", (lookup("2330"),) * 8, "580.95.05")
+    assert rendered(builtin.read("k8s-mig"), [found]).expected
+
+
+@pytest.mark.parametrize(
+    ("product", "device"),
+    [
+        ("Tesla-T4", "1eb8"),
+        ("NVIDIA-A100-SXM4-80GB", "20b2"),
+        ("NVIDIA-GeForce-GTX-1080", "1b80"),
+        ("NVIDIA-H100-80GB-HBM3-SHARED", "2330"),
+    ],
+)
+def test_a_product_is_found_by_its_label(product: str, device: str) -> None:
+    (found,) = labelled([live({**GFD, "nvidia.com/gpu.product": product})])
+    assert {gpu.name for gpu in found.gpus} == {lookup(device).name}
+
+
+@pytest.mark.parametrize(
+    ("labels", "version", "spec", "kubelet", "provider"),
+    [
+        ({}, "v1.36.2+k3s1", {}, "k3s", None),
+        ({}, "v1.36.2+rke2r1", {}, "rke2", None),
+        ({"microk8s.io/cluster": "true"}, "v1.36.2", {}, "microk8s", None),
+        ({"eks.amazonaws.com/nodegroup": "a"}, "v1.36.2-eks-1", {}, "kubelet", "eks"),
+        ({"cloud.google.com/gke-nodepool": "a"}, "v1.36.2-gke.1", {}, "kubelet", "gke"),
+        ({}, "v1.36.2", {"providerID": "kind://docker/kind/kind-worker"}, "kubelet", "kind"),
+    ],
+)
+def test_the_kind_of_cluster_is_told_by_version_and_labels(
+    labels: dict[str, str], version: str, spec: dict[str, str], kubelet: str, provider: str | None
+) -> None:
+    (found,) = labelled([live({**GFD, **labels}, version, **spec)])
+    assert (found.kubelet, found.provider) == (kubelet, provider)
+
+
+def test_gke_s_opt_out_is_a_label_of_the_node() -> None:
+    pool = {"cloud.google.com/gke-nodepool": "a"}
+    opted_out = {**pool, "gke-no-default-nvidia-gpu-device-plugin": "true"}
+    (theirs,), (ours,) = (labelled([live({**GFD, **labels})]) for labels in (pool, opted_out))
+    assert (theirs.provides, ours.provides) == (frozenset({"device-plugin"}), frozenset())
+
+
+@pytest.mark.parametrize(
+    ("labels", "why"),
+    [
+        ({}, "none has the label nvidia.com/gpu.present"),
+        ({"nvidia.com/gpu.present": "true"}, "gpu-1: it lacks nvidia.com/gpu.product"),
+        ({"feature.node.kubernetes.io/pci-10de.present": "true"}, "gpu-1: it lacks"),
+        ({"feature.node.kubernetes.io/pci-0302_10de.present": "true"}, "gpu-1: it lacks"),
+        ({"feature.node.kubernetes.io/pci-1af4.present": "true"}, "none has the label"),
+        ({**GFD, "nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3-MIG-1g.10gb"}, "counts MIG instances"),
+        ({**GFD, "nvidia.com/gpu.product": "NVIDIA-Z9000"}, "knows no GPU that is labelled NVIDIA-Z9000"),
+        ({**GFD, "kubernetes.azure.com/cluster": "a"}, "whether AKS installed its driver"),
+    ],
+)
+def test_what_the_labels_do_not_say_takes_a_capture(labels: dict[str, str], why: str) -> None:
+    with pytest.raises(Undetermined) as refused:
+        labelled([live(labels)])
+    assert why in refused.value.why
+    assert "sudo gpunode capture" in refused.value.hint
+    assert "--node" in refused.value.hint
