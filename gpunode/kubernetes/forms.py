@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from gpunode.command import command
 from gpunode.kubernetes import yaml
-from gpunode.kubernetes.model import KIND_CONFIG, Object, Release, Rendered
+from gpunode.kubernetes.model import KIND_CONFIG, LABELS_MANAGER, NodeEdit, Object, Release, Rendered
 from gpunode.kubernetes.render import Form
 
 # The first line of every file: by it gpunode knows its own files when it renders again.
@@ -16,6 +16,7 @@ HEADER: Final = "Rendered by gpunode; render it again instead of editing it."
 _ARGO: Final = "argocd.argoproj.io"
 # Argo CD applies wave 0 by default; ours come before what a team adds without a wave.
 _FIRST_WAVE: Final = -3
+_TAINTS: Final = '{range .spec.taints[*]}{.key}={.value}:{.effect}{"\\n"}{end}'
 # Where rendered files stand.
 _PLACES: Final = re.compile(
     r"manifests/\d\d-[a-z0-9.-]+\.yaml|helm/[a-z-]+\.values\.yaml|applications/[a-z-]+\.yaml"
@@ -115,19 +116,30 @@ def _commands(rendered: Rendered, form: Form, paths: Sequence[str]) -> str:
     kubectl = _kubectl(rendered)
     lines = ["#!/bin/sh", f"# {HEADER}", "# Applies everything, in order.", "set -eu", 'cd "$(dirname "$0")"', ""]
     lines += ["./kind.sh", ""] if rendered.kind else []
-    # Labels first: by them the pods find their nodes. kubectl label fails for a Node that does not exist.
+    # Labels first: by them the pods find their nodes.
     for edit in rendered.nodes:
-        lines.append(f"# {edit.why}")
-        if edit.labels:
-            labels = (f"{key}={value}" for key, value in edit.labels.items())
-            lines.append(command(*kubectl, "label", "--overwrite", "node", edit.node, *labels))
-        if edit.taint:
-            # A Node's taints are one list: applying ours would remove everybody else's.
-            lines.append(command(*kubectl, "taint", "--overwrite", "node", edit.node, edit.taint))
+        lines += [f"# {edit.why}", *_edit(edit, kubectl)]
     lines += ["", *_apply(rendered, form, paths)]
     if rendered.test_pod:
         lines += ["", "# A pod that computes on a GPU:", f"#   {command(*kubectl, 'apply', '-f', 'test-pod.yaml')}"]
     return "\n".join(lines) + "\n"
+
+
+def _edit(edit: NodeEdit, kubectl: Sequence[str]) -> Iterator[str]:
+    """The commands for a Node, which fail where somebody else set another value."""
+    if edit.labels:
+        metadata = {"name": edit.node, "labels": edit.labels}
+        # To apply a Node that does not exist would make one.
+        yield f"{command(*kubectl, 'get', 'node', edit.node)} > /dev/null"
+        apply = command(*kubectl, "apply", "--server-side", "--field-manager", LABELS_MANAGER, "-f", "-")
+        yield f"{apply} <<'END'\n{yaml.document({'apiVersion': 'v1', 'kind': 'Node', 'metadata': metadata})}END"
+    if edit.taint:
+        # A Node's taints are one list: applying ours would remove everybody else's.
+        named, _, effect = edit.taint.rpartition(":")
+        written = f"{named}{'' if '=' in named else '='}:{effect}"
+        there = command(*kubectl, "get", "node", edit.node, "-o", f"jsonpath={_TAINTS}")
+        yield f"{there} | {command('grep', '-qxF', written)} ||"
+        yield f"    {command(*kubectl, 'taint', 'node', edit.node, edit.taint)}"
 
 
 def _apply(rendered: Rendered, form: Form, paths: Sequence[str]) -> Iterator[str]:

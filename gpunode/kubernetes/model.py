@@ -13,6 +13,9 @@ from gpunode.facts.model import KubeletKind, Provider
 GPU_PRESENT: Final = "nvidia.com/gpu.present"
 PLUGIN_CONFIG: Final = "nvidia.com/device-plugin.config"
 MIG_CONFIG: Final = "nvidia.com/mig.config"
+# Labels are a field manager's of their own, so that what is applied to a Node never takes fields of another purpose
+# along.
+LABELS_MANAGER: Final = "gpunode-labels"
 # From this kind makes a cluster; it is not for kubectl.
 KIND_CONFIG: Final = "kind-config.yaml"
 # Helm and people find by it what gpunode rendered.

@@ -9,15 +9,14 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias
 
 from gpunode.change import CommandChange, ObjectChange
+from gpunode.command import command
 from gpunode.errors import Conflict, Refused
 from gpunode.facts.helm import Released
 from gpunode.kubernetes import yaml
-from gpunode.kubernetes.model import MANAGED_BY, NodeEdit, Object, Release, Rendered
-from gpunode.kubernetes.owned import Body, is_co_owned, others, owned
+from gpunode.kubernetes.model import LABELS_MANAGER, MANAGED_BY, NodeEdit, Object, Release, Rendered
+from gpunode.kubernetes.owned import Body, is_applied_by_kubectl, is_co_owned, others, owned
 
 MANAGER: Final = "gpunode"
-# Labels are a manager's of their own, so that what is applied to a Node never takes fields of another purpose along.
-LABELS_MANAGER: Final = "gpunode-labels"
 _MANAGERS: Final = (MANAGER, LABELS_MANAGER)
 # By which objects of ours, and the Secrets of releases of ours, are found again.
 OURS: Final = ",".join(f"{name}={value}" for name, value in MANAGED_BY.items())
@@ -274,10 +273,19 @@ def _helm(verb: str, name: str, namespace: str, *more: str) -> tuple[str, ...]:
 
 def _former(live: Body, cluster: str) -> Item:
     kind, namespace, name = key(live)
-    change = _change(live, cluster, owned(live, MANAGER), None)
     # A plugin goes before another one comes; a configuration after the pods that mount it.
-    wave = 0 if kind == "DaemonSet" else _LAST_WAVE
-    return Item(kind, namespace, name, "delete", "from a former recipe of gpunode's", wave, change)
+    wave, why = 0 if kind == "DaemonSet" else _LAST_WAVE, "from a former recipe of gpunode's"
+    if is_shared(live) or is_applied_by_kubectl(live):
+        who = ", ".join(others(live, _MANAGERS)) or "somebody"
+        if kind == "DaemonSet":
+            raise Conflict(
+                f"DaemonSet {namespace}/{name} is from a former recipe, and {who} applied it, too",
+                why="gpunode deletes nothing that is also somebody else's, and beside the recipe's plugin it would "
+                "offer each GPU twice",
+                hint=f"have it taken away: {command('kubectl', 'delete', 'daemonset', '--namespace', namespace, name)}",
+            )
+        return Item(kind, namespace, name, "foreign", why, wave, note=f"stays: {who} applied it, too")
+    return Item(kind, namespace, name, "delete", why, wave, _change(live, cluster, owned(live, MANAGER), None))
 
 
 def _change(

@@ -172,6 +172,31 @@ def test_another_manager_s_field_is_a_conflict_and_is_not_forced(control_plane: 
     control_plane.kubectl("label", "node", "gpu-1", f"{GPU}.present-")
 
 
+def test_the_rendered_script_takes_no_label_or_taint_from_others(
+    control_plane: ControlPlane, user: User, tmp_path: Path
+) -> None:
+    (recipe := tmp_path / "tainted.toml").write_text(TAINT)
+    user("k8s", "render", str(recipe), "--node", f"gpu-1={CAPTURE}", "--out", str(tmp_path / "out"))
+
+    def run() -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [tmp_path / "out" / "apply.sh"], env=user.environment, capture_output=True, text=True, check=False
+        )
+
+    control_plane.kubectl("label", "node", "gpu-1", f"{GPU}.present=false")
+    assert 'conflict with "kubectl-label"' in run().stderr
+    assert control_plane.get("node", "gpu-1")["metadata"]["labels"][f"{GPU}.present"] == "false"
+    control_plane.kubectl("label", "node", "gpu-1", f"{GPU}.present-")
+    control_plane.kubectl("taint", "node", "gpu-1", f"{GPU}=theirs:NoSchedule")
+    assert f"already has {GPU} taint(s)" in run().stderr
+    control_plane.kubectl("taint", "node", "gpu-1", f"{GPU}-")
+    for _ in range(2):
+        done = run()
+        assert done.returncode == 0, done.stderr
+    assert set(user.plan(str(recipe)).states.values()) == {"same"}
+    control_plane.kubectl("taint", "node", "gpu-1", f"{GPU}-")
+
+
 def test_foreign_taints_and_objects_stay(control_plane: ControlPlane, user: User, tmp_path: Path) -> None:
     recipe = tmp_path / "tainted.toml"
     recipe.write_text(TAINT)

@@ -18,9 +18,9 @@ from gpunode.command import command
 from gpunode.errors import Conflict, Refused
 from gpunode.facts.helm import Released
 from gpunode.kubernetes.advertisers import refuse_second
-from gpunode.kubernetes.model import Rendered
+from gpunode.kubernetes.model import LABELS_MANAGER, Rendered
 from gpunode.kubernetes.owned import owned
-from gpunode.kubernetes.reconcile import LABELS_MANAGER, MANAGER, Item, Present, given_up, items, key, taints_of
+from gpunode.kubernetes.reconcile import MANAGER, Item, Present, given_up, items, key, taints_of
 from gpunode.kubernetes.render import rendered
 from gpunode.workflow.cluster_undo import is_due
 from tests.unit.kubernetes.clusters import CLUSTERS
@@ -133,6 +133,24 @@ def test_what_a_former_recipe_left_goes_and_a_configuration_goes_last() -> None:
     assert gone == ["DaemonSet", "ConfigMap"]
     assert found[-1].state == "delete"
     assert found.index(next(one for one in found if one.title.endswith("/former"))) < len(PLUGIN.objects)
+
+
+def test_what_somebody_else_applied_too_is_not_deleted_as_a_former_recipe_s() -> None:
+    former = {}
+    for one in PLUGIN.objects:
+        if one.kind in {"ConfigMap", "DaemonSet"}:
+            body = live({**one.body, "metadata": {**one.body["metadata"], "name": "former"}})
+            body["metadata"]["managedFields"] += live(body, "argocd-controller")["metadata"]["managedFields"]
+            former[one.kind] = body
+    (item,) = (one for one in items(PLUGIN, Present("c", nodes=[node()], ours=[former["ConfigMap"]])) if one.note)
+    assert (item.title, item.change, item.note) == (
+        "ConfigMap gpu-system/former",
+        None,
+        "stays: argocd-controller applied it, too",
+    )
+    with pytest.raises(Conflict, match="argocd-controller applied it, too") as refused:
+        items(PLUGIN, Present("c", nodes=[node()], ours=[former["DaemonSet"]]))
+    assert "delete daemonset --namespace gpu-system former" in refused.value.hint
 
 
 @pytest.mark.parametrize(
