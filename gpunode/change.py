@@ -322,6 +322,12 @@ def spelled(argv: Sequence[str]) -> str:
             return " ".join(argv)
 
 
+def without_values(argv: Sequence[str]) -> tuple[str, ...]:
+    """A command of Helm without the values that it gives: somebody may have put a secret among a release's."""
+    pairs = zip(("", *argv), argv, strict=False)
+    return tuple(f"{word.partition('=')[0]}=…" if last == "--set-json" else word for last, word in pairs)
+
+
 def inverse(change: Change) -> Change | None:
     """The change that undoes ``change``; None where there is none.
 

@@ -21,6 +21,7 @@ from gpunode.change import (
     PackageState,
     ServiceChange,
     subject,
+    without_values,
 )
 from gpunode.journal.announce import kind
 from gpunode.journal.chronicle import Chronicle, Debt, Deed
@@ -110,7 +111,8 @@ def _states(change: Change) -> Row:
                 "after": json.loads(change.after or "null"),
             }
         case CommandChange(argv=argv, undo=undo):
-            return {"argv": list(argv), "for": change.why, "undo": None if undo is None else list(undo)}
+            undone_by = None if undo is None else list(without_values(undo))
+            return {"argv": list(without_values(argv)), "for": change.why, "undo": undone_by}
         case MigChange(before=former, after=new):
             return {"before": _layout(former), "after": _layout(new)}
 

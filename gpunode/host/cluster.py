@@ -154,7 +154,18 @@ class Cluster:
         Raises:
             as ``get``.
         """
-        done = self._run(("get", "nodes", "-o", f"jsonpath={_SHORT_NODES}", _REQUEST_TIMEOUT), b"", only_reads=True)
+        return self._short(_SHORT_NODES, "nodes")
+
+    def metadata(self, kind: str, *words: str) -> tuple[Body, ...]:
+        """All objects of this kind without what they hold, which of Secrets nobody is to see.
+
+        Raises:
+            as ``get``.
+        """
+        return self._short(_METADATA, kind, *words)
+
+    def _short(self, template: str, *words: str) -> tuple[Body, ...]:
+        done = self._run(("get", *words, "-o", f"jsonpath={template}", _REQUEST_TIMEOUT), b"", only_reads=True)
         if not done.ok:
             raise failure(done, self.command)
         return _items(done.stdout)
@@ -306,6 +317,7 @@ _SHORT_NODES: Final = (
     '{range .items[*]}{"{"}"apiVersion":"v1","kind":"Node","metadata":{.metadata},"spec":{.spec},'
     '"status":{"{"}"nodeInfo":{.status.nodeInfo}{"}}"}{end}'
 )
+_METADATA: Final = '{range .items[*]}{"{"}"metadata":{.metadata}{"}"}{end}'
 _APPLY: Final = ("--server-side", _REQUEST_TIMEOUT, "-f", "-", "--field-manager")
 _AS_JSON: Final = ("--show-managed-fields", "-o", "json")
 

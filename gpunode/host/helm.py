@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -51,6 +51,15 @@ class Helm:
         """
         return tuple(replace(one, values=self._values(one)) for one in self._listed() if one.chart in charts)
 
+    def releases_at(self, places: Collection[tuple[str, str]]) -> tuple[Released, ...]:
+        """The releases at these namespaces and names.
+
+        Raises:
+            as ``releases``.
+        """
+        found = (one for one in self._listed() if (one.namespace, one.name) in places)
+        return tuple(replace(one, values=self._values(one)) for one in found)
+
     def revisions(self) -> Mapping[tuple[str, str], int]:
         """How often each release was released, by its namespace and name.
 
@@ -72,7 +81,8 @@ class Helm:
         Raises:
             ChangeFailed: it was not.
         """
-        done = self._runner.run((*self.program, *argv), timeout_s=_RELEASE_S, env=_environment())
+        words, values = values_as_input(argv)
+        done = self._runner.run((*self.program, *words), timeout_s=_RELEASE_S, stdin=values, env=_environment())
         if not done.ok:
             raise ChangeFailed(
                 f"helm {argv[0]} failed",
@@ -93,6 +103,18 @@ class Helm:
                 f"helm {words[0]} failed", why=done.last_lines(6), hint=f"run it yourself: {command('helm', *words)}"
             )
         return json.loads(done.stdout or b"null")
+
+
+def values_as_input(argv: Sequence[str]) -> tuple[tuple[str, ...], bytes]:
+    """The same command with its values on standard input: every user of the machine can read a command's words."""
+    given = [at for at, word in enumerate(argv) if word == "--set-json"]
+    if not given:
+        return tuple(argv), b""
+    pairs = (argv[at + 1].partition("=") for at in given)
+    values = {key: json.loads(value) for key, _, value in pairs}
+    of_values = {place for at in given for place in (at, at + 1)}
+    words = (word for at, word in enumerate(argv) if at not in of_values)
+    return (*words, "--values", "-"), json.dumps(values).encode()
 
 
 def _environment() -> Mapping[str, str]:

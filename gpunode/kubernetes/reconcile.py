@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias
@@ -22,6 +23,7 @@ _MANAGERS: Final = (MANAGER, LABELS_MANAGER)
 OURS: Final = ",".join(f"{name}={value}" for name, value in MANAGED_BY.items())
 OUR_RELEASES: Final = "managed-by=gpunode"
 _LAST_WAVE: Final = 99
+_VERSION: Final = re.compile(r"v?(\d+)\.(\d+)\.(\d+)((?:-[0-9A-Za-z.-]+)?)(?:\+.*)?")
 # A Node's taints are one field: who applies one owns all. So gpunode keeps in mind which one is its own.
 _TAINT: Final = "gpunode-taint"
 State: TypeAlias = Literal["create", "change", "delete", "same", "foreign"]
@@ -238,14 +240,47 @@ def _release(wanted: Release, there: Sequence[Released], cluster: str) -> Item:
     item = Item("Helm release", namespace, name, "create", wanted.why, wanted.wave)
     same_version = live is not None and live.version.lstrip("v") == wanted.version.lstrip("v")
     if live is None:
-        change = CommandChange(_install(wanted), wanted.why, _helm("uninstall", name, namespace), cluster)
+        change = CommandChange(install_command(wanted), wanted.why, _helm("uninstall", name, namespace), cluster)
         return _with(item, "create", change, ())
     if same_version and live.status == "deployed" and dict(live.values) == _plain_values(wanted.values):
         return Item(item.kind, namespace, name, "same", wanted.why, wanted.wave)
     undo = _helm("rollback", name, namespace, str(live.revision))
+    _refuse_older(wanted, live)
     change = CommandChange(_upgrade(wanted, namespace, name), wanted.why, undo, cluster)
     diff = [] if same_version else [f"-chart {live.chart} {live.version}", f"+chart {wanted.chart} {wanted.version}"]
-    return _with(item, "change", change, (*diff, *_difference(live.values, _plain_values(wanted.values))))
+    now = _plain_values(wanted.values)
+    return _with(item, "change", change, (*diff, *_difference(_masked(live.values, now), now)))
+
+
+def _refuse_older(wanted: Release, live: Released) -> None:
+    """Nothing, unless the release would go back to an older chart.
+
+    Raises:
+        Refused: it would; custom resources and running operands seldom survive that.
+    """
+    then, now = _order(live.version), _order(wanted.version)
+    if then is None or now is None or now >= then:
+        return
+    key_ = live.chart.replace("dra-driver-nvidia-gpu", "dra-driver").replace("nvidia-", "").replace("-", "_")
+    raise Refused(
+        f"the release {live.namespace}/{live.name} has chart {live.chart} {live.version}, newer than {wanted.version}",
+        why="the recipe would take it back to the older chart, which does not know what the newer one made",
+        hint=f'keep its version: set {key_} = "{live.version}" in [kubernetes.versions]\n'
+        "or take it back yourself first: " + command("helm", "history", live.name, "--namespace", live.namespace),
+    )
+
+
+def _order(version: str) -> tuple[int, int, int, bool, str] | None:
+    """By which a chart's versions are ordered; a release candidate comes before its release."""
+    match = _VERSION.fullmatch(version)
+    return (int(match[1]), int(match[2]), int(match[3]), not match[4], match[4]) if match else None
+
+
+def _masked(there: Any, ours: Any) -> Any:
+    """The values of a release, without those that the recipe does not set: somebody may keep a secret there."""
+    if isinstance(there, Mapping) and isinstance(ours, Mapping):
+        return {name: _masked(value, ours.get(name)) for name, value in there.items()}
+    return there if ours is not None else "…"
 
 
 def _plain_values(values: Mapping[str, Any]) -> Any:
@@ -262,7 +297,7 @@ def _upgrade(wanted: Release, namespace: str, name: str) -> tuple[str, ...]:
     return ("helm", "upgrade", "--install", name, *chart, *where, *values)
 
 
-def _install(wanted: Release) -> tuple[str, ...]:
+def install_command(wanted: Release) -> tuple[str, ...]:
     """The command that makes a release of ours, with the label by which ``k8s remove`` finds it; Helm keeps it."""
     return (*_upgrade(wanted, wanted.namespace, wanted.name), "--labels", OUR_RELEASES)
 

@@ -98,7 +98,19 @@ def take_back(
         The run's id.
     """
     _refuse_moved(plan, cluster)
-    return journaled(store, request, lambda run: make(plan.items, cluster, run, tell, pause))
+    failed: list[GpunodeError] = []
+
+    def back(run: Run) -> None:
+        make(plan.items, cluster, run, tell, pause, failed)
+        if failed:
+            raise ChangeFailed(
+                f"{len(failed)} of the releases could not be brought back; all else is done",
+                why="; ".join(f"{one}: {one.why}" for one in failed),
+                hint=f"see that Helm reaches the charts' repositories, then run the same command again\n"
+                f"{failed[0].hint}",
+            )
+
+    return journaled(store, request, back)
 
 
 def _refuse_moved(plan: ClusterPlan, cluster: Cluster) -> None:
@@ -172,8 +184,18 @@ def journaled(store: Store, request: Request, work: Callable[[Run], None]) -> st
     return run.id
 
 
-def make(items: Iterable[Item], cluster: Cluster, run: Run, tell: Observer, pause: Callable[[], None]) -> None:
-    """The changes of ``items`` are made, each journaled before."""
+def make(
+    items: Iterable[Item],
+    cluster: Cluster,
+    run: Run,
+    tell: Observer,
+    pause: Callable[[], None],
+    failed: list[GpunodeError] | None = None,
+) -> None:
+    """The changes of ``items`` are made, each journaled before.
+
+    ``failed`` takes the errors of releases that could not be made; without it the first error ends the run.
+    """
     for item in items:
         if item.change is None:
             continue
@@ -185,6 +207,9 @@ def make(items: Iterable[Item], cluster: Cluster, run: Run, tell: Observer, paus
             perform(item.change, cluster)
         except GpunodeError as error:
             run.failed(seq, f"{error}: {error.why}")
+            if failed is not None and item.state == "create" and isinstance(item.change, CommandChange):
+                failed.append(error)
+                continue
             raise
         run.done(seq)
         tell(Applied("kubernetes", "cluster", (item.change,), time.monotonic() - began))

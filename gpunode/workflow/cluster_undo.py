@@ -7,12 +7,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Final, TypeAlias
 
+from gpunode.catalog.charts import chart
 from gpunode.change import CommandChange, ObjectChange, subject
 from gpunode.command import command
 from gpunode.errors import Conflict, Refused
+from gpunode.facts.helm import Released
 from gpunode.host.cluster import Body, Cluster, Tried
+from gpunode.host.kubectl import Forbidden
 from gpunode.journal.record import backwards
 from gpunode.journal.store import Store
+from gpunode.kubernetes.model import Release
 from gpunode.kubernetes.owned import is_applied_by_kubectl, owned
 from gpunode.kubernetes.reconcile import (
     OUR_RELEASES,
@@ -22,6 +26,7 @@ from gpunode.kubernetes.reconcile import (
     State,
     fields_now,
     given_up,
+    install_command,
     is_shared,
     key,
     manager_of,
@@ -35,7 +40,7 @@ Live: TypeAlias = Mapping[Key, Body]
 # What uses a thing goes before the thing.
 _ORDER: Final = ("DaemonSet", "Pod", "ResourceClaimTemplate", "ConfigMap", "RuntimeClass", "Namespace", "Node")
 _NAMED: Final = "daemonsets.apps,pods,configmaps"
-_WHOLE: Final = "namespaces,runtimeclasses.node.k8s.io,nodes"
+_WHOLE: Final = "namespaces,runtimeclasses.node.k8s.io"
 
 
 def removal(cluster: Cluster) -> ClusterPlan:
@@ -45,25 +50,41 @@ def removal(cluster: Cluster) -> ClusterPlan:
         as ``cluster_plan.planned``.
     """
     identity = cluster.identity()
-    found = (*cluster.list(_WHOLE), *cluster.list(_NAMED, "--all-namespaces", "--selector", OURS))
+    named = cluster.list(_NAMED, "--all-namespaces", "--selector", OURS)
+    found = (*cluster.list(_WHOLE), *cluster.nodes(), *named)
     changes = [change for one in found if (change := given_up(one, identity.uid)) is not None]
-    releases = tuple(_releases(cluster, identity.uid))
+    skipped: tuple[str, ...] = ()
+    try:
+        releases = tuple(_releases(cluster, identity.uid))
+    except Forbidden as error:
+        said = error.why.strip().splitlines()[-1]
+        releases, skipped = (), (f"Helm releases were not looked for, since Helm keeps them in Secrets: {said}",)
     live = {key(one): one for one in found}
     going = {subject(one) for one in changes if _is_deleted(one, live)} | {one.title for one in releases}
     items = tuple(_item(change, cluster, live, going) for change in sorted(changes, key=_rank))
-    return ClusterPlan(identity, (*releases, *items))
+    return ClusterPlan(identity, (*releases, *items), skipped)
 
 
 def _releases(cluster: Cluster, uid: str) -> Iterator[Item]:
     """The releases that gpunode made, by the Secrets in which Helm keeps them."""
-    secrets = cluster.list("secrets", "--all-namespaces", "--selector", f"owner=helm,{OUR_RELEASES}")
+    secrets = cluster.metadata("secrets", "--all-namespaces", "--selector", f"owner=helm,{OUR_RELEASES}")
     found = dict.fromkeys((one["metadata"]["namespace"], one["metadata"]["labels"]["name"]) for one in secrets)
+    there = {(one.namespace, one.name): one for one in cluster.helm.releases_at(found)} if found else {}
     for namespace, name in found:
         argv = ("helm", "uninstall", name, "--namespace", namespace, "--wait")
-        yield Item(
-            *("Helm release", namespace, name, "delete", "gpunode released it", 0),
-            CommandChange(argv, "k8s remove", cluster=uid),
-        )
+        live = there.get((namespace, name))
+        change = CommandChange(argv, "k8s remove", _again(live) if live else None, uid)
+        yield Item("Helm release", namespace, name, "delete", "gpunode released it", 0, change)
+
+
+def _again(live: Released) -> tuple[str, ...] | None:
+    """The command that releases it as it is; None for a chart that gpunode does not render."""
+    try:
+        repository = chart(live.chart).repository
+    except KeyError:
+        return None
+    place = (live.name, live.chart, live.version, repository, live.namespace)
+    return install_command(Release(*place, live.values, "", 0))
 
 
 def undoing(cluster: Cluster, store: Store, of: str) -> ClusterPlan:

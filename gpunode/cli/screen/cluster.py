@@ -52,6 +52,8 @@ def removal_lines(found: ClusterPlan, *, verbose: bool) -> Iterator[Line]:
     yield from cluster_lines(found.identity, "")
     yield BLANK
     yield from _item_lines(found, verbose=verbose)
+    for text in found.skipped:
+        yield line(Span("! ", "warn"), span(f"skipped: {text}"), hang=2)
     yield _total(found)
 
 

@@ -6,7 +6,16 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, tzinfo
 
-from gpunode.change import CommandChange, FileChange, FileState, MigChange, PackageChange, PackageState, subject
+from gpunode.change import (
+    CommandChange,
+    FileChange,
+    FileState,
+    MigChange,
+    PackageChange,
+    PackageState,
+    spelled,
+    subject,
+)
 from gpunode.cli.screen.commands import root_of
 from gpunode.cli.screen.text import BLANK, Line, Span, cells, indented, line, padded, span
 from gpunode.cli.screen.words import MARKS, count, listed, seconds
@@ -166,7 +175,7 @@ def _notes(deed: Deed) -> Iterator[str]:
             yield f"before {before}"
             yield f"after  {after}"
         case CommandChange(why=why, undo=undo):
-            yield f"for {why}" + (f"; undone by {' '.join(undo)}" if undo else "")
+            yield f"for {why}" + (f"; undone by {spelled(undo)}" if undo else "")
         case _:
             pass
 

@@ -254,6 +254,23 @@ def test_a_release_that_is_there_is_adopted_under_its_own_name(there: Released |
         assert ("--labels" in words) == (there is None)
 
 
+def test_a_release_does_not_go_back_to_an_older_chart() -> None:
+    newer = Released("ops", "op", RELEASE.chart, "v99.1.0", 3, "deployed")
+    with pytest.raises(Refused, match=r"v99\.1\.0, newer than") as refused:
+        items(OPERATOR, Present("c", nodes=[node()], releases=[newer]))
+    assert 'set gpu_operator = "v99.1.0" in [kubernetes.versions]' in refused.value.hint
+    for older in ("v25.10.0", f"{RELEASE.version}-rc.1", "unknown"):
+        items(OPERATOR, Present("c", nodes=[node()], releases=[replace(newer, version=older)]))
+
+
+def test_values_that_the_recipe_does_not_set_are_not_shown() -> None:
+    values = {"driver": {"enabled": True, "licence": {"token": "c4n4ry"}}, "extra": ["c4n4ry"]}
+    there = Released("ops", "op", RELEASE.chart, RELEASE.version, 3, "deployed", values)
+    (item,) = (one for one in items(OPERATOR, Present("c", nodes=[node()], releases=[there])) if one.diff and one.wave)
+    assert "c4n4ry" not in "".join(item.diff)
+    assert {'-  licence: "…"', '-extra: "…"'} <= set(item.diff)
+
+
 ADOPTED = Released("ops", "op", RELEASE.chart, "v25.10.0", 3, "deployed")
 
 

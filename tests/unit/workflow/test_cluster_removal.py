@@ -1,0 +1,125 @@
+"""What is taken out of a cluster; against a real API server it is tests/e2e/kubernetes/test_apply.py."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from gpunode.change import CommandChange, inverse, spelled, without_values
+from gpunode.errors import ChangeFailed
+from gpunode.facts.helm import Released
+from gpunode.host.cluster import Cluster, Identity
+from gpunode.host.helm import values_as_input
+from gpunode.host.kubectl import Forbidden
+from gpunode.journal.store import Store
+from gpunode.workflow.cluster_apply import Request, take_back
+from gpunode.workflow.cluster_plan import ClusterPlan
+from gpunode.workflow.cluster_undo import removal, undoing
+
+SECRET = "c4n4ry"
+PLACE = ("gpu-operator", "gpu-operator")
+LIVE = Released(*PLACE, "gpu-operator", "v26.7.0", 4, "deployed", {"driver": {"token": SECRET}})
+OTHER = Released("metrics", "dcgm-exporter", "dcgm-exporter", "4.8.2", 1, "deployed")
+
+
+@dataclass
+class StandInHelm:
+    """Helm over a table of releases, which cannot get some charts."""
+
+    there: dict[tuple[str, str], Released]
+    unreachable: frozenset[str] = frozenset()
+    ran: list[tuple[str, ...]] = field(default_factory=list)
+
+    def releases_at(self, places: Collection[tuple[str, str]]) -> tuple[Released, ...]:
+        return tuple(one for place, one in self.there.items() if place in places)
+
+    def revisions(self) -> Mapping[tuple[str, str], int]:
+        return {place: one.revision for place, one in self.there.items()}
+
+    def run(self, argv: tuple[str, ...]) -> None:
+        self.ran.append(argv)
+        name = argv[1] if argv[0] == "uninstall" else argv[2]
+        if argv[0] == "upgrade" and name in self.unreachable:
+            raise ChangeFailed("helm upgrade failed", why="the repository does not answer", hint="look")
+        if argv[0] == "uninstall":
+            self.there = {place: one for place, one in self.there.items() if place[1] != name}
+
+
+@dataclass
+class StandInCluster:
+    """A cluster that holds releases of gpunode's, and no object."""
+
+    helm: StandInHelm
+    may_see_secrets: bool = True
+
+    def identity(self) -> Identity:
+        return Identity("c", "https://c", "me", "v1.36.2", "uid")
+
+    def list(self, *_: str) -> tuple[Any, ...]:
+        return ()
+
+    def nodes(self) -> tuple[Any, ...]:
+        return ()
+
+    def get(self, _: object) -> tuple[Any, ...]:
+        return ()
+
+    def metadata(self, *_: str) -> tuple[Any, ...]:
+        if not self.may_see_secrets:
+            raise Forbidden("no", why="secrets is forbidden: cannot list", hint="ask")
+        return tuple({"metadata": {"namespace": space, "labels": {"name": name}}} for space, name in self.helm.there)
+
+
+def carried_out(plan: ClusterPlan, cluster: StandInCluster, store: Store, of: str = "") -> str:
+    request = Request("k8s rollback" if of else "k8s remove", "0", (), of=of)
+    return take_back(plan, cast(Cluster, cluster), store, request, tell=lambda _: None, pause=lambda: None)
+
+
+def test_a_removed_release_comes_back_with_its_chart_and_values(tmp_path: Path) -> None:
+    store, cluster = Store(tmp_path), StandInCluster(StandInHelm({PLACE: LIVE}))
+    run = carried_out(removal(cast(Cluster, cluster)), cluster, store)
+    assert not cluster.helm.there
+    (journal,) = [one for one in tmp_path.rglob("*") if one.is_file() and SECRET in one.read_text("utf-8", "replace")]
+    assert journal.stat().st_mode & 0o077 == 0
+
+    carried_out(undoing(cast(Cluster, cluster), store, run), cluster, store, run)
+    words, values = values_as_input(cluster.helm.ran[-1])
+    assert words[:3] == ("upgrade", "--install", "gpu-operator")
+    assert (
+        *words[words.index("--version") :][:2],
+        *words[words.index("--labels") :][:2],
+    ) == ("--version", "v26.7.0", "--labels", "managed-by=gpunode")
+    assert SECRET not in " ".join(words)
+    assert json.loads(values) == LIVE.values
+
+
+def test_a_chart_that_cannot_be_had_does_not_keep_the_others_away(tmp_path: Path) -> None:
+    releases = {PLACE: LIVE, ("metrics", "dcgm-exporter"): OTHER}
+    store, cluster = Store(tmp_path), StandInCluster(StandInHelm(releases, frozenset({"dcgm-exporter"})))
+    run = carried_out(removal(cast(Cluster, cluster)), cluster, store)
+    back = undoing(cast(Cluster, cluster), store, run)
+    with pytest.raises(ChangeFailed, match="1 of the releases could not be brought back") as failed:
+        carried_out(back, cluster, store, run)
+    assert "does not answer" in failed.value.why
+    assert {argv[2] for argv in cluster.helm.ran if argv[0] == "upgrade"} == {"gpu-operator", "dcgm-exporter"}
+
+
+def test_values_are_shown_nowhere() -> None:
+    (item,) = removal(cast(Cluster, StandInCluster(StandInHelm({PLACE: LIVE})))).items
+    assert isinstance(item.change, CommandChange)
+    again = inverse(item.change)
+    assert isinstance(again, CommandChange)
+    assert SECRET in " ".join(again.argv)
+    assert SECRET not in spelled(again.argv) + " ".join(without_values(again.argv))
+
+
+def test_secrets_that_may_not_be_listed_are_named_and_the_rest_is_removed() -> None:
+    found = removal(cast(Cluster, StandInCluster(StandInHelm({PLACE: LIVE}), may_see_secrets=False)))
+    assert not found.items
+    assert "Helm releases were not looked for" in found.skipped[0]
+    assert "secrets is forbidden" in found.skipped[0]
