@@ -56,10 +56,21 @@ def _driver_answers(recipe: Recipe, facts: Facts) -> bool:
     return loaded is not None and not facts.is_image and not isinstance(plan_load(recipe, facts), Waits)
 
 
+# nvidia-smi prints `0, Exclusive_Process` and takes `-i 0 -c EXCLUSIVE_PROCESS`; systemd reads $$ as $.
+_MODES: Final = f"{PIPES}/compute-modes"
+_EXCLUSIVE: Final = (
+    f"ExecStartPre=/bin/sh -c '/usr/bin/nvidia-smi --query-gpu=index,compute_mode --format=csv,noheader > {_MODES}'\n"
+    "ExecStartPre=/usr/bin/nvidia-smi -c EXCLUSIVE_PROCESS\n"
+)
+_AS_BEFORE: Final = (
+    f'ExecStopPost=/bin/sh -c \'tr "a-z," "A-Z " < {_MODES} | '
+    'while read -r gpu mode; do /usr/bin/nvidia-smi -i "$$gpu" -c "$$mode"; done\'\n'
+)
+
+
 def unit(*, exclusive: bool) -> bytes:
     """The daemon's unit; ``exclusive`` keeps processes that know nothing of MPS off the GPUs while it runs."""
-    mode = "ExecStartPre=/usr/bin/nvidia-smi -c EXCLUSIVE_PROCESS\n" if exclusive else ""
-    after = "ExecStopPost=/usr/bin/nvidia-smi -c DEFAULT\n" if exclusive else ""
+    mode, after = (_EXCLUSIVE, _AS_BEFORE) if exclusive else ("", "")
     return f"""# Written by gpunode: programs share the GPUs through CUDA's Multi-Process Service.
 [Unit]
 Description=NVIDIA CUDA MPS control daemon

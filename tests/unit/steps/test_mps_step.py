@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import shlex
+import subprocess
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -11,7 +14,7 @@ from gpunode.facts.model import Facts, Known
 from gpunode.facts.probes import MPS_UNIT
 from gpunode.facts.project import project
 from gpunode.recipe import Mps, Recipe, parse
-from gpunode.steps.mps import MPS, UNIT, unit
+from gpunode.steps.mps import MPS, PIPES, UNIT, unit
 from tests.unit.steps.machines import machine, planned, recipe, refusal, with_driver
 from tests.unit.steps.machines import unit as unit_of
 
@@ -53,7 +56,26 @@ def test_another_mode_restarts_the_daemon() -> None:
 def test_the_compute_mode_is_set_and_taken_back(*, exclusive: bool) -> None:
     text = unit(exclusive=exclusive).decode()
     assert ("ExecStartPre=/usr/bin/nvidia-smi -c EXCLUSIVE_PROCESS" in text) is exclusive
-    assert ("ExecStopPost=/usr/bin/nvidia-smi -c DEFAULT" in text) is exclusive
+    assert ("ExecStopPost=" in text) is exclusive
+
+
+@pytest.mark.usefixtures("allow_subprocess")
+def test_each_gpu_gets_back_the_compute_mode_that_it_had(tmp_path: Path) -> None:
+    smi, said = tmp_path / "nvidia-smi", tmp_path / "said"
+    modes = r'printf "0, Default\n1, Exclusive_Process\n10, Prohibited\n"'
+    smi.write_text(f'#!/bin/sh\necho "$*" >> {said}\ncase $1 in --query*) {modes};; esac\n')
+    smi.chmod(0o755)
+    text = unit(exclusive=True).decode().replace("/usr/bin/nvidia-smi", str(smi)).replace(PIPES, str(tmp_path))
+    for key in ("ExecStartPre=", "ExecStopPost="):
+        for one in (line for line in text.splitlines() if line.startswith(key)):
+            subprocess.run(shlex.split(one.removeprefix(key).replace("$$", "$")), check=True)
+    assert said.read_text().splitlines() == [
+        "--query-gpu=index,compute_mode --format=csv,noheader",
+        "-c EXCLUSIVE_PROCESS",
+        "-i 0 -c DEFAULT",
+        "-i 1 -c EXCLUSIVE_PROCESS",
+        "-i 10 -c PROHIBITED",
+    ]
 
 
 @pytest.mark.parametrize("stack", ["device-plugin", "gpu-operator", "hami", "dra"])
