@@ -71,7 +71,7 @@ def _divided_since(uuid: str, change: MigChange, gpu: MigGpu) -> Conflict:
 
 
 def refuse_clients(host: Host, changes: Collection[Change]) -> None:
-    """Nothing, unless a process works on a GPU whose layout changes.
+    """Nothing, unless a process works on a GPU whose layout changes, or a pod holds one.
 
     Raises:
         DrainRequired: one does; they are named, with the container of each.
@@ -84,16 +84,23 @@ def refuse_clients(host: Host, changes: Collection[Change]) -> None:
     except ValueError:
         return  # whoever makes the change hears of it from the driver
     clients = sorted({pid for uuid in divided if uuid in present for pid in present[uuid].clients})
-    if not clients:
-        return
-    commands = {words.partition(" ")[0]: words for words in host.workloads().gpu}
-    named = [f"{commands.get(str(pid), str(pid))}{_container(host, pid)}" for pid in clients[:_SHOWN]]
-    number = "1 process" if len(clients) == 1 else f"{len(clients)} processes"
-    raise DrainRequired(
-        f"changing the MIG layout would end {number} on the GPU",
-        why=f"running: {', '.join(named)}" + (" …" if len(clients) > _SHOWN else ""),
-        hint="end them first, or continue with --allow-disruption",
-    )
+    if clients:
+        commands = {words.partition(" ")[0]: words for words in host.workloads().gpu}
+        named = [f"{commands.get(str(pid), str(pid))}{_container(host, pid)}" for pid in clients[:_SHOWN]]
+        number = "1 process" if len(clients) == 1 else f"{len(clients)} processes"
+        raise DrainRequired(
+            f"changing the MIG layout would end {number} on the GPU",
+            why=f"running: {', '.join(named)}" + (" …" if len(clients) > _SHOWN else ""),
+            hint="end them first, or continue with --allow-disruption",
+        )
+    from gpunode.workflow.pod_devices import holders  # loaded on use: few runs divide a GPU
+
+    if pods := holders(host, divided):
+        raise DrainRequired(
+            "changing the MIG layout would take the GPU from pods that hold it",
+            why=f"the kubelet gave GPUs to {', '.join(pods[:_SHOWN])}" + (" …" if len(pods) > _SHOWN else ""),
+            hint="drain the node first (kubectl drain NODE --ignore-daemonsets), or continue with --allow-disruption",
+        )
 
 
 def pending(host: HostView, changes: Collection[Change]) -> str:

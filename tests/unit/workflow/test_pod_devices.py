@@ -1,0 +1,56 @@
+"""Pods that hold a GPU without working on it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpunode.host.local import LocalHost
+from gpunode.workflow.pod_devices import holders
+
+POD, GONE = "0c5b1f6e-0000-4000-8000-000000000001", "0c5b1f6e-0000-4000-8000-000000000002"
+GPU = "GPU-5a1b"
+
+
+def entry(devices: Any, resource: str = "nvidia.com/gpu", pod: str = POD) -> dict[str, Any]:
+    return {"PodUID": pod, "ContainerName": "c", "ResourceName": resource, "DeviceIDs": devices, "AllocResp": ""}
+
+
+def node(root: Path, text: str, where: str = "var/lib/kubelet") -> LocalHost:
+    plugins = root / where / "device-plugins"
+    plugins.mkdir(parents=True)
+    (root / where / "pods" / POD).mkdir(parents=True)
+    (plugins / "kubelet_internal_checkpoint").write_text(text)
+    return LocalHost(str(root))
+
+
+@pytest.mark.parametrize(
+    ("one", "found"),
+    [
+        (entry({"-1": ["MIG-77"]}, "nvidia.com/mig-1g.10gb"), f"pod {POD} (nvidia.com/mig-1g.10gb)"),
+        (entry({"0": [], "1": [GPU]}), f"pod {POD} (nvidia.com/gpu)"),
+        (entry([f"{GPU}::3"]), f"pod {POD} (nvidia.com/gpu)"),
+        (entry({"0": ["GPU-other"]}), ""),
+        (entry({"0": ["0000:03:00.1"]}, "intel.com/sriov"), ""),
+        (entry({"0": [GPU]}, pod=GONE), ""),
+    ],
+)
+@pytest.mark.parametrize("where", ["var/lib/kubelet", "var/lib/k0s/kubelet"])
+def test_a_pod_holds_what_the_kubelet_gave_it(tmp_path: Path, one: dict[str, Any], found: str, where: str) -> None:
+    text = json.dumps({"Data": {"PodDeviceEntries": [one, one], "RegisteredDevices": {}}, "Checksum": 1})
+    assert holders(node(tmp_path, text, where), [GPU]) == ((found,) if found else ())
+
+
+def test_a_node_without_a_kubelet_has_no_such_pods(tmp_path: Path) -> None:
+    assert holders(LocalHost(str(tmp_path)), [GPU]) == ()
+    empty = {"Data": {"PodDeviceEntries": None, "RegisteredDevices": {}}, "Checksum": 1}
+    assert holders(node(tmp_path, json.dumps(empty)), [GPU]) == ()
+
+
+@pytest.mark.parametrize("text", ["", "{", '{"Data": 5}', '{"Data": {"PodDeviceEntries": [7]}}'])
+def test_a_checkpoint_that_cannot_be_understood_is_no_leave_to_go_on(tmp_path: Path, text: str) -> None:
+    (said,) = holders(node(tmp_path, text), [GPU])
+    assert "cannot be understood" in said
