@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from gpunode import __version__
@@ -14,7 +16,8 @@ from gpunode.cli.compose import Stop, cluster_journal, recipe_at
 from gpunode.cli.envelope import Envelope
 from gpunode.cli.how import How
 from gpunode.cli.rendering import nodes
-from gpunode.cli.screen.commands import cluster_apply_command, cluster_verify_command
+from gpunode.cli.screen.commands import cluster_apply_command, cluster_verify_command, value_of
+from gpunode.command import command
 from gpunode.errors import ChangesPending, GpunodeError, Interrupted, Undetermined, UsageError
 from gpunode.host.cluster import Cluster, Identity
 from gpunode.journal.record import label
@@ -35,6 +38,9 @@ if TYPE_CHECKING:
     from gpunode.recipe import Recipe
 
 _DOES: Final = "changes the cluster"
+# Commands in hints that are written for the current context.
+_KUBECTL: Final = re.compile(r"\bkubectl(?= (?!-)(?!config|version)[a-z-]+ )")
+_HELM: Final = re.compile(r"\bhelm(?= (?!-)[a-z-]+ )")
 _IMAGE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@-]{0,511}")
 
 
@@ -48,6 +54,26 @@ class Where:
     def cluster(self) -> Cluster:
         """The cluster, through kubectl."""
         return Cluster(self.context, self.kubeconfig)
+
+    def in_hint(self, hint: str) -> str:
+        """The hint with its commands for this cluster: who copies one must not meet that of the current context."""
+        options = [word for name in ("context", "kubeconfig") if (word := self._option(f"--{name}", name))]
+        of_helm = [word.replace("--context", "--kube-context", 1) for word in options]
+        found = _KUBECTL.sub(lambda _: " ".join(("kubectl", *options)), hint)
+        return _HELM.sub(lambda _: " ".join(("helm", *of_helm)), found)
+
+    def _option(self, option: str, name: str) -> str:
+        value = getattr(self, name)
+        return str(command(option, value)) if value else ""
+
+    @contextmanager
+    def meant(self) -> Iterator[None]:
+        """Errors within have hints for this cluster."""
+        try:
+            yield
+        except GpunodeError as error:
+            error.hint = self.in_hint(error.hint)
+            raise
 
 
 def plan(place: str, captures: Sequence[str], where: Where, how: How, *, check: bool) -> None:
@@ -128,6 +154,7 @@ def verify(place: str, captures: Sequence[str], where: Where, how: How, *, image
         except Interrupted as error:
             why, hint = "the pods of the test are deleted", f"start again: {cluster_verify_command(sys.argv[1:])}"
             raise type(error)("stopped by a signal", why=why, hint=hint) from error
+        report = replace(report, checks=tuple(replace(one, hint=where.in_hint(one.hint)) for one in report.checks))
         screen.cluster_verified(report)
     failure = shortcoming(report, "")
     how.answer(
@@ -170,9 +197,11 @@ def rollback(run: str, how: How, *, yes: bool) -> None:
     (found,) = first = told(store, run)
     while first[0].begin.of:  # a rollback was given neither
         first = told(store, first[0].begin.of)
-    cluster = _where_of(first[0].begin.argv).cluster()
+    where = _where_of(first[0].begin.argv)
     request = _request("k8s rollback", of=found.begin.run)
-    _take_back(undoing(cluster, store, found.begin.run), cluster, request, how, yes=yes)
+    with where.meant():
+        cluster = where.cluster()
+        _take_back(undoing(cluster, store, found.begin.run), cluster, request, how, yes=yes)
 
 
 def _take_back(found: ClusterPlan, cluster: Cluster, request: Request, how: How, *, yes: bool) -> None:
@@ -197,14 +226,7 @@ def _take_back(found: ClusterPlan, cluster: Cluster, request: Request, how: How,
 
 def _where_of(argv: Sequence[str]) -> Where:
     """The context and configuration that a run was given."""
-    named = {"--context": "", "--kubeconfig": ""}
-    for option in named:
-        for index, word in enumerate(argv):
-            if word.startswith(f"{option}="):
-                named[option] = word.partition("=")[2]
-            elif word == option:
-                named[option] = argv[index + 1]
-    return Where(named["--context"], named["--kubeconfig"])
+    return Where(value_of(argv, "--context"), value_of(argv, "--kubeconfig"))
 
 
 def _run(verb: Verb, screen: Screen, how: How, work: Callable[[Store, Stop], str]) -> str:
@@ -231,7 +253,17 @@ def _request(verb: Verb, recipe: Recipe | None = None, of: str = "") -> Request:
     from gpunode.cli.resume import digest
 
     named = (recipe.name, digest(recipe)) if recipe else ("", "")
-    return Request(verb, __version__, tuple(sys.argv[1:]), *named, of=of)
+    return Request(verb, __version__, tuple(_from_anywhere(sys.argv[1:])), *named, of=of)
+
+
+def _from_anywhere(argv: Sequence[str]) -> Iterator[str]:
+    """The words with --kubeconfig as an absolute path: a rollback may be started in another folder."""
+    for last, word in zip(("", *argv), argv, strict=False):
+        option, equals, value = word.partition("=")
+        if option == "--kubeconfig" and equals:
+            yield f"{option}={Path(value).absolute()}"
+        else:
+            yield str(Path(word).absolute()) if last == "--kubeconfig" else word
 
 
 def _envelope(command: str, plan: ClusterPlan, *, exit_code: int = 0, changed: bool = False, run: str = "") -> Envelope:

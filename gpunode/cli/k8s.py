@@ -92,9 +92,9 @@ def plan(
     from gpunode.cli import clusters
     from gpunode.cli.how import How
 
-    clusters.plan(
-        recipe, tuple(node), clusters.Where(context, kubeconfig), How(json=json, verbose=verbose), check=check
-    )
+    where = clusters.Where(context, kubeconfig)
+    with where.meant():
+        clusters.plan(recipe, tuple(node), where, How(json=json, verbose=verbose), check=check)
 
 
 @app.command()
@@ -116,7 +116,8 @@ def apply(
     from gpunode.cli.how import How
 
     where = clusters.Where(context, kubeconfig)
-    clusters.apply(recipe, tuple(node), where, How(json=json, verbose=verbose), yes=yes, timeout_s=timeout)
+    with where.meant():
+        clusters.apply(recipe, tuple(node), where, How(json=json, verbose=verbose), yes=yes, timeout_s=timeout)
 
 
 @app.command()
@@ -147,7 +148,8 @@ def verify(
     from gpunode.cli.how import How
 
     where = clusters.Where(context, kubeconfig)
-    clusters.verify(recipe, tuple(node), where, How(json=json, verbose=verbose), image=image, timeout_s=timeout)
+    with where.meant():
+        clusters.verify(recipe, tuple(node), where, How(json=json, verbose=verbose), image=image, timeout_s=timeout)
 
 
 @app.command()
@@ -162,4 +164,6 @@ def remove(
     from gpunode.cli import clusters
     from gpunode.cli.how import How
 
-    clusters.remove(clusters.Where(context, kubeconfig), How(json=json, verbose=verbose), yes=yes)
+    where = clusters.Where(context, kubeconfig)
+    with where.meant():
+        clusters.remove(where, How(json=json, verbose=verbose), yes=yes)
