@@ -22,6 +22,7 @@ Body: TypeAlias = Mapping[str, Any]
 _READ_S: Final = 60.0
 _REQUEST_TIMEOUT: Final = "--request-timeout=20s"
 _LARGEST_ANSWER: Final = 64 << 20
+_MOST: Final = 500
 # Kubernetes distributions that bring a kubectl of their own, with its configuration: sources in docs/explanation.
 _KUBECTLS: Final[tuple[tuple[str, ...], ...]] = (
     ("kubectl",),
@@ -134,11 +135,9 @@ class Cluster:
         Raises:
             as ``identity``; Forbidden.
         """
-        if not objects:
-            return ()
         wanted = [{"apiVersion": one["apiVersion"], "kind": one["kind"], "metadata": _place(one)} for one in objects]
         words = ("get", "-f", "-", "--ignore-not-found", "--show-managed-fields", _REQUEST_TIMEOUT)
-        return _items(self._answer(*words, stdin=_list(wanted)))
+        return tuple(one for few in _few(wanted) for one in _items(self._answer(*words, stdin=_list(few))))
 
     def list(self, kinds: str, *words: str) -> tuple[Body, ...]:
         """All objects of these kinds, with what each field manager owns.
@@ -188,10 +187,11 @@ class Cluster:
         Raises:
             as ``identity``; a conflict or an object that is invalid is in the answer.
         """
-        if not objects:
-            return Tried(())
-        done = self._run(("apply", *_APPLY, manager, "--dry-run=server", *_AS_JSON), _list(objects), only_reads=True)
-        return self._tried(done)
+        words = ("apply", *_APPLY, manager, "--dry-run=server", *_AS_JSON)
+        tried = [self._tried(self._run(words, _list(few), only_reads=True)) for few in _few(objects)]
+        return Tried(
+            tuple(body for one in tried for body in one.objects), tuple(e for one in tried for e in one.errors)
+        )
 
     def apply(self, body: Body, manager: str) -> Body:
         """The object as it is with our fields in it.
@@ -346,6 +346,11 @@ def _environment() -> Mapping[str, str]:
     """The user's own, since kubectl logs in by programs of the user's; root's stays the fixed one."""
     kept = ("KUBECONFIG",) if os.geteuid() == 0 else tuple(os.environ)
     return {name: os.environ[name] for name in kept if name in os.environ}
+
+
+def _few(objects: Sequence[Body]) -> Iterator[Sequence[Body]]:
+    """The objects in parts: kubectl asks for each by itself, 50 in a second, and has a minute for all."""
+    return (objects[at : at + _MOST] for at in range(0, len(objects), _MOST))
 
 
 def _place(body: Body) -> Mapping[str, str]:

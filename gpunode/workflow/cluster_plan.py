@@ -23,6 +23,7 @@ _API: Final[Mapping[str, tuple[str, str]]] = {
     "DaemonSet": ("apps", "daemonsets"),
     "RuntimeClass": ("node.k8s.io", "runtimeclasses"),
 }
+_MANY: Final = 20
 _MANAGER: Final = re.compile(r"conflicts? with \"([^\"]+)\"")
 
 
@@ -113,10 +114,8 @@ def for_kubelet(rendered: Rendered, node: str) -> tuple[Rendered, tuple[str, ...
 
 
 def _present(rendered: Rendered, cluster: Cluster, identity: Identity, *, whole: bool = True) -> Present:
-    named = [_node(edit) for edit in rendered.nodes]
-    live = cluster.get([*(one.body for one in rendered.objects), *named])
-    nodes = [one for one in live if one["kind"] == "Node"]
-    objects = [one for one in live if one["kind"] != "Node"]
+    objects = cluster.get([one.body for one in rendered.objects])
+    nodes = _nodes([edit.node for edit in rendered.nodes], cluster)
     ours: list[Body] = []
     if whole:
         workloads = cluster.list("daemonsets.apps", "--all-namespaces")
@@ -214,8 +213,12 @@ def _wishes(item: Item) -> Iterator[tuple[str, str, str, str]]:
         yield ("create", group, what, item.namespace)
 
 
-def _node(edit: NodeEdit) -> Body:
-    return {"apiVersion": "v1", "kind": "Node", "metadata": {"name": edit.node}}
+def _nodes(names: Sequence[str], cluster: Cluster) -> Sequence[Body]:
+    """The Nodes of these names, as far as they are there; of many all are listed, in short, which is one request."""
+    if len(names) > _MANY:
+        wanted = frozenset(names)
+        return [one for one in cluster.nodes() if one["metadata"]["name"] in wanted]
+    return cluster.get([{"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}} for name in names])
 
 
 def _is_labelled(body: Body) -> bool:

@@ -10,6 +10,7 @@ import pytest
 from gpunode.cli import clusters
 from gpunode.cli.clusters import Where
 from gpunode.errors import Refused
+from gpunode.host.cluster import _few
 
 FAR = Where("far", "/x y/config")
 OPTIONS = "--context far --kubeconfig '/x y/config'"
@@ -44,3 +45,12 @@ def test_the_journal_names_the_kubeconfig_from_the_root_on(
     monkeypatch.setattr(sys, "argv", ["gpunode", "k8s", "remove", "--context=far", *given])
     argv = clusters._request("k8s remove").argv
     assert clusters._where_of(argv) == Where("far", str(tmp_path / "a/b"))
+
+
+@pytest.mark.parametrize("number", [0, 1, 500, 501, 5000])
+def test_thousands_of_objects_are_asked_for_in_parts(number: int) -> None:
+    """kubectl asks for each object by itself, and gpunode ends a call that takes a minute."""
+    objects = [{"metadata": {"name": str(one)}} for one in range(number)]
+    parts = list(_few(objects))
+    assert [one for few in parts for one in few] == objects
+    assert all(0 < len(few) <= 500 for few in parts)
