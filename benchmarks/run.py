@@ -13,7 +13,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-PARTS = ("startup", "memory", "patching", "configuring", "diagnosing", "node")
+PARTS = ("startup", "memory", "patching", "configuring", "diagnosing", "rendering", "node")
 
 
 def main(wanted: list[str]) -> int:
@@ -33,10 +33,11 @@ def main(wanted: list[str]) -> int:
 
             node.benchmark()
         else:
-            from benchmarks import alone, configure, diagnosing
+            from benchmarks import alone, configure, diagnosing, rendering
 
             parts = {"startup": alone.startup, "memory": alone.memory, "patching": alone.patching}
-            {**parts, "configuring": configure.configuring, "diagnosing": diagnosing.diagnosing}[name]()
+            parts |= {"configuring": configure.configuring, "diagnosing": diagnosing.diagnosing}
+            {**parts, "rendering": rendering.rendering}[name]()
     return 0
 
 
