@@ -208,6 +208,9 @@ def setup(
     upgrade: UpgradeOption = False,
     lock: LockOption = "",
     only: OnlyOption = [],  # noqa: B006 - typer's own idiom for a repeated option
+    download_only: Annotated[
+        bool, typer.Option("--download-only", help="download the packages for a later setup; change nothing else")
+    ] = False,
     root: RootOption = "/",
     gpu: GpuOption = "",
     apply_cluster: Annotated[
@@ -226,6 +229,11 @@ def setup(
         changing.refuse_other_options(resume, (recipe, runtime, driver, upgrade, lock, reboot, gpu))
     leave = changing.Leave(yes, reboot, allow_disruption, lock_timeout, resume)
     wanted = Wanted(recipe, runtime, driver, upgrade, lock)
+    if download_only:
+        from gpunode.cli import downloading
+
+        downloading.download(wanted, How(json=json, verbose=verbose), tuple(only), root, lock_timeout)
+        return
     if apply_cluster:
         changing.refuse_without_cluster(wanted, root, json=json, reboot=reboot)
     changing.setup(wanted, How(json=json, verbose=verbose), tuple(only), root, gpu, leave)

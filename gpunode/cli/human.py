@@ -201,6 +201,11 @@ class Screen(ReportScreen):
         """Which versions the lock file now holds."""
         self._put(*lock_lines(lock, changed, self._argv, renewed=renewed))
 
+    def downloaded(self, packages: Sequence[str]) -> None:
+        """How many packages are in apt's cache now."""
+        self._live.close()
+        self._put(*results.downloaded_lines(packages))
+
     def setup(
         self, recipe: Recipe, done: SetupResult, report: Report, failure: GpunodeError | None, *, log: str
     ) -> None:

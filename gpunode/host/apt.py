@@ -168,6 +168,21 @@ class Apt:
             self._command("purge " + " ".join(names), ("dpkg", "--purge", *names))
         self._mark(changes)
 
+    def download(self, changes: Sequence[PackageChange]) -> None:
+        """What ``transact`` would install is in apt's own cache; nothing else is changed.
+
+        Raises:
+            ChangeFailed: it could not be had; Busy: another program kept a lock for longer than we wait.
+        """
+        if words := self._words(changes):
+            argv = ("apt-get", *_INSTALL, *_FETCH, "--download-only", "install", *words)
+            self._persist(
+                "download the packages",
+                lambda: self._run(argv, _TRANSACTION_LIMIT_S, status=True),
+                self._places.install_locks,
+                _nothing,
+            )
+
     def refresh(self, lists: Sequence[str]) -> None:
         """The package index of the sources in the files ``lists`` is as their servers have it; of all for none.
 

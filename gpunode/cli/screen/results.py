@@ -211,6 +211,15 @@ def _gone_and_back(packages: Sequence[PackageChange]) -> Iterator[str]:
         yield f"{count(gone, 'package')} purged"
 
 
+def downloaded_lines(packages: Sequence[str]) -> Iterator[Line]:
+    """What is in apt's cache for a later setup."""
+    if not packages:
+        yield line(MARKS["done"], "nothing to download: the packages are installed as they should be", hang=2)
+        return
+    yield line(MARKS["done"], f"{count(len(packages), 'package')} downloaded; nothing else was changed", hang=2)
+    yield line("next: the same command without ", span("--download-only", "command"), " installs them", hang=2)
+
+
 def forgotten_lines(run: RunSummary, objects: int, freed: int) -> Iterator[Line]:
     """What is no longer undoable, and what that freed."""
     yield line(MARKS["done"], f"run {run.run} is forgotten: {count(objects, 'backup')}, {freed} bytes freed", hang=2)

@@ -180,3 +180,27 @@ def test_dependencies_come_in_the_locked_version_though_their_relations_allow_a_
         assert node.installed()["libnvidia-egl-gbm1"] == "1.1.2-1"
         assert "libnvidia-egl-gbm1" in node.run("apt-mark", "showauto").stdout.split()
         assert setup_ok(node, "--lock", LOCK, recipe=recipe).changes == []
+
+
+def test_packages_downloaded_ahead_are_installed_when_the_servers_are_gone(
+    bases: dict[str, Bases], chroots: Lab, lock: tuple[str, dict[str, str], Chroot], newer: Path
+) -> None:
+    text, first, _ = lock
+    with node_like(bases, chroots) as node:
+        prepare(node, chroots, text)
+        early = ask(node, "setup", RECIPE, "--lock", LOCK, "--download-only")
+        assert early.exit_code == 3, "no repository has the driver yet"
+        setup_ok(node, "--lock", LOCK)
+        release(node, chroots, newer)
+        node.write(LOCK, text.replace(DRIVER, NEWER))
+        before = node.fingerprint("/etc", "/var/lib/dpkg/status", "/var/lib/gpunode")
+
+        ahead = ask(node, "setup", RECIPE, "--lock", LOCK, "--download-only")
+
+        assert ahead.exit_code == 0, ahead.error
+        assert "nvidia-driver-cuda" in ahead.result["downloaded"]
+        assert not ahead.changes
+        assert node.fingerprint("/etc", "/var/lib/dpkg/status", "/var/lib/gpunode") == before
+        node.server.mount(chroots.repositories.cuda_path(DIRECTORY), chroots.folder)
+        assert setup(node, "--lock", LOCK).exit_code == 10, "the older module is still the loaded one"
+        assert node.installed()["libcuda1"] == NEWER

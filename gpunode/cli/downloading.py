@@ -1,0 +1,39 @@
+"""``setup --download-only``: the packages of a later setup are on the node, and nothing else is changed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gpunode.change import Trigger
+from gpunode.cli.changing import alone
+from gpunode.cli.commands import How, check_steps
+from gpunode.cli.compose import Stop, Wanted, announcer, is_image, need_root
+from gpunode.cli.envelope import Envelope
+from gpunode.errors import UsageError
+from gpunode.host.apt_plan import is_install
+from gpunode.host.local import LocalHost
+from gpunode.host.process import CommandLog
+from gpunode.journal.store import Store
+from gpunode.workflow.converge import survey
+from gpunode.workflow.download import packages_ahead
+
+
+def download(wanted: Wanted, how: How, only: Sequence[str], root: str, lock_timeout_s: float) -> None:
+    """Refreshes the package index and downloads what setup would install, into apt's own cache."""
+    check_steps(only)
+    if is_image(root):
+        raise UsageError(
+            "--download-only cannot be used with --root", why="an image has no later", hint="leave one out"
+        )
+    need_root("setup --download-only", instead="gpunode plan shows which packages it would download, without root")
+    screen, store, recipe = how.screen(), Store("/", announce=announcer("/")), wanted.read()
+    stop = Stop(screen.stopping)
+    log = CommandLog("download", root="/")
+    host = LocalHost("/", stop.heeded(screen.progress), log, lock_timeout_s=lock_timeout_s)
+    with screen, alone(store, host, screen, lock_timeout_s), stop:
+        host.trigger((Trigger("index-refresh"),))
+        changes = packages_ahead(recipe, survey(host, recipe=recipe), host, only)
+        host.apt.download(changes)
+        packages = [change.name for change in changes if is_install(change)]
+        screen.downloaded(packages)
+    how.answer(Envelope("setup", result={"recipe": recipe.name, "downloaded": packages}))
