@@ -185,7 +185,7 @@ def test_dependencies_come_in_the_locked_version_though_their_relations_allow_a_
 def test_packages_downloaded_ahead_are_installed_when_the_servers_are_gone(
     bases: dict[str, Bases], chroots: Lab, lock: tuple[str, dict[str, str], Chroot], newer: Path
 ) -> None:
-    text, first, _ = lock
+    text, _, _ = lock
     with node_like(bases, chroots) as node:
         prepare(node, chroots, text)
         early = ask(node, "setup", RECIPE, "--lock", LOCK, "--download-only")

@@ -72,8 +72,8 @@ def message(envelope: dict[str, t.Any]) -> str:
 
 def version(module: AnsibleModule) -> str:
     """The program's version."""
-    _, out, _ = module.run_command([_program(module), "--version"])
-    return to_native(out.split()[1]) if len(out.split()) > 1 else ""
+    words = module.run_command([_program(module), "--version"])[1].split()
+    return to_native(words[1]) if len(words) > 1 else ""
 
 
 def finish(

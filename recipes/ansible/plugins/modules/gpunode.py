@@ -67,6 +67,11 @@ options:
     description: How many seconds to wait for another apt, dpkg, cloud-init or gpunode.
     type: int
     default: 600
+  download_only:
+    description:
+      - Download the packages for a later run, and change nothing else. It is skipped in check mode.
+    type: bool
+    default: false
 extends_documentation_fragment:
   - gpunode.node.program
 attributes:
@@ -181,6 +186,7 @@ OPTIONS = {
     "only": {"type": "list", "elements": "str", "default": []},
     "allow_disruption": {"type": "bool", "default": False},
     "lock_timeout": {"type": "int", "default": 600},
+    "download_only": {"type": "bool", "default": False},
 }
 
 
@@ -192,10 +198,12 @@ def main():
         supports_check_mode=True,
     )
     words, options = request(module)
+    if module.check_mode and module.params["download_only"]:
+        module.exit_json(changed=False, skipped=True, msg="a download changes nothing of the node")
     if module.check_mode:
         envelope = run(module, "plan", *words, options=options)
         finish(module, envelope, **predicted(envelope), **shown(module, envelope))
-    own = {name: module.params[name] for name in ("allow_disruption", "lock_timeout")}
+    own = {name: module.params[name] for name in ("allow_disruption", "lock_timeout", "download_only")}
     envelope = run(module, "setup", *words, options={**options, **own, "yes": True})
     result = envelope["result"]
     more = {"run": result.get("run", ""), "checks": result.get("checks", [])}

@@ -105,7 +105,8 @@ OPTIONS = {
     "fail_on": {"type": "str", "choices": ["problem", "undetermined", "never"], "default": "problem"},
     "capture": {"type": "path"},
 }
-PROBLEM_FOUND, UNDETERMINED = 8, 13
+PROBLEM_FOUND = 8
+UNDETERMINED = 13
 VERDICTS = {0: "healthy", PROBLEM_FOUND: "problem", UNDETERMINED: "unknown"}
 FINE = {
     "problem": (0, UNDETERMINED),

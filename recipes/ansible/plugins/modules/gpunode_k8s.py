@@ -52,7 +52,8 @@ extends_documentation_fragment:
 attributes:
   check_mode:
     support: partial
-    description: Full for V(present) and V(verified). V(absent) is skipped.
+    description: Can run in check mode and predict what it would do.
+    details: Full for V(present) and V(verified). V(absent) is skipped, since gpunode has no plan of a removal.
   diff_mode:
     support: full
     description: Shows each changed object.
