@@ -15,7 +15,7 @@ PYTEST   := $(BIN)/python -m pytest
 PARALLEL := -n auto --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help venv install uninstall demo test test-e2e test-long mutants check format docs bench wheel clean
+.PHONY: help venv install uninstall demo test test-e2e test-long mutants check format docs bench wheel collection clean
 
 # Where `make install` puts gpunode. Completions go below $(SHARE), where bash-completion, zsh and fish look for them.
 PREFIX ?= /opt/gpunode
@@ -118,6 +118,11 @@ bench: $(READY) ## print the ratios that design and README promise (an environme
 
 wheel: $(READY) ## a wheel in dist/
 	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
+
+collection: ## the Ansible collection gpunode.node as a tarball in dist/ (an ansible-core of its own under build/)
+	@[ -x build/ansible/bin/ansible-galaxy ] || { $(PYTHON) -m venv build/ansible && \
+	  build/ansible/bin/python -m pip install --quiet --disable-pip-version-check ansible-core; }
+	@build/ansible/bin/ansible-galaxy collection build --force --output-path dist recipes/ansible
 
 clean: ## remove what make has made
 	rm -rf $(VENV) build dist mutants .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -1,0 +1,216 @@
+"""The role and the playbooks, run by real ansible-playbook on hosts that are folders of this machine."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from gpunode.cli.envelope import Envelope
+from gpunode.errors import ProblemFound, VerifyFailed
+from tests.conformance.ansible.conftest import COLLECTION, Ansible, StandIn, stand_in
+from tests.conformance.ansible.test_modules import DONE, DRAIN, REBOOT, answer
+
+SAME = answer("setup", result={"run": "", "checks": []})
+BROKEN = answer("setup", VerifyFailed("applied, but the driver does not answer"), changed=True, result={"run": "0003"})
+HEALTHY = answer("doctor")
+ILL = answer(
+    "doctor",
+    exit_code=ProblemFound.exit_code,
+    findings=[{"cause": "nouveau-bound", "title": "nouveau owns the GPU", "summary": "", "explained_by": []}],
+)
+UNDONE = answer("rollback", changed=True)
+FETCHED = answer("setup", result={"downloaded": ["libcuda1"]})
+GOOD: dict[str, Sequence[str]] = {"setup": [DONE, SAME], "doctor": [HEALTHY], "rollback": [UNDONE]}
+DRAINS = """\
+- name: Note it
+  ansible.builtin.lineinfile:
+    path: "{{ play_log }}"
+    line: "WORD {{ inventory_hostname }}"
+    create: true
+    mode: "0600"
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """Four hosts, each with a program of its own."""
+
+    folder: Path
+    ansible: Ansible
+    hosts: Mapping[str, StandIn]
+
+    def play(self, *argv: str, **variables: object) -> subprocess.CompletedProcess[str]:
+        """How a playbook ended."""
+        given = {"ansible_become": False, **variables}
+        return self.ansible.run(
+            "ansible-playbook", "-i", "hosts.yml", "-e", json.dumps(given), *argv, cwd=self.folder,
+            env={"ANSIBLE_CALLBACKS_ENABLED": "gpunode.node.fleet", "GPUNODE_FLEET_FILE": f"{self.folder}/seen.json"},
+        )  # fmt: skip
+
+    def hooks(self) -> dict[str, str]:
+        """The variables of a drain and an uncordon that write down that they ran."""
+        for word in ("drain", "uncordon"):
+            (self.folder / f"{word}.yml").write_text(DRAINS.replace("WORD", word))
+        return {
+            "play_log": str(self.folder / "log"),
+            "gpunode_drain_tasks": str(self.folder / "drain.yml"),
+            "gpunode_uncordon_tasks": str(self.folder / "uncordon.yml"),
+        }
+
+    @property
+    def log(self) -> list[str]:
+        """The hooks that ran."""
+        log = self.folder / "log"
+        return log.read_text().splitlines() if log.exists() else []
+
+
+@pytest.fixture
+def site(newest: Ansible, tmp_path: Path) -> Site:
+    hosts = {f"n{number}": stand_in(tmp_path / f"n{number}") for number in range(1, 5)}
+    for one in hosts.values():
+        one.answers(**GOOD)
+    local = {"ansible_connection": "local", "ansible_python_interpreter": str(newest.bin / "python")}
+    inventory = {name: {**local, "gpunode_path": str(one.path)} for name, one in hosts.items()}
+    (tmp_path / "hosts.yml").write_text(json.dumps({"gpu": {"hosts": inventory}}))
+    return Site(tmp_path, newest, hosts)
+
+
+def test_the_nodes_are_set_up_in_batches_and_a_second_run_changes_nothing(site: Site) -> None:
+    first = site.play("gpunode.node.site")
+    assert first.returncode == 0, first.stdout + first.stderr
+    assert first.stdout.count("changed=1") == 4
+    second = site.play("gpunode.node.site")
+    assert second.returncode == 0, second.stdout
+    assert second.stdout.count("changed=0") == 4
+    assert [one.verbs for one in site.hosts.values()] == [["setup", "doctor"] * 2] * 4
+    seen = json.loads((site.folder / "seen.json").read_text())
+    assert {row["report"]: row["status"] for row in seen["result"]["reports"]} == dict.fromkeys(site.hosts, "healthy")
+    assert seen.keys() == json.loads(Envelope("doctor").as_json()).keys()
+
+
+def test_a_canary_that_is_not_healthy_stops_the_rest(site: Site) -> None:
+    site.hosts["n1"].answers(**{**GOOD, "doctor": [ILL]})
+    done = site.play("gpunode.node.site")
+    assert done.returncode != 0
+    assert "nouveau-bound: nouveau owns the GPU" in done.stdout + done.stderr
+    assert [one.calls for one in site.hosts.values()][1:] == [[], [], []]
+    seen = json.loads((site.folder / "seen.json").read_text())["result"]
+    assert [row["status"] for row in seen["reports"]] == ["problem"]
+    assert seen["causes"] == [{"cause": "nouveau-bound", "title": "nouveau owns the GPU", "reports": ["n1"]}]
+
+
+def test_a_node_is_drained_when_gpunode_needs_it_and_let_back_when_it_works(site: Site) -> None:
+    site.hosts["n1"].answers(**{**GOOD, "setup": [DRAIN, DONE]})
+    done = site.play("gpunode.node.site", "--limit", "n1,n2", **site.hooks())
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert site.hosts["n1"].verbs == ["setup", "setup", "doctor"]
+    assert site.log == ["drain n1", "uncordon n1"], "n2 needed none"
+
+
+@pytest.mark.parametrize(("envelope", "words"), [(DRAIN, "drain required"), (REBOOT, "reboot required")])
+def test_nothing_is_drained_or_rebooted_unasked(site: Site, envelope: str, words: str) -> None:
+    site.hosts["n1"].answers(**{**GOOD, "setup": [envelope]})
+    done = site.play("gpunode.node.site", "--limit", "n1")
+    assert done.returncode != 0
+    assert words in done.stdout + done.stderr
+    assert "gpunode_reboot" in done.stdout + done.stderr or "gpunode_drain_tasks" in done.stdout + done.stderr
+    assert site.hosts["n1"].verbs == ["setup"]
+
+
+def test_a_node_that_does_not_work_after_the_drain_stays_drained(site: Site) -> None:
+    site.hosts["n1"].answers(**{**GOOD, "setup": [DRAIN, BROKEN]})
+    assert site.play("gpunode.node.site", "--limit", "n1", **site.hooks()).returncode != 0
+    assert site.log == ["drain n1"]
+
+
+def test_check_mode_previews_with_the_program_that_would_be_copied_and_leaves_nothing(site: Site) -> None:
+    node, copied = site.hosts["n1"], site.folder / "bin" / "gpunode"
+    copied.parent.mkdir()
+    real = site.folder / "real"
+    real.write_text(f'#!/bin/sh\nexec {node.path} "$@"\n')
+    real.chmod(0o755)
+    node.answers(plan=[answer("plan", changed=True, result={"waits": []})])
+    done = site.play("gpunode.node.site", "--check", "--limit", "n1", gpunode_file=str(real), gpunode_path=str(copied))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert node.verbs == ["plan"]
+    assert list(copied.parent.iterdir()) == []
+
+
+def test_an_upgrade_downloads_everywhere_then_goes_on_in_batches(site: Site) -> None:
+    for one in site.hosts.values():
+        one.answers(**{**GOOD, "setup": [FETCHED, DONE]})
+    done = site.play("gpunode.node.upgrade")
+    assert done.returncode == 0, done.stdout + done.stderr
+    for one in site.hosts.values():
+        assert one.verbs == ["setup", "setup", "doctor"]
+        assert ["--download-only" in call for call in one.calls] == [True, False, False]
+        assert all("--upgrade" in call for call in one.calls[:2])
+
+
+def test_a_batch_over_the_error_budget_is_rolled_back_and_the_rest_is_left_alone(site: Site) -> None:
+    lock = site.folder / "fleet.lock"
+    lock.write_text("schema = 1\n")
+    for name, one in site.hosts.items():
+        one.answers(**{**GOOD, "setup": [FETCHED, BROKEN if name == "n3" else DONE]})
+    done = site.play("gpunode.node.upgrade", gpunode_serial=[1, 2, 1], gpunode_lock_file=str(lock), **site.hooks())
+    assert done.returncode != 0
+    assert "the driver does not answer" in done.stdout + done.stderr
+    assert [one.verbs[2:] for one in site.hosts.values()] == [
+        ["doctor"],
+        ["doctor", "rollback", "doctor"],
+        ["rollback", "doctor"],
+        [],
+    ]
+    assert site.hosts["n3"].calls[2][:3] == ["rollback", "0003", "--packages"]
+    assert not any("--upgrade" in call for call in site.hosts["n1"].calls), "a lock says which versions"
+
+
+def test_within_the_error_budget_the_failed_node_alone_is_rolled_back(site: Site) -> None:
+    site.hosts["n2"].answers(**{**GOOD, "setup": [FETCHED, BROKEN]})
+    done = site.play("gpunode.node.upgrade", gpunode_serial=4, gpunode_max_fail_percentage=25)
+    assert done.returncode != 0, "a node failed"
+    assert [("rollback" in one.verbs) for one in site.hosts.values()] == [False, True, False, False]
+
+
+def test_doctor_fetches_a_capture_of_every_node_and_diagnoses_them_together(site: Site) -> None:
+    for one in site.hosts.values():
+        one.answers(doctor=[HEALTHY], capture=[answer("capture")])
+    controller = stand_in(site.folder / "controller")
+    fleet = {"reports": [], "causes": [{"cause": "nouveau-bound", "title": "nouveau owns the GPU", "reports": ["n1"]}]}
+    controller.answers(doctor=[answer("doctor", exit_code=8, result=fleet)])
+    done = site.play(
+        "gpunode.node.doctor", gpunode_controller=str(controller.path), gpunode_page=str(site.folder / "p")
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    captures = site.folder / "captures"
+    assert sorted(file.name for file in captures.iterdir()) == [f"n{number}.tar.gz" for number in range(1, 5)]
+    assert controller.calls == [["doctor", str(captures), "--json", f"--html={site.folder / 'p'}"]]
+    assert json.loads((site.folder / "fleet.json").read_text())["result"] == fleet
+    assert "1 x nouveau-bound: nouveau owns the GPU: n1" in done.stdout
+    assert done.stdout.count("changed=0") == 5
+
+
+def test_ansible_doc_shows_every_plugin_and_the_role(ansible: Ansible, tmp_path: Path) -> None:
+    modules = [f"gpunode.node.{file.stem}" for file in sorted((COLLECTION / "plugins" / "modules").glob("*.py"))]
+    for kind, names in (("module", modules), ("callback", ["gpunode.node.fleet"]), ("role", ["gpunode.node.node"])):
+        shown = ansible.run("ansible-doc", "--json", "-t", kind, *names, cwd=tmp_path)
+        assert shown.returncode == 0, shown.stderr
+        assert set(json.loads(shown.stdout)) == set(names)
+
+
+def test_ansible_lint_has_nothing_to_say(newest: Ansible) -> None:
+    place = newest.collections / "ansible_collections" / "gpunode" / "node"
+    linted = newest.run("ansible-lint", cwd=place)
+    assert linted.returncode == 0, linted.stdout + linted.stderr
+
+
+def test_the_collection_has_gpunodes_version_and_license() -> None:
+    from gpunode import __version__
+
+    assert f"\nversion: {__version__}\n" in (COLLECTION / "galaxy.yml").read_text()
+    assert (COLLECTION / "LICENSE").read_text() == (COLLECTION.parents[1] / "LICENSE").read_text()
