@@ -29,7 +29,7 @@ options:
       - section: callback_gpunode_fleet
         key: file
 author:
-  - gpunode contributors (@gpunode)
+  - gpunode contributors (!UNKNOWN)
 """
 
 import collections

@@ -19,5 +19,5 @@ options:
 requirements:
   - gpunode on the target, with Python 3.10 or newer for it to run
 author:
-  - gpunode contributors (@gpunode)
+  - gpunode contributors (!UNKNOWN)
 """
