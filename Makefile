@@ -15,7 +15,7 @@ PYTEST   := $(BIN)/python -m pytest
 PARALLEL := -n auto --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help venv install uninstall demo test test-e2e test-long mutants check format docs bench wheel collection clean
+.PHONY: help venv install uninstall demo test test-e2e test-long mutants check format docs bench wheel collection dist clean
 
 # Where `make install` puts gpunode. Completions go below $(SHARE), where bash-completion, zsh and fish look for them.
 PREFIX ?= /opt/gpunode
@@ -72,7 +72,7 @@ install: ## gpunode for root and everybody: $(PREFIX), $(BINDIR)/gpunode, comple
 	  mkdir -p $(dir $(COMPLETIONS)) && cd gpunode/completions && \
 	  install -m 644 gpunode.bash '$(word 1,$(COMPLETIONS))' && install -m 644 _gpunode '$(word 2,$(COMPLETIONS))' && \
 	  install -m 644 gpunode.fish '$(word 3,$(COMPLETIONS))'
-	@echo "installed: $$('$(BINDIR)/gpunode' --version) in $(PREFIX), as $(BINDIR)/gpunode"
+	@echo "installed: $$('$(BINDIR)/gpunode' --version | head -n 1) in $(PREFIX), as $(BINDIR)/gpunode"
 
 uninstall: ## take away what make install made; what gpunode set up stays (gpunode remove takes that away)
 	@[ "$$(id -u)" = 0 ] || { echo 'make uninstall: needs root: sudo make uninstall' >&2; exit 1; }
@@ -123,6 +123,9 @@ collection: ## the Ansible collection gpunode.node as a tarball in dist/ (an ans
 	@[ -x build/ansible/bin/ansible-galaxy ] || { $(PYTHON) -m venv build/ansible && \
 	  build/ansible/bin/python -m pip install --quiet --disable-pip-version-check ansible-core; }
 	@build/ansible/bin/ansible-galaxy collection build --force --output-path dist recipes/ansible
+
+dist: $(READY) ## a release in dist/: wheel, gpunode.pyz, .deb, .rpm, SBOM and SHA256SUMS
+	$(BIN)/python packaging/dist.py dist
 
 clean: ## remove what make has made
 	rm -rf $(VENV) build dist mutants .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

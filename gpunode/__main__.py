@@ -8,14 +8,10 @@ import sys
 def main() -> int:
     """Runs the command line; returns the exit code."""
     if sys.argv[1:] in (["--version"], ["-V"]):
-        from gpunode import __version__
+        # Before anything else is imported: must be quick.
+        from gpunode import __version__, installed
 
-        try:
-            print(f"gpunode {__version__}", flush=True)  # noqa: T201 - before anything else is imported: must be quick
-        except OSError:  # nobody reads it, or there is no room for it
-            sys.stdout = None  # or Python complains of it once more at its end
-            return 2
-        return 0
+        return installed.tell(__version__)
     import gc
 
     # Nearly all that is made here lives to the end, so Python's search for dead circles finds nothing: to search

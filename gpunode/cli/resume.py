@@ -20,7 +20,10 @@ from gpunode.recipe import Recipe, base_of, literal, parse, read_toml, render
 if TYPE_CHECKING:
     from gpunode.journal.store import Store
 
-_INSTALL = "install gpunode for root: `sudo make install` in its checkout, which makes /usr/local/bin/gpunode"
+_INSTALL = (
+    "install gpunode for root: the .deb or .rpm, `sudo install gpunode.pyz /usr/local/bin/gpunode`,"
+    " or `sudo make install` in its checkout"
+)
 # No text of a recipe or a lock holds a line end, so neither holds this.
 _PROXIES = "\n# The proxies of the setup that goes on here. The sha256 of the lines below: "
 

@@ -83,7 +83,7 @@ def test_help_loads_no_workflow_and_of_others_only_typer() -> None:
 def test_the_version_loads_nothing() -> None:
     found = loaded("--version")
     assert foreign(found) == set()
-    assert ours(found) == {"gpunode"}
+    assert ours(found) == {"gpunode", "gpunode.installed"}
 
 
 def test_an_error_needs_no_workflow_and_without_a_terminal_no_rich() -> None:

@@ -1,0 +1,48 @@
+"""How gpunode came onto this machine.
+
+``--version`` loads this, and gpunode.pyz does so before anything is unpacked: it imports only what Python has loaded.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+WORDS = {
+    "deb": "by the Debian package",
+    "rpm": "by the RPM package",
+    "zipapp": "as a zipapp",
+    "wheel": "as a wheel",
+    "source": "from a source tree",
+}
+# Beside gpunode.pyz where a package brought it: the name of the package's format.
+_INSTALLER = "INSTALLER"
+
+
+def how() -> tuple[str, str]:
+    """One of ``WORDS``, and the path of the zipapp, or of the folder that holds the package ``gpunode``."""
+    archive = getattr(sys.modules["__main__"], "GPUNODE_ZIPAPP", "")
+    if archive:
+        place = os.path.realpath(archive)
+        return _package_format(os.path.dirname(place)) or "zipapp", place
+    place = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    return "source" if os.path.exists(os.path.join(place, "pyproject.toml")) else "wheel", place
+
+
+def _package_format(folder: str) -> str:
+    try:
+        with open(os.path.join(folder, _INSTALLER), encoding="ascii") as file:
+            return file.read(9).strip()
+    except (OSError, UnicodeDecodeError):
+        return ""
+
+
+def tell(version: str) -> int:
+    """Prints the version, and on a line of its own how it was installed; returns the exit code."""
+    kind, place = how()
+    try:
+        print(f"gpunode {version}\ninstalled {WORDS.get(kind, kind)}: {place}", flush=True)  # noqa: T201
+    except OSError:  # nobody reads it, or there is no room for it
+        sys.stdout = None  # or Python complains of it once more at its end
+        return 2
+    return 0

@@ -1,0 +1,77 @@
+"""What gpunode.pyz carries: gpunode and what it imports, pure Python, laid out as pip installs it."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import shutil
+import stat
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+HERE = Path(__file__).parent
+# pip's own notes of where and how it installed, which differ from machine to machine.
+_NOTES = frozenset({"RECORD", "INSTALLER", "REQUESTED", "WHEEL", "direct_url.json"})
+# #!/usr/bin/env cannot pass -I everywhere: neither PYTHON* variables nor a user's own packages decide what root runs.
+SHEBANG = b"#!/usr/bin/python3 -I\n"
+
+
+def install(wheel: Path, folder: Path) -> None:
+    """``folder`` holds the modules of ``wheel`` and of the pinned requirements, for any architecture."""
+    pip = (
+        sys.executable,
+        "-m",
+        "pip",
+        "--disable-pip-version-check",
+        "install",
+        "--quiet",
+        "--no-deps",
+        "--no-compile",
+    )
+    target = ("--target", os.fspath(folder))
+    subprocess.run([*pip, *target, "--require-hashes", "--requirement", HERE / "requirements.txt"], check=True)
+    subprocess.run([*pip, *target, wheel], check=True)
+    shutil.rmtree(folder / "bin", ignore_errors=True)
+    for path in sorted(folder.rglob("*"), reverse=True):
+        if path.suffix == ".so" or (path.name in _NOTES and path.parent.suffix == ".dist-info"):
+            path.unlink()
+        elif path.is_dir() and not any(path.iterdir()):
+            path.rmdir()
+
+
+def write(folder: Path, version: str, moment: int, target: Path) -> None:
+    """``target`` is the zipapp of what ``folder`` holds; the same content gives the same bytes."""
+    payload = _zip(_files(folder), moment)
+    start = (HERE / "zipapp/__main__.py").read_text("utf-8")
+    start = start.replace("@VERSION@", version).replace("@PAYLOAD_SHA256@", hashlib.sha256(payload).hexdigest())
+    outer = [
+        ("__main__.py", start.encode()),
+        ("installed.py", (folder / "gpunode/installed.py").read_bytes()),
+        ("payload.zip", payload),
+        ("unpack.py", (HERE / "zipapp/unpack.py").read_bytes()),
+    ]
+    target.write_bytes(SHEBANG + _zip(iter(outer), moment))
+    target.chmod(0o755)
+
+
+def _files(folder: Path) -> Iterator[tuple[str, bytes]]:
+    for path in sorted(folder.rglob("*")):
+        if path.is_file():
+            yield path.relative_to(folder).as_posix(), path.read_bytes()
+
+
+def _zip(files: Iterator[tuple[str, bytes]], moment: int) -> bytes:
+    import time
+
+    made = io.BytesIO()
+    with zipfile.ZipFile(made, "w") as archive:
+        for name, content in files:
+            entry = zipfile.ZipInfo(name, time.gmtime(moment)[:6])
+            entry.external_attr = (stat.S_IFREG | 0o644) << 16
+            entry.compress_type = zipfile.ZIP_STORED if name.endswith(".zip") else zipfile.ZIP_DEFLATED
+            archive.writestr(entry, content, compresslevel=9)
+    return made.getvalue()

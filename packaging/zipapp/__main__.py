@@ -1,0 +1,81 @@
+"""The start of gpunode.pyz: gpunode's modules, unpacked once, run by a Python that can.
+
+Every Python must be able to read this file, Python 2 too: it says what to install where Python is too old.
+"""
+
+import os
+import stat
+import sys
+
+VERSION = "@VERSION@"
+PAYLOAD_SHA256 = "@PAYLOAD_SHA256@"
+GPUNODE_ZIPAPP = os.path.abspath(sys.path[0])
+OLDEST = (3, 10)
+NEWEST = 14
+
+
+def start():
+    """Runs the command line; returns the exit code."""
+    if sys.version_info < OLDEST:
+        return start_newer_python()
+    if sys.argv[1:] in (["--version"], ["-V"]):
+        import installed
+
+        return installed.tell(VERSION)
+    sys.path[0] = unpacked()
+    from gpunode.__main__ import main
+
+    return main()
+
+
+def start_newer_python():
+    """Becomes the newest Python that stands beside an old ``python3``; returns when there is none."""
+    for minor in range(NEWEST, OLDEST[1] - 1, -1):
+        python = "/usr/bin/python3.%d" % minor
+        if os.access(python, os.X_OK):
+            os.execv(python, [python, "-I", GPUNODE_ZIPAPP] + sys.argv[1:])
+    sys.stderr.write(
+        "gpunode needs Python 3.10 or newer and this is %d.%d: install a newer one beside it"
+        " (Enterprise Linux 8 and 9: dnf install python3.11), or use a newer release of this distribution"
+        " (Debian 12, Ubuntu 22.04).\n" % sys.version_info[:2]
+    )
+    return 3
+
+
+def unpacked():
+    """The folder that holds gpunode's modules; it is kept as long as this process lives."""
+    name = "%s-%s" % (VERSION, PAYLOAD_SHA256[:16])
+    for cache in caches():
+        if nobody_else_writes(cache) and os.path.isdir(os.path.join(cache, name)):
+            return held(os.path.join(cache, name))
+    import unpack
+
+    return unpack.into(caches(), name)
+
+
+def caches():
+    """Where modules may be unpacked, as far as this user is concerned: root's place serves everybody."""
+    yield "/var/cache/gpunode"
+    if os.geteuid():
+        yield os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "gpunode")
+
+
+def nobody_else_writes(folder):
+    """Whether what stands in ``folder`` was put there by root or by this user."""
+    try:
+        found = os.lstat(folder)
+    except OSError:
+        return False
+    return stat.S_ISDIR(found.st_mode) and found.st_uid in (0, os.geteuid()) and not found.st_mode & 0o022
+
+
+def held(folder):
+    """``folder``, which no newer gpunode removes while this process runs."""
+    import fcntl
+
+    fcntl.flock(os.open(folder, os.O_RDONLY), fcntl.LOCK_SH)
+    return folder
+
+
+if __name__ == "__main__":
+    sys.exit(start())
