@@ -20,6 +20,7 @@ sys.path[:0] = [str(ROOT / "packaging"), str(ROOT)]
 
 import deb  # noqa: E402
 import payload  # noqa: E402
+import rpm  # noqa: E402
 from tree import Release  # noqa: E402
 
 # zip has no earlier year.
@@ -51,6 +52,7 @@ def build(folder: Path, target: Path) -> None:
     payload.write(folder / "payload", version, moment, zipapp)
     release = Release(version, moment, zipapp)
     deb.build(release, folder / "deb", target)
+    rpm.build(release, folder / "rpm", target)
     sums = [f"{hashlib.sha256(file.read_bytes()).hexdigest()}  {file.name}\n" for file in sorted(target.iterdir())]
     (target / "SHA256SUMS").write_text("".join(sums))
 
