@@ -21,6 +21,7 @@ sys.path[:0] = [str(ROOT / "packaging"), str(ROOT)]
 import deb  # noqa: E402
 import payload  # noqa: E402
 import rpm  # noqa: E402
+import sbom  # noqa: E402
 from tree import Release  # noqa: E402
 
 # zip has no earlier year.
@@ -53,6 +54,8 @@ def build(folder: Path, target: Path) -> None:
     release = Release(version, moment, zipapp)
     deb.build(release, folder / "deb", target)
     rpm.build(release, folder / "rpm", target)
+    (folder / "sbom").mkdir()
+    sbom.write(release, folder / "payload", folder / "sbom", target)
     sums = [f"{hashlib.sha256(file.read_bytes()).hexdigest()}  {file.name}\n" for file in sorted(target.iterdir())]
     (target / "SHA256SUMS").write_text("".join(sums))
 

@@ -19,7 +19,7 @@ from gpunode.cli import completing
 # What people want, and the commands for it; ``--help`` shows them so.
 GROUPS = {
     "Set up": ("setup", "plan", "rehearse", "verify", "recipe", "ctk", "k8s"),
-    "Look": ("status", "log", "capture"),
+    "Look": ("status", "log", "capture", "self-check"),
     "Explain": ("doctor", "compare"),
     "Undo": ("rollback", "remove"),
 }
@@ -461,6 +461,23 @@ def capture(
     from gpunode.cli import commands
 
     commands.capture(file, commands.How(json=json), anonymize=anonymize, force=force)
+
+
+@app.command("self-check")
+def self_check(
+    sums: Annotated[
+        str, typer.Argument(metavar="SHA256SUMS", help="a release's checksums that gpunode.pyz shall be in")
+    ] = "",
+    json: JsonOption = False,
+) -> None:
+    """Check that gpunode's own files are as they were built.
+
+    They are compared with the checksums that came with them: of the zipapp, of dpkg or rpm, or of pip.
+    """
+    from gpunode.cli import selfcheck
+    from gpunode.cli.how import How
+
+    selfcheck.self_check(sums, How(json=json))
 
 
 @ctk_app.callback()

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from gpunode.catalog.xids import Xid
+    from gpunode.check import Check
     from gpunode.diagnoses.comparison import Comparison
     from gpunode.diagnoses.model import Diagnosis, Fix, Rule
     from gpunode.host.cluster import Identity
@@ -52,6 +53,12 @@ class ReportScreen:
     def _mark_stopped(self) -> None:
         """What was going on has failed, if anything was: what is told now is no part of it."""
         self._live.end()
+
+    def self_check(self, title: str, checks: Sequence[Check], notes: Sequence[str]) -> None:
+        """What is known of gpunode's own files, and what that does not prove."""
+        from gpunode.cli.screen.checks import check_lines
+
+        self._put(line(title), *check_lines(checks), *(line(span(f"note: {note}", "dim"), hang=6) for note in notes))
 
     def looking(self) -> None:
         """Says on a terminal that the node is being looked at, until there is something to read."""

@@ -1,0 +1,29 @@
+"""self-check: whether gpunode's own files are as they were built."""
+
+from __future__ import annotations
+
+from gpunode import __version__, installed
+from gpunode.cli.envelope import Envelope
+from gpunode.cli.how import How
+from gpunode.errors import ProblemFound, Undetermined
+from gpunode.host.integrity import checks
+
+_PROVES = "whoever can change these files can change their checksums, too"
+_RELEASE = "whether it is the release's: gpunode self-check SHA256SUMS, with that file from a place you trust"
+
+
+def self_check(sums: str, how: How) -> None:
+    """Checks gpunode's files against the checksums that came with them, or against a release's."""
+    kind, place = installed.how()
+    found = tuple(checks(sums))
+    notes = (_PROVES,) if sums or kind == "wheel" else (_PROVES, _RELEASE)
+    how.report_screen().self_check(f"gpunode {__version__}, installed {installed.WORDS[kind]}", found, notes)
+    status, exit_code = "ok", 0
+    if any(check.status == "failed" for check in found):
+        status, exit_code = ProblemFound.status, ProblemFound.exit_code
+    elif any(check.status == "not run" for check in found):
+        status, exit_code = Undetermined.status, Undetermined.exit_code
+    result = {"installed": kind, "place": place, "checks": found}
+    how.answer(
+        Envelope("self-check", status=status, exit_code=exit_code, notes=notes, result=result), changed_nothing=True
+    )
