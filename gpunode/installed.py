@@ -32,16 +32,17 @@ def how() -> tuple[str, str]:
 def _package_format(folder: str) -> str:
     try:
         with open(os.path.join(folder, _INSTALLER), encoding="ascii") as file:
-            return file.read(9).strip()
+            said = file.read(9).strip()
     except (OSError, UnicodeDecodeError):
         return ""
+    return said if said in {"deb", "rpm"} else ""
 
 
 def tell(version: str) -> int:
     """Prints the version, and on a line of its own how it was installed; returns the exit code."""
     kind, place = how()
     try:
-        print(f"gpunode {version}\ninstalled {WORDS.get(kind, kind)}: {place}", flush=True)  # noqa: T201
+        print(f"gpunode {version}\ninstalled {WORDS[kind]}: {place}", flush=True)  # noqa: T201
     except OSError:  # nobody reads it, or there is no room for it
         sys.stdout = None  # or Python complains of it once more at its end
         return 2

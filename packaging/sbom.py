@@ -24,8 +24,8 @@ def write(release: Release, payload: Path, folder: Path, target: Path) -> Path:
     python.chmod(0o755)
     made = target / "gpunode.cdx.json"
     options = ("--output-reproducible", "--mc-type", "application", "--pyproject", os.fspath(ROOT / "pyproject.toml"))
-    words = map(os.fspath, (folder / "cyclonedx/bin/cyclonedx-py", "environment", "--output-file", made, python))
-    argv = (*words, *options)
+    program = os.fspath(folder / "cyclonedx/bin/cyclonedx-py")
+    argv = (program, "environment", "--output-file", os.fspath(made), os.fspath(python), *options)
     subprocess.run(argv, check=True, env=environment(release), stderr=subprocess.DEVNULL)
     found = json.loads(made.read_text("utf-8"))
     # pyproject.toml leaves it to gpunode/__init__.py.

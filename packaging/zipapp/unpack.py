@@ -36,10 +36,14 @@ def into(caches: Iterable[str], name: str) -> str:
 
 
 def _payload() -> bytes:
-    with zipfile.ZipFile(start.GPUNODE_ZIPAPP) as archive:
-        payload = archive.read("payload.zip")
+    try:
+        with zipfile.ZipFile(start.GPUNODE_ZIPAPP) as archive:
+            payload = archive.read("payload.zip")
+    except zipfile.BadZipFile:
+        payload = b""
     if hashlib.sha256(payload).hexdigest() != start.PAYLOAD_SHA256:
-        sys.exit(f"{start.GPUNODE_ZIPAPP} is damaged: its content is not what it was built with; copy it here again.")
+        sys.stderr.write(f"{start.GPUNODE_ZIPAPP} is damaged: its content has another sha256; copy it here again.\n")
+        sys.exit(3)
     return payload
 
 

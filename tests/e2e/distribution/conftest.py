@@ -1,0 +1,53 @@
+"""A release, built once, and bare systems to install it into."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.distribution.roots import System, provide
+from tests.e2e.lab.archive import NoArchive
+
+ROOT = Path(__file__).parents[3]
+MakeSystem = Callable[[str], System]
+
+
+@pytest.fixture(scope="session")
+def release(lab: Path) -> Path:
+    """What ``make dist`` makes, in a folder; GPUNODE_DIST names one that is made already."""
+    if made := os.environ.get("GPUNODE_DIST"):
+        return Path(made)
+    if shutil.which("rpmbuild") is None:
+        pytest.skip("no rpmbuild on this machine; apt-get install rpm")
+    target = lab / "dist"
+    subprocess.run([sys.executable, ROOT / "packaging/dist.py", target], check=True)
+    return target
+
+
+@pytest.fixture(scope="session")
+def trees(lab: Path) -> Callable[[str], Path]:
+    """The file tree of a suite, made once."""
+
+    @cache
+    def tree(suite: str) -> Path:
+        try:
+            return provide(suite, lab / f"distribution-{suite}")
+        except NoArchive as error:
+            if os.environ.get("GPUNODE_E2E") == "require":
+                pytest.fail(f"no bare system without the Debian archive: {error}")
+            pytest.skip(f"no bare system without the Debian archive: {error}")
+
+    return tree
+
+
+@pytest.fixture
+def make_system(trees: Callable[[str], Path], node_folder: Callable[[], Path]) -> MakeSystem:
+    """Makes bare systems: ``with make_system("trixie") as system``."""
+    return lambda suite: System(trees(suite), node_folder())

@@ -1,0 +1,190 @@
+"""A release on bare Debian systems: no pip, no network, nothing left when it is purged."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.distribution.conftest import MakeSystem
+from tests.e2e.distribution.roots import System
+
+pytestmark = pytest.mark.e2e
+
+SAMPLE = "debian12-gtx1080"
+SUITES = ("bookworm", "trixie", "sid")
+# Typed in an interactive bash whose bash-completion loads by name what a package installed.
+_BASH = """
+. /usr/share/bash-completion/bash_completion
+_completion_loader gpunode 2>/dev/null || __load_completion gpunode
+COMP_WORDS=(gpunode roll); COMP_CWORD=1; COMP_LINE='gpunode roll'; COMP_POINT=12
+_gpunode_completion gpunode
+printf '%s\\n' "${COMPREPLY[@]}"
+"""
+# zsh takes keys from a terminal alone: its own zpty is one.
+_ZSH = """
+zmodload zsh/zpty
+zpty shell zsh -f -i
+zpty -w shell "PROMPT=; autoload -Uz compinit; compinit -u -D; echo ready-''now"
+zpty -r -m shell out '*ready-now*'
+zpty -w -n shell $'gpunode roll\\t'
+zpty -r -m shell out '*gpunode rollback*'
+print -r -- "$out"
+zpty -d shell
+"""
+
+
+def deb(release: Path) -> Path:
+    return next(release.glob("*.deb"))
+
+
+def install_deb(system: System, release: Path) -> None:
+    system.put(deb(release), "/tmp/gpunode.deb")
+    system.run("dpkg", "-i", "/tmp/gpunode.deb")
+    (system.root / "tmp/gpunode.deb").unlink()
+
+
+def works(system: System, user: str = "root") -> None:
+    plan = json.loads(system.run("gpunode", "plan", "--node", SAMPLE, "--json", user=user))
+    assert plan["status"] == "ok"
+    assert plan["changes"]
+    assert "containerd" in system.run("gpunode", "recipe", "list", user=user)
+    # Of this machine: its programs and gpunode's own children answer, also where there is no driver.
+    status = json.loads(system.run("gpunode", "status", "--json", user=user))
+    assert status["command"] == "status"
+
+
+@pytest.mark.parametrize("suite", SUITES)
+def test_the_zipapp_runs_on_a_bare_system_and_proves_itself(suite: str, release: Path, make_system: MakeSystem) -> None:
+    with make_system(suite) as system:
+        system.put(release / "gpunode.pyz", "/usr/local/bin/gpunode", 0o755)
+        system.put(release / "SHA256SUMS", "/tmp/SHA256SUMS")
+        version, origin = system.run("gpunode", "--version").splitlines()
+        assert version.startswith("gpunode ")
+        assert origin == "installed as a zipapp: /usr/local/bin/gpunode"
+        assert not (system.root / "var/cache/gpunode").exists()
+        works(system)
+        works(system, "nobody")
+        found = json.loads(system.run("gpunode", "self-check", "/tmp/SHA256SUMS", "--json"))
+        assert [check["status"] for check in found["result"]["checks"]] == ["passed"] * 3
+
+
+def test_a_changed_module_and_changed_bytecode_are_found(release: Path, make_system: MakeSystem) -> None:
+    with make_system("bookworm") as system:
+        system.put(release / "gpunode.pyz", "/usr/local/bin/gpunode", 0o755)
+        system.run("gpunode", "--help")
+        (unpacked,) = (system.root / "var/cache/gpunode").iterdir()
+        bytecode = next((unpacked / "gpunode/__pycache__").glob("change.*.pyc"))
+        bytecode.write_bytes(next((unpacked / "gpunode/__pycache__").glob("toml.*.pyc")).read_bytes())
+        done = system.finish("gpunode", "self-check", "--json")
+        assert done.returncode == 8
+        assert "the bytecode of gpunode/change.py was changed" in done.stdout
+
+
+def test_nothing_that_another_user_can_write_is_run(release: Path, make_system: MakeSystem) -> None:
+    with make_system("bookworm") as system:
+        system.put(release / "gpunode.pyz", "/usr/local/bin/gpunode", 0o755)
+        system.run("gpunode", "--help")
+        (unpacked,) = (system.root / "var/cache/gpunode").iterdir()
+        (unpacked / "gpunode/__main__.py").write_text("raise SystemExit('obeyed')")
+        (system.root / "var/cache/gpunode").chmod(0o777)
+        assert "obeyed" not in system.finish("gpunode", "--help").stderr
+        # Nor what stands in a home that a sudo kept.
+        home = {"HOME": "/home/other", "XDG_CACHE_HOME": "/home/other/cache"}
+        system.run("gpunode", "--help", env=home)
+        assert not (system.root / "home/other").exists()
+
+
+def test_a_damaged_copy_says_so(release: Path, make_system: MakeSystem) -> None:
+    with make_system("bookworm") as system:
+        system.put(release / "gpunode.pyz", "/usr/local/bin/gpunode", 0o755)
+        place = system.root / "usr/local/bin/gpunode"
+        content = bytearray(place.read_bytes())
+        content[len(content) // 2] ^= 1
+        place.write_bytes(content)
+        done = system.finish("gpunode", "--help")
+        assert (done.returncode, done.stdout) == (3, "")
+        assert done.stderr.startswith("/usr/local/bin/gpunode is damaged: ")
+        assert done.stderr.count("\n") == 1
+
+
+def test_a_python_that_is_too_old_gets_one_sentence(release: Path, make_system: MakeSystem) -> None:
+    with make_system("bullseye") as system:
+        system.put(release / "gpunode.pyz", "/usr/local/bin/gpunode", 0o755)
+        done = system.finish("gpunode", "setup")
+        assert (done.returncode, done.stdout) == (3, "")
+        assert done.stderr.startswith("gpunode needs Python 3.10 or newer and this is 3.9: ")
+        assert done.stderr.count("\n") == 1
+
+
+def test_python_3_14_runs_it(release: Path, make_system: MakeSystem) -> None:
+    with make_system("sid") as system:
+        system.put(release / "gpunode.pyz", "/usr/local/bin/gpunode", 0o755)
+        plan = system.run("python3.14", "-I", "/usr/local/bin/gpunode", "plan", "--node", SAMPLE, "--json")
+        assert json.loads(plan)["status"] == "ok"
+
+
+@pytest.mark.parametrize("suite", SUITES)
+def test_the_deb_brings_all_and_purging_it_leaves_the_journals_alone(
+    suite: str, release: Path, make_system: MakeSystem
+) -> None:
+    with make_system(suite) as system:
+        before = system.files()
+        install_deb(system, release)
+        assert "installed by the Debian package: " in system.run("gpunode", "--version")
+        works(system)
+        works(system, "nobody")
+        checks = json.loads(system.run("gpunode", "self-check", "--json"))["result"]["checks"]
+        assert [(check["id"], check["status"]) for check in checks] == [
+            ("zipapp", "passed"),
+            ("unpacked", "passed"),
+            ("package", "passed"),
+        ]
+        assert "rollback" in system.run("bash", "-c", _BASH).split()
+        assert "rollback" in system.run("fish", "-c", "complete -C 'gpunode roll'")
+        assert "gpunode rollback" in system.run("zsh", "-f", "-c", _ZSH, env={"TERM": "dumb"})
+        assert "--allow-disruption" in system.run("man", "--pager=cat", "gpunode-setup")
+        system.run("logrotate", "--debug", "/etc/logrotate.d/gpunode")
+        journal = system.root / "var/lib/gpunode/runs/kept"
+        journal.mkdir(parents=True)
+        (system.root / "var/log/gpunode").mkdir()
+        system.run("dpkg", "--purge", "gpunode")
+        left = system.files() - before
+        assert {path for path in left if "gpunode" in path} == {
+            "/var/lib/gpunode",
+            "/var/lib/gpunode/runs",
+            "/var/lib/gpunode/runs/kept",
+        }
+        assert not before - system.files()
+
+
+def test_removing_the_deb_takes_the_unit_of_a_waiting_setup_along(release: Path, make_system: MakeSystem) -> None:
+    with make_system("bookworm") as system:
+        install_deb(system, release)
+        units = system.root / "etc/systemd/system"
+        (units / "multi-user.target.wants").mkdir(parents=True, exist_ok=True)
+        (units / "gpunode-resume.service").write_text("[Unit]\n")
+        (units / "multi-user.target.wants/gpunode-resume.service").symlink_to("../gpunode-resume.service")
+        install_deb(system, release)  # an upgrade leaves it
+        assert (units / "gpunode-resume.service").exists()
+        system.run("dpkg", "--remove", "gpunode")
+        assert not [path for path in units.rglob("gpunode*") if os.path.lexists(path)]
+
+
+def test_the_rpm_installs_verifies_and_goes(release: Path, make_system: MakeSystem) -> None:
+    """By Debian's rpm and without dependencies: no system of the Red Hat family comes from a Debian archive."""
+    with make_system("trixie") as system:
+        before = system.files()
+        system.put(next(release.glob("*.rpm")), "/tmp/gpunode.rpm")
+        system.run("rpm", "--install", "--nodeps", "/tmp/gpunode.rpm")
+        assert "installed by the RPM package: " in system.run("gpunode", "--version")
+        works(system)
+        checks = json.loads(system.run("gpunode", "self-check", "--json"))["result"]["checks"]
+        assert [check["status"] for check in checks] == ["passed"] * 3
+        (system.root / "usr/share/gpunode/INSTALLER").write_text("rpm\n\n")
+        assert system.finish("gpunode", "self-check").returncode == 8
+        system.run("rpm", "--erase", "--nodeps", "gpunode")
+        left = {path for path in system.files() - before if "gpunode" in path}
+        assert left == {"/tmp/gpunode.rpm"}

@@ -1,0 +1,57 @@
+"""What a release holds, and what the distributions' own checkers say of it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.distribution.conftest import ROOT
+
+pytestmark = pytest.mark.e2e
+
+
+def tool(name: str) -> str:
+    if (found := shutil.which(name)) is None:
+        pytest.skip(f"{name} is not installed; apt-get install {name}")
+    return found
+
+
+def test_lintian_has_nothing_to_say(release: Path) -> None:
+    argv = (tool("lintian"), "--fail-on", "error,warning,info", "--allow-root", next(release.glob("*.deb")))
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "")
+
+
+def test_rpmlint_has_nothing_to_say(release: Path) -> None:
+    argv = (tool("rpmlint"), "--config", ROOT / "packaging/rpmlint.toml", next(release.glob("*.rpm")))
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    assert "0 errors, 0 warnings" in done.stdout, done.stdout
+
+
+def test_every_file_is_in_the_checksums(release: Path) -> None:
+    lines = (line.split("  ") for line in (release / "SHA256SUMS").read_text().splitlines())
+    listed = {name: digest for digest, name in lines}
+    found = {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in release.iterdir()}
+    del found["SHA256SUMS"]
+    assert listed == found
+
+
+def test_the_bill_of_materials_names_what_the_zipapp_carries(release: Path) -> None:
+    bill = json.loads((release / "gpunode.cdx.json").read_text())
+    assert bill["bomFormat"] == "CycloneDX"
+    assert bill["metadata"]["component"]["name"] == "gpunode"
+    pinned = {
+        line.split()[0] for line in (ROOT / "packaging/requirements.txt").read_text().splitlines() if "==" in line
+    }
+    assert {f"{one['name'].lower()}=={one['version']}" for one in bill["components"]} == pinned
+
+
+def test_two_builds_have_one_hash(release: Path, tmp_path: Path) -> None:
+    subprocess.run([sys.executable, ROOT / "packaging/dist.py", tmp_path / "again"], check=True)
+    assert (tmp_path / "again/SHA256SUMS").read_text() == (release / "SHA256SUMS").read_text()
