@@ -76,11 +76,11 @@ def test_a_changed_module_and_changed_bytecode_are_found(release: Path, make_sys
         system.put(release / "gpunode.pyz", "/usr/local/bin/gpunode", 0o755)
         system.run("gpunode", "--help")
         (unpacked,) = (system.root / "var/cache/gpunode").iterdir()
-        bytecode = next((unpacked / "gpunode/__pycache__").glob("change.*.pyc"))
+        bytecode = next((unpacked / "gpunode/__pycache__").glob("lockfile.*.pyc"))
         bytecode.write_bytes(next((unpacked / "gpunode/__pycache__").glob("toml.*.pyc")).read_bytes())
         done = system.finish("gpunode", "self-check", "--json")
         assert done.returncode == 8
-        assert "the bytecode of gpunode/change.py was changed" in done.stdout
+        assert "the bytecode of gpunode/lockfile.py was changed" in done.stdout
 
 
 def test_nothing_that_another_user_can_write_is_run(release: Path, make_system: MakeSystem) -> None:
