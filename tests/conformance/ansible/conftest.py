@@ -95,7 +95,7 @@ def program(tmp_path: Path) -> StandIn:
     return stand_in(tmp_path / "host")
 
 
-@pytest.fixture(scope="session", params=["oldest", "newest"])
+@pytest.fixture(scope="session", params=[pytest.param("oldest", marks=pytest.mark.long), "newest"])
 def ansible(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Ansible:
     """Each ansible-core; made once and kept."""
     return _ansible(request.param, tmp_path_factory)

@@ -80,6 +80,7 @@ def site(newest: Ansible, tmp_path: Path) -> Site:
     return Site(tmp_path, newest, hosts)
 
 
+@pytest.mark.long
 def test_the_nodes_are_set_up_in_batches_and_a_second_run_changes_nothing(site: Site) -> None:
     first = site.play("gpunode.node.site")
     assert first.returncode == 0, first.stdout + first.stderr
@@ -141,6 +142,7 @@ def test_check_mode_previews_with_the_program_that_would_be_copied_and_leaves_no
     assert list(copied.parent.iterdir()) == []
 
 
+@pytest.mark.long
 def test_an_upgrade_downloads_everywhere_then_goes_on_in_batches(site: Site) -> None:
     for one in site.hosts.values():
         one.answers(**{**GOOD, "setup": [FETCHED, DONE]})
@@ -170,6 +172,7 @@ def test_a_batch_over_the_error_budget_is_rolled_back_and_the_rest_is_left_alone
     assert not any("--upgrade" in call for call in site.hosts["n1"].calls), "a lock says which versions"
 
 
+@pytest.mark.long
 def test_within_the_error_budget_the_failed_node_alone_is_rolled_back(site: Site) -> None:
     site.hosts["n2"].answers(**{**GOOD, "setup": [FETCHED, BROKEN]})
     done = site.play("gpunode.node.upgrade", gpunode_serial=4, gpunode_max_fail_percentage=25)
@@ -177,6 +180,7 @@ def test_within_the_error_budget_the_failed_node_alone_is_rolled_back(site: Site
     assert [("rollback" in one.verbs) for one in site.hosts.values()] == [False, True, False, False]
 
 
+@pytest.mark.long
 def test_doctor_fetches_a_capture_of_every_node_and_diagnoses_them_together(site: Site) -> None:
     for one in site.hosts.values():
         one.answers(doctor=[HEALTHY], capture=[answer("capture")])
