@@ -338,14 +338,27 @@ def doctor(
         str | None,
         typer.Option("--prometheus", metavar="FILE", help="also as metrics for node_exporter: FILE ends in .prom"),
     ] = None,
+    recipe: Annotated[
+        str,
+        typer.Option(
+            "--recipe",
+            metavar="NAME",
+            help="of a fleet: which nodes drifted from it",
+            autocompletion=completing.recipes,
+        ),
+    ] = "",
+    lock: Annotated[
+        str, typer.Option("--lock", metavar="FILE", help="of a fleet: which nodes have other package versions")
+    ] = "",
     json: JsonOption = False,
     verbose: VerboseOption = False,
 ) -> None:
-    """Diagnose this node, a capture or a pasted report."""
+    """Diagnose this node, a capture or a pasted report; or a fleet."""
     from gpunode.cli import doctor as cli
     from gpunode.cli.how import How
 
-    cli.doctor(tuple(named or ()), How(json=json, verbose=verbose), html=html, prometheus=prometheus)
+    how = How(json=json, verbose=verbose)
+    cli.doctor(tuple(named or ()), how, html=html, prometheus=prometheus, recipe=recipe, lock=lock)
 
 
 @app.command()

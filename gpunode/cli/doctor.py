@@ -1,19 +1,19 @@
-"""doctor: the true cause, on this machine or from what somebody sent; a whole fleet in one table."""
+"""doctor: the true cause, on this machine or from what somebody sent."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 from time import monotonic, time
 from typing import TYPE_CHECKING
 
 from gpunode.cli.envelope import Envelope
-from gpunode.cli.how import How
+from gpunode.cli.how import KINDS, How
 from gpunode.command import gpunode
 from gpunode.diagnoses import remedy_of, rules
-from gpunode.errors import ProblemFound, Refused, Undetermined, UsageError
+from gpunode.errors import Refused, UsageError
 
 if TYPE_CHECKING:
     from gpunode.catalog.xids import Xid
@@ -22,7 +22,15 @@ if TYPE_CHECKING:
     from gpunode.workflow.doctor import Examined
 
 
-def doctor(named: Sequence[str], how: How, *, html: str | None = None, prometheus: str | None = None) -> None:
+def doctor(
+    named: Sequence[str],
+    how: How,
+    *,
+    html: str | None = None,
+    prometheus: str | None = None,
+    recipe: str = "",
+    lock: str = "",
+) -> None:
     """Says what is wrong with this machine, with the node of a report, or with a fleet; or tells a cause's story."""
     from gpunode.host.reports import is_fleet
 
@@ -38,10 +46,12 @@ def doctor(named: Sequence[str], how: How, *, html: str | None = None, prometheu
         _tell(named[0], how, _xid(named[0]))
         return
     if len(named) > 1 or (named and is_fleet(named[0])):
-        if html:
-            raise UsageError("--html is a page about one node", hint="gpunode doctor --html FILE REPORT")
-        _fleet(named, how)
+        from gpunode.cli.fleet import fleet
+
+        fleet(named, how, html or "", recipe, lock)
         return
+    if recipe or lock:
+        raise _not_one_node(named, recipe, lock)
     if named and not _is_there(named[0]):
         raise _unknown_name(named[0])
     if html:
@@ -69,7 +79,7 @@ def _examine(report: str, how: How, html: str, prometheus: str) -> None:
         if html:
             from gpunode.cli import doctor_page
 
-            doctor_page.write(html, examined, report)
+            doctor_page.write(html, doctor_page.of_node(examined, report))
             is_read_here = html != doctor_page.STANDARD_OUTPUT
         if prometheus:
             _write_textfile(prometheus, examined, monotonic() - started)
@@ -139,49 +149,20 @@ def _write_textfile(file: str, examined: Examined, seconds: float) -> None:
         ) from error  # fmt: skip
 
 
-def _fleet(named: Sequence[str], how: How) -> None:
-    """Many reports: a row for each as soon as it is known, then what they have in common."""
-    from gpunode.host.reports import fleet
-    from gpunode.workflow.fleet import rows, tallies, worst
-
-    if alone := [name for name in named if name == "-" or (name in rules() and not _is_there(name))]:
-        raise UsageError(
-            f"{alone[0]} must be given alone", why="a cause, or standard input, cannot be combined with other names",
-            hint=str(gpunode("doctor", alone[0])),
-        )  # fmt: skip
-    found = fleet(named)
-    screen = how.report_screen()
-    answers = []
-    for row in rows(found):
-        screen.fleet_row(row, [one.name for one in found])
-        answers.append(row)
-    counted = tallies(answers)
-    screen.fleet(answers, counted)
-    verdict = worst(answers)
-    kind = _KINDS[verdict]
-    how.answer(
-        Envelope(
-            "doctor",
-            status=kind.status if kind else "ok",
-            exit_code=kind.exit_code if kind else 0,
-            result={"reports": answers, "causes": counted},
-        ),
-        changed_nothing=True,
-    )
-
-
-_KINDS: Mapping[str, type[ProblemFound | Undetermined] | None] = {
-    "healthy": None,
-    "problem": ProblemFound,
-    "unknown": Undetermined,
-}
-
-
 def _is_there(name: str) -> bool:
     try:
         return name == "-" or Path(name).exists()
     except OSError:
         return True  # perhaps: reading it tells what is in the way
+
+
+def _not_one_node(named: Sequence[str], recipe: str, lock: str) -> UsageError:
+    """What to type instead of --recipe and --lock where there is one node."""
+    words = [*([recipe] if recipe else []), *(["--lock", lock] if lock else [])]
+    return UsageError(
+        "--recipe and --lock are for a fleet", why="what setup would do on one node, plan shows in full",
+        hint=str(gpunode("plan", *words, *(["--node", named[0]] if named else []))),
+    )  # fmt: skip
 
 
 def _unknown_name(name: str) -> UsageError:
@@ -236,7 +217,7 @@ def _tell(cause: str, how: How, xid: Xid | None = None) -> None:
 
 
 def _envelope(examined: Examined, page: str, bugs: str) -> Envelope:
-    kind = _KINDS[examined.verdict]
+    kind = KINDS[examined.verdict]
     return Envelope(
         "doctor",
         status=kind.status if kind else "ok",

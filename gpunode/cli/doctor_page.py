@@ -58,13 +58,12 @@ def _unwritable(file: str, why: str, hint: str) -> UsageError:
     return UsageError(f"the page cannot be written to {file}", why=why, hint=hint)
 
 
-def write(file: str, examined: Examined, report: str) -> None:
-    """The page stands in ``file``; what stood there is gone, be it a link, whose target is as it was.
+def write(file: str, text: str) -> None:
+    """The page ``text`` stands in ``file``; what stood there is gone, be it a link, whose target is as it was.
 
     Raises:
         UsageError: it cannot be written there; what was there is as it was.
     """
-    text = _page(examined, report)
     if file == STANDARD_OUTPUT:
         from gpunode.cli.screen.printer import standard_output
 
@@ -87,13 +86,19 @@ def _mode(file: str) -> int:
     return 0o666 & ~_umask()
 
 
-def _page(examined: Examined, report: str) -> str:
+def of_node(examined: Examined, report: str) -> str:
+    """The page about one node."""
     from gpunode.diagnoses.views.system import hostname
-    from gpunode.page.report import About, page
+    from gpunode.page.frame import About
+    from gpunode.page.report import page
 
-    now = datetime.now(tz=timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
     source = {"": "this machine", "-": "a report from standard input"}.get(report, f"report {Path(report).name}")
-    return page(examined, About(examined.snapshot.view(hostname), source, now, __version__))
+    return page(examined, About(examined.snapshot.view(hostname), source, now(), __version__))
+
+
+def now() -> str:
+    """The time, as it stands on a page."""
+    return datetime.now(tz=timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
 
 
 def _umask() -> int:

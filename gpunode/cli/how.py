@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from gpunode.cli.answered import Answered
 from gpunode.cli.envelope import Envelope
 from gpunode.cli.report_screen import ReportScreen
 from gpunode.cli.screen.printer import tell_program
+from gpunode.errors import ProblemFound, Undetermined
 
 if TYPE_CHECKING:
     from gpunode.cli.human import Screen
+    from gpunode.workflow.doctor import Verdict
+
+# How doctor ends, by its verdict.
+KINDS: Final[Mapping[Verdict, type[ProblemFound | Undetermined] | None]] = {
+    "healthy": None,
+    "problem": ProblemFound,
+    "unknown": Undetermined,
+}
 
 
 @dataclass(frozen=True, slots=True)

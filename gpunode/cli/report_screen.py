@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from gpunode.kubernetes.model import Rendered
     from gpunode.workflow.cluster_plan import ClusterPlan
     from gpunode.workflow.doctor import Examined
-    from gpunode.workflow.fleet import Row, Tally
+    from gpunode.workflow.fleet import Row
+    from gpunode.workflow.picture import Picture
     from gpunode.workflow.verify import Report
 
 
@@ -132,17 +133,23 @@ class ReportScreen:
 
         self._put(*comparison_lines(found, diagnosis, good, bad, verbose=self._verbose))
 
-    def fleet_row(self, row: Row, names: Sequence[str]) -> None:
-        """One report of a fleet; ``names`` are those of all, which tell how wide the column is."""
-        from gpunode.cli.screen.fleet import row_line
+    def fleet_row(self, row: Row, done: int, names: Sequence[str]) -> None:
+        """One report of a fleet, with --verbose; else how many of ``names`` are done, on a terminal."""
+        if self._verbose:
+            from gpunode.cli.screen.fleet import row_line
 
-        self._put(row_line(row, names))
+            self._put(row_line(row, names))
+        elif not self._silent and self._printer.is_terminal:
+            self._live.begin(f"diagnosing: {done} of {len(names)} reports")
 
-    def fleet(self, rows: Sequence[Row], tallies: Sequence[Tally]) -> None:
-        """What the reports of a fleet have in common, beneath their rows."""
+    def fleet(self, seen: Picture, *, page: str = "") -> None:
+        """A fleet as a whole; ``page`` is the file in which it stands, too."""
         from gpunode.cli.screen.fleet import fleet_lines
 
-        self._put(*fleet_lines(rows, tallies))
+        self._live.close()
+        self._put(*([BLANK] if self._verbose else []), *fleet_lines(seen, verbose=self._verbose))
+        if page:
+            self._put(line("page: ", span(page, "command"), hang=6))
 
     def xid(self, xid: Xid, cause: str) -> None:
         """What an Xid is by its number, and as which cause it is known."""

@@ -9,7 +9,7 @@ from typing import Final, TypeAlias
 
 _COLOURS: Final = re.compile(r"\x1b\[[0-9;:]{0,40}[mK]")
 _PLAIN: Final = re.compile(r"[\x20-\x7e\n]*")
-_VOID: Final = frozenset({"meta", "link", "br"})
+_VOID: Final = frozenset({"meta", "link", "br", "input"})
 _NAME: Final = re.compile(r"[a-zA-Z][a-zA-Z0-9:-]*")
 _MARK: Final = "\N{REPLACEMENT CHARACTER}"
 

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
-import pkgutil
 import re
-from base64 import b64encode
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from gpunode.diagnoses import rules
@@ -19,7 +15,8 @@ from gpunode.page import timeline
 from gpunode.page import topology as wiring
 from gpunode.page.evidence import looked_at, shown
 from gpunode.page.excerpt import BRIEF, FULL, Detail, cut
-from gpunode.page.markup import Markup, document, element, joined, styled
+from gpunode.page.frame import About, footer, head, masthead
+from gpunode.page.markup import Markup, document, element, joined
 from gpunode.page.words import DISRUPTIONS, STATES, condition, count
 
 if TYPE_CHECKING:
@@ -33,54 +30,14 @@ _MOST_ROWS: Final = 200
 _LABELS: Final = {"error": "root cause", "warning": "needs attention", "info": "not a fault"}
 
 
-@dataclass(frozen=True, slots=True)
-class About:
-    """Where a page comes from.
-
-    Attributes:
-        node: the machine's name; empty where nothing tells it.
-        source: what was examined: this machine, or a report.
-        made: when, as a person writes it.
-        version: of gpunode.
-    """
-
-    node: str
-    source: str
-    made: str
-    version: str
-
-
 def page(examined: Examined, about: About) -> str:
     """The page about ``examined``, which was made of redacted evidence.
 
     Nothing in it is fetched and no script runs: its own policy forbids both, whatever stands in the evidence.
     """
-    head = _head(_sheet(), _title(examined, about))
-    whole = document("en", head, _body(examined, about, FULL))
-    return whole if len(whole) <= _LARGEST else document("en", head, _body(examined, about, BRIEF))
-
-
-def _sheet() -> str:
-    data = pkgutil.get_data(__package__, "style.css")
-    assert data is not None, "style.css is not beside this file"
-    return data.decode()
-
-
-def _head(sheet: str, title: str) -> Markup:
-    digest = b64encode(hashlib.sha256(sheet.encode()).digest()).decode()
-    policy = f"default-src 'none'; style-src 'sha256-{digest}'; img-src data:; base-uri 'none'; form-action 'none'"
-    return element(
-        "head",
-        element("meta", charset="utf-8"),
-        element("meta", http_equiv="Content-Security-Policy", content=policy),
-        element("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        element("meta", name="color-scheme", content="light dark"),
-        element("meta", name="referrer", content="no-referrer"),
-        element("meta", name="robots", content="noindex"),
-        element("link", rel="icon", href="data:,"),
-        element("title", title),
-        styled(sheet),
-    )
+    top = head(_title(examined, about), "style.css")
+    whole = document("en", top, _body(examined, about, FULL))
+    return whole if len(whole) <= _LARGEST else document("en", top, _body(examined, about, BRIEF))
 
 
 def _title(examined: Examined, about: About) -> str:
@@ -103,7 +60,7 @@ def _body(examined: Examined, about: About, detail: Detail) -> Markup:
     return element(
         "body",
         element("a", "Skip to the verdict", href="#verdict", class_="skip"),
-        _masthead(about),
+        masthead(about),
         element(
             "main",
             _verdict(examined, faults),
@@ -115,14 +72,8 @@ def _body(examined: Examined, about: About, detail: Detail) -> Markup:
             (_note(note) for note in notes),
             looked_at(examined.snapshot.whole),
         ),
-        _footer(about),
+        footer(about),
     )
-
-
-def _masthead(about: About) -> Markup:
-    parts = [element("b", about.node) if about.node else None, about.source, about.made]
-    shown = [element("span", part) for part in parts if part]
-    return element("header", element("span", "gpunode doctor", class_="brand"), shown)
 
 
 def _verdict(examined: Examined, faults: Sequence[Finding]) -> Markup:
@@ -391,15 +342,4 @@ def _note(note: Finding) -> Markup:
         element("p", note.summary),
         class_="card info",
         id=note.cause,
-    )
-
-
-def _footer(about: About) -> Markup:
-    return element(
-        "footer",
-        element(
-            "p",
-            f"Made by gpunode {about.version}, which only read; passwords, tokens and keys are replaced. "
-            "This page fetches nothing and runs no script.",
-        ),
     )

@@ -1,41 +1,64 @@
-"""A fleet: many reports, each diagnosed by itself, side by side on the cores.
-
-Each is read in a process of its own making, with a limit of memory and of processor time: one that is damaged, or was
-made to do harm, costs its own row and no other. What comes back of a report is its row, so a thousand take no more
-memory than one.
-"""
+"""A fleet: many reports, each diagnosed by itself, then held against the others of its model."""
 
 from __future__ import annotations
 
-import gc
-import multiprocessing
-import os
-import resource
-import signal
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass, replace
-from types import FrameType
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache, partial
 from typing import Final, Literal, TypeAlias
 
 from gpunode.diagnoses import rules
-from gpunode.diagnoses.model import Confidence, Layer, Severity
-from gpunode.errors import GpunodeError
+from gpunode.diagnoses.census import Census, Group, Place
+from gpunode.diagnoses.comparison import Difference, compare
+from gpunode.diagnoses.model import Confidence, Diagnosis, Fix, Layer, Severity, StoreyId
+from gpunode.diagnoses.portrait import Axis, Portrait, portrait
+from gpunode.diagnoses.snapshot import Snapshot, snapshot
+from gpunode.diagnoses.stack import State
+from gpunode.errors import GpunodeError, Undetermined
+from gpunode.facts.derive import derive
 from gpunode.facts.evidence import Evidence
 from gpunode.host import reports
 from gpunode.host.bugs import keep_those_of_rules
-from gpunode.host.memory import available_bytes, own_bytes
-from gpunode.workflow.doctor import Examined, Verdict, diagnosed
+from gpunode.host.capture import CaptureHost
+from gpunode.recipe import Recipe
+from gpunode.redaction.evidence import redact, throughout
+from gpunode.steps.outcome import Refusal, Waits
+from gpunode.workflow import side_by_side
+from gpunode.workflow.doctor import Examined, diagnosed
+from gpunode.workflow.plan import plan
 
 Status: TypeAlias = Literal["healthy", "problem", "unknown", "unreadable"]
-# A report takes a fraction of a second and some ten megabytes; the largest that is read at all (256 MiB) some more.
-_MEMORY_BYTES: Final = 3 << 30
-# Less is too little for any report.
-_LEAST_BYTES: Final = 512 << 20
-_PROCESSOR_S: Final = 60
-_MOST_PROCESSES: Final = 16
+# Beyond so many, a node is another node, and a person compares the two.
+_MOST_DIFFERENCES: Final = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Odd:
+    """Something that is not as on most nodes of the same model.
+
+    Attributes:
+        usual: the value there; None where they are known to have none.
+        here: likewise on this node.
+        among: how many nodes have what is usual.
+    """
+
+    title: str
+    name: str
+    usual: str | None
+    here: str | None
+    why: str
+    among: int
+
+
+@dataclass(frozen=True, slots=True)
+class Drift:
+    """A step of the recipe that this node is not in line with, and why; ``kind`` says what setup would do there."""
+
+    step: str
+    title: str
+    kind: Literal["change", "wait", "refusal"]
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +71,15 @@ class Row:
         node: the host's own name, where the report tells it.
         cause: the root cause; empty where none was found.
         others: further root causes.
+        advice: the first thing to be done about the root cause.
+        command: that does it; empty where a person's hand is needed.
         unknown: the questions that the evidence leaves open.
         error: why it could not be read or diagnosed.
+        stack: the state of each layer.
+        model: of the node; its group in the fleet.
+        versions: by axis, what is known of them.
+        differences: how it differs from most nodes of its model, the likeliest explanation of a fault first.
+        drift: from the recipe that was asked for; ``undrifted`` says why that could not be told.
     """
 
     report: str
@@ -63,76 +93,72 @@ class Row:
     confidence: Confidence | None = None
     summary: str = ""
     others: tuple[str, ...] = ()
+    advice: str = ""
+    command: str = ""
     unknown: tuple[str, ...] = ()
     error: str = ""
+    stack: Mapping[StoreyId, State] = field(default_factory=dict)
+    model: str = ""
+    versions: Mapping[Axis, str] = field(default_factory=dict)
+    differences: tuple[Odd, ...] = ()
+    drift: tuple[Drift, ...] = ()
+    undrifted: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Tally:
-    """A cause, and the reports whose root it is, be it one of several."""
-
-    cause: str
-    title: str
-    reports: tuple[str, ...]
-
-
-def rows(found: Sequence[reports.Found], processes: int = 0) -> Iterator[Row]:
-    """A row for each report, in their order, as soon as it is known.
+def rows(
+    found: Sequence[reports.Found], census: Census | None = None, recipe: Recipe | None = None, processes: int = 0
+) -> Iterator[Row]:
+    """A row for each report, in their order, as soon as it is known; without what holds it against the others.
 
     Args:
         found: the reports.
+        census: counts those that could be read.
+        recipe: what the nodes should be like; None where nobody asked.
         processes: how many work side by side; 0 takes one for each core.
     """
     rules()  # loaded once, here, not by every process
-    gc.freeze()
     readable = [one for one in found if not one.problem]
-    # Half of what is free is shared by all of them; the other half is for those that need more, one at a time.
-    half = available_bytes() // 2
-    beside = min(processes or min(_cores(), _MOST_PROCESSES), max(1, half // _LEAST_BYTES), max(1, len(readable)))
-    alone = _between(half)
-    with _pool(beside, _between(half // beside)) as pool:
-        try:
-            running = {one: _submitted(pool, one) for one in readable}
-            for one in found:
-                yield _unread(one, one.problem) if one.problem else _result(one, running.pop(one), alone)
-        except BaseException:  # whoever asked has gone: what has not begun need not
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+    outcomes = side_by_side.each(readable, partial(_looked_at, recipe), processes)
+    for one in found:
+        outcome = side_by_side.Failed(one.problem) if one.problem else next(outcomes)
+        if isinstance(outcome, side_by_side.Failed):
+            yield Row(one.name, one.path, "unreadable", error=outcome.why)
+            continue
+        row, seen = outcome.answer
+        if census is not None:
+            census.add(one.name, seen)
+        yield row
 
 
-def _unread(one: reports.Found, why: str) -> Row:
-    return Row(one.name, one.path, "unreadable", error=why)
+def _looked_at(recipe: Recipe | None, one: reports.Found) -> tuple[Row, Portrait]:
+    return row_of(one, reports.read(one.path), recipe)
 
 
-def tallies(answers: Iterable[Row]) -> tuple[Tally, ...]:
-    """The root causes across the fleet, the most frequent first."""
-    pairs = [(cause, row.report) for row in answers for cause in ((row.cause, *row.others) if row.cause else ())]
-    counted = Counter(cause for cause, _ in pairs)
-    ordered = sorted(counted, key=lambda cause: (-counted[cause], cause))
-    return tuple(
-        Tally(one, rules()[one].title, tuple(name for cause, name in pairs if cause == one)) for one in ordered
-    )
-
-
-def worst(answers: Iterable[Row]) -> Verdict:
-    """``problem`` where any node has one, else ``unknown`` where anything could not be told or read."""
-    statuses = {row.status for row in answers}
-    if "problem" in statuses:
-        return "problem"
-    return "unknown" if statuses & {"unknown", "unreadable"} else "healthy"
-
-
-def row_of(one: reports.Found, evidence: Evidence) -> Row:
-    """What the report comes to."""
+def row_of(one: reports.Found, evidence: Evidence, recipe: Recipe | None = None) -> tuple[Row, Portrait]:
+    """What the report comes to, and what it shows of the node."""
     examined = diagnosed(evidence)
     keep_those_of_rules(examined.diagnosis.bugs)
-    row = Row(one.name, one.path, examined.verdict, _node(examined))
-    row = replace(row, unknown=tuple(doubt.question for doubt in examined.diagnosis.unknown))
+    seen = portrait(examined.snapshot, examined.storeys)
+    row = Row(
+        one.name, one.path, examined.verdict, _node(examined),
+        unknown=tuple(doubt.question for doubt in examined.diagnosis.unknown),
+        stack={storey.id: storey.state for storey in examined.storeys},
+        model=throughout(seen.model).title,
+        versions={axis: throughout(version) for axis, version in seen.versions.items()},
+    )  # fmt: skip
+    row = _with_drift(row, evidence, recipe) if recipe else row
     roots = [finding for finding in examined.diagnosis.roots if finding.severity != "info"]
     if not roots:
-        return row
+        return row, seen
     told = {name: getattr(roots[0], name) for name in ("cause", "title", "layer", "severity", "confidence", "summary")}
-    return replace(row, **told, others=tuple(other.cause for other in roots[1:]))
+    others = tuple(other.cause for other in roots[1:])
+    advice, command = first_step(roots[0].remedy)
+    return replace(row, **told, others=others, advice=advice, command=command), seen
+
+
+def first_step(remedy: Sequence[Fix]) -> tuple[str, str]:
+    """What a remedy begins with, in words, and the command that does it; empty where none does."""
+    return next(((fix.text, str(next(iter(fix.commands), ""))) for fix in remedy), ("", ""))
 
 
 def _node(examined: Examined) -> str:
@@ -140,77 +166,83 @@ def _node(examined: Examined) -> str:
     return name.text.strip()[:253] if name is not None and name.outcome == "ok" else ""
 
 
-def _cores() -> int:
-    return len(os.sched_getaffinity(0))
-
-
-def _between(size: int) -> int:
-    return max(_LEAST_BYTES, min(_MEMORY_BYTES, size))
-
-
-def _pool(processes: int, memory: int) -> ProcessPoolExecutor:
-    # Forked: what is loaded is shared, and no process spends its first half second on imports.
-    context = multiprocessing.get_context("fork")
-    return ProcessPoolExecutor(processes, mp_context=context, initializer=_limited, initargs=(memory,))
-
-
-def _limited(memory: int) -> None:
-    """This process ends before it takes the machine's memory, and leaves Ctrl-C to the one that started it."""
-    _, hard = resource.getrlimit(resource.RLIMIT_AS)
-    wanted = memory + own_bytes()  # what is loaded is shared with the others, and counts for each
-    limit = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-    resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGVTALRM, _too_long)
-
-
-class _TooLong(BaseException):
-    """A report has had its share of processor time; none of those that catch exceptions on the way may keep it."""
-
-
-def _too_long(_: int, __: FrameType | None) -> None:
-    raise _TooLong
-
-
-def _submitted(pool: ProcessPoolExecutor, one: reports.Found) -> Future[Row | None] | None:
+def _with_drift(row: Row, evidence: Evidence, recipe: Recipe) -> Row:
     try:
-        return pool.submit(_row, one)
-    except BrokenProcessPool:
-        return None
-
-
-def _result(one: reports.Found, future: Future[Row | None] | None, memory: int) -> Row:
-    """The row of ``one``; where its process was killed, or its share of memory did not do, that of a second try alone.
-
-    Another may have had the process killed.
-    """
-    try:
-        if future is not None and (row := future.result()) is not None:
-            return row
-    except BrokenProcessPool:
-        pass
-    try:
-        with _pool(1, memory) as pool:
-            row = pool.submit(_row, one).result()
-    except BrokenProcessPool:
-        return _unread(one, "the process that read it was killed; it may need too much memory")
-    return row or _unread(one, f"it took more than {memory / (1 << 30):.1f} GiB of memory")
-
-
-def _row(one: reports.Found) -> Row | None:
-    """Its row; None where the memory of this process did not do."""
-    signal.setitimer(signal.ITIMER_VIRTUAL, _PROCESSOR_S)
-    try:
-        return row_of(one, reports.read(one.path))
+        return replace(row, drift=throughout(drift(evidence, recipe)))
+    except Undetermined as error:
+        return replace(row, undrifted=throughout(f"{error.what}: {error.why}" if error.why else error.what))
     except GpunodeError as error:
-        return _unread(one, f"{error.what}: {error.why}" if error.why else error.what)
-    except _TooLong:
-        return _unread(one, f"it took more than {_PROCESSOR_S} s of processor time")
-    except MemoryError:
-        return None
-    except Exception as error:  # a bug of ours, which must not cost the others their rows
-        return _unread(one, f"a bug in gpunode: {type(error).__name__}: {error}"[:300])
-    finally:
-        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
-        # gpunode seldom looks for dead circles; here a report's would stay until many more have been read.
-        gc.collect()
+        refused = Drift("", "recipe", "refusal", f"{error.what}: {error.why}" if error.why else error.what)
+        return replace(row, drift=throughout((refused,)))
+
+
+def drift(evidence: Evidence, recipe: Recipe) -> tuple[Drift, ...]:
+    """The steps that ``gpunode plan`` would take on that node.
+
+    Raises:
+        Undetermined: evidence that a step needs is missing.
+        Refused: what the recipe asks for cannot be had there.
+    """
+    stages = plan(recipe, derive(evidence), CaptureHost(evidence))
+    found = []
+    for step in (step for stage in stages for step in stage.steps):
+        match step.outcome:
+            case Refusal(what=what, why=why, exit_code=code):
+                if code == Undetermined.exit_code:
+                    raise Undetermined(what, why=why)
+                found.append(Drift(step.step.id, step.step.title, "refusal", f"{what}: {why}" if why else what))
+            case Waits(reason=reason):
+                found.append(Drift(step.step.id, step.step.title, "wait", reason))
+            case planned if step.changes:
+                found.append(Drift(step.step.id, step.step.title, "change", planned.reason))
+            case _:
+                pass
+    return tuple(found)
+
+
+def held_against_each_other(answers: Sequence[Row], groups: Sequence[Group], processes: int = 0) -> tuple[Row, ...]:
+    """``answers`` with the differences of the odd ones: each is compared with the node that is most like the others."""
+    paths = {row.report: row.path for row in answers}
+    pairs = [
+        _Pair(node, paths[node], paths[group.reference], {place: group.usual[place] for place in places})
+        for group in groups
+        if group.reference is not None
+        for node, places in group.odd.items()
+    ]
+    found: dict[str, tuple[Odd, ...]] = defaultdict(tuple)
+    for pair, outcome in zip(pairs, side_by_side.each(pairs, _odds, processes), strict=True):
+        if isinstance(outcome, side_by_side.Done):
+            found[pair.node] = outcome.answer
+    models = {node: throughout(group.model).title for group in groups for node in group.nodes}
+    return tuple(
+        replace(row, differences=found[row.report], model=models.get(row.report, row.model)) for row in answers
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Pair:
+    """An odd node, the one that it is compared with, and where it is odd, with how many nodes are not."""
+
+    node: str
+    path: str
+    reference: str
+    places: Mapping[Place, int]
+
+
+def _odds(pair: _Pair) -> tuple[Odd, ...]:
+    differences = compare(_usual_node(pair.reference), _redacted(pair.path), Diagnosis((), ())).differences
+    told = (_odd(one, pair) for one in differences if (one.trait, one.name) in pair.places)
+    return throughout(tuple(told)[:_MOST_DIFFERENCES])
+
+
+def _odd(one: Difference, pair: _Pair) -> Odd:
+    return Odd(one.title, one.name, one.good, one.bad, one.why, pair.places[one.trait, one.name])
+
+
+@lru_cache(maxsize=1)
+def _usual_node(path: str) -> Snapshot:
+    return _redacted(path)
+
+
+def _redacted(path: str) -> Snapshot:
+    return snapshot(redact(reports.read(path)))

@@ -18,7 +18,8 @@ from gpunode.diagnoses.model import DISRUPTIONS, Diagnosis
 from gpunode.diagnoses.snapshot import snapshot
 from gpunode.diagnoses.views.history import is_drivers
 from gpunode.facts import pasted
-from gpunode.page.report import About, page
+from gpunode.page.frame import About
+from gpunode.page.report import page
 from gpunode.workflow.doctor import diagnosed
 from tests.laws.test_remedy_laws import HOSTILE, MARK, Rows, all_printed, faults, of_rows, printed, taken
 

@@ -27,7 +27,7 @@ from gpunode.diagnoses.traits.model import (
     part,
     whole,
 )
-from gpunode.diagnoses.views import boards, driver, links, pci
+from gpunode.diagnoses.views import boards, driver, links, pci, smi_query
 from gpunode.diagnoses.views.inventory import inventory
 from gpunode.facts import nvml
 from gpunode.facts.model import Known
@@ -184,6 +184,10 @@ def _lack_of_links(snapshot: Snapshot) -> Lack:
     return lack_of_any(item for item in snapshot.items if "_link_" in item.written)
 
 
+def _links_alone(snapshot: Snapshot) -> Mapping[str, str]:
+    return {name: _counted(values) for name, values in _links_of(snapshot).items()}
+
+
 def _links_of(snapshot: Snapshot) -> Mapping[str, Counter[str]]:
     found: dict[str, Counter[str]] = {}
     # Of a GPU that several tools tell of, the first one's word.
@@ -206,10 +210,15 @@ def _firmware(snapshot: Snapshot) -> Reading:
     seen = {words: snapshot.file(f"/sys/class/dmi/id/{name}") for name, words in names.items()}
     told = ((words, item) for words, item in seen.items() if item is not None and item.outcome == "ok")
     values = {words: item.text.strip() for words, item in told if not lack_of(item)}
-    return named({words: lack_of(item) for words, item in seen.items()}, values)
+    lacks: dict[str, Lack] = {words: lack_of(item) for words, item in seen.items()}
+    lacks[VBIOS] = lack_of_answer(asked(snapshot, "nvidia-smi-q"))
+    versions = {row.value for _, row in smi_query.rows(snapshot, "VBIOS Version")} - {"", "N/A"}
+    return named(lacks, {**values, **({VBIOS: ", ".join(sorted(versions))} if versions else {})})
 
 
+VBIOS: Final = "VBIOS of the GPUs"
 _BOARD: Final = by_name(
+    (r"^VBIOS", "possible", "GPUs with another VBIOS may train links, report errors or power up in another way"),
     (r"^BIOS", "likely", "it sets up memory regions, IOMMU, ACS and links before any driver runs"),
     (r"", "background", "these are machines of different kinds: much else will differ, too"),
 )
@@ -223,6 +232,12 @@ def _gpu_settings(good: Snapshot, bad: Snapshot) -> Pair:
         return before, after
     there, here = _tallied(_settings(one), _settings(other), ("", ""))
     return whole({**before.values, **there.values}), whole({**after.values, **here.values})
+
+
+def _gpus_alone(snapshot: Snapshot) -> Mapping[str, str]:
+    told = snapshot.view(inventory)
+    settings = {name: _counted(values) for name, values in _settings(told).items()} if told else {}
+    return {**_driven(snapshot, told, frozenset()).values, **settings}
 
 
 def _driven(snapshot: Snapshot, inventory: nvml.Inventory | None, slots: frozenset[str]) -> Reading:
@@ -280,7 +295,9 @@ DEVICES: Final = Trait("devices", "PCI devices", ("pci", "gpu", "driver"), _devi
 LINKS: Final = Trait(
     "links", "PCI links", ("pci", "gpu"), _links,
     always("likely", "lanes are lost by dirt, a riser or a slot; a slower slot costs bandwidth"),
-    ("_link_width", "_link_speed", "LnkSta", "LnkCap", "Link Width"),
+    ("_link_width", "_link_speed", "LnkSta", "LnkCap", "Link Width"), _links_alone,
 )  # fmt: skip
-FIRMWARE: Final = Trait("firmware", "firmware", ("pci", "gpu", "kernel"), each(_firmware), _BOARD, ("/sys/class/dmi/",))
-GPUS: Final = Trait("gpus", "GPU settings", ("gpu", "driver", "libraries"), _gpu_settings, _SETTING)
+FIRMWARE: Final = Trait(
+    "firmware", "firmware", ("pci", "gpu", "kernel"), each(_firmware), _BOARD, ("/sys/class/dmi/", "VBIOS Version")
+)
+GPUS: Final = Trait("gpus", "GPU settings", ("gpu", "driver", "libraries"), _gpu_settings, _SETTING, alone=_gpus_alone)

@@ -66,6 +66,7 @@ class Trait:
         read: what the good node shows of it, and what the bad one does.
         judge: how much a difference in the value of that name weighs, and why it matters.
         shown_by: words in the lines, or in the names of files and commands, that tell of it.
+        alone: the values of one node by itself, where ``read`` says of two only in what they differ.
     """
 
     id: str
@@ -74,6 +75,11 @@ class Trait:
     read: Callable[[Snapshot, Snapshot], Pair]
     judge: Callable[[str, str], Judgement]
     shown_by: tuple[str, ...] = ()
+    alone: Callable[[Snapshot], Mapping[str, str]] | None = None
+
+    def values(self, snapshot: Snapshot) -> Mapping[str, str]:
+        """What is there of the trait on one node, by name."""
+        return self.alone(snapshot) if self.alone else self.read(snapshot, snapshot)[0].values
 
 
 def each(read: Callable[[Snapshot], Reading]) -> Callable[[Snapshot, Snapshot], Pair]:

@@ -34,9 +34,9 @@ def rack(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def asked(*named: str, json_: bool = True) -> int:
+def asked(*named: str, json_: bool = True, verbose: bool = False, **more: str) -> int:
     try:
-        doctor(named, How(json=json_))
+        doctor(named, How(json=json_, verbose=verbose), **more)
     except Answered as answer:
         return answer.exit_code
     return 0
@@ -67,11 +67,20 @@ def test_a_fleet_on_the_screen_names_each_node_its_cause_and_what_to_look_at_nex
 ) -> None:
     assert asked(str(rack), json_=False) == 8
     lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "3 nodes: 2 broken, 1 unread"
+    assert lines[2].split()[:3] == ["2", "×", "nouveau-bound:"]
+    assert lines[2].endswith("  n1.json, n2.json")
+    assert lines[3].strip().startswith("next: ")
+    assert lines[4].split()[:3] == ["1", "×", "unread:"]
+    assert lines[4].endswith("  n3")
+    assert lines[-1] == f"next: gpunode doctor {rack}/n1.json"
+
+
+def test_with_verbose_each_report_has_its_line(rack: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert asked(str(rack), verbose=True, json_=False) == 8
+    lines = capsys.readouterr().out.splitlines()
     assert lines[0].split()[:3] == ["✗", "n1.json", "nouveau-bound"]
     assert lines[2].split()[:4] == ["!", "n3.tar.gz", "not", "read:"]
-    assert any(line.split()[:3] == ["2", "×", "nouveau-bound"] for line in lines)
-    assert lines[-2] == "3 reports: 2 with a problem, 1 not read"
-    assert lines[-1] == f"next: gpunode doctor {rack}/n1.json"
 
 
 def test_reports_that_cannot_be_told_end_with_13(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
@@ -11,8 +12,9 @@ import pytest
 from gpunode.facts.evidence import Evidence
 from gpunode.host import reports
 from gpunode.host.reports import Found
-from gpunode.workflow import fleet
-from gpunode.workflow.fleet import Row, rows, tallies, worst
+from gpunode.workflow import fleet, side_by_side
+from gpunode.workflow.fleet import Row, rows
+from gpunode.workflow.picture import tallies, worst
 
 pytestmark = pytest.mark.usefixtures("allow_subprocess")
 
@@ -36,7 +38,7 @@ def test_each_report_has_a_row_and_the_broken_ones_say_why(tmp_path: Path) -> No
         Found("gone.json", str(tmp_path / "gone.json")),
         report(tmp_path / "c.json"),
     ]
-    answers = list(rows(found, 2))
+    answers = list(rows(found, processes=2))
     assert [row.report for row in answers] == [one.name for one in found]
     assert [row.status for row in answers] == ["problem", "unreadable", "unknown", "unreadable", "problem"]
     assert answers[0].cause == answers[4].cause == "nouveau-bound"
@@ -60,7 +62,7 @@ def test_a_report_that_kills_its_process_costs_its_own_row_alone(
         return _killed(name) if name.endswith("killer.json") else read(name)
 
     monkeypatch.setattr(reports, "read", dying)
-    answers = {row.report: row for row in rows(found, 1)}
+    answers = {row.report: row for row in rows(found, processes=1)}
     assert answers["killer.json"].status == "unreadable"
     assert "was killed" in answers["killer.json"].error
     assert answers["a.json"].cause == answers["b.json"].cause == "nouveau-bound"
@@ -71,13 +73,13 @@ def test_all_together_have_half_of_what_is_free_and_what_needs_more_has_the_othe
 ) -> None:
     """Sixteen with 3 GiB each were 48, on whatever machine."""
     found = [report(tmp_path / f"{name}.json") for name in "abcd"]
-    monkeypatch.setattr(fleet, "available_bytes", lambda: 4 << 30)
+    monkeypatch.setattr(side_by_side, "available_bytes", lambda: 4 << 30)
     given: list[tuple[int, int]] = []
-    pool = fleet._pool
+    pool = side_by_side._pool
 
-    def noted(processes: int, memory: int) -> object:
+    def noted(processes: int, memory: int, job: Callable[[object], object]) -> object:
         given.append((processes, memory))
-        return pool(processes, memory)
+        return pool(processes, memory, job)
 
     def large(name: str) -> Evidence:
         if name.endswith("b.json"):
@@ -86,14 +88,14 @@ def test_all_together_have_half_of_what_is_free_and_what_needs_more_has_the_othe
 
     read = reports.read
     monkeypatch.setattr(reports, "read", large)
-    monkeypatch.setattr(fleet, "_pool", noted)
-    answers = {row.report: row for row in rows(found, 16)}
+    monkeypatch.setattr(side_by_side, "_pool", noted)
+    answers = {row.report: row for row in rows(found, processes=16)}
     assert given == [(4, 512 << 20), (1, 2 << 30)]
     assert answers["b.json"].error == "it took more than 2.0 GiB of memory"
     assert answers["a.json"].cause == "nouveau-bound"
     given.clear()
-    monkeypatch.setattr(fleet, "available_bytes", lambda: 0)
-    assert len(list(rows(found[:1], 16))) == 1
+    monkeypatch.setattr(side_by_side, "available_bytes", lambda: 0)
+    assert len(list(rows(found[:1], processes=16))) == 1
     assert given == [(1, 512 << 20)]
 
 
@@ -103,7 +105,7 @@ def test_a_report_that_takes_for_ever_is_given_up(tmp_path: Path, monkeypatch: p
             pass
 
     monkeypatch.setattr(reports, "read", endless)
-    monkeypatch.setattr(fleet, "_PROCESSOR_S", 0.05)
+    monkeypatch.setattr(side_by_side, "_PROCESSOR_S", 0.05)
     (row,) = rows([report(tmp_path / "a.json")])
     assert (row.status, "processor time" in row.error) == ("unreadable", True)
 

@@ -1,0 +1,104 @@
+"""doctor of many reports: the fleet's picture on the screen, as one page, and as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gpunode import __version__
+from gpunode.cli.envelope import Envelope
+from gpunode.cli.how import KINDS, How
+from gpunode.command import gpunode
+from gpunode.diagnoses import rules
+from gpunode.errors import UsageError
+
+if TYPE_CHECKING:
+    from gpunode.recipe import Recipe
+    from gpunode.workflow.picture import Picture
+
+
+def fleet(named: Sequence[str], how: How, html: str, recipe_name: str, lock: str) -> None:
+    """Diagnoses all reports, each by itself, against those of its model, and against the recipe where one is named."""
+    from gpunode.cli import doctor_page
+    from gpunode.diagnoses.census import Census
+    from gpunode.host import reports
+    from gpunode.workflow.fleet import held_against_each_other, rows
+    from gpunode.workflow.picture import picture
+
+    if alone := [name for name in named if name == "-" or (name in rules() and not _exists(name))]:
+        raise UsageError(
+            f"{alone[0]} must be given alone", why="a cause, or standard input, cannot be combined with other names",
+            hint=str(gpunode("doctor", alone[0])),
+        )  # fmt: skip
+    recipe = _recipe(recipe_name, lock)
+    if html:
+        doctor_page.check(html, how)
+    found = reports.fleet(named)
+    with how.report_screen() as screen:
+        census, answers = Census(), []
+        for row in rows(found, census, recipe):
+            answers.append(row)
+            screen.fleet_row(row, len(answers), [one.name for one in found])
+        seen = picture(held_against_each_other(answers, census.groups()))
+        if html:
+            doctor_page.write(html, _page(seen, named, recipe))
+        if html != doctor_page.STANDARD_OUTPUT:
+            screen.fleet(seen, page=html)
+    how.answer(_envelope(seen, html, recipe), changed_nothing=True)
+
+
+def _recipe(name: str, lock: str) -> Recipe | None:
+    """The recipe that was named, with its lock: without a name that for which the lock was made; None without both."""
+    if not (name or lock):
+        return None
+    from gpunode.cli.compose import Wanted
+    from gpunode.cli.lockfiles import read_lock
+
+    return Wanted(name or read_lock(lock).recipe, lock=lock).read()
+
+
+def _exists(name: str) -> bool:
+    try:
+        return Path(name).exists()
+    except OSError:
+        return True  # perhaps: reading it tells what is in the way
+
+
+def _page(seen: Picture, named: Sequence[str], recipe: Recipe | None) -> str:
+    from gpunode.cli.doctor_page import now
+    from gpunode.page.fleet import page
+    from gpunode.page.frame import About
+
+    source = Path(named[0]).name if len(named) == 1 else f"{len(named)} names"
+    return page(seen, About("", f"reports in {source}", now(), __version__), _held_against(recipe))
+
+
+def _held_against(recipe: Recipe | None) -> str:
+    """The recipe, and the lock, that the nodes were held against; empty where none was."""
+    if recipe is None:
+        return ""
+    return f"recipe {recipe.name}" + (f", lock {Path(recipe.lock.file).name}" if recipe.lock else "")
+
+
+def _envelope(seen: Picture, page: str, recipe: Recipe | None) -> Envelope:
+    from gpunode.workflow.picture import worst
+
+    kind = KINDS[worst(seen.rows)]
+    result: dict[str, object] = {
+        "reports": seen.rows,
+        "causes": seen.causes,
+        "differences": seen.odd,
+        "layers": seen.layers,
+        "versions": seen.spread,
+        "models": seen.models,
+        "unread": seen.unread,
+    }
+    if recipe is not None:
+        result |= {"recipe": _held_against(recipe), "drift": seen.drift, "not_compared": seen.undrifted}
+    return Envelope(
+        "doctor",
+        status=kind.status if kind else "ok",
+        exit_code=kind.exit_code if kind else 0,
+        result={**result, **({"page": page} if page else {})},
+    )

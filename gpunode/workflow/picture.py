@@ -1,0 +1,152 @@
+"""A fleet as a whole: what is wrong with it, on how many nodes, and how its versions are spread. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from gpunode.diagnoses import remedy_of, rules
+from gpunode.diagnoses.model import STOREYS, Disruption, StoreyId
+from gpunode.diagnoses.portrait import AXES, Axis
+from gpunode.diagnoses.snapshot import snapshot
+from gpunode.diagnoses.stack import State
+from gpunode.workflow.doctor import Verdict
+from gpunode.workflow.fleet import Drift, Odd, Row, first_step
+
+K = TypeVar("K")
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """A cause, and the reports whose root it is, be it one of several.
+
+    Attributes:
+        advice: the first thing to be done about it, on any of these nodes.
+        command: that does it; empty where a person's hand is needed.
+        disruption: what the repair stops.
+    """
+
+    cause: str
+    title: str
+    reports: tuple[str, ...]
+    advice: str
+    command: str
+    disruption: Disruption
+
+
+@dataclass(frozen=True, slots=True)
+class OddOnes:
+    """Nodes that differ in the same from most of their model; ``more`` is how much else differs on all of them."""
+
+    odd: Odd
+    reports: tuple[str, ...]
+    more: int
+
+
+@dataclass(frozen=True, slots=True)
+class Drifted:
+    """A step of the recipe, and the reports that are not in line with it for that reason."""
+
+    drift: Drift
+    reports: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """Reports of which something is not known for the same reason."""
+
+    why: str
+    reports: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """A fleet.
+
+    Attributes:
+        causes: the root causes, the most frequent first; likewise the others.
+        layers: how many nodes have each layer in which state.
+        spread: how many nodes have each version, the most frequent first.
+        models: how many nodes are of each model.
+        undrifted: what keeps reports from being held against the recipe.
+    """
+
+    rows: tuple[Row, ...]
+    causes: tuple[Tally, ...]
+    odd: tuple[OddOnes, ...]
+    drift: tuple[Drifted, ...]
+    undrifted: tuple[Left, ...]
+    unread: tuple[Left, ...]
+    unknown: tuple[Left, ...]
+    layers: Mapping[StoreyId, Mapping[State, int]]
+    spread: Mapping[Axis, Mapping[str, int]]
+    models: Mapping[str, int]
+
+
+def picture(rows: Sequence[Row]) -> Picture:
+    """The fleet that ``rows`` tell of."""
+    return Picture(
+        rows=tuple(rows),
+        causes=tallies(rows),
+        odd=tuple(_odd_ones(rows)),
+        drift=tuple(Drifted(one, names) for one, names in _by((one, row) for row in rows for one in row.drift)),
+        undrifted=_left((row.undrifted, row) for row in rows if row.undrifted),
+        unread=_left((row.error.replace(row.path, "it"), row) for row in rows if row.error),
+        unknown=_left((row.unknown[0] if row.unknown else "", row) for row in rows if row.status == "unknown"),
+        layers={id_: counted for id_ in STOREYS if (counted := Counter(r.stack[id_] for r in rows if id_ in r.stack))},
+        spread={axis: found for axis in AXES if (found := _counted(row.versions.get(axis, "") for row in rows))},
+        models=_counted(row.model for row in rows),
+    )
+
+
+def tallies(rows: Iterable[Row]) -> tuple[Tally, ...]:
+    """The root causes across the fleet, the most frequent first."""
+    causes = [(cause, row) for row in rows for cause in ((row.cause, *row.others) if row.cause else ())]
+    steps: dict[str, set[tuple[str, str]]] = defaultdict(set)
+    for cause, row in causes:
+        if cause == row.cause:
+            steps[cause].add((row.advice, row.command))
+    return tuple(_tally(cause, names, steps[cause]) for cause, names in _by(causes))
+
+
+def _tally(cause: str, names: tuple[str, ...], steps: Collection[tuple[str, str]]) -> Tally:
+    rule = rules()[cause]
+    # What names this node's GPU or package does not do for another.
+    advice, command = next(iter(steps)) if len(steps) == 1 else first_step(remedy_of(cause, snapshot({})))
+    return Tally(cause, rule.title, names, advice, command, rule.disruption)
+
+
+def _odd_ones(rows: Sequence[Row]) -> Iterator[OddOnes]:
+    """By the difference that is the likeliest to explain a fault; broken nodes have their cause, and are left out."""
+    odd = [row for row in rows if row.differences and row.status != "problem"]
+    more = {row.report: len(row.differences) - 1 for row in odd}
+    for one, names in _by((row.differences[0], row) for row in odd):
+        yield OddOnes(one, names, min(more[name] for name in names))
+
+
+def _left(reasons: Iterable[tuple[str, Row]]) -> tuple[Left, ...]:
+    return tuple(Left(why, names) for why, names in _by(reasons))
+
+
+def _by(pairs: Iterable[tuple[K, Row]]) -> list[tuple[K, tuple[str, ...]]]:
+    """The names of the reports that have the same, what most have first."""
+    found: dict[K, list[str]] = defaultdict(list)
+    for key, row in pairs:
+        found[key].append(row.report)
+    by_size: Callable[[tuple[K, list[str]]], tuple[int, str]] = lambda each: (-len(each[1]), str(each[0]))  # noqa: E731
+    return [(key, tuple(names)) for key, names in sorted(found.items(), key=by_size)]
+
+
+def _counted(values: Iterable[str]) -> Mapping[str, int]:
+    counted = Counter(value for value in values if value)
+    return dict(sorted(counted.items(), key=lambda each: (-each[1], each[0])))
+
+
+def worst(answers: Iterable[Row]) -> Verdict:
+    """``problem`` where any node has one, else ``unknown`` where anything could not be told or read."""
+    statuses = {row.status for row in answers}
+    if "problem" in statuses:
+        return "problem"
+    return "unknown" if statuses & {"unknown", "unreadable"} else "healthy"

@@ -1,0 +1,159 @@
+"""One job for each of many reports, side by side on the cores, each in a process with limits of its own.
+
+One that is damaged, or was made to do harm, costs its own answer and no other. What comes back is the answer, so a
+thousand take no more memory than one.
+"""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import os
+import resource
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any, Final, Generic, TypeAlias, TypeVar, cast
+
+from gpunode.errors import GpunodeError
+from gpunode.host.memory import available_bytes, own_bytes
+
+# A report takes a fraction of a second and some ten megabytes; the largest that is read at all (256 MiB) some more.
+_MEMORY_BYTES: Final = 3 << 30
+# Less is too little for any report.
+_LEAST_BYTES: Final = 512 << 20
+_PROCESSOR_S: Final = 60
+_MOST_PROCESSES: Final = 16
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A job that has no answer, and why."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Done(Generic[R]):
+    """A job's answer."""
+
+    answer: R
+
+
+Outcome: TypeAlias = "Done[R] | Failed"
+
+
+def each(items: Sequence[T], job: Callable[[T], R], processes: int = 0) -> Iterator[Done[R] | Failed]:
+    """What ``job`` answers for each of ``items``, in their order, as soon as it is known.
+
+    Args:
+        items: what the processes are told; they are pickled.
+        job: run in them; it is inherited and not pickled, so it may hold what it likes.
+        processes: how many work side by side; 0 takes one for each core.
+    """
+    gc.freeze()
+    # Half of what is free is shared by all of them; the other half is for those that need more, one at a time.
+    half = available_bytes() // 2
+    beside = min(processes or min(_cores(), _MOST_PROCESSES), max(1, half // _LEAST_BYTES), max(1, len(items)))
+    alone = _between(half)
+    with _pool(beside, _between(half // beside), job) as pool:
+        try:
+            running = [_submitted(pool, item) for item in items]
+            running.reverse()
+            for item in items:
+                yield _result(item, running.pop(), alone, job)
+        except BaseException:  # whoever asked has gone: what has not begun need not
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0))
+
+
+def _between(size: int) -> int:
+    return max(_LEAST_BYTES, min(_MEMORY_BYTES, size))
+
+
+def _pool(processes: int, memory: int, job: Callable[[T], R]) -> ProcessPoolExecutor:
+    # Forked: what is loaded is shared, and no process spends its first half second on imports.
+    context = multiprocessing.get_context("fork")
+    return ProcessPoolExecutor(processes, mp_context=context, initializer=_begin, initargs=(memory, job))
+
+
+_job: Callable[[Any], object]
+
+
+def _begin(memory: int, job: Callable[[Any], object]) -> None:
+    """This process ends before it takes the machine's memory, and leaves Ctrl-C to the one that started it."""
+    global _job
+    _job = job
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    wanted = memory + own_bytes()  # what is loaded is shared with the others, and counts for each
+    limit = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGVTALRM, _too_long)
+
+
+class _TooLong(BaseException):
+    """A report has had its share of processor time; none of those that catch exceptions on the way may keep it."""
+
+
+def _too_long(_: int, __: FrameType | None) -> None:
+    raise _TooLong
+
+
+_Answer: TypeAlias = "Done[object] | Failed | None"
+
+
+def _submitted(pool: ProcessPoolExecutor, item: object) -> Future[_Answer] | None:
+    try:
+        return pool.submit(_run, item)
+    except BrokenProcessPool:
+        return None
+
+
+def _result(item: T, future: Future[_Answer] | None, memory: int, job: Callable[[T], R]) -> Done[R] | Failed:
+    """The answer for ``item``; where its process was killed, or its share of memory did not do, of a second try alone.
+
+    Another may have had the process killed.
+    """
+    try:
+        if future is not None and (answer := future.result()) is not None:
+            return cast("Done[R] | Failed", answer)
+    except BrokenProcessPool:
+        pass
+    try:
+        with _pool(1, memory, job) as pool:
+            answer = pool.submit(_run, item).result()
+    except BrokenProcessPool:
+        return Failed("the process that read it was killed; it may need too much memory")
+    if answer is None:
+        return Failed(f"it took more than {memory / (1 << 30):.1f} GiB of memory")
+    return cast("Done[R] | Failed", answer)
+
+
+def _run(item: object) -> _Answer:
+    """The job's answer; None where the memory of this process did not do."""
+    signal.setitimer(signal.ITIMER_VIRTUAL, _PROCESSOR_S)
+    try:
+        return Done(_job(item))
+    except GpunodeError as error:
+        return Failed(f"{error.what}: {error.why}" if error.why else error.what)
+    except _TooLong:
+        return Failed(f"it took more than {_PROCESSOR_S} s of processor time")
+    except MemoryError:
+        return None
+    except Exception as error:  # a bug of ours, which must not cost the others their answers
+        return Failed(f"a bug in gpunode: {type(error).__name__}: {error}"[:300])
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        # gpunode seldom looks for dead circles; here a report's would stay until many more have been read.
+        gc.collect()

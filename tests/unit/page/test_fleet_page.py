@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import get_args
+
+import pytest
+
+from gpunode.diagnoses.model import STOREYS
+from gpunode.diagnoses.stack import State
+from gpunode.page.fleet import page
+from gpunode.page.frame import About
+from gpunode.page.words import ranges
+from gpunode.workflow.fleet import Drift, Odd, Row
+from gpunode.workflow.picture import picture
+from tests.unit.page.nodes import HOSTILE
+from tests.unit.page.test_page import Seen
+
+ABOUT = About("", "reports in rack7", "2026-11-21 20:00 UTC", "0.1.0")
+STATES = get_args(State)
+STACK = {storey: STATES[number % len(STATES)] for number, storey in enumerate(STOREYS)}
+ODD = Odd("firmware", "VBIOS of the GPUs", "96.00.A5", "96.00.89", "GPUs with another VBIOS may differ", 511)
+HEALTHY = Row(
+    "x", "/x", "healthy", stack=STACK, model="XE9680 with H100", versions={"driver": "595.91.07", "kernel": "6.8.0-88"}
+)
+BROKEN = replace(
+    HEALTHY, status="problem", cause="nouveau-bound", title="nouveau owns the GPU", severity="error",
+    confidence="certain", summary="nouveau drives 0000:1b:00.0", advice="keep nouveau away",
+    command="sudo gpunode setup",
+)  # fmt: skip
+UNREAD = Row("x", "/x", "unreadable", error="/x is damaged: not a gzipped file")
+DRIFTED = replace(HEALTHY, drift=(Drift("driver", "driver", "change", "580 is installed, the recipe wants 595"),))
+
+
+def named(*rows: Row) -> tuple[Row, ...]:
+    files = (f"rack7-n{number:04}.tar.gz" for number in range(len(rows)))
+    return tuple(
+        replace(row, report=file, path=f"/captures/{file}", error=row.error.replace("/x", f"/captures/{file}"))
+        for row, file in zip(rows, files, strict=True)
+    )
+
+
+def made(*rows: Row, recipe: str = "") -> str:
+    return page(picture(named(*rows)), ABOUT, recipe)
+
+
+def test_the_page_has_each_node_and_why_it_needs_a_look() -> None:
+    text = made(HEALTHY, BROKEN, replace(HEALTHY, differences=(ODD,)), UNREAD, DRIFTED, recipe="recipe k8s-containerd")
+    seen = Seen(text)
+    assert '<h1 id="verdict">1 of 5 nodes is broken</h1>' in text
+    for said in (
+        "nouveau owns the GPU", "keep nouveau away", "sudo gpunode setup",
+        "VBIOS of the GPUs 96.00.89 among 511 nodes with 96.00.A5", "it is damaged",
+        "Not as recipe k8s-containerd has it",
+        *(f"rack7-n000{number}" for number in range(5)),
+    ):  # fmt: skip
+        assert said in text
+    assert "/captures" not in text
+    assert len(set(seen.ids)) == len(seen.ids)
+    assert {"script", "img", "iframe"}.isdisjoint(name for name, _ in seen.tags)
+
+
+def test_every_button_has_its_rule_and_every_rule_its_button_and_its_rows() -> None:
+    text = made(*[HEALTHY] * 3, BROKEN, UNREAD, replace(HEALTHY, versions={"driver": "580.1"}, model="y"))
+    rules = dict(re.findall(r"main:has\(#([\w-]+):checked\) \.nodes tbody tr:not\(\.([\w-]+)\)", text))
+    buttons = {given["id"] for name, given in Seen(text).tags if name == "input"}
+    assert {one for one in buttons if one != "all" and not str(one).startswith("any-")} == set(rules)
+    rows = [
+        set((given["class"] or "").split()) for name, given in Seen(text).tags if name == "tr" and given.get("class")
+    ]
+    assert len(rows) == 6
+    assert all(any(value in row for row in rows) for value in rules.values())
+
+
+def test_five_thousand_nodes_fit_in_five_megabytes_at_their_worst() -> None:
+    """Each with everything that can be said of a node, in characters that are escaped."""
+    long = "<&'\"é" * 100
+    bad = replace(
+        BROKEN, summary=long, others=("nouveau-in-initramfs",) * 4, drift=(Drift("x", long, "change", long),),
+        differences=(replace(ODD, here=long),), versions={"driver": "595.91.07", "kernel": "6.8.0-88-generic"},
+    )  # fmt: skip
+    assert len(made(*[bad] * 5000).encode()) < 5_000_000
+
+
+def test_words_of_others_are_shown_and_obeyed_by_nobody() -> None:
+    row = Row(
+        HOSTILE, HOSTILE, "problem", cause="nouveau-bound", title=HOSTILE, severity="error", summary=HOSTILE,
+        advice=HOSTILE, command=HOSTILE, stack=STACK, model=HOSTILE, versions={"driver": HOSTILE, "kernel": HOSTILE},
+        differences=(replace(ODD, name=HOSTILE, here=HOSTILE),), error=HOSTILE,
+        drift=(Drift("x", HOSTILE, "change", HOSTILE),),
+    )  # fmt: skip
+    text = page(picture([row, replace(HEALTHY, report="y", model="<style>")]), ABOUT, HOSTILE)
+    seen = Seen(text)
+    assert {"script", "img", "svg", "a"} & {name for name, _ in seen.tags} <= {"a"}
+    assert seen.links == ["#nodes"]
+    assert len([name for name, _ in seen.tags if name == "style"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        (["rack7-n08", "rack7-n09", "rack7-n10"], ["rack7-n08 … n10"]),
+        (["a1", "a2", "b3"], ["a1", "a2", "b3"]),
+        (["n1", "n2", "n3", "n5"], ["n1 … n3", "n5"]),
+        (["n9", "n10", "n11"], ["n9 … n11"]),
+        (["x", "x"], ["x", "x"]),
+    ],
+)
+def test_names_that_count_up_are_one(names: list[str], said: list[str]) -> None:
+    assert list(ranges(names)) == said
