@@ -29,6 +29,7 @@ from gpunode.__main__ import main
 sys.exit(main())
 """
 FLEETS = (10, 100, 1000)
+PICTURED = (500, 5000)
 # As many captures differ; a larger fleet has each of them several times.
 DISTINCT = 40
 
@@ -98,3 +99,21 @@ def _mixed(capture: Path, report: Path, target: Path) -> None:
 
     pieces = json.loads(report.read_text())["evidence"]
     save({**load(capture), **pasted.evidence([(one["source"], one["text"]) for one in pieces])}, target)
+
+
+def picturing() -> None:
+    """The picture of a fleet with injected faults and odd nodes, at two sizes: what a node costs must not grow."""
+    title("doctor DIR --html: a fleet of three models, 1 of 100 nodes broken, 1 odd (goals: linear; page ≤ 5 MB)")
+    from tests.fleets import make
+
+    each = 0.0
+    with tempfile.TemporaryDirectory(prefix="gpunode-bench-") as name:
+        for size in PICTURED:
+            folder, page = Path(name, str(size)), Path(name, f"{size}.html")
+            folder.mkdir()
+            make(folder, size)
+            run = cost((*GPUNODE, "doctor", str(folder), "--html", str(page)), ENVIRONMENT)
+            former, each = each, run.cpu_s / size
+            grown = f"{each / former:.2f}× the former" if former else ""
+            row(f"{size} nodes", f"{run.wall_s:.0f} s", f"cpu {1000 * each:.0f} ms each", f"{run.peak_mb:.0f} MB",
+                f"page {page.stat().st_size / 1e6:.2f} MB", grown)  # fmt: skip

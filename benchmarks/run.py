@@ -13,7 +13,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-PARTS = ("startup", "memory", "patching", "configuring", "diagnosing", "rendering", "node")
+PARTS = ("startup", "memory", "patching", "configuring", "diagnosing", "picturing", "rendering", "node")
 
 
 def main(wanted: list[str]) -> int:
@@ -37,7 +37,7 @@ def main(wanted: list[str]) -> int:
 
             parts = {"startup": alone.startup, "memory": alone.memory, "patching": alone.patching}
             parts |= {"configuring": configure.configuring, "diagnosing": diagnosing.diagnosing}
-            {**parts, "rendering": rendering.rendering}[name]()
+            {**parts, "picturing": diagnosing.picturing, "rendering": rendering.rendering}[name]()
     return 0
 
 

@@ -350,10 +350,18 @@ def doctor(
     lock: Annotated[
         str, typer.Option("--lock", metavar="FILE", help="of a fleet: which nodes have other package versions")
     ] = "",
+    npd: Annotated[
+        bool, typer.Option("--npd", help="one line, exit 0, 1 or 2: a plugin of node-problem-detector")
+    ] = False,
     json: JsonOption = False,
     verbose: VerboseOption = False,
 ) -> None:
     """Diagnose this node, a capture or a pasted report; or a fleet."""
+    if npd:
+        from gpunode.cli.npd import plugin
+
+        plugin(alone=not (named or html or prometheus or recipe or lock or json))
+        return
     from gpunode.cli import doctor as cli
     from gpunode.cli.how import How
 

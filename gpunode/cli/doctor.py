@@ -71,7 +71,7 @@ def _examine(report: str, how: How, html: str, prometheus: str) -> None:
             screen.looking()
         started = monotonic()
         try:
-            evidence = _read(report) if report else _look_around()
+            evidence = _read(report) if report else look_around()
             # A page leaves the machine: it is made of what a capture would hold.
             examined = diagnosed(_redacted(evidence) if html else evidence)
         except MemoryError as error:
@@ -103,7 +103,8 @@ def _read(report: str) -> Evidence:
     return read(report)
 
 
-def _look_around() -> Evidence:
+def look_around() -> Evidence:
+    """What there is to see of this machine."""
     from gpunode.host.local import LocalHost
     from gpunode.workflow.doctor import examine
 

@@ -157,8 +157,9 @@ def row_of(one: reports.Found, evidence: Evidence, recipe: Recipe | None = None)
 
 
 def first_step(remedy: Sequence[Fix]) -> tuple[str, str]:
-    """What a remedy begins with, in words, and the command that does it; empty where none does."""
-    return next(((fix.text, str(next(iter(fix.commands), ""))) for fix in remedy), ("", ""))
+    """The first fix that a command makes, in words and as that command; where none does, the first in words alone."""
+    typed = ((fix.text, str(fix.commands[0])) for fix in remedy if fix.commands)
+    return next(typed, (remedy[0].text if remedy else "", ""))
 
 
 def _node(examined: Examined) -> str:

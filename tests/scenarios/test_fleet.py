@@ -1,0 +1,26 @@
+"""A fleet with injected faults and odd nodes: all of them are found, and nothing else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gpunode.diagnoses.census import Census
+from gpunode.host import reports
+from gpunode.workflow.fleet import held_against_each_other, rows
+from tests.fleets import make
+
+pytestmark = pytest.mark.usefixtures("allow_subprocess")
+
+
+def test_what_was_injected_is_found_and_nothing_else(tmp_path: Path) -> None:
+    injected = make(tmp_path, 60, every=20)
+    census = Census()
+    answers = tuple(rows(reports.fleet([str(tmp_path)]), census))
+    found = held_against_each_other(answers, census.groups())
+    assert {row.report: row.cause for row in found if row.cause} == injected.faults
+    assert {row.report for row in found if row.status == "unreadable"} == injected.unread
+    odd = {row.report: row.differences for row in found if row.differences and row.status == "healthy"}
+    assert {name: one.name for name, (one,) in odd.items()} == injected.odd
+    assert all(one.usual != one.here and one.among > 30 for (one,) in odd.values())

@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpunode.cli import npd
+from gpunode.cli.answered import Answered
+from gpunode.diagnoses.model import Diagnosis, Doubt
+from gpunode.errors import Refused, UsageError
+from gpunode.facts import pasted
+from gpunode.workflow.doctor import Examined, diagnosed
+from tests.unit.workflow.test_fleet import NOUVEAU
+
+FOLDER = Path(__file__).parents[3] / "recipes/node-problem-detector"
+SICK = diagnosed(pasted.evidence([(one["source"], one["text"]) for one in NOUVEAU]))
+HEALTHY = replace(SICK, diagnosis=Diagnosis((), ()), works=True)
+
+
+def checked(examined: Examined | Exception, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
+    def examine() -> Examined:
+        if isinstance(examined, Exception):
+            raise examined
+        return examined
+
+    try:
+        npd.check(examine)
+    except Answered as answer:
+        return answer.exit_code, capsys.readouterr().out
+    return 0, capsys.readouterr().out
+
+
+def test_a_fault_is_1_health_0_and_what_is_not_known_2(capsys: pytest.CaptureFixture[str]) -> None:
+    status, message = checked(SICK, capsys)
+    assert (status, message) == (1, "nouveau-bound: nouveau owns the GPU\n")
+    assert checked(HEALTHY, capsys) == (0, "the driver works, no fault found\n")
+    status, message = checked(replace(HEALTHY, diagnosis=Diagnosis((), (Doubt("why?", ()),))), capsys)
+    assert (status, message) == (2, "undetermined: why?\n")
+
+
+@pytest.mark.parametrize("error", [Refused("it cannot be had", why="x", hint="y"), ValueError("a bug")])
+def test_what_goes_wrong_here_does_not_blame_the_node(error: Exception, capsys: pytest.CaptureFixture[str]) -> None:
+    status, message = checked(error, capsys)
+    assert status == 2
+    assert message.startswith("not examined: ")
+
+
+@given(st.text())
+def test_a_message_is_one_line_that_the_detector_does_not_cut(text: str) -> None:
+    shown = npd.line(text)
+    assert len(shown.encode()) <= npd.LONGEST
+    assert shown.isascii()
+    assert not shown or shown.isprintable()
+
+
+def test_it_stands_alone() -> None:
+    with pytest.raises(UsageError, match="--npd must be given alone"):
+        npd.plugin(alone=False)
+
+
+def test_the_shipped_configuration_asks_for_what_the_plugin_says() -> None:
+    found = json.loads((FOLDER / "gpunode.json").read_text())
+    (rule,) = found["rules"]
+    assert (found["plugin"], rule["type"]) == ("custom", "permanent")
+    assert rule["condition"] in {one["type"] for one in found["conditions"]}
+    assert found["pluginConfig"]["max_output_length"] == npd.LONGEST
+    assert rule["args"][-3:] == ["/usr/local/bin/gpunode", "doctor", "--npd"]
+    assert {"GPUProblem"} == {one["type"] for one in found["conditions"]}
