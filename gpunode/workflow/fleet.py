@@ -157,8 +157,8 @@ def row_of(one: reports.Found, evidence: Evidence, recipe: Recipe | None = None)
 
 
 def first_step(remedy: Sequence[Fix]) -> tuple[str, str]:
-    """The first fix that a command makes, in words and as that command; where none does, the first in words alone."""
-    typed = ((fix.text, str(fix.commands[0])) for fix in remedy if fix.commands)
+    """The first fix that commands make, in words and as one line; where none do, the first in words alone."""
+    typed = ((fix.text, " && ".join(fix.commands)) for fix in remedy if fix.commands)
     return next(typed, (remedy[0].text if remedy else "", ""))
 
 
