@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -68,5 +69,26 @@ def test_the_shipped_configuration_asks_for_what_the_plugin_says() -> None:
     assert (found["plugin"], rule["type"]) == ("custom", "permanent")
     assert rule["condition"] in {one["type"] for one in found["conditions"]}
     assert found["pluginConfig"]["max_output_length"] == npd.LONGEST
-    assert rule["args"][-3:] == ["/usr/local/bin/gpunode", "doctor", "--npd"]
+    assert "/usr/local/bin/gpunode doctor --npd" in rule["args"][-1]
     assert {"GPUProblem"} == {one["type"] for one in found["conditions"]}
+
+
+@pytest.mark.usefixtures("allow_subprocess")
+@pytest.mark.parametrize(
+    ("program", "status", "said"),
+    [
+        ("echo nouveau-bound; exit 1", 1, "nouveau-bound\n"),
+        ("echo works", 0, "works\n"),
+        ("exit 1", 2, "gpunode did not run\n"),
+        ("exit 127", 2, "gpunode did not run\n"),
+    ],
+)
+def test_an_nsenter_that_fails_does_not_blame_the_node(program: str, status: int, said: str, tmp_path: Path) -> None:
+    (rule,) = json.loads((FOLDER / "gpunode.json").read_text())["rules"]
+    nsenter = tmp_path / "nsenter"
+    nsenter.write_text(f"#!/bin/sh\n{program}\n")
+    nsenter.chmod(0o755)
+    done = subprocess.run(
+        [rule["path"], *rule["args"]], env={"PATH": str(tmp_path)}, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (status, said)
