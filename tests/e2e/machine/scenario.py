@@ -9,10 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeVar
 
-from tests.e2e.chroot.scenario import Answer, answer
+from tests.e2e.chroot.scenario import NONINTERACTIVE, Answer, answer
 from tests.e2e.lab.code import Mounts
 from tests.e2e.lab.commands import Result
+from tests.e2e.lab.distro import OLD, add_nonfree
 from tests.e2e.lab.machine import Machine
+from tests.e2e.lab.node import Node
 from tests.e2e.lab.pci import GTX_1080, Device
 from tests.e2e.lab.repositories import Repositories
 from tests.e2e.lab.tree import PROJECT, SITE, Base
@@ -52,6 +54,14 @@ echo "lab daemon: $how because of nvidia" >&2
 [ "$how" = hangs ] && exec sleep 1000
 exit 1
 """
+# What a loaded module of the old driver leaves to be seen.
+_LOADED: Final = f"""\
+#!/bin/sh
+mkdir -p /sys/module/nvidia /proc/driver/nvidia
+echo {OLD} > /sys/module/nvidia/version
+echo "NVRM version: NVIDIA UNIX x86_64 Kernel Module  {OLD}  Thu May  2 14:37:44 UTC 2024" > /proc/driver/nvidia/version
+echo 1 > /run/lab-gpus
+"""
 # SD_MESSAGE_UNIT_STARTING of sd-messages.h.
 _STARTING: Final = "7d4958e842da4a758f6c1cdc7b36dcc5"
 _FUSSY_PATH: Final = "/usr/local/sbin/lab-fussy"
@@ -75,7 +85,7 @@ class Machines:
         scratch = self.folder / f"{self.folder.name}-machine-{next(_NUMBERS)}"
         return kind(base, scratch, devices=devices, archives=self.repositories, code=self.code)
 
-    def furnish(self, node: Machine, directory: str = "debian12") -> None:
+    def furnish(self, node: Node, directory: str = "debian12") -> None:
         """gpunode is installed on ``node``, which counts as bare metal, with recipes for the lab's repositories."""
         node.write("/usr/local/bin/systemd-detect-virt", _BARE_METAL, 0o755)
         node.write(PROGRAM, _ENTRY_POINT.replace("SETTINGS", ""), 0o755)
@@ -103,6 +113,14 @@ class Start:
     pid: int
     at: str
     starts: int
+
+
+def run_old_driver(node: Machine) -> None:
+    """The distribution's driver of branch 470 is installed and loaded."""
+    node.write("/usr/lib/lab/load-old", _LOADED, 0o755)
+    add_nonfree(node)
+    node.run("apt-get", "-y", "install", "nvidia-driver", env=NONINTERACTIVE)
+    node.run("/usr/lib/lab/load-old")
 
 
 def impatient(node: Machine) -> str:

@@ -7,25 +7,16 @@ from typing import Final
 
 import pytest
 
-from tests.e2e.chroot.scenario import NONINTERACTIVE
 from tests.e2e.lab.bases import Bases
-from tests.e2e.lab.distro import OLD, add_nonfree
+from tests.e2e.lab.distro import OLD
 from tests.e2e.lab.leftovers import leftovers, marks
 from tests.e2e.lab.machine import Machine
-from tests.e2e.machine.scenario import CONTAINERD, CONTAINERD_CONFIG, Machines, ask, is_up, setup
+from tests.e2e.machine.scenario import CONTAINERD, CONTAINERD_CONFIG, Machines, ask, is_up, run_old_driver, setup
 
 pytestmark = pytest.mark.e2e
 
 UNIT: Final = "gpunode-resume.service"
 _PLACES: Final = (f"/etc/systemd/system/{UNIT}", f"/etc/systemd/system/multi-user.target.wants/{UNIT}")
-# What a loaded module of the old driver leaves to be seen.
-_LOADED: Final = f"""\
-#!/bin/sh
-mkdir -p /sys/module/nvidia /proc/driver/nvidia
-echo {OLD} > /sys/module/nvidia/version
-echo "NVRM version: NVIDIA UNIX x86_64 Kernel Module  {OLD}  Thu May  2 14:37:44 UTC 2024" > /proc/driver/nvidia/version
-echo 1 > /run/lab-gpus
-"""
 _AT_BOOT: Final = """\
 [Unit]
 DefaultDependencies=no
@@ -46,10 +37,7 @@ def node(bases: dict[str, Bases], machines: Machines) -> Iterator[Machine]:
     """A machine with the distribution's old driver, installed and loaded."""
     with machines.make(bases["bookworm"].runtime) as node:
         machines.furnish(node)
-        node.write("/usr/lib/lab/load-old", _LOADED, 0o755)
-        add_nonfree(node)
-        node.run("apt-get", "-y", "install", "nvidia-driver", env=NONINTERACTIVE)
-        node.run("/usr/lib/lab/load-old")
+        run_old_driver(node)
         yield node
         left = marks(node)
     assert leftovers(left) == []
