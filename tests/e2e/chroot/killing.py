@@ -16,6 +16,7 @@ from typing import Literal, TypeAlias
 
 from tests.e2e.chroot.scenario import CONFIG, RECIPE
 from tests.e2e.lab.chroot import Chroot
+from tests.e2e.lab.node import Node
 from tests.e2e.lab.tree import PROJECT, SITE
 
 Victims: TypeAlias = Literal["gpunode", "everything"]
@@ -79,7 +80,7 @@ def _rows(node: Chroot, folder: str) -> Iterator[tuple[str, tuple[int, int, int,
         yield name, (status.st_mode, status.st_uid, status.st_gid, content)
 
 
-def steps(node: Chroot) -> int:
+def steps(node: Node) -> int:
     """How many changes of a package's state dpkg has written down so far."""
     path = node.path(DPKG_LOG)
     return path.read_text().count(" status ") if path.exists() else 0
