@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeAlias
 
 from gpunode.change import subject
@@ -250,7 +250,8 @@ def _versions(recipe: Recipe, facts: Facts, answer: NvmlAnswer) -> Iterator[Chec
     problems = nvml_facts.compare(module, library, package)
     for problem in problems:
         yield Check("versions", title, "failed", problem.what, problem.hint)
-    strays = apart_from(recipe, facts, driver) if driver else ()
+    # For an upgrade every installed version is one to be replaced; here it is what the upgrade has led to.
+    strays = apart_from(replace(recipe, upgrade=False), facts, driver) if driver else ()
     for name in strays:
         what = f"{name} is {known(facts.packages, {})[name].version}, the installed package {package}"
         yield Check("versions", title, "failed", what, "gpunode setup brings it to the driver's version")

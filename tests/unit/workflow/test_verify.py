@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -154,6 +155,11 @@ def test_a_package_of_another_version_than_the_driver_is_found_though_nvml_answe
     assert found.status == "failed"
     assert "libcuda1 is 580.65.06-1, the installed package 580.95.05-1" in found.detail
     assert "driver" in check(report(node=node), "configuration").detail
+
+
+def test_an_upgrade_has_worked_when_all_of_the_driver_is_of_one_version() -> None:
+    node = with_driver("580.95.05", packages={"libcuda1": "580.95.05-1"}, device_nodes=NODES)
+    assert check(report(replace(recipe(), upgrade=True), node=node), "versions").status == "passed"
 
 
 def test_what_a_removed_driver_left_behind_is_no_installed_version() -> None:
