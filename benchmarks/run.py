@@ -6,6 +6,7 @@ tools of the test lab.
 
 from __future__ import annotations
 
+import importlib
 import os
 import platform
 import sys
@@ -13,7 +14,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-PARTS = ("startup", "memory", "patching", "configuring", "diagnosing", "picturing", "rendering", "node")
+PARTS = ("startup", "memory", "patching", "configuring", "diagnosing", "picturing", "rendering", "node", "fleet")
 
 
 def main(wanted: list[str]) -> int:
@@ -28,10 +29,8 @@ def main(wanted: list[str]) -> int:
     if load > 1:
         print("other work runs on this machine: trust the ratios of processor time, not the seconds")
     for name in wanted or PARTS:
-        if name == "node":
-            from benchmarks import node
-
-            node.benchmark()
+        if name in {"node", "fleet"}:
+            importlib.import_module(f"benchmarks.{name}").benchmark()
         else:
             from benchmarks import alone, configure, diagnosing, rendering
 
