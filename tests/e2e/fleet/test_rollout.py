@@ -117,8 +117,9 @@ def test_the_run_does_what_check_mode_has_said(course: Course, host: str) -> Non
 
 
 def test_accidents_of_some_hosts_do_not_keep_the_others_from_being_set_up(course: Course) -> None:
-    assert course.first.hosts("unreachable") == {KILLED, CUT_OFF}
-    assert course.first.hosts("failures") == {BROKEN}
+    # ansible-core 2.16 counts a host whose connection breaks in a module as failed, newer ones as not reached.
+    lost = course.first.hosts("unreachable") | course.first.hosts("failures")
+    assert lost == {BROKEN, KILLED, CUT_OFF}, course.first.output[-5000:]
     for host in UNHARMED:
         (verdict,) = course.first.of(host, GATE)
         assert verdict.result["healthy"] is True, verdict
