@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from tests.e2e.lab.tree import Base
 pytestmark = pytest.mark.e2e
 
 IMAGE = "/srv/image"
+_GENERALISE = Path(__file__).parents[3] / "recipes/images/generalise.sh"
 RUNNING = "9.9.9-of-the-builder"
 OPTIONS = ("--root", IMAGE, "--gpu", "10de:1b80")
 
@@ -117,9 +119,28 @@ def test_the_journal_and_the_log_are_in_the_image_and_the_builder_is_untouched(b
     again = build.setup()
     assert (again.exit_code, again.envelope["changed"]) == (0, False)
 
+    _generalise(build)
+    again = build.setup()
+    assert (again.exit_code, again.envelope["changed"]) == (0, False), "nothing that gpunode needs is gone"
+
     back = ask(build.builder, "rollback", "--yes", "--root", IMAGE)
     assert back.exit_code == 0, back.error
     assert build.read(CONFIG) == COMMENTED
+
+
+def _generalise(build: Build) -> None:
+    own = ("etc/ssh/ssh_host_ed25519_key", "var/lib/dkms/mok.key", "var/log/journal/1f/system.journal")
+    for path in (build.builder.path(f"{IMAGE}/{name}") for name in own):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("of the builder")
+    shutil.copy(_GENERALISE, build.builder.path("/root/generalise.sh"))
+
+    build.builder.run("sh", "/root/generalise.sh", IMAGE)
+
+    assert not [name for name in own if build.exists(f"/{name}")]
+    assert build.read("/etc/machine-id") == ""
+    refused = build.builder.finish("sh", "/root/generalise.sh", "/")
+    assert (refused.returncode, "this machine, not an image" in refused.stderr) == (2, True)
 
 
 def test_a_build_that_fails_leaves_nothing_mounted_either(build: Build, chroots: Lab) -> None:
