@@ -116,7 +116,7 @@ def test_opensuse_gets_the_repository_that_has_the_open_driver(
     ("release", "origin"),
     [
         (system("elementary", "7", "ubuntu debian"), "o=Ubuntu"),
-        (system("devuan", "5", "debian"), "o=Debian"),
+        (system("linuxmint", "8", "debian"), "o=Debian"),
         (system("kali", "2026.3", "debian"), "o=Kali"),
         (system("pop", "22.04", "ubuntu debian"), ""),
     ],
