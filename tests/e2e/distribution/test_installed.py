@@ -14,7 +14,7 @@ from tests.e2e.distribution.roots import System
 pytestmark = pytest.mark.e2e
 
 SAMPLE = "debian12-gtx1080"
-SUITES = ("bookworm", "trixie", "sid")
+SUITES = ("bookworm", *(pytest.param(suite, marks=pytest.mark.long) for suite in ("trixie", "sid")))
 # Typed in an interactive bash whose bash-completion loads by name what a package installed.
 _BASH = """
 . /usr/share/bash-completion/bash_completion
@@ -110,6 +110,7 @@ def test_a_damaged_copy_says_so(release: Path, make_system: MakeSystem) -> None:
         assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.long
 def test_a_python_that_is_too_old_gets_one_sentence(release: Path, make_system: MakeSystem) -> None:
     with make_system("bullseye") as system:
         system.put(release / "gpunode.pyz", "/usr/local/bin/gpunode", 0o755)
@@ -119,6 +120,7 @@ def test_a_python_that_is_too_old_gets_one_sentence(release: Path, make_system: 
         assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.long
 def test_python_3_14_runs_it(release: Path, make_system: MakeSystem) -> None:
     with make_system("sid") as system:
         system.put(release / "gpunode.pyz", "/usr/local/bin/gpunode", 0o755)
@@ -160,6 +162,7 @@ def test_the_deb_brings_all_and_purging_it_leaves_the_journals_alone(
         assert not before - system.files()
 
 
+@pytest.mark.long
 def test_removing_the_deb_takes_the_unit_of_a_waiting_setup_along(release: Path, make_system: MakeSystem) -> None:
     with make_system("bookworm") as system:
         install_deb(system, release)
@@ -173,6 +176,7 @@ def test_removing_the_deb_takes_the_unit_of_a_waiting_setup_along(release: Path,
         assert not [path for path in units.rglob("gpunode*") if os.path.lexists(path)]
 
 
+@pytest.mark.long
 def test_the_rpm_installs_verifies_and_goes(release: Path, make_system: MakeSystem) -> None:
     """By Debian's rpm and without dependencies: no system of the Red Hat family comes from a Debian archive."""
     with make_system("trixie") as system:

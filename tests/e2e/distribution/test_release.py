@@ -52,6 +52,7 @@ def test_the_bill_of_materials_names_what_the_zipapp_carries(release: Path) -> N
     assert {f"{one['name'].lower()}=={one['version']}" for one in bill["components"]} == pinned
 
 
+@pytest.mark.long
 def test_two_builds_have_one_hash(release: Path, tmp_path: Path) -> None:
     subprocess.run([sys.executable, ROOT / "packaging/dist.py", tmp_path / "again"], check=True)
     assert (tmp_path / "again/SHA256SUMS").read_text() == (release / "SHA256SUMS").read_text()
