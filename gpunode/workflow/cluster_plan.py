@@ -114,6 +114,9 @@ def for_kubelet(rendered: Rendered, node: str) -> tuple[Rendered, tuple[str, ...
 
 
 def _present(rendered: Rendered, cluster: Cluster, identity: Identity, *, whole: bool = True) -> Present:
+    # First: where Helm is missing nobody waits for thousands of Nodes to be told so.
+    charts = {one.chart for one in rendered.releases}
+    releases = cluster.helm.releases(charts) if charts else ()
     objects = cluster.get([one.body for one in rendered.objects])
     nodes = _nodes([edit.node for edit in rendered.nodes], cluster)
     ours: list[Body] = []
@@ -126,8 +129,6 @@ def _present(rendered: Rendered, cluster: Cluster, identity: Identity, *, whole:
     tried = _tried(rendered, cluster, objects)
     edits = {edit.node: edit for edit in rendered.nodes}
     _refuse_node_conflicts(edits, nodes, cluster)
-    charts = {one.chart for one in rendered.releases}
-    releases = cluster.helm.releases(charts) if charts else ()
     return Present(identity.uid, objects, tried, nodes, ours, releases)
 
 
