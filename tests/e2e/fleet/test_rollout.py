@@ -17,7 +17,7 @@ from tests.e2e.lab.machine import Machine
 from tests.e2e.machine.scenario import run_old_driver
 from tests.faults import FAULTS
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 CANARY: Final = "node1"
 BROKEN: Final = "node2"
