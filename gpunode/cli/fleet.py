@@ -31,7 +31,7 @@ def fleet(named: Sequence[str], how: How, html: str, recipe_name: str, lock: str
             f"{alone[0]} must be given alone", why="a cause, or standard input, cannot be combined with other names",
             hint=str(gpunode("doctor", alone[0])),
         )  # fmt: skip
-    recipe = _recipe(recipe_name, lock)
+    recipe = _recipe(recipe_name, lock, named)
     if html:
         doctor_page.check(html, how)
     found = reports.fleet(named)
@@ -48,14 +48,26 @@ def fleet(named: Sequence[str], how: How, html: str, recipe_name: str, lock: str
     how.answer(_envelope(seen, html, recipe), changed_nothing=True)
 
 
-def _recipe(name: str, lock: str) -> Recipe | None:
-    """The recipe that was named, with its lock: without a name that for which the lock was made; None without both."""
+def _recipe(name: str, lock: str, named: Sequence[str]) -> Recipe | None:
+    """The recipe that was named, with its lock: without a name that for which the lock was made; None without both.
+
+    Raises:
+        UsageError: the lock was made for a recipe of somebody's own, of which it tells the name and not the place.
+    """
     if not (name or lock):
         return None
+    from gpunode import builtin
     from gpunode.cli.compose import Wanted
     from gpunode.cli.lockfiles import read_lock
 
-    return Wanted(name or read_lock(lock).recipe, lock=lock).read()
+    wanted = name or read_lock(lock).recipe
+    if not name and wanted not in builtin.names():
+        raise UsageError(
+            f"{lock} was written with the recipe {wanted!r}, which does not come with gpunode",
+            why="a lock file does not say where its recipe is",
+            hint=f"name the file: {gpunode('doctor', *named, '--recipe', f'{wanted}.toml', '--lock', lock)}",
+        )
+    return Wanted(wanted, lock=lock).read()
 
 
 def _exists(name: str) -> bool:

@@ -240,3 +240,29 @@ def test_a_report_that_needs_more_memory_than_there_is_is_refused(
     report.write_text("$ nvidia-smi\nNo devices were found\n")
     with pytest.raises(Refused, match=r"report\.txt was not examined"):
         doctor([str(report)], How(json=True))
+
+
+LOCK = """\
+schema = 1
+recipe = "containerd"
+distribution = "ubuntu"
+release = "24.04"
+architecture = "amd64"
+[packages]
+nvidia-open-580 = "580.95.05-1"
+"""
+
+
+def test_a_lock_brings_the_recipe_that_it_was_written_with(
+    rack: Path, tmp_path_factory: pytest.TempPathFactory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lock = tmp_path_factory.mktemp("locks") / "fleet.lock"
+    lock.write_text(LOCK)
+    assert asked(str(rack), lock=str(lock)) == 8
+    assert answer(capsys)["result"]["recipe"] == "recipe containerd, lock fleet.lock"
+    asked(str(rack), lock=str(lock), recipe="docker")
+    assert answer(capsys)["result"]["recipe"] == "recipe docker, lock fleet.lock"
+    lock.write_text(LOCK.replace("containerd", "inference"))
+    with pytest.raises(UsageError, match="'inference', which does not come with gpunode") as refused:
+        doctor([str(rack)], How(json=True), lock=str(lock))
+    assert f"--recipe inference.toml --lock {lock}" in refused.value.hint
