@@ -25,7 +25,10 @@ def holders(host: HostView, gpus: Collection[str]) -> tuple[str, ...]:
 def _of(host: HostView, root: str, gpus: Collection[str]) -> Iterator[str]:
     path = f"{root}/device-plugins/kubelet_internal_checkpoint"
     checkpoint = host.look(Probe("pod-devices", path=path, holds="table"))
+    if checkpoint.outcome == "absent":
+        return
     if checkpoint.outcome != "ok":
+        yield f"pods that cannot be told, since {path} cannot be read ({checkpoint.error or checkpoint.outcome})"
         return
     listed = host.look(Probe("pod-folders", glob=f"{root}/pods/*", contents=False, holds="table"))
     there = {one.path.rpartition("/")[2] for one in decode_found(listed.data)} if listed.outcome == "ok" else None
@@ -34,11 +37,16 @@ def _of(host: HostView, root: str, gpus: Collection[str]) -> Iterator[str]:
         for entry in entries:
             pod, resource = str(entry["PodUID"]), str(entry["ResourceName"])
             if there is None or pod in there:
-                held = [one for one in _devices(entry["DeviceIDs"]) if one.startswith("MIG-") or one in gpus]
+                held = [one for one in _devices(entry["DeviceIDs"]) if one.startswith("MIG-") or _is_of(one, gpus)]
                 if held:
                     yield f"pod {pod} ({resource})"
     except (ValueError, LookupError, TypeError, AttributeError):
         yield f"pods that cannot be told, since {path} cannot be understood"
+
+
+def _is_of(device: str, gpus: Collection[str]) -> bool:
+    """Whether it is one of ``gpus``, or a share of one as HAMi numbers them (``GPU-…-3``)."""
+    return device in gpus or device.rpartition("-")[0] in gpus
 
 
 def _devices(ids: Any) -> Iterator[str]:

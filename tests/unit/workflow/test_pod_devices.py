@@ -33,6 +33,7 @@ def node(root: Path, text: str, where: str = "var/lib/kubelet") -> LocalHost:
         (entry({"-1": ["MIG-77"]}, "nvidia.com/mig-1g.10gb"), f"pod {POD} (nvidia.com/mig-1g.10gb)"),
         (entry({"0": [], "1": [GPU]}), f"pod {POD} (nvidia.com/gpu)"),
         (entry([f"{GPU}::3"]), f"pod {POD} (nvidia.com/gpu)"),
+        (entry({"-1": [f"{GPU}-3"]}), f"pod {POD} (nvidia.com/gpu)"),
         (entry({"0": ["GPU-other"]}), ""),
         (entry({"0": ["0000:03:00.1"]}, "intel.com/sriov"), ""),
         (entry({"0": [GPU]}, pod=GONE), ""),
@@ -54,3 +55,12 @@ def test_a_node_without_a_kubelet_has_no_such_pods(tmp_path: Path) -> None:
 def test_a_checkpoint_that_cannot_be_understood_is_no_leave_to_go_on(tmp_path: Path, text: str) -> None:
     (said,) = holders(node(tmp_path, text), [GPU])
     assert "cannot be understood" in said
+
+
+def test_a_checkpoint_that_cannot_be_read_is_no_leave_to_go_on(tmp_path: Path) -> None:
+    host = node(tmp_path, "")
+    checkpoint = tmp_path / "var/lib/kubelet/device-plugins/kubelet_internal_checkpoint"
+    checkpoint.unlink()
+    checkpoint.mkdir()
+    (said,) = holders(host, [GPU])
+    assert "cannot be read" in said
