@@ -28,11 +28,7 @@ FETCHED = answer("setup", result={"downloaded": ["libcuda1"]})
 GOOD: dict[str, Sequence[str]] = {"setup": [DONE, SAME], "doctor": [HEALTHY], "rollback": [UNDONE]}
 DRAINS = """\
 - name: Note it
-  ansible.builtin.lineinfile:
-    path: "{{ play_log }}"
-    line: "WORD {{ inventory_hostname }}"
-    create: true
-    mode: "0600"
+  ansible.builtin.shell: echo "WORD {{ inventory_hostname }}" >> "{{ play_log }}"
 """
 
 
@@ -170,6 +166,29 @@ def test_a_batch_over_the_error_budget_is_rolled_back_and_the_rest_is_left_alone
     ]
     assert site.hosts["n3"].calls[2][:3] == ["rollback", "0003", "--packages"]
     assert not any("--upgrade" in call for call in site.hosts["n1"].calls), "a lock says which versions"
+    assert sorted(site.log) == ["drain n2", "drain n3", "uncordon n2", "uncordon n3"], "drained for the rollback"
+
+
+def test_a_node_that_is_lost_before_its_diagnosis_stays_drained(site: Site) -> None:
+    node = site.hosts["n1"]
+    node.answers(**{**GOOD, "setup": [FETCHED, DRAIN, DONE]})
+    calls = f"lookup('ansible.builtin.pipe', 'cat {node.path.with_name('calls')} || true')"
+    connection = f"{{{{ 'ssh' if {calls} | regex_findall('.setup.,') | length > 2 else 'local' }}}}"
+    lost = {"ansible_connection": connection, "ansible_host": "127.0.0.1", "ansible_port": 1}
+    done = site.play("gpunode.node.upgrade", "--limit", "n1", **site.hooks(), **lost)
+    assert done.returncode != 0, done.stdout
+    assert node.verbs == ["setup"] * 3
+    assert site.log == ["drain n1"]
+
+
+def test_runs_of_a_play_before_are_not_rolled_back_nor_its_drain_taken_for_one(site: Site) -> None:
+    node = site.hosts["n1"]
+    last = answer("setup", VerifyFailed("it does not work"), changed=True, result={"run": "0009"})
+    node.answers(**{**GOOD, "setup": [DRAIN, DONE, FETCHED, last]})
+    done = site.play("gpunode.node.site", "gpunode.node.upgrade", "--limit", "n1", **site.hooks())
+    assert done.returncode != 0
+    assert [call[1] for call in node.calls if call[0] == "rollback"] == ["0009"]
+    assert site.log == ["drain n1", "uncordon n1"] * 2
 
 
 @pytest.mark.long
