@@ -74,7 +74,8 @@ class CallbackModule(CallbackBase):
         """A host was not reached; whatever was known of it is no longer."""
         host, _action, answer = _parts(result)
         row = self._rows.setdefault(host, _row(host))
-        row.update(status="unreadable", error=answer.get("msg") or "not reached")
+        known = {name: row[name] for name in ("setup", "examined")}
+        row.update(_row(host), **known, status="unreadable", error=answer.get("msg") or "not reached")
 
     def v2_playbook_on_stats(self, stats):
         """The play is over: the file is written, whole."""
