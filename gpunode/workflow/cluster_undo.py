@@ -67,14 +67,20 @@ def removal(cluster: Cluster) -> ClusterPlan:
 
 def _releases(cluster: Cluster, uid: str) -> Iterator[Item]:
     """The releases that gpunode made, by the Secrets in which Helm keeps them."""
-    secrets = cluster.metadata("secrets", "--all-namespaces", "--selector", f"owner=helm,{OUR_RELEASES}")
-    found = dict.fromkeys((one["metadata"]["namespace"], one["metadata"]["labels"]["name"]) for one in secrets)
+    found = _ours(cluster)
     there = {(one.namespace, one.name): one for one in cluster.helm.releases_at(found)} if found else {}
     for namespace, name in found:
         argv = ("helm", "uninstall", name, "--namespace", namespace, "--wait")
         live = there.get((namespace, name))
         change = CommandChange(argv, "k8s remove", _again(live) if live else None, uid)
         yield Item("Helm release", namespace, name, "delete", "gpunode released it", 0, change)
+
+
+def _ours(cluster: Cluster) -> tuple[tuple[str, str], ...]:
+    """The namespaces and names of the releases that gpunode made."""
+    secrets = cluster.metadata("secrets", "--all-namespaces", "--selector", f"owner=helm,{OUR_RELEASES}")
+    places = ((one["metadata"]["namespace"], one["metadata"]["labels"]["name"]) for one in secrets)
+    return tuple(dict.fromkeys(places))
 
 
 def _again(live: Released) -> tuple[str, ...] | None:
@@ -92,7 +98,7 @@ def undoing(cluster: Cluster, store: Store, of: str) -> ClusterPlan:
 
     Raises:
         Refused: the run was in another cluster.
-        Conflict: somebody changed one of our fields since.
+        Conflict: somebody changed one of our fields since, or put a release of their own in the place of ours.
     """
     identity = cluster.identity()
     found = (intent.change for intent in backwards(store.read(of)))
@@ -112,6 +118,7 @@ def undoing(cluster: Cluster, store: Store, of: str) -> ClusterPlan:
     pending = [one for one in back if isinstance(one, ObjectChange) and one.before != one.after]
     revisions = cluster.helm.revisions() if commands else {}
     due = [one for one in commands if is_due(one, revisions)]
+    _refuse_replaced([place for one in commands if (place := _made(one)) in revisions], cluster)
     released = (one for one in (_step(change, cluster, live, set()) for change in due) if one.state == "delete")
     going = {subject(one) for one in pending if _is_deleted(one, live)} | {one.title for one in released}
     steps = (_step(one, cluster, live, going) for one in back if one in pending or one in due)
@@ -160,6 +167,22 @@ def is_due(change: CommandChange, revisions: Mapping[tuple[str, str], int]) -> b
         hint="undo the later run first (gpunode log), or look at it: "
         + command("helm", "history", release[1], "--namespace", release[0]),
     )
+
+
+def _made(change: CommandChange) -> tuple[str, str] | None:
+    """The release that the command makes or takes away; None where it changes one that stays."""
+    return _release_of(change.argv) if "uninstall" in (change.argv[1], *(change.undo or ())[1:2]) else None
+
+
+def _refuse_replaced(there: Sequence[tuple[str, str] | None], cluster: Cluster) -> None:
+    """Nothing, if these releases are gpunode's: another of that name may have come in the place of ours."""
+    ours = _ours(cluster) if there else ()
+    if theirs := next((place for place in there if place and place not in ours), None):
+        raise Conflict(
+            f"Helm release {'/'.join(theirs)} is not gpunode's",
+            why=f"it lacks the label {OUR_RELEASES}: somebody released it when gpunode's was gone",
+            hint=f"look at it: {command('helm', 'history', theirs[1], '--namespace', theirs[0])}",
+        )
 
 
 def _release_of(argv: Sequence[str]) -> tuple[str, str]:

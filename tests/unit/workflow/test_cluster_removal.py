@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
 from gpunode.change import CommandChange, inverse, spelled, without_values
-from gpunode.errors import ChangeFailed
+from gpunode.errors import ChangeFailed, Conflict
 from gpunode.facts.helm import Released
 from gpunode.host.cluster import Cluster, Identity
 from gpunode.host.helm import values_as_input
@@ -56,6 +56,7 @@ class StandInCluster:
 
     helm: StandInHelm
     may_see_secrets: bool = True
+    are_ours: bool = True
 
     def identity(self) -> Identity:
         return Identity("c", "https://c", "me", "v1.36.2", "uid")
@@ -72,6 +73,8 @@ class StandInCluster:
     def metadata(self, *_: str) -> tuple[Any, ...]:
         if not self.may_see_secrets:
             raise Forbidden("no", why="secrets is forbidden: cannot list", hint="ask")
+        if not self.are_ours:
+            return ()
         return tuple({"metadata": {"namespace": space, "labels": {"name": name}}} for space, name in self.helm.there)
 
 
@@ -107,6 +110,18 @@ def test_a_chart_that_cannot_be_had_does_not_keep_the_others_away(tmp_path: Path
         carried_out(back, cluster, store, run)
     assert "does not answer" in failed.value.why
     assert {argv[2] for argv in cluster.helm.ran if argv[0] == "upgrade"} == {"gpu-operator", "dcgm-exporter"}
+
+
+def test_a_release_that_somebody_put_in_the_place_of_ours_is_not_taken_for_ours(tmp_path: Path) -> None:
+    store, cluster = Store(tmp_path), StandInCluster(StandInHelm({PLACE: LIVE}))
+    removed = carried_out(removal(cast(Cluster, cluster)), cluster, store)
+    back = carried_out(undoing(cast(Cluster, cluster), store, removed), cluster, store, removed)
+    cluster.helm.there = {PLACE: replace(LIVE, revision=1)}
+    assert [one.state for one in undoing(cast(Cluster, cluster), store, back).items] == ["delete"]
+    cluster.are_ours = False
+    for run in (removed, back):  # to bring ours back, or to take it away again
+        with pytest.raises(Conflict, match="gpu-operator/gpu-operator is not gpunode's"):
+            undoing(cast(Cluster, cluster), store, run)
 
 
 def test_values_are_shown_nowhere() -> None:
