@@ -232,7 +232,9 @@ def setup(
     if download_only:
         from gpunode.cli import downloading
 
-        downloading.download(wanted, How(json=json, verbose=verbose), tuple(only), root, lock_timeout)
+        others = {"--reboot": reboot, "--gpu": gpu, "--apply-cluster": apply_cluster, "--resume": resume}
+        downloading.refuse_others(root, others)
+        downloading.download(wanted, How(json=json, verbose=verbose), tuple(only), lock_timeout)
         return
     if apply_cluster:
         changing.refuse_without_cluster(wanted, root, json=json, reboot=reboot)

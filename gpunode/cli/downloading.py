@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Final
 
 from gpunode.change import Trigger
 from gpunode.cli.changing import alone
@@ -17,14 +18,29 @@ from gpunode.journal.store import Store
 from gpunode.workflow.converge import survey
 from gpunode.workflow.download import packages_ahead
 
+# What excludes a download.
+_WHY: Final[Mapping[str, str]] = {
+    "--root": "an image has no later",
+    "--gpu": "it is for an image, which has no later",
+    "--reboot": "a download needs no reboot",
+    "--apply-cluster": "a download changes nothing, in a cluster either",
+    "--resume": "it continues a setup",
+}
 
-def download(wanted: Wanted, how: How, only: Sequence[str], root: str, lock_timeout_s: float) -> None:
+
+def refuse_others(root: str, given: Mapping[str, object]) -> None:
+    """Nothing, unless an option was given that means something else than a download.
+
+    Raises:
+        UsageError: one was.
+    """
+    for option in (one for one, value in {"--root": is_image(root), **given}.items() if value):
+        raise UsageError(f"--download-only cannot be used with {option}", why=_WHY[option], hint="leave one out")
+
+
+def download(wanted: Wanted, how: How, only: Sequence[str], lock_timeout_s: float) -> None:
     """Refreshes the package index and downloads what setup would install, into apt's own cache."""
     check_steps(only)
-    if is_image(root):
-        raise UsageError(
-            "--download-only cannot be used with --root", why="an image has no later", hint="leave one out"
-        )
     need_root("setup --download-only", instead="gpunode plan shows which packages it would download, without root")
     screen, store, recipe = how.screen(), Store("/", announce=announcer("/")), wanted.read()
     stop = Stop(screen.stopping)

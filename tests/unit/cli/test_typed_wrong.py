@@ -70,3 +70,9 @@ def test_a_shipped_sample_is_named_without_its_path(capsys: pytest.CaptureFixtur
 def test_a_step_that_is_typed_wrong_is_guessed(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["plan", "--only", "runtime-conf", "--node", "debian12-gtx1080"]) == 2
     assert "did you mean --only runtime-config?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("other", ["--root=/mnt", "--gpu=H100", "--reboot", "--apply-cluster"])
+def test_a_download_is_nothing_else(other: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["setup", "--download-only", other]) == 2
+    assert f"--download-only cannot be used with {other.partition('=')[0]}" in capsys.readouterr().err
