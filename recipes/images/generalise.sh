@@ -3,20 +3,44 @@
 # gpunode's journal, backups and log stay: by them a node can say what was done to it, and take it back.
 set -eu
 
-root=${1:?usage: generalise.sh DIR, where DIR is the mounted image}
+: "${1:?usage: generalise.sh DIR, where DIR is the mounted image}"
+root=$(readlink -f "$1") || root=$1
 [ -d "$root/etc" ] || { echo "generalise.sh: $root holds no system: there is no $root/etc" >&2; exit 2; }
-[ "$(readlink -f "$root")" != / ] || { echo "generalise.sh: / is this machine, not an image" >&2; exit 2; }
-cd "$root"
+[ "$root" != / ] || { echo "generalise.sh: / is this machine, not an image" >&2; exit 2; }
+
+# An absolute link in the image, such as /var/tmp -> /tmp, leads to this machine from here: nothing behind one is touched.
+is_inside() {
+    [ -d "$root/$1" ] || return 1
+    case $(readlink -f "$root/$1") in
+        "$root"/*) ;;
+        *) echo "generalise.sh: left alone $1, whose link leads out of the image" >&2; return 1 ;;
+    esac
+}
+
+# empty FOLDER [NAME]: removes all that it holds, or what has that name; it fails at what is mounted there.
+empty() {
+    if is_inside "$1"; then find "$root/$1/" -xdev -mindepth 1 ${2:+-maxdepth 1 -name "$2"} -delete; fi
+}
 
 # Who this machine is: systemd makes a machine id at first boot where the file is empty, cloud-init makes host keys.
-: >etc/machine-id
-rm -f var/lib/dbus/machine-id etc/ssh/ssh_host_*_key etc/ssh/ssh_host_*_key.pub
-rm -f var/lib/systemd/random-seed var/lib/systemd/credential.secret
+is_inside etc || exit 2
+rm -f "$root/etc/machine-id"
+: >"$root/etc/machine-id"
+empty var/lib/dbus machine-id
+empty etc/ssh 'ssh_host_*_key'
+empty etc/ssh 'ssh_host_*_key.pub'
+empty var/lib/systemd random-seed
+empty var/lib/systemd credential.secret
 # DKMS signs modules with this key. One private key on all nodes would open Secure Boot of all once it leaks; the
 # modules that are built keep their signature, and DKMS makes a new key for the next kernel's.
-rm -f var/lib/dkms/mok.key var/lib/shim-signed/mok/MOK.priv
+empty var/lib/dkms mok.key
+empty var/lib/shim-signed/mok MOK.priv
 
 # What the build did: its log, its addresses, its downloads.
-rm -rf var/log/journal/* var/lib/cloud/* var/lib/dhcp/* var/lib/NetworkManager/*.lease
-rm -rf var/cache/apt/archives/*.deb var/lib/apt/lists/* var/cache/gpunode/* tmp/* var/tmp/*
-rm -f root/.bash_history var/log/apt/* var/log/dpkg.log
+for folder in var/log/journal var/log/apt var/lib/cloud var/lib/dhcp var/lib/apt/lists var/cache/gpunode tmp var/tmp; do
+    empty "$folder"
+done
+empty var/lib/NetworkManager '*.lease'
+empty var/cache/apt/archives '*.deb'
+empty var/log dpkg.log
+empty root .bash_history

@@ -1,0 +1,80 @@
+"""generalise.sh: what it takes out of an image, and that no link in one leads it to the machine that builds."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.usefixtures("allow_subprocess")
+
+SCRIPT = Path(__file__).parents[3] / "recipes/images/generalise.sh"
+# Every folder that it empties, and one file that is its own.
+FOLDERS = {
+    "etc/ssh": "ssh_host_rsa_key",
+    "var/lib/dbus": "machine-id",
+    "var/lib/systemd": "random-seed",
+    "var/lib/dkms": "mok.key",
+    "var/lib/shim-signed/mok": "MOK.priv",
+    "var/log/journal": "system.journal",
+    "var/log/apt": "term.log",
+    "var/lib/cloud": "instance",
+    "var/lib/dhcp": "dhclient.leases",
+    "var/lib/apt/lists": "lock",
+    "var/cache/gpunode": "0.1.0",
+    "var/lib/NetworkManager": "eth0.lease",
+    "var/cache/apt/archives": "a.deb",
+    "tmp": ".hidden",
+    "var/tmp": "file",
+    "root": ".bash_history",
+    "var/log": "dpkg.log",
+}
+
+
+def generalise(image: Path) -> str:
+    done = subprocess.run(["sh", SCRIPT, image], check=True, capture_output=True, text=True)
+    return done.stderr
+
+
+@pytest.fixture
+def image(tmp_path: Path) -> Path:
+    made = tmp_path / "image"
+    (made / "etc").mkdir(parents=True)
+    (made / "etc/machine-id").write_text("of the builder\n")
+    return made
+
+
+def test_what_the_build_left_is_gone_and_the_rest_is_there(image: Path) -> None:
+    for folder, name in FOLDERS.items():
+        (image / folder).mkdir(parents=True, exist_ok=True)
+        (image / folder / name).write_text("")
+    kept = [image / name for name in ("etc/ssh/sshd_config", "var/lib/dkms/mok.pub", "var/log/gpunode.log")]
+    for path in kept:
+        path.write_text("")
+    assert generalise(image) == ""
+    assert not [folder for folder, name in FOLDERS.items() if (image / folder / name).exists()]
+    assert all(path.exists() for path in kept)
+    assert (image / "etc/machine-id").read_bytes() == b""
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_a_link_out_of_the_image_is_not_followed(folder: str, image: Path, tmp_path: Path) -> None:
+    ours = tmp_path / "ours"
+    ours.mkdir()
+    (ours / FOLDERS[folder]).write_text("")
+    (image / folder).parent.mkdir(parents=True, exist_ok=True)
+    (image / folder).symlink_to(ours)
+    said = generalise(image)
+    assert os.listdir(ours) == [FOLDERS[folder]]
+    assert f"left alone {folder}" in said
+
+
+def test_a_linked_machine_id_is_not_that_of_the_builder(image: Path, tmp_path: Path) -> None:
+    (tmp_path / "machine-id").write_text("ours\n")
+    (image / "etc/machine-id").unlink()
+    (image / "etc/machine-id").symlink_to(tmp_path / "machine-id")
+    generalise(image)
+    assert (tmp_path / "machine-id").read_text() == "ours\n"
+    assert (image / "etc/machine-id").read_bytes() == b""
