@@ -46,8 +46,9 @@ def unpacked():
     """The folder that holds gpunode's modules; it is kept as long as this process lives."""
     name = "%s-%s" % (VERSION, PAYLOAD_SHA256[:16])
     for cache in caches():
-        if nobody_else_writes(cache) and os.path.isdir(os.path.join(cache, name)):
-            return held(os.path.join(cache, name))
+        folder = os.path.join(cache, name)
+        if nobody_else_writes(cache) and nobody_else_writes(folder) and held(folder):
+            return folder
     import unpack
 
     return unpack.into(caches(), name)
@@ -57,7 +58,9 @@ def caches():
     """Where modules may be unpacked, as far as this user is concerned: root's place serves everybody."""
     yield "/var/cache/gpunode"
     if os.geteuid():
-        yield os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "gpunode")
+        place = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+        if os.path.isabs(place):  # "~" stays where this user has no home
+            yield os.path.join(place, "gpunode")
 
 
 def nobody_else_writes(folder):
@@ -70,11 +73,34 @@ def nobody_else_writes(folder):
 
 
 def held(folder):
-    """``folder``, which no newer gpunode removes while this process runs."""
-    import fcntl
+    """Whether ``folder`` is there; if so, no newer gpunode removes it while this process runs.
 
-    fcntl.flock(os.open(folder, os.O_RDONLY), fcntl.LOCK_SH)
-    return folder
+    Who removes it has it locked for a moment. So can every user, who must not make root wait: then it is run unlocked.
+    """
+    import fcntl
+    import time
+
+    for _ in range(20):
+        try:
+            descriptor = os.open(folder, os.O_RDONLY)
+        except OSError:
+            return False
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:
+            os.close(descriptor)
+            time.sleep(0.01)
+            continue
+        return is_still(folder, descriptor)
+    return True
+
+
+def is_still(folder, descriptor):
+    """Whether ``folder`` is what was opened, and nobody has renamed that."""
+    try:
+        return os.path.samestat(os.stat(folder), os.fstat(descriptor))
+    except OSError:
+        return False
 
 
 if __name__ == "__main__":
