@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import os
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from gpunode import installed
 from gpunode.check import Check
+from gpunode.command import command
 from gpunode.errors import Undetermined, UsageError
 
 if TYPE_CHECKING:
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
 
 _AGAIN: Final = "install this release of gpunode again"
 _MANAGERS: Final = {"deb": ("dpkg", "--verify", "gpunode"), "rpm": ("rpm", "--verify", "--nodeps", "gpunode")}
+_MISSING_DOCUMENT: Final = re.compile(r"missing\s.* /usr/share/(doc|man)/")
 _NAMED: Final = 5
 
 
@@ -38,7 +41,7 @@ def checks(sums: str) -> Iterator[Check]:
         raise Undetermined(
             "a source tree has no checksums to check against",
             why=f"this gpunode runs from {place}",
-            hint=f"its differences from the last commit:\ngit -C {place} status",
+            hint=f"its differences from the last commit:\n{command('git', '-C', place, 'status')}",
         )
     if kind == "wheel":
         if sums:
@@ -74,7 +77,13 @@ def _zipapp(place: str) -> Iterator[Check]:
         with zipfile.ZipFile(io.BytesIO(payload)) as archive:
             wrong = list(_unpacked(archive, folder))
             detail = f"{len(archive.namelist())} files in {folder}, and their bytecode, match the zipapp"
-        yield _check("unpacked", "unpacked files", wrong, detail, f"gpunode unpacks itself again:\nrm -r {folder}")
+        yield _check(
+            "unpacked",
+            "unpacked files",
+            wrong,
+            detail,
+            f"gpunode unpacks itself again:\n{command('rm', '-r', str(folder))}",
+        )
 
 
 def _unpacked(archive: zipfile.ZipFile, folder: Path) -> Iterator[str]:
@@ -91,7 +100,8 @@ def _unpacked(archive: zipfile.ZipFile, folder: Path) -> Iterator[str]:
             yield f"the bytecode of {name} was changed"
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
-        if name not in names and not path.is_dir() and path.suffix != ".pyc":
+        is_bytecode = path.suffix == ".pyc" and path.parent.name == "__pycache__"
+        if name not in names and not is_bytecode and (path.is_symlink() or not path.is_dir()):
             yield f"{name} is not part of gpunode"
 
 
@@ -118,8 +128,8 @@ def _package(argv: tuple[str, ...]) -> Check:
 
     done = Runner().run(argv, timeout_s=60, only_reads=True)
     lines = done.stdout.decode("utf-8", "replace").splitlines()
-    # A file of settings is the administrator's to change; both programs mark it so.
-    wrong = [line for line in lines if " c /" not in line]
+    # Settings are the administrator's to change, and both programs mark them so. A minimal system leaves out documents.
+    wrong = [line for line in lines if " c /" not in line and not _MISSING_DOCUMENT.match(line)]
     if not done.ok and not lines:
         why = "it is not installed" if done.missing else done.stderr.decode("utf-8", "replace").strip()
         return Check("package", "package", "not run", f"{argv[0]}: {why}")
@@ -155,7 +165,6 @@ def _wheel() -> Check:
 
 def _requirements(of: Distribution) -> Iterator[Distribution]:
     """What ``of`` needs, and what that needs, as far as it is installed."""
-    import re
     from importlib.metadata import PackageNotFoundError, distribution
 
     pending, seen = list(of.requires or ()), {"gpunode"}

@@ -38,11 +38,31 @@ def test_every_kind_of_change_is_named(unpacked: tuple[zipfile.ZipFile, Path]) -
     (folder / "b.py").write_text("A = 2\n")
     py_compile.compile(str(folder / "b.py"), cfile=next((folder / "__pycache__").glob("a.*")).__fspath__())
     (folder / "data.csv").unlink()
+    (folder / "json.pyc").write_bytes(b"would be imported before Python's own")
+    (folder / "yaml").symlink_to(folder.parent)
     assert list(integrity._unpacked(*unpacked)) == [
         "the bytecode of a.py was changed",
         "data.csv: No such file or directory",
         "b.py is not part of gpunode",
+        "json.pyc is not part of gpunode",
+        "yaml is not part of gpunode",
     ]
+
+
+@pytest.mark.parametrize(
+    ("line", "status"),
+    [
+        ("missing     /usr/share/man/man1/gpunode.1.gz", "passed"),  # dpkg, where path-exclude left it out
+        ("missing     /usr/share/doc/gpunode", "passed"),
+        ("missing   d /usr/share/man/man1/gpunode.1.gz", "passed"),  # rpm
+        ("??5?????? c /etc/logrotate.d/gpunode", "passed"),
+        ("missing     /usr/share/gpunode/INSTALLER", "failed"),
+        ("??5??????   /usr/share/man/man1/gpunode.1.gz", "failed"),
+    ],
+)
+@pytest.mark.usefixtures("allow_subprocess")
+def test_documents_that_a_minimal_system_leaves_out_are_no_fault(line: str, status: str) -> None:
+    assert integrity._package(("printf", "%s\\n", line)).status == status
 
 
 def test_a_release_lists_the_zipapp_by_name_and_hash(tmp_path: Path) -> None:
