@@ -1,6 +1,16 @@
 # A GPU node's image from a cloud image, built in a virtual machine without a GPU:
-#   packer build -var release=DIR -var image=debian-13-genericcloud-amd64.qcow2 -var checksum=file:SHA512SUMS .
+#   packer init .
+#   packer build -var release=DIR -var image=debian-13-genericcloud-amd64.qcow2 -var checksum=file:SHA512SUMS -var ssh_key=KEY .
 # Any other builder goes as well; the provisioners below are what makes the node.
+packer {
+  required_plugins {
+    qemu = {
+      source  = "github.com/hashicorp/qemu"
+      version = "~> 1.1"
+    }
+  }
+}
+
 variable "release" {
   type        = string
   description = "The folder with gpunode.pyz and SHA256SUMS."
@@ -16,6 +26,11 @@ variable "checksum" {
   description = "Its checksum, as packer takes it."
 }
 
+variable "ssh_key" {
+  type        = string
+  description = "A private key for packer alone, without a passphrase; KEY.pub beside it is let into the virtual machine."
+}
+
 variable "gpus" {
   type        = string
   default     = "10de:2330"
@@ -28,12 +43,16 @@ source "qemu" "node" {
   disk_image       = true
   disk_size        = "20G"
   format           = "qcow2"
-  cd_files         = ["${path.root}/seed/*"]
   cd_label         = "cidata"
-  ssh_username     = "debian"
-  ssh_timeout      = "15m"
-  shutdown_command = "sudo systemctl poweroff"
-  headless         = true
+  cd_content = {
+    "meta-data" = ""
+    "user-data" = "#cloud-config\nssh_authorized_keys: [\"${trimspace(file("${var.ssh_key}.pub"))}\"]\n"
+  }
+  ssh_username         = "debian"
+  ssh_private_key_file = var.ssh_key
+  ssh_timeout          = "15m"
+  shutdown_command     = "sudo systemctl poweroff"
+  headless             = true
 }
 
 build {

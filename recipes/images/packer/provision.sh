@@ -14,3 +14,5 @@ mount --bind / /mnt/image
 trap 'umount /mnt/image' EXIT
 gpunode setup /etc/gpunode/node.toml --root /mnt/image --gpu "$GPUS" --yes
 sh generalise.sh /mnt/image
+# packer's key must not open every node.
+rm -f /root/.ssh/authorized_keys /home/*/.ssh/authorized_keys
