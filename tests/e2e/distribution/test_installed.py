@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from gpunode.workflow.reboot import resume_unit
 from tests.e2e.distribution.conftest import MakeSystem
 from tests.e2e.distribution.roots import System
 
@@ -168,10 +169,15 @@ def test_removing_the_deb_takes_the_unit_of_a_waiting_setup_along(release: Path,
         install_deb(system, release)
         units = system.root / "etc/systemd/system"
         (units / "multi-user.target.wants").mkdir(parents=True, exist_ok=True)
-        (units / "gpunode-resume.service").write_text("[Unit]\n")
+        unit = units / "gpunode-resume.service"
         (units / "multi-user.target.wants/gpunode-resume.service").symlink_to("../gpunode-resume.service")
+        unit.write_bytes(resume_unit(("/usr/bin/python3", "-I", "/usr/local/bin/gpunode", "setup")))
+        system.run("dpkg", "--remove", "gpunode")
+        assert unit.exists()  # another gpunode's
+        install_deb(system, release)
+        unit.write_bytes(resume_unit(("/usr/bin/python3", "-I", "/usr/bin/gpunode", "setup")))
         install_deb(system, release)  # an upgrade leaves it
-        assert (units / "gpunode-resume.service").exists()
+        assert unit.exists()
         system.run("dpkg", "--remove", "gpunode")
         assert not [path for path in units.rglob("gpunode*") if os.path.lexists(path)]
 
