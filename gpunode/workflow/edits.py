@@ -7,7 +7,6 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING
 
 from gpunode.change import FileChange, FileState, RuntimeExpectation, ServiceChange, Trigger
 from gpunode.command import Command
@@ -30,9 +29,6 @@ from gpunode.steps.outcome import Planned
 from gpunode.steps.runtime_config import cri_notes, disrupts, packaged_version, reads_again, reread_by
 from gpunode.workflow import present
 from gpunode.workflow.converge import look_at_kubelet, managed, survey
-
-if TYPE_CHECKING:
-    pass
 
 _DUMP_BYTES = 16 << 20
 _DUMP_S = 30.0
