@@ -84,7 +84,7 @@ def plan(place: str, captures: Sequence[str], where: Where, how: How, *, check: 
         found = planned(wanted, cluster)
         screen.cluster_plan(found, wanted, _others(found.identity))
     pending = ChangesPending.exit_code if check and found.changes else 0
-    how.answer(_envelope("k8s plan", found, exit_code=pending))
+    how.answer(_envelope("k8s plan", found, exit_code=pending, changed=bool(found.changes)))
 
 
 def apply(place: str, captures: Sequence[str], where: Where, how: How, *, yes: bool, timeout_s: float) -> None:
@@ -283,7 +283,7 @@ def _envelope(command: str, plan: ClusterPlan, *, exit_code: int = 0, changed: b
         command,
         status=ChangesPending.status if exit_code else "ok",
         exit_code=exit_code,
-        changed=changed or bool(exit_code),
+        changed=changed,
         changes=[one.change for one in plan.changes if one.change],
         result={"cluster": plan.identity, "objects": rows, "skipped": plan.skipped, "run": run},
     )
