@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 import pytest
 
 from gpunode.cli.envelope import Envelope
 from gpunode.errors import ProblemFound, VerifyFailed
+from gpunode.workflow.fleet import Row
 from tests.conformance.ansible.conftest import COLLECTION, Ansible, StandIn, stand_in
 from tests.conformance.ansible.test_modules import DONE, DRAIN, REBOOT, answer
 
@@ -98,6 +99,7 @@ def test_a_canary_that_is_not_healthy_stops_the_rest(site: Site) -> None:
     assert [one.calls for one in site.hosts.values()][1:] == [[], [], []]
     seen = json.loads((site.folder / "seen.json").read_text())["result"]
     assert [row["status"] for row in seen["reports"]] == ["problem"]
+    assert {*seen["reports"][0]} - {"setup"} <= {one.name for one in fields(Row)}, "as doctor's own rows"
     assert seen["causes"] == [{"cause": "nouveau-bound", "title": "nouveau owns the GPU", "reports": ["n1"]}]
 
 

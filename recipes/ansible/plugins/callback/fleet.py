@@ -12,9 +12,10 @@ version_added: "0.1.0"
 description:
   - At the end of the play the results of M(gpunode.node.gpunode_doctor) and M(gpunode.node.gpunode) on all hosts are
     written to one file.
-  - The file has the shape of C(gpunode doctor FOLDER --json), with one row for each host in C(result.reports) and
-    each cause with its hosts
-    in C(result.causes). A row also has C(setup), the result of M(gpunode.node.gpunode), null where it did not run.
+  - The file has the keys of C(gpunode doctor FOLDER --json) that a play can tell, with one row for each host in
+    C(result.reports) and each cause with its hosts in C(result.causes). A row also has C(setup), the result of
+    M(gpunode.node.gpunode), null where it did not run. Layers, versions, differences and the page take captures, which
+    the playbook P(gpunode.node.doctor#playbook) fetches.
   - A host that was not reached has the status V(unreadable), with the reason in C(error).
 requirements:
   - enabling it with C(callbacks_enabled = gpunode.node.fleet) in ansible.cfg
@@ -43,6 +44,8 @@ DOCTOR = "gpunode.node.gpunode_doctor"
 SETUP = "gpunode.node.gpunode"
 OF_SETUP = ("status", "exit_code", "changed", "run", "reboot_required", "drain_required", "msg")
 OF_CAUSE = ("cause", "title", "layer", "severity", "confidence", "summary")
+# What a row holds for this plugin alone.
+OURS = ("examined", "titles")
 STATUS = {
     "healthy": ("ok", 0),
     "problem": ("problem-found", 8),
@@ -101,7 +104,7 @@ class CallbackModule(CallbackBase):
 
 def envelope(rows):
     """All rows as ``gpunode doctor FOLDER --json`` has them."""
-    reports = [{key: row[key] for key in row if key != "examined"} for _host, row in sorted(rows.items())]
+    reports = [{key: row[key] for key in row if key not in OURS} for _host, row in sorted(rows.items())]
     found = {row["status"] for row in reports}
     worst = "problem" if "problem" in found else "healthy" if found == {"healthy"} else "unknown"
     status, code = STATUS[worst]
@@ -117,33 +120,42 @@ def envelope(rows):
         "findings": [],
         "unknown": [],
         "errors": [],
-        "result": {"reports": reports, "causes": _causes(reports)},
+        "result": {"reports": reports, "causes": _causes(rows)},
     }
 
 
-def _causes(reports):
+def _causes(rows):
     hosts, titles = collections.defaultdict(list), {}
-    for row in reports:
-        for one in [row, *row["others"]] if row["cause"] else []:
-            hosts[one["cause"]].append(row["report"])
-            titles[one["cause"]] = one["title"]
+    for host, row in sorted(rows.items()):
+        for cause, title in row["titles"].items():
+            hosts[cause].append(host)
+            titles[cause] = title
     order = sorted(hosts, key=lambda cause: (-len(hosts[cause]), cause))
     return [{"cause": cause, "title": titles[cause], "reports": hosts[cause]} for cause in order]
 
 
 def _row(host):
-    nothing = {"status": "unknown", "others": [], "unknown": [], "error": "", "setup": None, "examined": False}
+    nothing = {
+        "status": "unknown",
+        "others": [],
+        "unknown": [],
+        "error": "",
+        "setup": None,
+        "examined": False,
+        "titles": {},
+    }
     return {"report": host, "path": "", "node": host, **dict.fromkeys(OF_CAUSE), "cause": "", **nothing}
 
 
 def _diagnosed(answer):
-    roots = [finding for finding in answer.get("findings", []) if not finding.get("explained_by")]
-    causes = [{name: root.get(name) for name in OF_CAUSE} for root in roots]
-    first = causes[0] if causes else {}
+    """What doctor told of a host; a root cause that is a mere remark is none."""
+    told = (finding for finding in answer.get("findings", []) if finding.get("severity") != "info")
+    roots = [finding for finding in told if not finding.get("explained_by")]
     return {
-        **first,
+        **({name: roots[0].get(name) for name in OF_CAUSE} if roots else {}),
+        "titles": {root["cause"]: root.get("title") for root in roots},
         "status": answer.get("verdict", "unknown"),
-        "others": causes[1:],
+        "others": [root["cause"] for root in roots[1:]],
         "unknown": [one.get("what") for one in answer.get("unknown", [])],
     }
 
