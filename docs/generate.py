@@ -152,6 +152,7 @@ def exit_codes() -> str:
 _EXIT_CODES_INTRO = """\
 Every command ends with one of these. With `--json` the same number stands in the envelope as `exit_code`, and `status`
 names it in one word. A command whose reader went away (`gpunode plan | head`) ends with 141, as the shell has it.
+`doctor --npd` ends with 0, 1 or 2, which mean what node-problem-detector takes them for: no fault, a fault, unknown.
 """
 
 
