@@ -128,7 +128,7 @@ def _undo(
     with screen, alone(store, host, screen, leave.lock_timeout_s, others=leave.whole), stop:
         if (cut := swept(store, host)) is not None:
             screen.tell(Told(told(cut, f"a {verb} undoes whatever it did")))
-        repaired = leave.whole and _finish_dpkgs_work(verb, host, store, screen, stop, leave)
+        repaired = leave.whole and _finish_package_changes(verb, host, store, screen, stop, leave)
         back = undoing(store, host, screen)
         if isinstance(back, Undone):
             screen.undone(back)
@@ -175,7 +175,7 @@ def _undo(
     )
 
 
-def _finish_dpkgs_work(
+def _finish_package_changes(
     verb: Literal["rollback", "remove"],
     host: LocalHost,
     store: Store,
@@ -183,7 +183,7 @@ def _finish_dpkgs_work(
     stop: Stop,
     leave: Leave,
 ) -> bool:
-    """Which packages there are can be told: what dpkg began is finished.
+    """Which packages there are can be told: a change of packages that was interrupted is finished.
 
     Returns:
         Whether there was anything to finish.

@@ -55,7 +55,7 @@ Verb: TypeAlias = Literal[
     "k8s remove",
     "k8s rollback",
 ]
-# The verbs whose runs make something of a node; the others take such runs back, or finish dpkg's work.
+# The verbs whose runs make something of a node; the others take such runs back, or repair packages.
 MAKING: frozenset[Verb] = frozenset({"setup", "configure", "unconfigure"})
 Result: TypeAlias = Literal["done", "failed", "interrupted", "waiting"]
 Load: TypeAlias = Callable[[str], bytes]

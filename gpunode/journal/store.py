@@ -276,8 +276,8 @@ class Store:
             JournalDamaged: its journal is.
         """
         # A run that was killed before its first entry did nothing, so it hides nobody.
-        # Nor does a repair of dpkg, which whoever goes on begins with: they may have said no to the rest; nor an edit
-        # of a runtime's files, which goes on with nothing.
+        # Nor does a repair of packages, which whoever goes on begins with: they may have said no to the rest; nor an
+        # edit of a runtime's files, which goes on with nothing.
         began = (entries for run in reversed(self.ids()) if (entries := self._unloaded(run)) and not _is_aside(entries))
         return record.cut_short(next(began, ()))
 

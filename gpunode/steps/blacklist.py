@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from gpunode.change import FileChange, FileState, Trigger
 from gpunode.facts import modprobe
 from gpunode.facts.model import Facts, known, need
+from gpunode.outcome import Outcome, Planned, Step
 from gpunode.recipe import Recipe
-from gpunode.steps.outcome import Outcome, Planned, Step
 from gpunode.steps.selection import standing_driver, wants_driver
 
 BLACKLIST = "/etc/modprobe.d/gpunode-nouveau.conf"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from gpunode.change import KnownAfter, PackageChange
 from gpunode.facts.model import Facts, need
+from gpunode.outcome import Outcome, Planned, Refusal, Step
 from gpunode.recipe import Recipe
 from gpunode.steps.marks import set_manual, why_manual
-from gpunode.steps.outcome import Outcome, Planned, Refusal, Step
 from gpunode.steps.selection import family_of, standing_driver, wants_driver
 
 
@@ -37,7 +37,7 @@ def plan(recipe: Recipe, facts: Facts) -> Outcome:
     held = meta is not None and meta not in missing and packages[meta].held
     notes = (f"{meta} is held, so later kernels come without headers and without a driver",) if held else ()
     if not missing:
-        return Planned(marked, why_manual(marked) if marked else f"headers for {listed} are installed", notes)
+        return Planned(marked, why_manual(marked, facts) if marked else f"headers for {listed} are installed", notes)
     changes = tuple(PackageChange(name, packages.get(name), KnownAfter(why="headers")) for name in missing)
     reason = f"the driver's module is built for {listed}"
     return Planned(

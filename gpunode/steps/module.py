@@ -8,8 +8,8 @@ from gpunode.catalog.driver import Choice
 from gpunode.change import CommandChange, ModuleChange
 from gpunode.facts.model import Facts, Kernels, LoadedDriver, ModuleFile, known, need
 from gpunode.facts.project import PLAN
+from gpunode.outcome import Outcome, Planned, Step, Waits
 from gpunode.recipe import Recipe
-from gpunode.steps.outcome import Outcome, Planned, Step, Waits
 from gpunode.steps.selection import (
     StandingDriver,
     WantedDriver,

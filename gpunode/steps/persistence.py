@@ -6,9 +6,9 @@ from gpunode.catalog.driver import Choice
 from gpunode.change import ServiceChange, ServiceState
 from gpunode.facts.model import Facts, Unknown, known
 from gpunode.facts.project import PLAN
+from gpunode.outcome import Outcome, Planned, Step
 from gpunode.recipe import Recipe
 from gpunode.steps.module import is_loaded
-from gpunode.steps.outcome import Outcome, Planned, Step
 from gpunode.steps.selection import choice, standing_driver, wants_driver
 
 UNIT = "nvidia-persistenced.service"

@@ -22,18 +22,18 @@ from gpunode.change import (
     subject,
 )
 from gpunode.command import sudo_gpunode
-from gpunode.distros.dpkg_version import DpkgVersion
 from gpunode.distros.family import TOOLKIT_PACKAGES
 from gpunode.errors import Refused
+from gpunode.facts.access import closing, exposed, why_closed, why_open
 from gpunode.facts.model import Facts, Known, Unknown, holds, known
 from gpunode.facts.probes import TOOLKIT_LIST, TOOLKIT_PROGRAM
 from gpunode.facts.project import PLAN
+from gpunode.outcome import Outcome, Planned, Refusal, Step
+from gpunode.packages.version import numbers
 from gpunode.recipe import Recipe
 from gpunode.runtimes import Configured, Edited, Files, Runtime, Wish, after_edits, runtime
 from gpunode.runtimes.found import States, contents, file_changes, in_facts
 from gpunode.runtimes.installations import Chosen, chosen, kubelet_using, with_kubelets_driver
-from gpunode.steps.access import closing, exposed, why_closed, why_open
-from gpunode.steps.outcome import Outcome, Planned, Refusal, Step
 from gpunode.steps.selection import matches
 from gpunode.steps.toolkit import CONFIG
 
@@ -240,8 +240,7 @@ def cri_notes(row: Runtime, configured: Configured) -> tuple[str, ...]:
 def packaged_version(row: Runtime, packages: Mapping[str, PackageState]) -> tuple[int, ...] | None:
     """The version of the runtime's installed package; None where none is installed."""
     version = next((packages[name].version for name in row.packages if matches(packages.get(name), "")), "")
-    numbers = _NUMBERS.match(DpkgVersion(version).without_epoch)
-    return tuple(int(number) for number in numbers[0].split(".")) if numbers else None
+    return numbers(version)
 
 
 def _wish(recipe: Recipe, row: Runtime, facts: Facts) -> Wish:

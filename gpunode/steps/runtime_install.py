@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from gpunode.change import KnownAfter, PackageChange, PackageState
 from gpunode.errors import Refused
 from gpunode.facts.model import Facts, Known, known, need
+from gpunode.outcome import Outcome, Planned, Refusal, Step
 from gpunode.recipe import Recipe
 from gpunode.runtimes import Runtime, runtime
 from gpunode.runtimes.installations import chosen, has_products
 from gpunode.steps.locked import astray, held_elsewhere, wanted_state
 from gpunode.steps.marks import set_manual, why_manual
-from gpunode.steps.outcome import Outcome, Planned, Refusal, Step
 from gpunode.steps.selection import matches, not_locked
 
 
@@ -29,7 +29,7 @@ def plan(recipe: Recipe, facts: Facts) -> Outcome:
     packages = need(facts.packages, "which packages are installed")
     for name in row.packages:
         if matches(packages.get(name), ""):
-            return _installed(recipe, name, packages)
+            return _installed(recipe, facts, name, packages)
     unit = facts.unit(row.unit)
     if isinstance(unit, Known) and unit.value.exists and not unit.value.masked:
         return Planned((), f"{row.unit} is installed, but not from a package; it is not replaced")
@@ -66,7 +66,7 @@ _ROOTLESS = Refusal(
     what="docker is rootless here, so a kind cluster gets no GPU",
     why="a user runs dockerd (/run/user/*/docker.sock), and docker.service is missing; without root it cannot give "
     "the cluster's nodes devices",
-    hint="install docker for the whole machine, and use it for kind:\nsudo apt-get install docker.io\n"
+    hint="install docker for the whole machine (its package is docker.io), and use it for kind:\n"
     "docker context use default",
 )
 
@@ -75,16 +75,16 @@ def _has_kind(recipe: Recipe) -> bool:
     return recipe.kubernetes is not None and recipe.kubernetes.kind.workers > 0
 
 
-def _installed(recipe: Recipe, name: str, packages: Mapping[str, PackageState]) -> Outcome:
+def _installed(recipe: Recipe, facts: Facts, name: str, packages: Mapping[str, PackageState]) -> Outcome:
     """The package that provides the runtime, in the locked version where there is one."""
     present, lock = packages[name], recipe.lock
     if lock is not None and name not in lock.packages:
         return not_locked(lock, name)
     if lock is None or not astray(recipe, packages, (name,)):
         marked, installed = set_manual(packages, (name,)), f"{name} {present.version} is installed"
-        return Planned(marked, f"{installed}; {why_manual(marked)}" if marked else installed)
+        return Planned(marked, f"{installed}; {why_manual(marked, facts)}" if marked else installed)
     if present.held:
-        return held_elsewhere((name,), lock.file)
+        return held_elsewhere(facts, (name,), lock.file)
     after = wanted_state(recipe, name, KnownAfter(why="runtime"))
     return Planned((PackageChange(name, present, after),), f"the lock holds {name} at another version")
 

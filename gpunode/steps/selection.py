@@ -15,15 +15,15 @@ from gpunode.catalog.gpus import GpuModel
 from gpunode.change import PackageState
 from gpunode.command import gpunode
 from gpunode.distros import family, supported
-from gpunode.distros.dpkg_version import DpkgVersion
-from gpunode.distros.family import PIN_FILE, Family
+from gpunode.distros.family import Family
 from gpunode.facts.model import Facts, Known, LoadedDriver, known, need
+from gpunode.outcome import Planned, Refusal
+from gpunode.packages import system
+from gpunode.packages.version import without_epoch
 from gpunode.recipe import Flavour, Recipe, VersionLock
 from gpunode.steps.gpus import models, own_gpus
-from gpunode.steps.outcome import Planned, Refusal
 
 _PINNING = "nvidia-driver-pinning-"
-_EXACT_PIN = re.compile(rb"^Pin: version (\d{3}(?:\.\d+)+)-\*$", re.MULTILINE)
 _REVISION = re.compile(r"-[^-]*\Z")
 _DRIVER_VERSION = re.compile(r"(\d{3})\.(?:\d|\Z)")
 # What programs reach a GPU by: Debian's and NVIDIA's names, and Ubuntu's (libnvidia-compute-580-server).
@@ -66,7 +66,7 @@ class WantedDriver:
         return self.family.dkms_package(replace(self.chosen, flavour=other))
 
     def packages(self, recipe: Recipe) -> tuple[str, ...]:
-        """The packages that apt is asked for."""
+        """The packages that the package manager is asked for."""
         return self.family.driver_packages(self.chosen, recipe.driver.scope)
 
 
@@ -221,7 +221,7 @@ def _kept(recipe: Recipe, facts: Facts, present: tuple[GpuModel, ...]) -> Choice
         return None
     kept = f"branch {chosen.branch} with {chosen.flavour} modules is installed, maintained and suitable, so it is kept"
     if not recipe.upgrade and isinstance(found, Family) and (exact := _held_by_file(found, chosen, facts)):
-        return replace(chosen, exact=exact, reason=f"{PIN_FILE} pins it to {exact}, as requested earlier")
+        return replace(chosen, exact=exact, reason=f"{system(facts).pin_file} pins it to {exact}, as requested earlier")
     return replace(chosen, reason=kept)
 
 
@@ -242,16 +242,16 @@ def _onward(recipe: Recipe, facts: Facts, present: tuple[GpuModel, ...]) -> Choi
 
 
 def _held_by_file(found: Family, chosen: Choice, facts: Facts) -> str:
-    """The exact version at which gpunode's own preferences file holds the driver; empty when it holds a branch.
+    """The exact version at which gpunode's own pin holds the driver; empty when it holds a branch.
 
     A lock or ``--driver VERSION`` wrote it. Without them a later run leaves it so, else it would undo what was asked.
     """
-    present = known(facts.file(PIN_FILE), None)
-    exact = _EXACT_PIN.search(present.content) if present else None
-    if present is None or exact is None:
+    packages = system(facts)
+    present = known(facts.file(packages.pin_file), None)
+    version = packages.pinned_version(present.content) if present else ""
+    if present is None or not version:
         return ""
-    version = exact[1].decode()
-    is_own = present.content == found.pin(replace(chosen, exact=version))
+    is_own = present.content == packages.pin(replace(chosen, exact=version), found.origins)
     return version if is_own and is_version_of(version, chosen) else ""
 
 
@@ -285,7 +285,7 @@ def _locked(recipe: Recipe, lock: VersionLock, facts: Facts, present: tuple[GpuM
 def locked_driver(lock: VersionLock) -> str:
     """The driver's own version that a lock holds (``580.178.04``); empty when it holds none, or more than one."""
     versions = {lock.packages[name] for name in driver_packages(lock.packages)}
-    found = {_REVISION.sub("", DpkgVersion(version).without_epoch) for version in versions if branch_of(version)}
+    found = {_REVISION.sub("", without_epoch(version)) for version in versions if branch_of(version)}
     return found.pop() if len(found) == 1 else ""
 
 
@@ -349,7 +349,7 @@ def installed_branches(facts: Facts) -> tuple[int, ...]:
 
 def branch_of(version: str) -> int:
     """The driver branch that a package version is of; 0 when the package has versions of its own."""
-    match = _DRIVER_VERSION.match(DpkgVersion(version).without_epoch)
+    match = _DRIVER_VERSION.match(without_epoch(version))
     return int(match[1]) if match else 0
 
 
@@ -419,4 +419,4 @@ def matches(state: PackageState | None, wanted: str) -> bool:
 
 def version_matches(version: str, wanted: str) -> bool:
     """Whether a package version starts with ``wanted``, its epoch left out."""
-    return DpkgVersion(version).without_epoch.startswith(wanted)
+    return without_epoch(version).startswith(wanted)

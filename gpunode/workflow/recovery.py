@@ -133,7 +133,7 @@ def half_written(cut: CutShort) -> tuple[str, ...]:
 def marks_missing(cut: CutShort, installed: Mapping[str, PackageState]) -> tuple[PackageChange, ...]:
     """The packages that the setup brought as somebody's dependency or held, and that are not marked so.
 
-    apt marks all that it is told by name as manually installed; the marks are set after the transaction.
+    Package managers mark all that they are told by name as manually installed; the marks are set after the transaction.
     """
     if cut.begin.verb != "setup":
         return ()

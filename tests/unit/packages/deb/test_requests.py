@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gpunode.change import KnownAfter, PackageChange, PackageState
-from gpunode.host.apt_plan import arguments, has_prefix, unplanned
-from gpunode.host.port import Action, Simulation
+from gpunode.packages.deb.requests import arguments
+from gpunode.packages.simulation import Action, Simulation, unplanned
+from gpunode.packages.version import has_prefix
 
 RESIDUE = PackageState("470.1-1", config_files_only=True)
 names = st.from_regex(r"\A[a-z][a-z0-9.+-]{0,10}[a-z0-9]\Z")
@@ -86,7 +89,8 @@ def test_leave_to_downgrade(before: str, after: PackageState | KnownAfter, lower
 
 
 def simulation(*actions: Action) -> Simulation:
-    return Simulation(actions)
+    marked = (replace(one, downgrade=bool(one.version and one.former and one.version < one.former)) for one in actions)
+    return Simulation(tuple(marked), manager="apt")
 
 
 PLAN = (
@@ -136,7 +140,7 @@ def test_files_that_the_plan_keeps_are_not_purged() -> None:
 
 
 def test_a_refusal_is_never_fine() -> None:
-    assert unplanned((), Simulation((), "E: Unable to locate package x")) == (
+    assert unplanned((), Simulation((), "E: Unable to locate package x", "apt")) == (
         "apt refuses: E: Unable to locate package x",
     )
 
