@@ -28,8 +28,9 @@ from gpunode.cli.resume import (
 from gpunode.cli.resume import refuse_other_options as refuse_other_options
 from gpunode.command import gpunode, sudo_gpunode
 from gpunode.errors import GpunodeError, UsageError, assert_never
+from gpunode.host.command_log import CommandLog
 from gpunode.host.local import LocalHost
-from gpunode.host.process import CommandLog, proxies
+from gpunode.host.process import proxies
 from gpunode.journal.record import CutShort, made, steps_of
 from gpunode.journal.store import Store
 from gpunode.outcome import WAITS, reboot_suffices

@@ -11,8 +11,8 @@ from gpunode.cli.commands import How, check_steps
 from gpunode.cli.compose import Stop, Wanted, announcer, is_image, need_root
 from gpunode.cli.envelope import Envelope
 from gpunode.errors import UsageError
+from gpunode.host.command_log import CommandLog
 from gpunode.host.local import LocalHost
-from gpunode.host.process import CommandLog
 from gpunode.journal.store import Store
 from gpunode.packages.simulation import is_install
 from gpunode.workflow.converge import survey

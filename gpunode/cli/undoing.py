@@ -14,8 +14,8 @@ from gpunode.cli.commands import How, beside
 from gpunode.cli.compose import Stop, announcer, checked_root, is_image, need_root
 from gpunode.cli.envelope import Envelope
 from gpunode.errors import UsageError
+from gpunode.host.command_log import CommandLog
 from gpunode.host.local import LocalHost
-from gpunode.host.process import CommandLog
 from gpunode.journal.record import made, number, steps_of
 from gpunode.journal.store import Store
 from gpunode.workflow.converge import survey

@@ -7,17 +7,19 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from gpunode import __version__
 from gpunode.host.own import why_foreign
 
 FOLDER = Path("/var/log/gpunode")
 
 
-def keep(text: str, name: str) -> str:
-    """The path where ``text`` was written; an existing file in root's folder is not overwritten.
+def keep(traceback: str, name: str) -> str:
+    """The path where ``traceback`` was written, below the versions; no file in root's folder is overwritten.
 
     Raises:
         OSError: it can be written nowhere.
     """
+    text = f"{_versions()}\n\n{traceback}"
     if os.geteuid() == 0 and not why_foreign(FOLDER):
         FOLDER.mkdir(mode=0o700, parents=True, exist_ok=True)
         path = FOLDER / name
@@ -29,6 +31,16 @@ def keep(text: str, name: str) -> str:
 
     descriptor, private = tempfile.mkstemp(prefix="gpunode-", suffix=f"-{name}")
     return _written(descriptor, private, text)
+
+
+def _versions() -> str:
+    """gpunode, Python and the system that ran them."""
+    import platform
+
+    import distro
+
+    system = distro.name(pretty=True) or platform.system()
+    return f"gpunode {__version__}, Python {platform.python_version()}, {system}, {platform.machine()}"
 
 
 def keep_those_of_rules(tracebacks: Sequence[str]) -> str:

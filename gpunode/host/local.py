@@ -33,9 +33,10 @@ from gpunode.change import (
 from gpunode.errors import ChangeFailed, Conflict, Refused, assert_never
 from gpunode.facts.evidence import Capture, Outcome, Probe
 from gpunode.host import files, runtime
+from gpunode.host.command_log import CommandLog
 from gpunode.host.locks import wait_until_ended, wait_until_free
 from gpunode.host.port import OnProgress, Progress, Settled, Workloads, unheard
-from gpunode.host.process import CommandLog, Consent, Finished, Runner
+from gpunode.host.process import Consent, Finished, Runner
 from gpunode.host.services import Services
 from gpunode.packages import SYSTEMS
 from gpunode.packages.simulation import Simulation
