@@ -18,8 +18,9 @@ from gpunode.packages.version import numbers
 from gpunode.recipe import Recipe
 from gpunode.runtimes import Wish, runtime
 from gpunode.runtimes.found import contents, in_facts
+from gpunode.steps.installed_driver import matches
 from gpunode.steps.module import is_loaded
-from gpunode.steps.selection import WantedDriver, matches, wanted_driver
+from gpunode.steps.selection import WantedDriver, wanted_driver
 
 if TYPE_CHECKING:
     from gpunode.facts.cdi import Offer, Spec

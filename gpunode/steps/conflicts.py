@@ -9,17 +9,9 @@ from gpunode.facts.model import Facts, known
 from gpunode.outcome import Outcome, Planned, Refusal, Step
 from gpunode.packages import system
 from gpunode.recipe import Recipe
+from gpunode.steps.installed_driver import branch_of, installed_driver_packages, prefix, version_matches
 from gpunode.steps.locked import beside_driver
-from gpunode.steps.selection import (
-    WantedDriver,
-    apart_from,
-    branch_of,
-    installed_driver_packages,
-    moved_along,
-    prefix,
-    version_matches,
-    wanted_driver,
-)
+from gpunode.steps.selection import WantedDriver, apart_from, moved_along, wanted_driver
 
 # It replaces files of packages and says so to nobody; its own uninstaller alone knows which.
 _RUN_INSTALLER = Refusal(

@@ -12,8 +12,8 @@ from gpunode.distros.family import Family
 from gpunode.facts.model import Facts, Known, PciDevice, Platform, known, need
 from gpunode.outcome import Outcome, Planned, Refusal, Step
 from gpunode.recipe import Expect, Recipe, VersionLock
+from gpunode.steps.families import family_of, wants_driver
 from gpunode.steps.gpus import PASSED_THROUGH, gpus, nvswitches, other_gpus, own_gpus
-from gpunode.steps.selection import family_of, wants_driver
 
 _FOREIGN = {"1002": "AMD", "8086": "Intel"}
 # What was looked at, by the probe that told.

@@ -13,10 +13,11 @@ from gpunode.outcome import Outcome, Planned, Step
 from gpunode.packages import system
 from gpunode.recipe import Recipe
 from gpunode.steps.gpus import own_gpus
+from gpunode.steps.installed_driver import matches, prefix
 from gpunode.steps.locked import astray, beside_driver, held_elsewhere, wanted_state
 from gpunode.steps.marks import set_manual, why_manual
 from gpunode.steps.module import is_loaded
-from gpunode.steps.selection import WantedDriver, apart_from, kept_version, matches, moved_along, prefix, wanted_driver
+from gpunode.steps.selection import WantedDriver, apart_from, kept_version, moved_along, wanted_driver
 
 # In the paths of what a driver's packages bring.
 _FILES = ("libcuda.so", "libnvidia-ml.so", "libnvidia-ptxjit", "nvidia-smi", "nvidia-persistenced", "nvidia-modprobe")

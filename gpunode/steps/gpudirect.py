@@ -13,10 +13,12 @@ from gpunode.facts.patterns import Pattern
 from gpunode.outcome import Outcome, Planned, Refusal, Step, Waits
 from gpunode.packages import system
 from gpunode.recipe import Recipe
+from gpunode.steps.families import MACHINE
+from gpunode.steps.installed_driver import matches, preexisting_driver
 from gpunode.steps.locked import astray, held_elsewhere, wanted_state
 from gpunode.steps.marks import set_manual, why_manual
 from gpunode.steps.module import MODULE_LOAD
-from gpunode.steps.selection import MACHINE, WantedDriver, matches, not_locked, standing_driver, wanted_driver
+from gpunode.steps.selection import WantedDriver, not_locked, wanted_driver
 
 MODULES_FILE: Final = "/etc/modules-load.d/gpunode-gpudirect.conf"
 _HEADER: Final = "# Written by gpunode: kernel modules of GPUDirect, loaded at boot.\n"
@@ -61,15 +63,15 @@ def _driver(recipe: Recipe, facts: Facts) -> _Driver | Refusal:
     if isinstance(driver, WantedDriver):
         chosen = driver.chosen
         return _Driver(f"driver {chosen.exact or chosen.branch}", chosen.flavour == "open", built_here=True)
-    standing = standing_driver(recipe, facts)
-    loaded = standing.loaded if standing else known(facts.loaded_driver, None)
+    preexisting = preexisting_driver(recipe, facts)
+    loaded = preexisting.loaded if preexisting else known(facts.loaded_driver, None)
     if loaded is None:
         return Refusal(
             what="GPUDirect needs a driver, but none is loaded and the recipe installs none",
             why="what a node can do depends on the version and the kernel modules of its driver",
             hint="set driver.version in the recipe, or load the driver first (modprobe nvidia)",
         )
-    is_prebuilt = standing.prebuilt if standing else not any(file.dkms for file in known(facts.module_files, ()))
+    is_prebuilt = preexisting.prebuilt if preexisting else not any(file.dkms for file in known(facts.module_files, ()))
     return _Driver(f"driver {loaded.version}", loaded.open_module, built_here=not is_prebuilt)
 
 

@@ -13,7 +13,7 @@ from gpunode.outcome import Refusal
 from gpunode.packages import system
 from gpunode.recipe import Recipe
 from gpunode.runtimes import RUNTIMES
-from gpunode.steps.selection import matches
+from gpunode.steps.installed_driver import matches
 
 
 def wanted_state(recipe: Recipe, name: str, otherwise: KnownAfter) -> PackageState | KnownAfter:

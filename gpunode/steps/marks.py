@@ -8,7 +8,7 @@ from dataclasses import replace
 from gpunode.change import PackageChange, PackageState
 from gpunode.facts.model import Facts
 from gpunode.packages import system
-from gpunode.steps.selection import matches
+from gpunode.steps.installed_driver import matches
 
 
 def set_manual(packages: Mapping[str, PackageState], names: Iterable[str]) -> tuple[PackageChange, ...]:

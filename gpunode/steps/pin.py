@@ -9,7 +9,8 @@ from gpunode.facts.model import Facts, known, need
 from gpunode.outcome import Outcome, Planned, Refusal, Step
 from gpunode.packages import system
 from gpunode.recipe import Recipe
-from gpunode.steps.selection import WantedDriver, pinned_by_package, wanted_driver
+from gpunode.steps.installed_driver import pinned_by_package
+from gpunode.steps.selection import WantedDriver, wanted_driver
 
 
 def plan(recipe: Recipe, facts: Facts) -> Outcome:

@@ -10,7 +10,8 @@ from gpunode.facts.model import Facts, need
 from gpunode.outcome import Outcome, Planned, Refusal, Step
 from gpunode.packages import Repository, system
 from gpunode.recipe import Recipe
-from gpunode.steps.selection import family_of, standing_driver, wants_driver
+from gpunode.steps.families import family_of, wants_driver
+from gpunode.steps.installed_driver import preexisting_driver
 
 
 def plan_cuda(recipe: Recipe, facts: Facts) -> Outcome:
@@ -18,8 +19,8 @@ def plan_cuda(recipe: Recipe, facts: Facts) -> Outcome:
     if not wants_driver(recipe, facts):
         return Planned((), "this driver is not managed by gpunode")
     # With it, the next upgrade would bring NVIDIA's packages over those of another maker.
-    if standing := standing_driver(recipe, facts):
-        return Planned((), standing.reason)
+    if preexisting := preexisting_driver(recipe, facts):
+        return Planned((), preexisting.reason)
     found = family_of(facts)
     if isinstance(found, Refusal):
         return found

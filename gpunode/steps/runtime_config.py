@@ -34,7 +34,7 @@ from gpunode.recipe import Recipe
 from gpunode.runtimes import Configured, Edited, Files, Runtime, Wish, after_edits, runtime
 from gpunode.runtimes.found import States, contents, file_changes, in_facts
 from gpunode.runtimes.installations import Chosen, chosen, kubelet_using, with_kubelets_driver
-from gpunode.steps.selection import matches
+from gpunode.steps.installed_driver import matches
 from gpunode.steps.toolkit import CONFIG
 
 # Root's programs read these for every container.
@@ -83,9 +83,9 @@ def _configured(recipe: Recipe, facts: Facts, place: Chosen) -> Planned | Refusa
     _check_default(row, wish, row.inspect(after_edits(contents(present), edited), wish))
     planned = _closed(row, facts, present, _planned(row, wish, facts, present, edited))
     missing = (f"{_NO_PROGRAM}, so its containers cannot start",) if lacks_program else ()
-    standing = _standing_default(recipe, row, present)
+    preexisting = _standing_default(recipe, row, present)
     return replace(
-        planned, notes=(*place.notes, *missing, *_other_driver(recipe, facts, row), *standing, *planned.notes)
+        planned, notes=(*place.notes, *missing, *_other_driver(recipe, facts, row), *preexisting, *planned.notes)
     )
 
 

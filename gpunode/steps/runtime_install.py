@@ -11,9 +11,10 @@ from gpunode.outcome import Outcome, Planned, Refusal, Step
 from gpunode.recipe import Recipe
 from gpunode.runtimes import Runtime, runtime
 from gpunode.runtimes.installations import chosen, has_products
+from gpunode.steps.installed_driver import matches
 from gpunode.steps.locked import astray, held_elsewhere, wanted_state
 from gpunode.steps.marks import set_manual, why_manual
-from gpunode.steps.selection import matches, not_locked
+from gpunode.steps.selection import not_locked
 
 
 def plan(recipe: Recipe, facts: Facts) -> Outcome:

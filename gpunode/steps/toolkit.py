@@ -12,9 +12,10 @@ from gpunode.facts.model import Facts, known, need
 from gpunode.outcome import Outcome, Planned, Refusal, Step
 from gpunode.packages import system
 from gpunode.recipe import Recipe, VersionLock
+from gpunode.steps.installed_driver import matches
 from gpunode.steps.marks import set_manual, why_manual
 from gpunode.steps.repositories import wants_toolkit
-from gpunode.steps.selection import matches, not_locked
+from gpunode.steps.selection import not_locked
 
 CONFIG = "/etc/nvidia-container-runtime/config.toml"
 # The package whose postinst writes it.

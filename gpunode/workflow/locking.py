@@ -13,9 +13,10 @@ from gpunode.recipe import Recipe, VersionLock
 from gpunode.runtimes import runtime
 from gpunode.steps.driver import DRIVER
 from gpunode.steps.gpudirect import GPUDIRECT, feature_packages
+from gpunode.steps.installed_driver import branch_of, matches
 from gpunode.steps.repositories import wants_toolkit
 from gpunode.steps.runtime_install import RUNTIME_INSTALL
-from gpunode.steps.selection import WantedDriver, branch_of, matches, wanted_driver
+from gpunode.steps.selection import WantedDriver, wanted_driver
 from gpunode.steps.toolkit import TOOLKIT
 from gpunode.workflow.converge import StagePlan, projected
 

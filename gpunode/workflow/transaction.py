@@ -14,7 +14,7 @@ from gpunode.outcome import Outcome, Planned
 from gpunode.packages import system
 from gpunode.packages.simulation import Simulation, unplanned
 from gpunode.recipe import VersionLock
-from gpunode.steps.selection import branch_of
+from gpunode.steps.installed_driver import branch_of
 from gpunode.workflow.converge import StagePlan, StepPlan
 
 _FREE: Mapping[str, str] = MappingProxyType({})
