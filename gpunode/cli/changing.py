@@ -31,7 +31,7 @@ from gpunode.errors import GpunodeError, UsageError, assert_never
 from gpunode.host.command_log import CommandLog
 from gpunode.host.local import LocalHost
 from gpunode.host.process import proxies
-from gpunode.journal.record import CutShort, made, steps_of
+from gpunode.journal.history import CutShort, made, steps_of
 from gpunode.journal.store import Store
 from gpunode.outcome import WAITS, reboot_suffices
 from gpunode.recipe import Recipe

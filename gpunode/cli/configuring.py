@@ -22,7 +22,7 @@ from gpunode.errors import ChangesPending, GpunodeError, Undetermined, UsageErro
 from gpunode.host.command_log import CommandLog
 from gpunode.host.local import LocalHost
 from gpunode.journal.footprint import Footprint
-from gpunode.journal.record import made
+from gpunode.journal.history import made
 from gpunode.journal.store import Store
 from gpunode.runtimes import runtime
 from gpunode.runtimes.model import BARE, INSTALLED

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from gpunode.facts.model import Facts
     from gpunode.host.port import Progress
     from gpunode.journal.chronicle import Chronicle
-    from gpunode.journal.record import RunSummary
+    from gpunode.journal.history import RunSummary
     from gpunode.lockfile import Moved
     from gpunode.recipe import Recipe, VersionLock
     from gpunode.workflow.converge import StagePlan

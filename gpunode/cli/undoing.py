@@ -16,7 +16,7 @@ from gpunode.cli.envelope import Envelope
 from gpunode.errors import UsageError
 from gpunode.host.command_log import CommandLog
 from gpunode.host.local import LocalHost
-from gpunode.journal.record import made, number, steps_of
+from gpunode.journal.history import made, number, steps_of
 from gpunode.journal.store import Store
 from gpunode.workflow.converge import survey
 from gpunode.workflow.events import Told
@@ -25,7 +25,7 @@ from gpunode.workflow.standing import Undone
 
 if TYPE_CHECKING:
     from gpunode.cli.human import Screen
-    from gpunode.journal.record import RunSummary
+    from gpunode.journal.history import RunSummary
     from gpunode.workflow.undo import Undoing
 
 _WHY_ROOT = "it changes files under /etc and packages, and its journal in /var/lib/gpunode is readable by root only"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from gpunode.change import Change, FileChange, PackageChange, PackageState, Trigger, subject
 from gpunode.errors import UsageError
 from gpunode.facts.model import Facts, Known, known
-from gpunode.journal.record import CutShort
+from gpunode.journal.history import CutShort
 from gpunode.runtimes import RUNTIMES
 
 if TYPE_CHECKING:

@@ -13,7 +13,8 @@ from gpunode.errors import Conflict, GpunodeError, Interrupted, RebootRequired, 
 from gpunode.facts.evidence import Probe
 from gpunode.facts.model import Facts, Unknown
 from gpunode.host.port import Host, Settled
-from gpunode.journal.record import CONFFILES, MAKING, RunSummary, Verb, to_undo
+from gpunode.journal.history import RunSummary, to_undo
+from gpunode.journal.record import CONFFILES, MAKING, Verb
 from gpunode.journal.store import Store
 from gpunode.redaction.evidence import without_secrets
 from gpunode.runtimes import RUNTIMES, Runtime, Wish

@@ -12,7 +12,8 @@ from gpunode.errors import ChangeFailed, DrainRequired, GpunodeError, Interrupte
 from gpunode.facts.evidence import Probe
 from gpunode.facts.model import Fact, Facts, Known, Unit, known
 from gpunode.host.port import Host, HostView, Settled
-from gpunode.journal.record import CutShort, Result
+from gpunode.journal.history import CutShort
+from gpunode.journal.record import Result
 from gpunode.journal.store import Run, Store
 from gpunode.outcome import Planned, Waits, reboot_suffices
 from gpunode.packages import system

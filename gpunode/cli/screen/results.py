@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from gpunode.change import FileChange, PackageChange
     from gpunode.errors import GpunodeError
     from gpunode.facts.evidence import Holds
-    from gpunode.journal.record import RunSummary
+    from gpunode.journal.history import RunSummary
     from gpunode.recipe import Recipe
     from gpunode.workflow.rehearse import Rehearsal
     from gpunode.workflow.rollback import RollbackResult

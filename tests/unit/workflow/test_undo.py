@@ -25,7 +25,8 @@ from gpunode.errors import ChangeFailed, Conflict, DrainRequired, RebootRequired
 from gpunode.facts.evidence import Capture, Probe
 from gpunode.facts.model import Facts, Known, LoadedDriver
 from gpunode.host.port import Workloads
-from gpunode.journal.record import CONFFILES, Verb, backwards, made
+from gpunode.journal.history import backwards, made
+from gpunode.journal.record import CONFFILES, Verb
 from gpunode.journal.store import Store
 from gpunode.packages.simulation import Action, Simulation, is_removal
 from gpunode.workflow import standing
