@@ -57,6 +57,12 @@ WAITS: Final[Mapping[WaitFor, type[GpunodeError]]] = {
     "reboot": RebootRequired,
 }
 """How a run ends that waits, by what it waits for; what has to come first in front."""
+WAITED_FOR: Final[Mapping[WaitFor, str]] = {
+    "drain": "a drain",
+    "console": "somebody at the console",
+    "reboot": "a reboot",
+}
+"""What is waited for, in words."""
 
 
 @dataclass(frozen=True, slots=True)

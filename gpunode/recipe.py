@@ -68,7 +68,7 @@ _ADDRESS = rf"|(https?://[A-Za-z0-9._~:%-]+(/{_PART}*)?|file:/{_PART}+)"
 _ADDRESS_WORDS = (
     (
         "an http://, https:// or file:/ address of letters, digits and ._~:/%+,=@- (user and password belong in "
-        "the package manager's own auth.conf.d)"
+        "/etc/apt/auth.conf.d)"
     ),
     '"" for NVIDIA\'s own',
 )

@@ -497,7 +497,7 @@ def self_check(
 ) -> None:
     """Check that gpunode's own files are as they were built.
 
-    They are compared with the checksums that came with them: of the zipapp, of the package, or of pip.
+    They are compared with the checksums that came with them: of the zipapp, of the system's package, or of pip.
     """
     from gpunode.cli import selfcheck
     from gpunode.cli.how import How

@@ -66,7 +66,10 @@ def _remedy(fact: Unknown) -> str:
     place = fact.probe.removeprefix("file:")
     program, is_missing, _ = fact.reason.partition(NOT_INSTALLED)
     if is_missing and program in _BROUGHT_BY:
-        return f"install the package {_BROUGHT_BY[program]}, then run the same command again"
+        from gpunode.packages import SYSTEMS  # it imports this module
+
+        install = SYSTEMS[0].install((_BROUGHT_BY[program],))
+        return f"install it, then run the same command again:\nsudo {install}"
     if found := _NOT_UNDERSTOOD.match(fact.reason):
         where = f"line {found['line']} of {found['path']}" if found["line"] else found["path"] or f"what {place} shows"
         return f"correct {where}, then run the same command again"

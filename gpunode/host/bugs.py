@@ -39,7 +39,14 @@ def _versions() -> str:
 
     import distro
 
-    system = distro.name(pretty=True) or platform.system()
+    try:
+        # Its other sources are programs that it would look for in the caller's PATH.
+        system = distro.LinuxDistribution(include_lsb=False, include_uname=False, include_oslevel=False).name(
+            pretty=True
+        )
+    except (OSError, ValueError):  # such as an os-release with a quote that is never closed
+        system = ""
+    system = system or platform.system()
     return f"gpunode {__version__}, Python {platform.python_version()}, {system}, {platform.machine()}"
 
 
@@ -52,7 +59,7 @@ def keep_those_of_rules(tracebacks: Sequence[str]) -> str:
         return ""
     text = "\n".join(dict.fromkeys(tracebacks))
     try:
-        return keep(text, f"bug-of-rules-{hashlib.sha256(text.encode()).hexdigest()[:12]}.txt")
+        return keep(text, f"bug-of-rules-{hashlib.sha256(f'{_versions()}{text}'.encode()).hexdigest()[:12]}.txt")
     except OSError:
         return ""
 

@@ -337,7 +337,7 @@ def find_kubectl(which: Callable[[str], str | None] | None = None) -> tuple[str,
     raise Refused(
         "kubectl was not found",
         why="gpunode reaches clusters through the user's own kubectl",
-        hint="install kubectl (Debian's package is kubernetes-client), or write the files for another machine:\n"
+        hint="install kubectl (Debian: apt install kubernetes-client), or write the files for another machine:\n"
         "gpunode k8s render --out gpu-node",
     )
 

@@ -75,7 +75,7 @@ def simulate(root: str, changes: Sequence[PackageChange]) -> Simulation:
 
 
 def _not_simulated(why: str) -> Simulation:
-    return Simulation((), f"{NOT_SIMULATED}{why}")
+    return Simulation((), f"{NOT_SIMULATED}{why}", "apt")
 
 
 def _copy(root: str, folder: Path, native: str) -> None:

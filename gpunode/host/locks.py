@@ -217,6 +217,6 @@ def busy(found: Holder, waited_s: float) -> Busy:
     look = f":\n  ps -fp {found.pid}" if found.pid else ""
     return Busy(
         f"{found.path} is locked by {found}",
-        why=f"another program is changing packages; gpunode waited {waited_s:.0f} s for it",
+        why=f"another program is using the package manager; gpunode waited {waited_s:.0f} s for it",
         hint=f"wait until it has finished, then run the same command again{look}",
     )

@@ -22,22 +22,22 @@ def plan(recipe: Recipe, facts: Facts) -> Outcome:
     driver = wanted_driver(recipe, facts)
     if not isinstance(driver, WantedDriver):
         return driver
-    chosen, packages = driver.chosen, system(facts)
+    chosen, package_system = driver.chosen, system(facts)
     pinned = pinned_by_package(known(facts.packages, {}))
     if pinned and not _agree(pinned, chosen):
         return Refusal(
             what=f"nvidia-driver-pinning-{pinned} pins another driver",
             why=f"this node needs {_held(chosen.branch, chosen.exact)}: {chosen.reason}",
-            hint=f"{packages.purge((f'nvidia-driver-pinning-{pinned}',))}, then run the command again",
+            hint=f"{package_system.purge((f'nvidia-driver-pinning-{pinned}',))}, then run the command again",
         )
-    wanted = FileState(packages.pin(chosen, driver.family.origins))
-    present = need(facts.file(packages.pin_file), f"what {packages.pin_file} holds")
+    wanted = FileState(package_system.pin(chosen, driver.family.origins))
+    present = need(facts.file(package_system.pin_file), f"what {package_system.pin_file} holds")
     names = dict.fromkeys((*driver.packages(recipe), *pinned_names(chosen.branch)))
-    notes = (*chosen.warnings, *packages.overriding(facts, chosen, names))
+    notes = (*chosen.warnings, *package_system.overriding(facts, chosen, names))
     if present == wanted:
         return Planned((), f"held at {_held(chosen.branch, chosen.exact)}", notes)
     reason = f"driver {_held(chosen.branch, chosen.exact)}, {chosen.flavour} kernel modules: {chosen.reason}"
-    return Planned((FileChange(packages.pin_file, present, wanted),), reason, notes)
+    return Planned((FileChange(package_system.pin_file, present, wanted),), reason, notes)
 
 
 def _held(branch: int, exact: str) -> str:

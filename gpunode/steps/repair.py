@@ -12,7 +12,7 @@ def plan(recipe: Recipe, facts: Facts) -> Outcome:
     """Plans what makes every package whole, where a change of packages was stopped in its middle."""
     del recipe
     if not need(facts.packages_interrupted, "whether a change of packages was interrupted"):
-        return Planned((), "every package is whole")
+        return Planned((), "no change of packages was interrupted")
     repair = system(facts).repair
     return Planned((repair,), repair.why)
 

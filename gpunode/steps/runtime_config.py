@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Literal
@@ -40,7 +39,6 @@ from gpunode.steps.toolkit import CONFIG
 # Root's programs read these for every container.
 _TOOLKITS = (CONFIG, "/etc/nvidia-container-toolkit/nvidia-cdi-refresh.env")
 _NO_PROGRAM = f"{TOOLKIT_PROGRAM} is not installed"
-_NUMBERS = re.compile(r"\d+(?:\.\d+)*")
 
 
 def plan(recipe: Recipe, facts: Facts) -> Outcome:

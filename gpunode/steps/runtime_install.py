@@ -8,6 +8,7 @@ from gpunode.change import KnownAfter, PackageChange, PackageState
 from gpunode.errors import Refused
 from gpunode.facts.model import Facts, Known, known, need
 from gpunode.outcome import Outcome, Planned, Refusal, Step
+from gpunode.packages import system
 from gpunode.recipe import Recipe
 from gpunode.runtimes import Runtime, runtime
 from gpunode.runtimes.installations import chosen, has_products
@@ -40,7 +41,7 @@ def plan(recipe: Recipe, facts: Facts) -> Outcome:
 def _missing(recipe: Recipe, facts: Facts, row: Runtime, packages: Mapping[str, PackageState]) -> Outcome:
     """The distribution's package of a runtime that is not here."""
     if _has_kind(recipe) and known(facts.rootless_docker, default=False):
-        return _ROOTLESS
+        return _rootless(facts)
     if row.from_elsewhere:
         return Refusal(
             what=f"{row.id} is not installed",
@@ -62,14 +63,15 @@ def _missing(recipe: Recipe, facts: Facts, row: Runtime, packages: Mapping[str, 
     return Planned((PackageChange(first, packages.get(first), after),), reason)
 
 
-# nvkind issue 48.
-_ROOTLESS = Refusal(
-    what="docker is rootless here, so a kind cluster gets no GPU",
-    why="a user runs dockerd (/run/user/*/docker.sock), and docker.service is missing; without root it cannot give "
-    "the cluster's nodes devices",
-    hint="install docker for the whole machine (its package is docker.io), and use it for kind:\n"
-    "docker context use default",
-)
+def _rootless(facts: Facts) -> Refusal:
+    # nvkind issue 48.
+    install = system(facts).install(("docker.io",))
+    return Refusal(
+        what="docker is rootless here, so a kind cluster gets no GPU",
+        why="a user runs dockerd (/run/user/*/docker.sock), and docker.service is missing; without root it cannot give "
+        "the cluster's nodes devices",
+        hint=f"install docker for the whole machine, and use it for kind:\nsudo {install}\ndocker context use default",
+    )
 
 
 def _has_kind(recipe: Recipe) -> bool:

@@ -136,12 +136,12 @@ def _held_by_file(found: Family, chosen: Choice, facts: Facts) -> str:
 
     A lock or ``--driver VERSION`` wrote it. Without them a later run leaves it so, else it would undo what was asked.
     """
-    packages = system(facts)
-    present = known(facts.file(packages.pin_file), None)
-    version = packages.pinned_version(present.content) if present else ""
+    package_system = system(facts)
+    present = known(facts.file(package_system.pin_file), None)
+    version = package_system.pinned_version(present.content) if present else ""
     if present is None or not version:
         return ""
-    is_own = present.content == packages.pin(replace(chosen, exact=version), found.origins)
+    is_own = present.content == package_system.pin(replace(chosen, exact=version), found.origins)
     return version if is_own and is_version_of(version, chosen) else ""
 
 

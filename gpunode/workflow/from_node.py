@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from gpunode.catalog.driver import Choice, Impossible, choose
 from gpunode.catalog.gpus import GpuModel
+from gpunode.command import sudo_gpunode
 from gpunode.distros.family import Family
 from gpunode.errors import Refused, Undetermined
 from gpunode.facts.model import Facts, Known, known
@@ -71,9 +72,9 @@ def _left(recipe: Recipe, facts: Facts, host: HostView) -> frozenset[str]:
         raise_refusal(plans)
     if REPAIR.id in left:
         raise Refused(
-            "a change of packages was interrupted on this node, so some are only half installed",
+            "a change of packages was interrupted on this node, so some packages are only half installed",
             why=system(facts).repair.why,
-            hint="gpunode setup repairs that first; then run the command again",
+            hint=f"{sudo_gpunode('setup', '--only', 'repair')}\nthen run the command again",
         )
     return frozenset(left)
 

@@ -16,7 +16,6 @@ from gpunode.packages.system import Archive
 from gpunode.redaction.secrets import text as redact
 from gpunode.workflow.converge import StagePlan
 
-_LIMIT_BYTES = 16 << 20
 _KEYRING_LIMIT_BYTES = 1 << 20
 _FINGERPRINT = re.compile(r"(?:0x)?([0-9A-Fa-f]{40}|[0-9A-Fa-f]{64})!?")
 
@@ -27,9 +26,9 @@ def with_origins(plan: StagePlan, host: HostView, facts: Facts) -> StagePlan:
     if not brought:
         return plan
     names = dict.fromkeys(change.name for change in brought)
-    packages = system(facts)
-    answer = host.look(packages.archives_of(names))
-    archives = packages.archives(answer.text) if answer.outcome == "ok" else {}
+    package_system = system(facts)
+    answer = host.look(package_system.archives_of(names))
+    archives = package_system.archives(answer.text) if answer.outcome == "ok" else {}
 
     @cache
     def vouched(archive: Archive) -> str:
@@ -48,13 +47,13 @@ def with_origins(plan: StagePlan, host: HostView, facts: Facts) -> StagePlan:
 
 def _vouching(archive: Archive, facts: Facts, host: HostView) -> str:
     """Whose signature on the archive is asked for, in words; the entries of one archive have to agree on it."""
-    packages = system(facts)
+    package_system = system(facts)
     found = [
         source
         for source in known(facts.sources, ())
-        if source.enabled and not source.source_package and packages.serves(source, archive)
+        if source.enabled and not source.source_package and package_system.serves(source, archive)
     ]
-    ways = dict.fromkeys(_way(source, packages.trusted_folder, host) for source in found)
+    ways = dict.fromkeys(_way(source, package_system.trusted_folder, host) for source in found)
     return " or ".join(ways) or "from an unknown entry of the sources"
 
 

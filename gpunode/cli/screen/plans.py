@@ -13,7 +13,7 @@ from gpunode.cli.screen.node import node_line
 from gpunode.cli.screen.text import BLANK, Line, Span, indented, line, padded, span
 from gpunode.cli.screen.words import MARKS, bare, count, owed, sentence
 from gpunode.facts.model import Facts
-from gpunode.outcome import Planned, Refusal, Waits
+from gpunode.outcome import WAITED_FOR, Planned, Refusal, Waits
 from gpunode.packages.simulation import NOT_SIMULATED
 from gpunode.recipe import Recipe
 from gpunode.steps.table import STEPS
@@ -103,7 +103,7 @@ def _mark(step: StepPlan) -> tuple[Span, str]:
         case Planned(reason=reason, later=later):
             return MARKS["change" if step.changes else "not run" if later else "nothing"], reason
         case Waits(for_=for_, reason=reason):
-            return MARKS["waits"], f"waits for a {for_}: {reason}"
+            return MARKS["waits"], f"waits for {WAITED_FOR[for_]}: {reason}"
         case Refusal(what=what):
             return MARKS["refused"], what
 
@@ -151,7 +151,7 @@ def outlook(plans: Sequence[StagePlan], left: Sequence[Trigger] = (), *, image: 
             "      ", f"stops {sentence(stopped)}: setup refuses while any run, without --allow-disruption", hang=6
         )
     for wait in (wait for stage in plans for wait in stage.waits):
-        yield line(span("! ", "warn"), span(f"a {wait.for_} will be needed: {wait.reason}", "warn"), hang=2)
+        yield line(span("! ", "warn"), span(f"{WAITED_FOR[wait.for_]} will be needed: {wait.reason}", "warn"), hang=2)
 
 
 def _owed(triggers: Sequence[Trigger]) -> list[str]:

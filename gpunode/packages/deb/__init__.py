@@ -12,7 +12,7 @@ from gpunode.facts.patterns import Pattern
 from gpunode.facts.reader import Missing, Reader, fact
 from gpunode.outcome import Outcome
 from gpunode.packages.deb import configuration, diversions, preferences, sources, status
-from gpunode.packages.deb.repair import REPAIR
+from gpunode.packages.deb.repair import REPAIR_COMMAND
 from gpunode.packages.deb.version import is_older
 from gpunode.packages.system import Archive, PackageFacts, PackageSystem, Repository
 
@@ -171,7 +171,7 @@ DEB: Final = PackageSystem(
     pinned_version=preferences.pinned_version,
     overriding=preferences.overriding,
     diverted=_diverted,
-    repair=REPAIR,
+    repair=REPAIR_COMMAND,
     names_in=_names_in,
     versions_not_found=_versions_not_found,
     hint=_hint,

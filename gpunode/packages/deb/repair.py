@@ -24,5 +24,7 @@ _ANEW = f'set -- $({_HALF}); [ $# -eq 0 ] || {shlex.join((*_APT, "--reinstall", 
 _NAME = "dpkg --configure -a, apt-get --fix-broken install, apt-get --reinstall install"
 _FINISH = ("sh", "-c", f"{{ {shlex.join(_CONFIGURE)} || {shlex.join(_COMPLETE)}; }} && {{ {_ANEW}; }}", _NAME)
 
-REPAIR: Final = CommandChange(_FINISH, "dpkg was interrupted and left packages half-installed or not configured")
+REPAIR_COMMAND: Final = CommandChange(
+    _FINISH, "dpkg was interrupted and left packages half-installed or not configured"
+)
 """Makes every package that dpkg began with whole, or fails."""

@@ -139,7 +139,7 @@ def test_no_password_gets_from_a_recipe_into_a_source_or_a_list_of_processes(
     done = silent(gpunode("recipe", words[0], str(recipe), *words[1:]))
     assert done.exit_code == 2
     assert "repositories.cuda" in done.said
-    assert "auth.conf.d" in done.said
+    assert "/etc/apt/auth.conf.d" in done.said
 
 
 def test_no_recipe_comes_from_an_address_and_its_password_is_not_repeated(image: Image) -> None:

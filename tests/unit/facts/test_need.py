@@ -13,7 +13,7 @@ from gpunode.facts.model import Unknown, need
             Unknown("not understood: /etc/apt/sources.list.d/x.list:1: no entry", "apt-sources"),
             "line 1 of /etc/apt/sources.list.d/x.list",
         ),
-        (Unknown("systemd-detect-virt is not installed", "virt"), "install the package systemd"),
+        (Unknown("systemd-detect-virt is not installed", "virt"), "sudo apt-get install systemd"),
         (Unknown("it is a named pipe", "file:/etc/containerd/config.toml"), "`ls -ld /etc/containerd/config.toml`"),
         (Unknown("/etc/x may not be read: Permission denied", "file:/etc/x"), "as root"),
         (Unknown("lspci: command not found", "lspci"), "install the tool it names"),

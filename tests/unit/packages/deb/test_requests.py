@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpunode.change import KnownAfter, PackageChange, PackageState
+from gpunode.packages.deb.output import parse_simulation
 from gpunode.packages.deb.requests import arguments
 from gpunode.packages.simulation import Action, Simulation, unplanned
 from gpunode.packages.version import has_prefix
@@ -148,3 +149,10 @@ def test_a_refusal_is_never_fine() -> None:
 def test_an_epoch_is_no_part_of_a_prefix() -> None:
     assert has_prefix("2:580.1-1", "580.")
     assert not has_prefix("580.1-1", "58.")
+
+
+def test_an_unplanned_downgrade_is_told_by_dpkgs_order() -> None:
+    line = "Inst libc6 [1:1.0] (2.0~rc1 Debian:12 [amd64])\n"
+    assert unplanned((), parse_simulation(line, "", ok=True)) == (
+        "apt would downgrade libc6 from 1:1.0 to 2.0~rc1, which is not in the plan",
+    )
