@@ -19,7 +19,7 @@ _ENDS_ITS_STAGE: frozenset[TriggerKind] = frozenset({"index-refresh", "daemon-re
 
 @dataclass(frozen=True, slots=True)
 class Trigger:
-    """What a write owes, once (dpkg's word and meaning).
+    """What a write owes, once.
 
     Attributes:
         target: the unit for reload and restart, the list file for an index refresh; ``if-possible`` for a specification
@@ -78,7 +78,7 @@ class SigningKey:
     """A repository's key: its bytes are known once fetched, its fingerprints before.
 
     Attributes:
-        url: where apt's own downloader gets it.
+        url: where it is downloaded from.
         fingerprints: the primary keys it may hold, no more and no fewer; 40 upper-case hex digits each.
     """
 
@@ -134,7 +134,7 @@ class PackageState:
 
     Attributes:
         auto: installed as somebody's dependency, so autoremove may take it.
-        config_files_only: dpkg's ``rc``: removed, its configuration files stay.
+        config_files_only: removed; its configuration files stay.
         origin: the archive that it comes from and the key that vouches for it; for the record, so not compared.
     """
 
@@ -169,7 +169,7 @@ class PackageChange:
 
 
 def is_mark(change: PackageChange) -> bool:
-    """Whether the package stays as it is and only apt's marks on it change."""
+    """Whether the package stays as it is and only its marks change."""
     before, after = change.before, change.after
     return (
         isinstance(after, PackageState)
@@ -208,7 +208,7 @@ class ModuleChange:
 
 @dataclass(frozen=True, slots=True)
 class CommandChange:
-    """A command that is none of the above: repairing dpkg, building a DKMS module, releasing a chart.
+    """A command that is none of the above: repairing packages, building a DKMS module, releasing a chart.
 
     Attributes:
         cluster: the one that it changes, as in ``ObjectChange``; empty for a command of this machine.

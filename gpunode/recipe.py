@@ -60,7 +60,8 @@ Rdma: TypeAlias = Literal["none", "dma-buf", "peermem"]
 
 _NUMBER = r"[0-9]{3}(\.[0-9]{2,3}){0,3}"
 _NUMBER_WORDS = ("a branch such as 580", "a version such as 580.178.04")
-# An address stands in APT's sources and in commands that are shown to people: letters, digits and what no shell reads.
+# An address stands in lists of repositories and in commands that are shown to people: letters, digits and what no
+# shell reads.
 # No user or password: it would stand in a file for all to read and in the list of processes.
 _PART = r"[A-Za-z0-9._~:/%+,=@-]"
 _ADDRESS = rf"|(https?://[A-Za-z0-9._~:%-]+(/{_PART}*)?|file:/{_PART}+)"

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Final, Literal, TypeAlias
 
 from gpunode.change import FileState, PackageState
-from gpunode.facts.model import AptSource, Facts, Kernels, Known
+from gpunode.facts.model import Facts, Kernels, Known, PackageSource
 from gpunode.facts.project import PLAN
 
 CONFIG: Final = "/etc/containerd/config.toml"
@@ -102,7 +102,7 @@ def _unit(name: str, **more: bool) -> Inject:
     return inject
 
 
-def _sources(facts: Facts) -> tuple[AptSource, ...]:
+def _sources(facts: Facts) -> tuple[PackageSource, ...]:
     assert isinstance(facts.sources, Known)
     return facts.sources.value
 
@@ -347,7 +347,7 @@ DRIFTS: Final = (
           facts=_unit("containerd.service", masked=True), undo="systemctl unmask containerd.service", booted=True,
           core=True),
     Drift("dpkg-interrupted", "dpkg was interrupted", "dpkg --unpack /root/drift/lab-drift_*.deb", "repair",
-          facts=lambda facts: replace(facts, dpkg_interrupted=Known(value=True, probe=PLAN)), core=True),
+          facts=lambda facts: replace(facts, packages_interrupted=Known(value=True, probe=PLAN)), core=True),
     Drift("held", "a package is held at another version",
           "apt-get -y install nvidia-container-toolkit && apt-mark hold libnvidia-container1", "toolkit", "refused",
           facts=_state("libnvidia-container1", version="1.20.1-1", held=True),

@@ -144,6 +144,37 @@ def test_no_path_of_the_machine_it_was_written_on_is_left() -> None:
     assert not found
 
 
+# doctor reads what any system prints; kind's node image is Debian's; self-check asks whoever installed gpunode itself;
+# hints for a machine that is not the node, or for a recipe, have no facts.
+_KNOW_APT = (
+    "packages/deb/",
+    "host/apt",
+    "host/image_apt.py",
+    "host/package_manager.py",
+    "host/integrity.py",
+    "distros/",
+    "catalog/",
+    "diagnoses/",
+    "host/cluster.py",
+    "kubernetes/kind.py",
+    "recipe.py",
+    *(f"facts/{name}.py" for name in ("budget", "examination", "follow_ups", "items", "mends", "pasted", "sessions")),
+    *(f"facts/{name}.py" for name in ("shares", "sources")),
+)
+
+
+def test_apt_and_dpkg_are_named_in_their_own_room_alone() -> None:
+    words = re.compile(r"(?<![a-z])(?:apt|dpkg)(?![a-z])", re.IGNORECASE)
+    found = [
+        f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
+        for path in sorted((ROOT / "gpunode").rglob("*.py"))
+        if not path.relative_to(ROOT / "gpunode").as_posix().startswith(_KNOW_APT)
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if words.search(re.sub(r"\.?dpkg-(?:\\w|\")", "", line))
+    ]
+    assert found == [], "say it through gpunode.packages"
+
+
 def test_a_fresh_machine_is_told_which_package_it_lacks(tmp_path: Path) -> None:
     bare = tmp_path / "python3"
     bare.write_text('#!/bin/sh\ncase "$2" in *ensurepip*) exit 1;; esac\nexit 0\n')

@@ -72,6 +72,8 @@ def effect_on(change: PackageChange) -> Effect:
         return "install"
     if is_mark(change):
         return "mark"
-    from gpunode.host.apt_plan import lowers  # loaded on use: many commands change no package
+    # Loaded on use: many commands change no package.
+    from gpunode.packages import SYSTEMS
+    from gpunode.packages.simulation import lowers
 
-    return "downgrade" if lowers(change) else "upgrade"
+    return "downgrade" if lowers(change, SYSTEMS[0].is_older) else "upgrade"

@@ -174,7 +174,9 @@ JsonOption = Annotated[bool, typer.Option("--json", help="print one JSON object 
 VerboseOption = Annotated[bool, typer.Option("-v", "--verbose", help="show every step, package and new file")]
 LockTimeoutOption = Annotated[
     int,
-    typer.Option("--lock-timeout", metavar="SECONDS", min=0, help="how long to wait for another apt, dpkg or gpunode"),
+    typer.Option(
+        "--lock-timeout", metavar="SECONDS", min=0, help="how long to wait for another gpunode or package manager"
+    ),
 ]
 YesOption = Annotated[bool, typer.Option("-y", "--yes", help="do not ask before changing anything")]
 DisruptionOption = Annotated[
@@ -495,7 +497,7 @@ def self_check(
 ) -> None:
     """Check that gpunode's own files are as they were built.
 
-    They are compared with the checksums that came with them: of the zipapp, of dpkg or rpm, or of pip.
+    They are compared with the checksums that came with them: of the zipapp, of the system's package, or of pip.
     """
     from gpunode.cli import selfcheck
     from gpunode.cli.how import How

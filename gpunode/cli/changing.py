@@ -27,11 +27,13 @@ from gpunode.cli.resume import (
 )
 from gpunode.cli.resume import refuse_other_options as refuse_other_options
 from gpunode.command import gpunode, sudo_gpunode
-from gpunode.errors import GpunodeError, RebootRequired, UsageError
+from gpunode.errors import GpunodeError, UsageError, assert_never
+from gpunode.host.command_log import CommandLog
 from gpunode.host.local import LocalHost
-from gpunode.host.process import CommandLog, proxies
-from gpunode.journal.record import CutShort, made, steps_of
+from gpunode.host.process import proxies
+from gpunode.journal.history import CutShort, made, steps_of
 from gpunode.journal.store import Store
+from gpunode.outcome import WAITS, reboot_suffices
 from gpunode.recipe import Recipe
 from gpunode.workflow import converge
 from gpunode.workflow.converge import notes_of, survey
@@ -49,6 +51,7 @@ if TYPE_CHECKING:
 # What packages' scripts make must be readable by the daemons that it is for, however strict the caller's own umask is.
 UMASK = 0o022
 LOCK_TIMEOUT_S = 600.0
+_REBOOT = "systemctl reboot, then run the same command again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,19 +117,16 @@ def setup(wanted: Wanted, how: How, only: Sequence[str], root: str, gpu: str, le
                 asked=asked,
                 tell=screen.tell,
             )
-        reboots = tuple(wait.reason for wait in done.waits if wait.for_ == "reboot")
         # Where nothing was changed, the preview is the plan for the facts that verify would plan with.
         planned = None if done.changed else done.preview
         report = Report(())
-        if not image and not reboots:
+        if not image and not done.waits:
             report = verify(recipe, done.facts, host, host.effective, planned=planned, only=only)
-        failure = (
-            _reboot(reboots, done, leave) if reboots else shortcoming(report, "applied, but " if done.changed else "")
-        )
+        failure = waiting(done, leave) if done.waits else shortcoming(report, "applied, but " if done.changed else "")
         if log.problem:
             screen.tell(Told(log.problem))
         screen.setup(recipe, done, report, failure, log=log.path)
-        if reboots and asked.resume:
+        if asked.resume and reboot_suffices(done.waits):
             host.apply((CommandChange(("systemctl", "reboot"), "asked for with --reboot"),))
     notes = [*notes_of(done.preview), *risks, *([log.problem] if log.problem else [])]
     how.answer(_setup_envelope(recipe, done, report, failure, notes))
@@ -223,10 +223,23 @@ def _resume(recipe: Recipe, only: Sequence[str], leave: Leave) -> Resume:
     return Resume(lambda run: command(run, options), kept_request(recipe, proxies()))
 
 
-def _reboot(reasons: Sequence[str], done: SetupResult, leave: Leave) -> RebootRequired:
-    again = "setup continues after the reboot" if leave.reboot else "systemctl reboot, then run the same command again"
-    what = "a reboot is needed; everything before it is done" if done.changed else "a reboot is needed"
-    return RebootRequired(what, why="\n".join(reasons), hint=again)
+def waiting(done: SetupResult, leave: Leave) -> GpunodeError:
+    """How a setup ends that waits: for what must come first, with the reasons of all waits."""
+    first = min((wait.for_ for wait in done.waits), key=list(WAITS).index)
+    match first:
+        case "reboot":
+            needs = "a reboot is needed"
+            hint = "setup continues after the reboot" if leave.reboot else _REBOOT
+        case "console":
+            needs = "a reboot is needed, with somebody at the console"
+            hint = f"answer the questions of the firmware at the next boot:\n{_REBOOT}"
+        case "drain":
+            needs = "the node must be drained"
+            hint = "kubectl drain NODE --ignore-daemonsets, or stop what uses the GPUs; then run the same command again"
+        case _:
+            assert_never(first)
+    what = f"{needs}; everything before it is done" if done.changed else needs
+    return WAITS[first](what, why="\n".join(wait.reason for wait in done.waits), hint=hint)
 
 
 def _setup_envelope(

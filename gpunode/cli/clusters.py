@@ -20,7 +20,7 @@ from gpunode.cli.screen.commands import cluster_apply_command, cluster_verify_co
 from gpunode.command import command
 from gpunode.errors import ChangesPending, GpunodeError, Interrupted, Undetermined, UsageError
 from gpunode.host.cluster import Cluster, Identity
-from gpunode.journal.record import label
+from gpunode.journal.history import label
 from gpunode.kubernetes.labelled import labelled
 from gpunode.kubernetes.render import rendered
 from gpunode.workflow import cluster_apply

@@ -224,7 +224,7 @@ def checked_root(root: str) -> str:
 
 def need_root(
     command: str,
-    why: str = "it writes under /etc and runs apt",
+    why: str = "it writes under /etc and changes packages",
     instead: str = "",
 ) -> None:
     """Nothing, for root.

@@ -19,10 +19,10 @@ from gpunode.cli.screen.plans import note as warning
 from gpunode.cli.screen.printer import standard_error, standard_output
 from gpunode.container_runtimes import CONTAINER_RUNTIMES
 from gpunode.errors import ChangesPending, GpunodeError, Undetermined, UsageError, VerifyFailed
+from gpunode.host.command_log import CommandLog
 from gpunode.host.local import LocalHost
-from gpunode.host.process import CommandLog
 from gpunode.journal.footprint import Footprint
-from gpunode.journal.record import made
+from gpunode.journal.history import made
 from gpunode.journal.store import Store
 from gpunode.runtimes import runtime
 from gpunode.runtimes.model import BARE, INSTALLED

@@ -11,10 +11,10 @@ from gpunode.cli.commands import How, check_steps
 from gpunode.cli.compose import Stop, Wanted, announcer, is_image, need_root
 from gpunode.cli.envelope import Envelope
 from gpunode.errors import UsageError
-from gpunode.host.apt_plan import is_install
+from gpunode.host.command_log import CommandLog
 from gpunode.host.local import LocalHost
-from gpunode.host.process import CommandLog
 from gpunode.journal.store import Store
+from gpunode.packages.simulation import is_install
 from gpunode.workflow.converge import survey
 from gpunode.workflow.download import packages_ahead
 
@@ -39,7 +39,7 @@ def refuse_others(root: str, given: Mapping[str, object]) -> None:
 
 
 def download(wanted: Wanted, how: How, only: Sequence[str], lock_timeout_s: float) -> None:
-    """Refreshes the package index and downloads what setup would install, into apt's own cache."""
+    """Refreshes the package index and downloads what setup would install, into the package manager's own cache."""
     check_steps(only)
     need_root("setup --download-only", instead="gpunode plan shows which packages it would download, without root")
     screen, store, recipe = how.screen(), Store("/", announce=announcer("/")), wanted.read()
@@ -49,7 +49,7 @@ def download(wanted: Wanted, how: How, only: Sequence[str], lock_timeout_s: floa
     with screen, alone(store, host, screen, lock_timeout_s), stop:
         host.trigger((Trigger("index-refresh"),))
         changes = packages_ahead(recipe, survey(host, recipe=recipe), host, only)
-        host.apt.download(changes)
+        host.packages.download(changes)
         packages = [change.name for change in changes if is_install(change)]
         screen.downloaded(packages)
     how.answer(Envelope("setup", result={"recipe": recipe.name, "downloaded": packages}))

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from gpunode.facts.model import Facts
     from gpunode.host.port import Progress
     from gpunode.journal.chronicle import Chronicle
-    from gpunode.journal.record import RunSummary
+    from gpunode.journal.history import RunSummary
     from gpunode.lockfile import Moved
     from gpunode.recipe import Recipe, VersionLock
     from gpunode.workflow.converge import StagePlan
@@ -163,7 +163,7 @@ class Screen(ReportScreen):
         def ask() -> None:
             nonlocal agreed
             if not agreed:
-                what = f"{verb} runs programs of {root} as root, in namespaces: its apt, its dpkg, packages' scripts"
+                what = f"{verb} runs programs of {root} as root, in namespaces: its package manager, packages' scripts"
                 self._put(BLANK, line(span("! ", "warn"), span(what, "warn"), hang=2))
                 self._ask(verb, yes=False, does=f"runs programs of {root}")
                 agreed = True
@@ -202,7 +202,7 @@ class Screen(ReportScreen):
         self._put(*lock_lines(lock, changed, self._argv, renewed=renewed))
 
     def downloaded(self, packages: Sequence[str]) -> None:
-        """How many packages are in apt's cache now."""
+        """How many packages are downloaded now."""
         self._live.close()
         self._put(*results.downloaded_lines(packages))
 

@@ -44,7 +44,7 @@ def digest(recipe: Recipe) -> str:
 
 
 def kept_request(recipe: Recipe, proxies: Mapping[str, str]) -> bytes:
-    """What is kept for after the reboot: the request, and the proxies that apt used before it.
+    """What is kept for after the reboot: the request, and the proxies that packages came through before it.
 
     The boot has none of them; a unit, which every user can read, is no place for a proxy's password.
 

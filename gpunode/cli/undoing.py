@@ -14,9 +14,9 @@ from gpunode.cli.commands import How, beside
 from gpunode.cli.compose import Stop, announcer, checked_root, is_image, need_root
 from gpunode.cli.envelope import Envelope
 from gpunode.errors import UsageError
+from gpunode.host.command_log import CommandLog
 from gpunode.host.local import LocalHost
-from gpunode.host.process import CommandLog
-from gpunode.journal.record import made, number, steps_of
+from gpunode.journal.history import made, number, steps_of
 from gpunode.journal.store import Store
 from gpunode.workflow.converge import survey
 from gpunode.workflow.events import Told
@@ -25,7 +25,7 @@ from gpunode.workflow.standing import Undone
 
 if TYPE_CHECKING:
     from gpunode.cli.human import Screen
-    from gpunode.journal.record import RunSummary
+    from gpunode.journal.history import RunSummary
     from gpunode.workflow.undo import Undoing
 
 _WHY_ROOT = "it changes files under /etc and packages, and its journal in /var/lib/gpunode is readable by root only"
@@ -128,7 +128,7 @@ def _undo(
     with screen, alone(store, host, screen, leave.lock_timeout_s, others=leave.whole), stop:
         if (cut := swept(store, host)) is not None:
             screen.tell(Told(told(cut, f"a {verb} undoes whatever it did")))
-        repaired = leave.whole and _finish_dpkgs_work(verb, host, store, screen, stop, leave)
+        repaired = leave.whole and _finish_package_changes(verb, host, store, screen, stop, leave)
         back = undoing(store, host, screen)
         if isinstance(back, Undone):
             screen.undone(back)
@@ -175,7 +175,7 @@ def _undo(
     )
 
 
-def _finish_dpkgs_work(
+def _finish_package_changes(
     verb: Literal["rollback", "remove"],
     host: LocalHost,
     store: Store,
@@ -183,7 +183,7 @@ def _finish_dpkgs_work(
     stop: Stop,
     leave: Leave,
 ) -> bool:
-    """Which packages there are can be told: what dpkg began is finished.
+    """Which packages there are can be told: a change of packages that was interrupted is finished.
 
     Returns:
         Whether there was anything to finish.

@@ -93,7 +93,7 @@ _DKMS: Final = Pattern(r"\bnvidia[\w-]{0,60}dkms|Bad return status for module bu
 def _unconfigured(snapshot: Snapshot) -> Iterator[Verdict]:
     half = [one for one in snapshot.view(packages.packages).values() if one.is_half_done]
     said = (*snapshot.said(_NOT_FULLY), *snapshot.said(_INTERRUPTED))
-    stopped = snapshot.facts.dpkg_interrupted
+    stopped = snapshot.facts.packages_interrupted
     noted = isinstance(stopped, Known) and stopped.value
     if half or said or noted:
         broken = [one for one in half if one.is_broken]

@@ -13,8 +13,8 @@ from collections.abc import Mapping
 
 from gpunode.catalog.driver import Choice
 from gpunode.change import PackageState
-from gpunode.distros.dpkg_version import DpkgVersion
 from gpunode.distros.family import Family
+from gpunode.packages.deb.version import DpkgVersion
 from gpunode.recipe import Scope
 
 _FLAVOURS = frozenset({"amd64", "cloud-amd64", "rt-amd64", "arm64", "cloud-arm64", "rt-arm64", "arm64-16k"})

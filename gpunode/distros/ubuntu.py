@@ -12,8 +12,8 @@ from collections.abc import Mapping
 
 from gpunode.catalog.driver import Choice
 from gpunode.change import PackageState
-from gpunode.distros.dpkg_version import DpkgVersion
 from gpunode.distros.family import Family
+from gpunode.packages.deb.version import DpkgVersion
 from gpunode.recipe import Scope
 
 # Before, the daemon was in nvidia-compute-utils-<branch>, as it still is in Ubuntu's own archive.

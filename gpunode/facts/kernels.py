@@ -14,7 +14,7 @@ _GARBAGE = Pattern(r"\.(?:dpkg-\w+|rpm\w+|ucf-\w+|old|bak|signed|unsigned|save|h
 
 
 def version_key(version: str) -> tuple[tuple[tuple[int, ...], int], ...]:
-    """The key that sorts ``version`` as dpkg does; epochs are not looked at.
+    """The key that sorts ``version`` as Debian's packages are sorted; epochs are not looked at.
 
     Source: deb-version(7).
     """

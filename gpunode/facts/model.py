@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Generic, Literal, TypeAlias, TypeVar
+from typing import Final, Generic, Literal, TypeAlias, TypeVar
 
 from gpunode.change import FileState, MigLayout, PackageState, ServiceState, Unsettled
 from gpunode.command import command
@@ -66,7 +66,10 @@ def _remedy(fact: Unknown) -> str:
     place = fact.probe.removeprefix("file:")
     program, is_missing, _ = fact.reason.partition(NOT_INSTALLED)
     if is_missing and program in _BROUGHT_BY:
-        return f"install it, then run the same command again:\nsudo apt-get install {_BROUGHT_BY[program]}"
+        from gpunode.packages import SYSTEMS  # it imports this module
+
+        install = SYSTEMS[0].install((_BROUGHT_BY[program],))
+        return f"install it, then run the same command again:\nsudo {install}"
     if found := _NOT_UNDERSTOOD.match(fact.reason):
         where = f"line {found['line']} of {found['path']}" if found["line"] else found["path"] or f"what {place} shows"
         return f"correct {where}, then run the same command again"
@@ -181,14 +184,18 @@ class ModuleFile:
     dkms: bool = False
 
 
+EMBEDDED: Final = "(embedded key)"
+"""What a source is signed by whose entry holds the key itself."""
+
+
 @dataclass(frozen=True, slots=True)
-class AptSource:
-    """One archive of one entry in APT's source lists, wherever the entry stands.
+class PackageSource:
+    """One archive of one entry in the lists of package repositories, wherever the entry stands.
 
     Attributes:
         line: where it stands in ``file``, from 1.
         signed_by: the keyring's path; empty when the entry names none.
-        relaxed: the options by which apt checks less than it does by default, as ``trusted=yes``.
+        relaxed: the options by which less is checked than by default, as ``trusted=yes``.
         architectures: those that it is read for; empty for all of the system's.
     """
 
@@ -205,7 +212,7 @@ class AptSource:
 
     @property
     def is_unsigned(self) -> bool:
-        """Whether apt takes packages from it without any signature."""
+        """Whether packages are taken from it without any signature."""
         return any(option.startswith(("trusted=", "allow-insecure=")) for option in self.relaxed)
 
 
@@ -309,7 +316,8 @@ class Facts:
         changed_at: when a file was last written or restored, seconds since the epoch; only where that is known.
         exposed: the files that somebody else than root could replace by another, and by what right.
         units: only those that steps ask about.
-        dpkg_interrupted: whether dpkg stopped in the middle of its work.
+        packages_interrupted: whether a change of packages was stopped in its middle.
+        package_system: the ``PackageSystem`` by its id.
         mig: how the GPUs are divided, as NVML says; None where it was not asked, as only some recipes need it.
         kubelet: the one that runs here, else the one that is set up here; Known(None) where there is none.
         rootless_docker: whether a user runs a dockerd without root.
@@ -323,8 +331,8 @@ class Facts:
     boot_id: Fact[str]
     devices: Fact[tuple[PciDevice, ...]]
     packages: Fact[Mapping[str, PackageState]]
-    dpkg_interrupted: Fact[bool]
-    sources: Fact[tuple[AptSource, ...]]
+    packages_interrupted: Fact[bool]
+    sources: Fact[tuple[PackageSource, ...]]
     headers: Fact[frozenset[str]]
     module_files: Fact[tuple[ModuleFile, ...]]
     modules: Fact[frozenset[str]]
@@ -343,6 +351,7 @@ class Facts:
     rootless_docker: Fact[bool] = Unknown("not captured", "docker-rootless")
     provider: Fact[Provider | None] = Unknown("not captured", "provider-kind")
     mig: Fact[tuple[MigGpu, ...]] | None = None
+    package_system: Literal["deb"] = "deb"
 
     @property
     def is_image(self) -> bool:

@@ -6,8 +6,9 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from gpunode.container_runtimes import CONTAINER_RUNTIMES
-from gpunode.facts import apt_conf, diversions, kubelet, modprobe, provider, systemd
+from gpunode.facts import kubelet, modprobe, provider, systemd
 from gpunode.facts.evidence import Capture, Holds, Probe
+from gpunode.packages import SYSTEMS
 
 # AKS with managed GPUs runs NVIDIA's device plugin so (Azure/AgentBaker, cse_config.sh).
 DEVICE_PLUGIN: Final = "nvidia-device-plugin.service"
@@ -27,19 +28,16 @@ MIG_UNIT: Final = "/etc/systemd/system/gpunode-mig.service"
 MIG_WANTS: Final = "/etc/systemd/system/multi-user.target.d/gpunode-mig.conf"
 MPS_UNIT: Final = "/etc/systemd/system/gpunode-mps.service"
 RESUME_UNIT: Final = "/etc/systemd/system/gpunode-resume.service"
-# dpkg's list of the toolkit's files: as old as its last installation.
 # What every runtime is told to run.
 TOOLKIT_PROGRAM: Final = "/usr/bin/nvidia-container-runtime"
-TOOLKIT_LIST: Final = "/var/lib/dpkg/info/nvidia-container-toolkit-base.list"
+TOOLKIT_LIST: Final = SYSTEMS[0].file_list("nvidia-container-toolkit-base")
 FILES: Final = (
     RESUME_UNIT,
     MIG_UNIT,
     MIG_WANTS,
     MPS_UNIT,
     TOOLKIT_LIST,
-    "/etc/apt/preferences",
-    apt_conf.MAIN,
-    diversions.PATH,
+    *(path for system in SYSTEMS for path in system.files),
     *modprobe.LISTS,
     *(row.config for row in CONTAINER_RUNTIMES.values() if row.config),
     "/etc/nvidia-container-runtime/config.toml",
@@ -50,9 +48,7 @@ FILES: Final = (
 )
 # Folders read whole, by probe key: a file that the glob did not find there does not exist.
 FOLDERS: Final = {
-    "apt-sources-d": "/etc/apt/sources.list.d",
-    "apt-preferences-d": "/etc/apt/preferences.d",
-    "apt-conf-d": apt_conf.FOLDER,
+    **{key: folder for system in SYSTEMS for key, folder in system.folders.items()},
     "modprobe-d": modprobe.FOLDER,
     "modules-to-load": modprobe.LOAD_FOLDER,
     "cdi-etc": "/etc/cdi",
@@ -84,9 +80,14 @@ _MIB: Final = 1 << 20
 
 
 # What a person writes there line by line, in a grammar that has no place for a secret but an address.
-_LINES: Final = ("/etc/apt/", "/etc/modprobe.d", "/etc/modules", "/etc/initramfs-tools/")
+_LINES: Final = (
+    *(folder for system in SYSTEMS for folder in system.line_folders),
+    "/etc/modprobe.d",
+    "/etc/modules",
+    "/etc/initramfs-tools/",
+)
 # Names of files, and public keys.
-_TABLES: Final = ("/var/lib/dpkg/", "/usr/share/keyrings/")
+_TABLES: Final = (*(folder for system in SYSTEMS for folder in system.table_folders), "/usr/share/keyrings/")
 
 
 def _listing(key: str, pattern: str) -> Probe:
@@ -117,10 +118,7 @@ _STATIC: Final = (
     _listing("run-installer", "/usr/bin/nvidia-uninstall"),
     _listing("toolkit-program", TOOLKIT_PROGRAM),
     _listing("dkms-installed", "/var/lib/dkms/*/kernel-*"),
-    _table("dpkg-status", path="/var/lib/dpkg/status", limit_bytes=64 * _MIB),
-    _listing("dpkg-updates", "/var/lib/dpkg/updates/*"),
-    _table("apt-extended-states", path="/var/lib/apt/extended_states", limit_bytes=16 * _MIB),
-    Probe("apt-sources", path="/etc/apt/sources.list", holds="log"),
+    *(probe for system in SYSTEMS for probe in system.probes),
     *(Probe(key, glob=f"{folder}/*", holds=_file_holds(folder)) for key, folder in FOLDERS.items()),
     _table("pci-modalias", glob="/sys/bus/pci/devices/*/modalias"),
     _listing("pci-driver", "/sys/bus/pci/devices/*/driver"),

@@ -26,29 +26,25 @@ from gpunode.change import (
     ServiceChange,
     ordered,
 )
-from gpunode.facts import apt_sources
 from gpunode.facts.model import (
-    AptSource,
     Fact,
     Facts,
     Known,
     LoadedDriver,
     MigGpu,
     ModuleFile,
+    PackageSource,
     Promised,
     Unit,
     Unknown,
     known,
 )
 from gpunode.facts.patterns import Pattern
+from gpunode.packages import system
 
 T = TypeVar("T")
 PLAN: Final = "plan"
 VERSION_AFTER_INDEX: Final = "known after the index is read"
-# nvidia-kernel-dkms (Debian), nvidia-kernel-open-dkms (NVIDIA's for Debian), nvidia-dkms-580-open (Ubuntu).
-_DKMS: Final = Pattern(r"nvidia(?:-\w+)*-dkms|nvidia-dkms(?:-\w+)*")
-_NOT_THE_DRIVER: Final = frozenset({"nvidia-fs-dkms"})
-_HEADERS: Final = Pattern(r"(?:linux|proxmox|pve)-headers-(\d.*)")
 _EPOCH_AND_REVISION: Final = Pattern(r"\A(?:\d+:)?(.*?)(?:-[^-]*)?\Z", re.DOTALL)
 
 
@@ -57,8 +53,8 @@ def project(facts: Facts, changes: Iterable[Change]) -> Facts:
     todo = ordered(changes)
     for change in todo:
         facts = _after(facts, change)
-        if _makes_modules(change):
-            facts = _with_built_modules(facts, is_rebuilt=not _is_of_headers(change))
+        if _makes_modules(facts, change):
+            facts = _with_built_modules(facts, is_rebuilt=not _is_of_headers(facts, change))
     return facts
 
 
@@ -75,8 +71,8 @@ def _after(facts: Facts, change: Change) -> Facts:
         case ModuleChange(module=module, after=wanted):
             return _with_module(facts, module.replace("-", "_"), wanted=wanted)
         case CommandChange(argv=argv):
-            repairs = any("dpkg" in word for word in argv) and any("--configure" in word for word in argv)
-            return replace(facts, dpkg_interrupted=Known(False, PLAN)) if repairs else facts
+            repairs = argv == system(facts).repair.argv
+            return replace(facts, packages_interrupted=Known(False, PLAN)) if repairs else facts
         case ObjectChange():
             return facts
         case MigChange(gpu=uuid, after=layout):
@@ -106,13 +102,13 @@ def _with_file(facts: Facts, change: FileChange) -> Facts:
     return replace(facts, files={**facts.files, path: promised})
 
 
-def _sources(facts: Facts, path: str, after: FileState | None) -> Fact[tuple[AptSource, ...]]:
-    if not apt_sources.is_source_list(path):
-        return facts.sources
+def _sources(facts: Facts, path: str, after: FileState | None) -> Fact[tuple[PackageSource, ...]]:
     try:
-        entries = apt_sources.parse(path, after.content.decode("utf-8", "replace")) if after else ()
+        entries = system(facts).sources_in(path, after.content.decode("utf-8", "replace") if after else "")
     except ValueError as error:
         return Unknown(str(error), PLAN)
+    if entries is None:
+        return facts.sources
     return _mapped(facts.sources, lambda former: (*(one for one in former if one.file != path), *entries))
 
 
@@ -121,11 +117,11 @@ def _with_package(facts: Facts, change: PackageChange) -> Facts:
         rest = {name: state for name, state in packages.items() if name != change.name}
         return rest if change.after is None else {**rest, change.name: _package(change.before, change.after)}
 
-    headers = _HEADERS.fullmatch(change.name)
+    kernel = system(facts).headers_of(change.name)
     return replace(
         facts,
         packages=_mapped(facts.packages, changed),
-        headers=_headers(facts, headers[1], present=change.after is not None) if headers else facts.headers,
+        headers=_headers(facts, kernel, present=change.after is not None) if kernel else facts.headers,
     )
 
 
@@ -140,22 +136,18 @@ def _headers(facts: Facts, kernel: str, *, present: bool) -> Fact[frozenset[str]
     return _mapped(facts.headers, lambda former: former | {kernel} if present else former - {kernel})
 
 
-def _is_of_headers(change: Change) -> bool:
-    return isinstance(change, PackageChange) and _HEADERS.fullmatch(change.name) is not None
+def _is_of_headers(facts: Facts, change: Change) -> bool:
+    return isinstance(change, PackageChange) and system(facts).headers_of(change.name) != ""
 
 
-def _makes_modules(change: Change) -> bool:
+def _makes_modules(facts: Facts, change: Change) -> bool:
     match change:
         case PackageChange(name=name):
-            return _builds_driver(name) or _is_of_headers(change)
+            return system(facts).builds_driver(name) or _is_of_headers(facts, change)
         case CommandChange(argv=("dkms", *_)):
             return True
         case _:
             return False
-
-
-def _builds_driver(name: str) -> bool:
-    return _DKMS.fullmatch(name) is not None and name not in _NOT_THE_DRIVER
 
 
 def _dkms_driver(facts: Facts) -> tuple[str, str] | None:
@@ -164,7 +156,7 @@ def _dkms_driver(facts: Facts) -> tuple[str, str] | None:
     found = (
         (name, _EPOCH_AND_REVISION.sub(r"\1", state.version))
         for name, state in packages.items()
-        if _builds_driver(name) and not state.config_files_only
+        if system(facts).builds_driver(name) and not state.config_files_only
     )
     return next(found, None)
 

@@ -20,18 +20,19 @@ from pathlib import Path
 from gpunode.change import KnownAfter, PackageChange, is_mark
 from gpunode.errors import ChangeFailed, GpunodeError
 from gpunode.host.apt_failures import WHAT, FailureKind, build_log, classify, explain
-from gpunode.host.apt_output import (
+from gpunode.host.apt_status import parse_status
+from gpunode.host.locks import MARK, busy, first_holder, wait_for, wait_until_free
+from gpunode.host.port import OnProgress
+from gpunode.host.process import Finished, Runner
+from gpunode.packages.deb.output import (
     failed_fetches,
     incomplete_update,
     list_prefix,
     parse_madison,
     parse_simulation,
-    parse_status,
 )
-from gpunode.host.apt_plan import arguments, is_install, is_removal, purged_by_dpkg, unplanned
-from gpunode.host.locks import MARK, busy, first_holder, wait_for, wait_until_free
-from gpunode.host.port import OnProgress, Simulation
-from gpunode.host.process import Finished, Runner
+from gpunode.packages.deb.requests import arguments, purged_by_dpkg
+from gpunode.packages.simulation import Simulation, is_install, is_removal, unplanned
 from gpunode.redaction.secrets import text as redact
 
 _QUERY_LIMIT_S = 120.0

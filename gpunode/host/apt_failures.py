@@ -6,7 +6,7 @@ import re
 from typing import Literal, TypeAlias
 
 from gpunode.errors import Busy, ChangeFailed, GpunodeError
-from gpunode.host.apt_output import failed_fetches, messages, refusal
+from gpunode.packages.deb.output import failed_fetches, messages, refusal
 
 FailureKind: TypeAlias = Literal[
     "interrupted",

@@ -7,17 +7,19 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from gpunode import __version__
 from gpunode.host.own import why_foreign
 
 FOLDER = Path("/var/log/gpunode")
 
 
-def keep(text: str, name: str) -> str:
-    """The path where ``text`` was written; an existing file in root's folder is not overwritten.
+def keep(traceback: str, name: str) -> str:
+    """The path where ``traceback`` was written, below the versions; no file in root's folder is overwritten.
 
     Raises:
         OSError: it can be written nowhere.
     """
+    text = f"{_versions()}\n\n{traceback}"
     if os.geteuid() == 0 and not why_foreign(FOLDER):
         FOLDER.mkdir(mode=0o700, parents=True, exist_ok=True)
         path = FOLDER / name
@@ -31,6 +33,23 @@ def keep(text: str, name: str) -> str:
     return _written(descriptor, private, text)
 
 
+def _versions() -> str:
+    """gpunode, Python and the system that ran them."""
+    import platform
+
+    import distro
+
+    try:
+        # Its other sources are programs that it would look for in the caller's PATH.
+        system = distro.LinuxDistribution(include_lsb=False, include_uname=False, include_oslevel=False).name(
+            pretty=True
+        )
+    except (OSError, ValueError):  # such as an os-release with a quote that is never closed
+        system = ""
+    system = system or platform.system()
+    return f"gpunode {__version__}, Python {platform.python_version()}, {system}, {platform.machine()}"
+
+
 def keep_those_of_rules(tracebacks: Sequence[str]) -> str:
     """The path of the tracebacks of failed rules; empty if there are none or they cannot be written.
 
@@ -40,7 +59,7 @@ def keep_those_of_rules(tracebacks: Sequence[str]) -> str:
         return ""
     text = "\n".join(dict.fromkeys(tracebacks))
     try:
-        return keep(text, f"bug-of-rules-{hashlib.sha256(text.encode()).hexdigest()[:12]}.txt")
+        return keep(text, f"bug-of-rules-{hashlib.sha256(f'{_versions()}{text}'.encode()).hexdigest()[:12]}.txt")
     except OSError:
         return ""
 

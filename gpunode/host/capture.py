@@ -23,7 +23,7 @@ from gpunode.host import formats
 
 if TYPE_CHECKING:
     from gpunode.change import PackageChange
-    from gpunode.host.port import Simulation
+    from gpunode.packages.simulation import Simulation
 
 SCHEMA: Final = 1
 INDEX: Final = "capture.json"

@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import Final
 
 from gpunode.change import PackageChange
-from gpunode.facts import dpkg
 from gpunode.facts.evidence import decode_found
 from gpunode.host import files
 from gpunode.host.apt import SIMULATE, UNATTENDED
-from gpunode.host.apt_output import parse_simulation
-from gpunode.host.apt_plan import arguments
-from gpunode.host.port import NOT_SIMULATED, Simulation
 from gpunode.host.process import Runner
+from gpunode.packages.deb import status
+from gpunode.packages.deb.output import parse_simulation
+from gpunode.packages.deb.requests import arguments
+from gpunode.packages.simulation import NOT_SIMULATED, Simulation
 
 _STATUS: Final = "/var/lib/dpkg/status"
 _ARCHITECTURES: Final = "/var/lib/dpkg/arch"
@@ -52,9 +52,9 @@ _OUTPUT_LIMIT: Final = 16 << 20
 def simulate(root: str, changes: Sequence[PackageChange]) -> Simulation:
     """What one transaction of ``changes`` would do in ``root``; its ``problem`` says where and why it was not asked."""
     try:
-        found = dpkg.entries(files.read(_STATUS, root=root).text)
-        native = dpkg.native_architecture(found)
-        known = dpkg.packages(found)
+        found = status.entries(files.read(_STATUS, root=root).text)
+        native = status.native_architecture(found)
+        known = status.packages(found)
     except ValueError as error:
         return _not_simulated(str(error))
     words = arguments(changes, frozenset(known))
@@ -75,7 +75,7 @@ def simulate(root: str, changes: Sequence[PackageChange]) -> Simulation:
 
 
 def _not_simulated(why: str) -> Simulation:
-    return Simulation((), f"{NOT_SIMULATED}{why}")
+    return Simulation((), f"{NOT_SIMULATED}{why}", "apt")
 
 
 def _copy(root: str, folder: Path, native: str) -> None:

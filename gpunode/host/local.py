@@ -33,15 +33,18 @@ from gpunode.change import (
 from gpunode.errors import ChangeFailed, Conflict, Refused, assert_never
 from gpunode.facts.evidence import Capture, Outcome, Probe
 from gpunode.host import files, runtime
+from gpunode.host.command_log import CommandLog
 from gpunode.host.locks import wait_until_ended, wait_until_free
-from gpunode.host.port import OnProgress, Progress, Settled, Simulation, Workloads, unheard
-from gpunode.host.process import CommandLog, Consent, Finished, Runner
+from gpunode.host.port import OnProgress, Progress, Settled, Workloads, unheard
+from gpunode.host.process import Consent, Finished, Runner
 from gpunode.host.services import Services
+from gpunode.packages import SYSTEMS
+from gpunode.packages.simulation import Simulation
 from gpunode.runtimes import Configured
 from gpunode.runtimes import runtime as runtime_row
 
 if TYPE_CHECKING:
-    from gpunode.host.apt import Apt
+    from gpunode.host.port import PackageManager
 
 _KEY_LIMIT_BYTES = 1 << 20
 # DKMS builds the whole driver; 2.5 minutes on two fast cores, more than half an hour on a slow one.
@@ -74,11 +77,11 @@ class LocalHost:
         self._lock_timeout_s = lock_timeout_s
 
     @cached_property
-    def apt(self) -> Apt:
-        """This node's apt; a converged run needs none, so it is loaded on its first use."""
-        from gpunode.host.apt import Apt
+    def packages(self) -> PackageManager:
+        """This node's package manager; a converged run needs none, so it is loaded on its first use."""
+        from gpunode.host.package_manager import package_manager
 
-        return Apt(self.runner, self._on_progress, self._lock_timeout_s)
+        return package_manager(self.runner, self._on_progress, self._lock_timeout_s)
 
     def look(self, probe: Probe, /) -> Capture:
         """What ``probe`` returns; a command that exits with anything but 0 has failed, and keeps what it printed.
@@ -97,7 +100,7 @@ class LocalHost:
         return files.read(probe.path, probe.limit_bytes, root=self.root)
 
     def wait_until_alone(self) -> None:
-        """Wait until neither cloud-init nor apt is busy; cloud-init may itself have started gpunode.
+        """Wait until neither cloud-init nor a package manager is busy; cloud-init may itself have started gpunode.
 
         Raises:
             Busy: somebody was at it for longer than we wait.
@@ -109,39 +112,39 @@ class LocalHost:
         self.wait_for_others()
 
     def wait_for_others(self) -> None:
-        """Wait until no other program changes packages, including an apt that a killed gpunode left behind.
+        """Wait until no other program changes packages, including one that a killed gpunode left behind.
 
         Raises:
             Busy: one kept a lock for longer than we wait.
         """
-        # dpkg's own places, without asking apt for others: this must cost a node with nothing to do nothing.
-        locks = [Path(self.root, "var/lib/dpkg", name) for name in ("lock-frontend", "lock")]
+        # The usual places, without asking the package manager for others: a node with nothing to do pays nothing.
+        locks = [Path(self.root, lock) for system in SYSTEMS for lock in system.locks]
         wait_until_free(locks, monotonic() + self._lock_timeout_s, self._on_progress)
 
     def sweep(self, paths: Iterable[str]) -> None:
         """Remove temporary files of a killed run beside ``paths``. Call it under gpunode's own lock."""
-        from gpunode.host import apt, chroot
+        from gpunode.host import chroot, package_manager
 
         for path in paths:
             files.sweep(path, root=self.root)
-        apt.sweep(Path(self.root))
+        package_manager.sweep(Path(self.root))
         if self.root != "/":
             chroot.sweep(self.root)
 
     def simulate(self, changes: Sequence[PackageChange], /) -> Simulation | None:
-        """What apt would do, changing nothing; None where there is no apt to ask.
+        """What the package manager would do, changing nothing; None where there is none to ask.
 
-        Without consent to run the programs of a mounted root it is this machine's apt, with that root's state.
+        Without consent to run the programs of a mounted root it is this machine's, with that root's state.
         """
         if self.root != "/" and self.runner.consent is None:
-            from gpunode.host.image_apt import simulate
+            from gpunode.host.package_manager import simulate_in
 
-            return simulate(self.root, changes)
-        return self.apt.simulate(changes)
+            return simulate_in(self.root, changes)
+        return self.packages.simulate(changes)
 
     def offered(self, names: Collection[str], /) -> Mapping[str, frozenset[str]]:
-        """The versions of each package that apt can get, or finds in its index as installed."""
-        return self.apt.offered(names)
+        """The versions of each package that can be had, or are in the index as installed."""
+        return self.packages.offered(names)
 
     def workloads(self) -> Workloads:
         """What uses the GPUs, and the containers that run; none in an image, where nothing runs."""
@@ -195,7 +198,7 @@ class LocalHost:
             return change
         if isinstance(key := change.after, SigningKey):
             with self._fit_for_packages():
-                data = self.apt.fetch(key.url, _KEY_LIMIT_BYTES)
+                data = self.packages.fetch(key.url, _KEY_LIMIT_BYTES)
             change = replace(change, after=FileState(_keyring(data, key), key.mode))
         try:
             if change.before is None:
@@ -212,7 +215,7 @@ class LocalHost:
         for kind, group in groupby(changes, type):
             if kind is PackageChange:
                 with self._fit_for_packages():
-                    self.apt.transact([change for change in group if isinstance(change, PackageChange)])
+                    self.packages.transact([change for change in group if isinstance(change, PackageChange)])
             else:
                 for change in group:
                     self._apply(change)
@@ -286,9 +289,9 @@ class LocalHost:
         def hear(line: str) -> None:
             self._on_progress(Progress("run", 0.0, line))
 
-        from gpunode.host.apt import UNATTENDED
+        from gpunode.host.package_manager import UNATTENDED
 
-        # dpkg --configure, a build for dkms, a reboot: none may come in the middle of somebody else's transaction.
+        # A repair of packages, a build for dkms, a reboot: none may come in the middle of somebody else's transaction.
         self.wait_for_others()
         with self._fit_for_packages():
             done = self.runner.run(
@@ -316,7 +319,7 @@ class LocalHost:
     def _refresh(self, triggers: Sequence[Trigger]) -> Iterator[Settled]:
         started = monotonic()
         with self._fit_for_packages():
-            self.apt.refresh([one.target for one in triggers if one.target])
+            self.packages.refresh([one.target for one in triggers if one.target])
         seconds = monotonic() - started
         yield from (Settled(one, seconds) for one in triggers)
 
@@ -355,7 +358,7 @@ def _captured(probe: Probe, finished: Finished) -> Capture:
 
 
 def _keyring(data: bytes, key: SigningKey) -> bytes:
-    """The key file as apt takes it from a ``.gpg``: binary; it holds the wanted keys and nothing else."""
+    """The key file as it is kept in a ``.gpg``: binary; it holds the wanted keys and nothing else."""
     try:
         found = openpgp.fingerprints(data)
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""Who holds a lock of apt or dpkg, and waiting for it; gpunode itself never takes one of them."""
+"""Who holds a package manager's lock, and waiting for it; gpunode itself never takes one of them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _FLOCK = "hhqqi0q"
 # No longer: between two looks a signal is not heeded.
 _POLL_S = 0.2
 _LONGEST_COMMAND = 160
-# In the environment of every apt and dpkg that gpunode starts, and so in that of all that they start.
+# In the environment of every package manager that gpunode starts, and so in that of all that they start.
 MARK = ("GPUNODE_STARTED", "1")
 
 
@@ -217,6 +217,6 @@ def busy(found: Holder, waited_s: float) -> Busy:
     look = f":\n  ps -fp {found.pid}" if found.pid else ""
     return Busy(
         f"{found.path} is locked by {found}",
-        why=f"another program is using apt or dpkg; gpunode waited {waited_s:.0f} s for it",
+        why=f"another program is using the package manager; gpunode waited {waited_s:.0f} s for it",
         hint=f"wait until it has finished, then run the same command again{look}",
     )

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal, Protocol, TypeAlias
+from typing import Literal, Protocol, TypeAlias
 
 from gpunode.change import Change, FileChange, PackageChange, RuntimeExpectation, Trigger
 from gpunode.facts.evidence import Capture, Probe
+from gpunode.packages.simulation import Simulation
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,38 +30,6 @@ OnProgress: TypeAlias = Callable[[Progress], None]
 
 def unheard(_: Progress) -> None:
     """Ignore progress."""
-
-
-@dataclass(frozen=True, slots=True)
-class Action:
-    """One package that a simulated transaction would install, upgrade or remove.
-
-    Attributes:
-        version: after the transaction; empty for a removal.
-        former: before it; empty for a new package.
-        origin: of the archive that it comes from, as apt prints it (``Debian:12.5/stable``).
-    """
-
-    verb: Literal["install", "remove", "purge"]
-    name: str
-    version: str = ""
-    former: str = ""
-    origin: str = ""
-
-
-NOT_SIMULATED: Final = "not simulated: "
-
-
-@dataclass(frozen=True, slots=True)
-class Simulation:
-    """The package manager's simulation of a transaction.
-
-    Attributes:
-        problem: its refusal, verbatim; or, after ``NOT_SIMULATED``, why it was not asked.
-    """
-
-    actions: tuple[Action, ...]
-    problem: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,5 +143,52 @@ class Host(HostView, Protocol):
 
         Raises:
             ChangeFailed: one of them failed; its target is the ``subject`` in ``why``.
+        """
+        ...
+
+
+class PackageManager(Protocol):
+    """What installs and removes packages; every call waits for its locks."""
+
+    def refresh(self, lists: Sequence[str], /) -> None:
+        """The package index of the repositories in the files ``lists`` is as their servers have it; of all for none.
+
+        Raises:
+            ChangeFailed: some index could not be had; those of before are in place.
+            Busy: a lock is held.
+        """
+        ...
+
+    def fetch(self, url: str, limit_bytes: int, /) -> bytes:
+        """The content at ``url``, with the proxy, CA and credentials that packages are fetched with.
+
+        Raises:
+            ChangeFailed: it could not be fetched, or is larger than ``limit_bytes``.
+        """
+        ...
+
+    def simulate(self, changes: Sequence[PackageChange], /) -> Simulation | None:
+        """What ``transact`` would do, changing nothing and locking nothing; None without the package manager."""
+        ...
+
+    def offered(self, names: Collection[str], /) -> Mapping[str, frozenset[str]]:
+        """The versions of each package that its archives have now."""
+        ...
+
+    def download(self, changes: Sequence[PackageChange], /) -> None:
+        """What ``transact`` would install is in the package manager's own cache; nothing else is changed.
+
+        Raises:
+            ChangeFailed: it could not be had.
+            Busy: a lock is held.
+        """
+        ...
+
+    def transact(self, changes: Sequence[PackageChange], /) -> None:
+        """``changes`` are made, in one transaction; packages are marked as their states say.
+
+        Raises:
+            ChangeFailed: it could not be done, or a refreshed index makes it do something else than was planned.
+            Busy: a lock is held.
         """
         ...

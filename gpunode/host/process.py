@@ -1,49 +1,34 @@
 """Run commands until they end, whatever they do; the only user of ``sh``.
 
 ``sh`` starts and reaps what may change a system. What only reads is spawned: a run that finds nothing to do need not
-import ``sh``, which takes as long as typer (docs/decisions/0024-spawned-probes.md). The pipes are our own: ``sh`` would
-read them a line at a time in threads of its own, keep all of it, and stop the child alone on a timeout, which leaves
-grandchildren that hold a pipe open.
+import ``sh``, which takes as long as typer (docs/decisions/0024-spawned-probes.md). Streams, time limits and process
+groups are our own (docs/decisions/0030-sh-starts-distro-names.md).
 """
 
 from __future__ import annotations
 
-import errno
 import os
-import selectors
-import shlex
 import signal
-import stat
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import datetime, timezone
-from pathlib import Path
 from types import FrameType
-from typing import Any, TypeAlias, final
+from typing import TYPE_CHECKING, Any, TypeAlias, final
 
 from gpunode.errors import ChangeFailed
-from gpunode.host import files
-from gpunode.host.own import why_foreign
+from gpunode.host.streams import OnLine, Pump, Stream
 from gpunode.redaction.secrets import text as redact
 
-_LOG_FOLDER = "/var/log/gpunode"
+if TYPE_CHECKING:
+    from gpunode.host.command_log import CommandLog
+
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _PROXIES = ("http_proxy", "https_proxy", "ftp_proxy", "all_proxy", "no_proxy")
-_TERM_PATIENCE_S = 5.0
-_KILL_PATIENCE_S = 5.0
-# One that only reads has nothing to put in order before its end, and nobody waits for what it leaves.
-_READER_PATIENCE_S = 0.5
-# How long the pipes of a finished command are still read: a daemon that it started may hold them for ever.
-_LINGER_S = 1.0
 # Its reader may end before the writer does; only then is the rest thrown away.
 _RELAY = "trap '' PIPE; /bin/cat 2>/dev/null || exec /bin/cat >/dev/null"
-_LONGEST_LINE = 1 << 16
 _EMPTY_ENV: Mapping[str, str] = {}
-
-OnLine: TypeAlias = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,52 +63,6 @@ class Finished:
         """The last lines of its output, standard error first, secrets redacted."""
         said = self.stderr.strip() or self.stdout.strip()
         return redact("\n".join(said.decode("utf-8", "replace").splitlines()[-count:]))
-
-
-class CommandLog:
-    """Every command of a run with its output, in a file that root alone reads.
-
-    The log never fails a run: what kept it from being written stands in ``problem``.
-    """
-
-    def __init__(self, name: str, *, root: str = "/") -> None:
-        self._root = root.rstrip("/")
-        self.path = f"{self._root}{_LOG_FOLDER}/{name}.log"
-        self.problem = ""
-        self._lock = threading.Lock()
-
-    def append(self, finished: Finished) -> None:
-        """Write the command to the log, secrets redacted."""
-        text = "\n".join(_log_lines(finished)) + "\n"
-        with self._lock:
-            try:
-                self._write(text.encode("utf-8", "replace"))
-            except OSError as error:
-                self.problem = self.problem or f"{self.path} could not be written: {error.strerror}"
-            except ChangeFailed as error:
-                self.problem = self.problem or f"{self.path} could not be written: {error.why}"
-
-    def _write(self, entry: bytes) -> None:
-        folder = Path(self._root + files.prepare(_LOG_FOLDER, root=self._root or "/")[0])
-        if why := why_foreign(folder):
-            raise OSError(errno.EPERM, f"{folder} may be another user's: {why}")
-        folder.mkdir(mode=0o700, exist_ok=True)
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        fd = os.open(folder / Path(self.path).name, flags, 0o600)
-        with os.fdopen(fd, "wb", buffering=0) as file:
-            if not stat.S_ISREG(os.fstat(fd).st_mode):
-                raise OSError(errno.EINVAL, "it is not a regular file")
-            file.write(entry)
-
-
-def _log_lines(finished: Finished) -> Iterator[str]:
-    now = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
-    outcome = "timeout" if finished.timed_out else f"exit {finished.exit_status}"
-    yield f"{now} {outcome} {finished.seconds:.2f} s: {redact(shlex.join(finished.argv))}"
-    for mark, data in (("  ", finished.stdout), ("! ", finished.stderr)):
-        yield from (f"  {mark}{line}" for line in redact(data.decode("utf-8", "replace")).splitlines())
-    if finished.dropped_bytes:
-        yield f"  # {finished.dropped_bytes} bytes past the limit were dropped"
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,13 +132,13 @@ class Runner:
             start = _spawn if only_reads and status is None else _start
             child = start(whole, fd.stdin, fd.child_out, fd.child_err, _environment(env), fd.child_status)
             fd.close_childs()
-            out, err = _Stream(fd.out, limit_bytes, on_line), _Stream(fd.err, limit_bytes, on_line)
+            out, err = Stream(fd.out, limit_bytes, on_line), Stream(fd.err, limit_bytes, on_line)
             timed_out = False
             if isinstance(child, _NotStarted):
                 code, said = child.exit_status, child.why.encode("utf-8", "replace")
             else:
-                streams = [out, err] if status is None else [out, err, _Stream(fd.status, 0, status)]
-                with _Pump(child, streams, hurried=only_reads) as pump:
+                streams = [out, err] if status is None else [out, err, Stream(fd.status, 0, status)]
+                with Pump(child, streams, hurried=only_reads) as pump:
                     timed_out = not pump.run(started + timeout_s)
                     code = 124 if timed_out else pump.exit_status()
                 said = bytes(err.kept)
@@ -342,7 +281,7 @@ def _start(argv: tuple[str, ...], stdin: int, out: int, err: int, env: Mapping[s
 
 
 class _Spawned:
-    """A process that ``posix_spawn`` started, as ``_Pump`` asks of it."""
+    """A process that ``posix_spawn`` started, as ``Pump`` asks of it."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -374,147 +313,6 @@ def _spawn(argv: tuple[str, ...], stdin: int, out: int, err: int, env: Mapping[s
         return _Spawned(os.posix_spawn(program, argv, dict(env), file_actions=streams, setsid=True, setsigdef=heeded))
     except OSError as error:
         return _NotStarted(126, f"{argv[0]}: {error.strerror}")
-
-
-class _Stream:
-    """One stream of a command, read as it comes; the first ``limit`` bytes are kept."""
-
-    def __init__(self, fd: int, limit: int, on_line: OnLine | None) -> None:
-        self.fd = fd
-        self.kept = bytearray()
-        self.dropped = 0
-        self._limit = limit
-        self._on_line = on_line
-        self._line = bytearray()
-
-    def read(self) -> bool:
-        """What has come is taken.
-
-        Returns:
-            Whether more may come.
-        """
-        try:
-            chunk = os.read(self.fd, 1 << 16)
-        except BlockingIOError:
-            return True
-        room = self._limit - len(self.kept)
-        self.kept += chunk[:room]
-        self.dropped += max(0, len(chunk) - room)
-        if self._on_line is not None:
-            self._tell(chunk, self._on_line)
-        return bool(chunk)
-
-    def _tell(self, chunk: bytes, on_line: OnLine) -> None:
-        *lines, rest = (self._line + chunk).split(b"\n")
-        if not chunk or len(rest) > _LONGEST_LINE:
-            lines, rest = ([*lines, rest] if rest else lines), bytearray()
-        self._line = rest
-        for line in lines:
-            on_line(line.decode("utf-8", "replace").rstrip("\r"))
-
-
-@final
-class _Pump:
-    """Reads the streams of a running command until it has ended, and ends it when its time is up."""
-
-    def __init__(self, process: Any, streams: Sequence[_Stream], *, hurried: bool = False) -> None:
-        self._process = process
-        self._patience_s = (_READER_PATIENCE_S,) * 2 if hurried else (_TERM_PATIENCE_S, _KILL_PATIENCE_S)
-        self._bounded = tuple(streams) if hurried else ()
-        self._exited_at: float | None = None
-        self._selector = selectors.DefaultSelector()
-        for stream in streams:
-            self._selector.register(stream.fd, selectors.EVENT_READ, stream)
-        self._exit_fd = _exit_descriptor(process.pid)
-        if self._exit_fd is not None:
-            self._selector.register(self._exit_fd, selectors.EVENT_READ, None)
-
-    def __enter__(self) -> _Pump:
-        return self
-
-    def __exit__(self, kind: object, *_: object) -> None:
-        if kind is not None:
-            self._end_group()
-        self._selector.close()
-        if self._exit_fd is not None:
-            os.close(self._exit_fd)
-
-    def run(self, deadline: float) -> bool:
-        """The command has ended.
-
-        Returns:
-            Whether it did so before ``deadline``, by itself or because it had said more than it may.
-        """
-        if self._until(deadline, _LINGER_S):
-            return True
-        has_said_enough = self._has_said_enough()
-        self._end_group()
-        return has_said_enough
-
-    def exit_status(self) -> int:
-        """The status of the ended command, as a shell says it."""
-        code = int(self._process.wait())
-        return code if code >= 0 else 128 - code
-
-    def _end_group(self) -> None:
-        """Nothing of the process group runs on: asked to stop first, then killed."""
-        to_end, to_die = self._patience_s
-        self._signal_group(signal.SIGTERM)
-        self._until(time.monotonic() + to_end, to_end)
-        self._signal_group(signal.SIGKILL)
-        # A process in uninterruptible sleep, as a stuck driver call makes it, outlives even that and is left behind.
-        if self._until(time.monotonic() + to_die, _LINGER_S):
-            self._process.wait()
-
-    def _signal_group(self, number: signal.Signals) -> None:
-        with suppress(ProcessLookupError):
-            os.killpg(self._process.pid, number)
-
-    def _until(self, deadline: float, linger: float) -> bool:
-        """Reads until the command has ended and its pipes have too, or ``linger`` seconds have passed since its end.
-
-        Returns:
-            Whether it has ended; it has not when ``deadline`` came first, or when it has said more than it may.
-        """
-        was_enough = self._has_said_enough()
-        while True:
-            now = time.monotonic()
-            if self._exited_at is None and self._has_exited():
-                self._exited_at = now
-            if self._exited_at is None:
-                end, ended = deadline, False
-            else:
-                end, ended = self._exited_at + linger, True
-                if not self._streams():
-                    return True
-            if now >= end or (not ended and not was_enough and self._has_said_enough()):
-                return ended
-            self._read(end - now)
-
-    def _has_said_enough(self) -> bool:
-        return any(stream.dropped for stream in self._bounded)
-
-    def _has_exited(self) -> bool:
-        """Kernels before 5.3 have no descriptor that tells, so ``sh`` is asked."""
-        if self._exit_fd is None:
-            return not self._process.is_alive()[0]
-        return self._exit_fd not in self._selector.get_map()
-
-    def _streams(self) -> bool:
-        return any(key.data is not None for key in self._selector.get_map().values())
-
-    def _read(self, patience: float) -> None:
-        for key, _ in self._selector.select(patience if self._exit_fd is not None else min(patience, 0.05)):
-            if key.data is None or not key.data.read():
-                self._selector.unregister(key.fd)
-
-
-def _exit_descriptor(pid: int) -> int | None:
-    """A descriptor that becomes readable when the process ends; None where the kernel has none."""
-    try:
-        return os.pidfd_open(pid)
-    except (AttributeError, OSError):
-        return None
 
 
 @contextmanager

@@ -17,7 +17,8 @@ from gpunode.change import (
 )
 from gpunode.errors import Conflict
 from gpunode.facts.evidence import Capture, Evidence, Ownership, Probe
-from gpunode.host.port import Settled, Simulation, Workloads
+from gpunode.host.port import Settled, Workloads
+from gpunode.packages.simulation import Simulation
 from gpunode.runtimes import Wish, runtime
 
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 from gpunode.change import Change, Trigger, triggers
-from gpunode.journal.record import Begin, Commit, Done, Entry, Failed, Forget, Intent, Owe, Result, Settle, settles
+from gpunode.journal.history import settles
+from gpunode.journal.record import Begin, Commit, Done, Entry, Failed, Forget, Intent, Owe, Result, Settle
 
 Outcome: TypeAlias = Literal["done", "failed", "intended"]
 Ending: TypeAlias = Result | Literal["going on", "cut short"]

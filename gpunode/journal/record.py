@@ -1,4 +1,4 @@
-"""Entries of the journal: what is written, how it is read back, what it undoes and owes. Pure.
+"""Entries of the journal: what is written, and how it is read back. Pure.
 
 A journal is one JSON object a line, ``{"v":2,"sum":"…","entry":{…}}``; ``sum`` is taken over the format, the sum of
 the line before, and the bytes of ``entry`` as they stand: a line that is changed, lost, moved or foreign is noticed.
@@ -12,7 +12,7 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from functools import cache
 from typing import Any, Literal, TypeAlias
 
@@ -34,10 +34,6 @@ from gpunode.change import (
     ServiceState,
     SigningKey,
     Trigger,
-    inverse,
-    settle_order,
-    subject,
-    triggers,
 )
 from gpunode.errors import JournalDamaged
 
@@ -55,7 +51,7 @@ Verb: TypeAlias = Literal[
     "k8s remove",
     "k8s rollback",
 ]
-# The verbs whose runs make something of a node; the others take such runs back, or finish dpkg's work.
+# The verbs whose runs make something of a node; the others take such runs back, or repair packages.
 MAKING: frozenset[Verb] = frozenset({"setup", "configure", "unconfigure"})
 Result: TypeAlias = Literal["done", "failed", "interrupted", "waiting"]
 Load: TypeAlias = Callable[[str], bytes]
@@ -380,180 +376,6 @@ def damaged(file: str, line: int, why: str) -> JournalDamaged:
     )
 
 
-def made(entries: Iterable[Entry]) -> tuple[Change, ...]:
-    """The changes of a run that are known to have been made, in their order."""
-    known = tuple(entries)
-    done = {entry.seq for entry in known if isinstance(entry, Done)}
-    return tuple(entry.change for entry in known if isinstance(entry, Intent) and entry.seq in done)
-
-
-def steps_of(entries: Iterable[Entry]) -> dict[Change, str]:
-    """The id of the step that asked for each change of a run."""
-    return {entry.change: entry.step for entry in entries if isinstance(entry, Intent)}
-
-
-def backwards(entries: Iterable[Entry]) -> tuple[Intent, ...]:
-    """The intents of a run, newest first, each with the change that undoes it; those that nothing undoes left out.
-
-    A change that failed or was only intended counts: undoing what did not happen finds the node as it should be.
-    """
-    known = tuple(entries)
-    # What a transaction that failed never touched may have been installed by somebody since.
-    failed = {entry.seq for entry in known if isinstance(entry, Failed)}
-    intents = [
-        one
-        for one in known
-        if isinstance(one, Intent) and not (isinstance(one.change, PackageChange) and one.seq in failed)
-    ]
-    back = ((intent, inverse(intent.change)) for intent in reversed(intents))
-    return tuple(replace(intent, change=change) for intent, change in back if change is not None)
-
-
-def to_undo(entries: Iterable[Entry], *, whole: bool) -> tuple[Intent, ...]:
-    """``backwards`` without files that were only read again; without ``whole`` the configuration files alone."""
-    return tuple(intent for intent in backwards(entries) if _changed(intent) and (whole or is_configuration(intent)))
-
-
-def is_configuration(intent: Intent) -> bool:
-    """Whether a plain rollback puts it back."""
-    return intent.stage == CONFIGURATION and isinstance(intent.change, FileChange | MigChange)
-
-
-def _changed(intent: Intent) -> bool:
-    return not (isinstance(intent.change, FileChange) and intent.change.before == intent.change.after)
-
-
-def owed_since(entries: Iterable[Entry]) -> dict[Trigger, float]:
-    """What is owed and not settled, in settle order, each with the time when it was last owed.
-
-    An intended file change owes its triggers, since a crash may have come right after it. A failed one does not: the
-    file is as it was. A restart settles a reload of the same unit.
-
-    Args:
-        entries: of one run, or of several in their order: a later run may settle what an earlier one owed.
-    """
-    debts: dict[Trigger, dict[tuple[int, int], float]] = {}
-    run = 0
-    for entry in entries:
-        match entry:
-            case Begin():
-                run += 1
-            case Intent() | Owe():
-                for trigger in _own_triggers(entry):
-                    debts.setdefault(trigger, {})[run, entry.seq] = entry.at
-            case Done() | Failed():
-                _conclude(debts, (run, entry.seq), entry)
-            case Settle(trigger=trigger):
-                for settled in settles(trigger):
-                    debts.pop(settled, None)
-            case Commit() | Forget():
-                pass
-    return {trigger: max(debts[trigger].values()) for trigger in settle_order(t for t, by in debts.items() if by)}
-
-
-def _own_triggers(entry: Intent | Owe) -> tuple[Trigger, ...]:
-    return (entry.trigger,) if isinstance(entry, Owe) else triggers((entry.change,))
-
-
-def _conclude(debts: dict[Trigger, dict[tuple[int, int], float]], debtor: tuple[int, int], end: Done | Failed) -> None:
-    """The debts of a change date from when it was made; those of one that failed are void."""
-    for debtors in debts.values():
-        if isinstance(end, Failed):
-            debtors.pop(debtor, None)
-        elif debtor in debtors:
-            debtors[debtor] = end.at
-
-
-def settles(trigger: Trigger) -> tuple[Trigger, ...]:
-    """What is settled with ``trigger``: a restart does a reload's work, too."""
-    return (trigger, Trigger("reload", trigger.target)) if trigger.kind == "restart" else (trigger,)
-
-
-def unsettled(entries: Iterable[Entry]) -> tuple[FileChange, ...]:
-    """The file changes, newest first, that owe something which has not been settled since; as for ``owed_since``."""
-    waiting: dict[tuple[int, int], tuple[FileChange, set[Trigger]]] = {}
-    run = 0
-    for entry in entries:
-        match entry:
-            case Begin():
-                run += 1
-            case Intent(change=FileChange() as change):
-                waiting[run, entry.seq] = (change, set(change.triggers))
-            case Failed():
-                waiting.pop((run, entry.seq), None)
-            case Settle(trigger=trigger):
-                for _, owes in waiting.values():
-                    owes.difference_update(settles(trigger))
-            case _:
-                pass
-    return tuple(change for change, owes in reversed(waiting.values()) if owes)
-
-
-def owed(entries: Iterable[Entry]) -> tuple[Trigger, ...]:
-    """What is owed and not settled, in settle order; see ``owed_since``."""
-    return tuple(owed_since(entries))
-
-
-def number(run: str) -> str:
-    """A run's id as a person types it: ``000003-20261121T081932Z`` is 3."""
-    return run.partition("-")[0].lstrip("0")
-
-
-def label(run: str, verb: Verb) -> str:
-    """As ``number``; with a ``k`` before it for a run in a cluster, since those are counted apart."""
-    return f"k{number(run)}" if verb.startswith("k8s ") else number(run)
-
-
-@dataclass(frozen=True, slots=True)
-class RunSummary:
-    """A run as a list shows it.
-
-    Attributes:
-        subjects: what it changed, or may have changed when it was cut short; once each, in order.
-        commit: None while the run goes on, and for ever when it was cut short.
-        configuration: the files that a rollback puts back.
-        beyond: what else ``rollback --packages`` puts back: packages, archives, units.
-        undone_by: the rollback or removal that undid it and was not undone itself; empty when there is none.
-        undone_whole: whether that undid all of it.
-        forgotten: whether somebody had its backups forgotten.
-    """
-
-    begin: Begin
-    subjects: tuple[str, ...] = ()
-    commit: Commit | None = None
-    undone_by: str = ""
-    undone_whole: bool = False
-    forgotten: bool = False
-    configuration: frozenset[str] = frozenset()
-    beyond: frozenset[str] = frozenset()
-
-    @property
-    def standing(self) -> frozenset[str]:
-        """The subjects that no rollback has put back."""
-        if self.undone_whole:
-            return frozenset()
-        return self.beyond if self.undone_by else frozenset(self.subjects)
-
-    def is_undone(self, *, whole: bool) -> bool:
-        """Whether its configuration was undone, or all of it when ``whole``."""
-        return self.undone_whole if whole else bool(self.undone_by)
-
-    @property
-    def run(self) -> str:
-        """The run's id."""
-        return self.begin.run
-
-    @property
-    def number(self) -> str:
-        """The run's id as a person types it."""
-        return number(self.run)
-
-    @property
-    def verb(self) -> Verb:
-        """What the run was asked to do."""
-        return self.begin.verb
-
-
 def unloaded(data: bytes, *, file: str = "journal.jsonl", run: str = "") -> tuple[Entry, ...]:
     """The entries of a journal without the bytes of files: each ``content`` is the name of its backup object.
 
@@ -564,45 +386,3 @@ def unloaded(data: bytes, *, file: str = "journal.jsonl", run: str = "") -> tupl
     if run and entries and not (isinstance(entries[0], Begin) and entries[0].run == run):
         raise damaged(file, 1, f"it does not begin run {run}, but is in the folder of that run")
     return entries
-
-
-def summary(entries: Iterable[Entry]) -> RunSummary | None:
-    """One run in short; None when it was cut short before its first entry."""
-    known = tuple(entries)
-    begin = next((entry for entry in known if isinstance(entry, Begin)), None)
-    if begin is None:
-        return None
-    back = to_undo(known, whole=True)
-    return RunSummary(
-        begin,
-        tuple(dict.fromkeys(subject(entry.change) for entry in known if isinstance(entry, Intent))),
-        next((entry for entry in reversed(known) if isinstance(entry, Commit)), None),
-        forgotten=any(isinstance(entry, Forget) for entry in known),
-        configuration=frozenset(subject(intent.change) for intent in back if is_configuration(intent)),
-        beyond=frozenset(subject(intent.change) for intent in back if not is_configuration(intent)),
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class CutShort:
-    """A run that has no end: it was killed, or the power went.
-
-    Attributes:
-        made: the changes that are known to have been made, in their order.
-        begun: those of which nobody knows whether they were, wholly or in part.
-    """
-
-    begin: Begin
-    made: tuple[Change, ...] = ()
-    begun: tuple[Change, ...] = ()
-
-
-def cut_short(entries: Iterable[Entry]) -> CutShort | None:
-    """How far a run came that has no end; None when it has one, and when it was cut before its first entry."""
-    known = tuple(entries)
-    begin = next((entry for entry in known if isinstance(entry, Begin)), None)
-    if begin is None or any(isinstance(entry, Commit) for entry in known):
-        return None
-    ended = {entry.seq for entry in known if isinstance(entry, Done | Failed)}
-    begun = (entry.change for entry in known if isinstance(entry, Intent) and entry.seq not in ended)
-    return CutShort(begin, made(known), tuple(begun))

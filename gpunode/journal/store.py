@@ -21,26 +21,12 @@ from gpunode.errors import ChangeFailed, JournalDamaged, Refused, UsageError
 from gpunode.host.locks import Holder
 from gpunode.host.own import read, refuse_foreign
 from gpunode.host.port import OnProgress, unheard
-from gpunode.journal import footprint, record
+from gpunode.journal import footprint, history, record
 from gpunode.journal.disk import make, sync_folder, write_all, write_file
 from gpunode.journal.footprint import Footprint
+from gpunode.journal.history import CutShort, RunSummary
 from gpunode.journal.lock import held, holder
-from gpunode.journal.record import (
-    MAKING,
-    Begin,
-    Commit,
-    CutShort,
-    Done,
-    Entry,
-    Failed,
-    Forget,
-    Intent,
-    Owe,
-    Result,
-    RunSummary,
-    Settle,
-    Verb,
-)
+from gpunode.journal.record import MAKING, Begin, Commit, Done, Entry, Failed, Forget, Intent, Owe, Result, Settle, Verb
 
 KEEP = 50
 _NOBODY_LOGGED_IN = 0xFFFFFFFF
@@ -170,7 +156,7 @@ class Store:
         Raises:
             JournalDamaged: one of the journals is.
         """
-        summaries = (record.summary(self._unloaded(run)) for run in self.ids())
+        summaries = (history.summary(self._unloaded(run)) for run in self.ids())
         return _marked([one for one in summaries if one is not None])
 
     def read(self, run: str) -> tuple[Entry, ...]:
@@ -267,7 +253,7 @@ class Store:
         Raises:
             JournalDamaged: one of the journals is.
         """
-        return record.owed_since(entry for run in self.ids() for entry in self._unloaded(run))
+        return history.owed_since(entry for run in self.ids() for entry in self._unloaded(run))
 
     def cut_short(self) -> CutShort | None:
         """The newest run, if it has no end; None when it has, or there is none. Call it under ``lock``.
@@ -276,10 +262,10 @@ class Store:
             JournalDamaged: its journal is.
         """
         # A run that was killed before its first entry did nothing, so it hides nobody.
-        # Nor does a repair of dpkg, which whoever goes on begins with: they may have said no to the rest; nor an edit
-        # of a runtime's files, which goes on with nothing.
+        # Nor does a repair of packages, which whoever goes on begins with: they may have said no to the rest; nor an
+        # edit of a runtime's files, which goes on with nothing.
         began = (entries for run in reversed(self.ids()) if (entries := self._unloaded(run)) and not _is_aside(entries))
-        return record.cut_short(next(began, ()))
+        return history.cut_short(next(began, ()))
 
     def conclude(self, run: str, why: str) -> None:
         """The run that was cut short is over: ``why`` says how that is known. Call it under ``lock``.
@@ -319,8 +305,8 @@ class Store:
         if not self.owed():
             return ()
         runs = self.ids()
-        indebted = next(index for index, run in enumerate(runs) if record.owed(self._unloaded(run)))
-        waiting = record.unsettled(entry for run in runs[indebted:] for entry in self._unloaded(run))
+        indebted = next(index for index, run in enumerate(runs) if history.owed(self._unloaded(run)))
+        waiting = history.unsettled(entry for run in runs[indebted:] for entry in self._unloaded(run))
         loaded = (self._with_bytes(change) for change in waiting)
         return tuple(change for change in loaded if change is not None)
 

@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from gpunode.change import FileChange, FileState, Trigger
 from gpunode.facts import modprobe
 from gpunode.facts.model import Facts, known, need
+from gpunode.outcome import Outcome, Planned, Step
 from gpunode.recipe import Recipe
-from gpunode.steps.outcome import Outcome, Planned, Step
-from gpunode.steps.selection import standing_driver, wants_driver
+from gpunode.steps.families import wants_driver
+from gpunode.steps.installed_driver import preexisting_driver
 
 BLACKLIST = "/etc/modprobe.d/gpunode-nouveau.conf"
 # nova_core and nova_drm bind GSP GPUs from Linux 6.18 on; a blacklist line for an absent module does nothing.
@@ -28,8 +29,8 @@ def plan(recipe: Recipe, facts: Facts) -> Outcome:
     """Keeps nouveau and nova off the card, in the initramfs too."""
     if not wants_driver(recipe, facts):
         return Planned((), "this driver is not managed by gpunode")
-    if standing := standing_driver(recipe, facts):
-        return Planned((), standing.reason)
+    if preexisting := preexisting_driver(recipe, facts):
+        return Planned((), preexisting.reason)
     notes = tuple(_overruled(facts))
     present = need(facts.file(BLACKLIST), f"what {BLACKLIST} holds")
     wanted = FileState(_TEXT)

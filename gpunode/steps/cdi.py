@@ -9,17 +9,18 @@ from typing import TYPE_CHECKING
 
 from gpunode.change import Deferred, FileChange, ServiceChange, ServiceState, Trigger
 from gpunode.container_runtimes import CONTAINER_RUNTIMES, takes_only_cdi
-from gpunode.distros.dpkg_version import DpkgVersion
 from gpunode.facts.cdi_places import FOLDERS, SPEC
 from gpunode.facts.layout import Layout
 from gpunode.facts.model import Facts, Known, LoadedDriver, Unknown, known, need
 from gpunode.facts.project import PLAN
+from gpunode.outcome import Outcome, Planned, Step
+from gpunode.packages.version import numbers
 from gpunode.recipe import Recipe
 from gpunode.runtimes import Wish, runtime
 from gpunode.runtimes.found import contents, in_facts
+from gpunode.steps.installed_driver import matches
 from gpunode.steps.module import is_loaded
-from gpunode.steps.outcome import Outcome, Planned, Step
-from gpunode.steps.selection import WantedDriver, matches, wanted_driver
+from gpunode.steps.selection import WantedDriver, wanted_driver
 
 if TYPE_CHECKING:
     from gpunode.facts.cdi import Offer, Spec
@@ -32,7 +33,7 @@ ENVIRONMENT = "/etc/nvidia-container-toolkit/nvidia-cdi-refresh.env"
 # These take GPUs as CDI devices, whatever the recipe says of the runtime's own support.
 _TOOLKIT = "nvidia-container-toolkit-base"
 # The first toolkit whose package brings the units.
-_WITH_UNITS = DpkgVersion("1.18")
+_WITH_UNITS = (1, 18)
 _OUTPUT = re.compile(r"^[ \t]*NVIDIA_CTK_CDI_OUTPUT_FILE_PATH=[\"']?([^\"'\n]*?)[\"']?[ \t]*$", re.MULTILINE)
 _ALL = "all"
 KEPT = "; the toolkit's units keep it fresh"
@@ -125,8 +126,8 @@ def _has_unit(facts: Facts) -> bool:
     to_come = facts.packages.value.get(_TOOLKIT)
     if not matches(to_come, "") or to_come is None:
         return False
-    is_numbered = to_come.version[:1].isdecimal()  # else the newest, known after the index is read
-    return not is_numbered or not DpkgVersion(to_come.version) < _WITH_UNITS
+    version = numbers(to_come.version)  # none: the newest, known after the index is read
+    return version is None or version >= _WITH_UNITS
 
 
 def _loaded(facts: Facts) -> LoadedDriver | None:
@@ -162,8 +163,7 @@ def folders(recipe: Recipe, facts: Facts) -> tuple[str, ...]:
 def podman_version(facts: Facts) -> podman.Version | None:
     """Of the installed package; None where there is none, or nobody knows yet."""
     state = known(facts.packages, {}).get("podman")
-    numbers = re.match(r"\d+(?:\.\d+)+", DpkgVersion(state.version).without_epoch) if state else None
-    return tuple(int(number) for number in numbers[0].split(".")) if numbers else None
+    return numbers(state.version) if state else None
 
 
 def judge(recipe: Recipe, facts: Facts, loaded: LoadedDriver) -> Judged:

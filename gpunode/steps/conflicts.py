@@ -6,19 +6,12 @@ from gpunode.catalog.conflicts import BY_THEMSELVES, STANDS_ALONE, upstream
 from gpunode.catalog.driver import Choice
 from gpunode.change import PackageChange, PackageState
 from gpunode.facts.model import Facts, known
+from gpunode.outcome import Outcome, Planned, Refusal, Step
+from gpunode.packages import system
 from gpunode.recipe import Recipe
+from gpunode.steps.installed_driver import branch_of, installed_driver_packages, prefix, version_matches
 from gpunode.steps.locked import beside_driver
-from gpunode.steps.outcome import Outcome, Planned, Refusal, Step
-from gpunode.steps.selection import (
-    WantedDriver,
-    apart_from,
-    branch_of,
-    installed_driver_packages,
-    moved_along,
-    prefix,
-    version_matches,
-    wanted_driver,
-)
+from gpunode.steps.selection import WantedDriver, apart_from, moved_along, wanted_driver
 
 # It replaces files of packages and says so to nobody; its own uninstaller alone knows which.
 _RUN_INSTALLER = Refusal(
@@ -53,8 +46,8 @@ def plan(recipe: Recipe, facts: Facts) -> Outcome:
     if held := [name for name, state in old.items() if state.held]:
         return Refusal(
             what=f"{', '.join(held)} is held at a version that conflicts with driver {chosen.branch}",
-            why="somebody ran apt-mark hold on it; gpunode breaks no holds",
-            hint=f"apt-mark unhold {' '.join(held)}, then run the command again",
+            why="somebody put it on hold; gpunode breaks no holds",
+            hint=f"{system(facts).unhold(held)}, then run the command again",
         )
     versions = ", ".join(sorted({upstream(state.version) or state.version for state in old.values()}))
     changes = tuple(PackageChange(name, state, None) for name, state in old.items())
@@ -65,7 +58,7 @@ def plan(recipe: Recipe, facts: Facts) -> Outcome:
 
 
 def _is_helper(name: str, state: PackageState) -> bool:
-    """Whether an installed package of some driver has versions of its own; apt removes it where it can do no more."""
+    """Whether an installed package of some driver has versions of its own; it goes where it is of no use."""
     return not state.config_files_only and not branch_of(state.version) and not name.startswith(STANDS_ALONE)
 
 

@@ -7,12 +7,13 @@ from dataclasses import replace
 
 from gpunode.catalog.gpus import lookup, vgpu_profile
 from gpunode.command import gpunode
+from gpunode.distros import supported
 from gpunode.distros.family import Family
 from gpunode.facts.model import Facts, Known, PciDevice, Platform, known, need
+from gpunode.outcome import Outcome, Planned, Refusal, Step
 from gpunode.recipe import Expect, Recipe, VersionLock
+from gpunode.steps.families import family_of, wants_driver
 from gpunode.steps.gpus import PASSED_THROUGH, gpus, nvswitches, other_gpus, own_gpus
-from gpunode.steps.outcome import Outcome, Planned, Refusal, Step
-from gpunode.steps.selection import family_of, wants_driver
 
 _FOREIGN = {"1002": "AMD", "8086": "Intel"}
 # What was looked at, by the probe that told.
@@ -89,7 +90,7 @@ def _other_system(lock: VersionLock, facts: Facts) -> Refusal | None:
 
 
 def _system(recipe: Recipe, facts: Facts) -> Family | Refusal | None:
-    """The distribution's family, which the driver needs; without a driver a system with apt is enough."""
+    """The distribution's family, which the driver needs; without a driver any relative of Debian will do."""
     if wants_driver(recipe, facts):
         return family_of(facts)
     distro = need(facts.distro, "which distribution this is")
@@ -97,7 +98,8 @@ def _system(recipe: Recipe, facts: Facts) -> Family | Refusal | None:
         return None
     return Refusal(
         what=f"{distro.name} is not supported",
-        why=f"gpunode works with apt; /etc/os-release says ID={distro.id} VERSION_ID={distro.version_id}",
+        why=f"gpunode works on {supported()} and their relatives; /etc/os-release says "
+        f"ID={distro.id} VERSION_ID={distro.version_id}",
         hint="install the driver and the container toolkit by hand, as NVIDIA's guides say",
     )
 

@@ -9,14 +9,15 @@ from gpunode.catalog.conflicts import upstream
 from gpunode.catalog.driver import Choice
 from gpunode.change import KnownAfter, PackageChange, PackageState
 from gpunode.facts.model import Facts, known, need
+from gpunode.outcome import Outcome, Planned, Step
+from gpunode.packages import system
 from gpunode.recipe import Recipe
-from gpunode.steps.diverted import diverted
 from gpunode.steps.gpus import own_gpus
+from gpunode.steps.installed_driver import matches, prefix
 from gpunode.steps.locked import astray, beside_driver, held_elsewhere, wanted_state
 from gpunode.steps.marks import set_manual, why_manual
 from gpunode.steps.module import is_loaded
-from gpunode.steps.outcome import Outcome, Planned, Step
-from gpunode.steps.selection import WantedDriver, apart_from, kept_version, matches, moved_along, prefix, wanted_driver
+from gpunode.steps.selection import WantedDriver, apart_from, kept_version, moved_along, wanted_driver
 
 # In the paths of what a driver's packages bring.
 _FILES = ("libcuda.so", "libnvidia-ml.so", "libnvidia-ptxjit", "nvidia-smi", "nvidia-persistenced", "nvidia-modprobe")
@@ -45,13 +46,13 @@ def plan(recipe: Recipe, facts: Facts) -> Outcome:
     wanted = tuple(dict.fromkeys((*missing, *strays, *along, *astray(recipe, packages, beside_driver(recipe)))))
     rival = packages.get(driver.rival)
     if held := [name for name in (*wanted, driver.rival) if name in packages and packages[name].held]:
-        return held_elsewhere(held, f"driver {prefix(chosen)}*")
+        return held_elsewhere(facts, held, f"driver {prefix(chosen)}*")
     leaving = () if rival is None else (PackageChange(driver.rival, rival, None),)
-    away = tuple(diverted(facts, *_FILES))
+    away = tuple(system(facts).diverted(facts, _FILES))
     marked = set_manual(packages, (name for name in names if name not in wanted))
     if not wanted and not leaving:
         installed = f"driver {packages[names[0]].version} is installed"
-        reason = why_manual(marked) if marked else chosen.reason
+        reason = why_manual(marked, facts) if marked else chosen.reason
         return Planned(marked, f"{installed}; {reason}", away)
     # A driver that is there keeps its version: what it lacks, and what has strayed from it, comes in that one.
     version = kept_version(recipe, facts, driver)

@@ -10,12 +10,15 @@ from gpunode.catalog.gpudirect import FEATURES, GDRCOPY, Feature
 from gpunode.change import FileChange, FileState, KnownAfter, ModuleChange, PackageChange, ServiceChange, ServiceState
 from gpunode.facts.model import Facts, Known, known, need
 from gpunode.facts.patterns import Pattern
+from gpunode.outcome import Outcome, Planned, Refusal, Step, Waits
+from gpunode.packages import system
 from gpunode.recipe import Recipe
+from gpunode.steps.families import MACHINE
+from gpunode.steps.installed_driver import matches, preexisting_driver
 from gpunode.steps.locked import astray, held_elsewhere, wanted_state
 from gpunode.steps.marks import set_manual, why_manual
 from gpunode.steps.module import MODULE_LOAD
-from gpunode.steps.outcome import Outcome, Planned, Refusal, Step, Waits
-from gpunode.steps.selection import MACHINE, WantedDriver, matches, not_locked, standing_driver, wanted_driver
+from gpunode.steps.selection import WantedDriver, not_locked, wanted_driver
 
 MODULES_FILE: Final = "/etc/modules-load.d/gpunode-gpudirect.conf"
 _HEADER: Final = "# Written by gpunode: kernel modules of GPUDirect, loaded at boot.\n"
@@ -60,15 +63,15 @@ def _driver(recipe: Recipe, facts: Facts) -> _Driver | Refusal:
     if isinstance(driver, WantedDriver):
         chosen = driver.chosen
         return _Driver(f"driver {chosen.exact or chosen.branch}", chosen.flavour == "open", built_here=True)
-    standing = standing_driver(recipe, facts)
-    loaded = standing.loaded if standing else known(facts.loaded_driver, None)
+    preexisting = preexisting_driver(recipe, facts)
+    loaded = preexisting.loaded if preexisting else known(facts.loaded_driver, None)
     if loaded is None:
         return Refusal(
             what="GPUDirect needs a driver, but none is loaded and the recipe installs none",
             why="what a node can do depends on the version and the kernel modules of its driver",
             hint="set driver.version in the recipe, or load the driver first (modprobe nvidia)",
         )
-    is_prebuilt = standing.prebuilt if standing else not any(file.dkms for file in known(facts.module_files, ()))
+    is_prebuilt = preexisting.prebuilt if preexisting else not any(file.dkms for file in known(facts.module_files, ()))
     return _Driver(f"driver {loaded.version}", loaded.open_module, built_here=not is_prebuilt)
 
 
@@ -120,7 +123,7 @@ def _not_buildable(feature: Feature, facts: Facts, driver: _Driver) -> Refusal |
         return Refusal(
             what=f"{feature.name} needs the kernel headers of {' and '.join(bare)}",
             why=f"DKMS builds {feature.module} with them, and this run does not install them",
-            hint=f"apt-get install {' '.join(f'linux-headers-{kernel}' for kernel in bare)}, or {feature.instead}",
+            hint=f"{system(facts).install([f'linux-headers-{kernel}' for kernel in bare])}, or {feature.instead}",
         )
     return None
 
@@ -162,7 +165,7 @@ def plan(recipe: Recipe, facts: Facts) -> Outcome:
     missing = names if recipe.upgrade else tuple(name for name in names if not matches(packages.get(name), ""))
     strays = astray(recipe, packages, names)
     if recipe.lock and (held := [name for name in strays if packages[name].held]):
-        return held_elsewhere(held, recipe.lock.file)
+        return held_elsewhere(facts, held, recipe.lock.file)
     wanted = tuple(dict.fromkeys((*missing, *strays)))
     changes = tuple(
         PackageChange(
@@ -177,7 +180,7 @@ def plan(recipe: Recipe, facts: Facts) -> Outcome:
         built = _listed([feature for feature in features if feature.packages])
         return Planned((*changes, *marked), f"{built}: built by DKMS, for the driver and kernel of this node")
     if marked:
-        return Planned(marked, why_manual(marked))
+        return Planned(marked, why_manual(marked, facts))
     installed = f"{', '.join(names)} installed" if names else "no package needed"
     return Planned((), f"{_listed(features)}: {installed}, kernel and driver fit")
 

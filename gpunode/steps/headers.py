@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from gpunode.change import KnownAfter, PackageChange
 from gpunode.facts.model import Facts, need
+from gpunode.outcome import Outcome, Planned, Refusal, Step
 from gpunode.recipe import Recipe
+from gpunode.steps.families import family_of, wants_driver
+from gpunode.steps.installed_driver import preexisting_driver
 from gpunode.steps.marks import set_manual, why_manual
-from gpunode.steps.outcome import Outcome, Planned, Refusal, Step
-from gpunode.steps.selection import family_of, standing_driver, wants_driver
 
 
 def plan(recipe: Recipe, facts: Facts) -> Outcome:
     """DKMS finds a build tree for every kernel that must have the driver, and for those that upgrades bring."""
     if not wants_driver(recipe, facts):
         return Planned((), "this driver is not managed by gpunode")
-    if (standing := standing_driver(recipe, facts)) and standing.prebuilt:
+    if (preexisting := preexisting_driver(recipe, facts)) and preexisting.prebuilt:
         return Planned((), "the driver's modules come prebuilt in packages")
     found = family_of(facts)
     if isinstance(found, Refusal):
@@ -37,7 +38,7 @@ def plan(recipe: Recipe, facts: Facts) -> Outcome:
     held = meta is not None and meta not in missing and packages[meta].held
     notes = (f"{meta} is held, so later kernels come without headers and without a driver",) if held else ()
     if not missing:
-        return Planned(marked, why_manual(marked) if marked else f"headers for {listed} are installed", notes)
+        return Planned(marked, why_manual(marked, facts) if marked else f"headers for {listed} are installed", notes)
     changes = tuple(PackageChange(name, packages.get(name), KnownAfter(why="headers")) for name in missing)
     reason = f"the driver's module is built for {listed}"
     return Planned(

@@ -8,10 +8,12 @@ from itertools import chain
 from gpunode.catalog.gpudirect import FEATURES
 from gpunode.change import KnownAfter, PackageState
 from gpunode.distros.family import TOOLKIT_PACKAGES
+from gpunode.facts.model import Facts
+from gpunode.outcome import Refusal
+from gpunode.packages import system
 from gpunode.recipe import Recipe
 from gpunode.runtimes import RUNTIMES
-from gpunode.steps.outcome import Refusal
-from gpunode.steps.selection import matches
+from gpunode.steps.installed_driver import matches
 
 
 def wanted_state(recipe: Recipe, name: str, otherwise: KnownAfter) -> PackageState | KnownAfter:
@@ -37,11 +39,11 @@ def beside_driver(recipe: Recipe) -> tuple[str, ...]:
     return tuple(name for name in sorted(recipe.lock.packages) if name not in others) if recipe.lock else ()
 
 
-def held_elsewhere(names: Iterable[str], asks: str) -> Refusal:
+def held_elsewhere(facts: Facts, names: Iterable[str], asks: str) -> Refusal:
     """The refusal of packages that somebody holds at a version that is not the wanted one."""
     listed = tuple(names)
     return Refusal(
         what=f"{', '.join(listed)} is held, and {asks} asks for another version",
-        why="somebody ran apt-mark hold on it; gpunode breaks no holds",
-        hint=f"apt-mark unhold {' '.join(listed)}, then run the command again",
+        why="somebody put it on hold; gpunode breaks no holds",
+        hint=f"{system(facts).unhold(listed)}, then run the command again",
     )

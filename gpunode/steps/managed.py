@@ -8,7 +8,7 @@ from gpunode.catalog.conflicts import driver_packages
 from gpunode.command import gpunode
 from gpunode.facts.model import Facts, Provider, Unknown, known
 from gpunode.facts.provider import TITLES
-from gpunode.steps.outcome import Refusal
+from gpunode.outcome import Refusal
 
 # Why a provider's host is left alone, and what to do instead.
 # Sources: cloud.google.com/kubernetes-engine/docs/how-to/gpus, "Create a GPU node pool"; docs.openshift.com, "Machine
@@ -54,7 +54,7 @@ def left_alone(facts: Facts) -> Refusal | None:
     if has_providers_driver(facts):
         return Refusal(
             f"this is {TITLES[provider]} with a driver of its provider, and gpunode leaves both alone",
-            "a driver is loaded, and no package of apt brought it",
+            "a driver is loaded, and no installed package brought it",
             f"{_BRINGS[provider]}\nrender the device plugin, which the provider leaves to you: "
             f"{gpunode('k8s', 'render', 'k8s-containerd')}",
         )
@@ -62,7 +62,7 @@ def left_alone(facts: Facts) -> Refusal | None:
 
 
 def has_providers_driver(facts: Facts) -> bool:
-    """Whether a driver is loaded that the node's provider brought, not a package of apt."""
+    """Whether a driver is loaded that the node's provider brought, and no installed package."""
     loaded, packages = known(facts.loaded_driver, None), facts.packages
     if known(facts.provider, None) not in _BRINGS or loaded is None:
         return False

@@ -1,4 +1,4 @@
-"""apt's mark on a package: one that the recipe asks for must not count as a dependency that autoremove may take."""
+"""How a package came: one that the recipe asks for must not count as a dependency that may be removed."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from gpunode.change import PackageChange, PackageState
-from gpunode.steps.selection import matches
+from gpunode.facts.model import Facts
+from gpunode.packages import system
+from gpunode.steps.installed_driver import matches
 
 
 def set_manual(packages: Mapping[str, PackageState], names: Iterable[str]) -> tuple[PackageChange, ...]:
@@ -19,7 +21,7 @@ def set_manual(packages: Mapping[str, PackageState], names: Iterable[str]) -> tu
     )
 
 
-def why_manual(marked: Iterable[PackageChange]) -> str:
+def why_manual(marked: Iterable[PackageChange], facts: Facts) -> str:
     """Why marks change."""
     names = ", ".join(change.name for change in marked)
-    return f"apt-get autoremove may remove {names}, marked as automatically installed"
+    return f"{system(facts).autoremove} may remove {names}, marked as automatically installed"

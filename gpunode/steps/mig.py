@@ -11,11 +11,11 @@ from gpunode.errors import Refused
 from gpunode.facts.model import Facts, Known, MigGpu, PciDevice, known, need
 from gpunode.facts.probes import MIG_UNIT, MIG_WANTS
 from gpunode.facts.project import PLAN
+from gpunode.outcome import Outcome, Planned, Refusal, Step, Waits
 from gpunode.recipe import Recipe
 from gpunode.steps import cdi
 from gpunode.steps.gpus import own_gpus
 from gpunode.steps.module import plan_load
-from gpunode.steps.outcome import Outcome, Planned, Refusal, Step, Waits
 
 if TYPE_CHECKING:
     from gpunode.recipe_kubernetes import Kubernetes

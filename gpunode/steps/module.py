@@ -8,17 +8,10 @@ from gpunode.catalog.driver import Choice
 from gpunode.change import CommandChange, ModuleChange
 from gpunode.facts.model import Facts, Kernels, LoadedDriver, ModuleFile, known, need
 from gpunode.facts.project import PLAN
+from gpunode.outcome import Outcome, Planned, Step, Waits
 from gpunode.recipe import Recipe
-from gpunode.steps.outcome import Outcome, Planned, Step, Waits
-from gpunode.steps.selection import (
-    StandingDriver,
-    WantedDriver,
-    installed_version,
-    is_version_of,
-    prefix,
-    standing_driver,
-    wanted_driver,
-)
+from gpunode.steps.installed_driver import PreexistingDriver, is_version_of, preexisting_driver, prefix
+from gpunode.steps.selection import WantedDriver, installed_version, wanted_driver
 
 RIVALS = frozenset({"nouveau", "nova_core", "nova_drm"})
 
@@ -29,8 +22,8 @@ def plan_build(recipe: Recipe, facts: Facts) -> Outcome:
     The driver's package has DKMS build them; ``dkms autoinstall`` may exit 0 with a build skipped, so the files are
     what counts. Where DKMS believes that a file is there which is not, it skips the build and has to be overruled.
     """
-    if standing := standing_driver(recipe, facts):
-        return _standing(standing, facts)
+    if preexisting := preexisting_driver(recipe, facts):
+        return _kept(preexisting, facts)
     driver = wanted_driver(recipe, facts)
     if not isinstance(driver, WantedDriver):
         return driver
@@ -45,14 +38,15 @@ def plan_build(recipe: Recipe, facts: Facts) -> Outcome:
     return Planned(changes, f"no NVIDIA module of {prefix(chosen)}* for {' and '.join(missing)}")
 
 
-def _standing(standing: StandingDriver, facts: Facts) -> Planned:
+def _kept(preexisting: PreexistingDriver, facts: Facts) -> Planned:
     """Nothing is built for a driver that stays as it is; a kernel that it lacks is told."""
     # Of a prebuilt module the branch alone is known.
-    lacking = missing_for(replace(standing.chosen, exact=""), need(facts.kernels, "which kernels are installed"), facts)
+    wanted = need(facts.kernels, "which kernels are installed")
+    lacking = missing_for(replace(preexisting.chosen, exact=""), wanted, facts)
     kernel = ", ".join(lacking)
-    mend = "install the package that brings it (linux-modules-nvidia-*)" if standing.prebuilt else "dkms autoinstall"
-    warning = f"driver {standing.version} has no module for kernel {kernel}: {mend} before booting that kernel"
-    return Planned((), standing.reason, (warning,) if lacking else ())
+    mend = "install the package that brings it (linux-modules-nvidia-*)" if preexisting.prebuilt else "dkms autoinstall"
+    warning = f"driver {preexisting.version} has no module for kernel {kernel}: {mend} before booting that kernel"
+    return Planned((), preexisting.reason, (warning,) if lacking else ())
 
 
 def _build(kernel: str, chosen: Choice, facts: Facts) -> CommandChange:
@@ -77,8 +71,8 @@ def _is_of(file: ModuleFile, chosen: Choice) -> bool:
 
 def plan_load(recipe: Recipe, facts: Facts) -> Outcome:
     """The installed module is the loaded one; where only a reboot can change it, the answer is to wait for one."""
-    if (standing := standing_driver(recipe, facts)) and standing.loaded.version != standing.version:
-        versions = f"{standing.loaded.version}, and the libraries are {standing.version}"
+    if (preexisting := preexisting_driver(recipe, facts)) and preexisting.loaded.version != preexisting.version:
+        versions = f"{preexisting.loaded.version}, and the libraries are {preexisting.version}"
         return Waits("reboot", f"the kernel still runs driver {versions}")
     driver = wanted_driver(recipe, facts)
     if not isinstance(driver, WantedDriver):

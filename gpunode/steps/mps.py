@@ -7,9 +7,9 @@ from typing import Final
 from gpunode.change import Change, FileChange, FileState, ServiceChange, ServiceState, Trigger
 from gpunode.facts.model import Facts, Unknown, known, need
 from gpunode.facts.probes import MPS_UNIT
+from gpunode.outcome import Outcome, Planned, Refusal, Step, Waits
 from gpunode.recipe import Recipe
 from gpunode.steps.module import plan_load
-from gpunode.steps.outcome import Outcome, Planned, Refusal, Step, Waits
 
 UNIT: Final = MPS_UNIT.rpartition("/")[2]
 # Source: NVIDIA, "Multi-Process Service": "Considerations", "Environment Variables", "Common Tasks".

@@ -6,10 +6,12 @@ from gpunode.catalog.driver import Choice
 from gpunode.change import ServiceChange, ServiceState
 from gpunode.facts.model import Facts, Unknown, known
 from gpunode.facts.project import PLAN
+from gpunode.outcome import Outcome, Planned, Step
 from gpunode.recipe import Recipe
+from gpunode.steps.families import wants_driver
+from gpunode.steps.installed_driver import preexisting_driver
 from gpunode.steps.module import is_loaded
-from gpunode.steps.outcome import Outcome, Planned, Step
-from gpunode.steps.selection import choice, standing_driver, wants_driver
+from gpunode.steps.selection import choice
 
 UNIT = "nvidia-persistenced.service"
 
@@ -26,7 +28,7 @@ def plan(recipe: Recipe, facts: Facts) -> Outcome:
     unit = fact.value
     if unit.masked:
         return Planned((), f"{UNIT} is masked", (f"{UNIT} is masked, so the first CUDA call after idle is slow",))
-    if not unit.exists and standing_driver(recipe, facts):
+    if not unit.exists and preexisting_driver(recipe, facts):
         return Planned((), f"the installed driver, which stays, has no {UNIT}")
     wanted = ServiceState(enabled=True, active=_driver_answers(recipe, facts) or unit.state.active)
     if unit.exists and _satisfied(unit.state, wanted):

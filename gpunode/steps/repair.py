@@ -1,40 +1,20 @@
-"""A dpkg that was interrupted is repaired before anything else asks it for work."""
+"""Package changes that were interrupted are finished before anything else is asked of the package manager."""
 
 from __future__ import annotations
 
-import shlex
-
-from gpunode.change import CommandChange
 from gpunode.facts.model import Facts, need
+from gpunode.outcome import Outcome, Planned, Step
+from gpunode.packages import system
 from gpunode.recipe import Recipe
-from gpunode.steps.outcome import Outcome, Planned, Step
-
-# A configuration file that the user changed stays: nobody is there to be asked, and dpkg would give up. Where a package
-# was unpacked before one that it needs, dpkg cannot finish it, and apt gets what is missing; it may take nothing away.
-_KEEP = ("--force-confdef", "--force-confold")
-_CONFIGURE = ("dpkg", *_KEEP, "--configure", "-a")
-_APT = (
-    *("apt-get", "-q", "-y", "--no-install-recommends", "--no-remove"),
-    *(word for option in _KEEP for word in ("-o", f"Dpkg::Options::={option}")),
-)
-_COMPLETE = (*_APT, "--fix-broken", "install")
-# dpkg neither configures nor removes a package that has lost some of its files, and apt sees nothing broken in it: it
-# has to be told to install it anew. Which these are is known only once dpkg has read what it noted before it ended.
-_HALF = r"dpkg-query -W -f '${db:Status-Status} ${binary:Package}\n' | sed -n 's/^half-installed //p'"
-_ANEW = f'set -- $({_HALF}); [ $# -eq 0 ] || {shlex.join((*_APT, "--reinstall", "install"))} "$@"'
-# The last word is the script's name, which is what people read of it.
-_NAME = "dpkg --configure -a, apt-get --fix-broken install, apt-get --reinstall install"
-FINISH = ("sh", "-c", f"{{ {shlex.join(_CONFIGURE)} || {shlex.join(_COMPLETE)}; }} && {{ {_ANEW}; }}", _NAME)
-"""Makes every package that dpkg began with whole, or fails."""
 
 
 def plan(recipe: Recipe, facts: Facts) -> Outcome:
-    """Plans ``dpkg --configure -a``, and what it takes beside, where dpkg was stopped in the middle of its work."""
+    """Plans what makes every package whole, where a change of packages was stopped in its middle."""
     del recipe
-    if not need(facts.dpkg_interrupted, "whether dpkg was interrupted"):
-        return Planned((), "dpkg finished its last work")
-    return Planned((UNFINISHED,), UNFINISHED.why)
+    if not need(facts.packages_interrupted, "whether a change of packages was interrupted"):
+        return Planned((), "no change of packages was interrupted")
+    repair = system(facts).repair
+    return Planned((repair,), repair.why)
 
 
-UNFINISHED = CommandChange(FINISH, "dpkg was interrupted and left packages half-installed or not configured")
 REPAIR = Step("repair", "package database", "sources", plan)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Literal
@@ -22,25 +21,24 @@ from gpunode.change import (
     subject,
 )
 from gpunode.command import sudo_gpunode
-from gpunode.distros.dpkg_version import DpkgVersion
 from gpunode.distros.family import TOOLKIT_PACKAGES
 from gpunode.errors import Refused
+from gpunode.facts.access import closing, exposed, why_closed, why_open
 from gpunode.facts.model import Facts, Known, Unknown, holds, known
 from gpunode.facts.probes import TOOLKIT_LIST, TOOLKIT_PROGRAM
 from gpunode.facts.project import PLAN
+from gpunode.outcome import Outcome, Planned, Refusal, Step
+from gpunode.packages.version import numbers
 from gpunode.recipe import Recipe
 from gpunode.runtimes import Configured, Edited, Files, Runtime, Wish, after_edits, runtime
 from gpunode.runtimes.found import States, contents, file_changes, in_facts
 from gpunode.runtimes.installations import Chosen, chosen, kubelet_using, with_kubelets_driver
-from gpunode.steps.access import closing, exposed, why_closed, why_open
-from gpunode.steps.outcome import Outcome, Planned, Refusal, Step
-from gpunode.steps.selection import matches
+from gpunode.steps.installed_driver import matches
 from gpunode.steps.toolkit import CONFIG
 
 # Root's programs read these for every container.
 _TOOLKITS = (CONFIG, "/etc/nvidia-container-toolkit/nvidia-cdi-refresh.env")
 _NO_PROGRAM = f"{TOOLKIT_PROGRAM} is not installed"
-_NUMBERS = re.compile(r"\d+(?:\.\d+)*")
 
 
 def plan(recipe: Recipe, facts: Facts) -> Outcome:
@@ -83,9 +81,9 @@ def _configured(recipe: Recipe, facts: Facts, place: Chosen) -> Planned | Refusa
     _check_default(row, wish, row.inspect(after_edits(contents(present), edited), wish))
     planned = _closed(row, facts, present, _planned(row, wish, facts, present, edited))
     missing = (f"{_NO_PROGRAM}, so its containers cannot start",) if lacks_program else ()
-    standing = _standing_default(recipe, row, present)
+    preexisting = _standing_default(recipe, row, present)
     return replace(
-        planned, notes=(*place.notes, *missing, *_other_driver(recipe, facts, row), *standing, *planned.notes)
+        planned, notes=(*place.notes, *missing, *_other_driver(recipe, facts, row), *preexisting, *planned.notes)
     )
 
 
@@ -240,8 +238,7 @@ def cri_notes(row: Runtime, configured: Configured) -> tuple[str, ...]:
 def packaged_version(row: Runtime, packages: Mapping[str, PackageState]) -> tuple[int, ...] | None:
     """The version of the runtime's installed package; None where none is installed."""
     version = next((packages[name].version for name in row.packages if matches(packages.get(name), "")), "")
-    numbers = _NUMBERS.match(DpkgVersion(version).without_epoch)
-    return tuple(int(number) for number in numbers[0].split(".")) if numbers else None
+    return numbers(version)
 
 
 def _wish(recipe: Recipe, row: Runtime, facts: Facts) -> Wish:

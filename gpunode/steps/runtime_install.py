@@ -7,13 +7,15 @@ from collections.abc import Mapping
 from gpunode.change import KnownAfter, PackageChange, PackageState
 from gpunode.errors import Refused
 from gpunode.facts.model import Facts, Known, known, need
+from gpunode.outcome import Outcome, Planned, Refusal, Step
+from gpunode.packages import system
 from gpunode.recipe import Recipe
 from gpunode.runtimes import Runtime, runtime
 from gpunode.runtimes.installations import chosen, has_products
+from gpunode.steps.installed_driver import matches
 from gpunode.steps.locked import astray, held_elsewhere, wanted_state
 from gpunode.steps.marks import set_manual, why_manual
-from gpunode.steps.outcome import Outcome, Planned, Refusal, Step
-from gpunode.steps.selection import matches, not_locked
+from gpunode.steps.selection import not_locked
 
 
 def plan(recipe: Recipe, facts: Facts) -> Outcome:
@@ -29,7 +31,7 @@ def plan(recipe: Recipe, facts: Facts) -> Outcome:
     packages = need(facts.packages, "which packages are installed")
     for name in row.packages:
         if matches(packages.get(name), ""):
-            return _installed(recipe, name, packages)
+            return _installed(recipe, facts, name, packages)
     unit = facts.unit(row.unit)
     if isinstance(unit, Known) and unit.value.exists and not unit.value.masked:
         return Planned((), f"{row.unit} is installed, but not from a package; it is not replaced")
@@ -39,7 +41,7 @@ def plan(recipe: Recipe, facts: Facts) -> Outcome:
 def _missing(recipe: Recipe, facts: Facts, row: Runtime, packages: Mapping[str, PackageState]) -> Outcome:
     """The distribution's package of a runtime that is not here."""
     if _has_kind(recipe) and known(facts.rootless_docker, default=False):
-        return _ROOTLESS
+        return _rootless(facts)
     if row.from_elsewhere:
         return Refusal(
             what=f"{row.id} is not installed",
@@ -61,30 +63,31 @@ def _missing(recipe: Recipe, facts: Facts, row: Runtime, packages: Mapping[str, 
     return Planned((PackageChange(first, packages.get(first), after),), reason)
 
 
-# nvkind issue 48.
-_ROOTLESS = Refusal(
-    what="docker is rootless here, so a kind cluster gets no GPU",
-    why="a user runs dockerd (/run/user/*/docker.sock), and docker.service is missing; without root it cannot give "
-    "the cluster's nodes devices",
-    hint="install docker for the whole machine, and use it for kind:\nsudo apt-get install docker.io\n"
-    "docker context use default",
-)
+def _rootless(facts: Facts) -> Refusal:
+    # nvkind issue 48.
+    install = system(facts).install(("docker.io",))
+    return Refusal(
+        what="docker is rootless here, so a kind cluster gets no GPU",
+        why="a user runs dockerd (/run/user/*/docker.sock), and docker.service is missing; without root it cannot give "
+        "the cluster's nodes devices",
+        hint=f"install docker for the whole machine, and use it for kind:\nsudo {install}\ndocker context use default",
+    )
 
 
 def _has_kind(recipe: Recipe) -> bool:
     return recipe.kubernetes is not None and recipe.kubernetes.kind.workers > 0
 
 
-def _installed(recipe: Recipe, name: str, packages: Mapping[str, PackageState]) -> Outcome:
+def _installed(recipe: Recipe, facts: Facts, name: str, packages: Mapping[str, PackageState]) -> Outcome:
     """The package that provides the runtime, in the locked version where there is one."""
     present, lock = packages[name], recipe.lock
     if lock is not None and name not in lock.packages:
         return not_locked(lock, name)
     if lock is None or not astray(recipe, packages, (name,)):
         marked, installed = set_manual(packages, (name,)), f"{name} {present.version} is installed"
-        return Planned(marked, f"{installed}; {why_manual(marked)}" if marked else installed)
+        return Planned(marked, f"{installed}; {why_manual(marked, facts)}" if marked else installed)
     if present.held:
-        return held_elsewhere((name,), lock.file)
+        return held_elsewhere(facts, (name,), lock.file)
     after = wanted_state(recipe, name, KnownAfter(why="runtime"))
     return Planned((PackageChange(name, present, after),), f"the lock holds {name} at another version")
 

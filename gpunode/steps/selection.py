@@ -1,4 +1,4 @@
-"""Decisions that several steps share: which driver the GPUs get."""
+"""Which driver the GPUs of a node get."""
 
 from __future__ import annotations
 
@@ -9,47 +9,35 @@ from itertools import chain
 
 from gpunode.catalog import branches
 from gpunode.catalog.branches import ModuleFlavour
-from gpunode.catalog.conflicts import BY_THEMSELVES, STANDS_ALONE, driver_packages, parts, upstream
+from gpunode.catalog.conflicts import BY_THEMSELVES, driver_packages, parts, upstream
 from gpunode.catalog.driver import Choice, Impossible, choose
 from gpunode.catalog.gpus import GpuModel
 from gpunode.change import PackageState
 from gpunode.command import gpunode
-from gpunode.distros import family, supported
-from gpunode.distros.dpkg_version import DpkgVersion
-from gpunode.distros.family import PIN_FILE, Family
-from gpunode.facts.model import Facts, Known, LoadedDriver, known, need
-from gpunode.recipe import Flavour, Recipe, VersionLock
-from gpunode.steps.gpus import models, own_gpus
-from gpunode.steps.outcome import Planned, Refusal
+from gpunode.distros.family import Family
+from gpunode.facts.model import Facts, known, need
+from gpunode.outcome import Planned, Refusal
+from gpunode.packages import system
+from gpunode.packages.version import without_epoch
+from gpunode.recipe import Recipe, VersionLock
+from gpunode.steps.families import family_of, wants_driver
+from gpunode.steps.gpus import models
+from gpunode.steps.installed_driver import (
+    PINNING,
+    branch_of,
+    builds_modules,
+    flavours,
+    installed_branches,
+    is_installed,
+    is_maintained,
+    is_version_of,
+    matches,
+    pinned_by_package,
+    preexisting_driver,
+    prefix,
+)
 
-_PINNING = "nvidia-driver-pinning-"
-_EXACT_PIN = re.compile(rb"^Pin: version (\d{3}(?:\.\d+)+)-\*$", re.MULTILINE)
 _REVISION = re.compile(r"-[^-]*\Z")
-_DRIVER_VERSION = re.compile(r"(\d{3})\.(?:\d|\Z)")
-# What programs reach a GPU by: Debian's and NVIDIA's names, and Ubuntu's (libnvidia-compute-580-server).
-_LIBRARIES = re.compile(r"libcuda1|libnvidia-ml1|libnvidia-compute(?:-\d{3}(?:-server)?)?")
-# Several versions of its firmware may be there side by side, and nothing on a GPU needs the others at its version.
-_MAY_DIFFER = (STANDS_ALONE, "nvidia-firmware-", "nvidia-fabricmanager", "nvidia-persistenced", "cuda-compat")
-MACHINE = "whether this is bare metal, a virtual machine or a container, in which no driver is installed"
-
-
-def wants_driver(recipe: Recipe, facts: Facts) -> bool:
-    """Whether the driver is gpunode's to install here: the recipe asks for it, and the kernel is this machine's own."""
-    return recipe.driver.version != "none" and need(facts.platform, MACHINE).owns_kernel
-
-
-def family_of(facts: Facts) -> Family | Refusal:
-    """The distribution's family, or why gpunode does not work on it."""
-    distro = need(facts.distro, "which distribution this is")
-    found = family(distro)
-    if found is None:
-        return Refusal(
-            what=f"{distro.name} is not supported",
-            why=f"NVIDIA's repositories and package names are known for {supported()}; "
-            f"/etc/os-release says ID={distro.id} VERSION_ID={distro.version_id}",
-            hint='use one of these, or install the driver by hand and run gpunode with driver.version = "none"',
-        )
-    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +54,7 @@ class WantedDriver:
         return self.family.dkms_package(replace(self.chosen, flavour=other))
 
     def packages(self, recipe: Recipe) -> tuple[str, ...]:
-        """The packages that apt is asked for."""
+        """The packages that the package manager is asked for."""
         return self.family.driver_packages(self.chosen, recipe.driver.scope)
 
 
@@ -74,104 +62,12 @@ def wanted_driver(recipe: Recipe, facts: Facts) -> WantedDriver | Planned | Refu
     """The driver; else what every driver step answers where it is not gpunode's, or where none can be chosen."""
     if not wants_driver(recipe, facts):
         return Planned((), "this driver is not managed by gpunode")
-    if standing := standing_driver(recipe, facts):
-        return Planned((), standing.reason)
+    if preexisting := preexisting_driver(recipe, facts):
+        return Planned((), preexisting.reason)
     found, chosen = family_of(facts), choice(recipe, facts)
     if isinstance(found, Refusal):
         return found
     return chosen if isinstance(chosen, Refusal) else WantedDriver(found, chosen)
-
-
-@dataclass(frozen=True, slots=True)
-class StandingDriver:
-    """A whole driver that is not of NVIDIA's repository, such as Ubuntu's own, and stays as it is.
-
-    Attributes:
-        version: of its libraries, and of its modules on disk.
-        loaded: what the running kernel has; of the same branch.
-        prebuilt: whether a package brought the modules, so that none is built here.
-    """
-
-    version: str
-    loaded: LoadedDriver
-    chosen: Choice
-    prebuilt: bool
-
-    @property
-    def reason(self) -> str:
-        """Why nothing is done to it, and how to have another."""
-        return self.chosen.reason
-
-
-def standing_driver(recipe: Recipe, facts: Facts) -> StandingDriver | None:
-    """The driver of somebody else's packages that works, is maintained and drives every GPU; nobody asked for another.
-
-    Its packages have other names than NVIDIA's. To complete it by those would be to replace it, under Secure Boot by
-    modules whose key the firmware may not know.
-    """
-    if recipe.driver.version == "none" or not (isinstance(facts.platform, Known) and facts.platform.value.owns_kernel):
-        return None
-    loaded, pinned = known(facts.loaded_driver, None), pinned_by_package(known(facts.packages, {}))
-    branch = branch_of(loaded.version) if loaded else 0
-    if loaded is None or not _is_active(branch) or recipe.upgrade or recipe.lock is not None or pinned:
-        return None
-    if known(facts.run_installer, default=False) or not isinstance(found := family_of(facts), Family):
-        return None
-    flavour: ModuleFlavour = "open" if loaded.open_module else "proprietary"
-    chosen = _answering(recipe, facts, branch, flavour)
-    version = _library_version(known(facts.packages, {}))
-    modules = _modules_on_disk(version, facts) if branch_of(version) == branch else ()
-    if chosen is None or not modules or not is_version_of(version, chosen):
-        return None
-    # Of prebuilt modules the branch alone is known: they were upgraded with the libraries, and wait for a reboot.
-    if version != loaded.version and any(modules):
-        return None
-    flavours: tuple[ModuleFlavour, ...] = ("open", "proprietary")
-    theirs = (replace(chosen, flavour=one) for one in flavours)
-    if any(_builds(found.dkms_package(one), one, facts) or is_installed(facts, one, recipe) for one in theirs):
-        return None
-    reason = (
-        f"driver {version}, from other packages than those of NVIDIA's repository, is maintained and drives every GPU, "
-        "so it stays as it is; --driver with another branch, or --upgrade, replaces it"
-    )
-    return StandingDriver(version, loaded, replace(chosen, reason=reason), not any(modules))
-
-
-def _answering(recipe: Recipe, facts: Facts, branch: int, flavour: ModuleFlavour) -> Choice | None:
-    """What the loaded driver is as a choice, if it drives all GPUs and is what the recipe asks for."""
-    devices = known(facts.devices, ())
-    if flavour not in _flavours(recipe) or any(one.driver not in {None, "nvidia"} for one in own_gpus(devices)):
-        return None
-    version = str(branch)
-    if recipe.driver.version != "auto":
-        asked = choose(models(devices), replace(recipe.driver, flavour=flavour))
-        if not isinstance(asked, Choice) or asked.branch != branch:
-            return None
-        version = asked.exact or version
-    chosen = choose(models(devices), replace(recipe.driver, version=version, flavour=flavour))
-    return chosen if isinstance(chosen, Choice) else None
-
-
-def _library_version(packages: Mapping[str, PackageState]) -> str:
-    """The one version of the installed driver, its libraries included; empty where there are none, or two versions."""
-    found = {
-        name: version
-        for name in driver_packages(packages)
-        if not packages[name].config_files_only
-        and name.partition(":")[0] not in BY_THEMSELVES
-        and not name.startswith(_MAY_DIFFER)
-        and (version := upstream(packages[name].version))
-    }
-    versions = set(found.values())
-    has_library = any(_LIBRARIES.fullmatch(name.partition(":")[0]) for name in found)
-    return versions.pop() if has_library and len(versions) == 1 else ""
-
-
-def _modules_on_disk(version: str, facts: Facts) -> tuple[bool, ...]:
-    """Of each module of ``version`` for the running kernel, whether DKMS built it."""
-    running = facts.kernels.value.running if isinstance(facts.kernels, Known) else None
-    files = (file for file in known(facts.module_files, ()) if file.kernel == running)
-    return tuple(one.dkms for one in files if one.version and f"{version}.".startswith(f"{one.version}."))
 
 
 def choice(recipe: Recipe, facts: Facts) -> Choice | Refusal:
@@ -184,25 +80,17 @@ def choice(recipe: Recipe, facts: Facts) -> Choice | Refusal:
     present = models(need(facts.devices, "which PCI devices there are"))
     if recipe.lock is not None:
         return _locked(recipe, recipe.lock, facts, present)
-    if standing := standing_driver(recipe, facts):
-        return standing.chosen
+    if preexisting := preexisting_driver(recipe, facts):
+        return preexisting.chosen
     if recipe.driver.version == "auto":
         pinned = pinned_by_package(known(facts.packages, {}))
         if pinned and isinstance(found := choose(present, replace(recipe.driver, version=pinned)), Choice):
-            return replace(found, reason=f"{_PINNING}{pinned} is installed and respected")
+            return replace(found, reason=f"{PINNING}{pinned} is installed and respected")
         if not pinned and (kept := _kept(recipe, facts, present)) is not None:
             return kept
         if not pinned and recipe.upgrade and (onward := _onward(recipe, facts, present)) is not None:
             return onward
     return _as_refusal(choose(present, recipe.driver))
-
-
-def pinned_by_package(packages: Mapping[str, PackageState]) -> str:
-    """The branch or version that NVIDIA's pinning package holds; empty when none is installed."""
-    names = sorted(name for name in packages if matches(packages[name], ""))
-    return next(
-        (n.removeprefix(_PINNING) for n in names if n.startswith(f"{_PINNING}") and n[len(_PINNING)].isdigit()), ""
-    )
 
 
 def _kept(recipe: Recipe, facts: Facts, present: tuple[GpuModel, ...]) -> Choice | None:
@@ -214,14 +102,16 @@ def _kept(recipe: Recipe, facts: Facts, present: tuple[GpuModel, ...]) -> Choice
     fitting = [] if isinstance(found, Refusal) else list(_fitting(recipe, facts, present))
     whole = (chosen for chosen in fitting if is_installed(facts, chosen, recipe))
     begun = (
-        chosen for chosen in fitting if isinstance(found, Family) and _builds(found.dkms_package(chosen), chosen, facts)
+        chosen
+        for chosen in fitting
+        if isinstance(found, Family) and builds_modules(found.dkms_package(chosen), chosen, facts)
     )
     chosen = next(chain(whole, begun), None)
     if chosen is None:
         return None
     kept = f"branch {chosen.branch} with {chosen.flavour} modules is installed, maintained and suitable, so it is kept"
     if not recipe.upgrade and isinstance(found, Family) and (exact := _held_by_file(found, chosen, facts)):
-        return replace(chosen, exact=exact, reason=f"{PIN_FILE} pins it to {exact}, as requested earlier")
+        return replace(chosen, exact=exact, reason=f"{system(facts).pin_file} pins it to {exact}, as requested earlier")
     return replace(chosen, reason=kept)
 
 
@@ -231,7 +121,7 @@ def _onward(recipe: Recipe, facts: Facts, present: tuple[GpuModel, ...]) -> Choi
     if not isinstance(best, Choice) or isinstance(found, Refusal):
         return None
     may_be = (replace(best, branch=n, flavour=f) for n in installed_branches(facts) for f in ("open", "proprietary"))
-    former = next((one.branch for one in may_be if _builds(found.dkms_package(one), one, facts)), 0)
+    former = next((one.branch for one in may_be if builds_modules(found.dkms_package(one), one, facts)), 0)
     newer = [row for row in branches.known() if row.active and row.number > former > best.branch]
     for row in sorted(newer, key=lambda row: (row.kind == "new-feature", row.number)):
         chosen = choose(present, replace(recipe.driver, version=str(row.number)))
@@ -242,16 +132,16 @@ def _onward(recipe: Recipe, facts: Facts, present: tuple[GpuModel, ...]) -> Choi
 
 
 def _held_by_file(found: Family, chosen: Choice, facts: Facts) -> str:
-    """The exact version at which gpunode's own preferences file holds the driver; empty when it holds a branch.
+    """The exact version at which gpunode's own pin holds the driver; empty when it holds a branch.
 
     A lock or ``--driver VERSION`` wrote it. Without them a later run leaves it so, else it would undo what was asked.
     """
-    present = known(facts.file(PIN_FILE), None)
-    exact = _EXACT_PIN.search(present.content) if present else None
-    if present is None or exact is None:
+    package_system = system(facts)
+    present = known(facts.file(package_system.pin_file), None)
+    version = package_system.pinned_version(present.content) if present else ""
+    if present is None or not version:
         return ""
-    version = exact[1].decode()
-    is_own = present.content == found.pin(replace(chosen, exact=version))
+    is_own = present.content == package_system.pin(replace(chosen, exact=version), found.origins)
     return version if is_own and is_version_of(version, chosen) else ""
 
 
@@ -270,7 +160,7 @@ def _locked(recipe: Recipe, lock: VersionLock, facts: Facts, present: tuple[GpuM
             why="a lock and another driver version contradict each other",
             hint="leave one of them out",
         )
-    wishes = [replace(recipe.driver, version=version, flavour=flavour) for flavour in _flavours(recipe)]
+    wishes = [replace(recipe.driver, version=version, flavour=flavour) for flavour in flavours(recipe)]
     outcomes = [choose(present, wish) for wish in wishes]
     fitting = [outcome for outcome in outcomes if isinstance(outcome, Choice)]
     if not fitting:
@@ -285,7 +175,7 @@ def _locked(recipe: Recipe, lock: VersionLock, facts: Facts, present: tuple[GpuM
 def locked_driver(lock: VersionLock) -> str:
     """The driver's own version that a lock holds (``580.178.04``); empty when it holds none, or more than one."""
     versions = {lock.packages[name] for name in driver_packages(lock.packages)}
-    found = {_REVISION.sub("", DpkgVersion(version).without_epoch) for version in versions if branch_of(version)}
+    found = {_REVISION.sub("", without_epoch(version)) for version in versions if branch_of(version)}
     return found.pop() if len(found) == 1 else ""
 
 
@@ -309,59 +199,16 @@ def not_locked(lock: VersionLock, name: str) -> Refusal:
 def _fitting(recipe: Recipe, facts: Facts, present: tuple[GpuModel, ...]) -> Iterator[Choice]:
     """What the installed branches that are maintained can be for these GPUs, in either flavour that may be used."""
     for branch in installed_branches(facts):
-        for flavour in _flavours(recipe) if _is_active(branch) else ():
+        for flavour in flavours(recipe) if is_maintained(branch) else ():
             chosen = choose(present, replace(recipe.driver, version=str(branch), flavour=flavour))
             if isinstance(chosen, Choice):
                 yield chosen
-
-
-def _flavours(recipe: Recipe) -> tuple[Flavour, ...]:
-    return ("open", "proprietary") if recipe.driver.flavour == "auto" else (recipe.driver.flavour,)
-
-
-def _builds(dkms_package: str, chosen: Choice, facts: Facts) -> bool:
-    return matches(known(facts.packages, {}).get(dkms_package), prefix(chosen))
-
-
-def _is_active(number: int) -> bool:
-    row = branches.find(number)
-    return row is not None and row.active
 
 
 def _as_refusal(chosen: Choice | Impossible) -> Choice | Refusal:
     if isinstance(chosen, Impossible):
         return Refusal(chosen.what, chosen.why, chosen.hint)
     return chosen
-
-
-def installed_driver_packages(facts: Facts) -> dict[str, PackageState]:
-    """Every package of any driver that is on the node, the residue of removed ones included."""
-    packages = need(facts.packages, "which packages are installed")
-    return {name: packages[name] for name in sorted(driver_packages(packages))}
-
-
-def installed_branches(facts: Facts) -> tuple[int, ...]:
-    """The branches that installed driver packages are of, newest first."""
-    states = installed_driver_packages(facts).values()
-    found = {branch_of(state.version) for state in states if not state.config_files_only} - {0}
-    return tuple(sorted(found, reverse=True))
-
-
-def branch_of(version: str) -> int:
-    """The driver branch that a package version is of; 0 when the package has versions of its own."""
-    match = _DRIVER_VERSION.match(DpkgVersion(version).without_epoch)
-    return int(match[1]) if match else 0
-
-
-def is_installed(facts: Facts, chosen: Choice, recipe: Recipe) -> bool:
-    """Whether every package of the chosen driver is installed, in the chosen version."""
-    found = family_of(facts)
-    if isinstance(found, Refusal):
-        return False
-    packages = known(facts.packages, {})
-    return all(
-        matches(packages.get(name), prefix(chosen)) for name in found.driver_packages(chosen, recipe.driver.scope)
-    )
 
 
 def kept_version(recipe: Recipe, facts: Facts, driver: WantedDriver) -> str:
@@ -400,23 +247,3 @@ def moved_along(strays: Sequence[str], packages: Mapping[str, PackageState]) -> 
     theirs = {upstream(packages[name].version) for name in strays}
     installed = ((name, packages[name]) for name in sorted(BY_THEMSELVES & packages.keys()))
     return tuple(n for n, state in installed if not state.config_files_only and upstream(state.version) in theirs)
-
-
-def prefix(chosen: Choice) -> str:
-    """What the version of each driver package starts with, epoch left out."""
-    return f"{chosen.exact}-" if chosen.exact else f"{chosen.branch}."
-
-
-def is_version_of(version: str, chosen: Choice) -> bool:
-    """Whether a driver's own version (``580.95.05``) is the chosen one; of a prebuilt module it is the branch alone."""
-    return f"{version}.".startswith(f"{chosen.exact or chosen.branch}.")
-
-
-def matches(state: PackageState | None, wanted: str) -> bool:
-    """Whether a package is installed in a version that starts with ``wanted``."""
-    return state is not None and not state.config_files_only and version_matches(state.version, wanted)
-
-
-def version_matches(version: str, wanted: str) -> bool:
-    """Whether a package version starts with ``wanted``, its epoch left out."""
-    return DpkgVersion(version).without_epoch.startswith(wanted)

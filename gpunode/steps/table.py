@@ -5,6 +5,7 @@ An ordered tuple, not a graph: a reader sees what comes after what.
 
 from __future__ import annotations
 
+from gpunode.outcome import Stage, Step
 from gpunode.steps.blacklist import NOUVEAU
 from gpunode.steps.cdi import CDI
 from gpunode.steps.conflicts import CONFLICTS
@@ -15,7 +16,6 @@ from gpunode.steps.headers import HEADERS
 from gpunode.steps.mig import MIG
 from gpunode.steps.module import MODULE_BUILD, MODULE_LOAD
 from gpunode.steps.mps import MPS
-from gpunode.steps.outcome import Stage, Step
 from gpunode.steps.persistence import PERSISTENCE
 from gpunode.steps.pin import DRIVER_PIN
 from gpunode.steps.repair import REPAIR

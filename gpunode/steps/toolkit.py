@@ -9,12 +9,13 @@ from gpunode.change import KnownAfter, PackageChange, PackageState
 from gpunode.distros.family import TOOLKIT_PACKAGES
 from gpunode.errors import Refused
 from gpunode.facts.model import Facts, known, need
+from gpunode.outcome import Outcome, Planned, Refusal, Step
+from gpunode.packages import system
 from gpunode.recipe import Recipe, VersionLock
-from gpunode.steps.diverted import diverted
+from gpunode.steps.installed_driver import matches
 from gpunode.steps.marks import set_manual, why_manual
-from gpunode.steps.outcome import Outcome, Planned, Refusal, Step
 from gpunode.steps.repositories import wants_toolkit
-from gpunode.steps.selection import matches, not_locked
+from gpunode.steps.selection import not_locked
 
 CONFIG = "/etc/nvidia-container-runtime/config.toml"
 # The package whose postinst writes it.
@@ -36,18 +37,18 @@ def plan(recipe: Recipe, facts: Facts) -> Outcome:
     if held := [name for name in names if name in packages and packages[name].held]:
         return Refusal(
             what=f"{', '.join(held)} is held",
-            why=f"the toolkit's packages must all be {wanted or 'of one version'}; somebody ran apt-mark hold on it",
-            hint=f"apt-mark unhold {' '.join(held)}, then run the command again",
+            why=f"the toolkit's packages must all be {wanted or 'of one version'}; somebody put it on hold",
+            hint=f"{system(facts).unhold(held)}, then run the command again",
         )
     notes = (
         *_configured_otherwise(recipe, facts),
-        *diverted(facts, "nvidia-container", "nvidia-ctk", "nvidia-cdi-hook"),
+        *system(facts).diverted(facts, ("nvidia-container", "nvidia-ctk", "nvidia-cdi-hook")),
     )
     marked = set_manual(packages, [name for name in TOOLKIT_PACKAGES[:1] if name not in names])
     if not names:
         installed = f"toolkit {packages[TOOLKIT_PACKAGES[0]].version} is installed, all four packages"
-        return Planned(marked, f"{installed}; {why_manual(marked)}" if marked else installed, notes)
-    # Without a pin apt takes the newest, so a version that is known is asked for by its whole name.
+        return Planned(marked, f"{installed}; {why_manual(marked, facts)}" if marked else installed, notes)
+    # Without a pin the newest is taken, so a version that is known is asked for by its whole name.
     after = PackageState(wanted) if wanted else KnownAfter(why="toolkit")
     states = ((name, packages.get(name)) for name in names)
     changes = tuple(PackageChange(name, now, replace(after, auto=_came_along(name, now))) for name, now in states)

@@ -20,11 +20,10 @@ from gpunode.change import (
     triggers,
 )
 from gpunode.errors import ChangeFailed, GpunodeError
-from gpunode.facts import dpkg
 from gpunode.host.port import Host, Settled
 from gpunode.journal.record import CONFFILES, Failed, Intent
 from gpunode.journal.store import Run
-from gpunode.steps.outcome import Planned
+from gpunode.outcome import Planned
 from gpunode.workflow import present
 from gpunode.workflow.converge import DEPENDENCIES, StagePlan, StepPlan
 from gpunode.workflow.events import Applied, Applying, Observer, Triggered, Triggering
@@ -240,7 +239,7 @@ class Applier:
 
     def _conffiles(self, batch: Sequence[PackageChange]) -> Iterator[Change]:
         purged = [change.name for change in batch if change.after is None and change.before is not None]
-        found = dpkg.conffiles(present.dpkg_status(self.host), purged) if purged else {}
+        found = present.database(self.host).config_files(purged) if purged else {}
         for path in sorted({path for paths in found.values() for path in paths}):
             if (state := present.state(self.host, path)) is not None:
                 yield self.host.realize(FileChange(path, state, None))
@@ -248,14 +247,14 @@ class Applier:
     def _spared(self, batch: Sequence[PackageChange]) -> frozenset[str]:
         """The packages of a transaction that failed which it never touched: what comes later is somebody else's.
 
-        None where dpkg's status does not tell: then all of them may have been touched, and are undone by what is there.
+        None where the package database does not tell: then all of them may have been touched, and are undone by what
+        is there.
         """
         try:
-            entries = dpkg.entries(present.dpkg_status(self.host))
-            states = dpkg.packages(entries)
+            database = present.database(self.host)
+            states, half = database.packages(), database.half_installed()
         except (GpunodeError, ValueError):
             return frozenset()  # the transaction's own failure is what the user must hear of
-        half = frozenset(dpkg.half_installed(entries))
         return frozenset(
             change.name
             for change in batch

@@ -14,7 +14,7 @@ from gpunode.errors import Conflict, Refused
 from gpunode.facts.helm import Released
 from gpunode.host.cluster import Body, Cluster, Tried
 from gpunode.host.kubectl import Forbidden
-from gpunode.journal.record import backwards
+from gpunode.journal.history import backwards
 from gpunode.journal.store import Store
 from gpunode.kubernetes.model import Release
 from gpunode.kubernetes.owned import is_applied_by_kubectl, owned

@@ -17,6 +17,7 @@ from gpunode.facts.model import Facts, Known, PciDevice, Unknown
 from gpunode.facts.probes import LSPCI, kubelet_command, probes
 from gpunode.facts.project import PLAN, project
 from gpunode.host.port import HostView
+from gpunode.outcome import Outcome, Planned, Refusal, Stage, Step, Waits
 from gpunode.recipe import Recipe
 from gpunode.redaction.secrets import text as redact
 from gpunode.runtimes import RUNTIMES, Runtime, Wish
@@ -24,7 +25,6 @@ from gpunode.runtimes.found import by_looking
 from gpunode.runtimes.installations import placed
 from gpunode.steps import mig
 from gpunode.steps.detect import DETECT
-from gpunode.steps.outcome import Outcome, Planned, Refusal, Stage, Step, Waits
 from gpunode.steps.table import DRIVER_STEPS, STAGES, STEPS
 from gpunode.steps.toolkit import CONFIG, CONFIG_FROM
 

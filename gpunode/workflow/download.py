@@ -6,8 +6,9 @@ from collections.abc import Collection
 
 from gpunode.change import PackageChange
 from gpunode.errors import Refused
-from gpunode.facts.model import Facts, known
+from gpunode.facts.model import Facts
 from gpunode.host.port import HostView
+from gpunode.packages import system
 from gpunode.recipe import Recipe
 from gpunode.workflow.converge import raise_refusal
 from gpunode.workflow.plan import plan
@@ -18,17 +19,17 @@ def packages_ahead(recipe: Recipe, facts: Facts, host: HostView, only: Collectio
     """The package changes of the setup that is to come, in exact versions, the dependencies among them.
 
     Raises:
-        Refused, DrainRequired, Undetermined: setup would refuse, or apt cannot get the packages yet.
+        Refused, DrainRequired, Undetermined: setup would refuse, or the packages cannot be had yet.
     """
     plans = plan(recipe, facts, host, only)
     raise_refusal(plans)
     changes: list[PackageChange] = []
     for stage in plans:
         # Also while sources or pins are to change: a lock names every version.
-        exact = resolved(stage, known(facts.packages, {}), host.simulate, recipe.lock)
+        exact = resolved(stage, facts, host.simulate, recipe.lock)
         if exact.unresolved:
             raise Refused(
-                "apt cannot get the packages yet; nothing was downloaded",
+                f"{system(facts).manager} cannot get the packages yet; nothing was downloaded",
                 why=exact.unresolved,
                 hint="setup first adds NVIDIA's repositories, or moves the pin to another branch: on this node, "
                 "run it without --download-only",

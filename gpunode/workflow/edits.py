@@ -17,6 +17,7 @@ from gpunode.facts.model import known
 from gpunode.facts.probes import kubelet_probes
 from gpunode.host.port import HostView
 from gpunode.journal.footprint import FileTrail
+from gpunode.outcome import Planned
 from gpunode.recipe import Driver, Recipe
 from gpunode.recipe import Runtime as RecipeRuntime
 from gpunode.runtimes import Edit, Edited, Files, Former, Runtime, Wish, after_edits
@@ -25,7 +26,6 @@ from gpunode.runtimes.installations import chosen, has_products, kubelet_using, 
 from gpunode.runtimes.keys import about, entries_changed, taken_back, took_out
 from gpunode.runtimes.model import RUNC_FAMILY
 from gpunode.steps import cdi
-from gpunode.steps.outcome import Planned
 from gpunode.steps.runtime_config import cri_notes, disrupts, packaged_version, reads_again, reread_by
 from gpunode.workflow import present
 from gpunode.workflow.converge import look_at_kubelet, managed, survey
@@ -128,7 +128,7 @@ def _kubelets(host: HostView, row: Runtime, wish: Wish, *, image: bool) -> Place
 def _version(
     host: HostView, row: Runtime, wish: Wish, dumps: Sequence[Sequence[str]], *, image: bool
 ) -> tuple[int, ...] | None:
-    """What the program says of itself; of an image, whose programs are not run to look at it, what dpkg says."""
+    """What the program says of itself; of an image, whose programs are not run to look at it, what its packages say."""
     if image:
         return packaged_version(row, known(survey(host, image=True).packages, {}))
     program = dumps[0][0] if dumps else row.program

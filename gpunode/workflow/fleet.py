@@ -21,9 +21,9 @@ from gpunode.facts.evidence import Evidence
 from gpunode.host import reports
 from gpunode.host.bugs import keep_those_of_rules
 from gpunode.host.capture import CaptureHost
+from gpunode.outcome import Refusal, Waits
 from gpunode.recipe import Recipe
 from gpunode.redaction.evidence import redact, throughout
-from gpunode.steps.outcome import Refusal, Waits
 from gpunode.workflow import side_by_side
 from gpunode.workflow.doctor import Examined, diagnosed
 from gpunode.workflow.plan import plan

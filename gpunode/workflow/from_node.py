@@ -7,10 +7,13 @@ from dataclasses import replace
 
 from gpunode.catalog.driver import Choice, Impossible, choose
 from gpunode.catalog.gpus import GpuModel
+from gpunode.command import sudo_gpunode
 from gpunode.distros.family import Family
 from gpunode.errors import Refused, Undetermined
 from gpunode.facts.model import Facts, Known, known
 from gpunode.host.port import HostView
+from gpunode.outcome import Refusal
+from gpunode.packages import system
 from gpunode.recipe import Driver, Flavour, Recipe, Runtime, Scope, Toolkit
 from gpunode.runtimes import RUNTIMES, Wish
 from gpunode.runtimes import Runtime as RuntimeRow
@@ -18,10 +21,10 @@ from gpunode.runtimes.found import contents, in_facts
 from gpunode.runtimes.installations import placed
 from gpunode.steps import cdi
 from gpunode.steps.detect import DETECT
+from gpunode.steps.families import family_of
 from gpunode.steps.gpus import models, own_gpus
-from gpunode.steps.outcome import Refusal
+from gpunode.steps.installed_driver import installed_branches, is_installed
 from gpunode.steps.repair import REPAIR
-from gpunode.steps.selection import family_of, installed_branches, is_installed
 from gpunode.steps.table import STEPS
 from gpunode.workflow.converge import raise_refusal
 from gpunode.workflow.plan import plan
@@ -36,7 +39,7 @@ def recipe_of(facts: Facts, host: HostView) -> Recipe:
     Where the node's owner did by other means, or not at all, what a step does, the recipe skips that step.
 
     Raises:
-        Refused: the node has no GPU of its own, or its dpkg was interrupted: no recipe is fulfilled by that.
+        Refused: the node has no GPU of its own, or some of its packages are not whole: no recipe is fulfilled by that.
         Undetermined: evidence that a step needs is missing.
     """
     recipe = Recipe(
@@ -69,9 +72,9 @@ def _left(recipe: Recipe, facts: Facts, host: HostView) -> frozenset[str]:
         raise_refusal(plans)
     if REPAIR.id in left:
         raise Refused(
-            "dpkg was interrupted on this node, so some packages are only half installed",
-            why="a package is not configured, or dpkg's journal has pending work",
-            hint="dpkg --configure -a, then run the command again",
+            "a change of packages was interrupted on this node, so some packages are only half installed",
+            why=system(facts).repair.why,
+            hint=f"{sudo_gpunode('setup', '--only', 'repair')}\nthen run the command again",
         )
     return frozenset(left)
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from gpunode.catalog.conflicts import driver_packages
 from gpunode.change import KnownAfter, PackageState
@@ -14,16 +13,15 @@ from gpunode.recipe import Recipe, VersionLock
 from gpunode.runtimes import runtime
 from gpunode.steps.driver import DRIVER
 from gpunode.steps.gpudirect import GPUDIRECT, feature_packages
+from gpunode.steps.installed_driver import branch_of, matches
 from gpunode.steps.repositories import wants_toolkit
 from gpunode.steps.runtime_install import RUNTIME_INSTALL
-from gpunode.steps.selection import WantedDriver, branch_of, matches, wanted_driver
+from gpunode.steps.selection import WantedDriver, wanted_driver
 from gpunode.steps.toolkit import TOOLKIT
 from gpunode.workflow.converge import StagePlan, projected
 
 # They come along with a driver that has a display; their relations allow any newer version.
 _OPEN_SOURCE_PARTS = "libnvidia-egl-"
-# apt-get's own words, in the C locale: apt-pkg/cacheset.cc.
-_NOT_FOUND = re.compile(r"Version '([^']+)' for '([^']+)' was not found")
 
 
 def lock_of(recipe: Recipe, facts: Facts, plans: Sequence[StagePlan], file: str) -> VersionLock:
@@ -91,11 +89,9 @@ def _driver_parts(recipe: Recipe, facts: Facts, packages: Mapping[str, PackageSt
             yield name
 
 
-def lacked(problem: str, lock: VersionLock) -> Refused | None:
-    """The refusal of a lock whose version the archive does not have, if that is what apt says; else None."""
-    missing = [
-        f"{name} {version}" for version, name in _NOT_FOUND.findall(problem) if lock.packages.get(name) == version
-    ]
+def lacked(missing_versions: Iterable[tuple[str, str]], problem: str, lock: VersionLock) -> Refused | None:
+    """The refusal of a lock some of whose versions, as name and version, no archive has; None where it has all."""
+    missing = [f"{name} {version}" for name, version in missing_versions if lock.packages.get(name) == version]
     if not missing:
         return None
     return Refused(

@@ -6,8 +6,9 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from gpunode.change import KnownAfter
-from gpunode.facts.model import Facts, known
-from gpunode.host.port import NOT_SIMULATED, HostView
+from gpunode.facts.model import Facts
+from gpunode.host.port import HostView
+from gpunode.packages.simulation import NOT_SIMULATED
 from gpunode.recipe import Recipe
 from gpunode.workflow.converge import StagePlan, projected, walk
 from gpunode.workflow.recovery import NOTHING_LEFT, Backlog
@@ -30,7 +31,7 @@ def plan(recipe: Recipe, facts: Facts, host: HostView, only: Collection[str] = (
         is_current = not any(plan.changes for plan in earlier)
         earlier.append(stage)
         if is_current:
-            return resolved(stage, known(now.packages, {}), host.simulate, recipe.lock)
+            return resolved(stage, now, host.simulate, recipe.lock)
         return replace(stage, unresolved=_lacks(stage, host))
 
     return tuple(walk(recipe, facts, exact, projected, only))

@@ -7,8 +7,8 @@ from gpunode.command import command
 from gpunode.errors import Undetermined
 from gpunode.facts.evidence import Probe
 from gpunode.host.port import HostView
+from gpunode.packages import SYSTEMS, Database
 
-_DPKG_STATUS = "/var/lib/dpkg/status"
 _LIMIT = 64 << 20
 
 
@@ -31,17 +31,22 @@ def state(host: HostView, path: str) -> FileState | None:
     return FileState(capture.data, owner.mode, owner.uid, owner.gid)
 
 
-def dpkg_status(host: HostView) -> str:
-    """The text of dpkg's status file; empty where no dpkg manages the packages.
+def database(host: HostView) -> Database:
+    """What the package database says; nothing where there is none.
 
     Raises:
         Undetermined: it is there and cannot be read.
     """
-    capture = host.look(Probe("dpkg-status", path=_DPKG_STATUS, limit_bytes=_LIMIT))
-    if capture.outcome not in {"ok", "absent"}:
-        raise Undetermined(
-            "cannot tell what belongs to which package",
-            why=f"{_DPKG_STATUS}: {capture.error or capture.outcome}",
-            hint=f"look at it with `ls -l {_DPKG_STATUS}`, then run the command again",
-        )
-    return capture.text
+    for system in SYSTEMS:
+        file = system.database_file
+        # The probe that facts come from, so that a rehearsal finds its answer in the capture.
+        capture = host.look(next(probe for probe in system.probes if probe.path == file))
+        if capture.outcome == "ok":
+            return system.database(capture.text)
+        if capture.outcome != "absent":
+            raise Undetermined(
+                "cannot tell what belongs to which package",
+                why=f"{file}: {capture.error or capture.outcome}",
+                hint=f"look at it with `ls -l {file}`, then run the command again",
+            )
+    return SYSTEMS[0].database("")

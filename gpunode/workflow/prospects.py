@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gpunode.errors import GpunodeError
 from gpunode.host.port import Host
-from gpunode.journal.record import RunSummary, number
+from gpunode.journal.history import RunSummary, number
 from gpunode.journal.store import Store
 from gpunode.workflow.rollback import undoing
 

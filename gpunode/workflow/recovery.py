@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from gpunode.change import Change, FileChange, PackageChange, PackageState, Trigger, subject
 from gpunode.errors import UsageError
 from gpunode.facts.model import Facts, Known, known
-from gpunode.journal.record import CutShort
+from gpunode.journal.history import CutShort
 from gpunode.runtimes import RUNTIMES
 
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ def half_written(cut: CutShort) -> tuple[str, ...]:
 def marks_missing(cut: CutShort, installed: Mapping[str, PackageState]) -> tuple[PackageChange, ...]:
     """The packages that the setup brought as somebody's dependency or held, and that are not marked so.
 
-    apt marks all that it is told by name as manually installed; the marks are set after the transaction.
+    Package managers mark all that they are told by name as manually installed; the marks are set after the transaction.
     """
     if cut.begin.verb != "setup":
         return ()

@@ -61,7 +61,7 @@ def removing(
     files, file_notes = _files(footprint, host, force=force)
     added = {name: before for name, before in footprint.packages.items() if before is None or before.config_files_only}
     installed = undo.installed(facts)
-    packages, staying = undo.packages_back(added, installed, present.dpkg_status(host))
+    packages, staying = undo.packages_back(added, installed, present.database(host))
     packages = undo.completed(host, packages)
     units = (Part("kernel", _STEP, replace(change, before=change.after, after=change.before))
              for change in footprint.services.values())  # fmt: skip

@@ -1,4 +1,4 @@
-"""dpkg's unfinished work is finished before anybody asks which packages there are."""
+"""Package changes that were interrupted are finished before anybody asks which packages there are."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from gpunode.errors import GpunodeError, Interrupted
 from gpunode.facts.model import Facts, known
 from gpunode.host.port import Host
 from gpunode.journal.store import Store
-from gpunode.steps.repair import UNFINISHED
+from gpunode.packages import system
 from gpunode.workflow.apply import Applier
 from gpunode.workflow.events import Observer
 
 
 def unfinished(facts: Facts) -> CommandChange | None:
-    """What finishes the work in whose middle dpkg was stopped; None when there is none.
+    """What finishes a change of packages that was stopped in its middle; None when there is none.
 
-    Until then dpkg's status is not what is on the disk, and a package that lost some of its files can neither be
+    Until then the package database is not what is on the disk, and a package that lost some of its files can neither be
     called installed nor be removed.
     """
-    return UNFINISHED if known(facts.dpkg_interrupted, default=False) else None
+    return system(facts).repair if known(facts.packages_interrupted, default=False) else None
 
 
 def finish(

@@ -10,11 +10,11 @@ from functools import partial
 
 from gpunode.change import Change, FileChange, FileState, PackageChange, ServiceChange, diff, subject
 from gpunode.errors import Conflict, GpunodeError, Interrupted, RebootRequired, Refused, VerifyFailed
-from gpunode.facts import dpkg
 from gpunode.facts.evidence import Probe
 from gpunode.facts.model import Facts, Unknown
 from gpunode.host.port import Host, Settled
-from gpunode.journal.record import CONFFILES, MAKING, RunSummary, Verb, to_undo
+from gpunode.journal.history import RunSummary, to_undo
+from gpunode.journal.record import CONFFILES, MAKING, Verb
 from gpunode.journal.store import Store
 from gpunode.redaction.evidence import without_secrets
 from gpunode.runtimes import RUNTIMES, Runtime, Wish
@@ -123,7 +123,7 @@ def _files_back(host: Host, parts: Sequence[Part], root: str, *, force: bool) ->
     changes = [(part, part.change) for part in parts if isinstance(part.change, FileChange)]
     purged = {change.path for part, change in changes if part.step == CONFFILES and change.after is not None}
     backed_up = [(part, change) for part, change in changes if part.step == CONFFILES and change.after is not None]
-    shipped = dpkg.shipped(present.dpkg_status(host)) if backed_up else {}
+    shipped = present.database(host).shipped() if backed_up else {}
     yield from (
         p for p, change in backed_up if _is_to_come_back(change, present.state(host, change.path), shipped, force)
     )
@@ -163,7 +163,7 @@ def _is_to_come_back(change: FileChange, now: FileState | None, shipped: Mapping
 
 
 def md5(content: bytes) -> str:
-    """As dpkg notes it of a configuration file."""
+    """As a package database notes it of a configuration file."""
     return hashlib.md5(content, usedforsecurity=False).hexdigest()
 
 
@@ -176,7 +176,7 @@ def _whole(host: Host, facts: Facts, undone: Undoing, parts: Sequence[Part], *, 
     """``undone``, which has the files, with the packages and units of ``parts``, in order."""
     steps = {part.change.name: part for part in parts if isinstance(part.change, PackageChange)}
     wanted = {name: undo.state_of(part.change) for name, part in steps.items()}
-    packages, notes = undo.packages_back(wanted, undo.installed(facts), present.dpkg_status(host))
+    packages, notes = undo.packages_back(wanted, undo.installed(facts), present.database(host))
     lost: tuple[str, ...] = ()
     if backward:
         # The other way round, the archives that have the packages are yet to come back.

@@ -7,16 +7,17 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 
-from gpunode.catalog.gpudirect import without_source
 from gpunode.change import Deferred, FileChange, Trigger, settle_order
 from gpunode.errors import ChangeFailed, DrainRequired, GpunodeError, Interrupted, Refused, Undetermined
 from gpunode.facts.evidence import Probe
 from gpunode.facts.model import Fact, Facts, Known, Unit, known
 from gpunode.host.port import Host, HostView, Settled
-from gpunode.journal.record import CutShort, Result
+from gpunode.journal.history import CutShort
+from gpunode.journal.record import Result
 from gpunode.journal.store import Run, Store
+from gpunode.outcome import Planned, Waits, reboot_suffices
+from gpunode.packages import system
 from gpunode.recipe import Recipe
-from gpunode.steps.outcome import Planned, Waits
 from gpunode.steps.table import STAGES
 from gpunode.workflow import mig_layouts, mps_clients
 from gpunode.workflow.apply import Applier, at_the_end
@@ -32,9 +33,6 @@ from gpunode.workflow.transaction import beyond, news, resolved
 _RESTARTS_DOCKER = Trigger("restart", "docker.service")
 # docker 20 to 28: "Is the docker daemon running?"; docker 29: "check … if the daemon is running".
 NO_DAEMON = re.compile(r"daemon (?:is )?running")
-_HEADERS = re.compile(r"(?:linux|proxmox|pve)-headers-\d[\w.+-]*\w")
-# The quotes are those of the node's language.
-_NO_VERSION = re.compile(r"Version \W?(?P<version>\d{3}[\d.]+)-\*\W? for \W?(?P<package>[\w.+-]+?)\W? was not found")
 RUNNING_CONTAINERS = Probe("docker-ps", argv=("docker", "ps", "--format", "{{.ID}} {{.Names}}"), timeout_s=20)
 
 
@@ -128,7 +126,7 @@ def setup(
     if left:
         tell(Told(f"{left}; this run does it"))
     waits = tuple(wait for stage in preview for wait in stage.waits)
-    if nothing_to_do and not (waits and asked.resume):
+    if nothing_to_do and not (asked.resume and reboot_suffices(waits)):
         if cut is not None:
             store.conclude(cut.begin.run, "cut short; a later run found nothing left to do")
         return SetupResult(preview, (), (), waits, "", time.monotonic() - started, facts)
@@ -211,7 +209,7 @@ class _Course:
         # Asked again at the end: what came last, such as a module that something else loaded, may call for a reboot.
         left = (plan_stage(self.recipe, self.facts, stage, self.asked.only) for stage in STAGES)
         self.waits = tuple(wait for stage in left for wait in stage.waits)
-        if self.asked.resume and any(wait.for_ == "reboot" for wait in self.waits):
+        if self.asked.resume and reboot_suffices(self.waits):
             arrange(self.applier, self.asked.resume, known(self.facts.file(UNIT), None))
 
     def _mark(self) -> None:
@@ -227,39 +225,36 @@ class _Course:
             self.applier.tell(Told("the package index lacks packages of the plan; refreshing the whole index"))
             self.settled += self.applier.settle([Trigger("index-refresh")])
             exact = self._resolved(facts, stage)
-        if self.recipe.lock and (lacking := lacked(exact.unresolved, self.recipe.lock)):
-            raise lacking
+        lacking = system(facts).versions_not_found(exact.unresolved)
+        if self.recipe.lock and (refused := lacked(lacking, exact.unresolved, self.recipe.lock)):
+            raise refused
         if exact.unresolved:
             raise ChangeFailed(
-                "apt cannot install what the plan asks for; no package was touched",
+                f"{system(facts).manager} cannot install what the plan asks for; no package was touched",
                 why=exact.unresolved,
-                hint=_missing_headers(exact.unresolved)
-                or _missing_version(exact.unresolved)
-                or without_source(exact.unresolved)
-                or "the index is fresh, so a source is missing, or a hold or a pin is in the way; see:\n"
-                "  apt-cache policy\n  apt-mark showhold\nthen run the same command again",
+                hint=system(facts).hint(exact.unresolved),
             )
-        self._hold_to_agreed(exact)
-        return with_origins(exact, self.host, known(facts.sources, ()))
+        self._hold_to_agreed(exact, system(facts).manager)
+        return with_origins(exact, self.host, facts)
 
-    def _hold_to_agreed(self, exact: StagePlan) -> None:
+    def _hold_to_agreed(self, exact: StagePlan, manager: str) -> None:
         """Nothing is removed that the plan did not name; what turned out to be upgraded instead is told.
 
         Raises:
-            Refused: apt would remove more, now that it has read the index.
+            Refused: the package manager would remove more, now that it has read the index.
         """
         agreed = next((plan for plan in self.agreed if plan.stage == exact.stage), exact)
         if more := beyond(agreed, exact):
             raise Refused(
-                f"apt would also remove {', '.join(more)}, which the plan did not name; no package was touched",
+                f"{manager} would also remove {', '.join(more)}, which the plan did not name; no package was touched",
                 why="the plan was made before the package index was read",
                 hint="run the same command again: the index is read, so its plan is exact",
             )
-        for text in news(agreed, exact):
+        for text in news(agreed, exact, manager):
             self.applier.tell(Told(text))
 
     def _resolved(self, facts: Facts, stage: StagePlan) -> StagePlan:
-        return resolved(stage, known(facts.packages, {}), self.host.simulate, self.recipe.lock)
+        return resolved(stage, facts, self.host.simulate, self.recipe.lock)
 
     def _enact(self, facts: Facts, stage: StagePlan) -> Facts:
         if stage.changes:
@@ -282,28 +277,6 @@ class _Course:
                     why=f"still to do: {step.outcome.reason}",
                     hint="the log has the tools' output; `gpunode plan` shows what is missing",
                 )
-
-
-def _missing_headers(problem: str) -> str:
-    """What to do when the archive lacks the headers of a kernel that is installed, which may be older or newer."""
-    if (found := _HEADERS.search(problem)) is None:
-        return ""
-    return (
-        f"no source has {found[0]}: add the source that this kernel came from, or install a kernel that the sources "
-        "have (apt-get install linux-image-amd64 on Debian, linux-image-generic on Ubuntu), reboot into it and remove "
-        "the other; then run the command again"
-    )
-
-
-def _missing_version(problem: str) -> str:
-    """What to do when the archive does not have the installed driver's version any more."""
-    if (found := _NO_VERSION.search(problem)) is None:
-        return ""
-    return (
-        f"no source has {found['package']} {found['version']} any more, so the driver cannot be made whole in it; "
-        "`gpunode setup --upgrade` brings all of it to the newest version of its branch; a package "
-        f"that nothing needs can go: apt-get purge {found['package']}"
-    )
 
 
 def _is_unsettled(change: object) -> bool:

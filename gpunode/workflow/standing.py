@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 from gpunode.change import Change, FileChange, PackageChange, PackageState, subject
 from gpunode.errors import Conflict, UsageError
-from gpunode.journal.record import MAKING, RunSummary, to_undo
+from gpunode.journal.history import RunSummary, to_undo
+from gpunode.journal.record import MAKING
 from gpunode.journal.store import Store
 from gpunode.steps.table import needed
 

@@ -18,7 +18,7 @@ from gpunode.runtimes import RUNTIMES, Configured, Runtime, Wish, runtime
 from gpunode.runtimes.found import contents, in_facts
 from gpunode.runtimes.installations import placed
 from gpunode.steps.gpus import own_gpus
-from gpunode.steps.selection import installed_driver_packages
+from gpunode.steps.installed_driver import installed_driver_packages
 from gpunode.workflow.recovery import Backlog
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
@@ -10,18 +9,18 @@ from types import MappingProxyType
 from gpunode.catalog.conflicts import driver_packages
 from gpunode.change import Change, KnownAfter, PackageChange, PackageState, is_mark
 from gpunode.errors import Refused
-from gpunode.host.apt_plan import unplanned
-from gpunode.host.port import Simulation
+from gpunode.facts.model import Facts, known
+from gpunode.outcome import Outcome, Planned
+from gpunode.packages import system
+from gpunode.packages.simulation import Simulation, unplanned
 from gpunode.recipe import VersionLock
-from gpunode.steps.outcome import Outcome, Planned
-from gpunode.steps.selection import branch_of
+from gpunode.steps.installed_driver import branch_of
 from gpunode.workflow.converge import StagePlan, StepPlan
 
 _FREE: Mapping[str, str] = MappingProxyType({})
 _NOT_PURGED: Mapping[str, tuple[str, ...]] = MappingProxyType({})
-# Debian Policy 5.6.7, and the architecture that apt puts behind it.
-_PACKAGE = re.compile(r"[a-z0-9][a-z0-9+.-]+(?::[a-z0-9]+)?")
 Simulate = Callable[[Sequence[PackageChange]], Simulation | None]
+NamesIn = Callable[[str], frozenset[str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +43,7 @@ class Transaction:
 
 def resolve(
     changes: Sequence[PackageChange],
-    installed: Mapping[str, PackageState],
+    facts: Facts,
     simulate: Simulate,
     locked: Mapping[str, str] = _FREE,
 ) -> Transaction:
@@ -57,6 +56,7 @@ def resolve(
     Raises:
         Refused: the solver would remove or install something that no step planned, or takes another version.
     """
+    installed: Mapping[str, PackageState] = known(facts.packages, {})
     brings = [change for change in changes if change.after is not None]
     purges = _removals(changes)
     first = simulate(brings) if brings else Simulation(())
@@ -69,7 +69,9 @@ def resolve(
     if first.problem and not purges:
         return Transaction(tuple(changes), problem=first.problem)
     newer = dict(_newer(first, installed, locked))
-    upgraded, final = _upgraded(brings, purges, newer, simulate) if purges else (_NOT_PURGED, first)
+    upgraded, final = (
+        _upgraded(brings, purges, newer, simulate, system(facts).names_in) if purges else (_NOT_PURGED, first)
+    )
     if final is None or final.problem:
         return Transaction(tuple(changes), problem=final.problem if final else "")
     meant = _meant(brings, purges, newer, upgraded)
@@ -77,7 +79,7 @@ def resolve(
     wrong = (*unplanned([*meant, *leaving], final), *_of_another_branch(brings, final), *_unlocked(final, locked))
     if wrong:
         raise Refused(
-            "apt would do something else than what was planned; no package was touched",
+            f"{final.manager} would do something else than what was planned; no package was touched",
             why="\n".join(wrong),
             hint="look at it with `gpunode plan -v`; the usual reason is a hold, a pin or a third-party package",
         )
@@ -111,11 +113,12 @@ def _upgraded(
     purges: Sequence[PackageChange],
     newer: Mapping[str, PackageChange],
     simulate: Simulate,
+    names_in: NamesIn,
 ) -> tuple[Mapping[str, tuple[str, ...]], Simulation | None]:
     """The ``purges`` that must be upgraded instead, each with who needs it, and the simulation of it all.
 
-    apt is asked to purge all of them. What it says it cannot do without is upgraded, until it agrees. A package that it
-    would take along is asked for by name, so that apt says what that one needs.
+    The package manager is asked to purge all of them. What it says it cannot do without is upgraded, until it agrees.
+    A package that it would take along is asked for by name, so that it says what that one needs.
     """
     left = newer.keys() & {change.name for change in purges}
     upgraded: dict[str, tuple[str, ...]] = {}
@@ -126,7 +129,7 @@ def _upgraded(
         if found is None or not left:
             break
         lost = {} if found.problem else _lost(found, {*stays, *(change.name for change in meant)})
-        needed = left & _named_in(found.problem) or (left if found.problem else set())
+        needed = left & names_in(found.problem) or (left if found.problem else set())
         if not needed and not lost:
             break
         left, stays = left - needed, {**stays, **lost}
@@ -142,12 +145,6 @@ def _lost(simulation: Simulation, named: Collection[str]) -> dict[str, PackageCh
     return {name: PackageChange(name, None, PackageState(gone[name])) for name in names if gone[name]}
 
 
-def _named_in(problem: str) -> set[str]:
-    """Every word of a refusal that may be a package, with its architecture and without."""
-    words = _PACKAGE.findall(problem)
-    return {name for word in words for name in (word.rstrip("."), word.partition(":")[0])}
-
-
 def _of_another_branch(brings: Sequence[PackageChange], simulation: Simulation) -> Iterator[str]:
     """Driver packages that come along as dependencies and are of a branch that no step chose."""
     wanted = set(_branches(brings))
@@ -155,7 +152,9 @@ def _of_another_branch(brings: Sequence[PackageChange], simulation: Simulation) 
     for action in simulation.actions:
         branch = branch_of(action.version) if wanted and action.name in names else 0
         if branch and branch not in wanted:
-            yield f"apt would install {action.name} {action.version}, which is of another driver branch"
+            yield (
+                f"{simulation.manager} would install {action.name} {action.version}, which is of another driver branch"
+            )
 
 
 def _strays(
@@ -184,7 +183,7 @@ def _unlike(simulation: Simulation, locked: Mapping[str, str]) -> dict[str, str]
 
 def _unlocked(simulation: Simulation, locked: Mapping[str, str]) -> Iterator[str]:
     for name, version in _unlike(simulation, locked).items():
-        yield f"apt would install {name} {version}, where the lock holds {locked[name]}"
+        yield f"{simulation.manager} would install {name} {version}, where the lock holds {locked[name]}"
 
 
 def _comes_along(before: PackageState | None) -> bool:
@@ -238,14 +237,14 @@ def _exact(
 
 def resolved(
     plan: StagePlan,
-    installed: Mapping[str, PackageState],
+    facts: Facts,
     simulate: Simulate,
     lock: VersionLock | None = None,
 ) -> StagePlan:
     """``plan`` with exact package versions and the dependencies that come along, as far as the index tells them."""
     if not plan.packages:
         return plan
-    transaction = resolve(plan.packages, installed, simulate, lock.packages if lock else _FREE)
+    transaction = resolve(plan.packages, facts, simulate, lock.packages if lock else _FREE)
     if transaction.problem:
         return replace(plan, unresolved=transaction.problem)
     exact = {change.name: change for change in transaction.asked}
@@ -286,10 +285,10 @@ def _more(agreed: StagePlan, exact: StagePlan) -> list[PackageChange]:
     return [change for change in _removals(exact.packages) if change.name not in named]
 
 
-def news(agreed: StagePlan, exact: StagePlan) -> Iterator[str]:
+def news(agreed: StagePlan, exact: StagePlan, manager: str) -> Iterator[str]:
     """What ``exact`` removes beyond ``agreed``, and what it says of steps that purge less than they did there."""
     if more := _more(agreed, exact):
-        yield f"apt also removes packages that need the old driver: {', '.join(change.name for change in more)}"
+        yield f"{manager} also removes packages that need the old driver: {', '.join(change.name for change in more)}"
     for before, step in ((one, two) for one in agreed.steps for two in exact.steps if one.step == two.step):
         fewer = len(_removals(step.changes)) < len(_removals(before.changes))
         if fewer and isinstance(step.outcome, Planned) and isinstance(before.outcome, Planned):

@@ -27,11 +27,11 @@ from gpunode.change import (
     triggers,
 )
 from gpunode.errors import DrainRequired, Refused
-from gpunode.facts import dpkg
 from gpunode.facts.model import Facts, Known, need
-from gpunode.host.apt_plan import is_removal, unplanned
-from gpunode.host.port import Action, Host, HostView, Settled
+from gpunode.host.port import Host, HostView, Settled
 from gpunode.journal.record import CONFFILES, CONFIGURATION, OBSOLETE
+from gpunode.packages import Database
+from gpunode.packages.simulation import Action, is_removal, unplanned
 from gpunode.runtimes import Wish
 from gpunode.workflow import present
 from gpunode.workflow.apply import Applier
@@ -161,14 +161,14 @@ def _forward_rank(part: Part) -> int:
 
 
 def packages_back(
-    wanted: Mapping[str, PackageState | None], installed: Mapping[str, PackageState], status: str
+    wanted: Mapping[str, PackageState | None], installed: Mapping[str, PackageState], database: Database
 ) -> tuple[tuple[PackageChange, ...], tuple[str, ...]]:
     """What brings the packages to ``wanted``, and a note for each that stays because others need it now.
 
     Args:
         wanted: the state by name; None for what was not there.
         installed: the packages that there are.
-        status: the text of dpkg's status file.
+        database: of the node, as it is now.
     """
     changes = [
         PackageChange(name, installed.get(name), state)
@@ -177,7 +177,7 @@ def packages_back(
     ]
     leaving = [change.name for change in changes if is_removal(change)]
     changing = [change.name for change in changes if not is_removal(change)]
-    staying = dpkg.needed(status, leaving, changing)
+    staying = database.needed(leaving, changing)
     notes = tuple(f"{name} stays: {by} needs it now" for name, by in sorted(staying.items()))
     return tuple(change for change in changes if change.name not in staying), notes
 
@@ -267,7 +267,7 @@ def completed(host: HostView, packages: Sequence[PackageChange]) -> tuple[Packag
         return tuple(packages)
     if wrong := unplanned(packages, simulation):
         raise Refused(
-            "apt would not just restore the former packages; no package was touched",
+            f"{simulation.manager} would not just restore the former packages; no package was touched",
             why="\n".join(wrong),
             hint="a hold, a pin or a package that came since usually asks for this; the configuration alone comes back "
             "with\n  gpunode rollback",
@@ -388,9 +388,9 @@ class Undo:
         steps = {part.change.name: part.step for part in batch if isinstance(part.change, PackageChange)}
         wanted = tuple(part.change for part in batch if isinstance(part.change, PackageChange))
         changes = completed(self.host, wanted)
-        former = dpkg.obsolete(present.dpkg_status(self.host))
+        former = present.database(self.host).obsolete()
         self.applier.transaction(batch[0].stage, changes, lambda change: steps.get(change.name, DEPENDENCIES))
-        now = dpkg.obsolete(present.dpkg_status(self.host))
+        now = present.database(self.host).obsolete()
         self._remove_unedited({path: md5 for path, md5 in now.items() if path not in former})
 
     def _remove_unedited(self, obsolete: Mapping[str, str]) -> None:

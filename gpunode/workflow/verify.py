@@ -16,17 +16,18 @@ from gpunode.facts.model import Facts, Known, Unknown, known
 from gpunode.facts.nvml import Gpu, Inventory, NoAnswer, NvmlAnswer, NvmlFailure, Unread
 from gpunode.host import nvml
 from gpunode.host.port import HostView
+from gpunode.outcome import Planned, Step, Waits
 from gpunode.recipe import Expect, Recipe
 from gpunode.runtimes import Configured, Runtime, Wish, runtime
 from gpunode.runtimes.found import contents, in_facts
 from gpunode.runtimes.installations import placed
 from gpunode.steps.cdi import CDI
+from gpunode.steps.installed_driver import matches
 from gpunode.steps.mig import MIG
 from gpunode.steps.mig import is_wanted as mig_is_wanted
 from gpunode.steps.module import MODULE_LOAD
-from gpunode.steps.outcome import Planned, Step, Waits
 from gpunode.steps.runtime_config import RUNTIME_CONFIG
-from gpunode.steps.selection import WantedDriver, apart_from, matches, wanted_driver
+from gpunode.steps.selection import WantedDriver, apart_from, wanted_driver
 from gpunode.workflow.converge import StagePlan, partial
 from gpunode.workflow.plan import plan
 from gpunode.workflow.recovery import NOTHING_LEFT, Backlog

@@ -150,7 +150,7 @@ def facts(draw: st.DrawFn) -> Facts:
             tuple(PciDevice(f"0000:{n:02x}:00.0", "10de", gpu, "0302") for n, gpu in enumerate(gpus)), "lspci"
         ),
         packages=Known(packages, "dpkg-status"),
-        dpkg_interrupted=Known(draw(st.booleans()), "dpkg-updates"),
+        packages_interrupted=Known(draw(st.booleans()), "dpkg-updates"),
         sources=Known((), "apt-sources"),
         headers=Known(frozenset({KERNEL} if has_headers else ()), "kernel-builds"),
         module_files=Known(built if draw(st.booleans()) else (), "modules-dkms"),

@@ -32,7 +32,7 @@ from gpunode.diagnoses.views.cards import models
 from gpunode.diagnoses.views.engine import engine
 from gpunode.diagnoses.views.guests import is_vgpu
 from gpunode.diagnoses.views.system import distro, running_kernel
-from gpunode.distros.family import PIN_FILE, TOOLKIT_PACKAGES
+from gpunode.distros.family import TOOLKIT_PACKAGES
 from gpunode.facts.evidence import Capture, Evidence, Probe
 from gpunode.facts.model import (
     Distro,
@@ -47,7 +47,8 @@ from gpunode.facts.model import (
     Unit,
     known,
 )
-from gpunode.host.port import Action, Simulation
+from gpunode.packages.deb.preferences import PIN_FILE
+from gpunode.packages.simulation import Action, Simulation
 from gpunode.recipe import Driver, Recipe, Runtime
 from gpunode.runtimes import Wish, runtime
 from gpunode.runtimes.toolkit import CONFIG, settings
@@ -154,7 +155,7 @@ def planned(recipe: Recipe, facts: Facts, only: Collection[str] = ()) -> tuple[S
 
     def exact(now: Facts, stage: StagePlan) -> StagePlan:
         present = known(now.packages, {})
-        return resolved(stage, present, Archives(present).simulate)
+        return resolved(stage, now, Archives(present).simulate)
 
     return tuple(walk(recipe, facts, exact, projected, only))
 
@@ -270,7 +271,7 @@ def _fresh(snapshot: Snapshot, device: str) -> Facts:
         boot_id=Known("b0a1", HERE),
         devices=Known(_devices(snapshot, device), HERE),
         packages=Known(packages, HERE),
-        dpkg_interrupted=Known(False, HERE),
+        packages_interrupted=Known(False, HERE),
         sources=Known((), HERE),
         headers=Known(frozenset(), HERE),
         module_files=Known((), HERE),

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from gpunode.change import Deferred, FileChange, FileState, MigChange, SigningKey, Trigger, inverse
 from gpunode.change import triggers as owed_by
 from gpunode.errors import JournalDamaged
+from gpunode.journal.history import backwards, owed, to_undo
 from gpunode.journal.record import (
     Begin,
     Commit,
@@ -17,14 +18,11 @@ from gpunode.journal.record import (
     Intent,
     Owe,
     Settle,
-    backwards,
     contents,
     decode,
     digest,
     encode,
     lines,
-    owed,
-    to_undo,
     unloaded,
 )
 from tests.laws.strategies import argvs, changes, file_states, settled_changes, settled_files, triggers, words

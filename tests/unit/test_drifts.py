@@ -12,8 +12,8 @@ from gpunode.change import PackageState
 from gpunode.distros.family import TOOLKIT_PACKAGES
 from gpunode.facts.model import Facts
 from gpunode.facts.project import project
+from gpunode.outcome import Planned, Refusal
 from gpunode.recipe import Driver, Recipe, Runtime, Toolkit
-from gpunode.steps.outcome import Planned, Refusal
 from gpunode.workflow.converge import StagePlan, notes_of, projected
 from gpunode.workflow.locking import lock_of
 from gpunode.workflow.plan import pending, plan

@@ -135,7 +135,7 @@ def _change_of_version(change: PackageChange) -> str:
 
 
 def _marks(state: PackageState | KnownAfter | None) -> str:
-    """Its marks in apt-mark's words."""
+    """Its marks in two words."""
     is_held = isinstance(state, PackageState) and state.held
     return ("auto" if state and state.auto else "manual") + (", hold" if is_held else "")
 
@@ -147,7 +147,7 @@ def _versions(alike: Sequence[PackageChange]) -> str:
 
 
 def at_most(packages: Sequence[PackageChange]) -> str:
-    """Said before the number of purges while the index is unread: apt replaces what the new driver has, too."""
+    """Said before the number of purges while the index is unread: what the new driver has, too, is replaced."""
     return "up to " if any(isinstance(change.after, KnownAfter) for change in packages) else ""
 
 

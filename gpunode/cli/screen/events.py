@@ -37,7 +37,7 @@ def applying(step: str, changes: Sequence[Change]) -> str:
         case (CommandChange(argv=argv),):
             return spelled(argv)
         case (PackageChange(), *_):
-            return f"apt, {count(len(changes), 'package')}"
+            return f"{count(len(changes), 'package')} in one transaction"
         case _:
             return f"{_TITLES.get(step, step)}: {listed(map(subject, changes), 1)}"
 

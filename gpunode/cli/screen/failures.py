@@ -12,8 +12,6 @@ _PROGRAMS = frozenset(
         "sudo",
         "gpunode",
         "systemctl",
-        "apt-get",
-        "apt-mark",
         "dkms",
         "modprobe",
         "mount",
@@ -56,4 +54,7 @@ def next_lines(hint: str) -> tuple[Line, ...]:
 
 def _hint_style(text: str) -> Style:
     """A line that is a command and nothing but that is set off as one."""
-    return "command" if text.split(" ", 1)[0] in _PROGRAMS and ", " not in text else ""
+    from gpunode.packages import SYSTEMS  # loaded on use: most commands fail nowhere
+
+    programs = _PROGRAMS.union(*(system.programs for system in SYSTEMS))
+    return "command" if text.split(" ", 1)[0] in programs and ", " not in text else ""

@@ -21,7 +21,7 @@ from gpunode.cli.screen.text import BLANK, Line, Span, cells, indented, line, pa
 from gpunode.cli.screen.words import MARKS, count, listed, seconds
 from gpunode.journal.announce import did, kind
 from gpunode.journal.chronicle import Chronicle, Debt, Deed
-from gpunode.journal.record import label
+from gpunode.journal.history import label
 from gpunode.redaction.evidence import throughout
 
 _HEAD = ("run", "when", "who", "what", "result", "changed")

@@ -13,9 +13,9 @@ from gpunode.cli.screen.node import node_line
 from gpunode.cli.screen.text import BLANK, Line, Span, indented, line, padded, span
 from gpunode.cli.screen.words import MARKS, bare, count, owed, sentence
 from gpunode.facts.model import Facts
-from gpunode.host.port import NOT_SIMULATED
+from gpunode.outcome import WAITED_FOR, Planned, Refusal, Waits
+from gpunode.packages.simulation import NOT_SIMULATED
 from gpunode.recipe import Recipe
-from gpunode.steps.outcome import Planned, Refusal, Waits
 from gpunode.steps.table import STEPS
 from gpunode.workflow.converge import StagePlan, StepPlan, notes_of, owed_by, partial
 from gpunode.workflow.plan import pending
@@ -103,13 +103,13 @@ def _mark(step: StepPlan) -> tuple[Span, str]:
         case Planned(reason=reason, later=later):
             return MARKS["change" if step.changes else "not run" if later else "nothing"], reason
         case Waits(for_=for_, reason=reason):
-            return MARKS["waits"], f"waits for a {for_}: {reason}"
+            return MARKS["waits"], f"waits for {WAITED_FOR[for_]}: {reason}"
         case Refusal(what=what):
             return MARKS["refused"], what
 
 
 def _transaction(stage: StagePlan) -> Iterator[Span]:
-    """The stage's packages in numbers: they are one transaction of apt's."""
+    """The stage's packages in numbers: they are one transaction."""
     if stage.packages:
         deferred = any(isinstance(change.after, KnownAfter) for change in stage.packages)
         purged = bool(at_most(stage.packages)) and any(change.after is None for change in stage.packages)
@@ -119,13 +119,13 @@ def _transaction(stage: StagePlan) -> Iterator[Span]:
 
 
 def _beside(stage: StagePlan, *, verbose: bool) -> Iterator[Line]:
-    """The packages that come along, and what keeps apt from making the transaction."""
+    """The packages that come along, and what keeps the package manager from it."""
     if stage.dependencies and verbose:
         yield from indented(tuple(package_lines(stage.dependencies, verbose=True)), 4)
     if stage.unresolved.startswith(NOT_SIMULATED):
         yield note(stage.unresolved)
     elif stage.unresolved:
-        yield note("apt cannot do this with the package index that it has now:")
+        yield note("this cannot be done with the package index that the node has now:")
         yield from indented([line(span(text, "dim")) for text in stage.unresolved.splitlines()], 6)
 
 
@@ -151,7 +151,7 @@ def outlook(plans: Sequence[StagePlan], left: Sequence[Trigger] = (), *, image: 
             "      ", f"stops {sentence(stopped)}: setup refuses while any run, without --allow-disruption", hang=6
         )
     for wait in (wait for stage in plans for wait in stage.waits):
-        yield line(span("! ", "warn"), span(f"a {wait.for_} will be needed: {wait.reason}", "warn"), hang=2)
+        yield line(span("! ", "warn"), span(f"{WAITED_FOR[wait.for_]} will be needed: {wait.reason}", "warn"), hang=2)
 
 
 def _owed(triggers: Sequence[Trigger]) -> list[str]:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from gpunode.change import FileChange, PackageChange
     from gpunode.errors import GpunodeError
     from gpunode.facts.evidence import Holds
-    from gpunode.journal.record import RunSummary
+    from gpunode.journal.history import RunSummary
     from gpunode.recipe import Recipe
     from gpunode.workflow.rehearse import Rehearsal
     from gpunode.workflow.rollback import RollbackResult
@@ -212,7 +212,7 @@ def _gone_and_back(packages: Sequence[PackageChange]) -> Iterator[str]:
 
 
 def downloaded_lines(packages: Sequence[str]) -> Iterator[Line]:
-    """What is in apt's cache for a later setup."""
+    """What was downloaded for a later setup."""
     if not packages:
         yield line(MARKS["done"], "nothing to download: the packages are installed as they should be", hang=2)
         return
@@ -292,7 +292,7 @@ def _ended(run: RunSummary) -> tuple[Span, str]:
 
 
 _HELD: Mapping[Holds, str] = {
-    "table": "system tables (/proc, /sys, dpkg, lspci): as they are",
+    "table": "system tables (/proc, /sys, package database, lspci): as they are",
     "config": "configuration files: known settings; every other value is masked",
     "log": "logs, command lines and answers of tools: secrets are masked",
 }

@@ -12,10 +12,10 @@ from gpunode.catalog.repositories import CUDA_BASE, TOOLKIT, TOOLKIT_BASE
 from gpunode.diagnoses.model import Citation
 from gpunode.diagnoses.snapshot import Snapshot, cite, finds, stated
 from gpunode.diagnoses.views.packages import Package
-from gpunode.facts import apt_sources
 from gpunode.facts.items import Item
-from gpunode.facts.model import AptSource, Known
+from gpunode.facts.model import Known, PackageSource
 from gpunode.facts.patterns import Pattern
+from gpunode.packages.deb import sources as source_lists
 
 Owner: TypeAlias = Literal["cuda", "toolkit", "other"]
 
@@ -118,7 +118,7 @@ def owner_of(text: str) -> Owner:
 class Listed:
     """An entry of APT's source lists, with the line that it stands in."""
 
-    source: AptSource
+    source: PackageSource
     citation: Citation
 
 
@@ -130,7 +130,7 @@ _GREPPED: Final = Pattern(
 def sources(snapshot: Snapshot) -> tuple[Listed, ...]:
     """The entries of APT's source lists, from the files or from what somebody grepped out of them."""
     # What grep -r shows is both its own answer and a part of each file.
-    found: dict[AptSource, Listed] = {}
+    found: dict[PackageSource, Listed] = {}
     for one in _sources(snapshot):
         found.setdefault(replace(one.source, line=0), one)
     return tuple(found.values())
@@ -146,7 +146,7 @@ def _sources(snapshot: Snapshot) -> Iterator[Listed]:
     for item in snapshot.items:
         if item.outcome != "ok":
             continue
-        if item.kind == "file" and apt_sources.is_source_list(item.subject):
+        if item.kind == "file" and source_lists.is_source_list(item.subject):
             yield from _parsed(item, item.subject, item.text)
         elif item.kind in {"listing", "file", "text"}:
             for number, line in enumerate(item.lines, 1):
@@ -154,14 +154,14 @@ def _sources(snapshot: Snapshot) -> Iterator[Listed]:
                     yield from _parsed(item, match["file"], match["entry"], number)
 
 
-def _written(one: AptSource) -> str:
+def _written(one: PackageSource) -> str:
     signed = f"signed-by={one.signed_by} " if one.signed_by else ""
     return f"deb [{signed.strip()}] {one.uri} {one.suite}" if signed else f"deb {one.uri} {one.suite}"
 
 
 def _parsed(item: Item, path: str, text: str, number: int | None = None) -> Iterator[Listed]:
     try:
-        found = apt_sources.parse(path, text)
+        found = source_lists.parse(path, text)
     except ValueError:
         return
     for one in found:

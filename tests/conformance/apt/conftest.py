@@ -15,7 +15,8 @@ import pytest
 
 from gpunode.host.apt import Apt
 from gpunode.host.port import Progress
-from gpunode.host.process import Finished, OnLine, Runner
+from gpunode.host.process import Finished, Runner
+from gpunode.host.streams import OnLine
 from tests.needs import lacking
 
 FOLDERS = (

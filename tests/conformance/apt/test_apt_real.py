@@ -10,8 +10,7 @@ import pytest
 
 from gpunode.change import KnownAfter, PackageChange, PackageState
 from gpunode.errors import Busy, ChangeFailed
-from gpunode.host.apt_plan import unplanned
-from gpunode.host.port import Action
+from gpunode.packages.simulation import Action, unplanned
 from tests.conformance.apt.conftest import Archive, Keys, World
 
 CUDA, TOOLKIT = "debian12/x86_64", "toolkit"

@@ -10,8 +10,9 @@ import pytest
 
 from gpunode.errors import Busy, ChangeFailed
 from gpunode.host.apt_failures import FailureKind, build_log, classify, explain, failed_packages
-from gpunode.host.apt_output import failed_fetches, incomplete_update, list_prefix, parse_simulation, parse_status
-from gpunode.host.port import Action
+from gpunode.host.apt_status import parse_status
+from gpunode.packages.deb.output import failed_fetches, incomplete_update, list_prefix, parse_simulation
+from gpunode.packages.simulation import Action
 
 FOLDER = Path(__file__).parent / "samples"
 VERSIONS = ("apt-2.6.2", "apt-3.0.4")

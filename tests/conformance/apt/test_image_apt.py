@@ -11,7 +11,7 @@ import pytest
 from gpunode.change import KnownAfter, PackageChange, PackageState
 from gpunode.host import image_apt
 from gpunode.host.image_apt import simulate
-from gpunode.host.port import NOT_SIMULATED, Action
+from gpunode.packages.simulation import NOT_SIMULATED, Action
 
 pytestmark = pytest.mark.skipif(shutil.which("apt-get") is None, reason="needs apt")
 

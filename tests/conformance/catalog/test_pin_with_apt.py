@@ -12,6 +12,7 @@ import pytest
 
 from gpunode.catalog.driver import Choice
 from gpunode.distros import DEBIAN, UBUNTU, Family
+from gpunode.packages.deb.preferences import pin
 from tests.needs import lacking
 
 _LACKING = lacking("apt-get", "apt-ftparchive")
@@ -140,7 +141,7 @@ DEBIANS_OWN = [
 
 
 def debian(tmp_path: Path, choice: Choice, *installed: Deb, family: Family = DEBIAN) -> Apt:
-    return Apt(tmp_path, {"NVIDIA": DEBIAN_NVIDIA, "Debian": DEBIANS_OWN}, installed, family.pin(choice))
+    return Apt(tmp_path, {"NVIDIA": DEBIAN_NVIDIA, "Debian": DEBIANS_OWN}, installed, pin(choice, family.origins))
 
 
 def test_a_pascal_host_gets_580_though_the_index_holds_615(tmp_path: Path) -> None:
@@ -228,7 +229,7 @@ def ubuntu(tmp_path: Path, choice: Choice, *installed: Deb) -> Apt:
     ]
     ppa = [Deb("nvidia-utils-580", "580.300.01-0ubuntu0~gpu24.04.1")]
     repositories = {"NVIDIA": nvidia, "Ubuntu": own, "LP-PPA-graphics-drivers": ppa}
-    return Apt(tmp_path, repositories, installed, UBUNTU.pin(choice))
+    return Apt(tmp_path, repositories, installed, pin(choice, UBUNTU.origins))
 
 
 def test_ubuntus_own_580_is_not_mixed_in(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpunode.distros.dpkg_version import DpkgVersion
+from gpunode.packages.deb.version import DpkgVersion
 from tests.fakes.examples import examples
 
 pytestmark = pytest.mark.skipif(not shutil.which("dpkg"), reason="needs dpkg: not a Debian or Ubuntu")

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from gpunode.change import ServiceState
-from gpunode.facts import dpkg, lspci, systemd
+from gpunode.facts import lspci, systemd
+from gpunode.packages.deb import status as dpkg
 
 SAMPLES = Path(__file__).parent / "samples"
 

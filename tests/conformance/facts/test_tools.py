@@ -12,8 +12,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gpunode.facts import apt_sources, dkms, dpkg, kernels, lspci, os_release, sysfs_pci
+from gpunode.facts import dkms, kernels, lspci, os_release, sysfs_pci
 from gpunode.facts.evidence import Found
+from gpunode.packages.deb import sources as apt_sources
+from gpunode.packages.deb import status as dpkg
 from tests.fakes.examples import examples
 from tests.needs import lacking, program
 

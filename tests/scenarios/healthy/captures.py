@@ -10,7 +10,7 @@ from gpunode.change import PackageChange
 from gpunode.facts.evidence import Capture, Evidence, Found, Ownership, Probe, encode_found
 from gpunode.facts.examination import EXAMINATION, UNITS
 from gpunode.facts.probes import LSPCI, probes
-from gpunode.host.port import Simulation
+from gpunode.packages.simulation import Simulation
 from gpunode.workflow.doctor import examine
 
 # By probe key: what was said, the files that a glob found, or the whole capture where a command failed.

@@ -63,7 +63,7 @@ def facts(**changed: object) -> Facts:
         boot_id=Known("b0a1", "boot-id"),
         devices=Known((PciDevice("0000:01:00.0", "10de", "1b80", "0300", driver="nouveau"),), "lspci"),
         packages=Known(packages, "dpkg-status"),
-        dpkg_interrupted=Known(False, "dpkg-updates"),
+        packages_interrupted=Known(False, "dpkg-updates"),
         sources=Known((), "apt-sources"),
         headers=Known(frozenset(), "kernel-builds"),
         module_files=Known((), "modules-dkms"),

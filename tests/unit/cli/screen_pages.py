@@ -27,7 +27,8 @@ from gpunode.errors import ChangeFailed, RebootRequired
 from gpunode.host.port import Progress, Settled
 from gpunode.journal import record
 from gpunode.journal.chronicle import Chronicle, chronicle
-from gpunode.journal.record import Begin, Commit, RunSummary
+from gpunode.journal.history import RunSummary
+from gpunode.journal.record import Begin, Commit
 from gpunode.workflow.events import Applied, Applying, Triggered, Triggering
 from gpunode.workflow.recovery import Backlog
 from gpunode.workflow.rollback import RollbackResult

@@ -1,13 +1,19 @@
-"""What a program is told of a run that stopped in its middle."""
+"""What a program is told of a run that stopped in its middle, or that waits."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import get_args
+
+import pytest
 
 from gpunode.change import FileChange, FileState
-from gpunode.cli.changing import stopped
+from gpunode.cli.changing import Leave, stopped, waiting
 from gpunode.errors import ChangeFailed
 from gpunode.journal.store import Store
+from gpunode.outcome import WaitFor, Waits, reboot_suffices
+from gpunode.workflow.setup import SetupResult
+from tests.unit.steps.machines import machine
 
 
 def change(path: str) -> FileChange:
@@ -35,3 +41,31 @@ def test_a_run_that_never_began_changed_nothing(tmp_path: Path) -> None:
     store.begin("setup", version="0").commit("done")
     answer = stopped("setup", ChangeFailed("no room"), store, store.ids())
     assert (answer.changed, answer.changes, answer.result) == (False, (), {})
+
+
+EXITS: dict[WaitFor, int] = {"reboot": 10, "console": 10, "drain": 11}
+
+
+def waits(*kinds: WaitFor) -> SetupResult:
+    return SetupResult((), (), (), tuple(Waits(kind, f"why {kind}") for kind in kinds), "1", 0.0, machine())
+
+
+@pytest.mark.parametrize("kind", get_args(WaitFor))
+def test_a_wait_never_ends_as_done(kind: WaitFor) -> None:
+    ended = waiting(waits(kind), Leave(reboot=True))
+    assert ended.exit_code == EXITS[kind]
+    assert f"why {kind}" in ended.why
+    assert ended.hint
+
+
+def test_what_has_to_come_first_decides_how_a_run_ends_and_no_reason_is_lost() -> None:
+    ended = waiting(waits("reboot", "drain"), Leave())
+    assert (ended.exit_code, ended.why) == (11, "why reboot\nwhy drain")
+
+
+@pytest.mark.parametrize(("kinds", "suffices"), [((), False), (("reboot",), True), (("reboot", "drain"), False),
+                                                 (("console",), False)])  # fmt: skip
+def test_a_node_reboots_by_itself_only_where_nothing_else_has_to_happen(
+    kinds: tuple[WaitFor, ...], suffices: bool
+) -> None:
+    assert reboot_suffices(waits(*kinds).waits) is suffices

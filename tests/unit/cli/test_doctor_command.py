@@ -185,7 +185,7 @@ def test_a_rule_that_fails_leaves_its_traceback_once_and_the_others_go_on(
         assert any("nouveau-bound could not be judged" in doubt["what"] for doubt in found["unknown"])
     assert kept.stat().st_mode & 0o777 == 0o600
     text = kept.read_text()
-    assert text.startswith("nouveau-bound:\nTraceback")
+    assert "\n\nnouveau-bound:\nTraceback" in text
     assert "nobody thought of that" in text
     assert __file__ in text
 

@@ -9,8 +9,10 @@ from gpunode.catalog.driver import Choice
 from gpunode.catalog.releases import release
 from gpunode.catalog.repositories import TOOLKIT, cuda_repository
 from gpunode.distros import DISTROS, UBUNTU, Family, family, supported
-from gpunode.distros.family import TOOLKIT_PACKAGES, repository_list
+from gpunode.distros.family import TOOLKIT_PACKAGES
 from gpunode.facts.model import Distro
+from gpunode.packages.deb.preferences import pin
+from gpunode.packages.deb.repositories import source_list
 from gpunode.recipe import Scope
 
 SCOPES: tuple[Scope, ...] = ("compute", "media", "full")
@@ -100,24 +102,24 @@ def test_a_list_file_is_byte_for_byte_nvidias_own() -> None:
     repository = cuda_repository(distro("debian", "12"), "amd64")
     assert repository is not None
 
-    assert repository_list(repository.base_url, "/", repository.keyring) == (
+    assert source_list(repository.base_url, "/", repository.keyring) == (
         b"deb [signed-by=/usr/share/keyrings/cuda-archive-keyring.gpg] "
         b"https://developer.download.nvidia.com/compute/cuda/repos/debian12/x86_64/ /\n"
     )
-    assert repository_list(TOOLKIT.url, "/", TOOLKIT.keyring) == (
+    assert source_list(TOOLKIT.url, "/", TOOLKIT.keyring) == (
         b"deb [signed-by=/usr/share/keyrings/nvidia-container-toolkit-keyring.gpg] "
         b"https://nvidia.github.io/libnvidia-container/stable/deb/$(ARCH) /\n"
     )
 
 
 def test_a_list_file_may_name_one_architecture() -> None:
-    assert repository_list("http://m/", "/", "/k.gpg", "amd64") == b"deb [arch=amd64 signed-by=/k.gpg] http://m/ /\n"
+    assert source_list("http://m/", "/", "/k.gpg", "amd64") == b"deb [arch=amd64 signed-by=/k.gpg] http://m/ /\n"
 
 
 def test_the_pin_says_what_it_is_for_and_which_version_it_holds() -> None:
     for known in DISTROS:
-        branch = known.pin(Choice(580, "", "proprietary", "")).decode()
-        exact = known.pin(Choice(580, "580.178.04", "proprietary", "")).decode()
+        branch = pin(Choice(580, "", "proprietary", ""), known.origins).decode()
+        exact = pin(Choice(580, "580.178.04", "proprietary", ""), known.origins).decode()
         assert branch.startswith("# Written by gpunode")
         assert "Pin: version 580.*\nPin-Priority: 1001\n" in branch
         assert "Pin: version 580.178.04-*\nPin-Priority: 1001\n" in exact

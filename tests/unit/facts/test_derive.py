@@ -86,7 +86,7 @@ def test_no_evidence_is_no_facts() -> None:
     [
         ("dpkg_status", "packages"),
         ("apt_extended_states", "packages"),
-        ("dpkg_updates", "dpkg_interrupted"),
+        ("dpkg_updates", "packages_interrupted"),
         ("modules", "modules"),
         ("nvidia_version", "loaded_driver"),
         ("apt_sources_d", "sources"),

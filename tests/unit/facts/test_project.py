@@ -21,8 +21,9 @@ from gpunode.change import (
 from gpunode.facts.derive import derive
 from gpunode.facts.model import Facts, Kernels, Known, LoadedDriver, ModuleFile, Promised, Unit, Unknown, holds, need
 from gpunode.facts.project import PLAN, project
+from gpunode.outcome import Planned
+from gpunode.packages.deb import DEB
 from gpunode.recipe import Recipe
-from gpunode.steps.outcome import Planned
 from gpunode.steps.repair import REPAIR
 
 KERNEL = "6.1.0-25-amd64"
@@ -41,7 +42,7 @@ def bare_node() -> Facts:
         module_files=Known((), "modules-dkms"),
         modules=Known(frozenset({"nouveau"}), "modules"),
         loaded_driver=Known(None, "nvidia-version"),
-        dpkg_interrupted=Known(True, "dpkg-updates"),
+        packages_interrupted=Known(True, "dpkg-updates"),
     )
 
 
@@ -83,11 +84,11 @@ def test_a_file_that_is_yet_to_be_written_has_no_time_and_others_keep_theirs(fac
 def test_what_a_plan_makes_known_names_the_plan(facts: Facts) -> None:
     state = FileState(b"")
     todo: list[Change] = [FileChange("/etc/a", None, state), install("vim", "9"), ModuleChange("nouveau", True, False)]
-    after = project(facts, [*todo, CommandChange(("dpkg", "--configure", "-a"), "dpkg was interrupted")])
+    after = project(facts, [*todo, DEB.repair])
     assert after.file("/etc/a") == Known(state, PLAN)
     assert after.packages == Known({"vim": PackageState("9")}, PLAN)
     assert after.modules == Known(frozenset(), PLAN)
-    assert after.dpkg_interrupted == Known(value=False, probe=PLAN)
+    assert after.packages_interrupted == Known(value=False, probe=PLAN)
 
 
 def test_a_list_file_brings_its_sources(facts: Facts) -> None:
@@ -201,10 +202,10 @@ def test_the_version_of_a_prebuilt_driver_is_known_once_it_is_loaded(facts: Fact
 
 
 def test_what_the_repair_step_plans_repairs(facts: Facts) -> None:
-    broken = replace(facts, dpkg_interrupted=Known(value=True, probe="x"))
+    broken = replace(facts, packages_interrupted=Known(value=True, probe="x"))
     outcome = REPAIR.plan(Recipe("test"), broken)
     assert isinstance(outcome, Planned)
-    assert need(project(broken, outcome.changes).dpkg_interrupted, "x") is False
+    assert need(project(broken, outcome.changes).packages_interrupted, "x") is False
 
 
 def test_services_and_repairs(facts: Facts) -> None:
@@ -213,16 +214,16 @@ def test_services_and_repairs(facts: Facts) -> None:
         facts,
         [
             ServiceChange("nvidia-persistenced.service", stopped, running),
-            CommandChange(("dpkg", "--configure", "-a"), "dpkg was interrupted"),
+            DEB.repair,
         ],
     )
     assert need(after.units["nvidia-persistenced.service"], "x").state == running
-    assert need(after.dpkg_interrupted, "x") is False
+    assert need(after.packages_interrupted, "x") is False
 
 
 @pytest.mark.parametrize("argv", [("dpkg", "--audit"), ("tool", "--configure"), ("dkms", "autoinstall")])
 def test_other_commands_repair_nothing(facts: Facts, argv: tuple[str, ...]) -> None:
-    assert project(facts, [CommandChange(argv, "x")]).dpkg_interrupted == facts.dpkg_interrupted
+    assert project(facts, [CommandChange(argv, "x")]).packages_interrupted == facts.packages_interrupted
 
 
 def test_a_unit_that_is_changed_exists_and_keeps_what_else_was_known_of_it(facts: Facts) -> None:

@@ -78,7 +78,7 @@ def owned(content: bytes, mode: int = 0o644) -> FileState:
 
 
 def with_apt(host: LocalHost, apt: Apt) -> LocalHost:
-    host.apt = apt  # type: ignore[assignment]
+    host.packages = apt  # type: ignore[assignment]
     return host
 
 

@@ -11,7 +11,8 @@ import pytest
 
 from gpunode.change import FileChange, FileState, PackageChange, PackageState, Trigger
 from gpunode.errors import ChangeFailed, JournalDamaged, Refused, UsageError
-from gpunode.journal.record import Done, Intent, RunSummary, digest, to_undo
+from gpunode.journal.history import RunSummary, to_undo
+from gpunode.journal.record import Done, Intent, digest
 from gpunode.journal.store import Run, Store
 
 RESTART = Trigger("restart", "containerd.service")

@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 from gpunode.change import Change, FileChange, FileState, PackageChange, PackageState, ServiceState
-from gpunode.facts import apt_sources
 from gpunode.facts.model import (
     Distro,
     Facts,
@@ -19,8 +18,9 @@ from gpunode.facts.model import (
     Platform,
     Unit,
 )
+from gpunode.outcome import Outcome, Planned, Refusal
+from gpunode.packages.deb import sources as apt_sources
 from gpunode.recipe import Driver, Recipe, Runtime
-from gpunode.steps.outcome import Outcome, Planned, Refusal
 
 KERNEL = "6.1.0-37-amd64"
 CUDA_LIST = "/etc/apt/sources.list.d/cuda-debian12-x86_64.list"
@@ -76,7 +76,7 @@ def machine(
         boot_id=Known("b0a1", "boot-id"),
         devices=Known(gpus, "lspci"),
         packages=Known({**BASE, **installed}, "dpkg-status"),
-        dpkg_interrupted=Known(value=False, probe="dpkg-updates"),
+        packages_interrupted=Known(value=False, probe="dpkg-updates"),
         sources=Known(
             tuple(entry for path, state in lists for entry in apt_sources.parse(path, state.content.decode())),
             "apt-sources",

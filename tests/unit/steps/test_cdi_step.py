@@ -10,9 +10,9 @@ from gpunode.change import Deferred, FileChange, PackageState, ServiceChange, Se
 from gpunode.facts.layout import Layout
 from gpunode.facts.model import Facts, Known, LoadedDriver, Platform, Unknown
 from gpunode.facts.project import PLAN, project
+from gpunode.outcome import Planned
 from gpunode.recipe import Recipe, Runtime
 from gpunode.steps.cdi import CDI
-from gpunode.steps.outcome import Planned
 from tests.unit.steps.machines import CDI_ENVIRONMENT, machine, planned, recipe, unit, with_driver
 
 RUN, ETC = "/var/run/cdi/nvidia.yaml", "/etc/cdi/nvidia.yaml"

@@ -20,9 +20,9 @@ from gpunode.change import (
 from gpunode.errors import Undetermined
 from gpunode.facts.model import Facts, Known, Platform, Unknown, known
 from gpunode.facts.project import project
+from gpunode.outcome import Planned
 from gpunode.recipe import Recipe, Runtime, Toolkit
 from gpunode.runtimes import Wish, runtime
-from gpunode.steps.outcome import Planned
 from gpunode.steps.runtime_config import RUNTIME_CONFIG
 from gpunode.steps.runtime_install import RUNTIME_INSTALL
 from gpunode.steps.table import STEPS, needed

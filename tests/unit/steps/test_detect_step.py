@@ -6,9 +6,9 @@ import pytest
 
 from gpunode.errors import Undetermined
 from gpunode.facts.model import Distro, Fact, Known, PciDevice, Platform, PlatformKind, Unknown
+from gpunode.outcome import Refusal, Stage
 from gpunode.recipe import Expect, Recipe
 from gpunode.steps.detect import DETECT
-from gpunode.steps.outcome import Refusal, Stage
 from gpunode.steps.table import STAGES
 from gpunode.workflow.converge import plan_stage
 from tests.unit.steps.machines import H100, T4, gpu, machine, planned, recipe, refusal
@@ -121,7 +121,7 @@ def test_an_image_without_gpus_can_still_be_configured() -> None:
 def test_a_distribution_without_apt_is_refused_before_its_missing_dpkg_is_asked_for(wanted: Recipe) -> None:
     nothing = Unknown("/var/lib/dpkg/status is not there", "dpkg-status")
     distro = Known(Distro("rocky", "9.6", "", "Rocky Linux 9.6", ("rhel", "fedora")), "os-release")
-    rocky = replace(machine(), distro=distro, packages=nothing, dpkg_interrupted=nothing)
+    rocky = replace(machine(), distro=distro, packages=nothing, packages_interrupted=nothing)
     stage = plan_stage(wanted, rocky, "sources")
     assert stage.refusal is not None
     assert stage.refusal.exit_code == 3

@@ -12,16 +12,16 @@ from gpunode.catalog import branches
 from gpunode.catalog.conflicts import pinned_names
 from gpunode.catalog.driver import Choice
 from gpunode.change import CommandChange, KnownAfter, ModuleChange, PackageChange, PackageState, ServiceChange
-from gpunode.distros.family import PIN_FILE
 from gpunode.facts.model import DkmsBuild, Facts, Kernels, Known, LoadedDriver, ModuleFile, Platform
 from gpunode.facts.project import project
+from gpunode.outcome import Waits
+from gpunode.packages.deb.preferences import PIN_FILE
 from gpunode.recipe import Recipe
 from gpunode.steps.blacklist import BLACKLIST, NOUVEAU
 from gpunode.steps.conflicts import CONFLICTS
 from gpunode.steps.driver import DRIVER
 from gpunode.steps.headers import HEADERS
 from gpunode.steps.module import MODULE_BUILD, MODULE_LOAD
-from gpunode.steps.outcome import Waits
 from gpunode.steps.persistence import PERSISTENCE
 from gpunode.steps.pin import DRIVER_PIN
 from gpunode.steps.selection import choice

@@ -11,9 +11,9 @@ from gpunode.catalog.gpudirect import FEATURES, without_source
 from gpunode.change import FileChange, KnownAfter, ModuleChange, PackageChange, PackageState, ServiceChange
 from gpunode.facts.model import Facts, Kernels, Known, LoadedDriver, ModuleFile, Platform
 from gpunode.facts.project import project
+from gpunode.outcome import Refusal
 from gpunode.recipe import GpuDirect, Recipe, VersionLock
 from gpunode.steps.gpudirect import GPUDIRECT, GPUDIRECT_MODULES, MODULES_FILE
-from gpunode.steps.outcome import Refusal
 from gpunode.workflow.converge import projected
 from gpunode.workflow.plan import plan
 from tests.unit.steps.machines import GTX_1080, KERNEL, files, gpu, machine, planned, recipe, refusal, unit, with_driver

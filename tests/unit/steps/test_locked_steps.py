@@ -10,8 +10,9 @@ import pytest
 
 from gpunode.change import FileState, PackageChange, PackageState
 from gpunode.distros import DEBIAN
-from gpunode.distros.family import PIN_FILE, TOOLKIT_PACKAGES
+from gpunode.distros.family import TOOLKIT_PACKAGES
 from gpunode.facts.model import Facts, Known
+from gpunode.packages.deb.preferences import PIN_FILE, pin
 from gpunode.recipe import Recipe, VersionLock
 from gpunode.steps.detect import DETECT
 from gpunode.steps.driver import DRIVER
@@ -135,7 +136,7 @@ def test_a_lock_of_another_gpus_driver_is_refused() -> None:
 def pinned(exact: str) -> Facts:
     found = wanted_driver(recipe(), with_driver())
     assert isinstance(found, WantedDriver)
-    text = DEBIAN.pin(replace(found.chosen, exact=exact))
+    text = pin(replace(found.chosen, exact=exact), DEBIAN.origins)
     facts = with_driver()
     return replace(facts, files={**facts.files, PIN_FILE: Known(FileState(text), "apt-preferences-d")})
 

@@ -15,9 +15,9 @@ from gpunode.errors import MigFileError
 from gpunode.facts.model import Facts, Known, LoadedDriver, MigGpu, PciDevice, Platform, Unknown
 from gpunode.facts.probes import MIG_UNIT, MIG_WANTS
 from gpunode.facts.project import PLAN, project
+from gpunode.outcome import Planned, Waits
 from gpunode.recipe import Mps, Recipe, parse
 from gpunode.steps.mig import MIG
-from gpunode.steps.outcome import Planned, Waits
 from tests.unit.steps.machines import H100, T4, gpu, planned, refusal, unit, with_driver
 
 OFF = MigLayout(enabled=False)

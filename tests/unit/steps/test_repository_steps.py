@@ -10,8 +10,8 @@ from gpunode.catalog import openpgp
 from gpunode.change import FileChange, FileState, SigningKey
 from gpunode.facts.model import Facts, Known
 from gpunode.facts.project import project
+from gpunode.outcome import Planned
 from gpunode.recipe import Recipe, Repositories
-from gpunode.steps.outcome import Planned
 from gpunode.steps.repair import REPAIR
 from gpunode.steps.repositories import CUDA_REPOSITORY, TOOLKIT_REPOSITORY
 from tests.unit.steps.machines import (
@@ -302,5 +302,5 @@ def test_whatever_was_there_one_key_signs_the_archive_afterwards_and_nothing_els
 
 
 def test_an_interrupted_dpkg_is_repaired_before_all_else() -> None:
-    assert planned(REPAIR.plan(recipe(), machine(dpkg_interrupted=Known(value=True, probe="x")))).changes
+    assert planned(REPAIR.plan(recipe(), machine(packages_interrupted=Known(value=True, probe="x")))).changes
     assert planned(REPAIR.plan(recipe(), machine())).changes == ()

@@ -8,8 +8,9 @@ from gpunode.change import Change, FileState, PackageChange, Trigger
 from gpunode.errors import ChangeFailed
 from gpunode.facts.evidence import Capture, Probe
 from gpunode.facts.model import Facts, Known
-from gpunode.host.port import Settled, Simulation
+from gpunode.host.port import Settled
 from gpunode.host.rehearsal import RehearsalHost
+from gpunode.packages.simulation import Simulation
 
 Solver = Callable[[Sequence[PackageChange]], Simulation]
 

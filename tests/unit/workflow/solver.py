@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from gpunode.change import PackageChange, PackageState
-from gpunode.host.port import Action, Simulation
+from gpunode.packages.simulation import Action, Simulation
 
 Depends = frozenset[str]
 
@@ -36,7 +36,7 @@ class Solver:
         purged = {change.name for change in changes if change.after is None}
         named = [change.name for change in changes if change.after is not None]
         try:
-            return Simulation(tuple(self._actions(named, purged)))
+            return Simulation(tuple(self._actions(named, purged)), manager="apt")
         except _RefusedError as refused:
             return Simulation((), f"The following packages have unmet dependencies:\n {refused}")
 

@@ -38,8 +38,8 @@ def asks_for_nothing(found: Recipe, node: Facts) -> bool:
 @settings(deadline=None)
 @given(facts())
 def test_its_first_plan_is_empty_on_every_node(node: Facts) -> None:
-    if isinstance(node.dpkg_interrupted, Known) and node.dpkg_interrupted.value:
-        with pytest.raises(Refused, match="dpkg was interrupted"):
+    if isinstance(node.packages_interrupted, Known) and node.packages_interrupted.value:
+        with pytest.raises(Refused, match="was interrupted on this node"):
             recipe_of(node, HOST)
         return
     found = recipe_of(node, HOST)

@@ -2,17 +2,21 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import pytest
 
 from gpunode.change import KnownAfter, PackageChange, PackageState
-from gpunode.facts.apt_sources import parse
 from gpunode.facts.evidence import Capture, Probe
-from gpunode.host.port import Simulation
-from gpunode.steps.outcome import Planned
+from gpunode.facts.model import Facts, Known
+from gpunode.outcome import Planned
+from gpunode.packages.deb.answers import served
+from gpunode.packages.deb.sources import parse
+from gpunode.packages.simulation import Simulation
 from gpunode.steps.persistence import PERSISTENCE
 from gpunode.workflow.converge import StagePlan, StepPlan
-from gpunode.workflow.origins import served, with_origins
+from gpunode.workflow.origins import with_origins
+from tests.unit.steps.machines import machine
 
 _BODY = b"\x04" + b"\x65\x00\x00\x00" + b"\x16" + bytes(40)
 KEY = bytes([0xC6, len(_BODY)]) + _BODY
@@ -58,6 +62,10 @@ def stage(*changes: PackageChange, dependencies: Sequence[PackageChange] = ()) -
     return StagePlan("packages", (StepPlan(PERSISTENCE, Planned(changes, "because"), changes),), tuple(dependencies))
 
 
+def facts(sources: str) -> Facts:
+    return replace(machine(), sources=Known(parse("/etc/apt/sources.list", sources), "apt-sources"))
+
+
 def origin(change: PackageChange) -> str:
     assert isinstance(change.after, PackageState)
     return change.after.origin
@@ -65,21 +73,21 @@ def origin(change: PackageChange) -> str:
 
 def of(name: str, version: str, node: Node, sources: str = SOURCES) -> str:
     change = PackageChange(name, None, PackageState(version))
-    (found,) = with_origins(stage(change), node, parse("/etc/apt/sources.list", sources)).packages
+    (found,) = with_origins(stage(change), node, facts(sources)).packages
     return origin(found)
 
 
 def test_nothing_is_asked_where_no_package_comes() -> None:
     node = Node()
     plan = stage(PackageChange("x", PackageState("1"), None), PackageChange("y", None, KnownAfter()))
-    assert with_origins(plan, node, ()) is plan
+    assert with_origins(plan, node, facts("")) is plan
     assert node.asked == []
 
 
 def test_one_question_for_all_packages_and_one_look_at_each_keyring() -> None:
     node = Node(f"a | 1 | {CUDA}  Packages\nb | 2 | {CUDA}  Packages\n")
     changes = [PackageChange(name, None, PackageState(version)) for name, version in (("a", "1"), ("b", "2"))]
-    plan = with_origins(stage(changes[0], dependencies=changes[1:]), node, parse("/etc/apt/sources.list", SOURCES))
+    plan = with_origins(stage(changes[0], dependencies=changes[1:]), node, facts(SOURCES))
     assert [bool(origin(change)) for change in plan.packages] == [True, True]
     assert [probe.argv for probe in node.asked if probe.argv] == [("apt-cache", "madison", "a", "b")]
     assert len(node.asked) == 2

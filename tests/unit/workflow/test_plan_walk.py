@@ -10,7 +10,7 @@ from hypothesis import given, settings
 
 from gpunode.change import KnownAfter, PackageChange, PackageState
 from gpunode.facts.model import Facts
-from gpunode.host.port import Action, Simulation
+from gpunode.packages.simulation import Action, Simulation
 from gpunode.recipe import Recipe
 from gpunode.steps.table import STAGES, STEPS
 from gpunode.workflow.converge import StagePlan, notes_of, raise_refusal

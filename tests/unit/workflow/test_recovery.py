@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from gpunode.change import Change, FileChange, FileState, PackageChange, PackageState
-from gpunode.journal.record import Begin, CutShort
+from gpunode.journal.history import CutShort
+from gpunode.journal.record import Begin
 from gpunode.workflow.recovery import half_written, marks_missing, told
 
 BEGIN = Begin("000003-20270115T080000Z", 1_800_000_000.0, "setup", "0.1.0", "containerd", "", "", "ada", ())

@@ -6,10 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from gpunode.facts import dpkg
 from gpunode.facts.model import Known
+from gpunode.packages.deb import status as dpkg
+from gpunode.packages.deb.repair import REPAIR_COMMAND
 from gpunode.recipe import Recipe
-from gpunode.steps.repair import REPAIR, UNFINISHED
+from gpunode.steps.repair import REPAIR
 from gpunode.workflow.repair import unfinished
 from tests.unit.steps.machines import machine, planned
 
@@ -21,7 +22,7 @@ STATES = ("not-installed", "config-files", "installed", "half-installed", "unpac
 @pytest.mark.parametrize("state", STATES)
 def test_setup_and_rollback_have_one_notion_of_what_dpkg_left_unfinished(state: str, flag: str) -> None:
     status = f"{WHOLE}\nPackage: lab\nStatus: install {flag} {state}\nArchitecture: amd64\n"
-    facts = replace(machine(), dpkg_interrupted=Known(dpkg.interrupted(dpkg.entries(status), ()), "test"))
+    facts = replace(machine(), packages_interrupted=Known(dpkg.interrupted(dpkg.entries(status), ()), "test"))
     is_unfinished = state in {"half-installed", "unpacked", "half-configured"}
-    assert unfinished(facts) == (UNFINISHED if is_unfinished else None)
-    assert planned(REPAIR.plan(Recipe("test"), facts)).changes == ((UNFINISHED,) if is_unfinished else ())
+    assert unfinished(facts) == (REPAIR_COMMAND if is_unfinished else None)
+    assert planned(REPAIR.plan(Recipe("test"), facts)).changes == ((REPAIR_COMMAND,) if is_unfinished else ())

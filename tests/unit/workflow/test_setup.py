@@ -31,8 +31,8 @@ from gpunode.errors import (
 )
 from gpunode.facts.evidence import Capture
 from gpunode.facts.model import Facts, Known, LoadedDriver
-from gpunode.host.port import Action, Simulation
 from gpunode.journal.store import Store
+from gpunode.packages.simulation import Action, Simulation
 from gpunode.recipe import Recipe, Runtime
 from gpunode.workflow.converge import StagePlan, projected
 from gpunode.workflow.events import Event, Told

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import assume, given
@@ -10,8 +11,11 @@ from hypothesis import strategies as st
 
 from gpunode.change import KnownAfter, PackageChange, PackageState
 from gpunode.errors import Refused
-from gpunode.host.port import Action, Simulation
-from gpunode.workflow.transaction import Transaction, resolve
+from gpunode.facts.model import Known
+from gpunode.packages.simulation import Action, Simulation
+from gpunode.workflow import transaction
+from gpunode.workflow.transaction import Simulate, Transaction
+from tests.unit.steps.machines import machine
 from tests.unit.workflow.solver import Depends, Solver
 
 OLD = PackageState("535.261.03-1")
@@ -21,6 +25,16 @@ BRING = PackageChange("nvidia-driver-cuda", None, DRIVER)
 
 def install(name: str, version: str = "580.95.05-1", former: str = "") -> Action:
     return Action("install", name, version, former)
+
+
+def resolve(
+    changes: Sequence[PackageChange],
+    installed: Mapping[str, PackageState],
+    simulate: Simulate,
+    locked: Mapping[str, str] | None = None,
+) -> Transaction:
+    facts = replace(machine(), packages=Known(installed, "dpkg-status"))
+    return transaction.resolve(changes, facts, simulate, locked or {})
 
 
 def answers(*actions: Action) -> Callable[[Sequence[PackageChange]], Simulation]:
@@ -198,7 +212,7 @@ def test_packages_with_versions_of_their_own_are_of_no_branch() -> None:
 
 
 def test_a_downgrade_that_no_step_planned_stops_the_run() -> None:
-    lowered = install("libc6", "2.35", "2.36")
+    lowered = replace(install("libc6", "2.35", "2.36"), downgrade=True)
     with pytest.raises(Refused, match="something else"):
         resolve([BRING], {"libc6": PackageState("2.36")}, answers(install("nvidia-driver-cuda"), lowered))
 

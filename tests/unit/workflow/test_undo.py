@@ -24,10 +24,11 @@ from gpunode.change import (
 from gpunode.errors import ChangeFailed, Conflict, DrainRequired, RebootRequired, Refused, VerifyFailed
 from gpunode.facts.evidence import Capture, Probe
 from gpunode.facts.model import Facts, Known, LoadedDriver
-from gpunode.host.apt_plan import is_removal
-from gpunode.host.port import Action, Simulation, Workloads
-from gpunode.journal.record import CONFFILES, Verb, backwards, made
+from gpunode.host.port import Workloads
+from gpunode.journal.history import backwards, made
+from gpunode.journal.record import CONFFILES, Verb
 from gpunode.journal.store import Store
+from gpunode.packages.simulation import Action, Simulation, is_removal
 from gpunode.workflow import standing
 from gpunode.workflow.apply import Applier
 from gpunode.workflow.events import silent

@@ -11,7 +11,8 @@ from gpunode.change import KnownAfter, PackageChange, PackageState
 from gpunode.errors import ChangeFailed
 from gpunode.host.apt import Apt, marks
 from gpunode.host.port import Progress
-from gpunode.host.process import Finished, OnLine, Runner
+from gpunode.host.process import Finished, Runner
+from gpunode.host.streams import OnLine
 
 NETWORK = "E: Failed to fetch http://h.example/x.deb  Could not connect to h.example:80 (192.0.2.1), refused\n"
 GONE = "E: Failed to fetch http://h.example/x.deb  404  Not Found\n"

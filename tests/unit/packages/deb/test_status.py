@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpunode.change import PackageState
-from gpunode.facts import dpkg
+from gpunode.packages.deb import status as dpkg
 
 
 def paragraph(name: str, status: str = "install ok installed", arch: str = "amd64", version: str = "1.0-1") -> str:

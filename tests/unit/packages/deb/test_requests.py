@@ -1,12 +1,16 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gpunode.change import KnownAfter, PackageChange, PackageState
-from gpunode.host.apt_plan import arguments, has_prefix, unplanned
-from gpunode.host.port import Action, Simulation
+from gpunode.packages.deb.output import parse_simulation
+from gpunode.packages.deb.requests import arguments
+from gpunode.packages.simulation import Action, Simulation, unplanned
+from gpunode.packages.version import has_prefix
 
 RESIDUE = PackageState("470.1-1", config_files_only=True)
 names = st.from_regex(r"\A[a-z][a-z0-9.+-]{0,10}[a-z0-9]\Z")
@@ -86,7 +90,8 @@ def test_leave_to_downgrade(before: str, after: PackageState | KnownAfter, lower
 
 
 def simulation(*actions: Action) -> Simulation:
-    return Simulation(actions)
+    marked = (replace(one, downgrade=bool(one.version and one.former and one.version < one.former)) for one in actions)
+    return Simulation(tuple(marked), manager="apt")
 
 
 PLAN = (
@@ -136,7 +141,7 @@ def test_files_that_the_plan_keeps_are_not_purged() -> None:
 
 
 def test_a_refusal_is_never_fine() -> None:
-    assert unplanned((), Simulation((), "E: Unable to locate package x")) == (
+    assert unplanned((), Simulation((), "E: Unable to locate package x", "apt")) == (
         "apt refuses: E: Unable to locate package x",
     )
 
@@ -144,3 +149,10 @@ def test_a_refusal_is_never_fine() -> None:
 def test_an_epoch_is_no_part_of_a_prefix() -> None:
     assert has_prefix("2:580.1-1", "580.")
     assert not has_prefix("580.1-1", "58.")
+
+
+def test_an_unplanned_downgrade_is_told_by_dpkgs_order() -> None:
+    line = "Inst libc6 [1:1.0] (2.0~rc1 Debian:12 [amd64])\n"
+    assert unplanned((), parse_simulation(line, "", ok=True)) == (
+        "apt would downgrade libc6 from 1:1.0 to 2.0~rc1, which is not in the plan",
+    )

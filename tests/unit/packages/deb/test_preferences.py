@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpunode.change import FileState
-from gpunode.facts.apt_preferences import Record, in_order, parse
 from gpunode.facts.model import Facts
+from gpunode.packages.deb.preferences import Record, in_order, parse
 from gpunode.steps.pin import DRIVER_PIN
 from tests.unit.steps.machines import machine, planned, recipe
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from functools import total_ordering
 from typing import TypeAlias
 
+from gpunode.packages.version import epoch, without_epoch
+
 _Key: TypeAlias = tuple[tuple[tuple[int, ...], int], ...]
 _PART = re.compile(r"([^0-9]*)([0-9]*)")
 _END, _TILDE = 0, -1
@@ -23,23 +25,11 @@ class DpkgVersion:
     text: str
 
     @property
-    def epoch(self) -> int:
-        """The number before the colon; 0 when there is none."""
-        head, colon, _ = self.text.partition(":")
-        return int(head) if colon and head.isascii() and head.isdigit() else 0
-
-    @property
-    def without_epoch(self) -> str:
-        """The version as file names carry it."""
-        head, colon, rest = self.text.partition(":")
-        return rest if colon and head.isascii() and head.isdigit() else self.text
-
-    @property
     def key(self) -> tuple[int, _Key, _Key]:
         """What is compared, in this order: epoch, upstream version, Debian revision."""
-        upstream, hyphen, revision = self.without_epoch.rpartition("-")
+        upstream, hyphen, revision = without_epoch(self.text).rpartition("-")
         parts = (upstream, revision) if hyphen else (revision, "")
-        return self.epoch, _key(parts[0]), _key(parts[1])
+        return epoch(self.text), _key(parts[0]), _key(parts[1])
 
     def __eq__(self, other: object) -> bool:
         return self.key == other.key if isinstance(other, DpkgVersion) else NotImplemented
@@ -66,3 +56,8 @@ def _weight(char: str) -> int:
     if char == "~":
         return _TILDE
     return ord(char) if char.isascii() and char.isalpha() else ord(char) + 0x110000
+
+
+def is_older(version: str, other: str) -> bool:
+    """Whether ``version`` comes before ``other`` in dpkg's order."""
+    return DpkgVersion(version) < DpkgVersion(other)

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpunode.facts.apt_sources import EMBEDDED, is_source_list, parse
-from gpunode.facts.model import AptSource
+from gpunode.facts.model import EMBEDDED, PackageSource
+from gpunode.packages.deb.sources import is_source_list, parse
 
 LIST = "/etc/apt/sources.list.d/x.list"
 DEB822 = "/etc/apt/sources.list.d/x.sources"
@@ -13,7 +13,9 @@ DEB822 = "/etc/apt/sources.list.d/x.sources"
 
 def test_a_one_line_entry_with_options() -> None:
     line = "deb [ arch=amd64,arm64 signed-by=/usr/share/keyrings/k.gpg ] https://r/x/ /  # NVIDIA\n"
-    entry = AptSource(LIST, 1, "https://r/x/", "/", (), "/usr/share/keyrings/k.gpg", architectures=("amd64", "arm64"))
+    entry = PackageSource(
+        LIST, 1, "https://r/x/", "/", (), "/usr/share/keyrings/k.gpg", architectures=("amd64", "arm64")
+    )
     assert parse(LIST, line) == (entry,)
 
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
-from gpunode.facts.model import AptSource
+from gpunode.facts.model import EMBEDDED, PackageSource
 from gpunode.facts.patterns import Pattern
 
-EMBEDDED = "(embedded key)"
 _TYPES = ("deb", "deb-src")
 _WORD = Pattern(r"(?:\[[^\]]{0,2000}\]|\"[^\"]*\"|[^\s\[\"])+")
 # A number sign inside brackets is part of a word: apt, pkgSourceList::ReadFileListDist.
@@ -29,7 +28,7 @@ def is_source_list(path: str) -> bool:
     )
 
 
-def parse(path: str, text: str) -> tuple[AptSource, ...]:
+def parse(path: str, text: str) -> tuple[PackageSource, ...]:
     """The archives that ``text``, the content of ``path``, names; those that are switched off are marked so.
 
     Raises:
@@ -38,7 +37,7 @@ def parse(path: str, text: str) -> tuple[AptSource, ...]:
     return tuple(_deb822(path, text) if path.endswith(".sources") else _one_line(path, text))
 
 
-def _one_line(path: str, text: str) -> Iterator[AptSource]:
+def _one_line(path: str, text: str) -> Iterator[PackageSource]:
     for number, line in enumerate(text.split("\n"), 1):
         words = _words(line)
         if words:
@@ -54,7 +53,7 @@ def _words(line: str) -> list[str]:
     return [word.replace('"', "") for word in _WORD.findall(bare[0] if bare else "")]
 
 
-def _commented(path: str, number: int, line: str) -> Iterator[AptSource]:
+def _commented(path: str, number: int, line: str) -> Iterator[PackageSource]:
     """The entry that a comment switches off; a comment that is prose is none."""
     words = _words(line)
     rest = words[2:] if len(words) > 1 and words[1].startswith("[") else words[1:]
@@ -62,7 +61,7 @@ def _commented(path: str, number: int, line: str) -> Iterator[AptSource]:
         yield _entry(path, number, words, enabled=False)
 
 
-def _entry(path: str, number: int, words: list[str], *, enabled: bool) -> AptSource:
+def _entry(path: str, number: int, words: list[str], *, enabled: bool) -> PackageSource:
     kind, rest = words[0], words[1:]
     options: Mapping[str, str] = {}
     if rest and rest[0].startswith("["):
@@ -74,7 +73,7 @@ def _entry(path: str, number: int, words: list[str], *, enabled: bool) -> AptSou
         raise ValueError(f"{path}:{number}: a suite has components, a path that ends in / has none")
     signed_by, only = options.get("signed-by", ""), tuple(filter(None, options.get("arch", "").split(",")))
     is_source = kind == "deb-src"
-    return AptSource(path, number, uri, suite, components, signed_by, enabled, is_source, _relaxed(options), only)
+    return PackageSource(path, number, uri, suite, components, signed_by, enabled, is_source, _relaxed(options), only)
 
 
 def _options(word: str) -> Mapping[str, str]:
@@ -90,7 +89,7 @@ def _relaxed(options: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(f"{key}={given[key]}" for key in (*on, *off))
 
 
-def _deb822(path: str, text: str) -> Iterator[AptSource]:
+def _deb822(path: str, text: str) -> Iterator[PackageSource]:
     lines = text.split("\n")
     start = 0
     for number in range(len(lines) + 1):
@@ -99,7 +98,7 @@ def _deb822(path: str, text: str) -> Iterator[AptSource]:
             start = number + 1
 
 
-def _paragraph(path: str, start: int, lines: list[str]) -> Iterator[AptSource]:
+def _paragraph(path: str, start: int, lines: list[str]) -> Iterator[PackageSource]:
     fields, first = _fields(path, start, lines)
     if not fields:
         return
@@ -115,7 +114,7 @@ def _paragraph(path: str, start: int, lines: list[str]) -> Iterator[AptSource]:
         for uri in uris:
             for suite in suites:
                 is_source = kind == "deb-src"
-                yield AptSource(path, first, uri, suite, components, signed_by, enabled, is_source, relaxed, only)
+                yield PackageSource(path, first, uri, suite, components, signed_by, enabled, is_source, relaxed, only)
 
 
 def _fields(path: str, start: int, lines: list[str]) -> tuple[Mapping[str, str], int]:

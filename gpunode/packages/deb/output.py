@@ -6,7 +6,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Literal
 
-from gpunode.host.port import Action, Progress, Simulation
+from gpunode.packages.deb.version import is_older
+from gpunode.packages.simulation import Action, Simulation
 
 _VERBS: dict[str, Literal["install", "remove", "purge"]] = {"Inst": "install", "Remv": "remove", "Purg": "purge"}
 # "Inst name [former] (version origin, origin [arch]) [broken meanwhile]"; a residue is "Purg name" without a version.
@@ -15,19 +16,19 @@ _ACTION = re.compile(
     r"(?: \((?P<version>\S+) (?:(?P<origin>.*?) )?\[[^\]]*\]\))?"
 )
 _UNMET = "The following packages have unmet dependencies:"
-_STATUS: dict[str, Literal["download", "install"]] = {"dlstatus": "download", "pmstatus": "install"}
 
 
 def parse_simulation(stdout: str, stderr: str, *, ok: bool) -> Simulation:
     """What ``apt-get --simulate`` printed."""
-    return Simulation(tuple(_actions(stdout)), "" if ok else refusal(stdout, stderr))
+    return Simulation(tuple(_actions(stdout)), "" if ok else refusal(stdout, stderr), "apt")
 
 
 def _actions(stdout: str) -> Iterator[Action]:
     for line in stdout.splitlines():
         if match := _ACTION.match(line):
-            verb = _VERBS[match["verb"]]
-            yield Action(verb, match["name"], match["version"] or "", match["former"] or "", match["origin"] or "")
+            version, former = match["version"] or "", match["former"] or ""
+            lowers = bool(version and former) and is_older(version, former)
+            yield Action(_VERBS[match["verb"]], match["name"], version, former, match["origin"] or "", lowers)
 
 
 def refusal(stdout: str, stderr: str) -> str:
@@ -62,20 +63,6 @@ def parse_madison(output: str) -> Mapping[str, frozenset[str]]:
         if len(fields) == 3 and not fields[2].endswith(" Sources"):
             found[fields[0]] = found.get(fields[0], frozenset()) | {fields[1]}
     return found
-
-
-def parse_status(line: str) -> Progress | None:
-    """A line of APT::Status-Fd; None when it tells no progress. Source: README.progress-reporting of apt."""
-    kind, _, rest = line.partition(":")
-    fields = rest.split(":", 2)
-    if kind not in _STATUS or len(fields) != 3:
-        return None
-    try:
-        percent = float(fields[1])
-    except ValueError:
-        return None
-    # NaN is no progress either.
-    return Progress(_STATUS[kind], percent, fields[2].strip()) if 0 <= percent <= 100 else None
 
 
 def incomplete_update(output: str) -> bool:

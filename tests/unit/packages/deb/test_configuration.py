@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpunode.facts.apt_conf import is_read, is_relaxed, parse
+from gpunode.packages.deb.configuration import is_read, is_relaxed, parse
 
 
 def test_scopes_comments_and_lines_are_those_of_apt() -> None:

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpunode.distros.dpkg_version import DpkgVersion
+from gpunode.packages import version
+from gpunode.packages.deb.version import DpkgVersion
 
 # Older first; from deb-version(7), Debian Policy 5.6.12 and real package indexes.
 ORDERED = [
@@ -57,7 +58,7 @@ def test_a_version_equals_no_text() -> None:
     ("text", "epoch", "rest"), [("1:2.3-4", 1, "2.3-4"), ("2.3", 0, "2.3"), ("a:b", 0, "a:b"), (":1", 0, ":1")]
 )
 def test_epochs(text: str, epoch: int, rest: str) -> None:
-    assert (DpkgVersion(text).epoch, DpkgVersion(text).without_epoch) == (epoch, rest)
+    assert (version.epoch(text), version.without_epoch(text)) == (epoch, rest)
 
 
 texts = st.text("0123456789abz.+~-:", max_size=8)

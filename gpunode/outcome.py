@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 from gpunode.change import Change, RuntimeExpectation
+from gpunode.errors import DrainRequired, GpunodeError, RebootRequired
 from gpunode.facts.model import Facts
 from gpunode.recipe import Recipe
 
@@ -49,12 +50,36 @@ class Refusal:
     exit_code: int = 3
 
 
+WaitFor: TypeAlias = Literal["drain", "console", "reboot"]
+WAITS: Final[Mapping[WaitFor, type[GpunodeError]]] = {
+    "drain": DrainRequired,
+    "console": RebootRequired,
+    "reboot": RebootRequired,
+}
+"""How a run ends that waits, by what it waits for; what has to come first in front."""
+WAITED_FOR: Final[Mapping[WaitFor, str]] = {
+    "drain": "a drain",
+    "console": "somebody at the console",
+    "reboot": "a reboot",
+}
+"""What is waited for, in words."""
+
+
 @dataclass(frozen=True, slots=True)
 class Waits:
-    """The step can go on only after something that gpunode does not do unasked; later steps still run."""
+    """The step can go on only after something that gpunode does not do unasked; later steps still run.
 
-    for_: Literal["reboot", "drain", "console"]
+    Attributes:
+        for_: workloads that must leave first; somebody who answers the firmware at the next boot; a reboot.
+    """
+
+    for_: WaitFor
     reason: str
+
+
+def reboot_suffices(waits: Sequence[Waits]) -> bool:
+    """Whether the run goes on after a reboot, with nobody at hand."""
+    return bool(waits) and all(wait.for_ == "reboot" for wait in waits)
 
 
 Outcome: TypeAlias = Planned | Refusal | Waits

@@ -190,3 +190,34 @@ def _relations(text: str) -> Iterator[_Relations]:
 def _bare(relation: str) -> str:
     """The package of ``libc6:any (>= 2.36) [amd64]``."""
     return re.split(r"[\s:(\[<]", relation.strip(), maxsplit=1)[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """A ``packages.system.Database``: dpkg's status file."""
+
+    text: str
+
+    def packages(self) -> Mapping[str, PackageState]:
+        """The packages that there are."""
+        return packages(entries(self.text))
+
+    def half_installed(self) -> frozenset[str]:
+        """The packages that have lost some of their files."""
+        return frozenset(half_installed(entries(self.text)))
+
+    def config_files(self, names: Collection[str]) -> Mapping[str, tuple[str, ...]]:
+        """The configuration files that a purge of each of these packages takes."""
+        return conffiles(self.text, names)
+
+    def shipped(self) -> Mapping[str, str]:
+        """The configuration files that packages ship, with their MD5 sums."""
+        return shipped(self.text)
+
+    def obsolete(self) -> Mapping[str, str]:
+        """Those that no package ships any more."""
+        return obsolete(self.text)
+
+    def needed(self, leaving: Collection[str], changing: Collection[str]) -> Mapping[str, str]:
+        """Those of the packages ``leaving`` that others still need."""
+        return needed(self.text, leaving, changing)

@@ -1,0 +1,21 @@
+"""Package systems: what each one's files and answers mean, and what is written for it. Pure; one folder each."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from gpunode.facts.model import Facts
+from gpunode.packages.deb import DEB
+from gpunode.packages.system import Database, PackageSystem, Repository
+
+__all__ = ["SYSTEMS", "Database", "PackageSystem", "Repository", "system"]
+
+SYSTEMS: Final[tuple[PackageSystem, ...]] = (DEB,)
+"""In the order in which a node is asked for their databases; a node without any is taken for one of the first."""
+
+_BY_ID: Final = {one.id: one for one in SYSTEMS}
+
+
+def system(facts: Facts) -> PackageSystem:
+    """The package system of a node."""
+    return _BY_ID[facts.package_system]

@@ -1,0 +1,187 @@
+"""dpkg and apt, as Debian, Ubuntu and what derives from them have them: their row in the table of package systems."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Final
+
+from gpunode.facts.evidence import Probe
+from gpunode.facts.model import Facts, PackageSource, Unknown, known
+from gpunode.facts.patterns import Pattern
+from gpunode.facts.reader import Missing, Reader, fact
+from gpunode.outcome import Outcome
+from gpunode.packages.deb import configuration, diversions, preferences, sources, status
+from gpunode.packages.deb.repair import REPAIR_COMMAND
+from gpunode.packages.deb.version import is_older
+from gpunode.packages.system import Archive, PackageFacts, PackageSystem, Repository
+
+_MIB: Final = 1 << 20
+_STATUS: Final = "/var/lib/dpkg/status"
+_SOURCES: Final = "/etc/apt/sources.list"
+# nvidia-kernel-dkms (Debian), nvidia-kernel-open-dkms (NVIDIA's for Debian), nvidia-dkms-580-open (Ubuntu).
+_DKMS: Final = Pattern(r"nvidia(?:-\w+)*-dkms|nvidia-dkms(?:-\w+)*")
+_NOT_THE_DRIVER: Final = frozenset({"nvidia-fs-dkms"})
+_HEADERS: Final = Pattern(r"(?:linux|proxmox|pve)-headers-(\d.*)")
+
+
+def _read(reader: Reader) -> PackageFacts:
+    entries = fact("dpkg-status", lambda: status.entries(reader.text("dpkg-status")))
+    found = fact("apt-sources", lambda: _sources(reader))
+    if isinstance(entries, Unknown):
+        return PackageFacts(entries, entries, entries, found)
+    rows, key = entries.value, entries.probe
+
+    def interrupted() -> bool:
+        return status.interrupted(rows, [found.path for found in reader.found("dpkg-updates")])
+
+    return PackageFacts(
+        architecture=fact(key, lambda: status.native_architecture(rows)),
+        packages=fact(key, lambda: status.packages(rows, reader.optional("apt-extended-states"))),
+        interrupted=fact("dpkg-updates", interrupted),
+        sources=found,
+    )
+
+
+def _sources(reader: Reader) -> tuple[PackageSource, ...]:
+    entries = [*sources.parse(_SOURCES, reader.optional("apt-sources"))]
+    for found in reader.found("apt-sources-d"):
+        if not sources.is_source_list(found.path):
+            continue
+        if found.data is None:
+            raise Missing("apt-sources-d", f"{found.path} could not be read")
+        entries.extend(sources.parse(found.path, found.data.decode("utf-8", "replace")))
+    return tuple(entries)
+
+
+def _sources_in(path: str, text: str) -> tuple[PackageSource, ...] | None:
+    return sources.parse(path, text) if sources.is_source_list(path) else None
+
+
+def _headers_of(name: str) -> str:
+    found = _HEADERS.fullmatch(name)
+    return found[1] if found else ""
+
+
+def _builds_driver(name: str) -> bool:
+    return _DKMS.fullmatch(name) is not None and name not in _NOT_THE_DRIVER
+
+
+def _plan_repository(repository: Repository, facts: Facts) -> Outcome:
+    from gpunode.packages.deb import repositories  # loaded on use, as is what it loads: the reader of keyrings
+
+    return repositories.plan(repository, facts)
+
+
+def _relaxed(facts: Facts) -> Iterator[str]:
+    """A note for every option by which the node's own apt checks less than it does by default."""
+    for path in sorted(filter(configuration.is_read, facts.files)):
+        state = known(facts.file(path), None)
+        for option in configuration.parse(path, state.content.decode("utf-8", "replace")) if state else ():
+            if configuration.is_relaxed(option.name, option.value):
+                yield (
+                    f"{option.file}:{option.line} makes apt check less on this node ({option.name} {option.value}); "
+                    "gpunode overrides it only for itself: remove it"
+                )
+
+
+def _diverted(facts: Facts, words: Collection[str]) -> Iterator[str]:
+    """A note for every diversion by hand of a file whose path has one of ``words``."""
+    state = known(facts.file(diversions.PATH), None)
+    for path, target in diversions.by_hand(state.content.decode("utf-8", "replace")) if state else ():
+        if any(word in path for word in words):
+            yield (
+                f"{path} is diverted to {target}, so the package's own file is not used: "
+                f"`dpkg-divert --rename --remove {shlex.quote(path)}` removes the diversion"
+            )
+
+
+# A run that installs nothing needs none of apt's answers.
+def _names_in(refusal: str) -> frozenset[str]:
+    from gpunode.packages.deb import answers
+
+    return answers.names_in(refusal)
+
+
+def _versions_not_found(refusal: str) -> tuple[tuple[str, str], ...]:
+    from gpunode.packages.deb import answers
+
+    return answers.versions_not_found(refusal)
+
+
+def _hint(refusal: str) -> str:
+    from gpunode.packages.deb import answers
+
+    return answers.hint(refusal)
+
+
+def _archives_of(names: Collection[str]) -> Probe:
+    from gpunode.packages.deb import answers
+
+    return answers.question(names)
+
+
+def _archives(answer: str) -> Mapping[tuple[str, str], tuple[Archive, ...]]:
+    from gpunode.packages.deb import answers
+
+    return answers.served(answer)
+
+
+def _serves(source: PackageSource, archive: Archive) -> bool:
+    from gpunode.packages.deb import answers
+
+    return answers.serves(source, archive)
+
+
+def _command(*words: str) -> Callable[[Collection[str]], str]:
+    return lambda names: shlex.join((*words, *names))
+
+
+DEB: Final = PackageSystem(
+    id="deb",
+    manager="apt",
+    database_file=_STATUS,
+    locks=("var/lib/dpkg/lock-frontend", "var/lib/dpkg/lock"),
+    probes=(
+        Probe("dpkg-status", path=_STATUS, limit_bytes=64 * _MIB, holds="table"),
+        Probe("dpkg-updates", glob="/var/lib/dpkg/updates/*", contents=False, holds="table"),
+        Probe("apt-extended-states", path="/var/lib/apt/extended_states", limit_bytes=16 * _MIB, holds="table"),
+        Probe("apt-sources", path=_SOURCES, holds="log"),
+    ),
+    probed_files={"apt-sources": _SOURCES},
+    files=(preferences.MAIN, configuration.MAIN, diversions.PATH),
+    folders={
+        "apt-sources-d": "/etc/apt/sources.list.d",
+        "apt-preferences-d": preferences.FOLDER,
+        "apt-conf-d": configuration.FOLDER,
+    },
+    line_folders=("/etc/apt/",),
+    table_folders=("/var/lib/dpkg/",),
+    pin_file=preferences.PIN_FILE,
+    read=_read,
+    database=status.Status,
+    file_list=lambda package: f"/var/lib/dpkg/info/{package}.list",
+    sources_in=_sources_in,
+    headers_of=_headers_of,
+    builds_driver=_builds_driver,
+    is_older=is_older,
+    plan_repository=_plan_repository,
+    relaxed=_relaxed,
+    pin=preferences.pin,
+    pinned_version=preferences.pinned_version,
+    overriding=preferences.overriding,
+    diverted=_diverted,
+    repair=REPAIR_COMMAND,
+    names_in=_names_in,
+    versions_not_found=_versions_not_found,
+    hint=_hint,
+    archives_of=_archives_of,
+    archives=_archives,
+    serves=_serves,
+    trusted_folder="/etc/apt/trusted.gpg.d",
+    programs=("apt-get", "apt-mark", "dpkg"),
+    install=_command("apt-get", "install"),
+    purge=_command("apt-get", "purge"),
+    unhold=_command("apt-mark", "unhold"),
+    autoremove="apt-get autoremove",
+)

@@ -1,0 +1,104 @@
+"""What apt says of packages that it cannot install, and of the archives that it has: its words in the C locale."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+
+from gpunode.catalog.gpudirect import without_source
+from gpunode.facts.evidence import Probe
+from gpunode.facts.model import PackageSource
+from gpunode.facts.patterns import Pattern
+from gpunode.packages.system import Archive
+
+_LIMIT_BYTES = 16 << 20
+# Debian Policy 5.6.7, and the architecture that apt puts behind it.
+_PACKAGE = Pattern(r"[a-z0-9][a-z0-9+.-]+(?::[a-z0-9]+)?")
+_HEADERS = Pattern(r"(?:linux|proxmox|pve)-headers-\d[\w.+-]*\w")
+# apt-pkg/cacheset.cc.
+_VERSION_NOT_FOUND = Pattern(r"Version '([^']+)' for '([^']+)' was not found")
+# apt writes no user name and no password, and no slash at the end. Source: apt, ::URI::ArchiveOnly.
+_USERINFO = Pattern(r"(?<=://)[^/@]*@")
+# The quotes are those of the node's language.
+_NO_VERSION = Pattern(r"Version \W?(?P<version>\d{3}[\d.]+)-\*\W? for \W?(?P<package>[\w.+-]+?)\W? was not found")
+
+
+def names_in(refusal: str) -> frozenset[str]:
+    """Every word of a refusal that may be a package, with its architecture and without."""
+    words = _PACKAGE.findall(refusal)
+    return frozenset(name for word in words for name in (word.rstrip("."), word.partition(":")[0]))
+
+
+def versions_not_found(refusal: str) -> tuple[tuple[str, str], ...]:
+    """The packages that no archive has in the version that was asked for, as name and version."""
+    return tuple((name, version) for version, name in _VERSION_NOT_FOUND.findall(refusal))
+
+
+def hint(refusal: str) -> str:
+    """What to do about a refusal that a fresh index did not help."""
+    return (
+        _missing_headers(refusal)
+        or _missing_version(refusal)
+        or without_source(refusal)
+        or "the index is fresh, so a source is missing, or a hold or a pin is in the way; see:\n"
+        "  apt-cache policy\n  apt-mark showhold\nthen run the same command again"
+    )
+
+
+def _missing_headers(problem: str) -> str:
+    """What to do when the archive lacks the headers of a kernel that is installed, which may be older or newer."""
+    if (found := _HEADERS.search(problem)) is None:
+        return ""
+    return (
+        f"no source has {found[0]}: add the source that this kernel came from, or install a kernel that the sources "
+        "have (apt-get install linux-image-amd64 on Debian, linux-image-generic on Ubuntu), reboot into it and remove "
+        "the other; then run the command again"
+    )
+
+
+def _missing_version(problem: str) -> str:
+    """What to do when the archive does not have the installed driver's version any more."""
+    if (found := _NO_VERSION.search(problem)) is None:
+        return ""
+    return (
+        f"no source has {found['package']} {found['version']} any more, so the driver cannot be made whole in it; "
+        "`gpunode setup --upgrade` brings all of it to the newest version of its branch; a package "
+        f"that nothing needs can go: apt-get purge {found['package']}"
+    )
+
+
+def question(names: Collection[str]) -> Probe:
+    """What tells the archives of each version of the packages ``names``."""
+    return Probe("archives", argv=("apt-cache", "madison", *names), limit_bytes=_LIMIT_BYTES)
+
+
+def served(table: str) -> Mapping[tuple[str, str], tuple[Archive, ...]]:
+    """The archives by package and version, as ``apt-cache madison`` lists them: one row for each."""
+    found: dict[tuple[str, str], dict[Archive, None]] = {}
+    for line in table.splitlines():
+        name, _, rest = line.partition("|")
+        version, _, index = rest.partition("|")
+        words = index.split()
+        if len(words) > 1 and words[-1] == "Packages":
+            # Before the last word stands the architecture, except for a flat repository, which has none.
+            archive = Archive(words[0], words[1] if len(words) > 2 else "")
+            found.setdefault((name.strip(), version.strip()), {})[archive] = None
+    return {key: tuple(archives) for key, archives in found.items()}
+
+
+def serves(source: PackageSource, archive: Archive) -> bool:
+    """Whether an entry of the sources is for an archive as apt prints it."""
+    if not _means(_bare(source.uri), _bare(archive.uri)):
+        return False
+    if not source.components:
+        return _means(source.suite.strip("./"), archive.part.strip("./"))
+    return any(_means(f"{source.suite}/{component}", archive.part) for component in source.components)
+
+
+def _bare(uri: str) -> str:
+    return _USERINFO.sub("", uri).rstrip("/")
+
+
+def _means(written: str, printed: str) -> bool:
+    """Whether what is ``written`` in the sources is what apt prints, which names the architecture; sources.list(5)."""
+    return re.fullmatch(re.escape(written).replace(re.escape("$(ARCH)"), "[^/]+"), printed) is not None

@@ -1,0 +1,150 @@
+"""APT's preferences, apt_preferences(5): which record decides over a package. Of those that fit, the first does."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import lru_cache
+from itertools import takewhile
+from typing import Final
+
+from gpunode.catalog.conflicts import pinned_names
+from gpunode.catalog.driver import Choice
+from gpunode.facts.model import Facts, known
+from gpunode.facts.patterns import Pattern
+
+MAIN: Final = "/etc/apt/preferences"
+FOLDER: Final = "/etc/apt/preferences.d"
+# As apt reads a folder of its own: other names are passed over.
+_NAME = Pattern(r"[A-Za-z0-9_-]{1,255}(\.pref)?|[A-Za-z0-9_.-]{1,255}\.pref")
+
+PIN_FILE: Final = "/etc/apt/preferences.d/gpunode-nvidia"
+
+# Above 1000 apt goes back to an older version where a newer one is installed; below 0 it never takes a version.
+_WANTED, _NEVER = 1001, -1
+_EXACT_PIN = re.compile(rb"^Pin: version (\d{3}(?:\.\d+)+)-\*$", re.MULTILINE)
+_GLOBS = ("libnvidia-*", "nvidia-*")
+_PIN_HEADER = """\
+# Written by gpunode: NVIDIA driver packages come from NVIDIA's repository, in one branch.
+# `gpunode setup` rewrites this file when it is edited; without it apt may move the driver to another branch.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One record.
+
+    Attributes:
+        line: where it begins in ``file``, from 1.
+        packages: names, globs and regular expressions (``/…/``), architectures left out.
+        pin: what it is about: ``version 580.*``, ``release o=Debian``.
+    """
+
+    file: str
+    line: int
+    packages: tuple[str, ...]
+    pin: str
+
+    def names(self, package: str) -> bool:
+        """Whether it is about ``package`` by name; one about all packages is weaker than any that is."""
+        return any(_fits(pattern, package) for pattern in self.packages if pattern != "*")
+
+
+def in_order(paths: Iterable[str]) -> tuple[str, ...]:
+    """Those of ``paths`` that apt reads, in its order."""
+    read = [path for path in paths if path == MAIN or _is_read(path)]
+    return tuple(sorted(read, key=lambda path: (path != MAIN, path)))
+
+
+def _is_read(path: str) -> bool:
+    folder, _, name = path.rpartition("/")
+    return folder == FOLDER and _NAME.fullmatch(name) is not None
+
+
+def parse(file: str, text: str) -> tuple[Record, ...]:
+    """The records of ``text``, the content of ``file``; what is none is passed over."""
+    return tuple(_records(file, text))
+
+
+def _records(file: str, text: str) -> Iterator[Record]:
+    start, fields, key = 0, dict[str, str](), ""
+    for number, line in enumerate([*text.split("\n"), ""], 1):
+        if line.startswith("#"):
+            continue
+        if line.strip():
+            start = start or number
+            name, colon, value = line.partition(":")
+            begins = line[0] not in " \t" and bool(colon)
+            key = name.lower() if begins else key
+            fields[key] = f"{fields.get(key, '')} {(value if begins else line).strip()}".strip()
+            continue
+        if {"package", "pin"} <= fields.keys():
+            names = (word if word[0] == "/" else word.partition(":")[0] for word in fields["package"].split())
+            yield Record(file, start, tuple(names), fields["pin"])
+        start, fields, key = 0, {}, ""
+
+
+def _fits(pattern: str, package: str) -> bool:
+    if len(pattern) > 1 and pattern[0] == pattern[-1] == "/":
+        try:
+            return re.search(pattern[1:-1], package) is not None
+        except re.error:
+            return False
+    return fnmatchcase(package, pattern)
+
+
+def pin(choice: Choice, origins: Sequence[str]) -> bytes:
+    """The text of PIN_FILE: driver packages come from NVIDIA's repository and in the chosen version, or not at all.
+
+    Of the records that match a version, apt takes the first (apt_preferences(5)): the distribution's own packages
+    are out even where their version would fit, then what fits is wanted, then the rest is out, so that a name that
+    the chosen branch lacks never brings in another branch. NVIDIA's repository is not named by its origin: a mirror
+    may have another. ``:any`` holds foreign architectures too. The globs catch what NVIDIA may add to the branch;
+    they stand in one record alone, since every apt command on the node pays for each of them.
+
+    ``origins``: how the Origin begins of those archives whose own driver packages are never mixed with NVIDIA's.
+    """
+    names = pinned_names(choice.branch)
+    version = f"{choice.exact}-*" if choice.exact else f"{choice.branch}.*"
+    records = [
+        _record(names, f"release o=/^({'|'.join(origins)})/", _NEVER),
+        _record((*_GLOBS, *names), f"version {version}", _WANTED),
+        _record(names, "release *", _NEVER),
+    ]
+    return "\n".join([_PIN_HEADER, *records]).encode()
+
+
+@lru_cache(maxsize=16)
+def _record(names: tuple[str, ...], pin: str, priority: int) -> str:
+    # Remembered: on a node that is held at an exact version every driver step compares the file with its text.
+    listed = " ".join(f"{name}:any" for name in names)
+    package = textwrap.fill(
+        f"Package: {listed}", width=120, subsequent_indent=" ", break_on_hyphens=False, break_long_words=False
+    )
+    return f"{package}\nPin: {pin}\nPin-Priority: {priority}\n"
+
+
+def pinned_version(content: bytes) -> str:
+    """The exact driver version at which a text of ``pin`` holds the driver; empty where it holds a branch."""
+    found = _EXACT_PIN.search(content)
+    return found[1].decode() if found else ""
+
+
+def overriding(facts: Facts, choice: Choice, names: Collection[str]) -> Iterator[str]:
+    """A note for every record that apt reads before PIN_FILE and that decides over one of the packages ``names``."""
+    for path in takewhile(lambda path: path != PIN_FILE, in_order({*facts.files, PIN_FILE})):
+        state = known(facts.file(path), None)
+        for record in parse(path, state.content.decode("utf-8", "replace")) if state else ():
+            name = next(filter(record.names, names), "")
+            if name and not _is_for(record.pin, choice):
+                place = f"{record.file}:{record.line}"
+                yield f"{place} decides over {name} before {PIN_FILE} does: apt may install another driver; remove it"
+
+
+def _is_for(pin: str, choice: Choice) -> bool:
+    """Whether a record is about the chosen versions, which it may want as much as it likes."""
+    kind, _, version = pin.partition(" ")
+    return kind == "version" and f"{version.strip().rstrip('*-')}.".replace("..", ".").startswith(f"{choice.branch}.")

@@ -1,0 +1,212 @@
+"""How a repository of NVIDIA's is enabled in apt's source lists: one entry, one key, nobody else's entry beside it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from gpunode.catalog.openpgp import fingerprints
+from gpunode.change import Change, FileChange, FileState, SigningKey, Trigger, subject
+from gpunode.facts.access import exposed, why_closed, why_open
+from gpunode.facts.model import Facts, PackageSource, holds, known, need
+from gpunode.outcome import Outcome, Planned, Refusal
+from gpunode.packages.system import Repository
+
+# apt reads keyrings as the user _apt.
+_FOR_ALL = 0o004
+_ADDRESS = re.compile(r"\A(?:tor\+)?https?://(?:[^/@]*@)?([^/:@]+)(?::(?:80|443)(?=/|\Z))?", re.IGNORECASE)
+
+
+def _host(match: re.Match[str]) -> str:
+    return match[1].lower().rstrip(".")
+
+
+def _archive(repository: Repository) -> str:
+    """The address as entries are compared by it."""
+    return _plain(repository.uri, repository)
+
+
+def _plain(uri: str, repository: Repository) -> str:
+    """``uri`` without what makes no other archive: its architecture put in, the host in lower case, no scheme."""
+    address = _ADDRESS.sub(_host, uri.replace("$(ARCH)", repository.architecture))
+    return "/".join(part for part in address.split("/") if part not in {"", "."})
+
+
+def plan(repository: Repository, facts: Facts) -> Outcome:
+    """The repository's list and keyring, and nothing else that names the same archive with another key."""
+    sources = need(facts.sources, "which apt sources there are")
+    rivals = tuple(source for source in sources if _is_rival(source, repository))
+    if foreign := next((r for r in rivals if not _serves_nothing_else(r.file, repository, sources)), None):
+        return _conflict(repository, foreign)
+    leaving = {rival.file for rival in rivals}
+    staying = tuple(source for source in sources if source.file not in leaving)
+    if (written := _list(repository, staying, facts)) and _is_crowded(repository, sources):
+        return _crowded(repository)
+    refresh = frozenset({Trigger("index-refresh", _home(repository, staying))})
+    changes = [
+        *_removals(rivals, facts, refresh),
+        *_keyring(repository, facts, refresh),
+        *(replace(change, triggers=refresh) for change in written),
+    ]
+    signer = f"signed by the key …{next(iter(repository.key.fingerprints))[-16:]}"
+    touched = {subject(change) for change in changes}
+    mended = [change for change in _mended(repository, staying, facts) if change.path not in touched]
+    notes = tuple(exposed(facts, (repository.keyring, _home(repository, staying))))
+    if not changes and mended:
+        return Planned(tuple(mended), _why_mended(mended), notes)
+    if not changes:
+        return Planned((), f"{repository.uri} is enabled, {signer}", notes)
+    wrong = "; ".join((*_wrong_entries(repository, sources), *_wrong_keys(repository, facts)))
+    reason = f"packages come from {repository.uri}"
+    return Planned((*changes, *mended), f"{reason}; {wrong}" if wrong else reason, notes)
+
+
+def _wrong_entries(repository: Repository, sources: Sequence[PackageSource]) -> Iterator[str]:
+    """Each entry for the archive that apt would take packages from in another way, and in which."""
+    for source in sources:
+        if source.enabled and (fault := _fault(source, repository)):
+            yield f"{source.file}:{source.line} names it {fault}"
+
+
+def _wrong_keys(repository: Repository, facts: Facts) -> Iterator[str]:
+    """What the keyring holds that it should not."""
+    if (present := known(facts.file(repository.keyring), None)) is None:
+        return
+    try:
+        found = fingerprints(present.content)
+    except ValueError as error:
+        yield f"{repository.keyring} is not a keyring: {error}"
+        return
+    if strangers := sorted(set(found) - repository.key.fingerprints):
+        yield f"{repository.keyring} holds {' and '.join(f'the key {key}' for key in strangers)}"
+
+
+def _why_mended(mended: Sequence[FileChange]) -> str:
+    closing = [change for change in mended if change.before and why_open(change.before)]
+    hidden = [change.path for change in mended if change not in closing]
+    unread = f"apt's own user cannot read {' and '.join(hidden)}" if hidden else ""
+    return "; ".join(filter(None, (unread, why_closed(closing) if closing else "")))
+
+
+def _removals(rivals: Sequence[PackageSource], facts: Facts, refresh: frozenset[Trigger]) -> list[Change]:
+    states = ((file, known(facts.file(file), None)) for file in dict.fromkeys(rival.file for rival in rivals))
+    return [FileChange(file, state, None, refresh) for file, state in states if state is not None]
+
+
+def _keyring(repository: Repository, facts: Facts, refresh: frozenset[Trigger]) -> list[Change]:
+    fact = facts.file(repository.keyring)
+    if holds(fact, repository.key):
+        return []
+    present = need(fact, f"what {repository.keyring} holds")
+    if present is not None and _trusts(present.content, repository.key):
+        return []
+    return [FileChange(repository.keyring, present, repository.key, refresh)]
+
+
+def _mended(repository: Repository, sources: Sequence[PackageSource], facts: Facts) -> list[FileChange]:
+    """Mode and owner of list and keyring put right, where only they are wrong; a list of somebody else's stays so."""
+    own = [repository.list_file] if _home(repository, sources) == repository.list_file else []
+    states = ((path, known(facts.file(path), None)) for path in (repository.keyring, *own))
+    return [
+        FileChange(path, state, FileState(state.content))
+        for path, state in states
+        if state is not None and not _is_sound(state)
+    ]
+
+
+def _is_sound(state: FileState) -> bool:
+    """Whether apt's own user can read a file and nobody can write to it who is not root."""
+    return bool(state.mode & _FOR_ALL) and not why_open(state)
+
+
+def _trusts(keyring: bytes, key: SigningKey) -> bool:
+    """Whether a keyring holds the wanted keys and no other, in the binary form that apt wants of a ``.gpg``."""
+    try:
+        return keyring[:1] >= b"\x80" and frozenset(fingerprints(keyring)) == key.fingerprints
+    except ValueError:
+        return False
+
+
+def _home(repository: Repository, sources: Sequence[PackageSource]) -> str:
+    """The list file that names the repository as it should be: a hand-made one, or gpunode's own."""
+    return next((s.file for s in sources if _is_right(s, repository)), repository.list_file)
+
+
+def _is_right(source: PackageSource, repository: Repository) -> bool:
+    is_read = not source.architectures or repository.architecture in source.architectures
+    return is_read and _names(source, repository) and not _fault(source, repository)
+
+
+def _fault(source: PackageSource, repository: Repository) -> str:
+    """How an entry lets packages of the archive in by other means than the wanted key; empty when it does not."""
+    if not _names(source, repository):
+        return ""
+    if source.relaxed:
+        return f"with {' '.join(source.relaxed)}"
+    if source.signed_by != repository.keyring:
+        return f"with the keyring {source.signed_by}" if source.signed_by else "without signed-by"
+    return ""
+
+
+def _list(repository: Repository, sources: Sequence[PackageSource], facts: Facts) -> list[FileChange]:
+    """The list file, unless ``sources``, those that stay, name the archive rightly already."""
+    own = [source for source in sources if source.file == repository.list_file]
+    clashes = any(source.enabled and _fault(source, repository) for source in own)
+    if not clashes and any(_is_right(source, repository) for source in sources):
+        return []
+    present = need(facts.file(repository.list_file), f"what {repository.list_file} holds")
+    text = source_list(repository.uri, "/", repository.keyring)
+    return [FileChange(repository.list_file, present, FileState(text))]
+
+
+def _names(source: PackageSource, repository: Repository) -> bool:
+    """Whether an enabled entry is for this repository's packages."""
+    address = f"{source.uri}/{source.suite}" if source.suite.endswith("/") else source.uri
+    return _plain(address, repository) == _archive(repository) and source.enabled and not source.source_package
+
+
+def _is_rival(source: PackageSource, repository: Repository) -> bool:
+    """Whether an entry outside the own list names the archive in another way, or a former address of it."""
+    if not source.enabled or source.file == repository.list_file:
+        return False
+    return bool(_fault(source, repository)) or repository.is_former(source.uri)
+
+
+def _serves_nothing_else(file: str, repository: Repository, sources: Sequence[PackageSource]) -> bool:
+    """Whether removing a whole list file takes nothing else away."""
+    entries = (source for source in sources if source.file == file and source.enabled)
+    return file != "/etc/apt/sources.list" and all(
+        source.source_package or _names(source, repository) or repository.is_former(source.uri) for source in entries
+    )
+
+
+def _conflict(repository: Repository, rival: PackageSource) -> Refusal:
+    return Refusal(
+        what=f"{rival.file}:{rival.line} names the same archive {_fault(rival, repository) or 'by a former address'}",
+        why=f"only what the key in {repository.keyring} signs may come from {repository.uri}; "
+        "the file serves other archives too, so gpunode does not remove it",
+        hint=f"remove line {rival.line} of {rival.file}, then run the command again",
+    )
+
+
+def _is_crowded(repository: Repository, sources: Sequence[PackageSource]) -> bool:
+    """Whether the own list file names archives that have nothing to do with this one, such as by its key."""
+    own = [
+        source for source in sources if source.file == repository.list_file and source.signed_by != repository.keyring
+    ]
+    return not _serves_nothing_else(repository.list_file, repository, own)
+
+
+def _crowded(repository: Repository) -> Refusal:
+    return Refusal(
+        what=f"{repository.list_file} lists other archives, too",
+        why=f"gpunode writes only {repository.uri} to that file, and would remove the others",
+        hint="move the other entries into a file of their own, then run the command again",
+    )
+
+
+def source_list(uri: str, suite: str, signed_by: str, arch: str = "") -> bytes:
+    """A source list of one line, as NVIDIA's own packages and instructions write it."""
+    options = [f"arch={arch}"] if arch else []
+    return f"deb [{' '.join([*options, f'signed-by={signed_by}'])}] {uri} {suite}\n".encode()

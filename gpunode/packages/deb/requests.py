@@ -1,0 +1,58 @@
+"""Package changes as apt's arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from gpunode.change import KnownAfter, PackageChange, is_mark
+from gpunode.packages.deb.version import is_older
+from gpunode.packages.simulation import leaves_config_files, lowers, was_installed
+
+
+def purged_by_dpkg(changes: Sequence[PackageChange]) -> tuple[str, ...]:
+    """The packages that dpkg purges after apt has removed them.
+
+    apt's ``--purge`` is for a whole transaction: once a package must leave its configuration files behind, it is not
+    given, and the others are purged afterwards.
+    """
+    if not any(leaves_config_files(change) for change in changes):
+        return ()
+    return tuple(change.name for change in changes if change.after is None)
+
+
+def arguments(changes: Sequence[PackageChange], known: frozenset[str]) -> tuple[str, ...]:
+    """The arguments of ``apt-get install``: the options that the plan allows, then the packages; empty for no work.
+
+    Nothing can bring back the configuration files that a purge took: such a change asks for nothing, and the files
+    come back by file changes of their own.
+
+    Args:
+        changes: one transaction.
+        known: the packages of which dpkg has something; apt refuses ``name-`` for a name that nothing knows any more.
+    """
+    packages = tuple(_packages(changes, known))
+    return (*_leave(changes), *packages) if packages else ()
+
+
+def _packages(changes: Sequence[PackageChange], known: frozenset[str]) -> Iterator[str]:
+    by_dpkg = purged_by_dpkg(changes)
+    for change in changes:
+        if is_mark(change):
+            continue  # apt-mark's work
+        if isinstance(change.after, KnownAfter):
+            # Of a branch the preferences choose the version; of one version apt has to be told.
+            yield f"{change.name}={change.after.prefix}*" if change.after.prefix.endswith("-") else change.name
+        elif change.after is not None and not change.after.config_files_only:
+            yield f"{change.name}={change.after.version}"
+        elif change.name in known and (was_installed(change) or (change.after is None and not by_dpkg)):
+            yield f"{change.name}-"
+
+
+def _leave(changes: Sequence[PackageChange]) -> Iterator[str]:
+    """No more than the plan says: apt grants each of these to the whole transaction, hence ``unplanned``."""
+    if any(change.after is None for change in changes) and not purged_by_dpkg(changes):
+        yield "--purge"
+    if any(lowers(change, is_older) for change in changes):
+        yield "--allow-downgrades"
+    if any(change.before is not None and change.before.held for change in changes):
+        yield "--allow-change-held-packages"

@@ -1,0 +1,126 @@
+"""What a package manager says that it would do, and whether that is what was planned."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from gpunode.change import KnownAfter, PackageChange, PackageState
+from gpunode.packages.version import has_prefix, without_epoch
+
+NOT_SIMULATED: Final = "not simulated: "
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """One package that a simulated transaction would install, upgrade or remove.
+
+    Attributes:
+        version: after the transaction; empty for a removal.
+        former: before it; empty for a new package.
+        origin: of the archive that it comes from, as the package manager prints it (``Debian:12.5/stable``).
+        downgrade: whether ``version`` comes before ``former``.
+    """
+
+    verb: Literal["install", "remove", "purge"]
+    name: str
+    version: str = ""
+    former: str = ""
+    origin: str = ""
+    downgrade: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Simulation:
+    """The package manager's simulation of a transaction.
+
+    Attributes:
+        problem: its refusal, verbatim; or, after ``NOT_SIMULATED``, why it was not asked.
+        manager: as people call it.
+    """
+
+    actions: tuple[Action, ...]
+    problem: str = ""
+    manager: str = "the package manager"
+
+
+def is_removal(change: PackageChange) -> bool:
+    """Whether the package goes, with its configuration files or without."""
+    return change.after is None or leaves_config_files(change)
+
+
+def is_install(change: PackageChange) -> bool:
+    """Whether the package is there afterwards."""
+    return not is_removal(change)
+
+
+def leaves_config_files(change: PackageChange) -> bool:
+    """Whether the package goes and its configuration files stay."""
+    return isinstance(change.after, PackageState) and change.after.config_files_only
+
+
+def was_installed(change: PackageChange) -> bool:
+    """Whether the package is there before."""
+    return change.before is not None and not change.before.config_files_only
+
+
+def lowers(change: PackageChange, is_older: Callable[[str, str], bool]) -> bool:
+    """Whether an installed package goes back to an older version, in the order of ``is_older``."""
+    if change.before is None or not was_installed(change):
+        return False
+    match change.after:
+        case PackageState(version=version, config_files_only=False):
+            return is_older(version, change.before.version)
+        case KnownAfter(prefix=prefix) if prefix and not has_prefix(change.before.version, prefix):
+            return is_older(prefix.rstrip(".-+~:"), without_epoch(change.before.version))
+        case _:
+            return False
+
+
+def unplanned(changes: Sequence[PackageChange], simulation: Simulation) -> tuple[str, ...]:
+    """The differences between a simulation and the plan, a sentence each; none when they agree."""
+    if simulation.problem:
+        return (f"{simulation.manager} refuses: {simulation.problem}",)
+    manager, planned = simulation.manager, {change.name: change for change in changes}
+    done = {action.name: action for action in simulation.actions}
+    return (
+        *(f"{manager} {said}" for action in simulation.actions for said in _unasked(action, planned.get(action.name))),
+        *(f"the plan {said}" for change in changes for said in _missed(change, done.get(change.name), manager)),
+    )
+
+
+def _unasked(action: Action, change: PackageChange | None) -> Iterator[str]:
+    if action.verb in ("remove", "purge"):
+        if change is None:
+            yield f"would {action.verb} {action.name} {action.former}".rstrip() + ", which the plan keeps"
+        elif is_install(change):
+            yield f"would {action.verb} {action.name}, which the plan installs"
+        elif action.verb == "purge" and change.after is not None:
+            yield f"would purge {action.name}, whose configuration files the plan keeps"
+    elif change is None and action.downgrade:
+        yield f"would downgrade {action.name} from {action.former} to {action.version}, which is not in the plan"
+    elif change is not None and is_removal(change):
+        yield f"would install {action.name} {action.version}, which the plan removes"
+
+
+def _missed(change: PackageChange, action: Action | None, manager: str) -> Iterator[str]:
+    if change.after is not None and is_install(change):
+        yield from _wrong_version(change.name, change.after, _version_after(change, action), manager)
+    elif action is None and (was_installed(change) or (change.before is not None and change.after is None)):
+        yield f"removes {change.name}, which {manager} would keep"
+
+
+def _version_after(change: PackageChange, action: Action | None) -> str:
+    if action is not None:
+        return action.version
+    return change.before.version if change.before is not None and was_installed(change) else ""
+
+
+def _wrong_version(name: str, wanted: PackageState | KnownAfter, version: str, manager: str) -> Iterator[str]:
+    if not version:
+        yield f"installs {name}, which {manager} would leave out"
+    elif isinstance(wanted, PackageState) and wanted.version != version:
+        yield f"installs {name} {wanted.version}, {manager} would leave it at {version}"
+    elif isinstance(wanted, KnownAfter) and not has_prefix(version, wanted.prefix):
+        yield f"installs {name} {wanted.prefix}*, {manager} would leave it at {version}"

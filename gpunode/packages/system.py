@@ -1,0 +1,188 @@
+"""What a package system is to the rest of gpunode: one row, of which all steps and workflows read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from gpunode.catalog.driver import Choice
+from gpunode.change import CommandChange, PackageState, SigningKey
+from gpunode.facts.evidence import Probe
+from gpunode.facts.model import Fact, Facts, PackageSource
+from gpunode.facts.reader import Reader
+from gpunode.outcome import Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class PackageFacts:
+    """What the package database and its configuration say.
+
+    Attributes:
+        architecture: in Debian's words (``amd64``).
+        interrupted: whether a change of packages was stopped in its middle.
+    """
+
+    architecture: Fact[str]
+    packages: Fact[Mapping[str, PackageState]]
+    interrupted: Fact[bool]
+    sources: Fact[tuple[PackageSource, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Repository:
+    """A repository of NVIDIA's, or a mirror of it, as it is to be enabled.
+
+    Attributes:
+        uri: as it stands in the file that lists it; ``$(ARCH)`` for the architecture.
+        list_file: gpunode's own, where nobody else has listed the repository.
+        keyring: where the key is kept.
+        is_former: whether an address is one that the repository had before.
+    """
+
+    uri: str
+    list_file: str
+    keyring: str
+    key: SigningKey
+    is_former: Callable[[str], bool]
+    architecture: str
+
+
+@dataclass(frozen=True, slots=True)
+class Archive:
+    """An archive that has a package version.
+
+    Attributes:
+        part: suite and component (``bookworm/main``); mostly nothing for a flat repository.
+    """
+
+    uri: str
+    part: str
+
+
+class Database(Protocol):
+    """What a package database says beyond ``Facts``, for changes that depend on every file."""
+
+    def packages(self) -> Mapping[str, PackageState]:
+        """The packages that there are. Raises ValueError where that cannot be told."""
+        ...
+
+    def half_installed(self) -> frozenset[str]:
+        """The packages that have lost some of their files. Raises ValueError where that cannot be told."""
+        ...
+
+    def config_files(self, names: Collection[str]) -> Mapping[str, tuple[str, ...]]:
+        """The configuration files that go with each of the packages ``names`` in a purge."""
+        ...
+
+    def shipped(self) -> Mapping[str, str]:
+        """The configuration files that packages ship now, each with the MD5 sum of it as shipped."""
+        ...
+
+    def obsolete(self) -> Mapping[str, str]:
+        """The configuration files that no package ships any more, each with the MD5 sum of it as shipped."""
+        ...
+
+    def needed(self, leaving: Collection[str], changing: Collection[str]) -> Mapping[str, str]:
+        """Those of the packages ``leaving`` that others still need, each with the name of one that needs it.
+
+        Those ``changing`` their version are there afterwards.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackageSystem:
+    """One way to install packages; all that depends on which one it is stands in its row.
+
+    Attributes:
+        id: as ``Facts`` name it.
+        manager: as people call it.
+
+        database_file: which a node with this system has.
+        locks: the files that are locked while packages change, below /.
+        probes: what its facts are read from.
+        probed_files: the files among them, by probe key, that steps ask for, too.
+        files: likewise read, each by its path.
+        folders: likewise, read whole, by probe key.
+        line_folders: the places of configuration that people write line by line, without secrets.
+        table_folders: the places of files that no person writes.
+        pin_file: what holds the driver at its branch.
+
+        read: the facts that the answers to ``probes`` give.
+        database: what the content of ``database_file`` says.
+        file_list: the file that is as old as the last installation of a package.
+        sources_in: the entries of a file, by path and text, that lists repositories; None where it lists none.
+            Raises ValueError.
+
+        headers_of: the kernel whose headers a package has; empty where it has none.
+        builds_driver: whether DKMS builds the driver's kernel modules from a package.
+        is_older: whether the first version comes before the second.
+
+        plan_repository: a repository is enabled, and nothing else names the same archive with another key.
+        relaxed: a note for every setting by which the node checks packages less than by default.
+        pin: the content of ``pin_file``: drivers come from NVIDIA's repository and in the chosen version, or not at
+            all; the names are those of archives whose own driver packages are never mixed with NVIDIA's.
+        pinned_version: the exact driver version that such a content holds; empty where it holds a branch.
+        overriding: a note for every setting that decides over one of the named packages before ``pin_file`` does.
+        diverted: a note for every file with one of the words in its path that is not its package's own.
+        repair: what finishes changes that were stopped in their middle, and makes every package whole.
+
+        names_in: every word of a refused transaction that may be a package.
+        versions_not_found: the packages that no archive has in the version asked for, from a refusal: name, version.
+        hint: what to do about a refused transaction while the package index is fresh.
+        archives_of: what tells the archives of each version of the packages.
+        archives: the archives by package and version, from the answer to it.
+        serves: whether an entry of the sources is for an archive.
+        trusted_folder: whose keys vouch for an archive that names no key of its own.
+
+        programs: those that the commands below, and hints, begin with.
+        install: the command by which people install packages.
+        purge: the command that removes packages and their configuration files.
+        unhold: the command that lets packages change again.
+        autoremove: the command that removes what nothing needs.
+    """
+
+    id: Literal["deb"]
+    manager: str
+
+    database_file: str
+    locks: tuple[str, ...]
+    probes: tuple[Probe, ...]
+    probed_files: Mapping[str, str]
+    files: tuple[str, ...]
+    folders: Mapping[str, str]
+    line_folders: tuple[str, ...]
+    table_folders: tuple[str, ...]
+    pin_file: str
+
+    read: Callable[[Reader], PackageFacts]
+    database: Callable[[str], Database]
+    file_list: Callable[[str], str]
+    sources_in: Callable[[str, str], tuple[PackageSource, ...] | None]
+
+    headers_of: Callable[[str], str]
+    builds_driver: Callable[[str], bool]
+    is_older: Callable[[str, str], bool]
+
+    plan_repository: Callable[[Repository, Facts], Outcome]
+    relaxed: Callable[[Facts], Iterator[str]]
+    pin: Callable[[Choice, Sequence[str]], bytes]
+    pinned_version: Callable[[bytes], str]
+    overriding: Callable[[Facts, Choice, Collection[str]], Iterator[str]]
+    diverted: Callable[[Facts, Collection[str]], Iterator[str]]
+    repair: CommandChange
+
+    names_in: Callable[[str], frozenset[str]]
+    versions_not_found: Callable[[str], tuple[tuple[str, str], ...]]
+    hint: Callable[[str], str]
+    archives_of: Callable[[Collection[str]], Probe]
+    archives: Callable[[str], Mapping[tuple[str, str], tuple[Archive, ...]]]
+    serves: Callable[[PackageSource, Archive], bool]
+    trusted_folder: str
+
+    programs: tuple[str, ...]
+    install: Callable[[Collection[str]], str]
+    purge: Callable[[Collection[str]], str]
+    unhold: Callable[[Collection[str]], str]
+    autoremove: str

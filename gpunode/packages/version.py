@@ -1,0 +1,30 @@
+"""What package versions of all systems have in common: ``[epoch:]version-release``."""
+
+from __future__ import annotations
+
+from gpunode.facts.patterns import Pattern
+
+_NUMBERS = Pattern(r"\A\d+(?:\.\d+)*")
+
+
+def epoch(version: str) -> int:
+    """The number before the colon; 0 when there is none."""
+    head, colon, _ = version.partition(":")
+    return int(head) if colon and head.isascii() and head.isdigit() else 0
+
+
+def without_epoch(version: str) -> str:
+    """The version as file names carry it."""
+    head, colon, rest = version.partition(":")
+    return rest if colon and head.isascii() and head.isdigit() else version
+
+
+def has_prefix(version: str, prefix: str) -> bool:
+    """Whether ``version``, its epoch left out, starts with ``prefix``."""
+    return without_epoch(version).startswith(prefix)
+
+
+def numbers(version: str) -> tuple[int, ...] | None:
+    """The numbers of the program's own version, as in 1.7.24 of 1:1.7.24~ds1-1; None where it begins with none."""
+    found = _NUMBERS.match(without_epoch(version))
+    return tuple(map(int, found[0].split("."))) if found else None

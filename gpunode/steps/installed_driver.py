@@ -1,0 +1,193 @@
+"""The driver that a node has: its packages, branches and versions, and whether it stays although it is not NVIDIA's."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from gpunode.catalog import branches
+from gpunode.catalog.branches import ModuleFlavour
+from gpunode.catalog.conflicts import BY_THEMSELVES, STANDS_ALONE, driver_packages, upstream
+from gpunode.catalog.driver import Choice, choose
+from gpunode.change import PackageState
+from gpunode.distros.family import Family
+from gpunode.facts.model import Facts, Known, LoadedDriver, known, need
+from gpunode.outcome import Refusal
+from gpunode.packages.version import without_epoch
+from gpunode.recipe import Flavour, Recipe
+from gpunode.steps.families import family_of
+from gpunode.steps.gpus import models, own_gpus
+
+PINNING = "nvidia-driver-pinning-"
+_DRIVER_VERSION = re.compile(r"(\d{3})\.(?:\d|\Z)")
+# What programs reach a GPU by: Debian's and NVIDIA's names, and Ubuntu's (libnvidia-compute-580-server).
+_LIBRARIES = re.compile(r"libcuda1|libnvidia-ml1|libnvidia-compute(?:-\d{3}(?:-server)?)?")
+# Several versions of its firmware may be there side by side, and nothing on a GPU needs the others at its version.
+_MAY_DIFFER = (STANDS_ALONE, "nvidia-firmware-", "nvidia-fabricmanager", "nvidia-persistenced", "cuda-compat")
+
+
+@dataclass(frozen=True, slots=True)
+class PreexistingDriver:
+    """A whole driver that is not of NVIDIA's repository, such as Ubuntu's own, and stays as it is.
+
+    Attributes:
+        version: of its libraries, and of its modules on disk.
+        loaded: what the running kernel has; of the same branch.
+        prebuilt: whether a package brought the modules, so that none is built here.
+    """
+
+    version: str
+    loaded: LoadedDriver
+    chosen: Choice
+    prebuilt: bool
+
+    @property
+    def reason(self) -> str:
+        """Why nothing is done to it, and how to have another."""
+        return self.chosen.reason
+
+
+def preexisting_driver(recipe: Recipe, facts: Facts) -> PreexistingDriver | None:
+    """The driver of somebody else's packages that works, is maintained and drives every GPU; nobody asked for another.
+
+    Its packages have other names than NVIDIA's. To complete it by those would be to replace it, under Secure Boot by
+    modules whose key the firmware may not know.
+    """
+    if recipe.driver.version == "none" or not (isinstance(facts.platform, Known) and facts.platform.value.owns_kernel):
+        return None
+    loaded, pinned = known(facts.loaded_driver, None), pinned_by_package(known(facts.packages, {}))
+    branch = branch_of(loaded.version) if loaded else 0
+    if loaded is None or not is_maintained(branch) or recipe.upgrade or recipe.lock is not None or pinned:
+        return None
+    if known(facts.run_installer, default=False) or not isinstance(found := family_of(facts), Family):
+        return None
+    flavour: ModuleFlavour = "open" if loaded.open_module else "proprietary"
+    chosen = _answering(recipe, facts, branch, flavour)
+    version = _library_version(known(facts.packages, {}))
+    modules = _modules_on_disk(version, facts) if branch_of(version) == branch else ()
+    if chosen is None or not modules or not is_version_of(version, chosen):
+        return None
+    # Of prebuilt modules the branch alone is known: they were upgraded with the libraries, and wait for a reboot.
+    if version != loaded.version and any(modules):
+        return None
+    flavours: tuple[ModuleFlavour, ...] = ("open", "proprietary")
+    theirs = (replace(chosen, flavour=one) for one in flavours)
+    if any(builds_modules(found.dkms_package(one), one, facts) or is_installed(facts, one, recipe) for one in theirs):
+        return None
+    reason = (
+        f"driver {version}, from other packages than those of NVIDIA's repository, is maintained and drives every GPU, "
+        "so it stays as it is; --driver with another branch, or --upgrade, replaces it"
+    )
+    return PreexistingDriver(version, loaded, replace(chosen, reason=reason), not any(modules))
+
+
+def _answering(recipe: Recipe, facts: Facts, branch: int, flavour: ModuleFlavour) -> Choice | None:
+    """What the loaded driver is as a choice, if it drives all GPUs and is what the recipe asks for."""
+    devices = known(facts.devices, ())
+    if flavour not in flavours(recipe) or any(one.driver not in {None, "nvidia"} for one in own_gpus(devices)):
+        return None
+    version = str(branch)
+    if recipe.driver.version != "auto":
+        asked = choose(models(devices), replace(recipe.driver, flavour=flavour))
+        if not isinstance(asked, Choice) or asked.branch != branch:
+            return None
+        version = asked.exact or version
+    chosen = choose(models(devices), replace(recipe.driver, version=version, flavour=flavour))
+    return chosen if isinstance(chosen, Choice) else None
+
+
+def _library_version(packages: Mapping[str, PackageState]) -> str:
+    """The one version of the installed driver, its libraries included; empty where there are none, or two versions."""
+    found = {
+        name: version
+        for name in driver_packages(packages)
+        if not packages[name].config_files_only
+        and name.partition(":")[0] not in BY_THEMSELVES
+        and not name.startswith(_MAY_DIFFER)
+        and (version := upstream(packages[name].version))
+    }
+    versions = set(found.values())
+    has_library = any(_LIBRARIES.fullmatch(name.partition(":")[0]) for name in found)
+    return versions.pop() if has_library and len(versions) == 1 else ""
+
+
+def _modules_on_disk(version: str, facts: Facts) -> tuple[bool, ...]:
+    """Of each module of ``version`` for the running kernel, whether DKMS built it."""
+    running = facts.kernels.value.running if isinstance(facts.kernels, Known) else None
+    files = (file for file in known(facts.module_files, ()) if file.kernel == running)
+    return tuple(one.dkms for one in files if one.version and f"{version}.".startswith(f"{one.version}."))
+
+
+def pinned_by_package(packages: Mapping[str, PackageState]) -> str:
+    """The branch or version that NVIDIA's pinning package holds; empty when none is installed."""
+    names = sorted(name for name in packages if matches(packages[name], ""))
+    return next(
+        (n.removeprefix(PINNING) for n in names if n.startswith(f"{PINNING}") and n[len(PINNING)].isdigit()), ""
+    )
+
+
+def flavours(recipe: Recipe) -> tuple[Flavour, ...]:
+    """The flavours of kernel modules that the recipe allows, the preferred one first."""
+    return ("open", "proprietary") if recipe.driver.flavour == "auto" else (recipe.driver.flavour,)
+
+
+def builds_modules(dkms_package: str, chosen: Choice, facts: Facts) -> bool:
+    """Whether the package that builds the kernel modules is installed in the chosen version."""
+    return matches(known(facts.packages, {}).get(dkms_package), prefix(chosen))
+
+
+def is_maintained(number: int) -> bool:
+    """Whether NVIDIA still publishes drivers of the branch."""
+    row = branches.find(number)
+    return row is not None and row.active
+
+
+def installed_driver_packages(facts: Facts) -> dict[str, PackageState]:
+    """Every package of any driver that is on the node, the residue of removed ones included."""
+    packages = need(facts.packages, "which packages are installed")
+    return {name: packages[name] for name in sorted(driver_packages(packages))}
+
+
+def installed_branches(facts: Facts) -> tuple[int, ...]:
+    """The branches that installed driver packages are of, newest first."""
+    states = installed_driver_packages(facts).values()
+    found = {branch_of(state.version) for state in states if not state.config_files_only} - {0}
+    return tuple(sorted(found, reverse=True))
+
+
+def branch_of(version: str) -> int:
+    """The driver branch that a package version is of; 0 when the package has versions of its own."""
+    match = _DRIVER_VERSION.match(without_epoch(version))
+    return int(match[1]) if match else 0
+
+
+def is_installed(facts: Facts, chosen: Choice, recipe: Recipe) -> bool:
+    """Whether every package of the chosen driver is installed, in the chosen version."""
+    found = family_of(facts)
+    if isinstance(found, Refusal):
+        return False
+    packages = known(facts.packages, {})
+    return all(
+        matches(packages.get(name), prefix(chosen)) for name in found.driver_packages(chosen, recipe.driver.scope)
+    )
+
+
+def prefix(chosen: Choice) -> str:
+    """What the version of each driver package starts with, epoch left out."""
+    return f"{chosen.exact}-" if chosen.exact else f"{chosen.branch}."
+
+
+def is_version_of(version: str, chosen: Choice) -> bool:
+    """Whether a driver's own version (``580.95.05``) is the chosen one; of a prebuilt module it is the branch alone."""
+    return f"{version}.".startswith(f"{chosen.exact or chosen.branch}.")
+
+
+def matches(state: PackageState | None, wanted: str) -> bool:
+    """Whether a package is installed in a version that starts with ``wanted``."""
+    return state is not None and not state.config_files_only and version_matches(state.version, wanted)
+
+
+def version_matches(version: str, wanted: str) -> bool:
+    """Whether a package version starts with ``wanted``, its epoch left out."""
+    return without_epoch(version).startswith(wanted)

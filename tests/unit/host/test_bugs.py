@@ -1,0 +1,37 @@
+"""What a report of a bug holds."""
+
+from __future__ import annotations
+
+import platform
+from pathlib import Path
+
+import pytest
+
+import gpunode
+from gpunode.host import bugs
+
+
+def test_the_versions_stand_above_the_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bugs, "FOLDER", tmp_path)
+    monkeypatch.setattr(bugs, "why_foreign", lambda _: "")
+    monkeypatch.setattr("gpunode.host.bugs.os.geteuid", lambda: 0)
+    first, _, rest = Path(bugs.keep("Traceback\n", "bug.txt")).read_text().partition("\n")
+    assert first.startswith(f"gpunode {gpunode.__version__}, Python {platform.python_version()}, ")
+    assert first.endswith(f", {platform.machine()}")
+    assert rest == "\nTraceback\n"
+
+
+@pytest.mark.parametrize("release", [b'PRETTY_NAME="Debian\n', b"PRETTY_NAME=\xe9\n"])
+def test_a_system_that_cannot_be_named_costs_no_report(
+    release: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import distro
+
+    file = tmp_path / "os-release"
+    file.write_bytes(release)
+    real = distro.LinuxDistribution
+    monkeypatch.setattr(distro, "LinuxDistribution", lambda **more: real(os_release_file=str(file), **more))
+    monkeypatch.setattr(bugs, "FOLDER", tmp_path)
+    monkeypatch.setattr(bugs, "why_foreign", lambda _: "")
+    monkeypatch.setattr("gpunode.host.bugs.os.geteuid", lambda: 0)
+    assert platform.system() in Path(bugs.keep("Traceback\n", "bug.txt")).read_text()
