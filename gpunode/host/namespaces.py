@@ -161,7 +161,8 @@ def _furnish(root: str, policy: str, resolver: str) -> None:
     if _is_folder("proc"):
         _mount("proc", "proc", "proc", _NOSUID | _NODEV | _NOEXEC)
         _close_proc()
-    if _is_folder("sys"):
+    # mkosi's scripts see none.
+    if _is_folder("sys") and os.path.isdir("/sys"):
         _bind("/sys", "sys", _RDONLY | _NOSUID | _NODEV | _NOEXEC)
     if _is_folder("dev"):
         _make_devices()

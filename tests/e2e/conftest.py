@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import os
 import shutil
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
@@ -17,7 +19,7 @@ from tests.e2e.lab import bases as lab_bases
 from tests.e2e.lab.archive import NoArchive
 from tests.e2e.lab.bases import Bases
 from tests.e2e.lab.chroot import Chroot
-from tests.e2e.lab.code import Mounts, make_code
+from tests.e2e.lab.code import PROJECT, Mounts, make_code
 from tests.e2e.lab.commands import LabError, run
 from tests.e2e.lab.machine import Machine
 from tests.e2e.lab.pci import Device
@@ -91,6 +93,18 @@ def repositories(lab: Path, bases: dict[str, Bases]) -> Iterator[Repositories]:
 def code(lab: Path) -> Mounts:
     """This checkout and its dependencies, to be mounted into nodes."""
     return make_code(lab / "site")
+
+
+@pytest.fixture(scope="session")
+def release(lab: Path) -> Path:
+    """What ``make dist`` makes, in a folder; GPUNODE_DIST names one that is made already."""
+    if made := os.environ.get("GPUNODE_DIST"):
+        return Path(made)
+    if shutil.which("rpmbuild") is None:
+        pytest.skip("no rpmbuild on this machine; apt-get install rpm")
+    target = lab / "dist"
+    subprocess.run([sys.executable, PROJECT / "packaging/dist.py", target], check=True)
+    return target
 
 
 @pytest.fixture

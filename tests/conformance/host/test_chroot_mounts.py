@@ -42,14 +42,14 @@ def mounts(): return Path("/proc/self/mountinfo").read_text()
 """
 
 
-def in_image(tmp_path: Path, script: str) -> Any:
+def in_image(tmp_path: Path, script: str, start: str = 'exec "$0" -c "$1" "$2"') -> Any:
     """What ``script`` prints as JSON; ``root`` is this machine's system, below an overlay that takes all writes."""
     for folder in ("disk", "root"):
         (tmp_path / folder).mkdir()
     layers = f"lowerdir=/,upperdir={tmp_path}/disk/upper,workdir={tmp_path}/disk/work"
     shell = (
         f"mount -t tmpfs x {tmp_path}/disk && mkdir {tmp_path}/disk/upper {tmp_path}/disk/work && "
-        f'mount -t overlay -o {layers} x {tmp_path}/root && exec "$0" -c "$1" {tmp_path}/root'
+        f'mount -t overlay -o {layers} x {tmp_path}/root && set -- "$1" {tmp_path}/root && {start}'
     )
     argv = ["unshare", "-m", "--propagation", "private", "sh", "-c", shell, sys.executable, START + script]
     done = subprocess.run(argv, check=False, capture_output=True, text=True, cwd=TOP)
@@ -101,6 +101,26 @@ print(json.dumps([inside, same, nested, after_nested, policy, mounts() == before
     assert set(devices[:-1]) == {*allowed, "zero"}
     assert "Read-only" in devices[-1]
     assert (same, nested, after_nested, policy, at_the_end) == (True, "101\n", "101\n", False, True)
+
+
+def test_a_machine_that_has_no_sys_runs_them_too(tmp_path: Path) -> None:
+    """As the sandbox in which mkosi runs its scripts."""
+    sandbox = (
+        'mkdir "$2/../disk/other" "$2/../disk/others" && cd "$2/.." && mkdir image && '
+        "mount -t overlay -o lowerdir=/,upperdir=disk/other,workdir=disk/others x image && "
+        "rmdir root/sys && mount -t proc proc root/proc && mount --rbind /dev root/dev && "
+        "mount --move image root/mnt && "
+        f'exec chroot root sh -c \'cd {TOP} && exec "$0" -c "$1" /mnt\' "$0" "$1"'
+    )
+    seen = in_image(
+        tmp_path,
+        """
+with chroot.furnished(runner()):
+    print(json.dumps([os.path.exists("/sys"), sh(runner(), "ls -d /sys /proc/self; ls /sys | wc -l")]))
+""",
+        sandbox,
+    )
+    assert seen == [False, "/proc/self\n/sys\n0\n"]
 
 
 def test_nothing_leads_out_of_the_image(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from tests.e2e.lab.commands import Result
 from tests.e2e.lab.distro import add_nonfree
 from tests.e2e.lab.pci import Device
 from tests.e2e.lab.repositories import Repositories
-from tests.e2e.lab.tree import NATIVE, Base
+from tests.e2e.lab.tree import NATIVE, Base, use_archive
 
 DIRECTORIES: Final = {"bookworm": "debian12", "trixie": "debian13"}
 NONINTERACTIVE: Final = {"DEBIAN_FRONTEND": "noninteractive"}
@@ -117,6 +117,29 @@ def as_machine(node: Chroot) -> None:
     node.write("/usr/sbin/modprobe", (NATIVE / "modprobe.sh").read_text(), 0o755)
     for name in _RECORDED:
         node.write(f"/usr/local/sbin/{name}", _RECORDER, 0o755)
+
+
+def mount_image(builder: Chroot, path: str, base: Base, repositories: Repositories) -> tuple[Path, Path]:
+    """The builder has at ``path`` a second tree of ``base``, none of the lab's stand-ins in it.
+
+    Returns it, and the folder of what is written to it.
+    """
+    scratch, target = builder.sandbox.scratch, builder.merged / path.lstrip("/")
+    parts = {name: scratch / f"image-{name}" for name in ("upper", "work")}
+    for folder in parts.values():
+        folder.mkdir()
+    builder.path(path).mkdir(parents=True)
+    lower = ":".join(str(layer) for layer in base.layers)
+    builder.sandbox.mount(
+        *("-t", "overlay", "-o", f"lowerdir={lower},upperdir={parts['upper']},workdir={parts['work']},volatile"),
+        *("overlay", target),
+    )
+    root = builder.path(path)
+    use_archive(root, base, repositories.debian_keyring)
+    for stand_in in ("etc/ld.so.preload", "usr/sbin/policy-rc.d"):
+        (root / stand_in).unlink()
+    (root / "etc/apt/apt.conf.d/90lab").write_text('Acquire::Languages "none";\n')
+    return root, parts["upper"]
 
 
 def called(node: Chroot) -> Called:

@@ -9,11 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.chroot.scenario import COMMENTED, CONFIG, DIRECTORIES, Answer, Lab, as_machine, ask
-from tests.e2e.lab import tree
+from tests.e2e.chroot.scenario import COMMENTED, CONFIG, DIRECTORIES, Answer, Lab, as_machine, ask, mount_image
 from tests.e2e.lab.bases import Bases
 from tests.e2e.lab.chroot import Chroot
-from tests.e2e.lab.tree import Base
 
 pytestmark = pytest.mark.e2e
 
@@ -48,31 +46,11 @@ class Build:
 def build(request: pytest.FixtureRequest, bases: dict[str, Bases], chroots: Lab) -> Iterator[Build]:
     base = bases[str(request.param)].runtime
     with chroots.node(base, kernel=RUNNING) as builder:
-        _mount_image(builder, base, chroots)
+        image, _ = mount_image(builder, IMAGE, base, chroots.repositories)
+        (image / CONFIG.lstrip("/")).parent.mkdir(exist_ok=True)
+        (image / CONFIG.lstrip("/")).write_text(COMMENTED)
         as_machine(builder)
         yield Build(builder, base.kernel, chroots.recipe(builder, DIRECTORIES[base.codename]))
-
-
-def _mount_image(builder: Chroot, base: Base, lab: Lab) -> None:
-    """A second tree of the same base, below the builder's; nothing of the lab's stand-ins is in it."""
-    scratch, target = builder.sandbox.scratch, builder.merged / IMAGE.lstrip("/")
-    parts = {name: scratch / f"image-{name}" for name in ("upper", "work")}
-    for folder in parts.values():
-        folder.mkdir()
-    builder.path(IMAGE).mkdir(parents=True)
-    lower = ":".join(str(layer) for layer in base.layers)
-    builder.sandbox.mount(
-        *("-t", "overlay", "-o", f"lowerdir={lower},upperdir={parts['upper']},workdir={parts['work']},volatile"),
-        *("overlay", target),
-    )
-    root = builder.path(IMAGE)
-    tree.use_archive(root, base, lab.repositories.debian_keyring)
-    for stand_in in ("etc/ld.so.preload", "usr/sbin/policy-rc.d"):
-        (root / stand_in).unlink()
-    (root / "etc/apt/apt.conf.d/90lab").write_text('Acquire::Languages "none";\n')
-    config = root / CONFIG.lstrip("/")
-    config.parent.mkdir(exist_ok=True)
-    config.write_text(COMMENTED)
 
 
 def _listing(build: Build, *folders: str) -> list[str]:

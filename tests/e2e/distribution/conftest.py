@@ -1,11 +1,8 @@
-"""A release, built once, and bare systems to install it into."""
+"""Bare systems to install a release into."""
 
 from __future__ import annotations
 
 import os
-import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -17,18 +14,6 @@ from tests.e2e.lab.archive import NoArchive
 
 ROOT = Path(__file__).parents[3]
 MakeSystem = Callable[[str], System]
-
-
-@pytest.fixture(scope="session")
-def release(lab: Path) -> Path:
-    """What ``make dist`` makes, in a folder; GPUNODE_DIST names one that is made already."""
-    if made := os.environ.get("GPUNODE_DIST"):
-        return Path(made)
-    if shutil.which("rpmbuild") is None:
-        pytest.skip("no rpmbuild on this machine; apt-get install rpm")
-    target = lab / "dist"
-    subprocess.run([sys.executable, ROOT / "packaging/dist.py", target], check=True)
-    return target
 
 
 @pytest.fixture(scope="session")

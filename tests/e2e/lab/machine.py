@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Final
+from typing import ClassVar, Final
 
 from tests.e2e.lab.commands import LabError
 from tests.e2e.lab.node import Node
@@ -46,11 +46,16 @@ ExecStart=-/usr/sbin/modprobe nvidia
 [Install]
 WantedBy=sysinit.target
 """
-_SECONDS: Final = 60
 
 
 class Machine(Node):
-    """A node that has booted; its services start by themselves."""
+    """A node that has booted; its services start by themselves.
+
+    Attributes:
+        patience_s: how long a boot may take.
+    """
+
+    patience_s: ClassVar[float] = 60
 
     def enter(self, *argv: str) -> list[str]:
         """The command line that runs ``argv`` in the node."""
@@ -139,7 +144,7 @@ class Machine(Node):
         return self.boot_id() != before
 
     def _wait(self, condition: Callable[[], bool], what: str) -> None:
-        deadline = time.monotonic() + _SECONDS
+        deadline = time.monotonic() + self.patience_s
         while time.monotonic() < deadline and self._power.poll() is None:
             try:
                 if condition():

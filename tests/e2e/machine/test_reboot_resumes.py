@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Final
 
 import pytest
@@ -11,7 +13,16 @@ from tests.e2e.lab.bases import Bases
 from tests.e2e.lab.distro import OLD
 from tests.e2e.lab.leftovers import leftovers, marks
 from tests.e2e.lab.machine import Machine
-from tests.e2e.machine.scenario import CONTAINERD, CONTAINERD_CONFIG, Machines, ask, is_up, run_old_driver, setup
+from tests.e2e.machine.scenario import (
+    CONTAINERD,
+    CONTAINERD_CONFIG,
+    PROGRAM,
+    Machines,
+    ask,
+    is_up,
+    run_old_driver,
+    setup,
+)
 
 pytestmark = pytest.mark.e2e
 
@@ -120,3 +131,26 @@ def test_a_reason_that_outlives_the_reboot_does_not_make_another(node: Machine) 
     assert boots(node) == 3
     assert is_up(node, CONTAINERD)
     assert "nvidia" in node.read(CONTAINERD_CONFIG)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("program", ["/usr/bin/gpunode", PROGRAM])
+def test_the_boot_goes_on_with_the_release_that_was_started(node: Machine, release: Path, program: str) -> None:
+    node.path(PROGRAM).unlink()
+    if program == PROGRAM:
+        node.path(PROGRAM).write_bytes((release / "gpunode.pyz").read_bytes())
+        node.path(PROGRAM).chmod(0o755)
+    else:
+        node.path("/root/gpunode.deb").write_bytes(next(release.glob("*.deb")).read_bytes())
+        node.run("dpkg", "--install", "/root/gpunode.deb")
+    first = node.boot_id()
+
+    typed = f"cd {Path(program).parent} && exec ./gpunode setup /root/containerd.toml --yes --reboot --json"
+    assert node.finish("sh", "-c", typed).returncode == 10
+    node.wait_reboot(first)
+
+    assert "nothing to do: this node matches recipe containerd" in finished(node)
+    assert loaded(node) == "580.178.04"
+    said = node.run("journalctl", "--boot", "-q", "-o", "json", f"_SYSTEMD_UNIT={UNIT}").stdout
+    commands = {json.loads(line).get("_CMDLINE", "") for line in said.splitlines()}
+    assert any(line.startswith(f"/usr/bin/python3 -I {program} setup --resume ") for line in commands), commands
