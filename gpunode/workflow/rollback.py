@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from gpunode.change import Change, FileChange, FileState, PackageChange, ServiceChange, diff, subject
-from gpunode.errors import Conflict, GpunodeError, Interrupted, RebootRequired, Refused, VerifyFailed
+from gpunode.errors import Conflict, GpunodeError, RebootRequired, Refused, VerifyFailed
 from gpunode.facts import dpkg
 from gpunode.facts.evidence import Probe
 from gpunode.facts.model import Facts, Unknown
@@ -19,7 +19,7 @@ from gpunode.journal.store import Store
 from gpunode.redaction.evidence import without_secrets
 from gpunode.runtimes import RUNTIMES, Runtime, Wish
 from gpunode.workflow import mig_layouts, mps_clients, present, standing, undo
-from gpunode.workflow.apply import Applier
+from gpunode.workflow.apply import Applier, failure_recorded
 from gpunode.workflow.converge import DEPENDENCIES
 from gpunode.workflow.events import Observer
 from gpunode.workflow.recovery import still_owed
@@ -265,14 +265,8 @@ def rollback(
     """
     run = store.begin(verb, version=version, argv=argv, of=undone.of, whole=whole)
     course = Undo(Applier(host, run, tell, pause), host, f"as it was before {undone.of or 'gpunode'}", undone.owed)
-    try:
+    with failure_recorded(run):
         course.carry_out(undone.parts)
-    except GpunodeError as error:
-        run.commit("interrupted" if isinstance(error, Interrupted) else "failed", error.what)
-        raise
-    except BaseException as error:
-        run.commit("failed", f"a bug: {type(error).__name__}")
-        raise
     undone = replace(undone, reboot=undone.reboot or mig_layouts.pending(host, undone.changes))
     run.commit("waiting" if undone.reboot else "done", undone.reboot)
     return RollbackResult(undone, run.id, tuple(course.settled), whole)

@@ -55,7 +55,7 @@ from gpunode.steps.blacklist import BLACKLIST
 from gpunode.steps.persistence import UNIT as PERSISTENCED
 from gpunode.workflow import edits, toolkit_config
 from gpunode.workflow.converge import StagePlan, projected, walk
-from gpunode.workflow.edits import Draft
+from gpunode.workflow.edits import CtkPlan
 from gpunode.workflow.transaction import resolved
 
 HERE: Final = "evidence"
@@ -643,12 +643,11 @@ def without_moved(evidence: Evidence, commands: Iterable[str]) -> Evidence:
     return {key: one for key, one in evidence.items() if key.removeprefix("file:") not in moved}
 
 
-def ctk_changes(evidence: Evidence, name: str, given: Mapping[str, Any]) -> Draft:
+def ctk_changes(evidence: Evidence, name: str, given: Mapping[str, Any]) -> CtkPlan:
     """What ``gpunode ctk`` would write on the node of that evidence."""
     host = Shown(evidence)
     if name == "config":
         return toolkit_config.configuring(host, given["config_file"] or CONFIG, settings(given["set_"]))
     cdi, cri, default = given["cdi_enabled"], given["enable_cri"], given["nvidia_set_as_default"]
     wish = Wish(config=given["config"], default=default, cdi=cdi, enable_cri=cri)
-    where = edits.place(host, runtime(given["runtime"]), wish)
-    return edits.configuring(host, where.row, where.wish)
+    return edits.configuring(host, edits.find(host, runtime(given["runtime"]), wish))

@@ -14,8 +14,7 @@ from gpunode.journal.store import Store
 from gpunode.runtimes import Wish, runtime
 from gpunode.runtimes.model import Mode
 from gpunode.runtimes.tomlread import parse
-from gpunode.workflow import edits
-from tests.unit.workflow.editing import PLAIN, Machine, configured, made, unconfigured
+from tests.unit.workflow.editing import PLAIN, Machine, configured, made, plan_of, unconfigured
 
 CRIO = b'[crio.runtime]\ndefault_runtime = "crun"\n\n[crio.runtime.runtimes.crun]\nruntime_path = "/usr/bin/crun"\n'
 FIRST = {
@@ -85,8 +84,8 @@ def test_an_entry_that_somebody_else_wrote_meanwhile_is_told_and_goes_by_its_nam
     drop_in = dict(host.contents)["/etc/containerd/conf.d/99-nvidia.toml"]
     merged = drop_in.replace(b"version = 2\n", b'version = 2\nimports = ["/etc/containerd/conf.d/*.toml"]\n', 1)
     host.files["/etc/containerd/config.toml"] = FileState(merged)
-    draft = unconfigured(host, store, Wish(mode="drop-in"), "containerd")
-    assert any("still has a runtime nvidia" in note for note in draft.notes)
+    plan = unconfigured(host, store, Wish(mode="drop-in"), "containerd")
+    assert any("still has a runtime nvidia" in note for note in plan.planned.notes)
     unconfigured(host, store, Wish(mode="drop-in"), "containerd")
     assert handlers(host, "containerd") == set()
 
@@ -178,14 +177,12 @@ def test_a_drop_in_of_ours_follows_the_root_and_keeps_what_others_wrote_into_it(
     wish = Wish(exact=True, mode="drop-in")
     secret = f'[{CRI}.registry.configs."r.io".auth]\npassword = "{{}}"\n'
     host = Machine({root: PLAIN + secret.format("old").encode()})
-    trails = store.footprint().files
-    made(host, store, edits.configuring(host, runtime("containerd"), wish, trails))
+    made(host, store, plan_of(host, wish, store=store))
     host.files[drop_in] = FileState(host.contents[drop_in] + f'[{CRI}.cni]\nbin_dir = "/mine"\n'.encode())
     rotated = host.contents[root].replace(b'"old"', b'"new"')
     host.files[root] = FileState(rotated)
-    trails = store.footprint().files
-    made(host, store, edits.configuring(host, runtime("containerd"), wish, trails))
+    made(host, store, plan_of(host, wish, store=store))
     found = parse(host.contents[drop_in].decode())["plugins"]["io.containerd.grpc.v1.cri"]
     assert found["registry"]["configs"]["r.io"]["auth"]["password"] == "new"
     assert found["cni"] == {"bin_dir": "/mine"}
-    assert edits.configuring(host, runtime("containerd"), wish, store.footprint().files).changes == ()
+    assert plan_of(host, wish, store=store).files == ()
