@@ -18,8 +18,8 @@ from gpunode.command import command
 from gpunode.container_runtimes import CONTAINER_RUNTIMES
 from gpunode.errors import Refused
 from gpunode.runtimes.model import Files, Wish
-from gpunode.runtimes.text import decode, encode, same
-from gpunode.runtimes.tomlread import Document, Path, parse
+from gpunode.runtimes.text import encode, same
+from gpunode.runtimes.tomlread import Document, Path, TomlFile, parsed
 
 CONFIG = CONTAINER_RUNTIMES["containerd"].config
 # Where nvidia-ctk 1.18.1 and later write, and what containerd 2.2 and later read unasked (containerd PR 12323).
@@ -43,7 +43,7 @@ _NEW_NAMES = (2,)
 
 
 @dataclass(frozen=True, slots=True)
-class ConfigFile:
+class ConfigFile(TomlFile):
     """One file of the configuration.
 
     Attributes:
@@ -51,9 +51,8 @@ class ConfigFile:
         read_as: the schema by whose names the daemon takes the CRI plugin's table.
     """
 
-    path: str
-    text: str
-    document: Document
+    consequence = "containerd cannot use it either"
+
     schema: int
     read_as: int
 
@@ -88,38 +87,12 @@ class ConfigFile:
             raise self.misshapen(("imports",), imports, "a list of strings")
         return imports
 
-    def table(self, keys: Path) -> Document:
-        """The table at ``keys``; empty when it is not there.
-
-        Raises:
-            Refused: something else than a table stands there.
-        """
-        node: Any = self.document
-        for depth, key in enumerate(keys, 1):
-            node = node.get(key, {})
-            if not isinstance(node, dict):
-                raise self.misshapen(keys[:depth], node, "a table")
-        return node  # type: ignore[no-any-return]  # tables are dicts all the way down
-
     def flag(self, table: Document, keys: Path) -> bool | None:
         """The last of ``keys`` in ``table``, which stands at the others; None when it is not there."""
         value = table.get(keys[-1])
         if value is None or isinstance(value, bool):
             return value
         raise self.misshapen(keys, value, "true or false")
-
-    def misshapen(self, keys: Path, value: object, meant: str) -> Refused:
-        """That the value at ``keys`` is not as it is ``meant``, with its line."""
-        from gpunode.runtimes.tomltext import line_of
-
-        line = line_of(self.text, keys)
-        return Refused(
-            f"{self.path}:{line}: {'.'.join(keys)} is not {meant}"
-            if line
-            else f"{self.path}: {keys[-1]} is not {meant}",
-            why=f"it is {value!r}"[:200],
-            hint=f"correct {self.path}; containerd cannot use it either",
-        )
 
 
 def read(data: bytes | None, path: str, wish: Wish | None = None) -> ConfigFile:
@@ -131,17 +104,8 @@ def read(data: bytes | None, path: str, wish: Wish | None = None) -> ConfigFile:
     Raises:
         Refused: it is not TOML, or its version is no whole number.
     """
-    text = decode(data, path)
-    try:
-        document = parse(text)
-    except (ValueError, RecursionError) as error:
-        dump = command("containerd", "--config", path, "config", "dump")
-        found = re.search(r"\(at line (\d+), column \d+\)", str(error))
-        raise Refused(
-            f"{path}:{found[1]}: not valid TOML" if found else f"{path}: not valid TOML",
-            why=str(error),
-            hint=f"correct {path} (`{dump}` shows what containerd makes of it)",
-        ) from error
+    dump = command("containerd", "--config", path, "config", "dump")
+    text, document = parsed(data, path, hint=f"correct {path} (`{dump}` shows what containerd makes of it)")
     version = document.get("version", 1 if document else 2)
     is_new = wish is not None and wish.version is not None and wish.version >= _NEW_NAMES
     has_new_name = isinstance(plugins := document.get("plugins"), dict) and CRI_PLUGINS[3] in plugins

@@ -14,8 +14,7 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
 from gpunode.errors import Refused
 from gpunode.runtimes.crio_files import DEAD_FOLDER, config_of, folder_of
@@ -31,8 +30,8 @@ from gpunode.runtimes.model import (
     Former,
     Wish,
 )
-from gpunode.runtimes.text import decode, encode
-from gpunode.runtimes.tomlread import Document, Path, parse
+from gpunode.runtimes.text import encode
+from gpunode.runtimes.tomlread import Document, Path, TomlFile, at, parsed, put
 
 _BARE_BINARY = "nvidia-container-runtime"
 _RUNTIME: Path = ("crio", "runtime")
@@ -44,13 +43,11 @@ _OTHER_BINARY = frozenset({"inherit_default_runtime", "platform_runtime_paths"})
 _LEFTOVER = re.compile(r"~\Z|\.(?:bak|old|orig|save|swp|rpmsave|rpmnew|dpkg-\w+|ucf-\w+)\Z")
 
 
-@dataclass(frozen=True, slots=True)
-class _File:
+class _File(TomlFile):
     """A file that CRI-O reads, its shape checked."""
 
-    path: str
-    text: str
-    document: Document
+    __slots__ = ()
+    consequence = "CRI-O does not start with it either"
 
 
 def in_order(files: Files, wish: Wish) -> tuple[str, ...]:
@@ -85,7 +82,7 @@ def configure(files: Files, wish: Wish) -> Edited:
     entry, inherited = _entry(_with(read, replace(target, document=_kept(target, wish)), wish), wish)
     notes = (*_notes(files, read, wish), *inherited)
     wanted = _wanted(target, entry, wish, _merged(read))
-    drops_default = _at(target.document, _DEFAULT) is not None and _at(wanted, _DEFAULT) is None
+    drops_default = at(target.document, _DEFAULT) is not None and at(wanted, _DEFAULT) is None
     if not _unmet(_merged(read), entry, wish) and not drops_default:
         return Edited((), f"CRI-O reads {wish.handler} as requested", notes)
     after = _merged(_with(read, replace(target, document=wanted), wish))
@@ -127,10 +124,10 @@ def _as_before(file: _File, now: bytes, wish: Wish, then: Former) -> tuple[bytes
         before, after = (_file(file.path, data).document for data in (then.before, then.after))
         document = file.document
         for key in (entry, _DEFAULT, _CGROUP):
-            was, made, found = _at(before, key), _at(after, key), _at(document, key)
+            was, made, found = at(before, key), at(after, key), at(document, key)
             # What somebody else has set since is theirs; an entry without the keys that we gave it would be none.
             if was not in (made, found) and (key == entry or found == made):
-                document = _put(document, key, was)
+                document = put(document, key, was)
         back = _edit(file, now, document)
     gone = keys.gone_too(then.after or b"", now, back or b"", file.path)
     notes = [f"{file.path}: {', '.join(gone)} was added since and is removed with {wish.handler}"] if gone else []
@@ -140,7 +137,7 @@ def _as_before(file: _File, now: bytes, wish: Wish, then: Former) -> tuple[bytes
 def _without_handler(file: _File, now: bytes, wish: Wish) -> tuple[bytes | None, list[str]]:
     """The file without the handler's entry and a default that names it; there is no record of what was before."""
     entry: Path = (*_RUNTIMES, wish.handler)
-    document = _without_default(_put(file.document, entry, None) if _at(file.document, entry) else file.document, wish)
+    document = _without_default(put(file.document, entry, None) if at(file.document, entry) else file.document, wish)
     if document == file.document:
         return now, []
     unknown = f"gpunode has no record of {file.path}, so its content before {wish.handler} was added is unknown"
@@ -154,7 +151,7 @@ def _end_dangling_default(after: dict[str, bytes | None], wish: Wish) -> list[st
         return []
     notes = []
     for file in read:
-        if _at(file.document, _DEFAULT) == wish.handler:
+        if at(file.document, _DEFAULT) == wish.handler:
             after[file.path] = _edit(file, after[file.path], _without_default(file.document, wish))
             notes.append(f"{file.path} made {wish.handler} the default; removed, because CRI-O would not start with it")
     return notes
@@ -179,67 +176,29 @@ def _read(files: Files, wish: Wish) -> list[_File]:
 
 
 def _file(path: str, data: bytes | None) -> _File:
-    text = decode(data, path)
-    try:
-        document = parse(text)
-    except (ValueError, RecursionError) as error:
-        found = re.search(r"\(at line (\d+), column \d+\)", str(error))
-        raise Refused(
-            f"{path}:{found[1]}: not valid TOML" if found else f"{path}: not valid TOML",
-            why=f"{error}. CRI-O reads this file and does not start with it either.",
-            hint=f"correct {path}, or move it out of {folder_of(path)}: "
-            "CRI-O reads every file there, whatever its name",
-        ) from error
-    _check_shape(document, text, path)
-    return _File(path, text, document)
+    hint = f"correct {path}, or move it out of {folder_of(path)}: CRI-O reads every file there, whatever its name"
+    text, document = parsed(data, path, hint=hint, also=". CRI-O reads this file and does not start with it either.")
+    file = _File(path, text, document)
+    _check_shape(file)
+    return file
 
 
-def _check_shape(document: Document, text: str, path: str) -> None:
+def _check_shape(file: _File) -> None:
     """Raises where CRI-O itself would not take what gpunode reads."""
-    runtimes = _table(document, text, path, _RUNTIMES)
     texts = [_DEFAULT, _CGROUP]
-    for name in runtimes:
-        _table(document, text, path, (*_RUNTIMES, name))
+    for name in file.table(_RUNTIMES):
+        file.table((*_RUNTIMES, name))
         texts += [(*_RUNTIMES, name, "runtime_path"), (*_RUNTIMES, name, "runtime_type")]
     for keys in texts:
-        if not isinstance(value := _at(document, keys), str | None):
-            raise _misshapen(text, path, keys, value, "a string")
-
-
-def _table(document: Document, text: str, path: str, keys: Path) -> Document:
-    """The table at ``keys``; empty when it is not there."""
-    node: Any = document
-    for depth, key in enumerate(keys, 1):
-        node = node.get(key, {})
-        if not isinstance(node, dict):
-            raise _misshapen(text, path, keys[:depth], node, "a table")
-    return node  # type: ignore[no-any-return]  # tables are dicts all the way down
-
-
-def _misshapen(text: str, path: str, keys: Path, value: object, meant: str) -> Refused:
-    from gpunode.runtimes.tomltext import line_of
-
-    line = line_of(text, keys)
-    return Refused(
-        f"{path}:{line}: {'.'.join(keys)} is not {meant}" if line else f"{path}: {'.'.join(keys)} is not {meant}",
-        why=f"it is {value!r}"[:200],
-        hint=f"correct {path}; CRI-O does not start with it either",
-    )
-
-
-def _at(document: Document, keys: Path) -> Any:
-    """What stands at ``keys``; None when nothing does."""
-    node: Any = document
-    for key in keys:
-        node = node.get(key) if isinstance(node, dict) else None
-    return node
+        if not isinstance(value := at(file.document, keys), str | None):
+            raise file.misshapen(keys, value, "a string")
 
 
 def _merged(read: Iterable[_File]) -> Document:
     """``[crio.runtime]`` as CRI-O reads it; ``runtimes`` is always there."""
     merged: Document = {"runtimes": {}}
     for file in read:
-        own = _at(file.document, _RUNTIME) or {}
+        own = at(file.document, _RUNTIME) or {}
         merged = {**merged, **own, "runtimes": {**merged["runtimes"], **own.get("runtimes", {})}}
     return merged
 
@@ -295,7 +254,7 @@ def _copy(model: Document, wish: Wish) -> Document:
 
 def _models(told: Sequence[_File], existing: Document | None, wish: Wish) -> list[str]:
     """The runtimes that the handler may stand in for, the first choice first; some may not be there."""
-    named = (_at(file.document, _DEFAULT) for file in reversed(told))
+    named = (at(file.document, _DEFAULT) for file in reversed(told))
     defaults = [name for name in named if name and not name.startswith("nvidia") and name != wish.handler]
     models = [*defaults[:1], *RUNC_FAMILY]
     merged = _merged(told)
@@ -341,16 +300,16 @@ def _concerns(file: _File, wish: Wish) -> bool:
         *([_DEFAULT] if wish.default else []),
         *([_CGROUP] if wish.systemd_cgroup else []),
     ]
-    return any(_at(file.document, key) is not None for key in keys)
+    return any(at(file.document, key) is not None for key in keys)
 
 
 def _wanted(target: _File, entry: Document, wish: Wish, merged: Document) -> Document:
     """The document that the target shall read as."""
-    document = _put(_kept(target, wish), (*_RUNTIMES, wish.handler), entry)
+    document = put(_kept(target, wish), (*_RUNTIMES, wish.handler), entry)
     if wish.default:
-        document = _put(document, _DEFAULT, wish.handler)
+        document = put(document, _DEFAULT, wish.handler)
     if wish.systemd_cgroup and merged.get("cgroup_manager") == "cgroupfs":
-        document = _put(document, _CGROUP, "systemd")
+        document = put(document, _CGROUP, "systemd")
     return document
 
 
@@ -361,19 +320,7 @@ def _kept(target: _File, wish: Wish) -> Document:
 
 
 def _without_default(document: Document, wish: Wish) -> Document:
-    return _put(document, _DEFAULT, None) if _at(document, _DEFAULT) == wish.handler else document
-
-
-def _put(document: Document, keys: Path, value: Any) -> Document:
-    """A copy of ``document`` with ``value`` at ``keys``; None takes out what is there."""
-    changed, key = dict(document), keys[0]
-    if len(keys) > 1:
-        changed[key] = _put(changed.get(key, {}), keys[1:], value)
-    elif value is None:
-        changed.pop(key, None)
-    else:
-        changed[key] = value
-    return changed
+    return put(document, _DEFAULT, None) if at(document, _DEFAULT) == wish.handler else document
 
 
 def _unmet(merged: Document, entry: Document, wish: Wish) -> list[Path]:
@@ -394,7 +341,7 @@ def _without_effect(read: Sequence[_File], path: str, unmet: Sequence[Path], wis
     rank = _rank(wish)
     order = f"CRI-O reads {config_of(wish)} first, then {CRIO_FOLDER} in lexical order; the last one wins"
     later = [file for file in read if rank(file.path) > rank(path)]
-    said = [f"{file.path} sets {'.'.join(key)}" for file in later for key in unmet if _at(file.document, key)]
+    said = [f"{file.path} sets {'.'.join(key)}" for file in later for key in unmet if at(file.document, key)]
     return Refused(
         f"the change would have no effect in {path}",
         why=f"{order}, and {'; '.join(said)}",
@@ -435,8 +382,8 @@ def _prunings(wanted: Document, before: Document) -> Iterator[Document]:
     """``wanted``, then with one empty table more left out each time: one that no header of its own has held."""
     yield wanted
     for keys in (_RUNTIMES, _RUNTIME, _RUNTIME[:1]):
-        if _at(wanted, keys) == {} and _at(before, keys) != {}:
-            wanted = _put(wanted, keys, None)
+        if at(wanted, keys) == {} and at(before, keys) != {}:
+            wanted = put(wanted, keys, None)
             yield wanted
 
 

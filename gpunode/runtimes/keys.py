@@ -8,15 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 from gpunode import merging
 from gpunode.errors import Refused
 from gpunode.runtimes.model import Former
 from gpunode.runtimes.text import decode, encode, same
-
-Path: TypeAlias = tuple[str, ...]
-Document: TypeAlias = dict[str, Any]
+from gpunode.runtimes.tomlread import Document, Path, parse, put
 
 
 def taken_back(
@@ -132,17 +130,12 @@ def _with_entry_of(before: Document, after: Document, handler: str) -> Document:
     for key in {**before, **after}:
         was, now = (table.get(key) for table in (before, after))
         if key in _DEFAULTS and handler in (was, now):
-            result = _put(result, key, was)
+            result = put(result, (key,), was)
         elif isinstance(was, dict | None) and isinstance(now, dict | None):
             old, new = was or {}, now or {}
-            back = _put(new, handler, old.get(handler)) if key == "runtimes" else _with_entry_of(old, new, handler)
-            result = _put(result, key, back if back or now is not None else None)
+            back = put(new, (handler,), old.get(handler)) if key == "runtimes" else _with_entry_of(old, new, handler)
+            result = put(result, (key,), back if back or now is not None else None)
     return result
-
-
-def _put(table: Document, key: str, value: Any) -> Document:
-    rest = {name: other for name, other in table.items() if name != key}
-    return rest if value is None else {**rest, key: value}
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,12 +166,6 @@ def _edit_json(text: str, before: Document, after: Document) -> str:
     return jsontext.edit(text, before, after)
 
 
-def _parse_toml(text: str) -> Document:
-    from gpunode.runtimes import tomlread
-
-    return tomlread.parse(text)
-
-
 def _edit_toml(text: str, before: Document, after: Document) -> str | None:
     from gpunode.runtimes import tomltext
 
@@ -189,7 +176,7 @@ def _edit_toml(text: str, before: Document, after: Document) -> str | None:
 
 
 _JSON = _Language(_parse_json, _edit_json)
-_TOML = _Language(_parse_toml, _edit_toml)
+_TOML = _Language(parse, _edit_toml)
 
 
 def _language(path: str) -> _Language:
