@@ -51,7 +51,7 @@ def check(runner: Runner, expectation: RuntimeExpectation, changes: Sequence[Fil
 
 
 def _check_containerd(runner: Runner, expectation: RuntimeExpectation, changes: Sequence[FileChange]) -> str:
-    from gpunode.runtimes import containerd
+    from gpunode.runtimes import containerd, containerd_editing
 
     look = partial(_look, runner)
     wish = Wish(config=expectation.path)
@@ -59,14 +59,15 @@ def _check_containerd(runner: Runner, expectation: RuntimeExpectation, changes: 
     after = _after(present, changes)
     new = {change.path for change in changes if change.before is None}
     with ExitStack() as stack:
+        imported = containerd_editing.staged_imports(after, wish, [change.path for change in changes])
         staged = {
             # A new file's folder may be yet to be made, and a kill would leave it there.
             path: stack.enter_context(
                 files.candidate(expectation.path if path in new else path, content, root=runner.root)
             )
-            for path, content in containerd.staged_imports(after, wish, [change.path for change in changes]).items()
+            for path, content in imported.items()
         }
-        root = containerd.staged_root(after, wish, staged)
+        root = containerd_editing.staged_root(after, wish, staged)
         dumped, path = _asked(runner, expectation.path, root, "containerd", "--config", "{}", "config", "dump")
     if dumped.missing:
         return f"not checked: {_lacking(runner, 'containerd')}"

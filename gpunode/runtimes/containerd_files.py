@@ -40,6 +40,9 @@ _RELATIVE_PATTERNS = (1, 7)
 _READS_CONF_D = (2, 2)
 _CONF_D = "/etc/containerd/conf.d/*.toml"
 _NEW_NAMES = (2,)
+# The name under which the CRI plugin has a default runtime that was given none.
+NAMELESS = "default"
+DUMP = "the output of `containerd config dump`"
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,6 +266,11 @@ def overruling(plugin: Document, wish: Wish) -> Document:
 def merges(schema: int, wish: Wish) -> bool:
     """Whether containerd merges the CRI tables of several files; where nobody knows, it does not."""
     return schema > 3 or (schema > 1 and wish.version is not None and wish.version >= MERGES)
+
+
+def is_drop_in(root: ConfigFile, wish: Wish) -> bool:
+    """Whether the handler goes into a drop-in."""
+    return wish.mode == "drop-in" or (wish.mode == "auto" and merges(root.schema, wish))
 
 
 def merged(*tables: Mapping[str, Any]) -> Document:

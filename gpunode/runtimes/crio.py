@@ -29,11 +29,11 @@ from gpunode.runtimes.model import (
     Files,
     Former,
     Wish,
+    with_whole_path,
 )
 from gpunode.runtimes.text import encode
 from gpunode.runtimes.tomlread import Document, Path, TomlFile, at, parsed, put
 
-_BARE_BINARY = "nvidia-container-runtime"
 _RUNTIME: Path = ("crio", "runtime")
 _RUNTIMES: Path = (*_RUNTIME, "runtimes")
 _DEFAULT: Path = (*_RUNTIME, "default_runtime")
@@ -74,7 +74,7 @@ def configure(files: Files, wish: Wish) -> Edited:
     Raises:
         Refused: a file cannot be read, or what was asked for would have no effect; nothing is half made.
     """
-    wish = _absolute(wish)
+    wish = with_whole_path(wish, "CRI-O resolves a relative path from its working folder")
     read = _read(files, wish)
     path, how = _place(read, wish)
     target = next((file for file in read if file.path == path), _File(path, "", {}))
@@ -214,19 +214,6 @@ def _is_oci(entry: Document) -> bool:
 # What is wished.
 
 
-def _absolute(wish: Wish) -> Wish:
-    """``wish`` with the path at which nvidia-container-toolkit installs its runtime."""
-    if wish.binary == _BARE_BINARY:
-        return replace(wish, binary=f"/usr/bin/{_BARE_BINARY}")
-    if not wish.binary.startswith("/"):
-        raise Refused(
-            f"the runtime binary {wish.binary!r} is not an absolute path",
-            why="CRI-O resolves a relative path from its working folder",
-            hint="give its full path, such as /usr/bin/nvidia-container-runtime",
-        )
-    return wish
-
-
 def _entry(read: Sequence[_File], wish: Wish) -> tuple[Document, tuple[str, ...]]:
     """The handler's table, and what to say of where its options come from."""
     merged = _merged(read)
@@ -295,11 +282,7 @@ def _place(read: Sequence[_File], wish: Wish) -> tuple[str, str]:
 
 
 def _concerns(file: _File, wish: Wish) -> bool:
-    keys = [
-        (*_RUNTIMES, wish.handler),
-        *([_DEFAULT] if wish.default else []),
-        *([_CGROUP] if wish.systemd_cgroup else []),
-    ]
+    keys = [(*_RUNTIMES, wish.handler), *[_DEFAULT] * wish.default, *[_CGROUP] * wish.systemd_cgroup]
     return any(at(file.document, key) is not None for key in keys)
 
 

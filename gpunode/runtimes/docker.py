@@ -11,10 +11,10 @@ from typing import Any, TypeAlias
 
 from gpunode.command import command
 from gpunode.errors import Refused
-from gpunode.runtimes import jsontext
+from gpunode.runtimes import jsonread, jsontext
 from gpunode.runtimes.docker_nodes import Node, check_usable, node_of, notes_on, reads
 from gpunode.runtimes.dockerd import conflicts
-from gpunode.runtimes.jsontext import BLANK, Path
+from gpunode.runtimes.jsonread import BLANK, Path
 from gpunode.runtimes.model import Configured, Edit, Edited, Files, Former, Wish, runs
 from gpunode.runtimes.text import decode, encode, is_marked, same
 
@@ -153,14 +153,14 @@ def document_of(data: bytes | None, path: str) -> dict[str, Any]:
     if not text.strip(BLANK):
         return {}
     try:
-        document = jsontext.parse(text)
-    except jsontext.Repeated as error:
+        document = jsonread.parse(text)
+    except jsonread.Repeated as error:
         raise Refused(
             f"{path}:{error.line}:{error.column}: {error.reason}",
             why="gpunode cannot tell which one is meant; dockerd uses the last",
             hint=f"delete one of them from {path}",
         ) from error
-    except jsontext.Malformed as error:
+    except jsonread.Malformed as error:
         raise Refused(
             f"{path}:{error.line}:{error.column}: not valid JSON",
             why=f"{error.reason}. JSON has no comments and no trailing commas, and nothing may follow the object.",
@@ -194,8 +194,8 @@ def default_of(document: dict[str, Any]) -> str | None:
 
 
 def _misshapen(text: str, path: str, keys: Path) -> Refused:
-    line, column = jsontext.position(text, keys)
-    found = " ".join((jsontext.spelt(text, keys) if keys else text).split())
+    line, column = jsonread.position(text, keys)
+    found = " ".join((jsonread.spelt(text, keys) if keys else text).split())
     return Refused(
         f"{path}:{line}:{column}: {'.'.join(keys) or 'the file'} is not an object",
         why=f"it is {found}"[:200],
@@ -281,15 +281,15 @@ def _written(text: str, changes: Sequence[Change], path: str) -> str:
     Raises:
         Refused: it would not.
     """
-    meant = jsontext.parse(text)
+    meant = jsonread.parse(text)
     for where, value in changes:
         if value is DROPPED:
             text = jsontext.drop(text, where)
             meant = _with(meant, where, DROPPED)
         else:
             text = jsontext.put(text, where, value)
-            meant = _with(meant, where, jsontext.parse(value) if isinstance(value, jsontext.Spelt) else value)
-    if not same(jsontext.parse(text), meant):
+            meant = _with(meant, where, jsonread.parse(value) if isinstance(value, jsonread.Spelt) else value)
+    if not same(jsonread.parse(text), meant):
         raise Refused(
             f"{path}: gpunode found no way to write it that leaves the rest as it is",
             why="the new text does not parse to the intended settings; nothing was changed",

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from gpunode.runtimes import jsontext
+from gpunode.runtimes import jsonread
 from gpunode.runtimes.docker import (
     DROPPED,
     Change,
@@ -140,7 +140,7 @@ class _Undoing:
     def _former(self, *where: str) -> Any:
         """The value before gpunode, as it was written; ``DROPPED`` where there was none."""
         holder = self.before if len(where) == 1 else object_at(self.before, where[0])
-        return jsontext.spelt(self.former_text, where) if where[-1] in holder else DROPPED
+        return jsonread.spelt(self.former_text, where) if where[-1] in holder else DROPPED
 
     def _entry(self, name: str) -> Iterator[_Step]:
         now = object_at(self.now, "runtimes").get(name, _MISSING)

@@ -147,13 +147,13 @@ class _Language:
 
 
 def _parse_json(text: str) -> Document:
-    from gpunode.runtimes import jsontext
+    from gpunode.runtimes import jsonread
 
     if not text.strip():
         return {}
     try:
-        document = jsontext.parse(text)
-    except jsontext.Malformed as error:
+        document = jsonread.parse(text)
+    except jsonread.Malformed as error:
         raise ValueError(error.reason) from error
     if not isinstance(document, dict):
         raise ValueError("not an object")

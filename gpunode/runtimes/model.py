@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, Literal, TypeAlias
 
 from gpunode.container_runtimes import CONTAINER_RUNTIMES, ContainerRuntime
+from gpunode.errors import Refused
 
 DOCKER_CONFIG = CONTAINER_RUNTIMES["docker"].config
 CRIO_CONFIG = CONTAINER_RUNTIMES["crio"].config
@@ -188,6 +189,23 @@ def gathered(row: Runtime, wish: Wish, find: Callable[[str], Files]) -> Files:
 
 BARE: Final = "nvidia-container-runtime"
 INSTALLED: Final = f"/usr/bin/{BARE}"
+
+
+def with_whole_path(wish: Wish, why: str, where: str = "") -> Wish:
+    """``wish`` with the path at which nvidia-container-toolkit installs its runtime, in place of its bare name.
+
+    Raises:
+        Refused: its binary is another relative path; ``why`` that is of no use.
+    """
+    if wish.binary == BARE:
+        return replace(wish, binary=INSTALLED)
+    if not wish.binary.startswith("/"):
+        raise Refused(
+            f"{where}the runtime binary {wish.binary!r} is not an absolute path",
+            why=why,
+            hint=f"give its full path, such as {INSTALLED}",
+        )
+    return wish
 
 
 def runs(binary: str | None, wish: Wish) -> bool:

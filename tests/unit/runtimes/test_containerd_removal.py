@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpunode.runtimes import Edited, Files, Former, Wish, after_edits, containerd
+from gpunode.runtimes import Edited, Files, Former, Wish, after_edits, containerd, containerd_editing
 from gpunode.runtimes.containerd_files import load, matching, wider
 from gpunode.runtimes.model import Mode
 from gpunode.runtimes.tomlread import parse
@@ -139,9 +139,9 @@ def test_what_a_pattern_is_looked_up_by_finds_no_less_than_it_names() -> None:
 def test_a_trial_of_nested_imports_reads_each_file_once_and_as_it_will_be() -> None:
     nested = b"version = 2\nimports = ['/c/b.toml']\n"
     files = {CONFIG: b"version = 2\nimports = ['/c/a.toml']\n", "/c/a.toml": nested, "/c/b.toml": RUNC}
-    staged = containerd.staged_imports(files, Wish(), ["/c/b.toml"])
+    staged = containerd_editing.staged_imports(files, Wish(), ["/c/b.toml"])
     assert staged == {"/c/a.toml": b"version = 2\n", "/c/b.toml": RUNC}
-    root = containerd.staged_root(files, Wish(), {"/c/a.toml": "/t/1", "/c/b.toml": "/t/2"})
+    root = containerd_editing.staged_root(files, Wish(), {"/c/a.toml": "/t/1", "/c/b.toml": "/t/2"})
     assert parse(root.decode())["imports"] == ["/t/1", "/t/2"]
 
 
