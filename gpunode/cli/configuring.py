@@ -77,7 +77,7 @@ def configure(typed: Typed, hook: Hook, how: How, root: str, leave: Leave) -> No
 def _configuring(host: LocalHost, asked: Wanted, footprint: Footprint) -> CtkPlan:
     if not asked.row.unit:
         return edits.specifying(host, asked.row, asked.notes, image=host.root != "/")
-    target = edits.find(host, asked.row, asked.wish, asked.dumps, image=host.root != "/")
+    target = edits.find(host, asked.row, asked.desired, asked.dumps, image=host.root != "/")
     target = replace(target, notes=(*asked.notes, *target.notes))
     return edits.configuring(host, target, edits.recorded(footprint.files), host.root)
 
@@ -88,7 +88,7 @@ def unconfigure(typed: Typed, how: How, root: str, leave: Leave) -> None:
     asked = wanted(typed, place)
 
     def planning(host: LocalHost, footprint: Footprint) -> CtkPlan:
-        return edits.unconfiguring(edits.find(host, asked.row, asked.wish, image=place != "/"), footprint.files)
+        return edits.unconfiguring(edits.find(host, asked.row, asked.desired, image=place != "/"), footprint.files)
 
     edit("ctk runtime unconfigure", "unconfigure", planning, how, place, leave)
 
@@ -249,8 +249,8 @@ def check(typed: Typed, how: How, root: str) -> None:
 def _as_found(host: LocalHost, asked: Wanted, footprint: Footprint) -> CtkPlan:
     """The plan; where only the program's path is spelled otherwise, as setup spells it, one without changes."""
     plan = _configuring(host, asked, footprint)
-    if plan.written and asked.wish.binary == BARE:
-        by_path = _configuring(host, replace(asked, wish=replace(asked.wish, binary=INSTALLED)), footprint)
+    if plan.written and asked.desired.binary == BARE:
+        by_path = _configuring(host, replace(asked, desired=replace(asked.desired, binary=INSTALLED)), footprint)
         return plan if by_path.written else by_path
     return plan
 

@@ -50,10 +50,10 @@ def config(words: Sequence[str], where: Where, how: How) -> None:
             f"and never writes {where.output}",
             hint="leave one of them out",
         )
-    wished, place = toolkit.settings(words), checked_root(where.root)
+    desired, place = toolkit.settings(words), checked_root(where.root)
     path = absolute("--config-file", where.file or usual(os.environ, image=place != "/"), place)
     target = path if where.in_place else absolute("--output", where.output, place)
-    _answer("ctk config", lambda host: workflow.configuring(host, path, wished, target), place, target, where, how)
+    _answer("ctk config", lambda host: workflow.configuring(host, path, desired, target), place, target, where, how)
 
 
 def default(where: Where, how: How) -> None:

@@ -37,7 +37,7 @@ from gpunode.host.locks import wait_until_ended, wait_until_free
 from gpunode.host.port import OnProgress, Progress, Settled, Simulation, Workloads, unheard
 from gpunode.host.process import CommandLog, Consent, Finished, Runner
 from gpunode.host.services import Services
-from gpunode.runtimes import Configured
+from gpunode.runtimes import ObservedConfig
 from gpunode.runtimes import runtime as runtime_row
 
 if TYPE_CHECKING:
@@ -170,7 +170,7 @@ class LocalHost:
             hint=f"journalctl -u {unit} -n 50\nwhat the unit's command line sets cannot be set in the file",
         )
 
-    def effective(self, name: str) -> Configured | None:
+    def effective(self, name: str) -> ObservedConfig | None:
         """What the container runtime has; see ``runtime.effective``."""
         return runtime.effective(self.runner, name)
 

@@ -28,13 +28,13 @@ from gpunode.runtimes.containerd_files import (
 )
 from gpunode.runtimes.containerd_plugin import is_of_runc, why_runc
 from gpunode.runtimes.model import (
-    Configured,
+    ConfigEdit,
+    DesiredConfig,
     Edit,
-    Edited,
     Files,
-    Former,
+    ObservedConfig,
+    RecordedEdit,
     Runtime,
-    Wish,
     after_edits,
     satisfies,
     with_whole_path,
@@ -53,55 +53,55 @@ __all__ = [
 ]
 
 
-def reads(files: Files, wish: Wish) -> tuple[str, ...]:
+def reads(files: Files, desired: DesiredConfig) -> tuple[str, ...]:
     """The paths and patterns that containerd reads, as far as ``files`` tell, and those that say how it is started."""
     # Its own alone: a unit is no configuration that could import another.
     started_by = containerd_unit.reads(files)
     own = {path: content for path, content in files.items() if path not in started_by and not is_unit_file(path)}
-    return (*containerd_files.reads(own, _here(files, wish)), *started_by)
+    return (*containerd_files.reads(own, _here(files, desired)), *started_by)
 
 
-def located(row: Runtime, files: Files, wish: Wish) -> Runtime:
+def located(row: Runtime, files: Files, desired: DesiredConfig) -> Runtime:
     """``row`` with the configuration that containerd's unit names, unless one is asked for, or a product brings it."""
-    named = None if row.product else _named(files, wish)
+    named = None if row.product else _named(files, desired)
     return replace(row, config=named.path) if named else row
 
 
-def _here(files: Files, wish: Wish) -> Wish:
-    """``wish`` for the configuration that containerd's unit names, unless one is asked for."""
-    named = _named(files, wish)
-    return replace(wish, config=named.path) if named else wish
+def _here(files: Files, desired: DesiredConfig) -> DesiredConfig:
+    """``desired`` for the configuration that containerd's unit names, unless one is asked for."""
+    named = _named(files, desired)
+    return replace(desired, config=named.path) if named else desired
 
 
-def _named(files: Files, wish: Wish) -> containerd_unit.Named | None:
+def _named(files: Files, desired: DesiredConfig) -> containerd_unit.Named | None:
     """The configuration that containerd's unit names in the usual one's place; None where one is asked for."""
-    named = None if wish.config else containerd_unit.named(files)
+    named = None if desired.config else containerd_unit.named(files)
     return named if named and named.path != CONFIG else None
 
 
-def inspect(files: Files, wish: Wish = Wish()) -> Configured:  # noqa: B008 - frozen
+def inspect(files: Files, desired: DesiredConfig = DesiredConfig()) -> ObservedConfig:  # noqa: B008 - frozen
     """What the files say, merged as containerd merges them; missing or empty ones say nothing.
 
     Raises:
         Refused: one is not TOML, or not shaped as containerd's configuration.
     """
-    wish = _here(files, wish)
-    return _configured(load(files, wish), wish)
+    desired = _here(files, desired)
+    return _configured(load(files, desired), desired)
 
 
-def dump(data: bytes) -> Configured:
+def dump(data: bytes) -> ObservedConfig:
     """What ``containerd config dump`` printed: the configuration as the daemon itself reads it.
 
     Raises:
         Refused: it is not what that command prints.
     """
-    return _configured((read(data, DUMP),), Wish())
+    return _configured((read(data, DUMP),), DesiredConfig())
 
 
-def _configured(loaded: Sequence[ConfigFile], wish: Wish) -> Configured:
+def _configured(loaded: Sequence[ConfigFile], desired: DesiredConfig) -> ObservedConfig:
     for file in loaded:
         _check_plugin(file)
-    plugin = effective(loaded, wish)
+    plugin = effective(loaded, desired)
     containerd = plugin.get("containerd", {})
     handlers, cgroup = {}, {}
     for name, handler in containerd.get("runtimes", {}).items():
@@ -110,9 +110,9 @@ def _configured(loaded: Sequence[ConfigFile], wish: Wish) -> Configured:
         handlers[name] = str(options.get("BinaryName", "")) if runs else ""
         if "SystemdCgroup" in options:
             cgroup[name] = options["SystemdCgroup"]
-    return Configured(
+    return ObservedConfig(
         handlers,
-        NAMELESS if overruling(plugin, wish) else containerd.get("default_runtime_name") or None,
+        NAMELESS if overruling(plugin, desired) else containerd.get("default_runtime_name") or None,
         any(file.disabled for file in loaded),
         plugin.get("enable_cdi"),
         cgroup,
@@ -133,16 +133,16 @@ def _check_plugin(file: ConfigFile) -> None:
     file.flag(file.plugin, (*file.cri, "enable_cdi"))
 
 
-def configure(files: Files, wish: Wish) -> Edited:
+def configure(files: Files, desired: DesiredConfig) -> ConfigEdit:
     """The edits that register the NVIDIA handler as requested; none if it is registered already.
 
     Raises:
         Refused: a file cannot be read, cannot be edited without harm, or would be overruled by another.
     """
-    named = _named(files, wish)
+    named = _named(files, desired)
     if named is None:
-        return _configure(files, wish)
-    edited = _configure(files, replace(wish, config=named.path))
+        return _configure(files, desired)
+    edited = _configure(files, replace(desired, config=named.path))
     if any(edit.path == named.path for edit in edited.edits):
         _check_own(named)
     return replace(edited, how=f"{edited.how}; {named.said_in} makes containerd read {named.path} instead of {CONFIG}")
@@ -164,32 +164,32 @@ def _check_own(named: containerd_unit.Named) -> None:
     )
 
 
-def _configure(files: Files, wish: Wish) -> Edited:
-    root = wish.config or CONFIG
-    wish = absolute(wish, root)
-    loaded = load(files, wish)
-    present = _configured(loaded, wish)
-    how = _how(loaded[0], wish)
-    if not wish.exact and satisfies(present, wish) and not (wish.enable_cri and present.cri_disabled):
-        return Edited((), how)
+def _configure(files: Files, desired: DesiredConfig) -> ConfigEdit:
+    root = desired.config or CONFIG
+    desired = absolute(desired, root)
+    loaded = load(files, desired)
+    present = _configured(loaded, desired)
+    how = _how(loaded[0], desired)
+    if not desired.exact and satisfies(present, desired) and not (desired.enable_cri and present.cri_disabled):
+        return ConfigEdit((), how)
     # Only where a file must be edited.
     from gpunode.runtimes import containerd_editing, containerd_notes
 
-    _check_schema(loaded, wish)
-    contents = containerd_editing.Editing(files, loaded, wish).contents()
+    _check_schema(loaded, desired)
+    contents = containerd_editing.Editing(files, loaded, desired).contents()
     edits = tuple(
         Edit(path, files.get(path), content, root if path not in files and root in files else "")
         for path, content in contents.items()
         if content != files.get(path)
     )
-    after = after_edits(files, Edited(edits))
-    _check_effective(after, wish, present)
-    if "runc" in _configured(load(after, wish), wish).handlers.keys() - present.handlers.keys():
-        how = f"{how}; {why_runc(loaded[0].read_as, wish)}"
-    return Edited(edits, how, tuple(containerd_notes.notes(loaded, after, inspect(after, wish), wish)))
+    after = after_edits(files, ConfigEdit(edits))
+    _check_effective(after, desired, present)
+    if "runc" in _configured(load(after, desired), desired).handlers.keys() - present.handlers.keys():
+        how = f"{how}; {why_runc(loaded[0].read_as, desired)}"
+    return ConfigEdit(edits, how, tuple(containerd_notes.notes(loaded, after, inspect(after, desired), desired)))
 
 
-def unconfigure(files: Files, wish: Wish, former: Mapping[str, Former]) -> Edited:
+def unconfigure(files: Files, desired: DesiredConfig, former: Mapping[str, RecordedEdit]) -> ConfigEdit:
     """The edits that remove the handler; see ``containerd_removal``, which few commands need.
 
     Raises:
@@ -197,36 +197,36 @@ def unconfigure(files: Files, wish: Wish, former: Mapping[str, Former]) -> Edite
     """
     from gpunode.runtimes import containerd_removal
 
-    return containerd_removal.unconfigure(files, _here(files, wish), former)
+    return containerd_removal.unconfigure(files, _here(files, desired), former)
 
 
-def absolute(wish: Wish, path: str) -> Wish:
-    """``wish`` with the path at which nvidia-container-toolkit installs its runtime; containerd searches no PATH.
+def absolute(desired: DesiredConfig, path: str) -> DesiredConfig:
+    """``desired`` with the path at which nvidia-container-toolkit installs its runtime; containerd searches no PATH.
 
     Raises:
         Refused: a path in it is relative to nobody knows what, or its drop-in is the file at ``path``.
     """
-    if wish.drop_in and not wish.drop_in.startswith("/"):
+    if desired.drop_in and not desired.drop_in.startswith("/"):
         raise Refused(
-            f"the drop-in's path {wish.drop_in!r} is not absolute",
+            f"the drop-in's path {desired.drop_in!r} is not absolute",
             why="containerd would resolve it relative to the file that imports it",
             hint=f"give its full path, such as {DROP_IN}",
         )
-    if wish.drop_in == path:
+    if desired.drop_in == path:
         raise Refused(
             f"{path} is the configuration file itself, not a drop-in",
             why="it would import itself",
             hint="leave --drop-in-config out; --mode in-place edits the configuration itself",
         )
-    return with_whole_path(wish, "containerd does not search for it as a shell does", f"{path}: ")
+    return with_whole_path(desired, "containerd does not search for it as a shell does", f"{path}: ")
 
 
-def _how(root: ConfigFile, wish: Wish) -> str:
+def _how(root: ConfigFile, desired: DesiredConfig) -> str:
     """Which files are edited, and why these."""
-    if wish.mode != "auto":
-        return "as a drop-in, as requested" if wish.mode == "drop-in" else "in place, as requested"
-    version = ".".join(map(str, wish.version)) if wish.version else ""
-    if is_drop_in(root, wish):
+    if desired.mode != "auto":
+        return "as a drop-in, as requested" if desired.mode == "drop-in" else "in place, as requested"
+    version = ".".join(map(str, desired.version)) if desired.version else ""
+    if is_drop_in(root, desired):
         return f"as a drop-in: containerd {version or 'of schema 4'} merges it with the rest, key by key"
     before = (
         f"containerd {version} lets" if version else "which containerd reads it is not known, and before 2.1 it lets"
@@ -234,7 +234,7 @@ def _how(root: ConfigFile, wish: Wish) -> str:
     return f"in place: {before} a drop-in replace the whole CRI table"
 
 
-def _check_schema(loaded: Sequence[ConfigFile], wish: Wish) -> None:
+def _check_schema(loaded: Sequence[ConfigFile], desired: DesiredConfig) -> None:
     """Refuses what is no schema of containerd's, and a drop-in for the one that has none."""
     for file in loaded:
         if file.schema not in CRI_PLUGINS:
@@ -244,7 +244,7 @@ def _check_schema(loaded: Sequence[ConfigFile], wish: Wish) -> None:
                 hint=f"`containerd config default` shows a schema that your containerd knows; move {file.path} to it",
             )
     root = loaded[0]
-    if root.schema != 1 or wish.mode != "drop-in":
+    if root.schema != 1 or desired.mode != "drop-in":
         return
     why = "without `version = 2` containerd reads the file as schema 1, which has other names for everything"
     if line := _stray_version(root):
@@ -264,21 +264,21 @@ def _stray_version(root: ConfigFile) -> int:
     return 0
 
 
-def _check_effective(files: Files, wish: Wish, before: Configured) -> None:
+def _check_effective(files: Files, desired: DesiredConfig, before: ObservedConfig) -> None:
     """Refuses what another file overrules."""
-    loaded = load(files, wish)
-    found = _configured(loaded, wish)
-    meant_default = wish.handler if wish.default and found.default != NAMELESS else found.default
-    if wish.not_default and found.default == wish.handler:
+    loaded = load(files, desired)
+    found = _configured(loaded, desired)
+    meant_default = desired.handler if desired.default and found.default != NAMELESS else found.default
+    if desired.not_default and found.default == desired.handler:
         meant_default = "runc"
-    if found.handlers.get(wish.handler) == wish.binary and found.default == meant_default:
+    if found.handlers.get(desired.handler) == desired.binary and found.default == meant_default:
         return
     guilty = [file.path for file in loaded[1:] if file.has_plugin]
     read_by = guilty[-1] if guilty else loaded[0].path
     raise Refused(
-        f"{read_by} overrides the runtime {wish.handler} of {loaded[0].path}",
+        f"{read_by} overrides the runtime {desired.handler} of {loaded[0].path}",
         why="containerd reads it later, so its CRI table wins"
-        + ("" if before.handlers.get(wish.handler) else "; it does not have the runtime yet"),
+        + ("" if before.handlers.get(desired.handler) else "; it does not have the runtime yet"),
         hint=f"gpunode ctk runtime configure --runtime containerd --mode in-place edits the file that wins; "
         f"or remove the table from {read_by}",
     )

@@ -21,8 +21,8 @@ from gpunode.runtimes.containerd_files import (
     merges,
     read,
 )
-from gpunode.runtimes.containerd_plugin import Surroundings, wished
-from gpunode.runtimes.model import Files, Wish
+from gpunode.runtimes.containerd_plugin import Surroundings, with_handler
+from gpunode.runtimes.model import DesiredConfig, Files
 from gpunode.runtimes.tomlread import Document
 
 _Contents: TypeAlias = dict[str, bytes | None]
@@ -31,67 +31,67 @@ _Contents: TypeAlias = dict[str, bytes | None]
 class Editing:
     """The files as they shall be, worked out from those that are there."""
 
-    def __init__(self, files: Files, loaded: Sequence[ConfigFile], wish: Wish) -> None:
-        self.files, self.loaded, self.wish, self.root = files, loaded, wish, loaded[0]
+    def __init__(self, files: Files, loaded: Sequence[ConfigFile], desired: DesiredConfig) -> None:
+        self.files, self.loaded, self.desired, self.root = files, loaded, desired, loaded[0]
 
     def contents(self) -> _Contents:
         """Each file that may change, in the order of writing."""
-        changed = self._by_drop_in() if is_drop_in(self.root, self.wish) else self._in_place()
-        if self.wish.enable_cri:
+        changed = self._by_drop_in() if is_drop_in(self.root, self.desired) else self._in_place()
+        if self.desired.enable_cri:
             for file in self.loaded:
                 if file.disabled:
-                    now = read(changed.get(file.path, self.files.get(file.path)), file.path, self.wish)
+                    now = read(changed.get(file.path, self.files.get(file.path)), file.path, self.desired)
                     changed[file.path] = self._edited(now, _with_cri(now))
         return changed
 
     def _in_place(self) -> _Contents:
         file = self._file_that_counts()
-        plugin = wished(file.plugin, Surroundings(self._inherited(), file.read_as, self._is_loaded), self.wish)
+        plugin = with_handler(file.plugin, Surroundings(self._inherited(), file.read_as, self._is_loaded), self.desired)
         return {file.path: self._edited(file, _with_plugin(file, plugin))}
 
     def _file_that_counts(self) -> ConfigFile:
         """The last one with a CRI table where that stands alone, or with an entry of ours; else the root."""
-        if merges(self.root.schema, self.wish):
+        if merges(self.root.schema, self.desired):
             return next((file for file in reversed(counting(self.loaded)) if self._has_entry(file)), self.root)
         return next(reversed(counting(self.loaded)), self.root)
 
     def _has_entry(self, file: ConfigFile) -> bool:
-        return self.wish.handler in file.table((*file.cri, "containerd", "runtimes"))
+        return self.desired.handler in file.table((*file.cri, "containerd", "runtimes"))
 
     def _inherited(self) -> Document:
         """The CRI table whose runtimes the handler's entry is copied from."""
-        plugin = effective(self.loaded, self.wish)
-        if self.wish.source is None:
+        plugin = effective(self.loaded, self.desired)
+        if self.desired.source is None:
             return plugin
-        told = read(self.wish.source, DUMP)
+        told = read(self.desired.source, DUMP)
         # A daemon tells its configuration in the newest schema that it knows, which has other keys.
         return merged(plugin, told.plugin) if told.schema == self.root.schema else plugin
 
     def _by_drop_in(self) -> _Contents:
         path = self._drop_in_path()
-        present = read(self.files.get(path), path, self.wish)
+        present = read(self.files.get(path), path, self.desired)
         if present.schema != self.root.schema:
             # containerd 2 stops reading the root's settings by it, or does not start (aicr issue 1688).
-            present = read(None, path, self.wish)
-        theirs = present if self.wish.others is None else read(self.wish.others or None, path, self.wish)
-        theirs = theirs if theirs.schema == self.root.schema else read(None, path, self.wish)
+            present = read(None, path, self.desired)
+        theirs = present if self.desired.others is None else read(self.desired.others or None, path, self.desired)
+        theirs = theirs if theirs.schema == self.root.schema else read(None, path, self.desired)
         own = theirs.table(self.root.cri)
         others = [file for file in self.loaded if file.path != path]
-        base = effective(others, self.wish)
-        if self.wish.source is not None and (told := read(self.wish.source, DUMP)).schema == self.root.schema:
+        base = effective(others, self.desired)
+        if self.desired.source is not None and (told := read(self.desired.source, DUMP)).schema == self.root.schema:
             base = told.plugin
         beside = Surroundings(base, self.root.schema, self._is_loaded, own)
-        plugin = wished(_without_default(merged(base, own), base, self.wish), beside, self.wish)
-        if self.wish.mode == "auto":
-            plugin = _ours(plugin, base, own, self.wish)
+        plugin = with_handler(_without_default(merged(base, own), base, self.desired), beside, self.desired)
+        if self.desired.mode == "auto":
+            plugin = _ours(plugin, base, own, self.desired)
         document = {**theirs.document, "version": self.root.schema}
         document["plugins"] = {**theirs.document.get("plugins", {}), self.root.cri[1]: plugin}
         return {path: self._edited(present, document), self.root.path: self._importing(path)}
 
     def _drop_in_path(self) -> str:
         """Where asked; else in a folder that is imported already, the usual one before others."""
-        if self.wish.drop_in or self.wish.mode != "auto":
-            return self.wish.drop_in or DROP_IN
+        if self.desired.drop_in or self.desired.mode != "auto":
+            return self.desired.drop_in or DROP_IN
         name = posixpath.basename(DROP_IN)
         folders = [posixpath.dirname(place) for place in self.root.imports if place.endswith("/*.toml")]
         absolute = [posixpath.join(posixpath.dirname(self.root.path), folder) for folder in folders]
@@ -102,10 +102,10 @@ class Editing:
         """The root file, with the import of ``path`` that it needs."""
         root, pattern = self.root, posixpath.join(posixpath.dirname(path), "*.toml")
         pattern = pattern if path.endswith(".toml") else path
-        is_read = pattern in root.imports if self.wish.mode != "auto" else any(imports_of(root, path))
+        is_read = pattern in root.imports if self.desired.mode != "auto" else any(imports_of(root, path))
         if is_read:
             return self.files.get(root.path)
-        if self.wish.mode == "auto" and self._asleep(path):
+        if self.desired.mode == "auto" and self._asleep(path):
             pattern = path  # others in that folder are read by nobody so far, and need not be meant to
         return self.with_imports([*root.imports, pattern])
 
@@ -122,7 +122,7 @@ class Editing:
 
     @property
     def _is_loaded(self) -> bool:
-        return self.wish.enable_cri or not any(file.disabled for file in self.loaded)
+        return self.desired.enable_cri or not any(file.disabled for file in self.loaded)
 
     def _edited(self, file: ConfigFile, document: Document) -> bytes | None:
         return edited(file, document, self.files.get(file.path))
@@ -141,27 +141,27 @@ def _with_cri(file: ConfigFile) -> Document:
     return {**file.document, "disabled_plugins": kept}
 
 
-def _without_default(plugin: Document, base: Document, wish: Wish) -> Document:
+def _without_default(plugin: Document, base: Document, desired: DesiredConfig) -> Document:
     """``plugin`` with the default of ``base``, where our handler is the default and shall no longer be.
 
     Source: nvidia-container-toolkit@v1.20.0 leaves its handler out as the default of a drop-in when not asked for it.
     """
     containerd = plugin.get("containerd", {})
-    if wish.default or not wish.exact or containerd.get("default_runtime_name") != wish.handler:
+    if desired.default or not desired.exact or containerd.get("default_runtime_name") != desired.handler:
         return plugin
     others = {key: value for key, value in containerd.items() if key != "default_runtime_name"}
     former = base.get("containerd", {}).get("default_runtime_name", "")
-    default = {"default_runtime_name": former} if former and former != wish.handler else {}
+    default = {"default_runtime_name": former} if former and former != desired.handler else {}
     return {**plugin, "containerd": {**others, **default}}
 
 
-def _ours(plugin: Document, base: Document, own: Document, wish: Wish) -> Document:
+def _ours(plugin: Document, base: Document, own: Document, desired: DesiredConfig) -> Document:
     """What a drop-in must say so that it and ``base`` amount to ``plugin``: the whole entry, and differences."""
     kept = merged(own)
-    kept.get("containerd", {}).get("runtimes", {}).pop(wish.handler, None)
+    kept.get("containerd", {}).get("runtimes", {}).pop(desired.handler, None)
     if "default_runtime_name" not in plugin.get("containerd", {}):
         kept.get("containerd", {}).pop("default_runtime_name", None)
-    entry = {"containerd": {"runtimes": {wish.handler: plugin["containerd"]["runtimes"][wish.handler]}}}
+    entry = {"containerd": {"runtimes": {desired.handler: plugin["containerd"]["runtimes"][desired.handler]}}}
     return merged(kept, _differing(plugin, base), entry)
 
 
@@ -178,7 +178,7 @@ def _differing(table: Document, base: Document) -> Document:
     return found
 
 
-def staged_imports(files: Files, wish: Wish, changed: Collection[str]) -> Mapping[str, bytes]:
+def staged_imports(files: Files, desired: DesiredConfig, changed: Collection[str]) -> Mapping[str, bytes]:
     """What stands in for imported files in a trial, by their paths: those that changed, and none with imports.
 
     The root's stand-in imports all of them itself; else a file that names another would bring the present one.
@@ -186,7 +186,7 @@ def staged_imports(files: Files, wish: Wish, changed: Collection[str]) -> Mappin
     Raises:
         Refused: a file cannot be read, or its imports cannot be taken out.
     """
-    loaded = load(files, wish)
+    loaded = load(files, desired)
     wanted = [file for file in loaded[1:] if file.path in changed or file.imports]
     return {file.path: _without_imports(file, files[file.path]) for file in wanted}
 
@@ -195,15 +195,15 @@ def _without_imports(file: ConfigFile, content: bytes) -> bytes:
     return edited(file, {key: value for key, value in file.document.items() if key != "imports"}, content) or b""
 
 
-def staged_root(files: Files, wish: Wish, staged: Mapping[str, str]) -> bytes:
+def staged_root(files: Files, desired: DesiredConfig, staged: Mapping[str, str]) -> bytes:
     """The root file as containerd shall read it for a trial: what it imports is in the files that ``staged`` names.
 
     Raises:
         Refused: a file cannot be read, or its imports cannot be changed.
     """
-    root = wish.config or CONFIG
-    loaded = load(files, wish)
+    root = desired.config or CONFIG
+    loaded = load(files, desired)
     if not staged:
         return files.get(root, b"")
     imports = [staged.get(file.path, file.path) for file in loaded[1:]]
-    return Editing(files, loaded, wish).with_imports(imports) or b""
+    return Editing(files, loaded, desired).with_imports(imports) or b""

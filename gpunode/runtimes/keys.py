@@ -12,7 +12,7 @@ from typing import Any
 
 from gpunode import merging
 from gpunode.errors import Refused
-from gpunode.runtimes.model import Former
+from gpunode.runtimes.model import RecordedEdit
 from gpunode.runtimes.text import decode, encode, same
 from gpunode.runtimes.tomlread import Document, Path, parse, put
 
@@ -72,7 +72,7 @@ def gone_too(after: bytes | None, now: bytes, result: bytes, path: str) -> tuple
     return tuple(".".join(keys) for keys in sorted(found - left - kept))
 
 
-def about(former: Former, handler: str, path: str, copied: Collection[str] = ()) -> Former | None:
+def about(former: RecordedEdit, handler: str, path: str, copied: Collection[str] = ()) -> RecordedEdit | None:
     """What gpunode made of a file as far as it is about one handler; None where it is about others alone.
 
     A record of several handlers is cut down to the one: what it was before keeps the others, as gpunode left them. It
@@ -89,10 +89,10 @@ def about(former: Former, handler: str, path: str, copied: Collection[str] = ())
     before, after = (language.parse(decode(data, path)) for data in (former.before, former.after))
     kept = _with_entry_of(before, after, handler)
     edited = language.edit(decode(former.after, path), after, kept)
-    return former if edited is None else Former(encode(edited, former.after), former.after)
+    return former if edited is None else RecordedEdit(encode(edited, former.after), former.after)
 
 
-def entries_changed(former: Former, path: str) -> frozenset[str]:
+def entries_changed(former: RecordedEdit, path: str) -> frozenset[str]:
     """The handlers whose entries gpunode added, changed or took out; none where the file is no such configuration."""
     language = _language(path)
     try:
@@ -102,9 +102,9 @@ def entries_changed(former: Former, path: str) -> frozenset[str]:
     return frozenset(_differing_entries(before, after))
 
 
-def took_out(former: Former, handler: str, path: str) -> bool:
+def took_out(former: RecordedEdit, handler: str, path: str) -> bool:
     """Whether gpunode took the handler's entry out of the file."""
-    had, has = (handler in entries_changed(Former(None, data), path) for data in (former.before, former.after))
+    had, has = (handler in entries_changed(RecordedEdit(None, data), path) for data in (former.before, former.after))
     return had and not has
 
 

@@ -9,10 +9,19 @@ from itertools import takewhile
 
 from gpunode.errors import Refused
 from gpunode.runtimes.keys import about, entries_changed, taken_back, took_out
-from gpunode.runtimes.model import RUNC_FAMILY, Edit, Edited, Files, Former, Runtime, Wish, after_edits
+from gpunode.runtimes.model import (
+    RUNC_FAMILY,
+    ConfigEdit,
+    DesiredConfig,
+    Edit,
+    Files,
+    RecordedEdit,
+    Runtime,
+    after_edits,
+)
 
 # Of each file what gpunode made of it, newest first.
-Recorded = Mapping[str, Sequence[Former]]
+Recorded = Mapping[str, Sequence[RecordedEdit]]
 
 
 def others_in(path: str, files: Files, recorded: Recorded) -> bytes | None:
@@ -23,7 +32,7 @@ def others_in(path: str, files: Files, recorded: Recorded) -> bytes | None:
     return left
 
 
-def removed(row: Runtime, desired: Wish, files: Files, recorded: Recorded) -> Edited:
+def removed(row: Runtime, desired: DesiredConfig, files: Files, recorded: Recorded) -> ConfigEdit:
     """The edits that take ``desired.handler`` out.
 
     Raises:
@@ -34,7 +43,7 @@ def removed(row: Runtime, desired: Wish, files: Files, recorded: Recorded) -> Ed
         # Nothing on record is left to be taken back: what is there goes by its name.
         _refuse_foreign(row, desired, files)
         rounds = (row.unconfigure(files, desired, {}),)
-    after = after_edits(files, Edited(tuple(_joined(rounds))))
+    after = after_edits(files, ConfigEdit(tuple(_joined(rounds))))
     if dangling := _dangling(row, desired, files, after):
         rounds = (*rounds, row.unconfigure(after, replace(desired, handler=dangling), {}))
     edits = tuple(_joined(rounds))
@@ -44,10 +53,10 @@ def removed(row: Runtime, desired: Wish, files: Files, recorded: Recorded) -> Ed
             f"{row.id} still has a runtime {desired.handler}: an entry that gpunode has on no record stays; the same "
             "command, run again, takes it out by its name"
         )
-    return Edited(edits, rounds[0].how, tuple(dict.fromkeys(notes)))
+    return ConfigEdit(edits, rounds[0].how, tuple(dict.fromkeys(notes)))
 
 
-def _by_record(row: Runtime, desired: Wish, files: Files, recorded: Recorded) -> Iterator[Edited]:
+def _by_record(row: Runtime, desired: DesiredConfig, files: Files, recorded: Recorded) -> Iterator[ConfigEdit]:
     """What takes back the recorded edits, newest first: a file written between two of them goes back through both."""
     handler = desired.handler
     copied = _from_before(row, desired, files, recorded) - {handler}
@@ -64,13 +73,13 @@ def _by_record(row: Runtime, desired: Wish, files: Files, recorded: Recorded) ->
             files = after_edits(files, edited)
 
 
-def _others(row: Runtime, desired: Wish, files: Files, recorded: Recorded) -> frozenset[str]:
+def _others(row: Runtime, desired: DesiredConfig, files: Files, recorded: Recorded) -> frozenset[str]:
     """The other handlers that gpunode added and that are still there."""
     made = (entries_changed(each, path) for path, formers in recorded.items() for each in formers)
     return frozenset().union(*made) & row.inspect(files, desired).handlers.keys() - {desired.handler, *RUNC_FAMILY}
 
 
-def _from_before(row: Runtime, desired: Wish, files: Files, recorded: Recorded) -> frozenset[str]:
+def _from_before(row: Runtime, desired: DesiredConfig, files: Files, recorded: Recorded) -> frozenset[str]:
     """The handlers that were there before gpunode and run what they ran then; a drop-in may repeat them."""
     first = {path: formers[-1].before for path, formers in recorded.items() if path in files}
     then = {path: content for path, content in {**files, **first}.items() if content is not None}
@@ -79,14 +88,14 @@ def _from_before(row: Runtime, desired: Wish, files: Files, recorded: Recorded) 
 
 
 def _concerned(
-    former: Mapping[str, Former], handler: str, others: Collection[str], copied: Collection[str]
-) -> dict[str, Former]:
+    former: Mapping[str, RecordedEdit], handler: str, others: Collection[str], copied: Collection[str]
+) -> dict[str, RecordedEdit]:
     """What is about ``handler``; what is about none, such as an import, only when no other needs it."""
     cut = ((path, about(each, handler, path, copied)) for path, each in former.items())
     return {path: one for path, one in cut if one is not None and (not others or entries_changed(one, path))}
 
 
-def _dangling(row: Runtime, desired: Wish, before: Files, after: Files) -> str:
+def _dangling(row: Runtime, desired: DesiredConfig, before: Files, after: Files) -> str:
     """The former default that came back, where it is the name of a handler that has gone meanwhile; else empty."""
     was, now = (row.inspect(files, desired) for files in (before, after))
     name = now.default or ""
@@ -94,7 +103,7 @@ def _dangling(row: Runtime, desired: Wish, before: Files, after: Files) -> str:
     return "" if is_there or name == was.default else name
 
 
-def _refuse_foreign(row: Runtime, desired: Wish, files: Files) -> None:
+def _refuse_foreign(row: Runtime, desired: DesiredConfig, files: Files) -> None:
     """Nothing, unless the handler is one that neither gpunode nor nvidia-ctk can have added.
 
     Raises:
@@ -111,7 +120,7 @@ def _refuse_foreign(row: Runtime, desired: Wish, files: Files) -> None:
     )
 
 
-def _joined(rounds: Iterable[Edited]) -> Iterator[Edit]:
+def _joined(rounds: Iterable[ConfigEdit]) -> Iterator[Edit]:
     """One edit for each path; a way that leads back to where it began is none."""
     found: dict[str, Edit] = {}
     for edit in (edit for one in rounds for edit in one.edits):

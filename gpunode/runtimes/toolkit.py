@@ -232,18 +232,18 @@ class Machine:
     real_ldconfig: bool = False
 
 
-def default(machine: Machine, wished: Sequence[Setting] = ()) -> str:
+def default(machine: Machine, desired: Sequence[Setting] = ()) -> str:
     """The text of a file that is made anew."""
     values: dict[str, Usual | Value | None] = {key.name: key.default for key in KEYS}
     if machine.suse:
         values[f"{_CLI}.user"] = "root:video"
     if machine.real_ldconfig:
         values[_LDCONFIG.name] = "@/sbin/ldconfig.real"
-    return _written({**values, **_values(wished)})
+    return _written({**values, **_values(desired)})
 
 
-def _values(wished: Sequence[Setting]) -> dict[str, Value | None]:
-    return {setting.key.name: setting.value for setting in wished}
+def _values(desired: Sequence[Setting]) -> dict[str, Value | None]:
+    return {setting.key.name: setting.value for setting in desired}
 
 
 def _written(values: Mapping[str, Usual | Value | None]) -> str:
@@ -274,12 +274,12 @@ def _statement(key: Key, value: Value | Usual) -> str:
     return tomltext.edit("", {}, {key.path[-1]: plain}).strip()
 
 
-def configure(data: bytes | None, wished: Sequence[Setting], machine: Machine, path: str = CONFIG) -> bytes:
-    """The file as ``wished``; the same bytes when it says all of that already.
+def configure(data: bytes | None, desired: Sequence[Setting], machine: Machine, path: str = CONFIG) -> bytes:
+    """The file as ``desired``; the same bytes when it says all of that already.
 
     Args:
         data: the file as it is; None where there is none: it is made anew. An empty one gets no usual values.
-        wished: later ones win.
+        desired: later ones win.
         machine: that the file is for.
         path: of the file, for messages.
 
@@ -288,14 +288,14 @@ def configure(data: bytes | None, wished: Sequence[Setting], machine: Machine, p
     """
     text, document = _parsed(data, path)
     if data is None:
-        text = default(machine, wished)
-    elif not text.strip() and any(setting.value is not None for setting in wished):
-        text = _written(_values(wished))
+        text = default(machine, desired)
+    elif not text.strip() and any(setting.value is not None for setting in desired):
+        text = _written(_values(desired))
     document = parse(text)
-    for setting in wished:
+    for setting in desired:
         text = _edited(text, document, setting, path)
         document = parse(text)
-    if any(setting.key in (_LDCONFIG, _FOREIGN_LDCONFIG) for setting in wished):
+    if any(setting.key in (_LDCONFIG, _FOREIGN_LDCONFIG) for setting in desired):
         _check_ldconfig(document)
     return encode(text, data)
 

@@ -26,7 +26,7 @@ from gpunode.facts.model import Facts, Known, Unknown, holds, known
 from gpunode.facts.probes import TOOLKIT_PROGRAM
 from gpunode.facts.project import PLAN
 from gpunode.recipe import Recipe
-from gpunode.runtimes import Runtime, Wish, runtime
+from gpunode.runtimes import DesiredConfig, Runtime, runtime
 from gpunode.runtimes.found import States, contents, in_facts
 from gpunode.runtimes.installations import Chosen, chosen, kubelet_using, with_kubelets_driver
 from gpunode.steps.access import closing, exposed, why_closed, why_open
@@ -87,12 +87,12 @@ def _configured(recipe: Recipe, facts: Facts, place: Chosen) -> Planned | Refusa
 
 def _standing_default(recipe: Recipe, row: Runtime, present: States) -> tuple[str, ...]:
     """That NVIDIA's runtime is the default although the recipe does not say so."""
-    wish = Wish()
-    if recipe.runtime.default is not None or row.inspect(contents(present), wish).default != wish.handler:
+    desired = DesiredConfig()
+    if recipe.runtime.default is not None or row.inspect(contents(present), desired).default != desired.handler:
         return ()
     return (
         (
-            f"{wish.handler} is the default runtime of {row.id} and stays so, because the recipe does not set "
+            f"{desired.handler} is the default runtime of {row.id} and stays so, because the recipe does not set "
             "runtime.default; runtime.default = false removes it"
         ),
     )
@@ -150,8 +150,8 @@ def packaged_version(row: Runtime, packages: Mapping[str, PackageState]) -> tupl
     return tuple(int(number) for number in numbers[0].split(".")) if numbers else None
 
 
-def _desired(recipe: Recipe, row: Runtime, facts: Facts) -> Wish:
-    return Wish(
+def _desired(recipe: Recipe, row: Runtime, facts: Facts) -> DesiredConfig:
+    return DesiredConfig(
         default=recipe.runtime.default is True,
         not_default=recipe.runtime.default is False,
         # A product gives its kubelet and its containerd one driver; a recipe for kubeadm's kubelet is not about it.

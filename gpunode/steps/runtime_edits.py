@@ -10,7 +10,7 @@ from gpunode.command import Command, sudo_gpunode
 from gpunode.errors import Refused
 from gpunode.facts.model import Facts, Known, Unit
 from gpunode.facts.probes import TOOLKIT_LIST
-from gpunode.runtimes import Configured, Edited, Files, Runtime, Wish, after_edits
+from gpunode.runtimes import ConfigEdit, DesiredConfig, Files, ObservedConfig, Runtime, after_edits
 from gpunode.runtimes.found import States, contents, file_changes
 from gpunode.steps.outcome import Planned
 
@@ -27,7 +27,7 @@ class Target:
     """
 
     row: Runtime
-    desired: Wish
+    desired: DesiredConfig
     present: States
     facts: Facts
     notes: tuple[str, ...] = ()
@@ -86,7 +86,7 @@ def configuring(target: Target) -> Planned:
     return replace(planned, notes=(*planned.notes, *_cri_notes(target, after)))
 
 
-def planned_edits(target: Target, edited: Edited, reason: str, meant: RuntimeExpectation) -> Planned:
+def planned_edits(target: Target, edited: ConfigEdit, reason: str, meant: RuntimeExpectation) -> Planned:
     """The plan that makes the ``edited`` files, or has a daemon read them that is older than they are.
 
     Args:
@@ -116,7 +116,7 @@ def reread(target: Target, paths: Iterable[str], reason: str) -> Planned:
     return Planned(changes, reason, disrupts=_disrupts(target, trigger))
 
 
-def _unread(target: Target, edited: Edited) -> Planned | None:
+def _unread(target: Target, edited: ConfigEdit) -> Planned | None:
     """What has the daemon read the files that are younger than it; None where none is, or a time is unknown."""
     row, unit, changed_at = target.row, target.unit, target.facts.changed_at
     if target.trigger is None:
@@ -136,7 +136,7 @@ def _has_looked(target: Target) -> bool:
     return unit is not None and unit.started_at is not None and came is not None and unit.started_at > came
 
 
-def _overlooked(target: Target, edited: Edited) -> tuple[str, ...]:
+def _overlooked(target: Target, edited: ConfigEdit) -> tuple[str, ...]:
     """That a product which registers the handler by itself has not done so although it could."""
     if not edited.restart or not _has_looked(target):
         return ()
@@ -155,7 +155,7 @@ def _masked(target: Target) -> tuple[str, ...]:
     return (f"{target.row.unit} is masked, so nothing reads {target.main} until it is unmasked",)
 
 
-def _cri_notes(target: Target, after: Configured) -> tuple[str, ...]:
+def _cri_notes(target: Target, after: ObservedConfig) -> tuple[str, ...]:
     """That no kubelet can use the runtime as it is configured; nothing where one can."""
     if not after.cri_disabled:
         return ()
@@ -169,7 +169,7 @@ def _cri_notes(target: Target, after: Configured) -> tuple[str, ...]:
     )
 
 
-def _check_default(row: Runtime, desired: Wish, after: Configured) -> None:
+def _check_default(row: Runtime, desired: DesiredConfig, after: ObservedConfig) -> None:
     if desired.not_default and after.default == desired.handler:
         raise Refused(
             f"{desired.handler} is the default runtime of {row.id}, and the recipe says runtime.default = false",
@@ -178,7 +178,7 @@ def _check_default(row: Runtime, desired: Wish, after: Configured) -> None:
         )
 
 
-def _default(desired: Wish) -> str:
+def _default(desired: DesiredConfig) -> str:
     if desired.not_default:
         return f"; {desired.handler} is not the default runtime"
     return f"; {desired.handler} is the default runtime" if desired.default else ""

@@ -19,7 +19,7 @@ from gpunode.facts.project import PLAN, project
 from gpunode.host.port import HostView
 from gpunode.recipe import Recipe
 from gpunode.redaction.secrets import text as redact
-from gpunode.runtimes import RUNTIMES, Runtime, Wish
+from gpunode.runtimes import RUNTIMES, DesiredConfig, Runtime
 from gpunode.runtimes.found import by_looking
 from gpunode.runtimes.installations import placed
 from gpunode.steps import mig
@@ -31,7 +31,7 @@ from gpunode.steps.toolkit import CONFIG, CONFIG_FROM
 # More than there are commands, as a rule: one that hangs must not keep the others waiting.
 _SIDE_BY_SIDE = 64
 _LONGEST_WORDS = 120
-# The step of packages that the package manager brings along, by no step's own wish.
+# The step of packages that the package manager brings along, that no step asks for.
 DEPENDENCIES = "dependencies"
 
 
@@ -131,7 +131,7 @@ def look_around(host: HostView, wanted: Sequence[Probe], *, image: bool = False)
         ask(LSPCI)
     for row in _rows(evidence, image=image):
         with suppress(GpunodeError):  # whoever needs the file says what is wrong with it
-            by_looking(ask, row, Wish())
+            by_looking(ask, row, DesiredConfig())
     return evidence
 
 

@@ -13,7 +13,7 @@ from gpunode.facts.model import Unit
 from gpunode.host.port import Host, HostView, Settled
 from gpunode.host.runtime import differences
 from gpunode.journal.store import Store
-from gpunode.runtimes import Configured, Runtime
+from gpunode.runtimes import ObservedConfig, Runtime
 from gpunode.steps.runtime_edits import reread
 from gpunode.workflow.apply import Applier, failure_recorded
 from gpunode.workflow.converge import StagePlan, StepPlan, survey
@@ -22,7 +22,7 @@ from gpunode.workflow.events import Observer
 from gpunode.workflow.setup import NO_DAEMON, refuse_while_running
 
 CtkVerb: TypeAlias = Literal["configure", "unconfigure"]
-Effective: TypeAlias = Callable[[str], Configured | None]
+Effective: TypeAlias = Callable[[str], ObservedConfig | None]
 _BOOTED = "/run/systemd/system"
 _NOT_ASKED = "not restarted: --restart was not given"
 

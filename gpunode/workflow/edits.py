@@ -17,7 +17,7 @@ from gpunode.host.port import HostView
 from gpunode.journal.footprint import FileTrail
 from gpunode.recipe import Driver, Recipe
 from gpunode.recipe import Runtime as RecipeRuntime
-from gpunode.runtimes import Former, Runtime, Wish
+from gpunode.runtimes import DesiredConfig, RecordedEdit, Runtime
 from gpunode.runtimes.found import States, by_looking, contents
 from gpunode.runtimes.installations import chosen, has_products, kubelet_using, with_kubelets_driver
 from gpunode.runtimes.removal import Recorded, others_in, removed
@@ -85,7 +85,7 @@ class CtkPlan:
 
 
 def find(
-    host: HostView, row: Runtime, desired: Wish, dumps: Sequence[Sequence[str]] = (), *, image: bool = False
+    host: HostView, row: Runtime, desired: DesiredConfig, dumps: Sequence[Sequence[str]] = (), *, image: bool = False
 ) -> Target:
     """The runtime that is meant: of containerds the one that the kubelet uses, unless a file is named.
 
@@ -117,7 +117,7 @@ def find(
 def looked_at(
     host: HostView,
     row: Runtime,
-    desired: Wish,
+    desired: DesiredConfig,
     facts: Facts,
     notes: tuple[str, ...] = (),
     *,
@@ -145,7 +145,7 @@ def looked_at(
 
 
 def _version(
-    host: HostView, row: Runtime, desired: Wish, dumps: Sequence[Sequence[str]], *, image: bool
+    host: HostView, row: Runtime, desired: DesiredConfig, dumps: Sequence[Sequence[str]], *, image: bool
 ) -> tuple[int, ...] | None:
     """What the program says of itself; of an image, whose programs are not run to look at it, what dpkg says."""
     if image:
@@ -256,7 +256,7 @@ def _with_folders(change: FileChange, trails: Mapping[str, FileTrail]) -> FileCh
 def recorded(trails: Mapping[str, FileTrail]) -> Recorded:
     """What gpunode did to each file, newest first; nothing of what is forgotten."""
     return {
-        path: tuple(Former(_bytes(span.before), _bytes(span.after)) for span in reversed(trail.spans))
+        path: tuple(RecordedEdit(_bytes(span.before), _bytes(span.after)) for span in reversed(trail.spans))
         for path, trail in trails.items()
         if not trail.forgotten
     }

@@ -20,15 +20,15 @@ _OS_RELEASE = ("/etc/os-release", "/usr/lib/os-release")
 _REAL_LDCONFIG = "/sbin/ldconfig.real"
 
 
-def configuring(host: HostView, path: str, wished: Sequence[Setting], target: str = "") -> CtkPlan:
-    """What makes ``target``, or ``path`` itself, the file at ``path`` with all that is ``wished``.
+def configuring(host: HostView, path: str, desired: Sequence[Setting], target: str = "") -> CtkPlan:
+    """What makes ``target``, or ``path`` itself, the file at ``path`` with all that is ``desired``.
 
     Raises:
         Refused: the file cannot be read or edited; see ``toolkit.configure``.
         Undetermined: only root may read it.
     """
     present = one_by_looking(host.look, path).get(path)
-    content = toolkit.configure(present.content if present else None, wished, machine(host), path)
+    content = toolkit.configure(present.content if present else None, desired, machine(host), path)
     how = "in place" if target in {"", path} else f"made of {path}"
     return _plan(host, target or path, content, present, how)
 

@@ -49,7 +49,7 @@ from gpunode.facts.model import (
 )
 from gpunode.host.port import Action, Simulation
 from gpunode.recipe import Driver, Recipe, Runtime
-from gpunode.runtimes import Wish, runtime
+from gpunode.runtimes import DesiredConfig, runtime
 from gpunode.runtimes.toolkit import CONFIG, settings
 from gpunode.steps.blacklist import BLACKLIST
 from gpunode.steps.persistence import UNIT as PERSISTENCED
@@ -293,11 +293,11 @@ def _fresh(snapshot: Snapshot, device: str) -> Facts:
 def _set_up(fresh: Facts, version: str, runtime: str) -> Facts:
     """The node as gpunode leaves it with that driver; a driver older than its archives go has its distribution's."""
     gpus = tuple(lookup(one.device) for one in known(fresh.devices, ()))
-    wish = Driver(version=version.partition(".")[0])
-    chosen = choose(gpus, wish)
+    desired = Driver(version=version.partition(".")[0])
+    chosen = choose(gpus, desired)
     if not isinstance(chosen, Choice):
         return _by_distribution(fresh, version)
-    recipe = Recipe("law", driver=wish, runtime=Runtime(name=runtime))
+    recipe = Recipe("law", driver=desired, runtime=Runtime(name=runtime))
     facts = after(fresh, planned(recipe, fresh))
     facts = _with_driver(facts, version)
     facts = after(facts, planned(recipe, facts))
@@ -649,5 +649,5 @@ def ctk_changes(evidence: Evidence, name: str, given: Mapping[str, Any]) -> CtkP
     if name == "config":
         return toolkit_config.configuring(host, given["config_file"] or CONFIG, settings(given["set_"]))
     cdi, cri, default = given["cdi_enabled"], given["enable_cri"], given["nvidia_set_as_default"]
-    wish = Wish(config=given["config"], default=default, cdi=cdi, enable_cri=cri)
-    return edits.configuring(host, edits.find(host, runtime(given["runtime"]), wish))
+    desired = DesiredConfig(config=given["config"], default=default, cdi=cdi, enable_cri=cri)
+    return edits.configuring(host, edits.find(host, runtime(given["runtime"]), desired))

@@ -12,7 +12,7 @@ from gpunode.facts.derive import derive
 from gpunode.facts.evidence import Capture, Ownership
 from gpunode.facts.model import Facts
 from gpunode.facts.project import project
-from gpunode.runtimes import Wish, after_edits, runtime
+from gpunode.runtimes import DesiredConfig, after_edits, runtime
 from gpunode.steps.runtime_config import RUNTIME_CONFIG
 from tests.unit.steps.machines import CONTAINERD, DAEMON_JSON, machine, planned, recipe, unit
 
@@ -21,7 +21,7 @@ FILES = {"containerd": CONTAINERD, "docker": DAEMON_JSON}
 
 def node(name: str, changed: float | None = 50.0, **more: Any) -> Facts:
     """A node whose runtime is configured, with a file that was changed then."""
-    content = after_edits({}, runtime(name).configure({}, Wish(version=(1, 6))))[FILES[name]]
+    content = after_edits({}, runtime(name).configure({}, DesiredConfig(version=(1, 6))))[FILES[name]]
     facts = machine(files={FILES[name]: content}, packages={name: "1.6-1"}, units={f"{name}.service": unit(**more)})
     return facts if changed is None else replace(facts, changed_at={FILES[name]: changed})
 

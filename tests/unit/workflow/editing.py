@@ -11,7 +11,7 @@ from gpunode.errors import ChangeFailed
 from gpunode.facts.derive import about_runtime
 from gpunode.facts.evidence import Capture, Found, Ownership, Probe, encode_found
 from gpunode.journal.store import Store
-from gpunode.runtimes import Wish, runtime
+from gpunode.runtimes import DesiredConfig, runtime
 from gpunode.steps.runtime_edits import Target
 from gpunode.workflow import ctk, edits
 from gpunode.workflow.ctk import Asked, CtkVerb, Done
@@ -30,9 +30,9 @@ PLAIN = b"""version = 2 # ours
 [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
   runtime_type = "io.containerd.runc.v2"
 """
-IN_DROP_IN = Wish(binary="nvidia-container-runtime", mode="drop-in", exact=True)
+IN_DROP_IN = DesiredConfig(binary="nvidia-container-runtime", mode="drop-in", exact=True)
 IN_PLACE = replace(IN_DROP_IN, mode="in-place")
-DOCKER = Wish(binary="nvidia-container-runtime", exact=True)
+DOCKER = DesiredConfig(binary="nvidia-container-runtime", exact=True)
 
 
 class Machine(Node):
@@ -66,11 +66,13 @@ class Machine(Node):
         return {path: state.content for path, state in self.files.items() if state is not None}
 
 
-def target_of(host: Machine, desired: Wish = IN_DROP_IN, row: str = "containerd") -> Target:
+def target_of(host: Machine, desired: DesiredConfig = IN_DROP_IN, row: str = "containerd") -> Target:
     return edits.looked_at(host, runtime(row), desired, about_runtime({}))
 
 
-def plan_of(host: Machine, desired: Wish = IN_DROP_IN, row: str = "containerd", store: Store | None = None) -> CtkPlan:
+def plan_of(
+    host: Machine, desired: DesiredConfig = IN_DROP_IN, row: str = "containerd", store: Store | None = None
+) -> CtkPlan:
     recorded = edits.recorded(store.footprint().files) if store else {}
     return edits.configuring(host, target_of(host, desired, row), recorded)
 
@@ -79,11 +81,11 @@ def made(host: Machine, store: Store, plan: CtkPlan, verb: CtkVerb = "configure"
     return ctk.carry_out(plan, host, store, Asked(verb, "test", restart=restart), silent)
 
 
-def configured(host: Machine, store: Store, desired: Wish = IN_DROP_IN, row: str = "containerd") -> Done:
+def configured(host: Machine, store: Store, desired: DesiredConfig = IN_DROP_IN, row: str = "containerd") -> Done:
     return made(host, store, plan_of(host, desired, row))
 
 
-def unconfigured(host: Machine, store: Store, desired: Wish = IN_DROP_IN, row: str = "containerd") -> CtkPlan:
+def unconfigured(host: Machine, store: Store, desired: DesiredConfig = IN_DROP_IN, row: str = "containerd") -> CtkPlan:
     plan = edits.unconfiguring(target_of(host, desired, row), store.footprint().files)
     made(host, store, plan, "unconfigure")
     return plan

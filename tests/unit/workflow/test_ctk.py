@@ -15,7 +15,7 @@ from gpunode.facts.evidence import Capture, Probe
 from gpunode.facts.probes import unit_probe
 from gpunode.host.port import Settled
 from gpunode.journal.store import Store
-from gpunode.runtimes import Configured, Wish, runtime
+from gpunode.runtimes import DesiredConfig, ObservedConfig, runtime
 from gpunode.workflow import ctk, rollback, standing
 from gpunode.workflow.ctk import Asked
 from gpunode.workflow.events import silent
@@ -76,11 +76,11 @@ def test_what_it_wrote_is_gpunodes_for_a_removal(store: Store) -> None:
     assert store.footprint().files == {}
 
 
-@pytest.mark.parametrize("wish", [IN_DROP_IN, IN_PLACE, replace(IN_PLACE, default=True, cdi=True)])
-def test_unconfigure_brings_an_untouched_file_back_to_the_byte(wish: Wish, store: Store) -> None:
+@pytest.mark.parametrize("desired", [IN_DROP_IN, IN_PLACE, replace(IN_PLACE, default=True, cdi=True)])
+def test_unconfigure_brings_an_untouched_file_back_to_the_byte(desired: DesiredConfig, store: Store) -> None:
     host = Machine({CONTAINERD: PLAIN})
-    configured(host, store, wish)
-    plan = unconfigured(host, store, wish)
+    configured(host, store, desired)
+    plan = unconfigured(host, store, desired)
     assert host.contents == {CONTAINERD: PLAIN}
     assert plan.trigger == RESTART
     assert [run.verb for run in store.runs()] == ["configure", "unconfigure"]
@@ -219,12 +219,12 @@ def test_a_daemon_older_than_its_file_has_not_read_it(changed: float | None, unr
 
 @pytest.mark.parametrize("row", ["docker", "containerd"])
 def test_a_daemon_that_has_failed_has_read_nothing(row: str, store: Store) -> None:
-    wish, main, unit = (DOCKER, DAEMON_JSON, "docker") if row == "docker" else (IN_DROP_IN, CONTAINERD, "containerd")
+    desired, main, unit = (DOCKER, DAEMON_JSON, "docker") if row == "docker" else (IN_DROP_IN, CONTAINERD, "containerd")
     files = {DAEMON_JSON: b"{}\n", CONTAINERD: PLAIN}
     failed = RUNS.replace("containerd", unit).replace("=active", "=failed").replace("MainPID=1", "MainPID=0")
     host = Machine({main: files[main]}, {" ".join(unit_probe(f"{unit}.service").argv): failed})
-    configured(host, store, wish, row)
-    plan = plan_of(host, wish, row)
+    configured(host, store, desired, row)
+    plan = plan_of(host, desired, row)
     assert plan.files == ()
     (again,) = ctk.asked_for(plan, restart=True).files
     assert again.before == again.after
@@ -244,7 +244,7 @@ def test_a_daemon_that_is_starting_may_fail_yet(store: Store) -> None:
 
 
 def effective(handlers: Mapping[str, str]) -> ctk.Effective:
-    return lambda _: Configured(handlers)
+    return lambda _: ObservedConfig(handlers)
 
 
 def test_the_verdict_looks_at_the_files_first_and_then_at_the_daemon(store: Store) -> None:
@@ -272,7 +272,7 @@ def test_a_daemon_whose_parser_cannot_read_its_files_has_something_else(store: S
     host = Machine({CONTAINERD: PLAIN}, {UNIT: RUNS})
     configured(host, store)
 
-    def broken(_: str) -> Configured | None:
+    def broken(_: str) -> ObservedConfig | None:
         raise ChangeFailed("containerd does not say", why="toml: line 3")
 
     assert "toml: line 3" in ctk.verdict(plan_of(host), broken, is_live=True).otherwise
@@ -288,10 +288,10 @@ def test_a_daemon_whose_parser_cannot_read_its_files_has_something_else(store: S
     ],
 )
 def test_a_restart_that_nobody_could_make_is_noticed(row: str, beside: set[str], skipped: bool, store: Store) -> None:
-    wish, main = (DOCKER, DAEMON_JSON) if row == "docker" else (IN_DROP_IN, CONTAINERD)
+    desired, main = (DOCKER, DAEMON_JSON) if row == "docker" else (IN_DROP_IN, CONTAINERD)
     places = {"socket": runtime(row).socket, "systemd": "/run/systemd/system"}
     host = Machine({main: b"{}\n" if row == "docker" else PLAIN, **{places[name]: b"" for name in beside}})
-    plan = plan_of(host, wish, row)
+    plan = plan_of(host, desired, row)
     assert plan.trigger is not None
     told = (Settled(plan.trigger, 0.0, "systemd is not running here"),)
     assert ctk.was_skipped(host, plan, ctk.Done("1", told)) is skipped

@@ -12,7 +12,7 @@ from gpunode.facts.derive import about_runtime
 from gpunode.facts.model import Known, Kubelet
 from gpunode.facts.probes import TOOLKIT_LIST
 from gpunode.journal.store import Store
-from gpunode.runtimes import Runtime, Wish, runtime
+from gpunode.runtimes import DesiredConfig, Runtime, runtime
 from gpunode.runtimes.installations import chosen
 from gpunode.workflow import ctk, edits
 from gpunode.workflow.ctk import Asked
@@ -27,7 +27,7 @@ CONFIG, DROP_IN = f"{FOLDER}/config.toml", f"{FOLDER}/config-v3.toml.d/99-nvidia
 WITH_FOLDER = (VECTORS / "019-ctd-k3s-v3" / "input.toml").read_bytes()
 OLDER = WITH_FOLDER.replace(b"imports = ", b"# imports = ")
 K0S = b'# k0s_managed=true\nversion = 3\nimports = ["/etc/k0s/containerd.d/*.toml"]\n'
-WISH = Wish(exact=True)
+WISH = DesiredConfig(exact=True)
 
 
 def row_of(kubelet: Kubelet, files: dict[str, bytes]) -> Runtime:

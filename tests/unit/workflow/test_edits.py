@@ -13,7 +13,7 @@ from gpunode.errors import Refused
 from gpunode.facts.derive import about_runtime
 from gpunode.journal.footprint import FileTrail
 from gpunode.journal.store import Store
-from gpunode.runtimes import Configured, Edit, Edited, Files, Former, Runtime, Wish, runtime
+from gpunode.runtimes import ConfigEdit, DesiredConfig, Edit, Files, ObservedConfig, RecordedEdit, Runtime, runtime
 from gpunode.steps.runtime_edits import Target
 from gpunode.workflow import edits
 from tests.unit.steps.machines import CONTAINERD, DAEMON_JSON
@@ -32,7 +32,7 @@ from tests.unit.workflow.editing import (
 )
 
 
-def target(host: Machine, row: Runtime, desired: Wish = IN_PLACE) -> Target:
+def target(host: Machine, row: Runtime, desired: DesiredConfig = IN_PLACE) -> Target:
     return edits.looked_at(host, row, desired, about_runtime({}))
 
 
@@ -65,31 +65,31 @@ def test_a_drop_in_beside_a_configuration_of_a_users_own_is_that_users(store: St
 
 def test_a_file_that_was_written_between_two_runs_goes_back_through_both() -> None:
     """Byte for byte from the last of them, else what was written in between would be lost."""
-    asked: list[tuple[bytes | None, Former]] = []
+    asked: list[tuple[bytes | None, RecordedEdit]] = []
 
-    def unconfigure(files: Files, _: Wish, former: Mapping[str, Former]) -> Edited:
+    def unconfigure(files: Files, _: DesiredConfig, former: Mapping[str, RecordedEdit]) -> ConfigEdit:
         now, was = files.get(CONTAINERD), former[CONTAINERD]
         asked.append((now, was))
-        return Edited((Edit(CONTAINERD, now, was.before if now == was.after else b"A, theirs"),))
+        return ConfigEdit((Edit(CONTAINERD, now, was.before if now == was.after else b"A, theirs"),))
 
     a, b, c, d = (FileState(text) for text in (b"A", b"B", b"B, theirs", b"D, theirs"))
     trail = FileTrail((FileChange(CONTAINERD, a, b), FileChange(CONTAINERD, c, d)), "runtime")
-    row = replace(runtime("containerd"), unconfigure=unconfigure, inspect=lambda _files, _wish: Configured())
+    row = replace(runtime("containerd"), unconfigure=unconfigure, inspect=lambda _files, _desired: ObservedConfig())
     plan = edits.unconfiguring(target(Machine({CONTAINERD: d}), row), {CONTAINERD: trail})
     assert asked == [
-        (b"D, theirs", Former(b"B, theirs", b"D, theirs")),
-        (b"B, theirs", Former(b"A", b"B")),
+        (b"D, theirs", RecordedEdit(b"B, theirs", b"D, theirs")),
+        (b"B, theirs", RecordedEdit(b"A", b"B")),
     ]
     assert [(change.before, change.after) for change in plan.files] == [(d, FileState(b"A, theirs"))]
 
 
 def test_what_is_forgotten_is_no_former_state() -> None:
     forgotten = FileTrail((FileChange(CONTAINERD, None, FileState(b"")),), "runtime", forgotten=True)
-    seen: list[Mapping[str, Former]] = []
+    seen: list[Mapping[str, RecordedEdit]] = []
 
-    def unconfigure(_files: Files, _: Wish, former: Mapping[str, Former]) -> Edited:
+    def unconfigure(_files: Files, _: DesiredConfig, former: Mapping[str, RecordedEdit]) -> ConfigEdit:
         seen.append(former)
-        return Edited(())
+        return ConfigEdit(())
 
     row = replace(runtime("containerd"), unconfigure=unconfigure)
     edits.unconfiguring(target(Machine({CONTAINERD: PLAIN}), row), {CONTAINERD: forgotten})
@@ -102,7 +102,7 @@ def test_the_folder_that_was_made_for_a_drop_in_goes_with_it() -> None:
     host.files[DROP_IN] = FileState(b"x")
     trails = {DROP_IN: FileTrail((span,), "runtime")}
     row = replace(
-        runtime("containerd"), unconfigure=lambda _files, _wish, _former: Edited((Edit(DROP_IN, b"x", None),))
+        runtime("containerd"), unconfigure=lambda _files, _desired, _former: ConfigEdit((Edit(DROP_IN, b"x", None),))
     )
     (change,) = edits.unconfiguring(target(host, row, IN_DROP_IN), trails).files
     assert change.folders == ("/etc/containerd/conf.d",)
@@ -128,25 +128,25 @@ def test_docker_reloads_for_a_runtime_and_restarts_for_a_feature(store: Store) -
 )
 def test_the_version_is_as_the_program_tells_it(printed: str, version: tuple[int, ...] | None) -> None:
     host = Machine({}, {"containerd --version": printed})
-    assert edits.find(host, runtime("containerd"), Wish()).desired.version == version
+    assert edits.find(host, runtime("containerd"), DesiredConfig()).desired.version == version
 
 
 def test_dockers_version_is_asked_for_where_cdi_hangs_on_it() -> None:
     host = Machine({}, {"dockerd --version": "Docker version 28.5.2+dfsg4, build 3ef3c07c\n"})
-    assert edits.find(host, runtime("docker"), Wish(cdi=True)).desired.version == (28, 5, 2)
-    assert edits.find(host, runtime("docker"), Wish()).desired.version is None
+    assert edits.find(host, runtime("docker"), DesiredConfig(cdi=True)).desired.version == (28, 5, 2)
+    assert edits.find(host, runtime("docker"), DesiredConfig()).desired.version is None
 
 
 def test_the_first_dump_that_is_there_is_the_source() -> None:
     dumps = (("crio", "status", "config"), ("crio-status", "config"))
     host = Machine({}, {"crio-status config": "[crio]\n"})
-    assert edits.find(host, runtime("containerd"), Wish(), dumps).desired.source == b"[crio]\n"
+    assert edits.find(host, runtime("containerd"), DesiredConfig(), dumps).desired.source == b"[crio]\n"
 
 
 def test_a_dump_that_fails_is_told_in_the_programs_own_words(monkeypatch: pytest.MonkeyPatch) -> None:
     host = Machine({})
     with pytest.raises(Refused, match="containerd config dump"):
-        edits.find(host, runtime("containerd"), Wish(), (("containerd", "config", "dump"),))
+        edits.find(host, runtime("containerd"), DesiredConfig(), (("containerd", "config", "dump"),))
 
 
 def test_a_dry_run_shows_the_drop_in_first_and_what_counts_last(store: Store) -> None:
@@ -191,7 +191,7 @@ def test_a_kubelet_gets_its_cri_plugin_and_its_cgroup_driver_where_there_is_none
     text: bytes, systemd: bool
 ) -> None:
     host = Machine({CONTAINERD: text, **KUBELET})
-    wish = edits.find(host, runtime("containerd"), IN_PLACE, image=True).desired
-    assert (wish.enable_cri, wish.systemd_cgroup) == (True, systemd)
+    desired = edits.find(host, runtime("containerd"), IN_PLACE, image=True).desired
+    assert (desired.enable_cri, desired.systemd_cgroup) == (True, systemd)
     bare = edits.find(Machine({CONTAINERD: text}), runtime("containerd"), IN_PLACE, image=True).desired
     assert (bare.enable_cri, bare.systemd_cgroup) == (False, False)
