@@ -45,13 +45,13 @@ class Leave:
         dry_run: not even that.
         restart: have the daemon read them.
         allow_disruption: also where that stops containers.
-        lock_timeout_s: how long they wait while another gpunode is at work.
+        lock_timeout: how many seconds they wait while another gpunode is at work.
     """
 
     dry_run: bool = False
     restart: bool = False
     allow_disruption: bool = False
-    lock_timeout_s: float = LOCK_TIMEOUT_S
+    lock_timeout: float = LOCK_TIMEOUT_S
 
 
 Planning = Callable[[LocalHost, Footprint], CtkPlan]
@@ -111,8 +111,8 @@ def edit(
     screen, log = how.screen(), CommandLog("ctk", root=place)
     stop = Stop(screen.stopping)
     store = Store(place, announce=announcer(place))
-    host = LocalHost(place, stop.heeded(screen.progress), log, lock_timeout_s=leave.lock_timeout_s)
-    with screen, alone(store, host, screen, leave.lock_timeout_s, others=False), stop:
+    host = LocalHost(place, stop.heeded(screen.progress), log, lock_timeout_s=leave.lock_timeout)
+    with screen, alone(store, host, screen, leave.lock_timeout, others=False), stop:
         if (cut := swept(store, host)) is not None:
             screen.tell(Told(told(cut, "this command only edits the runtime's files")))
         plan = ctk.asked_for(_with_links(planning(host, store.footprint()), host), restart=leave.restart)
@@ -209,13 +209,13 @@ def _make_hook(typed: Typed, hook: Hook, how: How, place: str, leave: Leave) -> 
     """The OCI hook is written, or printed where no file is named; nothing else is touched."""
     from gpunode.runtimes import ocihook
 
-    if not hook.path.startswith("/"):
+    if not hook.hook_path.startswith("/"):
         raise UsageError(
-            f"--nvidia-runtime-hook-path={hook.path} is not an absolute path",
+            f"--nvidia-runtime-hook-path={hook.hook_path} is not an absolute path",
             why="container runtimes do not search PATH for hooks",
             hint="give the whole path: --nvidia-runtime-hook-path=/usr/bin/nvidia-container-runtime-hook",
         )
-    content, path = ocihook.hook(hook.path), absolute("--oci-hook-path", hook.file, place)
+    content, path = ocihook.hook(hook.hook_path), absolute("--oci-hook-path", hook.hook_file, place)
     note = f"--config-mode={typed.config_mode} is deprecated: CDI and the NVIDIA runtime have taken the place of hooks"
     if not path or leave.dry_run:
         if not how.json:

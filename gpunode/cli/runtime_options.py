@@ -57,12 +57,12 @@ class Hook:
     """The options of the hook mode.
 
     Attributes:
-        path: what the hook runs.
-        file: where it is written; empty prints it.
+        hook_path: what the hook runs.
+        hook_file: where it is written; empty prints it.
     """
 
-    path: str
-    file: str
+    hook_path: str
+    hook_file: str
 
 
 @dataclass(frozen=True, slots=True)

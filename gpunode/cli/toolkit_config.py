@@ -79,7 +79,7 @@ def _answer(
     command: str, planning: Callable[[HostView], CtkPlan], place: str, target: str, where: Where, how: How
 ) -> None:
     if target:
-        leave = Leave(lock_timeout_s=where.lock_timeout_s)
+        leave = Leave(lock_timeout=where.lock_timeout_s)
         edit(command, "configure", lambda host, _: planning(host), how, place, leave, _WITHOUT_ROOT)
         return
     (content,) = shown(planning(LocalHost(place)))

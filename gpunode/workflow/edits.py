@@ -131,7 +131,7 @@ def looked_at(
     files = by_looking(host.look, row, desired)
     row = row.located(row, contents(files), desired)
     desired = with_kubelets_driver(row, facts, desired, contents(files))
-    target = Target(row, desired, files, facts, notes)
+    target = Target(row, desired, files, replace(facts, changed_at={}), notes)
     if image or target.trigger is None:
         return target
     paths = sorted({*target.own, row.config, TOOLKIT_LIST})

@@ -648,6 +648,6 @@ def ctk_changes(evidence: Evidence, name: str, given: Mapping[str, Any]) -> CtkP
     host = Shown(evidence)
     if name == "config":
         return toolkit_config.configuring(host, given["config_file"] or CONFIG, settings(given["set_"]))
-    cdi, cri, default = given["cdi_enabled"], given["enable_cri"], given["nvidia_set_as_default"]
+    cdi, cri, default = given["cdi"], given["enable_cri"], given["default"]
     desired = DesiredConfig(config=given["config"], default=default, cdi=cdi, enable_cri=cri)
     return edits.configuring(host, edits.find(host, runtime(given["runtime"]), desired))
