@@ -59,11 +59,13 @@ class Target:
     def trigger(self) -> Trigger | None:
         """What makes its daemon read all of its files again; None where nothing need, or no unit runs it.
 
-        Of docker's file a reload takes all but the features.
+        A reload does not bring docker's features: where they are desired, nobody knows whether it has read them.
         """
-        if not self.row.unit or self.row.watches:
+        row, files = self.row, contents(self.present)
+        if not row.unit or row.watches:
             return None
-        return Trigger("reload" if self.row.reloads and not self.desired.cdi else "restart", self.row.unit)
+        reloads = row.reloads and (not self.desired.cdi or row.takes_on_reload({}, files, self.desired))
+        return Trigger("reload" if reloads else "restart", row.unit)
 
 
 def configuring(target: Target) -> Planned:
