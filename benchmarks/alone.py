@@ -62,7 +62,7 @@ def memory() -> None:
 
 def patching() -> None:
     """How the time of adding NVIDIA's runtime grows with the file: 1.0 is linear, 2.0 quadratic."""
-    from gpunode.runtimes import Wish, runtime
+    from gpunode.runtimes import DesiredConfig, runtime
 
     title("Patching: processor time by size of the file")
     for name, make in (("containerd", _containerd), ("docker", _docker)):
@@ -70,7 +70,8 @@ def patching() -> None:
         for entries in (50, 200, 800, 3200):
             content = make(entries)
             spent = min(
-                _timed(partial(runtime(name).configure, {runtime(name).config: content}, Wish())) for _ in range(3)
+                _timed(partial(runtime(name).configure, {runtime(name).config: content}, DesiredConfig()))
+                for _ in range(3)
             )
             growth = "" if before is None else _exponent(before, (len(content), spent))
             row(f"{name}, {len(content) / 1024:.0f} KiB", f"{spent * 1000:.1f} ms", growth)

@@ -48,16 +48,16 @@ def _measured(data: bytes, times: int) -> tuple[int, dict[str, float]]:
     """The file's lines, and what each takes."""
     import tomlkit
 
-    from gpunode.runtimes import Wish, runtime
+    from gpunode.runtimes import DesiredConfig, runtime
     from gpunode.runtimes.tomlread import parse
 
-    text, containerd, wish = data.decode(), runtime("containerd"), Wish(default=True, mode="in-place")
-    done = containerd.configure({containerd.config: data}, wish).edits[0].after or b""
+    text, containerd, desired = data.decode(), runtime("containerd"), DesiredConfig(default=True, mode="in-place")
+    done = containerd.configure({containerd.config: data}, desired).edits[0].after or b""
 
     def configured(content: bytes) -> Callable[[], object]:
         def work() -> object:
             parse.cache_clear()  # it is another run's file
-            return containerd.configure({containerd.config: content}, wish)
+            return containerd.configure({containerd.config: content}, desired)
 
         return work
 

@@ -18,7 +18,7 @@ from gpunode.cli.app import (
     RootOption,
 )
 from gpunode.cli.ctk_config import config_app
-from gpunode.cli.goflags import GoCommand, how_asked
+from gpunode.cli.goflags import GoCommand, given, how_asked
 
 app = typer.Typer(rich_markup_mode=None)
 runtime_app = typer.Typer(help="Add, remove or check the NVIDIA runtime.", no_args_is_help=True, rich_markup_mode=None)
@@ -89,22 +89,22 @@ def configure(
     ctx: typer.Context,
     runtime: RuntimeOption = "docker",
     config: ConfigOption = "",
-    drop_in_config: DropInOption = None,
+    drop_in: DropInOption = None,
     mode: ModeOption = "auto",
-    nvidia_runtime_name: NameOption = "nvidia",
-    nvidia_runtime_path: PathOption = "nvidia-container-runtime",
-    nvidia_set_as_default: DefaultOption = False,
-    cdi_enabled: CdiOption = False,
+    name: NameOption = "nvidia",
+    path: PathOption = "nvidia-container-runtime",
+    default: DefaultOption = False,
+    cdi: CdiOption = False,
     enable_cri: CriOption = False,
-    config_source: SourceOption = "file",
-    executable_path: ExecutableOption = "",
+    source: SourceOption = "file",
+    executable: ExecutableOption = "",
     config_mode: Annotated[
         str, typer.Option("--config-mode", metavar="MODE", help="config-file, or hook (deprecated): an OCI hook alone")
     ] = "",
-    oci_hook_path: Annotated[
+    hook_file: Annotated[
         str, typer.Option("--oci-hook-path", metavar="FILE", help="the OCI hook to write; empty prints it")
     ] = "",
-    nvidia_runtime_hook_path: Annotated[
+    hook_path: Annotated[
         str, typer.Option("--nvidia-runtime-hook-path", metavar="FILE", help="what the OCI hook runs")
     ] = "/usr/bin/nvidia-container-runtime-hook",
     dry_run: DryRunOption = False,
@@ -121,23 +121,8 @@ def configure(
     from gpunode.cli import configuring
     from gpunode.cli.runtime_options import Hook, Typed
 
-    typed = Typed(
-        runtime,
-        config,
-        drop_in_config,
-        mode,
-        nvidia_runtime_name,
-        nvidia_runtime_path,
-        default=nvidia_set_as_default,
-        cdi=cdi_enabled,
-        enable_cri=enable_cri,
-        source=config_source,
-        executable=executable_path,
-        config_mode=config_mode,
-    )
-    how = how_asked(ctx, json=json, verbose=verbose, debug=debug, quiet=quiet)
-    leave = configuring.Leave(dry_run, restart, allow_disruption, lock_timeout)
-    configuring.configure(typed, Hook(nvidia_runtime_hook_path, oci_hook_path), how, root, leave)
+    leave = given(ctx, configuring.Leave)
+    configuring.configure(given(ctx, Typed), given(ctx, Hook), how_asked(ctx), root, leave)
 
 
 @runtime_app.command("unconfigure", cls=GoCommand)
@@ -145,9 +130,9 @@ def unconfigure(
     ctx: typer.Context,
     runtime: RuntimeOption = "docker",
     config: ConfigOption = "",
-    drop_in_config: DropInOption = None,
-    nvidia_runtime_name: NameOption = "nvidia",
-    nvidia_runtime_path: PathOption = "nvidia-container-runtime",
+    drop_in: DropInOption = None,
+    name: NameOption = "nvidia",
+    path: PathOption = "nvidia-container-runtime",
     dry_run: DryRunOption = False,
     restart: RestartOption = False,
     allow_disruption: DisruptionOption = False,
@@ -165,9 +150,7 @@ def unconfigure(
     from gpunode.cli import configuring
     from gpunode.cli.runtime_options import Typed
 
-    typed = Typed(runtime, config, drop_in_config, name=nvidia_runtime_name, path=nvidia_runtime_path)
-    how = how_asked(ctx, json=json, verbose=verbose, debug=debug, quiet=quiet)
-    configuring.unconfigure(typed, how, root, configuring.Leave(dry_run, restart, allow_disruption, lock_timeout))
+    configuring.unconfigure(given(ctx, Typed), how_asked(ctx), root, given(ctx, configuring.Leave))
 
 
 @runtime_app.command("check", cls=GoCommand)
@@ -175,15 +158,15 @@ def check(
     ctx: typer.Context,
     runtime: RuntimeOption = "docker",
     config: ConfigOption = "",
-    drop_in_config: DropInOption = None,
+    drop_in: DropInOption = None,
     mode: ModeOption = "auto",
-    nvidia_runtime_name: NameOption = "nvidia",
-    nvidia_runtime_path: PathOption = "nvidia-container-runtime",
-    nvidia_set_as_default: DefaultOption = False,
-    cdi_enabled: CdiOption = False,
+    name: NameOption = "nvidia",
+    path: PathOption = "nvidia-container-runtime",
+    default: DefaultOption = False,
+    cdi: CdiOption = False,
     enable_cri: CriOption = False,
-    config_source: SourceOption = "file",
-    executable_path: ExecutableOption = "",
+    source: SourceOption = "file",
+    executable: ExecutableOption = "",
     root: RootOption = "/",
     json: JsonOption = False,
     verbose: VerboseOption = False,
@@ -197,17 +180,4 @@ def check(
     from gpunode.cli import configuring
     from gpunode.cli.runtime_options import Typed
 
-    typed = Typed(
-        runtime,
-        config,
-        drop_in_config,
-        mode,
-        nvidia_runtime_name,
-        nvidia_runtime_path,
-        default=nvidia_set_as_default,
-        cdi=cdi_enabled,
-        enable_cri=enable_cri,
-        source=config_source,
-        executable=executable_path,
-    )
-    configuring.check(typed, how_asked(ctx, json=json, verbose=verbose, debug=debug, quiet=quiet), root)
+    configuring.check(given(ctx, Typed), how_asked(ctx), root)

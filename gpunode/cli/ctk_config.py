@@ -57,7 +57,7 @@ def config(
     from gpunode.cli import toolkit_config
 
     where = toolkit_config.Where(config_file, output, root, in_place=in_place, lock_timeout_s=lock_timeout)
-    toolkit_config.config(set_, where, how_asked(ctx, json=json, verbose=verbose, debug=debug, quiet=quiet))
+    toolkit_config.config(set_, where, how_asked(ctx))
 
 
 def _default(
@@ -74,7 +74,7 @@ def _default(
     from gpunode.cli import toolkit_config
 
     where = toolkit_config.Where("", output, root, lock_timeout_s=lock_timeout)
-    toolkit_config.default(where, how_asked(ctx, json=json, verbose=verbose, debug=debug, quiet=quiet))
+    toolkit_config.default(where, how_asked(ctx))
 
 
 config_app.command("default", cls=GoCommand)(_default)

@@ -6,7 +6,8 @@ Source: Go's strconv.ParseBool; urfave/cli, with which nvidia-ctk reads its comm
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from typer.core import TyperCommand, TyperGroup
 
@@ -15,6 +16,7 @@ from gpunode.errors import UsageError
 if TYPE_CHECKING:
     from gpunode.cli.commands import How
 
+T = TypeVar("T")
 _TRUE = frozenset({"1", "t", "T", "true", "TRUE", "True"})
 _FALSE = frozenset({"0", "f", "F", "false", "FALSE", "False"})
 
@@ -35,14 +37,19 @@ class GoGroup(TyperGroup):
         return super().parse_args(ctx, translated(args, flags_of(self.params), valued_of(self.params)))
 
 
-def how_asked(ctx: Any, *, json: bool, verbose: bool, debug: bool, quiet: bool) -> How:
+def how_asked(ctx: Any) -> How:
     """How the answer is wanted, by the command's options or the group's; --quiet wins over --debug, as there."""
     from gpunode.cli.commands import How
 
-    group = ctx.obj or {}
-    return How(
-        json=json, verbose=verbose or debug or group.get("debug", False), quiet=quiet or group.get("quiet", False)
-    )
+    own, group = ctx.params, ctx.obj or {}
+    verbose = own["verbose"] or own["debug"] or group.get("debug", False)
+    return How(json=own["json"], verbose=verbose, quiet=own["quiet"] or group.get("quiet", False))
+
+
+def given(ctx: Any, kind: type[T]) -> T:
+    """Those of the command's options that ``kind``, a dataclass, has a field for; it has defaults for the others."""
+    names = (field.name for field in fields(kind))  # type: ignore[arg-type]  # typing has no name for dataclasses
+    return kind(**{name: ctx.params[name] for name in names if name in ctx.params})
 
 
 def flags_of(params: Iterable[object]) -> dict[str, str]:

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from gpunode.recipe import Recipe, VersionLock
     from gpunode.workflow.converge import StagePlan
     from gpunode.workflow.ctk import CtkVerb, Done, Verdict
-    from gpunode.workflow.edits import Draft
+    from gpunode.workflow.edits import CtkPlan
     from gpunode.workflow.recovery import Backlog
     from gpunode.workflow.rehearse import Rehearsal
     from gpunode.workflow.rollback import RollbackResult
@@ -260,29 +260,29 @@ class Screen(ReportScreen):
         if failure and not self._silent and not isinstance(failure, RebootRequired):
             standard_error().put(error_lines(failure))
 
-    def draft(self, verb: CtkVerb, draft: Draft) -> None:
+    def ctk_plan(self, verb: CtkVerb, plan: CtkPlan) -> None:
         """What is to be written into a runtime's files."""
-        from gpunode.cli.screen.edits import draft_lines
+        from gpunode.cli.screen.edits import plan_lines
 
-        self._put(*draft_lines(verb, draft, verbose=self._verbose))
+        self._put(*plan_lines(verb, plan, verbose=self._verbose))
 
-    def drafted(
-        self, verb: CtkVerb, draft: Draft, done: Done, following: str, failure: GpunodeError | None = None
+    def ctk_done(
+        self, verb: CtkVerb, plan: CtkPlan, done: Done, following: str, failure: GpunodeError | None = None
     ) -> None:
         """That it was, and the command that follows, if one does; ``failure``: why the daemon has not read it."""
-        from gpunode.cli.screen.edits import drafted_lines
+        from gpunode.cli.screen.edits import done_lines
 
         self._live.close()
         unread = failure is not None
-        self._put(*drafted_lines(verb, draft, done, self._argv, "" if unread else following, is_unread=unread))
+        self._put(*done_lines(verb, plan, done, self._argv, "" if unread else following, is_unread=unread))
         if failure and not self._silent:
             standard_error().put(error_lines(failure))
 
-    def verdict(self, draft: Draft, verdict: Verdict, following: str) -> None:
+    def verdict(self, plan: CtkPlan, verdict: Verdict, following: str) -> None:
         """Whether a runtime is as asked, and the command that has its daemon read the files, if one does."""
         from gpunode.cli.screen.edits import verdict_lines
 
-        self._put(*verdict_lines(draft, verdict, self._argv, following, verbose=self._verbose))
+        self._put(*verdict_lines(plan, verdict, self._argv, following, verbose=self._verbose))
 
     def forgetting(self, run: RunSummary) -> None:
         """What stops being undoable."""

@@ -1,4 +1,4 @@
-"""What was typed after ``gpunode ctk runtime``, in nvidia-ctk's words, as a wish. Pure but for the working folder.
+"""What was typed after ``gpunode ctk runtime``, as a desired configuration. Pure but for the working folder.
 
 Source: nvidia-container-toolkit@v1.20.0, cmd/nvidia-ctk/runtime/configure.
 """
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpunode.errors import UsageError
-from gpunode.runtimes import RUNTIMES, Runtime, Wish, runtime
+from gpunode.runtimes import RUNTIMES, DesiredConfig, Runtime, runtime
 from gpunode.runtimes.model import Mode
 
 _MODES = ("auto", "in-place", "drop-in")
@@ -57,12 +57,12 @@ class Hook:
     """The options of the hook mode.
 
     Attributes:
-        path: what the hook runs.
-        file: where it is written; empty prints it.
+        hook_path: what the hook runs.
+        hook_file: where it is written; empty prints it.
     """
 
-    path: str
-    file: str
+    hook_path: str
+    hook_file: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class Wanted:
     """
 
     row: Runtime
-    wish: Wish
+    desired: DesiredConfig
     dumps: tuple[tuple[str, ...], ...] = ()
     notes: tuple[str, ...] = ()
 
@@ -103,7 +103,7 @@ def wanted(typed: Typed, root: str) -> Wanted:
             hint="leave the option out, or name the program: --nvidia-runtime-path=/usr/bin/nvidia-container-runtime",
         )
     notes = tuple(_notes(typed, row))
-    wish = Wish(
+    desired = DesiredConfig(
         handler=typed.name,
         binary=typed.path,
         default=typed.default,
@@ -114,7 +114,7 @@ def wanted(typed: Typed, root: str) -> Wanted:
         enable_cri=typed.enable_cri,
         exact=True,
     )
-    return Wanted(row, wish, _dumps(typed), notes)
+    return Wanted(row, desired, _dumps(typed), notes)
 
 
 def _row(name: str) -> Runtime:

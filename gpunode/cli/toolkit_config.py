@@ -19,7 +19,7 @@ from gpunode.host.local import LocalHost
 from gpunode.host.port import HostView
 from gpunode.runtimes import toolkit
 from gpunode.workflow import toolkit_config as workflow
-from gpunode.workflow.edits import Draft, shown
+from gpunode.workflow.edits import CtkPlan, shown
 
 _BELOW = "nvidia-container-runtime/config.toml"
 _WITHOUT_ROOT = "without --in-place and --output it prints what it would write, and needs no root"
@@ -50,18 +50,18 @@ def config(words: Sequence[str], where: Where, how: How) -> None:
             f"and never writes {where.output}",
             hint="leave one of them out",
         )
-    wished, place = toolkit.settings(words), checked_root(where.root)
+    desired, place = toolkit.settings(words), checked_root(where.root)
     path = absolute("--config-file", where.file or usual(os.environ, image=place != "/"), place)
     target = path if where.in_place else absolute("--output", where.output, place)
-    _answer("ctk config", lambda host: workflow.configuring(host, path, wished, target), place, target, where, how)
+    _answer("ctk config", lambda host: workflow.configuring(host, path, desired, target), place, target, where, how)
 
 
 def default(where: Where, how: How) -> None:
     """Prints the configuration of a new installation, or writes it."""
     place = checked_root(where.root)
     target = absolute("--output", where.output, place)
-    drafting = lambda host: workflow.anew(host, target or toolkit.CONFIG)  # noqa: E731
-    _answer("ctk config default", drafting, place, target, where, how)
+    planning = lambda host: workflow.anew(host, target or toolkit.CONFIG)  # noqa: E731
+    _answer("ctk config default", planning, place, target, where, how)
 
 
 def usual(environment: Mapping[str, str], *, image: bool) -> str:
@@ -76,13 +76,13 @@ def usual(environment: Mapping[str, str], *, image: bool) -> str:
 
 
 def _answer(
-    command: str, drafting: Callable[[HostView], Draft], place: str, target: str, where: Where, how: How
+    command: str, planning: Callable[[HostView], CtkPlan], place: str, target: str, where: Where, how: How
 ) -> None:
     if target:
-        leave = Leave(lock_timeout_s=where.lock_timeout_s)
-        edit(command, "configure", lambda host, _: drafting(host), how, place, leave, _WITHOUT_ROOT)
+        leave = Leave(lock_timeout=where.lock_timeout_s)
+        edit(command, "configure", lambda host, _: planning(host), how, place, leave, _WITHOUT_ROOT)
         return
-    (content,) = shown(drafting(LocalHost(place)))
+    (content,) = shown(planning(LocalHost(place)))
     text = content.decode()
     if not how.json:
         standard_output().raw(text)

@@ -69,7 +69,7 @@ def rollback(run: str, how: How, root: str, leave: Leave) -> None:
             return of
         facts = survey(host, image=is_image(root)) if leave.whole else None
         back = undo.undoing(store, host, of.run, facts, force=leave.force, disrupt=leave.allow_disruption)
-        if back.parts or back.owed or back.lost:
+        if back.parts or back.owed or back.incomplete:
             return back
         undo.record_undone(store, of, version=__version__, argv=tuple(sys.argv[1:]), whole=leave.whole)
         why = "what is left of it stays" if back.notes else "nothing of it is left on this node"
@@ -139,7 +139,7 @@ def _undo(
         for path in (change.path for change in back.files):
             screen.leftovers(path, beside(host, path))
         if not back.parts and not back.owed:
-            if back.lost:
+            if back.incomplete:
                 raise undo.not_all_back(back)
             how.answer(Envelope(verb, changed=repaired, notes=back.notes, result={"of": back.of}))
             return

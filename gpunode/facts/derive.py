@@ -100,10 +100,16 @@ def _provider(reader: Reader, distro: Fact[Distro], *, image: bool) -> Fact[Prov
     return provider.fact(lambda key: fact(key, lambda: bool(reader.found(key))), distro)
 
 
+def about_runtime(evidence: Evidence, *, image: bool = False) -> Facts:
+    """The facts about units and files, and when these were changed; all others are Unknown. Cheaper than ``derive``."""
+    units = _units(Reader(evidence), image=image)
+    return replace(derive({}), units=units, files=_files(evidence), changed_at=_changed_at(evidence))
+
+
 def about_kubelet(evidence: Evidence, *, image: bool = False) -> Facts:
-    """The facts that tell which kubelet is here; all others are Unknown. Cheaper than ``derive``."""
-    files, folders = _files(evidence), {f: key for key, f in FOLDERS.items() if _is_read(evidence.get(key))}
-    facts = replace(derive({}), units=_units(Reader(evidence), image=image), files=files, folders=folders)
+    """As ``about_runtime``, and which kubelet is here."""
+    folders = {folder: key for key, folder in FOLDERS.items() if _is_read(evidence.get(key))}
+    facts = replace(about_runtime(evidence, image=image), folders=folders)
     running = _command_line(evidence.get(kubelet.COMMAND))
     return replace(facts, kubelet=kubelet.fact(facts, running, image=image))
 

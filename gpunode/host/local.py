@@ -40,7 +40,7 @@ from gpunode.host.process import Consent, Finished, Runner
 from gpunode.host.services import Services
 from gpunode.packages import SYSTEMS
 from gpunode.packages.simulation import Simulation
-from gpunode.runtimes import Configured
+from gpunode.runtimes import ObservedConfig
 from gpunode.runtimes import runtime as runtime_row
 
 if TYPE_CHECKING:
@@ -173,7 +173,7 @@ class LocalHost:
             hint=f"journalctl -u {unit} -n 50\nwhat the unit's command line sets cannot be set in the file",
         )
 
-    def effective(self, name: str) -> Configured | None:
+    def effective(self, name: str) -> ObservedConfig | None:
         """What the container runtime has; see ``runtime.effective``."""
         return runtime.effective(self.runner, name)
 

@@ -19,7 +19,7 @@ from gpunode.errors import Conflict
 from gpunode.facts.evidence import Capture, Evidence, Ownership, Probe
 from gpunode.host.port import Settled, Workloads
 from gpunode.packages.simulation import Simulation
-from gpunode.runtimes import Wish, runtime
+from gpunode.runtimes import DesiredConfig, runtime
 
 
 class RehearsalHost:
@@ -54,7 +54,7 @@ class RehearsalHost:
         files = {path: state.content for path, state in self.files.items() if state is not None}
         files.update({c.path: c.after.content for c in changes if isinstance(c.after, FileState)})
         row = runtime(expectation.runtime)
-        found = row.inspect(files, Wish(config=expectation.path))
+        found = row.inspect(files, DesiredConfig(config=expectation.path))
         assert expectation.handlers <= frozenset(found.handlers.items()), "the candidate lacks the intended handler"
         return f"not run: a rehearsal does not run {expectation.runtime}'s own parser"
 

@@ -17,7 +17,7 @@ from gpunode.errors import ChangeFailed, Refused, Undetermined
 from gpunode.facts.evidence import Capture, Probe
 from gpunode.host import files
 from gpunode.host.process import Finished, Runner
-from gpunode.runtimes import Configured, Files, Wish, runtime
+from gpunode.runtimes import DesiredConfig, Files, ObservedConfig, runtime
 from gpunode.runtimes.found import by_looking, contents
 from gpunode.runtimes.model import CRIO_CONFIG
 
@@ -51,22 +51,23 @@ def check(runner: Runner, expectation: RuntimeExpectation, changes: Sequence[Fil
 
 
 def _check_containerd(runner: Runner, expectation: RuntimeExpectation, changes: Sequence[FileChange]) -> str:
-    from gpunode.runtimes import containerd
+    from gpunode.runtimes import containerd, containerd_editing
 
     look = partial(_look, runner)
-    wish = Wish(config=expectation.path)
-    present = contents(by_looking(look, runtime("containerd"), wish))
+    desired = DesiredConfig(config=expectation.path)
+    present = contents(by_looking(look, runtime("containerd"), desired))
     after = _after(present, changes)
     new = {change.path for change in changes if change.before is None}
     with ExitStack() as stack:
+        imported = containerd_editing.staged_imports(after, desired, [change.path for change in changes])
         staged = {
             # A new file's folder may be yet to be made, and a kill would leave it there.
             path: stack.enter_context(
                 files.candidate(expectation.path if path in new else path, content, root=runner.root)
             )
-            for path, content in containerd.staged_imports(after, wish, [change.path for change in changes]).items()
+            for path, content in imported.items()
         }
-        root = containerd.staged_root(after, wish, staged)
+        root = containerd_editing.staged_root(after, desired, staged)
         dumped, path = _asked(runner, expectation.path, root, "containerd", "--config", "{}", "config", "dump")
     if dumped.missing:
         return f"not checked: {_lacking(runner, 'containerd')}"
@@ -104,12 +105,12 @@ def _check_docker(runner: Runner, expectation: RuntimeExpectation, changes: Sequ
 
     change = next(change for change in changes if change.path == expectation.path)
     content = change.after.content if isinstance(change.after, FileState) else b""
-    wish = Wish(config=expectation.path)
-    present = contents(by_looking(partial(_look, runner), runtime("docker"), wish))
-    _compare(expectation, docker.inspect(_after(present, changes), wish), change.path)
+    desired = DesiredConfig(config=expectation.path)
+    present = contents(by_looking(partial(_look, runner), runtime("docker"), desired))
+    _compare(expectation, docker.inspect(_after(present, changes), desired), change.path)
     # With its own flags, for it starts with no directive that stands in both places.
     validate = partial(_asked, runner, change.path)
-    words = ("dockerd", *docker.flags(present, wish), "--validate", "--config-file", "{}")
+    words = ("dockerd", *docker.flags(present, desired), "--validate", "--config-file", "{}")
     validated, path = validate(content, *words)
     if validated.missing:
         return f"not checked: {_lacking(runner, 'dockerd')}"
@@ -159,7 +160,7 @@ def _lacking(runner: Runner, program: str) -> str:
     )
 
 
-def _compare(expectation: RuntimeExpectation, configured: Configured, path: str) -> None:
+def _compare(expectation: RuntimeExpectation, configured: ObservedConfig, path: str) -> None:
     if wrong := differences(expectation, configured):
         raise Refused(
             f"{expectation.runtime} would not read the new {path} as intended",
@@ -168,7 +169,7 @@ def _compare(expectation: RuntimeExpectation, configured: Configured, path: str)
         )
 
 
-def differences(expectation: RuntimeExpectation, configured: Configured) -> list[str]:
+def differences(expectation: RuntimeExpectation, configured: ObservedConfig) -> list[str]:
     """The differences between a runtime's configuration and the intended one, a line each."""
     wrong = [
         f"handler {name}: expected {binary}, it reads {configured.handlers.get(name) or 'none'}"
@@ -190,24 +191,24 @@ def _not_taken(program: str, path: str, said: str) -> Refused:
 
 
 def _check_crio(runner: Runner, expectation: RuntimeExpectation, changes: Sequence[FileChange]) -> str:
-    row, wish = runtime("crio"), Wish(config=expectation.path)
-    present = contents(by_looking(partial(_look, runner), row, wish))
+    row, desired = runtime("crio"), DesiredConfig(config=expectation.path)
+    present = contents(by_looking(partial(_look, runner), row, desired))
     after = _after(present, changes)
     named = changes[0].path
-    _compare(expectation, row.inspect(after, wish), named)
+    _compare(expectation, row.inspect(after, desired), named)
     # Asked before anything is staged: an image without CRI-O may have no folder for what is temporary either.
     if runner.run(("crio", "--version"), timeout_s=_TIMEOUT_S, only_reads=True).missing:
         return f"checked: it has the intended settings ({_lacking(runner, 'crio')})"
-    read, said = _crio_reads(runner, after, wish)
+    read, said = _crio_reads(runner, after, desired)
     if read.ok:
-        _compare(expectation, row.inspect({CRIO_CONFIG: read.stdout}, Wish()), named)
+        _compare(expectation, row.inspect({CRIO_CONFIG: read.stdout}, DesiredConfig()), named)
         return "checked: `crio config` reads it as intended"
-    if _crio_reads(runner, present, wish)[1] != said:
+    if _crio_reads(runner, present, desired)[1] != said:
         raise _not_taken("crio", named, said)
     return f"checked: it has the intended settings (`crio config` rejects the old ones, too: {said})"
 
 
-def _crio_reads(runner: Runner, present: Files, wish: Wish) -> tuple[Finished, str]:
+def _crio_reads(runner: Runner, present: Files, desired: DesiredConfig) -> tuple[Finished, str]:
     """What ``crio config`` makes of the files, and its last words about them.
 
     They lie in a folder of their own meanwhile: in CRI-O's own it would read them as well as the present ones.
@@ -219,8 +220,8 @@ def _crio_reads(runner: Runner, present: Files, wish: Wish) -> tuple[Finished, s
         # Where gpunode's own lock is: an image's /tmp may be missing, anybody's, or a link out of it.
         place = Path(runner.root + files.prepare("/run/gpunode/crio", root=runner.root)[0]).parent
     with tempfile.TemporaryDirectory(prefix="gpunode-crio-", dir=place) as folder:
-        staged = {path: f"{folder}/crio.conf.d/{n:04d}" for n, path in enumerate(crio.in_order(present, wish))}
-        staged[wish.config] = f"{folder}/crio.conf"
+        staged = {path: f"{folder}/crio.conf.d/{n:04d}" for n, path in enumerate(crio.in_order(present, desired))}
+        staged[desired.config] = f"{folder}/crio.conf"
         Path(folder, "crio.conf.d").mkdir()
         for path, name in staged.items():
             Path(name).write_bytes(present.get(path, b""))
@@ -235,9 +236,9 @@ def _crio_reads(runner: Runner, present: Files, wish: Wish) -> tuple[Finished, s
 
 
 def _check_files(runner: Runner, expectation: RuntimeExpectation, changes: Sequence[FileChange]) -> str:
-    row, wish = runtime(expectation.runtime), Wish(config=expectation.path)
-    present = contents(by_looking(partial(_look, runner), row, wish))
-    _compare(expectation, row.inspect(_after(present, changes), wish), changes[0].path)
+    row, desired = runtime(expectation.runtime), DesiredConfig(config=expectation.path)
+    present = contents(by_looking(partial(_look, runner), row, desired))
+    _compare(expectation, row.inspect(_after(present, changes), desired), changes[0].path)
     return f"checked: it has the intended settings (gpunode knows no parser of {row.id})"
 
 
@@ -292,7 +293,7 @@ def contradiction(runner: Runner, expectation: RuntimeExpectation, patience_s: f
         time.sleep(0.2)
 
 
-def effective(runner: Runner, name: str) -> Configured | None:
+def effective(runner: Runner, name: str) -> ObservedConfig | None:
     """What the runtime has: docker and CRI-O as the daemon says, containerd as its parser reads all of its files.
 
     podman has none of NVIDIA's; what it has is the runtime by which it starts containers.
@@ -315,15 +316,15 @@ def effective(runner: Runner, name: str) -> Configured | None:
         case "podman info":
             return _effective_podman(runner)
         case "files":
-            return row.inspect(contents(by_looking(partial(_look, runner), row, Wish())), Wish())
+            return row.inspect(contents(by_looking(partial(_look, runner), row, DesiredConfig())), DesiredConfig())
 
 
-def _effective_containerd(runner: Runner) -> Configured | None:
+def _effective_containerd(runner: Runner) -> ObservedConfig | None:
     from gpunode.runtimes import containerd, containerd_unit
 
     usual = runtime("containerd")
     unit = replace(usual, reads=lambda found, _: containerd_unit.reads(found))
-    row = usual.located(usual, contents(by_looking(partial(_look, runner), unit, Wish())), Wish())
+    row = usual.located(usual, contents(by_looking(partial(_look, runner), unit, DesiredConfig())), DesiredConfig())
     # Without a file the daemon runs on its defaults, but `config dump` fails (1.6).
     verb = "dump" if files.read(row.config, root=runner.root).outcome != "absent" else "default"
     told = ("--config", row.config) if row is not usual else ()
@@ -337,7 +338,7 @@ def _effective_containerd(runner: Runner) -> Configured | None:
     return containerd.dump(dumped.stdout)
 
 
-def _effective_docker(runner: Runner) -> Configured | None:
+def _effective_docker(runner: Runner) -> ObservedConfig | None:
     question = '{"runtimes":{{json .Runtimes}},"default":{{json .DefaultRuntime}}}'
     told = runner.run(("docker", "info", "--format", question), timeout_s=_TIMEOUT_S, only_reads=True)
     if told.missing:
@@ -350,10 +351,10 @@ def _effective_docker(runner: Runner) -> Configured | None:
     if not told.ok or not handlers:
         # Of a daemon that it cannot reach, info speaks in errors of its template (20.10).
         raise _no_answer("docker", runner.run(("docker", "version"), timeout_s=_TIMEOUT_S, only_reads=True))
-    return Configured(handlers, str(answer["default"]) or None)
+    return ObservedConfig(handlers, str(answer["default"]) or None)
 
 
-def _effective_crio(runner: Runner) -> Configured | None:
+def _effective_crio(runner: Runner) -> ObservedConfig | None:
     told = runner.run(("crio", "status", "config"), timeout_s=_TIMEOUT_S, limit_bytes=16 << 20, only_reads=True)
     if told.missing or b"o help topic" in told.stdout + told.stderr:
         # Before 1.29 it was a program of its own.
@@ -362,10 +363,10 @@ def _effective_crio(runner: Runner) -> Configured | None:
         return None
     if not told.ok:
         raise _no_answer("crio", told)
-    return runtime("crio").inspect({CRIO_CONFIG: told.stdout}, Wish())
+    return runtime("crio").inspect({CRIO_CONFIG: told.stdout}, DesiredConfig())
 
 
-def _effective_podman(runner: Runner) -> Configured | None:
+def _effective_podman(runner: Runner) -> ObservedConfig | None:
     question = '{"name":{{json .Host.OCIRuntime.Name}},"path":{{json .Host.OCIRuntime.Path}}}'
     told = runner.run(("podman", "info", "--format", question), timeout_s=_TIMEOUT_S, only_reads=True)
     if told.missing:
@@ -375,7 +376,7 @@ def _effective_podman(runner: Runner) -> Configured | None:
         name, path = str(answer["name"]), str(answer["path"])
     except (ValueError, KeyError, TypeError):
         raise _no_answer("podman", told) from None
-    return Configured({name: path}, name, cdi=True)
+    return ObservedConfig({name: path}, name, cdi=True)
 
 
 def _no_answer(name: str, told: Finished) -> ChangeFailed | Undetermined:

@@ -13,13 +13,13 @@ from typing import Protocol, cast
 
 from gpunode.container_runtimes import CONTAINER_RUNTIMES, ContainerRuntime
 from gpunode.runtimes.model import (
-    Configured,
+    ConfigEdit,
+    DesiredConfig,
     Edit,
-    Edited,
     Files,
-    Former,
+    ObservedConfig,
+    RecordedEdit,
     Runtime,
-    Wish,
     after_edits,
     gathered,
     satisfies,
@@ -27,13 +27,13 @@ from gpunode.runtimes.model import (
 
 __all__ = [
     "RUNTIMES",
-    "Configured",
+    "ConfigEdit",
+    "DesiredConfig",
     "Edit",
-    "Edited",
     "Files",
-    "Former",
+    "ObservedConfig",
+    "RecordedEdit",
     "Runtime",
-    "Wish",
     "after_edits",
     "gathered",
     "runtime",
@@ -44,18 +44,18 @@ __all__ = [
 class _Rules(Protocol):
     """What a runtime's module ``gpunode/runtimes/<id>.py`` has for its row."""
 
-    def reads(self, files: Files, wish: Wish) -> tuple[str, ...]: ...
-    def located(self, row: Runtime, files: Files, wish: Wish) -> Runtime: ...
-    def configure(self, files: Files, wish: Wish) -> Edited: ...
-    def unconfigure(self, files: Files, wish: Wish, former: Mapping[str, Former]) -> Edited: ...
-    def inspect(self, files: Files, wish: Wish) -> Configured: ...
+    def reads(self, files: Files, desired: DesiredConfig) -> tuple[str, ...]: ...
+    def located(self, row: Runtime, files: Files, desired: DesiredConfig) -> Runtime: ...
+    def configure(self, files: Files, desired: DesiredConfig) -> ConfigEdit: ...
+    def unconfigure(self, files: Files, desired: DesiredConfig, former: Mapping[str, RecordedEdit]) -> ConfigEdit: ...
+    def inspect(self, files: Files, desired: DesiredConfig) -> ObservedConfig: ...
 
 
 class _Reloading(_Rules, Protocol):
     """And if its daemon reloads, or its containers stop with it."""
 
-    def takes_on_reload(self, before: Files, after: Files, wish: Wish) -> bool: ...
-    def keeps_containers(self, files: Files, wish: Wish) -> bool: ...
+    def takes_on_reload(self, before: Files, after: Files, desired: DesiredConfig) -> bool: ...
+    def keeps_containers(self, files: Files, desired: DesiredConfig) -> bool: ...
 
 
 # Where a runtime's files are is asked on every node; these say it without the runtime's editor.
@@ -74,26 +74,26 @@ class _OnUse:
     def _files(self) -> _Rules:
         return cast("_Rules", import_module(f"{__name__}.{_LIGHT.get(self.id, self.id)}"))
 
-    def reads(self, files: Files, wish: Wish) -> tuple[str, ...]:
-        return self._files().reads(files, wish)
+    def reads(self, files: Files, desired: DesiredConfig) -> tuple[str, ...]:
+        return self._files().reads(files, desired)
 
-    def located(self, row: Runtime, files: Files, wish: Wish) -> Runtime:
-        return self._files().located(row, files, wish)
+    def located(self, row: Runtime, files: Files, desired: DesiredConfig) -> Runtime:
+        return self._files().located(row, files, desired)
 
-    def configure(self, files: Files, wish: Wish) -> Edited:
-        return self._rules().configure(files, wish)
+    def configure(self, files: Files, desired: DesiredConfig) -> ConfigEdit:
+        return self._rules().configure(files, desired)
 
-    def unconfigure(self, files: Files, wish: Wish, former: Mapping[str, Former]) -> Edited:
-        return self._rules().unconfigure(files, wish, former)
+    def unconfigure(self, files: Files, desired: DesiredConfig, former: Mapping[str, RecordedEdit]) -> ConfigEdit:
+        return self._rules().unconfigure(files, desired, former)
 
-    def inspect(self, files: Files, wish: Wish) -> Configured:
-        return self._rules().inspect(files, wish)
+    def inspect(self, files: Files, desired: DesiredConfig) -> ObservedConfig:
+        return self._rules().inspect(files, desired)
 
-    def takes_on_reload(self, before: Files, after: Files, wish: Wish) -> bool:
-        return self._rules().takes_on_reload(before, after, wish)
+    def takes_on_reload(self, before: Files, after: Files, desired: DesiredConfig) -> bool:
+        return self._rules().takes_on_reload(before, after, desired)
 
-    def keeps_containers(self, files: Files, wish: Wish) -> bool:
-        return self._rules().keeps_containers(files, wish)
+    def keeps_containers(self, files: Files, desired: DesiredConfig) -> bool:
+        return self._rules().keeps_containers(files, desired)
 
 
 def _row(known: ContainerRuntime) -> Runtime:

@@ -17,9 +17,9 @@ from typing import Any
 from gpunode.command import command
 from gpunode.container_runtimes import CONTAINER_RUNTIMES
 from gpunode.errors import Refused
-from gpunode.runtimes.model import Files, Wish
-from gpunode.runtimes.text import decode, encode, same
-from gpunode.runtimes.tomlread import Document, Path, parse
+from gpunode.runtimes.model import DesiredConfig, Files
+from gpunode.runtimes.text import encode, same
+from gpunode.runtimes.tomlread import Document, Path, TomlFile, parsed
 
 CONFIG = CONTAINER_RUNTIMES["containerd"].config
 # Where nvidia-ctk 1.18.1 and later write, and what containerd 2.2 and later read unasked (containerd PR 12323).
@@ -40,10 +40,13 @@ _RELATIVE_PATTERNS = (1, 7)
 _READS_CONF_D = (2, 2)
 _CONF_D = "/etc/containerd/conf.d/*.toml"
 _NEW_NAMES = (2,)
+# The name under which the CRI plugin has a default runtime that was given none.
+NAMELESS = "default"
+DUMP = "the output of `containerd config dump`"
 
 
 @dataclass(frozen=True, slots=True)
-class ConfigFile:
+class ConfigFile(TomlFile):
     """One file of the configuration.
 
     Attributes:
@@ -51,9 +54,8 @@ class ConfigFile:
         read_as: the schema by whose names the daemon takes the CRI plugin's table.
     """
 
-    path: str
-    text: str
-    document: Document
+    consequence = "containerd cannot use it either"
+
     schema: int
     read_as: int
 
@@ -88,19 +90,6 @@ class ConfigFile:
             raise self.misshapen(("imports",), imports, "a list of strings")
         return imports
 
-    def table(self, keys: Path) -> Document:
-        """The table at ``keys``; empty when it is not there.
-
-        Raises:
-            Refused: something else than a table stands there.
-        """
-        node: Any = self.document
-        for depth, key in enumerate(keys, 1):
-            node = node.get(key, {})
-            if not isinstance(node, dict):
-                raise self.misshapen(keys[:depth], node, "a table")
-        return node  # type: ignore[no-any-return]  # tables are dicts all the way down
-
     def flag(self, table: Document, keys: Path) -> bool | None:
         """The last of ``keys`` in ``table``, which stands at the others; None when it is not there."""
         value = table.get(keys[-1])
@@ -108,21 +97,8 @@ class ConfigFile:
             return value
         raise self.misshapen(keys, value, "true or false")
 
-    def misshapen(self, keys: Path, value: object, meant: str) -> Refused:
-        """That the value at ``keys`` is not as it is ``meant``, with its line."""
-        from gpunode.runtimes.tomltext import line_of
 
-        line = line_of(self.text, keys)
-        return Refused(
-            f"{self.path}:{line}: {'.'.join(keys)} is not {meant}"
-            if line
-            else f"{self.path}: {keys[-1]} is not {meant}",
-            why=f"it is {value!r}"[:200],
-            hint=f"correct {self.path}; containerd cannot use it either",
-        )
-
-
-def read(data: bytes | None, path: str, wish: Wish | None = None) -> ConfigFile:
+def read(data: bytes | None, path: str, desired: DesiredConfig | None = None) -> ConfigFile:
     """The file; a missing one is as one without keys.
 
     Of a file of schema 1 containerd 2 moves the keys of images alone; of runtimes it takes those that stand under the
@@ -131,19 +107,10 @@ def read(data: bytes | None, path: str, wish: Wish | None = None) -> ConfigFile:
     Raises:
         Refused: it is not TOML, or its version is no whole number.
     """
-    text = decode(data, path)
-    try:
-        document = parse(text)
-    except (ValueError, RecursionError) as error:
-        dump = command("containerd", "--config", path, "config", "dump")
-        found = re.search(r"\(at line (\d+), column \d+\)", str(error))
-        raise Refused(
-            f"{path}:{found[1]}: not valid TOML" if found else f"{path}: not valid TOML",
-            why=str(error),
-            hint=f"correct {path} (`{dump}` shows what containerd makes of it)",
-        ) from error
+    dump = command("containerd", "--config", path, "config", "dump")
+    text, document = parsed(data, path, hint=f"correct {path} (`{dump}` shows what containerd makes of it)")
     version = document.get("version", 1 if document else 2)
-    is_new = wish is not None and wish.version is not None and wish.version >= _NEW_NAMES
+    is_new = desired is not None and desired.version is not None and desired.version >= _NEW_NAMES
     has_new_name = isinstance(plugins := document.get("plugins"), dict) and CRI_PLUGINS[3] in plugins
     read_as = 3 if is_new and (version == 1 or (version == 2 and has_new_name)) else version
     file = ConfigFile(path, text, document, version, read_as)
@@ -152,10 +119,10 @@ def read(data: bytes | None, path: str, wish: Wish | None = None) -> ConfigFile:
     return file
 
 
-def reads(files: Files, wish: Wish) -> tuple[str, ...]:
+def reads(files: Files, desired: DesiredConfig) -> tuple[str, ...]:
     """The paths and patterns that containerd reads, as far as ``files`` tell, and our own drop-in's folder."""
-    root = wish.config or CONFIG
-    drop_in = wish.drop_in or DROP_IN
+    root = desired.config or CONFIG
+    drop_in = desired.drop_in or DROP_IN
     found = [root, f"{posixpath.dirname(drop_in)}/*.toml", drop_in]
     for path in [root, *(path for path in files if path != root)]:
         with suppress(Refused):  # whoever uses the file says what is wrong with it
@@ -195,33 +162,33 @@ def is_pattern(place: str) -> bool:
     return "*" in place
 
 
-def load(files: Files, wish: Wish) -> tuple[ConfigFile, ...]:
+def load(files: Files, desired: DesiredConfig) -> tuple[ConfigFile, ...]:
     """The files that containerd reads, the root first, in its order: later ones win.
 
     Raises:
         Refused: one of them cannot be read, so nobody can tell what containerd makes of them.
     """
-    root = wish.config or CONFIG
+    root = desired.config or CONFIG
     loaded: dict[str, ConfigFile] = {}
     pending = [root]
     while pending:
         path, *pending = pending
         if path in loaded or (path not in files and path != root):
             continue
-        loaded[path] = read(files.get(path), path, wish)
-        for written in loaded[path].imports or _unasked(loaded[path], root, wish):
-            pending += _named(written, path, files, wish)
+        loaded[path] = read(files.get(path), path, desired)
+        for written in loaded[path].imports or _unasked(loaded[path], root, desired):
+            pending += _named(written, path, files, desired)
     return tuple(loaded.values())
 
 
-def _unasked(file: ConfigFile, root: str, wish: Wish) -> list[str]:
+def _unasked(file: ConfigFile, root: str, desired: DesiredConfig) -> list[str]:
     """What containerd imports where its root file says nothing of imports; written out, it means the same."""
     is_silent = file.path == root and "imports" not in file.document
-    return [_CONF_D] if is_silent and wish.version is not None and wish.version >= _READS_CONF_D else []
+    return [_CONF_D] if is_silent and desired.version is not None and desired.version >= _READS_CONF_D else []
 
 
-def _named(written: str, parent: str, files: Files, wish: Wish) -> Sequence[str]:
-    if is_pattern(written) and not written.startswith("/") and wish.version and wish.version < _RELATIVE_PATTERNS:
+def _named(written: str, parent: str, files: Files, desired: DesiredConfig) -> Sequence[str]:
+    if is_pattern(written) and not written.startswith("/") and desired.version and desired.version < _RELATIVE_PATTERNS:
         return ()  # taken as relative to the daemon's own working directory
     places = _places(written, parent)
     return [path for place in places for path in (matching(place, files) if is_pattern(place) else [place])]
@@ -269,13 +236,13 @@ def imports_of(file: ConfigFile, path: str) -> Iterator[str]:
             yield written
 
 
-def effective(loaded: Sequence[ConfigFile], wish: Wish) -> Document:
+def effective(loaded: Sequence[ConfigFile], desired: DesiredConfig) -> Document:
     """The CRI plugin's table as containerd has it from the files, without its built-in defaults.
 
     A file that another schema than the root's gives other names does not count (2.1.9, ``config dump``).
     """
     plugins = [file.plugin for file in counting(loaded)]
-    if not merges(loaded[0].schema, wish):
+    if not merges(loaded[0].schema, desired):
         return plugins[-1] if plugins else {}
     return merged(*plugins)
 
@@ -285,20 +252,25 @@ def counting(loaded: Sequence[ConfigFile]) -> tuple[ConfigFile, ...]:
     return tuple(file for file in loaded if file.has_plugin and file.cri == loaded[0].cri)
 
 
-def overruling(plugin: Document, wish: Wish) -> Document:
+def overruling(plugin: Document, desired: DesiredConfig) -> Document:
     """The old nameless default runtime, which in containerd 1 overrides ``default_runtime_name``.
 
     Source: containerd 1.6.20 and 1.7.24, started: their CRI plugin then names its default runtime ``default``.
     """
-    if wish.version is not None and wish.version >= _NEW_NAMES:
+    if desired.version is not None and desired.version >= _NEW_NAMES:
         return {}
     found = plugin.get("containerd", {}).get("default_runtime", {})
     return found if isinstance(found, dict) and found.get("runtime_type") else {}
 
 
-def merges(schema: int, wish: Wish) -> bool:
+def merges(schema: int, desired: DesiredConfig) -> bool:
     """Whether containerd merges the CRI tables of several files; where nobody knows, it does not."""
-    return schema > 3 or (schema > 1 and wish.version is not None and wish.version >= MERGES)
+    return schema > 3 or (schema > 1 and desired.version is not None and desired.version >= MERGES)
+
+
+def is_drop_in(root: ConfigFile, desired: DesiredConfig) -> bool:
+    """Whether the handler goes into a drop-in."""
+    return desired.mode == "drop-in" or (desired.mode == "auto" and merges(root.schema, desired))
 
 
 def merged(*tables: Mapping[str, Any]) -> Document:

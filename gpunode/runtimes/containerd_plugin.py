@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from gpunode.runtimes.containerd_files import overruling
-from gpunode.runtimes.model import RUNC_FAMILY, Wish, cgroup_handlers, keeps_built_in, needs_runc
+from gpunode.runtimes.model import RUNC_FAMILY, DesiredConfig, cgroup_handlers, keeps_built_in, needs_runc
 from gpunode.runtimes.tomlread import Document
 
 GENERIC_TYPE: Final = "io.containerd.runc.v2"
@@ -39,66 +39,68 @@ class Surroundings:
     own: Document = field(default_factory=dict)
 
 
-def wished(plugin: Document, beside: Surroundings, wish: Wish) -> Document:
+def with_handler(plugin: Document, beside: Surroundings, desired: DesiredConfig) -> Document:
     """The table ``plugin`` with the requested handler; its shape has been checked."""
     result = dict(plugin)
     containerd = result["containerd"] = dict(plugin.get("containerd", {}))
     runtimes = containerd["runtimes"] = copy.deepcopy(containerd.get("runtimes", {}))
     former = beside.inherited.get("containerd", {})
     known = {**copy.deepcopy(former.get("runtimes", {})), **runtimes}
-    stood_in_for = _stood_in_for(known, former.get("default_runtime_name", ""), wish)
-    runtimes[wish.handler] = known[wish.handler] = _entry(known.get(wish.handler), stood_in_for, beside, wish)
-    if wish.default:
-        containerd["default_runtime_name"] = wish.handler
-        if overruling(plugin, wish) and not follows_blindly(wish):
+    stood_in_for = _stood_in_for(known, former.get("default_runtime_name", ""), desired)
+    runtimes[desired.handler] = known[desired.handler] = _entry(
+        known.get(desired.handler), stood_in_for, beside, desired
+    )
+    if desired.default:
+        containerd["default_runtime_name"] = desired.handler
+        if overruling(plugin, desired) and not follows_blindly(desired):
             del containerd["default_runtime"]  # nvidia-ctk leaves it, and what it writes is not the default
             # With this beside a default runtime of a later kind no CRI plugin loads (1.6.20 and 1.7.24, started).
-            if result.get("systemd_cgroup") and runtimes[wish.handler]["runtime_type"] != _OLD_TYPE:
+            if result.get("systemd_cgroup") and runtimes[desired.handler]["runtime_type"] != _OLD_TYPE:
                 del result["systemd_cgroup"]
-                wish = replace(wish, systemd_cgroup=True)
-    elif wish.not_default and wish.handler in {one.get("default_runtime_name") for one in (containerd, former)}:
+                desired = replace(desired, systemd_cgroup=True)
+    elif desired.not_default and desired.handler in {one.get("default_runtime_name") for one in (containerd, former)}:
         containerd["default_runtime_name"] = "runc"
     default = containerd.get("default_runtime_name") or former.get("default_runtime_name") or "runc"
-    if beside.is_loaded and needs_runc(default, known, beside.schema, wish):
+    if beside.is_loaded and needs_runc(default, known, beside.schema, desired):
         runtimes["runc"] = known["runc"] = _plain(stood_in_for)
-    _set_cgroup(runtimes, known, default, wish)
-    if wish.cdi:
+    _set_cgroup(runtimes, known, default, desired)
+    if desired.cdi:
         # nvidia-ctk's place for schema 1 is one that containerd does not read.
-        (containerd if beside.schema == 1 and follows_blindly(wish) else result)["enable_cdi"] = True
+        (containerd if beside.schema == 1 and follows_blindly(desired) else result)["enable_cdi"] = True
     return result
 
 
-def why_runc(schema: int, wish: Wish) -> str:
+def why_runc(schema: int, desired: DesiredConfig) -> str:
     """Why the file gets a table for runc, too; see ``needs_runc``."""
-    if keeps_built_in(schema, wish):
+    if keeps_built_in(schema, desired):
         return "also lists runc: the built-in one uses cgroupfs"
     return "also lists runc: containerd drops its built-in entry once a file lists another runtime"
 
 
-def follows_blindly(wish: Wish) -> bool:
+def follows_blindly(desired: DesiredConfig) -> bool:
     """Whether nvidia-ctk is followed also where containerd makes nothing of it: as asked, by who knows no daemon."""
-    return wish.exact and wish.mode != "auto" and wish.version is None
+    return desired.exact and desired.mode != "auto" and desired.version is None
 
 
-def _stood_in_for(runtimes: Document, default: str, wish: Wish) -> Document:
+def _stood_in_for(runtimes: Document, default: str, desired: DesiredConfig) -> Document:
     """The runtime that the handler stands in for: the default one, else runc, else crun, else what it is itself."""
     first = () if not default or default.startswith("nvidia") else (default,)
-    candidates = (runtimes[name] for name in (*first, *RUNC_FAMILY, wish.handler) if name in runtimes)
+    candidates = (runtimes[name] for name in (*first, *RUNC_FAMILY, desired.handler) if name in runtimes)
     # What a VM's shim is told means nothing to runc's, which alone runs the NVIDIA runtime.
     found: Document = copy.deepcopy(next((entry for entry in candidates if is_of_runc(entry)), _GENERIC))
     return found
 
 
-def _entry(existing: Document | None, source: Document, beside: Surroundings, wish: Wish) -> Document:
+def _entry(existing: Document | None, source: Document, beside: Surroundings, desired: DesiredConfig) -> Document:
     """The handler's table: a copy of ``source`` that runs our binary, or what is there if that will do."""
-    if existing and not wish.exact and _runs(existing, wish.binary):
+    if existing and not desired.exact and _runs(existing, desired.binary):
         return existing
-    kept: Document = beside.own.get("containerd", {}).get("runtimes", {}).get(wish.handler, {})
+    kept: Document = beside.own.get("containerd", {}).get("runtimes", {}).get(desired.handler, {})
     entry = {**copy.deepcopy(kept), **copy.deepcopy(source)}
     entry["runtime_type"] = entry.get("runtime_type") or GENERIC_TYPE
-    entry["options"] = {**kept.get("options", {}), **entry.get("options", {}), "BinaryName": wish.binary}
+    entry["options"] = {**kept.get("options", {}), **entry.get("options", {}), "BinaryName": desired.binary}
     if beside.schema == 1:
-        entry["options"]["Runtime"] = wish.binary
+        entry["options"]["Runtime"] = desired.binary
     return entry
 
 
@@ -123,17 +125,17 @@ def _runs(entry: Document, binary: str) -> bool:
     return is_typed and entry.get("options", {}).get("BinaryName") == binary
 
 
-def _set_cgroup(runtimes: Document, known: Document, default: str, wish: Wish) -> None:
-    """Puts the handlers under systemd's driver where wished, else the wished one under that of the default runtime.
+def _set_cgroup(runtimes: Document, known: Document, default: str, desired: DesiredConfig) -> None:
+    """Puts the handlers under systemd's driver where desired, else the desired one under that of the default runtime.
 
     Pods of one node have one cgroup driver: a handler under another one than kubelet's starts no pod.
     """
-    if wish.systemd_cgroup:
-        for name in cgroup_handlers(wish, known):
+    if desired.systemd_cgroup:
+        for name in cgroup_handlers(desired, known):
             former = runtimes[name] if name in runtimes else known[name]
             runtimes[name] = {**former, "options": {**former.get("options", {}), "SystemdCgroup": True}}
     elif default in RUNC_FAMILY and default in known:
         theirs = known[default].get("options", {}).get("SystemdCgroup", False)
-        ours = runtimes[wish.handler]["options"]
+        ours = runtimes[desired.handler]["options"]
         if ours.get("SystemdCgroup", False) != theirs:
             ours["SystemdCgroup"] = theirs

@@ -14,8 +14,7 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
 from gpunode.errors import Refused
 from gpunode.runtimes.crio_files import DEAD_FOLDER, config_of, folder_of
@@ -24,17 +23,17 @@ from gpunode.runtimes.model import (
     CRIO_DROP_IN,
     CRIO_FOLDER,
     RUNC_FAMILY,
-    Configured,
+    ConfigEdit,
+    DesiredConfig,
     Edit,
-    Edited,
     Files,
-    Former,
-    Wish,
+    ObservedConfig,
+    RecordedEdit,
+    with_whole_path,
 )
-from gpunode.runtimes.text import decode, encode
-from gpunode.runtimes.tomlread import Document, Path, parse
+from gpunode.runtimes.text import encode
+from gpunode.runtimes.tomlread import Document, Path, TomlFile, at, parsed, put
 
-_BARE_BINARY = "nvidia-container-runtime"
 _RUNTIME: Path = ("crio", "runtime")
 _RUNTIMES: Path = (*_RUNTIME, "runtimes")
 _DEFAULT: Path = (*_RUNTIME, "default_runtime")
@@ -44,58 +43,56 @@ _OTHER_BINARY = frozenset({"inherit_default_runtime", "platform_runtime_paths"})
 _LEFTOVER = re.compile(r"~\Z|\.(?:bak|old|orig|save|swp|rpmsave|rpmnew|dpkg-\w+|ucf-\w+)\Z")
 
 
-@dataclass(frozen=True, slots=True)
-class _File:
+class _File(TomlFile):
     """A file that CRI-O reads, its shape checked."""
 
-    path: str
-    text: str
-    document: Document
+    __slots__ = ()
+    consequence = "CRI-O does not start with it either"
 
 
-def in_order(files: Files, wish: Wish) -> tuple[str, ...]:
+def in_order(files: Files, desired: DesiredConfig) -> tuple[str, ...]:
     """The paths among ``files`` that CRI-O reads, in its order: what a later one says wins."""
-    folders = {CRIO_FOLDER, *([folder_of(wish.drop_in)] if wish.drop_in else [])}
-    paths = [path for path in files if path == config_of(wish) or any(path.startswith(f"{f}/") for f in folders)]
-    return tuple(sorted(paths, key=_rank(wish)))
+    folders = {CRIO_FOLDER, *([folder_of(desired.drop_in)] if desired.drop_in else [])}
+    paths = [path for path in files if path == config_of(desired) or any(path.startswith(f"{f}/") for f in folders)]
+    return tuple(sorted(paths, key=_rank(desired)))
 
 
-def inspect(files: Files, wish: Wish) -> Configured:
+def inspect(files: Files, desired: DesiredConfig) -> ObservedConfig:
     """What CRI-O reads in all of its files together; its support for CDI is always on.
 
     Raises:
         Refused: a file is not TOML, or not shaped as CRI-O's configuration; CRI-O does not start with it either.
     """
-    runtime = _merged(_read(files, wish))
+    runtime = _merged(_read(files, desired))
     handlers = {name: _binary(entry) for name, entry in runtime["runtimes"].items()}
-    return Configured(handlers, runtime.get("default_runtime") or None, cdi=True)
+    return ObservedConfig(handlers, runtime.get("default_runtime") or None, cdi=True)
 
 
-def configure(files: Files, wish: Wish) -> Edited:
+def configure(files: Files, desired: DesiredConfig) -> ConfigEdit:
     """The requested handler, in a drop-in or in crio.conf; no edits if CRI-O has it already.
 
     Raises:
         Refused: a file cannot be read, or what was asked for would have no effect; nothing is half made.
     """
-    wish = _absolute(wish)
-    read = _read(files, wish)
-    path, how = _place(read, wish)
+    desired = with_whole_path(desired, "CRI-O resolves a relative path from its working folder")
+    read = _read(files, desired)
+    path, how = _place(read, desired)
     target = next((file for file in read if file.path == path), _File(path, "", {}))
     # A default that goes says no more what the handler stands in for.
-    entry, inherited = _entry(_with(read, replace(target, document=_kept(target, wish)), wish), wish)
-    notes = (*_notes(files, read, wish), *inherited)
-    wanted = _wanted(target, entry, wish, _merged(read))
-    drops_default = _at(target.document, _DEFAULT) is not None and _at(wanted, _DEFAULT) is None
-    if not _unmet(_merged(read), entry, wish) and not drops_default:
-        return Edited((), f"CRI-O reads {wish.handler} as requested", notes)
-    after = _merged(_with(read, replace(target, document=wanted), wish))
-    if unmet := _unmet(after, entry, wish):
-        raise _without_effect(read, path, unmet, wish)
+    entry, inherited = _entry(_with(read, replace(target, document=_kept(target, desired)), desired), desired)
+    notes = (*_notes(files, read, desired), *inherited)
+    wanted = _wanted(target, entry, desired, _merged(read))
+    drops_default = at(target.document, _DEFAULT) is not None and at(wanted, _DEFAULT) is None
+    if not _unmet(_merged(read), entry, desired) and not drops_default:
+        return ConfigEdit((), f"CRI-O reads {desired.handler} as requested", notes)
+    after = _merged(_with(read, replace(target, document=wanted), desired))
+    if unmet := _unmet(after, entry, desired):
+        raise _without_effect(read, path, unmet, desired)
     before = files.get(path)
-    return Edited((Edit(path, before, _edit(target, before, wanted)),), how, notes)
+    return ConfigEdit((Edit(path, before, _edit(target, before, wanted)),), how, notes)
 
 
-def unconfigure(files: Files, wish: Wish, former: Mapping[str, Former]) -> Edited:
+def unconfigure(files: Files, desired: DesiredConfig, former: Mapping[str, RecordedEdit]) -> ConfigEdit:
     """What ``configure`` added is gone: byte for byte where a file is still as it was left, else key by key.
 
     Raises:
@@ -103,143 +100,106 @@ def unconfigure(files: Files, wish: Wish, former: Mapping[str, Former]) -> Edite
     """
     after: dict[str, bytes | None] = dict(files)
     notes = []
-    for file in _read(files, wish):
+    for file in _read(files, desired):
         if file.path in former:
-            after[file.path], said = _as_before(file, files[file.path], wish, former[file.path])
+            after[file.path], said = _as_before(file, files[file.path], desired, former[file.path])
         elif former:
             continue  # what gpunode is not on record for is somebody else's
         else:
-            after[file.path], said = _without_handler(file, files[file.path], wish)
+            after[file.path], said = _without_handler(file, files[file.path], desired)
         notes += said
-    notes += _end_dangling_default(after, wish)
-    edits = tuple(Edit(path, files[path], after[path]) for path in in_order(files, wish) if after[path] != files[path])
-    how = f"{wish.handler} is removed" if edits else f"no file of CRI-O's has {wish.handler}"
-    return Edited(edits, how, (*notes, *_dead(files)))
+    notes += _end_dangling_default(after, desired)
+    edits = tuple(
+        Edit(path, files[path], after[path]) for path in in_order(files, desired) if after[path] != files[path]
+    )
+    how = f"{desired.handler} is removed" if edits else f"no file of CRI-O's has {desired.handler}"
+    return ConfigEdit(edits, how, (*notes, *_dead(files)))
 
 
-def _as_before(file: _File, now: bytes, wish: Wish, then: Former) -> tuple[bytes | None, list[str]]:
+def _as_before(file: _File, now: bytes, desired: DesiredConfig, then: RecordedEdit) -> tuple[bytes | None, list[str]]:
     """The file without what gpunode is on record for, and what to say of it."""
     from gpunode.runtimes import keys
 
-    entry: Path = (*_RUNTIMES, wish.handler)
+    entry: Path = (*_RUNTIMES, desired.handler)
     back = keys.taken_back(then.before, then.after, now, file.path, {entry})
     if back is None:
         before, after = (_file(file.path, data).document for data in (then.before, then.after))
         document = file.document
         for key in (entry, _DEFAULT, _CGROUP):
-            was, made, found = _at(before, key), _at(after, key), _at(document, key)
+            was, made, found = at(before, key), at(after, key), at(document, key)
             # What somebody else has set since is theirs; an entry without the keys that we gave it would be none.
             if was not in (made, found) and (key == entry or found == made):
-                document = _put(document, key, was)
+                document = put(document, key, was)
         back = _edit(file, now, document)
     gone = keys.gone_too(then.after or b"", now, back or b"", file.path)
-    notes = [f"{file.path}: {', '.join(gone)} was added since and is removed with {wish.handler}"] if gone else []
+    notes = [f"{file.path}: {', '.join(gone)} was added since and is removed with {desired.handler}"] if gone else []
     return (None if not back and then.before is None else back), notes
 
 
-def _without_handler(file: _File, now: bytes, wish: Wish) -> tuple[bytes | None, list[str]]:
+def _without_handler(file: _File, now: bytes, desired: DesiredConfig) -> tuple[bytes | None, list[str]]:
     """The file without the handler's entry and a default that names it; there is no record of what was before."""
-    entry: Path = (*_RUNTIMES, wish.handler)
-    document = _without_default(_put(file.document, entry, None) if _at(file.document, entry) else file.document, wish)
+    entry: Path = (*_RUNTIMES, desired.handler)
+    document = _without_default(put(file.document, entry, None) if at(file.document, entry) else file.document, desired)
     if document == file.document:
         return now, []
-    unknown = f"gpunode has no record of {file.path}, so its content before {wish.handler} was added is unknown"
+    unknown = f"gpunode has no record of {file.path}, so its content before {desired.handler} was added is unknown"
     return _edit(file, now, document), [unknown]
 
 
-def _end_dangling_default(after: dict[str, bytes | None], wish: Wish) -> list[str]:
+def _end_dangling_default(after: dict[str, bytes | None], desired: DesiredConfig) -> list[str]:
     """Takes a default out of ``after`` that names the handler where nothing describes it any more; says so."""
-    read = _read({path: data for path, data in after.items() if data is not None}, wish)
-    if wish.handler in _merged(read)["runtimes"]:
+    read = _read({path: data for path, data in after.items() if data is not None}, desired)
+    if desired.handler in _merged(read)["runtimes"]:
         return []
     notes = []
     for file in read:
-        if _at(file.document, _DEFAULT) == wish.handler:
-            after[file.path] = _edit(file, after[file.path], _without_default(file.document, wish))
-            notes.append(f"{file.path} made {wish.handler} the default; removed, because CRI-O would not start with it")
+        if at(file.document, _DEFAULT) == desired.handler:
+            after[file.path] = _edit(file, after[file.path], _without_default(file.document, desired))
+            notes.append(
+                f"{file.path} made {desired.handler} the default; removed, because CRI-O would not start with it"
+            )
     return notes
 
 
-# Reading.
-
-
-def _rank(wish: Wish) -> Callable[[str], tuple[int, list[str]]]:
+def _rank(desired: DesiredConfig) -> Callable[[str], tuple[int, list[str]]]:
     """The order in which CRI-O reads: the root file, then folder by folder, as filepath.Walk goes."""
 
     def rank(path: str) -> tuple[int, list[str]]:
-        place = 0 if path == config_of(wish) else 1 if path.startswith(f"{CRIO_FOLDER}/") else 2
+        place = 0 if path == config_of(desired) else 1 if path.startswith(f"{CRIO_FOLDER}/") else 2
         return place, path.split("/")
 
     return rank
 
 
-def _read(files: Files, wish: Wish) -> list[_File]:
+def _read(files: Files, desired: DesiredConfig) -> list[_File]:
     """What CRI-O reads, in its order; a drop-in elsewhere counts as read with its folder."""
-    return [_file(path, files[path]) for path in in_order(files, wish)]
+    return [_file(path, files[path]) for path in in_order(files, desired)]
 
 
 def _file(path: str, data: bytes | None) -> _File:
-    text = decode(data, path)
-    try:
-        document = parse(text)
-    except (ValueError, RecursionError) as error:
-        found = re.search(r"\(at line (\d+), column \d+\)", str(error))
-        raise Refused(
-            f"{path}:{found[1]}: not valid TOML" if found else f"{path}: not valid TOML",
-            why=f"{error}. CRI-O reads this file and does not start with it either.",
-            hint=f"correct {path}, or move it out of {folder_of(path)}: "
-            "CRI-O reads every file there, whatever its name",
-        ) from error
-    _check_shape(document, text, path)
-    return _File(path, text, document)
+    hint = f"correct {path}, or move it out of {folder_of(path)}: CRI-O reads every file there, whatever its name"
+    text, document = parsed(data, path, hint=hint, also=". CRI-O reads this file and does not start with it either.")
+    file = _File(path, text, document)
+    _check_shape(file)
+    return file
 
 
-def _check_shape(document: Document, text: str, path: str) -> None:
+def _check_shape(file: _File) -> None:
     """Raises where CRI-O itself would not take what gpunode reads."""
-    runtimes = _table(document, text, path, _RUNTIMES)
     texts = [_DEFAULT, _CGROUP]
-    for name in runtimes:
-        _table(document, text, path, (*_RUNTIMES, name))
+    for name in file.table(_RUNTIMES):
+        file.table((*_RUNTIMES, name))
         texts += [(*_RUNTIMES, name, "runtime_path"), (*_RUNTIMES, name, "runtime_type")]
     for keys in texts:
-        if not isinstance(value := _at(document, keys), str | None):
-            raise _misshapen(text, path, keys, value, "a string")
-
-
-def _table(document: Document, text: str, path: str, keys: Path) -> Document:
-    """The table at ``keys``; empty when it is not there."""
-    node: Any = document
-    for depth, key in enumerate(keys, 1):
-        node = node.get(key, {})
-        if not isinstance(node, dict):
-            raise _misshapen(text, path, keys[:depth], node, "a table")
-    return node  # type: ignore[no-any-return]  # tables are dicts all the way down
-
-
-def _misshapen(text: str, path: str, keys: Path, value: object, meant: str) -> Refused:
-    from gpunode.runtimes.tomltext import line_of
-
-    line = line_of(text, keys)
-    return Refused(
-        f"{path}:{line}: {'.'.join(keys)} is not {meant}" if line else f"{path}: {'.'.join(keys)} is not {meant}",
-        why=f"it is {value!r}"[:200],
-        hint=f"correct {path}; CRI-O does not start with it either",
-    )
-
-
-def _at(document: Document, keys: Path) -> Any:
-    """What stands at ``keys``; None when nothing does."""
-    node: Any = document
-    for key in keys:
-        node = node.get(key) if isinstance(node, dict) else None
-    return node
+        if not isinstance(value := at(file.document, keys), str | None):
+            raise file.misshapen(keys, value, "a string")
 
 
 def _merged(read: Iterable[_File]) -> Document:
     """``[crio.runtime]`` as CRI-O reads it; ``runtimes`` is always there."""
     merged: Document = {"runtimes": {}}
     for file in read:
-        own = _at(file.document, _RUNTIME) or {}
+        own = at(file.document, _RUNTIME) or {}
         merged = {**merged, **own, "runtimes": {**merged["runtimes"], **own.get("runtimes", {})}}
     return merged
 
@@ -252,149 +212,121 @@ def _is_oci(entry: Document) -> bool:
     return entry.get("runtime_type", "") in {"", "oci"}
 
 
-# What is wished.
-
-
-def _absolute(wish: Wish) -> Wish:
-    """``wish`` with the path at which nvidia-container-toolkit installs its runtime."""
-    if wish.binary == _BARE_BINARY:
-        return replace(wish, binary=f"/usr/bin/{_BARE_BINARY}")
-    if not wish.binary.startswith("/"):
-        raise Refused(
-            f"the runtime binary {wish.binary!r} is not an absolute path",
-            why="CRI-O resolves a relative path from its working folder",
-            hint="give its full path, such as /usr/bin/nvidia-container-runtime",
-        )
-    return wish
-
-
-def _entry(read: Sequence[_File], wish: Wish) -> tuple[Document, tuple[str, ...]]:
+def _entry(read: Sequence[_File], desired: DesiredConfig) -> tuple[Document, tuple[str, ...]]:
     """The handler's table, and what to say of where its options come from."""
     merged = _merged(read)
-    existing = merged["runtimes"].get(wish.handler)
-    if existing and not wish.exact and _binary(existing) == wish.binary and _is_oci(existing):
+    existing = merged["runtimes"].get(desired.handler)
+    if existing and not desired.exact and _binary(existing) == desired.binary and _is_oci(existing):
         return existing, ()
-    told = read if wish.source is None else [_file("the output of `crio status config`", wish.source)]
+    told = read if desired.source is None else [_file("the output of `crio status config`", desired.source)]
     runtimes = _merged(told)["runtimes"]
-    there = [name for name in _models(told, existing, wish) if name in runtimes]
+    there = [name for name in _models(told, existing, desired) if name in runtimes]
     fit = next((name for name in there if _is_oci(runtimes[name])), None)
     strange = there[: there.index(fit)] if fit else there
     notes = tuple(f"{name} cannot run plain containers, so its options are not copied" for name in strange)
     if fit is not None:
-        return _copy(runtimes[fit], wish), notes
-    own_defaults = f"CRI-O's files define neither runc nor crun, so {wish.handler} gets CRI-O's own defaults"
-    kept = existing if existing and not wish.exact and _is_oci(existing) else {}
-    return _copy(kept, wish), (*notes, own_defaults)
+        return _copy(runtimes[fit], desired), notes
+    own_defaults = f"CRI-O's files define neither runc nor crun, so {desired.handler} gets CRI-O's own defaults"
+    kept = existing if existing and not desired.exact and _is_oci(existing) else {}
+    return _copy(kept, desired), (*notes, own_defaults)
 
 
-def _copy(model: Document, wish: Wish) -> Document:
+def _copy(model: Document, desired: DesiredConfig) -> Document:
     """The handler's table, after that of the runtime which it stands in for."""
     entry = {key: value for key, value in copy.deepcopy(model).items() if key not in _OTHER_BINARY}
-    return {**entry, "runtime_path": wish.binary, "runtime_type": "oci"}
+    return {**entry, "runtime_path": desired.binary, "runtime_type": "oci"}
 
 
-def _models(told: Sequence[_File], existing: Document | None, wish: Wish) -> list[str]:
+def _models(told: Sequence[_File], existing: Document | None, desired: DesiredConfig) -> list[str]:
     """The runtimes that the handler may stand in for, the first choice first; some may not be there."""
-    named = (_at(file.document, _DEFAULT) for file in reversed(told))
-    defaults = [name for name in named if name and not name.startswith("nvidia") and name != wish.handler]
+    named = (at(file.document, _DEFAULT) for file in reversed(told))
+    defaults = [name for name in named if name and not name.startswith("nvidia") and name != desired.handler]
     models = [*defaults[:1], *RUNC_FAMILY]
     merged = _merged(told)
-    if existing and merged.get("default_runtime") == wish.handler:
+    if existing and merged.get("default_runtime") == desired.handler:
         # The handler itself has become the default, maybe in place of what it was copied from: it stays such a copy.
-        others = sorted(merged["runtimes"].keys() - {wish.handler, *models})
+        others = sorted(merged["runtimes"].keys() - {desired.handler, *models})
         there = [name for name in (*models, *others) if name in merged["runtimes"]]
         plain = [name for name in there if _is_oci(merged["runtimes"][name])]
-        copied = [name for name in plain if _copy(merged["runtimes"][name], wish) == existing]
+        copied = [name for name in plain if _copy(merged["runtimes"][name], desired) == existing]
         has_model = any(name in RUNC_FAMILY for name in plain)
-        is_bare = existing == _copy({}, wish) and not has_model
+        is_bare = existing == _copy({}, desired) and not has_model
         models = [] if is_bare and not copied else [*copied[:1], *models]
     return list(dict.fromkeys(models))
 
 
-def _place(read: Sequence[_File], wish: Wish) -> tuple[str, str]:
+def _place(read: Sequence[_File], desired: DesiredConfig) -> tuple[str, str]:
     """The file to write, and why that one."""
-    if wish.mode == "in-place":
-        return config_of(wish), f"in place, in {config_of(wish)}: as requested"
-    if wish.drop_in:
-        if wish.drop_in == config_of(wish):
+    if desired.mode == "in-place":
+        return config_of(desired), f"in place, in {config_of(desired)}: as requested"
+    if desired.drop_in:
+        if desired.drop_in == config_of(desired):
             raise Refused(
-                f"{wish.drop_in} is the configuration file itself, not a drop-in",
+                f"{desired.drop_in} is the configuration file itself, not a drop-in",
                 why=f"CRI-O reads its drop-ins from {CRIO_FOLDER}",
                 hint="leave --drop-in-config out; --mode in-place edits the configuration itself",
             )
-        if folder_of(wish.drop_in) == DEAD_FOLDER:
+        if folder_of(desired.drop_in) == DEAD_FOLDER:
             raise Refused(
-                f"CRI-O does not read {wish.drop_in}",
+                f"CRI-O does not read {desired.drop_in}",
                 why=f"its folder is {CRIO_FOLDER}; nvidia-ctk 1.18.0 to 1.19.0 wrote to {DEAD_FOLDER} by mistake",
                 hint=f"name a file in {CRIO_FOLDER}, or omit the option to use {CRIO_DROP_IN}",
             )
-        return wish.drop_in, f"drop-in {wish.drop_in}: as requested"
-    later = [file.path for file in read if _rank(wish)(file.path) > _rank(wish)(CRIO_DROP_IN) and _concerns(file, wish)]
+        return desired.drop_in, f"drop-in {desired.drop_in}: as requested"
+    later = [
+        file.path
+        for file in read
+        if _rank(desired)(file.path) > _rank(desired)(CRIO_DROP_IN) and _concerns(file, desired)
+    ]
     if later:
         return later[-1], f"in {later[-1]}: CRI-O reads it after {CRIO_DROP_IN}, so it wins"
-    return CRIO_DROP_IN, f"drop-in {CRIO_DROP_IN}: CRI-O reads {CRIO_FOLDER} after {config_of(wish)}"
+    return CRIO_DROP_IN, f"drop-in {CRIO_DROP_IN}: CRI-O reads {CRIO_FOLDER} after {config_of(desired)}"
 
 
-def _concerns(file: _File, wish: Wish) -> bool:
-    keys = [
-        (*_RUNTIMES, wish.handler),
-        *([_DEFAULT] if wish.default else []),
-        *([_CGROUP] if wish.systemd_cgroup else []),
-    ]
-    return any(_at(file.document, key) is not None for key in keys)
+def _concerns(file: _File, desired: DesiredConfig) -> bool:
+    keys = [(*_RUNTIMES, desired.handler), *[_DEFAULT] * desired.default, *[_CGROUP] * desired.systemd_cgroup]
+    return any(at(file.document, key) is not None for key in keys)
 
 
-def _wanted(target: _File, entry: Document, wish: Wish, merged: Document) -> Document:
+def _wanted(target: _File, entry: Document, desired: DesiredConfig, merged: Document) -> Document:
     """The document that the target shall read as."""
-    document = _put(_kept(target, wish), (*_RUNTIMES, wish.handler), entry)
-    if wish.default:
-        document = _put(document, _DEFAULT, wish.handler)
-    if wish.systemd_cgroup and merged.get("cgroup_manager") == "cgroupfs":
-        document = _put(document, _CGROUP, "systemd")
+    document = put(_kept(target, desired), (*_RUNTIMES, desired.handler), entry)
+    if desired.default:
+        document = put(document, _DEFAULT, desired.handler)
+    if desired.systemd_cgroup and merged.get("cgroup_manager") == "cgroupfs":
+        document = put(document, _CGROUP, "systemd")
     return document
 
 
-def _kept(target: _File, wish: Wish) -> Document:
-    """The target without a default that is no longer wished: nvidia-ctk begins its drop-in anew."""
-    ends_default = wish.exact and not wish.default and target.path != config_of(wish)
-    return _without_default(target.document, wish) if ends_default else target.document
+def _kept(target: _File, desired: DesiredConfig) -> Document:
+    """The target without a default that is no longer desired: nvidia-ctk begins its drop-in anew."""
+    ends_default = desired.exact and not desired.default and target.path != config_of(desired)
+    return _without_default(target.document, desired) if ends_default else target.document
 
 
-def _without_default(document: Document, wish: Wish) -> Document:
-    return _put(document, _DEFAULT, None) if _at(document, _DEFAULT) == wish.handler else document
+def _without_default(document: Document, desired: DesiredConfig) -> Document:
+    return put(document, _DEFAULT, None) if at(document, _DEFAULT) == desired.handler else document
 
 
-def _put(document: Document, keys: Path, value: Any) -> Document:
-    """A copy of ``document`` with ``value`` at ``keys``; None takes out what is there."""
-    changed, key = dict(document), keys[0]
-    if len(keys) > 1:
-        changed[key] = _put(changed.get(key, {}), keys[1:], value)
-    elif value is None:
-        changed.pop(key, None)
-    else:
-        changed[key] = value
-    return changed
-
-
-def _unmet(merged: Document, entry: Document, wish: Wish) -> list[Path]:
-    """The keys in which CRI-O reads something else than is wished."""
-    unmet = [(*_RUNTIMES, wish.handler)] if merged["runtimes"].get(wish.handler) != entry else []
-    unmet += [_DEFAULT] if wish.default and merged.get("default_runtime") != wish.handler else []
-    unmet += [_CGROUP] if wish.systemd_cgroup and merged.get("cgroup_manager") == "cgroupfs" else []
+def _unmet(merged: Document, entry: Document, desired: DesiredConfig) -> list[Path]:
+    """The keys in which CRI-O reads something else than is desired."""
+    unmet = [(*_RUNTIMES, desired.handler)] if merged["runtimes"].get(desired.handler) != entry else []
+    unmet += [_DEFAULT] if desired.default and merged.get("default_runtime") != desired.handler else []
+    unmet += [_CGROUP] if desired.systemd_cgroup and merged.get("cgroup_manager") == "cgroupfs" else []
     return unmet
 
 
-def _with(read: Sequence[_File], target: _File, wish: Wish) -> list[_File]:
+def _with(read: Sequence[_File], target: _File, desired: DesiredConfig) -> list[_File]:
     """``read`` with ``target`` in its place."""
     others = [file for file in read if file.path != target.path]
-    return sorted([*others, target], key=lambda file: _rank(wish)(file.path))
+    return sorted([*others, target], key=lambda file: _rank(desired)(file.path))
 
 
-def _without_effect(read: Sequence[_File], path: str, unmet: Sequence[Path], wish: Wish) -> Refused:
-    rank = _rank(wish)
-    order = f"CRI-O reads {config_of(wish)} first, then {CRIO_FOLDER} in lexical order; the last one wins"
+def _without_effect(read: Sequence[_File], path: str, unmet: Sequence[Path], desired: DesiredConfig) -> Refused:
+    rank = _rank(desired)
+    order = f"CRI-O reads {config_of(desired)} first, then {CRIO_FOLDER} in lexical order; the last one wins"
     later = [file for file in read if rank(file.path) > rank(path)]
-    said = [f"{file.path} sets {'.'.join(key)}" for file in later for key in unmet if _at(file.document, key)]
+    said = [f"{file.path} sets {'.'.join(key)}" for file in later for key in unmet if at(file.document, key)]
     return Refused(
         f"the change would have no effect in {path}",
         why=f"{order}, and {'; '.join(said)}",
@@ -435,8 +367,8 @@ def _prunings(wanted: Document, before: Document) -> Iterator[Document]:
     """``wanted``, then with one empty table more left out each time: one that no header of its own has held."""
     yield wanted
     for keys in (_RUNTIMES, _RUNTIME, _RUNTIME[:1]):
-        if _at(wanted, keys) == {} and _at(before, keys) != {}:
-            wanted = _put(wanted, keys, None)
+        if at(wanted, keys) == {} and at(before, keys) != {}:
+            wanted = put(wanted, keys, None)
             yield wanted
 
 
@@ -448,11 +380,11 @@ def _says_anything(document: Document) -> bool:
 # What the user should know.
 
 
-def _notes(files: Files, read: Sequence[_File], wish: Wish) -> Iterator[str]:
-    if wish.cdi:
+def _notes(files: Files, read: Sequence[_File], desired: DesiredConfig) -> Iterator[str]:
+    if desired.cdi:
         yield "CRI-O always supports CDI; there is nothing to enable"
-    if wish.drop_in and not wish.drop_in.startswith(f"{CRIO_FOLDER}/"):
-        yield f"CRI-O reads {wish.drop_in} only when it is started with --config-dir {folder_of(wish.drop_in)}"
+    if desired.drop_in and not desired.drop_in.startswith(f"{CRIO_FOLDER}/"):
+        yield f"CRI-O reads {desired.drop_in} only when it is started with --config-dir {folder_of(desired.drop_in)}"
     for file in read:
         if _LEFTOVER.search(file.path):
             yield f"{file.path} looks like a leftover, but CRI-O reads every file there, whatever its name"

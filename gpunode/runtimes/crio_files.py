@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-from gpunode.runtimes.model import CRIO_CONFIG, CRIO_FOLDER, Files, Wish, as_installed
+from gpunode.runtimes.model import CRIO_CONFIG, CRIO_FOLDER, DesiredConfig, Files, as_installed
 
 # nvidia-ctk 1.18.0 to 1.19.0 wrote its drop-in here, where CRI-O never looks (nvidia-container-toolkit PR 1829).
 DEAD_FOLDER = "/etc/crio/conf.d"
 located = as_installed
 
 
-def reads(files: Files, wish: Wish) -> tuple[str, ...]:
+def reads(files: Files, desired: DesiredConfig) -> tuple[str, ...]:
     """Every path and pattern that CRI-O reads, and the folder that older toolkits took for one of them."""
     del files
-    patterns = [config_of(wish), f"{CRIO_FOLDER}/*", f"{CRIO_FOLDER}/.*", f"{CRIO_FOLDER}/*/*", f"{DEAD_FOLDER}/*"]
-    if wish.drop_in:
-        patterns += [wish.drop_in, f"{folder_of(wish.drop_in)}/*"]
+    patterns = [config_of(desired), f"{CRIO_FOLDER}/*", f"{CRIO_FOLDER}/.*", f"{CRIO_FOLDER}/*/*", f"{DEAD_FOLDER}/*"]
+    if desired.drop_in:
+        patterns += [desired.drop_in, f"{folder_of(desired.drop_in)}/*"]
     return tuple(dict.fromkeys(patterns))
 
 
-def config_of(wish: Wish) -> str:
+def config_of(desired: DesiredConfig) -> str:
     """The root file: the usual one, unless another is asked for."""
-    return wish.config or CRIO_CONFIG
+    return desired.config or CRIO_CONFIG
 
 
 def folder_of(path: str) -> str:

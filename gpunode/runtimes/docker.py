@@ -11,11 +11,11 @@ from typing import Any, TypeAlias
 
 from gpunode.command import command
 from gpunode.errors import Refused
-from gpunode.runtimes import jsontext
+from gpunode.runtimes import jsonread, jsontext
 from gpunode.runtimes.docker_nodes import Node, check_usable, node_of, notes_on, reads
 from gpunode.runtimes.dockerd import conflicts
-from gpunode.runtimes.jsontext import BLANK, Path
-from gpunode.runtimes.model import Configured, Edit, Edited, Files, Former, Wish, runs
+from gpunode.runtimes.jsonread import BLANK, Path
+from gpunode.runtimes.model import ConfigEdit, DesiredConfig, Edit, Files, ObservedConfig, RecordedEdit, runs
 from gpunode.runtimes.text import decode, encode, is_marked, same
 
 __all__ = [
@@ -45,48 +45,48 @@ Change: TypeAlias = tuple[Path, Any]
 _MARK_OUT = r"1s/^\xEF\xBB\xBF//"
 
 
-def flags(files: Files, wish: Wish) -> tuple[str, ...]:
+def flags(files: Files, desired: DesiredConfig) -> tuple[str, ...]:
     """The flags that dockerd is started with, but for the one that names its file."""
-    return node_of(files, wish).flags.words
+    return node_of(files, desired).flags.words
 
 
-def unconfigure(files: Files, wish: Wish, former: Mapping[str, Former]) -> Edited:
+def unconfigure(files: Files, desired: DesiredConfig, former: Mapping[str, RecordedEdit]) -> ConfigEdit:
     """The edits that remove the handler; see ``docker_undoing``, which few commands need."""
     from gpunode.runtimes import docker_undoing
 
-    return docker_undoing.unconfigure(files, wish, former)
+    return docker_undoing.unconfigure(files, desired, former)
 
 
-def inspect(files: Files, wish: Wish) -> Configured:
+def inspect(files: Files, desired: DesiredConfig) -> ObservedConfig:
     """The configuration in dockerd's file and command line; a missing or blank file is empty.
 
     Raises:
         Refused: it is not a JSON object, or not shaped as dockerd's configuration.
     """
-    node = node_of(files, wish)
+    node = node_of(files, desired)
     return _configured(node, document_of(files.get(node.config), node.config))
 
 
-def configure(files: Files, wish: Wish) -> Edited:
+def configure(files: Files, desired: DesiredConfig) -> ConfigEdit:
     """The edits that register the NVIDIA handler as requested; none if it is registered already.
 
     Raises:
         Refused: the file cannot be read, or dockerd would not start with it.
     """
-    node = node_of(files, wish)
-    check_usable(files, node, wish)
-    _check_names(wish, node.config)
+    node = node_of(files, desired)
+    check_usable(files, node, desired)
+    _check_names(desired, node.config)
     document = document_of(files.get(node.config), node.config)
-    if is_marked(files.get(node.config)) and wish.version is not None and wish.version < _TAKES_MARK:
+    if is_marked(files.get(node.config)) and desired.version is not None and desired.version < _TAKES_MARK:
         raise no_mark(node.config)
     configured = _configured(node, document)
     changes = [
-        *_entry(document, configured, wish),
-        *_default(node, configured, wish),
-        *_cdi(node, configured, wish),
+        *_entry(document, configured, desired),
+        *_default(node, configured, desired),
+        *_cdi(node, configured, desired),
     ]
     how = f"in place: {node.config} is the only file that dockerd reads"
-    return edited(files, node, changes, how, (*_notes(node, document, wish), *notes_on(files, node)))
+    return edited(files, node, changes, how, (*_notes(node, document, desired), *notes_on(files, node)))
 
 
 def no_mark(path: str) -> Refused:
@@ -98,14 +98,14 @@ def no_mark(path: str) -> Refused:
     )
 
 
-def edited(files: Files, node: Node, changes: Sequence[Change], how: str, notes: tuple[str, ...]) -> Edited:
+def edited(files: Files, node: Node, changes: Sequence[Change], how: str, notes: tuple[str, ...]) -> ConfigEdit:
     """The changes made to the file's text; none where they change nothing."""
     before = files.get(node.config)
     if not changes:
-        return Edited((), how, notes)
+        return ConfigEdit((), how, notes)
     text = decode(before, node.config)
     after = encode(_written(text if text.strip(BLANK) else "{}\n", changes, node.config), before)
-    return Edited((Edit(node.config, before, after, node.like if before is None else ""),), how, notes)
+    return ConfigEdit((Edit(node.config, before, after, node.like if before is None else ""),), how, notes)
 
 
 def without_empty(
@@ -122,23 +122,23 @@ def without_empty(
     return result
 
 
-def takes_on_reload(before: Files, after: Files, wish: Wish) -> bool:
+def takes_on_reload(before: Files, after: Files, desired: DesiredConfig) -> bool:
     """Whether SIGHUP brings all of ``after`` into a dockerd that runs with ``before``.
 
     It looks at CDI at its start alone, and of a default that the file no longer names it keeps what it had.
 
     Source: dockerd 20.10.24, 26.1.5 and 28.5.2.
     """
-    old, new = inspect(before, wish), inspect(after, wish)
-    unasked = wish.version is not None and wish.version >= _CDI_UNASKED
+    old, new = inspect(before, desired), inspect(after, desired)
+    unasked = desired.version is not None and desired.version >= _CDI_UNASKED
     if (unasked if old.cdi is None else old.cdi) != (unasked if new.cdi is None else new.cdi):
         return False
     return new.default is not None or old.default in {None, _RESERVED}
 
 
-def keeps_containers(files: Files, wish: Wish) -> bool:
+def keeps_containers(files: Files, desired: DesiredConfig) -> bool:
     """Whether containers outlive a restart of dockerd (``live-restore``)."""
-    node = node_of(files, wish)
+    node = node_of(files, desired)
     said = document_of(files.get(node.config), node.config).get("live-restore")
     return said is True or (said is None and node.flags.live_restore is True)
 
@@ -153,14 +153,14 @@ def document_of(data: bytes | None, path: str) -> dict[str, Any]:
     if not text.strip(BLANK):
         return {}
     try:
-        document = jsontext.parse(text)
-    except jsontext.Repeated as error:
+        document = jsonread.parse(text)
+    except jsonread.Repeated as error:
         raise Refused(
             f"{path}:{error.line}:{error.column}: {error.reason}",
             why="gpunode cannot tell which one is meant; dockerd uses the last",
             hint=f"delete one of them from {path}",
         ) from error
-    except jsontext.Malformed as error:
+    except jsonread.Malformed as error:
         raise Refused(
             f"{path}:{error.line}:{error.column}: not valid JSON",
             why=f"{error.reason}. JSON has no comments and no trailing commas, and nothing may follow the object.",
@@ -194,8 +194,8 @@ def default_of(document: dict[str, Any]) -> str | None:
 
 
 def _misshapen(text: str, path: str, keys: Path) -> Refused:
-    line, column = jsontext.position(text, keys)
-    found = " ".join((jsontext.spelt(text, keys) if keys else text).split())
+    line, column = jsonread.position(text, keys)
+    found = " ".join((jsonread.spelt(text, keys) if keys else text).split())
     return Refused(
         f"{path}:{line}:{column}: {'.'.join(keys) or 'the file'} is not an object",
         why=f"it is {found}"[:200],
@@ -203,50 +203,50 @@ def _misshapen(text: str, path: str, keys: Path) -> Refused:
     )
 
 
-def _configured(node: Node, document: dict[str, Any]) -> Configured:
+def _configured(node: Node, document: dict[str, Any]) -> ObservedConfig:
     cdi = object_at(document, "features").get("cdi")
     of_file = {name: binary_of(entry) for name, entry in object_at(document, "runtimes").items()}
-    return Configured(
+    return ObservedConfig(
         handlers={**node.flags.runtimes, **of_file},
         default=default_of(document) or node.flags.last("default-runtime"),
         cdi=cdi if isinstance(cdi, bool) else node.flags.cdi,
     )
 
 
-def _check_names(wish: Wish, path: str) -> None:
-    if wish.handler in {"", _RESERVED}:
+def _check_names(desired: DesiredConfig, path: str) -> None:
+    if desired.handler in {"", _RESERVED}:
         raise Refused(
-            f"{path}: a runtime cannot be named {wish.handler!r}",
-            why="dockerd reserves that name and would not start with it" if wish.handler else "nobody could",
+            f"{path}: a runtime cannot be named {desired.handler!r}",
+            why="dockerd reserves that name and would not start with it" if desired.handler else "nobody could",
             hint="give another name, such as nvidia",
         )
-    for word in (wish.handler, wish.binary):
+    for word in (desired.handler, desired.binary):
         if any("\ud800" <= letter <= "\udfff" for letter in word):
             raise Refused(f"{path}: {word!r} is not text", why="JSON must be UTF-8", hint="give another name")
 
 
-def _entry(document: dict[str, Any], configured: Configured, wish: Wish) -> list[Change]:
+def _entry(document: dict[str, Any], configured: ObservedConfig, desired: DesiredConfig) -> list[Change]:
     # "args" is nvidia-ctk's key, not dockerd's, which ignores it; kept so that the two tools agree on a file.
-    made = {"args": [], "path": wish.binary}
-    existing = object_at(document, "runtimes").get(wish.handler)
-    if same(existing, made) if wish.exact else runs(configured.handlers.get(wish.handler), wish):
+    made = {"args": [], "path": desired.binary}
+    existing = object_at(document, "runtimes").get(desired.handler)
+    if same(existing, made) if desired.exact else runs(configured.handlers.get(desired.handler), desired):
         return []
-    return [(("runtimes", wish.handler), made)]
+    return [(("runtimes", desired.handler), made)]
 
 
-def _default(node: Node, configured: Configured, wish: Wish) -> list[Change]:
-    is_default = configured.default == wish.handler
-    if not (wish.not_default if is_default else wish.default):
+def _default(node: Node, configured: ObservedConfig, desired: DesiredConfig) -> list[Change]:
+    is_default = configured.default == desired.handler
+    if not (desired.not_default if is_default else desired.default):
         return []
     # dockerd keeps a default that its file no longer names until it is started again, so runc is named.
-    wanted = wish.handler if wish.default else _RESERVED
+    wanted = desired.handler if desired.default else _RESERVED
     if node.flags.last("default-runtime") is not None:
         raise _on_the_command_line(node, "default-runtime", "default-runtime", f'="{wanted}"')
     return [(("default-runtime",), wanted)]
 
 
-def _cdi(node: Node, configured: Configured, wish: Wish) -> list[Change]:
-    if not wish.cdi or configured.cdi is True:
+def _cdi(node: Node, configured: ObservedConfig, desired: DesiredConfig) -> list[Change]:
+    if not desired.cdi or configured.cdi is True:
         return []
     if "feature" in node.flags.given:
         raise _on_the_command_line(node, "features", "feature", " cdi=true")
@@ -265,13 +265,15 @@ def _on_the_command_line(node: Node, directive: str, flag: str, wanted: str) -> 
     )
 
 
-def _notes(node: Node, document: dict[str, Any], wish: Wish) -> tuple[str, ...]:
+def _notes(node: Node, document: dict[str, Any], desired: DesiredConfig) -> tuple[str, ...]:
     notes = [
         f"dockerd will not start with {node.config} as it is: {conflict} is on its command line too"
         for conflict in conflicts(node.flags, tuple(document))
     ]
-    if wish.cdi and wish.version is not None and wish.version < _HAS_CDI:
-        notes.append(f"docker {'.'.join(map(str, wish.version))} has no CDI and ignores features.cdi; docker 25 has it")
+    if desired.cdi and desired.version is not None and desired.version < _HAS_CDI:
+        notes.append(
+            f"docker {'.'.join(map(str, desired.version))} has no CDI and ignores features.cdi; docker 25 has it"
+        )
     return tuple(notes)
 
 
@@ -281,15 +283,15 @@ def _written(text: str, changes: Sequence[Change], path: str) -> str:
     Raises:
         Refused: it would not.
     """
-    meant = jsontext.parse(text)
+    meant = jsonread.parse(text)
     for where, value in changes:
         if value is DROPPED:
             text = jsontext.drop(text, where)
             meant = _with(meant, where, DROPPED)
         else:
             text = jsontext.put(text, where, value)
-            meant = _with(meant, where, jsontext.parse(value) if isinstance(value, jsontext.Spelt) else value)
-    if not same(jsontext.parse(text), meant):
+            meant = _with(meant, where, jsonread.parse(value) if isinstance(value, jsonread.Spelt) else value)
+    if not same(jsonread.parse(text), meant):
         raise Refused(
             f"{path}: gpunode found no way to write it that leaves the rest as it is",
             why="the new text does not parse to the intended settings; nothing was changed",

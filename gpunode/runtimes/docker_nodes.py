@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from gpunode.errors import Refused
 from gpunode.facts import units
 from gpunode.runtimes.dockerd import Flags, started
-from gpunode.runtimes.model import DOCKER_CONFIG, Files, Runtime, Wish
+from gpunode.runtimes.model import DOCKER_CONFIG, DesiredConfig, Files, Runtime
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,62 +68,62 @@ class Node:
         return ", ".join(found or self.flags.sources)
 
 
-def reads(files: Files, wish: Wish) -> tuple[str, ...]:
+def reads(files: Files, desired: DesiredConfig) -> tuple[str, ...]:
     """All that says how docker is installed, how it is started, and what its file holds."""
-    node = node_of(files, wish)
+    node = node_of(files, desired)
     unit_files = units.reads(files, ENGINE.unit)
-    if home := _home(wish.config):
+    if home := _home(desired.config):
         unit_files = (*units.reads(files, ENGINE.unit, _user_folders(home)), _TOOLKIT_CONFIG)
     marks = (_SNAP_UNIT, SNAP.config, _DESKTOP_UNIT)
     return tuple(dict.fromkeys((*unit_files, *marks, DOCKER_CONFIG, node.config)))
 
 
-def located(row: Runtime, files: Files, wish: Wish) -> Runtime:
+def located(row: Runtime, files: Files, desired: DesiredConfig) -> Runtime:
     """``row`` as this node has docker: the file that counts, the unit that runs it, where it listens."""
-    node = node_of(files, wish)
+    node = node_of(files, desired)
     kind = node.kind
     here = replace(row, config=node.config, unit=kind.unit, socket=kind.socket, product=kind.product)
     return row if here == row else here
 
 
-def node_of(files: Files, wish: Wish) -> Node:
+def node_of(files: Files, desired: DesiredConfig) -> Node:
     """The docker whose file is asked for, else the one that is installed."""
-    if home := _home(wish.config):
+    if home := _home(desired.config):
         folders = _user_folders(home)
         like = f"{folders[0]}/{ENGINE.unit}"
         flags = started(units.command(files, ENGINE.unit, folders))
-        return Node(ROOTLESS, wish.config, flags, files, like if like in files else "")
-    kind = _installed(files, wish)
+        return Node(ROOTLESS, desired.config, flags, files, like if like in files else "")
+    kind = _installed(files, desired)
     flags = started(units.command(files, kind.unit)) if kind is ENGINE else Flags()
     own = flags.config or kind.config
-    if wish.config and wish.config != own:
-        return Node(kind, wish.config, Flags(), files)
+    if desired.config and desired.config != own:
+        return Node(kind, desired.config, Flags(), files)
     return Node(kind, own, flags, files)
 
 
-def check_usable(files: Files, node: Node, wish: Wish) -> None:
+def check_usable(files: Files, node: Node, desired: DesiredConfig) -> None:
     """Raise unless this docker can do what is requested.
 
     Raises:
         Refused: it can not.
     """
-    if wish.drop_in or wish.mode == "drop-in":
+    if desired.drop_in or desired.mode == "drop-in":
         raise Refused(
             "docker reads no drop-ins",
             why=f"{node.config} is the only file of its daemon",
             hint="leave --drop-in-config and --mode drop-in out",
         )
-    only_desktop = not wish.config and node.kind is ENGINE and _DESKTOP_UNIT in files and not _has_engine(files)
-    if only_desktop or wish.config.endswith(_OF_DESKTOP):
+    only_desktop = not desired.config and node.kind is ENGINE and _DESKTOP_UNIT in files and not _has_engine(files)
+    if only_desktop or desired.config.endswith(_OF_DESKTOP):
         raise Refused(
-            f"{node.config} is Docker Desktop's" if wish.config else "the docker of this machine is Docker Desktop",
+            f"{node.config} is Docker Desktop's" if desired.config else "the docker of this machine is Docker Desktop",
             why="its daemon runs in a virtual machine that reads no file of this machine and has no GPU",
             hint="install Docker Engine beside it (docker.io or docker-ce), choose it with `docker context use "
             "default`, then run the command again",
         )
-    if node.kind is SNAP and wish.binary.startswith("/") and not wish.binary.startswith(_SNAP_PROGRAMS):
+    if node.kind is SNAP and desired.binary.startswith("/") and not desired.binary.startswith(_SNAP_PROGRAMS):
         raise Refused(
-            f"docker is a snap here, and a snap's daemon cannot run {wish.binary}",
+            f"docker is a snap here, and a snap's daemon cannot run {desired.binary}",
             why="a snap runs only its own programs; docker's ships NVIDIA's runtime and registers it when "
             "its daemon starts on a machine with an NVIDIA driver",
             hint="sudo snap restart docker, then `docker info` names the runtime nvidia; or register the snap's "
@@ -168,10 +168,10 @@ def _no_cgroups(config: bytes) -> bool:
         return False  # whoever edits that file says what is wrong with it
 
 
-def _installed(files: Files, wish: Wish) -> Kind:
-    if wish.config == SNAP.config:
+def _installed(files: Files, desired: DesiredConfig) -> Kind:
+    if desired.config == SNAP.config:
         return SNAP
-    if _has_engine(files) or wish.config:
+    if _has_engine(files) or desired.config:
         return ENGINE
     return SNAP if _SNAP_UNIT in files or (SNAP.config in files and DOCKER_CONFIG not in files) else ENGINE
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from gpunode.runtimes import jsontext
+from gpunode.runtimes import jsonread
 from gpunode.runtimes.docker import (
     DROPPED,
     Change,
@@ -18,7 +18,7 @@ from gpunode.runtimes.docker import (
     without_empty,
 )
 from gpunode.runtimes.docker_nodes import Node, node_of
-from gpunode.runtimes.model import Edit, Edited, Files, Former, Wish
+from gpunode.runtimes.model import ConfigEdit, DesiredConfig, Edit, Files, RecordedEdit
 from gpunode.runtimes.text import decode, same
 
 _MISSING = object()
@@ -27,7 +27,7 @@ _BUILT_IN = "runc"
 _SHIMS = "io.containerd."
 
 
-def unconfigure(files: Files, wish: Wish, former: Mapping[str, Former]) -> Edited:
+def unconfigure(files: Files, desired: DesiredConfig, former: Mapping[str, RecordedEdit]) -> ConfigEdit:
     """The edits that remove the handler.
 
     A file that is still as gpunode left it comes back byte for byte. Else the entries go that gpunode made, and the
@@ -36,17 +36,17 @@ def unconfigure(files: Files, wish: Wish, former: Mapping[str, Former]) -> Edite
     Raises:
         Refused: the file cannot be read.
     """
-    node = node_of(files, wish)
+    node = node_of(files, desired)
     now = files.get(node.config)
     if now is None:
-        return Edited((), f"there is no {node.config}")
+        return ConfigEdit((), f"there is no {node.config}")
     on_record = former.get(node.config)
     if on_record is None:
-        return _unrecorded(files, node, wish)
-    if now == on_record.after and _is_about(on_record, wish, node.config):
+        return _unrecorded(files, node, desired)
+    if now == on_record.after and _is_about(on_record, desired, node.config):
         edits = (Edit(node.config, now, on_record.before),) if on_record.before != now else ()
-        return Edited(edits, f"{node.config} was not edited since, so it is restored")
-    undoing = _Undoing.of(on_record, now, wish, node)
+        return ConfigEdit(edits, f"{node.config} was not edited since, so it is restored")
+    undoing = _Undoing.of(on_record, now, desired, node)
     steps = undoing.steps()
     changes = without_empty(undoing.now, [step.change for step in steps if step.change], undoing.before)
     notes = tuple(step.note for step in steps if step.note)
@@ -54,18 +54,18 @@ def unconfigure(files: Files, wish: Wish, former: Mapping[str, Former]) -> Edite
     return _without_file(result) if on_record.before is None else result
 
 
-def _without_file(result: Edited) -> Edited:
+def _without_file(result: ConfigEdit) -> ConfigEdit:
     """As ``result``; a file that gpunode made goes when nothing is left in it."""
     for edit in result.edits:
         if edit.after is not None and not document_of(edit.after, edit.path):
-            return Edited((Edit(edit.path, edit.before, None),), result.how, result.notes)
+            return ConfigEdit((Edit(edit.path, edit.before, None),), result.how, result.notes)
     return result
 
 
-def _is_about(on_record: Former, wish: Wish, path: str) -> bool:
-    """Whether no other handler than the wished one would go with it; an empty wish is for all of them."""
+def _is_about(on_record: RecordedEdit, desired: DesiredConfig, path: str) -> bool:
+    """Whether no other handler than the desired one would go with it; an empty one stands for all of them."""
     made = _made(document_of(on_record.before, path), document_of(on_record.after, path))
-    return not wish.handler or wish.handler not in made or made == [wish.handler]
+    return not desired.handler or desired.handler not in made or made == [desired.handler]
 
 
 def _made(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
@@ -74,20 +74,20 @@ def _made(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
     return [name for name in new if name not in old or not same(old[name], new[name])]
 
 
-def _unrecorded(files: Files, node: Node, wish: Wish) -> Edited:
+def _unrecorded(files: Files, node: Node, desired: DesiredConfig) -> ConfigEdit:
     document = document_of(files[node.config], node.config)
     changes: list[Change] = []
     notes: list[str] = []
-    if wish.handler in object_at(document, "runtimes"):
-        changes.append((("runtimes", wish.handler), DROPPED))
-    if default_of(document) == wish.handler:
+    if desired.handler in object_at(document, "runtimes"):
+        changes.append((("runtimes", desired.handler), DROPPED))
+    if default_of(document) == desired.handler:
         changes.append((("default-runtime",), DROPPED))
         notes.append("no record of the former default runtime: the default is docker's own, runc")
     if changes and object_at(document, "features").get("cdi") is True:
         notes.append("features.cdi stays: no record of who enabled it")
-    if wish.handler in node.flags.runtimes:
-        notes.append(f"dockerd's command line has {wish.handler} too ({node.said_in('add-runtime')})")
-    how = f"gpunode has no record of {node.config}: the entry {wish.handler} and a default that names it are removed"
+    if desired.handler in node.flags.runtimes:
+        notes.append(f"dockerd's command line has {desired.handler} too ({node.said_in('add-runtime')})")
+    how = f"gpunode has no record of {node.config}: the entry {desired.handler} and a default that names it are removed"
     return edited(files, node, without_empty(document, changes), how, tuple(notes))
 
 
@@ -119,14 +119,14 @@ class _Undoing:
     former_text: str
 
     @classmethod
-    def of(cls, on_record: Former, now: bytes, wish: Wish, node: Node) -> _Undoing:
+    def of(cls, on_record: RecordedEdit, now: bytes, desired: DesiredConfig, node: Node) -> _Undoing:
         before, after = (document_of(data, node.config) for data in (on_record.before, on_record.after))
         made = _made(before, after)
         return cls(
             before,
             after,
             document_of(now, node.config),
-            (wish.handler,) if wish.handler in made else tuple(made),
+            (desired.handler,) if desired.handler in made else tuple(made),
             frozenset({_BUILT_IN, *node.flags.runtimes}),
             decode(on_record.before, node.config),
         )
@@ -140,7 +140,7 @@ class _Undoing:
     def _former(self, *where: str) -> Any:
         """The value before gpunode, as it was written; ``DROPPED`` where there was none."""
         holder = self.before if len(where) == 1 else object_at(self.before, where[0])
-        return jsontext.spelt(self.former_text, where) if where[-1] in holder else DROPPED
+        return jsonread.spelt(self.former_text, where) if where[-1] in holder else DROPPED
 
     def _entry(self, name: str) -> Iterator[_Step]:
         now = object_at(self.now, "runtimes").get(name, _MISSING)

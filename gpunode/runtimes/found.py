@@ -10,7 +10,7 @@ from gpunode.facts.evidence import Capture, Found, Ownership, Probe, decode_foun
 from gpunode.facts.model import Facts, Unknown, need
 from gpunode.facts.units import is_unit_file
 from gpunode.runtimes.containerd_files import is_pattern, matching
-from gpunode.runtimes.model import Edit, Edited, Files, Runtime, Wish, gathered
+from gpunode.runtimes.model import ConfigEdit, DesiredConfig, Edit, Files, Runtime, gathered
 
 States = Mapping[str, FileState]
 # Twenty thousand mirrors take more than a megabyte.
@@ -25,7 +25,7 @@ def contents(states: States) -> Files:
 
 
 def file_changes(
-    edited: Edited, present: States, triggers: frozenset[Trigger], *, is_roots: bool = True
+    edited: ConfigEdit, present: States, triggers: frozenset[Trigger], *, is_roots: bool = True
 ) -> tuple[FileChange, ...]:
     """The edits as changes of files. A file keeps its mode and owner.
 
@@ -45,7 +45,7 @@ def _file_change(edit: Edit, present: States, triggers: frozenset[Trigger], is_r
     return FileChange(edit.path, before, after, triggers)
 
 
-def in_facts(facts: Facts, row: Runtime, wish: Wish) -> States:
+def in_facts(facts: Facts, row: Runtime, desired: DesiredConfig) -> States:
     """The files that ``facts`` hold; one beside the root file that nobody looked for counts as missing.
 
     Raises:
@@ -57,12 +57,12 @@ def in_facts(facts: Facts, row: Runtime, wish: Wish) -> States:
         known = dict.fromkeys(facts.files, b"")
         paths = matching(place, known) if is_pattern(place) else [place]
         for path in paths:
-            if path in facts.files or path == (wish.config or row.config):
+            if path in facts.files or path == (desired.config or row.config):
                 state = _known(facts, path)
                 states.update({path: state} if state else {})
         return {path: states[path].content for path in paths if path in states}
 
-    gathered(row, wish, find)
+    gathered(row, desired, find)
     return states
 
 
@@ -73,7 +73,7 @@ def _known(facts: Facts, path: str) -> FileState | None:
     return need(fact, f"what {path} holds")
 
 
-def by_looking(look: Callable[[Probe], Capture], row: Runtime, wish: Wish) -> States:
+def by_looking(look: Callable[[Probe], Capture], row: Runtime, desired: DesiredConfig) -> States:
     """The files that ``look`` finds.
 
     Raises:
@@ -87,7 +87,7 @@ def by_looking(look: Callable[[Probe], Capture], row: Runtime, wish: Wish) -> St
         states.update(new)
         return contents(new)
 
-    gathered(row, wish, find)
+    gathered(row, desired, find)
     return states
 
 

@@ -13,7 +13,7 @@ import re
 from typing import Final
 
 from gpunode.errors import Refused
-from gpunode.runtimes.model import Wish
+from gpunode.runtimes.model import DesiredConfig
 from gpunode.runtimes.text import decode, encode
 
 _BASE: Final = '{{ template "base" . }}'
@@ -38,8 +38,8 @@ def renders_found(data: bytes) -> bool:
     return _FINDS.search(data.decode("utf-8", "replace")) is not None
 
 
-def configure_template(data: bytes | None, wish: Wish, schema: int, path: str) -> bytes:
-    """The template, rendering the handler as wished; a missing one is made of k3s's own and our tables.
+def configure_template(data: bytes | None, desired: DesiredConfig, schema: int, path: str) -> bytes:
+    """The template, rendering the handler as desired; a missing one is made of k3s's own and our tables.
 
     Raises:
         Refused: it names the handler itself, holds another one of gpunode's, or cannot say what was asked for.
@@ -47,7 +47,7 @@ def configure_template(data: bytes | None, wish: Wish, schema: int, path: str) -
     text = decode(data, path) if data is not None else _MADE + "\n"
     newline = "\r\n" if "\r\n" in text else "\n"
     others, former = _OURS.sub("", text), _OURS.search(text)
-    if former is not None and not _names(former[0], wish.handler):
+    if former is not None and not _names(former[0], desired.handler):
         name = _TABLE.search(former[0])
         raise Refused(
             f"{path} already has another runtime between gpunode's marks",
@@ -55,19 +55,19 @@ def configure_template(data: bytes | None, wish: Wish, schema: int, path: str) -
             hint="remove it first: gpunode ctk runtime unconfigure --runtime containerd --nvidia-runtime-name "
             + (name[1] if name else "NAME"),
         )
-    if _names(others, wish.handler):
+    if _names(others, desired.handler):
         raise Refused(
-            f"{path} already defines the runtime {wish.handler}",
+            f"{path} already defines the runtime {desired.handler}",
             why="it is a Go template, so its tables cannot be edited, and a second table of that name stops containerd",
             hint=f"edit the table in {path}, or remove it and run the command again",
         )
-    if not is_about(text, wish.handler):
+    if not is_about(text, desired.handler):
         raise Refused(
-            f"gpunode's tables in {path} are for another runtime than {wish.handler}",
+            f"gpunode's tables in {path} are for another runtime than {desired.handler}",
             why="it has room for one, and a default that names the removed one would keep containerd from starting",
             hint="remove it first: gpunode ctk runtime unconfigure --runtime containerd --nvidia-runtime-name=…",
         )
-    ours = _tables(wish, _PLUGINS[schema], path, is_found=_FINDS.search(others) is not None).replace("\n", newline)
+    ours = _tables(desired, _PLUGINS[schema], path, is_found=_FINDS.search(others) is not None).replace("\n", newline)
     if former is None:
         return encode(text + ours, data)
     return encode(text[: former.start()] + ours + text[former.end() :], data)
@@ -91,22 +91,22 @@ def unconfigure_template(data: bytes, path: str) -> bytes | None:
     return None if rest.rstrip() == _MADE else encode(rest, data)
 
 
-def _tables(wish: Wish, plugin: str, path: str, *, is_found: bool) -> str:
-    for word in (wish.handler, wish.binary):
+def _tables(desired: DesiredConfig, plugin: str, path: str, *, is_found: bool) -> str:
+    for word in (desired.handler, desired.binary):
         if not _PLAIN.fullmatch(word):
             raise Refused(
                 f"{word!r} cannot be written into {path}",
                 why="it is a Go template, in which some characters have a special meaning",
                 hint="use letters, digits and ./+-_ in the runtime's name and path",
             )
-    here = f'[plugins."{plugin}".containerd.runtimes."{wish.handler}"'
+    here = f'[plugins."{plugin}".containerd.runtimes."{desired.handler}"'
     tables = (
         f'{here}]\n  runtime_type = "io.containerd.runc.v2"\n'
-        f'{here}.options]\n  BinaryName = "{wish.binary}"\n  SystemdCgroup = {{{{ .SystemdCgroup }}}}\n'
+        f'{here}.options]\n  BinaryName = "{desired.binary}"\n  SystemdCgroup = {{{{ .SystemdCgroup }}}}\n'
     )
     if is_found:
         # Of a missing key `index` gives the empty value, whose truth as a struct is "true"; its field's is not.
-        tables = f'{{{{ if not (index .ExtraRuntimes "{wish.handler}").BinaryName }}}}\n{tables}{{{{ end }}}}\n'
+        tables = f'{{{{ if not (index .ExtraRuntimes "{desired.handler}").BinaryName }}}}\n{tables}{{{{ end }}}}\n'
     return f"{_BEGIN}\n# NVIDIA's runtime, made by gpunode\n{tables}{_END}\n"
 
 

@@ -19,7 +19,7 @@ from gpunode.errors import Refused
 from gpunode.facts.evidence import NOT_CAPTURED
 from gpunode.facts.model import Facts, Known, Kubelet, Unknown, known
 from gpunode.facts.units import is_unit_file
-from gpunode.runtimes.model import RUNC_FAMILY, Files, Runtime, Wish
+from gpunode.runtimes.model import RUNC_FAMILY, DesiredConfig, Files, Runtime
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +194,7 @@ def has_products(row: Runtime) -> bool:
 def _located(row: Runtime, facts: Facts) -> Runtime:
     files = {path: fact.value.content for path, fact in facts.files.items() if isinstance(fact, Known) and fact.value}
     masked = {path: b"" for path, fact in facts.files.items() if isinstance(fact, Unknown) and is_unit_file(path)}
-    return row.located(row, {**files, **masked}, Wish())
+    return row.located(row, {**files, **masked}, DesiredConfig())
 
 
 def placed(row: Runtime, facts: Facts) -> Runtime:
@@ -211,15 +211,15 @@ def kubelet_using(row: Runtime, facts: Facts) -> Kubelet | None:
     return kubelet if kubelet is not None and kubelet.socket == row.socket else None
 
 
-def with_kubelets_driver(row: Runtime, facts: Facts, wish: Wish, files: Files) -> Wish:
-    """``wish`` with systemd's cgroup driver, if it is the kubelet's and no handler is there to inherit one from."""
+def with_kubelets_driver(row: Runtime, facts: Facts, desired: DesiredConfig, files: Files) -> DesiredConfig:
+    """``desired`` with systemd's cgroup driver, if it is the kubelet's and no handler is there to inherit one from."""
     kubelet = kubelet_using(row, facts)
     if not row.cgroup_by_handler or row.product or kubelet is None or kubelet.cgroup_driver != "systemd":
-        return wish
-    present = row.inspect(files, wish)
+        return desired
+    present = row.inspect(files, desired)
     if any(name in present.handlers for name in (*RUNC_FAMILY, present.default)):
-        return wish
-    return replace(wish, systemd_cgroup=True)
+        return desired
+    return replace(desired, systemd_cgroup=True)
 
 
 def _kubelets(containerd: Runtime, facts: Facts) -> Chosen:

@@ -17,7 +17,7 @@ from typing import Final
 from gpunode.errors import Refused
 from gpunode.runtimes import containerd, containerd_files
 from gpunode.runtimes.containerd_files import imports_of, read
-from gpunode.runtimes.model import Configured, Edited, Files, Former, Wish
+from gpunode.runtimes.model import ConfigEdit, DesiredConfig, Files, ObservedConfig, RecordedEdit
 
 CONFIG: Final = "/etc/k0s/containerd.toml"
 FOLDER: Final = "/etc/k0s/containerd.d"
@@ -31,24 +31,24 @@ def is_managed(data: bytes | None) -> bool:
     return data is None or lines[:1] == [_MARK]
 
 
-def reads(files: Files, wish: Wish) -> tuple[str, ...]:
+def reads(files: Files, desired: DesiredConfig) -> tuple[str, ...]:
     """The generated file, what it imports, and the drop-ins."""
-    return tuple(dict.fromkeys((*containerd_files.reads(files, _located(files, wish)), f"{FOLDER}/*.toml")))
+    return tuple(dict.fromkeys((*containerd_files.reads(files, _located(files, desired)), f"{FOLDER}/*.toml")))
 
 
-def inspect(files: Files, wish: Wish) -> Configured:
+def inspect(files: Files, desired: DesiredConfig) -> ObservedConfig:
     """What containerd reads once k0s has noticed the drop-ins."""
-    return containerd.inspect(_merged(files), _located(files, wish))
+    return containerd.inspect(_merged(files), _located(files, desired))
 
 
-def configure(files: Files, wish: Wish) -> Edited:
+def configure(files: Files, desired: DesiredConfig) -> ConfigEdit:
     """The edits that register the handler; none if it is registered already.
 
     Raises:
         Refused: a file cannot be read, or what was asked for cannot be had there.
     """
     if not is_managed(files.get(CONFIG)):
-        edited = containerd.configure(files, _located(files, wish))
+        edited = containerd.configure(files, _located(files, desired))
         return replace(edited, how=f"{edited.how}; {CONFIG} lacks k0s' mark, so k0s leaves it alone")
     if CONFIG not in files:
         raise Refused(
@@ -56,27 +56,27 @@ def configure(files: Files, wish: Wish) -> Edited:
             why="k0s creates it at its first start, and its schema is not known before",
             hint="start k0s once, then run the command again",
         )
-    if wish.mode == "in-place":
+    if desired.mode == "in-place":
         raise _lost("gpunode does not edit it in place")
-    if wish.drop_in not in {"", DROP_IN}:
+    if desired.drop_in not in {"", DROP_IN}:
         raise Refused(
-            f"k0s does not read {wish.drop_in}",
+            f"k0s does not read {desired.drop_in}",
             why=f"it looks for drop-ins in {FOLDER}",
             hint=f"leave --drop-in-config out: gpunode writes {DROP_IN}",
         )
-    edited = _with_former(files, containerd.configure(_merged(files), _located(files, wish)))
+    edited = _with_former(files, containerd.configure(_merged(files), _located(files, desired)))
     if any(edit.path == CONFIG for edit in edited.edits):
         raise _lost("this change requires an edit of it")
     return replace(edited, how="as a drop-in, which k0s detects by itself; it regenerates the rest at every start")
 
 
-def unconfigure(files: Files, wish: Wish, former: Mapping[str, Former]) -> Edited:
+def unconfigure(files: Files, desired: DesiredConfig, former: Mapping[str, RecordedEdit]) -> ConfigEdit:
     """The edits that remove the handler.
 
     Raises:
         Refused: a file cannot be read.
     """
-    edited = containerd.unconfigure(files, _located(files, wish), former)
+    edited = containerd.unconfigure(files, _located(files, desired), former)
     if not is_managed(files.get(CONFIG)):
         return edited
     notes = tuple(note for note in edited.notes if not note.startswith(CONFIG))
@@ -91,11 +91,11 @@ def _lost(what: str) -> Refused:
     )
 
 
-def _located(files: Files, wish: Wish) -> Wish:
+def _located(files: Files, desired: DesiredConfig) -> DesiredConfig:
     if not is_managed(files.get(CONFIG)):
-        return replace(wish, config=CONFIG, version=None)
+        return replace(desired, config=CONFIG, version=None)
     # Whoever merges the drop-ins, k0s or containerd 2, does so key by key.
-    return replace(wish, config=CONFIG, drop_in=DROP_IN, mode="auto", version=(2, 1))
+    return replace(desired, config=CONFIG, drop_in=DROP_IN, mode="auto", version=(2, 1))
 
 
 def _merged(files: Files) -> Files:
@@ -114,7 +114,7 @@ def _merged(files: Files) -> Files:
     return {**files, CONFIG: f'version = {root.schema}\nimports = ["{FOLDER}/*.toml"]\n'.encode()}
 
 
-def _with_former(files: Files, edited: Edited) -> Edited:
+def _with_former(files: Files, edited: ConfigEdit) -> ConfigEdit:
     """``edited``, of files as they are: the drop-in is replaced where it was left out."""
     edits = (replace(edit, before=files.get(edit.path)) for edit in edited.edits)
     return replace(edited, edits=tuple(edits))

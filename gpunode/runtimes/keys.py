@@ -8,15 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 from gpunode import merging
 from gpunode.errors import Refused
-from gpunode.runtimes.model import Former
+from gpunode.runtimes.model import RecordedEdit
 from gpunode.runtimes.text import decode, encode, same
-
-Path: TypeAlias = tuple[str, ...]
-Document: TypeAlias = dict[str, Any]
+from gpunode.runtimes.tomlread import Document, Path, parse, put
 
 
 def taken_back(
@@ -74,7 +72,7 @@ def gone_too(after: bytes | None, now: bytes, result: bytes, path: str) -> tuple
     return tuple(".".join(keys) for keys in sorted(found - left - kept))
 
 
-def about(former: Former, handler: str, path: str, copied: Collection[str] = ()) -> Former | None:
+def about(former: RecordedEdit, handler: str, path: str, copied: Collection[str] = ()) -> RecordedEdit | None:
     """What gpunode made of a file as far as it is about one handler; None where it is about others alone.
 
     A record of several handlers is cut down to the one: what it was before keeps the others, as gpunode left them. It
@@ -91,10 +89,10 @@ def about(former: Former, handler: str, path: str, copied: Collection[str] = ())
     before, after = (language.parse(decode(data, path)) for data in (former.before, former.after))
     kept = _with_entry_of(before, after, handler)
     edited = language.edit(decode(former.after, path), after, kept)
-    return former if edited is None else Former(encode(edited, former.after), former.after)
+    return former if edited is None else RecordedEdit(encode(edited, former.after), former.after)
 
 
-def entries_changed(former: Former, path: str) -> frozenset[str]:
+def entries_changed(former: RecordedEdit, path: str) -> frozenset[str]:
     """The handlers whose entries gpunode added, changed or took out; none where the file is no such configuration."""
     language = _language(path)
     try:
@@ -104,9 +102,9 @@ def entries_changed(former: Former, path: str) -> frozenset[str]:
     return frozenset(_differing_entries(before, after))
 
 
-def took_out(former: Former, handler: str, path: str) -> bool:
+def took_out(former: RecordedEdit, handler: str, path: str) -> bool:
     """Whether gpunode took the handler's entry out of the file."""
-    had, has = (handler in entries_changed(Former(None, data), path) for data in (former.before, former.after))
+    had, has = (handler in entries_changed(RecordedEdit(None, data), path) for data in (former.before, former.after))
     return had and not has
 
 
@@ -132,17 +130,12 @@ def _with_entry_of(before: Document, after: Document, handler: str) -> Document:
     for key in {**before, **after}:
         was, now = (table.get(key) for table in (before, after))
         if key in _DEFAULTS and handler in (was, now):
-            result = _put(result, key, was)
+            result = put(result, (key,), was)
         elif isinstance(was, dict | None) and isinstance(now, dict | None):
             old, new = was or {}, now or {}
-            back = _put(new, handler, old.get(handler)) if key == "runtimes" else _with_entry_of(old, new, handler)
-            result = _put(result, key, back if back or now is not None else None)
+            back = put(new, (handler,), old.get(handler)) if key == "runtimes" else _with_entry_of(old, new, handler)
+            result = put(result, (key,), back if back or now is not None else None)
     return result
-
-
-def _put(table: Document, key: str, value: Any) -> Document:
-    rest = {name: other for name, other in table.items() if name != key}
-    return rest if value is None else {**rest, key: value}
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,13 +147,13 @@ class _Language:
 
 
 def _parse_json(text: str) -> Document:
-    from gpunode.runtimes import jsontext
+    from gpunode.runtimes import jsonread
 
     if not text.strip():
         return {}
     try:
-        document = jsontext.parse(text)
-    except jsontext.Malformed as error:
+        document = jsonread.parse(text)
+    except jsonread.Malformed as error:
         raise ValueError(error.reason) from error
     if not isinstance(document, dict):
         raise ValueError("not an object")
@@ -173,12 +166,6 @@ def _edit_json(text: str, before: Document, after: Document) -> str:
     return jsontext.edit(text, before, after)
 
 
-def _parse_toml(text: str) -> Document:
-    from gpunode.runtimes import tomlread
-
-    return tomlread.parse(text)
-
-
 def _edit_toml(text: str, before: Document, after: Document) -> str | None:
     from gpunode.runtimes import tomltext
 
@@ -189,7 +176,7 @@ def _edit_toml(text: str, before: Document, after: Document) -> str | None:
 
 
 _JSON = _Language(_parse_json, _edit_json)
-_TOML = _Language(_parse_toml, _edit_toml)
+_TOML = _Language(parse, _edit_toml)
 
 
 def _language(path: str) -> _Language:

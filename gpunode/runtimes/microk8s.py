@@ -16,22 +16,22 @@ from typing import Final
 
 from gpunode.errors import Refused
 from gpunode.runtimes import containerd, containerd_files
-from gpunode.runtimes.model import Configured, Edited, Files, Former, Wish
+from gpunode.runtimes.model import ConfigEdit, DesiredConfig, Files, ObservedConfig, RecordedEdit
 
 TEMPLATE: Final = "/var/snap/microk8s/current/args/containerd-template.toml"
 
 
-def reads(_: Files, wish: Wish) -> tuple[str, ...]:
+def reads(_: Files, desired: DesiredConfig) -> tuple[str, ...]:
     """The template alone; what it imports is read when containerd starts, and not edited."""
-    return containerd_files.reads({}, _located(wish))[:1]
+    return containerd_files.reads({}, _located(desired))[:1]
 
 
-def inspect(files: Files, wish: Wish) -> Configured:
+def inspect(files: Files, desired: DesiredConfig) -> ObservedConfig:
     """The template's configuration."""
-    return containerd.inspect(files, _located(wish))
+    return containerd.inspect(files, _located(desired))
 
 
-def configure(files: Files, wish: Wish) -> Edited:
+def configure(files: Files, desired: DesiredConfig) -> ConfigEdit:
     """The template with the requested handler; no edits if it has it already.
 
     Raises:
@@ -43,24 +43,24 @@ def configure(files: Files, wish: Wish) -> Edited:
             why="microk8s generates containerd's configuration from it, and does not start without it",
             hint="reinstall or refresh the snap: snap refresh microk8s",
         )
-    if wish.mode == "drop-in":
+    if desired.mode == "drop-in":
         raise Refused(
             "microk8s does not support drop-ins",
             why=f"it only fills in the variables of {TEMPLATE}",
             hint="leave --mode out: gpunode edits the template in place",
         )
-    edited = containerd.configure(files, _located(wish))
+    edited = containerd.configure(files, _located(desired))
     return replace(edited, how="in place: microk8s generates the configuration from this template at every start")
 
 
-def unconfigure(files: Files, wish: Wish, former: Mapping[str, Former]) -> Edited:
+def unconfigure(files: Files, desired: DesiredConfig, former: Mapping[str, RecordedEdit]) -> ConfigEdit:
     """The template without the handler.
 
     Raises:
         Refused: it cannot be read.
     """
-    return containerd.unconfigure(files, _located(wish), former)
+    return containerd.unconfigure(files, _located(desired), former)
 
 
-def _located(wish: Wish) -> Wish:
-    return replace(wish, config=TEMPLATE, drop_in="", mode="in-place", version=None)
+def _located(desired: DesiredConfig) -> DesiredConfig:
+    return replace(desired, config=TEMPLATE, drop_in="", mode="in-place", version=None)

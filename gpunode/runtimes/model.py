@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, Literal, TypeAlias
 
 from gpunode.container_runtimes import CONTAINER_RUNTIMES, ContainerRuntime
+from gpunode.errors import Refused
 
 DOCKER_CONFIG = CONTAINER_RUNTIMES["docker"].config
 CRIO_CONFIG = CONTAINER_RUNTIMES["crio"].config
@@ -21,7 +22,7 @@ Files: TypeAlias = Mapping[str, bytes]
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class DesiredConfig:
     """The NVIDIA handler as a node wants it.
 
     Attributes:
@@ -74,7 +75,7 @@ class Edit:
 
 
 @dataclass(frozen=True, slots=True)
-class Edited:
+class ConfigEdit:
     """The edits that give a runtime's files the requested configuration.
 
     Attributes:
@@ -91,7 +92,7 @@ class Edited:
 
 
 @dataclass(frozen=True, slots=True)
-class Former:
+class RecordedEdit:
     """What gpunode's recorded changes made of a file: it was ``before``, and they left it ``after``."""
 
     before: bytes | None
@@ -99,7 +100,7 @@ class Former:
 
 
 @dataclass(frozen=True, slots=True)
-class Configured:
+class ObservedConfig:
     """A runtime's configuration, without the daemon's defaults.
 
     Attributes:
@@ -120,10 +121,10 @@ class Configured:
     schema: int | None = None
 
 
-Reads: TypeAlias = Callable[[Files, Wish], tuple[str, ...]]
-Configure: TypeAlias = Callable[[Files, Wish], Edited]
-Unconfigure: TypeAlias = Callable[[Files, Wish, Mapping[str, Former]], Edited]
-Inspect: TypeAlias = Callable[[Files, Wish], Configured]
+Reads: TypeAlias = Callable[[Files, DesiredConfig], tuple[str, ...]]
+Configure: TypeAlias = Callable[[Files, DesiredConfig], ConfigEdit]
+Unconfigure: TypeAlias = Callable[[Files, DesiredConfig, Mapping[str, RecordedEdit]], ConfigEdit]
+Inspect: TypeAlias = Callable[[Files, DesiredConfig], ObservedConfig]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,7 +135,7 @@ class Runtime(ContainerRuntime):
         reads: the paths and patterns of the files that it reads, as far as the files at hand tell; asked again until
             nothing new comes.
         located: the row as on a node that has these files: another file may count, or another unit run it.
-        configure: what brings the files to the wish; no edits when nothing is to do.
+        configure: what brings the files to the desired; no edits when nothing is to do.
         unconfigure: what takes NVIDIA's handler out again, given what gpunode is on record for.
         inspect: what the files say, merged as the runtime merges them.
         takes_on_reload: whether a running daemon takes this change on SIGHUP; asked where it ``reloads``.
@@ -146,12 +147,12 @@ class Runtime(ContainerRuntime):
     """
 
     reads: Reads
-    located: Callable[[Runtime, Files, Wish], Runtime]
+    located: Callable[[Runtime, Files, DesiredConfig], Runtime]
     configure: Configure
     unconfigure: Unconfigure
     inspect: Inspect
-    takes_on_reload: Callable[[Files, Files, Wish], bool]
-    keeps_containers: Callable[[Files, Wish], bool]
+    takes_on_reload: Callable[[Files, Files, DesiredConfig], bool]
+    keeps_containers: Callable[[Files, DesiredConfig], bool]
     product: str = ""
     beside: frozenset[str] = frozenset()
     generated: frozenset[str] = frozenset()
@@ -163,23 +164,23 @@ class Runtime(ContainerRuntime):
         return frozenset({self.config, self.drop_in, *self.beside} - {"", *self.generated})
 
 
-def as_installed(row: Runtime, files: Files, wish: Wish) -> Runtime:
+def as_installed(row: Runtime, files: Files, desired: DesiredConfig) -> Runtime:
     """``row``: this runtime has one file and one unit, whatever the node."""
-    del files, wish
+    del files, desired
     return row
 
 
-def after_edits(files: Files, edited: Edited) -> Files:
+def after_edits(files: Files, edited: ConfigEdit) -> Files:
     """The files once the edits are made."""
     after = {**files, **{edit.path: edit.after for edit in edited.edits}}
     return {path: content for path, content in after.items() if content is not None}
 
 
-def gathered(row: Runtime, wish: Wish, find: Callable[[str], Files]) -> Files:
+def gathered(row: Runtime, desired: DesiredConfig, find: Callable[[str], Files]) -> Files:
     """Every file that the runtime reads, each path and pattern looked up once with ``find``."""
     files: dict[str, bytes] = {}
     asked: set[str] = set()
-    while new := [place for place in row.reads(files, wish) if place not in asked]:
+    while new := [place for place in row.reads(files, desired) if place not in asked]:
         asked.update(new)
         for place in new:
             files.update(find(place))
@@ -190,39 +191,56 @@ BARE: Final = "nvidia-container-runtime"
 INSTALLED: Final = f"/usr/bin/{BARE}"
 
 
-def runs(binary: str | None, wish: Wish) -> bool:
-    """Whether a handler that is told to run ``binary`` runs what is wished.
+def with_whole_path(desired: DesiredConfig, why: str, where: str = "") -> DesiredConfig:
+    """``desired`` with the path at which nvidia-container-toolkit installs its runtime, in place of its bare name.
+
+    Raises:
+        Refused: its binary is another relative path; ``why`` that is of no use.
+    """
+    if desired.binary == BARE:
+        return replace(desired, binary=INSTALLED)
+    if not desired.binary.startswith("/"):
+        raise Refused(
+            f"{where}the runtime binary {desired.binary!r} is not an absolute path",
+            why=why,
+            hint=f"give its full path, such as {INSTALLED}",
+        )
+    return desired
+
+
+def runs(binary: str | None, desired: DesiredConfig) -> bool:
+    """Whether a handler that is told to run ``binary`` runs what is desired.
 
     dockerd looks the bare name up in its PATH, where the package puts it; to nvidia-ctk and setup it is the same.
     """
-    return binary == wish.binary or (not wish.exact and {binary, wish.binary} == {BARE, INSTALLED})
+    return binary == desired.binary or (not desired.exact and {binary, desired.binary} == {BARE, INSTALLED})
 
 
-def satisfies(configured: Configured, wish: Wish) -> bool:
+def satisfies(configured: ObservedConfig, desired: DesiredConfig) -> bool:
     """Whether there is nothing to do; costs no more than ``inspect`` did."""
     return (
-        configured.handlers.get(wish.handler) == wish.binary
-        and (not wish.default or configured.default == wish.handler)
-        and not (wish.not_default and configured.default == wish.handler)
-        and (not wish.cdi or configured.cdi is True)
-        and (configured.schema is None or _cri_is_sound(configured, wish))
+        configured.handlers.get(desired.handler) == desired.binary
+        and (not desired.default or configured.default == desired.handler)
+        and not (desired.not_default and configured.default == desired.handler)
+        and (not desired.cdi or configured.cdi is True)
+        and (configured.schema is None or _cri_is_sound(configured, desired))
     )
 
 
-def _cri_is_sound(configured: Configured, wish: Wish) -> bool:
+def _cri_is_sound(configured: ObservedConfig, desired: DesiredConfig) -> bool:
     """Whether the CRI plugin loads, and its handlers are under the cgroup driver that they belong under."""
-    default = wish.handler if wish.default else configured.default or "runc"
-    if not configured.cri_disabled and needs_runc(default, configured.handlers, configured.schema or 2, wish):
+    default = desired.handler if desired.default else configured.default or "runc"
+    if not configured.cri_disabled and needs_runc(default, configured.handlers, configured.schema or 2, desired):
         return False
     cgroup = configured.systemd_cgroup
-    if wish.systemd_cgroup:
-        return all(cgroup.get(name, False) for name in cgroup_handlers(wish, configured.handlers))
+    if desired.systemd_cgroup:
+        return all(cgroup.get(name, False) for name in cgroup_handlers(desired, configured.handlers))
     if default in RUNC_FAMILY and default in configured.handlers:
-        return cgroup.get(wish.handler, False) == cgroup.get(default, False)
+        return cgroup.get(desired.handler, False) == cgroup.get(default, False)
     return True
 
 
-def needs_runc(default: str, handlers: Mapping[str, object], schema: int, wish: Wish) -> bool:
+def needs_runc(default: str, handlers: Mapping[str, object], schema: int, desired: DesiredConfig) -> bool:
     """Whether a runc table is missing that the file must have.
 
     containerd 1 takes the file's handlers instead of its built-in ones, so a file with no runc table leaves the default
@@ -233,14 +251,14 @@ def needs_runc(default: str, handlers: Mapping[str, object], schema: int, wish: 
     """
     if default != "runc" or "runc" in handlers:
         return False
-    return wish.systemd_cgroup or not keeps_built_in(schema, wish)
+    return desired.systemd_cgroup or not keeps_built_in(schema, desired)
 
 
-def keeps_built_in(schema: int, wish: Wish) -> bool:
+def keeps_built_in(schema: int, desired: DesiredConfig) -> bool:
     """Whether containerd has its built-in handlers beside those of its files."""
-    return schema > 2 or (wish.version is not None and wish.version >= (2,))
+    return schema > 2 or (desired.version is not None and desired.version >= (2,))
 
 
-def cgroup_handlers(wish: Wish, handlers: Mapping[str, object]) -> tuple[str, ...]:
-    """The handlers that ``systemd_cgroup`` is about: the wished one, and those of the runc shim that are there."""
-    return (wish.handler, *(name for name in RUNC_FAMILY if name in handlers and name != wish.handler))
+def cgroup_handlers(desired: DesiredConfig, handlers: Mapping[str, object]) -> tuple[str, ...]:
+    """The handlers that ``systemd_cgroup`` is about: the desired one, and those of the runc shim that are there."""
+    return (desired.handler, *(name for name in RUNC_FAMILY if name in handlers and name != desired.handler))

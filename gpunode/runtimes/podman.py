@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from gpunode.facts.cdi_places import FOLDERS
-from gpunode.runtimes.model import Configured, Edited, Files, Former, Wish, as_installed
+from gpunode.runtimes.model import ConfigEdit, DesiredConfig, Files, ObservedConfig, RecordedEdit, as_installed
 from gpunode.runtimes.text import decode
 from gpunode.runtimes.tomlread import parse
 
@@ -29,28 +29,30 @@ _CONFIGURABLE = (5, 5)
 located = as_installed
 
 
-def reads(files: Files, wish: Wish) -> tuple[str, ...]:
+def reads(files: Files, desired: DesiredConfig) -> tuple[str, ...]:
     """The files in which podman is told where its CDI specifications are."""
-    del files, wish
+    del files, desired
     return _CONFIGS
 
 
-def configure(files: Files, wish: Wish) -> Edited:
+def configure(files: Files, desired: DesiredConfig) -> ConfigEdit:
     """No edits: there is no handler to register."""
-    del files, wish
-    return Edited((), "podman uses GPUs as CDI devices (--device nvidia.com/gpu=all); none of its own files changes")
+    del files, desired
+    return ConfigEdit(
+        (), "podman uses GPUs as CDI devices (--device nvidia.com/gpu=all); none of its own files changes"
+    )
 
 
-def unconfigure(files: Files, wish: Wish, former: Mapping[str, Former]) -> Edited:
+def unconfigure(files: Files, desired: DesiredConfig, former: Mapping[str, RecordedEdit]) -> ConfigEdit:
     """No edits: no handler was registered."""
     del former
-    return configure(files, wish)
+    return configure(files, desired)
 
 
-def inspect(files: Files, wish: Wish) -> Configured:
+def inspect(files: Files, desired: DesiredConfig) -> ObservedConfig:
     """What podman's files say of handlers: nothing; its support for CDI is always on."""
-    del files, wish
-    return Configured(cdi=True)
+    del files, desired
+    return ObservedConfig(cdi=True)
 
 
 def spec_folders(files: Files, version: Version | None) -> tuple[str, ...]:

@@ -19,7 +19,7 @@ from typing import Final
 from gpunode.errors import Refused
 from gpunode.runtimes import containerd, containerd_files, gotemplate
 from gpunode.runtimes.containerd_files import ConfigFile, imports_of, read
-from gpunode.runtimes.model import Configured, Edit, Edited, Files, Former, Wish
+from gpunode.runtimes.model import ConfigEdit, DesiredConfig, Edit, Files, ObservedConfig, RecordedEdit
 from gpunode.runtimes.text import decode
 
 _DROP_IN: Final = "99-nvidia.toml"
@@ -74,39 +74,41 @@ class Rancher:
         """What is written beside the generated file."""
         return frozenset({self.settings, *(at(schema) for schema in (2, 3) for at in (self.template, self.drop_in))})
 
-    def reads(self, files: Files, wish: Wish) -> tuple[str, ...]:
+    def reads(self, files: Files, desired: DesiredConfig) -> tuple[str, ...]:
         """Every file that has a say, as far as ``files`` tell."""
-        return tuple(dict.fromkeys((*containerd_files.reads(files, self._located(files, wish)), *sorted(self.beside))))
+        return tuple(
+            dict.fromkeys((*containerd_files.reads(files, self._located(files, desired)), *sorted(self.beside)))
+        )
 
-    def inspect(self, files: Files, wish: Wish) -> Configured:
+    def inspect(self, files: Files, desired: DesiredConfig) -> ObservedConfig:
         """What containerd reads since the last start."""
-        return containerd.inspect(files, self._located(files, wish))
+        return containerd.inspect(files, self._located(files, desired))
 
-    def configure(self, files: Files, wish: Wish) -> Edited:
+    def configure(self, files: Files, desired: DesiredConfig) -> ConfigEdit:
         """The edits that register the handler from the next start on; none if it is, or will be, registered.
 
         Raises:
             Refused: a file cannot be read, or what was asked for cannot be had there.
         """
-        if wish.mode == "in-place":
+        if desired.mode == "in-place":
             raise Refused(
                 f"{self.config} is not edited in place",
                 why=f"{self.product} regenerates it at every start, so the edit would be lost",
                 hint="omit --mode: gpunode writes to the place that {self.product} reads",
             )
-        wish = containerd.absolute(wish, self.config)
-        if wish.drop_in not in {"", self.drop_in(2), self.drop_in(3)}:
+        desired = containerd.absolute(desired, self.config)
+        if desired.drop_in not in {"", self.drop_in(2), self.drop_in(3)}:
             raise Refused(
-                f"{self.product} does not read {wish.drop_in}",
+                f"{self.product} does not read {desired.drop_in}",
                 why=f"its containerd has its configuration in {self.folder}",
                 hint="omit --drop-in-config: gpunode writes to the place that {self.product} reads",
             )
         if self.config not in files:
-            return self._before_the_first_start(files, wish)
-        located = self._located(files, wish)
+            return self._before_the_first_start(files, desired)
+        located = self._located(files, desired)
         if located.drop_in:
             return self._unharmed(containerd.configure(files, located))
-        if wish.mode == "drop-in":
+        if desired.mode == "drop-in":
             raise Refused(
                 f"this {self.product} reads no drop-in",
                 why=f"{self.config} imports no folder; that came with its releases of spring 2026",
@@ -117,14 +119,14 @@ class Rancher:
     def _root(self, files: Files) -> ConfigFile:
         return read(files.get(self.config), self.config)
 
-    def _located(self, files: Files, wish: Wish) -> Wish:
-        """``wish`` for the generated file, and for the drop-in that it imports."""
-        here = replace(wish, config=self.config, drop_in="", mode="auto", version=None)
+    def _located(self, files: Files, desired: DesiredConfig) -> DesiredConfig:
+        """``desired`` for the generated file, and for the drop-in that it imports."""
+        here = replace(desired, config=self.config, drop_in="", mode="auto", version=None)
         root = self._root(files)
         drop_in = self.drop_in(root.schema)
         return replace(here, drop_in=drop_in, version=_MERGES) if any(imports_of(root, drop_in)) else here
 
-    def _unharmed(self, edited: Edited) -> Edited:
+    def _unharmed(self, edited: ConfigEdit) -> ConfigEdit:
         """``edited``, which leaves the generated file alone."""
         if any(edit.path == self.config for edit in edited.edits):
             raise Refused(
@@ -135,47 +137,49 @@ class Rancher:
         how = f"as a drop-in: {self.product} imports the folder and regenerates the rest of {self.config} at start"
         return replace(edited, how=how)
 
-    def _before_the_first_start(self, files: Files, wish: Wish) -> Edited:
-        if not self._is_found(wish):
+    def _before_the_first_start(self, files: Files, desired: DesiredConfig) -> ConfigEdit:
+        if not self._is_found(desired):
             raise Refused(
                 f"{self.config} does not exist yet",
                 why=f"{self.product} creates it at its first start, and its schema is not known before",
                 hint=f"start {self.product} once, then run the command again",
             )
-        how = f"{self.product} finds {wish.binary} by itself and registers {wish.handler} when it starts"
-        return Edited(tuple(self._default(files, wish, None)), how)
+        how = f"{self.product} finds {desired.binary} by itself and registers {desired.handler} when it starts"
+        return ConfigEdit(tuple(self._default(files, desired, None)), how)
 
-    def _is_found(self, wish: Wish) -> bool:
+    def _is_found(self, desired: DesiredConfig) -> bool:
         """Whether the product finds the handler's program by itself, under the same name."""
-        program = _FOUND.get(wish.handler)
-        folder, _, name = wish.binary.rpartition("/")
+        program = _FOUND.get(desired.handler)
+        folder, _, name = desired.binary.rpartition("/")
         return name == program and folder in _PATH
 
-    def _by_template(self, files: Files, wish: Wish) -> Edited:
+    def _by_template(self, files: Files, desired: DesiredConfig) -> ConfigEdit:
         root = self._root(files)
         path = self.template(root.schema)
         data = files.get(path)
         if data is not None and not gotemplate.is_template(data):
-            edited = containerd.configure(files, replace(wish, config=path, mode="in-place"))
+            edited = containerd.configure(files, replace(desired, config=path, mode="in-place"))
             return replace(edited, how=f"in place: {path} is a template without variables, so it is plain TOML")
-        present = self.inspect(files, wish)
-        notes = list(self._notes(present, wish))
-        default = tuple(self._default(files, wish, present))
-        if self._is_registered(present, wish):
-            return Edited(default, f"{self.product} registers {wish.handler} by itself", tuple(notes))
-        if self._is_found(wish) and (data is None or gotemplate.renders_found(data)):
-            how = f"{self.product} finds {wish.binary} by itself and registers {wish.handler} when it starts"
-            return Edited(default, how, tuple(notes), how)
+        present = self.inspect(files, desired)
+        notes = list(self._notes(present, desired))
+        default = tuple(self._default(files, desired, present))
+        if self._is_registered(present, desired):
+            return ConfigEdit(default, f"{self.product} registers {desired.handler} by itself", tuple(notes))
+        if self._is_found(desired) and (data is None or gotemplate.renders_found(data)):
+            how = f"{self.product} finds {desired.binary} by itself and registers {desired.handler} when it starts"
+            return ConfigEdit(default, how, tuple(notes), how)
         self._check_base(data, root)
-        after = gotemplate.configure_template(data, wish, root.schema, path)
+        after = gotemplate.configure_template(data, desired, root.schema, path)
         template = () if after == data else (Edit(path, data, after, self.config),)
         how = f"in the template from which {self.product} generates {self.config} at every start"
-        return Edited((*template, *default), how, tuple(notes))
+        return ConfigEdit((*template, *default), how, tuple(notes))
 
-    def _is_registered(self, present: Configured, wish: Wish) -> bool:
-        """Whether the handler is there as wished, or as the product found it elsewhere (the GPU Operator's toolkit)."""
-        binary = present.handlers.get(wish.handler, "")
-        return binary == wish.binary or (self._is_found(wish) and posixpath.basename(binary) == _FOUND[wish.handler])
+    def _is_registered(self, present: ObservedConfig, desired: DesiredConfig) -> bool:
+        """Whether the handler is as desired, or as the product found it elsewhere (the GPU Operator's toolkit)."""
+        binary = present.handlers.get(desired.handler, "")
+        return binary == desired.binary or (
+            self._is_found(desired) and posixpath.basename(binary) == _FOUND[desired.handler]
+        )
 
     def _check_base(self, data: bytes | None, root: ConfigFile) -> None:
         """Nothing, if the product knows its base template: one that does not cannot start with ours."""
@@ -187,23 +191,23 @@ class Rancher:
                 hint=f"upgrade {self.product}",
             )
 
-    def _default(self, files: Files, wish: Wish, present: Configured | None) -> Iterator[Edit]:
-        """The product's own setting of the default runtime, where that is wished and not so already."""
+    def _default(self, files: Files, desired: DesiredConfig, present: ObservedConfig | None) -> Iterator[Edit]:
+        """The product's own setting of the default runtime, where that is desired and not so already."""
         data = files.get(self.settings)
-        after = _setting(wish)
-        if wish.default and (present is None or present.default != wish.handler) and data != after:
+        after = _setting(desired)
+        if desired.default and (present is None or present.default != desired.handler) and data != after:
             yield Edit(self.settings, data, after)
 
-    def _notes(self, present: Configured, wish: Wish) -> Iterator[str]:
-        if wish.default and present.default != wish.handler:
+    def _notes(self, present: ObservedConfig, desired: DesiredConfig) -> Iterator[str]:
+        if desired.default and present.default != desired.handler:
             yield f"{self.product} reads default-runtime since late 2023; older releases skip it with a warning"
-        if wish.cdi and not present.cdi and (present.schema or 2) < 3:
+        if desired.cdi and not present.cdi and (present.schema or 2) < 3:
             yield f"a template of {self.product} cannot enable CDI; its containerd 2 enables it by default"
-        found = present.handlers.get(wish.handler)
-        if found and found != wish.binary and self._is_registered(present, wish):
-            yield f"{self.product} has registered {wish.handler} with {found}, which it found first"
+        found = present.handlers.get(desired.handler)
+        if found and found != desired.binary and self._is_registered(present, desired):
+            yield f"{self.product} has registered {desired.handler} with {found}, which it found first"
 
-    def unconfigure(self, files: Files, wish: Wish, former: Mapping[str, Former]) -> Edited:
+    def unconfigure(self, files: Files, desired: DesiredConfig, former: Mapping[str, RecordedEdit]) -> ConfigEdit:
         """The edits that remove what ``configure`` added; runtimes that the product finds by itself stay.
 
         Raises:
@@ -211,40 +215,44 @@ class Rancher:
         """
         templates = [self.template(schema) for schema in (2, 3)]
         toml = {path: data for path, data in files.items() if path not in {*templates, self.settings}}
-        told = _without(self.config, containerd.unconfigure(toml, self._located(files, wish), former))
+        told = _without(self.config, containerd.unconfigure(toml, self._located(files, desired), former))
         edits, notes = list(told.edits), list(told.notes)
         there = [path for path in templates if path in files]
-        edits += [edit for path in there if (edit := _template_without(path, files[path], wish, former))]
-        if self.settings in files and files[self.settings] == _setting(wish):
-            back = former.get(self.settings, Former(None, None)).before
+        edits += [edit for path in there if (edit := _template_without(path, files[path], desired, former))]
+        if self.settings in files and files[self.settings] == _setting(desired):
+            back = former.get(self.settings, RecordedEdit(None, None)).before
             edits.append(Edit(self.settings, files[self.settings], back))
-        if wish.handler in _FOUND:
-            notes.append(f"{self.product} registers {wish.handler} by itself if nvidia-container-toolkit is installed")
-        return Edited(tuple(edits), notes=tuple(notes))
+        if desired.handler in _FOUND:
+            notes.append(
+                f"{self.product} registers {desired.handler} by itself if nvidia-container-toolkit is installed"
+            )
+        return ConfigEdit(tuple(edits), notes=tuple(notes))
 
 
-def _without(path: str, edited: Edited) -> Edited:
+def _without(path: str, edited: ConfigEdit) -> ConfigEdit:
     """``edited`` without what it would do to a file that is generated."""
     edits = tuple(edit for edit in edited.edits if edit.path != path)
-    return Edited(edits, edited.how, tuple(note for note in edited.notes if not note.startswith(path)))
+    return ConfigEdit(edits, edited.how, tuple(note for note in edited.notes if not note.startswith(path)))
 
 
-def _template_without(path: str, data: bytes, wish: Wish, former: Mapping[str, Former]) -> Edit | None:
+def _template_without(
+    path: str, data: bytes, desired: DesiredConfig, former: Mapping[str, RecordedEdit]
+) -> Edit | None:
     """The template without the handler; None where it has nothing of it."""
     if not gotemplate.is_template(data):
-        told = containerd.unconfigure({path: data}, replace(wish, config=path, mode="in-place"), former)
+        told = containerd.unconfigure({path: data}, replace(desired, config=path, mode="in-place"), former)
         return told.edits[0] if told.edits else None
-    if not gotemplate.is_about(decode(data, path), wish.handler):
+    if not gotemplate.is_about(decode(data, path), desired.handler):
         return None
-    if not gotemplate.holds(data, wish.handler):
+    if not gotemplate.holds(data, desired.handler):
         return None
     was = former.get(path)
     after = was.before if was and was.after == data else gotemplate.unconfigure_template(data, path)
     return Edit(path, data, after) if after != data else None
 
 
-def _setting(wish: Wish) -> bytes:
-    return f"# made by gpunode\ndefault-runtime: {wish.handler}\n".encode()
+def _setting(desired: DesiredConfig) -> bytes:
+    return f"# made by gpunode\ndefault-runtime: {desired.handler}\n".encode()
 
 
 def _suffix(schema: int) -> str:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
+from gpunode.errors import Refused
+from gpunode.runtimes.text import decode
 from gpunode.toml import loads
 
 Path: TypeAlias = tuple[str, ...]
@@ -30,3 +35,84 @@ def parse(text: str) -> Document:
     """
     document: Document = loads(text, parse_float=Verbatim)
     return document
+
+
+def parsed(data: bytes | None, path: str, *, hint: str, also: str = "") -> tuple[str, Document]:
+    """The file's text and document; both empty for a missing file.
+
+    Args:
+        data: the file.
+        path: its name, for messages.
+        hint: what to do where it is not TOML.
+        also: what comes of that, beside the parser's words.
+
+    Raises:
+        Refused: it is not TOML, or not UTF-8.
+    """
+    text = decode(data, path)
+    try:
+        return text, parse(text)
+    except (ValueError, RecursionError) as error:
+        found = re.search(r"\(at line (\d+), column \d+\)", str(error))
+        place = f"{path}:{found[1]}" if found else path
+        raise Refused(f"{place}: not valid TOML", why=f"{error}{also}", hint=hint) from error
+
+
+def at(document: Document, keys: Sequence[str]) -> Any:
+    """What stands at ``keys``; None when nothing does, or what is above it is no table."""
+    node: Any = document
+    for key in keys:
+        node = node.get(key) if isinstance(node, dict) else None
+    return node
+
+
+def put(document: Document, keys: Sequence[str], value: Any, *, prune: bool = False) -> Document:
+    """A copy of ``document`` with ``value`` at ``keys``; None takes out what is there.
+
+    With ``prune`` a table goes with the last key that it had.
+    """
+    key, *below = keys
+    if below:
+        former = document.get(key, {})
+        table = put(former, below, value, prune=prune)
+        value = None if prune and not table and (former or key not in document) else table
+    if value is None:
+        return {name: one for name, one in document.items() if name != key}
+    return {**document, key: value}
+
+
+@dataclass(frozen=True, slots=True)
+class TomlFile:
+    """A file of a program's, parsed."""
+
+    consequence: ClassVar[str] = "its program cannot use it either"
+
+    path: str
+    text: str
+    document: Document
+
+    def table(self, keys: Path) -> Document:
+        """The table at ``keys``; empty when it is not there.
+
+        Raises:
+            Refused: something else than a table stands there.
+        """
+        node: Any = self.document
+        for depth, key in enumerate(keys, 1):
+            node = node.get(key, {})
+            if not isinstance(node, dict):
+                raise self.misshapen(keys[:depth], node, "a table")
+        return node  # type: ignore[no-any-return]  # tables are dicts all the way down
+
+    def misshapen(self, keys: Path, value: object, meant: str) -> Refused:
+        """That the value at ``keys`` is not as it is ``meant``, with its line."""
+        from gpunode.runtimes.tomltext import line_of
+
+        line = line_of(self.text, keys)
+        return Refused(
+            f"{self.path}:{line}: {'.'.join(keys)} is not {meant}"
+            if line
+            else f"{self.path}: {'.'.join(keys)} is not {meant}",
+            why=f"it is {value!r}"[:200],
+            hint=f"correct {self.path}; {self.consequence}",
+        )

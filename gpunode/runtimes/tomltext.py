@@ -11,14 +11,13 @@ Source: tomlkit@0.15.2 on the inputs of tests/conformance/runtimes/vectors; toml
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 from gpunode.runtimes.text import same
-from gpunode.runtimes.tomllayout import Keys, Layout, Node, Place, first_blank, last_blank, scan, split_above
+from gpunode.runtimes.tomllayout import Layout, Node, Place, first_blank, last_blank, scan, split_above
 from gpunode.runtimes.tomlread import Document, Path, parse
-from gpunode.runtimes.tomlvalue import Script, changed, differing_items
+from gpunode.runtimes.tomlstyle import Style, table_lines
+from gpunode.runtimes.tomlvalue import changed, differing_items
 
 
 class Uneditable(Exception):
@@ -115,7 +114,7 @@ class _Editor:
         self._compare((), old, new)
         if self.removals:
             self.going.update(node for node in self.nodes if self._is_removed(node.place))
-        self.style = _Style.of([node for node in self.nodes if node not in self.going], self.layout.newline)
+        self.style = Style.of([node for node in self.nodes if node not in self.going], self.layout.newline)
         if self.removals:
             self._mark_emptied()
         for node, one, other in self.changes:
@@ -209,9 +208,7 @@ class _Editor:
 
     def _add_table(self, place: Place, table: Document) -> None:
         indent = self._header_indent(place)
-        text = "".join(
-            f"{line}{self.layout.newline}" for line in _table_lines(_names(place), table, indent, self.style)
-        )
+        text = "".join(f"{line}{self.layout.newline}" for line in table_lines(_names(place), table, indent, self.style))
         node = self.headers[place] = Node("", text, "", "", place)
         inside = next((n for n, other in enumerate(self.nodes) if other.table[: len(place)] == place), None)
         if inside is not None:
@@ -223,7 +220,7 @@ class _Editor:
         """One more ``[[array]]`` before that with ``index``, or behind the last."""
         before = (*array, index - 1)
         header = self.headers.get((*array, index)) or self.headers[before]
-        lines = _table_lines(_names(array), table, header.indent, self.style, brackets="[[{}]]")
+        lines = table_lines(_names(array), table, header.indent, self.style, brackets="[[{}]]")
         node = Node("", "".join(f"{line}{self.layout.newline}" for line in lines), "", "", before)
         if header.place == (*array, index):
             self._insert_above(self.nodes.index(header), node)
@@ -308,7 +305,7 @@ class _Editor:
         if not is_within or "#" in header.head or split_above(below.above[first_blank(below.above) :])[0]:
             return
         staying = [node for node in self.nodes if node not in self.going and node is not header]
-        style = _Style.of(staying, self.layout.newline)
+        style = Style.of(staying, self.layout.newline)
         is_first = header is self.nodes[0] and not header.above.strip()
         has_gap = first_blank(below.above) if is_first else last_blank(header.above)
         if not _names_every_table(staying, header) and (has_gap or not style.blank):
@@ -362,71 +359,3 @@ def _own_comments(above: str) -> int:
             return end
         end += len(line)
     return 0
-
-
-# Style: how this document is written.
-
-
-@dataclass(frozen=True, slots=True)
-class _Style:
-    """How the document's tables are written.
-
-    Attributes:
-        blank: whether a blank line stands above a header.
-        key_step: what keys are indented by, within their table.
-        table_step: what a table is indented by, within its parent.
-    """
-
-    script: Script
-    blank: bool
-    key_step: str
-    table_step: str
-
-    @classmethod
-    def of(cls, nodes: list[Node], newline: str) -> _Style:
-        headers = [node for node in nodes if not node.keys]
-        blank = [header for header in headers if last_blank(split_above(header.above)[0])]
-        titles = "".join(header.head for header in headers)
-        return cls(
-            script=Script("'" if titles.count("'") > titles.count('"') else '"', newline),
-            blank=len(headers) < 2 or 2 * len(blank) >= len(headers),
-            key_step=_last(_key_steps(nodes), "  "),
-            table_step=_last(_table_steps(headers), "" if headers else "  "),
-        )
-
-
-def _last(steps: Iterator[str], default: str) -> str:
-    return next(iter([*steps][::-1]), default)
-
-
-def _key_steps(nodes: list[Node]) -> Iterator[str]:
-    for header, first in pairwise(nodes):
-        if first.keys and not header.keys and first.indent.startswith(header.indent):
-            yield first.indent[len(header.indent) :]
-
-
-def _table_steps(headers: list[Node]) -> Iterator[str]:
-    indents = {header.place: header.indent for header in headers}
-    for place, indent in indents.items():
-        outer = next((indents[place[:n]] for n in range(len(place) - 1, 0, -1) if place[:n] in indents), None)
-        if outer is not None and indent.startswith(outer):
-            yield indent[len(outer) :]
-
-
-def _table_lines(keys: Keys, table: Document, indent: str, style: _Style, brackets: str = "[{}]") -> Iterator[str]:
-    """``table`` as lines; a table that only holds tables needs no header, but an element of an array does."""
-    values = {key: value for key, value in table.items() if not isinstance(value, dict)}
-    has_header = bool(values) or not table or brackets != "[{}]"
-    inner = indent
-    if has_header:
-        yield indent + brackets.format(style.script.key(keys))
-        for key, value in values.items():
-            yield f"{indent}{style.key_step}{style.script.key((key,))} = {style.script.value(value)}"
-        inner += style.table_step
-    first = not has_header
-    for key, value in table.items():
-        if isinstance(value, dict):
-            if style.blank and not first:
-                yield ""
-            first = False
-            yield from _table_lines((*keys, key), value, inner, style)

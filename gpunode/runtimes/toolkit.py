@@ -19,8 +19,8 @@ from itertools import groupby
 from typing import Literal, TypeAlias
 
 from gpunode.errors import Refused, UsageError
-from gpunode.runtimes.text import decode, encode, same
-from gpunode.runtimes.tomlread import Document, Path, parse
+from gpunode.runtimes.text import encode, same
+from gpunode.runtimes.tomlread import Document, Path, TomlFile, at, parse, parsed, put
 
 CONFIG = "/etc/nvidia-container-runtime/config.toml"
 Value: TypeAlias = "bool | str | list[str]"
@@ -126,8 +126,8 @@ def departures(data: bytes, path: str = CONFIG) -> tuple[str, ...]:
     Raises:
         Refused: the file is not TOML.
     """
-    document = _document(decode(data, path), path)
-    found = ((key, _value(document, key.path)) for key in KEYS if key.name not in _HARMLESS)
+    _, document = _parsed(data, path)
+    found = ((key, at(document, key.path)) for key in KEYS if key.name not in _HARMLESS)
     return tuple(
         f"{key.name} = {json.dumps(value)}" for key, value in found if value is not None and value != _usual(key)
     )
@@ -232,18 +232,18 @@ class Machine:
     real_ldconfig: bool = False
 
 
-def default(machine: Machine, wished: Sequence[Setting] = ()) -> str:
+def default(machine: Machine, desired: Sequence[Setting] = ()) -> str:
     """The text of a file that is made anew."""
     values: dict[str, Usual | Value | None] = {key.name: key.default for key in KEYS}
     if machine.suse:
         values[f"{_CLI}.user"] = "root:video"
     if machine.real_ldconfig:
         values[_LDCONFIG.name] = "@/sbin/ldconfig.real"
-    return _written({**values, **_values(wished)})
+    return _written({**values, **_values(desired)})
 
 
-def _values(wished: Sequence[Setting]) -> dict[str, Value | None]:
-    return {setting.key.name: setting.value for setting in wished}
+def _values(desired: Sequence[Setting]) -> dict[str, Value | None]:
+    return {setting.key.name: setting.value for setting in desired}
 
 
 def _written(values: Mapping[str, Usual | Value | None]) -> str:
@@ -274,54 +274,51 @@ def _statement(key: Key, value: Value | Usual) -> str:
     return tomltext.edit("", {}, {key.path[-1]: plain}).strip()
 
 
-def configure(data: bytes | None, wished: Sequence[Setting], machine: Machine, path: str = CONFIG) -> bytes:
-    """The file as ``wished``; the same bytes when it says all of that already.
+def configure(data: bytes | None, desired: Sequence[Setting], machine: Machine, path: str = CONFIG) -> bytes:
+    """The file as ``desired``; the same bytes when it says all of that already.
 
     Args:
         data: the file as it is; None where there is none: it is made anew. An empty one gets no usual values.
-        wished: later ones win.
+        desired: later ones win.
         machine: that the file is for.
         path: of the file, for messages.
 
     Raises:
         Refused: the file cannot be read, or the toolkit would start no container with the outcome.
     """
-    text = decode(data, path)
+    text, document = _parsed(data, path)
     if data is None:
-        text = default(machine, wished)
-    elif not text.strip() and any(setting.value is not None for setting in wished):
-        text = _written(_values(wished))
-    document = _document(text, path)
-    for setting in wished:
+        text = default(machine, desired)
+    elif not text.strip() and any(setting.value is not None for setting in desired):
+        text = _written(_values(desired))
+    document = parse(text)
+    for setting in desired:
         text = _edited(text, document, setting, path)
         document = parse(text)
-    if any(setting.key in (_LDCONFIG, _FOREIGN_LDCONFIG) for setting in wished):
+    if any(setting.key in (_LDCONFIG, _FOREIGN_LDCONFIG) for setting in desired):
         _check_ldconfig(document)
     return encode(text, data)
 
 
-def _document(text: str, path: str) -> Document:
-    try:
-        return parse(text)
-    except (ValueError, RecursionError) as error:
-        found = re.search(r"\(at line (\d+), column \d+\)", str(error))
-        place = f"{path}:{found[1]}" if found else path
-        raise Refused(
-            f"{place}: not valid TOML",
-            why=f"{error}; the toolkit starts no container with this file",
-            hint=f"correct {path}; `gpunode ctk config default` prints a valid one",
-        ) from error
+class _File(TomlFile):
+    __slots__ = ()
+    consequence = "the toolkit cannot use it either"
+
+
+def _parsed(data: bytes | None, path: str) -> tuple[str, Document]:
+    hint = f"correct {path}; `gpunode ctk config default` prints a valid one"
+    return parsed(data, path, hint=hint, also="; the toolkit starts no container with this file")
 
 
 def _edited(text: str, before: Document, setting: Setting, path: str) -> str:
     from gpunode.runtimes import tomltext
 
     keys = setting.key.path
-    _check_tables(before, text, keys[:-1], path)
-    after = _with(before, keys, setting.value)
+    _File(path, text, before).table(keys[:-1])
+    after = put(before, keys, setting.value, prune=True)
     if same(before, after):
         return text
-    if _value(before, keys) is None and (found := _below_its_comment(text, after, setting)):
+    if at(before, keys) is None and (found := _below_its_comment(text, after, setting)):
         return found
     try:
         return tomltext.edit(text, before, after)
@@ -357,42 +354,9 @@ def _reads_as(text: str, document: Document) -> bool:
         return False
 
 
-def _check_tables(document: Document, text: str, keys: Path, path: str) -> None:
-    for depth in range(1, len(keys) + 1):
-        found = _value(document, keys[:depth])
-        if found is not None and not isinstance(found, dict):
-            from gpunode.runtimes.tomltext import line_of
-
-            raise Refused(
-                f"{path}:{line_of(text, keys[:depth])}: {'.'.join(keys[:depth])} is not a table",
-                why=f"it is {found!r}"[:200],
-                hint=f"correct {path}; the toolkit cannot use it either",
-            )
-
-
-def _value(document: Document, keys: Path) -> object:
-    """What stands there; None for nothing. A way that is no table ends in nothing."""
-    node: object = document
-    for key in keys:
-        node = node.get(key) if isinstance(node, dict) else None
-    return node
-
-
-def _with(document: Document, keys: Path, value: Value | None) -> Document:
-    """``document`` with ``value`` there; with None without the key, and without the table that it was all of."""
-    key, *below = keys
-    rest = {name: one for name, one in document.items() if name != key}
-    if not below:
-        return rest if value is None else {**document, key: value}
-    former = document.get(key, {})
-    table = _with(former, tuple(below), value)
-    is_gone = not table and (former or key not in document)
-    return rest if is_gone else {**document, key: table}
-
-
 def _check_ldconfig(document: Document) -> None:
-    value = _value(document, _LDCONFIG.path)
-    if not isinstance(value, str) or value.startswith("@") or _value(document, _FOREIGN_LDCONFIG.path) is True:
+    value = at(document, _LDCONFIG.path)
+    if not isinstance(value, str) or value.startswith("@") or at(document, _FOREIGN_LDCONFIG.path) is True:
         return
     raise Refused(
         f"{_LDCONFIG.name} = {value!r} would keep every GPU container from starting",

@@ -16,7 +16,7 @@ from gpunode.facts.project import PLAN
 from gpunode.outcome import Outcome, Planned, Step
 from gpunode.packages.version import numbers
 from gpunode.recipe import Recipe
-from gpunode.runtimes import Wish, runtime
+from gpunode.runtimes import DesiredConfig, runtime
 from gpunode.runtimes.found import contents, in_facts
 from gpunode.steps.installed_driver import matches
 from gpunode.steps.module import is_loaded
@@ -157,7 +157,7 @@ def folders(recipe: Recipe, facts: Facts) -> tuple[str, ...]:
         return FOLDERS
     from gpunode.runtimes import podman
 
-    return podman.spec_folders(contents(in_facts(facts, runtime("podman"), Wish())), podman_version(facts))
+    return podman.spec_folders(contents(in_facts(facts, runtime("podman"), DesiredConfig())), podman_version(facts))
 
 
 def podman_version(facts: Facts) -> podman.Version | None:

@@ -31,8 +31,8 @@ def configured(recipe: Recipe, facts: Facts) -> tuple[FileChange, ...]:
     state = need(fact, f"what {CONFIG} holds")
     from gpunode.runtimes import toolkit  # loaded on use: most recipes do not ask for it
 
-    wished = toolkit.settings([f"{VOLUME_MOUNTS}={str(asked).lower()}"])
-    content = toolkit.configure(state.content if state else None, wished, _machine(facts), CONFIG)
+    desired = toolkit.settings([f"{VOLUME_MOUNTS}={str(asked).lower()}"])
+    content = toolkit.configure(state.content if state else None, desired, _machine(facts), CONFIG)
     if state and state.content == content:
         return ()
     return (FileChange(CONFIG, state, replace(closed(state or FileState(b"")), content=content)),)

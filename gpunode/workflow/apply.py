@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import groupby
 
@@ -19,11 +20,12 @@ from gpunode.change import (
     inverse,
     triggers,
 )
-from gpunode.errors import ChangeFailed, GpunodeError
+from gpunode.errors import ChangeFailed, GpunodeError, Interrupted
 from gpunode.host.port import Host, Settled
 from gpunode.journal.record import CONFFILES, Failed, Intent
 from gpunode.journal.store import Run
 from gpunode.outcome import Planned
+from gpunode.steps.runtime_config import RUNTIME_CONFIG
 from gpunode.workflow import present
 from gpunode.workflow.converge import DEPENDENCIES, StagePlan, StepPlan
 from gpunode.workflow.events import Applied, Applying, Observer, Triggered, Triggering
@@ -40,6 +42,8 @@ class Applier:
     Attributes:
         pause: called between changes; raises Interrupted when a signal has asked for the end.
         unsettled: changes of runs that were cut short, the newest first, whose daemons have not read them yet.
+        owed: what these runs owe.
+        checked: what a runtime's own parser said of a step's files before they were written, by the step's id.
     """
 
     host: Host
@@ -47,8 +51,9 @@ class Applier:
     tell: Observer
     pause: Pause
     unsettled: tuple[FileChange, ...] = ()
+    owed: Collection[Trigger] = ()
+    checked: dict[str, str] = field(default_factory=dict)
     _meant: dict[Trigger, RuntimeExpectation] = field(default_factory=dict)
-    _checked_steps: set[str] = field(default_factory=set)
 
     def stage(self, plan: StagePlan) -> None:
         """Makes the changes of a stage and settles those triggers that later stages need.
@@ -179,32 +184,42 @@ class Applier:
             reason = step.outcome.reason if isinstance(step.outcome, Planned) else ""
             try:
                 self.one(plan.stage, step.step.id, change, reason, note)
-            except ChangeFailed as failure:
-                self._put_back_for(change, failure)
+                if change == _last_file(step):
+                    self._read_back(step)
+            except GpunodeError as failure:
+                if isinstance(failure, ChangeFailed):
+                    self._put_back_for(change, failure)
+                self._take_back_half(step, change, failure)
                 raise
-            if change == _last_file(step):
-                self._read_back(step)
 
     def _read_back(self, step: StepPlan) -> None:
-        """The runtime's parser reads the files of ``step`` as they are meant; else they are as they were."""
-        if not isinstance(step.outcome, Planned) or step.outcome.expectation is None:
-            return
-        try:
+        """The runtime's parser reads the files of ``step`` as they are meant."""
+        if isinstance(step.outcome, Planned) and step.outcome.expectation is not None:
             self.host.read_back(step.outcome.expectation)
-        except ChangeFailed as failure:
-            self.take_back(failure, {change.path for change in step.changes if isinstance(change, FileChange)})
-            raise
+
+    def _take_back_half(self, step: StepPlan, change: Change, failure: GpunodeError) -> None:
+        """Of a runtime's files all are written or none: an import that leads nowhere is worse than nothing."""
+        if step.step.id != RUNTIME_CONFIG.id or not isinstance(change, FileChange):
+            return
+        files = [change for change in step.changes if isinstance(change, FileChange)]
+        if self.take_back(failure, {change.path for change in files}):
+            self.waive(triggers(files), "put back before any daemon read it")
+
+    def waive(self, owed: Iterable[Trigger], why: str) -> None:
+        """This run owes nothing of ``owed``; what an earlier one owes stays so."""
+        for trigger in owed:
+            if trigger not in self.owed:
+                self.run.settle(trigger, why)
 
     def _checked(self, step: StepPlan) -> str:
         """What the runtime's parser made of all files of ``step``, asked before the first of them is written."""
         expectation = step.outcome.expectation if isinstance(step.outcome, Planned) else None
-        if expectation is None or step.step.id in self._checked_steps:
+        if expectation is None or step.step.id in self.checked:
             return ""
-        self._checked_steps.add(step.step.id)
         changes = tuple(change for change in step.changes if isinstance(change, FileChange))
-        note = self.host.check(expectation, changes)
+        self.checked[step.step.id] = self.host.check(expectation, changes)
         self.expect(expectation, *triggers(changes))
-        return note
+        return self.checked[step.step.id]
 
     def _put_back_for(self, change: Change, failure: ChangeFailed) -> None:
         """A daemon that could not be started gets its former configuration back, too; it did not run before."""
@@ -278,6 +293,19 @@ class Applier:
                     self.run.failed(intent.seq, failure.what)
             raise
         self.run.done(*seqs)
+
+
+@contextmanager
+def failure_recorded(run: Run) -> Iterator[None]:
+    """What ends the work before it is through is the end of ``run``, too."""
+    try:
+        yield
+    except GpunodeError as error:
+        run.commit("interrupted" if isinstance(error, Interrupted) else "failed", error.what)
+        raise
+    except BaseException as error:
+        run.commit("failed", f"a bug: {type(error).__name__}")
+        raise
 
 
 def _last_file(step: StepPlan) -> FileChange | None:

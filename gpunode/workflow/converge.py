@@ -20,7 +20,7 @@ from gpunode.host.port import HostView
 from gpunode.outcome import Outcome, Planned, Refusal, Stage, Step, Waits
 from gpunode.recipe import Recipe
 from gpunode.redaction.secrets import text as redact
-from gpunode.runtimes import RUNTIMES, Runtime, Wish
+from gpunode.runtimes import RUNTIMES, DesiredConfig, Runtime
 from gpunode.runtimes.found import by_looking
 from gpunode.runtimes.installations import placed
 from gpunode.steps import mig
@@ -31,7 +31,7 @@ from gpunode.steps.toolkit import CONFIG, CONFIG_FROM
 # More than there are commands, as a rule: one that hangs must not keep the others waiting.
 _SIDE_BY_SIDE = 64
 _LONGEST_WORDS = 120
-# The step of packages that the package manager brings along, by no step's own wish.
+# The step of packages that the package manager brings along, that no step asks for.
 DEPENDENCIES = "dependencies"
 
 
@@ -131,7 +131,7 @@ def look_around(host: HostView, wanted: Sequence[Probe], *, image: bool = False)
         ask(LSPCI)
     for row in _rows(evidence, image=image):
         with suppress(GpunodeError):  # whoever needs the file says what is wrong with it
-            by_looking(ask, row, Wish())
+            by_looking(ask, row, DesiredConfig())
     return evidence
 
 
@@ -183,7 +183,8 @@ def plan_stage(recipe: Recipe, facts: Facts, stage: Stage, only: Collection[str]
     plans: list[StepPlan] = []
     recipe = scoped(recipe, only)
     for step in _steps(recipe, stage, only):
-        outcome = _with_managers(step.plan(recipe, facts))
+        outcome = step.plan(recipe, facts)
+        outcome = with_managers(outcome) if isinstance(outcome, Planned) else outcome
         changes = outcome.changes if isinstance(outcome, Planned) else ()
         plans.append(StepPlan(step, outcome, changes))
         if isinstance(outcome, Refusal):
@@ -192,16 +193,14 @@ def plan_stage(recipe: Recipe, facts: Facts, stage: Stage, only: Collection[str]
     return StagePlan(stage, tuple(plans))
 
 
-def _with_managers(outcome: Outcome) -> Outcome:
-    """``outcome`` with a note for every file that it changes and that another program calls its own."""
-    if not isinstance(outcome, Planned):
-        return outcome
-    files = (change for change in outcome.changes if isinstance(change, FileChange) and change.before != change.after)
-    notes = tuple(note for change in files if (note := managed(change)))
-    return replace(outcome, notes=(*outcome.notes, *notes)) if notes else outcome
+def with_managers(planned: Planned) -> Planned:
+    """``planned`` with a note for every file that it changes and that another program calls its own."""
+    files = (change for change in planned.changes if isinstance(change, FileChange) and change.before != change.after)
+    notes = tuple(note for change in files if (note := _managed(change)))
+    return replace(planned, notes=(*planned.notes, *notes)) if notes else planned
 
 
-def managed(change: FileChange) -> str:
+def _managed(change: FileChange) -> str:
     """Which other program calls the file its own; empty when none does."""
     if change.before is None or (manager := manager_of(change.before.content)) is None:
         return ""

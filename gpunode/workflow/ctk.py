@@ -6,27 +6,23 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
-from gpunode.change import Change, FileChange, is_generated
-from gpunode.errors import ChangeFailed, GpunodeError, Interrupted
-from gpunode.facts import systemd
+from gpunode.change import RuntimeExpectation
+from gpunode.errors import ChangeFailed
 from gpunode.facts.evidence import Probe
-from gpunode.facts.model import Fact, Known, Unit, Unknown
-from gpunode.facts.probes import TOOLKIT_LIST, unit_probe
+from gpunode.facts.model import Unit
 from gpunode.host.port import Host, HostView, Settled
 from gpunode.host.runtime import differences
-from gpunode.journal.record import CONFIGURATION
 from gpunode.journal.store import Store
-from gpunode.runtimes import RUNTIMES, Configured, Runtime
-from gpunode.steps import cdi
-from gpunode.steps.runtime_config import RUNTIME_CONFIG
-from gpunode.workflow.apply import Applier
-from gpunode.workflow.converge import survey
-from gpunode.workflow.edits import Draft, by_cdi
+from gpunode.runtimes import ObservedConfig, Runtime
+from gpunode.steps.runtime_edits import reread
+from gpunode.workflow.apply import Applier, failure_recorded
+from gpunode.workflow.converge import StagePlan, StepPlan, survey
+from gpunode.workflow.edits import CtkPlan, by_cdi
 from gpunode.workflow.events import Observer
 from gpunode.workflow.setup import NO_DAEMON, refuse_while_running
 
 CtkVerb: TypeAlias = Literal["configure", "unconfigure"]
-Effective: TypeAlias = Callable[[str], Configured | None]
+Effective: TypeAlias = Callable[[str], ObservedConfig | None]
 _BOOTED = "/run/systemd/system"
 _NOT_ASKED = "not restarted: --restart was not given"
 
@@ -57,62 +53,33 @@ class Done:
     checked: str = ""
 
 
-def unread(host: HostView, draft: Draft) -> bool:
-    """Whether the daemon has failed, may fail yet at its start, or is older than one of its files.
+def asked_for(plan: CtkPlan, *, restart: bool) -> CtkPlan:
+    """``plan``; what only has a daemon read its files again is left out, or ``restart`` asks for it.
 
-    Where a time is unknown, nobody can tell.
+    One that has failed, or may fail yet at its start, reads them again, too.
     """
-    if draft.trigger is None or draft.trigger.kind == "cdi":
-        return False
-    unit = _unit(host, draft.trigger.target)
-    if _has_failed(unit) or _is_starting(unit):
-        return True
-    if not isinstance(unit, Known) or unit.value.started_at is None:
-        return False
-    since = max(unit.value.started_at, (draft.reloads and unit.value.changed_at) or 0.0)
-    # What registers the runtime by itself does so at a start that finds the toolkit.
-    came = _changed(host, TOOLKIT_LIST) if draft.overlooked else 0.0
-    return came > since or any(_changed(host, path) > since for path in draft.present if path in draft.own)
+    if not restart:
+        return plan.only(plan.written)
+    unit = _unit(plan)
+    if plan.planned.changes or plan.target is None or unit is None or not (_has_failed(unit) or unit.starting):
+        return plan
+    again = reread(plan.target, (plan.main,), plan.planned.reason)
+    return replace(plan, planned=replace(plan.planned, changes=again.changes, disrupts=again.disrupts))
 
 
-def has_failed(host: HostView, draft: Draft) -> bool:
+def has_failed(plan: CtkPlan) -> bool:
     """Whether the daemon should run and could not."""
-    if draft.trigger is None or draft.trigger.kind == "cdi":
-        return False
-    return _has_failed(_unit(host, draft.trigger.target))
+    unit = _unit(plan)
+    return unit is not None and _has_failed(unit)
 
 
-def _has_failed(unit: Fact[Unit]) -> bool:
-    return isinstance(unit, Known) and unit.value.failed and not unit.value.masked
+def _has_failed(unit: Unit) -> bool:
+    return unit.failed and not unit.masked
 
 
-def _is_starting(unit: Fact[Unit]) -> bool:
-    return isinstance(unit, Known) and unit.value.starting
-
-
-def _changed(host: HostView, path: str) -> float:
-    """When the file was last changed; 0 where nobody can tell."""
-    owner = host.look(Probe(f"file:{path}", path=path)).ownership
-    return owner.changed or 0.0 if owner else 0.0
-
-
-def reread(draft: Draft) -> Draft:
-    """The same, its files as they are, for a daemon that has not read them."""
-    state = draft.present.get(draft.main)
-    owes = frozenset({draft.trigger}) if draft.trigger else frozenset()
-    return replace(draft, changes=(FileChange(draft.main, state, state, owes),))
-
-
-def _unit(host: HostView, name: str) -> Fact[Unit]:
-    probe = unit_probe(name)
-    told = host.look(probe)
-    if told.outcome != "ok":
-        return Unknown(told.error or told.outcome, probe.key)
-    try:
-        found = systemd.units(told.text).get(name)
-    except ValueError as error:
-        return Unknown(str(error), probe.key)
-    return Known(found, probe.key) if found else Unknown("systemctl does not show it", probe.key)
+def _unit(plan: CtkPlan) -> Unit | None:
+    """What runs the daemon that reads the files; None where none need, or nobody can tell."""
+    return plan.target.unit if plan.target and plan.target.trigger else None
 
 
 def has_systemd(host: HostView) -> bool:
@@ -120,87 +87,49 @@ def has_systemd(host: HostView) -> bool:
     return bool(host.look(Probe("systemd-booted", glob=_BOOTED, contents=False)).data)
 
 
-def was_skipped(host: HostView, draft: Draft, done: Done) -> bool:
+def was_skipped(host: HostView, plan: CtkPlan, done: Done) -> bool:
     """Whether the daemon should have read its files and was not made to, though it may run: its socket is there."""
-    skipped = any(one.trigger == draft.trigger and one.skipped for one in done.settled)
-    socket = next((row.socket for row in RUNTIMES if row.id == draft.about), "")
-    if not skipped or not socket or has_systemd(host):
+    socket = plan.target.row.socket if plan.target else ""
+    if not socket or not any(one.skipped for one in done.settled) or has_systemd(host):
         return False
     return bool(host.look(Probe("runtime-socket", glob=socket, contents=False)).data)
 
 
-def refuse_disruption(host: HostView, draft: Draft) -> None:
+def refuse_disruption(host: HostView, plan: CtkPlan) -> None:
     """Nothing, unless reading the files again would stop running containers.
 
     Raises:
         DrainRequired: it would; they are named.
         Undetermined: the daemon does not say what runs.
     """
-    if draft.stops and draft.trigger:
-        refuse_while_running(_unit(host, draft.trigger.target), host, "continue with --allow-disruption")
+    if plan.planned.disrupts and plan.target:
+        unit = plan.target.facts.unit(plan.target.row.unit)
+        refuse_while_running(unit, host, "continue with --allow-disruption")
 
 
-def carry_out(draft: Draft, host: Host, store: Store, asked: Asked, tell: Observer) -> Done:
-    """The files are as drafted, all of them or none; with ``asked.restart`` the daemon has read them.
+def carry_out(plan: CtkPlan, host: Host, store: Store, asked: Asked, tell: Observer) -> Done:
+    """The files are as planned, all of them or none; with ``asked.restart`` the daemon has read them.
 
     Raises:
         Refused: the runtime's own parser does not take them; nothing was written.
         ChangeFailed: one could not be written, or the daemon did not come back; what was put back is said.
         Conflict: somebody edited one meanwhile; the others are as they were.
     """
-    host.vet(draft.changes)
+    host.vet(plan.files)
     asked.pause()
-    owes = draft.trigger is not None and draft.trigger not in store.owed()
-    unsettled = tuple(change for change in store.unsettled() if draft.trigger in change.triggers)
+    stage = StagePlan(plan.step.stage, (StepPlan(plan.step, plan.planned, plan.files),))
+    earlier = store.owed()
+    unsettled = tuple(change for change in store.unsettled() if change.triggers & set(stage.triggers))
     run = store.begin(asked.verb, version=asked.version, argv=asked.argv)
-    applier = Applier(host, run, tell, lambda: None, unsettled)
-    try:
-        # After the run has begun: should it be killed meanwhile, the next one takes the candidates away.
-        is_new = any(change.before != change.after for change in draft.changes)
-        checked = host.check(draft.expectation, draft.changes) if draft.expectation and is_new else ""
-        _write(applier, draft, checked, owes=owes)
-        settled = _settle(applier, draft, asked, owes=owes)
-    except GpunodeError as error:
-        run.commit("interrupted" if isinstance(error, Interrupted) else "failed", error.what)
-        raise
-    except BaseException as error:
-        run.commit("failed", f"a bug: {type(error).__name__}")
-        raise
-    run.commit("done")
-    return Done(run.id, settled, checked)
-
-
-def _write(applier: Applier, draft: Draft, checked: str, *, owes: bool) -> None:
-    try:
-        for change in draft.changes:
-            note = checked if change is draft.changes[-1] else ""
-            applier.one(CONFIGURATION, step_of(change), change, draft.how, note)
-        if draft.expectation:
-            applier.host.read_back(draft.expectation)
-    except GpunodeError as failure:
-        # A drop-in that nothing imports, or an import that leads nowhere: half of it is worse than nothing.
-        if applier.take_back(failure) and draft.trigger and owes:
-            applier.run.settle(draft.trigger, "put back before any daemon read it")
-        raise
-
-
-def step_of(change: Change) -> str:
-    """The id of setup's step that makes such a change."""
-    return cdi.CDI.id if is_generated(change) else RUNTIME_CONFIG.id
-
-
-def _settle(applier: Applier, draft: Draft, asked: Asked, *, owes: bool) -> tuple[Settled, ...]:
-    """The daemon has read the files, where that was asked for; ``owes`` says that no earlier run owes the same."""
-    if draft.trigger is None:
-        return ()
-    if asked.restart or draft.trigger.kind == "cdi":
-        if draft.expectation:
-            applier.expect(draft.expectation, draft.trigger)
-        return applier.settle((draft.trigger,))
-    if owes:
+    applier = Applier(host, run, tell, lambda: None, unsettled, earlier)
+    with failure_recorded(run):
+        applier.stage(stage)
+        due = tuple(one for one in stage.triggers if asked.restart or one.kind == "cdi")
+        settled = applier.settle(due)
         # Else the next setup would take it for a debt of a run that was cut short.
-        applier.run.settle(draft.trigger, _NOT_ASKED)
-    return ()
+        applier.waive((one for one in stage.triggers if one not in due), _NOT_ASKED)
+    run.commit("done")
+    return Done(run.id, settled, applier.checked.get(plan.step.id, ""))
 
 
 def conclude(store: Store) -> None:
@@ -245,56 +174,54 @@ def offered(host: HostView, row: Runtime, *, image: bool) -> Verdict:
     return Verdict(otherwise=wrong, untold="" if is_told or failed else untold)
 
 
-def verdict(host: HostView, draft: Draft, effective: Effective, *, is_live: bool) -> Verdict:
-    """Whether files and daemon are as ``draft`` would leave them.
+def verdict(plan: CtkPlan, effective: Effective, *, is_live: bool) -> Verdict:
+    """Whether files and daemon are as ``plan`` would leave them.
 
     Args:
-        host: the node.
-        draft: of what was asked.
+        plan: of what was asked.
         effective: what the runtime has, by its name.
         is_live: whether this is the system that runs, and not an image's.
 
     Raises:
         Undetermined: the daemon answers root alone.
     """
-    if draft.changes:
+    if plan.written:
         return Verdict(pending=True)
     if not is_live:
         return Verdict(untold="nothing runs in an image")
-    if not draft.is_usual:
-        return Verdict(untold=f"it reads {draft.main} only if its command line names it")
-    if untold := asleep(host, draft):
+    if plan.target and not plan.target.is_usual:
+        return Verdict(untold=f"it reads {plan.main} only if its command line names it")
+    if untold := asleep(plan):
         return Verdict(untold=untold)
-    if has_failed(host, draft):
+    if has_failed(plan):
         return Verdict(otherwise="it has failed; no process is running that could read its files", failed=True)
-    if draft.trigger and draft.trigger.kind != "cdi" and _is_starting(_unit(host, draft.trigger.target)):
+    if (unit := _unit(plan)) and unit.starting:
         return Verdict(untold="it is still starting; try again in a moment")
-    if unread(host, draft):
-        return Verdict(otherwise=draft.overlooked or "its files were changed after it read them last")
-    if draft.expectation is None:
+    if plan.files:
+        return Verdict(otherwise=plan.planned.reason)
+    if plan.planned.expectation is None:
         return Verdict(untold="its configuration is generated when it starts, and it has no command that shows it")
-    return _asked(draft, effective)
+    return _answered(plan.about, plan.planned.expectation, effective)
 
 
-def asleep(host: HostView, draft: Draft) -> str:
+def asleep(plan: CtkPlan) -> str:
     """Why no daemon has to read the files again; empty if one has to, or if that is unknown."""
-    if draft.trigger is None:
+    if plan.target is None:
+        return f"{plan.about} has no daemon"
+    if plan.target.trigger is None:
         return "it notices changed files by itself"
-    if draft.trigger.kind == "cdi":
-        return f"{draft.about} has no daemon"
-    unit = _unit(host, draft.trigger.target)
-    if not isinstance(unit, Known) or unit.value.state.active or _has_failed(unit):
+    unit = plan.target.unit
+    if unit is None or unit.state.active or _has_failed(unit):
         return ""
-    return "it is not running; it reads its files when it starts" if unit.value.exists else "it is not installed"
+    return "it is not running; it reads its files when it starts" if unit.exists else "it is not installed"
 
 
-def _asked(draft: Draft, effective: Effective) -> Verdict:
-    assert draft.expectation is not None, "what has a daemon has an expectation"
+def _answered(runtime: str, meant: RuntimeExpectation, effective: Effective) -> Verdict:
     try:
-        found = effective(draft.about)
+        found = effective(runtime)
     except ChangeFailed as error:
         is_down = NO_DAEMON.search(error.why) is not None
         return Verdict(untold="it is not running") if is_down else Verdict(otherwise=f"{error.what}: {error.why}")
     if found is None:
-        return Verdict(untold=f"{draft.about} is not installed")
-    return Verdict(otherwise="\n".join(differences(draft.expectation, found)))
+        return Verdict(untold=f"{runtime} is not installed")
+    return Verdict(otherwise="\n".join(differences(meant, found)))

@@ -15,7 +15,7 @@ from gpunode.host.port import HostView
 from gpunode.outcome import Refusal
 from gpunode.packages import system
 from gpunode.recipe import Driver, Flavour, Recipe, Runtime, Scope, Toolkit
-from gpunode.runtimes import RUNTIMES, Wish
+from gpunode.runtimes import RUNTIMES, DesiredConfig
 from gpunode.runtimes import Runtime as RuntimeRow
 from gpunode.runtimes.found import contents, in_facts
 from gpunode.runtimes.installations import placed
@@ -91,18 +91,18 @@ def _driver(facts: Facts) -> Driver:
     for branch in installed_branches(facts):
         for flavour in _FLAVOURS:
             for scope in _SCOPES:
-                wish = Driver(version=str(branch), flavour=flavour, scope=scope)
-                chosen = choose(present, wish)
-                if isinstance(chosen, Choice) and is_installed(facts, chosen, Recipe("probe", driver=wish)):
-                    return replace(wish, flavour=_spoken(present, wish, chosen), persistence=_persistence(facts))
+                desired = Driver(version=str(branch), flavour=flavour, scope=scope)
+                chosen = choose(present, desired)
+                if isinstance(chosen, Choice) and is_installed(facts, chosen, Recipe("probe", driver=desired)):
+                    return replace(desired, flavour=_spoken(present, desired, chosen), persistence=_persistence(facts))
     return Driver(version="none")
 
 
-def _spoken(present: Sequence[GpuModel], wish: Driver, chosen: Choice) -> Flavour:
+def _spoken(present: Sequence[GpuModel], desired: Driver, chosen: Choice) -> Flavour:
     """``auto`` where that gives the same flavour, so that the recipe says no more than it must."""
-    auto = choose(present, replace(wish, flavour="auto"))
+    auto = choose(present, replace(desired, flavour="auto"))
     same = not isinstance(auto, Impossible) and auto.flavour == chosen.flavour
-    return "auto" if same else wish.flavour
+    return "auto" if same else desired.flavour
 
 
 def _persistence(facts: Facts) -> bool:
@@ -127,7 +127,7 @@ def _runtime(facts: Facts) -> Runtime:
 
 def _configured(row: RuntimeRow, facts: Facts) -> Runtime | None:
     try:
-        found = row.inspect(contents(in_facts(facts, row, Wish())), Wish())
+        found = row.inspect(contents(in_facts(facts, row, DesiredConfig())), DesiredConfig())
     except (Refused, Undetermined):
         return None
     if "nvidia" not in found.handlers:

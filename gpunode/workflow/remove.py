@@ -12,7 +12,7 @@ from gpunode.facts.model import Facts
 from gpunode.host.port import Host, HostView
 from gpunode.journal.footprint import FileTrail, Footprint
 from gpunode.journal.record import digest
-from gpunode.runtimes import RUNTIMES, Former, Wish, after_edits, runtime
+from gpunode.runtimes import RUNTIMES, DesiredConfig, RecordedEdit, after_edits, runtime
 from gpunode.runtimes.keys import taken_back
 from gpunode.workflow import mig_layouts, mps_clients, present, undo
 from gpunode.workflow.rollback import edited
@@ -158,9 +158,9 @@ def _content(span: FileChange, after: FileState, now: FileState) -> tuple[bytes 
     if span.path != docker.config:
         return taken_back(before, after.content, now.content, span.path), ()
     # By its own rules, for dockerd does not start with a default runtime that is not there.
-    former = Former(before, after.content)
+    former = RecordedEdit(before, after.content)
     try:
-        undone = docker.unconfigure({span.path: now.content}, Wish(handler=""), {span.path: former})
+        undone = docker.unconfigure({span.path: now.content}, DesiredConfig(handler=""), {span.path: former})
     except Refused:
         return None, ()
     left = after_edits({span.path: now.content}, undone)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from gpunode.change import Change, FileChange, FileState, PackageChange, ServiceChange, diff, subject
-from gpunode.errors import Conflict, GpunodeError, Interrupted, RebootRequired, Refused, VerifyFailed
+from gpunode.errors import Conflict, GpunodeError, RebootRequired, Refused, VerifyFailed
 from gpunode.facts.evidence import Probe
 from gpunode.facts.model import Facts, Unknown
 from gpunode.host.port import Host, Settled
@@ -17,9 +17,9 @@ from gpunode.journal.history import RunSummary, to_undo
 from gpunode.journal.record import CONFFILES, MAKING, Verb
 from gpunode.journal.store import Store
 from gpunode.redaction.evidence import without_secrets
-from gpunode.runtimes import RUNTIMES, Runtime, Wish
+from gpunode.runtimes import RUNTIMES, DesiredConfig, Runtime
 from gpunode.workflow import mig_layouts, mps_clients, present, standing, undo
-from gpunode.workflow.apply import Applier
+from gpunode.workflow.apply import Applier, failure_recorded
 from gpunode.workflow.converge import DEPENDENCIES
 from gpunode.workflow.events import Observer
 from gpunode.workflow.recovery import still_owed
@@ -74,12 +74,12 @@ def undoing(
     files = tuple(_files_back(host, parts, str(store.root), force=force))
     runs = {run.run: run for run in store.runs()}
     layouts, unchanged = mig_layouts.back(host, parts, force=force)
-    files, notes, lost = (*files, *layouts), unchanged, bool(unchanged)
+    files, notes, incomplete = (*files, *layouts), unchanged, bool(unchanged)
     if facts is None:
         left = runs[of].standing & runs[of].beyond
-        undone = Undoing(of, files, notes, lost, owed=tuple(store.owed()), left=tuple(sorted(left)))
+        undone = Undoing(of, files, notes, incomplete, owed=tuple(store.owed()), left=tuple(sorted(left)))
     else:
-        undone = Undoing(of, files, notes, lost, owed=still_owed(store.owed(), facts))
+        undone = Undoing(of, files, notes, incomplete, owed=still_owed(store.owed(), facts))
         undone = _whole(host, facts, undone, parts, backward=_goes_backward(runs, of))
         going = standing.going((part.step, part.change) for part in undone.parts)
         standing.refuse_needed(store, of, going, partial(_is_there, host, undo.installed(facts)))
@@ -193,7 +193,7 @@ def _whole(host: Host, facts: Facts, undone: Undoing, parts: Sequence[Part], *, 
     ordered = undo.backward(everything) if backward else undo.forward(everything)
     reboot = undo.reboot_reason(facts, packages)
     notes = (*undone.notes, *notes, *kept, *lost)
-    return replace(undone, parts=ordered, notes=notes, lost=undone.lost or bool(lost), reboot=reboot)
+    return replace(undone, parts=ordered, notes=notes, incomplete=undone.incomplete or bool(lost), reboot=reboot)
 
 
 def _package(steps: Mapping[str, Part], change: PackageChange) -> Part:
@@ -231,7 +231,7 @@ def _keeping(change: FileChange, now: FileState | None, root: str) -> str:
     command = ["gpunode", "ctk", "runtime", "unconfigure", f"--runtime={row.id}"]
     command += ["--root", root] if root != "/" else []
     commands = (
-        shlex.join([*command, *([] if name == Wish().handler else [f"--nvidia-runtime-name={name}"])])
+        shlex.join([*command, *([] if name == DesiredConfig().handler else [f"--nvidia-runtime-name={name}"])])
         for name in sorted((ours & present) - former)
     )
     return "\n".join(commands)
@@ -241,7 +241,7 @@ def _handlers(row: Runtime, state: object) -> frozenset[str]:
     """The runtimes that a file registers; none where it cannot be read."""
     try:
         content = state.content if isinstance(state, FileState) else b""
-        return frozenset(row.inspect({row.config: content}, Wish()).handlers)
+        return frozenset(row.inspect({row.config: content}, DesiredConfig()).handlers)
     except Refused:
         return frozenset()
 
@@ -265,14 +265,8 @@ def rollback(
     """
     run = store.begin(verb, version=version, argv=argv, of=undone.of, whole=whole)
     course = Undo(Applier(host, run, tell, pause), host, f"as it was before {undone.of or 'gpunode'}", undone.owed)
-    try:
+    with failure_recorded(run):
         course.carry_out(undone.parts)
-    except GpunodeError as error:
-        run.commit("interrupted" if isinstance(error, Interrupted) else "failed", error.what)
-        raise
-    except BaseException as error:
-        run.commit("failed", f"a bug: {type(error).__name__}")
-        raise
     undone = replace(undone, reboot=undone.reboot or mig_layouts.pending(host, undone.changes))
     run.commit("waiting" if undone.reboot else "done", undone.reboot)
     return RollbackResult(undone, run.id, tuple(course.settled), whole)
@@ -300,7 +294,7 @@ def not_all_back(undone: Undoing) -> VerifyFailed:
 
 def shortcoming(done: RollbackResult) -> GpunodeError | None:
     """What a rollback or removal that is through could not do; None when it did it all."""
-    if done.undone.lost:
+    if done.undone.incomplete:
         return not_all_back(done.undone)
     if done.undone.reboot:
         return RebootRequired(

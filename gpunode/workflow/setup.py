@@ -8,19 +8,18 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 
 from gpunode.change import Deferred, FileChange, Trigger, settle_order
-from gpunode.errors import ChangeFailed, DrainRequired, GpunodeError, Interrupted, Refused, Undetermined
+from gpunode.errors import ChangeFailed, DrainRequired, Refused, Undetermined
 from gpunode.facts.evidence import Probe
 from gpunode.facts.model import Fact, Facts, Known, Unit, known
 from gpunode.host.port import Host, HostView, Settled
 from gpunode.journal.history import CutShort
-from gpunode.journal.record import Result
 from gpunode.journal.store import Run, Store
 from gpunode.outcome import Planned, Waits, reboot_suffices
 from gpunode.packages import system
 from gpunode.recipe import Recipe
 from gpunode.steps.table import STAGES
 from gpunode.workflow import mig_layouts, mps_clients
-from gpunode.workflow.apply import Applier, at_the_end
+from gpunode.workflow.apply import Applier, at_the_end, failure_recorded
 from gpunode.workflow.converge import Advance, StagePlan, plan_stage, raise_refusal, walk
 from gpunode.workflow.events import Observer, Previewed, StageBegun, Surveyed, Told
 from gpunode.workflow.locking import lacked
@@ -143,7 +142,7 @@ def setup(
         boot_id=known(facts.boot_id, ""),
         argv=asked.argv,
     )
-    applier = Applier(host, run, tell, asked.pause, unsettled)
+    applier = Applier(host, run, tell, asked.pause, unsettled, owed)
     course = _Course(recipe, host, applier, advance, asked, owed, preview, cut)
     waits = _carried_out(course, run, facts)
     seconds = time.monotonic() - started
@@ -152,14 +151,8 @@ def setup(
 
 def _carried_out(course: _Course, run: Run, facts: Facts) -> tuple[Waits, ...]:
     """The course is through and the run committed, however it ended; returns what the node now waits for."""
-    try:
+    with failure_recorded(run):
         course.go(facts)
-    except GpunodeError as error:
-        run.commit(_result(error), error.what)
-        raise
-    except BaseException as error:
-        run.commit("failed", f"a bug: {type(error).__name__}")
-        raise
     run.commit("waiting" if course.waits else "done", "; ".join(wait.reason for wait in course.waits))
     return course.waits
 
@@ -169,10 +162,6 @@ def _waited_for(answer: Callable[[], None]) -> float:
     asked_at = time.monotonic()
     answer()
     return time.monotonic() - asked_at
-
-
-def _result(error: GpunodeError) -> Result:
-    return "interrupted" if isinstance(error, Interrupted) else "failed"
 
 
 @dataclass(slots=True)

@@ -14,7 +14,7 @@ from gpunode.facts.model import Facts, Kernels, Known, Unknown, known
 from gpunode.facts.nvml import NvmlAnswer
 from gpunode.host import nvml
 from gpunode.host.port import HostView
-from gpunode.runtimes import RUNTIMES, Configured, Runtime, Wish, runtime
+from gpunode.runtimes import RUNTIMES, DesiredConfig, ObservedConfig, Runtime, runtime
 from gpunode.runtimes.found import contents, in_facts
 from gpunode.runtimes.installations import placed
 from gpunode.steps.gpus import own_gpus
@@ -34,7 +34,7 @@ class RuntimeStatus:
     id: str
     version: str
     active: bool | None
-    configured: Configured | None
+    configured: ObservedConfig | None
     unknown: str = ""
 
 
@@ -129,8 +129,8 @@ def _runtime(row: Runtime, version: str, facts: Facts) -> RuntimeStatus:
     return RuntimeStatus(row.id, version, active, _inspected(row, facts), unknown)
 
 
-def _inspected(row: Runtime, facts: Facts) -> Configured | None:
+def _inspected(row: Runtime, facts: Facts) -> ObservedConfig | None:
     try:
-        return row.inspect(contents(in_facts(facts, row, Wish())), Wish())
+        return row.inspect(contents(in_facts(facts, row, DesiredConfig())), DesiredConfig())
     except (Refused, Undetermined):
         return None

@@ -32,7 +32,7 @@ from gpunode.host.port import Host, HostView, Settled
 from gpunode.journal.record import CONFFILES, CONFIGURATION, OBSOLETE
 from gpunode.packages import Database
 from gpunode.packages.simulation import Action, is_removal, unplanned
-from gpunode.runtimes import Wish
+from gpunode.runtimes import DesiredConfig
 from gpunode.workflow import present
 from gpunode.workflow.apply import Applier
 from gpunode.workflow.converge import DEPENDENCIES
@@ -64,7 +64,7 @@ class Undoing:
         of: the run that is undone; empty for all of them.
         parts: in the order in which they are carried out.
         notes: what the user should know: what stays and why, what cannot come back.
-        lost: whether something of the former state cannot come back.
+        incomplete: whether something of the former state cannot come back.
         reboot: why the rest needs a reboot; empty when it does not.
         owed: what runs before this one owe and none has settled, such as a restart after a rollback that was killed.
         left: what the run changed beside its configuration, where the configuration alone is undone.
@@ -73,7 +73,7 @@ class Undoing:
     of: str
     parts: tuple[Part, ...]
     notes: tuple[str, ...] = ()
-    lost: bool = False
+    incomplete: bool = False
     reboot: str = ""
     owed: tuple[Trigger, ...] = ()
     left: tuple[str, ...] = ()
@@ -113,7 +113,7 @@ def _taken_on_reload(change: FileChange) -> bool:
         {change.path: state.content} if isinstance(state, FileState) else {} for state in (change.before, change.after)
     )
     try:
-        return docker.takes_on_reload(before, after, Wish(config=change.path))
+        return docker.takes_on_reload(before, after, DesiredConfig(config=change.path))
     except Refused:
         return False  # one of the two is no configuration, so nobody knows what the daemon has of it
 

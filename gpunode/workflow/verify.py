@@ -18,7 +18,7 @@ from gpunode.host import nvml
 from gpunode.host.port import HostView
 from gpunode.outcome import Planned, Step, Waits
 from gpunode.recipe import Expect, Recipe
-from gpunode.runtimes import Configured, Runtime, Wish, runtime
+from gpunode.runtimes import DesiredConfig, ObservedConfig, Runtime, runtime
 from gpunode.runtimes.found import contents, in_facts
 from gpunode.runtimes.installations import placed
 from gpunode.steps.cdi import CDI
@@ -35,7 +35,7 @@ from gpunode.workflow.recovery import NOTHING_LEFT, Backlog
 if TYPE_CHECKING:
     from gpunode.facts.cuda import CudaAnswer
 
-Effective: TypeAlias = Callable[[str], Configured | None]
+Effective: TypeAlias = Callable[[str], ObservedConfig | None]
 
 
 _WANTED = "matches the recipe"
@@ -300,7 +300,7 @@ def runtime_checks(recipe: Recipe, facts: Facts, effective: Effective) -> Iterat
     title = f"{row.id} reads the runtime nvidia"
     if row.product:
         # Its containerd is part of it and is not asked.
-        says = row.inspect(contents(in_facts(facts, row, Wish())), Wish())
+        says = row.inspect(contents(in_facts(facts, row, DesiredConfig())), DesiredConfig())
         yield _handler(row, recipe, says, f"{row.product} registers the runtime nvidia with its {row.id}")
         return
     try:
@@ -322,7 +322,7 @@ def runtime_checks(recipe: Recipe, facts: Facts, effective: Effective) -> Iterat
     yield _handler(row, recipe, found, title)
 
 
-def _handler(row: Runtime, recipe: Recipe, found: Configured, title: str) -> Check:
+def _handler(row: Runtime, recipe: Recipe, found: ObservedConfig, title: str) -> Check:
     if not row.unit:
         return Check("runtime", f"{row.id} starts containers", "passed", f"by {found.default}")
     binary = found.handlers.get("nvidia")

@@ -21,7 +21,7 @@ import atheris
 
 with atheris.instrument_imports(include=["gpunode", "tomllib", "tomli", "json"]):
     from gpunode.errors import Refused
-    from gpunode.runtimes import Files, Wish, containerd, crio, docker, runtime  # noqa: F401 - so they are watched
+    from gpunode.runtimes import DesiredConfig, Files, containerd, crio, docker, runtime  # noqa: F401 - so they are watched
     from gpunode.runtimes.keys import taken_back
     from gpunode.runtimes.model import after_edits, satisfies
     from gpunode.runtimes.text import same
@@ -31,11 +31,11 @@ with atheris.instrument_imports(include=["gpunode", "tomllib", "tomli", "json"])
 INPUTS = Path(__file__).parent.parent / "conformance/runtimes"
 VALUES: list[Any] = [1, True, "x", "a\n'\"", [], [1, "b"], {}, {"k": 1}, {"k": {"l": "m"}}, [{"k": 1}]]
 WISHES = [
-    Wish(),
-    Wish(default=True, cdi=True),
-    Wish(systemd_cgroup=True, version=(1, 7, 24)),
-    Wish(handler="a.b", version=(2, 1, 9), enable_cri=True),
-    Wish(mode="in-place", exact=True, default=True),
+    DesiredConfig(),
+    DesiredConfig(default=True, cdi=True),
+    DesiredConfig(systemd_cgroup=True, version=(1, 7, 24)),
+    DesiredConfig(handler="a.b", version=(2, 1, 9), enable_cri=True),
+    DesiredConfig(mode="in-place", exact=True, default=True),
 ]
 
 
@@ -98,19 +98,19 @@ def _alter(table: Document, chance: random.Random) -> None:
 
 
 def _runtime(name: str, data: bytes) -> None:
-    row, wish = runtime(name), WISHES[zlib.crc32(data) % len(WISHES)]
+    row, desired = runtime(name), WISHES[zlib.crc32(data) % len(WISHES)]
     files: Files = {row.config: data}
     try:
-        row.inspect(files, wish)
-        edited = row.configure(files, wish)
+        row.inspect(files, desired)
+        edited = row.configure(files, desired)
     except Refused:
         return
     after = after_edits(files, edited)
-    assert satisfies(row.inspect(after, wish), wish), "the wish is not there"
-    if not wish.exact:
-        assert not row.configure(after, wish).edits, "twice is not once"
+    assert satisfies(row.inspect(after, desired), desired), "the desired handler is not there"
+    if not desired.exact:
+        assert not row.configure(after, desired).edits, "twice is not once"
     try:
-        row.unconfigure(after, wish, {})
+        row.unconfigure(after, desired, {})
     except Refused:
         return
 

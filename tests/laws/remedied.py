@@ -50,13 +50,13 @@ from gpunode.facts.model import (
 from gpunode.packages.deb.preferences import PIN_FILE
 from gpunode.packages.simulation import Action, Simulation
 from gpunode.recipe import Driver, Recipe, Runtime
-from gpunode.runtimes import Wish, runtime
+from gpunode.runtimes import DesiredConfig, runtime
 from gpunode.runtimes.toolkit import CONFIG, settings
 from gpunode.steps.blacklist import BLACKLIST
 from gpunode.steps.persistence import UNIT as PERSISTENCED
 from gpunode.workflow import edits, toolkit_config
 from gpunode.workflow.converge import StagePlan, projected, walk
-from gpunode.workflow.edits import Draft
+from gpunode.workflow.edits import CtkPlan
 from gpunode.workflow.transaction import resolved
 
 HERE: Final = "evidence"
@@ -294,11 +294,11 @@ def _fresh(snapshot: Snapshot, device: str) -> Facts:
 def _set_up(fresh: Facts, version: str, runtime: str) -> Facts:
     """The node as gpunode leaves it with that driver; a driver older than its archives go has its distribution's."""
     gpus = tuple(lookup(one.device) for one in known(fresh.devices, ()))
-    wish = Driver(version=version.partition(".")[0])
-    chosen = choose(gpus, wish)
+    desired = Driver(version=version.partition(".")[0])
+    chosen = choose(gpus, desired)
     if not isinstance(chosen, Choice):
         return _by_distribution(fresh, version)
-    recipe = Recipe("law", driver=wish, runtime=Runtime(name=runtime))
+    recipe = Recipe("law", driver=desired, runtime=Runtime(name=runtime))
     facts = after(fresh, planned(recipe, fresh))
     facts = _with_driver(facts, version)
     facts = after(facts, planned(recipe, facts))
@@ -644,12 +644,11 @@ def without_moved(evidence: Evidence, commands: Iterable[str]) -> Evidence:
     return {key: one for key, one in evidence.items() if key.removeprefix("file:") not in moved}
 
 
-def ctk_changes(evidence: Evidence, name: str, given: Mapping[str, Any]) -> Draft:
+def ctk_changes(evidence: Evidence, name: str, given: Mapping[str, Any]) -> CtkPlan:
     """What ``gpunode ctk`` would write on the node of that evidence."""
     host = Shown(evidence)
     if name == "config":
         return toolkit_config.configuring(host, given["config_file"] or CONFIG, settings(given["set_"]))
-    cdi, cri, default = given["cdi_enabled"], given["enable_cri"], given["nvidia_set_as_default"]
-    wish = Wish(config=given["config"], default=default, cdi=cdi, enable_cri=cri)
-    where = edits.place(host, runtime(given["runtime"]), wish)
-    return edits.configuring(host, where.row, where.wish)
+    cdi, cri, default = given["cdi"], given["enable_cri"], given["default"]
+    desired = DesiredConfig(config=given["config"], default=default, cdi=cdi, enable_cri=cri)
+    return edits.configuring(host, edits.find(host, runtime(given["runtime"]), desired))

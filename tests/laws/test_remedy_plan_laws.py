@@ -163,5 +163,5 @@ def test_ctk_writes_something_where_a_remedy_names_it() -> None:
         for fix in (fix for finding in diagnose(snapshot(evidence)).findings for fix in finding.remedy):
             for asked in filter(None, map(ctk_of, fix.commands)):
                 named += 1
-                assert ctk_changes(without_moved(evidence, fix.commands), *asked).changes, (report.name, fix)
+                assert ctk_changes(without_moved(evidence, fix.commands), *asked).files, (report.name, fix)
     assert named > 30

@@ -19,7 +19,7 @@ from gpunode.facts.patterns import Pattern
 from gpunode.runtimes import containerd, crio
 from gpunode.runtimes.containerd_files import CONFIG
 from gpunode.runtimes.crio_files import DEAD_FOLDER
-from gpunode.runtimes.model import Configured, Wish
+from gpunode.runtimes.model import DesiredConfig, ObservedConfig
 
 Product: TypeAlias = Literal["containerd", "k3s", "rke2", "microk8s", "k0s"]
 
@@ -140,7 +140,7 @@ def of_files(snapshot: Snapshot) -> Effective | None:
     if item.source.only or item.source.is_part:
         return merged
     try:
-        told = containerd.inspect(_bytes(items), Wish(config=root, version=version(snapshot) or None))
+        told = containerd.inspect(_bytes(items), DesiredConfig(config=root, version=version(snapshot) or None))
     except Refused as refused:
         return Effective(merged.place, fault=refused.what)
     return _corrected(merged, told)
@@ -193,7 +193,7 @@ def _together(parts: list[Effective]) -> Effective:
     )
 
 
-def _corrected(scanned: Effective, told: Configured) -> Effective:
+def _corrected(scanned: Effective, told: ObservedConfig) -> Effective:
     """``scanned`` reduced to what counts: containerd takes some of what is written for nothing."""
     return Effective(
         scanned.place,
@@ -331,15 +331,15 @@ def version(snapshot: Snapshot) -> tuple[int, ...]:
     return ()
 
 
-def crio_configured(snapshot: Snapshot) -> Configured | None:
+def crio_configured(snapshot: Snapshot) -> ObservedConfig | None:
     """What CRI-O reads in its files; None where none of them was seen or one cannot be read."""
     seen = {item.subject: item for item in snapshot.items if _is_config(item) and item.subject.startswith("/etc/crio/")}
     whole = {path: item for path, item in seen.items() if not item.source.only and item.kind == "file"}
     data = {path: item.text.encode("utf-8", "surrogatepass") for path, item in whole.items()}
-    if not crio.in_order(data, Wish()):
+    if not crio.in_order(data, DesiredConfig()):
         return None
     try:
-        return crio.inspect(data, Wish())
+        return crio.inspect(data, DesiredConfig())
     except Refused:
         return None
 

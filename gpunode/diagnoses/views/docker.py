@@ -20,7 +20,7 @@ from gpunode.facts.items import Item
 from gpunode.facts.model import Known
 from gpunode.facts.patterns import Pattern
 from gpunode.facts.sources import Kind
-from gpunode.runtimes import docker, jsontext
+from gpunode.runtimes import docker, jsonread
 from gpunode.runtimes.dockerd import Flags, flags
 from gpunode.runtimes.model import DOCKER_CONFIG
 
@@ -225,8 +225,8 @@ def _is_edited(text: str) -> bool:
 
 def _line(item: Item, text: str) -> int:
     try:
-        jsontext.parse(text)
-    except jsontext.Malformed as error:
+        jsonread.parse(text)
+    except jsonread.Malformed as error:
         return min(error.line, max(len(item.lines), 1))
     return 0
 

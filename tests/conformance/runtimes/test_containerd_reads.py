@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gpunode.errors import Refused
-from gpunode.runtimes import Wish, containerd, satisfies
+from gpunode.runtimes import DesiredConfig, containerd, satisfies
 from tests.needs import lacking, program
 from tests.unit.runtimes.one_file import configure, inspect
 
@@ -18,9 +18,9 @@ HERE = Path(__file__).parent
 DUMPS = sorted((HERE / "dumps").glob("*.toml"))
 CONTAINERD = program("containerd")
 WISHES = {
-    "plain": Wish(),
-    "default": Wish(default=True, cdi=True),
-    "systemd": Wish(systemd_cgroup=True),
+    "plain": DesiredConfig(),
+    "default": DesiredConfig(default=True, cdi=True),
+    "systemd": DesiredConfig(systemd_cgroup=True),
 }
 INPUTS = sorted((HERE / "vectors").glob("*ctd*/input.toml"))
 
@@ -62,9 +62,9 @@ def _dump(config: bytes, folder: Path) -> subprocess.CompletedProcess[bytes]:
 @pytest.mark.parametrize("name", WISHES)
 @pytest.mark.parametrize("file", INPUTS, ids=lambda file: f"{file.parent.name}-{file.stem}")
 def test_the_real_containerd_reads_what_was_meant(file: Path, name: str, tmp_path: Path) -> None:
-    wish = replace(WISHES[name], version=_version())
+    desired = replace(WISHES[name], version=_version())
     try:
-        out = configure(file.read_bytes(), wish)
+        out = configure(file.read_bytes(), desired)
     except Refused:
         pytest.skip("refused")
     before = _dump(file.read_bytes(), tmp_path)
@@ -76,9 +76,9 @@ def test_the_real_containerd_reads_what_was_meant(file: Path, name: str, tmp_pat
     found = containerd.dump(dump.stdout)
     if found.cri_disabled:
         pytest.skip("the CRI plugin is switched off, and the dump tells nothing of it")
-    assert found.handlers.get("nvidia") == wish.binary
+    assert found.handlers.get("nvidia") == desired.binary
     # "default" is the nameless one of old, which stays where no other default is asked for.
-    assert found.default in {*found.handlers, *(() if wish.default else ("default",))}
-    assert not wish.default or found.default == "nvidia"
-    if wish.systemd_cgroup:
-        assert satisfies(found, wish)
+    assert found.default in {*found.handlers, *(() if desired.default else ("default",))}
+    assert not desired.default or found.default == "nvidia"
+    if desired.systemd_cgroup:
+        assert satisfies(found, desired)

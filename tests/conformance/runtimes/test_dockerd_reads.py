@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from gpunode.errors import Refused
-from gpunode.runtimes import Wish
+from gpunode.runtimes import DesiredConfig
 from tests.needs import lacking, program
 from tests.unit.runtimes.docker_file import configure
 
 DOCKERD = program("dockerd")
 INPUTS = sorted((Path(__file__).parent / "vectors").glob("*dkr*/input.json"))
-WISHES = {"plain": Wish(), "default": Wish(default=True, cdi=True)}
+WISHES = {"plain": DesiredConfig(), "default": DesiredConfig(default=True, cdi=True)}
 
 
 def _validates(config: bytes, folder: Path) -> subprocess.CompletedProcess[str]:

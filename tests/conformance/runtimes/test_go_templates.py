@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gpunode.runtimes import Wish
+from gpunode.runtimes import DesiredConfig
 from gpunode.runtimes.gotemplate import configure_template, unconfigure_template
 from gpunode.toml import loads
 from tests.needs import lacking, program
@@ -49,7 +49,7 @@ def rendered(render: Path, folder: Path, template: bytes, schema: int, **given: 
 def test_the_handler_is_there_once_whether_k3s_finds_it_or_not(
     render: Path, tmp_path: Path, template: bytes | None, schema: int
 ) -> None:
-    ours = configure_template(template, Wish(), schema, "the template")
+    ours = configure_template(template, DesiredConfig(), schema, "the template")
     alone = rendered(render, tmp_path, ours, schema, SystemdCgroup=True)
     assert alone["nvidia"]["options"] == {"BinaryName": "/usr/bin/nvidia-container-runtime", "SystemdCgroup": True}
     others = rendered(render, tmp_path, ours, schema, ExtraRuntimes={"crun": {"BinaryName": "/usr/bin/crun"}})

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gpunode.errors import Refused
-from gpunode.runtimes import Wish, runtime
+from gpunode.runtimes import DesiredConfig, runtime
 from gpunode.runtimes.text import decode, same
 from gpunode.runtimes.tomlread import Document, parse
 from gpunode.runtimes.tomltext import edit
@@ -64,13 +64,15 @@ def test_what_is_added_anywhere_is_all_that_is_new_and_can_be_taken_out(file: Pa
 
 
 @pytest.mark.parametrize(
-    "wish", [Wish(mode="in-place"), Wish(default=True, cdi=True, systemd_cgroup=True)], ids=["plain", "all"]
+    "desired",
+    [DesiredConfig(mode="in-place"), DesiredConfig(default=True, cdi=True, systemd_cgroup=True)],
+    ids=["plain", "all"],
 )
 @pytest.mark.parametrize("file", FILES, ids=lambda file: f"{file.parent.name}-{file.stem}")
-def test_what_configuring_added_can_be_taken_out(file: Path, wish: Wish) -> None:
+def test_what_configuring_added_can_be_taken_out(file: Path, desired: DesiredConfig) -> None:
     containerd, data = runtime("containerd"), file.read_bytes()
     try:
-        edits = containerd.configure({containerd.config: data}, wish).edits
+        edits = containerd.configure({containerd.config: data}, desired).edits
     except Refused:
         return  # the other tests say which
     for one in edits:

@@ -19,7 +19,17 @@ from gpunode.change import FileState
 from gpunode.errors import Refused
 from gpunode.facts.derive import derive
 from gpunode.facts.model import Fact, Known, Kubelet
-from gpunode.runtimes import Edited, Files, Former, Runtime, Wish, after_edits, containerd, gathered, runtime
+from gpunode.runtimes import (
+    ConfigEdit,
+    DesiredConfig,
+    Files,
+    RecordedEdit,
+    Runtime,
+    after_edits,
+    containerd,
+    gathered,
+    runtime,
+)
 from gpunode.runtimes.containerd_files import is_pattern, matching
 from gpunode.runtimes.installations import chosen
 from tests.needs import lacking, program
@@ -53,32 +63,32 @@ def row_and_files(case: str) -> tuple[Runtime, Files]:
         paths = matching(place, present) if is_pattern(place) else [place]
         return {path: present[path] for path in paths if path in present}
 
-    return row, gathered(row, wish(case), find)
+    return row, gathered(row, desired(case), find)
 
 
-def wish(case: str) -> Wish:
-    return Wish(**asked(case)["wish"])
+def desired(case: str) -> DesiredConfig:
+    return DesiredConfig(**asked(case)["desired"])
 
 
-def records(edited: Edited) -> Mapping[str, Former]:
-    return {edit.path: Former(edit.before, edit.after) for edit in edited.edits}
+def records(edited: ConfigEdit) -> Mapping[str, RecordedEdit]:
+    return {edit.path: RecordedEdit(edit.before, edit.after) for edit in edited.edits}
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if "refused" not in asked(case)])
 def test_what_comes_of_it(case: str) -> None:
     row, files = row_and_files(case)
     assert files == tree(case, "before"), "the row reads every file"
-    edited = row.configure(files, wish(case))
+    edited = row.configure(files, desired(case))
     after = after_edits(files, edited)
     assert after == tree(case, "after")
     assert (edited.restart, list(edited.notes)) == (asked(case).get("restart", ""), asked(case).get("notes", []))
     assert not row.generated & {edit.path for edit in edited.edits}
-    assert row.configure(after, replace(wish(case), exact=False)).edits == (), "a second time changes nothing"
-    assert after_edits(after, row.unconfigure(after, wish(case), records(edited))) == files
-    by_name = row.unconfigure(after, wish(case), {})
+    assert row.configure(after, replace(desired(case), exact=False)).edits == (), "a second time changes nothing"
+    assert after_edits(after, row.unconfigure(after, desired(case), records(edited))) == files
+    by_name = row.unconfigure(after, desired(case), {})
     assert not row.generated & {edit.path for edit in by_name.edits}
     left = after_edits(after, by_name)
-    assert row.inspect({**left, **dict.fromkeys(row.generated, b"")}, wish(case)).handlers.keys() <= {
+    assert row.inspect({**left, **dict.fromkeys(row.generated, b"")}, desired(case)).handlers.keys() <= {
         "runc",
         *OTHERS,
     }
@@ -88,7 +98,7 @@ def test_what_comes_of_it(case: str) -> None:
 def test_what_is_refused(case: str) -> None:
     row, files = row_and_files(case)
     with pytest.raises(Refused) as refused:
-        row.configure(files, wish(case))
+        row.configure(files, desired(case))
     assert asked(case)["refused"] in f"{refused.value.what} {refused.value.why}"
     assert refused.value.hint
 
@@ -111,7 +121,7 @@ def test_the_real_containerd_reads_it(case: str, tmp_path: Path) -> None:
     if case in WITH_DROP_INS and version() < (2, 1):
         pytest.skip("containerd merges drop-ins from 2.1 on")
     row, files = row_and_files(case)
-    after = after_edits(files, row.configure(files, wish(case)))
+    after = after_edits(files, row.configure(files, desired(case)))
     for path, content in after.items():
         text = re.sub(r"\$\{(\w+)\}", lambda name: FILLED_IN[name[1]], content.decode())
         here = re.sub(r'"(/var/lib/rancher/|/etc/k0s/)', lambda place: f'"{tmp_path}{place[1]}', text)
@@ -120,5 +130,5 @@ def test_the_real_containerd_reads_it(case: str, tmp_path: Path) -> None:
     command = [str(CONTAINERD), "--config", f"{tmp_path}{row.config}", "config", "dump"]
     found = containerd.dump(subprocess.run(command, capture_output=True, check=True, timeout=60).stdout)
     assert found.handlers["nvidia"] == "/usr/bin/nvidia-container-runtime"
-    assert found.default == ("nvidia" if wish(case).default else "runc")
+    assert found.default == ("nvidia" if desired(case).default else "runc")
     assert found.systemd_cgroup.get("nvidia", False) == found.systemd_cgroup.get("runc", False)

@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 from gpunode.errors import Refused
-from gpunode.runtimes import RUNTIMES, Wish, after_edits, runtime, satisfies
+from gpunode.runtimes import RUNTIMES, DesiredConfig, after_edits, runtime, satisfies
 from gpunode.runtimes.containerd import CONFIG
-from gpunode.runtimes.model import Files, Former, gathered
+from gpunode.runtimes.model import Files, RecordedEdit, gathered
 from tests.conformance.runtimes.golden import Vector, comments, judge, parsed, vectors
 from tests.unit.runtimes.one_file import configure as configure_containerd
 from tests.unit.runtimes.one_file import inspect as inspect_containerd
@@ -47,11 +47,11 @@ def name(vector: Vector) -> str:
     return vector.folder.name
 
 
-def _wish(vector: Vector) -> Wish:
-    """The wish that the vector's command line expresses."""
+def _desired(vector: Vector) -> DesiredConfig:
+    """The desired that the vector's command line expresses."""
     flags: Mapping[str, str] = dict(word.partition("=")[::2] for word in vector.told["argv"])
     drop_in = flags.get("--drop-in-config")
-    return Wish(
+    return DesiredConfig(
         handler=flags.get("--nvidia-runtime-name", "nvidia"),
         binary=flags.get("--nvidia-runtime-path", flags.get("--runtime-path", "nvidia-container-runtime")),
         default=not {"--set-as-default", "--nvidia-set-as-default"}.isdisjoint(flags),
@@ -63,17 +63,17 @@ def _wish(vector: Vector) -> Wish:
     )
 
 
-def _gathered(files: Files, vector: Vector, wish: Wish) -> Files:
+def _gathered(files: Files, vector: Vector, desired: DesiredConfig) -> Files:
     """Those of ``files`` that the runtime reads."""
     return gathered(
         runtime(vector.runtime),
-        wish,
+        desired,
         lambda place: {path: data for path, data in files.items() if fnmatchcase(path, place)},
     )
 
 
-def _configured(files: Files, vector: Vector, wish: Wish) -> Files:
-    edited = runtime(vector.runtime).configure(_gathered(files, vector, wish), wish)
+def _configured(files: Files, vector: Vector, desired: DesiredConfig) -> Files:
+    edited = runtime(vector.runtime).configure(_gathered(files, vector, desired), desired)
     return {**{path: data for path, data in files.items() if path not in {one.path for one in edited.edits}},
             **after_edits({}, edited)}  # fmt: skip
 
@@ -81,21 +81,21 @@ def _configured(files: Files, vector: Vector, wish: Wish) -> Files:
 @pytest.mark.parametrize("vector", [vector for vector in VECTORS if vector.is_refused], ids=name)
 def test_refused(vector: Vector) -> None:
     with pytest.raises(Refused) as refused:
-        _configured(vector.files, vector, _wish(vector))
+        _configured(vector.files, vector, _desired(vector))
     assert refused.value.hint
     assert all(words in refused.value.hint for words in vector.ours[1:])
 
 
 @pytest.mark.parametrize("vector", [vector for vector in VECTORS if not vector.is_refused], ids=name)
 def test_answered(vector: Vector) -> None:
-    wish, row = _wish(vector), runtime(vector.runtime)
-    after = _configured(vector.files, vector, wish)
+    desired, row = _desired(vector), runtime(vector.runtime)
+    after = _configured(vector.files, vector, desired)
     judge(vector, after)
-    assert _configured(after, vector, wish) == after
-    found = row.inspect(_gathered(after, vector, wish), wish)
+    assert _configured(after, vector, desired) == after
+    found = row.inspect(_gathered(after, vector, desired), desired)
     # In schema 1 nvidia-ctk's own answer is none: CDI at a place that containerd does not read, beside a nameless
     # default runtime that outdoes the named one.
-    assert found.schema == 1 or satisfies(found, replace(wish, binary=found.handlers[wish.handler]))
+    assert found.schema == 1 or satisfies(found, replace(desired, binary=found.handlers[desired.handler]))
     for path, data in vector.files.items():
         if not path.endswith(".json"):
             assert [one for one in comments(data.decode()) if one not in comments(after[path].decode())] == []
@@ -111,15 +111,15 @@ HAD_OURS = frozenset({119, 132})
     "vector", [one for one in VECTORS if not one.is_refused and one.number not in HAD_OURS | KEEPS_VERSION], ids=name
 )
 def test_what_was_written_since_stays_when_it_is_taken_back(vector: Vector) -> None:
-    wish, row, path = _wish(vector), runtime(vector.runtime), vector.paths[0]
-    after = _configured(vector.files, vector, wish)
+    desired, row, path = _desired(vector), runtime(vector.runtime), vector.paths[0]
+    after = _configured(vector.files, vector, desired)
     former = {
-        one: Former(vector.files.get(one), after.get(one))
+        one: RecordedEdit(vector.files.get(one), after.get(one))
         for one in {*vector.files, *after}
         if vector.files.get(one) != after.get(one)
     }
     theirs = {**after, path: _edited(path, after[path])} if path in after else after
-    back = row.unconfigure(_gathered(theirs, vector, wish), wish, former)
+    back = row.unconfigure(_gathered(theirs, vector, desired), desired, former)
     left = {**theirs, **{edit.path: edit.after for edit in back.edits}}
     meant: dict[str, bytes | None] = {**vector.files}
     if path in after:
@@ -149,11 +149,11 @@ def test_the_cri_plugin_keeps_its_default_runtime(vector: Vector, version: tuple
     document = tomllib.loads((vector.read("input") or b"").decode())
     if version == (2, 1) and document and "version" not in document:
         pytest.skip("containerd 2 does not use a file of schema 1")
-    for wish in (Wish(version=version), Wish(version=version, systemd_cgroup=True)):
-        found = inspect_containerd(configure_containerd(vector.read("input"), wish))
-        built_in = {"runc"} if version and version >= (2,) and not wish.systemd_cgroup else set()
+    for desired in (DesiredConfig(version=version), DesiredConfig(version=version, systemd_cgroup=True)):
+        found = inspect_containerd(configure_containerd(vector.read("input"), desired))
+        built_in = {"runc"} if version and version >= (2,) and not desired.systemd_cgroup else set()
         # A schema 3 file is containerd 2's, whatever is known of the daemon.
-        built_in |= {"runc"} if found.schema == 3 and not wish.systemd_cgroup else set()
+        built_in |= {"runc"} if found.schema == 3 and not desired.systemd_cgroup else set()
         # The nameless default runtime of old.
         built_in |= {"default"} if found.schema == 1 else set()
         assert found.cri_disabled or (found.default or "runc") in {*found.handlers, *built_in}
@@ -185,18 +185,20 @@ def _outside_our_keys(document: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize("vector", [one for one in CONTAINERD if one.number in BROKEN], ids=name)
 def test_what_no_editing_makes_usable_is_refused(vector: Vector) -> None:
     with pytest.raises(Refused, match=BROKEN[vector.number]) as refused:
-        configure_containerd(vector.read("input"), Wish())
+        configure_containerd(vector.read("input"), DesiredConfig())
     assert refused.value.hint
     assert CONFIG in refused.value.what
 
 
-@pytest.mark.parametrize("wish", [Wish(), Wish(default=True, cdi=True)], ids=["plain", "default-cdi"])
+@pytest.mark.parametrize(
+    "desired", [DesiredConfig(), DesiredConfig(default=True, cdi=True)], ids=["plain", "default-cdi"]
+)
 @pytest.mark.parametrize("vector", EDITED, ids=name)
-def test_every_input_in_place(vector: Vector, wish: Wish) -> None:
+def test_every_input_in_place(vector: Vector, desired: DesiredConfig) -> None:
     data = vector.read("input") or b""
-    out = configure_containerd(data, wish)
-    assert configure_containerd(out, wish) == out
-    assert satisfies(inspect_containerd(out), wish)
+    out = configure_containerd(data, desired)
+    assert configure_containerd(out, desired) == out
+    assert satisfies(inspect_containerd(out), desired)
     before, after = (tomllib.loads(text.decode()) for text in (data, out))
     assert _outside_our_keys(after) == _outside_our_keys(before)
     assert after["version"] == before.get("version", 1 if before else 2)
@@ -211,7 +213,7 @@ STALE = frozenset({12, 13, 18, 23, 26, 34, 69, 76, 77})
 @pytest.mark.parametrize("vector", [one for one in EDITED if one.number not in STALE], ids=name)
 def test_no_other_line_changes(vector: Vector) -> None:
     former = (vector.read("input") or b"").splitlines(keepends=True)
-    new = configure_containerd(b"".join(former), Wish(default=True, cdi=True)).splitlines(keepends=True)
+    new = configure_containerd(b"".join(former), DesiredConfig(default=True, cdi=True)).splitlines(keepends=True)
     edits = SequenceMatcher(None, former, new, autojunk=False).get_opcodes()
     lost = [line for kind, start, end, _, _ in edits if kind in {"replace", "delete"} for line in former[start:end]]
     assert all(any(key in line for key in OURS) for line in lost), lost

@@ -8,33 +8,33 @@ import pytest
 
 from gpunode.cli.runtime_options import Typed, absolute, wanted
 from gpunode.errors import UsageError
-from gpunode.runtimes import Wish
+from gpunode.runtimes import DesiredConfig
 
 DROP_IN = "/etc/containerd/conf.d/99-nvidia.toml"
 
 
-def wish(typed: Typed) -> Wish:
-    return wanted(typed, "/").wish
+def desired(typed: Typed) -> DesiredConfig:
+    return wanted(typed, "/").desired
 
 
 def test_the_defaults_are_those_of_nvidia_ctk() -> None:
     asked = wanted(Typed(), "/")
     assert asked.row.id == "docker"
-    assert asked.wish == Wish(handler="nvidia", binary="nvidia-container-runtime", exact=True)
+    assert asked.desired == DesiredConfig(handler="nvidia", binary="nvidia-container-runtime", exact=True)
     assert (asked.dumps, asked.notes) == ((), ())
 
 
 def test_a_named_drop_in_means_drop_in_and_an_empty_one_in_place() -> None:
-    named = wish(Typed("containerd", drop_in=DROP_IN))
+    named = desired(Typed("containerd", drop_in=DROP_IN))
     assert (named.mode, named.drop_in) == ("drop-in", DROP_IN)
-    assert wish(Typed("containerd", drop_in="")).mode == "in-place"
-    assert wish(Typed("containerd")).mode == "auto"
-    assert wish(Typed("containerd", mode="drop-in")).mode == "drop-in"
+    assert desired(Typed("containerd", drop_in="")).mode == "in-place"
+    assert desired(Typed("containerd")).mode == "auto"
+    assert desired(Typed("containerd", mode="drop-in")).mode == "drop-in"
 
 
 def test_an_empty_drop_in_beside_the_drop_in_mode_is_taken_and_told() -> None:
     asked = wanted(Typed("containerd", drop_in="", mode="drop-in"), "/")
-    assert asked.wish.mode == "in-place"
+    assert asked.desired.mode == "in-place"
     assert ["--drop-in-config is empty" in note for note in asked.notes] == [True]
 
 

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from gpunode.change import FileChange, FileState
-from gpunode.cli.screen.edits import drafted_lines
+from gpunode.cli.screen.edits import done_lines
+from gpunode.outcome import Planned
 from gpunode.workflow.ctk import CtkVerb, Done
-from gpunode.workflow.edits import Draft
+from gpunode.workflow.edits import CtkPlan
 
 MADE = "/var/lib/rancher/k3s/agent/etc/containerd/config.toml"
 WRITTEN = "/var/lib/rancher/k3s/agent/etc/containerd/config-v3.toml.d/99-nvidia.toml"
 # As of a product's containerd, whose own parser is not asked.
-DRAFT = Draft("containerd", MADE, {}, "as a drop-in", (FileChange(WRITTEN, None, FileState(b"version = 3\n")),))
+PLAN = CtkPlan("containerd", MADE, Planned((FileChange(WRITTEN, None, FileState(b"version = 3\n")),), "as a drop-in"))
 
 
 def told(verb: CtkVerb) -> str:
-    lines = drafted_lines(verb, DRAFT, Done("000001-20260101T000000Z"), ("ctk",), "")
+    lines = done_lines(verb, PLAN, Done("000001-20260101T000000Z"), ("ctk",), "")
     return "\n".join(line.text for line in lines)
 
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gpunode.runtimes import Configured, Wish, after_edits, containerd
+from gpunode.runtimes import DesiredConfig, ObservedConfig, after_edits, containerd
 
 
-def configure(data: bytes | None, wish: Wish, path: str = containerd.CONFIG) -> bytes:
-    """The file as wished."""
+def configure(data: bytes | None, desired: DesiredConfig, path: str = containerd.CONFIG) -> bytes:
+    """The file as desired."""
     files = {} if data is None else {path: data}
-    edited = containerd.configure(files, replace(wish, mode="in-place", config=path))
+    edited = containerd.configure(files, replace(desired, mode="in-place", config=path))
     return after_edits(files, edited).get(path, b"")
 
 
-def inspect(data: bytes | None, wish: Wish = Wish()) -> Configured:  # noqa: B008 - frozen
+def inspect(data: bytes | None, desired: DesiredConfig = DesiredConfig()) -> ObservedConfig:  # noqa: B008 - frozen
     """What the file says."""
-    return containerd.inspect({} if data is None else {containerd.CONFIG: data}, wish)
+    return containerd.inspect({} if data is None else {containerd.CONFIG: data}, desired)

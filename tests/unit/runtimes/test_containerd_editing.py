@@ -13,7 +13,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gpunode.errors import Refused
-from gpunode.runtimes import Configured, Wish, after_edits, containerd, runtime, satisfies, tomltext
+from gpunode.runtimes import DesiredConfig, ObservedConfig, after_edits, containerd, runtime, satisfies, tomltext
 from tests.unit.runtimes.one_file import configure, inspect
 
 if sys.version_info >= (3, 11):
@@ -24,8 +24,8 @@ else:
 CRI = {2: "io.containerd.grpc.v1.cri", 3: "io.containerd.cri.v1.runtime"}
 BINARY = "/usr/bin/nvidia-container-runtime"
 
-wishes = st.builds(
-    Wish,
+all_desired = st.builds(
+    DesiredConfig,
     default=st.booleans(),
     systemd_cgroup=st.booleans(),
     cdi=st.booleans(),
@@ -159,16 +159,16 @@ def read(data: bytes) -> dict[str, Any]:
     return document
 
 
-def without_ours(document: dict[str, Any], wish: Wish) -> dict[str, Any]:
-    """The document without what a wish may change; made apart from the code under test."""
+def without_ours(document: dict[str, Any], desired: DesiredConfig) -> dict[str, Any]:
+    """The document without what a desired may change; made apart from the code under test."""
     cri = dict(document.get("plugins", {}).get(CRI[document["version"]], {}))
     containerd = dict(cri.pop("containerd", {}))
     runtimes = {name: dict(table) for name, table in containerd.pop("runtimes", {}).items()}
-    containerd.pop("default_runtime_name", None) if wish.default else None
-    cri.pop("enable_cdi", None) if wish.cdi else None
+    containerd.pop("default_runtime_name", None) if desired.default else None
+    cri.pop("enable_cdi", None) if desired.cdi else None
     runtimes.pop("nvidia", None)
     for name in ("runc", "crun"):
-        if wish.systemd_cgroup and name in runtimes:
+        if desired.systemd_cgroup and name in runtimes:
             kept = {key: value for key, value in runtimes[name].get("options", {}).items() if key != "SystemdCgroup"}
             runtimes[name]["options"] = kept
     other = {name: table for name, table in document.get("plugins", {}).items() if name != CRI[document["version"]]}
@@ -180,39 +180,39 @@ def added_runc(before: dict[str, Any], after: dict[str, Any]) -> bool:
     return "runc" in after["runtimes"] and "runc" not in before["runtimes"]
 
 
-@given(files(), wishes)
-def test_what_is_wished_is_there_and_all_else_as_it_was(data: bytes, wish: Wish) -> None:
-    out = configure(data, wish)
-    assert satisfies(inspect(out), wish)
-    before, after = without_ours(read(data), wish), without_ours(read(out), wish)
+@given(files(), all_desired)
+def test_what_is_wished_is_there_and_all_else_as_it_was(data: bytes, desired: DesiredConfig) -> None:
+    out = configure(data, desired)
+    assert satisfies(inspect(out), desired)
+    before, after = without_ours(read(data), desired), without_ours(read(out), desired)
     if added_runc(before, after):
         del after["runtimes"]["runc"]
     assert after == before
 
 
-@given(files(), wishes)
-def test_twice_is_once(data: bytes, wish: Wish) -> None:
-    out = configure(data, wish)
-    assert configure(out, wish) == out
+@given(files(), all_desired)
+def test_twice_is_once(data: bytes, desired: DesiredConfig) -> None:
+    out = configure(data, desired)
+    assert configure(out, desired) == out
 
 
-@given(files(), wishes)
-def test_what_is_satisfied_stays_byte_for_byte_and_what_is_not_changes(data: bytes, wish: Wish) -> None:
-    assert satisfies(inspect(data), wish) == (configure(data, wish) == data)
+@given(files(), all_desired)
+def test_what_is_satisfied_stays_byte_for_byte_and_what_is_not_changes(data: bytes, desired: DesiredConfig) -> None:
+    assert satisfies(inspect(data), desired) == (configure(data, desired) == data)
 
 
-@given(files(), wishes)
-def test_every_comment_on_a_line_of_its_own_survives_in_order(data: bytes, wish: Wish) -> None:
+@given(files(), all_desired)
+def test_every_comment_on_a_line_of_its_own_survives_in_order(data: bytes, desired: DesiredConfig) -> None:
     def comments(text: bytes) -> list[bytes]:
         return [line.strip() for line in text.splitlines() if line.strip().startswith(b"# [comment")]
 
-    assert comments(configure(data, wish)) == comments(data)
+    assert comments(configure(data, desired)) == comments(data)
 
 
-@given(files(), wishes)
-def test_lines_that_say_nothing_of_ours_stay_byte_for_byte(data: bytes, wish: Wish) -> None:
+@given(files(), all_desired)
+def test_lines_that_say_nothing_of_ours_stay_byte_for_byte(data: bytes, desired: DesiredConfig) -> None:
     # Line ends have a test of their own, and a last line without one gets one when something follows it.
-    former, new = data.splitlines(), configure(data, wish).splitlines()
+    former, new = data.splitlines(), configure(data, desired).splitlines()
     edits = SequenceMatcher(None, former, new, autojunk=False).get_opcodes()
     lost = [line for kind, start, end, _, _ in edits if kind in {"replace", "delete"} for line in former[start:end]]
     stale = read(data).get("plugins", {}).get(CRI[read(data)["version"]], {}).get("containerd", {})
@@ -222,9 +222,9 @@ def test_lines_that_say_nothing_of_ours_stay_byte_for_byte(data: bytes, wish: Wi
         assert all(any(word in line for word in words) for line in lost), lost
 
 
-@given(files(), wishes)
-def test_line_ends_and_the_byte_order_mark_stay_as_they_are(data: bytes, wish: Wish) -> None:
-    out = configure(data, wish)
+@given(files(), all_desired)
+def test_line_ends_and_the_byte_order_mark_stay_as_they_are(data: bytes, desired: DesiredConfig) -> None:
+    out = configure(data, desired)
     assert out.startswith("\ufeff".encode()) == data.startswith("\ufeff".encode())
     if b"\n" in data and b"\r\n" not in data:
         assert b"\r" not in out
@@ -232,15 +232,17 @@ def test_line_ends_and_the_byte_order_mark_stay_as_they_are(data: bytes, wish: W
         assert out.count(b"\n") == out.count(b"\r\n")
 
 
-@given(st.binary(max_size=60) | st.text(max_size=60).map(str.encode), wishes)
-@example(b"A=0", Wish(version=(2, 1, 9)))  # of schema 1, which containerd 2 reads under its own name for the plugin
-def test_any_input_is_configured_or_refused(data: bytes, wish: Wish) -> None:
+@given(st.binary(max_size=60) | st.text(max_size=60).map(str.encode), all_desired)
+@example(
+    b"A=0", DesiredConfig(version=(2, 1, 9))
+)  # of schema 1, which containerd 2 reads under its own name for the plugin
+def test_any_input_is_configured_or_refused(data: bytes, desired: DesiredConfig) -> None:
     try:
-        out = configure(data, wish)
+        out = configure(data, desired)
     except Refused as error:
         refused = error
     else:
-        assert satisfies(inspect(out, wish), wish)
+        assert satisfies(inspect(out, desired), desired)
         return
     assert refused.hint
     assert "/etc/containerd/config.toml" in refused.what
@@ -253,7 +255,7 @@ V2 = b"version = 2\n"
 
 @pytest.mark.parametrize("data", [None, b"", b"\n", b"# only a comment\n"])
 def test_a_file_that_says_nothing_becomes_schema_2(data: bytes | None) -> None:
-    out = configure(data, Wish(version=(2, 1)))
+    out = configure(data, DesiredConfig(version=(2, 1)))
     assert out.startswith(data or b"")
     assert tomllib.loads(out.decode()) == {
         "version": 2,
@@ -282,26 +284,29 @@ def test_a_file_that_says_nothing_becomes_schema_2(data: bytes | None) -> None:
 def test_runc_is_added_where_the_cri_plugin_would_lose_its_default(
     version: tuple[int, ...] | None, default: bool, there: bool
 ) -> None:
-    out = configure(V2, Wish(version=version, default=default))
+    out = configure(V2, DesiredConfig(version=version, default=default))
     assert ("runc" in inspect(out).handlers) is there
 
 
 @pytest.mark.parametrize(
-    ("wish", "reason"),
-    [(Wish(version=(1, 7)), "drops its built-in entry"), (Wish(version=(2, 0), systemd_cgroup=True), "uses cgroupfs")],
+    ("desired", "reason"),
+    [
+        (DesiredConfig(version=(1, 7)), "drops its built-in entry"),
+        (DesiredConfig(version=(2, 0), systemd_cgroup=True), "uses cgroupfs"),
+    ],
 )
-def test_a_runc_table_that_is_added_has_its_reason(wish: Wish, reason: str) -> None:
-    edited = containerd.configure({containerd.CONFIG: V2}, wish)
+def test_a_runc_table_that_is_added_has_its_reason(desired: DesiredConfig, reason: str) -> None:
+    edited = containerd.configure({containerd.CONFIG: V2}, desired)
     assert "also lists runc" in edited.how
     assert reason in edited.how
-    again = containerd.configure(after_edits({containerd.CONFIG: V2}, edited), wish)
+    again = containerd.configure(after_edits({containerd.CONFIG: V2}, edited), desired)
     assert "runc" not in again.how
 
 
 def test_a_host_that_nvidia_ctk_left_without_runc_is_repaired() -> None:
-    broken = configure(V2, Wish(version=(2, 1)))
-    assert not satisfies(inspect(broken), Wish(version=(1, 7)))
-    assert "runc" in inspect(configure(broken, Wish(version=(1, 7)))).handlers
+    broken = configure(V2, DesiredConfig(version=(2, 1)))
+    assert not satisfies(inspect(broken), DesiredConfig(version=(1, 7)))
+    assert "runc" in inspect(configure(broken, DesiredConfig(version=(1, 7)))).handlers
 
 
 def test_an_entry_with_the_right_binary_keeps_what_else_it_says_and_joins_runcs_cgroup_driver() -> None:
@@ -319,7 +324,7 @@ options = {{ BinaryName = "{BINARY}" }} # ours
     )
     changed = data.replace(b'runtime" } # ours', b'runtime", SystemdCgroup = true } # ours')
     assert changed != data
-    assert configure(data, Wish()) == changed
+    assert configure(data, DesiredConfig()) == changed
 
 
 def nvidia_in(data: bytes) -> dict[str, Any]:
@@ -345,7 +350,7 @@ Root = "/{name}"
 [plugins."{CRI[2]}".containerd]
 default_runtime_name = "{default}"
 {tables}"""
-    assert nvidia_in(configure(data.encode(), Wish())) == {
+    assert nvidia_in(configure(data.encode(), DesiredConfig())) == {
         "runtime_type": "io.containerd.runc.v2",
         "options": {"Root": f"/{copied}", "BinaryName": BINARY},
     }
@@ -366,15 +371,15 @@ def test_a_handler_joins_the_cgroup_driver_of_runc_and_says_no_more_than_it_must
 runc = {{ runtime_type = "io.containerd.runc.v2", options = {{ {options(runc)} }} }}
 nvidia = {{ runtime_type = "io.containerd.runc.v2", options = {{ {options({"BinaryName": BINARY, **nvidia})} }} }}
 """
-    assert nvidia_in(configure(data.encode(), Wish(cdi=True)))["options"].get("SystemdCgroup") is after
+    assert nvidia_in(configure(data.encode(), DesiredConfig(cdi=True)))["options"].get("SystemdCgroup") is after
     # As the default it has nobody to join.
-    as_default = nvidia_in(configure(data.encode(), Wish(default=True)))
+    as_default = nvidia_in(configure(data.encode(), DesiredConfig(default=True)))
     assert as_default["options"] == {"BinaryName": BINARY, **nvidia}
 
 
 def test_a_comment_look_alike_in_a_string_is_no_place_for_a_table() -> None:
     text = b'version = 2\nx = """\n# no comment"""\n[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]\n'
-    out = configure(text, Wish(default=True))
+    out = configure(text, DesiredConfig(default=True))
     assert read(out)["x"] == "# no comment"
     assert inspect(out).default == "nvidia"
 
@@ -402,13 +407,13 @@ def test_a_new_table_stands_where_its_neighbours_do() -> None:
 """
     head, tail = data.split(b"\n# Something else.")
     changed = head.replace(b'name = "runc"', b'name = "nvidia"') + ours + b"\n# Something else." + tail
-    assert configure(data, Wish(default=True)) == changed
+    assert configure(data, DesiredConfig(default=True)) == changed
 
 
 def test_a_handler_without_a_type_is_not_taken_for_configured() -> None:
     data = V2 + f'[plugins."{CRI[2]}".containerd.runtimes.nvidia.options]\nBinaryName = "{BINARY}"\n'.encode()
-    assert not satisfies(inspect(data), Wish(version=(2, 1)))
-    nvidia = read(configure(data, Wish(version=(2, 1))))["plugins"][CRI[2]]["containerd"]["runtimes"]["nvidia"]
+    assert not satisfies(inspect(data), DesiredConfig(version=(2, 1)))
+    nvidia = read(configure(data, DesiredConfig(version=(2, 1))))["plugins"][CRI[2]]["containerd"]["runtimes"]["nvidia"]
     assert nvidia == {"runtime_type": "io.containerd.runc.v2", "options": {"BinaryName": BINARY}}
 
 
@@ -416,11 +421,11 @@ def test_a_handler_without_a_type_is_not_taken_for_configured() -> None:
 def test_a_disabled_cri_plugin_is_reported_and_left(name: str) -> None:
     data = f'version = 2\ndisabled_plugins = ["aufs", "{name}"]\n'.encode()
     assert inspect(data).cri_disabled
-    assert configure(data, Wish()).startswith(data)
+    assert configure(data, DesiredConfig()).startswith(data)
 
 
 def test_an_empty_file_says_nothing() -> None:
-    assert inspect(None) == inspect(b"") == Configured(schema=2)
+    assert inspect(None) == inspect(b"") == ObservedConfig(schema=2)
 
 
 @pytest.mark.parametrize(
@@ -444,7 +449,7 @@ def test_an_empty_file_says_nothing() -> None:
 )
 def test_refusals_say_where_and_why(data: bytes, place: str, why: str) -> None:
     with pytest.raises(Refused) as refused:
-        configure(data, Wish())
+        configure(data, DesiredConfig())
     assert "/etc/containerd/config.toml" in refused.value.what
     assert place in refused.value.what
     assert why in refused.value.why
@@ -486,7 +491,7 @@ def test_a_schema_that_is_newer_than_gpunode_is_read_where_the_last_known_one_st
 def test_a_file_in_which_no_edit_fits_is_refused_with_a_way_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tomltext, "parse", lambda _: {})
     with pytest.raises(Refused, match=r"config\.toml: gpunode found no way to write plugins ") as refused:
-        configure(V2, Wish())
+        configure(V2, DesiredConfig())
     assert "would also change other settings" in refused.value.why
     assert "write the CRI plugin's section of /etc/containerd/config.toml with table headers" in refused.value.hint
 
@@ -494,7 +499,7 @@ def test_a_file_in_which_no_edit_fits_is_refused_with_a_way_on(monkeypatch: pyte
 def test_a_file_of_schema_1_takes_no_drop_in_and_a_way_on_is_named() -> None:
     data = b'\n# as shipped\ndisabled_plugins = ["cri"]\n[plugins.cri]\nversion = 2\n[x]\n'
     with pytest.raises(Refused, match="schema 1 supports no drop-ins") as refused:
-        containerd.configure({containerd.CONFIG: data}, Wish(mode="drop-in"))
+        containerd.configure({containerd.CONFIG: data}, DesiredConfig(mode="drop-in"))
     assert refused.value.why.startswith("without `version = 2` containerd reads the file as schema 1")
     assert "; the version on line 5 is below a table header" in refused.value.why
     assert refused.value.hint == "edit the file itself: --mode in-place"
@@ -511,7 +516,7 @@ def test_what_cannot_be_read_is_named_as_the_file_or_as_the_daemons_answer(data:
 
 def test_deep_nesting_is_refused() -> None:
     with pytest.raises(Refused, match="not valid TOML"):
-        configure(b"version = 2\nx = " + b"[" * 100_000, Wish())
+        configure(b"version = 2\nx = " + b"[" * 100_000, DesiredConfig())
 
 
 @pytest.mark.parametrize("row", ["containerd", "crio"])
@@ -519,38 +524,45 @@ def test_the_configuration_itself_is_no_drop_in_of_it(row: str) -> None:
     main = runtime(row).config
     for files in ({}, {main: b""}):
         with pytest.raises(Refused, match="is the configuration file itself"):
-            runtime(row).configure(files, Wish(mode="drop-in", drop_in=main, exact=True))
+            runtime(row).configure(files, DesiredConfig(mode="drop-in", drop_in=main, exact=True))
 
 
 def test_the_runtime_binary_is_an_absolute_path() -> None:
     with pytest.raises(Refused, match=r"config\.toml: the runtime binary .* is not an absolute path") as refused:
-        configure(None, Wish(binary="bin/nvidia-container-runtime"))
+        configure(None, DesiredConfig(binary="bin/nvidia-container-runtime"))
     assert "does not search" in refused.value.why
     assert BINARY in refused.value.hint
 
 
 @pytest.mark.parametrize(
-    "wish",
-    [Wish(), Wish(default=True), Wish(systemd_cgroup=True), Wish(cdi=True), Wish(version=(2, 1)), Wish("gpu")],
+    "desired",
+    [
+        DesiredConfig(),
+        DesiredConfig(default=True),
+        DesiredConfig(systemd_cgroup=True),
+        DesiredConfig(cdi=True),
+        DesiredConfig(version=(2, 1)),
+        DesiredConfig("gpu"),
+    ],
 )
-def test_the_name_that_nvidia_ctk_takes_alone_is_as_good_as_its_path(wish: Wish) -> None:
-    alone = configure(None, replace(wish, binary="nvidia-container-runtime"))
-    assert alone == configure(None, wish)
-    assert inspect(alone).handlers[wish.handler] == BINARY
+def test_the_name_that_nvidia_ctk_takes_alone_is_as_good_as_its_path(desired: DesiredConfig) -> None:
+    alone = configure(None, replace(desired, binary="nvidia-container-runtime"))
+    assert alone == configure(None, desired)
+    assert inspect(alone).handlers[desired.handler] == BINARY
 
 
 def test_a_dump_is_read_as_a_configuration_is() -> None:
-    found = containerd.dump(configure(None, Wish(default=True, cdi=True, systemd_cgroup=True)))
+    found = containerd.dump(configure(None, DesiredConfig(default=True, cdi=True, systemd_cgroup=True)))
     assert found.default == "nvidia"
     assert found.cdi is True
     assert found.systemd_cgroup == {"nvidia": True}
 
 
 def test_a_file_as_wished_is_recognised_without_the_editor(monkeypatch: pytest.MonkeyPatch) -> None:
-    wish = Wish(default=True, cdi=True, systemd_cgroup=True)
-    out = configure(None, wish)
+    desired = DesiredConfig(default=True, cdi=True, systemd_cgroup=True)
+    out = configure(None, desired)
     monkeypatch.setitem(sys.modules, "gpunode.runtimes.tomltext", None)
-    assert configure(out, wish) == out
+    assert configure(out, desired) == out
 
 
 def test_an_unknown_runtime_is_no_row() -> None:
@@ -566,22 +578,22 @@ LEGACY = b"""[plugins.cri.containerd]
 
 
 def test_of_schema_1_containerd_2_takes_the_runtimes_under_its_own_name_for_the_plugin() -> None:
-    out = configure(V1, Wish(version=(2, 1, 9), exact=True))
+    out = configure(V1, DesiredConfig(version=(2, 1, 9), exact=True))
     found = read(out)
     assert "version" not in found
     assert set(found["plugins"]) == {"io.containerd.cri.v1.runtime"}
-    assert inspect(out, Wish(version=(2, 1, 9))).handlers == {"nvidia": "/usr/bin/nvidia-container-runtime"}
-    assert set(read(configure(V1, Wish(version=(1, 7))))["plugins"]) == {"cri"}
+    assert inspect(out, DesiredConfig(version=(2, 1, 9))).handlers == {"nvidia": "/usr/bin/nvidia-container-runtime"}
+    assert set(read(configure(V1, DesiredConfig(version=(1, 7))))["plugins"]) == {"cri"}
 
 
 def test_the_nameless_default_of_old_goes_where_another_default_is_asked_for_and_that_is_told() -> None:
-    wish = Wish(default=True, version=(1, 7))
-    edited = containerd.configure({containerd.CONFIG: LEGACY}, wish)
+    desired = DesiredConfig(default=True, version=(1, 7))
+    edited = containerd.configure({containerd.CONFIG: LEGACY}, desired)
     (edit,) = edited.edits
     assert edit.after is not None
     assert "default_runtime" not in read(edit.after)["plugins"]["cri"]["containerd"]
     assert any("io.containerd.runtime.v1.linux" in note for note in edited.notes)
-    kept = containerd.configure({containerd.CONFIG: LEGACY}, replace(wish, default=False))
+    kept = containerd.configure({containerd.CONFIG: LEGACY}, replace(desired, default=False))
     assert b"[plugins.cri.containerd.default_runtime]" in (kept.edits[0].after or b"")
 
 
@@ -589,22 +601,22 @@ def test_with_the_nameless_default_goes_the_cgroup_driver_that_it_alone_allows()
     legacy = LEGACY.replace(
         b"[plugins.cri.containerd]", b"[plugins.cri]\n  systemd_cgroup = true\n[plugins.cri.containerd]", 1
     )
-    plugin = read(configure(legacy, Wish(default=True, version=(1, 7))))["plugins"]["cri"]
+    plugin = read(configure(legacy, DesiredConfig(default=True, version=(1, 7))))["plugins"]["cri"]
     assert "systemd_cgroup" not in plugin
     assert plugin["containerd"]["runtimes"]["nvidia"]["options"]["SystemdCgroup"] is True
-    assert read(configure(legacy, Wish(version=(1, 7))))["plugins"]["cri"]["systemd_cgroup"] is True
+    assert read(configure(legacy, DesiredConfig(version=(1, 7))))["plugins"]["cri"]["systemd_cgroup"] is True
 
 
 def test_who_knows_no_daemon_follows_nvidia_ctk_and_is_told_what_containerd_makes_of_it() -> None:
-    wish = Wish(default=True, cdi=True, exact=True, mode="in-place")
-    edited = containerd.configure({containerd.CONFIG: LEGACY}, wish)
+    desired = DesiredConfig(default=True, cdi=True, exact=True, mode="in-place")
+    edited = containerd.configure({containerd.CONFIG: LEGACY}, desired)
     assert b"default_runtime]" in (edited.edits[0].after or b"")
     assert any("does not become the default" in note for note in edited.notes)
     assert any("enable_cdi is where" in note for note in edited.notes)
 
 
 def test_the_cri_plugin_is_switched_on_when_asked_and_that_is_told() -> None:
-    edited = containerd.configure({containerd.CONFIG: V1}, Wish(enable_cri=True, version=(1, 7)))
+    edited = containerd.configure({containerd.CONFIG: V1}, DesiredConfig(enable_cri=True, version=(1, 7)))
     found = read(edited.edits[0].after or b"")
     assert found["disabled_plugins"] == []
     assert "runc" in found["plugins"]["cri"]["containerd"]["runtimes"]

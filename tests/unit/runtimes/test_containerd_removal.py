@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpunode.runtimes import Edited, Files, Former, Wish, after_edits, containerd
+from gpunode.runtimes import ConfigEdit, DesiredConfig, Files, RecordedEdit, after_edits, containerd, containerd_editing
 from gpunode.runtimes.containerd_files import load, matching, wider
 from gpunode.runtimes.model import Mode
 from gpunode.runtimes.tomlread import parse
@@ -14,61 +14,61 @@ CRI = 'plugins."io.containerd.grpc.v1.cri"'
 RUNC = f'version = 2\n[{CRI}.containerd.runtimes.runc]\n  runtime_type = "io.containerd.runc.v2"\n'.encode()
 KATA = f'version = 2\n[{CRI}.containerd.runtimes.kata]\n  runtime_type = "io.containerd.kata.v2"\n'.encode()
 WISHES = [
-    Wish(mode=mode, version=version, default=default, exact=True)
+    DesiredConfig(mode=mode, version=version, default=default, exact=True)
     for mode in ("auto", "drop-in", "in-place")
     for version in (None, (1, 7), (2, 1, 9))
     for default in (False, True)
 ]
 
 
-def configured(files: Files, wish: Wish) -> tuple[Files, dict[str, Former]]:
-    edited = containerd.configure(files, wish)
-    return after_edits(files, edited), {edit.path: Former(edit.before, edit.after) for edit in edited.edits}
+def configured(files: Files, desired: DesiredConfig) -> tuple[Files, dict[str, RecordedEdit]]:
+    edited = containerd.configure(files, desired)
+    return after_edits(files, edited), {edit.path: RecordedEdit(edit.before, edit.after) for edit in edited.edits}
 
 
-def removed(files: Files, wish: Wish, former: dict[str, Former]) -> tuple[Files, Edited]:
-    edited = containerd.unconfigure(files, wish, former)
+def removed(files: Files, desired: DesiredConfig, former: dict[str, RecordedEdit]) -> tuple[Files, ConfigEdit]:
+    edited = containerd.unconfigure(files, desired, former)
     return after_edits(files, edited), edited
 
 
-@pytest.mark.parametrize("wish", WISHES, ids=lambda wish: f"{wish.mode}-{wish.version}-{wish.default}")
+@pytest.mark.parametrize("desired", WISHES, ids=lambda desired: f"{desired.mode}-{desired.version}-{desired.default}")
 @pytest.mark.parametrize(
     "data", [None, b"", b"# mine\n", RUNC, KATA], ids=["missing", "empty", "comment", "runc", "kata"]
 )
-def test_what_nobody_edited_comes_back_byte_for_byte(data: bytes | None, wish: Wish) -> None:
+def test_what_nobody_edited_comes_back_byte_for_byte(data: bytes | None, desired: DesiredConfig) -> None:
     files = {} if data is None else {CONFIG: data}
-    after, former = configured(files, wish)
-    assert removed(after, wish, former)[0] == files
+    after, former = configured(files, desired)
+    assert removed(after, desired, former)[0] == files
 
 
-@pytest.mark.parametrize("wish", WISHES, ids=lambda wish: f"{wish.mode}-{wish.version}-{wish.default}")
-def test_what_was_written_since_stays(wish: Wish) -> None:
-    after, former = configured({CONFIG: RUNC}, wish)
+@pytest.mark.parametrize("desired", WISHES, ids=lambda desired: f"{desired.mode}-{desired.version}-{desired.default}")
+def test_what_was_written_since_stays(desired: DesiredConfig) -> None:
+    after, former = configured({CONFIG: RUNC}, desired)
     mine = b'\n[debug] # mine\n  level = "warn"\n'
-    back, _ = removed({**after, CONFIG: after[CONFIG] + mine}, wish, former)
+    back, _ = removed({**after, CONFIG: after[CONFIG] + mine}, desired, former)
     assert back == {CONFIG: RUNC + mine}
 
 
 def test_an_entry_goes_with_what_was_written_into_it_and_that_is_told() -> None:
-    after, former = configured({CONFIG: RUNC}, Wish(exact=True))
+    after, former = configured({CONFIG: RUNC}, DesiredConfig(exact=True))
     edited = after[CONFIG] + b"    NoNewKeyring = true\n"
-    back, how = removed({CONFIG: edited}, Wish(exact=True), former)
+    back, how = removed({CONFIG: edited}, DesiredConfig(exact=True), former)
     assert back[CONFIG].rstrip() == RUNC.rstrip()
     assert any("NoNewKeyring" in note for note in how.notes)
 
 
 def test_what_nobody_has_on_record_goes_by_its_name_and_that_is_told() -> None:
-    wish = Wish(default=True, exact=True)
-    after, _ = configured({CONFIG: RUNC}, wish)
-    back, how = removed(after, wish, {})
+    desired = DesiredConfig(default=True, exact=True)
+    after, _ = configured({CONFIG: RUNC}, desired)
+    back, how = removed(after, desired, {})
     assert parse(back[CONFIG].decode()) == parse(RUNC.decode())
     assert any("default" in note and "no record of" in note for note in how.notes)
 
 
 def test_a_drop_in_of_nvidia_ctk_that_says_nothing_of_its_own_goes_whole() -> None:
-    wish = Wish(mode="drop-in", exact=True)
-    after, _ = configured({CONFIG: RUNC}, wish)
-    back, how = removed(after, wish, {})
+    desired = DesiredConfig(mode="drop-in", exact=True)
+    after, _ = configured({CONFIG: RUNC}, desired)
+    back, how = removed(after, desired, {})
     assert set(back) == {CONFIG}
     assert any("still imports" in note for note in how.notes)
 
@@ -78,7 +78,7 @@ def test_the_runtimes_that_stay_do_not_lose_their_default() -> None:
     nvidia = RUNC.replace(b"runtimes.runc", b"runtimes.nvidia").split(b"\n", 1)[1]
     default = f"version = 2\n[{CRI}.containerd]\n  default_runtime_name = 'nvidia'\n".encode()
     files = {CONFIG: KATA.replace(b"version = 2\n", default) + nvidia}
-    back, how = removed(files, Wish(version=(1, 7)), {})
+    back, how = removed(files, DesiredConfig(version=(1, 7)), {})
     found = containerd.inspect(back)
     assert set(found.handlers) == {"kata", "runc"}
     assert found.default is None
@@ -86,10 +86,10 @@ def test_the_runtimes_that_stay_do_not_lose_their_default() -> None:
 
 
 def test_a_default_that_somebody_gave_our_handler_goes_with_it() -> None:
-    after, former = configured({CONFIG: RUNC}, Wish(exact=True))
+    after, former = configured({CONFIG: RUNC}, DesiredConfig(exact=True))
     default = f"version = 2\n[{CRI}.containerd]\n  default_runtime_name = 'nvidia'\n".encode()
     edited = after[CONFIG].replace(b"version = 2\n", default)
-    back, how = removed({CONFIG: edited}, Wish(exact=True), former)
+    back, how = removed({CONFIG: edited}, DesiredConfig(exact=True), former)
     assert containerd.inspect(back).default is None
     assert any("made the default by somebody else" in note for note in how.notes)
 
@@ -97,7 +97,7 @@ def test_a_default_that_somebody_gave_our_handler_goes_with_it() -> None:
 def test_a_drop_in_of_another_schema_than_the_root_is_made_anew() -> None:
     """containerd 2 stops reading the root's settings by one, or does not start (aicr issue 1688)."""
     stray = b'version = 3\n[plugins."io.containerd.cri.v1.runtime".containerd.runtimes.nvidia]\n  runtime_type = "x"\n'
-    after, _ = configured({CONFIG: RUNC, DROP_IN: stray}, Wish(mode="drop-in", exact=True))
+    after, _ = configured({CONFIG: RUNC, DROP_IN: stray}, DesiredConfig(mode="drop-in", exact=True))
     assert parse(after[DROP_IN].decode())["version"] == 2
     assert set(parse(after[DROP_IN].decode())["plugins"]) == {"io.containerd.grpc.v1.cri"}
 
@@ -108,8 +108,8 @@ def test_a_drop_in_whose_schema_has_other_names_for_everything_does_not_count() 
     root = f"version = 3\nimports = ['conf.d/*.toml']\n[{cri}.containerd.runtimes.runc]\nruntime_type = 'x'\n".encode()
     stale = RUNC.replace(b"runtimes.runc", b"runtimes.nvidia")
     files = {CONFIG: root, "/etc/containerd/conf.d/50-other.toml": stale}
-    assert "nvidia" not in containerd.inspect(files, Wish(version=(2, 1))).handlers
-    edited = containerd.configure(files, Wish(version=(2, 1)))
+    assert "nvidia" not in containerd.inspect(files, DesiredConfig(version=(2, 1))).handlers
+    edited = containerd.configure(files, DesiredConfig(version=(2, 1)))
     assert [edit.path for edit in edited.edits] == [DROP_IN]
     assert any("50-other.toml has schema 2" in note for note in edited.notes)
 
@@ -139,9 +139,9 @@ def test_what_a_pattern_is_looked_up_by_finds_no_less_than_it_names() -> None:
 def test_a_trial_of_nested_imports_reads_each_file_once_and_as_it_will_be() -> None:
     nested = b"version = 2\nimports = ['/c/b.toml']\n"
     files = {CONFIG: b"version = 2\nimports = ['/c/a.toml']\n", "/c/a.toml": nested, "/c/b.toml": RUNC}
-    staged = containerd.staged_imports(files, Wish(), ["/c/b.toml"])
+    staged = containerd_editing.staged_imports(files, DesiredConfig(), ["/c/b.toml"])
     assert staged == {"/c/a.toml": b"version = 2\n", "/c/b.toml": RUNC}
-    root = containerd.staged_root(files, Wish(), {"/c/a.toml": "/t/1", "/c/b.toml": "/t/2"})
+    root = containerd_editing.staged_root(files, DesiredConfig(), {"/c/a.toml": "/t/1", "/c/b.toml": "/t/2"})
     assert parse(root.decode())["imports"] == ["/t/1", "/t/2"]
 
 
@@ -150,9 +150,9 @@ PARKED = b'version = 2\n[debug]\n  level = "trace"\n'
 
 def test_a_file_that_nothing_imported_stays_asleep_unless_the_whole_folder_is_asked_for() -> None:
     files = {CONFIG: RUNC, "/etc/containerd/conf.d/old.toml": PARKED}
-    auto = containerd.configure(files, Wish(version=(2, 1)))
+    auto = containerd.configure(files, DesiredConfig(version=(2, 1)))
     assert parse(after_edits(files, auto)[CONFIG].decode())["imports"] == [DROP_IN]
-    asked = containerd.configure(files, Wish(mode="drop-in", exact=True))
+    asked = containerd.configure(files, DesiredConfig(mode="drop-in", exact=True))
     assert parse(after_edits(files, asked)[CONFIG].decode())["imports"] == ["/etc/containerd/conf.d/*.toml"]
     assert any("old.toml" in note for note in asked.notes)
 
@@ -161,7 +161,7 @@ def test_a_file_that_nothing_imported_stays_asleep_unless_the_whole_folder_is_as
 def test_the_options_of_a_vm_are_not_inherited(default: bool) -> None:
     kata = KATA.replace(b"version = 2\n", f'version = 2\n[{CRI}.containerd]\ndefault_runtime_name = "kata"\n'.encode())
     files = {CONFIG: kata + RUNC.split(b"\n", 1)[1] + b"  privileged_without_host_devices = true\n"}
-    after, _ = configured(files, Wish(default=default, exact=True, version=(1, 7)))
+    after, _ = configured(files, DesiredConfig(default=default, exact=True, version=(1, 7)))
     entry = parse(after[CONFIG].decode())["plugins"]["io.containerd.grpc.v1.cri"]["containerd"]["runtimes"]["nvidia"]
     assert entry["runtime_type"] == "io.containerd.runc.v2"
     assert entry["privileged_without_host_devices"] is True
@@ -176,28 +176,28 @@ def test_an_entry_of_another_shim_runs_nothing_of_nvidias() -> None:
 def test_what_a_drop_in_keeps_from_counting_is_named() -> None:
     """A drop-in that containerd 2.1 merged takes the place of the whole table in 1.7."""
     root = RUNC + f'[{CRI}.registry]\nconfig_path = "/etc/certs"\n'.encode()
-    after, _ = configured({CONFIG: root}, Wish(version=(2, 1)))
-    older = containerd.configure(after, Wish(version=(1, 7)))
+    after, _ = configured({CONFIG: root}, DesiredConfig(version=(2, 1)))
+    older = containerd.configure(after, DesiredConfig(version=(1, 7)))
     assert any("registry" in note and "no effect" in note for note in older.notes)
 
 
 def test_what_containerd_imports_unasked_counts_and_is_written_out() -> None:
     """containerd 2.2 reads conf.d where the root file says nothing of imports; an import of ours must not end that."""
     files = {CONFIG: RUNC, "/etc/containerd/conf.d/old.toml": PARKED}
-    wish = Wish(version=(2, 2, 1))
-    after, former = configured(files, wish)
+    desired = DesiredConfig(version=(2, 2, 1))
+    after, former = configured(files, desired)
     assert parse(after[CONFIG].decode())["imports"] == ["/etc/containerd/conf.d/*.toml"]
-    assert containerd.inspect(after, wish).handlers["nvidia"] == "/usr/bin/nvidia-container-runtime"
-    assert containerd.configure(after, wish).edits == ()
-    assert removed(after, wish, former)[0] == files
+    assert containerd.inspect(after, desired).handlers["nvidia"] == "/usr/bin/nvidia-container-runtime"
+    assert containerd.configure(after, desired).edits == ()
+    assert removed(after, desired, former)[0] == files
 
 
 def test_the_import_that_others_have_come_to_need_stays_and_that_is_told() -> None:
-    wish = Wish(version=(2, 1))
-    after, former = configured({CONFIG: RUNC}, wish)
+    desired = DesiredConfig(version=(2, 1))
+    after, former = configured({CONFIG: RUNC}, desired)
     since = {**after, "/etc/containerd/conf.d/50-mine.toml": PARKED}
-    back, how = removed(since, wish, former)
-    assert "/etc/containerd/conf.d/50-mine.toml" in [file.path for file in load(back, wish)]
+    back, how = removed(since, desired, former)
+    assert "/etc/containerd/conf.d/50-mine.toml" in [file.path for file in load(back, desired)]
     assert DROP_IN not in back
     assert any("50-mine.toml would not be read" in note for note in how.notes)
 
@@ -207,10 +207,10 @@ def test_of_schema_2_containerd_2_takes_the_newest_name_where_it_stands(mode: Mo
     """A common mistake after the upgrade: with the new name there, 2.1.9 reads nothing under the old one."""
     new = "plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes"
     files = {CONFIG: f"version = 2\n[{new}.runc]\nruntime_type = 'io.containerd.runc.v2'\n".encode()}
-    wish = Wish(mode=mode, version=(2, 1, 9), exact=True)
-    after, former = configured(files, wish)
+    desired = DesiredConfig(mode=mode, version=(2, 1, 9), exact=True)
+    after, former = configured(files, desired)
     assert all(b"io.containerd.grpc.v1.cri" not in content for content in after.values())
-    assert containerd.inspect(after, wish).handlers["nvidia"] == "/usr/bin/nvidia-container-runtime"
-    assert removed(after, wish, former)[0] == files
-    older = containerd.configure(files, Wish(mode="in-place", version=(1, 7), exact=True))
+    assert containerd.inspect(after, desired).handlers["nvidia"] == "/usr/bin/nvidia-container-runtime"
+    assert removed(after, desired, former)[0] == files
+    older = containerd.configure(files, DesiredConfig(mode="in-place", version=(1, 7), exact=True))
     assert b"io.containerd.grpc.v1.cri" in (older.edits[0].after or b"")

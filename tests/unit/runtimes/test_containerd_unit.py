@@ -6,7 +6,7 @@ import pytest
 
 from gpunode.errors import Refused
 from gpunode.facts.model import Unknown
-from gpunode.runtimes import Former, Wish, after_edits, gathered, runtime
+from gpunode.runtimes import DesiredConfig, RecordedEdit, after_edits, gathered, runtime
 from gpunode.runtimes.containerd_files import CONFIG, is_pattern, matching
 from gpunode.runtimes.containerd_unit import config_of
 from gpunode.runtimes.found import contents, in_facts
@@ -28,12 +28,12 @@ def node(**more: bytes) -> dict[str, bytes]:
     return {LIB: USUAL, DROP_IN: POINTED, OWN: ROOT, CONFIG: ROOT, **more}
 
 
-def read_on(disk: dict[str, bytes], wish: Wish) -> dict[str, bytes]:
+def read_on(disk: dict[str, bytes], desired: DesiredConfig) -> dict[str, bytes]:
     def find(place: str) -> dict[str, bytes]:
         paths = matching(place, dict.fromkeys(disk, b"")) if is_pattern(place) else [place]
         return {path: disk[path] for path in paths if path in disk}
 
-    return dict(gathered(ROW, wish, find))
+    return dict(gathered(ROW, desired, find))
 
 
 @pytest.mark.parametrize(
@@ -63,37 +63,37 @@ def test_a_shell_that_starts_it_is_seen_through() -> None:
 
 def test_the_file_that_the_unit_names_is_read_edited_and_brought_back() -> None:
     disk = node()
-    files = read_on(disk, Wish())
-    edited = ROW.configure(files, Wish())
+    files = read_on(disk, DesiredConfig())
+    edited = ROW.configure(files, DesiredConfig())
     assert [edit.path for edit in edited.edits] == [OWN]
     assert edited.how.endswith(f"; {DROP_IN} makes containerd read {OWN} instead of {CONFIG}")
     after = dict(after_edits(files, edited))
-    assert "nvidia" in ROW.inspect(after, Wish()).handlers
-    assert not ROW.configure(after, Wish()).edits
-    (back,) = ROW.unconfigure(after, Wish(), {OWN: Former(ROOT, after[OWN])}).edits
+    assert "nvidia" in ROW.inspect(after, DesiredConfig()).handlers
+    assert not ROW.configure(after, DesiredConfig()).edits
+    (back,) = ROW.unconfigure(after, DesiredConfig(), {OWN: RecordedEdit(ROOT, after[OWN])}).edits
     assert (back.path, back.after) == (OWN, ROOT)
-    assert [edit.path for edit in ROW.unconfigure(after, Wish(), {}).edits] == [OWN]
+    assert [edit.path for edit in ROW.unconfigure(after, DesiredConfig(), {}).edits] == [OWN]
 
 
 def test_the_row_has_that_file_unless_another_is_asked_for() -> None:
-    files = read_on(node(), Wish())
-    assert ROW.located(ROW, files, Wish()).config == OWN
-    assert ROW.located(ROW, files, Wish(config=CONFIG)) is ROW
-    assert ROW.located(ROW, {LIB: USUAL}, Wish()) is ROW
-    (edit,) = ROW.configure(read_on(node(), Wish(config=CONFIG)), Wish(config=CONFIG)).edits
+    files = read_on(node(), DesiredConfig())
+    assert ROW.located(ROW, files, DesiredConfig()).config == OWN
+    assert ROW.located(ROW, files, DesiredConfig(config=CONFIG)) is ROW
+    assert ROW.located(ROW, {LIB: USUAL}, DesiredConfig()) is ROW
+    (edit,) = ROW.configure(read_on(node(), DesiredConfig(config=CONFIG)), DesiredConfig(config=CONFIG)).edits
     assert edit.path == CONFIG
 
 
 def test_a_variable_of_the_unit_is_filled_in() -> None:
     unit = b"[Service]\nEnvironment=TOML=/a.toml\nExecStart=/usr/bin/containerd --config ${TOML}\n"
     own = b"[Service]\nEnvironment=TOML=/srv/containerd.toml\n"
-    files = read_on(node(**{LIB: unit, DROP_IN: own}), Wish())
-    assert ROW.located(ROW, files, Wish()).config == OWN
+    files = read_on(node(**{LIB: unit, DROP_IN: own}), DesiredConfig())
+    assert ROW.located(ROW, files, DesiredConfig()).config == OWN
 
 
 def test_what_a_unit_holds_is_no_configuration() -> None:
     unit = b'imports = ["/etc/shadow"]\n'
-    assert "/etc/shadow" not in ROW.reads({LIB: unit, CONFIG: ROOT}, Wish())
+    assert "/etc/shadow" not in ROW.reads({LIB: unit, CONFIG: ROOT}, DesiredConfig())
 
 
 def test_a_file_that_updates_replace_is_not_edited() -> None:
@@ -101,22 +101,22 @@ def test_a_file_that_updates_replace_is_not_edited() -> None:
     unit = f"[Service]\nExecStart=/usr/bin/containerd --config {vendors}\n".encode()
     files = {LIB: unit, vendors: ROOT}
     with pytest.raises(Refused) as caught:
-        ROW.configure(files, Wish())
+        ROW.configure(files, DesiredConfig())
     assert LIB in caught.value.what
     assert CONFIG in caught.value.hint
-    (edit,) = ROW.configure(files, Wish(config=vendors)).edits
+    (edit,) = ROW.configure(files, DesiredConfig(config=vendors)).edits
     assert edit.path == vendors
 
 
 def test_few_places_are_looked_at_where_no_containerd_is() -> None:
-    assert not [place for place in ROW.reads({}, Wish()) if "service.d" in place]
+    assert not [place for place in ROW.reads({}, DesiredConfig()) if "service.d" in place]
 
 
 def test_setup_goes_by_the_unit_too() -> None:
     facts = machine(files=node())
     row = chosen(ROW, facts).row
     assert row.config == OWN
-    assert {LIB, DROP_IN, OWN} < set(contents(in_facts(facts, row, Wish())))
+    assert {LIB, DROP_IN, OWN} < set(contents(in_facts(facts, row, DesiredConfig())))
 
 
 def test_a_masked_unit_names_nothing() -> None:

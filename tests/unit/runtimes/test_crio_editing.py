@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gpunode.errors import Refused
-from gpunode.runtimes import Edited, Former, Wish, after_edits, crio
+from gpunode.runtimes import ConfigEdit, DesiredConfig, RecordedEdit, after_edits, crio
 from gpunode.runtimes.model import CRIO_CONFIG, CRIO_DROP_IN, CRIO_FOLDER
 
 if sys.version_info >= (3, 11):
@@ -50,14 +50,14 @@ OF_CRUN = {
     "allowed_annotations": ["io.containers.trace-syscall"],
 }
 BARE = {"runtime_path": BINARY, "runtime_type": "oci"}
-DEFAULT = Wish(default=True)
-CTK = Wish(exact=True)
+DEFAULT = DesiredConfig(default=True)
+CTK = DesiredConfig(exact=True)
 
 
-def done(files: dict[str, bytes], wish: Wish = Wish()) -> dict[str, bytes]:  # noqa: B008 - frozen
+def done(files: dict[str, bytes], desired: DesiredConfig = DesiredConfig()) -> dict[str, bytes]:  # noqa: B008 - frozen
     """The files after configure, of which a second one finds nothing to do."""
-    after = dict(after_edits(files, crio.configure(files, wish)))
-    assert crio.configure(after, wish).edits == ()
+    after = dict(after_edits(files, crio.configure(files, desired)))
+    assert crio.configure(after, desired).edits == ()
     return after
 
 
@@ -65,10 +65,15 @@ def runtime(data: bytes) -> dict[str, Any]:
     return tomllib.loads(data.decode())["crio"]["runtime"]  # type: ignore[no-any-return]
 
 
-def undone(before: dict[str, bytes], edited: Edited, now: dict[str, bytes], wish: Wish = Wish()) -> dict[str, bytes]:  # noqa: B008
+def undone(
+    before: dict[str, bytes],
+    edited: ConfigEdit,
+    now: dict[str, bytes],
+    desired: DesiredConfig = DesiredConfig(),  # noqa: B008
+) -> dict[str, bytes]:
     """``now`` after unconfigure, whose journal holds ``edited``."""
-    former = {edit.path: Former(edit.before, edit.after) for edit in edited.edits}
-    return dict(after_edits(now, crio.unconfigure(now, wish, former)))
+    former = {edit.path: RecordedEdit(edit.before, edit.after) for edit in edited.edits}
+    return dict(after_edits(now, crio.unconfigure(now, desired, former)))
 
 
 def test_the_options_of_a_default_runtime_that_stands_in_crio_conf_d_are_inherited() -> None:
@@ -77,11 +82,11 @@ def test_the_options_of_a_default_runtime_that_stands_in_crio_conf_d_are_inherit
     assert runtime(after[DROP_IN]) == {"runtimes": {"nvidia": OF_CRUN}}
 
 
-@pytest.mark.parametrize("wish", [Wish(), CTK, DEFAULT, Wish(default=True, exact=True)])
-def test_a_default_in_the_drop_in_does_not_change_whose_options_are_taken(wish: Wish) -> None:
-    after = done({PACKAGED: TEN}, wish)
+@pytest.mark.parametrize("desired", [DesiredConfig(), CTK, DEFAULT, DesiredConfig(default=True, exact=True)])
+def test_a_default_in_the_drop_in_does_not_change_whose_options_are_taken(desired: DesiredConfig) -> None:
+    after = done({PACKAGED: TEN}, desired)
     assert runtime(after[DROP_IN])["runtimes"]["nvidia"] == OF_CRUN
-    assert runtime(after[DROP_IN]).get("default_runtime") == ("nvidia" if wish.default else None)
+    assert runtime(after[DROP_IN]).get("default_runtime") == ("nvidia" if desired.default else None)
 
 
 def test_a_later_file_wins_and_takes_a_runtimes_table_as_a_whole() -> None:
@@ -91,9 +96,9 @@ def test_a_later_file_wins_and_takes_a_runtimes_table_as_a_whole() -> None:
         "/etc/crio/crio.conf.d/50-y": b'[crio.runtime.runtimes.runc]\nruntime_path = "/opt/runc"\n',
         PACKAGED: TEN,
     }
-    assert crio.in_order(files, Wish()) == (CONF, PACKAGED, *sorted(files)[2:4])
+    assert crio.in_order(files, DesiredConfig()) == (CONF, PACKAGED, *sorted(files)[2:4])
     assert runtime(done(files)[DROP_IN])["runtimes"]["nvidia"] == BARE
-    found = crio.inspect(files, Wish())
+    found = crio.inspect(files, DesiredConfig())
     assert (found.default, found.handlers, found.cdi) == (
         "runc",
         {"crun": "/usr/libexec/crio/crun", "runc": "/opt/runc"},
@@ -105,7 +110,7 @@ def test_a_later_file_wins_and_takes_a_runtimes_table_as_a_whole() -> None:
 def test_a_runtime_that_runs_no_plain_containers_is_no_model(kind: str) -> None:
     files = {CONF: f'[crio.runtime]\ndefault_runtime = "kata"\n[crio.runtime.runtimes.kata]\nruntime_type = "{kind}"\n'
              'runtime_config_path = "/etc/kata.toml"\n'.encode()}  # fmt: skip
-    edited = crio.configure(files, Wish())
+    edited = crio.configure(files, DesiredConfig())
     assert runtime(after_edits(files, edited)[DROP_IN])["runtimes"]["nvidia"] == BARE
     assert any("kata cannot run plain containers" in note for note in edited.notes)
     with_runc = {**files, PACKAGED: b'[crio.runtime.runtimes.runc]\nmonitor_path = "/m"\n'}
@@ -131,13 +136,13 @@ def test_what_else_a_drop_in_says_stays() -> None:
 def test_an_entry_that_runs_the_binary_keeps_what_it_says_unless_it_is_to_be_exact() -> None:
     own = f'[crio.runtime.runtimes.nvidia]\nruntime_path = "{BINARY}"\nallowed_annotations = ["mine"]\n'.encode()
     files = {PACKAGED: TEN, DROP_IN: own}
-    assert crio.configure(files, Wish()).edits == ()
+    assert crio.configure(files, DesiredConfig()).edits == ()
     assert runtime(done(files, CTK)[DROP_IN])["runtimes"]["nvidia"] == OF_CRUN
 
 
 def test_in_place_everything_else_stays_byte_for_byte() -> None:
     conf = b'# mine\r\n[crio]\r\nlog_dir = "/l" # there\r\n\r\n[crio.runtime]\r\ncgroup_manager = "cgroupfs"\r\n'
-    after = done({CONF: conf}, Wish(mode="in-place", default=True))
+    after = done({CONF: conf}, DesiredConfig(mode="in-place", default=True))
     assert [*after] == [CONF]
     new = after[CONF].splitlines(keepends=True)
     old = conf.splitlines(keepends=True)
@@ -147,9 +152,9 @@ def test_in_place_everything_else_stays_byte_for_byte() -> None:
 
 
 def test_in_place_the_default_that_it_replaced_stays_the_model() -> None:
-    wish = Wish(mode="in-place", default=True, exact=True)
+    desired = DesiredConfig(mode="in-place", default=True, exact=True)
     conf = TEN.replace(b"[crio.runtime.runtimes.runc]", b"[crio.runtime.runtimes.fast]").replace(b"crun", b"swift")
-    assert runtime(done({CONF: conf}, wish)[CONF])["runtimes"]["nvidia"]["runtime_root"] == "/run/swift"
+    assert runtime(done({CONF: conf}, desired)[CONF])["runtimes"]["nvidia"]["runtime_root"] == "/run/swift"
 
 
 def test_where_a_later_file_would_win_that_file_is_edited() -> None:
@@ -158,16 +163,20 @@ def test_where_a_later_file_would_win_that_file_is_edited() -> None:
     edited = crio.configure(files, DEFAULT)
     assert [edit.path for edit in edited.edits] == [later]
     assert later in edited.how
-    assert crio.inspect(after_edits(files, edited), Wish()).default == "nvidia"
-    assert [edit.path for edit in crio.configure(files, Wish()).edits] == [DROP_IN]
+    assert crio.inspect(after_edits(files, edited), DesiredConfig()).default == "nvidia"
+    assert [edit.path for edit in crio.configure(files, DesiredConfig()).edits] == [DROP_IN]
 
 
 @pytest.mark.parametrize(
-    "wish", [Wish(mode="in-place", default=True), Wish(default=True, drop_in="/etc/crio/crio.conf.d/05-gpu.conf")]
+    "desired",
+    [
+        DesiredConfig(mode="in-place", default=True),
+        DesiredConfig(default=True, drop_in="/etc/crio/crio.conf.d/05-gpu.conf"),
+    ],
 )
-def test_what_would_have_no_effect_is_refused_with_the_file_that_wins(wish: Wish) -> None:
+def test_what_would_have_no_effect_is_refused_with_the_file_that_wins(desired: DesiredConfig) -> None:
     with pytest.raises(Refused) as stopped:
-        crio.configure({PACKAGED: TEN}, wish)
+        crio.configure({PACKAGED: TEN}, desired)
     assert f"{PACKAGED} sets crio.runtime.default_runtime" in stopped.value.why
     assert "no effect" in stopped.value.what
 
@@ -175,16 +184,16 @@ def test_what_would_have_no_effect_is_refused_with_the_file_that_wins(wish: Wish
 def test_a_dead_drop_in_of_an_older_toolkit_is_named_and_none_is_written() -> None:
     dead = "/etc/crio/conf.d/99-nvidia.toml"
     files = {dead: b'[crio.runtime.runtimes.nvidia]\nruntime_path = "/usr/bin/nvidia-container-runtime"\n'}
-    edited = crio.configure(files, Wish())
+    edited = crio.configure(files, DesiredConfig())
     assert [edit.path for edit in edited.edits] == [DROP_IN]
     assert any(f"CRI-O never reads {dead}" in note for note in edited.notes)
     with pytest.raises(Refused, match="CRI-O does not read"):
-        crio.configure({}, Wish(drop_in=dead))
+        crio.configure({}, DesiredConfig(drop_in=dead))
 
 
 def test_leftovers_that_cri_o_reads_too_are_named() -> None:
     files = {PACKAGED: TEN, f"{PACKAGED}.bak": TEN}
-    assert any(f"{PACKAGED}.bak looks like a leftover" in note for note in crio.configure(files, Wish()).notes)
+    assert any(f"{PACKAGED}.bak looks like a leftover" in note for note in crio.configure(files, DesiredConfig()).notes)
 
 
 @pytest.mark.parametrize(
@@ -201,39 +210,41 @@ def test_leftovers_that_cri_o_reads_too_are_named() -> None:
 def test_what_cri_o_cannot_use_either_is_refused_with_its_line(path: str, data: bytes, what: str) -> None:
     for ask in (crio.configure, crio.inspect):
         with pytest.raises(Refused) as stopped:
-            ask({path: data}, Wish())
+            ask({path: data}, DesiredConfig())
         assert what in stopped.value.what
 
 
 def test_a_relative_binary_is_refused_but_for_the_toolkits_own() -> None:
-    assert runtime(done({}, Wish(binary="nvidia-container-runtime"))[DROP_IN])["runtimes"]["nvidia"] == BARE
+    assert runtime(done({}, DesiredConfig(binary="nvidia-container-runtime"))[DROP_IN])["runtimes"]["nvidia"] == BARE
     with pytest.raises(Refused, match="not an absolute path"):
-        crio.configure({}, Wish(binary="bin/nvidia-container-runtime"))
+        crio.configure({}, DesiredConfig(binary="bin/nvidia-container-runtime"))
 
 
 def test_options_come_from_the_daemons_own_dump_where_there_is_one() -> None:
     dump = b'[crio.runtime]\ndefault_runtime = "crun"\n[crio.runtime.runtimes.crun]\nmonitor_path = "/dumped"\n'
-    after = done({PACKAGED: TEN}, Wish(source=dump, exact=True))
+    after = done({PACKAGED: TEN}, DesiredConfig(source=dump, exact=True))
     assert runtime(after[DROP_IN])["runtimes"]["nvidia"] == {**BARE, "monitor_path": "/dumped"}
 
 
 def test_the_cgroup_manager_is_changed_only_when_that_is_wished() -> None:
     files = {CONF: b'[crio.runtime]\ncgroup_manager = "cgroupfs"\n'}
     assert "cgroup_manager" not in runtime(done(files)[DROP_IN])
-    assert runtime(done(files, Wish(systemd_cgroup=True))[DROP_IN])["cgroup_manager"] == "systemd"
+    assert runtime(done(files, DesiredConfig(systemd_cgroup=True))[DROP_IN])["cgroup_manager"] == "systemd"
 
 
 def test_another_root_file_is_read_in_its_place() -> None:
     other = "/opt/crio.conf"
-    assert other in crio.reads({}, Wish(config=other))
-    after = done({other: TEN, CONF: b"not read"}, Wish(config=other))
+    assert other in crio.reads({}, DesiredConfig(config=other))
+    after = done({other: TEN, CONF: b"not read"}, DesiredConfig(config=other))
     assert runtime(after[DROP_IN])["runtimes"]["nvidia"] == OF_CRUN
 
 
 def test_all_of_crio_conf_d_is_read_hidden_files_and_folders_too() -> None:
-    patterns = crio.reads({}, Wish(drop_in="/srv/gpu/50.toml"))
+    patterns = crio.reads({}, DesiredConfig(drop_in="/srv/gpu/50.toml"))
     assert {CONF, f"{CRIO_FOLDER}/*", f"{CRIO_FOLDER}/.*", f"{CRIO_FOLDER}/*/*", "/srv/gpu/*"} <= {*patterns}
-    assert any("--config-dir /srv/gpu" in n for n in crio.configure({}, Wish(drop_in="/srv/gpu/50.toml")).notes)
+    assert any(
+        "--config-dir /srv/gpu" in n for n in crio.configure({}, DesiredConfig(drop_in="/srv/gpu/50.toml")).notes
+    )
 
 
 # Taken back.
@@ -241,8 +252,8 @@ def test_all_of_crio_conf_d_is_read_hidden_files_and_folders_too() -> None:
 
 def test_what_was_edited_since_stays_and_our_keys_go() -> None:
     before = {CONF: b'[crio.runtime]\ndefault_runtime = "runc" # why\n'}
-    wish = Wish(mode="in-place", default=True)
-    edited = crio.configure(before, wish)
+    desired = DesiredConfig(mode="in-place", default=True)
+    edited = crio.configure(before, desired)
     now = {CONF: after_edits(before, edited)[CONF] + b'\n[crio.image]\npause_image = "p"\n'}
     back = undone(before, edited, now)
     assert tomllib.loads(back[CONF].decode()) == {
@@ -270,18 +281,18 @@ def test_a_former_entry_comes_back() -> None:
 
 def test_without_a_record_the_entry_and_the_default_go_and_that_is_said() -> None:
     now = done({PACKAGED: TEN}, DEFAULT)
-    edited = crio.unconfigure(now, Wish(), {})
+    edited = crio.unconfigure(now, DesiredConfig(), {})
     assert dict(after_edits(now, edited)) == {PACKAGED: TEN}
     assert any(f"gpunode has no record of {DROP_IN}" in note for note in edited.notes)
-    assert crio.unconfigure({PACKAGED: TEN}, Wish(), {}).edits == ()
+    assert crio.unconfigure({PACKAGED: TEN}, DesiredConfig(), {}).edits == ()
 
 
 def test_no_default_is_left_that_names_nothing() -> None:
     before = {PACKAGED: TEN}
-    edited = crio.configure(before, Wish())
+    edited = crio.configure(before, DesiredConfig())
     now = {**after_edits(before, edited), CONF: b'# by hand\n[crio.runtime]\ndefault_runtime = "nvidia"\n'}
-    former = {edit.path: Former(edit.before, edit.after) for edit in edited.edits}
-    taken_back = crio.unconfigure(now, Wish(), former)
+    former = {edit.path: RecordedEdit(edit.before, edit.after) for edit in edited.edits}
+    taken_back = crio.unconfigure(now, DesiredConfig(), former)
     after = after_edits(now, taken_back)
     assert DROP_IN not in after
     assert "default_runtime" not in after[CONF].decode()
@@ -329,7 +340,10 @@ more = 1
 @pytest.mark.parametrize("kind", ["vm", "pod"])
 def test_a_runtime_that_runs_no_plain_containers_is_not_what_the_default_was_copied_from(kind: str) -> None:
     files = {path: data.replace(b"'vm'", f"'{kind}'".encode()) for path, data in LIKE_A_VM.items()}
-    assert runtime(done(files, Wish(default=True, exact=True))[DROP_IN])["runtimes"]["nvidia"] == {**BARE, "more": 1}
+    assert runtime(done(files, DesiredConfig(default=True, exact=True))[DROP_IN])["runtimes"]["nvidia"] == {
+        **BARE,
+        "more": 1,
+    }
 
 
 @given(
@@ -342,19 +356,19 @@ def test_a_runtime_that_runs_no_plain_containers_is_not_what_the_default_was_cop
 def test_configured_twice_is_once_and_taken_back_is_as_before(
     files: dict[str, bytes], default: bool, exact: bool, mode: Any
 ) -> None:
-    wish = Wish(default=default, exact=exact, mode=mode)
+    desired = DesiredConfig(default=default, exact=exact, mode=mode)
     try:
-        edited = crio.configure(files, wish)
+        edited = crio.configure(files, desired)
     except Refused:
         assert mode == "in-place"  # a drop-in would win
         return
     after = dict(after_edits(files, edited))
-    found = crio.inspect(after, wish)
+    found = crio.inspect(after, desired)
     assert found.handlers["nvidia"] == BINARY
     assert not default or found.default == "nvidia"
-    assert crio.configure(after, wish).edits == ()
-    assert crio.configure(after, replace(wish, exact=False)).edits == ()
-    back = undone(files, edited, after, wish)
+    assert crio.configure(after, desired).edits == ()
+    assert crio.configure(after, replace(desired, exact=False)).edits == ()
+    back = undone(files, edited, after, desired)
     had_default = "nvidia" in {runtime(d).get("default_runtime") for d in files.values() if b"crio.runtime" in d}
     assert back == files or had_default
 
@@ -370,7 +384,7 @@ def test_configured_twice_is_once_and_taken_back_is_as_before(
     [(True, False), (False, True)],
 )
 def test_whatever_was_wished_before_a_wish_is_met_at_once(
-    files: dict[str, bytes], wishes: list[tuple[bool, bool]]
+    files: dict[str, bytes], all_desired: list[tuple[bool, bool]]
 ) -> None:
-    for default, exact in wishes:
-        files = done(files, Wish(default=default, exact=exact))
+    for default, exact in all_desired:
+        files = done(files, DesiredConfig(default=default, exact=exact))

@@ -12,14 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpunode.errors import Refused
-from gpunode.runtimes import Configured, Wish, satisfies
+from gpunode.runtimes import DesiredConfig, ObservedConfig, satisfies
 from tests.unit.runtimes.docker_file import configure, inspect
 
 BINARY = "/usr/bin/nvidia-container-runtime"
 ENTRY = {"args": [], "path": BINARY}
 OURS = frozenset({"runtimes", "features", "default-runtime"})
 
-wishes = st.builds(Wish, default=st.booleans(), cdi=st.booleans(), systemd_cgroup=st.booleans())
+all_desired = st.builds(DesiredConfig, default=st.booleans(), cdi=st.booleans(), systemd_cgroup=st.booleans())
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=5) | st.floats(allow_nan=False, allow_infinity=False),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
@@ -60,11 +60,11 @@ def read(data: bytes) -> dict[str, Any]:
     return document
 
 
-@given(files(), wishes)
-def test_what_is_wished_is_there_and_all_else_as_it_was(data: bytes, wish: Wish) -> None:
-    before, out = read(data), configure(data, wish)
+@given(files(), all_desired)
+def test_what_is_wished_is_there_and_all_else_as_it_was(data: bytes, desired: DesiredConfig) -> None:
+    before, out = read(data), configure(data, desired)
     after = read(out)
-    assert satisfies(inspect(out), wish)
+    assert satisfies(inspect(out), desired)
     assert [key for key in after if key in before] == list(before)
     assert {key: after[key] for key in after if key not in OURS} == {
         key: before[key] for key in before if key not in OURS
@@ -74,15 +74,15 @@ def test_what_is_wished_is_there_and_all_else_as_it_was(data: bytes, wish: Wish)
         former.pop(ours, None)
         now.pop(ours, None)
         assert now == former
-    if not wish.default:
+    if not desired.default:
         assert after.get("default-runtime") == before.get("default-runtime")
 
 
-@given(files(), wishes)
-def test_twice_is_once_and_what_is_satisfied_stays_byte_for_byte(data: bytes, wish: Wish) -> None:
-    out = configure(data, wish)
-    assert configure(out, wish) == out
-    assert satisfies(inspect(data), wish) == (out == data)
+@given(files(), all_desired)
+def test_twice_is_once_and_what_is_satisfied_stays_byte_for_byte(data: bytes, desired: DesiredConfig) -> None:
+    out = configure(data, desired)
+    assert configure(out, desired) == out
+    assert satisfies(inspect(data), desired) == (out == data)
 
 
 @given(files())
@@ -90,7 +90,7 @@ def test_bytes_before_and_after_the_added_members_stay(data: bytes) -> None:
     document = read(data)
     if not document or document.get("runtimes", {}) is None or document.get("runtimes"):
         return
-    out = configure(data, Wish())
+    out = configure(data, DesiredConfig())
     if "runtimes" in document:
         head, tail = data.split(b"{}", 1) if data.count(b"{}") == 1 else (b"", b"")
     else:
@@ -100,14 +100,16 @@ def test_bytes_before_and_after_the_added_members_stay(data: bytes) -> None:
     assert out.rstrip().endswith(tail.rstrip())
 
 
-@given(st.binary(max_size=40) | st.text(max_size=40).map(str.encode) | values.map(json.dumps).map(str.encode), wishes)
-def test_any_input_is_configured_or_refused(data: bytes, wish: Wish) -> None:
+@given(
+    st.binary(max_size=40) | st.text(max_size=40).map(str.encode) | values.map(json.dumps).map(str.encode), all_desired
+)
+def test_any_input_is_configured_or_refused(data: bytes, desired: DesiredConfig) -> None:
     try:
-        out = configure(data, wish)
+        out = configure(data, desired)
     except Refused as error:
         refused = error
     else:
-        assert satisfies(inspect(out), wish)
+        assert satisfies(inspect(out), desired)
         return
     assert refused.hint
     assert "/etc/docker/daemon.json" in refused.what
@@ -115,36 +117,36 @@ def test_any_input_is_configured_or_refused(data: bytes, wish: Wish) -> None:
 
 @pytest.mark.parametrize("data", [None, b"", b" \r\n\t", b"{}\n"])
 def test_a_file_that_says_nothing_becomes_a_new_one(data: bytes | None) -> None:
-    assert configure(data, Wish(default=True)).decode() == (
+    assert configure(data, DesiredConfig(default=True)).decode() == (
         '{\n    "runtimes": {\n        "nvidia": {\n            "args": [],\n'
         f'            "path": "{BINARY}"\n        }}\n    }},\n    "default-runtime": "nvidia"\n}}\n'
     )
-    assert data is None or data == b"{}\n" or inspect(data) == Configured()
+    assert data is None or data == b"{}\n" or inspect(data) == ObservedConfig()
 
 
 def test_new_members_are_written_as_their_neighbours_are() -> None:
     tabs = b'{\r\n\t"debug": true\r\n}'
-    assert configure(tabs, Wish()) == (
+    assert configure(tabs, DesiredConfig()) == (
         b'{\r\n\t"debug": true,\r\n\t"runtimes": {\r\n\t\t"nvidia": {\r\n\t\t\t"args": [],\r\n\t\t\t"path": "'
         + BINARY.encode()
         + b'"\r\n\t\t}\r\n\t}\r\n}'
     )
     compact = b'{"debug":true,"runtimes":{"kata":{"path":"/k"}}}\n'
     ours = f',"nvidia":{{"args":[],"path":"{BINARY}"}}'.encode()
-    assert configure(compact, Wish()) == compact.replace(b'"/k"}', b'"/k"}' + ours)
+    assert configure(compact, DesiredConfig()) == compact.replace(b'"/k"}', b'"/k"}' + ours)
 
 
 def test_numbers_keep_their_spelling() -> None:
     data = b'{"a": 9007199254740993, "b": 1e21, "c": 0.10, "d": -0}'
-    assert configure(data, Wish()).startswith(data[:-1])
+    assert configure(data, DesiredConfig()).startswith(data[:-1])
     huge = b'{"n": ' + b"9" * 10_000 + b"}"
-    assert b"9" * 10_000 in configure(huge, Wish())
+    assert b"9" * 10_000 in configure(huge, DesiredConfig())
 
 
 def test_an_entry_with_the_right_path_keeps_its_arguments() -> None:
     data = f'{{"runtimes": {{"nvidia": {{"path": "{BINARY}", "runtimeArgs": ["--debug"]}}}}}}'.encode()
-    assert configure(data, Wish()) == data
-    assert b'"runtimeArgs": ["--debug"]' in configure(data, Wish(default=True))
+    assert configure(data, DesiredConfig()) == data
+    assert b'"runtimeArgs": ["--debug"]' in configure(data, DesiredConfig(default=True))
 
 
 @pytest.mark.parametrize(
@@ -169,7 +171,7 @@ def test_an_entry_with_the_right_path_keeps_its_arguments() -> None:
         (b'{"a":' + b"[" * 100_000, ":1:10006: not valid JSON"),
     ],
 )
-@pytest.mark.parametrize("use", [inspect, partial(configure, wish=Wish())])
+@pytest.mark.parametrize("use", [inspect, partial(configure, desired=DesiredConfig())])
 def test_refusals_say_where(data: bytes, place: str, use: Callable[[bytes], object]) -> None:
     with pytest.raises(Refused) as refused:
         use(data)
@@ -206,8 +208,8 @@ def test_a_key_that_stands_twice_is_told_as_that() -> None:
 
 
 def test_what_dockerd_would_not_take_for_a_setting_is_none() -> None:
-    assert inspect(b'{"default-runtime": true, "features": {"cdi": "yes"}}') == Configured()
-    assert inspect(b'{"default-runtime": "", "features": {"cdi": null}}') == Configured()
+    assert inspect(b'{"default-runtime": true, "features": {"cdi": "yes"}}') == ObservedConfig()
+    assert inspect(b'{"default-runtime": "", "features": {"cdi": null}}') == ObservedConfig()
 
 
 @pytest.mark.parametrize("version", [None, (20, 10, 24), (22, 9), (23,), (28, 5, 2)])
@@ -215,18 +217,18 @@ def test_what_dockerd_would_not_take_for_a_setting_is_none() -> None:
     "text", ["{}", '{"runtimes": {"nvidia": {"args": [], "path": "/usr/bin/nvidia-container-runtime"}}}']
 )
 def test_a_byte_order_mark_is_refused_where_this_docker_rejects_one(text: str, version: tuple[int, ...] | None) -> None:
-    data, wish = f"\ufeff{text}".encode(), Wish(version=version)
+    data, desired = f"\ufeff{text}".encode(), DesiredConfig(version=version)
     if version is None or version >= (23,):
-        configure(data, wish)
+        configure(data, desired)
         return
     with pytest.raises(Refused, match="byte order mark"):
-        configure(data, wish)
+        configure(data, desired)
 
 
 def test_cdi_that_is_switched_off_is_switched_on_where_wished() -> None:
     data = b'{"features": {"buildkit": true, "cdi": false}}'
-    assert configure(data, Wish()).startswith(data[:-1])
-    assert b'{"buildkit": true, "cdi": true}' in configure(data, Wish(cdi=True))
+    assert configure(data, DesiredConfig()).startswith(data[:-1])
+    assert b'{"buildkit": true, "cdi": true}' in configure(data, DesiredConfig(cdi=True))
 
 
 def test_a_runtime_that_names_no_program_is_one_all_the_same() -> None:
@@ -235,4 +237,4 @@ def test_a_runtime_that_names_no_program_is_one_all_the_same() -> None:
 
 
 def test_the_cgroup_driver_is_dockerds_own_matter() -> None:
-    assert satisfies(inspect(configure(None, Wish(systemd_cgroup=True))), Wish(systemd_cgroup=True))
+    assert satisfies(inspect(configure(None, DesiredConfig(systemd_cgroup=True))), DesiredConfig(systemd_cgroup=True))

@@ -11,7 +11,7 @@ import pytest
 from gpunode.errors import Refused
 from gpunode.facts.evidence import Capture, Probe
 from gpunode.facts.model import Unknown
-from gpunode.runtimes import Edit, Wish, after_edits, gathered, runtime
+from gpunode.runtimes import DesiredConfig, Edit, after_edits, gathered, runtime
 from gpunode.runtimes.containerd_files import is_pattern, matching
 from gpunode.runtimes.docker import configure, inspect, keeps_containers, takes_on_reload
 from gpunode.runtimes.docker_nodes import located
@@ -46,9 +46,9 @@ def with_config(files: dict[str, bytes], document: Any, path: str = CONFIG) -> d
     return {**files, path: json.dumps(document).encode()}
 
 
-def configured(files: dict[str, bytes], wish: Wish) -> tuple[str, Any]:
+def configured(files: dict[str, bytes], desired: DesiredConfig) -> tuple[str, Any]:
     """Path and content of the one file that is edited."""
-    (edit,) = configure(files, wish).edits
+    (edit,) = configure(files, desired).edits
     assert edit.after is not None
     return edit.path, json.loads(edit.after)
 
@@ -66,9 +66,9 @@ def test_everything_that_counts_is_read_in_a_few_rounds() -> None:
         paths = matching(place, dict.fromkeys(disk, b"")) if is_pattern(place) else [place]
         return {path: disk[path] for path in paths if path in disk}
 
-    files = gathered(ROW, Wish(), find)
+    files = gathered(ROW, DesiredConfig(), find)
     assert files == {path: data for path, data in disk.items() if path != "/etc/passwd"}
-    assert located(ROW, files, Wish()).config == "/srv/docker.json"
+    assert located(ROW, files, DesiredConfig()).config == "/srv/docker.json"
 
 
 def test_a_masked_unit_says_nothing_of_docker_and_stops_nobody() -> None:
@@ -81,99 +81,102 @@ def test_a_masked_unit_says_nothing_of_docker_and_stops_nobody() -> None:
             return Capture(probe.source, "ok", b"{}")
         return Capture(probe.source, "absent")
 
-    assert contents(by_looking(look, ROW, Wish())) == {masked: b"", CONFIG: b"{}"}
+    assert contents(by_looking(look, ROW, DesiredConfig())) == {masked: b"", CONFIG: b"{}"}
     node = machine(files={CONFIG: b"{}"})
     unknown = Unknown("it is a character device", f"file:{masked}")
     facts = replace(node, files={**node.files, masked: unknown})
-    assert contents(in_facts(facts, ROW, Wish())) == {masked: b"", CONFIG: b"{}"}
+    assert contents(in_facts(facts, ROW, DesiredConfig())) == {masked: b"", CONFIG: b"{}"}
 
 
 def test_the_file_that_dockerd_is_pointed_at_is_the_one_that_is_edited() -> None:
     files = with_config(engine("--config-file /srv/docker.json"), {"debug": True})
-    path, document = configured(files, Wish(default=True))
+    path, document = configured(files, DesiredConfig(default=True))
     assert path == "/srv/docker.json"
     assert document["default-runtime"] == "nvidia"
-    assert (located(ROW, files, Wish()).config, located(ROW, files, Wish()).unit) == (path, "docker.service")
-    assert located(ROW, engine(), Wish()) is ROW
+    assert (located(ROW, files, DesiredConfig()).config, located(ROW, files, DesiredConfig()).unit) == (
+        path,
+        "docker.service",
+    )
+    assert located(ROW, engine(), DesiredConfig()) is ROW
 
 
 def test_a_file_that_dockerd_does_not_read_is_edited_when_asked_for() -> None:
     files = with_config(engine("--default-runtime=runc"), {}, "/tmp/new.json")
-    assert configured(files, Wish(config="/tmp/new.json", default=True))[0] == "/tmp/new.json"
+    assert configured(files, DesiredConfig(config="/tmp/new.json", default=True))[0] == "/tmp/new.json"
     with pytest.raises(Refused):
-        configure(files, Wish(config=CONFIG, default=True))
+        configure(files, DesiredConfig(config=CONFIG, default=True))
 
 
 def test_what_the_command_line_says_counts_as_configured() -> None:
     files = engine(f"--add-runtime=nvidia={BINARY} --default-runtime=nvidia --feature=cdi=true")
-    wish = Wish(default=True, cdi=True)
-    assert inspect(files, wish).handlers == {"nvidia": BINARY}
-    assert (inspect(files, wish).default, inspect(files, wish).cdi) == ("nvidia", True)
-    assert configure(files, wish).edits == ()
+    desired = DesiredConfig(default=True, cdi=True)
+    assert inspect(files, desired).handlers == {"nvidia": BINARY}
+    assert (inspect(files, desired).default, inspect(files, desired).cdi) == ("nvidia", True)
+    assert configure(files, desired).edits == ()
     # nvidia-ctk always writes its entry; a runtime may stand in both places, what else there is may not.
-    assert configured(files, replace(wish, exact=True))[1] == {"runtimes": {"nvidia": {"args": [], "path": BINARY}}}
+    assert configured(files, replace(desired, exact=True))[1] == {"runtimes": {"nvidia": {"args": [], "path": BINARY}}}
 
 
 def test_of_a_runtime_in_both_places_the_files_counts() -> None:
     files = with_config(engine("--add-runtime=nvidia=/old"), {"runtimes": {"nvidia": {"path": BINARY}}})
-    assert inspect(files, Wish()).handlers == {"nvidia": BINARY}
-    assert configure(files, Wish()).edits == ()
+    assert inspect(files, DesiredConfig()).handlers == {"nvidia": BINARY}
+    assert configure(files, DesiredConfig()).edits == ()
 
 
 @pytest.mark.parametrize(
-    ("flags", "wish", "directive", "flag"),
+    ("flags", "desired", "directive", "flag"),
     [
-        ("--default-runtime=runc", Wish(default=True), "default-runtime", "--default-runtime"),
-        ("--default-runtime runc", Wish(default=True, exact=True), "default-runtime", "--default-runtime"),
-        ("--feature=containerd-snapshotter", Wish(cdi=True), "features", "--feature"),
-        ("--feature=cdi=false", Wish(cdi=True), "features", "--feature"),
+        ("--default-runtime=runc", DesiredConfig(default=True), "default-runtime", "--default-runtime"),
+        ("--default-runtime runc", DesiredConfig(default=True, exact=True), "default-runtime", "--default-runtime"),
+        ("--feature=containerd-snapshotter", DesiredConfig(cdi=True), "features", "--feature"),
+        ("--feature=cdi=false", DesiredConfig(cdi=True), "features", "--feature"),
     ],
 )
 def test_what_dockerd_would_refuse_beside_its_flags_is_refused_before(
-    flags: str, wish: Wish, directive: str, flag: str
+    flags: str, desired: DesiredConfig, directive: str, flag: str
 ) -> None:
     with pytest.raises(Refused) as refused:
-        configure(engine(flags), wish)
+        configure(engine(flags), desired)
     assert f"{CONFIG}: {directive} cannot be set here" in refused.value.what
     assert flag in refused.value.why
     assert DEFAULTS in refused.value.why
     assert "systemctl restart docker.service" in refused.value.hint
-    assert configure(engine(flags), Wish()).edits  # the runtime alone may be in the file
+    assert configure(engine(flags), DesiredConfig()).edits  # the runtime alone may be in the file
 
 
 def test_a_flag_is_looked_for_where_it_stands() -> None:
     files = {**engine(), DROP_IN: service("/usr/bin/dockerd --default-runtime=runc")}
     with pytest.raises(Refused) as refused:
-        configure(files, Wish(default=True))
+        configure(files, DesiredConfig(default=True))
     assert f"({DROP_IN})" in refused.value.why
 
 
 def test_a_conflict_that_was_there_before_is_said() -> None:
     files = with_config(engine(), {"hosts": ["fd://"]})
-    assert configure(files, Wish()).notes == (
+    assert configure(files, DesiredConfig()).notes == (
         f"dockerd will not start with {CONFIG} as it is: hosts (--host) is on its command line too",
     )
 
 
 def test_docker_reads_no_drop_ins() -> None:
-    for wish in (Wish(mode="drop-in"), Wish(drop_in="/etc/docker/daemon.d/nv.json")):
+    for desired in (DesiredConfig(mode="drop-in"), DesiredConfig(drop_in="/etc/docker/daemon.d/nv.json")):
         with pytest.raises(Refused, match="reads no drop-ins"):
-            configure({}, wish)
+            configure({}, desired)
 
 
 @pytest.mark.parametrize("handler", ["runc", "", "nv\udcff"])
 def test_names_that_dockerd_would_not_start_with_are_refused(handler: str) -> None:
     with pytest.raises(Refused):
-        configure({}, Wish(handler=handler))
+        configure({}, DesiredConfig(handler=handler))
 
 
 def test_a_docker_without_cdi_is_said() -> None:
-    assert configure({}, Wish(cdi=True, version=(20, 10, 24))).notes
-    assert not configure({}, Wish(cdi=True, version=(25, 0))).notes
+    assert configure({}, DesiredConfig(cdi=True, version=(20, 10, 24))).notes
+    assert not configure({}, DesiredConfig(cdi=True, version=(25, 0))).notes
 
 
 def test_the_snap_has_a_file_and_a_unit_of_its_own() -> None:
-    bare = Wish(binary="nvidia-container-runtime")
+    bare = DesiredConfig(binary="nvidia-container-runtime")
     files = with_config({SNAP_UNIT: service("/usr/bin/snap run docker.dockerd")}, {"log-level": "error"}, SNAP)
     assert configured(files, bare)[0] == SNAP
     assert located(ROW, files, bare).unit == "snap.docker.dockerd.service"
@@ -183,7 +186,7 @@ def test_the_snap_has_a_file_and_a_unit_of_its_own() -> None:
     assert configured(files, bare)[0] == SNAP
     assert configure({**files, CONFIG: b"{}"}, bare).edits[0].path == CONFIG
     both = {**engine(), **files, SNAP_UNIT: b""}
-    edited = configure(both, Wish())
+    edited = configure(both, DesiredConfig())
     assert edited.edits[0].path == CONFIG
     assert any("also installed as a snap" in note for note in edited.notes)
     assert configured(both, replace(bare, config=SNAP))[0] == SNAP
@@ -195,38 +198,38 @@ def test_the_snap_has_a_file_and_a_unit_of_its_own() -> None:
 def test_a_snap_is_given_no_runtime_that_it_cannot_run() -> None:
     files = {SNAP_UNIT: b""}
     with pytest.raises(Refused) as refused:
-        configure(files, Wish())
+        configure(files, DesiredConfig())
     assert "snap restart docker" in refused.value.hint
-    assert configure(files, Wish(binary="/snap/docker/current/usr/bin/nvidia-container-runtime")).edits
+    assert configure(files, DesiredConfig(binary="/snap/docker/current/usr/bin/nvidia-container-runtime")).edits
 
 
 def test_docker_desktop_is_refused_unless_an_engine_is_here_too() -> None:
     with pytest.raises(Refused) as refused:
-        configure({DESKTOP_UNIT: b""}, Wish())
+        configure({DESKTOP_UNIT: b""}, DesiredConfig())
     assert "Docker Desktop" in refused.value.what
     assert "docker context use default" in refused.value.hint
     with pytest.raises(Refused, match="Docker Desktop's"):
-        configure(engine(), Wish(config="/home/ann/.docker/daemon.json"))
-    edited = configure({DESKTOP_UNIT: b"", **engine()}, Wish())
+        configure(engine(), DesiredConfig(config="/home/ann/.docker/daemon.json"))
+    edited = configure({DESKTOP_UNIT: b"", **engine()}, DesiredConfig())
     assert any("desktop-linux" in note for note in edited.notes)
 
 
 def test_a_rootless_docker_is_known_by_its_file() -> None:
-    wish = Wish(config=HOME_CONFIG, default=True)
+    desired = DesiredConfig(config=HOME_CONFIG, default=True)
     files = {**engine("--default-runtime=runc"), HOME_UNIT: service("/usr/bin/dockerd-rootless.sh")}
-    edited = configure(files, wish)
+    edited = configure(files, desired)
     assert [(edit.path, edit.like) for edit in edited.edits] == [(HOME_CONFIG, HOME_UNIT)]
     assert "systemctl --user restart docker" in edited.notes[0]
     assert "no-cgroups" in edited.notes[1]
-    assert located(ROW, files, wish).unit == ""
-    assert {HOME_UNIT, "/etc/nvidia-container-runtime/config.toml"} <= set(ROW.reads(files, wish))
+    assert located(ROW, files, desired).unit == ""
+    assert {HOME_UNIT, "/etc/nvidia-container-runtime/config.toml"} <= set(ROW.reads(files, desired))
     files["/etc/nvidia-container-runtime/config.toml"] = b"[nvidia-container-cli]\nno-cgroups = true\n"
-    assert len(configure(files, wish).notes) == 1
+    assert len(configure(files, desired).notes) == 1
     files["/etc/nvidia-container-runtime/config.toml"] = b"nvidia-container-cli = 1\n["
-    assert len(configure(files, wish).notes) == 2
+    assert len(configure(files, desired).notes) == 2
     files[HOME_UNIT] = service("/usr/bin/dockerd-rootless.sh --default-runtime=runc")
     with pytest.raises(Refused):
-        configure(files, wish)
+        configure(files, desired)
 
 
 @pytest.mark.parametrize(
@@ -244,33 +247,33 @@ def test_a_rootless_docker_is_known_by_its_file() -> None:
     ],
 )
 def test_what_a_reload_brings_in(before: Any, after: Any, version: tuple[int, ...] | None, takes: bool) -> None:
-    wish = Wish(version=version)
-    assert takes_on_reload(with_config({}, before), with_config({}, after), wish) is takes
+    desired = DesiredConfig(version=version)
+    assert takes_on_reload(with_config({}, before), with_config({}, after), desired) is takes
 
 
 def test_what_keeps_containers_alive() -> None:
-    assert not keeps_containers({}, Wish())
-    assert keeps_containers(with_config({}, {"live-restore": True}), Wish())
-    assert not keeps_containers(with_config({}, {"live-restore": False}), Wish())
-    assert keeps_containers(engine("--live-restore"), Wish())
-    assert not keeps_containers(engine("--live-restore=false"), Wish())
+    assert not keeps_containers({}, DesiredConfig())
+    assert keeps_containers(with_config({}, {"live-restore": True}), DesiredConfig())
+    assert not keeps_containers(with_config({}, {"live-restore": False}), DesiredConfig())
+    assert keeps_containers(engine("--live-restore"), DesiredConfig())
+    assert not keeps_containers(engine("--live-restore=false"), DesiredConfig())
 
 
 def test_exactly_as_nvidia_ctk_an_entry_is_made_anew() -> None:
     entry = {"path": BINARY, "runtimeArgs": ["--debug"]}
     files = with_config({}, {"runtimes": {"nvidia": entry, "kata": {"path": "/k"}}})
-    assert configure(files, Wish()).edits == ()
-    document = configured(files, Wish(exact=True))[1]
+    assert configure(files, DesiredConfig()).edits == ()
+    document = configured(files, DesiredConfig(exact=True))[1]
     assert document["runtimes"] == {"nvidia": {"args": [], "path": BINARY}, "kata": {"path": "/k"}}
-    again = after_edits(files, configure(files, Wish(exact=True)))
-    assert configure(again, Wish(exact=True)).edits == ()
+    again = after_edits(files, configure(files, DesiredConfig(exact=True)))
+    assert configure(again, DesiredConfig(exact=True)).edits == ()
 
 
 def test_go_takes_the_name_of_a_field_in_any_case() -> None:
     files = with_config({}, {"runtimes": {"nvidia": {"path": "/old", "Path": BINARY}}})
-    assert inspect(files, Wish()).handlers == {"nvidia": BINARY}
+    assert inspect(files, DesiredConfig()).handlers == {"nvidia": BINARY}
 
 
 def test_a_new_file_is_nobodys_but_roots() -> None:
-    assert [edit.like for edit in configure({}, Wish()).edits] == [""]
-    assert configure({}, Wish()).edits[0] == Edit(CONFIG, None, configure({}, Wish()).edits[0].after)
+    assert [edit.like for edit in configure({}, DesiredConfig()).edits] == [""]
+    assert configure({}, DesiredConfig()).edits[0] == Edit(CONFIG, None, configure({}, DesiredConfig()).edits[0].after)

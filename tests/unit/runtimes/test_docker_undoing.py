@@ -11,50 +11,50 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpunode.errors import Refused
-from gpunode.runtimes import Edited, Former, Wish, after_edits
+from gpunode.runtimes import ConfigEdit, DesiredConfig, RecordedEdit, after_edits
 from gpunode.runtimes.docker import configure
 from gpunode.runtimes.docker_undoing import unconfigure
+from tests.unit.runtimes.test_docker_editing import all_desired, read
 from tests.unit.runtimes.test_docker_editing import files as documents
-from tests.unit.runtimes.test_docker_editing import read, wishes
 
 CONFIG = "/etc/docker/daemon.json"
 BINARY = "/usr/bin/nvidia-container-runtime"
 NVIDIA = {"args": [], "path": BINARY}
-EVERYTHING = Wish(default=True, cdi=True)
+EVERYTHING = DesiredConfig(default=True, cdi=True)
 
 
-def made(before: bytes | None, wish: Wish) -> bytes:
+def made(before: bytes | None, desired: DesiredConfig) -> bytes:
     """The file as configuring leaves it."""
     files = {} if before is None else {CONFIG: before}
-    return after_edits(files, configure(files, wish))[CONFIG]
+    return after_edits(files, configure(files, desired))[CONFIG]
 
 
-def undone(now: bytes, *, before: bytes | None, after: bytes, wish: Wish = EVERYTHING) -> Edited:
-    return unconfigure({CONFIG: now}, wish, {CONFIG: Former(before, after)})
+def undone(now: bytes, *, before: bytes | None, after: bytes, desired: DesiredConfig = EVERYTHING) -> ConfigEdit:
+    return unconfigure({CONFIG: now}, desired, {CONFIG: RecordedEdit(before, after)})
 
 
-def left(now: bytes, edited: Edited) -> bytes | None:
+def left(now: bytes, edited: ConfigEdit) -> bytes | None:
     return after_edits({CONFIG: now}, edited).get(CONFIG)
 
 
-@given(st.none() | documents(), wishes)
-def test_what_nobody_touched_comes_back_byte_for_byte(before: bytes | None, wish: Wish) -> None:
+@given(st.none() | documents(), all_desired)
+def test_what_nobody_touched_comes_back_byte_for_byte(before: bytes | None, desired: DesiredConfig) -> None:
     files = {} if before is None else {CONFIG: before}
-    after = after_edits(files, configure(files, wish)).get(CONFIG)
+    after = after_edits(files, configure(files, desired)).get(CONFIG)
     if after is not None and after != before:
-        assert left(after, undone(after, before=before, after=after, wish=wish)) == before
+        assert left(after, undone(after, before=before, after=after, desired=desired)) == before
 
 
-@given(documents(), wishes, st.booleans())
-def test_beside_what_others_wrote_the_keys_are_as_they_were(before: bytes, wish: Wish, exact: bool) -> None:
-    wish = replace(wish, exact=exact)
-    after = made(before, wish)
+@given(documents(), all_desired, st.booleans())
+def test_beside_what_others_wrote_the_keys_are_as_they_were(before: bytes, desired: DesiredConfig, exact: bool) -> None:
+    desired = replace(desired, exact=exact)
+    after = made(before, desired)
     if after == before:
         return
     # Somebody adds a key, so that the bytes are gpunode's no more.
     now = after.rstrip().removesuffix(b"}").rstrip() + (b"," if read(after) else b"") + b' "written-since": [1]}\n'
 
-    out = left(now, undone(now, before=before, after=after, wish=wish))
+    out = left(now, undone(now, before=before, after=after, desired=desired))
 
     assert out is not None
     found, expected = read(out), {**read(before), "written-since": ["1"]}
@@ -65,9 +65,11 @@ def test_beside_what_others_wrote_the_keys_are_as_they_were(before: bytes, wish:
     assert found == expected
 
 
-@given(documents(), wishes)
-def test_without_a_record_handler_and_default_are_gone_and_all_else_is_there(data: bytes, wish: Wish) -> None:
-    out = left(data, unconfigure({CONFIG: data}, wish, {}))
+@given(documents(), all_desired)
+def test_without_a_record_handler_and_default_are_gone_and_all_else_is_there(
+    data: bytes, desired: DesiredConfig
+) -> None:
+    out = left(data, unconfigure({CONFIG: data}, desired, {}))
     assert out is not None
     before, after = read(data), read(out)
     assert "nvidia" not in (after.get("runtimes") or {})
@@ -76,16 +78,16 @@ def test_without_a_record_handler_and_default_are_gone_and_all_else_is_there(dat
     assert {key: after[key] for key in after if key in kept} == kept
     others = {name: entry for name, entry in (before.get("runtimes") or {}).items() if name != "nvidia"}
     assert (after.get("runtimes") or {}) == others
-    assert unconfigure({CONFIG: out}, wish, {}).edits == ()
+    assert unconfigure({CONFIG: out}, desired, {}).edits == ()
 
 
-@given(documents(), wishes)
-def test_without_a_record_what_was_configured_into_a_file_is_what_goes(data: bytes, wish: Wish) -> None:
+@given(documents(), all_desired)
+def test_without_a_record_what_was_configured_into_a_file_is_what_goes(data: bytes, desired: DesiredConfig) -> None:
     document = read(data)
-    if "nvidia" in (document.get("runtimes") or {}) or document.get("default-runtime") or wish.cdi:
+    if "nvidia" in (document.get("runtimes") or {}) or document.get("default-runtime") or desired.cdi:
         return
-    after = made(data, wish)
-    out = left(after, unconfigure({CONFIG: after}, wish, {}))
+    after = made(data, desired)
+    out = left(after, unconfigure({CONFIG: after}, desired, {}))
     assert out is not None
     if document and document.get("runtimes", ...) not in ({}, None):
         assert out == data
@@ -148,7 +150,7 @@ def test_what_somebody_wrote_since_stays(now: dict[str, Any], expected: dict[str
 
 def test_no_default_is_left_that_is_not_there() -> None:
     # Made the default by hand, after a run that only added it.
-    after = made(b"{}", Wish())
+    after = made(b"{}", DesiredConfig())
     now = after.replace(b"{\n", b'{\n "default-runtime": "nvidia",\n', 1)
     edited = undone(now, before=b"{}", after=after)
     assert json.loads(left(now, edited) or b"") == {}
@@ -168,31 +170,33 @@ def test_no_default_is_left_that_is_not_there() -> None:
 
 
 def test_one_handler_of_two_goes_alone_and_all_of_them_when_none_is_named() -> None:
-    other = Wish(handler="nvidia-cdi", binary="/usr/bin/nvidia-container-runtime.cdi")
-    after = made(made(b"{}\n", Wish()), other)
-    edited = undone(after, before=b"{}\n", after=after, wish=other)
+    other = DesiredConfig(handler="nvidia-cdi", binary="/usr/bin/nvidia-container-runtime.cdi")
+    after = made(made(b"{}\n", DesiredConfig()), other)
+    edited = undone(after, before=b"{}\n", after=after, desired=other)
     assert json.loads(left(after, edited) or b"") == {"runtimes": {"nvidia": NVIDIA}}
-    assert left(after, undone(after, before=b"{}\n", after=after, wish=replace(other, handler=""))) == b"{}\n"
+    assert left(after, undone(after, before=b"{}\n", after=after, desired=replace(other, handler=""))) == b"{}\n"
     now = after.replace(b"{", b'{"own": 1,', 1)
-    assert json.loads(left(now, undone(now, before=b"{}\n", after=after, wish=Wish(handler=""))) or b"") == {"own": 1}
-    assert left(after, undone(after, before=b"{}\n", after=after, wish=Wish(handler="third"))) == b"{}\n"
+    assert json.loads(
+        left(now, undone(now, before=b"{}\n", after=after, desired=DesiredConfig(handler=""))) or b""
+    ) == {"own": 1}
+    assert left(after, undone(after, before=b"{}\n", after=after, desired=DesiredConfig(handler="third"))) == b"{}\n"
 
 
 def test_what_is_not_on_record_is_said() -> None:
     data = json.dumps({"runtimes": {"nvidia": NVIDIA}, "default-runtime": "nvidia", "features": {"cdi": True}}).encode()
-    edited = unconfigure({CONFIG: data}, Wish(), {})
+    edited = unconfigure({CONFIG: data}, DesiredConfig(), {})
     assert json.loads(left(data, edited) or b"") == {"features": {"cdi": True}}
     assert len(edited.notes) == 2
     assert "no record of" in edited.how
     unit = b"[Service]\nExecStart=/usr/bin/dockerd --add-runtime=nvidia=/n\n"
-    flags = unconfigure({CONFIG: b"{}", "/lib/systemd/system/docker.service": unit}, Wish(), {})
+    flags = unconfigure({CONFIG: b"{}", "/lib/systemd/system/docker.service": unit}, DesiredConfig(), {})
     assert flags.edits == ()
     assert "command line" in flags.notes[0]
 
 
 def test_nothing_is_done_where_there_is_no_file_and_nothing_readable_is_guessed_at() -> None:
-    assert unconfigure({}, Wish(), {CONFIG: Former(b"{}", b"{ }")}).edits == ()
+    assert unconfigure({}, DesiredConfig(), {CONFIG: RecordedEdit(b"{}", b"{ }")}).edits == ()
     with pytest.raises(Refused, match="not valid JSON"):
-        undone(b'{"a": 1,}', before=b"{}", after=made(b"{}", Wish()))
-    unchanged = made(b"{}", Wish())
+        undone(b'{"a": 1,}', before=b"{}", after=made(b"{}", DesiredConfig()))
+    unchanged = made(b"{}", DesiredConfig())
     assert undone(unchanged, before=unchanged, after=unchanged).edits == ()

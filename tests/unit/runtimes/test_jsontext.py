@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from gpunode.runtimes.jsontext import Malformed, parse, put
+from gpunode.runtimes.jsonread import Malformed, parse
+from gpunode.runtimes.jsontext import put
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpunode.runtimes.jsontext import Malformed, Number, Object, Path, drop, edit, parse, put, spelt
+from gpunode.runtimes.jsonread import Malformed, Number, Object, Path, parse, spelt
+from gpunode.runtimes.jsontext import drop, edit, put
 from gpunode.runtimes.text import same
 
 # Every character that JSON, Python or Go treats in a way of its own, beside all others.

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from gpunode.runtimes import Wish
+from gpunode.runtimes import DesiredConfig
 from gpunode.runtimes.keys import gone_too, taken_back
 from gpunode.runtimes.tomlread import parse
 from tests.unit.runtimes.docker_file import configure as configure_docker
@@ -24,9 +24,9 @@ imports = ["/etc/containerd/conf.d/*.toml"]
   [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
     runtime_type = "io.containerd.runc.v2"
 """
-WITH = configure_containerd(V2, Wish(default=True, cdi=True))
+WITH = configure_containerd(V2, DesiredConfig(default=True, cdi=True))
 DAEMON = b'{\n  "log-level": "info"\n}\n'
-DAEMON_WITH = configure_docker(DAEMON, Wish(default=True, cdi=True))
+DAEMON_WITH = configure_docker(DAEMON, DesiredConfig(default=True, cdi=True))
 
 
 @pytest.mark.parametrize(
@@ -34,7 +34,7 @@ DAEMON_WITH = configure_docker(DAEMON, Wish(default=True, cdi=True))
     [
         (V2, WITH, TOML),
         (DAEMON, DAEMON_WITH, JSON),
-        (None, configure_containerd(None, Wish()), TOML),
+        (None, configure_containerd(None, DesiredConfig()), TOML),
         (b"", b"x", TOML),
     ],
 )
@@ -94,7 +94,7 @@ def test_a_list_keeps_what_was_added_and_gets_back_what_we_took() -> None:
 
 
 def test_in_a_file_of_ours_what_is_no_part_of_an_entry_stays_with_the_schema_that_it_is_written_in() -> None:
-    after = configure_containerd(None, Wish(default=True))
+    after = configure_containerd(None, DesiredConfig(default=True))
     now = after + b"[plugins.'io.containerd.grpc.v1.cri'.registry]\n  config_path = '/etc/certs'\n"
     back = taken_back(None, after, now, TOML)
     assert back is not None
@@ -103,7 +103,7 @@ def test_in_a_file_of_ours_what_is_no_part_of_an_entry_stays_with_the_schema_tha
 
 
 def test_a_file_of_ours_is_gone_when_only_blank_lines_were_added() -> None:
-    after = configure_containerd(None, Wish())
+    after = configure_containerd(None, DesiredConfig())
     assert taken_back(None, after, b"\n" + after.replace(b"\n", b"\r\n"), TOML) == b""
     assert taken_back(None, after, after + b"# mine\n", TOML) == b"# mine\n"
 

@@ -1,4 +1,4 @@
-"""Whether a runtime is as wished: the handler, the default, and one cgroup driver for all pods of a node."""
+"""Whether a runtime is as desired: the handler, the default, and one cgroup driver for all pods of a node."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from gpunode.runtimes.model import Configured, Wish, cgroup_handlers, needs_runc, satisfies
+from gpunode.runtimes.model import DesiredConfig, ObservedConfig, cgroup_handlers, needs_runc, satisfies
 
-WISH = Wish(version=(1, 7))
-AS_WISHED = Configured({"nvidia": WISH.binary, "runc": ""}, schema=2)
+WISH = DesiredConfig(version=(1, 7))
+AS_WISHED = ObservedConfig({"nvidia": WISH.binary, "runc": ""}, schema=2)
 
 
 def test_a_handler_that_runs_another_program_or_none_is_not_as_wished() -> None:
@@ -19,13 +19,13 @@ def test_a_handler_that_runs_another_program_or_none_is_not_as_wished() -> None:
 
 
 def test_default_and_cdi_matter_where_they_are_wished() -> None:
-    for wish, configured in (
+    for desired, configured in (
         (replace(WISH, default=True), replace(AS_WISHED, default="nvidia")),
         (replace(WISH, cdi=True), replace(AS_WISHED, cdi=True)),
     ):
-        assert satisfies(configured, wish)
+        assert satisfies(configured, desired)
         assert satisfies(configured, WISH)
-        assert not satisfies(AS_WISHED, wish)
+        assert not satisfies(AS_WISHED, desired)
     assert not satisfies(replace(AS_WISHED, default="runc"), replace(WISH, default=True))
     assert not satisfies(replace(AS_WISHED, cdi=False), replace(WISH, cdi=True))
 
@@ -69,7 +69,7 @@ def test_a_default_that_is_no_runc_says_nothing_of_the_driver() -> None:
 
 
 def test_docker_takes_its_driver_from_the_host() -> None:
-    assert satisfies(Configured({"nvidia": WISH.binary}), replace(WISH, systemd_cgroup=True))
+    assert satisfies(ObservedConfig({"nvidia": WISH.binary}), replace(WISH, systemd_cgroup=True))
 
 
 def test_the_driver_is_set_for_the_handler_and_for_those_of_runcs_family_that_are_there() -> None:
@@ -94,6 +94,6 @@ def test_the_driver_is_set_for_the_handler_and_for_those_of_runcs_family_that_ar
 def test_a_file_without_runc_breaks_containerd_1_and_leaves_containerd_2_under_cgroupfs(
     default: str, schema: int, version: tuple[int, ...] | None, systemd: bool, needed: bool
 ) -> None:
-    wish = Wish(version=version, systemd_cgroup=systemd)
-    assert needs_runc(default, {"nvidia": ""}, schema, wish) is needed
-    assert not needs_runc(default, {"nvidia": "", "runc": ""}, schema, wish)
+    desired = DesiredConfig(version=version, systemd_cgroup=systemd)
+    assert needs_runc(default, {"nvidia": ""}, schema, desired) is needed
+    assert not needs_runc(default, {"nvidia": "", "runc": ""}, schema, desired)

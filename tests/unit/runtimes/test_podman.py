@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpunode.runtimes import Wish, podman, runtime
+from gpunode.runtimes import DesiredConfig, podman, runtime
 
 BOTH = ("/etc/cdi", "/var/run/cdi")
 CONF = "/etc/containers/containers.conf"
@@ -17,10 +17,13 @@ def folders(text: str) -> dict[str, bytes]:
 def test_its_files_stay_as_they_are() -> None:
     files = {CONF: b"[engine]\n"}
     row = runtime("podman")
-    for edited in (row.configure(files, Wish(default=True, cdi=True)), row.unconfigure(files, Wish(), {})):
+    for edited in (
+        row.configure(files, DesiredConfig(default=True, cdi=True)),
+        row.unconfigure(files, DesiredConfig(), {}),
+    ):
         assert edited.edits == ()
         assert "--device nvidia.com/gpu=all" in edited.how
-    assert row.inspect(files, Wish()).cdi is True
+    assert row.inspect(files, DesiredConfig()).cdi is True
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from gpunode.builtin import names
 from gpunode.container_runtimes import CONTAINER_RUNTIMES, Cdi, Client, Parser, Source
 from gpunode.facts import probes
 from gpunode.recipe import RuntimeName, known_keys
-from gpunode.runtimes import RUNTIMES, Runtime, Wish, after_edits, satisfies
+from gpunode.runtimes import RUNTIMES, DesiredConfig, Runtime, after_edits, satisfies
 
 ROWS = pytest.mark.parametrize("row", RUNTIMES, ids=lambda row: row.id)
 _PACKAGE = Path(gpunode.__file__).parent
@@ -42,19 +42,19 @@ def test_a_row_has_its_rules_in_a_module_of_its_name(row: Runtime) -> None:
     for name in ("configure", "unconfigure", "inspect"):
         assert callable(getattr(rules, name))
     if row.reloads:
-        assert row.takes_on_reload({}, {}, Wish()) in {True, False}
+        assert row.takes_on_reload({}, {}, DesiredConfig()) in {True, False}
     if row.stopped:
-        assert row.keeps_containers({}, Wish()) in {True, False}
-    assert row.located(row, {}, Wish()) == row
-    assert all(place.startswith("/") for place in row.reads({}, Wish()))
+        assert row.keeps_containers({}, DesiredConfig()) in {True, False}
+    assert row.located(row, {}, DesiredConfig()) == row
+    assert all(place.startswith("/") for place in row.reads({}, DesiredConfig()))
 
 
 @ROWS
 def test_a_row_configures_what_it_then_finds(row: Runtime) -> None:
-    edited = row.configure({}, Wish())
+    edited = row.configure({}, DesiredConfig())
 
-    assert row.cdi == "only" or satisfies(row.inspect(after_edits({}, edited), Wish()), Wish())
-    assert not row.configure(after_edits({}, edited), Wish()).edits
+    assert row.cdi == "only" or satisfies(row.inspect(after_edits({}, edited), DesiredConfig()), DesiredConfig())
+    assert not row.configure(after_edits({}, edited), DesiredConfig()).edits
 
 
 @ROWS

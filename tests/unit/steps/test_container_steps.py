@@ -22,7 +22,7 @@ from gpunode.facts.model import Facts, Known, Platform, Unknown, known
 from gpunode.facts.project import project
 from gpunode.outcome import Planned
 from gpunode.recipe import Recipe, Runtime, Toolkit
-from gpunode.runtimes import Wish, runtime
+from gpunode.runtimes import DesiredConfig, runtime
 from gpunode.steps.runtime_config import RUNTIME_CONFIG
 from gpunode.steps.runtime_install import RUNTIME_INSTALL
 from gpunode.steps.table import STEPS, needed
@@ -221,7 +221,7 @@ def test_a_default_that_the_recipe_forbids_is_taken_off_and_one_that_it_does_not
     after = project(node, outcome.changes)
     row, state = runtime(name), known(after.file(path), None)
     assert state is not None
-    assert row.inspect({path: state.content}, Wish()).default == "runc"
+    assert row.inspect({path: state.content}, DesiredConfig()).default == "runc"
     assert outcome.disrupts == ""
     assert outcome.expectation is not None
     assert outcome.expectation.default == "runc"

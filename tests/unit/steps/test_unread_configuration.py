@@ -12,7 +12,8 @@ from gpunode.facts.derive import derive
 from gpunode.facts.evidence import Capture, Ownership
 from gpunode.facts.model import Facts
 from gpunode.facts.project import project
-from gpunode.runtimes import Wish, after_edits, runtime
+from gpunode.recipe import Recipe, Runtime
+from gpunode.runtimes import DesiredConfig, after_edits, runtime
 from gpunode.steps.runtime_config import RUNTIME_CONFIG
 from tests.unit.steps.machines import CONTAINERD, DAEMON_JSON, machine, planned, recipe, unit
 
@@ -21,7 +22,7 @@ FILES = {"containerd": CONTAINERD, "docker": DAEMON_JSON}
 
 def node(name: str, changed: float | None = 50.0, **more: Any) -> Facts:
     """A node whose runtime is configured, with a file that was changed then."""
-    content = after_edits({}, runtime(name).configure({}, Wish(version=(1, 6))))[FILES[name]]
+    content = after_edits({}, runtime(name).configure({}, DesiredConfig(version=(1, 6))))[FILES[name]]
     facts = machine(files={FILES[name]: content}, packages={name: "1.6-1"}, units={f"{name}.service": unit(**more)})
     return facts if changed is None else replace(facts, changed_at={FILES[name]: changed})
 
@@ -45,6 +46,32 @@ def test_a_daemon_that_is_older_than_its_file_reads_it_again(name: str, times: d
     assert outcome.disrupts == ""
     facts = project(node(name, **times), outcome.changes)
     assert planned(RUNTIME_CONFIG.plan(recipe(name), facts)).changes == ()
+
+
+@pytest.mark.parametrize(
+    ("version", "alive", "kind", "stops"),
+    [
+        ("20.10.24", b"", "restart", "docker containers"),
+        ("20.10.24", b'"live-restore": true, ', "restart", ""),
+        ("28.5.2", b"", "reload", ""),
+    ],
+)
+def test_a_docker_that_has_not_read_its_cdi_setting_restarts_unless_that_is_on_unasked(
+    version: str, alive: bytes, kind: Any, stops: str
+) -> None:
+    content = after_edits({}, runtime("docker").configure({}, DesiredConfig(cdi=True)))[DAEMON_JSON]
+    content = content.replace(b"{", b"{" + alive, 1)
+    facts = machine(
+        files={DAEMON_JSON: content},
+        packages={"docker.io": version},
+        units={"docker.service": unit(started_at=40.0)},
+    )
+    wanted = Recipe("test", runtime=Runtime("docker", cdi=True))
+    outcome = planned(RUNTIME_CONFIG.plan(wanted, replace(facts, changed_at={DAEMON_JSON: 50.0})))
+    (change,) = outcome.changes
+    assert isinstance(change, FileChange)
+    assert change.triggers == {Trigger(kind, "docker.service")}
+    assert outcome.disrupts == stops
 
 
 @pytest.mark.parametrize(

@@ -8,12 +8,14 @@ from dataclasses import replace
 
 from gpunode.change import Change, FileChange, FileState, Trigger
 from gpunode.errors import ChangeFailed
+from gpunode.facts.derive import about_runtime
 from gpunode.facts.evidence import Capture, Found, Ownership, Probe, encode_found
 from gpunode.journal.store import Store
-from gpunode.runtimes import Wish, runtime
+from gpunode.runtimes import DesiredConfig, runtime
+from gpunode.steps.runtime_edits import Target
 from gpunode.workflow import ctk, edits
 from gpunode.workflow.ctk import Asked, CtkVerb, Done
-from gpunode.workflow.edits import Draft
+from gpunode.workflow.edits import CtkPlan
 from gpunode.workflow.events import silent
 from tests.unit.steps.machines import machine
 from tests.unit.workflow.nodes import Node
@@ -28,9 +30,9 @@ PLAIN = b"""version = 2 # ours
 [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
   runtime_type = "io.containerd.runc.v2"
 """
-IN_DROP_IN = Wish(binary="nvidia-container-runtime", mode="drop-in", exact=True)
+IN_DROP_IN = DesiredConfig(binary="nvidia-container-runtime", mode="drop-in", exact=True)
 IN_PLACE = replace(IN_DROP_IN, mode="in-place")
-DOCKER = Wish(binary="nvidia-container-runtime", exact=True)
+DOCKER = DesiredConfig(binary="nvidia-container-runtime", exact=True)
 
 
 class Machine(Node):
@@ -64,19 +66,26 @@ class Machine(Node):
         return {path: state.content for path, state in self.files.items() if state is not None}
 
 
-def draft_of(host: Machine, wish: Wish = IN_DROP_IN, row: str = "containerd") -> Draft:
-    return edits.configuring(host, runtime(row), wish)
+def target_of(host: Machine, desired: DesiredConfig = IN_DROP_IN, row: str = "containerd") -> Target:
+    return edits.looked_at(host, runtime(row), desired, about_runtime({}))
 
 
-def made(host: Machine, store: Store, draft: Draft, verb: CtkVerb = "configure", *, restart: bool = False) -> Done:
-    return ctk.carry_out(draft, host, store, Asked(verb, "test", restart=restart), silent)
+def plan_of(
+    host: Machine, desired: DesiredConfig = IN_DROP_IN, row: str = "containerd", store: Store | None = None
+) -> CtkPlan:
+    recorded = edits.recorded(store.footprint().files) if store else {}
+    return edits.configuring(host, target_of(host, desired, row), recorded)
 
 
-def configured(host: Machine, store: Store, wish: Wish = IN_DROP_IN, row: str = "containerd") -> Done:
-    return made(host, store, draft_of(host, wish, row))
+def made(host: Machine, store: Store, plan: CtkPlan, verb: CtkVerb = "configure", *, restart: bool = False) -> Done:
+    return ctk.carry_out(plan, host, store, Asked(verb, "test", restart=restart), silent)
 
 
-def unconfigured(host: Machine, store: Store, wish: Wish = IN_DROP_IN, row: str = "containerd") -> Draft:
-    draft = edits.unconfiguring(host, runtime(row), wish, store.footprint().files)
-    made(host, store, draft, "unconfigure")
-    return draft
+def configured(host: Machine, store: Store, desired: DesiredConfig = IN_DROP_IN, row: str = "containerd") -> Done:
+    return made(host, store, plan_of(host, desired, row))
+
+
+def unconfigured(host: Machine, store: Store, desired: DesiredConfig = IN_DROP_IN, row: str = "containerd") -> CtkPlan:
+    plan = edits.unconfiguring(target_of(host, desired, row), store.footprint().files)
+    made(host, store, plan, "unconfigure")
+    return plan

@@ -15,7 +15,7 @@ from gpunode.facts.evidence import Capture, Probe
 from gpunode.facts.probes import unit_probe
 from gpunode.host.port import Settled
 from gpunode.journal.store import Store
-from gpunode.runtimes import Configured, Wish, runtime
+from gpunode.runtimes import DesiredConfig, ObservedConfig, runtime
 from gpunode.workflow import ctk, rollback, standing
 from gpunode.workflow.ctk import Asked
 from gpunode.workflow.events import silent
@@ -29,8 +29,8 @@ from tests.unit.workflow.editing import (
     RESTART,
     Machine,
     configured,
-    draft_of,
     made,
+    plan_of,
     unconfigured,
 )
 
@@ -54,7 +54,7 @@ def test_a_run_of_its_own_verb_is_recorded_and_nothing_is_restarted_or_owed(stor
 def test_a_second_time_there_is_nothing_to_do(store: Store) -> None:
     host = Machine({CONTAINERD: PLAIN})
     configured(host, store)
-    assert draft_of(host).changes == ()
+    assert plan_of(host).files == ()
 
 
 def test_a_rollback_without_a_name_takes_it_back_and_has_the_daemon_read_it(store: Store) -> None:
@@ -76,13 +76,13 @@ def test_what_it_wrote_is_gpunodes_for_a_removal(store: Store) -> None:
     assert store.footprint().files == {}
 
 
-@pytest.mark.parametrize("wish", [IN_DROP_IN, IN_PLACE, replace(IN_PLACE, default=True, cdi=True)])
-def test_unconfigure_brings_an_untouched_file_back_to_the_byte(wish: Wish, store: Store) -> None:
+@pytest.mark.parametrize("desired", [IN_DROP_IN, IN_PLACE, replace(IN_PLACE, default=True, cdi=True)])
+def test_unconfigure_brings_an_untouched_file_back_to_the_byte(desired: DesiredConfig, store: Store) -> None:
     host = Machine({CONTAINERD: PLAIN})
-    configured(host, store, wish)
-    draft = unconfigured(host, store, wish)
+    configured(host, store, desired)
+    plan = unconfigured(host, store, desired)
     assert host.contents == {CONTAINERD: PLAIN}
-    assert draft.trigger == RESTART
+    assert plan.trigger == RESTART
     assert [run.verb for run in store.runs()] == ["configure", "unconfigure"]
 
 
@@ -101,10 +101,10 @@ def test_a_write_that_fails_leaves_no_half(store: Store) -> None:
 
 def test_somebody_who_edits_meanwhile_is_not_overwritten_and_sees_no_half(store: Store) -> None:
     host = Machine({CONTAINERD: PLAIN})
-    draft = draft_of(host)
+    plan = plan_of(host)
     host.files[CONTAINERD] = FileState(PLAIN + b"# theirs\n")
     with pytest.raises(Conflict):
-        made(host, store, draft)
+        made(host, store, plan)
     assert host.contents == {CONTAINERD: PLAIN + b"# theirs\n"}
 
 
@@ -133,13 +133,13 @@ def test_a_signal_that_came_before_the_first_write_leaves_nothing(store: Store) 
         raise Interrupted("stopped")
 
     with pytest.raises(Interrupted):
-        ctk.carry_out(draft_of(host), host, store, Asked("configure", "test", pause=stop), silent)
+        ctk.carry_out(plan_of(host), host, store, Asked("configure", "test", pause=stop), silent)
     assert store.runs() == ()
 
 
 def test_a_restart_that_was_asked_for_is_made_and_the_daemon_asked(store: Store) -> None:
     host = Machine({CONTAINERD: PLAIN})
-    done = made(host, store, draft_of(host), restart=True)
+    done = made(host, store, plan_of(host), restart=True)
     assert host.triggered == [RESTART]
     assert [one.trigger for one in done.settled] == [RESTART]
 
@@ -148,7 +148,7 @@ def test_a_daemon_that_does_not_come_back_gets_both_files_back(store: Store) -> 
     host = Machine({CONTAINERD: PLAIN})
     host.accepts = lambda _trigger, node: DROP_IN not in node.files or node.files[DROP_IN] is None
     with pytest.raises(ChangeFailed) as stopped:
-        made(host, store, draft_of(host), restart=True)
+        made(host, store, plan_of(host), restart=True)
     assert host.contents == {CONTAINERD: PLAIN}
     assert "is running with it again" in stopped.value.why
 
@@ -156,9 +156,9 @@ def test_a_daemon_that_does_not_come_back_gets_both_files_back(store: Store) -> 
 def test_running_containers_that_a_restart_would_stop_are_named() -> None:
     host = Machine({DAEMON_JSON: b"{}\n"})
     host.docker_ps = Capture("docker ps", "ok", b"abc web\ndef db\n")
-    ctk.refuse_disruption(host, draft_of(host, DOCKER, "docker"))
+    ctk.refuse_disruption(host, plan_of(host, DOCKER, "docker"))
     with pytest.raises(DrainRequired, match="2 running docker containers") as stopped:
-        ctk.refuse_disruption(host, draft_of(host, replace(DOCKER, cdi=True), "docker"))
+        ctk.refuse_disruption(host, plan_of(host, replace(DOCKER, cdi=True), "docker"))
     assert "web, db" in stopped.value.why
 
 
@@ -194,6 +194,7 @@ ExecMainStartTimestamp=Fri 2026-05-01 00:00:00.000000 UTC
 StateChangeTimestamp=Fri 2026-05-01 00:00:00.000000 UTC
 """
 STARTED = 1777593600.0
+HAS = {"nvidia": "/usr/bin/nvidia-container-runtime"}
 
 
 @pytest.mark.parametrize(("changed", "unread"), [(STARTED - 1, False), (STARTED + 1, True), (None, False)])
@@ -206,70 +207,75 @@ def test_a_daemon_older_than_its_file_has_not_read_it(changed: float | None, unr
 
     host = Dated({CONTAINERD: PLAIN}, {UNIT: RUNS})
     configured(host, store)
-    draft = draft_of(host)
-    assert ctk.unread(host, draft) is unread
-    made(host, store, ctk.reread(draft), restart=True)
-    assert host.triggered == [RESTART]
+    plan = plan_of(host)
+    assert bool(plan.files) is unread
+    assert ctk.asked_for(plan, restart=False).files == ()
+    made(host, store, ctk.asked_for(plan, restart=True), restart=True)
+    assert host.triggered == [RESTART] * unread
+    assert (
+        "was changed after containerd.service" in ctk.verdict(plan, effective(HAS), is_live=True).otherwise
+    ) is unread
 
 
 @pytest.mark.parametrize("row", ["docker", "containerd"])
 def test_a_daemon_that_has_failed_has_read_nothing(row: str, store: Store) -> None:
-    wish, main, unit = (DOCKER, DAEMON_JSON, "docker") if row == "docker" else (IN_DROP_IN, CONTAINERD, "containerd")
+    desired, main, unit = (DOCKER, DAEMON_JSON, "docker") if row == "docker" else (IN_DROP_IN, CONTAINERD, "containerd")
     files = {DAEMON_JSON: b"{}\n", CONTAINERD: PLAIN}
     failed = RUNS.replace("containerd", unit).replace("=active", "=failed").replace("MainPID=1", "MainPID=0")
     host = Machine({main: files[main]}, {" ".join(unit_probe(f"{unit}.service").argv): failed})
-    configured(host, store, wish, row)
-    draft = draft_of(host, wish, row)
-    assert draft.changes == ()
-    assert ctk.unread(host, draft)
-    assert ctk.asleep(host, draft) == ""
-    verdict = ctk.verdict(host, draft, effective({}), is_live=True)
+    configured(host, store, desired, row)
+    plan = plan_of(host, desired, row)
+    assert plan.files == ()
+    (again,) = ctk.asked_for(plan, restart=True).files
+    assert again.before == again.after
+    assert ctk.asleep(plan) == ""
+    verdict = ctk.verdict(plan, effective({}), is_live=True)
     assert (verdict.failed, "it has failed" in verdict.otherwise) == (True, True)
-    assert str(read_again_command(draft, failed=verdict.failed)) == f"sudo systemctl restart {unit}"
+    assert str(read_again_command(plan, failed=verdict.failed)) == f"sudo systemctl restart {unit}"
 
 
 def test_a_daemon_that_is_starting_may_fail_yet(store: Store) -> None:
     host = Machine({CONTAINERD: PLAIN}, {UNIT: RUNS.replace("=active", "=activating\nSubState=start")})
     configured(host, store)
-    draft = draft_of(host)
-    assert ctk.unread(host, draft)
-    verdict = ctk.verdict(host, draft, effective({}), is_live=True)
+    plan = plan_of(host)
+    assert ctk.asked_for(plan, restart=True).files
+    verdict = ctk.verdict(plan, effective({}), is_live=True)
     assert verdict == ctk.Verdict(untold="it is still starting; try again in a moment")
 
 
 def effective(handlers: Mapping[str, str]) -> ctk.Effective:
-    return lambda _: Configured(handlers)
+    return lambda _: ObservedConfig(handlers)
 
 
 def test_the_verdict_looks_at_the_files_first_and_then_at_the_daemon(store: Store) -> None:
     host = Machine({CONTAINERD: PLAIN}, {UNIT: RUNS})
-    assert ctk.verdict(host, draft_of(host), effective({}), is_live=True).pending
+    assert ctk.verdict(plan_of(host), effective({}), is_live=True).pending
     configured(host, store)
-    draft = draft_of(host)
-    good = effective({"nvidia": "/usr/bin/nvidia-container-runtime"})
-    assert ctk.verdict(host, draft, good, is_live=True) == ctk.Verdict()
-    assert "handler nvidia" in ctk.verdict(host, draft, effective({}), is_live=True).otherwise
-    assert "image" in ctk.verdict(host, draft, effective({}), is_live=False).untold
-    assert "containerd is not installed" in ctk.verdict(host, draft, lambda _: None, is_live=True).untold
+    plan = plan_of(host)
+    good = effective(HAS)
+    assert ctk.verdict(plan, good, is_live=True) == ctk.Verdict()
+    assert "handler nvidia" in ctk.verdict(plan, effective({}), is_live=True).otherwise
+    assert "image" in ctk.verdict(plan, effective({}), is_live=False).untold
+    assert "containerd is not installed" in ctk.verdict(plan, lambda _: None, is_live=True).untold
 
 
 def test_a_daemon_that_does_not_run_or_reads_another_file_is_not_asked(store: Store) -> None:
     host = Machine({CONTAINERD: PLAIN}, {UNIT: RUNS.replace("ActiveState=active", "ActiveState=inactive")})
     configured(host, store)
-    assert "is not running" in ctk.verdict(host, draft_of(host), effective({}), is_live=True).untold
+    assert "is not running" in ctk.verdict(plan_of(host), effective({}), is_live=True).untold
     elsewhere = replace(IN_PLACE, config="/opt/config.toml")
     configured(host, store, elsewhere)
-    assert "/opt/config.toml" in ctk.verdict(host, draft_of(host, elsewhere), effective({}), is_live=True).untold
+    assert "/opt/config.toml" in ctk.verdict(plan_of(host, elsewhere), effective({}), is_live=True).untold
 
 
 def test_a_daemon_whose_parser_cannot_read_its_files_has_something_else(store: Store) -> None:
     host = Machine({CONTAINERD: PLAIN}, {UNIT: RUNS})
     configured(host, store)
 
-    def broken(_: str) -> Configured | None:
+    def broken(_: str) -> ObservedConfig | None:
         raise ChangeFailed("containerd does not say", why="toml: line 3")
 
-    assert "toml: line 3" in ctk.verdict(host, draft_of(host), broken, is_live=True).otherwise
+    assert "toml: line 3" in ctk.verdict(plan_of(host), broken, is_live=True).otherwise
 
 
 @pytest.mark.parametrize("row", ["docker", "containerd"])
@@ -282,15 +288,15 @@ def test_a_daemon_whose_parser_cannot_read_its_files_has_something_else(store: S
     ],
 )
 def test_a_restart_that_nobody_could_make_is_noticed(row: str, beside: set[str], skipped: bool, store: Store) -> None:
-    wish, main = (DOCKER, DAEMON_JSON) if row == "docker" else (IN_DROP_IN, CONTAINERD)
+    desired, main = (DOCKER, DAEMON_JSON) if row == "docker" else (IN_DROP_IN, CONTAINERD)
     places = {"socket": runtime(row).socket, "systemd": "/run/systemd/system"}
     host = Machine({main: b"{}\n" if row == "docker" else PLAIN, **{places[name]: b"" for name in beside}})
-    draft = draft_of(host, wish, row)
-    assert draft.trigger is not None
-    told = (Settled(draft.trigger, 0.0, "systemd is not running here"),)
-    assert ctk.was_skipped(host, draft, ctk.Done("1", told)) is skipped
-    assert not ctk.was_skipped(host, draft, ctk.Done("1", (Settled(draft.trigger, 0.1),)))
-    following = read_again_command(draft, failed=False, systemd=False)
+    plan = plan_of(host, desired, row)
+    assert plan.trigger is not None
+    told = (Settled(plan.trigger, 0.0, "systemd is not running here"),)
+    assert ctk.was_skipped(host, plan, ctk.Done("1", told)) is skipped
+    assert not ctk.was_skipped(host, plan, ctk.Done("1", (Settled(plan.trigger, 0.1),)))
+    following = read_again_command(plan, failed=False, systemd=False)
     assert following == (
         "sudo kill -HUP $(pidof dockerd)" if row == "docker" else "restart containerd in the way it was started"
     )

@@ -11,11 +11,10 @@ import pytest
 from gpunode.change import FileState
 from gpunode.errors import Refused
 from gpunode.journal.store import Store
-from gpunode.runtimes import Wish, runtime
+from gpunode.runtimes import DesiredConfig, runtime
 from gpunode.runtimes.model import Mode
 from gpunode.runtimes.tomlread import parse
-from gpunode.workflow import edits
-from tests.unit.workflow.editing import PLAIN, Machine, configured, made, unconfigured
+from tests.unit.workflow.editing import PLAIN, Machine, configured, made, plan_of, unconfigured
 
 CRIO = b'[crio.runtime]\ndefault_runtime = "crun"\n\n[crio.runtime.runtimes.crun]\nruntime_path = "/usr/bin/crun"\n'
 FIRST = {
@@ -24,7 +23,7 @@ FIRST = {
     "crio": {"/etc/crio/crio.conf": CRIO},
 }
 MODES: tuple[Mode, ...] = ("auto", "in-place")
-SECOND = replace(Wish(exact=True), handler="nvidia-cdi", binary="/usr/bin/nvidia-container-runtime.cdi")
+SECOND = replace(DesiredConfig(exact=True), handler="nvidia-cdi", binary="/usr/bin/nvidia-container-runtime.cdi")
 
 
 @pytest.fixture
@@ -33,7 +32,9 @@ def store(tmp_path: Path) -> Store:
 
 
 def handlers(host: Machine, name: str) -> set[str]:
-    return {one for one in runtime(name).inspect(dict(host.contents), Wish()).handlers if one.startswith("nvidia")}
+    return {
+        one for one in runtime(name).inspect(dict(host.contents), DesiredConfig()).handlers if one.startswith("nvidia")
+    }
 
 
 def edit_by_hand(host: Machine) -> None:
@@ -48,11 +49,11 @@ def edit_by_hand(host: Machine) -> None:
 @pytest.mark.parametrize("name", FIRST)
 def test_of_two_handlers_the_named_one_goes(name: str, mode: Mode, gone: str, store: Store) -> None:
     host = Machine(dict(FIRST[name]))
-    wishes = [replace(wish, mode=mode) for wish in (Wish(exact=True, default=True), SECOND)]
-    for wish in wishes:
-        configured(host, store, wish, name)
-    named = next(wish for wish in wishes if wish.handler == gone)
-    (other,) = [wish for wish in wishes if wish is not named]
+    all_desired = [replace(desired, mode=mode) for desired in (DesiredConfig(exact=True, default=True), SECOND)]
+    for desired in all_desired:
+        configured(host, store, desired, name)
+    named = next(desired for desired in all_desired if desired.handler == gone)
+    (other,) = [desired for desired in all_desired if desired is not named]
     unconfigured(host, store, named, name)
     assert handlers(host, name) == {other.handler}
     unconfigured(host, store, other, name)
@@ -65,75 +66,75 @@ def test_of_two_handlers_the_named_one_goes(name: str, mode: Mode, gone: str, st
 @pytest.mark.parametrize("name", FIRST)
 def test_a_handler_that_was_never_added_takes_no_other_along(name: str, store: Store) -> None:
     host = Machine(dict(FIRST[name]))
-    configured(host, store, Wish(exact=True), name)
+    configured(host, store, DesiredConfig(exact=True), name)
     before = dict(host.contents)
-    unconfigured(host, store, Wish(handler="other"), name)
+    unconfigured(host, store, DesiredConfig(handler="other"), name)
     assert dict(host.contents) == before
 
 
 def test_a_runtime_that_runs_no_program_of_nvidias_is_not_taken_out_by_its_name(store: Store) -> None:
     host = Machine({"/etc/containerd/config.toml": PLAIN})
     with pytest.raises(Refused, match="was not added by configure") as refused:
-        unconfigured(host, store, Wish(handler="runc"), "containerd")
+        unconfigured(host, store, DesiredConfig(handler="runc"), "containerd")
     assert "--nvidia-runtime-path" in refused.value.hint
     assert dict(host.contents) == {"/etc/containerd/config.toml": PLAIN}
 
 
 def test_an_entry_that_somebody_else_wrote_meanwhile_is_told_and_goes_by_its_name(store: Store) -> None:
     host = Machine({"/etc/containerd/config.toml": PLAIN})
-    configured(host, store, Wish(exact=True, mode="drop-in"), "containerd")
+    configured(host, store, DesiredConfig(exact=True, mode="drop-in"), "containerd")
     drop_in = dict(host.contents)["/etc/containerd/conf.d/99-nvidia.toml"]
     merged = drop_in.replace(b"version = 2\n", b'version = 2\nimports = ["/etc/containerd/conf.d/*.toml"]\n', 1)
     host.files["/etc/containerd/config.toml"] = FileState(merged)
-    draft = unconfigured(host, store, Wish(mode="drop-in"), "containerd")
-    assert any("still has a runtime nvidia" in note for note in draft.notes)
-    unconfigured(host, store, Wish(mode="drop-in"), "containerd")
+    plan = unconfigured(host, store, DesiredConfig(mode="drop-in"), "containerd")
+    assert any("still has a runtime nvidia" in note for note in plan.planned.notes)
+    unconfigured(host, store, DesiredConfig(mode="drop-in"), "containerd")
     assert handlers(host, "containerd") == set()
 
 
 def test_taken_out_twice_the_default_of_somebody_else_stays(store: Store) -> None:
     path, first = "/etc/docker/daemon.json", b'{"default-runtime": "kata", "runtimes": {"kata": {"path": "/k"}}}\n'
     host = Machine({path: first})
-    configured(host, store, Wish(exact=True, default=True), "docker")
+    configured(host, store, DesiredConfig(exact=True, default=True), "docker")
     edit_by_hand(host)
-    unconfigured(host, store, Wish(), "docker")
+    unconfigured(host, store, DesiredConfig(), "docker")
     host.files[path] = FileState(host.contents[path].replace(b'"mine": 1', b'"mine": 2'))
-    unconfigured(host, store, Wish(), "docker")
+    unconfigured(host, store, DesiredConfig(), "docker")
     assert json.loads(host.contents[path]) == {"mine": 2, **json.loads(first)}
 
 
 @pytest.mark.parametrize("name", FIRST)
 def test_taking_out_another_one_does_not_bring_back_what_was_taken_out_before(name: str, store: Store) -> None:
     host = Machine(dict(FIRST[name]))
-    configured(host, store, Wish(exact=True, default=True), name)
+    configured(host, store, DesiredConfig(exact=True, default=True), name)
     edit_by_hand(host)
-    unconfigured(host, store, Wish(), name)
+    unconfigured(host, store, DesiredConfig(), name)
     before = dict(host.contents)
-    unconfigured(host, store, Wish(handler="other"), name)
+    unconfigured(host, store, DesiredConfig(handler="other"), name)
     assert dict(host.contents) == before
 
 
 def test_an_import_stays_while_another_handler_needs_it(store: Store) -> None:
     host = Machine(dict(FIRST["containerd"]))
-    wishes = [replace(wish, mode="drop-in") for wish in (Wish(exact=True), SECOND)]
-    for wish in wishes:
-        configured(host, store, wish, "containerd")
-    unconfigured(host, store, wishes[1], "containerd")
+    all_desired = [replace(desired, mode="drop-in") for desired in (DesiredConfig(exact=True), SECOND)]
+    for desired in all_desired:
+        configured(host, store, desired, "containerd")
+    unconfigured(host, store, all_desired[1], "containerd")
     assert handlers(host, "containerd") == {"nvidia"}
-    unconfigured(host, store, wishes[0], "containerd")
+    unconfigured(host, store, all_desired[0], "containerd")
     assert dict(host.contents) == FIRST["containerd"]
 
 
 @pytest.mark.parametrize("name", FIRST)
 def test_no_default_comes_back_whose_handler_has_gone(name: str, store: Store) -> None:
     host = Machine(dict(FIRST[name]))
-    first, second = Wish(exact=True, default=True), replace(SECOND, default=True)
+    first, second = DesiredConfig(exact=True, default=True), replace(SECOND, default=True)
     configured(host, store, first, name)
     edit_by_hand(host)
     configured(host, store, second, name)
     unconfigured(host, store, first, name)
     unconfigured(host, store, second, name)
-    found = runtime(name).inspect(dict(host.contents), Wish())
+    found = runtime(name).inspect(dict(host.contents), DesiredConfig())
     assert found.default in {None, "runc", "crun"}
 
 
@@ -163,11 +164,11 @@ def test_what_was_taken_out_of_somebody_elses_lines_is_not_put_back(name: str, s
     """By unconfigure run again, which a play does every night, nor by a removal."""
     host = Machine(dict(SOMEBODY_ELSES[name]))
     for _ in range(3):
-        unconfigured(host, store, Wish(), name)
+        unconfigured(host, store, DesiredConfig(), name)
         assert handlers(host, name) == set()
         assert store.footprint().files == {}
-    configured(host, store, Wish(exact=True, mode="in-place"), name)
-    unconfigured(host, store, Wish(), name)
+    configured(host, store, DesiredConfig(exact=True, mode="in-place"), name)
+    unconfigured(host, store, DesiredConfig(), name)
     assert handlers(host, name) == set()
     assert store.footprint().files == {}
 
@@ -175,17 +176,15 @@ def test_what_was_taken_out_of_somebody_elses_lines_is_not_put_back(name: str, s
 def test_a_drop_in_of_ours_follows_the_root_and_keeps_what_others_wrote_into_it(store: Store) -> None:
     """nvidia-ctk makes it anew at every run; people's scripts rely on that."""
     root, drop_in = "/etc/containerd/config.toml", "/etc/containerd/conf.d/99-nvidia.toml"
-    wish = Wish(exact=True, mode="drop-in")
+    desired = DesiredConfig(exact=True, mode="drop-in")
     secret = f'[{CRI}.registry.configs."r.io".auth]\npassword = "{{}}"\n'
     host = Machine({root: PLAIN + secret.format("old").encode()})
-    trails = store.footprint().files
-    made(host, store, edits.configuring(host, runtime("containerd"), wish, trails))
+    made(host, store, plan_of(host, desired, store=store))
     host.files[drop_in] = FileState(host.contents[drop_in] + f'[{CRI}.cni]\nbin_dir = "/mine"\n'.encode())
     rotated = host.contents[root].replace(b'"old"', b'"new"')
     host.files[root] = FileState(rotated)
-    trails = store.footprint().files
-    made(host, store, edits.configuring(host, runtime("containerd"), wish, trails))
+    made(host, store, plan_of(host, desired, store=store))
     found = parse(host.contents[drop_in].decode())["plugins"]["io.containerd.grpc.v1.cri"]
     assert found["registry"]["configs"]["r.io"]["auth"]["password"] == "new"
     assert found["cni"] == {"bin_dir": "/mine"}
-    assert edits.configuring(host, runtime("containerd"), wish, store.footprint().files).changes == ()
+    assert plan_of(host, desired, store=store).files == ()

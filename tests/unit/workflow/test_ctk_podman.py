@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpunode.change import Trigger
+from gpunode.change import Trigger, triggers
 from gpunode.facts.model import Facts
 from gpunode.host.port import Settled
 from gpunode.journal.store import Store
@@ -34,11 +34,11 @@ def test_a_missing_specification_is_written_without_being_asked_to_restart_anyth
     facts: list[Facts], tmp_path: Path
 ) -> None:
     host = Node(facts[0])
-    draft = edits.specifying(host, PODMAN, image=False)
-    assert (draft.about, draft.main, draft.trigger) == ("podman", SPEC, Trigger("cdi"))
-    assert (ctk.unread(host, draft), ctk.asleep(host, draft)) == (False, "podman has no daemon")
+    plan = edits.specifying(host, PODMAN, image=False)
+    assert (plan.about, plan.main, triggers(plan.files)) == ("podman", SPEC, (Trigger("cdi"),))
+    assert (plan.trigger, ctk.asleep(plan)) == (None, "podman has no daemon")
     store = Store(tmp_path)
-    done = ctk.carry_out(draft, host, store, Asked("configure", "1"), silent)
+    done = ctk.carry_out(plan, host, store, Asked("configure", "1"), silent)
     assert [settled.trigger for settled in done.settled] == [Trigger("cdi")]
     assert isinstance(done.settled[0], Settled)
     assert SPEC not in host.files
@@ -47,7 +47,7 @@ def test_a_missing_specification_is_written_without_being_asked_to_restart_anyth
 
 def test_a_fresh_one_is_left_alone_and_looked_at(facts: list[Facts]) -> None:
     facts[0] = node()
-    assert edits.specifying(Looking(), PODMAN, image=False).changes == ()
+    assert edits.specifying(Looking(), PODMAN, image=False).files == ()
     assert ctk.offered(Looking(), PODMAN, image=False) == ctk.Verdict()
     broken = ctk.offered(Looking(THERE[1:]), PODMAN, image=False)
     assert f"{SPEC} names missing files: /dev/nvidia0" in broken.otherwise

@@ -10,9 +10,11 @@ import pytest
 
 from gpunode.change import FileChange, FileState
 from gpunode.errors import Refused
+from gpunode.facts.derive import about_runtime
 from gpunode.journal.footprint import FileTrail
 from gpunode.journal.store import Store
-from gpunode.runtimes import Configured, Edit, Edited, Files, Former, Wish, runtime
+from gpunode.runtimes import ConfigEdit, DesiredConfig, Edit, Files, ObservedConfig, RecordedEdit, Runtime, runtime
+from gpunode.steps.runtime_edits import Target
 from gpunode.workflow import edits
 from tests.unit.steps.machines import CONTAINERD, DAEMON_JSON
 from tests.unit.workflow.editing import (
@@ -25,9 +27,13 @@ from tests.unit.workflow.editing import (
     RESTART_DOCKER,
     Machine,
     configured,
-    draft_of,
     made,
+    plan_of,
 )
+
+
+def target(host: Machine, row: Runtime, desired: DesiredConfig = IN_PLACE) -> Target:
+    return edits.looked_at(host, row, desired, about_runtime({}))
 
 
 @pytest.fixture
@@ -59,34 +65,34 @@ def test_a_drop_in_beside_a_configuration_of_a_users_own_is_that_users(store: St
 
 def test_a_file_that_was_written_between_two_runs_goes_back_through_both() -> None:
     """Byte for byte from the last of them, else what was written in between would be lost."""
-    asked: list[tuple[bytes | None, Former]] = []
+    asked: list[tuple[bytes | None, RecordedEdit]] = []
 
-    def unconfigure(files: Files, _: Wish, former: Mapping[str, Former]) -> Edited:
+    def unconfigure(files: Files, _: DesiredConfig, former: Mapping[str, RecordedEdit]) -> ConfigEdit:
         now, was = files.get(CONTAINERD), former[CONTAINERD]
         asked.append((now, was))
-        return Edited((Edit(CONTAINERD, now, was.before if now == was.after else b"A, theirs"),))
+        return ConfigEdit((Edit(CONTAINERD, now, was.before if now == was.after else b"A, theirs"),))
 
     a, b, c, d = (FileState(text) for text in (b"A", b"B", b"B, theirs", b"D, theirs"))
     trail = FileTrail((FileChange(CONTAINERD, a, b), FileChange(CONTAINERD, c, d)), "runtime")
-    row = replace(runtime("containerd"), unconfigure=unconfigure, inspect=lambda _files, _wish: Configured())
-    draft = edits.unconfiguring(Machine({CONTAINERD: d}), row, IN_PLACE, {CONTAINERD: trail})
+    row = replace(runtime("containerd"), unconfigure=unconfigure, inspect=lambda _files, _desired: ObservedConfig())
+    plan = edits.unconfiguring(target(Machine({CONTAINERD: d}), row), {CONTAINERD: trail})
     assert asked == [
-        (b"D, theirs", Former(b"B, theirs", b"D, theirs")),
-        (b"B, theirs", Former(b"A", b"B")),
+        (b"D, theirs", RecordedEdit(b"B, theirs", b"D, theirs")),
+        (b"B, theirs", RecordedEdit(b"A", b"B")),
     ]
-    assert [(change.before, change.after) for change in draft.changes] == [(d, FileState(b"A, theirs"))]
+    assert [(change.before, change.after) for change in plan.files] == [(d, FileState(b"A, theirs"))]
 
 
 def test_what_is_forgotten_is_no_former_state() -> None:
     forgotten = FileTrail((FileChange(CONTAINERD, None, FileState(b"")),), "runtime", forgotten=True)
-    seen: list[Mapping[str, Former]] = []
+    seen: list[Mapping[str, RecordedEdit]] = []
 
-    def unconfigure(_files: Files, _: Wish, former: Mapping[str, Former]) -> Edited:
+    def unconfigure(_files: Files, _: DesiredConfig, former: Mapping[str, RecordedEdit]) -> ConfigEdit:
         seen.append(former)
-        return Edited(())
+        return ConfigEdit(())
 
     row = replace(runtime("containerd"), unconfigure=unconfigure)
-    edits.unconfiguring(Machine({CONTAINERD: PLAIN}), row, IN_PLACE, {CONTAINERD: forgotten})
+    edits.unconfiguring(target(Machine({CONTAINERD: PLAIN}), row), {CONTAINERD: forgotten})
     assert seen == [{}]
 
 
@@ -96,18 +102,18 @@ def test_the_folder_that_was_made_for_a_drop_in_goes_with_it() -> None:
     host.files[DROP_IN] = FileState(b"x")
     trails = {DROP_IN: FileTrail((span,), "runtime")}
     row = replace(
-        runtime("containerd"), unconfigure=lambda _files, _wish, _former: Edited((Edit(DROP_IN, b"x", None),))
+        runtime("containerd"), unconfigure=lambda _files, _desired, _former: ConfigEdit((Edit(DROP_IN, b"x", None),))
     )
-    (change,) = edits.unconfiguring(host, row, IN_DROP_IN, trails).changes
+    (change,) = edits.unconfiguring(target(host, row, IN_DROP_IN), trails).files
     assert change.folders == ("/etc/containerd/conf.d",)
 
 
 def test_docker_reloads_for_a_runtime_and_restarts_for_a_feature(store: Store) -> None:
     host = Machine({DAEMON_JSON: b"{}\n"})
-    assert draft_of(host, DOCKER, "docker").trigger == RELOAD_DOCKER
-    assert draft_of(host, DOCKER, "docker").stops == ""
-    feature = draft_of(host, replace(DOCKER, cdi=True), "docker")
-    assert (feature.trigger, feature.stops) == (RESTART_DOCKER, "docker containers")
+    assert plan_of(host, DOCKER, "docker").trigger == RELOAD_DOCKER
+    assert plan_of(host, DOCKER, "docker").planned.disrupts == ""
+    feature = plan_of(host, replace(DOCKER, cdi=True), "docker")
+    assert (feature.trigger, feature.planned.disrupts) == (RESTART_DOCKER, "docker containers")
 
 
 @pytest.mark.parametrize(
@@ -122,43 +128,43 @@ def test_docker_reloads_for_a_runtime_and_restarts_for_a_feature(store: Store) -
 )
 def test_the_version_is_as_the_program_tells_it(printed: str, version: tuple[int, ...] | None) -> None:
     host = Machine({}, {"containerd --version": printed})
-    assert edits.place(host, runtime("containerd"), Wish()).wish.version == version
+    assert edits.find(host, runtime("containerd"), DesiredConfig()).desired.version == version
 
 
 def test_dockers_version_is_asked_for_where_cdi_hangs_on_it() -> None:
     host = Machine({}, {"dockerd --version": "Docker version 28.5.2+dfsg4, build 3ef3c07c\n"})
-    assert edits.place(host, runtime("docker"), Wish(cdi=True)).wish.version == (28, 5, 2)
-    assert edits.place(host, runtime("docker"), Wish()).wish.version is None
+    assert edits.find(host, runtime("docker"), DesiredConfig(cdi=True)).desired.version == (28, 5, 2)
+    assert edits.find(host, runtime("docker"), DesiredConfig()).desired.version is None
 
 
 def test_the_first_dump_that_is_there_is_the_source() -> None:
     dumps = (("crio", "status", "config"), ("crio-status", "config"))
     host = Machine({}, {"crio-status config": "[crio]\n"})
-    assert edits.place(host, runtime("containerd"), Wish(), dumps).wish.source == b"[crio]\n"
+    assert edits.find(host, runtime("containerd"), DesiredConfig(), dumps).desired.source == b"[crio]\n"
 
 
 def test_a_dump_that_fails_is_told_in_the_programs_own_words(monkeypatch: pytest.MonkeyPatch) -> None:
     host = Machine({})
     with pytest.raises(Refused, match="containerd config dump"):
-        edits.place(host, runtime("containerd"), Wish(), (("containerd", "config", "dump"),))
+        edits.find(host, runtime("containerd"), DesiredConfig(), (("containerd", "config", "dump"),))
 
 
 def test_a_dry_run_shows_the_drop_in_first_and_what_counts_last(store: Store) -> None:
     host = Machine({CONTAINERD: PLAIN})
-    draft = draft_of(host)
-    assert edits.shown(draft) == (draft.after[DROP_IN], draft.after[CONTAINERD])
+    plan = plan_of(host)
     configured(host, store)
-    assert edits.shown(draft_of(host)) == (draft.after[CONTAINERD],)
+    assert edits.shown(plan) == (host.contents[DROP_IN], host.contents[CONTAINERD])
+    assert edits.shown(plan_of(host)) == (host.contents[CONTAINERD],)
 
 
 def test_a_hook_is_a_file_that_no_daemon_of_ours_reads(store: Store) -> None:
     path, host = "/usr/share/containers/oci/hooks.d/nvidia.json", Machine({})
     host.files[path] = None
-    draft = edits.hooking(host, path, b"{}\n", "deprecated")
-    done = made(host, store, draft, restart=True)
+    plan = edits.hooking(host, path, b"{}\n", "deprecated")
+    done = made(host, store, plan, restart=True)
     assert (done.checked, done.settled) == ("", ())
     assert host.contents[path] == b"{}\n"
-    assert edits.hooking(host, path, b"{}\n", "deprecated").changes == ()
+    assert edits.hooking(host, path, b"{}\n", "deprecated").files == ()
 
 
 CRICTL = "/var/lib/rancher/k3s/agent/etc/crictl.yaml"
@@ -167,11 +173,11 @@ K3S = "/var/lib/rancher/k3s/agent/etc/containerd/config.toml"
 
 def test_the_containerd_that_the_kubelet_uses_is_the_one_that_is_meant() -> None:
     host = Machine({CONTAINERD: PLAIN, CRICTL: b"runtime-endpoint: unix:///run/k3s/containerd/containerd.sock\n"})
-    where = edits.place(host, runtime("containerd"), IN_PLACE, image=True)
+    where = edits.find(host, runtime("containerd"), IN_PLACE, image=True)
     assert (where.row.product, where.row.config) == ("k3s", K3S)
-    named = edits.place(host, runtime("containerd"), replace(IN_PLACE, config=CONTAINERD), image=True)
+    named = edits.find(host, runtime("containerd"), replace(IN_PLACE, config=CONTAINERD), image=True)
     assert named.row.product == ""
-    assert edits.place(host, runtime("docker"), DOCKER, image=True).row is runtime("docker")
+    assert edits.find(host, runtime("docker"), DOCKER, image=True).row is runtime("docker")
 
 
 KUBELET = {
@@ -185,7 +191,7 @@ def test_a_kubelet_gets_its_cri_plugin_and_its_cgroup_driver_where_there_is_none
     text: bytes, systemd: bool
 ) -> None:
     host = Machine({CONTAINERD: text, **KUBELET})
-    wish = edits.place(host, runtime("containerd"), IN_PLACE, image=True).wish
-    assert (wish.enable_cri, wish.systemd_cgroup) == (True, systemd)
-    bare = edits.place(Machine({CONTAINERD: text}), runtime("containerd"), IN_PLACE, image=True).wish
+    desired = edits.find(host, runtime("containerd"), IN_PLACE, image=True).desired
+    assert (desired.enable_cri, desired.systemd_cgroup) == (True, systemd)
+    bare = edits.find(Machine({CONTAINERD: text}), runtime("containerd"), IN_PLACE, image=True).desired
     assert (bare.enable_cri, bare.systemd_cgroup) == (False, False)

@@ -11,7 +11,7 @@ from gpunode.errors import Refused
 from gpunode.facts.model import Facts, Known, Platform
 from gpunode.host.rehearsal import RehearsalHost
 from gpunode.recipe import Recipe
-from gpunode.runtimes import Wish, after_edits, runtime
+from gpunode.runtimes import DesiredConfig, after_edits, runtime
 from gpunode.workflow.from_node import recipe_of
 from gpunode.workflow.plan import plan
 from tests.laws.nodes import facts
@@ -49,7 +49,7 @@ def test_its_first_plan_is_empty_on_every_node(node: Facts) -> None:
 
 
 def hand_built(**more: object) -> Facts:
-    configured = _docker(Wish(default=True))
+    configured = _docker(DesiredConfig(default=True))
     given: dict[str, object] = {
         "packages": {**TOOLKIT, "docker-ce": PackageState("5:28.5.2-1")},
         "files": {DAEMON_JSON: configured},
@@ -81,9 +81,9 @@ def test_a_refusal_does_not_hide_what_comes_after_it() -> None:
     assert asks_for_nothing(found, node)
 
 
-def _docker(wish: Wish = Wish()) -> bytes:  # noqa: B008 - frozen
+def _docker(desired: DesiredConfig = DesiredConfig()) -> bytes:  # noqa: B008 - frozen
     before = {DAEMON_JSON: b"{}"}
-    return after_edits(before, runtime("docker").configure(before, wish))[DAEMON_JSON]
+    return after_edits(before, runtime("docker").configure(before, desired))[DAEMON_JSON]
 
 
 def test_in_a_container_the_driver_is_somebody_elses() -> None:

@@ -276,6 +276,27 @@ def test_what_containerd_reads_otherwise_than_meant_once_it_is_written_goes_back
     assert host.bytes_of(CONTAINERD) == BEFORE
     assert f"put back: {CONTAINERD}" in caught.value.why
     assert journal(store) == ["failed"]
+    assert (host.triggered, store.owed()) == ([], {})
+
+
+def test_of_two_files_of_a_runtime_both_are_written_or_none(store: Store) -> None:
+    class Full(Node):
+        def apply(self, changes: Sequence[Change], /) -> None:
+            if any(isinstance(change, FileChange) and change.path == CONTAINERD for change in changes):
+                raise ChangeFailed("no room")
+            super().apply(changes)
+
+    node = containerd(packages={"containerd": "2.1.9"})
+    host = Full(node)
+    earlier = store.begin("setup", version="test")
+    earlier.owe(Trigger("restart", "docker.service"), 1)
+    earlier.close()
+    with pytest.raises(ChangeFailed, match="no room") as caught:
+        run(node, host, store, recipe("containerd"), replace(ONLY_CONFIG, allow_disruption=True))
+    assert {path: state for path, state in host.files.items() if state is not None} == {CONTAINERD: FileState(BEFORE)}
+    assert "put back: /etc/containerd/conf.d/99-nvidia.toml" in caught.value.why
+    assert host.triggered == []
+    assert set(store.owed()) == {Trigger("restart", "docker.service")}, "an earlier run's debt stays"
 
 
 def test_a_reload_that_docker_rejects_stays_owed_and_nobody_elses_file_is_put_back(store: Store) -> None:

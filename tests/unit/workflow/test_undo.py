@@ -151,7 +151,7 @@ class TestWholeRollback:
         assert subjects[:2] == [UNIT, CONTAINERD]
         assert set(subjects[2:5]) == {"nvidia-driver-cuda", "dkms", "nvidia-driver"}
         assert subjects[5:] == [BLACKLIST, CUDA_LIST], "the blacklist never goes while the driver stays"
-        assert (back.lost, back.notes, back.reboot) == (False, (), "")
+        assert (back.incomplete, back.notes, back.reboot) == (False, (), "")
 
     def test_it_can_be_rolled_back_in_the_order_of_a_setup(self, host: Machine, store: Store) -> None:
         done = undo(host, store, undoing(store, host, newest(store), now()))
@@ -415,7 +415,7 @@ class TestWholeRollback:
             else _obeys(changes)
         )
         back = undoing(store, host, run.id, now())
-        assert (back.packages, back.lost) == ((), True)
+        assert (back.packages, back.incomplete) == ((), True)
         assert "nor does what came with it: needs-lost" in back.notes
 
     def test_a_file_that_went_with_its_package_is_nobodys_edit(self, host: Machine, store: Store) -> None:
@@ -504,7 +504,7 @@ class TestWholeRollback:
         run.commit("done")
         host.archives = {}
         back = undoing(store, host, run.id, now({}))
-        assert back.lost
+        assert back.incomplete
         done = undo(host, store, back)
         assert host.files.get(path) is None
         assert made(store.read(done.run)) == ()

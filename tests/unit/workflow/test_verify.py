@@ -15,7 +15,7 @@ from gpunode.facts.evidence import Capture, Probe
 from gpunode.facts.model import Facts, LoadedDriver, Unknown
 from gpunode.host.rehearsal import RehearsalHost
 from gpunode.recipe import Expect, Recipe, Runtime
-from gpunode.runtimes import Configured
+from gpunode.runtimes import ObservedConfig
 from gpunode.workflow.verify import Extra, Report, verify
 from tests.unit.steps.machines import machine, recipe, with_driver
 
@@ -60,7 +60,7 @@ def report(
     wanted: Recipe | None = None,
     node: Facts | None = None,
     answer: object = ANSWER,
-    configured: Configured | None = None,
+    configured: ObservedConfig | None = None,
 ) -> Report:
     facts = node or with_driver("580.95.05", device_nodes=NODES)
     return verify(wanted or recipe(), facts, Answering(answer), lambda _name: configured)
@@ -198,19 +198,19 @@ def test_changes_that_are_left_fail_and_a_reboot_that_is_left_is_not_run() -> No
     ("configured", "default", "status"),
     [
         (None, False, "not run"),
-        (Configured({"runc": ""}), False, "failed"),
-        (Configured({"nvidia": "/usr/bin/nvidia-container-runtime"}), False, "passed"),
-        (Configured({"nvidia": "/usr/bin/nvidia-container-runtime"}, default="runc"), True, "failed"),
-        (Configured({"nvidia": "/usr/bin/nvidia-container-runtime"}, default="nvidia"), True, "passed"),
+        (ObservedConfig({"runc": ""}), False, "failed"),
+        (ObservedConfig({"nvidia": "/usr/bin/nvidia-container-runtime"}), False, "passed"),
+        (ObservedConfig({"nvidia": "/usr/bin/nvidia-container-runtime"}, default="runc"), True, "failed"),
+        (ObservedConfig({"nvidia": "/usr/bin/nvidia-container-runtime"}, default="nvidia"), True, "passed"),
     ],
 )
-def test_the_runtime_has_the_last_word(configured: Configured | None, default: bool, status: str) -> None:
+def test_the_runtime_has_the_last_word(configured: ObservedConfig | None, default: bool, status: str) -> None:
     wanted = Recipe("test", runtime=Runtime("docker", default=default))
     assert check(report(wanted, configured=configured), "runtime").status == status
 
 
 def test_a_runtime_that_cannot_read_its_own_file_has_failed() -> None:
-    def broken(_name: str) -> Configured | None:
+    def broken(_name: str) -> ObservedConfig | None:
         raise Refused("daemon.json is broken", why="line 3")
 
     found = verify(recipe("docker"), machine(), Answering(ANSWER), broken)
@@ -229,7 +229,7 @@ def test_a_container_is_not_started_where_the_driver_does_not_answer() -> None:
 
 
 def test_a_runtime_that_answers_root_alone_is_not_called_broken() -> None:
-    def closed(_name: str) -> Configured | None:
+    def closed(_name: str) -> ObservedConfig | None:
         raise Undetermined("cannot tell how containerd is configured", why="permission denied", hint="as root")
 
     node = with_driver("580.95.05", device_nodes=NODES)
@@ -264,7 +264,7 @@ def test_only_what_the_steps_of_a_run_are_about_is_checked() -> None:
     """``setup --only runtime-config`` on a node without a driver: nobody asked for one, so its absence is no fault."""
     wanted = Recipe("test", runtime=Runtime(name="containerd"), expect=Expect(gpus=8))
     broken = Capture("nvml", "absent")
-    reads = Configured({"nvidia": "/usr/bin/nvidia-container-runtime"}, "runc")
+    reads = ObservedConfig({"nvidia": "/usr/bin/nvidia-container-runtime"}, "runc")
     found = verify(wanted, machine(), Answering(broken), lambda _name: reads, only=("runtime-config",))
     assert {check.id for check in found.checks} == {"configuration", "runtime"}
     whole = verify(wanted, machine(), Answering(broken), lambda _name: reads)

@@ -1,0 +1,209 @@
+"""containerd's files as they shall be: the handler in place or in a drop-in, and the imports that it needs. Pure."""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Collection, Mapping, Sequence
+from typing import TypeAlias
+
+from gpunode.runtimes.containerd_files import (
+    CONFIG,
+    DROP_IN,
+    DUMP,
+    ConfigFile,
+    counting,
+    edited,
+    effective,
+    imports_of,
+    is_drop_in,
+    load,
+    merged,
+    merges,
+    read,
+)
+from gpunode.runtimes.containerd_plugin import Surroundings, with_handler
+from gpunode.runtimes.model import DesiredConfig, Files
+from gpunode.runtimes.tomlread import Document
+
+_Contents: TypeAlias = dict[str, bytes | None]
+
+
+class Editing:
+    """The files as they shall be, worked out from those that are there."""
+
+    def __init__(self, files: Files, loaded: Sequence[ConfigFile], desired: DesiredConfig) -> None:
+        self.files, self.loaded, self.desired, self.root = files, loaded, desired, loaded[0]
+
+    def contents(self) -> _Contents:
+        """Each file that may change, in the order of writing."""
+        changed = self._by_drop_in() if is_drop_in(self.root, self.desired) else self._in_place()
+        if self.desired.enable_cri:
+            for file in self.loaded:
+                if file.disabled:
+                    now = read(changed.get(file.path, self.files.get(file.path)), file.path, self.desired)
+                    changed[file.path] = self._edited(now, _with_cri(now))
+        return changed
+
+    def _in_place(self) -> _Contents:
+        file = self._file_that_counts()
+        plugin = with_handler(file.plugin, Surroundings(self._inherited(), file.read_as, self._is_loaded), self.desired)
+        return {file.path: self._edited(file, _with_plugin(file, plugin))}
+
+    def _file_that_counts(self) -> ConfigFile:
+        """The last one with a CRI table where that stands alone, or with an entry of ours; else the root."""
+        if merges(self.root.schema, self.desired):
+            return next((file for file in reversed(counting(self.loaded)) if self._has_entry(file)), self.root)
+        return next(reversed(counting(self.loaded)), self.root)
+
+    def _has_entry(self, file: ConfigFile) -> bool:
+        return self.desired.handler in file.table((*file.cri, "containerd", "runtimes"))
+
+    def _inherited(self) -> Document:
+        """The CRI table whose runtimes the handler's entry is copied from."""
+        plugin = effective(self.loaded, self.desired)
+        if self.desired.source is None:
+            return plugin
+        told = read(self.desired.source, DUMP)
+        # A daemon tells its configuration in the newest schema that it knows, which has other keys.
+        return merged(plugin, told.plugin) if told.schema == self.root.schema else plugin
+
+    def _by_drop_in(self) -> _Contents:
+        path = self._drop_in_path()
+        present = read(self.files.get(path), path, self.desired)
+        if present.schema != self.root.schema:
+            # containerd 2 stops reading the root's settings by it, or does not start (aicr issue 1688).
+            present = read(None, path, self.desired)
+        theirs = present if self.desired.others is None else read(self.desired.others or None, path, self.desired)
+        theirs = theirs if theirs.schema == self.root.schema else read(None, path, self.desired)
+        own = theirs.table(self.root.cri)
+        others = [file for file in self.loaded if file.path != path]
+        base = effective(others, self.desired)
+        if self.desired.source is not None and (told := read(self.desired.source, DUMP)).schema == self.root.schema:
+            base = told.plugin
+        beside = Surroundings(base, self.root.schema, self._is_loaded, own)
+        plugin = with_handler(_without_default(merged(base, own), base, self.desired), beside, self.desired)
+        if self.desired.mode == "auto":
+            plugin = _ours(plugin, base, own, self.desired)
+        document = {**theirs.document, "version": self.root.schema}
+        document["plugins"] = {**theirs.document.get("plugins", {}), self.root.cri[1]: plugin}
+        return {path: self._edited(present, document), self.root.path: self._importing(path)}
+
+    def _drop_in_path(self) -> str:
+        """Where asked; else in a folder that is imported already, the usual one before others."""
+        if self.desired.drop_in or self.desired.mode != "auto":
+            return self.desired.drop_in or DROP_IN
+        name = posixpath.basename(DROP_IN)
+        folders = [posixpath.dirname(place) for place in self.root.imports if place.endswith("/*.toml")]
+        absolute = [posixpath.join(posixpath.dirname(self.root.path), folder) for folder in folders]
+        candidates = [DROP_IN, *(f"{folder}/{name}" for folder in absolute)]
+        return next((path for path in candidates if any(imports_of(self.root, path))), DROP_IN)
+
+    def _importing(self, path: str) -> bytes | None:
+        """The root file, with the import of ``path`` that it needs."""
+        root, pattern = self.root, posixpath.join(posixpath.dirname(path), "*.toml")
+        pattern = pattern if path.endswith(".toml") else path
+        is_read = pattern in root.imports if self.desired.mode != "auto" else any(imports_of(root, path))
+        if is_read:
+            return self.files.get(root.path)
+        if self.desired.mode == "auto" and self._asleep(path):
+            pattern = path  # others in that folder are read by nobody so far, and need not be meant to
+        return self.with_imports([*root.imports, pattern])
+
+    def _asleep(self, path: str) -> list[str]:
+        """The files beside ``path`` that nothing imports."""
+        folder = posixpath.dirname(path)
+        loaded = {file.path for file in self.loaded}
+        return [one for one in self.files if posixpath.dirname(one) == folder and one not in {*loaded, path}]
+
+    def with_imports(self, imports: Sequence[str]) -> bytes | None:
+        """The root file, importing just these."""
+        root = self.root
+        return self._edited(root, {"version": root.schema, **root.document, "imports": list(imports)})
+
+    @property
+    def _is_loaded(self) -> bool:
+        return self.desired.enable_cri or not any(file.disabled for file in self.loaded)
+
+    def _edited(self, file: ConfigFile, document: Document) -> bytes | None:
+        return edited(file, document, self.files.get(file.path))
+
+
+def _with_plugin(file: ConfigFile, plugin: Document) -> Document:
+    """The file's document with ``plugin`` as its CRI table."""
+    # Without one, a file of schema 1 is what it was: containerd 2 does not take the number 1 for a version.
+    version = {} if file.schema != file.read_as else {"version": file.schema}
+    return {**file.document, **version, "plugins": {**file.table(("plugins",)), file.cri[1]: plugin}}
+
+
+def _with_cri(file: ConfigFile) -> Document:
+    """The file's document without the CRI plugin among the disabled ones."""
+    kept = [name for name in file.document["disabled_plugins"] if name not in file.disabled]
+    return {**file.document, "disabled_plugins": kept}
+
+
+def _without_default(plugin: Document, base: Document, desired: DesiredConfig) -> Document:
+    """``plugin`` with the default of ``base``, where our handler is the default and shall no longer be.
+
+    Source: nvidia-container-toolkit@v1.20.0 leaves its handler out as the default of a drop-in when not asked for it.
+    """
+    containerd = plugin.get("containerd", {})
+    if desired.default or not desired.exact or containerd.get("default_runtime_name") != desired.handler:
+        return plugin
+    others = {key: value for key, value in containerd.items() if key != "default_runtime_name"}
+    former = base.get("containerd", {}).get("default_runtime_name", "")
+    default = {"default_runtime_name": former} if former and former != desired.handler else {}
+    return {**plugin, "containerd": {**others, **default}}
+
+
+def _ours(plugin: Document, base: Document, own: Document, desired: DesiredConfig) -> Document:
+    """What a drop-in must say so that it and ``base`` amount to ``plugin``: the whole entry, and differences."""
+    kept = merged(own)
+    kept.get("containerd", {}).get("runtimes", {}).pop(desired.handler, None)
+    if "default_runtime_name" not in plugin.get("containerd", {}):
+        kept.get("containerd", {}).pop("default_runtime_name", None)
+    entry = {"containerd": {"runtimes": {desired.handler: plugin["containerd"]["runtimes"][desired.handler]}}}
+    return merged(kept, _differing(plugin, base), entry)
+
+
+def _differing(table: Document, base: Document) -> Document:
+    """The keys of ``table`` that ``base`` lacks or has otherwise."""
+    found: Document = {}
+    for key, value in table.items():
+        former = base.get(key)
+        if isinstance(value, dict) and isinstance(former, dict):
+            if inner := _differing(value, former):
+                found[key] = inner
+        elif value != former:
+            found[key] = value
+    return found
+
+
+def staged_imports(files: Files, desired: DesiredConfig, changed: Collection[str]) -> Mapping[str, bytes]:
+    """What stands in for imported files in a trial, by their paths: those that changed, and none with imports.
+
+    The root's stand-in imports all of them itself; else a file that names another would bring the present one.
+
+    Raises:
+        Refused: a file cannot be read, or its imports cannot be taken out.
+    """
+    loaded = load(files, desired)
+    wanted = [file for file in loaded[1:] if file.path in changed or file.imports]
+    return {file.path: _without_imports(file, files[file.path]) for file in wanted}
+
+
+def _without_imports(file: ConfigFile, content: bytes) -> bytes:
+    return edited(file, {key: value for key, value in file.document.items() if key != "imports"}, content) or b""
+
+
+def staged_root(files: Files, desired: DesiredConfig, staged: Mapping[str, str]) -> bytes:
+    """The root file as containerd shall read it for a trial: what it imports is in the files that ``staged`` names.
+
+    Raises:
+        Refused: a file cannot be read, or its imports cannot be changed.
+    """
+    root = desired.config or CONFIG
+    loaded = load(files, desired)
+    if not staged:
+        return files.get(root, b"")
+    imports = [staged.get(file.path, file.path) for file in loaded[1:]]
+    return Editing(files, loaded, desired).with_imports(imports) or b""

@@ -1,0 +1,107 @@
+"""What the user should know of containerd's files as they will be. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from gpunode.runtimes.containerd_files import (
+    DROP_IN,
+    NAMELESS,
+    ConfigFile,
+    counting,
+    effective,
+    is_drop_in,
+    load,
+    merges,
+    overruling,
+)
+from gpunode.runtimes.containerd_plugin import follows_blindly
+from gpunode.runtimes.model import DesiredConfig, Files, ObservedConfig
+
+
+def notes(loaded: Sequence[ConfigFile], after: Files, found: ObservedConfig, desired: DesiredConfig) -> Iterator[str]:
+    """A warning each; ``found`` is what the files will say."""
+    root = loaded[0]
+    for file in loaded:
+        if file.has_plugin and file not in counting(loaded):
+            yield f"{file.path} has schema {file.schema}, {root.path} has {root.schema}: its CRI table is ignored"
+        if desired.enable_cri and file.disabled:
+            yield f"{file.path}: the CRI plugin, which was in disabled_plugins, is enabled"
+    if found.default and not found.default.startswith("$") and found.default not in {"runc", *found.handlers, NAMELESS}:
+        yield f"the default runtime, {found.default}, has no entry, so the CRI plugin does not load, as before"
+    yield from _alone(load(after, desired), desired)
+    yield from _awake(loaded, after, desired)
+    yield from _nameless(loaded, after, desired)
+    if desired.cdi and root.read_as == 1 and follows_blindly(desired):
+        yield f"{root.path}: enable_cdi is where nvidia-ctk puts it in schema 1; containerd does not read it there"
+    yield from _lost(loaded, after, desired)
+    present = {file.path: file for file in loaded}.get(desired.drop_in or DROP_IN)
+    if is_drop_in(root, desired) and present is not None:
+        ours = (f"runtimes.{desired.handler}.", "default_runtime_name")
+        for where in _contradictions(root.plugin, present.plugin):
+            if not where.removeprefix("containerd.").startswith(ours):
+                yield f"{present.path} overrides {where} of {root.path}, as it did before"
+
+
+def _alone(loaded: Sequence[ConfigFile], desired: DesiredConfig) -> Iterator[str]:
+    """That one file's CRI table takes the place of the others', and they say otherwise."""
+    *others, last = counting(loaded) or (loaded[0],)
+    if merges(loaded[0].schema, desired):
+        return
+    for file in others:
+        if unread := sorted(_unsaid(file.plugin, last.plugin)):
+            yield (
+                f"this containerd uses only the CRI table of {last.path}, so these of {file.path} have no effect: "
+                + ", ".join(unread)[:300]
+            )
+
+
+def _unsaid(one: Mapping[str, object], other: Mapping[str, object], above: str = "") -> Iterator[str]:
+    """The keys of ``one`` that ``other`` lacks."""
+    for key, value in one.items():
+        if key not in other:
+            yield f"{above}{key}"
+        elif isinstance(value, dict) and isinstance(inner := other[key], dict):
+            yield from _unsaid(value, inner, f"{above}{key}.")
+
+
+def _awake(loaded: Sequence[ConfigFile], after: Files, desired: DesiredConfig) -> Iterator[str]:
+    """The files that nothing imported so far, and that are read now."""
+    before = {file.path for file in loaded} | {desired.drop_in or DROP_IN}
+    if others := [file.path for file in load(after, desired) if file.path not in before]:
+        yield f"{loaded[0].path} imports the whole folder now, so these are read as well: {', '.join(others)}"
+
+
+def _nameless(loaded: Sequence[ConfigFile], after: Files, desired: DesiredConfig) -> Iterator[str]:
+    """What becomes of the nameless default runtime, where another one is asked for as the default."""
+    former = overruling(effective(loaded, desired), desired)
+    if not former or not desired.default:
+        return
+    said = ", ".join(f"{key} = {value!r}" for key, value in former.items())[:300]
+    if overruling(effective(load(after, desired), desired), desired):
+        yield f"{desired.handler} does not become the default: default_runtime overrides it ({said}); remove that"
+    else:
+        yield f"removed default_runtime, which overrode every other default: {said}"
+
+
+def _lost(loaded: Sequence[ConfigFile], after: Files, desired: DesiredConfig) -> Iterator[str]:
+    """The keys of the handler's former entry that its new one lacks."""
+    former, now = (
+        effective(each, desired).get("containerd", {}).get("runtimes", {}).get(desired.handler, {})
+        for each in (loaded, load(after, desired))
+    )
+    if gone := sorted(set(former) - set(now)):
+        yield (
+            f"the entry {desired.handler} is copied again from the default runtime's, as nvidia-ctk does; it was: "
+            + ", ".join(f"{key} = {former[key]!r}" for key in gone)[:300]
+        )
+
+
+def _contradictions(one: Mapping[str, object], other: Mapping[str, object], above: str = "") -> Iterator[str]:
+    for key, value in one.items():
+        if key not in other:
+            continue
+        if isinstance(value, dict) and isinstance(inner := other[key], dict):
+            yield from _contradictions(value, inner, f"{above}{key}.")
+        elif value != other[key]:
+            yield f"{above}{key}"
