@@ -224,27 +224,27 @@ def setup(
 ) -> None:
     """Install the driver, set up containers, check that it works."""
     from gpunode.cli import changing
-    from gpunode.cli.commands import How
+    from gpunode.cli.commands import OutputOptions
     from gpunode.cli.compose import Wanted
 
     if resume:
         changing.refuse_other_options(resume, (recipe, runtime, driver, upgrade, lock, reboot, gpu))
-    leave = changing.Leave(yes, reboot, allow_disruption, lock_timeout, resume)
+    permissions = changing.Permissions(yes, reboot, allow_disruption, lock_timeout, resume)
     wanted = Wanted(recipe, runtime, driver, upgrade, lock)
     if download_only:
         from gpunode.cli import downloading
 
         others = {"--reboot": reboot, "--gpu": gpu, "--apply-cluster": apply_cluster, "--resume": resume}
         downloading.refuse_others(root, others)
-        downloading.download(wanted, How(json=json, verbose=verbose), tuple(only), lock_timeout)
+        downloading.download(wanted, OutputOptions(json=json, verbose=verbose), tuple(only), lock_timeout)
         return
     if apply_cluster:
         changing.refuse_without_cluster(wanted, root, json=json, reboot=reboot)
-    changing.setup(wanted, How(json=json, verbose=verbose), tuple(only), root, gpu, leave)
+    changing.setup(wanted, OutputOptions(json=json, verbose=verbose), tuple(only), root, gpu, permissions)
     if apply_cluster:
         from gpunode.cli import clusters
 
-        clusters.apply(recipe, (), clusters.Where(), How(verbose=verbose), yes=yes, timeout_s=300)
+        clusters.apply(recipe, (), clusters.Where(), OutputOptions(verbose=verbose), yes=yes, timeout_s=300)
 
 
 @app.command()
@@ -273,7 +273,7 @@ def plan(
     from gpunode.cli import commands
     from gpunode.cli.compose import Wanted
 
-    how = commands.How(json=json, verbose=verbose)
+    how = commands.OutputOptions(json=json, verbose=verbose)
     commands.plan(Wanted(recipe, runtime, driver, upgrade, lock), how, tuple(only), node, root, gpu, check=check)
 
 
@@ -294,7 +294,7 @@ def rehearse(
     from gpunode.cli import commands
     from gpunode.cli.compose import Wanted
 
-    commands.rehearse(Wanted(recipe, runtime, driver), commands.How(json=json, verbose=verbose), node, gpu)
+    commands.rehearse(Wanted(recipe, runtime, driver), commands.OutputOptions(json=json, verbose=verbose), node, gpu)
 
 
 @app.command()
@@ -313,7 +313,7 @@ def verify(
     from gpunode.cli import commands
     from gpunode.cli.compose import Wanted
 
-    how = commands.How(json=json, verbose=verbose)
+    how = commands.OutputOptions(json=json, verbose=verbose)
     commands.verify(Wanted(recipe, runtime, driver), how, cuda=cuda, container=container)
 
 
@@ -322,7 +322,7 @@ def status(node: NodeOption = "", json: JsonOption = False, verbose: VerboseOpti
     """Show GPUs, driver, kernels, toolkit and runtimes on one screen."""
     from gpunode.cli import commands
 
-    commands.status(commands.How(json=json, verbose=verbose), node)
+    commands.status(commands.OutputOptions(json=json, verbose=verbose), node)
 
 
 @app.command()
@@ -367,9 +367,9 @@ def doctor(
         plugin(alone=not (named or html or prometheus or recipe or lock or json))
         return
     from gpunode.cli import doctor as cli
-    from gpunode.cli.how import How
+    from gpunode.cli.output_options import OutputOptions
 
-    how = How(json=json, verbose=verbose)
+    how = OutputOptions(json=json, verbose=verbose)
     cli.doctor(tuple(named or ()), how, html=html, prometheus=prometheus, recipe=recipe, lock=lock)
 
 
@@ -387,9 +387,9 @@ def compare(
     The most likely explanation comes first; exit 4 when a difference may be the cause.
     """
     from gpunode.cli import compare as cli
-    from gpunode.cli.how import How
+    from gpunode.cli.output_options import OutputOptions
 
-    cli.compare(good, bad, How(json=json, verbose=verbose))
+    cli.compare(good, bad, OutputOptions(json=json, verbose=verbose))
 
 
 @app.command()
@@ -421,7 +421,7 @@ def rollback(
     """
     from gpunode.cli import commands
 
-    how = commands.How(json=json, verbose=verbose)
+    how = commands.OutputOptions(json=json, verbose=verbose)
     if list_:
         commands.runs(how, root, run)
         return
@@ -430,7 +430,7 @@ def rollback(
     if forget:
         undoing.forget(run, how, root, yes=yes, lock_timeout_s=lock_timeout)
         return
-    undoing.rollback(run, how, root, undoing.Leave(yes, packages, force, allow_disruption, lock_timeout))
+    undoing.rollback(run, how, root, undoing.Permissions(yes, packages, force, allow_disruption, lock_timeout))
 
 
 @app.command()
@@ -451,8 +451,8 @@ def remove(
     """
     from gpunode.cli import commands, undoing
 
-    how = commands.How(json=json, verbose=verbose)
-    undoing.remove(how, root, undoing.Leave(yes, True, force, allow_disruption, lock_timeout))
+    how = commands.OutputOptions(json=json, verbose=verbose)
+    undoing.remove(how, root, undoing.Permissions(yes, True, force, allow_disruption, lock_timeout))
 
 
 @app.command()
@@ -467,7 +467,7 @@ def log(
     """
     from gpunode.cli import commands
 
-    commands.log(run, commands.How(json=json), root)
+    commands.log(run, commands.OutputOptions(json=json), root)
 
 
 @app.command()
@@ -485,7 +485,7 @@ def capture(
     """
     from gpunode.cli import commands
 
-    commands.capture(file, commands.How(json=json), anonymize=anonymize, force=force)
+    commands.capture(file, commands.OutputOptions(json=json), anonymize=anonymize, force=force)
 
 
 @app.command("self-check")
@@ -500,9 +500,9 @@ def self_check(
     They are compared with the checksums that came with them: of the zipapp, of the system's package, or of pip.
     """
     from gpunode.cli import selfcheck
-    from gpunode.cli.how import How
+    from gpunode.cli.output_options import OutputOptions
 
-    selfcheck.self_check(sums, How(json=json))
+    selfcheck.self_check(sums, OutputOptions(json=json))
 
 
 @ctk_app.callback()
@@ -516,7 +516,7 @@ def recipe_list(json: JsonOption = False) -> None:
     """List the shipped recipes."""
     from gpunode.cli import commands
 
-    commands.recipe_list(commands.How(json=json))
+    commands.recipe_list(commands.OutputOptions(json=json))
 
 
 @recipe_app.command("show")
@@ -524,7 +524,7 @@ def recipe_show(name: Annotated[str, typer.Argument(metavar="RECIPE")], json: Js
     """Print a recipe, and all that it comes to with what it extends."""
     from gpunode.cli import commands
 
-    commands.recipe_show(name, commands.How(json=json))
+    commands.recipe_show(name, commands.OutputOptions(json=json))
 
 
 @recipe_app.command("check")
@@ -532,7 +532,7 @@ def recipe_check(file: Annotated[str, typer.Argument(metavar="FILE")], json: Jso
     """Check a recipe: every mistake with its line, key and allowed values."""
     from gpunode.cli import commands
 
-    commands.recipe_check(file, commands.How(json=json))
+    commands.recipe_check(file, commands.OutputOptions(json=json))
 
 
 @recipe_app.command("from-node")
@@ -549,7 +549,7 @@ def recipe_from_node(
     """
     from gpunode.cli import commands
 
-    commands.recipe_from_node(node, output, commands.How(json=json))
+    commands.recipe_from_node(node, output, commands.OutputOptions(json=json))
 
 
 def app_for(arguments: Sequence[str]) -> typer.Typer:

@@ -8,7 +8,7 @@ from contextlib import suppress
 
 import typer
 
-from gpunode.cli.answered import Answered
+from gpunode.cli.command_exit import CommandExit
 from gpunode.errors import BUG, GpunodeError, Interrupted, UsageError
 
 # Words that are no command yet: the one that follows is.
@@ -27,7 +27,7 @@ def run(arguments: list[str]) -> int:
     command = typer.main.get_command(app_for(arguments))
     try:
         command.main(args=arguments, prog_name="gpunode", standalone_mode=False)
-    except Answered as answer:
+    except CommandExit as answer:
         return answer.exit_code
     except GpunodeError as error:
         return _fail(arguments, error)

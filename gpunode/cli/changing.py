@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from gpunode import __version__
 from gpunode.change import CommandChange
-from gpunode.cli.commands import How, check_steps, shortcoming, unknown
-from gpunode.cli.compose import Stop, Wanted, announcer, checked_root, gpus_to_set_up, is_image, need_root
+from gpunode.cli.commands import OutputOptions, check_steps, shortcoming, unknown
+from gpunode.cli.compose import SignalGuard, Wanted, announcer, checked_root, gpus_to_set_up, is_image, need_root
 from gpunode.cli.envelope import Envelope
 from gpunode.cli.human import Screen, answers_to_signals
 from gpunode.cli.resume import (
@@ -55,7 +55,7 @@ _REBOOT = "systemctl reboot, then run the same command again"
 
 
 @dataclass(frozen=True, slots=True)
-class Leave:
+class Permissions:
     """What setup may do beyond changing files and packages.
 
     Attributes:
@@ -70,23 +70,27 @@ class Leave:
     resumes: str = ""
 
 
-def setup(wanted: Wanted, how: How, only: Sequence[str], root: str, gpu: str, leave: Leave) -> None:
+def setup(
+    wanted: Wanted, how: OutputOptions, only: Sequence[str], root: str, gpu: str, permissions: Permissions
+) -> None:
     """Makes the node as the recipe wants it, and proves it."""
     started = time.monotonic()
     check_steps(only)
     need_root("setup", instead="gpunode plan shows what it would do, without root")
     place, image, screen = checked_root(root), is_image(root), how.screen()
     store = Store(place, announce=announcer(place))
-    recipe = resumed(store, leave.resumes) if leave.resumes else wanted.read()
+    recipe = resumed(store, permissions.resumes) if permissions.resumes else wanted.read()
     named = gpus_to_set_up(gpu, image=image)
     os.umask(UMASK)
     log = CommandLog("setup", root=place)
-    stop = Stop(screen.stopping)
-    consent = screen.consent("setup", place, yes=leave.yes)
-    host = LocalHost(place, stop.heeded(screen.progress), log, lock_timeout_s=leave.lock_timeout_s, consent=consent)
-    with screen, alone(store, host, screen, leave.lock_timeout_s), stop:
+    stop = SignalGuard(screen.stopping)
+    consent = screen.consent("setup", place, yes=permissions.yes)
+    host = LocalHost(
+        place, stop.heeded(screen.progress), log, lock_timeout_s=permissions.lock_timeout_s, consent=consent
+    )
+    with screen, alone(store, host, screen, permissions.lock_timeout_s), stop:
         swept(store, host)
-        risks = () if leave.resumes else tuple(input_risks(wanted.recipe, wanted.lock))
+        risks = () if permissions.resumes else tuple(input_risks(wanted.recipe, wanted.lock))
         for risk in risks:
             screen.tell(Told(risk))
         facts = survey(host, image=image, gpus=named, recipe=recipe)
@@ -94,18 +98,18 @@ def setup(wanted: Wanted, how: How, only: Sequence[str], root: str, gpu: str, le
         def agree(plans: Sequence[StagePlan]) -> None:
             for text in host.elsewhere([change for stage in plans for change in stage.changes]):
                 screen.tell(Told(text))
-            screen.confirm(plans, yes=leave.yes)
+            screen.confirm(plans, yes=permissions.yes)
 
         asked = Asked(
             version=__version__,
             argv=tuple(sys.argv[1:]),
             recipe_sha256=digest(recipe),
             only=only,
-            allow_disruption=leave.allow_disruption,
+            allow_disruption=permissions.allow_disruption,
             confirm=agree,
             pause=stop.pause,
             started=started,
-            resume=_resume(recipe, only, leave) if leave.reboot and not image else None,
+            resume=_resume(recipe, only, permissions) if permissions.reboot and not image else None,
         )
         with told_what_was_done("setup", how, store):
             done = make(
@@ -122,7 +126,9 @@ def setup(wanted: Wanted, how: How, only: Sequence[str], root: str, gpu: str, le
         report = Report(())
         if not image and not done.waits:
             report = verify(recipe, done.facts, host, host.effective, planned=planned, only=only)
-        failure = waiting(done, leave) if done.waits else shortcoming(report, "applied, but " if done.changed else "")
+        failure = (
+            waiting(done, permissions) if done.waits else shortcoming(report, "applied, but " if done.changed else "")
+        )
         if log.problem:
             screen.tell(Told(log.problem))
         screen.setup(recipe, done, report, failure, log=log.path)
@@ -187,7 +193,7 @@ def alone(
 
 
 @contextmanager
-def told_what_was_done(command: str, how: How, store: Store) -> Iterator[None]:
+def told_what_was_done(command: str, how: OutputOptions, store: Store) -> Iterator[None]:
     """A program hears of a run that stopped in its middle with what it had changed by then."""
     before = store.ids()
     try:
@@ -214,22 +220,22 @@ def stopped(command: str, error: GpunodeError, store: Store, before: Sequence[st
     )
 
 
-def _resume(recipe: Recipe, only: Sequence[str], leave: Leave) -> Resume:
+def _resume(recipe: Recipe, only: Sequence[str], permissions: Permissions) -> Resume:
     """How the boot continues: with the same request, and what else was typed that decides how it is carried out."""
     refuse_unsafe_program()
     options = [word for step in only for word in ("--only", step)]
-    options += ["--allow-disruption"] if leave.allow_disruption else []
-    options += ["--lock-timeout", f"{leave.lock_timeout_s:.0f}"]
+    options += ["--allow-disruption"] if permissions.allow_disruption else []
+    options += ["--lock-timeout", f"{permissions.lock_timeout_s:.0f}"]
     return Resume(lambda run: command(run, options), kept_request(recipe, proxies()))
 
 
-def waiting(done: SetupResult, leave: Leave) -> GpunodeError:
+def waiting(done: SetupResult, permissions: Permissions) -> GpunodeError:
     """How a setup ends that waits: for what must come first, with the reasons of all waits."""
     first = min((wait.for_ for wait in done.waits), key=list(WAITS).index)
     match first:
         case "reboot":
             needs = "a reboot is needed"
-            hint = "setup continues after the reboot" if leave.reboot else _REBOOT
+            hint = "setup continues after the reboot" if permissions.reboot else _REBOOT
         case "console":
             needs = "a reboot is needed, with somebody at the console"
             hint = f"answer the questions of the firmware at the next boot:\n{_REBOOT}"

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Final
 
 from gpunode import __version__
 from gpunode.cli.changing import told_what_was_done
-from gpunode.cli.compose import Stop, cluster_journal, recipe_at
+from gpunode.cli.compose import SignalGuard, cluster_journal, recipe_at
 from gpunode.cli.envelope import Envelope
-from gpunode.cli.how import How
+from gpunode.cli.output_options import OutputOptions
 from gpunode.cli.rendering import nodes
 from gpunode.cli.screen.commands import cluster_apply_command, cluster_verify_command, value_of
 from gpunode.command import command
@@ -76,7 +76,7 @@ class Where:
             raise
 
 
-def plan(place: str, captures: Sequence[str], where: Where, how: How, *, check: bool) -> None:
+def plan(place: str, captures: Sequence[str], where: Where, how: OutputOptions, *, check: bool) -> None:
     """Shows what apply would do."""
     cluster, screen = where.cluster(), how.screen()
     with screen:
@@ -87,7 +87,9 @@ def plan(place: str, captures: Sequence[str], where: Where, how: How, *, check: 
     how.answer(_envelope("k8s plan", found, exit_code=pending, changed=bool(found.changes)))
 
 
-def apply(place: str, captures: Sequence[str], where: Where, how: How, *, yes: bool, timeout_s: float) -> None:
+def apply(
+    place: str, captures: Sequence[str], where: Where, how: OutputOptions, *, yes: bool, timeout_s: float
+) -> None:
     """Applies the recipe to the cluster."""
     cluster, screen = where.cluster(), how.screen()
     recipe = recipe_at(place)
@@ -132,7 +134,9 @@ def _here() -> Sequence[ClusterNode]:
         return ()
 
 
-def verify(place: str, captures: Sequence[str], where: Where, how: How, *, image: str, timeout_s: int) -> None:
+def verify(
+    place: str, captures: Sequence[str], where: Where, how: OutputOptions, *, image: str, timeout_s: int
+) -> None:
     """Shows whether pods get the GPUs of the nodes."""
     from gpunode.cli.commands import shortcoming
     from gpunode.workflow.cluster_verify import Asked
@@ -142,7 +146,7 @@ def verify(place: str, captures: Sequence[str], where: Where, how: How, *, image
         hint = "name it as a pod would, such as registry.example.org/cuda-sample:vectoradd-cuda12.5.0"
         raise UsageError(f"--image {image!r} is not the name of an image", why="it has other characters", hint=hint)
     cluster, screen, recipe = where.cluster(), how.screen(), recipe_at(place)
-    with screen, Stop(screen.stopping) as stop:
+    with screen, SignalGuard(screen.stopping) as stop:
         here = () if captures else _here()
         found = tuple(here or _nodes(captures, cluster))
         who = cluster.identity()
@@ -185,13 +189,13 @@ def _handler_here(recipe: Recipe) -> Callable[[str], Check | None]:
     return ask
 
 
-def remove(where: Where, how: How, *, yes: bool) -> None:
+def remove(where: Where, how: OutputOptions, *, yes: bool) -> None:
     """Takes back what gpunode applied to the cluster."""
     cluster = where.cluster()
     _take_back(removal(cluster), cluster, _request("k8s remove"), how, yes=yes)
 
 
-def rollback(run: str, how: How, *, yes: bool) -> None:
+def rollback(run: str, how: OutputOptions, *, yes: bool) -> None:
     """Undoes a run that changed a cluster, by the kubectl context and configuration of that run."""
     store = cluster_journal()
     (found,) = first = told(store, run)
@@ -204,7 +208,7 @@ def rollback(run: str, how: How, *, yes: bool) -> None:
         _take_back(undoing(cluster, store, found.begin.run), cluster, request, how, yes=yes)
 
 
-def _take_back(found: ClusterPlan, cluster: Cluster, request: Request, how: How, *, yes: bool) -> None:
+def _take_back(found: ClusterPlan, cluster: Cluster, request: Request, how: OutputOptions, *, yes: bool) -> None:
     screen = how.screen()
     with screen:
         screen.cluster_removal(found)
@@ -229,10 +233,10 @@ def _where_of(argv: Sequence[str]) -> Where:
     return Where(value_of(argv, "--context"), value_of(argv, "--kubeconfig"))
 
 
-def _run(verb: Verb, screen: Screen, how: How, work: Callable[[Store, Stop], str]) -> str:
+def _run(verb: Verb, screen: Screen, how: OutputOptions, work: Callable[[Store, SignalGuard], str]) -> str:
     """``work`` is done, alone, and answers to signals between two changes."""
     store = cluster_journal()
-    with store.lock(0.0, screen.progress), Stop(screen.stopping) as stop, told_what_was_done(verb, how, store):
+    with store.lock(0.0, screen.progress), SignalGuard(screen.stopping) as stop, told_what_was_done(verb, how, store):
         return work(store, stop)
 
 

@@ -12,8 +12,8 @@ from gpunode import __version__, builtin
 from gpunode import recipe as recipes
 from gpunode.cli.compose import SAMPLES, Wanted, checked_root, recipe_at, see
 from gpunode.cli.envelope import Envelope
-from gpunode.cli.how import How as How
 from gpunode.cli.human import Screen
+from gpunode.cli.output_options import OutputOptions as OutputOptions
 from gpunode.cli.screen.commands import setup_command
 from gpunode.errors import (
     ChangesPending,
@@ -39,7 +39,9 @@ if TYPE_CHECKING:
 SAMPLE = "debian12-gtx1080"
 
 
-def plan(wanted: Wanted, how: How, only: Sequence[str], node: str, root: str, gpu: str, *, check: bool) -> None:
+def plan(
+    wanted: Wanted, how: OutputOptions, only: Sequence[str], node: str, root: str, gpu: str, *, check: bool
+) -> None:
     """Shows what setup would do."""
     from gpunode.workflow.plan import pending
     from gpunode.workflow.plan import plan as make_plan
@@ -156,7 +158,7 @@ def unread(left: Backlog) -> list[dict[str, object]]:
     return [{"fact": "owed", "reason": left.unread, "probe": "journal"}] if left.unread else []
 
 
-def rehearse(wanted: Wanted, how: How, node: str, gpu: str) -> None:
+def rehearse(wanted: Wanted, how: OutputOptions, node: str, gpu: str) -> None:
     """Rehearses setup, verify and rollback on a captured node."""
     import tempfile
 
@@ -195,7 +197,7 @@ def sample() -> Path:
     return SAMPLES / SAMPLE
 
 
-def verify(wanted: Wanted, how: How, *, cuda: bool, container: bool) -> None:
+def verify(wanted: Wanted, how: OutputOptions, *, cuda: bool, container: bool) -> None:
     """Proves that the node works."""
     from gpunode.host.local import LocalHost
     from gpunode.workflow.container import container_check
@@ -231,7 +233,7 @@ def shortcoming(report: Report, prefix: str) -> GpunodeError | None:
     return VerifyFailed(f"{prefix}{first.title}: {first.detail}", hint=first.hint)
 
 
-def status(how: How, node: str) -> None:
+def status(how: OutputOptions, node: str) -> None:
     """Shows the node."""
     from gpunode.workflow.status import status as look
 
@@ -242,7 +244,7 @@ def status(how: How, node: str) -> None:
     how.answer(Envelope("status", unknown=[*unknown(seen.facts), *unread(left)], result={"status": found}))
 
 
-def runs(how: How, root: str, file: str) -> None:
+def runs(how: OutputOptions, root: str, file: str) -> None:
     """Lists the recorded runs, or those that changed ``file``, with what others left beside it."""
     from gpunode.host.local import LocalHost
     from gpunode.journal.store import Store
@@ -268,7 +270,7 @@ def beside(host: HostView, path: str) -> tuple[str, ...]:
     return tuple(leftovers(path, (one.path for one in decode_found(looked.data))))
 
 
-def log(run: str, how: How, root: str) -> None:
+def log(run: str, how: OutputOptions, root: str) -> None:
     """Shows the recorded runs, or all that is recorded of one."""
     from gpunode.cli import audit
 
@@ -312,7 +314,7 @@ def _logins(uids: Iterable[int | None]) -> dict[int, str]:
     return names
 
 
-def capture(file: str, how: How, *, anonymize: bool, force: bool) -> None:
+def capture(file: str, how: OutputOptions, *, anonymize: bool, force: bool) -> None:
     """Saves what gpunode sees of this node: all that doctor looks at."""
     from gpunode.host.capture import save
     from gpunode.host.local import LocalHost
@@ -361,21 +363,21 @@ def _why_missing(seen: Capture, *, is_denied: bool) -> str:
     return redacted(said[0]) if said else f"exit status {seen.exit_status}"
 
 
-def recipe_list(how: How) -> None:
+def recipe_list(how: OutputOptions) -> None:
     """Lists the shipped recipes."""
     found = {name: builtin.read(name).description for name in builtin.names()}
     how.screen().recipes(found)
     how.answer(Envelope("recipe list", result={"recipes": found}))
 
 
-def recipe_show(name: str, how: How) -> None:
+def recipe_show(name: str, how: OutputOptions) -> None:
     """Prints a recipe and what it amounts to."""
     text, whole = builtin.load(name), builtin.read(name)
     how.screen().recipe(name, text, recipes.render(whole))
     how.answer(Envelope("recipe show", result={"text": text, "recipe": whole}))
 
 
-def recipe_check(file: str, how: How) -> None:
+def recipe_check(file: str, how: OutputOptions) -> None:
     """Says whether a recipe can be understood."""
     found = recipe_at(file)
     if found.kubernetes and found.kubernetes.stack != "none":
@@ -386,7 +388,7 @@ def recipe_check(file: str, how: How) -> None:
     how.answer(Envelope("recipe check", result={"recipe": found}))
 
 
-def recipe_from_node(node: str, output: str, how: How) -> None:
+def recipe_from_node(node: str, output: str, how: OutputOptions) -> None:
     """Writes the recipe that a node already fulfils."""
     from gpunode.workflow.from_node import recipe_of
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from gpunode.cli.envelope import Envelope
-from gpunode.cli.how import How
+from gpunode.cli.output_options import OutputOptions
 from gpunode.errors import ChangesPending, Undetermined, UsageError
 
 if TYPE_CHECKING:
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from gpunode.facts.evidence import Evidence
 
 
-def compare(good: str, bad: str | None, how: How) -> None:
+def compare(good: str, bad: str | None, how: OutputOptions) -> None:
     """Ranks the differences of two reports, or of one and this machine."""
     from gpunode.diagnoses import comparison, diagnose
     from gpunode.diagnoses.snapshot import snapshot

@@ -258,7 +258,7 @@ def cluster_journal() -> Store:
     return Store("/", announce=announcer("/"), folder=Path(state) / "gpunode")
 
 
-class Stop:
+class SignalGuard:
     """Remembers a signal until the atomic write in progress is over.
 
     Args:
@@ -268,7 +268,7 @@ class Stop:
     def __init__(self, heard: Callable[[], None]) -> None:
         self._signal, self._heard = 0, heard
 
-    def __enter__(self) -> Stop:
+    def __enter__(self) -> SignalGuard:
         import signal
 
         numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

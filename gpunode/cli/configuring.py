@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from gpunode import __version__
 from gpunode.change import Change
 from gpunode.cli.changing import LOCK_TIMEOUT_S, UMASK, alone, swept, told_what_was_done
-from gpunode.cli.commands import How
-from gpunode.cli.compose import Stop, announcer, checked_root, need_root
+from gpunode.cli.commands import OutputOptions
+from gpunode.cli.compose import SignalGuard, announcer, checked_root, need_root
 from gpunode.cli.envelope import Envelope
 from gpunode.cli.runtime_options import Hook, Typed, Wanted, absolute, wanted
 from gpunode.cli.screen.edits import configure_command, plan_lines, read_again_command
@@ -38,7 +38,7 @@ _WITHOUT_ROOT = "--dry-run shows what it would do, without root"
 
 
 @dataclass(frozen=True, slots=True)
-class Leave:
+class Permissions:
     """What configure and unconfigure may do beyond editing files.
 
     Attributes:
@@ -57,11 +57,11 @@ class Leave:
 Planning = Callable[[LocalHost, Footprint], CtkPlan]
 
 
-def configure(typed: Typed, hook: Hook, how: How, root: str, leave: Leave) -> None:
+def configure(typed: Typed, hook: Hook, how: OutputOptions, root: str, permissions: Permissions) -> None:
     """Has the runtime run containers by NVIDIA's binary; or writes an OCI hook, where that is asked for."""
     place = checked_root(root)
     if typed.is_hook:
-        _make_hook(typed, hook, how, place, leave)
+        _make_hook(typed, hook, how, place, permissions)
         return
     asked = wanted(typed, place)
 
@@ -71,7 +71,7 @@ def configure(typed: Typed, hook: Hook, how: How, root: str, leave: Leave) -> No
             refuse_default(plan.target, plan.lacks)
         return plan
 
-    edit("ctk runtime configure", "configure", planning, how, place, leave)
+    edit("ctk runtime configure", "configure", planning, how, place, permissions)
 
 
 def _configuring(host: LocalHost, asked: Wanted, footprint: Footprint) -> CtkPlan:
@@ -82,7 +82,7 @@ def _configuring(host: LocalHost, asked: Wanted, footprint: Footprint) -> CtkPla
     return edits.configuring(host, target, edits.recorded(footprint.files), host.root)
 
 
-def unconfigure(typed: Typed, how: How, root: str, leave: Leave) -> None:
+def unconfigure(typed: Typed, how: OutputOptions, root: str, permissions: Permissions) -> None:
     """Takes out what configure added."""
     place = checked_root(root)
     asked = wanted(typed, place)
@@ -90,46 +90,46 @@ def unconfigure(typed: Typed, how: How, root: str, leave: Leave) -> None:
     def planning(host: LocalHost, footprint: Footprint) -> CtkPlan:
         return edits.unconfiguring(edits.find(host, asked.row, asked.desired, image=place != "/"), footprint.files)
 
-    edit("ctk runtime unconfigure", "unconfigure", planning, how, place, leave)
+    edit("ctk runtime unconfigure", "unconfigure", planning, how, place, permissions)
 
 
 def edit(
     command: str,
     verb: CtkVerb,
     planning: Planning,
-    how: How,
+    how: OutputOptions,
     place: str,
-    leave: Leave,
+    permissions: Permissions,
     without_root: str = _WITHOUT_ROOT,
 ) -> None:
     """Writes what ``planning`` finds to be written, journaled; or shows it."""
-    if leave.dry_run:
+    if permissions.dry_run:
         _show(command, verb, planning, how, place)
         return
     need_root(command, _WHY_ROOT, without_root)
     os.umask(UMASK)
     screen, log = how.screen(), CommandLog("ctk", root=place)
-    stop = Stop(screen.stopping)
+    stop = SignalGuard(screen.stopping)
     store = Store(place, announce=announcer(place))
-    host = LocalHost(place, stop.heeded(screen.progress), log, lock_timeout_s=leave.lock_timeout)
-    with screen, alone(store, host, screen, leave.lock_timeout, others=False), stop:
+    host = LocalHost(place, stop.heeded(screen.progress), log, lock_timeout_s=permissions.lock_timeout)
+    with screen, alone(store, host, screen, permissions.lock_timeout, others=False), stop:
         if (cut := swept(store, host)) is not None:
             screen.tell(Told(told(cut, "this command only edits the runtime's files")))
-        plan = ctk.asked_for(_with_links(planning(host, store.footprint()), host), restart=leave.restart)
+        plan = ctk.asked_for(_with_links(planning(host, store.footprint()), host), restart=permissions.restart)
         screen.ctk_plan(verb, plan)
         if not plan.files:
             ctk.conclude(store)
             how.answer(_answer(command, plan))
             return
-        if leave.restart and not leave.allow_disruption:
+        if permissions.restart and not permissions.allow_disruption:
             ctk.refuse_disruption(host, plan)
-        asked = Asked(verb, __version__, tuple(sys.argv[1:]), restart=leave.restart, pause=stop.pause)
+        asked = Asked(verb, __version__, tuple(sys.argv[1:]), restart=permissions.restart, pause=stop.pause)
         with told_what_was_done(command, how, store):
             done = ctk.carry_out(plan, host, store, asked, screen.tell)
         if log.problem:
             screen.tell(Told(log.problem))
-        failure = _unread(host, plan) if leave.restart and ctk.was_skipped(host, plan, done) else None
-        is_read = (leave.restart and failure is None) or place != "/" or ctk.asleep(plan)
+        failure = _unread(host, plan) if permissions.restart and ctk.was_skipped(host, plan, done) else None
+        is_read = (permissions.restart and failure is None) or place != "/" or ctk.asleep(plan)
         following = "" if is_read else _following(host, plan, failed=ctk.has_failed(plan))
         screen.ctk_done(verb, plan, done, following, failure)
     answer = _failing(_answer(command, plan, changes=made(store.read(done.run))), failure)
@@ -174,7 +174,7 @@ def _answer(command: str, plan: CtkPlan, changes: Sequence[Change] = ()) -> Enve
     )
 
 
-def _show(command: str, verb: CtkVerb, planning: Planning, how: How, place: str) -> None:
+def _show(command: str, verb: CtkVerb, planning: Planning, how: OutputOptions, place: str) -> None:
     """What would be written: the files on standard output, as nvidia-ctk prints them, the diff on standard error."""
     footprint, note = _footprint(Store(place))
     host = LocalHost(place)
@@ -205,7 +205,7 @@ def _text(content: bytes) -> str:
     return content.decode("utf-8", "surrogateescape")
 
 
-def _make_hook(typed: Typed, hook: Hook, how: How, place: str, leave: Leave) -> None:
+def _make_hook(typed: Typed, hook: Hook, how: OutputOptions, place: str, permissions: Permissions) -> None:
     """The OCI hook is written, or printed where no file is named; nothing else is touched."""
     from gpunode.runtimes import ocihook
 
@@ -217,7 +217,7 @@ def _make_hook(typed: Typed, hook: Hook, how: How, place: str, leave: Leave) -> 
         )
     content, path = ocihook.hook(hook.hook_path), absolute("--oci-hook-path", hook.hook_file, place)
     note = f"--config-mode={typed.config_mode} is deprecated: CDI and the NVIDIA runtime have taken the place of hooks"
-    if not path or leave.dry_run:
+    if not path or permissions.dry_run:
         if not how.json:
             standard_output().raw(_text(content))
             if not how.quiet:
@@ -228,10 +228,10 @@ def _make_hook(typed: Typed, hook: Hook, how: How, place: str, leave: Leave) -> 
     def planning(host: LocalHost, _: Footprint) -> CtkPlan:
         return edits.hooking(host, path, content, note)
 
-    edit("ctk runtime configure", "configure", planning, how, place, replace(leave, restart=False))
+    edit("ctk runtime configure", "configure", planning, how, place, replace(permissions, restart=False))
 
 
-def check(typed: Typed, how: How, root: str) -> None:
+def check(typed: Typed, how: OutputOptions, root: str) -> None:
     """Says whether files and daemon are as configure would leave them."""
     place = checked_root(root)
     asked = wanted(typed, place)

@@ -121,8 +121,8 @@ def configure(
     from gpunode.cli import configuring
     from gpunode.cli.runtime_options import Hook, Typed
 
-    leave = given(ctx, configuring.Leave)
-    configuring.configure(given(ctx, Typed), given(ctx, Hook), how_asked(ctx), root, leave)
+    permissions = given(ctx, configuring.Permissions)
+    configuring.configure(given(ctx, Typed), given(ctx, Hook), how_asked(ctx), root, permissions)
 
 
 @runtime_app.command("unconfigure", cls=GoCommand)
@@ -150,7 +150,7 @@ def unconfigure(
     from gpunode.cli import configuring
     from gpunode.cli.runtime_options import Typed
 
-    configuring.unconfigure(given(ctx, Typed), how_asked(ctx), root, given(ctx, configuring.Leave))
+    configuring.unconfigure(given(ctx, Typed), how_asked(ctx), root, given(ctx, configuring.Permissions))
 
 
 @runtime_app.command("check", cls=GoCommand)

@@ -10,7 +10,7 @@ from time import monotonic, time
 from typing import TYPE_CHECKING
 
 from gpunode.cli.envelope import Envelope
-from gpunode.cli.how import KINDS, How
+from gpunode.cli.output_options import KINDS, OutputOptions
 from gpunode.command import gpunode
 from gpunode.diagnoses import remedy_of, rules
 from gpunode.errors import Refused, UsageError
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 def doctor(
     named: Sequence[str],
-    how: How,
+    how: OutputOptions,
     *,
     html: str | None = None,
     prometheus: str | None = None,
@@ -61,7 +61,7 @@ def doctor(
     _examine(named[0] if named else "", how, html or "", prometheus or "")
 
 
-def _examine(report: str, how: How, html: str, prometheus: str) -> None:
+def _examine(report: str, how: OutputOptions, html: str, prometheus: str) -> None:
     """What is wrong with one node: that of ``report``, without one this machine."""
     from gpunode.workflow.doctor import diagnosed
 
@@ -195,7 +195,7 @@ def _xid(name: str) -> Xid | None:
     return xids.lookup(int(number[1])) if number and name not in rules() and not _is_there(name) else None
 
 
-def _tell(cause: str, how: How, xid: Xid | None = None) -> None:
+def _tell(cause: str, how: OutputOptions, xid: Xid | None = None) -> None:
     """The whole story of one cause, or of that as which an Xid is known, with the remedy for any node."""
     from gpunode.diagnoses.snapshot import snapshot
 

@@ -14,13 +14,13 @@ from gpunode.host import output
 from gpunode.host.reports import is_folder
 
 if TYPE_CHECKING:
-    from gpunode.cli.how import How
+    from gpunode.cli.output_options import OutputOptions
     from gpunode.workflow.doctor import Examined
 
 STANDARD_OUTPUT = "-"
 
 
-def check(file: str, how: How) -> None:
+def check(file: str, how: OutputOptions) -> None:
     """Nothing, if a page can stand there; asked before the node is examined, which takes a while.
 
     Raises:

@@ -7,8 +7,8 @@ from typing import Final
 
 from gpunode.change import Trigger
 from gpunode.cli.changing import alone
-from gpunode.cli.commands import How, check_steps
-from gpunode.cli.compose import Stop, Wanted, announcer, is_image, need_root
+from gpunode.cli.commands import OutputOptions, check_steps
+from gpunode.cli.compose import SignalGuard, Wanted, announcer, is_image, need_root
 from gpunode.cli.envelope import Envelope
 from gpunode.errors import UsageError
 from gpunode.host.command_log import CommandLog
@@ -38,12 +38,12 @@ def refuse_others(root: str, given: Mapping[str, object]) -> None:
         raise UsageError(f"--download-only cannot be used with {option}", why=_WHY[option], hint="leave one out")
 
 
-def download(wanted: Wanted, how: How, only: Sequence[str], lock_timeout_s: float) -> None:
+def download(wanted: Wanted, how: OutputOptions, only: Sequence[str], lock_timeout_s: float) -> None:
     """Refreshes the package index and downloads what setup would install, into the package manager's own cache."""
     check_steps(only)
     need_root("setup --download-only", instead="gpunode plan shows which packages it would download, without root")
     screen, store, recipe = how.screen(), Store("/", announce=announcer("/")), wanted.read()
-    stop = Stop(screen.stopping)
+    stop = SignalGuard(screen.stopping)
     log = CommandLog("download", root="/")
     host = LocalHost("/", stop.heeded(screen.progress), log, lock_timeout_s=lock_timeout_s)
     with screen, alone(store, host, screen, lock_timeout_s), stop:

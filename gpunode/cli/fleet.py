@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from gpunode import __version__
 from gpunode.cli.envelope import Envelope
-from gpunode.cli.how import KINDS, How
+from gpunode.cli.output_options import KINDS, OutputOptions
 from gpunode.command import gpunode
 from gpunode.diagnoses import rules
 from gpunode.errors import UsageError
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from gpunode.workflow.picture import Picture
 
 
-def fleet(named: Sequence[str], how: How, html: str, recipe_name: str, lock: str) -> None:
+def fleet(named: Sequence[str], how: OutputOptions, html: str, recipe_name: str, lock: str) -> None:
     """Diagnoses all reports, each by itself, against those of its model, and against the recipe where one is named."""
     from gpunode.cli import doctor_page
     from gpunode.diagnoses.census import Census

@@ -14,7 +14,7 @@ from typer.core import TyperCommand, TyperGroup
 from gpunode.errors import UsageError
 
 if TYPE_CHECKING:
-    from gpunode.cli.commands import How
+    from gpunode.cli.commands import OutputOptions
 
 T = TypeVar("T")
 _TRUE = frozenset({"1", "t", "T", "true", "TRUE", "True"})
@@ -37,13 +37,13 @@ class GoGroup(TyperGroup):
         return super().parse_args(ctx, translated(args, flags_of(self.params), valued_of(self.params)))
 
 
-def how_asked(ctx: Any) -> How:
+def how_asked(ctx: Any) -> OutputOptions:
     """How the answer is wanted, by the command's options or the group's; --quiet wins over --debug, as there."""
-    from gpunode.cli.commands import How
+    from gpunode.cli.commands import OutputOptions
 
     own, group = ctx.params, ctx.obj or {}
     verbose = own["verbose"] or own["debug"] or group.get("debug", False)
-    return How(json=own["json"], verbose=verbose, quiet=own["quiet"] or group.get("quiet", False))
+    return OutputOptions(json=own["json"], verbose=verbose, quiet=own["quiet"] or group.get("quiet", False))
 
 
 def given(ctx: Any, kind: type[T]) -> T:

@@ -64,9 +64,9 @@ def render(
     Nothing is sent to a cluster. Without --out the files are printed.
     """
     from gpunode.cli import rendering
-    from gpunode.cli.how import How
+    from gpunode.cli.output_options import OutputOptions
 
-    rendering.render(recipe, tuple(node), out, form, How(json=json))
+    rendering.render(recipe, tuple(node), out, form, OutputOptions(json=json))
 
 
 ContextOption = Annotated[str, typer.Option("--context", metavar="NAME", help="the cluster: a context of kubectl's")]
@@ -90,11 +90,11 @@ def plan(
 ) -> None:
     """Show what apply would change in the cluster; change nothing."""
     from gpunode.cli import clusters
-    from gpunode.cli.how import How
+    from gpunode.cli.output_options import OutputOptions
 
     where = clusters.Where(context, kubeconfig)
     with where.meant():
-        clusters.plan(recipe, tuple(node), where, How(json=json, verbose=verbose), check=check)
+        clusters.plan(recipe, tuple(node), where, OutputOptions(json=json, verbose=verbose), check=check)
 
 
 @app.command()
@@ -113,11 +113,13 @@ def apply(
     By server-side apply with the field manager gpunode; what others own is never taken from them.
     """
     from gpunode.cli import clusters
-    from gpunode.cli.how import How
+    from gpunode.cli.output_options import OutputOptions
 
     where = clusters.Where(context, kubeconfig)
     with where.meant():
-        clusters.apply(recipe, tuple(node), where, How(json=json, verbose=verbose), yes=yes, timeout_s=timeout)
+        clusters.apply(
+            recipe, tuple(node), where, OutputOptions(json=json, verbose=verbose), yes=yes, timeout_s=timeout
+        )
 
 
 @app.command()
@@ -145,11 +147,13 @@ def verify(
     The pods are deleted afterwards, also after Ctrl-C.
     """
     from gpunode.cli import clusters
-    from gpunode.cli.how import How
+    from gpunode.cli.output_options import OutputOptions
 
     where = clusters.Where(context, kubeconfig)
     with where.meant():
-        clusters.verify(recipe, tuple(node), where, How(json=json, verbose=verbose), image=image, timeout_s=timeout)
+        clusters.verify(
+            recipe, tuple(node), where, OutputOptions(json=json, verbose=verbose), image=image, timeout_s=timeout
+        )
 
 
 @app.command()
@@ -162,8 +166,8 @@ def remove(
 ) -> None:
     """Take back what gpunode applied to the cluster, and nothing else."""
     from gpunode.cli import clusters
-    from gpunode.cli.how import How
+    from gpunode.cli.output_options import OutputOptions
 
     where = clusters.Where(context, kubeconfig)
     with where.meant():
-        clusters.remove(where, How(json=json, verbose=verbose), yes=yes)
+        clusters.remove(where, OutputOptions(json=json, verbose=verbose), yes=yes)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from gpunode.cli.answered import Answered
+from gpunode.cli.command_exit import CommandExit
 from gpunode.command import gpunode
 from gpunode.errors import GpunodeError, UsageError
 
@@ -52,7 +52,7 @@ def check(examine: Callable[[], Examined]) -> None:
 
     standard_output().raw(f"{line(message)}\n")
     if status:
-        raise Answered(status)
+        raise CommandExit(status)
 
 
 def verdict(examined: Examined) -> tuple[Status, str]:

@@ -10,7 +10,7 @@ from typing import Final, get_args
 
 from gpunode.cli.compose import recipe_at, see
 from gpunode.cli.envelope import Envelope
-from gpunode.cli.how import How
+from gpunode.cli.output_options import OutputOptions
 from gpunode.cli.screen.printer import standard_output
 from gpunode.errors import Conflict, UsageError
 from gpunode.host import output
@@ -25,7 +25,7 @@ _FOLDERS: Final = ("", "manifests", "helm", "applications")
 _CAPTURES: Final = (".tar.gz", ".tgz", ".json")
 
 
-def render(place: str, captures: Sequence[str], out: str, form: str, how: How) -> None:
+def render(place: str, captures: Sequence[str], out: str, form: str, how: OutputOptions) -> None:
     """Renders the recipe for the nodes."""
     if form not in _FORMS:
         raise UsageError(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from gpunode import builtin
 from gpunode.command import sudo_gpunode
 from gpunode.errors import JournalDamaged, Refused, UsageError
-from gpunode.host.own import why_others_write
+from gpunode.host.ownership import why_others_write
 from gpunode.journal.record import Begin
 from gpunode.recipe import Recipe, base_of, literal, parse, read_toml, render
 

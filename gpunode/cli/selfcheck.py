@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gpunode import __version__, installed
 from gpunode.cli.envelope import Envelope
-from gpunode.cli.how import How
+from gpunode.cli.output_options import OutputOptions
 from gpunode.errors import ProblemFound, Undetermined
 from gpunode.host.integrity import checks
 
@@ -12,7 +12,7 @@ _PROVES = "whoever can change these files can change their checksums, too"
 _RELEASE = "whether it is the release's: gpunode self-check SHA256SUMS, with that file from a place you trust"
 
 
-def self_check(sums: str, how: How) -> None:
+def self_check(sums: str, how: OutputOptions) -> None:
     """Checks gpunode's files against the checksums that came with them, or against a release's."""
     kind, place = installed.how()
     found = tuple(checks(sums))

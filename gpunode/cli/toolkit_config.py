@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpunode.cli.changing import LOCK_TIMEOUT_S
-from gpunode.cli.commands import How
+from gpunode.cli.commands import OutputOptions
 from gpunode.cli.compose import checked_root
-from gpunode.cli.configuring import Leave, edit
+from gpunode.cli.configuring import Permissions, edit
 from gpunode.cli.envelope import Envelope
 from gpunode.cli.runtime_options import absolute
 from gpunode.cli.screen.printer import standard_output
@@ -41,7 +41,7 @@ class Where:
     lock_timeout_s: float = LOCK_TIMEOUT_S
 
 
-def config(words: Sequence[str], where: Where, how: How) -> None:
+def config(words: Sequence[str], where: Where, how: OutputOptions) -> None:
     """Prints the configuration with what ``words``, the values of --set, ask for; or writes it."""
     if where.in_place and where.output:
         raise UsageError(
@@ -56,7 +56,7 @@ def config(words: Sequence[str], where: Where, how: How) -> None:
     _answer("ctk config", lambda host: workflow.configuring(host, path, desired, target), place, target, where, how)
 
 
-def default(where: Where, how: How) -> None:
+def default(where: Where, how: OutputOptions) -> None:
     """Prints the configuration of a new installation, or writes it."""
     place = checked_root(where.root)
     target = absolute("--output", where.output, place)
@@ -76,11 +76,11 @@ def usual(environment: Mapping[str, str], *, image: bool) -> str:
 
 
 def _answer(
-    command: str, planning: Callable[[HostView], CtkPlan], place: str, target: str, where: Where, how: How
+    command: str, planning: Callable[[HostView], CtkPlan], place: str, target: str, where: Where, how: OutputOptions
 ) -> None:
     if target:
-        leave = Leave(lock_timeout=where.lock_timeout_s)
-        edit(command, "configure", lambda host, _: planning(host), how, place, leave, _WITHOUT_ROOT)
+        permissions = Permissions(lock_timeout=where.lock_timeout_s)
+        edit(command, "configure", lambda host, _: planning(host), how, place, permissions, _WITHOUT_ROOT)
         return
     (content,) = shown(planning(LocalHost(place)))
     text = content.decode()

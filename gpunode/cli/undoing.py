@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Literal
 
 from gpunode import __version__
 from gpunode.cli.changing import LOCK_TIMEOUT_S, UMASK, alone, swept, told_what_was_done
-from gpunode.cli.commands import How, beside
-from gpunode.cli.compose import Stop, announcer, checked_root, is_image, need_root
+from gpunode.cli.commands import OutputOptions, beside
+from gpunode.cli.compose import SignalGuard, announcer, checked_root, is_image, need_root
 from gpunode.cli.envelope import Envelope
 from gpunode.errors import UsageError
 from gpunode.host.command_log import CommandLog
@@ -33,7 +33,7 @@ _NOTHING_WITHOUT_ROOT = "as root, `gpunode rollback --list` and `gpunode log RUN
 
 
 @dataclass(frozen=True, slots=True)
-class Leave:
+class Permissions:
     """What rollback and remove may do.
 
     Attributes:
@@ -50,7 +50,7 @@ class Leave:
     lock_timeout_s: float = LOCK_TIMEOUT_S
 
 
-def rollback(run: str, how: How, root: str, leave: Leave) -> None:
+def rollback(run: str, how: OutputOptions, root: str, permissions: Permissions) -> None:
     """Puts back what a run changed: its configuration, or all of it."""
     from gpunode.workflow import rollback as undo
     from gpunode.workflow import standing
@@ -58,42 +58,42 @@ def rollback(run: str, how: How, root: str, leave: Leave) -> None:
     if run.startswith("k"):
         from gpunode.cli import clusters
 
-        clusters.rollback(run[1:], how, yes=leave.yes)
+        clusters.rollback(run[1:], how, yes=permissions.yes)
         return
     need_root("rollback", _WHY_ROOT, _NOTHING_WITHOUT_ROOT)
     place = checked_root(root)
 
     def undoing(store: Store, host: LocalHost, screen: Screen) -> Undoing | Undone:
-        of = standing.named(store, run, whole=leave.whole) if run else _newest(store, screen, leave)
+        of = standing.named(store, run, whole=permissions.whole) if run else _newest(store, screen, permissions)
         if isinstance(of, Undone):
             return of
-        facts = survey(host, image=is_image(root)) if leave.whole else None
-        back = undo.undoing(store, host, of.run, facts, force=leave.force, disrupt=leave.allow_disruption)
+        facts = survey(host, image=is_image(root)) if permissions.whole else None
+        back = undo.undoing(store, host, of.run, facts, force=permissions.force, disrupt=permissions.allow_disruption)
         if back.parts or back.owed or back.incomplete:
             return back
-        undo.record_undone(store, of, version=__version__, argv=tuple(sys.argv[1:]), whole=leave.whole)
+        undo.record_undone(store, of, version=__version__, argv=tuple(sys.argv[1:]), whole=permissions.whole)
         why = "what is left of it stays" if back.notes else "nothing of it is left on this node"
-        undone = standing.undone(store, of, why, whole=leave.whole)
+        undone = standing.undone(store, of, why, whole=permissions.whole)
         return replace(undone, notes=back.notes)
 
-    _undo("rollback", undoing, how, place, leave)
+    _undo("rollback", undoing, how, place, permissions)
 
 
-def _newest(store: Store, screen: Screen, leave: Leave) -> RunSummary | Undone:
+def _newest(store: Store, screen: Screen, permissions: Permissions) -> RunSummary | Undone:
     """The run that a rollback without RUN undoes; an older one than the newest only where somebody can say no."""
     from gpunode.workflow.standing import newest, undone
 
-    made = newest(store, whole=leave.whole)
-    if not made.is_undone(whole=leave.whole):
+    made = newest(store, whole=permissions.whole)
+    if not made.is_undone(whole=permissions.whole):
         return made
-    found = undone(store, made, f"run {number(made.undone_by)} undid it", whole=leave.whole)
-    if found.standing is None or leave.yes or not screen.can_ask:
+    found = undone(store, made, f"run {number(made.undone_by)} undid it", whole=permissions.whole)
+    if found.standing is None or permissions.yes or not screen.can_ask:
         return found
     screen.undone(replace(found, command=""))
     return found.standing
 
 
-def remove(how: How, root: str, leave: Leave) -> None:
+def remove(how: OutputOptions, root: str, permissions: Permissions) -> None:
     """Takes everything away that gpunode added."""
     from gpunode.workflow.recovery import still_owed
     from gpunode.workflow.remove import removing
@@ -104,17 +104,19 @@ def remove(how: How, root: str, leave: Leave) -> None:
     def undoing(store: Store, host: LocalHost, _: Screen) -> Undoing:
         facts = survey(host, image=is_image(root))
         owed = still_owed(store.owed(), facts)
-        return removing(store.footprint(), host, facts, owed=owed, force=leave.force, disrupt=leave.allow_disruption)
+        return removing(
+            store.footprint(), host, facts, owed=owed, force=permissions.force, disrupt=permissions.allow_disruption
+        )
 
-    _undo("remove", undoing, how, place, leave)
+    _undo("remove", undoing, how, place, permissions)
 
 
 def _undo(
     verb: Literal["rollback", "remove"],
     undoing: Callable[[Store, LocalHost, Screen], Undoing | Undone],
-    how: How,
+    how: OutputOptions,
     place: str,
-    leave: Leave,
+    permissions: Permissions,
 ) -> None:
     """Shows what ``undoing`` finds, asks, does it, and answers."""
     from gpunode.workflow import rollback as undo
@@ -122,13 +124,15 @@ def _undo(
     screen = how.screen()
     os.umask(UMASK)
     store = Store(place, announce=announcer(place))
-    stop, log = Stop(screen.stopping), CommandLog(verb, root=place)
-    consent = screen.consent(verb, place, yes=leave.yes)
-    host = LocalHost(place, stop.heeded(screen.progress), log, lock_timeout_s=leave.lock_timeout_s, consent=consent)
-    with screen, alone(store, host, screen, leave.lock_timeout_s, others=leave.whole), stop:
+    stop, log = SignalGuard(screen.stopping), CommandLog(verb, root=place)
+    consent = screen.consent(verb, place, yes=permissions.yes)
+    host = LocalHost(
+        place, stop.heeded(screen.progress), log, lock_timeout_s=permissions.lock_timeout_s, consent=consent
+    )
+    with screen, alone(store, host, screen, permissions.lock_timeout_s, others=permissions.whole), stop:
         if (cut := swept(store, host)) is not None:
             screen.tell(Told(told(cut, f"a {verb} undoes whatever it did")))
-        repaired = leave.whole and _finish_package_changes(verb, host, store, screen, stop, leave)
+        repaired = permissions.whole and _finish_package_changes(verb, host, store, screen, stop, permissions)
         back = undoing(store, host, screen)
         if isinstance(back, Undone):
             screen.undone(back)
@@ -144,7 +148,7 @@ def _undo(
             how.answer(Envelope(verb, changed=repaired, notes=back.notes, result={"of": back.of}))
             return
         host.vet(back.files)
-        screen.confirm_shown(verb, yes=leave.yes)
+        screen.confirm_shown(verb, yes=permissions.yes)
         with told_what_was_done(verb, how, store):
             done = undo.rollback(
                 back,
@@ -155,7 +159,7 @@ def _undo(
                 tell=screen.tell,
                 pause=stop.pause,
                 verb=verb,
-                whole=leave.whole,
+                whole=permissions.whole,
             )
         failure = undo.shortcoming(done)
         screen.rollback(done, failure)
@@ -180,8 +184,8 @@ def _finish_package_changes(
     host: LocalHost,
     store: Store,
     screen: Screen,
-    stop: Stop,
-    leave: Leave,
+    stop: SignalGuard,
+    permissions: Permissions,
 ) -> bool:
     """Which packages there are can be told: a change of packages that was interrupted is finished.
 
@@ -193,13 +197,13 @@ def _finish_package_changes(
     if (work := unfinished(survey(host, image=host.root != "/"))) is None:
         return False
     screen.tell(Told(f"{work.why}: finishing it first, because only then gpunode knows what to undo"))
-    screen.confirm_shown(verb, yes=leave.yes)
+    screen.confirm_shown(verb, yes=permissions.yes)
     argv = tuple(sys.argv[1:])
     finish(work, host, store, version=__version__, argv=argv, tell=screen.tell, pause=stop.pause)
     return True
 
 
-def forget(run: str, how: How, root: str, *, yes: bool, lock_timeout_s: float = LOCK_TIMEOUT_S) -> None:
+def forget(run: str, how: OutputOptions, root: str, *, yes: bool, lock_timeout_s: float = LOCK_TIMEOUT_S) -> None:
     """Gives up undoing a run; its backups go, its journal stays."""
     from gpunode.workflow.standing import named
 

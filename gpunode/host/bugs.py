@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gpunode import __version__
-from gpunode.host.own import why_foreign
+from gpunode.host.ownership import why_foreign
 
 FOLDER = Path("/var/log/gpunode")
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from gpunode.errors import ChangeFailed
 from gpunode.host import files
-from gpunode.host.own import why_foreign
+from gpunode.host.ownership import why_foreign
 from gpunode.host.process import Finished
 from gpunode.redaction.secrets import text as redact
 

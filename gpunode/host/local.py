@@ -35,7 +35,7 @@ from gpunode.facts.evidence import Capture, Outcome, Probe
 from gpunode.host import files, runtime
 from gpunode.host.command_log import CommandLog
 from gpunode.host.locks import wait_until_ended, wait_until_free
-from gpunode.host.port import OnProgress, Progress, Settled, Workloads, unheard
+from gpunode.host.port import OnProgress, Progress, Settled, Workloads, ignore_progress
 from gpunode.host.process import Consent, Finished, Runner
 from gpunode.host.services import Services
 from gpunode.packages import SYSTEMS
@@ -64,7 +64,7 @@ class LocalHost:
     def __init__(
         self,
         root: str = "/",
-        on_progress: OnProgress = unheard,
+        on_progress: OnProgress = ignore_progress,
         log: CommandLog | None = None,
         *,
         lock_timeout_s: float = 600.0,

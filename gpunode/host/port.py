@@ -28,8 +28,8 @@ class Progress:
 OnProgress: TypeAlias = Callable[[Progress], None]
 
 
-def unheard(_: Progress) -> None:
-    """Ignore progress."""
+def ignore_progress(_: Progress) -> None:
+    """No-op progress callback."""
 
 
 @dataclass(frozen=True, slots=True)

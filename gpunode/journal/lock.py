@@ -12,13 +12,13 @@ from pathlib import Path
 
 from gpunode.errors import Busy, ChangeFailed
 from gpunode.host.locks import Holder, named, wait_while
-from gpunode.host.port import OnProgress, unheard
+from gpunode.host.port import OnProgress, ignore_progress
 
 _POLL_S = 0.2
 
 
 @contextlib.contextmanager
-def held(path: Path, timeout_s: float = 0.0, on_progress: OnProgress = unheard) -> Iterator[None]:
+def held(path: Path, timeout_s: float = 0.0, on_progress: OnProgress = ignore_progress) -> Iterator[None]:
     """The lock at ``path`` is held meanwhile; it is freed even when its holder dies.
 
     Args:

@@ -19,8 +19,8 @@ from typing import TypeAlias
 from gpunode.change import Change, FileChange, FileState, Trigger
 from gpunode.errors import ChangeFailed, JournalDamaged, Refused, UsageError
 from gpunode.host.locks import Holder
-from gpunode.host.own import read, refuse_foreign
-from gpunode.host.port import OnProgress, unheard
+from gpunode.host.ownership import read, refuse_foreign
+from gpunode.host.port import OnProgress, ignore_progress
 from gpunode.journal import footprint, history, record
 from gpunode.journal.disk import make, sync_folder, write_all, write_file
 from gpunode.journal.footprint import Footprint
@@ -321,7 +321,7 @@ class Store:
         return replace(change, before=states[0], after=states[1])
 
     def lock(
-        self, timeout_s: float = 0.0, on_progress: OnProgress = unheard
+        self, timeout_s: float = 0.0, on_progress: OnProgress = ignore_progress
     ) -> contextlib.AbstractContextManager[None]:
         """Nobody else changes this node meanwhile; see ``lock.held``.
 

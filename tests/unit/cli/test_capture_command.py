@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from gpunode.cli import commands
-from gpunode.cli.commands import How, capture, incomplete
+from gpunode.cli.commands import OutputOptions, capture, incomplete
 from gpunode.errors import UsageError
 from gpunode.facts.evidence import Capture, Evidence
 from gpunode.host.capture import load
@@ -34,7 +34,7 @@ def _node(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_all_that_doctor_sees_is_saved_and_its_size_told(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    capture(str(tmp_path / name), How(json=True), anonymize=False, force=False)
+    capture(str(tmp_path / name), OutputOptions(json=True), anonymize=False, force=False)
     result = json.loads(capsys.readouterr().out)["result"]
     assert load(tmp_path / name) == EVIDENCE
     assert result["probes"] == len(EVIDENCE)
@@ -42,7 +42,7 @@ def test_all_that_doctor_sees_is_saved_and_its_size_told(
 
 
 def test_on_request_it_names_no_machine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    capture(str(tmp_path / "node.tgz"), How(), anonymize=True, force=False)
+    capture(str(tmp_path / "node.tgz"), OutputOptions(), anonymize=True, force=False)
     assert load(tmp_path / "node.tgz")["node-name"].data == b"host-1\n"
     assert "host and user names are replaced" in " ".join(capsys.readouterr().out.split())
 
@@ -50,7 +50,7 @@ def test_on_request_it_names_no_machine(tmp_path: Path, capsys: pytest.CaptureFi
 def test_it_is_said_what_it_will_contain_and_why_something_is_missing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    capture(str(tmp_path / "node.tgz"), How(), anonymize=False, force=False)
+    capture(str(tmp_path / "node.tgz"), OutputOptions(), anonymize=False, force=False)
     said = " ".join(capsys.readouterr().out.split())
     assert said.index("will contain") < said.index("next: ")
     assert "1 system tables" in said
@@ -63,9 +63,9 @@ def test_a_file_that_is_there_is_not_overwritten_unasked(tmp_path: Path) -> None
     path = tmp_path / "node.tgz"
     path.write_bytes(b"mine")
     with pytest.raises(UsageError, match="exists"):
-        capture(str(path), How(json=True), anonymize=False, force=False)
+        capture(str(path), OutputOptions(json=True), anonymize=False, force=False)
     assert path.read_bytes() == b"mine"
-    capture(str(path), How(json=True), anonymize=False, force=True)
+    capture(str(path), OutputOptions(json=True), anonymize=False, force=True)
     assert load(path)
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from gpunode.cli.answered import Answered
-from gpunode.cli.commands import How
+from gpunode.cli.command_exit import CommandExit
+from gpunode.cli.commands import OutputOptions
 from gpunode.cli.compare import compare
 from gpunode.errors import UsageError
 from gpunode.facts.evidence import Capture
@@ -31,8 +31,8 @@ def answer(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
 def test_a_difference_that_may_explain_a_fault_ends_with_4(
     captures: tuple[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(Answered) as caught:
-        compare(*captures, How(json=True))
+    with pytest.raises(CommandExit) as caught:
+        compare(*captures, OutputOptions(json=True))
     assert caught.value.exit_code == 4
     found = answer(capsys)
     assert (found["command"], found["status"], found["exit_code"]) == ("compare", "different", 4)
@@ -44,8 +44,8 @@ def test_a_difference_that_may_explain_a_fault_ends_with_4(
 def test_the_screen_says_what_was_what_is_and_why_it_matters(
     captures: tuple[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(Answered):
-        compare(*captures, How())
+    with pytest.raises(CommandExit):
+        compare(*captures, OutputOptions())
     shown = capsys.readouterr().out
     assert "running kernel  6.1.0-18-amd64 → 6.1.0-21-amd64" in shown
     assert "a module is built for one kernel" in shown
@@ -57,19 +57,19 @@ def test_what_could_not_be_compared_is_told_with_the_side_and_the_reason(
 ) -> None:
     path = "/etc/docker/daemon.json"
     save(node(1, **{f"file:{path}": Capture(path, "denied", error="Permission denied")}), tmp_path / "user.tgz")
-    compare(captures[0], str(tmp_path / "user.tgz"), How(json=True))
+    compare(captures[0], str(tmp_path / "user.tgz"), OutputOptions(json=True))
     (row,) = answer(capsys)["result"]["unseen"]
     assert row == {"trait": f"file:{path}", "title": path, "side": "bad", "reason": "denied", "names": []}
-    compare(captures[0], str(tmp_path / "user.tgz"), How())
+    compare(captures[0], str(tmp_path / "user.tgz"), OutputOptions())
     shown = " ".join(capsys.readouterr().out.split())
     assert f"user.tgz (permission denied): {path}" in shown
     assert "not there" not in shown
 
 
 def test_two_alike_end_with_0(captures: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
-    compare(captures[0], captures[0], How(json=True))
+    compare(captures[0], captures[0], OutputOptions(json=True))
     assert answer(capsys)["status"] == "ok"
-    compare(captures[0], captures[0], How())
+    compare(captures[0], captures[0], OutputOptions())
     assert "no difference" in capsys.readouterr().out
 
 
@@ -78,14 +78,14 @@ def test_two_of_which_nothing_was_compared_end_with_13(
 ) -> None:
     log = tmp_path / "dmesg.txt"
     log.write_text("$ dmesg\n[ 1.0] usb 1-1: new device\n")
-    with pytest.raises(Answered) as caught:
-        compare(str(log), captures[1], How(json=True))
+    with pytest.raises(CommandExit) as caught:
+        compare(str(log), captures[1], OutputOptions(json=True))
     assert caught.value.exit_code == 13
     found = answer(capsys)
     assert (found["status"], found["exit_code"]) == ("undetermined", 13)
     assert "kernel" in found["result"]["missing"]
-    with pytest.raises(Answered):
-        compare(str(log), captures[1], How())
+    with pytest.raises(CommandExit):
+        compare(str(log), captures[1], OutputOptions())
     shown = capsys.readouterr().out
     assert "cannot tell: too little was compared" in shown
     assert "no difference" not in shown
@@ -98,17 +98,17 @@ def test_without_a_second_name_this_machine_is_compared(
         return node(1)
 
     monkeypatch.setattr("gpunode.workflow.doctor.examine", examine)
-    compare(captures[0], None, How(json=True))
+    compare(captures[0], None, OutputOptions(json=True))
     assert answer(capsys)["exit_code"] == 0
 
 
 def test_only_one_comes_from_standard_input_and_none_is_a_folder_of_reports(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="standard input"):
-        compare("-", "-", How())
+        compare("-", "-", OutputOptions())
     with pytest.raises(UsageError, match="folder of reports"):
-        compare(str(tmp_path), None, How())
+        compare(str(tmp_path), None, OutputOptions())
 
 
 def test_an_empty_name_is_not_this_machine() -> None:
     with pytest.raises(UsageError, match="an empty name"):
-        compare("", "", How())
+        compare("", "", OutputOptions())

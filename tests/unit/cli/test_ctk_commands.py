@@ -10,16 +10,16 @@ import pytest
 
 from gpunode.cli import configuring
 from gpunode.cli.boundary import run
-from gpunode.cli.commands import How
-from gpunode.cli.configuring import Leave
+from gpunode.cli.commands import OutputOptions
+from gpunode.cli.configuring import Permissions
 from gpunode.cli.runtime_options import Hook, Typed
 
 CONFIGURE = ("ctk", "runtime", "configure")
 
 
 @pytest.fixture
-def heard(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Typed, Hook, How, str, Leave]]:
-    calls: list[tuple[Typed, Hook, How, str, Leave]] = []
+def heard(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Typed, Hook, OutputOptions, str, Permissions]]:
+    calls: list[tuple[Typed, Hook, OutputOptions, str, Permissions]] = []
     monkeypatch.setattr(configuring, "configure", lambda *arguments: calls.append(arguments))
     return calls
 
@@ -37,7 +37,7 @@ def written(image: Path) -> list[Path]:
     return [path for path in image.rglob("*") if path.is_file() and path.name != "nvidia-container-runtime"]
 
 
-def test_every_option_of_nvidia_ctk_is_taken(heard: list[tuple[Typed, Hook, How, str, Leave]]) -> None:
+def test_every_option_of_nvidia_ctk_is_taken(heard: list[tuple[Typed, Hook, OutputOptions, str, Permissions]]) -> None:
     options = (
         "--runtime=containerd",
         "--config=/etc/c.toml",
@@ -54,7 +54,7 @@ def test_every_option_of_nvidia_ctk_is_taken(heard: list[tuple[Typed, Hook, How,
         "--dry-run",
     )
     assert run([*CONFIGURE, *options]) == 0
-    typed, hook, _, root, leave = heard[0]
+    typed, hook, _, root, permissions = heard[0]
     assert typed == Typed(
         "containerd",
         "/etc/c.toml",
@@ -68,7 +68,7 @@ def test_every_option_of_nvidia_ctk_is_taken(heard: list[tuple[Typed, Hook, How,
         executable="/opt/containerd",
         config_mode="config-file",
     )
-    assert (hook, root, leave.dry_run) == (Hook("/opt/hook", "/h.json"), "/", True)
+    assert (hook, root, permissions.dry_run) == (Hook("/opt/hook", "/h.json"), "/", True)
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_every_option_of_nvidia_ctk_is_taken(heard: list[tuple[Typed, Hook, How,
     ],
 )
 def test_aliases_and_booleans_with_a_value_mean_the_same(
-    option: list[str], typed: Typed, heard: list[tuple[Typed, Hook, How, str, Leave]]
+    option: list[str], typed: Typed, heard: list[tuple[Typed, Hook, OutputOptions, str, Permissions]]
 ) -> None:
     assert run([*CONFIGURE, *option]) == 0
     assert heard[0][0] == typed
@@ -94,26 +94,26 @@ def test_aliases_and_booleans_with_a_value_mean_the_same(
 @pytest.mark.parametrize(
     ("words", "how"),
     [
-        (("ctk", "-q", "runtime", "configure"), How(quiet=True)),
-        (("ctk", "--quiet=true", "runtime", "configure"), How(quiet=True)),
-        (("ctk", "--debug", "runtime", "configure"), How(verbose=True)),
-        ((*CONFIGURE, "-d"), How(verbose=True)),
-        ((*CONFIGURE, "--quiet", "--json"), How(json=True, quiet=True)),
+        (("ctk", "-q", "runtime", "configure"), OutputOptions(quiet=True)),
+        (("ctk", "--quiet=true", "runtime", "configure"), OutputOptions(quiet=True)),
+        (("ctk", "--debug", "runtime", "configure"), OutputOptions(verbose=True)),
+        ((*CONFIGURE, "-d"), OutputOptions(verbose=True)),
+        ((*CONFIGURE, "--quiet", "--json"), OutputOptions(json=True, quiet=True)),
     ],
 )
 def test_the_global_options_count_before_and_behind_the_command(
-    words: Sequence[str], how: How, heard: list[tuple[Typed, Hook, How, str, Leave]]
+    words: Sequence[str], how: OutputOptions, heard: list[tuple[Typed, Hook, OutputOptions, str, Permissions]]
 ) -> None:
     assert run(list(words)) == 0
     assert heard[0][2] == how
 
 
 def test_the_global_options_may_stand_in_the_environment(
-    heard: list[tuple[Typed, Hook, How, str, Leave]], monkeypatch: pytest.MonkeyPatch
+    heard: list[tuple[Typed, Hook, OutputOptions, str, Permissions]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NVIDIA_CTK_QUIET", "true")
     assert run(list(CONFIGURE)) == 0
-    assert heard[0][2] == How(quiet=True)
+    assert heard[0][2] == OutputOptions(quiet=True)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 import typer
 
 from gpunode.cli import toolkit_config
-from gpunode.cli.commands import How
+from gpunode.cli.commands import OutputOptions
 from gpunode.cli.ctk_config import config_app
 from gpunode.cli.toolkit_config import Where, config, default, usual
 from gpunode.errors import Refused, UsageError
@@ -45,7 +45,7 @@ def at(root: Path, path: str = FILE) -> Path:
 def test_without_a_place_to_write_it_is_printed_and_nothing_else(
     root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    config(NO_CGROUPS, where(root), How())
+    config(NO_CGROUPS, where(root), OutputOptions())
     assert capsys.readouterr().out == f"{TEXT}\n[nvidia-container-cli]\n  no-cgroups = true\n"
     assert at(root).read_text() == TEXT
     assert sorted(path.name for path in root.iterdir()) == ["etc"]
@@ -53,7 +53,7 @@ def test_without_a_place_to_write_it_is_printed_and_nothing_else(
 
 @as_root
 def test_in_place_is_journaled_and_shown_as_a_diff(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    config(NO_CGROUPS, where(root, in_place=True), How())
+    config(NO_CGROUPS, where(root, in_place=True), OutputOptions())
     out = capsys.readouterr().out
     assert "+  no-cgroups = true" in out
     (run,) = Store(root).ids()
@@ -66,7 +66,7 @@ def test_in_place_is_journaled_and_shown_as_a_diff(root: Path, capsys: pytest.Ca
 
 @as_root
 def test_what_is_so_already_is_not_written(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    config(["disable-require=false"], where(root, in_place=True), How())
+    config(["disable-require=false"], where(root, in_place=True), OutputOptions())
     assert "nothing to do" in capsys.readouterr().out
     assert Store(root).ids() == ()
     assert at(root).read_text() == TEXT
@@ -76,7 +76,7 @@ def test_what_is_so_already_is_not_written(root: Path, capsys: pytest.CaptureFix
 def test_another_file_is_roots_and_as_readable_as_the_one_that_was_read(root: Path) -> None:
     os.chown(at(root), 12345, 12345)
     at(root).chmod(0o660)
-    config(NO_CGROUPS, where(root, output="/srv/new/config.toml"), How())
+    config(NO_CGROUPS, where(root, output="/srv/new/config.toml"), OutputOptions())
     assert at(root).read_text() == TEXT
     assert at(root, "/srv/new/config.toml").read_text().startswith(TEXT)
     status = at(root, "/srv/new/config.toml").stat()
@@ -89,24 +89,24 @@ def test_a_missing_file_is_made_with_this_machine_s_defaults(root: Path) -> None
     at(root, "/etc/os-release").write_text('ID_LIKE="suse opensuse"\n')
     at(root, "/sbin").mkdir()
     at(root, "/sbin/ldconfig.real").touch()
-    config((), where(root, in_place=True), How())
+    config((), where(root, in_place=True), OutputOptions())
     made = at(root).read_text()
     assert 'ldconfig = "@/sbin/ldconfig.real"' in made
     assert '\nuser = "root:video"' in made
 
 
 def test_a_program_hears_the_text_or_the_run(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    config(["disable-require"], where(root), How(json=True))
+    config(["disable-require"], where(root), OutputOptions(json=True))
     answer = json.loads(capsys.readouterr().out)
     assert (answer["command"], answer["changed"]) == ("ctk config", False)
     assert answer["result"]["text"] == TEXT.replace("false", "true")
-    default(where(root), How(json=True))
+    default(where(root), OutputOptions(json=True))
     assert json.loads(capsys.readouterr().out)["command"] == "ctk config default"
 
 
 @as_root
 def test_a_program_hears_what_was_written(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    config(["disable-require"], where(root, in_place=True), How(json=True))
+    config(["disable-require"], where(root, in_place=True), OutputOptions(json=True))
     answer = json.loads(capsys.readouterr().out)
     assert answer["changed"]
     assert (answer["result"]["file"], answer["result"]["run"]) == (FILE, Store(root).ids()[0])
@@ -115,32 +115,32 @@ def test_a_program_hears_what_was_written(root: Path, capsys: pytest.CaptureFixt
 
 @as_root
 def test_the_defaults_are_printed_or_written(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    default(where(root), How())
+    default(where(root), OutputOptions())
     assert capsys.readouterr().out == toolkit.default(toolkit.Machine())
-    default(where(root, output=FILE), How())
+    default(where(root, output=FILE), OutputOptions())
     assert at(root).read_text() == toolkit.default(toolkit.Machine())
 
 
 def test_in_place_and_elsewhere_contradict_each_other(root: Path) -> None:
     with pytest.raises(UsageError, match="contradict") as refused:
-        config((), where(root, in_place=True, output="/x"), How())
+        config((), where(root, in_place=True, output="/x"), OutputOptions())
     assert refused.value.hint
 
 
 def test_a_path_in_an_image_is_whole(root: Path) -> None:
     with pytest.raises(UsageError, match=r"config\.toml is not an absolute path"):
-        config((), where(root, file="config.toml"), How())
+        config((), where(root, file="config.toml"), OutputOptions())
 
 
 def test_what_is_no_file_is_refused(root: Path) -> None:
     with pytest.raises(Refused, match="/etc cannot be read as a file"):
-        config((), where(root, file="/etc"), How())
+        config((), where(root, file="/etc"), OutputOptions())
 
 
 def test_to_write_takes_root(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     with pytest.raises(UsageError, match="needs root"):
-        config((), where(root, in_place=True), How())
+        config((), where(root, in_place=True), OutputOptions())
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from gpunode import diagnoses
-from gpunode.cli.answered import Answered
-from gpunode.cli.commands import How
+from gpunode.cli.command_exit import CommandExit
+from gpunode.cli.commands import OutputOptions
 from gpunode.cli.doctor import doctor
 from gpunode.diagnoses import rules
 from gpunode.diagnoses.model import Verdict
@@ -36,8 +36,8 @@ def rack(tmp_path: Path) -> Path:
 
 def asked(*named: str, json_: bool = True, verbose: bool = False, **more: str) -> int:
     try:
-        doctor(named, How(json=json_, verbose=verbose), **more)
-    except Answered as answer:
+        doctor(named, OutputOptions(json=json_, verbose=verbose), **more)
+    except CommandExit as answer:
         return answer.exit_code
     return 0
 
@@ -113,8 +113,8 @@ def sick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("sick")
 def test_metrics_are_written_beside_the_answer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(Answered) as caught:
-        doctor((), How(json=True), prometheus=str(tmp_path / "gpunode.prom"))
+    with pytest.raises(CommandExit) as caught:
+        doctor((), OutputOptions(json=True), prometheus=str(tmp_path / "gpunode.prom"))
     assert caught.value.exit_code == answer(capsys)["exit_code"] == 8
     assert 'cause="nouveau-bound"' in (tmp_path / "gpunode.prom").read_text()
 
@@ -132,7 +132,7 @@ def test_metrics_that_nobody_would_read_are_refused(
     named: tuple[str, ...], file: str, said: str, tmp_path: Path
 ) -> None:
     with pytest.raises(UsageError, match=said):
-        doctor(named, How(), prometheus=str(tmp_path / file))
+        doctor(named, OutputOptions(), prometheus=str(tmp_path / file))
 
 
 def test_an_xid_by_its_number_is_told_with_the_cause_as_which_it_is_known(capsys: pytest.CaptureFixture[str]) -> None:
@@ -153,7 +153,7 @@ def test_an_xid_that_decides_nothing_by_itself_is_told_with_what_its_catalog_say
 
 def test_an_xid_that_nobody_knows_is_no_cause() -> None:
     with pytest.raises(UsageError, match="Xid 999 is not in NVIDIA's catalog"):
-        doctor(["xid-999"], How(json=True))
+        doctor(["xid-999"], OutputOptions(json=True))
 
 
 @pytest.fixture
@@ -198,8 +198,8 @@ def test_a_rule_that_fails_leaves_its_traceback_once_and_the_others_go_on(
 def test_with_verbose_the_traceback_is_shown_and_a_fleet_keeps_it_too(
     failing: Path, rack: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with suppress(Answered):
-        doctor((str(rack / "n1.json"),), How(verbose=True))
+    with suppress(CommandExit):
+        doctor((str(rack / "n1.json"),), OutputOptions(verbose=True))
     assert "Traceback (most recent call last)" in capsys.readouterr().out
     for kept in failing.iterdir():
         kept.unlink()
@@ -219,13 +219,13 @@ def test_where_no_traceback_can_be_kept_it_is_shown(
 
 def test_an_empty_name_is_not_the_working_folder() -> None:
     with pytest.raises(UsageError, match="an empty name"):
-        doctor(("",), How())
+        doctor(("",), OutputOptions())
 
 
 @pytest.mark.parametrize("named", [{"html": ""}, {"prometheus": ""}, {"prometheus": "-"}])
 def test_a_file_without_a_name_is_asked_for_and_no_pipe_is_named_after_it(named: dict[str, str]) -> None:
     with pytest.raises(UsageError) as caught:
-        doctor((), How(), **named)
+        doctor((), OutputOptions(), **named)
     assert "-.prom" not in caught.value.hint
 
 
@@ -239,7 +239,7 @@ def test_a_report_that_needs_more_memory_than_there_is_is_refused(
     report = tmp_path / "report.txt"
     report.write_text("$ nvidia-smi\nNo devices were found\n")
     with pytest.raises(Refused, match=r"report\.txt was not examined"):
-        doctor([str(report)], How(json=True))
+        doctor([str(report)], OutputOptions(json=True))
 
 
 LOCK = """\
@@ -264,5 +264,5 @@ def test_a_lock_brings_the_recipe_that_it_was_written_with(
     assert answer(capsys)["result"]["recipe"] == "recipe docker, lock fleet.lock"
     lock.write_text(LOCK.replace("containerd", "inference"))
     with pytest.raises(UsageError, match="'inference', which does not come with gpunode") as refused:
-        doctor([str(rack)], How(json=True), lock=str(lock))
+        doctor([str(rack)], OutputOptions(json=True), lock=str(lock))
     assert f"--recipe inference.toml --lock {lock}" in refused.value.hint

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from gpunode.cli import doctor_page
-from gpunode.cli.answered import Answered
-from gpunode.cli.commands import How
+from gpunode.cli.command_exit import CommandExit
+from gpunode.cli.commands import OutputOptions
 from gpunode.cli.doctor import doctor
 from gpunode.errors import UsageError
 
@@ -33,9 +33,9 @@ def report(tmp_path: Path) -> str:
     return str(file)
 
 
-def run(report: str, page: Path | str, how: How | None = None) -> int:
-    with pytest.raises(Answered) as answered:
-        doctor((report,), how or How(), html=str(page))
+def run(report: str, page: Path | str, how: OutputOptions | None = None) -> int:
+    with pytest.raises(CommandExit) as answered:
+        doctor((report,), how or OutputOptions(), html=str(page))
     return answered.value.exit_code
 
 
@@ -82,18 +82,18 @@ def test_a_dash_is_standard_output_and_nothing_else_stands_there(
 
 def test_two_answers_on_standard_output_are_refused(report: str) -> None:
     with pytest.raises(UsageError, match="both write to standard output"):
-        doctor((report,), How(json=True), html="-")
+        doctor((report,), OutputOptions(json=True), html="-")
 
 
 def test_a_place_where_no_page_can_be_is_named_before_anything_is_looked_at(tmp_path: Path) -> None:
     for place in (tmp_path, tmp_path / "nowhere" / "page.html"):
         with pytest.raises(UsageError, match="the page cannot be written"):
-            doctor_page.check(str(place), How())
+            doctor_page.check(str(place), OutputOptions())
 
 
 def test_a_cause_has_no_page() -> None:
     with pytest.raises(UsageError, match="--html is a page about a node"):
-        doctor(("nouveau-bound",), How(), html="page.html")
+        doctor(("nouveau-bound",), OutputOptions(), html="page.html")
 
 
 def test_a_link_that_stood_there_is_replaced_and_what_it_led_to_is_as_it_was(report: str, tmp_path: Path) -> None:
@@ -113,7 +113,7 @@ def test_what_is_no_file_is_not_replaced_by_a_page(tmp_path: Path) -> None:
     os.mkfifo(pipe := tmp_path / "pipe")
     for place in (str(pipe), "/dev/null", "/dev/stdout"):
         with pytest.raises(UsageError, match="the page cannot be written"):
-            doctor_page.check(place, How())
+            doctor_page.check(place, OutputOptions())
 
 
 def test_the_working_folder_may_be_gone(report: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,4 +121,4 @@ def test_the_working_folder_may_be_gone(report: str, tmp_path: Path, monkeypatch
     monkeypatch.chdir(gone)
     gone.rmdir()
     with pytest.raises(UsageError, match="the page cannot be written"):
-        doctor((report,), How(), html="page.html")
+        doctor((report,), OutputOptions(), html="page.html")

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from gpunode.cli import commands
-from gpunode.cli.answered import Answered
-from gpunode.cli.commands import How
+from gpunode.cli.command_exit import CommandExit
+from gpunode.cli.commands import OutputOptions
 from gpunode.cli.compose import Wanted
 from gpunode.cli.lockfiles import read_lock
 from gpunode.cli.resume import digest
@@ -38,8 +38,8 @@ def plan(recipe: str, capsys: pytest.CaptureFixture[str]) -> Plan:
 
     def made(lock: Path, *, check: bool = False, upgrade: bool = False, only: tuple[str, ...] = ()) -> dict[str, Any]:
         wanted = Wanted(recipe, lock=str(lock), upgrade=upgrade)
-        with suppress(Answered):
-            commands.plan(wanted, How(json=True), only, str(commands.sample()), "/", "", check=check)
+        with suppress(CommandExit):
+            commands.plan(wanted, OutputOptions(json=True), only, str(commands.sample()), "/", "", check=check)
         answer: dict[str, Any] = json.loads(capsys.readouterr().out)
         return answer
 
@@ -115,7 +115,7 @@ def test_no_folder_is_made_for_it(plan: Plan, tmp_path: Path) -> None:
 def test_where_a_version_is_not_known_nothing_is_written(tmp_path: Path) -> None:
     wanted = Wanted("containerd", lock=str(tmp_path / "f.lock"))
     with pytest.raises(Undetermined):
-        commands.plan(wanted, How(json=True), (), str(commands.sample()), "/", "", check=False)
+        commands.plan(wanted, OutputOptions(json=True), (), str(commands.sample()), "/", "", check=False)
     assert not (tmp_path / "f.lock").exists()
 
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpunode.cli import npd
-from gpunode.cli.answered import Answered
+from gpunode.cli.command_exit import CommandExit
 from gpunode.diagnoses.model import Diagnosis, Doubt
 from gpunode.errors import Refused, UsageError
 from gpunode.facts import pasted
@@ -30,7 +30,7 @@ def checked(examined: Examined | Exception, capsys: pytest.CaptureFixture[str]) 
 
     try:
         npd.check(examine)
-    except Answered as answer:
+    except CommandExit as answer:
         return answer.exit_code, capsys.readouterr().out
     return 0, capsys.readouterr().out
 

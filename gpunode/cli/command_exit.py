@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 
-class Answered(Exception):
+class CommandExit(Exception):
     """A command has told all there is to tell; only its exit code is left."""
 
     def __init__(self, exit_code: int) -> None:

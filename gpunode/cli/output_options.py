@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from gpunode.cli.answered import Answered
+from gpunode.cli.command_exit import CommandExit
 from gpunode.cli.envelope import Envelope
 from gpunode.cli.report_screen import ReportScreen
 from gpunode.cli.screen.printer import tell_program
@@ -25,7 +25,7 @@ KINDS: Final[Mapping[Verdict, type[ProblemFound | Undetermined] | None]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class How:
+class OutputOptions:
     """How the answer is wanted; ``quiet`` tells errors alone."""
 
     json: bool = False
@@ -52,6 +52,6 @@ class How:
         if self.json:
             lost = tell_program(envelope.as_json())
             if lost and (changed_nothing or not envelope.exit_code):
-                raise Answered(lost)
+                raise CommandExit(lost)
         if envelope.exit_code:
-            raise Answered(envelope.exit_code)
+            raise CommandExit(envelope.exit_code)

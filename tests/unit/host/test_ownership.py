@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gpunode.host.own import why_others_write
+from gpunode.host.ownership import why_others_write
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: to give a file to another user")
 
