@@ -19,7 +19,7 @@ _ENDS_ITS_STAGE: frozenset[TriggerKind] = frozenset({"index-refresh", "daemon-re
 
 @dataclass(frozen=True, slots=True)
 class Trigger:
-    """What a write owes, once.
+    """What a change owes, once.
 
     Attributes:
         target: the unit for reload and restart, the list file for an index refresh; ``if-possible`` for a specification
@@ -166,6 +166,7 @@ class PackageChange:
     name: str
     before: PackageState | None
     after: PackageState | KnownAfter | None
+    triggers: frozenset[Trigger] = frozenset()
 
 
 def is_mark(change: PackageChange) -> bool:
@@ -195,6 +196,7 @@ class ServiceChange:
     unit: str
     before: ServiceState
     after: ServiceState
+    triggers: frozenset[Trigger] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,6 +206,7 @@ class ModuleChange:
     module: str
     before: bool
     after: bool
+    triggers: frozenset[Trigger] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,6 +221,7 @@ class CommandChange:
     why: str
     undo: tuple[str, ...] | None = None
     cluster: str = ""
+    triggers: frozenset[Trigger] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -419,7 +423,8 @@ def triggers(changes: Iterable[Change]) -> tuple[Trigger, ...]:
 
     Law: the same for the inverse changes, so a daemon restarts after its file is restored, too.
     """
-    owing = (change for change in changes if isinstance(change, FileChange | MigChange))
+    # No unit of this machine reads an object of a cluster.
+    owing = (change for change in changes if not isinstance(change, ObjectChange))
     return settle_order(trigger for change in owing for trigger in change.triggers)
 
 

@@ -16,6 +16,7 @@ from gpunode.change import (
     PackageChange,
     PackageState,
     ServiceChange,
+    Trigger,
     is_generated,
 )
 from gpunode.journal.record import CONFFILES, OBSOLETE, Begin, Commit, Entry, Failed, Intent
@@ -59,6 +60,7 @@ class Footprint:
     modules: tuple[str, ...] = ()
     commands: tuple[CommandChange, ...] = ()
     mig: Mapping[str, MigChange] = field(default_factory=dict)
+    package_triggers: Mapping[str, frozenset[Trigger]] = field(default_factory=dict)
 
     @property
     def objects(self) -> frozenset[str]:
@@ -93,6 +95,7 @@ def of(entries: Iterable[Entry]) -> Footprint:
         modules=_modules(changes),
         commands=tuple(one.change for one in changes if isinstance(one.change, CommandChange)),
         mig=_mig(changes),
+        package_triggers=_package_triggers(changes),
     )
 
 
@@ -194,6 +197,14 @@ def _packages(changes: Iterable[_Made]) -> dict[str, PackageState | None]:
         if made.is_removal or change.after == first[change.name]:
             del first[change.name]  # taken back: what is there of that name from now on is somebody else's
     return first
+
+
+def _package_triggers(changes: Iterable[_Made]) -> dict[str, frozenset[Trigger]]:
+    found: dict[str, frozenset[Trigger]] = {}
+    for made in changes:
+        if isinstance(change := made.change, PackageChange) and change.triggers:
+            found[change.name] = found.get(change.name, frozenset()) | change.triggers
+    return found
 
 
 def _services(changes: Iterable[_Made]) -> dict[str, ServiceChange]:

@@ -1,6 +1,6 @@
 """Entries of the journal: what is written, and how it is read back. Pure.
 
-A journal is one JSON object a line, ``{"v":2,"sum":"…","entry":{…}}``; ``sum`` is taken over the format, the sum of
+A journal is one JSON object a line, ``{"v":3,"sum":"…","entry":{…}}``; ``sum`` is taken over the format, the sum of
 the line before, and the bytes of ``entry`` as they stand: a line that is changed, lost, moved or foreign is noticed.
 What is written at once is one line, a list of entries where they are several: all of it counts, or nothing.
 The bytes of files are not in it: a state names its backup object by sha256.
@@ -37,9 +37,10 @@ from gpunode.change import (
 )
 from gpunode.errors import JournalDamaged
 
+# 3: every change of a node may owe triggers.
 # 2: each line vouches for the one before; who by number; attributes of files, folders made, origins of packages;
-# forgotten runs. Format 1 is read, too.
-FORMAT = 2
+# forgotten runs. Formats 1 and 2 are read, too.
+FORMAT = 3
 Verb: TypeAlias = Literal[
     "setup",
     "rollback",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from gpunode.change import FileChange, FileState, PackageState, RuntimeExpectation, Trigger
+from gpunode.change import FileChange, FileState, PackageChange, PackageState, RuntimeExpectation, Trigger
 from gpunode.errors import Refused
 from gpunode.facts.evidence import Probe
 from gpunode.facts.model import Facts
@@ -72,7 +72,7 @@ def removing(
         (
             *files,
             *layouts,
-            *(Part("packages", _STEP, change) for change in packages),
+            *(Part("packages", _STEP, _owing(footprint, change)) for change in packages),
             *(part for unit in units if (part := undo.service_back(facts, unit)) is not None),
         )
     )
@@ -87,6 +87,11 @@ def removing(
     notes = (*file_notes, *unchanged, *staying, *kept, *_not_undone(footprint.packages, installed))
     notes = (*notes, *_enrolled_keys(host))
     return Undoing("", parts, notes, reboot=undo.reboot_reason(facts, packages), owed=owed)
+
+
+def _owing(footprint: Footprint, change: PackageChange) -> PackageChange:
+    """``change`` with what gpunode's own changes of the package owed."""
+    return replace(change, triggers=footprint.package_triggers.get(change.name, frozenset()))
 
 
 def _files(footprint: Footprint, host: Host, *, force: bool) -> tuple[list[Part], list[str]]:

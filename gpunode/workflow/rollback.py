@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from gpunode.change import Change, FileChange, FileState, PackageChange, ServiceChange, diff, subject
+from gpunode.change import Change, FileChange, FileState, PackageChange, ServiceChange, Trigger, diff, subject
 from gpunode.errors import Conflict, GpunodeError, RebootRequired, Refused, VerifyFailed
 from gpunode.facts.evidence import Probe
 from gpunode.facts.model import Facts, Unknown
@@ -198,7 +198,10 @@ def _whole(host: Host, facts: Facts, undone: Undoing, parts: Sequence[Part], *, 
 
 def _package(steps: Mapping[str, Part], change: PackageChange) -> Part:
     known = steps.get(change.name)
-    return replace(known, change=change) if known else Part("packages", DEPENDENCIES, change)
+    if known is None:
+        return Part("packages", DEPENDENCIES, change)
+    owed = known.change.triggers if isinstance(known.change, PackageChange) else frozenset[Trigger]()
+    return replace(known, change=replace(change, triggers=owed))
 
 
 def edited(change: FileChange, now: FileState | None, keep: str = "") -> Conflict:

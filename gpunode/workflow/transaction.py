@@ -217,18 +217,19 @@ def _exact(
     along: frozenset[str],
 ) -> Transaction:
     """The transaction as it was simulated; ``along`` are dependencies though they are named to the solver."""
-    explicit = {change.name: change.after for change in meant}
+    explicit = {change.name: change for change in meant}
     asked: list[PackageChange] = []
     dependencies: list[PackageChange] = []
     seen: set[str] = set()
     for action in simulation.actions:
         seen.add(action.name)
         before = installed.get(action.name)
-        wanted, named = explicit.get(action.name), action.name in explicit
+        named = explicit.get(action.name)
+        wanted = named.after if named else None
         auto = wanted.auto if wanted else not named and _comes_along(before)
         after = PackageState(action.version, auto=auto) if action.verb == "install" else None
         (asked if named and action.name not in along else dependencies).append(
-            PackageChange(action.name, before, after)
+            PackageChange(action.name, before, after, named.triggers if named else frozenset())
         )
     unseen = [change for change in meant if change.name not in seen]
     residue = (c for c in unseen if c.after is None and c.before and c.before.config_files_only)

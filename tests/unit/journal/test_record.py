@@ -15,7 +15,10 @@ from gpunode.change import (
     ModuleChange,
     PackageChange,
     PackageState,
+    ServiceChange,
+    ServiceState,
     Trigger,
+    triggers,
 )
 from gpunode.errors import JournalDamaged
 from gpunode.journal.history import (
@@ -59,7 +62,7 @@ def write(path: str, before: bytes | None, after: bytes | None, *owes: Trigger) 
     return FileChange(path, was, now, frozenset(owes))
 
 
-@pytest.mark.parametrize("number", [1, 2])
+@pytest.mark.parametrize("number", [1, 2, 3])
 def test_a_journal_of_every_format_so_far_is_read(number: int) -> None:
     """Journals outlive the gpunode that wrote them; the newest format is written in these very bytes."""
     golden = Path(__file__).with_name(f"format-{number}.jsonl").read_bytes()
@@ -328,6 +331,24 @@ class TestCutShort:
 
 
 def test_a_format_of_five_thousand_digits_is_damage_and_no_bug() -> None:
-    line = encode(BEGIN).replace(b'"v":2', b'"v":' + b"9" * 5000)
+    line = encode(BEGIN).replace(b'"v":3', b'"v":' + b"9" * 5000)
     with pytest.raises(JournalDamaged, match="line 1"):
         decode(line, str.encode)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        PackageChange("nvidia-driver", None, PackageState("580"), frozenset({RESTART})),
+        ServiceChange("a.service", ServiceState(False, False), ServiceState(True, True), frozenset({RESTART})),
+        ModuleChange("nvidia", False, True, frozenset({RESTART})),
+        CommandChange(("true",), "because", ("false",), triggers=frozenset({RESTART})),
+    ],
+    ids=lambda change: type(change).__name__,
+)
+def test_every_change_of_a_node_may_owe_a_trigger_and_so_does_its_undoing(change: Change) -> None:
+    journal = (BEGIN, Intent(1, "packages", "step", change), Done(1))
+    assert decode(b"".join(lines(journal)), str.encode) == journal
+    assert owed(journal) == (RESTART,)
+    (back,) = backwards(journal)
+    assert triggers([back.change]) == (RESTART,)

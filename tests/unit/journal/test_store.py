@@ -150,7 +150,7 @@ def test_a_damaged_journal_stops_with_file_and_line(store: Store) -> None:
 
 def test_a_journal_of_a_newer_gpunode_says_so(store: Store) -> None:
     run = setup_run(store)
-    run.path.write_bytes(run.path.read_bytes().replace(b'{"v":2', b'{"v":3'))
+    run.path.write_bytes(run.path.read_bytes().replace(b'{"v":3', b'{"v":4'))
     with pytest.raises(JournalDamaged) as stopped:
         store.runs()
     assert "newer gpunode" in stopped.value.why
@@ -260,7 +260,7 @@ class TestRetention:
         store = Store(tmp_path)
         run = setup_run(store)
         with run.path.open("ab") as journal:
-            journal.write(b'{"v":2,"su')
+            journal.write(b'{"v":3,"su')
         store.forget(run.id, "ada")
         assert [run.forgotten for run in store.runs()] == [True]
 
