@@ -184,9 +184,9 @@ def differences(expectation: RuntimeExpectation, configured: ObservedConfig) -> 
 
 def _not_taken(program: str, path: str, said: str) -> Refused:
     return Refused(
-        f"{program} rejects the new {path}",
+        f"{program} rejects {path}",
         why=f"{said}\nnothing was changed",
-        hint="`gpunode plan`, or ctk's --dry-run, shows the candidate; correct what is named in the present file first",
+        hint="correct what is named; `gpunode plan`, or ctk's --dry-run, shows what gpunode would write",
     )
 
 

@@ -74,6 +74,8 @@ def _configured(recipe: Recipe, facts: Facts, place: Chosen) -> Planned | Refusa
         desired = with_kubelets_driver(row, facts, desired, contents(present))
     target = Target(row, desired, present, facts, place.notes)
     lacks = missing(TOOLKIT_PROGRAM, row.id) if _lacks_program(facts) else None
+    if lacks and facts.is_image:
+        lacks = replace(lacks, install=None)  # nobody told the facts where the image is mounted
     refuse_default(target, lacks)
     planned = configuring(target)
     if not planned.changes:

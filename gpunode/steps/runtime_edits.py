@@ -59,12 +59,15 @@ class Target:
     def trigger(self) -> Trigger | None:
         """What makes its daemon read all of its files again; None where nothing need, or no unit runs it.
 
-        A reload does not bring docker's features: where they are desired, nobody knows whether it has read them.
+        A reload does not bring docker's features: where ctk is asked for them, nobody knows whether it has read them.
+        Somebody else's edit of them is no reason for setup to stop containers.
         """
         row, files = self.row, contents(self.present)
         if not row.unit or row.watches:
             return None
-        reloads = row.reloads and (not self.desired.cdi or row.takes_on_reload({}, files, self.desired))
+        asks = self.desired.cdi and self.desired.exact
+        unwritten = {path: content for path, content in files.items() if path != self.main}
+        reloads = row.reloads and (not asks or row.takes_on_reload(unwritten, files, self.desired))
         return Trigger("reload" if reloads else "restart", row.unit)
 
 
@@ -127,7 +130,14 @@ def _unread(target: Target, edited: ConfigEdit) -> Planned | None:
         since = max(unit.started_at, (row.reloads and unit.changed_at) or 0.0)
         if unread := [path for path in target.present if path in target.own and changed_at.get(path, 0.0) > since]:
             return reread(target, unread, f"{unread[0]} was changed after {row.unit} last read it")
-    if edited.restart and row.config in changed_at and not _has_looked(target):
+    is_told = unit is not None and unit.started_at is not None
+    # ctk asks for no restart of what it knows nothing of.
+    if (
+        edited.restart
+        and row.config in changed_at
+        and not _has_looked(target)
+        and (is_told or not target.desired.exact)
+    ):
         return reread(target, (row.config,), edited.restart)
     return None
 
@@ -161,12 +171,10 @@ def _cri_notes(target: Target, after: ObservedConfig) -> tuple[str, ...]:
     """That no kubelet can use the runtime as it is configured; nothing where one can."""
     if not after.cri_disabled:
         return ()
-    runtime = target.row.id
-    enable = sudo_gpunode("ctk", "runtime", "configure", f"--runtime={runtime}", "--enable-cri")
     return (
         (
-            f"{target.main} disables the CRI plugin (disabled_plugins), so no kubelet can use this {runtime}; "
-            f"`{enable}` switches it on"
+            f"{target.main} disables the CRI plugin (disabled_plugins), so no kubelet can use this {target.row.id}; "
+            "--enable-cri of gpunode ctk runtime configure switches it on"
         ),
     )
 
@@ -208,15 +216,16 @@ def _disrupts(target: Target, trigger: Trigger | None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """The program that a handler is to run and that is not installed, and the command that installs it."""
+    """The program that a handler is to run and that is not installed, and the command that installs it, if one can."""
 
     program: str
-    install: Command
+    install: Command | None
 
     @property
     def note(self) -> str:
         """What that means."""
-        return f"{self.program} is not installed, so its containers cannot start; `{self.install}` installs it"
+        means = f"{self.program} is not installed, so its containers cannot start"
+        return f"{means}; `{self.install}` installs it" if self.install else means
 
 
 def missing(program: str, runtime: str, *where: str) -> Missing:
@@ -236,5 +245,7 @@ def refuse_default(target: Target, lacks: Missing | None) -> None:
         raise Refused(
             f"{desired.handler} cannot be the default runtime of {target.row.id}: {lacks.program} is not installed",
             why=f"{target.row.id} could not start any container",
-            hint=f"install it first, or do not make {desired.handler} the default runtime:\n{lacks.install}",
+            hint="\n".join(
+                filter(None, (f"install it first, or do not make {desired.handler} the default runtime", lacks.install))
+            ),
         )

@@ -22,6 +22,7 @@ from gpunode.change import (
 )
 from gpunode.errors import ChangeFailed, GpunodeError, Interrupted
 from gpunode.host.port import Host, Settled
+from gpunode.journal.history import settles
 from gpunode.journal.record import CONFFILES, Failed, Intent
 from gpunode.journal.store import Run
 from gpunode.outcome import Planned
@@ -208,7 +209,7 @@ class Applier:
     def waive(self, owed: Iterable[Trigger], why: str) -> None:
         """This run owes nothing of ``owed``; what an earlier one owes stays so."""
         for trigger in owed:
-            if trigger not in self.owed:
+            if not set(settles(trigger)) & set(self.owed):
                 self.run.settle(trigger, why)
 
     def _checked(self, step: StepPlan) -> str:

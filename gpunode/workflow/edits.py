@@ -48,6 +48,7 @@ class CtkPlan:
         present: the files that it reads, as they are.
         target: the runtime that is edited; None where the file is none of a runtime's.
         lacks: the program that the handler is to run, where it is not installed.
+        finds_itself: whether the runtime registers the handler at its start, and no file of its own says so.
     """
 
     about: str
@@ -57,6 +58,7 @@ class CtkPlan:
     present: States = field(default_factory=dict)
     target: Target | None = None
     lacks: Missing | None = None
+    finds_itself: bool = False
 
     @property
     def files(self) -> tuple[FileChange, ...]:
@@ -186,10 +188,12 @@ def configuring(host: HostView, target: Target, recorded: Recorded = _NOTHING, r
     """
     row, desired = target.row, target.desired
     others = others_in(desired.drop_in or row.drop_in, contents(target.present), recorded)
-    planned = with_managers(runtime_edits.configuring(replace(target, desired=replace(desired, others=others))))
+    target = replace(target, desired=replace(desired, others=others))
+    planned = with_managers(runtime_edits.configuring(target))
+    finds_itself = bool(row.configure(contents(target.present), target.desired).restart)
     binaries = (binary for _, binary in planned.expectation.handlers) if planned.expectation else ()
     absent = next((binary for binary in binaries if binary and _is_missing(host, binary)), "")
-    plan = CtkPlan(row.id, target.main, planned, present=target.present, target=target)
+    plan = CtkPlan(row.id, target.main, planned, present=target.present, target=target, finds_itself=finds_itself)
     if not absent:
         return plan
     lacks = missing(absent, row.id, *(() if root == "/" else (f"--root={root}",)))

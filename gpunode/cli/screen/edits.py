@@ -37,7 +37,7 @@ def plan_lines(verb: CtkVerb, plan: CtkPlan, *, verbose: bool) -> Iterator[Line]
 def _as_asked(verb: CtkVerb, plan: CtkPlan) -> str:
     if verb == "unconfigure":
         return f"{plan.main or plan.about} names no such runtime"
-    if takes_only_cdi(plan.about) or (plan.target and plan.target.row.product and not plan.files):
+    if takes_only_cdi(plan.about) or plan.finds_itself:
         return f"{plan.about}: {plan.planned.reason}"  # its own file says nothing of it
     return f"{plan.about} is configured as requested ({plan.main})"
 
@@ -119,7 +119,7 @@ def verdict_lines(
 
 def configure_command(plan: CtkPlan, argv: Sequence[str]) -> Command:
     """The command that makes what ``argv``, a check, looked for; first what a default runtime needs to be one."""
-    if plan.lacks and plan.planned.expectation and plan.planned.expectation.default:
+    if plan.lacks and plan.lacks.install and plan.planned.expectation and plan.planned.expectation.default:
         return plan.lacks.install
     words = ["configure" if word == "check" else word for word in without(argv, SHOWN_HOW, ())]
     return sudo_gpunode(*words)

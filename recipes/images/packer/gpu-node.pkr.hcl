@@ -37,6 +37,12 @@ variable "gpus" {
   description = "The PCI ids of the nodes' GPUs: lspci -nn -d 10de: on a node prints them."
 }
 
+variable "ssh_user" {
+  type        = string
+  default     = "debian"
+  description = "The user of the cloud image: debian, ubuntu."
+}
+
 source "qemu" "node" {
   iso_url          = var.image
   iso_checksum     = var.checksum
@@ -48,7 +54,10 @@ source "qemu" "node" {
     "meta-data" = ""
     "user-data" = "#cloud-config\nssh_authorized_keys: [\"${trimspace(file("${var.ssh_key}.pub"))}\"]\n"
   }
-  ssh_username         = "debian"
+  # DKMS builds the kernel module in it.
+  memory               = 8192
+  cpus                 = 4
+  ssh_username         = var.ssh_user
   ssh_private_key_file = var.ssh_key
   ssh_timeout          = "15m"
   shutdown_command     = "sudo systemctl poweroff"

@@ -13,6 +13,8 @@ mkdir -p /mnt/image
 mount --bind / /mnt/image
 trap 'umount /mnt/image' EXIT
 gpunode setup /etc/gpunode/node.toml --root /mnt/image --gpu "$GPUS" --yes
+# It would write the seed again when this machine is switched off.
+systemctl stop systemd-random-seed.service || true
 sh generalise.sh /mnt/image
 # packer's key must not open every node.
 rm -f /root/.ssh/authorized_keys /home/*/.ssh/authorized_keys
