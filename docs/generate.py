@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -53,7 +54,10 @@ def pages() -> dict[Path, str]:
     import causes
     import looks
 
+    from gpunode import recipe
+
     whole = {
+        ROOT / "recipes" / "gpunode.schema.json": f"{json.dumps(recipe.schema(), indent=2)}\n",
         FOLDER / "cli.md": cli(),
         FOLDER / "exit-codes.md": exit_codes(),
         FOLDER / "recipes.md": recipes(),

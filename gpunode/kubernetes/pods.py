@@ -125,6 +125,8 @@ def _rejected(status: Mapping[str, Any], node: str) -> Iterator[Trouble]:
             yield Trouble("", why, "ask for GPUs of one NUMA node, or set topologyManagerPolicy to best-effort")
         case "DeadlineExceeded":
             yield Trouble("", f"it did not end in time on {node}", _DOCTOR.format(node=node))
+        case _:
+            pass
 
 
 def _unscheduled(status: Mapping[str, Any], name: str, where: str) -> Iterator[Trouble]:

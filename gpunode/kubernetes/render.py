@@ -155,6 +155,8 @@ def _parts(
             charts = [releases.hami(wanted, where, nodes, recipe.gpudirect)]
         case "dra":
             charts = [releases.dra_driver(wanted, where, nodes)]
+        case "none":
+            pass
     if exporter:
         charts.append(releases.dcgm_exporter(wanted, where, nodes))
     return plain, charts

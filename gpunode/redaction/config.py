@@ -156,6 +156,8 @@ class _Reader:
                     self._key = token[0].strip("\"'")
                 else:
                     yield from self._scalar(*token.span(), self._key)
+            case _:
+                pass
 
     def _open(self, key: str) -> None:
         self._brackets.append((key, self._is_hidden_place(key)))

@@ -173,6 +173,8 @@ class _Scan:
             case "[":
                 self.at += 1
                 return []
+            case _:
+                pass
         if found := _NUMBER.match(self.text, start):
             self.at = found.end()
             return Number(found[0])

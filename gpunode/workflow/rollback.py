@@ -7,8 +7,22 @@ import shlex
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Literal
 
-from gpunode.change import Change, FileChange, FileState, PackageChange, ServiceChange, Trigger, diff, subject
+from gpunode.change import (
+    Change,
+    CommandChange,
+    FileChange,
+    FileState,
+    MigChange,
+    ModuleChange,
+    ObjectChange,
+    PackageChange,
+    ServiceChange,
+    Trigger,
+    diff,
+    subject,
+)
 from gpunode.errors import Conflict, GpunodeError, RebootRequired, Refused, VerifyFailed
 from gpunode.facts.evidence import Probe
 from gpunode.facts.model import Facts, Unknown
@@ -96,6 +110,23 @@ def undoing(
     return undone
 
 
+def _undone_as(change: Change) -> Literal["file", "package", "unit", "mig", "nothing"]:
+    """As what a rollback takes a change back; a kind that is not named here is no change that can be made."""
+    match change:
+        case FileChange():
+            return "file"
+        case PackageChange():
+            return "package"
+        case ServiceChange():
+            return "unit"
+        case MigChange():
+            return "mig"
+        case ModuleChange():
+            return "nothing"  # a module stays until the next boot, which reads the files that are back
+        case CommandChange() | ObjectChange():
+            return "nothing"  # a build goes with its package; a cluster's objects have a rollback of their own
+
+
 def _is_there(host: Host, packages: Collection[str], change: Change) -> bool:
     """Whether the file or package of ``change`` is on the node; of all else nobody takes it away unasked."""
     match change:
@@ -174,7 +205,8 @@ def _left_behind(host: Host, folders: Sequence[str]) -> bool:
 
 def _whole(host: Host, facts: Facts, undone: Undoing, parts: Sequence[Part], *, backward: bool) -> Undoing:
     """``undone``, which has the files, with the packages and units of ``parts``, in order."""
-    steps = {part.change.name: part for part in parts if isinstance(part.change, PackageChange)}
+    kinds = {kind: [part for part in parts if _undone_as(part.change) == kind] for kind in ("package", "unit")}
+    steps = {subject(part.change): part for part in kinds["package"]}
     wanted = {name: undo.state_of(part.change) for name, part in steps.items()}
     packages, notes = undo.packages_back(wanted, undo.installed(facts), present.database(host))
     lost: tuple[str, ...] = ()
@@ -182,7 +214,7 @@ def _whole(host: Host, facts: Facts, undone: Undoing, parts: Sequence[Part], *, 
         # The other way round, the archives that have the packages are yet to come back.
         packages, lost = undo.obtainable(host, packages)
         packages = undo.completed(host, packages)
-    units = (part for part in parts if isinstance(part.change, ServiceChange))
+    units = kinds["unit"]
     coming = not backward and any(undo.state_of(change) for change in packages)
     everything = (
         *undone.parts,

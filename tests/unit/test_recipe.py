@@ -317,7 +317,7 @@ def test_a_default_is_a_value_that_the_key_may_have() -> None:
 
 def test_the_schema_for_editors_is_current() -> None:
     shipped = (RECIPES / "gpunode.schema.json").read_text()
-    assert json.loads(shipped) == recipe.schema(), "write json.dumps(recipe.schema(), indent=2) to it"
+    assert json.loads(shipped) == recipe.schema(), "run make docs"
 
 
 def test_the_schema_is_one_and_takes_what_the_parser_takes() -> None:

@@ -83,6 +83,8 @@ def _parts(node: Node) -> tuple[Sequence[Node], ...]:
             return (node[1],)
         case kind if kind in _REPEATS or kind == "POSSESSIVE_REPEAT":
             return (node[1][2],)
+        case _:
+            pass
     return ()
 
 

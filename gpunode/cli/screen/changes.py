@@ -13,6 +13,7 @@ from gpunode.change import (
     KnownAfter,
     MigChange,
     ModuleChange,
+    ObjectChange,
     PackageChange,
     PackageState,
     ServiceChange,
@@ -46,8 +47,8 @@ def change_lines(changes: Sequence[Change], *, verbose: bool) -> Iterator[Line]:
                 yield line("run ", span(" ".join(argv) if verbose else spelled(argv), "command"))
             case MigChange(gpu=gpu, before=was, after=now):
                 yield line(span("~ ", "add"), span(gpu), span(f"  {was} → {now}", "dim"), hang=2)
-            case PackageChange():
-                pass
+            case PackageChange() | ObjectChange():
+                pass  # together, below; what happens in a cluster has a screen of its own
     yield from package_lines([c for c in changes if isinstance(c, PackageChange)], verbose=verbose)
 
 

@@ -222,6 +222,8 @@ def _naming(call: _Call, paths: Sequence[str]) -> Event:
             return Changed(path, mode=call.mode)
         case "chown" | "fchown" | "lchown" | "fchownat":
             return Changed(path, owner=call.owner)
+        case _:
+            pass
     raise AssertionError(f"{call.name} on {path} is not modelled")
 
 

@@ -45,6 +45,8 @@ class _Service(grpc.GenericRpcHandler):  # type: ignore[misc]
                 return grpc.unary_stream_rpc_method_handler(lambda _request, _context: self._watch())
             case "Allocate":
                 return grpc.unary_unary_rpc_method_handler(lambda request, _context: _allocate(request))
+            case _:
+                pass
         return None
 
     def _watch(self) -> Iterator[bytes]:

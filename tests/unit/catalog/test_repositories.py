@@ -98,6 +98,13 @@ def test_every_key_file_is_named_after_its_key() -> None:
         assert row["fingerprint"].endswith(row["key_file"].removesuffix(".pub").upper())
 
 
+def test_one_key_file_has_one_fingerprint() -> None:
+    pinned: dict[str, set[str]] = {}
+    for row in tables.rows("cuda_repositories.csv"):
+        pinned.setdefault(row["key_file"], set()).add(row["fingerprint"])
+    assert all(len(fingerprints) == 1 for fingerprints in pinned.values())
+
+
 @pytest.mark.parametrize(
     "uri",
     [

@@ -1,0 +1,52 @@
+"""What must know every kind of change and cannot be told by types."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+import gpunode.steps
+from gpunode import change
+from gpunode.change import Change
+from gpunode.container_runtimes import CONTAINER_RUNTIMES
+from gpunode.journal import record
+from gpunode.outcome import Step
+from gpunode.runtimes import containerd
+from gpunode.steps.table import STEPS
+
+KINDS = get_args(Change)
+RULES = ("reads", "located", "configure", "unconfigure", "inspect")
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_every_kind_has_its_place_in_a_stage_and_its_name_in_the_journal(kind: type[Change]) -> None:
+    assert kind in change._RANK
+    assert list(change._RANK.values()).count(change._RANK[kind]) == 1
+    assert kind in record._NAMES
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_every_kind_has_a_row_in_the_reference_of_the_json_output(kind: type[Change]) -> None:
+    page = Path(__file__).parents[2].joinpath("docs/reference/json-output.md").read_text()
+    assert f"| `{record._NAMES[kind]}` |" in page
+
+
+def test_every_step_that_is_written_is_in_the_table() -> None:
+    modules = (
+        importlib.import_module(f"gpunode.steps.{one.name}") for one in pkgutil.iter_modules(gpunode.steps.__path__)
+    )
+    written = {value.id for module in modules for value in vars(module).values() if isinstance(value, Step)}
+    assert written == {step.id for step in STEPS}
+
+
+@pytest.mark.parametrize("runtime", [row.id for row in CONTAINER_RUNTIMES.values() if row.config])
+@pytest.mark.parametrize("name", RULES)
+def test_the_rules_of_every_runtime_are_called_alike(runtime: str, name: str) -> None:
+    rule = getattr(importlib.import_module(f"gpunode.runtimes.{runtime}"), name, None)
+    if rule is not None:
+        assert [*inspect.signature(rule).parameters] == [*inspect.signature(getattr(containerd, name)).parameters]
