@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import sys
 import xml.etree.ElementTree as ET
+from collections import Counter
 from pathlib import Path
 from typing import Final
 
@@ -16,6 +17,7 @@ from tests.results import Outcome, Results, group_of, reason_of
 _OUTCOMES: Final[dict[str, Outcome]] = {"failure": "failed", "error": "errors", "skipped": "skipped"}
 
 
+_SLOWEST: Final = 25
 _WORST_FIRST: Final[tuple[Outcome, ...]] = ("failed", "errors", "passed", "skipped")
 
 
@@ -28,15 +30,19 @@ def outcome_of(case: ET.Element) -> tuple[Outcome, str]:
 def main(files: list[str]) -> None:
     """Prints the screen of all ``files``; a test that ran several times counts once, by its worst end."""
     results, ends = Results(), dict[tuple[str, str], tuple[Outcome, str]]()
+    took = Counter[str]()
     for file in files:
         for case in ET.parse(file).iter("testcase"):  # noqa: S314 - pytest wrote it a moment ago
             test = case.get("classname", ""), case.get("name", "")
             results.seconds[group_of(test[0])] += float(case.get("time", 0))
+            took[test[0]] += float(case.get("time", 0))
             known = [end for end in (ends.get(test), outcome_of(case)) if end is not None]
             ends[test] = min(known, key=lambda end: _WORST_FIRST.index(end[0]))
     for (where, name), (outcome, reason) in ends.items():
         results.add(group_of(where), outcome, f"{where}::{name}", reason)
     print(*results.lines(), sep="\n")
+    print("\nthe slowest files, in minutes of one core")
+    print(*(f"{seconds / 60:6.1f}  {where}" for where, seconds in took.most_common(_SLOWEST)), sep="\n")
     line = f" {results.total} in {sum(results.seconds.values()):.2f}s "
     print(f"{line:=^80}")
 
