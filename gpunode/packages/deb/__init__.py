@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from typing import Final
 
 from gpunode.facts.evidence import Probe
@@ -11,10 +11,10 @@ from gpunode.facts.model import Facts, PackageSource, Unknown, known
 from gpunode.facts.patterns import Pattern
 from gpunode.facts.reader import Missing, Reader, fact
 from gpunode.outcome import Outcome
-from gpunode.packages.deb import configuration, diversions, preferences, sources, status
+from gpunode.packages.deb import answers, configuration, diversions, preferences, sources, status
 from gpunode.packages.deb.repair import REPAIR_COMMAND
 from gpunode.packages.deb.version import is_older
-from gpunode.packages.system import Archive, PackageFacts, PackageSystem, Repository
+from gpunode.packages.system import PackageFacts, PackageSystem, Repository
 
 _MIB: Final = 1 << 20
 _STATUS: Final = "/var/lib/dpkg/status"
@@ -96,43 +96,6 @@ def _diverted(facts: Facts, words: Collection[str]) -> Iterator[str]:
             )
 
 
-# A run that installs nothing needs none of apt's answers.
-def _names_in(refusal: str) -> frozenset[str]:
-    from gpunode.packages.deb import answers
-
-    return answers.names_in(refusal)
-
-
-def _versions_not_found(refusal: str) -> tuple[tuple[str, str], ...]:
-    from gpunode.packages.deb import answers
-
-    return answers.versions_not_found(refusal)
-
-
-def _hint(refusal: str) -> str:
-    from gpunode.packages.deb import answers
-
-    return answers.hint(refusal)
-
-
-def _archives_of(names: Collection[str]) -> Probe:
-    from gpunode.packages.deb import answers
-
-    return answers.question(names)
-
-
-def _archives(answer: str) -> Mapping[tuple[str, str], tuple[Archive, ...]]:
-    from gpunode.packages.deb import answers
-
-    return answers.served(answer)
-
-
-def _serves(source: PackageSource, archive: Archive) -> bool:
-    from gpunode.packages.deb import answers
-
-    return answers.serves(source, archive)
-
-
 def _command(*words: str) -> Callable[[Collection[str]], str]:
     return lambda names: shlex.join((*words, *names))
 
@@ -172,12 +135,12 @@ DEB: Final = PackageSystem(
     overriding=preferences.overriding,
     diverted=_diverted,
     repair=REPAIR_COMMAND,
-    names_in=_names_in,
-    versions_not_found=_versions_not_found,
-    hint=_hint,
-    archives_of=_archives_of,
-    archives=_archives,
-    serves=_serves,
+    names_in=answers.names_in,
+    versions_not_found=answers.versions_not_found,
+    hint=answers.hint,
+    archives_of=answers.question,
+    archives=answers.served,
+    serves=answers.serves,
     trusted_folder="/etc/apt/trusted.gpg.d",
     programs=("apt-get", "apt-mark", "dpkg"),
     install=_command("apt-get", "install"),

@@ -156,7 +156,7 @@ def _list(repository: Repository, sources: Sequence[PackageSource], facts: Facts
     if not clashes and any(_is_right(source, repository) for source in sources):
         return []
     present = need(facts.file(repository.list_file), f"what {repository.list_file} holds")
-    text = source_list(repository.uri, "/", repository.keyring)
+    text = source_list(repository.uri, repository.keyring)
     return [FileChange(repository.list_file, present, FileState(text))]
 
 
@@ -206,7 +206,6 @@ def _crowded(repository: Repository) -> Refusal:
     )
 
 
-def source_list(uri: str, suite: str, signed_by: str, arch: str = "") -> bytes:
-    """A source list of one line, as NVIDIA's own packages and instructions write it."""
-    options = [f"arch={arch}"] if arch else []
-    return f"deb [{' '.join([*options, f'signed-by={signed_by}'])}] {uri} {suite}\n".encode()
+def source_list(uri: str, signed_by: str) -> bytes:
+    """A source list of one line for a flat repository, as NVIDIA's own packages and instructions write it."""
+    return f"deb [signed-by={signed_by}] {uri} /\n".encode()

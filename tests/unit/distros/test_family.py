@@ -102,18 +102,14 @@ def test_a_list_file_is_byte_for_byte_nvidias_own() -> None:
     repository = cuda_repository(distro("debian", "12"), "amd64")
     assert repository is not None
 
-    assert source_list(repository.base_url, "/", repository.keyring) == (
+    assert source_list(repository.base_url, repository.keyring) == (
         b"deb [signed-by=/usr/share/keyrings/cuda-archive-keyring.gpg] "
         b"https://developer.download.nvidia.com/compute/cuda/repos/debian12/x86_64/ /\n"
     )
-    assert source_list(TOOLKIT.url, "/", TOOLKIT.keyring) == (
+    assert source_list(TOOLKIT.url, TOOLKIT.keyring) == (
         b"deb [signed-by=/usr/share/keyrings/nvidia-container-toolkit-keyring.gpg] "
         b"https://nvidia.github.io/libnvidia-container/stable/deb/$(ARCH) /\n"
     )
-
-
-def test_a_list_file_may_name_one_architecture() -> None:
-    assert source_list("http://m/", "/", "/k.gpg", "amd64") == b"deb [arch=amd64 signed-by=/k.gpg] http://m/ /\n"
 
 
 def test_the_pin_says_what_it_is_for_and_which_version_it_holds() -> None:
