@@ -9,7 +9,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from gpunode.change import KnownAfter, PackageChange, PackageState
+from gpunode.change import KnownAfter, PackageChange, PackageState, Trigger
 from gpunode.errors import Refused
 from gpunode.facts.model import Known
 from gpunode.packages.simulation import Action, Simulation
@@ -262,3 +262,9 @@ def test_with_a_lock_too_nothing_of_another_branch_comes_along() -> None:
     bring = PackageChange("nvidia-driver-cuda", None, PackageState("580.95.05-1"))
     with pytest.raises(Refused, match="no package was touched"):
         resolve([bring], {}, answers(install("nvidia-driver-cuda"), install("libcuda1", "595.1.1-1")))
+
+
+def test_what_a_package_owes_is_still_owed_in_its_exact_version() -> None:
+    owing = replace(BRING, triggers=frozenset({Trigger("restart", "nvidia-fabricmanager.service")}))
+    (asked,) = resolve([owing], {}, answers(install("nvidia-driver-cuda"))).asked
+    assert asked.triggers == owing.triggers

@@ -20,6 +20,7 @@ from gpunode.change import (
     ServiceState,
     Trigger,
     subject,
+    triggers,
 )
 from gpunode.errors import ChangeFailed, Conflict, DrainRequired, RebootRequired, Refused, VerifyFailed
 from gpunode.facts.evidence import Capture, Probe
@@ -319,6 +320,17 @@ class TestWholeRollback:
             assert is_refused
         else:
             assert not is_refused
+
+    @pytest.mark.parametrize("verb", ["rollback", "remove"])
+    def test_what_a_package_owed_when_it_came_is_owed_when_it_goes(self, store: Store, verb: str) -> None:
+        host, toolkit = Machine(machine()), "nvidia-container-toolkit"
+        run = store.begin("setup", version="test")
+        run.done(run.intend("packages", "toolkit", PackageChange(toolkit, None, NEW, frozenset({RESTART}))))
+        run.settle(RESTART)
+        run.commit("done")
+        facts = now({toolkit: NEW})
+        back = undoing(store, host, run.id, facts) if verb == "rollback" else removing(store.footprint(), host, facts)
+        assert triggers(back.packages) == (RESTART,)
 
     def test_an_older_version_takes_nothing_from_under_a_later_run(self, store: Store) -> None:
         host, toolkit = Machine(machine()), "nvidia-container-toolkit"
