@@ -15,7 +15,7 @@ PYTEST   := $(BIN)/python -m pytest
 PARALLEL := -n auto --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help venv install uninstall demo test test-e2e test-long mutants check format docs bench wheel collection dist clean
+.PHONY: help venv install uninstall demo test test-e2e test-long mutants measure-doctor check format docs bench wheel collection dist clean
 
 # Where `make install` puts gpunode. Completions go below $(SHARE), where bash-completion, zsh and fish look for them.
 PREFIX ?= /opt/gpunode
@@ -98,6 +98,9 @@ mutants: $(READY) ## change the pure core in thousands of small ways, and list t
 	$(BIN)/python -m pip install --quiet --group mutation
 	HYPOTHESIS_PROFILE=mutants $(BIN)/mutmut run $(MUTANTS)
 	$(BIN)/mutmut results
+
+measure-doctor: $(READY) ## how often doctor is right, on whole reports and with a piece taken away; CAUSES=... lists the misses
+	$(BIN)/python -m tests.scenarios.measure $(CAUSES)
 
 check: $(READY) ## ruff, mypy --strict, the import contracts, the generated pages
 	$(BIN)/ruff check .

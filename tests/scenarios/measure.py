@@ -1,0 +1,103 @@
+"""How often doctor is right: on each report, and on each with one piece of its evidence taken away.
+
+Run by ``make measure-doctor``. A rule that asks for more than decides is right on the report that it was written from,
+and not on the next one; with a piece taken away, the report is the next one. Arguments name causes or families: for
+these, each answer that is not right is printed.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+
+from gpunode.diagnoses import families
+from gpunode.diagnoses.model import Diagnosis
+from tests.scenarios.reports import Report, diagnosis, reports
+
+NAMED = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What doctor said of one report.
+
+    Attributes:
+        left: the number of the piece that was taken away; None where none was.
+        said: the cause that it put first; empty where it named none.
+        named: the first causes that it named, findings and then suspects.
+    """
+
+    report: str
+    cause: str
+    left: int | None
+    said: str
+    is_certain: bool
+    named: tuple[str, ...]
+
+    @property
+    def is_right(self) -> bool:
+        """Whether the true cause was named first."""
+        return self.said == self.cause
+
+    @property
+    def is_wrong(self) -> bool:
+        """Whether another was."""
+        return self.said not in {"", self.cause}
+
+
+def answers(report: Report) -> list[Answer]:
+    """What doctor says of the whole report, and with each of its pieces taken away."""
+    pieces = range(len(report.evidence)) if len(report.evidence) > 1 else ()
+    return [_answer(report, left) for left in (None, *pieces)]
+
+
+def _answer(report: Report, left: int | None) -> Answer:
+    found = diagnosis(piece for number, piece in enumerate(report.evidence) if number != left)
+    roots = [one for one in found.roots if one.severity != "info"] or list(found.roots)
+    named = tuple(dict.fromkeys((*(one.cause for one in roots), *_suspected(found))))
+    first = roots[0] if roots else None
+    return Answer(
+        report.name,
+        report.cause,
+        left,
+        first.cause if first else "",
+        bool(first and first.confidence == "certain"),
+        named,
+    )
+
+
+def _suspected(found: Diagnosis) -> Iterator[str]:
+    return (cause for doubt in found.unknown for cause in doubt.causes)
+
+
+def told(name: str, given: Sequence[Answer]) -> str:
+    """A line of the table."""
+
+    def share(count: int) -> str:
+        return f"{count / len(given):7.1%}"
+
+    right, wrong = sum(one.is_right for one in given), sum(one.is_wrong for one in given)
+    certain = sum(one.is_wrong and one.is_certain for one in given)
+    near = sum(one.cause in one.named[:NAMED] for one in given)
+    return f"{name:<24} {len(given):>5} {share(right)} {share(wrong)} {share(certain)} {share(near)}"
+
+
+def main(wanted: Sequence[str]) -> None:
+    """Print the figures; of ``wanted`` causes and families also what is not right."""
+    with ProcessPoolExecutor() as pool:
+        given = [one for found in pool.map(answers, reports(), chunksize=16) for one in found]
+    causes = {rule.cause for family in families() for rule in family.rules if {family.id, rule.cause} & set(wanted)}
+    if causes:
+        given = [one for one in given if one.cause in causes]
+        for one in given:
+            if not one.is_right:
+                print(f"{one.report} without {one.left}: {one.said or 'unknown'}; named {', '.join(one.named) or '-'}")
+    print(f"{'reports':<24} {'count':>5} {'right':>7} {'wrong':>7} {'certain':>7} {'top 3':>7}")
+    print(told("whole", [one for one in given if one.left is None]))
+    print(told("one piece taken away", [one for one in given if one.left is not None]))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
