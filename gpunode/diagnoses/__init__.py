@@ -10,6 +10,7 @@ from typing import Final, TypeAlias
 
 from gpunode.diagnoses import fitting, several, systems
 from gpunode.diagnoses.commands import Shell, command
+from gpunode.diagnoses.judging import judged, suspects
 from gpunode.diagnoses.model import (
     DISRUPTIONS,
     Diagnosis,
@@ -72,11 +73,14 @@ def _of_one(snapshot: Snapshot, *, guarded: bool) -> Diagnosis:
     before = snapshot.with_history
     is_well = driver.works(snapshot) and not snapshot.view(driver.unread)
     if before is None or is_well or any(_is_settled(finding) for finding in findings):
-        found = _ranked(findings)
-        return Diagnosis(found, tuple(_open(doubts, found)), tuple(bugs or ()))
+        return _told(_ranked(findings), doubts, snapshot, bugs)
     earlier, doubts = _judged(before, bugs)
-    found = _ranked((*findings, *_told_by_history(findings, earlier, snapshot)))
-    return Diagnosis(found, tuple(_open(doubts, found)), tuple(bugs or ()))
+    return _told(_ranked((*findings, *_told_by_history(findings, earlier, snapshot))), doubts, snapshot, bugs)
+
+
+def _told(findings: tuple[Finding, ...], doubts: list[tuple[str, Doubt]], snapshot: Snapshot, bugs: _Bugs) -> Diagnosis:
+    unknown = tuple(_open(doubts, findings))
+    return Diagnosis(findings, unknown, tuple(bugs or ()), suspects(rules(), snapshot, findings, unknown))
 
 
 def _told_by_history(
@@ -117,7 +121,7 @@ def _seen_by(rule: Rule, snapshot: Snapshot) -> Snapshot:
 def _verdicts(rule: Rule, snapshot: Snapshot, bugs: _Bugs) -> tuple[list[Proof], list[Doubt]]:
     proofs: list[Proof] = []
     doubts: list[Doubt] = []
-    for verdict in rule.check(snapshot) if bugs is None else _guarded(rule, snapshot, bugs):
+    for verdict in judged(rule, snapshot) if bugs is None else _guarded(rule, snapshot, bugs):
         if isinstance(verdict, Proof) and _is_hearsay(rule, verdict, snapshot):
             if not driver.works(snapshot):
                 doubts.append(Doubt(_HEARD.format(rule.title), _SHOWS, verdict.citations))
@@ -172,7 +176,7 @@ def _as_history(finding: Finding, snapshot: Snapshot) -> Finding:
 def _guarded(rule: Rule, snapshot: Snapshot, bugs: list[str]) -> Iterable[Verdict]:
     """What the rule says; on evidence that nobody has thought of, one rule's bug must not silence all others."""
     try:
-        return tuple(rule.check(snapshot))
+        return tuple(judged(rule, snapshot))
     except MemoryError:
         raise
     except Exception as error:  # whatever it is, the other rules go on
@@ -255,7 +259,12 @@ def _event(proof: Proof, snapshot: Snapshot) -> Event:
 
 
 def _ranked(findings: tuple[Finding, ...]) -> tuple[Finding, ...]:
-    return fitting.settled_together(ranked(findings, {cause: rule.explains for cause, rule in rules().items()}))
+    present = {finding.cause for finding in findings if finding.severity != "info"}
+    weighed = tuple(
+        replace(finding, confidence="likely") if rules()[finding.cause].rivals & present else finding
+        for finding in findings
+    )
+    return fitting.settled_together(ranked(weighed, {cause: rule.explains for cause, rule in rules().items()}))
 
 
 def _distinct(values: Iterable[object]) -> tuple:  # type: ignore[type-arg]

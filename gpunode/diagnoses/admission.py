@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Final
 
+from gpunode.diagnoses import symptoms
 from gpunode.diagnoses.cluster import restart_failed_pods
 from gpunode.diagnoses.commands import Shell, command, is_unit, joined
 from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Proof, Rule, Verdict, only
@@ -325,6 +326,11 @@ FAMILY: Final = Family(
             severity="error",
             disruption="restart-container",
             title="pods were admitted after a reboot before the device plugin was registered",
+            symptoms=(symptoms.POD_REFUSED,),
+            look_at=(
+                Shell("kubectl get pods -A | grep Unexpected"),
+                Shell("uptime"),
+            ),
             story=(
                 "When a node comes up the kubelet starts the pods that are bound to it in no certain order. A pod with "
                 "a GPU that comes before the device plugin has registered finds no healthy device, and is refused for "
@@ -342,6 +348,11 @@ FAMILY: Final = Family(
             severity="error",
             disruption="restart-container",
             title="the restarted kubelet refuses pods that it had already admitted",
+            symptoms=(symptoms.POD_REFUSED,),
+            look_at=(
+                Shell("kubectl get pods -A | grep Unexpected"),
+                Shell("kubectl version"),
+            ),
             story=(
                 "A kubelet that restarts admits its pods anew. Some releases asked for the devices of running pods "
                 "again at once, while the device plugin had not yet registered with the new process, and failed pods "
@@ -364,6 +375,11 @@ FAMILY: Final = Family(
             severity="error",
             disruption="restart-service",
             title="the kubelet counts GPUs as given to pods that are gone",
+            symptoms=(
+                symptoms.POD_REFUSED,
+                symptoms.POD_PENDING,
+            ),
+            look_at=(Shell("sudo cat /var/lib/kubelet/device-plugins/kubelet_internal_checkpoint"),),
             story=(
                 "The kubelet keeps its own record of which device went to which pod, in memory and in "
                 "kubelet_internal_checkpoint; the scheduler counts from the pods that exist. After pods were deleted "

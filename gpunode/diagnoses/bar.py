@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Final
 
+from gpunode.diagnoses import symptoms
 from gpunode.diagnoses.addresses import DRIVER_GUIDE, OPEN_MODULES
 from gpunode.diagnoses.chains import NOT_STARTED
 from gpunode.diagnoses.commands import Shell
@@ -118,6 +119,14 @@ FAMILY: Final = Family(
             severity="error",
             disruption="reboot",
             title="firmware gives the GPU's memory region no address",
+            share=0.8,
+            symptoms=(
+                symptoms.NOT_STARTED,
+                symptoms.NO_ADDRESS,
+                symptoms.NO_DEVICES,
+                symptoms.NO_DRIVER,
+            ),
+            look_at=(Shell("sudo lspci -vv -d 10de: | grep -E '^[0-9a-f]|Region'"),),
             story=(
                 "A GPU shows its memory through a region (BAR1) of gigabytes, which only fits above 4 GiB of the "
                 "address space. With Above 4G Decoding off in BIOS (or CSM on) firmware leaves the region empty: "
@@ -147,6 +156,13 @@ FAMILY: Final = Family(
             severity="error",
             disruption="reboot",
             title="no room for the GPU's memory region behind its bridge",
+            symptoms=(
+                symptoms.NOT_STARTED,
+                symptoms.NO_ADDRESS,
+                symptoms.NO_DEVICES,
+                symptoms.NO_DRIVER,
+            ),
+            look_at=(Shell("sudo dmesg | grep -E 'BAR|bridge window|no space'"),),
             story=(
                 "Every bridge passes on one window of addresses, and firmware sizes it at boot, mostly for what was "
                 "plugged in then. A GPU behind Thunderbolt or OCuLink, or one whose region grew, does not fit: the "

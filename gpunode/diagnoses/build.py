@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from gpunode import distros
-from gpunode.diagnoses import chains
+from gpunode.diagnoses import chains, symptoms
 from gpunode.diagnoses.addresses import DRIVER_GUIDE, DRIVER_README, OPEN_MODULES
 from gpunode.diagnoses.commands import Command, Shell, beside, command, is_name, is_package, is_release, joined
 from gpunode.diagnoses.commands import kernel as of_kernel
@@ -482,6 +482,13 @@ FAMILY: Final = Family(
             severity="error",
             disruption="none",
             title="the kernel's headers are not installed",
+            share=4,
+            symptoms=(
+                symptoms.BUILD_FAILED,
+                symptoms.NO_DRIVER,
+                symptoms.NO_MODULE,
+            ),
+            look_at=(Shell("ls -d /lib/modules/$(uname -r)/build"),),
             story=(
                 "A module built from source needs the headers of exactly the kernel that it is for. When the kernel "
                 "is upgraded and its headers are not, DKMS or akmods skips the build, mostly without an error, and "
@@ -501,6 +508,16 @@ FAMILY: Final = Family(
             severity="error",
             disruption="none",
             title="the compiler is not the one that built the kernel",
+            share=1.5,
+            symptoms=(
+                symptoms.BUILD_FAILED,
+                symptoms.NO_DRIVER,
+                symptoms.NO_MODULE,
+            ),
+            look_at=(
+                Shell("cat /proc/version"),
+                Shell("gcc --version"),
+            ),
             story=(
                 "A kernel module has to be compiled the way the kernel was: NVIDIA's build compares the two "
                 "compilers, and a kernel built by a newer one, or by clang, passes options that the node's gcc does "
@@ -524,6 +541,13 @@ FAMILY: Final = Family(
             severity="error",
             disruption="none",
             title="the driver's source does not fit this kernel",
+            share=3,
+            symptoms=(
+                symptoms.BUILD_FAILED,
+                symptoms.NO_DRIVER,
+                symptoms.NO_MODULE,
+            ),
+            look_at=(Shell("grep -m5 error: /var/lib/dkms/nvidia/*/build/make.log"),),
             story=(
                 "The kernel has no stable interface for modules: a new one renames functions, changes their arguments "
                 "or keeps symbols for modules under the GPL. A release of the driver that is older than the kernel "
@@ -548,6 +572,12 @@ FAMILY: Final = Family(
             severity="error",
             disruption="none",
             title="a build tool is not installed",
+            share=1,
+            symptoms=(
+                symptoms.BUILD_FAILED,
+                symptoms.NO_DRIVER,
+            ),
+            look_at=(Shell("tail -n 30 /var/lib/dkms/nvidia/*/build/make.log"),),
             story=(
                 "The module is compiled on the node, which takes make, gcc, a linker and, for the open modules, g++. "
                 "A minimal image or a node that was cleaned up lacks one of them, and the build ends with 'command "
@@ -566,6 +596,15 @@ FAMILY: Final = Family(
             severity="error",
             disruption="none",
             title="DKMS's tree is damaged",
+            share=0.5,
+            symptoms=(
+                symptoms.BUILD_FAILED,
+                symptoms.PACKAGES_BROKEN,
+            ),
+            look_at=(
+                Shell("dkms status"),
+                Shell("ls /var/lib/dkms/nvidia*"),
+            ),
             story=(
                 "DKMS keeps a folder for each module and version in /var/lib/dkms, with a link to its source. Where a "
                 "driver was removed by hand, or a package lost its source, the link leads nowhere, and DKMS stops at "
@@ -588,6 +627,11 @@ FAMILY: Final = Family(
             severity="error",
             disruption="none",
             title="the disk was full during the build",
+            symptoms=(
+                symptoms.BUILD_FAILED,
+                symptoms.PACKAGES_BROKEN,
+            ),
+            look_at=(Shell("df -h / /boot /tmp"),),
             story=(
                 "A build of NVIDIA's modules needs some hundred megabytes below /var/lib/dkms, and the initramfs made "
                 "after it needs room in /boot. On a full disk the compiler or the copying stops, and what is left is "

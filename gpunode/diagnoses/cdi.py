@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Final
 
+from gpunode.diagnoses import symptoms
 from gpunode.diagnoses.commands import Command, Shell, command, is_place
 from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Proof, Rule, Verdict, only
 from gpunode.diagnoses.remedies import run, upgrade
@@ -424,6 +425,15 @@ FAMILY: Final = Family(
             severity="error",
             disruption="none",
             title="there is no CDI specification",
+            share=2,
+            symptoms=(
+                symptoms.CDI_UNRESOLVED,
+                symptoms.CONTAINER_FAILED,
+            ),
+            look_at=(
+                Shell("nvidia-ctk cdi list"),
+                Shell("ls /etc/cdi /var/run/cdi"),
+            ),
             story=(
                 "An engine that is asked for nvidia.com/gpu=all looks the name up in the specifications below /etc/cdi "
                 "and /var/run/cdi. Nothing writes one before toolkit 1.18, and of later ones the unit that does gives "
@@ -443,6 +453,15 @@ FAMILY: Final = Family(
             severity="error",
             disruption="none",
             title="the CDI specification is of another driver, or of other GPUs",
+            share=1,
+            symptoms=(
+                symptoms.CDI_UNRESOLVED,
+                symptoms.CONTAINER_FAILED,
+            ),
+            look_at=(
+                Shell("grep -h -m3 hostPath /etc/cdi/*.yaml /var/run/cdi/*.yaml"),
+                Shell("cat /proc/driver/nvidia/version"),
+            ),
             story=(
                 "A specification names the driver's libraries with their version, and device nodes by their numbers. "
                 "After an upgrade of the driver, a new card or a new division into MIG instances these are not there, "
@@ -462,6 +481,12 @@ FAMILY: Final = Family(
             severity="error",
             disruption="none",
             title="the CDI specification lies where the engine does not look",
+            share=1,
+            symptoms=(symptoms.CDI_UNRESOLVED,),
+            look_at=(
+                Shell("nvidia-ctk cdi list"),
+                Shell("docker info | grep -A3 CDI"),
+            ),
             story=(
                 "The toolkit's unit writes to /var/run/cdi, people write to /etc/cdi, and each engine has its own list "
                 "of folders: podman 5.5 looks in /etc/cdi alone, dockerd and containerd where they are told. "
@@ -481,6 +506,11 @@ FAMILY: Final = Family(
             severity="error",
             disruption="none",
             title="the engine is too old for the CDI specification",
+            symptoms=(symptoms.CDI_UNRESOLVED,),
+            look_at=(
+                Shell("head -n 3 /etc/cdi/*.yaml /var/run/cdi/*.yaml"),
+                Shell("podman --version"),
+            ),
             story=(
                 "A specification says in which version of CDI it is written, and an engine reads those that it knows. "
                 "podman 4.9 of Ubuntu 24.04 knows CDI 0.6, toolkit 1.19 writes a newer one: the engine passes it over, "
@@ -500,6 +530,12 @@ FAMILY: Final = Family(
             severity="error",
             disruption="none",
             title="a pod asks for a management device that is in no specification",
+            symptoms=(
+                symptoms.CDI_UNRESOLVED,
+                symptoms.CONTAINER_FAILED,
+                symptoms.OPERATOR_WAITS,
+            ),
+            look_at=(Shell("ls /var/run/cdi"),),
             story=(
                 "management.nvidia.com/gpu is a class for the GPU Operator's own pods, with the one device `all`. A "
                 "workload that runs in the nvidia-cdi or default runtime and sets NVIDIA_VISIBLE_DEVICES by itself is "
@@ -519,6 +555,14 @@ FAMILY: Final = Family(
             severity="error",
             disruption="restart-service",
             title="docker's CDI support is switched off",
+            symptoms=(
+                symptoms.CDI_UNRESOLVED,
+                symptoms.NO_DEVICE_DRIVER,
+            ),
+            look_at=(
+                Shell("docker info | grep -i -A3 cdi"),
+                Shell("docker --version"),
+            ),
             story=(
                 "docker 25 to 28.1 take CDI devices only with features.cdi in daemon.json; 28.2 has it on by itself. "
                 'Without it docker says that it could not select a device driver "cdi", which is not the message of '

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Final
 
+from gpunode.diagnoses import symptoms
 from gpunode.diagnoses.chains import NO_CLUSTER_GPU
 from gpunode.diagnoses.commands import Shell
 from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Proof, Rule, Verdict
@@ -242,6 +243,16 @@ FAMILY: Final = Family(
             severity="error",
             disruption="restart-container",
             title="a reload of systemd took the GPU from running containers",
+            share=4,
+            symptoms=(
+                symptoms.NVML_UNKNOWN,
+                symptoms.CUDA_UNAVAILABLE,
+                symptoms.CUDA_NO_DEVICE,
+            ),
+            look_at=(
+                Shell("nvidia-smi -L  # on the host"),
+                Shell("journalctl -b | grep -i reloading"),
+            ),
             story=(
                 "NVIDIA's hook lets a container use the GPU by a change of its device cgroup, of which systemd knows "
                 "nothing. When systemd manages that cgroup, any `systemctl daemon-reload`, as upgrades do it, writes "
@@ -264,6 +275,11 @@ FAMILY: Final = Family(
             severity="error",
             disruption="none",
             title="the links in /dev/char cannot be made",
+            symptoms=(
+                symptoms.HOOK_FAILED,
+                symptoms.OPERATOR_WAITS,
+            ),
+            look_at=(Shell("ls -l /dev/char | grep nvidia"),),
             story=(
                 "systemd looks a device up as /dev/char/MAJOR:MINOR when it writes a container's cgroup. NVIDIA's "
                 "driver makes no such links, so the GPU Operator's validator and nvidia-ctk do. They fail where the "
@@ -284,6 +300,15 @@ FAMILY: Final = Family(
             severity="error",
             disruption="restart-container",
             title="SELinux denies containers the GPU's device nodes",
+            symptoms=(
+                symptoms.DENIED,
+                symptoms.NVML_UNKNOWN,
+                symptoms.CUDA_UNAVAILABLE,
+            ),
+            look_at=(
+                Shell("sudo ausearch -m avc -ts recent | grep nvidia"),
+                Shell("getenforce"),
+            ),
             story=(
                 "Containers run as container_t, and the GPU's nodes are xserver_misc_device_t or nvidia_device_t. An "
                 "enforcing policy lets the one use the other only when told so. nvidia-smi says `Insufficient "

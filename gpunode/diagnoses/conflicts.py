@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from gpunode.diagnoses import remedies
+from gpunode.diagnoses import remedies, symptoms
 from gpunode.diagnoses.addresses import DPKG, DRIVER_GUIDE
 from gpunode.diagnoses.chains import MISMATCHES
 from gpunode.diagnoses.commands import Shell
@@ -252,6 +252,12 @@ FAMILY: Final = Family(
             severity="error",
             disruption="none",
             title="installed or held packages keep the driver from changing",
+            share=1.3,
+            symptoms=(symptoms.PACKAGES_BROKEN,),
+            look_at=(
+                Shell("apt-mark showhold"),
+                Shell("apt-get -s install nvidia-driver"),
+            ),
             story=(
                 "A hold keeps a package at its version, and the packages of one driver branch conflict with another's. "
                 "Asked for something that needs both, apt says «you have held broken packages», also where apt-mark "
@@ -270,6 +276,12 @@ FAMILY: Final = Family(
             severity="error",
             disruption="none",
             title="the driver's packages come from two repositories",
+            share=1.2,
+            symptoms=(
+                symptoms.PACKAGES_BROKEN,
+                symptoms.MISMATCH,
+            ),
+            look_at=(Shell("apt-cache policy 'nvidia-*' 'libnvidia-*'"),),
             story=(
                 "Distributions and NVIDIA package the same driver under the same names, with other version suffixes "
                 "and dependencies: -0ubuntu0.22.04.2 is Ubuntu's, -0ubuntu1 NVIDIA's. With both repositories enabled "
@@ -291,6 +303,8 @@ FAMILY: Final = Family(
             severity="error",
             disruption="none",
             title="two packages bring the same file",
+            symptoms=(symptoms.PACKAGES_BROKEN,),
+            look_at=(Shell("dpkg -l | grep nvidia"),),
             story=(
                 "A file belongs to one package. Where packages of two driver branches, or of two packagers, are "
                 "installed side by side without declaring a conflict, the second is unpacked up to the first file that "

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Final
 
+from gpunode.diagnoses import symptoms
 from gpunode.diagnoses.addresses import DEVICE_PLUGIN, TOOLKIT_GUIDE
 from gpunode.diagnoses.chains import NO_RUNTIME
 from gpunode.diagnoses.commands import Shell, command, joined
@@ -495,6 +496,11 @@ FAMILY: Final = Family(
             severity="error",
             disruption="restart-service",
             title="containerd's CRI plugin is switched off",
+            symptoms=(
+                symptoms.DAEMON_DOWN,
+                symptoms.CONTAINER_FAILED,
+            ),
+            look_at=(Shell("grep disabled_plugins /etc/containerd/config.toml"),),
             story=(
                 'docker\'s package containerd.io ships a configuration with disabled_plugins = ["cri"], since docker '
                 "has no use for that plugin. A kubelet has: without it kubeadm and crictl say `unknown service "
@@ -515,6 +521,13 @@ FAMILY: Final = Family(
             severity="error",
             disruption="restart-service",
             title="containerd has no runtime called nvidia",
+            share=2,
+            symptoms=(
+                symptoms.NO_RUNTIME,
+                symptoms.CONTAINER_FAILED,
+                symptoms.NO_CAPACITY,
+            ),
+            look_at=(Shell("sudo containerd config dump | grep -A3 nvidia"),),
             story=(
                 "A RuntimeClass only names a handler; containerd has to describe it, in the file that its daemon "
                 "really reads. Installing the toolkit does not do that, a drop-in in a folder that nothing imports "
@@ -535,6 +548,14 @@ FAMILY: Final = Family(
             severity="error",
             disruption="restart-service",
             title="kubelet and runtime use different cgroup drivers",
+            symptoms=(
+                symptoms.CONTAINER_FAILED,
+                symptoms.DAEMON_DOWN,
+            ),
+            look_at=(
+                Shell("grep cgroupDriver /var/lib/kubelet/config.yaml"),
+                Shell("sudo containerd config dump | grep SystemdCgroup"),
+            ),
             story=(
                 "The kubelet and the runtime that starts its pods must manage cgroups in the same way. nvidia-ctk that "
                 "finds no file to copy from writes an entry without SystemdCgroup, which means cgroupfs: pods of that "
@@ -554,6 +575,13 @@ FAMILY: Final = Family(
             severity="error",
             disruption="restart-service",
             title="k3s or RKE2 does not read the containerd file that was edited",
+            share=1,
+            symptoms=(
+                symptoms.NO_RUNTIME,
+                symptoms.NO_CAPACITY,
+                symptoms.PLUGIN_FAILS,
+            ),
+            look_at=(Shell("sudo grep nvidia /var/lib/rancher/k3s/agent/etc/containerd/config.toml"),),
             story=(
                 "k3s and RKE2 run a containerd of their own, and make its configuration anew at every start, of a "
                 "template and of the runtimes that they find. /etc/containerd/config.toml means nothing to them, and "
@@ -575,6 +603,12 @@ FAMILY: Final = Family(
             severity="error",
             disruption="restart-service",
             title="CRI-O's drop-in lies where CRI-O never looks",
+            symptoms=(
+                symptoms.NO_RUNTIME,
+                symptoms.NO_CAPACITY,
+                symptoms.PLUGIN_FAILS,
+            ),
+            look_at=(Shell("sudo crio status config | grep -A3 nvidia"),),
             story=(
                 "nvidia-ctk 1.18.0 to 1.19.0 wrote CRI-O's drop-in to /etc/crio/conf.d; CRI-O reads "
                 "/etc/crio/crio.conf.d. The command reports success, a restart changes nothing, and pods fail with "

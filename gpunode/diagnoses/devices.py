@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from gpunode.diagnoses import chains, remedies
+from gpunode.diagnoses import chains, remedies, symptoms
 from gpunode.diagnoses.addresses import DRIVER_README, OPEN_MODULES
 from gpunode.diagnoses.commands import Shell, command, edited, edited_where, is_name, joined
 from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Proof, Rule, Verdict, only
@@ -500,6 +500,12 @@ FAMILY: Final = Family(
             severity="error",
             disruption="none",
             title="the driver has made no device files",
+            symptoms=(
+                symptoms.NO_DRIVER,
+                symptoms.NO_DEVICES,
+                symptoms.CUDA_NO_DEVICE,
+            ),
+            look_at=(Shell("ls -l /dev/nvidia*"),),
             story=(
                 "Programs reach a GPU through /dev/nvidiactl and /dev/nvidia0, which are made once the module has "
                 "taken up a GPU. Where they are missing, the module is not loaded, found no GPU that it could drive, "
@@ -522,6 +528,11 @@ FAMILY: Final = Family(
             severity="error",
             disruption="restart-service",
             title="nvidia-persistenced started before its device files were there",
+            symptoms=(symptoms.SLOW,),
+            look_at=(
+                Shell("systemctl status nvidia-persistenced"),
+                Shell("ls -l /dev/nvidia*"),
+            ),
             story=(
                 "nvidia-persistenced opens the GPUs once, when it starts; it does not wait for them. Where something "
                 "loads the module late (Bumblebee, a blacklist with a later modprobe, an udev rule, a generator of "
@@ -544,6 +555,17 @@ FAMILY: Final = Family(
             severity="error",
             disruption="none",
             title="nvidia_uvm is not loaded",
+            share=1.3,
+            symptoms=(
+                symptoms.CUDA_UNKNOWN,
+                symptoms.CUDA_NO_DEVICE,
+                symptoms.CUDA_UNAVAILABLE,
+                symptoms.CUDA_NOT_INITIALISED,
+            ),
+            look_at=(
+                Shell("lsmod | grep nvidia_uvm"),
+                Shell("ls -l /dev/nvidia-uvm"),
+            ),
             story=(
                 "CUDA needs a second module, nvidia_uvm, with its own device files; nvidia-smi does not. It is loaded "
                 "when a program that runs as root, or nvidia-modprobe, asks for it. Where neither happens "
@@ -565,6 +587,16 @@ FAMILY: Final = Family(
             severity="error",
             disruption="restart-container",
             title="nvidia_uvm is loaded and has lost its state",
+            share=0.8,
+            symptoms=(
+                symptoms.CUDA_UNKNOWN,
+                symptoms.CUDA_UNAVAILABLE,
+                symptoms.CUDA_NOT_INITIALISED,
+            ),
+            look_at=(
+                Shell("sudo journalctl -b | grep -iE 'suspend|resume'"),
+                Shell("lsmod | grep nvidia_uvm"),
+            ),
             story=(
                 "After a suspend, or after a program with open GPU memory was killed over one, nvidia_uvm may stay "
                 "loaded with a state that no longer fits the GPU. nvidia-smi works, and every new CUDA program fails "
@@ -587,6 +619,13 @@ FAMILY: Final = Family(
             severity="error",
             disruption="none",
             title="the device files have the wrong permissions",
+            symptoms=(
+                symptoms.DENIED,
+                symptoms.CUDA_NO_DEVICE,
+                symptoms.CUDA_UNAVAILABLE,
+                symptoms.NVML_UNKNOWN,
+            ),
+            look_at=(Shell("ls -l /dev/nvidia*"),),
             story=(
                 "The driver makes its device files readable and writable for everybody, unless module options say "
                 "otherwise. The kernel reads NVreg_DeviceFileMode as C does: 0666 is octal, 666 is a decimal number "
@@ -604,6 +643,15 @@ FAMILY: Final = Family(
             severity="error",
             disruption="restart-container",
             title="CUDA does not start with this kernel's memory layout",
+            symptoms=(
+                symptoms.CUDA_NOT_READY,
+                symptoms.CUDA_NOT_INITIALISED,
+                symptoms.CUDA_UNAVAILABLE,
+            ),
+            look_at=(
+                Shell("cat /proc/cmdline"),
+                Shell("lspci -nn -d 10de:"),
+            ),
             story=(
                 "With heterogeneous memory management (HMM), nvidia_uvm claims a part of the kernel's physical "
                 "address space for the GPU. On some kernels, with address randomisation (KASLR) or on machines with "

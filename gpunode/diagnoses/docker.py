@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
+from gpunode.diagnoses import symptoms
 from gpunode.diagnoses.addresses import TOOLKIT_GUIDE
 from gpunode.diagnoses.commands import Shell, command, is_place, joined
 from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Proof, Rule, Verdict, only
@@ -435,6 +436,9 @@ FAMILY: Final = Family(
             severity="error",
             disruption="restart-service",
             title="dockerd cannot read its configuration file",
+            share=1,
+            symptoms=(symptoms.DAEMON_DOWN,),
+            look_at=(Shell("sudo dockerd --validate --config-file /etc/docker/daemon.json"),),
             story=(
                 "dockerd reads /etc/docker/daemon.json at its start and does not start when that is no valid JSON, or "
                 "names an option that it does not know. It is often two files put one after the other, a missing comma "
@@ -458,6 +462,11 @@ FAMILY: Final = Family(
             severity="error",
             disruption="restart-service",
             title="a setting of dockerd stands in its file and on its command line",
+            symptoms=(symptoms.DAEMON_DOWN,),
+            look_at=(
+                Shell("sudo journalctl -u docker -b -n 20"),
+                Shell("systemctl cat docker"),
+            ),
             story=(
                 "dockerd refuses to start when a setting is given both as a flag, by its systemd unit, and in "
                 "daemon.json, even with the same value. Debian's and docker's units give the listening address with "
@@ -481,6 +490,15 @@ FAMILY: Final = Family(
             severity="error",
             disruption="restart-service",
             title="docker is the snap",
+            symptoms=(
+                symptoms.NO_DEVICE_DRIVER,
+                symptoms.NO_RUNTIME,
+                symptoms.CONTAINER_FAILED,
+            ),
+            look_at=(
+                Shell("command -v docker"),
+                Shell("snap list docker"),
+            ),
             story=(
                 "The docker snap brings a daemon of its own, which reads /var/snap/docker/current/config/daemon.json "
                 "and may run no program from outside of the snap. A toolkit that apt has installed, and what was "
@@ -501,6 +519,15 @@ FAMILY: Final = Family(
             severity="error",
             disruption="restart-service",
             title="the docker that answers cannot see the driver of this system",
+            symptoms=(
+                symptoms.NO_DEVICE_DRIVER,
+                symptoms.HOOK_FAILED,
+                symptoms.NO_NVML_LIBRARY,
+            ),
+            look_at=(
+                Shell("docker context ls"),
+                Shell("docker info | grep -E 'Operating System|Name'"),
+            ),
             story=(
                 "Docker Desktop for Linux runs its daemon in a virtual machine, and the docker snap runs its one "
                 "confined: neither sees the driver's libraries or device nodes of the system. The toolkit inside then "
@@ -522,6 +549,15 @@ FAMILY: Final = Family(
             severity="error",
             disruption="restart-service",
             title="a rootless docker is set up as if it ran as root",
+            symptoms=(
+                symptoms.HOOK_FAILED,
+                symptoms.DENIED,
+                symptoms.NO_RUNTIME,
+            ),
+            look_at=(
+                Shell("docker info | grep -i rootless"),
+                Shell("cat ~/.config/docker/daemon.json"),
+            ),
             story=(
                 "A docker that runs as a user reads ~/.config/docker/daemon.json and may not change device cgroups. "
                 "So it knows nothing of a runtime in /etc/docker/daemon.json, and NVIDIA's library fails at the "
@@ -543,6 +579,15 @@ FAMILY: Final = Family(
             severity="error",
             disruption="restart-service",
             title="docker runs since before the toolkit or its settings came",
+            share=4,
+            symptoms=(
+                symptoms.NO_DEVICE_DRIVER,
+                symptoms.NO_RUNTIME,
+            ),
+            look_at=(
+                Shell("docker info | grep -i runtimes"),
+                Shell("systemctl show -p ActiveEnterTimestamp docker"),
+            ),
             story=(
                 "dockerd looks for NVIDIA's hook in its PATH, and reads daemon.json, when it starts. A toolkit that "
                 "was installed or registered afterwards is unknown to the running daemon, which says that it could "
@@ -559,6 +604,15 @@ FAMILY: Final = Family(
             severity="error",
             disruption="restart-service",
             title="docker knows no runtime called nvidia",
+            share=4,
+            symptoms=(
+                symptoms.NO_RUNTIME,
+                symptoms.NO_DEVICE_DRIVER,
+            ),
+            look_at=(
+                Shell("cat /etc/docker/daemon.json"),
+                Shell("docker info | grep -i runtimes"),
+            ),
             story=(
                 "--runtime=nvidia, `runtime: nvidia` of a compose file and default-runtime are names, which "
                 "daemon.json has to describe under `runtimes`. Installing the toolkit does not do that; and with a "

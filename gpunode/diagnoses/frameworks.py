@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from gpunode.catalog.cuda import Version
+from gpunode.diagnoses import symptoms
 from gpunode.diagnoses.addresses import CUDA_COMPATIBILITY, CUDA_DRIVER_API
 from gpunode.diagnoses.commands import Shell
 from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Proof, Rule, Verdict, only
@@ -184,6 +185,14 @@ FAMILY: Final = Family(
             severity="error",
             disruption="reboot",
             title="the driver is older than the program's CUDA needs",
+            share=4,
+            symptoms=(
+                symptoms.CUDA_TOO_NEW,
+                symptoms.HOOK_FAILED,
+                symptoms.CUDA_UNAVAILABLE,
+                symptoms.NO_DRIVER,
+            ),
+            look_at=(Shell("nvidia-smi"),),
             story=(
                 "Every CUDA release needs a driver of a certain age. Images say so in NVIDIA_REQUIRE_CUDA, and the "
                 "toolkit refuses to start them on an older driver; programs that start all the same fail with «CUDA "
@@ -201,6 +210,15 @@ FAMILY: Final = Family(
             severity="error",
             disruption="none",
             title="the program has no code for this GPU's architecture",
+            share=1.5,
+            symptoms=(
+                symptoms.NO_KERNEL_IMAGE,
+                symptoms.CUDA_TOO_NEW,
+            ),
+            look_at=(
+                Shell("nvidia-smi --query-gpu=name,compute_cap --format=csv"),
+                Shell("python3 -c 'import torch; print(torch.cuda.get_arch_list())'"),
+            ),
             story=(
                 "A CUDA program carries machine code for the architectures that it was built for. Wheels leave old "
                 "ones out, and those of last year do not know this year's GPUs. Driver and GPU work, the device is "
@@ -222,6 +240,9 @@ FAMILY: Final = Family(
             severity="error",
             disruption="none",
             title="the framework was built without CUDA",
+            share=1.5,
+            symptoms=(symptoms.CUDA_UNAVAILABLE,),
+            look_at=(Shell("python3 -c 'import torch; print(torch.__version__, torch.version.cuda)'"),),
             story=(
                 "PyTorch, TensorFlow, JAX and others come in builds with and without CUDA, under one name. A package "
                 "manager that finds no matching CUDA build installs the other and says nothing. The program then finds "

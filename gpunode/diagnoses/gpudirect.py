@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Final
 
+from gpunode.diagnoses import symptoms
 from gpunode.diagnoses.build import built_anew
 from gpunode.diagnoses.commands import Shell
 from gpunode.diagnoses.model import Citation, Family, Fix, Proof, Rule, Verdict
@@ -296,6 +297,11 @@ FAMILY: Final = Family(
             severity="error",
             disruption="restart-container",
             title="nvidia_peermem does not load",
+            symptoms=(symptoms.NCCL_FAILS,),
+            look_at=(
+                Shell("sudo modprobe nvidia_peermem"),
+                Shell("sudo dmesg | tail"),
+            ),
             story=(
                 "nvidia_peermem lets a network card reach GPU memory, by functions of the RDMA stack that only "
                 "MLNX_OFED and DOCA have. Built against another stack than the one that runs, the kernel refuses it "
@@ -315,6 +321,14 @@ FAMILY: Final = Family(
             severity="warning",
             disruption="restart-container",
             title="NCCL does without GPUDirect RDMA",
+            symptoms=(
+                symptoms.NCCL_FAILS,
+                symptoms.SLOW,
+            ),
+            look_at=(
+                Shell("lsmod | grep peermem"),
+                Shell("NCCL_DEBUG=INFO"),
+            ),
             story=(
                 "The network card cannot reach GPU memory, so what goes to other nodes is copied through the "
                 "processor's memory first: it works, at a fraction of the speed. Either nvidia_peermem is not loaded "
@@ -335,6 +349,8 @@ FAMILY: Final = Family(
             severity="warning",
             disruption="none",
             title="nvidia_fs is not loaded",
+            symptoms=(symptoms.SLOW,),
+            look_at=(Shell("/usr/local/cuda/gds/tools/gdscheck -p"),),
             story=(
                 "GPUDirect Storage needs the kernel module nvidia_fs. It is a package of its own, built by DKMS for "
                 "each kernel, and since 2.17 it loads only beside the open kernel modules. Without it cuFile works in "
@@ -352,6 +368,8 @@ FAMILY: Final = Family(
             severity="warning",
             disruption="reboot",
             title="GPUDirect Storage does not know the NVMe driver",
+            symptoms=(symptoms.SLOW,),
+            look_at=(Shell("/usr/local/cuda/gds/tools/gdscheck -p"),),
             story=(
                 "nvidia_fs is loaded, but disks are only reached directly through an NVMe driver that registers with "
                 "it. That of MLNX_OFED built with GDS does; the kernel's own does not, and newer stacks go another "

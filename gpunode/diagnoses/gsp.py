@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from gpunode.catalog.gpus import GpuModel
+from gpunode.diagnoses import symptoms
 from gpunode.diagnoses.addresses import DRIVER_README, OPEN_MODULES, XID_CATALOG
 from gpunode.diagnoses.chains import GPU_LOST
 from gpunode.diagnoses.commands import Command, Shell, command, edited, edited_where, joined
@@ -419,6 +420,16 @@ FAMILY: Final = Family(
             severity="error",
             disruption="reset-gpu",
             title="the GSP does not answer the driver",
+            share=2,
+            symptoms=(
+                symptoms.ANY_XID,
+                symptoms.GPU_LOST,
+                symptoms.NVML_UNKNOWN,
+                symptoms.SLOW,
+                symptoms.CUDA_UNKNOWN,
+                symptoms.NOT_STARTED,
+            ),
+            look_at=(Shell("sudo dmesg | grep -iE 'xid|gsp'"),),
             story=(
                 "Since Turing a processor inside the GPU, the GSP, runs most of the driver, and the kernel module "
                 "calls it. When it does not answer a call in time the driver reports Xid 119, waits again for the "
@@ -440,6 +451,13 @@ FAMILY: Final = Family(
             severity="error",
             disruption="reset-gpu",
             title="the GSP's firmware crashed",
+            share=0.7,
+            symptoms=(
+                symptoms.ANY_XID,
+                symptoms.GPU_LOST,
+                symptoms.SLOW,
+            ),
+            look_at=(Shell("sudo dmesg | grep -iE 'xid|gsp'"),),
             story=(
                 "A task of the firmware on the GSP ran into an exception or its watchdog (Xid 120), and the driver "
                 "prints the processor's registers. This is a bug of the driver's release, or memory of the GPU "
@@ -458,6 +476,13 @@ FAMILY: Final = Family(
             severity="error",
             disruption="reboot",
             title="the GPU holds on to the memory of a dead GSP",
+            share=0.5,
+            symptoms=(
+                symptoms.NOT_STARTED,
+                symptoms.NO_DEVICES,
+                symptoms.GPU_LOST,
+            ),
+            look_at=(Shell("sudo dmesg | grep -iE 'wpr2|gsp|nvrm'"),),
             story=(
                 "The GSP runs from a region of memory that nothing else can write, WPR2. When the firmware dies or the "
                 "module is taken away without stopping it, the region stays up, and the driver that comes next must "
@@ -476,6 +501,12 @@ FAMILY: Final = Family(
             severity="error",
             disruption="power-cycle",
             title="the GPU's own firmware does not boot",
+            symptoms=(
+                symptoms.NOT_STARTED,
+                symptoms.NO_DEVICES,
+                symptoms.GPU_LOST,
+            ),
+            look_at=(Shell("sudo dmesg | grep -iE 'gfw|nvrm'"),),
             story=(
                 "Before any driver, a GPU boots firmware from its own flash (GFW). The driver waits for that and "
                 "reports how far it came. If it never ends, the board has no proper power, is badly seated, has a "
@@ -493,6 +524,15 @@ FAMILY: Final = Family(
             severity="error",
             disruption="restart-container",
             title="the GSP's firmware is not on disk",
+            symptoms=(
+                symptoms.NOT_STARTED,
+                symptoms.NO_DEVICES,
+                symptoms.NO_DRIVER,
+            ),
+            look_at=(
+                Shell("sudo dmesg | grep -iE 'firmware|gsp'"),
+                Shell("ls /lib/firmware/nvidia"),
+            ),
             story=(
                 "The module loads the GSP's firmware from /lib/firmware/nvidia/VERSION, and only that of its own very "
                 "version. It is packaged apart from the module, so one can be there without the other: after an "
@@ -512,6 +552,14 @@ FAMILY: Final = Family(
             severity="warning",
             disruption="reboot",
             title="the GSP cannot be switched off with the open modules",
+            symptoms=(
+                symptoms.NOT_STARTED,
+                symptoms.ANY_XID,
+            ),
+            look_at=(
+                Shell("grep -r NVreg_EnableGpuFirmware /etc/modprobe.d"),
+                Shell("cat /proc/driver/nvidia/version"),
+            ),
             story=(
                 "NVreg_EnableGpuFirmware=0 tells the proprietary modules to do without the GSP. The open modules have "
                 "no other way to drive a GPU and ignore it, as do all modules on GPUs from Blackwell on. Who set it to "
@@ -529,6 +577,12 @@ FAMILY: Final = Family(
             severity="error",
             disruption="reboot",
             title="the GSP cannot be started in this machine",
+            symptoms=(
+                symptoms.NOT_STARTED,
+                symptoms.NO_DEVICES,
+                symptoms.NO_DRIVER,
+            ),
+            look_at=(Shell("sudo dmesg | grep -iE 'gsp|nvrm'"),),
             story=(
                 "The GPU booted and the firmware was found, but the GSP does not come up with it: the driver says that "
                 "it cannot initialise the GSP firmware, and RmInitAdapter fails with 0x62. What is left is what the "

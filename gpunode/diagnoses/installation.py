@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from gpunode.diagnoses import remedies
+from gpunode.diagnoses import remedies, symptoms
 from gpunode.diagnoses.addresses import DRIVER_GUIDE
 from gpunode.diagnoses.chains import LIBRARY_MISMATCH, NOT_ACCEPTED
 from gpunode.diagnoses.commands import Shell
@@ -209,6 +209,18 @@ FAMILY: Final = Family(
             severity="error",
             disruption="none",
             title="no NVIDIA driver is installed",
+            share=3,
+            symptoms=(
+                symptoms.NO_DRIVER,
+                symptoms.NO_MODULE,
+                symptoms.NO_NVML_LIBRARY,
+                symptoms.NO_DEVICES,
+                symptoms.CUDA_UNAVAILABLE,
+            ),
+            look_at=(
+                Shell("dpkg -l | grep nvidia"),
+                Shell("modinfo nvidia"),
+            ),
             story=(
                 "The container toolkit, Docker and Kubernetes bring no driver; they hand the node's own to containers. "
                 "On a node without one there is neither a module nor libnvidia-ml.so.1 nor nvidia-smi, and each layer "
@@ -226,6 +238,9 @@ FAMILY: Final = Family(
             severity="error",
             disruption="none",
             title="the driver's libraries and programs are not installed",
+            share=0.8,
+            symptoms=(symptoms.NO_NVML_LIBRARY,),
+            look_at=(Shell("ldconfig -p | grep -E 'libnvidia-ml|libcuda'"),),
             story=(
                 "Distributions split the driver: the module in one package, NVML, libcuda and nvidia-smi in others. A "
                 "node set up with the kernel side alone loads the module and creates devices, and still nothing can "

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Final
 
+from gpunode.diagnoses import symptoms
 from gpunode.diagnoses.addresses import CUDA_COMPATIBILITY, CUDA_DRIVER_API
 from gpunode.diagnoses.commands import Command, Shell, edited, is_place
 from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Proof, Rule, Verdict, only
@@ -257,6 +258,17 @@ FAMILY: Final = Family(
             severity="error",
             disruption="restart-container",
             title="a libcuda of another version than the driver is loaded",
+            share=0.8,
+            symptoms=(
+                symptoms.MISMATCH,
+                symptoms.CUDA_UNAVAILABLE,
+                symptoms.CUDA_NOT_INITIALISED,
+                symptoms.CUDA_TOO_NEW,
+            ),
+            look_at=(
+                Shell("ldconfig -p | grep libcuda"),
+                Shell("echo $LD_LIBRARY_PATH"),
+            ),
             story=(
                 "The cuda-compat packages bring a libcuda of a newer driver, so that a newer CUDA runs on an older "
                 "one; which pairs work is listed. Where the folder stands in the loader's path although the node's "
@@ -274,6 +286,13 @@ FAMILY: Final = Family(
             severity="error",
             disruption="restart-container",
             title="CUDA's compatibility libraries are used on a GPU that may not have them",
+            symptoms=(
+                symptoms.CUDA_NOT_INITIALISED,
+                symptoms.CUDA_TOO_NEW,
+                symptoms.MISMATCH,
+                symptoms.CUDA_UNAVAILABLE,
+            ),
+            look_at=(Shell("ldconfig -p | grep libcuda"),),
             story=(
                 "Forward compatibility, a newer libcuda on an older driver, is for data center GPUs only. An image "
                 "that brings cuda-compat and puts it in front works on an A100 and fails on a GeForce with error 804. "
@@ -294,6 +313,18 @@ FAMILY: Final = Family(
             severity="error",
             disruption="restart-container",
             title="another library stands before the driver's libcuda",
+            share=0.8,
+            symptoms=(
+                symptoms.CUDA_NOT_INITIALISED,
+                symptoms.CUDA_TOO_NEW,
+                symptoms.NO_NVML_LIBRARY,
+                symptoms.CUDA_UNAVAILABLE,
+                symptoms.CUDA_NO_DEVICE,
+            ),
+            look_at=(
+                Shell("ldconfig -p | grep libcuda"),
+                Shell("echo $LD_LIBRARY_PATH"),
+            ),
             story=(
                 "The CUDA toolkit has stubs of libcuda and libnvidia-ml for linking on machines without a driver. "
                 "Where their folder, or one with another driver's copy, is in LD_LIBRARY_PATH or in /etc/ld.so.conf.d, "

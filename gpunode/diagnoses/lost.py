@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from gpunode.catalog.gpus import lookup
+from gpunode.diagnoses import symptoms
 from gpunode.diagnoses.addresses import OPEN_MODULES, XID_CATALOG
 from gpunode.diagnoses.chains import GPU_LOST, NOT_INITIALISED, UNHEALTHY_IN_CLUSTER
 from gpunode.diagnoses.commands import Shell
@@ -308,6 +309,15 @@ FAMILY: Final = Family(
             severity="error",
             disruption="power-cycle",
             title="a GPU that should be there is not",
+            symptoms=(
+                symptoms.GPU_LOST,
+                symptoms.NO_DEVICES,
+                symptoms.NOT_STARTED,
+            ),
+            look_at=(
+                Shell("lspci -nn -d 10de:"),
+                Shell("nvidia-smi -L"),
+            ),
             story=(
                 "The bus shows more GPUs than the driver does, or the driver fewer than the baseboard carries, and no "
                 "message says why. The missing one did not initialise, was drained, or lost its link at boot. "
@@ -329,6 +339,16 @@ FAMILY: Final = Family(
             severity="error",
             disruption="power-cycle",
             title="the GPU has fallen off the PCI bus",
+            share=3.5,
+            symptoms=(
+                symptoms.GPU_LOST,
+                symptoms.ANY_XID,
+                symptoms.NVML_UNKNOWN,
+                symptoms.CUDA_FAULT,
+                symptoms.NO_DEVICES,
+                symptoms.CUDA_UNKNOWN,
+            ),
+            look_at=(Shell("sudo dmesg | grep -iE 'xid|nvrm|fallen'"),),
             story=(
                 "The GPU stopped answering reads over PCI Express: every read gives ones, and the driver gives it "
                 "up (Xid 79, or at start a message of three lines that has no Xid in it). Programs on it end, "
@@ -359,6 +379,12 @@ FAMILY: Final = Family(
             severity="error",
             disruption="power-cycle",
             title="auxiliary power is not connected to the GPU",
+            symptoms=(
+                symptoms.ANY_XID,
+                symptoms.NOT_STARTED,
+                symptoms.GPU_LOST,
+            ),
+            look_at=(Shell("sudo dmesg | grep -iE 'xid|nvrm|power'"),),
             story=(
                 "The board needs more power than the slot gives and finds no voltage on one of its own connectors. The "
                 "driver refuses to start it, or runs it with its clocks pinned low (Xid 54). A cable is missing, is "

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace as replaced
 from typing import Any, Final
 
+from gpunode.diagnoses import symptoms
 from gpunode.diagnoses.addresses import NVML_RETURNS, XID_CATALOG
 from gpunode.diagnoses.chains import PROGRAM_FAULTS, UNHEALTHY_IN_CLUSTER
 from gpunode.diagnoses.commands import Shell
@@ -450,6 +451,11 @@ FAMILY: Final = Family(
             severity="error",
             disruption="reset-gpu",
             title="uncorrectable memory errors",
+            symptoms=(
+                symptoms.ANY_XID,
+                symptoms.CUDA_FAULT,
+            ),
+            look_at=(Shell("nvidia-smi -q -d ECC,ROW_REMAPPER"),),
             story=(
                 "Two bits of one word were wrong at once, which ECC notices and cannot mend (Xid 48; newer drivers "
                 "say in Xid 171 that it was in DRAM, in 172 that it was in SRAM, and where). Every program that "
@@ -470,6 +476,11 @@ FAMILY: Final = Family(
             severity="error",
             disruption="reset-gpu",
             title="a row remapping waits for a reset",
+            symptoms=(
+                symptoms.ANY_XID,
+                symptoms.CUDA_FAULT,
+            ),
+            look_at=(Shell("nvidia-smi -q -d ROW_REMAPPER"),),
             story=(
                 "From Ampere on a GPU replaces a bad row of its memory by a spare one. The driver notes the row "
                 "(Xid 63), and the exchange is made when the GPU is next reset. Until then the row stays in use, "
@@ -489,6 +500,11 @@ FAMILY: Final = Family(
             severity="error",
             disruption="RMA",
             title="a bad row of memory cannot be remapped",
+            symptoms=(
+                symptoms.ANY_XID,
+                symptoms.CUDA_FAULT,
+            ),
+            look_at=(Shell("nvidia-smi -q -d ROW_REMAPPER"),),
             story=(
                 "The spare rows of a memory bank are used up, or the remapping could not be noted (Xid 64). The GPU "
                 "can no longer take bad memory out of use: errors will come back, however often it is reset. For "
@@ -507,6 +523,11 @@ FAMILY: Final = Family(
             severity="error",
             disruption="RMA",
             title="the GPU's memory is wearing out",
+            symptoms=(
+                symptoms.ANY_XID,
+                symptoms.CUDA_FAULT,
+            ),
+            look_at=(Shell("nvidia-smi -q -d ECC,ROW_REMAPPER"),),
             story=(
                 "Single errors are repaired by retiring pages or remapping rows. When there are too many of them the "
                 "memory itself is failing: sixty retired pages, a bank without spare rows, memory beyond repair, SRAM "
@@ -526,6 +547,14 @@ FAMILY: Final = Family(
             severity="warning",
             disruption="reset-gpu",
             title="bad pages stay in use because something holds the GPU",
+            symptoms=(
+                symptoms.ANY_XID,
+                symptoms.CUDA_FAULT,
+            ),
+            look_at=(
+                Shell("nvidia-smi -q -d PAGE_RETIREMENT"),
+                Shell("sudo fuser -v /dev/nvidia*"),
+            ),
             story=(
                 "Before Ampere the driver takes a bad page of memory out of use (Xid 63), and does so when the GPU is "
                 "next attached: when the last program, daemon and monitor has let go of it and one comes back, or at a "
@@ -544,6 +573,8 @@ FAMILY: Final = Family(
             severity="warning",
             disruption="none",
             title="ECC corrects more single bits than it should have to",
+            symptoms=(symptoms.ANY_XID,),
+            look_at=(Shell("nvidia-smi -q -d ECC"),),
             story=(
                 "Single wrong bits are corrected on the fly and hurt nobody. So many of them that the driver reports "
                 "the rate (Xid 92) speak of memory that ages. Nothing needs to be reset; watch whether pages or rows "
@@ -561,6 +592,11 @@ FAMILY: Final = Family(
             severity="error",
             disruption="restart-container",
             title="a memory error ended one program",
+            symptoms=(
+                symptoms.ANY_XID,
+                symptoms.CUDA_FAULT,
+            ),
+            look_at=(Shell("sudo dmesg | grep -i xid"),),
             story=(
                 "An uncorrectable error was met by one program, and the GPU kept it there (Xid 94): that program is "
                 "ended, all others go on. The bad row is remapped at the next reset, which can wait until the GPU is "
@@ -578,6 +614,11 @@ FAMILY: Final = Family(
             severity="error",
             disruption="reset-gpu",
             title="a memory error that no program's end contains",
+            symptoms=(
+                symptoms.ANY_XID,
+                symptoms.CUDA_FAULT,
+            ),
+            look_at=(Shell("sudo dmesg | grep -i xid"),),
             story=(
                 "An uncorrectable error could not be laid to one program (Xid 95), so the results of every program on "
                 "the GPU are in doubt and all of them are ended. New work fails until the GPU is reset; with MIG the "
@@ -595,6 +636,11 @@ FAMILY: Final = Family(
             severity="error",
             disruption="reset-gpu",
             title="an ECC error escaped every recovery",
+            symptoms=(
+                symptoms.ANY_XID,
+                symptoms.CUDA_FAULT,
+            ),
+            look_at=(Shell("sudo dmesg | grep -i xid"),),
             story=(
                 "The GPU found an uncorrectable error at a place where neither a remapping nor the end of one program "
                 "mends it, mostly in SRAM (Xid 140). Its state can no longer be relied on until it is reset. When the "
@@ -612,6 +658,11 @@ FAMILY: Final = Family(
             severity="warning",
             disruption="reset-gpu",
             title="the InfoROM is damaged",
+            symptoms=(
+                symptoms.NOT_STARTED,
+                symptoms.GPU_LOST,
+            ),
+            look_at=(Shell("nvidia-smi -q | grep -i inforom"),),
             story=(
                 "The GPU keeps its serial number, its settings and the list of its bad memory in a small flash, the "
                 "InfoROM. Its checksum is wrong: nvidia-smi warns of it and ends with 14. The GPU computes as before, "

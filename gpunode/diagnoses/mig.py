@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
+from gpunode.diagnoses import symptoms
 from gpunode.diagnoses.addresses import DEVICE_PLUGIN
 from gpunode.diagnoses.chains import NO_CLUSTER_GPU
 from gpunode.diagnoses.commands import Shell, at, command, of_gpu
@@ -290,6 +291,13 @@ FAMILY: Final = Family(
             severity="error",
             disruption="reset-gpu",
             title="a change of the MIG mode waits for a reset of the GPU",
+            symptoms=(
+                symptoms.NO_DEVICES,
+                symptoms.CUDA_UNAVAILABLE,
+                symptoms.CUDA_NO_DEVICE,
+                symptoms.CUDA_BUSY,
+            ),
+            look_at=(Shell("nvidia-smi --query-gpu=mig.mode.current,mig.mode.pending --format=csv"),),
             story=(
                 "On Ampere the MIG mode changes with a reset of the GPU, and a GPU is not reset while any program has "
                 "it open: DCGM, persistenced, a display, a device plugin. nvidia-smi then notes the mode as pending "
@@ -308,6 +316,17 @@ FAMILY: Final = Family(
             severity="error",
             disruption="none",
             title="MIG is enabled and no instances were created",
+            symptoms=(
+                symptoms.NO_DEVICES,
+                symptoms.CUDA_NO_DEVICE,
+                symptoms.CUDA_UNAVAILABLE,
+                symptoms.NO_CAPACITY,
+                symptoms.CUDA_NOT_INITIALISED,
+            ),
+            look_at=(
+                Shell("nvidia-smi mig -lgi"),
+                Shell("nvidia-smi -L"),
+            ),
             story=(
                 "With MIG enabled a GPU does no work as a whole: programs run on instances, and those have to be "
                 "created, a GPU instance and in it a compute instance. They are also gone after every reboot. Without "
@@ -325,6 +344,12 @@ FAMILY: Final = Family(
             severity="error",
             disruption="none",
             title="MIG's instances are out of this program's reach",
+            symptoms=(
+                symptoms.DENIED,
+                symptoms.NVML_UNKNOWN,
+                symptoms.CUDA_NO_DEVICE,
+            ),
+            look_at=(Shell("ls -l /dev/nvidia-caps"),),
             story=(
                 "Instances are seen and changed through capabilities of their own, files below /dev/nvidia-caps that "
                 "only root may open and that a container gets only when NVIDIA_MIG_CONFIG_DEVICES or "

@@ -156,11 +156,22 @@ class Doubt:
 Verdict: TypeAlias = "Proof | Doubt"
 Check: TypeAlias = "Callable[[Snapshot], Iterable[Verdict]]"
 Remedy: TypeAlias = "Callable[[Snapshot], Iterable[Fix]]"
+# The lines in which something stands that speaks for a cause or against it; see ``signs``.
+Sign: TypeAlias = "Callable[[Snapshot], tuple[Citation, ...]]"
+
+
+def never(_: Snapshot) -> tuple[Citation, ...]:
+    """A sign that is never seen."""
+    return ()
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
     """One cause: how it is found, what it breaks, what is to be done.
+
+    A cause is declared by its signs, or found by a function where numbers, versions or times have to be weighed.
+    ``decisive`` and a symptom make it certain. ``decisive`` alone makes it likely, since of all that a node has
+    somebody chose to show this; so does what is ``typical``. A symptom alone makes it a suspect.
 
     Attributes:
         cause: its id.
@@ -169,6 +180,17 @@ class Rule:
         sources: addresses of the public texts that the facts come from.
         explains: causes that are this one's consequences when both are found.
         storey: where in the stack it lies.
+        check: the function, of a cause that is not declared.
+        decisive: what no other cause shows.
+        typical: what this cause shows far more often than any other.
+        symptoms: what several causes show; none where ``decisive`` needs none to be certain.
+        against: what rules the cause out.
+        context: what goes with the cause, and makes it a likelier suspect; of itself it shows no fault.
+        rivals: causes that show the same; while one of them is found as well, none is certain.
+        may_be_normal: whether a healthy node may show it, too; where gpunode itself looked, it then needs a symptom.
+        look_at: what shows whether it is this.
+        share: of the reports that people write, how many in a hundred are of it, roughly; it orders suspects alone.
+        summary: one sentence about this node; empty takes the title.
     """
 
     cause: str
@@ -179,9 +201,19 @@ class Rule:
     title: str
     story: str
     sources: tuple[str, ...]
-    check: Check
     remedy: Remedy
+    check: Check | None = None
     explains: frozenset[str] = frozenset()
+    decisive: Sign = never
+    typical: Sign = never
+    symptoms: tuple[Sign, ...] = ()
+    against: tuple[Sign, ...] = ()
+    context: Sign = never
+    rivals: frozenset[str] = frozenset()
+    may_be_normal: bool = False
+    look_at: tuple[Command, ...] = ()
+    share: float = 0.5
+    summary: str | Callable[[Snapshot], str] = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,16 +276,33 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
+class Suspect:
+    """A cause that what was seen fits, and that nothing seen decides.
+
+    Attributes:
+        citations: the symptoms.
+        look_at: what would decide.
+    """
+
+    cause: str
+    title: str
+    citations: tuple[Citation, ...]
+    look_at: tuple[Command, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Diagnosis:
     """What was found, the root cause first, and what could not be told.
 
     Attributes:
+        suspects: the likeliest causes of what no finding explains, the likeliest first.
         bugs: tracebacks of rules that failed by a bug of their own; each is a doubt, too.
     """
 
     findings: tuple[Finding, ...]
     unknown: tuple[Doubt, ...]
     bugs: tuple[str, ...] = ()
+    suspects: tuple[Suspect, ...] = ()
 
     @property
     def roots(self) -> tuple[Finding, ...]:

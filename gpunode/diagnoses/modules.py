@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from gpunode.diagnoses import build, chains, remedies, secureboot
+from gpunode.diagnoses import build, chains, remedies, secureboot, symptoms
 from gpunode.diagnoses.addresses import DRIVER_README
 from gpunode.diagnoses.commands import Command, Shell, command, edited, edited_where, joined, output
 from gpunode.diagnoses.commands import kernel as of_kernel
@@ -473,6 +473,15 @@ FAMILY: Final = Family(
             severity="error",
             disruption="none",
             title="NVIDIA's kernel module is not loaded",
+            share=4,
+            symptoms=(
+                symptoms.NO_DRIVER,
+                symptoms.NO_MODULE,
+            ),
+            look_at=(
+                Shell("lsmod | grep nvidia"),
+                Shell("sudo modprobe nvidia"),
+            ),
             story=(
                 "The libraries and programs of the driver are there, and the module that they talk to is not in the "
                 "kernel. Programs say that the driver is not loaded or that they cannot communicate with it, and so "
@@ -492,6 +501,15 @@ FAMILY: Final = Family(
             severity="error",
             disruption="none",
             title="the module was built for another kernel",
+            share=4,
+            symptoms=(
+                symptoms.NO_DRIVER,
+                symptoms.NO_MODULE,
+            ),
+            look_at=(
+                Shell("uname -r"),
+                Shell("dkms status"),
+            ),
             story=(
                 "A kernel module fits one kernel. After a kernel upgrade the node boots into a new one, and NVIDIA's "
                 "module is there for the old one only: DKMS did not build it, the prebuilt package for the new kernel "
@@ -515,6 +533,11 @@ FAMILY: Final = Family(
             severity="error",
             disruption="none",
             title="the kernel's module index does not know the module",
+            symptoms=(
+                symptoms.NO_MODULE,
+                symptoms.NO_DRIVER,
+            ),
+            look_at=(Shell("ls -l /lib/modules/$(uname -r)/modules.dep"),),
             story=(
                 "modprobe does not search folders: it reads indexes that depmod writes below /lib/modules. Where they "
                 "are missing, empty or older than the module (a kernel copied without its whole folder, an "
@@ -537,6 +560,11 @@ FAMILY: Final = Family(
             severity="error",
             disruption="reboot",
             title="the module stands on disk twice, in different versions",
+            symptoms=(
+                symptoms.MISMATCH,
+                symptoms.NO_DRIVER,
+            ),
+            look_at=(Shell("find /lib/modules/$(uname -r) -name 'nvidia*.ko*'"),),
             story=(
                 "Two ways of installing leave two files: DKMS in updates/dkms, NVIDIA's installer in "
                 "kernel/drivers/video, prebuilt packages elsewhere. depmod takes the one whose folder comes first, "
@@ -557,6 +585,14 @@ FAMILY: Final = Family(
             severity="error",
             disruption="reboot",
             title="the initramfs loads an older module",
+            symptoms=(
+                symptoms.MISMATCH,
+                symptoms.NO_DRIVER,
+            ),
+            look_at=(
+                Shell("lsinitramfs /boot/initrd.img-$(uname -r) | grep nvidia"),
+                Shell("cat /proc/driver/nvidia/version"),
+            ),
             story=(
                 "Where the initramfs holds NVIDIA's module, for an early console or through a distribution's hook, it "
                 "is loaded from there, before the root filesystem with its newer copy is mounted. An initramfs that "

@@ -8,7 +8,7 @@ from dataclasses import replace as replaced
 from typing import Final, Literal, TypeAlias
 
 from gpunode.catalog import xids
-from gpunode.diagnoses import recovering
+from gpunode.diagnoses import recovering, symptoms
 from gpunode.diagnoses.addresses import OPEN_MODULES, XID_CATALOG
 from gpunode.diagnoses.chains import UNHEALTHY_IN_CLUSTER
 from gpunode.diagnoses.commands import Command, Shell, command, is_release, joined
@@ -478,6 +478,15 @@ FAMILY: Final = Family(
             severity="error",
             disruption="restart-service",
             title="fabric manager and driver are of different versions",
+            share=0.7,
+            symptoms=(
+                symptoms.CUDA_NOT_READY,
+                symptoms.FABRIC_FAILS,
+            ),
+            look_at=(
+                Shell("systemctl status nvidia-fabricmanager"),
+                Shell("nv-fabricmanager --version"),
+            ),
             story=(
                 "The fabric manager talks to the driver through an interface that has no versions of its own, so it "
                 "only starts with a driver of exactly its version. An upgrade of one of the two, or packages from two "
@@ -496,6 +505,12 @@ FAMILY: Final = Family(
             severity="error",
             disruption="none",
             title="NVSwitches, and no fabric manager",
+            share=0.7,
+            symptoms=(
+                symptoms.CUDA_NOT_READY,
+                symptoms.FABRIC_FAILS,
+            ),
+            look_at=(Shell("systemctl status nvidia-fabricmanager"),),
             story=(
                 "On boards with NVSwitches (HGX and DGX) the switches must be programmed before CUDA can use any GPU. "
                 "That is the fabric manager's work, and it comes in a package of its own that the driver does not "
@@ -514,6 +529,12 @@ FAMILY: Final = Family(
             severity="error",
             disruption="restart-service",
             title="the fabric manager is installed and does not run",
+            share=0.8,
+            symptoms=(
+                symptoms.CUDA_NOT_READY,
+                symptoms.FABRIC_FAILS,
+            ),
+            look_at=(Shell("systemctl status nvidia-fabricmanager"),),
             story=(
                 "The fabric manager is there and stopped: disabled, masked, killed, or failing at its start again and "
                 "again. GPUs that registered before go on for a while, new programs end with error 802, and the GPUs' "
@@ -536,6 +557,8 @@ FAMILY: Final = Family(
             severity="info",
             disruption="none",
             title="a fabric manager on a node without NVSwitches",
+            symptoms=(symptoms.FABRIC_FAILS,),
+            look_at=(Shell("lspci -nn -d 10de:"),),
             story=(
                 "The fabric manager programs NVSwitches, and this node has none: PCIe cards and bridged pairs do "
                 "without. It says that there is nothing to do and exits, and systemd shows a failed unit. The GPUs "
@@ -552,6 +575,13 @@ FAMILY: Final = Family(
             severity="error",
             disruption="reboot",
             title="an NVSwitch reported an error",
+            symptoms=(
+                symptoms.ANY_XID,
+                symptoms.FABRIC_FAILS,
+                symptoms.LINKS_DOWN,
+                symptoms.NCCL_FAILS,
+            ),
+            look_at=(Shell("sudo dmesg | grep -i sxid"),),
             story=(
                 "SXids are to NVSwitches what Xids are to GPUs. A non-fatal one is often the echo of a GPU's fault at "
                 "the other end of the link; a fatal one stops the traffic through that link, and CUDA programs on the "
@@ -569,6 +599,16 @@ FAMILY: Final = Family(
             severity="error",
             disruption="reset-gpu",
             title="an NVLink failed (Xid 74)",
+            symptoms=(
+                symptoms.ANY_XID,
+                symptoms.LINKS_DOWN,
+                symptoms.NCCL_FAILS,
+                symptoms.CUDA_FAULT,
+            ),
+            look_at=(
+                Shell("sudo dmesg | grep -i xid"),
+                Shell("nvidia-smi nvlink -e"),
+            ),
             story=(
                 "The GPU lost a link to a peer or an NVSwitch: bad signal, a bridge or module that is not seated, a "
                 "failing lane, or a peer that died first. What runs on the GPU ends, and everything that talks over "
@@ -587,6 +627,12 @@ FAMILY: Final = Family(
             severity="error",
             disruption="reset-gpu",
             title="NVLink 5 fault (Xid 144 to 150)",
+            symptoms=(
+                symptoms.ANY_XID,
+                symptoms.LINKS_DOWN,
+                symptoms.NCCL_FAILS,
+            ),
+            look_at=(Shell("sudo dmesg | grep -i xid"),),
             story=(
                 "From Blackwell on the units of an NVLink report under codes of their own, and the words in brackets "
                 "tell the unit, the link and how grave it is. One fatal event is followed by non-fatal ones on every "
@@ -605,6 +651,15 @@ FAMILY: Final = Family(
             severity="error",
             disruption="reset-gpu",
             title="one GPU has no NVLink at all",
+            symptoms=(
+                symptoms.LINKS_DOWN,
+                symptoms.NCCL_FAILS,
+                symptoms.SLOW,
+            ),
+            look_at=(
+                Shell("nvidia-smi nvlink -s"),
+                Shell("nvidia-smi topo -m"),
+            ),
             story=(
                 "Its peers have their links and this GPU has none: it did not register with the fabric, or lost all "
                 "links at once. Programs that use it alone still work; collectives fall back to PCIe or hang, and "
@@ -624,6 +679,12 @@ FAMILY: Final = Family(
             severity="warning",
             disruption="reboot",
             title="some NVLinks of a GPU are down",
+            symptoms=(
+                symptoms.LINKS_DOWN,
+                symptoms.NCCL_FAILS,
+                symptoms.SLOW,
+            ),
+            look_at=(Shell("nvidia-smi nvlink -s"),),
             story=(
                 "A few links of one GPU were not trained, while the others are up. Nothing fails, but what goes "
                 "between these GPUs is slower by the share of the missing links. A reboot trains them again; links "
@@ -640,6 +701,11 @@ FAMILY: Final = Family(
             severity="info",
             disruption="none",
             title="no NVLink where none is to be",
+            symptoms=(symptoms.LINKS_DOWN,),
+            look_at=(
+                Shell("nvidia-smi nvlink -s"),
+                Shell("nvidia-smi -L"),
+            ),
             story=(
                 "Many PCIe cards have NVLink contacts, and no bridge is fitted. Their links then read as down or "
                 "inactive, and some monitors report NVLINK_DOWN or ask for a field diagnostic. It is no fault: these "

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from gpunode.diagnoses import chains
+from gpunode.diagnoses import chains, symptoms
 from gpunode.diagnoses.cluster import node_word
 from gpunode.diagnoses.commands import Shell, beside, command, joined
 from gpunode.diagnoses.model import Citation, Confidence, Doubt, Family, Fix, Proof, Rule, Verdict, only
@@ -344,6 +344,16 @@ FAMILY: Final = Family(
             severity="error",
             disruption="restart-container",
             title="the operator installs a driver over the host's own",
+            share=1.5,
+            symptoms=(
+                symptoms.OPERATOR_WAITS,
+                symptoms.NO_MODULE,
+                symptoms.BUILD_FAILED,
+            ),
+            look_at=(
+                Shell("nvidia-smi  # on the host"),
+                Shell("kubectl logs -n gpu-operator -l app=nvidia-driver-daemonset --tail=30"),
+            ),
             story=(
                 "By default the GPU Operator brings the driver in a pod. On a node that has one installed, its modules "
                 "are loaded and in use, so the driver pod can neither unload them nor load its own, and starts again "
@@ -366,6 +376,9 @@ FAMILY: Final = Family(
             severity="error",
             disruption="restart-container",
             title="the restarted driver pod cannot unload the driver, programs still use it",
+            share=1.5,
+            symptoms=(symptoms.OPERATOR_WAITS,),
+            look_at=(Shell("kubectl logs -n gpu-operator -l app=nvidia-driver-daemonset --tail=30"),),
             story=(
                 "A driver pod that starts again, after an upgrade or a crash, unloads the modules that the one before "
                 "loaded. Pods with a GPU, a monitoring agent or a display server still hold them, and the driver "
@@ -384,6 +397,8 @@ FAMILY: Final = Family(
             severity="error",
             disruption="none",
             title="there is no driver image for this system or kernel",
+            symptoms=(symptoms.OPERATOR_WAITS,),
+            look_at=(Shell("kubectl get events -n gpu-operator | grep -i pull"),),
             story=(
                 "The operator puts the image's tag together from the driver's version and the node's system, and for "
                 "precompiled drivers the kernel. Images exist for the supported systems, not for every kernel; a pull "

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Final
 
+from gpunode.diagnoses import symptoms
 from gpunode.diagnoses.chains import TRANSFERS_LOST, UNHEALTHY_IN_CLUSTER
 from gpunode.diagnoses.commands import Shell
 from gpunode.diagnoses.model import Citation, Family, Fix, Proof, Rule, Severity, Verdict
@@ -205,6 +206,12 @@ FAMILY: Final = Family(
             severity="error",
             disruption="reboot",
             title="the IOMMU stops transfers between GPUs",
+            symptoms=(
+                symptoms.NCCL_FAILS,
+                symptoms.SLOW,
+                symptoms.CUDA_FAULT,
+            ),
+            look_at=(Shell("sudo dmesg | grep -iE 'DMAR|AMD-Vi|IO_PAGE_FAULT'"),),
             story=(
                 "GPUs write straight into each other's memory over PCIe. With an IOMMU that translates (its default "
                 "on many boards) those addresses are not mapped: the IOMMU logs page faults of the GPU, collectives "
@@ -223,6 +230,11 @@ FAMILY: Final = Family(
             severity="warning",
             disruption="none",
             title="access control on bridges keeps GPUs apart",
+            symptoms=(
+                symptoms.NCCL_FAILS,
+                symptoms.SLOW,
+            ),
+            look_at=(Shell("sudo lspci -vvv | grep -i ACSCtl"),),
             story=(
                 "With Access Control Services a bridge sends requests from one GPU to another up to the root complex, "
                 "through the IOMMU, instead of directly. That is needed to pass devices to virtual machines and "

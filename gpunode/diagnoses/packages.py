@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Final
 
+from gpunode.diagnoses import symptoms
 from gpunode.diagnoses.addresses import DPKG
 from gpunode.diagnoses.chains import MISMATCHES, NO_PACKAGES
 from gpunode.diagnoses.commands import Shell
@@ -155,6 +156,8 @@ FAMILY: Final = Family(
             severity="error",
             disruption="none",
             title="another program is using the package database",
+            symptoms=(symptoms.PACKAGES_BROKEN,),
+            look_at=(Shell("sudo fuser -v /var/lib/dpkg/lock-frontend"),),
             story=(
                 "Only one program at a time may change the package database. On a fresh cloud node that is "
                 "unattended-upgrades or cloud-init, minutes after the first boot, and a provisioning that starts then "
@@ -172,6 +175,8 @@ FAMILY: Final = Family(
             severity="error",
             disruption="none",
             title="packages are half installed",
+            symptoms=(symptoms.PACKAGES_BROKEN,),
+            look_at=(Shell("dpkg --audit"),),
             story=(
                 "dpkg unpacks packages first and configures them after. A script that fails in between, for a driver "
                 "mostly the build of its module, or an interruption, leaves them and everything that needs them "

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Final
 
+from gpunode.diagnoses import symptoms
 from gpunode.diagnoses.addresses import OPEN_MODULES
 from gpunode.diagnoses.chains import NO_DRIVER, NOT_STARTED, TRANSFERS_LOST
 from gpunode.diagnoses.commands import Shell, command, edited, edited_where, is_gpu
@@ -265,6 +266,13 @@ FAMILY: Final = Family(
             severity="error",
             disruption="power-cycle",
             title="no NVIDIA GPU is on the bus",
+            symptoms=(
+                symptoms.NO_DRIVER,
+                symptoms.NO_DEVICES,
+                symptoms.NO_MODULE,
+                symptoms.CUDA_UNAVAILABLE,
+            ),
+            look_at=(Shell("lspci -nn -d 10de:"),),
             story=(
                 "The driver is installed, but no device of NVIDIA's answers on the PCI bus: the card is not seated or "
                 "has no power, the slot is switched off, the instance type has no GPU, or none is passed through to "
@@ -283,6 +291,13 @@ FAMILY: Final = Family(
             severity="error",
             disruption="reboot",
             title="vfio-pci owns the GPU",
+            symptoms=(
+                symptoms.NO_DRIVER,
+                symptoms.NO_DEVICES,
+                symptoms.NO_MODULE,
+                symptoms.NOT_STARTED,
+            ),
+            look_at=(Shell("lspci -nnk -d 10de:"),),
             story=(
                 "A GPU that is to be handed to a virtual machine is bound to vfio-pci, by its id on the kernel's "
                 "command line, in /etc/modprobe.d or by driverctl. NVIDIA's driver on the host is then never given "
@@ -304,6 +319,13 @@ FAMILY: Final = Family(
             severity="error",
             disruption="power-cycle",
             title="the GPU does not wake up from D3cold",
+            symptoms=(
+                symptoms.NOT_STARTED,
+                symptoms.NO_DEVICES,
+                symptoms.NO_DRIVER,
+                symptoms.GPU_LOST,
+            ),
+            look_at=(Shell("sudo dmesg | grep -iE 'D3cold|nvrm'"),),
             story=(
                 "In D3cold a device has no power and its configuration space reads as all ones. After a virtual "
                 "machine, a suspend or a long idle time the platform fails to bring it back; the kernel says so "

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
+from gpunode.diagnoses import symptoms
 from gpunode.diagnoses.addresses import OPEN_MODULES
 from gpunode.diagnoses.chains import TRANSFERS_LOST
 from gpunode.diagnoses.commands import Shell
@@ -142,6 +143,13 @@ FAMILY: Final = Family(
             severity="error",
             disruption="power-cycle",
             title="transfers on the GPU's PCIe link are lost",
+            symptoms=(
+                symptoms.BUS_ERRORS,
+                symptoms.GPU_LOST,
+                symptoms.ANY_XID,
+                symptoms.CUDA_FAULT,
+            ),
+            look_at=(Shell("sudo dmesg | grep -iE 'AER|PCIe Bus Error'"),),
             story=(
                 "The GPU did not answer a request in time, or a packet arrived broken beyond repair, and the root "
                 "port reports an uncorrected error. NVIDIA's driver cannot recover from it, so what follows looks "
@@ -160,6 +168,11 @@ FAMILY: Final = Family(
             severity="warning",
             disruption="power-cycle",
             title="the GPU's PCIe link corrects errors all the time",
+            symptoms=(
+                symptoms.BUS_ERRORS,
+                symptoms.SLOW,
+            ),
+            look_at=(Shell("sudo dmesg | grep -iE 'AER|PCIe Bus Error'"),),
             story=(
                 "The link between root port and GPU loses or garbles packets (BadTLP, RxErr, Timeout) and sends them "
                 "again. Each is corrected, so nothing fails, but a link that does it again and again has a bad "
@@ -178,6 +191,11 @@ FAMILY: Final = Family(
             severity="warning",
             disruption="power-cycle",
             title="the GPU's PCIe link has fewer lanes than it could",
+            symptoms=(
+                symptoms.SLOW,
+                symptoms.BUS_ERRORS,
+            ),
+            look_at=(Shell("sudo lspci -vv -d 10de: | grep -E 'LnkCap:|LnkSta:'"),),
             story=(
                 "Card and slot agree on a width when the link is trained. Dirt, a bad riser or a bifurcation setting "
                 "leave it at x8, x4 or x1, and copies between host and GPU are slower by that much. It is a fault "

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Final
 
+from gpunode.diagnoses import symptoms
 from gpunode.diagnoses.addresses import DEVICE_PLUGIN
 from gpunode.diagnoses.cluster import plugin_logs, restart_plugin, set_driver_root, set_runtime_class
 from gpunode.diagnoses.commands import Shell, command
@@ -319,6 +320,14 @@ FAMILY: Final = Family(
             severity="error",
             disruption="restart-container",
             title="the device plugin does not find the driver's library",
+            share=2,
+            symptoms=(
+                symptoms.NO_NVML_LIBRARY,
+                symptoms.NO_CAPACITY,
+                symptoms.POD_PENDING,
+                symptoms.PLUGIN_FAILS,
+            ),
+            look_at=(Shell("kubectl logs -n kube-system -l name=nvidia-device-plugin-ds --tail=30"),),
             story=(
                 "The device plugin loads libnvidia-ml.so.1 to count the GPUs. Its image does not hold it: NVIDIA's "
                 "container runtime mounts it from the host. Where the runtime does so and the plugin still misses it, "
@@ -343,6 +352,17 @@ FAMILY: Final = Family(
             severity="error",
             disruption="restart-service",
             title="the device plugin's pod does not run under NVIDIA's runtime",
+            share=5,
+            symptoms=(
+                symptoms.NO_NVML_LIBRARY,
+                symptoms.NO_CAPACITY,
+                symptoms.POD_PENDING,
+                symptoms.PLUGIN_FAILS,
+            ),
+            look_at=(
+                Shell("kubectl get runtimeclass"),
+                Shell("kubectl logs -n kube-system -l name=nvidia-device-plugin-ds --tail=30"),
+            ),
             story=(
                 "The container runtime knows a handler nvidia, and uses it only for pods that ask for it by a "
                 "RuntimeClass, unless it is the default. The device plugin's pod asks for none, so it is started by "
@@ -374,6 +394,16 @@ FAMILY: Final = Family(
             severity="error",
             disruption="restart-container",
             title="the device plugin calls a GPU unhealthy",
+            symptoms=(
+                symptoms.POD_PENDING,
+                symptoms.POD_REFUSED,
+                symptoms.NO_CAPACITY,
+                symptoms.ANY_XID,
+            ),
+            look_at=(
+                Shell("kubectl describe nodes | grep -E 'nvidia.com/gpu'"),
+                Shell("kubectl logs -n kube-system -l name=nvidia-device-plugin-ds --tail=30"),
+            ),
             story=(
                 "The device plugin watches the driver's events. After a critical Xid that is not on its short list of "
                 "application faults it reports the GPU as unhealthy, and the kubelet takes it out of allocatable: the "

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from typing import Final
 
+from gpunode.diagnoses import symptoms
 from gpunode.diagnoses.commands import Shell, at, of_gpu
 from gpunode.diagnoses.model import Citation, Confidence, Doubt, Family, Fix, Proof, Rule, Severity, Verdict, only
 from gpunode.diagnoses.remedies import always, by_hand, drain, run
@@ -205,6 +206,8 @@ FAMILY: Final = Family(
             severity="warning",
             disruption="none",
             title="the GPU is too hot and slows down",
+            symptoms=(symptoms.SLOW,),
+            look_at=(Shell("nvidia-smi -q -d PERFORMANCE,TEMPERATURE"),),
             story=(
                 "The GPU lowers its clocks to stay below a temperature: first by its driver (SW Thermal Slowdown, at "
                 "the highest operating temperature), then by hardware (HW Thermal Slowdown), which halves them or "
@@ -229,6 +232,8 @@ FAMILY: Final = Family(
             severity="warning",
             disruption="none",
             title="the machine's power brake holds the GPU down",
+            symptoms=(symptoms.SLOW,),
+            look_at=(Shell("nvidia-smi -q -d PERFORMANCE,POWER"),),
             story=(
                 "A pin of the slot tells the GPU to slow down at once, whatever it does. The machine pulls it when a "
                 "power supply failed or lost its redundancy, when its power budget is used up, or when its BMC does "
@@ -257,6 +262,8 @@ FAMILY: Final = Family(
             severity="warning",
             disruption="none",
             title="the GPU's power limit is below its default",
+            symptoms=(symptoms.SLOW,),
+            look_at=(Shell("nvidia-smi -q -d POWER"),),
             story=(
                 "Somebody or something set the GPU's power limit below the default: nvidia-smi -pl, a service at "
                 "boot, or the machine's management controller out of band. The driver then holds the clocks down (SW "

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from gpunode.catalog.releases import release
-from gpunode.diagnoses import remedies
+from gpunode.diagnoses import remedies, symptoms
 from gpunode.diagnoses.addresses import DRIVER_GUIDE, TOOLKIT_GUIDE
 from gpunode.diagnoses.chains import NO_PACKAGES, NO_TOOLKIT
 from gpunode.diagnoses.commands import Command, Shell, command, edited, joined
@@ -267,6 +267,12 @@ FAMILY: Final = Family(
             severity="error",
             disruption="none",
             title="the CUDA repository's key is not the one that this node trusts",
+            share=2.5,
+            symptoms=(
+                symptoms.REPOSITORY_REFUSED,
+                symptoms.PACKAGES_BROKEN,
+            ),
+            look_at=(Shell("sudo apt-get update"),),
             story=(
                 "NVIDIA signs each of its CUDA repositories with one key. In April 2022 the old one (7fa2af80) was "
                 "withdrawn, and every newer distribution release has got its own since. A node that still has the old "
@@ -286,6 +292,9 @@ FAMILY: Final = Family(
             severity="error",
             disruption="none",
             title="the container toolkit's repository key is missing",
+            share=1,
+            symptoms=(symptoms.REPOSITORY_REFUSED,),
+            look_at=(Shell("sudo apt-get update"),),
             story=(
                 "The container toolkit's repository at nvidia.github.io is signed by the key DDCAE044F796ECB0. The "
                 "source entry names no keyring, or one that does not hold this key, as after instructions of the time "
@@ -304,6 +313,9 @@ FAMILY: Final = Family(
             severity="error",
             disruption="none",
             title="two source entries name one repository with different keys",
+            share=1.5,
+            symptoms=(symptoms.REPOSITORY_REFUSED,),
+            look_at=(Shell("grep -rn nvidia /etc/apt/sources.list.d"),),
             story=(
                 "apt takes an archive that two entries name for one archive, and their options have to agree. An old "
                 "list file, such as nvidia-docker.list, without signed-by beside today's with it, makes apt stop "

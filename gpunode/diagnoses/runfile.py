@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from gpunode.diagnoses import remedies
+from gpunode.diagnoses import remedies, symptoms
 from gpunode.diagnoses.addresses import DRIVER_GUIDE
 from gpunode.diagnoses.chains import MISMATCHES, NO_DRIVER
 from gpunode.diagnoses.commands import Shell
@@ -125,6 +125,12 @@ FAMILY: Final = Family(
             severity="error",
             disruption="reboot",
             title="a driver of NVIDIA's .run installer is left beside the packages",
+            symptoms=(
+                symptoms.MISMATCH,
+                symptoms.PACKAGES_BROKEN,
+                symptoms.BUILD_FAILED,
+            ),
+            look_at=(Shell("ls /usr/bin/nvidia-uninstall /var/log/nvidia-installer.log"),),
             story=(
                 "The .run installer writes libraries and modules over the system's own, asks no package manager, and "
                 "leaves /usr/bin/nvidia-uninstall. Packages that come later know nothing of them: the loader finds the "

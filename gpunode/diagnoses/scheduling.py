@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Final
 
+from gpunode.diagnoses import symptoms
 from gpunode.diagnoses.addresses import DEVICE_PLUGIN
 from gpunode.diagnoses.cluster import node_word, plugin_logs, restart_plugin
 from gpunode.diagnoses.commands import Shell, command
@@ -379,6 +380,9 @@ FAMILY: Final = Family(
             severity="info",
             disruption="none",
             title="every GPU is given to a pod",
+            share=0.6,
+            symptoms=(symptoms.POD_PENDING,),
+            look_at=(Shell("kubectl describe nodes | grep -A10 'Allocated resources'"),),
             story=(
                 "The node offers its GPUs, they are healthy, and pods have asked for all of them. A further pod waits "
                 "with Insufficient nvidia.com/gpu until one ends. That is how it should be: the scheduler counts what "
@@ -398,6 +402,9 @@ FAMILY: Final = Family(
             severity="error",
             disruption="none",
             title="the pod does not tolerate the GPU node's taint",
+            share=0.6,
+            symptoms=(symptoms.POD_PENDING,),
+            look_at=(Shell("kubectl describe nodes | grep Taints"),),
             story=(
                 "GPU nodes are often tainted, so that pods without a GPU stay away. A pod then needs a toleration for "
                 "that taint besides its request: without it the scheduler passes the node over and names the taint. "
@@ -420,6 +427,15 @@ FAMILY: Final = Family(
             severity="error",
             disruption="restart-container",
             title="the node is labelled as a GPU node and offers none",
+            share=0.8,
+            symptoms=(
+                symptoms.POD_PENDING,
+                symptoms.NO_CAPACITY,
+            ),
+            look_at=(
+                Shell("kubectl describe nodes | grep -E 'nvidia.com/gpu'"),
+                Shell("kubectl get pods -A | grep -i nvidia"),
+            ),
             story=(
                 "The labels nvidia.com/gpu.* come from the feature discovery, or from a person's hand; the number of "
                 "GPUs that pods can ask for comes from the device plugin alone, when it registers with the kubelet. "
@@ -447,6 +463,12 @@ FAMILY: Final = Family(
             severity="error",
             disruption="none",
             title="no label leads the device plugin to the GPU node",
+            symptoms=(
+                symptoms.POD_PENDING,
+                symptoms.NO_CAPACITY,
+                symptoms.OPERATOR_WAITS,
+            ),
+            look_at=(Shell("kubectl get nodes --show-labels | grep -o 'nvidia.com[^,]*'"),),
             story=(
                 "The device plugin's chart (since 0.15) and the GPU operator want their pods on nodes with a label "
                 "alone: nvidia.com/gpu.present=true, or what node feature discovery writes of NVIDIA's PCI devices. "
@@ -473,6 +495,16 @@ FAMILY: Final = Family(
             severity="error",
             disruption="restart-container",
             title="the host was set up, and the node is a container inside it",
+            symptoms=(
+                symptoms.POD_PENDING,
+                symptoms.NO_CAPACITY,
+                symptoms.PLUGIN_FAILS,
+                symptoms.NO_RUNTIME,
+            ),
+            look_at=(
+                Shell("docker ps"),
+                Shell("docker info | grep -i 'default runtime'"),
+            ),
             story=(
                 "minikube with the docker driver, kind and k3d run each node as a container, with containerd or docker "
                 "of its own inside. NVIDIA's runtime in the host's configuration serves the host's containers; pods "

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from gpunode.diagnoses import chains
+from gpunode.diagnoses import chains, symptoms
 from gpunode.diagnoses.addresses import DRIVER_README
 from gpunode.diagnoses.build import built_anew
 from gpunode.diagnoses.commands import Shell, command, is_place
@@ -324,6 +324,16 @@ FAMILY: Final = Family(
             severity="error",
             disruption="reboot",
             title="the key that signed the module is not enrolled",
+            share=1.5,
+            symptoms=(
+                symptoms.KEY_REJECTED,
+                symptoms.NO_DRIVER,
+                symptoms.NO_MODULE,
+            ),
+            look_at=(
+                Shell("mokutil --sb-state"),
+                Shell("modinfo nvidia | grep -i sig"),
+            ),
             story=(
                 "With Secure Boot on, the kernel loads a module only when it knows the key of its signature. DKMS and "
                 "akmods sign what they build with a key of the machine, but the firmware learns that key only when a "
@@ -343,6 +353,16 @@ FAMILY: Final = Family(
             severity="error",
             disruption="reboot",
             title="the module is not signed, and Secure Boot asks for it",
+            share=1,
+            symptoms=(
+                symptoms.KEY_REJECTED,
+                symptoms.NO_DRIVER,
+                symptoms.NO_MODULE,
+            ),
+            look_at=(
+                Shell("mokutil --sb-state"),
+                Shell("modinfo nvidia | grep -i sig"),
+            ),
             story=(
                 "With Secure Boot on, or with module.sig_enforce or a kernel lockdown, the kernel loads no module "
                 "without a signature. NVIDIA's installer signs only when told to, older versions of DKMS not at all, "

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Final
 
+from gpunode.diagnoses import symptoms
 from gpunode.diagnoses.addresses import DEVICE_PLUGIN
 from gpunode.diagnoses.cluster import restart_plugin
 from gpunode.diagnoses.commands import Shell, at, of_gpu
@@ -194,6 +195,8 @@ FAMILY: Final = Family(
             severity="error",
             disruption="none",
             title="the GPU's compute mode lets one process in, or none",
+            symptoms=(symptoms.CUDA_BUSY,),
+            look_at=(Shell("nvidia-smi -q -d COMPUTE"),),
             story=(
                 "Compute mode Exclusive_Process gives a GPU to the first process that asks, and Prohibited to none. It "
                 "is often left behind by a batch system or an MPS set-up. A second process then hears that all "
@@ -210,6 +213,12 @@ FAMILY: Final = Family(
             severity="error",
             disruption="restart-container",
             title="the running device plugin has not got the sharing configuration",
+            symptoms=(symptoms.POD_PENDING,),
+            look_at=(
+                Shell(
+                    "kubectl get nodes -o custom-columns=NAME:.metadata.name,GPU:.status.allocatable.nvidia\\\\.com/gpu"
+                ),
+            ),
             story=(
                 "Sharing of GPUs is a configuration file of the device plugin. The plugin that serves the node prints "
                 "an empty sharing section and offers each GPU once: it comes from the static manifest, which mounts no "

@@ -14,7 +14,7 @@ from gpunode import distros
 from gpunode.catalog import branches
 from gpunode.catalog.driver import Choice, Impossible, choose
 from gpunode.catalog.gpus import GpuModel
-from gpunode.diagnoses import chains, packaged
+from gpunode.diagnoses import chains, packaged, symptoms
 from gpunode.diagnoses.addresses import DRIVER_GUIDE, OPEN_MODULES
 from gpunode.diagnoses.commands import Shell, command
 from gpunode.diagnoses.model import Citation, Confidence, Family, Fix, Proof, Rule, Verdict, only
@@ -423,6 +423,17 @@ FAMILY: Final = Family(
             severity="error",
             disruption="reboot",
             title="the installed branch no longer drives this GPU",
+            share=2,
+            symptoms=(
+                symptoms.NOT_STARTED,
+                symptoms.NO_DEVICES,
+                symptoms.NO_DRIVER,
+                symptoms.BUILD_FAILED,
+            ),
+            look_at=(
+                Shell("sudo dmesg | grep -i nvrm"),
+                Shell("lspci -nn -d 10de:"),
+            ),
             story=(
                 "NVIDIA ends the support of old generations with a certain branch: 390 is the last for Fermi, 470 for "
                 "Kepler, 580 for Maxwell, Pascal and Volta. A newer driver installs and builds without complaint, "
@@ -445,6 +456,16 @@ FAMILY: Final = Family(
             severity="error",
             disruption="reboot",
             title="the installed driver does not know this GPU yet",
+            share=1.2,
+            symptoms=(
+                symptoms.NOT_STARTED,
+                symptoms.NO_DEVICES,
+                symptoms.NO_DRIVER,
+            ),
+            look_at=(
+                Shell("lspci -nn -d 10de:"),
+                Shell("cat /proc/driver/nvidia/version"),
+            ),
             story=(
                 "Each driver knows the GPUs that existed when it was released. A newer one is on the bus and in "
                 "lspci, often without a name, and the module refuses it as not supported by this release, or does not "
@@ -467,6 +488,16 @@ FAMILY: Final = Family(
             severity="error",
             disruption="reboot",
             title="the open kernel modules on a GPU before Turing",
+            share=1.2,
+            symptoms=(
+                symptoms.NOT_STARTED,
+                symptoms.NO_DEVICES,
+                symptoms.NO_DRIVER,
+            ),
+            look_at=(
+                Shell("modinfo -F license nvidia"),
+                Shell("lspci -nn -d 10de:"),
+            ),
             story=(
                 "NVIDIA's open kernel modules leave much of the work to the GPU System Processor (GSP), which GPUs "
                 "have from Turing on. From branch 560 the open modules are the default of NVIDIA's packages, so an "
@@ -485,6 +516,16 @@ FAMILY: Final = Family(
             severity="error",
             disruption="reboot",
             title="the proprietary kernel modules on a GPU that needs the open ones",
+            share=1.8,
+            symptoms=(
+                symptoms.NOT_STARTED,
+                symptoms.NO_DEVICES,
+                symptoms.NO_DRIVER,
+            ),
+            look_at=(
+                Shell("modinfo -F license nvidia"),
+                Shell("lspci -nn -d 10de:"),
+            ),
             story=(
                 "Blackwell and Grace Hopper are driven by NVIDIA's open kernel modules only. With the proprietary "
                 "ones of the same version the module loads, the kernel log asks for the open modules, the GPU fails "

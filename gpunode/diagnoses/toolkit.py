@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from gpunode.diagnoses import remedies
+from gpunode.diagnoses import remedies, symptoms
 from gpunode.diagnoses.addresses import TOOLKIT_GUIDE
 from gpunode.diagnoses.chains import NO_RUNTIME, NO_TOOLKIT
 from gpunode.diagnoses.cluster import set_runtime_class
@@ -419,6 +419,13 @@ FAMILY: Final = Family(
             severity="error",
             disruption="restart-service",
             title="the container toolkit is not installed",
+            share=5,
+            symptoms=(
+                symptoms.NO_DEVICE_DRIVER,
+                symptoms.NO_RUNTIME,
+                symptoms.CONTAINER_FAILED,
+            ),
+            look_at=(Shell("nvidia-ctk --version"),),
             story=(
                 "The driver alone gives no container a GPU: nvidia-container-toolkit has the hook and the runtime that "
                 "put libraries and device nodes into it. Without it docker says that it could not select a device "
@@ -440,6 +447,14 @@ FAMILY: Final = Family(
             severity="error",
             disruption="restart-container",
             title="the container toolkit is too old for cgroup v2",
+            symptoms=(
+                symptoms.HOOK_FAILED,
+                symptoms.CONTAINER_FAILED,
+            ),
+            look_at=(
+                Shell("nvidia-container-cli --version"),
+                Shell("stat -fc %T /sys/fs/cgroup"),
+            ),
             story=(
                 "libnvidia-container before 1.8 looks for the devices controller of cgroup v1 to let a container use "
                 "the GPU. With the unified hierarchy, the default since Debian 11, Ubuntu 21.10 and Fedora 31, there "
@@ -460,6 +475,12 @@ FAMILY: Final = Family(
             severity="error",
             disruption="restart-container",
             title="the container toolkit looks for the driver in another place",
+            symptoms=(
+                symptoms.HOOK_FAILED,
+                symptoms.NO_NVML_LIBRARY,
+                symptoms.CONTAINER_FAILED,
+            ),
+            look_at=(Shell("cat /etc/nvidia-container-runtime/config.toml"),),
             story=(
                 "nvidia-container-cli.root in the toolkit's config.toml says below which folder the driver lies: "
                 "/run/nvidia/driver where a driver container brings it, / where it is the host's. A leftover of the "
@@ -481,6 +502,14 @@ FAMILY: Final = Family(
             severity="error",
             disruption="restart-container",
             title="the container toolkit is told to run an ldconfig that is not there",
+            symptoms=(
+                symptoms.HOOK_FAILED,
+                symptoms.CONTAINER_FAILED,
+            ),
+            look_at=(
+                Shell("grep ldconfig /etc/nvidia-container-runtime/config.toml"),
+                Shell("ls -l /sbin/ldconfig*"),
+            ),
             story=(
                 "The toolkit has the host's own ldconfig make the container's list of libraries. On Ubuntu that is "
                 "/sbin/ldconfig.real, with a script around it in /sbin/ldconfig; elsewhere it is /sbin/ldconfig. A "
@@ -501,6 +530,11 @@ FAMILY: Final = Family(
             severity="error",
             disruption="none",
             title="a command of an old article, which nothing answers to any more",
+            symptoms=(
+                symptoms.NO_DEVICE_DRIVER,
+                symptoms.NO_RUNTIME,
+            ),
+            look_at=(Shell("nvidia-ctk --version"),),
             story=(
                 "Many articles still say nvidia-docker, nvidia-docker2, a repository for each distribution and image "
                 "tags such as nvidia/cuda:11.0-base. All of these are gone: one repository has "

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Final
 
+from gpunode.diagnoses import symptoms
 from gpunode.diagnoses.addresses import XID_CATALOG
 from gpunode.diagnoses.bar import regions
 from gpunode.diagnoses.chains import NO_DRIVER, NOT_INITIALISED
@@ -294,6 +295,16 @@ FAMILY: Final = Family(
             severity="error",
             disruption="power-cycle",
             title="the virtual machine has no room for the GPU's memory region",
+            symptoms=(
+                symptoms.NOT_STARTED,
+                symptoms.NO_ADDRESS,
+                symptoms.NO_DEVICES,
+                symptoms.NO_DRIVER,
+            ),
+            look_at=(
+                Shell("sudo dmesg | grep -E 'BAR|nvrm'"),
+                Shell("systemd-detect-virt"),
+            ),
             story=(
                 "A GPU passed through to a virtual machine needs its memory region in the guest's address space too. "
                 "Guest firmware sizes the window above 4 GiB by a rule that large GPUs, or several of them, outgrow; "
@@ -315,6 +326,15 @@ FAMILY: Final = Family(
             severity="error",
             disruption="reboot",
             title="an old driver refuses a GeForce in a virtual machine",
+            symptoms=(
+                symptoms.NOT_STARTED,
+                symptoms.NO_DEVICES,
+                symptoms.NO_DRIVER,
+            ),
+            look_at=(
+                Shell("systemd-detect-virt"),
+                Shell("cat /proc/driver/nvidia/version"),
+            ),
             story=(
                 "Drivers before 465 look for a hypervisor and do not start GeForce cards below one (Windows calls it "
                 "code 43). The module loads, nvidia-smi finds no device handle, and the same card works on the host. "
@@ -335,6 +355,12 @@ FAMILY: Final = Family(
             severity="error",
             disruption="restart-service",
             title="the licence server gives this vGPU no licence",
+            symptoms=(
+                symptoms.SLOW,
+                symptoms.NVML_UNKNOWN,
+                symptoms.CUDA_UNKNOWN,
+            ),
+            look_at=(Shell("sudo journalctl -u nvidia-gridd -b"),),
             story=(
                 "nvidia-gridd in the guest has a server to ask and does not get a licence: the name does not resolve, "
                 "port 443 is closed, the clock is wrong, the token is of another server or too old, or all licences "
@@ -352,6 +378,13 @@ FAMILY: Final = Family(
             severity="error",
             disruption="restart-service",
             title="the vGPU has no licence",
+            symptoms=(
+                symptoms.SLOW,
+                symptoms.NVML_UNKNOWN,
+                symptoms.CUDA_UNKNOWN,
+                symptoms.CUDA_NOT_INITIALISED,
+            ),
+            look_at=(Shell("nvidia-smi -q | grep -i -A2 licen"),),
             story=(
                 "A vGPU needs a licence, which nvidia-gridd asks for at boot. Without gridd, without a server's "
                 "token, or with the wrong feature type nobody asks, and the status stays Unlicensed: full speed for "
@@ -370,6 +403,14 @@ FAMILY: Final = Family(
             severity="error",
             disruption="none",
             title="a vGPU could not be started (Xid 78)",
+            symptoms=(
+                symptoms.ANY_XID,
+                symptoms.NOT_STARTED,
+            ),
+            look_at=(
+                Shell("sudo dmesg | grep -i xid"),
+                Shell("sudo journalctl -u nvidia-vgpu-mgr -b"),
+            ),
             story=(
                 "The host's vGPU manager could not start a virtual machine's vGPU: the guest's driver is older than "
                 "the host's supports, the profile does not fit the GPU, or the board is not made for vGPU. The "
@@ -396,6 +437,12 @@ FAMILY: Final = Family(
             severity="error",
             disruption="reboot",
             title="Windows drives the GPU in TCC mode",
+            symptoms=(
+                symptoms.NO_DEVICES,
+                symptoms.CUDA_NO_DEVICE,
+                symptoms.CUDA_UNAVAILABLE,
+            ),
+            look_at=(Shell("nvidia-smi.exe"),),
             story=(
                 "WSL shares the GPU through the Windows display driver model (WDDM). Data center cards run in TCC "
                 "mode by default, which has none, so WSL sees no GPU or is refused access; a TCC card beside a WDDM "
@@ -426,6 +473,13 @@ FAMILY: Final = Family(
             severity="error",
             disruption="none",
             title="WSL is not given the GPU",
+            symptoms=(
+                symptoms.NO_DRIVER,
+                symptoms.NO_NVML_LIBRARY,
+                symptoms.NVML_UNKNOWN,
+                symptoms.CUDA_NO_DEVICE,
+            ),
+            look_at=(Shell("ls -l /dev/dxg /usr/lib/wsl/lib"),),
             story=(
                 "In WSL the driver is that of Windows, shared under /usr/lib/wsl/lib. A Linux driver package inside "
                 "WSL puts its own libraries before it, and they are refused; so is everything when the Windows driver "

@@ -9,7 +9,7 @@ from typing import Final
 
 from gpunode.catalog import xids
 from gpunode.catalog.xids import XidKind
-from gpunode.diagnoses import recovering, remedies
+from gpunode.diagnoses import recovering, remedies, symptoms
 from gpunode.diagnoses.addresses import OPEN_MODULES, XID_CATALOG
 from gpunode.diagnoses.chains import NOT_INITIALISED, PROGRAM_FAULTS, UNHEALTHY_IN_CLUSTER
 from gpunode.diagnoses.commands import ADDRESS, Shell, beside, command, of_gpu, output
@@ -401,6 +401,12 @@ FAMILY: Final = Family(
             severity="warning",
             disruption="restart-container",
             title="a program did what the GPU forbids",
+            share=0.6,
+            symptoms=(
+                symptoms.ANY_XID,
+                symptoms.CUDA_FAULT,
+            ),
+            look_at=(Shell("sudo dmesg | grep -i xid"),),
             story=(
                 "A kernel or shader ran into an illegal instruction, an address out of range, a misaligned access "
                 "or an overrun stack, and the engine stopped it (Xid 13; Xid 69 where a command itself was wrong). "
@@ -421,6 +427,13 @@ FAMILY: Final = Family(
             severity="warning",
             disruption="restart-container",
             title="a program touched GPU memory that is not its own",
+            share=0.8,
+            symptoms=(
+                symptoms.ANY_XID,
+                symptoms.CUDA_FAULT,
+                symptoms.NCCL_FAILS,
+            ),
+            look_at=(Shell("sudo dmesg | grep -i xid"),),
             story=(
                 "The GPU's memory unit met an address that no page is mapped to, or not for this use (Xid 31). The "
                 "message says which engine asked, at which address and for what; the program is ended. A pointer "
@@ -440,6 +453,14 @@ FAMILY: Final = Family(
             severity="error",
             disruption="reboot",
             title="this release of the driver lets programs fault",
+            symptoms=(
+                symptoms.ANY_XID,
+                symptoms.CUDA_FAULT,
+            ),
+            look_at=(
+                Shell("sudo dmesg | grep -i xid"),
+                Shell("cat /proc/driver/nvidia/version"),
+            ),
             story=(
                 "Page faults (Xid 31) that no program is to blame for: they began with another release of the driver, "
                 "programs of different kinds fault at the very same address, or the release is known for it. The "
@@ -458,6 +479,11 @@ FAMILY: Final = Family(
             severity="error",
             disruption="reboot",
             title="the GPU's power controller stopped",
+            symptoms=(
+                symptoms.ANY_XID,
+                symptoms.SLOW,
+            ),
+            look_at=(Shell("sudo dmesg | grep -i xid"),),
             story=(
                 "The power management unit, a controller inside the GPU, stopped at a breakpoint of its own firmware "
                 "(Xid 61, in older drivers; newer ones report Xid 62). It is known from changes of power state on some "
@@ -477,6 +503,11 @@ FAMILY: Final = Family(
             severity="error",
             disruption="reset-gpu",
             title="the GPU's power controller halted",
+            symptoms=(
+                symptoms.ANY_XID,
+                symptoms.GPU_LOST,
+            ),
+            look_at=(Shell("sudo dmesg | grep -i xid"),),
             story=(
                 "The power management unit, a controller inside the GPU, halted (Xid 62), and with it clocks, fans and "
                 "power states. The driver asks for a reset (Xid 154); calls to the GSP time out and channels are taken "
@@ -496,6 +527,12 @@ FAMILY: Final = Family(
             severity="error",
             disruption="restart-container",
             title="a program does not let go of the GPU",
+            symptoms=(
+                symptoms.ANY_XID,
+                symptoms.CUDA_FAULT,
+                symptoms.SLOW,
+            ),
+            look_at=(Shell("sudo dmesg | grep -i xid"),),
             story=(
                 "The GPU wanted to give an engine to another context, and the one on it did not stop in time (Xid "
                 "109). A kernel or shader that never ends does that, and so do releases of the driver with a bug. The "
@@ -514,6 +551,8 @@ FAMILY: Final = Family(
             severity="warning",
             disruption="none",
             title="errors on the link between CPU and GPU",
+            symptoms=(symptoms.ANY_XID,),
+            look_at=(Shell("sudo dmesg | grep -i xid"),),
             story=(
                 "Grace Hopper and Grace Blackwell join CPU and GPU by a link between the chips, NVLink-C2C. It reports "
                 "errors that it corrected (Xid 121): nothing was lost and nothing needs to be done at once. A link "
@@ -535,6 +574,8 @@ FAMILY: Final = Family(
             severity="warning",
             disruption="reset-gpu",
             title="the GPU's flash memory does not answer",
+            symptoms=(symptoms.ANY_XID,),
+            look_at=(Shell("sudo dmesg | grep -i xid"),),
             story=(
                 "The GPU keeps its InfoROM in a flash chip behind the power management unit, and a read, write or "
                 "erase of it failed (Xid 122, 123, 124). Programs are not touched, but serial number, ECC history and "
@@ -553,6 +594,11 @@ FAMILY: Final = Family(
             severity="error",
             disruption="power-cycle",
             title="the GPU could not be initialised",
+            symptoms=(
+                symptoms.ANY_XID,
+                symptoms.NOT_STARTED,
+            ),
+            look_at=(Shell("sudo dmesg | grep -i xid"),),
             story=(
                 "The driver got as far as the GPU and could not bring it up (Xid 143), at the load of the module or "
                 "when the first program or the persistence daemon opened it. If no other Xid and no message of the GSP "
@@ -571,6 +617,11 @@ FAMILY: Final = Family(
             severity="error",
             disruption="reset-gpu",
             title="the GPU waits to be recovered",
+            symptoms=(
+                symptoms.ANY_XID,
+                symptoms.GPU_LOST,
+            ),
+            look_at=(Shell("sudo dmesg | grep -i xid"),),
             story=(
                 "Newer drivers say what they want done about a GPU: nothing, a reset, a reboot of the node, or its "
                 "work moved away first (Xid 154, and GPU Recovery Action in nvidia-smi -q). It never stands for an "

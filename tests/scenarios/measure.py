@@ -69,7 +69,7 @@ def _answer(report: Report, left: int | None) -> Answer:
 
 
 def _suspected(found: Diagnosis) -> Iterator[str]:
-    return (cause for doubt in found.unknown for cause in doubt.causes)
+    return (one.cause for one in found.suspects)
 
 
 def told(name: str, given: Sequence[Answer]) -> str:

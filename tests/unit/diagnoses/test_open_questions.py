@@ -71,11 +71,6 @@ OPEN: dict[str, tuple[tuple[Piece, ...], set[str], tuple[tuple[tuple[Piece, ...]
     ),
     "another module on disk, and nobody says that it fails": ((OLD, ON_DISK), {PENDING, "initramfs-stale-module"}, ()),
     "a module in the initramfs": ((NEWER, ON_DISK, IMAGE), {PENDING, "initramfs-stale-module"}, ()),
-    "nouveau in the initramfs": (
-        (NOUVEAU, NOUVEAU_IMAGE),
-        {"nouveau-bound", "nouveau-in-initramfs"},
-        (((("cat /etc/modprobe.d/nvidia.conf", "blacklist nouveau"),), "nouveau-in-initramfs"),),
-    ),
     "a package that registers the runtime": (
         (UNKNOWN_RUNTIME, DOCKER2),
         {"nvidia-runtime-not-registered", "docker-not-restarted", "daemon-json-invalid"},

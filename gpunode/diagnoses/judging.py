@@ -1,0 +1,104 @@
+"""What a declared cause comes to on a node: a proof by its decisive sign, or a suspicion by its symptoms. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from math import sqrt
+from typing import Final
+
+from gpunode.diagnoses.model import Citation, Doubt, Finding, Proof, Rule, Suspect, Verdict
+from gpunode.diagnoses.snapshot import Snapshot
+from gpunode.diagnoses.views import kernel, pci
+from gpunode.facts.model import Known
+from gpunode.facts.patterns import Pattern
+
+SUSPECTS: Final = 3
+_ADDRESS: Final = Pattern(
+    r"\b(?:[0-9a-f]{4,8}:)?[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]\b|\(PCI:(?P<xid>[0-9a-f:.]+)\)", re.IGNORECASE
+)
+
+
+def is_examined(snapshot: Snapshot) -> bool:
+    """Whether gpunode itself looked at the node; what people paste was chosen, of all that a node has."""
+    return isinstance(snapshot.facts.modules, Known)
+
+
+def judged(rule: Rule, snapshot: Snapshot) -> Iterable[Verdict]:
+    """What the rule says of the node."""
+    return rule.check(snapshot) if rule.check is not None else _declared(rule, snapshot)
+
+
+def _declared(rule: Rule, snapshot: Snapshot) -> Iterator[Proof]:
+    decisive, typical = snapshot.view(rule.decisive), snapshot.view(rule.typical)
+    if not (decisive or typical) or is_ruled_out(rule, snapshot):
+        return
+    symptoms = tuple(line for sign in rule.symptoms for line in snapshot.view(sign))
+    if rule.symptoms and not symptoms and rule.may_be_normal and is_examined(snapshot):
+        return
+    summary = rule.summary(snapshot) if callable(rule.summary) else rule.summary
+    is_sure = bool(decisive) and (bool(symptoms) or not rule.symptoms)
+    for gpu, lines in _by_gpu(snapshot, (*decisive, *typical)).items():
+        cited = tuple(dict.fromkeys((*lines, *symptoms)))
+        yield Proof(
+            summary or rule.title, cited, "certain" if is_sure else "likely", gpu=gpu, at=_began(snapshot, lines)
+        )
+
+
+def is_ruled_out(rule: Rule, snapshot: Snapshot) -> bool:
+    """Whether something is seen that speaks against the cause."""
+    return any(snapshot.view(sign) for sign in rule.against)
+
+
+def _by_gpu(snapshot: Snapshot, lines: tuple[Citation, ...]) -> Mapping[str, tuple[Citation, ...]]:
+    """The lines by the GPU that they name; lines that name none belong to each, and to nobody where none is named."""
+    gpus = {one.address for one in snapshot.view(pci.gpus)}
+    named: dict[str, list[Citation]] = {}
+    for line in lines:
+        match = _ADDRESS.search(line.line)
+        address = pci.address(match["xid"] or match[0]) if match else ""
+        named.setdefault(address if address in gpus else "", []).append(line)
+    common = named.pop("", [])
+    return {gpu: (*own, *common) for gpu, own in named.items()} or {"": tuple(common)}
+
+
+def _began(snapshot: Snapshot, lines: Iterable[Citation]) -> float | None:
+    messages = snapshot.view(kernel.by_place)
+    told = (messages.get((one.key, one.number or 0)) for one in lines)
+    times = [message.at for message in told if message and message.at is not None]
+    return min(times) if times else None
+
+
+def suspects(
+    rules: Mapping[str, Rule], snapshot: Snapshot, findings: Iterable[Finding], doubts: Iterable[Doubt]
+) -> tuple[Suspect, ...]:
+    """The likeliest causes of what no finding explains, the likeliest first.
+
+    A symptom speaks the louder the fewer causes have it. What a doubt names has most of its signs already.
+    """
+    settled = {finding.cause for finding in findings}
+    for finding in findings:
+        settled |= rules[finding.cause].explains if finding.severity != "info" else frozenset()
+    asked = {cause: doubt for doubt in reversed(list(doubts)) for cause in doubt.causes}
+    sharing = Counter(sign for rule in rules.values() for sign in rule.symptoms)
+    found: list[tuple[float, Suspect]] = []
+    for cause, rule in rules.items():
+        if cause in settled or is_ruled_out(rule, snapshot):
+            continue
+        seen = [sign for sign in rule.symptoms if snapshot.view(sign)]
+        context, doubt = snapshot.view(rule.context), asked.get(cause)
+        weight = sum(1 / sqrt(sharing[sign]) for sign in seen)
+        weight += (_OF_DOUBT if doubt else 0.0) + (_OF_CONTEXT if context else 0.0)
+        if weight:
+            lines = (*(line for sign in seen for line in snapshot.view(sign)), *context)
+            cited = tuple(dict.fromkeys((*lines, *(doubt.citations if doubt else ()))))
+            look_at = rule.look_at or (doubt.look_at if doubt else ())
+            found.append((weight * rule.share**_OF_SHARE, Suspect(cause, rule.title, cited, look_at)))
+    found.sort(key=lambda one: -one[0])
+    return tuple(suspect for _, suspect in found[:SUSPECTS])
+
+
+_OF_DOUBT: Final = 1.0
+_OF_CONTEXT: Final = 0.7
+_OF_SHARE: Final = 0.2

@@ -1,0 +1,242 @@
+"""Symptoms: what several causes look like from above, each in the words of every program that tells of it.
+
+The wordings are those of NVIDIA's driver (NVRM, NVML, nvidia-smi), CUDA (its codes and names), PyTorch, TensorFlow,
+NCCL, libnvidia-container, docker, containerd, CRI-O, podman, the kubelet, the device plugin, apt, dnf, zypper, DKMS and
+kmod. A cause names those that it shows in ``Rule.symptoms``; what it alone shows is its decisive sign and stands there.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from gpunode.diagnoses.signs import any_of, holds, kernel_line, line
+from gpunode.diagnoses.views import driver
+
+# What nvidia-smi and NVML say.
+
+DRIVER_WORKS: Final = holds(driver.works, "nvidia-smi answers")
+MODULE_LOADED: Final = holds(driver.is_loaded, "NVIDIA's module is loaded")
+NO_DRIVER: Final = line(
+    r"couldn.t communicate with the NVIDIA driver|[Dd]river [Nn]ot [Ll]oaded|NVML_ERROR_DRIVER_NOT_LOADED"
+    r"|(?:nvidia|NVIDIA) (?:kernel )?(?:module|driver) (?:is not|isn't|was not|not) (?:loaded|running)"
+    r"|[Nn]o NVIDIA (?:kernel )?driver (?:is )?(?:loaded|found)|[Ff]ailed to load the NVIDIA kernel module"
+    r"|Found no NVIDIA driver on your system|kernel driver does not appear to be running"
+    r"|forward compatibility was attempted"
+    r"|could not find any NVIDIA devices|[Nn]o NVIDIA GPU drivers? (?:were )?found"
+    r"|driver/nvidia/version: [Nn]o such file"
+)
+NO_MODULE: Final = line(
+    r"(?:[Mm]odule|module by name) [‘'\"]?nvidia[\w-]*[’'\"]? not found|modinfo: ERROR: Module (?:alias )?nvidia"
+    r"|modprobe: (?:FATAL|ERROR): [^\n]{0,60}nvidia|could not insert ['‘\"]?nvidia|Failed to (?:insert"
+    r"|find) module ['‘]?nvidia"
+)
+NO_DEVICES: Final = line(
+    r"No devices (?:were )?found|No NVIDIA devices|NVML_ERROR_(?:NOT_FOUND|NO_DEVICES)|no supported devices"
+    r"|No supported GPUs",
+    flags=re.IGNORECASE,
+)
+NOT_STARTED: Final = line(
+    r"RmInitAdapter failed|rm_init_adapter failed|probe of [0-9a-f:.]+ failed with error"
+    r"|failed to (?:initialize|init) adapter"
+    r"|NVIDIA probe routine failed|None of the NVIDIA devices were (?:probed|initialized)"
+)
+MISMATCH: Final = line(
+    r"[Dd]river/library version mismatch|API mismatch: the|NVML_ERROR_LIB_RM_VERSION_MISMATCH|\b803\b"
+    r"|unsupported display driver ?/ ?cuda driver combination"
+)
+NO_NVML_LIBRARY: Final = line(
+    r"libnvidia-ml\.so(?:\.1)?\b[^\n]{0,60}(?:cannot open|not found|[Nn]o such file)|ERROR_LIBRARY_NOT_FOUND"
+    r"|couldn.t find libnvidia-ml|(?:load|find|open) (?:the )?NVML(?: [Ll]ibrary)?\b|NVML Shared Library Not Found"
+    r"|nvidia-smi[\"'’: ]{0,3}\s*(?:command )?not found|exec: \"nvidia-smi\""
+)
+NVML_UNKNOWN: Final = line(
+    r"NVML[^\n]{0,30}: Unknown Error|nvml error: unknown error|NVML_ERROR_UNKNOWN", flags=re.IGNORECASE
+)
+GPU_LOST: Final = line(
+    r"GPU is lost|Unable to determine the device handle|fallen off the bus|NVML_ERROR_GPU_IS_LOST"
+    r"|GPU has become inaccessible"
+    r"|GPU requires reset|\bERR!|Xid \([^)]*\): 79\b|No devices were found"
+)
+ANY_XID: Final = line(r"\bXid \(|\bXid[ :=]+\d{1,3}\b|NVRM: Xid|XID ?(?:error|[:=])?\s*\d{1,3}\b")
+
+# What CUDA and what is built on it say.
+
+CUDA_NO_DEVICE: Final = line(
+    r"no CUDA-capable device|CUDA_ERROR_NO_DEVICE|cudaErrorNoDevice|No CUDA GPUs are available|no cuda devices"
+    r"|cudaGetDeviceCount[^\n]{0,60}\b(?:100|38)\b|(?:error|code)[^\n]{0,8}\b100\b[^\n]{0,40}device",
+    flags=re.IGNORECASE,
+)
+CUDA_UNAVAILABLE: Final = line(
+    r"(?:cuda\.)?is_available\(\)[^\n]{0,40}False|CUDA (?:is )?not available|[Cc]ould not (?:find"
+    r"|load) (?:the )?(?:cuda|CUDA)"
+    r"|Torch not compiled with CUDA|list_physical_devices\('GPU'\)[^\n]{0,20}\[\]|GPU (?:will not be used"
+    r"|not (?:found|detected))"
+    r"|no (?:compatible )?GPUs? (?:were )?(?:discovered|detected|found)|(?:using|falling back to|library=) ?cpu\b"
+    r"|^False$",
+    flags=re.IGNORECASE,
+)
+CUDA_UNKNOWN: Final = line(
+    r"CUDA_ERROR_UNKNOWN|cudaErrorUnknown|CUDA unknown error|(?:CUDA|cuda|cuInit|cuda\w+)[^\n]{0,80}unknown error"
+    r"|(?:CUDA|cuda|cuInit|driver library|error code|returned)[^\n]{0,80}\b999\b|cudaGetDeviceCount returned 30"
+)
+CUDA_NOT_READY: Final = line(
+    r"cudaErrorSystemNotReady|CUDA_ERROR_SYSTEM_NOT_READY|system not yet initiali[sz]ed|(?:CUDA|cuda|cuInit"
+    r"|code|Error)[^\n]{0,60}\b802\b"
+)
+CUDA_NOT_INITIALISED: Final = line(
+    r"CUDA_ERROR_NOT_INITIALIZED|cudaErrorInitializationError|CUDA (?:driver )?initiali[sz]ation (?:failed|error)"
+    r"|failed to initialize CUDA|cuInit[^\n]{0,60}(?:returned|failed|error|->)|driver library init failure"
+    r"|failed call to cuInit",
+    flags=re.IGNORECASE,
+)
+CUDA_TOO_NEW: Final = line(
+    r"CUDA driver version is insufficient|cudaErrorInsufficientDriver|driver on your system is too old|cuda>=\d"
+    r"|unsatisfied condition"
+    r"|requires (?:a )?(?:newer )?(?:NVIDIA )?driver|was compiled with (?:CUDA|a newer)"
+    r"|CUDA_ERROR_UNSUPPORTED_PTX_VERSION"
+    r"|PTX was compiled with an unsupported toolchain|provided PTX"
+)
+NO_KERNEL_IMAGE: Final = line(
+    r"no kernel image is available|CUDA_ERROR_NO_BINARY_FOR_GPU|cudaErrorNoKernelImageForDevice"
+    r"|is not compatible with the current"
+    r"|invalid device function|sm_\d+ is not (?:compatible|supported)|not compiled for (?:this|the) (?:GPU|arch)"
+)
+CUDA_BUSY: Final = line(
+    r"CUDA-capable device\(s\) is/are busy or unavailable|CUDA_ERROR_DEVICE_UNAVAILABLE"
+    r"|cudaErrorDevicesUnavailable|all CUDA-capable devices are busy"
+)
+CUDA_FAULT: Final = line(
+    r"illegal memory access|unspecified launch failure|misaligned address|illegal instruction|device-side assert"
+    r"|launch timed out"
+    r"|CUDA_ERROR_(?:ILLEGAL|LAUNCH|MISALIGNED|ECC)\w*|uncorrectable (?:ECC|NVLink) error|cudaError(?:Illegal"
+    r"|Launch|ECC)\w*"
+)
+NCCL_FAILS: Final = line(
+    r"NCCL (?:WARN|error|failure)|ncclSystemError|ncclUnhandledCudaError|ncclInternalError|ncclRemoteError"
+    r"|unhandled (?:cuda|system) error"
+    r"|Watchdog caught collective|ProcessGroupNCCL[^\n]{0,60}(?:timeout|timed out|abort)",
+    flags=re.IGNORECASE,
+)
+SLOW: Final = line(
+    r"slow(?:er|down)?\b|hangs?\b|stuck\b|timed? ?out|bandwidth|GB/s|low (?:utili[sz]ation|throughput)"
+    r"|clocks?[_ ](?:event|throttle)",
+    flags=re.IGNORECASE,
+)
+
+# What builds, package managers and the kernel say.
+
+BUILD_FAILED: Final = line(
+    r"[Bb]ad (?:return|exit) status for module build|Error! (?:Build|Bad)|[Ee]rror(?: while)? building"
+    r"|Build of nvidia\S* failed"
+    r"|make(?:\[\d\])?: \*\*\*|[Cc]onsult \S*make\.log|Failed to (?:build|compile)|dkms (?:build|install"
+    r"|autoinstall)[^\n]{0,60}fail"
+    r"|kernel module \S+ failed to build|dkms: (?:running|added|build)"
+    r"|nvidia(?:-\w+)*[/, ]+\d+\.[\d.]+[^\n]{0,60}: (?:added|broken)"
+)
+PACKAGES_BROKEN: Final = line(
+    r"[Uu]nmet dependencies|held broken packages|dpkg: error|Sub-process /usr/bin/dpkg returned"
+    r"|not (?:fully )?configured|Depends: "
+    r"|Errors were encountered while processing|trying to overwrite|file conflicts?|conflicts with file"
+    r"|nothing provides|Problem: "
+    r"|dpkg was interrupted|Could not get lock|is locked by|Transaction (?:test|check) error"
+)
+REPOSITORY_REFUSED: Final = line(
+    r"NO_PUBKEY|is not signed|signatures? (?:couldn't|could not) be verified|GPG (?:error|check FAILED)|EXPKEYSIG"
+    r"|Conflicting values set for option Signed-By"
+    r"|repomd\.xml[^\n]{0,60}(?:signature|verification)|public key[^\n]{0,40}(?:not (?:installed|available)|missing)"
+)
+KEY_REJECTED: Final = line(
+    r"Key was rejected by service|Required key not available|[Ll]oading of (?:unsigned module|module with)"
+    r"|Lockdown: [^\n]{0,40}module"
+    r"|PKCS#7 signature not signed|module verification failed"
+)
+BUS_ERRORS: Final = line(
+    r"AER: |PCIe Bus Error|BadTLP|BadDLLP|Completion Timeout|RxErr|pcieport [^\n]{0,80}(?:error|down)|PCI error"
+    r"|link (?:is )?down\b"
+)
+NO_ADDRESS: Final = line(
+    r"BAR \d+[^\n]{0,40}(?:can't|no space|failed to) assign|is 0M @ 0x0|can't claim BAR|<unassigned>"
+    r"|I/O regions? [^\n]{0,30}invalid"
+    r"|Region \d: Memory at <(?:ignored|unassigned)>|not enough MMIO|System resource conflict"
+)
+
+# What container engines and the toolkit say.
+
+NO_DEVICE_DRIVER: Final = line(
+    r"could not select device driver|unknown flag: --gpus|no known GPU vendor|failed to discover GPU vendor"
+)
+NO_RUNTIME: Final = line(
+    r"[Uu]nknown (?:or invalid )?runtime(?: name)?:? [\"'\\]*nvidia|no runtime for [\"'\\]*nvidia"
+    r"|runtime [\"'\\]*nvidia[\"'\\]* (?:not found|is not)"
+    r"|nvidia-container-runtime[^\n]{0,60}(?:not found|no such file)|RuntimeHandler [\"'\\]*nvidia"
+    r"|runtime handler [\"'\\]*nvidia"
+)
+HOOK_FAILED: Final = line(
+    r"nvidia-container-cli: |nvidia-container-runtime-hook|nvidia-container-runtime: |error running (?:prestart"
+    r"|createRuntime)? ?hook"
+    r"|libnvidia-container"
+    r"|nvidia-ctk[^\n]{0,40}(?:error|fail)|failed to create (?:shim task|NVIDIA Container Runtime)"
+)
+CDI_UNRESOLVED: Final = line(
+    r"unresolvable CDI devices?|failed to (?:inject|resolve) CDI|CDI device injection failed|[Cc]annot find CDI"
+    r"|no such (?:CDI )?device|CDI[^\n]{0,60}(?:not found|invalid|fail)"
+    r"|setting up CDI|cdi\.k8s\.io|stat failed: |stat CDI host device"
+)
+CONTAINER_FAILED: Final = line(
+    r"OCI runtime (?:create|exec) failed|failed to create (?:containerd task|shim)|CreateContainerError"
+    r"|RunContainerError|FailedCreatePodSandBox"
+    r"|StartError|failed to start container|Error response from daemon"
+)
+DAEMON_DOWN: Final = line(
+    r"unable to configure the Docker daemon|Cannot connect to the Docker daemon|docker\.service: (?:Failed"
+    r"|Main process exited|Start request)"
+    r"|failed to (?:start|load) (?:daemon|containerd|plugin)|containerd\.service: Failed|crio\.service: Failed"
+    r"|Failed to start (?:Docker|containerd|docker)"
+    r"|Job for docker\.service failed"
+)
+DENIED: Final = line(
+    r"[Pp]ermission denied|[Oo]peration not permitted|[Ii]nsufficient [Pp]ermissions|avc: +denied|NOT_PERMITTED"
+)
+
+# What Kubernetes shows.
+
+POD_PENDING: Final = line(
+    r"Insufficient nvidia\.com/\S+|FailedScheduling|0/\d+ nodes are available|didn't match Pod's node affinity"
+    r"|untolerated taint|Status:\s+Pending"
+)
+POD_REFUSED: Final = line(
+    r"UnexpectedAdmissionError|Allocate failed|no healthy devices present|requested number of devices unavailable"
+    r"|cannot allocate unhealthy devices|OutOfnvidia"
+)
+NO_CAPACITY: Final = any_of(
+    line(r"nvidia\.com/gpu[\"': ]+[\"']?0[\"']?\b"),
+    line(
+        r"No (?:NVIDIA )?devices found\. Waiting|Detected non-NVML platform|[Ii]ncompatible (?:strategy"
+        r"|platform) detected"
+        r"|could not detect NVIDIA"
+    ),
+)
+PLUGIN_FAILS: Final = line(
+    r"nvidia-device-plugin[^\n]{0,80}(?:CrashLoop|Error|Init:|0/1)|Failed to initialize NVML"
+    r"|If this is a GPU node, did you (?:configure|set)|unable to create plugin manager"
+    r"|error starting plugins|Incompatible platform"
+)
+OPERATOR_WAITS: Final = line(
+    r"nvidia-(?:driver-daemonset|operator-validator|container-toolkit-daemonset"
+    r"|cuda-validator)\S*\s[^\n]{0,80}(?:Init:|CrashLoop|Error|ImagePull|0/\d)"
+    r"|driver-validation|toolkit-validation|ImagePullBackOff|ErrImagePull|manifest unknown"
+)
+
+# What links and the fabric show.
+
+LINKS_DOWN: Final = line(
+    r"<?inactive>?|nvlink[^\n]{0,40}(?:down|error|fail|inactive)|NVLink: Unable to retrieve|\bNS\b"
+    r"|Link \d+: (?:Down|Off|<)",
+    flags=re.IGNORECASE,
+)
+FABRIC_FAILS: Final = line(
+    r"[Ff]abric[ _-]?[Mm]anager[^\n]{0,100}(?:fail|error|not|mismatch|stopp)|nv-fabricmanager"
+    r"|nvidia-fabricmanager\.service: |State\s+: In Progress|[Ff]abric State"
+)
+KERNEL_SAYS: Final = kernel_line(r"RmInitAdapter failed|Xid \(|failed|error", re.IGNORECASE)

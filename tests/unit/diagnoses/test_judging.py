@@ -1,0 +1,78 @@
+"""A declared cause: certain, likely, suspected or ruled out, by which of its signs are seen."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpunode.diagnoses.commands import Shell
+from gpunode.diagnoses.judging import judged, suspects
+from gpunode.diagnoses.model import Proof, Rule
+from gpunode.diagnoses.signs import all_of, any_of, line, unless
+from gpunode.diagnoses.snapshot import Snapshot, snapshot
+from gpunode.facts import pasted
+
+DECISIVE, TYPICAL, SYMPTOM, AGAINST, CONTEXT = (
+    line(f"{word} sign") for word in ("first", "second", "third", "no", "by")
+)
+
+
+def rule(cause: str = "a-cause", **more: object) -> Rule:
+    fields: dict[str, object] = {
+        "layer": "driver", "storey": "driver", "severity": "error", "disruption": "none", "title": "wrong",
+        "story": "", "sources": (), "remedy": lambda _: (), "decisive": DECISIVE, "typical": TYPICAL,
+        "symptoms": (SYMPTOM,), "against": (AGAINST,), "context": CONTEXT, "look_at": (Shell("look"),),
+    }
+    return Rule(cause, **{**fields, **more})  # type: ignore[arg-type]
+
+
+def node(*said: str) -> Snapshot:
+    return snapshot(pasted.evidence([("a program", f"{words} sign") for words in said]))
+
+
+@pytest.mark.parametrize(
+    ("said", "confidence"),
+    [
+        (("first", "third"), "certain"),
+        (("first",), "likely"),
+        (("second",), "likely"),
+        (("second", "third"), "likely"),
+        (("third",), ""),
+        (("by",), ""),
+        (("first", "third", "no"), ""),
+    ],
+)
+def test_what_is_seen_decides_how_sure_it_is(said: tuple[str, ...], confidence: str) -> None:
+    found = [one.confidence for one in judged(rule(), node(*said)) if isinstance(one, Proof)]
+    assert found == ([confidence] if confidence else [])
+
+
+def test_a_decisive_sign_needs_no_symptom_where_none_is_declared() -> None:
+    assert [one.confidence for one in judged(rule(symptoms=()), node("first")) if isinstance(one, Proof)] == ["certain"]
+
+
+def test_the_suspect_with_the_rarer_symptom_comes_first_and_says_where_to_look() -> None:
+    rare = line("rare sign")
+    rules = {
+        one.cause: one
+        for one in (rule("a"), rule("b"), rule("c", symptoms=(rare,)), rule("d", symptoms=(line("unseen"),)))
+    }
+    found = suspects(rules, node("third", "rare"), (), ())
+    assert [one.cause for one in found] == ["c", "a", "b"]
+    assert found[0].look_at == ("look",)
+    assert [one.line for one in found[0].citations] == ["rare sign"]
+    assert not suspects(rules, node("third", "rare", "no"), (), ())
+
+
+def test_context_makes_a_suspect_and_moves_it_up() -> None:
+    rules = {one.cause: one for one in (rule("a", context=line("unseen")), rule("b"))}
+    assert [one.cause for one in suspects(rules, node("third"), (), ())] == ["a", "b"]
+    assert [one.cause for one in suspects(rules, node("third", "by"), (), ())] == ["b", "a"]
+
+
+def test_signs_are_made_of_signs() -> None:
+    both = node("first", "second")
+    assert len(any_of(DECISIVE, SYMPTOM)(both)) == 1
+    assert len(all_of(DECISIVE, TYPICAL)(both)) == 2
+    assert not all_of(DECISIVE, SYMPTOM)(both)
+    assert not unless(DECISIVE, TYPICAL)(both)
+    assert unless(DECISIVE, SYMPTOM)(both)
