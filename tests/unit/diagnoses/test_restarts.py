@@ -251,8 +251,6 @@ def test_a_mismatch_that_a_restart_left_is_not_mended_by_another() -> None:
     for before in (MISMATCH, ("uname -r", "5.15.0-105-generic")):
         found = seen(before, REBOOT, MISMATCH, OLD_MODULE, NEW_DISK)
         assert roots(found) == []
-        assert "does the initramfs bring the old module" in found.unknown[0].question
-        assert any("started anew" in citation.line for citation in found.unknown[0].citations)
     refused = ("reboot", "Call to Reboot failed: Access denied")
     for restart in ((), (refused, MISMATCH)):
         found = seen(MISMATCH, OLD_MODULE, NEW_DISK, *restart)
