@@ -83,9 +83,8 @@ def _in_container(snapshot: Snapshot, scene: Scene) -> Found:
         return None
     own, node = driver.library_in_container(snapshot), driver.smi_version(snapshot) or scene.loaded
     differs = own is not None and node is not None and not is_of(node.version, own.version)
-    if not (inside or (shipped and node and not works)) or not (
-        works or shipped or differs or versions.is_of_program(snapshot)
-    ):
+    is_shown = works or shipped or differs or versions.is_of_program(snapshot)
+    if not is_shown or not (inside or (shipped and node and not works)):
         return None
     seen = (one.citation for one in (node, own) if one is not None)
     cited = tuple(dict.fromkeys((*inside, *shipped, *seen, *versions.answering_elsewhere(snapshot))))
@@ -102,10 +101,11 @@ def _on_node(snapshot: Snapshot, scene: Scene) -> Found:
         return None  # an old copy in the initramfs, which the kernel's rules tell
     if not said and (is_examined(snapshot) or any(snapshot.view(sign) for sign in _OTHER_FAULTS)):
         return None
-    ways = (_mixed(snapshot, scene), _automatic(scene), _by_disk(snapshot, scene), _by_packages(snapshot, scene))
     if not said and scene.loaded is None:
-        ways = (_packages_apart(scene),)
-    cause, proof = next((found for found in ways if found), ("", Proof("")))
+        cause, proof = _packages_apart(scene) or ("", Proof(""))
+    else:
+        ways = (_mixed(snapshot, scene), _automatic(scene), _by_disk(snapshot, scene), _by_packages(snapshot, scene))
+        cause, proof = next((found for found in ways if found), ("", Proof("")))
     cited = tuple(dict.fromkeys((*scene.cited, *proof.citations)))
     sure = proof.confidence if said else "likely"
     return (cause, replace(proof, citations=cited, confidence=sure)) if cause else None
