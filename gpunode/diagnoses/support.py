@@ -27,7 +27,7 @@ from gpunode.diagnoses.remedies import (
     takes_gpunode,
     uninstall,
 )
-from gpunode.diagnoses.signs import any_of, holds
+from gpunode.diagnoses.signs import all_of, any_of, holds
 from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import boards, cards, driver, guests, kernel, modules, packages, pci, system
 from gpunode.diagnoses.views.cards import Card
@@ -417,6 +417,7 @@ def _any_model(will_do: Callable[[GpuModel], bool], words: str) -> Sign:
 _OLD_GPU: Final = _any_model(lambda one: one.last_branch is not None, "a GPU that newer branches no longer drive")
 _NEW_GPU: Final = _any_model(lambda one: one.needs_open_modules, "a GPU that the open modules alone drive")
 _WITHOUT_GSP: Final = _any_model(lambda one: not one.takes_open_modules, "a GPU that the open modules do not drive")
+_FAILS: Final = any_of(symptoms.NO_DEVICES, symptoms.NOT_STARTED)
 _OPEN_ON_DISK: Final = holds(lambda snapshot: snapshot.view(release).is_open is True, "the open modules are installed")
 _CLOSED_ON_DISK: Final = holds(
     lambda snapshot: snapshot.view(release).is_open is False, "the proprietary modules are installed"
@@ -526,7 +527,7 @@ FAMILY: Final = Family(
             ),
             sources=(_MODULES, "https://github.com/negativo17/nvidia-driver/issues/158", f"{OPEN_MODULES}/issues/19"),
             check=only("open-module-on-pre-turing", _decide),
-            context=any_of(_OPEN_ON_DISK, _WITHOUT_GSP),
+            context=any_of(all_of(_OPEN_ON_DISK, _FAILS), _WITHOUT_GSP),
             against=(_DRIVES_ALL,),
             remedy=_close,
             explains=chains.NO_DRIVER,
@@ -557,7 +558,7 @@ FAMILY: Final = Family(
             ),
             sources=(_MODULES, f"{OPEN_MODULES}/issues/862", f"{OPEN_MODULES}/issues/872"),
             check=only("proprietary-module-on-blackwell", _decide),
-            context=any_of(_CLOSED_ON_DISK, _NEW_GPU),
+            context=any_of(all_of(_CLOSED_ON_DISK, _FAILS), _NEW_GPU),
             against=(_DRIVES_ALL,),
             remedy=_open,
             explains=chains.NO_DRIVER | {"gsp-firmware-missing", "gsp-init-failed-platform"},
