@@ -10,7 +10,7 @@ from typing import Final, TypeAlias
 
 from gpunode.diagnoses import fitting, several, systems
 from gpunode.diagnoses.commands import Shell, command
-from gpunode.diagnoses.judging import judged, suspects
+from gpunode.diagnoses.judging import is_examined, judged, suspects
 from gpunode.diagnoses.model import (
     DISRUPTIONS,
     Diagnosis,
@@ -26,7 +26,7 @@ from gpunode.diagnoses.model import (
 )
 from gpunode.diagnoses.ranking import WEIGHT, ranked
 from gpunode.diagnoses.snapshot import Snapshot
-from gpunode.diagnoses.views import alive, driver, hearsay, kernel, recovery
+from gpunode.diagnoses.views import alive, driver, hearsay, kernel, pci, recovery
 
 # A family is a module of this package with FAMILY in it; their order is that of the documentation.
 _FAMILIES: Final[tuple[str, ...]] = (
@@ -80,7 +80,12 @@ def _of_one(snapshot: Snapshot, *, guarded: bool) -> Diagnosis:
 
 def _told(findings: tuple[Finding, ...], doubts: list[tuple[str, Doubt]], snapshot: Snapshot, bugs: _Bugs) -> Diagnosis:
     unknown = tuple(_open(doubts, findings))
-    return Diagnosis(findings, unknown, tuple(bugs or ()), suspects(rules(), snapshot, findings, unknown))
+    is_known = any(_is_settled(finding) for finding in findings)
+    # Where gpunode looked itself, a symptom beside a driver that works is an old line of a log; and a machine without a
+    # GPU lacks all that a driver brings.
+    is_well = is_examined(snapshot) and (driver.works(snapshot) or pci.has_gpu(snapshot) is False)
+    suspected = () if is_known or is_well else suspects(rules(), snapshot, findings, unknown)
+    return Diagnosis(findings, unknown, tuple(bugs or ()), suspected)
 
 
 def _told_by_history(

@@ -77,7 +77,8 @@ class Examined:
         """The node's state, in one word."""
         if not self.diagnosis.is_healthy:
             return "problem"
-        return "unknown" if self.diagnosis.unknown or not self.works else "healthy"
+        is_open = bool(self.diagnosis.unknown or self.diagnosis.suspects)
+        return "unknown" if is_open or not self.works else "healthy"
 
 
 # How commands tell that they may not.
@@ -138,7 +139,7 @@ def diagnosed(evidence: Evidence) -> Examined:
     silent = tuple(name for name, machine in seen.machines if not is_shown_to_work(machine))
     works = is_shown_to_work(seen) and not silent
     diagnosis = diagnose(seen, guarded=True)
-    if not (diagnosis.findings or diagnosis.unknown):
+    if not (diagnosis.findings or diagnosis.unknown or diagnosis.suspects):
         doubt = unexplained(seen) or (None if works else _too_little(seen, silent))
         diagnosis = replace(diagnosis, unknown=(doubt,) if doubt else ())
     if (cut := evidence.get(CUT)) is not None:
