@@ -26,7 +26,8 @@ from gpunode.diagnoses.model import (
 )
 from gpunode.diagnoses.ranking import WEIGHT, ranked
 from gpunode.diagnoses.snapshot import Snapshot
-from gpunode.diagnoses.views import alive, driver, hearsay, kernel, pci, recovery
+from gpunode.diagnoses.views import alive, driver, hearsay, kernel, recovery
+from gpunode.diagnoses.views.pci import has_gpu
 
 # A family is a module of this package with FAMILY in it; their order is that of the documentation.
 _FAMILIES: Final[tuple[str, ...]] = (
@@ -83,7 +84,7 @@ def _told(findings: tuple[Finding, ...], doubts: list[tuple[str, Doubt]], snapsh
     is_known = any(_is_settled(finding) for finding in findings)
     # Where gpunode looked itself, a symptom beside a driver that works is an old line of a log; and a machine without a
     # GPU lacks all that a driver brings.
-    is_well = is_examined(snapshot) and (driver.works(snapshot) or pci.has_gpu(snapshot) is False)
+    is_well = is_examined(snapshot) and (driver.works(snapshot) or has_gpu(snapshot) is False)
     suspected = () if is_known or is_well else suspects(rules(), snapshot, findings, unknown)
     return Diagnosis(findings, unknown, tuple(bugs or ()), suspected)
 
