@@ -173,7 +173,7 @@ NO_RUNTIME: Final = line(
     r"|runtime handler [\"'\\]*nvidia"
 )
 HOOK_FAILED: Final = line(
-    r"nvidia-container-cli: |nvidia-container-runtime-hook|nvidia-container-runtime: |error running (?:prestart"
+    r"nvidia-container-cli: (?!command not)|nvidia-container-runtime-hook|nvidia-container-runtime: |error running (?:prestart"
     r"|createRuntime)? ?hook"
     r"|libnvidia-container"
     r"|nvidia-ctk[^\n]{0,40}(?:error|fail)|failed to create (?:shim task|NVIDIA Container Runtime)"
