@@ -173,10 +173,9 @@ NO_RUNTIME: Final = line(
     r"|runtime handler [\"'\\]*nvidia"
 )
 HOOK_FAILED: Final = line(
-    r"nvidia-container-cli: (?!command not)|nvidia-container-runtime-hook|nvidia-container-runtime: |error running (?:prestart"
-    r"|createRuntime)? ?hook"
-    r"|libnvidia-container"
-    r"|nvidia-ctk[^\n]{0,40}(?:error|fail)|failed to create (?:shim task|NVIDIA Container Runtime)"
+    r"nvidia-container-cli: (?!command not)|nvidia-container-runtime-hook|nvidia-container-runtime: "
+    r"|libnvidia-container|error running (?:prestart|createRuntime)? ?hook|nvidia-ctk[^\n]{0,40}(?:error|fail)"
+    r"|failed to create (?:shim task|NVIDIA Container Runtime)"
 )
 CDI_UNRESOLVED: Final = line(
     r"unresolvable CDI devices?|failed to (?:inject|resolve) CDI|CDI device injection failed|[Cc]annot find CDI"
