@@ -41,7 +41,6 @@ class Item:
         written: where it comes from, as it was written.
         outcome: ``absent`` where the text says nothing but that the thing is not there.
         error: what the command said beside its answer, or the system's word for why there is none.
-        machine: that answered, where a report says it of several; empty where nobody says which.
     """
 
     key: str
@@ -51,7 +50,6 @@ class Item:
     outcome: Outcome = "ok"
     error: str = ""
     exit_status: int | None = None
-    machine: str = ""
     _views: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
@@ -106,12 +104,7 @@ class Item:
 
 def items(evidence: Evidence) -> tuple[Item, ...]:
     """The items of ``evidence``, in its order; what was not asked gives none."""
-    return tuple(item for key, capture in evidence.items() for item in _of_machine(key, capture))
-
-
-def _of_machine(key: str, capture: Capture) -> Iterator[Item]:
-    found = _items(key, capture)
-    return (replace(item, machine=capture.machine) for item in found) if capture.machine else found
+    return tuple(item for key, capture in evidence.items() for item in _items(key, capture))
 
 
 def _items(key: str, capture: Capture) -> Iterator[Item]:
