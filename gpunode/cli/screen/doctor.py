@@ -233,8 +233,7 @@ def _what_next(roots: Sequence[Finding], *, verbose: bool) -> Iterator[Line]:
     more = f"; {count(others, 'other fault')} beside it" if others else ""
     is_sure = "is" if root.confidence == "certain" else "is likely"
     verb = f"{is_sure} the root cause" if root.severity == "error" else "needs attention"
-    where = f" on {root.machine}" if root.machine else ""
-    yield line(span(f"{root.cause} {verb}{where}", style), more, hang=2)
+    yield line(span(f"{root.cause} {verb}", style), more, hang=2)
     if root.remedy:
         first = root.remedy[0]
         command = next(iter(first.commands), "")
