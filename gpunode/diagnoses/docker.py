@@ -13,7 +13,7 @@ from gpunode.diagnoses.commands import Shell, command, is_place, joined
 from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Proof, Rule, Verdict, only
 from gpunode.diagnoses.remedies import by_hand, install, restart, run
 from gpunode.diagnoses.snapshot import Snapshot
-from gpunode.diagnoses.views import cdi, docker, driver, hearsay, moments, packages, toolkit
+from gpunode.diagnoses.views import cdi, docker, driver, hearsay, packages, toolkit
 from gpunode.diagnoses.views.docker import DaemonFile
 from gpunode.diagnoses.views.system import distro, package_manager
 from gpunode.facts.model import Known
@@ -351,8 +351,8 @@ def _older_than_the_toolkit(snapshot: Snapshot, refused: tuple[Citation, ...]) -
     if not refused or there is None or not there.is_there:
         return None
     started, installed = docker.started(snapshot), toolkit.installed_at(snapshot)
-    is_older = moments.precedes(started, installed)
-    cited = (*refused, there.citation, *(moment.citation for moment in (installed, started) if moment))
+    is_older = started[0] < installed[0] if started and installed else None
+    cited = (*refused, there.citation, *(one[1] for one in (installed, started) if one))
     if is_older is False:
         question = "docker was started after the toolkit was installed, and still knows no way to give GPUs out"
         look_at = (

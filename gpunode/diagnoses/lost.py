@@ -15,6 +15,7 @@ from gpunode.diagnoses.model import Citation, Family, Proof, Rule
 from gpunode.diagnoses.remedies import always, by_hand, drain, nvidia_report, power_cycle, replace, run
 from gpunode.diagnoses.signs import all_of, any_of, fact, kernel_line, line, unless
 from gpunode.diagnoses.snapshot import Snapshot
+from gpunode.diagnoses.support import undriven
 from gpunode.diagnoses.views import boards, faults, kernel, pci
 from gpunode.facts.patterns import Pattern
 
@@ -27,10 +28,12 @@ _SIZES: Final = frozenset({1, 2, 4, 8, 10, 16})
 
 def _missing(snapshot: Snapshot) -> Iterator[Proof]:
     """More GPUs on the bus than nvidia-smi shows, or fewer shown than a baseboard carries."""
-    # Whom nouveau or vfio-pci owns, nvidia-smi cannot show.
-    listed = {gpu.address: gpu for gpu in snapshot.view(pci.gpus) if gpu.driver in {None, "nvidia"}}
+    # Whom nouveau or vfio-pci owns, or the driver leaves alone, nvidia-smi cannot show.
+    left = snapshot.view(undriven)
+    owned = (gpu for gpu in snapshot.view(pci.gpus) if gpu.driver in {None, "nvidia"})
+    listed = {gpu.address: gpu for gpu in owned if gpu.address not in left}
     whole = [one for one in snapshot.view(boards.inventories) if one.count is not None]
-    if not whole or snapshot.view(_TROUBLE):
+    if not whole or "" in left or snapshot.view(_TROUBLE):
         return
     shown = max(whole, key=lambda one: one.count or 0)
     absent = _absent(listed, shown) if pci.is_listed(snapshot) else ()

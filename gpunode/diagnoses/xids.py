@@ -159,8 +159,33 @@ def _took_the_firmware_along(incident: faults.Incident) -> bool:
 
 
 def _last(snapshot: Snapshot) -> Iterator[Verdict]:
-    """What the driver wants done, and what the catalog says of codes that no rule is about."""
+    """What the driver wants done; and what must not pass for health, though no rule is about it."""
     yield from recovering.actions(snapshot)
+    yield from _without_rule(snapshot)
+    if not snapshot.view(faults.incidents):
+        look_at = (Shell("sudo dmesg --ctime | grep -iE 'nvrm|nvidia|pci'"), Shell("nvidia-smi -q"))
+        if failed := kernel.said(snapshot, _NOT_INITIALISED):
+            question = "the driver cannot initialise a GPU; the lines before RmInitAdapter say at what it fails"
+            yield Doubt(question, look_at, tuple(message.citation for message in failed[:3]), _NOT_STARTED)
+        if unread := snapshot.view(driver.unread):
+            question = "nvidia-smi shows ERR! for a GPU: is a sensor or fan broken, or the GPU about to be lost?"
+            yield Doubt(question, look_at, unread, _UNREAD)
+
+
+# Failed steps that are told apart elsewhere are left out: 0x22:0x56 is of a memory region, 0x61 to 0x63 of the GSP.
+_NOT_INITIALISED: Final = Pattern(
+    r"RmInitAdapter failed! \(0x(?!22:0x56|6[1-3]:)[0-9a-f:x]+\)|^(?!.*RmInitAdapter).*\brm_init_adapter failed\b",
+    re.IGNORECASE,
+)
+_NOT_STARTED: Final = ("gpu-fallen-off-bus", "bar-allocation-failed", "gpu-stuck-d3cold", "xid-54-aux-power")
+_UNREAD: Final = (
+    *("gpu-fallen-off-bus", "gsp-rpc-timeout", "gsp-task-exception", "xid-62-pmu-halt", "xid-61-pmu-breakpoint"),
+    *("inforom-corrupted", "gpu-stuck-d3cold", "thermal-slowdown", "power-brake-slowdown", "xid-54-aux-power"),
+)
+
+
+def _without_rule(snapshot: Snapshot) -> Iterator[Doubt]:
+    """What the catalog says of codes that no rule is about."""
     for incident in snapshot.view(faults.incidents):
         code = incident.root.code
         if incident.root.source != "xid" or code in _HAVE_A_RULE:

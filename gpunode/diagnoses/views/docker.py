@@ -12,8 +12,7 @@ from typing import Any, Final
 
 from gpunode.diagnoses.model import Citation
 from gpunode.diagnoses.snapshot import Snapshot, cite, find, finds, lines_with
-from gpunode.diagnoses.views import hearsay, moments, system
-from gpunode.diagnoses.views.moments import Moment
+from gpunode.diagnoses.views import hearsay, kernel, system
 from gpunode.errors import Refused
 from gpunode.facts import boots, units
 from gpunode.facts.items import Item
@@ -306,34 +305,19 @@ def _shows_command(item: Item) -> bool:
     return (about or item.kind in {"unit-file", "unit-status", "text"}) and "dockerd" in item.text
 
 
-_SINCE: Final = (
-    Pattern(rf"(?:ActiveEnter|ExecMainStart)Timestamp=\w{{3}} {moments.DATE}"),
-    Pattern(rf"Active: active \(running\) since \w{{3}} {moments.DATE}"),
-)
-
-
-def started(snapshot: Snapshot) -> Moment | None:
-    """When the running dockerd was started; None where nothing tells."""
+def started(snapshot: Snapshot) -> tuple[float, Citation] | None:
+    """When the running dockerd was started, since the epoch, and what says so; None where the node was not asked."""
     unit = snapshot.facts.unit(UNIT)
-    if isinstance(unit, Known) and unit.value.started_at is not None:
-        place = system.unit_line(snapshot, UNIT, "ExecMainStartTimestamp")
-        return Moment(unit.value.started_at, place, is_fact=True)
-    found = (
-        moment
-        for item in snapshot.of("unit-show", "unit-status", "text")
-        if "docker" in f"{item.subject} {item.written} {item.text[:2000]}".lower()
-        for moment in moments.told(item, *_SINCE)
-    )
-    return next(found, None)
+    if not isinstance(unit, Known) or unit.value.started_at is None:
+        return None
+    return unit.value.started_at, system.unit_line(snapshot, UNIT, "ExecMainStartTimestamp")
 
 
 def since_start(snapshot: Snapshot, said: tuple[Citation, ...]) -> tuple[Citation, ...]:
     """What was ``said`` without what a journal has from before the running daemon was started."""
     said = tuple(one for one in said if not _is_before_start(snapshot, one))
     begun = started(snapshot)
-    if begun is None or not begun.is_fact:
-        return said
-    return tuple(one for one in said if (at := moments.of_line(one.line)) is None or at >= begun.at)
+    return kernel.since(begun[0] if begun else None, said)
 
 
 # systemd says so once dockerd has said that it is ready.

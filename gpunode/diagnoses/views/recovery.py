@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Final, Literal, TypeAlias
 
 from gpunode.diagnoses.snapshot import Snapshot
-from gpunode.diagnoses.views import faults, smi_query
+from gpunode.diagnoses.views import alive, faults, smi_query
 from gpunode.facts.patterns import Pattern
 
 # An empty one is an action that this program does not know.
@@ -72,7 +72,10 @@ _ENDS_ONE: Final = 2
 
 
 def recovered(snapshot: Snapshot) -> frozenset[str]:
-    """The GPUs, by their addresses, of which another Xid 154 wants nothing any more after all their grave faults."""
+    """The GPUs, by their addresses, of which the driver wants nothing any more after all their grave faults.
+
+    It says so by another Xid 154, or in an answer of nvidia-smi that was asked for last.
+    """
     gpus = {fault.gpu for fault in snapshot.view(faults.timeline) if fault.source == "xid" and fault.gpu}
     return frozenset(gpu for gpu in gpus if _is_recovered(snapshot, gpu))
 
@@ -82,7 +85,12 @@ def _is_recovered(snapshot: Snapshot, gpu: str) -> bool:
     ill = [fault for fault in own if fault.weight > _ENDS_ONE or asked(fault) not in {None, "none"}]
     if not ill:
         return False
-    return any(asked(fault) == "none" for fault in own[own.index(ill[-1]) + 1 :])
+    last = ill[-1]
+    if any(asked(fault) == "none" for fault in own[own.index(last) + 1 :]):
+        return True
+    rows = smi_query.rows(snapshot, "GPU Recovery Action")
+    said = (row.citation for query, row in rows if query.bus == gpu and row.value.strip().lower() == "none")
+    return any(map(alive.was_asked_last, said))
 
 
 def _shown(snapshot: Snapshot) -> dict[str, Action]:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import datetime, timezone
 from fnmatch import fnmatchcase
 from typing import Final
 
 from gpunode.diagnoses.model import Citation
 from gpunode.diagnoses.snapshot import Snapshot, cite, finds, stated
-from gpunode.diagnoses.views import moments, packages, programs
-from gpunode.diagnoses.views.moments import Moment
+from gpunode.diagnoses.views import packages, programs
 from gpunode.diagnoses.views.programs import Presence
 from gpunode.facts.items import Item
 from gpunode.facts.patterns import Pattern
@@ -94,8 +94,8 @@ def _signs(snapshot: Snapshot) -> Iterator[Presence]:
             yield Presence(match["version"][0] != "(", cite(item, number))
     if (denial := _not_listed(snapshot)) is not None:
         yield Presence(False, denial)
-    elif (moment := installed_at(snapshot)) is not None:  # what was installed once may be gone again
-        yield Presence(True, moment.citation)
+    elif (told := _told_installed(snapshot)) is not None:  # what was installed once may be gone again
+        yield Presence(True, told)
 
 
 def _not_listed(snapshot: Snapshot) -> Citation | None:
@@ -118,27 +118,33 @@ def _would_list(item: Item, name: str) -> bool:
 
 # The first line below the name is what is installed, in the language of the node.
 _POLICY: Final = Pattern(r"^nvidia-container-toolkit:\n\s+\w+\s*:\s*(?P<version>\S+)", re.MULTILINE)
+_DATE: Final = r"\d{4}-\d\d-\d\d[ T]+\d\d:\d\d:\d\d"
 _INSTALLED: Final = (
-    Pattern(rf"^{moments.DATE} status installed nvidia-container-(?:toolkit|runtime)\b", re.MULTILINE),
-    Pattern(rf"^{moments.DATE} install nvidia-container-(?:toolkit|runtime)\b", re.MULTILINE),
-    # dnf's log; pacman's and zypper's.
-    Pattern(rf"^{moments.DATE}\S* (?:\w+ )?Installed: nvidia-container-toolkit-\d", re.MULTILINE),
-    Pattern(rf"^\[{moments.DATE}\S*\] \[ALPM\] installed nvidia-container-toolkit\b", re.MULTILINE),
-    Pattern(rf"^{moments.DATE}\|install\|nvidia-container-toolkit\|", re.MULTILINE),
-)
-_APT: Final = Pattern(
-    rf"^Start-Date: {moments.DATE}\n(?:[^\n]+\n){{0,4}}?Install:[^\n]*\bnvidia-container-toolkit:", re.MULTILINE
+    Pattern(rf"^{_DATE} (?:status installed|install) nvidia-container-(?:toolkit|runtime)\b", re.MULTILINE),
+    # dnf's log; pacman's, zypper's and apt's.
+    Pattern(rf"^{_DATE}\S* (?:\w+ )?Installed: nvidia-container-toolkit-\d", re.MULTILINE),
+    Pattern(rf"^\[{_DATE}\S*\] \[ALPM\] installed nvidia-container-toolkit\b", re.MULTILINE),
+    Pattern(rf"^{_DATE}\|install\|nvidia-container-toolkit\|", re.MULTILINE),
+    Pattern(r"^Install:[^\n]*\bnvidia-container-toolkit:", re.MULTILINE),
 )
 
 
-def installed_at(snapshot: Snapshot) -> Moment | None:
-    """When the toolkit was installed last; None where nothing tells."""
-    if (at := snapshot.facts.changed_at.get(TOOLKIT_LIST)) is not None:
-        said = f"written {moments.written(at)}"
-        return Moment(at, stated(TOOLKIT_LIST, said, f"file:{TOOLKIT_LIST}"), is_fact=True)
+def _told_installed(snapshot: Snapshot) -> Citation | None:
+    """What tells that the toolkit was installed; None where nothing does."""
+    if (installed := installed_at(snapshot)) is not None:
+        return installed[1]
     items = snapshot.of("package-history", "text", "package-output", "packages")
-    found = [moment for item in items for moment in moments.told(item, *_INSTALLED, _APT)]
-    return max(found, key=lambda moment: moment.at, default=None)
+    found = ((item, match) for item in items for one in _INSTALLED for match in finds(item, one))
+    return next((cite(item, item.number_at(match.start())) for item, match in found), None)
+
+
+def installed_at(snapshot: Snapshot) -> tuple[float, Citation] | None:
+    """When the toolkit's files were written, since the epoch, and what says so; None where the node was not asked."""
+    at = snapshot.facts.changed_at.get(TOOLKIT_LIST)
+    if at is None:
+        return None
+    moment = datetime.fromtimestamp(at, timezone.utc).isoformat(timespec="seconds")
+    return at, stated(TOOLKIT_LIST, f"written {moment}", f"file:{TOOLKIT_LIST}")
 
 
 def versions(snapshot: Snapshot) -> tuple[Version, ...]:
