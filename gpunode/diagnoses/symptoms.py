@@ -247,7 +247,7 @@ LINKS_DOWN: Final = line(
     flags=re.IGNORECASE,
 )
 FABRIC_FAILS: Final = line(
-    r"[Ff]abric[ _-]?[Mm]anager[^\n]{0,100}(?:fail|error|not|mismatch|stopp)"
+    r"[Ff]abric[ _-]?[Mm]anager[^\n]{0,100}(?:fail|error|not|n.t match|mismatch|stopp)"
     r"|nvidia-fabricmanager\.service: (?:Failed|Main process|Control)|[Ff]abric[^\n]{0,40}State\s*: In Progress"
     r"|^\s*State\s+: In Progress"
 )
