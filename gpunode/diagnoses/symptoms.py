@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from gpunode.diagnoses.signs import any_of, holds, line
+from gpunode.diagnoses.signs import any_of, fact, holds, line
 from gpunode.diagnoses.views import driver
 
 # What nvidia-smi and NVML say.
@@ -57,6 +57,18 @@ GPU_LOST: Final = line(
     r"GPU is lost|Unable to determine the device handle|fallen off the bus|NVML_ERROR_GPU_IS_LOST"
     r"|GPU has become inaccessible"
     r"|GPU requires reset|\bERR!|Xid \([^)]*\): 79\b|No devices were found"
+)
+SMI_HANGS: Final = any_of(
+    fact(driver.hangs),
+    line(
+        r"nvidia-smi[^\n]{0,60}(?:hangs?\b|hung|stuck|timed? ?out|never returns|takes (?:minutes|\d+ ?(?:s|m)))"
+        r"|^real\s+[1-9]\d*m",
+        flags=re.IGNORECASE,
+    ),
+)
+RESET_REFUSED: Final = line(
+    r"in use by another (?:client|process)|currently being used by one or more other processes"
+    r"|Unable to reset (?:this )?GPU|could not be reset"
 )
 ANY_XID: Final = line(r"\bXid \(|\bXid[ :=]+\d{1,3}\b|NVRM: Xid|XID ?(?:error|[:=])?\s*\d{1,3}\b")
 
@@ -235,7 +247,7 @@ LINKS_DOWN: Final = line(
     flags=re.IGNORECASE,
 )
 FABRIC_FAILS: Final = line(
-    r"[Ff]abric[ _-]?[Mm]anager[^\n]{0,100}(?:fail|error|not|mismatch|stopp)"
+    r"[Ff]abric[ _-]?[Mm]anager[^\n]{0,100}(?:fail|error|not|n.t match|mismatch|stopp)"
     r"|nvidia-fabricmanager\.service: (?:Failed|Main process|Control)|[Ff]abric[^\n]{0,40}State\s*: In Progress"
     r"|^\s*State\s+: In Progress"
 )
