@@ -27,7 +27,7 @@ _DRIVER_POD: Final = Pattern(r"^nvidia-(?:gpu-)?driver-")
 
 
 def _is_by_operator(snapshot: Snapshot) -> bool:
-    """Whether a pod of the operator's brings the driver: the host then has none, and one that it had were in the way."""
+    """Whether a pod of the operator's brings the driver: the host then has none of its own."""
     return any(_DRIVER_POD.search(row.name) for row in snapshot.view(kube.rows))
 
 
