@@ -15,7 +15,7 @@ from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Proof, Rule, V
 from gpunode.diagnoses.remedies import always, by_hand, drain, nvidia_report, power_cycle, replace, run
 from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.support import undriven
-from gpunode.diagnoses.views import alive, attendance, boards, driver, faults, kernel, pci
+from gpunode.diagnoses.views import alive, boards, driver, faults, kernel, pci
 from gpunode.facts.patterns import Pattern
 
 # ---- how many there are
@@ -27,33 +27,6 @@ _SIZES: Final = frozenset({1, 2, 4, 8, 10, 16})
 
 
 def _missing(snapshot: Snapshot) -> Iterator[Verdict]:
-    found = tuple(_not_shown(snapshot))
-    yield from found
-    if not found and not snapshot.view(undriven) and not kernel.said(snapshot, _TROUBLE_OF_ONE):
-        yield from _gone(snapshot)
-
-
-def _gone(snapshot: Snapshot) -> Iterator[Verdict]:
-    """A GPU that was there is missing now, and the kernel does not say why."""
-    missing = snapshot.view(attendance.gone)
-    if missing is None or any(
-        one.gpu in missing.gpus and one.root.weight > 1 for one in snapshot.view(faults.incidents)
-    ):
-        return
-    names = (
-        f"{'GPU' if len(missing.gpus) == 1 else 'GPUs'} {', '.join(missing.gpus)}" if missing.gpus else "another GPU"
-    )
-    verb = "were" if len(missing.gpus) > 1 else "was"
-    yield Doubt(
-        f"{names} {verb} there once, and {missing.program} lists only others now: off the bus, not initialised, or "
-        "taken out?",
-        (Shell("lspci -nn -d 10de:"), Shell("sudo dmesg --ctime | grep -iE 'xid|nvrm|pcieport'")),
-        missing.citations,
-        ("gpu-fallen-off-bus",),
-    )
-
-
-def _not_shown(snapshot: Snapshot) -> Iterator[Verdict]:
     # Whom nouveau or vfio-pci owns, nvidia-smi cannot show; that is another cause, or nobody's fault.
     left_alone = snapshot.view(undriven)
     if "" in left_alone:

@@ -67,7 +67,7 @@ def _decide(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
     for memory in snapshot.view(memories.memories):
         for cause, judge in _JUDGES:
             if (said := judge(snapshot, memory)) is not None:
-                is_over = isinstance(said, Proof) and cause in _OVER_BY_RESET and memories.was_reset(snapshot, memory)
+                is_over = isinstance(said, Proof) and cause in _OVER_BY_RESET and memories.was_reset(memory)
                 yield cause, _as_past(said) if is_over and isinstance(said, Proof) else said
                 # What is left open, a program's words may settle.
                 found |= {cause} if isinstance(said, Proof) else set()

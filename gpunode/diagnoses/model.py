@@ -251,7 +251,6 @@ class Finding:
         events: when it began on each GPU, where the time is known.
         is_past: whether a boot before the running one showed it, and this one does not.
         heard_from: who says so, where the node was looked at and only a container's word proves it; else empty.
-        machine: which of several it is about; empty where there is one, or nobody says which.
     """
 
     cause: str
@@ -272,7 +271,6 @@ class Finding:
     events: tuple[Event, ...] = ()
     is_past: bool = False
     heard_from: str = ""
-    machine: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,8 +309,7 @@ class Diagnosis:
 
     def below(self, root: Finding) -> tuple[Finding, ...]:
         """The consequences of that root."""
-        found = (finding for finding in self.findings if finding.explained_by == root.cause)
-        return tuple(one for one in found if not (one.machine and root.machine and one.machine != root.machine))
+        return tuple(finding for finding in self.findings if finding.explained_by == root.cause)
 
     @property
     def is_healthy(self) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from gpunode.diagnoses.signs import any_of, holds, kernel_line, line
+from gpunode.diagnoses.signs import any_of, holds, line
 from gpunode.diagnoses.views import driver
 
 # What nvidia-smi and NVML say.
@@ -82,7 +82,7 @@ CUDA_UNKNOWN: Final = line(
 )
 CUDA_NOT_READY: Final = line(
     r"cudaErrorSystemNotReady|CUDA_ERROR_SYSTEM_NOT_READY|system not yet initiali[sz]ed|(?:CUDA|cuda|cuInit"
-    r"|code|Error)[^\n]{0,60}\b802\b"
+    r"|\bcode\b|Error)[^\n]{0,60}\b802\b"
 )
 CUDA_NOT_INITIALISED: Final = line(
     r"CUDA_ERROR_NOT_INITIALIZED|cudaErrorInitializationError|CUDA (?:driver )?initiali[sz]ation (?:failed|error)"
@@ -119,8 +119,8 @@ NCCL_FAILS: Final = line(
     flags=re.IGNORECASE,
 )
 SLOW: Final = line(
-    r"slow(?:er|down)?\b|hangs?\b|stuck\b|timed? ?out|bandwidth|GB/s|low (?:utili[sz]ation|throughput)"
-    r"|clocks?[_ ](?:event|throttle)",
+    r"slow(?:er|down)?\b|hangs?\b|stuck\b|timed? out|low (?:bus ?)?bandwidth|low (?:utili[sz]ation|throughput)"
+    r"|(?:slowdown|brake|cap)\s*:\s*active\b|throttl",
     flags=re.IGNORECASE,
 )
 
@@ -149,11 +149,11 @@ REPOSITORY_REFUSED: Final = line(
 KEY_REJECTED: Final = line(
     r"Key was rejected by service|Required key not available|[Ll]oading of (?:unsigned module|module with)"
     r"|Lockdown: [^\n]{0,40}module"
-    r"|PKCS#7 signature not signed|module verification failed"
+    r"|PKCS#7 signature not signed"
 )
 BUS_ERRORS: Final = line(
-    r"AER: |PCIe Bus Error|BadTLP|BadDLLP|Completion Timeout|RxErr|pcieport [^\n]{0,80}(?:error|down)|PCI error"
-    r"|link (?:is )?down\b"
+    r"AER: (?!enabled)|PCIe Bus Error|BadTLP|BadDLLP|Completion Timeout|RxErr|pcieport [^\n]{0,80}(?:error|down)"
+    r"|PCI error|link (?:is )?down\b"
 )
 NO_ADDRESS: Final = line(
     r"BAR \d+[^\n]{0,40}(?:can't|no space|failed to) assign|is 0M @ 0x0|can't claim BAR|<unassigned>"
@@ -173,15 +173,14 @@ NO_RUNTIME: Final = line(
     r"|runtime handler [\"'\\]*nvidia"
 )
 HOOK_FAILED: Final = line(
-    r"nvidia-container-cli: |nvidia-container-runtime-hook|nvidia-container-runtime: |error running (?:prestart"
-    r"|createRuntime)? ?hook"
-    r"|libnvidia-container"
-    r"|nvidia-ctk[^\n]{0,40}(?:error|fail)|failed to create (?:shim task|NVIDIA Container Runtime)"
+    r"nvidia-container-cli: (?!command not)|nvidia-container-runtime-hook|nvidia-container-runtime: "
+    r"|libnvidia-container|error running (?:prestart|createRuntime)? ?hook|nvidia-ctk[^\n]{0,40}(?:error|fail)"
+    r"|failed to create (?:shim task|NVIDIA Container Runtime)"
 )
 CDI_UNRESOLVED: Final = line(
     r"unresolvable CDI devices?|failed to (?:inject|resolve) CDI|CDI device injection failed|[Cc]annot find CDI"
-    r"|no such (?:CDI )?device|CDI[^\n]{0,60}(?:not found|invalid|fail)"
-    r"|setting up CDI|cdi\.k8s\.io|stat failed: |stat CDI host device"
+    r"|no such (?:CDI )?device|CDI (?:device|spec|kind)[^\n]{0,60}(?:not found|invalid|fail)"
+    r"|setting up CDI|stat failed: |stat CDI host device"
 )
 CONTAINER_FAILED: Final = line(
     r"OCI runtime (?:create|exec) failed|failed to create (?:containerd task|shim)|CreateContainerError"
@@ -236,7 +235,7 @@ LINKS_DOWN: Final = line(
     flags=re.IGNORECASE,
 )
 FABRIC_FAILS: Final = line(
-    r"[Ff]abric[ _-]?[Mm]anager[^\n]{0,100}(?:fail|error|not|mismatch|stopp)|nv-fabricmanager"
-    r"|nvidia-fabricmanager\.service: |State\s+: In Progress|[Ff]abric State"
+    r"[Ff]abric[ _-]?[Mm]anager[^\n]{0,100}(?:fail|error|not|mismatch|stopp)"
+    r"|nvidia-fabricmanager\.service: (?:Failed|Main process|Control)|[Ff]abric[^\n]{0,40}State\s*: In Progress"
+    r"|^\s*State\s+: In Progress"
 )
-KERNEL_SAYS: Final = kernel_line(r"RmInitAdapter failed|Xid \(|failed|error", re.IGNORECASE)

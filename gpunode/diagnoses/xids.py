@@ -25,7 +25,7 @@ from gpunode.diagnoses.remedies import (
     setup_step,
 )
 from gpunode.diagnoses.snapshot import Snapshot
-from gpunode.diagnoses.views import alive, driver, faults, history, kernel, pci, recovery
+from gpunode.diagnoses.views import driver, faults, history, kernel, pci, recovery
 from gpunode.facts.patterns import Pattern
 
 # What rules of this and other families make of a code; the rest comes to a question with the catalog's advice.
@@ -230,9 +230,16 @@ def _brought_before(snapshot: Snapshot, told: list[faults.Fault]) -> Iterator[Ci
         is_idle = (
             running is not None and running.version == one.before and running.version not in {r.after for r in found}
         )
-        at = history.moment(snapshot, one.citation)
-        if not is_idle and not (at is not None and alive.is_older(snapshot, first.citation, at)):
+        if not is_idle and not _is_later(history.moment(snapshot, one.citation), kernel.dated(first.citation.line)):
             yield one.citation
+
+
+_FIRST_YEAR: Final = 1e9
+
+
+def _is_later(at: float | None, fault: float | None) -> bool:
+    """Whether it was done after the fault, by two dates that have their years."""
+    return at is not None and fault is not None and _FIRST_YEAR < fault < at
 
 
 def _is_excerpt(snapshot: Snapshot) -> bool:

@@ -191,7 +191,7 @@ def _fault(root: Finding, examined: Examined, number: int, detail: Detail) -> Ma
         _remedy(root.remedy, f"remedy-{number}", "h3") if number else None,
         _story(level, root),
         class_=root.severity if number else "root",
-        id=f"{root.cause}-{root.machine}" if root.machine else root.cause,
+        id=root.cause,
     )
 
 

@@ -16,7 +16,7 @@ from gpunode.page.words import DISRUPTIONS, STATES, condition
 
 if TYPE_CHECKING:
     from gpunode.catalog.xids import Xid
-    from gpunode.diagnoses.model import Citation, Doubt, Finding, Fix, Rule
+    from gpunode.diagnoses.model import Citation, Doubt, Finding, Fix, Rule, Suspect
     from gpunode.diagnoses.snapshot import Snapshot
     from gpunode.diagnoses.stack import Storey
     from gpunode.workflow.doctor import Examined
@@ -72,6 +72,9 @@ def diagnosis_lines(examined: Examined, *, verbose: bool) -> Iterator[Line]:
     if diagnosis.unknown:
         yield from _unknown(diagnosis.unknown, how)
         yield BLANK
+    if diagnosis.suspects:
+        yield from _suspects(diagnosis.suspects, how)
+        yield BLANK
     yield from _stack(examined.storeys)
     if examined.denied:
         yield BLANK
@@ -82,6 +85,8 @@ def diagnosis_lines(examined: Examined, *, verbose: bool) -> Iterator[Line]:
 
 
 def _no_fault(examined: Examined) -> Line:
+    if examined.diagnosis.suspects:
+        return line(span("? something is wrong, and several causes would show what was seen", "warn"), hang=2)
     if examined.diagnosis.unknown:
         # A rule's doubt names the causes that it would decide between: only then was something wrong seen.
         wrong = any(doubt.causes or doubt.citations for doubt in examined.diagnosis.unknown)
@@ -188,6 +193,14 @@ def _unknown(doubts: Sequence[Doubt], how: _How) -> Iterator[Line]:
             yield Line((Span("    "), span(head, "dim"), span(command, "command")), solid=True)
 
 
+def _suspects(suspects: Sequence[Suspect], how: _How) -> Iterator[Line]:
+    yield line(span("the likeliest causes", "bold"), ", and what would show which it is")
+    for number, suspect in enumerate(suspects, 1):
+        yield line(f"  {number}. ", suspect.title, span(f"  {suspect.cause}", "dim"), hang=5)
+        yield from _cited(suspect.citations[: _CITED if how.verbose else 1], telling(suspect.title), how, indent=5)
+        yield from indented([_typed(command) for command in suspect.look_at], 5)
+
+
 def _stack(storeys: Sequence[Storey]) -> Iterator[Line]:
     width = max(len(storey.title) for storey in storeys)
     for storey in reversed(storeys):
@@ -220,8 +233,7 @@ def _what_next(roots: Sequence[Finding], *, verbose: bool) -> Iterator[Line]:
     more = f"; {count(others, 'other fault')} beside it" if others else ""
     is_sure = "is" if root.confidence == "certain" else "is likely"
     verb = f"{is_sure} the root cause" if root.severity == "error" else "needs attention"
-    where = f" on {root.machine}" if root.machine else ""
-    yield line(span(f"{root.cause} {verb}{where}", style), more, hang=2)
+    yield line(span(f"{root.cause} {verb}", style), more, hang=2)
     if root.remedy:
         first = root.remedy[0]
         command = next(iter(first.commands), "")

@@ -107,11 +107,8 @@ def is_of_pages(fault: faults.Fault) -> bool:
     return bool(_PAGE.search(text)) and not _ROW.search(text)
 
 
-def was_reset(snapshot: Snapshot, memory: Memory) -> bool:
-    """Whether a row was marked, and nothing waited for a reset any more when nvidia-smi was asked after all of it."""
+def was_reset(memory: Memory) -> bool:
+    """Whether a row was marked, and nothing waited for a reset any more when nvidia-smi was asked last."""
     if not any(not is_of_pages(fault) for fault in memory.of(63, 156, 160)):
         return False
-    return any(
-        all(alive.was_asked_after(snapshot, answer, fault.at, fault.citation) for fault in memory.xids)
-        for answer in memory.denies("Remapped Rows", "Pending")
-    )
+    return any(map(alive.was_asked_last, memory.denies("Remapped Rows", "Pending")))

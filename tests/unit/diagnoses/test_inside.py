@@ -31,16 +31,6 @@ SIGNS = {
         ("ls -l /run/.containerenv", "-rwx------ 1 root root 0 Nov 21 /run/.containerenv"),
         "--device nvidia.com/",
     ),
-    "control-group-of-a-pod": (
-        ("/proc/1/cgroup", "0::/kubepods.slice/kubepods-burstable.slice/cri-containerd-0123.scope\n"),
-        "nvidia.com/gpu: 1",
-    ),
-    "control-group-of-its-own": (("cat /proc/1/cgroup", "0::/\n"), "--gpus all"),
-    "environment": (("env", "PATH=/bin\nKUBERNETES_SERVICE_HOST=10.0.0.1\n"), "nvidia.com/gpu: 1"),
-    "root": (
-        ("mount", "overlay on / type overlay (rw,lowerdir=/var/lib/docker/overlay2/l/ABC,upperdir=/var/lib/x)\n"),
-        "--gpus all",
-    ),
     "detected": (("systemd-detect-virt", "docker"), "--gpus all"),
 }
 
@@ -62,9 +52,6 @@ def test_a_container_without_gpus_is_no_fault_of_the_node(sign: tuple[str, str],
     "sign",
     [
         ("ls /.dockerenv", "ls: cannot access '/.dockerenv': No such file or directory"),
-        ("/proc/1/cgroup", "0::/init.scope\n"),
-        ("cat /proc/1/cgroup (in the container)", "0::/\n"),
-        ("mount", "overlay on / type overlay (rw,lowerdir=/run/live/rootfs,upperdir=/run/live/overlay/rw)\n"),
         ("systemd-detect-virt", "kvm"),
     ],
 )
