@@ -339,7 +339,6 @@ FAMILY: Final = Family(
                 symptoms.NO_NVML_LIBRARY,
                 symptoms.CONTAINER_FAILED,
             ),
-            context=symptoms.DRIVER_WORKS,
             share=2,
             may_be_normal=True,
             look_at=(Shell("docker context ls"), Shell("docker info | grep -E 'Operating System|Name'")),
@@ -388,8 +387,8 @@ FAMILY: Final = Family(
                 fact(_other_default),
                 all_of(symptoms.NO_DEVICE_DRIVER, fact(lambda node: _started(node, before=True))),
             ),
-            typical=unless(
-                any_of(all_of(_REGISTERED, _UNKNOWN), all_of(symptoms.NO_DEVICE_DRIVER, toolkit.present)), _HAS_IT
+            typical=any_of(
+                unless(all_of(_REGISTERED, _UNKNOWN), _HAS_IT), all_of(symptoms.NO_DEVICE_DRIVER, toolkit.present)
             ),
             symptoms=(symptoms.NO_DEVICE_DRIVER, symptoms.NO_RUNTIME),
             context=any_of(_REGISTERED, toolkit.present),

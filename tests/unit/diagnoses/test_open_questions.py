@@ -71,14 +71,6 @@ OPEN: dict[str, tuple[tuple[Piece, ...], set[str], tuple[tuple[tuple[Piece, ...]
     ),
     "another module on disk, and nobody says that it fails": ((OLD, ON_DISK), {PENDING, "initramfs-stale-module"}, ()),
     "a module in the initramfs": ((NEWER, ON_DISK, IMAGE), {PENDING, "initramfs-stale-module"}, ()),
-    "a package that registers the runtime": (
-        (UNKNOWN_RUNTIME, DOCKER2),
-        {"nvidia-runtime-not-registered", "docker-not-restarted", "daemon-json-invalid"},
-        (
-            ((("cat /etc/docker/daemon.json", "{}"),), "nvidia-runtime-not-registered"),
-            ((("cat /etc/docker/daemon.json", '{"runtimes": {"nvidia": {"path": "x"}}}'),), "docker-not-restarted"),
-        ),
-    ),
     "a later part of the log": ((("dmesg (further down)", GSP_120),), {"gsp-task-exception", "xid-62-pmu-halt"}, ()),
     "a GSP that does not start, in a part of the log": (
         (("dmesg (further down)", GSP_INIT),),
