@@ -43,14 +43,6 @@ DARK = "GPU 4: NVIDIA B200 (UUID: GPU-xxx)\nNVML: Unable to retrieve NVLink info
 PENDING = "driver-library-mismatch-reboot-pending"
 # What is shown, which causes stay open, and what decides for which.
 OPEN: dict[str, tuple[tuple[Piece, ...], set[str], tuple[tuple[tuple[Piece, ...], str], ...]]] = {
-    "a package that registers the runtime": (
-        (UNKNOWN_RUNTIME, DOCKER2),
-        {"nvidia-runtime-not-registered", "docker-not-restarted", "daemon-json-invalid"},
-        (
-            ((("cat /etc/docker/daemon.json", "{}"),), "nvidia-runtime-not-registered"),
-            ((("cat /etc/docker/daemon.json", '{"runtimes": {"nvidia": {"path": "x"}}}'),), "docker-not-restarted"),
-        ),
-    ),
     "a later part of the log": ((("dmesg (further down)", GSP_120),), {"gsp-task-exception", "xid-62-pmu-halt"}, ()),
     "a GSP that does not start, in a part of the log": (
         (("dmesg (further down)", GSP_INIT),),
