@@ -43,11 +43,11 @@ def _meta_package(choice: Choice) -> str:
     return f"cuda-drivers-{choice.branch}" if choice.suffixed_names else "cuda-drivers"
 
 
-def headers(kernel: str) -> str:
+def headers(kernel: str) -> PackageId:
     """The headers of exactly this kernel; Proxmox VE runs its own kernels on Debian."""
     if not kernel.endswith("-pve"):
-        return f"linux-headers-{kernel}"
-    return f"proxmox-headers-{kernel}" if DpkgVersion(kernel) >= _FIRST_PROXMOX_NAMES else f"pve-headers-{kernel}"
+        return PackageId(f"linux-headers-{kernel}")
+    return PackageId(f"{'proxmox' if DpkgVersion(kernel) >= _FIRST_PROXMOX_NAMES else 'pve'}-headers-{kernel}")
 
 
 def headers_meta(kernel: str, installed: Mapping[PackageId, PackageState]) -> str | None:

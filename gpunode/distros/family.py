@@ -38,5 +38,5 @@ class Family:
     origins: tuple[str, ...]
     driver_packages: Callable[[Choice, Scope], tuple[str, ...]]
     dkms_package: Callable[[Choice], str]
-    headers: Callable[[str], str]
+    headers: Callable[[str], PackageId]
     headers_meta: Callable[[str, Mapping[PackageId, PackageState]], str | None]

@@ -50,9 +50,9 @@ def _named(name: str, choice: Choice) -> str:
     return f"{name}-{choice.branch}" if choice.suffixed_names else name
 
 
-def headers(kernel: str) -> str:
+def headers(kernel: str) -> PackageId:
     """The headers of exactly this kernel."""
-    return f"linux-headers-{kernel}"
+    return PackageId(f"linux-headers-{kernel}")
 
 
 def headers_meta(kernel: str, installed: Mapping[PackageId, PackageState]) -> str | None:

@@ -304,7 +304,8 @@ class Facts:
     """All that steps may decide on.
 
     Attributes:
-        packages: those that there are, and those that left configuration files behind.
+        packages: those that there are, and those that left configuration files behind. Versions that stand beside one
+            another are packages of their own, see ``PackageId``.
         headers: kernels with a build tree under /lib/modules.
         toolkit_program: whether the program is there that runtimes are told to run.
         run_installer: whether NVIDIA's .run installer has put a driver here, beside all packages.

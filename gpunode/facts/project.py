@@ -115,7 +115,8 @@ def _sources(facts: Facts, path: str, after: FileState | None) -> Fact[tuple[Pac
 
 def _with_package(facts: Facts, change: PackageChange) -> Facts:
     def changed(packages: Mapping[PackageId, PackageState]) -> Mapping[PackageId, PackageState]:
-        rest = {package: state for package, state in packages.items() if package != change.id}
+        rest = dict(packages)
+        rest.pop(change.id, None)
         return rest if change.after is None else {**rest, change.id: _package(change.before, change.after)}
 
     kernel = system(facts).headers_of(change.id)

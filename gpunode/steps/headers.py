@@ -30,7 +30,7 @@ def plan(recipe: Recipe, facts: Facts) -> Outcome:
         )
     packages = need(facts.packages, "which packages are installed")
     built_for = need(facts.headers, "which kernels have headers")
-    wanted = [PackageId(found.headers(kernel)) for kernel in kernels.wanted if kernel not in built_for]
+    wanted = [found.headers(kernel) for kernel in kernels.wanted if kernel not in built_for]
     followed = found.headers_meta(kernels.wanted[-1], packages)
     meta = PackageId(followed) if followed else None
     if meta:

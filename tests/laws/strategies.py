@@ -26,8 +26,8 @@ from gpunode.package_id import PackageId
 
 # Paths may hold bytes that are not UTF-8, which Python carries as lone surrogates.
 words = st.text(st.characters(codec=None, exclude_characters="\0"), min_size=1, max_size=12)
-names = st.text(st.characters(codec=None, exclude_characters="\0:"), min_size=1, max_size=12)
-package_ids = st.builds(PackageId, names, st.just("") | words)
+names = st.text(st.characters(codec=None, exclude_characters="\0:="), min_size=1, max_size=12)
+package_ids = st.builds(PackageId, names, st.just("") | names, st.just("") | words)
 kinds = st.sampled_from(["index-refresh", "daemon-reload", "initramfs", "cdi", "reload", "restart"])
 triggers = st.builds(Trigger, kinds, st.sampled_from(["", "docker.service", "containerd.service"]))
 modes = st.integers(0, 0o7777)

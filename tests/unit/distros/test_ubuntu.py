@@ -5,6 +5,7 @@ import pytest
 from gpunode.catalog.driver import Choice
 from gpunode.change import PackageState
 from gpunode.distros import UBUNTU
+from gpunode.package_id import PackageId
 from tests.ids import by_id
 
 PASCAL = Choice(580, "", "proprietary", "")
@@ -57,7 +58,7 @@ def test_full_takes_nvidias_meta_package(choice: Choice, meta: str) -> None:
 
 
 def test_the_headers_of_exactly_one_kernel() -> None:
-    assert UBUNTU.headers("6.8.0-51-generic") == "linux-headers-6.8.0-51-generic"
+    assert UBUNTU.headers("6.8.0-51-generic") == PackageId("linux-headers-6.8.0-51-generic")
 
 
 @pytest.mark.parametrize(
