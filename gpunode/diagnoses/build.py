@@ -216,7 +216,7 @@ def headers_packages(snapshot: Snapshot, kernel: str) -> tuple[str, ...]:
     manager = snapshot.view(system.package_manager)
     if manager == "apt":
         family = distros.DEBIAN if kernel.endswith("-pve") else distros.UBUNTU
-        return (family.headers(kernel) if is_release(kernel) else of_kernel("", "linux-headers-"),)
+        return (str(family.headers(kernel)) if is_release(kernel) else of_kernel("", "linux-headers-"),)
     if manager == "dnf":
         release, _, variant = kernel.partition("+")
         # ELRepo has two kernels under one kind of release, and another variant has a package of another name.
