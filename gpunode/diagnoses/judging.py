@@ -22,7 +22,7 @@ _ADDRESS: Final = Pattern(
 
 def is_examined(snapshot: Snapshot) -> bool:
     """Whether gpunode itself looked at the node; what people paste was chosen, of all that a node has."""
-    return isinstance(snapshot.facts.modules, Known)
+    return isinstance(snapshot.facts.modules, Known) or bool(snapshot.of("nvml"))
 
 
 def judged(rule: Rule, snapshot: Snapshot) -> Iterable[Verdict]:

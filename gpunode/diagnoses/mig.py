@@ -181,7 +181,7 @@ def _empty(snapshot: Snapshot) -> Iterator[Verdict]:
     enabled = [mode for mode in snapshot.view(_modes) if mode.current and mode.pending]
     if _has_instances(snapshot):
         return
-    none = tuple(
+    said = none = tuple(
         cite(item, number)
         for item in _of_smi(snapshot)
         for number, text in enumerate(item.lines, 1)
@@ -199,8 +199,8 @@ def _empty(snapshot: Snapshot) -> Iterator[Verdict]:
     cited = tuple(mode.citation for mode in enabled)
     if enabled and none:
         yield Proof(what, (*cited, *none), gpu=enabled[0].bus)
-    elif (none and not snapshot.view(_modes)) or (enabled and snapshot.says(_NO_DEVICE)):
-        yield Proof(what, (*none, *cited), "likely")
+    elif (said and not snapshot.view(_modes)) or (enabled and snapshot.says(_NO_DEVICE)):
+        yield Proof(what, (*said, *cited), "likely")
 
 
 def _enabled(snapshot: Snapshot) -> Iterator[Citation]:

@@ -50,7 +50,7 @@ def _versions(snapshot: Snapshot) -> tuple[Citation, ...]:
     return found.citations if found else ()
 
 
-_MISSING: Final = _state("missing")
+_MISSING: Final = any_of(_state("missing"), asked(r"\bgrep\b.*\bfabric", empty=True))
 _DOWN: Final = _state("failed", "inactive", "masked")
 _VERSIONS_DIFFER: Final = fact(_versions)
 _NOTHING: Final = fact(fabric.nothing_to_do)
@@ -550,6 +550,7 @@ FAMILY: Final = Family(
             sources=("https://github.com/leptonai/gpud/issues/1085", f"{OPEN_MODULES}/issues/1150"),
             check=only("nvlink-all-links-inactive-gpu", _linked),
             typical=unless(fact(fabric.refused), _DOWN),
+            context=asked(r"\bnvlink\b"),
             remedy=always(
                 run(
                     "inspect",
