@@ -42,8 +42,8 @@ NOT_STARTED: Final = line(
     r"|NVIDIA probe routine failed|None of the NVIDIA devices were (?:probed|initialized)"
 )
 MISMATCH: Final = line(
-    r"[Dd]river/library version mismatch|API mismatch: the|NVML_ERROR_LIB_RM_VERSION_MISMATCH|\b803\b"
-    r"|unsupported display driver ?/ ?cuda driver combination"
+    r"[Dd]river/library version mismatch|API mismatch: the|LIB_RM_VERSION_MISMATCH|LibRmVersionMismatch"
+    r"|nvidia-modeset: Version mismatch|does not match DSO version"
 )
 NO_NVML_LIBRARY: Final = line(
     r"libnvidia-ml\.so(?:\.1)?\b[^\n]{0,60}(?:cannot open|not found|[Nn]o such file)|ERROR_LIBRARY_NOT_FOUND"
@@ -95,6 +95,10 @@ CUDA_UNKNOWN: Final = line(
 CUDA_NOT_READY: Final = line(
     r"cudaErrorSystemNotReady|CUDA_ERROR_SYSTEM_NOT_READY|system not yet initiali[sz]ed|(?:CUDA|cuda|cuInit"
     r"|\bcode\b|Error)[^\n]{0,60}\b802\b"
+)
+CUDA_UNFIT: Final = line(
+    r"unsupported display driver ?/ ?cuda driver combination|(?:[Ee]rror|[Cc]ode|returned|cuda\w*)\W{0,4}803\b|\(803 vs"
+    r"|cudaErrorSystemDriverMismatch|CUDA_ERROR_SYSTEM_DRIVER_MISMATCH"
 )
 CUDA_NOT_INITIALISED: Final = line(
     r"CUDA_ERROR_NOT_INITIALIZED|cudaErrorInitializationError|CUDA (?:driver )?initiali[sz]ation (?:failed|error)"
@@ -229,7 +233,7 @@ NO_CAPACITY: Final = any_of(
     ),
 )
 PLUGIN_FAILS: Final = line(
-    r"nvidia-device-plugin[^\n]{0,80}(?:CrashLoop|Error|Init:|0/1)|Failed to initialize NVML"
+    r"nvidia-device-plugin[^\n]{0,80}(?:CrashLoop|Error|Init:|0/1)|Failed to initialize NVML: (?:could not|ERROR_)"
     r"|If this is a GPU node, did you (?:configure|set)|unable to create plugin manager"
     r"|error starting plugins|Incompatible platform"
 )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import datetime, timezone
 from fnmatch import fnmatchcase
 from typing import Final
 
@@ -15,7 +14,6 @@ from gpunode.diagnoses.views import packages, programs
 from gpunode.diagnoses.views.programs import Presence
 from gpunode.facts.items import Item
 from gpunode.facts.patterns import Pattern
-from gpunode.facts.probes import TOOLKIT_LIST
 from gpunode.runtimes.tomlread import parse
 
 # Any of them brings the hook that dockerd looks for, itself or by what it depends on.
@@ -29,7 +27,7 @@ _PROGRAMS: Final = (
 _ANSWERS: Final = Pattern(
     r"NVIDIA Container (?:Toolkit CLI|Runtime Hook) version|^[ \t]*cli-version:"
     r"|nvidia-container-cli(?:\.real)?: (?!command not found|not found|No such)"
-    r"|initializing library context \(version=",
+    r"|initializing library context \(version=|^nvidia-container-toolkit[ -]v?\d",
     re.MULTILINE,
 )
 _LIBRARY: Final = Pattern(
@@ -62,21 +60,22 @@ class Setting:
     file: str
 
 
-_GONE: Final = Pattern(
-    r"(?:exec: [\\\"]*|fork/exec |stat )(?:/[\w./-]*/)?nvidia-container-(?:runtime|toolkit|cli)"
-    r"(?:-hook|\.cdi|\.legacy)?[\\\"]*:? ?(?:stat \S+ )?(?:executable file not found|no such file or directory)",
-)
-
-
-def gone(snapshot: Snapshot) -> tuple[Citation, ...]:
-    """A runtime's word that NVIDIA's program, which it is told to run, is not there."""
-    return snapshot.said(_GONE)
-
-
 def presence(snapshot: Snapshot) -> Presence | None:
     """Whether the toolkit is installed; None where nothing tells. What speaks for it counts."""
     signs = tuple(_signs(snapshot))
     return next((sign for sign in signs if sign.is_there), signs[0] if signs else None)
+
+
+def present(snapshot: Snapshot) -> tuple[Citation, ...]:
+    """What shows that the toolkit is installed."""
+    there = snapshot.view(presence)
+    return (there.citation,) if there is not None and there.is_there else ()
+
+
+def absent(snapshot: Snapshot) -> tuple[Citation, ...]:
+    """What shows that it is not."""
+    there = snapshot.view(presence)
+    return (there.citation,) if there is not None and not there.is_there else ()
 
 
 def _signs(snapshot: Snapshot) -> Iterator[Presence]:
@@ -86,7 +85,7 @@ def _signs(snapshot: Snapshot) -> Iterator[Presence]:
             yield Presence(True, package.citation)
     if (found := programs.look(snapshot, *_PROGRAMS)) is not None:
         yield found
-    for citation in snapshot.said(_ANSWERS):
+    for citation in (*snapshot.said(_ANSWERS), *snapshot.said(_ANSWERS, "packages")):
         yield Presence(True, citation)
     for item in snapshot.of("package-policy"):
         for match in finds(item, _POLICY):
@@ -94,8 +93,9 @@ def _signs(snapshot: Snapshot) -> Iterator[Presence]:
             yield Presence(match["version"][0] != "(", cite(item, number))
     if (denial := _not_listed(snapshot)) is not None:
         yield Presence(False, denial)
-    elif (told := _told_installed(snapshot)) is not None:  # what was installed once may be gone again
-        yield Presence(True, told)
+    else:  # what was installed once may be gone again
+        logged = snapshot.said(_INSTALLED, "package-history", "text", "package-output", "packages")
+        yield from (Presence(True, line) for line in logged)
 
 
 def _not_listed(snapshot: Snapshot) -> Citation | None:
@@ -118,33 +118,12 @@ def _would_list(item: Item, name: str) -> bool:
 
 # The first line below the name is what is installed, in the language of the node.
 _POLICY: Final = Pattern(r"^nvidia-container-toolkit:\n\s+\w+\s*:\s*(?P<version>\S+)", re.MULTILINE)
-_DATE: Final = r"\d{4}-\d\d-\d\d[ T]+\d\d:\d\d:\d\d"
-_INSTALLED: Final = (
-    Pattern(rf"^{_DATE} (?:status installed|install) nvidia-container-(?:toolkit|runtime)\b", re.MULTILINE),
-    # dnf's log; pacman's, zypper's and apt's.
-    Pattern(rf"^{_DATE}\S* (?:\w+ )?Installed: nvidia-container-toolkit-\d", re.MULTILINE),
-    Pattern(rf"^\[{_DATE}\S*\] \[ALPM\] installed nvidia-container-toolkit\b", re.MULTILINE),
-    Pattern(rf"^{_DATE}\|install\|nvidia-container-toolkit\|", re.MULTILINE),
-    Pattern(r"^Install:[^\n]*\bnvidia-container-toolkit:", re.MULTILINE),
+# The logs of dpkg, dnf, pacman, zypper and apt.
+_INSTALLED: Final = Pattern(
+    r"(?:status installed|install|Installed:|\[ALPM\] installed|\|install\|) ?nvidia-container-(?:toolkit|runtime)\b"
+    r"|^Install:[^\n]*\bnvidia-container-toolkit:",
+    re.MULTILINE,
 )
-
-
-def _told_installed(snapshot: Snapshot) -> Citation | None:
-    """What tells that the toolkit was installed; None where nothing does."""
-    if (installed := installed_at(snapshot)) is not None:
-        return installed[1]
-    items = snapshot.of("package-history", "text", "package-output", "packages")
-    found = ((item, match) for item in items for one in _INSTALLED for match in finds(item, one))
-    return next((cite(item, item.number_at(match.start())) for item, match in found), None)
-
-
-def installed_at(snapshot: Snapshot) -> tuple[float, Citation] | None:
-    """When the toolkit's files were written, since the epoch, and what says so; None where the node was not asked."""
-    at = snapshot.facts.changed_at.get(TOOLKIT_LIST)
-    if at is None:
-        return None
-    moment = datetime.fromtimestamp(at, timezone.utc).isoformat(timespec="seconds")
-    return at, stated(TOOLKIT_LIST, f"written {moment}", f"file:{TOOLKIT_LIST}")
 
 
 def versions(snapshot: Snapshot) -> tuple[Version, ...]:
