@@ -139,7 +139,7 @@ def _failed_diagnostic(snapshot: Snapshot, gpu: str) -> Iterator[Citation]:
         for number, text in enumerate(item.lines, 1):
             named = _BUS.search(text)
             about = pci.address(named["bus"]) if named else about
-            if (item.key, number) in places and about in {"", gpu}:
+            if (item.key, number) in places and (about in {"", gpu} or not gpu):
                 yield places[item.key, number]
 
 

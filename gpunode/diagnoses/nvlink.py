@@ -156,14 +156,6 @@ def _nvlink5_commands(snapshot: Snapshot) -> tuple[Command, ...]:
     return (*install(snapshot, "", "nvlsm", "infiniband-diags").commands, load, keep)
 
 
-def _stop_manager(_: Snapshot) -> Iterable[Fix]:
-    yield run(
-        "configure",
-        "switch it off: this node does not need it",
-        Shell("sudo systemctl disable --now nvidia-fabricmanager"),
-    )
-
-
 # ---- links without a fault message
 
 
