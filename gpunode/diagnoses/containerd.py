@@ -108,6 +108,10 @@ def _unserved(snapshot: Snapshot) -> Iterator[Citation]:
 
 _UNDESCRIBED: Final = fact(_undescribed)
 _DESCRIBED: Final = fact(_described)
+_DESCRIBES_OTHERS: Final = unless(
+    fact(lambda snapshot: (one.place,) if (one := snapshot.view(containerd.effective)) and one.handlers else ()),
+    _DESCRIBED,
+)
 _DUMPS_IT: Final = fact(
     lambda snapshot: (one.place,) if (one := containerd.running(snapshot)) and "nvidia" in one.handlers else ()
 )
@@ -295,7 +299,7 @@ FAMILY: Final = Family(
             ),
             decisive=any_of(_DANGLING, all_of(any_of(_NO_RUNTIME, _NO_HANDLER), _UNDESCRIBED)),
             typical=any_of(
-                unless(_NO_RUNTIME, _DUMPS_IT), _NO_HANDLER, all_of(_PLUGIN_LACKS, _UNDESCRIBED), fact(_unserved)
+                unless(_NO_RUNTIME, _DUMPS_IT), _NO_HANDLER, all_of(_PLUGIN_LACKS, _DESCRIBES_OTHERS), fact(_unserved)
             ),
             symptoms=(symptoms.NO_RUNTIME, symptoms.CONTAINER_FAILED, symptoms.NO_CAPACITY, _NO_DEFAULT),
             context=_UNDESCRIBED,
