@@ -330,7 +330,7 @@ FAMILY: Final = Family(
                 line(r"expected cgroupsPath to be of format|invalid slice name: /kubepods"),
                 fact(_differ),
             ),
-            symptoms=(symptoms.CONTAINER_FAILED, _COME_AND_GO, _DOCKERS_DIFFER),
+            symptoms=(symptoms.CONTAINER_FAILED, all_of(fact(_differ), _COME_AND_GO), _DOCKERS_DIFFER),
             look_at=(
                 Shell("grep cgroupDriver /var/lib/kubelet/config.yaml"),
                 Shell("sudo containerd config dump | grep SystemdCgroup"),

@@ -30,19 +30,7 @@ NOUVEAU_IMAGE = (
     "lsinitramfs /boot/initrd.img-6.6.47 | grep nouveau",
     "usr/lib/modules/6.6.47/kernel/drivers/gpu/drm/nouveau/nouveau.ko",
 )
-UNKNOWN_RUNTIME = (
-    "docker run --runtime=nvidia cuda nvidia-smi",
-    "docker: Error response from daemon: Unknown runtime specified nvidia.",
-)
-DOCKER2 = ("dpkg -l '*nvidia*'", "ii  nvidia-docker2  2.13.0-1  all  nvidia-docker CLI wrapper")
-GSP_120 = "NVRM: Xid (PCI:0000:01:00): 120, GSP task watchdog timeout @ pc:0x1b3e200, partition:4#0, task:3"
 GSP_INIT = "[ 1225.0] NVRM: GPU0 RmInitAdapter: Cannot initialize GSP firmware RM\n"
-REFUSED = (
-    "Events:\n  Warning  UnexpectedAdmissionError  5s  kubelet  Allocate failed due to requested number of devices "
-    "unavailable for nvidia.com/gpu. Requested: 1, Available: 0, which is unexpected"
-)
-POD = "Containers:\n  main:\n    Limits:\n      nvidia.com/gpu:  1\n"
-INIT = "Init Containers:\n  warm:\n    Limits:\n      nvidia.com/gpu:  1\n"
 COUNTED = "GPU 00000000:07:00.0\n    ECC Errors\n        Volatile\n            DRAM Uncorrectable            : 1\n"
 SIGNED = (
     "modinfo nvidia",
@@ -76,11 +64,6 @@ OPEN: dict[str, tuple[tuple[Piece, ...], set[str], tuple[tuple[tuple[Piece, ...]
         (("dmesg (further down)", GSP_INIT),),
         {"gsp-init-failed-platform", "gpu-firmware-boot-failed"},
         (),
-    ),
-    "init containers with a GPU": (
-        (("kubectl describe pod gpu-init", INIT + POD + REFUSED),),
-        {"kubelet-stale-device-allocation", "kubelet-restart-admission-bug"},
-        (((("sudo systemctl restart kubelet", ""),), "kubelet-restart-admission-bug"),),
     ),
     "an error counted": (
         (("nvidia-smi -q -d ECC", COUNTED),),
