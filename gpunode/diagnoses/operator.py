@@ -251,7 +251,7 @@ FAMILY: Final = Family(
             context=any_of(_MANAGED, _CANNOT_DRAIN),
             look_at=(Shell("kubectl logs -n gpu-operator -l app=nvidia-driver-daemonset --tail=30"),),
             share=1.5,
-            summary="the operator's driver pod cannot unload the one before it: programs still use the GPUs",
+            summary="the operator's driver pod cannot unload the one before it, which is in use",
             remedy=_free,
             explains=frozenset({"gpu-labels-without-capacity", "device-plugin-library-not-found"}),
         ),

@@ -30,6 +30,7 @@ NOUVEAU_IMAGE = (
     "lsinitramfs /boot/initrd.img-6.6.47 | grep nouveau",
     "usr/lib/modules/6.6.47/kernel/drivers/gpu/drm/nouveau/nouveau.ko",
 )
+GSP_120 = "NVRM: Xid (PCI:0000:01:00): 120, GSP task watchdog timeout @ pc:0x1b3e200, partition:4#0, task:3"
 GSP_INIT = "[ 1225.0] NVRM: GPU0 RmInitAdapter: Cannot initialize GSP firmware RM\n"
 COUNTED = "GPU 00000000:07:00.0\n    ECC Errors\n        Volatile\n            DRAM Uncorrectable            : 1\n"
 SIGNED = (
