@@ -180,7 +180,8 @@ NO_ADDRESS: Final = line(
 # What container engines and the toolkit say.
 
 NO_DEVICE_DRIVER: Final = line(
-    r"could not select device driver|unknown flag: --gpus|no known GPU vendor|failed to discover GPU vendor"
+    r"could not select device driver (?![\\\"'`]*cdi)"
+    r"|unknown flag: --gpus|no known GPU vendor|failed to discover GPU vendor"
 )
 NO_RUNTIME: Final = line(
     r"[Uu]nknown (?:or invalid )?runtime(?: name)?:? [\"'\\]*nvidia|no runtime for [\"'\\]*nvidia"
@@ -234,6 +235,7 @@ NO_CAPACITY: Final = any_of(
 )
 PLUGIN_FAILS: Final = line(
     r"nvidia-device-plugin[^\n]{0,80}(?:CrashLoop|Error|Init:|0/1)|Failed to initialize NVML: (?:could not|ERROR_)"
+    r"|could not load NVML library|NVML not detected"
     r"|If this is a GPU node, did you (?:configure|set)|unable to create plugin manager"
     r"|error starting plugins|Incompatible platform"
 )

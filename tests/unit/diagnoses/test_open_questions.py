@@ -16,12 +16,6 @@ API = (
     "NVRM: this kernel module has the version 570.133.20."
 )
 GSP_120 = "NVRM: Xid (PCI:0000:01:00): 120, GSP task watchdog timeout @ pc:0x1b3e200, partition:4#0, task:3"
-REFUSED = (
-    "Events:\n  Warning  UnexpectedAdmissionError  5s  kubelet  Allocate failed due to requested number of devices "
-    "unavailable for nvidia.com/gpu. Requested: 1, Available: 0, which is unexpected"
-)
-POD = "Containers:\n  main:\n    Limits:\n      nvidia.com/gpu:  1\n"
-INIT = "Init Containers:\n  warm:\n    Limits:\n      nvidia.com/gpu:  1\n"
 COUNTED = "GPU 00000000:07:00.0\n    ECC Errors\n        Volatile\n            DRAM Uncorrectable            : 1\n"
 SIGNED = (
     "modinfo nvidia",
@@ -36,11 +30,6 @@ RUNS = ("uname -r", "6.18.48-amd64")
 PENDING = "driver-library-mismatch-reboot-pending"
 # What is shown, which causes stay open, and what decides for which.
 OPEN: dict[str, tuple[tuple[Piece, ...], set[str], tuple[tuple[tuple[Piece, ...], str], ...]]] = {
-    "init containers with a GPU": (
-        (("kubectl describe pod gpu-init", INIT + POD + REFUSED),),
-        {"kubelet-stale-device-allocation", "kubelet-restart-admission-bug"},
-        (((("sudo systemctl restart kubelet", ""),), "kubelet-restart-admission-bug"),),
-    ),
     "an error counted": (
         (("nvidia-smi -q -d ECC", COUNTED),),
         {"ecc-dbe-uncorrectable", "xid-94-contained-ecc", "xid-95-uncontained-ecc"},
