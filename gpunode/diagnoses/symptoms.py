@@ -149,7 +149,9 @@ REPOSITORY_REFUSED: Final = line(
 KEY_REJECTED: Final = line(
     r"Key was rejected by service|Required key not available|[Ll]oading of (?:unsigned module|module with)"
     r"|Lockdown: [^\n]{0,40}module"
-    r"|PKCS#7 signature not signed|module verification failed"
+    r"|PKCS#7 signature not signed|module verification failed|signed kernel module failed to load"
+    r"|Secure boot is enabled on this system, so|[Kk]ernel module(?: load error)?:? Operation not permitted"
+    r"|could not insert \S*nvidia\S*: Operation not permitted"
 )
 BUS_ERRORS: Final = line(
     r"AER: |PCIe Bus Error|BadTLP|BadDLLP|Completion Timeout|RxErr|pcieport [^\n]{0,80}(?:error|down)|PCI error"

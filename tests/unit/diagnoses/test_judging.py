@@ -18,9 +18,20 @@ DECISIVE, TYPICAL, SYMPTOM, AGAINST, CONTEXT = (
 
 def rule(cause: str = "a-cause", **more: object) -> Rule:
     fields: dict[str, object] = {
-        "layer": "driver", "storey": "driver", "severity": "error", "disruption": "none", "title": "wrong",
-        "story": "", "sources": (), "remedy": lambda _: (), "decisive": DECISIVE, "typical": TYPICAL,
-        "symptoms": (SYMPTOM,), "against": (AGAINST,), "context": CONTEXT, "look_at": (Shell("look"),),
+        "layer": "driver",
+        "storey": "driver",
+        "severity": "error",
+        "disruption": "none",
+        "title": "wrong",
+        "story": "",
+        "sources": (),
+        "remedy": lambda _: (),
+        "decisive": DECISIVE,
+        "typical": TYPICAL,
+        "symptoms": (SYMPTOM,),
+        "against": (AGAINST,),
+        "context": CONTEXT,
+        "look_at": (Shell("look"),),
     }
     return Rule(cause, **{**fields, **more})  # type: ignore[arg-type]
 

@@ -204,30 +204,6 @@ def test_a_build_for_the_next_kernel_is_a_warning_while_the_driver_works() -> No
     assert [(finding.cause, finding.severity) for finding in found] == [("dkms-build-toolchain-missing", "warning")]
 
 
-@pytest.mark.parametrize(
-    ("piece", "cause"),
-    [
-        (("modinfo nvidia | grep signer", "signer:         DKMS module signing key"), "secure-boot-key-not-enrolled"),
-        (("modinfo -F signer nvidia", ""), "secure-boot-module-unsigned"),
-        (("dmesg", "[    9.1] Loading of unsigned module is rejected"), "secure-boot-module-unsigned"),
-        (("dmesg", "[    9.1] Loading of module with unavailable key is rejected"), "secure-boot-key-not-enrolled"),
-        (("dkms status", "nvidia/550.90.07, 6.8.0-45-generic, x86_64: installed"), "secure-boot-key-not-enrolled"),
-        (
-            ("mokutil --test-key /var/lib/dkms/mok.pub", "/var/lib/dkms/mok.pub is not enrolled"),
-            "secure-boot-key-not-enrolled",
-        ),
-    ],
-)
-def test_a_rejected_module_has_no_signature_or_one_by_an_unknown_key(piece: tuple[str, str], cause: str) -> None:
-    assert roots(REJECTED, piece) == [cause]
-
-
-def test_a_rejected_module_alone_is_a_question() -> None:
-    found = seen(REJECTED, ("mokutil --sb-state", "SecureBoot enabled"))
-    assert not found.roots
-    assert any("modinfo" in one for doubt in found.unknown for one in doubt.look_at)
-
-
 def test_a_lockdown_without_anything_that_signs_points_to_a_missing_signature() -> None:
     found = seen(
         ("modprobe nvidia", "modprobe: ERROR: could not insert 'nvidia': Operation not permitted"),
