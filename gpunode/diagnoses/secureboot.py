@@ -206,7 +206,7 @@ FAMILY: Final = Family(
             ),
             typical=any_of(_NOT_ENROLLED, unless(all_of(REFUSED, _SIGNS), _UNSIGNED)),
             symptoms=_SYMPTOMS,
-            context=any_of(_SIGNED, _SIGNS, REFUSED),
+            context=any_of(_SIGNED, REFUSED),
             against=_AGAINST,
             look_at=_LOOK_AT,
             summary="the NVIDIA module is signed with a key that the firmware does not know, so the kernel refuses it",

@@ -133,6 +133,7 @@ BUILD_FAILED: Final = line(
     r"|autoinstall)[^\n]{0,60}fail"
     r"|kernel module \S+ failed to build|dkms: (?:running|added|build)"
     r"|nvidia(?:-\w+)*[/, ]+\d+\.[\d.]+[^\n]{0,60}: (?:added|broken)"
+    r"|has not compiled successfully|nvidia\.ko was not created"
 )
 PACKAGES_BROKEN: Final = line(
     r"[Uu]nmet dependencies|held broken packages|dpkg: error|Sub-process /usr/bin/dpkg returned"
