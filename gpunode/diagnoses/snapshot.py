@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Any, Final, TypeVar, cast
 
 from gpunode.diagnoses.model import Citation
-from gpunode.facts import boots, machines, speakers, started
+from gpunode.facts import boots
 from gpunode.facts.derive import derive
-from gpunode.facts.evidence import Capture, Evidence
+from gpunode.facts.evidence import Evidence
 from gpunode.facts.items import Item, items
 from gpunode.facts.literals import Vocabulary
 from gpunode.facts.model import Facts
@@ -43,7 +43,6 @@ class Snapshot:
         whole: with it; the same items where no log has any.
         now: of a snapshot with it, the items without; None of any other.
         as_told: the same with the faults that GPUs got over; None where they got over none.
-        machines: each of several that the evidence is of, as what is known of it alone; none where all is of one.
     """
 
     items: tuple[Item, ...]
@@ -51,7 +50,6 @@ class Snapshot:
     whole: tuple[Item, ...] = ()
     now: tuple[Item, ...] | None = None
     as_told: Snapshot | None = None
-    machines: tuple[tuple[str, Snapshot], ...] = ()
     _views: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)
 
     def view(self, read: Callable[[Snapshot], T]) -> T:
@@ -131,45 +129,14 @@ class Snapshot:
 def snapshot(evidence: Evidence, *, image: bool = False) -> Snapshot:
     """The node that ``evidence`` shows."""
     # What was typed is no message, whatever stands in it.
-    seen = (item for item in items(evidence) if item.kind != "shell-history")
-    whole = tuple(map(_of_daemon, seen))
-    nodes = machines.nodes(whole)
-    parts = tuple((node, _part(evidence, whole, node, nodes)) for node in nodes)
-    return replace(_of(whole, derive(evidence, image=image)), machines=parts)
+    whole = tuple(item for item in items(evidence) if item.kind != "shell-history")
+    present = tuple(now for item in whole if (now := _of_running_boot(item)) is not None)
+    return Snapshot(present, derive(evidence, image=image), whole)
 
 
-def _of(whole: tuple[Item, ...], facts: Facts) -> Snapshot:
-    began = started.start(whole)
-    present = tuple(now for item in whole if (now := _of_running_boot(item, began)) is not None)
-    return Snapshot(present, facts, whole)
-
-
-def _part(evidence: Evidence, whole: tuple[Item, ...], node: str, nodes: Sequence[str]) -> Snapshot:
-    """What is known of one of several nodes."""
-    own = tuple(item for item in whole if machines.speaks_of(item, node, nodes))
-    found: dict[str, Capture] = {}
-    for key in dict.fromkeys(item.key for item in own):
-        # What was the second answer of its kind in the report may be the first of this machine.
-        first = _REPEATED.sub("", key)
-        found[key if first in found else first] = evidence[key]
-    return _of(own, derive(found))
-
-
-_REPEATED: Final = Pattern(r"#\d{1,9}$")
-
-
-def _of_daemon(item: Item) -> Item:
-    """The item without what containers wrote into a daemon's journal."""
-    own = speakers.of_daemon(item.source, item.text)
-    return item if own == item.text else replace(item, text=own)
-
-
-def _of_running_boot(item: Item, began: started.Start | None) -> Item | None:
+def _of_running_boot(item: Item) -> Item | None:
     """The item without what it says of earlier boots; None where it says nothing else."""
-    marked = boots.of_running(item.source, item.written, item.text)
-    if marked is None:
-        return None
-    now = started.of_running(item if marked == item.text else replace(item, text=marked), began)
+    now = boots.of_running(item.source, item.written, item.text)
     if now is None:
         return None
     return item if now == item.text else replace(item, text=now)

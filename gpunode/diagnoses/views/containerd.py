@@ -10,7 +10,7 @@ from typing import Any, Final, Literal, TypeAlias
 
 from gpunode.diagnoses.model import Citation
 from gpunode.diagnoses.snapshot import Snapshot, cite, find, stated
-from gpunode.diagnoses.views import moments, packages
+from gpunode.diagnoses.views import kernel, packages
 from gpunode.errors import Refused
 from gpunode.facts import numbers
 from gpunode.facts.items import Item
@@ -81,7 +81,7 @@ def since_start(snapshot: Snapshot, said: tuple[Citation, ...]) -> tuple[Citatio
     """What was ``said`` without what a journal has from before the running daemon was started."""
     unit = snapshot.facts.unit("containerd.service")
     begun = unit.value.started_at if isinstance(unit, Known) and unit.value.state.active else None
-    return tuple(one for one in said if begun is None or (at := moments.of_line(one.line)) is None or at >= begun)
+    return kernel.since(begun, said)
 
 
 def product(snapshot: Snapshot) -> Product:
