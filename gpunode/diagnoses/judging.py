@@ -43,7 +43,12 @@ def _declared(rule: Rule, snapshot: Snapshot) -> Iterator[Proof]:
     for gpu, lines in _by_gpu(snapshot, (*decisive, *typical)).items():
         cited = tuple(dict.fromkeys((*lines, *symptoms)))
         yield Proof(
-            summary or rule.title, cited, "certain" if is_sure else "likely", gpu=gpu, at=_began(snapshot, lines)
+            summary or rule.title,
+            cited,
+            "certain" if is_sure else "likely",
+            gpu=gpu,
+            at=_began(snapshot, lines),
+            severity="warning" if snapshot.view(rule.later) else None,
         )
 
 
