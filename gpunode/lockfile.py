@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from gpunode.errors import LockFileError
-from gpunode.recipe import LIMIT_BYTES, VersionLock, line_of, read_toml
+from gpunode.recipe import LIMIT_BYTES, VersionLock
+from gpunode.recipe.parsing import line_of, read_toml
 
 SCHEMA: Final = 1
 _PACKAGES: Final = "packages"

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from gpunode import __version__, builtin
-from gpunode import recipe as recipes
 from gpunode.cli.compose import SAMPLES, Wanted, checked_root, recipe_at, see
 from gpunode.cli.envelope import Envelope
 from gpunode.cli.human import Screen
@@ -23,6 +22,7 @@ from gpunode.errors import (
 )
 from gpunode.facts.model import Facts, Unknown
 from gpunode.recipe import Recipe
+from gpunode.recipe.rendering import render
 from gpunode.redaction.secrets import text as redacted
 from gpunode.steps.table import STEPS
 from gpunode.workflow.converge import notes_of, owed_by, raise_refusal, steps_of
@@ -373,7 +373,7 @@ def recipe_list(how: OutputOptions) -> None:
 def recipe_show(name: str, how: OutputOptions) -> None:
     """Prints a recipe and what it amounts to."""
     text, whole = builtin.load(name), builtin.read(name)
-    how.screen().recipe(name, text, recipes.render(whole))
+    how.screen().recipe(name, text, render(whole))
     how.answer(Envelope("recipe show", result={"text": text, "recipe": whole}))
 
 
@@ -393,7 +393,7 @@ def recipe_from_node(node: str, output: str, how: OutputOptions) -> None:
     from gpunode.workflow.from_node import recipe_of
 
     seen = see(node, "/", "")
-    text = recipes.render(recipe_of(seen.facts, seen.host))
+    text = render(recipe_of(seen.facts, seen.host))
     if output:
         _write_new(Path(output), text)
     how.screen().from_node(text, output)

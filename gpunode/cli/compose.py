@@ -19,7 +19,8 @@ from gpunode.facts.derive import derive
 from gpunode.facts.evidence import Evidence
 from gpunode.facts.model import Facts, Known, PciDevice
 from gpunode.host.port import HostView, OnProgress, Progress
-from gpunode.recipe import Recipe, RuntimeName, line_of, parse
+from gpunode.recipe import Recipe, RuntimeName
+from gpunode.recipe.parsing import line_of, parse
 
 if TYPE_CHECKING:
     from gpunode.journal.store import Announce, Store

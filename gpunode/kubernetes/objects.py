@@ -12,7 +12,7 @@ from gpunode.facts.model import KubeletKind
 from gpunode.kubernetes import yaml
 from gpunode.kubernetes.model import GPU_PRESENT, MANAGED_BY, ClusterNode, Object
 from gpunode.kubernetes.sharing import GPU
-from gpunode.recipe_kubernetes import Kubernetes
+from gpunode.recipe.kubernetes import Kubernetes
 
 PLUGIN: Final = "nvidia-device-plugin"
 TEST_POD: Final = "gpunode-test"

@@ -23,7 +23,7 @@ from gpunode.kubernetes.objects import (
 from gpunode.kubernetes.plugin_config import gpudirect_flags, plugin_config
 from gpunode.kubernetes.sharing import Config
 from gpunode.recipe import GpuDirect
-from gpunode.recipe_kubernetes import Kubernetes
+from gpunode.recipe.kubernetes import Kubernetes
 
 _NFD_IMAGE: Final = "registry.k8s.io/nfd/node-feature-discovery"
 _CONTROL_PLANE: Final = {"key": "node-role.kubernetes.io/control-plane", "operator": "Exists", "effect": "NoSchedule"}
