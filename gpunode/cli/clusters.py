@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from gpunode import __version__
-from gpunode.cli.changing import told_what_was_done
-from gpunode.cli.compose import SignalGuard, cluster_journal, recipe_at
+from gpunode.cli.changing import SignalGuard, told_what_was_done
+from gpunode.cli.compose import cluster_journal, recipe_at
 from gpunode.cli.envelope import Envelope
 from gpunode.cli.output_options import OutputOptions
 from gpunode.cli.rendering import nodes
@@ -138,7 +138,6 @@ def verify(
     place: str, captures: Sequence[str], where: Where, how: OutputOptions, *, image: str, timeout_s: int
 ) -> None:
     """Shows whether pods get the GPUs of the nodes."""
-    from gpunode.cli.commands import shortcoming
     from gpunode.workflow.cluster_verify import Asked
     from gpunode.workflow.cluster_verify import verify as look
 
@@ -160,16 +159,8 @@ def verify(
             raise type(error)("stopped by a signal", why=why, hint=hint) from error
         report = replace(report, checks=tuple(replace(one, hint=where.in_hint(one.hint)) for one in report.checks))
         screen.cluster_verified(report)
-    failure = shortcoming(report, "")
-    how.answer(
-        Envelope(
-            "k8s verify",
-            status=failure.status if failure else "ok",
-            exit_code=failure.exit_code if failure else 0,
-            errors=(failure,) if failure else (),
-            result={"cluster": who, "checks": report.checks},
-        )
-    )
+    answer = Envelope("k8s verify", result={"cluster": who, "checks": report.checks})
+    how.answer(answer.ending_in(report.shortcoming()))
 
 
 def _handler_here(recipe: Recipe) -> Callable[[str], Check | None]:

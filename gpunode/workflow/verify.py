@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from gpunode.change import subject
 from gpunode.check import Check, Status
 from gpunode.command import sudo_gpunode
-from gpunode.errors import GpunodeError, Undetermined
+from gpunode.errors import GpunodeError, Undetermined, VerifyFailed
 from gpunode.facts import nvml as nvml_facts
 from gpunode.facts.model import Facts, Known, Unknown, known
 from gpunode.facts.nvml import Gpu, Inventory, NoAnswer, NvmlAnswer, NvmlFailure, Unread
@@ -63,6 +63,18 @@ class Report:
     def failed(self) -> tuple[Check, ...]:
         """The checks that say that the node does not work."""
         return tuple(check for check in self.checks if check.status == "failed")
+
+    @property
+    def gpus(self) -> tuple[Gpu, ...]:
+        """Those that NVML told of."""
+        return self.inventory.gpus if self.inventory else ()
+
+    def shortcoming(self, prefix: str = "") -> GpunodeError | None:
+        """The error that it amounts to: the first failed check, else what could not be told; None for neither."""
+        if not self.failed:
+            return next(iter(self.untold), None)
+        first = self.failed[0]
+        return VerifyFailed(f"{prefix}{first.title}: {first.detail}", hint=first.hint)
 
 
 @dataclass(frozen=True, slots=True)

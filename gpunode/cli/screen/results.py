@@ -327,8 +327,3 @@ def recipes_lines(found: Mapping[str, str]) -> Iterator[Line]:
     for name, description in found.items():
         yield line(span(padded(name, width), "bold"), f"  {description}", hang=width + 2)
     yield line("next: ", span("gpunode plan RECIPE", "command"))
-
-
-def stopped_line(title: str, elapsed: float) -> Line:
-    """The change that was going on when the run stopped."""
-    return line(Span("  "), MARKS["failed"], span(title, "bad"), span(f"  after {seconds(elapsed)}", "dim"), hang=4)
