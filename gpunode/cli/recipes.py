@@ -65,7 +65,7 @@ def _good(what: str, file: str) -> tuple[Line, Line]:
 
 def _write_new(path: Path, text: str) -> None:
     """Raises UsageError when there is a file already: a recipe may be somebody's work."""
-    from gpunode.host.files import create
+    from gpunode.host.output import create
 
     try:
         create(path, text.encode("utf-8", "surrogateescape"))

@@ -32,7 +32,7 @@ from gpunode.change import (
 )
 from gpunode.errors import ChangeFailed, Conflict, Refused, assert_never
 from gpunode.facts.evidence import Capture, Outcome, Probe
-from gpunode.host import files, runtime
+from gpunode.host import files, globs, places, runtime
 from gpunode.host.command_log import CommandLog
 from gpunode.host.locks import wait_until_ended, wait_until_free
 from gpunode.host.port import OnProgress, Progress, Settled, Workloads, ignore_progress
@@ -96,7 +96,7 @@ class LocalHost:
             )
             return _captured(probe, done)
         if probe.glob:
-            return files.find(probe.glob, probe.limit_bytes, contents=probe.contents, root=self.root)
+            return globs.find(probe.glob, probe.limit_bytes, contents=probe.contents, root=self.root)
         return files.read(probe.path, probe.limit_bytes, root=self.root)
 
     def wait_until_alone(self) -> None:
@@ -188,7 +188,7 @@ class LocalHost:
         told: list[str] = []
         for path in dict.fromkeys(change.path for change in changes if isinstance(change, FileChange)):
             with suppress(OSError):
-                if (leads := files.resolve(path, root=self.root)) != normpath(path):
+                if (leads := places.resolve(path, root=self.root)) != normpath(path):
                     told.append(f"{path} is a symbolic link to {leads}, so that file is changed")
         return tuple(told)
 
@@ -202,7 +202,7 @@ class LocalHost:
             change = replace(change, after=FileState(_keyring(data, key), key.mode))
         try:
             if change.before is None:
-                made = files.missing_folders(change.path, root=self.root)
+                made = places.missing_folders(change.path, root=self.root)
                 # A file that neither is nor shall be there: its folders outlived it, and they are what goes.
                 return replace(change, folders=made) if change.after else change
             kept = files.attributes(change.path, root=self.root)
