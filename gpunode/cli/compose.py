@@ -23,7 +23,8 @@ from gpunode.recipe import Recipe, RuntimeName
 from gpunode.recipe.parsing import line_of, parse
 
 if TYPE_CHECKING:
-    from gpunode.journal.store import Announce, Store
+    from gpunode.journal.run import Announce
+    from gpunode.journal.store import Store
     from gpunode.workflow.recovery import Backlog
 
 # The shipped captures: each can be named in place of a file.

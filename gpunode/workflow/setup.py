@@ -13,7 +13,8 @@ from gpunode.facts.evidence import Probe
 from gpunode.facts.model import Fact, Facts, Known, Unit, known
 from gpunode.host.port import Host, HostView, Settled
 from gpunode.journal.history import CutShort
-from gpunode.journal.store import Run, Store
+from gpunode.journal.run import Run
+from gpunode.journal.store import Store
 from gpunode.outcome import Planned, Waits, reboot_suffices
 from gpunode.packages import system
 from gpunode.recipe import Recipe
