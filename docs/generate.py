@@ -53,8 +53,7 @@ def pages() -> dict[Path, str]:
     sys.path.insert(0, str(ROOT / "docs"))
     import causes
     import looks
-
-    from gpunode.recipe.schema import schema
+    from recipe_schema import schema
 
     whole = {
         ROOT / "recipes" / "gpunode.schema.json": f"{json.dumps(schema(), indent=2)}\n",

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from gpunode import recipe
 from gpunode.errors import RecipeError, UsageError
-from gpunode.recipe.parsing import parse
+from gpunode.recipe.toml import parse
 
 if TYPE_CHECKING:
     from importlib.abc import Traversable

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from gpunode.errors import LockFileError
 from gpunode.recipe import LIMIT_BYTES, VersionLock
-from gpunode.recipe.parsing import line_of, read_toml
+from gpunode.recipe.toml import line_of, read_toml
 
 SCHEMA: Final = 1
 _PACKAGES: Final = "packages"

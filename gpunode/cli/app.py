@@ -191,7 +191,8 @@ DebugOption = Annotated[bool, typer.Option("-d", "--debug", envvar="NVIDIA_CTK_D
 QuietOption = Annotated[bool, typer.Option("-q", "--quiet", envvar="NVIDIA_CTK_QUIET", help="print errors only")]
 
 
-def _how(json: bool, verbose: bool = False) -> "OutputOptions":
+def how(json: bool, verbose: bool = False) -> "OutputOptions":
+    """How the answer is wanted."""
     from gpunode.cli.output_options import OutputOptions
 
     return OutputOptions(json=json, verbose=verbose)
@@ -236,7 +237,7 @@ def setup(
     options = cli.Options(
         yes, reboot, allow_disruption, lock_timeout, tuple(only), download_only, root, gpu, apply_cluster, resume
     )
-    cli.setup(Wanted(recipe, runtime, driver, upgrade, lock), _how(json, verbose), options)
+    cli.setup(Wanted(recipe, runtime, driver, upgrade, lock), how(json, verbose), options)
 
 
 @app.command()
@@ -266,7 +267,7 @@ def plan(
     from gpunode.cli.compose import Wanted
 
     cli.plan(
-        Wanted(recipe, runtime, driver, upgrade, lock), _how(json, verbose), tuple(only), node, root, gpu, check=check
+        Wanted(recipe, runtime, driver, upgrade, lock), how(json, verbose), tuple(only), node, root, gpu, check=check
     )
 
 
@@ -287,7 +288,7 @@ def rehearse(
     from gpunode.cli import rehearse as cli
     from gpunode.cli.compose import Wanted
 
-    cli.rehearse(Wanted(recipe, runtime, driver), _how(json, verbose), node, gpu)
+    cli.rehearse(Wanted(recipe, runtime, driver), how(json, verbose), node, gpu)
 
 
 @app.command()
@@ -306,7 +307,7 @@ def verify(
     from gpunode.cli import verify as cli
     from gpunode.cli.compose import Wanted
 
-    cli.verify(Wanted(recipe, runtime, driver), _how(json, verbose), cuda=cuda, container=container)
+    cli.verify(Wanted(recipe, runtime, driver), how(json, verbose), cuda=cuda, container=container)
 
 
 @app.command()
@@ -314,7 +315,7 @@ def status(node: NodeOption = "", json: JsonOption = False, verbose: VerboseOpti
     """Show GPUs, driver, kernels, toolkit and runtimes on one screen."""
     from gpunode.cli import verify as cli
 
-    cli.status(_how(json, verbose), node)
+    cli.status(how(json, verbose), node)
 
 
 @app.command()
@@ -360,7 +361,7 @@ def doctor(
         return
     from gpunode.cli import doctor as cli
 
-    cli.doctor(tuple(named or ()), _how(json, verbose), html=html, prometheus=prometheus, recipe=recipe, lock=lock)
+    cli.doctor(tuple(named or ()), how(json, verbose), html=html, prometheus=prometheus, recipe=recipe, lock=lock)
 
 
 @app.command()
@@ -378,7 +379,7 @@ def compare(
     """
     from gpunode.cli import compare as cli
 
-    cli.compare(good, bad, _how(json, verbose))
+    cli.compare(good, bad, how(json, verbose))
 
 
 @app.command()
@@ -408,18 +409,18 @@ def rollback(
 
     Files come back byte for byte; with --packages, everything else that the run changed, too.
     """
-    how = _how(json, verbose)
+    wanted = how(json, verbose)
     if list_:
         from gpunode.cli.runs import runs
 
-        runs(how, root, run)
+        runs(wanted, root, run)
         return
     from gpunode.cli import undoing
 
     if forget:
-        undoing.forget(run, how, root, yes=yes, lock_timeout_s=lock_timeout)
+        undoing.forget(run, wanted, root, yes=yes, lock_timeout_s=lock_timeout)
         return
-    undoing.rollback(run, how, root, undoing.Permissions(yes, packages, force, allow_disruption, lock_timeout))
+    undoing.rollback(run, wanted, root, undoing.Permissions(yes, packages, force, allow_disruption, lock_timeout))
 
 
 @app.command()
@@ -440,8 +441,8 @@ def remove(
     """
     from gpunode.cli import undoing
 
-    how = _how(json, verbose)
-    undoing.remove(how, root, undoing.Permissions(yes, True, force, allow_disruption, lock_timeout))
+    wanted = how(json, verbose)
+    undoing.remove(wanted, root, undoing.Permissions(yes, True, force, allow_disruption, lock_timeout))
 
 
 @app.command()
@@ -456,7 +457,7 @@ def log(
     """
     from gpunode.cli import runs as cli
 
-    cli.log(run, _how(json), root)
+    cli.log(run, how(json), root)
 
 
 @app.command()
@@ -474,7 +475,7 @@ def capture(
     """
     from gpunode.cli import capture as cli
 
-    cli.capture(file, _how(json), anonymize=anonymize, force=force)
+    cli.capture(file, how(json), anonymize=anonymize, force=force)
 
 
 @app.command("self-check")
@@ -490,7 +491,7 @@ def self_check(
     """
     from gpunode.cli import selfcheck
 
-    selfcheck.self_check(sums, _how(json))
+    selfcheck.self_check(sums, how(json))
 
 
 @ctk_app.callback()
@@ -504,7 +505,7 @@ def recipe_list(json: JsonOption = False) -> None:
     """List the shipped recipes."""
     from gpunode.cli import recipes
 
-    recipes.list_(_how(json))
+    recipes.list_(how(json))
 
 
 @recipe_app.command("show")
@@ -512,7 +513,7 @@ def recipe_show(name: Annotated[str, typer.Argument(metavar="RECIPE")], json: Js
     """Print a recipe, and all that it comes to with what it extends."""
     from gpunode.cli import recipes
 
-    recipes.show(name, _how(json))
+    recipes.show(name, how(json))
 
 
 @recipe_app.command("check")
@@ -520,7 +521,7 @@ def recipe_check(file: Annotated[str, typer.Argument(metavar="FILE")], json: Jso
     """Check a recipe: every mistake with its line, key and allowed values."""
     from gpunode.cli import recipes
 
-    recipes.check(file, _how(json))
+    recipes.check(file, how(json))
 
 
 @recipe_app.command("from-node")
@@ -537,7 +538,7 @@ def recipe_from_node(
     """
     from gpunode.cli import recipes
 
-    recipes.from_node(node, output, _how(json))
+    recipes.from_node(node, output, how(json))
 
 
 def app_for(arguments: Sequence[str]) -> typer.Typer:

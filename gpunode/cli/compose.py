@@ -20,7 +20,7 @@ from gpunode.facts.evidence import Evidence
 from gpunode.facts.model import Facts, Known, PciDevice, Unknown
 from gpunode.host.port import HostView
 from gpunode.recipe import Recipe, RuntimeName
-from gpunode.recipe.parsing import line_of, parse
+from gpunode.recipe.toml import line_of, parse
 
 if TYPE_CHECKING:
     from gpunode.journal.run import Announce

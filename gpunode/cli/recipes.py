@@ -13,7 +13,7 @@ from gpunode.cli.screen.text import BLANK, Line, line, span
 from gpunode.cli.screen.words import MARKS
 from gpunode.command import gpunode
 from gpunode.errors import UsageError
-from gpunode.recipe.rendering import render
+from gpunode.recipe.toml import render
 from gpunode.redaction.secrets import text as redact
 
 

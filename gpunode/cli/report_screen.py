@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -15,16 +14,10 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from gpunode.catalog.xids import Xid
-    from gpunode.check import Check
-    from gpunode.diagnoses.comparison import Comparison
-    from gpunode.diagnoses.model import Diagnosis, Fix, Rule
-    from gpunode.host.cluster import Identity
-    from gpunode.kubernetes.model import Rendered
-    from gpunode.workflow.cluster_plan import ClusterPlan
+    from gpunode.diagnoses.model import Fix, Rule
     from gpunode.workflow.doctor import Examined
     from gpunode.workflow.fleet import Row
     from gpunode.workflow.picture import Picture
-    from gpunode.workflow.verify import Report
 
 
 class ReportScreen:
@@ -57,59 +50,19 @@ class ReportScreen:
             self._said = True
             self._printer.put(lines)
 
+    def put_after(self, *lines: Line) -> None:
+        """As ``put``; whatever went on until now goes on no more."""
+        self._mark_stopped()
+        self.put(*lines)
+
     def _mark_stopped(self) -> None:
         """What was going on has failed, if anything was: what is told now is no part of it."""
         self._live.end()
-
-    def self_check(self, title: str, checks: Sequence[Check], notes: Sequence[str]) -> None:
-        """What is known of gpunode's own files, and what that does not prove."""
-        from gpunode.cli.screen.checks import check_lines
-
-        self.put(line(title), *check_lines(checks), *(line(span(f"note: {note}", "dim"), hang=6) for note in notes))
 
     def looking(self) -> None:
         """Says on a terminal that the node is being looked at, until there is something to read."""
         if not self._silent and self._printer.is_terminal:
             self._live.begin("looking at this machine")
-
-    def rendered(self, found: Rendered, out: str, removed: Sequence[str]) -> None:
-        """What was rendered for a cluster, and the folder in which it stands."""
-        from gpunode.cli.screen.cluster import rendered_lines
-
-        self.put(*rendered_lines(found, out, removed))
-
-    def cluster_plan(self, found: ClusterPlan, wanted: Rendered, elsewhere: str) -> None:
-        """What apply would do to a cluster, and which cluster that is."""
-        from gpunode.cli.screen.cluster import plan_lines
-
-        self._mark_stopped()
-        self.put(*plan_lines(found, wanted, elsewhere, verbose=self.verbose))
-
-    def cluster_removal(self, found: ClusterPlan) -> None:
-        """What remove would take out of a cluster."""
-        from gpunode.cli.screen.cluster import removal_lines
-
-        self._mark_stopped()
-        self.put(*removal_lines(found, verbose=self.verbose))
-
-    def cluster_done(self, verb: str, run: str) -> None:
-        """What was done to a cluster, and what to do next."""
-        from gpunode.cli.screen.cluster import done_lines
-
-        self.put(*done_lines(verb, run, sys.argv[1:]))
-
-    def cluster(self, who: Identity, elsewhere: str) -> None:
-        """Which cluster is asked."""
-        from gpunode.cli.screen.cluster import cluster_lines
-
-        self.put(*cluster_lines(who, elsewhere), BLANK)
-
-    def cluster_verified(self, report: Report) -> None:
-        """What verify found in a cluster."""
-        from gpunode.cli.screen.cluster import verified_lines
-
-        self._live.close()
-        self.put(*verified_lines(report))
 
     def diagnosis(self, examined: Examined, *, page: str = "") -> None:
         """What is wrong with the node, and how it is put right; ``page`` is the file in which it stands, too."""
@@ -132,12 +85,6 @@ class ReportScreen:
             if self.verbose or not place:
                 self.put(*(line(f"  {row}") for text in tracebacks for row in text.splitlines()))
         return place
-
-    def comparison(self, found: Comparison, diagnosis: Diagnosis, good: str, bad: str) -> None:
-        """How a bad node differs from a good one."""
-        from gpunode.cli.screen.comparison import comparison_lines
-
-        self.put(*comparison_lines(found, diagnosis, good, bad, verbose=self.verbose))
 
     def fleet_row(self, row: Row, done: int, names: Sequence[str]) -> None:
         """One report of a fleet, with --verbose; else how many of ``names`` are done, on a terminal."""

@@ -16,8 +16,7 @@ from gpunode.errors import JournalDamaged, Refused, UsageError
 from gpunode.host.ownership import why_others_write
 from gpunode.journal.record import Begin
 from gpunode.recipe import Recipe
-from gpunode.recipe.parsing import base_of, parse, read_toml
-from gpunode.recipe.rendering import literal, render
+from gpunode.recipe.toml import base_of, literal, parse, read_toml, render
 
 if TYPE_CHECKING:
     from gpunode.journal.store import Store

@@ -13,9 +13,7 @@ from gpunode import builtin
 from gpunode.errors import RecipeError
 from gpunode.recipe import Driver, Expect, GpuDirect, Recipe, Repositories, Runtime, Toolkit
 from gpunode.recipe.keys import known_keys
-from gpunode.recipe.parsing import parse
-from gpunode.recipe.rendering import render
-from gpunode.recipe.schema import schema
+from gpunode.recipe.toml import parse, render
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 
@@ -319,16 +317,12 @@ def test_a_default_is_a_value_that_the_key_may_have() -> None:
             parse(f"{key.path} = {json.dumps(key.default)}", "x.toml", no_load)
 
 
-def test_the_schema_for_editors_is_current() -> None:
-    shipped = (RECIPES / "gpunode.schema.json").read_text()
-    assert json.loads(shipped) == schema(), "run make docs"
-
-
 def test_the_schema_is_one_and_takes_what_the_parser_takes() -> None:
     import jsonschema
 
-    jsonschema.Draft202012Validator.check_schema(schema())
-    checker = jsonschema.Draft202012Validator(schema())
+    schema = json.loads((RECIPES / "gpunode.schema.json").read_text())
+    jsonschema.Draft202012Validator.check_schema(schema)
+    checker = jsonschema.Draft202012Validator(schema)
     for name in builtin.names():
         assert list(checker.iter_errors(toml(builtin.text(name)))) == []
     for text, _, _, _ in FAULTS:

@@ -15,7 +15,7 @@ from gpunode.host.cluster import Cluster, Identity
 from gpunode.kubernetes.forms import files
 from gpunode.kubernetes.render import members, rendered
 from gpunode.recipe import Recipe
-from gpunode.recipe.parsing import parse
+from gpunode.recipe.toml import parse
 from gpunode.workflow.cluster_plan import planned
 from gpunode.workflow.cluster_verify import Asked, verify
 from tests.unit.kubernetes.clusters import CLUSTERS, node

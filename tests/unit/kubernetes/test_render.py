@@ -24,7 +24,7 @@ from gpunode.kubernetes.forms import HEADER, files
 from gpunode.kubernetes.model import PLUGIN_CONFIG, ClusterNode, Release, Rendered
 from gpunode.kubernetes.render import Form, rendered
 from gpunode.recipe import Recipe
-from gpunode.recipe.parsing import parse
+from gpunode.recipe.toml import parse
 from tests.unit.kubernetes.clusters import CLUSTERS, RECIPES, golden, node
 from tests.unit.kubernetes.vectors import NOT_OBEYED, OBEYED
 

@@ -17,7 +17,7 @@ from gpunode.facts.probes import MIG_UNIT, MIG_WANTS
 from gpunode.facts.project import PLAN, project
 from gpunode.outcome import Planned, Waits
 from gpunode.recipe import Mps, Recipe
-from gpunode.recipe.parsing import parse
+from gpunode.recipe.toml import parse
 from gpunode.steps.mig import MIG
 from tests.unit.steps.machines import H100, T4, gpu, planned, refusal, unit, with_driver
 

@@ -10,8 +10,7 @@ from gpunode.errors import Refused
 from gpunode.facts.model import Facts, Known, Platform
 from gpunode.host.rehearsal import RehearsalHost
 from gpunode.recipe import Recipe
-from gpunode.recipe.parsing import parse
-from gpunode.recipe.rendering import render
+from gpunode.recipe.toml import parse, render
 from gpunode.runtimes import DesiredConfig, after_edits, runtime
 from gpunode.workflow.from_node import recipe_of
 from gpunode.workflow.plan import plan

@@ -1,4 +1,6 @@
-"""The JSON Schema of recipes, for editors. Pure."""
+"""The JSON Schema of recipes, for editors."""
+
+# ruff: noqa: INP001 - beside the script that calls it, not a package
 
 from __future__ import annotations
 
