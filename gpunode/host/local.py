@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -199,7 +198,7 @@ class LocalHost:
         if isinstance(key := change.after, SigningKey):
             with self._fit_for_packages():
                 data = self.packages.fetch(key.url, _KEY_LIMIT_BYTES)
-            change = replace(change, after=FileState(_keyring(data, key), key.mode))
+            change = replace(change, after=FileState(openpgp.keyring(data, key), key.mode))
         try:
             if change.before is None:
                 made = places.missing_folders(change.path, root=self.root)
@@ -355,27 +354,6 @@ def _captured(probe: Probe, finished: Finished) -> Capture:
     elif finished.exit_status != 0:
         outcome = "failed"
     return Capture(probe.source, outcome, finished.stdout, error, finished.exit_status)
-
-
-def _keyring(data: bytes, key: SigningKey) -> bytes:
-    """The key file as it is kept in a ``.gpg``: binary; it holds the wanted keys and nothing else."""
-    try:
-        found = openpgp.fingerprints(data)
-    except ValueError as error:
-        raise Refused(
-            f"{key.url} is not an OpenPGP key",
-            why=f"{error}; it begins with {data[:60]!r}; nothing was trusted",
-            hint="a proxy or a captive portal may answer in its place; look at it with:\n  "
-            + shlex.join(("curl", "-fsSL", key.url)),
-        ) from error
-    if frozenset(found) != key.fingerprints:
-        raise Refused(
-            f"{key.url} is not the expected key",
-            why=f"found:  {' '.join(found) or 'no key'}\nwanted: {' '.join(sorted(key.fingerprints))}\n"
-            "nothing was trusted",
-            hint="if your mirror signs with its own key, name that key in the recipe ([repositories] *_key)",
-        )
-    return openpgp.belonging(data)
 
 
 def _refuse_edited(change: FileChange, current: FileState | None) -> None:

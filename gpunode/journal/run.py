@@ -11,7 +11,7 @@ from gpunode.change import Change, Trigger
 from gpunode.journal import record
 from gpunode.journal.disk import sync_folder, unwritable, write_all, write_file
 from gpunode.journal.objects import Objects
-from gpunode.journal.record import Begin, Commit, Done, Entry, Failed, Intent, Owe, Result, Settle
+from gpunode.journal.record import Begin, Commit, Done, Entry, Failed, Intent, Result, Settle
 
 # Beside a run's journal: what was asked for.
 REQUEST = "request.toml"
@@ -72,10 +72,6 @@ class Run:
     def failed(self, seq: int, why: str) -> None:
         """The change is known to have failed. Raises ChangeFailed when that cannot be written."""
         self._note(Failed(seq, why, self._clock()))
-
-    def owe(self, trigger: Trigger, seq: int) -> None:
-        """``trigger`` is owed for ``seq``, beyond the change's own triggers, which its intent owes already."""
-        self._note(Owe(trigger, seq, self._clock()))
 
     def settle(self, trigger: Trigger, note: str = "") -> None:
         """``trigger`` is owed no more, whichever run owed it. Raises ChangeFailed when that cannot be written."""

@@ -92,22 +92,8 @@ class Store:
         with unwritable(f"{self.folder} cannot be written, so nothing was changed", self.folder):
             self._make_folders()
             run = self._next_id(now)
-            boot_id, who = boot_id or self._boot_id(), user or invoking_user()
-            begin = Begin(
-                run,
-                now,
-                verb,
-                version,
-                recipe,
-                recipe_sha256,
-                boot_id,
-                who,
-                tuple(argv),
-                of,
-                whole,
-                os.getuid(),
-                loginuid(),
-            )
+            who = (user or invoking_user(), tuple(argv), of, whole, os.getuid(), loginuid())
+            begin = Begin(run, now, verb, version, recipe, recipe_sha256, boot_id or self._boot_id(), *who)
             folder = self._runs / run
             folder.mkdir(mode=0o700)
             begun = Run(begin, folder / "journal.jsonl", self.objects, self._announce, self._clock)
