@@ -10,7 +10,8 @@ from typing import Any, Final
 
 from gpunode.errors import LockFileError
 from gpunode.package_id import PackageId
-from gpunode.recipe import LIMIT_BYTES, VersionLock, line_of, read_toml
+from gpunode.recipe import LIMIT_BYTES, VersionLock
+from gpunode.recipe.toml import line_of, read_toml
 
 SCHEMA: Final = 1
 _PACKAGES: Final = "packages"

@@ -17,7 +17,7 @@ from gpunode.distros.family import TOOLKIT_PACKAGES
 from gpunode.errors import Refused
 from gpunode.kubernetes.model import KIND_CONFIG, ClusterNode, KindCluster
 from gpunode.recipe import Recipe
-from gpunode.recipe_kubernetes import Kind
+from gpunode.recipe.kubernetes import Kind
 
 _DEVICES: Final = "/var/run/nvidia-container-devices"
 

@@ -24,7 +24,7 @@ from gpunode.errors import ChangeFailed, GpunodeError, Interrupted
 from gpunode.host.port import Host, Settled
 from gpunode.journal.history import settles
 from gpunode.journal.record import CONFFILES, Failed, Intent
-from gpunode.journal.store import Run
+from gpunode.journal.run import Run
 from gpunode.outcome import Planned
 from gpunode.package_id import PackageId
 from gpunode.steps.runtime_config import RUNTIME_CONFIG

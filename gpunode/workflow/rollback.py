@@ -33,15 +33,13 @@ from gpunode.journal.store import Store
 from gpunode.package_id import PackageId
 from gpunode.redaction.evidence import without_secrets
 from gpunode.runtimes import RUNTIMES, DesiredConfig, Runtime
-from gpunode.workflow import mig_layouts, mps_clients, present, standing, undo
+from gpunode.workflow import mig_layouts, present, standing, undo
 from gpunode.workflow.apply import Applier, failure_recorded
 from gpunode.workflow.converge import DEPENDENCIES
+from gpunode.workflow.disruption import DOCKER, refuse_undoing
 from gpunode.workflow.events import Observer
 from gpunode.workflow.recovery import still_owed
-from gpunode.workflow.setup import refuse_while_running
 from gpunode.workflow.undo import Part, Undo, Undoing
-
-_DOCKER = "docker.service"
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,15 +97,8 @@ def undoing(
         going = standing.going((part.step, part.change) for part in undone.parts)
         standing.refuse_needed(store, of, going, partial(_is_there, host, undo.installed(facts)))
     if not disrupt:
-        docker = facts.unit(_DOCKER) if facts else Unknown("not asked", "units")
-        undo.refuse_disruption(
-            undone.parts,
-            host,
-            lambda: refuse_while_running(docker, host, "continue with --allow-disruption"),
-            undone.owed,
-        )
-        mig_layouts.refuse_clients(host, undone.changes)
-        mps_clients.refuse_clients(host, undone.changes, undone.owed)
+        docker = facts.unit(DOCKER) if facts else Unknown("not asked", "units")
+        refuse_undoing(undone.changes, undone.owed, docker, host)
     return undone
 
 

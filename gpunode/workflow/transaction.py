@@ -77,15 +77,21 @@ def resolve(
         return Transaction(tuple(changes), problem=final.problem if final else "")
     meant = _meant(brings, purges, newer, upgraded)
     leaving = _parts_of_old(final, installed, meant) if purges else []
-    wrong = (*unplanned([*meant, *leaving], final), *_of_another_branch(brings, final), *_unlocked(final, locked))
+    _refuse(
+        (*unplanned([*meant, *leaving], final), *_of_another_branch(brings, final), *_unlocked(final, locked)), final
+    )
+    exact = _exact(meant, installed, final, along=frozenset({*upgraded, *(change.id for change in strays)}))
+    return replace(exact, upgraded=upgraded)
+
+
+def _refuse(wrong: Sequence[str], final: Simulation) -> None:
+    """Raises Refused for what is ``wrong``, if anything is."""
     if wrong:
         raise Refused(
             f"{final.manager} would do something else than what was planned; no package was touched",
             why="\n".join(wrong),
             hint="look at it with `gpunode plan -v`; the usual reason is a hold, a pin or a third-party package",
         )
-    exact = _exact(meant, installed, final, along=frozenset({*upgraded, *(change.id for change in strays)}))
-    return replace(exact, upgraded=upgraded)
 
 
 def _meant(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 
@@ -26,7 +26,7 @@ from gpunode.change import (
     subject,
     triggers,
 )
-from gpunode.errors import DrainRequired, Refused
+from gpunode.errors import Refused
 from gpunode.facts.model import Facts, Known, need
 from gpunode.host.port import Host, HostView, Settled
 from gpunode.journal.record import CONFFILES, CONFIGURATION, OBSOLETE
@@ -37,10 +37,6 @@ from gpunode.runtimes import DesiredConfig
 from gpunode.workflow import present
 from gpunode.workflow.apply import Applier
 from gpunode.workflow.converge import DEPENDENCIES
-
-_RESTARTS_DOCKER = Trigger("restart", "docker.service")
-_DOCKER = frozenset(map(PackageId, ("docker.io", "docker-ce")))
-_CONTAINERD = frozenset(map(PackageId, ("containerd", "containerd.io")))
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,57 +297,9 @@ def service_back(facts: Facts, part: Part, *, coming: bool = False) -> Part | No
 def reboot_reason(facts: Facts, packages: Sequence[PackageChange]) -> str:
     """Why a reboot is needed after ``packages``: the driver goes, and its module stays in the kernel until then."""
     loaded = facts.loaded_driver.value if isinstance(facts.loaded_driver, Known) else None
-    if loaded is None or not _replaces(packages, driver_packages(change.id for change in packages)):
+    if loaded is None or not replaces(packages, driver_packages(change.id for change in packages)):
         return ""
     return f"the kernel keeps the module of driver {loaded.version} until the next boot"
-
-
-def _replaces(packages: Sequence[PackageChange], those: Collection[PackageId]) -> bool:
-    """Whether one of ``those`` that is there goes, wholly or but for its configuration, or comes in another version."""
-    return any(change.id in those and _is_replaced(change) for change in packages)
-
-
-def _is_replaced(change: PackageChange) -> bool:
-    if change.before is None or change.before.config_files_only:
-        return False
-    state = state_of(change)
-    return state is None or state.config_files_only or state.version != change.before.version
-
-
-def refuse_disruption(
-    parts: Sequence[Part], host: Host, docker_containers: Callable[[], None], owed: Collection[Trigger] = ()
-) -> None:
-    """Nothing, unless it would stop running containers or take the driver from processes that use a GPU.
-
-    Args:
-        parts: what is to be done.
-        host: the node.
-        docker_containers: raises when docker runs containers.
-        owed: what is settled besides.
-
-    Raises:
-        DrainRequired: they are named.
-    """
-    changes = [part.change for part in parts]
-    packages = [change for change in changes if isinstance(change, PackageChange)]
-    stopped = {change.unit for change in changes if isinstance(change, ServiceChange) and not change.after.active}
-    restarts = _RESTARTS_DOCKER in (*triggers(changes), *owed)
-    if restarts or _replaces(packages, _DOCKER) or "docker.service" in stopped:
-        docker_containers()
-    workloads = host.workloads()
-    if _replaces(packages, driver_packages(change.id for change in packages)) and workloads.gpu:
-        raise _drain("take the driver from", "process", workloads.gpu)
-    if _replaces(packages, _CONTAINERD) and workloads.containers:
-        raise _drain("take containerd from", "container", workloads.containers)
-
-
-def _drain(doing: str, what: str, named: Sequence[str]) -> DrainRequired:
-    number = f"1 {what}" if len(named) == 1 else f"{len(named)} {what}{'es' if what.endswith('s') else 's'}"
-    return DrainRequired(
-        f"going on would {doing} {number}",
-        why=f"running: {', '.join(named[:20])}" + (" …" if len(named) > 20 else ""),
-        hint="end them first, or continue with --allow-disruption",
-    )
 
 
 @dataclass(slots=True)
@@ -427,3 +375,15 @@ _LEFT = (".bak", ".backup", ".orig", ".old", ".save", ".prev", ".dpkg-", ".ucf-"
 def leftovers(path: str, names: Iterable[str]) -> Iterator[str]:
     """Those of ``names`` that other tools or people left beside ``path`` as its former versions."""
     return (name for name in names if name.startswith(path) and name.removeprefix(path).startswith(_LEFT))
+
+
+def replaces(packages: Sequence[PackageChange], those: Collection[PackageId]) -> bool:
+    """Whether one of ``those`` that is there goes, wholly or but for its configuration, or comes in another version."""
+    return any(change.id in those and _is_replaced(change) for change in packages)
+
+
+def _is_replaced(change: PackageChange) -> bool:
+    if change.before is None or change.before.config_files_only:
+        return False
+    state = state_of(change)
+    return state is None or state.config_files_only or state.version != change.before.version

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from gpunode.errors import LockFileError
 from gpunode.lockfile import Moved, moved, parse, render
-from gpunode.recipe import VersionLock, known_keys
+from gpunode.recipe import VersionLock
+from gpunode.recipe.keys import known_keys
 from tests.ids import by_id
 
 LOCK = VersionLock(

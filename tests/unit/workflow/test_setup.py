@@ -31,6 +31,8 @@ from gpunode.errors import (
 )
 from gpunode.facts.evidence import Capture
 from gpunode.facts.model import Facts, Known, LoadedDriver
+from gpunode.journal.record import Owe
+from gpunode.journal.run import Run
 from gpunode.journal.store import Store
 from gpunode.package_id import PackageId
 from gpunode.packages.simulation import Action, Simulation
@@ -51,6 +53,11 @@ RESTART = Trigger("restart", "containerd.service")
 ONLY_CONFIG = replace(ASKED, only=("runtime-config",))
 DOCKER_CDI = Recipe("test", runtime=Runtime("docker", cdi=True))
 BEFORE = b"# mine\nversion = 2\n"
+
+
+def owe(run: Run, trigger: Trigger, seq: int) -> None:
+    """What the change ``seq`` owes beyond its own triggers."""
+    run._note(Owe(trigger, seq, run._clock()))
 
 
 @pytest.fixture
@@ -236,7 +243,7 @@ def test_a_stopped_daemon_that_cannot_be_started_gets_its_file_back_too(store: S
 def test_only_the_file_of_the_daemon_that_failed_is_put_back(store: Store) -> None:
     """docker's restart is owed by a run that was cut short; it is not containerd's file that docker refused."""
     cut = store.begin("setup", version="test")
-    cut.owe(Trigger("restart", "docker.service"), 1)
+    owe(cut, Trigger("restart", "docker.service"), 1)
     cut.close()
     node = containerd(units={"containerd.service": unit(), "docker.service": unit()})
     host = Node(node, accepts=lambda trigger, _node: trigger == RESTART)
@@ -292,7 +299,7 @@ def test_of_two_files_of_a_runtime_both_are_written_or_none(store: Store) -> Non
     node = containerd(packages={"containerd": "2.1.9"})
     host = Full(node)
     earlier = store.begin("setup", version="test")
-    earlier.owe(Trigger("restart", "docker.service"), 1)
+    owe(earlier, Trigger("restart", "docker.service"), 1)
     earlier.close()
     with pytest.raises(ChangeFailed, match="no room") as caught:
         run(node, host, store, recipe("containerd"), replace(ONLY_CONFIG, allow_disruption=True))
@@ -361,7 +368,7 @@ def test_a_run_that_had_nothing_left_to_do_is_told_once(store: Store) -> None:
 
 def owing(store: Store, trigger: Trigger) -> float:
     cut = store.begin("setup", version="test")
-    cut.owe(trigger, 1)
+    owe(cut, trigger, 1)
     cut.close()
     return store.owed()[trigger]
 
@@ -400,7 +407,7 @@ def test_a_restart_that_a_power_cut_swallowed_is_made_up_for(store: Store) -> No
 def test_what_a_failed_run_owes_is_pending_and_is_told_as_that(store: Store) -> None:
     node, cold = containerd(), Trigger("initramfs")
     failed = store.begin("setup", version="test")
-    failed.owe(cold, 1)
+    owe(failed, cold, 1)
     failed.commit("failed", "the initramfs could not be rebuilt")
     whole = replace(node, files=converged(None).files)
 
@@ -419,7 +426,7 @@ def test_what_a_failed_run_owes_is_pending_and_is_told_as_that(store: Store) -> 
 @pytest.mark.parametrize(("cut", "words"), [(True, "was cut short"), (False, "was interrupted")])
 def test_cut_short_is_said_of_what_was_cut_short_alone(store: Store, cut: bool, words: str) -> None:
     begun = store.begin("setup", version="test")
-    begun.owe(RESTART, 1)
+    owe(begun, RESTART, 1)
     if cut:
         begun.close()
     else:
