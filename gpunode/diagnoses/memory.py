@@ -571,7 +571,9 @@ FAMILY: Final = Family(
             ),
             sources=("https://github.com/NVIDIA/gpu-operator/issues/20", NVML_RETURNS),
             check=_inforom,
-            typical=fact(_exit_14),
+            typical=any_of(
+                fact(_exit_14), all_of(line(r"^(?:rc|exit(?: code| status)?) ?[=:] ?14$"), asked(r"\bnvidia-smi\b"))
+            ),
             context=asked(r"inforom"),
             remedy=always(
                 reset_gpu("reset the GPU: the driver then repairs what it can"),

@@ -12,7 +12,7 @@ from gpunode.diagnoses.cluster import restart_plugin
 from gpunode.diagnoses.commands import Shell, at, of_gpu
 from gpunode.diagnoses.model import Citation, Confidence, Family, Fix, Proof, Rule
 from gpunode.diagnoses.remedies import by_hand, run
-from gpunode.diagnoses.signs import asked, fact, unless
+from gpunode.diagnoses.signs import any_of, asked, fact, unless
 from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with, stated
 from gpunode.diagnoses.views import kube, smi_query
 from gpunode.facts.items import Item
@@ -119,6 +119,17 @@ def _printed_empty(snapshot: Snapshot) -> Iterator[Citation]:
             yield from lines_with(item, _EMPTY)
 
 
+def _only_empty(snapshot: Snapshot) -> Iterator[Citation]:
+    """An empty section about sharing that somebody cut out of the plugin's log, to ask why it is empty."""
+    for printed in _printed_empty(snapshot):
+        text = snapshot.text_of(printed)
+        if text.count("\n") < _CUT_OUT and "Running with config" not in text:
+            yield printed
+
+
+_CUT_OUT: Final = 6
+
+
 def _undivided(snapshot: Snapshot) -> Iterator[Citation]:
     """A node that still offers as many as it has GPUs, or fewer than the configuration asks for."""
     wanted = [int(m["count"]) for item in snapshot.items if _is_config(item) for m in _REPLICAS.finditer(item.text)]
@@ -215,7 +226,7 @@ FAMILY: Final = Family(
             ),
             sources=(f"{DEVICE_PLUGIN}/issues/990", f"{DEVICE_PLUGIN}/issues/615", f"{DEVICE_PLUGIN}/issues/1433"),
             check=_time_slicing,
-            typical=unless(fact(_wished), fact(_divided)),
+            typical=any_of(unless(fact(_wished), fact(_divided)), fact(_only_empty)),
             may_be_normal=True,
             context=fact(_printed_empty),
             summary=_why_undivided,
