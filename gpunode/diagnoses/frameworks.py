@@ -6,73 +6,65 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from gpunode.catalog.cuda import Version
 from gpunode.diagnoses import symptoms
 from gpunode.diagnoses.addresses import CUDA_COMPATIBILITY, CUDA_DRIVER_API
 from gpunode.diagnoses.commands import Shell
-from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Proof, Rule, Verdict, only
+from gpunode.diagnoses.model import Citation, Family, Fix, Rule
 from gpunode.diagnoses.remedies import by_hand, driver_of_newer_cuda, fabric_manager_too, reboot, run
+from gpunode.diagnoses.signs import all_of, any_of, fact, holds, line, unless
 from gpunode.diagnoses.snapshot import Snapshot
-from gpunode.diagnoses.views import cuda, driver, frameworks, presence
+from gpunode.diagnoses.views import cuda, driver, frameworks
 from gpunode.facts.patterns import Pattern
 
 _REQUIRES: Final = Pattern(r"unsatisfied condition: (?P<what>(?:cuda|driver|brand)[^\n]{0,80})")
 _FIRST_DOCKER: Final = Pattern(r"unsupported CUDA version: driver (?P<has>[1-9]\d*\.\d) < image (?P<needs>\d+\.\d)")
 
 
-def _too_old(snapshot: Snapshot) -> Iterator[Verdict]:
-    if driver.at_two_versions(snapshot):
-        return
-    plain = ((one, snapshot.match(one)) for one in (_REQUIRES, _FIRST_DOCKER, cuda.TOO_OLD))
-    pattern, told = next(((one, match) for one, match in plain if match is not None), (None, None))
-    banner = snapshot.match(cuda.BANNER)
+def _of_built(snapshot: Snapshot) -> Iterator[tuple[str, Citation]]:
+    """The CUDA of programs and images that does not start on the node's driver."""
     has = cuda.supported(snapshot)
-    if pattern is not None and told is not None:
-        yield Proof(_too_old_summary(snapshot, told), (*snapshot.said(pattern), *cuda.told_by(snapshot)))
-    elif banner is not None and banner["mode"] == "UNAVAILABLE" and not snapshot.says(cuda.NOT_ON_THIS_GPU):
-        what = f"the image was built for driver {banner['needs']} or later, the node's is {banner['has']}"
-        yield Proof(what, (*snapshot.said(cuda.BANNER), *cuda.told_by(snapshot)))
-    elif said := (snapshot.said(cuda.INSUFFICIENT) or snapshot.said(cuda.NEWER_CALL)):
-        yield from _insufficient(snapshot, has, said)
+    for one in snapshot.view(frameworks.runtimes):
+        if has is not None and not cuda.starts_on(snapshot, one.cuda, has):
+            yield cuda.dotted(one.cuda), one.citation
 
 
-def _insufficient(snapshot: Snapshot, has: Version | None, said: tuple[Citation, ...]) -> Iterator[Verdict]:
-    """CUDA says this of an old driver, and of one that is not there: only the versions tell."""
-    needs = snapshot.view(frameworks.runtimes)
-    too_new = [one for one in needs if has is not None and not cuda.starts_on(snapshot, one.cuda, has)]
-    if too_new:
-        one = too_new[0]
-        asked, mine = cuda.dotted(one.cuda), cuda.dotted(has or ())
-        what = f"the program was built with CUDA {asked}, the node's driver supports {mine}"
-        yield Proof(what, (*said, one.citation, *cuda.told_by(snapshot)))
-    elif has is not None and not needs and _sees_driver(snapshot, said):
-        what = f"the program was built with a newer CUDA than {cuda.dotted(has)}, which the node's driver supports"
-        yield Proof(what, (*said, *cuda.told_by(snapshot)), "likely")
-    elif not presence.missing(snapshot) and not any(state != "works" for state, _ in snapshot.view(driver.smi)):
-        question = "is the driver older than the program's CUDA needs, or did the program not get the driver at all?"
-        look = (Shell("nvidia-smi | grep 'CUDA Version'  # on the node, and in the container"),)
-        yield Doubt(question, look, said, ("driver-not-installed", "nvidia-runtime-not-registered"))
-
-
-def _sees_driver(snapshot: Snapshot, said: tuple[Citation, ...]) -> bool:
-    """Whether the program has a driver before it: on the node one that works; in a pod it may have got none."""
-    if snapshot.says(cuda.NEWER_CALL):
-        return True
+def _outside_pods(snapshot: Snapshot) -> Iterator[Citation]:
+    """Where it was said on the node, or in a container: a pod may have got no driver at all."""
     pods = {item.key for item in snapshot.items if item.kind in {"kubernetes-log", "kubernetes-pod"}}
-    return driver.works(snapshot) and not all(citation.key in pods for citation in said)
+    return (one for one in snapshot.view(_INSUFFICIENT) if one.key not in pods)
 
 
-def _too_old_summary(snapshot: Snapshot, match: re.Match[str]) -> str:
-    found = match.groupdict()
+_INSUFFICIENT: Final = line(cuda.INSUFFICIENT.pattern)
+_NEWER_CALL: Final = line(cuda.NEWER_CALL.pattern)
+_BANNER: Final = line(
+    r"built for NVIDIA Driver Release [\d.]+ or later, but\s+version [\d.]+ was detected"
+    r"\s+and compatibility mode is UNAVAILABLE"
+)
+_TOLD: Final = any_of(
+    line(_REQUIRES.pattern),
+    line(_FIRST_DOCKER.pattern),
+    line(cuda.TOO_OLD.pattern),
+    unless(_BANNER, line(cuda.NOT_ON_THIS_GPU.pattern)),
+)
+_BUILT: Final = fact(lambda snapshot: (one.citation for one in snapshot.view(frameworks.runtimes)))
+_TOO_NEW: Final = fact(lambda snapshot: (place for _, place in _of_built(snapshot)))
+_AT_TWO_VERSIONS: Final = holds(driver.at_two_versions, "the node's own driver is at two versions")
+
+
+def _too_old(snapshot: Snapshot) -> str:
     has = cuda.supported(snapshot)
     mine = f"; the node's driver supports CUDA {cuda.dotted(has)}" if has else ""
-    if what := found.get("what"):
-        return f"the image asks for {what.split(',')[0].strip()}{mine}"
-    if number := found.get("found"):
-        shown = int(number)
-        mine = f"CUDA {shown // 1000}.{shown % 1000 // 10}"
-        return f"the program was built with a newer CUDA than {mine}, which the node's driver supports"
-    return f"the image needs CUDA {found['needs']}, the node's driver supports {found['has']}"
+    if match := snapshot.match(_REQUIRES):
+        return f"the image asks for {match['what'].split(',')[0].strip()}{mine}"
+    if match := snapshot.match(cuda.TOO_OLD):
+        shown = int(match["found"])
+        mine = f"; the node's driver supports CUDA {shown // 1000}.{shown % 1000 // 10}"
+    elif match := snapshot.match(_FIRST_DOCKER):
+        return f"the image needs CUDA {match['needs']}, the node's driver supports {match['has']}"
+    elif match := snapshot.match(cuda.BANNER):
+        return f"the image was built for driver {match['needs']} or later, the node's is {match['has']}"
+    built = next((f"CUDA {one}" for one, _ in _of_built(snapshot)), "a newer CUDA than the driver knows")
+    return f"the program was built with {built}{mine}"
 
 
 def _newer_driver(snapshot: Snapshot) -> Iterable[Fix]:
@@ -88,7 +80,7 @@ def _newer_driver(snapshot: Snapshot) -> Iterable[Fix]:
     yield by_hand("application", f"or use an image{up_to}")
 
 
-_NO_KERNEL: Final = Pattern(
+_NO_KERNEL: Final = line(
     r"no kernel image is available for execution|cudaErrorNoKernelImageForDevice|CUDA_ERROR_NO_BINARY_FOR_GPU"
     r"|is not compatible with the current PyTorch installation|no longer supported by (?:the current )?PyTorch"
     r"|PyTorch no longer supports this GPU|has no device code compatible with CUDA arch"
@@ -97,7 +89,7 @@ _NO_KERNEL: Final = Pattern(
     r"|is for sm\d+-sm\d+, but was built for|invalid value for --gpu-architecture"
     r"|kernel for this GPU architecture was not (?:built|found)"
 )
-_CPU_ONLY: Final = Pattern(
+_CPU_ONLY: Final = line(
     r"[Nn]ot compiled with CUDA enabled|Torch not compiled with CUDA|CUDA-enabled jaxlib is not installed"
     r"|\b\d+\.\d+(?:\.\d+)?\+cpu\b|\bpytorch\s+\S+\s+(?:py[\w.]*_cpu_|cpu_)\S*"
     r"|was not compiled with CUDA support|compiled without (?:CUDA|GPU) support"
@@ -108,43 +100,34 @@ _CPU_ONLY: Final = Pattern(
     r"|not compiled with GPU offload support|using CPU version PaddlePaddle|has no attribute 'StandardGpuResources'"
     r"|requires CUDA support but .{0,40}CPU[- ]only|CPU-only (?:build|version) of"
 )
-_TORCH_NONE: Final = Pattern(r"torch\.version\.cuda\D{0,4}\s*None|CUDA used to build PyTorch: None")
-_PROVIDERS: Final = Pattern(
+_TORCH_NONE: Final = line(r"torch\.version\.cuda\D{0,4}\s*None|CUDA used to build PyTorch: None")
+_PROVIDERS: Final = line(
     r"CUDAExecutionProvider' is not in available provider|Available providers: "
     r"\[?'?(?!.{0,200}CUDAExecution).{0,80}CPUExecutionProvider"
 )
 
 
-def _built_without(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
-    """Whether the program has no code for this GPU, or none for any."""
-    has_no_driver = any(state in {"missing", "no-driver", "mismatch"} for state, _ in snapshot.view(driver.smi))
-    said = snapshot.said(_NO_KERNEL)
-    lacks = _lacks(snapshot, frameworks.capabilities(snapshot) if said else frameworks.of_devices(snapshot))
-    if said or lacks:
-        cap, lines = lacks or ("", ())
-        gpu = f"this GPU (sm_{cap})" if cap else "this GPU"
-        what = f"the program was built for other architectures and has no code for {gpu}"
-        yield "framework-without-this-architecture", Proof(what, (*said, *lines))
-        return
-    cpu = (*snapshot.said(_CPU_ONLY), *snapshot.said(_TORCH_NONE), *snapshot.said(_PROVIDERS))
-    if cpu and not has_no_driver:
-        works = driver.works(snapshot)
-        what = (
-            "the installed build of the framework has no CUDA in it and computes on the CPU, whatever the driver does"
-        )
-        ruled_out = ("the driver: nvidia-smi works",) if works else ()
-        yield "framework-cpu-only", Proof(what, tuple(dict.fromkeys(cpu)), "certain", ruled_out)
-
-
-def _lacks(
-    snapshot: Snapshot, capabilities: tuple[tuple[str, Citation], ...]
-) -> tuple[str, tuple[Citation, ...]] | None:
-    """A GPU for which a list of built architectures has nothing, with the lines that tell."""
+def _lacking(snapshot: Snapshot) -> Iterator[Citation]:
+    """A GPU for which a list of built architectures has nothing, and the list; whose GPU a program names, it may be."""
+    said = bool(snapshot.view(_NO_KERNEL))
     for listed, place in snapshot.view(frameworks.built_for):
-        for cap, gpu in capabilities:
+        for cap, gpu in snapshot.view(frameworks.capabilities if said else frameworks.of_devices):
             if len(cap) >= 2 and not frameworks.runs_on(cap, listed):
-                return cap, (place, gpu)
-    return None
+                yield from (place, gpu)
+
+
+_LACKS: Final = fact(_lacking)
+_CPU_BUILD: Final = any_of(_CPU_ONLY, _TORCH_NONE, _PROVIDERS)
+_NO_DRIVER: Final = holds(
+    lambda snapshot: any(state in {"missing", "no-driver", "mismatch"} for state, _ in snapshot.view(driver.smi)),
+    "the node has no working driver",
+)
+
+
+def _without_architecture(snapshot: Snapshot) -> str:
+    capability = next((cap for cap, _ in snapshot.view(frameworks.capabilities)), "")
+    gpu = f"this GPU (sm_{capability})" if capability else "this GPU"
+    return f"the program was built for other architectures and has no code for {gpu}"
 
 
 _TORCH: Final = Pattern(r"torch", re.IGNORECASE)
@@ -187,12 +170,16 @@ FAMILY: Final = Family(
             title="the driver is older than the program's CUDA needs",
             share=4,
             symptoms=(
+                any_of(_TOLD, _INSUFFICIENT, _NEWER_CALL),
                 symptoms.CUDA_TOO_NEW,
                 symptoms.HOOK_FAILED,
                 symptoms.CUDA_UNAVAILABLE,
-                symptoms.NO_DRIVER,
             ),
-            look_at=(Shell("nvidia-smi"),),
+            decisive=any_of(_TOLD, all_of(any_of(_INSUFFICIENT, _NEWER_CALL), _TOO_NEW)),
+            typical=any_of(_NEWER_CALL, unless(all_of(fact(_outside_pods), symptoms.DRIVER_WORKS), _BUILT)),
+            against=(_AT_TWO_VERSIONS,),
+            look_at=(Shell("nvidia-smi | grep 'CUDA Version'  # on the node, and in the container"),),
+            summary=_too_old,
             story=(
                 "Every CUDA release needs a driver of a certain age. Images say so in NVIDIA_REQUIRE_CUDA, and the "
                 "toolkit refuses to start them on an older driver; programs that start all the same fail with «CUDA "
@@ -200,7 +187,6 @@ FAMILY: Final = Family(
                 "version is mostly enough. The node works, and images with an older CUDA run."
             ),
             sources=("https://github.com/theroyallab/tabbyAPI/issues/324", CUDA_COMPATIBILITY, _TOOLKIT_NOTES),
-            check=_too_old,
             remedy=_newer_driver,
         ),
         Rule(
@@ -211,10 +197,9 @@ FAMILY: Final = Family(
             disruption="none",
             title="the program has no code for this GPU's architecture",
             share=1.5,
-            symptoms=(
-                symptoms.NO_KERNEL_IMAGE,
-                symptoms.CUDA_TOO_NEW,
-            ),
+            decisive=any_of(_NO_KERNEL, _LACKS),
+            symptoms=(_NO_KERNEL, symptoms.NO_KERNEL_IMAGE),
+            summary=_without_architecture,
             look_at=(
                 Shell("nvidia-smi --query-gpu=name,compute_cap --format=csv"),
                 Shell("python3 -c 'import torch; print(torch.cuda.get_arch_list())'"),
@@ -230,7 +215,6 @@ FAMILY: Final = Family(
                 "https://github.com/Comfy-Org/ComfyUI/pull/16438",
                 CUDA_DRIVER_API,
             ),
-            check=only("framework-without-this-architecture", _built_without),
             remedy=_other_build,
         ),
         Rule(
@@ -241,7 +225,10 @@ FAMILY: Final = Family(
             disruption="none",
             title="the framework was built without CUDA",
             share=1.5,
-            symptoms=(symptoms.CUDA_UNAVAILABLE,),
+            decisive=_CPU_BUILD,
+            symptoms=(symptoms.CUDA_UNAVAILABLE, _PROVIDERS, _CPU_ONLY),
+            against=(_NO_DRIVER, _NO_KERNEL, _LACKS),
+            summary="the installed build of the framework has no CUDA in it and computes on the CPU",
             look_at=(Shell("python3 -c 'import torch; print(torch.__version__, torch.version.cuda)'"),),
             story=(
                 "PyTorch, TensorFlow, JAX and others come in builds with and without CUDA, under one name. A package "
@@ -250,7 +237,6 @@ FAMILY: Final = Family(
                 "enabled»."
             ),
             sources=("https://pytorch.org/get-started/locally/", "https://github.com/JeffSHF/ColabDock/issues/28"),
-            check=only("framework-cpu-only", _built_without),
             remedy=_cuda_build,
         ),
     ),

@@ -11,6 +11,7 @@ from gpunode.diagnoses.build import built_anew
 from gpunode.diagnoses.commands import Shell
 from gpunode.diagnoses.model import Citation, Family, Fix, Proof, Rule, Verdict
 from gpunode.diagnoses.remedies import by_hand, guest_driver, install, run
+from gpunode.diagnoses.signs import any_of, asked, fact, holds, line
 from gpunode.diagnoses.snapshot import Snapshot, cite
 from gpunode.diagnoses.views import driver, guests, modules, system
 from gpunode.facts.items import Item
@@ -102,34 +103,19 @@ def _dma_buf(_: Snapshot) -> Iterable[Fix]:
 
 # ---- GPUDirect Storage
 
-_FS_MISSING: Final = Pattern(
-    r"nvidia-fs(?:\.ko)? driver (?:is )?not loaded|nvidia_fs (?:driver|module) (?:is )?not (?:loaded|found)"
-    r"|NVFS driver initialization error|nvidia-fs driver (?:is )?not (?:installed|initialized)"
+_FS_MISSING: Final = line(
+    r"nvidia-fs(?:\.ko)? driver (?:is )?not (?:loaded|installed|initialized)|NVFS driver initialization error"
+    r"|nvidia_fs (?:driver|module) (?:is )?not (?:loaded|found)|nvidia_fs version: +\?\?"
 )
-_FS_REFUSED: Final = Pattern(
-    r"\bnvidia_fs: (?:module using GPL-only symbols|Unknown symbol|disagrees about)|"
-    r"could not insert ['‘\"]?nvidia[-_]fs['’\"]?: |Module nvidia-fs not found"
+_FS_REFUSED: Final = line(
+    r"\bnvidia_fs: (?:module using GPL-only symbols|Unknown symbol|disagrees about)"
+    r"|could not insert ['‘\"]?nvidia[-_]fs['’\"]?: |Module nvidia-fs not found"
 )
-_GPL_ONLY: Final = Pattern(r"\bnvidia_fs: module using GPL-only symbols uses symbols from proprietary module")
+_GPL_ONLY: Final = line(r"\bnvidia_fs: module using GPL-only symbols uses symbols from proprietary module")
 _NVME_UNREGISTERED: Final = Pattern(r"NVMe Driver not registered with nvidia-fs", re.IGNORECASE)
 _NVME_ROW: Final = Pattern(r"^ *NVMe\s*:\s*(?P<state>Supported|Unsupported|compat)", re.MULTILINE | re.IGNORECASE)
 _P2PDMA_ROW: Final = Pattern(r"^[ \t]*NVMe P2PDMA\s*:\s*Supported", re.MULTILINE | re.IGNORECASE)
 _FS_VERSION: Final = Pattern(r"nvidia_fs version:\s*(?P<version>\d+\.\d+)")
-
-
-def _storage_module(snapshot: Snapshot) -> Iterator[Verdict]:
-    missing, refused = (*snapshot.said(_FS_MISSING), *_no_statistics(snapshot)), snapshot.said(_FS_REFUSED)
-    if modules.loaded(snapshot, "nvidia_fs") is True or not (missing or refused):
-        return
-    absent = modules.lsmod_line(snapshot, "nvidia_fs") if modules.loaded(snapshot, "nvidia_fs") is False else ()
-    proofs = (*missing, *refused, *absent)
-    if snapshot.says(_GPL_ONLY):
-        summary = "nvidia_fs may not use the closed NVIDIA module: from 2.17 on it needs the open kernel modules"
-        yield Proof(summary, proofs, remedy=tuple(_open_modules(snapshot)))
-    elif refused:
-        yield Proof("nvidia_fs does not load: it was not built for the NVIDIA driver and kernel that run", proofs)
-    else:
-        yield Proof("nvidia_fs is not loaded, so cuFile copies through the processor's memory", proofs)
 
 
 def _no_statistics(snapshot: Snapshot) -> tuple[Citation, ...]:
@@ -138,6 +124,22 @@ def _no_statistics(snapshot: Snapshot) -> tuple[Citation, ...]:
         return ()
     found = (item for item in snapshot.items if item.outcome == "absent" and item.where == "host")
     return tuple(cite(item) for item in found if item.subject.startswith("/proc/driver/nvidia-fs"))
+
+
+_FS_LOADED: Final = holds(lambda snapshot: modules.loaded(snapshot, "nvidia_fs"), "nvidia_fs is loaded")
+_NO_FS: Final = any_of(_FS_MISSING, _FS_REFUSED, fact(_no_statistics))
+
+
+def _why_no_fs(snapshot: Snapshot) -> str:
+    if snapshot.view(_GPL_ONLY):
+        return "nvidia_fs may not use the closed NVIDIA module: from 2.17 on it needs the open kernel modules"
+    if snapshot.view(_FS_REFUSED):
+        return "nvidia_fs does not load: it was not built for the NVIDIA driver and kernel that run"
+    return "nvidia_fs is not loaded, so cuFile copies through the processor's memory"
+
+
+def _bring_fs(snapshot: Snapshot) -> Iterable[Fix]:
+    return (_open_modules if snapshot.view(_GPL_ONLY) else _install_fs)(snapshot)
 
 
 def _install_fs(snapshot: Snapshot) -> Iterable[Fix]:
@@ -167,26 +169,19 @@ def _open_modules(snapshot: Snapshot) -> Iterable[Fix]:
     yield from _install_fs(snapshot)
 
 
-def _nvme(snapshot: Snapshot) -> Iterator[Verdict]:
+def _nvme(snapshot: Snapshot) -> Iterator[Proof]:
     said = snapshot.said(_NVME_UNREGISTERED)
-    rows = [
-        (item, match)
-        for item in snapshot.of("gpudirect", "text", "application")
-        if (match := _NVME_ROW.search(item.text)) and match["state"].lower() == "unsupported"
-    ]
-    rows = [(item, match) for item, match in rows if not _P2PDMA_ROW.search(item.text)]
-    if not said and not rows:
-        return
-    loaded = (
-        modules.loaded(snapshot, "nvidia_fs") or any(_FS_VERSION.search(item.text) for item, _ in rows) or bool(said)
-    )
+    told = snapshot.of("gpudirect", "text", "application")
+    found = ((item, _NVME_ROW.search(item.text)) for item in told if not _P2PDMA_ROW.search(item.text))
+    rows = [(item, match) for item, match in found if match and match["state"].lower() == "unsupported"]
+    is_loaded = said or snapshot.view(_FS_LOADED) or any(_FS_VERSION.search(item.text) for item, _ in rows)
     proofs = (*said, *(_at(item, match) for item, match in rows))
-    if loaded:
+    if proofs and is_loaded:
         summary = (
             "nvidia_fs is loaded and the NVMe driver is not registered with it: it is the kernel's own, without GDS"
         )
         yield Proof(summary, proofs)
-    elif modules.loaded(snapshot, "nvidia_fs") is None and not (snapshot.says(_FS_MISSING) or _no_statistics(snapshot)):
+    elif proofs and modules.loaded(snapshot, "nvidia_fs") is None and not snapshot.view(_NO_FS):
         yield Proof("GPUDirect Storage does not support the NVMe driver of this kernel", proofs, "likely")
 
 
@@ -298,10 +293,7 @@ FAMILY: Final = Family(
             disruption="restart-container",
             title="nvidia_peermem does not load",
             symptoms=(symptoms.NCCL_FAILS,),
-            look_at=(
-                Shell("sudo modprobe nvidia_peermem"),
-                Shell("sudo dmesg | tail"),
-            ),
+            look_at=(Shell("sudo modprobe nvidia_peermem"), Shell("sudo dmesg | tail")),
             story=(
                 "nvidia_peermem lets a network card reach GPU memory, by functions of the RDMA stack that only "
                 "MLNX_OFED and DOCA have. Built against another stack than the one that runs, the kernel refuses it "
@@ -311,6 +303,7 @@ FAMILY: Final = Family(
             ),
             sources=(_RDMA_GUIDE, "https://github.com/NVIDIA/gpu-operator/issues/2868"),
             check=_peermem,
+            context=asked(r"modprobe.*peer_?mem"),
             remedy=_rebuild,
             explains=frozenset({"gpudirect-rdma-disabled"}),
         ),
@@ -321,14 +314,8 @@ FAMILY: Final = Family(
             severity="warning",
             disruption="restart-container",
             title="NCCL does without GPUDirect RDMA",
-            symptoms=(
-                symptoms.NCCL_FAILS,
-                symptoms.SLOW,
-            ),
-            look_at=(
-                Shell("lsmod | grep peermem"),
-                Shell("NCCL_DEBUG=INFO"),
-            ),
+            symptoms=(symptoms.NCCL_FAILS, symptoms.SLOW),
+            look_at=(Shell("lsmod | grep peermem"), Shell("NCCL_DEBUG=INFO")),
             story=(
                 "The network card cannot reach GPU memory, so what goes to other nodes is copied through the "
                 "processor's memory first: it works, at a fraction of the speed. Either nvidia_peermem is not loaded "
@@ -340,6 +327,8 @@ FAMILY: Final = Family(
                 "https://github.com/NVIDIA/nccl/issues/1343",
             ),
             check=_rdma,
+            typical=line(r"memory_peers'?: No such file", "listing", "text", "file"),
+            context=asked(r"peer_?mem"),
             remedy=_register,
         ),
         Rule(
@@ -349,7 +338,6 @@ FAMILY: Final = Family(
             severity="warning",
             disruption="none",
             title="nvidia_fs is not loaded",
-            symptoms=(symptoms.SLOW,),
             look_at=(Shell("/usr/local/cuda/gds/tools/gdscheck -p"),),
             story=(
                 "GPUDirect Storage needs the kernel module nvidia_fs. It is a package of its own, built by DKMS for "
@@ -357,8 +345,13 @@ FAMILY: Final = Family(
                 "its compatible mode: everything is read and written through the processor's memory."
             ),
             sources=(_GDS_GUIDE, "https://github.com/NVIDIA/gds-nvidia-fs/issues/41"),
-            check=_storage_module,
-            remedy=_install_fs,
+            decisive=_NO_FS,
+            symptoms=(),
+            typical=asked(r"grep\b.*nvidia[-_]fs", empty=True),
+            context=asked(r"nvidia[-_]fs|gdscheck"),
+            against=(_FS_LOADED,),
+            summary=_why_no_fs,
+            remedy=_bring_fs,
             explains=frozenset({"gds-nvme-unsupported"}),
         ),
         Rule(
@@ -377,6 +370,8 @@ FAMILY: Final = Family(
             ),
             sources=(_GDS_GUIDE, "https://github.com/NVIDIA/gds-nvidia-fs/issues/31"),
             check=_nvme,
+            typical=line(r"GPUDirect Storage not supported on current file"),
+            context=asked(r"nvidia[-_]fs|gds"),
             remedy=_nvme_stack,
         ),
     ),

@@ -26,8 +26,9 @@ def is_examined(snapshot: Snapshot) -> bool:
 
 
 def judged(rule: Rule, snapshot: Snapshot) -> Iterable[Verdict]:
-    """What the rule says of the node."""
-    return rule.check(snapshot) if rule.check is not None else _declared(rule, snapshot)
+    """What the rule says of the node: by its function, else by its signs."""
+    found = tuple(rule.check(snapshot)) if rule.check is not None and not is_ruled_out(rule, snapshot) else ()
+    return found or _declared(rule, snapshot)
 
 
 def _declared(rule: Rule, snapshot: Snapshot) -> Iterator[Proof]:

@@ -8,184 +8,134 @@ from typing import Final
 from gpunode.diagnoses import symptoms
 from gpunode.diagnoses.addresses import CUDA_COMPATIBILITY, CUDA_DRIVER_API
 from gpunode.diagnoses.commands import Command, Shell, edited, is_place
-from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Proof, Rule, Verdict, only
+from gpunode.diagnoses.model import Citation, Family, Fix, Rule
 from gpunode.diagnoses.remedies import by_hand, driver_of_newer_cuda, run
+from gpunode.diagnoses.signs import all_of, any_of, fact, holds, line, unless
 from gpunode.diagnoses.snapshot import Snapshot, cite
 from gpunode.diagnoses.views import cuda, driver, loader, pci
-from gpunode.facts import library_path
 from gpunode.facts.patterns import Pattern
 
-_STUB_SAID: Final = Pattern(
+_STUB_SAID: Final = line(
     r"CUDA driver is a stub library|cudaErrorStubLibrary|CUDA_ERROR_STUB_LIBRARY|CudaAPIError: \[34\]"
-    r"|CUDA error: error code 34"
+    r"|CUDA error: error code 34|Linked to libnvidia-ml library at wrong path"
+    r"|libnvidia-ml\.so in GDK package is a stub library"
     r"|lib(?:cuda|nvidia-ml)\.so[\w.]*: (?:file too short|invalid ELF header)"
-    r"|Linked to libnvidia-ml library at wrong path|libnvidia-ml\.so in GDK package is a stub library"
 )
-_EMPTY: Final = Pattern(r"file too short|invalid ELF header")
-_STUB_PATH: Final = Pattern(r"/\S{0,300}/stubs/lib(?:cuda|nvidia-ml)\.so\S*|/\S{0,300}/lib(?:64)?/stubs\b")
-
-
-def _libcuda(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
-    """Which library stands before the driver's: a stub, a copy of another driver, or CUDA's compatibility package."""
-    found = snapshot.view(loader.loaded)
-    front = snapshot.view(loader.folders)
-    stub_said = snapshot.said(_STUB_SAID)
-    places: tuple[loader.Library | loader.Folder, ...] = (*found, *front)
-    stubs = [one for one in places if one.sort == "stub"]
-    if stub_said or any(isinstance(one, loader.Library) for one in stubs):
-        lines = (*(one.citation for one in stubs), *snapshot.said(_STUB_PATH))
-        where = stubs[0].path if stubs else "the CUDA toolkit's stubs folder"
-        what = f"programs load the stub of {where}, which is there for linking only, and not the driver's library"
-        if not stubs and snapshot.says(_EMPTY):
-            what = "programs load an empty or broken copy of the driver's library, left where the loader looks first"
-        yield "library-path-shadows-libcuda", Proof(what, (*stub_said, *dict.fromkeys(lines)))
-        return
-    if shadow := _shadow(snapshot):
-        yield "library-path-shadows-libcuda", shadow
-        return
-    if snapshot.says(cuda.NOT_ON_THIS_GPU):
-        if not driver.at_two_versions(snapshot):
-            yield "cuda-compat-not-supported-hw", _compat_not_here(snapshot)
-        return
-    yield from _other_copy(snapshot, places)
-
-
-def _shadow(snapshot: Snapshot) -> Proof | None:
-    """A library in a folder of LD_LIBRARY_PATH that is a stub, or of another version than the loaded driver's."""
-    node = driver.loaded(snapshot)
-    for folder, target, line in loader.in_front(snapshot):
-        match = _VERSIONED.search(target)
-        differs = match is not None and node is not None and match["version"] != node.version
-        is_stub = "stub" in (folder.sort, loader.sort_of(target))
-        if folder.sort == "compat" or not (is_stub or differs):
-            continue
-        of = "a stub, which is there for linking only" if is_stub else f"of {match['version'] if match else ''}"
-        where = f" of {folder.set_in}" if folder.set_in else " that is set"
-        what = f"programs with the LD_LIBRARY_PATH{where} load the driver's library from {folder.path}: it is {of}"
-        cited = (folder.citation, line, *((node.citation,) if node and differs else ()))
-        # A shell's program sets it for those alone who run it.
-        return Proof(what, cited, "likely" if library_path.is_shell_program(folder.set_in) else "certain")
-    return None
-
-
+_EMPTY: Final = line(r"file too short|invalid ELF header")
+_NOT_HERE: Final = line(cuda.NOT_ON_THIS_GPU.pattern)
+# What a libcuda or libnvidia-ml says that does not fit the driver. Any other error is of one that found its driver.
+_WRONG: Final = any_of(
+    symptoms.CUDA_UNFIT,
+    symptoms.MISMATCH,
+    line(rf"{cuda.INSUFFICIENT.pattern}|libcuda reported version[^\n]{{0,80}} does not match"),
+)
 _VERSIONED: Final = Pattern(rf"\.so\.(?P<version>{driver.VERSION})$")
 _LIBCUDA: Final = Pattern(rf"libcuda\.so\.(?P<version>{driver.VERSION})")
-
-
 _DRIVEN: Final = Pattern(rf"Driver Version\s*:\s*(?P<version>{driver.VERSION})")
 
 
-def _listed_compat(snapshot: Snapshot) -> Iterator[Citation]:
-    """Where a command that looks into a folder of compatibility libraries shows libcuda of another driver."""
+def _places(snapshot: Snapshot) -> tuple[loader.Library | loader.Folder, ...]:
+    return (*snapshot.view(loader.loaded), *snapshot.view(loader.folders))
+
+
+def _stubs(snapshot: Snapshot) -> Iterator[Citation]:
+    return (one.citation for one in _places(snapshot) if one.sort == "stub")
+
+
+def _stubs_opened(snapshot: Snapshot) -> Iterator[Citation]:
+    return (one.citation for one in snapshot.view(loader.loaded) if one.sort == "stub")
+
+
+def _front(snapshot: Snapshot) -> Iterator[tuple[loader.Folder, str, Citation]]:
+    """The folders of LD_LIBRARY_PATH with a stub, or a library of another version than the loaded driver's."""
+    node = driver.loaded(snapshot)
+    for folder, target, where in loader.in_front(snapshot):
+        match = _VERSIONED.search(target)
+        if folder.sort != "compat" and "stub" in (folder.sort, loader.sort_of(target)):
+            yield folder, "a stub, which is there for linking only", where
+        elif folder.sort != "compat" and match is not None and node is not None and match["version"] != node.version:
+            yield folder, f"of {match['version']}", where
+
+
+def _copies(snapshot: Snapshot) -> Iterator[tuple[str, Citation, Citation]]:
+    """The libraries outside the usual places, each with its version, empty where nothing shows it, and the lines."""
+    listed = snapshot.view(loader.targets)
+    for one in snapshot.view(loader.loaded):
+        if one.sort == "other":
+            target, where = listed.get(one.path, ("", one.citation))
+            match = _VERSIONED.search(target) or _VERSIONED.search(one.path)
+            yield match["version"] if match else "", one.citation, where
+
+
+def _of_another_driver(snapshot: Snapshot) -> Iterator[Citation]:
+    node = driver.loaded(snapshot) or driver.smi_version(snapshot)
+    for version, one, where in _copies(snapshot):
+        if node and version and version != node.version:
+            yield from (one, where, node.citation)
+
+
+def _of_no_known_version(snapshot: Snapshot) -> Iterator[Citation]:
+    return (one for version, one, _ in _copies(snapshot) if not version)
+
+
+_BARE: Final = Pattern(r"env -u LD_LIBRARY_PATH|unset LD_LIBRARY_PATH|LD_LIBRARY_PATH=(?:''|\"\"|\s|$)")
+
+
+def _cured_by_unsetting(snapshot: Snapshot) -> tuple[Citation, ...]:
+    """nvidia-smi fails, and works where LD_LIBRARY_PATH is taken away from it."""
+    states = snapshot.view(driver.smi)
+    works = [citation for state, citation in states if state == "works" and _BARE.search(citation.source)]
+    fails = [citation for state, citation in states if state in {"mismatch", "failed"}]
+    return (*works, *fails) if works and fails else ()
+
+
+def _compat(snapshot: Snapshot) -> Iterator[Citation]:
+    """Where the loader takes a compatibility library, or where its folder shows libcuda of another driver."""
+    yield from (one.citation for one in _places(snapshot) if one.sort == "compat")
     node = driver.loaded(snapshot)
     for item in snapshot.items:
-        if "/compat" not in item.written:
-            continue
-        told = _DRIVEN.search(item.text)
-        if version := node.version if node else told["version"] if told else "":
+        told = _DRIVEN.search(item.text) if "/compat" in item.written else None
+        version = node.version if node else told["version"] if told else ""
+        if version and "/compat" in item.written:
             for match in _LIBCUDA.finditer(item.text):
                 if match["version"] != version:
                     yield cite(item, item.number_at(match.start()))
 
 
-def _other_copy(
-    snapshot: Snapshot, places: tuple[loader.Library | loader.Folder, ...]
-) -> Iterator[tuple[str, Verdict]]:
-    said = snapshot.said(driver.UNFIT)
-    compat = [one.citation for one in places if one.sort == "compat"] or [*_listed_compat(snapshot)]
-    other, shown = _of_another_driver(snapshot, places)
-    front = [one for one in places if isinstance(one, loader.Folder)]
-    cured = _cured_by_unsetting(snapshot)
-    wrong = snapshot.said(_WRONG)
-    if (shown and wrong) or cured:
-        path = other if shown else ", ".join(one.path for one in front) or "a folder in LD_LIBRARY_PATH"
-        what = f"programs load {path} in place of the driver's own library"
-        cited = (*wrong, *shown, *(one.citation for one in front), *cured)
-        yield "library-path-shadows-libcuda", Proof(what, cited)
-        return
-    if not said or driver.at_two_versions(snapshot):
-        return
-    if driver.works(snapshot) and not compat and (unversioned := _of_no_known_version(snapshot, places)):
-        what = (
-            f"programs load {unversioned.path}, and error 803 says that it is not of the driver, which nvidia-smi uses"
-        )
-        yield "library-path-shadows-libcuda", Proof(what, (*said, unversioned.citation), "likely")
-        return
-    version = driver.loaded(snapshot)
-    driven = f" {version.version}" if version else ""
-    what = f"libcuda of a CUDA compatibility package is loaded, and it does not fit the node's driver{driven}"
-    ruled_out = ("libraries of another version on the node: nvidia-smi works there",) if driver.works(snapshot) else ()
-    if compat:
-        yield "cuda-compat-lib-mismatch", Proof(what, (*said, *compat, *cuda.told_by(snapshot)), "certain", ruled_out)
-    elif driver.works(snapshot):
-        what = (
-            "the program loads a libcuda of another version than the node's driver, as images with cuda-compat bring it"
-        )
-        yield "cuda-compat-lib-mismatch", Proof(what, (*said, *cuda.told_by(snapshot)), "likely", ruled_out)
-    else:
-        question = "is it a compatibility library in the image, or is the node's own driver at two versions?"
-        look = (Shell("nvidia-smi  # on the node"), Shell("ldconfig -p | grep libcuda.so  # in the container"))
-        causes = ("driver-library-mismatch-reboot-pending", "library-path-shadows-libcuda")
-        yield "cuda-compat-lib-mismatch", Doubt(question, look, said, causes)
-
-
-# What a libcuda or libnvidia-ml says that does not fit the driver. Any other error is of one that found its driver.
-_WRONG: Final = Pattern(
-    rf"{driver.UNFIT.pattern}|{cuda.INSUFFICIENT.pattern}|Driver/library version mismatch"
-    r"|libcuda reported version[^\n]{0,80} does not match|does not match DSO version"
+_STUBS: Final = fact(_stubs)
+_COMPAT: Final = fact(_compat)
+_FOREIGN: Final = any_of(
+    all_of(_WRONG, fact(_of_another_driver)),
+    fact(_cured_by_unsetting),
+    all_of(symptoms.CUDA_UNFIT, symptoms.DRIVER_WORKS, unless(fact(_of_no_known_version), _COMPAT)),
 )
+_FRONT: Final = fact(lambda node: (one for folder, _, where in _front(node) for one in (folder.citation, where)))
+_SHADOWED: Final = any_of(_STUB_SAID, fact(_stubs_opened), _FRONT, _FOREIGN)
+_AT_TWO_VERSIONS: Final = holds(driver.at_two_versions, "the node's own driver is at two versions")
 
 
-def _of_another_driver(
-    snapshot: Snapshot, places: tuple[loader.Library | loader.Folder, ...]
-) -> tuple[str, tuple[Citation, ...]]:
-    """A library outside the usual places that is shown to be of another version than the node's driver."""
+def _of_shadow(snapshot: Snapshot) -> str:
+    for folder, what, _ in _front(snapshot):
+        where = f" of {folder.set_in}" if folder.set_in else " that is set"
+        return f"programs with the LD_LIBRARY_PATH{where} load the driver's library from {folder.path}: it is {what}"
+    wrong = [one for one in _places(snapshot) if one.sort in {"stub", "other"}]
+    if any(one.sort == "stub" for one in wrong) or (snapshot.view(_STUB_SAID) and not snapshot.view(_EMPTY)):
+        where = next((one.path for one in wrong if one.sort == "stub"), "the CUDA toolkit's stubs folder")
+        return f"programs load the stub of {where}, which is there for linking only, and not the driver's library"
+    if snapshot.view(_EMPTY):
+        return "programs load an empty or broken copy of the driver's library, left where the loader looks first"
+    path = wrong[0].path if wrong else "a folder in LD_LIBRARY_PATH"
+    return f"programs load {path} in place of the driver's own library"
+
+
+def _of_compat(snapshot: Snapshot) -> str:
     node = driver.loaded(snapshot) or driver.smi_version(snapshot)
-    for one, version, line in _elsewhere(snapshot, places):
-        if node and version and version != node.version:
-            return one.path, (one.citation, line, node.citation)
-    return "", ()
-
-
-def _of_no_known_version(
-    snapshot: Snapshot, places: tuple[loader.Library | loader.Folder, ...]
-) -> loader.Library | None:
-    return next((one for one, version, _ in _elsewhere(snapshot, places) if not version), None)
-
-
-def _elsewhere(
-    snapshot: Snapshot, places: tuple[loader.Library | loader.Folder, ...]
-) -> Iterator[tuple[loader.Library, str, Citation]]:
-    """The libraries outside the usual places, each with its version, empty where nothing shows it, and the line."""
-    listed = snapshot.view(loader.targets)
-    for one in places:
-        if one.sort == "other" and isinstance(one, loader.Library):
-            target, line = listed.get(one.path, ("", one.citation))
-            match = _VERSIONED.search(target) or _VERSIONED.search(one.path)
-            yield one, match["version"] if match else "", line
-
-
-def _cured_by_unsetting(snapshot: Snapshot) -> tuple[Citation, ...]:
-    """nvidia-smi fails, and works where LD_LIBRARY_PATH is taken away from it."""
-    bare = Pattern(r"env -u LD_LIBRARY_PATH|unset LD_LIBRARY_PATH|LD_LIBRARY_PATH=(?:''|\"\"|\s|$)")
-    states = snapshot.view(driver.smi)
-    works = [citation for state, citation in states if state == "works" and bare.search(citation.source)]
-    fails = [citation for state, citation in states if state in {"mismatch", "failed"}]
-    return (*works, *fails) if works and fails else ()
-
-
-def _compat_not_here(snapshot: Snapshot) -> Proof:
+    driven = f"the node's driver {node.version}" if node else "the node's driver"
+    if not snapshot.view(_NOT_HERE):
+        return f"libcuda of a CUDA compatibility package is loaded, and it does not fit {driven}"
     models = [gpu.model for gpu in snapshot.view(pci.gpus) if gpu.model is not None]
-    named = next((model.label for model in models if not model.datacenter), "")
-    version = driver.loaded(snapshot) or driver.smi_version(snapshot)
-    driven = f"; the node's driver is {version.version}" if version else ""
-    gpu = named or "this GPU"
-    what = f"a newer CUDA's compatibility libcuda is loaded, which {gpu} is not the sort to take{driven}"
-    return Proof(
-        what,
-        (*snapshot.said(cuda.NOT_ON_THIS_GPU), *cuda.told_by(snapshot)),
-        ruled_out=("a mixed-up driver: that is error 803",),
-    )
+    gpu = next((model.label for model in models if not model.datacenter), "this GPU")
+    return f"a newer CUDA's compatibility libcuda is loaded over {driven}, which {gpu} is not the sort to take"
 
 
 def _drop_compat(snapshot: Snapshot) -> Iterable[Fix]:
@@ -259,16 +209,13 @@ FAMILY: Final = Family(
             disruption="restart-container",
             title="a libcuda of another version than the driver is loaded",
             share=0.8,
-            symptoms=(
-                symptoms.MISMATCH,
-                symptoms.CUDA_UNAVAILABLE,
-                symptoms.CUDA_NOT_INITIALISED,
-                symptoms.CUDA_TOO_NEW,
-            ),
-            look_at=(
-                Shell("ldconfig -p | grep libcuda"),
-                Shell("echo $LD_LIBRARY_PATH"),
-            ),
+            decisive=all_of(symptoms.CUDA_UNFIT, _COMPAT),
+            typical=symptoms.CUDA_UNFIT,
+            symptoms=(symptoms.CUDA_UNFIT, symptoms.CUDA_UNAVAILABLE, symptoms.CUDA_NOT_INITIALISED),
+            context=_COMPAT,
+            against=(_AT_TWO_VERSIONS, symptoms.MISMATCH, _NOT_HERE, _SHADOWED),
+            look_at=(Shell("ldconfig -p | grep libcuda  # in the container"), Shell("nvidia-smi  # on the node")),
+            summary=_of_compat,
             story=(
                 "The cuda-compat packages bring a libcuda of a newer driver, so that a newer CUDA runs on an older "
                 "one; which pairs work is listed. Where the folder stands in the loader's path although the node's "
@@ -276,7 +223,6 @@ FAMILY: Final = Family(
                 "driver combination». nvidia-smi works, since it uses another library."
             ),
             sources=("https://github.com/easydiffusion/easydiffusion/issues/379", CUDA_COMPATIBILITY),
-            check=only("cuda-compat-lib-mismatch", _libcuda),
             remedy=_drop_compat,
         ),
         Rule(
@@ -286,13 +232,12 @@ FAMILY: Final = Family(
             severity="error",
             disruption="restart-container",
             title="CUDA's compatibility libraries are used on a GPU that may not have them",
-            symptoms=(
-                symptoms.CUDA_NOT_INITIALISED,
-                symptoms.CUDA_TOO_NEW,
-                symptoms.MISMATCH,
-                symptoms.CUDA_UNAVAILABLE,
-            ),
+            decisive=_NOT_HERE,
+            symptoms=(_NOT_HERE, symptoms.CUDA_NOT_INITIALISED, symptoms.CUDA_TOO_NEW, symptoms.CUDA_UNAVAILABLE),
+            context=_COMPAT,
+            against=(_AT_TWO_VERSIONS, _SHADOWED),
             look_at=(Shell("ldconfig -p | grep libcuda"),),
+            summary=_of_compat,
             story=(
                 "Forward compatibility, a newer libcuda on an older driver, is for data center GPUs only. An image "
                 "that brings cuda-compat and puts it in front works on an A100 and fails on a GeForce with error 804. "
@@ -303,7 +248,6 @@ FAMILY: Final = Family(
                 "https://github.com/QuipNetwork/quip-miner/issues/24",
                 CUDA_COMPATIBILITY,
             ),
-            check=only("cuda-compat-not-supported-hw", _libcuda),
             remedy=_drop_compat,
         ),
         Rule(
@@ -314,17 +258,17 @@ FAMILY: Final = Family(
             disruption="restart-container",
             title="another library stands before the driver's libcuda",
             share=0.8,
+            decisive=_SHADOWED,
+            typical=_STUBS,
             symptoms=(
+                any_of(_STUB_SAID, _WRONG),
                 symptoms.CUDA_NOT_INITIALISED,
-                symptoms.CUDA_TOO_NEW,
                 symptoms.NO_NVML_LIBRARY,
                 symptoms.CUDA_UNAVAILABLE,
                 symptoms.CUDA_NO_DEVICE,
             ),
-            look_at=(
-                Shell("ldconfig -p | grep libcuda"),
-                Shell("echo $LD_LIBRARY_PATH"),
-            ),
+            look_at=(Shell("ldconfig -p | grep libcuda"), Shell("echo $LD_LIBRARY_PATH")),
+            summary=_of_shadow,
             story=(
                 "The CUDA toolkit has stubs of libcuda and libnvidia-ml for linking on machines without a driver. "
                 "Where their folder, or one with another driver's copy, is in LD_LIBRARY_PATH or in /etc/ld.so.conf.d, "
@@ -337,7 +281,6 @@ FAMILY: Final = Family(
                 "https://github.com/Syllo/nvtop/issues/225",
                 CUDA_DRIVER_API,
             ),
-            check=only("library-path-shadows-libcuda", _libcuda),
             remedy=_unshadow,
             explains=frozenset({"cuda-compat-lib-mismatch"}),
         ),

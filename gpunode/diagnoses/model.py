@@ -180,7 +180,7 @@ class Rule:
         sources: addresses of the public texts that the facts come from.
         explains: causes that are this one's consequences when both are found.
         storey: where in the stack it lies.
-        check: the function, of a cause that is not declared.
+        check: the function, of a cause that is not declared; where it finds nothing, the signs are looked for.
         decisive: what no other cause shows.
         typical: what this cause shows far more often than any other.
         symptoms: what several causes show; none where ``decisive`` needs none to be certain.

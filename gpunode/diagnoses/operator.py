@@ -281,7 +281,7 @@ FAMILY: Final = Family(
             look_at=(Shell("kubectl get events -n gpu-operator | grep -i pull"),),
             summary=_which_image,
             remedy=_other_image,
-            # The operator was to bring the driver: that the host has none, or nothing to build one, is as it should be.,
+            # The operator was to bring the driver: that the host has none, or nothing to build one, is as it should be.
             explains=chains.NOT_INSTALLED | {"driver-not-installed", "kernel-headers-missing"},
         ),
     ),

@@ -6,7 +6,7 @@ know it and whether it takes the open modules, and the module on disk its versio
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -17,7 +17,7 @@ from gpunode.catalog.gpus import GpuModel
 from gpunode.diagnoses import chains, packaged, symptoms
 from gpunode.diagnoses.addresses import DRIVER_GUIDE, OPEN_MODULES
 from gpunode.diagnoses.commands import Shell, command
-from gpunode.diagnoses.model import Citation, Confidence, Family, Fix, Proof, Rule, Verdict, only
+from gpunode.diagnoses.model import Citation, Confidence, Family, Fix, Proof, Rule, Sign, Verdict, only
 from gpunode.diagnoses.remedies import (
     by_hand,
     fabric_manager_too,
@@ -27,6 +27,7 @@ from gpunode.diagnoses.remedies import (
     takes_gpunode,
     uninstall,
 )
+from gpunode.diagnoses.signs import all_of, any_of, holds
 from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import boards, cards, driver, guests, kernel, modules, packages, pci, system
 from gpunode.diagnoses.views.cards import Card
@@ -409,6 +410,22 @@ def _open(snapshot: Snapshot) -> Iterable[Fix]:
     yield reboot()
 
 
+def _any_model(will_do: Callable[[GpuModel], bool], words: str) -> Sign:
+    return holds(lambda snapshot: any(will_do(model) for model in snapshot.view(cards.models)), words)
+
+
+_OLD_GPU: Final = _any_model(lambda one: one.last_branch is not None, "a GPU that newer branches no longer drive")
+_NEW_GPU: Final = _any_model(lambda one: one.needs_open_modules, "a GPU that the open modules alone drive")
+_WITHOUT_GSP: Final = _any_model(lambda one: not one.takes_open_modules, "a GPU that the open modules do not drive")
+_FAILS: Final = any_of(symptoms.NO_DEVICES, symptoms.NOT_STARTED)
+_OPEN_ON_DISK: Final = holds(lambda snapshot: snapshot.view(release).is_open is True, "the open modules are installed")
+_CLOSED_ON_DISK: Final = holds(
+    lambda snapshot: snapshot.view(release).is_open is False, "the proprietary modules are installed"
+)
+_DRIVES_ALL: Final = holds(
+    lambda snapshot: driver.works(snapshot) and not _shows_fewer(snapshot, len(snapshot.view(cards.cards))),
+    "nvidia-smi shows all GPUs",
+)
 _SUPPORTED: Final = "https://docs.nvidia.com/datacenter/tesla/drivers/"
 _MODULES: Final = f"{DRIVER_GUIDE}kernel-modules.html"
 
@@ -446,6 +463,8 @@ FAMILY: Final = Family(
                 "https://github.com/siderolabs/talos/issues/8764",
             ),
             check=only("gpu-legacy-unsupported-by-branch", _decide),
+            context=_OLD_GPU,
+            against=(_DRIVES_ALL,),
             remedy=_go_back,
             explains=chains.NO_DRIVER | {"open-module-on-pre-turing", "no-gpu-present"},
         ),
@@ -478,6 +497,8 @@ FAMILY: Final = Family(
                 "https://github.com/MrMEEE/bumblebee-Old-and-abbandoned/issues/583",
             ),
             check=only("gpu-too-new-for-driver", _decide),
+            context=_NEW_GPU,
+            against=(_DRIVES_ALL,),
             remedy=_go_on,
             explains=chains.NO_DRIVER | {"proprietary-module-on-blackwell", "no-gpu-present"},
         ),
@@ -506,6 +527,8 @@ FAMILY: Final = Family(
             ),
             sources=(_MODULES, "https://github.com/negativo17/nvidia-driver/issues/158", f"{OPEN_MODULES}/issues/19"),
             check=only("open-module-on-pre-turing", _decide),
+            context=any_of(all_of(_OPEN_ON_DISK, _FAILS), _WITHOUT_GSP),
+            against=(_DRIVES_ALL,),
             remedy=_close,
             explains=chains.NO_DRIVER,
         ),
@@ -535,6 +558,8 @@ FAMILY: Final = Family(
             ),
             sources=(_MODULES, f"{OPEN_MODULES}/issues/862", f"{OPEN_MODULES}/issues/872"),
             check=only("proprietary-module-on-blackwell", _decide),
+            context=any_of(all_of(_CLOSED_ON_DISK, _FAILS), _NEW_GPU),
+            against=(_DRIVES_ALL,),
             remedy=_open,
             explains=chains.NO_DRIVER | {"gsp-firmware-missing", "gsp-init-failed-platform"},
         ),

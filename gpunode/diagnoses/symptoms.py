@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from gpunode.diagnoses.signs import any_of, holds, line
+from gpunode.diagnoses.signs import any_of, fact, holds, line
 from gpunode.diagnoses.views import driver
 
 # What nvidia-smi and NVML say.
@@ -42,8 +42,8 @@ NOT_STARTED: Final = line(
     r"|NVIDIA probe routine failed|None of the NVIDIA devices were (?:probed|initialized)"
 )
 MISMATCH: Final = line(
-    r"[Dd]river/library version mismatch|API mismatch: the|NVML_ERROR_LIB_RM_VERSION_MISMATCH|\b803\b"
-    r"|unsupported display driver ?/ ?cuda driver combination"
+    r"[Dd]river/library version mismatch|API mismatch: the|LIB_RM_VERSION_MISMATCH|LibRmVersionMismatch"
+    r"|nvidia-modeset: Version mismatch|does not match DSO version"
 )
 NO_NVML_LIBRARY: Final = line(
     r"libnvidia-ml\.so(?:\.1)?\b[^\n]{0,60}(?:cannot open|not found|[Nn]o such file)|ERROR_LIBRARY_NOT_FOUND"
@@ -57,6 +57,18 @@ GPU_LOST: Final = line(
     r"GPU is lost|Unable to determine the device handle|fallen off the bus|NVML_ERROR_GPU_IS_LOST"
     r"|GPU has become inaccessible"
     r"|GPU requires reset|\bERR!|Xid \([^)]*\): 79\b|No devices were found"
+)
+SMI_HANGS: Final = any_of(
+    fact(driver.hangs),
+    line(
+        r"nvidia-smi[^\n]{0,60}(?:hangs?\b|hung|stuck|timed? ?out|never returns|takes (?:minutes|\d+ ?(?:s|m)))"
+        r"|^real\s+[1-9]\d*m",
+        flags=re.IGNORECASE,
+    ),
+)
+RESET_REFUSED: Final = line(
+    r"in use by another (?:client|process)|currently being used by one or more other processes"
+    r"|Unable to reset (?:this )?GPU|could not be reset"
 )
 ANY_XID: Final = line(r"\bXid \(|\bXid[ :=]+\d{1,3}\b|NVRM: Xid|XID ?(?:error|[:=])?\s*\d{1,3}\b")
 
@@ -83,6 +95,10 @@ CUDA_UNKNOWN: Final = line(
 CUDA_NOT_READY: Final = line(
     r"cudaErrorSystemNotReady|CUDA_ERROR_SYSTEM_NOT_READY|system not yet initiali[sz]ed|(?:CUDA|cuda|cuInit"
     r"|\bcode\b|Error)[^\n]{0,60}\b802\b"
+)
+CUDA_UNFIT: Final = line(
+    r"unsupported display driver ?/ ?cuda driver combination|(?:[Ee]rror|[Cc]ode|returned|cuda\w*)\W{0,4}803\b|\(803 vs"
+    r"|cudaErrorSystemDriverMismatch|CUDA_ERROR_SYSTEM_DRIVER_MISMATCH"
 )
 CUDA_NOT_INITIALISED: Final = line(
     r"CUDA_ERROR_NOT_INITIALIZED|cudaErrorInitializationError|CUDA (?:driver )?initiali[sz]ation (?:failed|error)"
@@ -219,6 +235,7 @@ NO_CAPACITY: Final = any_of(
 )
 PLUGIN_FAILS: Final = line(
     r"nvidia-device-plugin[^\n]{0,80}(?:CrashLoop|Error|Init:|0/1)|could not load NVML library|NVML not detected"
+    r"|Failed to initialize NVML: (?:could not|ERROR_)"
     r"|If this is a GPU node, did you (?:configure|set)|unable to create plugin manager"
     r"|error starting plugins|Incompatible platform"
 )
@@ -236,7 +253,7 @@ LINKS_DOWN: Final = line(
     flags=re.IGNORECASE,
 )
 FABRIC_FAILS: Final = line(
-    r"[Ff]abric[ _-]?[Mm]anager[^\n]{0,100}(?:fail|error|not|mismatch|stopp)"
+    r"[Ff]abric[ _-]?[Mm]anager[^\n]{0,100}(?:fail|error|not|n.t match|mismatch|stopp)"
     r"|nvidia-fabricmanager\.service: (?:Failed|Main process|Control)|[Ff]abric[^\n]{0,40}State\s*: In Progress"
     r"|^\s*State\s+: In Progress"
 )

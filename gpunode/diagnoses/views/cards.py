@@ -10,7 +10,7 @@ from typing import Final
 from gpunode.catalog import gpus as catalog
 from gpunode.catalog.gpus import GpuModel
 from gpunode.diagnoses.model import Citation
-from gpunode.diagnoses.snapshot import Snapshot
+from gpunode.diagnoses.snapshot import Snapshot, cite, finds
 from gpunode.diagnoses.views import boards, guests, kernel, pci
 from gpunode.facts.patterns import Pattern
 
@@ -21,6 +21,8 @@ _BY_ID: Final = Pattern(
 _BY_NAME: Final = Pattern(
     r"The NVIDIA (?:NVIDIA )?(?P<name>(?:GeForce|Quadro|Tesla|TITAN|GRID|NVS|RTX)[\w +/().-]{0,50}?) GPU installed"
 )
+# What udev, and ubuntu-drivers, call a display of NVIDIA's.
+_BY_ALIAS: Final = Pattern(r"pci:v000010DEd0000(?P<device>[0-9A-F]{4})sv\w{8}sd\w{8}bc03")
 # "GP108 [GeForce GT 1030]", as pci.ids writes it.
 _CHIP: Final = Pattern(r"\b(?P<chip>G[A-Z]?\d{1,3}\w*|TU\d+\w*|AD\d+\w*)\s*\[(?P<name>[^\]]{3,60})\]")
 
@@ -84,6 +86,9 @@ def _every(snapshot: Snapshot) -> Iterator[Card]:
         for match in _BY_ID.finditer(message.text):
             yield Card(catalog.lookup(match["device"].lower()), pci.address(match["address"]), message.citation)
     listed = bool(snapshot.view(pci.gpus))
+    for item in snapshot.of("text", "listing") if not listed else ():
+        for match in finds(item, _BY_ALIAS):
+            yield Card(catalog.lookup(match["device"].lower()), "", cite(item, item.number_at(match.start())))
     for message in () if listed else kernel.said(snapshot, _BY_NAME):
         name = _BY_NAME.search(message.text)
         if name is not None and (model := catalog.by_name(name["name"])):

@@ -12,6 +12,7 @@ from gpunode.change import PackageState
 from gpunode.diagnoses.model import Citation
 from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with, stated
 from gpunode.diagnoses.views import kernel, modules, packages
+from gpunode.diagnoses.views.inventory import inventory
 from gpunode.diagnoses.views.system import running_kernel
 from gpunode.facts import kmod
 from gpunode.facts.items import Item
@@ -377,6 +378,15 @@ def fails(snapshot: Snapshot) -> bool:
 def works(snapshot: Snapshot) -> bool:
     """Whether nvidia-smi answered on the node with a driver version or a list of GPUs."""
     return any(state == "works" for state, _ in snapshot.view(smi))
+
+
+def hangs(snapshot: Snapshot) -> tuple[Citation, ...]:
+    """The questions to the driver that had no answer in time, where no other was answered since."""
+    found = (item for item in snapshot.items if item.outcome == "timeout" and item.kind in _ASKS_DRIVER)
+    return () if snapshot.view(inventory) is not None else tuple(cite(item) for item in found)
+
+
+_ASKS_DRIVER: Final = frozenset({"nvidia-smi", "nvidia-smi-q", "nvml"})
 
 
 def mismatches(snapshot: Snapshot) -> bool:

@@ -11,7 +11,7 @@ from gpunode.diagnoses.snapshot import Snapshot, cite
 from gpunode.diagnoses.views import archives, driver, modules, packages, runfile
 from gpunode.diagnoses.views.packages import Package
 from gpunode.diagnoses.views.system import package_manager, running_kernel
-from gpunode.diagnoses.views.versions import Scene, is_of, number
+from gpunode.diagnoses.views.versions import MISMATCH, Scene, is_of, number
 from gpunode.facts.patterns import Pattern
 
 _BRANCH: Final = Pattern(
@@ -22,6 +22,26 @@ _BRANCH: Final = Pattern(
 
 # What two drivers they are, in words, and the lines that show it.
 Installs: TypeAlias = "tuple[str, tuple[Citation, ...]]"
+
+
+def answering_otherwise(snapshot: Snapshot) -> tuple[Citation, ...]:
+    """Where nvidia-smi fails by its version, and answers by another path or without what the environment puts first."""
+    tried = [item for item in snapshot.of("nvidia-smi", "nvidia-smi-q") if item.where == "host" and item.source.words]
+    failing = [item for item in tried if MISMATCH.search(item.text)]
+    ways = {"nvidia-smi", *(item.source.words[0] for item in failing)}
+    for item in tried if failing else ():
+        is_otherwise = item.source.words[0] not in ways or _WITHOUT.search(item.written)
+        if item not in failing and driver.answers(item) and is_otherwise:
+            stores = (citation for _, cited in of_two_stores(snapshot) for citation in cited)
+            return (cite(item, 1), *stores, *put_first(snapshot))
+    return ()
+
+
+# What takes the libraries out of the way that a site's or a user's environment puts before the system's.
+_WITHOUT: Final = Pattern(
+    r"\b(?:module|ml) (?:purge|unload|rm|del|-)|\bspack unload\b|\bconda deactivate\b|\bunset LD_LIBRARY_PATH\b"
+    r"|\bLD_LIBRARY_PATH=|\benv (?:-i|-u LD_)"
+)
 
 
 def side_by_side(snapshot: Snapshot, scene: Scene) -> Iterator[Installs]:

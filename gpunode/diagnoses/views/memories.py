@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
 from gpunode.diagnoses.model import Citation
 from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import alive, boards, faults, smi_query
+from gpunode.diagnoses.views.smi_rows import Row
 from gpunode.facts.patterns import Pattern
 
 XIDS: Final = frozenset({48, 63, 64, 92, 94, 95, 140, 156, 157, 160, 161, 171, 172})
@@ -40,14 +42,21 @@ class Memory:
         """Its errors of these codes."""
         return tuple(fault for fault in self.xids if fault.code in codes)
 
+    def every_row(self) -> Iterator[Row]:
+        """All that nvidia-smi says of it."""
+        return (row for query in self.queries for row in query.rows)
+
+    def rows(self, *names: str) -> tuple[Row, ...]:
+        """The rows of that name."""
+        return tuple(row for query in self.queries for row in query.every(*names))
+
     def says(self, *names: str) -> tuple[Citation, ...]:
         """The rows of that name whose value says yes."""
-        rows = (row for query in self.queries for row in query.every(*names))
-        return tuple(row.citation for row in rows if smi_query.is_yes(row.value))
+        return tuple(row.citation for row in self.rows(*names) if smi_query.is_yes(row.value))
 
     def denies(self, *names: str) -> tuple[Citation, ...]:
         """The rows in which nvidia-smi says no: of this GPU, else of each that it may be."""
-        own = [row for query in self.queries for row in query.every(*names)]
+        own = list(self.rows(*names))
         if not own:
             own = [row for query in self.strays for row in query.every(*names)]
             own = own if all(row.value.lower() == "no" for row in own) else []
@@ -55,7 +64,7 @@ class Memory:
 
     def counted(self, *names: str) -> int:
         """The highest count under that name."""
-        found = (row.value for query in self.queries for row in query.every(*names))
+        found = (row.value for row in self.rows(*names))
         return max((int(value) for value in found if re.fullmatch(r"[0-9]{1,9}", value)), default=0)
 
 

@@ -9,7 +9,7 @@ from typing import Final
 
 from gpunode.diagnoses.model import Citation
 from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with
-from gpunode.diagnoses.views import driver, history, packages
+from gpunode.diagnoses.views import driver, history, kernel, packages
 from gpunode.diagnoses.views.driver import Seen
 from gpunode.diagnoses.views.history import Upgrade
 from gpunode.diagnoses.views.packages import Package
@@ -53,6 +53,23 @@ class Scene:
     def is_loaded(self, version: str) -> bool:
         """Whether that is the version of the loaded module."""
         return self.loaded is not None and is_of(self.loaded.version, version)
+
+    @property
+    def has_new_module(self) -> bool:
+        """Whether another module is on disk than the one that is loaded."""
+        return self.loaded is not None and self.disk is not None and not self.is_loaded(self.disk.version)
+
+    @property
+    def differs(self) -> bool:
+        """Whether the module, packages or upgrades of the node are of another version than the loaded module."""
+        there = (*(one.upstream for one in (*self.bringing, *self.user)), *(one.driver for one in self.upgrades))
+        is_behind = any(version and not self.is_loaded(version) for version in there)
+        return self.has_new_module or (self.loaded is not None and is_behind)
+
+    @property
+    def while_loaded(self) -> str:
+        """What is still loaded, in words."""
+        return f", and the module of {self.loaded.version if self.loaded else 'before'} is still loaded"
 
 
 def is_of(version: str, told: str) -> bool:
@@ -103,10 +120,10 @@ def _said_on_node(snapshot: Snapshot) -> tuple[Citation, ...]:
     return tuple(
         citation
         for item in snapshot.items
-        if item.where == "host" and not item.is_register and item.kind not in {"file", "packages", "container-inspect"}
+        if not item.is_register and item.kind not in {"file", "packages", "container-inspect"}
         if not driver.is_beside_container(snapshot, item)
         for citation in lines_with(item, MISMATCH)
-        if item.kind not in driver.CONTAINED or _ASKED_ON_NODE.search(item.text)
+        if not (item.where == "container" or item.kind in driver.CONTAINED) or _ASKED_ON_NODE.search(item.text)
     )
 
 
@@ -115,9 +132,35 @@ def said_inside(snapshot: Snapshot) -> tuple[Citation, ...]:
     return tuple(
         citation
         for item in snapshot.items
-        if item.where == "container" or (item.kind in driver.CONTAINED and not _ASKED_ON_NODE.search(item.text))
+        if (item.where == "container" or item.kind in driver.CONTAINED) and not _ASKED_ON_NODE.search(item.text)
         for citation in lines_with(item, MISMATCH)
     )
+
+
+def is_of_program(snapshot: Snapshot) -> bool:
+    """Whether a program in a container was started and refused, which the device plugin is with the node's library."""
+    runs = (item for item in snapshot.items if item.where == "container" or item.kind == "container-run")
+    return any(MISMATCH.search(one.text) and not _ASKED_ON_NODE.search(one.text) for one in runs)
+
+
+_HEADER: Final = Pattern(r"^\|\|/ Name|^Desired=|^Listing\.\.\.|^Installed Packages", re.MULTILINE)
+
+
+def lists_all_packages(snapshot: Snapshot) -> bool:
+    """Whether a list of packages was pasted with its head and without a filter, so that its silence tells."""
+    tables = (item for item in snapshot.of("packages") if item.where == "host" and not item.source.is_part)
+    return any(not item.source.only and _HEADER.search(item.text) for item in tables)
+
+
+_API: Final = Pattern(r"API mismatch")
+# By then a node has started all that it starts.
+_BOOTED_S: Final = 600.0
+
+
+def is_heard_long_after_boot(snapshot: Snapshot) -> bool:
+    """Whether the kernel refused a client when all that starts at boot had started."""
+    times = (message.at for message in kernel.said(snapshot, _API))
+    return any(at is not None and at > _BOOTED_S for at in times)
 
 
 _ANSWERS: Final = Pattern(r"Driver Version\s*:")

@@ -11,24 +11,9 @@ from gpunode.facts import pasted
 
 Piece = tuple[str, str]
 
-NEWER = ("nvidia-smi", "Failed to initialize NVML: Driver/library version mismatch\nNVML library version: 570.158")
-OLD = ("cat /proc/driver/nvidia/version", "NVRM version: NVIDIA UNIX x86_64 Kernel Module  570.133.20  Sun Mar 30 2025")
-ON_DISK = ("modinfo -F version nvidia", "570.158.01")
 API = (
     "NVRM: API mismatch: the client has the version 570.158.01, but\n"
     "NVRM: this kernel module has the version 570.133.20."
-)
-IMAGE = (
-    "lsinitrd | grep nvidia.ko",
-    "-rw-r--r-- 1 root root 14402544 Oct 1 12:00 lib/modules/6.4.0-1/updates/nvidia.ko",
-)
-NOUVEAU = (
-    "lspci -nnk -s 01:00.0",
-    "01:00.0 VGA compatible controller [0300]: NVIDIA AD104 [10de:2786]\n\tKernel driver in use: nouveau",
-)
-NOUVEAU_IMAGE = (
-    "lsinitramfs /boot/initrd.img-6.6.47 | grep nouveau",
-    "usr/lib/modules/6.6.47/kernel/drivers/gpu/drm/nouveau/nouveau.ko",
 )
 GSP_120 = "NVRM: Xid (PCI:0000:01:00): 120, GSP task watchdog timeout @ pc:0x1b3e200, partition:4#0, task:3"
 GSP_INIT = "[ 1225.0] NVRM: GPU0 RmInitAdapter: Cannot initialize GSP firmware RM\n"
@@ -45,21 +30,8 @@ RUNS = ("uname -r", "6.18.48-amd64")
 DARK = "GPU 4: NVIDIA B200 (UUID: GPU-xxx)\nNVML: Unable to retrieve NVLink information as all links are inActive"
 
 PENDING = "driver-library-mismatch-reboot-pending"
-PARTIAL = "driver-library-mismatch-partial-upgrade"
 # What is shown, which causes stay open, and what decides for which.
 OPEN: dict[str, tuple[tuple[Piece, ...], set[str], tuple[tuple[tuple[Piece, ...], str], ...]]] = {
-    "newer libraries than the module": (
-        (NEWER, OLD),
-        {PENDING, PARTIAL, "driver-library-mismatch-mixed-installs"},
-        (((ON_DISK,), PENDING), ((("modinfo -F version nvidia", "570.133.20"),), PARTIAL)),
-    ),
-    "a mismatch right after boot": (
-        (("dmesg", f"[    9.424670] {API}"),),
-        {PENDING, PARTIAL},
-        (((("modinfo -F version nvidia", "570.133.20"),), PARTIAL),),
-    ),
-    "another module on disk, and nobody says that it fails": ((OLD, ON_DISK), {PENDING, "initramfs-stale-module"}, ()),
-    "a module in the initramfs": ((NEWER, ON_DISK, IMAGE), {PENDING, "initramfs-stale-module"}, ()),
     "a later part of the log": ((("dmesg (further down)", GSP_120),), {"gsp-task-exception", "xid-62-pmu-halt"}, ()),
     "a GSP that does not start, in a part of the log": (
         (("dmesg (further down)", GSP_INIT),),
