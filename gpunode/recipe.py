@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, get_args, 
 
 from gpunode.container_runtimes import CONTAINER_RUNTIMES
 from gpunode.errors import RecipeError, UsageError
+from gpunode.package_id import PackageId
 
 if TYPE_CHECKING:
     from gpunode.recipe_kubernetes import Kubernetes
@@ -233,7 +234,7 @@ class VersionLock:
         recipe: the name of the recipe that it was written with; for people.
         distribution: os-release's ID; versions differ between distributions and their releases.
         release: os-release's VERSION_ID.
-        packages: version by name; a package of a foreign architecture as ``name:arch``.
+        packages: the version of each.
     """
 
     file: str
@@ -241,7 +242,7 @@ class VersionLock:
     distribution: str
     release: str
     architecture: str
-    packages: Mapping[str, str]
+    packages: Mapping[PackageId, str]
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,6 +50,6 @@ def download(wanted: Wanted, how: OutputOptions, only: Sequence[str], lock_timeo
         host.trigger((Trigger("index-refresh"),))
         changes = packages_ahead(recipe, survey(host, recipe=recipe), host, only)
         host.packages.download(changes)
-        packages = [change.name for change in changes if is_install(change)]
+        packages = [str(change.id) for change in changes if is_install(change)]
         screen.downloaded(packages)
     how.answer(Envelope("setup", result={"recipe": recipe.name, "downloaded": packages}))

@@ -14,7 +14,6 @@ from gpunode.cli.screen.checks import report_lines
 from gpunode.cli.screen.commands import again_command
 from gpunode.cli.screen.events import applied_lines, applying, settled_line, triggering
 from gpunode.cli.screen.failures import error_lines
-from gpunode.cli.screen.locks import lock_lines
 from gpunode.cli.screen.node import node_line, status_lines
 from gpunode.cli.screen.plans import outlook, plan_lines, stage_lines
 from gpunode.cli.screen.printer import standard_error
@@ -199,6 +198,8 @@ class Screen(ReportScreen):
 
     def locked(self, lock: VersionLock, changed: Sequence[Moved], *, renewed: bool) -> None:
         """Which versions the lock file now holds."""
+        from gpunode.cli.screen.locks import lock_lines
+
         self._put(*lock_lines(lock, changed, self._argv, renewed=renewed))
 
     def downloaded(self, packages: Sequence[str]) -> None:

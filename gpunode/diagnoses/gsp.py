@@ -414,7 +414,7 @@ FAMILY: Final = Family(
                 "firmware settings that give the GPU too little address space."
             ),
             sources=(f"{OPEN_MODULES}/issues/965", f"{OPEN_MODULES}/issues/1058"),
-            typical=unless(_NOT_STARTED, _UNSUPPORTED, _GRAVE),
+            typical=unless(_NOT_STARTED, _GFW, _WPR2, _ABSENT, _UNSUPPORTED, _GRAVE),
             context=_INIT,
             summary=_unable,
             remedy=_platform,

@@ -188,6 +188,7 @@ class Rule:
         context: what goes with the cause, and makes it a likelier suspect; of itself it shows no fault.
         rivals: causes that show the same; while one of them is found as well, none is certain.
         may_be_normal: whether a healthy node may show it, too; where gpunode itself looked, it then needs a symptom.
+        later: what shows that the node works until its next boot or upgrade: then it is a warning.
         look_at: what shows whether it is this.
         share: of the reports that people write, how many in a hundred are of it, roughly; it orders suspects alone.
         summary: one sentence about this node; empty takes the title.
@@ -211,6 +212,7 @@ class Rule:
     context: Sign = never
     rivals: frozenset[str] = frozenset()
     may_be_normal: bool = False
+    later: Sign = never
     look_at: tuple[Command, ...] = ()
     share: float = 0.5
     summary: str | Callable[[Snapshot], str] = ""

@@ -12,7 +12,7 @@ from gpunode.diagnoses.cluster import restart_plugin
 from gpunode.diagnoses.commands import Shell, at, of_gpu
 from gpunode.diagnoses.model import Citation, Confidence, Family, Fix, Proof, Rule
 from gpunode.diagnoses.remedies import by_hand, run
-from gpunode.diagnoses.signs import any_of, asked, fact
+from gpunode.diagnoses.signs import asked, fact, unless
 from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with, stated
 from gpunode.diagnoses.views import kube, smi_query
 from gpunode.facts.items import Item
@@ -133,6 +133,15 @@ def _undivided(snapshot: Snapshot) -> Iterator[Citation]:
             yield node.labels["nvidia.com/gpu.replicas"]
 
 
+def _divided(snapshot: Snapshot) -> Iterator[Citation]:
+    """A node that offers at least as many as the configuration asks for."""
+    wanted = [int(m["count"]) for item in snapshot.items if _is_config(item) for m in _REPLICAS.finditer(item.text)]
+    for node in snapshot.view(kube.nodes):
+        amount = node.capacity.get("nvidia.com/gpu")
+        if amount and wanted and amount.value >= min(wanted):
+            yield amount.citation
+
+
 def _is_static(snapshot: Snapshot) -> bool:
     typed = any(_STATIC.search(item.written) for item in snapshot.items)
     return typed or bool(snapshot.said(_STATIC))
@@ -206,8 +215,9 @@ FAMILY: Final = Family(
             ),
             sources=(f"{DEVICE_PLUGIN}/issues/990", f"{DEVICE_PLUGIN}/issues/615", f"{DEVICE_PLUGIN}/issues/1433"),
             check=_time_slicing,
-            typical=any_of(fact(_printed_empty), fact(_wished)),
+            typical=unless(fact(_wished), fact(_divided)),
             may_be_normal=True,
+            context=fact(_printed_empty),
             summary=_why_undivided,
             remedy=_slicing,
         ),

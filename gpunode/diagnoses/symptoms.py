@@ -149,6 +149,7 @@ BUILD_FAILED: Final = line(
     r"|autoinstall)[^\n]{0,60}fail"
     r"|kernel module \S+ failed to build|dkms: (?:running|added|build)"
     r"|nvidia(?:-\w+)*[/, ]+\d+\.[\d.]+[^\n]{0,60}: (?:added|broken)"
+    r"|has not compiled successfully|nvidia\.ko was not created"
 )
 PACKAGES_BROKEN: Final = line(
     r"[Uu]nmet dependencies|held broken packages|dpkg: error|Sub-process /usr/bin/dpkg returned"
@@ -165,7 +166,9 @@ REPOSITORY_REFUSED: Final = line(
 KEY_REJECTED: Final = line(
     r"Key was rejected by service|Required key not available|[Ll]oading of (?:unsigned module|module with)"
     r"|Lockdown: [^\n]{0,40}module"
-    r"|PKCS#7 signature not signed"
+    r"|PKCS#7 signature not signed|signed kernel module failed to load"
+    r"|Secure boot is enabled on this system, so|[Kk]ernel module(?: load error)?:? Operation not permitted"
+    r"|could not insert \S*nvidia\S*: Operation not permitted"
 )
 BUS_ERRORS: Final = line(
     r"AER: (?!enabled)|PCIe Bus Error|BadTLP|BadDLLP|Completion Timeout|RxErr|pcieport [^\n]{0,80}(?:error|down)"

@@ -57,7 +57,7 @@ def simulate(root: str, changes: Sequence[PackageChange]) -> Simulation:
         known = status.packages(found)
     except ValueError as error:
         return _not_simulated(str(error))
-    words = arguments(changes, frozenset(known))
+    words = arguments(changes, known)
     if not words:
         return Simulation(())
     try:

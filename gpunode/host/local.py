@@ -38,6 +38,7 @@ from gpunode.host.locks import wait_until_ended, wait_until_free
 from gpunode.host.port import OnProgress, Progress, Settled, Workloads, ignore_progress
 from gpunode.host.process import Consent, Finished, Runner
 from gpunode.host.services import Services
+from gpunode.package_id import PackageId
 from gpunode.packages import SYSTEMS
 from gpunode.packages.simulation import Simulation
 from gpunode.runtimes import ObservedConfig
@@ -142,9 +143,9 @@ class LocalHost:
             return simulate_in(self.root, changes)
         return self.packages.simulate(changes)
 
-    def offered(self, names: Collection[str], /) -> Mapping[str, frozenset[str]]:
+    def offered(self, packages: Collection[PackageId], /) -> Mapping[PackageId, frozenset[str]]:
         """The versions of each package that can be had, or are in the index as installed."""
-        return self.packages.offered(names)
+        return self.packages.offered(packages)
 
     def workloads(self) -> Workloads:
         """What uses the GPUs, and the containers that run; none in an image, where nothing runs."""

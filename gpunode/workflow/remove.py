@@ -12,6 +12,7 @@ from gpunode.facts.model import Facts
 from gpunode.host.port import Host, HostView
 from gpunode.journal.footprint import FileTrail, Footprint
 from gpunode.journal.record import digest
+from gpunode.package_id import PackageId
 from gpunode.runtimes import RUNTIMES, DesiredConfig, RecordedEdit, after_edits, runtime
 from gpunode.runtimes.keys import taken_back
 from gpunode.workflow import mig_layouts, mps_clients, present, undo
@@ -59,7 +60,7 @@ def removing(
         Refused: the package manager would do something else.
     """
     files, file_notes = _files(footprint, host, force=force)
-    added = {name: before for name, before in footprint.packages.items() if before is None or before.config_files_only}
+    added = {one: before for one, before in footprint.packages.items() if before is None or before.config_files_only}
     installed = undo.installed(facts)
     packages, staying = undo.packages_back(added, installed, present.database(host))
     packages = undo.completed(host, packages)
@@ -91,7 +92,7 @@ def removing(
 
 def _owing(footprint: Footprint, change: PackageChange) -> PackageChange:
     """``change`` with what gpunode's own changes of the package owed."""
-    return replace(change, triggers=footprint.package_triggers.get(change.name, frozenset()))
+    return replace(change, triggers=footprint.package_triggers.get(change.id, frozenset()))
 
 
 def _files(footprint: Footprint, host: Host, *, force: bool) -> tuple[list[Part], list[str]]:
@@ -177,11 +178,13 @@ def _expectation(path: str) -> RuntimeExpectation | None:
     return next((RuntimeExpectation(row.id, row.config) for row in RUNTIMES if path in {row.config, row.drop_in}), None)
 
 
-def _not_undone(first: Mapping[str, PackageState | None], installed: Mapping[str, PackageState]) -> Iterator[str]:
+def _not_undone(
+    first: Mapping[PackageId, PackageState | None], installed: Mapping[PackageId, PackageState]
+) -> Iterator[str]:
     """What gpunode did to packages that were there before it: that is not taken back."""
-    there = {name: state for name, state in first.items() if state is not None and not state.config_files_only}
-    gone = sorted(name for name in there if name not in installed)
-    changed = sorted(name for name in there if name in installed and installed[name].version != there[name].version)
+    there = {one: state for one, state in first.items() if state is not None and not state.config_files_only}
+    gone = sorted(str(one) for one in there if one not in installed)
+    changed = sorted(str(one) for one in there if one in installed and installed[one].version != there[one].version)
     if gone:
         yield f"gpunode purged these packages and does not reinstall them: {', '.join(gone)}"
     if changed:

@@ -30,6 +30,7 @@ from gpunode.host.port import Host, Settled
 from gpunode.journal.history import RunSummary, to_undo
 from gpunode.journal.record import CONFFILES, MAKING, Verb
 from gpunode.journal.store import Store
+from gpunode.package_id import PackageId
 from gpunode.redaction.evidence import without_secrets
 from gpunode.runtimes import RUNTIMES, DesiredConfig, Runtime
 from gpunode.workflow import mig_layouts, mps_clients, present, standing, undo
@@ -127,13 +128,13 @@ def _undone_as(change: Change) -> Literal["file", "package", "unit", "mig", "not
             return "nothing"  # a build goes with its package; a cluster's objects have a rollback of their own
 
 
-def _is_there(host: Host, packages: Collection[str], change: Change) -> bool:
+def _is_there(host: Host, packages: Collection[PackageId], change: Change) -> bool:
     """Whether the file or package of ``change`` is on the node; of all else nobody takes it away unasked."""
     match change:
         case FileChange(path=path):
             return present.state(host, path) is not None
-        case PackageChange(name=name):
-            return name in packages
+        case PackageChange(id=package):
+            return package in packages
         case _:
             return True
 
@@ -206,8 +207,8 @@ def _left_behind(host: Host, folders: Sequence[str]) -> bool:
 def _whole(host: Host, facts: Facts, undone: Undoing, parts: Sequence[Part], *, backward: bool) -> Undoing:
     """``undone``, which has the files, with the packages and units of ``parts``, in order."""
     kinds = {kind: [part for part in parts if _undone_as(part.change) == kind] for kind in ("package", "unit")}
-    steps = {subject(part.change): part for part in kinds["package"]}
-    wanted = {name: undo.state_of(part.change) for name, part in steps.items()}
+    steps = {part.change.id: part for part in kinds["package"] if isinstance(part.change, PackageChange)}
+    wanted = {package: undo.state_of(part.change) for package, part in steps.items()}
     packages, notes = undo.packages_back(wanted, undo.installed(facts), present.database(host))
     lost: tuple[str, ...] = ()
     if backward:
@@ -228,8 +229,8 @@ def _whole(host: Host, facts: Facts, undone: Undoing, parts: Sequence[Part], *, 
     return replace(undone, parts=ordered, notes=notes, incomplete=undone.incomplete or bool(lost), reboot=reboot)
 
 
-def _package(steps: Mapping[str, Part], change: PackageChange) -> Part:
-    known = steps.get(change.name)
+def _package(steps: Mapping[PackageId, Part], change: PackageChange) -> Part:
+    known = steps.get(change.id)
     if known is None:
         return Part("packages", DEPENDENCIES, change)
     owed = known.change.triggers if isinstance(known.change, PackageChange) else frozenset[Trigger]()

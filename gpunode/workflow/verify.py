@@ -17,6 +17,7 @@ from gpunode.facts.nvml import Gpu, Inventory, NoAnswer, NvmlAnswer, NvmlFailure
 from gpunode.host import nvml
 from gpunode.host.port import HostView
 from gpunode.outcome import Planned, Step, Waits
+from gpunode.package_id import PackageId
 from gpunode.recipe import Expect, Recipe
 from gpunode.runtimes import DesiredConfig, ObservedConfig, Runtime, runtime
 from gpunode.runtimes.found import contents, in_facts
@@ -253,8 +254,8 @@ def _versions(recipe: Recipe, facts: Facts, answer: NvmlAnswer) -> Iterator[Chec
         yield Check("versions", title, "failed", problem.what, problem.hint)
     # For an upgrade every installed version is one to be replaced; here it is what the upgrade has led to.
     strays = apart_from(replace(recipe, upgrade=False), facts, driver) if driver else ()
-    for name in strays:
-        what = f"{name} is {known(facts.packages, {})[name].version}, the installed package {package}"
+    for stray in strays:
+        what = f"{stray} is {known(facts.packages, {})[stray].version}, the installed package {package}"
         yield Check("versions", title, "failed", what, "gpunode setup brings it to the driver's version")
     if not problems and not strays and module:
         seen = nvml_facts.driver_version(library or "") or "not reported by NVML"
@@ -275,8 +276,8 @@ def _package_version(recipe: Recipe, facts: Facts, driver: WantedDriver | None) 
     if driver is None:
         return None
     packages = known(facts.packages, {})
-    names = (driver.family.dkms_package(driver.chosen), *driver.packages(recipe))
-    return next((packages[name].version for name in names if matches(packages.get(name), "")), None)
+    named = (PackageId(driver.family.dkms_package(driver.chosen)), *driver.packages(recipe))
+    return next((packages[one].version for one in named if matches(packages.get(one), "")), None)
 
 
 def _device_nodes(facts: Facts, inventory: Inventory | None) -> Iterator[Check]:

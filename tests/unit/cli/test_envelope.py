@@ -24,6 +24,7 @@ from gpunode.change import (
 from gpunode.cli import boundary, commands
 from gpunode.cli.envelope import Envelope, failure
 from gpunode.errors import Busy, GpunodeError, RecipeError, UsageError, exit_codes
+from gpunode.package_id import PackageId
 from tests.laws.strategies import changes
 
 KEYS = {
@@ -67,7 +68,7 @@ def test_a_diff_is_as_ansible_shows_one() -> None:
 
 
 def test_a_package_change_tells_both_versions() -> None:
-    change = PackageChange("libcuda1", PackageState("470-1"), PackageState("580-1"))
+    change = PackageChange(PackageId("libcuda1"), PackageState("470-1"), PackageState("580-1"))
     (row,) = read(Envelope("plan", changes=[change]))["changes"]
     assert row == {
         "kind": "package",
@@ -80,7 +81,7 @@ def test_a_package_change_tells_both_versions() -> None:
 
 
 def test_a_version_that_is_not_known_yet_is_null_and_says_when_it_is_known() -> None:
-    change = PackageChange("dkms", None, KnownAfter(why="headers"))
+    change = PackageChange(PackageId("dkms"), None, KnownAfter(why="headers"))
     (row,) = read(Envelope("plan", changes=[change], steps={change: "headers"}))["changes"]
     assert (row["action"], row["step"], row["after"]) == ("install", "headers", None)
     assert row["known_after"] == "the package index is read"
@@ -92,11 +93,11 @@ ACTIONS: dict[str, Change] = {
     "edit": FileChange("/x", FILE, OTHER),
     "delete": FileChange("/x", FILE, None),
     "reread": FileChange("/x", FILE, FILE),
-    "install": PackageChange("x", PackageState("1", config_files_only=True), PackageState("2")),
-    "upgrade": PackageChange("x", PackageState("1"), PackageState("2")),
-    "downgrade": PackageChange("x", PackageState("2"), PackageState("1")),
-    "mark": PackageChange("x", PackageState("1"), PackageState("1", held=True)),
-    "purge": PackageChange("x", PackageState("1"), None),
+    "install": PackageChange(PackageId("x"), PackageState("1", config_files_only=True), PackageState("2")),
+    "upgrade": PackageChange(PackageId("x"), PackageState("1"), PackageState("2")),
+    "downgrade": PackageChange(PackageId("x"), PackageState("2"), PackageState("1")),
+    "mark": PackageChange(PackageId("x"), PackageState("1"), PackageState("1", held=True)),
+    "purge": PackageChange(PackageId("x"), PackageState("1"), None),
     "enable": ServiceChange("x", ServiceState(False, True), ServiceState(True, True)),
     "disable": ServiceChange("x", ServiceState(True, True), ServiceState(False, True)),
     "start": ServiceChange("x", ServiceState(False, False), ServiceState(True, True)),

@@ -14,6 +14,7 @@ from gpunode.errors import ChangeFailed, JournalDamaged, Refused, UsageError
 from gpunode.journal.history import RunSummary, to_undo
 from gpunode.journal.record import Done, Intent, digest
 from gpunode.journal.store import Run, Store
+from gpunode.package_id import PackageId
 
 RESTART = Trigger("restart", "containerd.service")
 BEFORE = FileState(b"version = 2\n", 0o600, 0, 0)
@@ -388,7 +389,9 @@ def test_the_packages_of_one_transaction_are_written_at_once(store: Store, monke
     run = store.begin("setup", version="0.1.0")
     synced: list[int] = []
     monkeypatch.setattr(os, "fsync", synced.append)
-    packages = [PackageChange(name, None, PackageState("1")) for name in ("nvidia-open", "libnvidia-cfg1")]
+    packages = [
+        PackageChange(PackageId.of(name), None, PackageState("1")) for name in ("nvidia-open", "libnvidia-cfg1")
+    ]
     seqs = run.intend_all("packages", "install-driver", packages, "the driver is missing")
     assert seqs == (1, 2)
     run.done(*seqs)
