@@ -99,7 +99,7 @@ def _wished(snapshot: Snapshot) -> Iterator[Citation]:
             yield from lines_with(item, _REPLICAS)
         elif _WISH.search(item.written):
             yield stated(item.written, "that was run", item.key)
-    yield from kube.said(snapshot, _WISH, "config.", "time-slic")[:2]
+    yield from snapshot.said(_WISH)[:2]
     for item in snapshot.of("text", "kubernetes", "application"):
         if _LABEL_CONFIG in item.text and "label" in item.text:
             yield from lines_with(item, Pattern(re.escape(_LABEL_CONFIG)))
@@ -155,7 +155,7 @@ def _divided(snapshot: Snapshot) -> Iterator[Citation]:
 
 def _is_static(snapshot: Snapshot) -> bool:
     typed = any(_STATIC.search(item.written) for item in snapshot.items)
-    return typed or bool(kube.said(snapshot, _STATIC, "deployments/static", "apply", "create"))
+    return typed or bool(snapshot.said(_STATIC))
 
 
 def _why_undivided(snapshot: Snapshot) -> str:

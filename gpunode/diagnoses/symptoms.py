@@ -237,8 +237,8 @@ NO_CAPACITY: Final = any_of(
     ),
 )
 PLUGIN_FAILS: Final = line(
-    r"nvidia-device-plugin[^\n]{0,80}(?:CrashLoop|Error|Init:|0/1)|Failed to initialize NVML: (?:could not|ERROR_)"
-    r"|could not load NVML library|NVML not detected"
+    r"nvidia-device-plugin[^\n]{0,80}(?:CrashLoop|Error|Init:|0/1)|could not load NVML library|NVML not detected"
+    r"|Failed to initialize NVML: (?:could not|ERROR_)"
     r"|If this is a GPU node, did you (?:configure|set)|unable to create plugin manager"
     r"|error starting plugins|Incompatible platform"
 )
