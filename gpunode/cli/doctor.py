@@ -17,7 +17,7 @@ from gpunode.errors import Refused, UsageError
 
 if TYPE_CHECKING:
     from gpunode.catalog.xids import Xid
-    from gpunode.diagnoses.model import Citation, Doubt, Finding
+    from gpunode.diagnoses.model import Citation, Doubt, Finding, Suspect
     from gpunode.facts.evidence import Evidence
     from gpunode.workflow.doctor import Examined
 
@@ -227,6 +227,7 @@ def _envelope(examined: Examined, page: str, bugs: str) -> Envelope:
         unknown=[_doubt(one) for one in examined.diagnosis.unknown],
         result={
             "stack": examined.storeys,
+            "suspects": [_suspect(one) for one in examined.diagnosis.suspects],
             "works": examined.works,
             "denied": examined.denied,
             **({"page": page} if page else {}),
@@ -245,6 +246,11 @@ def _finding(finding: Finding) -> dict[str, object]:
 def _doubt(doubt: Doubt) -> dict[str, object]:
     citations = _cited(doubt.citations)
     return {"what": doubt.question, "look_at": "\n".join(doubt.look_at), "causes": doubt.causes, "citations": citations}
+
+
+def _suspect(suspect: Suspect) -> dict[str, object]:
+    told = {"cause": suspect.cause, "title": suspect.title, "look_at": "\n".join(suspect.look_at)}
+    return {**told, "citations": _cited(suspect.citations)}
 
 
 def _cited(citations: Sequence[Citation]) -> list[dict[str, object]]:

@@ -8,9 +8,9 @@ from functools import cache
 from importlib import import_module
 from typing import Final, TypeAlias
 
-from gpunode.diagnoses import fitting, several, systems
+from gpunode.diagnoses import fitting, systems
 from gpunode.diagnoses.commands import Shell, command
-from gpunode.diagnoses.judging import judged, suspects
+from gpunode.diagnoses.judging import is_examined, judged, suspects
 from gpunode.diagnoses.model import (
     DISRUPTIONS,
     Diagnosis,
@@ -27,6 +27,7 @@ from gpunode.diagnoses.model import (
 from gpunode.diagnoses.ranking import WEIGHT, ranked
 from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import alive, driver, hearsay, kernel, recovery
+from gpunode.diagnoses.views.pci import has_gpu
 
 # A family is a module of this package with FAMILY in it; their order is that of the documentation.
 _FAMILIES: Final[tuple[str, ...]] = (
@@ -58,15 +59,6 @@ def diagnose(snapshot: Snapshot, *, guarded: bool = False) -> Diagnosis:
         snapshot: the node.
         guarded: whether a rule that fails by a bug of its own becomes a doubt; else its exception is raised.
     """
-    joint = _of_one(snapshot, guarded=guarded)
-    if not snapshot.machines:
-        return joint
-    each = {name: _of_one(part, guarded=guarded) for name, part in snapshot.machines}
-    return several.told(snapshot, joint, each)
-
-
-def _of_one(snapshot: Snapshot, *, guarded: bool) -> Diagnosis:
-    """What is wrong, where all that was seen is of one machine."""
     snapshot = alive.without_what_is_over(snapshot)
     bugs: list[str] | None = [] if guarded else None
     findings, doubts = _judged(snapshot, bugs)
@@ -80,7 +72,12 @@ def _of_one(snapshot: Snapshot, *, guarded: bool) -> Diagnosis:
 
 def _told(findings: tuple[Finding, ...], doubts: list[tuple[str, Doubt]], snapshot: Snapshot, bugs: _Bugs) -> Diagnosis:
     unknown = tuple(_open(doubts, findings))
-    return Diagnosis(findings, unknown, tuple(bugs or ()), suspects(rules(), snapshot, findings, unknown))
+    is_known = any(_is_settled(finding) for finding in findings)
+    # Where gpunode looked itself, a symptom beside a driver that works is an old line of a log; and a machine without a
+    # GPU lacks all that a driver brings.
+    is_well = is_examined(snapshot) and (driver.works(snapshot) or has_gpu(snapshot) is False)
+    suspected = () if is_known or is_well else suspects(rules(), snapshot, findings, unknown)
+    return Diagnosis(findings, unknown, tuple(bugs or ()), suspected)
 
 
 def _told_by_history(
@@ -105,7 +102,7 @@ def _judged(snapshot: Snapshot, bugs: _Bugs) -> tuple[tuple[Finding, ...], list[
     found: list[Finding] = []
     doubts: list[tuple[str, Doubt]] = []
     for rule in rules().values():
-        seen = _seen_by(rule, snapshot)
+        seen = hearsay.node_alone(snapshot) if rule.layer in hearsay.OF_NODE else snapshot
         proofs, open_ = _verdicts(rule, seen, bugs)
         doubts += ((rule.cause, _looked_for(doubt, seen)) for doubt in open_)
         if proofs:
@@ -113,19 +110,11 @@ def _judged(snapshot: Snapshot, bugs: _Bugs) -> tuple[tuple[Finding, ...], list[
     return tuple(found), doubts
 
 
-def _seen_by(rule: Rule, snapshot: Snapshot) -> Snapshot:
-    """What the rule may go by: of its own layers the node speaks itself, and no container for it."""
-    return hearsay.node_alone(snapshot) if rule.layer in hearsay.OF_NODE else snapshot
-
-
 def _verdicts(rule: Rule, snapshot: Snapshot, bugs: _Bugs) -> tuple[list[Proof], list[Doubt]]:
     proofs: list[Proof] = []
     doubts: list[Doubt] = []
     for verdict in judged(rule, snapshot) if bugs is None else _guarded(rule, snapshot, bugs):
-        if isinstance(verdict, Proof) and _is_hearsay(rule, verdict, snapshot):
-            if not driver.works(snapshot):
-                doubts.append(Doubt(_HEARD.format(rule.title), _SHOWS, verdict.citations))
-        elif isinstance(verdict, Proof):
+        if isinstance(verdict, Proof):
             proofs.append(fitting.since_recovered(rule, verdict, snapshot))
         else:
             doubts.append(verdict)
@@ -135,18 +124,6 @@ def _verdicts(rule: Rule, snapshot: Snapshot, bugs: _Bugs) -> tuple[list[Proof],
 def _looked_for(doubt: Doubt, snapshot: Snapshot) -> Doubt:
     """The doubt with what can be looked at on this system."""
     return replace(doubt, look_at=systems.fitted_look(snapshot, doubt.look_at))
-
-
-# Nobody takes a node down, or a card out, for what somebody read somewhere.
-_GRAVE: Final = frozenset({"reset-gpu", "reboot", "power-cycle", "RMA"})
-_HEARD: Final = "somebody speaks of this, and no program's message shows it: {}"
-_SHOWS: Final = (Shell("nvidia-smi"), Shell("sudo dmesg --ctime | grep -iE 'xid|nvrm'"))
-
-
-def _is_hearsay(rule: Rule, proof: Proof, snapshot: Snapshot) -> bool:
-    """Whether persons alone speak of what would have the GPU reset or replaced, or the node go down."""
-    is_grave = rule.layer == "hardware" or (proof.disruption or rule.disruption) in _GRAVE
-    return is_grave and hearsay.is_of_people(snapshot, proof.citations)
 
 
 def _weighed(rule: Rule, proofs: list[Proof], snapshot: Snapshot, bugs: _Bugs) -> Finding:
@@ -237,7 +214,7 @@ def _finding(rule: Rule, proofs: list[Proof], snapshot: Snapshot, bugs: _Bugs) -
         layer=rule.layer,
         storey=rule.storey,
         severity=min((p.severity or rule.severity for p in proofs), key=WEIGHT.index),
-        confidence="certain" if is_certain and not hearsay.is_of_another_host(snapshot, citations) else "likely",
+        confidence="certain" if is_certain else "likely",
         summary=fitting.of_all(first, gpus),
         citations=citations,
         ruled_out=_distinct(other for proof in proofs for other in proof.ruled_out),

@@ -63,6 +63,12 @@ def set_driver_root(text: str, root: str) -> Fix:
     return run("configure", text, _each_plugin(env))
 
 
+def restart_rancher(product: str, why: str) -> Fix:
+    """Restarts k3s or RKE2, whichever unit of it this node runs."""
+    units = ("rke2-server", "rke2-agent") if product == "rke2" else ("k3s", "k3s-agent")
+    return run("restart", f"restart {product}, {why}", command("sudo", "systemctl", "try-restart", *units))
+
+
 def _each_plugin(action: Command) -> Command:
     """What kubectl does with each daemon set that is a device plugin of NVIDIA's; ``action`` calls it ``$name``."""
     return joined(

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
 from gpunode.diagnoses.model import Diagnosis, Finding
 from gpunode.diagnoses.snapshot import Snapshot
-from gpunode.diagnoses.traits import FOREMOST, TRAITS, Lack, Pair, Reason, Trait, Weight
+from gpunode.diagnoses.traits import FOREMOST, TRAITS, Lack, Part, Reason, Trait, Value, Values, Weight, least, shown
+from gpunode.facts.patterns import Pattern
 
 # What most faults of GPU nodes lie in. Two that show less of themselves than most of it are alike for want of a look.
 _CORE: Final = ("devices", "driver", "kernel", "modules", "packages")
@@ -26,7 +28,8 @@ class Difference:
 
     Attributes:
         trait: the id of what was compared.
-        good: the value on the good node; None where it is known to have none.
+        good: the value on the good node; None where it is known to have none;
+            None for slots, which are compared beside the number of their GPUs.
         bad: likewise on the bad one.
         why: one sentence: why it matters.
         near: whether it lies where doctor found the bad node's root cause.
@@ -82,30 +85,30 @@ class Comparison:
         return len(self.missing) * 2 < len(_CORE)
 
 
-@dataclass(frozen=True, slots=True)
-class _Compared:
-    """What came of one trait: its differences, what one of the two hides, and whether anything was compared at all."""
-
-    differences: tuple[Difference, ...]
-    unseen: tuple[Unseen, ...]
-    is_any: bool
-
-
 def compare(good: Snapshot, bad: Snapshot, diagnosis: Diagnosis) -> Comparison:
     """How ``bad`` differs from ``good``; ``diagnosis`` is that of the bad one."""
     roots = [finding for finding in diagnosis.roots if finding.severity != "info"]
-    distance = {trait.id: _distance(trait, roots) for trait in TRAITS}
-    found = {trait: _compared(trait, trait.read(good, bad), distance[trait.id]) for trait in TRAITS}
-    places = {trait.id: place for place, trait in enumerate(TRAITS)}
+    found: list[tuple[tuple[object, ...], Difference]] = []
+    unseen: list[Unseen] = []
+    missing: list[str] = []
+    for place, trait in enumerate(TRAITS):
+        parts = [_compared(trait, part, good, bad) for part in trait.parts]
+        distance = _distance(trait, roots)
+        found += (_ranked(trait, distance, place, *row) for each in parts for row in each.differences)
+        unseen += _unseen(trait, parts)
+        if trait.id in _CORE and not any(each.is_any for each in parts):
+            missing.append(trait.title)
+    differences = (one for _, one in sorted(found, key=lambda each: each[0]))
+    return Comparison(tuple(differences), tuple(unseen), tuple(missing))
 
-    def rank(one: Difference) -> tuple[object, ...]:
-        foremost = one.why in FOREMOST
-        return _WEIGHTS.index(one.weight), not foremost, distance[one.trait], places[one.trait], one.why, one.name
 
-    differences = sorted((one for each in found.values() for one in each.differences), key=rank)
-    unseen = tuple(one for each in found.values() for one in each.unseen)
-    missing = tuple(trait.title for trait, each in found.items() if trait.id in _CORE and not each.is_any)
-    return Comparison(tuple(differences), unseen, missing)
+def _ranked(
+    trait: Trait, distance: int, place: int, name: str, good: str | None, bad: str | None
+) -> tuple[tuple[object, ...], Difference]:
+    weight, why = trait.judge(name, "\n".join(filter(None, (good, bad))))
+    near = weight != "background" and distance < _ELSEWHERE
+    rank = _WEIGHTS.index(weight), why not in FOREMOST, distance, place, why, name
+    return rank, Difference(trait.id, trait.title, name, good, bad, weight, why, near)
 
 
 def _distance(trait: Trait, roots: list[Finding]) -> int:
@@ -115,37 +118,97 @@ def _distance(trait: Trait, roots: list[Finding]) -> int:
     return 1 if trait.storeys[0] in storeys else _ELSEWHERE if storeys.isdisjoint(trait.storeys) else 2
 
 
-def _compared(trait: Trait, pair: Pair, distance: int) -> _Compared:
-    good, bad = pair
-    differences: list[Difference] = []
+@dataclass(frozen=True, slots=True)
+class _Compared:
+    """What came of one part of a trait.
+
+    Attributes:
+        differences: names with the values on the good node and on the bad one.
+        hidden: names that one of the two does not show.
+        lacks: why each of the two shows no value at all; empty where it does, or where it is known to have none.
+        is_any: whether anything was compared.
+    """
+
+    differences: tuple[tuple[str, str | None, str | None], ...]
+    hidden: Mapping[tuple[Side, Reason], tuple[str, ...]]
+    lacks: tuple[Lack, Lack] | None
+    is_any: bool
+
+
+def _compared(trait: Trait, part: Part, good: Snapshot, bad: Snapshot) -> _Compared:
+    before, after = _same_names(part.read(good), part.read(bad))
+    differences: list[tuple[str, str | None, str | None]] = []
     hidden: dict[tuple[Side, Reason], list[str]] = {}
-    is_any = not (good.values or bad.values or good.hidden or bad.hidden)
-    for name in sorted(good.values.keys() | bad.values.keys()):
-        before, after = good.at(name), bad.at(name)
-        if before.lack or after.lack:
-            # What would explain little if it differed is not missed.
-            if trait.judge(name, before.value or after.value or "")[0] != "background":
-                hidden.setdefault(_first_lack(before.lack, after.lack), []).append(name)
-            continue
-        is_any = True
-        if before.value != after.value:
-            weight, why = trait.judge(name, "\n".join(filter(None, (before.value, after.value))))
-            near = weight != "background" and distance < _ELSEWHERE
-            differences.append(Difference(trait.id, trait.title, name, before.value, after.value, weight, why, near))
-    return _Compared(tuple(differences), tuple(_unseen(trait, pair, hidden)), is_any)
+    names = _names(part, before, after)
+    lacks = "" if before else part.lack(good, before), "" if after else part.lack(bad, after)
+    is_any = not (before or after or any(lacks)) and part.only != "nested"
+    for name in names:
+        one, other = before.get(name), after.get(name)
+        lack = _first("" if name in before else part.lack(good, before, name),
+                      "" if name in after else part.lack(bad, after, name))  # fmt: skip
+        if lack is None:
+            is_any = True
+            if not _alike(one, other):
+                differences.append((name, None if one is None else shown(one), None if other is None else shown(other)))
+        # What would explain little if it differed is not missed.
+        elif trait.judge(name, shown(one or other or ""))[0] != "background":
+            hidden.setdefault(lack, []).append(name)
+    seen = {key: tuple(some) for key, some in hidden.items()}
+    return _Compared(tuple(differences), seen, None if part.only == "nested" else lacks, is_any)
 
 
-def _first_lack(good: Lack, bad: Lack) -> tuple[Side, Reason]:
-    return ("good", good) if good else ("bad", bad or "not asked")
+def _first(good: Lack, bad: Lack) -> tuple[Side, Reason] | None:
+    return ("good", good) if good else ("bad", bad) if bad else None
 
 
-def _unseen(trait: Trait, pair: Pair, hidden: Mapping[tuple[Side, Reason], list[str]]) -> Iterator[Unseen]:
-    """All of the trait where one of the two shows nothing of it, else what is missing of it."""
-    good, bad = (reading.hidden for reading in pair)
-    if good and bad:
+def _names(part: Part, before: Values, after: Values) -> list[str]:
+    """The names to be compared."""
+    there, here = set(before), set(after)
+    match part.only:
+        case "all":
+            return sorted(there | here)
+        case "shared":
+            return sorted(there & here)
+        case "nested":
+            return sorted(there ^ here) if there & here and (there < here or here < there) else []
+
+
+def _alike(one: Value | None, other: Value | None) -> bool:
+    """Whether the two are the same; that there are fewer GPUs is no difference in what each of them is like."""
+    if isinstance(one, Counter) and isinstance(other, Counter):
+        return one.keys() == other.keys() and (one <= other or other <= one)
+    return one == other
+
+
+_ID: Final = Pattern(r" \[(?P<id>[0-9a-f]{4}:[0-9a-f]{4})\]$")
+
+
+def _same_names(good: Values, bad: Values) -> tuple[Values, Values]:
+    """Both with one name for each kind of device, be it that only one of the two shows its id, or its name."""
+    apart = ((name, other) for name in good.keys() - bad.keys() for other in bad.keys() - good.keys())
+    for name, other in sorted(apart) if any(map(_ID.search, (*good, *bad))) else ():
+        own, its = _ID.search(name), _ID.search(other)
+        is_one = own["id"] == its["id"] if own and its else bool(own or its) and _bare(name) == _bare(other)
+        if is_one and name in good and other in bad:
+            full = max(name, other, key=lambda each: (len(each), each))
+            good = {full if each == name else each: value for each, value in good.items()}
+            bad = {full if each == other else each: value for each, value in bad.items()}
+    return good, bad
+
+
+def _bare(name: str) -> str:
+    return _ID.sub("", name)
+
+
+def _unseen(trait: Trait, parts: Sequence[_Compared]) -> Iterator[Unseen]:
+    """All of it where one of the two shows nothing of it, else what is missing of it."""
+    lacks = [least(each.lacks[side] for each in parts if each.lacks is not None) for side in (0, 1)]
+    if bool(lacks[0]) != bool(lacks[1]) and (whole := _first(*lacks)):
+        yield Unseen(trait.id, trait.title, *whole)
         return
-    if good or bad:
-        yield Unseen(trait.id, trait.title, *_first_lack(good, bad))
-        return
-    for (side, reason), names in hidden.items():
-        yield Unseen(trait.id, trait.title, side, reason, tuple(names))
+    hidden: dict[tuple[Side, Reason], list[str]] = {}
+    for each in parts:
+        for key, names in each.hidden.items():
+            hidden.setdefault(key, []).extend(names)
+    for (side, reason), some in hidden.items():
+        yield Unseen(trait.id, trait.title, side, reason, tuple(some))

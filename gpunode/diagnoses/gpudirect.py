@@ -9,8 +9,9 @@ from typing import Final
 from gpunode.diagnoses import symptoms
 from gpunode.diagnoses.build import built_anew
 from gpunode.diagnoses.commands import Shell
-from gpunode.diagnoses.model import Citation, Family, Fix, Proof, Rule, Verdict
-from gpunode.diagnoses.remedies import by_hand, guest_driver, install, run
+from gpunode.diagnoses.model import Citation, Family, Fix, Proof, Rule
+from gpunode.diagnoses.remedies import always, by_hand, guest_driver, install, run
+from gpunode.diagnoses.signs import all_of, any_of, asked, fact, holds, line
 from gpunode.diagnoses.snapshot import Snapshot, cite
 from gpunode.diagnoses.views import driver, guests, modules, system
 from gpunode.facts.items import Item
@@ -19,56 +20,35 @@ from gpunode.facts.patterns import Pattern
 # ---- peermem
 
 _PEERMEM: Final = r"(?:nvidia[-_]peermem|nv_peer_mem(?:ory)?)"
-_NOT_INSERTED: Final = Pattern(
-    rf"could not insert ['‘\"]?{_PEERMEM}['’\"]?: (?:Invalid argument|Unknown symbol)|failed to load {_PEERMEM} module|"
-    rf"insmod: ERROR: could not insert module \S*{_PEERMEM}\S*: (?:Invalid|Unknown)"
-)
 _DISAGREES: Final = Pattern(rf"\b{_PEERMEM}: disagrees about version of symbol (?P<symbol>\w+)")
-_UNKNOWN: Final = Pattern(rf"\b{_PEERMEM}: Unknown symbol (?P<symbol>\w+) \(err (?P<error>-?\d+)\)")
-_NOT_BUILT: Final = Pattern(rf"Module {_PEERMEM} not found in directory")
-_SIGNATURE: Final = Pattern(
+_UNKNOWN: Final = Pattern(rf"\b{_PEERMEM}: Unknown symbol (?P<symbol>\w+) \(err -?\d+\)")
+_REFUSED: Final = line(
+    rf"could not insert ['‘\"]?{_PEERMEM}['’\"]?: (?:Invalid argument|Unknown symbol)|failed to load {_PEERMEM} module"
+    rf"|insmod: ERROR: could not insert module \S*{_PEERMEM}\S*: (?:Invalid|Unknown)"
+)
+_NOT_BUILT: Final = line(rf"Module {_PEERMEM} not found in directory")
+_SIGNATURE: Final = line(
     rf"{_PEERMEM}['’\"]?: (?:Key was rejected|Required key not available)|{_PEERMEM}: .{{0,40}}(?:signature|signed)"
 )
 
 
-def _peermem(snapshot: Snapshot) -> Iterator[Verdict]:
-    refused = snapshot.said(_NOT_INSERTED)
-    disagrees, unknown = snapshot.said(_DISAGREES), snapshot.said(_UNKNOWN)
-    if snapshot.says(_SIGNATURE):
-        return
-    if not (refused or disagrees or unknown):
-        yield from _not_built(snapshot)
-        return
-    proofs = (*refused, *disagrees, *unknown)
-    if disagrees:
-        symbol = _first(snapshot, _DISAGREES)
-        other = "another NVIDIA driver" if symbol.startswith("nvidia_p2p") else "another RDMA stack"
-        summary = (
-            f"nvidia_peermem was built against {other} than the one that is loaded: the versions of {symbol} differ"
+def _why_refused(snapshot: Snapshot) -> str:
+    if match := snapshot.match(_DISAGREES):
+        other = "another NVIDIA driver" if match["symbol"].startswith("nvidia_p2p") else "another RDMA stack"
+        return (
+            f"nvidia_peermem was built against {other} than the one that is loaded: the versions of {match['symbol']} "
+            "differ"
         )
-        out = ("an RDMA stack without peer memory: it has the symbol, only of another version (err -22)",)
-        yield Proof(summary, proofs, ruled_out=out, remedy=tuple(_rebuild(snapshot)))
-    elif unknown:
-        symbol = _first(snapshot, _UNKNOWN)
-        summary = f"the RDMA stack that runs has no {symbol}: nvidia_peermem needs that of MLNX_OFED or DOCA"
-        out = ("another build of the same stack: then the kernel would call the versions different (err -22)",)
-        yield Proof(summary, proofs, ruled_out=out, remedy=tuple(_other_stack(snapshot)))
-    else:
-        summary = "nvidia_peermem does not load: the RDMA stack it was built for is not the one that runs"
-        yield Proof(summary, proofs, "likely")
+    if match := snapshot.match(_UNKNOWN):
+        return f"the RDMA stack that runs has no {match['symbol']}: nvidia_peermem needs that of MLNX_OFED or DOCA"
+    if snapshot.view(_NOT_BUILT):
+        return "the NVIDIA driver is loaded, and nvidia_peermem, which comes with it, was not built for this kernel"
+    return "nvidia_peermem does not load: the RDMA stack it was built for is not the one that runs"
 
 
-def _not_built(snapshot: Snapshot) -> Iterator[Verdict]:
-    """That the module is nowhere matters only beside a driver that is there: it comes with the driver, from 470 on."""
-    absent = snapshot.said(_NOT_BUILT)
-    if absent and modules.loaded(snapshot, "nvidia") is True:
-        summary = "the NVIDIA driver is loaded, and nvidia_peermem, which comes with it, was not built for this kernel"
-        yield Proof(summary, absent, "likely")
-
-
-def _first(snapshot: Snapshot, pattern: Pattern) -> str:
-    match = snapshot.match(pattern)
-    return match["symbol"] if match else "ib_register_peer_memory_client"
+def _fit_peermem(snapshot: Snapshot) -> Iterable[Fix]:
+    is_other_stack = not snapshot.match(_DISAGREES) and snapshot.match(_UNKNOWN)
+    return (_other_stack if is_other_stack else _rebuild)(snapshot)
 
 
 def _rebuild(snapshot: Snapshot) -> Iterable[Fix]:
@@ -81,55 +61,31 @@ def _rebuild(snapshot: Snapshot) -> Iterable[Fix]:
             Shell("sudo modprobe -r nvidia_peermem; sudo modprobe nvidia_peermem"),
         ),
     )
-    yield from _dma_buf(snapshot)
+    yield _DMA_BUF
 
 
 def _other_stack(snapshot: Snapshot) -> Iterable[Fix]:
     yield by_hand("install", "install MLNX_OFED or DOCA-OFED for the running kernel, from NVIDIA's page for it")
     text = "then build the driver's modules again, against it"
     yield run("rebuild", text, *built_anew(snapshot), Shell("sudo depmod -a"), Shell("sudo modprobe nvidia_peermem"))
-    yield from _dma_buf(snapshot)
-
-
-def _dma_buf(_: Snapshot) -> Iterable[Fix]:
-    yield by_hand(
-        "configure",
-        "or do without nvidia_peermem: with the open kernel modules and a kernel from 5.12 on NCCL uses DMA-BUF by "
-        "itself",
-        "the GPUs are of Turing or newer",
-    )
+    yield _DMA_BUF
 
 
 # ---- GPUDirect Storage
 
-_FS_MISSING: Final = Pattern(
-    r"nvidia-fs(?:\.ko)? driver (?:is )?not loaded|nvidia_fs (?:driver|module) (?:is )?not (?:loaded|found)"
-    r"|NVFS driver initialization error|nvidia-fs driver (?:is )?not (?:installed|initialized)"
+_FS_MISSING: Final = line(
+    r"nvidia-fs(?:\.ko)? driver (?:is )?not (?:loaded|installed|initialized)|NVFS driver initialization error"
+    r"|nvidia_fs (?:driver|module) (?:is )?not (?:loaded|found)|nvidia_fs version: +\?\?"
 )
-_FS_REFUSED: Final = Pattern(
-    r"\bnvidia_fs: (?:module using GPL-only symbols|Unknown symbol|disagrees about)|"
-    r"could not insert ['‘\"]?nvidia[-_]fs['’\"]?: |Module nvidia-fs not found"
+_FS_REFUSED: Final = line(
+    r"\bnvidia_fs: (?:module using GPL-only symbols|Unknown symbol|disagrees about)"
+    r"|could not insert ['‘\"]?nvidia[-_]fs['’\"]?: |Module nvidia-fs not found"
 )
-_GPL_ONLY: Final = Pattern(r"\bnvidia_fs: module using GPL-only symbols uses symbols from proprietary module")
+_GPL_ONLY: Final = line(r"\bnvidia_fs: module using GPL-only symbols uses symbols from proprietary module")
 _NVME_UNREGISTERED: Final = Pattern(r"NVMe Driver not registered with nvidia-fs", re.IGNORECASE)
 _NVME_ROW: Final = Pattern(r"^ *NVMe\s*:\s*(?P<state>Supported|Unsupported|compat)", re.MULTILINE | re.IGNORECASE)
 _P2PDMA_ROW: Final = Pattern(r"^[ \t]*NVMe P2PDMA\s*:\s*Supported", re.MULTILINE | re.IGNORECASE)
 _FS_VERSION: Final = Pattern(r"nvidia_fs version:\s*(?P<version>\d+\.\d+)")
-
-
-def _storage_module(snapshot: Snapshot) -> Iterator[Verdict]:
-    missing, refused = (*snapshot.said(_FS_MISSING), *_no_statistics(snapshot)), snapshot.said(_FS_REFUSED)
-    if modules.loaded(snapshot, "nvidia_fs") is True or not (missing or refused):
-        return
-    absent = modules.lsmod_line(snapshot, "nvidia_fs") if modules.loaded(snapshot, "nvidia_fs") is False else ()
-    proofs = (*missing, *refused, *absent)
-    if snapshot.says(_GPL_ONLY):
-        summary = "nvidia_fs may not use the closed NVIDIA module: from 2.17 on it needs the open kernel modules"
-        yield Proof(summary, proofs, remedy=tuple(_open_modules(snapshot)))
-    elif refused:
-        yield Proof("nvidia_fs does not load: it was not built for the NVIDIA driver and kernel that run", proofs)
-    else:
-        yield Proof("nvidia_fs is not loaded, so cuFile copies through the processor's memory", proofs)
 
 
 def _no_statistics(snapshot: Snapshot) -> tuple[Citation, ...]:
@@ -138,6 +94,22 @@ def _no_statistics(snapshot: Snapshot) -> tuple[Citation, ...]:
         return ()
     found = (item for item in snapshot.items if item.outcome == "absent" and item.where == "host")
     return tuple(cite(item) for item in found if item.subject.startswith("/proc/driver/nvidia-fs"))
+
+
+_FS_LOADED: Final = holds(lambda snapshot: modules.loaded(snapshot, "nvidia_fs"), "nvidia_fs is loaded")
+_NO_FS: Final = any_of(_FS_MISSING, _FS_REFUSED, fact(_no_statistics))
+
+
+def _why_no_fs(snapshot: Snapshot) -> str:
+    if snapshot.view(_GPL_ONLY):
+        return "nvidia_fs may not use the closed NVIDIA module: from 2.17 on it needs the open kernel modules"
+    if snapshot.view(_FS_REFUSED):
+        return "nvidia_fs does not load: it was not built for the NVIDIA driver and kernel that run"
+    return "nvidia_fs is not loaded, so cuFile copies through the processor's memory"
+
+
+def _bring_fs(snapshot: Snapshot) -> Iterable[Fix]:
+    return (_open_modules if snapshot.view(_GPL_ONLY) else _install_fs)(snapshot)
 
 
 def _install_fs(snapshot: Snapshot) -> Iterable[Fix]:
@@ -167,26 +139,19 @@ def _open_modules(snapshot: Snapshot) -> Iterable[Fix]:
     yield from _install_fs(snapshot)
 
 
-def _nvme(snapshot: Snapshot) -> Iterator[Verdict]:
+def _nvme(snapshot: Snapshot) -> Iterator[Proof]:
     said = snapshot.said(_NVME_UNREGISTERED)
-    rows = [
-        (item, match)
-        for item in snapshot.of("gpudirect", "text", "application")
-        if (match := _NVME_ROW.search(item.text)) and match["state"].lower() == "unsupported"
-    ]
-    rows = [(item, match) for item, match in rows if not _P2PDMA_ROW.search(item.text)]
-    if not said and not rows:
-        return
-    loaded = (
-        modules.loaded(snapshot, "nvidia_fs") or any(_FS_VERSION.search(item.text) for item, _ in rows) or bool(said)
-    )
+    told = snapshot.of("gpudirect", "text", "application")
+    found = ((item, _NVME_ROW.search(item.text)) for item in told if not _P2PDMA_ROW.search(item.text))
+    rows = [(item, match) for item, match in found if match and match["state"].lower() == "unsupported"]
+    is_loaded = said or snapshot.view(_FS_LOADED) or any(_FS_VERSION.search(item.text) for item, _ in rows)
     proofs = (*said, *(_at(item, match) for item, match in rows))
-    if loaded:
+    if proofs and is_loaded:
         summary = (
             "nvidia_fs is loaded and the NVMe driver is not registered with it: it is the kernel's own, without GDS"
         )
         yield Proof(summary, proofs)
-    elif modules.loaded(snapshot, "nvidia_fs") is None and not (snapshot.says(_FS_MISSING) or _no_statistics(snapshot)):
+    elif proofs and modules.loaded(snapshot, "nvidia_fs") is None and not snapshot.view(_NO_FS):
         yield Proof("GPUDirect Storage does not support the NVMe driver of this kernel", proofs, "likely")
 
 
@@ -219,30 +184,24 @@ _NCCL: Final = Pattern(r"\bNCCL version (?P<major>\d{1,18})\.(?P<minor>\d{1,18})
 _LAST_BLIND_NCCL: Final = (2, 22)
 
 
-def _rdma(snapshot: Snapshot) -> Iterator[Verdict]:
+def _rdma(snapshot: Snapshot) -> Iterator[Proof]:
     off = snapshot.said(_RDMA_OFF)
     # A channel goes over RDMA at the end whose node has it: the other end is told by what it says itself.
     if not off or (snapshot.says(_RDMA_ON) and not _lacks_peer(snapshot)):
         return
     loaded = modules.loaded(snapshot, "nvidia_peermem") or modules.loaded(snapshot, "nv_peer_mem")
-    lines = modules.lsmod_line(snapshot, "nvidia_peermem") if loaded is not None else ()
+    lines = (*off, *(modules.lsmod_line(snapshot, "nvidia_peermem") if loaded is not None else ()))
+    version = snapshot.match(_NCCL)
     if not loaded:
         summary = "nothing lets the network card reach GPU memory (no nvidia_peermem, no DMA-BUF): NCCL copies instead"
-        yield Proof(
-            summary, (*off, *lines), "certain" if loaded is False else "likely", remedy=tuple(_load_peermem(snapshot))
-        )
-        return
-    version = snapshot.match(_NCCL)
-    if version and (int(version["major"]), int(version["minor"])) <= _LAST_BLIND_NCCL:
+        yield Proof(summary, lines, "certain" if loaded is False else "likely", remedy=_LOAD_PEERMEM)
+    elif version and (int(version["major"]), int(version["minor"])) <= _LAST_BLIND_NCCL:
         summary = "NCCL up to 2.22 asks for nv_peer_mem by name and does not see nvidia_peermem, which is loaded"
-        yield Proof(
-            summary,
-            (*off, *lines),
-            remedy=(by_hand("configure", "use NCCL 2.23 or newer, which knows nvidia_peermem"),),
-        )
-        return
-    summary = "nvidia_peermem is loaded, and not registered with the RDMA stack that the network card uses"
-    yield Proof(summary, (*off, *lines), "likely")
+        newer = by_hand("configure", "use NCCL 2.23 or newer, which knows nvidia_peermem")
+        yield Proof(summary, lines, remedy=(newer,))
+    else:
+        summary = "nvidia_peermem is loaded, and not registered with the RDMA stack that the network card uses"
+        yield Proof(summary, lines, "likely")
 
 
 _PEERS: Final = Pattern(r"/sys/kernel/mm/memory_peers")
@@ -255,34 +214,33 @@ def _lacks_peer(snapshot: Snapshot) -> bool:
     return any(item.outcome == "absent" and _PEERS.search(item.subject) for item in snapshot.of("listing", "file"))
 
 
-def _load_peermem(_: Snapshot) -> Iterable[Fix]:
-    yield run(
+_DMA_BUF: Final = by_hand(
+    "configure",
+    "or do without nvidia_peermem: with the open kernel modules and a kernel from 5.12 on NCCL uses DMA-BUF by itself",
+    "the GPUs are of Turing or newer",
+)
+_LOAD_PEERMEM: Final = (
+    run(
         "load",
         "load it, now and at boot",
         Shell("sudo modprobe nvidia-peermem"),
         Shell("echo nvidia-peermem | sudo tee /etc/modules-load.d/nvidia-peermem.conf"),
-    )
-    yield by_hand(
-        "configure",
-        "or use DMA-BUF: the open kernel modules and a kernel from 5.12 on, nothing to load",
-        "the GPUs are of Turing or newer",
-    )
-
-
-def _register(_: Snapshot) -> Iterable[Fix]:
-    yield run(
+    ),
+    _DMA_BUF,
+)
+_REGISTER: Final = always(
+    run(
         "configure",
         "load nvidia_peermem after the RDMA stack, and look whether it is registered",
         Shell("sudo modprobe -r nvidia_peermem; sudo modprobe ib_core; sudo modprobe nvidia_peermem"),
         Shell("ls /sys/kernel/mm/memory_peers/"),
-    )
-    yield by_hand(
+    ),
+    by_hand(
         "install",
         "install MLNX_OFED or DOCA-OFED before the driver, or use DMA-BUF with the open modules",
         "it is not there",
-    )
-
-
+    ),
+)
 _RDMA_GUIDE: Final = "https://docs.nvidia.com/cuda/gpudirect-rdma/index.html"
 _GDS_GUIDE: Final = "https://docs.nvidia.com/gpudirect-storage/troubleshooting-guide/index.html"
 
@@ -297,11 +255,7 @@ FAMILY: Final = Family(
             severity="error",
             disruption="restart-container",
             title="nvidia_peermem does not load",
-            symptoms=(symptoms.NCCL_FAILS,),
-            look_at=(
-                Shell("sudo modprobe nvidia_peermem"),
-                Shell("sudo dmesg | tail"),
-            ),
+            look_at=(Shell("sudo modprobe nvidia_peermem"), Shell("sudo dmesg | tail")),
             story=(
                 "nvidia_peermem lets a network card reach GPU memory, by functions of the RDMA stack that only "
                 "MLNX_OFED and DOCA have. Built against another stack than the one that runs, the kernel refuses it "
@@ -310,8 +264,12 @@ FAMILY: Final = Family(
                 "new kernel came without OFED's modules."
             ),
             sources=(_RDMA_GUIDE, "https://github.com/NVIDIA/gpu-operator/issues/2868"),
-            check=_peermem,
-            remedy=_rebuild,
+            decisive=line(rf"{_DISAGREES.pattern}|{_UNKNOWN.pattern}".replace("?P<symbol>", "")),
+            typical=any_of(_REFUSED, all_of(_NOT_BUILT, symptoms.MODULE_LOADED)),
+            against=(_SIGNATURE,),
+            summary=_why_refused,
+            context=asked(r"modprobe.*peer_?mem"),
+            remedy=_fit_peermem,
             explains=frozenset({"gpudirect-rdma-disabled"}),
         ),
         Rule(
@@ -321,14 +279,8 @@ FAMILY: Final = Family(
             severity="warning",
             disruption="restart-container",
             title="NCCL does without GPUDirect RDMA",
-            symptoms=(
-                symptoms.NCCL_FAILS,
-                symptoms.SLOW,
-            ),
-            look_at=(
-                Shell("lsmod | grep peermem"),
-                Shell("NCCL_DEBUG=INFO"),
-            ),
+            symptoms=(symptoms.NCCL_FAILS, symptoms.SLOW),
+            look_at=(Shell("lsmod | grep peermem"), Shell("NCCL_DEBUG=INFO")),
             story=(
                 "The network card cannot reach GPU memory, so what goes to other nodes is copied through the "
                 "processor's memory first: it works, at a fraction of the speed. Either nvidia_peermem is not loaded "
@@ -340,7 +292,9 @@ FAMILY: Final = Family(
                 "https://github.com/NVIDIA/nccl/issues/1343",
             ),
             check=_rdma,
-            remedy=_register,
+            typical=line(r"memory_peers'?: No such file", "listing", "text", "file"),
+            context=asked(r"peer_?mem"),
+            remedy=_REGISTER,
         ),
         Rule(
             cause="nvidia-fs-not-loaded",
@@ -349,7 +303,6 @@ FAMILY: Final = Family(
             severity="warning",
             disruption="none",
             title="nvidia_fs is not loaded",
-            symptoms=(symptoms.SLOW,),
             look_at=(Shell("/usr/local/cuda/gds/tools/gdscheck -p"),),
             story=(
                 "GPUDirect Storage needs the kernel module nvidia_fs. It is a package of its own, built by DKMS for "
@@ -357,8 +310,13 @@ FAMILY: Final = Family(
                 "its compatible mode: everything is read and written through the processor's memory."
             ),
             sources=(_GDS_GUIDE, "https://github.com/NVIDIA/gds-nvidia-fs/issues/41"),
-            check=_storage_module,
-            remedy=_install_fs,
+            decisive=_NO_FS,
+            symptoms=(),
+            typical=asked(r"grep\b.*nvidia[-_]fs", empty=True),
+            context=asked(r"nvidia[-_]fs|gdscheck"),
+            against=(_FS_LOADED,),
+            summary=_why_no_fs,
+            remedy=_bring_fs,
             explains=frozenset({"gds-nvme-unsupported"}),
         ),
         Rule(
@@ -377,6 +335,8 @@ FAMILY: Final = Family(
             ),
             sources=(_GDS_GUIDE, "https://github.com/NVIDIA/gds-nvidia-fs/issues/31"),
             check=_nvme,
+            typical=line(r"GPUDirect Storage not supported on current file"),
+            context=asked(r"nvidia[-_]fs|gds"),
             remedy=_nvme_stack,
         ),
     ),

@@ -11,8 +11,9 @@ from gpunode.diagnoses import symptoms
 from gpunode.diagnoses.addresses import DEVICE_PLUGIN
 from gpunode.diagnoses.chains import NO_CLUSTER_GPU
 from gpunode.diagnoses.commands import Shell, at, command, of_gpu
-from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Proof, Rule, Verdict
+from gpunode.diagnoses.model import Citation, Family, Fix, Proof, Rule, Verdict
 from gpunode.diagnoses.remedies import by_hand, drain, reboot, run
+from gpunode.diagnoses.signs import all_of, any_of, asked, fact, holds, line
 from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with, stated
 from gpunode.diagnoses.views import pci, smi_query
 from gpunode.diagnoses.views.smi_rows import Row
@@ -42,14 +43,7 @@ _INSTANCE: Final = Pattern(
     r"|^\|\s+\d+\s+\d+\s+\d+\s+\d+\s+\|",
     re.MULTILINE,
 )
-_FORBIDDEN: Final = Pattern(r"Insufficient Permissions|NVML_ERROR_NO_PERMISSION|NVMLError_NoPermission")
 _OF_MIG: Final = Pattern(r"\bmig\b|MIG|compute instances|GPU instances", re.IGNORECASE)
-_NVML: Final = Pattern(
-    r"error getting (?:parent |device )?memory info|error visiting (?:MIG )?device|device map|nvml", re.IGNORECASE
-)
-_STRATEGY: Final = Pattern(
-    r"migStrategy[\"']?\s*[:=]\s*[\"']?(?:single|mixed)|MIG_STRATEGY\s*[:=]\s*[\"']?(?:single|mixed)"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,10 +103,10 @@ def _is_on(value: str) -> bool:
 def _by_table(snapshot: Snapshot) -> Iterator[_Mode]:
     for item in snapshot.of("nvidia-smi", "nvidia-smi-q", "container-run", "text"):
         bus = ""
-        for number, line in enumerate(item.lines, 1):
-            if "|" in line and (found := _BUS.search(line)):
+        for number, text in enumerate(item.lines, 1):
+            if "|" in text and (found := _BUS.search(text)):
                 bus = pci.address(found["bus"])
-            elif match := _TABLE.match(line):
+            elif match := _TABLE.match(text):
                 on = match["mode"] == "Enabled"
                 yield _Mode(bus, "", on, on != bool(match["pending"]), cite(item, number))
 
@@ -180,11 +174,11 @@ def _empty(snapshot: Snapshot) -> Iterator[Verdict]:
     enabled = [mode for mode in snapshot.view(_modes) if mode.current and mode.pending]
     if _has_instances(snapshot):
         return
-    none = tuple(
+    said = none = tuple(
         cite(item, number)
         for item in _of_smi(snapshot)
-        for number, line in enumerate(item.lines, 1)
-        if _NO_INSTANCES.search(line)
+        for number, text in enumerate(item.lines, 1)
+        if _NO_INSTANCES.search(text)
     )
     layout = snapshot.facts.layout
     if isinstance(layout, Known) and layout.value is not None:
@@ -198,11 +192,13 @@ def _empty(snapshot: Snapshot) -> Iterator[Verdict]:
     cited = tuple(mode.citation for mode in enabled)
     if enabled and none:
         yield Proof(what, (*cited, *none), gpu=enabled[0].bus)
-    elif enabled and snapshot.says(_NO_DEVICE):
-        question = "does the GPU have any MIG instances?"
-        yield Doubt(question, (Shell("nvidia-smi -L"), Shell("nvidia-smi mig -lgi")), cited)
-    elif none and snapshot.says(_NO_DEVICE) and not snapshot.view(_modes):
-        yield Proof(what, none, "likely")
+    elif (said and not snapshot.view(_modes)) or (enabled and snapshot.says(_NO_DEVICE)):
+        yield Proof(what, (*said, *cited), "likely")
+
+
+def _enabled(snapshot: Snapshot) -> Iterator[Citation]:
+    """The GPUs whose MIG mode is on, where nobody saw an instance."""
+    return (mode.citation for mode in snapshot.view(_modes) if mode.current and not _has_instances(snapshot))
 
 
 def _of_smi(snapshot: Snapshot) -> tuple[Item, ...]:
@@ -229,37 +225,31 @@ def _create(snapshot: Snapshot) -> Iterable[Fix]:
 # --- permissions --------------------------------------------------------------------------------------------------
 
 
-def _forbidden(snapshot: Snapshot) -> Iterator[Verdict]:
-    said = tuple(
-        citation
-        for item in snapshot.items
-        if item.is_seen and "ermission" in item.text
-        for citation in lines_with(item, _FORBIDDEN)
-        if _concerns_mig(snapshot, item)
-    )
-    if not said:
-        return
+def _forbidden(snapshot: Snapshot) -> str:
     modes = snapshot.view(_modes)
-    off = [mode for mode in modes if not mode.current]
-    if modes and len(off) == len(modes):
-        what = "MIG's instances are asked for on a GPU whose MIG mode is off; the driver calls that a lack of rights"
-    else:
-        what = "the program may not see or change MIG instances: that takes root, or the files in /dev/nvidia-caps"
-    yield Proof(what, (*said, *(mode.citation for mode in off)))
+    if modes and not any(mode.current for mode in modes):
+        return "MIG's instances are asked for on a GPU whose MIG mode is off; the driver calls that a lack of rights"
+    return "the program may not see or change MIG instances: that takes root, or the files in /dev/nvidia-caps"
 
 
-def _concerns_mig(snapshot: Snapshot, item: Item) -> bool:
-    if item.kind == "nvidia-smi-mig" or _OF_MIG.search(item.text):
-        return True
-    is_shared = (
-        any(mode.current for mode in snapshot.view(_modes)) or snapshot.says(_STRATEGY) or _has_instances(snapshot)
-    )
-    return bool(_NVML.search(item.text)) and is_shared
+def _told_modes(snapshot: Snapshot) -> Iterator[Citation]:
+    return (mode.citation for mode in snapshot.view(_modes))
 
 
 def _has_instances(snapshot: Snapshot) -> bool:
     """Whether somebody saw an instance, on the node or in a container."""
     return any(_INSTANCE.search(item.text) for item in (*_of_smi(snapshot), *snapshot.of("application")))
+
+
+_DENIED: Final = line(
+    r"^(?!.*Failed to initialize NVML).*(?:Insufficient Permissions|NVML_ERROR_NO_PERMISSION|NVMLError_NoPermission)"
+)
+_SHARED: Final = any_of(
+    asked(r"\bmig\b"),
+    line(r"\bMIG\b|compute instances|GPU instances|mig[ _]?[sS]trategy[\"']?\s*[:=]\s*[\"']?(?:single|mixed)"),
+    fact(_told_modes),
+    holds(lambda snapshot: snapshot.view(_has_instances), "MIG instances are there"),
+)
 
 
 def _permit(snapshot: Snapshot) -> Iterable[Fix]:
@@ -291,12 +281,7 @@ FAMILY: Final = Family(
             severity="error",
             disruption="reset-gpu",
             title="a change of the MIG mode waits for a reset of the GPU",
-            symptoms=(
-                symptoms.NO_DEVICES,
-                symptoms.CUDA_UNAVAILABLE,
-                symptoms.CUDA_NO_DEVICE,
-                symptoms.CUDA_BUSY,
-            ),
+            symptoms=(symptoms.NO_DEVICES, symptoms.CUDA_NO_DEVICE, symptoms.CUDA_BUSY, symptoms.RESET_REFUSED),
             look_at=(Shell("nvidia-smi --query-gpu=mig.mode.current,mig.mode.pending --format=csv"),),
             story=(
                 "On Ampere the MIG mode changes with a reset of the GPU, and a GPU is not reset while any program has "
@@ -306,6 +291,7 @@ FAMILY: Final = Family(
             ),
             sources=(_GUIDE, "https://github.com/NVIDIA/gpu-operator/issues/1845"),
             check=_waits,
+            context=asked(r"nvidia-smi\b[^|;]* -mig\b|mig\.mode"),
             remedy=_reset,
             explains=frozenset({"mig-enabled-no-instances", "mig-capabilities-permission"}) | NO_CLUSTER_GPU,
         ),
@@ -323,10 +309,7 @@ FAMILY: Final = Family(
                 symptoms.NO_CAPACITY,
                 symptoms.CUDA_NOT_INITIALISED,
             ),
-            look_at=(
-                Shell("nvidia-smi mig -lgi"),
-                Shell("nvidia-smi -L"),
-            ),
+            look_at=(Shell("nvidia-smi mig -lgi"), Shell("nvidia-smi -L")),
             story=(
                 "With MIG enabled a GPU does no work as a whole: programs run on instances, and those have to be "
                 "created, a GPU instance and in it a compute instance. They are also gone after every reboot. Without "
@@ -334,6 +317,7 @@ FAMILY: Final = Family(
             ),
             sources=(_GUIDE,),
             check=_empty,
+            context=fact(_enabled),
             remedy=_create,
             explains=NO_CLUSTER_GPU,
         ),
@@ -344,11 +328,7 @@ FAMILY: Final = Family(
             severity="error",
             disruption="none",
             title="MIG's instances are out of this program's reach",
-            symptoms=(
-                symptoms.DENIED,
-                symptoms.NVML_UNKNOWN,
-                symptoms.CUDA_NO_DEVICE,
-            ),
+            symptoms=(symptoms.DENIED, symptoms.NVML_UNKNOWN, symptoms.CUDA_NO_DEVICE),
             look_at=(Shell("ls -l /dev/nvidia-caps"),),
             story=(
                 "Instances are seen and changed through capabilities of their own, files below /dev/nvidia-caps that "
@@ -361,7 +341,13 @@ FAMILY: Final = Family(
                 f"{DEVICE_PLUGIN}/issues/399",
                 _GUIDE,
             ),
-            check=_forbidden,
+            decisive=all_of(_DENIED, _SHARED),
+            summary=_forbidden,
+            typical=line(
+                r"(?:memory info|visiting device|\bMIG\b|instances?)[^\n]{0,60}Insufficient Permissions"
+                r"|NVMLError_NoPermission|NVML_ERROR_NO_PERMISSION"
+            ),
+            context=asked(r"nvidia-caps|nvidia-smi mig\b|capabilities/mig"),
             remedy=_permit,
             explains=NO_CLUSTER_GPU,
         ),

@@ -180,7 +180,7 @@ class Rule:
         sources: addresses of the public texts that the facts come from.
         explains: causes that are this one's consequences when both are found.
         storey: where in the stack it lies.
-        check: the function, of a cause that is not declared.
+        check: the function, of a cause that is not declared; where it finds nothing, the signs are looked for.
         decisive: what no other cause shows.
         typical: what this cause shows far more often than any other.
         symptoms: what several causes show; none where ``decisive`` needs none to be certain.
@@ -188,6 +188,7 @@ class Rule:
         context: what goes with the cause, and makes it a likelier suspect; of itself it shows no fault.
         rivals: causes that show the same; while one of them is found as well, none is certain.
         may_be_normal: whether a healthy node may show it, too; where gpunode itself looked, it then needs a symptom.
+        later: what shows that the node works until its next boot or upgrade: then it is a warning.
         look_at: what shows whether it is this.
         share: of the reports that people write, how many in a hundred are of it, roughly; it orders suspects alone.
         summary: one sentence about this node; empty takes the title.
@@ -211,6 +212,7 @@ class Rule:
     context: Sign = never
     rivals: frozenset[str] = frozenset()
     may_be_normal: bool = False
+    later: Sign = never
     look_at: tuple[Command, ...] = ()
     share: float = 0.5
     summary: str | Callable[[Snapshot], str] = ""
@@ -251,7 +253,6 @@ class Finding:
         events: when it began on each GPU, where the time is known.
         is_past: whether a boot before the running one showed it, and this one does not.
         heard_from: who says so, where the node was looked at and only a container's word proves it; else empty.
-        machine: which of several it is about; empty where there is one, or nobody says which.
     """
 
     cause: str
@@ -272,7 +273,6 @@ class Finding:
     events: tuple[Event, ...] = ()
     is_past: bool = False
     heard_from: str = ""
-    machine: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,8 +311,7 @@ class Diagnosis:
 
     def below(self, root: Finding) -> tuple[Finding, ...]:
         """The consequences of that root."""
-        found = (finding for finding in self.findings if finding.explained_by == root.cause)
-        return tuple(one for one in found if not (one.machine and root.machine and one.machine != root.machine))
+        return tuple(finding for finding in self.findings if finding.explained_by == root.cause)
 
     @property
     def is_healthy(self) -> bool:

@@ -62,7 +62,7 @@ def _absence(snapshot: Snapshot) -> tuple[Citation, ...]:
 def _not_loaded(snapshot: Snapshot) -> Iterator[Verdict]:
     """The module is not there; what keeps it away is said by other rules, if anything shows it."""
     state = driver.is_loaded(snapshot)
-    if state or _is_elsewhere(snapshot) or secureboot.is_undecided(snapshot):
+    if state or _is_elsewhere(snapshot) or snapshot.view(secureboot.REFUSED):
         return
     said = snapshot.said(_SAYS_NOT_LOADED)
     is_built = modules.built_for(snapshot, snapshot.view(system.running_kernel))

@@ -12,8 +12,9 @@ from gpunode.diagnoses import recovering, symptoms
 from gpunode.diagnoses.addresses import OPEN_MODULES, XID_CATALOG
 from gpunode.diagnoses.chains import UNHEALTHY_IN_CLUSTER
 from gpunode.diagnoses.commands import Command, Shell, command, is_release, joined
-from gpunode.diagnoses.model import Citation, Confidence, Doubt, Family, Fix, Proof, Rule, Verdict, only
+from gpunode.diagnoses.model import Citation, Confidence, Family, Fix, Proof, Rule, Sign, Verdict, only
 from gpunode.diagnoses.remedies import (
+    always,
     by_hand,
     drain,
     install,
@@ -24,6 +25,7 @@ from gpunode.diagnoses.remedies import (
     reset_gpu,
     run,
 )
+from gpunode.diagnoses.signs import all_of, any_of, asked, fact, holds, line, unless
 from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import boards, driver, fabric, faults, kernel, recovery, system
 from gpunode.diagnoses.views.topology import addresses
@@ -32,108 +34,51 @@ from gpunode.facts.patterns import Pattern
 
 # ---- the fabric manager
 
-_MANAGER_CAUSES: Final = (
-    *("fabric-manager-not-installed", "fabric-manager-not-running", "fabric-manager-version-mismatch"),
-)
-_LINK_CAUSES: Final = ("nvswitch-sxid", "nvlink-link-inactive", "xid-145-149-nvlink5-fault")
+
+def _state(*states: fabric.UnitState) -> Sign:
+    """The lines that show the fabric manager's service in one of these states."""
+
+    def shown(snapshot: Snapshot) -> tuple[Citation, ...]:
+        manager = snapshot.view(fabric.manager)
+        return manager.citations if manager.state in states else ()
+
+    return fact(shown)
 
 
-def _manage(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
-    """Whether the fabric manager is missing, of another version, down, or not needed at all."""
-    mismatch = snapshot.view(fabric.mismatch)
-    manager = snapshot.view(fabric.manager)
-    needed = snapshot.view(fabric.is_needed)
-    nothing = snapshot.view(fabric.nothing_to_do)
-    waiting = (*snapshot.view(fabric.not_ready), *snapshot.view(fabric.in_progress))
-    if mismatch is not None and _counts(snapshot, manager, waiting):
-        summary = (
-            f"the fabric manager is of version {mismatch.manager} and the driver of {mismatch.driver}: "
-            "it only starts with a driver of exactly its own"
-        )
-        yield "fabric-manager-version-mismatch", Proof(summary, (*mismatch.citations, *manager.citations, *waiting))
-    elif nothing and waiting and not snapshot.view(boards.carriers) and not snapshot.view(fabric.switches):
-        question = "the fabric manager finds nothing to do, and yet CUDA waits: what GPUs these are is not shown"
-        look = (
-            Shell("nvidia-smi -L"),
-            Shell("lspci -d 10de:"),
-            Shell("command -v nvlsm; lsmod | grep ib_umad  # on B200 and B300, which need both"),
-        )
-        yield "fabric-manager-not-running", Doubt(question, look, (*nothing, *waiting), ("fabric-manager-not-needed",))
-    elif nothing and not _has_switches(snapshot):
-        summary = "the fabric manager finds no NVSwitch and exits, as it must: this node has none to manage"
-        yield "fabric-manager-not-needed", Proof(summary, (*nothing, *manager.citations))
-    elif needed is False:
-        if manager.state == "failed" and not waiting:
-            summary = "the fabric manager fails on a node whose GPUs are not joined by NVSwitches: it has no work there"
-            yield "fabric-manager-not-needed", Proof(summary, manager.citations)
-    elif needed and (nothing or manager.state not in {"", "active"}):
-        yield _absent_or_down(snapshot, (*manager.citations, *nothing, *snapshot.view(fabric.switches), *waiting))
-    elif waiting and needed and manager.state != "active":
-        yield "fabric-manager-not-running", _unasked(waiting)
-    elif refused := snapshot.view(fabric.refused):
-        question = "the fabric has answered a GPU and not taken it in: its registration is complete and no success"
-        look = (
-            Shell("journalctl -b -u nvidia-fabricmanager"),
-            Shell("nvidia-smi nvlink -s"),
-            Shell("sudo dmesg | grep -E 'Xid|SXid'"),
-        )
-        yield "fabric-manager-not-running", Doubt(question, look, refused, (*_MANAGER_CAUSES, *_LINK_CAUSES))
-    else:
-        yield from _where_nobody_knows(snapshot, manager, waiting)
-
-
-def _where_nobody_knows(
-    snapshot: Snapshot, manager: fabric.Manager, waiting: tuple[Citation, ...]
-) -> Iterator[tuple[str, Verdict]]:
-    """Whether it is missed, where nothing tells whether the node has NVSwitches."""
-    unknown = "whether the GPUs of this node are joined by NVSwitches is not known"
-    if snapshot.view(fabric.not_ready) and manager.state != "active":
-        causes = (*_MANAGER_CAUSES, "cuda-init-802-kaslr-or-hmm")
-        question = "CUDA says that the system is not ready (802), and whether this node has NVSwitches is not known"
-        look = (
-            Shell("lspci -d 10de:"),
-            Shell("systemctl status nvidia-fabricmanager"),
-            Shell("nvidia-smi conf-compute -q"),
-        )
-        yield "fabric-manager-not-running", Doubt(question, look, waiting, causes)
-    elif manager.state in {"failed", "masked"}:
-        question = f"the fabric manager does not run, and {unknown}"
-        look = (Shell("lspci -d 10de:"), Shell("nvidia-smi topo -m"), Shell("journalctl -b -u nvidia-fabricmanager"))
-        yield "fabric-manager-not-running", Doubt(question, look, manager.citations, _MANAGER_CAUSES)
-
-
-def _absent_or_down(snapshot: Snapshot, seen: tuple[Citation, ...]) -> tuple[str, Verdict]:
-    state = snapshot.view(fabric.manager).state
-    if state == "missing":
-        summary = "the GPUs of this node are joined by NVSwitches, and no fabric manager is installed to program them"
-        confidence: Confidence = "certain" if snapshot.view(fabric.switches) else "likely"
-        return "fabric-manager-not-installed", Proof(summary, seen, confidence)
-    how = {"failed": "has failed", "inactive": "is not started", "masked": "is masked"}.get(state, "exits")
-    summary = f"the GPUs of this node are joined by NVSwitches, and the fabric manager, though installed, {how}"
-    if snapshot.view(fabric.nothing_to_do):
-        summary += ": it looks for NVSwitches of an older kind than those of this node"
-    return "fabric-manager-not-running", Proof(summary, seen)
-
-
-def _counts(snapshot: Snapshot, manager: fabric.Manager, waiting: tuple[Citation, ...]) -> bool:
-    """Whether another version matters: it fails, or something waits for it, or the node needs it."""
+def _versions(snapshot: Snapshot) -> tuple[Citation, ...]:
     found = snapshot.view(fabric.mismatch)
-    said = found is not None and any("match" in citation.line for citation in found.citations)
-    return said or manager.state == "failed" or bool(waiting) or bool(snapshot.view(fabric.is_needed))
+    return found.citations if found else ()
 
 
-def _has_switches(snapshot: Snapshot) -> bool:
-    waits = bool(snapshot.view(fabric.in_progress) or snapshot.view(fabric.not_ready))
-    return bool(snapshot.view(fabric.switches)) or (waits and "baseboard" in snapshot.view(boards.carriers))
+_MISSING: Final = any_of(_state("missing"), asked(r"\bgrep\b.*\bfabric", empty=True))
+_DOWN: Final = _state("failed", "inactive", "masked")
+_VERSIONS_DIFFER: Final = fact(_versions)
+_NOTHING: Final = fact(fabric.nothing_to_do)
+_SWITCHES: Final = fact(fabric.switches)
+_IN_PROGRESS: Final = fact(fabric.in_progress)
+_WAITING: Final = any_of(_IN_PROGRESS, fact(fabric.not_ready))
+_NEEDED: Final = any_of(_SWITCHES, _WAITING, holds(fabric.is_needed, "the GPUs are joined by NVSwitches"))
+_NOT_NEEDED: Final = holds(
+    lambda snapshot: snapshot.view(fabric.is_needed) is False, "the GPUs of this node are not joined by NVSwitches"
+)
+_NO_SWITCH_ANYWHERE: Final = unless(_NOTHING, _SWITCHES, _WAITING)
+_WAITS: Final = (symptoms.CUDA_NOT_READY, symptoms.FABRIC_FAILS, _IN_PROGRESS)
 
 
-def _unasked(waiting: tuple[Citation, ...]) -> Doubt:
-    return Doubt(
-        "the GPUs wait to be registered with their NVLink fabric, and nobody shows the fabric manager",
-        (Shell("systemctl status nvidia-fabricmanager"), Shell("journalctl -b -u nvidia-fabricmanager")),
-        waiting,
-        _MANAGER_CAUSES,
+def _which_versions(snapshot: Snapshot) -> str:
+    found = snapshot.view(fabric.mismatch)
+    return found.summary if found else ""
+
+
+def _how_down(snapshot: Snapshot) -> str:
+    state = snapshot.view(fabric.manager).state
+    how = {"failed": "has failed", "inactive": "is not started", "masked": "is masked"}.get(
+        state, "does not serve them"
     )
+    summary = f"the GPUs of this node wait for the fabric manager, which {how}"
+    if snapshot.view(_NOTHING):
+        summary += ": it looks for NVSwitches of an older kind than those of this node"
+    return summary
 
 
 def _install_manager(snapshot: Snapshot) -> Iterable[Fix]:
@@ -211,19 +156,11 @@ def _nvlink5_commands(snapshot: Snapshot) -> tuple[Command, ...]:
     return (*install(snapshot, "", "nvlsm", "infiniband-diags").commands, load, keep)
 
 
-def _stop_manager(_: Snapshot) -> Iterable[Fix]:
-    yield run(
-        "configure",
-        "switch it off: this node does not need it",
-        Shell("sudo systemctl disable --now nvidia-fabricmanager"),
-    )
-
-
 # ---- links without a fault message
 
 
 def _linked(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
-    """Which it is: a card without bridges, one GPU out of the fabric, a few links down, or the whole fabric."""
+    """Which it is: a card without bridges, one GPU out of the fabric, or a few links down."""
     seen = snapshot.view(fabric.nvlinks)
     complaints = snapshot.view(fabric.complaints)
     down = tuple(one for one in seen if one.down or one.none)
@@ -231,38 +168,23 @@ def _linked(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
         for one in snapshot.view(fabric.left_out):
             summary = f"GPU {one.index} has no NVLink to any other GPU, and the others are all linked to each other"
             yield "nvlink-all-links-inactive-gpu", Proof(summary, (one.citation,), gpu=_address(snapshot, one))
-    if not down and not complaints:
-        return
     dark = tuple(one for one in down if one.all_down)
     alive = tuple(one for one in seen if one.up)
     kinds = {boards.carrier(one.name) for one in seen if one.name} or set(snapshot.view(boards.carriers))
-    if kinds == {"card"} and not alive:
+    if (down or complaints) and kinds == {"card"} and not alive:
         summary = "these GPUs are PCIe cards without an NVLink bridge between them: that no link is up is as it must be"
         yield "nvlink-not-present-false-positive", Proof(summary, (*(one.citation for one in dark), *complaints)[:6])
         return
-    if dark and not alive and snapshot.view(fabric.asked_for_some):
-        question = "all NVLinks of the GPU that was asked for are down: are those of the other GPUs up?"
-        causes = ("nvlink-link-inactive", *_LINK_CAUSES, *_MANAGER_CAUSES)
-        places = tuple(one.citation for one in dark)
-        yield "nvlink-all-links-inactive-gpu", Doubt(question, (Shell("nvidia-smi nvlink -s"),), places, causes)
-    elif dark and (alive or (len(dark) == 1 and "baseboard" in kinds)):
+    if alive or (len(dark) == 1 and "baseboard" in kinds):
+        confidence: Confidence = "certain" if alive else "likely"
+        out = ("a fabric manager that does not run: then no GPU would have links",) if alive else ()
         for one in dark:
             which = f"GPU {one.index}" if one.index is not None else "one GPU"
             summary = f"all NVLinks of {which} are down, and the node is made to have them: it is out of the fabric"
-            out = ("a fabric manager that does not run: then no GPU would have links",) if alive else ()
-            yield (
-                "nvlink-all-links-inactive-gpu",
-                Proof(summary, (one.citation,), "certain" if alive else "likely", out, _address(snapshot, one)),
-            )
-    elif len(dark) > 1 and "card" not in kinds:
-        question = "no GPU of this node has a link: that is the fabric manager's work undone, or GPUs without a bridge"
-        look = (Shell("systemctl status nvidia-fabricmanager"), Shell("lspci -d 10de: | grep -i bridge"))
-        yield (
-            "nvlink-all-links-inactive-gpu",
-            Doubt(question, look, tuple(one.citation for one in dark), _MANAGER_CAUSES),
-        )
+            proof = Proof(summary, (one.citation,), confidence, out, _address(snapshot, one))
+            yield "nvlink-all-links-inactive-gpu", proof
     # Of what took the links down the kernel's log tells, so without it they may be a consequence.
-    confidence: Confidence = "certain" if snapshot.view(kernel.messages) else "likely"
+    confidence = "certain" if snapshot.view(kernel.messages) else "likely"
     yield from _some_down(snapshot, tuple(one for one in down if not one.all_down), alive, confidence)
 
 
@@ -306,18 +228,16 @@ def _is_half_bridged(one: fabric.Links) -> bool:
 # ---- faults by message
 
 _ON_LINK: Final = Pattern(r"\blink (?P<link>\d{1,2})\b", re.IGNORECASE)
+_UNCORRECTABLE: Final = line(r"uncorrectable NVLink error|cudaErrorNvlinkUncorrectable|CUDA_ERROR_NVLINK_UNCORRECTABLE")
+_CARDS: Final = holds(lambda snapshot: snapshot.view(boards.carriers) == {"card"}, "the GPUs are PCIe cards")
+_FIFTH: Final = holds(boards.is_fifth_generation, "the GPUs have NVLink 5")
 
 
-def _linked_fault(snapshot: Snapshot) -> Iterator[Verdict]:
-    incidents = faults.of(snapshot, 74)
-    for incident in incidents:
+def _linked_fault(snapshot: Snapshot) -> Iterator[Proof]:
+    for incident in faults.of(snapshot, 74):
         match = _ON_LINK.search(incident.root.xid.text) if incident.root.xid else None
         where = f"link {match['link']} to its peer or NVSwitch failed" if match else "an NVLink failed"
         yield faults.proof(incident, where)
-    if not incidents and (told := snapshot.view(fabric.uncorrectable)):
-        question = "a program was stopped by an NVLink error, and the kernel's log, which names the link, is not here"
-        look = (Shell("sudo dmesg | grep -E 'Xid|SXid'"),)
-        yield Doubt(question, look, told, ("xid-145-149-nvlink5-fault", "nvswitch-sxid"))
 
 
 def _fifth(snapshot: Snapshot) -> Iterator[Verdict]:
@@ -393,72 +313,37 @@ def _switched(snapshot: Snapshot) -> Iterator[Verdict]:
             summary,
             incident.citations,
             at=incident.root.at,
-            remedy=tuple(_after_fatal(snapshot) if said.fatal else _after_mild(snapshot)),
+            remedy=_AFTER_FATAL if said.fatal else _AFTER_MILD,
             disruption="reboot" if said.fatal else "none",
             severity="error" if said.fatal else "warning",
         )
 
 
-def _after_fatal(_: Snapshot) -> Iterable[Fix]:
-    yield drain("move the work away: every GPU of the fabric is concerned")
-    yield reset_all_gpus("reset all GPUs, and with them the NVSwitches; the fabric manager must run")
-    yield reboot(when="the reset is refused, or GPUs do not register again")
-    yield replace("have the GPU or the baseboard replaced", "the same link fails again")
-
-
-def _after_mild(_: Snapshot) -> Iterable[Fix]:
-    yield run(
+_XIDS: Final = Shell("sudo dmesg | grep -E 'Xid|SXid'")
+_RESET_ALL: Final = "reset all GPUs of the node, and with them their links, once nothing uses any of them"
+_AFTER_FATAL: Final = (
+    drain("move the work away: every GPU of the fabric is concerned"),
+    reset_all_gpus("reset all GPUs, and with them the NVSwitches; the fabric manager must run"),
+    reboot(when="the reset is refused, or GPUs do not register again"),
+    replace("have the GPU or the baseboard replaced", "the same link fails again"),
+)
+_AFTER_MILD: Final = (
+    run(
         "inspect",
         "find the GPU at the other end of the link, and follow its own errors first",
         Shell("nvidia-smi nvlink --remotelinkinfo"),
-        Shell("sudo dmesg | grep -E 'Xid|SXid'"),
-    )
-    yield reset_all_gpus(
-        "reset all GPUs of the node, and with them their links, once nothing uses any of them",
-        "it keeps coming, and no GPU has an error of its own",
-    )
-
-
-def _reset_fabric(_: Snapshot) -> Iterable[Fix]:
-    yield drain("move the work away: every GPU that it talks to is concerned")
-    yield reset_all_gpus("reset all GPUs of the node, and with them their links, once nothing uses any of them")
-    yield reboot(when="the reset is refused or hangs")
-    yield run(
-        "inspect",
-        "all links must be up again",
-        Shell("nvidia-smi nvlink --status"),
-        Shell("nvidia-smi nvlink --errorcounters"),
-    )
-    yield nvidia_report()
-    yield replace("seat the NVLink bridge or module again; have the GPU replaced", "the same link fails again")
-
-
-def _look_at_fabric(_: Snapshot) -> Iterable[Fix]:
-    yield run(
-        "inspect",
-        "read what the fabric manager and the GPU say of the link",
-        Shell("nvidia-smi -q | grep -A 12 -w Fabric"),
-        Shell("journalctl -b -u nvidia-fabricmanager --no-pager"),
-        Shell("sudo dmesg | grep -E 'Xid|SXid'"),
-    )
-    yield drain()
-    yield reset_all_gpus("reset all GPUs of the node, and with them their links, once nothing uses any of them")
-    yield reboot(when="the links stay down")
-    yield replace(when="the links of the same GPU stay down after a power cycle")
-
-
-def _retrain(_: Snapshot) -> Iterable[Fix]:
-    yield reboot("reboot the node: links are trained anew")
-    yield by_hand("hardware", "seat the module or the NVLink bridge again", "the same links stay down")
-    yield replace(when="they stay down after that")
-
-
-def _tell_monitor(_: Snapshot) -> Iterable[Fix]:
-    yield by_hand(
-        "configure", "nothing is wrong with the node: take the NVLink check out of the monitor for this model"
-    )
-
-
+        _XIDS,
+    ),
+    reset_all_gpus(_RESET_ALL, "it keeps coming, and no GPU has an error of its own"),
+)
+_RESET_FABRIC: Final = always(
+    drain("move the work away: every GPU that it talks to is concerned"),
+    reset_all_gpus(_RESET_ALL),
+    reboot(when="the reset is refused or hangs"),
+    _LINKS_UP,
+    nvidia_report(),
+    replace("seat the NVLink bridge or module again; have the GPU replaced", "the same link fails again"),
+)
 _GUIDE: Final = "https://docs.nvidia.com/datacenter/tesla/fabric-manager-user-guide/index.html"
 _WITHOUT_FABRIC: Final = UNHEALTHY_IN_CLUSTER | {
     *("nvlink-all-links-inactive-gpu", "nvlink-link-inactive", "cuda-init-802-kaslr-or-hmm"),
@@ -479,14 +364,8 @@ FAMILY: Final = Family(
             disruption="restart-service",
             title="fabric manager and driver are of different versions",
             share=0.7,
-            symptoms=(
-                symptoms.CUDA_NOT_READY,
-                symptoms.FABRIC_FAILS,
-            ),
-            look_at=(
-                Shell("systemctl status nvidia-fabricmanager"),
-                Shell("nv-fabricmanager --version"),
-            ),
+            symptoms=(*_WAITS, _state("failed")),
+            look_at=(Shell("systemctl status nvidia-fabricmanager"), Shell("nv-fabricmanager --version")),
             story=(
                 "The fabric manager talks to the driver through an interface that has no versions of its own, so it "
                 "only starts with a driver of exactly its version. An upgrade of one of the two, or packages from two "
@@ -494,9 +373,12 @@ FAMILY: Final = Family(
                 "with error 802, system not yet initialized."
             ),
             sources=(_GUIDE, "https://github.com/NVIDIA/gpu-operator/issues/544"),
-            check=only("fabric-manager-version-mismatch", _manage),
+            decisive=_VERSIONS_DIFFER,
+            against=(_NOT_NEEDED,),
+            may_be_normal=True,
+            summary=_which_versions,
             remedy=_install_manager,
-            explains=_WITHOUT_FABRIC,
+            explains=_WITHOUT_FABRIC | {"fabric-manager-not-running"},
         ),
         Rule(
             cause="fabric-manager-not-installed",
@@ -506,10 +388,7 @@ FAMILY: Final = Family(
             disruption="none",
             title="NVSwitches, and no fabric manager",
             share=0.7,
-            symptoms=(
-                symptoms.CUDA_NOT_READY,
-                symptoms.FABRIC_FAILS,
-            ),
+            symptoms=_WAITS,
             look_at=(Shell("systemctl status nvidia-fabricmanager"),),
             story=(
                 "On boards with NVSwitches (HGX and DGX) the switches must be programmed before CUDA can use any GPU. "
@@ -518,7 +397,11 @@ FAMILY: Final = Family(
                 "802."
             ),
             sources=(_GUIDE, "https://github.com/pytorch/pytorch/issues/35710"),
-            check=only("fabric-manager-not-installed", _manage),
+            decisive=all_of(_MISSING, _NEEDED),
+            typical=_MISSING,
+            against=(_NOT_NEEDED,),
+            may_be_normal=True,
+            summary="the GPUs of this node are joined by NVSwitches, and no fabric manager programs them",
             remedy=_install_manager,
             explains=_WITHOUT_FABRIC,
         ),
@@ -530,10 +413,7 @@ FAMILY: Final = Family(
             disruption="restart-service",
             title="the fabric manager is installed and does not run",
             share=0.8,
-            symptoms=(
-                symptoms.CUDA_NOT_READY,
-                symptoms.FABRIC_FAILS,
-            ),
+            symptoms=_WAITS,
             look_at=(Shell("systemctl status nvidia-fabricmanager"),),
             story=(
                 "The fabric manager is there and stopped: disabled, masked, killed, or failing at its start again and "
@@ -546,7 +426,15 @@ FAMILY: Final = Family(
                 *(_GUIDE, "https://github.com/NVIDIA/NVSentinel/issues/883"),
                 "https://github.com/NVIDIA/gpu-operator/issues/2781",
             ),
-            check=only("fabric-manager-not-running", _manage),
+            decisive=unless(all_of(any_of(_state("inactive", "masked"), _NOTHING), _NEEDED), _MISSING),
+            typical=unless(
+                any_of(_DOWN, _IN_PROGRESS, line(r"NVLink SHARP \(NVLS\)|error in the Fabric Manager or NVSwitch")),
+                *(_MISSING, _state("active"), _NO_SWITCH_ANYWHERE),
+            ),
+            against=(_NOT_NEEDED,),
+            may_be_normal=True,
+            context=asked(r"fabric-?manager"),
+            summary=_how_down,
             remedy=_start_manager,
             explains=_WITHOUT_FABRIC,
         ),
@@ -557,7 +445,7 @@ FAMILY: Final = Family(
             severity="info",
             disruption="none",
             title="a fabric manager on a node without NVSwitches",
-            symptoms=(symptoms.FABRIC_FAILS,),
+            symptoms=(),
             look_at=(Shell("lspci -nn -d 10de:"),),
             story=(
                 "The fabric manager programs NVSwitches, and this node has none: PCIe cards and bridged pairs do "
@@ -565,8 +453,16 @@ FAMILY: Final = Family(
                 "work; only the unit has to be switched off."
             ),
             sources=(_GUIDE, "https://github.com/NVIDIA/gpu-operator/issues/356"),
-            check=only("fabric-manager-not-needed", _manage),
-            remedy=_stop_manager,
+            decisive=any_of(_NO_SWITCH_ANYWHERE, unless(all_of(_state("failed"), _NOT_NEEDED), _WAITING)),
+            summary="the fabric manager finds no NVSwitch and exits: this node has none to manage",
+            context=all_of(_NOTHING, symptoms.FABRIC_FAILS),
+            remedy=always(
+                run(
+                    "configure",
+                    "switch it off: this node does not need it",
+                    Shell("sudo systemctl disable --now nvidia-fabricmanager"),
+                )
+            ),
         ),
         Rule(
             cause="nvswitch-sxid",
@@ -575,12 +471,7 @@ FAMILY: Final = Family(
             severity="error",
             disruption="reboot",
             title="an NVSwitch reported an error",
-            symptoms=(
-                symptoms.ANY_XID,
-                symptoms.FABRIC_FAILS,
-                symptoms.LINKS_DOWN,
-                symptoms.NCCL_FAILS,
-            ),
+            symptoms=(symptoms.ANY_XID, symptoms.FABRIC_FAILS, symptoms.LINKS_DOWN, symptoms.NCCL_FAILS),
             look_at=(Shell("sudo dmesg | grep -i sxid"),),
             story=(
                 "SXids are to NVSwitches what Xids are to GPUs. A non-fatal one is often the echo of a GPU's fault at "
@@ -589,7 +480,7 @@ FAMILY: Final = Family(
             ),
             sources=(_GUIDE, "https://docs.nvidia.com/datacenter/tesla/pdf/fabric-manager-user-guide.pdf"),
             check=_switched,
-            remedy=_after_mild,
+            remedy=always(*_AFTER_MILD),
             explains=_NVLINK_XIDS | _LINKS | {"fabric-manager-not-running"},
         ),
         Rule(
@@ -599,16 +490,8 @@ FAMILY: Final = Family(
             severity="error",
             disruption="reset-gpu",
             title="an NVLink failed (Xid 74)",
-            symptoms=(
-                symptoms.ANY_XID,
-                symptoms.LINKS_DOWN,
-                symptoms.NCCL_FAILS,
-                symptoms.CUDA_FAULT,
-            ),
-            look_at=(
-                Shell("sudo dmesg | grep -i xid"),
-                Shell("nvidia-smi nvlink -e"),
-            ),
+            symptoms=(symptoms.ANY_XID, symptoms.LINKS_DOWN, symptoms.NCCL_FAILS, symptoms.CUDA_FAULT),
+            look_at=(Shell("sudo dmesg | grep -i xid"), Shell("nvidia-smi nvlink -e")),
             story=(
                 "The GPU lost a link to a peer or an NVSwitch: bad signal, a bridge or module that is not seated, a "
                 "failing lane, or a peer that died first. What runs on the GPU ends, and everything that talks over "
@@ -617,7 +500,8 @@ FAMILY: Final = Family(
             ),
             sources=(XID_CATALOG, "https://github.com/NVIDIA/NVSentinel/pull/516"),
             check=_linked_fault,
-            remedy=_reset_fabric,
+            typical=unless(_UNCORRECTABLE, _FIFTH, symptoms.ANY_XID),
+            remedy=_RESET_FABRIC,
             explains=_LINKS | UNHEALTHY_IN_CLUSTER | {"xid-154-recovery-action", "nvidia-uvm-wedged"},
         ),
         Rule(
@@ -627,11 +511,7 @@ FAMILY: Final = Family(
             severity="error",
             disruption="reset-gpu",
             title="NVLink 5 fault (Xid 144 to 150)",
-            symptoms=(
-                symptoms.ANY_XID,
-                symptoms.LINKS_DOWN,
-                symptoms.NCCL_FAILS,
-            ),
+            symptoms=(symptoms.ANY_XID, symptoms.LINKS_DOWN, symptoms.NCCL_FAILS),
             look_at=(Shell("sudo dmesg | grep -i xid"),),
             story=(
                 "From Blackwell on the units of an NVLink report under codes of their own, and the words in brackets "
@@ -641,7 +521,8 @@ FAMILY: Final = Family(
             ),
             sources=(XID_CATALOG, f"{OPEN_MODULES}/issues/1355"),
             check=_fifth,
-            remedy=_reset_fabric,
+            typical=unless(all_of(_UNCORRECTABLE, _FIFTH), symptoms.ANY_XID),
+            remedy=_RESET_FABRIC,
             explains=_LINKS | UNHEALTHY_IN_CLUSTER | {"xid-154-recovery-action"},
         ),
         Rule(
@@ -651,26 +532,30 @@ FAMILY: Final = Family(
             severity="error",
             disruption="reset-gpu",
             title="one GPU has no NVLink at all",
-            symptoms=(
-                symptoms.LINKS_DOWN,
-                symptoms.NCCL_FAILS,
-                symptoms.SLOW,
-            ),
-            look_at=(
-                Shell("nvidia-smi nvlink -s"),
-                Shell("nvidia-smi topo -m"),
-            ),
+            symptoms=(symptoms.LINKS_DOWN, symptoms.NCCL_FAILS, symptoms.SLOW),
+            look_at=(Shell("nvidia-smi nvlink -s"), Shell("nvidia-smi topo -m")),
             story=(
                 "Its peers have their links and this GPU has none: it did not register with the fabric, or lost all "
                 "links at once. Programs that use it alone still work; collectives fall back to PCIe or hang, and "
                 "monitors that only count GPUs call the node healthy."
             ),
-            sources=(
-                "https://github.com/leptonai/gpud/issues/1085",
-                f"{OPEN_MODULES}/issues/1150",
-            ),
+            sources=("https://github.com/leptonai/gpud/issues/1085", f"{OPEN_MODULES}/issues/1150"),
             check=only("nvlink-all-links-inactive-gpu", _linked),
-            remedy=_look_at_fabric,
+            typical=unless(fact(fabric.refused), _DOWN),
+            context=asked(r"\bnvlink\b"),
+            remedy=always(
+                run(
+                    "inspect",
+                    "read what the fabric manager and the GPU say of the link",
+                    Shell("nvidia-smi -q | grep -A 12 -w Fabric"),
+                    Shell("journalctl -b -u nvidia-fabricmanager --no-pager"),
+                    _XIDS,
+                ),
+                drain(),
+                reset_all_gpus(_RESET_ALL),
+                reboot(when="the links stay down"),
+                replace(when="the links of the same GPU stay down after a power cycle"),
+            ),
         ),
         Rule(
             cause="nvlink-link-inactive",
@@ -679,11 +564,7 @@ FAMILY: Final = Family(
             severity="warning",
             disruption="reboot",
             title="some NVLinks of a GPU are down",
-            symptoms=(
-                symptoms.LINKS_DOWN,
-                symptoms.NCCL_FAILS,
-                symptoms.SLOW,
-            ),
+            symptoms=(symptoms.LINKS_DOWN, symptoms.NCCL_FAILS, symptoms.SLOW),
             look_at=(Shell("nvidia-smi nvlink -s"),),
             story=(
                 "A few links of one GPU were not trained, while the others are up. Nothing fails, but what goes "
@@ -692,7 +573,12 @@ FAMILY: Final = Family(
             ),
             sources=("https://github.com/Azure/azhpc-diagnostics/issues/73",),
             check=only("nvlink-link-inactive", _linked),
-            remedy=_retrain,
+            context=asked(r"\bnvlink\b|topo -m"),
+            remedy=always(
+                reboot("reboot the node: links are trained anew"),
+                by_hand("hardware", "seat the module or the NVLink bridge again", "the same links stay down"),
+                replace(when="they stay down after that"),
+            ),
         ),
         Rule(
             cause="nvlink-not-present-false-positive",
@@ -702,10 +588,7 @@ FAMILY: Final = Family(
             disruption="none",
             title="no NVLink where none is to be",
             symptoms=(symptoms.LINKS_DOWN,),
-            look_at=(
-                Shell("nvidia-smi nvlink -s"),
-                Shell("nvidia-smi -L"),
-            ),
+            look_at=(Shell("nvidia-smi nvlink -s"), Shell("nvidia-smi -L")),
             story=(
                 "Many PCIe cards have NVLink contacts, and no bridge is fitted. Their links then read as down or "
                 "inactive, and some monitors report NVLINK_DOWN or ask for a field diagnostic. It is no fault: these "
@@ -713,7 +596,17 @@ FAMILY: Final = Family(
             ),
             sources=("https://github.com/NVIDIA/NVSentinel/pull/1481", "https://github.com/NVIDIA/DCGM/issues/49"),
             check=only("nvlink-not-present-false-positive", _linked),
-            remedy=_tell_monitor,
+            typical=unless(
+                all_of(any_of(asked(r"\bnvlink\b"), fact(fabric.complaints)), _CARDS),
+                line(r"Link \d+: [\d.]+ GB/s", "nvidia-smi-nvlink", "nvidia-smi", "text"),
+            ),
+            context=asked(r"\bnvlink\b"),
+            remedy=always(
+                by_hand(
+                    "configure",
+                    "nothing is wrong with the node: take the NVLink check out of the monitor for this model",
+                )
+            ),
         ),
     ),
 )

@@ -9,8 +9,10 @@ from typing import Final
 from gpunode.diagnoses import symptoms
 from gpunode.diagnoses.chains import TRANSFERS_LOST, UNHEALTHY_IN_CLUSTER
 from gpunode.diagnoses.commands import Shell
-from gpunode.diagnoses.model import Citation, Family, Fix, Proof, Rule, Severity, Verdict
+from gpunode.diagnoses.judging import is_examined
+from gpunode.diagnoses.model import Citation, Disruption, Family, Fix, Proof, Rule, Severity
 from gpunode.diagnoses.remedies import boot_with, boots_with, by_hand, run
+from gpunode.diagnoses.signs import all_of, any_of, asked, fact, line, unless
 from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with
 from gpunode.diagnoses.views import faults, kernel, lending, links, pci, system
 from gpunode.facts.items import Item
@@ -18,29 +20,30 @@ from gpunode.facts.patterns import Pattern
 
 # ---- access control
 
-_P2P_TROUBLE: Final = Pattern(
-    r"NCCL_P2P_DISABLE|\bP2P\b.{0,60}\b(?:hang|fail|slow|timeout)|nccl.{0,80}(?:hang|timeout|deadlock)|"
-    r"Watchdog caught collective operation timeout|setpci\b.{0,60}ECAP_ACS|peer access is not supported",
-    re.IGNORECASE,
+_P2P_TROUBLE: Final = line(
+    r"NCCL_P2P_DISABLE|\bP2P\b.{0,60}\b(?:hang|fail|slow|timeout)|nccl.{0,80}(?:hang|timeout|deadlock)"
+    r"|Watchdog caught collective operation timeout|setpci\b.{0,60}ECAP_ACS|peer access is not supported",
+    flags=re.IGNORECASE,
 )
+_ASKED: Final = asked(r"acs(?:ctl)?\b")
 
 
-def _acs(snapshot: Snapshot) -> Iterator[Verdict]:
-    redirecting = snapshot.view(links.redirecting)
-    trouble = (*snapshot.said(_P2P_TROUBLE), *snapshot.view(_slow_matrix))
-    if not redirecting:
-        if trouble and (validating := snapshot.view(links.validating)):
-            summary = "access control (ACS) is on at bridges, and GPUs do not reach each other as they should"
-            yield Proof(summary, (*validating, *trouble)[:12], "likely", severity="warning")
-        return
-    asked = any("acs" in item.source.only.lower() for item in snapshot.of("lspci"))
-    if not asked and not trouble and (len(snapshot.view(pci.gpus)) < 2 or system.is_guest(snapshot)):
-        return
-    severity: Severity = "error" if trouble else ("warning" if asked else "info")
-    summary = (
-        "bridges redirect peer-to-peer requests to the root complex (ACS), so GPUs do not reach each other directly"
-    )
-    yield Proof(summary, (*redirecting, *trouble), "certain" if trouble else "likely", severity=severity)
+def _acs(snapshot: Snapshot) -> Iterator[Proof]:
+    redirecting, validating = snapshot.view(links.redirecting), snapshot.view(links.validating)
+    trouble = (*snapshot.view(_P2P_TROUBLE), *snapshot.view(_slow_matrix))
+    is_asked = bool(snapshot.view(_ASKED))
+    if redirecting:
+        is_plain = len(snapshot.view(pci.gpus)) < 2 or system.is_guest(snapshot)
+        if is_plain and not (is_asked or trouble):
+            return
+        severity: Severity = "error" if trouble else ("warning" if is_asked else "info")
+        summary = (
+            "bridges redirect peer-to-peer requests to the root complex (ACS), so GPUs do not reach each other directly"
+        )
+        yield Proof(summary, (*redirecting, *trouble), "certain" if trouble else "likely", severity=severity)
+    elif validating and (trouble or is_asked):
+        summary = "access control (ACS) is on at bridges, and GPUs do not reach each other as they should"
+        yield Proof(summary, (*validating, *trouble)[:12], "likely", severity="warning")
 
 
 _NO_ACS: Final = Shell(
@@ -79,7 +82,8 @@ _TRANSLATED: Final = Pattern(
 _PASSED_THROUGH: Final = Pattern(r"\biommu=(?:pt|off|soft)\b|(?:intel|amd)_iommu=off|iommu\.passthrough=1")
 
 
-def _iommu(snapshot: Snapshot) -> Iterator[Verdict]:
+def _iommu(snapshot: Snapshot) -> Iterator[Proof]:
+    """The page faults of a GPU; where it is not known which devices are GPUs, any that somebody chose to paste."""
     gpus = snapshot.view(links.nvidia)
     stopped = tuple(
         message.citation
@@ -87,40 +91,25 @@ def _iommu(snapshot: Snapshot) -> Iterator[Verdict]:
         if (match := _FAULTY.search(message.text))
         and (match["bound"] or links.slot(pci.address((match["amd"] or match["intel"]).replace("0x", ""))) in gpus)
     )
-    settings = _iommu_settings(snapshot)
     if stopped:
-        yield Proof(
-            "the IOMMU stops what a GPU sends to its peers: their addresses are not mapped for it",
-            (*stopped, *settings),
-            disruption="none" if _leaves_it_on(snapshot) else None,
-        )
-        return
-    trouble = snapshot.view(_slow_matrix) or _peers_hang(snapshot)
-    if not trouble or snapshot.view(links.redirecting):
-        return
-    addressed = tuple(message.citation for message in kernel.said(snapshot, _PAGE_FAULT)) if not gpus else ()
-    if addressed or settings:
-        summary = "the IOMMU translates what GPUs send to each other, and peer-to-peer transfers crawl or hang"
-        yield Proof(summary, (*trouble, *addressed, *settings), "likely")
+        summary = "the IOMMU stops what a GPU sends to its peers: their addresses are not mapped for it"
+        disruption: Disruption | None = "none" if _leaves_it_on(snapshot) else None
+        yield Proof(summary, (*stopped, *snapshot.view(_TRANSLATES)), disruption=disruption)
 
 
-_OVER_P2P: Final = Pattern(
-    r"\bvia P2P/|NCCL_P2P_DISABLE|NCCL_P2P_LEVEL|\bP2P\b.{0,60}\b(?:hang|timeout)", re.IGNORECASE
+def _faults_of_any(snapshot: Snapshot) -> Iterator[Citation]:
+    is_chosen = not (snapshot.view(links.nvidia) or is_examined(snapshot))
+    return (message.citation for message in kernel.said(snapshot, _PAGE_FAULT) if is_chosen)
+
+
+_OVER_P2P: Final = line(
+    r"\bvia P2P/|NCCL_P2P_DISABLE|NCCL_P2P_LEVEL|\bP2P\b.{0,60}\b(?:hang|timeout)", flags=re.IGNORECASE
 )
-_HANGS: Final = Pattern(
-    r"\bhang(?:s|ing)?\b|\bhung\b|\bstuck\b|\bstalls?\b|Watchdog caught collective operation timeout|"
-    r"NCCL_P2P_DISABLE",
-    re.IGNORECASE,
+_HANGS: Final = line(
+    r"\bhang(?:s|ing)?\b|\bhung\b|\bstuck\b|\bstalls?\b|Watchdog caught collective operation timeout"
+    r"|NCCL_P2P_DISABLE",
+    flags=re.IGNORECASE,
 )
-
-
-def _peers_hang(snapshot: Snapshot) -> tuple[Citation, ...]:
-    """What tells that transfers between peers hang, where no GPU of the report has an Xid that would hang them."""
-    over = snapshot.said(_OVER_P2P)
-    hangs = snapshot.said(_HANGS) if over else ()
-    if not hangs or snapshot.view(faults.incidents):
-        return ()
-    return tuple(dict.fromkeys((over[0], hangs[0])))
 
 
 def _iommu_settings(snapshot: Snapshot) -> tuple[Citation, ...]:
@@ -183,16 +172,18 @@ def _slow_matrix(snapshot: Snapshot) -> tuple[Citation, ...]:
 def _matrix_rows(item: Item) -> Iterator[tuple[str, str, int, int, tuple[float, ...]]]:
     """The rows of each matrix: one way or both, whether peers were allowed, the row's place, its line, its cells."""
     head, place = None, 0
-    for number, line in enumerate(item.lines, 1):
-        if match := _MATRIX.search(line):
+    for number, text in enumerate(item.lines, 1):
+        if match := _MATRIX.search(text):
             head, place = match, 0
-        elif "Matrix" in line:
+        elif "Matrix" in text:
             head = None
-        elif head is not None and (row := _MATRIX_ROW.match(line)):
+        elif head is not None and (row := _MATRIX_ROW.match(text)):
             yield head["way"], head["state"], place, number, tuple(float(cell) for cell in row[1].split())
             place += 1
 
 
+_SLOW: Final = fact(lambda snapshot: snapshot.view(_slow_matrix))
+_TRANSLATES: Final = fact(_iommu_settings)
 _NCCL_GUIDE: Final = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html"
 
 FAMILY: Final = Family(
@@ -206,11 +197,7 @@ FAMILY: Final = Family(
             severity="error",
             disruption="reboot",
             title="the IOMMU stops transfers between GPUs",
-            symptoms=(
-                symptoms.NCCL_FAILS,
-                symptoms.SLOW,
-                symptoms.CUDA_FAULT,
-            ),
+            symptoms=(symptoms.NCCL_FAILS, symptoms.SLOW, symptoms.CUDA_FAULT),
             look_at=(Shell("sudo dmesg | grep -iE 'DMAR|AMD-Vi|IO_PAGE_FAULT'"),),
             story=(
                 "GPUs write straight into each other's memory over PCIe. With an IOMMU that translates (its default "
@@ -220,6 +207,12 @@ FAMILY: Final = Family(
             ),
             sources=("https://github.com/NVIDIA/cuda-samples/issues/48", "https://github.com/NVIDIA/nccl/issues/257"),
             check=_iommu,
+            typical=unless(
+                any_of(fact(_faults_of_any), _SLOW, unless(all_of(_TRANSLATES, _OVER_P2P, _HANGS), fact(faults.grave))),
+                fact(links.redirecting),
+            ),
+            context=_TRANSLATES,
+            summary="the IOMMU translates what GPUs send to each other, and peer-to-peer transfers crawl or hang",
             remedy=_pass_through,
             explains=TRANSFERS_LOST | UNHEALTHY_IN_CLUSTER | {"gpu-fallen-off-bus", "acs-blocks-p2p"},
         ),
@@ -230,10 +223,7 @@ FAMILY: Final = Family(
             severity="warning",
             disruption="none",
             title="access control on bridges keeps GPUs apart",
-            symptoms=(
-                symptoms.NCCL_FAILS,
-                symptoms.SLOW,
-            ),
+            symptoms=(symptoms.NCCL_FAILS, symptoms.SLOW),
             look_at=(Shell("sudo lspci -vvv | grep -i ACSCtl"),),
             story=(
                 "With Access Control Services a bridge sends requests from one GPU to another up to the root complex, "

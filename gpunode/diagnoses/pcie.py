@@ -11,6 +11,7 @@ from gpunode.diagnoses.chains import TRANSFERS_LOST
 from gpunode.diagnoses.commands import Shell
 from gpunode.diagnoses.model import Confidence, Family, Proof, Rule, Severity, Verdict
 from gpunode.diagnoses.remedies import always, by_hand, run
+from gpunode.diagnoses.signs import fact
 from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import boards, faults, kernel, links
 from gpunode.facts.patterns import Pattern
@@ -117,6 +118,7 @@ def _uncorrected(snapshot: Snapshot) -> Iterator[Verdict]:
 
 _ANY_XID: Final = Pattern(r"\bXid \(")
 
+
 _RESEAT: Final = (
     by_hand(
         "hardware",
@@ -143,12 +145,7 @@ FAMILY: Final = Family(
             severity="error",
             disruption="power-cycle",
             title="transfers on the GPU's PCIe link are lost",
-            symptoms=(
-                symptoms.BUS_ERRORS,
-                symptoms.GPU_LOST,
-                symptoms.ANY_XID,
-                symptoms.CUDA_FAULT,
-            ),
+            symptoms=(symptoms.BUS_ERRORS, symptoms.GPU_LOST, symptoms.ANY_XID, symptoms.CUDA_FAULT),
             look_at=(Shell("sudo dmesg | grep -iE 'AER|PCIe Bus Error'"),),
             story=(
                 "The GPU did not answer a request in time, or a packet arrived broken beyond repair, and the root "
@@ -158,6 +155,8 @@ FAMILY: Final = Family(
             ),
             sources=(_AER_GUIDE, f"{OPEN_MODULES}/issues/1229"),
             check=_uncorrected,
+            typical=fact(links.remembered),
+            may_be_normal=True,
             remedy=always(*_RESEAT),
             explains=TRANSFERS_LOST | {"pcie-aer-correctable-storm", "pcie-link-degraded"},
         ),
@@ -168,10 +167,7 @@ FAMILY: Final = Family(
             severity="warning",
             disruption="power-cycle",
             title="the GPU's PCIe link corrects errors all the time",
-            symptoms=(
-                symptoms.BUS_ERRORS,
-                symptoms.SLOW,
-            ),
+            symptoms=(symptoms.BUS_ERRORS, symptoms.SLOW),
             look_at=(Shell("sudo dmesg | grep -iE 'AER|PCIe Bus Error'"),),
             story=(
                 "The link between root port and GPU loses or garbles packets (BadTLP, RxErr, Timeout) and sends them "
@@ -191,10 +187,7 @@ FAMILY: Final = Family(
             severity="warning",
             disruption="power-cycle",
             title="the GPU's PCIe link has fewer lanes than it could",
-            symptoms=(
-                symptoms.SLOW,
-                symptoms.BUS_ERRORS,
-            ),
+            symptoms=(symptoms.SLOW, symptoms.BUS_ERRORS),
             look_at=(Shell("sudo lspci -vv -d 10de: | grep -E 'LnkCap:|LnkSta:'"),),
             story=(
                 "Card and slot agree on a width when the link is trained. Dirt, a bad riser or a bifurcation setting "

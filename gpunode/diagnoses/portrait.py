@@ -8,8 +8,7 @@ from typing import Final, Literal, TypeAlias
 
 from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.stack import Storey
-from gpunode.diagnoses.traits import TRAITS
-from gpunode.diagnoses.traits.hardware import FIRMWARE, VBIOS
+from gpunode.diagnoses.traits import TRAITS, vbios
 from gpunode.diagnoses.views import driver, packages, pci, system
 
 Axis: TypeAlias = Literal[
@@ -57,14 +56,12 @@ class Portrait:
 
 def portrait(snapshot: Snapshot, storeys: tuple[Storey, ...]) -> Portrait:
     """The node that ``snapshot`` shows."""
-    firmware = FIRMWARE.values(snapshot)
-    machine = " ".join(firmware[name] for name in ("vendor", "model") if firmware.get(name))
+    seen = [(trait, *row) for trait in TRAITS for row in trait.values(snapshot)]
+    firmware = {name: value for trait, name, value in seen if trait.id == "firmware"}
+    machine = " ".join(firmware[name] for name in ("vendor", "model") if name in firmware)
     kinds = tuple(sorted({one.model.name if one.model else one.name for one in snapshot.view(pci.gpus)}))
     features = tuple(
-        (trait.id, name, value)
-        for trait in TRAITS
-        for name, value in trait.values(snapshot).items()
-        if trait.judge(name, value)[0] != "background"
+        (trait.id, name, value) for trait, name, value in seen if trait.judge(name, value)[0] != "background"
     )
     return Portrait(Model(machine, kinds), _versions(snapshot, storeys, firmware, machine), features)
 
@@ -80,7 +77,7 @@ def _versions(
     found: dict[Axis, str] = {
         "machine": machine,
         "GPUs": seen["pci"],
-        "VBIOS": firmware.get(VBIOS, ""),
+        "VBIOS": vbios(snapshot),
         "BIOS": firmware.get("BIOS version", ""),
         "distribution": distribution.name if distribution else "",
         "kernel": snapshot.view(system.running_kernel),

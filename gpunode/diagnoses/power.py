@@ -9,8 +9,9 @@ from typing import Final
 
 from gpunode.diagnoses import symptoms
 from gpunode.diagnoses.commands import Shell, at, of_gpu
-from gpunode.diagnoses.model import Citation, Confidence, Doubt, Family, Fix, Proof, Rule, Severity, Verdict, only
+from gpunode.diagnoses.model import Citation, Confidence, Family, Fix, Proof, Rule, Severity, Verdict, only
 from gpunode.diagnoses.remedies import always, by_hand, drain, run
+from gpunode.diagnoses.signs import fact, line
 from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import smi_query
 from gpunode.diagnoses.views.smi_rows import Row
@@ -91,12 +92,6 @@ def _unsorted(
             "power-brake-slowdown",
             Proof(f"{which} is cool and slowed down by hardware", (line, *heat), "likely", out, gpu.name),
         )
-    else:
-        question = f"{which} is slowed down by hardware, and whether by heat or by the power supply is not shown"
-        yield (
-            "thermal-slowdown",
-            Doubt(question, (Shell("nvidia-smi -q -d PERFORMANCE,TEMPERATURE"),), (line,), ("power-brake-slowdown",)),
-        )
 
 
 def _margin(gpu: smi_query.Gpu) -> float | None:
@@ -122,6 +117,17 @@ def _temperatures(snapshot: Snapshot) -> tuple[tuple[str, Citation], ...]:
     return tuple((gpu.name, row.citation) for gpu, row in rows)
 
 
+def _hot(snapshot: Snapshot) -> Iterator[Citation]:
+    """The temperatures of GPUs that have reached the highest at which they may run."""
+    for gpu in snapshot.view(smi_query.gpus):
+        now, most = gpu.number("GPU Current Temp"), gpu.number("GPU Max Operating Temp")
+        if now is not None and most is not None and now >= most - 1:
+            yield from _heat(snapshot, gpu)
+
+
+_SLOWED: Final = line(r"\bHW Slowdown\s*:\s*Active", "nvidia-smi-q", "nvidia-smi", "text")
+
+
 # ---- the limit
 
 _SHARE: Final = 0.95
@@ -130,13 +136,14 @@ _LIMITS: Final = (
 )
 
 
+def _capped(snapshot: Snapshot) -> Iterator[Citation]:
+    """The lines that say that the limit holds a GPU back now."""
+    found = (_is_active(gpu, "SW Power Cap") for gpu in snapshot.view(smi_query.gpus))
+    return (place for active, place in found if active and place is not None)
+
+
 def _limited(snapshot: Snapshot) -> Iterator[Verdict]:
-    capped = tuple(
-        line
-        for gpu in snapshot.view(smi_query.gpus)
-        for active, line in (_is_active(gpu, "SW Power Cap"),)
-        if active and line is not None
-    )
+    capped = tuple(_capped(snapshot))
     asked = any({"POWER", "PERFORMANCE"} & set(_displayed(words)) for words in (i.source.words for i in snapshot.items))
     for gpu in snapshot.view(smi_query.gpus):
         now = _row(gpu, *_LIMITS)
@@ -216,6 +223,9 @@ FAMILY: Final = Family(
             ),
             sources=(_REASONS, "https://github.com/intel/thermal_daemon/issues/300"),
             check=only("thermal-slowdown", _slowed),
+            typical=fact(_hot),
+            may_be_normal=True,
+            context=_SLOWED,
             remedy=always(
                 by_hand(
                     "hardware",
@@ -242,6 +252,12 @@ FAMILY: Final = Family(
             ),
             sources=(_REASONS, "https://github.com/NVIDIA/NVSentinel/issues/1666"),
             check=only("power-brake-slowdown", _slowed),
+            typical=line(
+                r"\bPSU?\d* Status\s+Fail"
+                r"|\b(?:power supply|PSU?\d*|redundancy)\b[^\n]{0,40}\b(?:lost|failure|failed)",
+                flags=re.IGNORECASE,
+            ),
+            context=_SLOWED,
             remedy=always(
                 by_hand(
                     "hardware",
@@ -272,6 +288,7 @@ FAMILY: Final = Family(
             ),
             sources=(_REASONS, "https://github.com/stackhpc/ansible-slurm-appliance/pull/975"),
             check=_limited,
+            context=fact(_capped),
             remedy=_default_limit,
         ),
     ),

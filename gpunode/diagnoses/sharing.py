@@ -10,24 +10,18 @@ from gpunode.diagnoses import symptoms
 from gpunode.diagnoses.addresses import DEVICE_PLUGIN
 from gpunode.diagnoses.cluster import restart_plugin
 from gpunode.diagnoses.commands import Shell, at, of_gpu
-from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Proof, Rule, Verdict, only
+from gpunode.diagnoses.model import Citation, Confidence, Family, Fix, Proof, Rule
 from gpunode.diagnoses.remedies import by_hand, run
+from gpunode.diagnoses.signs import any_of, asked, fact, unless
 from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with, stated
-from gpunode.diagnoses.views import kernel, kube, smi_query
+from gpunode.diagnoses.views import kube, smi_query
 from gpunode.facts.items import Item
 from gpunode.facts.numbers import whole
 from gpunode.facts.patterns import Pattern
 
 # Compute mode.
 
-_BUSY: Final = Pattern(
-    r"devices?(?:\(s\))? (?:is/)?are busy or unavailable|cudaErrorDevicesUnavailable|CUDA_ERROR_DEVICE_UNAVAILABLE"
-    r"|device already in use|cudaErrorDeviceAlreadyInUse|cuda(?: runtime)? error \(?(?:46|54)\b"
-    r"|exclusive-(?:thread|process) (?:device|mode)|Device is in (?:exclusive|prohibited)"
-)
 _MODE_IN_TABLE: Final = Pattern(r"\|\s+(?:\d+%|N/A)\s+(?P<mode>E\. ?Process|E\. ?Thread|Prohibited)\s+\|")
-_SHOWS_MODE: Final = Pattern(r"Compute (?:Mode|M\.)")
-_XID: Final = Pattern(r"\bXid\b")
 _INDEX: Final = Pattern(r"^\|\s+(?P<index>\d{1,18})\s+\S")
 
 
@@ -45,34 +39,25 @@ def _by_query(snapshot: Snapshot) -> Iterator[tuple[str, str, Citation]]:
 def _by_table(snapshot: Snapshot) -> Iterator[tuple[str, str, Citation]]:
     for item in snapshot.of("nvidia-smi", "text"):
         index = ""
-        for number, line in enumerate(item.lines, 1):
-            if match := _MODE_IN_TABLE.search(line):
+        for number, text in enumerate(item.lines, 1):
+            if match := _MODE_IN_TABLE.search(text):
                 yield index, match["mode"], cite(item, number)
-            elif first := _INDEX.match(line):
+            elif first := _INDEX.match(text):
                 index = first["index"]
 
 
-def _compute_mode(snapshot: Snapshot) -> Iterator[Verdict]:
-    busy = snapshot.said(_BUSY)
-    modes = snapshot.view(_exclusive)
-    if busy and modes:
-        where, mode, _ = modes[0]
-        also = [f"GPU {other}" for other in dict.fromkeys(other for other, _, _ in modes) if other not in {"", where}]
-        named = f"GPU {where}" if where else "the GPU"
-        more = f"; {', '.join(also)} as well" if also else ""
-        if "rohib" in mode:
-            what = f"{named} is in compute mode {mode}, which lets no program use it for CUDA{more}"
-        else:
-            what = f"{named} is in compute mode {mode}, and one process has it, so that a second gets none{more}"
-        yield Proof(what, (*busy, *(line for _, _, line in modes)))
-    elif busy and not snapshot.says(_SHOWS_MODE) and not kernel.said(snapshot, _XID):
-        question = "is the GPU in an exclusive compute mode, or has it failed?"
-        yield Doubt(
-            question,
-            (Shell("nvidia-smi -q -d COMPUTE"), Shell("sudo dmesg --ctime | grep -i xid")),
-            busy,
-            ("vgpu-unlicensed",),
-        )
+def _mode_lines(snapshot: Snapshot) -> Iterator[Citation]:
+    return (citation for _, _, citation in snapshot.view(_exclusive))
+
+
+def _compute_mode(snapshot: Snapshot) -> str:
+    where, mode, _ = snapshot.view(_exclusive)[0]
+    also = [f"GPU {other}" for other, _, _ in snapshot.view(_exclusive) if other not in {"", where}]
+    named = f"GPU {where}" if where else "the GPU"
+    more = f"; {', '.join(dict.fromkeys(also))} as well" if also else ""
+    if "rohib" in mode:
+        return f"{named} is in compute mode {mode}, which lets no program use it for CUDA{more}"
+    return f"{named} is in compute mode {mode}, and one process has it, so that a second gets none{more}"
 
 
 def _default_mode(snapshot: Snapshot) -> Iterable[Fix]:
@@ -96,23 +81,13 @@ _WISH: Final = Pattern(
 )
 
 
-def _time_slicing(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
-    wished = tuple(_wished(snapshot))
-    if not wished:
-        return
-    printed = tuple(_printed_empty(snapshot))
+def _time_slicing(snapshot: Snapshot) -> Iterator[Proof]:
+    wished, printed = tuple(_wished(snapshot)), tuple(_printed_empty(snapshot))
     undone = tuple(_undivided(snapshot))
-    if not printed and not undone:
-        return
-    why = _why_undivided(snapshot)
-    summary = f"sharing of GPUs is configured and the running device plugin does not do it: {why}"
-    certain = bool(printed)
-    yield (
-        "time-slicing-config-not-applied",
-        Proof(
-            summary, (*wished, *printed, *undone), "certain" if certain else "likely", remedy=tuple(_slicing(snapshot))
-        ),
-    )
+    if wished and (printed or undone):
+        confidence: Confidence = "certain" if printed else "likely"
+        fixes = tuple(_slicing(snapshot))
+        yield Proof(_why_undivided(snapshot), (*wished, *printed, *undone), confidence, remedy=fixes)
 
 
 def _wished(snapshot: Snapshot) -> Iterator[Citation]:
@@ -124,7 +99,7 @@ def _wished(snapshot: Snapshot) -> Iterator[Citation]:
             yield from lines_with(item, _REPLICAS)
         elif _WISH.search(item.written):
             yield stated(item.written, "that was run", item.key)
-    yield from kube.said(snapshot, _WISH, "config.", "time-slic")[:2]
+    yield from snapshot.said(_WISH)[:2]
     for item in snapshot.of("text", "kubernetes", "application"):
         if _LABEL_CONFIG in item.text and "label" in item.text:
             yield from lines_with(item, Pattern(re.escape(_LABEL_CONFIG)))
@@ -144,6 +119,17 @@ def _printed_empty(snapshot: Snapshot) -> Iterator[Citation]:
             yield from lines_with(item, _EMPTY)
 
 
+def _only_empty(snapshot: Snapshot) -> Iterator[Citation]:
+    """An empty section about sharing that somebody cut out of the plugin's log, to ask why it is empty."""
+    for printed in _printed_empty(snapshot):
+        text = snapshot.text_of(printed)
+        if text.count("\n") < _CUT_OUT and "Running with config" not in text:
+            yield printed
+
+
+_CUT_OUT: Final = 6
+
+
 def _undivided(snapshot: Snapshot) -> Iterator[Citation]:
     """A node that still offers as many as it has GPUs, or fewer than the configuration asks for."""
     wanted = [int(m["count"]) for item in snapshot.items if _is_config(item) for m in _REPLICAS.finditer(item.text)]
@@ -158,17 +144,27 @@ def _undivided(snapshot: Snapshot) -> Iterator[Citation]:
             yield node.labels["nvidia.com/gpu.replicas"]
 
 
+def _divided(snapshot: Snapshot) -> Iterator[Citation]:
+    """A node that offers at least as many as the configuration asks for."""
+    wanted = [int(m["count"]) for item in snapshot.items if _is_config(item) for m in _REPLICAS.finditer(item.text)]
+    for node in snapshot.view(kube.nodes):
+        amount = node.capacity.get("nvidia.com/gpu")
+        if amount and wanted and amount.value >= min(wanted):
+            yield amount.citation
+
+
 def _is_static(snapshot: Snapshot) -> bool:
     typed = any(_STATIC.search(item.written) for item in snapshot.items)
-    return typed or bool(kube.said(snapshot, _STATIC, "deployments/static", "apply", "create"))
+    return typed or bool(snapshot.said(_STATIC))
 
 
 def _why_undivided(snapshot: Snapshot) -> str:
+    why = "it was started without that configuration, or has not been restarted since"
     if _is_static(snapshot):
-        return "it comes from the static manifest, which mounts no configuration"
-    if any("device-plugin" in item.text and _BY_ENVIRONMENT.search(item.text) for item in snapshot.items):
-        return "its pod takes the ConfigMap as environment variables, where it reads a file"
-    return "it was started without that configuration, or has not been restarted since"
+        why = "it comes from the static manifest, which mounts no configuration"
+    elif any("device-plugin" in item.text and _BY_ENVIRONMENT.search(item.text) for item in snapshot.items):
+        why = "its pod takes the ConfigMap as environment variables, where it reads a file"
+    return f"sharing of GPUs is configured and the running device plugin does not do it: {why}"
 
 
 def _slicing(snapshot: Snapshot) -> Iterator[Fix]:
@@ -203,7 +199,10 @@ FAMILY: Final = Family(
                 "CUDA-capable devices are busy or unavailable, on a GPU that nvidia-smi shows as healthy."
             ),
             sources=("https://github.com/NVIDIA/DIGITS/issues/2005", "https://docs.nvidia.com/deploy/mps/"),
-            check=_compute_mode,
+            decisive=fact(_mode_lines),
+            may_be_normal=True,
+            context=asked(r"-d COMPUTE|compute_mode"),
+            summary=_compute_mode,
             remedy=_default_mode,
         ),
         Rule(
@@ -226,7 +225,11 @@ FAMILY: Final = Family(
                 "changed after the plugin had started. Keys in the wrong place are dropped without a word."
             ),
             sources=(f"{DEVICE_PLUGIN}/issues/990", f"{DEVICE_PLUGIN}/issues/615", f"{DEVICE_PLUGIN}/issues/1433"),
-            check=only("time-slicing-config-not-applied", _time_slicing),
+            check=_time_slicing,
+            typical=any_of(unless(fact(_wished), fact(_divided)), fact(_only_empty)),
+            may_be_normal=True,
+            context=fact(_printed_empty),
+            summary=_why_undivided,
             remedy=_slicing,
         ),
     ),

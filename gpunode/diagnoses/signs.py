@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from gpunode.diagnoses.judging import is_examined
 from gpunode.diagnoses.model import Citation, Sign
 from gpunode.diagnoses.snapshot import Snapshot, lines_with, stated
 from gpunode.diagnoses.views import kernel
@@ -116,6 +117,31 @@ class Fact:
 def fact(read: Read) -> Sign:
     """The lines that ``read`` returns."""
     return Fact(read)
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A command that was typed, whatever its answer: whoever chose to paste it suspects something there."""
+
+    pattern: Pattern
+    is_empty: bool = False
+
+    def __call__(self, snapshot: Snapshot) -> tuple[Citation, ...]:
+        """The commands; those without an answer alone, if so asked. What gpunode runs is no choice of anybody's."""
+        if is_examined(snapshot):
+            return ()
+        found = (item for item in snapshot.items if self.pattern.search(item.written))
+        silent = "that was run, and printed nothing" if self.is_empty else "that was run"
+        return tuple(
+            stated(item.written, silent, item.key)
+            for item in found
+            if item.where == "host" and not (self.is_empty and item.text.strip())
+        )
+
+
+def asked(pattern: str, *, empty: bool = False) -> Sign:
+    """A command line that ``pattern`` matches; with ``empty`` one that printed nothing, as grep does without a hit."""
+    return Asked(Pattern(pattern, re.IGNORECASE), empty)
 
 
 @dataclass(frozen=True, slots=True)

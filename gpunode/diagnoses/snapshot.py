@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Any, Final, TypeVar, cast
 
 from gpunode.diagnoses.model import Citation
-from gpunode.facts import boots, machines, speakers, started
+from gpunode.facts import boots
 from gpunode.facts.derive import derive
-from gpunode.facts.evidence import Capture, Evidence
+from gpunode.facts.evidence import Evidence
 from gpunode.facts.items import Item, items
-from gpunode.facts.literals import Vocabulary
 from gpunode.facts.model import Facts
 from gpunode.facts.patterns import Pattern
 from gpunode.facts.sources import Kind
@@ -28,10 +27,6 @@ _SILENT: Final[frozenset[Kind]] = frozenset(
 _WRAPPED_LINES: Final = 400
 _WINDOW: Final = 3
 _CITED: Final = 12
-# Shorter texts are searched whole.
-_LONG: Final = 4096
-# A word that stands in so many lines is in nearly all, and spares nothing.
-_DENSE: Final = 1000
 
 
 @dataclass(frozen=True)
@@ -43,7 +38,6 @@ class Snapshot:
         whole: with it; the same items where no log has any.
         now: of a snapshot with it, the items without; None of any other.
         as_told: the same with the faults that GPUs got over; None where they got over none.
-        machines: each of several that the evidence is of, as what is known of it alone; none where all is of one.
     """
 
     items: tuple[Item, ...]
@@ -51,7 +45,6 @@ class Snapshot:
     whole: tuple[Item, ...] = ()
     now: tuple[Item, ...] | None = None
     as_told: Snapshot | None = None
-    machines: tuple[tuple[str, Snapshot], ...] = ()
     _views: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)
 
     def view(self, read: Callable[[Snapshot], T]) -> T:
@@ -131,45 +124,14 @@ class Snapshot:
 def snapshot(evidence: Evidence, *, image: bool = False) -> Snapshot:
     """The node that ``evidence`` shows."""
     # What was typed is no message, whatever stands in it.
-    seen = (item for item in items(evidence) if item.kind != "shell-history")
-    whole = tuple(map(_of_daemon, seen))
-    nodes = machines.nodes(whole)
-    parts = tuple((node, _part(evidence, whole, node, nodes)) for node in nodes)
-    return replace(_of(whole, derive(evidence, image=image)), machines=parts)
+    whole = tuple(item for item in items(evidence) if item.kind != "shell-history")
+    present = tuple(now for item in whole if (now := _of_running_boot(item)) is not None)
+    return Snapshot(present, derive(evidence, image=image), whole)
 
 
-def _of(whole: tuple[Item, ...], facts: Facts) -> Snapshot:
-    began = started.start(whole)
-    present = tuple(now for item in whole if (now := _of_running_boot(item, began)) is not None)
-    return Snapshot(present, facts, whole)
-
-
-def _part(evidence: Evidence, whole: tuple[Item, ...], node: str, nodes: Sequence[str]) -> Snapshot:
-    """What is known of one of several nodes."""
-    own = tuple(item for item in whole if machines.speaks_of(item, node, nodes))
-    found: dict[str, Capture] = {}
-    for key in dict.fromkeys(item.key for item in own):
-        # What was the second answer of its kind in the report may be the first of this machine.
-        first = _REPEATED.sub("", key)
-        found[key if first in found else first] = evidence[key]
-    return _of(own, derive(found))
-
-
-_REPEATED: Final = Pattern(r"#\d{1,9}$")
-
-
-def _of_daemon(item: Item) -> Item:
-    """The item without what containers wrote into a daemon's journal."""
-    own = speakers.of_daemon(item.source, item.text)
-    return item if own == item.text else replace(item, text=own)
-
-
-def _of_running_boot(item: Item, began: started.Start | None) -> Item | None:
+def _of_running_boot(item: Item) -> Item | None:
     """The item without what it says of earlier boots; None where it says nothing else."""
-    marked = boots.of_running(item.source, item.written, item.text)
-    if marked is None:
-        return None
-    now = started.of_running(item if marked == item.text else replace(item, text=marked), began)
+    now = boots.of_running(item.source, item.written, item.text)
     if now is None:
         return None
     return item if now == item.text else replace(item, text=now)
@@ -190,8 +152,8 @@ def _speaking(snapshot: Snapshot) -> tuple[Item, ...]:
     return tuple(item for item in found if not item.is_register)
 
 
-def _all_said(snapshot: Snapshot) -> Vocabulary:
-    return Vocabulary("\n".join(item.view(_folded_text) for item in snapshot.view(_speaking)))
+def _all_said(snapshot: Snapshot) -> str:
+    return "\n".join(item.view(_folded) for item in snapshot.view(_speaking))
 
 
 def lines_with(item: Item, pattern: Pattern) -> Iterator[Citation]:
@@ -199,7 +161,7 @@ def lines_with(item: Item, pattern: Pattern) -> Iterator[Citation]:
     if not pattern.may_match(item.view(_folded)):
         return
     numbers: list[int] = []
-    for match in _by_line(pattern, item.text, item.lowered):
+    for match in pattern.finditer(item.text):
         number = line_at(item, match.start())
         if number not in numbers[-1:]:
             numbers.append(number)
@@ -207,34 +169,8 @@ def lines_with(item: Item, pattern: Pattern) -> Iterator[Citation]:
         if len(numbers) == _CITED:
             return
     wrapped = item.view(_wrapped)
-    if not numbers and (first := next(_by_line(pattern, wrapped, item.view(_wrapped_lowered)), None)):
+    if not numbers and (first := pattern.search(wrapped)):
         yield cite(item, wrapped.count("\n", 0, first.start()) + 1)
-
-
-def _by_line(pattern: Pattern, text: str, lowered: str) -> Iterator[re.Match[str]]:
-    """The matches of ``pattern``, which goes over no line's end; of a long text, only lines with its words are read."""
-    words = pattern.words if len(text) > _LONG else frozenset()
-    if not words or len(lowered) != len(text):  # a few letters of some alphabets are two in lower case
-        yield from pattern.finditer(text)
-        return
-    for count, (start, end) in enumerate(_lines_with_any(lowered, words)):
-        if count == _DENSE:
-            yield from pattern.finditer(text, start)
-            return
-        yield from pattern.finditer(text, start, end)
-
-
-def _lines_with_any(text: str, words: frozenset[str]) -> Iterator[tuple[int, int]]:
-    """Where each line of ``text`` that has one of ``words`` begins and ends, in their order."""
-    nearest = {word: text.find(word) for word in words}
-    while found := [at for at in nearest.values() if at >= 0]:
-        at = min(found)
-        end = text.find("\n", at)
-        end = end if end >= 0 else len(text)
-        yield text.rfind("\n", 0, at) + 1, end
-        for word, place in nearest.items():
-            if 0 <= place < end:
-                nearest[word] = text.find(word, end)
 
 
 def finds(item: Item, pattern: Pattern) -> Iterator[re.Match[str]]:
@@ -252,18 +188,9 @@ def line_at(item: Item, offset: int) -> int:
     return item.number_at(offset)
 
 
-def _folded(item: Item) -> str | Vocabulary:
+def _folded(item: Item) -> str:
     """All that a pattern may be found in, in lower case."""
-    text = item.view(_folded_text)
-    return text if len(text) < _LONG else Vocabulary(text)
-
-
-def _folded_text(item: Item) -> str:
-    return f"{item.lowered}\n{item.view(_wrapped_lowered)}"
-
-
-def _wrapped_lowered(item: Item) -> str:
-    return item.view(_wrapped).lower()
+    return f"{item.lowered}\n{item.view(_wrapped).lower()}"
 
 
 def _wrapped(item: Item) -> str:

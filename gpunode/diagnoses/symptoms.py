@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from gpunode.diagnoses.signs import any_of, holds, kernel_line, line
+from gpunode.diagnoses.signs import any_of, fact, holds, line
 from gpunode.diagnoses.views import driver
 
 # What nvidia-smi and NVML say.
@@ -58,6 +58,18 @@ GPU_LOST: Final = line(
     r"|GPU has become inaccessible"
     r"|GPU requires reset|\bERR!|Xid \([^)]*\): 79\b|No devices were found"
 )
+SMI_HANGS: Final = any_of(
+    fact(driver.hangs),
+    line(
+        r"nvidia-smi[^\n]{0,60}(?:hangs?\b|hung|stuck|timed? ?out|never returns|takes (?:minutes|\d+ ?(?:s|m)))"
+        r"|^real\s+[1-9]\d*m",
+        flags=re.IGNORECASE,
+    ),
+)
+RESET_REFUSED: Final = line(
+    r"in use by another (?:client|process)|currently being used by one or more other processes"
+    r"|Unable to reset (?:this )?GPU|could not be reset"
+)
 ANY_XID: Final = line(r"\bXid \(|\bXid[ :=]+\d{1,3}\b|NVRM: Xid|XID ?(?:error|[:=])?\s*\d{1,3}\b")
 
 # What CUDA and what is built on it say.
@@ -82,7 +94,7 @@ CUDA_UNKNOWN: Final = line(
 )
 CUDA_NOT_READY: Final = line(
     r"cudaErrorSystemNotReady|CUDA_ERROR_SYSTEM_NOT_READY|system not yet initiali[sz]ed|(?:CUDA|cuda|cuInit"
-    r"|code|Error)[^\n]{0,60}\b802\b"
+    r"|\bcode\b|Error)[^\n]{0,60}\b802\b"
 )
 CUDA_UNFIT: Final = line(
     r"unsupported display driver ?/ ?cuda driver combination|(?:[Ee]rror|[Cc]ode|returned|cuda\w*)\W{0,4}803\b|\(803 vs"
@@ -123,8 +135,8 @@ NCCL_FAILS: Final = line(
     flags=re.IGNORECASE,
 )
 SLOW: Final = line(
-    r"slow(?:er|down)?\b|hangs?\b|stuck\b|timed? ?out|bandwidth|GB/s|low (?:utili[sz]ation|throughput)"
-    r"|clocks?[_ ](?:event|throttle)",
+    r"slow(?:er|down)?\b|hangs?\b|stuck\b|timed? out|low (?:bus ?)?bandwidth|low (?:utili[sz]ation|throughput)"
+    r"|(?:slowdown|brake|cap)\s*:\s*active\b|throttl",
     flags=re.IGNORECASE,
 )
 
@@ -137,6 +149,7 @@ BUILD_FAILED: Final = line(
     r"|autoinstall)[^\n]{0,60}fail"
     r"|kernel module \S+ failed to build|dkms: (?:running|added|build)"
     r"|nvidia(?:-\w+)*[/, ]+\d+\.[\d.]+[^\n]{0,60}: (?:added|broken)"
+    r"|has not compiled successfully|nvidia\.ko was not created"
 )
 PACKAGES_BROKEN: Final = line(
     r"[Uu]nmet dependencies|held broken packages|dpkg: error|Sub-process /usr/bin/dpkg returned"
@@ -153,11 +166,13 @@ REPOSITORY_REFUSED: Final = line(
 KEY_REJECTED: Final = line(
     r"Key was rejected by service|Required key not available|[Ll]oading of (?:unsigned module|module with)"
     r"|Lockdown: [^\n]{0,40}module"
-    r"|PKCS#7 signature not signed|module verification failed"
+    r"|PKCS#7 signature not signed|signed kernel module failed to load"
+    r"|Secure boot is enabled on this system, so|[Kk]ernel module(?: load error)?:? Operation not permitted"
+    r"|could not insert \S*nvidia\S*: Operation not permitted"
 )
 BUS_ERRORS: Final = line(
-    r"AER: |PCIe Bus Error|BadTLP|BadDLLP|Completion Timeout|RxErr|pcieport [^\n]{0,80}(?:error|down)|PCI error"
-    r"|link (?:is )?down\b"
+    r"AER: (?!enabled)|PCIe Bus Error|BadTLP|BadDLLP|Completion Timeout|RxErr|pcieport [^\n]{0,80}(?:error|down)"
+    r"|PCI error|link (?:is )?down\b"
 )
 NO_ADDRESS: Final = line(
     r"BAR \d+[^\n]{0,40}(?:can't|no space|failed to) assign|is 0M @ 0x0|can't claim BAR|<unassigned>"
@@ -168,7 +183,8 @@ NO_ADDRESS: Final = line(
 # What container engines and the toolkit say.
 
 NO_DEVICE_DRIVER: Final = line(
-    r"could not select device driver|unknown flag: --gpus|no known GPU vendor|failed to discover GPU vendor"
+    r"could not select device driver (?![\\\"'`]*cdi)"
+    r"|unknown flag: --gpus|no known GPU vendor|failed to discover GPU vendor"
 )
 NO_RUNTIME: Final = line(
     r"[Uu]nknown (?:or invalid )?runtime(?: name)?:? [\"'\\]*nvidia|no runtime for [\"'\\]*nvidia"
@@ -177,15 +193,14 @@ NO_RUNTIME: Final = line(
     r"|runtime handler [\"'\\]*nvidia"
 )
 HOOK_FAILED: Final = line(
-    r"nvidia-container-cli: |nvidia-container-runtime-hook|nvidia-container-runtime: |error running (?:prestart"
-    r"|createRuntime)? ?hook"
-    r"|libnvidia-container"
-    r"|nvidia-ctk[^\n]{0,40}(?:error|fail)|failed to create (?:shim task|NVIDIA Container Runtime)"
+    r"nvidia-container-cli: (?!command not)|nvidia-container-runtime-hook|nvidia-container-runtime: "
+    r"|libnvidia-container|error running (?:prestart|createRuntime)? ?hook|nvidia-ctk[^\n]{0,40}(?:error|fail)"
+    r"|failed to create (?:shim task|NVIDIA Container Runtime)"
 )
 CDI_UNRESOLVED: Final = line(
     r"unresolvable CDI devices?|failed to (?:inject|resolve) CDI|CDI device injection failed|[Cc]annot find CDI"
-    r"|no such (?:CDI )?device|CDI[^\n]{0,60}(?:not found|invalid|fail)"
-    r"|setting up CDI|cdi\.k8s\.io|stat failed: |stat CDI host device"
+    r"|no such (?:CDI )?device|CDI (?:device|spec|kind)[^\n]{0,60}(?:not found|invalid|fail)"
+    r"|setting up CDI|stat failed: |stat CDI host device"
 )
 CONTAINER_FAILED: Final = line(
     r"OCI runtime (?:create|exec) failed|failed to create (?:containerd task|shim)|CreateContainerError"
@@ -222,7 +237,8 @@ NO_CAPACITY: Final = any_of(
     ),
 )
 PLUGIN_FAILS: Final = line(
-    r"nvidia-device-plugin[^\n]{0,80}(?:CrashLoop|Error|Init:|0/1)|Failed to initialize NVML: (?:could not|ERROR_)"
+    r"nvidia-device-plugin[^\n]{0,80}(?:CrashLoop|Error|Init:|0/1)|could not load NVML library|NVML not detected"
+    r"|Failed to initialize NVML: (?:could not|ERROR_)"
     r"|If this is a GPU node, did you (?:configure|set)|unable to create plugin manager"
     r"|error starting plugins|Incompatible platform"
 )
@@ -240,7 +256,7 @@ LINKS_DOWN: Final = line(
     flags=re.IGNORECASE,
 )
 FABRIC_FAILS: Final = line(
-    r"[Ff]abric[ _-]?[Mm]anager[^\n]{0,100}(?:fail|error|not|mismatch|stopp)|nv-fabricmanager"
-    r"|nvidia-fabricmanager\.service: |State\s+: In Progress|[Ff]abric State"
+    r"[Ff]abric[ _-]?[Mm]anager[^\n]{0,100}(?:fail|error|not|n.t match|mismatch|stopp)"
+    r"|nvidia-fabricmanager\.service: (?:Failed|Main process|Control)|[Ff]abric[^\n]{0,40}State\s*: In Progress"
+    r"|^\s*State\s+: In Progress"
 )
-KERNEL_SAYS: Final = kernel_line(r"RmInitAdapter failed|Xid \(|failed|error", re.IGNORECASE)

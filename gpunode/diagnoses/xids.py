@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Final
 
@@ -13,54 +13,22 @@ from gpunode.diagnoses import recovering, remedies, symptoms
 from gpunode.diagnoses.addresses import OPEN_MODULES, XID_CATALOG
 from gpunode.diagnoses.chains import NOT_INITIALISED, PROGRAM_FAULTS, UNHEALTHY_IN_CLUSTER
 from gpunode.diagnoses.commands import ADDRESS, Shell, beside, command, of_gpu, output
-from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Proof, Rule, Severity, Verdict, only
-from gpunode.diagnoses.remedies import (
-    always,
-    by_hand,
-    nvidia_report,
-    power_cycle,
-    reboot,
-    reset_gpu,
-    run,
-    setup_step,
-)
+from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Rule, Verdict, only
+from gpunode.diagnoses.remedies import always, by_hand, nvidia_report, power_cycle, reboot, reset_gpu, run, setup_step
+from gpunode.diagnoses.signs import anywhere, asked, fact, kernel_line, line
 from gpunode.diagnoses.snapshot import Snapshot
-from gpunode.diagnoses.views import alive, driver, faults, history, kernel, pci, recovery
+from gpunode.diagnoses.views import driver, faults, history, kernel, recovery
 from gpunode.facts.patterns import Pattern
 
-# What rules of this and other families make of a code; the rest comes to a question with the catalog's advice.
 _GRAPHICS: Final = (13, 69)
 _FLASH: Final = (122, 123, 124)
 _CHIP_LINK: Final = (121, 173)
-_ELSEWHERE: Final = frozenset(
-    {
-        48,
-        54,
-        61,
-        62,
-        63,
-        64,
-        74,
-        78,
-        79,
-        92,
-        94,
-        95,
-        119,
-        120,
-        125,
-        140,
-        156,
-        157,
-        160,
-        161,
-        167,
-        171,
-        172,
-        *xids.NVLINK5,
-    }
-)
-_OWN: Final = frozenset({*_GRAPHICS, *_FLASH, *_CHIP_LINK, 31, 109, 143, 154})
+# The codes that some rule is about; any other becomes a question with the catalog's advice.
+_HAVE_A_RULE: Final = frozenset({
+    *_GRAPHICS, *_FLASH, *_CHIP_LINK, *xids.NVLINK5,
+    *(31, 48, 54, 61, 62, 63, 64, 74, 78, 79, 92, 94, 95, 109, 119, 120, 125, 140, 143, 154, 156, 157, 160, 161, 167),
+    *(169, 171, 172),
+})  # fmt: skip
 # Which of the causes lies nearest to a code that has none.
 _NEAREST: Final[dict[XidKind, tuple[str, ...]]] = {
     "application": ("xid-13-graphics-exception", "xid-31-mmu-fault"),
@@ -71,8 +39,6 @@ _NEAREST: Final[dict[XidKind, tuple[str, ...]]] = {
     "link": ("xid-74-nvlink-error", "xid-145-149-nvlink5-fault"),
     "bus": ("pcie-aer-correctable-storm", "gpu-fallen-off-bus"),
 }
-
-_PMU_HALTED: Final = Pattern(r"PmuHalted|PMU has halted")
 _ADDRESS: Final = Pattern(r"faulted @ (?P<address>0x[0-9a-f]+(?:_[0-9a-f]+)?)", re.IGNORECASE)
 # A pointer that was never set, or a small offset from one: a program's mistake wherever it repeats.
 _NULL: Final = 0x10000
@@ -84,55 +50,37 @@ _FAULTY_RELEASES: Final = {
 }
 # Programs that run code of whoever started them.
 _OWN_CODE: Final = Pattern(r"python|pt_|ray::|julia|a\.out|main$|train", re.IGNORECASE)
+# Programs that draw, which everybody runs and nobody who runs them wrote.
+_DRAWS: Final = Pattern(
+    r"^(?:mpv|vlc|obs|totem|Xorg|Xwayland|kwin|plasmashell|gnome-shell|mutter|sway|Hyprland|firefox|chrom|brave|electron"
+    r"|steam|blender|vulkan)",
+    re.IGNORECASE,
+)
 # The kernel's complaint about nvidia-drm, of a mapping that reaches over the end of the GPU's memory window.
 _BAD_MAPPING: Final = Pattern(r"caller \w*nv_drm_\w+|__nv_drm_gem_nvkms_map")
+# Somebody compared releases of the driver: one has the faults and another has none.
+_RELEASE: Final = r"\b[3-6]\d\d\.\d[\d.]*"
+_GOOD: Final = r"(?:0\b|none|no (?:faults?|crash|xids?|errors?)|zero|never|not|clean|stable|fine|ok|works?|runs)\b"
+_BAD: Final = r"(?:[1-9]\d{0,4} (?:xid|fault|crash)|(?:xid |page )?faults?|fails|crash|hang|breaks|every)"
+_BETWEEN: Final = r"[^\n]{0,60}"
+_COMPARED: Final = (
+    r"(?:roll(?:ed|ing) back|downgrad(?:ed|ing)|revert(?:ed|ing)|went back|going back)[^\n]{0,60}"
+    r"(?:works|fixe[sd]|fine|gone|stable|solve[sd]|help|no more)"
+    rf"|{_RELEASE}{_BETWEEN}{_GOOD}{_BETWEEN}{_RELEASE}{_BETWEEN}{_BAD}"
+    rf"|{_RELEASE}{_BETWEEN}{_BAD}{_BETWEEN}{_RELEASE}{_BETWEEN}{_GOOD}"
+    rf"|{_GOOD}[^\n]{{0,40}} (?:with|on|under) {_RELEASE}{_BETWEEN}{_BAD}{_BETWEEN}{_RELEASE}"
+)
+_COMPARED_RELEASES: Final = Pattern(_COMPARED, re.IGNORECASE)
 # How many messages after a page fault are still its own doing.
 _SOON: Final = 40
-_SM: Final = Pattern(r"\(GPC (?P<gpc>\d{1,18}), TPC (?P<tpc>\d{1,18}), SM (?P<sm>\d{1,18})\)")
-# Failed steps that are told apart elsewhere are left out: 0x22:0x56 is of a memory region, 0x61 to 0x63 of the GSP.
-_NOT_INITIALISED: Final = Pattern(
-    r"RmInitAdapter failed! \((?P<code>0x(?!22:0x56|6[1-3]:)[0-9a-f:x]+)\)", re.IGNORECASE
-)
-# What is left where somebody searched for the name of the module's function alone.
-_GIVEN_UP: Final = Pattern(r"\brm_init_adapter failed\b")
-_INIT_FAILED: Final = Pattern(r"\bRmInitAdapter failed!")
-_OF_GPU: Final = Pattern(r"\bGPU (?P<bus>[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])", re.IGNORECASE)
-
-
-def _told(*codes: int) -> Callable[[Snapshot], Iterator[Verdict]]:
-    """Whether an incident began with one of these codes."""
-
-    def check(snapshot: Snapshot) -> Iterator[Verdict]:
-        for incident in faults.of(snapshot, *codes):
-            yield faults.proof(incident)
-
-    return check
-
-
-def _halted(snapshot: Snapshot) -> Iterator[Verdict]:
-    yield from _told(62, 169)(snapshot)
-    if not snapshot.view(faults.incidents) and (said := kernel.said(snapshot, _PMU_HALTED)):
-        places = tuple(message.citation for message in said[:3])
-        yield Proof("The GPU's power management unit halted", places, at=said[0].at)
-
-
-def _timeouts(snapshot: Snapshot) -> Iterator[Verdict]:
-    for incident in faults.of(snapshot, 109):
-        yield faults.proof(incident, severity=_weight(snapshot, incident))
-
-
-def _weight(snapshot: Snapshot, incident: faults.Incident) -> Severity | None:
-    """What a program did to itself is news for a day; after that it is history, and the node is well."""
-    return "info" if faults.is_past(snapshot, incident) else None
+_EXCERPT: Final = 12
+_SM: Final = Pattern(r"\(GPC \d{1,18}, TPC \d{1,18}, SM \d{1,18}\)")
 
 
 def _exceptions(snapshot: Snapshot) -> Iterator[Verdict]:
-    for incident in faults.of(snapshot, *_GRAPHICS):
-        place = _same_place(snapshot, incident.gpu)
-        more = (
-            f"; every time on {place}, by more than one program, so this part of the GPU may be broken" if place else ""
-        )
-        proof = faults.proof(incident, severity=_weight(snapshot, incident))
+    for proof in faults.began(*_GRAPHICS, is_of_programs=True)(snapshot):
+        place = _same_place(snapshot, proof.gpu)
+        more = f"; every time on {place}, by more than one program: this part of the GPU may be broken" if place else ""
         yield replace(proof, summary=proof.summary + more)
 
 
@@ -147,77 +95,37 @@ def _same_place(snapshot: Snapshot, gpu: str) -> str:
 def _page_faults(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
     """Whose page faults they are: the driver's, by its release or by their sameness, else a program's."""
     for incident in faults.of(snapshot, 31):
-        by_driver = _of_driver(snapshot, incident)
-        if by_driver:
-            reason, citations = by_driver
+        if by_driver := _of_driver(snapshot, incident):
+            reason, lines = by_driver
             proof = faults.proof(
                 incident, f"a page fault that is the driver's own doing: {reason}", confidence="likely"
             )
-            places = tuple(dict.fromkeys((*proof.citations, *citations)))
-            yield "xid-31-driver-regression", Proof(proof.summary, places, "likely", gpu=proof.gpu, at=proof.at)
-        elif _is_of_desktop(incident):
-            yield "xid-31-mmu-fault", _whose(incident)
+            yield "xid-31-driver-regression", replace(proof, citations=tuple(dict.fromkeys((*proof.citations, *lines))))
         else:
-            proof = faults.proof(incident, confidence="likely", severity=_weight(snapshot, incident))
-            yield "xid-31-mmu-fault", proof
-
-
-# Programs that draw, which everybody runs and nobody who runs them wrote.
-_DRAWS: Final = Pattern(
-    r"^(?:mpv|vlc|obs|totem|Xorg|Xwayland|kwin|plasmashell|gnome-shell|mutter|sway|Hyprland|firefox|chrom|brave|electron"
-    r"|steam|blender|vulkan)",
-    re.IGNORECASE,
-)
-
-
-def _is_of_desktop(incident: faults.Incident) -> bool:
-    return bool(incident.root.xid and _DRAWS.match(incident.root.xid.process))
-
-
-def _whose(incident: faults.Incident) -> Doubt:
-    said = incident.root.xid
-    question = f"{said.process if said else 'a program'} met a page fault (Xid 31): by its own bug, or by the driver's?"
-    look_at = (
-        Shell("sudo dmesg | grep Xid"),
-        Shell("grep -i -B3 nvidia /var/log/apt/history.log  # an upgrade before the first of them"),
-    )
-    return Doubt(question, look_at, incident.citations, ("xid-31-driver-regression",))
-
-
-# A person's word on two releases on one machine.
-_COMPARED: Final = Pattern(
-    r"(?:roll(?:ed|ing) back|downgrad(?:ed|ing)|revert(?:ed|ing)|went back|going back)[^\n]{0,40}\b\d{3}\.\d[^\n]{0,60}"
-    r"(?:works|fixe[sd]|fine|gone|stable|solve[sd]|no more)"
-    r"|downgrading (?:the |to )[^\n]{0,40}(?:fixe[sd]|solve[sd]|helps|helped)"
-    r"|\b(?:runs|works|fine|stable|none)\b[^\n]{0,40} (?:with|on|under) \d{3}\.\d[^\n]{0,80}"
-    r"(?:fails|faults|crashes|breaks)[^\n]{0,40}\b\d{3}\.\d"
-    r"|\b[3-6]\d\d\.\d[\d.]*[: \t(]{1,4}(?:0\b|none|no (?:faults?|crash|xid|error)|zero|never|clean|stable|fine|ok\b)"
-    r"[^\n]{0,60}\b[3-6]\d\d\.\d[\d.]*[: \t(]{1,4}(?:[1-9]\d{0,4}\b|(?:xid |page )?faults?|crash|hang|every)"
-    r"|\b[3-6]\d\d\.\d[\d.]*[: \t(]{1,4}(?:[1-9]\d{0,4} (?:xid|fault|crash)|(?:xid |page )?faults?|crash|hang|every)"
-    r"[^\n]{0,60}\b[3-6]\d\d\.\d[\d.]*[: \t(]{1,4}(?:0\b|none|no (?:faults?|crash|xid|error)|zero|never|clean|stable)"
-    r"|\bwith \d{3}\.\d[^\n]{0,80}[;,] with \d{3}\.\d[^\n]{0,60}\b(?:none|never|not|fine|works)\b",
-    re.IGNORECASE,
-)
+            severity = "info" if faults.is_past(snapshot, incident) else None
+            yield "xid-31-mmu-fault", faults.proof(incident, confidence="likely", severity=severity)
 
 
 def _of_driver(snapshot: Snapshot, incident: faults.Incident) -> tuple[str, tuple[Citation, ...]] | None:
-    told = [f for f in faults.on(snapshot, incident.gpu) if f.code == 31 and f.xid]
-    for release in (driver.smi_version(snapshot), snapshot.view(driver.loaded), driver.on_disk(snapshot)):
-        if release is not None and release.version in _FAULTY_RELEASES:
-            return f"release {release.version} is known for it", (release.citation,)
+    told = [fault for fault in faults.on(snapshot, incident.gpu) if fault.code == 31 and fault.xid]
+    if known := tuple(_known_release(snapshot)):
+        return "this release is known for it", known[:1]
     if address := _one_address(told):
-        return f"different processes faulted at the same address {address}", tuple(f.citation for f in told[:4])
+        lines = tuple(fault.citation for fault in told[:4])
+        return f"different processes faulted at the same address {address}", lines
     if mapped := kernel.said(snapshot, _BAD_MAPPING):
         return "it mapped memory outside the GPU's window", tuple(message.citation for message in mapped[:2])
     # A node's whole history has upgrades, and any program may fault at any time: one program alone proves nothing.
     processes = {fault.xid.process or fault.xid.pid for fault in told if fault.xid} - {""}
-    upgrade = tuple(_brought_before(snapshot, told))
-    if upgrade and (len(processes) > 1 or _is_excerpt(snapshot)):
-        return "they came with another release of the driver", upgrade[:3]
-    if compared := snapshot.said(_COMPARED, "text", "application"):
+    upgrades = tuple(_brought_before(snapshot, told))
+    if upgrades and (len(processes) > 1 or _is_excerpt(snapshot)):
+        return "they came with another release of the driver", upgrades[:3]
+    if compared := snapshot.said(_COMPARED_RELEASES, "text", "application"):
         return "another release does not bring them", compared[:3]
     if _took_the_firmware_along(incident):
         return "the GPU's own firmware went down with it, which a program cannot bring about", incident.citations
+    if incident.root.xid and _DRAWS.match(incident.root.xid.process):
+        return f"{incident.root.xid.process} is a program that runs everywhere without them", incident.citations
     return None
 
 
@@ -225,22 +133,26 @@ def _brought_before(snapshot: Snapshot, told: list[faults.Fault]) -> Iterator[Ci
     """The lines by which another release of the driver came before the first of the faults, and was loaded then."""
     found = snapshot.view(history.releases)
     running = snapshot.view(driver.loaded) or driver.smi_version(snapshot)
-    first = min(told, key=lambda fault: fault.order)
+    first = kernel.dated(min(told, key=lambda fault: fault.order).citation.line)
     for one in found:
-        is_idle = (
-            running is not None and running.version == one.before and running.version not in {r.after for r in found}
-        )
+        is_idle = running and running.version == one.before and running.version not in {r.after for r in found}
         at = history.moment(snapshot, one.citation)
-        if not is_idle and not (at is not None and alive.is_older(snapshot, first.citation, at)):
+        is_later = at is not None and first is not None and _FIRST_YEAR < first < at
+        if not is_idle and not is_later:
             yield one.citation
+
+
+_FIRST_YEAR: Final = 1e9
+
+
+def _known_release(snapshot: Snapshot) -> Iterator[Citation]:
+    releases = (driver.smi_version(snapshot), snapshot.view(driver.loaded), driver.on_disk(snapshot))
+    return (one.citation for one in releases if one is not None and one.version in _FAULTY_RELEASES)
 
 
 def _is_excerpt(snapshot: Snapshot) -> bool:
     """Whether somebody chose the lines of the history, for what they say of these faults."""
     return all(len(item.lines) <= _EXCERPT for item in snapshot.of("package-history"))
-
-
-_EXCERPT: Final = 12
 
 
 def _one_address(told: list[faults.Fault]) -> str:
@@ -262,84 +174,54 @@ def _took_the_firmware_along(incident: faults.Incident) -> bool:
     return any(fault.code in {62, 119, 120} or recovery.asked(fault) == "reboot" for fault in later)
 
 
-def _initialisation(snapshot: Snapshot) -> Iterator[Verdict]:
-    yield from _told(143)(snapshot)
-    failed = tuple(message for message in _not_initialised(snapshot) if not _has_incident(snapshot, message))
-    if failed:
-        yield Doubt(
-            "the driver cannot initialise a GPU; at what it fails, the lines before RmInitAdapter tell",
-            (Shell("sudo dmesg --ctime | grep -iE 'nvrm|nvidia|pci'"),),
-            tuple(message.citation for message in failed[:3]),
-            ("gpu-fallen-off-bus", "bar-allocation-failed", "gpu-stuck-d3cold", "xid-54-aux-power"),
-        )
+def _last(snapshot: Snapshot) -> Iterator[Verdict]:
+    """What the driver wants done; and what must not pass for health, though no rule is about it."""
+    yield from recovering.actions(snapshot)
+    yield from _without_rule(snapshot)
+    if not snapshot.view(faults.grave):
+        look_at = (Shell("sudo dmesg --ctime | grep -iE 'nvrm|nvidia|pci'"), Shell("nvidia-smi -q"))
+        if failed := kernel.said(snapshot, _NOT_INITIALISED):
+            question = "the driver cannot initialise a GPU; the lines before RmInitAdapter say at what it fails"
+            yield Doubt(question, look_at, tuple(message.citation for message in failed[:3]), _NOT_STARTED)
+        if unread := snapshot.view(driver.unread):
+            question = "nvidia-smi shows ERR! for a GPU: is a sensor or fan broken, or the GPU about to be lost?"
+            yield Doubt(question, look_at, unread, _UNREAD)
 
 
-def _not_initialised(snapshot: Snapshot) -> tuple[kernel.Message, ...]:
-    return kernel.said(snapshot, _NOT_INITIALISED) or (
-        () if kernel.said(snapshot, _INIT_FAILED) else kernel.said(snapshot, _GIVEN_UP)
-    )
+# Failed steps that are told apart elsewhere are left out: 0x22:0x56 is of a memory region, 0x61 to 0x63 of the GSP.
+_NOT_INITIALISED: Final = Pattern(
+    r"RmInitAdapter failed! \(0x(?!22:0x56|6[1-3]:)[0-9a-f:x]+\)|^(?!.*RmInitAdapter).*\brm_init_adapter failed\b",
+    re.IGNORECASE,
+)
+_NOT_STARTED: Final = ("gpu-fallen-off-bus", "bar-allocation-failed", "gpu-stuck-d3cold", "xid-54-aux-power")
+_UNREAD: Final = (
+    *("gpu-fallen-off-bus", "gsp-rpc-timeout", "gsp-task-exception", "xid-62-pmu-halt", "xid-61-pmu-breakpoint"),
+    *("inforom-corrupted", "gpu-stuck-d3cold", "thermal-slowdown", "power-brake-slowdown", "xid-54-aux-power"),
+)
 
 
-def _has_incident(snapshot: Snapshot, message: kernel.Message) -> bool:
-    """Whether the GPU has a fault that tells more; where the message names none, whether any has one."""
-    named = _OF_GPU.search(message.text)
-    if named is None:
-        return bool(snapshot.view(faults.incidents))
-    slot = pci.address(named["bus"]).rpartition(".")[0]
-    return any(not one.gpu or one.gpu.startswith(slot) for one in snapshot.view(faults.incidents))
-
-
-def _without_cause(snapshot: Snapshot) -> Iterator[Verdict]:
+def _without_rule(snapshot: Snapshot) -> Iterator[Doubt]:
     """What the catalog says of codes that no rule is about."""
     for incident in snapshot.view(faults.incidents):
         code = incident.root.code
-        if incident.root.source != "xid" or code in _OWN or code in _ELSEWHERE:
+        if incident.root.source != "xid" or code in _HAVE_A_RULE:
             continue
         entry = xids.lookup(code)
         meaning = entry.meaning if entry else "a code that neither NVIDIA's catalog nor the driver's headers have"
         advice = f"; NVIDIA's catalog says: {entry.advice}" if entry and entry.advice else ""
-        question = (
-            f"{faults.label(incident.gpu)} reported Xid {code}, {meaning}; what brought it about is not told{advice}"
-        )
+        question = f"{faults.label(incident.gpu)} reported Xid {code}, {meaning}; its cause is not known{advice}"
         look_at = (Shell("sudo dmesg --ctime | grep -iE 'xid|nvrm'"), Shell("nvidia-smi -q"))
         yield Doubt(question, look_at, incident.citations, _NEAREST.get(entry.kind, ()) if entry else ())
 
 
-def _last(snapshot: Snapshot) -> Iterator[Verdict]:
-    yield from recovering.actions(snapshot)
-    yield from _without_cause(snapshot)
-
-
-def _debug(_: Snapshot) -> Iterable[Fix]:
-    yield by_hand("application", "start the program again, and look for its fault with compute-sanitizer or cuda-gdb")
-    yield run(
-        "inspect",
-        "test the GPU",
-        Shell("sudo dcgmi diag -r 3"),
-        when="other programs fault on it too, at the same place",
-    )
-    yield nvidia_report("programs that are known to be right go on faulting")
-
-
-def _debug_memory(_: Snapshot) -> Iterable[Fix]:
-    yield by_hand("application", "start the program again, and look for its fault with compute-sanitizer")
-    yield run(
-        "inspect", "test the GPU", Shell("sudo dcgmi diag -r 3"), when="many programs fault, and on this GPU only"
-    )
-    yield by_hand("install", "try another release of the driver", "it began with an update of the driver")
+_DIAGNOSE: Final = Shell("sudo dcgmi diag -r 3")
+_PLATFORM_FIRMWARE: Final = by_hand("firmware", "update the machine's firmware, the GPU's VBIOS and the driver")
 
 
 def _change_release(snapshot: Snapshot) -> Iterable[Fix]:
     yield from remedies.newer_driver(snapshot, "go to another release of the driver", back=True)
     yield reboot("reboot, so that it is the one that is loaded")
     yield nvidia_report("that release faults too")
-
-
-def _free_engine(_: Snapshot) -> Iterable[Fix]:
-    yield by_hand("application", "end the program, and start it again")
-    yield reset_gpu(when="the GPU does not come back with that")
-    yield by_hand("install", "try another release of the driver", "it comes back with programs that ran before")
-    yield nvidia_report()
 
 
 def _keep_state(snapshot: Snapshot) -> Fix:
@@ -349,10 +231,10 @@ def _keep_state(snapshot: Snapshot) -> Fix:
 
 
 def _settle_power(snapshot: Snapshot) -> Iterable[Fix]:
-    yield by_hand("firmware", "update the machine's firmware, the GPU's VBIOS and the driver")
+    yield _PLATFORM_FIRMWARE
     yield _keep_state(snapshot)
-    asked = ("--query-gpu=clocks.max.graphics", "--format=csv,noheader,nounits")
-    highest = output(command("nvidia-smi", "-i", ADDRESS, *asked))
+    asked_for = ("--query-gpu=clocks.max.graphics", "--format=csv,noheader,nounits")
+    highest = output(command("nvidia-smi", "-i", ADDRESS, *asked_for))
     lock = of_gpu("sudo", "nvidia-smi", "-i", ADDRESS, beside("--lock-gpu-clocks=1000,", highest))
     yield run("configure", "keep the GPU from its lowest clocks", lock, when="it comes back")
     yield reboot("reboot, to bring the GPU back", "it hangs")
@@ -362,27 +244,10 @@ def _restart_controller(snapshot: Snapshot) -> Iterable[Fix]:
     yield reset_gpu()
     yield reboot(when="the reset is refused or hangs")
     yield _keep_state(snapshot)
-    yield by_hand(
-        "firmware",
-        "switch PCI Express power saving (ASPM) off: pcie_aspm=off among the kernel's arguments",
-        "it happens when the GPU wakes from idling",
-    )
+    text = "switch PCI Express power saving (ASPM) off: pcie_aspm=off among the kernel's arguments"
+    yield by_hand("firmware", text, "it happens when the GPU wakes from idling")
     yield by_hand("install", "update driver and VBIOS", "it comes back")
     yield nvidia_report()
-
-
-def _read_flash(_: Snapshot) -> Iterable[Fix]:
-    yield reset_gpu()
-    yield reboot(when="the reset is refused")
-    yield run("inspect", "see whether nvidia-smi warns of the InfoROM", Shell("nvidia-smi"))
-    yield remedies.replace(when="it comes back")
-
-
-def _initialise(_: Snapshot) -> Iterable[Fix]:
-    yield reset_gpu()
-    yield power_cycle("power the node off and on again, where the reset is refused")
-    yield by_hand("hardware", "check seat and power of the GPU", "it stays so")
-    yield nvidia_report("it stays so")
 
 
 _CONSEQUENCES: Final = UNHEALTHY_IN_CLUSTER | {"nvidia-uvm-wedged"}
@@ -402,10 +267,7 @@ FAMILY: Final = Family(
             disruption="restart-container",
             title="a program did what the GPU forbids",
             share=0.6,
-            symptoms=(
-                symptoms.ANY_XID,
-                symptoms.CUDA_FAULT,
-            ),
+            symptoms=(symptoms.ANY_XID, symptoms.CUDA_FAULT),
             look_at=(Shell("sudo dmesg | grep -i xid"),),
             story=(
                 "A kernel or shader ran into an illegal instruction, an address out of range, a misaligned access "
@@ -417,7 +279,17 @@ FAMILY: Final = Family(
             ),
             sources=(XID_CATALOG, "https://github.com/leptonai/gpud/pull/46"),
             check=_exceptions,
-            remedy=_debug,
+            typical=line(
+                r"misaligned address|illegal instruction was encountered|Invalid __\w+__ (?:read|write)"
+                r"|CUDA_EXCEPTION_\d"
+            ),
+            remedy=always(
+                by_hand(
+                    "application", "start the program again, and find its fault with compute-sanitizer or cuda-gdb"
+                ),
+                run("inspect", "test the GPU", _DIAGNOSE, when="other programs fault on it too, at the same place"),
+                nvidia_report("programs that are known to be right go on faulting"),
+            ),
             explains=_OF_PROGRAMS | {"xid-109-ctx-switch-timeout"},
         ),
         Rule(
@@ -428,11 +300,7 @@ FAMILY: Final = Family(
             disruption="restart-container",
             title="a program touched GPU memory that is not its own",
             share=0.8,
-            symptoms=(
-                symptoms.ANY_XID,
-                symptoms.CUDA_FAULT,
-                symptoms.NCCL_FAILS,
-            ),
+            symptoms=(symptoms.ANY_XID, symptoms.CUDA_FAULT, symptoms.NCCL_FAILS),
             look_at=(Shell("sudo dmesg | grep -i xid"),),
             story=(
                 "The GPU's memory unit met an address that no page is mapped to, or not for this use (Xid 31). The "
@@ -443,7 +311,12 @@ FAMILY: Final = Family(
             ),
             sources=(XID_CATALOG, f"{OPEN_MODULES}/issues/1030"),
             check=only("xid-31-mmu-fault", _page_faults),
-            remedy=_debug_memory,
+            typical=line(r"illegal memory access|CUDA_ERROR_ILLEGAL_ADDRESS|cudaErrorIllegalAddress"),
+            remedy=always(
+                by_hand("application", "start the program again, and find its fault with compute-sanitizer"),
+                run("inspect", "test the GPU", _DIAGNOSE, when="many programs fault, and on this GPU only"),
+                by_hand("install", "try another release of the driver", "it began with an update of the driver"),
+            ),
             explains=_OF_PROGRAMS,
         ),
         Rule(
@@ -453,14 +326,8 @@ FAMILY: Final = Family(
             severity="error",
             disruption="reboot",
             title="this release of the driver lets programs fault",
-            symptoms=(
-                symptoms.ANY_XID,
-                symptoms.CUDA_FAULT,
-            ),
-            look_at=(
-                Shell("sudo dmesg | grep -i xid"),
-                Shell("cat /proc/driver/nvidia/version"),
-            ),
+            symptoms=(symptoms.ANY_XID, symptoms.CUDA_FAULT),
+            look_at=(Shell("sudo dmesg | grep -i xid"), Shell("cat /proc/driver/nvidia/version")),
             story=(
                 "Page faults (Xid 31) that no program is to blame for: they began with another release of the driver, "
                 "programs of different kinds fault at the very same address, or the release is known for it. The "
@@ -469,6 +336,8 @@ FAMILY: Final = Family(
             ),
             sources=(f"{OPEN_MODULES}/issues/1370", f"{OPEN_MODULES}/issues/363", f"{OPEN_MODULES}/issues/1134"),
             check=only("xid-31-driver-regression", _page_faults),
+            typical=line(_COMPARED, "text", "application", flags=re.IGNORECASE),
+            context=fact(_known_release),
             remedy=_change_release,
             explains=_OF_PROGRAMS,
         ),
@@ -479,10 +348,7 @@ FAMILY: Final = Family(
             severity="error",
             disruption="reboot",
             title="the GPU's power controller stopped",
-            symptoms=(
-                symptoms.ANY_XID,
-                symptoms.SLOW,
-            ),
+            symptoms=(symptoms.ANY_XID, symptoms.SLOW),
             look_at=(Shell("sudo dmesg | grep -i xid"),),
             story=(
                 "The power management unit, a controller inside the GPU, stopped at a breakpoint of its own firmware "
@@ -492,7 +358,8 @@ FAMILY: Final = Family(
                 "avoids it."
             ),
             sources=(XID_CATALOG, f"{OPEN_MODULES}/blob/main/src/common/sdk/nvidia/inc/nverror.h"),
-            check=_told(61),
+            check=faults.began(61),
+            context=anywhere(r"nvidia-smi[^\n]* (?:-lgc|--lock-gpu-clocks)"),
             remedy=_settle_power,
             explains=_GPU_DOWN,
         ),
@@ -503,10 +370,7 @@ FAMILY: Final = Family(
             severity="error",
             disruption="reset-gpu",
             title="the GPU's power controller halted",
-            symptoms=(
-                symptoms.ANY_XID,
-                symptoms.GPU_LOST,
-            ),
+            symptoms=(symptoms.ANY_XID, symptoms.GPU_LOST),
             look_at=(Shell("sudo dmesg | grep -i xid"),),
             story=(
                 "The power management unit, a controller inside the GPU, halted (Xid 62), and with it clocks, fans and "
@@ -515,7 +379,8 @@ FAMILY: Final = Family(
                 "under long load."
             ),
             sources=(f"{OPEN_MODULES}/issues/1045", XID_CATALOG),
-            check=_halted,
+            check=faults.began(62, 169),
+            typical=kernel_line(r"PmuHalted|PMU has halted"),
             remedy=_restart_controller,
             explains=_GPU_DOWN
             | {"xid-143-gpu-init-error", "gsp-bad-state-wpr2", "gsp-rpc-timeout", "gsp-init-failed-platform"},
@@ -527,11 +392,7 @@ FAMILY: Final = Family(
             severity="error",
             disruption="restart-container",
             title="a program does not let go of the GPU",
-            symptoms=(
-                symptoms.ANY_XID,
-                symptoms.CUDA_FAULT,
-                symptoms.SLOW,
-            ),
+            symptoms=(symptoms.ANY_XID, symptoms.CUDA_FAULT, symptoms.SLOW),
             look_at=(Shell("sudo dmesg | grep -i xid"),),
             story=(
                 "The GPU wanted to give an engine to another context, and the one on it did not stop in time (Xid "
@@ -540,8 +401,13 @@ FAMILY: Final = Family(
                 "consequence."
             ),
             sources=(f"{OPEN_MODULES}/issues/502", f"{OPEN_MODULES}/issues/1146"),
-            check=_timeouts,
-            remedy=_free_engine,
+            check=faults.began(109, is_of_programs=True),
+            remedy=always(
+                by_hand("application", "end the program, and start it again"),
+                reset_gpu(when="the GPU does not come back with that"),
+                by_hand("install", "try another release of the driver", "it comes back with programs that ran before"),
+                nvidia_report(),
+            ),
             explains=_CONSEQUENCES,
         ),
         Rule(
@@ -559,7 +425,8 @@ FAMILY: Final = Family(
                 "that fails for good is Xid 173. Reset the GPU when it is free, and open a case if it happens often."
             ),
             sources=(XID_CATALOG, f"{OPEN_MODULES}/blob/main/src/common/sdk/nvidia/inc/nverror.h"),
-            check=_told(*_CHIP_LINK),
+            check=faults.began(*_CHIP_LINK),
+            context=asked(r"\bc2c\b"),
             remedy=always(
                 by_hand("wait", "nothing now: the errors were corrected; reset the GPU at the next occasion"),
                 run("inspect", "see the state of the links", Shell("nvidia-smi c2c -s")),
@@ -583,8 +450,13 @@ FAMILY: Final = Family(
                 "board fails."
             ),
             sources=(XID_CATALOG, f"{OPEN_MODULES}/blob/main/src/common/sdk/nvidia/inc/nverror.h"),
-            check=_told(*_FLASH),
-            remedy=_read_flash,
+            check=faults.began(*_FLASH),
+            remedy=always(
+                reset_gpu(),
+                reboot(when="the reset is refused"),
+                run("inspect", "see whether nvidia-smi warns of the InfoROM", Shell("nvidia-smi")),
+                remedies.replace(when="it comes back"),
+            ),
             explains=UNHEALTHY_IN_CLUSTER | {"inforom-corrupted"},
         ),
         Rule(
@@ -594,10 +466,7 @@ FAMILY: Final = Family(
             severity="error",
             disruption="power-cycle",
             title="the GPU could not be initialised",
-            symptoms=(
-                symptoms.ANY_XID,
-                symptoms.NOT_STARTED,
-            ),
+            symptoms=(symptoms.ANY_XID, symptoms.NOT_STARTED),
             look_at=(Shell("sudo dmesg | grep -i xid"),),
             story=(
                 "The driver got as far as the GPU and could not bring it up (Xid 143), at the load of the module or "
@@ -606,8 +475,13 @@ FAMILY: Final = Family(
                 "seat and cables."
             ),
             sources=(XID_CATALOG, "https://github.com/leptonai/gpud/pull/614"),
-            check=_initialisation,
-            remedy=_initialise,
+            check=faults.began(143),
+            remedy=always(
+                reset_gpu(),
+                power_cycle("power the node off and on again, where the reset is refused"),
+                by_hand("hardware", "check seat and power of the GPU", "it stays so"),
+                nvidia_report("it stays so"),
+            ),
             explains=_GPU_DOWN,
         ),
         Rule(
@@ -617,10 +491,7 @@ FAMILY: Final = Family(
             severity="error",
             disruption="reset-gpu",
             title="the GPU waits to be recovered",
-            symptoms=(
-                symptoms.ANY_XID,
-                symptoms.GPU_LOST,
-            ),
+            symptoms=(symptoms.ANY_XID, symptoms.GPU_LOST),
             look_at=(Shell("sudo dmesg | grep -i xid"),),
             story=(
                 "Newer drivers say what they want done about a GPU: nothing, a reset, a reboot of the node, or its "

@@ -8,7 +8,6 @@ Debian's and SUSE's boot scripts, of kdump and of pstore.
 from __future__ import annotations
 
 import re
-from itertools import pairwise
 from typing import Final
 
 from gpunode.facts.patterns import Pattern
@@ -93,37 +92,6 @@ def is_of_earlier(source: Source, written: str) -> bool:
     is_kernels = source.kind == "file" and source.subject.startswith(("/proc/", "/sys/"))
     says_so = (is_kernels or source.kind in _PARTED | _OF_BOOT) and _SAYS_SO.search(written)
     return bool(says_so or _OLD_FILE.search(source.subject))
-
-
-# Letters that journalctl takes together; those before "b" have no value of their own.
-_THIS_BOOT: Final = Pattern(r"-[aefhklmqrxNW]*b(?:-?0)?|--boot(?:=(?:-?0)?)?")
-_WHICH_BOOT: Final = Pattern(r"(?:all|[+-]?\d{1,4}|[0-9a-f]{32}(?:[+-]\d{1,4})?)")
-
-
-def is_of_this(source: Source) -> bool:
-    """Whether it was asked for as what the running boot wrote: by dmesg, or by journalctl of this boot."""
-    program = source.words[0].rsplit("/", 1)[-1] if source.words else ""
-    if program != "journalctl":
-        return program == "dmesg"
-    return any(
-        _THIS_BOOT.fullmatch(word) and not (_WHICH_BOOT.fullmatch(after) and after.lstrip("-+") != "0")
-        for word, after in pairwise((*source.words[1:], ""))
-    )
-
-
-_KERNEL_ONLY: Final = Pattern(r"-[aefhlmqrxNW]*k\w*|--dmesg")
-# What journalctl was asked for besides: another boot, another place, or a time that may lie before this boot.
-_WIDER: Final = Pattern(r"-[aefhklmqrxNW]*[bDMS].*|--(?:boot|file|directory|root|image|machine|merge|since)(?:=.*)?")
-
-
-def is_taken_for_this(source: Source) -> bool:
-    """Whether journalctl was asked for the kernel's messages alone, which are those of the running boot by default.
-
-    The name of a log is often written so, whatever boot it is of.
-    """
-    program, *asked = source.words or ("",)
-    is_journal = program.rsplit("/", 1)[-1] == "journalctl"
-    return is_journal and any(map(_KERNEL_ONLY.fullmatch, asked)) and not any(map(_WIDER.fullmatch, asked))
 
 
 def is_reversed(source: Source) -> bool:

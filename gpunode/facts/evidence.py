@@ -77,7 +77,6 @@ class Capture:
         data: the file's content, the command's standard output, or the lines of a glob.
         error: the command's standard error, or the system's word for why there is no content.
         ownership: of a file; None for globs and commands.
-        machine: that answered, where a report says it of several; empty where nobody says which.
         holds: of its probe.
     """
 
@@ -87,7 +86,6 @@ class Capture:
     error: str = ""
     exit_status: int | None = None
     ownership: Ownership | None = None
-    machine: str = ""
     holds: Holds = "config"
 
     @property

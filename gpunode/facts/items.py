@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -15,8 +15,7 @@ from typing import Any, Final, TypeVar, cast
 from gpunode.facts import nvml
 from gpunode.facts.evidence import NOT_CAPTURED, Capture, Evidence, Found, Outcome, decode_found
 from gpunode.facts.patterns import Pattern
-from gpunode.facts.shares import Share, share_out
-from gpunode.facts.sources import Command, Kind, Source, Where, commands, recognise, recognise_all
+from gpunode.facts.sources import Kind, Source, Where, recognise, recognise_all
 
 T = TypeVar("T")
 
@@ -41,7 +40,6 @@ class Item:
         written: where it comes from, as it was written.
         outcome: ``absent`` where the text says nothing but that the thing is not there.
         error: what the command said beside its answer, or the system's word for why there is none.
-        machine: that answered, where a report says it of several; empty where nobody says which.
     """
 
     key: str
@@ -51,7 +49,6 @@ class Item:
     outcome: Outcome = "ok"
     error: str = ""
     exit_status: int | None = None
-    machine: str = ""
     _views: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
@@ -106,12 +103,7 @@ class Item:
 
 def items(evidence: Evidence) -> tuple[Item, ...]:
     """The items of ``evidence``, in its order; what was not asked gives none."""
-    return tuple(item for key, capture in evidence.items() for item in _of_machine(key, capture))
-
-
-def _of_machine(key: str, capture: Capture) -> Iterator[Item]:
-    found = _items(key, capture)
-    return (replace(item, machine=capture.machine) for item in found) if capture.machine else found
+    return tuple(item for key, capture in evidence.items() for item in _items(key, capture))
 
 
 def _items(key: str, capture: Capture) -> Iterator[Item]:
@@ -129,27 +121,13 @@ def _items(key: str, capture: Capture) -> Iterator[Item]:
         return
     said = _said(capture)
     sources = (Source("nvml"),) if key == nvml.KEY else recognise_all(capture.source, said)
-    typed = commands(capture.source) if sources[0].is_mixed else ()
-    parts = share_out(typed, said)
-    for source, own in (_uncounted(*_own(source, said, sources, parts)) for source in sources):
+    for source, own in (_uncounted(*_own(source, part, sources)) for source, part in _parts(sources, said)):
         outcome = _outcome(capture, own)
         if len(sources) > 1 and outcome == "absent" and not tells_absence(own):
             outcome = "ok"  # another of the commands said that
         yield Item(key, capture.source, source, own, outcome, capture.error, capture.exit_status)
         if source.kind == "listing" and program_of(source) in _SEARCHERS and outcome == "ok":
             yield from _searched(key, capture.source, source, own)
-    for source, own in _of_unknown(typed, sources, parts or ()):
-        yield Item(key, capture.source, source, own)
-
-
-def _of_unknown(
-    typed: Sequence[Command], sources: tuple[Source, ...], parts: Sequence[Share]
-) -> Iterator[tuple[Source, str]]:
-    """The lines that are surely of a command which nobody knows: text, as what such a command prints alone is."""
-    known = {source.place for source in sources}
-    for place, (command, part) in enumerate(zip(typed, parts, strict=False)):
-        if place not in known and part.is_alone and part.text:
-            yield Source("text", words=command.words, where=sources[0].where, place=place), part.text
 
 
 _SEARCHERS: Final = frozenset({"grep", "egrep", "rg", "zgrep"})
@@ -170,8 +148,50 @@ def _searched(key: str, written: str, source: Source, text: str) -> Iterator[Ite
             yield Item(key, written, replace(seen, only=source.only or ".", is_part=True), "\n".join(lines))
 
 
-def _own(source: Source, text: str, sources: tuple[Source, ...], parts: Sequence[Share] | None) -> tuple[Source, str]:
-    """What of the text of several commands may be this one's; of a part that is nobody else's, the source is alone.
+# What some commands answer with, one line each: the version of a module, the kernel's release, a value of sysfs.
+_VERSION: Final = Pattern(r"\d{3}\.\d{1,3}(?:\.\d{1,3})?")
+_RELEASE: Final = Pattern(r"\d\.\d{1,3}\.\S+")
+_NUMBER: Final = Pattern(r"\d{1,6}")
+
+
+def _form(source: Source) -> Pattern | None:
+    """How the one line looks that the command answers with; None where it answers otherwise."""
+    if source.is_count:
+        return _NUMBER
+    if source.kind == "uname":
+        return _RELEASE if "-r" in source.words else None
+    if source.kind == "modinfo":
+        return _VERSION if "version" in source.words else None
+    if source.kind == "file" and source.subject.startswith("/sys/") and not source.only:
+        return _VERSION if source.subject.endswith("/version") else _NUMBER
+    return None
+
+
+def _parts(sources: tuple[Source, ...], text: str) -> Iterator[tuple[Source, str]]:
+    """Each source with its part of the text: its one line where as many lines of that form stand there, else the rest.
+
+    What nobody can tell apart stands with each of them.
+    """
+    if len(sources) == 1:
+        yield sources[0], text
+        return
+    lines = text.split("\n")
+    own: dict[int, int] = {}
+    for form in (_VERSION, _RELEASE, _NUMBER):
+        asked = [place for place, source in enumerate(sources) if _form(source) is form]
+        said = [number for number, line in enumerate(lines) if form.fullmatch(line.strip())]
+        own |= dict(zip(asked, said, strict=True)) if len(asked) == len(said) else {}
+    taken = set(own.values())
+    rest = "\n".join("" if number in taken else line for number, line in enumerate(lines))
+    for place, source in enumerate(sources):
+        if (number := own.get(place)) is None:
+            yield source, rest
+        else:
+            yield replace(source, is_mixed=False), "\n" * number + lines[number]
+
+
+def _own(source: Source, text: str, sources: tuple[Source, ...]) -> tuple[Source, str]:
+    """What of the text of several commands may be this one's: all of it, but for what is surely of another.
 
     A JSON file ends where its object does. A complaint is of the program that it names: for the others its line is
     empty, and a shell's word that there is no such program is all that this one said.
@@ -182,9 +202,6 @@ def _own(source: Source, text: str, sources: tuple[Source, ...], parts: Sequence
         start = text.find("{")
         with suppress(ValueError, RecursionError):
             return source, text[start : json.JSONDecoder().raw_decode(text, start)[1]]
-    if parts is not None and source.place < len(parts):
-        part = parts[source.place]
-        return replace(source, is_mixed=not part.is_alone), part.text
     return source, _without_complaints(source, text, sources)
 
 

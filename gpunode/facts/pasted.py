@@ -6,11 +6,11 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 from gpunode.errors import UsageError
-from gpunode.facts import boots, machines, restarts
+from gpunode.facts import boots
 from gpunode.facts.evidence import Capture, Evidence
 from gpunode.facts.items import cut_lines, tells_absence
 from gpunode.facts.patterns import Pattern
@@ -153,15 +153,10 @@ def _sessions(pieces: Iterable[_Piece]) -> Iterator[list[Step]]:
     yield steps
 
 
-def _lasting(steps: Sequence[Step]) -> Iterator[Step]:
-    """What the session shows in the end, what it shows of earlier boots named so."""
-    yield from settled(tuple(restarts.told(steps)))
-
-
 def _evidence(sessions: Iterable[Sequence[Step]]) -> Evidence:
     found: dict[str, Capture] = {}
     numbers: Counter[str] = Counter()
-    for step in (step for steps in machines.named(_bounded(sessions)) for step in _lasting(steps)):
+    for step in (step for steps in _bounded(sessions) for step in settled(steps)):
         source, text = step.source, step.said
         if len(found) == MOST_PIECES:
             raise _too_many()
@@ -169,7 +164,7 @@ def _evidence(sessions: Iterable[Sequence[Step]]) -> Evidence:
         while unique in found:
             numbers[key] += 1
             unique = f"{key}#{numbers[key] + 1}"
-        found[unique] = replace(_capture(source, text), machine=step.machine)
+        found[unique] = _capture(source, text)
     return found
 
 
@@ -228,7 +223,7 @@ def _is_place(line: re.Match[str]) -> bool:
 
 
 def _is_known(command: str) -> bool:
-    return recognise(command).kind not in {"text", "application"} or restarts.is_restart(command)
+    return recognise(command).kind not in {"text", "application"}
 
 
 def _is_named(source: str) -> bool:

@@ -87,7 +87,6 @@ class Source:
             lines that match it, all of them unless ``is_part``. Empty where nothing was left out that way.
         is_part: whether lines may be missing that no pattern accounts for (head, tail, ``…``).
         is_mixed: whether the text is that of several commands, of which this is one.
-        place: which of them, in their order.
         is_count: whether the text is the number of the lines, and not the lines.
     """
 
@@ -98,7 +97,6 @@ class Source:
     only: str = ""
     is_part: bool = False
     is_mixed: bool = False
-    place: int = 0
     is_count: bool = False
 
     def lets_through(self, line: str) -> bool:
@@ -119,25 +117,6 @@ _LONG_PATTERN: Final = 200
 _MANY: Final = 6
 _REPEATS: Final = Pattern(r"[*+}]")
 _NESTED: Final = Pattern(r"\)[*+{]")
-
-
-@dataclass(frozen=True, slots=True)
-class Command:
-    """One of the commands of a line, with what its output was sent through.
-
-    Attributes:
-        words: its words without what stands before it (sudo, assignments) and without redirections.
-        filters: the same of each command behind it in the pipeline.
-        is_optional: whether it runs only when the one before it succeeded, or failed.
-        is_quiet: whether its output went into a file.
-        into: that file, as it was written.
-    """
-
-    words: tuple[str, ...]
-    filters: tuple[tuple[str, ...], ...] = ()
-    is_optional: bool = False
-    is_quiet: bool = False
-    into: str = ""
 
 
 _PROMPT: Final = Pattern(
@@ -268,26 +247,6 @@ def recognise_all(source: str, text: str = "") -> tuple[Source, ...]:
     return tuple(replace(one, where="container") if inside and one.where == "host" else one for one in found)
 
 
-def commands(source: str) -> tuple[Command, ...]:
-    """The commands of a line, in the order in which they ran; none where a loop ran some of them several times.
-
-    The ``place`` of a ``Source`` counts them.
-    """
-    written = _unwrapped(source[:_LONGEST].strip())[0]
-    if re.search(r"(?:^|[;\s])(?:do|while|until)\s", written):
-        return ()
-    return tuple(_command(before, pipeline) for before, pipeline in _in_order(written))
-
-
-def _command(before: str, pipeline: list[list[str]]) -> Command:
-    last = pipeline[-1]
-    signs = [index for index, word in enumerate(last) if word in {">", ">>", "&>", "&>>"}]
-    into = [index for index in signs if last[index] not in {">", ">>"} or last[index - 1] != "2"]
-    path = next((last[index + 1] for index in into if index + 1 < len(last)), "")
-    plain = [words for words in map(_plain, pipeline) if words]
-    return Command(plain[0] if plain else (), tuple(plain[1:]), before in {"&&", "||"}, bool(into), path)
-
-
 def _unwrapped(source: str) -> tuple[str, Where, bool]:
     """The source without prompt, remarks and label; whether they say ``container``, or that it is a part."""
     written, where, is_part = _without_remarks(_PROMPT.sub("", source))
@@ -374,24 +333,21 @@ def _without_remarks(source: str) -> tuple[str, Where, bool]:
 
 def _by_commands(source: str) -> tuple[Source, ...]:
     """What each command of a line shows; they share one text where they are several."""
-    every = _in_order(source)
-    found = tuple(
-        replace(one, place=place) for place, (_, pipeline) in enumerate(every) if (one := _by_pipeline(pipeline))
-    )
+    found = tuple(one for pipeline in _in_order(source) if (one := _by_pipeline(pipeline)))
     return tuple(replace(one, is_mixed=True) for one in found) if len(found) > 1 else found
 
 
-def _in_order(source: str) -> list[tuple[str, list[list[str]]]]:
-    """The pipelines of a line, each with the sign before it."""
-    single = ((before, one) for before, pipeline in _pipelines(source) for one in _one_by_one(pipeline))
-    return [(before, handed) for before, pipeline in single for handed in _handed(pipeline)]
+def _in_order(source: str) -> list[list[list[str]]]:
+    """The pipelines of a line."""
+    single = (one for pipeline in _pipelines(source) for one in _one_by_one(pipeline))
+    return [handed for pipeline in single for handed in _handed(pipeline)]
 
 
 def _handed(pipeline: list[list[str]]) -> list[list[list[str]]]:
     """The pipeline, or each of those that one of its words, in quotes, hands to another shell."""
     if (found := _by_pipeline(pipeline)) is not None and found.kind != "text":
         return [pipeline]
-    inner = [one for _, one in _in_order(_line_handed(_plain(pipeline[0])))]
+    inner = _in_order(_line_handed(_plain(pipeline[0])))
     return inner if any(map(_by_pipeline, inner)) else [pipeline]
 
 
@@ -465,21 +421,21 @@ def _counts(words: Sequence[str]) -> bool:
     return program(words) in _GREPS and any(re.fullmatch(r"-[a-zA-Z]*c[a-zA-Z]*|--count", word) for word in options)
 
 
-def _pipelines(source: str) -> list[tuple[str, list[list[str]]]]:
-    """The words of every command of every pipeline in a line of shell, and the sign that stands before the pipeline."""
+def _pipelines(source: str) -> list[list[list[str]]]:
+    """The words of every command of every pipeline in a line of shell."""
     # A substitution's inner blank does not end the word: /lib/modules/$(uname -r)/extra is one path.
     source = _without_comment(source).replace("`uname -r`", "$(uname -r)").replace("$(uname -r)", _RUNNING)
     words = _words(source)
-    pipelines: list[tuple[str, list[list[str]]]] = [("", [[]])]
+    pipelines: list[list[list[str]]] = [[[]]]
     for word in (one.replace(_RUNNING, "$(uname -r)") for one in words):
         if word in {"|", "|&"}:
-            pipelines[-1][1].append([])
+            pipelines[-1].append([])
         elif word in {"&&", ";", "||", "&"}:
-            pipelines.append((word, [[]]))
+            pipelines.append([[]])
         else:
-            pipelines[-1][1][-1].extend(_expanded(word))
-    found = [(before, [command for command in pipeline if command]) for before, pipeline in pipelines]
-    return [(before, pipeline) for before, pipeline in found if pipeline and pipeline[0][0] not in _SILENT]
+            pipelines[-1][-1].extend(_expanded(word))
+    found = ([command for command in pipeline if command] for pipeline in pipelines)
+    return [pipeline for pipeline in found if pipeline and pipeline[0][0] not in _SILENT]
 
 
 # /sys/bus/pci/devices/0000:0a:00.{0,1}/driver

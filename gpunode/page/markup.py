@@ -10,6 +10,7 @@ from typing import Final, TypeAlias
 _COLOURS: Final = re.compile(r"\x1b\[[0-9;:]{0,40}[mK]")
 _PLAIN: Final = re.compile(r"[\x20-\x7e\n]*")
 _VOID: Final = frozenset({"meta", "link", "br", "input"})
+_SELECTOR: Final = re.compile(r"(?P<name>[a-z0-9]+)(?:\.(?P<classes>[\w. -]+))?(?:#(?P<id>[\w-]+))?")
 _NAME: Final = re.compile(r"[a-zA-Z][a-zA-Z0-9:-]*")
 _MARK: Final = "\N{REPLACEMENT CHARACTER}"
 
@@ -20,7 +21,7 @@ class Markup(str):
     __slots__ = ()
 
 
-Part: TypeAlias = "str | Markup | Iterable[str | Markup] | None"
+Part: TypeAlias = "str | Markup | Iterable[str | Markup | None] | None"
 
 
 def visible(text: str) -> str:
@@ -58,12 +59,25 @@ def _flat(parts: Iterable[Part]) -> Iterable[str]:
             yield from _flat(part)
 
 
-def element(name: str, /, *parts: Part, **attributes: str | float | bool | None) -> Markup:
-    """An element; ``class_`` is its class, ``aria_label`` its aria-label; what is None or False is left out."""
-    given = "".join(_attribute(key, value) for key, value in attributes.items())
-    if name in _VOID:
-        return Markup(f"<{name}{given}>")
-    return Markup(f"<{name}{given}>{joined(*parts)}</{name}>")
+def listed(parts: Iterable[str], name: str = "code") -> Markup:
+    """``parts`` with commas between them; each that is no markup yet in an element."""
+    return Markup(", ".join(part if isinstance(part, Markup) else tag(name, part) for part in parts))
+
+
+def tag(selector: str, /, *parts: Part, **attributes: str | float | bool | None) -> Markup:
+    """An element by its selector (``section.card#nodes``), which is written in this package, never taken from evidence.
+
+    ``aria_label`` is its aria-label; what is None or False is left out.
+    """
+    match = _SELECTOR.fullmatch(selector)
+    assert match, selector
+    classes = (match["classes"] or "").replace(".", " ")
+    given = "".join(
+        _attribute(key, value) for key, value in (("class", classes or None), ("id", match["id"]), *attributes.items())
+    )
+    if match["name"] in _VOID:
+        return Markup(f"<{match['name']}{given}>")
+    return Markup(f"<{match['name']}{given}>{joined(*parts)}</{match['name']}>")
 
 
 def _attribute(key: str, value: str | float | bool | None) -> str:
@@ -77,12 +91,6 @@ def _attribute(key: str, value: str | float | bool | None) -> str:
     return f' {name}="{html.escape(visible(said))}"'
 
 
-def styled(sheet: str) -> Markup:
-    """A style element; ``sheet`` is gpunode's own."""
-    assert "<" not in sheet, "a sheet that could close its element"
-    return Markup(f"<style>{sheet}</style>")
-
-
-def document(language: str, head: Markup, body: Markup) -> str:
+def document(head: Markup, body: Markup) -> str:
     """A whole page."""
-    return f'<!DOCTYPE html>\n<html lang="{language}">\n{head}\n{body}\n</html>\n'
+    return f'<!DOCTYPE html>\n<html lang="en">\n{head}\n{body}\n</html>\n'

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from gpunode.diagnoses import rules
-from gpunode.diagnoses.commands import Command
 from gpunode.diagnoses.model import Doubt, Finding, Fix
 from gpunode.diagnoses.stack import TITLES
 from gpunode.diagnoses.views.topology import topology
-from gpunode.page import timeline
 from gpunode.page import topology as wiring
-from gpunode.page.evidence import looked_at, shown
-from gpunode.page.excerpt import BRIEF, FULL, Detail, cut
-from gpunode.page.frame import About, footer, head, masthead
-from gpunode.page.markup import Markup, document, element, joined
+from gpunode.page.evidence import BRIEF, FULL, Detail, looked_at, shown
+from gpunode.page.frame import About, body, card, commands, head, scroll
+from gpunode.page.markup import Markup, Part, document, joined, listed, tag
+from gpunode.page.timeline import over_time
 from gpunode.page.words import DISRUPTIONS, STATES, condition, count
 
 if TYPE_CHECKING:
@@ -26,7 +24,6 @@ if TYPE_CHECKING:
 _SPOKEN: Final = re.compile(r"`([^`\n]+)`")
 # Characters beyond which a page shows less of each piece of evidence: mail takes it, and a browser opens it at once.
 _LARGEST: Final = 2_000_000
-_MOST_ROWS: Final = 200
 _LABELS: Final = {"error": "root cause", "warning": "needs attention", "info": "not a fault"}
 
 
@@ -35,15 +32,11 @@ def page(examined: Examined, about: About) -> str:
 
     Nothing in it is fetched and no script runs: its own policy forbids both, whatever stands in the evidence.
     """
-    top = head(_title(examined, about), "style.css")
-    whole = document("en", top, _body(examined, about, FULL))
-    return whole if len(whole) <= _LARGEST else document("en", top, _body(examined, about, BRIEF))
-
-
-def _title(examined: Examined, about: About) -> str:
     findings = examined.diagnosis.findings
     what = findings[0].title if findings and not examined.diagnosis.is_healthy else _all_in_all(examined)
-    return f"{about.node}: {what}" if about.node else what
+    top = head(f"{about.node}: {what}" if about.node else what, "style.css")
+    whole = document(top, _body(examined, about, FULL))
+    return whole if len(whole) <= _LARGEST else document(top, _body(examined, about, BRIEF))
 
 
 def _all_in_all(examined: Examined) -> str:
@@ -56,224 +49,148 @@ def _all_in_all(examined: Examined) -> str:
 def _body(examined: Examined, about: About, detail: Detail) -> Markup:
     diagnosis = examined.diagnosis
     faults = [root for root in diagnosis.roots if root.severity != "info"]
-    notes = [root for root in diagnosis.roots if root.severity == "info"]
-    return element(
-        "body",
-        element("a", "Skip to the verdict", href="#verdict", class_="skip"),
-        masthead(about),
-        element(
-            "main",
-            _verdict(examined, faults),
-            (_fault(root, examined, number, detail) for number, root in enumerate(faults)),
-            _unknown(diagnosis.unknown, examined, detail),
-            _denied(examined),
-            _wiring(examined),
-            _faults_over_time(examined),
-            (_note(note) for note in notes),
-            looked_at(examined.snapshot.whole),
-        ),
-        footer(about),
+    return body(
+        about,
+        "Skip to the verdict",
+        "#verdict",
+        _verdict(examined, faults),
+        (_fault(root, examined, number, detail) for number, root in enumerate(faults)),
+        _unknown(diagnosis.unknown, examined, detail),
+        _denied(examined.denied),
+        _wiring(examined),
+        over_time(examined.snapshot),
+        (_note(root) for root in diagnosis.roots if root.severity == "info"),
+        looked_at(examined.snapshot.whole),
     )
 
 
 def _verdict(examined: Examined, faults: Sequence[Finding]) -> Markup:
     if not faults:
         tone = "unknown" if examined.diagnosis.unknown or not examined.works else "good"
-        return element(
-            "section",
-            element("p", "verdict", class_="label"),
-            element("h1", _all_in_all(examined), id="verdict"),
-            element("div", _stack(examined.storeys), class_="columns"),
-            class_=f"verdict {tone}",
-            aria_labelledby="verdict",
-        )
-    root = faults[0]
-    others = f" · {count(len(faults) - 1, 'other fault')} below" if len(faults) > 1 else ""
-    likely = "likely " if root.confidence == "likely" else ""
-    return element(
-        "section",
-        element("p", f"{likely}{_LABELS[root.severity]}{others}", class_="label"),
-        element("h1", root.title, id="verdict"),
-        element("p", root.summary, class_="summary"),
-        _facts(root),
-        element("div", _stack(examined.storeys), _remedy(root.remedy, "remedy"), class_="columns"),
-        class_=f"verdict {root.severity}",
-        aria_labelledby="verdict",
-    )
+        label, title, told, remedy = "verdict", _all_in_all(examined), None, None
+    else:
+        root = faults[0]
+        others = f" · {count(len(faults) - 1, 'other fault')} below" if len(faults) > 1 else ""
+        tone, label, title = root.severity, f"{_likely(root)}{_LABELS[root.severity]}{others}", root.title
+        told = joined(tag("p.summary", root.summary), _facts(root))
+        remedy = _remedy(root.remedy, "remedy")
+    parts = tag("p.label", label), tag("h1#verdict", title), told, tag("div.columns", _stack(examined.storeys), remedy)
+    return tag(f"section.verdict.{tone}", *parts, aria_labelledby="verdict")
+
+
+def _likely(root: Finding) -> str:
+    return "likely " if root.confidence == "likely" else ""
 
 
 def _facts(finding: Finding) -> Markup:
-    rows = [
-        ("cause", element("code", finding.cause)),
-        ("in the stack", TITLES[finding.storey]),
-        ("the repair", DISRUPTIONS[finding.disruption]),
-        ("GPU", joined(_comma(element("code", gpu) for gpu in finding.gpus)) if finding.gpus else ""),
-    ]
-    return element(
-        "dl", (element("div", element("dt", name), element("dd", value)) for name, value in rows if value),
-        class_="facts",
-    )  # fmt: skip
-
-
-def _comma(parts: Iterable[Markup]) -> Iterator[str | Markup]:
-    for number, part in enumerate(parts):
-        if number:
-            yield ", "
-        yield part
+    rows = {
+        "cause": tag("code", finding.cause),
+        "in the stack": TITLES[finding.storey],
+        "the repair": DISRUPTIONS[finding.disruption],
+        "GPU": listed(finding.gpus),
+    }
+    return tag("dl.facts", (tag("div", tag("dt", name), tag("dd", value)) for name, value in rows.items() if value))
 
 
 def _prose(text: str) -> Markup:
     """``text``, which is this program's own, with the commands in it, which stand in backticks, set off."""
     parts = _SPOKEN.split(text)
-    return joined(element("code", part) if number % 2 else part for number, part in enumerate(parts))
+    return joined(tag("code", part) if number % 2 else part for number, part in enumerate(parts))
 
 
 def _stack(storeys: Sequence[Storey]) -> Markup:
-    return element(
-        "section",
-        element("h2", "The stack", id="stack"),
-        element("ol", (_storey(storey) for storey in reversed(storeys)), class_="stack"),
-        aria_labelledby="stack",
-    )
+    """The layers, the highest first, and in one row those of which nothing was seen."""
+    rows = [_storey(storey) for storey in reversed(storeys) if storey.state != "unseen"]
+    unseen = ", ".join(storey.title for storey in reversed(storeys) if storey.state == "unseen")
+    if unseen:
+        mark, word = STATES["unseen"]
+        rows.append(_layer("unseen", mark, word, unseen))
+    return tag("section", tag("h2#stack", "The stack"), tag("ol.stack", rows), aria_labelledby="stack")
 
 
 def _storey(storey: Storey) -> Markup:
     mark, word = STATES[storey.state]
-    causes = joined(_comma(element("a", cause, href=f"#{cause}") for cause in storey.findings))
-    fault = element("strong", word, ": " if storey.findings else "", causes) if word and storey.findings else None
-    return element(
-        "li",
-        element("span", mark, class_="mark", aria_hidden="true"),
-        element("span", storey.title, class_="layer"),
-        element("span", storey.seen or (word if not fault else ""), " " if fault else "", fault, class_="told"),
-        class_=storey.state,
-    )
+    causes = listed(tag("a", cause, href=f"#{cause}") for cause in storey.findings)
+    fault = tag("strong", word, ": ", causes) if word and causes else None
+    told = storey.seen or ("" if fault else word)
+    return _layer(storey.state, mark, storey.title, told, " " if fault else "", fault)
+
+
+def _layer(state: str, mark: str, title: str, *told: Part) -> Markup:
+    parts = tag("span.mark", mark, aria_hidden="true"), tag("span.layer", title), tag("span.told", *told)
+    return tag(f"li.{state}", *parts)
 
 
 def _remedy(fixes: Sequence[Fix], name: str, heading: str = "h2") -> Markup:
-    return element(
-        "section",
-        element(heading, "What to do", id=name),
-        element("ol", (_fix(fix) for fix in fixes), class_="remedy"),
-        aria_labelledby=name,
-    )
-
-
-def _fix(fix: Fix) -> Markup:
-    return element(
-        "li",
-        element("p", fix.text, element("em", condition(fix.when)) if fix.when else None),
-        _typed(fix.commands),
-    )
-
-
-def _typed(commands: Sequence[Command]) -> Markup | None:
-    """Commands to be picked up; nothing else on the page looks like one but what this program wrote."""
-    return element("pre", element("code", "\n".join(commands)), class_="commands", tabindex=0) if commands else None
+    steps = ((fix, tag("em", condition(fix.when)) if fix.when else None) for fix in fixes)
+    rows = (tag("li", tag("p", fix.text, when), commands(*fix.commands)) for fix, when in steps)
+    return tag("section", tag(f"{heading}#{name}", "What to do"), tag("ol.remedy", rows), aria_labelledby=name)
 
 
 def _fault(root: Finding, examined: Examined, number: int, detail: Detail) -> Markup:
     """What proves a root, what it is not, and what follows from it; of the first, the head stands above."""
     level = "h3" if number else "h2"
-    consequences = examined.diagnosis.below(root)
-    head = (
-        element("p", f"{'likely ' if root.confidence == 'likely' else ''}{_beside(root)}", class_="label"),
-        element("h2", root.title),
-        element("p", root.summary, class_="summary"),
-        _facts(root),
+    beside = "another fault, with a cause of its own" if root.severity == "error" else _LABELS[root.severity]
+    consequences = (_consequence(one, examined, detail) for one in examined.diagnosis.below(root))
+    parts = (
+        ("What proves it", joined(shown(root.citations, examined.snapshot, detail))),
+        ("What it is not", tag("ul", (tag("li", other) for other in root.ruled_out)) if root.ruled_out else ""),
+        ("What follows from it", joined(consequences)),
     )
-    return element(
+    return tag(
         "article",
-        head if number else None,
-        _section(level, "What proves it", shown(root.citations, examined.snapshot, detail)) if root.citations else None,
-        _list(level, "What it is not", root.ruled_out),
-        _consequences(level, consequences, examined, detail),
+        tag("p.label", f"{_likely(root)}{beside}") if number else None,
+        joined(tag("h2", root.title), tag("p.summary", root.summary), _facts(root)) if number else None,
+        (tag("section", tag(level, title), part) for title, part in parts if part),
         _remedy(root.remedy, f"remedy-{number}", "h3") if number else None,
         _story(level, root),
         class_=root.severity if number else "root",
-        id=f"{root.cause}-{root.machine}" if root.machine else root.cause,
+        id=root.cause,
     )
-
-
-def _beside(root: Finding) -> str:
-    return "another fault, with a cause of its own" if root.severity == "error" else _LABELS[root.severity]
-
-
-def _section(level: str, title: str, *parts: Markup | Iterable[Markup] | None) -> Markup:
-    return element("section", element(level, title), *parts)
-
-
-def _list(level: str, title: str, texts: Sequence[str]) -> Markup | None:
-    if not texts:
-        return None
-    return _section(level, title, element("ul", (element("li", text) for text in texts)))
-
-
-def _consequences(level: str, findings: Sequence[Finding], examined: Examined, detail: Detail) -> Markup | None:
-    if not findings:
-        return None
-    return _section(level, "What follows from it", (_consequence(one, examined, detail) for one in findings))
 
 
 def _consequence(finding: Finding, examined: Examined, detail: Detail) -> Markup:
-    return element(
-        "details",
-        element("summary", element("b", finding.title), " ", element("code", finding.cause)),
-        element("p", finding.summary),
-        shown(finding.citations, examined.snapshot, detail),
-        id=finding.cause,
-    )
+    title = tag("summary", tag("b", finding.title), " ", tag("code", finding.cause))
+    proof = shown(finding.citations, examined.snapshot, detail)
+    return tag("details", title, tag("p", finding.summary), proof, id=finding.cause)
 
 
 def _story(level: str, finding: Finding) -> Markup | None:
     rule = rules().get(finding.cause)
     if rule is None or len(rule.story) < 2:
         return None
-    return _section(
-        level,
-        "How this comes about",
-        (element("p", _prose(" ".join(part.split()))) for part in rule.story.split("\n\n")),
-        element("p", "Sources: ", _comma(_address(source) for source in rule.sources), class_="sources")
-        if rule.sources
-        else None,
-    )
+    story = (tag("p", _prose(" ".join(part.split()))) for part in rule.story.split("\n\n"))
+    sources = tag("p.sources", "Sources: ", listed(map(_address, rule.sources))) if rule.sources else None
+    return tag("section", tag(level, "How this comes about"), story, sources)
 
 
 def _address(source: str) -> Markup:
     """A link, if it leads to the web; such links are gpunode's own, and are checked all the same."""
     if not source.startswith(("https://", "http://")):
-        return element("span", source)
-    return element("a", source.partition("://")[2], href=source, rel="noopener noreferrer")
+        return tag("span", source)
+    return tag("a", source.partition("://")[2], href=source, rel="noopener noreferrer")
 
 
-def _denied(examined: Examined) -> Markup | None:
-    if not examined.denied:
-        return None
-    return element(
-        "section",
-        element("h2", "What could not be seen without root"),
-        element("p", element("code", "sudo gpunode doctor"), " shows what these hold."),
-        element("ul", (element("li", element("code", source)) for source in examined.denied), class_="plain"),
-        class_="card",
-    )
+def _denied(sources: Iterable[str]) -> Markup | None:
+    rows = [tag("li", tag("code", source)) for source in sources]
+    told = tag("p", tag("code", "sudo gpunode doctor"), " shows what these hold.")
+    return card("What could not be seen without root", told, tag("ul.plain", rows)) if rows else None
 
 
 def _unknown(doubts: Sequence[Doubt], examined: Examined, detail: Detail) -> Markup | None:
     if not doubts:
         return None
     rows = (
-        element(
+        tag(
             "li",
-            element("p", doubt.question),
-            _typed(doubt.look_at),
-            element("p", "it decides between ", _comma(element("code", cause) for cause in doubt.causes))
-            if len(doubt.causes) > 1
-            else None,
+            tag("p", doubt.question),
+            commands(*doubt.look_at),
+            tag("p", "it decides between ", listed(doubt.causes)) if len(doubt.causes) > 1 else None,
             shown(doubt.citations, examined.snapshot, detail),
         )
         for doubt in doubts
     )
-    return element("section", element("h2", "Undetermined"), element("ul", rows), class_="card unknown")
+    return tag("section.card.unknown", tag("h2", "Undetermined"), tag("ul", rows))
 
 
 def _wiring(examined: Examined) -> Markup | None:
@@ -282,64 +199,15 @@ def _wiring(examined: Examined) -> Markup | None:
     drawn = wiring.drawing(seen, concerned)
     if drawn is None:
         return None
-    table = wiring.matrix(seen)
-    return element(
-        "section",
-        element("h2", "How the GPUs are connected"),
-        element("div", drawn, class_="scroll", tabindex=0, role="group", aria_label="drawing of the topology"),
-        element("p", said, class_="legend") if (said := wiring.legend(seen)) else None,
-        element("details", element("summary", "Every pair"), table) if table else None,
-        class_="card",
-    )
-
-
-def _faults_over_time(examined: Examined) -> Markup | None:
-    events = timeline.events(examined.snapshot)
-    if not events:
-        return None
-    rows = (
-        element(
-            "tr",
-            element("td", timeline.moment(event.at) if event.at is not None else "no time"),
-            element("td", element("code", event.gpu)),
-            element("td", element("b", event.code) if event.role == "first" else event.code),
-            element("td", event.meaning),
-            element("td", cut(event.text)),
-        )
-        for event in events[:_MOST_ROWS]
-    )
-    head = element("tr", (element("th", name, scope="col") for name in ("when", "GPU", "fault", "meaning", "message")))
-    drawings = [
-        element("div", one, class_="scroll", tabindex=0, role="group", aria_label="drawing of the faults over time")
-        for one in timeline.drawings(events)
-    ]
-    more = len(events) - _MOST_ROWS
-    table = element("table", element("thead", head), element("tbody", rows), class_="events")
-    listed = element("div", table, class_="scroll", tabindex=0, role="group", aria_label="every fault")
-    return element(
-        "section",
-        element("h2", "GPU faults over time"),
-        drawings,
-        element("p", "Bold is what began a failure, dashed what an earlier one brought with it.", class_="legend")
-        if drawings
-        else None,
-        element(
-            "details",
-            element("summary", f"All {count(len(events), 'message')}"),
-            listed,
-            element("p", f"and {more} more") if more > 0 else None,
-            open=not drawings,
-        ),
-        class_="card",
+    pairs = wiring.matrix(seen)
+    return card(
+        "How the GPUs are connected",
+        scroll("drawing of the topology", drawn),
+        tag("p.legend", said) if (said := wiring.legend(seen)) else None,
+        tag("details", tag("summary", "Every pair"), pairs) if pairs else None,
     )
 
 
 def _note(note: Finding) -> Markup:
-    return element(
-        "section",
-        element("p", _LABELS["info"], class_="label"),
-        element("h2", note.title),
-        element("p", note.summary),
-        class_="card info",
-        id=note.cause,
-    )
+    label = tag("p.label", _LABELS["info"])
+    return tag("section.card.info", label, tag("h2", note.title), tag("p", note.summary), id=note.cause)

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from gpunode.diagnoses.views.topology import Device, Link, Topology
-from gpunode.page.markup import Markup, element, joined
+from gpunode.page.frame import scroll, table
+from gpunode.page.markup import Markup, joined, tag
 from gpunode.page.words import count
 
 _WIDTH: Final = 880
@@ -55,10 +56,10 @@ def drawing(topology: Topology, concerned: Collection[str] = ()) -> Markup | Non
         return None
     rows, height = _rows(devices)
     said = _described(topology, devices)
-    return element(
+    return tag(
         "svg",
-        element("title", "PCIe, NUMA and NVLink topology", id="topology-title"),
-        element("desc", said, id="topology-desc"),
+        tag("title", "PCIe, NUMA and NVLink topology", id="topology-title"),
+        tag("desc", said, id="topology-desc"),
         _stems(rows),
         (_row(row, topology, concerned) for row in rows),
         _nvlink(rows, topology),
@@ -147,24 +148,24 @@ def _stems(rows: Sequence[_Placed]) -> Iterator[Markup]:
     for row in rows:
         if row.above:
             x, y = _left(row), row.y + _BOX // 2
-            yield element("path", d=f"M{x - 10} {row.above}V{y}H{x}", class_="stem")
+            yield tag("path", d=f"M{x - 10} {row.above}V{y}H{x}", class_="stem")
 
 
 def _row(row: _Placed, topology: Topology, concerned: Collection[str]) -> Markup:
     x, y = _left(row), row.y + 17
     if row.device is None:
-        return element("text", row.text, x=x, y=y, class_="group" if not row.above else "bridge")
+        return tag("text", row.text, x=x, y=y, class_="group" if not row.above else "bridge")
     device = row.device
     bad = device.address in concerned
     right = _WIDTH - _LINKS
     narrow = device.link.is_narrow
-    return element(
+    return tag(
         "g",
-        element("rect", x=x, y=row.y, width=right - x, height=_BOX, rx=5, class_="box"),
-        element("text", _called(device, bad=bad), x=x + 10, y=y, class_="called"),
-        element("text", cut(device.name, 34), x=x + 100, y=y),
-        element("text", device.address, x=x + 340, y=y, class_="address"),
-        element("text", _lanes(device.link), x=right - 10, y=y, class_="lanes narrow" if narrow else "lanes"),
+        tag("rect", x=x, y=row.y, width=right - x, height=_BOX, rx=5, class_="box"),
+        tag("text", _called(device, bad=bad), x=x + 10, y=y, class_="called"),
+        tag("text", cut(device.name, 34), x=x + 100, y=y),
+        tag("text", device.address, x=x + 340, y=y, class_="address"),
+        tag("text", _lanes(device.link), x=right - 10, y=y, class_="lanes narrow" if narrow else "lanes"),
         _links(topology.nvlinks.get(device.index, {}) if device.index is not None else {}, row.y),
         class_=f"device {device.sort}{' concerned' if bad else ''}",
     )
@@ -195,9 +196,9 @@ def _links(states: Mapping[int, str], y: int) -> Iterator[Markup]:
     """A small square for each NVLink, empty where it is inactive."""
     for place, (link, rate) in enumerate(sorted(states.items())[:36]):
         column, line = place % 9, place // 9
-        yield element(
+        yield tag(
             "rect",
-            element("title", f"link {link}: {rate or 'inactive'}"),
+            tag("title", f"link {link}: {rate or 'inactive'}"),
             x=_WIDTH - _LINKS + 12 + column * 7,
             y=y + 3 + line * 7,
             width=5,
@@ -229,9 +230,9 @@ def _nvlink(rows: Sequence[_Placed], topology: Topology) -> Iterator[Markup]:
         ends = [at[gpu] for gpu in gpus]
         d = f"M{x + 16} {min(ends)}V{max(ends)}" + "".join(f"M{x} {end}h16" for end in ends)
         label = next(iter(pairs.values()))
-        yield element("path", element("title", f"each with each: {label}"), d=d, class_="nvlink rail")
+        yield tag("path", tag("title", f"each with each: {label}"), d=d, class_="nvlink rail")
         middle = (min(ends) + max(ends)) // 2
-        yield element("text", label, x=x + 22, y=middle + 4, class_="nvlink-label")
+        yield tag("text", label, x=x + 22, y=middle + 4, class_="nvlink-label")
         return
     room = _WIDTH - 36 - x
     for (one, other), cell in sorted(pairs.items())[:_MOST_ARCS]:
@@ -239,11 +240,11 @@ def _nvlink(rows: Sequence[_Placed], topology: Topology) -> Iterator[Markup]:
         apart = gpus.index(other) - gpus.index(one)
         bow = min(round(room / 0.75 * (0.25 + 0.75 * apart / (len(gpus) - 1))), _BOW * apart)
         y1, y2 = at[one], at[other]
-        title = element("title", f"GPU {one} and GPU {other}: {cell}")
+        title = tag("title", f"GPU {one} and GPU {other}: {cell}")
         way = f"M{x} {y1}C{x + bow} {y1} {x + bow} {y2} {x} {y2}"
-        yield element("path", title, d=way, class_=f"nvlink arc n{_bonded(cell)}")
+        yield tag("path", title, d=way, class_=f"nvlink arc n{_bonded(cell)}")
         if len(pairs) <= _MOST_LABELS:
-            yield element("text", cell, x=x + bow * 3 // 4 + 6, y=(y1 + y2) // 2 + 4, class_="nvlink-label")
+            yield tag("text", cell, x=x + bow * 3 // 4 + 6, y=(y1 + y2) // 2 + 4, class_="nvlink-label")
 
 
 def _bonded(cell: str) -> int:
@@ -269,34 +270,23 @@ def matrix(topology: Topology) -> Markup | None:
     names = topology.names[:40]
     if not names:
         return None
-    head = (element("th", _with_nic(name, topology), scope="col") for name in names)
+    head = (tag("th", _with_nic(name, topology), scope="col") for name in names)
     rows = (
-        element(
+        tag(
             "tr",
-            element("th", _with_nic(first, topology), scope="row"),
+            tag("th", _with_nic(first, topology), scope="row"),
             (_cell(topology.matrix.get((first, second), "")) for second in names),
         )
         for first in names
     )
-    return element(
-        "div",
-        element(
-            "table",
-            element("caption", "nvidia-smi topo -m"),
-            element("thead", element("tr", element("td"), head)),
-            element("tbody", rows),
-        ),
-        class_="scroll",
-        tabindex=0,
-        role="group",
-        aria_label="how each pair is connected",
-    )
+    caption = tag("caption", "nvidia-smi topo -m")
+    return scroll("how each pair is connected", table(None, joined(tag("td"), head), rows, caption))
 
 
 def _with_nic(name: str, topology: Topology) -> Markup:
-    return joined(name, element("small", f" {topology.nics[name]}") if name in topology.nics else None)
+    return joined(name, tag("small", f" {topology.nics[name]}") if name in topology.nics else None)
 
 
 def _cell(cell: str) -> Markup:
     kind = "nv" if cell.startswith("NV") else "far" if cell in {"SYS", "NODE", "SOC"} else ""
-    return element("td", cell, class_=kind or None)
+    return tag("td", cell, class_=kind or None)

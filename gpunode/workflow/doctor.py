@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
@@ -77,7 +76,8 @@ class Examined:
         """The node's state, in one word."""
         if not self.diagnosis.is_healthy:
             return "problem"
-        return "unknown" if self.diagnosis.unknown or not self.works else "healthy"
+        is_open = bool(self.diagnosis.unknown or self.diagnosis.suspects)
+        return "unknown" if is_open or not self.works else "healthy"
 
 
 # How commands tell that they may not.
@@ -114,11 +114,8 @@ def _is_denied(capture: Capture) -> bool:
     )
 
 
-def _too_little(seen: Snapshot, silent: Sequence[str]) -> Doubt:
-    """What to look at where no fault shows and nothing shows that the driver works; of several machines, on which."""
-    if silent:
-        question = f"does the driver of {' and '.join(silent)} work? other machines' drivers do not prove it"
-        return Doubt(question, (Shell("nvidia-smi"), Shell("sudo dmesg | grep -i nvrm | tail")))
+def _too_little(seen: Snapshot) -> Doubt:
+    """What to look at where no fault shows and nothing shows that the driver works."""
     if seen.view(pci.has_gpu) is False:
         look_at = (Shell("lspci -nn -d 10de:"),)
         return Doubt("should this machine have a GPU? no NVIDIA GPU is on its PCI bus", look_at)
@@ -135,11 +132,10 @@ def diagnosed(evidence: Evidence) -> Examined:
     """What is wrong with the node that ``evidence`` shows."""
     read, left_out = within({key: capture for key, capture in evidence.items() if key != CUT})
     seen = snapshot(read)
-    silent = tuple(name for name, machine in seen.machines if not is_shown_to_work(machine))
-    works = is_shown_to_work(seen) and not silent
+    works = is_shown_to_work(seen)
     diagnosis = diagnose(seen, guarded=True)
-    if not (diagnosis.findings or diagnosis.unknown):
-        doubt = unexplained(seen) or (None if works else _too_little(seen, silent))
+    if not (diagnosis.findings or diagnosis.unknown or diagnosis.suspects):
+        doubt = unexplained(seen) or (None if works else _too_little(seen))
         diagnosis = replace(diagnosis, unknown=(doubt,) if doubt else ())
     if (cut := evidence.get(CUT)) is not None:
         left_out = (f"{cut.error}; copy the whole file again", *left_out)

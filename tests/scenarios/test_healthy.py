@@ -39,6 +39,7 @@ def test_nothing_is_found_live_in_its_capture_or_masked(node: tuple[str, Evidenc
     assert [one.cause for one in live.diagnosis.findings] == WORTH_A_WORD.get(name, []), live.diagnosis.findings
     assert {one.severity for one in live.diagnosis.findings} <= {"info"}
     assert (live.verdict, live.works, live.diagnosis.unknown, live.denied) == ("healthy", True, (), ())
+    assert not live.diagnosis.suspects
     assert not [storey for storey in live.storeys if storey.state in {"broken", "warned", "affected"}]
     save(seen, tmp_path / "capture.tar.gz")
     assert told(diagnosed(load(tmp_path / "capture.tar.gz"))) == told(live)

@@ -16,7 +16,7 @@ from gpunode.page.words import DISRUPTIONS, STATES, condition
 
 if TYPE_CHECKING:
     from gpunode.catalog.xids import Xid
-    from gpunode.diagnoses.model import Citation, Doubt, Finding, Fix, Rule
+    from gpunode.diagnoses.model import Citation, Doubt, Finding, Fix, Rule, Suspect
     from gpunode.diagnoses.snapshot import Snapshot
     from gpunode.diagnoses.stack import Storey
     from gpunode.workflow.doctor import Examined
@@ -29,6 +29,8 @@ _RELATED = 8
 _PASSAGE = 400
 _PAGE = 100
 _LONGEST = 2000
+# Of the first answer, a command of more than two rows of a narrow terminal stands below its proof.
+_SHORT = 140
 _STYLES: dict[str, Style] = {
     "broken": "bad",
     "warned": "warn",
@@ -66,11 +68,14 @@ def diagnosis_lines(examined: Examined, *, verbose: bool) -> Iterator[Line]:
     if diagnosis.is_healthy:
         yield _no_fault(examined)
         yield BLANK
-    for root in diagnosis.roots:
-        yield from _root(root, diagnosis.below(root), how)
+    for number, root in enumerate(diagnosis.roots):
+        yield from _root(root, diagnosis.below(root), how, is_first=number == 0)
         yield BLANK
     if diagnosis.unknown:
         yield from _unknown(diagnosis.unknown, how)
+        yield BLANK
+    if diagnosis.suspects:
+        yield from _suspects(diagnosis.suspects, how)
         yield BLANK
     yield from _stack(examined.storeys)
     if examined.denied:
@@ -82,6 +87,8 @@ def diagnosis_lines(examined: Examined, *, verbose: bool) -> Iterator[Line]:
 
 
 def _no_fault(examined: Examined) -> Line:
+    if examined.diagnosis.suspects:
+        return line(span("? something is wrong, and several causes would show what was seen", "warn"), hang=2)
     if examined.diagnosis.unknown:
         # A rule's doubt names the causes that it would decide between: only then was something wrong seen.
         wrong = any(doubt.causes or doubt.citations for doubt in examined.diagnosis.unknown)
@@ -103,12 +110,15 @@ def _no_fault(examined: Examined) -> Line:
 # is typed as one is; in stories, which are this program's own, so is what stands in backticks.
 
 
-def _root(finding: Finding, below: Sequence[Finding], how: _How) -> Iterator[Line]:
+def _root(finding: Finding, below: Sequence[Finding], how: _How, *, is_first: bool) -> Iterator[Line]:
+    """The answer, what to do next and the first proof, in ten lines of a narrow terminal; then the rest."""
     mark, style = _SEVERITIES[finding.severity]
     likely = ", likely" if finding.confidence == "likely" else ""
     yield line(span(mark, style), span(finding.title, style), span(f"  {finding.cause}{likely}", "dim"), hang=2)
     yield line("  ", finding.summary, hang=2)
-    yield from _proof(finding, how)
+    if is_first:
+        yield from indented([*_next(finding, _SHORT)], 2)
+    yield from _cited(finding.citations, telling(finding.summary, finding.title), how, indent=2, heading="proof")
     yield from _ruled_out(finding.ruled_out, how)
     yield from _consequences(below, how)
     yield from _remedy(finding.remedy, DISRUPTIONS[finding.disruption])
@@ -118,21 +128,18 @@ def _heading(text: str) -> Line:
     return line("  ", span(text, "bold"), hang=4)
 
 
-def _proof(finding: Finding, how: _How) -> Iterator[Line]:
-    if finding.citations:
-        yield _heading("proof")
-    yield from _cited(finding.citations, telling(finding.summary, finding.title), how, indent=4)
-
-
-def _cited(citations: Sequence[Citation], words: frozenset[str], how: _How, *, indent: int) -> Iterator[Line]:
-    """The proving lines, under the sources that they are from."""
+def _cited(
+    citations: Sequence[Citation], words: frozenset[str], how: _How, *, indent: int, heading: str = ""
+) -> Iterator[Line]:
+    """The proving lines, under the sources that they are from; ``heading`` stands before the first source."""
     shown = citations if how.verbose else citations[:_CITED]
     source = ""
     numbers = max((len(str(citation.number or "")) for citation in shown), default=0)
     for citation in shown:
         if citation.source != source:
             source = citation.source
-            yield line(" " * indent, span(source, "dim"), hang=indent + 2)
+            head = [span(heading, "bold"), "  "] if heading and citation is shown[0] else [" " * (len(heading) + 2)]
+            yield line(" " * indent, *(head if heading else ()), span(source, "dim"), hang=indent + 2)
         number = str(citation.number or "").rjust(numbers)
         yield _quoted(f"{' ' * (indent + 2)}{number}  " if numbers else " " * (indent + 2), citation, words, how)
     if more := len(citations) - len(shown):
@@ -188,9 +195,20 @@ def _unknown(doubts: Sequence[Doubt], how: _How) -> Iterator[Line]:
             yield Line((Span("    "), span(head, "dim"), span(command, "command")), solid=True)
 
 
+def _suspects(suspects: Sequence[Suspect], how: _How) -> Iterator[Line]:
+    yield line(span("the likeliest causes", "bold"), ", and what would show which it is")
+    lines = dict.fromkeys(citation for suspect in suspects for citation in suspect.citations[:1])
+    yield from _cited(tuple(lines), frozenset(), how, indent=2)
+    for number, suspect in enumerate(suspects, 1):
+        yield line(f"  {number}. ", suspect.title, span(f"  {suspect.cause}", "dim"), hang=5)
+        yield from indented([_typed(command) for command in suspect.look_at], 5)
+
+
 def _stack(storeys: Sequence[Storey]) -> Iterator[Line]:
+    """The layers, the highest first, and in one line those of which nothing was seen."""
     width = max(len(storey.title) for storey in storeys)
-    for storey in reversed(storeys):
+    seen = [storey for storey in reversed(storeys) if storey.state != "unseen"]
+    for storey in seen:
         mark, word = STATES[storey.state]
         style = _STYLES[storey.state]
         is_faulty = bool(word and storey.findings)
@@ -203,6 +221,10 @@ def _stack(storeys: Sequence[Storey]) -> Iterator[Line]:
             span(storey.seen or ("" if is_faulty else word), "dim" if is_faulty or style == "dim" else ""),
             hang=width + 4,
         )
+    unseen = [storey.title for storey in reversed(storeys) if storey.state == "unseen"]
+    if unseen:
+        mark, word = STATES["unseen"]
+        yield line(span(f"{mark} {padded(word, width if seen else 0)}  {listed(unseen)}", "dim"), hang=width + 4)
 
 
 def _denied(sources: Sequence[str], *, verbose: bool) -> Line:
@@ -220,16 +242,19 @@ def _what_next(roots: Sequence[Finding], *, verbose: bool) -> Iterator[Line]:
     more = f"; {count(others, 'other fault')} beside it" if others else ""
     is_sure = "is" if root.confidence == "certain" else "is likely"
     verb = f"{is_sure} the root cause" if root.severity == "error" else "needs attention"
-    where = f" on {root.machine}" if root.machine else ""
-    yield line(span(f"{root.cause} {verb}{where}", style), more, hang=2)
-    if root.remedy:
-        first = root.remedy[0]
-        command = next(iter(first.commands), "")
-        yield line("next:  ", *([span(command, "command")] if command else [span(first.text)]), hang=7)
+    yield line(span(f"{root.cause} {verb}", style), more, hang=2)
+    yield from _next(root)
     yield line("story: ", span(str(gpunode("doctor", root.cause)), "command"), hang=7)
     if root.ruled_out and not verbose:
         yield line("why:   ", span("-v", "command"), f" tells how {count(len(root.ruled_out), 'other cause')} "
                    f"{'was' if len(root.ruled_out) == 1 else 'were'} ruled out", hang=7)  # fmt: skip
+
+
+def _next(root: Finding, room: int = 0) -> Iterator[Line]:
+    """The first thing to do: its command, or in words where no command of so much ``room`` does it."""
+    for fix in root.remedy[:1]:
+        command = next((one for one in fix.commands[:1] if not room or len(one) <= room), "")
+        yield line("next:  ", *([span(command, "command")] if command else [span(fix.text)]), hang=7)
 
 
 def xid_lines(xid: Xid, cause: str) -> Iterator[Line]:

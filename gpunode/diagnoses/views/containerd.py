@@ -10,7 +10,7 @@ from typing import Any, Final, Literal, TypeAlias
 
 from gpunode.diagnoses.model import Citation
 from gpunode.diagnoses.snapshot import Snapshot, cite, find, stated
-from gpunode.diagnoses.views import moments, packages
+from gpunode.diagnoses.views import packages
 from gpunode.errors import Refused
 from gpunode.facts import numbers
 from gpunode.facts.items import Item
@@ -77,13 +77,6 @@ class Effective:
     fault: str = ""
 
 
-def since_start(snapshot: Snapshot, said: tuple[Citation, ...]) -> tuple[Citation, ...]:
-    """What was ``said`` without what a journal has from before the running daemon was started."""
-    unit = snapshot.facts.unit("containerd.service")
-    begun = unit.value.started_at if isinstance(unit, Known) and unit.value.state.active else None
-    return tuple(one for one in said if begun is None or (at := moments.of_line(one.line)) is None or at >= begun)
-
-
 def product(snapshot: Snapshot) -> Product:
     """The product whose containerd the kubelet uses."""
     found = snapshot.view(_product)
@@ -126,6 +119,11 @@ def running(snapshot: Snapshot) -> Effective | None:
         if item.outcome == "ok" and find(item, _TOML):
             return _scanned(item, is_running=True)
     return None
+
+
+def effective(snapshot: Snapshot) -> Effective | None:
+    """What the daemon said, else what its files say; None where neither was seen."""
+    return running(snapshot) or of_files(snapshot)
 
 
 def of_files(snapshot: Snapshot) -> Effective | None:

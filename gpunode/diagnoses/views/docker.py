@@ -12,10 +12,9 @@ from typing import Any, Final
 
 from gpunode.diagnoses.model import Citation
 from gpunode.diagnoses.snapshot import Snapshot, cite, find, finds, lines_with
-from gpunode.diagnoses.views import hearsay, moments, system
-from gpunode.diagnoses.views.moments import Moment
+from gpunode.diagnoses.views import system
 from gpunode.errors import Refused
-from gpunode.facts import boots, units
+from gpunode.facts import units
 from gpunode.facts.items import Item
 from gpunode.facts.model import Known
 from gpunode.facts.patterns import Pattern
@@ -49,29 +48,6 @@ _ROOTLESS_WRITTEN: Final = Pattern(
     r"systemctl --user \S+ docker|/\.config/docker/daemon\.json|unix:///run/user/\d+/docker\.sock|\brootless docker\b",
     re.IGNORECASE,
 )
-_REFUSED: Final = Pattern(
-    r"could not select device driver [\\\"'`]*(?:nvidia)?[\\\"'`]* ?with capabilities ?:? ?\[\[[^\]\n]{0,60}gpu"
-    r"|failed to discover GPU vendor from CDI",
-    re.IGNORECASE,
-)
-_UNKNOWN: Final = Pattern(
-    r"unknown or invalid runtime name:? ?[\\\"'`]*nvidia|Unknown runtime specified [\\\"'`]*nvidia"
-    r"|default runtime [\\\"'`]*nvidia[\\\"'`]* (?:does not exist|not found|is not)"
-    r"|(?:OCI )?runtime [\\\"'`]*nvidia[\\\"'`]* (?:does not exist|not found)",
-    re.IGNORECASE,
-)
-
-
-def refused(snapshot: Snapshot) -> tuple[Citation, ...]:
-    """Docker's word that it knows no way to give a GPU to a container."""
-    return since_start(snapshot, snapshot.said(_REFUSED))
-
-
-def unknown_runtime(snapshot: Snapshot) -> tuple[Citation, ...]:
-    """Docker's word that it has no runtime called nvidia."""
-    return since_start(snapshot, snapshot.said(_UNKNOWN))
-
-
 _TOLD: Final[tuple[Kind, ...]] = (
     *("docker-info", "docker-version", "container-run", "container-inspect", "text", "environment", "application"),
     *("unit-status", "unit-log", "unit-action"),
@@ -124,6 +100,7 @@ class DaemonFile:
         citation: of the line with the fault, else of the file.
         is_whole: whether all of it was seen.
         is_as_read: whether it is the file itself; a paste may be shortened, or have a remark in it.
+        is_probed: whether gpunode read it.
     """
 
     path: str
@@ -133,6 +110,7 @@ class DaemonFile:
     citation: Citation = _NOWHERE
     is_whole: bool = True
     is_as_read: bool = True
+    is_probed: bool = False
 
     def line(self, *keys: str) -> Citation:
         """The line on which the last of ``keys`` stands."""
@@ -167,7 +145,9 @@ def files(snapshot: Snapshot) -> tuple[DaemonFile, ...]:
 def _files(snapshot: Snapshot) -> Iterator[DaemonFile]:
     for item in snapshot.of("file"):
         if item.where == "host" and item.subject.endswith("daemon.json") and item.outcome == "ok":
-            yield _daemon_file(item, is_probed=hearsay.was_looked_at(snapshot) and item.written == item.subject)
+            yield _daemon_file(
+                item, is_probed=isinstance(snapshot.facts.modules, Known) and item.written == item.subject
+            )
 
 
 def _daemon_file(item: Item, *, is_probed: bool) -> DaemonFile:
@@ -178,8 +158,9 @@ def _daemon_file(item: Item, *, is_probed: bool) -> DaemonFile:
         document = docker.document_of(text.encode("utf-8", "surrogatepass"), path)
     except Refused as refused:
         is_as_read = is_probed or not _is_edited(text)
-        return DaemonFile(path, item, {}, _why(refused), cite(item, _line(item, text) or 1), is_whole, is_as_read)
-    return DaemonFile(path, item, document, "", cite(item, 1), is_whole)
+        place = cite(item, _line(item, text) or 1)
+        return DaemonFile(path, item, {}, _why(refused), place, is_whole, is_as_read, is_probed)
+    return DaemonFile(path, item, document, "", cite(item, 1), is_whole, is_probed=is_probed)
 
 
 def _why(refused: Refused) -> str:
@@ -231,55 +212,32 @@ def _line(item: Item, text: str) -> int:
     return 0
 
 
-_RUNTIMES: Final = Pattern(r"^[ \t]*Runtimes:\s*(?P<names>\S.*)$", re.MULTILINE)
-_RUNTIMES_JSON: Final = Pattern(r"\"Runtimes\":\s*(?=[{\[])")
-_KEY: Final = Pattern(r"\"([\w.-]+)\":\s*\{")
-_RUNTIMES_MAP: Final = Pattern(r"^map\[(?=[\w.-]+:\{)")
+_RUNTIMES: Final = Pattern(r"^[ \t]*Runtimes:\s*(?P<names>\S.*)$|\"Runtimes\":\s*(?P<json>[{\[])", re.MULTILINE)
 _DEFAULT: Final = Pattern(r"^[ \t]*Default Runtime:\s*(?P<name>\S+)", re.MULTILINE)
+_NVIDIA: Final = Pattern(r"\bnvidia\b")
 
 
 @dataclass(frozen=True, slots=True)
 class Registered:
-    """The runtimes that the running daemon has, and its default; that is empty where it was not shown."""
+    """Whether the running daemon has the runtime, and its default; that is empty where it was not shown."""
 
-    names: frozenset[str]
+    has_nvidia: bool
     citation: Citation
     default: str = ""
 
 
 def registered(snapshot: Snapshot) -> Registered | None:
     """The runtimes that ``docker info`` names; None where nobody asked it."""
-    for item in snapshot.items:
-        if item.kind not in {"docker-info", "text", "container-run"}:
-            continue
+    for item in snapshot.of("docker-info", "text", "container-run"):
         if match := find(item, _RUNTIMES):
-            names = re.split(r"[\s,]+", match["names"].strip())
             default = find(item, _DEFAULT)
-            return Registered(frozenset(names), cite(item, _number(item, match)), default["name"] if default else "")
-        if match := find(item, _RUNTIMES_JSON):
-            return Registered(_keys(item.text, match.end()), cite(item, item.number_at(match.start())))
-        if ".Runtimes" in item.written and (alone := _asked_alone(item)):
-            return Registered(alone, cite(item))
+            names = match["names"] or item.text[match.end() : match.end() + 2000]
+            place = cite(item, _number(item, match))
+            return Registered(bool(_NVIDIA.search(names)), place, default["name"] if default else "")
+        # What a format reduced to them: as JSON, as Go prints a map, as names in a row.
+        if "Runtimes" in item.written and item.text.strip() and "Error" not in item.text:
+            return Registered(bool(_NVIDIA.search(item.text.partition("\n")[0])), cite(item))
     return None
-
-
-def _keys(text: str, start: int) -> frozenset[str]:
-    """The names in the object or list that begins at ``start``; of one that was cut, those of a line."""
-    with suppress(ValueError, RecursionError):
-        told, _ = json.JSONDecoder().raw_decode(text, start)
-        return frozenset(name for name in told if isinstance(name, str))
-    return frozenset(_KEY.findall(text[start : start + 4000].partition("\n")[0]))
-
-
-def _asked_alone(item: Item) -> frozenset[str]:
-    """The runtimes in an answer that a format reduced to them: as JSON, as Go prints a map, as names in a row."""
-    text = item.text.strip()
-    if text[:1] in {"{", "["}:
-        return _keys(text, 0)
-    if _RUNTIMES_MAP.match(text):
-        return frozenset(re.findall(r"([\w.-]+):\{", text))
-    words = text.replace(",", " ").split()
-    return frozenset(words) if all(re.fullmatch(r"[\w.-]+", word) for word in words) else frozenset()
 
 
 def _number(item: Item, match: re.Match[str]) -> int:
@@ -304,78 +262,6 @@ def started_with(snapshot: Snapshot) -> tuple[Flags, Citation] | None:
 def _shows_command(item: Item) -> bool:
     about = item.subject.endswith((UNIT, ".conf")) and "docker" in (item.subject or item.written)
     return (about or item.kind in {"unit-file", "unit-status", "text"}) and "dockerd" in item.text
-
-
-_SINCE: Final = (
-    Pattern(rf"(?:ActiveEnter|ExecMainStart)Timestamp=\w{{3}} {moments.DATE}"),
-    Pattern(rf"Active: active \(running\) since \w{{3}} {moments.DATE}"),
-)
-
-
-def started(snapshot: Snapshot) -> Moment | None:
-    """When the running dockerd was started; None where nothing tells."""
-    unit = snapshot.facts.unit(UNIT)
-    if isinstance(unit, Known) and unit.value.started_at is not None:
-        place = system.unit_line(snapshot, UNIT, "ExecMainStartTimestamp")
-        return Moment(unit.value.started_at, place, is_fact=True)
-    found = (
-        moment
-        for item in snapshot.of("unit-show", "unit-status", "text")
-        if "docker" in f"{item.subject} {item.written} {item.text[:2000]}".lower()
-        for moment in moments.told(item, *_SINCE)
-    )
-    return next(found, None)
-
-
-def since_start(snapshot: Snapshot, said: tuple[Citation, ...]) -> tuple[Citation, ...]:
-    """What was ``said`` without what a journal has from before the running daemon was started."""
-    said = tuple(one for one in said if not _is_before_start(snapshot, one))
-    begun = started(snapshot)
-    if begun is None or not begun.is_fact:
-        return said
-    return tuple(one for one in said if (at := moments.of_line(one.line)) is None or at >= begun.at)
-
-
-# systemd says so once dockerd has said that it is ready.
-_STARTED: Final = Pattern(
-    r"systemd\[\d+\]: Started (?:docker\.service|Docker Application Container Engine)", re.MULTILINE
-)
-
-
-def _is_before_start(snapshot: Snapshot, citation: Citation) -> bool:
-    """Whether further down in the same log, which has the newest last, docker's start succeeds."""
-    for item in snapshot.of("unit-log", "journal", "unit-status"):
-        if (item.key, item.written) == (citation.key, citation.source) and not boots.is_reversed(item.source):
-            after = max((item.number_at(match.start()) for match in finds(item, _STARTED)), default=0)
-            return 0 < (citation.number or 0) < after
-    return False
-
-
-_ACTIVE: Final = Pattern(r"^active$|Active: active \(running\)|^ActiveState=active$", re.MULTILINE)
-_ANSWERED: Final = Pattern(r"^[ \t]*Server Version:|^CONTAINER ID ", re.MULTILINE)
-_ASKED: Final = frozenset({"run", "exec", "ps"})
-_NO_DAEMON: Final = Pattern(r"Cannot connect to the Docker daemon|Is the docker daemon running", re.IGNORECASE)
-_ERROR: Final = Pattern(r"\berror\b|\bfailed\b|Unable to find image|Usage:", re.IGNORECASE)
-
-
-def runs(snapshot: Snapshot) -> tuple[Citation, ...]:
-    """What shows that dockerd runs and answers."""
-    unit = snapshot.facts.unit(UNIT)
-    if isinstance(unit, Known):
-        active = unit.value.exists and unit.value.state.active
-        return (system.unit_line(snapshot, UNIT, "ActiveState"),) if active else ()
-    if snapshot.says(_NO_DAEMON, "container-run", "docker-info", "docker-version", "text"):
-        return ()
-    units_ = (item for item in snapshot.of("unit-status", "unit-show") if item.subject == UNIT)
-    found = [citation for item in units_ for citation in lines_with(item, _ACTIVE)]
-    found += snapshot.said(_ANSWERED, "docker-info", "docker-version", "container-run")
-    asked = (item for item in snapshot.of("container-run") if item.source.words[:1] == ("docker",))
-    found += [cite(item) for item in asked if _ASKED & set(item.source.words[1:2]) and _is_answer(item)]
-    return tuple(dict.fromkeys(found))
-
-
-def _is_answer(item: Item) -> bool:
-    return item.outcome == "ok" and bool(item.text.strip()) and find(item, _ERROR) is None
 
 
 _VERSION: Final = Pattern(r"Docker version (?P<a>\d{1,6}(?:\.\d{1,6})+)|Server Version:\s*(?P<b>\d{1,6}(?:\.\d{1,6})+)")

@@ -12,12 +12,14 @@ from gpunode.change import PackageState
 from gpunode.diagnoses.model import Citation
 from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with, stated
 from gpunode.diagnoses.views import kernel, modules, packages
+from gpunode.diagnoses.views.inventory import inventory
 from gpunode.diagnoses.views.system import running_kernel
 from gpunode.facts import kmod
 from gpunode.facts.items import Item
 from gpunode.facts.model import Known, LoadedDriver
 from gpunode.facts.patterns import Pattern
 from gpunode.facts.sources import Kind
+from gpunode.package_id import PackageId
 
 VERSION: Final = r"\d{2,3}\.\d{1,3}(?:\.\d{1,3})?"
 # The kernel module's words, and the older ones of the X server and of nvidia-smi: who is named first differs.
@@ -273,12 +275,13 @@ def _strayed(snapshot: Snapshot) -> tuple[packages.Package, ...]:
     node = smi_version(snapshot) if works(snapshot) else None
     if node is None:
         return ()
-    there = {name: one for name, one in snapshot.view(packages.packages).items() if one.is_installed}
-    states = {name: PackageState(one.version) for name, one in there.items()}
+    there = {PackageId.of(name): one for name, one in snapshot.view(packages.packages).items() if one.is_installed}
+    states = {package: PackageState(one.version) for package, one in there.items()}
     found = parts(states, int(node.version.partition(".")[0]))
     if node.version not in found.values():
         return ()  # they were listed at another time, or another driver is there beside them
-    return tuple(there[name] for name, own in found.items() if own != node.version and name.startswith("lib"))
+    strays = (package for package, own in found.items() if own != node.version and package.name.startswith("lib"))
+    return tuple(map(there.__getitem__, strays))
 
 
 def at_two_versions(snapshot: Snapshot) -> bool:
@@ -377,6 +380,15 @@ def fails(snapshot: Snapshot) -> bool:
 def works(snapshot: Snapshot) -> bool:
     """Whether nvidia-smi answered on the node with a driver version or a list of GPUs."""
     return any(state == "works" for state, _ in snapshot.view(smi))
+
+
+def hangs(snapshot: Snapshot) -> tuple[Citation, ...]:
+    """The questions to the driver that had no answer in time, where no other was answered since."""
+    found = (item for item in snapshot.items if item.outcome == "timeout" and item.kind in _ASKS_DRIVER)
+    return () if snapshot.view(inventory) is not None else tuple(cite(item) for item in found)
+
+
+_ASKS_DRIVER: Final = frozenset({"nvidia-smi", "nvidia-smi-q", "nvml"})
 
 
 def mismatches(snapshot: Snapshot) -> bool:

@@ -9,7 +9,7 @@ from typing import Final, Literal, TypeAlias
 
 from gpunode.diagnoses.model import Citation
 from gpunode.diagnoses.snapshot import Snapshot, cite, stated
-from gpunode.diagnoses.views import boards, driver, kernel, packages, pci, smi_query, system
+from gpunode.diagnoses.views import boards, driver, packages, pci, smi_query, system
 from gpunode.facts.items import Item
 from gpunode.facts.model import Known
 from gpunode.facts.patterns import Pattern
@@ -30,9 +30,6 @@ _NOT_READY: Final = Pattern(
     r"\b(?:CUDA|cudart|cudaGetDeviceCount|cuInit|cudaSetDevice)\b.{0,80}\b802\b|\berror 802\b|"
     r"\[802\] Call to cuInit|configuration error in the Fabric Manager or NVSwitch",
     re.IGNORECASE,
-)
-_UNCORRECTABLE: Final = Pattern(
-    r"uncorrectable NVLink error|cudaErrorNvlinkUncorrectable|CUDA_ERROR_NVLINK_UNCORRECTABLE"
 )
 _SWITCH_SEEN: Final = Pattern(r"\bnvidia-nvswitch\d+: |\bSW_MNG\b|\bNVSwitch LPF\b")
 _ABOUT: Final = Pattern(r"fabric-?manager", re.IGNORECASE)
@@ -71,6 +68,14 @@ class Mismatch:
     manager: str
     driver: str
     citations: tuple[Citation, ...]
+
+    @property
+    def summary(self) -> str:
+        """As a sentence."""
+        return (
+            f"the fabric manager is of version {self.manager} and the driver of {self.driver}: "
+            "it only starts with a driver of exactly its own"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,12 +122,6 @@ def refused(snapshot: Snapshot) -> tuple[Citation, ...]:
     return tuple(row.citation for _, row in rows if row.value.lower() not in fine)
 
 
-def completed(snapshot: Snapshot) -> bool:
-    """Whether every GPU that tells is registered with its fabric."""
-    rows = [row.value.lower() for _, row in smi_query.rows(snapshot, "Fabric", "State")]
-    return bool(rows) and all(value == "completed" for value in rows)
-
-
 def nothing_to_do(snapshot: Snapshot) -> tuple[Citation, ...]:
     """The lines in which the fabric manager finds no NVSwitch by NVIDIA's switch driver."""
     return snapshot.said(_NOTHING)
@@ -133,9 +132,12 @@ def mismatch(snapshot: Snapshot) -> Mismatch | None:
     if match := snapshot.match(_MISMATCH):
         return Mismatch(match["manager"], match["driver"], snapshot.said(_MISMATCH))
     program, loaded = version(snapshot), driver.loaded(snapshot) or driver.smi_version(snapshot)
-    if program is None or loaded is None or program[0] == loaded.version:
+    if program is None:
         return None
-    return Mismatch(program[0], loaded.version, (program[1], loaded.citation))
+    of_driver = [(one.upstream, one.citation) for one in driver.whole(snapshot) if _is_driver(one)][:1]
+    of_driver = [(loaded.version, loaded.citation)] if loaded else of_driver
+    others = [(version, citation) for version, citation in of_driver if version != program[0]]
+    return Mismatch(program[0], others[0][0], (program[1], others[0][1])) if others else None
 
 
 _SAYS: Final = Pattern(rf"Fabric Manager version is\s*:\s*(?P<version>{driver.VERSION})")
@@ -301,12 +303,6 @@ def nvlinks(snapshot: Snapshot) -> tuple[Links, ...]:
     return tuple(one for one in seen if one.up or one.name or not (whole and one.index is None))
 
 
-def asked_for_some(snapshot: Snapshot) -> bool:
-    """Whether nvidia-smi was asked for the links of some GPUs only, each time."""
-    asked = [item.source.words for item in snapshot.of("nvidia-smi-nvlink")]
-    return bool(asked) and all({"-i", "--id"} & {word.partition("=")[0] for word in words} for words in asked)
-
-
 def _each_once(found: Iterable[Links]) -> tuple[Links, ...]:
     """The fullest answer for each GPU that has a number; of two tools that were asked, both name it."""
     best: dict[object, Links] = {}
@@ -382,9 +378,3 @@ def _left_out(item: Item) -> Iterator[Links]:
 def complaints(snapshot: Snapshot) -> tuple[Citation, ...]:
     """The lines in which a monitor calls NVLinks down."""
     return tuple(dict.fromkeys((*snapshot.said(_DCGM_DOWN), *snapshot.said(_ALERT, "text", "application"))))
-
-
-def uncorrectable(snapshot: Snapshot) -> tuple[Citation, ...]:
-    """The lines in which a program is told of an NVLink error, without a word on which link."""
-    found = snapshot.said(_UNCORRECTABLE)
-    return found if not kernel.said(snapshot, Pattern(r"\bXid \(")) else ()

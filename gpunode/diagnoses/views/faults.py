@@ -8,13 +8,13 @@ the driver's own words where it names an earlier Xid.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, TypeAlias
 
 from gpunode.catalog import xids
 from gpunode.catalog.xids import XidKind
-from gpunode.diagnoses.model import Citation, Proof
+from gpunode.diagnoses.model import Citation, Confidence, Proof
 from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import kernel, pci
 from gpunode.facts import xid
@@ -187,6 +187,22 @@ def _program(said: XidMessage) -> str:
     return f"{said.process} (pid {said.pid})" if said.process and said.pid else said.process or f"pid {said.pid}"
 
 
+def began(
+    *codes: int, confidence: Confidence = "certain", is_of_programs: bool = False
+) -> Callable[[Snapshot], Iterator[Proof]]:
+    """The check of a cause that is there where an incident began with an Xid of one of these codes.
+
+    What a program did to itself is news for a day; after that it is history, and the node is well.
+    """
+
+    def check(snapshot: Snapshot) -> Iterator[Proof]:
+        for incident in of(snapshot, *codes):
+            is_over = is_of_programs and is_past(snapshot, incident)
+            yield proof(incident, confidence=confidence, severity="info" if is_over else None)
+
+    return check
+
+
 def timeline(snapshot: Snapshot) -> tuple[Fault, ...]:
     """Every fault in the evidence, in its order."""
     numbered = tuple(
@@ -231,6 +247,11 @@ def _reason(gpu: str, dragged: Mapping[str, list[str]]) -> str:
 def of(snapshot: Snapshot, *codes: int) -> tuple[Incident, ...]:
     """The incidents that began with an Xid of one of these codes."""
     return tuple(one for one in snapshot.view(incidents) if one.root.source == "xid" and one.root.code in codes)
+
+
+def grave(snapshot: Snapshot) -> tuple[Citation, ...]:
+    """The first faults that a person has to act on, each of which may be the reason of whatever else is told."""
+    return tuple(one.root.citation for one in snapshot.view(incidents) if one.root.weight > _ENDS_ONE)
 
 
 def on(snapshot: Snapshot, gpu: str) -> tuple[Fault, ...]:

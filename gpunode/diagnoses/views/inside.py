@@ -2,41 +2,21 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
 from gpunode.diagnoses.commands import Shell
 from gpunode.diagnoses.model import Citation, Doubt
-from gpunode.diagnoses.snapshot import Snapshot, cite, find, stated
+from gpunode.diagnoses.snapshot import Snapshot, cite, stated
 from gpunode.diagnoses.views import nested, system
 from gpunode.facts.items import Item
 from gpunode.facts.model import Known
-from gpunode.facts.patterns import Pattern
 
 Engine: TypeAlias = Literal["docker", "podman", "kubernetes", "lxc", ""]
 
-# What an engine leaves in the container's root; runtimes for pods name theirs in the control group alone.
+# What an engine leaves in the container's root.
 _MARKS: Final[tuple[tuple[str, Engine], ...]] = (("/.dockerenv", "docker"), ("/run/.containerenv", "podman"))
-_GROUPS: Final[tuple[tuple[Engine, Pattern], ...]] = (
-    ("kubernetes", Pattern(r"^\d*:[^:\n]*:\S*/kubepods", re.MULTILINE)),
-    ("podman", Pattern(r"^\d*:[^:\n]*:\S*/libpod", re.MULTILINE)),
-    ("docker", Pattern(r"^\d*:[^:\n]*:\S*/docker[/-][0-9a-f]{12}", re.MULTILINE)),
-    ("lxc", Pattern(r"^\d*:[^:\n]*:\S*/lxc(?:\.payload)?[./]", re.MULTILINE)),
-    # A control group of its own shows as the root; systemd as the first process has init.scope.
-    ("", Pattern(r"\A0::/\s*\Z")),
-)
-_ROOT: Final = Pattern(
-    r"^overlay (?:on )?/ (?:type )?overlay [^\n]{0,2000}(?P<where>docker|containerd|containers/storage|k3s)",
-    re.MULTILINE,
-)
-_SET: Final[tuple[tuple[Engine, Pattern], ...]] = (
-    ("kubernetes", Pattern(r"^KUBERNETES_SERVICE_HOST=", re.MULTILINE)),
-    ("podman", Pattern(r"^container=(?:podman|oci)$", re.MULTILINE)),
-    ("docker", Pattern(r"^container=docker$", re.MULTILINE)),
-    ("lxc", Pattern(r"^container=lxc$", re.MULTILINE)),
-)
 _BY_VIRT: Final[dict[str, Engine]] = {"docker": "docker", "podman": "podman", "lxc": "lxc", "lxc-libvirt": "lxc"}
 _GIVEN: Final[dict[Engine, str]] = {
     "docker": "`docker run --gpus all`",
@@ -97,13 +77,5 @@ def _of(item: Item) -> Iterator[Container]:
         named = bool(item.text.strip()) and (item.subject == path or path in item.source.words)
         if named and item.kind in {"listing", "file"}:
             yield Container(engine, cite(item, 1))
-    patterns = _GROUPS if re.fullmatch(r"/proc/(?:1|self)/cgroup", item.subject) else ()
-    patterns = _SET if item.kind == "environment" or item.written.strip("$# ") == "env" else patterns
-    for engine, pattern in patterns:
-        if match := pattern.search(item.text):
-            yield Container(engine, cite(item, item.number_at(match.start())))
     if item.kind == "virtualization" and (engine := _BY_VIRT.get(item.text.strip(), "")):
         yield Container(engine, cite(item, 1))
-    is_mounts = item.subject in {"/proc/mounts", "/proc/self/mounts", "/proc/1/mounts"} or item.kind == "text"
-    if is_mounts and (match := find(item, _ROOT)):
-        yield Container("docker" if match["where"] == "docker" else "", cite(item, item.number_at(match.start())))

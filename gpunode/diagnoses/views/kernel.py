@@ -211,6 +211,16 @@ def dated(line: str) -> float | None:
     return next(found, None)
 
 
+_ZONED: Final = Pattern(r"^\d{4}-\d\d-\d\dT\S{8,20}(?:Z|[+-]\d\d:?\d\d)\s")
+
+
+def since(begun: float | None, said: tuple[Citation, ...]) -> tuple[Citation, ...]:
+    """What was ``said`` without the lines of a journal from before that moment, in seconds since the epoch."""
+    if begun is None:
+        return said
+    return tuple(one for one in said if not _ZONED.match(one.line) or (dated(one.line) or begun) >= begun)
+
+
 def _form(match: re.Match[str]) -> _Form:
     found = match.groupdict()
     if found.get("boot") or found.get("micros"):

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
 from gpunode.diagnoses.model import Citation
-from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with
+from gpunode.diagnoses.snapshot import Snapshot, cite
 from gpunode.facts.items import Item
 from gpunode.facts.numbers import whole
 from gpunode.facts.patterns import Pattern
@@ -216,33 +216,6 @@ class Allocation:
     resource: str
     devices: tuple[str, ...]
     citation: Citation
-
-
-# What never holds a word of the cluster's, and is long.
-_DEAF: Final = frozenset(
-    {
-        *("kernel-log", "lsmod", "lspci", "modinfo", "modprobe", "depmod", "dkms-status", "dkms-output", "make-log"),
-        *("initramfs", "packages", "package-owner", "package-policy", "package-output", "package-history", "nvml"),
-        *("listing", "file", "unit-show", "unit-file", "unit-action", "containerd-config", "nvidia-smi-q", "ldconfig"),
-        *("nvidia-smi-topo", "nvidia-smi-nvlink", "audit", "environment", "snap"),
-    }
-)
-_LOGS: Final = frozenset({"journal", "unit-log"})
-
-
-def said(snapshot: Snapshot, pattern: Pattern, *marks: str, logs: bool = False) -> tuple[Citation, ...]:
-    """The lines with ``pattern`` in what the cluster and its pods say, looked for where one of ``marks`` stands.
-
-    With ``logs`` the node's own logs are searched, too: those of the kubelet and of the whole system.
-    """
-    return tuple(citation for item in _heard(snapshot, marks, logs=logs) for citation in lines_with(item, pattern))
-
-
-def _heard(snapshot: Snapshot, marks: tuple[str, ...], *, logs: bool) -> Iterator[Item]:
-    for item in snapshot.items:
-        is_deaf = item.kind in _DEAF or (item.kind in _LOGS and not logs) or not item.is_seen
-        if not is_deaf and any(mark in item.text for mark in marks):
-            yield item
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final, Literal, TypeAlias
 
+from gpunode.diagnoses.judging import is_examined
 from gpunode.diagnoses.model import Citation
 from gpunode.diagnoses.snapshot import Snapshot, cite, find
 from gpunode.diagnoses.views import boards, kernel, pci, smi_query
@@ -41,6 +42,7 @@ _SYSFS: Final = Pattern(
 _SYSFS_PATH: Final = Pattern(
     rf"/(?P<address>{ADDRESS})/(?P<what>(?:current|max)_link_(?:speed|width)|aer_dev_correctable)$"
 )
+_SYSFS_COUNTS: Final = Pattern(rf"/(?P<address>{ADDRESS})/aer_dev_correctable\b")
 _LIMITED: Final = Pattern(
     rf"(?P<address>{ADDRESS}): [\d.]+ Gb/s available PCIe bandwidth, "
     r"limited by (?P<speed>[\d.]+) GT/s PCIe x(?P<width>\d{1,18}) "
@@ -260,7 +262,7 @@ def _of_sysfs(snapshot: Snapshot) -> Iterator[Link]:
             found.setdefault(address, {})[path["what"]] = next(iter(item.text.split()), "")
             places.setdefault(address, cite(item, 1))
     for address, values in found.items():
-        if slot(address) in snapshot.view(nvidia) and address.endswith(".0") and address in places:
+        if _may_be_gpu(snapshot, address) and address.endswith(".0") and address in places:
             yield Link(
                 address,
                 _whole(values.get("current_link_width", "")),
@@ -269,6 +271,12 @@ def _of_sysfs(snapshot: Snapshot) -> Iterator[Link]:
                 _generation(values.get("max_link_speed", "")),
                 places[address],
             )
+
+
+def _may_be_gpu(snapshot: Snapshot, address: str) -> bool:
+    """Whether it is a GPU, or a device that somebody asked about where no GPU is known."""
+    gpus = snapshot.view(nvidia)
+    return slot(address) in gpus or not (gpus or is_examined(snapshot))
 
 
 def _of_smi(snapshot: Snapshot) -> Iterator[Link]:
@@ -454,24 +462,29 @@ def grave(reports: tuple[Report, ...]) -> tuple[Report, ...]:
 
 def latched(snapshot: Snapshot) -> tuple[Citation, ...]:
     """The GPUs' own registers that remember an uncorrected error, from lspci."""
-    return tuple(
-        cite(device.item, number)
-        for device in snapshot.view(devices)
-        if device.address and device.is_nvidia
-        for number, line in device.lines
-        if _UNCORRECTED_STATUS.search(line)
-    )
+    return tuple(line for device, line in snapshot.view(_remembering) if device.address and device.is_nvidia)
 
 
-_COUNTED: Final = Pattern(r"TOTAL_ERR_COR\s+(?P<count>\d{1,18})")
+def remembered(snapshot: Snapshot) -> tuple[Citation, ...]:
+    """Such registers of any device."""
+    return tuple(line for _, line in snapshot.view(_remembering))
+
+
+def _remembering(snapshot: Snapshot) -> tuple[tuple[Device, Citation], ...]:
+    lines = ((device, number, line) for device in snapshot.view(devices) for number, line in device.lines)
+    found = ((device, number) for device, number, line in lines if _UNCORRECTED_STATUS.search(line))
+    return tuple((device, cite(device.item, number)) for device, number in found)
+
+
+_COUNTED: Final = Pattern(r"^(?:TOTAL_ERR_COR|RxErr|BadTLP|BadDLLP)\s+(?P<count>\d{1,18})")
 
 
 def counted(snapshot: Snapshot) -> tuple[tuple[int, Citation], ...]:
     """How many corrected errors sysfs counts for each GPU."""
     found = []
     for item in snapshot.of("file", "listing", "text"):
-        path = _SYSFS_PATH.search(item.subject)
-        if path and slot(pci.address(path["address"])) in snapshot.view(nvidia):
+        path = _SYSFS_PATH.search(item.subject) or _SYSFS_COUNTS.search(item.written)
+        if path and _may_be_gpu(snapshot, pci.address(path["address"])):
             for number, line in enumerate(item.lines, 1):
                 if match := _COUNTED.search(line):
                     found.append((int(match["count"]), cite(item, number)))

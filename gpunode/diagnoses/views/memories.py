@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
 from gpunode.diagnoses.model import Citation
 from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import alive, boards, faults, smi_query
+from gpunode.diagnoses.views.smi_rows import Row
 from gpunode.facts.patterns import Pattern
 
 XIDS: Final = frozenset({48, 63, 64, 92, 94, 95, 140, 156, 157, 160, 161, 171, 172})
@@ -36,18 +38,30 @@ class Memory:
     queries: tuple[smi_query.Gpu, ...]
     strays: tuple[smi_query.Gpu, ...] = ()
 
+    @property
+    def citations(self) -> tuple[Citation, ...]:
+        """Where it is spoken of."""
+        return (*(fault.citation for fault in self.xids), *(query.citation for query in self.queries))
+
     def of(self, *codes: int) -> tuple[faults.Fault, ...]:
         """Its errors of these codes."""
         return tuple(fault for fault in self.xids if fault.code in codes)
 
+    def every_row(self) -> Iterator[Row]:
+        """All that nvidia-smi says of it."""
+        return (row for query in self.queries for row in query.rows)
+
+    def rows(self, *names: str) -> tuple[Row, ...]:
+        """The rows of that name."""
+        return tuple(row for query in self.queries for row in query.every(*names))
+
     def says(self, *names: str) -> tuple[Citation, ...]:
         """The rows of that name whose value says yes."""
-        rows = (row for query in self.queries for row in query.every(*names))
-        return tuple(row.citation for row in rows if smi_query.is_yes(row.value))
+        return tuple(row.citation for row in self.rows(*names) if smi_query.is_yes(row.value))
 
     def denies(self, *names: str) -> tuple[Citation, ...]:
         """The rows in which nvidia-smi says no: of this GPU, else of each that it may be."""
-        own = [row for query in self.queries for row in query.every(*names)]
+        own = list(self.rows(*names))
         if not own:
             own = [row for query in self.strays for row in query.every(*names)]
             own = own if all(row.value.lower() == "no" for row in own) else []
@@ -55,7 +69,7 @@ class Memory:
 
     def counted(self, *names: str) -> int:
         """The highest count under that name."""
-        found = (row.value for query in self.queries for row in query.every(*names))
+        found = (row.value for row in self.rows(*names))
         return max((int(value) for value in found if re.fullmatch(r"[0-9]{1,9}", value)), default=0)
 
 
@@ -107,11 +121,8 @@ def is_of_pages(fault: faults.Fault) -> bool:
     return bool(_PAGE.search(text)) and not _ROW.search(text)
 
 
-def was_reset(snapshot: Snapshot, memory: Memory) -> bool:
-    """Whether a row was marked, and nothing waited for a reset any more when nvidia-smi was asked after all of it."""
+def was_reset(memory: Memory) -> bool:
+    """Whether a row was marked, and nothing waited for a reset any more when nvidia-smi was asked last."""
     if not any(not is_of_pages(fault) for fault in memory.of(63, 156, 160)):
         return False
-    return any(
-        all(alive.was_asked_after(snapshot, answer, fault.at, fault.citation) for fault in memory.xids)
-        for answer in memory.denies("Remapped Rows", "Pending")
-    )
+    return any(map(alive.was_asked_last, memory.denies("Remapped Rows", "Pending")))

@@ -74,7 +74,7 @@ _ENDS_ONE: Final = 2
 def recovered(snapshot: Snapshot) -> frozenset[str]:
     """The GPUs, by their addresses, of which the driver wants nothing any more after all their grave faults.
 
-    It says so by another Xid 154, or in an answer of nvidia-smi that is known to be later.
+    It says so by another Xid 154, or in an answer of nvidia-smi that was asked for last.
     """
     gpus = {fault.gpu for fault in snapshot.view(faults.timeline) if fault.source == "xid" and fault.gpu}
     return frozenset(gpu for gpu in gpus if _is_recovered(snapshot, gpu))
@@ -89,8 +89,8 @@ def _is_recovered(snapshot: Snapshot, gpu: str) -> bool:
     if any(asked(fault) == "none" for fault in own[own.index(last) + 1 :]):
         return True
     rows = smi_query.rows(snapshot, "GPU Recovery Action")
-    said = [row.citation for query, row in rows if query.bus == gpu and row.value.strip().lower() == "none"]
-    return any(alive.was_asked_after(snapshot, answer, last.at, last.citation) for answer in said)
+    said = (row.citation for query, row in rows if query.bus == gpu and row.value.strip().lower() == "none")
+    return any(map(alive.was_asked_last, said))
 
 
 def _shown(snapshot: Snapshot) -> dict[str, Action]:

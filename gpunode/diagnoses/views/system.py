@@ -8,7 +8,7 @@ from typing import Final, Literal, TypeAlias
 
 from gpunode.diagnoses.model import Citation
 from gpunode.diagnoses.snapshot import Snapshot, cite, finds, stated
-from gpunode.facts import os_release, restarts
+from gpunode.facts import os_release
 from gpunode.facts.model import Distro, Known
 from gpunode.facts.patterns import Pattern
 
@@ -166,11 +166,9 @@ _UP_MINUTES: Final = Pattern(r"\bup\s+(?:\d{1,2} min(?:ute)?s?\b|0:\d\d\b)")
 
 
 def just_booted(snapshot: Snapshot) -> tuple[Citation, ...]:
-    """The lines by which the node is up for less than an hour, and the commands that started it anew in the session."""
+    """The lines by which the node is up for less than an hour."""
     asked = (item for item in snapshot.items if item.where == "host" and re.search(r"\b(?:uptime|w)\b", item.written))
-    minutes = tuple(cite(item, item.number_at(match.start())) for item in asked for match in finds(item, _UP_MINUTES))
-    done = (item for item in snapshot.items if restarts.is_done(item.written))
-    return minutes or tuple(stated(item.written, "the node was started anew", item.key) for item in done)
+    return tuple(cite(item, item.number_at(match.start())) for item in asked for match in finds(item, _UP_MINUTES))
 
 
 _DF_ROW: Final = Pattern(r"^\S+(?:\s+[\d.]+[KMGTPi]*B?){3}\s+(?P<used>\d{1,3})%\s+(?P<place>/\S*)\s*$", re.MULTILINE)

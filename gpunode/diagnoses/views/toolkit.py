@@ -10,12 +10,10 @@ from typing import Final
 
 from gpunode.diagnoses.model import Citation
 from gpunode.diagnoses.snapshot import Snapshot, cite, finds, stated
-from gpunode.diagnoses.views import moments, packages, programs
-from gpunode.diagnoses.views.moments import Moment
+from gpunode.diagnoses.views import packages, programs
 from gpunode.diagnoses.views.programs import Presence
 from gpunode.facts.items import Item
 from gpunode.facts.patterns import Pattern
-from gpunode.facts.probes import TOOLKIT_LIST
 from gpunode.runtimes.tomlread import parse
 
 # Any of them brings the hook that dockerd looks for, itself or by what it depends on.
@@ -29,7 +27,7 @@ _PROGRAMS: Final = (
 _ANSWERS: Final = Pattern(
     r"NVIDIA Container (?:Toolkit CLI|Runtime Hook) version|^[ \t]*cli-version:"
     r"|nvidia-container-cli(?:\.real)?: (?!command not found|not found|No such)"
-    r"|initializing library context \(version=",
+    r"|initializing library context \(version=|^nvidia-container-toolkit[ -]v?\d",
     re.MULTILINE,
 )
 _LIBRARY: Final = Pattern(
@@ -62,21 +60,22 @@ class Setting:
     file: str
 
 
-_GONE: Final = Pattern(
-    r"(?:exec: [\\\"]*|fork/exec |stat )(?:/[\w./-]*/)?nvidia-container-(?:runtime|toolkit|cli)"
-    r"(?:-hook|\.cdi|\.legacy)?[\\\"]*:? ?(?:stat \S+ )?(?:executable file not found|no such file or directory)",
-)
-
-
-def gone(snapshot: Snapshot) -> tuple[Citation, ...]:
-    """A runtime's word that NVIDIA's program, which it is told to run, is not there."""
-    return snapshot.said(_GONE)
-
-
 def presence(snapshot: Snapshot) -> Presence | None:
     """Whether the toolkit is installed; None where nothing tells. What speaks for it counts."""
     signs = tuple(_signs(snapshot))
     return next((sign for sign in signs if sign.is_there), signs[0] if signs else None)
+
+
+def present(snapshot: Snapshot) -> tuple[Citation, ...]:
+    """What shows that the toolkit is installed."""
+    there = snapshot.view(presence)
+    return (there.citation,) if there is not None and there.is_there else ()
+
+
+def absent(snapshot: Snapshot) -> tuple[Citation, ...]:
+    """What shows that it is not."""
+    there = snapshot.view(presence)
+    return (there.citation,) if there is not None and not there.is_there else ()
 
 
 def _signs(snapshot: Snapshot) -> Iterator[Presence]:
@@ -86,7 +85,7 @@ def _signs(snapshot: Snapshot) -> Iterator[Presence]:
             yield Presence(True, package.citation)
     if (found := programs.look(snapshot, *_PROGRAMS)) is not None:
         yield found
-    for citation in snapshot.said(_ANSWERS):
+    for citation in (*snapshot.said(_ANSWERS), *snapshot.said(_ANSWERS, "packages")):
         yield Presence(True, citation)
     for item in snapshot.of("package-policy"):
         for match in finds(item, _POLICY):
@@ -94,8 +93,9 @@ def _signs(snapshot: Snapshot) -> Iterator[Presence]:
             yield Presence(match["version"][0] != "(", cite(item, number))
     if (denial := _not_listed(snapshot)) is not None:
         yield Presence(False, denial)
-    elif (moment := installed_at(snapshot)) is not None:  # what was installed once may be gone again
-        yield Presence(True, moment.citation)
+    else:  # what was installed once may be gone again
+        logged = snapshot.said(_INSTALLED, "package-history", "text", "package-output", "packages")
+        yield from (Presence(True, line) for line in logged)
 
 
 def _not_listed(snapshot: Snapshot) -> Citation | None:
@@ -118,27 +118,12 @@ def _would_list(item: Item, name: str) -> bool:
 
 # The first line below the name is what is installed, in the language of the node.
 _POLICY: Final = Pattern(r"^nvidia-container-toolkit:\n\s+\w+\s*:\s*(?P<version>\S+)", re.MULTILINE)
-_INSTALLED: Final = (
-    Pattern(rf"^{moments.DATE} status installed nvidia-container-(?:toolkit|runtime)\b", re.MULTILINE),
-    Pattern(rf"^{moments.DATE} install nvidia-container-(?:toolkit|runtime)\b", re.MULTILINE),
-    # dnf's log; pacman's and zypper's.
-    Pattern(rf"^{moments.DATE}\S* (?:\w+ )?Installed: nvidia-container-toolkit-\d", re.MULTILINE),
-    Pattern(rf"^\[{moments.DATE}\S*\] \[ALPM\] installed nvidia-container-toolkit\b", re.MULTILINE),
-    Pattern(rf"^{moments.DATE}\|install\|nvidia-container-toolkit\|", re.MULTILINE),
+# The logs of dpkg, dnf, pacman, zypper and apt.
+_INSTALLED: Final = Pattern(
+    r"(?:status installed|install|Installed:|\[ALPM\] installed|\|install\|) ?nvidia-container-(?:toolkit|runtime)\b"
+    r"|^Install:[^\n]*\bnvidia-container-toolkit:",
+    re.MULTILINE,
 )
-_APT: Final = Pattern(
-    rf"^Start-Date: {moments.DATE}\n(?:[^\n]+\n){{0,4}}?Install:[^\n]*\bnvidia-container-toolkit:", re.MULTILINE
-)
-
-
-def installed_at(snapshot: Snapshot) -> Moment | None:
-    """When the toolkit was installed last; None where nothing tells."""
-    if (at := snapshot.facts.changed_at.get(TOOLKIT_LIST)) is not None:
-        said = f"written {moments.written(at)}"
-        return Moment(at, stated(TOOLKIT_LIST, said, f"file:{TOOLKIT_LIST}"), is_fact=True)
-    items = snapshot.of("package-history", "text", "package-output", "packages")
-    found = [moment for item in items for moment in moments.told(item, *_INSTALLED, _APT)]
-    return max(found, key=lambda moment: moment.at, default=None)
 
 
 def versions(snapshot: Snapshot) -> tuple[Version, ...]:

@@ -42,9 +42,6 @@ PULL = (
 def test_a_host_whose_driver_the_operator_brings_gets_none_of_its_own() -> None:
     found = told(UBUNTU, A100, *BARE, pods("ImagePullBackOff"), PULL)
     assert found.findings == ()
-    (doubt,) = found.unknown
-    assert "no such host" in doubt.question
-    assert "getent hosts" in doubt.look_at[0]
 
 
 def test_where_the_operator_brings_the_driver_the_host_lacks_none() -> None:

@@ -14,8 +14,6 @@ from gpunode.diagnoses.snapshot import snapshot
 from gpunode.diagnoses.views import hearsay
 from gpunode.facts import pasted
 from gpunode.facts.evidence import Evidence, Found, encode_found
-from gpunode.facts.sources import Source
-from gpunode.facts.speakers import of_daemon
 from tests.laws.test_hearsay_laws import with_pods
 from tests.scenarios.healthy.captures import evidence, journal
 from tests.scenarios.healthy.nodes import HEALTHY
@@ -104,16 +102,3 @@ def test_only_where_no_driver_is_loaded_the_pod_that_loads_it_is_heard(is_loaded
     node["pod-logs"] = replace(node["pod-logs"], data=encode_found(iter(found)))
     heard = [item.written for item in hearsay.node_alone(snapshot(node)).items if item.key == "pod-logs"]
     assert heard == ([] if is_loaded else [path])
-
-
-def test_of_dockers_journal_only_its_own_lines_are_dockers() -> None:
-    unit = Source("unit-log", "docker.service")
-    lines = [
-        "2026-11-16T06:12:43.123456+0000 n1 dockerd[812]: level=info msg=\"API listen on /run/docker.sock\"",
-        "2026-11-16T06:12:44.123456+0000 n1 3f2a9c1b7d5e[812]: NVRM: Xid (PCI:0000:31:00): 79",
-        "                                                      and more of it",
-        "2026-11-16T06:12:45.123456+0000 n1 systemd[1]: docker.service: Deactivated successfully.",
-    ]  # fmt: skip
-    assert of_daemon(unit, "\n".join(lines)).split("\n") == [lines[0], "", "", lines[3]]
-    other = Source("unit-log", "kubelet.service")
-    assert of_daemon(other, "\n".join(lines)) == "\n".join(lines)

@@ -27,8 +27,8 @@ def seen(*pieces: tuple[str, str]) -> Diagnosis:
 def test_alone_it_leaves_open_which_of_the_two_it_is(pieces: tuple[tuple[str, str], ...], words: str) -> None:
     found = seen(*((source, text.replace("Key was rejected by service", words)) for source, text in pieces))
     assert not found.findings
-    (doubt,) = found.unknown
-    assert set(doubt.causes) == {NO_KEY, UNSIGNED}
+    assert {one.cause for one in found.suspects[:2]} == {NO_KEY, UNSIGNED}
+    assert found.suspects[0].look_at[0].startswith("modinfo nvidia")
 
 
 @pytest.mark.parametrize(
@@ -36,6 +36,8 @@ def test_alone_it_leaves_open_which_of_the_two_it_is(pieces: tuple[tuple[str, st
     [
         (("modinfo nvidia | grep -i sig", ""), UNSIGNED),
         (("modinfo nvidia | grep -i sig", "signer:         node01 Secure Boot Module Signature key\n"), NO_KEY),
+        (("modinfo -F signer nvidia", ""), UNSIGNED),
+        (("mokutil --test-key /var/lib/dkms/mok.pub", "/var/lib/dkms/mok.pub is not enrolled"), NO_KEY),
         (("dkms status", "nvidia/580.95.05, 6.8.0-45-generic, x86_64: installed\n"), NO_KEY),
         (("sudo dmesg | tail", "[   61.2] Loading of unsigned module is rejected\n"), UNSIGNED),
         (("sudo dmesg | tail", "[   61.2] Loading of module with unavailable key is rejected\n"), NO_KEY),

@@ -1,4 +1,4 @@
-"""What people say, type and fear is not what programs say."""
+"""What was typed is not what programs say; a program's own line proves, wherever it was pasted."""
 
 from __future__ import annotations
 
@@ -19,28 +19,6 @@ XID = "[  100.000000] NVRM: Xid (PCI:0000:07:00): 79, pid=1, GPU has fallen off 
 
 def of(*pieces: tuple[str, str]) -> Diagnosis:
     return diagnose(snapshot(pasted.evidence(pieces)))
-
-
-@pytest.mark.parametrize(
-    ("source", "text"),
-    [
-        ("comment", "I read that it might be 'GPU is lost'. How can I check?"),
-        ("user", "Could it be that the GPU has fallen off the bus?"),
-        ("slack", "I think it has fallen off the bus, like Xid 79 last year. But nvidia-smi works"),
-        ("comment", "it says the GPU has fallen off the bus"),
-        ("comment", "I saw NVRM: Xid (PCI:0000:07:00): 79, GPU has fallen off the bus. on a friend's machine"),
-        ("pasted text", "Does 'GPU is lost' mean that we need a new card?"),
-    ],
-)
-def test_what_a_person_fears_proves_no_lost_gpu(source: str, text: str) -> None:
-    assert not of((source, text)).findings
-    beside = of((source, text), ("nvidia-smi", SMI))
-    assert (beside.findings, beside.unknown) == ((), ())
-
-
-def test_without_a_working_nvidia_smi_it_stays_a_question() -> None:
-    found = of(("user", "Could it be that the GPU has fallen off the bus?"))
-    assert "gpu-fallen-off-bus" in {cause for doubt in found.unknown for cause in doubt.causes}
 
 
 @pytest.mark.parametrize(
@@ -72,16 +50,3 @@ def test_what_was_typed_is_no_message(source: str) -> None:
 def test_the_history_of_packages_is_that_of_packages() -> None:
     assert recognise("cat /var/log/zypp/history").kind == "package-history"
     assert recognise("dnf history").kind == "package-history"
-
-
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [
-        ("dmesg on the old node", "nvidia-smi on the new node"),
-        ("dmesg on node2", "nvidia-smi on node1"),
-        ("dmesg on the old node", "nvidia-smi"),
-    ],
-)
-def test_what_another_host_says_is_not_certain(one: str, other: str) -> None:
-    found = of((one, XID), (other, SMI))
-    assert all(finding.confidence == "likely" for finding in found.findings)

@@ -102,7 +102,12 @@ def test_files_under_headings_and_lines_found_in_files_are_those_files() -> None
         ("lsmod > /tmp/l; uname -r", "6.8.0", ["", "6.8.0"]),
         ("dmesg | wc -l; lsmod", "4711\na 1 0", ["4711", "a 1 0"]),
         ("lsmod; dmesg", "a 1 0\nb", ["a 1 0\nb", "a 1 0\nb"]),
-        ("for m in a b; do modinfo -F version $m; done; uname -r", "1\n2\n6.8.0", ["1\n2\n6.8.0", "1\n2\n6.8.0"]),
+        ("for m in a b; do modinfo -F version $m; done; uname -r", "1\n2\n6.8.0", ["1\n2", "6.8.0"]),
+        (
+            "cat /sys/module/nvidia/version; uptime -p; modinfo -F version nvidia",
+            "550.54.15\nup 1 day\n550.90.07",
+            ["550.54.15", "550.90.07"],
+        ),
     ],
 )
 def test_what_each_of_several_commands_prints_is_known_by_how_much_the_others_do(

@@ -4,14 +4,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpunode.page.markup import element, joined, text, visible
+from gpunode.page.markup import joined, tag, text, visible
 
 anything = st.text(st.characters(codec=None, exclude_categories=()))
 
 
 @given(anything)
 def test_no_text_becomes_markup(said: str) -> None:
-    inside = str(element("p", said, title=said))
+    inside = str(tag("p", said, title=said))
     assert inside.count("<") == 2
     assert inside.count(">") == 2
     assert inside.count('"') == 2
@@ -40,7 +40,7 @@ def test_colours_go_and_the_rest_stands_there_as_it_is(said: str, shown: str) ->
 
 
 def test_markup_stays_and_text_beside_it_is_escaped() -> None:
-    assert joined("<", element("b", "&"), None, ["x", element("br")]) == "&lt;<b>&amp;</b>x<br>"
+    assert joined("<", tag("b", "&"), None, ["x", tag("br")]) == "&lt;<b>&amp;</b>x<br>"
 
 
 def test_what_is_markup_is_not_escaped_twice() -> None:
@@ -48,6 +48,6 @@ def test_what_is_markup_is_not_escaped_twice() -> None:
 
 
 def test_an_attribute_that_is_not_wanted_is_left_out() -> None:
-    assert element("a", class_="x", aria_label="y", open=True, hidden=False, title=None) == (
+    assert tag("a", class_="x", aria_label="y", open=True, hidden=False, title=None) == (
         '<a class="x" aria-label="y" open></a>'
     )

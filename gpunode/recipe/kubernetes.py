@@ -1,0 +1,182 @@
+"""The ``[kubernetes]`` tables of a recipe. Loaded only for a recipe that has them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Annotated, Any, Final, Literal, TypeAlias
+
+from gpunode.recipe import Says
+
+Stack: TypeAlias = Literal["device-plugin", "gpu-operator", "hami", "dra", "none"]
+SharingMode: TypeAlias = Literal["none", "time-slicing", "mps"]
+MigStrategy: TypeAlias = Literal["none", "single", "mixed"]
+Effect: TypeAlias = Literal["NoSchedule", "PreferNoSchedule", "NoExecute"]
+
+# RFC 1123, as the API server checks names and label values.
+_LABEL = r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"
+_SUBDOMAIN = rf"{_LABEL}(\.{_LABEL})*"
+_VALUE = r"([A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?"
+LABEL_KEY = rf"({_SUBDOMAIN}/)?[A-Za-z0-9]([A-Za-z0-9._-]{{0,61}}[A-Za-z0-9])?"
+_VERSION = r"|v?[0-9]+\.[0-9]+\.[0-9]+(-[0-9A-Za-z.-]+)?"
+_REGISTRY = r"|[a-z0-9]([a-z0-9.-]*[a-z0-9])?(:[0-9]{1,5})?(/[a-z0-9]([a-z0-9._-]*[a-z0-9])?)*"
+# It becomes the value of a label.
+_LAYOUT = r"|[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?"
+
+
+def _chart_version(name: str) -> Says:
+    return Says(
+        f"version of the chart {name}; empty takes the one in gpunode's catalog",
+        _VERSION,
+        ("a version such as 0.20.0", '"" for the catalog\'s'),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Sharing:
+    """How the pods on a node share its GPUs."""
+
+    mode: Annotated[
+        SharingMode, Says("how several pods share a GPU; time-slicing isolates nothing, mps limits each pod's memory")
+    ] = "none"
+    replicas: Annotated[int, Says("how many pods share one GPU; 1 with mode none, except with hami")] = 1
+    rename: Annotated[bool, Says("whether shared GPUs are offered as nvidia.com/gpu.shared")] = False
+
+
+@dataclass(frozen=True, slots=True)
+class Mig:
+    """How MIG instances are offered."""
+
+    strategy: Annotated[
+        MigStrategy,
+        Says("none offers whole GPUs; single offers instances as nvidia.com/gpu, mixed as nvidia.com/mig-<profile>"),
+    ] = "none"
+    layout: Annotated[
+        str,
+        Says(
+            "the MIG layout of the nodes (all-1g.10gb); setup sets it, with gpu-operator its MIG manager; empty: any",
+            _LAYOUT,
+            ("a name as in mig-parted's configuration", '"" for none'),
+        ),
+    ] = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Taint:
+    """The taint that keeps pods without a GPU off the nodes; no key, no taint."""
+
+    key: Annotated[
+        str, Says("key of the taint (nvidia.com/gpu)", rf"|{LABEL_KEY}", ("a label key", '"" for no taint'))
+    ] = ""
+    value: Annotated[str, Says("value of the taint", _VALUE, ("a label value", '""'))] = ""
+    effect: Annotated[Effect, Says("what the taint does to pods that do not tolerate it")] = "NoSchedule"
+
+
+@dataclass(frozen=True, slots=True)
+class Extras:
+    """What runs beside the device plugin."""
+
+    gfd: Annotated[bool, Says("whether GPU Feature Discovery and Node Feature Discovery label nodes by their GPUs")] = (
+        False
+    )
+    dcgm_exporter: Annotated[bool, Says("whether the DCGM exporter offers metrics to Prometheus")] = False
+
+
+@dataclass(frozen=True, slots=True)
+class Versions:
+    """The versions of the charts and of what they install."""
+
+    device_plugin: Annotated[str, _chart_version("nvidia-device-plugin")] = ""
+    gpu_operator: Annotated[str, _chart_version("gpu-operator")] = ""
+    hami: Annotated[str, _chart_version("hami")] = ""
+    dra_driver: Annotated[str, _chart_version("dra-driver-nvidia-gpu")] = ""
+    dcgm_exporter: Annotated[str, _chart_version("dcgm-exporter")] = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind cluster on this machine, whose workers get its GPUs."""
+
+    workers: Annotated[
+        int, Says("how many workers share out the machine's GPUs; 0 where the cluster is not kind's", least=0)
+    ] = 0
+    name: Annotated[
+        str,
+        Says("name of the kind cluster", r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?", ("lower-case letters, digits and -",)),
+    ] = "kind"
+
+
+@dataclass(frozen=True, slots=True)
+class NamedConfig:
+    """What the nodes with certain GPUs get instead of ``[kubernetes.sharing]`` and ``[kubernetes.mig]``."""
+
+    gpus: Annotated[str, Says("what the name of the nodes' GPUs contains (A100)")] = ""
+    mode: Annotated[SharingMode, Says("as in [kubernetes.sharing]")] = "none"
+    replicas: Annotated[int, Says("as in [kubernetes.sharing]")] = 1
+    rename: Annotated[bool, Says("as in [kubernetes.sharing]")] = False
+    strategy: Annotated[MigStrategy, Says("as in [kubernetes.mig]")] = "none"
+    layout: Annotated[
+        str, Says("as in [kubernetes.mig]", _LAYOUT, ("a name as in mig-parted's configuration", '"" for none'))
+    ] = ""
+
+    def fits(self, names: Sequence[str]) -> bool:
+        """Whether it is for a node with GPUs of these names: each contains what the recipe says."""
+        return all(self.gpus.lower() in name.lower() for name in names)
+
+
+@dataclass(frozen=True, slots=True)
+class Kubernetes:
+    """What a cluster offers of the node's GPUs."""
+
+    stack: Annotated[Stack, Says("what offers the GPUs to pods; none leaves the cluster alone")] = "none"
+    namespace: Annotated[
+        str,
+        Says(
+            "where the objects are; empty: gpu-system, with gpu-operator gpu-operator, with hami kube-system",
+            rf"|{_LABEL}",
+            ("a name of lower-case letters, digits and -", '"" for the stack\'s own'),
+        ),
+    ] = ""
+    runtime_class: Annotated[
+        str,
+        Says(
+            "the RuntimeClass of pods with GPUs; empty where nvidia is the default runtime",
+            rf"|{_SUBDOMAIN}",
+            ("a name of lower-case letters, digits, - and .", '"" for none'),
+        ),
+    ] = "nvidia"
+    registry: Annotated[
+        str,
+        Says(
+            "a mirror that images are pulled from, for sites without internet access (registry.example.org/nvidia)",
+            _REGISTRY,
+            ("host[:port][/path]", '"" for the public registries'),
+        ),
+    ] = ""
+    labels: Annotated[
+        Mapping[str, str],
+        Says("further labels of the GPU nodes", _VALUE, ("label values",)),
+    ] = field(default_factory=lambda: MappingProxyType({}))
+    sharing: Sharing = field(default_factory=Sharing)
+    mig: Mig = field(default_factory=Mig)
+    taint: Taint = field(default_factory=Taint)
+    extras: Extras = field(default_factory=Extras)
+    kind: Kind = field(default_factory=Kind)
+    versions: Versions = field(default_factory=Versions)
+    configs: Mapping[str, NamedConfig] = field(default_factory=lambda: MappingProxyType({}))
+
+
+# The table of each section; * stands for a name that the recipe chooses.
+SECTIONS: Final[Mapping[str, type[Any]]] = MappingProxyType(
+    {
+        "kubernetes": Kubernetes,
+        "kubernetes.sharing": Sharing,
+        "kubernetes.mig": Mig,
+        "kubernetes.taint": Taint,
+        "kubernetes.extras": Extras,
+        "kubernetes.kind": Kind,
+        "kubernetes.versions": Versions,
+        "kubernetes.configs.*": NamedConfig,
+    }
+)
