@@ -30,10 +30,13 @@ _PART: Final = Pattern(r"\"([^\"]*)\"|'([^']*)'|([^.\s\"']+)")
 # containerd's and its shims' words for a place below its data.
 _PRODUCTS: Final[tuple[tuple[Product, Pattern], ...]] = (
     # Its containerd has its socket in /run/k3s, too.
-    ("rke2", Pattern(r"/var/lib/rancher/rke2|\+rke2r?\d|\brke2-(?:server|agent)\b|/etc/rancher/rke2")),
-    ("k3s", Pattern(r"/var/lib/rancher/k3s|\+k3s\d|\bk3s(?:-agent)?\.service\b|/etc/rancher/k3s|/run/k3s/")),
+    ("rke2", Pattern(r"/var/lib/rancher/rke2|[+-]rke2r?\d|\brke2-(?:server|agent)\b|/etc/rancher/rke2")),
+    (
+        "k3s",
+        Pattern(r"/rancher/k3s|[+-]k3s\d|\bk3s\.service\b|ctl [\w -]{0,30}\bk3s\b|\bk3s-(?:agent|server)\b|/run/k3s/"),
+    ),
     ("microk8s", Pattern(r"/var/snap/microk8s|\bmicrok8s\b")),
-    ("k0s", Pattern(r"/etc/k0s/|\bk0s(?:worker|controller)\b|\+k0s")),
+    ("k0s", Pattern(r"/(?:etc|lib)/k0s/|\bk0s(?:worker|controller)\b|[+-]k0s")),
 )
 
 
