@@ -8,13 +8,13 @@ from typing import Final
 
 from gpunode.diagnoses import symptoms
 from gpunode.diagnoses.addresses import DEVICE_PLUGIN
-from gpunode.diagnoses.cluster import plugin_logs, restart_plugin, set_driver_root, set_runtime_class
+from gpunode.diagnoses.cluster import plugin_logs, restart_plugin, restart_rancher, set_driver_root, set_runtime_class
 from gpunode.diagnoses.commands import Shell, command
 from gpunode.diagnoses.model import Citation, Family, Fix, Rule
 from gpunode.diagnoses.remedies import by_hand, run
 from gpunode.diagnoses.signs import all_of, any_of, fact, holds, line, unless
 from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with
-from gpunode.diagnoses.views import device_health, driver, handlers, kube, modules, pci
+from gpunode.diagnoses.views import containerd, device_health, driver, handlers, kube, modules, pci
 from gpunode.diagnoses.views.engine import engine
 from gpunode.facts.patterns import Pattern
 
@@ -111,7 +111,10 @@ _NO_GPU: Final = holds(lambda snapshot: pci.has_gpu(snapshot) is False, "no GPU 
 
 
 def _ask_for_runtime(snapshot: Snapshot) -> Iterable[Fix]:
-    if not snapshot.view(_HANDLER) and not snapshot.view(_REGISTERED):
+    product = containerd.product(snapshot)
+    if product in {"k3s", "rke2"}:
+        yield restart_rancher(product, "which registers NVIDIA's runtime by itself when it starts")
+    elif not snapshot.view(_HANDLER) and not snapshot.view(_REGISTERED):
         register = command(
             "sudo", "gpunode", "ctk", "runtime", "configure", f"--runtime={engine(snapshot)}", "--restart"
         )
