@@ -112,14 +112,15 @@ _NO_GPU: Final = holds(lambda snapshot: pci.has_gpu(snapshot) is False, "no GPU 
 
 def _ask_for_runtime(snapshot: Snapshot) -> Iterable[Fix]:
     product = containerd.product(snapshot)
-    if product in {"k3s", "rke2"}:
-        yield restart_rancher(product, "which registers NVIDIA's runtime by itself when it starts")
-    elif not snapshot.view(_HANDLER) and not snapshot.view(_REGISTERED):
+    finds_itself = product in {"k3s", "rke2"}
+    if not (finds_itself or snapshot.view(_HANDLER) or snapshot.view(_REGISTERED)):
         register = command(
             "sudo", "gpunode", "ctk", "runtime", "configure", f"--runtime={engine(snapshot)}", "--restart"
         )
         yield run("configure", "register NVIDIA's runtime with the container runtime", register)
     yield set_runtime_class("let the device plugin ask for NVIDIA's runtime")
+    if finds_itself and not snapshot.view(_HANDLER):
+        yield restart_rancher(product, "which registers NVIDIA's runtime by itself when it starts")
     yield by_hand("configure", "give pods that use a GPU the same runtimeClassName, or make nvidia the default runtime")
 
 
