@@ -172,12 +172,14 @@ def _where_it_looks(snapshot: Snapshot) -> Iterable[Fix]:
         yield run("restart", "restart that user's docker", Shell("systemctl --user restart docker"))
         return
     yield run("configure", f"write the specification to {folder}, where this engine looks", *_written_to(folder))
-    dirs = r"[engine]\ncdi_spec_dirs = [\"/etc/cdi\", \"/var/run/cdi\"]\n"
     yield run(
         "configure",
         "or name both folders to podman",
         Shell("sudo mkdir -p /etc/containers/containers.conf.d"),
-        Shell(f"printf '{dirs}' | sudo tee /etc/containers/containers.conf.d/50-cdi.conf"),
+        Shell(
+            r"printf '[engine]\ncdi_spec_dirs = [\"/etc/cdi\", \"/var/run/cdi\"]\n' "
+            "| sudo tee /etc/containers/containers.conf.d/50-cdi.conf"
+        ),
         when="podman is 5.5 or later",
     )
 
@@ -256,9 +258,10 @@ def _switch(snapshot: Snapshot) -> Iterable[Fix]:
         held = tuple(name for name in _DOCKERS if packages.installed(snapshot, name))
         yield upgrade(snapshot, "bring docker to 25 or later", *(held or ("docker-ce", "docker-ce-cli")))
     elif snapshot.view(docker.rootless):
-        configure = "gpunode ctk runtime configure --runtime=docker --cdi.enabled"
-        place = '--config="$HOME/.config/docker/daemon.json"'
-        yield run("configure", "switch CDI on for that user's docker", Shell(f"{configure} {place}"))
+        configure = Shell(
+            'gpunode ctk runtime configure --runtime=docker --cdi.enabled --config="$HOME/.config/docker/daemon.json"'
+        )
+        yield run("configure", "switch CDI on for that user's docker", configure)
         yield run("restart", "restart that user's docker", Shell("systemctl --user restart docker"))
     else:
         configure = Shell("sudo gpunode ctk runtime configure --runtime=docker --cdi.enabled --restart")

@@ -67,7 +67,7 @@ _NO_LINKS: Final = line(
 
 
 def _load(_: Snapshot) -> Iterable[Fix]:
-    yield run("load", "load the driver, so that its devices are known", Shell("sudo nvidia-smi -L"))
+    yield run("load", "load the driver, so that its devices are known", Shell("sudo modprobe nvidia"))
     links = Shell("sudo nvidia-ctk system create-dev-char-symlinks --create-all --load-kernel-modules")
     yield run("configure", "make the links", links)
     yield by_hand(

@@ -8,13 +8,13 @@ from typing import Final
 
 from gpunode.diagnoses import symptoms
 from gpunode.diagnoses.addresses import DEVICE_PLUGIN
-from gpunode.diagnoses.cluster import plugin_logs, restart_plugin, set_driver_root, set_runtime_class
+from gpunode.diagnoses.cluster import plugin_logs, restart_plugin, restart_rancher, set_driver_root, set_runtime_class
 from gpunode.diagnoses.commands import Shell, command
 from gpunode.diagnoses.model import Citation, Family, Fix, Rule
 from gpunode.diagnoses.remedies import by_hand, run
 from gpunode.diagnoses.signs import all_of, any_of, fact, holds, line, unless
 from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with
-from gpunode.diagnoses.views import device_health, driver, handlers, kube, modules, pci
+from gpunode.diagnoses.views import containerd, device_health, driver, handlers, kube, modules, pci
 from gpunode.diagnoses.views.engine import engine
 from gpunode.facts.patterns import Pattern
 
@@ -111,12 +111,16 @@ _NO_GPU: Final = holds(lambda snapshot: pci.has_gpu(snapshot) is False, "no GPU 
 
 
 def _ask_for_runtime(snapshot: Snapshot) -> Iterable[Fix]:
-    if not snapshot.view(_HANDLER) and not snapshot.view(_REGISTERED):
+    product = containerd.product(snapshot)
+    finds_itself = product in {"k3s", "rke2"}
+    if not (finds_itself or snapshot.view(_HANDLER) or snapshot.view(_REGISTERED)):
         register = command(
             "sudo", "gpunode", "ctk", "runtime", "configure", f"--runtime={engine(snapshot)}", "--restart"
         )
         yield run("configure", "register NVIDIA's runtime with the container runtime", register)
     yield set_runtime_class("let the device plugin ask for NVIDIA's runtime")
+    if finds_itself and not snapshot.view(_HANDLER):
+        yield restart_rancher(product, "which registers NVIDIA's runtime by itself when it starts")
     yield by_hand("configure", "give pods that use a GPU the same runtimeClassName, or make nvidia the default runtime")
 
 

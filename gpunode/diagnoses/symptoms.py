@@ -11,10 +11,11 @@ import re
 from typing import Final
 
 from gpunode.diagnoses.signs import any_of, fact, holds, line
-from gpunode.diagnoses.views import driver
+from gpunode.diagnoses.views import driver, pci
 
 # What nvidia-smi and NVML say.
 
+NO_GPU: Final = holds(lambda snapshot: pci.has_gpu(snapshot) is False, "no NVIDIA GPU is on the bus")
 DRIVER_WORKS: Final = holds(driver.works, "nvidia-smi answers")
 MODULE_LOADED: Final = holds(driver.is_loaded, "NVIDIA's module is loaded")
 NO_DRIVER: Final = line(

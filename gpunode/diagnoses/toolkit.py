@@ -246,7 +246,7 @@ FAMILY: Final = Family(
             decisive=unless(all_of(toolkit.absent, any_of(*_ASKED)), _OPERATOR),
             typical=any_of(_PROGRAM_GONE, _SOUGHT),
             symptoms=_ASKED,
-            against=(toolkit.present,),
+            against=(toolkit.present, symptoms.NO_GPU),
             may_be_normal=True,
             look_at=(
                 Shell("nvidia-ctk --version"),

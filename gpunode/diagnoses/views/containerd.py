@@ -30,10 +30,13 @@ _PART: Final = Pattern(r"\"([^\"]*)\"|'([^']*)'|([^.\s\"']+)")
 # containerd's and its shims' words for a place below its data.
 _PRODUCTS: Final[tuple[tuple[Product, Pattern], ...]] = (
     # Its containerd has its socket in /run/k3s, too.
-    ("rke2", Pattern(r"/var/lib/rancher/rke2|\+rke2r?\d|\brke2-(?:server|agent)\b|/etc/rancher/rke2")),
-    ("k3s", Pattern(r"/var/lib/rancher/k3s|\+k3s\d|\bk3s(?:-agent)?\.service\b|/etc/rancher/k3s|/run/k3s/")),
+    ("rke2", Pattern(r"/var/lib/rancher/rke2|[+-]rke2r?\d|\brke2-(?:server|agent)\b|/etc/rancher/rke2")),
+    (
+        "k3s",
+        Pattern(r"/rancher/k3s|[+-]k3s\d|\bk3s\.service\b|ctl [\w -]{0,30}\bk3s\b|\bk3s-(?:agent|server)\b|/run/k3s/"),
+    ),
     ("microk8s", Pattern(r"/var/snap/microk8s|\bmicrok8s\b")),
-    ("k0s", Pattern(r"/etc/k0s/|\bk0s(?:worker|controller)\b|\+k0s")),
+    ("k0s", Pattern(r"/(?:etc|lib)/k0s/|\bk0s(?:worker|controller)\b|[+-]k0s")),
 )
 
 
@@ -61,7 +64,6 @@ class Effective:
         systemd_cgroup: what each handler's options say; a handler that says nothing is absent.
         spec_dirs: where CDI specifications are looked for; empty where it does not say.
         names_handlers: whether a handler that is not here would be, so that its absence is known.
-        is_running: whether the running daemon said it, not a file.
         fault: why the daemon cannot read it.
     """
 
@@ -73,7 +75,6 @@ class Effective:
     systemd_cgroup: Mapping[str, Value] = field(default_factory=dict)
     spec_dirs: tuple[str, ...] = ()
     names_handlers: bool = False
-    is_running: bool = False
     fault: str = ""
 
 
@@ -117,7 +118,7 @@ def running(snapshot: Snapshot) -> Effective | None:
         if '"runtimes"' in item.text or item.text.lstrip()[:1] == "{":
             return _of_json(item)
         if item.outcome == "ok" and find(item, _TOML):
-            return _scanned(item, is_running=True)
+            return _scanned(item)
     return None
 
 
@@ -133,7 +134,7 @@ def of_files(snapshot: Snapshot) -> Effective | None:
     if root not in items:
         return None
     item = items[root]
-    parts = [_scanned(one, is_running=False) for one in (item, *_imported(items, root))]
+    parts = [_scanned(one) for one in (item, *_imported(items, root))]
     merged = _together(parts)
     if item.source.only or item.source.is_part:
         return merged
@@ -155,7 +156,7 @@ _ROOTS: Final[Mapping[Product, str]] = {
 def file(snapshot: Snapshot, path: str) -> Effective | None:
     """What one file says by itself; None where it was not read."""
     item = next((one for one in snapshot.items if one.subject == path and _is_config(one)), None)
-    return _scanned(item, is_running=False) if item is not None else None
+    return _scanned(item) if item is not None else None
 
 
 def _is_config(item: Item) -> bool:
@@ -230,7 +231,6 @@ def _of_json(item: Item) -> Effective:
         {name: Value(str(value).lower(), whole.place) for name, value in _systemd(table["runtimes"])},
         tuple(one for one in dirs if isinstance(one, str)) if isinstance(dirs, list) else (),
         names_handlers=True,
-        is_running=True,
     )
 
 
@@ -265,10 +265,10 @@ def _json_lines(item: Item) -> Effective:
                 binaries[current] = value
             elif key == "SystemdCgroup" and current:
                 systemd[current] = value
-    return Effective(cite(item, 1), handlers, binaries, default, None, systemd, (), inside, is_running=True)
+    return Effective(cite(item, 1), handlers, binaries, default, None, systemd, (), inside)
 
 
-def _scanned(item: Item, *, is_running: bool) -> Effective:
+def _scanned(item: Item) -> Effective:
     """What the lines of a TOML text say, whole or in part, in every schema."""
     handlers: dict[str, Citation] = {}
     binaries: dict[str, Value] = {}
@@ -296,10 +296,8 @@ def _scanned(item: Item, *, is_running: bool) -> Effective:
                 dirs = tuple(re.findall(r"[\"']([^\"']+)[\"']", match["value"]))
     names = (not item.source.only or "runtimes" in item.source.only) and (bool(handlers) or "runtimes]" in item.text)
     whole = not item.source.is_part and not item.source.only
-    is_silent = whole and not is_running and not handlers
-    return Effective(
-        cite(item, 1), handlers, binaries, default, disabled, systemd, dirs, names or is_silent, is_running=is_running
-    )
+    is_silent = whole and item.kind != "containerd-config" and not handlers
+    return Effective(cite(item, 1), handlers, binaries, default, disabled, systemd, dirs, names or is_silent)
 
 
 def _handler(path: str) -> str:
