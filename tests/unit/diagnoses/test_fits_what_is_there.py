@@ -92,12 +92,6 @@ REJECTED = (
 )
 
 
-def test_signed_modules_are_of_the_installed_branch() -> None:
-    dkms = ("dkms status", "nvidia/550.120, 6.8.0-48-generic, x86_64: installed")
-    assert "sudo apt-get install linux-modules-nvidia-550-generic" in commands(told(UBUNTU, *REJECTED, dkms))
-    assert not [one for one in commands(told(UBUNTU, *REJECTED)) if "linux-modules-nvidia" in one]
-
-
 def test_headers_that_are_there_are_not_installed() -> None:
     kernel = "5.15.0-126-generic"
     rows = (

@@ -62,15 +62,6 @@ OPEN: dict[str, tuple[tuple[Piece, ...], set[str], tuple[tuple[tuple[Piece, ...]
          ((("lspci -nn", "07:00.0 3D controller [0302]: NVIDIA Corporation GV100GL [Tesla V100] [10de:1db6]"),),
           "ecc-dbe-uncorrectable")),
     ),
-    "a module that the machine signed": (
-        (FAILS, SIGNED, RUNS),
-        {"driver-module-not-loaded", "secure-boot-key-not-enrolled"},
-        (
-            ((("modprobe nvidia", "modprobe: ERROR: could not insert 'nvidia': Key was rejected by service"),),
-             "secure-boot-key-not-enrolled"),
-            ((("mokutil --sb-state", "SecureBoot disabled"),), "driver-module-not-loaded"),
-        ),
-    ),
     "a program that draws": (
         (("dmesg", "[ 9.1] NVRM: Xid (PCI:0000:09:00): 31, pid=2088, name=mpv, Ch 2b, MMU Fault: ENGINE GRAPHICS"),),
         {"xid-31-mmu-fault", "xid-31-driver-regression"},
