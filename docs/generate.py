@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gpunode.recipe import Key
+    from gpunode.recipe.keys import Key
 
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "docs/reference"
@@ -53,11 +53,10 @@ def pages() -> dict[Path, str]:
     sys.path.insert(0, str(ROOT / "docs"))
     import causes
     import looks
-
-    from gpunode import recipe
+    from recipe_schema import schema
 
     whole = {
-        ROOT / "recipes" / "gpunode.schema.json": f"{json.dumps(recipe.schema(), indent=2)}\n",
+        ROOT / "recipes" / "gpunode.schema.json": f"{json.dumps(schema(), indent=2)}\n",
         FOLDER / "cli.md": cli(),
         FOLDER / "exit-codes.md": exit_codes(),
         FOLDER / "recipes.md": recipes(),
@@ -163,7 +162,7 @@ names it in one word. A command whose reader went away (`gpunode plan | head`) e
 def recipes() -> str:
     """The page of recipes: the shipped ones, and every key."""
     from gpunode import builtin
-    from gpunode.recipe import known_keys
+    from gpunode.recipe.keys import known_keys
 
     lines = [
         _MADE,

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from gpunode import recipe
 from gpunode.errors import RecipeError, UsageError
+from gpunode.recipe.toml import parse
 
 if TYPE_CHECKING:
     from importlib.abc import Traversable
@@ -40,7 +41,7 @@ def text(name: str) -> str:
 
 
 def load(place: str) -> str:
-    """The text of a recipe, by the name of a shipped one or a path; what ``recipe.parse`` asks for.
+    """The text of a recipe, by the name of a shipped one or a path; what ``parse`` asks for.
 
     Raises:
         RecipeError: the file is too long or not text.
@@ -65,7 +66,7 @@ def read(place: str) -> recipe.Recipe:
             why=error.strerror or str(error),
             hint=f"shipped with gpunode, without any file: {', '.join(names())}",
         ) from error
-    return recipe.parse(source, place, load)
+    return parse(source, place, load)
 
 
 def _read(path: Path) -> str:

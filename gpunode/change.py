@@ -11,6 +11,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
+from gpunode.package_id import PackageId
+
 TriggerKind: TypeAlias = Literal["index-refresh", "daemon-reload", "initramfs", "cdi", "reload", "restart"]
 _ORDER: tuple[TriggerKind, ...] = ("index-refresh", "daemon-reload", "initramfs", "cdi", "reload", "restart")
 # What later changes of the same run read: packages need the index, units need systemd to have read them.
@@ -163,7 +165,7 @@ class KnownAfter:
 class PackageChange:
     """A package is installed, brought to another version, or purged (``after`` is None)."""
 
-    name: str
+    id: PackageId
     before: PackageState | None
     after: PackageState | KnownAfter | None
     triggers: frozenset[Trigger] = frozenset()
@@ -301,8 +303,8 @@ def subject(change: Change) -> str:
     match change:
         case FileChange(path=path):
             return path
-        case PackageChange(name=name):
-            return name
+        case PackageChange(id=package):
+            return str(package)
         case ServiceChange(unit=unit):
             return unit
         case ModuleChange(module=module):

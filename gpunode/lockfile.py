@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from gpunode.errors import LockFileError
-from gpunode.recipe import LIMIT_BYTES, VersionLock, line_of, read_toml
+from gpunode.package_id import PackageId
+from gpunode.recipe import LIMIT_BYTES, VersionLock
+from gpunode.recipe.toml import line_of, read_toml
 
 SCHEMA: Final = 1
 _PACKAGES: Final = "packages"
@@ -75,14 +77,14 @@ class _Source:
             raise self.error((key,), what, "a word in quotes, such as the one that gpunode wrote")
         return value
 
-    def packages(self, table: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    def packages(self, table: Mapping[str, Any]) -> Iterator[tuple[PackageId, str]]:
         for name, version in table.items():
             if not _NAME.fullmatch(name):
                 raise self.error((_PACKAGES, name), f"{_shown(name)} is not a package name", "libnvidia-container1")
             if not isinstance(version, str) or not _VERSION.fullmatch(version):
                 what = f"{name} is {_shown(version)}, which is not a package version"
                 raise self.error((_PACKAGES, name), what, 'a whole version in quotes, such as "580.178.04-1"')
-            yield name, version
+            yield PackageId.of(name), version
 
 
 def _shown(value: object) -> str:
@@ -101,7 +103,8 @@ def render(lock: VersionLock, version: str) -> str:
     """
     told = {"schema": SCHEMA, "gpunode": version, **{key: getattr(lock, key) for key in _TEXTS}}
     lines = [*(f"{key} = {json.dumps(value)}" for key, value in told.items()), "", f"[{_PACKAGES}]"]
-    lines += [f"{_key(name)} = {json.dumps(lock.packages[name])}" for name in sorted(lock.packages)]
+    versions = {str(package): version for package, version in lock.packages.items()}
+    lines += [f"{_key(name)} = {json.dumps(versions[name])}" for name in sorted(versions)]
     return HEADER + "\n".join(lines) + "\n"
 
 
@@ -110,8 +113,8 @@ def _key(name: str) -> str:
 
 
 def moved(before: VersionLock | None, after: VersionLock) -> tuple[Moved, ...]:
-    """What is different in ``after``, by name."""
-    old: Mapping[str, str] = before.packages if before else {}
-    names = sorted({*old, *after.packages})
-    pairs = (Moved(name, old.get(name), after.packages.get(name)) for name in names)
+    """What is different in ``after``, by package."""
+    old: Mapping[PackageId, str] = before.packages if before else {}
+    packages = sorted({*old, *after.packages}, key=str)
+    pairs = (Moved(str(package), old.get(package), after.packages.get(package)) for package in packages)
     return tuple(pair for pair in pairs if pair.before != pair.after)

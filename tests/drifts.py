@@ -13,6 +13,7 @@ from typing import Final, Literal, TypeAlias
 from gpunode.change import FileState, PackageState
 from gpunode.facts.model import Facts, Kernels, Known, PackageSource
 from gpunode.facts.project import PLAN
+from tests.ids import by_id, by_name
 
 CONFIG: Final = "/etc/containerd/config.toml"
 CUDA_LIST: Final = "/etc/apt/sources.list.d/cuda-debian12-x86_64.list"
@@ -77,7 +78,7 @@ def _mode(path: str, mode: int) -> Inject:
 def _packages(change: Callable[[Mapping[str, PackageState]], Mapping[str, PackageState]]) -> Inject:
     def inject(facts: Facts) -> Facts:
         assert isinstance(facts.packages, Known)
-        return replace(facts, packages=Known(change(facts.packages.value), PLAN))
+        return replace(facts, packages=Known(by_id(change(by_name(facts.packages.value))), PLAN))
 
     return inject
 

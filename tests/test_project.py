@@ -157,7 +157,7 @@ _KNOW_APT = (
     "diagnoses/",
     "host/cluster.py",
     "kubernetes/kind.py",
-    "recipe.py",
+    "recipe/__init__.py",
     *(f"facts/{name}.py" for name in ("budget", "examination", "follow_ups", "items", "mends", "pasted", "sessions")),
     *(f"facts/{name}.py" for name in ("shares", "sources")),
 )

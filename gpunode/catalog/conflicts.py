@@ -8,6 +8,7 @@ from functools import lru_cache
 
 from gpunode.catalog import tables
 from gpunode.change import PackageState
+from gpunode.package_id import PackageId
 
 # The library of nvidia-settings talks to any X driver, and what is no driver's depends on it: libhwloc-plugins (so
 # OpenMPI) and Chromium. Its purge would take those along.
@@ -21,20 +22,20 @@ _NEEDED = frozenset({"libcuda1", "libnvidia-ml1"})
 _UPSTREAM = re.compile(r"(?:\d+:)?(\d{3}(?:\.\d+)+)(?:-|\Z)")
 
 
-def driver_packages(names: Iterable[str]) -> frozenset[str]:
-    """Those of ``names`` that belong to a driver, whoever packaged it; ``name:arch`` is judged by its name.
-
-    Never among them: the CUDA and container toolkits, DCGM, GPUDirect, nouveau's firmware and X driver, repository keys
-    and pinning packages.
-    """
-    return frozenset(name for name in names if _is_drivers(name))
+def driver_packages(packages: Iterable[PackageId]) -> frozenset[PackageId]:
+    """Those of ``packages`` that belong to a driver."""
+    return frozenset(package for package in packages if is_drivers(package.name))
 
 
 @lru_cache(maxsize=1 << 14)
-def _is_drivers(name: str) -> bool:
+def is_drivers(name: str) -> bool:
+    """Whether a package belongs to a driver, whoever packaged it.
+
+    Never so: the CUDA and container toolkits, DCGM, GPUDirect, nouveau's firmware and X driver, repository keys and
+    pinning packages.
+    """
     # Remembered: a plan asks a dozen times for every package of the node.
-    bare = name.partition(":")[0]
-    return _matches(bare, "purge") and not _matches(bare, "keep")
+    return _matches(name, "purge") and not _matches(name, "keep")
 
 
 def _matches(name: str, action: str) -> bool:
@@ -54,7 +55,7 @@ def upstream(version: str) -> str:
     return match[1] if match else ""
 
 
-def parts(packages: Mapping[str, PackageState], branch: int) -> Mapping[str, str]:
+def parts(packages: Mapping[PackageId, PackageState], branch: int) -> Mapping[PackageId, str]:
     """The installed packages that a driver of ``branch`` must have in its own version, with the one that they are of.
 
     Those of another branch are another driver's, but for the libraries that every branch has under the same name, and
@@ -62,13 +63,13 @@ def parts(packages: Mapping[str, PackageState], branch: int) -> Mapping[str, str
     """
     names = {*pinned_names(branch)} - BY_THEMSELVES
     return {
-        name: version
-        for name, state in sorted(packages.items())
+        package: version
+        for package, state in sorted(packages.items())
         if not state.config_files_only
         and (version := upstream(state.version))
-        and (bare := name.partition(":")[0]) in names
-        and not bare.startswith(STANDS_ALONE)
-        and (version.startswith(f"{branch}.") or bare in _NEEDED)
+        and package.name in names
+        and not package.name.startswith(STANDS_ALONE)
+        and (version.startswith(f"{branch}.") or package.name in _NEEDED)
     }
 
 

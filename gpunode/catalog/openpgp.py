@@ -10,8 +10,12 @@ import base64
 import binascii
 import hashlib
 import re
+import shlex
 from collections.abc import Iterator
 from typing import NamedTuple
+
+from gpunode.change import SigningKey
+from gpunode.errors import Refused
 
 # A repository's key file has a few kilobytes; this leaves room and bounds the work.
 _LIMIT_BYTES = 1 << 20
@@ -252,3 +256,24 @@ def _fingerprint(body: bytes) -> str:
     if version == 6:
         return hashlib.sha256(b"\x9b" + len(body).to_bytes(4, "big") + body).hexdigest().upper()
     raise ValueError(f"a key of version {version} is not supported; 4 and 6 are")
+
+
+def keyring(data: bytes, key: SigningKey) -> bytes:
+    """The key file as it is kept in a ``.gpg``: binary; it holds the wanted keys and nothing else."""
+    try:
+        found = fingerprints(data)
+    except ValueError as error:
+        raise Refused(
+            f"{key.url} is not an OpenPGP key",
+            why=f"{error}; it begins with {data[:60]!r}; nothing was trusted",
+            hint="a proxy or a captive portal may answer in its place; look at it with:\n  "
+            + shlex.join(("curl", "-fsSL", key.url)),
+        ) from error
+    if frozenset(found) != key.fingerprints:
+        raise Refused(
+            f"{key.url} is not the expected key",
+            why=f"found:  {' '.join(found) or 'no key'}\nwanted: {' '.join(sorted(key.fingerprints))}\n"
+            "nothing was trusted",
+            hint="if your mirror signs with its own key, name that key in the recipe ([repositories] *_key)",
+        )
+    return belonging(data)

@@ -9,12 +9,15 @@ Only typer is imported here; every command imports what it needs, so ``gpunode p
 import copy
 from collections.abc import Sequence
 from importlib import import_module
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
 from gpunode.cli import completing
+
+if TYPE_CHECKING:
+    from gpunode.cli.output_options import OutputOptions
 
 # What people want, and the commands for it; ``--help`` shows them so.
 GROUPS = {
@@ -188,6 +191,13 @@ DebugOption = Annotated[bool, typer.Option("-d", "--debug", envvar="NVIDIA_CTK_D
 QuietOption = Annotated[bool, typer.Option("-q", "--quiet", envvar="NVIDIA_CTK_QUIET", help="print errors only")]
 
 
+def how(json: bool, verbose: bool = False) -> "OutputOptions":
+    """How the answer is wanted."""
+    from gpunode.cli.output_options import OutputOptions
+
+    return OutputOptions(json=json, verbose=verbose)
+
+
 @app.callback(invoke_without_command=False)
 def main(
     version: Annotated[bool, typer.Option("--version", help="print the version and exit")] = False,
@@ -203,9 +213,7 @@ def setup(
     driver: DriverOption = "",
     yes: YesOption = False,
     reboot: Annotated[bool, typer.Option("--reboot", help="reboot once if needed, then continue")] = False,
-    allow_disruption: Annotated[
-        bool, typer.Option("--allow-disruption", help="continue even if running containers are stopped")
-    ] = False,
+    allow_disruption: DisruptionOption = False,
     lock_timeout: LockTimeoutOption = 600,
     upgrade: UpgradeOption = False,
     lock: LockOption = "",
@@ -223,28 +231,13 @@ def setup(
     verbose: VerboseOption = False,
 ) -> None:
     """Install the driver, set up containers, check that it works."""
-    from gpunode.cli import changing
-    from gpunode.cli.commands import OutputOptions
+    from gpunode.cli import setup as cli
     from gpunode.cli.compose import Wanted
 
-    if resume:
-        changing.refuse_other_options(resume, (recipe, runtime, driver, upgrade, lock, reboot, gpu))
-    permissions = changing.Permissions(yes, reboot, allow_disruption, lock_timeout, resume)
-    wanted = Wanted(recipe, runtime, driver, upgrade, lock)
-    if download_only:
-        from gpunode.cli import downloading
-
-        others = {"--reboot": reboot, "--gpu": gpu, "--apply-cluster": apply_cluster, "--resume": resume}
-        downloading.refuse_others(root, others)
-        downloading.download(wanted, OutputOptions(json=json, verbose=verbose), tuple(only), lock_timeout)
-        return
-    if apply_cluster:
-        changing.refuse_without_cluster(wanted, root, json=json, reboot=reboot)
-    changing.setup(wanted, OutputOptions(json=json, verbose=verbose), tuple(only), root, gpu, permissions)
-    if apply_cluster:
-        from gpunode.cli import clusters
-
-        clusters.apply(recipe, (), clusters.Where(), OutputOptions(verbose=verbose), yes=yes, timeout_s=300)
+    options = cli.Options(
+        yes, reboot, allow_disruption, lock_timeout, tuple(only), download_only, root, gpu, apply_cluster, resume
+    )
+    cli.setup(Wanted(recipe, runtime, driver, upgrade, lock), how(json, verbose), options)
 
 
 @app.command()
@@ -270,11 +263,12 @@ def plan(
     verbose: VerboseOption = False,
 ) -> None:
     """Show what setup would do, and why; change nothing."""
-    from gpunode.cli import commands
+    from gpunode.cli import plan as cli
     from gpunode.cli.compose import Wanted
 
-    how = commands.OutputOptions(json=json, verbose=verbose)
-    commands.plan(Wanted(recipe, runtime, driver, upgrade, lock), how, tuple(only), node, root, gpu, check=check)
+    cli.plan(
+        Wanted(recipe, runtime, driver, upgrade, lock), how(json, verbose), tuple(only), node, root, gpu, check=check
+    )
 
 
 @app.command()
@@ -291,10 +285,10 @@ def rehearse(
 
     Without --node it rehearses on the shipped sample, debian12-gtx1080.
     """
-    from gpunode.cli import commands
+    from gpunode.cli import rehearse as cli
     from gpunode.cli.compose import Wanted
 
-    commands.rehearse(Wanted(recipe, runtime, driver), commands.OutputOptions(json=json, verbose=verbose), node, gpu)
+    cli.rehearse(Wanted(recipe, runtime, driver), how(json, verbose), node, gpu)
 
 
 @app.command()
@@ -310,19 +304,18 @@ def verify(
     verbose: VerboseOption = False,
 ) -> None:
     """Check that this node works: driver, device files, runtime."""
-    from gpunode.cli import commands
+    from gpunode.cli import verify as cli
     from gpunode.cli.compose import Wanted
 
-    how = commands.OutputOptions(json=json, verbose=verbose)
-    commands.verify(Wanted(recipe, runtime, driver), how, cuda=cuda, container=container)
+    cli.verify(Wanted(recipe, runtime, driver), how(json, verbose), cuda=cuda, container=container)
 
 
 @app.command()
 def status(node: NodeOption = "", json: JsonOption = False, verbose: VerboseOption = False) -> None:
     """Show GPUs, driver, kernels, toolkit and runtimes on one screen."""
-    from gpunode.cli import commands
+    from gpunode.cli import verify as cli
 
-    commands.status(commands.OutputOptions(json=json, verbose=verbose), node)
+    cli.status(how(json, verbose), node)
 
 
 @app.command()
@@ -367,10 +360,8 @@ def doctor(
         plugin(alone=not (named or html or prometheus or recipe or lock or json))
         return
     from gpunode.cli import doctor as cli
-    from gpunode.cli.output_options import OutputOptions
 
-    how = OutputOptions(json=json, verbose=verbose)
-    cli.doctor(tuple(named or ()), how, html=html, prometheus=prometheus, recipe=recipe, lock=lock)
+    cli.doctor(tuple(named or ()), how(json, verbose), html=html, prometheus=prometheus, recipe=recipe, lock=lock)
 
 
 @app.command()
@@ -387,9 +378,8 @@ def compare(
     The most likely explanation comes first; exit 4 when a difference may be the cause.
     """
     from gpunode.cli import compare as cli
-    from gpunode.cli.output_options import OutputOptions
 
-    cli.compare(good, bad, OutputOptions(json=json, verbose=verbose))
+    cli.compare(good, bad, how(json, verbose))
 
 
 @app.command()
@@ -419,18 +409,18 @@ def rollback(
 
     Files come back byte for byte; with --packages, everything else that the run changed, too.
     """
-    from gpunode.cli import commands
-
-    how = commands.OutputOptions(json=json, verbose=verbose)
+    wanted = how(json, verbose)
     if list_:
-        commands.runs(how, root, run)
+        from gpunode.cli.runs import runs
+
+        runs(wanted, root, run)
         return
     from gpunode.cli import undoing
 
     if forget:
-        undoing.forget(run, how, root, yes=yes, lock_timeout_s=lock_timeout)
+        undoing.forget(run, wanted, root, yes=yes, lock_timeout_s=lock_timeout)
         return
-    undoing.rollback(run, how, root, undoing.Permissions(yes, packages, force, allow_disruption, lock_timeout))
+    undoing.rollback(run, wanted, root, undoing.Permissions(yes, packages, force, allow_disruption, lock_timeout))
 
 
 @app.command()
@@ -449,10 +439,10 @@ def remove(
 
     What other software needs stays, and is named.
     """
-    from gpunode.cli import commands, undoing
+    from gpunode.cli import undoing
 
-    how = commands.OutputOptions(json=json, verbose=verbose)
-    undoing.remove(how, root, undoing.Permissions(yes, True, force, allow_disruption, lock_timeout))
+    wanted = how(json, verbose)
+    undoing.remove(wanted, root, undoing.Permissions(yes, True, force, allow_disruption, lock_timeout))
 
 
 @app.command()
@@ -465,9 +455,9 @@ def log(
 
     With RUN: every file, package and command of that run.
     """
-    from gpunode.cli import commands
+    from gpunode.cli import runs as cli
 
-    commands.log(run, commands.OutputOptions(json=json), root)
+    cli.log(run, how(json), root)
 
 
 @app.command()
@@ -483,9 +473,9 @@ def capture(
 
     doctor, plan, status, compare and rehearse read a capture in place of the node.
     """
-    from gpunode.cli import commands
+    from gpunode.cli import capture as cli
 
-    commands.capture(file, commands.OutputOptions(json=json), anonymize=anonymize, force=force)
+    cli.capture(file, how(json), anonymize=anonymize, force=force)
 
 
 @app.command("self-check")
@@ -500,9 +490,8 @@ def self_check(
     They are compared with the checksums that came with them: of the zipapp, of the system's package, or of pip.
     """
     from gpunode.cli import selfcheck
-    from gpunode.cli.output_options import OutputOptions
 
-    selfcheck.self_check(sums, OutputOptions(json=json))
+    selfcheck.self_check(sums, how(json))
 
 
 @ctk_app.callback()
@@ -514,25 +503,25 @@ def ctk(ctx: typer.Context, debug: DebugOption = False, quiet: QuietOption = Fal
 @recipe_app.command("list")
 def recipe_list(json: JsonOption = False) -> None:
     """List the shipped recipes."""
-    from gpunode.cli import commands
+    from gpunode.cli import recipes
 
-    commands.recipe_list(commands.OutputOptions(json=json))
+    recipes.list_(how(json))
 
 
 @recipe_app.command("show")
 def recipe_show(name: Annotated[str, typer.Argument(metavar="RECIPE")], json: JsonOption = False) -> None:
     """Print a recipe, and all that it comes to with what it extends."""
-    from gpunode.cli import commands
+    from gpunode.cli import recipes
 
-    commands.recipe_show(name, commands.OutputOptions(json=json))
+    recipes.show(name, how(json))
 
 
 @recipe_app.command("check")
 def recipe_check(file: Annotated[str, typer.Argument(metavar="FILE")], json: JsonOption = False) -> None:
     """Check a recipe: every mistake with its line, key and allowed values."""
-    from gpunode.cli import commands
+    from gpunode.cli import recipes
 
-    commands.recipe_check(file, commands.OutputOptions(json=json))
+    recipes.check(file, how(json))
 
 
 @recipe_app.command("from-node")
@@ -547,9 +536,9 @@ def recipe_from_node(
 
     The first plan with it is empty.
     """
-    from gpunode.cli import commands
+    from gpunode.cli import recipes
 
-    commands.recipe_from_node(node, output, commands.OutputOptions(json=json))
+    recipes.from_node(node, output, how(json))
 
 
 def app_for(arguments: Sequence[str]) -> typer.Typer:

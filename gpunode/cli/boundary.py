@@ -73,10 +73,10 @@ def _fail(arguments: list[str], error: GpunodeError) -> int:
 
 def _tell(arguments: list[str], error: GpunodeError) -> None:
     if "--json" in arguments:
-        from gpunode.cli.envelope import failure
+        from gpunode.cli.envelope import Envelope
         from gpunode.cli.screen.printer import tell_program
 
-        tell_program(failure(_command(arguments), error).as_json())
+        tell_program(Envelope(_command(arguments)).ending_in(error).as_json())
     else:
         from gpunode.cli.screen.failures import error_lines
         from gpunode.cli.screen.printer import standard_error

@@ -11,12 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from gpunode import __version__
-from gpunode.cli.changing import told_what_was_done
-from gpunode.cli.compose import SignalGuard, cluster_journal, recipe_at
+from gpunode.cli.changing import SignalGuard, told_what_was_done
+from gpunode.cli.compose import cluster_journal, recipe_at
 from gpunode.cli.envelope import Envelope
 from gpunode.cli.output_options import OutputOptions
 from gpunode.cli.rendering import nodes
+from gpunode.cli.screen.cluster import cluster_lines, done_lines, plan_lines, removal_lines, verified_lines
 from gpunode.cli.screen.commands import cluster_apply_command, cluster_verify_command, value_of
+from gpunode.cli.screen.text import BLANK
 from gpunode.command import command
 from gpunode.errors import ChangesPending, GpunodeError, Interrupted, Undetermined, UsageError
 from gpunode.host.cluster import Cluster, Identity
@@ -78,11 +80,12 @@ class Where:
 
 def plan(place: str, captures: Sequence[str], where: Where, how: OutputOptions, *, check: bool) -> None:
     """Shows what apply would do."""
-    cluster, screen = where.cluster(), how.screen()
-    with screen:
+    screen = how.screen()
+    with where.meant(), screen:
+        cluster = where.cluster()
         wanted = rendered(recipe_at(place), _nodes(captures, cluster))
         found = planned(wanted, cluster)
-        screen.cluster_plan(found, wanted, _others(found.identity))
+        screen.put_after(*plan_lines(found, wanted, _others(found.identity), verbose=how.verbose))
     pending = ChangesPending.exit_code if check and found.changes else 0
     how.answer(_envelope("k8s plan", found, exit_code=pending, changed=bool(found.changes)))
 
@@ -91,22 +94,19 @@ def apply(
     place: str, captures: Sequence[str], where: Where, how: OutputOptions, *, yes: bool, timeout_s: float
 ) -> None:
     """Applies the recipe to the cluster."""
-    cluster, screen = where.cluster(), how.screen()
-    recipe = recipe_at(place)
-    with screen:
+    screen = how.screen()
+    with where.meant(), screen:
+        cluster, recipe = where.cluster(), recipe_at(place)
         wanted = rendered(recipe, _nodes(captures, cluster))
         found = planned(wanted, cluster)
-        screen.cluster_plan(found, wanted, _others(found.identity))
+        screen.put_after(*plan_lines(found, wanted, _others(found.identity), verbose=how.verbose))
         if not found.changes:
             how.answer(_envelope("k8s apply", found))
             return
         screen.confirm_shown("k8s apply", yes=yes, does=_DOES)
         request = _request("k8s apply", recipe)
-        run = _run(
-            "k8s apply",
-            screen,
-            how,
-            lambda store, stop: cluster_apply.apply(
+        with _changing("k8s apply", screen, how) as (store, stop):
+            run = cluster_apply.apply(
                 found,
                 cluster,
                 store,
@@ -115,9 +115,8 @@ def apply(
                 pause=stop.pause,
                 progress=screen.progress,
                 timeout_s=timeout_s,
-            ),
-        )
-        screen.cluster_done("k8s apply", label(run, "k8s apply"))
+            )
+        screen.put(*done_lines("k8s apply", label(run, "k8s apply"), screen.argv))
     how.answer(_envelope("k8s apply", found, changed=True, run=run))
 
 
@@ -138,19 +137,19 @@ def verify(
     place: str, captures: Sequence[str], where: Where, how: OutputOptions, *, image: str, timeout_s: int
 ) -> None:
     """Shows whether pods get the GPUs of the nodes."""
-    from gpunode.cli.commands import shortcoming
     from gpunode.workflow.cluster_verify import Asked
     from gpunode.workflow.cluster_verify import verify as look
 
     if image and not _IMAGE.fullmatch(image):
         hint = "name it as a pod would, such as registry.example.org/cuda-sample:vectoradd-cuda12.5.0"
         raise UsageError(f"--image {image!r} is not the name of an image", why="it has other characters", hint=hint)
-    cluster, screen, recipe = where.cluster(), how.screen(), recipe_at(place)
-    with screen, SignalGuard(screen.stopping) as stop:
+    screen = how.screen()
+    with where.meant(), screen, SignalGuard(screen.stopping) as stop:
+        cluster, recipe = where.cluster(), recipe_at(place)
         here = () if captures else _here()
         found = tuple(here or _nodes(captures, cluster))
         who = cluster.identity()
-        screen.cluster(who, _others(who))
+        screen.put(*cluster_lines(who, _others(who)), BLANK)
         apply = cluster_apply_command(sys.argv[1:])
         asked = Asked(recipe, found, image, timeout_s, apply, _handler_here(recipe) if here else (lambda _: None))
         try:
@@ -159,17 +158,9 @@ def verify(
             why, hint = "the pods of the test are deleted", f"start again: {cluster_verify_command(sys.argv[1:])}"
             raise type(error)("stopped by a signal", why=why, hint=hint) from error
         report = replace(report, checks=tuple(replace(one, hint=where.in_hint(one.hint)) for one in report.checks))
-        screen.cluster_verified(report)
-    failure = shortcoming(report, "")
-    how.answer(
-        Envelope(
-            "k8s verify",
-            status=failure.status if failure else "ok",
-            exit_code=failure.exit_code if failure else 0,
-            errors=(failure,) if failure else (),
-            result={"cluster": who, "checks": report.checks},
-        )
-    )
+        screen.conclude(verified_lines(report))
+    answer = Envelope("k8s verify", result={"cluster": who, "checks": report.checks})
+    how.answer(answer.ending_in(report.shortcoming()))
 
 
 def _handler_here(recipe: Recipe) -> Callable[[str], Check | None]:
@@ -191,8 +182,9 @@ def _handler_here(recipe: Recipe) -> Callable[[str], Check | None]:
 
 def remove(where: Where, how: OutputOptions, *, yes: bool) -> None:
     """Takes back what gpunode applied to the cluster."""
-    cluster = where.cluster()
-    _take_back(removal(cluster), cluster, _request("k8s remove"), how, yes=yes)
+    with where.meant():
+        cluster = where.cluster()
+        _take_back(removal(cluster), cluster, _request("k8s remove"), how, yes=yes)
 
 
 def rollback(run: str, how: OutputOptions, *, yes: bool) -> None:
@@ -211,20 +203,14 @@ def rollback(run: str, how: OutputOptions, *, yes: bool) -> None:
 def _take_back(found: ClusterPlan, cluster: Cluster, request: Request, how: OutputOptions, *, yes: bool) -> None:
     screen = how.screen()
     with screen:
-        screen.cluster_removal(found)
+        screen.put_after(*removal_lines(found, verbose=how.verbose))
         if not found.changes:
             how.answer(_envelope(request.verb, found))
             return
         screen.confirm_shown(request.verb, yes=yes, does=_DOES)
-        run = _run(
-            request.verb,
-            screen,
-            how,
-            lambda store, stop: cluster_apply.take_back(
-                found, cluster, store, request, tell=screen.tell, pause=stop.pause
-            ),
-        )
-        screen.cluster_done(request.verb, label(run, request.verb))
+        with _changing(request.verb, screen, how) as (store, stop):
+            run = cluster_apply.take_back(found, cluster, store, request, tell=screen.tell, pause=stop.pause)
+        screen.put(*done_lines(request.verb, label(run, request.verb), screen.argv))
     how.answer(_envelope(request.verb, found, changed=True, run=run))
 
 
@@ -233,11 +219,12 @@ def _where_of(argv: Sequence[str]) -> Where:
     return Where(value_of(argv, "--context"), value_of(argv, "--kubeconfig"))
 
 
-def _run(verb: Verb, screen: Screen, how: OutputOptions, work: Callable[[Store, SignalGuard], str]) -> str:
-    """``work`` is done, alone, and answers to signals between two changes."""
+@contextmanager
+def _changing(verb: Verb, screen: Screen, how: OutputOptions) -> Iterator[tuple[Store, SignalGuard]]:
+    """No other gpunode of this user changes a cluster meanwhile; a signal is heeded between two changes."""
     store = cluster_journal()
     with store.lock(0.0, screen.progress), SignalGuard(screen.stopping) as stop, told_what_was_done(verb, how, store):
-        return work(store, stop)
+        yield store, stop
 
 
 def _others(who: Identity) -> str:

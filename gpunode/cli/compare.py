@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 def compare(good: str, bad: str | None, how: OutputOptions) -> None:
     """Ranks the differences of two reports, or of one and this machine."""
+    from gpunode.cli.screen.comparison import comparison_lines
     from gpunode.diagnoses import comparison, diagnose
     from gpunode.diagnoses.snapshot import snapshot
 
@@ -27,7 +28,7 @@ def compare(good: str, bad: str | None, how: OutputOptions) -> None:
     diagnosis = diagnose(sick, guarded=True)
     found = comparison.compare(healthy, sick, diagnosis)
     screen = how.report_screen()
-    screen.comparison(found, diagnosis, good, bad or "this machine")
+    screen.put(*comparison_lines(found, diagnosis, good, bad or "this machine", verbose=how.verbose))
     screen.bugs(diagnosis.bugs)
     causes = [finding.cause for finding in diagnosis.roots if finding.severity != "info"]
     status, exit_code = _verdict(found)

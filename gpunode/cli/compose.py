@@ -6,7 +6,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -14,17 +14,21 @@ from typing import TYPE_CHECKING, get_args
 
 from gpunode import builtin
 from gpunode.command import gpunode, sudo_gpunode
-from gpunode.errors import Interrupted, RecipeError, Terminated, UsageError
+from gpunode.errors import RecipeError, UsageError
 from gpunode.facts.derive import derive
 from gpunode.facts.evidence import Evidence
-from gpunode.facts.model import Facts, Known, PciDevice
-from gpunode.host.port import HostView, OnProgress, Progress
-from gpunode.recipe import Recipe, RuntimeName, line_of, parse
+from gpunode.facts.model import Facts, Known, PciDevice, Unknown
+from gpunode.host.port import HostView
+from gpunode.recipe import Recipe, RuntimeName
+from gpunode.recipe.toml import line_of, parse
 
 if TYPE_CHECKING:
-    from gpunode.journal.store import Announce, Store
+    from gpunode.journal.run import Announce
+    from gpunode.journal.store import Store
+    from gpunode.workflow.recovery import Backlog
 
 # The shipped captures: each can be named in place of a file.
+SAMPLE = "debian12-gtx1080"
 SAMPLES = Path(__file__).parent.parent / "samples"
 _PCI_ID = re.compile(r"([0-9a-fA-F]{4}):([0-9a-fA-F]{4})")
 _BARE_METAL = "bare-metal"
@@ -258,58 +262,46 @@ def cluster_journal() -> Store:
     return Store("/", announce=announcer("/"), folder=Path(state) / "gpunode")
 
 
-class SignalGuard:
-    """Remembers a signal until the atomic write in progress is over.
+def unknown(facts: Facts) -> list[dict[str, object]]:
+    """Every fact that could not be told, with the reason."""
+    rows = ((name, getattr(facts, name)) for name in Facts.__slots__)
+    single = [(name, fact) for name, fact in rows if isinstance(fact, Unknown)]
+    keyed = [(path, fact) for path, fact in {**facts.files, **facts.units}.items() if isinstance(fact, Unknown)]
+    return [{"fact": name, "reason": fact.reason, "probe": fact.probe} for name, fact in (*single, *keyed)]
 
-    Args:
-        heard: called at the first signal, so that whoever sent it has an answer at once.
-    """
 
-    def __init__(self, heard: Callable[[], None]) -> None:
-        self._signal, self._heard = 0, heard
+def left_undone(node: str, root: str, facts: Facts) -> Backlog:
+    """What earlier runs left undone; of a captured node nothing is known."""
+    from gpunode.workflow.recovery import NOTHING_LEFT, visible_backlog
 
-    def __enter__(self) -> SignalGuard:
-        import signal
+    if node:
+        return NOTHING_LEFT
+    from gpunode.journal.store import Store
 
-        numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-        # What whoever started gpunode wants ignored, as nohup does, stays ignored.
-        heard = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
-        self._former = {number: signal.signal(number, self._note) for number in heard}
-        return self
+    return visible_backlog(Store(checked_root(root)), facts)
 
-    def __exit__(self, *_: object) -> None:
-        import signal
 
-        for number, handler in self._former.items():
-            signal.signal(number, handler)
+def unread(left: Backlog) -> list[dict[str, object]]:
+    """That nobody could tell what earlier runs left undone, as ``unknown`` says it."""
+    return [{"fact": "owed", "reason": left.unread, "probe": "journal"}] if left.unread else []
 
-    def _note(self, number: int, _: object) -> None:
-        if not self._signal:
-            self._heard()
-        self._signal = number
 
-    def heeded(self, on_progress: OnProgress) -> OnProgress:
-        """``on_progress``, which also ends a wait for somebody else, in which nothing is being written."""
+def sample() -> Path:
+    """The shipped capture of a node."""
+    return SAMPLES / SAMPLE
 
-        def hear(progress: Progress) -> None:
-            on_progress(progress)
-            if progress.phase == "wait":
-                self.pause()
 
-        return hear
+def check_steps(only: Sequence[str]) -> None:
+    """Raises UsageError when there is no such step."""
+    from difflib import get_close_matches
 
-    def pause(self) -> None:
-        """Nothing, unless a signal came.
+    from gpunode.steps.table import STEPS
 
-        Raises:
-            Interrupted: SIGINT came; ``Terminated`` for the others.
-        """
-        if self._signal:
-            from gpunode.cli.screen.commands import same_command
-
-            kind = Interrupted if self._signal == 2 else Terminated
-            raise kind(
-                "stopped by a signal, between two changes",
-                why="every change made so far is complete and recorded",
-                hint=f"the same command continues from there:\n{same_command(sys.argv[1:])}",
-            )
+    ids = [step.id for step in STEPS]
+    if wrong := [step for step in only if step not in ids]:
+        near = next((guess[0] for step in wrong if (guess := get_close_matches(step, ids, n=1))), "")
+        raise UsageError(
+            f"there is no step {', '.join(wrong)}",
+            why=f"steps: {', '.join(ids)}",
+            hint=f"did you mean --only {near}?" if near else "`gpunode plan -v` shows what each of them does",
+        )

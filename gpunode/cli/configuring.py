@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from gpunode import __version__
 from gpunode.change import Change
-from gpunode.cli.changing import LOCK_TIMEOUT_S, UMASK, alone, swept, told_what_was_done
-from gpunode.cli.commands import OutputOptions
-from gpunode.cli.compose import SignalGuard, announcer, checked_root, need_root
+from gpunode.cli.changing import LOCK_TIMEOUT_S, Session, session, told_what_was_done
+from gpunode.cli.compose import checked_root, need_root
 from gpunode.cli.envelope import Envelope
+from gpunode.cli.output_options import OutputOptions
 from gpunode.cli.runtime_options import Hook, Typed, Wanted, absolute, wanted
-from gpunode.cli.screen.edits import configure_command, plan_lines, read_again_command
+from gpunode.cli.screen.edits import configure_command, done_lines, plan_lines, read_again_command, verdict_lines
 from gpunode.cli.screen.plans import note as warning
 from gpunode.cli.screen.printer import standard_error, standard_output
 from gpunode.container_runtimes import CONTAINER_RUNTIMES
 from gpunode.errors import ChangesPending, GpunodeError, Undetermined, UsageError, VerifyFailed
-from gpunode.host.command_log import CommandLog
 from gpunode.host.local import LocalHost
 from gpunode.journal.footprint import Footprint
 from gpunode.journal.history import made
@@ -30,7 +28,6 @@ from gpunode.steps.runtime_edits import refuse_default
 from gpunode.workflow import ctk, edits
 from gpunode.workflow.ctk import Asked, CtkVerb, Verdict
 from gpunode.workflow.edits import CtkPlan
-from gpunode.workflow.events import Told
 from gpunode.workflow.recovery import told
 
 _WHY_ROOT = "it writes the configuration and keeps its journal in /var/lib/gpunode"
@@ -107,34 +104,39 @@ def edit(
         _show(command, verb, planning, how, place)
         return
     need_root(command, _WHY_ROOT, without_root)
-    os.umask(UMASK)
-    screen, log = how.screen(), CommandLog("ctk", root=place)
-    stop = SignalGuard(screen.stopping)
-    store = Store(place, announce=announcer(place))
-    host = LocalHost(place, stop.heeded(screen.progress), log, lock_timeout_s=permissions.lock_timeout)
-    with screen, alone(store, host, screen, permissions.lock_timeout, others=False), stop:
-        if (cut := swept(store, host)) is not None:
-            screen.tell(Told(told(cut, "this command only edits the runtime's files")))
-        plan = ctk.asked_for(_with_links(planning(host, store.footprint()), host), restart=permissions.restart)
-        screen.ctk_plan(verb, plan)
-        if not plan.files:
-            ctk.conclude(store)
-            how.answer(_answer(command, plan))
-            return
-        if permissions.restart and not permissions.allow_disruption:
-            ctk.refuse_disruption(host, plan)
-        asked = Asked(verb, __version__, tuple(sys.argv[1:]), restart=permissions.restart, pause=stop.pause)
-        with told_what_was_done(command, how, store):
-            done = ctk.carry_out(plan, host, store, asked, screen.tell)
-        if log.problem:
-            screen.tell(Told(log.problem))
-        failure = _unread(host, plan) if permissions.restart and ctk.was_skipped(host, plan, done) else None
-        is_read = (permissions.restart and failure is None) or place != "/" or ctk.asleep(plan)
-        following = "" if is_read else _following(host, plan, failed=ctk.has_failed(plan))
-        screen.ctk_done(verb, plan, done, following, failure)
-    answer = _failing(_answer(command, plan, changes=made(store.read(done.run))), failure)
+    with session("ctk", how, place, permissions.lock_timeout, others=False) as node:
+        if (cut := node.swept()) is not None:
+            node.tell(told(cut, "this command only edits the runtime's files"))
+        plan = _with_links(planning(node.host, node.store.footprint()), node.host)
+        plan = ctk.asked_for(plan, restart=permissions.restart)
+        node.screen.put(*plan_lines(verb, plan, verbose=how.verbose))
+        if plan.files:
+            answer = _carried_out(command, verb, plan, node, how, permissions)
+        else:
+            ctk.conclude(node.store)
+            answer = _answer(command, plan)
+    how.answer(answer)
+
+
+def _carried_out(
+    command: str, verb: CtkVerb, plan: CtkPlan, node: Session, how: OutputOptions, permissions: Permissions
+) -> Envelope:
+    """The plan is done, and shown with what follows; returns the answer."""
+    host, restart = node.host, permissions.restart
+    if restart and not permissions.allow_disruption:
+        ctk.refuse_disruption(host, plan)
+    asked = Asked(verb, __version__, tuple(sys.argv[1:]), restart=restart, pause=node.stop.pause)
+    with told_what_was_done(command, how, node.store):
+        done = ctk.carry_out(plan, host, node.store, asked, node.screen.tell)
+    node.tell(node.log.problem)
+    failure = _unread(host, plan) if restart and ctk.was_skipped(host, plan, done) else None
+    is_read = (restart and failure is None) or host.root != "/" or ctk.asleep(plan)
+    following = "" if is_read else _following(host, plan, failed=ctk.has_failed(plan))
+    shown, unread = "" if failure else following, failure is not None
+    node.screen.conclude(done_lines(verb, plan, done, node.screen.argv, shown, is_unread=unread), failure)
+    answer = _answer(command, plan, changes=made(node.store.read(done.run))).ending_in(failure)
     result = {**answer.result, "run": done.run, "triggers": done.settled, "checked": done.checked, "next": following}
-    how.answer(replace(answer, result=result))
+    return replace(answer, result=result)
 
 
 def _following(host: LocalHost, plan: CtkPlan, *, failed: bool) -> str:
@@ -155,12 +157,6 @@ def _unread(host: LocalHost, plan: CtkPlan) -> VerifyFailed | None:
         why=verdict.otherwise or f"gpunode restarts {plan.about} only through systemd",
         hint=f"{following}\ngpunode ctk runtime check --runtime={plan.about}",
     )
-
-
-def _failing(answer: Envelope, failure: GpunodeError | None) -> Envelope:
-    if failure is None:
-        return answer
-    return replace(answer, status=failure.status, exit_code=failure.exit_code, errors=(failure,))
 
 
 def _answer(command: str, plan: CtkPlan, changes: Sequence[Change] = ()) -> Envelope:
@@ -242,7 +238,8 @@ def check(typed: Typed, how: OutputOptions, root: str) -> None:
     else:
         verdict = ctk.offered(host, asked.row, image=place != "/")
     following = _following(host, plan, failed=verdict.failed) if place == "/" else ""
-    how.screen().verdict(plan, verdict, following)
+    screen = how.screen()
+    screen.put(*verdict_lines(plan, verdict, screen.argv, following, verbose=how.verbose))
     how.answer(_judged(plan, verdict, following))
 
 
@@ -277,4 +274,4 @@ def _judged(plan: CtkPlan, verdict: Verdict, following: str) -> Envelope:
         failure = Undetermined(what, why=verdict.untold, hint="gpunode setup --runtime podman installs what is missing")
     if verdict.untold:
         plan = plan.noting(f"the daemon was not asked: {verdict.untold}")
-    return _failing(_answer("ctk runtime check", plan, plan.written), failure)
+    return _answer("ctk runtime check", plan, plan.written).ending_in(failure)

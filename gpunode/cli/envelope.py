@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any
 
 from gpunode.change import (
@@ -50,6 +50,12 @@ class Envelope:
     errors: Sequence[GpunodeError | Mapping[str, object]] = ()
     result: Mapping[str, Any] = field(default_factory=dict)
 
+    def ending_in(self, failure: GpunodeError | None) -> Envelope:
+        """The same of a command that ended in ``failure``, if there is one."""
+        if failure is None:
+            return self
+        return replace(self, status=failure.status, exit_code=failure.exit_code, errors=(failure,))
+
     def as_json(self) -> str:
         """The envelope as one line of JSON, secrets redacted."""
         answer = {
@@ -68,11 +74,6 @@ class Envelope:
         # An error is in gpunode's own words; what it quotes has lost its secrets where it came in.
         errors = [error.as_dict() if isinstance(error, GpunodeError) else error for error in self.errors]
         return json.dumps({**plain(answer), "errors": plain(errors, evident)}, ensure_ascii=True)
-
-
-def failure(command: str, error: GpunodeError) -> Envelope:
-    """The envelope of a command that stopped short."""
-    return Envelope(command, error.status, error.exit_code, errors=(error,))
 
 
 def bug(command: str, what: str, place: str) -> Envelope:

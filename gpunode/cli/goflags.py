@@ -14,7 +14,7 @@ from typer.core import TyperCommand, TyperGroup
 from gpunode.errors import UsageError
 
 if TYPE_CHECKING:
-    from gpunode.cli.commands import OutputOptions
+    from gpunode.cli.output_options import OutputOptions
 
 T = TypeVar("T")
 _TRUE = frozenset({"1", "t", "T", "true", "TRUE", "True"})
@@ -39,7 +39,7 @@ class GoGroup(TyperGroup):
 
 def how_asked(ctx: Any) -> OutputOptions:
     """How the answer is wanted, by the command's options or the group's; --quiet wins over --debug, as there."""
-    from gpunode.cli.commands import OutputOptions
+    from gpunode.cli.output_options import OutputOptions
 
     own, group = ctx.params, ctx.obj or {}
     verbose = own["verbose"] or own["debug"] or group.get("debug", False)

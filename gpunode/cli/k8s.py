@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from gpunode.cli.app import JsonOption, RecipeArgument, VerboseOption, YesOption
+from gpunode.cli.app import JsonOption, RecipeArgument, VerboseOption, YesOption, how
 
 app = typer.Typer(rich_markup_mode=None)
 
@@ -64,9 +64,8 @@ def render(
     Nothing is sent to a cluster. Without --out the files are printed.
     """
     from gpunode.cli import rendering
-    from gpunode.cli.output_options import OutputOptions
 
-    rendering.render(recipe, tuple(node), out, form, OutputOptions(json=json))
+    rendering.render(recipe, tuple(node), out, form, how(json))
 
 
 ContextOption = Annotated[str, typer.Option("--context", metavar="NAME", help="the cluster: a context of kubectl's")]
@@ -90,11 +89,9 @@ def plan(
 ) -> None:
     """Show what apply would change in the cluster; change nothing."""
     from gpunode.cli import clusters
-    from gpunode.cli.output_options import OutputOptions
 
     where = clusters.Where(context, kubeconfig)
-    with where.meant():
-        clusters.plan(recipe, tuple(node), where, OutputOptions(json=json, verbose=verbose), check=check)
+    clusters.plan(recipe, tuple(node), where, how(json, verbose), check=check)
 
 
 @app.command()
@@ -113,13 +110,9 @@ def apply(
     By server-side apply with the field manager gpunode; what others own is never taken from them.
     """
     from gpunode.cli import clusters
-    from gpunode.cli.output_options import OutputOptions
 
     where = clusters.Where(context, kubeconfig)
-    with where.meant():
-        clusters.apply(
-            recipe, tuple(node), where, OutputOptions(json=json, verbose=verbose), yes=yes, timeout_s=timeout
-        )
+    clusters.apply(recipe, tuple(node), where, how(json, verbose), yes=yes, timeout_s=timeout)
 
 
 @app.command()
@@ -147,13 +140,9 @@ def verify(
     The pods are deleted afterwards, also after Ctrl-C.
     """
     from gpunode.cli import clusters
-    from gpunode.cli.output_options import OutputOptions
 
     where = clusters.Where(context, kubeconfig)
-    with where.meant():
-        clusters.verify(
-            recipe, tuple(node), where, OutputOptions(json=json, verbose=verbose), image=image, timeout_s=timeout
-        )
+    clusters.verify(recipe, tuple(node), where, how(json, verbose), image=image, timeout_s=timeout)
 
 
 @app.command()
@@ -166,8 +155,6 @@ def remove(
 ) -> None:
     """Take back what gpunode applied to the cluster, and nothing else."""
     from gpunode.cli import clusters
-    from gpunode.cli.output_options import OutputOptions
 
     where = clusters.Where(context, kubeconfig)
-    with where.meant():
-        clusters.remove(where, OutputOptions(json=json, verbose=verbose), yes=yes)
+    clusters.remove(where, how(json, verbose), yes=yes)

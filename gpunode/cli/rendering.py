@@ -42,7 +42,9 @@ def render(place: str, captures: Sequence[str], out: str, form: str, how: Output
         yaml = (f"# file: {path}\n{text}" for path, text in made.items() if _is_for_kubectl(path))
         standard_output().raw(notes + "---\n".join(yaml))
     elif out:
-        how.report_screen().rendered(found, out, written.removed)
+        from gpunode.cli.screen.cluster import rendered_lines
+
+        how.report_screen().put(*rendered_lines(found, out, written.removed))
     result = {
         "form": form,
         "files": made,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -15,23 +14,17 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from gpunode.catalog.xids import Xid
-    from gpunode.check import Check
-    from gpunode.diagnoses.comparison import Comparison
-    from gpunode.diagnoses.model import Diagnosis, Fix, Rule
-    from gpunode.host.cluster import Identity
-    from gpunode.kubernetes.model import Rendered
-    from gpunode.workflow.cluster_plan import ClusterPlan
+    from gpunode.diagnoses.model import Fix, Rule
     from gpunode.workflow.doctor import Examined
     from gpunode.workflow.fleet import Row
     from gpunode.workflow.picture import Picture
-    from gpunode.workflow.verify import Report
 
 
 class ReportScreen:
     """Where a person reads; nothing is written when it is silent."""
 
     def __init__(self, *, verbose: bool, silent: bool) -> None:
-        self._verbose, self._silent = verbose, silent
+        self.verbose, self._silent = verbose, silent
         self._printer = standard_output()
         self._live = LiveLine(self._printer)
         self._said = False
@@ -43,67 +36,33 @@ class ReportScreen:
         if isinstance(error, GpunodeError):
             self._mark_stopped()
             if self._said:
-                self._put(BLANK)
+                self.put(BLANK)
         self._live.close()
 
-    def _put(self, *lines: Line) -> None:
+    def raw(self, text: str) -> None:
+        """Prints ``text`` byte for byte."""
+        if not self._silent:
+            self._printer.raw(text)
+
+    def put(self, *lines: Line) -> None:
+        """Prints ``lines``."""
         if not self._silent:
             self._said = True
             self._printer.put(lines)
+
+    def put_after(self, *lines: Line) -> None:
+        """As ``put``; whatever went on until now goes on no more."""
+        self._mark_stopped()
+        self.put(*lines)
 
     def _mark_stopped(self) -> None:
         """What was going on has failed, if anything was: what is told now is no part of it."""
         self._live.end()
 
-    def self_check(self, title: str, checks: Sequence[Check], notes: Sequence[str]) -> None:
-        """What is known of gpunode's own files, and what that does not prove."""
-        from gpunode.cli.screen.checks import check_lines
-
-        self._put(line(title), *check_lines(checks), *(line(span(f"note: {note}", "dim"), hang=6) for note in notes))
-
     def looking(self) -> None:
         """Says on a terminal that the node is being looked at, until there is something to read."""
         if not self._silent and self._printer.is_terminal:
             self._live.begin("looking at this machine")
-
-    def rendered(self, found: Rendered, out: str, removed: Sequence[str]) -> None:
-        """What was rendered for a cluster, and the folder in which it stands."""
-        from gpunode.cli.screen.cluster import rendered_lines
-
-        self._put(*rendered_lines(found, out, removed))
-
-    def cluster_plan(self, found: ClusterPlan, wanted: Rendered, elsewhere: str) -> None:
-        """What apply would do to a cluster, and which cluster that is."""
-        from gpunode.cli.screen.cluster import plan_lines
-
-        self._mark_stopped()
-        self._put(*plan_lines(found, wanted, elsewhere, verbose=self._verbose))
-
-    def cluster_removal(self, found: ClusterPlan) -> None:
-        """What remove would take out of a cluster."""
-        from gpunode.cli.screen.cluster import removal_lines
-
-        self._mark_stopped()
-        self._put(*removal_lines(found, verbose=self._verbose))
-
-    def cluster_done(self, verb: str, run: str) -> None:
-        """What was done to a cluster, and what to do next."""
-        from gpunode.cli.screen.cluster import done_lines
-
-        self._put(*done_lines(verb, run, sys.argv[1:]))
-
-    def cluster(self, who: Identity, elsewhere: str) -> None:
-        """Which cluster is asked."""
-        from gpunode.cli.screen.cluster import cluster_lines
-
-        self._put(*cluster_lines(who, elsewhere), BLANK)
-
-    def cluster_verified(self, report: Report) -> None:
-        """What verify found in a cluster."""
-        from gpunode.cli.screen.cluster import verified_lines
-
-        self._live.close()
-        self._put(*verified_lines(report))
 
     def diagnosis(self, examined: Examined, *, page: str = "") -> None:
         """What is wrong with the node, and how it is put right; ``page`` is the file in which it stands, too."""
@@ -111,9 +70,9 @@ class ReportScreen:
 
         self._live.close()
         if not self._silent:
-            self._put(*diagnosis_lines(examined, verbose=self._verbose))
+            self.put(*diagnosis_lines(examined, verbose=self.verbose))
         if page:
-            self._put(line("page:  ", span(page, "command"), hang=7))
+            self.put(line("page:  ", span(page, "command"), hang=7))
 
     def bugs(self, tracebacks: Sequence[str]) -> str:
         """Says where the tracebacks of rules that failed are kept, and with --verbose what they are; returns where."""
@@ -122,23 +81,17 @@ class ReportScreen:
         place = keep_those_of_rules(tracebacks)
         if tracebacks:
             said = f"the traceback is in {place}; please report it with that file" if place else "please report it"
-            self._put(line("bug:   ", f"a rule failed; {said}", hang=7))
-            if self._verbose or not place:
-                self._put(*(line(f"  {row}") for text in tracebacks for row in text.splitlines()))
+            self.put(line("bug:   ", f"a rule failed; {said}", hang=7))
+            if self.verbose or not place:
+                self.put(*(line(f"  {row}") for text in tracebacks for row in text.splitlines()))
         return place
-
-    def comparison(self, found: Comparison, diagnosis: Diagnosis, good: str, bad: str) -> None:
-        """How a bad node differs from a good one."""
-        from gpunode.cli.screen.comparison import comparison_lines
-
-        self._put(*comparison_lines(found, diagnosis, good, bad, verbose=self._verbose))
 
     def fleet_row(self, row: Row, done: int, names: Sequence[str]) -> None:
         """One report of a fleet, with --verbose; else how many of ``names`` are done, on a terminal."""
-        if self._verbose:
+        if self.verbose:
             from gpunode.cli.screen.fleet import row_line
 
-            self._put(row_line(row, names))
+            self.put(row_line(row, names))
         elif not self._silent and self._printer.is_terminal:
             self._live.begin(f"diagnosing: {done} of {len(names)} reports")
 
@@ -147,18 +100,18 @@ class ReportScreen:
         from gpunode.cli.screen.fleet import fleet_lines
 
         self._live.close()
-        self._put(*([BLANK] if self._verbose else []), *fleet_lines(seen, verbose=self._verbose))
+        self.put(*([BLANK] if self.verbose else []), *fleet_lines(seen, verbose=self.verbose))
         if page:
-            self._put(line("page: ", span(page, "command"), hang=6))
+            self.put(line("page: ", span(page, "command"), hang=6))
 
     def xid(self, xid: Xid, cause: str) -> None:
         """What an Xid is by its number, and as which cause it is known."""
         from gpunode.cli.screen.doctor import xid_lines
 
-        self._put(*xid_lines(xid, cause))
+        self.put(*xid_lines(xid, cause))
 
     def story(self, rule: Rule, remedy: Sequence[Fix], explained_by: Sequence[str]) -> None:
         """The whole story of a cause."""
         from gpunode.cli.screen.doctor import story_lines
 
-        self._put(*story_lines(rule, remedy, explained_by, verbose=self._verbose, width=self._printer.width))
+        self.put(*story_lines(rule, remedy, explained_by, verbose=self.verbose, width=self._printer.width))

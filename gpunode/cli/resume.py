@@ -15,7 +15,8 @@ from gpunode.command import sudo_gpunode
 from gpunode.errors import JournalDamaged, Refused, UsageError
 from gpunode.host.ownership import why_others_write
 from gpunode.journal.record import Begin
-from gpunode.recipe import Recipe, base_of, literal, parse, read_toml, render
+from gpunode.recipe import Recipe
+from gpunode.recipe.toml import base_of, literal, parse, read_toml, render
 
 if TYPE_CHECKING:
     from gpunode.journal.store import Store

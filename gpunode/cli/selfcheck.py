@@ -5,6 +5,8 @@ from __future__ import annotations
 from gpunode import __version__, installed
 from gpunode.cli.envelope import Envelope
 from gpunode.cli.output_options import OutputOptions
+from gpunode.cli.screen.checks import check_lines
+from gpunode.cli.screen.text import line, span
 from gpunode.errors import ProblemFound, Undetermined
 from gpunode.host.integrity import checks
 
@@ -17,7 +19,9 @@ def self_check(sums: str, how: OutputOptions) -> None:
     kind, place = installed.how()
     found = tuple(checks(sums))
     notes = (_PROVES,) if sums or kind == "wheel" else (_PROVES, _RELEASE)
-    how.report_screen().self_check(f"gpunode {__version__}, installed {installed.WORDS[kind]}", found, notes)
+    about = (line(span(f"note: {note}", "dim"), hang=6) for note in notes)
+    title = line(f"gpunode {__version__}, installed {installed.WORDS[kind]}")
+    how.report_screen().put(title, *check_lines(found), *about)
     status, exit_code = "ok", 0
     if any(check.status == "failed" for check in found):
         status, exit_code = ProblemFound.status, ProblemFound.exit_code

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpunode.cli.changing import LOCK_TIMEOUT_S
-from gpunode.cli.commands import OutputOptions
 from gpunode.cli.compose import checked_root
 from gpunode.cli.configuring import Permissions, edit
 from gpunode.cli.envelope import Envelope
+from gpunode.cli.output_options import OutputOptions
 from gpunode.cli.runtime_options import absolute
 from gpunode.cli.screen.printer import standard_output
 from gpunode.errors import UsageError

@@ -2,29 +2,33 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from gpunode import __version__
-from gpunode.cli.changing import LOCK_TIMEOUT_S, UMASK, alone, swept, told_what_was_done
-from gpunode.cli.commands import OutputOptions, beside
-from gpunode.cli.compose import SignalGuard, announcer, checked_root, is_image, need_root
+from gpunode.cli.changing import LOCK_TIMEOUT_S, Session, session, told_what_was_done
+from gpunode.cli.compose import checked_root, is_image, need_root
 from gpunode.cli.envelope import Envelope
+from gpunode.cli.output_options import OutputOptions
+from gpunode.cli.runs import beside
+from gpunode.cli.screen.results import (
+    forgetting_lines,
+    forgotten_lines,
+    leftover_lines,
+    rollback_lines,
+    undoing_lines,
+    undone_lines,
+)
 from gpunode.errors import UsageError
-from gpunode.host.command_log import CommandLog
-from gpunode.host.local import LocalHost
 from gpunode.journal.history import made, number, steps_of
 from gpunode.journal.store import Store
 from gpunode.workflow.converge import survey
-from gpunode.workflow.events import Told
 from gpunode.workflow.recovery import told
 from gpunode.workflow.standing import Undone
 
 if TYPE_CHECKING:
-    from gpunode.cli.human import Screen
     from gpunode.journal.history import RunSummary
     from gpunode.workflow.undo import Undoing
 
@@ -63,33 +67,34 @@ def rollback(run: str, how: OutputOptions, root: str, permissions: Permissions) 
     need_root("rollback", _WHY_ROOT, _NOTHING_WITHOUT_ROOT)
     place = checked_root(root)
 
-    def undoing(store: Store, host: LocalHost, screen: Screen) -> Undoing | Undone:
-        of = standing.named(store, run, whole=permissions.whole) if run else _newest(store, screen, permissions)
+    def undoing(node: Session) -> Undoing | Undone:
+        store, whole = node.store, permissions.whole
+        of = standing.named(store, run, whole=whole) if run else _newest(node, permissions)
         if isinstance(of, Undone):
             return of
-        facts = survey(host, image=is_image(root)) if permissions.whole else None
-        back = undo.undoing(store, host, of.run, facts, force=permissions.force, disrupt=permissions.allow_disruption)
+        facts = survey(node.host, image=is_image(root)) if whole else None
+        force, disrupt = permissions.force, permissions.allow_disruption
+        back = undo.undoing(store, node.host, of.run, facts, force=force, disrupt=disrupt)
         if back.parts or back.owed or back.incomplete:
             return back
-        undo.record_undone(store, of, version=__version__, argv=tuple(sys.argv[1:]), whole=permissions.whole)
+        undo.record_undone(store, of, version=__version__, argv=tuple(sys.argv[1:]), whole=whole)
         why = "what is left of it stays" if back.notes else "nothing of it is left on this node"
-        undone = standing.undone(store, of, why, whole=permissions.whole)
-        return replace(undone, notes=back.notes)
+        return replace(standing.undone(store, of, why, whole=whole), notes=back.notes)
 
     _undo("rollback", undoing, how, place, permissions)
 
 
-def _newest(store: Store, screen: Screen, permissions: Permissions) -> RunSummary | Undone:
+def _newest(node: Session, permissions: Permissions) -> RunSummary | Undone:
     """The run that a rollback without RUN undoes; an older one than the newest only where somebody can say no."""
     from gpunode.workflow.standing import newest, undone
 
-    made = newest(store, whole=permissions.whole)
-    if not made.is_undone(whole=permissions.whole):
-        return made
-    found = undone(store, made, f"run {number(made.undone_by)} undid it", whole=permissions.whole)
-    if found.standing is None or permissions.yes or not screen.can_ask:
+    last = newest(node.store, whole=permissions.whole)
+    if not last.is_undone(whole=permissions.whole):
+        return last
+    found = undone(node.store, last, f"run {number(last.undone_by)} undid it", whole=permissions.whole)
+    if found.standing is None or permissions.yes or not node.screen.can_ask:
         return found
-    screen.undone(replace(found, command=""))
+    node.screen.put(*undone_lines(replace(found, command="")))
     return found.standing
 
 
@@ -101,92 +106,84 @@ def remove(how: OutputOptions, root: str, permissions: Permissions) -> None:
     need_root("remove", _WHY_ROOT, _NOTHING_WITHOUT_ROOT)
     place = checked_root(root)
 
-    def undoing(store: Store, host: LocalHost, _: Screen) -> Undoing:
-        facts = survey(host, image=is_image(root))
-        owed = still_owed(store.owed(), facts)
-        return removing(
-            store.footprint(), host, facts, owed=owed, force=permissions.force, disrupt=permissions.allow_disruption
-        )
+    def undoing(node: Session) -> Undoing:
+        facts = survey(node.host, image=is_image(root))
+        owed, footprint = still_owed(node.store.owed(), facts), node.store.footprint()
+        force, disrupt = permissions.force, permissions.allow_disruption
+        return removing(footprint, node.host, facts, owed=owed, force=force, disrupt=disrupt)
 
     _undo("remove", undoing, how, place, permissions)
 
 
 def _undo(
     verb: Literal["rollback", "remove"],
-    undoing: Callable[[Store, LocalHost, Screen], Undoing | Undone],
+    undoing: Callable[[Session], Undoing | Undone],
     how: OutputOptions,
     place: str,
     permissions: Permissions,
 ) -> None:
     """Shows what ``undoing`` finds, asks, does it, and answers."""
-    from gpunode.workflow import rollback as undo
+    from gpunode.workflow.rollback import not_all_back
 
-    screen = how.screen()
-    os.umask(UMASK)
-    store = Store(place, announce=announcer(place))
-    stop, log = SignalGuard(screen.stopping), CommandLog(verb, root=place)
-    consent = screen.consent(verb, place, yes=permissions.yes)
-    host = LocalHost(
-        place, stop.heeded(screen.progress), log, lock_timeout_s=permissions.lock_timeout_s, consent=consent
-    )
-    with screen, alone(store, host, screen, permissions.lock_timeout_s, others=permissions.whole), stop:
-        if (cut := swept(store, host)) is not None:
-            screen.tell(Told(told(cut, f"a {verb} undoes whatever it did")))
-        repaired = permissions.whole and _finish_package_changes(verb, host, store, screen, stop, permissions)
-        back = undoing(store, host, screen)
+    whole, yes = permissions.whole, permissions.yes
+    with session(verb, how, place, permissions.lock_timeout_s, yes=yes, others=whole) as node:
+        if (cut := node.swept()) is not None:
+            node.tell(told(cut, f"a {verb} undoes whatever it did"))
+        repaired = whole and _finish_package_changes(verb, node, yes=yes)
+        back = undoing(node)
         if isinstance(back, Undone):
-            screen.undone(back)
+            node.screen.put(*undone_lines(back))
             result = {"of": back.of.run, "standing": back.standing.run if back.standing else ""}
             how.answer(Envelope(verb, changed=repaired, notes=back.notes, result=result))
             return
-        screen.undoing(back)
+        node.screen.put(*undoing_lines(back, verbose=how.verbose))
         for path in (change.path for change in back.files):
-            screen.leftovers(path, beside(host, path))
+            node.screen.put(*leftover_lines(path, beside(node.host, path)))
         if not back.parts and not back.owed:
             if back.incomplete:
-                raise undo.not_all_back(back)
+                raise not_all_back(back)
             how.answer(Envelope(verb, changed=repaired, notes=back.notes, result={"of": back.of}))
             return
-        host.vet(back.files)
-        screen.confirm_shown(verb, yes=permissions.yes)
-        with told_what_was_done(verb, how, store):
-            done = undo.rollback(
-                back,
-                host,
-                store,
-                version=__version__,
-                argv=tuple(sys.argv[1:]),
-                tell=screen.tell,
-                pause=stop.pause,
-                verb=verb,
-                whole=permissions.whole,
-            )
-        failure = undo.shortcoming(done)
-        screen.rollback(done, failure)
-        entries = store.read(done.run)
-    how.answer(
-        Envelope(
-            verb,
-            status=failure.status if failure else "ok",
-            exit_code=failure.exit_code if failure else 0,
-            changed=True,
-            changes=made(entries),
-            steps=steps_of(entries),
-            notes=done.undone.notes,
-            errors=(failure,) if failure else (),
-            result={"of": done.of, "run": done.run, "triggers": done.settled},
+        node.host.vet(back.files)
+        node.screen.confirm_shown(verb, yes=yes)
+        answer = _carried_out(verb, back, node, how, whole=whole)
+    how.answer(answer)
+
+
+def _carried_out(
+    verb: Literal["rollback", "remove"], back: Undoing, node: Session, how: OutputOptions, *, whole: bool
+) -> Envelope:
+    """``back`` is done, and shown; returns the answer."""
+    from gpunode.workflow.rollback import rollback, shortcoming
+
+    argv = tuple(sys.argv[1:])
+    with told_what_was_done(verb, how, node.store):
+        done = rollback(
+            back,
+            node.host,
+            node.store,
+            version=__version__,
+            argv=argv,
+            tell=node.screen.tell,
+            pause=node.stop.pause,
+            verb=verb,
+            whole=whole,
         )
+    failure = shortcoming(done)
+    node.screen.conclude(rollback_lines(done, failure, node.screen.argv), failure)
+    entries = node.store.read(done.run)
+    answer = Envelope(
+        verb,
+        changed=True,
+        changes=made(entries),
+        steps=steps_of(entries),
+        notes=done.undone.notes,
+        result={"of": done.of, "run": done.run, "triggers": done.settled},
     )
+    return answer.ending_in(failure)
 
 
-def _finish_package_changes(
-    verb: Literal["rollback", "remove"],
-    host: LocalHost,
-    store: Store,
-    screen: Screen,
-    stop: SignalGuard,
-    permissions: Permissions,
-) -> bool:
+def _finish_package_changes(verb: str, node: Session, *, yes: bool) -> bool:
     """Which packages there are can be told: a change of packages that was interrupted is finished.
 
     Returns:
@@ -194,12 +191,12 @@ def _finish_package_changes(
     """
     from gpunode.workflow.repair import finish, unfinished
 
-    if (work := unfinished(survey(host, image=host.root != "/"))) is None:
+    if (work := unfinished(survey(node.host, image=node.host.root != "/"))) is None:
         return False
-    screen.tell(Told(f"{work.why}: finishing it first, because only then gpunode knows what to undo"))
-    screen.confirm_shown(verb, yes=permissions.yes)
-    argv = tuple(sys.argv[1:])
-    finish(work, host, store, version=__version__, argv=argv, tell=screen.tell, pause=stop.pause)
+    node.tell(f"{work.why}: finishing it first, because only then gpunode knows what to undo")
+    node.screen.confirm_shown(verb, yes=yes)
+    argv, pause = tuple(sys.argv[1:]), node.stop.pause
+    finish(work, node.host, node.store, version=__version__, argv=argv, tell=node.screen.tell, pause=pause)
     return True
 
 
@@ -217,9 +214,9 @@ def forget(run: str, how: OutputOptions, root: str, *, yes: bool, lock_timeout_s
     store, screen = Store(checked_root(root)), how.screen()
     with screen, store.lock(lock_timeout_s, screen.progress):
         chosen = named(store, run)
-        screen.forgetting(chosen)
+        screen.put(*forgetting_lines(chosen))
         screen.confirm_shown("rollback --forget", yes=yes)
         objects, freed = store.forget(chosen.run)
-        screen.forgotten(chosen, objects, freed)
+        screen.put(*forgotten_lines(chosen, objects, freed))
     result = {"forgotten": chosen.run, "subjects": chosen.subjects, "objects": objects, "freed_bytes": freed}
     how.answer(Envelope("rollback", changed=True, result=result))

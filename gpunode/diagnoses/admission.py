@@ -9,8 +9,9 @@ from typing import Final
 from gpunode.diagnoses import symptoms
 from gpunode.diagnoses.cluster import restart_failed_pods
 from gpunode.diagnoses.commands import Shell, command, is_unit, joined
-from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Proof, Rule, Verdict, only
+from gpunode.diagnoses.model import Citation, Family, Fix, Rule
 from gpunode.diagnoses.remedies import by_hand, restart, run
+from gpunode.diagnoses.signs import all_of, any_of, fact, holds, line, unless
 from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with, stated
 from gpunode.diagnoses.views import containerd, device_health, kube
 from gpunode.facts.items import Item
@@ -19,264 +20,87 @@ from gpunode.facts.patterns import Pattern
 
 _KUBERNETES: Final = "https://github.com/kubernetes/kubernetes"
 
-_HEALTH_LOST: Final = Pattern(r"previously allocated devices are no longer healthy")
-_LESS: Final = Pattern(
-    rf"requested number of devices unavailable for (?P<resource>{kube.RESOURCE})\.? "
-    r"Requested: ?(?P<wanted>\d{1,18}), Available: ?(?P<left>\d{1,18})"
+# The kubelet's words. Those that name another vendor's devices, or a GPU that is lost, are another matter.
+
+_NOT_HEALTHY: Final = line(
+    r"^(?![^\n]*\b(?!nvidia)[\w-]+\.com/)[^\n]*(?:no healthy devices present|cannot allocate unregistered device"
+    r"|previously allocated devices are no longer healthy)"
 )
-_REGISTERED: Final = Pattern(r"Registration Request received for device plugin|Got registration request")
-_ADMISSION: Final = Pattern(r"UnexpectedAdmissionError|Allocate failed due to|Pod was rejected: Allocate failed")
-_DEVICE: Final = Pattern(r"\b(?:devices?|unavailable for) (?P<name>[\w.-]+\.[a-z]{2,}/[\w.-]+)")
-_LOST_GPU: Final = Pattern(r"GPU is lost|GetPreferredAllocation rpc failed|rpc error")
-_KUBELET_RESTARTED: Final = Pattern(
-    r"systemctl restart (?:kubelet|k3s|rke2|snap\.microk8s)|service kubelet restart|restart(?:ed|ing)? (?:the )?kubelet"
-    r"|kubelet (?:was |is )?restart(?:ed|s)?\b|Stopp(?:ed|ing) .{0,40}(?:kubelet|Node Agent)|pkill kubelet"
-    r"|kubelet\.service: (?:Succeeded|Deactivated|Main process exited|Scheduled restart)",
-    re.IGNORECASE,
-)
-_BOOTED: Final = Pattern(
-    r"\brebooted\b|\brebooting\b|(?:after|since) (?:a |the |node )?reboot|system boot|^-- (?:Boot|Reboot) ",
-    re.IGNORECASE | re.MULTILINE,
-)
-_FORCED: Final = Pattern(r"delete pods? .{0,80}--force|--grace-period[= ]0|force[- ]delet", re.IGNORECASE)
-# Kubernetes 118559 and its backports; 124345 (init containers) and 117955 (completed pods) are open after them.
-_FIXED: Final = {25: 14, 26: 9, 27: 6}
-_KUBELET: Final = Pattern(r"\bv1\.(?P<minor>\d{2})\.(?P<patch>\d{1,18})")
-
-
-def _admission(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
-    """Which of three it is that the kubelet refuses a pod that the scheduler had placed."""
-    refused = tuple(
-        one
-        for one in kube.said(snapshot, _ADMISSION, "Admission", "Allocate failed", logs=True)
-        if not _LOST_GPU.search(one.line)
-    )
-    unready = kube.said(snapshot, device_health.NONE_HEALTHY, "healthy devices", "unregistered", logs=True)
-    fewer = kube.said(snapshot, _LESS, "devices unavailable", logs=True)
-    stale = tuple(_stale(snapshot))
-    if not (refused or unready or fewer) or _is_past(snapshot, (*refused, *unready, *fewer)):
-        return
-    lost = kube.said(snapshot, _HEALTH_LOST, "no longer healthy", logs=True)
-    cited = tuple(dict.fromkeys((*unready, *fewer, *lost, *refused)))
-    if not _is_about_gpus(cited):
-        return
-    booted = _boots(snapshot)
-    restarted = () if booted else _restarts(snapshot)
-    if fewer and not booted:
-        stale = (*stale, *(cite(item) for item in _cures(snapshot)))
-    if fewer and not (stale or restarted or booted) and (given := _gives_gpus_first(snapshot)):
-        question = "the kubelet has no GPU left for a pod whose init containers have one: was it restarted meanwhile?"
-        look_at = (
-            Shell("systemctl show kubelet -p ActiveEnterTimestamp"),
-            Shell("journalctl -u kubelet  # around that time"),
-        )
-        yield "kubelet-stale-device-allocation", Doubt(question, look_at, (*cited, *given), _OF_ADMISSION)
-    elif stale or (fewer and not restarted and not booted):
-        yield "kubelet-stale-device-allocation", _stale_proof(snapshot, cited, stale)
-    elif restarted:
-        yield "kubelet-restart-admission-bug", _restart_proof(snapshot, cited, restarted)
-    elif (unready and not device_health.is_unhealthy(snapshot)) or (booted and (refused or fewer or lost)):
-        yield "device-plugin-not-ready-after-reboot", _reboot_proof(cited, booted, snapshot)
-    elif (refused or lost) and not device_health.is_unhealthy(snapshot):
-        question = "the kubelet refused a pod that the scheduler had given a GPU; why is not shown"
-        look_at = (Shell("kubectl describe pod | grep Message:"), Shell("journalctl -u kubelet  # around that time"))
-        yield "device-plugin-not-ready-after-reboot", Doubt(question, look_at, cited, _OF_ADMISSION)
-
-
-_OF_ADMISSION: Final = (
-    "device-plugin-not-ready-after-reboot",
-    "kubelet-restart-admission-bug",
-    "kubelet-stale-device-allocation",
+_FEWER: Final = line(rf"requested number of devices unavailable for {kube.RESOURCE}")
+_REJECTED: Final = line(
+    r"^(?![^\n]*(?:GPU is lost|GetPreferredAllocation rpc failed|rpc error|\b(?!nvidia)[\w-]+\.com/))"
+    r"[^\n]*(?:UnexpectedAdmissionError|Allocate failed due to)"
 )
 
 
-# Its containers begin where the line is not indented as deep.
-_GIVEN_FIRST: Final = Pattern(r"^[ \t]*Init Containers:", re.MULTILINE)
-_CONTAINERS: Final = Pattern(r"^[ \t]*Containers:", re.MULTILINE)
-
-
-def _gives_gpus_first(snapshot: Snapshot) -> tuple[Citation, ...]:
-    """Where a pod is shown whose init containers ask for a GPU: a restarted kubelet counts theirs twice."""
-    found = list[Citation]()
-    for item in snapshot.of("kubernetes-pod", "kubernetes"):
-        for match in _GIVEN_FIRST.finditer(item.text):
-            end = _CONTAINERS.search(item.text, match.end())
-            if "nvidia.com/" in item.text[match.end() : end.start() if end else None]:
-                found.append(cite(item, item.number_at(match.start())))
-    return tuple(found)
-
-
-def _is_past(snapshot: Snapshot, refusals: tuple[Citation, ...]) -> bool:
+def _is_past(snapshot: Snapshot) -> bool:
     """Whether only the node's logs tell of refused pods, and none of the pods that are shown is one."""
-    rows = snapshot.view(kube.rows)
+    rows, refusals = snapshot.view(kube.rows), snapshot.view(any_of(_NOT_HEALTHY, _FEWER, _REJECTED))
     logs = {item.key for item in snapshot.of("unit-log", "journal")}
     is_shown = any("Admission" in row.status or "OutOf" in row.status for row in rows)
     return bool(rows) and not is_shown and all(place.key in logs for place in refusals)
 
 
-def _is_about_gpus(cited: tuple[Citation, ...]) -> bool:
-    """Whether no other sort of device is named: most messages name one."""
-    named = [match["name"] for one in cited for match in _DEVICE.finditer(one.line)]
-    return not named or any(name.startswith("nvidia.com/") for name in named)
-
-
-_UP: Final = Pattern(
-    r"\bup\s+(?:(?P<days>\d{1,18}) days?|(?P<minutes>\d{1,18}) min|(?P<hours>\d{1,18}):\d\d|\d+ weeks?|\d+ hours?)"
-)
-_SINCE: Final = Pattern(
-    r"^[ \t]*Active: active \(running\) since .{0,60}; (?:\d+h )?(?:\d+min ?)?(?:\d+s)? ?ago", re.MULTILINE
+_PAST: Final = holds(_is_past, "no pod that is shown was refused")
+_UNHEALTHY: Final = holds(device_health.is_unhealthy, "the device plugin calls a GPU unhealthy")
+_BOOTED: Final = line(
+    r"\brebooted\b|\brebooting\b|(?:after|since) (?:a |the |node )?reboot|system boot|^-- (?:Boot|Reboot) "
+    r"|\bup\s+\d{1,2} min\b",
+    flags=re.IGNORECASE,
 )
 
 
-def _boots(snapshot: Snapshot) -> tuple[Citation, ...]:
-    """That the node itself came up a short while before."""
-    up = (
-        cite(item, 1)
-        for item in snapshot.items
-        if "uptime" in item.written and (match := _UP.search(item.text)) and match["minutes"]
-    )
-    return (*snapshot.said(_BOOTED), *up)
+def _readmit(_: Snapshot) -> Iterable[Fix]:
+    yield restart_failed_pods("delete the refused pods that have a controller, which makes them anew")
+    text = "give the device plugin the priority class system-node-critical, so that it starts first"
+    yield by_hand("configure", text)
 
 
-def _restarts(snapshot: Snapshot) -> tuple[Citation, ...]:
-    """That the kubelet was restarted while the node stayed up, by the journal or by a command that was typed."""
-    typed = tuple(
-        stated(item.written, "that was run", item.key)
-        for item in snapshot.items
-        if _KUBELET_RESTARTED.search(item.written) and item not in _cures(snapshot)
-    )
-    is_up_long = any(
-        "uptime" in item.written and (match := _UP.search(item.text)) and not match["minutes"]
-        for item in snapshot.items
-    )
-    younger = (
-        citation
-        for item in snapshot.of("unit-status")
-        if is_up_long and item.subject in _KUBELETS
-        for citation in lines_with(item, _SINCE)
-    )
-    old = (citation for citation in _versions(snapshot) if _has_bug(citation.line))
-    said = (line for line in snapshot.said(_KUBELET_RESTARTED) if not _HELPED.search(line.line))
-    return (*typed, *said, *younger, *old)
+# Restarts of the kubelet: Kubernetes 118559 and its backports; 124345 (init containers) and 117955 (completed pods)
+# are open after them.
 
-
+_RESTARTED: Final = Pattern(
+    r"systemctl restart (?:kubelet|k3s|rke2|snap\.microk8s)|service kubelet restart|restart(?:ed|ing)? (?:the )?kubelet"
+    r"|kubelet (?:was |is )?restart(?:ed|s)?\b|Stopp(?:ed|ing) .{0,40}(?:kubelet|Node Agent)|pkill kubelet"
+    r"|kubelet\.service: (?:Succeeded|Deactivated|Main process exited|Scheduled restart)",
+    re.IGNORECASE,
+)
 # Of another node, or as what made it well again, a restart broke nothing here.
 _HELPED: Final = Pattern(
     r"\b(?:an)?other node\b|\b(?:ok|fine|well|work(?:s|ed|ing)?) again\b"
     r"|\b(?:helps|helped|fixe[sd]|solve[sd]|cure[sd])\b|\bgoes away\b|\bwent away\b",
     re.IGNORECASE,
 )
-
-
-def _cures(snapshot: Snapshot) -> tuple[Item, ...]:
-    """Where the kubelet was restarted and pods run after that: then it is no restart that broke them."""
-    typed = (item for item in snapshot.items if _KUBELET_RESTARTED.search(item.written))
-    return tuple(item for item in typed if _RUNS.search(item.text) and not _ADMISSION.search(item.text))
-
-
 _RUNS: Final = Pattern(r"\b[1-9]/[1-9]\s+Running\b|\b(?:is|are) running\b|^pod/\S+ created$", re.MULTILINE)
-_KUBELETS: Final = frozenset({"kubelet.service", "k3s.service", "k3s-agent.service", "rke2-agent.service"})
+_KUBELET: Final = Pattern(r"\bv1\.(?P<minor>\d{2})\.(?P<patch>\d{1,9})")
+_FIXED: Final = {25: 14, 26: 9, 27: 6}
 
 
-def _versions(snapshot: Snapshot) -> Iterator[Citation]:
-    """Where the kubelet's version stands."""
+def _is_cure(item: Item) -> bool:
+    """Whether pods run after the restart: then it is no restart that broke them."""
+    return bool(_RUNS.search(item.text)) and "Admission" not in item.text
+
+
+def _restarts(snapshot: Snapshot) -> Iterator[Citation]:
+    for item in snapshot.items:
+        if _RESTARTED.search(item.written) and not _is_cure(item):
+            yield stated(item.written, "that was run", item.key)
+    yield from (one for one in snapshot.said(_RESTARTED) if not _HELPED.search(one.line))
+
+
+def _old(snapshot: Snapshot) -> Iterator[Citation]:
+    """A kubelet that admits anew what it had admitted."""
     for item in snapshot.items:
         if item.kind.startswith("kubernetes") or "kubelet" in item.written:
-            yield from tuple(lines_with(item, _KUBELET))[:1]
+            for one in lines_with(item, _KUBELET):
+                match = _KUBELET.search(one.line)
+                if match and int(match["patch"]) < _FIXED.get(int(match["minor"]), 0):
+                    yield one
 
 
-def _restart_proof(snapshot: Snapshot, cited: tuple[Citation, ...], restarted: tuple[Citation, ...]) -> Proof:
-    old = next((match for place in _versions(snapshot) if (match := _KUBELET.search(place.line))), None)
-    of = f" {old[0]}" if old else ""
-    summary = (
-        f"the kubelet{of} was restarted and admitted anew the pods that it had already admitted, before the device "
-        "plugin was registered again"
-    )
-    ruled_out = ("device-plugin-not-ready-after-reboot: nothing shows that the node itself was rebooted",)
-    is_sure = bool(old and _has_bug(old[0])) and any(_KUBELET_RESTARTED.search(place.words) for place in restarted)
-    return Proof(summary, (*cited, *restarted), "certain" if is_sure else "likely", ruled_out)
-
-
-def _has_bug(version: str) -> bool:
-    match = _KUBELET.search(version)
-    if match is None:
-        return False
-    minor, patch = int(match["minor"]), int(match["patch"])
-    return minor in _FIXED and patch < _FIXED[minor]
-
-
-def _reboot_proof(cited: tuple[Citation, ...], booted: tuple[Citation, ...], snapshot: Snapshot) -> Proof:
-    registered = kube.said(snapshot, _REGISTERED, "egistration", logs=True)
-    summary = (
-        "after its start the kubelet took up the pods that have a GPU before the device plugin had told it of any: no "
-        "device was healthy yet"
-    )
-    certain = bool(booted and cited)
-    return Proof(summary, (*cited, *booted[:3], *registered[:2]), "certain" if certain else "likely")
-
-
-def _stale(snapshot: Snapshot) -> Iterator[Citation]:
-    """Entries of the kubelet's record whose pods are gone, where the pods of the node were shown with their UIDs."""
-    alive = {pod.uid for pod in snapshot.view(kube.pods) if pod.uid}
-    alive |= {uid for item in snapshot.items if _lists_pods(item) for uid in _uids(item)}
-    held = [one for one in snapshot.view(kube.allocations) if one.resource.startswith("nvidia.com/")]
-    if gone := [one for one in held if _was_sought_in_vain(snapshot, one.pod_uid)]:
-        yield from (one.citation for one in gone)
-        return
-    if alive:
-        yield from (one.citation for one in held if one.pod_uid not in alive)
-        return
-    used = [one.value for node in snapshot.view(kube.nodes) for one in node.allocated.values()]
-    if held and used and not any(used):
-        yield from (one.citation for one in held)
-
-
-def _was_sought_in_vain(snapshot: Snapshot, uid: str) -> bool:
-    """Whether somebody looked for the pod by its identifier, in the cluster or in the runtime, and found none."""
-    begin = uid.partition("-")[0]
-    asked = (item for item in snapshot.items if begin in item.written and item.kind in _ASKS_FOR_PODS)
-    return any(item.text.strip() in {"", "0", "No resources found"} for item in asked if not item.source.is_mixed)
-
-
-_ASKS_FOR_PODS: Final = frozenset({"kubernetes-pod", "kubernetes", "crictl", "container-inspect"})
-
-
-def _lists_pods(item: Item) -> bool:
-    """Whether it names the node's pods by their identifiers, as kubectl does when asked, and the kubelet's folder.
-
-    Its record does, too, and of pods that are gone.
-    """
-    names = "uid" in item.written.lower() or "/var/lib/kubelet/pods" in item.written
-    return names and "kubelet_internal_checkpoint" not in item.written
-
-
-def _uids(item: Item) -> Iterator[str]:
-    if "PodDeviceEntries" not in item.text:
-        yield from re.findall(r"\b[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}\b", item.text)
-
-
-def _stale_proof(snapshot: Snapshot, cited: tuple[Citation, ...], stale: tuple[Citation, ...]) -> Proof:
-    free = [
-        node
-        for node in snapshot.view(kube.nodes)
-        for name, amount in node.allocatable.items()
-        if (used := node.allocated.get(name)) is not None and used.value < amount.value
-    ]
-    match = next((match for place in cited if (match := _LESS.search(place.line))), None)
-    left = f": it has {match['left']} left where {match['wanted']} are asked for" if match else ""
-    if stale:
-        summary = f"the kubelet still counts GPUs as given to pods that no longer exist{left}"
-    else:
-        summary = f"the scheduler has GPUs free on this node that the kubelet counts as taken{left}"
-    forced = kube.said(snapshot, _FORCED, "force", "--grace")
-    return Proof(summary, (*cited, *stale, *forced), "certain" if stale or free else "likely")
-
-
-def _readmit(_: Snapshot) -> Iterable[Fix]:
-    yield restart_failed_pods("delete the refused pods that have a controller, which makes them anew")
-    yield by_hand(
-        "configure", "give the device plugin the priority class system-node-critical, so that it starts first"
-    )
+_WAS_RESTARTED: Final = fact(_restarts)
+_OLD: Final = fact(_old)
+_REFUSED: Final = any_of(_NOT_HEALTHY, _FEWER, _REJECTED)
 
 
 def _update_kubelet(_: Snapshot) -> Iterable[Fix]:
@@ -284,6 +108,51 @@ def _update_kubelet(_: Snapshot) -> Iterable[Fix]:
     yield by_hand("install", "bring the kubelet to 1.25.14, 1.26.9, 1.27.6, 1.28 or newer")
 
 
+# What the kubelet has on record.
+
+
+def _stale(snapshot: Snapshot) -> Iterator[Citation]:
+    """Entries of pods that are gone, where the node's pods were shown by their identifiers, or none has a GPU."""
+    held = [one for one in snapshot.view(kube.allocations) if one.resource.startswith("nvidia.com/")]
+    shown = {pod.uid for pod in snapshot.view(kube.pods) if pod.uid}
+    shown |= {uid for item in snapshot.items if _lists_pods(item) for uid in _UID.findall(item.text)}
+    used = [one.value for node in snapshot.view(kube.nodes) for one in node.allocated.values()]
+    is_idle = bool(used) and not any(used)
+    sought = [one for one in held if _was_sought_in_vain(snapshot, one.pod_uid)]
+    gone = sought or [one for one in held if (one.pod_uid not in shown if shown else is_idle)]
+    yield from (one.citation for one in gone)
+
+
+_UID: Final = Pattern(r"\b[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}\b")
+
+
+def _was_sought_in_vain(snapshot: Snapshot, uid: str) -> bool:
+    """Whether somebody looked for the pod by its identifier, in the cluster or in the runtime, and found none."""
+    asked = (item for item in snapshot.items if uid.partition("-")[0] in item.written and not item.source.is_mixed)
+    return any(item.text.strip() in {"", "0", "No resources found"} for item in asked if item.kind in _ASKS_FOR_PODS)
+
+
+_ASKS_FOR_PODS: Final = frozenset({"kubernetes-pod", "kubernetes", "crictl", "container-inspect"})
+
+
+def _lists_pods(item: Item) -> bool:
+    """Whether it names the node's pods by their identifiers, as kubectl does when asked, and the kubelet's folder."""
+    names = "uid" in item.written.lower() or "/var/lib/kubelet/pods" in item.written
+    return names and "kubelet_internal_checkpoint" not in item.written and "PodDeviceEntries" not in item.text
+
+
+def _free(snapshot: Snapshot) -> Iterator[Citation]:
+    """GPUs of the node that the scheduler has not given away."""
+    for node in snapshot.view(kube.nodes):
+        for name, amount in node.allocatable.items():
+            used = node.allocated.get(name)
+            yield from (amount.citation, used.citation) if used is not None and used.value < amount.value else ()
+
+
+_STALE: Final = any_of(
+    fact(_stale),
+    fact(lambda node: (cite(item) for item in node.items if _RESTARTED.search(item.written) and _is_cure(item))),
+)
 _CHECKPOINT: Final = "/var/lib/kubelet/device-plugins/kubelet_internal_checkpoint"
 _UNITS: Final = {"k3s": "k3s", "rke2": "rke2-agent", "k0s": "k0sworker", "microk8s": "snap.microk8s.daemon-kubelite"}
 
@@ -301,16 +170,12 @@ def _forget(snapshot: Snapshot) -> Iterable[Fix]:
     unit = _kubelet_unit(snapshot)
     yield restart(unit, "restart the kubelet, which reads anew what its pods hold")
     yield restart_failed_pods("delete the refused pods")
+    stop, start = command("sudo", "systemctl", "stop", unit), command("sudo", "systemctl", "start", unit)
+    move = command("sudo", "mv", _CHECKPOINT, f"{_CHECKPOINT}.bak")
     yield run(
         "remove",
         "move the kubelet's record away while it is stopped; it makes a new one of the pods that run",
-        joined(
-            command("sudo", "systemctl", "stop", unit),
-            Shell("&&"),
-            command("sudo", "mv", _CHECKPOINT, f"{_CHECKPOINT}.bak"),
-            Shell("&&"),
-            command("sudo", "systemctl", "start", unit),
-        ),
+        joined(stop, Shell("&&"), move, Shell("&&"), start),
         when="the devices are still held after the restart, and no pod with a GPU runs on the node",
     )
 
@@ -326,19 +191,23 @@ FAMILY: Final = Family(
             severity="error",
             disruption="restart-container",
             title="pods were admitted after a reboot before the device plugin was registered",
-            symptoms=(symptoms.POD_REFUSED,),
-            look_at=(
-                Shell("kubectl get pods -A | grep Unexpected"),
-                Shell("uptime"),
-            ),
             story=(
                 "When a node comes up the kubelet starts the pods that are bound to it in no certain order. A pod with "
                 "a GPU that comes before the device plugin has registered finds no healthy device, and is refused for "
                 "good with UnexpectedAdmissionError. A controller makes a new pod; a bare pod stays failed. A minute "
                 "later the plugin is there and the node looks healthy."
             ),
-            sources=(f"{_KUBERNETES}/issues/125579", f"{_KUBERNETES}/issues/128043"),
-            check=only("device-plugin-not-ready-after-reboot", _admission),
+            sources=(
+                f"{_KUBERNETES}/issues/125579",
+                f"{_KUBERNETES}/issues/128043",
+            ),
+            decisive=all_of(_REFUSED, _BOOTED),
+            typical=unless(_NOT_HEALTHY, _WAS_RESTARTED, _OLD, _STALE),
+            symptoms=(symptoms.POD_REFUSED,),
+            against=(_PAST, unless(_UNHEALTHY, _BOOTED)),
+            look_at=(Shell("kubectl get pods -A | grep Unexpected"), Shell("uptime")),
+            share=2,
+            summary="after its start the kubelet took up pods with a GPU before the device plugin had told it of any",
             remedy=_readmit,
         ),
         Rule(
@@ -348,11 +217,6 @@ FAMILY: Final = Family(
             severity="error",
             disruption="restart-container",
             title="the restarted kubelet refuses pods that it had already admitted",
-            symptoms=(symptoms.POD_REFUSED,),
-            look_at=(
-                Shell("kubectl get pods -A | grep Unexpected"),
-                Shell("kubectl version"),
-            ),
             story=(
                 "A kubelet that restarts admits its pods anew. Some releases asked for the devices of running pods "
                 "again at once, while the device plugin had not yet registered with the new process, and failed pods "
@@ -360,12 +224,14 @@ FAMILY: Final = Family(
                 "whose init containers ask for a GPU too, are refused the same way in later releases. The node was "
                 "not rebooted, and its GPUs are fine."
             ),
-            sources=(
-                f"{_KUBERNETES}/issues/118559",
-                f"{_KUBERNETES}/issues/117955",
-                f"{_KUBERNETES}/issues/124345",
-            ),
-            check=only("kubelet-restart-admission-bug", _admission),
+            sources=(f"{_KUBERNETES}/issues/118559", f"{_KUBERNETES}/issues/117955", f"{_KUBERNETES}/issues/124345"),
+            decisive=unless(all_of(_REFUSED, _WAS_RESTARTED, _OLD), _STALE),
+            typical=unless(all_of(_REFUSED, any_of(_WAS_RESTARTED, _OLD)), _STALE),
+            symptoms=(symptoms.POD_REFUSED,),
+            against=(_PAST, _BOOTED),
+            look_at=(Shell("kubectl get pods -A | grep Unexpected"), Shell("kubectl version")),
+            share=2,
+            summary="the kubelet was restarted and admitted its pods anew before the device plugin was registered",
             remedy=_update_kubelet,
         ),
         Rule(
@@ -375,11 +241,6 @@ FAMILY: Final = Family(
             severity="error",
             disruption="restart-service",
             title="the kubelet counts GPUs as given to pods that are gone",
-            symptoms=(
-                symptoms.POD_REFUSED,
-                symptoms.POD_PENDING,
-            ),
-            look_at=(Shell("sudo cat /var/lib/kubelet/device-plugins/kubelet_internal_checkpoint"),),
             story=(
                 "The kubelet keeps its own record of which device went to which pod, in memory and in "
                 "kubelet_internal_checkpoint; the scheduler counts from the pods that exist. After pods were deleted "
@@ -387,8 +248,18 @@ FAMILY: Final = Family(
                 "then places a pod on a GPU that the kubelet does not have: requested number of devices unavailable. "
                 "Every further pod fails the same way until the kubelet is restarted."
             ),
-            sources=(f"{_KUBERNETES}/issues/130145", f"{_KUBERNETES}/issues/137317"),
-            check=only("kubelet-stale-device-allocation", _admission),
+            sources=(
+                f"{_KUBERNETES}/issues/130145",
+                f"{_KUBERNETES}/issues/137317",
+            ),
+            decisive=all_of(_REFUSED, any_of(_STALE, all_of(_FEWER, fact(_free)))),
+            typical=unless(_FEWER, _WAS_RESTARTED, _OLD),
+            symptoms=(symptoms.POD_REFUSED, symptoms.POD_PENDING),
+            context=fact(_stale),
+            against=(_PAST, _BOOTED),
+            look_at=(Shell("sudo cat /var/lib/kubelet/device-plugins/kubelet_internal_checkpoint"),),
+            share=2,
+            summary="the kubelet still counts GPUs as given to pods that no longer exist",
             remedy=_forget,
         ),
     ),

@@ -10,90 +10,46 @@ from gpunode.diagnoses import symptoms
 from gpunode.diagnoses.addresses import DRIVER_GUIDE, OPEN_MODULES
 from gpunode.diagnoses.chains import NOT_STARTED
 from gpunode.diagnoses.commands import Shell
-from gpunode.diagnoses.model import Confidence, Doubt, Family, Fix, Proof, Rule, Verdict, only
+from gpunode.diagnoses.model import Citation, Family, Fix, Rule
 from gpunode.diagnoses.remedies import always, boot_with, by_hand, run
+from gpunode.diagnoses.signs import all_of, any_of, anywhere, fact, holds, kernel_line, line, unless
 from gpunode.diagnoses.snapshot import Snapshot
-from gpunode.diagnoses.views import driver, kernel, links, system
-from gpunode.facts.patterns import Pattern
+from gpunode.diagnoses.views import driver, links, system
 
-_INVALID_REGION: Final = Pattern(r"I/O region assigned to your NVIDIA device is invalid|\bBAR\d is 0M @ 0x0")
-_CLOSED_OR_BAR: Final = Pattern(r"RmInitAdapter failed! \(0x22:0x56")
+_INVALID: Final = kernel_line(r"I/O region assigned to your NVIDIA device is invalid|\bBAR\d is 0M @ 0x0")
 # Something that happened in a slot; that the slot can do it, every boot tells.
-_HOTPLUG: Final = Pattern(
-    r"\bpciehp\b[^\n]{0,40}: Slot\([^)\n]{1,16}\): (?:Card|Link|Attention button|Button|Power)"
-    r"|\bthunderbolt \d+-\d|\bthunderbolt\b.{0,40}\b(?:new device|authorized)",
-    re.IGNORECASE,
+_HOTPLUG: Final = any_of(
+    kernel_line(
+        r"\bpciehp\b[^\n]{0,40}: Slot\([^)\n]{1,16}\): (?:Card|Link|Attention button|Button|Power)"
+        r"|\bthunderbolt \d+-\d|\bthunderbolt\b.{0,40}\b(?:new device|authorized)",
+        re.IGNORECASE,
+    ),
+    line(r"\beGPU\b|\bOCuLink\b", flags=re.IGNORECASE),
 )
-_BOX: Final = Pattern(r"\beGPU\b|\bOCuLink\b", re.IGNORECASE)
 
 
-def regions(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
-    """Which it is: no window above 4 GiB, a bridge's window too small, a virtual machine's firmware, or untold."""
-    gpus = snapshot.view(links.nvidia)
-    invalid = tuple(message.citation for message in kernel.said(snapshot, _INVALID_REGION))
-    unassigned = snapshot.view(links.unassigned)
-    core = tuple(one for one in snapshot.view(links.unplaced) if _matters(snapshot, one))
-    window = snapshot.view(links.has_high_window)
-    seen = (*(one.citation for one in core), *invalid, *unassigned)
-    where = next((one.address for one in core if links.slot(one.address) in gpus), "")
-    if not seen:
-        yield from _undecided(snapshot)
-        return
-    if system.is_guest(snapshot):
-        summary = "the virtual machine's firmware has no room above 4 GiB for the memory region of the GPU passed to it"
-        yield "vm-passthrough-mmio-config", Proof(summary, seen, gpu=where)
-    elif window is False:
-        summary = "firmware gives the bus no addresses above 4 GiB, so the GPU's memory region has no place"
-        yield "bar-above-4g-disabled", Proof(summary, seen, gpu=where)
-    elif core:
-        summary = "the kernel finds no room for the GPU's memory region behind the bridges above it"
-        out = () if window is None else ("Above 4G Decoding is on: the bus has addresses above 4 GiB",)
-        yield "bar-allocation-failed", Proof(summary, seen, "certain" if window else "likely", out, gpu=where)
-    elif kernel.said(snapshot, _HOTPLUG) or snapshot.says(_BOX):
-        summary = (
-            "the GPU was plugged in at run time, and the window of the bridge above it does not hold its memory region"
-        )
-        yield "bar-allocation-failed", Proof(summary, seen, "likely")
-    else:
-        summary = "firmware left a memory region of the GPU without an address: Above 4G Decoding is off, or too small"
-        confidence: Confidence = "certain" if system.is_guest(snapshot) is False else "likely"
-        yield "bar-above-4g-disabled", Proof(summary, seen, confidence)
-
-
-def _matters(snapshot: Snapshot, one: links.Unplaced) -> bool:
-    """Whether a region without a place is a GPU's, or of a bridge that may stand above one that does not work."""
-    gpus = snapshot.view(links.nvidia)
-    if links.slot(one.address) in gpus:
-        return True
-    ports = snapshot.view(links.above_gpus)
-    if one.is_window and ports is not None:
-        return one.address in ports
+def _unplaced(snapshot: Snapshot) -> Iterator[Citation]:
+    """Where the kernel finds no place for a region of a GPU, or for a window of a bridge that may stand above one."""
+    gpus, ports = snapshot.view(links.nvidia), snapshot.view(links.above_gpus)
     # Nobody shows what is below the bridge: it counts where a GPU is in trouble, or the log is all that is known.
     trouble = any(state not in {"works", "mismatch", "missing"} for state, _ in snapshot.view(driver.smi))
-    trouble = trouble or bool(kernel.said(snapshot, _INVALID_REGION)) or bool(kernel.said(snapshot, _CLOSED_OR_BAR))
-    return (one.is_window and trouble) or (not gpus and not driver.works(snapshot))
+    trouble = trouble or bool(snapshot.view(_INVALID) or snapshot.view(symptoms.CLOSED_OR_BAR))
+    for one in snapshot.view(links.unplaced):
+        is_above = one.address in ports if one.is_window and ports is not None else one.is_window and trouble
+        is_all = ports is None and not gpus and not driver.works(snapshot)
+        if links.slot(one.address) in gpus or is_above or (is_all and not (one.is_window and ports is not None)):
+            yield one.citation
 
 
-def _undecided(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
-    said = tuple(message.citation for message in kernel.said(snapshot, _CLOSED_OR_BAR))
-    if said:
-        yield (
-            "bar-above-4g-disabled",
-            Doubt(
-                "the driver cannot start the GPU (0x22:0x56): a memory region without an address, the closed module "
-                "on a GPU that needs the open one, or a GPU that does not wake up",
-                (
-                    Shell("sudo lspci -vvv -d 10de: | grep Region"),
-                    Shell("modinfo nvidia | grep license"),
-                    Shell("sudo dmesg --ctime | grep -B20 0x22:0x56"),
-                ),
-                said,
-                (
-                    *("bar-allocation-failed", "vm-passthrough-mmio-config", "gpu-stuck-d3cold"),
-                    "proprietary-module-on-blackwell",
-                ),
-            ),
-        )
+_UNPLACED: Final = fact(_unplaced)
+_EMPTY: Final = any_of(_INVALID, fact(links.unassigned))
+ADDRESSLESS: Final = any_of(_UNPLACED, _EMPTY)
+"""A memory region of a GPU that has no address."""
+GUEST: Final = holds(system.is_guest, "this is a virtual machine")
+_BARE_METAL: Final = holds(lambda snapshot: system.is_guest(snapshot) is False, "this is no virtual machine")
+_HIGH: Final = holds(links.has_high_window, "the bus has addresses above 4 GiB")
+_NO_HIGH: Final = holds(lambda snapshot: links.has_high_window(snapshot) is False, "the bus has none above 4 GiB")
+_SWITCHED_OFF: Final = anywhere(r"Above 4G (?:Decoding|MMIO)\W{0,40}(?:Disabled|off\b)", re.IGNORECASE)
 
 
 def _realloc(snapshot: Snapshot) -> Iterable[Fix]:
@@ -121,6 +77,7 @@ FAMILY: Final = Family(
             title="firmware gives the GPU's memory region no address",
             share=0.8,
             symptoms=(
+                symptoms.CLOSED_OR_BAR,
                 symptoms.NOT_STARTED,
                 symptoms.NO_ADDRESS,
                 symptoms.NO_DEVICES,
@@ -137,7 +94,10 @@ FAMILY: Final = Family(
                 f"{OPEN_MODULES}/issues/862",
                 f"{DRIVER_GUIDE}index.html",
             ),
-            check=only("bar-above-4g-disabled", regions),
+            decisive=any_of(all_of(ADDRESSLESS, _NO_HIGH), all_of(unless(_EMPTY, _UNPLACED, _HOTPLUG), _BARE_METAL)),
+            typical=any_of(unless(_EMPTY, _UNPLACED, _HOTPLUG), _SWITCHED_OFF),
+            against=(GUEST,),
+            summary="firmware gives the bus no addresses above 4 GiB, so the GPU's memory region has no place",
             remedy=always(
                 by_hand("firmware", "enable Above 4G Decoding (and Resizable BAR) in BIOS, and switch CSM off"),
                 by_hand("firmware", "update the board's firmware", "the settings are on already"),
@@ -170,7 +130,10 @@ FAMILY: Final = Family(
                 "then finds a region of 0M."
             ),
             sources=("https://github.com/system76/firmware-open/issues/66", f"{OPEN_MODULES}/issues/510"),
-            check=only("bar-allocation-failed", regions),
+            decisive=all_of(_UNPLACED, _HIGH),
+            typical=any_of(_UNPLACED, all_of(_EMPTY, _HOTPLUG)),
+            against=(GUEST, _NO_HIGH),
+            summary="the kernel finds no room for the GPU's memory region behind the bridges above it",
             remedy=_realloc,
             explains=NOT_STARTED,
         ),

@@ -195,7 +195,7 @@ def headers_packages(snapshot: Snapshot, kernel: str) -> tuple[str, ...]:
     manager = snapshot.view(system.package_manager)
     if manager == "apt":
         family = distros.DEBIAN if kernel.endswith("-pve") else distros.UBUNTU
-        return (family.headers(kernel) if is_release(kernel) else of_kernel("", "linux-headers-"),)
+        return (str(family.headers(kernel)) if is_release(kernel) else of_kernel("", "linux-headers-"),)
     if manager == "dnf":
         release, _, variant = kernel.partition("+")
         stem = "-".join(filter(None, ("kernel-uek" if "uek" in kernel else "kernel", variant, "devel")))

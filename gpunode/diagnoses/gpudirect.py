@@ -9,9 +9,9 @@ from typing import Final
 from gpunode.diagnoses import symptoms
 from gpunode.diagnoses.build import built_anew
 from gpunode.diagnoses.commands import Shell
-from gpunode.diagnoses.model import Citation, Family, Fix, Proof, Rule, Verdict
-from gpunode.diagnoses.remedies import by_hand, guest_driver, install, run
-from gpunode.diagnoses.signs import any_of, asked, fact, holds, line
+from gpunode.diagnoses.model import Citation, Family, Fix, Proof, Rule
+from gpunode.diagnoses.remedies import always, by_hand, guest_driver, install, run
+from gpunode.diagnoses.signs import all_of, any_of, asked, fact, holds, line
 from gpunode.diagnoses.snapshot import Snapshot, cite
 from gpunode.diagnoses.views import driver, guests, modules, system
 from gpunode.facts.items import Item
@@ -20,56 +20,35 @@ from gpunode.facts.patterns import Pattern
 # ---- peermem
 
 _PEERMEM: Final = r"(?:nvidia[-_]peermem|nv_peer_mem(?:ory)?)"
-_NOT_INSERTED: Final = Pattern(
-    rf"could not insert ['‘\"]?{_PEERMEM}['’\"]?: (?:Invalid argument|Unknown symbol)|failed to load {_PEERMEM} module|"
-    rf"insmod: ERROR: could not insert module \S*{_PEERMEM}\S*: (?:Invalid|Unknown)"
-)
 _DISAGREES: Final = Pattern(rf"\b{_PEERMEM}: disagrees about version of symbol (?P<symbol>\w+)")
-_UNKNOWN: Final = Pattern(rf"\b{_PEERMEM}: Unknown symbol (?P<symbol>\w+) \(err (?P<error>-?\d+)\)")
-_NOT_BUILT: Final = Pattern(rf"Module {_PEERMEM} not found in directory")
-_SIGNATURE: Final = Pattern(
+_UNKNOWN: Final = Pattern(rf"\b{_PEERMEM}: Unknown symbol (?P<symbol>\w+) \(err -?\d+\)")
+_REFUSED: Final = line(
+    rf"could not insert ['‘\"]?{_PEERMEM}['’\"]?: (?:Invalid argument|Unknown symbol)|failed to load {_PEERMEM} module"
+    rf"|insmod: ERROR: could not insert module \S*{_PEERMEM}\S*: (?:Invalid|Unknown)"
+)
+_NOT_BUILT: Final = line(rf"Module {_PEERMEM} not found in directory")
+_SIGNATURE: Final = line(
     rf"{_PEERMEM}['’\"]?: (?:Key was rejected|Required key not available)|{_PEERMEM}: .{{0,40}}(?:signature|signed)"
 )
 
 
-def _peermem(snapshot: Snapshot) -> Iterator[Verdict]:
-    refused = snapshot.said(_NOT_INSERTED)
-    disagrees, unknown = snapshot.said(_DISAGREES), snapshot.said(_UNKNOWN)
-    if snapshot.says(_SIGNATURE):
-        return
-    if not (refused or disagrees or unknown):
-        yield from _not_built(snapshot)
-        return
-    proofs = (*refused, *disagrees, *unknown)
-    if disagrees:
-        symbol = _first(snapshot, _DISAGREES)
-        other = "another NVIDIA driver" if symbol.startswith("nvidia_p2p") else "another RDMA stack"
-        summary = (
-            f"nvidia_peermem was built against {other} than the one that is loaded: the versions of {symbol} differ"
+def _why_refused(snapshot: Snapshot) -> str:
+    if match := snapshot.match(_DISAGREES):
+        other = "another NVIDIA driver" if match["symbol"].startswith("nvidia_p2p") else "another RDMA stack"
+        return (
+            f"nvidia_peermem was built against {other} than the one that is loaded: the versions of {match['symbol']} "
+            "differ"
         )
-        out = ("an RDMA stack without peer memory: it has the symbol, only of another version (err -22)",)
-        yield Proof(summary, proofs, ruled_out=out, remedy=tuple(_rebuild(snapshot)))
-    elif unknown:
-        symbol = _first(snapshot, _UNKNOWN)
-        summary = f"the RDMA stack that runs has no {symbol}: nvidia_peermem needs that of MLNX_OFED or DOCA"
-        out = ("another build of the same stack: then the kernel would call the versions different (err -22)",)
-        yield Proof(summary, proofs, ruled_out=out, remedy=tuple(_other_stack(snapshot)))
-    else:
-        summary = "nvidia_peermem does not load: the RDMA stack it was built for is not the one that runs"
-        yield Proof(summary, proofs, "likely")
+    if match := snapshot.match(_UNKNOWN):
+        return f"the RDMA stack that runs has no {match['symbol']}: nvidia_peermem needs that of MLNX_OFED or DOCA"
+    if snapshot.view(_NOT_BUILT):
+        return "the NVIDIA driver is loaded, and nvidia_peermem, which comes with it, was not built for this kernel"
+    return "nvidia_peermem does not load: the RDMA stack it was built for is not the one that runs"
 
 
-def _not_built(snapshot: Snapshot) -> Iterator[Verdict]:
-    """That the module is nowhere matters only beside a driver that is there: it comes with the driver, from 470 on."""
-    absent = snapshot.said(_NOT_BUILT)
-    if absent and modules.loaded(snapshot, "nvidia") is True:
-        summary = "the NVIDIA driver is loaded, and nvidia_peermem, which comes with it, was not built for this kernel"
-        yield Proof(summary, absent, "likely")
-
-
-def _first(snapshot: Snapshot, pattern: Pattern) -> str:
-    match = snapshot.match(pattern)
-    return match["symbol"] if match else "ib_register_peer_memory_client"
+def _fit_peermem(snapshot: Snapshot) -> Iterable[Fix]:
+    is_other_stack = not snapshot.match(_DISAGREES) and snapshot.match(_UNKNOWN)
+    return (_other_stack if is_other_stack else _rebuild)(snapshot)
 
 
 def _rebuild(snapshot: Snapshot) -> Iterable[Fix]:
@@ -82,23 +61,14 @@ def _rebuild(snapshot: Snapshot) -> Iterable[Fix]:
             Shell("sudo modprobe -r nvidia_peermem; sudo modprobe nvidia_peermem"),
         ),
     )
-    yield from _dma_buf(snapshot)
+    yield _DMA_BUF
 
 
 def _other_stack(snapshot: Snapshot) -> Iterable[Fix]:
     yield by_hand("install", "install MLNX_OFED or DOCA-OFED for the running kernel, from NVIDIA's page for it")
     text = "then build the driver's modules again, against it"
     yield run("rebuild", text, *built_anew(snapshot), Shell("sudo depmod -a"), Shell("sudo modprobe nvidia_peermem"))
-    yield from _dma_buf(snapshot)
-
-
-def _dma_buf(_: Snapshot) -> Iterable[Fix]:
-    yield by_hand(
-        "configure",
-        "or do without nvidia_peermem: with the open kernel modules and a kernel from 5.12 on NCCL uses DMA-BUF by "
-        "itself",
-        "the GPUs are of Turing or newer",
-    )
+    yield _DMA_BUF
 
 
 # ---- GPUDirect Storage
@@ -214,30 +184,24 @@ _NCCL: Final = Pattern(r"\bNCCL version (?P<major>\d{1,18})\.(?P<minor>\d{1,18})
 _LAST_BLIND_NCCL: Final = (2, 22)
 
 
-def _rdma(snapshot: Snapshot) -> Iterator[Verdict]:
+def _rdma(snapshot: Snapshot) -> Iterator[Proof]:
     off = snapshot.said(_RDMA_OFF)
     # A channel goes over RDMA at the end whose node has it: the other end is told by what it says itself.
     if not off or (snapshot.says(_RDMA_ON) and not _lacks_peer(snapshot)):
         return
     loaded = modules.loaded(snapshot, "nvidia_peermem") or modules.loaded(snapshot, "nv_peer_mem")
-    lines = modules.lsmod_line(snapshot, "nvidia_peermem") if loaded is not None else ()
+    lines = (*off, *(modules.lsmod_line(snapshot, "nvidia_peermem") if loaded is not None else ()))
+    version = snapshot.match(_NCCL)
     if not loaded:
         summary = "nothing lets the network card reach GPU memory (no nvidia_peermem, no DMA-BUF): NCCL copies instead"
-        yield Proof(
-            summary, (*off, *lines), "certain" if loaded is False else "likely", remedy=tuple(_load_peermem(snapshot))
-        )
-        return
-    version = snapshot.match(_NCCL)
-    if version and (int(version["major"]), int(version["minor"])) <= _LAST_BLIND_NCCL:
+        yield Proof(summary, lines, "certain" if loaded is False else "likely", remedy=_LOAD_PEERMEM)
+    elif version and (int(version["major"]), int(version["minor"])) <= _LAST_BLIND_NCCL:
         summary = "NCCL up to 2.22 asks for nv_peer_mem by name and does not see nvidia_peermem, which is loaded"
-        yield Proof(
-            summary,
-            (*off, *lines),
-            remedy=(by_hand("configure", "use NCCL 2.23 or newer, which knows nvidia_peermem"),),
-        )
-        return
-    summary = "nvidia_peermem is loaded, and not registered with the RDMA stack that the network card uses"
-    yield Proof(summary, (*off, *lines), "likely")
+        newer = by_hand("configure", "use NCCL 2.23 or newer, which knows nvidia_peermem")
+        yield Proof(summary, lines, remedy=(newer,))
+    else:
+        summary = "nvidia_peermem is loaded, and not registered with the RDMA stack that the network card uses"
+        yield Proof(summary, lines, "likely")
 
 
 _PEERS: Final = Pattern(r"/sys/kernel/mm/memory_peers")
@@ -250,34 +214,33 @@ def _lacks_peer(snapshot: Snapshot) -> bool:
     return any(item.outcome == "absent" and _PEERS.search(item.subject) for item in snapshot.of("listing", "file"))
 
 
-def _load_peermem(_: Snapshot) -> Iterable[Fix]:
-    yield run(
+_DMA_BUF: Final = by_hand(
+    "configure",
+    "or do without nvidia_peermem: with the open kernel modules and a kernel from 5.12 on NCCL uses DMA-BUF by itself",
+    "the GPUs are of Turing or newer",
+)
+_LOAD_PEERMEM: Final = (
+    run(
         "load",
         "load it, now and at boot",
         Shell("sudo modprobe nvidia-peermem"),
         Shell("echo nvidia-peermem | sudo tee /etc/modules-load.d/nvidia-peermem.conf"),
-    )
-    yield by_hand(
-        "configure",
-        "or use DMA-BUF: the open kernel modules and a kernel from 5.12 on, nothing to load",
-        "the GPUs are of Turing or newer",
-    )
-
-
-def _register(_: Snapshot) -> Iterable[Fix]:
-    yield run(
+    ),
+    _DMA_BUF,
+)
+_REGISTER: Final = always(
+    run(
         "configure",
         "load nvidia_peermem after the RDMA stack, and look whether it is registered",
         Shell("sudo modprobe -r nvidia_peermem; sudo modprobe ib_core; sudo modprobe nvidia_peermem"),
         Shell("ls /sys/kernel/mm/memory_peers/"),
-    )
-    yield by_hand(
+    ),
+    by_hand(
         "install",
         "install MLNX_OFED or DOCA-OFED before the driver, or use DMA-BUF with the open modules",
         "it is not there",
-    )
-
-
+    ),
+)
 _RDMA_GUIDE: Final = "https://docs.nvidia.com/cuda/gpudirect-rdma/index.html"
 _GDS_GUIDE: Final = "https://docs.nvidia.com/gpudirect-storage/troubleshooting-guide/index.html"
 
@@ -292,7 +255,6 @@ FAMILY: Final = Family(
             severity="error",
             disruption="restart-container",
             title="nvidia_peermem does not load",
-            symptoms=(symptoms.NCCL_FAILS,),
             look_at=(Shell("sudo modprobe nvidia_peermem"), Shell("sudo dmesg | tail")),
             story=(
                 "nvidia_peermem lets a network card reach GPU memory, by functions of the RDMA stack that only "
@@ -302,9 +264,12 @@ FAMILY: Final = Family(
                 "new kernel came without OFED's modules."
             ),
             sources=(_RDMA_GUIDE, "https://github.com/NVIDIA/gpu-operator/issues/2868"),
-            check=_peermem,
+            decisive=line(rf"{_DISAGREES.pattern}|{_UNKNOWN.pattern}".replace("?P<symbol>", "")),
+            typical=any_of(_REFUSED, all_of(_NOT_BUILT, symptoms.MODULE_LOADED)),
+            against=(_SIGNATURE,),
+            summary=_why_refused,
             context=asked(r"modprobe.*peer_?mem"),
-            remedy=_rebuild,
+            remedy=_fit_peermem,
             explains=frozenset({"gpudirect-rdma-disabled"}),
         ),
         Rule(
@@ -329,7 +294,7 @@ FAMILY: Final = Family(
             check=_rdma,
             typical=line(r"memory_peers'?: No such file", "listing", "text", "file"),
             context=asked(r"peer_?mem"),
-            remedy=_register,
+            remedy=_REGISTER,
         ),
         Rule(
             cause="nvidia-fs-not-loaded",

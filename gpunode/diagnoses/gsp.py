@@ -66,6 +66,10 @@ _UNSUPPORTED: Final = kernel_line(
     re.IGNORECASE,
 )
 _GRAVE: Final = fact(faults.grave)
+# nvidia-smi that needs minutes, or more, waits for calls that time out one by one.
+_SLOW_ANSWER: Final = all_of(
+    asked(r"\b(?:time|timeout \d+) (?:\S+ )?nvidia-smi(?! topo)"), line(r"^real\s+[1-9]\d*m"), symptoms.GPU_LOST
+)
 _SWITCHED_OFF: Final = Pattern(r"^[^#\n]{0,200}\bNVreg_EnableGpuFirmware\s*=\s*(?:0x0*)?0+\b", re.MULTILINE)
 _FIRMWARE_DIRS: Final = Pattern(r"/lib/firmware/nvidia\b")
 
@@ -264,7 +268,7 @@ FAMILY: Final = Family(
             ),
             sources=(f"{OPEN_MODULES}/issues/446", XID_CATALOG),
             check=_timeouts,
-            typical=unless(_RPC_TIMEOUT, _GRAVE, _WPR2),
+            typical=unless(any_of(_RPC_TIMEOUT, _SLOW_ANSWER), _GRAVE, _WPR2),
             remedy=_restart_gsp,
             explains=_NO_GSP | {"gsp-bad-state-wpr2"},
         ),
@@ -414,7 +418,7 @@ FAMILY: Final = Family(
                 "firmware settings that give the GPU too little address space."
             ),
             sources=(f"{OPEN_MODULES}/issues/965", f"{OPEN_MODULES}/issues/1058"),
-            typical=unless(_NOT_STARTED, _UNSUPPORTED, _GRAVE),
+            typical=unless(_NOT_STARTED, _GFW, _WPR2, _ABSENT, _UNSUPPORTED, _GRAVE),
             context=_INIT,
             summary=_unable,
             remedy=_platform,

@@ -27,7 +27,7 @@ _DRIVER_POD: Final = Pattern(r"^nvidia-(?:gpu-)?driver-")
 
 
 def _is_by_operator(snapshot: Snapshot) -> bool:
-    """Whether a pod of the operator's brings the driver: the host then has none of its own."""
+    """Whether a pod of the operator's brings the driver, so that the host has none of its own."""
     return any(_DRIVER_POD.search(row.name) for row in snapshot.view(kube.rows))
 
 
@@ -37,13 +37,16 @@ def _lacked(snapshot: Snapshot) -> tuple[Citation, ...]:
 
 def _absent_twice(snapshot: Snapshot) -> tuple[Citation, ...]:
     """At least two places in which a driver was looked for in vain."""
-    found = presence.absent(snapshot)
+    tables = {item.key for item in snapshot.of("lsmod")}  # what is not loaded may be installed
+    found = tuple(one for one in presence.absent(snapshot) if one.key not in tables)
     return found if len({one.source for one in found}) > 1 else ()
 
 
 def _is_here(snapshot: Snapshot) -> bool:
     """Whether anything of a driver is on the node."""
     installed = any(item.outcome == "ok" for item in snapshot.of("installer-log"))
+    # nvidia-smi that complains is installed.
+    installed = installed or any(state in {"no-driver", "no-devices"} for state, _ in snapshot.view(driver.smi))
     return installed or presence.has_libraries(snapshot) or bool(driver.packaged(snapshot))
 
 

@@ -22,7 +22,7 @@ _ADDRESS: Final = Pattern(
 
 def is_examined(snapshot: Snapshot) -> bool:
     """Whether gpunode itself looked at the node; what people paste was chosen, of all that a node has."""
-    return isinstance(snapshot.facts.modules, Known)
+    return isinstance(snapshot.facts.modules, Known) or bool(snapshot.of("nvml"))
 
 
 def judged(rule: Rule, snapshot: Snapshot) -> Iterable[Verdict]:
@@ -81,8 +81,10 @@ def suspects(
 ) -> tuple[Suspect, ...]:
     """The likeliest causes of what no finding explains, the likeliest first.
 
-    A symptom speaks the louder the fewer causes have it. What a doubt names has most of its signs already.
+    A symptom speaks the louder the fewer causes have it. What a doubt names has most of its signs already. What goes
+    with a cause suspects nothing alone where gpunode looked at everything: nobody chose to show it.
     """
+    is_chosen = not is_examined(snapshot)
     settled = {finding.cause for finding in findings}
     for finding in findings:
         settled |= rules[finding.cause].explains if finding.severity != "info" else frozenset()
@@ -93,7 +95,8 @@ def suspects(
         if cause in settled or is_ruled_out(rule, snapshot):
             continue
         seen = [sign for sign in rule.symptoms if snapshot.view(sign)]
-        context, doubt = snapshot.view(rule.context), asked.get(cause)
+        doubt = asked.get(cause)
+        context = snapshot.view(rule.context) if seen or doubt or is_chosen else ()
         weight = sum(1 / sqrt(sharing[sign]) for sign in seen)
         weight += (_OF_DOUBT if doubt else 0.0) + (_OF_CONTEXT if context else 0.0)
         if weight:

@@ -261,7 +261,9 @@ FAMILY: Final = Family(
             decisive=_SHADOWED,
             typical=_STUBS,
             symptoms=(
-                any_of(_STUB_SAID, _WRONG),
+                _STUB_SAID,
+                symptoms.CUDA_UNFIT,
+                symptoms.MISMATCH,
                 symptoms.CUDA_NOT_INITIALISED,
                 symptoms.NO_NVML_LIBRARY,
                 symptoms.CUDA_UNAVAILABLE,

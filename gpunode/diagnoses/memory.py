@@ -13,7 +13,7 @@ from gpunode.diagnoses.chains import PROGRAM_FAULTS, UNHEALTHY_IN_CLUSTER
 from gpunode.diagnoses.commands import Shell
 from gpunode.diagnoses.model import Citation, Family, Fix, Proof, Rule, Verdict, only
 from gpunode.diagnoses.remedies import always, by_hand, drain, nvidia_report, reboot, replace, reset_gpu, run
-from gpunode.diagnoses.signs import all_of, any_of, asked, fact, line
+from gpunode.diagnoses.signs import all_of, any_of, asked, fact, line, unless
 from gpunode.diagnoses.snapshot import Snapshot, cite
 from gpunode.diagnoses.views import faults, kernel, memories, pci
 from gpunode.diagnoses.views.memories import Memory
@@ -43,14 +43,14 @@ _HELD: Final = Pattern(
 _CUDA: Final = line(r"uncorrectable ECC error encountered|cudaErrorECCUncorrectable|CUDA_ERROR_ECC_UNCORRECTABLE")
 # NVIDIA's field diagnostic, whose verdict is what a board is taken back for.
 _FIELD_DIAGNOSTIC: Final = r"\b(?:fieldiag|field diag\w*|MODS)\b"
-_DIAGNOSTIC_FAILED: Final = all_of(
-    line(
-        r"\b(?:Mats|\w{0,40}mem\w{0,40}|HBM\w{0,40}|FB(?:IO|PA)?|DRAM|ECC)\b[^\n]{0,60}\bFAIL"
-        r"|\bFAIL(?:ED)?\b[^\n]{0,60}\b(?:FBIO|FBPA|HBM|DRAM|memory)",
-        *("text", "application"),
-        flags=re.IGNORECASE,
-    ),
-    any_of(line(_FIELD_DIAGNOSTIC, "text", "application", flags=re.IGNORECASE), asked(_FIELD_DIAGNOSTIC)),
+_MEMORY_FAILED: Final = line(
+    r"\b(?:Mats|\w{0,40}mem\w{0,40}|HBM\w{0,40}|FB(?:IO|PA)?|DRAM|ECC)\b[^\n]{0,60}\bFAIL"
+    r"|\bFAIL(?:ED)?\b[^\n]{0,60}\b(?:FBIO|FBPA|HBM|DRAM|memory)",
+    *("text", "application"),
+    flags=re.IGNORECASE,
+)
+_DIAGNOSED: Final = any_of(
+    line(_FIELD_DIAGNOSTIC, "text", "application", flags=re.IGNORECASE), asked(_FIELD_DIAGNOSTIC)
 )
 _BUS: Final = Pattern(r"\b(?P<bus>[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-9a-f])\b", re.IGNORECASE)
 _INFOROM: Final = Pattern(
@@ -111,9 +111,7 @@ def _remap_failed(_: Snapshot, memory: Memory) -> Proof | None:
 
 def _failing(snapshot: Snapshot, memory: Memory) -> Proof | None:
     """Memory that goes on failing: by NVIDIA's own limits, else by how often it did."""
-    failed = snapshot.view(_DIAGNOSTIC_FAILED)
-    named = {pci.address(match[0]) for one in failed if (match := _BUS.search(one.line))}
-    if failed and (not named or memory.gpu in named):
+    if failed := tuple(_failed_diagnostic(snapshot, memory.gpu)):
         return _proof(memory, "NVIDIA's field diagnostic finds its memory bad", *failed)
     if rows := memory.says("Unrepairable Memory"):
         return _proof(memory, "part of the memory is beyond repair", *rows)
@@ -130,6 +128,19 @@ def _failing(snapshot: Snapshot, memory: Memory) -> Proof | None:
     if pages := _of_pages(memory, 64):
         return _proof(memory, "a bad page of memory could not be retired", *(fault.citation for fault in pages))
     return _again_and_again(memory, _ever(snapshot, memory))
+
+
+def _failed_diagnostic(snapshot: Snapshot, gpu: str) -> Iterator[Citation]:
+    """The lines in which the field diagnostic finds this GPU's memory bad; each stands below the GPU it is about."""
+    failed = snapshot.view(_MEMORY_FAILED) if snapshot.view(_DIAGNOSED) else ()
+    places = {(one.key, one.number): one for one in failed}
+    for item in (item for item in snapshot.items if any(one.key == item.key for one in failed)):
+        about = ""
+        for number, text in enumerate(item.lines, 1):
+            named = _BUS.search(text)
+            about = pci.address(named["bus"]) if named else about
+            if (item.key, number) in places and (about in {"", gpu} or not gpu):
+                yield places[item.key, number]
 
 
 def _ever(snapshot: Snapshot, memory: Memory) -> Memory:
@@ -246,6 +257,11 @@ def _corrected(snapshot: Snapshot) -> Iterator[Citation]:
             is_one = "volatile" in names and ("single bit" in names or " correctable" in names)
             if is_one and re.fullmatch(r"\d{1,18}", row.value) and int(row.value) > _MANY_CORRECTED:
                 yield row.citation
+
+
+def _known(snapshot: Snapshot) -> Iterator[Citation]:
+    """Something about each GPU of whose memory anything is told."""
+    return (line for memory in snapshot.view(memories.memories) for line in memory.citations)
 
 
 def _past_limit(_: Snapshot, memory: Memory) -> Proof | None:
@@ -424,7 +440,7 @@ FAMILY: Final = Family(
             sources=(_POLICY, _RETIREMENT),
             check=only("hbm-failing-rma", _decide),
             typical=any_of(
-                _DIAGNOSTIC_FAILED,
+                unless(all_of(_MEMORY_FAILED, _DIAGNOSED), fact(_known)),
                 line(
                     r"\d or more retired pages have been detected|SRAM threshold (?:count )?exceeded (?:on|for|in) GPU",
                     flags=re.IGNORECASE,
@@ -555,7 +571,9 @@ FAMILY: Final = Family(
             ),
             sources=("https://github.com/NVIDIA/gpu-operator/issues/20", NVML_RETURNS),
             check=_inforom,
-            typical=fact(_exit_14),
+            typical=any_of(
+                fact(_exit_14), all_of(line(r"^(?:rc|exit(?: code| status)?) ?[=:] ?14$"), asked(r"\bnvidia-smi\b"))
+            ),
             context=asked(r"inforom"),
             remedy=always(
                 reset_gpu("reset the GPU: the driver then repairs what it can"),

@@ -13,7 +13,7 @@ from gpunode.diagnoses.chains import NO_CLUSTER_GPU
 from gpunode.diagnoses.commands import Shell, at, command, of_gpu
 from gpunode.diagnoses.model import Citation, Family, Fix, Proof, Rule, Verdict
 from gpunode.diagnoses.remedies import by_hand, drain, reboot, run
-from gpunode.diagnoses.signs import asked, fact, line
+from gpunode.diagnoses.signs import all_of, any_of, asked, fact, holds, line
 from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with, stated
 from gpunode.diagnoses.views import pci, smi_query
 from gpunode.diagnoses.views.smi_rows import Row
@@ -43,14 +43,7 @@ _INSTANCE: Final = Pattern(
     r"|^\|\s+\d+\s+\d+\s+\d+\s+\d+\s+\|",
     re.MULTILINE,
 )
-_FORBIDDEN: Final = Pattern(r"Insufficient Permissions|NVML_ERROR_NO_PERMISSION|NVMLError_NoPermission")
 _OF_MIG: Final = Pattern(r"\bmig\b|MIG|compute instances|GPU instances", re.IGNORECASE)
-_NVML: Final = Pattern(
-    r"error getting (?:parent |device )?memory info|error visiting (?:MIG )?device|device map|nvml", re.IGNORECASE
-)
-_STRATEGY: Final = Pattern(
-    r"migStrategy[\"']?\s*[:=]\s*[\"']?(?:single|mixed)|MIG_STRATEGY\s*[:=]\s*[\"']?(?:single|mixed)"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +174,7 @@ def _empty(snapshot: Snapshot) -> Iterator[Verdict]:
     enabled = [mode for mode in snapshot.view(_modes) if mode.current and mode.pending]
     if _has_instances(snapshot):
         return
-    none = tuple(
+    said = none = tuple(
         cite(item, number)
         for item in _of_smi(snapshot)
         for number, text in enumerate(item.lines, 1)
@@ -199,8 +192,8 @@ def _empty(snapshot: Snapshot) -> Iterator[Verdict]:
     cited = tuple(mode.citation for mode in enabled)
     if enabled and none:
         yield Proof(what, (*cited, *none), gpu=enabled[0].bus)
-    elif (none and not snapshot.view(_modes)) or (enabled and snapshot.says(_NO_DEVICE)):
-        yield Proof(what, (*none, *cited), "likely")
+    elif (said and not snapshot.view(_modes)) or (enabled and snapshot.says(_NO_DEVICE)):
+        yield Proof(what, (*said, *cited), "likely")
 
 
 def _enabled(snapshot: Snapshot) -> Iterator[Citation]:
@@ -232,37 +225,31 @@ def _create(snapshot: Snapshot) -> Iterable[Fix]:
 # --- permissions --------------------------------------------------------------------------------------------------
 
 
-def _forbidden(snapshot: Snapshot) -> Iterator[Verdict]:
-    said = tuple(
-        citation
-        for item in snapshot.items
-        if item.is_seen and "ermission" in item.text
-        for citation in lines_with(item, _FORBIDDEN)
-        if _concerns_mig(snapshot, item)
-    )
-    if not said:
-        return
+def _forbidden(snapshot: Snapshot) -> str:
     modes = snapshot.view(_modes)
-    off = [mode for mode in modes if not mode.current]
-    if modes and len(off) == len(modes):
-        what = "MIG's instances are asked for on a GPU whose MIG mode is off; the driver calls that a lack of rights"
-    else:
-        what = "the program may not see or change MIG instances: that takes root, or the files in /dev/nvidia-caps"
-    yield Proof(what, (*said, *(mode.citation for mode in off)))
+    if modes and not any(mode.current for mode in modes):
+        return "MIG's instances are asked for on a GPU whose MIG mode is off; the driver calls that a lack of rights"
+    return "the program may not see or change MIG instances: that takes root, or the files in /dev/nvidia-caps"
 
 
-def _concerns_mig(snapshot: Snapshot, item: Item) -> bool:
-    if item.kind == "nvidia-smi-mig" or _OF_MIG.search(item.text):
-        return True
-    is_shared = (
-        any(mode.current for mode in snapshot.view(_modes)) or snapshot.says(_STRATEGY) or _has_instances(snapshot)
-    )
-    return bool(_NVML.search(item.text)) and is_shared
+def _told_modes(snapshot: Snapshot) -> Iterator[Citation]:
+    return (mode.citation for mode in snapshot.view(_modes))
 
 
 def _has_instances(snapshot: Snapshot) -> bool:
     """Whether somebody saw an instance, on the node or in a container."""
     return any(_INSTANCE.search(item.text) for item in (*_of_smi(snapshot), *snapshot.of("application")))
+
+
+_DENIED: Final = line(
+    r"^(?!.*Failed to initialize NVML).*(?:Insufficient Permissions|NVML_ERROR_NO_PERMISSION|NVMLError_NoPermission)"
+)
+_SHARED: Final = any_of(
+    asked(r"\bmig\b"),
+    line(r"\bMIG\b|compute instances|GPU instances|mig[ _]?[sS]trategy[\"']?\s*[:=]\s*[\"']?(?:single|mixed)"),
+    fact(_told_modes),
+    holds(lambda snapshot: snapshot.view(_has_instances), "MIG instances are there"),
+)
 
 
 def _permit(snapshot: Snapshot) -> Iterable[Fix]:
@@ -354,7 +341,8 @@ FAMILY: Final = Family(
                 f"{DEVICE_PLUGIN}/issues/399",
                 _GUIDE,
             ),
-            check=_forbidden,
+            decisive=all_of(_DENIED, _SHARED),
+            summary=_forbidden,
             typical=line(
                 r"(?:memory info|visiting device|\bMIG\b|instances?)[^\n]{0,60}Insufficient Permissions"
                 r"|NVMLError_NoPermission|NVML_ERROR_NO_PERMISSION"

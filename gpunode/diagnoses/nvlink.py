@@ -50,7 +50,7 @@ def _versions(snapshot: Snapshot) -> tuple[Citation, ...]:
     return found.citations if found else ()
 
 
-_MISSING: Final = _state("missing")
+_MISSING: Final = any_of(_state("missing"), asked(r"\bgrep\b.*\bfabric", empty=True))
 _DOWN: Final = _state("failed", "inactive", "masked")
 _VERSIONS_DIFFER: Final = fact(_versions)
 _NOTHING: Final = fact(fabric.nothing_to_do)
@@ -154,14 +154,6 @@ def _nvlink5_commands(snapshot: Snapshot) -> tuple[Command, ...]:
     if system.package_manager(snapshot) == "apt":
         return (Shell("sudo apt-get install nvlsm infiniband-diags"), load, keep)
     return (*install(snapshot, "", "nvlsm", "infiniband-diags").commands, load, keep)
-
-
-def _stop_manager(_: Snapshot) -> Iterable[Fix]:
-    yield run(
-        "configure",
-        "switch it off: this node does not need it",
-        Shell("sudo systemctl disable --now nvidia-fabricmanager"),
-    )
 
 
 # ---- links without a fault message
@@ -550,6 +542,7 @@ FAMILY: Final = Family(
             sources=("https://github.com/leptonai/gpud/issues/1085", f"{OPEN_MODULES}/issues/1150"),
             check=only("nvlink-all-links-inactive-gpu", _linked),
             typical=unless(fact(fabric.refused), _DOWN),
+            context=asked(r"\bnvlink\b"),
             remedy=always(
                 run(
                     "inspect",

@@ -10,57 +10,60 @@ from gpunode.diagnoses import symptoms
 from gpunode.diagnoses.addresses import OPEN_MODULES
 from gpunode.diagnoses.chains import NO_DRIVER, NOT_STARTED, TRANSFERS_LOST
 from gpunode.diagnoses.commands import Shell, command, edited, edited_where, is_gpu
-from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Proof, Rule, Verdict
+from gpunode.diagnoses.model import Citation, Family, Fix, Proof, Rule
 from gpunode.diagnoses.remedies import always, boot_loader, by_hand, power_cycle, reboot, rebuild_initramfs, run
+from gpunode.diagnoses.signs import all_of, any_of, anywhere, asked, fact, holds, kernel_line, line, unless
 from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with, stated
 from gpunode.diagnoses.views import driver, faults, kernel, lending, links, pci, system
 from gpunode.facts.patterns import Pattern
 
 # ---- is there a GPU at all
 
-_NONE_FOUND: Final = Pattern(r"No NVIDIA (?:PCI devices|GPUs?|graphics (?:adapter|device)s?) found", re.IGNORECASE)
+_NO_SUCH_DEVICE: Final = line(r"could not insert ['‘\"]?nvidia(?:_current)?['’\"]?: No such device")
+_NONE_SAID: Final = any_of(
+    kernel_line(r"No NVIDIA (?:PCI devices|GPUs?|graphics (?:adapter|device)s?) found", re.IGNORECASE),
+    _NO_SUCH_DEVICE,
+    line(r"You do not appear to have an NVIDIA GPU|NVIDIA GPU product .{0,40}not found", flags=re.IGNORECASE),
+)
 # Words of the driver about a GPU that it saw, whatever it then did with it.
-_GPU_SPOKEN_OF: Final = Pattern(
+_SPOKEN_OF: Final = kernel_line(
     r"probe routine was not called for|already bound to|routine failed for|installed in this system|RmInitAdapter|"
     r"\bXid \(|fallen off the bus"
 )
-_NO_SUCH_DEVICE: Final = Pattern(r"could not insert ['‘\"]?nvidia(?:_current)?['’\"]?: No such device")
-_NO_GPU_SAID: Final = Pattern(
-    r"You do not appear to have an NVIDIA GPU|NVIDIA GPU product .{0,40}not found", re.IGNORECASE
-)
 
 
-def _no_gpu(snapshot: Snapshot) -> Iterator[Verdict]:
-    if system.has_driver_from_elsewhere(snapshot) or pci.has_gpu(snapshot) or snapshot.view(links.nvidia):
-        return
-    if kernel.said(snapshot, _GPU_SPOKEN_OF):
-        return
-    said = tuple(m.citation for m in kernel.said(snapshot, _NONE_FOUND))
-    said += snapshot.said(_NO_SUCH_DEVICE) + snapshot.said(_NO_GPU_SAID)
-    wanted = said or tuple(place for state, place in snapshot.view(driver.smi) if state in {"no-driver", "no-devices"})
+def _bus_without_gpu(snapshot: Snapshot) -> tuple[Citation, ...]:
     if not pci.is_listed(snapshot):
-        # What is kept for virtual machines is on the bus, and the driver does not find it all the same.
-        if said and not any(_links(snapshot)):
-            summary = "NVIDIA's driver finds no GPU on this machine's PCI bus"
-            yield Proof(summary, said, "likely", ("the bus itself was not listed",))
-        return
-    wanted = wanted or _installed(snapshot)
-    if wanted:
-        listing = tuple(
-            stated(item.written, "no display or 3D controller of NVIDIA's", item.key)
-            for item in snapshot.of("lspci")
-            if not item.source.is_part
-        )[:1]
-        guest = " (a virtual machine: none is passed through to it)" if system.is_guest(snapshot) else ""
-        yield Proof(
-            f"no NVIDIA GPU is on this machine's PCI bus{guest}, and a driver for one is here", (*wanted, *listing)
-        )
+        return ()
+    whole = (item for item in snapshot.of("lspci") if not item.source.is_part)
+    found = tuple(stated(item.written, "no display or 3D controller of NVIDIA's", item.key) for item in whole)
+    return found[:1] or (stated("the PCI bus", "no display or 3D controller of NVIDIA's"),)
 
 
 def _installed(snapshot: Snapshot) -> tuple[Citation, ...]:
     """Where a driver for a GPU was installed on the node."""
     disk = driver.on_disk(snapshot)
     return tuple(one.citation for one in (*driver.kernel_side(snapshot)[:1], *((disk,) if disk else ())))
+
+
+def _sees_gpu(snapshot: Snapshot) -> bool:
+    return bool(pci.has_gpu(snapshot) or snapshot.view(links.nvidia))
+
+
+def _refused(snapshot: Snapshot) -> Iterator[Citation]:
+    return (place for state, place in snapshot.view(driver.smi) if state in {"no-driver", "no-devices"})
+
+
+_NOT_LISTED: Final = fact(_bus_without_gpu)
+_GPU_SEEN: Final = holds(_sees_gpu, "a GPU is on the bus")
+_FROM_ELSEWHERE: Final = holds(system.has_driver_from_elsewhere, "the driver is not one of Linux's")
+
+
+def _none(snapshot: Snapshot) -> str:
+    if not snapshot.view(_NOT_LISTED):
+        return "NVIDIA's driver finds no GPU on this machine's PCI bus"
+    guest = " (a virtual machine: none is passed through to it)" if system.is_guest(snapshot) else ""
+    return f"no NVIDIA GPU is on this machine's PCI bus{guest}, and a driver for one is here"
 
 
 def _attach(snapshot: Snapshot) -> Iterable[Fix]:
@@ -108,14 +111,14 @@ def _links(snapshot: Snapshot) -> Iterator[Citation]:
         lines = list(lines_with(item, _LINKED))
         lines += lines_with(item, _BARE_OWNER) if "/driver" in item.written else ()
         lines += (one for one in lines_with(item, _ROW_OF_OWNER) if "10de" in f"{item.written} {one.line}".lower())
-        for line in dict.fromkeys(lines):
-            where = _ADDRESS.findall(line.line)
+        for found in dict.fromkeys(lines):
+            where = _ADDRESS.findall(found.line)
             # driverctl lists whatever is overridden: a network card among it is no GPU.
             if not known or not where or any(pci.address(one) in known for one in where):
-                yield line
+                yield found
 
 
-def _passed_on(snapshot: Snapshot) -> Iterator[Verdict]:
+def _passed_on(snapshot: Snapshot) -> Iterator[Proof]:
     bound = lending.lent(snapshot)
     said = tuple(
         message.citation
@@ -136,9 +139,7 @@ def _passed_on(snapshot: Snapshot) -> Iterator[Verdict]:
         yield Proof(summary, seen, "likely", gpu=where, severity="info", remedy=(_LEFT,), disruption="none")
     elif _is_asked_for(snapshot, said):
         yield Proof(_OWNED.format(which), proofs, gpu=where)
-    elif lending.is_hypervisor(snapshot) and not any(lending.guest_lists(snapshot)):
-        yield Doubt(_WHOSE.format(which), _WHOSE_LOOK, proofs)
-    else:
+    elif not lending.is_hypervisor(snapshot) or any(lending.guest_lists(snapshot)):
         # Whoever reserved it may have meant it, and has looked on the host in vain all the same.
         yield Proof(_OWNED.format(which), proofs, "likely" if reserved else "certain", gpu=where)
 
@@ -148,13 +149,6 @@ _LEFT: Final = by_hand(
     "wait",
     "leave it to its virtual machine; if the host is to have it after all, take its ids out of what is reserved for "
     "vfio-pci and reboot",
-)
-_WHOSE: Final = "vfio-pci owns {}, and nvidia-smi finds no driver: is the GPU for a virtual machine, or for the host?"
-_WHOSE_LOOK: Final = (
-    Shell("qm list"),
-    Shell("virsh list --all"),
-    Shell("cat /proc/cmdline"),
-    Shell("grep -r vfio /etc/modprobe.d"),
 )
 
 
@@ -183,7 +177,7 @@ def _host_goes_without(snapshot: Snapshot, said: tuple[Citation, ...]) -> bool:
 
 def _is_asked_for(snapshot: Snapshot, said: tuple[Citation, ...]) -> bool:
     """Whether somebody had NVIDIA's module loaded, which then found the GPU taken."""
-    return bool(snapshot.says(_NO_SUCH_DEVICE)) or any(_BOUND_ELSEWHERE.search(line.line) for line in said)
+    return bool(snapshot.view(_NO_SUCH_DEVICE)) or any(_BOUND_ELSEWHERE.search(line.line) for line in said)
 
 
 _WITHOUT_IDS: Final = "/vfio-pci|pci-stub/s/10de:[0-9a-fA-F]{4},?//g"
@@ -232,27 +226,20 @@ _D3: Final = Pattern(
 )
 
 
-def _stuck(snapshot: Snapshot) -> Iterator[Verdict]:
-    gone = snapshot.view(faults.first_fall)
-    gpus = snapshot.view(links.nvidia)
-    found: dict[str, list[Citation]] = {}
+def _silent(snapshot: Snapshot) -> Iterator[Citation]:
+    """The lines by which a GPU does not come back, those behind its fall off the bus left out."""
+    gone, gpus = snapshot.view(faults.first_fall), snapshot.view(links.nvidia)
     for message in kernel.said(snapshot, _D3):
         match = _D3.search(message.text)
         if match is None or faults.is_behind(message.citation, gone):
             continue
-        address = pci.address(match["address"])
-        is_gpu = (
-            links.slot(address) in gpus or match["driver"] == "nvidia" or (not gpus and match["driver"] == "vfio-pci")
-        )
-        if is_gpu:
-            found.setdefault(links.slot(address), []).append(message.citation)
-    for one, citations in found.items():
-        summary = (
-            f"the GPU {one}.0 does not come back from its deepest sleep (D3cold): its configuration space is silent"
-        )
-        yield Proof(
-            summary, tuple(citations), gpu=f"{one}.0", ruled_out=("a fault of the driver: the bus spoke first",)
-        )
+        is_gpu = links.slot(pci.address(match["address"])) in gpus
+        if is_gpu or match["driver"] == "nvidia" or (not gpus and match["driver"] == "vfio-pci"):
+            yield message.citation
+
+
+_ALL_ONES: Final = anywhere(r"NVIDIA[^\n]*\(rev ff\)|Unknown header type 7f")
+_IN_D3COLD: Final = anywhere(r"^(?:\S*power_state:)?D3cold$")
 
 
 FAMILY: Final = Family(
@@ -280,7 +267,12 @@ FAMILY: Final = Family(
                 "to a driver. No package and no setting of this system can change it."
             ),
             sources=(f"{OPEN_MODULES}/blob/main/kernel-open/nvidia/nv.c",),
-            check=_no_gpu,
+            decisive=all_of(_NOT_LISTED, any_of(_NONE_SAID, fact(_refused), fact(_installed))),
+            typical=_NONE_SAID,
+            context=all_of(_NOT_LISTED, asked(r"lspci\b.*(?:nvidia|10de)", empty=True)),
+            against=(_GPU_SEEN, _SPOKEN_OF, _FROM_ELSEWHERE, unless(fact(_links), _NOT_LISTED)),
+            may_be_normal=True,
+            summary=_none,
             remedy=_attach,
             explains=NO_DRIVER | {"driver-not-installed"},
         ),
@@ -297,7 +289,7 @@ FAMILY: Final = Family(
                 symptoms.NO_MODULE,
                 symptoms.NOT_STARTED,
             ),
-            look_at=(Shell("lspci -nnk -d 10de:"),),
+            look_at=(Shell("lspci -nnk -d 10de:"), Shell("qm list || virsh list --all"), Shell("cat /proc/cmdline")),
             story=(
                 "A GPU that is to be handed to a virtual machine is bound to vfio-pci, by its id on the kernel's "
                 "command line, in /etc/modprobe.d or by driverctl. NVIDIA's driver on the host is then never given "
@@ -308,6 +300,7 @@ FAMILY: Final = Family(
                 "https://docs.kernel.org/driver-api/vfio.html",
                 "https://github.com/jurkovic-nikola/OpenLinkHub/pull/174",
             ),
+            context=any_of(fact(_reserved), fact(lambda node: (gpu.citation for gpu in lending.lent(node)))),
             check=_passed_on,
             remedy=_give_back,
             explains=NO_DRIVER | {"nouveau-bound"},
@@ -320,6 +313,7 @@ FAMILY: Final = Family(
             disruption="power-cycle",
             title="the GPU does not wake up from D3cold",
             symptoms=(
+                symptoms.CLOSED_OR_BAR,
                 symptoms.NOT_STARTED,
                 symptoms.NO_DEVICES,
                 symptoms.NO_DRIVER,
@@ -336,7 +330,10 @@ FAMILY: Final = Family(
                 "https://github.com/bryansteiner/gpu-passthrough-tutorial/issues/39",
                 "https://docs.kernel.org/power/pci.html",
             ),
-            check=_stuck,
+            decisive=fact(_silent),
+            typical=all_of(_ALL_ONES, _IN_D3COLD),
+            context=any_of(_ALL_ONES, _IN_D3COLD),
+            summary="the GPU does not come back from its deepest sleep (D3cold): its configuration space is silent",
             remedy=always(
                 power_cycle("power the machine off and on again: a reboot often does not reset the slot"),
                 run(

@@ -8,52 +8,133 @@ from typing import Final
 
 from gpunode.diagnoses import symptoms
 from gpunode.diagnoses.addresses import DEVICE_PLUGIN
-from gpunode.diagnoses.cluster import plugin_logs, restart_plugin, set_driver_root, set_runtime_class
+from gpunode.diagnoses.cluster import plugin_logs, restart_plugin, restart_rancher, set_driver_root, set_runtime_class
 from gpunode.diagnoses.commands import Shell, command
-from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Proof, Rule, Verdict, only
+from gpunode.diagnoses.model import Citation, Family, Fix, Rule
 from gpunode.diagnoses.remedies import by_hand, run
+from gpunode.diagnoses.signs import all_of, any_of, fact, holds, line, unless
 from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with
-from gpunode.diagnoses.views import containerd, device_health, driver, handlers, kube, modules, nested, pci
-from gpunode.diagnoses.views.device_health import Fewer
+from gpunode.diagnoses.views import containerd, device_health, driver, handlers, kube, modules, pci
 from gpunode.diagnoses.views.engine import engine
-from gpunode.diagnoses.views.handlers import Handlers
-from gpunode.facts.items import Item
 from gpunode.facts.patterns import Pattern
-from gpunode.runtimes.containerd_files import CONFIG
 
-# The driver's library.
+# Its complaints. The second only where it found nothing to work with at all.
 
-_NO_LIBRARY: Final = Pattern(
+_LACKS: Final = Pattern(
     r"could not load NVML library|NVML not detected|Detected non-NVML platform|ERROR_LIBRARY_NOT_FOUND"
     r"|libnvidia-ml\.so(?:\.1)?['\"’]?: cannot open shared object|libnvidia-ml\.so\.1: not found"
     r"|Failed to initialize NVML: could not"
 )
-# What it adds only where it found nothing to work with at all.
-_ASKS_FOR_RUNTIME: Final = Pattern(
+_ASKS: Final = Pattern(
     r"Incompatible (?:strategy|platform) detected|did you (?:configure the NVIDIA Container|set the docker default)"
     r"|invalid device discovery strategy|unable to create resource managers? to get plugins"
-)
-_NVML_MARKS: Final = (
-    "NVML",
-    "nvidia-ml",
-    "LIBRARY_NOT_FOUND",
-    "ncompatible",
-    "did you ",
-    "discovery strategy",
-    "get plugins",
 )
 _OF_PLUGIN: Final = Pattern(
     r"device[-_ ]?plugin|\bplugin\b|nvdp\b|gpu-feature-discovery|\bgfd\b|dcgm-exporter|hami", re.IGNORECASE
 )
-# nvidia-ctk registers the handler; it makes it the default only when told to.
-_REGISTERED_ONLY: Final = Pattern(r"nvidia-ctk runtime configure(?![^\n]{0,200}--set-as-default)[^\n]{0,80}")
-# The root that the plugin was told; "/" is where a driver of packages is.
-_TOLD_ROOT: Final = Pattern(
-    r"nvidiaDriverRoot[\"']?\s*[:=]\s*[\"']?(?P<root>/[\w./-]+)"
-    r"|NVIDIA_DRIVER_ROOT[\"']?\s*(?:[:=]|value:)\s*[\"']?(?P<env>/[\w./-]+)"
+
+
+def _complaints(snapshot: Snapshot, pattern: Pattern) -> Iterator[Citation]:
+    """What the plugin, or one of its kin in a pod, wrote."""
+    for item in snapshot.of("kubernetes-log", "kubernetes-pod", "kubernetes", "text", "application"):
+        is_log = item.kind in {"kubernetes-log", "kubernetes-pod"}
+        if is_log or pattern is _ASKS or _OF_PLUGIN.search(f"{item.written}\n{item.text}"):
+            yield from lines_with(item, pattern)
+
+
+_WELL: Final = holds(device_health.all_are_offered, "the node offers all of its GPUs")
+_ASKED_FOR: Final = unless(fact(lambda node: _complaints(node, _ASKS)), _WELL)
+_COMPLAINS: Final = unless(any_of(fact(lambda node: _complaints(node, _LACKS)), _ASKED_FOR), _WELL)
+
+# Under which runtime its pod runs.
+
+
+def _asked(snapshot: Snapshot) -> list[kube.Pod]:
+    """The pods that show which runtime they ask for: the plugin's, else any."""
+    shown = [pod for pod in snapshot.view(kube.pods) if pod.runtime_class is not None]
+    return [pod for pod in shown if pod.is_device_plugin] or shown
+
+
+def _pods(snapshot: Snapshot, *, with_class: bool) -> Iterator[Citation]:
+    pods = _asked(snapshot)
+    if with_class or not any(pod.runtime_class for pod in pods):
+        yield from (pod.citation for pod in pods if pod.citation and bool(pod.runtime_class) is with_class)
+
+
+def _default(snapshot: Snapshot, *, is_nvidia: bool) -> Iterator[Citation]:
+    shown = snapshot.view(handlers.shown)
+    if shown.default and shown.default.startswith("nvidia") is is_nvidia:
+        yield from shown.citations
+
+
+def _handler(snapshot: Snapshot) -> Iterator[Citation]:
+    shown = snapshot.view(handlers.shown)
+    yield from shown.citations if shown.has_nvidia else ()
+    if shown.has_nvidia is None:
+        yield from (place for name, place in kube.runtime_classes(snapshot).items() if name.startswith("nvidia"))
+
+
+_CLASSLESS: Final = fact(lambda snapshot: _pods(snapshot, with_class=False))
+_PLAIN: Final = fact(lambda snapshot: _default(snapshot, is_nvidia=False))
+_HANDLER: Final = fact(_handler)
+_UNDER: Final = any_of(
+    fact(lambda snapshot: _pods(snapshot, with_class=True)), fact(lambda snapshot: _default(snapshot, is_nvidia=True))
 )
-# Places where a driver stands that the plugin does not look into unasked.
-_ELSEWHERE: Final = Pattern(
+_BARE: Final = Pattern(
+    r"nvidia-smi\\?[\"']?: (?:(?:command |executable file )?not found|no such file or directory)"
+    r"|CUDA driver version is insufficient|NVIDIA Driver was not detected|Found no NVIDIA driver|no CUDA-capable device"
+)
+_IN_POD: Final = Pattern(r"\bkubectl\b|\bpods?\b|\boc (?:exec|rsh)\b")
+
+
+def _bare_pods(snapshot: Snapshot) -> Iterator[Citation]:
+    """What a pod with a GPU complains of where nothing of the driver was mounted into it."""
+    for item in snapshot.items:
+        if item.kind.startswith("kubernetes") or (item.where == "container" and _IN_POD.search(item.written)):
+            yield from lines_with(item, _BARE)
+
+
+def _has_no_driver(snapshot: Snapshot) -> bool:
+    """Whether the node itself has no working driver; one of a pod, or of a system image, is not on the host's path."""
+    states, is_loaded = {state for state, _ in snapshot.view(driver.smi)}, modules.loaded(snapshot, "nvidia")
+    if "works" in states:
+        return False
+    is_odd = any(_ODD_SYSTEM.search(item.text[:20_000]) or "talosctl" in item.written for item in snapshot.items)
+    return bool(states & {"no-driver", "mismatch"}) or is_loaded is False or (
+        "missing" in states and not is_loaded and not is_odd
+    )  # fmt: skip
+
+
+_NO_DRIVER: Final = holds(_has_no_driver, "the node itself has no working driver")
+# The daemon set runs on every node; on one without a GPU its words are what they should be.
+_NO_GPU: Final = holds(lambda snapshot: pci.has_gpu(snapshot) is False, "no GPU of NVIDIA's is on the bus")
+
+
+def _ask_for_runtime(snapshot: Snapshot) -> Iterable[Fix]:
+    product = containerd.product(snapshot)
+    finds_itself = product in {"k3s", "rke2"}
+    if not (finds_itself or snapshot.view(_HANDLER) or snapshot.view(_REGISTERED)):
+        register = command(
+            "sudo", "gpunode", "ctk", "runtime", "configure", f"--runtime={engine(snapshot)}", "--restart"
+        )
+        yield run("configure", "register NVIDIA's runtime with the container runtime", register)
+    yield set_runtime_class("let the device plugin ask for NVIDIA's runtime")
+    if finds_itself and not snapshot.view(_HANDLER):
+        yield restart_rancher(product, "which registers NVIDIA's runtime by itself when it starts")
+    yield by_hand("configure", "give pods that use a GPU the same runtimeClassName, or make nvidia the default runtime")
+
+
+_REGISTERED: Final = any_of(
+    line(r"\b(?:nvidia-ctk|gpunode ctk) runtime configure\b"),
+    fact(lambda snapshot: (cite(item) for item in snapshot.items if " runtime configure" in item.written)),
+)
+
+# Where the driver stands. The root that the plugin was told; "/" is where a driver of packages is.
+
+_TOLD_ROOT: Final = line(
+    r"nvidiaDriverRoot[\"']?\s*[:=]\s*[\"']?/[\w./-]+|NVIDIA_DRIVER_ROOT[\"']?\s*(?:[:=]|value:)\s*[\"']?/[\w./-]+"
+)
+_PLACES: Final = Pattern(
     r"/(?:opt/nvidia|home/kubernetes/bin/nvidia|run/nvidia/driver|usr/lib/wsl|run/current-system|run/opengl-driver"
     r"|nix/store|usr/local/glibc|usr/local/nvidia|x86_64-bottlerocket|usr/x86_64-bottlerocket|talos)[\w./-]*"
 )
@@ -63,244 +144,51 @@ _ODD_SYSTEM: Final = Pattern(
 )
 
 
-def _in_plugin(snapshot: Snapshot, pattern: Pattern) -> tuple[Citation, ...]:
-    """The lines with ``pattern`` that the plugin, or one of its kin in a pod, wrote."""
-    kinds = {"kubernetes-log", "kubernetes-pod", "kubernetes", "text", "application"}
-    return tuple(
-        citation
-        for item in snapshot.items
-        if item.kind in kinds and item.is_seen and any(mark in item.text for mark in _NVML_MARKS) and _is_kin(item)
-        for citation in lines_with(item, pattern)
-    )
-
-
-def _is_kin(item: Item) -> bool:
-    return item.kind in {"kubernetes-log", "kubernetes-pod"} or bool(
-        _OF_PLUGIN.search(item.written) or _OF_PLUGIN.search(item.text) or _ASKS_FOR_RUNTIME.search(item.text)
-    )
-
-
-def _no_library(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
-    """Why the plugin finds no NVML: its pod is not under NVIDIA's runtime, or it is and the driver stands elsewhere."""
-    lacking = _in_plugin(snapshot, _NO_LIBRARY)
-    asking = _in_plugin(snapshot, _ASKS_FOR_RUNTIME)
-    said = tuple(dict.fromkeys((*lacking, *asking)))
-    is_elsewhere = _no_driver(snapshot) or snapshot.view(nested.is_nested) or _reads_another_file(snapshot)
-    # The daemon set runs on every node; on one without a GPU its words are what they should be.
-    if is_elsewhere or pci.has_gpu(snapshot) is False:
-        return
-    if device_health.all_are_offered(snapshot):
-        said = ()
-    runtime = snapshot.view(handlers.shown)
-    asked = _asked(snapshot)
-    is_plain = bool(runtime.default) and not runtime.default.startswith("nvidia")
-    if not said:
-        bare = _bare_pods(snapshot)
-        has_class = runtime.has_nvidia is None and any(
-            name.startswith("nvidia") for name in kube.runtime_classes(snapshot)
-        )
-        # Under a default of NVIDIA's a pod that asks for no class has the driver all the same.
-        asks_none = bool(asked) and not runtime.default.startswith("nvidia")
-        is_open = (is_plain or asks_none) and not any(pod.runtime_class for pod in asked)
-        if bare and is_open and (runtime.has_nvidia or has_class):
-            proof = _not_asked(bare, runtime, asked, is_plain=is_plain, who="a pod with a GPU")
-            yield "nvidia-runtime-not-default-no-runtimeclass", proof
-        return
-    if runtime.has_nvidia is False and runtime.default != "nvidia":
-        return
-    if runtime.default.startswith("nvidia") and not any(asked) and not handlers.is_in_force(snapshot, runtime):
-        question = "this file makes NVIDIA's runtime the default: is it the one that the node's kubelet uses, and read?"
-        cited = (*said, *runtime.citations)
-        yield "device-plugin-library-not-found", Doubt(question, _WHICH_RUNTIME, cited, _NO_LIBRARY_CAUSES)
-        return
-    under = runtime.default.startswith("nvidia") or any(pod.runtime_class for pod in asked)
-    elsewhere = (*kube.said(snapshot, _TOLD_ROOT, "DriverRoot", "DRIVER_ROOT"), *_elsewhere(snapshot))
-    if under or (elsewhere and not (is_plain and asked)):
-        places = (*runtime.citations, *(pod.citation for pod in asked if pod.runtime_class and pod.citation))
-        yield "device-plugin-library-not-found", _elsewhere_proof(said, under=under, places=(*places, *elsewhere))
-    elif is_plain or runtime.has_nvidia or asking or any(asked) or _is_registered_only(snapshot):
-        yield "nvidia-runtime-not-default-no-runtimeclass", _not_asked(said, runtime, asked, is_plain=is_plain)
-    else:
-        question = (
-            "the device plugin's container has no libnvidia-ml.so.1: was it started without NVIDIA's runtime, or does "
-            "that runtime look for the driver in another place?"
-        )
-        yield "nvidia-runtime-not-default-no-runtimeclass", Doubt(question, _WHICH_RUNTIME, said, _NO_LIBRARY_CAUSES)
-
-
-_WHICH_RUNTIME: Final = (
-    Shell("containerd config dump | grep -E 'default_runtime_name|nvidia'  # on the node; or docker info"),
-    Shell("kubectl get daemonset -A -o yaml | grep runtimeClassName"),
-)
-_NO_LIBRARY_CAUSES: Final = (
-    *("device-plugin-library-not-found", "containerd-nvidia-runtime-missing", "k3s-runtime-config-overwritten"),
-    *("nvidia-runtime-not-default-no-runtimeclass", "nested-node-config-not-applied", "driver-not-installed"),
-)
-
-
-def _is_registered_only(snapshot: Snapshot) -> bool:
-    """Whether a runtime class or the command that adds the handler shows it, and nothing made it the default."""
-    typed = any(_REGISTERED_ONLY.search(item.written) for item in snapshot.items)
-    return typed or bool(kube.runtime_classes(snapshot) or kube.said(snapshot, _REGISTERED_ONLY, "nvidia-ctk"))
-
-
-def _asked(snapshot: Snapshot) -> list[kube.Pod]:
-    """The pods that show which runtime they ask for: the plugin's, else any."""
-    shown = [pod for pod in snapshot.view(kube.pods) if pod.runtime_class is not None]
-    return [pod for pod in shown if pod.is_device_plugin] or shown
-
-
-_BARE: Final = Pattern(
-    r"nvidia-smi\\?[\"']?: (?:(?:command |executable file )?not found|no such file or directory)"
-    r"|CUDA driver version is insufficient"
-    r"|NVIDIA Driver was not detected|Found no NVIDIA driver|no CUDA-capable device"
-)
-
-
-_IN_POD: Final = Pattern(r"\bkubectl\b|\bpods?\b|\boc (?:exec|rsh)\b")
-
-
-def _bare_pods(snapshot: Snapshot) -> tuple[Citation, ...]:
-    """What a pod with a GPU complains of where nothing of the driver was mounted into it."""
-    return tuple(
-        citation
-        for item in snapshot.items
-        if item.kind.startswith("kubernetes") or (item.where == "container" and _IN_POD.search(item.written))
-        for citation in lines_with(item, _BARE)
-    )
-
-
-def _no_driver(snapshot: Snapshot) -> bool:
-    """Whether the node itself has no working driver: then the plugin's complaint follows from that."""
-    states = {state for state, _ in snapshot.view(driver.smi)}
-    is_loaded = modules.loaded(snapshot, "nvidia")
-    if "works" in states:
-        return False
-    if states & {"no-driver", "mismatch"} or is_loaded is False:
-        return True
-    # A driver of a pod has no nvidia-smi on the host's path, nor have systems that are one image.
-    return "missing" in states and not is_loaded and not _odd(snapshot)
-
-
-def _odd(snapshot: Snapshot) -> bool:
-    return any(_ODD_SYSTEM.search(item.text[:20_000]) or "talosctl" in item.written for item in snapshot.items)
-
-
-def _reads_another_file(snapshot: Snapshot) -> bool:
-    """Whether k3s or RKE2 runs containerd, and the file that was configured is the one that they do not read."""
-    usual = containerd.file(snapshot, CONFIG)
-    is_meant = usual is not None and (
-        any(name.startswith("nvidia") for name in (*usual.handlers, *usual.binaries))
-        or (usual.default is not None and usual.default.value.startswith("nvidia"))
-    )
-    return is_meant and snapshot.view(containerd.product) in {"k3s", "rke2"}
-
-
 def _elsewhere(snapshot: Snapshot) -> Iterator[Citation]:
     for item in snapshot.items:
         if item.where != "host" or not item.is_seen:
             continue
-        if _ELSEWHERE.search(item.subject) and item.outcome == "ok" and "nvidia" in item.text:
+        if _PLACES.search(item.subject) and item.outcome == "ok" and "nvidia" in item.text:
             yield cite(item, 1)
-        for number, line in enumerate(item.lines[:2000], 1):
-            match = _ELSEWHERE.search(line)
-            if (match and re.search(r"libnvidia-ml|nvidia-smi|[Dd]river", line)) or _ODD_SYSTEM.search(line):
+        for number, text in enumerate(item.lines[:2000], 1):
+            is_driver = _PLACES.search(text) and re.search(r"libnvidia-ml|nvidia-smi|[Dd]river", text)
+            if is_driver or _ODD_SYSTEM.search(text):
                 yield cite(item, number)
                 break
 
 
-def _elsewhere_proof(said: tuple[Citation, ...], *, under: bool, places: Iterable[Citation]) -> Proof:
-    cited = tuple(dict.fromkeys((*said, *places)))
-    if under:
-        summary = (
-            "the device plugin runs under NVIDIA's runtime and still has no libnvidia-ml.so.1: the runtime, or the "
-            "plugin's driver root, looks where the driver is not"
-        )
-        ruled_out = ("nvidia-runtime-not-default-no-runtimeclass: the runtime is the default one, or is asked for",)
-        return Proof(summary, cited, "likely", ruled_out)
-    summary = "the driver's libraries stand in a place of their own, where the device plugin does not look for them"
-    return Proof(summary, cited, "likely")
-
-
-def _not_asked(
-    said: tuple[Citation, ...],
-    runtime: Handlers,
-    asked: list[kube.Pod],
-    *,
-    is_plain: bool,
-    who: str = "the device plugin",
-) -> Proof:
-    pods = tuple(pod.citation for pod in asked if pod.citation)
-    cited = (*said, *runtime.citations, *pods)
-    if not is_plain:
-        return Proof(f"{who} sees no driver: its pod was not started under NVIDIA's runtime", cited, "likely")
-    why = f"pods that ask for no runtime class run under {runtime.default}, and this one does not ask for NVIDIA's"
-    is_sure = bool(asked) and runtime.has_nvidia
-    return Proof(f"{who} sees no driver: {why}", cited, "certain" if is_sure else "likely")
-
-
-# Health.
-
-_XID: Final = Pattern(r"\bXid[= :]+(?P<xid>\d{1,18})", re.IGNORECASE)
-
-
-def _health(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
-    said = snapshot.view(device_health.said)
-    fewer = tuple(device_health.fewer(snapshot))
-    if not fewer and (not said or device_health.all_are_offered(snapshot)):
-        return
-    places = tuple(place for one in fewer for place in (one.healthy.citation, one.capacity.citation))
-    counts = _counts(fewer[0]) if fewer else "the device plugin calls a GPU unhealthy and gives it to no new pod"
-    xids = sorted({int(match["xid"]) for one in said for match in _XID.finditer(one.line)})
-    because = f", after Xid {', '.join(map(str, xids))}" if xids else ""
-    ruled_out = ("the plugin is not registered: then the capacity would be 0, too",) if fewer else ()
-    yield "device-plugin-marked-unhealthy", Proof(f"{counts}{because}", (*places, *said), "certain", ruled_out)
-
-
-def _counts(fewer: Fewer) -> str:
-    capacity, healthy = fewer.capacity.value, fewer.healthy.value
-    bad = capacity - healthy
-    return f"{bad} of {capacity} {fewer.name} are unhealthy to the device plugin, {healthy} can be given"
-
-
-# Remedies.
+_ELSEWHERE: Final = any_of(fact(_elsewhere), _TOLD_ROOT)
 
 
 def _find_library(snapshot: Snapshot) -> Iterable[Fix]:
-    places = " ".join(place.line for place in _elsewhere(snapshot))
-    if match := _ROOT.search(places):
+    if match := _ROOT.search(" ".join(place.line for place in snapshot.view(_ELSEWHERE))):
         yield set_driver_root(f"tell the device plugin that the driver stands in {match[0]}", match[0])
     elif not snapshot.view(handlers.shown).default.startswith("nvidia"):
         yield set_runtime_class("let the device plugin run under NVIDIA's runtime")
     else:
         yield by_hand("configure", "name the driver's root to the toolkit (root in its config.toml) and to the plugin")
-    yield run(
-        "inspect",
-        "look where the driver's library is, and whether the runtime finds it",
-        Shell("sudo nvidia-container-cli list --libraries || ldconfig -p | grep libnvidia-ml"),
-    )
+    show = Shell("sudo nvidia-container-cli list --libraries || ldconfig -p | grep libnvidia-ml")
+    yield run("inspect", "look where the driver's library is, and whether the runtime finds it", show)
     yield restart_plugin()
 
 
-_REGISTERING: Final = Pattern(r"\b(?:nvidia-ctk|gpunode ctk) runtime configure\b")
+# Health.
 
-
-def _was_registered(snapshot: Snapshot) -> bool:
-    """Whether somebody typed the command that registers the runtime, so that it need not be typed again."""
-    typed = (item for item in snapshot.of("text", "nvidia-ctk") if item.where == "host")
-    return any(_REGISTERING.search(f"{item.written}\n{item.text}") for item in typed)
-
-
-def _ask_for_runtime(snapshot: Snapshot) -> Iterable[Fix]:
-    if snapshot.view(handlers.shown).has_nvidia or _was_registered(snapshot):
-        yield set_runtime_class("let the device plugin ask for NVIDIA's runtime")
-    else:
-        register = command(
-            "sudo", "gpunode", "ctk", "runtime", "configure", f"--runtime={engine(snapshot)}", "--restart"
+_UNHEALTHY: Final = any_of(
+    unless(device_health.said, _WELL),
+    fact(
+        lambda snapshot: (
+            place for one in device_health.fewer(snapshot) for place in (one.healthy.citation, one.capacity.citation)
         )
-        yield run("configure", "register NVIDIA's runtime with the container runtime", register)
-        yield set_runtime_class("let the device plugin ask for it")
-    yield by_hand("configure", "give pods that use a GPU the same runtimeClassName, or make nvidia the default runtime")
+    ),
+)
+
+
+def _counts(snapshot: Snapshot) -> str:
+    for one in device_health.fewer(snapshot):
+        bad = one.capacity.value - one.healthy.value
+        return f"{bad} of {one.capacity.value} {one.name} are unhealthy to the device plugin"
+    return "the device plugin calls a GPU unhealthy and gives it to no new pod"
 
 
 def _heal(_: Snapshot) -> Iterable[Fix]:
@@ -320,14 +208,6 @@ FAMILY: Final = Family(
             severity="error",
             disruption="restart-container",
             title="the device plugin does not find the driver's library",
-            share=2,
-            symptoms=(
-                symptoms.NO_NVML_LIBRARY,
-                symptoms.NO_CAPACITY,
-                symptoms.POD_PENDING,
-                symptoms.PLUGIN_FAILS,
-            ),
-            look_at=(Shell("kubectl logs -n kube-system -l name=nvidia-device-plugin-ds --tail=30"),),
             story=(
                 "The device plugin loads libnvidia-ml.so.1 to count the GPUs. Its image does not hold it: NVIDIA's "
                 "container runtime mounts it from the host. Where the runtime does so and the plugin still misses it, "
@@ -341,7 +221,13 @@ FAMILY: Final = Family(
                 f"{DEVICE_PLUGIN}/issues/478",
                 "https://github.com/siderolabs/talos/issues/12103",
             ),
-            check=only("device-plugin-library-not-found", _no_library),
+            typical=unless(all_of(_COMPLAINS, any_of(_UNDER, _ELSEWHERE)), all_of(_PLAIN, _CLASSLESS)),
+            symptoms=(_COMPLAINS, symptoms.NO_CAPACITY, symptoms.POD_PENDING, symptoms.PLUGIN_FAILS),
+            context=any_of(_UNDER, _TOLD_ROOT),
+            against=(_NO_DRIVER, _NO_GPU),
+            look_at=(Shell("kubectl logs -n kube-system -l name=nvidia-device-plugin-ds --tail=30"),),
+            share=2,
+            summary="the device plugin finds no libnvidia-ml.so.1: it, or the runtime, looks where the driver is not",
             remedy=_find_library,
             explains=frozenset({"device-plugin-not-ready-after-reboot", "gpu-labels-without-capacity"}),
         ),
@@ -352,17 +238,6 @@ FAMILY: Final = Family(
             severity="error",
             disruption="restart-service",
             title="the device plugin's pod does not run under NVIDIA's runtime",
-            share=5,
-            symptoms=(
-                symptoms.NO_NVML_LIBRARY,
-                symptoms.NO_CAPACITY,
-                symptoms.POD_PENDING,
-                symptoms.PLUGIN_FAILS,
-            ),
-            look_at=(
-                Shell("kubectl get runtimeclass"),
-                Shell("kubectl logs -n kube-system -l name=nvidia-device-plugin-ds --tail=30"),
-            ),
             story=(
                 "The container runtime knows a handler nvidia, and uses it only for pods that ask for it by a "
                 "RuntimeClass, unless it is the default. The device plugin's pod asks for none, so it is started by "
@@ -375,7 +250,27 @@ FAMILY: Final = Family(
                 f"{DEVICE_PLUGIN}/issues/406",
                 "https://kubernetes.io/docs/concepts/containers/runtime-class/",
             ),
-            check=only("nvidia-runtime-not-default-no-runtimeclass", _no_library),
+            decisive=unless(all_of(_COMPLAINS, _PLAIN, _CLASSLESS, _HANDLER), _UNDER),
+            typical=unless(
+                any_of(
+                    _ASKED_FOR,
+                    all_of(any_of(_COMPLAINS, fact(_bare_pods)), any_of(_PLAIN, _CLASSLESS), _HANDLER),
+                    all_of(_COMPLAINS, any_of(_PLAIN, _CLASSLESS, _HANDLER, _REGISTERED)),
+                    all_of(_CLASSLESS, _HANDLER),
+                ),
+                _UNDER,
+                unless(_ELSEWHERE, _CLASSLESS, _HANDLER),
+            ),
+            may_be_normal=True,
+            context=all_of(_PLAIN, _HANDLER),
+            symptoms=(_COMPLAINS, symptoms.NO_CAPACITY, symptoms.POD_PENDING, symptoms.PLUGIN_FAILS),
+            against=(_NO_DRIVER, _NO_GPU),
+            look_at=(
+                Shell("kubectl get runtimeclass"),
+                Shell("kubectl logs -n kube-system -l name=nvidia-device-plugin-ds --tail=30"),
+            ),
+            share=5,
+            summary="the pod was not started under NVIDIA's runtime, which is not the default, so it sees no driver",
             remedy=_ask_for_runtime,
             explains=frozenset(
                 {
@@ -394,16 +289,6 @@ FAMILY: Final = Family(
             severity="error",
             disruption="restart-container",
             title="the device plugin calls a GPU unhealthy",
-            symptoms=(
-                symptoms.POD_PENDING,
-                symptoms.POD_REFUSED,
-                symptoms.NO_CAPACITY,
-                symptoms.ANY_XID,
-            ),
-            look_at=(
-                Shell("kubectl describe nodes | grep -E 'nvidia.com/gpu'"),
-                Shell("kubectl logs -n kube-system -l name=nvidia-device-plugin-ds --tail=30"),
-            ),
             story=(
                 "The device plugin watches the driver's events. After a critical Xid that is not on its short list of "
                 "application faults it reports the GPU as unhealthy, and the kubelet takes it out of allocatable: the "
@@ -411,8 +296,18 @@ FAMILY: Final = Family(
                 "the GPU keep it. The plugin does not take its word back before it is restarted, even where the "
                 "fault was the application's and the GPU is well."
             ),
-            sources=(f"{DEVICE_PLUGIN}/issues/58", f"{DEVICE_PLUGIN}/issues/189", f"{DEVICE_PLUGIN}/issues/234"),
-            check=only("device-plugin-marked-unhealthy", _health),
+            sources=(
+                f"{DEVICE_PLUGIN}/issues/58",
+                f"{DEVICE_PLUGIN}/issues/189",
+                f"{DEVICE_PLUGIN}/issues/234",
+            ),
+            decisive=_UNHEALTHY,
+            symptoms=(_UNHEALTHY, symptoms.POD_PENDING, symptoms.POD_REFUSED, symptoms.NO_CAPACITY, symptoms.ANY_XID),
+            look_at=(
+                Shell("kubectl describe nodes | grep -E 'nvidia.com/gpu'"),
+                Shell("kubectl logs -n kube-system -l name=nvidia-device-plugin-ds --tail=30"),
+            ),
+            summary=_counts,
             remedy=_heal,
         ),
     ),

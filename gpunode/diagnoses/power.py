@@ -254,7 +254,7 @@ FAMILY: Final = Family(
             check=only("power-brake-slowdown", _slowed),
             typical=line(
                 r"\bPSU?\d* Status\s+Fail"
-                r"|(?:power supply|PSU?|redundancy)[^\n]{0,40}\b(?:lost|failure|failed)",
+                r"|\b(?:power supply|PSU?\d*|redundancy)\b[^\n]{0,40}\b(?:lost|failure|failed)",
                 flags=re.IGNORECASE,
             ),
             context=_SLOWED,

@@ -10,342 +10,210 @@ from gpunode.diagnoses import symptoms
 from gpunode.diagnoses.addresses import DEVICE_PLUGIN
 from gpunode.diagnoses.cluster import node_word, plugin_logs, restart_plugin
 from gpunode.diagnoses.commands import Shell, command
-from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Proof, Rule, Verdict, only
+from gpunode.diagnoses.model import Citation, Family, Fix, Rule
 from gpunode.diagnoses.remedies import by_hand, run
-from gpunode.diagnoses.snapshot import Snapshot, cite
+from gpunode.diagnoses.signs import all_of, any_of, fact, holds, line
+from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import kube, nested, pci
 from gpunode.facts.patterns import Pattern
 
-_INSUFFICIENT: Final = Pattern(rf"Insufficient (?P<resource>{kube.RESOURCE})", re.IGNORECASE)
+# Taints.
+
 _UNTOLERATED: Final = Pattern(
-    r"untolerated taint[s(]*\)?:? ?\{\s*(?P<key>[\w./-]+)\s*(?::\s*(?P<value>[\w.-]*))?\s*\}"
-    r"|had taints? \{\s*(?P<old>[\w./-]+)\s*(?::\s*(?P<old_value>[\w.-]*))?\s*\},? that the pod didn.t tolerate"
-    r"|\bdid not tolerate (?:taint )?(?P<keyed>[\w./-]+)(?:=(?P<keyed_value>[\w.-]*))?:No(?:Schedule|Execute)\b"
+    r"untolerated taint[s(]*\)?:? ?\{\s*(?P<key>[\w./-]+)|had taints? \{\s*(?P<old>[\w./-]+)[^}\n]*\},? that the pod"
+    r"|\bdid not tolerate (?:taint )?(?P<keyed>[\w./-]+)(?:=[\w.-]*)?:No(?:Schedule|Execute)\b"
 )
-_NOT_TOLERATED: Final = Pattern(r"had untolerated taint|had taints? .{0,80}didn.t tolerate")
+# The scheduler names no taint where it counts several.
+_NOT_TOLERATED: Final = line(r"had untolerated taint(?!s?(?:\(s\))?:? ?\{)|had taints? (?!\{).{0,80}didn.t tolerate")
 # Taints that the cluster sets for a state of the node, or that keep work off its control plane.
 _OF_CLUSTER: Final = Pattern(
-    r"^(?:node\.kubernetes\.io/|node-role\.kubernetes\.io/|node\.cloudprovider\.kubernetes\.io/|node\.cilium\.io/"
-    r"|node\.cluster\.x-k8s\.io/|CriticalAddonsOnly$|ToBeDeletedByClusterAutoscaler|DeletionCandidateOfClusterAutoscaler"
-    r"|karpenter\.sh/|node\.ocs|ignore-taint\.)"
+    r"^(?:node(?:-role|\.cloudprovider)?\.kubernetes\.io/|node\.cilium\.io/|node\.cluster\.x-k8s\.io/"
+    r"|CriticalAddonsOnly$|ToBeDeletedByClusterAutoscaler|DeletionCandidateOfClusterAutoscaler|karpenter\.sh/|node\.ocs|ignore-taint\.)"
 )
 _OF_GPUS: Final = Pattern(r"nvidia|gpu|accelerat|cuda", re.IGNORECASE)
 
 
-# Taints.
-
-
-def _taints(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
-    if found := tuple(_refused(snapshot)):
-        key = found[0][0]
-        certain = bool(_OF_GPUS.search(key))
-        summary = f"the node with the GPU has the taint {key}, and the pod does not tolerate it"
-        ruled_out = ("too few GPUs: the scheduler names the taint, not the resource",) if certain else ()
-        cited = (*(place for _, place in found), *_of_nodes(snapshot, key))
-        proof = Proof(summary, tuple(dict.fromkeys(cited)), "certain" if certain else "likely", ruled_out)
-        yield "pod-missing-gpu-toleration", proof
-    elif proof_of_plugin := _plugin_kept_off(snapshot):
-        yield "pod-missing-gpu-toleration", proof_of_plugin
-    elif by_facts := _unborne(snapshot):
-        yield "pod-missing-gpu-toleration", by_facts
-
-
 def _refused(snapshot: Snapshot) -> Iterator[tuple[str, Citation]]:
     """The taints that the scheduler says were not tolerated, but for those that keep all pods away."""
-    for place in kube.said(snapshot, _UNTOLERATED, "taint", "not tolerate"):
+    for place in snapshot.said(_UNTOLERATED):
         for match in _UNTOLERATED.finditer(place.line):
             key = match["key"] or match["old"] or match["keyed"]
-            if key and not _OF_CLUSTER.match(key):
-                yield key, place
-    if not any(_UNTOLERATED.search(place.line) for place in kube.said(snapshot, _NOT_TOLERATED, "taint")):
-        for _ in kube.said(snapshot, _NOT_TOLERATED, "taint"):
-            for key, place in _own_taints(snapshot):
+            if not _OF_CLUSTER.match(key):
                 yield key, place
 
 
-def _own_taints(snapshot: Snapshot) -> Iterator[tuple[str, Citation]]:
+def _taints(snapshot: Snapshot) -> Iterator[tuple[kube.Taint, Citation]]:
     for node in snapshot.view(kube.nodes):
         for taint, place in node.taints:
             if not _OF_CLUSTER.match(taint.key) and taint.effect != "PreferNoSchedule":
-                yield taint.key, place
+                yield taint, place
 
 
-def _of_nodes(snapshot: Snapshot, key: str) -> Iterator[Citation]:
-    yield from (place for name, place in _own_taints(snapshot) if name == key)
-
-
-def _plugin_kept_off(snapshot: Snapshot) -> Proof | None:
-    """A GPU node's own taint keeps the device plugin away: none is wanted there, and the node offers no GPU."""
-    idle = [one for one in snapshot.view(kube.daemons) if _is_gpu_daemon(one.name) and one.desired == 0]
-    taints = [(key, place) for key, place in _own_taints(snapshot) if _OF_GPUS.search(key)]
-    if not idle or not taints:
-        return None
-    key, place = taints[0]
-    summary = f"the taint {key} keeps {idle[0].name} off the node: it is wanted on no node, so no GPU is offered"
-    return Proof(summary, (place, *(one.citation for one in idle)), "likely")
-
-
-def _is_gpu_daemon(name: str) -> bool:
-    return bool(re.search(r"device-plugin|nvdp|gpu-feature|node-feature-discovery-worker|nfd-worker", name))
-
-
-def _unborne(snapshot: Snapshot) -> Proof | None:
-    """A waiting pod's tolerations, compared with the taints of the node that has the GPUs."""
+def _unborne(snapshot: Snapshot) -> Iterator[Citation]:
+    """A taint that a waiting pod with GPUs, or the device plugin, does not tolerate."""
     for pod in snapshot.view(kube.pods):
-        if pod.tolerations is None or pod.node not in {"", "<none>"} or not (pod.gpus or pod.is_device_plugin):
-            continue
-        if pod.status not in {"", "Pending"}:
-            continue
-        for node in snapshot.view(kube.nodes):
-            for taint, place in node.taints:
-                is_own = not _OF_CLUSTER.match(taint.key) and taint.effect != "PreferNoSchedule"
-                if is_own and not any(one.bears(taint) for one in pod.tolerations):
-                    summary = (
-                        f"the node has the taint {taint.key}, and {pod.name or 'the pod'} has no toleration for it"
-                    )
-                    cited = (place, *((pod.citation,) if pod.citation else ()))
-                    return Proof(summary, cited, "certain" if _OF_GPUS.search(taint.key) else "likely")
-    return None
+        waits = pod.node in {"", "<none>"} and pod.status in {"", "Pending"} and (pod.gpus or pod.is_device_plugin)
+        for taint, place in _taints(snapshot) if waits and pod.tolerations is not None else ():
+            if not any(one.bears(taint) for one in pod.tolerations or ()):
+                yield place
+
+
+_GPU_TAINT: Final = fact(lambda snapshot: (place for taint, place in _taints(snapshot) if _OF_GPUS.search(taint.key)))
+_OTHER_TAINT: Final = fact(lambda snapshot: (place for _, place in _taints(snapshot)))
+
+
+def _tolerate(snapshot: Snapshot) -> Iterable[Fix]:
+    keys = [key for key, _ in _refused(snapshot)] or [taint.key for taint, _ in _taints(snapshot)]
+    key = keys[0] if keys else "nvidia.com/gpu"
+    yield by_hand("configure", f"give the pod a toleration: key {key}, operator Exists, effect NoSchedule")
+    show = Shell("kubectl get nodes -o custom-columns=NAME:.metadata.name,TAINTS:.spec.taints")
+    yield run("inspect", "see which taints the node has", show)
 
 
 # Allocation.
 
-
-def _allocation(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
-    waiting = kube.said(snapshot, _INSUFFICIENT, "nsufficient nvidia")
-    full = tuple(_full(snapshot))
-    if full:
-        names = sorted({name for name, _, _ in full})
-        count = full[0][1]
-        summary = (
-            f"all {count} {names[0]} are given to pods" if count != 1 else f"the only {names[0]} is given to a pod"
-        )
-        cited = (*(place for _, _, places in full for place in places), *waiting)
-        ruled_out = ("the device plugin: every GPU that it has is healthy and offered",)
-        yield "gpus-all-allocated", Proof(summary, tuple(dict.fromkeys(cited)), "certain", ruled_out)
-        return
-    if not waiting or snapshot.view(_labels_only) or any(True for _ in _refused(snapshot)):
-        return
-    nodes = snapshot.view(kube.nodes)
-    if any(node.allocatable for node in nodes) and any(_is_less(node) or node.allocated for node in nodes):
-        return
-    if any(node.allocatable for node in nodes):
-        question = "a pod waits for a GPU though the node offers some: how many of them are taken was not shown"
-        yield (
-            "gpus-all-allocated",
-            Doubt(question, (Shell("kubectl describe node | grep -A9 'Allocated resources'"),), waiting),
-        )
-    elif any(node.has_no_gpu for node in nodes) or not nodes:
-        question = "a pod waits for a GPU that no node offers: whether a device plugin runs there was not shown"
-        look_at = (
-            Shell("kubectl describe node | grep -A9 -E 'Capacity|Allocatable|Allocated resources'"),
-            Shell("kubectl logs -n kube-system -l name=nvidia-device-plugin-ds"),
-        )
-        yield "gpu-labels-without-capacity", Doubt(question, look_at, waiting, ("gpus-all-allocated",))
+_INSUFFICIENT: Final = line(rf"Insufficient {kube.RESOURCE}", flags=re.IGNORECASE)
 
 
-def _full(snapshot: Snapshot) -> Iterator[tuple[str, int, tuple[Citation, ...]]]:
-    for node in snapshot.view(kube.nodes):
-        for name, offered in (node.allocatable or node.capacity).items():
-            used = node.allocated.get(name)
-            if used and used.value >= offered.value > 0 and not _is_less(node):
-                yield name, offered.value, (offered.citation, used.citation)
-    yield from _full_by_pods(snapshot)
-
-
-def _full_by_pods(snapshot: Snapshot) -> Iterator[tuple[str, int, tuple[Citation, ...]]]:
-    """A node whose GPUs are all asked for by the running pods that were shown."""
+def _full(snapshot: Snapshot) -> Iterator[Citation]:
+    """A node whose GPUs are all given to pods, and healthy."""
     running = [pod for pod in snapshot.view(kube.pods) if pod.gpus and pod.status == "Running" and pod.node]
     for node in snapshot.view(kube.nodes):
-        mine = [pod.gpus for pod in running if pod.node == node.name and pod.gpus]
-        offered = node.allocatable.get("nvidia.com/gpu")
-        if offered and not node.allocated and mine and sum(one.value for one in mine) >= offered.value > 0:
-            yield "nvidia.com/gpu", offered.value, (offered.citation, *(one.citation for one in mine))
+        for name, offered in (node.allocatable or node.capacity).items():
+            used = [node.allocated[name]] if name in node.allocated else []
+            used = used or [pod.gpus for pod in running if pod.gpus and pod.node == node.name]
+            is_all = node.capacity.get(name, offered).value <= offered.value
+            if is_all and sum(one.value for one in used) >= offered.value > 0:
+                yield from (offered.citation, *(one.citation for one in used))
 
 
-def _is_less(node: kube.Node) -> bool:
-    """Whether fewer are healthy than there are."""
-    return any(
-        name in node.allocatable and node.allocatable[name].value < one.value for name, one in node.capacity.items()
-    )
-
-
-# Labels without capacity.
-
-# Of the feature discovery, of the clouds, and of the discovery of PCI devices.
-_DISCOVERED: Final = Pattern(
-    r"^(?:nvidia\.com/(?:gpu\.(?:count|product|memory|family|compute|machine|present)|cuda\.|gfd\.)"
-    r"|feature\.node\.kubernetes\.io/pci-(?:\d{4}_)?10de|cloud\.google\.com/gke-accelerator$"
-    r"|k8s\.amazonaws\.com/accelerator|kubernetes\.azure\.com/accelerator)"
-)
-_FROM_DRIVER: Final = Pattern(r"^nvidia\.com/(?:gpu\.(?:count|product|memory|family|compute)|cuda\.|gfd\.)")
-
-
-_UNREGISTERED: Final = Pattern(r"[Cc]ould not register device plugin|Could not contact Kubelet|registration failed")
-
-
-def _labels_only(snapshot: Snapshot) -> tuple[tuple[kube.Node, Citation], ...]:
-    """The nodes on which a GPU was discovered and none is offered, each with the label that tells most."""
-    found = list[tuple[kube.Node, Citation]]()
+def _used(snapshot: Snapshot) -> Iterator[Citation]:
+    """GPUs that pods have, of a node of which nothing tells how many it offers."""
     for node in snapshot.view(kube.nodes):
-        labels = [
-            name for name in node.labels if _DISCOVERED.match(name) and node.values.get(name) not in {"0", "false"}
-        ]
-        labels.sort(key=lambda name: not _FROM_DRIVER.match(name))
-        if labels and node.has_no_gpu:
-            found.append((node, node.labels[labels[0]]))
-    return tuple(found)
+        if not node.allocatable and not node.capacity:
+            yield from (one.citation for one in node.allocated.values() if one.value)
 
 
-def _labels(snapshot: Snapshot) -> Iterator[Verdict]:
-    for node, place in snapshot.view(_labels_only):
-        by_driver = any(_FROM_DRIVER.match(name) for name in node.labels)
-        seen = "a GPU was discovered on the node" if by_driver else "the node is labelled as one with a GPU"
-        summary = f"{seen}, and it offers no nvidia.com/gpu: no device plugin has registered with its kubelet"
-        refused = kube.said(snapshot, _UNREGISTERED, "register", "contact Kubelet")
-        cited = (place, *_capacity_line(snapshot, node), *refused)
-        yield Proof(summary, cited, "likely")
-
-
-def _capacity_line(snapshot: Snapshot, node: kube.Node) -> Iterator[Citation]:
-    for piece in snapshot.view(kube.pieces):
-        if piece.name in {node.name, ""}:
-            for offset, line in enumerate(piece.lines):
-                if re.match(r"\s*[\"']?(?:capacity|allocatable)[\"']?:", line, re.IGNORECASE):
-                    yield cite(piece.item, piece.first + offset)
-                    return
-
-
-# Labels that are missing.
-
-# What the chart of the device plugin wants a node to have, any of them; the operator looks for the labels of PCI too.
-_MARKS_GPU: Final = Pattern(
-    r"nvidia\.com/gpu\.present|feature\.node\.kubernetes\.io/(?:pci-10de\.present|cpu-model\.vendor_id)"
-)
-_FINDS_NO_NODE: Final = Pattern(
-    r"No GPU node in the cluster|Number of nodes with GPU label[\"',\s{}]*NodeCount[\"':\s]*0\b"
-    r"|Could not get any nodes to match nvidia\.com/gpu\.present|did you run the node feature discovery"
-    r"|\bNFDLabelsMissing\b|No NFD labels found"
-)
-_EVERY_NODE: Final = Pattern(r"kubernetes\.io/(?:arch|os|hostname)$")
-
-
-def _unlabelled(snapshot: Snapshot) -> Iterator[Verdict]:
-    """No node has a label that leads the device plugin, or the operator's daemon sets, to it."""
-    daemons = [one for one in snapshot.view(kube.daemons) if _is_gpu_daemon(one.name) and "nfd" not in one.name]
-    daemons = [one for one in daemons if "node-feature-discovery" not in one.name]
-    idle = tuple(one.citation for one in daemons if one.desired == 0)
-    said = kube.said(snapshot, _FINDS_NO_NODE, "GPU node", "GPU label", "gpu.present", "feature discovery", "NFD")
-    is_kept_off = any(_OF_GPUS.search(key) for key, _ in _own_taints(snapshot))
-    if pci.has_gpu(snapshot) is False or is_kept_off or any(one.desired for one in daemons) or not (idle or said):
-        return
-    shown = [node for node in snapshot.view(kube.nodes) if any(map(_EVERY_NODE.search, node.labels))]
-    if any(_is_marked(node) for node in shown):
-        return
-    labels = tuple(dict.fromkeys(next(iter(node.labels.values())) for node in shown))
-    summary = "no node has a label that marks it as one with a GPU, so the device plugin is wanted on none"
-    if shown or said:
-        ruled_out = ("a taint: the nodes have none of GPUs",) if shown else ()
-        yield Proof(summary, (*idle, *said, *labels), "certain" if shown and idle else "likely", ruled_out)
-        return
-    question = "the device plugin is wanted on no node: has a node the label that it looks for, or a taint against it?"
-    look_at = (Shell("kubectl get nodes --show-labels"), Shell("kubectl describe node | grep -A3 Taints"))
-    yield Doubt(question, look_at, idle, ("pod-missing-gpu-toleration",))
-
-
-def _is_marked(node: kube.Node) -> bool:
-    marks = (name for name in node.labels if _MARKS_GPU.fullmatch(name))
-    return any(node.values.get(name, "true") in {"true", "NVIDIA", ""} for name in marks)
-
-
-def _label(snapshot: Snapshot) -> Iterable[Fix]:
-    shown = [node.name for node in snapshot.view(kube.nodes) if node.name]
-    name = node_word(shown[0] if len(set(shown)) == 1 else "")
-    text = "mark the node that has the GPU; every daemon set of NVIDIA's that looks for this label is led there"
-    yield run(
-        "configure", text, command("kubectl", "label", "node", name, "nvidia.com/gpu.present=true", "--overwrite")
-    )
-    text = "have feature discovery set it: gfd.enabled=true in the plugin's chart, nfd.enabled=true in the operator's"
-    yield by_hand("install", text, when="more nodes will come")
-    show = Shell("kubectl get daemonsets -A | grep -i nvidia")
-    yield run("inspect", "see that pods are wanted now", show)
-
-
-# Nested nodes.
-
-_NO_GPU_INSIDE: Final = Pattern(
-    r"could not load NVML library|NVML not detected|Detected non-NVML platform|Incompatible (?:strategy|platform)"
-    r"|libnvidia-ml\.so\.1|no runtime for [\\\"']*nvidia|RuntimeHandler [\\\"']*nvidia[\\\"']* not supported"
-    r"|Insufficient nvidia\.com/gpu|No devices found\. Waiting|Failed to initialize NVML"
-    r"|nvidia-smi[\"']?: (?:executable file )?not found|Driver was not detected|No valid resources"
-    r"|could not select device driver"
-)
-
-
-def _nested(snapshot: Snapshot) -> Iterator[Verdict]:
-    if not snapshot.view(nested.is_nested):
-        return
-    failing = (
-        *kube.said(
-            snapshot, _NO_GPU_INSIDE, "nvidia", "NVML", "Driver", "ncompatible", "resources", "driver", logs=True
-        ),
-        *(place for _, place in snapshot.view(_labels_only)),
-    )
-    empty = [node for node in snapshot.view(kube.nodes) if node.has_no_gpu and node.citation]
-    if not failing and not empty:
-        return
-    signs = snapshot.view(nested.signs)
-    summary = (
-        "the cluster's node is a container on this host with a container runtime of its own: what was configured on "
-        "the host does not count inside, and no GPU was passed in"
-    )
-    cited = (*signs, *failing, *(node.citation for node in empty if node.citation))
-    ruled_out = ("the host's driver and runtime: the plugin runs inside the node's container",)
-    yield Proof(summary, tuple(dict.fromkeys(cited)), "certain" if failing else "likely", ruled_out)
-
-
-# Remedies.
-
-
-def _tolerate(snapshot: Snapshot) -> Iterable[Fix]:
-    keys = [key for key, _ in (*_refused(snapshot), *_own_taints(snapshot))]
-    key = keys[0] if keys else "nvidia.com/gpu"
-    yield by_hand("configure", f"give the pod a toleration: key {key}, operator Exists, effect NoSchedule")
-    yield run(
-        "inspect",
-        "see which taints the node has",
-        Shell("kubectl get nodes -o custom-columns=NAME:.metadata.name,TAINTS:.spec.taints"),
-    )
+_FULL: Final = fact(_full)
 
 
 def _make_room(snapshot: Snapshot) -> Iterable[Fix]:
     names = [node.name for node in snapshot.view(kube.nodes) if node.name]
     show = command("kubectl", "describe", "node", node_word(names[0] if names else ""))
-    inspect = run("inspect", "see which pods hold one", show)
-    if _is_at_rest(snapshot):
+    if snapshot.view(_FULL) and not snapshot.view(symptoms.POD_PENDING):
         yield by_hand("application", "nothing is to be done: a further pod gets a GPU when one of these ends")
-        yield inspect
-        return
-    yield by_hand("application", "end a pod that holds a GPU, or wait for it", when="a pod waits for one")
-    yield inspect
-    yield by_hand("configure", "share GPUs by time-slicing or MPS, or add nodes, where this happens often")
+    else:
+        yield by_hand("application", "end a pod that holds a GPU, or wait for it", when="a pod waits for one")
+    yield run("inspect", "see which pods hold one", show)
+    yield by_hand("configure", "share GPUs by time-slicing or MPS, or add nodes", when="this happens often")
 
 
-def _is_at_rest(snapshot: Snapshot) -> bool:
-    """Whether all GPUs are given out and no pod is seen to wait for one: then nothing is to be done."""
-    waits = any(pod.status == "Pending" for pod in snapshot.view(kube.pods))
-    return not waits and any(_full(snapshot)) and not kube.said(snapshot, _INSUFFICIENT, "nsufficient nvidia")
+# Labels: of the feature discovery, of the clouds, and of the discovery of PCI devices.
+
+_DISCOVERED: Final = Pattern(
+    r"^(?:nvidia\.com/(?:gpu\.(?:count|product|memory|family|compute|machine|present)|cuda\.|gfd\.)"
+    r"|feature\.node\.kubernetes\.io/pci-(?:\d{4}_)?10de|cloud\.google\.com/gke-accelerator$"
+    r"|k8s\.amazonaws\.com/accelerator|kubernetes\.azure\.com/accelerator)"
+)
+# What the chart of the device plugin wants a node to have, any of them; the operator looks for the labels of PCI too.
+_MARKS_GPU: Final = Pattern(
+    r"nvidia\.com/gpu\.present|feature\.node\.kubernetes\.io/(?:pci-10de\.present|cpu-model\.vendor_id)"
+)
+_EVERY_NODE: Final = Pattern(r"kubernetes\.io/(?:arch|os|hostname)$")
+
+
+def _discovered(node: kube.Node) -> list[Citation]:
+    """The labels by which a GPU was discovered on it."""
+    names = (one for one in node.labels if _DISCOVERED.match(one) and node.values.get(one) not in {"0", "false"})
+    return [node.labels[name] for name in names]
+
+
+def _labelled(snapshot: Snapshot) -> Iterator[Citation]:
+    """A label of a node on which a GPU was discovered and that offers none."""
+    for node in snapshot.view(kube.nodes):
+        yield from _discovered(node)[:1] if node.has_no_gpu else ()
+
+
+def _labels_alone(snapshot: Snapshot) -> Iterator[Citation]:
+    """The same of a node of which nothing tells what it offers; and a node that offers none."""
+    for node in snapshot.view(kube.nodes):
+        yield from _discovered(node)[:1] if not node.capacity and not node.allocatable else ()
+        yield from (node.citation,) if node.has_no_gpu and node.citation else ()
+
+
+def _unmarked(snapshot: Snapshot, *, is_marked: bool) -> Iterator[Citation]:
+    """Nodes whose labels were shown, that have one which leads NVIDIA's daemon sets to them, or none."""
+    for node in snapshot.view(kube.nodes):
+        marks = [one for one in node.labels if _MARKS_GPU.fullmatch(one)]
+        has_mark = any(node.values.get(one, "true") in {"true", "NVIDIA", ""} for one in marks)
+        if has_mark is is_marked and any(map(_EVERY_NODE.search, node.labels)):
+            yield next(iter(node.labels.values()))
+
+
+def _daemons(snapshot: Snapshot, *, are_wanted: bool) -> Iterator[Citation]:
+    """The daemon sets of the device plugin and of the feature discovery, wanted on a node or on none."""
+    for one in snapshot.view(kube.daemons):
+        if re.search(r"device-plugin|nvdp|gpu-feature", one.name) and bool(one.desired) is are_wanted:
+            yield one.citation
+
+
+_LABELLED: Final = fact(_labelled)
+_UNREGISTERED: Final = line(r"[Cc]ould not register device plugin|Could not contact Kubelet|registration failed")
+_IDLE: Final = fact(lambda snapshot: _daemons(snapshot, are_wanted=False))
+_FINDS_NO_NODE: Final = line(
+    r"No GPU node in the cluster|Number of nodes with GPU label[\"',\s{}]*NodeCount[\"':\s]*0\b"
+    r"|Could not get any nodes to match nvidia\.com/gpu\.present|did you run the node feature discovery"
+    r"|\bNFDLabelsMissing\b|No NFD labels found"
+)
+_NO_GPU: Final = holds(lambda snapshot: pci.has_gpu(snapshot) is False, "no GPU of NVIDIA's is on the bus")
 
 
 def _register(_: Snapshot) -> Iterable[Fix]:
-    yield run(
-        "inspect",
-        "see whether a device plugin runs on the node, and what keeps it from it",
+    show = (
         Shell("kubectl get daemonsets -A | grep -i nvidia"),
-        Shell("kubectl get pods -A -o wide | grep -i device-plugin"),
+        Shell("kubectl get pods -A -o wide | grep -i device-pl"),
     )
+    yield run("inspect", "see whether a device plugin runs on the node, and what keeps it from it", *show)
     yield plugin_logs("read what the device plugin says")
     yield restart_plugin("restart the device plugin: it registers with the kubelet as it starts")
+
+
+def _label(snapshot: Snapshot) -> Iterable[Fix]:
+    shown = {node.name for node in snapshot.view(kube.nodes) if node.name}
+    name = node_word(shown.pop() if len(shown) == 1 else "")
+    text = "mark the node that has the GPU; every daemon set of NVIDIA's that looks for this label is led there"
+    mark = command("kubectl", "label", "node", name, "nvidia.com/gpu.present=true", "--overwrite")
+    yield run("configure", text, mark)
+    text = "have feature discovery set it: gfd.enabled=true in the plugin's chart, nfd.enabled=true in the operator's"
+    yield by_hand("install", text, when="more nodes will come")
+    yield run("inspect", "see that pods are wanted now", Shell("kubectl get daemonsets -A | grep -i nvidia"))
+
+
+# Nested nodes.
+
+_OFFERS: Final = fact(
+    lambda node: (
+        one.citation
+        for each in node.view(kube.nodes)
+        for one in (each.allocatable or each.capacity).values()
+        if one.value
+    )
+)
+
+_NESTED: Final = fact(lambda snapshot: snapshot.view(nested.signs) if snapshot.view(nested.is_nested) else ())
+_CREATED: Final = Pattern(r"\b(?:minikube\s+start|kind\s+create|k3d\s+cluster\s+create|Creating cluster)\b")
+_NO_CAPACITY: Final = fact(
+    lambda node: (one.citation for one in node.view(kube.nodes) if one.has_no_gpu and one.citation)
+)
+_NO_GPU_INSIDE: Final = any_of(
+    line(
+        r"could not load NVML library|NVML not detected|Detected non-NVML platform|Incompatible (?:strategy|platform)"
+        r"|libnvidia-ml\.so\.1|Insufficient nvidia\.com/gpu|No devices found\. Waiting|Failed to initialize NVML"
+        r"|nvidia-smi[\"']?: (?:executable file )?not found|Driver was not detected|No valid resources"
+    ),
+    symptoms.NO_DEVICE_DRIVER, symptoms.NO_RUNTIME, _LABELLED,
+    _NO_CAPACITY,
+)  # fmt: skip
 
 
 def _pass_in(snapshot: Snapshot) -> Iterable[Fix]:
@@ -380,19 +248,19 @@ FAMILY: Final = Family(
             severity="info",
             disruption="none",
             title="every GPU is given to a pod",
-            share=0.6,
-            symptoms=(symptoms.POD_PENDING,),
-            look_at=(Shell("kubectl describe nodes | grep -A10 'Allocated resources'"),),
             story=(
                 "The node offers its GPUs, they are healthy, and pods have asked for all of them. A further pod waits "
                 "with Insufficient nvidia.com/gpu until one ends. That is how it should be: the scheduler counts what "
                 "pods ask for, not what they use, so an idle pod holds its GPU, too. nvidia-smi may show no process."
             ),
-            sources=(
-                f"{DEVICE_PLUGIN}/issues/165",
-                "https://kubernetes.io/docs/tasks/manage-gpus/scheduling-gpus/",
-            ),
-            check=only("gpus-all-allocated", _allocation),
+            sources=(f"{DEVICE_PLUGIN}/issues/165", "https://kubernetes.io/docs/tasks/manage-gpus/scheduling-gpus/"),
+            decisive=_FULL,
+            context=fact(_used),
+            typical=all_of(_INSUFFICIENT, fact(_used)),
+            symptoms=(symptoms.POD_PENDING,),
+            look_at=(Shell("kubectl describe nodes | grep -A10 'Allocated resources'"),),
+            share=4,
+            summary="every GPU that the node offers is given to a pod",
             remedy=_make_room,
         ),
         Rule(
@@ -402,9 +270,6 @@ FAMILY: Final = Family(
             severity="error",
             disruption="none",
             title="the pod does not tolerate the GPU node's taint",
-            share=0.6,
-            symptoms=(symptoms.POD_PENDING,),
-            look_at=(Shell("kubectl describe nodes | grep Taints"),),
             story=(
                 "GPU nodes are often tainted, so that pods without a GPU stay away. A pod then needs a toleration for "
                 "that taint besides its request: without it the scheduler passes the node over and names the taint. "
@@ -416,7 +281,18 @@ FAMILY: Final = Family(
                 f"{DEVICE_PLUGIN}/issues/1934",
                 "https://kubernetes.io/docs/concepts/scheduling-eviction/taint-and-toleration/",
             ),
-            check=only("pod-missing-gpu-toleration", _taints),
+            decisive=fact(lambda node: (place for key, place in _refused(node) if _OF_GPUS.search(key))),
+            typical=any_of(
+                fact(lambda node: (place for _, place in _refused(node))),
+                all_of(_NOT_TOLERATED, _OTHER_TAINT),
+                all_of(_GPU_TAINT, any_of(_IDLE, _NO_CAPACITY)),
+                fact(_unborne),
+            ),
+            symptoms=(symptoms.POD_PENDING,),
+            context=_GPU_TAINT,
+            look_at=(Shell("kubectl describe nodes | grep Taints"),),
+            share=0.6,
+            summary="the node with the GPU has a taint that the pod does not tolerate",
             remedy=_tolerate,
             explains=frozenset({"device-plugin-not-ready-after-reboot", "gpu-labels-without-capacity"}),
         ),
@@ -427,15 +303,6 @@ FAMILY: Final = Family(
             severity="error",
             disruption="restart-container",
             title="the node is labelled as a GPU node and offers none",
-            share=0.8,
-            symptoms=(
-                symptoms.POD_PENDING,
-                symptoms.NO_CAPACITY,
-            ),
-            look_at=(
-                Shell("kubectl describe nodes | grep -E 'nvidia.com/gpu'"),
-                Shell("kubectl get pods -A | grep -i nvidia"),
-            ),
             story=(
                 "The labels nvidia.com/gpu.* come from the feature discovery, or from a person's hand; the number of "
                 "GPUs that pods can ask for comes from the device plugin alone, when it registers with the kubelet. "
@@ -447,13 +314,16 @@ FAMILY: Final = Family(
                 "https://github.com/NVIDIA/gpu-feature-discovery/issues/36",
                 "https://kubernetes.io/docs/concepts/extend-kubernetes/compute-storage-net/device-plugins/",
             ),
-            check=lambda snapshot: (
-                verdict
-                for verdict in (
-                    *_labels(snapshot),
-                    *(v for c, v in _allocation(snapshot) if c == "gpu-labels-without-capacity"),
-                )
+            decisive=all_of(_LABELLED, _UNREGISTERED),
+            typical=any_of(_LABELLED, _UNREGISTERED),
+            context=fact(_labels_alone),
+            symptoms=(symptoms.POD_PENDING, symptoms.NO_CAPACITY),
+            look_at=(
+                Shell("kubectl describe nodes | grep -E 'nvidia.com/gpu'"),
+                Shell("kubectl get pods -A | grep -i nvidia"),
             ),
+            share=0.8,
+            summary="the node is labelled as one with a GPU and offers none: no device plugin has registered there",
             remedy=_register,
         ),
         Rule(
@@ -463,12 +333,6 @@ FAMILY: Final = Family(
             severity="error",
             disruption="none",
             title="no label leads the device plugin to the GPU node",
-            symptoms=(
-                symptoms.POD_PENDING,
-                symptoms.NO_CAPACITY,
-                symptoms.OPERATOR_WAITS,
-            ),
-            look_at=(Shell("kubectl get nodes --show-labels | grep -o 'nvidia.com[^,]*'"),),
             story=(
                 "The device plugin's chart (since 0.15) and the GPU operator want their pods on nodes with a label "
                 "alone: nvidia.com/gpu.present=true, or what node feature discovery writes of NVIDIA's PCI devices. "
@@ -484,7 +348,17 @@ FAMILY: Final = Family(
                 "https://github.com/NVIDIA/gpu-operator/issues/607",
                 "https://github.com/NVIDIA/nvkind/issues/20",
             ),
-            check=_unlabelled,
+            decisive=all_of(_IDLE, fact(lambda node: _unmarked(node, is_marked=False))),
+            typical=any_of(_FINDS_NO_NODE, _IDLE),
+            symptoms=(_IDLE, _FINDS_NO_NODE, symptoms.POD_PENDING, symptoms.NO_CAPACITY),
+            against=(
+                _NO_GPU,
+                _GPU_TAINT,
+                fact(lambda node: _daemons(node, are_wanted=True)),
+                fact(lambda node: _unmarked(node, is_marked=True)),
+            ),
+            look_at=(Shell("kubectl get nodes --show-labels | grep -o 'nvidia.com[^,]*'"),),
+            summary="no node has a label that marks it as one with a GPU, so the device plugin is wanted on none",
             remedy=_label,
             explains=frozenset({"device-plugin-not-ready-after-reboot", "gpu-labels-without-capacity"}),
         ),
@@ -495,16 +369,6 @@ FAMILY: Final = Family(
             severity="error",
             disruption="restart-container",
             title="the host was set up, and the node is a container inside it",
-            symptoms=(
-                symptoms.POD_PENDING,
-                symptoms.NO_CAPACITY,
-                symptoms.PLUGIN_FAILS,
-                symptoms.NO_RUNTIME,
-            ),
-            look_at=(
-                Shell("docker ps"),
-                Shell("docker info | grep -i 'default runtime'"),
-            ),
             story=(
                 "minikube with the docker driver, kind and k3d run each node as a container, with containerd or docker "
                 "of its own inside. NVIDIA's runtime in the host's configuration serves the host's containers; pods "
@@ -516,7 +380,14 @@ FAMILY: Final = Family(
                 "https://minikube.sigs.k8s.io/docs/tutorials/nvidia/",
                 "https://github.com/NVIDIA/nvkind",
             ),
-            check=_nested,
+            decisive=all_of(_NESTED, _NO_GPU_INSIDE),
+            typical=fact(lambda node: (one for one in node.view(_NESTED) if _CREATED.search(one.words))),
+            against=(_OFFERS,),
+            context=_NESTED,
+            symptoms=(symptoms.POD_PENDING, symptoms.NO_CAPACITY, symptoms.PLUGIN_FAILS, symptoms.NO_RUNTIME),
+            may_be_normal=True,
+            look_at=(Shell("docker ps"), Shell("docker info | grep -i 'default runtime'")),
+            summary="the cluster's node is a container with a runtime of its own: the host's does not count inside",
             remedy=_pass_in,
             explains=frozenset(
                 {

@@ -78,7 +78,8 @@ IS_OFF: Final = anywhere(
 # Field by field; a field that was asked for alone has no name before it, and keys have these.
 _SIGNATURE: Final = Pattern(
     r"^[ \t]*(?:signer|sig_key|sig_id|signature|sig_hashalgo):[ \t]*\S|appended~|^[ \t]*(?:[0-9A-F]{2}:){7,}"
-    r"|^[^\n:/]{0,80}\b(?:[Kk]ey|[Ss]igning|[Ss]ecure ?[Bb]oot|MOK|CA|[Cc]ertificate|Canonical|Debian)\b",
+    r"|^(?!SecureBoot (?:en|dis)abled)[^\n:/]{0,80}"
+    r"\b(?:[Kk]ey|[Ss]igning|[Ss]ecure ?[Bb]oot|MOK|CA|[Cc]ertificate|Canonical|Debian)\b",
     re.MULTILINE,
 )
 _SIGNED: Final = any_of(fact(lambda snapshot: snapshot.said(_SIGNATURE, "modinfo")), line(r"[^\n]signature appended~"))

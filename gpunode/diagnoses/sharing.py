@@ -12,7 +12,7 @@ from gpunode.diagnoses.cluster import restart_plugin
 from gpunode.diagnoses.commands import Shell, at, of_gpu
 from gpunode.diagnoses.model import Citation, Confidence, Family, Fix, Proof, Rule
 from gpunode.diagnoses.remedies import by_hand, run
-from gpunode.diagnoses.signs import any_of, asked, fact
+from gpunode.diagnoses.signs import any_of, asked, fact, unless
 from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with, stated
 from gpunode.diagnoses.views import kube, smi_query
 from gpunode.facts.items import Item
@@ -99,7 +99,7 @@ def _wished(snapshot: Snapshot) -> Iterator[Citation]:
             yield from lines_with(item, _REPLICAS)
         elif _WISH.search(item.written):
             yield stated(item.written, "that was run", item.key)
-    yield from kube.said(snapshot, _WISH, "config.", "time-slic")[:2]
+    yield from snapshot.said(_WISH)[:2]
     for item in snapshot.of("text", "kubernetes", "application"):
         if _LABEL_CONFIG in item.text and "label" in item.text:
             yield from lines_with(item, Pattern(re.escape(_LABEL_CONFIG)))
@@ -119,6 +119,17 @@ def _printed_empty(snapshot: Snapshot) -> Iterator[Citation]:
             yield from lines_with(item, _EMPTY)
 
 
+def _only_empty(snapshot: Snapshot) -> Iterator[Citation]:
+    """An empty section about sharing that somebody cut out of the plugin's log, to ask why it is empty."""
+    for printed in _printed_empty(snapshot):
+        text = snapshot.text_of(printed)
+        if text.count("\n") < _CUT_OUT and "Running with config" not in text:
+            yield printed
+
+
+_CUT_OUT: Final = 6
+
+
 def _undivided(snapshot: Snapshot) -> Iterator[Citation]:
     """A node that still offers as many as it has GPUs, or fewer than the configuration asks for."""
     wanted = [int(m["count"]) for item in snapshot.items if _is_config(item) for m in _REPLICAS.finditer(item.text)]
@@ -133,9 +144,18 @@ def _undivided(snapshot: Snapshot) -> Iterator[Citation]:
             yield node.labels["nvidia.com/gpu.replicas"]
 
 
+def _divided(snapshot: Snapshot) -> Iterator[Citation]:
+    """A node that offers at least as many as the configuration asks for."""
+    wanted = [int(m["count"]) for item in snapshot.items if _is_config(item) for m in _REPLICAS.finditer(item.text)]
+    for node in snapshot.view(kube.nodes):
+        amount = node.capacity.get("nvidia.com/gpu")
+        if amount and wanted and amount.value >= min(wanted):
+            yield amount.citation
+
+
 def _is_static(snapshot: Snapshot) -> bool:
     typed = any(_STATIC.search(item.written) for item in snapshot.items)
-    return typed or bool(kube.said(snapshot, _STATIC, "deployments/static", "apply", "create"))
+    return typed or bool(snapshot.said(_STATIC))
 
 
 def _why_undivided(snapshot: Snapshot) -> str:
@@ -206,8 +226,9 @@ FAMILY: Final = Family(
             ),
             sources=(f"{DEVICE_PLUGIN}/issues/990", f"{DEVICE_PLUGIN}/issues/615", f"{DEVICE_PLUGIN}/issues/1433"),
             check=_time_slicing,
-            typical=any_of(fact(_printed_empty), fact(_wished)),
+            typical=any_of(unless(fact(_wished), fact(_divided)), fact(_only_empty)),
             may_be_normal=True,
+            context=fact(_printed_empty),
             summary=_why_undivided,
             remedy=_slicing,
         ),

@@ -13,7 +13,6 @@ from gpunode.facts import boots
 from gpunode.facts.derive import derive
 from gpunode.facts.evidence import Evidence
 from gpunode.facts.items import Item, items
-from gpunode.facts.literals import Vocabulary
 from gpunode.facts.model import Facts
 from gpunode.facts.patterns import Pattern
 from gpunode.facts.sources import Kind
@@ -28,10 +27,6 @@ _SILENT: Final[frozenset[Kind]] = frozenset(
 _WRAPPED_LINES: Final = 400
 _WINDOW: Final = 3
 _CITED: Final = 12
-# Shorter texts are searched whole.
-_LONG: Final = 4096
-# A word that stands in so many lines is in nearly all, and spares nothing.
-_DENSE: Final = 1000
 
 
 @dataclass(frozen=True)
@@ -157,8 +152,8 @@ def _speaking(snapshot: Snapshot) -> tuple[Item, ...]:
     return tuple(item for item in found if not item.is_register)
 
 
-def _all_said(snapshot: Snapshot) -> Vocabulary:
-    return Vocabulary("\n".join(item.view(_folded_text) for item in snapshot.view(_speaking)))
+def _all_said(snapshot: Snapshot) -> str:
+    return "\n".join(item.view(_folded) for item in snapshot.view(_speaking))
 
 
 def lines_with(item: Item, pattern: Pattern) -> Iterator[Citation]:
@@ -166,7 +161,7 @@ def lines_with(item: Item, pattern: Pattern) -> Iterator[Citation]:
     if not pattern.may_match(item.view(_folded)):
         return
     numbers: list[int] = []
-    for match in _by_line(pattern, item.text, item.lowered):
+    for match in pattern.finditer(item.text):
         number = line_at(item, match.start())
         if number not in numbers[-1:]:
             numbers.append(number)
@@ -174,34 +169,8 @@ def lines_with(item: Item, pattern: Pattern) -> Iterator[Citation]:
         if len(numbers) == _CITED:
             return
     wrapped = item.view(_wrapped)
-    if not numbers and (first := next(_by_line(pattern, wrapped, item.view(_wrapped_lowered)), None)):
+    if not numbers and (first := pattern.search(wrapped)):
         yield cite(item, wrapped.count("\n", 0, first.start()) + 1)
-
-
-def _by_line(pattern: Pattern, text: str, lowered: str) -> Iterator[re.Match[str]]:
-    """The matches of ``pattern``, which goes over no line's end; of a long text, only lines with its words are read."""
-    words = pattern.words if len(text) > _LONG else frozenset()
-    if not words or len(lowered) != len(text):  # a few letters of some alphabets are two in lower case
-        yield from pattern.finditer(text)
-        return
-    for count, (start, end) in enumerate(_lines_with_any(lowered, words)):
-        if count == _DENSE:
-            yield from pattern.finditer(text, start)
-            return
-        yield from pattern.finditer(text, start, end)
-
-
-def _lines_with_any(text: str, words: frozenset[str]) -> Iterator[tuple[int, int]]:
-    """Where each line of ``text`` that has one of ``words`` begins and ends, in their order."""
-    nearest = {word: text.find(word) for word in words}
-    while found := [at for at in nearest.values() if at >= 0]:
-        at = min(found)
-        end = text.find("\n", at)
-        end = end if end >= 0 else len(text)
-        yield text.rfind("\n", 0, at) + 1, end
-        for word, place in nearest.items():
-            if 0 <= place < end:
-                nearest[word] = text.find(word, end)
 
 
 def finds(item: Item, pattern: Pattern) -> Iterator[re.Match[str]]:
@@ -219,18 +188,9 @@ def line_at(item: Item, offset: int) -> int:
     return item.number_at(offset)
 
 
-def _folded(item: Item) -> str | Vocabulary:
+def _folded(item: Item) -> str:
     """All that a pattern may be found in, in lower case."""
-    text = item.view(_folded_text)
-    return text if len(text) < _LONG else Vocabulary(text)
-
-
-def _folded_text(item: Item) -> str:
-    return f"{item.lowered}\n{item.view(_wrapped_lowered)}"
-
-
-def _wrapped_lowered(item: Item) -> str:
-    return item.view(_wrapped).lower()
+    return f"{item.lowered}\n{item.view(_wrapped).lower()}"
 
 
 def _wrapped(item: Item) -> str:

@@ -541,6 +541,7 @@ FAMILY: Final = Family(
             title="the proprietary kernel modules on a GPU that needs the open ones",
             share=1.8,
             symptoms=(
+                symptoms.CLOSED_OR_BAR,
                 symptoms.NOT_STARTED,
                 symptoms.NO_DEVICES,
                 symptoms.NO_DRIVER,

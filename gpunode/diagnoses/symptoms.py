@@ -11,10 +11,11 @@ import re
 from typing import Final
 
 from gpunode.diagnoses.signs import any_of, fact, holds, line
-from gpunode.diagnoses.views import driver
+from gpunode.diagnoses.views import driver, pci
 
 # What nvidia-smi and NVML say.
 
+NO_GPU: Final = holds(lambda snapshot: pci.has_gpu(snapshot) is False, "no NVIDIA GPU is on the bus")
 DRIVER_WORKS: Final = holds(driver.works, "nvidia-smi answers")
 MODULE_LOADED: Final = holds(driver.is_loaded, "NVIDIA's module is loaded")
 NO_DRIVER: Final = line(
@@ -41,6 +42,7 @@ NOT_STARTED: Final = line(
     r"|failed to (?:initialize|init) adapter"
     r"|NVIDIA probe routine failed|None of the NVIDIA devices were (?:probed|initialized)"
 )
+CLOSED_OR_BAR: Final = line(r"RmInitAdapter failed! \(0x22:0x56")
 MISMATCH: Final = line(
     r"[Dd]river/library version mismatch|API mismatch: the|LIB_RM_VERSION_MISMATCH|LibRmVersionMismatch"
     r"|nvidia-modeset: Version mismatch|does not match DSO version"
@@ -183,7 +185,8 @@ NO_ADDRESS: Final = line(
 # What container engines and the toolkit say.
 
 NO_DEVICE_DRIVER: Final = line(
-    r"could not select device driver|unknown flag: --gpus|no known GPU vendor|failed to discover GPU vendor"
+    r"could not select device driver (?![\\\"'`]*cdi)"
+    r"|unknown flag: --gpus|no known GPU vendor|failed to discover GPU vendor"
 )
 NO_RUNTIME: Final = line(
     r"[Uu]nknown (?:or invalid )?runtime(?: name)?:? [\"'\\]*nvidia|no runtime for [\"'\\]*nvidia"
@@ -236,7 +239,8 @@ NO_CAPACITY: Final = any_of(
     ),
 )
 PLUGIN_FAILS: Final = line(
-    r"nvidia-device-plugin[^\n]{0,80}(?:CrashLoop|Error|Init:|0/1)|Failed to initialize NVML: (?:could not|ERROR_)"
+    r"nvidia-device-plugin[^\n]{0,80}(?:CrashLoop|Error|Init:|0/1)|could not load NVML library|NVML not detected"
+    r"|Failed to initialize NVML: (?:could not|ERROR_)"
     r"|If this is a GPU node, did you (?:configure|set)|unable to create plugin manager"
     r"|error starting plugins|Incompatible platform"
 )

@@ -243,10 +243,10 @@ FAMILY: Final = Family(
                 "fails with nvidia-container-runtime not found."
             ),
             sources=("https://github.com/docker/cli/issues/2425", TOOLKIT_GUIDE),
-            decisive=all_of(toolkit.absent, any_of(*_ASKED)),
+            decisive=unless(all_of(toolkit.absent, any_of(*_ASKED)), _OPERATOR),
             typical=any_of(_PROGRAM_GONE, _SOUGHT),
             symptoms=_ASKED,
-            against=(toolkit.present, _OPERATOR),
+            against=(toolkit.present, symptoms.NO_GPU),
             may_be_normal=True,
             look_at=(
                 Shell("nvidia-ctk --version"),

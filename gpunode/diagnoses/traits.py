@@ -336,12 +336,17 @@ def _packages(snapshot: Snapshot) -> Values:
 # Services, runtimes and the cluster.
 
 
+def _is_asked(snapshot: Snapshot, unit: str) -> bool:
+    units = snapshot.facts.units.items()
+    return any(isinstance(fact, Known) for name, fact in units if not unit or name == unit)
+
+
 def _units(snapshot: Snapshot) -> Values:
     known = ((name, fact.value) for name, fact in snapshot.facts.units.items() if isinstance(fact, Known))
     return {
-        name: "no such unit" if not unit.exists else "failed" if unit.failed else "masked" if unit.masked else
+        name: "failed" if unit.failed else "masked" if unit.masked else
         f"{'runs' if unit.state.active else 'stopped'}, {'enabled' if unit.state.enabled else 'not enabled'}"
-        for name, unit in known
+        for name, unit in known if unit.exists
     }  # fmt: skip
 
 
@@ -575,7 +580,7 @@ TRAITS: Final[tuple[Trait, ...]] = (
         Part(("nvml",), _settings_of_gpus),
     )),
     Trait("units", "services", ("fabric", "runtime", "driver", "kubernetes"), _UNIT,
-        (Part(("units",), _units, only="shared"),)),
+        (Part(("units",), _units, denies=_is_asked),)),
     Trait("docker", "docker", ("runtime",), _DAEMON, (Part(("docker-info",), _docker, only="shared"),),
         ("docker info",)),
     _configured("/etc/docker/daemon.json", _RUNTIME, "runtime"),

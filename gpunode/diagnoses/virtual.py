@@ -8,53 +8,57 @@ from typing import Final
 
 from gpunode.diagnoses import symptoms
 from gpunode.diagnoses.addresses import XID_CATALOG
-from gpunode.diagnoses.bar import regions
+from gpunode.diagnoses.bar import ADDRESSLESS, GUEST
 from gpunode.diagnoses.chains import NO_DRIVER, NOT_INITIALISED
 from gpunode.diagnoses.commands import Shell
-from gpunode.diagnoses.model import Citation, Confidence, Doubt, Family, Fix, Proof, Rule, Verdict, only
+from gpunode.diagnoses.model import Citation, Family, Fix, Proof, Rule, Sign
 from gpunode.diagnoses.remedies import always, by_hand, newer_driver, restart, run, uninstall
+from gpunode.diagnoses.signs import all_of, any_of, anywhere, fact, holds, kernel_line, line, unless
 from gpunode.diagnoses.snapshot import Snapshot, lines_with
-from gpunode.diagnoses.views import boards, driver, faults, kernel, packages, smi_query, system
+from gpunode.diagnoses.views import boards, driver, faults, packages, smi_query, system
 from gpunode.facts.patterns import Pattern
 
 # ---- a GPU passed through to a guest
 
-_NO_HANDLE: Final = Pattern(r"Unable to determine the device handle for (?:GPU|gpu)")
-_NOT_STARTED: Final = Pattern(r"RmInitAdapter failed! \((?:0x2[46]|0x12|0x53)")
+_WINDOW_SET: Final = anywhere(r"pciPassthru\d*\.(?:use64bitMMIO|64bitMMIOSizeGB)|X-PciMmio64Mb")
 # What Windows says of a device whose driver gave up.
-_CODE_43: Final = Pattern(r"\bcode 43\b", re.IGNORECASE)
-_HIDDEN: Final = Pattern(r"<hidden\s+state=['\"]on['\"]|\bkvm=off\b|\bhidden=1\b|-hypervisor\b")
+_CODE_43: Final = line(r"\bcode 43\b", flags=re.IGNORECASE)
+_NO_HANDLE: Final = any_of(
+    _CODE_43,
+    line(r"Unable to determine the device handle for (?:GPU|gpu)"),
+    kernel_line(r"RmInitAdapter failed! \((?:0x2[46]|0x12|0x53)"),
+)
+_HIDDEN: Final = line(
+    r"<hidden\s+state=['\"]on['\"]|\bkvm=off\b|\bhidden=1\b|-hypervisor\b", "virtualization", "text", "file"
+)
 # From 465 on GeForce cards work in guests of any kind.
 _LAST_SHY: Final = 465
 
 
-def _shy(snapshot: Snapshot) -> Iterator[Verdict]:
-    stopped = snapshot.said(_CODE_43)
-    seen = (
-        *stopped,
-        *snapshot.said(_NO_HANDLE),
-        *(message.citation for message in kernel.said(snapshot, _NOT_STARTED)),
-    )
-    if not seen or not system.is_guest(snapshot) or snapshot.view(faults.incidents) or system.is_wsl(snapshot):
-        return
+def _branch(snapshot: Snapshot) -> int | None:
     known = driver.loaded(snapshot) or driver.smi_version(snapshot)
-    branch = int(known.version.split(".")[0]) if known else None
+    return int(known.version.split(".")[0]) if known else None
+
+
+def _is_geforce(snapshot: Snapshot) -> bool | None:
     names = snapshot.view(boards.names)
-    is_geforce = any("GeForce" in name or "TITAN" in name for name in names)
-    hidden = snapshot.said(_HIDDEN, "virtualization", "text", "file")
-    if (branch is not None and branch >= _LAST_SHY) or (names and not is_geforce):
-        return
-    if branch is not None or hidden or stopped:
-        told = (known.citation,) if known else ()
-        age = f"driver {known.version}" if known else "a driver before 465"
-        summary = f"{age} does not start a GeForce in a virtual machine whose hypervisor it sees"
-        yield Proof(summary, (*seen, *told, *hidden), "certain" if branch is not None and is_geforce else "likely")
-        return
-    question = (
-        "the GPU of this virtual machine has no device handle, and neither the driver's version nor the GPU is known"
-    )
-    look = (Shell("cat /proc/driver/nvidia/version"), Shell("lspci -nn -d 10de:"), Shell("sudo dmesg | grep NVRM"))
-    yield Doubt(question, look, seen, ("gpu-fallen-off-bus", "vgpu-unlicensed", "vm-passthrough-mmio-config"))
+    return any("GeForce" in name or "TITAN" in name for name in names) if names else None
+
+
+_GEFORCE: Final = holds(_is_geforce, "the GPU is a GeForce")
+_OTHER_GPU: Final = holds(lambda snapshot: _is_geforce(snapshot) is False, "the GPU is no GeForce")
+_OLD: Final = holds(lambda snapshot: (_branch(snapshot) or _LAST_SHY) < _LAST_SHY, "the driver is older than 465")
+_NEW: Final = holds(lambda snapshot: (_branch(snapshot) or 0) >= _LAST_SHY, "the driver is 465 or newer")
+_ABOUT_WSL: Final = Pattern(r"\bwsl2?\b|\bnvidia-smi\.exe\b|\bwindows\b", re.IGNORECASE)
+
+
+def _is_wsl(snapshot: Snapshot) -> bool:
+    told = (item.written for item in snapshot.items if item.outcome == "ok" and item.text)
+    return system.is_wsl(snapshot) or any(_ABOUT_WSL.search(written) for written in told)
+
+
+_WSL: Final = holds(_is_wsl, "this is WSL, or Windows")
+_FAULTS: Final = fact(lambda snapshot: (one.citations[0] for one in snapshot.view(faults.incidents)))
 
 
 def _newer(snapshot: Snapshot) -> Iterable[Fix]:
@@ -84,76 +88,66 @@ def _larger_window(_: Snapshot) -> Iterable[Fix]:
 
 # ---- vGPU
 
-_UNLICENSED: Final = Pattern(r"License Status\s*:\s*(?:Unlicensed|Expired|Restricted)", re.IGNORECASE)
 # The journal's head, that of its own log ("…2025:<1>:"), or a container's without any.
 _GRIDD: Final = r"(?:nvidia-gridd(?:\[\d+\])?: |:<\d>:)\s*"
-# `journalctl -o cat` leaves the head away, which in gridd's own log says nothing.
-_ALONE: Final = r"^[ \t]*"
+_OF_OTHERS: Final = Pattern(
+    r"\b(?:[Oo]ther|[Aa]nother|[Hh]ealthy|[Gg]ood|[Ww]orking)\b[^\n,;]{0,20}"
+    r"\b(?:worker|node|host|guest|VM|vm|machine|server)s?\b"
+)
 
 
-def _by_gridd(words: str) -> tuple[Pattern, Pattern]:
-    """What finds these words of nvidia-gridd's anywhere, and in its own log."""
-    return Pattern(_GRIDD + words, re.IGNORECASE), Pattern(_ALONE + words, re.IGNORECASE | re.MULTILINE)
+def _by_gridd(words: str) -> Sign:
+    """These words of nvidia-gridd's, anywhere, or in its own log, of which `journalctl -o cat` leaves the head away."""
+    anyone, alone = line(_GRIDD + words, flags=re.IGNORECASE), Pattern(rf"^[ \t]*{words}", re.IGNORECASE | re.MULTILINE)
+
+    def said(snapshot: Snapshot) -> Iterator[Citation]:
+        own = (item for item in snapshot.of("unit-log") if item.subject == "nvidia-gridd.service")
+        found = snapshot.view(anyone) or tuple(one for item in own for one in lines_with(item, alone))
+        return (one for one in found if not _OF_OTHERS.search(one.source))
+
+    return fact(said)
 
 
+def _unlicensed(snapshot: Snapshot) -> Iterator[Citation]:
+    for _, row in smi_query.rows(snapshot, "License Status"):
+        if row.value.lower().startswith(("unlicensed", "expired", "restricted")):
+            yield row.citation
+
+
+_UNLICENSED: Final = any_of(
+    fact(_unlicensed),
+    line(
+        r"License Status\s*:\s*(?:Unlicensed|Expired|Restricted)",
+        "nvidia-smi-q", "nvidia-smi", "text", "kubernetes-log", "application",
+        flags=re.IGNORECASE,
+    ),
+)  # fmt: skip
 _UNCONFIGURED: Final = _by_gridd(
     r"(?:Configuration parameter ?\( ?ServerAddress|Invalid feature type|License (?:has )?expired|Unlicensed|"
     r"Valid [^:\n]{0,20}license not (?:found|acquired)|Client configuration token (?:file )?(?:not found|missing)|"
     r"No (?:valid )?client configuration token)"
 )
-_SERVER: Final = _by_gridd(
+_REFUSED: Final = _by_gridd(
     r"(?:Failed server communication|Failed to (?:acquire|borrow|renew|register|update local trusted|fetch|"
     r"validate|connect|initialize [a-z ]{4,20})|[^\n]{0,80}Error: (?:Unable to|Could ?n.t|Failed to)|"
     r"(?:License )?server [^\n]{0,60}(?:unreachable|not available|no response)|Error occurred while \w+ing)"
 )
 _ACQUIRED: Final = _by_gridd(r"License (?:acquired|renewed) successfully")
-
-
-def _gridd_said(snapshot: Snapshot, words: tuple[Pattern, Pattern]) -> tuple[Citation, ...]:
-    anywhere, alone = words
-    own = (item for item in snapshot.of("unit-log") if item.subject == "nvidia-gridd.service")
-    return snapshot.said(anywhere) or tuple(line for item in own for line in lines_with(item, alone))
-
-
-_OF_OTHERS: Final = Pattern(
-    r"\b(?:[Oo]ther|[Aa]nother|[Hh]ealthy|[Gg]ood|[Ww]orking)\b[^\n,;]{0,20}\b(?:worker|node|host|guest|VM|vm|machine|server)s?\b"
-)
-_NO_GRIDD: Final = Pattern(
+_NO_GRIDD: Final = line(
     r"Unit nvidia-gridd(?:\.service)? (?:could not be found|not found)|nvidia-gridd: unrecognized service"
 )
 
 
-def _licence(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
-    """Whether the licence was not asked for, or asked for and not given."""
-    status = tuple(
-        row.citation
-        for _, row in smi_query.rows(snapshot, "License Status")
-        if row.value.lower().startswith(("unlicensed", "expired", "restricted"))
-    ) or snapshot.said(_UNLICENSED, *("nvidia-smi-q", "nvidia-smi", "text", "kubernetes-log", "application"))
-    failed = _gridd_said(snapshot, _SERVER)
-    unconfigured = _gridd_said(snapshot, _UNCONFIGURED)
-    absent = snapshot.said(_NO_GRIDD)
-    # A licence of another machine, with the same token or without, says nothing of this one.
-    acquired = tuple(line for line in _gridd_said(snapshot, _ACQUIRED) if not _OF_OTHERS.search(line.source))
-    if failed and not acquired:
-        summary = "nvidia-gridd asks the licence server and gets no licence, so this vGPU runs restricted"
-        yield "vgpu-license-server-failure", Proof(summary, (*failed, *status))
-    elif status or unconfigured:
-        if acquired and not status:
-            return
-        if absent:
-            summary = "this vGPU has no licence: nvidia-gridd, which asks for one, is not installed"
-            remedy = tuple(_guest_driver(snapshot))
-        else:
-            why = (
-                "nvidia-gridd is not told where to ask for one"
-                if unconfigured
-                else "nobody has asked for one, or it ran out"
-            )
-            summary, remedy = f"this vGPU has no licence: {why}", tuple(_token(snapshot))
-        # Whether a server was asked in vain, only nvidia-gridd's log tells.
-        told: Confidence = "certain" if absent or unconfigured else "likely"
-        yield "vgpu-unlicensed", Proof(summary, (*status, *unconfigured, *absent), told, remedy=remedy)
+def _why_unlicensed(snapshot: Snapshot) -> str:
+    if snapshot.view(_NO_GRIDD):
+        return "this vGPU has no licence: nvidia-gridd, which asks for one, is not installed"
+    if snapshot.view(_UNCONFIGURED):
+        return "this vGPU has no licence: nvidia-gridd is not told where to ask for one"
+    return "this vGPU has no licence: nobody has asked for one, or it ran out"
+
+
+def _license(snapshot: Snapshot) -> Iterable[Fix]:
+    return _guest_driver(snapshot) if snapshot.view(_NO_GRIDD) else _token(snapshot)
 
 
 def _guest_driver(_: Snapshot) -> Iterable[Fix]:
@@ -192,76 +186,48 @@ def _server(_: Snapshot) -> Iterable[Fix]:
     yield restart("nvidia-gridd")
 
 
-_START_FAILED: Final = Pattern(
+_START_FAILED: Final = line(
     r"error: vmiop_log: (?:\(0x[0-9a-f]+\): )?(?:Incompatible Guest/Host drivers|init_device_instance failed|"
     r"Initialization: |vGPU is supported only on|Assertion Failed|NVOS status 0x(?!0\b))|"
     r"error: vmiop_(?:env_)?log: .{0,80}(?:failed to (?:start|initialize)|VGPU initialization failed)"
 )
-_TOO_OLD: Final = Pattern(r"Incompatible Guest/Host drivers")
+_INCOMPATIBLE: Final = line(r"Incompatible Guest/Host drivers")
 
 
-def _not_started(snapshot: Snapshot) -> Iterator[Verdict]:
-    for incident in faults.of(snapshot, 78):
-        yield faults.proof(incident, "a virtual machine's vGPU could not be started")
-    if said := snapshot.said(_START_FAILED):
-        versions = snapshot.says(_TOO_OLD)
-        why = (
-            "the guest's driver does not fit the host's"
-            if versions
-            else "the vGPU manager cannot set it up on this GPU"
-        )
-        yield Proof(f"a virtual machine's vGPU was not started: {why}", said, "certain" if versions else "likely")
+def _start_error(snapshot: Snapshot) -> Iterator[Proof]:
+    return (faults.proof(one, "a virtual machine's vGPU could not be started") for one in faults.of(snapshot, 78))
 
 
 # ---- WSL
 
-_BLOCKED: Final = Pattern(r"GPU access blocked by the operating system", re.IGNORECASE)
-_ABOUT_WSL: Final = Pattern(r"\bwsl2?\b|\bnvidia-smi\.exe\b|\bwindows\b", re.IGNORECASE)
-_TCC: Final = Pattern(r"^\|\s+\d+\s+[^|]{2,60}\sTCC\s+\|", re.MULTILINE)
 _LINUX_DRIVER: Final = (
-    "nvidia-driver-*",
-    "nvidia-utils-*",
-    "libnvidia-compute-*",
-    "nvidia-dkms-*",
-    "nvidia-kernel-*",
+    *("nvidia-driver-*", "nvidia-utils-*", "libnvidia-compute-*", "nvidia-dkms-*", "nvidia-kernel-*"),
     "xorg-x11-drv-nvidia*",
 )
 
 
-def _windows(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
-    """Which it is: a driver model that WSL cannot use, or a Linux driver or container that hides the Windows one."""
-    blocked = snapshot.said(_BLOCKED)
-    if (
-        not blocked
-        and not system.is_wsl(snapshot)
-        and not any(_ABOUT_WSL.search(item.written) and item.outcome == "ok" and item.text for item in snapshot.items)
-    ):
-        return
+def _linux_driver(snapshot: Snapshot) -> Iterator[packages.Package]:
+    return (one for one in packages.matching(snapshot, *_LINUX_DRIVER) if one.is_installed)
+
+
+def _tcc(snapshot: Snapshot) -> Iterator[Citation]:
     rows = (*smi_query.rows(snapshot, "Driver Model", "Current"), *smi_query.rows(snapshot, "driver_model.current"))
-    models = tuple(row.citation for _, row in rows if row.value.strip().upper() == "TCC")
-    models += snapshot.said(_TCC, "nvidia-smi", "text", "nvidia-smi-q")
-    trouble = tuple(place for state, place in snapshot.view(driver.smi) if state not in {"works", "mismatch"})
-    linux = tuple(one for one in packages.matching(snapshot, *_LINUX_DRIVER) if one.is_installed)
-    if models:
-        summary = "Windows drives the GPU in TCC mode, in which it has no display driver model that WSL could share"
-        yield "wsl-gpu-tcc-mode", Proof(summary, (*models, *blocked, *trouble))
-    elif blocked or (linux and trouble):
-        found = tuple(one.citation for one in linux)
-        if linux:
-            summary = "a Linux driver is installed inside WSL and hides the one that Windows shares (/usr/lib/wsl/lib)"
-        else:
-            summary = (
-                "Windows does not give WSL the GPU: its driver, WSL itself or a library inside it do not fit together"
-            )
-        yield (
-            "wsl-gpu-access-blocked",
-            Proof(summary, (*blocked, *found, *trouble), "certain" if linux else "likely"),
-        )
+    return (row.citation for _, row in rows if row.value.strip().upper() == "TCC")
+
+
+_BLOCKED: Final = line(r"GPU access blocked by the operating system", flags=re.IGNORECASE)
+_IN_TCC: Final = any_of(fact(_tcc), line(r"^\|\s+\d+\s+[^|]{2,60}\sTCC\s+\|", "nvidia-smi", "text", "nvidia-smi-q"))
+_LINUX_DRIVER_IN_WSL: Final = all_of(fact(lambda snapshot: (one.citation for one in _linux_driver(snapshot))), _WSL)
+
+
+def _of_wsl(snapshot: Snapshot) -> str:
+    if snapshot.view(_LINUX_DRIVER_IN_WSL):
+        return "a Linux driver is installed inside WSL and hides the one that Windows shares (/usr/lib/wsl/lib)"
+    return "Windows does not give WSL the GPU: its driver, WSL itself or a library inside it do not fit together"
 
 
 def _clean(snapshot: Snapshot) -> Iterable[Fix]:
-    names = tuple(one.name for one in packages.matching(snapshot, *_LINUX_DRIVER) if one.is_installed)
-    if names:
+    if names := tuple(one.name for one in _linux_driver(snapshot)):
         yield uninstall(snapshot, "remove the Linux driver from WSL: the Windows driver is the only one there", *names)
     else:
         yield Fix(
@@ -295,12 +261,11 @@ FAMILY: Final = Family(
             severity="error",
             disruption="power-cycle",
             title="the virtual machine has no room for the GPU's memory region",
-            symptoms=(
-                symptoms.NOT_STARTED,
-                symptoms.NO_ADDRESS,
-                symptoms.NO_DEVICES,
-                symptoms.NO_DRIVER,
-            ),
+            decisive=all_of(ADDRESSLESS, GUEST),
+            typical=_WINDOW_SET,
+            symptoms=(symptoms.NOT_STARTED, symptoms.NO_ADDRESS, symptoms.NO_DEVICES, symptoms.NO_DRIVER),
+            against=(unless(symptoms.DRIVER_WORKS, ADDRESSLESS),),
+            summary="the virtual machine's firmware has no room above 4 GiB for the memory region of the GPU",
             look_at=(
                 Shell("sudo dmesg | grep -E 'BAR|nvrm'"),
                 Shell("systemd-detect-virt"),
@@ -315,7 +280,6 @@ FAMILY: Final = Family(
                 "https://github.com/kubevirt/kubevirt/issues/11093",
                 "https://github.com/canonical/lxd/issues/14381",
             ),
-            check=only("vm-passthrough-mmio-config", regions),
             remedy=_larger_window,
             explains=NO_DRIVER | {"gsp-init-failed-platform"},
         ),
@@ -326,11 +290,15 @@ FAMILY: Final = Family(
             severity="error",
             disruption="reboot",
             title="an old driver refuses a GeForce in a virtual machine",
-            symptoms=(
-                symptoms.NOT_STARTED,
-                symptoms.NO_DEVICES,
-                symptoms.NO_DRIVER,
+            decisive=all_of(_NO_HANDLE, GUEST, _OLD, _GEFORCE),
+            typical=any_of(
+                all_of(_NO_HANDLE, any_of(_HIDDEN, all_of(GUEST, _OLD))),
+                all_of(GUEST, any_of(_CODE_43, all_of(_OLD, _GEFORCE))),
             ),
+            symptoms=(symptoms.GPU_LOST, symptoms.NOT_STARTED, symptoms.NO_DEVICES, symptoms.NO_DRIVER),
+            context=any_of(_HIDDEN, all_of(GUEST, _GEFORCE), all_of(_OLD, _GEFORCE)),
+            against=(symptoms.DRIVER_WORKS, _NEW, _OTHER_GPU, _FAULTS, holds(system.is_wsl, "this is WSL")),
+            summary="a driver before 465 does not start a GeForce in a virtual machine whose hypervisor it sees",
             look_at=(
                 Shell("systemd-detect-virt"),
                 Shell("cat /proc/driver/nvidia/version"),
@@ -344,7 +312,6 @@ FAMILY: Final = Family(
                 "https://github.com/NVIDIA/kubevirt-gpu-device-plugin/issues/2",
                 "https://github.com/clayfreeman/gpu-passthrough/issues/4",
             ),
-            check=_shy,
             remedy=_newer,
             explains=NOT_INITIALISED,
         ),
@@ -355,11 +322,10 @@ FAMILY: Final = Family(
             severity="error",
             disruption="restart-service",
             title="the licence server gives this vGPU no licence",
-            symptoms=(
-                symptoms.SLOW,
-                symptoms.NVML_UNKNOWN,
-                symptoms.CUDA_UNKNOWN,
-            ),
+            decisive=_REFUSED,
+            symptoms=(_REFUSED, _UNLICENSED, symptoms.CUDA_BUSY, symptoms.NVML_UNKNOWN, symptoms.CUDA_UNKNOWN),
+            against=(_ACQUIRED,),
+            summary="nvidia-gridd asks the licence server and gets no licence, so this vGPU runs restricted",
             look_at=(Shell("sudo journalctl -u nvidia-gridd -b"),),
             story=(
                 "nvidia-gridd in the guest has a server to ask and does not get a licence: the name does not resolve, "
@@ -367,7 +333,6 @@ FAMILY: Final = Family(
                 "are given away. After a grace time the vGPU is slowed down, and then refuses CUDA."
             ),
             sources=(_VGPU_GUIDE, "https://github.com/NVIDIA/nvidia-docker/issues/1787"),
-            check=only("vgpu-license-server-failure", _licence),
             remedy=_server,
             explains=frozenset({"vgpu-unlicensed", "compute-mode-exclusive"}),
         ),
@@ -378,12 +343,13 @@ FAMILY: Final = Family(
             severity="error",
             disruption="restart-service",
             title="the vGPU has no licence",
-            symptoms=(
-                symptoms.SLOW,
-                symptoms.NVML_UNKNOWN,
-                symptoms.CUDA_UNKNOWN,
-                symptoms.CUDA_NOT_INITIALISED,
-            ),
+            share=0.8,
+            decisive=any_of(all_of(_UNLICENSED, _NO_GRIDD), _UNCONFIGURED),
+            typical=any_of(_UNLICENSED, all_of(_NO_GRIDD, symptoms.CUDA_BUSY)),
+            symptoms=(_UNLICENSED, _UNCONFIGURED, symptoms.CUDA_BUSY, symptoms.NVML_UNKNOWN, symptoms.CUDA_UNKNOWN),
+            context=_NO_GRIDD,
+            against=(unless(_ACQUIRED, _UNLICENSED),),
+            summary=_why_unlicensed,
             look_at=(Shell("nvidia-smi -q | grep -i -A2 licen"),),
             story=(
                 "A vGPU needs a licence, which nvidia-gridd asks for at boot. Without gridd, without a server's "
@@ -392,8 +358,7 @@ FAMILY: Final = Family(
                 "program."
             ),
             sources=(_VGPU_GUIDE, "https://github.com/Azure/AKS/issues/4870"),
-            check=only("vgpu-unlicensed", _licence),
-            remedy=_token,
+            remedy=_license,
             explains=frozenset({"compute-mode-exclusive"}),
         ),
         Rule(
@@ -403,10 +368,11 @@ FAMILY: Final = Family(
             severity="error",
             disruption="none",
             title="a vGPU could not be started (Xid 78)",
-            symptoms=(
-                symptoms.ANY_XID,
-                symptoms.NOT_STARTED,
-            ),
+            check=_start_error,
+            decisive=_INCOMPATIBLE,
+            typical=_START_FAILED,
+            symptoms=(symptoms.ANY_XID, _START_FAILED, symptoms.NOT_STARTED),
+            summary="a virtual machine's vGPU was not started: drivers of guest and host, and the GPU, do not fit",
             look_at=(
                 Shell("sudo dmesg | grep -i xid"),
                 Shell("sudo journalctl -u nvidia-vgpu-mgr -b"),
@@ -420,7 +386,6 @@ FAMILY: Final = Family(
                 XID_CATALOG,
                 "https://docs.nvidia.com/vgpu/latest/index.html",
             ),
-            check=_not_started,
             remedy=always(
                 by_hand(
                     "install",
@@ -437,11 +402,10 @@ FAMILY: Final = Family(
             severity="error",
             disruption="reboot",
             title="Windows drives the GPU in TCC mode",
-            symptoms=(
-                symptoms.NO_DEVICES,
-                symptoms.CUDA_NO_DEVICE,
-                symptoms.CUDA_UNAVAILABLE,
-            ),
+            decisive=all_of(_IN_TCC, _WSL),
+            symptoms=(_BLOCKED, symptoms.NO_DEVICES, symptoms.CUDA_NO_DEVICE, symptoms.CUDA_UNAVAILABLE),
+            context=_WSL,
+            summary="Windows drives the GPU in TCC mode, in which it has no display driver model that WSL could share",
             look_at=(Shell("nvidia-smi.exe"),),
             story=(
                 "WSL shares the GPU through the Windows display driver model (WDDM). Data center cards run in TCC "
@@ -454,7 +418,6 @@ FAMILY: Final = Family(
                 "https://github.com/microsoft/WSL/issues/9952",
                 "https://github.com/microsoft/WSL/issues/13027",
             ),
-            check=only("wsl-gpu-tcc-mode", _windows),
             remedy=always(
                 by_hand(
                     "configure",
@@ -473,12 +436,17 @@ FAMILY: Final = Family(
             severity="error",
             disruption="none",
             title="WSL is not given the GPU",
+            decisive=unless(_LINUX_DRIVER_IN_WSL, symptoms.DRIVER_WORKS),
+            typical=_BLOCKED,
             symptoms=(
+                _BLOCKED,
                 symptoms.NO_DRIVER,
                 symptoms.NO_NVML_LIBRARY,
                 symptoms.NVML_UNKNOWN,
                 symptoms.CUDA_NO_DEVICE,
             ),
+            context=_WSL,
+            summary=_of_wsl,
             look_at=(Shell("ls -l /dev/dxg /usr/lib/wsl/lib"),),
             story=(
                 "In WSL the driver is that of Windows, shared under /usr/lib/wsl/lib. A Linux driver package inside "
@@ -491,7 +459,6 @@ FAMILY: Final = Family(
                 "https://github.com/microsoft/WSL/issues/9938",
                 "https://github.com/microsoft/WSL/issues/9962",
             ),
-            check=only("wsl-gpu-access-blocked", _windows),
             remedy=_clean,
             explains=_SHOWN_AS_FAILED,
         ),

@@ -117,7 +117,7 @@ def _of_driver(snapshot: Snapshot, incident: faults.Incident) -> tuple[str, tupl
         return "it mapped memory outside the GPU's window", tuple(message.citation for message in mapped[:2])
     # A node's whole history has upgrades, and any program may fault at any time: one program alone proves nothing.
     processes = {fault.xid.process or fault.xid.pid for fault in told if fault.xid} - {""}
-    upgrades = tuple(one.citation for one in snapshot.view(history.releases))
+    upgrades = tuple(_brought_before(snapshot, told))
     if upgrades and (len(processes) > 1 or _is_excerpt(snapshot)):
         return "they came with another release of the driver", upgrades[:3]
     if compared := snapshot.said(_COMPARED_RELEASES, "text", "application"):
@@ -127,6 +127,22 @@ def _of_driver(snapshot: Snapshot, incident: faults.Incident) -> tuple[str, tupl
     if incident.root.xid and _DRAWS.match(incident.root.xid.process):
         return f"{incident.root.xid.process} is a program that runs everywhere without them", incident.citations
     return None
+
+
+def _brought_before(snapshot: Snapshot, told: list[faults.Fault]) -> Iterator[Citation]:
+    """The lines by which another release of the driver came before the first of the faults, and was loaded then."""
+    found = snapshot.view(history.releases)
+    running = snapshot.view(driver.loaded) or driver.smi_version(snapshot)
+    first = kernel.dated(min(told, key=lambda fault: fault.order).citation.line)
+    for one in found:
+        is_idle = running and running.version == one.before and running.version not in {r.after for r in found}
+        at = history.moment(snapshot, one.citation)
+        is_later = at is not None and first is not None and _FIRST_YEAR < first < at
+        if not is_idle and not is_later:
+            yield one.citation
+
+
+_FIRST_YEAR: Final = 1e9
 
 
 def _known_release(snapshot: Snapshot) -> Iterator[Citation]:
@@ -162,7 +178,7 @@ def _last(snapshot: Snapshot) -> Iterator[Verdict]:
     """What the driver wants done; and what must not pass for health, though no rule is about it."""
     yield from recovering.actions(snapshot)
     yield from _without_rule(snapshot)
-    if not snapshot.view(faults.incidents):
+    if not snapshot.view(faults.grave):
         look_at = (Shell("sudo dmesg --ctime | grep -iE 'nvrm|nvidia|pci'"), Shell("nvidia-smi -q"))
         if failed := kernel.said(snapshot, _NOT_INITIALISED):
             question = "the driver cannot initialise a GPU; the lines before RmInitAdapter say at what it fails"

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from gpunode.catalog.driver import Choice
 from gpunode.change import PackageState
 from gpunode.distros.family import Family
+from gpunode.package_id import PackageId
 from gpunode.packages.deb.version import DpkgVersion
 from gpunode.recipe import Scope
 
@@ -42,16 +43,16 @@ def _meta_package(choice: Choice) -> str:
     return f"cuda-drivers-{choice.branch}" if choice.suffixed_names else "cuda-drivers"
 
 
-def headers(kernel: str) -> str:
+def headers(kernel: str) -> PackageId:
     """The headers of exactly this kernel; Proxmox VE runs its own kernels on Debian."""
     if not kernel.endswith("-pve"):
-        return f"linux-headers-{kernel}"
-    return f"proxmox-headers-{kernel}" if DpkgVersion(kernel) >= _FIRST_PROXMOX_NAMES else f"pve-headers-{kernel}"
+        return PackageId(f"linux-headers-{kernel}")
+    return PackageId(f"{'proxmox' if DpkgVersion(kernel) >= _FIRST_PROXMOX_NAMES else 'pve'}-headers-{kernel}")
 
 
-def headers_meta(kernel: str, installed: Mapping[str, PackageState]) -> str | None:
+def headers_meta(kernel: str, installed: Mapping[PackageId, PackageState]) -> str | None:
     """The package that follows the kernel's own meta package."""
-    present = {name for name, state in installed.items() if not state.config_files_only}
+    present = {package.name for package, state in installed.items() if not state.config_files_only}
     if kernel.endswith("-pve"):
         return _proxmox_meta(kernel, present)
     flavour = _flavour(kernel)

@@ -7,13 +7,14 @@ from dataclasses import dataclass
 
 from gpunode.catalog.driver import Choice
 from gpunode.change import PackageState
+from gpunode.package_id import PackageId
 from gpunode.recipe import Scope
 
 TOOLKIT_PACKAGES = (
-    "nvidia-container-toolkit",
-    "nvidia-container-toolkit-base",
-    "libnvidia-container-tools",
-    "libnvidia-container1",
+    PackageId("nvidia-container-toolkit"),
+    PackageId("nvidia-container-toolkit-base"),
+    PackageId("libnvidia-container-tools"),
+    PackageId("libnvidia-container1"),
 )
 """The container toolkit; always all four, at one version."""
 
@@ -37,5 +38,5 @@ class Family:
     origins: tuple[str, ...]
     driver_packages: Callable[[Choice, Scope], tuple[str, ...]]
     dkms_package: Callable[[Choice], str]
-    headers: Callable[[str], str]
-    headers_meta: Callable[[str, Mapping[str, PackageState]], str | None]
+    headers: Callable[[str], PackageId]
+    headers_meta: Callable[[str, Mapping[PackageId, PackageState]], str | None]

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from gpunode.catalog.driver import Choice
 from gpunode.change import PackageState
 from gpunode.distros.family import Family
+from gpunode.package_id import PackageId
 from gpunode.packages.deb.version import DpkgVersion
 from gpunode.recipe import Scope
 
@@ -49,12 +50,12 @@ def _named(name: str, choice: Choice) -> str:
     return f"{name}-{choice.branch}" if choice.suffixed_names else name
 
 
-def headers(kernel: str) -> str:
+def headers(kernel: str) -> PackageId:
     """The headers of exactly this kernel."""
-    return f"linux-headers-{kernel}"
+    return PackageId(f"linux-headers-{kernel}")
 
 
-def headers_meta(kernel: str, installed: Mapping[str, PackageState]) -> str | None:
+def headers_meta(kernel: str, installed: Mapping[PackageId, PackageState]) -> str | None:
     """The package that follows the kernel's own meta package (generic, generic-hwe-24.04, virtual, aws).
 
     Kernels of several meta packages share a name (``-generic``), so the one whose version is that of the kernel is
@@ -63,7 +64,7 @@ def headers_meta(kernel: str, installed: Mapping[str, PackageState]) -> str | No
     flavour, release = _flavour(kernel), kernel.partition("-")[0]
     metas = {
         name.removeprefix(_IMAGE): state.version
-        for name, state in installed.items()
+        for name, state in ((package.name, state) for package, state in installed.items())
         if name.startswith(_IMAGE) and not state.config_files_only and _follows(name.removeprefix(_IMAGE), flavour)
     }
     ranked = [

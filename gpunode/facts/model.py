@@ -11,6 +11,7 @@ from gpunode.command import command
 from gpunode.errors import Undetermined
 from gpunode.facts.layout import Layout
 from gpunode.facts.patterns import Pattern
+from gpunode.package_id import PackageId
 
 T = TypeVar("T")
 
@@ -303,7 +304,8 @@ class Facts:
     """All that steps may decide on.
 
     Attributes:
-        packages: by name; foreign architectures as ``name:arch``.
+        packages: those that there are, and those that left configuration files behind. Versions that stand beside one
+            another are packages of their own, see ``PackageId``.
         headers: kernels with a build tree under /lib/modules.
         toolkit_program: whether the program is there that runtimes are told to run.
         run_installer: whether NVIDIA's .run installer has put a driver here, beside all packages.
@@ -330,7 +332,7 @@ class Facts:
     kernels: Fact[Kernels]
     boot_id: Fact[str]
     devices: Fact[tuple[PciDevice, ...]]
-    packages: Fact[Mapping[str, PackageState]]
+    packages: Fact[Mapping[PackageId, PackageState]]
     packages_interrupted: Fact[bool]
     sources: Fact[tuple[PackageSource, ...]]
     headers: Fact[frozenset[str]]

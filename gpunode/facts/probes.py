@@ -76,7 +76,6 @@ UNIT_PROPERTIES: Final = (
     "StateChangeTimestamp",
 )
 _STORED: Final = ("/etc/", "/boot/", "/lib/", "/usr/", "/var/")
-_MIB: Final = 1 << 20
 
 
 # What a person writes there line by line, in a grammar that has no place for a secret but an address.

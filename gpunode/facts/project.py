@@ -40,6 +40,7 @@ from gpunode.facts.model import (
     known,
 )
 from gpunode.facts.patterns import Pattern
+from gpunode.package_id import PackageId
 from gpunode.packages import system
 
 T = TypeVar("T")
@@ -113,11 +114,12 @@ def _sources(facts: Facts, path: str, after: FileState | None) -> Fact[tuple[Pac
 
 
 def _with_package(facts: Facts, change: PackageChange) -> Facts:
-    def changed(packages: Mapping[str, PackageState]) -> Mapping[str, PackageState]:
-        rest = {name: state for name, state in packages.items() if name != change.name}
-        return rest if change.after is None else {**rest, change.name: _package(change.before, change.after)}
+    def changed(packages: Mapping[PackageId, PackageState]) -> Mapping[PackageId, PackageState]:
+        rest = dict(packages)
+        rest.pop(change.id, None)
+        return rest if change.after is None else {**rest, change.id: _package(change.before, change.after)}
 
-    kernel = system(facts).headers_of(change.name)
+    kernel = system(facts).headers_of(change.id)
     return replace(
         facts,
         packages=_mapped(facts.packages, changed),
@@ -137,13 +139,13 @@ def _headers(facts: Facts, kernel: str, *, present: bool) -> Fact[frozenset[str]
 
 
 def _is_of_headers(facts: Facts, change: Change) -> bool:
-    return isinstance(change, PackageChange) and system(facts).headers_of(change.name) != ""
+    return isinstance(change, PackageChange) and system(facts).headers_of(change.id) != ""
 
 
 def _makes_modules(facts: Facts, change: Change) -> bool:
     match change:
-        case PackageChange(name=name):
-            return system(facts).builds_driver(name) or _is_of_headers(facts, change)
+        case PackageChange(id=package):
+            return system(facts).builds_driver(package) or _is_of_headers(facts, change)
         case CommandChange(argv=("dkms", *_)):
             return True
         case _:
@@ -152,11 +154,11 @@ def _makes_modules(facts: Facts, change: Change) -> bool:
 
 def _dkms_driver(facts: Facts) -> tuple[str, str] | None:
     """The package whose modules DKMS builds, and the driver's version, as far as it is settled."""
-    packages: Mapping[str, PackageState] = known(facts.packages, {})
+    packages: Mapping[PackageId, PackageState] = known(facts.packages, {})
     found = (
-        (name, _EPOCH_AND_REVISION.sub(r"\1", state.version))
-        for name, state in packages.items()
-        if system(facts).builds_driver(name) and not state.config_files_only
+        (package.name, _EPOCH_AND_REVISION.sub(r"\1", state.version))
+        for package, state in packages.items()
+        if system(facts).builds_driver(package) and not state.config_files_only
     )
     return next(found, None)
 

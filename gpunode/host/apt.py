@@ -17,13 +17,14 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from gpunode.change import KnownAfter, PackageChange, is_mark
+from gpunode.change import PackageChange, PackageState, is_mark
 from gpunode.errors import ChangeFailed, GpunodeError
 from gpunode.host.apt_failures import WHAT, FailureKind, build_log, classify, explain
 from gpunode.host.apt_status import parse_status
 from gpunode.host.locks import MARK, busy, first_holder, wait_for, wait_until_free
 from gpunode.host.port import OnProgress
 from gpunode.host.process import Finished, Runner
+from gpunode.package_id import PackageId
 from gpunode.packages.deb.output import (
     failed_fetches,
     incomplete_update,
@@ -148,11 +149,11 @@ class Apt:
             return None
         return parse_simulation(_text(finished.stdout), _text(finished.stderr), ok=finished.ok)
 
-    def offered(self, names: Collection[str]) -> Mapping[str, frozenset[str]]:
+    def offered(self, packages: Collection[PackageId]) -> Mapping[PackageId, frozenset[str]]:
         """The versions of each package in the index; without those that are only installed."""
-        if not names:
+        if not packages:
             return {}
-        finished = self._run(("apt-cache", "madison", *names), _QUERY_LIMIT_S)
+        finished = self._run(("apt-cache", "madison", *map(str, packages)), _QUERY_LIMIT_S)
         return parse_madison(_text(finished.stdout))
 
     def transact(self, changes: Sequence[PackageChange]) -> None:
@@ -165,7 +166,7 @@ class Apt:
         words = self._words(changes)
         if words:
             self._install(changes, words)
-        if names := purged_by_dpkg(changes):
+        if names := tuple(map(str, purged_by_dpkg(changes))):
             self._command("purge " + " ".join(names), ("dpkg", "--purge", *names))
         self._mark(changes)
 
@@ -247,16 +248,17 @@ class Apt:
     # -- a transaction ------------------------------------------------------------------------------------------
 
     def _words(self, changes: Sequence[PackageChange]) -> tuple[str, ...]:
-        return arguments(changes, self._present(tuple(change.name for change in changes if is_removal(change))))
+        return arguments(changes, self._present([change.id for change in changes if is_removal(change)]))
 
-    def _present(self, names: tuple[str, ...]) -> frozenset[str]:
+    def _present(self, packages: Collection[PackageId]) -> frozenset[PackageId]:
         """Those of which dpkg has something, be it configuration files; a run that was cut short has removed some."""
-        if not names:
+        if not packages:
             return frozenset()
         fields = "${Package} ${binary:Package} ${db:Status-Status}\n"
-        found = self._run(("dpkg-query", "--show", f"--showformat={fields}", *names), _QUERY_LIMIT_S)
+        found = self._run(("dpkg-query", "--show", f"--showformat={fields}", *map(str, packages)), _QUERY_LIMIT_S)
         rows = [line.split() for line in _text(found.stdout).splitlines()]
-        return frozenset(name for row in rows if len(row) == 3 and row[2] != "not-installed" for name in row[:2])
+        there = [row for row in rows if len(row) == 3 and row[2] != "not-installed"]
+        return frozenset(PackageId.of(name) for row in there for name in row[:2])
 
     def _install(self, changes: Sequence[PackageChange], words: tuple[str, ...]) -> None:
         refreshed = False
@@ -302,7 +304,7 @@ class Apt:
 
     def _hold_again(self, changes: Sequence[PackageChange]) -> None:
         """As far as it goes: the failure that led here is what the user must hear of."""
-        held = [change.name for change in changes if change.before is not None and change.before.held]
+        held = [str(change.id) for change in changes if change.before is not None and change.before.held]
         if held:
             self._run(("apt-mark", "-q", "hold", *held), _QUERY_LIMIT_S)
 
@@ -453,12 +455,14 @@ def marks(changes: Sequence[PackageChange]) -> dict[str, tuple[str, ...]]:
     A package whose state is known only afterwards keeps the hold that it had.
     """
     kept = [change for change in changes if is_install(change)]
-    held = {change.name: change.before is not None and change.before.held for change in kept}
-    known = {change.name: change.after for change in kept if change.after and not isinstance(change.after, KnownAfter)}
+    held = {str(change.id): change.before is not None and change.before.held for change in kept}
+    known = {str(change.id): change.after for change in kept if isinstance(change.after, PackageState)}
     return {
         "auto": tuple(name for name, state in known.items() if state.auto),
         "manual": tuple(
-            change.name for change in kept if _was_auto(change) and is_mark(change) and not known[change.name].auto
+            str(change.id)
+            for change in kept
+            if _was_auto(change) and is_mark(change) and not known[str(change.id)].auto
         ),
         "hold": tuple(name for name, was in held.items() if (known[name].held if name in known else was)),
         "unhold": tuple(name for name, state in known.items() if held[name] and not state.held),

@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager, suppress
 
 from gpunode.change import FileState
 from gpunode.errors import GpunodeError, UsageError
-from gpunode.host import files
+from gpunode.host import files, places
 from gpunode.host.process import Places, Runner, signals_held
 
 _POLICY = "/usr/sbin/policy-rc.d"
@@ -65,7 +65,7 @@ def _stand_in(path: str, root: str, stack: ExitStack) -> str:
     A link may lead to a folder that only a running system has (``/run/systemd/resolve``); it is made, and goes.
     """
     leads, made = files.prepare(path, root=root)
-    stack.callback(files.remove_folders, made, root=root)
+    stack.callback(places.remove_folders, made, root=root)
     if files.read(leads, root=root).outcome == "absent":
         files.replace(leads, FileState(_STAND_IN), root=root)
     if _is_stand_in(leads, root):

@@ -14,7 +14,7 @@ from typing import Final
 
 from gpunode.change import PackageChange
 from gpunode.facts.evidence import decode_found
-from gpunode.host import files
+from gpunode.host import files, globs
 from gpunode.host.apt import SIMULATE, UNATTENDED
 from gpunode.host.process import Runner
 from gpunode.packages.deb import status
@@ -57,7 +57,7 @@ def simulate(root: str, changes: Sequence[PackageChange]) -> Simulation:
         known = status.packages(found)
     except ValueError as error:
         return _not_simulated(str(error))
-    words = arguments(changes, frozenset(known))
+    words = arguments(changes, known)
     if not words:
         return Simulation(())
     try:
@@ -100,7 +100,7 @@ def _copy(root: str, folder: Path, native: str) -> None:
 
 
 def _present(pattern: str, root: str) -> Iterator[str]:
-    listed = files.find(pattern, _LARGEST, contents=False, root=root)
+    listed = globs.find(pattern, _LARGEST, contents=False, root=root)
     yield from (one.path for one in decode_found(listed.data))
 
 

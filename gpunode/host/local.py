@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -32,12 +31,13 @@ from gpunode.change import (
 )
 from gpunode.errors import ChangeFailed, Conflict, Refused, assert_never
 from gpunode.facts.evidence import Capture, Outcome, Probe
-from gpunode.host import files, runtime
+from gpunode.host import files, globs, places, runtime
 from gpunode.host.command_log import CommandLog
 from gpunode.host.locks import wait_until_ended, wait_until_free
 from gpunode.host.port import OnProgress, Progress, Settled, Workloads, ignore_progress
 from gpunode.host.process import Consent, Finished, Runner
 from gpunode.host.services import Services
+from gpunode.package_id import PackageId
 from gpunode.packages import SYSTEMS
 from gpunode.packages.simulation import Simulation
 from gpunode.runtimes import ObservedConfig
@@ -96,7 +96,7 @@ class LocalHost:
             )
             return _captured(probe, done)
         if probe.glob:
-            return files.find(probe.glob, probe.limit_bytes, contents=probe.contents, root=self.root)
+            return globs.find(probe.glob, probe.limit_bytes, contents=probe.contents, root=self.root)
         return files.read(probe.path, probe.limit_bytes, root=self.root)
 
     def wait_until_alone(self) -> None:
@@ -142,9 +142,9 @@ class LocalHost:
             return simulate_in(self.root, changes)
         return self.packages.simulate(changes)
 
-    def offered(self, names: Collection[str], /) -> Mapping[str, frozenset[str]]:
+    def offered(self, packages: Collection[PackageId], /) -> Mapping[PackageId, frozenset[str]]:
         """The versions of each package that can be had, or are in the index as installed."""
-        return self.packages.offered(names)
+        return self.packages.offered(packages)
 
     def workloads(self) -> Workloads:
         """What uses the GPUs, and the containers that run; none in an image, where nothing runs."""
@@ -188,7 +188,7 @@ class LocalHost:
         told: list[str] = []
         for path in dict.fromkeys(change.path for change in changes if isinstance(change, FileChange)):
             with suppress(OSError):
-                if (leads := files.resolve(path, root=self.root)) != normpath(path):
+                if (leads := places.resolve(path, root=self.root)) != normpath(path):
                     told.append(f"{path} is a symbolic link to {leads}, so that file is changed")
         return tuple(told)
 
@@ -199,10 +199,10 @@ class LocalHost:
         if isinstance(key := change.after, SigningKey):
             with self._fit_for_packages():
                 data = self.packages.fetch(key.url, _KEY_LIMIT_BYTES)
-            change = replace(change, after=FileState(_keyring(data, key), key.mode))
+            change = replace(change, after=FileState(openpgp.keyring(data, key), key.mode))
         try:
             if change.before is None:
-                made = files.missing_folders(change.path, root=self.root)
+                made = places.missing_folders(change.path, root=self.root)
                 # A file that neither is nor shall be there: its folders outlived it, and they are what goes.
                 return replace(change, folders=made) if change.after else change
             kept = files.attributes(change.path, root=self.root)
@@ -355,27 +355,6 @@ def _captured(probe: Probe, finished: Finished) -> Capture:
     elif finished.exit_status != 0:
         outcome = "failed"
     return Capture(probe.source, outcome, finished.stdout, error, finished.exit_status)
-
-
-def _keyring(data: bytes, key: SigningKey) -> bytes:
-    """The key file as it is kept in a ``.gpg``: binary; it holds the wanted keys and nothing else."""
-    try:
-        found = openpgp.fingerprints(data)
-    except ValueError as error:
-        raise Refused(
-            f"{key.url} is not an OpenPGP key",
-            why=f"{error}; it begins with {data[:60]!r}; nothing was trusted",
-            hint="a proxy or a captive portal may answer in its place; look at it with:\n  "
-            + shlex.join(("curl", "-fsSL", key.url)),
-        ) from error
-    if frozenset(found) != key.fingerprints:
-        raise Refused(
-            f"{key.url} is not the expected key",
-            why=f"found:  {' '.join(found) or 'no key'}\nwanted: {' '.join(sorted(key.fingerprints))}\n"
-            "nothing was trusted",
-            hint="if your mirror signs with its own key, name that key in the recipe ([repositories] *_key)",
-        )
-    return openpgp.belonging(data)
 
 
 def _refuse_edited(change: FileChange, current: FileState | None) -> None:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from gpunode.change import MigChange, MigLayout
 from gpunode.errors import ChangeFailed, Conflict
 from gpunode.facts import nvml
+from gpunode.facts.nvml_errors import explain
 from gpunode.host import mig
 from gpunode.host.process import Runner
 
@@ -59,7 +60,7 @@ def _plain(layout: MigLayout) -> dict[str, object]:
 
 def _cause(answer: Mapping[str, object]) -> str:
     code = answer.get("code")
-    meaning = nvml.explain(code).meaning if isinstance(code, int) else str(answer.get("text"))
+    meaning = explain(code).meaning if isinstance(code, int) else str(answer.get("text"))
     doing = answer.get("doing")
     return f"{meaning} (to {doing})" if doing else meaning
 

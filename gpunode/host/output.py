@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, TypeAlias
 
-from gpunode.host import files
+from gpunode.host import places
 
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 Write: TypeAlias = Callable[[IO[bytes]], object]
@@ -48,7 +48,7 @@ def replace_by(path: Path, write: Write, mode: int = 0o600) -> None:
             with suppress(OSError):
                 os.unlink(draft, dir_fd=folder)
             raise
-        files.sync_folder(folder)
+        places.sync_folder(folder)
 
 
 def make_folder(path: Path, members: Mapping[str, bytes]) -> None:
@@ -75,12 +75,44 @@ def make_folder(path: Path, members: Mapping[str, bytes]) -> None:
                 with suppress(OSError):
                     os.rmdir(draft, dir_fd=above)
                 raise
-        files.sync_folder(above)
+        places.sync_folder(above)
+
+
+def create(path: Path, content: bytes) -> None:
+    """A new file with ``content``, readable by its owner only; complete, or not at all.
+
+    Raises:
+        FileExistsError: something is there already, be it a link to nothing; it is as it was.
+        OSError: it could not be written.
+    """
+    with _above(path) as folder:
+        draft = _draft(path)
+        try:
+            _create(draft, folder, lambda file: file.write(content), 0o600)
+            _name(draft, path.name, folder)
+        finally:
+            with suppress(OSError):
+                os.unlink(draft, dir_fd=folder)
+        places.sync_folder(folder)
+
+
+def _name(draft: str, name: str, folder: int) -> None:
+    """``draft`` is called ``name``, too, which was free."""
+    try:
+        # Not a rename, which would replace what has come there meanwhile.
+        os.link(draft, name, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False)
+    except OSError as error:
+        # FAT and some network file systems have no second names.
+        if error.errno not in {errno.EPERM, errno.EOPNOTSUPP}:
+            raise
+        if name in places.names(folder):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), name) from error
+        os.rename(draft, name, src_dir_fd=folder, dst_dir_fd=folder)
 
 
 @contextmanager
 def _above(path: Path) -> Iterator[int]:
-    with files.folder(os.path.abspath(path.parent)) as fd:  # noqa: PTH100 - resolve() would follow every link
+    with places.folder(os.path.abspath(path.parent)) as fd:  # noqa: PTH100 - resolve() would follow every link
         yield fd
 
 
@@ -101,7 +133,7 @@ def _refuse_occupied(path: Path, above: int) -> None:
         is_folder = stat.S_ISDIR(os.lstat(path.name, dir_fd=above).st_mode)
         if is_folder:
             with _opened(path.name, above) as folder:
-                is_folder = not files.names(folder)
+                is_folder = not places.names(folder)
         if not is_folder:
             raise FileExistsError(errno.EEXIST, "it is there and is not an empty folder", str(path))
 
@@ -120,7 +152,7 @@ def _own_folder(name: str, above: int) -> Iterator[int]:
     """The new folder ``name``, which is ours, closed to others and empty; not what came there in its place."""
     with _opened(name, above) as folder:
         status = os.fstat(folder)
-        if status.st_uid != os.geteuid() or status.st_mode & 0o077 or files.names(folder):
+        if status.st_uid != os.geteuid() or status.st_mode & 0o077 or places.names(folder):
             raise _swapped()
         yield folder
 

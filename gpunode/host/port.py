@@ -8,6 +8,7 @@ from typing import Literal, Protocol, TypeAlias
 
 from gpunode.change import Change, FileChange, PackageChange, RuntimeExpectation, Trigger
 from gpunode.facts.evidence import Capture, Probe
+from gpunode.package_id import PackageId
 from gpunode.packages.simulation import Simulation
 
 
@@ -130,7 +131,7 @@ class Host(HostView, Protocol):
         """
         ...
 
-    def offered(self, names: Collection[str], /) -> Mapping[str, frozenset[str]]:
+    def offered(self, packages: Collection[PackageId], /) -> Mapping[PackageId, frozenset[str]]:
         """The versions of each package that its archives have now."""
         ...
 
@@ -171,7 +172,7 @@ class PackageManager(Protocol):
         """What ``transact`` would do, changing nothing and locking nothing; None without the package manager."""
         ...
 
-    def offered(self, names: Collection[str], /) -> Mapping[str, frozenset[str]]:
+    def offered(self, packages: Collection[PackageId], /) -> Mapping[PackageId, frozenset[str]]:
         """The versions of each package that its archives have now."""
         ...
 

@@ -121,34 +121,59 @@ class Runner:
             only_reads: past its time it is given half a second to end by itself, and not five; and it is ended when it
                 has said more than ``limit_bytes``, since what follows is not kept.
         """
-        if self.root != "/":
-            if self.consent is None:
-                return Finished(tuple(argv), 127, b"", f"no program of {self.root} is run".encode(), 0.0, False)
-            self.consent()
-        started = time.monotonic()
+        if not self._agreed():
+            return Finished(tuple(argv), 127, b"", f"no program of {self.root} is run".encode(), 0.0, False)
         with signals_held(), _Descriptors(stdin, with_status=status is not None, relayed=outlives) as fd:
-            words = tuple(word.replace("{status_fd}", str(fd.child_status)) if status else word for word in argv)
-            whole = words if self.root == "/" else self._isolated(words)
-            start = _spawn if only_reads and status is None else _start
-            child = start(whole, fd.stdin, fd.child_out, fd.child_err, _environment(env), fd.child_status)
-            fd.close_childs()
-            out, err = Stream(fd.out, limit_bytes, on_line), Stream(fd.err, limit_bytes, on_line)
-            timed_out = False
-            if isinstance(child, _NotStarted):
-                code, said = child.exit_status, child.why.encode("utf-8", "replace")
-            else:
-                streams = [out, err] if status is None else [out, err, Stream(fd.status, 0, status)]
-                with Pump(child, streams, hurried=only_reads) as pump:
-                    timed_out = not pump.run(started + timeout_s)
-                    code = 124 if timed_out else pump.exit_status()
-                said = bytes(err.kept)
+            finished = self._ended(argv, fd, _environment(env), timeout_s, limit_bytes, on_line, status, only_reads)
+        self._note(finished)
+        return finished
+
+    def _agreed(self) -> bool:
+        """Whether programs of the root are run; whoever was asked and said no has raised."""
+        if self.root != "/" and self.consent is not None:
+            self.consent()
+        return self.root == "/" or self.consent is not None
+
+    def _ended(
+        self,
+        argv: Sequence[str],
+        fd: _Descriptors,
+        env: Mapping[str, str],
+        timeout_s: float,
+        limit_bytes: int,
+        on_line: OnLine | None,
+        status: OnLine | None,
+        only_reads: bool,
+    ) -> Finished:
+        """As ``run``, between the descriptors ``fd``."""
+        started, timed_out = time.monotonic(), False
+        words = tuple(word.replace("{status_fd}", str(fd.child_status)) if status else word for word in argv)
+        whole = words if self.root == "/" else self._isolated(words)
+        start = _spawn if only_reads and status is None else _start
+        child = start(whole, fd.stdin, fd.child_out, fd.child_err, env, fd.child_status)
+        fd.close_childs()
+        out, err = Stream(fd.out, limit_bytes, on_line), Stream(fd.err, limit_bytes, on_line)
+        if isinstance(child, _NotStarted):
+            code, said = child.exit_status, child.why.encode("utf-8", "replace")
+        else:
+            streams = [out, err] if status is None else [out, err, Stream(fd.status, 0, status)]
+            with Pump(child, streams, hurried=only_reads) as pump:
+                timed_out = not pump.run(started + timeout_s)
+                code = 124 if timed_out else pump.exit_status()
+            said = bytes(err.kept)
         took, dropped = time.monotonic() - started, out.dropped + err.dropped
-        finished = Finished(words, code, bytes(out.kept), said, took, timed_out, dropped)
+        return Finished(words, code, bytes(out.kept), said, took, timed_out, dropped)
+
+    def _note(self, finished: Finished) -> None:
+        """The command is in the log, and was isolated where it had to be.
+
+        Raises:
+            ChangeFailed: it was not run, as it could not be.
+        """
         if self.log is not None:
             self.log.append(finished)
         if self.root != "/":
             self._refuse_unisolated(finished)
-        return finished
 
     def _isolated(self, argv: tuple[str, ...]) -> tuple[str, ...]:
         from gpunode.host import namespaces

@@ -18,6 +18,7 @@ from gpunode.change import (
 from gpunode.errors import Conflict
 from gpunode.facts.evidence import Capture, Evidence, Ownership, Probe
 from gpunode.host.port import Settled, Workloads
+from gpunode.package_id import PackageId
 from gpunode.packages.simulation import Simulation
 from gpunode.runtimes import DesiredConfig, runtime
 
@@ -81,9 +82,9 @@ class RehearsalHost:
             raise Conflict(f"{change.path} has changed since it was planned", why="something else wrote it meanwhile")
         self.files[change.path] = change.after if isinstance(change.after, FileState) else None
 
-    def offered(self, names: Collection[str], /) -> Mapping[str, frozenset[str]]:
+    def offered(self, packages: Collection[PackageId], /) -> Mapping[PackageId, frozenset[str]]:
         """Nothing: a capture has no archives."""
-        del names
+        del packages
         return {}
 
     def workloads(self) -> Workloads:

@@ -15,7 +15,7 @@ from pathlib import Path
 from gpunode.change import FileChange, FileState, RuntimeExpectation
 from gpunode.errors import ChangeFailed, Refused, Undetermined
 from gpunode.facts.evidence import Capture, Probe
-from gpunode.host import files
+from gpunode.host import files, globs
 from gpunode.host.process import Finished, Runner
 from gpunode.runtimes import DesiredConfig, Files, ObservedConfig, runtime
 from gpunode.runtimes.found import by_looking, contents
@@ -86,7 +86,7 @@ def _check_containerd(runner: Runner, expectation: RuntimeExpectation, changes: 
 
 def _look(runner: Runner, probe: Probe) -> Capture:
     if probe.glob:
-        return files.find(probe.glob, probe.limit_bytes, contents=probe.contents, root=runner.root)
+        return globs.find(probe.glob, probe.limit_bytes, contents=probe.contents, root=runner.root)
     return files.read(probe.path, probe.limit_bytes, root=runner.root)
 
 

@@ -21,7 +21,7 @@ from gpunode.change import (
     subject,
 )
 from gpunode.journal.record import Begin, Commit, Done, Entry, Failed, Intent, Result, digest
-from gpunode.journal.store import Announce
+from gpunode.journal.run import Announce
 from gpunode.redaction.secrets import text as redact
 
 Send: TypeAlias = Callable[[Mapping[str, str]], None]

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
+
+from gpunode.errors import ChangeFailed
 
 
 def make(folder: Path, mode: int = 0o700) -> None:
@@ -40,3 +44,16 @@ def write_all(descriptor: int, data: bytes) -> None:
     view = memoryview(data)
     while view:
         view = view[os.write(descriptor, view) :]
+
+
+@contextlib.contextmanager
+def unwritable(what: str, place: Path) -> Iterator[None]:
+    """Turns an OSError into a ChangeFailed that says ``what``."""
+    try:
+        yield
+    except OSError as error:
+        raise ChangeFailed(
+            what,
+            why=f"{place}: {error.strerror or error}",
+            hint=f"free some space and check write access for {place}, then run the same command again",
+        ) from error

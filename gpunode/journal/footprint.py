@@ -20,6 +20,7 @@ from gpunode.change import (
     is_generated,
 )
 from gpunode.journal.record import CONFFILES, OBSOLETE, Begin, Commit, Entry, Failed, Intent
+from gpunode.package_id import PackageId
 
 _THROUGH = frozenset({"done", "waiting"})
 _OF_PACKAGES = frozenset({CONFFILES, OBSOLETE})
@@ -47,7 +48,7 @@ class Footprint:
     """What gpunode did to a node, each thing with what was there before the first run that touched it.
 
     Attributes:
-        packages: the state before gpunode by name; None for what was not there.
+        packages: the state of each before gpunode; None for what was not there.
         services: from what the unit was before gpunode to what it was left as.
         modules: those that gpunode loaded.
         commands: those that were run, oldest first.
@@ -55,12 +56,12 @@ class Footprint:
     """
 
     files: Mapping[str, FileTrail] = field(default_factory=dict)
-    packages: Mapping[str, PackageState | None] = field(default_factory=dict)
+    packages: Mapping[PackageId, PackageState | None] = field(default_factory=dict)
     services: Mapping[str, ServiceChange] = field(default_factory=dict)
     modules: tuple[str, ...] = ()
     commands: tuple[CommandChange, ...] = ()
     mig: Mapping[str, MigChange] = field(default_factory=dict)
-    package_triggers: Mapping[str, frozenset[Trigger]] = field(default_factory=dict)
+    package_triggers: Mapping[PackageId, frozenset[Trigger]] = field(default_factory=dict)
 
     @property
     def objects(self) -> frozenset[str]:
@@ -188,22 +189,22 @@ def _extended(spans: tuple[FileChange, ...], change: FileChange) -> tuple[FileCh
     return spans if change.before == change.after else (*spans, change)
 
 
-def _packages(changes: Iterable[_Made]) -> dict[str, PackageState | None]:
-    first: dict[str, PackageState | None] = {}
+def _packages(changes: Iterable[_Made]) -> dict[PackageId, PackageState | None]:
+    first: dict[PackageId, PackageState | None] = {}
     for made in changes:
         if not isinstance(change := made.change, PackageChange):
             continue
-        first.setdefault(change.name, change.before)
-        if made.is_removal or change.after == first[change.name]:
-            del first[change.name]  # taken back: what is there of that name from now on is somebody else's
+        first.setdefault(change.id, change.before)
+        if made.is_removal or change.after == first[change.id]:
+            del first[change.id]  # taken back: what is there of that name from now on is somebody else's
     return first
 
 
-def _package_triggers(changes: Iterable[_Made]) -> dict[str, frozenset[Trigger]]:
-    found: dict[str, frozenset[Trigger]] = {}
+def _package_triggers(changes: Iterable[_Made]) -> dict[PackageId, frozenset[Trigger]]:
+    found: dict[PackageId, frozenset[Trigger]] = {}
     for made in changes:
         if isinstance(change := made.change, PackageChange) and change.triggers:
-            found[change.name] = found.get(change.name, frozenset()) | change.triggers
+            found[change.id] = found.get(change.id, frozenset()) | change.triggers
     return found
 
 

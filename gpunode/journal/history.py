@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from gpunode.change import (
@@ -16,7 +16,23 @@ from gpunode.change import (
     subject,
     triggers,
 )
-from gpunode.journal.record import CONFIGURATION, Begin, Commit, Done, Entry, Failed, Forget, Intent, Owe, Settle, Verb
+from gpunode.journal.record import (
+    CONFIGURATION,
+    MAKING,
+    Begin,
+    Commit,
+    Done,
+    Entry,
+    Failed,
+    Forget,
+    Intent,
+    Owe,
+    Settle,
+    Verb,
+)
+
+# All of it was done; a reboot may be due.
+_THROUGH = frozenset({"done", "waiting"})
 
 
 def made(entries: Iterable[Entry]) -> tuple[Change, ...]:
@@ -233,3 +249,30 @@ def cut_short(entries: Iterable[Entry]) -> CutShort | None:
     ended = {entry.seq for entry in known if isinstance(entry, Done | Failed)}
     begun = (entry.change for entry in known if isinstance(entry, Intent) and entry.seq not in ended)
     return CutShort(begin, made(known), tuple(begun))
+
+
+def marked(runs: Sequence[RunSummary]) -> tuple[RunSummary, ...]:
+    """``runs`` with ``undone_by`` filled in; a rollback that was itself rolled back undoes nothing.
+
+    A removal undoes every run before it that made something.
+    """
+    undone: dict[str, str] = {}
+    whole: set[str] = set()
+    for index in reversed(range(len(runs))):
+        run = runs[index]
+        if run.run in undone or run.commit is None or run.commit.result not in _THROUGH:
+            continue
+        taken = [run.begin.of] if run.begin.of else []
+        if run.verb == "remove":
+            taken = [one.run for one in runs[:index] if one.verb in MAKING]
+        for one in taken:
+            undone.setdefault(one, run.run)
+        whole.update(taken if run.begin.whole or run.verb == "remove" else ())
+    return tuple(
+        replace(
+            run,
+            undone_by=undone.get(run.run, ""),
+            undone_whole=run.run in whole or (run.run in undone and not run.beyond),
+        )
+        for run in runs
+    )

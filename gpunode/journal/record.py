@@ -36,6 +36,7 @@ from gpunode.change import (
     Trigger,
 )
 from gpunode.errors import JournalDamaged
+from gpunode.package_id import PackageId
 
 # 3: every change of a node may owe triggers.
 # 2: each line vouches for the one before; who by number; attributes of files, folders made, origins of packages;
@@ -202,6 +203,7 @@ _SCALARS: dict[str, tuple[type[Any], ...]] = {
     "float": (int, float),
 }
 _WORDS = "tuple[str, ...]"
+_PACKAGE = "PackageId"
 _LARGEST_NUMBER = 1 << 36
 _ENTRIES = (Begin, Intent, Done, Failed, Owe, Settle, Commit, Forget)
 _LINE = re.compile(rb'\{"v":([0-9]{1,9}),"sum":"([0-9a-f]{16})","entry":(\{.*\}|\[.*\])\}', re.DOTALL)
@@ -285,8 +287,10 @@ def _plain(value: object) -> object:
         return [_plain(item) for item in value]
     if isinstance(value, frozenset):
         return sorted((_plain(item) for item in value), key=json.dumps)
+    if isinstance(value, PackageId):
+        return str(value)
     if (name := _NAMES.get(type(value))) is not None:
-        return {"is": name, **{key: _written(kind, getattr(value, key)) for key, kind in _shape(name).items()}}
+        return {"is": name, **{key: _written(kind, getattr(value, at)) for key, (at, kind) in _shape(name).items()}}
     return value
 
 
@@ -299,10 +303,12 @@ def _written(reading: str, value: object) -> object:
 
 
 @cache
-def _shape(name: str) -> dict[str, str]:
-    """The fields that are stored of a ``name``, and for each how it is read; empty for as it stands."""
+def _shape(name: str) -> dict[str, tuple[str, str]]:
+    """What is stored of a ``name``: for each key its field, and how it is read; empty for as it stands."""
     # By the words of the annotations: to have typing evaluate them takes 3 ms of a run that reads one journal.
-    return {field.name: _reading(str(field.type)) for field in fields(_TYPES[name])}
+    found = ((field.name, str(field.type)) for field in fields(_TYPES[name]))
+    # A package's id stands where formats 1 to 3 have its name.
+    return {"name" if kind == _PACKAGE else at: (at, _reading(kind)) for at, kind in found}
 
 
 def _reading(annotation: str) -> str:
@@ -310,7 +316,7 @@ def _reading(annotation: str) -> str:
         return "bytes"
     if annotation == "tuple[tuple[str, bytes], ...]":
         return "attributes"
-    if annotation in _SCALARS or annotation == _WORDS:
+    if annotation in _SCALARS or annotation in (_WORDS, _PACKAGE):
         return annotation
     return "set" if annotation.startswith("frozenset[") else ""
 
@@ -340,7 +346,8 @@ def _typed(value: Any, load: Load) -> Any:
     shape = _shape(value["is"])
     if unknown := value.keys() - shape.keys() - {"is"}:
         raise ValueError(f"unknown: {', '.join(sorted(unknown))}")
-    return _TYPES[value["is"]](**{key: _read(shape[key], item, load) for key, item in value.items() if key != "is"})
+    stored = ((*shape[key], item) for key, item in value.items() if key != "is")
+    return _TYPES[value["is"]](**{at: _read(kind, item, load) for at, kind, item in stored})
 
 
 def _read(reading: str, value: Any, load: Load) -> Any:
@@ -353,6 +360,8 @@ def _read(reading: str, value: Any, load: Load) -> Any:
             return tuple((name, bytes.fromhex(content)) for name, content in value.items())
         case _ if reading == _WORDS:
             return tuple(_scalar("str", word) for word in value)
+        case _ if reading == _PACKAGE:
+            return PackageId.of(_scalar("str", value))
         case _ if reading in _SCALARS:
             return _scalar(reading, value)
         case _:

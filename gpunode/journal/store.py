@@ -6,42 +6,35 @@ Layout below ``<root>/var/lib/gpunode``: ``runs/<number>-<time>/journal.jsonl`` 
 from __future__ import annotations
 
 import contextlib
-import getpass
 import os
 import re
 import stat
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeAlias
 
-from gpunode.change import Change, FileChange, FileState, Trigger
-from gpunode.errors import ChangeFailed, JournalDamaged, Refused, UsageError
+from gpunode.change import FileChange, FileState, Trigger
+from gpunode.errors import JournalDamaged, Refused, UsageError
 from gpunode.host.locks import Holder
 from gpunode.host.ownership import read, refuse_foreign
 from gpunode.host.port import OnProgress, ignore_progress
-from gpunode.journal import footprint, history, record
-from gpunode.journal.disk import make, sync_folder, write_all, write_file
+from gpunode.journal import footprint, history, record, retention
+from gpunode.journal.disk import make, unwritable, write_all
 from gpunode.journal.footprint import Footprint
 from gpunode.journal.history import CutShort, RunSummary
+from gpunode.journal.invoker import invoking_user, loginuid
 from gpunode.journal.lock import held, holder
-from gpunode.journal.record import MAKING, Begin, Commit, Done, Entry, Failed, Forget, Intent, Owe, Result, Settle, Verb
+from gpunode.journal.objects import LARGEST, Objects, damaged_object
+from gpunode.journal.record import Begin, Commit, Entry, Forget, Verb
+from gpunode.journal.run import REQUEST, Announce, Run
 
 KEEP = 50
-_NOBODY_LOGGED_IN = 0xFFFFFFFF
-Announce: TypeAlias = Callable[[Sequence[Entry], Entry], None]
-# All of it was done; a reboot may be due.
-_THROUGH = frozenset({"done", "waiting"})
 _ASIDE: frozenset[Verb] = frozenset({"repair", "configure", "unconfigure"})
-# Beside a run's journal: what was asked for.
-_REQUEST = "request.toml"
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _RUN = re.compile(r"([0-9]{6,12})-[0-9]{8}T[0-9]{6}Z")
 # A journal of a thousand packages has half a megabyte.
 _LONGEST_JOURNAL = 16 << 20
-# As much as is ever read of a file that is to be replaced.
-_LARGEST_OBJECT = 64 << 20
 
 
 def _unheard(_entries: Sequence[Entry], _entry: Entry) -> None:
@@ -70,12 +63,12 @@ class Store:
     ) -> None:
         self.root = Path(root)
         self.folder = folder or self.root / "var/lib/gpunode"
-        self.objects = self.folder / "objects"
+        self.objects = Objects(self.folder / "objects")
         self._runs = self.folder / "runs"
         self._lock = folder / "lock" if folder else self.root / "run/gpunode/lock"
         self._keep = keep
         self._clock = clock
-        self.announce = announce
+        self._announce = announce
 
     def begin(
         self,
@@ -96,28 +89,14 @@ class Store:
             ChangeFailed: it could not be written.
         """
         now = self._clock()
-        with _unwritable(f"{self.folder} cannot be written, so nothing was changed", self.folder):
+        with unwritable(f"{self.folder} cannot be written, so nothing was changed", self.folder):
             self._make_folders()
             run = self._next_id(now)
-            who = user or invoking_user()
-            begin = Begin(
-                run,
-                now,
-                verb,
-                version,
-                recipe,
-                recipe_sha256,
-                boot_id or self._boot_id(),
-                who,
-                tuple(argv),
-                of,
-                whole,
-                os.getuid(),
-                loginuid(),
-            )
+            who = (user or invoking_user(), tuple(argv), of, whole, os.getuid(), loginuid())
+            begin = Begin(run, now, verb, version, recipe, recipe_sha256, boot_id or self._boot_id(), *who)
             folder = self._runs / run
             folder.mkdir(mode=0o700)
-            begun = Run(self, begin, folder / "journal.jsonl", self._clock)
+            begun = Run(begin, folder / "journal.jsonl", self.objects, self._announce, self._clock)
         # Only now: should the run be lost in a power cut, the oldest of the newest runs still needs its backups.
         self._begin_collection()
         return begun
@@ -138,7 +117,7 @@ class Store:
             Refused: another user may have put them there.
         """
         try:
-            for folder in (self.folder, self._runs, self.objects):
+            for folder in (self.folder, self._runs, self.objects.folder):
                 refuse_foreign(folder, self.root)
             names = [folder.name for folder in self._runs.iterdir() if _RUN.fullmatch(folder.name)]
         except FileNotFoundError:
@@ -157,7 +136,7 @@ class Store:
             JournalDamaged: one of the journals is.
         """
         summaries = (history.summary(self._unloaded(run)) for run in self.ids())
-        return _marked([one for one in summaries if one is not None])
+        return history.marked([one for one in summaries if one is not None])
 
     def read(self, run: str) -> tuple[Entry, ...]:
         """The entries of a run with the bytes of its files.
@@ -168,7 +147,7 @@ class Store:
             JournalDamaged: the journal or one of its backups is damaged.
         """
         kept = self._kept(self.ids())
-        if (given_up := _forgotten(self._unloaded(run))) is not None:
+        if (given_up := retention.forgotten(self._unloaded(run))) is not None:
             raise Refused(
                 f"run {run} can no longer be undone",
                 why=f"{given_up.user} had its backups forgotten",
@@ -193,9 +172,9 @@ class Store:
             UsageError: there is no such run, or it kept nothing, or others could have read or changed that.
         """
         self._bytes(run)
-        path = self._path(run).with_name(_REQUEST)
+        path = self._path(run).with_name(REQUEST)
         try:
-            return read(path, _LARGEST_OBJECT, private=True)
+            return read(path, LARGEST, private=True)
         except OSError as error:
             raise UsageError(
                 f"run {run} cannot be continued",
@@ -209,19 +188,7 @@ class Store:
         Raises:
             JournalDamaged: one of the journals is, or a backup object that is needed.
         """
-        return footprint.of(entry for run in self.ids() for entry in self._unloaded(run)).loaded(self._perhaps)
-
-    def _perhaps(self, name: str) -> bytes | None:
-        """The bytes of a backup object; None when it was forgotten."""
-        try:
-            content = read(self._object(name), _LARGEST_OBJECT)
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            raise _bad_object(self._object(name), "some run", f"cannot be read: {error.strerror}") from error
-        if record.digest(content) != name:
-            raise _bad_object(self._object(name), "some run", "is not what was saved: its sha256 differs")
-        return content
+        return footprint.of(entry for run in self.ids() for entry in self._unloaded(run)).loaded(self.objects.find)
 
     def forget(self, run: str, user: str | None = None) -> tuple[int, int]:
         """The run can no longer be undone: what only it needed is gone. Call it under ``lock``.
@@ -241,7 +208,7 @@ class Store:
                 why="it was cut short, and its backups are needed to finish or undo it",
                 hint="run `gpunode setup` or `gpunode rollback` first",
             )
-        with _unwritable(f"cannot record that run {run} is forgotten, so its backups stay", self._path(run)):
+        with unwritable(f"cannot record that run {run} is forgotten, so its backups stay", self._path(run)):
             self._add(run, Forget(user or invoking_user(), self._clock()))
         for rejected in self._path(run).parent.glob("rejected-*"):
             rejected.unlink(missing_ok=True)
@@ -273,7 +240,7 @@ class Store:
         Raises:
             ChangeFailed: it could not be written.
         """
-        with _unwritable(f"the end of run {run} could not be recorded", self._path(run)):
+        with unwritable(f"the end of run {run} could not be recorded", self._path(run)):
             self._add(run, Commit("interrupted", why, self._clock()))
 
     def _add(self, run: str, entry: Entry) -> None:
@@ -292,9 +259,7 @@ class Store:
 
     def sweep(self) -> None:
         """The half backups of a run that was killed are gone; nothing ever needed them. Call it under ``lock``."""
-        for draft in self.objects.glob("??/.*"):
-            with contextlib.suppress(OSError):
-                draft.unlink()
+        self.objects.sweep()
 
     def unsettled(self) -> tuple[FileChange, ...]:
         """The file changes of the runs so far, newest first, that owe what none of them has settled.
@@ -314,7 +279,7 @@ class Store:
         """``change`` with the bytes of its states; None when they were forgotten, so that nobody can put them back."""
         states: list[FileState | None] = []
         for state in (change.before, change.after):
-            content = self._perhaps(state.content.decode()) if isinstance(state, FileState) else b""
+            content = self.objects.find(state.content.decode()) if isinstance(state, FileState) else b""
             if content is None:
                 return None
             states.append(replace(state, content=content) if isinstance(state, FileState) else None)
@@ -334,26 +299,6 @@ class Store:
     def at_work(self) -> Holder | None:
         """The gpunode that is changing this node, as far as the lock names it; takes no lock."""
         return holder(self._lock)
-
-    def save(self, content: bytes) -> str:
-        """The name of ``content``'s backup object, which is on the disk. Raises OSError."""
-        name = record.digest(content)
-        path = self._object(name)
-        make(path.parent)
-        if not _holds(path, content):
-            draft = path.with_name(f".{name}.{os.getpid()}")
-            try:
-                write_file(draft, content)
-                draft.rename(path)
-            except OSError:
-                draft.unlink(missing_ok=True)
-                raise
-        # Also when it was there: a run that was killed may have named it so and not come to this.
-        sync_folder(path.parent)
-        return name
-
-    def _object(self, name: str) -> Path:
-        return self.objects / name[:2] / name
 
     def _path(self, run: str) -> Path:
         return self._runs / run / "journal.jsonl"
@@ -378,25 +323,19 @@ class Store:
         return record.unloaded(self._journal(run), file=str(self._path(run)), run=run)
 
     def _load(self, name: str, run: str, kept: Collection[str]) -> bytes:
-        path = self._object(name)
-        try:
-            content = read(path, _LARGEST_OBJECT)
-        except FileNotFoundError as error:
-            if run not in kept:
-                raise Refused(
-                    f"run {run} can no longer be undone",
-                    why=f"the first run and the newest {self._keep} keep their backups; this one is older",
-                    hint="`gpunode rollback --list` still shows what it changed",
-                ) from error
-            raise _bad_object(path, run, "is missing") from error
-        except OSError as error:
-            raise _bad_object(path, run, f"cannot be read: {error.strerror}") from error
-        if record.digest(content) != name:
-            raise _bad_object(path, run, "is not what was saved: its sha256 differs")
+        content = self.objects.find(name, run)
+        if content is None and run in kept:
+            raise damaged_object(self.objects.path(name), run, "is missing")
+        if content is None:
+            raise Refused(
+                f"run {run} can no longer be undone",
+                why=f"the first run and the newest {self._keep} keep their backups; this one is older",
+                hint="`gpunode rollback --list` still shows what it changed",
+            )
         return content
 
     def _make_folders(self) -> None:
-        for folder in (self.folder, self._runs, self.objects):
+        for folder in (self.folder, self._runs, self.objects.folder):
             refuse_foreign(folder, self.root)
             make(folder)
             if stat.S_IMODE(folder.stat().st_mode) != 0o700:
@@ -427,162 +366,7 @@ class Store:
             journals = {run: self._unloaded(run) for run in self.ids()}
         except (JournalDamaged, OSError):
             return 0, 0
-        needed = {name for run, entries in journals.items() for name in _names(entries, kept=run in kept)}
-        # What `remove` takes the node back to, however old the run is that found it.
-        given_up = {run for run, entries in journals.items() if _forgotten(entries)}
-        alone = {name for run in given_up for name in _of(journals[run])}
-        others = {name for run, entries in journals.items() if run not in given_up for name in _of(entries)}
-        whole = footprint.of(entry for entries in journals.values() for entry in entries)
-        needed |= whole.objects - (alone - others)
-        gone = [path for path in self.objects.glob("??/*") if path.name not in needed]
-        freed = sum(path.stat().st_size for path in gone)
-        for path in gone:
-            path.unlink(missing_ok=True)
-        return len(gone), freed
-
-
-class Run:
-    """One run's journal, open for writing."""
-
-    def __init__(self, store: Store, begin: Begin, path: Path, clock: Callable[[], float]) -> None:
-        self.id = begin.run
-        self.path = path
-        self._store = store
-        self._clock = clock
-        self._entries: list[Entry] = []
-        self._last = b""
-        self._broken = ""
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        self._descriptor = os.open(path, flags, 0o600)
-        self._append(begin)
-        sync_folder(path.parent)
-        sync_folder(path.parent.parent)
-
-    def entries(self) -> tuple[Entry, ...]:
-        """What has been written so far."""
-        return tuple(self._entries)
-
-    def intend(self, stage: str, step: str, change: Change, reason: str = "") -> int:
-        """The number of ``change``; its backups and its intent are on the disk, so it may be made now.
-
-        Raises:
-            ChangeFailed: they could not be written; the change must not be made.
-        """
-        return self.intend_all(stage, step, (change,), reason)[0]
-
-    def intend_all(self, stage: str, step: str, changes: Iterable[Change], reason: str = "") -> tuple[int, ...]:
-        """The numbers of ``changes``, such as those of one package transaction, written at once.
-
-        Raises:
-            ChangeFailed: they could not be written; none of the changes must be made.
-        """
-        changes, now = tuple(changes), self._clock()
-        first = 1 + sum(isinstance(entry, Intent) for entry in self._entries)
-        with _unwritable("the journal cannot be written, so this change was not made", self.path):
-            for content in (content for change in changes for content in record.contents(change)):
-                self._store.save(content)
-            intents = [Intent(first + n, stage, step, change, reason, now) for n, change in enumerate(changes)]
-            self._append(*intents)
-        return tuple(intent.seq for intent in intents)
-
-    def done(self, *seqs: int) -> None:
-        """The changes are known to have been made. Raises ChangeFailed when that cannot be written."""
-        self._note(*(Done(seq, self._clock()) for seq in seqs))
-
-    def failed(self, seq: int, why: str) -> None:
-        """The change is known to have failed. Raises ChangeFailed when that cannot be written."""
-        self._note(Failed(seq, why, self._clock()))
-
-    def owe(self, trigger: Trigger, seq: int) -> None:
-        """``trigger`` is owed for ``seq``, beyond the change's own triggers, which its intent owes already."""
-        self._note(Owe(trigger, seq, self._clock()))
-
-    def settle(self, trigger: Trigger, note: str = "") -> None:
-        """``trigger`` is owed no more, whichever run owed it. Raises ChangeFailed when that cannot be written."""
-        self._note(Settle(trigger, note, self._clock()))
-
-    def keep(self, path: str, content: bytes) -> str:
-        """Where ``content`` is kept, which a daemon rejected as its ``path``: beside the journal, for a person to read.
-
-        Raises:
-            ChangeFailed: it could not be written.
-        """
-        kept = self.path.with_name(f"rejected-{path.strip('/').replace('/', '-')}")
-        with _unwritable(f"the rejected {path} could not be kept", kept):
-            write_file(kept, content)
-            sync_folder(kept.parent)
-        return str(kept)
-
-    def keep_request(self, request: bytes) -> None:
-        """What was asked of this run can be read by ``Store.request``, and so be asked for again after a reboot.
-
-        Raises:
-            ChangeFailed: it could not be written.
-        """
-        path = self.path.with_name(_REQUEST)
-        with _unwritable("could not save the recipe for after the reboot", path):
-            write_file(path, request)
-            sync_folder(path.parent)
-
-    def commit(self, result: Result, why: str = "") -> None:
-        """The run is over; nothing more is written. Raises ChangeFailed when that cannot be written."""
-        self._note(Commit(result, why, self._clock()))
-        self.close()
-
-    def close(self) -> None:
-        """The file is closed; without ``commit`` before it the run counts as cut short."""
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
-
-    def _note(self, *entries: Entry) -> None:
-        with _unwritable("the change was made but could not be recorded; its backup is on the disk", self.path):
-            self._append(*entries)
-
-    def _append(self, *entries: Entry) -> None:
-        """``entries`` are on the disk, all of them or, as far as the disk still obeys, none."""
-        if not entries:
-            return
-        if self._broken:
-            raise OSError(f"an earlier write to it failed: {self._broken}")
-        before = os.fstat(self._descriptor).st_size
-        try:
-            line = record.encode(*entries, above=self._last)
-            write_all(self._descriptor, line)
-            os.fsync(self._descriptor)
-        except OSError as error:
-            self._withdraw(before, error)
-            raise
-        self._last = line
-        self._entries.extend(entries)
-        for entry in entries:
-            self._store.announce(self._entries, entry)
-
-    def _withdraw(self, size: int, error: OSError) -> None:
-        """Takes back a torn line; where that fails nothing may follow it, since it would lie in the middle."""
-        try:
-            os.ftruncate(self._descriptor, size)
-        except OSError:
-            self._broken = str(error)
-
-
-def invoking_user() -> str:
-    """Who started gpunode: the user behind sudo where there is one."""
-    if sudo := os.environ.get("SUDO_USER"):
-        return sudo
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):
-        return str(os.getuid())
-
-
-def loginuid(proc: Path = Path("/proc")) -> int | None:
-    """Who logged in, whatever su and sudo came since; None for nobody. Source: proc(5), /proc/pid/loginuid."""
-    try:
-        number = int((proc / "self/loginuid").read_text())
-    except (OSError, ValueError):
-        return None
-    return None if number == _NOBODY_LOGGED_IN else number
+        return self.objects.keep_only(retention.needed(journals, kept))
 
 
 def _is_aside(entries: Sequence[Entry]) -> bool:
@@ -591,84 +375,10 @@ def _is_aside(entries: Sequence[Entry]) -> bool:
     return ended and isinstance(entries[0], Begin) and entries[0].verb in _ASIDE
 
 
-def _forgotten(entries: Iterable[Entry]) -> Forget | None:
-    return next((entry for entry in entries if isinstance(entry, Forget)), None)
-
-
-def _names(entries: Sequence[Entry], *, kept: bool) -> Iterator[str]:
-    """The objects that a run needs to be undone: none once it is over and old, or forgotten."""
-    if _forgotten(entries) or not (kept or not any(isinstance(entry, Commit) for entry in entries)):
-        return
-    yield from _of(entries)
-
-
-def _of(entries: Iterable[Entry]) -> Iterator[str]:
-    for entry in entries:
-        if isinstance(entry, Intent):
-            yield from (content.decode() for content in record.contents(entry.change))
-
-
 def _number(run: str) -> int:
     return int(run.partition("-")[0])
-
-
-def _marked(runs: Sequence[RunSummary]) -> tuple[RunSummary, ...]:
-    """``runs`` with ``undone_by`` filled in; a rollback that was itself rolled back undoes nothing.
-
-    A removal undoes every run before it that made something.
-    """
-    undone: dict[str, str] = {}
-    whole: set[str] = set()
-    for index in reversed(range(len(runs))):
-        run = runs[index]
-        if run.run in undone or run.commit is None or run.commit.result not in _THROUGH:
-            continue
-        taken = [run.begin.of] if run.begin.of else []
-        if run.verb == "remove":
-            taken = [one.run for one in runs[:index] if one.verb in MAKING]
-        for one in taken:
-            undone.setdefault(one, run.run)
-        whole.update(taken if run.begin.whole or run.verb == "remove" else ())
-    return tuple(
-        replace(
-            run,
-            undone_by=undone.get(run.run, ""),
-            undone_whole=run.run in whole or (run.run in undone and not run.beyond),
-        )
-        for run in runs
-    )
 
 
 def _roots_alone(error: PermissionError) -> UsageError:
     why = f"{error.filename}: {error.strerror}"
     return UsageError("the journal is readable by root only", why=why, hint="run it with sudo")
-
-
-def _bad_object(path: Path, run: str, how: str) -> JournalDamaged:
-    return JournalDamaged(
-        f"a backup of run {run} {how}",
-        why=str(path),
-        hint="Nothing was changed. Restore that file from a backup of this machine;\n"
-        "other runs can still be undone: gpunode rollback --list",
-    )
-
-
-@contextlib.contextmanager
-def _unwritable(what: str, place: Path) -> Iterator[None]:
-    """Turns an OSError into a ChangeFailed that says ``what``."""
-    try:
-        yield
-    except OSError as error:
-        raise ChangeFailed(
-            what,
-            why=f"{place}: {error.strerror or error}",
-            hint=f"free some space and check write access for {place}, then run the same command again",
-        ) from error
-
-
-def _holds(path: Path, content: bytes) -> bool:
-    """Whether the object is there and whole; what cannot be read is replaced."""
-    try:
-        return read(path, _LARGEST_OBJECT) == content
-    except OSError:
-        return False

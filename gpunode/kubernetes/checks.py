@@ -9,7 +9,7 @@ from gpunode.container_runtimes import CONTAINER_RUNTIMES
 from gpunode.errors import Refused
 from gpunode.kubernetes.sharing import check_configs
 from gpunode.recipe import Recipe
-from gpunode.recipe_kubernetes import Kubernetes
+from gpunode.recipe.kubernetes import Kubernetes
 
 _FOREIGN_NAMESPACES: Final = frozenset({"default", "kube-public", "kube-node-lease"})
 # Of the cluster itself, or set by gpunode and by NVIDIA's controllers.

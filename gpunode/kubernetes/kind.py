@@ -17,7 +17,7 @@ from gpunode.distros.family import TOOLKIT_PACKAGES
 from gpunode.errors import Refused
 from gpunode.kubernetes.model import KIND_CONFIG, ClusterNode, KindCluster
 from gpunode.recipe import Recipe
-from gpunode.recipe_kubernetes import Kind
+from gpunode.recipe.kubernetes import Kind
 
 _DEVICES: Final = "/var/run/nvidia-container-devices"
 
@@ -100,7 +100,7 @@ def _packages(recipe: Recipe) -> Sequence[str]:
     """The toolkit in the workers: the newest, or all four packages in the version that the recipe names."""
     version = recipe.toolkit.version
     if version in {"auto", "none"}:
-        return TOOLKIT_PACKAGES[:1]
+        return [str(TOOLKIT_PACKAGES[0])]
     return [f"{name}={version if '-' in version else f'{version}-1'}" for name in TOOLKIT_PACKAGES]
 
 

@@ -9,7 +9,7 @@ from gpunode.errors import Refused
 from gpunode.facts.model import Provider
 from gpunode.facts.provider import TITLES
 from gpunode.kubernetes.model import ClusterNode
-from gpunode.recipe_kubernetes import Kubernetes
+from gpunode.recipe.kubernetes import Kubernetes
 
 # Who runs a device plugin on its nodes, and what to do instead of a second one.
 # Sources: bottlerocket.dev, "Settings Reference: kubelet-device-plugins"; docs.nvidia.com, "NVIDIA GPU Operator on Red

@@ -11,7 +11,7 @@ from gpunode.command import Command, command, sudo_gpunode
 from gpunode.kubernetes.model import ClusterNode, NodeEdit
 from gpunode.kubernetes.objects import tolerations
 from gpunode.kubernetes.pods import tolerates
-from gpunode.recipe_kubernetes import Kubernetes, Stack
+from gpunode.recipe.kubernetes import Kubernetes, Stack
 
 Body: TypeAlias = Mapping[str, Any]
 # Of a node that is this machine, what gpunode itself knows of its container runtime.

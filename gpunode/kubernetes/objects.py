@@ -12,7 +12,7 @@ from gpunode.facts.model import KubeletKind
 from gpunode.kubernetes import yaml
 from gpunode.kubernetes.model import GPU_PRESENT, MANAGED_BY, ClusterNode, Object
 from gpunode.kubernetes.sharing import GPU
-from gpunode.recipe_kubernetes import Kubernetes
+from gpunode.recipe.kubernetes import Kubernetes
 
 PLUGIN: Final = "nvidia-device-plugin"
 TEST_POD: Final = "gpunode-test"
@@ -108,28 +108,15 @@ def plugin_daemon_set(
     To offer MIG instances it needs CAP_SYS_ADMIN; for a static CPU manager, as in
     nvidia-device-plugin-compat-with-cpumanager.yml there, it is privileged.
     """
-    found, root, needed = chart(PLUGIN), kubelet_root(nodes), static_cpus(nodes)
+    root, needed = kubelet_root(nodes), static_cpus(nodes)
     labels = {"app.kubernetes.io/name": PLUGIN}
-    capabilities = {"capabilities": {"add": ["SYS_ADMIN"]}}
-    confined = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
-    environment = [{"name": "CONFIG_FILE", "value": "/config/config.yaml"}]
-    container = {
-        "name": "plugin",
-        "image": mirrored(f"{_PLUGIN_IMAGE}:{_image_tag(wanted) or found.app}", wanted.registry),
-        "env": environment + ([{"name": "NVIDIA_MIG_MONITOR_DEVICES", "value": "all"}] if mig else []),
-        "securityContext": {"privileged": True} if needed else capabilities if mig else confined,
-        "volumeMounts": [
-            {"name": "device-plugins", "mountPath": "/var/lib/kubelet/device-plugins"},
-            {"name": "config", "mountPath": "/config", "readOnly": True},
-        ],
-    }
     pod = {
         **({"runtimeClassName": wanted.runtime_class} if wanted.runtime_class else {}),
         "priorityClassName": "system-node-critical",
         "automountServiceAccountToken": False,
         "nodeSelector": {GPU_PRESENT: "true"},
         "tolerations": tolerations(wanted),
-        "containers": [container],
+        "containers": [_plugin_container(wanted, mig=mig, privileged=bool(needed))],
         "volumes": [
             {"name": "device-plugins", "hostPath": {"path": f"{root}/device-plugins", "type": "Directory"}},
             {"name": "config", "configMap": {"name": config_map}},
@@ -148,6 +135,22 @@ def plugin_daemon_set(
     return Object(
         body, " ".join(filter(None, ("Offers the node's GPUs to pods as nvidia.com/gpu.", needed))), PLUGIN_WAVE
     )
+
+
+def _plugin_container(wanted: Kubernetes, *, mig: bool, privileged: bool) -> dict[str, Any]:
+    capabilities = {"capabilities": {"add": ["SYS_ADMIN"]}}
+    confined = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+    environment = [{"name": "CONFIG_FILE", "value": "/config/config.yaml"}]
+    return {
+        "name": "plugin",
+        "image": mirrored(f"{_PLUGIN_IMAGE}:{_image_tag(wanted) or chart(PLUGIN).app}", wanted.registry),
+        "env": environment + ([{"name": "NVIDIA_MIG_MONITOR_DEVICES", "value": "all"}] if mig else []),
+        "securityContext": {"privileged": True} if privileged else capabilities if mig else confined,
+        "volumeMounts": [
+            {"name": "device-plugins", "mountPath": "/var/lib/kubelet/device-plugins"},
+            {"name": "config", "mountPath": "/config", "readOnly": True},
+        ],
+    }
 
 
 def _image_tag(wanted: Kubernetes) -> str:

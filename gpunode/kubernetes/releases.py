@@ -23,7 +23,7 @@ from gpunode.kubernetes.objects import (
 from gpunode.kubernetes.plugin_config import gpudirect_flags, plugin_config
 from gpunode.kubernetes.sharing import Config
 from gpunode.recipe import GpuDirect
-from gpunode.recipe_kubernetes import Kubernetes
+from gpunode.recipe.kubernetes import Kubernetes
 
 _NFD_IMAGE: Final = "registry.k8s.io/nfd/node-feature-discovery"
 _CONTROL_PLANE: Final = {"key": "node-role.kubernetes.io/control-plane", "operator": "Exists", "effect": "NoSchedule"}
@@ -88,6 +88,23 @@ def gpu_operator(
     toolkit: bool,
 ) -> Release:
     """The GPU Operator, which installs driver and toolkit only where the nodes have none."""
+    values = _operands(wanted, configs, cdi=cdi, driver=driver, toolkit=toolkit)
+    if plugin := _operators_plugin(wanted, configs, nodes, direct):
+        values["devicePlugin"] = plugin
+    paths = {} if has_usual_root(nodes) else {"kubeletRootDir": kubelet_root(nodes)}
+    if is_gke(nodes):
+        values["toolkit"] |= {"installDir": GKE_DRIVER}
+        paths |= {} if driver else {"driverInstallDir": GKE_DRIVER}
+    if paths:
+        values["hostPaths"] = paths
+    why = "Runs the operator, which deploys the device plugin and what belongs to it."
+    return _release("gpu-operator", wanted.versions.gpu_operator, where, values, why, PLUGIN_WAVE)
+
+
+def _operands(
+    wanted: Kubernetes, configs: Mapping[str, Config], *, cdi: bool, driver: bool, toolkit: bool
+) -> dict[str, Any]:
+    """Which of its parts the operator deploys, and how."""
     strategies = {config.strategy for config in configs.values()} - {"none"}
     layouts = any(config.layout for config in configs.values())
     manager = {"manager": _repository(wanted, "nvidia/cloud-native")} if wanted.registry else {}
@@ -119,6 +136,13 @@ def gpu_operator(
     }
     if wanted.registry:
         values |= {part: _repository(wanted, "nvidia") for part in ("validator", "gfd")}
+    return values
+
+
+def _operators_plugin(
+    wanted: Kubernetes, configs: Mapping[str, Config], nodes: Sequence[ClusterNode], direct: GpuDirect
+) -> dict[str, Any]:
+    """The device plugin with its configurations; empty where its defaults do."""
     plugin: dict[str, Any] = dict(_repository(wanted, "nvidia"))
     is_shared = any(config.mode != "none" for config in configs.values())
     if is_shared or len(set(configs.values())) > 1 or gpudirect_flags(direct):
@@ -126,16 +150,7 @@ def gpu_operator(
         # Named by its content: the operator does not restart the plugin for another content under the same name.
         name = f"{PLUGIN}-{hashlib.sha256(repr(sorted(data.items())).encode()).hexdigest()[:8]}"
         plugin["config"] = {"create": True, "name": name, "default": most_common(configs), "data": data}
-    if plugin:
-        values["devicePlugin"] = plugin
-    paths = {} if has_usual_root(nodes) else {"kubeletRootDir": kubelet_root(nodes)}
-    if is_gke(nodes):
-        values["toolkit"] |= {"installDir": GKE_DRIVER}
-        paths |= {} if driver else {"driverInstallDir": GKE_DRIVER}
-    if paths:
-        values["hostPaths"] = paths
-    why = "Runs the operator, which deploys the device plugin and what belongs to it."
-    return _release("gpu-operator", wanted.versions.gpu_operator, where, values, why, PLUGIN_WAVE)
+    return plugin
 
 
 def hami(wanted: Kubernetes, where: str, nodes: Sequence[ClusterNode], direct: GpuDirect) -> Release:

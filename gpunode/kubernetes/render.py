@@ -23,7 +23,7 @@ from gpunode.kubernetes.model import (
 from gpunode.kubernetes.plugin_config import plugin_config
 from gpunode.kubernetes.sharing import GPU, Config, configs, counted, offered, test_resource, unmatched
 from gpunode.recipe import Recipe
-from gpunode.recipe_kubernetes import Kubernetes
+from gpunode.recipe.kubernetes import Kubernetes
 
 Form: TypeAlias = Literal["manifests", "kustomize", "argocd", "helm"]
 _NAMESPACES: Final = {"gpu-operator": "gpu-operator", "hami": "kube-system"}

@@ -10,7 +10,7 @@ from typing import Final
 from gpunode.catalog import mig
 from gpunode.errors import Refused
 from gpunode.kubernetes.model import ClusterNode
-from gpunode.recipe_kubernetes import Kubernetes, MigStrategy, NamedConfig, SharingMode
+from gpunode.recipe.kubernetes import Kubernetes, MigStrategy, NamedConfig, SharingMode
 
 GPU: Final = "nvidia.com/gpu"
 # Clients of one MPS server, from compute capability 7.5 on and before (k8s-device-plugin cmd/mps-control-daemon).

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from gpunode.change import KnownAfter, PackageChange, PackageState
+from gpunode.package_id import PackageId
 from gpunode.packages.version import has_prefix, without_epoch
 
 NOT_SIMULATED: Final = "not simulated: "
@@ -24,7 +25,7 @@ class Action:
     """
 
     verb: Literal["install", "remove", "purge"]
-    name: str
+    id: PackageId
     version: str = ""
     former: str = ""
     origin: str = ""
@@ -82,33 +83,33 @@ def unplanned(changes: Sequence[PackageChange], simulation: Simulation) -> tuple
     """The differences between a simulation and the plan, a sentence each; none when they agree."""
     if simulation.problem:
         return (f"{simulation.manager} refuses: {simulation.problem}",)
-    manager, planned = simulation.manager, {change.name: change for change in changes}
-    done = {action.name: action for action in simulation.actions}
+    manager, planned = simulation.manager, {change.id: change for change in changes}
+    done = {action.id: action for action in simulation.actions}
     return (
-        *(f"{manager} {said}" for action in simulation.actions for said in _unasked(action, planned.get(action.name))),
-        *(f"the plan {said}" for change in changes for said in _missed(change, done.get(change.name), manager)),
+        *(f"{manager} {said}" for action in simulation.actions for said in _unasked(action, planned.get(action.id))),
+        *(f"the plan {said}" for change in changes for said in _missed(change, done.get(change.id), manager)),
     )
 
 
 def _unasked(action: Action, change: PackageChange | None) -> Iterator[str]:
     if action.verb in ("remove", "purge"):
         if change is None:
-            yield f"would {action.verb} {action.name} {action.former}".rstrip() + ", which the plan keeps"
+            yield f"would {action.verb} {action.id} {action.former}".rstrip() + ", which the plan keeps"
         elif is_install(change):
-            yield f"would {action.verb} {action.name}, which the plan installs"
+            yield f"would {action.verb} {action.id}, which the plan installs"
         elif action.verb == "purge" and change.after is not None:
-            yield f"would purge {action.name}, whose configuration files the plan keeps"
+            yield f"would purge {action.id}, whose configuration files the plan keeps"
     elif change is None and action.downgrade:
-        yield f"would downgrade {action.name} from {action.former} to {action.version}, which is not in the plan"
+        yield f"would downgrade {action.id} from {action.former} to {action.version}, which is not in the plan"
     elif change is not None and is_removal(change):
-        yield f"would install {action.name} {action.version}, which the plan removes"
+        yield f"would install {action.id} {action.version}, which the plan removes"
 
 
 def _missed(change: PackageChange, action: Action | None, manager: str) -> Iterator[str]:
     if change.after is not None and is_install(change):
-        yield from _wrong_version(change.name, change.after, _version_after(change, action), manager)
+        yield from _wrong_version(change.id, change.after, _version_after(change, action), manager)
     elif action is None and (was_installed(change) or (change.before is not None and change.after is None)):
-        yield f"removes {change.name}, which {manager} would keep"
+        yield f"removes {change.id}, which {manager} would keep"
 
 
 def _version_after(change: PackageChange, action: Action | None) -> str:
@@ -117,10 +118,10 @@ def _version_after(change: PackageChange, action: Action | None) -> str:
     return change.before.version if change.before is not None and was_installed(change) else ""
 
 
-def _wrong_version(name: str, wanted: PackageState | KnownAfter, version: str, manager: str) -> Iterator[str]:
+def _wrong_version(package: PackageId, wanted: PackageState | KnownAfter, version: str, manager: str) -> Iterator[str]:
     if not version:
-        yield f"installs {name}, which {manager} would leave out"
+        yield f"installs {package}, which {manager} would leave out"
     elif isinstance(wanted, PackageState) and wanted.version != version:
-        yield f"installs {name} {wanted.version}, {manager} would leave it at {version}"
+        yield f"installs {package} {wanted.version}, {manager} would leave it at {version}"
     elif isinstance(wanted, KnownAfter) and not has_prefix(version, wanted.prefix):
-        yield f"installs {name} {wanted.prefix}*, {manager} would leave it at {version}"
+        yield f"installs {package} {wanted.prefix}*, {manager} would leave it at {version}"

@@ -12,6 +12,7 @@ from gpunode.facts.evidence import Probe
 from gpunode.facts.model import Fact, Facts, PackageSource
 from gpunode.facts.reader import Reader
 from gpunode.outcome import Outcome
+from gpunode.package_id import PackageId
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +25,7 @@ class PackageFacts:
     """
 
     architecture: Fact[str]
-    packages: Fact[Mapping[str, PackageState]]
+    packages: Fact[Mapping[PackageId, PackageState]]
     interrupted: Fact[bool]
     sources: Fact[tuple[PackageSource, ...]]
 
@@ -63,16 +64,16 @@ class Archive:
 class Database(Protocol):
     """What a package database says beyond ``Facts``, for changes that depend on every file."""
 
-    def packages(self) -> Mapping[str, PackageState]:
+    def packages(self) -> Mapping[PackageId, PackageState]:
         """The packages that there are. Raises ValueError where that cannot be told."""
         ...
 
     def half_installed(self) -> frozenset[str]:
-        """The packages that have lost some of their files. Raises ValueError where that cannot be told."""
+        """The names of packages that have lost some of their files. Raises ValueError where that cannot be told."""
         ...
 
-    def config_files(self, names: Collection[str]) -> Mapping[str, tuple[str, ...]]:
-        """The configuration files that go with each of the packages ``names`` in a purge."""
+    def config_files(self, packages: Collection[PackageId]) -> Mapping[str, tuple[str, ...]]:
+        """The configuration files that go with each of ``packages`` in a purge, by name."""
         ...
 
     def shipped(self) -> Mapping[str, str]:
@@ -83,7 +84,7 @@ class Database(Protocol):
         """The configuration files that no package ships any more, each with the MD5 sum of it as shipped."""
         ...
 
-    def needed(self, leaving: Collection[str], changing: Collection[str]) -> Mapping[str, str]:
+    def needed(self, leaving: Collection[PackageId], changing: Collection[PackageId]) -> Mapping[PackageId, str]:
         """Those of the packages ``leaving`` that others still need, each with the name of one that needs it.
 
         Those ``changing`` their version are there afterwards.
@@ -128,11 +129,11 @@ class PackageSystem:
         diverted: a note for every file with one of the words in its path that is not its package's own.
         repair: what finishes changes that were stopped in their middle, and makes every package whole.
 
-        names_in: every word of a refused transaction that may be a package.
-        versions_not_found: the packages that no archive has in the version asked for, from a refusal: name, version.
+        packages_in: every word of a refused transaction that may be a package.
+        versions_not_found: the packages that no archive has in the version asked for, from a refusal.
         hint: what to do about a refused transaction while the package index is fresh.
         archives_of: what tells the archives of each version of the packages.
-        archives: the archives by package and version, from the answer to it.
+        archives: the archives by a package's name and version, from the answer to it.
         serves: whether an entry of the sources is for an archive.
         trusted_folder: whose keys vouch for an archive that names no key of its own.
 
@@ -161,8 +162,8 @@ class PackageSystem:
     file_list: Callable[[str], str]
     sources_in: Callable[[str, str], tuple[PackageSource, ...] | None]
 
-    headers_of: Callable[[str], str]
-    builds_driver: Callable[[str], bool]
+    headers_of: Callable[[PackageId], str]
+    builds_driver: Callable[[PackageId], bool]
     is_older: Callable[[str, str], bool]
 
     plan_repository: Callable[[Repository, Facts], Outcome]
@@ -173,10 +174,10 @@ class PackageSystem:
     diverted: Callable[[Facts, Collection[str]], Iterator[str]]
     repair: CommandChange
 
-    names_in: Callable[[str], frozenset[str]]
-    versions_not_found: Callable[[str], tuple[tuple[str, str], ...]]
+    packages_in: Callable[[str], frozenset[PackageId]]
+    versions_not_found: Callable[[str], tuple[tuple[PackageId, str], ...]]
     hint: Callable[[str], str]
-    archives_of: Callable[[Collection[str]], Probe]
+    archives_of: Callable[[Collection[PackageId]], Probe]
     archives: Callable[[str], Mapping[tuple[str, str], tuple[Archive, ...]]]
     serves: Callable[[PackageSource, Archive], bool]
     trusted_folder: str
@@ -184,5 +185,5 @@ class PackageSystem:
     programs: tuple[str, ...]
     install: Callable[[Collection[str]], str]
     purge: Callable[[Collection[str]], str]
-    unhold: Callable[[Collection[str]], str]
+    unhold: Callable[[Collection[PackageId]], str]
     autoremove: str

@@ -47,12 +47,8 @@ def taken_back(
         return None if language is _JSON else merging.merged(after, before or b"", now)
     if same(was, set_to):
         return merging.merged(after, before or b"", now)
-    try:
-        meant = _taken_back(was, set_to, found, (), whole, is_new=False)
-    except _Changed:
+    if (meant := _meant(was, set_to, found, whole)) is None:
         return None
-    if "plugins" in meant and found.get("version", 1) != 1:
-        meant = {"version": found["version"], **meant}  # the schema of containerd's tables that were written since
     if before is None and not meant and _adds_no_line(now, after):
         return b""
     lines = merging.merged(after, before or b"", now, is_checked=True)
@@ -60,6 +56,17 @@ def taken_back(
         return lines
     edited = language.edit(decode(now, path), found, meant)
     return None if edited is None else encode(edited, now)
+
+
+def _meant(was: Document, set_to: Document, found: Document, whole: Collection[Path] | None) -> Document | None:
+    """What ``found`` is to become; None where what gpunode set was changed since."""
+    try:
+        meant = _taken_back(was, set_to, found, (), whole, is_new=False)
+    except _Changed:
+        return None
+    if "plugins" in meant and found.get("version", 1) != 1:
+        return {"version": found["version"], **meant}  # the schema of containerd's tables that were written since
+    return meant
 
 
 def gone_too(after: bytes | None, now: bytes, result: bytes, path: str) -> tuple[str, ...]:

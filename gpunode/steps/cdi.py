@@ -14,6 +14,7 @@ from gpunode.facts.layout import Layout
 from gpunode.facts.model import Facts, Known, LoadedDriver, Unknown, known, need
 from gpunode.facts.project import PLAN
 from gpunode.outcome import Outcome, Planned, Step
+from gpunode.package_id import PackageId
 from gpunode.packages.version import numbers
 from gpunode.recipe import Recipe
 from gpunode.runtimes import DesiredConfig, runtime
@@ -31,7 +32,7 @@ PATH_UNIT = "nvidia-cdi-refresh.path"
 # What the unit's owner may have told it, such as another place for its output.
 ENVIRONMENT = "/etc/nvidia-container-toolkit/nvidia-cdi-refresh.env"
 # These take GPUs as CDI devices, whatever the recipe says of the runtime's own support.
-_TOOLKIT = "nvidia-container-toolkit-base"
+_TOOLKIT = PackageId("nvidia-container-toolkit-base")
 # The first toolkit whose package brings the units.
 _WITH_UNITS = (1, 18)
 _OUTPUT = re.compile(r"^[ \t]*NVIDIA_CTK_CDI_OUTPUT_FILE_PATH=[\"']?([^\"'\n]*?)[\"']?[ \t]*$", re.MULTILINE)
@@ -162,7 +163,7 @@ def folders(recipe: Recipe, facts: Facts) -> tuple[str, ...]:
 
 def podman_version(facts: Facts) -> podman.Version | None:
     """Of the installed package; None where there is none, or nobody knows yet."""
-    state = known(facts.packages, {}).get("podman")
+    state = known(facts.packages, {}).get(PackageId("podman"))
     return numbers(state.version) if state else None
 
 

@@ -7,6 +7,7 @@ from gpunode.catalog.driver import Choice
 from gpunode.change import PackageChange, PackageState
 from gpunode.facts.model import Facts, known
 from gpunode.outcome import Outcome, Planned, Refusal, Step
+from gpunode.package_id import PackageId
 from gpunode.packages import system
 from gpunode.recipe import Recipe
 from gpunode.steps.installed_driver import branch_of, installed_driver_packages, prefix, version_matches
@@ -39,33 +40,35 @@ def plan(recipe: Recipe, facts: Facts) -> Outcome:
     # The modules of the other flavour say which version the driver keeps, so they leave with the step that brings it.
     kept.add(driver.rival)
     old = {
-        name: state for name, state in installed.items() if name not in kept and _is_other(name, state.version, chosen)
+        package: state
+        for package, state in installed.items()
+        if package not in kept and _is_other(package.name, state.version, chosen)
     }
     if not old:
         return Planned((), "no package of another driver is installed")
-    if held := [name for name, state in old.items() if state.held]:
+    if held := [package for package, state in old.items() if state.held]:
         return Refusal(
-            what=f"{', '.join(held)} is held at a version that conflicts with driver {chosen.branch}",
+            what=f"{', '.join(map(str, held))} is held at a version that conflicts with driver {chosen.branch}",
             why="somebody put it on hold; gpunode breaks no holds",
             hint=f"{system(facts).unhold(held)}, then run the command again",
         )
     versions = ", ".join(sorted({upstream(state.version) or state.version for state in old.values()}))
-    changes = tuple(PackageChange(name, state, None) for name, state in old.items())
+    changes = tuple(PackageChange(package, state, None) for package, state in old.items())
     reason = f"{len(old)} packages of driver {versions} conflict with branch {chosen.branch}"
-    helpers = sum(name not in kept and _is_helper(name, state) for name, state in installed.items())
+    helpers = sum(package not in kept and _is_helper(package, state) for package, state in installed.items())
     may_go = f"; {helpers} helpers may go, too" if helpers else ""
     return Planned(changes, reason + may_go)
 
 
-def _is_helper(name: str, state: PackageState) -> bool:
+def _is_helper(package: PackageId, state: PackageState) -> bool:
     """Whether an installed package of some driver has versions of its own; it goes where it is of no use."""
-    return not state.config_files_only and not branch_of(state.version) and not name.startswith(STANDS_ALONE)
+    return not state.config_files_only and not branch_of(state.version) and not package.name.startswith(STANDS_ALONE)
 
 
 def _is_other(name: str, version: str, chosen: Choice) -> bool:
     """Whether a package is of another driver version and cannot stand beside the chosen one."""
     branch = branch_of(version)
-    if name.partition(":")[0] in BY_THEMSELVES and branch == chosen.branch:
+    if name in BY_THEMSELVES and branch == chosen.branch:
         return False
     return bool(branch) and not version_matches(version, prefix(chosen)) and not name.startswith(STANDS_ALONE)
 

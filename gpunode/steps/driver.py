@@ -10,6 +10,7 @@ from gpunode.catalog.driver import Choice
 from gpunode.change import KnownAfter, PackageChange, PackageState
 from gpunode.facts.model import Facts, known, need
 from gpunode.outcome import Outcome, Planned, Step
+from gpunode.package_id import PackageId
 from gpunode.packages import system
 from gpunode.recipe import Recipe
 from gpunode.steps.gpus import own_gpus
@@ -57,8 +58,8 @@ def plan(recipe: Recipe, facts: Facts) -> Outcome:
     # A driver that is there keeps its version: what it lacks, and what has strayed from it, comes in that one.
     version = kept_version(recipe, facts, driver)
     after = KnownAfter(f"{version}-" if version else prefix(chosen), "driver")
-    states = ((name, packages.get(name)) for name in wanted)
-    changes = tuple(PackageChange(name, now, _after(driver, recipe, name, now, after)) for name, now in states)
+    states = ((one, packages.get(one)) for one in wanted)
+    changes = tuple(PackageChange(one, now, _after(driver, recipe, one, now, after)) for one, now in states)
     is_new = any(not matches(packages.get(name), "") for name in wanted)
     signed = _signed(driver, facts) if is_new else ()
     notes = (*(_display(recipe, facts) if is_new else ()), *signed, *_until_reboot(chosen, facts), *away)
@@ -66,7 +67,7 @@ def plan(recipe: Recipe, facts: Facts) -> Outcome:
     return Planned((*leaving, *changes, *marked), reason, notes)
 
 
-def _apart(strays: Sequence[str], packages: Mapping[str, PackageState], version: str) -> str:
+def _apart(strays: Sequence[PackageId], packages: Mapping[PackageId, PackageState], version: str) -> str:
     """Why what has strayed is brought back."""
     first = f"{strays[0]} is {upstream(packages[strays[0]].version)}"
     others = f", and {len(strays) - 1} more are not" if strays[1:] else ""
@@ -74,12 +75,12 @@ def _apart(strays: Sequence[str], packages: Mapping[str, PackageState], version:
 
 
 def _after(
-    driver: WantedDriver, recipe: Recipe, name: str, before: PackageState | None, otherwise: KnownAfter
+    driver: WantedDriver, recipe: Recipe, package: PackageId, before: PackageState | None, otherwise: KnownAfter
 ) -> PackageState | KnownAfter:
     """The state to bring about; what came along as a dependency goes on counting as one."""
     came_along = before is not None and before.auto and not before.config_files_only
-    auto = came_along and name not in driver.packages(recipe)
-    return replace(wanted_state(recipe, name, otherwise), auto=auto)
+    auto = came_along and package not in driver.packages(recipe)
+    return replace(wanted_state(recipe, package, otherwise), auto=auto)
 
 
 def _until_reboot(chosen: Choice, facts: Facts) -> tuple[str, ...]:
@@ -92,7 +93,8 @@ def _until_reboot(chosen: Choice, facts: Facts) -> tuple[str, ...]:
 
 def _signed(driver: WantedDriver, facts: Facts) -> tuple[str, ...]:
     """A warning when modules that DKMS builds take the place of those that a distribution has signed."""
-    has_dkms = matches(known(facts.packages, {}).get(driver.family.dkms_package(driver.chosen)), "")
+    dkms_package = PackageId(driver.family.dkms_package(driver.chosen))
+    has_dkms = matches(known(facts.packages, {}).get(dkms_package), "")
     is_prebuilt = any(not file.dkms for file in known(facts.module_files, ()))
     return (_SIGNATURES,) if is_prebuilt and not has_dkms else ()
 
@@ -103,7 +105,7 @@ def _display(recipe: Recipe, facts: Facts) -> tuple[str, ...]:
         return ()
     packages = known(facts.packages, {})
     cards = [d.address for d in own_gpus(known(facts.devices, ())) if d.class_code == "0300" and d.driver in _SHOWS]
-    desktop = sorted(name for name in _DESKTOP if matches(packages.get(name), ""))
+    desktop = sorted(name for name in _DESKTOP if matches(packages.get(PackageId(name)), ""))
     if not cards or not desktop:
         return ()
     where, what = ", ".join(cards), ", ".join(desktop)

@@ -11,6 +11,7 @@ from gpunode.change import FileChange, FileState, KnownAfter, ModuleChange, Pack
 from gpunode.facts.model import Facts, Known, known, need
 from gpunode.facts.patterns import Pattern
 from gpunode.outcome import Outcome, Planned, Refusal, Step, Waits
+from gpunode.package_id import PackageId
 from gpunode.packages import system
 from gpunode.recipe import Recipe
 from gpunode.steps.families import MACHINE
@@ -35,9 +36,9 @@ def wanted_features(recipe: Recipe) -> tuple[Feature, ...]:
     return tuple(feature for feature, wanted in zip(FEATURES, wants, strict=True) if wanted)
 
 
-def feature_packages(recipe: Recipe) -> tuple[str, ...]:
+def feature_packages(recipe: Recipe) -> tuple[PackageId, ...]:
     """The packages that the recipe's features need."""
-    return tuple(name for feature in wanted_features(recipe) for name in feature.packages)
+    return tuple(PackageId(name) for feature in wanted_features(recipe) for name in feature.packages)
 
 
 # -- what the node must have
@@ -136,7 +137,7 @@ def _version(kernel: str) -> tuple[int, int]:
 def _has_peer_memory(feature: Feature, facts: Facts) -> bool:
     """Whether an RDMA stack with the peer memory interface is there; a module that is loaded has found one."""
     packages = need(facts.packages, "which packages are installed")
-    is_installed = any(matches(state, "") and _OFED.fullmatch(name) for name, state in packages.items())
+    is_installed = any(matches(state, "") and _OFED.fullmatch(one.name) for one, state in packages.items())
     return is_installed or feature.module in known(facts.modules, frozenset())
 
 
@@ -159,29 +160,29 @@ def plan(recipe: Recipe, facts: Facts) -> Outcome:
     features = wanted_features(recipe)
     if refusal := _checked(recipe, facts, features):
         return refusal
-    packages, names = need(facts.packages, "which packages are installed"), feature_packages(recipe)
-    if recipe.lock and (unknown := [name for name in names if name not in recipe.lock.packages]):
+    packages, asked = need(facts.packages, "which packages are installed"), feature_packages(recipe)
+    if recipe.lock and (unknown := [one for one in asked if one not in recipe.lock.packages]):
         return not_locked(recipe.lock, unknown[0])
-    missing = names if recipe.upgrade else tuple(name for name in names if not matches(packages.get(name), ""))
-    strays = astray(recipe, packages, names)
-    if recipe.lock and (held := [name for name in strays if packages[name].held]):
+    missing = asked if recipe.upgrade else tuple(one for one in asked if not matches(packages.get(one), ""))
+    strays = astray(recipe, packages, asked)
+    if recipe.lock and (held := [one for one in strays if packages[one].held]):
         return held_elsewhere(facts, held, recipe.lock.file)
     wanted = tuple(dict.fromkeys((*missing, *strays)))
     changes = tuple(
         PackageChange(
-            name,
-            packages.get(name),
-            wanted_state(recipe, name, KnownAfter(why="gdrcopy" if name in GDRCOPY.packages else "gds")),
+            one,
+            packages.get(one),
+            wanted_state(recipe, one, KnownAfter(why="gdrcopy" if one.name in GDRCOPY.packages else "gds")),
         )
-        for name in wanted
+        for one in wanted
     )
-    marked = set_manual(packages, (name for name in names if name not in wanted))
+    marked = set_manual(packages, (one for one in asked if one not in wanted))
     if changes:
         built = _listed([feature for feature in features if feature.packages])
         return Planned((*changes, *marked), f"{built}: built by DKMS, for the driver and kernel of this node")
     if marked:
         return Planned(marked, why_manual(marked, facts))
-    installed = f"{', '.join(names)} installed" if names else "no package needed"
+    installed = f"{', '.join(map(str, asked))} installed" if asked else "no package needed"
     return Planned((), f"{_listed(features)}: {installed}, kernel and driver fit")
 
 

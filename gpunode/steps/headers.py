@@ -5,6 +5,7 @@ from __future__ import annotations
 from gpunode.change import KnownAfter, PackageChange
 from gpunode.facts.model import Facts, need
 from gpunode.outcome import Outcome, Planned, Refusal, Step
+from gpunode.package_id import PackageId
 from gpunode.recipe import Recipe
 from gpunode.steps.families import family_of, wants_driver
 from gpunode.steps.installed_driver import preexisting_driver
@@ -30,16 +31,18 @@ def plan(recipe: Recipe, facts: Facts) -> Outcome:
     packages = need(facts.packages, "which packages are installed")
     built_for = need(facts.headers, "which kernels have headers")
     wanted = [found.headers(kernel) for kernel in kernels.wanted if kernel not in built_for]
-    if meta := found.headers_meta(kernels.wanted[-1], packages):
+    followed = found.headers_meta(kernels.wanted[-1], packages)
+    meta = PackageId(followed) if followed else None
+    if meta:
         wanted.append(meta)
-    missing = [name for name in dict.fromkeys(wanted) if name not in packages or packages[name].config_files_only]
+    missing = [one for one in dict.fromkeys(wanted) if one not in packages or packages[one].config_files_only]
     listed = " and ".join(kernels.wanted)
     marked = set_manual(packages, [meta] if meta and meta not in missing else [])
     held = meta is not None and meta not in missing and packages[meta].held
     notes = (f"{meta} is held, so later kernels come without headers and without a driver",) if held else ()
     if not missing:
         return Planned(marked, why_manual(marked, facts) if marked else f"headers for {listed} are installed", notes)
-    changes = tuple(PackageChange(name, packages.get(name), KnownAfter(why="headers")) for name in missing)
+    changes = tuple(PackageChange(one, packages.get(one), KnownAfter(why="headers")) for one in missing)
     reason = f"the driver's module is built for {listed}"
     return Planned(
         (*changes, *marked), reason + (f"; {meta} keeps later kernels covered" if meta in missing else ""), notes

@@ -14,6 +14,7 @@ from gpunode.change import PackageState
 from gpunode.distros.family import Family
 from gpunode.facts.model import Facts, Known, LoadedDriver, known, need
 from gpunode.outcome import Refusal
+from gpunode.package_id import PackageId
 from gpunode.packages.version import without_epoch
 from gpunode.recipe import Flavour, Recipe
 from gpunode.steps.families import family_of
@@ -97,18 +98,18 @@ def _answering(recipe: Recipe, facts: Facts, branch: int, flavour: ModuleFlavour
     return chosen if isinstance(chosen, Choice) else None
 
 
-def _library_version(packages: Mapping[str, PackageState]) -> str:
+def _library_version(packages: Mapping[PackageId, PackageState]) -> str:
     """The one version of the installed driver, its libraries included; empty where there are none, or two versions."""
     found = {
-        name: version
-        for name in driver_packages(packages)
-        if not packages[name].config_files_only
-        and name.partition(":")[0] not in BY_THEMSELVES
-        and not name.startswith(_MAY_DIFFER)
-        and (version := upstream(packages[name].version))
+        package: version
+        for package in driver_packages(packages)
+        if not packages[package].config_files_only
+        and package.name not in BY_THEMSELVES
+        and not package.name.startswith(_MAY_DIFFER)
+        and (version := upstream(packages[package].version))
     }
     versions = set(found.values())
-    has_library = any(_LIBRARIES.fullmatch(name.partition(":")[0]) for name in found)
+    has_library = any(_LIBRARIES.fullmatch(package.name) for package in found)
     return versions.pop() if has_library and len(versions) == 1 else ""
 
 
@@ -119,9 +120,9 @@ def _modules_on_disk(version: str, facts: Facts) -> tuple[bool, ...]:
     return tuple(one.dkms for one in files if one.version and f"{version}.".startswith(f"{one.version}."))
 
 
-def pinned_by_package(packages: Mapping[str, PackageState]) -> str:
+def pinned_by_package(packages: Mapping[PackageId, PackageState]) -> str:
     """The branch or version that NVIDIA's pinning package holds; empty when none is installed."""
-    names = sorted(name for name in packages if matches(packages[name], ""))
+    names = sorted(package.name for package in packages if matches(packages[package], ""))
     return next(
         (n.removeprefix(PINNING) for n in names if n.startswith(f"{PINNING}") and n[len(PINNING)].isdigit()), ""
     )
@@ -134,7 +135,7 @@ def flavours(recipe: Recipe) -> tuple[Flavour, ...]:
 
 def builds_modules(dkms_package: str, chosen: Choice, facts: Facts) -> bool:
     """Whether the package that builds the kernel modules is installed in the chosen version."""
-    return matches(known(facts.packages, {}).get(dkms_package), prefix(chosen))
+    return matches(known(facts.packages, {}).get(PackageId(dkms_package)), prefix(chosen))
 
 
 def is_maintained(number: int) -> bool:
@@ -143,10 +144,10 @@ def is_maintained(number: int) -> bool:
     return row is not None and row.active
 
 
-def installed_driver_packages(facts: Facts) -> dict[str, PackageState]:
+def installed_driver_packages(facts: Facts) -> dict[PackageId, PackageState]:
     """Every package of any driver that is on the node, the residue of removed ones included."""
     packages = need(facts.packages, "which packages are installed")
-    return {name: packages[name] for name in sorted(driver_packages(packages))}
+    return {package: packages[package] for package in sorted(driver_packages(packages))}
 
 
 def installed_branches(facts: Facts) -> tuple[int, ...]:
@@ -168,9 +169,8 @@ def is_installed(facts: Facts, chosen: Choice, recipe: Recipe) -> bool:
     if isinstance(found, Refusal):
         return False
     packages = known(facts.packages, {})
-    return all(
-        matches(packages.get(name), prefix(chosen)) for name in found.driver_packages(chosen, recipe.driver.scope)
-    )
+    names = found.driver_packages(chosen, recipe.driver.scope)
+    return all(matches(packages.get(PackageId(name)), prefix(chosen)) for name in names)
 
 
 def prefix(chosen: Choice) -> str:

@@ -7,21 +7,22 @@ from dataclasses import replace
 
 from gpunode.change import PackageChange, PackageState
 from gpunode.facts.model import Facts
+from gpunode.package_id import PackageId
 from gpunode.packages import system
 from gpunode.steps.installed_driver import matches
 
 
-def set_manual(packages: Mapping[str, PackageState], names: Iterable[str]) -> tuple[PackageChange, ...]:
-    """Marks as manually installed those of ``names`` that are installed and marked as automatic."""
-    states = ((name, packages.get(name)) for name in names)
+def set_manual(packages: Mapping[PackageId, PackageState], asked: Iterable[PackageId]) -> tuple[PackageChange, ...]:
+    """Marks as manually installed those of ``asked`` that are installed and marked as automatic."""
+    states = ((package, packages.get(package)) for package in asked)
     return tuple(
-        PackageChange(name, state, replace(state, auto=False))
-        for name, state in states
+        PackageChange(package, state, replace(state, auto=False))
+        for package, state in states
         if state is not None and state.auto and matches(state, "")
     )
 
 
 def why_manual(marked: Iterable[PackageChange], facts: Facts) -> str:
     """Why marks change."""
-    names = ", ".join(change.name for change in marked)
+    names = ", ".join(str(change.id) for change in marked)
     return f"{system(facts).autoremove} may remove {names}, marked as automatically installed"

@@ -18,7 +18,7 @@ from gpunode.steps.gpus import own_gpus
 from gpunode.steps.module import plan_load
 
 if TYPE_CHECKING:
-    from gpunode.recipe_kubernetes import Kubernetes
+    from gpunode.recipe.kubernetes import Kubernetes
 
 MANAGER_UNIT: Final = "nvidia-mig-manager.service"
 # In a drop-in it enables the unit as a file does: all of this is configuration that a rollback puts back.
@@ -205,7 +205,7 @@ def _counts(
 def _from_file(
     path: str, facts: Facts, name: str, index: int, device: PciDevice
 ) -> tuple[bool, Mapping[str, int] | None]:
-    from gpunode.recipe_mig import read
+    from gpunode.recipe.mig import read
 
     state = need(facts.file(path), f"what {path} holds")
     if state is None:

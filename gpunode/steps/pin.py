@@ -32,7 +32,7 @@ def plan(recipe: Recipe, facts: Facts) -> Outcome:
         )
     wanted = FileState(package_system.pin(chosen, driver.family.origins))
     present = need(facts.file(package_system.pin_file), f"what {package_system.pin_file} holds")
-    names = dict.fromkeys((*driver.packages(recipe), *pinned_names(chosen.branch)))
+    names = dict.fromkeys((*(package.name for package in driver.packages(recipe)), *pinned_names(chosen.branch)))
     notes = (*chosen.warnings, *package_system.overriding(facts, chosen, names))
     if present == wanted:
         return Planned((), f"held at {_held(chosen.branch, chosen.exact)}", notes)

@@ -25,6 +25,7 @@ from gpunode.facts.model import Facts, Known, Unknown, holds, known
 from gpunode.facts.probes import TOOLKIT_PROGRAM
 from gpunode.facts.project import PLAN
 from gpunode.outcome import Outcome, Planned, Refusal, Step
+from gpunode.package_id import PackageId
 from gpunode.packages.version import numbers
 from gpunode.recipe import Recipe
 from gpunode.runtimes import DesiredConfig, Runtime, runtime
@@ -143,10 +144,10 @@ def _other_driver(recipe: Recipe, facts: Facts, row: Runtime) -> tuple[str, ...]
     return ("the kubelet uses the cgroup driver cgroupfs, but the recipe sets systemd for runc: they must be the same",)
 
 
-def packaged_version(row: Runtime, packages: Mapping[str, PackageState]) -> tuple[int, ...] | None:
+def packaged_version(row: Runtime, packages: Mapping[PackageId, PackageState]) -> tuple[int, ...] | None:
     """The version of the runtime's installed package; None where none is installed."""
-    version = next((packages[name].version for name in row.packages if matches(packages.get(name), "")), "")
-    return numbers(version)
+    states = (packages.get(PackageId(name)) for name in row.packages)
+    return numbers(next((state.version for state in states if state and matches(state, "")), ""))
 
 
 def _desired(recipe: Recipe, row: Runtime, facts: Facts) -> DesiredConfig:

@@ -8,6 +8,7 @@ from gpunode.change import KnownAfter, PackageChange, PackageState
 from gpunode.errors import Refused
 from gpunode.facts.model import Facts, Known, known, need
 from gpunode.outcome import Outcome, Planned, Refusal, Step
+from gpunode.package_id import PackageId
 from gpunode.packages import system
 from gpunode.recipe import Recipe
 from gpunode.runtimes import Runtime, runtime
@@ -29,16 +30,16 @@ def plan(recipe: Recipe, facts: Facts) -> Outcome:
     if row.product:
         return Planned((), f"{row.product} brings its own {row.id}")
     packages = need(facts.packages, "which packages are installed")
-    for name in row.packages:
-        if matches(packages.get(name), ""):
-            return _installed(recipe, facts, name, packages)
+    for package in map(PackageId, row.packages):
+        if matches(packages.get(package), ""):
+            return _installed(recipe, facts, package, packages)
     unit = facts.unit(row.unit)
     if isinstance(unit, Known) and unit.value.exists and not unit.value.masked:
         return Planned((), f"{row.unit} is installed, but not from a package; it is not replaced")
     return _missing(recipe, facts, row, packages)
 
 
-def _missing(recipe: Recipe, facts: Facts, row: Runtime, packages: Mapping[str, PackageState]) -> Outcome:
+def _missing(recipe: Recipe, facts: Facts, row: Runtime, packages: Mapping[PackageId, PackageState]) -> Outcome:
     """The distribution's package of a runtime that is not here."""
     if _has_kind(recipe) and known(facts.rootless_docker, default=False):
         return _rootless(facts)
@@ -55,7 +56,7 @@ def _missing(recipe: Recipe, facts: Facts, row: Runtime, packages: Mapping[str, 
             why='the recipe says runtime.install = "never"',
             hint=f'install {" or ".join(row.packages)}{product}, or set runtime.install = "if-missing"',
         )
-    first = row.packages[0]
+    first = PackageId(row.packages[0])
     if recipe.lock is not None and first not in recipe.lock.packages:
         return not_locked(recipe.lock, first)
     reason = f"{row.id} is missing; the distribution's package will be installed"
@@ -78,18 +79,18 @@ def _has_kind(recipe: Recipe) -> bool:
     return recipe.kubernetes is not None and recipe.kubernetes.kind.workers > 0
 
 
-def _installed(recipe: Recipe, facts: Facts, name: str, packages: Mapping[str, PackageState]) -> Outcome:
+def _installed(recipe: Recipe, facts: Facts, package: PackageId, packages: Mapping[PackageId, PackageState]) -> Outcome:
     """The package that provides the runtime, in the locked version where there is one."""
-    present, lock = packages[name], recipe.lock
-    if lock is not None and name not in lock.packages:
-        return not_locked(lock, name)
-    if lock is None or not astray(recipe, packages, (name,)):
-        marked, installed = set_manual(packages, (name,)), f"{name} {present.version} is installed"
+    present, lock = packages[package], recipe.lock
+    if lock is not None and package not in lock.packages:
+        return not_locked(lock, package)
+    if lock is None or not astray(recipe, packages, (package,)):
+        marked, installed = set_manual(packages, (package,)), f"{package} {present.version} is installed"
         return Planned(marked, f"{installed}; {why_manual(marked, facts)}" if marked else installed)
     if present.held:
-        return held_elsewhere(facts, (name,), lock.file)
-    after = wanted_state(recipe, name, KnownAfter(why="runtime"))
-    return Planned((PackageChange(name, present, after),), f"the lock holds {name} at another version")
+        return held_elsewhere(facts, (package,), lock.file)
+    after = wanted_state(recipe, package, KnownAfter(why="runtime"))
+    return Planned((PackageChange(package, present, after),), f"the lock holds {package} at another version")
 
 
 RUNTIME_INSTALL = Step("runtime-install", "container runtime", "packages", plan)

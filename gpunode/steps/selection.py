@@ -17,6 +17,7 @@ from gpunode.command import gpunode
 from gpunode.distros.family import Family
 from gpunode.facts.model import Facts, known, need
 from gpunode.outcome import Planned, Refusal
+from gpunode.package_id import PackageId
 from gpunode.packages import system
 from gpunode.packages.version import without_epoch
 from gpunode.recipe import Recipe, VersionLock
@@ -48,14 +49,14 @@ class WantedDriver:
     chosen: Choice
 
     @property
-    def rival(self) -> str:
+    def rival(self) -> PackageId:
         """The package that builds the modules of the other flavour."""
         other: ModuleFlavour = "proprietary" if self.chosen.flavour == "open" else "open"
-        return self.family.dkms_package(replace(self.chosen, flavour=other))
+        return PackageId(self.family.dkms_package(replace(self.chosen, flavour=other)))
 
-    def packages(self, recipe: Recipe) -> tuple[str, ...]:
+    def packages(self, recipe: Recipe) -> tuple[PackageId, ...]:
         """The packages that the package manager is asked for."""
-        return self.family.driver_packages(self.chosen, recipe.driver.scope)
+        return tuple(map(PackageId, self.family.driver_packages(self.chosen, recipe.driver.scope)))
 
 
 def wanted_driver(recipe: Recipe, facts: Facts) -> WantedDriver | Planned | Refusal:
@@ -165,16 +166,16 @@ def _locked(recipe: Recipe, lock: VersionLock, facts: Facts, present: tuple[GpuM
     fitting = [outcome for outcome in outcomes if isinstance(outcome, Choice)]
     if not fitting:
         return _as_refusal(outcomes[0])
-    for chosen in fitting:
-        if set(found.driver_packages(chosen, recipe.driver.scope)) <= lock.packages.keys():
-            return replace(chosen, reason=f"{lock.file} holds it")
-    lacking = next(n for n in found.driver_packages(fitting[0], recipe.driver.scope) if n not in lock.packages)
-    return not_locked(lock, lacking)
+    drivers = [WantedDriver(found, chosen) for chosen in fitting]
+    for driver in drivers:
+        if lock.packages.keys() >= {*driver.packages(recipe)}:
+            return replace(driver.chosen, reason=f"{lock.file} holds it")
+    return not_locked(lock, next(one for one in drivers[0].packages(recipe) if one not in lock.packages))
 
 
 def locked_driver(lock: VersionLock) -> str:
     """The driver's own version that a lock holds (``580.178.04``); empty when it holds none, or more than one."""
-    versions = {lock.packages[name] for name in driver_packages(lock.packages)}
+    versions = {lock.packages[package] for package in driver_packages(lock.packages)}
     found = {_REVISION.sub("", without_epoch(version)) for version in versions if branch_of(version)}
     return found.pop() if len(found) == 1 else ""
 
@@ -187,10 +188,10 @@ def _no_driver_in(lock: VersionLock) -> Refusal:
     )
 
 
-def not_locked(lock: VersionLock, name: str) -> Refusal:
+def not_locked(lock: VersionLock, package: PackageId) -> Refusal:
     """The refusal of a package that is asked for and has no version in the lock."""
     return Refusal(
-        what=f"{lock.file} names no version of {name}, which this node needs",
+        what=f"{lock.file} names no version of {package}, which this node needs",
         why=f"it was written with recipe {lock.recipe} on a node that needed other packages",
         hint="use a lock of a node with the same recipe, GPUs and scope, or write one for this kind of node",
     )
@@ -222,11 +223,11 @@ def kept_version(recipe: Recipe, facts: Facts, driver: WantedDriver) -> str:
 def installed_version(facts: Facts, driver: WantedDriver) -> str:
     """The installed version of the chosen driver, as the package of its kernel modules has it; empty where none is."""
     packages = known(facts.packages, {})
-    modules = (packages.get(name) for name in (driver.family.dkms_package(driver.chosen), driver.rival))
+    modules = (packages.get(one) for one in (PackageId(driver.family.dkms_package(driver.chosen)), driver.rival))
     return next((upstream(state.version) for state in modules if state and matches(state, prefix(driver.chosen))), "")
 
 
-def apart_from(recipe: Recipe, facts: Facts, driver: WantedDriver) -> tuple[str, ...]:
+def apart_from(recipe: Recipe, facts: Facts, driver: WantedDriver) -> tuple[PackageId, ...]:
     """The installed packages of the driver that are not, or will not be, of the version of its kernel modules.
 
     They work in one version alone. With a lock each has a version to be compared with; where one exact version takes
@@ -238,12 +239,12 @@ def apart_from(recipe: Recipe, facts: Facts, driver: WantedDriver) -> tuple[str,
     branch = driver.chosen.branch
     found = parts(known(facts.packages, {}), branch)
     # What is of another branch leaves with that one, unless it strayed into a driver that stays.
-    fitting = (name for name, own in found.items() if own != version and (version or own.startswith(f"{branch}.")))
-    return tuple(name for name in fitting if name != driver.rival)
+    fitting = (one for one, own in found.items() if own != version and (version or own.startswith(f"{branch}.")))
+    return tuple(one for one in fitting if one != driver.rival)
 
 
-def moved_along(strays: Sequence[str], packages: Mapping[str, PackageState]) -> tuple[str, ...]:
+def moved_along(strays: Sequence[PackageId], packages: Mapping[PackageId, PackageState]) -> tuple[PackageId, ...]:
     """The tools that came with what has strayed, in its version: NVIDIA's packages want them in their own."""
-    theirs = {upstream(packages[name].version) for name in strays}
-    installed = ((name, packages[name]) for name in sorted(BY_THEMSELVES & packages.keys()))
-    return tuple(n for n, state in installed if not state.config_files_only and upstream(state.version) in theirs)
+    theirs = {upstream(packages[package].version) for package in strays}
+    installed = ((one, packages[one]) for one in map(PackageId, sorted(BY_THEMSELVES)) if one in packages)
+    return tuple(one for one, state in installed if not state.config_files_only and upstream(state.version) in theirs)

@@ -10,6 +10,7 @@ from gpunode.distros.family import TOOLKIT_PACKAGES
 from gpunode.errors import Refused
 from gpunode.facts.model import Facts, known, need
 from gpunode.outcome import Outcome, Planned, Refusal, Step
+from gpunode.package_id import PackageId
 from gpunode.packages import system
 from gpunode.recipe import Recipe, VersionLock
 from gpunode.steps.installed_driver import matches
@@ -36,7 +37,7 @@ def plan(recipe: Recipe, facts: Facts) -> Outcome:
     names = TOOLKIT_PACKAGES if newer else tuple(n for n in TOOLKIT_PACKAGES if not _right(packages, n, wanted))
     if held := [name for name in names if name in packages and packages[name].held]:
         return Refusal(
-            what=f"{', '.join(held)} is held",
+            what=f"{', '.join(map(str, held))} is held",
             why=f"the toolkit's packages must all be {wanted or 'of one version'}; somebody put it on hold",
             hint=f"{system(facts).unhold(held)}, then run the command again",
         )
@@ -72,12 +73,12 @@ def _configured_otherwise(recipe: Recipe, facts: Facts) -> Iterator[str]:
         yield f"{CONFIG} differs from the toolkit's defaults; it stays, as that may be intended: {'; '.join(found)}"
 
 
-def _came_along(name: str, before: PackageState | None) -> bool:
+def _came_along(package: PackageId, before: PackageState | None) -> bool:
     """Whether the package goes on counting as a dependency; the first of the four brings the others."""
-    return name != TOOLKIT_PACKAGES[0] and before is not None and before.auto and not before.config_files_only
+    return package != TOOLKIT_PACKAGES[0] and before is not None and before.auto and not before.config_files_only
 
 
-def _reason(packages: Mapping[str, PackageState], wanted: str) -> str:
+def _reason(packages: Mapping[PackageId, PackageState], wanted: str) -> str:
     """Why packages change, with the versions that differ."""
     present = {name: packages[name].version for name in TOOLKIT_PACKAGES if matches(packages.get(name), "")}
     if len(set(present.values())) > 1:
@@ -86,7 +87,7 @@ def _reason(packages: Mapping[str, PackageState], wanted: str) -> str:
     return "containers need it to use the GPU" + (f"; all four at {wanted}" if wanted else "")
 
 
-def _version(recipe: Recipe, packages: Mapping[str, PackageState]) -> str | Refusal:
+def _version(recipe: Recipe, packages: Mapping[PackageId, PackageState]) -> str | Refusal:
     """The version of all four; empty when any will do as long as it is one.
 
     NVIDIA's packages have had the revision 1 in every release (1.14.0 to 1.20.1).
@@ -117,9 +118,9 @@ def _locked(lock: VersionLock, named: str) -> str | Refusal:
     return versions.pop()
 
 
-def _right(packages: Mapping[str, PackageState], name: str, wanted: str) -> bool:
+def _right(packages: Mapping[PackageId, PackageState], package: PackageId, wanted: str) -> bool:
     """Whether the package is as wanted; where any version will do, all four must still be of one."""
-    state = packages.get(name)
+    state = packages.get(package)
     if state is None or state.config_files_only or wanted:
         return state is not None and not state.config_files_only and state.version == wanted
     return len({packages[other].version for other in TOOLKIT_PACKAGES if matches(packages.get(other), "")}) == 1

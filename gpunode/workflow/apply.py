@@ -24,8 +24,9 @@ from gpunode.errors import ChangeFailed, GpunodeError, Interrupted
 from gpunode.host.port import Host, Settled
 from gpunode.journal.history import settles
 from gpunode.journal.record import CONFFILES, Failed, Intent
-from gpunode.journal.store import Run
+from gpunode.journal.run import Run
 from gpunode.outcome import Planned
+from gpunode.package_id import PackageId
 from gpunode.steps.runtime_config import RUNTIME_CONFIG
 from gpunode.workflow import present
 from gpunode.workflow.converge import DEPENDENCIES, StagePlan, StepPlan
@@ -254,13 +255,13 @@ class Applier:
         self.tell(Applied(stage, "packages", batch, time.monotonic() - started))
 
     def _conffiles(self, batch: Sequence[PackageChange]) -> Iterator[Change]:
-        purged = [change.name for change in batch if change.after is None and change.before is not None]
+        purged = [change.id for change in batch if change.after is None and change.before is not None]
         found = present.database(self.host).config_files(purged) if purged else {}
         for path in sorted({path for paths in found.values() for path in paths}):
             if (state := present.state(self.host, path)) is not None:
                 yield self.host.realize(FileChange(path, state, None))
 
-    def _spared(self, batch: Sequence[PackageChange]) -> frozenset[str]:
+    def _spared(self, batch: Sequence[PackageChange]) -> frozenset[PackageId]:
         """The packages of a transaction that failed which it never touched: what comes later is somebody else's.
 
         None where the package database does not tell: then all of them may have been touched, and are undone by what
@@ -272,17 +273,16 @@ class Applier:
         except (GpunodeError, ValueError):
             return frozenset()  # the transaction's own failure is what the user must hear of
         return frozenset(
-            change.name
+            change.id
             for change in batch
-            if change.name.partition(":")[0] not in half
-            and _version(states.get(change.name)) == _version(change.before)
+            if change.id.name not in half and _version(states.get(change.id)) == _version(change.before)
         )
 
     def _make(
         self,
         changes: tuple[Change, ...],
         seqs: tuple[int, ...],
-        spared: Callable[[], Collection[str]] = frozenset,
+        spared: Callable[[], Collection[PackageId]] = frozenset,
     ) -> None:
         try:
             self.host.apply(changes)
@@ -290,7 +290,7 @@ class Applier:
             untouched = spared()
             intents = (entry for entry in self.run.entries() if isinstance(entry, Intent) and entry.seq in seqs)
             for intent in intents:
-                if not isinstance(intent.change, PackageChange) or intent.change.name in untouched:
+                if not isinstance(intent.change, PackageChange) or intent.change.id in untouched:
                     self.run.failed(intent.seq, failure.what)
             raise
         self.run.done(*seqs)

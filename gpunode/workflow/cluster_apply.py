@@ -15,7 +15,8 @@ from gpunode.errors import ChangeFailed, Conflict, GpunodeError, Interrupted, Ve
 from gpunode.host.cluster import Cluster
 from gpunode.host.port import OnProgress, Progress
 from gpunode.journal.record import Verb
-from gpunode.journal.store import Run, Store
+from gpunode.journal.run import Run
+from gpunode.journal.store import Store
 from gpunode.kubernetes.model import GPU_PRESENT
 from gpunode.kubernetes.reconcile import Item, fields_now, key, manager_of, place, taints_of, without_taints
 from gpunode.kubernetes.workload_checks import Workload, cause, counts

@@ -24,7 +24,7 @@ from gpunode.kubernetes.trial_checks import Ran, settled, sharing_check, trial_c
 from gpunode.kubernetes.trials import RUN_LABEL, Trial, is_over, is_unscheduled, trials, users
 from gpunode.kubernetes.workload_checks import Workload, cause, crashing, workload_check, workloads
 from gpunode.recipe import Recipe
-from gpunode.recipe_kubernetes import Kubernetes
+from gpunode.recipe.kubernetes import Kubernetes
 from gpunode.workflow.cluster_plan import check_kind
 from gpunode.workflow.verify import Report
 

@@ -10,7 +10,8 @@ from gpunode.facts.nvml import Inventory
 from gpunode.host import container
 from gpunode.host.process import Runner
 from gpunode.runtimes import Runtime
-from gpunode.workflow.verify import Effective, gpus
+from gpunode.workflow.driver_checks import gpus
+from gpunode.workflow.verify import Effective
 
 _TITLE = "a container sees the same GPUs"
 _TRY_A_POD = "start a pod that requests nvidia.com/gpu"

@@ -18,6 +18,7 @@ from gpunode.facts.probes import LSPCI, kubelet_command, probes
 from gpunode.facts.project import PLAN, project
 from gpunode.host.port import HostView
 from gpunode.outcome import Outcome, Planned, Refusal, Stage, Step, Waits
+from gpunode.package_id import PackageId
 from gpunode.recipe import Recipe
 from gpunode.redaction.secrets import text as redact
 from gpunode.runtimes import RUNTIMES, DesiredConfig, Runtime
@@ -254,9 +255,9 @@ def projected(facts: Facts, plan: StagePlan) -> Facts:
 
 def _files_to_come(facts: Facts, plan: StagePlan) -> Iterator[tuple[str, str]]:
     """Configuration files that a runtime's or the toolkit's package will bring, each with the package."""
-    new = {change.name for change in plan.packages if change.after and not _is_present(change.before)}
-    brought = [(row.config, name) for row in RUNTIMES for name in sorted(row.config_from & new)]
-    brought += [(CONFIG, CONFIG_FROM)] if CONFIG_FROM in new else []
+    new = {change.id for change in plan.packages if change.after and not _is_present(change.before)}
+    brought = [(row.config, name) for row in RUNTIMES for name in sorted(row.config_from) if PackageId(name) in new]
+    brought += [(CONFIG, str(CONFIG_FROM))] if CONFIG_FROM in new else []
     for path, name in brought:
         if isinstance(fact := facts.file(path), Known) and fact.value is None:
             yield path, name

@@ -17,9 +17,9 @@ from gpunode.runtimes import ObservedConfig, Runtime
 from gpunode.steps.runtime_edits import reread
 from gpunode.workflow.apply import Applier, failure_recorded
 from gpunode.workflow.converge import StagePlan, StepPlan, survey
+from gpunode.workflow.disruption import NO_DAEMON, refuse_while_running
 from gpunode.workflow.edits import CtkPlan, by_cdi
 from gpunode.workflow.events import Observer
-from gpunode.workflow.setup import NO_DAEMON, refuse_while_running
 
 CtkVerb: TypeAlias = Literal["configure", "unconfigure"]
 Effective: TypeAlias = Callable[[str], ObservedConfig | None]
@@ -104,7 +104,7 @@ def refuse_disruption(host: HostView, plan: CtkPlan) -> None:
     """
     if plan.planned.disrupts and plan.target:
         unit = plan.target.facts.unit(plan.target.row.unit)
-        refuse_while_running(unit, host, "continue with --allow-disruption")
+        refuse_while_running(unit, host)
 
 
 def carry_out(plan: CtkPlan, host: Host, store: Store, asked: Asked, tell: Observer) -> Done:

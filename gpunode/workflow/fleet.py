@@ -201,7 +201,7 @@ def drift(evidence: Evidence, recipe: Recipe) -> tuple[Drift, ...]:
     return tuple(found)
 
 
-def held_against_each_other(answers: Sequence[Row], groups: Sequence[Group], processes: int = 0) -> tuple[Row, ...]:
+def held_against_each_other(answers: Sequence[Row], groups: Sequence[Group]) -> tuple[Row, ...]:
     """``answers`` with the differences of the odd ones: each is compared with the node that is most like the others."""
     paths = {row.report: row.path for row in answers}
     pairs = [
@@ -211,7 +211,7 @@ def held_against_each_other(answers: Sequence[Row], groups: Sequence[Group], pro
         for node, places in group.odd.items()
     ]
     found: dict[str, tuple[Odd, ...]] = defaultdict(tuple)
-    for pair, outcome in zip(pairs, side_by_side.each(pairs, _odds, processes), strict=True):
+    for pair, outcome in zip(pairs, side_by_side.each(pairs, _odds), strict=True):
         if isinstance(outcome, side_by_side.Done):
             found[pair.node] = outcome.answer
     models = {node: throughout(group.model).title for group in groups for node in group.nodes}

@@ -8,11 +8,12 @@ from dataclasses import replace
 from gpunode.catalog.driver import Choice, Impossible, choose
 from gpunode.catalog.gpus import GpuModel
 from gpunode.command import sudo_gpunode
-from gpunode.distros.family import Family
+from gpunode.distros.family import TOOLKIT_PACKAGES, Family
 from gpunode.errors import Refused, Undetermined
 from gpunode.facts.model import Facts, Known, known
 from gpunode.host.port import HostView
 from gpunode.outcome import Refusal
+from gpunode.package_id import PackageId
 from gpunode.packages import system
 from gpunode.recipe import Driver, Flavour, Recipe, Runtime, Scope, Toolkit
 from gpunode.runtimes import RUNTIMES, DesiredConfig
@@ -111,7 +112,7 @@ def _persistence(facts: Facts) -> bool:
 
 
 def _toolkit(facts: Facts) -> Toolkit:
-    state = known(facts.packages, {}).get("nvidia-container-toolkit")
+    state = known(facts.packages, {}).get(TOOLKIT_PACKAGES[0])
     return Toolkit() if state and not state.config_files_only else Toolkit(version="none")
 
 
@@ -120,7 +121,7 @@ def _runtime(facts: Facts) -> Runtime:
     for row in RUNTIMES:
         if (found := _configured(placed(row, facts), facts)) is not None:
             return found
-    podman = known(facts.packages, {}).get("podman")
+    podman = known(facts.packages, {}).get(PackageId("podman"))
     is_there = podman is not None and not podman.config_files_only
     return Runtime("podman", install="never") if is_there and cdi.offered(facts).devices else Runtime()
 

@@ -9,6 +9,7 @@ from gpunode.change import KnownAfter, PackageState
 from gpunode.distros.family import TOOLKIT_PACKAGES
 from gpunode.errors import Refused, Undetermined
 from gpunode.facts.model import Facts, need
+from gpunode.package_id import PackageId
 from gpunode.recipe import Recipe, VersionLock
 from gpunode.runtimes import runtime
 from gpunode.steps.driver import DRIVER
@@ -42,24 +43,24 @@ def lock_of(recipe: Recipe, facts: Facts, plans: Sequence[StagePlan], file: str)
         facts = projected(facts, plan)
     packages = need(facts.packages, "which packages are installed")
     distro = need(facts.distro, "which distribution this is")
-    names = sorted({*_asked(recipe, facts, packages), *_driver_parts(recipe, facts, packages)})
+    wanted = sorted({*_asked(recipe, facts, packages), *_driver_parts(recipe, facts, packages)})
     return VersionLock(
         file=file,
         recipe=recipe.name,
         distribution=distro.id,
         release=distro.version_id,
         architecture=need(facts.architecture, "the architecture of this system"),
-        packages={name: packages[name].version for name in names if matches(packages.get(name), "")},
+        packages={package: packages[package].version for package in wanted if matches(packages.get(package), "")},
     )
 
 
 def _unsettled(plan: StagePlan) -> str:
     """Why some version is not known; empty when all are."""
-    pending = [change.name for change in plan.packages if isinstance(change.after, KnownAfter)]
+    pending = [str(change.id) for change in plan.packages if isinstance(change.after, KnownAfter)]
     return f"{', '.join(pending)}: known after the package index is read" if pending else ""
 
 
-def _asked(recipe: Recipe, facts: Facts, packages: Mapping[str, PackageState]) -> Iterator[str]:
+def _asked(recipe: Recipe, facts: Facts, packages: Mapping[PackageId, PackageState]) -> Iterator[PackageId]:
     """What steps ask for by name."""
     driver = _driver(recipe, facts)
     if driver is not None:
@@ -69,8 +70,8 @@ def _asked(recipe: Recipe, facts: Facts, packages: Mapping[str, PackageState]) -
     if wants_toolkit(recipe) and TOOLKIT.id not in recipe.skip:
         yield from TOOLKIT_PACKAGES
     if recipe.runtime.name != "none" and RUNTIME_INSTALL.id not in recipe.skip:
-        names = (name for name in runtime(recipe.runtime.name).packages if matches(packages.get(name), ""))
-        yield from (name for name in [next(names, "")] if name)
+        found = map(PackageId, runtime(recipe.runtime.name).packages)
+        yield from [package for package in found if matches(packages.get(package), "")][:1]
 
 
 def _driver(recipe: Recipe, facts: Facts) -> WantedDriver | None:
@@ -78,20 +79,20 @@ def _driver(recipe: Recipe, facts: Facts) -> WantedDriver | None:
     return driver if isinstance(driver, WantedDriver) else None
 
 
-def _driver_parts(recipe: Recipe, facts: Facts, packages: Mapping[str, PackageState]) -> Iterator[str]:
+def _driver_parts(recipe: Recipe, facts: Facts, packages: Mapping[PackageId, PackageState]) -> Iterator[PackageId]:
     """The installed parts of the driver: all of its version, and those with versions of their own that came along."""
     driver = _driver(recipe, facts)
-    parts = {*driver_packages(packages), *(name for name in packages if name.startswith(_OPEN_SOURCE_PARTS))}
-    for name in parts if driver is not None else ():
-        state = packages[name]
+    parts = {*driver_packages(packages), *(one for one in packages if one.name.startswith(_OPEN_SOURCE_PARTS))}
+    for package in parts if driver is not None else ():
+        state = packages[package]
         branch = branch_of(state.version)
         if driver is not None and (branch == driver.chosen.branch or (not branch and state.auto)):
-            yield name
+            yield package
 
 
-def lacked(missing_versions: Iterable[tuple[str, str]], problem: str, lock: VersionLock) -> Refused | None:
-    """The refusal of a lock some of whose versions, as name and version, no archive has; None where it has all."""
-    missing = [f"{name} {version}" for name, version in missing_versions if lock.packages.get(name) == version]
+def lacked(missing_versions: Iterable[tuple[PackageId, str]], problem: str, lock: VersionLock) -> Refused | None:
+    """The refusal of a lock some of whose versions no archive has; None where it has all."""
+    missing = [f"{one} {version}" for one, version in missing_versions if lock.packages.get(one) == version]
     if not missing:
         return None
     return Refused(

@@ -25,9 +25,9 @@ def with_origins(plan: StagePlan, host: HostView, facts: Facts) -> StagePlan:
     brought = [change for change in plan.packages if isinstance(change.after, PackageState)]
     if not brought:
         return plan
-    names = dict.fromkeys(change.name for change in brought)
+    named = dict.fromkeys(change.id for change in brought)
     package_system = system(facts)
-    answer = host.look(package_system.archives_of(names))
+    answer = host.look(package_system.archives_of(named))
     archives = package_system.archives(answer.text) if answer.outcome == "ok" else {}
 
     @cache
@@ -37,7 +37,7 @@ def with_origins(plan: StagePlan, host: HostView, facts: Facts) -> StagePlan:
     def marked(change: Change) -> Change:
         if not isinstance(change, PackageChange) or not isinstance(after := change.after, PackageState):
             return change
-        found = archives.get((change.name.partition(":")[0], after.version), ())
+        found = archives.get((change.id.name, after.version), ())
         return replace(change, after=replace(after, origin="; or ".join(map(vouched, found))))
 
     steps = tuple(replace(step, changes=tuple(map(marked, step.changes))) for step in plan.steps)

@@ -11,6 +11,7 @@ from gpunode.change import Change, FileChange, PackageChange, PackageState, Trig
 from gpunode.errors import UsageError
 from gpunode.facts.model import Facts, Known, known
 from gpunode.journal.history import CutShort
+from gpunode.package_id import PackageId
 from gpunode.runtimes import RUNTIMES
 
 if TYPE_CHECKING:
@@ -130,18 +131,18 @@ def half_written(cut: CutShort) -> tuple[str, ...]:
     return tuple(dict.fromkeys((*written, *candidates)))
 
 
-def marks_missing(cut: CutShort, installed: Mapping[str, PackageState]) -> tuple[PackageChange, ...]:
+def marks_missing(cut: CutShort, installed: Mapping[PackageId, PackageState]) -> tuple[PackageChange, ...]:
     """The packages that the setup brought as somebody's dependency or held, and that are not marked so.
 
     Package managers mark all that they are told by name as manually installed; the marks are set after the transaction.
     """
     if cut.begin.verb != "setup":
         return ()
-    begun = {change.name: change.after for change in cut.begun if isinstance(change, PackageChange)}
-    owed = ((name, installed.get(name), after) for name, after in begun.items())
+    begun = {change.id: change.after for change in cut.begun if isinstance(change, PackageChange)}
+    owed = ((package, installed.get(package), after) for package, after in begun.items())
     return tuple(
-        PackageChange(name, now, replace(now, auto=after.auto, held=after.held))
-        for name, now, after in owed
+        PackageChange(package, now, replace(now, auto=after.auto, held=after.held))
+        for package, now, after in owed
         if now is not None and isinstance(after, PackageState) and now.version == after.version
         if (after.auto and not now.auto) or (after.held and not now.held)
     )

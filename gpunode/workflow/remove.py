@@ -4,23 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
-from gpunode.change import FileChange, FileState, PackageChange, PackageState, RuntimeExpectation, Trigger
+from gpunode.change import (
+    FileChange,
+    FileState,
+    MigChange,
+    PackageChange,
+    PackageState,
+    RuntimeExpectation,
+    ServiceChange,
+    Trigger,
+)
 from gpunode.errors import Refused
 from gpunode.facts.evidence import Probe
 from gpunode.facts.model import Facts
 from gpunode.host.port import Host, HostView
 from gpunode.journal.footprint import FileTrail, Footprint
 from gpunode.journal.record import digest
+from gpunode.package_id import PackageId
 from gpunode.runtimes import RUNTIMES, DesiredConfig, RecordedEdit, after_edits, runtime
 from gpunode.runtimes.keys import taken_back
-from gpunode.workflow import mig_layouts, mps_clients, present, undo
+from gpunode.workflow import mig_layouts, present, undo
+from gpunode.workflow.disruption import DOCKER, refuse_undoing
 from gpunode.workflow.rollback import edited
-from gpunode.workflow.setup import refuse_while_running
 from gpunode.workflow.undo import Part, Undoing
 
 _STEP = "remove"
-_DOCKER = "docker.service"
+_Reversible = TypeVar("_Reversible", MigChange, ServiceChange)
 # Where DKMS (Debian) and shim-signed (Ubuntu) keep the key that they sign modules with.
 _MACHINE_KEYS = ("/var/lib/dkms/mok.pub", "/var/lib/shim-signed/mok/MOK.der")
 
@@ -59,39 +70,35 @@ def removing(
         Refused: the package manager would do something else.
     """
     files, file_notes = _files(footprint, host, force=force)
-    added = {name: before for name, before in footprint.packages.items() if before is None or before.config_files_only}
+    added = {one: before for one, before in footprint.packages.items() if before is None or before.config_files_only}
     installed = undo.installed(facts)
     packages, staying = undo.packages_back(added, installed, present.database(host))
     packages = undo.completed(host, packages)
-    units = (Part("kernel", _STEP, replace(change, before=change.after, after=change.before))
-             for change in footprint.services.values())  # fmt: skip
-    divided = [Part("runtime", _STEP, replace(change, before=change.after, after=change.before))
-               for change in footprint.mig.values()]  # fmt: skip
+    of_packages = (Part("packages", _STEP, _owing(footprint, change)) for change in packages)
+    divided = [Part("runtime", _STEP, _reversed(change)) for change in footprint.mig.values()]
     layouts, unchanged = mig_layouts.back(host, divided, force=force)
-    parts = undo.backward(
-        (
-            *files,
-            *layouts,
-            *(Part("packages", _STEP, _owing(footprint, change)) for change in packages),
-            *(part for unit in units if (part := undo.service_back(facts, unit)) is not None),
-        )
-    )
+    parts = undo.backward((*files, *layouts, *of_packages, *_units(footprint, facts)))
     parts, kept = undo.with_the_driver(parts, packages, added, installed)
     if not disrupt:
-        docker = facts.unit(_DOCKER)
-        undo.refuse_disruption(
-            parts, host, lambda: refuse_while_running(docker, host, "continue with --allow-disruption"), owed
-        )
-        mig_layouts.refuse_clients(host, [part.change for part in parts])
-        mps_clients.refuse_clients(host, [part.change for part in parts], owed)
+        refuse_undoing([part.change for part in parts], owed, facts.unit(DOCKER), host)
     notes = (*file_notes, *unchanged, *staying, *kept, *_not_undone(footprint.packages, installed))
     notes = (*notes, *_enrolled_keys(host))
     return Undoing("", parts, notes, reboot=undo.reboot_reason(facts, packages), owed=owed)
 
 
+def _units(footprint: Footprint, facts: Facts) -> Iterator[Part]:
+    for change in footprint.services.values():
+        if (part := undo.service_back(facts, Part("kernel", _STEP, _reversed(change)))) is not None:
+            yield part
+
+
+def _reversed(change: _Reversible) -> _Reversible:
+    return replace(change, before=change.after, after=change.before)
+
+
 def _owing(footprint: Footprint, change: PackageChange) -> PackageChange:
     """``change`` with what gpunode's own changes of the package owed."""
-    return replace(change, triggers=footprint.package_triggers.get(change.name, frozenset()))
+    return replace(change, triggers=footprint.package_triggers.get(change.id, frozenset()))
 
 
 def _files(footprint: Footprint, host: Host, *, force: bool) -> tuple[list[Part], list[str]]:
@@ -177,11 +184,13 @@ def _expectation(path: str) -> RuntimeExpectation | None:
     return next((RuntimeExpectation(row.id, row.config) for row in RUNTIMES if path in {row.config, row.drop_in}), None)
 
 
-def _not_undone(first: Mapping[str, PackageState | None], installed: Mapping[str, PackageState]) -> Iterator[str]:
+def _not_undone(
+    first: Mapping[PackageId, PackageState | None], installed: Mapping[PackageId, PackageState]
+) -> Iterator[str]:
     """What gpunode did to packages that were there before it: that is not taken back."""
-    there = {name: state for name, state in first.items() if state is not None and not state.config_files_only}
-    gone = sorted(name for name in there if name not in installed)
-    changed = sorted(name for name in there if name in installed and installed[name].version != there[name].version)
+    there = {one: state for one, state in first.items() if state is not None and not state.config_files_only}
+    gone = sorted(str(one) for one in there if one not in installed)
+    changed = sorted(str(one) for one in there if one in installed and installed[one].version != there[one].version)
     if gone:
         yield f"gpunode purged these packages and does not reinstall them: {', '.join(gone)}"
     if changed:

@@ -30,17 +30,16 @@ from gpunode.host.port import Host, Settled
 from gpunode.journal.history import RunSummary, to_undo
 from gpunode.journal.record import CONFFILES, MAKING, Verb
 from gpunode.journal.store import Store
+from gpunode.package_id import PackageId
 from gpunode.redaction.evidence import without_secrets
 from gpunode.runtimes import RUNTIMES, DesiredConfig, Runtime
-from gpunode.workflow import mig_layouts, mps_clients, present, standing, undo
+from gpunode.workflow import mig_layouts, present, standing, undo
 from gpunode.workflow.apply import Applier, failure_recorded
 from gpunode.workflow.converge import DEPENDENCIES
+from gpunode.workflow.disruption import DOCKER, refuse_undoing
 from gpunode.workflow.events import Observer
 from gpunode.workflow.recovery import still_owed
-from gpunode.workflow.setup import refuse_while_running
 from gpunode.workflow.undo import Part, Undo, Undoing
-
-_DOCKER = "docker.service"
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,15 +97,8 @@ def undoing(
         going = standing.going((part.step, part.change) for part in undone.parts)
         standing.refuse_needed(store, of, going, partial(_is_there, host, undo.installed(facts)))
     if not disrupt:
-        docker = facts.unit(_DOCKER) if facts else Unknown("not asked", "units")
-        undo.refuse_disruption(
-            undone.parts,
-            host,
-            lambda: refuse_while_running(docker, host, "continue with --allow-disruption"),
-            undone.owed,
-        )
-        mig_layouts.refuse_clients(host, undone.changes)
-        mps_clients.refuse_clients(host, undone.changes, undone.owed)
+        docker = facts.unit(DOCKER) if facts else Unknown("not asked", "units")
+        refuse_undoing(undone.changes, undone.owed, docker, host)
     return undone
 
 
@@ -127,13 +119,13 @@ def _undone_as(change: Change) -> Literal["file", "package", "unit", "mig", "not
             return "nothing"  # a build goes with its package; a cluster's objects have a rollback of their own
 
 
-def _is_there(host: Host, packages: Collection[str], change: Change) -> bool:
+def _is_there(host: Host, packages: Collection[PackageId], change: Change) -> bool:
     """Whether the file or package of ``change`` is on the node; of all else nobody takes it away unasked."""
     match change:
         case FileChange(path=path):
             return present.state(host, path) is not None
-        case PackageChange(name=name):
-            return name in packages
+        case PackageChange(id=package):
+            return package in packages
         case _:
             return True
 
@@ -206,8 +198,8 @@ def _left_behind(host: Host, folders: Sequence[str]) -> bool:
 def _whole(host: Host, facts: Facts, undone: Undoing, parts: Sequence[Part], *, backward: bool) -> Undoing:
     """``undone``, which has the files, with the packages and units of ``parts``, in order."""
     kinds = {kind: [part for part in parts if _undone_as(part.change) == kind] for kind in ("package", "unit")}
-    steps = {subject(part.change): part for part in kinds["package"]}
-    wanted = {name: undo.state_of(part.change) for name, part in steps.items()}
+    steps = {part.change.id: part for part in kinds["package"] if isinstance(part.change, PackageChange)}
+    wanted = {package: undo.state_of(part.change) for package, part in steps.items()}
     packages, notes = undo.packages_back(wanted, undo.installed(facts), present.database(host))
     lost: tuple[str, ...] = ()
     if backward:
@@ -228,8 +220,8 @@ def _whole(host: Host, facts: Facts, undone: Undoing, parts: Sequence[Part], *, 
     return replace(undone, parts=ordered, notes=notes, incomplete=undone.incomplete or bool(lost), reboot=reboot)
 
 
-def _package(steps: Mapping[str, Part], change: PackageChange) -> Part:
-    known = steps.get(change.name)
+def _package(steps: Mapping[PackageId, Part], change: PackageChange) -> Part:
+    known = steps.get(change.id)
     if known is None:
         return Part("packages", DEPENDENCIES, change)
     owed = known.change.triggers if isinstance(known.change, PackageChange) else frozenset[Trigger]()

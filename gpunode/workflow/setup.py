@@ -2,37 +2,30 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 
 from gpunode.change import Deferred, FileChange, Trigger, settle_order
-from gpunode.errors import ChangeFailed, DrainRequired, Refused, Undetermined
-from gpunode.facts.evidence import Probe
-from gpunode.facts.model import Fact, Facts, Known, Unit, known
-from gpunode.host.port import Host, HostView, Settled
-from gpunode.journal.history import CutShort
-from gpunode.journal.store import Run, Store
+from gpunode.errors import ChangeFailed, Refused
+from gpunode.facts.model import Facts, known
+from gpunode.host.port import Host, Settled
+from gpunode.journal.run import Run
+from gpunode.journal.store import Store
 from gpunode.outcome import Planned, Waits, reboot_suffices
 from gpunode.packages import system
 from gpunode.recipe import Recipe
 from gpunode.steps.table import STAGES
-from gpunode.workflow import mig_layouts, mps_clients
 from gpunode.workflow.apply import Applier, at_the_end, failure_recorded
 from gpunode.workflow.converge import Advance, StagePlan, plan_stage, raise_refusal, walk
+from gpunode.workflow.disruption import refuse_setup
 from gpunode.workflow.events import Observer, Previewed, StageBegun, Surveyed, Told
 from gpunode.workflow.locking import lacked
 from gpunode.workflow.origins import with_origins
 from gpunode.workflow.plan import plan
 from gpunode.workflow.reboot import UNIT, Resume, arrange, resume_unit
-from gpunode.workflow.recovery import backlog, marks_missing, told
+from gpunode.workflow.recovery import Backlog, backlog, marks_missing, told
 from gpunode.workflow.transaction import beyond, news, resolved
-
-_RESTARTS_DOCKER = Trigger("restart", "docker.service")
-# docker 20 to 28: "Is the docker daemon running?"; docker 29: "check … if the daemon is running".
-NO_DAEMON = re.compile(r"daemon (?:is )?running")
-RUNNING_CONTAINERS = Probe("docker-ps", argv=("docker", "ps", "--format", "{{.ID}} {{.Names}}"), timeout_s=20)
 
 
 def _agree(plans: Sequence[StagePlan]) -> None:
@@ -109,6 +102,34 @@ def setup(
     """
     started = asked.started or time.monotonic()
     tell(Surveyed(recipe, facts))
+    preview = _previewed(recipe, facts, host, asked)
+    left = backlog(store, facts)
+    tell(Previewed(preview))
+    nothing_to_do = not left and not any(stage.changes for stage in preview)
+    _tell_of(left, tell, nothing_to_do=nothing_to_do)
+    waits = tuple(wait for stage in preview for wait in stage.waits)
+    if nothing_to_do and not (asked.resume and reboot_suffices(waits)):
+        if left.cut is not None:
+            store.conclude(left.cut.begin.run, "cut short; a later run found nothing left to do")
+        return SetupResult(preview, (), (), waits, "", time.monotonic() - started, facts)
+    if not asked.allow_disruption:
+        refuse_setup(preview, left.owed, facts, host)
+    host.vet([change for stage in preview for change in stage.changes])
+    started += _waited_for(lambda: asked.confirm(preview))
+    unsettled = tuple(change for change in store.unsettled() if change.triggers & set(left.owed))
+    run = _begun(store, recipe, facts, asked)
+    applier = Applier(host, run, tell, asked.pause, unsettled, left.owed)
+    course = _Course(recipe, host, applier, advance, asked, preview, left)
+    waits, seconds = _carried_out(course, run, facts), time.monotonic() - started
+    return SetupResult(preview, tuple(course.applied), tuple(course.settled), waits, run.id, seconds, course.facts)
+
+
+def _previewed(recipe: Recipe, facts: Facts, host: Host, asked: Asked) -> tuple[StagePlan, ...]:
+    """The plan; for an upgrade with a fresh index.
+
+    Raises:
+        Refused: a step refuses, or what the next boot is to run cannot stand in a unit.
+    """
     preview = plan(recipe, facts, host, asked.only)
     raise_refusal(preview)
     if asked.resume:
@@ -116,25 +137,19 @@ def setup(
     if recipe.upgrade and preview[0].changes == ():
         host.trigger((Trigger("index-refresh"),))
         preview = plan(recipe, facts, host, asked.only)
-    left = backlog(store, facts)
-    owed, cut = left.owed, left.cut
-    tell(Previewed(preview))
-    nothing_to_do = not left and not any(stage.changes for stage in preview)
-    if cut is not None:
-        tell(Told(told(cut, "nothing is left to do" if nothing_to_do else "this run finishes it")))
+    return preview
+
+
+def _tell_of(left: Backlog, tell: Observer, *, nothing_to_do: bool) -> None:
+    """What earlier runs left undone is told."""
+    if left.cut is not None:
+        tell(Told(told(left.cut, "nothing is left to do" if nothing_to_do else "this run finishes it")))
     if left:
         tell(Told(f"{left}; this run does it"))
-    waits = tuple(wait for stage in preview for wait in stage.waits)
-    if nothing_to_do and not (asked.resume and reboot_suffices(waits)):
-        if cut is not None:
-            store.conclude(cut.begin.run, "cut short; a later run found nothing left to do")
-        return SetupResult(preview, (), (), waits, "", time.monotonic() - started, facts)
-    if not asked.allow_disruption:
-        _refuse_disruption(preview, owed, facts, host)
-    host.vet([change for stage in preview for change in stage.changes])
-    started += _waited_for(lambda: asked.confirm(preview))
-    unsettled = tuple(change for change in store.unsettled() if change.triggers & set(owed))
-    run = store.begin(
+
+
+def _begun(store: Store, recipe: Recipe, facts: Facts, asked: Asked) -> Run:
+    return store.begin(
         "setup",
         version=asked.version,
         recipe=recipe.name,
@@ -142,11 +157,6 @@ def setup(
         boot_id=known(facts.boot_id, ""),
         argv=asked.argv,
     )
-    applier = Applier(host, run, tell, asked.pause, unsettled, owed)
-    course = _Course(recipe, host, applier, advance, asked, owed, preview, cut)
-    waits = _carried_out(course, run, facts)
-    seconds = time.monotonic() - started
-    return SetupResult(preview, tuple(course.applied), tuple(course.settled), waits, run.id, seconds, course.facts)
 
 
 def _carried_out(course: _Course, run: Run, facts: Facts) -> tuple[Waits, ...]:
@@ -173,9 +183,8 @@ class _Course:
     applier: Applier
     advance: Advance
     asked: Asked
-    owed: tuple[Trigger, ...]
     agreed: tuple[StagePlan, ...]
-    cut: CutShort | None = None
+    left: Backlog
     applied: list[StagePlan] = field(default_factory=list)
     settled: list[Settled] = field(default_factory=list)
     waits: tuple[Waits, ...] = ()
@@ -184,12 +193,12 @@ class _Course:
     def go(self, facts: Facts) -> None:
         """Every stage is applied, everything owed is settled, by this run or an earlier one."""
         self.facts = facts
-        self.applier.settle([trigger for trigger in self.owed if trigger.ends_stage])
+        self.applier.settle([trigger for trigger in self.left.owed if trigger.ends_stage])
         for stage in walk(self.recipe, facts, self._exact, self._enact, self.asked.only):
             raise_refusal([stage])
             self.applied.append(stage)
         self._mark()
-        late = {trigger for trigger in self.owed if not trigger.ends_stage}
+        late = {trigger for trigger in self.left.owed if not trigger.ends_stage}
         ending = self.applier.settle(settle_order({*late, *at_the_end(self.applied)}))
         self.settled += ending
         if ending:
@@ -203,7 +212,7 @@ class _Course:
 
     def _mark(self) -> None:
         """Packages that a run that was cut short has brought are marked as it would have marked them."""
-        if self.cut is not None and (missing := marks_missing(self.cut, known(self.facts.packages, {}))):
+        if self.left.cut is not None and (missing := marks_missing(self.left.cut, known(self.facts.packages, {}))):
             self.applier.transaction("packages", missing, lambda _: "marks")
             self.facts = self.advance(self.facts, self.applied[-1])
 
@@ -271,39 +280,3 @@ class _Course:
 def _is_unsettled(change: object) -> bool:
     """Whether a stage's end leaves a change open: what a package brings, and a daemon that reads at the run's end."""
     return isinstance(change, FileChange) and (isinstance(change.after, Deferred) or change.before == change.after)
-
-
-def _refuse_disruption(preview: Sequence[StagePlan], owed: Sequence[Trigger], facts: Facts, host: Host) -> None:
-    """Raises when going on would stop running containers; they are named."""
-    changes = [change for stage in preview for change in stage.changes]
-    mig_layouts.refuse_clients(host, changes)
-    mps_clients.refuse_clients(host, changes, owed)
-    steps = (step.outcome for stage in preview for step in stage.steps)
-    if _RESTARTS_DOCKER in owed or any(isinstance(outcome, Planned) and outcome.disrupts for outcome in steps):
-        refuse_while_running(facts.unit(_RESTARTS_DOCKER.target), host, "continue with --allow-disruption")
-
-
-def refuse_while_running(docker: Fact[Unit], host: HostView, otherwise: str) -> None:
-    """Raise if docker runs containers that its restart would stop.
-
-    Raises:
-        DrainRequired: it does; they are named.
-        Undetermined: docker runs and does not say.
-    """
-    running = host.look(RUNNING_CONTAINERS)
-    names = [line.partition(" ")[2] for line in running.text.splitlines() if line.strip()]
-    if running.outcome == "ok" and names:
-        count = "1 running docker container" if len(names) == 1 else f"{len(names)} running docker containers"
-        raise DrainRequired(
-            f"continuing would stop {count}",
-            why=f"running: {', '.join(names)}",
-            hint=f"drain them first, or {otherwise}",
-        )
-    is_down = running.outcome == "absent" or (isinstance(docker, Known) and not docker.value.state.active)
-    is_down = is_down or NO_DAEMON.search(running.error) is not None
-    if running.outcome != "ok" and not is_down:
-        raise Undetermined(
-            "cannot tell which docker containers run, and continuing would stop them",
-            why=f"{running.source}: {running.outcome}; {running.error.strip()[:500]}",
-            hint=f"make `docker ps` answer, or {otherwise}",
-        )

@@ -46,9 +46,6 @@ class Done(Generic[R]):
     answer: R
 
 
-Outcome: TypeAlias = "Done[R] | Failed"
-
-
 def each(items: Sequence[T], job: Callable[[T], R], processes: int = 0) -> Iterator[Done[R] | Failed]:
     """What ``job`` answers for each of ``items``, in their order, as soon as it is known.
 

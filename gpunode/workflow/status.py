@@ -14,6 +14,7 @@ from gpunode.facts.model import Facts, Kernels, Known, Unknown, known
 from gpunode.facts.nvml import NvmlAnswer
 from gpunode.host import nvml
 from gpunode.host.port import HostView
+from gpunode.package_id import PackageId
 from gpunode.runtimes import RUNTIMES, DesiredConfig, ObservedConfig, Runtime, runtime
 from gpunode.runtimes.found import contents, in_facts
 from gpunode.runtimes.installations import placed
@@ -66,7 +67,7 @@ class Status:
 def status(facts: Facts, host: HostView, left: Backlog) -> Status:
     """The node as it is; what is unknown shows as absent or None."""
     packages = known(facts.packages, {})
-    drivers = {n: s for n, s in installed_driver_packages(facts).items() if not s.config_files_only} if packages else {}
+    drivers = {p: s for p, s in installed_driver_packages(facts).items() if not s.config_files_only} if packages else {}
     kernels = facts.kernels.value if isinstance(facts.kernels, Known) else None
     loaded = facts.loaded_driver.value if isinstance(facts.loaded_driver, Known) else None
     toolkit = packages.get(TOOLKIT_PACKAGES[0])
@@ -76,7 +77,7 @@ def status(facts: Facts, host: HostView, left: Backlog) -> Status:
         loaded=loaded.version if loaded else "",
         kernels=kernels,
         without_module=_without_module(kernels, facts) if drivers else (),
-        held=tuple(name for name, state in drivers.items() if state.held),
+        held=tuple(str(package) for package, state in drivers.items() if state.held),
         toolkit=toolkit.version if toolkit and not toolkit.config_files_only else "",
         runtimes=tuple(_runtimes(facts)),
         nvml=nvml_facts.answer_of(host.look(nvml.probe())),
@@ -84,7 +85,7 @@ def status(facts: Facts, host: HostView, left: Backlog) -> Status:
     )
 
 
-def _driver_version(drivers: Mapping[str, PackageState]) -> str:
+def _driver_version(drivers: Mapping[PackageId, PackageState]) -> str:
     """The version that most driver packages have."""
     versions = [nvml_facts.driver_version(state.version) for state in drivers.values()]
     found = [version for version in versions if version]
@@ -102,10 +103,8 @@ def _runtimes(facts: Facts) -> list[RuntimeStatus]:
     packages = known(facts.packages, {})
     found = []
     for row in RUNTIMES:
-        name = next((n for n in row.packages if n in packages and not packages[n].config_files_only), "")
-        if not name:
-            continue
-        found.append(_runtime(row, packages[name].version, facts))
+        states = (packages.get(PackageId(name)) for name in row.packages)
+        found += [_runtime(row, state.version, facts) for state in states if state and not state.config_files_only][:1]
     return [*found, *_bundled(facts)]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 
@@ -26,20 +26,17 @@ from gpunode.change import (
     subject,
     triggers,
 )
-from gpunode.errors import DrainRequired, Refused
+from gpunode.errors import Refused
 from gpunode.facts.model import Facts, Known, need
 from gpunode.host.port import Host, HostView, Settled
 from gpunode.journal.record import CONFFILES, CONFIGURATION, OBSOLETE
+from gpunode.package_id import PackageId
 from gpunode.packages import Database
 from gpunode.packages.simulation import Action, is_removal, unplanned
 from gpunode.runtimes import DesiredConfig
 from gpunode.workflow import present
 from gpunode.workflow.apply import Applier
 from gpunode.workflow.converge import DEPENDENCIES
-
-_RESTARTS_DOCKER = Trigger("restart", "docker.service")
-_DOCKER = frozenset({"docker.io", "docker-ce"})
-_CONTAINERD = frozenset({"containerd", "containerd.io"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,36 +158,36 @@ def _forward_rank(part: Part) -> int:
 
 
 def packages_back(
-    wanted: Mapping[str, PackageState | None], installed: Mapping[str, PackageState], database: Database
+    wanted: Mapping[PackageId, PackageState | None], installed: Mapping[PackageId, PackageState], database: Database
 ) -> tuple[tuple[PackageChange, ...], tuple[str, ...]]:
     """What brings the packages to ``wanted``, and a note for each that stays because others need it now.
 
     Args:
-        wanted: the state by name; None for what was not there.
+        wanted: the state of each; None for what was not there.
         installed: the packages that there are.
         database: of the node, as it is now.
     """
     changes = [
-        PackageChange(name, installed.get(name), state)
-        for name, state in wanted.items()
-        if not _is_so(installed.get(name), state)
+        PackageChange(package, installed.get(package), state)
+        for package, state in wanted.items()
+        if not _is_so(installed.get(package), state)
     ]
-    leaving = [change.name for change in changes if is_removal(change)]
-    changing = [change.name for change in changes if not is_removal(change)]
+    leaving = [change.id for change in changes if is_removal(change)]
+    changing = [change.id for change in changes if not is_removal(change)]
     staying = database.needed(leaving, changing)
-    notes = tuple(f"{name} stays: {by} needs it now" for name, by in sorted(staying.items()))
-    return tuple(change for change in changes if change.name not in staying), notes
+    notes = tuple(f"{package} stays: {by} needs it now" for package, by in sorted(staying.items()))
+    return tuple(change for change in changes if change.id not in staying), notes
 
 
 def with_the_driver(
     parts: Sequence[Part],
     packages: Sequence[PackageChange],
-    wanted: Mapping[str, PackageState | None],
-    there: Collection[str],
+    wanted: Mapping[PackageId, PackageState | None],
+    there: Collection[PackageId],
 ) -> tuple[tuple[Part, ...], tuple[str, ...]]:
     """``parts`` without what a driver that stays is run with: its blacklist, archive, key, pin and units; and why."""
-    going = {change.name for change in packages}
-    staying = {name for name, state in wanted.items() if state is None and name in there and name not in going}
+    going = {change.id for change in packages}
+    staying = {one for one, state in wanted.items() if state is None and one in there and one not in going}
     if not (drivers := sorted(driver_packages(staying))):
         return tuple(parts), ()
     kept = [part for part in parts if _serves_packages(part)]
@@ -226,17 +223,17 @@ def obtainable(host: Host, changes: Sequence[PackageChange]) -> tuple[tuple[Pack
     Where what is left needs one of them, nothing comes back: a removal must not hang on that.
     """
     coming = [change for change in changes if _is_fetched(change)]
-    offered = host.offered([change.name for change in coming])
-    gone = [change for change in coming if _version(change) not in offered.get(change.name, ())]
+    offered = host.offered([change.id for change in coming])
+    gone = [change for change in coming if _version(change) not in offered.get(change.id, ())]
     if not gone:
         return tuple(changes), ()
-    notes = tuple(_lost(change, sorted(offered.get(change.name, ()))) for change in gone)
+    notes = tuple(_lost(change, sorted(offered.get(change.id, ()))) for change in gone)
     rest = tuple(change for change in changes if change not in gone)
     simulation = host.simulate(rest) if rest else None
     if simulation is None or not simulation.problem:
         return rest, notes
     left = [change for change in coming if change not in gone]
-    also = f"nor does what came with it: {', '.join(change.name for change in left)}"
+    also = f"nor does what came with it: {', '.join(str(change.id) for change in left)}"
     return tuple(change for change in rest if change not in left), (*notes, also)
 
 
@@ -253,7 +250,7 @@ def _version(change: PackageChange) -> str:
 
 def _lost(change: PackageChange, offered: Sequence[str]) -> str:
     others = f" (they have {', '.join(offered)})" if offered else ""
-    return f"{change.name} {_version(change)} cannot be restored: no archive has it any more{others}"
+    return f"{change.id} {_version(change)} cannot be restored: no archive has it any more{others}"
 
 
 def completed(host: HostView, packages: Sequence[PackageChange]) -> tuple[PackageChange, ...]:
@@ -272,14 +269,14 @@ def completed(host: HostView, packages: Sequence[PackageChange]) -> tuple[Packag
             hint="a hold, a pin or a package that came since usually asks for this; the configuration alone comes back "
             "with\n  gpunode rollback",
         )
-    named = {change.name for change in packages}
-    others = (action for action in simulation.actions if action.verb == "install" and action.name not in named)
+    named = {change.id for change in packages}
+    others = (action for action in simulation.actions if action.verb == "install" and action.id not in named)
     return (*packages, *(_dependency(action) for action in others))
 
 
 def _dependency(action: Action) -> PackageChange:
     former = PackageState(action.former) if action.former else None
-    return PackageChange(action.name, former, PackageState(action.version, auto=former is None))
+    return PackageChange(action.id, former, PackageState(action.version, auto=former is None))
 
 
 def service_back(facts: Facts, part: Part, *, coming: bool = False) -> Part | None:
@@ -300,57 +297,9 @@ def service_back(facts: Facts, part: Part, *, coming: bool = False) -> Part | No
 def reboot_reason(facts: Facts, packages: Sequence[PackageChange]) -> str:
     """Why a reboot is needed after ``packages``: the driver goes, and its module stays in the kernel until then."""
     loaded = facts.loaded_driver.value if isinstance(facts.loaded_driver, Known) else None
-    if loaded is None or not _replaces(packages, driver_packages(change.name for change in packages)):
+    if loaded is None or not replaces(packages, driver_packages(change.id for change in packages)):
         return ""
     return f"the kernel keeps the module of driver {loaded.version} until the next boot"
-
-
-def _replaces(packages: Sequence[PackageChange], names: Collection[str]) -> bool:
-    """Whether one of ``names`` that is there goes, wholly or but for its configuration, or comes in another version."""
-    return any(change.name in names and _is_replaced(change) for change in packages)
-
-
-def _is_replaced(change: PackageChange) -> bool:
-    if change.before is None or change.before.config_files_only:
-        return False
-    state = state_of(change)
-    return state is None or state.config_files_only or state.version != change.before.version
-
-
-def refuse_disruption(
-    parts: Sequence[Part], host: Host, docker_containers: Callable[[], None], owed: Collection[Trigger] = ()
-) -> None:
-    """Nothing, unless it would stop running containers or take the driver from processes that use a GPU.
-
-    Args:
-        parts: what is to be done.
-        host: the node.
-        docker_containers: raises when docker runs containers.
-        owed: what is settled besides.
-
-    Raises:
-        DrainRequired: they are named.
-    """
-    changes = [part.change for part in parts]
-    packages = [change for change in changes if isinstance(change, PackageChange)]
-    stopped = {change.unit for change in changes if isinstance(change, ServiceChange) and not change.after.active}
-    restarts = _RESTARTS_DOCKER in (*triggers(changes), *owed)
-    if restarts or _replaces(packages, _DOCKER) or "docker.service" in stopped:
-        docker_containers()
-    workloads = host.workloads()
-    if _replaces(packages, driver_packages(change.name for change in packages)) and workloads.gpu:
-        raise _drain("take the driver from", "process", workloads.gpu)
-    if _replaces(packages, _CONTAINERD) and workloads.containers:
-        raise _drain("take containerd from", "container", workloads.containers)
-
-
-def _drain(doing: str, what: str, named: Sequence[str]) -> DrainRequired:
-    number = f"1 {what}" if len(named) == 1 else f"{len(named)} {what}{'es' if what.endswith('s') else 's'}"
-    return DrainRequired(
-        f"going on would {doing} {number}",
-        why=f"running: {', '.join(named[:20])}" + (" …" if len(named) > 20 else ""),
-        hint="end them first, or continue with --allow-disruption",
-    )
 
 
 @dataclass(slots=True)
@@ -385,11 +334,11 @@ class Undo:
 
     def _transaction(self, batch: Sequence[Part]) -> None:
         self.applier.pause()
-        steps = {part.change.name: part.step for part in batch if isinstance(part.change, PackageChange)}
+        steps = {part.change.id: part.step for part in batch if isinstance(part.change, PackageChange)}
         wanted = tuple(part.change for part in batch if isinstance(part.change, PackageChange))
         changes = completed(self.host, wanted)
         former = present.database(self.host).obsolete()
-        self.applier.transaction(batch[0].stage, changes, lambda change: steps.get(change.name, DEPENDENCIES))
+        self.applier.transaction(batch[0].stage, changes, lambda change: steps.get(change.id, DEPENDENCIES))
         now = present.database(self.host).obsolete()
         self._remove_unedited({path: md5 for path, md5 in now.items() if path not in former})
 
@@ -414,7 +363,7 @@ class Undo:
         self.applier.one(part.stage, part.step, change, self.reason, note)
 
 
-def installed(facts: Facts) -> Mapping[str, PackageState]:
+def installed(facts: Facts) -> Mapping[PackageId, PackageState]:
     """The packages that there are. Raises Undetermined when that cannot be told."""
     return need(facts.packages, "which packages are installed")
 
@@ -426,3 +375,15 @@ _LEFT = (".bak", ".backup", ".orig", ".old", ".save", ".prev", ".dpkg-", ".ucf-"
 def leftovers(path: str, names: Iterable[str]) -> Iterator[str]:
     """Those of ``names`` that other tools or people left beside ``path`` as its former versions."""
     return (name for name in names if name.startswith(path) and name.removeprefix(path).startswith(_LEFT))
+
+
+def replaces(packages: Sequence[PackageChange], those: Collection[PackageId]) -> bool:
+    """Whether one of ``those`` that is there goes, wholly or but for its configuration, or comes in another version."""
+    return any(change.id in those and _is_replaced(change) for change in packages)
+
+
+def _is_replaced(change: PackageChange) -> bool:
+    if change.before is None or change.before.config_files_only:
+        return False
+    state = state_of(change)
+    return state is None or state.config_files_only or state.version != change.before.version

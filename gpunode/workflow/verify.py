@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 from gpunode.change import subject
-from gpunode.check import Check, Status
+from gpunode.check import Check
 from gpunode.command import sudo_gpunode
-from gpunode.errors import GpunodeError, Undetermined
+from gpunode.errors import GpunodeError, Undetermined, VerifyFailed
 from gpunode.facts import nvml as nvml_facts
-from gpunode.facts.model import Facts, Known, Unknown, known
-from gpunode.facts.nvml import Gpu, Inventory, NoAnswer, NvmlAnswer, NvmlFailure, Unread
+from gpunode.facts.model import Facts
+from gpunode.facts.nvml import Gpu, Inventory
 from gpunode.host import nvml
 from gpunode.host.port import HostView
 from gpunode.outcome import Planned, Step, Waits
@@ -22,18 +22,17 @@ from gpunode.runtimes import DesiredConfig, ObservedConfig, Runtime, runtime
 from gpunode.runtimes.found import contents, in_facts
 from gpunode.runtimes.installations import placed
 from gpunode.steps.cdi import CDI
-from gpunode.steps.installed_driver import matches
 from gpunode.steps.mig import MIG
 from gpunode.steps.mig import is_wanted as mig_is_wanted
 from gpunode.steps.module import MODULE_LOAD
 from gpunode.steps.runtime_config import RUNTIME_CONFIG
-from gpunode.steps.selection import WantedDriver, apart_from, wanted_driver
 from gpunode.workflow.converge import StagePlan, partial
+from gpunode.workflow.driver_checks import driver_checks, vector_addition
 from gpunode.workflow.plan import plan
 from gpunode.workflow.recovery import NOTHING_LEFT, Backlog
 
 if TYPE_CHECKING:
-    from gpunode.facts.cuda import CudaAnswer
+    pass
 
 Effective: TypeAlias = Callable[[str], ObservedConfig | None]
 
@@ -64,6 +63,18 @@ class Report:
         """The checks that say that the node does not work."""
         return tuple(check for check in self.checks if check.status == "failed")
 
+    @property
+    def gpus(self) -> tuple[Gpu, ...]:
+        """Those that NVML told of."""
+        return self.inventory.gpus if self.inventory else ()
+
+    def shortcoming(self, prefix: str = "") -> GpunodeError | None:
+        """The error that it amounts to: the first failed check, else what could not be told; None for neither."""
+        if not self.failed:
+            return next(iter(self.untold), None)
+        first = self.failed[0]
+        return VerifyFailed(f"{prefix}{first.title}: {first.detail}", hint=first.hint)
+
 
 @dataclass(frozen=True, slots=True)
 class Extra:
@@ -78,12 +89,15 @@ class Extra:
     container: Callable[[Inventory, Runtime], Check] | None = None
 
 
+_NO_EXTRA = Extra()
+
+
 def verify(
     recipe: Recipe,
     facts: Facts,
     host: HostView,
     effective: Effective,
-    extra: Extra | None = None,
+    extra: Extra = _NO_EXTRA,
     planned: Sequence[StagePlan] | None = None,
     left: Backlog = NOTHING_LEFT,
     only: Collection[str] = (),
@@ -100,32 +114,22 @@ def verify(
         left: what earlier runs left undone.
         only: ids of the steps whose work is checked; empty checks everything.
     """
-    extra = extra or Extra()
     untold: list[Undetermined] = []
     # NVML and the runtime are asked side by side; each takes about 30 ms.
     with ThreadPoolExecutor(max_workers=1) as pool:
         asked = pool.submit(host.look, nvml.probe()) if _concerns(only, MODULE_LOAD) else None
-        checks = [
-            *_told(lambda: [configuration(recipe, facts, host, planned, left, only)], "configuration", _WANTED, untold)
-        ]
-        of_runtime: Sequence[Check] = ()
-        if _concerns(only, RUNTIME_CONFIG):
-            of_runtime = _told(lambda: [*runtime_checks(recipe, facts, effective)], "runtime", _READS, untold)
+        whole = lambda: [configuration(recipe, facts, host, planned, left, only)]  # noqa: E731
+        checks = [*_told(whole, "configuration", _WANTED, untold)]
+        reads = lambda: [*runtime_checks(recipe, facts, effective)]  # noqa: E731
+        of_runtime = _told(reads, "runtime", _READS, untold) if _concerns(only, RUNTIME_CONFIG) else ()
         answer = nvml_facts.answer_of(asked.result()) if asked else None
     inventory = answer if isinstance(answer, Inventory) else None
-    if _concerns(only, MIG):
-        checks += _mig_layout(recipe, facts)
-    if answer is not None:
-        checks += [*_driver(answer), *_versions(recipe, facts, answer), *_device_nodes(facts, inventory)]
-    checks += of_runtime
-    if _concerns(only, CDI):
-        checks += _told(lambda: [*_cdi(recipe, facts, host)], "cdi", OFFERED, untold)
-    if answer is not None:
-        checks += _expected(recipe.expect, inventory)
-    if extra.cuda:
-        checks.append(_vector_addition(_cuda_answer(host)))
-    if extra.container is not None:
-        run = extra.container
+    checks += _mig_layout(recipe, facts) if _concerns(only, MIG) else ()
+    checks += [*(driver_checks(recipe, facts, answer) if answer is not None else ()), *of_runtime]
+    checks += _told(lambda: [*_cdi(recipe, facts, host)], "cdi", OFFERED, untold) if _concerns(only, CDI) else ()
+    checks += _expected(recipe.expect, inventory) if answer is not None else ()
+    checks += [vector_addition(host)] if extra.cuda else ()
+    if (run := extra.container) is not None:
         checks += _told(lambda: [_container(recipe, facts, inventory, run)], "container", _SEES, untold)
     return Report(tuple(checks), inventory, tuple(untold))
 
@@ -141,11 +145,6 @@ def _told(ask: Callable[[], Sequence[Check]], id: str, title: str, untold: list[
     except Undetermined as error:
         untold.append(error)
         return [Check(id, title, "not run", _because(error.what, error.why), error.hint)]
-
-
-def gpus(number: int) -> str:
-    """``1 GPU``, ``8 GPUs``."""
-    return "1 GPU" if number == 1 else f"{number} GPUs"
 
 
 def configuration(
@@ -200,96 +199,6 @@ def _mig_layout(recipe: Recipe, facts: Facts) -> Iterator[Check]:
 
 def _because(what: str, why: str) -> str:
     return f"{what}: {why}" if why else what
-
-
-def _driver(answer: NvmlAnswer) -> Iterator[Check]:
-    title = "the driver answers (NVML)"
-    if isinstance(answer, NoAnswer):
-        status: Status = "not run" if answer.kind == "not asked" else "failed"
-        yield Check("nvml", title, status, answer.reason, "read `dmesg | grep -iE 'nvrm|xid'`")
-        return
-    if isinstance(answer, NvmlFailure):
-        yield Check("nvml", title, "failed", f"{answer.name} ({answer.code}): {answer.meaning}", answer.remedy)
-        return
-    if not answer.gpus:
-        yield Check("nvml", title, "failed", f"driver {answer.driver} sees no GPU", "read `dmesg | grep -i nvrm`")
-        return
-    yield Check("nvml", title, "passed", f"driver {answer.driver}, CUDA {answer.cuda}, {gpus(len(answer.gpus))}")
-    for gpu in answer.gpus:
-        yield _gpu(gpu)
-
-
-def _gpu(gpu: Gpu) -> Check:
-    id, title = f"gpu-{gpu.index}", f"GPU {gpu.index}"  # noqa: A001 - the check's own word
-    if gpu.faults:
-        name, fault = gpu.faults[0]
-        return Check(id, title, "failed", f"{name}: {fault.meaning}", fault.remedy)
-    traits = [
-        str(gpu.name),
-        f"{gpu.memory_mib} MiB" if isinstance(gpu.memory_mib, int) else "",
-        str(gpu.uuid),
-        _switch("persistence", gpu.persistence),
-        _switch("ECC", gpu.ecc),
-    ]
-    return Check(id, title, "passed", ", ".join(trait for trait in traits if trait))
-
-
-def _switch(name: str, value: bool | Unread) -> str:
-    if isinstance(value, Unread):
-        return ""
-    return f"{name} {'on' if value else 'off'}"
-
-
-def _versions(recipe: Recipe, facts: Facts, answer: NvmlAnswer) -> Iterator[Check]:
-    """The loaded module, the library in use and the installed package are one driver."""
-    title = "module, library, package: one version"
-    loaded = facts.loaded_driver.value if isinstance(facts.loaded_driver, Known) else None
-    module = loaded.version if loaded else None
-    library = None if isinstance(answer, NoAnswer) else str(answer.nvml or "")
-    driver = _driver_here(recipe, facts)
-    package = _package_version(recipe, facts, driver)
-    problems = nvml_facts.compare(module, library, package)
-    for problem in problems:
-        yield Check("versions", title, "failed", problem.what, problem.hint)
-    # For an upgrade every installed version is one to be replaced; here it is what the upgrade has led to.
-    strays = apart_from(replace(recipe, upgrade=False), facts, driver) if driver else ()
-    for name in strays:
-        what = f"{name} is {known(facts.packages, {})[name].version}, the installed package {package}"
-        yield Check("versions", title, "failed", what, "gpunode setup brings it to the driver's version")
-    if not problems and not strays and module:
-        seen = nvml_facts.driver_version(library or "") or "not reported by NVML"
-        yield Check("versions", title, "passed", f"module {module}, library {seen}, package {package or 'none'}")
-
-
-def _driver_here(recipe: Recipe, facts: Facts) -> WantedDriver | None:
-    """The driver that the node is to have; None where none is gpunode's, or nobody can tell which it should be."""
-    try:
-        driver = wanted_driver(recipe, facts)
-    except Undetermined:
-        return None
-    return driver if isinstance(driver, WantedDriver) else None
-
-
-def _package_version(recipe: Recipe, facts: Facts, driver: WantedDriver | None) -> str | None:
-    """The installed driver's, of its kernel modules, else of the first of its packages; None where there is none."""
-    if driver is None:
-        return None
-    packages = known(facts.packages, {})
-    names = (driver.family.dkms_package(driver.chosen), *driver.packages(recipe))
-    return next((packages[name].version for name in names if matches(packages.get(name), "")), None)
-
-
-def _device_nodes(facts: Facts, inventory: Inventory | None) -> Iterator[Check]:
-    """/dev/nvidiactl and one /dev/nvidiaN for every GPU, without which no process reaches the driver."""
-    if inventory is None or isinstance(facts.device_nodes, Unknown):
-        return
-    wanted = {"/dev/nvidiactl", *(f"/dev/nvidia{gpu.index}" for gpu in inventory.gpus)}
-    if missing := sorted(wanted - facts.device_nodes.value):
-        yield Check(
-            "device-nodes", "device nodes", "failed", f"missing: {', '.join(missing)}", "nvidia-modprobe -c 0 -u"
-        )
-        return
-    yield Check("device-nodes", "device nodes", "passed", f"{len(wanted)} under /dev")
 
 
 def runtime_checks(recipe: Recipe, facts: Facts, effective: Effective) -> Iterator[Check]:
@@ -347,32 +256,6 @@ def _expected(expect: Expect, inventory: Inventory | None) -> Iterator[Check]:
     from gpunode.workflow.expectations import expected
 
     return expected(expect, inventory)
-
-
-def _cuda_answer(host: HostView) -> CudaAnswer:
-    from gpunode.facts.cuda import answer_of
-    from gpunode.host import cuda
-
-    return answer_of(host.look(cuda.probe()))
-
-
-def _vector_addition(answer: CudaAnswer) -> Check:
-    from gpunode.facts.cuda import CudaRun
-
-    title = "vector addition on every GPU (CUDA)"
-    if isinstance(answer, NoAnswer):
-        return Check("cuda", title, "failed", answer.reason, "read `dmesg | grep -iE 'nvrm|xid'`")
-    if not isinstance(answer, CudaRun):
-        return Check("cuda", title, "failed", str(answer), answer.remedy)
-    if answer.passed:
-        elements = sum(gpu.elements for gpu in answer.gpus)
-        return Check("cuda", title, "passed", f"Test PASSED: {elements} sums right on {gpus(len(answer.gpus))}")
-    wrong = "; ".join(
-        f"GPU {gpu.index} {gpu.name}: {gpu.error or f'{gpu.mismatches} of {gpu.elements} sums wrong'}"
-        for gpu in answer.gpus
-        if not gpu.passed
-    )
-    return Check("cuda", title, "failed", wrong or "CUDA sees no GPU", "take the GPU out of service and read `dmesg`")
 
 
 def _container(

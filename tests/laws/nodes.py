@@ -19,6 +19,7 @@ from gpunode.facts.model import (
     Unit,
 )
 from gpunode.recipe import Driver, GpuDirect, Recipe, Runtime, Toolkit
+from tests.ids import by_id
 
 DISTROS = (
     Distro("debian", "12", "bookworm", "Debian GNU/Linux 12 (bookworm)"),
@@ -149,7 +150,7 @@ def facts(draw: st.DrawFn) -> Facts:
         devices=Known(
             tuple(PciDevice(f"0000:{n:02x}:00.0", "10de", gpu, "0302") for n, gpu in enumerate(gpus)), "lspci"
         ),
-        packages=Known(packages, "dpkg-status"),
+        packages=Known(by_id(packages), "dpkg-status"),
         packages_interrupted=Known(draw(st.booleans()), "dpkg-updates"),
         sources=Known((), "apt-sources"),
         headers=Known(frozenset({KERNEL} if has_headers else ()), "kernel-builds"),

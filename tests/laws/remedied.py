@@ -18,7 +18,7 @@ import typer.main
 from typer.core import TyperGroup
 
 from gpunode.catalog import branches, cuda
-from gpunode.catalog.conflicts import driver_packages
+from gpunode.catalog.conflicts import is_drivers
 from gpunode.catalog.driver import Choice, choose
 from gpunode.catalog.gpus import lookup
 from gpunode.change import FileState, PackageChange, PackageState, ServiceState
@@ -47,6 +47,7 @@ from gpunode.facts.model import (
     Unit,
     known,
 )
+from gpunode.package_id import PackageId
 from gpunode.packages.deb.preferences import PIN_FILE
 from gpunode.packages.simulation import Action, Simulation
 from gpunode.recipe import Driver, Recipe, Runtime
@@ -58,6 +59,7 @@ from gpunode.workflow import edits, toolkit_config
 from gpunode.workflow.converge import StagePlan, projected, walk
 from gpunode.workflow.edits import CtkPlan
 from gpunode.workflow.transaction import resolved
+from tests.ids import by_id, by_name
 
 HERE: Final = "evidence"
 USUAL: Final = {
@@ -88,21 +90,21 @@ class Archives:
         return Simulation(tuple(action for change in changes for action in self._action(change)))
 
     def _action(self, change: PackageChange) -> Iterator[Action]:
-        before = self.installed.get(change.name)
+        before = self.installed.get(str(change.id))
         there = before is not None and not before.config_files_only
         if change.after is None:
             if there:
-                yield Action("purge", change.name)
+                yield Action("purge", change.id)
             return
         after = change.after
-        version = after.version if isinstance(after, PackageState) else newest(change.name, after.prefix)
+        version = after.version if isinstance(after, PackageState) else newest(str(change.id), after.prefix)
         if before is None or not there or before.version != version:
-            yield Action("install", change.name, version, before.version if before and there else "")
+            yield Action("install", change.id, version, before.version if before and there else "")
 
 
 def newest(name: str, prefix: str) -> str:
     """The newest version of a package that begins with ``prefix``."""
-    if name in TOOLKIT_PACKAGES:
+    if PackageId(name) in TOOLKIT_PACKAGES:
         return TOOLKIT
     if not prefix:
         return "2.0-1"
@@ -114,12 +116,12 @@ def newest(name: str, prefix: str) -> str:
 
 def packages_of(facts: Facts) -> dict[str, PackageState]:
     """The packages of the node."""
-    return dict(facts.packages.value) if isinstance(facts.packages, Known) else {}
+    return by_name(facts.packages.value) if isinstance(facts.packages, Known) else {}
 
 
 def driver_of(facts: Facts) -> tuple[int, ...]:
     """The newest version of a package of the driver, as numbers."""
-    of_driver = (packages_of(facts)[name].version for name in driver_packages(packages_of(facts)))
+    of_driver = (state.version for name, state in packages_of(facts).items() if is_drivers(name))
     versions = (match[0] for version in of_driver if (match := _DRIVER_VERSION.match(version)))
     return max(tuple(map(int, version.split("."))) for version in versions)
 
@@ -155,7 +157,7 @@ def planned(recipe: Recipe, facts: Facts, only: Collection[str] = ()) -> tuple[S
 
     def exact(now: Facts, stage: StagePlan) -> StagePlan:
         present = known(now.packages, {})
-        return resolved(stage, now, Archives(present).simulate)
+        return resolved(stage, now, Archives(by_name(present)).simulate)
 
     return tuple(walk(recipe, facts, exact, projected, only))
 
@@ -270,7 +272,7 @@ def _fresh(snapshot: Snapshot, device: str) -> Facts:
         kernels=Known(Kernels(kernel, (kernel,)), HERE),
         boot_id=Known("b0a1", HERE),
         devices=Known(_devices(snapshot, device), HERE),
-        packages=Known(packages, HERE),
+        packages=Known(by_id(packages), HERE),
         packages_interrupted=Known(False, HERE),
         sources=Known((), HERE),
         headers=Known(frozenset(), HERE),
@@ -309,14 +311,14 @@ def _set_up(fresh: Facts, version: str, runtime: str) -> Facts:
 def _with_driver(facts: Facts, version: str) -> Facts:
     """Every package and module of the driver in that version."""
     packages = {
-        name: replace(state, version=f"{version}-1") if name in driver_packages((name,)) else state
+        name: replace(state, version=f"{version}-1") if is_drivers(name) else state
         for name, state in packages_of(facts).items()
     }
     files = tuple(replace(one, version=version) for one in known(facts.module_files, ()))
     loaded = known(facts.loaded_driver, None)
     return replace(
         facts,
-        packages=Known(packages, HERE),
+        packages=Known(by_id(packages), HERE),
         module_files=Known(files, HERE),
         loaded_driver=Known(replace(loaded, version=version) if loaded else None, HERE),
     )
@@ -337,7 +339,7 @@ def _by_distribution(fresh: Facts, version: str, *, is_open: bool = False) -> Fa
     packages[f"linux-headers-{running}"] = PackageState("6.1.1-1")
     return replace(
         fresh,
-        packages=Known(packages, HERE),
+        packages=Known(by_id(packages), HERE),
         headers=Known(frozenset({running}), HERE),
         module_files=Known(_modules(running, version), HERE),
         loaded_driver=Known(LoadedDriver(version, is_open), HERE),
@@ -383,7 +385,7 @@ def _without_headers(node: Scene) -> Facts:
 
 def _with_packages(facts: Facts, keep: Callable[[str], bool], **more: PackageState) -> Facts:
     kept = {name: state for name, state in packages_of(facts).items() if keep(name)}
-    return replace(facts, packages=Known({**kept, **{n.replace("_", "-"): s for n, s in more.items()}}, HERE))
+    return replace(facts, packages=Known(by_id({**kept, **{n.replace("_", "-"): s for n, s in more.items()}}), HERE))
 
 
 def _nouveau(node: Scene) -> Facts:
@@ -393,7 +395,7 @@ def _nouveau(node: Scene) -> Facts:
 
 def _without_user_side(node: Scene) -> Facts:
     builds = re.compile(r"nvidia-(?:kernel|dkms|persistenced)|linux-modules")
-    facts = _with_packages(node.whole, lambda name: name not in driver_packages((name,)) or bool(builds.match(name)))
+    facts = _with_packages(node.whole, lambda name: not is_drivers(name) or bool(builds.match(name)))
     return facts if facts.packages != node.whole.packages else node.fresh
 
 
@@ -410,17 +412,17 @@ def _headless(node: Scene) -> Facts:
 
 def _half_of_distribution(node: Scene) -> Facts:
     whole = _by_distribution(node.fresh, node.version)
-    name = max(driver_packages(packages_of(whole)))
+    name = max(filter(is_drivers, packages_of(whole)))
     behind = replace(packages_of(whole)[name], version="535.288.01-0ubuntu1")
-    return replace(whole, packages=Known({**packages_of(whole), name: behind}, HERE))
+    return replace(whole, packages=Known(by_id({**packages_of(whole), name: behind}), HERE))
 
 
 def _half_upgraded(node: Scene) -> Facts:
     """Some packages stayed behind, of the branch before; nothing holds the driver to one repository."""
     facts = _unpinned(node)
-    names = sorted(driver_packages(packages_of(facts)))
+    names = sorted(filter(is_drivers, packages_of(facts)))
     older = {name: replace(packages_of(facts)[name], version="570.86.15-1") for name in names[:1]}
-    return replace(facts, packages=Known({**packages_of(facts), **older}, HERE))
+    return replace(facts, packages=Known(by_id({**packages_of(facts), **older}), HERE))
 
 
 def _unpinned(node: Scene) -> Facts:
@@ -479,22 +481,22 @@ def _signed_twice(node: Scene) -> Facts:
 
 
 def _without_toolkit(node: Scene) -> Facts:
-    bare = _with_packages(node.whole, lambda name: name not in TOOLKIT_PACKAGES)
+    bare = _with_packages(node.whole, lambda name: PackageId(name) not in TOOLKIT_PACKAGES)
     lists = {path: fact for path, fact in bare.files.items() if "nvidia-container-toolkit" not in path}
     sources = tuple(one for one in known(bare.sources, ()) if "libnvidia-container" not in one.uri)
     return replace(bare, files=lists, sources=Known(sources, HERE))
 
 
 def _without_packages_of_toolkit(node: Scene) -> Facts:
-    return _with_packages(node.whole, lambda name: name not in TOOLKIT_PACKAGES)
+    return _with_packages(node.whole, lambda name: PackageId(name) not in TOOLKIT_PACKAGES)
 
 
 def _old_toolkit(node: Scene) -> Facts:
     packages = {
-        name: replace(state, version="1.5.1-1") if name in TOOLKIT_PACKAGES else state
+        name: replace(state, version="1.5.1-1") if PackageId(name) in TOOLKIT_PACKAGES else state
         for name, state in packages_of(node.whole).items()
     }
-    return replace(node.whole, packages=Known(packages, HERE))
+    return replace(node.whole, packages=Known(by_id(packages), HERE))
 
 
 def _other_cgroups(node: Scene) -> Facts:
@@ -602,7 +604,7 @@ def _typed(command: str, facts: Facts) -> Facts:
             return replace(facts, run_installer=Known(False, HERE))
         case _:
             return facts
-    return replace(facts, packages=Known(packages, HERE))
+    return replace(facts, packages=Known(by_id(packages), HERE))
 
 
 # ---- gpunode ctk

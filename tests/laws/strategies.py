@@ -22,9 +22,12 @@ from gpunode.change import (
     SigningKey,
     Trigger,
 )
+from gpunode.package_id import PackageId
 
 # Paths may hold bytes that are not UTF-8, which Python carries as lone surrogates.
 words = st.text(st.characters(codec=None, exclude_characters="\0"), min_size=1, max_size=12)
+names = st.text(st.characters(codec=None, exclude_characters="\0:="), min_size=1, max_size=12)
+package_ids = st.builds(PackageId, names, st.just("") | names, st.just("") | words)
 kinds = st.sampled_from(["index-refresh", "daemon-reload", "initramfs", "cdi", "reload", "restart"])
 triggers = st.builds(Trigger, kinds, st.sampled_from(["", "docker.service", "containerd.service"]))
 modes = st.integers(0, 0o7777)
@@ -37,7 +40,7 @@ package_states = st.builds(PackageState, words, st.booleans(), st.booleans(), st
 service_states = st.builds(ServiceState, st.booleans(), st.booleans())
 
 settled_files = st.builds(FileChange, words, st.none() | file_states, st.none() | file_states, trigger_sets)
-settled_packages = st.builds(PackageChange, words, st.none() | package_states, st.none() | package_states)
+settled_packages = st.builds(PackageChange, package_ids, st.none() | package_states, st.none() | package_states)
 services = st.builds(ServiceChange, words, service_states, service_states)
 modules = st.builds(ModuleChange, words, st.booleans(), st.booleans())
 argvs = st.lists(words, min_size=1, max_size=3).map(tuple)
@@ -51,5 +54,5 @@ changes: st.SearchStrategy[Change] = st.one_of(
     settled_changes,
     commands,
     st.builds(FileChange, words, st.none() | file_states, unsettled, trigger_sets),
-    st.builds(PackageChange, words, st.none() | package_states, st.builds(KnownAfter, words, words)),
+    st.builds(PackageChange, package_ids, st.none() | package_states, st.builds(KnownAfter, words, words)),
 )

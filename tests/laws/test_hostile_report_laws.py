@@ -74,10 +74,10 @@ def test_what_to_look_at_is_quoted_as_remedies_are(hostile: str) -> None:
 
 
 def test_a_file_of_the_reports_choosing_is_one_word() -> None:
-    rows = (("docker ps", "CONTAINER ID"), ("/etc/docker/$(id)/daemon.json", '{ "runtimes": { "nvidia":\n'))
-    commands = [
-        one for doubt in found((*rows, ("systemctl is-active docker", "active"))).unknown for one in doubt.look_at
-    ]
+    path = "/etc/docker/$(id)/daemon.json"
+    log = f"dockerd[1]: unable to configure the Docker daemon with file {path}: unexpected EOF"
+    (invalid,) = found(((path, '{ "runtimes": { "nvidia":\n'), ("journalctl -u docker", log))).findings
+    commands = [command for fix in invalid.remedy for command in fix.commands]
     assert "sudo dockerd --validate --config-file '/etc/docker/$(id)/daemon.json'" in commands
 
 

@@ -160,7 +160,7 @@ def test_ctk_writes_something_where_a_remedy_names_it() -> None:
     named = 0
     for report in reports():
         evidence = pasted.evidence(tuple((one["source"], one["text"]) for one in report.evidence))
-        for fix in (fix for finding in diagnose(snapshot(evidence)).findings for fix in finding.remedy):
+        for fix in (fix for finding in diagnose(snapshot(evidence)).roots for fix in finding.remedy):
             for asked in filter(None, map(ctk_of, fix.commands)):
                 named += 1
                 assert ctk_changes(without_moved(evidence, fix.commands), *asked).files, (report.name, fix)

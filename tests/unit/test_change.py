@@ -24,6 +24,7 @@ from gpunode.change import (
     subject,
     triggers,
 )
+from gpunode.package_id import PackageId
 from tests.needs import lacking
 
 ON, OFF = ServiceState(enabled=True, active=True), ServiceState(enabled=False, active=False)
@@ -38,7 +39,7 @@ def replaced(before: bytes, after: bytes) -> FileChange:
     ("change", "said"),
     [
         (FileChange("/etc/x", None, FileState(b"")), "/etc/x"),
-        (PackageChange("dkms", None, KnownAfter()), "dkms"),
+        (PackageChange(PackageId("dkms"), None, KnownAfter()), "dkms"),
         (ServiceChange("docker.service", OFF, ON), "docker.service"),
         (ModuleChange("nvidia", False, True), "nvidia"),
         (CommandChange(("dpkg", "--configure", "-a"), "interrupted"), "dpkg --configure -a"),
@@ -53,7 +54,7 @@ def test_a_change_is_named_by_what_it_is_about(change: FileChange, said: str) ->
     [
         FileChange("/etc/x", None, Deferred("what the package ships", "the transaction")),
         FileChange("/usr/share/keyrings/x.gpg", None, KEY),
-        PackageChange("nvidia-open", None, KnownAfter("580.")),
+        PackageChange(PackageId("nvidia-open"), None, KnownAfter("580.")),
         CommandChange(("dkms", "autoinstall"), "no module"),
     ],
 )
@@ -72,7 +73,7 @@ def test_a_stage_writes_files_before_packages_and_starts_services_last() -> None
     service = ServiceChange("nvidia-persistenced.service", OFF, ON)
     module = ModuleChange("nvidia", False, True)
     command = CommandChange(("dkms", "autoinstall"), "no module")
-    package = PackageChange("nvidia-open", None, KnownAfter())
+    package = PackageChange(PackageId("nvidia-open"), None, KnownAfter())
     pin = FileChange("/etc/apt/preferences.d/gpunode-nvidia", None, FileState(b""))
     assert ordered([service, module, command, package, pin]) == (pin, package, command, module, service)
 
@@ -149,4 +150,6 @@ class TestDiff:
 
 def test_a_package_goes_back_to_the_version_mark_and_hold_that_it_had() -> None:
     was, now = PackageState("470", auto=True, held=True), PackageState("580")
-    assert inverse(PackageChange("nvidia-driver", was, now)) == PackageChange("nvidia-driver", now, was)
+    assert inverse(PackageChange(PackageId("nvidia-driver"), was, now)) == PackageChange(
+        PackageId("nvidia-driver"), now, was
+    )

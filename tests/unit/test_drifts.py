@@ -26,7 +26,7 @@ RECIPE = Recipe(
     "drift", driver=Driver(version="580"), toolkit=Toolkit("1.19.1"), runtime=Runtime("containerd", default=True)
 )
 PACKAGES = {
-    **dict.fromkeys(TOOLKIT_PACKAGES, "1.19.1-1"),
+    **dict.fromkeys(map(str, TOOLKIT_PACKAGES), "1.19.1-1"),
     "containerd": "1.6.20~ds1-1+b1",
     "libcuda1": PackageState("580.178.04-1", auto=True),
     f"linux-headers-{KERNEL}": "6.1.140-1",

@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 
 from gpunode.errors import LockFileError
 from gpunode.lockfile import Moved, moved, parse, render
-from gpunode.recipe import VersionLock, known_keys
+from gpunode.recipe import VersionLock
+from gpunode.recipe.keys import known_keys
+from tests.ids import by_id
 
 LOCK = VersionLock(
     "fleet.lock",
@@ -18,7 +20,9 @@ LOCK = VersionLock(
     "debian",
     "12",
     "amd64",
-    {"nvidia-driver-cuda": "580.178.04-1", "libnvidia-egl-wayland1": "1:1.1.13-1", "libcuda1:i386": "580.178.04-1"},
+    by_id(
+        {"nvidia-driver-cuda": "580.178.04-1", "libnvidia-egl-wayland1": "1:1.1.13-1", "libcuda1:i386": "580.178.04-1"}
+    ),
 )
 TEXT = render(LOCK, "0.1.0")
 NAMES = st.from_regex(r"[a-z0-9][a-z0-9+.-]{1,20}(:[a-z0-9]{2,5})?", fullmatch=True)
@@ -27,7 +31,7 @@ VERSIONS = st.from_regex(r"([0-9]:)?[0-9][A-Za-z0-9.+~-]{0,12}", fullmatch=True)
 
 @given(st.dictionaries(NAMES, VERSIONS, max_size=6))
 def test_what_is_written_is_what_is_read(packages: dict[str, str]) -> None:
-    lock = VersionLock("f", "my recipe", "ubuntu", "24.04", "arm64", packages)
+    lock = VersionLock("f", "my recipe", "ubuntu", "24.04", "arm64", by_id(packages))
     assert parse(render(lock, "1.2.3"), "f") == lock
 
 
@@ -73,7 +77,8 @@ def test_a_whole_disk_is_no_lock() -> None:
 
 
 def test_what_has_changed_is_named() -> None:
-    newer = VersionLock("f", "r", "debian", "12", "amd64", {"nvidia-driver-cuda": "580.200.01-1", "libnew1": "1-1"})
+    packages = by_id({"nvidia-driver-cuda": "580.200.01-1", "libnew1": "1-1"})
+    newer = VersionLock("f", "r", "debian", "12", "amd64", packages)
     assert moved(LOCK, newer) == (
         Moved("libcuda1:i386", "580.178.04-1", None),
         Moved("libnew1", None, "1-1"),

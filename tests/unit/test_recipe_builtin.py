@@ -10,7 +10,8 @@ import pytest
 
 from gpunode import builtin
 from gpunode.errors import RecipeError, UsageError
-from gpunode.recipe import Recipe, Runtime, Toolkit, known_keys
+from gpunode.recipe import Recipe, Runtime, Toolkit
+from gpunode.recipe.keys import known_keys
 
 TOP = Path(__file__).parents[2]
 SHIPPED = (

@@ -94,12 +94,12 @@ def _diff_line(number: int, text: str) -> Line:
 def package_lines(changes: Sequence[PackageChange], *, verbose: bool) -> Iterator[Line]:
     """What happens to packages: a line each when ``verbose``, else the first names and a count for each effect."""
     if verbose:
-        width = max((len(change.name) for change in changes), default=0)
+        width = max((len(str(change.id)) for change in changes), default=0)
         yield from (_package(change, width) for change in changes)
         return
     for effect in EFFECTS:
         if alike := [change for change in changes if effect_on(change) == effect]:
-            names = listed((change.name for change in alike), _NAMES_SHOWN)
+            names = listed((str(change.id) for change in alike), _NAMES_SHOWN)
             mark, verb = span(*_SIGNS[effect]), "" if effect in {"install", "purge"} else f"{effect} "
             yield line(mark, span(f"{verb}{names}"), span(_versions(alike), "dim"), hang=2)
 
@@ -115,7 +115,7 @@ _SIGNS: Mapping[Effect, tuple[str, Style]] = {
 
 def _package(change: PackageChange, width: int) -> Line:
     sign, style = _SIGNS[effect_on(change)]
-    name, versions = padded(change.name, width), _change_of_version(change)
+    name, versions = padded(str(change.id), width), _change_of_version(change)
     return line(span(f"{sign}{name}", style), span(f"  {versions}", "dim"), hang=2)
 
 

@@ -111,3 +111,8 @@ def downtime(settled: Sequence[Settled]) -> str:
     """Every daemon that was down, with how long: ``containerd was down 0.4 s``."""
     down = [one for one in settled if one.trigger.kind == "restart" and not one.skipped and not one.had_failed]
     return sentence([f"{bare(one.trigger.target)} was down {seconds(one.seconds)}" for one in down])
+
+
+def stopped_line(title: str, elapsed: float) -> Line:
+    """The change that was going on when the run stopped."""
+    return line(Span("  "), MARKS["failed"], span(title, "bad"), span(f"  after {seconds(elapsed)}", "dim"), hang=4)

@@ -35,6 +35,12 @@ if TYPE_CHECKING:
 
 _RESTORED = "restored byte for byte"
 _SHOWN = 6
+_RUN_MARKS = (
+    ("done", "done"),
+    ("not run", "undone since"),
+    ("waits", "waits for a reboot"),
+    ("failed", "did not finish"),
+)
 
 
 def converged_line(recipe: Recipe, done: SetupResult, report: Report) -> Line:
@@ -269,14 +275,7 @@ def runs_lines(
         what = listed(run.subjects, 6) or "nothing"
         yield line(Span(" " * (width + 4)), span(f"changed {what}", "dim"), hang=width + 4)
         yield line(Span(" " * (width + 4)), span(prospects.get(run.run, "")), hang=width + 4)
-    marks = (
-        ("done", "done"),
-        ("not run", "undone since"),
-        ("waits", "waits for a reboot"),
-        ("failed", "did not finish"),
-    )
-    legend = [part for mark, text in marks for part in (MARKS[mark], Span(f"{text}  "))]
-    yield line(*legend)
+    yield line(*(part for mark, text in _RUN_MARKS for part in (MARKS[mark], Span(f"{text}  "))))
     yield line(span(f"records in {folder}/runs, backups in {folder}/objects", "dim"))
     yield line("undo one: ", span("sudo gpunode rollback RUN", "command"))
 
@@ -327,8 +326,3 @@ def recipes_lines(found: Mapping[str, str]) -> Iterator[Line]:
     for name, description in found.items():
         yield line(span(padded(name, width), "bold"), f"  {description}", hang=width + 2)
     yield line("next: ", span("gpunode plan RECIPE", "command"))
-
-
-def stopped_line(title: str, elapsed: float) -> Line:
-    """The change that was going on when the run stopped."""
-    return line(Span("  "), MARKS["failed"], span(title, "bad"), span(f"  after {seconds(elapsed)}", "dim"), hang=4)

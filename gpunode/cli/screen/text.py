@@ -104,11 +104,6 @@ def indented(lines: Sequence[Line], by: int) -> tuple[Line, ...]:
     )
 
 
-def block(text: str, style: Style = "", indent: int = 0) -> tuple[Line, ...]:
-    """``text`` as a line each, as it stands."""
-    return indented([Line((span(part, style),), 0, fold=True) for part in text.split("\n")], indent)
-
-
 def cells(text: str) -> int:
     """How many columns ``text`` takes on a terminal."""
     return len(text) if text.isascii() else sum(map(_cell, text))

@@ -10,7 +10,7 @@ from typing import Any, Final, Literal, TypeAlias
 
 from gpunode.diagnoses.model import Citation
 from gpunode.diagnoses.snapshot import Snapshot, cite, find, stated
-from gpunode.diagnoses.views import kernel, packages
+from gpunode.diagnoses.views import packages
 from gpunode.errors import Refused
 from gpunode.facts import numbers
 from gpunode.facts.items import Item
@@ -30,10 +30,13 @@ _PART: Final = Pattern(r"\"([^\"]*)\"|'([^']*)'|([^.\s\"']+)")
 # containerd's and its shims' words for a place below its data.
 _PRODUCTS: Final[tuple[tuple[Product, Pattern], ...]] = (
     # Its containerd has its socket in /run/k3s, too.
-    ("rke2", Pattern(r"/var/lib/rancher/rke2|\+rke2r?\d|\brke2-(?:server|agent)\b|/etc/rancher/rke2")),
-    ("k3s", Pattern(r"/var/lib/rancher/k3s|\+k3s\d|\bk3s(?:-agent)?\.service\b|/etc/rancher/k3s|/run/k3s/")),
+    ("rke2", Pattern(r"/var/lib/rancher/rke2|[+-]rke2r?\d|\brke2-(?:server|agent)\b|/etc/rancher/rke2")),
+    (
+        "k3s",
+        Pattern(r"/rancher/k3s|[+-]k3s\d|\bk3s\.service\b|ctl [\w -]{0,30}\bk3s\b|\bk3s-(?:agent|server)\b|/run/k3s/"),
+    ),
     ("microk8s", Pattern(r"/var/snap/microk8s|\bmicrok8s\b")),
-    ("k0s", Pattern(r"/etc/k0s/|\bk0s(?:worker|controller)\b|\+k0s")),
+    ("k0s", Pattern(r"/(?:etc|lib)/k0s/|\bk0s(?:worker|controller)\b|[+-]k0s")),
 )
 
 
@@ -61,7 +64,6 @@ class Effective:
         systemd_cgroup: what each handler's options say; a handler that says nothing is absent.
         spec_dirs: where CDI specifications are looked for; empty where it does not say.
         names_handlers: whether a handler that is not here would be, so that its absence is known.
-        is_running: whether the running daemon said it, not a file.
         fault: why the daemon cannot read it.
     """
 
@@ -73,15 +75,7 @@ class Effective:
     systemd_cgroup: Mapping[str, Value] = field(default_factory=dict)
     spec_dirs: tuple[str, ...] = ()
     names_handlers: bool = False
-    is_running: bool = False
     fault: str = ""
-
-
-def since_start(snapshot: Snapshot, said: tuple[Citation, ...]) -> tuple[Citation, ...]:
-    """What was ``said`` without what a journal has from before the running daemon was started."""
-    unit = snapshot.facts.unit("containerd.service")
-    begun = unit.value.started_at if isinstance(unit, Known) and unit.value.state.active else None
-    return kernel.since(begun, said)
 
 
 def product(snapshot: Snapshot) -> Product:
@@ -124,8 +118,13 @@ def running(snapshot: Snapshot) -> Effective | None:
         if '"runtimes"' in item.text or item.text.lstrip()[:1] == "{":
             return _of_json(item)
         if item.outcome == "ok" and find(item, _TOML):
-            return _scanned(item, is_running=True)
+            return _scanned(item)
     return None
+
+
+def effective(snapshot: Snapshot) -> Effective | None:
+    """What the daemon said, else what its files say; None where neither was seen."""
+    return running(snapshot) or of_files(snapshot)
 
 
 def of_files(snapshot: Snapshot) -> Effective | None:
@@ -135,7 +134,7 @@ def of_files(snapshot: Snapshot) -> Effective | None:
     if root not in items:
         return None
     item = items[root]
-    parts = [_scanned(one, is_running=False) for one in (item, *_imported(items, root))]
+    parts = [_scanned(one) for one in (item, *_imported(items, root))]
     merged = _together(parts)
     if item.source.only or item.source.is_part:
         return merged
@@ -157,7 +156,7 @@ _ROOTS: Final[Mapping[Product, str]] = {
 def file(snapshot: Snapshot, path: str) -> Effective | None:
     """What one file says by itself; None where it was not read."""
     item = next((one for one in snapshot.items if one.subject == path and _is_config(one)), None)
-    return _scanned(item, is_running=False) if item is not None else None
+    return _scanned(item) if item is not None else None
 
 
 def _is_config(item: Item) -> bool:
@@ -232,7 +231,6 @@ def _of_json(item: Item) -> Effective:
         {name: Value(str(value).lower(), whole.place) for name, value in _systemd(table["runtimes"])},
         tuple(one for one in dirs if isinstance(one, str)) if isinstance(dirs, list) else (),
         names_handlers=True,
-        is_running=True,
     )
 
 
@@ -267,10 +265,10 @@ def _json_lines(item: Item) -> Effective:
                 binaries[current] = value
             elif key == "SystemdCgroup" and current:
                 systemd[current] = value
-    return Effective(cite(item, 1), handlers, binaries, default, None, systemd, (), inside, is_running=True)
+    return Effective(cite(item, 1), handlers, binaries, default, None, systemd, (), inside)
 
 
-def _scanned(item: Item, *, is_running: bool) -> Effective:
+def _scanned(item: Item) -> Effective:
     """What the lines of a TOML text say, whole or in part, in every schema."""
     handlers: dict[str, Citation] = {}
     binaries: dict[str, Value] = {}
@@ -298,10 +296,8 @@ def _scanned(item: Item, *, is_running: bool) -> Effective:
                 dirs = tuple(re.findall(r"[\"']([^\"']+)[\"']", match["value"]))
     names = (not item.source.only or "runtimes" in item.source.only) and (bool(handlers) or "runtimes]" in item.text)
     whole = not item.source.is_part and not item.source.only
-    is_silent = whole and not is_running and not handlers
-    return Effective(
-        cite(item, 1), handlers, binaries, default, disabled, systemd, dirs, names or is_silent, is_running=is_running
-    )
+    is_silent = whole and item.kind != "containerd-config" and not handlers
+    return Effective(cite(item, 1), handlers, binaries, default, disabled, systemd, dirs, names or is_silent)
 
 
 def _handler(path: str) -> str:

@@ -20,13 +20,13 @@ _UNHEALTHY: Final = Pattern(
 )
 _OF_GPU: Final = Pattern(r"GPU|MIG-|nvidia|Xid|all devices")
 # The kubelet's words, where it refuses a pod.
-NONE_HEALTHY: Final = Pattern(r"no healthy devices present|cannot allocate unregistered device")
+_NONE_HEALTHY: Final = Pattern(r"no healthy devices present|cannot allocate unregistered device")
 
 
 def said(snapshot: Snapshot) -> tuple[Citation, ...]:
     """What the plugin said of a GPU's health; the refusals of the kubelet are another matter."""
-    found = kube.said(snapshot, _UNHEALTHY, "nhealthy", "XidCritical")
-    return tuple(one for one in found if _OF_GPU.search(one.line) and not NONE_HEALTHY.search(one.line))
+    found = snapshot.said(_UNHEALTHY)
+    return tuple(one for one in found if _OF_GPU.search(one.line) and not _NONE_HEALTHY.search(one.line))
 
 
 def is_unhealthy(snapshot: Snapshot) -> bool:

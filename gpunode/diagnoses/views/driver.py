@@ -19,6 +19,7 @@ from gpunode.facts.items import Item
 from gpunode.facts.model import Known, LoadedDriver
 from gpunode.facts.patterns import Pattern
 from gpunode.facts.sources import Kind
+from gpunode.package_id import PackageId
 
 VERSION: Final = r"\d{2,3}\.\d{1,3}(?:\.\d{1,3})?"
 # The kernel module's words, and the older ones of the X server and of nvidia-smi: who is named first differs.
@@ -274,12 +275,13 @@ def _strayed(snapshot: Snapshot) -> tuple[packages.Package, ...]:
     node = smi_version(snapshot) if works(snapshot) else None
     if node is None:
         return ()
-    there = {name: one for name, one in snapshot.view(packages.packages).items() if one.is_installed}
-    states = {name: PackageState(one.version) for name, one in there.items()}
+    there = {PackageId.of(name): one for name, one in snapshot.view(packages.packages).items() if one.is_installed}
+    states = {package: PackageState(one.version) for package, one in there.items()}
     found = parts(states, int(node.version.partition(".")[0]))
     if node.version not in found.values():
         return ()  # they were listed at another time, or another driver is there beside them
-    return tuple(there[name] for name, own in found.items() if own != node.version and name.startswith("lib"))
+    strays = (package for package, own in found.items() if own != node.version and package.name.startswith("lib"))
+    return tuple(map(there.__getitem__, strays))
 
 
 def at_two_versions(snapshot: Snapshot) -> bool:

@@ -93,17 +93,3 @@ def _is_bypassed(snapshot: Snapshot, item: Item) -> bool:
 
 def _at(item: Item, match: re.Match[str]) -> Citation:
     return cite(item, item.number_at(match.start()))
-
-
-_OF_HOST: Final = Pattern(r"\((?:on )?(?:the )?host\)\s*$")
-
-
-def is_in_force(snapshot: Snapshot, handlers: Handlers) -> bool:
-    """Whether what a file makes the default is what the node's pods run under, as far as that can be told of a file.
-
-    One that does not describe the runtime that it names is a part of a file. Who says that a file is the host's has a
-    node inside it. And docker's is not what a daemon has that was not restarted, or that the kubelet does not use.
-    """
-    found = [item for item in snapshot.items if _is_runtime(item) and item.where == "host"]
-    is_dockers = bool(found) and all(item.kind == "file" and "docker" in item.subject for item in found)
-    return bool(handlers.has_nvidia) and not is_dockers and not any(_OF_HOST.search(item.written) for item in found)

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Final
 
-from gpunode.catalog.conflicts import driver_packages
+from gpunode.catalog import conflicts
 from gpunode.diagnoses.model import Citation
 from gpunode.diagnoses.snapshot import Snapshot, cite
 from gpunode.diagnoses.views import driver
 from gpunode.facts.items import Item
 from gpunode.facts.patterns import Pattern
+from gpunode.package_id import PackageId
 
 # Of a long log the newest part: what broke a driver is seldom older.
 _NEWEST: Final = 1 << 21
@@ -132,7 +133,7 @@ def _age(item: Item) -> int:
 
 def is_drivers(name: str) -> bool:
     """Whether a package of this name, deb or rpm, is part of a driver."""
-    return bool(driver_packages((name,))) or bool(_RPM_DRIVER.match(name))
+    return conflicts.is_drivers(PackageId.of(name).name) or bool(_RPM_DRIVER.match(name))
 
 
 def _of(item: Item) -> Iterator[Upgrade]:

@@ -6,14 +6,13 @@ section headings and indentation. What a piece does not show stays unknown.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
 from gpunode.diagnoses.model import Citation
-from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with
+from gpunode.diagnoses.snapshot import Snapshot, cite
 from gpunode.facts.items import Item
 from gpunode.facts.numbers import whole
 from gpunode.facts.patterns import Pattern
@@ -66,10 +65,6 @@ _TOLERATION: Final = Pattern(
     r"(?:\s+op=(?P<op>\w+))?(?:\s+for\s+\w+)?\s*$"
 )
 _FIELD: Final = Pattern(r"[\"']?\b(?P<name>key|value|effect|operator)[\"']?\s*:\s*[\"']?(?P<value>[\w./-]*)")
-_SYSTEM: Final = Pattern(
-    r"(?:Kubelet Version|kubeletVersion|Container Runtime Version|containerRuntimeVersion|OS Image|osImage|"
-    r"Kernel Version|kernelVersion|ProviderID|providerID)[\"']?\s*:\s*[\"']?(?P<value>[^\"'\n]+)"
-)
 _CLASS: Final = Pattern(
     r"^[ \t]*(?:-\s+)?(?:[\"']?runtimeClassName[\"']?|Runtime Class Name)\s*:\s*[\"']?(?P<name>[\w.-]*)", re.MULTILINE
 )
@@ -80,12 +75,12 @@ _POD_FIELD: Final = Pattern(
 _UID: Final = Pattern(r"[\"']?\buid[\"']?\s*:\s*[\"']?(?P<uid>[0-9a-f]{8}-[0-9a-f-]{27})", re.IGNORECASE)
 _IMAGE: Final = Pattern(r"[\"']?\bimage[\"']?\s*:\s*[\"']?(?P<image>[^\s\"',]+)", re.IGNORECASE)
 _ROW: Final = Pattern(
-    r"^[ \t]*(?:(?P<namespace>[a-z0-9][\w.-]*)\s+)?(?:pods?/)?(?P<name>[a-z0-9][\w.-]*)\s+(?P<ready>\d{1,5})/"
-    r"(?P<of>\d{1,5})\s+(?P<status>[A-Z][\w:/-]*)(?:\s+(?P<restarts>\d{1,18}))?"
+    r"^[ \t]*(?:(?P<namespace>[a-z0-9][\w.-]*)\s+)?(?:pods?/)?(?P<name>[a-z0-9][\w.-]*)\s+\d{1,5}/"
+    r"\d{1,5}\s+(?P<status>[A-Z][\w:/-]*)"
 )
 _DAEMON: Final = Pattern(
     r"^[ \t]*(?:(?P<namespace>[a-z0-9][\w.-]*)\s+)?(?:daemonset\.apps/)?(?P<name>[a-z][\w.-]*)\s+"
-    r"(?P<desired>\d{1,18})\s+(?P<current>\d{1,18})\s+(?P<ready>\d{1,18})\s+\d+\s+\d+\s+"
+    r"(?P<desired>\d{1,18})\s+(?P<current>\d{1,18})\s+\d{1,18}\s+\d+\s+\d+\s+"
 )
 _DESIRED: Final = Pattern(
     r"^[ \t]*(?:Desired Number of Nodes Scheduled:|[\"']?desiredNumberScheduled[\"']?:)\s*(?P<count>\d{1,18})"
@@ -139,7 +134,6 @@ class Node:
         name: empty where the piece did not show it.
         sections: which of ``capacity``, ``allocatable``, ``allocated``, ``labels``, ``taints`` were shown whole: what
             such a section does not name is not there.
-        system: versions and the system's names, as one text.
     """
 
     name: str
@@ -150,7 +144,6 @@ class Node:
     values: Mapping[str, str] = field(default_factory=dict)
     taints: tuple[tuple[Taint, Citation], ...] = ()
     sections: frozenset[Section] = frozenset()
-    system: str = ""
     citation: Citation | None = None
 
     @property
@@ -192,9 +185,6 @@ class Row:
 
     name: str
     status: str
-    ready: int
-    of: int
-    restarts: int
     citation: Citation
 
 
@@ -204,7 +194,6 @@ class Daemons:
 
     name: str
     desired: int
-    ready: int
     citation: Citation
 
 
@@ -214,35 +203,7 @@ class Allocation:
 
     pod_uid: str
     resource: str
-    devices: tuple[str, ...]
     citation: Citation
-
-
-# What never holds a word of the cluster's, and is long.
-_DEAF: Final = frozenset(
-    {
-        *("kernel-log", "lsmod", "lspci", "modinfo", "modprobe", "depmod", "dkms-status", "dkms-output", "make-log"),
-        *("initramfs", "packages", "package-owner", "package-policy", "package-output", "package-history", "nvml"),
-        *("listing", "file", "unit-show", "unit-file", "unit-action", "containerd-config", "nvidia-smi-q", "ldconfig"),
-        *("nvidia-smi-topo", "nvidia-smi-nvlink", "audit", "environment", "snap"),
-    }
-)
-_LOGS: Final = frozenset({"journal", "unit-log"})
-
-
-def said(snapshot: Snapshot, pattern: Pattern, *marks: str, logs: bool = False) -> tuple[Citation, ...]:
-    """The lines with ``pattern`` in what the cluster and its pods say, looked for where one of ``marks`` stands.
-
-    With ``logs`` the node's own logs are searched, too: those of the kubelet and of the whole system.
-    """
-    return tuple(citation for item in _heard(snapshot, marks, logs=logs) for citation in lines_with(item, pattern))
-
-
-def _heard(snapshot: Snapshot, marks: tuple[str, ...], *, logs: bool) -> Iterator[Item]:
-    for item in snapshot.items:
-        is_deaf = item.kind in _DEAF or (item.kind in _LOGS and not logs) or not item.is_seen
-        if not is_deaf and any(mark in item.text for mark in marks):
-            yield item
 
 
 @dataclass(frozen=True, slots=True)
@@ -343,7 +304,6 @@ def _merged(name: str, same: list[Node]) -> Node:
         {key: value for node in same for key, value in node.values.items()},
         tuple(dict.fromkeys(taint for node in same for taint in node.taints)),
         frozenset(section for node in same for section in node.sections),
-        "\n".join(node.system for node in same if node.system),
         next((node.citation for node in same if node.citation), None),
     )
 
@@ -360,7 +320,6 @@ def _node(piece: _Piece) -> Node:
                 if not re.fullmatch(RESOURCE, label["name"]):
                     labels.setdefault(label["name"], piece.cite(offset))
                     values.setdefault(label["name"], label["value"])
-    system = " ".join(match["value"].strip() for match in _SYSTEM.finditer(piece.text))
     return Node(
         piece.name or _asked_for(piece.item),
         amounts["capacity"],
@@ -370,7 +329,6 @@ def _node(piece: _Piece) -> Node:
         values,
         tuple(_taints(piece)),
         _shown(piece),
-        system,
         piece.cite(0),
     )
 
@@ -626,9 +584,7 @@ def _has_tables(item: Item) -> bool:
 def _rows(item: Item) -> Iterator[Row]:
     for number, line in enumerate(item.lines, 1):
         if "/" in line and (match := _ROW.match(line)):
-            restarts = int(match["restarts"] or 0)
-            name, status = match["name"], match["status"]
-            yield Row(name, status, int(match["ready"]), int(match["of"]), restarts, cite(item, number))
+            yield Row(match["name"], match["status"], cite(item, number))
 
 
 def daemons(snapshot: Snapshot) -> tuple[Daemons, ...]:
@@ -642,9 +598,9 @@ def _daemons(item: Item) -> Iterator[Daemons]:
         if match := _NAME.match(line):
             name = match["name"]
         elif match := _DESIRED.match(line):
-            yield Daemons(name or item.subject, int(match["count"]), 0, cite(item, number))
+            yield Daemons(name or item.subject, int(match["count"]), cite(item, number))
         elif match := _DAEMON.match(line):
-            yield Daemons(match["name"], int(match["desired"]), int(match["ready"]), cite(item, number))
+            yield Daemons(match["name"], int(match["desired"]), cite(item, number))
 
 
 def runtime_classes(snapshot: Snapshot) -> Mapping[str, Citation]:
@@ -663,67 +619,29 @@ def runtime_classes(snapshot: Snapshot) -> Mapping[str, Citation]:
     return found
 
 
-_CHECKPOINT: Final = "*kubelet_internal_checkpoint*"
-
-
 def allocations(snapshot: Snapshot) -> tuple[Allocation, ...]:
     """The devices that the kubelet has on record as given to pods."""
-    found = list[Allocation]()
-    for item in snapshot.items:
-        if "PodDeviceEntries" in item.text:
-            found.extend(_allocations(item))
-        elif "kubelet_internal_checkpoint" in item.written:
-            found.extend(_allocations_chosen(item))
-    return tuple(found)
+    records = (one for one in snapshot.items if "PodUID" in one.text or "kubelet_internal_checkpoint" in one.written)
+    return tuple(allocation for item in records for allocation in _allocations(item))
 
 
-_ANY_UID: Final = Pattern(r"\b[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}\b")
-_ANY_NAME: Final = Pattern(r"\bnvidia\.com/[\w.-]+")
-
-
-def _allocations_chosen(item: Item) -> Iterator[Allocation]:
-    """What somebody took out of the record: lines with a pod's identifier, and with the resource if they had it."""
-    for number, line in enumerate(item.lines, 1):
-        # A GPU's identifier has the same form, with a word before it.
-        found = [match for match in _ANY_UID.finditer(line) if not line[: match.start()].endswith(("GPU-", "MIG-"))]
-        if found:
-            name = _ANY_NAME.search(line) or _ANY_NAME.search(item.written)
-            yield Allocation(found[0][0], name[0] if name else "nvidia.com/gpu", (), cite(item, number))
+# Of its own entries, else whatever has the form; a GPU's identifier has it, too, with a word before it.
+_ANY_UID: Final = Pattern(
+    r"\"PodUID\"\s*:\s*\"(?P<entry>[^\"\n]+)\""
+    r"|(?<!GPU-)(?<!MIG-)\b(?P<uid>[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12})\b"
+)
+_ANY_NAME: Final = Pattern(r"\b[\w.-]+\.[a-z]{2,}/[\w.-]+")
 
 
 def _allocations(item: Item) -> Iterator[Allocation]:
-    start = item.text.find("{")
-    try:
-        document = json.JSONDecoder().raw_decode(item.text[start:])[0] if start >= 0 else {}
-    except (ValueError, RecursionError):
-        yield from _allocations_in_part(item)
-        return
-    data = document.get("Data", document) if isinstance(document, dict) else {}
-    entries = data.get("PodDeviceEntries") if isinstance(data, dict) else None
-    for entry in entries if isinstance(entries, list) else ():
-        if isinstance(entry, dict) and isinstance(entry.get("PodUID"), str):
-            yield Allocation(
-                entry["PodUID"],
-                str(entry.get("ResourceName", "")),
-                tuple(_devices(entry.get("DeviceIDs"))),
-                _line_of(item, entry["PodUID"]),
-            )
-
-
-def _devices(value: object) -> Iterator[str]:
-    """The identifiers: a list up to Kubernetes 1.19, a list for each NUMA node since."""
-    for one in value.values() if isinstance(value, dict) else [value]:
-        yield from (str(device) for device in one) if isinstance(one, list) else ()
-
-
-_UID_ENTRY: Final = Pattern(r"\"PodUID\"\s*:\s*\"(?P<uid>[^\"]+)\"")
-_RESOURCE_ENTRY: Final = Pattern(r"\"ResourceName\"\s*:\s*\"(?P<name>[^\"]+)\"")
-
-
-def _allocations_in_part(item: Item) -> Iterator[Allocation]:
-    resource = _RESOURCE_ENTRY.search(item.text)
-    for match in _UID_ENTRY.finditer(item.text):
-        yield Allocation(match["uid"], resource["name"] if resource else "", (), _line_of(item, match["uid"]))
+    """Each pod's identifier with the resource that is named after it: of the record, or of what was taken out."""
+    found = list(_ANY_UID.finditer(item.text))
+    ends = (*(one.start() for one in found[1:]), len(item.text))
+    for match, end in zip(found, ends, strict=False):
+        name = _ANY_NAME.search(item.text, match.end(), end)
+        name = name or _ANY_NAME.search(item.written)
+        uid = match["entry"] or match["uid"]
+        yield Allocation(uid, name[0] if name else "nvidia.com/gpu", _line_of(item, uid))
 
 
 def _line_of(item: Item, word: str) -> Citation:

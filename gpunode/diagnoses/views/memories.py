@@ -38,6 +38,11 @@ class Memory:
     queries: tuple[smi_query.Gpu, ...]
     strays: tuple[smi_query.Gpu, ...] = ()
 
+    @property
+    def citations(self) -> tuple[Citation, ...]:
+        """Where it is spoken of."""
+        return (*(fault.citation for fault in self.xids), *(query.citation for query in self.queries))
+
     def of(self, *codes: int) -> tuple[faults.Fault, ...]:
         """Its errors of these codes."""
         return tuple(fault for fault in self.xids if fault.code in codes)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from gpunode.diagnoses.model import Citation
-from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with, stated
+from gpunode.diagnoses.snapshot import Snapshot, lines_with, stated
 from gpunode.diagnoses.views import kube
 from gpunode.facts.patterns import Pattern
 
@@ -15,68 +15,43 @@ from gpunode.facts.patterns import Pattern
 _MADE: Final = Pattern(
     r"\bminikube\s+start\b|\bkind\s+create\s+cluster\b|\bk3d\s+cluster\s+create\b|\bkindest/node\b|\bkicbase\b"
     r"|\bnvkind\s+cluster\b|kind\.x-k8s\.io/|providerID:\s*kind://|ghcr\.io/k3d-io|Using (?:the )?docker driver"
-    r"|\bdocker:[\w.-]*dind\b|\btcp://(?:docker|dind):237[56]|docker exec (?:-\w+ )*minikube\b|minikube ssh\b",
-    re.IGNORECASE,
-)
-_MARKS: Final = (
-    "minikube",
-    "kind-",
-    "kind ",
-    "kindest",
-    "kind.x",
-    "kind:",
-    "k3d",
-    "kicbase",
-    "dind",
-    "docker driver",
-    "tcp://",
+    r"|\bdocker:[\w.-]*dind\b|\btcp://(?:docker|dind):237[56]|docker exec (?:-\w+ )*minikube\b|minikube ssh\b"
+    r"|(?:^|[\s/=\"'])(?:minikube/\d|kind-(?:worker|control-plane)|k3d-[\w-]+-(?:server|agent)-\d)|docker@minikube",
+    re.IGNORECASE | re.MULTILINE,
 )
 _NODE_NAME: Final = Pattern(
-    r"^(?:desktop-(?:control-plane|worker\d*)|minikube(?:-m\d+)?|kind(?:-[\w-]+)?-(?:worker\d*|control-plane\d*)|k3d-[\w-]+-(?:server|agent)-\d+)$"
+    r"(?:desktop-(?:control-plane|worker\d*)|minikube(?:-m\d+)?|kind(?:-[\w-]+)?-(?:worker\d*|control-plane\d*)"
+    r"|k3d-[\w-]+-(?:server|agent)-\d+)"
 )
-_IN_TEXT: Final = Pattern(
-    r"(?:^|[\s/=\"'])(?P<name>minikube/\d|kind-(?:worker|control-plane)|k3d-[\w-]+-(?:server|agent)-\d)|docker@minikube"
-)
+_ROW: Final = Pattern(rf"^{_NODE_NAME.pattern}\s+\S*Ready", re.MULTILINE)
 _NOT_NESTED: Final = Pattern(r"--(?:vm-)?driver[= ](?:none|kvm2?|virtualbox|vmware|qemu\d?|hyperv)\b")
 _PASSED: Final = Pattern(r"\bminikube\s+start\b[^\n]{0,200}--gpus?[= ]\S+")
 
 
 def signs(snapshot: Snapshot) -> tuple[Citation, ...]:
     """What shows that the cluster's node is a container on this host."""
-    if _typed(snapshot, _NOT_NESTED, "driver"):
-        return ()
-    return tuple(dict.fromkeys(_signs(snapshot)))
+    return () if _is_typed(snapshot, _NOT_NESTED) else tuple(dict.fromkeys(_signs(snapshot)))
 
 
 def is_nested(snapshot: Snapshot) -> bool:
     """Whether the node is a container on this host, and nothing was done to give it the GPUs."""
-    return bool(snapshot.view(signs)) and not _typed(snapshot, _PASSED, "gpu")
+    return bool(snapshot.view(signs)) and not _is_typed(snapshot, _PASSED)
 
 
-def _typed(snapshot: Snapshot, pattern: Pattern, mark: str) -> bool:
+def _is_typed(snapshot: Snapshot, pattern: Pattern) -> bool:
     """Whether it stands in a command that was typed, as a source or in what was pasted."""
-    return any(pattern.search(item.written) for item in snapshot.items) or bool(kube.said(snapshot, pattern, mark))
+    return any(pattern.search(item.written) for item in snapshot.items) or snapshot.says(pattern)
 
 
 def _signs(snapshot: Snapshot) -> Iterator[Citation]:
     for item in snapshot.items:
-        if item.kind in {"nvml", "packages", "listing", "kernel-log", "journal"}:
-            continue
-        if _MADE.search(item.written):
+        if item.kind not in {"nvml", "packages", "listing", "kernel-log", "journal"} and _MADE.search(item.written):
             yield stated(item.written, "that was run", item.key)
-        if item.kind in {"kubernetes-node", "text"}:
-            names = ((number, line.split()[:2]) for number, line in enumerate(item.lines[:200], 1))
-            yield from (
-                cite(item, number)
-                for number, words in names
-                if len(words) == 2 and _NODE_NAME.match(words[0]) and "Ready" in words[1]
-            )
     for item in snapshot.of("file"):
         # What a cluster or a pipeline is made from.
         if item.subject.endswith((".yaml", ".yml")):
             yield from tuple(lines_with(item, _MADE))[:1]
-    for pattern in (_MADE, _IN_TEXT):
-        yield from kube.said(snapshot, pattern, *_MARKS)[:3]
+    yield from (*snapshot.said(_MADE)[:3], *snapshot.said(_ROW, "kubernetes-node", "text"))
     for node in snapshot.view(kube.nodes):
-        if _NODE_NAME.match(node.name) and node.citation:
+        if _NODE_NAME.fullmatch(node.name) and node.citation:
             yield node.citation

@@ -165,10 +165,10 @@ _TELLING: Final = 6
 def _every(snapshot: Snapshot) -> Iterator[Package]:
     known = snapshot.facts.packages
     if isinstance(known, Known):
-        for name, state in known.value.items():
+        for package, state in known.value.items():
             letter = "c" if state.config_files_only else "i"
-            place = stated("/var/lib/dpkg/status", f"{name} {state.version}", known.probe)
-            yield Package(name, state.version, letter, "h" if state.held else "i", place)
+            place = stated("/var/lib/dpkg/status", f"{package} {state.version}", known.probe)
+            yield Package(str(package), state.version, letter, "h" if state.held else "i", place)
     yield from _begun(snapshot)
     for item in snapshot.of("packages", "package-output", "text"):
         if item.where == "host":

@@ -47,9 +47,6 @@ class Version:
     numbers: tuple[int, ...]
     citation: Citation
 
-    def __str__(self) -> str:
-        return ".".join(map(str, self.numbers))
-
 
 @dataclass(frozen=True, slots=True)
 class Setting:

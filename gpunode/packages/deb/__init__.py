@@ -11,6 +11,7 @@ from gpunode.facts.model import Facts, PackageSource, Unknown, known
 from gpunode.facts.patterns import Pattern
 from gpunode.facts.reader import Missing, Reader, fact
 from gpunode.outcome import Outcome
+from gpunode.package_id import PackageId
 from gpunode.packages.deb import answers, configuration, diversions, preferences, sources, status
 from gpunode.packages.deb.repair import REPAIR_COMMAND
 from gpunode.packages.deb.version import is_older
@@ -58,13 +59,13 @@ def _sources_in(path: str, text: str) -> tuple[PackageSource, ...] | None:
     return sources.parse(path, text) if sources.is_source_list(path) else None
 
 
-def _headers_of(name: str) -> str:
-    found = _HEADERS.fullmatch(name)
+def _headers_of(package: PackageId) -> str:
+    found = _HEADERS.fullmatch(package.name)
     return found[1] if found else ""
 
 
-def _builds_driver(name: str) -> bool:
-    return _DKMS.fullmatch(name) is not None and name not in _NOT_THE_DRIVER
+def _builds_driver(package: PackageId) -> bool:
+    return _DKMS.fullmatch(package.name) is not None and package.name not in _NOT_THE_DRIVER
 
 
 def _plan_repository(repository: Repository, facts: Facts) -> Outcome:
@@ -96,8 +97,8 @@ def _diverted(facts: Facts, words: Collection[str]) -> Iterator[str]:
             )
 
 
-def _command(*words: str) -> Callable[[Collection[str]], str]:
-    return lambda names: shlex.join((*words, *names))
+def _command(*words: str) -> Callable[[Collection[PackageId] | Collection[str]], str]:
+    return lambda packages: shlex.join((*words, *map(str, packages)))
 
 
 DEB: Final = PackageSystem(
@@ -135,7 +136,7 @@ DEB: Final = PackageSystem(
     overriding=preferences.overriding,
     diverted=_diverted,
     repair=REPAIR_COMMAND,
-    names_in=answers.names_in,
+    packages_in=answers.packages_in,
     versions_not_found=answers.versions_not_found,
     hint=answers.hint,
     archives_of=answers.question,

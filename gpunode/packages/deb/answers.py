@@ -9,6 +9,7 @@ from gpunode.catalog.gpudirect import without_source
 from gpunode.facts.evidence import Probe
 from gpunode.facts.model import PackageSource
 from gpunode.facts.patterns import Pattern
+from gpunode.package_id import PackageId
 from gpunode.packages.system import Archive
 
 _LIMIT_BYTES = 16 << 20
@@ -23,15 +24,15 @@ _USERINFO = Pattern(r"(?<=://)[^/@]*@")
 _NO_VERSION = Pattern(r"Version \W?(?P<version>\d{3}[\d.]+)-\*\W? for \W?(?P<package>[\w.+-]+?)\W? was not found")
 
 
-def names_in(refusal: str) -> frozenset[str]:
+def packages_in(refusal: str) -> frozenset[PackageId]:
     """Every word of a refusal that may be a package, with its architecture and without."""
-    words = _PACKAGE.findall(refusal)
-    return frozenset(name for word in words for name in (word.rstrip("."), word.partition(":")[0]))
+    found = [PackageId.of(word.rstrip(".")) for word in _PACKAGE.findall(refusal)]
+    return frozenset((*found, *(PackageId(package.name) for package in found)))
 
 
-def versions_not_found(refusal: str) -> tuple[tuple[str, str], ...]:
-    """The packages that no archive has in the version that was asked for, as name and version."""
-    return tuple((name, version) for version, name in _VERSION_NOT_FOUND.findall(refusal))
+def versions_not_found(refusal: str) -> tuple[tuple[PackageId, str], ...]:
+    """The packages that no archive has in the version that was asked for, each with that version."""
+    return tuple((PackageId.of(name), version) for version, name in _VERSION_NOT_FOUND.findall(refusal))
 
 
 def hint(refusal: str) -> str:
@@ -67,9 +68,9 @@ def _missing_version(problem: str) -> str:
     )
 
 
-def question(names: Collection[str]) -> Probe:
-    """What tells the archives of each version of the packages ``names``."""
-    return Probe("archives", argv=("apt-cache", "madison", *names), limit_bytes=_LIMIT_BYTES)
+def question(packages: Collection[PackageId]) -> Probe:
+    """What tells the archives of each version of ``packages``."""
+    return Probe("archives", argv=("apt-cache", "madison", *map(str, packages)), limit_bytes=_LIMIT_BYTES)
 
 
 def served(table: str) -> Mapping[tuple[str, str], tuple[Archive, ...]]:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Literal
 
+from gpunode.package_id import PackageId
 from gpunode.packages.deb.version import is_older
 from gpunode.packages.simulation import Action, Simulation
 
@@ -28,7 +29,8 @@ def _actions(stdout: str) -> Iterator[Action]:
         if match := _ACTION.match(line):
             version, former = match["version"] or "", match["former"] or ""
             lowers = bool(version and former) and is_older(version, former)
-            yield Action(_VERBS[match["verb"]], match["name"], version, former, match["origin"] or "", lowers)
+            package = PackageId.of(match["name"])
+            yield Action(_VERBS[match["verb"]], package, version, former, match["origin"] or "", lowers)
 
 
 def refusal(stdout: str, stderr: str) -> str:
@@ -55,13 +57,14 @@ def messages(output: str, kinds: str = "E") -> list[str]:
     return found
 
 
-def parse_madison(output: str) -> Mapping[str, frozenset[str]]:
+def parse_madison(output: str) -> Mapping[PackageId, frozenset[str]]:
     """The versions of each package in what ``apt-cache madison`` printed: ``name | version | archive``."""
-    found: dict[str, frozenset[str]] = {}
+    found: dict[PackageId, frozenset[str]] = {}
     for line in output.splitlines():
         fields = [field.strip() for field in line.split("|")]
         if len(fields) == 3 and not fields[2].endswith(" Sources"):
-            found[fields[0]] = found.get(fields[0], frozenset()) | {fields[1]}
+            package = PackageId.of(fields[0])
+            found[package] = found.get(package, frozenset()) | {fields[1]}
     return found
 
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from gpunode.change import KnownAfter, PackageChange, is_mark
+from gpunode.package_id import PackageId
 from gpunode.packages.deb.version import is_older
 from gpunode.packages.simulation import leaves_config_files, lowers, was_installed
 
 
-def purged_by_dpkg(changes: Sequence[PackageChange]) -> tuple[str, ...]:
+def purged_by_dpkg(changes: Sequence[PackageChange]) -> tuple[PackageId, ...]:
     """The packages that dpkg purges after apt has removed them.
 
     apt's ``--purge`` is for a whole transaction: once a package must leave its configuration files behind, it is not
@@ -17,10 +18,10 @@ def purged_by_dpkg(changes: Sequence[PackageChange]) -> tuple[str, ...]:
     """
     if not any(leaves_config_files(change) for change in changes):
         return ()
-    return tuple(change.name for change in changes if change.after is None)
+    return tuple(change.id for change in changes if change.after is None)
 
 
-def arguments(changes: Sequence[PackageChange], known: frozenset[str]) -> tuple[str, ...]:
+def arguments(changes: Sequence[PackageChange], known: Collection[PackageId]) -> tuple[str, ...]:
     """The arguments of ``apt-get install``: the options that the plan allows, then the packages; empty for no work.
 
     Nothing can bring back the configuration files that a purge took: such a change asks for nothing, and the files
@@ -34,18 +35,18 @@ def arguments(changes: Sequence[PackageChange], known: frozenset[str]) -> tuple[
     return (*_leave(changes), *packages) if packages else ()
 
 
-def _packages(changes: Sequence[PackageChange], known: frozenset[str]) -> Iterator[str]:
+def _packages(changes: Sequence[PackageChange], known: Collection[PackageId]) -> Iterator[str]:
     by_dpkg = purged_by_dpkg(changes)
     for change in changes:
         if is_mark(change):
             continue  # apt-mark's work
         if isinstance(change.after, KnownAfter):
             # Of a branch the preferences choose the version; of one version apt has to be told.
-            yield f"{change.name}={change.after.prefix}*" if change.after.prefix.endswith("-") else change.name
+            yield f"{change.id}={change.after.prefix}*" if change.after.prefix.endswith("-") else str(change.id)
         elif change.after is not None and not change.after.config_files_only:
-            yield f"{change.name}={change.after.version}"
-        elif change.name in known and (was_installed(change) or (change.after is None and not by_dpkg)):
-            yield f"{change.name}-"
+            yield f"{change.id}={change.after.version}"
+        elif change.id in known and (was_installed(change) or (change.after is None and not by_dpkg)):
+            yield f"{change.id}-"
 
 
 def _leave(changes: Sequence[PackageChange]) -> Iterator[str]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from gpunode.change import PackageState
 from gpunode.facts.patterns import Pattern
+from gpunode.package_id import PackageId
 
 _FIELD = Pattern(r"\n(Package|Status|Version|Architecture|Auto-Installed): *(.*)")
 _RELATIONS = Pattern(r"\n(Package|Status|Architecture|Depends|Pre-Depends|Provides): *(.*)")
@@ -64,8 +65,8 @@ def native_architecture(found: Iterable[Entry]) -> str:
     raise ValueError("dpkg's status does not list dpkg, so the native architecture is not known")
 
 
-def packages(found: Sequence[Entry], extended_states: str = "") -> Mapping[str, PackageState]:
-    """The packages that are there or left configuration behind; foreign ones as ``name:arch``."""
+def packages(found: Sequence[Entry], extended_states: str = "") -> Mapping[PackageId, PackageState]:
+    """The packages that are there or left configuration behind."""
     native = native_architecture(found)
     auto = {
         (fields.get("Package"), fields.get("Architecture", native))
@@ -73,7 +74,7 @@ def packages(found: Sequence[Entry], extended_states: str = "") -> Mapping[str, 
         if fields.get("Auto-Installed", "").strip() == "1"
     }
     return {
-        _name(entry, native): PackageState(
+        _id(entry, native): PackageState(
             version=entry.version,
             auto=_is_auto(entry, native, auto),
             held=entry.want == "hold",
@@ -84,8 +85,8 @@ def packages(found: Sequence[Entry], extended_states: str = "") -> Mapping[str, 
     }
 
 
-def _name(entry: Entry, native: str) -> str:
-    return entry.name if entry.architecture in {native, "all", ""} else f"{entry.name}:{entry.architecture}"
+def _id(entry: Entry, native: str) -> PackageId:
+    return PackageId(entry.name, "" if entry.architecture in {native, "all", ""} else entry.architecture)
 
 
 def _is_auto(entry: Entry, native: str, auto: set[tuple[str | None, str]]) -> bool:
@@ -108,16 +109,15 @@ def half_installed(found: Iterable[Entry]) -> tuple[str, ...]:
     return tuple(entry.name for entry in found if entry.status == _HALF)
 
 
-def conffiles(text: str, names: Collection[str]) -> Mapping[str, tuple[str, ...]]:
-    """The configuration files that dpkg keeps for each of the packages ``names`` and takes with it in a purge."""
+def conffiles(text: str, packages: Collection[PackageId]) -> Mapping[str, tuple[str, ...]]:
+    """The configuration files that dpkg keeps for each of ``packages`` and takes with it in a purge, by name."""
     found: dict[str, tuple[str, ...]] = {}
-    unshipped = obsolete(text)
-    wanted = {(name.partition(":")[0], name.partition(":")[2]) for name in names}
+    unshipped, wanted = obsolete(text), frozenset(packages)
     for paragraph in text.split("\n\n"):
         fields = dict(_FIELD.findall("\n" + paragraph))
         listed = _CONFFILES.search(paragraph)
         name, architecture = fields.get("Package", "").strip(), fields.get("Architecture", "").strip()
-        if listed and wanted & {(name, ""), (name, architecture)}:
+        if listed and not wanted.isdisjoint((PackageId(name), PackageId(name, architecture))):
             # "PATH MD5 [obsolete]": a purge takes those, too, that no package ships any more.
             rows = (line.split() for line in listed[1].splitlines())
             taken = (row[0] for row in rows if len(row) == 2 or (row[2:] == ["obsolete"] and row[0] in unshipped))
@@ -198,7 +198,7 @@ class Status:
 
     text: str
 
-    def packages(self) -> Mapping[str, PackageState]:
+    def packages(self) -> Mapping[PackageId, PackageState]:
         """The packages that there are."""
         return packages(entries(self.text))
 
@@ -206,9 +206,9 @@ class Status:
         """The packages that have lost some of their files."""
         return frozenset(half_installed(entries(self.text)))
 
-    def config_files(self, names: Collection[str]) -> Mapping[str, tuple[str, ...]]:
+    def config_files(self, packages: Collection[PackageId]) -> Mapping[str, tuple[str, ...]]:
         """The configuration files that a purge of each of these packages takes."""
-        return conffiles(self.text, names)
+        return conffiles(self.text, packages)
 
     def shipped(self) -> Mapping[str, str]:
         """The configuration files that packages ship, with their MD5 sums."""
@@ -218,6 +218,9 @@ class Status:
         """Those that no package ships any more."""
         return obsolete(self.text)
 
-    def needed(self, leaving: Collection[str], changing: Collection[str]) -> Mapping[str, str]:
+    def needed(self, leaving: Collection[PackageId], changing: Collection[PackageId]) -> Mapping[PackageId, str]:
         """Those of the packages ``leaving`` that others still need."""
-        return needed(self.text, leaving, changing)
+        # Relations go by name; whose architecture they mean is left to apt.
+        names = {package.name: package for package in leaving if not package.arch}
+        found = needed(self.text, names, {package.name for package in changing if not package.arch})
+        return {names[name]: by for name, by in found.items()}

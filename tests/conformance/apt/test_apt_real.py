@@ -10,6 +10,7 @@ import pytest
 
 from gpunode.change import KnownAfter, PackageChange, PackageState
 from gpunode.errors import Busy, ChangeFailed
+from gpunode.package_id import PackageId
 from gpunode.packages.simulation import Action, unplanned
 from tests.conformance.apt.conftest import Archive, Keys, World
 
@@ -105,21 +106,21 @@ def test_a_wrong_key_fails_although_an_index_is_there(ready: World, archive: Arc
 def test_simulation_says_what_the_plan_says(ready: World) -> None:
     ready.installed("old-driver 470.1-1", "old-lib 470.1-1 rc")
     changes = (
-        PackageChange("driver", None, PackageState("580.1-1")),
-        PackageChange("driver-lib", None, KnownAfter("")),
-        PackageChange("old-driver", PackageState("470.1-1"), None),
-        PackageChange("old-lib", PackageState("470.1-1", config_files_only=True), None),
-        PackageChange("gone-already", PackageState("1"), None),
+        PackageChange(PackageId("driver"), None, PackageState("580.1-1")),
+        PackageChange(PackageId("driver-lib"), None, KnownAfter("")),
+        PackageChange(PackageId("old-driver"), PackageState("470.1-1"), None),
+        PackageChange(PackageId("old-lib"), PackageState("470.1-1", config_files_only=True), None),
+        PackageChange(PackageId("gone-already"), PackageState("1"), None),
     )
-    exact = (*changes[:1], PackageChange("driver-lib", None, PackageState("580.1-1")), *changes[2:4])
+    exact = (*changes[:1], PackageChange(PackageId("driver-lib"), None, PackageState("580.1-1")), *changes[2:4])
     simulation = ready.apt().simulate(exact)
     assert simulation is not None
     assert simulation.problem == ""
     assert set(simulation.actions) == {
-        Action("purge", "old-driver", former="470.1-1"),
-        Action("purge", "old-lib"),
-        Action("install", "driver-lib", "580.1-1", origin="Lab CUDA:127.0.0.1"),
-        Action("install", "driver", "580.1-1", origin="Lab CUDA:127.0.0.1"),
+        Action("purge", PackageId("old-driver"), former="470.1-1"),
+        Action("purge", PackageId("old-lib")),
+        Action("install", PackageId("driver-lib"), "580.1-1", origin="Lab CUDA:127.0.0.1"),
+        Action("install", PackageId("driver"), "580.1-1", origin="Lab CUDA:127.0.0.1"),
     }
     assert unplanned(exact, simulation) == ()
     # driver alone at 580 is impossible: apt would take the newest library.
@@ -130,7 +131,7 @@ def test_simulation_says_what_the_plan_says(ready: World) -> None:
 
 
 def test_what_dpkg_no_longer_knows_is_not_asked_of_apt(ready: World) -> None:
-    simulation = ready.apt().simulate((PackageChange("gone-already", PackageState("1"), None),))
+    simulation = ready.apt().simulate((PackageChange(PackageId("gone-already"), PackageState("1"), None),))
     assert simulation is not None
     assert simulation.actions == ()
     assert simulation.problem == ""
@@ -145,8 +146,8 @@ def test_a_dependent_that_would_go_too_is_unplanned(ready: World) -> None:
         "Version: 1\nDepends: old-driver\nDescription: lab\n\n"
     )
     changes = (
-        PackageChange("driver", None, KnownAfter("590.")),
-        PackageChange("old-driver", PackageState("470.1-1"), None),
+        PackageChange(PackageId("driver"), None, KnownAfter("590.")),
+        PackageChange(PackageId("old-driver"), PackageState("470.1-1"), None),
     )
     simulation = ready.apt().simulate(changes)
     assert simulation is not None
@@ -155,9 +156,9 @@ def test_a_dependent_that_would_go_too_is_unplanned(ready: World) -> None:
 
 def test_a_simulation_waits_for_no_lock(ready: World) -> None:
     with locked(ready.folder / "var/lib/dpkg/lock-frontend"):
-        simulation = ready.apt().simulate((PackageChange("driver", None, KnownAfter("590.")),))
+        simulation = ready.apt().simulate((PackageChange(PackageId("driver"), None, KnownAfter("590.")),))
     assert simulation is not None
-    assert {action.name for action in simulation.actions} == {"driver", "driver-lib"}
+    assert {str(action.id) for action in simulation.actions} == {"driver", "driver-lib"}
 
 
 def test_fetch_returns_the_bytes(world: World, archive: Archive) -> None:
@@ -223,7 +224,7 @@ def test_a_lock_that_is_released_is_waited_for(world: World, archive: Archive) -
 
 @pytest.mark.parametrize("lock", ["var/lib/dpkg/lock-frontend", "var/lib/dpkg/lock", "var/cache/apt/archives/lock"])
 def test_a_transaction_does_not_start_while_a_lock_is_held(ready: World, lock: str) -> None:
-    change = PackageChange("driver", None, KnownAfter("590."))
+    change = PackageChange(PackageId("driver"), None, KnownAfter("590."))
     with locked(ready.folder / lock) as other, pytest.raises(Busy, match=f"process {other.pid}"):
         ready.apt().transact((change,))
     assert not any("install" in command for command in ready.runner.commands)

@@ -11,6 +11,7 @@ import pytest
 from gpunode.errors import Busy, ChangeFailed
 from gpunode.host.apt_failures import FailureKind, build_log, classify, explain, failed_packages
 from gpunode.host.apt_status import parse_status
+from gpunode.package_id import PackageId
 from gpunode.packages.deb.output import failed_fetches, incomplete_update, list_prefix, parse_simulation
 from gpunode.packages.simulation import Action
 
@@ -127,11 +128,11 @@ def test_a_simulation_is_read(version: str) -> None:
     simulation = parse_simulation(said.stdout, said.stderr, ok=True)
     assert simulation.problem == ""
     assert simulation.actions == (
-        Action("purge", "user-of-old", former="1"),
-        Action("purge", "old-driver", former="470.1-1"),
-        Action("purge", "old-lib"),
-        Action("install", "driver-lib", "580.1-1", origin="Lab CUDA:127.0.0.1"),
-        Action("install", "driver", "580.1-1", origin="Lab CUDA:127.0.0.1"),
+        Action("purge", PackageId("user-of-old"), former="1"),
+        Action("purge", PackageId("old-driver"), former="470.1-1"),
+        Action("purge", PackageId("old-lib")),
+        Action("install", PackageId("driver-lib"), "580.1-1", origin="Lab CUDA:127.0.0.1"),
+        Action("install", PackageId("driver"), "580.1-1", origin="Lab CUDA:127.0.0.1"),
     )
 
 
@@ -139,7 +140,7 @@ def test_a_simulation_is_read(version: str) -> None:
 def test_a_downgrade_has_both_versions(version: str) -> None:
     said = sample(version, "simulate-downgrade")
     first, _ = parse_simulation(said.stdout, said.stderr, ok=True).actions
-    assert (first.name, first.former, first.version) == ("driver", "2:590.1-1", "580.1-1")
+    assert (str(first.id), first.former, first.version) == ("driver", "2:590.1-1", "580.1-1")
 
 
 @pytest.mark.parametrize("version", VERSIONS)

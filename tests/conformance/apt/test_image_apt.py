@@ -11,6 +11,7 @@ import pytest
 from gpunode.change import KnownAfter, PackageChange, PackageState
 from gpunode.host import image_apt
 from gpunode.host.image_apt import simulate
+from gpunode.package_id import PackageId
 from gpunode.packages.simulation import NOT_SIMULATED, Action
 
 pytestmark = pytest.mark.skipif(shutil.which("apt-get") is None, reason="needs apt")
@@ -58,16 +59,16 @@ def root(tmp_path: Path) -> Path:
 
 
 def install(name: str) -> PackageChange:
-    return PackageChange(name, None, KnownAfter())
+    return PackageChange(PackageId.of(name), None, KnownAfter())
 
 
 def test_sources_pins_and_status_are_the_images(root: Path) -> None:
-    removal = PackageChange("old", PackageState("1"), None)
+    removal = PackageChange(PackageId("old"), PackageState("1"), None)
 
     simulation = simulate(str(root), [install("tool"), removal])
 
     assert simulation.problem == ""
-    assert {(action.verb, action.name, action.version) for action in simulation.actions} == {
+    assert {(action.verb, str(action.id), action.version) for action in simulation.actions} == {
         ("install", "tool", "2"),
         ("install", "library", "7"),
         ("purge", "old", ""),
@@ -84,7 +85,7 @@ def test_nothing_outside_of_the_image_is_read(root: Path, tmp_path: Path) -> Non
 
     simulation = simulate(str(root), [install("tool")])
 
-    assert Action("install", "tool", "3", origin="Lab:stable") in simulation.actions
+    assert Action("install", PackageId("tool"), "3", origin="Lab:stable") in simulation.actions
     assert "$6$" not in simulation.problem
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from gpunode.change import ServiceState
 from gpunode.facts import lspci, systemd
+from gpunode.package_id import PackageId
 from gpunode.packages.deb import status as dpkg
 
 SAMPLES = Path(__file__).parent / "samples"
@@ -29,9 +30,9 @@ def test_auto_marks_are_those_of_apt_mark() -> None:
     entries = dpkg.entries(sample("dpkg-status-1.21.23.txt"))
     found = dpkg.packages(entries, sample("apt-extended-states-2.6.2.txt"))
     said = set(sample("apt-mark-showauto-2.6.2.txt").split())
-    assert {name for name, state in found.items() if state.auto} == said
-    assert found["gpn-foreign:i386"].held
-    assert found["gpn-conf"].config_files_only
+    assert {str(package) for package, state in found.items() if state.auto} == said
+    assert found[PackageId("gpn-foreign", "i386")].held
+    assert found[PackageId("gpn-conf")].config_files_only
     assert not dpkg.interrupted(entries, [])
 
 

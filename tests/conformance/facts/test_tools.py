@@ -84,7 +84,7 @@ def test_the_packages_of_this_machine() -> None:
         line.split("\t")
         for line in run("dpkg-query", "-W", "-f", r"${Package}\t${db:Status-Status}\t${Version}\n").splitlines()
     )
-    assert {(name.split(":")[0], state.version) for name, state in found.items()} == {
+    assert {(package.name, state.version) for package, state in found.items()} == {
         (name, version) for name, status, version in rows if status != "not-installed"
     }
 

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gpunode.host import files
+from gpunode.host import places
 from tests.fakes.examples import examples
 
 _OPENAT2 = 437  # the same number on every architecture
@@ -39,7 +39,7 @@ def kernel_inode(root: Path, path: str) -> int | None:
 
 def our_inode(root: Path, path: str) -> int | None:
     try:
-        return os.lstat(f"{root}{files.resolve(path, root=str(root))}").st_ino
+        return os.lstat(f"{root}{places.resolve(path, root=str(root))}").st_ino
     except OSError:
         return None
 

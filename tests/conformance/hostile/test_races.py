@@ -148,7 +148,7 @@ def test_a_new_file_replaces_nothing_that_came_there_meanwhile(tmp_path: Path) -
     place = tmp_path / "world/new"
     place.parent.mkdir()
     with attacker(swap_links(place, victim.file)):
-        attempts(lambda: files.create(place, b"secret"), victim)
+        attempts(lambda: output.create(place, b"secret"), victim)
     assert [path.name for path in place.parent.glob(".gpunode-*")] == []
 
 

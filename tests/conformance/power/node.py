@@ -21,7 +21,7 @@ DOCKER = "/etc/docker/daemon.json"
 _PRELOADED = (
     "gpunode.cli.app",
     "gpunode.cli.boundary",
-    "gpunode.cli.changing",
+    "gpunode.cli.setup",
     "gpunode.workflow.rollback",
     "sh",
 )

@@ -66,7 +66,7 @@ def main() -> None:
 if __name__ == "__main__":
     try:
         # A child that finds them imported starts sooner.
-        for name in ("sh", "gpunode.cli.changing", "gpunode.workflow.rollback"):
+        for name in ("sh", "gpunode.cli.setup", "gpunode.workflow.rollback"):
             importlib.import_module(name)
         main()
     except BaseException:

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from gpunode.catalog import tables
-from gpunode.catalog.conflicts import driver_packages, pinned_names
+from gpunode.catalog.conflicts import driver_packages, is_drivers, pinned_names
+from tests.ids import ids, names
 
 
 def judged() -> Iterator[tuple[str, str]]:
@@ -21,14 +22,14 @@ NAMES = {name: verdict for verdict, name in judged()}
 
 def test_real_names_are_judged_as_a_person_judged_them() -> None:
     assert len(NAMES) > 300
-    assert driver_packages(NAMES) == {name for name, verdict in NAMES.items() if verdict == "purge"}
+    assert names(driver_packages(ids(*NAMES))) == {name for name, verdict in NAMES.items() if verdict == "purge"}
 
 
 @pytest.mark.parametrize("row", list(tables.rows("driver_packages.csv")), ids=lambda row: row["pattern"])
 def test_every_pattern_does_what_its_row_says(row: Mapping[str, str]) -> None:
     name = row["pattern"].replace("*", "")
 
-    assert (name in driver_packages([name])) == (row["action"] == "purge")
+    assert is_drivers(name) == (row["action"] == "purge")
 
 
 @pytest.mark.parametrize(
@@ -54,24 +55,24 @@ def test_every_pattern_does_what_its_row_says(row: Mapping[str, str]) -> None:
     ],
 )
 def test_never_purged(name: str) -> None:
-    assert not driver_packages([name])
+    assert not is_drivers(name)
 
 
 def test_foreign_architectures_are_judged_by_name_and_returned_whole() -> None:
-    names = ["libcuda1:i386", "libnvidia-compute-580:i386", "libgl1:i386", "nvidia-container-toolkit:arm64"]
+    found = ids("libcuda1:i386", "libnvidia-compute-580:i386", "libgl1:i386", "nvidia-container-toolkit:arm64")
 
-    assert driver_packages(names) == {"libcuda1:i386", "libnvidia-compute-580:i386"}
+    assert driver_packages(found) == ids("libcuda1:i386", "libnvidia-compute-580:i386")
 
 
 def test_only_names_that_were_given_come_back() -> None:
     assert driver_packages([]) == frozenset()
-    assert driver_packages(iter(["nvidia-smi", "bash"])) == {"nvidia-smi"}
+    assert driver_packages(iter(ids("nvidia-smi", "bash"))) == ids("nvidia-smi")
 
 
 def test_nothing_that_is_no_driver_is_pinned() -> None:
-    names = {name for branch in (470, 535, 570, 580, 595) for name in pinned_names(branch)}
+    pinned = {name for branch in (470, 535, 570, 580, 595) for name in pinned_names(branch)}
 
-    assert {name for name, verdict in NAMES.items() if verdict == "keep"} & names == set()
+    assert {name for name, verdict in NAMES.items() if verdict == "keep"} & pinned == set()
 
 
 @pytest.mark.parametrize("name", ["libcuda1", "nvidia-kernel-dkms", "libnvidia-compute", "nvidia-open", "cuda-drivers"])
@@ -85,9 +86,7 @@ def test_the_branch_stands_in_the_names_that_carry_it() -> None:
 
 
 def test_whatever_is_pinned_is_a_driver_package() -> None:
-    names = pinned_names(580)
-
-    assert driver_packages(names) == set(names)
+    assert all(map(is_drivers, pinned_names(580)))
 
 
 def test_every_pattern_is_a_name_or_the_beginning_of_names() -> None:

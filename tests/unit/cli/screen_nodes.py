@@ -28,6 +28,7 @@ from gpunode.workflow.events import Event, Observer
 from gpunode.workflow.plan import plan
 from gpunode.workflow.rehearse import Rehearsal, rehearse
 from gpunode.workflow.setup import Asked, SetupResult, setup
+from tests.ids import by_id
 
 KERNEL = "6.1.0-28-amd64"
 CONFIG = "/etc/containerd/config.toml"
@@ -62,7 +63,7 @@ def facts(**changed: object) -> Facts:
         kernels=Known(Kernels(KERNEL, (KERNEL,)), "boot-images"),
         boot_id=Known("b0a1", "boot-id"),
         devices=Known((PciDevice("0000:01:00.0", "10de", "1b80", "0300", driver="nouveau"),), "lspci"),
-        packages=Known(packages, "dpkg-status"),
+        packages=Known(by_id(packages), "dpkg-status"),
         packages_interrupted=Known(False, "dpkg-updates"),
         sources=Known((), "apt-sources"),
         headers=Known(frozenset(), "kernel-builds"),
@@ -108,10 +109,10 @@ def converged() -> Facts:
     for stage in planned(node):
         node = projected(node, stage)
     packages = {
-        name: replace(state, version="580.178.04-1" if name.startswith("nvidia-driver") else "1.20.1-1")
+        package: replace(state, version="580.178.04-1" if package.name.startswith("nvidia-driver") else "1.20.1-1")
         if state.version.startswith("known after")
         else state
-        for name, state in known(node.packages, {}).items()
+        for package, state in known(node.packages, {}).items()
     }
     node = replace(node, packages=Known(packages, "dpkg-status"))
     built = ModuleFile(KERNEL, f"/lib/modules/{KERNEL}/updates/dkms/nvidia.ko", "580.178.04", dkms=True)

@@ -17,13 +17,16 @@ from pathlib import Path
 from gpunode.change import FileChange, FileState, PackageChange, Trigger
 from gpunode.check import Check
 from gpunode.cli.human import Screen
+from gpunode.cli.screen.checks import report_lines
 from gpunode.cli.screen.failures import error_lines
 from gpunode.cli.screen.log import run_lines, table_lines
+from gpunode.cli.screen.node import status_lines
+from gpunode.cli.screen.plans import plan_lines
 from gpunode.cli.screen.printer import Printer
-from gpunode.cli.screen.results import runs_lines
+from gpunode.cli.screen.results import rollback_lines, runs_lines, setup_lines, undoing_lines, undone_lines
 from gpunode.cli.screen.text import BLANK
 from gpunode.diagnoses.model import Rule
-from gpunode.errors import ChangeFailed, RebootRequired
+from gpunode.errors import ChangeFailed, GpunodeError, RebootRequired
 from gpunode.host.port import Progress, Settled
 from gpunode.journal import record
 from gpunode.journal.chronicle import Chronicle, chronicle
@@ -32,6 +35,7 @@ from gpunode.journal.record import Begin, Commit
 from gpunode.workflow.events import Applied, Applying, Triggered, Triggering
 from gpunode.workflow.recovery import Backlog
 from gpunode.workflow.rollback import RollbackResult
+from gpunode.workflow.setup import SetupResult
 from gpunode.workflow.standing import Undone
 from gpunode.workflow.status import status
 from gpunode.workflow.undo import Part, Undoing
@@ -53,9 +57,14 @@ RESTART = Trigger("restart", "containerd.service")
 BACK = FileChange(nodes.CONFIG, FileState(b"version = 2\n[x]\n"), FileState(b"version = 2\n"), frozenset({RESTART}))
 
 
+def ended(screen: Screen, done: SetupResult, report: Report, failure: GpunodeError | None = None) -> None:
+    log = "/var/log/gpunode/setup.log"
+    screen.conclude(setup_lines(nodes.RECIPE, done, report, failure, log, screen.argv), failure)
+
+
 def plan(screen: Screen) -> None:
     node = nodes.facts()
-    screen.plan(nodes.RECIPE, node, nodes.planned(node), Backlog())
+    screen.put(*plan_lines(nodes.RECIPE, node, nodes.planned(node), Backlog(), screen.argv, verbose=screen.verbose))
 
 
 def rehearse(screen: Screen) -> None:
@@ -80,12 +89,12 @@ def setup(screen: Screen) -> None:
         for one in settled:
             screen.tell(Triggered(one))
         finished = replace(done, run="000003-20250501T120000Z", seconds=63.2, settled=settled)
-        screen.setup(nodes.RECIPE, finished, Report(CHECKS, nodes.INVENTORY), None, log="/var/log/gpunode/setup.log")
+        ended(screen, finished, Report(CHECKS, nodes.INVENTORY))
 
 
 def converged(screen: Screen) -> None:
     done = replace(nodes.set_up(nodes.converged(), screen.tell), seconds=0.41)
-    screen.setup(nodes.RECIPE, done, Report(CHECKS, nodes.INVENTORY), None, log="/var/log/gpunode/setup.log")
+    ended(screen, done, Report(CHECKS, nodes.INVENTORY))
 
 
 def one_step(screen: Screen) -> None:
@@ -96,9 +105,9 @@ def one_step(screen: Screen) -> None:
         for stage in whole.preview
     )
     done = replace(whole, preview=stages, seconds=0.2)
-    screen.setup(nodes.RECIPE, done, Report(CHECKS[3:]), None, log="/var/log/gpunode/setup.log")
+    ended(screen, done, Report(CHECKS[3:]))
     changed = replace(done, run="000003-20250501T120000Z", settled=(Settled(RESTART, 0.4),))
-    screen.setup(nodes.RECIPE, changed, Report(CHECKS[3:]), None, log="/var/log/gpunode/setup.log")
+    ended(screen, changed, Report(CHECKS[3:]))
 
 
 def reboot(screen: Screen) -> None:
@@ -109,40 +118,40 @@ def reboot(screen: Screen) -> None:
         why="\n".join(wait.reason for wait in done.waits),
         hint="systemctl reboot, then run the same command again",
     )
-    screen.setup(nodes.RECIPE, finished, Report(()), failure, log="/var/log/gpunode/setup.log")
+    ended(screen, finished, Report(()), failure)
 
 
 def verify(screen: Screen) -> None:
     failed = Check("expect-gpus", "expected gpus", "failed", "expected 8, found 1", "replace or reseat the hardware")
     idle = Check("container", "a container sees the same GPUs", "not run", "NVML does not answer", "")
-    screen.report(nodes.RECIPE, Report((*CHECKS, failed, idle), nodes.INVENTORY))
+    screen.put(*report_lines(nodes.RECIPE, Report((*CHECKS, failed, idle), nodes.INVENTORY)))
 
 
 def status_bare(screen: Screen) -> None:
     node = nodes.facts()
-    screen.status(node, status(node, nodes.host(node), Backlog()))
+    screen.put(*status_lines(node, status(node, nodes.host(node), Backlog())))
 
 
 def status_good(screen: Screen) -> None:
     node = nodes.converged()
-    screen.status(
-        node, replace(status(node, nodes.host(node), Backlog()), nvml=nodes.INVENTORY, held=("nvidia-driver-cuda",))
-    )
+    found = replace(status(node, nodes.host(node), Backlog()), nvml=nodes.INVENTORY, held=("nvidia-driver-cuda",))
+    screen.put(*status_lines(node, found))
 
 
 def rollback(screen: Screen) -> None:
     left = ("nvidia-driver-cuda", "nvidia-container-toolkit")
     undone = Undoing("000003-20250501T120000Z", (Part("runtime", "runtime-config", BACK),), left=left)
-    screen.undoing(undone)
-    screen.rollback(RollbackResult(undone, "000004-20250501T121500Z", (Settled(RESTART, 0.4),)), None)
+    screen.put(*undoing_lines(undone, verbose=screen.verbose))
+    done = RollbackResult(undone, "000004-20250501T121500Z", (Settled(RESTART, 0.4),))
+    screen.conclude(rollback_lines(done, None, screen.argv))
 
 
 def undone(screen: Screen) -> None:
     docker = Begin("000005-20250501T120000Z", 1746100800.0, "setup", "0.1", "docker", "", "", "root", ())
     newest = RunSummary(docker, ("/etc/docker/daemon.json",), Commit("done"))
     older = RunSummary(replace(docker, run="000004-20250501T120000Z", recipe="containerd"), ("libcuda1", nodes.CONFIG))
-    screen.undone(Undone(newest, "run 6 undid it", older, "gpunode rollback 4"))
-    screen.undone(Undone(newest, "what is left of it stays", notes=("dkms stays: zfs-dkms needs it now",)))
+    screen.put(*undone_lines(Undone(newest, "run 6 undid it", older, "gpunode rollback 4")))
+    screen.put(*undone_lines(Undone(newest, "what is left of it stays", notes=("dkms stays: zfs-dkms needs it now",))))
 
 
 def runs(screen: Screen) -> None:
@@ -159,7 +168,7 @@ def runs(screen: Screen) -> None:
         undo.run: f"cannot be undone now: {nodes.CONFIG} was edited since gpunode wrote it",
         cut.run: "can be undone now",
     }
-    screen._put(*runs_lines(found, prospects, "/var/lib/gpunode", zone=timezone.utc))
+    screen.put(*runs_lines(found, prospects, "/var/lib/gpunode", zone=timezone.utc))
 
 
 def _logged() -> tuple[Chronicle, ...]:
@@ -175,12 +184,12 @@ def _logged() -> tuple[Chronicle, ...]:
 
 
 def log(screen: Screen) -> None:
-    screen._put(*table_lines(_logged(), timezone.utc))
+    screen.put(*table_lines(_logged(), timezone.utc))
 
 
 def log_run(screen: Screen) -> None:
     for run in (_logged()[0], _logged()[2]):
-        screen._put(*run_lines(run, {1000: "alice"}, timezone.utc), BLANK)
+        screen.put(*run_lines(run, {1000: "alice"}, timezone.utc), BLANK)
 
 
 def failure(screen: Screen) -> None:
@@ -190,7 +199,7 @@ def failure(screen: Screen) -> None:
         f"put back: {nodes.CONFIG}; containerd.service is running with it again",
         hint="read what it says, then run the command again:\njournalctl -u containerd -n 50",
     )
-    screen._put(*error_lines(error))
+    screen.put(*error_lines(error))
 
 
 def doctor(screen: Screen) -> None:
@@ -198,7 +207,7 @@ def doctor(screen: Screen) -> None:
 
 
 def doctor_verbose(screen: Screen) -> None:
-    screen._verbose = True
+    screen.verbose = True
     screen.diagnosis(doctor_nodes.examined())
 
 

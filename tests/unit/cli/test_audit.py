@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from gpunode.cli import commands
+from gpunode.cli import runs
 from gpunode.cli.audit import SCHEMA, summary, whole
 from gpunode.cli.command_exit import CommandExit
-from gpunode.cli.commands import OutputOptions
 from gpunode.cli.envelope import plain
+from gpunode.cli.output_options import OutputOptions
 from gpunode.errors import UsageError
 from gpunode.journal import record
 from gpunode.journal.chronicle import Chronicle, chronicle
@@ -95,7 +95,7 @@ def test_no_secret_gets_out() -> None:
 
 
 def answered(capsys: pytest.CaptureFixture[str], root: Path, run: str = "") -> dict[str, Any]:
-    commands.log(run, OutputOptions(json=True), str(root))
+    runs.log(run, OutputOptions(json=True), str(root))
     found: dict[str, Any] = json.loads(capsys.readouterr().out)["result"]
     return found
 
@@ -137,23 +137,23 @@ def test_a_run_that_goes_on_is_told_as_such_without_waiting_for_it(
 
 def test_a_run_that_there_is_not_is_said_with_those_that_there_are(root: Path) -> None:
     with pytest.raises(UsageError) as stopped:
-        commands.log("7", OutputOptions(json=True), str(root))
+        runs.log("7", OutputOptions(json=True), str(root))
     assert "1, 2" in stopped.value.why
 
 
 def test_a_node_without_runs_has_an_empty_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "etc").mkdir()
     assert answered(capsys, tmp_path)["runs"] == []
-    commands.log("", OutputOptions(), str(tmp_path))
+    runs.log("", OutputOptions(), str(tmp_path))
     assert "no run of gpunode" in capsys.readouterr().out
 
 
 def test_a_person_reads_the_same(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    commands.log("", OutputOptions(), str(root))
+    runs.log("", OutputOptions(), str(root))
     table = capsys.readouterr().out
     assert re.search(r"1 +\d{4}-\d\d-\d\d \d\d:\d\d [+-]\d{4} +alice +setup containerd +done +1 command, 1 file", table)
     assert "cut short" in table
-    commands.log("2", OutputOptions(), str(root))
+    runs.log("2", OutputOptions(), str(root))
     page = " ".join(capsys.readouterr().out.split())
     for word in (
         "never: it was interrupted",
@@ -170,6 +170,6 @@ def test_a_person_reads_the_same(root: Path, capsys: pytest.CaptureFixture[str])
 
 def test_an_answer_is_no_failure(root: Path) -> None:
     try:
-        commands.log("1", OutputOptions(), str(root))
+        runs.log("1", OutputOptions(), str(root))
     except CommandExit as answer:
         pytest.fail(f"exit {answer.exit_code}")

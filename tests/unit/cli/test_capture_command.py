@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from gpunode.cli import commands
-from gpunode.cli.commands import OutputOptions, capture, incomplete
+from gpunode.cli.capture import capture, incomplete
+from gpunode.cli.output_options import OutputOptions
 from gpunode.errors import UsageError
 from gpunode.facts.evidence import Capture, Evidence
 from gpunode.host.capture import load
@@ -71,4 +71,4 @@ def test_a_file_that_is_there_is_not_overwritten_unasked(tmp_path: Path) -> None
 
 def test_incomplete_is_what_nobody_answered_not_what_was_answered_with_no() -> None:
     assert list(incomplete(EVIDENCE)) == ["modules", "smi", "units", "kernel-journal"]
-    assert commands.incomplete({}) == {}
+    assert incomplete({}) == {}

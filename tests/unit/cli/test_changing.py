@@ -8,7 +8,8 @@ from typing import get_args
 import pytest
 
 from gpunode.change import FileChange, FileState
-from gpunode.cli.changing import Permissions, stopped, waiting
+from gpunode.cli.changing import stopped
+from gpunode.cli.setup import Options, waiting
 from gpunode.errors import ChangeFailed
 from gpunode.journal.store import Store
 from gpunode.outcome import WaitFor, Waits, reboot_suffices
@@ -52,14 +53,14 @@ def waits(*kinds: WaitFor) -> SetupResult:
 
 @pytest.mark.parametrize("kind", get_args(WaitFor))
 def test_a_wait_never_ends_as_done(kind: WaitFor) -> None:
-    ended = waiting(waits(kind), Permissions(reboot=True))
+    ended = waiting(waits(kind), Options(reboot=True))
     assert ended.exit_code == EXITS[kind]
     assert f"why {kind}" in ended.why
     assert ended.hint
 
 
 def test_what_has_to_come_first_decides_how_a_run_ends_and_no_reason_is_lost() -> None:
-    ended = waiting(waits("reboot", "drain"), Permissions())
+    ended = waiting(waits("reboot", "drain"), Options())
     assert (ended.exit_code, ended.why) == (11, "why reboot\nwhy drain")
 
 

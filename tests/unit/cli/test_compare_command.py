@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from gpunode.cli.command_exit import CommandExit
-from gpunode.cli.commands import OutputOptions
 from gpunode.cli.compare import compare
+from gpunode.cli.output_options import OutputOptions
 from gpunode.errors import UsageError
 from gpunode.facts.evidence import Capture
 from gpunode.host.capture import save

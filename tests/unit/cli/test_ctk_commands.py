@@ -10,8 +10,8 @@ import pytest
 
 from gpunode.cli import configuring
 from gpunode.cli.boundary import run
-from gpunode.cli.commands import OutputOptions
 from gpunode.cli.configuring import Permissions
+from gpunode.cli.output_options import OutputOptions
 from gpunode.cli.runtime_options import Hook, Typed
 
 CONFIGURE = ("ctk", "runtime", "configure")

@@ -10,8 +10,8 @@ import pytest
 import typer
 
 from gpunode.cli import toolkit_config
-from gpunode.cli.commands import OutputOptions
 from gpunode.cli.ctk_config import config_app
+from gpunode.cli.output_options import OutputOptions
 from gpunode.cli.toolkit_config import Where, config, default, usual
 from gpunode.errors import Refused, UsageError
 from gpunode.journal.record import CONFIGURATION, Intent

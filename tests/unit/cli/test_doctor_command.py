@@ -11,8 +11,8 @@ import pytest
 
 from gpunode import diagnoses
 from gpunode.cli.command_exit import CommandExit
-from gpunode.cli.commands import OutputOptions
 from gpunode.cli.doctor import doctor
+from gpunode.cli.output_options import OutputOptions
 from gpunode.diagnoses import rules
 from gpunode.diagnoses.model import Verdict
 from gpunode.diagnoses.snapshot import Snapshot

@@ -8,8 +8,8 @@ import pytest
 
 from gpunode.cli import doctor_page
 from gpunode.cli.command_exit import CommandExit
-from gpunode.cli.commands import OutputOptions
 from gpunode.cli.doctor import doctor
+from gpunode.cli.output_options import OutputOptions
 from gpunode.errors import UsageError
 
 PASTE = """\

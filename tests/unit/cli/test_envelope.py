@@ -21,9 +21,10 @@ from gpunode.change import (
     ServiceChange,
     ServiceState,
 )
-from gpunode.cli import boundary, commands
-from gpunode.cli.envelope import Envelope, failure
+from gpunode.cli import boundary, verify
+from gpunode.cli.envelope import Envelope
 from gpunode.errors import Busy, GpunodeError, RecipeError, UsageError, exit_codes
+from gpunode.package_id import PackageId
 from tests.laws.strategies import changes
 
 KEYS = {
@@ -44,7 +45,7 @@ def read(envelope: Envelope) -> dict[str, Any]:
 
 def test_the_keys_are_those_that_programs_rely_on() -> None:
     assert set(read(Envelope("plan"))) == KEYS
-    assert set(read(failure("plan", Busy("locked")))) == KEYS
+    assert set(read(Envelope("plan").ending_in(Busy("locked")))) == KEYS
 
 
 def test_a_success_without_changes() -> None:
@@ -53,7 +54,7 @@ def test_a_success_without_changes() -> None:
 
 
 def test_a_failure_says_what_why_and_what_next() -> None:
-    found = read(failure("setup", Busy("dpkg is locked", why="by 4711", hint="wait")))
+    found = read(Envelope("setup").ending_in(Busy("dpkg is locked", why="by 4711", hint="wait")))
     assert (found["command"], found["status"], found["exit_code"], found["changed"]) == ("setup", "busy", 12, False)
     assert found["errors"] == [{"error": "busy", "what": "dpkg is locked", "why": "by 4711", "hint": "wait"}]
 
@@ -67,7 +68,7 @@ def test_a_diff_is_as_ansible_shows_one() -> None:
 
 
 def test_a_package_change_tells_both_versions() -> None:
-    change = PackageChange("libcuda1", PackageState("470-1"), PackageState("580-1"))
+    change = PackageChange(PackageId("libcuda1"), PackageState("470-1"), PackageState("580-1"))
     (row,) = read(Envelope("plan", changes=[change]))["changes"]
     assert row == {
         "kind": "package",
@@ -80,7 +81,7 @@ def test_a_package_change_tells_both_versions() -> None:
 
 
 def test_a_version_that_is_not_known_yet_is_null_and_says_when_it_is_known() -> None:
-    change = PackageChange("dkms", None, KnownAfter(why="headers"))
+    change = PackageChange(PackageId("dkms"), None, KnownAfter(why="headers"))
     (row,) = read(Envelope("plan", changes=[change], steps={change: "headers"}))["changes"]
     assert (row["action"], row["step"], row["after"]) == ("install", "headers", None)
     assert row["known_after"] == "the package index is read"
@@ -92,11 +93,11 @@ ACTIONS: dict[str, Change] = {
     "edit": FileChange("/x", FILE, OTHER),
     "delete": FileChange("/x", FILE, None),
     "reread": FileChange("/x", FILE, FILE),
-    "install": PackageChange("x", PackageState("1", config_files_only=True), PackageState("2")),
-    "upgrade": PackageChange("x", PackageState("1"), PackageState("2")),
-    "downgrade": PackageChange("x", PackageState("2"), PackageState("1")),
-    "mark": PackageChange("x", PackageState("1"), PackageState("1", held=True)),
-    "purge": PackageChange("x", PackageState("1"), None),
+    "install": PackageChange(PackageId("x"), PackageState("1", config_files_only=True), PackageState("2")),
+    "upgrade": PackageChange(PackageId("x"), PackageState("1"), PackageState("2")),
+    "downgrade": PackageChange(PackageId("x"), PackageState("2"), PackageState("1")),
+    "mark": PackageChange(PackageId("x"), PackageState("1"), PackageState("1", held=True)),
+    "purge": PackageChange(PackageId("x"), PackageState("1"), None),
     "enable": ServiceChange("x", ServiceState(False, True), ServiceState(True, True)),
     "disable": ServiceChange("x", ServiceState(True, True), ServiceState(False, True)),
     "start": ServiceChange("x", ServiceState(False, False), ServiceState(True, True)),
@@ -156,7 +157,7 @@ def _stop(kind: type[GpunodeError]) -> Any:
 def test_every_stop_ends_with_its_exit_code(
     kind: type[GpunodeError], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(commands, "status", _stop(kind))
+    monkeypatch.setattr(verify, "status", _stop(kind))
     assert boundary.run(["status"]) == kind.exit_code
     said = capsys.readouterr()
     assert said.out == ""
@@ -164,7 +165,7 @@ def test_every_stop_ends_with_its_exit_code(
     assert boundary.run(["status", "--json"]) == kind.exit_code
     said = capsys.readouterr()
     assert said.err == ""
-    assert json.loads(said.out) == read(failure("status", kind("it stopped", why="because", hint="do this")))
+    assert json.loads(said.out) == read(Envelope("status").ending_in(kind("it stopped", why="because", hint="do this")))
     assert kind.exit_code in dict(exit_codes())
 
 
@@ -181,7 +182,7 @@ def test_a_bug_keeps_its_traceback_and_is_an_envelope_too(
         return "/tmp/bug.txt"
 
     monkeypatch.setattr(boundary, "_keep", keep)
-    monkeypatch.setattr(commands, "status", command)
+    monkeypatch.setattr(verify, "status", command)
     assert boundary.run(["status"]) == 1
     assert "ZeroDivisionError: by nought" in capsys.readouterr().err
     assert boundary.run(["status", "--json"]) == 1
@@ -208,7 +209,7 @@ def test_a_reader_who_went_away_is_no_bug(monkeypatch: pytest.MonkeyPatch) -> No
     def command(*_: object, **__: object) -> None:
         raise BrokenPipeError
 
-    monkeypatch.setattr(commands, "status", command)
+    monkeypatch.setattr(verify, "status", command)
     monkeypatch.setattr("gpunode.cli.screen.printer.forget", lambda stream: None)
     assert boundary.run(["status"]) == 141
 

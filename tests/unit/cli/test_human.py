@@ -175,7 +175,7 @@ def test_a_daemon_that_says_yes_and_reads_nothing_has_its_file_back(tmp_path: Pa
 
 def test_a_recipe_on_standard_output_is_byte_for_byte(capsys: pytest.CaptureFixture[str]) -> None:
     text = '# [x]\tÄ\nschema = 1\nname = "a\\tb"\n'
-    screen().from_node(text, "")
+    screen().raw(text)
     assert capsys.readouterr().out == text
 
 

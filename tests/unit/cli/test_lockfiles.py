@@ -11,13 +11,14 @@ from typing import Any
 
 import pytest
 
-from gpunode.cli import commands
+from gpunode.cli import plan as cli
 from gpunode.cli.command_exit import CommandExit
-from gpunode.cli.commands import OutputOptions
-from gpunode.cli.compose import Wanted
+from gpunode.cli.compose import Wanted, sample
 from gpunode.cli.lockfiles import read_lock
+from gpunode.cli.output_options import OutputOptions
 from gpunode.cli.resume import digest
 from gpunode.errors import LockFileError, Undetermined, UsageError
+from tests.ids import by_name
 from tests.unit.test_lockfile import TEXT
 
 Plan = Callable[..., dict[str, Any]]
@@ -39,7 +40,7 @@ def plan(recipe: str, capsys: pytest.CaptureFixture[str]) -> Plan:
     def made(lock: Path, *, check: bool = False, upgrade: bool = False, only: tuple[str, ...] = ()) -> dict[str, Any]:
         wanted = Wanted(recipe, lock=str(lock), upgrade=upgrade)
         with suppress(CommandExit):
-            commands.plan(wanted, OutputOptions(json=True), only, str(commands.sample()), "/", "", check=check)
+            cli.plan(wanted, OutputOptions(json=True), only, str(sample()), "/", "", check=check)
         answer: dict[str, Any] = json.loads(capsys.readouterr().out)
         return answer
 
@@ -49,7 +50,7 @@ def plan(recipe: str, capsys: pytest.CaptureFixture[str]) -> Plan:
 def test_a_file_that_is_not_there_is_written(plan: Plan, tmp_path: Path) -> None:
     answer = plan(tmp_path / "f.lock")
     assert list(answer["result"]["lock"]["packages"]) == ["containerd"]
-    assert read_lock(str(tmp_path / "f.lock")).packages == answer["result"]["lock"]["packages"]
+    assert by_name(read_lock(str(tmp_path / "f.lock")).packages) == answer["result"]["lock"]["packages"]
     assert sorted(os.listdir(tmp_path)) == ["f.lock", "node.toml"]
 
 
@@ -115,7 +116,7 @@ def test_no_folder_is_made_for_it(plan: Plan, tmp_path: Path) -> None:
 def test_where_a_version_is_not_known_nothing_is_written(tmp_path: Path) -> None:
     wanted = Wanted("containerd", lock=str(tmp_path / "f.lock"))
     with pytest.raises(Undetermined):
-        commands.plan(wanted, OutputOptions(json=True), (), str(commands.sample()), "/", "", check=False)
+        cli.plan(wanted, OutputOptions(json=True), (), str(sample()), "/", "", check=False)
     assert not (tmp_path / "f.lock").exists()
 
 

@@ -25,9 +25,12 @@ from gpunode.errors import JournalDamaged, Refused, UsageError
 from gpunode.host import process
 from gpunode.journal.store import Store
 from gpunode.recipe import Driver, Expect, Recipe, Runtime, VersionLock
+from tests.ids import by_id
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: to give a file to another user")
-LOCK = VersionLock("node.lock", "mine", "debian", "12", "amd64", {"libcuda1": "580.178.04-1", "gcc:i386": "4:12.2.0-3"})
+LOCK = VersionLock(
+    "node.lock", "mine", "debian", "12", "amd64", by_id({"libcuda1": "580.178.04-1", "gcc:i386": "4:12.2.0-3"})
+)
 MINE = Recipe(
     "mine",
     description='a "quoted" line, # Written by `gpunode plan --lock`.',

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from gpunode.cli.boundary import run
-from gpunode.cli.commands import sample
+from gpunode.cli.compose import sample
 from gpunode.cli.human import Screen
 from gpunode.cli.screen.text import cells
 from tests.unit.cli import screen_pages as pages

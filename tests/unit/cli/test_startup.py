@@ -93,7 +93,7 @@ def test_an_error_needs_no_workflow_and_without_a_terminal_no_rich() -> None:
 
 
 def test_a_setup_begins_with_what_a_run_without_changes_needs() -> None:
-    found = loaded_by("import json, runpy, sys, gpunode.cli.changing\nprint(json.dumps(sorted(sys.modules)))")
+    found = loaded_by("import json, runpy, sys, gpunode.cli.setup\nprint(json.dumps(sorted(sys.modules)))")
     assert not NOT_FOR_NOTHING & found
     assert not {"rich", "tomlkit", "sh", "pynvml", "distro"} & foreign(found)
 
@@ -133,7 +133,7 @@ def test_a_planned_capture_starts_no_process_and_reads_no_journal() -> None:
 
 def test_a_diagnosis_of_a_capture_loads_no_plan_and_nothing_that_looks_at_a_machine() -> None:
     found = ours(loaded("doctor", SAMPLE))
-    parts = ("cli.commands", "cli.compose", "cli.human", "host.local", "journal", "page.report", "steps")
+    parts = ("cli.changing", "cli.compose", "cli.human", "host.local", "journal", "page.report", "steps")
     assert not [name for name in found if name.startswith(tuple(f"gpunode.{part}" for part in parts))]
     assert not {"gpunode.workflow.converge", "gpunode.workflow.fleet"} & found
 

@@ -53,10 +53,10 @@ def test_why_the_kubelet_refused_a_pod(message: str, more: tuple[tuple[str, str]
     assert roots(("kubectl describe pod", f"Reason: UnexpectedAdmissionError\nMessage: {message}"), *more) == [wanted]
 
 
-def test_a_refusal_without_its_reason_is_asked_about() -> None:
+def test_a_refusal_without_its_reason_has_suspects() -> None:
     diagnosis = found(("kubectl get pods", "train-0   0/1   UnexpectedAdmissionError   0   5m"))
     assert not diagnosis.findings
-    assert {REBOOTED, RESTARTED, STALE} <= set(diagnosis.unknown[0].causes)
+    assert {REBOOTED, RESTARTED, STALE} <= {one.cause for one in diagnosis.suspects}
 
 
 @pytest.mark.parametrize(

@@ -104,7 +104,7 @@ def test_whether_a_lost_handle_is_a_lost_gpu_is_not_guessed() -> None:
     said = "Unable to determine the device handle for GPU 0000:0B:00.0: Unknown Error"
     found = seen(("nvidia-smi", said))
     assert [f.cause for f in found.findings if f.cause == "gpu-fallen-off-bus"] == []
-    assert any("gpu-fallen-off-bus" in doubt.causes for doubt in found.unknown)
+    assert found.suspects[0].cause == "gpu-fallen-off-bus"
     lost = "[ 5.0] NVRM: Xid (PCI:0000:0b:00): 79, GPU has fallen off the bus."
     assert roots(("nvidia-smi", said), ("dmesg", lost)) == ["gpu-fallen-off-bus"]
 
@@ -117,7 +117,7 @@ def test_a_sleeping_gpu_is_not_a_lost_one() -> None:
 def test_why_the_gsp_did_not_start_is_not_guessed_from_a_number() -> None:
     found = seen(("dmesg", "[ 5.0] NVRM: GPU 0000:01:00.0: RmInitAdapter failed! (0x62:0x40:2168)"))
     assert found.findings == ()
-    assert any({"gsp-bad-state-wpr2", "gpu-firmware-boot-failed"} <= set(doubt.causes) for doubt in found.unknown)
+    assert {"gsp-bad-state-wpr2", "gpu-firmware-boot-failed"} <= {one.cause for one in found.suspects}
 
 
 def test_other_failures_to_initialise_are_asked_about() -> None:
@@ -291,6 +291,6 @@ def test_a_bus_that_nobody_could_list_has_lost_no_gpu(lspci: Capture) -> None:
 
 
 @pytest.mark.parametrize("state", ["failed", "masked"])
-def test_a_fabric_manager_that_does_not_run_is_asked_about_where_nobody_knows_the_boards(state: str) -> None:
+def test_a_fabric_manager_that_does_not_run_is_likely_where_nobody_knows_the_boards(state: str) -> None:
     found = seen(("systemctl is-active nvidia-fabricmanager", state), ("nvidia-smi", HEALTHY))
-    assert [doubt.causes[:1] for doubt in found.unknown if "fabric manager" in doubt.question]
+    assert [(one.cause, one.confidence) for one in found.roots] == [("fabric-manager-not-running", "likely")]

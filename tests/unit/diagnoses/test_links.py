@@ -36,20 +36,26 @@ ALL_DOWN = "\n".join(
     [
         (
             ("python", NOT_READY),
-            {"fabric-manager-not-installed", "fabric-manager-version-mismatch", "cuda-init-802-kaslr-or-hmm"},
+            {"fabric-manager-not-installed", "fabric-manager-version-mismatch", "fabric-manager-not-running"},
         ),
         (
             ("dmesg", NOT_STARTED),
             {"bar-above-4g-disabled", "gpu-stuck-d3cold", "proprietary-module-on-blackwell"},
         ),
-        (("nvidia-smi -q", REFUSED), {"fabric-manager-not-running", "nvswitch-sxid", "nvlink-link-inactive"}),
-        (("nvidia-smi nvlink -s", ALL_DOWN), {"nvlink-all-links-inactive-gpu", "fabric-manager-not-running"}),
+        (("nvidia-smi nvlink -s", ALL_DOWN), {"nvlink-all-links-inactive-gpu", "nvlink-link-inactive"}),
     ],
 )
 def test_one_message_of_several_causes_leaves_them_all_open(piece: tuple[str, str], causes: set[str]) -> None:
     found = seen(piece)
     assert not found.findings
-    assert [doubt for doubt in found.unknown if causes <= set(doubt.causes) and doubt.look_at]
+    suspected = {one.cause for one in found.suspects if one.look_at}
+    assert causes <= suspected or [one for one in found.unknown if causes <= set(one.causes) and one.look_at]
+
+
+def test_a_gpu_that_its_fabric_did_not_take_in_is_out_of_it() -> None:
+    assert [(one.cause, one.confidence) for one in seen(("nvidia-smi -q", REFUSED)).roots] == [
+        ("nvlink-all-links-inactive-gpu", "likely")
+    ]
 
 
 @pytest.mark.parametrize(

@@ -56,10 +56,10 @@ def test_whose_driver_is_in_the_way(pieces: tuple[tuple[str, str], ...], wanted:
     assert roots(*pieces) == [wanted]
 
 
-def test_where_nothing_tells_whose_it_is_it_is_asked() -> None:
+def test_where_nothing_tells_whose_it_is_the_hosts_is_likely_and_the_other_a_suspect() -> None:
     diagnosis = found(IN_USE)
-    assert not diagnosis.findings
-    assert {HOST, BLOCKED} <= set(diagnosis.unknown[0].causes)
+    assert [(one.cause, one.confidence) for one in diagnosis.findings] == [(HOST, "likely")]
+    assert BLOCKED in [one.cause for one in diagnosis.suspects]
 
 
 def test_a_host_driver_under_a_stack_that_runs_is_no_finding() -> None:
@@ -98,8 +98,8 @@ def test_another_image_is_none_of_its_business() -> None:
     assert NO_IMAGE not in roots(("kubectl describe pod", text))
 
 
-def test_why_an_image_is_not_pulled_is_asked_where_it_was_not_shown() -> None:
+def test_where_it_was_not_shown_why_an_image_is_not_pulled_it_is_a_suspect() -> None:
     row = "nvidia-driver-daemonset-pwnhc   0/1   ImagePullBackOff   0   34m"
     diagnosis = found(("kubectl get pod -n gpu-operator", row))
     assert not diagnosis.findings
-    assert NO_IMAGE in diagnosis.unknown[0].causes
+    assert NO_IMAGE in [one.cause for one in diagnosis.suspects]

@@ -67,10 +67,10 @@ def test_the_only_gpu_is_in_use_by_a_virtual_machine(shown: tuple[str, str]) -> 
     assert not [command for fix in lent.remedy for command in fix.commands]
 
 
-def test_whether_a_hypervisors_only_gpu_is_for_the_host_is_a_question() -> None:
+def test_a_hypervisors_only_gpu_may_be_meant_for_its_guests() -> None:
     found = diagnosis(PROXMOX, ("lspci -nnk -d 10de:", LENT), RESERVED, ("nvidia-smi", NO_DRIVER))
     assert "vfio-bound" not in faults(found)
-    assert [doubt for doubt in found.unknown if "vfio-bound" in doubt.causes]
+    assert [one for one in found.suspects if one.cause == "vfio-bound"]
 
 
 def test_the_only_gpu_that_nvidias_module_was_to_drive_is_given_back_with_proxmoxs_boot_entries() -> None:

@@ -5,6 +5,8 @@ import pytest
 from gpunode.catalog.driver import Choice
 from gpunode.change import PackageState
 from gpunode.distros import DEBIAN
+from gpunode.package_id import PackageId
+from tests.ids import by_id
 
 PASCAL = Choice(580, "", "proprietary", "")
 TURING_LTS = Choice(580, "", "open", "")
@@ -56,7 +58,7 @@ def test_full_takes_nvidias_meta_package(choice: Choice, meta: str) -> None:
     ],
 )
 def test_the_headers_of_exactly_one_kernel(kernel: str, package: str) -> None:
-    assert DEBIAN.headers(kernel) == package
+    assert DEBIAN.headers(kernel) == PackageId(package)
 
 
 @pytest.mark.parametrize(
@@ -79,16 +81,16 @@ def test_the_headers_of_exactly_one_kernel(kernel: str, package: str) -> None:
 def test_the_meta_package_follows_the_kernels_own(kernel: str, image: str, meta: str) -> None:
     others = "linux-image-6.1.0-37-amd64", "linux-base"
 
-    assert DEBIAN.headers_meta(kernel, installed(image, *others)) == meta
-    assert DEBIAN.headers_meta(kernel, installed(*others)) is None
+    assert DEBIAN.headers_meta(kernel, by_id(installed(image, *others))) == meta
+    assert DEBIAN.headers_meta(kernel, by_id(installed(*others))) is None
 
 
 def test_a_removed_kernel_meta_package_brings_no_kernels() -> None:
     removed = {"linux-image-amd64": PackageState("6.1.140-1", config_files_only=True)}
 
-    assert DEBIAN.headers_meta("6.1.0-37-amd64", removed) is None
+    assert DEBIAN.headers_meta("6.1.0-37-amd64", by_id(removed)) is None
 
 
 @pytest.mark.parametrize("kernel", ["6.11.0-custom", "6.1.0", "", "6.8.0-51-generic", "-", "6.1.0-37-"])
 def test_a_kernel_that_is_not_debians_has_no_meta_package(kernel: str) -> None:
-    assert DEBIAN.headers_meta(kernel, installed("linux-image-amd64", "linux-image-generic")) is None
+    assert DEBIAN.headers_meta(kernel, by_id(installed("linux-image-amd64", "linux-image-generic"))) is None

@@ -14,6 +14,7 @@ from gpunode.facts.model import Distro
 from gpunode.packages.deb.preferences import pin
 from gpunode.packages.deb.repositories import source_list
 from gpunode.recipe import Scope
+from tests.ids import names
 
 SCOPES: tuple[Scope, ...] = ("compute", "media", "full")
 
@@ -90,7 +91,7 @@ def test_every_choice_names_its_modules_and_never_an_empty_meta_package(known: F
 
 
 def test_the_toolkit_is_four_packages() -> None:
-    assert set(TOOLKIT_PACKAGES) == {
+    assert names(TOOLKIT_PACKAGES) == {
         "nvidia-container-toolkit",
         "nvidia-container-toolkit-base",
         "libnvidia-container-tools",

@@ -5,6 +5,8 @@ import pytest
 from gpunode.catalog.driver import Choice
 from gpunode.change import PackageState
 from gpunode.distros import UBUNTU
+from gpunode.package_id import PackageId
+from tests.ids import by_id
 
 PASCAL = Choice(580, "", "proprietary", "")
 TURING_LTS = Choice(580, "", "open", "")
@@ -56,7 +58,7 @@ def test_full_takes_nvidias_meta_package(choice: Choice, meta: str) -> None:
 
 
 def test_the_headers_of_exactly_one_kernel() -> None:
-    assert UBUNTU.headers("6.8.0-51-generic") == "linux-headers-6.8.0-51-generic"
+    assert UBUNTU.headers("6.8.0-51-generic") == PackageId("linux-headers-6.8.0-51-generic")
 
 
 @pytest.mark.parametrize(
@@ -86,7 +88,7 @@ def test_the_meta_package_follows_the_kernels_own(kernel: str, metas: dict[str, 
 def meta(kernel: str, metas: dict[str, str], *, removed: bool = False) -> str | None:
     packages = {f"linux-image-{name}": PackageState(v, config_files_only=removed) for name, v in metas.items()}
     packages |= {f"linux-image-{kernel}": PackageState("1"), "linux-image-unsigned-6.8.0-51-generic": PackageState("9")}
-    return UBUNTU.headers_meta(kernel, packages)
+    return UBUNTU.headers_meta(kernel, by_id(packages))
 
 
 BOTH = {"generic": "6.8.0-51.52", "generic-hwe-24.04": "6.11.0-29.29~24.04.1"}

@@ -13,6 +13,7 @@ from gpunode.facts.derive import derive
 from gpunode.facts.evidence import Capture, Evidence, Found, Outcome, Ownership, encode_found
 from gpunode.facts.model import Facts, Kernels, Known, Unit, Unknown, need
 from gpunode.facts.probes import PROBES, probes
+from gpunode.package_id import PackageId
 
 STATUS = (
     "Package: dpkg\nStatus: install ok installed\nArchitecture: amd64\nVersion: 1.21.22\n\n"
@@ -53,7 +54,7 @@ def test_an_ordinary_node() -> None:
     assert need(facts.architecture, "the architecture") == "amd64"
     assert need(facts.platform, "the platform").kind == "bare-metal"
     assert need(facts.kernels, "the kernels") == Kernels("6.1.0-25-amd64", ("6.1.0-25-amd64",))
-    assert need(facts.packages, "the packages")["nvidia-driver"] == PackageState("470.256.02-1")
+    assert need(facts.packages, "the packages")[PackageId("nvidia-driver")] == PackageState("470.256.02-1")
     assert need(facts.loaded_driver, "the driver") is None
     assert [one.uri for one in need(facts.sources, "the sources")] == ["https://r/"]
     assert facts.file("/etc/containerd/config.toml") == Known(

@@ -9,6 +9,8 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import gpunode.diagnoses
 import gpunode.facts
@@ -72,3 +74,54 @@ def test_no_pattern_matches_without_its_words() -> None:
     for pattern in every_pattern():
         for match in re.finditer(pattern.pattern, whole, pattern.flags | re.MULTILINE) if pattern.words else ():
             assert pattern.may_match(match[0].lower()), (pattern, match)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "words"),
+    [
+        ("GPU is lost", {"gpu is lost"}),
+        (r"\bGPU is lost\b|GPU_IS_LOST", {"gpu is lost", "gpu_is_lost"}),
+        (r"fallen off the (?:PCIe? )?bus", {"fallen off the "}),
+        (r"failed \((?P<code>0x[0-9a-f]+)\)", {"failed ("}),
+        (r"(?:no|any) reason", {" reason"}),
+        (r"(?:could not|cannot) start", {"could not", "cannot"}),
+        (r"timed? ?out", {"time"}),
+        (r"colou?rs", {"colo"}),
+        (r"(?:optional )?word", {"word"}),
+        (r"ab+cdef", {"cdef"}),
+        (r"x{0,3}word", {"word"}),
+        (r"[^abc]]word", {"]word"}),
+        (r"[Ss]ecure [Bb]oot[.]", {"secure boot."}),
+        (r"(?<!no )error here(?! now)", {"error here"}),
+        (r"a.b", set()),
+        (r"\d+|word", set()),
+        (r"(?i:word)", set()),
+        (r"\x41word", set()),
+        (r"\101word", set()),
+        (r"[^^]word", {"word"}),
+    ],
+)
+def test_what_a_pattern_needs(pattern: str, words: set[str]) -> None:
+    assert Pattern(pattern).words == words
+
+
+def test_a_pattern_that_is_spread_over_lines_is_left_alone() -> None:
+    assert Pattern("word # and a remark", re.VERBOSE).words == frozenset()
+
+
+LITERAL = ("abcd", "Word", r"\.", r"\101", r"\060", " ", "^")
+VARYING = ("[^^]", "[^a]", "[^]]", "[^^]*", "[x]", "[Xx]", r"\d", r"\b", "(?:ab|cdef)", "(one|two)", "|")
+REPEATED = ("b?", "c+", "d{2}", "e{0,2}")
+PIECES = (*LITERAL, *VARYING, *REPEATED)
+
+
+@settings(max_examples=50)
+@given(st.data(), st.lists(st.sampled_from(PIECES), min_size=1, max_size=6))
+def test_what_a_pattern_matches_has_one_of_its_words(data: st.DataObject, pieces: list[str]) -> None:
+    pattern = "".join(pieces)
+    words = Pattern(pattern).words
+    try:
+        match = re.search(pattern, data.draw(st.from_regex(pattern)))
+    except re.error:
+        return
+    assert not words or match is None or any(word in match[0].lower() for word in words)

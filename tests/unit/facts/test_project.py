@@ -22,9 +22,11 @@ from gpunode.facts.derive import derive
 from gpunode.facts.model import Facts, Kernels, Known, LoadedDriver, ModuleFile, Promised, Unit, Unknown, holds, need
 from gpunode.facts.project import PLAN, project
 from gpunode.outcome import Planned
+from gpunode.package_id import PackageId
 from gpunode.packages.deb import DEB
 from gpunode.recipe import Recipe
 from gpunode.steps.repair import REPAIR
+from tests.ids import by_id
 
 KERNEL = "6.1.0-25-amd64"
 KEY = SigningKey("https://r/3bf863cc.pub", frozenset({"EB693B3035CD5710E231E123A4B469963BF863CC"}))
@@ -47,7 +49,7 @@ def bare_node() -> Facts:
 
 
 def install(name: str, prefix: str = "") -> PackageChange:
-    return PackageChange(name, None, KnownAfter(prefix))
+    return PackageChange(PackageId.of(name), None, KnownAfter(prefix))
 
 
 def test_a_written_file_is_known(facts: Facts) -> None:
@@ -86,7 +88,7 @@ def test_what_a_plan_makes_known_names_the_plan(facts: Facts) -> None:
     todo: list[Change] = [FileChange("/etc/a", None, state), install("vim", "9"), ModuleChange("nouveau", True, False)]
     after = project(facts, [*todo, DEB.repair])
     assert after.file("/etc/a") == Known(state, PLAN)
-    assert after.packages == Known({"vim": PackageState("9")}, PLAN)
+    assert after.packages == Known(by_id({"vim": PackageState("9")}), PLAN)
     assert after.modules == Known(frozenset(), PLAN)
     assert after.packages_interrupted == Known(value=False, probe=PLAN)
 
@@ -113,7 +115,7 @@ def test_headers_and_a_dkms_driver_give_every_kernel_its_module(facts: Facts) ->
     todo = [install("nvidia-dkms-580-open", "580."), install(f"linux-headers-{KERNEL}"), install("linux-headers-amd64")]
     after = project(facts, todo)
     assert need(after.headers, "x") == {KERNEL}
-    assert need(after.packages, "x")["nvidia-dkms-580-open"].version == "580."
+    assert need(after.packages, "x")[PackageId("nvidia-dkms-580-open")].version == "580."
     built = ModuleFile(KERNEL, f"/lib/modules/{KERNEL}/updates/dkms/nvidia.ko", "580.", dkms=True)
     assert after.module_files == Known((built,), PLAN)
 
@@ -126,7 +128,7 @@ def test_headers_leave_a_module_that_dkms_built_from_a_source_of_no_package(fact
 
 def test_purged_headers_take_the_module_of_their_kernel_along(facts: Facts) -> None:
     node = project(facts, [install("nvidia-kernel-dkms", "470"), install(f"linux-headers-{KERNEL}")])
-    after = project(node, [PackageChange(f"linux-headers-{KERNEL}", PackageState("1"), None)])
+    after = project(node, [PackageChange(PackageId.of(f"linux-headers-{KERNEL}"), PackageState("1"), None)])
     assert after.headers == Known(frozenset(), PLAN)
     assert after.module_files == Known((), PLAN)
 
@@ -134,7 +136,7 @@ def test_purged_headers_take_the_module_of_their_kernel_along(facts: Facts) -> N
 def test_modules_are_built_by_dkms_and_by_the_packages_that_call_it_and_by_nothing_else(facts: Facts) -> None:
     node = replace(
         facts,
-        packages=Known({"dkms": PackageState("3"), "nvidia-kernel-dkms": PackageState("470-1")}, "dpkg-status"),
+        packages=Known(by_id({"dkms": PackageState("3"), "nvidia-kernel-dkms": PackageState("470-1")}), "dpkg-status"),
         headers=Known(frozenset({KERNEL}), "kernel-builds"),
     )
 
@@ -149,7 +151,7 @@ def test_modules_are_built_by_dkms_and_by_the_packages_that_call_it_and_by_nothi
 def test_without_a_driver_that_is_installed_or_without_known_headers_nothing_is_built(facts: Facts) -> None:
     removed = PackageState("470", config_files_only=True)
     for packages in ({}, {"vim": PackageState("9"), "nvidia-kernel-dkms": removed}):
-        node = replace(facts, packages=Known(packages, "dpkg-status"))
+        node = replace(facts, packages=Known(by_id(packages), "dpkg-status"))
         assert project(node, [install(f"linux-headers-{KERNEL}")]).module_files == Known((), PLAN)
     node = replace(facts, headers=Unknown("Permission denied", "kernel-builds"))
     assert project(node, [install("nvidia-kernel-dkms")]).module_files == Known((), PLAN)
@@ -178,16 +180,16 @@ def test_a_purged_driver_takes_its_modules_along_and_a_prebuilt_one_stays(facts:
     before = PackageState("470.256.02-1")
     node = replace(
         facts,
-        packages=Known({"nvidia-kernel-dkms": before}, "dpkg-status"),
+        packages=Known({PackageId("nvidia-kernel-dkms"): before}, "dpkg-status"),
         module_files=Known((prebuilt, ModuleFile(KERNEL, "/x", "470.256.02", dkms=True)), "modules-dkms"),
     )
-    after = project(node, [PackageChange("nvidia-kernel-dkms", before, None)])
+    after = project(node, [PackageChange(PackageId("nvidia-kernel-dkms"), before, None)])
     assert need(after.module_files, "x") == (prebuilt,)
     assert need(after.packages, "x") == {}
 
 
 def test_loading_the_driver_tells_version_and_flavour(facts: Facts) -> None:
-    installed = PackageChange("nvidia-kernel-open-dkms", None, PackageState("595.91.07-1"))
+    installed = PackageChange(PackageId("nvidia-kernel-open-dkms"), None, PackageState("595.91.07-1"))
     after = project(facts, [installed, ModuleChange("nouveau", True, False), ModuleChange("nvidia-uvm", False, True)])
     after = project(after, [ModuleChange("nvidia", False, True)])
     assert need(after.modules, "x") == {"nvidia", "nvidia_uvm"}
@@ -234,8 +236,8 @@ def test_a_unit_that_is_changed_exists_and_keeps_what_else_was_known_of_it(facts
 
 
 def test_a_held_package_stays_held(facts: Facts) -> None:
-    change = PackageChange("containerd", PackageState("1.6", held=True), KnownAfter())
-    assert need(project(facts, [change]).packages, "x")["containerd"].held
+    change = PackageChange(PackageId("containerd"), PackageState("1.6", held=True), KnownAfter())
+    assert need(project(facts, [change]).packages, "x")[PackageId("containerd")].held
 
 
 def test_what_was_unknown_stays_unknown() -> None:

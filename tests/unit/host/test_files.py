@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from gpunode.change import FileState
 from gpunode.errors import ChangeFailed, Conflict, Refused
 from gpunode.facts.evidence import decode_found
-from gpunode.host import files
+from gpunode.host import files, globs, places
 from tests.fakes.examples import examples
 
 UID, GID = os.getuid(), os.getgid()
@@ -62,7 +62,7 @@ def test_a_link_stays_and_its_target_inside_the_root_is_replaced(tmp_path: Path,
     files.replace("/etc/link", owned(b"new"), root=str(tmp_path))
     assert os.readlink(tmp_path / "etc/link") == target
     assert (tmp_path / "real/target").read_bytes() == b"new"
-    assert files.resolve("/etc/link", root=str(tmp_path)) == "/real/target"
+    assert places.resolve("/etc/link", root=str(tmp_path)) == "/real/target"
 
 
 def test_a_link_out_of_the_root_leads_to_nothing_outside(tmp_path: Path) -> None:
@@ -74,7 +74,7 @@ def test_a_link_out_of_the_root_leads_to_nothing_outside(tmp_path: Path) -> None
     (root / "etc/folder").symlink_to("../../outside")
     for path in ("/etc/direct", "/etc/folder/secret", "/../outside/secret", "/etc/../../outside/secret"):
         assert files.read(path, root=str(root)).outcome == "absent"
-    assert files.find("/etc/folder/*", 100, contents=True, root=str(root)).data == b""
+    assert globs.find("/etc/folder/*", 100, contents=True, root=str(root)).data == b""
     files.replace("/etc/folder/secret", owned(b"mine"), root=str(root))
     files.remove("/etc/direct", root=str(root))
     assert (outside / "secret").read_bytes() == b"secret"
@@ -233,7 +233,7 @@ def test_a_glob_lists_links_owners_and_contents(tmp_path: Path) -> None:
     (tmp_path / "etc/d/broken.list").symlink_to("gone")
     (tmp_path / "etc/d/.hidden.list").write_bytes(b"")
     os.mkfifo(tmp_path / "etc/d/pipe.list")
-    capture = files.find("/etc/*/*.list", 100, contents=True, root=str(tmp_path))
+    capture = globs.find("/etc/*/*.list", 100, contents=True, root=str(tmp_path))
     found = {one.path: (one.link, one.data) for one in decode_found(capture.data)}
     assert capture.outcome == "ok"
     assert found == {
@@ -242,7 +242,7 @@ def test_a_glob_lists_links_owners_and_contents(tmp_path: Path) -> None:
         "/etc/d/broken.list": ("gone", None),
         "/etc/d/pipe.list": (None, None),
     }
-    listed = decode_found(files.find("/etc/d/a.*", 100, contents=False, root=str(tmp_path)).data)
+    listed = decode_found(globs.find("/etc/d/a.*", 100, contents=False, root=str(tmp_path)).data)
     assert [one.path for one in listed] == ["/etc/d/a.list"]
     assert listed[0].data is None
     assert listed[0].ownership is not None
@@ -252,13 +252,13 @@ def test_folders_are_found_where_names_are_asked_for_and_left_out_where_contents
     (tmp_path / "etc/d/folder").mkdir(parents=True)
     (tmp_path / "etc/d/file").write_text("x")
     for contents, names in ((True, ["/etc/d/file"]), (False, ["/etc/d/file", "/etc/d/folder"])):
-        found = decode_found(files.find("/etc/d/*", 100, contents=contents, root=str(tmp_path)).data)
+        found = decode_found(globs.find("/etc/d/*", 100, contents=contents, root=str(tmp_path)).data)
         assert [one.path for one in found] == names
 
 
 def test_a_glob_that_matches_nothing_says_so_and_not_that_it_failed(tmp_path: Path) -> None:
     for pattern in ("/etc/*.list", "/nothing/*/here", "/exact"):
-        capture = files.find(pattern, 100, contents=True, root=str(tmp_path))
+        capture = globs.find(pattern, 100, contents=True, root=str(tmp_path))
         assert (capture.outcome, capture.data) == ("ok", b"")
 
 
@@ -267,7 +267,7 @@ def test_a_glob_goes_through_links_to_folders(tmp_path: Path) -> None:
     (tmp_path / "sys/devices/0000:01:00.0/modalias").write_bytes(b"pci:v000010DE")
     (tmp_path / "sys/bus").mkdir()
     (tmp_path / "sys/bus/0000:01:00.0").symlink_to("../devices/0000:01:00.0")
-    (found,) = decode_found(files.find("/sys/bus/*/modalias", 100, contents=True, root=str(tmp_path)).data)
+    (found,) = decode_found(globs.find("/sys/bus/*/modalias", 100, contents=True, root=str(tmp_path)).data)
     assert (found.path, found.data) == ("/sys/bus/0000:01:00.0/modalias", b"pci:v000010DE")
 
 
@@ -382,7 +382,7 @@ def test_a_place_that_others_may_change_is_told_and_a_sticky_folder_is_none(tmp_
     def exposed(path: str) -> str:
         owner = files.read(path, root=str(tmp_path)).ownership
         assert owner is not None
-        (found,) = decode_found(files.find(f"{path}*", 1 << 20, contents=True, root=str(tmp_path)).data)
+        (found,) = decode_found(globs.find(f"{path}*", 1 << 20, contents=True, root=str(tmp_path)).data)
         assert found.ownership is not None
         assert found.ownership.exposed == owner.exposed
         return owner.exposed

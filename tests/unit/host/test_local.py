@@ -32,6 +32,7 @@ from gpunode.facts.evidence import Capture, Probe, decode_found
 from gpunode.host import files
 from gpunode.host.local import LocalHost
 from gpunode.host.port import Host, Progress
+from gpunode.package_id import PackageId
 from gpunode.workflow.converge import look
 from tests.fakes.examples import examples
 
@@ -205,7 +206,7 @@ KEY = SigningKey("https://repo.example/key.pub", frozenset({"A" * 40, "B" * 40})
 
 def test_package_changes_are_one_transaction_and_the_order_stays(tmp_path: Path) -> None:
     apt = Apt()
-    packages = [PackageChange(name, None, PackageState("1")) for name in ("a", "b")]
+    packages = [PackageChange(PackageId.of(name), None, PackageState("1")) for name in ("a", "b")]
     file = FileChange(str(tmp_path / "x"), None, owned(b"x"))
     with_apt(LocalHost(), apt).apply([*packages, file])
     assert apt.asked == [("transact", *packages)]

@@ -15,6 +15,7 @@ from gpunode.change import (
     Trigger,
 )
 from gpunode.journal.record import Begin, Commit, Done, Entry, Failed, Intent, Settle
+from gpunode.package_id import PackageId
 
 RUN = "000003-20261121T081932Z"
 AT = 1795249172.0
@@ -48,8 +49,8 @@ def entries(*, ended: bool = True) -> tuple[Entry, ...]:
     """A run of six kinds of changes: one fails, one is only intended where the run did not end."""
     changes: tuple[Change, ...] = (
         FileChange(CONFIG, state(b"old"), state(b"new", 0o600), frozenset({RESTART}), ("/etc/containerd",)),
-        PackageChange("nvidia-driver", PackageState("470"), PackageState("595", auto=True, origin=CUDA)),
-        PackageChange("libcuda1", None, PackageState("595", origin=CUDA)),
+        PackageChange(PackageId("nvidia-driver"), PackageState("470"), PackageState("595", auto=True, origin=CUDA)),
+        PackageChange(PackageId("libcuda1"), None, PackageState("595", origin=CUDA)),
         ServiceChange("nvidia-persistenced.service", ServiceState(False, False), ServiceState(True, True)),
         CommandChange(("dpkg", "--configure", "-a"), "it was interrupted"),
         ModuleChange("nvidia", False, True),

@@ -18,6 +18,7 @@ from gpunode.change import (
 )
 from gpunode.journal import footprint
 from gpunode.journal.record import CONFFILES, Begin, Commit, Entry, Failed, Intent, Result, Verb
+from gpunode.package_id import PackageId
 
 RESTART = Trigger("restart", "containerd.service")
 
@@ -90,20 +91,22 @@ def test_a_failed_write_did_not_happen_and_one_that_was_only_meant_may_have() ->
 
 
 def test_of_a_transaction_that_failed_counts_what_it_may_have_touched() -> None:
-    change, spared = (PackageChange(name, None, PackageState("3")) for name in ("dkms", "docker.io"))
-    assert footprint.of(run(1, change, spared, failed=[1], result="failed")).packages == {"dkms": None}
+    change, spared = (PackageChange(PackageId.of(name), None, PackageState("3")) for name in ("dkms", "docker.io"))
+    assert footprint.of(run(1, change, spared, failed=[1], result="failed")).packages == {PackageId("dkms"): None}
 
 
 def test_a_package_that_was_taken_back_is_nobodys_of_ours() -> None:
     there = PackageState("3")
-    back = run(2, PackageChange("dkms", there, None), verb="rollback", of=1)
-    assert footprint.of([*run(1, PackageChange("dkms", None, there)), *back]).packages == {}
+    back = run(2, PackageChange(PackageId("dkms"), there, None), verb="rollback", of=1)
+    assert footprint.of([*run(1, PackageChange(PackageId("dkms"), None, there)), *back]).packages == {}
 
 
 def test_a_package_is_as_before_the_first_run_that_touched_it() -> None:
     old, new, newer = (PackageState(version) for version in ("1", "2", "3"))
-    found = footprint.of([*run(1, PackageChange("p", old, new)), *run(2, PackageChange("p", new, newer))])
-    assert found.packages == {"p": old}
+    found = footprint.of(
+        [*run(1, PackageChange(PackageId("p"), old, new)), *run(2, PackageChange(PackageId("p"), new, newer))]
+    )
+    assert found.packages == {PackageId("p"): old}
 
 
 def test_units_and_modules_are_as_the_first_run_found_them() -> None:
@@ -117,10 +120,15 @@ def test_units_and_modules_are_as_the_first_run_found_them() -> None:
 
 def test_what_a_removal_left_is_still_gpunodes() -> None:
     there = PackageState("3")
-    setup = run(1, PackageChange("dkms", None, there), PackageChange("runc", None, there), wrote(None, "1", "/b"))
-    removed = run(2, PackageChange("runc", there, None), verb="remove", result="waiting")
+    setup = run(
+        1,
+        PackageChange(PackageId("dkms"), None, there),
+        PackageChange(PackageId("runc"), None, there),
+        wrote(None, "1", "/b"),
+    )
+    removed = run(2, PackageChange(PackageId("runc"), there, None), verb="remove", result="waiting")
     found = footprint.of([*setup, *removed])
-    assert found.packages == {"dkms": None}
+    assert found.packages == {PackageId("dkms"): None}
     assert set(found.files) == {"/b"}
 
 

@@ -51,6 +51,7 @@ from gpunode.journal.record import (
     unloaded,
     whole,
 )
+from gpunode.package_id import PackageId
 
 RESTART = Trigger("restart", "docker.service")
 RELOAD = Trigger("reload", "docker.service")
@@ -75,6 +76,15 @@ def test_a_journal_of_every_format_so_far_is_read(number: int) -> None:
     )
     assert (b"".join(lines(journal)) == golden) is (number == FORMAT)
     assert decode(golden, {digest(b"{}"): b"{}"}.__getitem__) == journal
+
+
+@pytest.mark.parametrize("name", ["dkms", "libcuda1:i386"])
+def test_a_package_stands_in_a_line_by_its_name(name: str) -> None:
+    """As formats 1 to 3 have had it all along; the architecture behind it where it is a foreign one."""
+    entry = Intent(1, "packages", "driver", PackageChange(PackageId.of(name), None, None))
+    body = b'"change":{"is":"package","name":"%s","before":null,"after":null,"triggers":[]}' % name.encode()
+    assert body in encode(entry)
+    assert decode(encode(entry), str.encode) == (entry,)
 
 
 def test_an_older_line_without_a_newer_field_is_read() -> None:
@@ -227,7 +237,7 @@ class TestUndo:
         assert configuration_back(entries) == (write("/a", b"2", b"1"),)
 
     def test_packages_modules_and_blacklists_are_undone_only_with_the_whole_run(self) -> None:
-        package = PackageChange("docker.io", None, PackageState("20"))
+        package = PackageChange(PackageId("docker.io"), None, PackageState("20"))
         module = ModuleChange("nvidia", False, True)
         command = CommandChange(("dpkg", "--configure", "-a"), "interrupted")
         blacklist = write("/etc/modprobe.d/gpunode-nouveau.conf", None, b"blacklist nouveau\n")
@@ -237,7 +247,7 @@ class TestUndo:
         assert [intent.change for intent in backwards(entries)] == [
             write(blacklist.path, b"blacklist nouveau\n", None),
             ModuleChange("nvidia", True, False),
-            PackageChange("docker.io", PackageState("20"), None),
+            PackageChange(PackageId("docker.io"), PackageState("20"), None),
         ]
 
 
@@ -254,7 +264,11 @@ class TestUnsettled:
         assert unsettled((*entries, Failed(1, "no"))) == (self.ONE,)
 
     def test_a_package_that_failed_is_no_matter(self) -> None:
-        entries = (BEGIN, Intent(1, "packages", "x", PackageChange("p", None, PackageState("1"))), Failed(1, "no"))
+        entries = (
+            BEGIN,
+            Intent(1, "packages", "x", PackageChange(PackageId("p"), None, PackageState("1"))),
+            Failed(1, "no"),
+        )
         assert unsettled(entries) == ()
 
     def test_only_files_are_put_back(self) -> None:
@@ -339,7 +353,7 @@ def test_a_format_of_five_thousand_digits_is_damage_and_no_bug() -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        PackageChange("nvidia-driver", None, PackageState("580"), frozenset({RESTART})),
+        PackageChange(PackageId("nvidia-driver"), None, PackageState("580"), frozenset({RESTART})),
         ServiceChange("a.service", ServiceState(False, False), ServiceState(True, True), frozenset({RESTART})),
         ModuleChange("nvidia", False, True, frozenset({RESTART})),
         CommandChange(("true",), "because", ("false",), triggers=frozenset({RESTART})),

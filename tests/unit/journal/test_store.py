@@ -13,7 +13,9 @@ from gpunode.change import FileChange, FileState, PackageChange, PackageState, T
 from gpunode.errors import ChangeFailed, JournalDamaged, Refused, UsageError
 from gpunode.journal.history import RunSummary, to_undo
 from gpunode.journal.record import Done, Intent, digest
-from gpunode.journal.store import Run, Store
+from gpunode.journal.run import Run
+from gpunode.journal.store import Store
+from gpunode.package_id import PackageId
 
 RESTART = Trigger("restart", "containerd.service")
 BEFORE = FileState(b"version = 2\n", 0o600, 0, 0)
@@ -160,7 +162,7 @@ def test_a_journal_of_a_newer_gpunode_says_so(store: Store) -> None:
 def test_a_backup_that_is_not_what_was_saved_is_never_given_back(store: Store, spoil: Callable[[Path], object]) -> None:
     run = setup_run(store)
     name = digest(BEFORE.content)
-    spoil(store.objects / name[:2] / name)
+    spoil(store.objects.path(name))
     assert len(store.runs()) == 1, "a list needs no backups"
     with pytest.raises(JournalDamaged, match="a backup of run"):
         store.read(run.id)
@@ -169,7 +171,7 @@ def test_a_backup_that_is_not_what_was_saved_is_never_given_back(store: Store, s
 def test_a_spoilt_backup_is_saved_again_when_the_same_bytes_come_by(store: Store) -> None:
     run = setup_run(store)
     name = digest(BEFORE.content)
-    (store.objects / name[:2] / name).write_bytes(b"other")
+    (store.objects.path(name)).write_bytes(b"other")
     setup_run(store)
     assert store.read(run.id) == run.entries()
 
@@ -304,11 +306,11 @@ class TestRetention:
     def test_a_journal_that_cannot_be_read_stops_all_removal(self, tmp_path: Path) -> None:
         store = Store(tmp_path, keep=1)
         self.chain(store, 3)
-        saved = sorted(store.objects.glob("??/*"))
+        saved = sorted(store.objects.folder.glob("??/*"))
         run = store.folder / "runs" / store.ids()[1] / "journal.jsonl"
         run.write_bytes(b"damaged\n" + run.read_bytes())
         store.begin("setup", version="0.1.0").commit("done")
-        assert sorted(store.objects.glob("??/*")) == saved
+        assert sorted(store.objects.folder.glob("??/*")) == saved
 
 
 class Disk:
@@ -388,7 +390,9 @@ def test_the_packages_of_one_transaction_are_written_at_once(store: Store, monke
     run = store.begin("setup", version="0.1.0")
     synced: list[int] = []
     monkeypatch.setattr(os, "fsync", synced.append)
-    packages = [PackageChange(name, None, PackageState("1")) for name in ("nvidia-open", "libnvidia-cfg1")]
+    packages = [
+        PackageChange(PackageId.of(name), None, PackageState("1")) for name in ("nvidia-open", "libnvidia-cfg1")
+    ]
     seqs = run.intend_all("packages", "install-driver", packages, "the driver is missing")
     assert seqs == (1, 2)
     run.done(*seqs)
@@ -460,13 +464,13 @@ class TestCutShort:
         assert (summary.commit.result, summary.commit.why) == ("interrupted", "found done")
 
     def test_a_half_backup_is_swept_and_a_whole_one_stays(self, store: Store) -> None:
-        name = store.save(b"whole")
-        draft = store.objects / name[:2] / f".{name}.123"
+        name = store.objects.save(b"whole")
+        draft = store.objects.path(name).parent / f".{name}.123"
         draft.write_bytes(b"wh")
 
         store.sweep()
 
-        assert [path.name for path in store.objects.rglob("*") if path.is_file()] == [name]
+        assert [path.name for path in store.objects.folder.rglob("*") if path.is_file()] == [name]
 
 
 def as_pipe(path: Path) -> None:
@@ -500,7 +504,7 @@ class TestWhatStandsWhereGpunodeKeepsItsOwn:
 
     def test_in_place_of_a_backup(self, store: Store, planted: Callable[[Path], None]) -> None:
         run = setup_run(store)
-        path = store.objects / digest(BEFORE.content)[:2] / digest(BEFORE.content)
+        path = store.objects.path(digest(BEFORE.content))
         path.unlink()
         planted(path)
         with pytest.raises(JournalDamaged) as stopped:

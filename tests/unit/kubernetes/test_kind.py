@@ -8,12 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from gpunode import builtin, recipe
+from gpunode import builtin
 from gpunode.command import command
 from gpunode.errors import Refused
 from gpunode.host.cluster import Cluster, Identity
 from gpunode.kubernetes.forms import files
 from gpunode.kubernetes.render import members, rendered
+from gpunode.recipe import Recipe
+from gpunode.recipe.toml import parse
 from gpunode.workflow.cluster_plan import planned
 from gpunode.workflow.cluster_verify import Asked, verify
 from tests.unit.kubernetes.clusters import CLUSTERS, node
@@ -28,9 +30,9 @@ COMMANDS = {
 }
 
 
-def of_workers(count: int, more: str = "") -> recipe.Recipe:
+def of_workers(count: int, more: str = "") -> Recipe:
     text = f'schema = 1\nextends = "kind"\n[kubernetes.kind]\nworkers = {count}\nname = "lab"\n{more}'
-    return recipe.parse(text, "mine.toml", builtin.load)
+    return parse(text, "mine.toml", builtin.load)
 
 
 @pytest.mark.parametrize(("count", "shares"), [(1, [8]), (3, [2, 3, 3]), (8, [1] * 8)])
@@ -53,9 +55,7 @@ def test_every_gpu_is_one_worker_s(count: int, shares: list[int]) -> None:
         (of_workers(1, '[runtime]\nname = "containerd"'), EIGHT, "would get no GPU"),
     ],
 )
-def test_a_cluster_that_would_have_no_gpus_is_refused(
-    wanted: recipe.Recipe, nodes: tuple[object, ...], what: str
-) -> None:
+def test_a_cluster_that_would_have_no_gpus_is_refused(wanted: Recipe, nodes: tuple[object, ...], what: str) -> None:
     with pytest.raises(Refused, match=what):
         rendered(wanted, nodes)  # type: ignore[arg-type]
 

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
-from gpunode import builtin, recipe
+from gpunode import builtin
 from gpunode.catalog import mig
 from gpunode.catalog.gpus import lookup
 from gpunode.errors import Refused
@@ -23,6 +23,8 @@ from gpunode.kubernetes import yaml as own_yaml
 from gpunode.kubernetes.forms import HEADER, files
 from gpunode.kubernetes.model import PLUGIN_CONFIG, ClusterNode, Release, Rendered
 from gpunode.kubernetes.render import Form, rendered
+from gpunode.recipe import Recipe
+from gpunode.recipe.toml import parse
 from tests.unit.kubernetes.clusters import CLUSTERS, RECIPES, golden, node
 from tests.unit.kubernetes.vectors import NOT_OBEYED, OBEYED
 
@@ -41,8 +43,8 @@ CASES = [
 ]
 
 
-def asked(text: str) -> recipe.Recipe:
-    return recipe.parse(f"schema = 1\n{text}", "mine.toml", builtin.load)
+def asked(text: str) -> Recipe:
+    return parse(f"schema = 1\n{text}", "mine.toml", builtin.load)
 
 
 def unknown_keys(release: Release) -> list[str]:

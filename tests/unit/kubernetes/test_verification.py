@@ -19,7 +19,7 @@ from gpunode.kubernetes.sharing import Config, configs
 from gpunode.kubernetes.trial_checks import Ran, sharing_check, trial_check
 from gpunode.kubernetes.trials import Trial, trials, users
 from gpunode.kubernetes.workload_checks import workload_check, workloads
-from gpunode.recipe_kubernetes import Kubernetes, Taint
+from gpunode.recipe.kubernetes import Kubernetes, Taint
 from tests.unit.kubernetes.clusters import node
 
 GPU = "nvidia.com/gpu"

@@ -13,7 +13,8 @@ import gpunode
 from gpunode.builtin import names
 from gpunode.container_runtimes import CONTAINER_RUNTIMES, Cdi, Client, Parser, Source
 from gpunode.facts import probes
-from gpunode.recipe import RuntimeName, known_keys
+from gpunode.recipe import RuntimeName
+from gpunode.recipe.keys import known_keys
 from gpunode.runtimes import RUNTIMES, DesiredConfig, Runtime, after_edits, satisfies
 
 ROWS = pytest.mark.parametrize("row", RUNTIMES, ids=lambda row: row.id)

@@ -21,6 +21,7 @@ from gpunode.facts.model import (
 from gpunode.outcome import Outcome, Planned, Refusal
 from gpunode.packages.deb import sources as apt_sources
 from gpunode.recipe import Driver, Recipe, Runtime
+from tests.ids import by_id
 
 KERNEL = "6.1.0-37-amd64"
 CUDA_LIST = "/etc/apt/sources.list.d/cuda-debian12-x86_64.list"
@@ -75,7 +76,7 @@ def machine(
         kernels=Known(Kernels(KERNEL, (KERNEL,)), "boot-images"),
         boot_id=Known("b0a1", "boot-id"),
         devices=Known(gpus, "lspci"),
-        packages=Known({**BASE, **installed}, "dpkg-status"),
+        packages=Known(by_id({**BASE, **installed}), "dpkg-status"),
         packages_interrupted=Known(value=False, probe="dpkg-updates"),
         sources=Known(
             tuple(entry for path, state in lists for entry in apt_sources.parse(path, state.content.decode())),
@@ -142,4 +143,4 @@ def files(changes: tuple[Change, ...]) -> dict[str, FileChange]:
 
 def names(changes: tuple[Change, ...]) -> list[str]:
     """The packages among ``changes``."""
-    return [change.name for change in changes if isinstance(change, PackageChange)]
+    return [str(change.id) for change in changes if isinstance(change, PackageChange)]

@@ -11,6 +11,7 @@ from gpunode.facts.layout import Layout
 from gpunode.facts.model import Facts, Known, LoadedDriver, Platform, Unknown
 from gpunode.facts.project import PLAN, project
 from gpunode.outcome import Planned
+from gpunode.package_id import PackageId
 from gpunode.recipe import Recipe, Runtime
 from gpunode.steps.cdi import CDI
 from tests.unit.steps.machines import CDI_ENVIRONMENT, machine, planned, recipe, unit, with_driver
@@ -170,7 +171,7 @@ def test_the_units_that_the_toolkits_package_will_bring_count() -> None:
     stale = {RUN: spec("535.104.05")}
     for version, wanted in (("1.20.1-1", True), ("1.17.8-1", False), ("known after the index is read", True)):
         facts = node(stale)
-        to_come: dict[str, PackageState] = {"nvidia-container-toolkit-base": PackageState(version)}
+        to_come = {PackageId("nvidia-container-toolkit-base"): PackageState(version)}
         assert bool(plan(replace(facts, packages=Known({**to_come}, PLAN)), CONTAINERD).changes) is wanted
 
 

@@ -47,7 +47,7 @@ def wanted(version: str) -> Recipe:
 
 
 def asked(outcome: Planned) -> dict[str, object]:
-    return {change.name: change.after for change in outcome.changes if isinstance(change, PackageChange)}
+    return {str(change.id): change.after for change in outcome.changes if isinstance(change, PackageChange)}
 
 
 # -- toolkit -----------------------------------------------------------------------------------------------------------

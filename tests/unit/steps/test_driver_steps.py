@@ -15,6 +15,7 @@ from gpunode.change import CommandChange, KnownAfter, ModuleChange, PackageChang
 from gpunode.facts.model import DkmsBuild, Facts, Kernels, Known, LoadedDriver, ModuleFile, Platform
 from gpunode.facts.project import project
 from gpunode.outcome import Waits
+from gpunode.package_id import PackageId
 from gpunode.packages.deb.preferences import PIN_FILE
 from gpunode.recipe import Recipe
 from gpunode.steps.blacklist import BLACKLIST, NOUVEAU
@@ -100,11 +101,13 @@ def test_modules_that_the_gpu_cannot_use_are_not_kept() -> None:
 def test_a_driver_that_lacks_a_package_is_completed_in_its_version() -> None:
     node = with_driver("580.95.05")
     packages = dict(node.packages.value)  # type: ignore[union-attr]
-    del packages["nvidia-persistenced"]
+    del packages[PackageId("nvidia-persistenced")]
     node = replace(node, packages=Known(packages, "dpkg-status"))
     assert chosen(recipe(), node).branch == 580
     outcome = planned(DRIVER.plan(recipe(), node))
-    assert outcome.changes == (PackageChange("nvidia-persistenced", None, KnownAfter("580.95.05-", "driver")),)
+    assert outcome.changes == (
+        PackageChange(PackageId("nvidia-persistenced"), None, KnownAfter("580.95.05-", "driver")),
+    )
     assert planned(CONFLICTS.plan(recipe(), node)).changes == ()
 
 
@@ -128,7 +131,7 @@ def test_what_is_of_another_version_than_the_driver_is_brought_to_its_version(na
     outcome = planned(DRIVER.plan(recipe(), node))
     # What the recipe asks for by name counts as asked for, what came along with it as a dependency.
     auto = name not in {"nvidia-driver-cuda", "nvidia-persistenced"}
-    assert outcome.changes == (PackageChange(name, before, KnownAfter("580.95.05-", "driver", auto)),)
+    assert outcome.changes == (PackageChange(PackageId.of(name), before, KnownAfter("580.95.05-", "driver", auto)),)
     assert f"{name} is {version[:-2]}" in outcome.reason
     assert "580.95.05" in outcome.reason
     assert planned(CONFLICTS.plan(recipe(), node)).changes == ()
@@ -192,7 +195,7 @@ def test_an_upgrade_takes_along_what_has_strayed() -> None:
 def test_the_modules_of_the_other_flavour_leave_though_they_have_strayed() -> None:
     node = with_driver("580.95.05", packages={"nvidia-kernel-dkms": "580.65.06-1"})
     (gone,) = planned(DRIVER.plan(recipe(), node)).changes
-    assert gone == PackageChange("nvidia-kernel-dkms", PackageState("580.65.06-1"), None)
+    assert gone == PackageChange(PackageId("nvidia-kernel-dkms"), PackageState("580.65.06-1"), None)
     assert planned(CONFLICTS.plan(recipe(), node)).changes == ()
 
 
@@ -343,7 +346,7 @@ def test_the_modules_of_the_other_flavour_leave_by_plan() -> None:
     asked = recipe(flavour="open", version="580")
     assert planned(CONFLICTS.plan(asked, node)).changes == ()
     first, *brought = planned(DRIVER.plan(asked, node)).changes
-    assert first == PackageChange("nvidia-kernel-dkms", PackageState("580.95.05-1"), None)
+    assert first == PackageChange(PackageId("nvidia-kernel-dkms"), PackageState("580.95.05-1"), None)
     assert {c.after for c in brought if isinstance(c, PackageChange)} == {KnownAfter("580.95.05-", "driver")}
     assert names(tuple(brought)) == ["nvidia-kernel-open-dkms"]
 

@@ -12,10 +12,12 @@ from gpunode.change import FileChange, KnownAfter, ModuleChange, PackageChange, 
 from gpunode.facts.model import Facts, Kernels, Known, LoadedDriver, ModuleFile, Platform
 from gpunode.facts.project import project
 from gpunode.outcome import Refusal
+from gpunode.package_id import PackageId
 from gpunode.recipe import GpuDirect, Recipe, VersionLock
 from gpunode.steps.gpudirect import GPUDIRECT, GPUDIRECT_MODULES, MODULES_FILE
 from gpunode.workflow.converge import projected
 from gpunode.workflow.plan import plan
+from tests.ids import by_id
 from tests.unit.steps.machines import GTX_1080, KERNEL, files, gpu, machine, planned, recipe, refusal, unit, with_driver
 from tests.unit.workflow.nodes import Node
 
@@ -44,7 +46,7 @@ def test_what_is_asked_for_is_installed_by_name_and_its_modules_loaded_now_and_a
     packages = planned(GPUDIRECT.plan(wanted, node)).changes
     modules = planned(GPUDIRECT_MODULES.plan(wanted, project(node, packages))).changes
 
-    assert {c.name: c.after for c in packages if isinstance(c, PackageChange)} == {
+    assert {str(c.id): c.after for c in packages if isinstance(c, PackageChange)} == {
         "nvidia-fs-dkms": KnownAfter(why="gds"),
         "gdrdrv-dkms": KnownAfter(why="gdrcopy"),
         "libgdrapi": KnownAfter(why="gdrcopy"),
@@ -136,17 +138,17 @@ def test_peermem_that_is_loaded_has_found_its_rdma_stack() -> None:
 def test_what_somebody_installed_stays_in_its_version_and_is_kept_from_autoremove() -> None:
     mine = {"gdrdrv-dkms": PackageState("2.5.1-1", held=True), "libgdrapi": PackageState("2.5.1-1", auto=True)}
     (change,) = planned(GPUDIRECT.plan(asking(GDRCOPY), with_driver(packages=mine))).changes
-    assert change == PackageChange("libgdrapi", mine["libgdrapi"], PackageState("2.5.1-1"))
+    assert change == PackageChange(PackageId("libgdrapi"), mine["libgdrapi"], PackageState("2.5.1-1"))
 
 
 def test_with_a_lock_packages_come_in_its_versions_or_not_at_all() -> None:
     packages = {"nvidia-driver-cuda": "580.95.05-1", "nvidia-fs-dkms": "2.28.4-1"}
-    lock = VersionLock("f.lock", "r", "debian", "12", "amd64", packages)
+    lock = VersionLock("f.lock", "r", "debian", "12", "amd64", by_id(packages))
     node = with_driver(packages={"nvidia-fs-dkms": "2.27.3-1"})
 
     (change,) = planned(GPUDIRECT.plan(replace(asking(GDS, version="none"), lock=lock), node)).changes
 
-    assert change == PackageChange("nvidia-fs-dkms", PackageState("2.27.3-1"), PackageState("2.28.4-1"))
+    assert change == PackageChange(PackageId("nvidia-fs-dkms"), PackageState("2.27.3-1"), PackageState("2.28.4-1"))
     unlocked = refusal(GPUDIRECT.plan(replace(asking(GDRCOPY, version="none"), lock=lock), node))
     assert "names no version of gdrdrv-dkms" in unlocked.what
 

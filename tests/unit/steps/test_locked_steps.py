@@ -20,6 +20,7 @@ from gpunode.steps.pin import DRIVER_PIN
 from gpunode.steps.runtime_install import RUNTIME_INSTALL
 from gpunode.steps.selection import WantedDriver, wanted_driver
 from gpunode.steps.toolkit import TOOLKIT
+from tests.ids import by_id
 from tests.unit.steps.machines import B200, UBUNTU, gpu, machine, planned, recipe, refusal, with_driver
 
 LOCKED = "580.95.05"
@@ -27,7 +28,7 @@ PACKAGES = {
     **dict.fromkeys(
         ("nvidia-driver-cuda", "nvidia-kernel-open-dkms", "nvidia-persistenced", "libcuda1"), f"{LOCKED}-1"
     ),
-    **dict.fromkeys(TOOLKIT_PACKAGES, "1.19.1-1"),
+    **dict.fromkeys(map(str, TOOLKIT_PACKAGES), "1.19.1-1"),
     "libnvidia-egl-gbm1": "1.1.2-1",
     "containerd": "1.6.20~ds1-1+b1",
 }
@@ -35,7 +36,7 @@ PACKAGES = {
 
 def lock(packages: Mapping[str, str] = PACKAGES, **more: str) -> VersionLock:
     told = {"file": "f.lock", "recipe": "r", "distribution": "debian", "release": "12", "architecture": "amd64"}
-    return VersionLock(**{**told, **more}, packages=packages)
+    return VersionLock(**{**told, **more}, packages=by_id(packages))
 
 
 def locked(runtime: str = "containerd", packages: Mapping[str, str] = PACKAGES, **driver: Any) -> Recipe:
@@ -43,7 +44,7 @@ def locked(runtime: str = "containerd", packages: Mapping[str, str] = PACKAGES, 
 
 
 def versions(changes: tuple[object, ...]) -> dict[str, object]:
-    return {c.name: getattr(c.after, "version", c.after) for c in changes if isinstance(c, PackageChange)}
+    return {str(c.id): getattr(c.after, "version", c.after) for c in changes if isinstance(c, PackageChange)}
 
 
 def test_a_bare_node_gets_exactly_the_locked_versions() -> None:
@@ -51,7 +52,9 @@ def test_a_bare_node_gets_exactly_the_locked_versions() -> None:
     assert versions(planned(DRIVER.plan(locked(), facts)).changes) == {
         name: PACKAGES[name] for name in ("nvidia-driver-cuda", "nvidia-kernel-open-dkms", "nvidia-persistenced")
     }
-    assert versions(planned(TOOLKIT.plan(locked(), facts)).changes) == dict.fromkeys(TOOLKIT_PACKAGES, "1.19.1-1")
+    assert versions(planned(TOOLKIT.plan(locked(), facts)).changes) == dict.fromkeys(
+        map(str, TOOLKIT_PACKAGES), "1.19.1-1"
+    )
     assert versions(planned(RUNTIME_INSTALL.plan(locked(), facts)).changes) == {"containerd": PACKAGES["containerd"]}
 
 
@@ -62,16 +65,20 @@ def test_apt_is_held_at_the_locked_driver_so_its_dependencies_come_in_that_versi
 
 @pytest.mark.parametrize("version", ["580.82.07-1", "580.119.02-1", f"{LOCKED}-2"])
 def test_what_is_older_or_newer_is_brought_to_the_locked_version(version: str) -> None:
-    facts = with_driver(packages=dict.fromkeys(TOOLKIT_PACKAGES, "1.20.1-1") | {"nvidia-driver-cuda": version})
+    facts = with_driver(
+        packages=dict.fromkeys(map(str, TOOLKIT_PACKAGES), "1.20.1-1") | {"nvidia-driver-cuda": version}
+    )
     assert versions(planned(DRIVER.plan(locked(), facts)).changes) == {"nvidia-driver-cuda": f"{LOCKED}-1"}
-    assert versions(planned(TOOLKIT.plan(locked(), facts)).changes) == dict.fromkeys(TOOLKIT_PACKAGES, "1.19.1-1")
+    assert versions(planned(TOOLKIT.plan(locked(), facts)).changes) == dict.fromkeys(
+        map(str, TOOLKIT_PACKAGES), "1.19.1-1"
+    )
 
 
 def test_a_dependency_of_another_version_is_brought_to_it_and_stays_a_dependency() -> None:
     facts = with_driver(packages={"libnvidia-egl-gbm1": PackageState("1.1.1-1", auto=True)})
     (change,) = planned(DRIVER.plan(locked(), facts)).changes
     assert isinstance(change, PackageChange)
-    assert (change.name, change.after) == ("libnvidia-egl-gbm1", PackageState("1.1.2-1", auto=True))
+    assert (str(change.id), change.after) == ("libnvidia-egl-gbm1", PackageState("1.1.2-1", auto=True))
 
 
 def test_a_dependency_that_is_not_here_is_not_asked_for() -> None:

@@ -16,7 +16,8 @@ from gpunode.facts.model import Facts, Known, LoadedDriver, MigGpu, PciDevice, P
 from gpunode.facts.probes import MIG_UNIT, MIG_WANTS
 from gpunode.facts.project import PLAN, project
 from gpunode.outcome import Planned, Waits
-from gpunode.recipe import Mps, Recipe, parse
+from gpunode.recipe import Mps, Recipe
+from gpunode.recipe.toml import parse
 from gpunode.steps.mig import MIG
 from tests.unit.steps.machines import H100, T4, gpu, planned, refusal, unit, with_driver
 

@@ -13,7 +13,8 @@ from gpunode.change import FileChange, ServiceChange, ServiceState, Trigger
 from gpunode.facts.model import Facts, Known
 from gpunode.facts.probes import MPS_UNIT
 from gpunode.facts.project import project
-from gpunode.recipe import Mps, Recipe, parse
+from gpunode.recipe import Mps, Recipe
+from gpunode.recipe.toml import parse
 from gpunode.steps.mps import MPS, PIPES, UNIT, unit
 from tests.unit.steps.machines import machine, planned, recipe, refusal, with_driver
 from tests.unit.steps.machines import unit as unit_of

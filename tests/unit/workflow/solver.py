@@ -7,6 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from gpunode.change import PackageChange, PackageState
+from gpunode.package_id import PackageId
 from gpunode.packages.simulation import Action, Simulation
 
 Depends = frozenset[str]
@@ -33,8 +34,8 @@ class Solver:
     new: str = "580.178.04-1"
 
     def __call__(self, changes: Sequence[PackageChange]) -> Simulation:
-        purged = {change.name for change in changes if change.after is None}
-        named = [change.name for change in changes if change.after is not None]
+        purged = {str(change.id) for change in changes if change.after is None}
+        named = [str(change.id) for change in changes if change.after is not None]
         try:
             return Simulation(tuple(self._actions(named, purged)), manager="apt")
         except _RefusedError as refused:
@@ -56,8 +57,11 @@ class Solver:
                 raise _RefusedError(f"{name} : Depends: {broken[name]} but it is not going to be installed")
             if not self._upgraded(name, gone, brought):
                 gone.add(name)
-        kept = [Action("install", n, self.new, self.old if n in self.installed else "") for n in sorted(brought)]
-        return kept + [Action("purge", n, "", self.old) for n in sorted(gone & self.installed.keys())]
+        kept = [
+            Action("install", PackageId.of(n), self.new, self.old if n in self.installed else "")
+            for n in sorted(brought)
+        ]
+        return kept + [Action("purge", PackageId.of(n), "", self.old) for n in sorted(gone & self.installed.keys())]
 
     def _upgraded(self, name: str, gone: set[str], brought: set[str]) -> bool:
         if name in self.others or name not in self.archive:

@@ -172,9 +172,7 @@ def test_a_tool_that_hangs_is_given_up_and_doctor_answers_all_the_same(tools: To
     assert evidence["smi"].outcome == evidence["smi-query"].outcome == "timeout"
     assert "no answer within 0.3 s" in evidence["smi"].error
     diagnosis = diagnose(snapshot(evidence))
-    assert diagnosis.findings or diagnosis.unknown, "that nvidia-smi hangs is no sign of health"
-    said = " ".join([*(one.summary for one in diagnosis.findings), *(one.question for one in diagnosis.unknown)])
-    assert "nvidia-smi" in said
+    assert "gsp-rpc-timeout" in [one.cause for one in diagnosis.suspects], "that nvidia-smi hangs is no sign of health"
 
 
 def test_the_journal_stands_for_the_kernels_own_buffer_and_that_where_there_is_none(tools: Tools) -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 
-from gpunode import recipe as recipes
 from gpunode.change import PackageState
 from gpunode.errors import Refused
 from gpunode.facts.model import Facts, Known, Platform
 from gpunode.host.rehearsal import RehearsalHost
 from gpunode.recipe import Recipe
+from gpunode.recipe.toml import parse, render
 from gpunode.runtimes import DesiredConfig, after_edits, runtime
 from gpunode.workflow.from_node import recipe_of
 from gpunode.workflow.plan import plan
@@ -44,7 +44,7 @@ def test_its_first_plan_is_empty_on_every_node(node: Facts) -> None:
         return
     found = recipe_of(node, HOST)
     assert asks_for_nothing(found, node)
-    again = recipes.parse(recipes.render(found), "from-node.toml", lambda _place: "")
+    again = parse(render(found), "from-node.toml", lambda _place: "")
     assert asks_for_nothing(again, node)
 
 

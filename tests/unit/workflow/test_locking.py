@@ -11,15 +11,17 @@ from gpunode.change import PackageChange, PackageState
 from gpunode.distros.family import TOOLKIT_PACKAGES
 from gpunode.errors import Undetermined
 from gpunode.facts.model import Facts
+from gpunode.package_id import PackageId
 from gpunode.packages.simulation import Action, Simulation
 from gpunode.recipe import GpuDirect, Recipe, VersionLock
 from gpunode.workflow.locking import lacked, lock_of
 from gpunode.workflow.plan import plan
+from tests.ids import by_id, by_name
 from tests.unit.steps.machines import machine, recipe, with_driver
 from tests.unit.workflow.nodes import Node
 
 OTHERS = {
-    **dict.fromkeys(TOOLKIT_PACKAGES, "1.20.1-1"),
+    **dict.fromkeys(map(str, TOOLKIT_PACKAGES), "1.20.1-1"),
     "containerd": "1.6.20~ds1-1+b1",
     "runc": "1.1.5-1",
     "libcuda1": PackageState("580.95.05-1", auto=True),
@@ -38,21 +40,23 @@ def written(wanted: Recipe, facts: Facts, solver: object = None) -> VersionLock:
 def test_it_holds_what_steps_ask_for_and_what_came_along_with_the_driver() -> None:
     lock = written(recipe("containerd"), with_driver(packages=OTHERS))
     assert (lock.distribution, lock.release, lock.architecture, lock.recipe) == ("debian", "12", "amd64", "test")
-    assert lock.packages == {
+    assert by_name(lock.packages) == {
         "nvidia-driver-cuda": "580.95.05-1",
         "nvidia-kernel-open-dkms": "580.95.05-1",
         "nvidia-persistenced": "580.95.05-1",
         "libcuda1": "580.95.05-1",
         "libnvidia-egl-gbm1": "1.1.2-1",
         "containerd": "1.6.20~ds1-1+b1",
-        **dict.fromkeys(TOOLKIT_PACKAGES, "1.20.1-1"),
+        **dict.fromkeys(map(str, TOOLKIT_PACKAGES), "1.20.1-1"),
     }
 
 
 def test_what_the_recipe_leaves_to_others_is_not_locked() -> None:
     facts = with_driver(packages=OTHERS)
     assert set(written(recipe(version="none"), facts).packages) == set()
-    assert "nvidia-driver-cuda" not in written(replace(recipe("containerd"), skip=("driver",)), facts).packages
+    assert (
+        PackageId("nvidia-driver-cuda") not in written(replace(recipe("containerd"), skip=("driver",)), facts).packages
+    )
 
 
 def test_with_its_lock_the_node_has_nothing_to_do() -> None:
@@ -65,19 +69,21 @@ def test_with_its_lock_the_node_has_nothing_to_do() -> None:
 def test_gpudirect_is_locked_beside_the_driver_and_named_by_its_own_step() -> None:
     wanted = replace(recipe("containerd"), gpudirect=GpuDirect(gds=True))
     lock = written(wanted, with_driver(packages={**OTHERS, "nvidia-fs-dkms": "2.29.4-1"}))
-    assert lock.packages["nvidia-fs-dkms"] == "2.29.4-1"
+    assert lock.packages[PackageId("nvidia-fs-dkms")] == "2.29.4-1"
     older = with_driver(packages={**OTHERS, "nvidia-fs-dkms": "2.28.4-1"})
     again = plan(replace(wanted, lock=lock), older, Node(older))
-    assert [(s.step.id, c.name) for p in again for s in p.steps for c in s.changes if isinstance(c, PackageChange)] == [
-        ("gpudirect", "nvidia-fs-dkms")
-    ]
+    assert [
+        (s.step.id, str(c.id)) for p in again for s in p.steps for c in s.changes if isinstance(c, PackageChange)
+    ] == [("gpudirect", "nvidia-fs-dkms")]
 
 
 def test_versions_that_only_the_index_tells_are_taken_from_the_solver() -> None:
-    facts = with_driver(packages={name: state for name, state in OTHERS.items() if name not in TOOLKIT_PACKAGES})
+    facts = with_driver(
+        packages={name: state for name, state in OTHERS.items() if PackageId(name) not in TOOLKIT_PACKAGES}
+    )
 
     def solver(changes: Sequence[PackageChange]) -> Simulation:
-        return Simulation(tuple(Action("install", change.name, "1.19.1-1") for change in changes))
+        return Simulation(tuple(Action("install", change.id, "1.19.1-1") for change in changes))
 
     node = Node(facts, solver=solver)
     plans = plan(recipe("containerd"), facts, node, ["toolkit", "driver", "runtime-install"])
@@ -93,8 +99,8 @@ def test_versions_that_nobody_knows_yet_are_not_guessed() -> None:
 
 
 def test_what_the_archive_lacks_is_named() -> None:
-    lock = VersionLock("f.lock", "r", "debian", "12", "amd64", {"nvidia-driver-cuda": "580.1-1"})
-    refused = lacked([("nvidia-driver-cuda", "580.1-1")], "E: Version", lock)
+    lock = VersionLock("f.lock", "r", "debian", "12", "amd64", by_id({"nvidia-driver-cuda": "580.1-1"}))
+    refused = lacked([(PackageId("nvidia-driver-cuda"), "580.1-1")], "E: Version", lock)
     assert refused is not None
     assert "nvidia-driver-cuda 580.1-1" in refused.what
     assert refused.exit_code == 3
@@ -104,7 +110,9 @@ def test_what_the_archive_lacks_is_named() -> None:
 def test_another_problem_is_not_the_locks(missing: list[tuple[str, str]]) -> None:
     assert (
         lacked(
-            missing, "E: refused", VersionLock("f.lock", "r", "debian", "12", "amd64", {"nvidia-driver-cuda": "1-1"})
+            [(PackageId(name), version) for name, version in missing],
+            "E: refused",
+            VersionLock("f.lock", "r", "debian", "12", "amd64", by_id({"nvidia-driver-cuda": "1-1"})),
         )
         is None
     )

@@ -10,6 +10,7 @@ from gpunode.change import KnownAfter, PackageChange, PackageState
 from gpunode.facts.evidence import Capture, Probe
 from gpunode.facts.model import Facts, Known
 from gpunode.outcome import Planned
+from gpunode.package_id import PackageId
 from gpunode.packages.deb.answers import served
 from gpunode.packages.deb.sources import parse
 from gpunode.packages.simulation import Simulation
@@ -72,21 +73,25 @@ def origin(change: PackageChange) -> str:
 
 
 def of(name: str, version: str, node: Node, sources: str = SOURCES) -> str:
-    change = PackageChange(name, None, PackageState(version))
+    change = PackageChange(PackageId.of(name), None, PackageState(version))
     (found,) = with_origins(stage(change), node, facts(sources)).packages
     return origin(found)
 
 
 def test_nothing_is_asked_where_no_package_comes() -> None:
     node = Node()
-    plan = stage(PackageChange("x", PackageState("1"), None), PackageChange("y", None, KnownAfter()))
+    plan = stage(
+        PackageChange(PackageId("x"), PackageState("1"), None), PackageChange(PackageId("y"), None, KnownAfter())
+    )
     assert with_origins(plan, node, facts("")) is plan
     assert node.asked == []
 
 
 def test_one_question_for_all_packages_and_one_look_at_each_keyring() -> None:
     node = Node(f"a | 1 | {CUDA}  Packages\nb | 2 | {CUDA}  Packages\n")
-    changes = [PackageChange(name, None, PackageState(version)) for name, version in (("a", "1"), ("b", "2"))]
+    changes = [
+        PackageChange(PackageId.of(name), None, PackageState(version)) for name, version in (("a", "1"), ("b", "2"))
+    ]
     plan = with_origins(stage(changes[0], dependencies=changes[1:]), node, facts(SOURCES))
     assert [bool(origin(change)) for change in plan.packages] == [True, True]
     assert [probe.argv for probe in node.asked if probe.argv] == [("apt-cache", "madison", "a", "b")]

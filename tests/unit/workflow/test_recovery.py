@@ -9,11 +9,13 @@ import pytest
 from gpunode.change import Change, FileChange, FileState, PackageChange, PackageState
 from gpunode.journal.history import CutShort
 from gpunode.journal.record import Begin
+from gpunode.package_id import PackageId
 from gpunode.workflow.recovery import half_written, marks_missing, told
+from tests.ids import by_id
 
 BEGIN = Begin("000003-20270115T080000Z", 1_800_000_000.0, "setup", "0.1.0", "containerd", "", "", "ada", ())
 FILE = FileChange("/etc/modprobe.d/x.conf", None, FileState(b""))
-PACKAGES = tuple(PackageChange(f"lab-{n}", None, PackageState("1")) for n in range(5))
+PACKAGES = tuple(PackageChange(PackageId.of(f"lab-{n}"), None, PackageState("1")) for n in range(5))
 
 
 @pytest.mark.parametrize(
@@ -50,11 +52,13 @@ def test_a_half_file_may_be_beside_what_was_written_and_beside_each_runtimes_fil
 
 def test_the_marks_that_a_cut_setup_did_not_set_are_set_and_no_others() -> None:
     def bring(name: str, *, auto: bool) -> PackageChange:
-        return PackageChange(name, None, PackageState("1", auto=auto))
+        return PackageChange(PackageId.of(name), None, PackageState("1", auto=auto))
 
     begun = tuple(bring(name, auto=name != "asked") for name in ("needed", "asked", "gone", "newer"))
     cut = CutShort(BEGIN, (), (FILE, *begun))
     installed = {name: PackageState("1") for name in ("needed", "asked")} | {"newer": PackageState("2")}
 
-    assert marks_missing(cut, installed) == (PackageChange("needed", PackageState("1"), PackageState("1", auto=True)),)
-    assert marks_missing(replace(cut, begin=replace(BEGIN, verb="rollback")), installed) == ()
+    assert marks_missing(cut, by_id(installed)) == (
+        PackageChange(PackageId("needed"), PackageState("1"), PackageState("1", auto=True)),
+    )
+    assert marks_missing(replace(cut, begin=replace(BEGIN, verb="rollback")), by_id(installed)) == ()

@@ -31,7 +31,10 @@ from gpunode.errors import (
 )
 from gpunode.facts.evidence import Capture
 from gpunode.facts.model import Facts, Known, LoadedDriver
+from gpunode.journal.record import Owe
+from gpunode.journal.run import Run
 from gpunode.journal.store import Store
+from gpunode.package_id import PackageId
 from gpunode.packages.simulation import Action, Simulation
 from gpunode.recipe import Recipe, Runtime
 from gpunode.workflow.converge import StagePlan, projected
@@ -50,6 +53,11 @@ RESTART = Trigger("restart", "containerd.service")
 ONLY_CONFIG = replace(ASKED, only=("runtime-config",))
 DOCKER_CDI = Recipe("test", runtime=Runtime("docker", cdi=True))
 BEFORE = b"# mine\nversion = 2\n"
+
+
+def owe(run: Run, trigger: Trigger, seq: int) -> None:
+    """What the change ``seq`` owes beyond its own triggers."""
+    run._note(Owe(trigger, seq, run._clock()))
 
 
 @pytest.fixture
@@ -101,7 +109,9 @@ def test_a_refusal_leaves_no_trace(node: Facts, wanted: Recipe, kind: type[Gpuno
 
 def test_a_removal_outside_the_plan_is_seen_before_anything_is_done(store: Store) -> None:
     node = docker()
-    gone = Simulation((Action("install", "containerd", "1.6"), Action("remove", "openmpi-bin", former="4.1")))
+    gone = Simulation(
+        (Action("install", PackageId("containerd"), "1.6"), Action("remove", PackageId("openmpi-bin"), former="4.1"))
+    )
     host = Node(node, solver=lambda _changes: gone)
     asked = replace(ASKED, only=("runtime-install",))
     with pytest.raises(Refused, match="something else"):
@@ -233,7 +243,7 @@ def test_a_stopped_daemon_that_cannot_be_started_gets_its_file_back_too(store: S
 def test_only_the_file_of_the_daemon_that_failed_is_put_back(store: Store) -> None:
     """docker's restart is owed by a run that was cut short; it is not containerd's file that docker refused."""
     cut = store.begin("setup", version="test")
-    cut.owe(Trigger("restart", "docker.service"), 1)
+    owe(cut, Trigger("restart", "docker.service"), 1)
     cut.close()
     node = containerd(units={"containerd.service": unit(), "docker.service": unit()})
     host = Node(node, accepts=lambda trigger, _node: trigger == RESTART)
@@ -289,7 +299,7 @@ def test_of_two_files_of_a_runtime_both_are_written_or_none(store: Store) -> Non
     node = containerd(packages={"containerd": "2.1.9"})
     host = Full(node)
     earlier = store.begin("setup", version="test")
-    earlier.owe(Trigger("restart", "docker.service"), 1)
+    owe(earlier, Trigger("restart", "docker.service"), 1)
     earlier.close()
     with pytest.raises(ChangeFailed, match="no room") as caught:
         run(node, host, store, recipe("containerd"), replace(ONLY_CONFIG, allow_disruption=True))
@@ -358,7 +368,7 @@ def test_a_run_that_had_nothing_left_to_do_is_told_once(store: Store) -> None:
 
 def owing(store: Store, trigger: Trigger) -> float:
     cut = store.begin("setup", version="test")
-    cut.owe(trigger, 1)
+    owe(cut, trigger, 1)
     cut.close()
     return store.owed()[trigger]
 
@@ -397,7 +407,7 @@ def test_a_restart_that_a_power_cut_swallowed_is_made_up_for(store: Store) -> No
 def test_what_a_failed_run_owes_is_pending_and_is_told_as_that(store: Store) -> None:
     node, cold = containerd(), Trigger("initramfs")
     failed = store.begin("setup", version="test")
-    failed.owe(cold, 1)
+    owe(failed, cold, 1)
     failed.commit("failed", "the initramfs could not be rebuilt")
     whole = replace(node, files=converged(None).files)
 
@@ -416,7 +426,7 @@ def test_what_a_failed_run_owes_is_pending_and_is_told_as_that(store: Store) -> 
 @pytest.mark.parametrize(("cut", "words"), [(True, "was cut short"), (False, "was interrupted")])
 def test_cut_short_is_said_of_what_was_cut_short_alone(store: Store, cut: bool, words: str) -> None:
     begun = store.begin("setup", version="test")
-    begun.owe(RESTART, 1)
+    owe(begun, RESTART, 1)
     if cut:
         begun.close()
     else:
@@ -496,12 +506,12 @@ def solved(*more: Action, needs: str = "") -> Callable[[Sequence[PackageChange]]
     """apt does as it is asked, and ``more``; it does nothing without ``needs``."""
 
     def solver(changes: Sequence[PackageChange]) -> Simulation:
-        if any(change.name == needs and change.after is None for change in changes):
+        if any(str(change.id) == needs and change.after is None for change in changes):
             return Simulation((), f"nvidia-driver-cuda : Depends: {needs} but it is not going to be installed")
-        gone = tuple(Action("purge", change.name, former="470.256.02-1") for change in changes if change.after is None)
-        brought = [change.name for change in changes if change.after is not None and change.name != needs]
+        gone = tuple(Action("purge", change.id, former="470.256.02-1") for change in changes if change.after is None)
+        brought = [str(change.id) for change in changes if change.after is not None and str(change.id) != needs]
         brought += [needs] if needs else []
-        return Simulation((*(Action("install", name, "595.91.07-1") for name in brought), *gone, *more))
+        return Simulation((*(Action("install", PackageId.of(name), "595.91.07-1") for name in brought), *gone, *more))
 
     return solver
 
@@ -509,7 +519,7 @@ def solved(*more: Action, needs: str = "") -> Callable[[Sequence[PackageChange]]
 def test_a_removal_that_shows_only_once_the_index_is_read_stops_the_run(store: Store) -> None:
     old = {"nvidia-driver": "470.256.02-1", "nvidia-settings": "595.71.05-1"}
     node = machine(packages=old)
-    host = Node(node, solver=solved(Action("remove", "nvidia-settings", former="595.71.05-1")))
+    host = Node(node, solver=solved(Action("remove", PackageId("nvidia-settings"), former="595.71.05-1")))
     with pytest.raises(Refused) as caught:
         run(node, host, store, recipe(), replace(ASKED, only=DRIVER_ALONE))
     assert "nvidia-settings" in caught.value.what
@@ -529,7 +539,7 @@ def test_what_is_upgraded_instead_of_purged_is_told_before_it_is_done(store: Sto
 
     setup(recipe(), host, store, node, advance=projected, asked=replace(ASKED, only=DRIVER_ALONE), tell=tell)
     assert "the new driver needs libcuda1, which is upgraded" in heard[-1]
-    gone = {change.name for change in host.made if isinstance(change, PackageChange) and change.after is None}
+    gone = {str(change.id) for change in host.made if isinstance(change, PackageChange) and change.after is None}
     assert gone == {"nvidia-driver"}
 
 
@@ -539,7 +549,7 @@ def test_an_index_that_lacks_the_packages_is_read_again_once(store: Store) -> No
     def solver(changes: Sequence[PackageChange]) -> Simulation:
         if not any(trigger == Trigger("index-refresh") for trigger in host.triggered):
             return Simulation((), "E: Unable to locate package containerd")
-        return Simulation(tuple(Action("install", change.name, "1.6.20") for change in changes))
+        return Simulation(tuple(Action("install", change.id, "1.6.20") for change in changes))
 
     host = Node(node, solver=solver)
     done = run(node, host, store, recipe("containerd"), replace(ASKED, only=("runtime-install",)))
@@ -576,7 +586,7 @@ def test_an_upgrade_reads_the_index_and_is_done_when_the_newest_is_there(store: 
     newest = "595.99.01-1"
 
     def solver(changes: Sequence[PackageChange]) -> Simulation:
-        return Simulation(tuple(Action("install", c.name, newest, "595.91.07-1") for c in changes))
+        return Simulation(tuple(Action("install", c.id, newest, "595.91.07-1") for c in changes))
 
     def advance(facts: Facts, stage: StagePlan) -> Facts:
         after = projected(facts, stage)
@@ -627,7 +637,7 @@ def test_later_steps_still_run_while_one_waits(store: Store) -> None:
     node = replace(
         waiting(),
         files={**waiting().files, CONTAINERD: Known(FileState(BEFORE), "x")},
-        packages=Known({**_packages(waiting()), "containerd": PackageState("1.6.20")}, "x"),
+        packages=Known({**_packages(waiting()), PackageId("containerd"): PackageState("1.6.20")}, "x"),
     )
     host = Node(node)
     asked = replace(ASKED, only=("module-load", "runtime-config"))
@@ -637,7 +647,7 @@ def test_later_steps_still_run_while_one_waits(store: Store) -> None:
     assert journal(store) == ["waiting"]
 
 
-def _packages(facts: Facts) -> dict[str, PackageState]:
+def _packages(facts: Facts) -> dict[PackageId, PackageState]:
     assert isinstance(facts.packages, Known)
     return dict(facts.packages.value)
 

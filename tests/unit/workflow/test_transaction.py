@@ -12,19 +12,21 @@ from hypothesis import strategies as st
 from gpunode.change import KnownAfter, PackageChange, PackageState, Trigger
 from gpunode.errors import Refused
 from gpunode.facts.model import Known
+from gpunode.package_id import PackageId
 from gpunode.packages.simulation import Action, Simulation
 from gpunode.workflow import transaction
 from gpunode.workflow.transaction import Simulate, Transaction
+from tests.ids import by_id, ids, names
 from tests.unit.steps.machines import machine
 from tests.unit.workflow.solver import Depends, Solver
 
 OLD = PackageState("535.261.03-1")
 DRIVER = KnownAfter("580.", "driver")
-BRING = PackageChange("nvidia-driver-cuda", None, DRIVER)
+BRING = PackageChange(PackageId("nvidia-driver-cuda"), None, DRIVER)
 
 
 def install(name: str, version: str = "580.95.05-1", former: str = "") -> Action:
-    return Action("install", name, version, former)
+    return Action("install", PackageId.of(name), version, former)
 
 
 def resolve(
@@ -33,8 +35,8 @@ def resolve(
     simulate: Simulate,
     locked: Mapping[str, str] | None = None,
 ) -> Transaction:
-    facts = replace(machine(), packages=Known(installed, "dpkg-status"))
-    return transaction.resolve(changes, facts, simulate, locked or {})
+    facts = replace(machine(), packages=Known(by_id(installed), "dpkg-status"))
+    return transaction.resolve(changes, facts, simulate, by_id(locked or {}))
 
 
 def answers(*actions: Action) -> Callable[[Sequence[PackageChange]], Simulation]:
@@ -45,8 +47,8 @@ def test_versions_become_exact_and_dependencies_are_automatic() -> None:
     found = resolve(
         [BRING], {}, answers(install("nvidia-driver-cuda"), install("libcuda1"), install("dkms", "3.0.10-8"))
     )
-    assert found.asked == (PackageChange("nvidia-driver-cuda", None, PackageState("580.95.05-1")),)
-    assert {change.name: change.after for change in found.dependencies} == {
+    assert found.asked == (PackageChange(PackageId("nvidia-driver-cuda"), None, PackageState("580.95.05-1")),)
+    assert {str(change.id): change.after for change in found.dependencies} == {
         "libcuda1": PackageState("580.95.05-1", auto=True),
         "dkms": PackageState("3.0.10-8", auto=True),
     }
@@ -60,7 +62,7 @@ def test_a_dependency_that_somebody_installed_by_hand_stays_so() -> None:
         install("dkms", "3.0.10", "3.0.9"),
     )
     found = resolve([BRING], installed, answers(*actions))
-    assert {change.name: getattr(change.after, "auto", None) for change in found.dependencies} == {
+    assert {str(change.id): getattr(change.after, "auto", None) for change in found.dependencies} == {
         "libcuda1": False,
         "dkms": True,
     }
@@ -68,9 +70,9 @@ def test_a_dependency_that_somebody_installed_by_hand_stays_so() -> None:
 
 def test_what_the_solver_finds_to_be_nothing_is_dropped() -> None:
     there = PackageState("580.95.05-1")
-    changes = [BRING, PackageChange("nvidia-persistenced", there, DRIVER)]
+    changes = [BRING, PackageChange(PackageId("nvidia-persistenced"), there, DRIVER)]
     found = resolve(changes, {"nvidia-persistenced": there}, answers(install("nvidia-driver-cuda")))
-    assert [change.name for change in found.asked] == ["nvidia-driver-cuda"]
+    assert [str(change.id) for change in found.asked] == ["nvidia-driver-cuda"]
 
 
 def test_without_a_package_manager_the_changes_are_as_they_were() -> None:
@@ -92,22 +94,22 @@ DEBIANS |= {"nvidia-driver": frozenset({"nvidia-driver-libs", "libcuda1"}), "nvi
 
 
 def purges(names: Iterable[str]) -> list[PackageChange]:
-    return [PackageChange(name, OLD, None) for name in sorted(names)]
+    return [PackageChange(PackageId.of(name), OLD, None) for name in sorted(names)]
 
 
 def gone(found: Transaction) -> set[str]:
-    return {change.name for change in (*found.asked, *found.dependencies) if change.after is None}
+    return {str(change.id) for change in (*found.asked, *found.dependencies) if change.after is None}
 
 
 def test_of_the_old_driver_only_what_the_new_one_needs_is_upgraded_and_the_rest_is_purged() -> None:
     solver = Solver(DEBIANS, NEW)
-    assert "nvidia-driver" in {action.name for action in solver([BRING]).actions}, "apt would upgrade it unasked"
+    assert "nvidia-driver" in {str(action.id) for action in solver([BRING]).actions}, "apt would upgrade it unasked"
 
     found = resolve([BRING, *purges(DEBIANS)], solver.states(), solver)
 
-    assert found.upgraded == {"libcuda1": (), "libnvidia-ml1": ()}
-    assert gone(found) == DEBIANS.keys() - found.upgraded.keys()
-    assert {change.name for change in found.dependencies} == found.upgraded.keys()
+    assert found.upgraded == by_id({"libcuda1": (), "libnvidia-ml1": ()})
+    assert gone(found) == DEBIANS.keys() - names(found.upgraded)
+    assert {change.id for change in found.dependencies} == found.upgraded.keys()
 
 
 def test_an_old_package_that_a_package_needs_that_stays_is_upgraded_and_says_for_whom() -> None:
@@ -115,9 +117,10 @@ def test_an_old_package_that_a_package_needs_that_stays_is_upgraded_and_says_for
 
     found = resolve([BRING, *purges(DEBIANS)], solver.states(), solver)
 
-    assert found.upgraded["nvidia-driver-libs"] == found.upgraded["libglx-nvidia0"] == ("player",)
+    by_player = {package for package, needing in found.upgraded.items() if needing == (PackageId("player"),)}
+    assert by_player >= ids("nvidia-driver-libs", "libglx-nvidia0")
     assert gone(found) == {"nvidia-driver", "nvidia-alternative"}
-    assert not any(change.name == "player" for change in (*found.asked, *found.dependencies))
+    assert not any(str(change.id) == "player" for change in (*found.asked, *found.dependencies))
 
 
 def test_a_package_that_stays_and_needs_what_the_archive_lacks_stops_the_run() -> None:
@@ -156,17 +159,17 @@ def _solvers(draw: st.DrawFn) -> Solver:
 def test_what_is_announced_as_purged_is_what_apt_purges(solver: Solver) -> None:
     """What the new driver or a package that stays needs is upgraded, and nothing else is; all else is purged."""
     needs = {**solver.installed, **solver.archive}
-    needed = _reached([BRING.name, *solver.others], needs)
+    needed = _reached([str(BRING.id), *solver.others], needs)
     # apt upgrades nothing for the sake of a package that any version is good enough for: such a node is refused.
-    assume(needed <= {action.name for action in solver([BRING]).actions})
+    assume(needed <= {str(action.id) for action in solver([BRING]).actions})
 
     found = resolve([BRING, *purges(_NAMES)], solver.states(), solver)
 
     done = solver([*found.asked, *found.dependencies])
 
-    assert gone(found) == {action.name for action in done.actions if action.verb == "purge"}
+    assert gone(found) == {str(action.id) for action in done.actions if action.verb == "purge"}
     assert gone(found) == set(_NAMES) - needed
-    assert found.upgraded.keys() == needed
+    assert names(found.upgraded) == needed
 
 
 def _reached(roots: Iterable[str], needs: Mapping[str, Depends]) -> set[str]:
@@ -190,11 +193,15 @@ def test_a_removal_that_no_step_planned_stops_the_run(verb: str, name: str) -> N
 
 
 def test_helpers_of_an_old_driver_leave_with_it() -> None:
-    purge = PackageChange("nvidia-driver-535", OLD, None)
-    helper = Action("remove", "nvidia-alternative", former="2023")
-    actions = (install("nvidia-driver-cuda"), Action("purge", "nvidia-driver-535", former=OLD.version), helper)
+    purge = PackageChange(PackageId("nvidia-driver-535"), OLD, None)
+    helper = Action("remove", PackageId("nvidia-alternative"), former="2023")
+    actions = (
+        install("nvidia-driver-cuda"),
+        Action("purge", PackageId("nvidia-driver-535"), former=OLD.version),
+        helper,
+    )
     found = resolve([BRING, purge], {"nvidia-driver-535": OLD}, answers(*actions))
-    assert [(c.name, c.after) for c in found.dependencies] == [("nvidia-alternative", None)]
+    assert [(str(c.id), c.after) for c in found.dependencies] == [("nvidia-alternative", None)]
 
 
 def test_another_branch_is_never_taken_by_name_or_as_a_dependency() -> None:
@@ -219,25 +226,27 @@ def test_a_downgrade_that_no_step_planned_stops_the_run() -> None:
 
 def test_residue_is_purged_also_where_the_solver_says_nothing_of_it() -> None:
     residue = PackageState("470.256.02-1", config_files_only=True)
-    purge = PackageChange("nvidia-kernel-support", residue, None)
-    gone = Action("purge", "nvidia-kernel-support", former="470.256.02-1")
+    purge = PackageChange(PackageId("nvidia-kernel-support"), residue, None)
+    gone = Action("purge", PackageId("nvidia-kernel-support"), former="470.256.02-1")
     found = resolve([BRING, purge], {"nvidia-kernel-support": residue}, answers(install("nvidia-driver-cuda"), gone))
     assert purge in found.asked
 
 
 def test_an_upgrade_of_what_is_newest_already_is_nothing() -> None:
     there = PackageState("580.95.05-1")
-    found = resolve([PackageChange("nvidia-driver-cuda", there, DRIVER)], {"nvidia-driver-cuda": there}, answers())
+    found = resolve(
+        [PackageChange(PackageId("nvidia-driver-cuda"), there, DRIVER)], {"nvidia-driver-cuda": there}, answers()
+    )
     assert found.asked == found.dependencies == ()
 
 
 def test_a_dependency_comes_in_the_locked_version_and_stays_a_dependency() -> None:
     locked = {"nvidia-driver-cuda": "580.95.05-1", "libnvidia-egl-gbm1": "1.1.2-1"}
-    bring = PackageChange("nvidia-driver-cuda", None, PackageState("580.95.05-1"))
+    bring = PackageChange(PackageId("nvidia-driver-cuda"), None, PackageState("580.95.05-1"))
     asked: list[dict[str, object]] = []
 
     def solver(changes: Sequence[PackageChange]) -> Simulation:
-        asked.append({change.name: change.after for change in changes})
+        asked.append({str(change.id): change.after for change in changes})
         named = "libnvidia-egl-gbm1" in asked[-1]
         return Simulation(
             (install("nvidia-driver-cuda"), install("libnvidia-egl-gbm1", "1.1.2-1" if named else "1.1.3-1"))
@@ -246,11 +255,13 @@ def test_a_dependency_comes_in_the_locked_version_and_stays_a_dependency() -> No
     found = resolve([bring], {}, solver, locked)
     assert [sorted(names) for names in asked] == [["nvidia-driver-cuda"], ["libnvidia-egl-gbm1", "nvidia-driver-cuda"]]
     assert found.asked == (bring,)
-    assert found.dependencies == (PackageChange("libnvidia-egl-gbm1", None, PackageState("1.1.2-1", auto=True)),)
+    assert found.dependencies == (
+        PackageChange(PackageId("libnvidia-egl-gbm1"), None, PackageState("1.1.2-1", auto=True)),
+    )
 
 
 def test_a_dependency_that_will_not_come_in_the_locked_version_stops_the_run() -> None:
-    bring = PackageChange("nvidia-driver-cuda", None, PackageState("580.95.05-1"))
+    bring = PackageChange(PackageId("nvidia-driver-cuda"), None, PackageState("580.95.05-1"))
     actions = (install("nvidia-driver-cuda"), install("libcuda1", "580.119.02-1"))
     with pytest.raises(Refused) as caught:
         resolve([bring], {}, answers(*actions), {"libcuda1": "580.95.05-1"})
@@ -259,7 +270,7 @@ def test_a_dependency_that_will_not_come_in_the_locked_version_stops_the_run() -
 
 
 def test_with_a_lock_too_nothing_of_another_branch_comes_along() -> None:
-    bring = PackageChange("nvidia-driver-cuda", None, PackageState("580.95.05-1"))
+    bring = PackageChange(PackageId("nvidia-driver-cuda"), None, PackageState("580.95.05-1"))
     with pytest.raises(Refused, match="no package was touched"):
         resolve([bring], {}, answers(install("nvidia-driver-cuda"), install("libcuda1", "595.1.1-1")))
 

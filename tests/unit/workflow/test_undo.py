@@ -29,6 +29,7 @@ from gpunode.host.port import Workloads
 from gpunode.journal.history import backwards, made
 from gpunode.journal.record import CONFFILES, Verb
 from gpunode.journal.store import Store
+from gpunode.package_id import PackageId
 from gpunode.packages.simulation import Action, Simulation, is_removal
 from gpunode.workflow import standing
 from gpunode.workflow.apply import Applier
@@ -36,6 +37,7 @@ from gpunode.workflow.events import silent
 from gpunode.workflow.remove import removing
 from gpunode.workflow.rollback import RollbackResult, rollback, shortcoming, undoing
 from gpunode.workflow.undo import Undoing, leftovers
+from tests.ids import ids
 from tests.unit.steps.machines import CONTAINERD, CUDA_LIST, DAEMON_JSON, machine, unit
 from tests.unit.workflow.nodes import Node
 
@@ -74,8 +76,8 @@ class Machine(Node):
         if isinstance(changes[0], PackageChange):
             self.files.update(self.after_packages)
 
-    def offered(self, names: Collection[str], /) -> Mapping[str, frozenset[str]]:
-        return {name: self.archives[name] for name in names if name in self.archives}
+    def offered(self, packages: Collection[PackageId], /) -> Mapping[PackageId, frozenset[str]]:
+        return {one: self.archives[str(one)] for one in packages if str(one) in self.archives}
 
     def workloads(self) -> Workloads:
         return self.busy
@@ -84,9 +86,9 @@ class Machine(Node):
 def _obeys(changes: Sequence[PackageChange]) -> Simulation:
     return Simulation(
         tuple(
-            Action("purge" if change.after is None else "remove", change.name)
+            Action("purge" if change.after is None else "remove", change.id)
             if is_removal(change)
-            else Action("install", change.name, getattr(change.after, "version", ""))
+            else Action("install", change.id, getattr(change.after, "version", ""))
             for change in changes
         )
     )
@@ -103,9 +105,9 @@ HALF = "Package: half\nStatus: install reinstreq half-installed\nArchitecture: a
 CHANGES: tuple[tuple[str, Change], ...] = (
     ("sources", FileChange(CUDA_LIST, None, FileState(b"deb x\n"), frozenset({REFRESH}))),
     ("packages", FileChange(BLACKLIST, None, FileState(b"blacklist nouveau\n"), frozenset({INITRAMFS}))),
-    ("packages", PackageChange("nvidia-driver-cuda", None, NEW)),
-    ("packages", PackageChange("dkms", None, PackageState("3"))),
-    ("packages", PackageChange("nvidia-driver", OLD, None)),
+    ("packages", PackageChange(PackageId("nvidia-driver-cuda"), None, NEW)),
+    ("packages", PackageChange(PackageId("dkms"), None, PackageState("3"))),
+    ("packages", PackageChange(PackageId("nvidia-driver"), OLD, None)),
     ("kernel", ServiceChange(UNIT, OFF, ON)),
     ("runtime", FileChange(CONTAINERD, FORMER, OURS, frozenset({RESTART}))),
 )
@@ -183,40 +185,42 @@ class TestWholeRollback:
 
     def test_what_is_as_before_already_is_left_out(self, host: Machine, store: Store) -> None:
         back = undoing(store, host, newest(store), now({"nvidia-driver": OLD, "dkms": PackageState("3")}))
-        assert [change.name for change in back.packages] == ["dkms"]
+        assert [str(change.id) for change in back.packages] == ["dkms"]
 
     def test_a_package_that_was_upgraded_since_goes_all_the_same(self, host: Machine, store: Store) -> None:
         newer = {**AFTER, "nvidia-driver-cuda": PackageState("580.200.01-1")}
         back = undoing(store, host, newest(store), now(newer))
-        assert PackageChange("nvidia-driver-cuda", newer["nvidia-driver-cuda"], None) in back.packages
+        assert PackageChange(PackageId("nvidia-driver-cuda"), newer["nvidia-driver-cuda"], None) in back.packages
 
     def test_what_others_need_now_stays_and_is_named(self, host: Machine, store: Store) -> None:
         host.files[STATUS] = FileState("".join((*map(paragraph, AFTER), paragraph("zfs-dkms", "dkms"))).encode())
         back = undoing(store, host, newest(store), now())
-        assert "dkms" not in [change.name for change in back.packages]
+        assert "dkms" not in [str(change.id) for change in back.packages]
         assert back.notes == ("dkms stays: zfs-dkms needs it now",)
 
     def test_what_the_archives_have_no_more_is_said_and_ends_as_not_whole(self, host: Machine, store: Store) -> None:
         host.archives = {"nvidia-driver": frozenset({"535.261.03-1"})}
         back = undoing(store, host, newest(store), now())
-        assert "nvidia-driver" not in [change.name for change in back.packages]
+        assert "nvidia-driver" not in [str(change.id) for change in back.packages]
         assert back.notes == (
             f"nvidia-driver {OLD.version} cannot be restored: no archive has it any more (they have 535.261.03-1)",
         )
         assert isinstance(shortcoming(undo(host, store, back)), VerifyFailed)
 
     def test_an_apt_that_would_do_something_else_is_refused_before_anything(self, host: Machine, store: Store) -> None:
-        host.solver = lambda changes: Simulation((*_obeys(changes).actions, Action("remove", "kubelet")))
+        host.solver = lambda changes: Simulation((*_obeys(changes).actions, Action("remove", PackageId("kubelet"))))
         with pytest.raises(Refused, match="would not just restore") as refused:
             undoing(store, host, newest(store), now())
         assert "kubelet" in refused.value.why
         assert host.files[CONTAINERD] == OURS
 
     def test_what_apt_brings_along_is_journaled_with_it(self, host: Machine, store: Store) -> None:
-        along = Action("install", "libnvidia-legacy", "470.256.02-1")
+        along = Action("install", PackageId("libnvidia-legacy"), "470.256.02-1")
         host.solver = lambda changes: Simulation((*_obeys(changes).actions, along))
         back = undoing(store, host, newest(store), now())
-        assert PackageChange("libnvidia-legacy", None, PackageState("470.256.02-1", auto=True)) in back.packages
+        assert (
+            PackageChange(PackageId("libnvidia-legacy"), None, PackageState("470.256.02-1", auto=True)) in back.packages
+        )
 
     def test_a_loaded_module_asks_for_a_reboot(self, host: Machine, store: Store) -> None:
         back = undoing(store, host, newest(store), now(loaded=True))
@@ -251,7 +255,11 @@ class TestWholeRollback:
     def test_a_later_run_on_the_same_package_comes_first(self, host: Machine, store: Store) -> None:
         first = newest(store)
         run = store.begin("setup", version="test")
-        run.done(run.intend("packages", "driver", PackageChange("nvidia-driver-cuda", NEW, PackageState("595.1-1"))))
+        run.done(
+            run.intend(
+                "packages", "driver", PackageChange(PackageId("nvidia-driver-cuda"), NEW, PackageState("595.1-1"))
+            )
+        )
         run.commit("done")
         assert undoing(store, host, first).changes, "the configuration alone is no matter of packages"
         with pytest.raises(Conflict, match="later runs changed the same things") as refused:
@@ -279,7 +287,7 @@ class TestWholeRollback:
             DAEMON_JSON: FileChange(DAEMON_JSON, None, FileState(b"{}")),
             UNIT: ServiceChange(UNIT, OFF, ON),
         }
-        lower, upper = (made.get(name, PackageChange(name, None, NEW)) for name in (package, path))
+        lower, upper = (made.get(name, PackageChange(PackageId.of(name), None, NEW)) for name in (package, path))
         first.done(first.intend("packages", brought, lower))
         first.commit("done")
         second = store.begin("setup", version="test", recipe="docker")
@@ -308,7 +316,7 @@ class TestWholeRollback:
         toolkit, before = "nvidia-container-toolkit", FileState(b"{ }")
         host = Machine(machine(files={DAEMON_JSON: before}))
         first = store.begin("setup", version="test")
-        first.done(first.intend("packages", "toolkit", PackageChange(toolkit, None, NEW)))
+        first.done(first.intend("packages", "toolkit", PackageChange(PackageId.of(toolkit), None, NEW)))
         first.commit("done")
         second, change = store.begin(verb, version="test"), FileChange(DAEMON_JSON, before, FileState(b"{}"))
         second.done(second.intend("runtime", "runtime-config", change))
@@ -325,7 +333,9 @@ class TestWholeRollback:
     def test_what_a_package_owed_when_it_came_is_owed_when_it_goes(self, store: Store, verb: str) -> None:
         host, toolkit = Machine(machine()), "nvidia-container-toolkit"
         run = store.begin("setup", version="test")
-        run.done(run.intend("packages", "toolkit", PackageChange(toolkit, None, NEW, frozenset({RESTART}))))
+        run.done(
+            run.intend("packages", "toolkit", PackageChange(PackageId.of(toolkit), None, NEW, frozenset({RESTART})))
+        )
         run.settle(RESTART)
         run.commit("done")
         facts = now({toolkit: NEW})
@@ -336,7 +346,7 @@ class TestWholeRollback:
         host, toolkit = Machine(machine()), "nvidia-container-toolkit"
         host.archives[toolkit] = frozenset({OLD.version})
         first = store.begin("setup", version="test")
-        first.done(first.intend("packages", "toolkit", PackageChange(toolkit, OLD, NEW)))
+        first.done(first.intend("packages", "toolkit", PackageChange(PackageId.of(toolkit), OLD, NEW)))
         first.commit("done")
         second, change = store.begin("setup", version="test"), FileChange(DAEMON_JSON, None, FileState(b"{}"))
         second.done(second.intend("runtime", "runtime-config", change))
@@ -353,7 +363,7 @@ class TestWholeRollback:
         host, there = Machine(machine()), PackageState("1.6")
         host.archives[runtime] = frozenset({"1.5"})
         run = store.begin("setup", version="test")
-        run.done(run.intend("packages", "runtime-install", PackageChange(runtime, after, there)))
+        run.done(run.intend("packages", "runtime-install", PackageChange(PackageId.of(runtime), after, there)))
         run.commit("done")
         host.busy = Workloads(containers=("k8s.io/4f2",))
 
@@ -376,8 +386,8 @@ class TestWholeRollback:
     @pytest.mark.parametrize(
         "change",
         [
-            PackageChange("docker.io", None, NEW),
-            PackageChange("docker-ce", None, NEW),
+            PackageChange(PackageId("docker.io"), None, NEW),
+            PackageChange(PackageId("docker-ce"), None, NEW),
             ServiceChange("docker.service", OFF, ON),
         ],
     )
@@ -387,7 +397,7 @@ class TestWholeRollback:
         run = store.begin("setup", version="test")
         run.done(run.intend("packages", "step", change))
         run.commit("done")
-        packages = {change.name: NEW} if isinstance(change, PackageChange) else {}
+        packages = {str(change.id): NEW} if isinstance(change, PackageChange) else {}
         facts = machine(packages=packages, units={"docker.service": unit()})
 
         def planned() -> Undoing:
@@ -418,12 +428,16 @@ class TestWholeRollback:
         self, host: Machine, store: Store
     ) -> None:
         run = store.begin("setup", version="test")
-        run.done(*run.intend_all("packages", "x", [PackageChange(name, OLD, None) for name in ("lost", "needs-lost")]))
+        run.done(
+            *run.intend_all(
+                "packages", "x", [PackageChange(PackageId.of(name), OLD, None) for name in ("lost", "needs-lost")]
+            )
+        )
         run.commit("done")
         host.archives = {"needs-lost": frozenset({OLD.version})}
         host.solver = lambda changes: (
             replace(_obeys(changes), problem="needs-lost: Depends: lost")
-            if "needs-lost" in [change.name for change in changes]
+            if "needs-lost" in [str(change.id) for change in changes]
             else _obeys(changes)
         )
         back = undoing(store, host, run.id, now())
@@ -435,7 +449,7 @@ class TestWholeRollback:
         run = store.begin("setup", version="test")
         run.done(run.intend("packages", "x", FileChange(path, FORMER, OURS)))
         run.done(*run.intend_all("packages", CONFFILES, (FileChange(path, OURS, None),)))
-        run.done(run.intend("packages", "conflicts", PackageChange("nvidia-driver", OLD, None)))
+        run.done(run.intend("packages", "conflicts", PackageChange(PackageId("nvidia-driver"), OLD, None)))
         run.commit("done")
         assert path in map(subject, undoing(store, host, run.id, now({})).changes)
 
@@ -446,7 +460,7 @@ class TestWholeRollback:
 
     def test_another_version_of_the_driver_is_no_less_a_disruption(self, host: Machine, store: Store) -> None:
         run = store.begin("setup", version="test")
-        run.done(run.intend("packages", "driver", PackageChange("libcuda1", OLD, NEW)))
+        run.done(run.intend("packages", "driver", PackageChange(PackageId("libcuda1"), OLD, NEW)))
         run.commit("done")
         host.archives["libcuda1"] = frozenset({OLD.version})
         host.busy = Workloads(gpu=("812 (python3 train.py)",))
@@ -498,7 +512,7 @@ class TestWholeRollback:
         path, edited = "/etc/nvidia/old.conf", FileState(b"edited by hand\n", 0o600)
         run = store.begin("setup", version="test")
         run.done(*run.intend_all("packages", CONFFILES, (FileChange(path, edited, None),)))
-        run.done(run.intend("packages", "conflicts", PackageChange("nvidia-driver", OLD, None)))
+        run.done(run.intend("packages", "conflicts", PackageChange(PackageId("nvidia-driver"), OLD, None)))
         run.commit("done")
         back = undoing(store, host, run.id, now({}))
         assert list(map(subject, back.changes)) == ["nvidia-driver", path]
@@ -512,7 +526,7 @@ class TestWholeRollback:
         path = "/etc/nvidia/old.conf"
         run = store.begin("setup", version="test")
         run.done(*run.intend_all("packages", CONFFILES, (FileChange(path, FORMER, None),)))
-        run.done(run.intend("packages", "conflicts", PackageChange("nvidia-driver", OLD, None)))
+        run.done(run.intend("packages", "conflicts", PackageChange(PackageId("nvidia-driver"), OLD, None)))
         run.commit("done")
         host.archives = {}
         back = undoing(store, host, run.id, now({}))
@@ -539,7 +553,7 @@ class TestWholeRollback:
         path, shipped = "/etc/modprobe.d/driver.conf", FileState(b"as shipped\n")
         sum_ = hashlib.md5(shipped.content).hexdigest()
         run = store.begin("setup", version="test")
-        run.done(run.intend("packages", "driver", PackageChange("driver", OLD, NEW)))
+        run.done(run.intend("packages", "driver", PackageChange(PackageId("driver"), OLD, NEW)))
         run.commit("done")
         host.files[path] = FileState(b"edited\n") if is_edited else shipped
         host.archives["driver"] = frozenset({OLD.version})
@@ -561,12 +575,12 @@ def test_of_a_transaction_that_failed_only_what_it_touched_is_undone(store: Stor
     host.files[STATUS] = FileState("".join((paragraph("dpkg"), paragraph("dkms"), HALF)).encode())
     run = store.begin("setup", version="test")
     names = ("dkms", "half", "docker.io", "libnvidia:i386")
-    batch = tuple(PackageChange(name, None, PackageState("1")) for name in names)
+    batch = tuple(PackageChange(PackageId.of(name), None, PackageState("1")) for name in names)
     with pytest.raises(ChangeFailed, match="it could not be done"):
-        Applier(host, run, silent, lambda: None).transaction("packages", batch, lambda change: change.name)
+        Applier(host, run, silent, lambda: None).transaction("packages", batch, lambda change: str(change.id))
     run.commit("failed")
     assert {subject(intent.change) for intent in backwards(store.read(run.id))} == {"dkms", "half"}
-    assert set(store.footprint().packages) == {"dkms", "half"}
+    assert set(store.footprint().packages) == ids("dkms", "half")
 
 
 @pytest.mark.parametrize("status", [None, FileState(b"Package: torn")])
@@ -576,11 +590,11 @@ def test_where_dpkg_does_not_tell_a_failed_transaction_may_have_touched_all(
     host = Node(machine(), refuses=PackageChange)
     host.files[STATUS] = status
     run = store.begin("setup", version="test")
-    change = PackageChange("dkms", None, PackageState("1"))
+    change = PackageChange(PackageId("dkms"), None, PackageState("1"))
     with pytest.raises(ChangeFailed, match="it could not be done"):
         Applier(host, run, silent, lambda: None).transaction("packages", (change,), lambda _: "x")
     run.commit("failed")
-    assert set(store.footprint().packages) == {"dkms"}
+    assert set(store.footprint().packages) == ids("dkms")
 
 
 class TestRemove:
@@ -600,7 +614,7 @@ class TestRemove:
 
     def test_everything_goes_that_was_added_and_what_was_there_is_as_before(self, host: Machine, store: Store) -> None:
         back = removing(store.footprint(), host, now())
-        assert {change.name: change.after for change in back.packages} == {"nvidia-driver-cuda": None, "dkms": None}
+        assert {str(change.id): change.after for change in back.packages} == {"nvidia-driver-cuda": None, "dkms": None}
         undo(host, store, back)
         assert (host.files[CONTAINERD], host.files[CUDA_LIST], host.files[BLACKLIST]) == (FORMER, None, None)
 

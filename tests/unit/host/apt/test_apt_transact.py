@@ -13,10 +13,11 @@ from gpunode.host.apt import Apt, marks
 from gpunode.host.port import Progress
 from gpunode.host.process import Finished, Runner
 from gpunode.host.streams import OnLine
+from gpunode.package_id import PackageId
 
 NETWORK = "E: Failed to fetch http://h.example/x.deb  Could not connect to h.example:80 (192.0.2.1), refused\n"
 GONE = "E: Failed to fetch http://h.example/x.deb  404  Not Found\n"
-DRIVER = PackageChange("driver", None, KnownAfter("580."))
+DRIVER = PackageChange(PackageId("driver"), None, KnownAfter("580."))
 INST = "Inst driver (580.1-1 Lab:1 [all])\n"
 
 
@@ -75,7 +76,7 @@ class Bench:
 
 def test_one_transaction_that_lowers_no_guard(tmp_path: Path) -> None:
     bench = Bench(tmp_path, dpkg_query=[(0, "old old installed\n", "")])
-    bench.apt.transact((DRIVER, PackageChange("old", PackageState("1"), None)))
+    bench.apt.transact((DRIVER, PackageChange(PackageId("old"), PackageState("1"), None)))
     (argv,) = bench.runner.made("install")
     assert argv[-3:] == ("--purge", "driver", "old-")
     assert {"-y", "--no-install-recommends", "APT::Get::AutomaticRemove=false", "DPkg::Lock::Timeout=30"} <= set(argv)
@@ -148,7 +149,9 @@ def test_a_refreshed_index_may_not_change_the_plan(tmp_path: Path) -> None:
 def test_a_hold_outlives_a_failed_transaction(tmp_path: Path) -> None:
     bench = Bench(tmp_path, install=[(100, "", "E: something\n")])
     with pytest.raises(ChangeFailed):
-        bench.apt.transact((PackageChange("driver", PackageState("1", held=True), PackageState("2", held=True)),))
+        bench.apt.transact(
+            (PackageChange(PackageId("driver"), PackageState("1", held=True), PackageState("2", held=True)),)
+        )
     assert bench.runner.made("mark")[-1][-2:] == ("hold", "driver")
 
 
@@ -209,12 +212,12 @@ def test_no_apt_is_nothing_to_simulate(tmp_path: Path) -> None:
 
 def test_marks_are_as_the_states_say() -> None:
     plan = (
-        PackageChange("auto", None, PackageState("1", auto=True)),
-        PackageChange("held", PackageState("1"), PackageState("2", held=True)),
-        PackageChange("released", PackageState("1", held=True), PackageState("2")),
-        PackageChange("kept", PackageState("1", held=True), KnownAfter("2")),
-        PackageChange("purged", PackageState("1", held=True), None),
-        PackageChange("asked-for", PackageState("1", auto=True), PackageState("1")),
+        PackageChange(PackageId("auto"), None, PackageState("1", auto=True)),
+        PackageChange(PackageId("held"), PackageState("1"), PackageState("2", held=True)),
+        PackageChange(PackageId("released"), PackageState("1", held=True), PackageState("2")),
+        PackageChange(PackageId("kept"), PackageState("1", held=True), KnownAfter("2")),
+        PackageChange(PackageId("purged"), PackageState("1", held=True), None),
+        PackageChange(PackageId("asked-for"), PackageState("1", auto=True), PackageState("1")),
     )
     assert marks(plan) == {
         "auto": ("auto",),
@@ -226,6 +229,6 @@ def test_marks_are_as_the_states_say() -> None:
 
 def test_a_mark_takes_no_transaction(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
-    bench.apt.transact((PackageChange("libcuda1", PackageState("1", auto=True), PackageState("1")),))
+    bench.apt.transact((PackageChange(PackageId("libcuda1"), PackageState("1", auto=True), PackageState("1")),))
     commands = [argv for argv in bench.runner.commands if argv[0] != "apt-config"]
     assert [(argv[0], *argv[-2:]) for argv in commands] == [("apt-mark", "manual", "libcuda1")]

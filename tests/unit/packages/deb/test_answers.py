@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from gpunode.package_id import PackageId
 from gpunode.packages.deb.answers import hint, versions_not_found
 
 
 def test_versions_that_no_archive_has_are_named() -> None:
     refusal = "E: Version '580.1-1' for 'nvidia-driver-cuda' was not found"
-    assert versions_not_found(refusal) == (("nvidia-driver-cuda", "580.1-1"),)
+    assert versions_not_found(refusal) == ((PackageId("nvidia-driver-cuda"), "580.1-1"),)
 
 
 @pytest.mark.parametrize("refusal", ["", "E: Unable to locate package x"])

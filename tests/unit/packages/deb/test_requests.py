@@ -7,10 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpunode.change import KnownAfter, PackageChange, PackageState
+from gpunode.package_id import PackageId
 from gpunode.packages.deb.output import parse_simulation
 from gpunode.packages.deb.requests import arguments
 from gpunode.packages.simulation import Action, Simulation, unplanned
 from gpunode.packages.version import has_prefix
+from tests.ids import ids
 
 RESIDUE = PackageState("470.1-1", config_files_only=True)
 names = st.from_regex(r"\A[a-z][a-z0-9.+-]{0,10}[a-z0-9]\Z")
@@ -18,7 +20,9 @@ versions = st.from_regex(r"\A([0-9]:)?[0-9][0-9a-z.+~]{0,6}(-[0-9a-z.+~]{1,4})?\
 states = st.builds(PackageState, versions, st.booleans(), st.booleans(), st.booleans())
 afters = st.one_of(st.none(), states, st.builds(KnownAfter, versions))
 changes = st.lists(
-    st.builds(PackageChange, names, st.one_of(st.none(), states), afters), max_size=6, unique_by=lambda one: one.name
+    st.builds(PackageChange, names.map(PackageId), st.one_of(st.none(), states), afters),
+    max_size=6,
+    unique_by=lambda one: one.id,
 )
 
 
@@ -28,15 +32,15 @@ def installed(version: str, *, auto: bool = False, held: bool = False) -> Packag
 
 @given(changes)
 def test_apt_is_never_asked_for_what_the_plan_does_not_name(plan: list[PackageChange]) -> None:
-    words = arguments(plan, frozenset(change.name for change in plan))
+    words = arguments(plan, frozenset(change.id for change in plan))
     packages = [word for word in words if not word.startswith("--")]
-    assert {word.split("=")[0].removesuffix("-") for word in packages} <= {change.name for change in plan}
+    assert {word.split("=")[0].removesuffix("-") for word in packages} <= {str(change.id) for change in plan}
     assert set(words) - set(packages) <= {"--purge", "--allow-downgrades", "--allow-change-held-packages"}
 
 
 @given(changes)
 def test_no_leave_without_a_reason_in_the_plan(plan: list[PackageChange]) -> None:
-    words = arguments(plan, frozenset(change.name for change in plan))
+    words = arguments(plan, frozenset(change.id for change in plan))
     if "--allow-change-held-packages" in words:
         assert any(change.before and change.before.held for change in plan)
     if "--allow-downgrades" in words:
@@ -45,32 +49,35 @@ def test_no_leave_without_a_reason_in_the_plan(plan: list[PackageChange]) -> Non
 
 def test_exact_versions_removals_and_residues() -> None:
     plan = [
-        PackageChange("driver", None, installed("2:590.1-1")),
-        PackageChange("lib", None, KnownAfter("590.")),
-        PackageChange("old", installed("470.1-1"), None),
-        PackageChange("residue", RESIDUE, None),
-        PackageChange("forgotten", installed("1"), None),
+        PackageChange(PackageId("driver"), None, installed("2:590.1-1")),
+        PackageChange(PackageId("lib"), None, KnownAfter("590.")),
+        PackageChange(PackageId("old"), installed("470.1-1"), None),
+        PackageChange(PackageId("residue"), RESIDUE, None),
+        PackageChange(PackageId("forgotten"), installed("1"), None),
     ]
-    known = frozenset({"old", "residue"})
+    known = ids("old", "residue")
     assert arguments(plan, known) == ("--purge", "driver=2:590.1-1", "lib", "old-", "residue-")
 
 
 def test_of_one_version_apt_is_told_and_of_a_branch_the_preferences_tell_it() -> None:
     plan = [
-        PackageChange("libcuda1:i386", installed("580.178.04-1"), KnownAfter("580.95.05-")),
-        PackageChange("driver", installed("580.95.05-1"), KnownAfter("580.")),
+        PackageChange(PackageId.of("libcuda1:i386"), installed("580.178.04-1"), KnownAfter("580.95.05-")),
+        PackageChange(PackageId("driver"), installed("580.95.05-1"), KnownAfter("580.")),
     ]
     assert arguments(plan, frozenset()) == ("--allow-downgrades", "libcuda1:i386=580.95.05-*", "driver")
 
 
 def test_a_package_that_keeps_its_files_forbids_purging_in_the_transaction() -> None:
-    plan = [PackageChange("old", installed("1"), RESIDUE), PackageChange("other", installed("1"), None)]
-    assert arguments(plan, frozenset({"old", "other"})) == ("old-", "other-")
+    plan = [
+        PackageChange(PackageId("old"), installed("1"), RESIDUE),
+        PackageChange(PackageId("other"), installed("1"), None),
+    ]
+    assert arguments(plan, frozenset({PackageId("old"), PackageId("other")})) == ("old-", "other-")
 
 
 def test_nothing_to_do_is_no_words_at_all() -> None:
-    assert arguments([PackageChange("gone", installed("1", held=True), None)], frozenset()) == ()
-    assert arguments([PackageChange("residue", None, RESIDUE)], frozenset({"residue"})) == ()
+    assert arguments([PackageChange(PackageId("gone"), installed("1", held=True), None)], frozenset()) == ()
+    assert arguments([PackageChange(PackageId("residue"), None, RESIDUE)], frozenset({PackageId("residue")})) == ()
 
 
 @pytest.mark.parametrize(
@@ -85,7 +92,7 @@ def test_nothing_to_do_is_no_words_at_all() -> None:
     ],
 )
 def test_leave_to_downgrade(before: str, after: PackageState | KnownAfter, lowers: bool) -> None:
-    words = arguments([PackageChange("driver", installed(before), after)], frozenset())
+    words = arguments([PackageChange(PackageId("driver"), installed(before), after)], frozenset())
     assert ("--allow-downgrades" in words) == lowers
 
 
@@ -95,32 +102,35 @@ def simulation(*actions: Action) -> Simulation:
 
 
 PLAN = (
-    PackageChange("driver", None, KnownAfter("580.")),
-    PackageChange("old", installed("470.1-1"), None),
+    PackageChange(PackageId("driver"), None, KnownAfter("580.")),
+    PackageChange(PackageId("old"), installed("470.1-1"), None),
 )
-GOOD = (Action("install", "driver", "2:580.1-1"), Action("purge", "old", former="470.1-1"))
+GOOD = (Action("install", PackageId("driver"), "2:580.1-1"), Action("purge", PackageId("old"), former="470.1-1"))
 
 
 def test_what_was_planned_is_fine_with_new_dependencies() -> None:
-    assert unplanned(PLAN, simulation(*GOOD, Action("install", "driver-lib", "580.1-1"))) == ()
+    assert unplanned(PLAN, simulation(*GOOD, Action("install", PackageId("driver-lib"), "580.1-1"))) == ()
 
 
 @pytest.mark.parametrize(
     ("actions", "says"),
     [
         (
-            (*GOOD, Action("remove", "docker-ce", former="5:28")),
+            (*GOOD, Action("remove", PackageId("docker-ce"), former="5:28")),
             "apt would remove docker-ce 5:28, which the plan keeps",
         ),
         (
-            (Action("install", "driver", "615.1-1"), GOOD[1]),
+            (Action("install", PackageId("driver"), "615.1-1"), GOOD[1]),
             "the plan installs driver 580.*, apt would leave it at 615.1-1",
         ),
         ((GOOD[1],), "the plan installs driver, which apt would leave out"),
         ((GOOD[0],), "the plan removes old, which apt would keep"),
-        ((*GOOD, Action("install", "libc6", "2.35", former="2.36")), "apt would downgrade libc6 from 2.36 to 2.35"),
-        ((GOOD[0], Action("install", "old", "580.2-1", former="470.1-1")), "apt would install old 580.2-1"),
-        ((*GOOD, Action("remove", "driver")), "apt would remove driver, which the plan installs"),
+        (
+            (*GOOD, Action("install", PackageId("libc6"), "2.35", former="2.36")),
+            "apt would downgrade libc6 from 2.36 to 2.35",
+        ),
+        ((GOOD[0], Action("install", PackageId("old"), "580.2-1", former="470.1-1")), "apt would install old 580.2-1"),
+        ((*GOOD, Action("remove", PackageId("driver"))), "apt would remove driver, which the plan installs"),
     ],
 )
 def test_what_was_not_planned_is_said(actions: tuple[Action, ...], says: str) -> None:
@@ -128,16 +138,16 @@ def test_what_was_not_planned_is_said(actions: tuple[Action, ...], says: str) ->
 
 
 def test_installed_already_is_fine_in_the_right_version_only() -> None:
-    right = PackageChange("driver", installed("580.1-1"), KnownAfter("580."))
-    wrong = PackageChange("driver", installed("595.1-1"), KnownAfter("580."))
+    right = PackageChange(PackageId("driver"), installed("580.1-1"), KnownAfter("580."))
+    wrong = PackageChange(PackageId("driver"), installed("595.1-1"), KnownAfter("580."))
     assert unplanned([right], simulation()) == ()
     assert unplanned([wrong], simulation()) == ("the plan installs driver 580.*, apt would leave it at 595.1-1",)
 
 
 def test_files_that_the_plan_keeps_are_not_purged() -> None:
-    plan = [PackageChange("old", installed("1"), RESIDUE)]
-    assert unplanned(plan, simulation(Action("remove", "old", former="1"))) == ()
-    assert unplanned(plan, simulation(Action("purge", "old", former="1")))
+    plan = [PackageChange(PackageId("old"), installed("1"), RESIDUE)]
+    assert unplanned(plan, simulation(Action("remove", PackageId("old"), former="1"))) == ()
+    assert unplanned(plan, simulation(Action("purge", PackageId("old"), former="1")))
 
 
 def test_a_refusal_is_never_fine() -> None:

@@ -5,7 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpunode.change import PackageState
+from gpunode.package_id import PackageId
 from gpunode.packages.deb import status as dpkg
+from tests.ids import by_name, ids
 
 
 def paragraph(name: str, status: str = "install ok installed", arch: str = "amd64", version: str = "1.0-1") -> str:
@@ -19,7 +21,7 @@ DPKG = paragraph("dpkg")
 
 
 def packages(text: str, auto: str = "") -> dict[str, PackageState]:
-    return dict(dpkg.packages(dpkg.entries(DPKG + text), auto))
+    return by_name(dpkg.packages(dpkg.entries(DPKG + text), auto))
 
 
 def test_states_are_told_apart() -> None:
@@ -54,7 +56,7 @@ def test_auto_marks_are_those_of_the_same_architecture() -> None:
 
 def test_what_dpkg_was_killed_in_the_middle_of_unpacking_is_not_there() -> None:
     found = dpkg.entries(paragraph("dpkg") + paragraph("nvidia-container-toolkit", "install reinstreq half-installed"))
-    assert set(dpkg.packages(found)) == {"dpkg"}
+    assert set(dpkg.packages(found)) == ids("dpkg")
 
 
 @pytest.mark.parametrize(
@@ -128,16 +130,18 @@ def test_an_alternative_that_stays_is_enough() -> None:
 
 
 def test_a_purge_takes_what_a_package_ships_and_what_only_it_once_shipped() -> None:
-    assert dpkg.conffiles(RELATED, ["dkms", "app"]) == {"dkms": ("/etc/dkms/framework.conf", "/etc/dkms/old.conf")}
+    assert dpkg.conffiles(RELATED, [PackageId("dkms"), PackageId("app")]) == {
+        "dkms": ("/etc/dkms/framework.conf", "/etc/dkms/old.conf")
+    }
     other = f"{RELATED}\n\nPackage: heir\n{INSTALLED}Conffiles:\n /etc/dkms/old.conf 89ab\n"
-    assert dpkg.conffiles(other, ["dkms"]) == {"dkms": ("/etc/dkms/framework.conf",)}
+    assert dpkg.conffiles(other, [PackageId("dkms")]) == {"dkms": ("/etc/dkms/framework.conf",)}
     assert dpkg.obsolete(other) == {}
 
 
 def test_a_package_of_another_architecture_has_its_own_configuration_files() -> None:
     foreign = RELATED.replace("Architecture: amd64", "Architecture: i386")
-    assert set(dpkg.conffiles(foreign, ["dkms:i386"])) == {"dkms"}
-    assert dpkg.conffiles(foreign, ["dkms:arm64"]) == {}
+    assert set(dpkg.conffiles(foreign, [PackageId.of("dkms:i386")])) == {"dkms"}
+    assert dpkg.conffiles(foreign, [PackageId.of("dkms:arm64")]) == {}
 
 
 def test_what_a_version_left_behind_is_told_from_what_is_shipped() -> None:

@@ -18,7 +18,7 @@ Effect: TypeAlias = Literal["NoSchedule", "PreferNoSchedule", "NoExecute"]
 _LABEL = r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"
 _SUBDOMAIN = rf"{_LABEL}(\.{_LABEL})*"
 _VALUE = r"([A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?"
-_LABEL_KEY = rf"({_SUBDOMAIN}/)?[A-Za-z0-9]([A-Za-z0-9._-]{{0,61}}[A-Za-z0-9])?"
+LABEL_KEY = rf"({_SUBDOMAIN}/)?[A-Za-z0-9]([A-Za-z0-9._-]{{0,61}}[A-Za-z0-9])?"
 _VERSION = r"|v?[0-9]+\.[0-9]+\.[0-9]+(-[0-9A-Za-z.-]+)?"
 _REGISTRY = r"|[a-z0-9]([a-z0-9.-]*[a-z0-9])?(:[0-9]{1,5})?(/[a-z0-9]([a-z0-9._-]*[a-z0-9])?)*"
 # It becomes the value of a label.
@@ -67,7 +67,7 @@ class Taint:
     """The taint that keeps pods without a GPU off the nodes; no key, no taint."""
 
     key: Annotated[
-        str, Says("key of the taint (nvidia.com/gpu)", rf"|{_LABEL_KEY}", ("a label key", '"" for no taint'))
+        str, Says("key of the taint (nvidia.com/gpu)", rf"|{LABEL_KEY}", ("a label key", '"" for no taint'))
     ] = ""
     value: Annotated[str, Says("value of the taint", _VALUE, ("a label value", '""'))] = ""
     effect: Annotated[Effect, Says("what the taint does to pods that do not tolerate it")] = "NoSchedule"
@@ -167,7 +167,6 @@ class Kubernetes:
     configs: Mapping[str, NamedConfig] = field(default_factory=lambda: MappingProxyType({}))
 
 
-LABEL_KEY: Final = _LABEL_KEY
 # The table of each section; * stands for a name that the recipe chooses.
 SECTIONS: Final[Mapping[str, type[Any]]] = MappingProxyType(
     {

@@ -1,0 +1,63 @@
+"""capture: what doctor looks at, in a file, with secrets removed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gpunode.cli.envelope import Envelope
+from gpunode.cli.output_options import OutputOptions
+from gpunode.redaction.secrets import text as redacted
+
+if TYPE_CHECKING:
+    from gpunode.facts.evidence import Capture, Evidence
+
+
+def capture(file: str, how: OutputOptions, *, anonymize: bool, force: bool) -> None:
+    """Saves what gpunode sees of this node: all that doctor looks at."""
+    from gpunode.cli.screen.results import capture_lines, captured_lines
+    from gpunode.host.capture import save
+    from gpunode.host.local import LocalHost
+    from gpunode.redaction.anonymize import anonymized
+    from gpunode.redaction.evidence import masked, redact
+    from gpunode.workflow.doctor import examine
+
+    path, screen = Path(file), how.screen()
+    if path.is_file() and not force:
+        screen.confirm_overwrite(file)
+    evidence = examine(LocalHost("/"))
+    whole = anonymized(evidence) if anonymize else evidence
+    kept = redact(whole)
+    contents = masked(whole, kept)
+    screen.put(*capture_lines(file, contents, anonymized=anonymize))
+    save(kept, path)
+    size = sum(one.stat().st_size for one in (path, *path.rglob("*")) if one.is_file())
+    missing = incomplete(evidence)
+    screen.put(*captured_lines(file, len(evidence), size, missing))
+    holds = {kind: {"probes": number, "masked": changed} for kind, (number, changed) in contents.items()}
+    result = {"file": file, "probes": len(evidence), "bytes": size, "anonymized": anonymize, "holds": holds}
+    how.answer(Envelope("capture", result={**result, "incomplete": list(missing), "why": missing}))
+
+
+def incomplete(evidence: Evidence) -> dict[str, str]:
+    """Why each probe could not be seen; a tool that answers with an exit status of its own has answered."""
+    from gpunode.facts.probes import PROBES
+    from gpunode.workflow.doctor import denied
+
+    needed = {probe.key for probe in PROBES}
+    return {
+        key: _why_missing(seen, is_denied=bool(denied(seen)))
+        for key, seen in evidence.items()
+        if seen.outcome in {"denied", "timeout"}
+        or denied(seen)
+        or (seen.outcome == "failed" and (key in needed or seen.exit_status in {None, 0}))
+    }
+
+
+def _why_missing(seen: Capture, *, is_denied: bool) -> str:
+    if seen.outcome == "timeout":
+        return "timed out"
+    if is_denied or seen.outcome == "denied":
+        return "permission denied"
+    said = [one.strip() for one in (*seen.error.splitlines(), *seen.text.splitlines()[:1]) if one.strip()]
+    return redacted(said[0]) if said else f"exit status {seen.exit_status}"

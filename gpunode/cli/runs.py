@@ -1,0 +1,83 @@
+"""log and ``rollback --list``: what gpunode did here, and what of it can be undone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from gpunode.cli.compose import checked_root, cluster_journal
+from gpunode.cli.envelope import Envelope
+from gpunode.cli.output_options import OutputOptions
+from gpunode.errors import UsageError
+from gpunode.journal.store import Store
+from gpunode.workflow.log import told
+
+if TYPE_CHECKING:
+    from gpunode.host.port import HostView
+    from gpunode.journal.chronicle import Chronicle
+
+
+def runs(how: OutputOptions, root: str, file: str) -> None:
+    """Lists the recorded runs, or those that changed ``file``, with what others left beside it."""
+    from gpunode.cli.screen.results import leftover_lines, runs_lines
+    from gpunode.host.local import LocalHost
+    from gpunode.workflow.prospects import prospect
+
+    place = checked_root(root)
+    store, host = Store(place), LocalHost(place)
+    found = [run for run in store.runs() if not file or file in run.subjects]
+    left = beside(host, file) if file else ()
+    prospects = {run.run: prospect(store, host, run) for run in found}
+    screen = how.screen()
+    screen.put(*runs_lines(found, prospects, str(store.folder), file), *leftover_lines(file, left))
+    how.answer(Envelope("rollback", result={"runs": found, "undo": prospects, "leftovers": left}))
+
+
+def beside(host: HostView, path: str) -> tuple[str, ...]:
+    """The files beside ``path`` that other tools or people left there as its former versions."""
+    from gpunode.facts.evidence import Probe, decode_found
+    from gpunode.workflow.undo import leftovers
+
+    looked = host.look(Probe("beside", glob=f"{path}*", contents=False))
+    return tuple(leftovers(path, (one.path for one in decode_found(looked.data))))
+
+
+def log(run: str, how: OutputOptions, root: str) -> None:
+    """Shows the recorded runs, or all that is recorded of one."""
+    from gpunode.cli import audit
+    from gpunode.cli.screen.log import run_lines, table_lines
+
+    found = _told(run, root)
+    logins = _logins({one.begin.loginuid for one in found})
+    how.screen().put(*(run_lines(found[0], logins) if run else table_lines(found)))
+    if run:
+        result = {"schema": audit.SCHEMA, "run": audit.whole(found[0], logins)}
+    else:
+        result = {"schema": audit.SCHEMA, "runs": [audit.summary(one, logins) for one in found]}
+    how.answer(Envelope("log", result=result))
+
+
+def _told(run: str, root: str) -> tuple[Chronicle, ...]:
+    """The runs on this node, and this user's in clusters; those that this user may read."""
+    if run.startswith("k"):
+        return told(cluster_journal(), run[1:])
+    clusters = () if run or root != "/" else told(cluster_journal())
+    try:
+        return (*told(Store(checked_root(root)), run), *clusters)
+    except UsageError:
+        if run or not clusters:
+            raise
+        return clusters
+
+
+def _logins(uids: Iterable[int | None]) -> dict[int, str]:
+    """The names of those of ``uids`` that this machine knows, on which the runs were made, also those for an image."""
+    import pwd
+    from contextlib import suppress
+
+    names: dict[int, str] = {}
+    for uid in uids:
+        with suppress(KeyError):
+            if uid is not None:
+                names[uid] = pwd.getpwuid(uid).pw_name
+    return names

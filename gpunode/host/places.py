@@ -1,0 +1,270 @@
+"""Where a path leads inside a node's root: walked one component at a time on open folders.
+
+A symbolic link, absolute or with ``..``, leads to where it leads *inside* the root, and nobody who moves a
+folder meanwhile can change that.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+
+# The kernel's own limit (path_resolution(7)).
+_MOST_LINKS = 40
+ABSENT = frozenset({errno.ENOENT, errno.ENOTDIR})
+
+
+@dataclass(slots=True)
+class Place:
+    """Where a path leads: an open folder and a name in it; ``folders`` are the open ones above, the root first."""
+
+    folders: list[int]
+    names: list[str] = field(default_factory=list)
+    name: str = "."
+    made: list[str] = field(default_factory=list)
+    exposed: str = ""
+
+    @property
+    def folder(self) -> int:
+        """The folder in which the name stands."""
+        return self.folders[-1]
+
+    @property
+    def path(self) -> str:
+        """The path without symbolic links, inside the root."""
+        return "/" + "/".join(self.names + ([] if self.name == "." else [self.name]))
+
+    def enter(self, name: str, *, make: bool = False) -> None:
+        """Goes into the folder of that name, which is made if it may be."""
+        try:
+            self.folders.append(_open_folder(name, self.folder))
+        except FileNotFoundError:
+            if not make:
+                raise
+            _make_folder(name, self.folder)
+            self.folders.append(_open_folder(name, self.folder))
+            self.names.append(name)
+            self.made.append(self.path)
+        else:
+            self.names.append(name)
+        self.exposed = self.exposed or _exposed_folder("/" + "/".join(self.names), os.fstat(self.folder))
+
+    def leave(self) -> None:
+        """Goes up, though not beyond the root."""
+        if self.names:
+            os.close(self.folders.pop())
+            self.names.pop()
+
+    def to_root(self) -> None:
+        """Goes to the root."""
+        while self.names:
+            self.leave()
+
+    def status(self) -> os.stat_result | None:
+        """What stands there; None for nothing."""
+        try:
+            return os.lstat(self.name, dir_fd=self.folder)
+        except FileNotFoundError:
+            return None
+
+    def close(self) -> None:
+        """The folders are closed."""
+        for fd in self.folders:
+            os.close(fd)
+
+
+def _open_folder(name: str, folder: int | None = None) -> int:
+    follow = 0 if folder is None else os.O_NOFOLLOW
+    return os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC | follow, dir_fd=folder)
+
+
+def _exposed_folder(path: str, status: os.stat_result) -> str:
+    """By what right somebody else than root could replace what stands in the folder; empty when nobody could."""
+    if status.st_uid not in {0, os.geteuid()}:
+        return f"{path} belongs to the user with the id {status.st_uid}"
+    mode = stat.S_IMODE(status.st_mode)
+    by_others = mode & stat.S_IWOTH or (mode & stat.S_IWGRP and status.st_gid not in {0, os.getegid()})
+    # Of a sticky folder nobody but an entry's owner can take anything away.
+    return f"others may write to {path} (mode {mode:04o})" if by_others and not mode & stat.S_ISVTX else ""
+
+
+def _make_folder(name: str, folder: int) -> None:
+    """A folder as a package would make it: 0755 and root's own, whatever the umask and a set-group-id bit above."""
+    # Made with its mode: after a power cut the folder may be there and what was changed of it afterwards not.
+    os.mkdir(name, 0o755, dir_fd=folder)
+    try:
+        os.chown(name, os.geteuid(), os.getegid(), dir_fd=folder)
+        os.chmod(name, 0o755, dir_fd=folder)  # noqa: S103
+        sync_folder(folder)
+    except OSError:
+        with suppress(OSError):
+            os.rmdir(name, dir_fd=folder)
+        raise
+
+
+@contextmanager
+def _readable(folder: int) -> Iterator[int]:
+    """The folder, opened to be listed and synced, which a descriptor to walk by cannot."""
+    fd = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=folder)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def sync_folder(folder: int) -> None:
+    """Sync the open folder, so that new and renamed files are on the disk."""
+    with _readable(folder) as fd:
+        os.fsync(fd)
+
+
+def names(folder: int) -> list[str]:
+    """The names in the open folder, sorted."""
+    with _readable(folder) as fd, os.scandir(fd) as entries:
+        return sorted(entry.name for entry in entries)
+
+
+def link_target(name: str, folder: int) -> str | None:
+    """The target of a symbolic link; None for anything else, also for nothing."""
+    try:
+        return os.readlink(name, dir_fd=folder)
+    except OSError as error:
+        if error.errno in {errno.EINVAL, *ABSENT}:
+            return None
+        raise
+
+
+def parts(path: str) -> list[str]:
+    """The components of a path, the last first."""
+    return [part for part in reversed(path.split("/")) if part not in {"", "."}]
+
+
+@contextmanager
+def at(path: str, root: str, *, make: bool = False) -> Iterator[Place]:
+    """Where ``path`` leads inside ``root``; the last component may be missing, with ``make`` its folders too.
+
+    Whatever then fails, the folders that were made are gone again, unless something stands in them.
+    """
+    place = Place([_open_folder(root)])
+    try:
+        _walk(place, path, make=make)
+        yield place
+    except BaseException:
+        remove_folders(place.made, root=root)
+        raise
+    finally:
+        place.close()
+
+
+class ForeignLinkError(OSError):
+    """A symbolic link of another user has a target that is not his."""
+
+    def __init__(self, link: str, owner: int) -> None:
+        why = f"{link} is a symbolic link of uid {owner}, and its target belongs to another user"
+        super().__init__(errno.EACCES, why, link)
+
+
+@dataclass(frozen=True, slots=True)
+class _Owned:
+    """Stands in a walk after the target of ``link``, where it must have come to something that is ``owner``'s."""
+
+    link: str
+    owner: int
+
+    def check(self, place: Place) -> None:
+        """Nothing, unless it is somebody else's, or nothing is there yet that could be his."""
+        status = os.fstat(place.folder) if place.name == "." else place.status()
+        if status is None or status.st_uid != self.owner:
+            raise ForeignLinkError(self.link, self.owner)
+
+
+def _walk(place: Place, path: str, *, make: bool) -> None:
+    todo: list[str | _Owned] = [*parts(path)]
+    links = 0
+    while todo:
+        part = todo.pop()
+        if isinstance(part, _Owned):
+            part.check(place)
+            continue
+        if part == "..":
+            place.leave()
+            continue
+        target = link_target(part, place.folder)
+        if target is not None:
+            links += 1
+            if links > _MOST_LINKS:
+                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
+            target, owner = _link_and_owner(part, place.folder)
+            # As the kernel does in /tmp (protected_symlinks, proc_sys_fs(5)), but everywhere: root follows his own
+            # links, root's, and those that lead a user to what is his.
+            if owner not in {0, os.geteuid()}:
+                place.exposed = place.exposed or f"it goes through a link made by the user with the id {owner}"
+                todo.append(_Owned("/".join(("", *place.names, part)), owner))
+            if target.startswith("/"):
+                place.to_root()
+            todo += parts(target)
+        elif any(isinstance(one, str) for one in todo):
+            place.enter(part, make=make)
+        else:
+            place.name = part
+
+
+def _link_and_owner(name: str, folder: int) -> tuple[str, int]:
+    """Both of one link, whatever is put in its place meanwhile."""
+    fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+    try:
+        return os.readlink("", dir_fd=fd), os.fstat(fd).st_uid
+    finally:
+        os.close(fd)
+
+
+@contextmanager
+def folder(path: str, *, root: str = "/") -> Iterator[int]:
+    """The open folder at ``path``, every symbolic link followed that may be.
+
+    Raises:
+        OSError: it is none, or not to be entered.
+    """
+    with at(f"{path}/.", root) as place:
+        if place.name != ".":
+            place.enter(place.name)
+        yield place.folder
+
+
+def resolve(path: str, *, root: str = "/") -> str:
+    """Where ``path`` leads inside ``root``, as a path in it, every symbolic link followed.
+
+    Raises:
+        OSError: a folder on the way is missing, or links lead in a circle.
+    """
+    with at(path, root) as place:
+        return place.path
+
+
+def missing_folders(path: str, *, root: str = "/") -> tuple[str, ...]:
+    """The missing folders above ``path``, outermost first.
+
+    Raises:
+        OSError: something on the way is no folder, or cannot be entered.
+    """
+    missing: list[str] = []
+    above = path.rpartition("/")[0]
+    while above:
+        try:
+            with folder(above, root=root):
+                break
+        except FileNotFoundError:
+            missing.append(above)
+        above = above.rpartition("/")[0]
+    return tuple(reversed(missing))
+
+
+def remove_folders(made: Sequence[str], *, root: str = "/") -> None:
+    """Remove the folders that were created for a file, unless they contain something else."""
+    for path in reversed(made):
+        with suppress(OSError), at(path, root) as place:
+            os.rmdir(place.name, dir_fd=place.folder)

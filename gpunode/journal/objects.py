@@ -1,0 +1,97 @@
+"""Backups on the disk, each in a file that is named by the sha256 of its content: ``<2 digits>/<sha256>``."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Collection
+from pathlib import Path
+
+from gpunode.errors import JournalDamaged
+from gpunode.host.ownership import read
+from gpunode.journal import record
+from gpunode.journal.disk import make, sync_folder, write_file
+
+# As much as is ever read of a file that is to be replaced.
+LARGEST = 64 << 20
+
+
+class Objects:
+    """The backups in ``folder``."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def path(self, name: str) -> Path:
+        """Where the backup of that name is."""
+        return self.folder / name[:2] / name
+
+    def save(self, content: bytes) -> str:
+        """The name of ``content``'s backup, which is on the disk. Raises OSError."""
+        name = record.digest(content)
+        path = self.path(name)
+        make(path.parent)
+        if not _holds(path, content):
+            draft = path.with_name(f".{name}.{os.getpid()}")
+            try:
+                write_file(draft, content)
+                draft.rename(path)
+            except OSError:
+                draft.unlink(missing_ok=True)
+                raise
+        # Also when it was there: a run that was killed may have named it so and not come to this.
+        sync_folder(path.parent)
+        return name
+
+    def find(self, name: str, run: str = "some run") -> bytes | None:
+        """The bytes of a backup that ``run`` needs; None when it is gone.
+
+        Raises:
+            JournalDamaged: it cannot be read, or is not what was saved.
+        """
+        path = self.path(name)
+        try:
+            content = read(path, LARGEST)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise damaged_object(path, run, f"cannot be read: {error.strerror}") from error
+        if record.digest(content) != name:
+            raise damaged_object(path, run, "is not what was saved: its sha256 differs")
+        return content
+
+    def sweep(self) -> None:
+        """The half backups of a run that was killed are gone."""
+        for draft in self.folder.glob("??/.*"):
+            with contextlib.suppress(OSError):
+                draft.unlink()
+
+    def keep_only(self, needed: Collection[str]) -> tuple[int, int]:
+        """Removes all others.
+
+        Returns:
+            How many, and their bytes.
+        """
+        gone = [path for path in self.folder.glob("??/*") if path.name not in needed]
+        freed = sum(path.stat().st_size for path in gone)
+        for path in gone:
+            path.unlink(missing_ok=True)
+        return len(gone), freed
+
+
+def damaged_object(path: Path, run: str, how: str) -> JournalDamaged:
+    """That a backup is not as it was saved."""
+    return JournalDamaged(
+        f"a backup of run {run} {how}",
+        why=str(path),
+        hint="Nothing was changed. Restore that file from a backup of this machine;\n"
+        "other runs can still be undone: gpunode rollback --list",
+    )
+
+
+def _holds(path: Path, content: bytes) -> bool:
+    """Whether the object is there and whole; what cannot be read is replaced."""
+    try:
+        return read(path, LARGEST) == content
+    except OSError:
+        return False

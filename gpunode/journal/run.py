@@ -1,0 +1,142 @@
+"""One run's journal, as it is written."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import TypeAlias
+
+from gpunode.change import Change, Trigger
+from gpunode.journal import record
+from gpunode.journal.disk import sync_folder, unwritable, write_all, write_file
+from gpunode.journal.objects import Objects
+from gpunode.journal.record import Begin, Commit, Done, Entry, Failed, Intent, Result, Settle
+
+# Beside a run's journal: what was asked for.
+REQUEST = "request.toml"
+Announce: TypeAlias = Callable[[Sequence[Entry], Entry], None]
+
+
+class Run:
+    """One run's journal, open for writing."""
+
+    def __init__(
+        self, begin: Begin, path: Path, objects: Objects, announce: Announce, clock: Callable[[], float]
+    ) -> None:
+        self.id = begin.run
+        self.path = path
+        self._objects = objects
+        self._announce = announce
+        self._clock = clock
+        self._entries: list[Entry] = []
+        self._last = b""
+        self._broken = ""
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        self._descriptor = os.open(path, flags, 0o600)
+        self._append(begin)
+        sync_folder(path.parent)
+        sync_folder(path.parent.parent)
+
+    def entries(self) -> tuple[Entry, ...]:
+        """What has been written so far."""
+        return tuple(self._entries)
+
+    def intend(self, stage: str, step: str, change: Change, reason: str = "") -> int:
+        """The number of ``change``; its backups and its intent are on the disk, so it may be made now.
+
+        Raises:
+            ChangeFailed: they could not be written; the change must not be made.
+        """
+        return self.intend_all(stage, step, (change,), reason)[0]
+
+    def intend_all(self, stage: str, step: str, changes: Iterable[Change], reason: str = "") -> tuple[int, ...]:
+        """The numbers of ``changes``, such as those of one package transaction, written at once.
+
+        Raises:
+            ChangeFailed: they could not be written; none of the changes must be made.
+        """
+        changes, now = tuple(changes), self._clock()
+        first = 1 + sum(isinstance(entry, Intent) for entry in self._entries)
+        with unwritable("the journal cannot be written, so this change was not made", self.path):
+            for content in (content for change in changes for content in record.contents(change)):
+                self._objects.save(content)
+            intents = [Intent(first + n, stage, step, change, reason, now) for n, change in enumerate(changes)]
+            self._append(*intents)
+        return tuple(intent.seq for intent in intents)
+
+    def done(self, *seqs: int) -> None:
+        """The changes are known to have been made. Raises ChangeFailed when that cannot be written."""
+        self._note(*(Done(seq, self._clock()) for seq in seqs))
+
+    def failed(self, seq: int, why: str) -> None:
+        """The change is known to have failed. Raises ChangeFailed when that cannot be written."""
+        self._note(Failed(seq, why, self._clock()))
+
+    def settle(self, trigger: Trigger, note: str = "") -> None:
+        """``trigger`` is owed no more, whichever run owed it. Raises ChangeFailed when that cannot be written."""
+        self._note(Settle(trigger, note, self._clock()))
+
+    def keep(self, path: str, content: bytes) -> str:
+        """Where ``content`` is kept, which a daemon rejected as its ``path``: beside the journal, for a person to read.
+
+        Raises:
+            ChangeFailed: it could not be written.
+        """
+        kept = self.path.with_name(f"rejected-{path.strip('/').replace('/', '-')}")
+        with unwritable(f"the rejected {path} could not be kept", kept):
+            write_file(kept, content)
+            sync_folder(kept.parent)
+        return str(kept)
+
+    def keep_request(self, request: bytes) -> None:
+        """What was asked of this run can be read by ``Store.request``, and so be asked for again after a reboot.
+
+        Raises:
+            ChangeFailed: it could not be written.
+        """
+        path = self.path.with_name(REQUEST)
+        with unwritable("could not save the recipe for after the reboot", path):
+            write_file(path, request)
+            sync_folder(path.parent)
+
+    def commit(self, result: Result, why: str = "") -> None:
+        """The run is over; nothing more is written. Raises ChangeFailed when that cannot be written."""
+        self._note(Commit(result, why, self._clock()))
+        self.close()
+
+    def close(self) -> None:
+        """The file is closed; without ``commit`` before it the run counts as cut short."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def _note(self, *entries: Entry) -> None:
+        with unwritable("the change was made but could not be recorded; its backup is on the disk", self.path):
+            self._append(*entries)
+
+    def _append(self, *entries: Entry) -> None:
+        """``entries`` are on the disk, all of them or, as far as the disk still obeys, none."""
+        if not entries:
+            return
+        if self._broken:
+            raise OSError(f"an earlier write to it failed: {self._broken}")
+        before = os.fstat(self._descriptor).st_size
+        try:
+            line = record.encode(*entries, above=self._last)
+            write_all(self._descriptor, line)
+            os.fsync(self._descriptor)
+        except OSError as error:
+            self._withdraw(before, error)
+            raise
+        self._last = line
+        self._entries.extend(entries)
+        for entry in entries:
+            self._announce(self._entries, entry)
+
+    def _withdraw(self, size: int, error: OSError) -> None:
+        """Takes back a torn line; where that fails nothing may follow it, since it would lie in the middle."""
+        try:
+            os.ftruncate(self._descriptor, size)
+        except OSError:
+            self._broken = str(error)

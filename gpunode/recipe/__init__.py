@@ -1,0 +1,264 @@
+"""The wanted state of a node, as TOML can say it. Pure.
+
+The dataclasses are the one place that says which keys there are, what each may hold and what it means: the parser, the
+JSON schema for editors, the reference page and the comments of a rendered recipe are made of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
+
+from gpunode.container_runtimes import CONTAINER_RUNTIMES
+from gpunode.package_id import PackageId
+
+if TYPE_CHECKING:
+    from gpunode.recipe.kubernetes import Kubernetes
+
+SCHEMA = 1
+LIMIT_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Says:
+    """What a key means and, where its type does not tell, what it may hold.
+
+    Attributes:
+        pattern: what the whole text must match; empty when any text will do.
+        allowed: the same in words.
+        least: the smallest number.
+    """
+
+    doc: str
+    pattern: str = ""
+    allowed: tuple[str, ...] = ()
+    least: int = 1
+
+
+if TYPE_CHECKING:
+    RuntimeName: TypeAlias = str
+else:
+    _NAMES = (*CONTAINER_RUNTIMES, "none")
+    RuntimeName = Literal[_NAMES]
+Flavour: TypeAlias = Literal["auto", "open", "proprietary"]
+Scope: TypeAlias = Literal["compute", "media", "full"]
+Install: TypeAlias = Literal["if-missing", "never"]
+Cgroup: TypeAlias = Literal["auto", "systemd"]
+Rdma: TypeAlias = Literal["none", "dma-buf", "peermem"]
+
+_NUMBER = r"[0-9]{3}(\.[0-9]{2,3}){0,3}"
+_NUMBER_WORDS = ("a branch such as 580", "a version such as 580.178.04")
+# An address stands in lists of repositories and in commands that are shown to people: letters, digits and what no
+# shell reads.
+# No user or password: it would stand in a file for all to read and in the list of processes.
+_PART = r"[A-Za-z0-9._~:/%+,=@-]"
+_ADDRESS = rf"|(https?://[A-Za-z0-9._~:%-]+(/{_PART}*)?|file:/{_PART}+)"
+_ADDRESS_WORDS = (
+    (
+        "an http://, https:// or file:/ address of letters, digits and ._~:/%+,=@- (user and password belong in "
+        "/etc/apt/auth.conf.d)"
+    ),
+    '"" for NVIDIA\'s own',
+)
+_KEY = r"|[0-9A-F]{40}"
+_KEY_WORDS = ("40 upper-case hex digits without blanks", '"" for NVIDIA\'s own key')
+
+
+@dataclass(frozen=True, slots=True)
+class Driver:
+    """The NVIDIA driver."""
+
+    version: Annotated[
+        str,
+        Says(
+            "which driver; none leaves it alone",
+            rf"auto|production|lts|none|{_NUMBER}",
+            ("auto", "production", "lts", "none", *_NUMBER_WORDS),
+        ),
+    ] = "auto"
+    flavour: Annotated[Flavour, Says("the kernel module; auto takes what the GPUs need")] = "auto"
+    scope: Annotated[
+        Scope, Says("compute has no display libraries; media adds video encoding and decoding; full adds a display")
+    ] = "compute"
+    persistence: Annotated[bool, Says("whether nvidia-persistenced keeps the GPUs initialised")] = True
+
+
+@dataclass(frozen=True, slots=True)
+class Repositories:
+    """Where the packages come from; empty means NVIDIA's own address."""
+
+    cuda: Annotated[
+        str,
+        Says(
+            "base of a mirror of the CUDA repositories, above the distribution's folder (https://…/compute/cuda/repos)",
+            _ADDRESS,
+            _ADDRESS_WORDS,
+        ),
+    ] = ""
+    toolkit: Annotated[
+        str,
+        Says(
+            "base of a mirror of the container toolkit's repository, above stable/deb and gpgkey",
+            _ADDRESS,
+            _ADDRESS_WORDS,
+        ),
+    ] = ""
+    cuda_key: Annotated[
+        str, Says("fingerprint of the key of a CUDA mirror that signs with its own", _KEY, _KEY_WORDS)
+    ] = ""
+    toolkit_key: Annotated[
+        str, Says("fingerprint of the key of a toolkit mirror that signs with its own", _KEY, _KEY_WORDS)
+    ] = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Toolkit:
+    """The NVIDIA container toolkit."""
+
+    version: Annotated[
+        str,
+        Says(
+            "auto takes the newest, a version pins all four packages, none leaves the toolkit alone",
+            r"auto|none|[0-9]+\.[0-9]+\.[0-9]+([~-][0-9A-Za-z.~-]+)?",
+            ("auto", "none", "a version such as 1.18.1-1"),
+        ),
+    ] = "auto"
+    volume_mounts: Annotated[
+        bool | None,
+        Says(
+            "whether a container gets GPUs by mounts below /var/run/nvidia-container-devices, as kind's nodes do; left "
+            "out, it stays as it is"
+        ),
+    ] = None
+
+
+@dataclass(frozen=True, slots=True)
+class Runtime:
+    """The container runtime and how NVIDIA's handler is registered in it."""
+
+    name: Annotated[
+        RuntimeName,
+        Says("the container runtime to configure; podman uses CDI, the others the NVIDIA runtime"),
+    ] = "none"
+    install: Annotated[Install, Says("whether a missing runtime is installed from the distribution")] = "if-missing"
+    default: Annotated[
+        bool | None,
+        Says("whether nvidia is the default runtime; left out, the default stays as it is"),
+    ] = None
+    cgroup: Annotated[
+        Cgroup, Says("auto keeps what the runtime has; systemd makes runc and nvidia use systemd's cgroup driver")
+    ] = "auto"
+    cdi: Annotated[bool, Says("whether the runtime's own CDI support is switched on")] = False
+
+
+@dataclass(frozen=True, slots=True)
+class GpuDirect:
+    """GPUDirect: network cards, disks and programs reach GPU memory without a copy in the host's memory."""
+
+    rdma: Annotated[
+        Rdma,
+        Says(
+            "how network cards reach GPU memory; dma-buf needs the open kernel modules and no package, peermem is the "
+            "older way and needs MLNX_OFED or DOCA-OFED"
+        ),
+    ] = "none"
+    gds: Annotated[bool, Says("whether GPUDirect Storage's kernel module, nvidia-fs, is installed and loaded")] = False
+    gdrcopy: Annotated[bool, Says("whether GDRCopy's kernel module and library are installed, the module loaded")] = (
+        False
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Mig:
+    """How MIG divides the GPUs of this node, whatever stack offers them."""
+
+    layout: Annotated[
+        str,
+        Says(
+            "the layout that setup gives the GPUs (all-1g.10gb, all-balanced, all-disabled), or one of file; "
+            "empty leaves them as they are",
+            r"|[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?",
+            ("a name as in mig-parted's configuration", '"" for none'),
+        ),
+    ] = ""
+    file: Annotated[
+        str,
+        Says(
+            "a configuration file of mig-parted (version v1) on this node, which holds layout",
+            r"|/[A-Za-z0-9._/-]+",
+            ("an absolute path of letters, digits and ._/-", '"" for none'),
+        ),
+    ] = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Mps:
+    """CUDA's Multi-Process Service, for programs that share a GPU outside of Kubernetes."""
+
+    enabled: Annotated[bool, Says("whether the MPS control daemon runs, also after a reboot")] = False
+    exclusive: Annotated[
+        bool, Says("whether the GPUs take no process but the MPS server (compute mode EXCLUSIVE_PROCESS)")
+    ] = True
+
+
+@dataclass(frozen=True, slots=True)
+class Expect:
+    """What the machine must have; what is left out is not checked."""
+
+    gpus: Annotated[int | None, Says("how many GPUs")] = None
+    model: Annotated[str, Says("what every GPU's name contains (H100)")] = ""
+    driver: Annotated[str, Says("the branch or version of the loaded driver", f"|{_NUMBER}", _NUMBER_WORDS)] = ""
+    memory_mib: Annotated[int | None, Says("the least memory of every GPU, in MiB")] = None
+    ecc: Annotated[bool | None, Says("whether ECC is on")] = None
+
+
+@dataclass(frozen=True, slots=True)
+class VersionLock:
+    """Exact package versions, as a lock file holds them.
+
+    Attributes:
+        file: where it was read from.
+        recipe: the name of the recipe that it was written with; for people.
+        distribution: os-release's ID; versions differ between distributions and their releases.
+        release: os-release's VERSION_ID.
+        packages: the version of each.
+    """
+
+    file: str
+    recipe: str
+    distribution: str
+    release: str
+    architecture: str
+    packages: Mapping[PackageId, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """The wanted state of a node.
+
+    Attributes:
+        name: of the file that it was read from, without its ending.
+        kubernetes: None where the recipe has no such table.
+        upgrade: whether a satisfied driver and toolkit are brought to the newest of their branch. Asked for on the
+            command line alone, never by a file, so that re-runs do not drift.
+        lock: the versions that packages must have; asked for on the command line alone, likewise.
+    """
+
+    name: str
+    description: Annotated[str, Says("what the recipe is for, in one line")] = ""
+    skip: Annotated[
+        tuple[str, ...],
+        Says("ids of steps to leave out, for what you set up yourself", "[a-z-]+", ("ids of steps",)),
+    ] = ()
+    driver: Driver = field(default_factory=Driver)
+    repositories: Repositories = field(default_factory=Repositories)
+    toolkit: Toolkit = field(default_factory=Toolkit)
+    runtime: Runtime = field(default_factory=Runtime)
+    gpudirect: GpuDirect = field(default_factory=GpuDirect)
+    expect: Expect = field(default_factory=Expect)
+    mig: Mig = field(default_factory=Mig)
+    mps: Mps = field(default_factory=Mps)
+    kubernetes: Kubernetes | None = None
+    upgrade: bool = False
+    lock: VersionLock | None = None

@@ -1,0 +1,136 @@
+"""The keys that a recipe may hold, as its dataclasses declare them. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import MISSING, dataclass, fields
+from functools import cache
+from types import MappingProxyType
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+
+from gpunode.recipe import SCHEMA, Driver, Expect, GpuDirect, Mig, Mps, Recipe, Repositories, Runtime, Says, Toolkit
+
+SECTIONS: Mapping[str, type[Any]] = MappingProxyType(
+    {
+        "driver": Driver,
+        "repositories": Repositories,
+        "toolkit": Toolkit,
+        "runtime": Runtime,
+        "gpudirect": GpuDirect,
+        "mig": Mig,
+        "mps": Mps,
+        "expect": Expect,
+    }
+)
+KUBERNETES = "kubernetes"
+# What a recipe may call a table whose name it chooses.
+CHOSEN_NAME = r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"
+
+
+def sections(top: str) -> Mapping[str, type[Any]]:
+    """The class of every section below the table ``top``, by dotted name; * is a name that the recipe chooses.
+
+    Those of Kubernetes are loaded when a recipe has them: most runs need none.
+    """
+    if top == KUBERNETES:
+        from gpunode.recipe.kubernetes import SECTIONS as OF_KUBERNETES
+
+        return OF_KUBERNETES
+    return SECTIONS
+
+
+def section_at(place: tuple[str, ...]) -> str | None:
+    """The section whose table stands at ``place``; None where a value belongs."""
+    if not place:
+        return ""
+    known = sections(place[0])
+    for path in (".".join(place), ".".join((*place[:-1], "*"))):
+        if path in known or any(section.startswith(f"{path}.") for section in known):
+            return path
+    return None
+
+
+def children(section: str) -> Iterator[tuple[str, str, bool]]:
+    """The tables inside the one of ``section``: name, section, and whether it holds tables of chosen names."""
+    for child in sections(section.partition(".")[0]):
+        name, dot, rest = child.removeprefix(f"{section}.").partition(".")
+        if child.startswith(f"{section}.") and (not dot or rest == "*"):
+            yield name, child, rest == "*"
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """One key that a recipe may hold.
+
+    Attributes:
+        section: its table; empty at the top.
+        types: what its value may be.
+        choices: the only values, where its type lists them.
+        default: None when leaving it out means that nothing is asked.
+    """
+
+    section: str
+    name: str
+    types: tuple[type[Any], ...]
+    choices: tuple[str, ...]
+    default: object
+    says: Says
+
+    @property
+    def path(self) -> str:
+        """The key as TOML writes it at the top."""
+        return f"{self.section.replace('*', 'name')}.{self.name}" if self.section else self.name
+
+    @property
+    def allowed(self) -> tuple[str, ...]:
+        """What it may hold, in words."""
+        if self.choices or self.says.allowed:
+            return self.choices or self.says.allowed
+        if bool in self.types:
+            return ("true", "false")
+        if dict in self.types:
+            return ("a table of texts",)
+        return ("any text",) if str in self.types else (f"a whole number from {self.says.least}",)
+
+
+TOP = (
+    Key("", "schema", (int,), (), SCHEMA, Says("the format of recipes that this one is written in")),
+    Key("", "extends", (str,), (), "", Says("the recipe that this one changes: a shipped one by name, or a path")),
+)
+
+
+@cache
+def known_keys() -> tuple[Key, ...]:
+    """Every key that a recipe may hold, in the order of the reference page."""
+    return tuple(key for section in ("", *SECTIONS, *sections(KUBERNETES)) for key in keys_in(section))
+
+
+@cache
+def keys_in(section: str) -> tuple[Key, ...]:
+    """The keys of a section; none where it only holds further tables."""
+    if not section:
+        return (*TOP, *_keys_of("", Recipe))
+    kind = sections(section.partition(".")[0]).get(section)
+    return tuple(_keys_of(section, kind)) if kind else ()
+
+
+def _keys_of(section: str, kind: type[Any]) -> Iterator[Key]:
+    hints = get_type_hints(kind, localns={"Kubernetes": Any}, include_extras=True)
+    for one in fields(kind):
+        if get_origin(hint := hints[one.name]) is Annotated:
+            held, says = get_args(hint)
+            choices = get_args(held) if get_origin(held) is Literal else ()
+            types = _types(held)
+            default = {} if types == (dict,) else None if one.default is MISSING else one.default
+            yield Key(section, one.name, types, choices, default, says)
+
+
+def _types(held: Any) -> tuple[type[Any], ...]:
+    """The types by which TOML gives a value of the type ``held``."""
+    if get_origin(held) is Literal:
+        return (str,)
+    if get_origin(held) is tuple:
+        return (list,)
+    if get_origin(held) is Mapping:
+        return (dict,)
+    return tuple(t for t in get_args(held) or (held,) if t is not type(None))

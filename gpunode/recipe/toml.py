@@ -1,0 +1,341 @@
+"""Recipes as TOML: read, where every error names file, line and key, and written. Pure."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import PurePosixPath
+from types import MappingProxyType
+from typing import Any
+
+from gpunode.errors import RecipeError, UsageError
+from gpunode.recipe import LIMIT_BYTES, SCHEMA, Recipe
+from gpunode.recipe.keys import (
+    CHOSEN_NAME,
+    KUBERNETES,
+    SECTIONS,
+    TOP,
+    Key,
+    children,
+    keys_in,
+    known_keys,
+    section_at,
+    sections,
+)
+
+_MOST_LAYERS = 32
+_TRIES = 64
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    """One file of a recipe: its text, for the place of an error, and the values that it sets, by key path."""
+
+    file: str
+    text: str
+    values: Mapping[str, Any]
+
+    def error(self, what: str, path: tuple[str, ...], allowed: tuple[str, ...] = ()) -> RecipeError:
+        line = line_of(self.text, path)
+        return RecipeError(what, file=self.file, line=line, key=_brief(".".join(path)), allowed=allowed)
+
+
+def parse(text: str, file: str, load: Callable[[str], str]) -> Recipe:
+    """The recipe that ``text`` says, with what it extends beneath it.
+
+    Args:
+        text: the recipe as TOML; a byte order mark is passed over.
+        file: where ``text`` comes from; a shipped recipe's name, or a path.
+        load: the text of another recipe, by the name of a shipped one or a path.
+
+    Raises:
+        RecipeError: it cannot be understood; file, line, key and what is allowed are named.
+    """
+    values: dict[str, Any] = {}
+    for layer in reversed(_layers(text, file, load)):
+        values.pop("description", None)
+        values.update(layer.values)
+    sections = {section: _built(section, section, values) for section in SECTIONS}
+    if any(path.startswith(f"{KUBERNETES}.") for path in values):
+        sections[KUBERNETES] = _built(KUBERNETES, KUBERNETES, values)
+    top = {key.name: values[key.name] for key in keys_in("") if key not in TOP and key.name in values}
+    return Recipe(PurePosixPath(file).stem, **top, **sections)
+
+
+def _built(section: str, at: str, values: Mapping[str, Any]) -> Any:
+    """The table of ``section`` at the dotted path ``at``, with the tables inside it."""
+    held = {key.name: values[path] for key in keys_in(section) if (path := f"{at}.{key.name}") in values}
+    for name, child, is_chosen in children(section):
+        inside = f"{at}.{name}"
+        if is_chosen:
+            chosen = {path[len(inside) + 1 :].partition(".")[0] for path in values if path.startswith(f"{inside}.")}
+            held[name] = MappingProxyType({one: _built(child, f"{inside}.{one}", values) for one in sorted(chosen)})
+        else:
+            held[name] = _built(child, inside, values)
+    return sections(section.partition(".")[0])[section](**held)
+
+
+def _layers(text: str, file: str, load: Callable[[str], str]) -> list[_Layer]:
+    """The recipe and those that it extends, the farthest last."""
+    layers = [_layer(text, file)]
+    while base := layers[-1].values.get("extends"):
+        if "://" in base:
+            raise layers[-1].error("extends is a URL, and recipes are only read from this machine", ("extends",))
+        place = base_of(base, layers[-1].file)
+        if place in (chain := [layer.file for layer in layers]):
+            raise layers[-1].error(
+                f"recipes extend each other in a circle: {' → '.join([*chain, place])}", ("extends",)
+            )
+        if len(layers) == _MOST_LAYERS:
+            raise layers[-1].error(f"more than {_MOST_LAYERS} recipes extend one another", ("extends",))
+        try:
+            layers.append(_layer(load(place), place))
+        except RecipeError:
+            raise
+        except UsageError as error:
+            raise layers[-1].error(f"{error.what} ({error.why})", ("extends",)) from error
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise layers[-1].error(f"cannot read {place}, which this recipe extends: {reason}", ("extends",)) from error
+    return layers
+
+
+def base_of(extends: str, file: str) -> str:
+    """What ``load`` is asked for when ``file`` extends ``extends``: the name of a shipped recipe, or a path."""
+    if "/" not in extends and not extends.endswith(".toml"):
+        return extends
+    parts: list[str] = []
+    for part in (PurePosixPath(file).parent / extends).parts:
+        # A circle is seen only when the same file has the same path.
+        if part == ".." and parts and parts[-1] not in {"..", "/"}:
+            parts.pop()
+        else:
+            parts.append(part)
+    return str(PurePosixPath(*parts))
+
+
+def _layer(text: str, file: str) -> _Layer:
+    text = text.removeprefix("\ufeff").replace("\r\n", "\n")
+    if len(text) > LIMIT_BYTES:
+        raise RecipeError(f"longer than the {LIMIT_BYTES >> 20} MiB that a recipe may have", file=file)
+    raw = _Layer(file, text, read_toml(text, file))
+    if not _is(raw.values.get("schema", SCHEMA), (int,)) or raw.values.get("schema", SCHEMA) != SCHEMA:
+        raise raw.error(
+            f"schema is {_shown(raw.values['schema'])}: a format unknown to this gpunode", ("schema",), (str(SCHEMA),)
+        )
+    return _Layer(file, text, dict(_flat(raw)))
+
+
+def read_toml(text: str, file: str, error_kind: type[RecipeError] = RecipeError) -> Mapping[str, Any]:
+    """What ``text``, the content of ``file``, says as TOML.
+
+    Raises:
+        RecipeError: it is not TOML; it is of ``error_kind`` and names the line.
+    """
+    from gpunode.toml import loads  # where there is something to read
+
+    try:
+        values: Mapping[str, Any] = loads(text)
+    except ValueError as error:
+        place = re.search(r" \(at (?:line (\d+), column (\d+)|end of document)\)", str(error))
+        reason = str(error)[: place.start()] if place else str(error)
+        line = int(place[1]) if place and place[1] else text.count("\n") + 1 if place else 0
+        raise error_kind(f"not TOML: {_brief(reason)}", file=file, line=line) from error
+    return values
+
+
+def _flat(raw: _Layer) -> Iterator[tuple[str, Any]]:
+    """Every value of a file by its key path, checked."""
+    wrong: list[RecipeError] = []
+    for place, value in _placed(raw.values):
+        try:
+            yield ".".join(place), _checked(raw, place, value)
+        except RecipeError as error:  # noqa: PERF203 - a file has a few dozen keys
+            wrong.append(error)
+    if wrong:
+        raise wrong[0].with_others(wrong[1:])
+
+
+def _placed(values: Mapping[str, Any], above: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Every value of a file with its key path; what should be a table and is none, or is empty, as it is."""
+    for name, value in values.items():
+        place = (*above, name)
+        section = section_at(place)
+        if section and isinstance(value, dict) and (value or not section.endswith("*")):
+            yield from _placed(value, place)
+        else:
+            yield place, value
+
+
+def _checked(raw: _Layer, place: tuple[str, ...], value: Any) -> Any:
+    path, section = ".".join(place), section_at(place[:-1]) or ""
+    if section.endswith("*") and not re.fullmatch(CHOSEN_NAME, place[-2]):
+        allowed = ("lower-case letters, digits and -",)
+        raise raw.error(f"{_shown(place[-2])} cannot be the name of a table in {'.'.join(place[:-2])}", place, allowed)
+    if section_at(place):
+        empty = "an empty table" if value == {} else f"{_kind(value)}, where a table is expected"
+        raise raw.error(f"{path} is {empty}", place, (f"[{path}]",))
+    key = next((key for key in keys_in(section) if key.name == place[-1]), None)
+    if key is None:
+        raise _unknown(raw, section, place)
+    if not _is(value, key.types):
+        quote = f'; write it in quotes: "{value}"' if key.types == (str,) and _is(value, (int,)) else ""
+        raise raw.error(f"{path} is {_shown(value)}, which is {_kind(value)}{quote}", place, key.allowed)
+    if isinstance(value, list):
+        return _checked_list(raw, key, place, value)
+    if isinstance(value, dict):
+        return _checked_table(raw, key, place, value)
+    if isinstance(value, str) and not _fits(key, value):
+        guess = difflib.get_close_matches(value.lower(), [word for word in key.allowed if " " not in word], 1)
+        hint = f'; did you mean "{guess[0]}"?' if guess else ""
+        raise raw.error(f"{path} is {_shown(value)}, which it cannot be{hint}", place, key.allowed)
+    if key.types == (int,) and value < key.says.least:
+        raise raw.error(f"{path} is {value}, which is too small", place, key.allowed)
+    return value
+
+
+def _checked_list(raw: _Layer, key: Key, place: tuple[str, ...], value: list[Any]) -> tuple[str, ...]:
+    for item in value:
+        if not isinstance(item, str) or not _fits(key, item):
+            raise raw.error(f"{key.path} holds {_shown(item)}, which it cannot", place, key.allowed)
+    return tuple(value)
+
+
+def _checked_table(raw: _Layer, key: Key, place: tuple[str, ...], value: dict[str, Any]) -> Mapping[str, str]:
+    from gpunode.recipe.kubernetes import LABEL_KEY
+
+    for name, held in value.items():
+        if not re.fullmatch(LABEL_KEY, name):
+            raise raw.error(f"{_shown(name)} is not a label key", place, ("name or prefix/name",))
+        if not isinstance(held, str) or not _fits(key, held):
+            raise raw.error(f"{_shown(name)} is {_shown(held)}, which it cannot be", place, key.allowed)
+    return MappingProxyType(dict(sorted(value.items())))
+
+
+def _is(value: object, types: tuple[type[Any], ...]) -> bool:
+    """Whether ``value`` is of one of ``types`` exactly: to Python true is a number, to a recipe it is not."""
+    return type(value) in types
+
+
+def _fits(key: Key, value: str) -> bool:
+    if key.choices:
+        return value in key.choices
+    return not key.says.pattern or re.fullmatch(key.says.pattern, value) is not None
+
+
+def _unknown(raw: _Layer, section: str, place: tuple[str, ...]) -> RecipeError:
+    path = ".".join(place)
+    above = ".".join(place[:-1])
+    known = [f"{above}.{key.name}" if above else key.name for key in keys_in(section)]
+    known += [f"{above}.{name}" for name, _, _ in children(section)] if section else [*SECTIONS, KUBERNETES]
+    elsewhere = [key.path for key in known_keys() if key.name == path]
+    guess = difflib.get_close_matches(path, known, 1, 0.7) or elsewhere
+    hint = f"; did you mean {guess[0]}?" if guess else ""
+    return raw.error(f"there is no key {_brief(path)}{hint}", place, tuple(known))
+
+
+def _shown(value: object) -> str:
+    """``value`` as TOML writes it, shortened."""
+    return _brief(json.dumps(value, ensure_ascii=False, default=str))
+
+
+def _brief(text: str) -> str:
+    return text if len(text) <= 60 else f"{text[:57]}…"
+
+
+def _kind(value: object) -> str:
+    names = {bool: "a truth value", int: "a number", float: "a number", str: "text", list: "a list", dict: "a table"}
+    return names.get(type(value), "a date or time")
+
+
+def render(recipe: Recipe) -> str:
+    """``recipe`` as TOML: only what differs from the defaults, each key with its meaning."""
+    lines = [f"schema = {SCHEMA}"]
+    if recipe.description:
+        lines.append(f"description = {literal(recipe.description)}")
+    if recipe.skip:
+        skip = next(key for key in keys_in("") if key.name == "skip")
+        lines += [f"# {skip.says.doc}", f"skip = {literal(recipe.skip)}"]
+    for section in SECTIONS:
+        lines += _rendered(section, section, getattr(recipe, section))
+    if recipe.kubernetes:
+        lines += _rendered(KUBERNETES, KUBERNETES, recipe.kubernetes)
+    return "\n".join(lines) + "\n"
+
+
+def _rendered(section: str, at: str, held: Any) -> Iterator[str]:
+    """The lines of a table and of the tables inside it."""
+    changed = [(key, getattr(held, key.name)) for key in keys_in(section)]
+    changed = [(key, value) for key, value in changed if value != key.default]
+    if changed:
+        yield from ("", f"[{at}]")
+    for key, value in changed:
+        yield from (f"# {key.says.doc}", f"{key.name} = {literal(value)}")
+    for name, child, is_chosen in children(section):
+        inner = getattr(held, name)
+        for one in inner if is_chosen else ():
+            yield from _rendered(child, f"{at}.{name}.{one}", inner[one])
+        if not is_chosen:
+            yield from _rendered(child, f"{at}.{name}", inner)
+
+
+def literal(value: object) -> str:
+    """``value``, a text, a number, or a list or table of those, as TOML writes it."""
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{literal(name)} = {literal(held)}' for name, held in value.items())}}}"
+    # JSON's escapes are TOML's; only DEL stands raw in JSON and may not in TOML.
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def line_of(text: str, path: tuple[str, ...]) -> int:
+    """The line, from 1, in which TOML ``text`` sets the key ``path``, or the nearest table around it; else 0."""
+    best, length = 0, 0
+    candidates = ((number, len(found)) for number, found in _settings(text) if found == path[: len(found)])
+    for number, depth in islice(candidates, _TRIES):
+        if depth > length and _outside_strings(text, number):
+            best, length = number, depth
+    return best
+
+
+def _settings(text: str) -> Iterator[tuple[int, tuple[str, ...]]]:
+    """What looks like a table's head or a key's setting: the line and the whole path of each."""
+    table: tuple[str, ...] = ()
+    for number, line in enumerate(text.split("\n"), 1):
+        if line.lstrip().startswith("["):
+            table = _path(line)
+            yield number, table
+        elif "=" in line and (own := _path(f"{line.partition('=')[0]} = 0")):
+            yield number, (*table, *own)
+
+
+def _path(toml: str) -> tuple[str, ...]:
+    """The one path that a line of TOML sets; empty when it sets none."""
+    from gpunode.toml import loads
+
+    try:
+        value: Any = loads(toml)
+    except ValueError:
+        return ()
+    path: list[str] = []
+    while value and isinstance(value, list | dict):
+        if isinstance(value, dict):
+            path.append(next(iter(value)))
+            value = value[path[-1]]
+        else:
+            value = value[0]
+    return tuple(path)
+
+
+def _outside_strings(text: str, line: int) -> bool:
+    """Whether ``line`` starts outside of a text or list that spans lines: all before it is TOML by itself."""
+    from gpunode.toml import loads
+
+    try:
+        loads("\n".join(text.split("\n")[: line - 1]))
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,99 @@
+"""Work that a change would stop: what runs on the node is named, and goes on unless --allow-disruption was given."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Sequence
+from typing import Final
+
+from gpunode.catalog.conflicts import driver_packages
+from gpunode.change import Change, PackageChange, ServiceChange, Trigger, triggers
+from gpunode.errors import DrainRequired, Undetermined
+from gpunode.facts.evidence import Probe
+from gpunode.facts.model import Fact, Facts, Known, Unit
+from gpunode.host.port import Host, HostView
+from gpunode.outcome import Planned
+from gpunode.package_id import PackageId
+from gpunode.workflow import mig_layouts, mps_clients
+from gpunode.workflow.converge import StagePlan
+from gpunode.workflow.undo import replaces
+
+DOCKER: Final = "docker.service"
+_RESTARTS_DOCKER: Final = Trigger("restart", DOCKER)
+_DOCKER_PACKAGES: Final = frozenset(map(PackageId, ("docker.io", "docker-ce")))
+_CONTAINERD_PACKAGES: Final = frozenset(map(PackageId, ("containerd", "containerd.io")))
+# docker 20 to 28: "Is the docker daemon running?"; docker 29: "check … if the daemon is running".
+NO_DAEMON: Final = re.compile(r"daemon (?:is )?running")
+_RUNNING_CONTAINERS: Final = Probe("docker-ps", argv=("docker", "ps", "--format", "{{.ID}} {{.Names}}"), timeout_s=20)
+_OTHERWISE: Final = "continue with --allow-disruption"
+
+
+def refuse_setup(preview: Sequence[StagePlan], owed: Sequence[Trigger], facts: Facts, host: Host) -> None:
+    """Nothing, unless the plan or what is owed would stop work.
+
+    Raises:
+        DrainRequired: it is named.
+        Undetermined: docker runs and does not say what.
+    """
+    changes = [change for stage in preview for change in stage.changes]
+    mig_layouts.refuse_clients(host, changes)
+    mps_clients.refuse_clients(host, changes, owed)
+    steps = (step.outcome for stage in preview for step in stage.steps)
+    if _RESTARTS_DOCKER in owed or any(isinstance(outcome, Planned) and outcome.disrupts for outcome in steps):
+        refuse_while_running(facts.unit(DOCKER), host)
+
+
+def refuse_undoing(changes: Sequence[Change], owed: Collection[Trigger], docker: Fact[Unit], host: Host) -> None:
+    """Nothing, unless ``changes`` or what is ``owed`` would stop work, or take the driver from what uses a GPU.
+
+    Raises:
+        DrainRequired: it is named.
+        Undetermined: docker runs and does not say what.
+    """
+    packages = [change for change in changes if isinstance(change, PackageChange)]
+    stopped = {change.unit for change in changes if isinstance(change, ServiceChange) and not change.after.active}
+    restarts = _RESTARTS_DOCKER in (*triggers(changes), *owed)
+    if restarts or replaces(packages, _DOCKER_PACKAGES) or DOCKER in stopped:
+        refuse_while_running(docker, host)
+    workloads = host.workloads()
+    if replaces(packages, driver_packages(change.id for change in packages)) and workloads.gpu:
+        raise _drain("take the driver from", "process", workloads.gpu)
+    if replaces(packages, _CONTAINERD_PACKAGES) and workloads.containers:
+        raise _drain("take containerd from", "container", workloads.containers)
+    mig_layouts.refuse_clients(host, changes)
+    mps_clients.refuse_clients(host, changes, owed)
+
+
+def _drain(doing: str, what: str, named: Sequence[str]) -> DrainRequired:
+    number = f"1 {what}" if len(named) == 1 else f"{len(named)} {what}{'es' if what.endswith('s') else 's'}"
+    return DrainRequired(
+        f"going on would {doing} {number}",
+        why=f"running: {', '.join(named[:20])}" + (" …" if len(named) > 20 else ""),
+        hint="end them first, or continue with --allow-disruption",
+    )
+
+
+def refuse_while_running(docker: Fact[Unit], host: HostView) -> None:
+    """Raise if docker runs containers that its restart would stop.
+
+    Raises:
+        DrainRequired: it does; they are named.
+        Undetermined: docker runs and does not say.
+    """
+    running = host.look(_RUNNING_CONTAINERS)
+    names = [line.partition(" ")[2] for line in running.text.splitlines() if line.strip()]
+    if running.outcome == "ok" and names:
+        count = "1 running docker container" if len(names) == 1 else f"{len(names)} running docker containers"
+        raise DrainRequired(
+            f"continuing would stop {count}",
+            why=f"running: {', '.join(names)}",
+            hint=f"drain them first, or {_OTHERWISE}",
+        )
+    is_down = running.outcome == "absent" or (isinstance(docker, Known) and not docker.value.state.active)
+    is_down = is_down or NO_DAEMON.search(running.error) is not None
+    if running.outcome != "ok" and not is_down:
+        raise Undetermined(
+            "cannot tell which docker containers run, and continuing would stop them",
+            why=f"{running.source}: {running.outcome}; {running.error.strip()[:500]}",
+            hint=f"make `docker ps` answer, or {_OTHERWISE}",
+        )

@@ -1,0 +1,145 @@
+"""verify's checks of the driver: what NVML, the device files and a vector addition answer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from gpunode.check import Check, Status
+from gpunode.errors import Undetermined
+from gpunode.facts import nvml as nvml_facts
+from gpunode.facts.model import Facts, Known, Unknown, known
+from gpunode.facts.nvml import Gpu, Inventory, NoAnswer, NvmlAnswer, NvmlFailure, Unread
+from gpunode.host.port import HostView
+from gpunode.package_id import PackageId
+from gpunode.recipe import Recipe
+from gpunode.steps.installed_driver import matches
+from gpunode.steps.selection import WantedDriver, apart_from, wanted_driver
+
+if TYPE_CHECKING:
+    pass
+
+
+def driver_checks(recipe: Recipe, facts: Facts, answer: NvmlAnswer) -> Iterator[Check]:
+    """Whether the driver answers, is of one version in all its parts, and can be reached by programs."""
+    yield from _driver(answer)
+    yield from _versions(recipe, facts, answer)
+    if isinstance(answer, Inventory):
+        yield from _device_nodes(facts, answer)
+
+
+def gpus(number: int) -> str:
+    """``1 GPU``, ``8 GPUs``."""
+    return "1 GPU" if number == 1 else f"{number} GPUs"
+
+
+def _driver(answer: NvmlAnswer) -> Iterator[Check]:
+    title = "the driver answers (NVML)"
+    if isinstance(answer, NoAnswer):
+        status: Status = "not run" if answer.kind == "not asked" else "failed"
+        yield Check("nvml", title, status, answer.reason, "read `dmesg | grep -iE 'nvrm|xid'`")
+        return
+    if isinstance(answer, NvmlFailure):
+        yield Check("nvml", title, "failed", f"{answer.name} ({answer.code}): {answer.meaning}", answer.remedy)
+        return
+    if not answer.gpus:
+        yield Check("nvml", title, "failed", f"driver {answer.driver} sees no GPU", "read `dmesg | grep -i nvrm`")
+        return
+    yield Check("nvml", title, "passed", f"driver {answer.driver}, CUDA {answer.cuda}, {gpus(len(answer.gpus))}")
+    for gpu in answer.gpus:
+        yield _gpu(gpu)
+
+
+def _gpu(gpu: Gpu) -> Check:
+    id, title = f"gpu-{gpu.index}", f"GPU {gpu.index}"  # noqa: A001 - the check's own word
+    if gpu.faults:
+        name, fault = gpu.faults[0]
+        return Check(id, title, "failed", f"{name}: {fault.meaning}", fault.remedy)
+    traits = [
+        str(gpu.name),
+        f"{gpu.memory_mib} MiB" if isinstance(gpu.memory_mib, int) else "",
+        str(gpu.uuid),
+        _switch("persistence", gpu.persistence),
+        _switch("ECC", gpu.ecc),
+    ]
+    return Check(id, title, "passed", ", ".join(trait for trait in traits if trait))
+
+
+def _switch(name: str, value: bool | Unread) -> str:
+    if isinstance(value, Unread):
+        return ""
+    return f"{name} {'on' if value else 'off'}"
+
+
+def _versions(recipe: Recipe, facts: Facts, answer: NvmlAnswer) -> Iterator[Check]:
+    """The loaded module, the library in use and the installed package are one driver."""
+    title = "module, library, package: one version"
+    loaded = facts.loaded_driver.value if isinstance(facts.loaded_driver, Known) else None
+    module = loaded.version if loaded else None
+    library = None if isinstance(answer, NoAnswer) else str(answer.nvml or "")
+    driver = _driver_here(recipe, facts)
+    package = _package_version(recipe, facts, driver)
+    problems = nvml_facts.compare(module, library, package)
+    for problem in problems:
+        yield Check("versions", title, "failed", problem.what, problem.hint)
+    # For an upgrade every installed version is one to be replaced; here it is what the upgrade has led to.
+    strays = apart_from(replace(recipe, upgrade=False), facts, driver) if driver else ()
+    for stray in strays:
+        what = f"{stray} is {known(facts.packages, {})[stray].version}, the installed package {package}"
+        yield Check("versions", title, "failed", what, "gpunode setup brings it to the driver's version")
+    if not problems and not strays and module:
+        seen = nvml_facts.driver_version(library or "") or "not reported by NVML"
+        yield Check("versions", title, "passed", f"module {module}, library {seen}, package {package or 'none'}")
+
+
+def _driver_here(recipe: Recipe, facts: Facts) -> WantedDriver | None:
+    """The driver that the node is to have; None where none is gpunode's, or nobody can tell which it should be."""
+    try:
+        driver = wanted_driver(recipe, facts)
+    except Undetermined:
+        return None
+    return driver if isinstance(driver, WantedDriver) else None
+
+
+def _package_version(recipe: Recipe, facts: Facts, driver: WantedDriver | None) -> str | None:
+    """The installed driver's, of its kernel modules, else of the first of its packages; None where there is none."""
+    if driver is None:
+        return None
+    packages = known(facts.packages, {})
+    named = (PackageId(driver.family.dkms_package(driver.chosen)), *driver.packages(recipe))
+    return next((packages[one].version for one in named if matches(packages.get(one), "")), None)
+
+
+def _device_nodes(facts: Facts, inventory: Inventory) -> Iterator[Check]:
+    """/dev/nvidiactl and one /dev/nvidiaN for every GPU, without which no process reaches the driver."""
+    if isinstance(facts.device_nodes, Unknown):
+        return
+    wanted = {"/dev/nvidiactl", *(f"/dev/nvidia{gpu.index}" for gpu in inventory.gpus)}
+    if missing := sorted(wanted - facts.device_nodes.value):
+        yield Check(
+            "device-nodes", "device nodes", "failed", f"missing: {', '.join(missing)}", "nvidia-modprobe -c 0 -u"
+        )
+        return
+    yield Check("device-nodes", "device nodes", "passed", f"{len(wanted)} under /dev")
+
+
+def vector_addition(host: HostView) -> Check:
+    """Whether every GPU adds right."""
+    from gpunode.facts.cuda import CudaRun, answer_of
+    from gpunode.host import cuda
+
+    answer, title = answer_of(host.look(cuda.probe())), "vector addition on every GPU (CUDA)"
+    if isinstance(answer, NoAnswer):
+        return Check("cuda", title, "failed", answer.reason, "read `dmesg | grep -iE 'nvrm|xid'`")
+    if not isinstance(answer, CudaRun):
+        return Check("cuda", title, "failed", str(answer), answer.remedy)
+    if answer.passed:
+        elements = sum(gpu.elements for gpu in answer.gpus)
+        return Check("cuda", title, "passed", f"Test PASSED: {elements} sums right on {gpus(len(answer.gpus))}")
+    wrong = "; ".join(
+        f"GPU {gpu.index} {gpu.name}: {gpu.error or f'{gpu.mismatches} of {gpu.elements} sums wrong'}"
+        for gpu in answer.gpus
+        if not gpu.passed
+    )
+    return Check("cuda", title, "failed", wrong or "CUDA sees no GPU", "take the GPU out of service and read `dmesg`")

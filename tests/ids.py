@@ -1,0 +1,30 @@
+"""Packages by their names, as tests write them: ``libcuda1``, ``libcuda1:i386``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TypeVar
+
+from gpunode.package_id import PackageId
+
+T = TypeVar("T")
+
+
+def by_id(values: Mapping[str, T]) -> dict[PackageId, T]:
+    """``values`` by the packages of their names."""
+    return {PackageId.of(name): value for name, value in values.items()}
+
+
+def by_name(values: Mapping[PackageId, T]) -> dict[str, T]:
+    """The inverse of ``by_id``."""
+    return {str(package): value for package, value in values.items()}
+
+
+def ids(*names: str) -> frozenset[PackageId]:
+    """The packages of these names."""
+    return frozenset(map(PackageId.of, names))
+
+
+def names(packages: Iterable[PackageId]) -> set[str]:
+    """The names of ``packages``."""
+    return {str(package) for package in packages}

@@ -1,0 +1,74 @@
+"""Packages of a foreign architecture, and versions of one package that stand beside one another."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+
+import pytest
+
+from gpunode.change import KnownAfter, PackageChange, PackageState, inverse
+from gpunode.facts.model import Known
+from gpunode.facts.project import project
+from gpunode.journal import footprint
+from gpunode.journal.record import Begin, Commit, Intent, decode, encode
+from gpunode.package_id import PackageId
+from gpunode.packages.deb.status import Status
+from gpunode.packages.simulation import Action, Simulation, unplanned
+from gpunode.workflow.undo import packages_back
+from tests.unit.steps.machines import machine
+
+OLD, NEW = (PackageId("kernel-devel", version=f"5.14.0-{build}.el9") for build in (427, 503))
+THERE, COMES = PackageState(OLD.version), PackageState(NEW.version)
+INSTALL = PackageChange(NEW, None, COMES)
+
+
+@dataclass(frozen=True, slots=True)
+class Rpm(Status):
+    """A package database in which nothing needs anything."""
+
+    def needed(self, leaving: Collection[PackageId], changing: Collection[PackageId]) -> Mapping[PackageId, str]:
+        return {}
+
+
+@pytest.mark.parametrize(
+    ("package", "text"),
+    [
+        (PackageId("libcuda1"), "libcuda1"),
+        (PackageId("libcuda1", "i386"), "libcuda1:i386"),
+        (NEW, "kernel-devel=5.14.0-503.el9"),
+        (PackageId("kernel-devel", "i686", "1:5.14.0-503.el9"), "kernel-devel:i686=1:5.14.0-503.el9"),
+    ],
+)
+def test_a_package_is_shown_and_stored_in_one_word(package: PackageId, text: str) -> None:
+    assert str(package) == text
+    assert PackageId.of(text) == package
+    entry = Intent(1, "packages", "headers", PackageChange(package, None, None))
+    assert decode(encode(entry), str.encode) == (entry,)
+
+
+def test_one_version_comes_and_goes_and_the_other_stays() -> None:
+    node = replace(machine(), packages=Known({OLD: THERE}, "rpm"))
+    both = project(node, [INSTALL])
+    assert both.packages == Known({OLD: THERE, NEW: COMES}, "plan")
+    back = inverse(INSTALL)
+    assert back is not None
+    assert project(both, [back]).packages == Known({OLD: THERE}, "plan")
+
+
+def test_to_remove_what_gpunode_added_takes_its_version_alone() -> None:
+    begin = Begin("1", 0.0, "setup", "", "", "", "", "", ())
+    added = footprint.of([begin, Intent(1, "packages", "headers", INSTALL), Commit("done")]).packages
+    newest = PackageId("kernel-devel", version="5.14.0-570.el9")
+    changes, notes = packages_back(added, {OLD: THERE, NEW: COMES, newest: PackageState(newest.version)}, Rpm(""))
+    assert changes == (PackageChange(NEW, COMES, None),)
+    assert notes == ()
+
+
+def test_a_version_that_would_go_for_the_new_one_is_not_in_the_plan() -> None:
+    plan = [PackageChange(NEW, None, KnownAfter(why="headers"))]
+    comes = Action("install", NEW, NEW.version)
+    assert unplanned(plan, Simulation((comes,), manager="dnf")) == ()
+    goes = Action("remove", OLD, former=OLD.version)
+    (said,) = unplanned(plan, Simulation((comes, goes), manager="dnf"))
+    assert said.startswith("dnf would remove kernel-devel=5.14.0-427.el9")
