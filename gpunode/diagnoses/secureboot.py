@@ -71,7 +71,7 @@ _IS_ON: Final = any_of(
     fact(_variable),
     file_line("*/sig_enforce", r"^\s*[Y1]\s*$"),
 )
-_IS_OFF: Final = anywhere(
+IS_OFF: Final = anywhere(
     r"SecureBoot disabled|[Ss]ecure [Bb]oot:?\s*(?:is )?(?:[✗✘]\s*)?(?:[Dd]isabled|could not be determined)"
     r"|doesn't support Secure Boot|EFI variables are not supported on this system|validation is disabled in shim"
 )
@@ -179,7 +179,7 @@ _AGAINST: Final = (
     symptoms.MODULE_LOADED,
     _TAKEN,
     fact(_only_others),
-    unless(_IS_OFF, REFUSED),
+    unless(IS_OFF, REFUSED),
 )
 _LOOK_AT: Final = (Shell("modinfo nvidia | grep -i sig"), Shell("mokutil --sb-state"))
 

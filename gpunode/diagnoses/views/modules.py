@@ -378,9 +378,9 @@ def kernel_of_search(snapshot: Snapshot) -> str:
     """The running kernel: by uname, else by the folder in which modprobe looked, else by what refused a module."""
     if running := snapshot.view(system.running_kernel):
         return running
-    match = snapshot.match(_NOT_FOUND)
-    if match and match["kernel"]:
-        return match["kernel"]
+    for line in snapshot.said(_NOT_FOUND):
+        if (match := _NOT_FOUND.search(line.line)) and match["kernel"]:
+            return match["kernel"]
     magic = snapshot.match(MAGIC)
     return magic["runs"] if magic else ""
 

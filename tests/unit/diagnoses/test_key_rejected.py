@@ -49,6 +49,15 @@ def test_what_shows_the_signature_decides(piece: tuple[str, str], cause: str) ->
     assert {one.cause for one in found.findings} <= {cause, ABSENT}
 
 
+def test_a_module_that_the_machine_signed_may_be_refused() -> None:
+    info = "filename: /lib/modules/6.18.48-amd64/updates/dkms/nvidia.ko\nversion: 580.119.02\nname: nvidia\n"
+    shown = ("modinfo nvidia", f"{info}signer: DKMS module signing key\nvermagic: 6.18.48-amd64 SMP\n")
+    pieces = (FAILS, shown, ("uname -r", "6.18.48-amd64"))
+    assert not seen(*pieces).findings
+    assert {one.cause for one in seen(*pieces).suspects} >= {NO_KEY, ABSENT}
+    assert [one.cause for one in seen(*pieces, ("mokutil --sb-state", "SecureBoot disabled")).roots] == [ABSENT]
+
+
 def test_another_module_that_was_refused_is_not_nvidias() -> None:
     other = ("sudo modprobe vboxdrv", REJECTED[1].replace("nvidia", "vboxdrv"))
     assert [one.cause for one in seen(EMPTY, FAILS, other).roots] == [ABSENT]
