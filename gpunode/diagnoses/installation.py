@@ -10,6 +10,7 @@ from gpunode.diagnoses import remedies, symptoms
 from gpunode.diagnoses.addresses import DRIVER_GUIDE
 from gpunode.diagnoses.chains import LIBRARY_MISMATCH, NOT_ACCEPTED
 from gpunode.diagnoses.commands import Shell
+from gpunode.diagnoses.judging import is_examined
 from gpunode.diagnoses.model import Citation, Family, Fix, Rule
 from gpunode.diagnoses.remedies import install, reboot, run, takes_gpunode
 from gpunode.diagnoses.signs import all_of, any_of, fact, holds, line, unless
@@ -79,7 +80,9 @@ def _listed_without_libcuda(snapshot: Snapshot) -> Iterator[Citation]:
         if item.kind == "nvidia-ctk" and not any("-root" in word for word in item.source.words):
             yield from lines_with(item, _CTK_NO_LIBCUDA)
         is_list = "list" in item.source.words and not item.source.only and _NVML_FOUND.search(item.text)
-        is_cache = item.kind == "ldconfig" and item.where == "host" and "libnvidia-ml.so" in item.text
+        # Of itself no fault: who only asks NVML needs no libcuda. Somebody who shows it misses it.
+        is_shown = item.kind == "ldconfig" and item.where == "host" and not is_examined(snapshot)
+        is_cache = is_shown and "libnvidia-ml.so" in item.text
         is_whole = is_list or (is_cache and item.source.lets_through("libcuda.so.1"))
         if is_whole and not item.source.is_part and "libcuda.so" not in item.text:
             yield stated(item.written, "libnvidia-ml is among them and libcuda is not", item.key)
