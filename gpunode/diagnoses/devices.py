@@ -361,7 +361,7 @@ FAMILY: Final = Family(
             decisive=all_of(_MISSING, symptoms.MODULE_LOADED),
             typical=any_of(_MISSING, all_of(unless(_NO_FILES, _DAEMON_FAILED), symptoms.MODULE_LOADED)),
             symptoms=(_NO_FILES, symptoms.NO_DRIVER, symptoms.NO_DEVICES, symptoms.CUDA_NO_DEVICE),
-            against=(symptoms.DRIVER_WORKS, _FROM_ELSEWHERE, _LATE, _NO_GPU),
+            against=(symptoms.DRIVER_WORKS, symptoms.IN_CONTAINER, _FROM_ELSEWHERE, _LATE, _NO_GPU),
             look_at=(Shell("ls -l /dev/nvidia*"), Shell("lsmod | grep nvidia")),
             summary="there is no /dev/nvidia0 and no /dev/nvidiactl: the module did not take up the GPU",
             story=(
@@ -421,7 +421,7 @@ FAMILY: Final = Family(
                 symptoms.CUDA_NOT_INITIALISED,
             ),
             context=_NO_UVM,
-            against=(_UVM_LOADED, _NOT_LOADED, _FROM_ELSEWHERE),
+            against=(_UVM_LOADED, _NOT_LOADED, _FROM_ELSEWHERE, symptoms.IN_CONTAINER),
             may_be_normal=True,
             look_at=(Shell("lsmod | grep nvidia_uvm"), Shell("ls -l /dev/nvidia-uvm")),
             summary="nvidia_uvm is not loaded: nvidia-smi works without it, CUDA does not",

@@ -189,7 +189,7 @@ FAMILY: Final = Family(
             decisive=all_of(_LACKED, _ABSENT),
             typical=fact(_absent_twice),
             against=(
-                *(symptoms.DRIVER_WORKS, _KERNEL_SIDE, _SMI_ALONE, _ELSEWHERE, _LENT, _NO_GPU),
+                *(symptoms.DRIVER_WORKS, symptoms.IN_CONTAINER, _KERNEL_SIDE, _SMI_ALONE, _ELSEWHERE, _LENT, _NO_GPU),
                 holds(_is_here, "a driver is here"),
                 holds(_is_by_operator, "the operator brings the driver"),
             ),
@@ -215,7 +215,7 @@ FAMILY: Final = Family(
             decisive=any_of(_WITHOUT_LIBCUDA, unless(all_of(_LACKED, _KERNEL_SIDE), symptoms.DRIVER_WORKS, _LIBRARIES)),
             typical=unless(_SMI_ALONE, _LIBRARIES),
             symptoms=(symptoms.NO_NVML_LIBRARY, _LACKED, _WITHOUT_LIBCUDA),
-            against=(_ELSEWHERE, _LENT, _NO_GPU),
+            against=(symptoms.IN_CONTAINER, _ELSEWHERE, _LENT, _NO_GPU),
             summary=_of_libraries,
             look_at=(Shell("ldconfig -p | grep -E 'libnvidia-ml|libcuda'"),),
             story=(

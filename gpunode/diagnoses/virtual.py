@@ -296,7 +296,7 @@ FAMILY: Final = Family(
                 all_of(GUEST, any_of(_CODE_43, all_of(_OLD, _GEFORCE))),
             ),
             symptoms=(symptoms.GPU_LOST, symptoms.NOT_STARTED, symptoms.NO_DEVICES, symptoms.NO_DRIVER),
-            context=any_of(_HIDDEN, all_of(GUEST, _GEFORCE), all_of(_OLD, _GEFORCE)),
+            context=any_of(_HIDDEN, all_of(GUEST, any_of(_GEFORCE, _NO_HANDLE)), all_of(_OLD, _GEFORCE)),
             against=(symptoms.DRIVER_WORKS, _NEW, _OTHER_GPU, _FAULTS, holds(system.is_wsl, "this is WSL")),
             summary="a driver before 465 does not start a GeForce in a virtual machine whose hypervisor it sees",
             look_at=(
@@ -346,7 +346,7 @@ FAMILY: Final = Family(
             share=0.8,
             decisive=any_of(all_of(_UNLICENSED, _NO_GRIDD), _UNCONFIGURED),
             typical=any_of(_UNLICENSED, all_of(_NO_GRIDD, symptoms.CUDA_BUSY)),
-            symptoms=(_UNLICENSED, _UNCONFIGURED, symptoms.CUDA_BUSY, symptoms.NVML_UNKNOWN, symptoms.CUDA_UNKNOWN),
+            symptoms=(_UNLICENSED, _UNCONFIGURED, symptoms.CUDA_BUSY, symptoms.NVML_UNKNOWN),
             context=_NO_GRIDD,
             against=(unless(_ACQUIRED, _UNLICENSED),),
             summary=_why_unlicensed,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Final
 
 from gpunode.catalog.cuda import CudaRelease, Version, find, parts, supported_by
-from gpunode.diagnoses.model import Citation
 from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import driver, frameworks
 from gpunode.facts.patterns import Pattern
@@ -79,9 +78,3 @@ def asked(snapshot: Snapshot) -> CudaRelease | None:
 def dotted(version: Version) -> str:
     """``(12, 4)`` as it is written."""
     return ".".join(map(str, version))
-
-
-def told_by(snapshot: Snapshot) -> tuple[Citation, ...]:
-    """The line that shows which CUDA the driver supports, else which driver it is."""
-    seen = driver.cuda_version(snapshot) or driver.loaded(snapshot)
-    return (seen.citation,) if seen else ()

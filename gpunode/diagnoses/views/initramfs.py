@@ -17,7 +17,6 @@ _FILE: Final = Pattern(r"(?<![\w/.+-])(?!/)[\w./+-]{0,160}/nvidia(?:[-_](?:curre
 # lsinitcpio -a names the modules alone.
 _NAMED: Final = Pattern(r"^[ \t]+(?:\S+ (?:\[explicit\])?[ \t]*)*?nvidia(?: \[explicit\])?(?=\s|$)")
 _COUNT: Final = Pattern(r"^[ \t]*(?P<count>\d{1,4})[ \t]*$", re.MULTILINE)
-_MKINITCPIO: Final = Pattern(r"^[ \t]*MODULES=[(\"][^)\"\n]*\bnvidia\b", re.MULTILINE)
 
 
 _RELEASE: Final = Pattern(r"/(?:initrd\.img|initrd|initramfs)-(?P<release>\d[^/\s]*?)(?:\.img)?$")

@@ -1,0 +1,36 @@
+"""Evidence taken inside a container that has no GPU: the node's driver is not to be judged by it."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpunode.diagnoses import diagnose
+from gpunode.diagnoses.snapshot import snapshot
+from gpunode.facts import pasted
+
+BARE = (
+    ("nvidia-smi", "bash: nvidia-smi: command not found"),
+    ("ls /dev/nvidia*", "ls: cannot access '/dev/nvidia*': No such file or directory"),
+    ("lsmod", "Module              Size  Used by\nnvidia_uvm       1540096  0\nnvidia          56717312  1 nvidia_uvm"),
+    (
+        "lspci -nnk",
+        "07:00.0 3D controller [0302]: NVIDIA Corporation GA100 [10de:20b0]\n\tKernel driver in use: nvidia\n",
+    ),
+    ("ldconfig -p", "42 libs found in cache `/etc/ld.so.cache'\n\tlibc.so.6 (libc6,x86-64) => /lib/libc.so.6\n"),
+)
+
+
+@pytest.mark.parametrize(
+    ("sign", "is_node"),
+    [
+        (("ls /.dockerenv", "/.dockerenv"), False),
+        (("ls -l /run/.containerenv", "-rwx------ 1 root root 0 Nov 21 /run/.containerenv"), False),
+        (("systemd-detect-virt", "podman"), False),
+        (("ls /.dockerenv", "ls: cannot access '/.dockerenv': No such file or directory"), True),
+        (("systemd-detect-virt", "kvm"), True),
+    ],
+)
+def test_what_a_container_lacks_is_no_fault_of_the_node(sign: tuple[str, str], *, is_node: bool) -> None:
+    found = diagnose(snapshot(pasted.evidence((*BARE, sign))))
+    assert ("driver-userspace-incomplete" in [one.cause for one in found.findings]) == is_node
+    assert is_node or not found.roots
