@@ -252,7 +252,6 @@ FAMILY: Final = Family(
             cause="peermem-load-failed",
             layer="driver",
             storey="driver",
-            severity="error",
             disruption="restart-container",
             title="nvidia_peermem does not load",
             look_at=(Shell("sudo modprobe nvidia_peermem"), Shell("sudo dmesg | tail")),

@@ -197,12 +197,12 @@ class Rule:
     cause: str
     layer: Layer
     storey: StoreyId
-    severity: Severity
     disruption: Disruption
     title: str
     story: str
     sources: tuple[str, ...]
     remedy: Remedy
+    severity: Severity = "error"
     check: Check | None = None
     explains: frozenset[str] = frozenset()
     decisive: Sign = never

@@ -194,7 +194,6 @@ FAMILY: Final = Family(
             cause="iommu-blocks-p2p",
             layer="pci",
             storey="pci",
-            severity="error",
             disruption="reboot",
             title="the IOMMU stops transfers between GPUs",
             symptoms=(symptoms.NCCL_FAILS, symptoms.SLOW, symptoms.CUDA_FAULT),

@@ -142,7 +142,6 @@ FAMILY: Final = Family(
             cause="pcie-uncorrectable-completion-timeout",
             layer="pci",
             storey="pci",
-            severity="error",
             disruption="power-cycle",
             title="transfers on the GPU's PCIe link are lost",
             symptoms=(symptoms.BUS_ERRORS, symptoms.GPU_LOST, symptoms.ANY_XID, symptoms.CUDA_FAULT),

@@ -122,7 +122,6 @@ FAMILY: Final = Family(
             cause="runfile-leftover",
             layer="package",
             storey="driver",
-            severity="error",
             disruption="reboot",
             title="a driver of NVIDIA's .run installer is left beside the packages",
             symptoms=(
