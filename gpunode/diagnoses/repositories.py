@@ -10,15 +10,15 @@ from gpunode.diagnoses import remedies, symptoms
 from gpunode.diagnoses.addresses import DRIVER_GUIDE, TOOLKIT_GUIDE
 from gpunode.diagnoses.chains import NO_PACKAGES, NO_TOOLKIT
 from gpunode.diagnoses.commands import Command, Shell, command, edited, joined
-from gpunode.diagnoses.model import Family, Fix, Proof, Rule, Severity, Verdict
+from gpunode.diagnoses.model import Check, Citation, Family, Fix, Proof, Rule, Severity, Sign
 from gpunode.diagnoses.remedies import by_hand, run, setup_step, takes_gpunode
-from gpunode.diagnoses.snapshot import Snapshot, finds
+from gpunode.diagnoses.signs import any_of, fact, holds
+from gpunode.diagnoses.snapshot import Snapshot, cite, finds
 from gpunode.diagnoses.views import archives, driver, modules
 from gpunode.diagnoses.views.archives import Listed, Owner, RefusedKey
 from gpunode.diagnoses.views.system import distro, package_manager
+from gpunode.facts.items import Item
 from gpunode.facts.patterns import Pattern
-
-# --- keys ---------------------------------------------------------------------------------------------------------
 
 _CUDA_DIR: Final = Pattern(r"/cuda/repos/(?P<dir>\w+)/(?P<arch>\w+)")
 _SIGNED_WITH_IT: Final = {"ubuntu1604", "ubuntu1804", "ubuntu2004", "debian10", "debian11", "wsl-ubuntu"}
@@ -28,58 +28,57 @@ def _refused(snapshot: Snapshot, owner: Owner) -> tuple[RefusedKey, ...]:
     return tuple(one for one in snapshot.view(archives.refused_keys) if one.owner == owner)
 
 
-def _cuda_key(snapshot: Snapshot) -> Iterator[Verdict]:
-    if not (refused := _refused(snapshot, "cuda")):
-        yield from _predicted(snapshot, "cuda")
-        return
+def _key_refused(owner: Owner) -> Sign:
+    return fact(lambda snapshot: (one.citation for one in _refused(snapshot, owner)))
+
+
+def _which_cuda_key(snapshot: Snapshot) -> str:
+    refused = _refused(snapshot, "cuda")
     key = next((one.key for one in refused if one.key), "")
     named = f" ({key})" if key else ""
     if any(one.is_weak for one in refused):
-        what = f"NVIDIA's CUDA repository is signed by a key{named} that this release's policy takes for too weak"
-    elif archives.RETIRED_KEY.endswith(key[-16:]) and key:
-        what = f"NVIDIA's CUDA repository is still checked against the key{named} that NVIDIA withdrew in April 2022"
-    else:
-        what = f"NVIDIA's CUDA repository is signed by a key{named} that this node does not have"
-    other = "the container toolkit's repository: its key is DDCAE044F796ECB0"
-    yield Proof(what, tuple(one.citation for one in refused), ruled_out=(other,), severity=_severity(snapshot))
+        return f"NVIDIA's CUDA repository is signed by a key{named} that this release's policy takes for too weak"
+    if key and archives.RETIRED_KEY.endswith(key[-16:]):
+        return f"NVIDIA's CUDA repository is still checked against the key{named} that NVIDIA withdrew in April 2022"
+    return f"NVIDIA's CUDA repository is signed by a key{named} that this node does not have"
 
 
-def _severity(snapshot: Snapshot) -> Severity | None:
-    """Where a driver came to the node and does not run, what keeps newer ones from coming is another matter."""
-    return "warning" if driver.fails(snapshot) and snapshot.view(modules.driver_builds) else None
+# A driver came to the node and does not run: what keeps newer ones from coming is another matter.
+_HAS_ONE: Final = holds(
+    lambda snapshot: driver.fails(snapshot) and bool(snapshot.view(modules.driver_builds)), "a driver is built here"
+)
 
 
-def _predicted(snapshot: Snapshot, owner: Owner) -> Iterator[Verdict]:
+def _predicted(owner: Owner) -> Check:
     """The next update is going to refuse the repository: nothing fails yet that is installed."""
-    whose = "NVIDIA's CUDA repository" if owner == "cuda" else "the container toolkit's repository"
-    for one in snapshot.view(archives.unkeyed):
-        if one.owner == owner:
+
+    def check(snapshot: Snapshot) -> Iterator[Proof]:
+        whose = "NVIDIA's CUDA repository" if owner == "cuda" else "the container toolkit's repository"
+        found = (one for one in snapshot.view(archives.unkeyed) if one.owner == owner)
+        if (one := next(found, None)) and not _refused(snapshot, owner):
             severity: Severity = "warning" if driver.works(snapshot) else "error"
             yield Proof(f"apt cannot check {whose}: {one.why}", (one.entry.citation,), severity=severity)
-            return
+
+    return check
 
 
 def _renew_cuda_key(snapshot: Snapshot) -> Iterable[Fix]:
-    if snapshot.view(archives.unkeyed) and not _refused(snapshot, "cuda") and takes_gpunode(snapshot):
-        yield setup_step(snapshot, "configure", "set the repository up anew, its key checked", "cuda-repository")
+    if snapshot.view(package_manager) != "apt":
+        yield run("remove", "remove the old key of cudatools", _RETIRED_RPM_KEY)
+        text = "fetch the repository's description again; it names the new key"
+        yield run("configure", text, _READ_ANEW[snapshot.view(package_manager) == "zypper"])
         return
-    if snapshot.view(package_manager) == "apt":
-        yield from _drop_retired_key(snapshot)
-        refused = (match for one in _refused(snapshot, "cuda") if (match := _CUDA_DIR.search(one.url)))
-        if match := next(refused, None):
-            package = "cuda-keyring_1.1-1_all.deb"
-            url = f"https://developer.download.nvidia.com/compute/cuda/repos/{match['dir']}/{match['arch']}/{package}"
-            fetch, put = command("curl", "-fsSLO", url), command("sudo", "dpkg", "-i", package)
-            yield run(
-                "install", "install NVIDIA's package with the current key", fetch, put, Shell("sudo apt-get update")
-            )
-        if takes_gpunode(snapshot):
-            text = "or let gpunode set the repository up, its key checked"
-            yield setup_step(snapshot, "configure", text, "cuda-repository")
-        return
-    yield run("remove", "remove the old key of cudatools", _RETIRED_RPM_KEY)
-    text = "fetch the repository's description again; it names the new key"
-    yield run("configure", text, _READ_ANEW[snapshot.view(package_manager) == "zypper"])
+    refused = [match for one in _refused(snapshot, "cuda") if (match := _CUDA_DIR.search(one.url))]
+    if refused or not snapshot.view(archives.unkeyed):
+        yield from _drop_retired_key(snapshot, [match["dir"] for match in refused])
+    for match in refused[:1]:
+        package = "cuda-keyring_1.1-1_all.deb"
+        url = f"https://developer.download.nvidia.com/compute/cuda/repos/{match['dir']}/{match['arch']}/{package}"
+        fetch, put = command("curl", "-fsSLO", url), command("sudo", "dpkg", "-i", package)
+        yield run("install", "install NVIDIA's package with the current key", fetch, put, Shell("sudo apt-get update"))
+    if takes_gpunode(snapshot):
+        text = f"{'or ' if refused else ''}let gpunode set the repository up, its key checked"
+        yield setup_step(snapshot, "configure", text, "cuda-repository")
 
 
 _RETIRED_RPM_KEY: Final = Shell(
@@ -93,24 +92,12 @@ _READ_ANEW: Final = {
 }
 
 
-def _drop_retired_key(snapshot: Snapshot) -> Iterator[Fix]:
+def _drop_retired_key(snapshot: Snapshot, folders: list[str]) -> Iterator[Fix]:
     known = distro(snapshot)
     has = release(known) if known else None
-    folders = [match["dir"] for one in _refused(snapshot, "cuda") if (match := _CUDA_DIR.search(one.url))]
-    is_old = not folders or any(folder in _SIGNED_WITH_IT for folder in folders)
+    is_old = not folders or not _SIGNED_WITH_IT.isdisjoint(folders)
     if is_old and (known is None or (has is not None and has.has_apt_key)):
         yield run("remove", "remove the key that NVIDIA withdrew", Shell("sudo apt-key del 7fa2af80"))
-
-
-def _toolkit_key(snapshot: Snapshot) -> Iterator[Verdict]:
-    if refused := _refused(snapshot, "toolkit"):
-        what = (
-            "the container toolkit's repository is signed by a key that the keyring of its source entry does not hold"
-        )
-        other = "the CUDA repository: its keys are A4B469963BF863CC and newer ones"
-        yield Proof(what, tuple(one.citation for one in refused), ruled_out=(other,))
-    else:
-        yield from _predicted(snapshot, "toolkit")
 
 
 _TOOLKIT_URL: Final = "https://nvidia.github.io/libnvidia-container"
@@ -120,8 +107,9 @@ def _renew_toolkit_key(snapshot: Snapshot) -> Iterable[Fix]:
     if snapshot.view(package_manager) != "apt":
         repository = f"{_TOOLKIT_URL}/stable/rpm/nvidia-container-toolkit.repo"
         is_zypper = snapshot.view(package_manager) == "zypper"
-        place = f"/etc/{'zypp' if is_zypper else 'yum'}/repos.d/nvidia-container-toolkit.repo".replace("yum/", "yum.")
-        curl, tee = command("curl", "-fsSL", repository), command("sudo", "tee", place)
+        folder = "/etc/zypp/repos.d" if is_zypper else "/etc/yum.repos.d"
+        tee = command("sudo", "tee", f"{folder}/nvidia-container-toolkit.repo")
+        curl = command("curl", "-fsSL", repository)
         fetch = joined(curl, Shell("|"), tee, Shell(">/dev/null"))
         text = "fetch the repository's description again; it names the key"
         yield run("configure", text, fetch, _READ_ANEW[is_zypper])
@@ -135,8 +123,6 @@ def _renew_toolkit_key(snapshot: Snapshot) -> Iterable[Fix]:
         yield run("configure", "fetch the key, then write the entry that names it", *by_person)
 
 
-# --- one archive, two keys ----------------------------------------------------------------------------------------
-
 _CONFLICT: Final = Pattern(
     r"Conflicting values set for option (?:Signed-By|Trusted) regarding source (?P<url>\S+)(?P<rest>.*)"
 )
@@ -149,18 +135,28 @@ _CURRENT_LISTS: Final = Pattern(r"/(?:nvidia-container-toolkit|cuda-[a-z]+\d+-\w
 _LIST_NAME: Final = Pattern(r"/etc/apt/(?:sources\.list\.d/[\w.-]+\.(?:list|sources)|sources\.list)")
 
 
-def _signed_by(snapshot: Snapshot) -> Iterator[Verdict]:
-    predicted = tuple(one for one in snapshot.view(archives.conflicts))
-    entries = tuple(one.citation for same in predicted for one in same)
-    if said := snapshot.said(_CONFLICT):
-        url = _conflict(snapshot) or "one archive"
-        yield Proof(
-            f"two source entries name {url} with different keys, so apt reads no list at all", (*said, *entries)
-        )
-    elif entries:
-        one = predicted[0][0].source
-        files = ", ".join(dict.fromkeys(entry.source.file for entry in predicted[0]))
-        yield Proof(f"{files} name {one.uri} with different Signed-By, so apt will read no list at all", entries)
+def _clashing(snapshot: Snapshot) -> Iterator[Citation]:
+    return (one.citation for same in snapshot.view(archives.conflicts) for one in same)
+
+
+def _named_twice(snapshot: Snapshot) -> Iterator[Citation]:
+    """A search for the archive's host that named both a list file of old instructions and today's."""
+    for item in _searches(snapshot):
+        named = _LIST_NAME.findall(item.text)
+        if any(map(_OLD_LISTS.search, named)) and any(map(_CURRENT_LISTS.search, named)):
+            yield cite(item)
+
+
+def _searches(snapshot: Snapshot) -> Iterator[Item]:
+    return (item for item in snapshot.of("listing") if item.source.words[:1] and "grep" in item.source.words[0])
+
+
+def _which_archive(snapshot: Snapshot) -> str:
+    same = next(iter(snapshot.view(archives.conflicts)), ())
+    if same and not snapshot.says(_CONFLICT):
+        files = ", ".join(dict.fromkeys(entry.source.file for entry in same))
+        return f"{files} name {same[0].source.uri} with different Signed-By, so apt will read no list at all"
+    return f"two source entries name {_conflict(snapshot) or 'one archive'} with different keys, so apt reads no list"
 
 
 def _conflict(snapshot: Snapshot) -> str:
@@ -210,14 +206,10 @@ def _without(archive: str, file: str) -> tuple[Command, ...]:
     """The command that takes an archive out of a file of apt's: its lines of a list, its paragraph of a newer file."""
     if not archive:
         return ()
-    # /etc/apt/sources.list as well
-    return edited(_commented(archive) if file.endswith(".list") else _switched_off(archive), file)
-
-
-def _switched_off(archive: str) -> str:
-    """The expression of sed for the paragraph alone: other archives of the file stay (sources.list(5), Enabled)."""
     plain = archive.replace(".", r"\.")
-    return f"\\|^[Uu][Rr][Ii][Ss]:.*{plain}|i Enabled: no"
+    # Other archives of a newer file stay (sources.list(5), Enabled).
+    paragraph = f"\\|^[Uu][Rr][Ii][Ss]:.*{plain}|i Enabled: no"
+    return edited(_commented(archive) if file.endswith(".list") else paragraph, file)
 
 
 def _commented(archive: str) -> str:
@@ -239,8 +231,7 @@ def _surplus(snapshot: Snapshot) -> tuple[str, ...]:
                 return _files(surplus, [entry for entry in same if entry not in surplus])
         return ()
     # Without the entries, a grep for the archive's host has named the files.
-    greps = (item for item in snapshot.of("listing") if item.source.words[:1] and "grep" in item.source.words[0])
-    named = tuple(dict.fromkeys(file for item in greps for file in _LIST_NAME.findall(item.text)))
+    named = tuple(dict.fromkeys(file for item in _searches(snapshot) for file in _LIST_NAME.findall(item.text)))
     surplus_named = tuple(file for file in named if _OLD_LISTS.search(file))
     return surplus_named if len(surplus_named) < len(named) else ()
 
@@ -267,10 +258,11 @@ FAMILY: Final = Family(
             disruption="none",
             title="the CUDA repository's key is not the one that this node trusts",
             share=2.5,
-            symptoms=(
-                symptoms.REPOSITORY_REFUSED,
-                symptoms.PACKAGES_BROKEN,
-            ),
+            check=_predicted("cuda"),
+            decisive=_key_refused("cuda"),
+            symptoms=(symptoms.REPOSITORY_REFUSED, symptoms.PACKAGES_BROKEN, _key_refused("cuda")),
+            later=_HAS_ONE,
+            summary=_which_cuda_key,
             look_at=(Shell("sudo apt-get update"),),
             story=(
                 "NVIDIA signs each of its CUDA repositories with one key. In April 2022 the old one (7fa2af80) was "
@@ -280,7 +272,6 @@ FAMILY: Final = Family(
                 "fresh installation ends here."
             ),
             sources=(_CUDA_BLOG, DRIVER_GUIDE),
-            check=_cuda_key,
             remedy=_renew_cuda_key,
             explains=NO_PACKAGES,
         ),
@@ -291,7 +282,12 @@ FAMILY: Final = Family(
             disruption="none",
             title="the container toolkit's repository key is missing",
             share=1,
-            symptoms=(symptoms.REPOSITORY_REFUSED,),
+            check=_predicted("toolkit"),
+            decisive=_key_refused("toolkit"),
+            symptoms=(symptoms.REPOSITORY_REFUSED, _key_refused("toolkit")),
+            summary=(
+                "the container toolkit's repository is signed by a key that its source entry's keyring does not hold"
+            ),
             look_at=(Shell("sudo apt-get update"),),
             story=(
                 "The container toolkit's repository at nvidia.github.io is signed by the key DDCAE044F796ECB0. The "
@@ -300,7 +296,6 @@ FAMILY: Final = Family(
                 "brought up to date."
             ),
             sources=(TOOLKIT_GUIDE,),
-            check=_toolkit_key,
             remedy=_renew_toolkit_key,
             explains=NO_TOOLKIT | {"toolkit-not-installed"},
         ),
@@ -311,7 +306,10 @@ FAMILY: Final = Family(
             disruption="none",
             title="two source entries name one repository with different keys",
             share=1.5,
-            symptoms=(symptoms.REPOSITORY_REFUSED,),
+            decisive=any_of(fact(lambda snapshot: snapshot.said(_CONFLICT)), fact(_clashing)),
+            typical=fact(_named_twice),
+            symptoms=(symptoms.REPOSITORY_REFUSED, fact(_clashing)),
+            summary=_which_archive,
             look_at=(Shell("grep -rn nvidia /etc/apt/sources.list.d"),),
             story=(
                 "apt takes an archive that two entries name for one archive, and their options have to agree. An old "
@@ -320,7 +318,6 @@ FAMILY: Final = Family(
                 "of the two entries is gone."
             ),
             sources=(_TOOLKIT_TROUBLE, "https://manpages.debian.org/stable/apt/sources.list.5.en.html"),
-            check=_signed_by,
             remedy=_keep_one_entry,
             explains=NO_PACKAGES | NO_TOOLKIT | {"toolkit-not-installed"},
         ),
