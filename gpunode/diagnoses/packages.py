@@ -10,12 +10,11 @@ from gpunode.diagnoses import symptoms
 from gpunode.diagnoses.addresses import DPKG
 from gpunode.diagnoses.chains import MISMATCHES, NO_PACKAGES
 from gpunode.diagnoses.commands import Shell
-from gpunode.diagnoses.model import Citation, Family, Fix, Proof, Rule
+from gpunode.diagnoses.model import Family, Fix, Proof, Rule
 from gpunode.diagnoses.remedies import by_hand, reinstall, run
 from gpunode.diagnoses.signs import any_of, fact, holds, line, unless
 from gpunode.diagnoses.snapshot import Snapshot, cite
 from gpunode.diagnoses.views import packages
-from gpunode.diagnoses.views.history import is_drivers
 from gpunode.diagnoses.views.system import package_manager
 from gpunode.facts.model import Known
 from gpunode.facts.patterns import Pattern
@@ -31,36 +30,28 @@ _LOCKED: Final = unless(
     ),
     line(r"are you root\?|13: Permission denied|requires root|superuser privilege"),
 )
-_HOLDER: Final = Pattern(
-    r"held by process (?P<pid>\d{1,18})(?: \((?P<name>[^)]+)\))?"
-    r"|(?:with|as) pid[: ]+(?P<other>\d{1,18})(?: \((?P<program>[^)]+)\))?"
-)
+_HOLDER: Final = Pattern(r"(?:held by process|(?:with|as) pid:?) *(?P<pid>\d{1,18})(?: \((?P<name>[^)]+)\))?")
 
 
 def _who_holds(snapshot: Snapshot) -> str:
-    who = ""
-    if holder := snapshot.match(_HOLDER):
-        name, pid = holder["name"] or holder["program"], holder["pid"] or holder["other"]
-        who = f": {name} (process {pid})" if name else f": process {pid}"
+    holder = snapshot.match(_HOLDER)
+    name = f" ({holder['name']})" if holder and holder["name"] else ""
+    who = f": process {holder['pid']}{name}" if holder else ""
     return f"another program is at work on the package database{who}; its lock passes when it has finished"
 
 
 _LISTED_LOCK: Final = Pattern(
-    r"^[ \t]*(?P<name>\S+)\s+(?P<pid>\d{1,18})\s+/var/lib/(?:dpkg|rpm)/(?:lock|\.rpm\.lock)\S*"
+    r"^[ \t]*(?P<name>\S+)\s+(?P<pid>\d{1,18})\s+/var/lib/(?:dpkg|rpm)/(?:lock|\.rpm\.lock)\S*", re.MULTILINE
 )
 
 
 def _held_now(snapshot: Snapshot) -> Iterator[Proof]:
     """A program holds the lock right now: nobody was refused yet, and it passes, so that is no fault of the node."""
     for item in snapshot.items:
-        if not item.written.startswith("lslocks ") or item.outcome != "ok":
-            continue
-        for number, row in enumerate(item.lines, 1):
-            if match := _LISTED_LOCK.match(row):
-                who = f"{match['name']} (process {match['pid']})"
-                summary = f"{who} is at work on the package database; what needs the lock has to wait for it"
-                yield Proof(summary, (cite(item, number),), severity="info")
-                return
+        if item.written.startswith("lslocks ") and (match := _LISTED_LOCK.search(item.text)):
+            who = f"{match['name']} (process {match['pid']})"
+            summary = f"{who} is at work on the package database; what needs the lock has to wait for it"
+            yield Proof(summary, (cite(item, item.number_at(match.start())),), severity="info")
 
 
 def _wait(snapshot: Snapshot) -> Iterable[Fix]:
@@ -93,28 +84,17 @@ _HALF: Final = any_of(
     _SAID,
     holds(_noted, "/var/lib/dpkg/updates has notes of an interrupted run"),
 )
-_FAILED: Final = Pattern(
-    r"error processing package (?P<one>[a-z0-9][\w.+-]*)"
-    r"|^(?:Errors were encountered while processing:)?\s(?P<two>[a-z0-9][\w.+-]*)(?::\w+)?\s*$",
-    re.MULTILINE,
+# What the package manager says that it could not finish.
+_LEFT: Final = line(
+    r"(?:error processing package|prevent configuration of|Errors were encountered while processing:)\s+"
+    r"(?:lib)?(?:nvidia-(?!peer|fs|gds)|cuda-drivers)"
 )
-
-
-def _left(snapshot: Snapshot) -> Iterator[Citation]:
-    """The driver's packages that the package manager says it could not finish."""
-    for item in snapshot.of("package-output", "text", "package-history", "application"):
-        for match in () if item.is_register else _FAILED.finditer(item.text):
-            if is_drivers(match["one"] or match["two"]):
-                yield cite(item, item.number_at(match.end()))
 
 
 def _which(snapshot: Snapshot) -> str:
     half = _half_done(snapshot)
-    broken = [one for one in half if one.is_broken]
-    names = ", ".join(sorted(one.name for one in broken or half)[:4])
-    if broken:
-        return f"dpkg did not finish unpacking {names}: files are missing"
-    return f"dpkg unpacked {names} and did not configure them" if half else "dpkg left packages half installed"
+    names = ", ".join(sorted(one.name for one in half)[:4])
+    return f"dpkg began with {names} and did not finish" if half else "dpkg left packages half installed"
 
 
 _BUILD: Final = any_of(
@@ -166,7 +146,7 @@ FAMILY: Final = Family(
             disruption="none",
             title="packages are half installed",
             decisive=_HALF,
-            typical=fact(_left),
+            typical=_LEFT,
             symptoms=(symptoms.PACKAGES_BROKEN, _HALF),
             summary=_which,
             look_at=(Shell("dpkg --audit"),),

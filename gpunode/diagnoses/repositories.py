@@ -2,78 +2,79 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from gpunode.catalog.releases import release
 from gpunode.diagnoses import remedies, symptoms
 from gpunode.diagnoses.addresses import DRIVER_GUIDE, TOOLKIT_GUIDE
 from gpunode.diagnoses.chains import NO_PACKAGES, NO_TOOLKIT
-from gpunode.diagnoses.commands import Command, Shell, command, edited, joined
-from gpunode.diagnoses.model import Check, Citation, Family, Fix, Proof, Rule, Severity, Sign
+from gpunode.diagnoses.commands import Shell, command, edited, joined
+from gpunode.diagnoses.model import Family, Fix, Rule
 from gpunode.diagnoses.remedies import by_hand, run, setup_step, takes_gpunode
-from gpunode.diagnoses.signs import any_of, fact, holds
-from gpunode.diagnoses.snapshot import Snapshot, cite, finds
+from gpunode.diagnoses.signs import all_of, any_of, asked, fact, holds, line
+from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import archives, driver, modules
-from gpunode.diagnoses.views.archives import Listed, Owner, RefusedKey
 from gpunode.diagnoses.views.system import distro, package_manager
-from gpunode.facts.items import Item
 from gpunode.facts.patterns import Pattern
 
-_CUDA_DIR: Final = Pattern(r"/cuda/repos/(?P<dir>\w+)/(?P<arch>\w+)")
-_SIGNED_WITH_IT: Final = {"ubuntu1604", "ubuntu1804", "ubuntu2004", "debian10", "debian11", "wsl-ubuntu"}
-
-
-def _refused(snapshot: Snapshot, owner: Owner) -> tuple[RefusedKey, ...]:
-    return tuple(one for one in snapshot.view(archives.refused_keys) if one.owner == owner)
-
-
-def _key_refused(owner: Owner) -> Sign:
-    return fact(lambda snapshot: (one.citation for one in _refused(snapshot, owner)))
-
-
-def _which_cuda_key(snapshot: Snapshot) -> str:
-    refused = _refused(snapshot, "cuda")
-    key = next((one.key for one in refused if one.key), "")
-    named = f" ({key})" if key else ""
-    if any(one.is_weak for one in refused):
-        return f"NVIDIA's CUDA repository is signed by a key{named} that this release's policy takes for too weak"
-    if key and archives.RETIRED_KEY.endswith(key[-16:]):
-        return f"NVIDIA's CUDA repository is still checked against the key{named} that NVIDIA withdrew in April 2022"
-    return f"NVIDIA's CUDA repository is signed by a key{named} that this node does not have"
-
-
+_REFUSED: Final = (
+    r"(?:NO_PUBKEY|(?:EXPKEY|REVKEY|BAD|EXP)SIG|KEYEXPIRED|Missing key|[Ss]igning key|NOKEY|GPG check FAILED"
+    r"|is (?:not|no longer) signed|[Ss]ignatures? (?:couldn't|could not|verification)"
+    r"|Public key for \S+ is not installed|are already installed but)"
+)
+# apt names the archive in the line or before it; between them stands no other archive.
+_THEN: Final = rf"(?:(?!https?:)[^\n]){{0,300}}{_REFUSED}"
+_CUDA_REFUSED: Final = line(
+    rf"(?:nvidia\.(?:com|cn)/compute/(?:cuda|machine-learning)|/compute/cuda/repos/|\bcuda-(?:rhel|fedora|sles|open"
+    rf"suse|amzn)|['\"]cuda[\w.-]*['\"]){_THEN}|Public key for (?:cuda|nvidia|libnv)\S+\.rpm is not installed"
+    # The keys of its repositories, the first of which NVIDIA withdrew in April 2022.
+    rf"|{_REFUSED}.{{0,80}}(?:7FA2AF80|3BF863CC|8793F200|60DF8A40|D42D0685|CDF6BA43|1940C73E|73CD9B30|3A8B5622)",
+    flags=re.IGNORECASE,
+)
+_TOOLKIT_REFUSED: Final = line(
+    rf"(?:nvidia\.github\.io/|\blibnvidia-container\b|\bnvidia-(?:docker|container-(?:toolkit|runtime))\b){_THEN}"
+    rf"|{_REFUSED}.{{0,80}}(?:DDCAE044F796ECB0|6ED91CA3AC1160CD)",
+    flags=re.IGNORECASE,
+)
+# The next update is going to refuse it: nothing fails yet that is installed.
+_CUDA_UNKEYED: Final = fact(lambda snapshot: archives.unkeyed(snapshot, "cuda"))
+_TOOLKIT_UNKEYED: Final = fact(lambda snapshot: archives.unkeyed(snapshot, "toolkit"))
 # A driver came to the node and does not run: what keeps newer ones from coming is another matter.
 _HAS_ONE: Final = holds(
     lambda snapshot: driver.fails(snapshot) and bool(snapshot.view(modules.driver_builds)), "a driver is built here"
 )
 
 
-def _predicted(owner: Owner) -> Check:
-    """The next update is going to refuse the repository: nothing fails yet that is installed."""
+def _whose_key(owner: archives.Owner, repository: str) -> Callable[[Snapshot], str]:
+    def summary(snapshot: Snapshot) -> str:
+        lacking = next(archives.unkeyed(snapshot, owner), None)
+        where = f"in {lacking.source}" if lacking else "one that this node trusts"
+        return f"{repository} is signed by a key that is not {where}"
 
-    def check(snapshot: Snapshot) -> Iterator[Proof]:
-        whose = "NVIDIA's CUDA repository" if owner == "cuda" else "the container toolkit's repository"
-        found = (one for one in snapshot.view(archives.unkeyed) if one.owner == owner)
-        if (one := next(found, None)) and not _refused(snapshot, owner):
-            severity: Severity = "warning" if driver.works(snapshot) else "error"
-            yield Proof(f"apt cannot check {whose}: {one.why}", (one.entry.citation,), severity=severity)
+    return summary
 
-    return check
+
+_CUDA_DIR: Final = Pattern(r"/cuda/repos/(?P<dir>\w+)/(?P<arch>\w+)")
+_SIGNED_WITH_OLD: Final = {"ubuntu1604", "ubuntu1804", "ubuntu2004", "debian10", "debian11", "wsl-ubuntu"}
 
 
 def _renew_cuda_key(snapshot: Snapshot) -> Iterable[Fix]:
-    if snapshot.view(package_manager) != "apt":
+    manager = snapshot.view(package_manager)
+    if manager != "apt":
         yield run("remove", "remove the old key of cudatools", _RETIRED_RPM_KEY)
         text = "fetch the repository's description again; it names the new key"
-        yield run("configure", text, _READ_ANEW[snapshot.view(package_manager) == "zypper"])
+        yield run("configure", text, _READ_ANEW[manager == "zypper"])
         return
-    refused = [match for one in _refused(snapshot, "cuda") if (match := _CUDA_DIR.search(one.url))]
-    if refused or not snapshot.view(archives.unkeyed):
-        yield from _drop_retired_key(snapshot, [match["dir"] for match in refused])
-    for match in refused[:1]:
+    refused, known = snapshot.match(_CUDA_DIR), distro(snapshot)
+    has = release(known) if known else None
+    is_old = refused is None or refused["dir"] in _SIGNED_WITH_OLD
+    if is_old and not snapshot.view(_CUDA_UNKEYED) and (known is None or (has is not None and has.has_apt_key)):
+        yield run("remove", "remove the key that NVIDIA withdrew", Shell("sudo apt-key del 7fa2af80"))
+    if refused:
         package = "cuda-keyring_1.1-1_all.deb"
-        url = f"https://developer.download.nvidia.com/compute/cuda/repos/{match['dir']}/{match['arch']}/{package}"
+        url = f"https://developer.download.nvidia.com/compute/cuda/repos/{refused['dir']}/{refused['arch']}/{package}"
         fetch, put = command("curl", "-fsSLO", url), command("sudo", "dpkg", "-i", package)
         yield run("install", "install NVIDIA's package with the current key", fetch, put, Shell("sudo apt-get update"))
     if takes_gpunode(snapshot):
@@ -90,156 +91,80 @@ _READ_ANEW: Final = {
     True: Shell("sudo zypper --gpg-auto-import-keys refresh"),
     False: Shell("sudo dnf makecache"),
 }
-
-
-def _drop_retired_key(snapshot: Snapshot, folders: list[str]) -> Iterator[Fix]:
-    known = distro(snapshot)
-    has = release(known) if known else None
-    is_old = not folders or not _SIGNED_WITH_IT.isdisjoint(folders)
-    if is_old and (known is None or (has is not None and has.has_apt_key)):
-        yield run("remove", "remove the key that NVIDIA withdrew", Shell("sudo apt-key del 7fa2af80"))
-
-
-_TOOLKIT_URL: Final = "https://nvidia.github.io/libnvidia-container"
+_RPM_LIST: Final = "nvidia-container-toolkit.repo"
 
 
 def _renew_toolkit_key(snapshot: Snapshot) -> Iterable[Fix]:
-    if snapshot.view(package_manager) != "apt":
-        repository = f"{_TOOLKIT_URL}/stable/rpm/nvidia-container-toolkit.repo"
-        is_zypper = snapshot.view(package_manager) == "zypper"
-        folder = "/etc/zypp/repos.d" if is_zypper else "/etc/yum.repos.d"
-        tee = command("sudo", "tee", f"{folder}/nvidia-container-toolkit.repo")
-        curl = command("curl", "-fsSL", repository)
-        fetch = joined(curl, Shell("|"), tee, Shell(">/dev/null"))
+    if (manager := snapshot.view(package_manager)) != "apt":
+        folder = "/etc/zypp/repos.d" if manager == "zypper" else "/etc/yum.repos.d"
+        curl = command("curl", "-fsSL", f"https://nvidia.github.io/libnvidia-container/stable/rpm/{_RPM_LIST}")
+        fetch = joined(curl, Shell("|"), command("sudo", "tee", f"{folder}/{_RPM_LIST}"), Shell(">/dev/null"))
         text = "fetch the repository's description again; it names the key"
-        yield run("configure", text, fetch, _READ_ANEW[is_zypper])
-        return
-    by_person = remedies.TOOLKIT_ARCHIVE
-    if takes_gpunode(snapshot):
-        text = "set the repository up anew, its key checked"
-        yield setup_step(snapshot, "configure", text, "toolkit-repository")
-        yield run("configure", "or by hand: the key, then the entry that names it", *by_person)
+        yield run("configure", text, fetch, _READ_ANEW[manager == "zypper"])
+    elif takes_gpunode(snapshot):
+        yield setup_step(snapshot, "configure", "set the repository up anew, its key checked", "toolkit-repository")
     else:
-        yield run("configure", "fetch the key, then write the entry that names it", *by_person)
+        text = "fetch the key, then write the entry that names it"
+        yield run("configure", text, *remedies.TOOLKIT_ARCHIVE)
 
 
-_CONFLICT: Final = Pattern(
-    r"Conflicting values set for option (?:Signed-By|Trusted) regarding source (?P<url>\S+)(?P<rest>.*)"
+_CONFLICT: Final = r"Conflicting values set for option (?:Signed-By|Trusted) regarding source"
+_OLD_LIST: Final = line(
+    r"(?:nvidia-docker|libnvidia-container|nvidia-container-runtime|/cuda)\.list$|archive_uri-", "listing", "text"
 )
-# The list files of packages and instructions that today's have replaced.
-_OLD_LISTS: Final = Pattern(
-    r"/(?:nvidia-docker|libnvidia-container|nvidia-container-runtime|cuda)\.list$|/archive_uri-"
-)
-# Those of today's.
-_CURRENT_LISTS: Final = Pattern(r"/(?:nvidia-container-toolkit|cuda-[a-z]+\d+-\w+)\.(?:list|sources)$")
-_LIST_NAME: Final = Pattern(r"/etc/apt/(?:sources\.list\.d/[\w.-]+\.(?:list|sources)|sources\.list)")
+_NEW_LIST: Final = line(r"(?:nvidia-container-toolkit|/cuda-[a-z]+\d+-\w+)\.(?:list|sources)$", "listing", "text")
+_CLASHING: Final = fact(lambda snapshot: (one.citation for same in snapshot.view(archives.conflicts) for one in same))
+_SAID: Final = Pattern(rf"{_CONFLICT} (?P<url>\S+)")
 
 
-def _clashing(snapshot: Snapshot) -> Iterator[Citation]:
-    return (one.citation for same in snapshot.view(archives.conflicts) for one in same)
-
-
-def _named_twice(snapshot: Snapshot) -> Iterator[Citation]:
-    """A search for the archive's host that named both a list file of old instructions and today's."""
-    for item in _searches(snapshot):
-        named = _LIST_NAME.findall(item.text)
-        if any(map(_OLD_LISTS.search, named)) and any(map(_CURRENT_LISTS.search, named)):
-            yield cite(item)
-
-
-def _searches(snapshot: Snapshot) -> Iterator[Item]:
-    return (item for item in snapshot.of("listing") if item.source.words[:1] and "grep" in item.source.words[0])
-
-
-def _which_archive(snapshot: Snapshot) -> str:
-    same = next(iter(snapshot.view(archives.conflicts)), ())
-    if same and not snapshot.says(_CONFLICT):
-        files = ", ".join(dict.fromkeys(entry.source.file for entry in same))
-        return f"{files} name {same[0].source.uri} with different Signed-By, so apt will read no list at all"
-    return f"two source entries name {_conflict(snapshot) or 'one archive'} with different keys, so apt reads no list"
-
-
-def _conflict(snapshot: Snapshot) -> str:
-    """The archive that apt complains of, one of NVIDIA's before others; empty where it does not."""
-    found = [match["url"] for item in snapshot.items if item.is_seen for match in finds(item, _CONFLICT)]
-    wrapped = snapshot.match(_CONFLICT)
-    every = [*found, *([wrapped["url"]] if wrapped else [])]
-    return next((url for url in every if archives.owner_of(url) != "other"), every[0] if every else "")
+def _doubled(snapshot: Snapshot) -> str:
+    """The archive that two entries name, one of NVIDIA's before others; empty where nothing tells."""
+    lines = (_SAID.search(one.line) for one in snapshot.said(_SAID))
+    urls = [match["url"] for match in (*lines, snapshot.match(_SAID)) if match]
+    urls += [same[0].source.uri for same in snapshot.view(archives.conflicts)]
+    return next((url for url in urls if archives.owner_of(url) != "other"), urls[0] if urls else "")
 
 
 def _keep_one_entry(snapshot: Snapshot) -> Iterable[Fix]:
-    url = _conflict(snapshot) or next((s[0].source.uri for s in snapshot.view(archives.conflicts)), "")
-    owner = archives.owner_of(url)
-    surplus = _surplus(snapshot)
-    archive = _archive(url)
-    if surplus:
-        edits = (edit for file in surplus for edit in _without(archive, file))
+    url = _doubled(snapshot)
+    owner, match = archives.owner_of(url), _ARCHIVE.match(url)
+    archive = match["archive"] if match else ""
+    plain = archive.replace(".", r"\.")
+    comment = rf"\|{plain}|s/^[[:space:]]*deb/#&/"
+    if files := _surplus(snapshot) if archive else ():
+        # Other archives of a newer file stay (sources.list(5), Enabled).
+        paragraph = rf"\|^[Uu][Rr][Ii][Ss]:.*{plain}|i Enabled: no"
+        edits = (edit for file in files for edit in edited(comment if file.endswith(".list") else paragraph, file))
         yield run("remove", "take the entry that is too many away", *edits)
     elif owner == "other" or not archive:
-        find = command("grep", "-rF", "--", archive or "Signed-By", "/etc/apt/sources.list", "/etc/apt/sources.list.d")
+        find = command("grep", "-rF", "--", archive or "Signed-By", *_LISTS)
         yield run("inspect", "see what names it", find)
         yield by_hand("remove", "remove all entries for it but one")
     else:
-        keep = {"toolkit": "/nvidia-container-toolkit\\.list$", "cuda": "/cuda-[a-z]+[0-9]+-[a-z0-9_]+\\.list$"}
+        keep = {"toolkit": r"/nvidia-container-toolkit\.list$", "cuda": r"/cuda-[a-z]+[0-9]+-[a-z0-9_]+\.list$"}[owner]
         find = command("grep", "-rlsF", "--include=*.list", "--", archive, *_LISTS)
-        edit = command("sudo", "sed", "-i.bak", "-E", _commented(archive))
-        others = joined(find, Shell("|"), command("grep", "-vE", keep[owner]), Shell(r"| xargs -r -d '\n'"), edit)
+        edit = joined(Shell(r"| xargs -r -d '\n'"), command("sudo", "sed", "-i.bak", "-E", comment))
+        others = joined(find, Shell("|"), command("grep", "-vE", keep), edit)
         yield run("remove", "comment the other entries that name it out", others)
-    step = {"toolkit": "toolkit-repository", "cuda": "cuda-repository"}.get(owner)
-    if step and takes_gpunode(snapshot):
-        yield setup_step(snapshot, "configure", "write the one entry that is needed", step)
+    if owner != "other" and takes_gpunode(snapshot):
+        yield setup_step(snapshot, "configure", "write the one entry that is needed", f"{owner}-repository")
     else:
         yield run("inspect", "see that apt reads its lists again", Shell("sudo apt-get update"))
 
 
 _LISTS: Final = ("/etc/apt/sources.list", "/etc/apt/sources.list.d")
+# Host and first folders: what follows is written in several ways in lists.
 _ARCHIVE: Final = Pattern(r"https?://(?P<archive>[a-z0-9][a-z0-9.-]*(?:/[A-Za-z0-9][A-Za-z0-9._-]*){0,2})")
-
-
-def _archive(url: str) -> str:
-    """Host and first folders of an archive: what follows is written in several ways in lists."""
-    match = _ARCHIVE.match(url)
-    return match["archive"] if match else ""
-
-
-def _without(archive: str, file: str) -> tuple[Command, ...]:
-    """The command that takes an archive out of a file of apt's: its lines of a list, its paragraph of a newer file."""
-    if not archive:
-        return ()
-    plain = archive.replace(".", r"\.")
-    # Other archives of a newer file stay (sources.list(5), Enabled).
-    paragraph = f"\\|^[Uu][Rr][Ii][Ss]:.*{plain}|i Enabled: no"
-    return edited(_commented(archive) if file.endswith(".list") else paragraph, file)
-
-
-def _commented(archive: str) -> str:
-    plain = archive.replace(".", r"\.")
-    return f"\\|{plain}|s/^[[:space:]]*deb/#&/"
+_CURRENT: Final = Pattern(r"/(?:nvidia-container-toolkit|cuda-[a-z]+\d+-\w+)\.(?:list|sources)$")
 
 
 def _surplus(snapshot: Snapshot) -> tuple[str, ...]:
-    """The files with entries to be dropped: where some name a key, those that name none, else those of old names.
-
-    Of entries that are known, none but theirs: what else stands in the folder is nobody's surplus.
-    """
+    """The files with the entries to be dropped: those that today's instructions do not write."""
     for same in snapshot.view(archives.conflicts):
-        bare = [entry for entry in same if not entry.source.signed_by]
-        old = [entry for entry in same if _OLD_LISTS.search(entry.source.file)]
-        other = [entry for entry in same if not _CURRENT_LISTS.search(entry.source.file)]
-        for surplus in (bare, old, other):
-            if 0 < len(surplus) < len(same):
-                return _files(surplus, [entry for entry in same if entry not in surplus])
-        return ()
-    # Without the entries, a grep for the archive's host has named the files.
-    named = tuple(dict.fromkeys(file for item in _searches(snapshot) for file in _LIST_NAME.findall(item.text)))
-    surplus_named = tuple(file for file in named if _OLD_LISTS.search(file))
-    return surplus_named if len(surplus_named) < len(named) else ()
-
-
-def _files(surplus: Iterable[Listed], kept: Iterable[Listed]) -> tuple[str, ...]:
-    """The files of what is too many; where an entry that stays is in the same file, a person must choose the line."""
-    staying = {entry.source.file for entry in kept}
-    return tuple(dict.fromkeys(entry.source.file for entry in surplus if entry.source.file not in staying))
+        files = dict.fromkeys(entry.source.file for entry in same)
+        if surplus := tuple(file for file in files if not _CURRENT.search(file)):
+            return surplus if len(surplus) < len(files) else ()
+    return ()
 
 
 _CUDA_BLOG: Final = "https://developer.nvidia.com/blog/updating-the-cuda-linux-gpg-repository-key/"
@@ -258,11 +183,10 @@ FAMILY: Final = Family(
             disruption="none",
             title="the CUDA repository's key is not the one that this node trusts",
             share=2.5,
-            check=_predicted("cuda"),
-            decisive=_key_refused("cuda"),
-            symptoms=(symptoms.REPOSITORY_REFUSED, symptoms.PACKAGES_BROKEN, _key_refused("cuda")),
-            later=_HAS_ONE,
-            summary=_which_cuda_key,
+            decisive=any_of(_CUDA_REFUSED, _CUDA_UNKEYED),
+            symptoms=(symptoms.REPOSITORY_REFUSED, symptoms.PACKAGES_BROKEN, _CUDA_REFUSED, _CUDA_UNKEYED),
+            later=any_of(_HAS_ONE, symptoms.DRIVER_WORKS),
+            summary=_whose_key("cuda", "NVIDIA's CUDA repository"),
             look_at=(Shell("sudo apt-get update"),),
             story=(
                 "NVIDIA signs each of its CUDA repositories with one key. In April 2022 the old one (7fa2af80) was "
@@ -282,12 +206,10 @@ FAMILY: Final = Family(
             disruption="none",
             title="the container toolkit's repository key is missing",
             share=1,
-            check=_predicted("toolkit"),
-            decisive=_key_refused("toolkit"),
-            symptoms=(symptoms.REPOSITORY_REFUSED, _key_refused("toolkit")),
-            summary=(
-                "the container toolkit's repository is signed by a key that its source entry's keyring does not hold"
-            ),
+            decisive=any_of(_TOOLKIT_REFUSED, _TOOLKIT_UNKEYED),
+            symptoms=(symptoms.REPOSITORY_REFUSED, _TOOLKIT_REFUSED, _TOOLKIT_UNKEYED),
+            later=all_of(_TOOLKIT_UNKEYED, symptoms.DRIVER_WORKS),
+            summary=_whose_key("toolkit", "the container toolkit's repository"),
             look_at=(Shell("sudo apt-get update"),),
             story=(
                 "The container toolkit's repository at nvidia.github.io is signed by the key DDCAE044F796ECB0. The "
@@ -306,10 +228,11 @@ FAMILY: Final = Family(
             disruption="none",
             title="two source entries name one repository with different keys",
             share=1.5,
-            decisive=any_of(fact(lambda snapshot: snapshot.said(_CONFLICT)), fact(_clashing)),
-            typical=fact(_named_twice),
-            symptoms=(symptoms.REPOSITORY_REFUSED, fact(_clashing)),
-            summary=_which_archive,
+            decisive=any_of(line(_CONFLICT), _CLASHING),
+            typical=all_of(_OLD_LIST, _NEW_LIST),
+            symptoms=(symptoms.REPOSITORY_REFUSED, _CLASHING),
+            context=asked(r"/sources\.list"),
+            summary=lambda node: f"two source entries name {_doubled(node) or 'an archive'} with different keys",
             look_at=(Shell("grep -rn nvidia /etc/apt/sources.list.d"),),
             story=(
                 "apt takes an archive that two entries name for one archive, and their options have to agree. An old "
