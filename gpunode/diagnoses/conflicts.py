@@ -12,7 +12,7 @@ from gpunode.diagnoses.chains import MISMATCHES
 from gpunode.diagnoses.commands import Shell
 from gpunode.diagnoses.model import Citation, Family, Fix, Rule
 from gpunode.diagnoses.remedies import by_hand, run, setup_step, takes_gpunode, uninstall
-from gpunode.diagnoses.signs import all_of, any_of, asked, fact, line, unless
+from gpunode.diagnoses.signs import all_of, any_of, fact, line, unless
 from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import archives, driver, packages
 from gpunode.diagnoses.views.history import is_drivers
@@ -197,7 +197,6 @@ FAMILY: Final = Family(
             title="two packages bring the same file",
             decisive=_SAME_FILE,
             symptoms=(symptoms.PACKAGES_BROKEN, _SAME_FILE),
-            context=asked(r"\bdpkg -S\b|\brpm -qf\b|\bpacman -Qo\b"),
             summary="two packages bring the same file, so the second was not unpacked",
             look_at=(Shell("dpkg -l | grep nvidia"),),
             story=(

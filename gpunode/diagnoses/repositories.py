@@ -13,7 +13,7 @@ from gpunode.diagnoses.chains import NO_PACKAGES, NO_TOOLKIT
 from gpunode.diagnoses.commands import Shell, command, edited, joined
 from gpunode.diagnoses.model import Family, Fix, Rule
 from gpunode.diagnoses.remedies import by_hand, run, setup_step, takes_gpunode
-from gpunode.diagnoses.signs import all_of, any_of, asked, fact, holds, line
+from gpunode.diagnoses.signs import all_of, any_of, fact, holds, line
 from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import archives, driver, modules
 from gpunode.diagnoses.views.system import distro, package_manager
@@ -231,7 +231,6 @@ FAMILY: Final = Family(
             decisive=any_of(line(_CONFLICT), _CLASHING),
             typical=all_of(_OLD_LIST, _NEW_LIST),
             symptoms=(symptoms.REPOSITORY_REFUSED, _CLASHING),
-            context=asked(r"/sources\.list"),
             summary=lambda node: f"two source entries name {_doubled(node) or 'an archive'} with different keys",
             look_at=(Shell("grep -rn nvidia /etc/apt/sources.list.d"),),
             story=(
