@@ -8,6 +8,7 @@ from typing import Final
 
 from gpunode.diagnoses import symptoms
 from gpunode.diagnoses.commands import Command, Shell, command, is_place
+from gpunode.diagnoses.docker import ROOTLESS
 from gpunode.diagnoses.model import Citation, Family, Fix, Rule
 from gpunode.diagnoses.remedies import run, upgrade
 from gpunode.diagnoses.signs import all_of, any_of, fact, holds, line, unless
@@ -139,13 +140,13 @@ def _elsewhere(snapshot: Snapshot) -> Iterator[Citation]:
     if not any(one.folder in folders for one in specs):
         yield from (one.citation for one in specs)
         yield from (place,) if specs and place else ()
-    elif snapshot.view(docker.rootless) and docker.version(snapshot) < (28,):
-        yield from snapshot.view(docker.rootless)
+    elif snapshot.view(ROOTLESS) and docker.version(snapshot) < (28,):
+        yield from snapshot.view(ROOTLESS)
 
 
 def _reads_elsewhere(snapshot: Snapshot) -> Iterator[Citation]:
     place = cdi.read_folders(snapshot)[1]
-    yield from (place,) if place else snapshot.view(docker.rootless)
+    yield from (place,) if place else snapshot.view(ROOTLESS)
 
 
 _ELSEWHERE: Final = fact(_elsewhere)
@@ -162,7 +163,7 @@ def _written_to(folder: str) -> tuple[Command, ...]:
 
 def _where_it_looks(snapshot: Snapshot) -> Iterable[Fix]:
     folder = cdi.read_folders(snapshot)[0][0] if snapshot.view(_THERE) else FOLDERS[0]
-    if snapshot.view(docker.rootless):
+    if snapshot.view(ROOTLESS):
         yield run(
             "configure",
             "write the specification into the home, and name that folder as cdi-spec-dirs in the user's daemon.json",
@@ -257,7 +258,7 @@ def _switch(snapshot: Snapshot) -> Iterable[Fix]:
     if version and version < (25,):
         held = tuple(name for name in _DOCKERS if packages.installed(snapshot, name))
         yield upgrade(snapshot, "bring docker to 25 or later", *(held or ("docker-ce", "docker-ce-cli")))
-    elif snapshot.view(docker.rootless):
+    elif snapshot.view(ROOTLESS):
         configure = Shell(
             'gpunode ctk runtime configure --runtime=docker --cdi.enabled --config="$HOME/.config/docker/daemon.json"'
         )

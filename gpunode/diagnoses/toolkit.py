@@ -308,7 +308,7 @@ FAMILY: Final = Family(
             share=1,
             summary="the toolkit is told that the driver lies in a tree of its own, and it is the host's",
             remedy=_own_root,
-            explains=NO_RUNTIME | {"ldconfig-path-wrong"},
+            explains=NO_RUNTIME | {"ldconfig-path-wrong", "docker-from-snap-or-desktop-vm"},
         ),
         Rule(
             cause="ldconfig-path-wrong",
