@@ -49,7 +49,6 @@ class Effective:
     Attributes:
         handlers: each with the line that describes it.
         systemd_cgroup: what each handler's options say; a handler that says nothing is absent.
-        spec_dirs: where CDI specifications are looked for; empty where it does not say.
         names_handlers: whether a handler that is not here would be, so that its absence is known.
     """
 
@@ -57,7 +56,6 @@ class Effective:
     handlers: Mapping[str, Citation] = field(default_factory=dict)
     default: Value | None = None
     systemd_cgroup: Mapping[str, Value] = field(default_factory=dict)
-    spec_dirs: tuple[str, ...] = ()
     names_handlers: bool = False
 
     @property
@@ -145,7 +143,6 @@ def _taken(seen: Effective, items: Mapping[str, Item], root: str) -> Effective |
         {name: seen.handlers.get(name, seen.place) for name in told.handlers},
         seen.default if told.default else None,
         {name: value for name, value in seen.systemd_cgroup.items() if name in told.systemd_cgroup},
-        seen.spec_dirs,
         names_handlers=True,
     )
 
@@ -154,7 +151,7 @@ def _taken(seen: Effective, items: Mapping[str, Item], root: str) -> Effective |
 _TOKEN: Final = Pattern(
     r"^(?:\d+[:-])?[ \t]*\[(?P<table>[^\[\]\n]+)\]"
     r"|\"(?P<object>[\w.-]+)\"\s*:\s*\{(?=\s*\"(?:options|runtime(?:Type|Path|Engine|Root))\")"
-    r"|(?:^|[{,\d:-])[ \t]*\"?(?P<key>default_?runtime_?name|SystemdCgroup|cdi_?spec_?dirs|runtimes)\"?\s*[:=]\s*"
+    r"|(?:^|[{,\d:-])[ \t]*\"?(?P<key>default_?runtime_?name|SystemdCgroup|runtimes)\"?\s*[:=]\s*"
     r"(?P<value>\[[^\]]*\]|[^\s,}]+)",
     re.MULTILINE | re.IGNORECASE,
 )
@@ -166,7 +163,7 @@ def _scanned(*items: Item) -> Effective:
     """What the lines of the texts say, whole or in part; a later file wins."""
     handlers: dict[str, Citation] = {}
     systemd: dict[str, Value] = {}
-    default, dirs, handler = None, tuple[str, ...](), ""
+    default, handler = None, ""
     for item in items:
         for match in finds(item, _TOKEN):
             place = cite(item, item.number_at(match.start(match.lastgroup or 0)))
@@ -181,12 +178,10 @@ def _scanned(*items: Item) -> Effective:
                 default = Value(value, place)
             elif key == "systemdcgroup":
                 systemd[handler] = Value(value.lower(), place)
-            elif key == "runtimes":  # what jq makes of it with "keys"
+            else:  # what jq makes of the runtimes with "keys"
                 handlers |= dict.fromkeys(_QUOTED.findall(match["value"]), place)
-            else:
-                dirs = tuple(_QUOTED.findall(match["value"]))
     source, text = items[0].source, items[0].text
     lists = bool(handlers) or "runtimes]" in text or '"runtimes"' in text
     is_whole = not (source.is_part or source.only) and items[0].kind != "containerd-config"
     names = (lists and (not source.only or "runtimes" in source.only)) or is_whole
-    return Effective(cite(items[0], 1), handlers, default, systemd, dirs, names)
+    return Effective(cite(items[0], 1), handlers, default, systemd, names)
