@@ -151,10 +151,7 @@ FAMILY: Final = Family(
                 "good with UnexpectedAdmissionError. A controller makes a new pod; a bare pod stays failed. A minute "
                 "later the plugin is there and the node looks healthy."
             ),
-            sources=(
-                f"{_KUBERNETES}/issues/125579",
-                f"{_KUBERNETES}/issues/128043",
-            ),
+            sources=(f"{_KUBERNETES}/issues/125579", f"{_KUBERNETES}/issues/128043"),
             decisive=all_of(_REFUSED, _BOOTED),
             typical=unless(_NOT_HEALTHY, _WAS_RESTARTED, _OLD, _STALE),
             symptoms=(symptoms.POD_REFUSED,),
@@ -200,10 +197,7 @@ FAMILY: Final = Family(
                 "then places a pod on a GPU that the kubelet does not have: requested number of devices unavailable. "
                 "Every further pod fails the same way until the kubelet is restarted."
             ),
-            sources=(
-                f"{_KUBERNETES}/issues/130145",
-                f"{_KUBERNETES}/issues/137317",
-            ),
+            sources=(f"{_KUBERNETES}/issues/130145", f"{_KUBERNETES}/issues/137317"),
             decisive=all_of(_REFUSED, any_of(_STALE, all_of(_FEWER, fact(_free)))),
             typical=unless(_FEWER, _WAS_RESTARTED, _OLD),
             symptoms=(symptoms.POD_REFUSED, symptoms.POD_PENDING),

@@ -206,11 +206,7 @@ FAMILY: Final = Family(
                 "manager may not drain the node, or is refused for pods with local data. The driver pod fails in its "
                 "init container, and with it the whole stack, until the clients are gone."
             ),
-            sources=(
-                f"{_OPERATOR}/issues/2166",
-                f"{_OPERATOR}/issues/416",
-                f"{_OPERATOR}/issues/304",
-            ),
+            sources=(f"{_OPERATOR}/issues/2166", f"{_OPERATOR}/issues/416", f"{_OPERATOR}/issues/304"),
             decisive=unless(all_of(_STUCK, _OF_POD), _HOST_DRIVER),
             typical=unless(
                 any_of(

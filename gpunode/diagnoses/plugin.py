@@ -286,11 +286,7 @@ FAMILY: Final = Family(
                 "the GPU keep it. The plugin does not take its word back before it is restarted, even where the "
                 "fault was the application's and the GPU is well."
             ),
-            sources=(
-                f"{DEVICE_PLUGIN}/issues/58",
-                f"{DEVICE_PLUGIN}/issues/189",
-                f"{DEVICE_PLUGIN}/issues/234",
-            ),
+            sources=(f"{DEVICE_PLUGIN}/issues/58", f"{DEVICE_PLUGIN}/issues/189", f"{DEVICE_PLUGIN}/issues/234"),
             decisive=UNHEALTHY,
             symptoms=(UNHEALTHY, symptoms.POD_PENDING, symptoms.POD_REFUSED, symptoms.NO_CAPACITY, symptoms.ANY_XID),
             look_at=(

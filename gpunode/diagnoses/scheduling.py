@@ -37,7 +37,7 @@ _GPU_TAINT: Final = any_of(
          rf"|map\[effect:No(?:Schedule|Execute) key:[\w./-]*{_GPUS}"
          # As a list in YAML or JSON; a toleration has an operator, too.
          rf"|effect\W+No(?:Schedule|Execute)\W+key\W+[\w./-]*{_GPUS}[\w./-]*\W+value\b", "kubernetes-node"),
-    line(rf"\btaints?\b.*{_GPUS}.*:No(?:Schedule|Execute)\b", flags=re.IGNORECASE),
+    line(rf"\btaints?\b.*{_GPUS}.*:No(?:Schedule|Execute)\b", flags=re.IGNORECASE)
 )  # fmt: skip
 _TOLERATES: Final = line(
     r"(?:^|\s)(?:nvidia\.com/gpu)?(?::NoSchedule)? op=Exists\s*$|operator: \"?Exists\"?\s+key: nvidia"
@@ -155,7 +155,7 @@ _CREATED: Final = Pattern(r"\b(?:minikube\s+start|kind\s+create|k3d\s+cluster\s+
 _NO_GPU_INSIDE: Final = any_of(
     line(r"device-plugin|libnvidia-ml\.so\.1|Insufficient nvidia\.com/gpu|No devices found\. Waiting|No valid resources"
          r"|nvidia-smi[\"']?: (?:executable file )?not found|Driver was not detected"),
-    symptoms.PLUGIN_FAILS, symptoms.NO_CAPACITY, symptoms.NO_DEVICE_DRIVER, symptoms.NO_RUNTIME, _NO_CAPACITY,
+    symptoms.PLUGIN_FAILS, symptoms.NO_CAPACITY, symptoms.NO_DEVICE_DRIVER, symptoms.NO_RUNTIME, _NO_CAPACITY
 )  # fmt: skip
 
 

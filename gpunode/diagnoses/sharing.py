@@ -170,11 +170,7 @@ FAMILY: Final = Family(
             disruption="restart-container",
             title="the running device plugin has not got the sharing configuration",
             symptoms=(symptoms.POD_PENDING, _UNDIVIDED, _EMPTY),
-            look_at=(
-                Shell(
-                    "kubectl get nodes -o custom-columns=NAME:.metadata.name,GPU:.status.allocatable.nvidia\\\\.com/gpu"
-                ),
-            ),
+            look_at=(Shell("kubectl describe nodes | grep -E 'nvidia.com/(gpu|device-plugin)'"),),
             story=(
                 "Sharing of GPUs is a configuration file of the device plugin. The plugin that serves the node prints "
                 "an empty sharing section and offers each GPU once: it comes from the static manifest, which mounts no "

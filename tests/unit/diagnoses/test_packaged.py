@@ -112,21 +112,6 @@ def test_opensuse_gets_the_repository_that_has_the_open_driver(
     assert installed == "sudo zypper install nvidia-open"
 
 
-@pytest.mark.parametrize(
-    ("release", "origin"),
-    [
-        (system("elementary", "7", "ubuntu debian"), "o=Ubuntu"),
-        (system("linuxmint", "8", "debian"), "o=Debian"),
-        (system("kali", "2026.3", "debian"), "o=Kali"),
-        (system("pop", "22.04", "ubuntu debian"), ""),
-    ],
-)
-def test_the_archive_is_named_as_apt_knows_it(release: Row, origin: str) -> None:
-    fix = remedies.one_archive(snapshot(pasted.evidence([release])))
-    assert fix.commands if origin else not fix.commands
-    assert all(origin in command for command in fix.commands)
-
-
 def test_a_rolling_release_has_a_repository_of_its_own() -> None:
     added = driver(system("opensuse-tumbleweed", "20261101", "opensuse suse"), NAMED).commands[0]
     assert added == "sudo zypper addrepo https://download.nvidia.com/opensuse/tumbleweed nvidia-graphics"
