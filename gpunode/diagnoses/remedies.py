@@ -415,7 +415,7 @@ def guest_driver(text: str, when: str = "") -> Fix:
 
 
 _ON_DISK: Final = Shell("v=$(modinfo -F version nvidia);")
-_MANAGER_OF_IT: Final[dict[PackageManager, Command]] = {
+MANAGER_OF_IT: Final[dict[PackageManager, Command]] = {
     "apt": Shell(
         'sudo apt-get install "nvidia-fabricmanager=$v*" || sudo apt-get install "nvidia-fabricmanager-${v%%.*}=$v*"'
     ),
@@ -426,7 +426,7 @@ _MANAGER_OF_IT: Final[dict[PackageManager, Command]] = {
 
 def fabric_manager_too(snapshot: Snapshot) -> Iterator[Fix]:
     """The fabric manager, where one is installed, beside another driver: it works with its own version alone."""
-    words = _MANAGER_OF_IT.get(snapshot.view(package_manager))
+    words = MANAGER_OF_IT.get(snapshot.view(package_manager))
     if words and snapshot.view(fabric.installed):
         text = "bring the fabric manager to the version of the new driver: with another one no GPU joins the fabric"
         yield run("install", text, joined(_ON_DISK, words))

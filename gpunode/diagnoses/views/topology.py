@@ -10,6 +10,7 @@ from typing import Final, Literal, TypeAlias
 from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import pci
 from gpunode.diagnoses.views.inventory import inventory
+from gpunode.diagnoses.views.nvlinks import nvlinks
 from gpunode.facts.items import Item
 from gpunode.facts.numbers import whole
 from gpunode.facts.patterns import Pattern
@@ -41,8 +42,6 @@ _ROW: Final = Pattern(
     re.MULTILINE,
 )
 _LEGEND: Final = Pattern(r"^[ \t]*(?P<nic>NIC\d+):\s*(?P<name>\w+)\s*$", re.MULTILINE)
-_OF_GPU: Final = Pattern(r"^[ \t]*GPU (?P<index>\d{1,3}):")
-_NVLINK: Final = Pattern(r"^[ \t]*Link (?P<link>\d{1,2}):\s*(?P<state><inactive>|[\d.]+ GB/s)", re.IGNORECASE)
 _SORTS: Final[tuple[tuple[str, Sort], ...]] = (
     ("0108", "nvme"), ("non-volatile", "nvme"), ("0200", "nic"), ("0207", "nic"), ("ethernet", "nic"),
     ("infiniband", "nic"), ("0604", "bridge"), ("pci bridge", "bridge"),
@@ -131,7 +130,8 @@ def topology(snapshot: Snapshot) -> Topology:
         if address not in seen
     ]
     wanted = tuple(sorted((*listed, *unlisted), key=lambda device: device.address))
-    return Topology(_counted(wanted, matrix), matrix, nics, _nvlinks(snapshot))
+    links = {one.index: one.rates for one in snapshot.view(nvlinks) if one.index is not None}
+    return Topology(_counted(wanted, matrix), matrix, nics, links)
 
 
 def addresses(snapshot: Snapshot) -> Mapping[int, str]:
@@ -307,16 +307,3 @@ def _cells(text: str) -> Iterator[tuple[tuple[str, str], str]]:
             found = [word for word in words[1 : len(columns) + 1] if _CELL.match(word)]
             if len(found) == len(columns):
                 yield from (((words[0], column), cell) for column, cell in zip(columns, found, strict=True))
-
-
-def _nvlinks(snapshot: Snapshot) -> Mapping[int, Mapping[int, str]]:
-    found: dict[int, dict[int, str]] = {}
-    for item in snapshot.of("nvidia-smi-nvlink", "nvidia-smi", "text"):
-        index: int | None = None
-        for line in item.lines:
-            if head := _OF_GPU.match(line):
-                index = int(head["index"])
-            elif index is not None and (link := _NVLINK.match(line)):
-                state = link["state"]
-                found.setdefault(index, {})[int(link["link"])] = "" if state.startswith("<") else state
-    return found
