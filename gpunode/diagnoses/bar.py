@@ -92,6 +92,7 @@ GUEST: Final = holds(system.is_guest, "this is a virtual machine")
 _BARE_METAL: Final = holds(lambda snapshot: system.is_guest(snapshot) is False, "this is no virtual machine")
 _HIGH: Final = holds(_has_high_window, "the bus has addresses above 4 GiB")
 _NO_HIGH: Final = holds(lambda snapshot: _has_high_window(snapshot) is False, "the bus has none above 4 GiB")
+_SHOWN: Final = (symptoms.NOT_STARTED, symptoms.NO_ADDRESS, symptoms.NO_DEVICES, symptoms.NO_DRIVER)
 _SWITCHED_OFF: Final = anywhere(r"Above 4G (?:Decoding|MMIO)\W{0,40}(?:Disabled|off\b)", re.IGNORECASE)
 
 
@@ -118,13 +119,7 @@ FAMILY: Final = Family(
             disruption="reboot",
             title="firmware gives the GPU's memory region no address",
             share=0.8,
-            symptoms=(
-                symptoms.CLOSED_OR_BAR,
-                symptoms.NOT_STARTED,
-                symptoms.NO_ADDRESS,
-                symptoms.NO_DEVICES,
-                symptoms.NO_DRIVER,
-            ),
+            symptoms=(symptoms.CLOSED_OR_BAR, *_SHOWN),
             look_at=(Shell("sudo lspci -vv -d 10de: | grep -E '^[0-9a-f]|Region'"),),
             story=(
                 "A GPU shows its memory through a region (BAR1) of gigabytes, which only fits above 4 GiB of the "
@@ -132,10 +127,7 @@ FAMILY: Final = Family(
                 "lspci shows it unassigned, NVRM calls it 0M, and the driver cannot start the GPU (0x22:0x56) though "
                 "it is there and supported."
             ),
-            sources=(
-                f"{OPEN_MODULES}/issues/862",
-                f"{DRIVER_GUIDE}index.html",
-            ),
+            sources=(f"{OPEN_MODULES}/issues/862", f"{DRIVER_GUIDE}index.html"),
             decisive=any_of(all_of(ADDRESSLESS, _NO_HIGH), all_of(unless(_EMPTY, _UNPLACED, _HOTPLUG), _BARE_METAL)),
             typical=any_of(unless(_EMPTY, _UNPLACED, _HOTPLUG), _SWITCHED_OFF),
             against=(GUEST,),
@@ -157,12 +149,7 @@ FAMILY: Final = Family(
             storey="pci",
             disruption="reboot",
             title="no room for the GPU's memory region behind its bridge",
-            symptoms=(
-                symptoms.NOT_STARTED,
-                symptoms.NO_ADDRESS,
-                symptoms.NO_DEVICES,
-                symptoms.NO_DRIVER,
-            ),
+            symptoms=_SHOWN,
             look_at=(Shell("sudo dmesg | grep -E 'BAR|bridge window|no space'"),),
             story=(
                 "Every bridge passes on one window of addresses, and firmware sizes it at boot, mostly for what was "

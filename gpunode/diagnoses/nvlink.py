@@ -23,7 +23,6 @@ from gpunode.diagnoses.remedies import (
     reboot,
     replace,
     reset_all_gpus,
-    reset_gpu,
     run,
 )
 from gpunode.diagnoses.signs import all_of, any_of, asked, fact, holds, line, unless
@@ -229,12 +228,13 @@ def _as_asked(snapshot: Snapshot, incident: faults.Incident, proof: Proof) -> Pr
     if "reset" in by_catalog or by_driver in {"", "reset", "drain-and-reset", "reboot"}:
         return proof
     if by_driver == "drain-p2p":
-        fixes = (recovering.LEAVE_PEERS, _LINKS_UP, nvidia_report())
-        return replaced(proof, remedy=fixes, disruption="restart-container", severity="warning")
+        return replaced(
+            proof, remedy=(recovering.LEAVE_PEERS, _LINKS_UP), disruption="restart-container", severity="warning"
+        )
     if by_driver == "none" or by_catalog == {"nothing"}:
         summary = f"{proof.summary}; {'the driver' if by_driver else 'the catalog'} asks for nothing"
         return replaced(proof, summary=summary, remedy=(_LINKS_UP, nvidia_report()), disruption="none", severity="info")
-    return replaced(proof, remedy=tuple(_ask_driver()), disruption="none", severity="warning")
+    return replaced(proof, remedy=(*recovering.steps(""), _LINKS_UP), disruption="none", severity="warning")
 
 
 def _by_catalog(fault: faults.Fault) -> _Asked:
@@ -251,15 +251,6 @@ def _by_catalog(fault: faults.Fault) -> _Asked:
 _LINKS_UP: Final = run(
     "inspect", "all links must be up", Shell("nvidia-smi nvlink --status"), Shell("nvidia-smi nvlink --errorcounters")
 )
-
-
-def _ask_driver() -> Iterable[Fix]:
-    look = (Shell("nvidia-smi -q"), Shell("sudo dmesg --ctime | grep -i xid"))
-    yield run("inspect", "see what the driver asks for: GPU Recovery Action, or Xid 154", *look)
-    yield reset_gpu(when="it asks for a reset")
-    yield reboot(when="it asks for a reboot of the node")
-    yield _LINKS_UP
-    yield nvidia_report()
 
 
 # Of these kinds a GPU's own fault comes down to the switch as an SXid of the link between both.

@@ -13,9 +13,8 @@ from gpunode.diagnoses.judging import is_examined
 from gpunode.diagnoses.model import Citation, Family, Fix, Rule
 from gpunode.diagnoses.remedies import boot_with, boots_with, by_hand, run
 from gpunode.diagnoses.signs import all_of, any_of, asked, fact, line, unless
-from gpunode.diagnoses.snapshot import Snapshot, cite
+from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import faults, kernel, lending, links, pci
-from gpunode.facts.items import Item
 from gpunode.facts.patterns import Pattern
 
 # ---- access control
@@ -26,7 +25,7 @@ _HANGS: Final = line(
     r"|\bvia P2P/[^\n]*\n[^\n]*\bhang",
     flags=re.IGNORECASE,
 )
-_ASKED: Final = asked(r"acs(?:ctl)?\b")
+_ASKED: Final = asked(r"acs(?:ctl)?\b|Access Control")
 _REDIRECTS: Final = line(r"\bACSCtl:[^\n]{0,200}?\bReqRedir\+", "lspci", "text", "file")
 _VALIDATES: Final = line(r"\bACSCtl:[^\n]{0,200}?\bSrcValid\+", "lspci", "text", "file")
 _NO_ACS: Final = Shell(
@@ -98,38 +97,11 @@ def _pass_through(snapshot: Snapshot) -> Iterable[Fix]:
 
 # ---- what both do: peers are slow
 
-_MATRIX: Final = Pattern(r"\b(?P<way>\w{1,40}) P2P=(?P<state>Enabled|Disabled) Bandwidth")
-_MATRIX_ROW: Final = Pattern(r"^[ \t]+\d+((?:\s+\d+\.\d+)+)\s*$")
-
-
-def _slow_matrix(snapshot: Snapshot) -> tuple[Citation, ...]:
-    """The rows of p2pBandwidthLatencyTest in which a peer is reached at less than 1 GB/s, or slower than by the CPU."""
-    found = []
-    for item in snapshot.of("application", "text"):
-        rows = tuple(_matrix_rows(item))
-        over_host = {(way, place): cells for way, state, place, _, cells in rows if state == "Disabled"}
-        for way, state, place, number, cells in rows:
-            others = over_host.get((way, place), ())
-            slower = any(cell < other / 2 for cell, other in zip(cells, others, strict=False))
-            if state == "Enabled" and (slower or min(cells) < 1.0):
-                found.append(cite(item, number))
-    return tuple(found)
-
-
-def _matrix_rows(item: Item) -> Iterator[tuple[str, str, int, int, tuple[float, ...]]]:
-    """The rows of each matrix: one way or both, whether peers were allowed, the row's place, its line, its cells."""
-    head, place = None, 0
-    for number, text in enumerate(item.lines, 1):
-        if match := _MATRIX.search(text):
-            head, place = match, 0
-        elif "Matrix" in text:
-            head = None
-        elif head is not None and (row := _MATRIX_ROW.match(text)):
-            yield head["way"], head["state"], place, number, tuple(float(cell) for cell in row[1].split())
-            place += 1
-
-
-_SLOW: Final = fact(_slow_matrix)
+# p2pBandwidthLatencyTest: a peer is reached at less than 2 GB/s.
+_SLOW: Final = line(
+    r"P2P=Enabled Bandwidth[^\n]*\n[ \t]*D.D[^\n]*\n(?:[ \t]*\d+ [^\n]*\n){0,15}?[ \t]*\d+ [^\n]*\s[01]\.\d\d\b",
+    "application", "text",
+)  # fmt: skip
 _NCCL_GUIDE: Final = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html"
 
 FAMILY: Final = Family(

@@ -19,6 +19,7 @@ from gpunode.facts.patterns import Pattern
 
 # ---- is there a GPU at all
 
+_SHOWN: Final = (symptoms.NO_DRIVER, symptoms.NO_DEVICES)
 _NO_SUCH_DEVICE: Final = line(r"could not insert ['‘\"]?nvidia(?:_current)?['’\"]?: No such device")
 _NONE_SAID: Final = any_of(
     kernel_line(r"No NVIDIA (?:PCI devices|GPUs?|graphics (?:adapter|device)s?) found", re.IGNORECASE),
@@ -187,12 +188,7 @@ FAMILY: Final = Family(
             storey="pci",
             disruption="power-cycle",
             title="no NVIDIA GPU is on the bus",
-            symptoms=(
-                symptoms.NO_DRIVER,
-                symptoms.NO_DEVICES,
-                symptoms.NO_MODULE,
-                symptoms.CUDA_UNAVAILABLE,
-            ),
+            symptoms=(*_SHOWN, symptoms.NO_MODULE, symptoms.CUDA_UNAVAILABLE),
             look_at=(Shell("lspci -nn -d 10de:"),),
             story=(
                 "The driver is installed, but no device of NVIDIA's answers on the PCI bus: the card is not seated or "
@@ -216,12 +212,7 @@ FAMILY: Final = Family(
             storey="pci",
             disruption="reboot",
             title="vfio-pci owns the GPU",
-            symptoms=(
-                symptoms.NO_DRIVER,
-                symptoms.NO_DEVICES,
-                symptoms.NO_MODULE,
-                symptoms.NOT_STARTED,
-            ),
+            symptoms=(*_SHOWN, symptoms.NO_MODULE, symptoms.NOT_STARTED),
             look_at=(Shell("lspci -nnk -d 10de:"), Shell("qm list || virsh list --all"), Shell("cat /proc/cmdline")),
             story=(
                 "A GPU that is to be handed to a virtual machine is bound to vfio-pci, by its id on the kernel's "
@@ -250,13 +241,7 @@ FAMILY: Final = Family(
             storey="pci",
             disruption="power-cycle",
             title="the GPU does not wake up from D3cold",
-            symptoms=(
-                symptoms.CLOSED_OR_BAR,
-                symptoms.NOT_STARTED,
-                symptoms.NO_DEVICES,
-                symptoms.NO_DRIVER,
-                symptoms.GPU_LOST,
-            ),
+            symptoms=(*_SHOWN, symptoms.CLOSED_OR_BAR, symptoms.NOT_STARTED, symptoms.GPU_LOST),
             look_at=(Shell("sudo dmesg | grep -iE 'D3cold|nvrm'"),),
             story=(
                 "In D3cold a device has no power and its configuration space reads as all ones. After a virtual "
