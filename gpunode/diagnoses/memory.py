@@ -83,8 +83,7 @@ def _proof(memory: Memory, summary: str, *citations: Citation, **more: Any) -> P
     told = memory.incident.citations if memory.incident else tuple(fault.citation for fault in memory.xids[:4])
     at = memory.incident.root.at if memory.incident else None
     whole = tuple(dict.fromkeys((*told, *citations)))
-    spread = memory.incident.spread if memory.incident else ""
-    return Proof(f"{faults.label(memory.gpu)}: {summary}{spread}", whole, gpu=memory.gpu, at=at, **more)
+    return Proof(f"{faults.label(memory.gpu)}: {summary}", whole, gpu=memory.gpu, at=at, **more)
 
 
 def _is_pending(fault: faults.Fault) -> bool:
