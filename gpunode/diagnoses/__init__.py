@@ -25,6 +25,7 @@ from gpunode.diagnoses.model import (
     Verdict,
 )
 from gpunode.diagnoses.ranking import WEIGHT, ranked
+from gpunode.diagnoses.resemblance import Words
 from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import alive, driver, hearsay, kernel, recovery
 from gpunode.diagnoses.views.pci import has_gpu
@@ -52,12 +53,13 @@ def rules() -> Mapping[str, Rule]:
     return {rule.cause: rule for family in families() for rule in family.rules}
 
 
-def diagnose(snapshot: Snapshot, *, guarded: bool = False) -> Diagnosis:
+def diagnose(snapshot: Snapshot, *, guarded: bool = False, told: Words | None = None) -> Diagnosis:
     """What is wrong with the node, as far as it can be told.
 
     Args:
         snapshot: the node.
         guarded: whether a rule that fails by a bug of its own becomes a doubt; else its exception is raised.
+        told: the words of other reports than the project's own, by which suspects are ordered.
     """
     snapshot = alive.without_what_is_over(snapshot)
     bugs: list[str] | None = [] if guarded else None
@@ -65,19 +67,25 @@ def diagnose(snapshot: Snapshot, *, guarded: bool = False) -> Diagnosis:
     before = snapshot.with_history
     is_well = driver.works(snapshot) and not snapshot.view(driver.unread)
     if before is None or is_well or any(_is_settled(finding) for finding in findings):
-        return _told(_ranked(findings), doubts, snapshot, bugs)
+        return _told(_ranked(findings), doubts, snapshot, bugs, told)
     earlier, doubts = _judged(before, bugs)
-    return _told(_ranked((*findings, *_told_by_history(findings, earlier, snapshot))), doubts, snapshot, bugs)
+    return _told(_ranked((*findings, *_told_by_history(findings, earlier, snapshot))), doubts, snapshot, bugs, told)
 
 
-def _told(findings: tuple[Finding, ...], doubts: list[tuple[str, Doubt]], snapshot: Snapshot, bugs: _Bugs) -> Diagnosis:
+def _told(
+    findings: tuple[Finding, ...],
+    doubts: list[tuple[str, Doubt]],
+    snapshot: Snapshot,
+    bugs: _Bugs,
+    told: Words | None,
+) -> Diagnosis:
     unknown = tuple(_open(doubts, findings))
     is_known = any(_is_settled(finding) for finding in findings)
     # Where gpunode looked itself, a symptom beside a driver that works is an old line of a log; and a machine without a
     # GPU lacks all that a driver brings.
     answers = driver.works(snapshot) and not snapshot.view(driver.unread)
     is_well = is_examined(snapshot) and (answers or has_gpu(snapshot) is False)
-    suspected = () if is_known or is_well else suspects(rules(), snapshot, findings, unknown)
+    suspected = () if is_known or is_well else suspects(rules(), snapshot, findings, unknown, told)
     return Diagnosis(findings, unknown, tuple(bugs or ()), suspected)
 
 

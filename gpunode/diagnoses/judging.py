@@ -9,8 +9,9 @@ from math import sqrt
 from typing import Final
 
 from gpunode.diagnoses.model import Citation, Doubt, Finding, Proof, Rule, Suspect, Verdict
+from gpunode.diagnoses.resemblance import Words, of_reports, resemblance, words
 from gpunode.diagnoses.snapshot import Snapshot
-from gpunode.diagnoses.views import kernel, pci
+from gpunode.diagnoses.views import driver, kernel, pci
 from gpunode.facts.model import Known
 from gpunode.facts.patterns import Pattern
 
@@ -77,12 +78,17 @@ def _began(snapshot: Snapshot, lines: Iterable[Citation]) -> float | None:
 
 
 def suspects(
-    rules: Mapping[str, Rule], snapshot: Snapshot, findings: Iterable[Finding], doubts: Iterable[Doubt]
+    rules: Mapping[str, Rule],
+    snapshot: Snapshot,
+    findings: Iterable[Finding],
+    doubts: Iterable[Doubt],
+    told: Words | None = None,
 ) -> tuple[Suspect, ...]:
     """The likeliest causes of what no finding explains, the likeliest first.
 
-    A symptom speaks the louder the fewer causes have it. What a doubt names has most of its signs already. What goes
-    with a cause suspects nothing alone where gpunode looked at everything: nobody chose to show it.
+    A symptom speaks the louder the fewer causes have it. What a doubt names has most of its signs already. Of what
+    somebody chose to show, the words speak as well (of ``told``, else of the project's reports); what goes with a
+    cause is a sign of it there alone, too: nobody chose what gpunode saw when it looked at everything.
     """
     is_chosen = not is_examined(snapshot)
     settled = {finding.cause for finding in findings}
@@ -90,6 +96,8 @@ def suspects(
         settled |= rules[finding.cause].explains if finding.severity != "info" else frozenset()
     asked = {cause: doubt for doubt in reversed(list(doubts)) for cause in doubt.causes}
     sharing = Counter(sign for rule in rules.values() for sign in rule.symptoms)
+    alike = resemblance(told or of_reports(), snapshot.view(_words)) if is_chosen else {}
+    is_well = driver.works(snapshot)
     found: list[tuple[float, Suspect]] = []
     for cause, rule in rules.items():
         if cause in settled or is_ruled_out(rule, snapshot):
@@ -99,15 +107,23 @@ def suspects(
         context = snapshot.view(rule.context) if seen or doubt or is_chosen else ()
         weight = sum(1 / sqrt(sharing[sign]) for sign in seen)
         weight += (_OF_DOUBT if doubt else 0.0) + (_OF_CONTEXT if context else 0.0)
-        if weight:
+        if weight or (alike.get(cause, 0.0) > _TELLING and not is_well):
             lines = (*(line for sign in seen for line in snapshot.view(sign)), *context)
             cited = tuple(dict.fromkeys((*lines, *(doubt.citations if doubt else ()))))
             look_at = rule.look_at or (doubt.look_at if doubt else ())
-            found.append((weight * rule.share**_OF_SHARE, Suspect(cause, rule.title, cited, look_at)))
+            score = _OF_SIGNS * weight * rule.share**_OF_SHARE + alike.get(cause, 0.0)
+            found.append((score, Suspect(cause, rule.title, cited, look_at)))
     found.sort(key=lambda one: -one[0])
     return tuple(suspect for _, suspect in found[:SUSPECTS])
+
+
+def _words(snapshot: Snapshot) -> frozenset[str]:
+    return words(f"{item.written}\n{item.text}" for item in snapshot.items)
 
 
 _OF_DOUBT: Final = 1.0
 _OF_CONTEXT: Final = 0.7
 _OF_SHARE: Final = 0.2
+_OF_SIGNS: Final = 30.0
+# Words alone make a suspect from here on, as a natural logarithm.
+_TELLING: Final = 6.0

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from gpunode.diagnoses import rules
-from gpunode.diagnoses.model import Doubt, Finding, Fix
+from gpunode.diagnoses.model import Doubt, Finding, Fix, Suspect
 from gpunode.diagnoses.stack import TITLES
 from gpunode.diagnoses.views.topology import topology
 from gpunode.page import topology as wiring
@@ -41,6 +41,8 @@ def page(examined: Examined, about: About) -> str:
 
 def _all_in_all(examined: Examined) -> str:
     """The verdict where no fault was found."""
+    if any(suspect.citations for suspect in examined.diagnosis.suspects):
+        return "What was seen fits several causes and decides none"
     if examined.diagnosis.unknown:
         return "Something is wrong, and what was seen does not tell what"
     return "Nothing is wrong" if examined.works else "No fault shows, and nothing shows that the driver works"
@@ -56,6 +58,7 @@ def _body(examined: Examined, about: About, detail: Detail) -> Markup:
         _verdict(examined, faults),
         (_fault(root, examined, number, detail) for number, root in enumerate(faults)),
         _unknown(diagnosis.unknown, examined, detail),
+        _suspects(diagnosis.suspects, examined, detail),
         _denied(examined.denied),
         _wiring(examined),
         over_time(examined.snapshot),
@@ -191,6 +194,21 @@ def _unknown(doubts: Sequence[Doubt], examined: Examined, detail: Detail) -> Mar
         for doubt in doubts
     )
     return tag("section.card.unknown", tag("h2", "Undetermined"), tag("ul", rows))
+
+
+def _suspects(suspects: Sequence[Suspect], examined: Examined, detail: Detail) -> Markup | None:
+    if not suspects:
+        return None
+    rows = (
+        tag(
+            "li",
+            tag("p", suspect.title, " ", tag("code", suspect.cause)),
+            commands(*suspect.look_at),
+            shown(suspect.citations, examined.snapshot, detail),
+        )
+        for suspect in suspects
+    )
+    return tag("section.card.unknown", tag("h2", "Likeliest causes, and what would show which it is"), tag("ol", rows))
 
 
 def _wiring(examined: Examined) -> Markup | None:

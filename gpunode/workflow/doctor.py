@@ -134,7 +134,7 @@ def diagnosed(evidence: Evidence) -> Examined:
     seen = snapshot(read)
     works = is_shown_to_work(seen)
     diagnosis = diagnose(seen, guarded=True)
-    if not (diagnosis.findings or diagnosis.unknown or diagnosis.suspects):
+    if not (diagnosis.findings or diagnosis.unknown or any(one.citations for one in diagnosis.suspects)):
         doubt = unexplained(seen) or (None if works else _too_little(seen))
         diagnosis = replace(diagnosis, unknown=(doubt,) if doubt else ())
     if (cut := evidence.get(CUT)) is not None:

@@ -1,7 +1,8 @@
 """How often doctor is right: on each report, and on each with one piece of its evidence taken away.
 
 Run by ``make measure-doctor``. A rule that asks for more than decides is right on the report that it was written from,
-and not on the next one; with a piece taken away, the report is the next one. Arguments name causes or families: for
+and not on the next one; with a piece taken away, the report is the next one. The words by which suspects are ordered
+are those of all reports but its own and others of its thread. Arguments name causes or families: for
 these, each answer that is not right is printed.
 """
 
@@ -14,7 +15,9 @@ from dataclasses import dataclass
 
 from gpunode.diagnoses import families
 from gpunode.diagnoses.model import Diagnosis
+from gpunode.diagnoses.resemblance import Words
 from tests.scenarios.reports import Report, diagnosis, reports
+from tests.scenarios.words import words_of
 
 NAMED = 3
 
@@ -50,11 +53,12 @@ class Answer:
 def answers(report: Report) -> list[Answer]:
     """What doctor says of the whole report, and with each of its pieces taken away."""
     pieces = range(len(report.evidence)) if len(report.evidence) > 1 else ()
-    return [_answer(report, left) for left in (None, *pieces)]
+    others = words_of(one for one in reports() if one.thread != report.thread)
+    return [_answer(report, left, others) for left in (None, *pieces)]
 
 
-def _answer(report: Report, left: int | None) -> Answer:
-    found = diagnosis(piece for number, piece in enumerate(report.evidence) if number != left)
+def _answer(report: Report, left: int | None, others: Words) -> Answer:
+    found = diagnosis((piece for number, piece in enumerate(report.evidence) if number != left), others)
     roots = [one for one in found.roots if one.severity != "info"] or list(found.roots)
     named = tuple(dict.fromkeys((*(one.cause for one in roots), *_suspected(found))))
     first = roots[0] if roots else None

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from gpunode.diagnoses import diagnose
 from gpunode.diagnoses.model import Diagnosis
+from gpunode.diagnoses.resemblance import Words
 from gpunode.diagnoses.snapshot import snapshot
 from gpunode.facts import pasted
 from tests.fakes.examples import sample
@@ -26,12 +27,14 @@ class Report:
     Attributes:
         name: its path in the folder, without the ending.
         remedy: the kind of the first thing to do.
+        thread: the address that it is from; several reports may be from one.
     """
 
     name: str
     cause: str
     remedy: str
     evidence: tuple[Piece, ...]
+    thread: str
 
 
 @cache
@@ -48,12 +51,12 @@ def some_reports(law: str) -> list[Report]:
 def _read(path: Path) -> Report:
     row = json.loads(path.read_text())
     name = str(path.relative_to(FOLDER).with_suffix(""))
-    return Report(name, row["cause"], row["remedy"], tuple(row["evidence"]))
+    return Report(name, row["cause"], row["remedy"], tuple(row["evidence"]), row["source"])
 
 
-def diagnosis(evidence: Iterable[Piece]) -> Diagnosis:
-    """What doctor says of these pieces."""
-    return diagnose(snapshot(pasted.evidence(tuple((one["source"], one["text"]) for one in evidence))))
+def diagnosis(evidence: Iterable[Piece], told: Words | None = None) -> Diagnosis:
+    """What doctor says of these pieces; ``told`` are the words of other reports than all of these."""
+    return diagnose(snapshot(pasted.evidence(tuple((one["source"], one["text"]) for one in evidence))), told=told)
 
 
 def faults(found: Diagnosis) -> tuple[str, ...]:

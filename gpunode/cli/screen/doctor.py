@@ -16,7 +16,7 @@ from gpunode.page.words import DISRUPTIONS, STATES, condition
 
 if TYPE_CHECKING:
     from gpunode.catalog.xids import Xid
-    from gpunode.diagnoses.model import Citation, Doubt, Finding, Fix, Rule, Suspect
+    from gpunode.diagnoses.model import Citation, Diagnosis, Doubt, Finding, Fix, Rule
     from gpunode.diagnoses.snapshot import Snapshot
     from gpunode.diagnoses.stack import Storey
     from gpunode.workflow.doctor import Examined
@@ -75,7 +75,7 @@ def diagnosis_lines(examined: Examined, *, verbose: bool) -> Iterator[Line]:
         yield from _unknown(diagnosis.unknown, how)
         yield BLANK
     if diagnosis.suspects:
-        yield from _suspects(diagnosis.suspects, how)
+        yield from _suspects(diagnosis, how)
         yield BLANK
     yield from _stack(examined.storeys)
     if examined.denied:
@@ -87,8 +87,8 @@ def diagnosis_lines(examined: Examined, *, verbose: bool) -> Iterator[Line]:
 
 
 def _no_fault(examined: Examined) -> Line:
-    if examined.diagnosis.suspects:
-        return line(span("? something is wrong, and several causes would show what was seen", "warn"), hang=2)
+    if any(suspect.citations for suspect in examined.diagnosis.suspects):
+        return line(span("? what was seen fits several causes and decides none", "warn"), hang=2)
     if examined.diagnosis.unknown:
         # A rule's doubt names the causes that it would decide between: only then was something wrong seen.
         wrong = any(doubt.causes or doubt.citations for doubt in examined.diagnosis.unknown)
@@ -195,13 +195,20 @@ def _unknown(doubts: Sequence[Doubt], how: _How) -> Iterator[Line]:
             yield Line((Span("    "), span(head, "dim"), span(command, "command")), solid=True)
 
 
-def _suspects(suspects: Sequence[Suspect], how: _How) -> Iterator[Line]:
-    yield line(span("the likeliest causes", "bold"), ", and what would show which it is")
+def _suspects(diagnosis: Diagnosis, how: _How) -> Iterator[Line]:
+    suspects = diagnosis.suspects
     lines = dict.fromkeys(citation for suspect in suspects for citation in suspect.citations[:1])
+    yield line(span(_likeliest(diagnosis, is_seen=bool(lines)), "bold"), ", and what would show which it is")
     yield from _cited(tuple(lines), frozenset(), how, indent=2)
     for number, suspect in enumerate(suspects, 1):
         yield line(f"  {number}. ", suspect.title, span(f"  {suspect.cause}", "dim"), hang=5)
         yield from indented([_typed(command) for command in suspect.look_at], 5)
+
+
+def _likeliest(diagnosis: Diagnosis, *, is_seen: bool) -> str:
+    if diagnosis.roots:
+        return "what else it could be"
+    return "the likeliest causes" if is_seen else "what reports that read like this were most often of"
 
 
 def _stack(storeys: Sequence[Storey]) -> Iterator[Line]:

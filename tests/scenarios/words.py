@@ -1,0 +1,35 @@
+"""The words of the reports, as ``gpunode.diagnoses.resemblance`` reads them.
+
+``python -m tests.scenarios.words`` writes the file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+
+from gpunode.diagnoses import resemblance
+from gpunode.diagnoses.resemblance import Words
+from tests.scenarios.reports import Report, reports
+
+FILE = Path(resemblance.__file__).with_name("report_words.txt")
+
+
+def words_of(given: Iterable[Report]) -> Words:
+    """The counts of these reports."""
+    return resemblance.counted((one.cause, _words(one)) for one in given)
+
+
+@cache
+def _words(report: Report) -> frozenset[str]:
+    return resemblance.words(f"{piece['source']}\n{piece['text']}" for piece in report.evidence)
+
+
+def main() -> None:
+    """Write the file."""
+    FILE.write_text(resemblance.written(words_of(reports())))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,45 @@
+"""Suspects are ordered by the words of reports, which are of what people chose to show; no cause is found by them."""
+
+from __future__ import annotations
+
+from gpunode.diagnoses.resemblance import LEAST, counted, parsed, resemblance, words, written
+from tests.scenarios.reports import diagnosis, reports
+from tests.scenarios.words import FILE, words_of
+
+FALLEN, SPOKEN = frozenset({"lost", "gpu"}), frozenset({"key", "gpu"})
+WORDS = counted([*[("lost", FALLEN)] * LEAST, *[("key", SPOKEN)] * LEAST, ("key", frozenset({"alice"}))])
+
+
+def test_the_file_holds_the_words_of_the_reports() -> None:
+    assert FILE.read_text() == written(words_of(reports())), "python -m tests.scenarios.words writes it"
+
+
+def test_what_is_written_is_read() -> None:
+    assert parsed(written(WORDS)) == WORDS
+
+
+def test_a_word_of_few_reports_is_not_kept() -> None:
+    assert "alice" not in written(WORDS)
+
+
+def test_a_cause_is_the_likelier_the_more_its_reports_have_the_word() -> None:
+    found = resemblance(WORDS, frozenset({"lost", "unheard"}))
+    assert found["lost"] > 0 > found["key"]
+
+
+def test_a_word_of_all_reports_tells_nothing() -> None:
+    found = resemblance(counted([("a", SPOKEN)] * LEAST + [("b", SPOKEN)] * LEAST), SPOKEN)
+    assert found["a"] == found["b"] == 0
+
+
+def test_case_and_numbers_are_no_words() -> None:
+    assert words(["NVRM: Xid 79", "xid 0000:01:00"]) == {"nvrm", "xid"}
+
+
+def test_where_nothing_decides_the_words_name_suspects_and_where_the_driver_works_they_do_not() -> None:
+    typed = {"source": "grep -rl nvidia.github.io /etc/apt/sources.list.d", "text": "nvidia-docker.list"}
+    found = diagnosis([typed])
+    assert not found.findings
+    assert found.suspects[0].cause == "apt-signed-by-conflict"
+    works = {"source": "nvidia-smi -L", "text": "GPU 0: NVIDIA A10 (UUID: GPU-3c4e1a2b-0000-0000-0000-000000000000)"}
+    assert not diagnosis([typed, works]).suspects
