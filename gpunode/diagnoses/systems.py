@@ -128,11 +128,11 @@ def fitted_look(snapshot: Snapshot, look_at: tuple[Command, ...]) -> tuple[Comma
 def _in_its_way(own: System, steps: Iterable[Fix]) -> Iterator[Fix]:
     is_told = not own.way
     for fix in steps:
+        is_first = fix.kind == "install" and not is_told
         # A part of what belongs together is worse than nothing.
-        if all(_has(own, one) for one in fix.commands):
+        if all(_has(own, one) for one in fix.commands) and (fix.commands or not is_first):
             yield fix
             continue
-        is_first = fix.kind == "install" and not is_told
         how = f"the way of {own.name}: {own.way}" if is_first else f"by the means of {own.name}"
         is_told = is_told or is_first
         yield replace(fix, text=f"{fix.text}, {how}", commands=())
