@@ -355,7 +355,7 @@ def test_a_slot_with_fewer_lanes_is_no_fault_of_the_link() -> None:
     assert all(one.severity == "info" for one in diagnose(lspci(8)).findings)
     (found,) = diagnose(lspci(16)).findings
     assert (found.cause, found.confidence) == ("pcie-link-degraded", "certain")
-    assert [line.number for line in found.citations] == [8, 3]
+    assert [line.number for line in found.citations] == [8, 4]
 
 
 # --- one GPU's fault hides nothing of another's --------------------------------------------------------------------

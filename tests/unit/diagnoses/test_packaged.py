@@ -80,21 +80,6 @@ def test_what_no_repository_has_is_said(rows: tuple[Row, ...], words: str) -> No
     assert fix.commands == ()
 
 
-@pytest.mark.parametrize(
-    ("release", "origin"),
-    [
-        (system("elementary", "7", "ubuntu debian"), "o=Ubuntu"),
-        (system("linuxmint", "8", "debian"), "o=Debian"),
-        (system("kali", "2026.3", "debian"), "o=Kali"),
-        (system("pop", "22.04", "ubuntu debian"), ""),
-    ],
-)
-def test_the_archive_is_named_as_apt_knows_it(release: Row, origin: str) -> None:
-    fix = remedies.one_archive(snapshot(pasted.evidence([release])))
-    assert fix.commands if origin else not fix.commands
-    assert all(origin in command for command in fix.commands)
-
-
 @pytest.mark.parametrize("release", [ROCKY, FEDORA, AMAZON, SLES, ARCH])
 @pytest.mark.parametrize("seen", [(), (gpu("3b:00.0 3D controller: NVIDIA Corporation Graphics Device (rev a1)"),)])
 def test_of_an_unknown_gpu_nothing_is_chosen(release: Row, seen: tuple[Row, ...]) -> None:
