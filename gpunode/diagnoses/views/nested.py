@@ -47,10 +47,11 @@ def _signs(snapshot: Snapshot) -> Iterator[Citation]:
     for item in snapshot.items:
         if item.kind not in {"nvml", "packages", "listing", "kernel-log", "journal"} and _MADE.search(item.written):
             yield stated(item.written, "that was run", item.key)
+    for item in snapshot.of("file"):
         # What a cluster or a pipeline is made from.
-        if item.kind == "file" and item.subject.endswith((".yaml", ".yml")):
+        if item.subject.endswith((".yaml", ".yml")):
             yield from tuple(lines_with(item, _MADE))[:1]
     yield from (*snapshot.said(_MADE)[:3], *snapshot.said(_ROW, "kubernetes-node", "text"))
-    yield from (
-        node.citation for node in snapshot.view(kube.nodes) if _NODE_NAME.fullmatch(node.name) and node.citation
-    )
+    for node in snapshot.view(kube.nodes):
+        if _NODE_NAME.fullmatch(node.name):
+            yield node.citation
