@@ -318,17 +318,22 @@ def guest_driver(text: str, when: str = "") -> Fix:
     return by_hand("install", f"{text}: {whose}", when)
 
 
-_OF_ITS_VERSION: Final = Shell(
-    'v=$(modinfo -F version nvidia); sudo apt-get install "nvidia-fabricmanager=$v*" || '
-    'sudo apt-get install "nvidia-fabricmanager-${v%%.*}=$v*"'
-)
+_ON_DISK: Final = Shell("v=$(modinfo -F version nvidia);")
+MANAGER_OF_IT: Final[dict[PackageManager, Command]] = {
+    "apt": Shell(
+        'sudo apt-get install "nvidia-fabricmanager=$v*" || sudo apt-get install "nvidia-fabricmanager-${v%%.*}=$v*"'
+    ),
+    "dnf": Shell('sudo dnf install "nvidia-fabricmanager-$v" || sudo dnf install "nvidia-fabric-manager-$v"'),
+    "zypper": Shell('sudo zypper install "nvidia-fabricmanager=$v" || sudo zypper install "nvidia-fabric-manager=$v"'),
+}
 
 
 def fabric_manager_too(snapshot: Snapshot) -> Iterator[Fix]:
     """The fabric manager, where one is installed, beside another driver: it works with its own version alone."""
-    if snapshot.view(fabric.installed):
+    words = MANAGER_OF_IT.get(snapshot.view(package_manager))
+    if words and snapshot.view(fabric.installed):
         text = "bring the fabric manager to the version of the new driver: with another one no GPU joins the fabric"
-        yield run("install", text, *((_OF_ITS_VERSION,) if snapshot.view(package_manager) == "apt" else ()))
+        yield run("install", text, joined(_ON_DISK, words))
 
 
 def _by_packages(snapshot: Snapshot, text: str, when: str = "", *, least: int = 0) -> Fix:
