@@ -284,7 +284,6 @@ def test_the_image_of_another_kernel_is_no_proof_of_what_this_one_has_loaded() -
         ("lsinitrd /boot/initramfs-6.1.0-22-amd64.img", row.format(22)),
     )
     assert initramfs.holds(seen) == ()
-    assert [initramfs.release_of(item) for item in initramfs.of_others(seen)] == ["6.1.0-22-amd64"]
     own = pieces(("uname -r", "6.1.0-18-amd64\n"), ("lsinitrd /boot/initramfs-6.1.0-18-amd64.img", row.format(18)))
     assert initramfs.holds(own)
 
