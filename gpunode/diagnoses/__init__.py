@@ -83,7 +83,8 @@ def _told(
     is_known = any(_is_settled(finding) for finding in findings)
     # Where gpunode looked itself, a symptom beside a driver that works is an old line of a log; and a machine without a
     # GPU lacks all that a driver brings.
-    is_well = is_examined(snapshot) and (driver.works(snapshot) or has_gpu(snapshot) is False)
+    answers = driver.works(snapshot) and not snapshot.view(driver.unread)
+    is_well = is_examined(snapshot) and (answers or has_gpu(snapshot) is False)
     suspected = () if is_known or is_well else suspects(rules(), snapshot, findings, unknown, told)
     return Diagnosis(findings, unknown, tuple(bugs or ()), suspected)
 

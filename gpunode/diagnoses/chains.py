@@ -50,7 +50,9 @@ NO_NVML: Final = (
 )
 """What follows where NVML and CUDA cannot start on the node, for whatever reason."""
 
-NOT_INITIALISED: Final = NO_NVML | {"device-node-permissions", "no-device-nodes-driver-not-initialised"}
+NOT_INITIALISED: Final = NO_NVML | {
+    *("device-node-permissions", "no-device-nodes-driver-not-initialised", "gpu-missing-from-inventory")
+}
 """What follows where the module is loaded and no GPU was initialised: it was refused, is not known, or is in use."""
 
 NO_DRIVER: Final = NOT_INITIALISED | {"driver-module-not-loaded"}

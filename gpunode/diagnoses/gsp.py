@@ -6,34 +6,16 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from gpunode.catalog.gpus import GpuModel
-from gpunode.diagnoses import symptoms
+from gpunode.diagnoses import remedies, symptoms
 from gpunode.diagnoses.addresses import DRIVER_README, OPEN_MODULES, XID_CATALOG
 from gpunode.diagnoses.chains import GPU_LOST
-from gpunode.diagnoses.commands import Command, Shell, edited, edited_where
+from gpunode.diagnoses.commands import Shell, edited_where
 from gpunode.diagnoses.model import Citation, Family, Fix, Proof, Rule
-from gpunode.diagnoses.remedies import (
-    MODULES_OUT,
-    always,
-    by_hand,
-    guest_driver,
-    newer_driver,
-    nvidia_report,
-    power_cycle,
-    reboot,
-    rebuild_initramfs,
-    reinstall,
-    replace,
-    reset_gpu,
-    run,
-    takes_gpunode,
-    without_kernel_argument,
-)
-from gpunode.diagnoses.signs import all_of, any_of, asked, fact, holds, kernel_line, line, unless
-from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with
-from gpunode.diagnoses.views import driver, faults, guests, modules, packages, pci
+from gpunode.diagnoses.remedies import always, by_hand, nvidia_report, power_cycle, reboot, reset_gpu, run
+from gpunode.diagnoses.signs import all_of, any_of, anywhere, asked, fact, holds, kernel_line, line, unless
+from gpunode.diagnoses.snapshot import Snapshot, cite
+from gpunode.diagnoses.views import driver, faults, guests, pci
 from gpunode.diagnoses.views.system import distro, package_manager
-from gpunode.facts.patterns import Pattern
 
 _README: Final = f"{DRIVER_README}gsp.html"
 _RPC_TIMEOUT: Final = kernel_line(
@@ -70,39 +52,28 @@ _GRAVE: Final = fact(faults.grave)
 _SLOW_ANSWER: Final = all_of(
     asked(r"\b(?:time|timeout \d+) (?:\S+ )?nvidia-smi(?! topo)"), line(r"^real\s+[1-9]\d*m"), symptoms.GPU_LOST
 )
-_SWITCHED_OFF: Final = Pattern(r"^[^#\n]{0,200}\bNVreg_EnableGpuFirmware\s*=\s*(?:0x0*)?0+\b", re.MULTILINE)
-_FIRMWARE_DIRS: Final = Pattern(r"/lib/firmware/nvidia\b")
-
-
-def _timeouts(snapshot: Snapshot) -> Iterator[Proof]:
-    """Calls without an answer, where no driver that was loaded since met what the dead GSP left."""
-    if not snapshot.view(_WPR2):
-        yield from faults.began(119)(snapshot)
 
 
 def _crashes(snapshot: Snapshot) -> Iterator[Proof]:
     # Of a log with its beginning cut off, a halt of the PMU may have come before.
     is_cut = all(item.source.is_part for item in snapshot.of("kernel-log", "journal"))
-    yield from faults.began(120, confidence="likely" if is_cut else "certain")(snapshot)
+    return faults.began(120, confidence="likely" if is_cut else "certain")(snapshot)
+
+
+_FIRMWARE: Final = r"/lib/firmware/nvidia\b"
+_ABSENT: Final = any_of(kernel_line(_NO_FILE, re.IGNORECASE), line(_NO_FILE, "text", flags=re.IGNORECASE))
 
 
 def _listed_without(snapshot: Snapshot) -> Iterator[Citation]:
     """The listing of the firmware's folder, where the loaded driver's version is not in it, or that there is none."""
     seen = snapshot.view(driver.loaded) or driver.on_disk(snapshot)
-    for item in (item for item in snapshot.items if item.kind in {"listing", "file"} and item.is_seen):
-        if not _FIRMWARE_DIRS.search(item.written) or item.where != "host":
-            continue
-        is_absent = item.outcome == "absent" and (not seen or seen.version in item.written)
-        if is_absent or (seen and item.outcome == "ok" and seen.version not in item.written + item.text):
+    for item in (item for item in snapshot.of("listing", "file") if item.where == "host"):
+        said = item.written + item.text
+        if re.search(_FIRMWARE, item.written) and (
+            (item.outcome == "absent" and (not seen or seen.version in item.written))
+            or (seen and item.outcome == "ok" and seen.version not in said)
+        ):
             yield cite(item)
-
-
-_ABSENT: Final = any_of(kernel_line(_NO_FILE, re.IGNORECASE), line(_NO_FILE, "text", flags=re.IGNORECASE))
-
-
-def _whose_file(snapshot: Snapshot) -> str:
-    version = _version(snapshot)
-    return f"The GSP's firmware{f' of driver {version}' if version else ''} is not on disk"
 
 
 def _version(snapshot: Snapshot) -> str:
@@ -112,36 +83,9 @@ def _version(snapshot: Snapshot) -> str:
     return loaded.version if loaded else next((match[1] for match in found if match), "")
 
 
-def _model(snapshot: Snapshot) -> GpuModel | None:
-    return next((gpu.model for gpu in snapshot.view(pci.gpus) if gpu.model), None)
-
-
-def _unable(snapshot: Snapshot) -> str:
-    model = _model(snapshot)
-    return f"The GSP cannot be started {f'on {model.label}' if model else 'on this GPU'} in this machine"
-
-
-def _asked_off(snapshot: Snapshot) -> Iterator[Citation]:
-    for path in ("*modprobe.d/*", "/proc/cmdline", "/etc/default/grub"):
-        for item in snapshot.files(path):
-            yield from lines_with(item, _SWITCHED_OFF)
-    yield from snapshot.said(_SWITCHED_OFF, "text", "kernel-log", "modprobe", "file", "listing")
-
-
-def _open_modules(snapshot: Snapshot) -> tuple[Citation, ...]:
-    loaded = snapshot.view(driver.loaded)
-    if loaded is not None and loaded.is_open is not None:
-        return (loaded.citation,) if loaded.is_open else ()
-    infos = (info for info in snapshot.view(modules.modinfo) if info.module.startswith("nvidia") and info.is_open)
-    if found := tuple(info.citation for info in infos):
-        return found
-    named = packages.matching(snapshot, "nvidia-open*", "*nvidia-dkms-*-open", "nvidia-kernel-open-dkms", "*-open-*")
-    return tuple(one.citation for one in named if one.is_installed and "nvidia" in one.name)
-
-
 def _needs_open(snapshot: Snapshot) -> bool:
-    model = _model(snapshot)
-    return model is not None and model.needs_open_modules
+    models = [gpu.model for gpu in snapshot.view(pci.gpus) if gpu.model]
+    return bool(models) and models[0].needs_open_modules
 
 
 def _is_proprietary(snapshot: Snapshot) -> bool:
@@ -149,8 +93,10 @@ def _is_proprietary(snapshot: Snapshot) -> bool:
     return loaded is not None and loaded.is_open is False and not _needs_open(snapshot)
 
 
-_OFF: Final = any_of(fact(_asked_off), line(r"^[ \t]*EnableGpuFirmware:\s*0\s*$", "text", "file"))
-_NEEDED: Final = any_of(fact(_open_modules), holds(_needs_open, "this GPU needs the open modules"))
+_SWITCHED_OFF: Final = r"^[^#\n]{0,200}\bNVreg_EnableGpuFirmware\s*=\s*(?:0x0*)?0+\b|^[ \t]*EnableGpuFirmware:\s*0\s*$"
+_OFF: Final = anywhere(_SWITCHED_OFF)
+_OPEN: Final = anywhere(r"NVIDIA UNIX Open Kernel Module|license:\s+Dual MIT/GPL|\bnvidia\S{0,30}-open\b")
+_NEEDED: Final = any_of(_OPEN, holds(_needs_open, "this GPU needs the open modules"))
 
 
 def _restart_gsp(snapshot: Snapshot) -> Iterable[Fix]:
@@ -164,30 +110,25 @@ def _restart_gsp(snapshot: Snapshot) -> Iterable[Fix]:
 
 def _switch_off(snapshot: Snapshot, when: str) -> Fix:
     write = Shell("echo 'options nvidia NVreg_EnableGpuFirmware=0' | sudo tee /etc/modprobe.d/nvidia-gsp.conf")
-    commands = (write, *rebuild_initramfs(snapshot).commands, *reboot().commands)
+    commands = (write, *remedies.rebuild_initramfs(snapshot).commands, *reboot().commands)
     return run("configure", "switch the GSP off, rebuild the initramfs, reboot", *commands, when=when)
 
 
 def _bring_file(snapshot: Snapshot) -> Iterable[Fix]:
     if guests.is_vgpu(snapshot):
-        yield guest_driver("install the driver anew, whole: it brings its firmware")
+        yield remedies.guest_driver("install the driver anew, whole: it brings its firmware")
         return
-    version = _version(snapshot)
-    yield _firmware_package(snapshot, version.split(".")[0], version)
-    if snapshot.view(package_manager) == "apt":
-        text = "or install another release of the driver, which brings the firmware that belongs to it"
-        yield from newer_driver(snapshot, text, here=version, when="no archive has that version any more")
-    yield rebuild_initramfs(snapshot)
-    yield run("load", "load the module anew", MODULES_OUT, Shell("sudo modprobe nvidia"))
-
-
-def _firmware_package(snapshot: Snapshot, branch: str, version: str) -> Fix:
-    text = "install the firmware of the loaded driver's very version"
-    manager, known = snapshot.view(package_manager), distro(snapshot)
-    if manager == "apt" and branch and not (known and known.id == "debian"):
-        return reinstall(snapshot, text, f"nvidia-firmware-{branch}-{version}")
+    version, manager, known = _version(snapshot), snapshot.view(package_manager), distro(snapshot)
     names = {"apt": "firmware-nvidia-gsp", "dnf": "nvidia-kmod-common", "pacman": "nvidia-utils"}
-    return reinstall(snapshot, text, names.get(manager, "kernel-firmware-nvidia-gspx-G06"))
+    name = names.get(manager, "kernel-firmware-nvidia-gspx-G06")
+    if manager == "apt" and version and not (known and known.id == "debian"):
+        name = f"nvidia-firmware-{version.split('.')[0]}-{version}"
+    yield remedies.reinstall(snapshot, "install the firmware of the loaded driver's very version", name)
+    if manager == "apt":
+        text = "or install another release of the driver, which brings the firmware that belongs to it"
+        yield from remedies.newer_driver(snapshot, text, here=version, when="no archive has that version any more")
+    yield remedies.rebuild_initramfs(snapshot)
+    yield run("load", "load the module anew", remedies.MODULES_OUT, Shell("sudo modprobe nvidia"))
 
 
 def _platform(snapshot: Snapshot) -> Iterable[Fix]:
@@ -197,39 +138,28 @@ def _platform(snapshot: Snapshot) -> Iterable[Fix]:
     )
     yield by_hand("firmware", text)
     yield power_cycle()
-    if not _needs_open(snapshot):
-        when = "the GPU is of Turing to Ada, with the proprietary modules, which can do without the GSP"
-        yield _switch_off(snapshot, when)
     yield by_hand("install", "try the newest driver of another branch", "it stays so")
-    yield nvidia_report("it stays so")
+    if not _needs_open(snapshot):
+        yield _switch_off(snapshot, "the GPU is older than Blackwell, and its modules are the proprietary ones")
 
 
 def _take_back(snapshot: Snapshot) -> Iterable[Fix]:
-    must = _needs_open(snapshot)
-    text = "take the option away: " + (
-        "this GPU needs the open modules, and they the GSP" if must else "the open modules cannot do without the GSP"
-    )
-    yield run("configure", text, *_option_taken_out(snapshot))
-    if not must:
-        other = "go over to the proprietary modules, which heed the option"
-        recipe = ': a recipe of gpunode asks for them by flavour = "proprietary" below [driver]'
-        yield by_hand("install", other + (recipe if takes_gpunode(snapshot) else ""), "the GSP is to stay off")
-    yield rebuild_initramfs(snapshot)
-    yield reboot()
-
-
-def _option_taken_out(snapshot: Snapshot) -> Iterator[Command]:
-    """The commands that take the option out of every place that has it, and leave what else stands on its line."""
-    files = (item for item in snapshot.files("/*modprobe.d/*") if _SWITCHED_OFF.search(item.text))
     option = "NVreg_EnableGpuFirmware=0"
-    corrected = edited(f"s/ *{option}//", *(item.subject for item in files))
-    on_command_line = any(_SWITCHED_OFF.search(item.text) for item in snapshot.files("/proc/cmdline"))
-    if corrected:
-        yield from corrected
-    elif not on_command_line:
-        yield edited_where(option, f"s/ *{option}//", "/etc/modprobe.d")
-    if on_command_line:
-        yield from without_kernel_argument(snapshot, f"nvidia.{option}")
+    yield run(
+        "configure",
+        "take the option away: the GPU cannot be driven without the GSP by these modules",
+        edited_where(option, f"s/ *{option}//", "/etc/modprobe.d"),
+        *(
+            remedies.without_kernel_argument(snapshot, f"nvidia.{option}")
+            if remedies.boots_with(snapshot, f"nvidia.{option}")
+            else ()
+        ),
+    )
+    if not _needs_open(snapshot):
+        other = 'go over to the proprietary modules, which heed the option (flavour = "proprietary" in a recipe)'
+        yield by_hand("install", other, "the GSP is to stay off")
+    yield remedies.rebuild_initramfs(snapshot)
+    yield reboot()
 
 
 _UNUSABLE: Final = GPU_LOST | {
@@ -266,8 +196,9 @@ FAMILY: Final = Family(
                 "on GPUs before Blackwell can do without the GSP."
             ),
             sources=(f"{OPEN_MODULES}/issues/446", XID_CATALOG),
-            check=_timeouts,
-            typical=unless(any_of(_RPC_TIMEOUT, _SLOW_ANSWER), _GRAVE, _WPR2),
+            check=faults.began(119),
+            against=(_WPR2,),
+            typical=unless(any_of(_RPC_TIMEOUT, _SLOW_ANSWER), _GRAVE),
             remedy=_restart_gsp,
             explains=_NO_GSP | {"gsp-bad-state-wpr2"},
         ),
@@ -340,7 +271,7 @@ FAMILY: Final = Family(
                 power_cycle(),
                 by_hand("hardware", "seat the GPU anew and check its power cables", "it stays so"),
                 by_hand("firmware", "update the machine's firmware and the GPU's VBIOS", "it stays so"),
-                replace(when="it does the same in another machine"),
+                remedies.replace(when="it does the same in another machine"),
             ),
             explains=_NO_GSP | {"gsp-bad-state-wpr2"},
         ),
@@ -363,9 +294,9 @@ FAMILY: Final = Family(
             decisive=_ABSENT,
             typical=fact(_listed_without),
             may_be_normal=True,
-            context=_INIT,
+            context=any_of(_INIT, asked(_FIRMWARE)),
             against=(symptoms.DRIVER_WORKS,),
-            summary=_whose_file,
+            summary="The GSP's firmware, of the driver's very version, is not on disk",
             remedy=_bring_file,
             explains=_NO_GSP | {"gsp-bad-state-wpr2"},
         ),
@@ -414,7 +345,7 @@ FAMILY: Final = Family(
             sources=(f"{OPEN_MODULES}/issues/965", f"{OPEN_MODULES}/issues/1058"),
             typical=unless(_NOT_STARTED, _GFW, _WPR2, _ABSENT, _UNSUPPORTED, _GRAVE),
             context=_INIT,
-            summary=_unable,
+            summary="The GSP cannot be started on this GPU in this machine",
             remedy=_platform,
             explains=_UNUSABLE,
         ),

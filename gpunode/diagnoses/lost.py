@@ -6,111 +6,75 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
-from gpunode.catalog.gpus import lookup
 from gpunode.diagnoses import symptoms
 from gpunode.diagnoses.addresses import OPEN_MODULES, XID_CATALOG
 from gpunode.diagnoses.chains import GPU_LOST, NOT_INITIALISED, UNHEALTHY_IN_CLUSTER
 from gpunode.diagnoses.commands import Shell
 from gpunode.diagnoses.model import Citation, Family, Proof, Rule
 from gpunode.diagnoses.remedies import always, by_hand, drain, nvidia_report, power_cycle, replace, run
-from gpunode.diagnoses.signs import all_of, any_of, fact, kernel_line, line, unless
+from gpunode.diagnoses.signs import all_of, any_of, anywhere, fact, holds, kernel_line, line, unless
 from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.support import undriven
 from gpunode.diagnoses.views import boards, faults, kernel, pci
 from gpunode.facts.patterns import Pattern
 
-# What the kernel says of the absent one is a better answer, and another rule's.
-_TROUBLE: Final = kernel_line(
-    r"RmInitAdapter failed|rm_init_adapter failed|fallen off the bus|probe .{0,40}failed|is invalid:"
-)
-_SIZES: Final = frozenset({1, 2, 4, 8, 10, 16})
-
 
 def _missing(snapshot: Snapshot) -> Iterator[Proof]:
-    """More GPUs on the bus than nvidia-smi shows, or fewer shown than a baseboard carries."""
+    """More GPUs on the bus than nvidia-smi shows."""
     # Whom nouveau or vfio-pci owns, or the driver leaves alone, nvidia-smi cannot show.
     left = snapshot.view(undriven)
-    owned = (gpu for gpu in snapshot.view(pci.gpus) if gpu.driver in {None, "nvidia"})
-    listed = {gpu.address: gpu for gpu in owned if gpu.address not in left}
-    whole = [one for one in snapshot.view(boards.inventories) if one.count is not None]
-    if not whole or "" in left or snapshot.view(_TROUBLE):
+    owned = (gpu for gpu in snapshot.view(pci.gpus) if gpu.driver in {None, "nvidia"} and gpu.address not in left)
+    listed = {gpu.address: gpu for gpu in owned} if pci.is_listed(snapshot) and "" not in left else {}
+    shown = max(snapshot.view(boards.inventories), key=lambda one: one.count or 0, default=None)
+    if shown is None or shown.count is None or len(listed) <= shown.count:
         return
-    shown = max(whole, key=lambda one: one.count or 0)
-    absent = _absent(listed, shown) if pci.is_listed(snapshot) else ()
-    named = [listed[address] for address in absent if address in listed]
-    if absent:
-        names = ", ".join(gpu.address for gpu in named) or "one"
-        summary = f"{len(listed)} GPUs are on the PCI bus and nvidia-smi shows {shown.count}: {names} is missing"
-        lines = (*(gpu.citation for gpu in named or listed.values()), shown.citation)
-        yield Proof(summary, lines, gpu=named[0].address if named else "")
-    elif not listed and shown.count not in _SIZES and "baseboard" in snapshot.view(boards.carriers):
-        summary = f"nvidia-smi shows {shown.count} GPUs, and baseboards of this model carry four or eight"
-        yield Proof(summary, (shown.citation,), "likely")
-
-
-def _absent(listed: dict[str, pci.Function], shown: boards.Inventory) -> tuple[str, ...]:
-    """The GPUs on the bus that are not shown; one empty name where nothing tells which it is."""
     buses = {board.bus for board in shown.boards if board.bus}
-    if len(listed) <= (shown.count or 0):
-        return ()
-    if buses and len(buses) == shown.count and buses <= set(listed):
-        return tuple(sorted(set(listed) - buses))
-    return () if buses else ("",)
+    absent = [gpu for address, gpu in listed.items() if address not in buses] if buses else []
+    if not buses or len(absent) == len(listed) - shown.count:
+        names = ", ".join(gpu.address for gpu in absent) or "one"
+        summary = f"{len(listed)} GPUs are on the PCI bus and nvidia-smi shows {shown.count}: {names} is missing"
+        lines = (*(gpu.citation for gpu in absent or listed.values()), shown.citation)
+        yield Proof(summary, lines, gpu=absent[0].address if absent else "")
 
 
 def _odd_number(snapshot: Snapshot) -> Iterator[Citation]:
-    """An inventory of three, five or seven GPUs, which few machines are built with."""
-    return (one.citation for one in snapshot.view(boards.inventories) if one.count in {3, 5, 7})
+    """An inventory of three, five, six or seven GPUs, which few machines are built with."""
+    return (one.citation for one in snapshot.view(boards.inventories) if one.count in {3, 5, 6, 7})
 
 
-_FALLEN: Final = (79, 167)
+_BASEBOARD: Final = holds(
+    lambda snapshot: "baseboard" in snapshot.view(boards.carriers), "baseboards carry 4 or 8 GPUs"
+)
 # NVML and what prints its words: the GPU "has fallen off the bus or has otherwise become inaccessible" (nvml.h). The
 # names of processes are left away, which anybody chooses.
 _LOST: Final = line(
-    r"^(?:(?!\bname=)[^\n])*(?:\bGPU is lost\b|\bGPU_IS_LOST\b|(?:has )?(?:fallen|fell) off the (?:PCI(?:e)? )?bus"
-    r"|NVML_ERROR_GPU_IS_LOST)",
+    r"^(?:(?!\bname=)[^\n])*(?:\bGPU is lost\b|GPU_IS_LOST\b|(?:has )?(?:fallen|fell) off the (?:PCI(?:e)? )?bus)",
     flags=re.IGNORECASE,
 )
 # Every read of a device that does not answer gives ones: so does its configuration space.
 _ALL_ONES: Final = Pattern(r"\(rev ff\)|Unknown header type 7f|\bprog-if ff\b", re.IGNORECASE)
 _MOBILE: Final = Pattern(r"\d{3,4}M\b|Mobile|Max-Q|Laptop|\b(?:GeForce )?MX\d")
 _ASLEEP: Final = line(r"\bD3cold\b|device inaccessible|\bbbswitch\b", flags=re.IGNORECASE)
-_REMOVED: Final = all_of(
-    kernel_line(
-        r"Attempting to remove (?:minor )?device .{0,40}with non-zero usage count|GPU .{0,40}was (?:surprise )?removed"
-    ),
-    kernel_line(r"pciehp: Slot\([^)]*\): (?:Link Down|Card not present)", re.IGNORECASE),
+_REMOVED: Final = kernel_line(
+    r"Attempting to remove (?:minor )?device .{0,40}with non-zero usage count|GPU .{0,40}was (?:surprise )?removed"
 )
-_CUT_OFF: Final = Pattern(r"\bpcieport \S{7,16}: DPC: containment event")
-_WENT_DOWN: Final = Pattern(r"\[ {0,2}\d{1,2}\] ?(?:SDES|Surprise Down)")
-_SOON_S: Final = 60.0
+# In a guest the hypervisor's settings do the same; a GSP that does not answer takes minutes to.
+_NO_HANDLE: Final = unless(
+    line(r"Unable to determine the device handle for GPU", flags=re.IGNORECASE),
+    anywhere(r"\b(?:kvm|vmware|qemu|hyper-?v|hypervisor|microsoft|xen)\b", re.IGNORECASE),
+    symptoms.SMI_HANGS,
+)
 
 
-def _fallen(snapshot: Snapshot) -> Iterator[Proof]:
-    for incident in faults.of(snapshot, *_FALLEN):
-        if _was_cut_off(snapshot, incident):
-            continue
-        said = incident.root.xid
-        proof = faults.proof(incident, confidence="likely" if incident.root.code == _FALLEN[1] else "certain")
-        if said is not None and said.device:
-            what = f"{faults.label(incident.gpu)} ({lookup(said.device).label}) does not answer on the PCI bus"
-            proof = Proof(what, incident.citations, gpu=incident.gpu, at=incident.root.at)
-        yield proof
+def _cut_off(snapshot: Snapshot) -> Iterator[Citation]:
+    """The port above took its link down after an error, before the GPU was missed: that took it off the bus."""
+    gone = snapshot.view(faults.first_fall)
+    told = (message.citation for message in kernel.said(snapshot, _CONTAINED))
+    return (one for one in told if not faults.is_behind(one, gone))
 
 
-def _was_cut_off(snapshot: Snapshot, incident: faults.Incident) -> bool:
-    """Whether the port above took its link down after an error, before the GPU was missed: that took it off the bus.
-
-    A surprise down is the other way round: the link went down because the GPU did.
-    """
-    cut = kernel.said(snapshot, _CUT_OFF)
-    if not cut or kernel.said(snapshot, _WENT_DOWN):
-        return False
-    at = incident.root.at
-    if at is not None and cut[0].at is not None:
-        return 0 <= at - cut[0].at <= _SOON_S
-    missed, first = incident.root.citation, cut[0].citation
-    return first.key == missed.key and (first.number or 0) < (missed.number or 0)
+_CONTAINED: Final = Pattern(r"\bpcieport \S+: DPC: containment event")
+_WENT_DOWN: Final = kernel_line(r"\] ?(?:SDES|Surprise Down)")
 
 
 def _reading_ones(snapshot: Snapshot) -> Iterator[Citation]:
@@ -146,6 +110,7 @@ FAMILY: Final = Family(
                 "https://github.com/NVIDIA/gpu-operator/issues/2511",
             ),
             check=_missing,
+            typical=unless(all_of(fact(_odd_number), _BASEBOARD), holds(pci.is_listed, "the bus was listed")),
             context=fact(_odd_number),
             remedy=always(
                 run(
@@ -193,9 +158,10 @@ FAMILY: Final = Family(
                 "https://github.com/NVIDIA/NVSentinel/issues/155",
                 "https://github.com/leptonai/gpud/pull/1209",
             ),
-            check=_fallen,
+            check=faults.began(79, 167),
+            against=(unless(fact(_cut_off), _WENT_DOWN),),
             decisive=unless(any_of(_LOST, _REMOVED), _GRAVE),
-            typical=unless(fact(_reading_ones), _ASLEEP, _GRAVE),
+            typical=unless(any_of(fact(_reading_ones), _NO_HANDLE), _ASLEEP, _GRAVE),
             remedy=always(
                 drain(),
                 power_cycle(),

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace as replaced
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from gpunode.diagnoses import symptoms
 from gpunode.diagnoses.addresses import NVML_RETURNS, XID_CATALOG
 from gpunode.diagnoses.chains import PROGRAM_FAULTS, UNHEALTHY_IN_CLUSTER
 from gpunode.diagnoses.commands import Shell
-from gpunode.diagnoses.model import Citation, Family, Fix, Proof, Rule, Verdict, only
+from gpunode.diagnoses.model import Check, Citation, Family, Proof, Rule
 from gpunode.diagnoses.remedies import always, by_hand, drain, nvidia_report, reboot, replace, reset_gpu, run
-from gpunode.diagnoses.signs import all_of, any_of, asked, fact, line, unless
+from gpunode.diagnoses.signs import all_of, any_of, asked, fact, line
 from gpunode.diagnoses.snapshot import Snapshot, cite
 from gpunode.diagnoses.views import faults, kernel, memories, pci
 from gpunode.diagnoses.views.memories import Memory
@@ -33,14 +33,6 @@ _PLACE: Final = Pattern(
     r"physAddr (?P<place>0x[0-9a-f]+)|partition (?P<partition>\d+, subpartition \d+)", re.IGNORECASE
 )
 _PENDING: Final = Pattern(r"already pending|due to pending", re.IGNORECASE)
-# The column "Volatile Uncorr. ECC" in nvidia-smi's table.
-_IN_TABLE: Final = Pattern(r"\|\s*[0-9A-F]{8}:[0-9A-F]{2}:[0-9A-F]{2}\.0\s+(?:On|Off|N/A)\s*\|\s*[1-9]\d{0,17}\s*\|")
-_HELD: Final = Pattern(
-    r"In use by another client|currently being used by one or more other processes|currently in use by another process",
-    re.IGNORECASE,
-)
-# What CUDA, and the frameworks on it, say when their memory is hit (cudaErrorECCUncorrectable, 214).
-_CUDA: Final = line(r"uncorrectable ECC error encountered|cudaErrorECCUncorrectable|CUDA_ERROR_ECC_UNCORRECTABLE")
 # NVIDIA's field diagnostic, whose verdict is what a board is taken back for.
 _FIELD_DIAGNOSTIC: Final = r"\b(?:fieldiag|field diag\w*|MODS)\b"
 _MEMORY_FAILED: Final = line(
@@ -52,26 +44,18 @@ _MEMORY_FAILED: Final = line(
 _DIAGNOSED: Final = any_of(
     line(_FIELD_DIAGNOSTIC, "text", "application", flags=re.IGNORECASE), asked(_FIELD_DIAGNOSTIC)
 )
-_BUS: Final = Pattern(r"\b(?P<bus>[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-9a-f])\b", re.IGNORECASE)
-_INFOROM: Final = Pattern(
-    r"infoROM is corrupted|corrupt(?:ed)? InfoROM|InfoROM (?:is )?corrupt|NVML_ERROR_CORRUPTED"
-    r"|InfoROM (?:validation|checksum) fail",
-    re.IGNORECASE,
-)
-# What a GPU gets over by the reset that replaces the bad row.
-_OVER_BY_RESET: Final = frozenset(
-    {"ecc-dbe-uncorrectable", "xid-94-contained-ecc", "xid-95-uncontained-ecc", "xid-140-unrecovered-ecc"}
-)
+_Judge: TypeAlias = "Callable[[Snapshot, Memory], Proof | None]"
 
 
-def _decide(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
-    """For each GPU the one thing that is wrong with its memory: what asks for most comes first."""
-    for memory in snapshot.view(memories.memories):
-        for cause, judge in _JUDGES:
-            if (proof := judge(snapshot, memory)) is not None:
-                is_over = cause in _OVER_BY_RESET and memories.was_reset(memory)
-                yield cause, _as_past(proof) if is_over else proof
-                break
+def _each(judge: _Judge, *, is_over_by_reset: bool = False) -> Check:
+    """The check that judges the memory of every GPU, some by what the reset that replaces the bad row has mended."""
+
+    def check(snapshot: Snapshot) -> Iterator[Proof]:
+        for memory in snapshot.view(memories.memories):
+            if proof := judge(snapshot, memory):
+                yield _as_past(proof) if is_over_by_reset and memories.was_reset(memory) else proof
+
+    return check
 
 
 def _as_past(proof: Proof) -> Proof:
@@ -83,8 +67,7 @@ def _proof(memory: Memory, summary: str, *citations: Citation, **more: Any) -> P
     told = memory.incident.citations if memory.incident else tuple(fault.citation for fault in memory.xids[:4])
     at = memory.incident.root.at if memory.incident else None
     whole = tuple(dict.fromkeys((*told, *citations)))
-    spread = memory.incident.spread if memory.incident else ""
-    return Proof(f"{faults.label(memory.gpu)}: {summary}{spread}", whole, gpu=memory.gpu, at=at, **more)
+    return Proof(f"{faults.label(memory.gpu)}: {summary}", whole, gpu=memory.gpu, at=at, **more)
 
 
 def _is_pending(fault: faults.Fault) -> bool:
@@ -92,77 +75,32 @@ def _is_pending(fault: faults.Fault) -> bool:
     return bool(fault.xid and _PENDING.search(fault.xid.text))
 
 
-def _of_rows(memory: Memory, *codes: int) -> tuple[faults.Fault, ...]:
-    return tuple(fault for fault in memory.of(*codes) if not memories.is_of_pages(fault))
-
-
-def _of_pages(memory: Memory, code: int) -> tuple[faults.Fault, ...]:
-    return tuple(fault for fault in memory.of(code) if memories.is_of_pages(fault))
-
-
 def _remap_failed(_: Snapshot, memory: Memory) -> Proof | None:
     rows = memory.says("Remapping Failure Occurred")
-    if not rows and all(_is_pending(fault) for fault in _of_rows(memory, 64, 157, 161)):
+    if not rows and all(_is_pending(fault) for fault in memory.rows_of(64, 157, 161)):
         return None
-    count = memory.counted("Remapped Rows", "Uncorrectable Error")
-    after = f" after {count} rows that were" if count else ""
-    return _proof(memory, f"a bad row of memory could not be remapped{after}", *rows)
+    return _proof(memory, "a bad row of memory could not be remapped", *rows)
 
 
 def _failing(snapshot: Snapshot, memory: Memory) -> Proof | None:
     """Memory that goes on failing: by NVIDIA's own limits, else by how often it did."""
-    if failed := tuple(_failed_diagnostic(snapshot, memory.gpu)):
-        return _proof(memory, "NVIDIA's field diagnostic finds its memory bad", *failed)
-    if rows := memory.says("Unrepairable Memory"):
-        return _proof(memory, "part of the memory is beyond repair", *rows)
-    if rows := memory.says("SRAM Threshold Exceeded"):
-        return _proof(memory, "uncorrectable errors in SRAM have passed the limit at which NVIDIA takes it back", *rows)
-    names = ("Double Bit ECC", "Single Bit ECC")
-    retired = sum(memory.counted("Retired Pages", name) for name in names)
-    if retired >= _RETIRED_LIMIT:
-        rows = tuple(row.citation for name in names for row in memory.rows("Retired Pages", name))
-        what = f"{retired} pages of memory are retired, NVIDIA takes it back from {_RETIRED_LIMIT}"
-        return _proof(memory, what, *rows)
-    if spent := _banks(memory, "None"):
-        return _proof(memory, "a bank of its memory has no spare rows left", *spent)
-    if pages := _of_pages(memory, 64):
-        return _proof(memory, "a bad page of memory could not be retired", *(fault.citation for fault in pages))
-    return _again_and_again(memory, _ever(snapshot, memory))
-
-
-def _failed_diagnostic(snapshot: Snapshot, gpu: str) -> Iterator[Citation]:
-    """The lines in which the field diagnostic finds this GPU's memory bad; each stands below the GPU it is about."""
-    failed = snapshot.view(_MEMORY_FAILED) if snapshot.view(_DIAGNOSED) else ()
-    places = {(one.key, one.number): one for one in failed}
-    for item in (item for item in snapshot.items if any(one.key == item.key for one in failed)):
-        about = ""
-        for number, text in enumerate(item.lines, 1):
-            named = _BUS.search(text)
-            about = pci.address(named["bus"]) if named else about
-            if (item.key, number) in places and (about in {"", gpu} or not gpu):
-                yield places[item.key, number]
-
-
-def _ever(snapshot: Snapshot, memory: Memory) -> Memory:
-    """The same memory with its errors of earlier boots, where it errs still: no boot makes memory new."""
-    known = snapshot.view(memories.ever) if memory.xids else ()
-    return next((one for one in known if one.gpu == memory.gpu), memory)
-
-
-def _again_and_again(memory: Memory, ever: Memory) -> Proof | None:
-    """Uncorrectable errors hours apart, or at many places: one bad row makes one of them, and is then replaced."""
-    rows = _apart(_of_rows(ever, 63))
-    if len(rows) >= _TOO_OFTEN and (spent := _banks(memory, "Low")):
-        what = f"rows of one bank went bad at {len(rows)} times, and it has hardly a spare one left"
-        return _proof(memory, what, *(fault.citation for fault in rows[:6]), *spent, confidence="likely")
-    told = ever.of(48)
-    times = _apart(told)
+    limits = (*memory.says("Unrepairable Memory"), *memory.says("SRAM Threshold Exceeded"), *_banks(memory, "None"))
+    limits += tuple(fault.citation for fault in memory.pages_of(64))
+    retired = ("Double Bit ECC", "Single Bit ECC")
+    if sum(memory.counted("Retired Pages", name) for name in retired) >= _RETIRED_LIMIT:
+        limits += tuple(row.citation for name in retired for row in memory.rows("Retired Pages", name))
+    if limits:
+        return _proof(memory, "its memory has passed a limit at which NVIDIA takes it back", *limits)
+    # No boot makes memory new.
+    ever = (snapshot.with_history or snapshot) if memory.xids else snapshot
+    told = tuple(fault for fault in faults.on(ever, memory.gpu) if fault.code == 48)
     places = {match[0] for fault in told if fault.xid and (match := _PLACE.search(fault.xid.text))}
-    if len(times) < _TOO_OFTEN and len(places) < _TOO_OFTEN:
-        return None
-    count = f"at {len(times)} times" if len(times) >= _TOO_OFTEN else f"in {len(places)} places"
-    citations = tuple(fault.citation for fault in (times if len(times) >= _TOO_OFTEN else told)[:6])
-    return _proof(memory, f"uncorrectable memory errors {count}", *citations, confidence="likely")
+    if max(_times(told), len(places)) >= _TOO_OFTEN:
+        lines = tuple(fault.citation for fault in told[:6])
+        return _proof(memory, "uncorrectable memory errors again and again", *lines, confidence="likely")
+    if low := _banks(memory, "Low"):
+        return _proof(memory, "a bank of its memory has hardly a spare row left", *low, confidence="likely")
+    return None
 
 
 def _banks(memory: Memory, name: str) -> tuple[Citation, ...]:
@@ -171,42 +109,37 @@ def _banks(memory: Memory, name: str) -> tuple[Citation, ...]:
     return tuple(row.citation for row in found if re.match(r"[1-9]", row.value))
 
 
-def _apart(found: tuple[faults.Fault, ...]) -> list[faults.Fault]:
-    """The most of them that lie an hour or more from each other on one clock: several logs may tell of the same one.
+def _times(found: tuple[faults.Fault, ...]) -> int:
+    """How many of them lie an hour or more from each other on one clock: several logs may tell of the same one.
 
-    Seconds since boot begin again with every boot, so two errors of two boots may count as one, and never as more.
+    One bad row makes one of them, and is then replaced.
     """
-    clocks: dict[int, list[faults.Fault]] = {}
+    last: dict[int, float] = {}
+    count: dict[int, int] = {}
     for fault in sorted(found, key=lambda fault: fault.at or 0.0):
-        apart = clocks.setdefault(faults.clock(fault), [])
-        if fault.at is not None and (not apart or fault.at - (apart[-1].at or 0.0) >= 3600):
-            apart.append(fault)
-    most = max(clocks.values(), key=len, default=[])
-    return sorted(most, key=lambda fault: fault.order)
+        clock = faults.clock(fault)
+        if fault.at is not None and fault.at - last.get(clock, fault.at - 3600) >= 3600:
+            last[clock] = fault.at
+            count[clock] = count.get(clock, 0) + 1
+    return max(count.values(), default=0)
 
 
-def _pages_pending(snapshot: Snapshot, memory: Memory) -> Proof | None:
+def _pages_pending(_: Snapshot, memory: Memory) -> Proof | None:
     rows = (*memory.says("Retired Pages", "Pending Page Blacklist"), *memory.says("Retired Pages", "Pending"))
-    if not rows and (not _of_pages(memory, 63) or memory.denies("Retired Pages", "Pending Page Blacklist")):
+    if not rows and (not memory.pages_of(63) or memory.denies("Retired Pages", "Pending Page Blacklist")):
         return None
-    held = snapshot.said(_HELD)
-    if not held and memory.of(48) and snapshot.view(_CUDA):
-        return None  # the error that stopped a program is what happened; that its page waits for a reset follows
-    holders = ", and what holds the GPU keeps that from happening" if held else ""
-    return _proof(
-        memory, f"pages are marked to be retired, which happens when the GPU is let go{holders}", *rows, *held
-    )
+    return _proof(memory, "pages are marked to be retired, which happens when all that holds the GPU lets go", *rows)
 
 
 def _remap_pending(_: Snapshot, memory: Memory) -> Proof | None:
     rows = (*memory.says("Remapped Rows", "Pending"), *memory.says("Channel Repair Pending"))
-    told = (*_of_rows(memory, 63, 156, 160), *(fault for fault in memory.of(64) if _is_pending(fault)))
+    told = (*memory.rows_of(63, 156, 160), *(fault for fault in memory.of(64) if _is_pending(fault)))
     if not rows and (not told or memory.denies("Remapped Rows", "Pending") or memory.of(95, 140)):
         return None
     return _proof(memory, "a bad row of memory is marked, and is replaced by a spare one at the next reset", *rows)
 
 
-def _began(*codes: int) -> Callable[[Snapshot, Memory], Proof | None]:
+def _began(*codes: int) -> _Judge:
     def judge(_: Snapshot, memory: Memory) -> Proof | None:
         return faults.proof(memory.incident) if memory.incident and memory.incident.root.code in codes else None
 
@@ -219,14 +152,13 @@ def _uncontained(_: Snapshot, memory: Memory) -> Proof | None:
 
 def _uncorrectable(snapshot: Snapshot, memory: Memory) -> Proof | None:
     if memory.incident and memory.of(48, 171, 172):
-        where = "SRAM" if memory.of(172) else "DRAM" if memory.of(171) else ""
-        return faults.proof(memory.incident, f"an uncorrectable ECC error in {where}" if where else "")
+        return faults.proof(memory.incident)
     rows = _volatile(memory)
     # A count of a GPU without an address may be of the one that an Xid is about. Without the Xid, and from Ampere on,
     # it tells nothing of whether the error was contained.
     is_of_another = not is_address(memory.gpu) and any(one.xids for one in snapshot.view(memories.memories))
-    is_open = not memory.xids and not snapshot.view(kernel.messages) and not _stops_at_any(snapshot, memory)
-    if not rows or is_of_another or is_open:
+    is_open = not snapshot.view(kernel.messages) and not _stops_at_any(snapshot, memory)
+    if not rows or memory.xids or is_of_another or is_open:
         return None
     return _proof(memory, "uncorrectable ECC errors since the driver was loaded", *rows, confidence="likely")
 
@@ -251,37 +183,11 @@ def _volatile(memory: Memory) -> tuple[Citation, ...]:
 
 def _corrected(snapshot: Snapshot) -> Iterator[Citation]:
     """The counts of very many corrected errors."""
-    for memory in snapshot.view(memories.memories):
-        for row in memory.every_row():
-            names = " ".join(row.path).lower()
-            is_one = "volatile" in names and ("single bit" in names or " correctable" in names)
-            if is_one and re.fullmatch(r"\d{1,18}", row.value) and int(row.value) > _MANY_CORRECTED:
-                yield row.citation
-
-
-def _known(snapshot: Snapshot) -> Iterator[Citation]:
-    """Something about each GPU of whose memory anything is told."""
-    return (line for memory in snapshot.view(memories.memories) for line in memory.citations)
-
-
-def _past_limit(_: Snapshot, memory: Memory) -> Proof | None:
-    if rows := _banks(memory, "Low"):
-        return _proof(memory, "a bank of its memory has hardly a spare row left", *rows, confidence="likely")
-    return None
-
-
-_JUDGES: Final[tuple[tuple[str, Callable[[Snapshot, Memory], Proof | None]], ...]] = (
-    ("row-remap-failure", _remap_failed),
-    ("hbm-failing-rma", _failing),
-    ("page-retirement-pending-handles-held", _pages_pending),
-    ("row-remap-pending", _remap_pending),
-    ("xid-95-uncontained-ecc", _uncontained),
-    ("xid-140-unrecovered-ecc", _began(140)),
-    ("xid-94-contained-ecc", _began(94)),
-    ("ecc-dbe-uncorrectable", _uncorrectable),
-    ("hbm-failing-rma", _past_limit),
-    ("xid-92-high-sbe-rate", _began(92)),
-)
+    for row in (row for memory in snapshot.view(memories.memories) for row in memory.every_row()):
+        names = " ".join(row.path).lower()
+        is_one = "volatile" in names and ("single bit" in names or " correctable" in names)
+        if is_one and re.fullmatch(r"\d{1,18}", row.value) and int(row.value) > _MANY_CORRECTED:
+            yield row.citation
 
 
 def _counted(snapshot: Snapshot) -> Iterator[Citation]:
@@ -290,42 +196,21 @@ def _counted(snapshot: Snapshot) -> Iterator[Citation]:
 
 # Which of several it was, the Xids tell.
 _UNCORRECTED: Final = fact(_counted)
-
-
-def _inforom(snapshot: Snapshot) -> Iterator[Verdict]:
-    """The InfoROM's checksum is wrong, by Xid 125, else by nvidia-smi's word."""
-    yield from (told := tuple(faults.began(125)(snapshot)))
-    if not told and (said := snapshot.said(_INFOROM)):
-        found = (_BUS.search(citation.line) for citation in said)
-        gpu = next((pci.address(match["bus"]) for match in found if match), "")
-        yield Proof(f"{faults.label(gpu)} has a damaged InfoROM", said, gpu=gpu)
-
-
-def _exit_14(snapshot: Snapshot) -> Iterator[Citation]:
-    """nvidia-smi's exit status NVML_ERROR_CORRUPTED_INFOROM."""
-    return (cite(item, 1) for item in snapshot.of("exit-status") if item.text.strip() == "14")
-
-
 _LOOK: Final = Shell("nvidia-smi -q -d ROW_REMAPPER,ECC,PAGE_RETIREMENT")
-
-
-def _return_it(_: Snapshot) -> Iterable[Fix]:
-    yield drain()
-    yield nvidia_report("the vendor asks for it")
-    yield replace("have the GPU replaced: this is one of NVIDIA's own conditions for that")
-    yield reset_gpu("reset it, where it must go on until then", "nothing else is there")
-
-
-def _let_go(_: Snapshot) -> Iterable[Fix]:
-    yield drain("move the work away from this GPU")
-    yield run("inspect", "see what still holds the GPU", Shell("sudo fuser -v /dev/nvidia*"))
-    stop = Shell("sudo systemctl stop nvidia-persistenced")
-    yield run("restart", "stop the persistence daemon, which holds it by design", stop)
-    yield reset_gpu()
-    yield reboot(when="something that cannot be stopped holds it")
-    yield run("inspect", "see that nothing is pending", _LOOK)
-
-
+_LOOK_AT: Final = (_LOOK, Shell("sudo dmesg | grep -i xid"))
+_RETURN_IT: Final = always(
+    drain(),
+    nvidia_report("the vendor asks for it"),
+    replace("have the GPU replaced: this is one of NVIDIA's own conditions for that"),
+    reset_gpu("reset it, where it must go on until then", "nothing else is there"),
+)
+_LET_GO: Final = always(
+    drain("move the work away from this GPU"),
+    run("inspect", "see what still holds the GPU", Shell("sudo fuser -v /dev/nvidia*")),
+    run("restart", "stop the persistence daemon, which holds it", Shell("sudo systemctl stop nvidia-persistenced")),
+    reset_gpu(),
+    reboot(when="something that cannot be stopped holds it"),
+)
 _RESET: Final = always(
     drain(),
     reset_gpu(),
@@ -339,7 +224,13 @@ _WATCH: Final = (
 _CONSEQUENCES: Final = (
     UNHEALTHY_IN_CLUSTER | PROGRAM_FAULTS | {"xid-154-recovery-action", "nvlink-all-links-inactive-gpu"}
 )
-_HIT: Final = frozenset({"ecc-dbe-uncorrectable", "xid-94-contained-ecc"})
+# In the order in which what is wrong with one memory explains the rest of it.
+_HIT: Final = _CONSEQUENCES | {"xid-92-high-sbe-rate"}
+_MARKED: Final = _HIT | {
+    *("ecc-dbe-uncorrectable", "xid-94-contained-ecc", "xid-95-uncontained-ecc", "xid-140-unrecovered-ecc")
+}
+_WORN: Final = _MARKED | {"row-remap-pending", "page-retirement-pending-handles-held"}
+_PROGRAM_HIT: Final = (symptoms.ANY_XID, symptoms.CUDA_FAULT, _UNCORRECTED)
 
 FAMILY: Final = Family(
     "memory",
@@ -351,8 +242,8 @@ FAMILY: Final = Family(
             storey="gpu",
             disruption="reset-gpu",
             title="uncorrectable memory errors",
-            symptoms=(symptoms.ANY_XID, symptoms.CUDA_FAULT, _UNCORRECTED),
-            look_at=(Shell("nvidia-smi -q -d ECC,ROW_REMAPPER"),),
+            symptoms=_PROGRAM_HIT,
+            look_at=_LOOK_AT,
             story=(
                 "Two bits of one word were wrong at once, which ECC notices and cannot mend (Xid 48; newer drivers "
                 "say in Xid 171 that it was in DRAM, in 172 that it was in SRAM, and where). Every program that "
@@ -362,15 +253,19 @@ FAMILY: Final = Family(
                 "whether a remapping is pending or failed, and whether the next error is at the same place."
             ),
             sources=(XID_CATALOG, _POLICY),
-            check=only("ecc-dbe-uncorrectable", _decide),
+            check=_each(_uncorrectable, is_over_by_reset=True),
             typical=any_of(
-                _CUDA,
-                line(_IN_TABLE.pattern, "nvidia-smi", "text"),
+                # CUDA's words, nvidia-smi's column "Volatile Uncorr. ECC", DCGM's.
+                line(
+                    r"uncorrectable ECC error encountered|(?:cudaError|CUDA_ERROR_)ECC_?Uncorr",
+                    flags=re.IGNORECASE,
+                ),
+                line(r"\|\s*[0-9A-F:]{11,16}\.0\s+(?:On|Off|N/A)\s*\|\s*[1-9]\d{0,17}\s*\|", "nvidia-smi", "text"),
                 line(r"double-bit ECC error\(?s?\)? (?:was |were )?detected in GPU", flags=re.IGNORECASE),
             ),
             share=1.5,
             remedy=_RESET,
-            explains=_CONSEQUENCES,
+            explains=_HIT,
         ),
         Rule(
             cause="row-remap-pending",
@@ -379,7 +274,7 @@ FAMILY: Final = Family(
             disruption="reset-gpu",
             title="a row remapping waits for a reset",
             symptoms=(symptoms.ANY_XID, symptoms.CUDA_FAULT, symptoms.RESET_REFUSED),
-            look_at=(Shell("nvidia-smi -q -d ROW_REMAPPER"),),
+            look_at=_LOOK_AT,
             story=(
                 "From Ampere on a GPU replaces a bad row of its memory by a spare one. The driver notes the row "
                 "(Xid 63), and the exchange is made when the GPU is next reset. Until then the row stays in use, "
@@ -388,7 +283,7 @@ FAMILY: Final = Family(
                 "rows; one whose remapping failed is another matter."
             ),
             sources=(_POLICY, "https://github.com/leptonai/gpud/pull/80"),
-            check=only("row-remap-pending", _decide),
+            check=_each(_remap_pending),
             typical=line(r"memory errors and row remappings", flags=re.IGNORECASE),
             remedy=always(
                 drain("move the work away from this GPU, and stop DCGM, the fabric manager and all that holds it"),
@@ -397,7 +292,7 @@ FAMILY: Final = Family(
                 run("inspect", "see that Pending says No", _LOOK),
                 replace(when="Remapping Failure Occurred says Yes"),
             ),
-            explains=_CONSEQUENCES | _HIT,
+            explains=_MARKED,
         ),
         Rule(
             cause="row-remap-failure",
@@ -406,18 +301,17 @@ FAMILY: Final = Family(
             disruption="RMA",
             title="a bad row of memory cannot be remapped",
             symptoms=(symptoms.ANY_XID, symptoms.CUDA_FAULT),
-            look_at=(Shell("nvidia-smi -q -d ROW_REMAPPER"),),
+            look_at=_LOOK_AT,
             story=(
                 "The spare rows of a memory bank are used up, or the remapping could not be noted (Xid 64). The GPU "
                 "can no longer take bad memory out of use: errors will come back, however often it is reset. For "
                 "NVIDIA this is a condition on which a GPU is replaced."
             ),
             sources=(_POLICY, "https://github.com/awslabs/awsome-distributed-ai/pull/1190"),
-            check=only("row-remap-failure", _decide),
+            check=_each(_remap_failed),
             typical=line(r"memory errors and row remapping\b", flags=re.IGNORECASE),
-            remedy=_return_it,
-            explains=_CONSEQUENCES
-            | {"row-remap-pending", "ecc-dbe-uncorrectable", "xid-94-contained-ecc", "xid-95-uncontained-ecc"},
+            remedy=_RETURN_IT,
+            explains=_WORN | {"hbm-failing-rma"},
         ),
         Rule(
             cause="hbm-failing-rma",
@@ -426,7 +320,7 @@ FAMILY: Final = Family(
             disruption="RMA",
             title="the GPU's memory is wearing out",
             symptoms=(symptoms.ANY_XID, symptoms.CUDA_FAULT),
-            look_at=(Shell("nvidia-smi -q -d ECC,ROW_REMAPPER"),),
+            look_at=_LOOK_AT,
             story=(
                 "Single errors are repaired by retiring pages or remapping rows. When there are too many of them the "
                 "memory itself is failing: sixty retired pages, a bank without spare rows, memory beyond repair, SRAM "
@@ -434,17 +328,16 @@ FAMILY: Final = Family(
                 "These are NVIDIA's conditions for a replacement; more resets only put it off."
             ),
             sources=(_POLICY, _RETIREMENT),
-            check=only("hbm-failing-rma", _decide),
+            check=_each(_failing),
             typical=any_of(
-                unless(all_of(_MEMORY_FAILED, _DIAGNOSED), fact(_known)),
+                all_of(_MEMORY_FAILED, _DIAGNOSED),
                 line(
                     r"\d or more retired pages have been detected|SRAM threshold (?:count )?exceeded (?:on|for|in) GPU",
                     flags=re.IGNORECASE,
                 ),
             ),
-            remedy=_return_it,
-            explains=_CONSEQUENCES
-            | {"row-remap-pending", "ecc-dbe-uncorrectable", "xid-94-contained-ecc", "xid-92-high-sbe-rate"},
+            remedy=_RETURN_IT,
+            explains=_WORN,
         ),
         Rule(
             cause="page-retirement-pending-handles-held",
@@ -454,7 +347,7 @@ FAMILY: Final = Family(
             disruption="reset-gpu",
             title="bad pages stay in use because something holds the GPU",
             symptoms=(symptoms.ANY_XID, symptoms.RESET_REFUSED),
-            look_at=(Shell("nvidia-smi -q -d PAGE_RETIREMENT"), Shell("sudo fuser -v /dev/nvidia*")),
+            look_at=(_LOOK, Shell("sudo fuser -v /dev/nvidia*")),
             story=(
                 "Before Ampere the driver takes a bad page of memory out of use (Xid 63), and does so when the GPU is "
                 "next attached: when the last program, daemon and monitor has let go of it and one comes back, or at a "
@@ -462,10 +355,10 @@ FAMILY: Final = Family(
                 "that off for ever, so the page goes on being handed out and programs go on dying of it."
             ),
             sources=(_RETIREMENT, "https://github.com/google/cadvisor/issues/2035"),
-            check=only("page-retirement-pending-handles-held", _decide),
+            check=_each(_pages_pending),
             typical=line(r"pending (?:retired page|page retirement)s? (?:has|have|together)", flags=re.IGNORECASE),
-            remedy=_let_go,
-            explains=_CONSEQUENCES | {"ecc-dbe-uncorrectable"},
+            remedy=_LET_GO,
+            explains=_MARKED,
         ),
         Rule(
             cause="xid-92-high-sbe-rate",
@@ -475,14 +368,14 @@ FAMILY: Final = Family(
             disruption="none",
             title="ECC corrects more single bits than it should have to",
             symptoms=(symptoms.ANY_XID,),
-            look_at=(Shell("nvidia-smi -q -d ECC"),),
+            look_at=_LOOK_AT,
             story=(
                 "Single wrong bits are corrected on the fly and hurt nobody. So many of them that the driver reports "
                 "the rate (Xid 92) speak of memory that ages. Nothing needs to be reset; watch whether pages or rows "
                 "are taken out of use, and plan for a replacement when they grow in number."
             ),
             sources=(XID_CATALOG,),
-            check=only("xid-92-high-sbe-rate", _decide),
+            check=_each(_began(92)),
             typical=fact(_corrected),
             may_be_normal=True,
             remedy=always(*_WATCH),
@@ -494,22 +387,22 @@ FAMILY: Final = Family(
             storey="gpu",
             disruption="restart-container",
             title="a memory error ended one program",
-            symptoms=(symptoms.ANY_XID, symptoms.CUDA_FAULT, _UNCORRECTED),
-            look_at=(Shell("sudo dmesg | grep -i xid"),),
+            symptoms=_PROGRAM_HIT,
+            look_at=_LOOK_AT,
             story=(
                 "An uncorrectable error was met by one program, and the GPU kept it there (Xid 94): that program is "
                 "ended, all others go on. The bad row is remapped at the next reset, which can wait until the GPU is "
                 "free. An error that could not be kept within one program is Xid 95, and cannot wait."
             ),
             sources=(_POLICY, "https://github.com/leptonai/gpud/pull/1174"),
-            check=only("xid-94-contained-ecc", _decide),
+            check=_each(_began(94), is_over_by_reset=True),
             remedy=always(
                 by_hand("application", "start the program again: others on the GPU were not touched"),
                 reset_gpu("reset the GPU, so that the bad row is remapped", "it is free"),
                 run("inspect", "look for what is pending", _LOOK),
                 replace(when="it happens again and again on the same GPU"),
             ),
-            explains=_CONSEQUENCES,
+            explains=_HIT,
         ),
         Rule(
             cause="xid-95-uncontained-ecc",
@@ -517,17 +410,17 @@ FAMILY: Final = Family(
             storey="gpu",
             disruption="reset-gpu",
             title="a memory error that no program's end contains",
-            symptoms=(symptoms.ANY_XID, symptoms.CUDA_FAULT, _UNCORRECTED),
-            look_at=(Shell("sudo dmesg | grep -i xid"),),
+            symptoms=_PROGRAM_HIT,
+            look_at=_LOOK_AT,
             story=(
                 "An uncorrectable error could not be laid to one program (Xid 95), so the results of every program on "
                 "the GPU are in doubt and all of them are ended. New work fails until the GPU is reset; with MIG the "
                 "other instances may go on until then."
             ),
             sources=(_POLICY,),
-            check=only("xid-95-uncontained-ecc", _decide),
+            check=_each(_uncontained, is_over_by_reset=True),
             remedy=_RESET,
-            explains=_CONSEQUENCES | {"xid-94-contained-ecc"},
+            explains=_HIT | {"xid-94-contained-ecc", "ecc-dbe-uncorrectable"},
         ),
         Rule(
             cause="xid-140-unrecovered-ecc",
@@ -535,17 +428,17 @@ FAMILY: Final = Family(
             storey="gpu",
             disruption="reset-gpu",
             title="an ECC error escaped every recovery",
-            symptoms=(symptoms.ANY_XID, symptoms.CUDA_FAULT, _UNCORRECTED),
-            look_at=(Shell("sudo dmesg | grep -i xid"),),
+            symptoms=_PROGRAM_HIT,
+            look_at=_LOOK_AT,
             story=(
                 "The GPU found an uncorrectable error at a place where neither a remapping nor the end of one program "
                 "mends it, mostly in SRAM (Xid 140). Its state can no longer be relied on until it is reset. When the "
                 "SRAM counters pass NVIDIA's limit, or it comes back, the GPU is to be replaced."
             ),
             sources=(XID_CATALOG,),
-            check=only("xid-140-unrecovered-ecc", _decide),
+            check=_each(_began(140), is_over_by_reset=True),
             remedy=_RESET,
-            explains=_CONSEQUENCES,
+            explains=_HIT,
         ),
         Rule(
             cause="inforom-corrupted",
@@ -563,9 +456,16 @@ FAMILY: Final = Family(
                 "validator of the GPU Operator, refuse the node."
             ),
             sources=("https://github.com/NVIDIA/gpu-operator/issues/20", NVML_RETURNS),
-            check=_inforom,
+            check=faults.began(125),
+            decisive=line(
+                r"infoROM is corrupted|corrupt(?:ed)? InfoROM|InfoROM (?:is )?corrupt|NVML_ERROR_CORRUPTED"
+                r"|InfoROM (?:validation|checksum) fail",
+                flags=re.IGNORECASE,
+            ),
+            # nvidia-smi's exit status NVML_ERROR_CORRUPTED_INFOROM.
             typical=any_of(
-                fact(_exit_14), all_of(line(r"^(?:rc|exit(?: code| status)?) ?[=:] ?14$"), asked(r"\bnvidia-smi\b"))
+                fact(lambda snapshot: (cite(one, 1) for one in snapshot.of("exit-status") if one.text.strip() == "14")),
+                all_of(line(r"^(?:rc|exit(?: code| status)?) ?[=:] ?14$"), asked(r"\bnvidia-smi\b")),
             ),
             context=asked(r"inforom"),
             remedy=always(

@@ -35,31 +35,24 @@ _DISTURBS: Final[Mapping[Action, Disruption]] = {
 
 def actions(snapshot: Snapshot) -> Iterator[Proof]:
     """An action that the driver wants, where no error is there that it wants it for."""
-    for incident in faults.of(snapshot, 154):
-        yield _wanted(snapshot, incident)
+    yield from (_wanted(snapshot, incident) for incident in faults.of(snapshot, 154))
     faulty = {incident.gpu for incident in snapshot.view(faults.incidents)}
-    for name in _STATES:
-        for gpu, row in _without_fault(snapshot, faulty, name):
-            action = recovery.by_name(row.value) if name == _STATES[0] else "reset"
+    for name in _STATES if "" not in faulty else ():
+        asking = [(gpu, row) for gpu, row in smi_query.rows(snapshot, name) if _action(row) != "none"]
+        unnamed = sum(not gpu.name for gpu, _ in asking)
+        # Of GPUs without a name no more are told of than have no fault in the log.
+        for gpu, row in (
+            one for one in asking if (one[0].name not in faulty if one[0].name else unnamed > len(faulty))
+        ):
             summary = f"{faults.label(gpu.name)} waits to be recovered ({name}: {row.value}); no line here says why"
-            yield _to_recover(action, Proof(summary, (row.citation,), "likely", gpu=gpu.name))
+            yield _to_recover(_action(row), Proof(summary, (row.citation,), "likely", gpu=gpu.name))
     if not faulty and (said := snapshot.said(_RESET_REQUIRED)):
         yield Proof("A GPU must be reset before it can be used; no line here says why", said, "likely")
 
 
-def _without_fault(snapshot: Snapshot, faulty: set[str], name: str) -> Iterator[tuple[smi_query.Gpu, Row]]:
-    """The rows of that name that ask for something, and of whose GPU no fault stands in the log.
-
-    A fault without an address may be any GPU's; of GPUs without a name no more are reported than have a fault.
-    """
-    for answer in snapshot.view(smi_query.answers) if "" not in faulty else ():
-        asking = [(gpu, row) for gpu in answer for row in gpu.every(name) if _asks(name, row.value)]
-        unnamed = sum(not gpu.name for gpu, _ in asking)
-        yield from (one for one in asking if (one[0].name not in faulty if one[0].name else unnamed > len(faulty)))
-
-
-def _asks(name: str, value: str) -> bool:
-    return recovery.by_name(value) != "none" if name == _STATES[0] else smi_query.is_yes(value)
+def _action(row: Row) -> Action:
+    is_named = row.path[-1] == _STATES[0]
+    return recovery.by_name(row.value) if is_named else "reset" if smi_query.is_yes(row.value) else "none"
 
 
 def _wanted(snapshot: Snapshot, incident: faults.Incident) -> Proof:
@@ -67,13 +60,12 @@ def _wanted(snapshot: Snapshot, incident: faults.Incident) -> Proof:
     asking = [fault for fault in (incident.root, *incident.followed) if recovery.asked(fault) is not None]
     last = asking[-1] if asking else incident.root
     action = recovery.asked(last) or ""
-    whose = faults.label(incident.gpu)
     own = faults.in_time(faults.on(snapshot.as_told or snapshot, incident.gpu))
     before = [one for one in own if one.code != incident.root.code and faults.is_earlier(one, incident.root)]
     why = f"{before[-1].name} came before it" if before else "the Xid that made it ask is not in this log"
-    summary = f"{whose} asks to be recovered ({recovery.named(last) or 'it does not say how'}); {why}"
+    summary = f"{faults.label(incident.gpu)} asks to be recovered ({action or 'it does not say how'}); {why}"
     if action == "none":
-        summary = f"{whose} was recovered: it asked for that and does so no more"
+        summary = f"{faults.label(incident.gpu)} was recovered: it asked for that and does so no more"
     lines = (*(one.citation for one in before[-1:]), *incident.citations, last.citation)
     return _to_recover(action, Proof(summary, tuple(dict.fromkeys(lines)), gpu=incident.gpu, at=incident.root.at))
 

@@ -20,7 +20,7 @@ _MOST_ROWS: Final = 200
 _NEVER: Final = 2e11
 # Seconds since boot lie below the first, those of syslog, which leaves the year away, between both.
 _CLOCKS: Final = (9e8, 1e9)
-_CODES: Final = {"xid": "Xid {}", "sxid": "SXid {}", "aer": "PCIe"}
+_CODES: Final = {"xid": "Xid {}", "sxid": "SXid {}"}
 
 
 def over_time(snapshot: Snapshot) -> Markup | None:

@@ -7,8 +7,7 @@ the driver's own words where it names an earlier Xid.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, TypeAlias
 
@@ -21,29 +20,18 @@ from gpunode.facts import xid
 from gpunode.facts.patterns import Pattern
 from gpunode.facts.xid import SxidMessage, XidMessage
 
-Source: TypeAlias = Literal["xid", "sxid", "aer"]
+Source: TypeAlias = Literal["xid", "sxid"]
 
 # Faults of one GPU that lie further apart are not of one making.
 _GAP_S: Final = 300.0
 _DAY_S: Final = 86_400.0
 # Seconds since boot lie below the first, those of syslog, which leaves the year away, between both.
 _CLOCKS: Final = (9e8, 1e9)
-# The weight of what ends one program's work.
-_ENDS_ONE: Final = 2
-_UNCORRECTABLE: Final = Pattern(
-    r"AER: (?:Multiple )?Uncorrect\w+|severity=Uncorrect\w+|DPC: containment event", re.IGNORECASE
-)
-_BIT: Final = Pattern(r"\[\s*\d{1,2}\]\s*(?P<name>[A-Za-z]+)")
-# An answer to an access that nobody serves; probing does that, and nothing breaks by it.
-_HARMLESS_BITS: Final = frozenset({"UnsupReq", "ACSViol", "Unsupported"})
-_DETAILS: Final = 6
+ENDS_ONE: Final = 2
+"""The weight of what ends one program's work."""
 _TOLD: Final = Pattern("Xid|off the bus")
-_REACHED: Final = Pattern(
-    r"^(?P<driver>pcieport|nvidia|vfio-pci) (?P<bus>[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]):", re.IGNORECASE
-)
 # Codes that say what was done or is to be done: none is what went wrong while another error is there.
 _LATE: Final = frozenset({43, 45, 143, 154, 174})
-_ASKS: Final = 154
 # Hardly worth a word of their own beside another error.
 _MILD: Final = frozenset({63, 92, 93, 121, 156, 160, 162, 163, 164, 176})
 _SEVERE_KINDS: Final[frozenset[XidKind]] = frozenset(
@@ -51,22 +39,18 @@ _SEVERE_KINDS: Final[frozenset[XidKind]] = frozenset(
 )
 # Programs cannot do this to a GPU, whichever line came first.
 _NOT_BY_PROGRAMS: Final[frozenset[XidKind]] = frozenset({"bus", "memory", "board"})
-_SEVERE_CODES: Final = frozenset({46, 158})
-_CONTAINED: Final = 94
 # A command stream broke, by what they do not say; the error that comes with them does.
 _VAGUE: Final = frozenset({8, 11, 25, 32, 80})
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One error of a GPU, an NVSwitch or the bus below them.
+    """One error of a GPU or an NVSwitch.
 
     Attributes:
         gpu: PCI address; empty where the message names none. Of an SXid it is the switch.
-        code: of the Xid or SXid; 0 of an error of the bus.
         at: seconds, on the clock of its log; None where no time stands there.
         order: its place in the evidence.
-        xid: what the message says; None where it is none of an Xid.
         is_past: whether it is known to be of a boot before the running one.
     """
 
@@ -100,9 +84,10 @@ class Fault:
             return 3 if self.sxid and self.sxid.fatal else 1
         if self.code in _MILD:
             return 1
-        if self.code == _CONTAINED or (self.code in xids.NVLINK5 and not self.is_fatal):
-            return 2
-        return 3 if self.kind in _SEVERE_KINDS or self.code in _SEVERE_CODES else 2
+        # 94 was contained.
+        if self.code == 94 or (self.code in xids.NVLINK5 and not self.is_fatal):
+            return ENDS_ONE
+        return 3 if self.kind in _SEVERE_KINDS or self.code in {46, 158} else ENDS_ONE
 
     @property
     def is_fatal(self) -> bool:
@@ -120,55 +105,35 @@ class Incident:
     Attributes:
         gpu: where it began; empty where nothing tells.
         followed: the later faults of the same GPU, in order; those that belong to it, and those that came after.
-        elsewhere: the grave faults with which other GPUs and switches answered it, the first of each.
     """
 
     gpu: str
     root: Fault
     followed: tuple[Fault, ...]
-    elsewhere: tuple[Fault, ...] = ()
 
     @property
     def citations(self) -> tuple[Citation, ...]:
         """The line of the first fault, of the first of each kind that followed, and of what was asked for last."""
-        first: dict[int, Citation] = {self.root.code: self.root.citation}
-        for fault in self.followed:
-            first.setdefault(fault.code, fault.citation)
-        asked = [fault.citation for fault in self.followed if fault.code == _ASKS]
-        first.update({_ASKS: asked[-1]} if asked and self.root.code != _ASKS else {})
-        return tuple(dict.fromkeys((*first.values(), *(fault.citation for fault in self.elsewhere))))
-
-    @property
-    def spread(self) -> str:
-        """A clause about ``elsewhere``; empty without any."""
-        told = (
-            f"{f'NVSwitch {one.gpu}' if one.source == 'sxid' else label(one.gpu)} then reported {one.name}"
-            for one in self.elsewhere
-        )
-        return "".join(f"; {one}" for one in told)
+        first = {fault.code: fault.citation for fault in reversed((self.root, *self.followed))}
+        asked = [fault.citation for fault in self.followed if fault.code == 154]
+        return tuple(dict.fromkeys((self.root.citation, *reversed(first.values()), *asked[-1:])))
 
 
 def is_past(snapshot: Snapshot, incident: Incident) -> bool:
     """Whether the log went on for a day or more after the incident, and nothing of its kind was told again."""
-    same = (fault for fault in (incident.root, *incident.followed) if fault.code == incident.root.code)
-    times = [fault.at for fault in same]
-    if None in times:
+    times = [fault.at for fault in (incident.root, *incident.followed) if fault.code == incident.root.code]
+    known = [at for at in times if at is not None]
+    if len(known) < len(times):
         return False
-    last = max(at for at in times if at is not None)
-    clock = _clock_of(last)
-    later = (m.at for m in snapshot.view(kernel.messages) if m.at is not None and _clock_of(m.at) == clock)
-    return max(later, default=last) - last > _DAY_S
+    later = (
+        m.at for m in snapshot.view(kernel.messages) if m.at is not None and _clock_of(m.at) == _clock_of(known[0])
+    )
+    return max(later, default=known[0]) - max(known) > _DAY_S
 
 
 def label(gpu: str) -> str:
     """The GPU, as a sentence names it."""
     return (gpu if gpu.startswith("GPU-") else f"GPU {gpu}") if gpu else "A GPU"
-
-
-def codes(found: Iterable[int]) -> str:
-    """Codes, as a sentence lists them: ``Xid 45 and 154``."""
-    each = [str(code) for code in dict.fromkeys(found)]
-    return f"Xid {', '.join(each[:-1])}{' and ' if each[:-1] else ''}{each[-1]}"
 
 
 def proof(incident: Incident, happened: str = "", **more: Any) -> Proof:
@@ -177,9 +142,9 @@ def proof(incident: Incident, happened: str = "", **more: Any) -> Proof:
     entry = xids.lookup(root.code)
     clause = happened or (entry.meaning if entry else "an error that no list explains")
     whose = f" for {_program(root.xid)}" if root.xid and (root.xid.process or root.xid.pid) else ""
-    later = [fault.code for fault in incident.followed if fault.code != root.code]
-    then = f"; {codes(later)} followed" if later else ""
-    summary = f"{label(incident.gpu)} reported Xid {root.code}{whose}: {clause}{then}{incident.spread}"
+    later = dict.fromkeys(str(fault.code) for fault in incident.followed if fault.code != root.code)
+    then = f"; Xid {', '.join(later)} followed" if later else ""
+    summary = f"{label(incident.gpu)} reported Xid {root.code}{whose}: {clause}{then}"
     return Proof(summary, incident.citations, gpu=incident.gpu, at=root.at, **more)
 
 
@@ -205,15 +170,13 @@ def began(
 
 def timeline(snapshot: Snapshot) -> tuple[Fault, ...]:
     """Every fault in the evidence, in its order."""
-    numbered = tuple(
-        replace(fault, order=order, is_past=snapshot.now is not None and snapshot.is_of_earlier_boot(fault.citation))
-        for order, fault in enumerate(_of_kernel(snapshot))
-    )
-    gpus = {fault.gpu for fault in numbered if fault.source == "xid" and fault.gpu}
-    if len(gpus) != 1:
-        return numbered
-    (only,) = gpus
-    return tuple(replace(f, gpu=only) if f.source == "xid" and not f.gpu else f for f in numbered)
+    is_past = snapshot.is_of_earlier_boot if snapshot.now is not None else lambda _: False
+    found = [
+        replace(fault, order=order, is_past=is_past(fault.citation)) for order, fault in enumerate(_of_kernel(snapshot))
+    ]
+    gpus = {fault.gpu for fault in found if fault.source == "xid"} - {""}
+    only = gpus.pop() if len(gpus) == 1 else ""
+    return tuple(replace(one, gpu=only) if one.source == "xid" and not one.gpu else one for one in found)
 
 
 def incidents(snapshot: Snapshot) -> tuple[Incident, ...]:
@@ -227,21 +190,7 @@ def incidents(snapshot: Snapshot) -> tuple[Incident, ...]:
 
 def _of_boot(faults: Iterable[Fault]) -> Iterator[Incident]:
     found = tuple(_first_of_each(tuple(faults)))
-    dragged = {one.gpu: [by.gpu for by in found if by is not one and _dragged_along(one, by)] for one in found}
-    kept = tuple(one for one in found if not dragged[one.gpu])
-    echoes = [
-        (one.root, _reason(one.gpu, dragged)) for one in found if dragged[one.gpu] and one.root.weight > _ENDS_ONE
-    ]
-    yield from (replace(one, elsewhere=tuple(root for root, by in echoes if by == one.gpu)) for one in kept)
-
-
-def _reason(gpu: str, dragged: Mapping[str, list[str]]) -> str:
-    """The GPU or switch with whose fault it began, of those that dragged along what dragged this one along."""
-    seen = {gpu}
-    while (by := next((one for one in dragged[gpu] if one not in seen), "")) and dragged[by]:
-        seen.add(by)
-        gpu = by
-    return by
+    return (one for one in found if not any(by is not one and _dragged_along(one, by) for by in found))
 
 
 def of(snapshot: Snapshot, *codes: int) -> tuple[Incident, ...]:
@@ -251,7 +200,7 @@ def of(snapshot: Snapshot, *codes: int) -> tuple[Incident, ...]:
 
 def grave(snapshot: Snapshot) -> tuple[Citation, ...]:
     """The first faults that a person has to act on, each of which may be the reason of whatever else is told."""
-    return tuple(one.root.citation for one in snapshot.view(incidents) if one.root.weight > _ENDS_ONE)
+    return tuple(one.root.citation for one in snapshot.view(incidents) if one.root.weight > ENDS_ONE)
 
 
 def on(snapshot: Snapshot, gpu: str) -> tuple[Fault, ...]:
@@ -260,26 +209,13 @@ def on(snapshot: Snapshot, gpu: str) -> tuple[Fault, ...]:
 
 
 def _of_kernel(snapshot: Snapshot) -> Iterator[Fault]:
-    messages = snapshot.view(kernel.messages)
-    for place, message in enumerate(messages):
+    for message in snapshot.view(kernel.messages):
         said = xid.parse(message.text) if _TOLD.search(message.text) else None
         if isinstance(said, XidMessage):
             yield from _xids(said, message.citation, message.at)
         elif isinstance(said, SxidMessage):
             switch = pci.address(said.bus)
             yield Fault("sxid", switch, said.code, "link", message.citation, message.at, 0, sxid=said)
-        elif (reached := _bus_error(messages[place : place + _DETAILS])) is not None:
-            yield Fault("aer", reached, 0, "bus", message.citation, message.at, 0)
-
-
-def _bus_error(told: tuple[kernel.Message, ...]) -> str | None:
-    """The function that an uncorrectable PCI Express error reached, empty for a port; None where there is none."""
-    if not (reached := _REACHED.match(told[0].text)) or not _UNCORRECTABLE.search(told[0].text):
-        return None
-    bits = {bit["name"] for message in told[1:] if (bit := _BIT.search(message.text))}
-    if bits and bits <= _HARMLESS_BITS:
-        return None
-    return "" if reached["driver"].lower() == "pcieport" else pci.address(reached["bus"])
 
 
 def _xids(said: XidMessage, citation: Citation, at: float | None) -> Iterator[Fault]:
@@ -296,14 +232,11 @@ def _kind(code: int) -> XidKind:
 
 
 def _first_of_each(faults: tuple[Fault, ...]) -> Iterator[Incident]:
-    buses = [fault for fault in faults if fault.source == "aer"]
-    for gpu in dict.fromkeys(fault.gpu for fault in faults if fault.source != "aer"):
-        own = [fault for fault in faults if fault.source != "aer" and fault.gpu == gpu]
-        with_bus = in_time((*own, *(bus for bus in buses if bus.gpu in {"", gpu})))
-        found = [(_root(episode), episode) for episode in _episodes(with_bus) if any(f in own for f in episode)]
-        weight = max(root.weight for root, _ in found)
-        root = next(root for root, _ in found if root.weight == weight)
-        yield Incident(gpu, root, tuple(f for f in with_bus[with_bus.index(root) + 1 :] if f.source != "aer"))
+    for gpu in dict.fromkeys(fault.gpu for fault in faults):
+        own = in_time(fault for fault in faults if fault.gpu == gpu)
+        roots = [_root(episode) for episode in _episodes(own)]
+        root = max(roots, key=lambda one: one.weight)
+        yield Incident(gpu, root, tuple(own[own.index(root) + 1 :]))
 
 
 def in_time(faults: Iterable[Fault]) -> list[Fault]:
@@ -334,16 +267,15 @@ def _episodes(faults: list[Fault]) -> list[list[Fault]]:
 
 
 def _apart(before: Fault, after: Fault) -> bool:
-    if before.at is None or after.at is None:
-        return False
-    return clock(before) == clock(after) and abs(after.at - before.at) > _GAP_S
+    is_timed = before.at is not None and after.at is not None and clock(before) == clock(after)
+    return is_timed and abs((after.at or 0.0) - (before.at or 0.0)) > _GAP_S
 
 
 def _root(episode: list[Fault]) -> Fault:
     """The first that is no echo; where something is there that programs cannot have done, the first that is grave."""
     told = [fault for fault in episode if fault.weight > 1] or [f for f in episode if f.weight] or episode
-    grave = [fault for fault in told if fault.source == "xid" and fault.weight > 2]
-    if any(fault.kind in _NOT_BY_PROGRAMS for fault in grave) and told[0].kind in {"application", "engine", "bus"}:
+    grave = [fault for fault in told if fault.source == "xid" and fault.weight > ENDS_ONE]
+    if any(fault.kind in _NOT_BY_PROGRAMS for fault in grave) and told[0].kind in {"application", "engine"}:
         return grave[0]
     plain = [fault for fault in told if fault.kind == "application" and fault.code not in _VAGUE]
     return plain[0] if plain and told[0].code in _VAGUE else told[0]

@@ -38,14 +38,17 @@ class Memory:
     queries: tuple[smi_query.Gpu, ...]
     strays: tuple[smi_query.Gpu, ...] = ()
 
-    @property
-    def citations(self) -> tuple[Citation, ...]:
-        """Where it is spoken of."""
-        return (*(fault.citation for fault in self.xids), *(query.citation for query in self.queries))
-
     def of(self, *codes: int) -> tuple[faults.Fault, ...]:
         """Its errors of these codes."""
         return tuple(fault for fault in self.xids if fault.code in codes)
+
+    def pages_of(self, *codes: int) -> tuple[faults.Fault, ...]:
+        """Those of them that are about a page."""
+        return tuple(fault for fault in self.of(*codes) if is_of_pages(fault))
+
+    def rows_of(self, *codes: int) -> tuple[faults.Fault, ...]:
+        """Those of them that are about a row."""
+        return tuple(fault for fault in self.of(*codes) if not is_of_pages(fault))
 
     def every_row(self) -> Iterator[Row]:
         """All that nvidia-smi says of it."""
@@ -102,12 +105,6 @@ def _are_several(snapshot: Snapshot) -> bool:
         return True
     counts = [one.count for one in snapshot.view(boards.inventories)]
     return any(count is not None and count > 1 for count in counts)
-
-
-def ever(snapshot: Snapshot) -> tuple[Memory, ...]:
-    """The same with the errors of earlier boots; none where no log tells of them."""
-    before = snapshot.with_history
-    return before.view(memories) if before else ()
 
 
 def _is_of_compute(fault: faults.Fault) -> bool:

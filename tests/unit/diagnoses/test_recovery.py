@@ -106,44 +106,6 @@ def test_a_node_is_rebooted_where_a_reset_is_not_enough(cause: str, log: str) ->
     assert (less.roots[0].disruption, typed(less)) == ("reset-gpu", [RESET])
 
 
-def test_a_grave_fault_of_a_third_gpu_is_told_with_the_one_that_it_follows() -> None:
-    log = (
-        xid(119, GSP)
-        + xid(64, "Row Remapper Error: all reserved rows for bank are remapped", at=113, gpu="43")
-        + xid(74, "NVLink: fatal error detected on link 6(0x10000, 0x0, 0x0, 0x0, 0x0, 0x0, 0x0)", at=115, gpu="52")
-    )
-    first, second = seen(("dmesg -T", log)).roots
-    assert (first.cause, second.cause) == ("gsp-rpc-timeout", "row-remap-failure")
-    assert first.summary.endswith("; GPU 0000:52:00.0 then reported Xid 74")
-    assert any("0000:52:00" in citation.line for citation in first.citations)
-    assert first.gpus == ("0000:1b:00.0",)
-
-
-FAULT = xid(31, "Ch 00000008, intr 00000000. MMU Fault: ENGINE GRAPHICS GPCCLIENT_T1_0 faulted @ 0x7f2a_14000000.")
-UPGRADE = (
-    "Start-Date: 2024-11-{}  06:24:11\nCommandline: apt-get upgrade\n"
-    "Upgrade: libnvidia-compute-550:amd64 (550.107.02-0ubuntu0.22.04.1, 550.120-0ubuntu0.22.04.1)\n"
-    "End-Date: 2024-11-{}  06:26:40\n"
-)
-LOADED = "[Tue Nov 12 08:00:00 2024] NVRM: loading NVIDIA UNIX x86_64 Kernel Module  {}  Wed Jul 24 23:53:00 UTC 2024\n"
-
-
-@pytest.mark.parametrize(
-    ("day", "loaded", "cause"),
-    [
-        ("11", "", "xid-31-driver-regression"),
-        ("11", "550.120", "xid-31-driver-regression"),
-        # It came three days later; it was installed and the release before it still ran.
-        ("15", "", "xid-31-mmu-fault"),
-        ("11", "550.107.02", "xid-31-mmu-fault"),
-    ],
-)
-def test_a_release_brings_no_faults_before_it_is_loaded(day: str, loaded: str, cause: str) -> None:
-    log = (LOADED.format(loaded) if loaded else "") + FAULT
-    found = seen(("dmesg -T", log), ("/var/log/apt/history.log", UPGRADE.format(day, day)))
-    assert [root.cause for root in found.roots] == [cause]
-
-
 @pytest.mark.parametrize(
     ("cause", "log"),
     [
@@ -192,7 +154,7 @@ def test_nvidia_smi_s_later_word_that_nothing_is_wanted_holds(key: str, action: 
 def test_a_fault_that_the_gpu_got_over_is_still_what_made_the_driver_ask() -> None:
     (root,) = asked_last(xid(119, GSP) + wish(1), "smi", TABLE).roots
     assert (root.cause, root.disruption) == ("xid-154-recovery-action", "reset-gpu")
-    assert root.summary.endswith("(GPU Reset Required); Xid 119 came before it")
+    assert root.summary.endswith("(reset); Xid 119 came before it")
     assert "Xid (PCI:0000:1b:00): 119" in root.citations[0].line
 
 

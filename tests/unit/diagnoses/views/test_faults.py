@@ -73,20 +73,6 @@ def test_two_gpus_with_faults_of_their_own_are_two_incidents() -> None:
     assert roots(text) == [("0000:0f:00.0", 79), ("0000:4e:00.0", 48)]
 
 
-def test_an_uncorrectable_error_of_the_bus_before_a_page_fault_is_the_root() -> None:
-    text = (
-        "[   10.1] pcieport 0000:00:01.0: AER: Uncorrectable (Non-Fatal) error message received from 0000:61:00.0\n"
-        "[   10.1] nvidia 0000:61:00.0: PCIe Bus Error: severity=Uncorrectable (Non-Fatal), type=Transaction Layer\n"
-        "[   10.1] nvidia 0000:61:00.0:   device [10de:2684] error status/mask=00004000/00000000\n"
-        "[   10.1] nvidia 0000:61:00.0:    [14] CmpltTO                (First)\n"
-        "[   10.4] NVRM: Xid (PCI:0000:61:00): 31, pid=1, name=a, Ch 00000008\n"
-    )
-    (incident,) = faults.incidents(node(text))
-    assert incident.root.source == "aer"
-    harmless = text.replace("[14] CmpltTO ", "[20] UnsupReq")
-    assert roots(harmless) == [("0000:61:00.0", 31)]
-
-
 def test_a_fatal_error_of_a_switch_before_those_of_its_gpus_is_the_root() -> None:
     text = (
         "[   10.1] nvidia-nvswitch0: SXid (PCI:0000:8a:00.0): 20034, Fatal, Link 30 LTSSM Fault Up\n"
