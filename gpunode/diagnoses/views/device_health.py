@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from gpunode.diagnoses.model import Citation
 from gpunode.diagnoses.snapshot import Snapshot
@@ -34,8 +33,7 @@ def is_unhealthy(snapshot: Snapshot) -> bool:
     return bool(snapshot.view(said)) or any(fewer(snapshot))
 
 
-@dataclass(frozen=True, slots=True)
-class Fewer:
+class Fewer(NamedTuple):
     """A resource of which a node has more than can be given out."""
 
     name: str
@@ -46,10 +44,8 @@ class Fewer:
 def fewer(snapshot: Snapshot) -> Iterator[Fewer]:
     """The resources of which some devices are unhealthy to the plugin."""
     for node in snapshot.view(kube.nodes):
-        for name, capacity in node.capacity.items():
-            healthy = node.allocatable.get(name)
-            if healthy is not None and healthy.value < capacity.value:
-                yield Fewer(name, capacity, healthy)
+        both = ((name, capacity, node.allocatable.get(name)) for name, capacity in node.capacity.items())
+        yield from (Fewer(name, all_, well) for name, all_, well in both if well and well.value < all_.value)
 
 
 def all_are_offered(snapshot: Snapshot) -> bool:
