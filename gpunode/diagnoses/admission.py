@@ -10,13 +10,13 @@ from gpunode.diagnoses import symptoms
 from gpunode.diagnoses.cluster import restart_failed_pods
 from gpunode.diagnoses.commands import Shell, command, is_unit, joined
 from gpunode.diagnoses.model import Citation, Family, Fix, Rule
+from gpunode.diagnoses.plugin import UNHEALTHY
 from gpunode.diagnoses.remedies import by_hand, restart, run
-from gpunode.diagnoses.signs import all_of, any_of, fact, holds, line, unless
-from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with, stated
-from gpunode.diagnoses.views import containerd, device_health, kube
+from gpunode.diagnoses.signs import all_of, any_of, anywhere, asked, fact, holds, line, unless
+from gpunode.diagnoses.snapshot import Snapshot, stated
+from gpunode.diagnoses.views import containerd, kube
 from gpunode.facts.items import Item
 from gpunode.facts.model import Known
-from gpunode.facts.patterns import Pattern
 
 _KUBERNETES: Final = "https://github.com/kubernetes/kubernetes"
 
@@ -33,16 +33,17 @@ _REJECTED: Final = line(
 )
 
 
+_REFUSED: Final = any_of(_NOT_HEALTHY, _FEWER, _REJECTED)
+
+
 def _is_past(snapshot: Snapshot) -> bool:
     """Whether only the node's logs tell of refused pods, and none of the pods that are shown is one."""
-    rows, refusals = snapshot.view(kube.rows), snapshot.view(any_of(_NOT_HEALTHY, _FEWER, _REJECTED))
-    logs = {item.key for item in snapshot.of("unit-log", "journal")}
+    rows, logs = snapshot.view(kube.rows), {item.key for item in snapshot.of("unit-log", "journal")}
     is_shown = any("Admission" in row.status or "OutOf" in row.status for row in rows)
-    return bool(rows) and not is_shown and all(place.key in logs for place in refusals)
+    return bool(rows) and not is_shown and all(place.key in logs for place in snapshot.view(_REFUSED))
 
 
 _PAST: Final = holds(_is_past, "no pod that is shown was refused")
-_UNHEALTHY: Final = holds(device_health.is_unhealthy, "the device plugin calls a GPU unhealthy")
 _BOOTED: Final = line(
     r"\brebooted\b|\brebooting\b|(?:after|since) (?:a |the |node )?reboot|system boot|^-- (?:Boot|Reboot) "
     r"|\bup\s+\d{1,2} min\b",
@@ -59,48 +60,31 @@ def _readmit(_: Snapshot) -> Iterable[Fix]:
 # Restarts of the kubelet: Kubernetes 118559 and its backports; 124345 (init containers) and 117955 (completed pods)
 # are open after them.
 
-_RESTARTED: Final = Pattern(
+_RESTART: Final = (
     r"systemctl restart (?:kubelet|k3s|rke2|snap\.microk8s)|service kubelet restart|restart(?:ed|ing)? (?:the )?kubelet"
-    r"|kubelet (?:was |is )?restart(?:ed|s)?\b|Stopp(?:ed|ing) .{0,40}(?:kubelet|Node Agent)|pkill kubelet"
-    r"|kubelet\.service: (?:Succeeded|Deactivated|Main process exited|Scheduled restart)",
-    re.IGNORECASE,
+    r"|kubelet (?:was |is )?restart(?:ed|s)?\b|pkill kubelet|Starting kubelet\."
 )
 # Of another node, or as what made it well again, a restart broke nothing here.
-_HELPED: Final = Pattern(
-    r"\b(?:an)?other node\b|\b(?:ok|fine|well|work(?:s|ed|ing)?) again\b"
-    r"|\b(?:helps|helped|fixe[sd]|solve[sd]|cure[sd])\b|\bgoes away\b|\bwent away\b",
-    re.IGNORECASE,
+_WAS_RESTARTED: Final = any_of(
+    fact(lambda node: (stated(item.written, "that was run", item.key) for item in node.items if _is_restart(item))),
+    line(
+        r"^(?!.*(?:other node|work(?:s|ed)? again|help(?:s|ed)|fixe[sd]|solve[sd]|goes away|went away))"
+        rf".*(?:{_RESTART}|Stopp(?:ed|ing) .{{0,40}}(?:kubelet|Node Agent)"
+        r"|kubelet\.service: (?:Succeeded|Deactivated|Main process exited|Scheduled restart))",
+        flags=re.IGNORECASE,
+    ),
 )
-_RUNS: Final = Pattern(r"\b[1-9]/[1-9]\s+Running\b|\b(?:is|are) running\b|^pod/\S+ created$", re.MULTILINE)
-_KUBELET: Final = Pattern(r"\bv1\.(?P<minor>\d{2})\.(?P<patch>\d{1,9})")
-_FIXED: Final = {25: 14, 26: 9, 27: 6}
 
 
-def _is_cure(item: Item) -> bool:
-    """Whether pods run after the restart: then it is no restart that broke them."""
-    return bool(_RUNS.search(item.text)) and "Admission" not in item.text
+def _is_restart(item: Item) -> bool:
+    """Whether it was typed; where pods run after it, it is the cure."""
+    return bool(re.search(_RESTART, item.written, re.IGNORECASE)) and not re.search(r"Running|created", item.text)
 
 
-def _restarts(snapshot: Snapshot) -> Iterator[Citation]:
-    for item in snapshot.items:
-        if _RESTARTED.search(item.written) and not _is_cure(item):
-            yield stated(item.written, "that was run", item.key)
-    yield from (one for one in snapshot.said(_RESTARTED) if not _HELPED.search(one.line))
-
-
-def _old(snapshot: Snapshot) -> Iterator[Citation]:
-    """A kubelet that admits anew what it had admitted."""
-    for item in snapshot.items:
-        if item.kind.startswith("kubernetes") or "kubelet" in item.written:
-            for one in lines_with(item, _KUBELET):
-                match = _KUBELET.search(one.line)
-                if match and int(match["patch"]) < _FIXED.get(int(match["minor"]), 0):
-                    yield one
-
-
-_WAS_RESTARTED: Final = fact(_restarts)
-_OLD: Final = fact(_old)
-_REFUSED: Final = any_of(_NOT_HEALTHY, _FEWER, _REJECTED)
+# A kubelet that admits anew what it had admitted.
+_OLD: Final = line(
+    r"\bv1\.(?:25\.(?:\d|1[0-3])|26\.[0-8]|27\.[0-5])(?:[+-]\S+)?\b", "kubernetes-node", "kubernetes", "kubernetes-pod"
+)
 
 
 def _update_kubelet(_: Snapshot) -> Iterable[Fix]:
@@ -108,37 +92,12 @@ def _update_kubelet(_: Snapshot) -> Iterable[Fix]:
     yield by_hand("install", "bring the kubelet to 1.25.14, 1.26.9, 1.27.6, 1.28 or newer")
 
 
-# What the kubelet has on record.
+# What the kubelet has on record, and what takes a pod away without it.
 
-
-def _stale(snapshot: Snapshot) -> Iterator[Citation]:
-    """Entries of pods that are gone, where the node's pods were shown by their identifiers, or none has a GPU."""
-    held = [one for one in snapshot.view(kube.allocations) if one.resource.startswith("nvidia.com/")]
-    shown = {pod.uid for pod in snapshot.view(kube.pods) if pod.uid}
-    shown |= {uid for item in snapshot.items if _lists_pods(item) for uid in _UID.findall(item.text)}
-    used = [one.value for node in snapshot.view(kube.nodes) for one in node.allocated.values()]
-    is_idle = bool(used) and not any(used)
-    sought = [one for one in held if _was_sought_in_vain(snapshot, one.pod_uid)]
-    gone = sought or [one for one in held if (one.pod_uid not in shown if shown else is_idle)]
-    yield from (one.citation for one in gone)
-
-
-_UID: Final = Pattern(r"\b[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}\b")
-
-
-def _was_sought_in_vain(snapshot: Snapshot, uid: str) -> bool:
-    """Whether somebody looked for the pod by its identifier, in the cluster or in the runtime, and found none."""
-    asked = (item for item in snapshot.items if uid.partition("-")[0] in item.written and not item.source.is_mixed)
-    return any(item.text.strip() in {"", "0", "No resources found"} for item in asked if item.kind in _ASKS_FOR_PODS)
-
-
-_ASKS_FOR_PODS: Final = frozenset({"kubernetes-pod", "kubernetes", "crictl", "container-inspect"})
-
-
-def _lists_pods(item: Item) -> bool:
-    """Whether it names the node's pods by their identifiers, as kubectl does when asked, and the kubelet's folder."""
-    names = "uid" in item.written.lower() or "/var/lib/kubelet/pods" in item.written
-    return names and "kubelet_internal_checkpoint" not in item.written and "PodDeviceEntries" not in item.text
+_STALE: Final = any_of(
+    asked(r"kubelet_internal_checkpoint|--force\b.*--grace-period|--grace-period.*--force"),
+    anywhere(r"PodDeviceEntries|kubelet_internal_checkpoint|delete pods? .*--(?:force|grace-period)"),
+)
 
 
 def _free(snapshot: Snapshot) -> Iterator[Citation]:
@@ -149,10 +108,6 @@ def _free(snapshot: Snapshot) -> Iterator[Citation]:
             yield from (amount.citation, used.citation) if used is not None and used.value < amount.value else ()
 
 
-_STALE: Final = any_of(
-    fact(_stale),
-    fact(lambda node: (cite(item) for item in node.items if _RESTARTED.search(item.written) and _is_cure(item))),
-)
 _CHECKPOINT: Final = "/var/lib/kubelet/device-plugins/kubelet_internal_checkpoint"
 _UNITS: Final = {"k3s": "k3s", "rke2": "rke2-agent", "k0s": "k0sworker", "microk8s": "snap.microk8s.daemon-kubelite"}
 
@@ -196,14 +151,11 @@ FAMILY: Final = Family(
                 "good with UnexpectedAdmissionError. A controller makes a new pod; a bare pod stays failed. A minute "
                 "later the plugin is there and the node looks healthy."
             ),
-            sources=(
-                f"{_KUBERNETES}/issues/125579",
-                f"{_KUBERNETES}/issues/128043",
-            ),
+            sources=(f"{_KUBERNETES}/issues/125579", f"{_KUBERNETES}/issues/128043"),
             decisive=all_of(_REFUSED, _BOOTED),
             typical=unless(_NOT_HEALTHY, _WAS_RESTARTED, _OLD, _STALE),
             symptoms=(symptoms.POD_REFUSED,),
-            against=(_PAST, unless(_UNHEALTHY, _BOOTED)),
+            against=(_PAST, unless(UNHEALTHY, _BOOTED)),
             look_at=(Shell("kubectl get pods -A | grep Unexpected"), Shell("uptime")),
             share=2,
             summary="after its start the kubelet took up pods with a GPU before the device plugin had told it of any",
@@ -245,14 +197,11 @@ FAMILY: Final = Family(
                 "then places a pod on a GPU that the kubelet does not have: requested number of devices unavailable. "
                 "Every further pod fails the same way until the kubelet is restarted."
             ),
-            sources=(
-                f"{_KUBERNETES}/issues/130145",
-                f"{_KUBERNETES}/issues/137317",
-            ),
+            sources=(f"{_KUBERNETES}/issues/130145", f"{_KUBERNETES}/issues/137317"),
             decisive=all_of(_REFUSED, any_of(_STALE, all_of(_FEWER, fact(_free)))),
             typical=unless(_FEWER, _WAS_RESTARTED, _OLD),
             symptoms=(symptoms.POD_REFUSED, symptoms.POD_PENDING),
-            context=fact(_stale),
+            context=_STALE,
             against=(_PAST, _BOOTED),
             look_at=(Shell("sudo cat /var/lib/kubelet/device-plugins/kubelet_internal_checkpoint"),),
             share=2,

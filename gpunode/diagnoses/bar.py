@@ -14,7 +14,8 @@ from gpunode.diagnoses.model import Citation, Family, Fix, Rule
 from gpunode.diagnoses.remedies import always, boot_with, by_hand, run
 from gpunode.diagnoses.signs import all_of, any_of, anywhere, fact, holds, kernel_line, line, unless
 from gpunode.diagnoses.snapshot import Snapshot
-from gpunode.diagnoses.views import driver, links, system
+from gpunode.diagnoses.views import driver, kernel, links, pci, system
+from gpunode.facts.patterns import Pattern
 
 _INVALID: Final = kernel_line(r"I/O region assigned to your NVIDIA device is invalid|\bBAR\d is 0M @ 0x0")
 # Something that happened in a slot; that the slot can do it, every boot tells.
@@ -30,25 +31,68 @@ _HOTPLUG: Final = any_of(
 
 def _unplaced(snapshot: Snapshot) -> Iterator[Citation]:
     """Where the kernel finds no place for a region of a GPU, or for a window of a bridge that may stand above one."""
-    gpus, ports = snapshot.view(links.nvidia), snapshot.view(links.above_gpus)
+    gpus, ports = snapshot.view(links.nvidia), snapshot.view(links.ports)
     # Nobody shows what is below the bridge: it counts where a GPU is in trouble, or the log is all that is known.
     trouble = any(state not in {"works", "mismatch", "missing"} for state, _ in snapshot.view(driver.smi))
     trouble = trouble or bool(snapshot.view(_INVALID) or snapshot.view(symptoms.CLOSED_OR_BAR))
-    for one in snapshot.view(links.unplaced):
-        is_above = one.address in ports if one.is_window and ports is not None else one.is_window and trouble
-        is_all = ports is None and not gpus and not driver.works(snapshot)
-        if links.slot(one.address) in gpus or is_above or (is_all and not (one.is_window and ports is not None)):
-            yield one.citation
+    is_all = ports is None and not gpus and not driver.works(snapshot)
+    for address, is_window, citation in _left(snapshot):
+        is_above = is_window and (address in ports if ports is not None else trouble)
+        if links.slot(address) in gpus or is_above or is_all:
+            yield citation
+
+
+_ASSIGNMENT: Final = Pattern(
+    rf"(?<![\w-])[\w-]{{1,40}} (?P<address>{links.ADDRESS}): +(?:BAR (?P<bar>\d{{1,2}})|bridge window)"
+    r"(?: \[(?P<before>[^\]]{1,80})\])?:? +(?:to \[[^\]]{1,40}\] )?"
+    r"(?P<verdict>no space for|failed to assign|can't assign; (?:no space|bogus alignment)|can't assign|assigned)"
+    r"(?: \[(?P<behind>[^\]]{1,80})\])?"
+)
+# BARs from here on are ROMs and those of virtual functions, then windows of bridges.
+_ROM, _WINDOWS = 6, 13
+
+
+def _left(snapshot: Snapshot) -> Iterator[tuple[str, bool, Citation]]:
+    """The regions that the kernel could not place at last, and whether each is a bridge's window.
+
+    Not those that nothing needs: expansion ROMs, I/O ports, the BARs of virtual functions.
+    """
+    found: dict[tuple[str, str, bool], tuple[str, bool, Citation]] = {}
+    for message in kernel.said(snapshot, _ASSIGNMENT):
+        match = _ASSIGNMENT.search(message.text)
+        resource = (match["before"] or match["behind"] or "") if match else ""
+        if match is None or not resource.startswith("mem"):
+            continue
+        bar = int(match["bar"]) if match["bar"] else _WINDOWS
+        address = pci.address(match["address"])
+        key = address, match["bar"] or "", "pref" in resource
+        if match["verdict"] == "assigned":
+            found.pop(key, None)
+        elif bar < _ROM or bar >= _WINDOWS:
+            found[key] = address, bar >= _WINDOWS, message.citation
+    yield from found.values()
+
+
+_ROOT_WINDOW: Final = Pattern(r"root bus resource \[mem 0x[0-9a-f]+-0x(?P<end>[0-9a-f]+)")
+_FOUR_GIB: Final = 1 << 32
+
+
+def _has_high_window(snapshot: Snapshot) -> bool | None:
+    """Whether firmware gave the bus addresses above 4 GiB; None where the log does not show its windows."""
+    found = [_ROOT_WINDOW.search(message.text) for message in kernel.said(snapshot, _ROOT_WINDOW)]
+    return any(int(match["end"], 16) >= _FOUR_GIB for match in found if match) if found else None
 
 
 _UNPLACED: Final = fact(_unplaced)
-_EMPTY: Final = any_of(_INVALID, fact(links.unassigned))
+_UNASSIGNED: Final = Pattern(r"\bRegion \d: Memory at <(?:unassigned|ignored)>")
+_EMPTY: Final = any_of(_INVALID, fact(lambda snapshot: links.of_gpus(snapshot, _UNASSIGNED)))
 ADDRESSLESS: Final = any_of(_UNPLACED, _EMPTY)
 """A memory region of a GPU that has no address."""
 GUEST: Final = holds(system.is_guest, "this is a virtual machine")
 _BARE_METAL: Final = holds(lambda snapshot: system.is_guest(snapshot) is False, "this is no virtual machine")
-_HIGH: Final = holds(links.has_high_window, "the bus has addresses above 4 GiB")
-_NO_HIGH: Final = holds(lambda snapshot: links.has_high_window(snapshot) is False, "the bus has none above 4 GiB")
+_HIGH: Final = holds(_has_high_window, "the bus has addresses above 4 GiB")
+_NO_HIGH: Final = holds(lambda snapshot: _has_high_window(snapshot) is False, "the bus has none above 4 GiB")
+_SHOWN: Final = (symptoms.NOT_STARTED, symptoms.NO_ADDRESS, symptoms.NO_DEVICES, symptoms.NO_DRIVER)
 _SWITCHED_OFF: Final = anywhere(r"Above 4G (?:Decoding|MMIO)\W{0,40}(?:Disabled|off\b)", re.IGNORECASE)
 
 
@@ -75,13 +119,7 @@ FAMILY: Final = Family(
             disruption="reboot",
             title="firmware gives the GPU's memory region no address",
             share=0.8,
-            symptoms=(
-                symptoms.CLOSED_OR_BAR,
-                symptoms.NOT_STARTED,
-                symptoms.NO_ADDRESS,
-                symptoms.NO_DEVICES,
-                symptoms.NO_DRIVER,
-            ),
+            symptoms=(symptoms.CLOSED_OR_BAR, *_SHOWN),
             look_at=(Shell("sudo lspci -vv -d 10de: | grep -E '^[0-9a-f]|Region'"),),
             story=(
                 "A GPU shows its memory through a region (BAR1) of gigabytes, which only fits above 4 GiB of the "
@@ -89,10 +127,7 @@ FAMILY: Final = Family(
                 "lspci shows it unassigned, NVRM calls it 0M, and the driver cannot start the GPU (0x22:0x56) though "
                 "it is there and supported."
             ),
-            sources=(
-                f"{OPEN_MODULES}/issues/862",
-                f"{DRIVER_GUIDE}index.html",
-            ),
+            sources=(f"{OPEN_MODULES}/issues/862", f"{DRIVER_GUIDE}index.html"),
             decisive=any_of(all_of(ADDRESSLESS, _NO_HIGH), all_of(unless(_EMPTY, _UNPLACED, _HOTPLUG), _BARE_METAL)),
             typical=any_of(unless(_EMPTY, _UNPLACED, _HOTPLUG), _SWITCHED_OFF),
             against=(GUEST,),
@@ -114,12 +149,7 @@ FAMILY: Final = Family(
             storey="pci",
             disruption="reboot",
             title="no room for the GPU's memory region behind its bridge",
-            symptoms=(
-                symptoms.NOT_STARTED,
-                symptoms.NO_ADDRESS,
-                symptoms.NO_DEVICES,
-                symptoms.NO_DRIVER,
-            ),
+            symptoms=_SHOWN,
             look_at=(Shell("sudo dmesg | grep -E 'BAR|bridge window|no space'"),),
             story=(
                 "Every bridge passes on one window of addresses, and firmware sizes it at boot, mostly for what was "

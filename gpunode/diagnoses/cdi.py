@@ -7,45 +7,33 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from gpunode.diagnoses import symptoms
-from gpunode.diagnoses.commands import Command, Shell, command, is_place
+from gpunode.diagnoses.commands import Shell, command, is_place
+from gpunode.diagnoses.docker import ROOTLESS
 from gpunode.diagnoses.model import Citation, Family, Fix, Rule
-from gpunode.diagnoses.remedies import run, upgrade
-from gpunode.diagnoses.signs import all_of, any_of, fact, holds, line, unless
+from gpunode.diagnoses.remedies import always, by_hand, run, upgrade
+from gpunode.diagnoses.signs import all_of, any_of, asked, fact, file_line, holds, line, unless
 from gpunode.diagnoses.snapshot import Snapshot
-from gpunode.diagnoses.views import cdi, docker, driver, packages, toolkit
-from gpunode.diagnoses.views.cdi import Specification
+from gpunode.diagnoses.views import cdi, docker, driver, toolkit
 from gpunode.facts import numbers
 from gpunode.facts.cdi_places import FOLDERS
 from gpunode.facts.patterns import Pattern
 from gpunode.runtimes import podman
 
 _NO_DRIVER: Final = holds(driver.fails, "the driver itself does not work")
-
-
-def _asked(snapshot: Snapshot, *, management: bool) -> Iterator[Citation]:
-    """Where an engine cannot resolve a GPU; devices that the toolkit makes itself have other reasons."""
-    for one in snapshot.view(cdi.unresolved):
-        is_known = one.kind.endswith("nvidia.com/gpu") and not one.kind.startswith("runtime.")
-        if is_known and one.kind.startswith("management.") is management:
-            yield one.citation
-
-
-_ASKED: Final = fact(lambda snapshot: _asked(snapshot, management=False))
-_ASKED_AS_OPERATOR: Final = fact(lambda snapshot: _asked(snapshot, management=True))
-
-
-def _specifications(snapshot: Snapshot) -> tuple[Specification, ...]:
-    return tuple(one for one in snapshot.view(cdi.specifications) if not one.is_management)
-
-
-_THERE: Final = any_of(
-    fact(lambda snapshot: (one.citation for one in snapshot.view(_specifications))),
-    fact(lambda snapshot: (place for _, place in snapshot.view(cdi.offered))),
+# Devices that the toolkit makes itself (runtime.nvidia.com) have other reasons.
+_UNRESOLVED: Final = r"(?:unresolvable|(?:could not|cannot) resolve)[^\n]{0,20} CDI devices?:?\s+"
+_DEVICE: Final = Pattern(r"(?:[\w-]+\.)*nvidia\.com/[\w-]+=[\w.:-]+")
+_ASKED: Final = line(rf"{_UNRESOLVED}(?!management\.|runtime\.)(?:[\w-]+\.)*nvidia\.com/")
+_ASKED_AS_OPERATOR: Final = line(rf"{_UNRESOLVED}management\.nvidia\.com/")
+_OFFERED: Final = any_of(
+    line(r"^[ \t]*(?:[\w-]+\.)*nvidia\.com/[\w-]+=\S+[ \t]*$", "nvidia-ctk", "text"),
+    line(r"\bcdi: [\w.-]*nvidia\.com/[\w-]+=", "docker-info"),
 )
+_THERE: Final = any_of(fact(lambda node: (one.citation for one in node.view(cdi.specifications))), _OFFERED)
 
 # A specification of a driver that is gone, or of other GPUs.
 
-_GONE: Final = Pattern(
+_GONE: Final = line(
     r"(?:error stat'ing file|cannot stat|failed to stat CDI host device|failed to fulfil mount request:? open"
     r"|error mounting|failed to mount|stat|bind source path does not exist:|lstat|statfs)"
     r" [`'\"\\]*/(?!dev/nvidia)[^\s`'\"\\:]*(?:nvidia|libcuda|libnv|/dri/(?:card|renderD))[^\s`'\"\\:]*"
@@ -61,7 +49,7 @@ def _of_another(snapshot: Snapshot) -> Iterator[Citation]:
     """A specification of another driver, where none of this one is read after it."""
     now, on_disk = driver.loaded(snapshot) or driver.smi_version(snapshot), driver.on_disk(snapshot)
     now = now or on_disk
-    specs = [one for one in snapshot.view(_specifications) if one.drivers]
+    specs = [one for one in snapshot.view(cdi.specifications) if one.drivers]
     is_torn = now is not None and on_disk is not None and now.version != on_disk.version
     if now is None or is_torn or any(now.version in one.drivers for one in specs if one.folder == FOLDERS[1]):
         return
@@ -69,100 +57,69 @@ def _of_another(snapshot: Snapshot) -> Iterator[Citation]:
     yield from (old.citation, now.citation) if old else ()
 
 
-def _gone(snapshot: Snapshot, *, is_older: bool) -> Iterator[Citation]:
-    """A file that an engine was told of by CDI and that is not there: of another driver than this one, if so asked."""
+def _gone(snapshot: Snapshot) -> Iterator[Citation]:
+    """A file of another driver than this one, that an engine was told of and that is not there."""
     now = driver.loaded(snapshot) or driver.smi_version(snapshot)
-    for one in snapshot.said(_GONE):
+    for one in snapshot.view(_GONE):
         match = _VERSIONED.search(one.line)
         if match and now and match["version"] != now.version:
             yield from (one, now.citation)
-        elif not is_older and (snapshot.view(_THERE) or _BY_CDI.search(one.words)):
-            yield one
 
 
 def _not_offered(snapshot: Snapshot) -> Iterator[Citation]:
-    """What the specifications offer, where what was asked for is not among it."""
-    names = dict(snapshot.view(cdi.offered))
-    names |= {
-        f"{one.kind}={name}": one.citation for one in snapshot.view(_specifications) for name in one.devices or ()
-    }
-    if snapshot.view(_ASKED) and not any(str(one) in names for one in snapshot.view(cdi.unresolved)):
-        yield from names.values()
+    """What is offered, where what was asked for is not among it."""
+    wanted = {name.rstrip(".:") for one in snapshot.view(_ASKED) for name in _DEVICE.findall(one.line)}
+    offered = {name: one for one in snapshot.view(_OFFERED) for name in _DEVICE.findall(one.line)}
+    if wanted and not wanted & {*offered}:
+        yield from offered.values()
 
 
-_LISTED: Final = fact(lambda snapshot: (one.citation for one in snapshot.view(_specifications) if one.drivers))
-
-
-def _generate(_: Snapshot) -> Iterable[Fix]:
-    yield run(
+_OF_ANOTHER: Final = any_of(fact(_of_another), fact(_gone))
+_GONE_BY_CDI: Final = any_of(
+    fact(lambda snapshot: (one for one in snapshot.view(_GONE) if _BY_CDI.search(one.words))), all_of(_GONE, _THERE)
+)
+_LISTED: Final = fact(lambda node: (one.citation for one in node.view(cdi.specifications) if one.drivers))
+_GENERATE: Final = always(
+    run(
         "rebuild",
         "write the specification from the driver as it is now",
         Shell("sudo mkdir -p /etc/cdi"),
         Shell("sudo nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml"),
         Shell("nvidia-ctk cdi list"),
-    )
-    yield run(
+    ),
+    run(
         "configure",
         "have it written again whenever the driver changes",
         Shell("sudo systemctl reset-failed nvidia-cdi-refresh.service"),
         Shell("sudo systemctl enable --now nvidia-cdi-refresh.path nvidia-cdi-refresh.service"),
         when="the toolkit is 1.18 or later; its units then write /var/run/cdi/nvidia.yaml, which wins over /etc/cdi",
-    )
-
-
-def _generate_management(_: Snapshot) -> Iterable[Fix]:
-    yield run(
-        "rebuild",
-        "write the specification of that class, then start the pod anew",
-        Shell(
-            "sudo nvidia-ctk cdi generate --mode=management --vendor=management.nvidia.com"
-            " --output=/var/run/cdi/management.nvidia.com-gpu.yaml"
-        ),
-    )
-    yield run(
-        "application",
-        "or have the pod ask for nvidia.com/gpu by its limits, as workloads do, and set no NVIDIA_VISIBLE_DEVICES",
-        when="it is a workload, and no part of the GPU Operator",
-    )
-
+    ),
+)
 
 # A specification that lies elsewhere. From docker 28 on dockerd-rootless.sh brings CDI's folders into the daemon's own
 # tree (moby PR 48541).
 
+_SEES_NONE: Final = fact(lambda node: node.view(ROOTLESS) if docker.version(node) < (28,) else ())
+
 
 def _elsewhere(snapshot: Snapshot) -> Iterator[Citation]:
-    if (told := cdi.works_with_option(snapshot)) is not None:
-        yield told[1]
-        return
     folders, place = cdi.read_folders(snapshot)
-    specs = snapshot.view(_specifications)
-    if not any(one.folder in folders for one in specs):
-        yield from (one.citation for one in specs)
-        yield from (place,) if specs and place else ()
-    elif snapshot.view(docker.rootless) and docker.version(snapshot) < (28,):
-        yield from snapshot.view(docker.rootless)
+    specs = snapshot.view(cdi.specifications)
+    if specs and not any(one.folder in folders for one in specs):
+        yield from (*(one.citation for one in specs), *((place,) if place else ()))
+    elif specs:
+        yield from snapshot.view(_SEES_NONE)
 
 
-def _reads_elsewhere(snapshot: Snapshot) -> Iterator[Citation]:
-    place = cdi.read_folders(snapshot)[1]
-    yield from (place,) if place else snapshot.view(docker.rootless)
-
-
-_ELSEWHERE: Final = fact(_elsewhere)
-_READS_ELSEWHERE: Final = fact(_reads_elsewhere)
+_ELSEWHERE: Final = any_of(fact(_elsewhere), asked(r"--cdi-spec-dirs?[= ]/"))
+_READS_ELSEWHERE: Final = any_of(
+    fact(lambda node: (place,) if (place := cdi.read_folders(node)[1]) else ()), _SEES_NONE
+)
 _SPECIFICATIONS: Final = (*FOLDERS, "/run/cdi", "/usr/local/etc/cdi", "/opt/cdi")
 
 
-def _written_to(folder: str) -> tuple[Command, ...]:
-    if not is_place(folder, *_SPECIFICATIONS):
-        return ()
-    write = command("sudo", "nvidia-ctk", "cdi", "generate", f"--output={folder}/nvidia.yaml")
-    return command("sudo", "mkdir", "-p", folder), write
-
-
 def _where_it_looks(snapshot: Snapshot) -> Iterable[Fix]:
-    folder = cdi.read_folders(snapshot)[0][0] if snapshot.view(_THERE) else FOLDERS[0]
-    if snapshot.view(docker.rootless):
+    if snapshot.view(ROOTLESS):
         yield run(
             "configure",
             "write the specification into the home, and name that folder as cdi-spec-dirs in the user's daemon.json",
@@ -171,7 +128,11 @@ def _where_it_looks(snapshot: Snapshot) -> Iterable[Fix]:
         )
         yield run("restart", "restart that user's docker", Shell("systemctl --user restart docker"))
         return
-    yield run("configure", f"write the specification to {folder}, where this engine looks", *_written_to(folder))
+    folder = cdi.read_folders(snapshot)[0][0]
+    make = command("sudo", "mkdir", "-p", folder)
+    write = command("sudo", "nvidia-ctk", "cdi", "generate", f"--output={folder}/nvidia.yaml")
+    text = f"write the specification to {folder}, where this engine looks"
+    yield run("configure", text, *((make, write) if is_place(folder, *_SPECIFICATIONS) else ()))
     yield run(
         "configure",
         "or name both folders to podman",
@@ -201,7 +162,7 @@ _NO_CDI: Final = line(
 def _unsupported(snapshot: Snapshot) -> Iterator[Citation]:
     """A specification of a CDI that the engine does not know."""
     version, of_docker = cdi.podman_version(snapshot), docker.version(snapshot)
-    for one in snapshot.view(_specifications):
+    for one in snapshot.view(cdi.specifications):
         if version is not None and one.version and not podman.takes(version[0], one.version):
             yield from (one.citation, version[1])
         elif version is None and () < of_docker < (27,) and one.version and numbers.version(one.version) >= (0, 7):
@@ -219,21 +180,20 @@ def _podman(snapshot: Snapshot, *, without: str) -> Iterator[Citation]:
 def _of_07(snapshot: Snapshot) -> Iterator[Citation]:
     """A specification of CDI 0.7, or the toolkit that writes it so."""
     yield from (one.citation for one in snapshot.view(toolkit.versions) if one.numbers >= (1, 19, 1))
-    specs = snapshot.view(_specifications)
+    specs = snapshot.view(cdi.specifications)
     yield from (one.citation for one in specs if one.version and numbers.version(one.version) >= (0, 7))
 
 
 _TOO_OLD: Final = fact(lambda snapshot: _podman(snapshot, without=""))
-_MAY_BE_TOO_NEW: Final = all_of(
-    _ASKED, _THERE, any_of(fact(_of_07), fact(lambda snapshot: _podman(snapshot, without="0.7.0")))
-)
+_WITHOUT_07: Final = fact(lambda snapshot: _podman(snapshot, without="0.7.0"))
+_TOO_NEW: Final = all_of(fact(_of_07), _WITHOUT_07)
+_MAY_BE_TOO_NEW: Final = any_of(_TOO_NEW, all_of(_ASKED, _THERE, any_of(fact(_of_07), _WITHOUT_07)))
 # It is there and was not found, or the engine looks elsewhere than others do.
 _NOT_FOUND: Final = any_of(all_of(_ASKED, _THERE), unless(all_of(_ASKED, _READS_ELSEWHERE), cdi.looked_in))
 
 
 def _older_specification(snapshot: Snapshot) -> Iterable[Fix]:
-    version = cdi.podman_version(snapshot)
-    if version is not None and version[0] < podman.LEAST:
+    if snapshot.view(_TOO_OLD):
         yield upgrade(snapshot, "bring podman to 4.1 or later", "podman")
         return
     yield run(
@@ -248,24 +208,7 @@ def _older_specification(snapshot: Snapshot) -> Iterable[Fix]:
 
 # docker's switch.
 
-_DOCKERS: Final = ("docker-ce", "docker-ce-cli", "docker.io", "moby-engine", "docker")
 _NO_DRIVER_CDI: Final = line(r"could not select device driver [\\\"'`]*cdi[\\\"'`]* with capabilities")
-
-
-def _switch(snapshot: Snapshot) -> Iterable[Fix]:
-    version = docker.version(snapshot)
-    if version and version < (25,):
-        held = tuple(name for name in _DOCKERS if packages.installed(snapshot, name))
-        yield upgrade(snapshot, "bring docker to 25 or later", *(held or ("docker-ce", "docker-ce-cli")))
-    elif snapshot.view(docker.rootless):
-        configure = Shell(
-            'gpunode ctk runtime configure --runtime=docker --cdi.enabled --config="$HOME/.config/docker/daemon.json"'
-        )
-        yield run("configure", "switch CDI on for that user's docker", configure)
-        yield run("restart", "restart that user's docker", Shell("systemctl --user restart docker"))
-    else:
-        configure = Shell("sudo gpunode ctk runtime configure --runtime=docker --cdi.enabled --restart")
-        yield run("configure", "switch docker's CDI support on", configure)
 
 
 FAMILY: Final = Family(
@@ -288,14 +231,17 @@ FAMILY: Final = Family(
                 "https://docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/cdi-support.html",
             ),
             decisive=unless(all_of(_ASKED, cdi.looked_in), _THERE),
-            typical=unless(any_of(cdi.looked_in, _ASKED), _THERE, _READS_ELSEWHERE, _TOO_OLD, _ASKED_AS_OPERATOR),
+            typical=unless(
+                any_of(cdi.looked_in, _ASKED, line(r"nvidia-cdi-refresh\.(?:path|service)\s+disabled")),
+                *(_THERE, _READS_ELSEWHERE, _TOO_OLD, _TOO_NEW, _ASKED_AS_OPERATOR),
+            ),
             symptoms=(symptoms.CDI_UNRESOLVED,),
             against=(_NO_DRIVER,),
             may_be_normal=True,
             look_at=(Shell("nvidia-ctk cdi list"), Shell("ls /etc/cdi /var/run/cdi")),
             share=2,
             summary="no CDI specification on this node offers the device",
-            remedy=_generate,
+            remedy=_GENERATE,
         ),
         Rule(
             cause="cdi-spec-stale",
@@ -312,18 +258,9 @@ FAMILY: Final = Family(
                 "https://github.com/NVIDIA/nvidia-container-toolkit/issues/450",
                 "https://github.com/NVIDIA/nvidia-container-toolkit/issues/1828",
             ),
-            decisive=any_of(
-                fact(_of_another),
-                fact(lambda snapshot: _gone(snapshot, is_older=True)),
-                all_of(fact(lambda snapshot: _gone(snapshot, is_older=False)), _LISTED),
-            ),
-            typical=any_of(fact(lambda snapshot: _gone(snapshot, is_older=False)), fact(_not_offered)),
-            symptoms=(
-                symptoms.CDI_UNRESOLVED,
-                symptoms.CONTAINER_FAILED,
-                fact(_of_another),
-                fact(lambda snapshot: _gone(snapshot, is_older=True)),
-            ),
+            decisive=any_of(_OF_ANOTHER, all_of(_GONE, _LISTED)),
+            typical=any_of(_GONE_BY_CDI, fact(_not_offered)),
+            symptoms=(symptoms.CDI_UNRESOLVED, symptoms.CONTAINER_FAILED, _OF_ANOTHER),
             context=_LISTED,
             against=(_NO_DRIVER,),
             look_at=(
@@ -332,7 +269,7 @@ FAMILY: Final = Family(
             ),
             share=1,
             summary="the CDI specification is of another driver, or of other GPUs, than the node has now",
-            remedy=_generate,
+            remedy=_GENERATE,
             explains=frozenset({"cdi-spec-missing", "cdi-spec-dir-not-read"}),
         ),
         Rule(
@@ -378,6 +315,7 @@ FAMILY: Final = Family(
             ),
             decisive=any_of(_UNREADABLE, fact(_unsupported), all_of(_TOO_OLD, any_of(_NO_CDI, _ASKED))),
             typical=any_of(_MAY_BE_TOO_NEW, _NO_CDI),
+            context=any_of(_TOO_OLD, fact(_of_07)),
             symptoms=(symptoms.CDI_UNRESOLVED, _NO_CDI, _UNREADABLE),
             against=(_NO_DRIVER,),
             may_be_normal=True,
@@ -405,7 +343,21 @@ FAMILY: Final = Family(
             symptoms=(symptoms.CDI_UNRESOLVED,),
             look_at=(Shell("ls /var/run/cdi"),),
             summary="a pod asks for a device of the class that only operators use, and no specification offers it",
-            remedy=_generate_management,
+            remedy=always(
+                run(
+                    "rebuild",
+                    "write the specification of that class, then start the pod anew",
+                    Shell(
+                        "sudo nvidia-ctk cdi generate --mode=management --vendor=management.nvidia.com"
+                        " --output=/var/run/cdi/management.nvidia.com-gpu.yaml"
+                    ),
+                ),
+                by_hand(
+                    "application",
+                    "or have the pod ask for nvidia.com/gpu by its limits, and set no NVIDIA_VISIBLE_DEVICES",
+                    when="it is a workload, and no part of the GPU Operator",
+                ),
+            ),
         ),
         Rule(
             cause="docker-cdi-feature-disabled",
@@ -426,7 +378,25 @@ FAMILY: Final = Family(
             symptoms=(_NO_DRIVER_CDI, symptoms.CDI_UNRESOLVED),
             look_at=(Shell("docker info | grep -i -A3 cdi"), Shell("docker --version")),
             summary="docker was asked for a CDI device, and its CDI support is not switched on (features.cdi)",
-            remedy=_switch,
+            context=file_line("*daemon.json", r"\"features\"|\"cdi\""),
+            remedy=always(
+                run(
+                    "configure",
+                    "switch docker's CDI support on",
+                    Shell("sudo gpunode ctk runtime configure --runtime=docker --cdi.enabled --restart"),
+                ),
+                by_hand("install", "or bring docker to 25 or later", when="it is older, and knows no CDI"),
+                run(
+                    "configure",
+                    "or switch it on for a user's own docker",
+                    Shell(
+                        "gpunode ctk runtime configure --runtime=docker --cdi.enabled"
+                        ' --config="$HOME/.config/docker/daemon.json"'
+                    ),
+                    Shell("systemctl --user restart docker"),
+                    when="docker runs without root",
+                ),
+            ),
         ),
     ),
 )

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Final
 
 from gpunode.diagnoses import symptoms
 from gpunode.diagnoses.chains import NO_CLUSTER_GPU
 from gpunode.diagnoses.commands import Shell
-from gpunode.diagnoses.model import Citation, Family, Fix, Rule
-from gpunode.diagnoses.remedies import by_hand, run
+from gpunode.diagnoses.model import Citation, Family, Rule
+from gpunode.diagnoses.remedies import always, by_hand, run
 from gpunode.diagnoses.signs import all_of, any_of, anywhere, fact, line, unless
 from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with
 from gpunode.facts.items import Item
@@ -43,9 +43,9 @@ _BY_SYSTEMD: Final = line(
 )
 
 
-def _restart(_: Snapshot) -> Iterable[Fix]:
-    yield by_hand("restart", "restart the containers that lost their GPU; they get it again when they start")
-    yield run(
+_RESTART: Final = always(
+    by_hand("restart", "restart the containers that lost their GPU; they get it again when they start"),
+    run(
         "configure",
         "let systemd know the devices: links in /dev/char, now and whenever the driver is loaded",
         Shell("sudo nvidia-ctk system create-dev-char-symlinks --create-all"),
@@ -53,9 +53,9 @@ def _restart(_: Snapshot) -> Iterable[Fix]:
             'echo \'ACTION=="add", DEVPATH=="/bus/pci/drivers/nvidia", RUN+="/usr/bin/nvidia-ctk system '
             "create-dev-char-symlinks --create-all\"' | sudo tee /etc/udev/rules.d/71-nvidia-dev-char.rules"
         ),
-    )
-    yield by_hand("configure", "or give GPUs out as CDI devices, which are in the container's own specification")
-
+    ),
+    by_hand("configure", "or give GPUs out as CDI devices, which are in the container's own specification"),
+)
 
 # Links in /dev/char.
 
@@ -66,29 +66,21 @@ _NO_LINKS: Final = line(
 )
 
 
-def _load(_: Snapshot) -> Iterable[Fix]:
-    yield run("load", "load the driver, so that its devices are known", Shell("sudo modprobe nvidia"))
-    links = Shell("sudo nvidia-ctk system create-dev-char-symlinks --create-all --load-kernel-modules")
-    yield run("configure", "make the links", links)
-    yield by_hand(
-        "configure",
-        "or have the GPU Operator leave them out: DISABLE_DEV_CHAR_SYMLINK_CREATION=true of its validator",
-        when="a device of this machine is unknown to the toolkit, and CDI is in use",
-    )
-
-
 # SELinux.
 
+_PERMISSIVE: Final = line(
+    r"^[ \t]*(?:Enforcing Mode\s+|Current mode:\s*)?(?:Permissive|Disabled)\s*$",
+    *("text", "application"),
+    flags=re.IGNORECASE,
+)
 _DENIED: Final = unless(
-    any_of(
-        line(
-            r"avc:\s+denied\s+\{[^}\n]{1,80}\}[^\n]{0,200}?(?:(?:name|path)=\"?(?:/dev/)?nvidia[\w-]*|\bcomm=\"nvidia-[\w-]+\")"
-            r"(?=[^\n]*(?:context=\S{0,200}:(?:container|svirt|spc)\w*_t\b|xserver_misc_device_t|nvidia_device_t|:device_t))"
-            r"(?![^\n]*permissive=1)"
-        ),
-        line(r"Target Objects\s+/dev/nvidia\S*|SELinux is preventing \S+ from [^\n]{1,80}\bnvidia(?:\d|ctl|-\w+)"),
+    line(
+        r"avc:\s+denied\s+\{[^}\n]{1,80}\}[^\n]{0,200}?(?:(?:name|path)=\"?(?:/dev/)?nvidia[\w-]*|\bcomm=\"nvidia-[\w-]+\")"
+        r"(?=[^\n]*(?:context=\S{0,200}:(?:container|svirt|spc)\w*_t\b|xserver_misc_device_t|nvidia_device_t|:device_t))"
+        r"(?![^\n]*permissive=1)"
+        r"|Target Objects\s+/dev/nvidia\S*|SELinux is preventing \S+ from [^\n]{1,80}\bnvidia(?:\d|ctl|-\w+)"
     ),
-    line(r"^[ \t]*(?:Enforcing Mode\s+|Current mode:\s*)?Permissive\s*$", "text", "application", flags=re.IGNORECASE),
+    _PERMISSIVE,
 )
 _ENFORCING: Final = line(
     r"^[ \t]*Enforcing\s*$|Current mode:\s*enforcing|Enforcing Mode\s+Enforcing|selinux: enforcing", flags=re.IGNORECASE
@@ -100,17 +92,9 @@ _REFUSED: Final = unless(
         )
     ),
     symptoms.NO_DRIVER,
+    _PERMISSIVE,
+    line(r"^crw-[r-][w-]-[r-]--[.+@]?\s.*nvidia(?:\d|ctl)|\bMIG\b", "listing", "text", "nvidia-smi"),
 )
-
-
-def _allow(_: Snapshot) -> Iterable[Fix]:
-    yield run("configure", "let containers use devices", Shell("sudo setsebool -P container_use_devices on"))
-    yield by_hand(
-        "configure",
-        "or start that container without a label: --security-opt label=disable",
-        when="the policy of this system knows no such switch, or denies `map` all the same",
-    )
-
 
 FAMILY: Final = Family(
     "cgroups",
@@ -141,7 +125,7 @@ FAMILY: Final = Family(
             look_at=(Shell("nvidia-smi -L  # on the host"), Shell("journalctl -b | grep -i reloading")),
             share=4,
             summary="systemd wrote the container's device cgroup anew, without the GPU that was added behind its back",
-            remedy=_restart,
+            remedy=_RESTART,
             explains=NO_CLUSTER_GPU,
         ),
         Rule(
@@ -168,7 +152,19 @@ FAMILY: Final = Family(
                 Shell("ls -l /dev/char | grep nvidia"),
             ),
             summary="the links in /dev/char that systemd looks devices up by are not there, and cannot be made",
-            remedy=_load,
+            remedy=always(
+                run("load", "load the driver, so that its devices are known", Shell("sudo modprobe nvidia")),
+                run(
+                    "configure",
+                    "make the links",
+                    Shell("sudo nvidia-ctk system create-dev-char-symlinks --create-all --load-kernel-modules"),
+                ),
+                by_hand(
+                    "configure",
+                    "or have the GPU Operator leave them out: DISABLE_DEV_CHAR_SYMLINK_CREATION=true of its validator",
+                    when="a device of this machine is unknown to the toolkit, and CDI is in use",
+                ),
+            ),
         ),
         Rule(
             cause="selinux-denies-gpu",
@@ -186,12 +182,19 @@ FAMILY: Final = Family(
                 "https://docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/troubleshooting.html#nvml-insufficient-permissions-and-selinux",
             ),
             decisive=_DENIED,
-            typical=all_of(_REFUSED, _ENFORCING),
+            typical=_REFUSED,
             symptoms=(symptoms.DENIED, symptoms.NVML_UNKNOWN),
             context=_ENFORCING,
             look_at=(Shell("sudo ausearch -m avc -ts recent | grep nvidia"), Shell("getenforce")),
             summary="SELinux is enforcing, and denies the container the GPU's device nodes",
-            remedy=_allow,
+            remedy=always(
+                run("configure", "let containers use devices", Shell("sudo setsebool -P container_use_devices on")),
+                by_hand(
+                    "configure",
+                    "or start that container without a label: --security-opt label=disable",
+                    when="the policy of this system knows no such switch, or denies `map` all the same",
+                ),
+            ),
             explains=NO_CLUSTER_GPU,
         ),
     ),

@@ -11,24 +11,20 @@ from gpunode.diagnoses.addresses import DEVICE_PLUGIN, TOOLKIT_GUIDE
 from gpunode.diagnoses.chains import NO_RUNTIME
 from gpunode.diagnoses.cluster import restart_rancher
 from gpunode.diagnoses.commands import Shell, command, joined
+from gpunode.diagnoses.judging import is_examined
 from gpunode.diagnoses.model import Citation, Family, Fix, Rule
-from gpunode.diagnoses.remedies import by_hand, restart, run, takes_gpunode
-from gpunode.diagnoses.signs import all_of, any_of, anywhere, fact, file_line, line, unless
+from gpunode.diagnoses.remedies import always, by_hand, restart, run, takes_gpunode
+from gpunode.diagnoses.signs import all_of, any_of, anywhere, asked, fact, file_line, holds, line, unless
 from gpunode.diagnoses.snapshot import Snapshot, lines_with, stated
-from gpunode.diagnoses.views import cdi, containerd, driver, toolkit
+from gpunode.diagnoses.views import cdi, containerd, driver, kube, toolkit
 from gpunode.facts.model import Known
 from gpunode.facts.patterns import Pattern
 from gpunode.runtimes.crio_files import DEAD_FOLDER
 
-_NO_RUNTIME: Final = line(
-    r"no runtime for [\\\"']*nvidia[\w.-]*[\\\"']* is configured|RuntimeHandler [\\\"']*nvidia[\w.-]*[\\\"']* not supp"
+_EXAMINED: Final = holds(is_examined, "gpunode looked at the node itself")
+_RANCHER: Final = fact(
+    lambda snapshot: containerd.product_citation(snapshot) if containerd.product(snapshot) in {"k3s", "rke2"} else ()
 )
-_NO_HANDLER: Final = line(r"failed to find runtime handler [\\\"']*nvidia")
-_NO_DEFAULT: Final = line(
-    r"no corresponding runtime configured in `?containerd\.runtimes`? for `?containerd`? "
-    r"`?default_runtime_name ?= ?[\\\"']*nvidia"
-)
-_COME_AND_GO: Final = line(r"CrashLoopBackOff|SandboxChanged|Pod sandbox changed|Back-off restarting failed container")
 
 # The CRI plugin. crictl's own words stand where its answer would.
 
@@ -59,36 +55,22 @@ def _kubelet(snapshot: Snapshot) -> Iterator[Citation]:
 _CLUSTER: Final = Pattern(r"\S")
 _KUBELET: Final = unless(fact(_kubelet), _OTHER_RUNTIME)
 
+# The runtime. A RuntimeClass or the default names it, and containerd's configuration describes it.
 
-def _too_old(snapshot: Snapshot) -> Iterator[Citation]:
-    """A containerd that knows no CRI v1."""
-    version = containerd.version(snapshot)
-    if version and version < (1, 6):
-        yield stated("containerd", f"{'.'.join(map(str, version))} has no CRI v1")
-
-
-def _switch_on(_: Snapshot) -> Iterable[Fix]:
-    text = (
-        "take the CRI plugin off the list of those disabled, register NVIDIA's runtime, and have containerd read both"
-    )
-    yield run(
-        "configure", text, Shell("sudo gpunode ctk runtime configure --runtime=containerd --enable-cri --restart")
-    )
-
-
-# The runtime.
+_NO_RUNTIME: Final = line(
+    r"no runtime for [\\\"']*nvidia[\w.-]*[\\\"']* is configured|RuntimeHandler [\\\"']*nvidia[\w.-]*[\\\"']* not supp"
+)
+_NO_HANDLER: Final = line(r"failed to find runtime handler [\\\"']*nvidia")
+_NO_DEFAULT: Final = line(
+    r"no corresponding runtime configured in `?containerd\.runtimes`? for `?containerd`? "
+    r"`?default_runtime_name ?= ?[\\\"']*nvidia"
+)
 
 
 def _undescribed(snapshot: Snapshot) -> Iterator[Citation]:
-    """A configuration that describes handlers, and none of NVIDIA's."""
     seen = snapshot.view(containerd.effective)
-    if seen is not None and seen.names_handlers and not any(name.startswith("nvidia") for name in seen.handlers):
+    if seen is not None and seen.names_handlers and not seen.of_nvidia:
         yield seen.place
-
-
-def _described(snapshot: Snapshot) -> Iterator[Citation]:
-    seen = snapshot.view(containerd.effective)
-    yield from (place for name, place in seen.handlers.items() if name.startswith("nvidia")) if seen else ()
 
 
 def _dangling(snapshot: Snapshot) -> Iterator[Citation]:
@@ -106,16 +88,13 @@ def _unserved(snapshot: Snapshot) -> Iterator[Citation]:
         yield from snapshot.view(all_of(_UNDESCRIBED, toolkit.present))
 
 
-_UNDESCRIBED: Final = fact(_undescribed)
-_DESCRIBED: Final = fact(_described)
-_DESCRIBES_OTHERS: Final = unless(
-    fact(lambda snapshot: (one.place,) if (one := snapshot.view(containerd.effective)) and one.handlers else ()),
-    _DESCRIBED,
+_SHOWN: Final = fact(lambda node: (one.place,) if (one := node.view(containerd.effective)) and one.handlers else ())
+_DESCRIBED: Final = fact(lambda node: one.of_nvidia if (one := node.view(containerd.effective)) else ())
+_UNDESCRIBED: Final = any_of(
+    fact(_undescribed), asked(r"\b(?:containerd|crictl)\b.*(?:dump|info|\.toml).*grep.*nvidia", empty=True)
 )
-_DUMPS_IT: Final = fact(
-    lambda snapshot: (one.place,) if (one := containerd.running(snapshot)) and "nvidia" in one.handlers else ()
-)
-_DANGLING: Final = any_of(fact(_dangling), _NO_DEFAULT)
+_RUNNING: Final = fact(lambda node: one.of_nvidia if (one := containerd.running(node)) else ())
+_NAMED: Final = fact(lambda node: (place for name, place in kube.runtime_classes(node).items() if "nvidia" in name))
 _PLUGIN_LACKS: Final = unless(
     line(
         r"could not load NVML library|Incompatible (?:platform|strategy) detected|did you configure the NVIDIA Contain",
@@ -128,8 +107,7 @@ _PLUGIN_LACKS: Final = unless(
 def _register(snapshot: Snapshot) -> Iterable[Fix]:
     product = containerd.product(snapshot)
     if snapshot.view(_NO_HANDLER):
-        text = "register the runtime with CRI-O, and have it read that"
-        yield run("configure", text, Shell("sudo gpunode ctk runtime configure --runtime=crio --restart"))
+        yield _FOR_CRIO
     elif product in {"k3s", "rke2"}:
         yield restart_rancher(product, "which looks for nvidia-container-runtime at its start and registers it itself")
     elif snapshot.view(_DESCRIBED):
@@ -140,6 +118,11 @@ def _register(snapshot: Snapshot) -> Iterable[Fix]:
         yield run("inspect", "see what containerd reads", _DUMP.get(product, _DUMPED))
 
 
+_FOR_CRIO: Final = run(
+    "configure",
+    "register the runtime where CRI-O reads it, and have it read that",
+    Shell("sudo gpunode ctk runtime configure --runtime=crio --restart"),
+)
 # A containerd that a product brings is not on the path, and another one's dump would say what that one reads.
 _DUMPED: Final = Shell("sudo containerd config dump | grep -A4 runtimes.nvidia")
 _DUMP: Final = {
@@ -167,18 +150,30 @@ def _kubelets(snapshot: Snapshot) -> tuple[str, Citation] | None:
     return None
 
 
+def _of_nvidia(snapshot: Snapshot) -> tuple[str, Citation] | None:
+    """The cgroup driver of the runtime nvidia: cgroupfs, unless its options say otherwise."""
+    seen = snapshot.view(containerd.effective)
+    if seen is None or not (own := seen.systemd_cgroup.get("nvidia")):
+        place = seen.handlers.get("nvidia") if seen is not None and seen.names_handlers else None
+        return ("cgroupfs", place) if place else None
+    return "systemd" if own.value == "true" else "cgroupfs", own.citation
+
+
 def _differ(snapshot: Snapshot) -> Iterator[Citation]:
-    """The runtime nvidia under another cgroup driver than the kubelet, or than runc."""
-    seen, kubelet = snapshot.view(containerd.effective), _kubelets(snapshot)
-    if seen is None or not ("nvidia" in seen.systemd_cgroup or ("nvidia" in seen.handlers and seen.names_handlers)):
-        return
-    own, runc = seen.systemd_cgroup.get("nvidia"), seen.systemd_cgroup.get("runc")
-    is_systemd = own is not None and own.is_true
-    place = own.citation if own is not None else seen.handlers["nvidia"]
-    if kubelet is not None:
-        yield from (place, kubelet[1]) if is_systemd != (kubelet[0] == "systemd") else ()
-    elif own is not None and runc is not None and runc.is_true != is_systemd and snapshot.view(_COME_AND_GO):
-        yield from (place, runc.citation)
+    own, kubelet = _of_nvidia(snapshot), _kubelets(snapshot)
+    if own and kubelet and own[0] != kubelet[0]:
+        yield from (own[1], kubelet[1])
+
+
+_DIFFER: Final = fact(_differ)
+_DOCKERS_DIFFER: Final = line(r"kubelet cgroup driver: [\\\"]*\w+[\\\"]* is different from docker cgroup driver")
+_COME_AND_GO: Final = line(r"CrashLoopBackOff|SandboxChanged|Pod sandbox changed|Back-off restarting failed container")
+_SYSTEMS_OWN: Final = line(r"kube-(?:apiserver|controller|scheduler|proxy|system|flannel)[^\n]{0,200}CrashLoopBackOff")
+# Either half of it, beside pods of the system's own that come and go.
+_HALF: Final = any_of(
+    fact(lambda node: (own[1],) if (own := _of_nvidia(node)) and own[0] == "cgroupfs" and not _kubelets(node) else ()),
+    unless(fact(lambda node: (one[1],) if (one := _kubelets(node)) else ()), _SHOWN, _EXAMINED),
+)
 
 
 def _same_driver(snapshot: Snapshot) -> Iterable[Fix]:
@@ -197,8 +192,6 @@ def _same_driver(snapshot: Snapshot) -> Iterable[Fix]:
     yield run("restart", "restart containerd, then the kubelet", Shell("sudo systemctl restart containerd kubelet"))
 
 
-_DOCKERS_DIFFER: Final = line(r"kubelet cgroup driver: [\\\"]*\w+[\\\"]* is different from docker cgroup driver")
-
 # k3s and RKE2 make the file anew at every start.
 
 _THEIRS: Final = r"/var/lib/rancher/(?:k3s|rke2)/agent/etc/containerd/config\.toml(?![\w.])"
@@ -209,9 +202,6 @@ _EDITED: Final = any_of(
     anywhere(r"^[<-][ \t]*\[plugins\.[^\n]*runtimes\.[\"']?nvidia"),
     # The operator's toolkit is told so in its environment, in the operator's values or on helm's command line.
     unless(anywhere(rf"(?:CONTAINERD|RUNTIME)_CONFIG\b[^\n]{{0,80}}?{_THEIRS}"), _DESCRIBED),
-)
-_RANCHER: Final = fact(
-    lambda snapshot: containerd.product_citation(snapshot) if containerd.product(snapshot) in {"k3s", "rke2"} else ()
 )
 
 
@@ -230,25 +220,31 @@ def _default_of_rancher(snapshot: Snapshot) -> Iterable[Fix]:
 
 # CRI-O. nvidia-ctk from 1.18 on, and before 1.19.1, takes another folder for its.
 
-
-def _crio_has_it(snapshot: Snapshot) -> Iterator[Citation]:
-    told = containerd.crio_configured(snapshot)
-    if told is not None and "nvidia" in told.handlers:
-        yield stated("/etc/crio/crio.conf.d", "registers nvidia")
+_DEAD: Final = Pattern(r"(?:^|[\s:'\"])/etc/crio/conf\.d\b")
+_DROP_IN: Final = Pattern(r"nvidia[^\n]*(?:\.toml|\]|=)", re.MULTILINE)
 
 
+def _dead(snapshot: Snapshot) -> Iterator[Citation]:
+    shown = (item for item in snapshot.of("file", "listing") if item.outcome == "ok")
+    return (
+        found
+        for item in shown
+        if _DEAD.search(f"{item.subject} {item.written}")
+        for found in lines_with(item, _DROP_IN)
+    )
+
+
+_DROPPED: Final = any_of(
+    fact(_dead),
+    line(
+        rf"(?:Wrote|Writing|Created) [^\n]{{0,60}}{DEAD_FOLDER}/|^{DEAD_FOLDER}/[\w-]*nvidia\S*$",
+        *("nvidia-ctk", "text", "listing"),
+    ),
+)
+_ALIVE: Final = file_line("/etc/crio/crio.conf*", r"runtimes\.[\"']?nvidia")
 _MISLED: Final = fact(
     lambda snapshot: (one.citation for one in snapshot.view(toolkit.versions) if (1, 18) <= one.numbers < (1, 19, 1))
 )
-
-
-def _move(_: Snapshot) -> Iterable[Fix]:
-    yield run(
-        "configure",
-        "register the runtime where CRI-O reads it, and take the dead file away",
-        Shell("sudo gpunode ctk runtime configure --runtime=crio --restart"),
-        command("sudo", "rm", f"{DEAD_FOLDER}/99-nvidia.toml"),
-    )
 
 
 FAMILY: Final = Family(
@@ -271,13 +267,19 @@ FAMILY: Final = Family(
                 "https://kubernetes.io/docs/setup/production-environment/container-runtimes/#containerd",
             ),
             decisive=unless(_SWITCHED_OFF, _RANCHER, unless(_DOCKERS, _UNIMPLEMENTED, _KUBELET)),
-            typical=unless(_UNIMPLEMENTED, _NO_DEFAULT, fact(_too_old)),
+            typical=unless(_UNIMPLEMENTED, _NO_DEFAULT),
             symptoms=(_UNIMPLEMENTED, all_of(_SWITCHED_OFF, _KUBELET)),
             against=(unless(_OTHER_RUNTIME, _UNIMPLEMENTED),),
             may_be_normal=True,
             look_at=(Shell("grep disabled_plugins /etc/containerd/config.toml"),),
             summary="containerd's CRI plugin is switched off in its configuration, so no kubelet can use it",
-            remedy=_switch_on,
+            remedy=always(
+                run(
+                    "configure",
+                    "take the CRI plugin off the list of those disabled, register NVIDIA's runtime, and have both read",
+                    Shell("sudo gpunode ctk runtime configure --runtime=containerd --enable-cri --restart"),
+                )
+            ),
             explains=NO_RUNTIME | {"containerd-nvidia-runtime-missing"},
         ),
         Rule(
@@ -295,9 +297,14 @@ FAMILY: Final = Family(
                 "https://github.com/NVIDIA/gpu-operator/issues/730",
                 f"{TOOLKIT_GUIDE}#configuring-containerd-for-kubernetes",
             ),
-            decisive=any_of(_DANGLING, all_of(any_of(_NO_RUNTIME, _NO_HANDLER), _UNDESCRIBED)),
+            decisive=any_of(
+                _NO_DEFAULT, fact(_dangling), all_of(any_of(_NO_RUNTIME, _NO_HANDLER, _NAMED), _UNDESCRIBED)
+            ),
             typical=any_of(
-                unless(_NO_RUNTIME, _DUMPS_IT), _NO_HANDLER, all_of(_PLUGIN_LACKS, _DESCRIBES_OTHERS), fact(_unserved)
+                unless(_NO_RUNTIME, _RUNNING),
+                _NO_HANDLER,
+                all_of(_PLUGIN_LACKS, unless(_SHOWN, _DESCRIBED)),
+                fact(_unserved),
             ),
             symptoms=(symptoms.NO_RUNTIME, symptoms.CONTAINER_FAILED, symptoms.NO_CAPACITY, _NO_DEFAULT),
             context=_UNDESCRIBED,
@@ -325,9 +332,11 @@ FAMILY: Final = Family(
             decisive=any_of(
                 _DOCKERS_DIFFER,
                 line(r"expected cgroupsPath to be of format|invalid slice name: /kubepods"),
-                fact(_differ),
+                _DIFFER,
             ),
-            symptoms=(symptoms.CONTAINER_FAILED, all_of(fact(_differ), _COME_AND_GO), _DOCKERS_DIFFER),
+            typical=all_of(_HALF, _SYSTEMS_OWN),
+            symptoms=(symptoms.CONTAINER_FAILED, _COME_AND_GO, _DOCKERS_DIFFER),
+            context=_HALF,
             look_at=(
                 Shell("grep cgroupDriver /var/lib/kubelet/config.yaml"),
                 Shell("sudo containerd config dump | grep SystemdCgroup"),
@@ -374,12 +383,15 @@ FAMILY: Final = Family(
                 "https://github.com/NVIDIA/nvidia-container-toolkit/pull/1829",
                 "https://github.com/NVIDIA/gpu-operator/issues/2236",
             ),
-            decisive=unless(containerd.crio_dead, fact(_crio_has_it)),
+            decisive=unless(_DROPPED, _ALIVE),
             typical=all_of(_NO_HANDLER, _MISLED),
             symptoms=(symptoms.NO_RUNTIME, symptoms.NO_CAPACITY, symptoms.PLUGIN_FAILS),
             look_at=(Shell("sudo crio status config | grep -A3 nvidia"),),
             summary=f"the runtime nvidia is registered in {DEAD_FOLDER}, and CRI-O reads /etc/crio/crio.conf.d",
-            remedy=_move,
+            remedy=always(
+                _FOR_CRIO,
+                run("remove", "take the dead file away", command("sudo", "rm", f"{DEAD_FOLDER}/99-nvidia.toml")),
+            ),
             explains=NO_RUNTIME | {"containerd-nvidia-runtime-missing"},
         ),
     ),

@@ -8,12 +8,12 @@ from typing import Final
 
 from gpunode.diagnoses import chains, remedies, symptoms
 from gpunode.diagnoses.addresses import DRIVER_README, OPEN_MODULES
-from gpunode.diagnoses.commands import Shell, command, edited, edited_where, is_name, joined
+from gpunode.diagnoses.commands import Shell, command, edited, edited_where, joined
 from gpunode.diagnoses.model import Citation, Family, Fix, Rule
-from gpunode.diagnoses.remedies import drain, reboot, restart, run, uninstall
+from gpunode.diagnoses.remedies import always, drain, reboot, restart, run
 from gpunode.diagnoses.signs import all_of, any_of, anywhere, fact, holds, line, unless
 from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with, stated
-from gpunode.diagnoses.views import boards, driver, fabric, modules, packages, pci, system, users
+from gpunode.diagnoses.views import boards, driver, fabric, modules, pci, system
 from gpunode.facts.model import Known
 from gpunode.facts.patterns import Pattern
 
@@ -87,14 +87,6 @@ _ACTIVE: Final = holds(_is_active, "nvidia-persistenced runs")
 _NO_GPU: Final = holds(lambda snapshot: pci.has_gpu(snapshot) is False, "there is no GPU on the bus")
 
 
-def _initialise(_: Snapshot) -> Iterable[Fix]:
-    text = "load the module and have it make its device files"
-    yield run("load", text, Shell("sudo modprobe nvidia"), Shell("sudo nvidia-modprobe -c 0 -u"))
-    read = Shell("sudo dmesg | grep -iE 'nvrm|nvidia' | tail -n 40")
-    yield run("inspect", "where there are none still, read why", read)
-    yield restart(_PERSISTENCED, when="nvidia-persistenced is installed")
-
-
 def _order(snapshot: Snapshot) -> Iterable[Fix]:
     folder = f"/etc/systemd/system/{_PERSISTENCED}.d"
     lines = ["[Unit]", "After=systemd-modules-load.service", "StartLimitIntervalSec=0"]
@@ -110,9 +102,6 @@ def _order(snapshot: Snapshot) -> Iterable[Fix]:
         Shell("sudo systemctl daemon-reload"),
     )
     yield restart(_PERSISTENCED)
-    if packages.installed(snapshot, "bumblebee") or any("bbswitch" in item.text for item in snapshot.of("lsmod")):
-        text = "remove Bumblebee: a server does not switch its GPU off"
-        yield uninstall(snapshot, text, Shell("bumblebee"), Shell("bbswitch-dkms"))
 
 
 # nvidia_uvm, which CUDA needs and nvidia-smi does not.
@@ -158,108 +147,56 @@ _RELOADED: Final = line(
 )
 
 
-def _load_uvm(_: Snapshot) -> Iterable[Fix]:
-    text = "load nvidia_uvm and make its device files"
-    yield run("load", text, Shell("sudo modprobe nvidia_uvm"), Shell("sudo nvidia-modprobe -u -c=0"))
-    at_boot = Shell("echo nvidia_uvm | sudo tee /etc/modules-load.d/nvidia-uvm.conf")
-    yield run("configure", "have it loaded at every boot", at_boot)
-
-
+_LOAD_UVM: Final = always(
+    run(
+        "load",
+        "load nvidia_uvm and make its device files",
+        Shell("sudo modprobe nvidia_uvm"),
+        Shell("sudo nvidia-modprobe -u -c=0"),
+    ),
+    run(
+        "configure",
+        "have it loaded at every boot",
+        Shell("echo nvidia_uvm | sudo tee /etc/modules-load.d/nvidia-uvm.conf"),
+    ),
+)
 _KEEP: Final = "echo 'options nvidia NVreg_PreserveVideoMemoryAllocations=1' | sudo tee"
-
-
-def _reload_uvm(_: Snapshot) -> Iterable[Fix]:
-    yield drain("stop the programs that use a GPU: fuser -v /dev/nvidia-uvm names them")
-    yield run("load", "load nvidia_uvm anew", Shell("sudo rmmod nvidia_uvm"), Shell("sudo modprobe nvidia_uvm"))
-    yield run(
+_RELOAD: Final = Shell("sudo rmmod nvidia_uvm"), Shell("sudo modprobe nvidia_uvm")
+_RELOAD_UVM: Final = always(
+    drain("stop the programs that use a GPU: fuser -v /dev/nvidia-uvm names them"),
+    run("load", "load nvidia_uvm anew", *_RELOAD),
+    run(
         "configure",
         "have the driver keep the GPU's memory over a suspend",
         Shell(f"{_KEEP} /etc/modprobe.d/nvidia-suspend.conf"),
         Shell("sudo systemctl enable nvidia-suspend.service nvidia-resume.service nvidia-hibernate.service"),
         when="the machine is suspended again",
-    )
-    yield reboot("reboot", when="nvidia_uvm cannot be unloaded")
-
+    ),
+    reboot("reboot", when="nvidia_uvm cannot be unloaded"),
+)
 
 # The permissions of the device files.
 
-_NODE: Final = Pattern(
-    r"^c(?P<mode>[rwxstST-]{9})[.+@]?\s+\d+\s+(?P<owner>\S+)\s+(?P<group>\S+)\s+\d+,\s*\d+\s.*/?"
-    r"(?P<name>(?:/dev/)?nvidia(?:\d+|ctl|-uvm(?:-tools)?|-modeset))\s*$"
+_FILE: Final = r"nvidia(?:\d+|ctl|-uvm(?:-tools)?|-modeset)\s*$"
+# The owner may not both read and write, or a bit is set that no device file has. A mode is octal: as a number without a
+# leading zero, 666 and the like are other bits.
+_ODD: Final = any_of(
+    line(
+        rf"^c(?!rw-[r-][w-]-[r-][w-]-)[rwxstST-]{{9}}[.+@]?\s.*{_FILE}|^(?!0?6[0246]{{2}}\s)[0-7]{{3,4}}\s.*/dev/{_FILE}",
+        *("listing", "text"),
+        on_host=True,
+    ),
+    anywhere(r"^[^#\n]*DeviceFileMode(?:=|:\s*)(?:6[0-6][0-6]|777)\b"),
 )
-# stat -c '%a %U:%G %n', in whatever order of user and group.
-_STAT: Final = Pattern(r"^(?P<mode>[0-7]{3,4})\s(?:.*\s)?/dev/nvidia(?:\d+|ctl|-uvm(?:-tools)?|-modeset)$")
-_FILE_MODE: Final = Pattern(r"^[ \t]*DeviceFileMode:\s*(?P<mode>\d{1,18})", re.MULTILINE)
-_OPTION: Final = Pattern(r"NVreg_DeviceFileMode=(?P<mode>0[xX][0-9a-fA-F]+|\d+)")
-_DEVICE_BITS: Final = 0o666
-_OWNERS_BITS: Final = 0o600
-
-
-def _files(snapshot: Snapshot) -> Iterator[tuple[int, Citation]]:
-    """The device files that ``ls -l`` or ``stat`` lists on the host, each with its mode."""
-    for item in snapshot.of("listing", "text"):
-        for number, text in enumerate(item.lines if item.where == "host" else (), 1):
-            if match := _NODE.match(text.strip()):
-                yield _bits(match["mode"]), cite(item, number)
-            elif match := _STAT.match(text.strip()):
-                yield int(match["mode"], 8), cite(item, number)
-
-
-def _bits(letters: str) -> int:
-    """The mode of ``letters``; what is set beside reading and writing counts as one bit that no device file has."""
-    mode = sum(1 << (8 - place) for place, letter in enumerate(letters) if letter in "rwx")
-    return mode | (0o1000 if any(letter in letters for letter in "stST") else 0)
-
-
-def _options(snapshot: Snapshot) -> Iterator[tuple[int, Citation]]:
-    """Each mode that the driver is told to give its files, or shows that it gives them."""
-    for item in snapshot.items:
-        # The files that open parts of a GPU (MIG, the fabric) have modes of their own, and may be read-only.
-        if "DeviceFileMode" not in item.text or "DeviceFileMinor:" in item.text:
-            continue
-        for number, text in enumerate(item.lines, 1):
-            if shown := _FILE_MODE.match(text):
-                yield int(shown["mode"]), cite(item, number)
-            elif option := _OPTION.search(text):
-                yield _base_0(option["mode"]), cite(item, number)
-
-
-def _base_0(text: str) -> int:
-    """A number as the kernel reads it: with a leading zero octal, with 0x hexadecimal."""
-    if text.lower().startswith("0x"):
-        return int(text, 16)
-    return int(text[:24], 8) if text.startswith("0") and not set(text) & set("89") else int(text[:18])
-
-
-def _is_odd(mode: int) -> bool:
-    """Whether the owner may not both read and write, or a bit is set that no device file has."""
-    return mode & _OWNERS_BITS != _OWNERS_BITS or bool(mode & ~_DEVICE_BITS)
-
-
-def _odd(snapshot: Snapshot) -> Iterator[Citation]:
-    return (seen for mode, seen in (*_files(snapshot), *_options(snapshot)) if _is_odd(mode))
-
-
-def _closed(modes: Iterable[tuple[int, Citation]]) -> Iterator[Citation]:
-    """Those that open files to their owner and group only."""
-    return (seen for mode, seen in modes if not _is_odd(mode) and mode & 0o006 != 0o006)
-
-
-def _group(snapshot: Snapshot) -> str:
-    """The group to which the files are open."""
-    matches = (_NODE.match(one.line.strip()) for one in snapshot.view(_CLOSED))
-    return next((match["group"] for match in matches if match), "video")
-
-
-def _outside(snapshot: Snapshot) -> Iterator[Citation]:
-    """Who asks, where the files are closed to them."""
-    group = _group(snapshot)
-    return (one.citation for one in snapshot.view(users.users) if not one.is_root and group not in one.groups)
-
-
-def _is_let_in(snapshot: Snapshot) -> bool:
-    """Whether all that ask are root, or of the group."""
-    return bool(snapshot.view(users.users)) and not tuple(_outside(snapshot))
+_CLOSED_FILES: Final = line(
+    rf"^crw-[r-][w-]-[r-]--[.+@]?\s.*{_FILE}|^0?6[0246][0-4]\s.*/dev/{_FILE}", "listing", "text", on_host=True
+)
+_CLOSED: Final = any_of(
+    _CLOSED_FILES, anywhere(r"^[^#\n]*DeviceFileMode(?:=(?:06[0246][04]|432|384)|:\s*(?:432|384))\b")
+)
+# Who asks, by id.
+_OUTSIDE: Final = line(r"^uid=(?!0\b)\d+\S* gid=(?![^\n]*\((?:video|render|nvidia)\))", on_host=True)
+_INSIDE: Final = line(r"^uid=(?:0\b|[^\n]*\((?:video|render|nvidia)\))", on_host=True)
 
 
 def _of_modes(snapshot: Snapshot) -> str:
@@ -268,20 +205,19 @@ def _of_modes(snapshot: Snapshot) -> str:
     return "the device files are open to their owner and group only, and the program runs as neither"
 
 
-_ODD: Final = fact(_odd)
-_CLOSED: Final = fact(lambda snapshot: _closed((*_files(snapshot), *_options(snapshot))))
+_NOT_PERMITTED: Final = line(r"NVML: Insufficient Permissions", on_host=True)
 # SELinux is asked when the permissions have let the program through.
 _SELINUX: Final = line(
     r"avc:\s+denied\s[^\n]{0,300}\bname=\"?nvidia[^\n]{0,400}\btclass=chr_file(?![^\n]*permissive=1)"
 )
 _MODPROBE: Final = "/etc/modprobe.d"
-# Groups that give a user GPUs and nothing else; docker, disk and the like would give the machine.
-_OF_GPUS: Final = frozenset({"video", "render", "nvidia", "gpu", "cuda", "nvidia-persistenced", "vglusers"})
+_GROUP: Final = Pattern(r"\s(?P<group>video|render|nvidia)\s")
 
 
 def _open_up(snapshot: Snapshot) -> Iterator[Fix]:
-    group = _group(snapshot)
-    if not snapshot.view(_ODD) and group in _OF_GPUS and is_name(group):
+    if not snapshot.view(_ODD):
+        found = (_GROUP.search(one.line) for one in snapshot.view(_CLOSED_FILES))
+        group = next((match["group"] for match in found if match), "video")
         text = f"add the user that runs the program to the group {group}; a new login takes it up"
         yield run("configure", text, command("sudo", "usermod", "-aG", group, Shell('"${SUDO_USER:-$USER}"')))
         return
@@ -338,8 +274,7 @@ _CONFIDENTIAL: Final = anywhere(
 def _disable_hmm(snapshot: Snapshot) -> Iterable[Fix]:
     option = Shell("echo 'options nvidia_uvm uvm_disable_hmm=1' | sudo tee /etc/modprobe.d/nvidia-uvm-hmm.conf")
     yield run("configure", "switch heterogeneous memory management of nvidia_uvm off", option)
-    text = "load nvidia_uvm anew; stop the programs that use a GPU first"
-    yield run("load", text, Shell("sudo rmmod nvidia_uvm"), Shell("sudo modprobe nvidia_uvm"))
+    yield run("load", "load nvidia_uvm anew; stop the programs that use a GPU first", *_RELOAD)
     yield run("configure", "or start the kernel with nokaslr", when="managed memory of CUDA needs HMM")
     text = "take a newer release of the driver, which knows this kernel's layout"
     yield from remedies.newer_driver(snapshot, text)
@@ -374,7 +309,20 @@ FAMILY: Final = Family(
                 _NODES_PAGE,
                 "https://github.com/NVIDIA/ansible-role-nvidia-driver/issues/3",
             ),
-            remedy=_initialise,
+            remedy=always(
+                run(
+                    "load",
+                    "load the module and have it make its device files",
+                    Shell("sudo modprobe nvidia"),
+                    Shell("sudo nvidia-modprobe -c 0 -u"),
+                ),
+                run(
+                    "inspect",
+                    "where there are none still, read why",
+                    Shell("sudo dmesg | grep -iE 'nvrm|nvidia' | tail -n 40"),
+                ),
+                restart(_PERSISTENCED, when="nvidia-persistenced is installed"),
+            ),
             explains=chains.NO_NVML,
         ),
         Rule(
@@ -433,7 +381,7 @@ FAMILY: Final = Family(
                 "https://github.com/ggml-org/llama.cpp/issues/7218",
                 "https://github.com/Bumblebee-Project/Bumblebee/issues/854",
             ),
-            remedy=_load_uvm,
+            remedy=_LOAD_UVM,
         ),
         Rule(
             cause="nvidia-uvm-wedged",
@@ -461,7 +409,7 @@ FAMILY: Final = Family(
                 "https://github.com/pop-os/default-settings/pull/64",
                 "https://github.com/gbionics/jaxsim/issues/50",
             ),
-            remedy=_reload_uvm,
+            remedy=_RELOAD_UVM,
         ),
         Rule(
             cause="device-node-permissions",
@@ -469,13 +417,14 @@ FAMILY: Final = Family(
             storey="driver",
             disruption="none",
             title="the device files have the wrong permissions",
-            decisive=any_of(_ODD, all_of(_CLOSED, fact(_outside))),
+            decisive=any_of(_ODD, all_of(_CLOSED, _OUTSIDE)),
             typical=any_of(
                 all_of(_CLOSED, symptoms.DENIED),
-                unless(fact(lambda snapshot: _closed(_files(snapshot))), symptoms.DRIVER_WORKS),
+                all_of(_NOT_PERMITTED, _OUTSIDE),
+                unless(_CLOSED_FILES, symptoms.DRIVER_WORKS),
             ),
             symptoms=(symptoms.DENIED, symptoms.CUDA_NO_DEVICE, symptoms.CUDA_UNAVAILABLE, symptoms.NVML_UNKNOWN),
-            against=(_SELINUX, unless(holds(_is_let_in, "who asks is root, or of the group"), _ODD)),
+            against=(_SELINUX, unless(_INSIDE, _ODD, _OUTSIDE)),
             look_at=(Shell("ls -l /dev/nvidia*"), Shell("id")),
             summary=_of_modes,
             story=(
@@ -494,7 +443,10 @@ FAMILY: Final = Family(
             disruption="restart-container",
             title="CUDA does not start with this kernel's memory layout",
             decisive=_CURED,
-            typical=all_of(_NOT_READY, holds(_is_on_cards, "the GPUs are cards, which need no fabric manager")),
+            typical=any_of(
+                all_of(_NOT_READY, holds(_is_on_cards, "the GPUs are cards, which need no fabric manager")),
+                all_of(_CODE_3, _UVM_LOADED),
+            ),
             symptoms=(symptoms.CUDA_NOT_READY, _CODE_3, symptoms.CUDA_UNAVAILABLE),
             against=(_SWITCHES, _CONFIDENTIAL, _NOT_LOADED, _NO_UVM_FILE, unless(_SWITCHED_OFF, _CURED)),
             look_at=(Shell("cat /proc/cmdline"), Shell("lspci -nn -d 10de:")),

@@ -8,15 +8,16 @@ from typing import Final
 
 from gpunode.diagnoses import symptoms
 from gpunode.diagnoses.addresses import TOOLKIT_GUIDE
-from gpunode.diagnoses.commands import Shell, command, is_place, joined
+from gpunode.diagnoses.commands import Shell, command, joined
 from gpunode.diagnoses.model import Citation, Family, Fix, Rule
-from gpunode.diagnoses.remedies import by_hand, install, restart, run
-from gpunode.diagnoses.signs import all_of, any_of, fact, line, unless
+from gpunode.diagnoses.remedies import always, by_hand, install, restart, run
+from gpunode.diagnoses.signs import all_of, any_of, asked, fact, file_line, holds, line, unless
 from gpunode.diagnoses.snapshot import Snapshot, stated
 from gpunode.diagnoses.views import docker, system, toolkit
 from gpunode.diagnoses.views.docker import DaemonFile
 from gpunode.facts.model import Known
 from gpunode.facts.probes import TOOLKIT_LIST
+from gpunode.facts.sources import Kind
 from gpunode.runtimes.dockerd import conflicts
 from gpunode.runtimes.model import DOCKER_CONFIG
 
@@ -28,6 +29,11 @@ _START: Final = run(
     Shell("sudo systemctl daemon-reload"),
     Shell("sudo systemctl reset-failed docker"),
     Shell("sudo systemctl restart docker"),
+)
+# Where docker, or whoever started it, speaks.
+_TOLD: Final[tuple[Kind, ...]] = (
+    *("docker-info", "docker-version", "container-run", "container-inspect", "text", "environment", "application"),
+    *("unit-status", "unit-log", "unit-action", "which", "snap"),
 )
 
 # The file, and what else the daemon is started with.
@@ -47,7 +53,7 @@ _RUNS: Final = line(
 def _faulty(snapshot: Snapshot) -> Iterator[DaemonFile]:
     """The files that dockerd cannot read; of a paste nobody knows who broke it, where docker answers all the same."""
     for file in snapshot.view(docker.files):
-        if file.fault and file.is_whole and file.is_as_read and (file.is_probed or not snapshot.view(_RUNS)):
+        if file.fault and (file.is_probed or not snapshot.view(_RUNS)):
             yield file
 
 
@@ -55,86 +61,102 @@ _FAULTY: Final = fact(lambda snapshot: (file.citation for file in _faulty(snapsh
 _FAULTY_ON_NODE: Final = fact(lambda snapshot: (file.citation for file in _faulty(snapshot) if file.is_probed))
 
 
+def _is_running(snapshot: Snapshot) -> bool | None:
+    unit = snapshot.facts.unit(docker.UNIT)
+    return unit.value.state.active if isinstance(unit, Known) and unit.value.exists else None
+
+
 def _fault(snapshot: Snapshot) -> str:
     for file in _faulty(snapshot):
-        when = "at its next start dockerd" if file.is_probed and snapshot.view(_RUNNING) else "dockerd"
+        when = "at its next start dockerd" if file.is_probed and _is_running(snapshot) else "dockerd"
         return f"{when} cannot read {file.path}: {file.fault}"
     return "dockerd does not start: it cannot read its configuration file"
 
 
-def _running(snapshot: Snapshot) -> Iterator[Citation]:
-    unit = snapshot.facts.unit(docker.UNIT)
-    if isinstance(unit, Known) and unit.value.exists and unit.value.state.active:
-        yield system.unit_line(snapshot, docker.UNIT, "ActiveState")
-
-
-_RUNNING: Final = fact(_running)
-# Docker's own, and its snap's.
-_CONFIGS: Final = ("/etc/docker", "/var/snap/docker")
-
-
-def _correct(snapshot: Snapshot) -> Iterable[Fix]:
-    path = next((file.path for file in _faulty(snapshot)), DOCKER_CONFIG)
-    yield by_hand("configure", f"correct {path}: one object, plain quotes, no comments, no last comma")
-    if is_place(path, *_CONFIGS):
-        check = command("sudo", "dockerd", "--validate", "--config-file", path)
-        yield run("inspect", "let dockerd check it (docker 23 and later)", check)
-    yield _START
-
-
-def _both(snapshot: Snapshot) -> Iterator[tuple[DaemonFile, str]]:
+def _both(snapshot: Snapshot) -> Iterator[Citation]:
     """The settings that stand in a file and on dockerd's command line."""
     if (started := docker.started_with(snapshot)) is not None:
         for file in snapshot.view(docker.files):
-            yield from ((file, both.split(" ")[0]) for both in conflicts(started[0], tuple(file.document)))
-
-
-def _drop_the_flag(_: Snapshot) -> Iterable[Fix]:
-    text = "start dockerd without the flag, in a drop-in, or take the setting out of daemon.json: one of the two"
-    yield run("configure", text, Shell("sudo systemctl edit docker.service"))
-    yield _START
+            yield from (file.line(both.split(" ")[0]) for both in conflicts(started, tuple(file.document)))
 
 
 # Another docker than the one that was set up.
 
-_NO_LIBRARY: Final = line(r"load library failed: libnvidia-ml\.so|libdxcore\.so[^\n]{0,40}(?:not found|cannot open)")
+_NO_LIBRARY: Final = line(
+    r"load library failed: libnvidia-ml\.so|libdxcore\.so[^\n]{0,40}(?:not found|cannot open)", *_TOLD
+)
+_SNAP: Final = unless(
+    any_of(
+        line(
+            r"/snap/(?:bin/)?docker\b|/run/snap\.docker\b|\bsnap\.docker\.dockerd\b|^docker\b.*\bcanonical\W"
+            r"|^docker\s+\d\S*\s+\d+\s",
+            *_TOLD,
+        ),
+        file_line("/var/snap/docker/*", r"\S"),
+        asked(r"\bsnap (?:install|refresh|restart|info|services) docker\b|\bdocker \(snap\)"),
+        fact(lambda snapshot: _active(snapshot, "snap.docker.dockerd.service")),
+    ),
+    line(r"Docker Root Dir:\s*/var/lib/docker\b"),
+)
 
 
-def _to_the_engine(snapshot: Snapshot) -> Iterable[Fix]:
-    if not snapshot.view(docker.desktop):
-        yield from _replace_the_snap(snapshot)
-        return
-    text = "choose Docker Engine, which runs on this system itself"
-    yield run("configure", text, Shell("docker context use default"))
-    yield _engine(snapshot, "no Docker Engine is installed beside it")
-    yield run("configure", "register NVIDIA's runtime with it", _CONFIGURE)
+def _active(snapshot: Snapshot, name: str) -> Iterator[Citation]:
+    unit = snapshot.facts.unit(name)
+    if isinstance(unit, Known) and unit.value.exists and unit.value.state.active:
+        yield system.unit_line(snapshot, name, "ActiveState")
 
 
-def _engine(snapshot: Snapshot, when: str = "") -> Fix:
-    known, manager = system.distro(snapshot), snapshot.view(system.package_manager)
-    if manager == "dnf" and known is not None and known.id not in {"fedora", "amzn"}:
-        text = "install Docker Engine from docker's own repository: the distribution has none"
-        commands = (
-            Shell("sudo dnf config-manager --add-repo https://download.docker.com/linux/rhel/docker-ce.repo"),
-            Shell("sudo dnf install docker-ce docker-ce-cli containerd.io"),
-            Shell("sudo systemctl enable --now docker"),
-        )
-        return run("install", text, *commands, when=when)
-    fedora = "moby-engine" if known is None or known.id == "fedora" else "docker"
-    name = {"apt": "docker.io", "dnf": fedora}.get(manager, "docker")
-    return install(snapshot, "install Docker Engine from the distribution's own repository", name, when=when)
+# That of Windows has GPUs, and is left out.
+_DESKTOP: Final = unless(
+    line(
+        r"Operating System:\s*Docker Desktop|Server: Docker Desktop|^Docker Desktop \d|^ *Context:\s*desktop-linux"
+        r"|^desktop-linux\s*(?:\*|$)|\"Name\":\s*\"desktop-linux\"|^[ \t]*Name:\s*docker-desktop\b"
+        r"|Kernel Version:\s*\S*linuxkit|^\d+\.\d+\.\d+-linuxkit\b|DOCKER_HOST=\S*/\.docker/desktop/"
+        r"|Current context is now \"desktop-linux\"",
+        *_TOLD,
+    ),
+    holds(system.is_wsl, "this is WSL2"),
+    line(r"microsoft-standard|Kernel Version:\s*\S*microsoft", flags=re.IGNORECASE),
+)
+
+
+def _engine(snapshot: Snapshot, when: str = "") -> Iterable[Fix]:
+    if snapshot.view(system.package_manager) == "apt":
+        yield install(snapshot, "install Docker Engine from the distribution's own repository", "docker.io", when=when)
+    else:
+        yield by_hand("install", "install Docker Engine as https://docs.docker.com/engine/install/ says", when)
+    yield run("configure", "register NVIDIA's runtime", _CONFIGURE)
 
 
 def _replace_the_snap(snapshot: Snapshot) -> Iterable[Fix]:
     # Nobody reads on behind a command: what must be done before it is a step of its own.
     yield by_hand("remove", "save what the snap's volumes and images hold (docker volume ls): they go with it")
     yield run("remove", "then remove the snap", Shell("sudo snap remove docker"))
-    yield _engine(snapshot)
-    yield run("configure", "register NVIDIA's runtime", _CONFIGURE)
+    yield from _engine(snapshot)
+
+
+def _to_the_engine(snapshot: Snapshot) -> Iterable[Fix]:
+    if snapshot.view(_SNAP) and not snapshot.view(_DESKTOP):
+        yield from _replace_the_snap(snapshot)
+        return
+    text = "choose Docker Engine, which runs on this system itself"
+    yield run("configure", text, Shell("docker context use default"))
+    yield from _engine(snapshot, "no Docker Engine is installed beside it")
 
 
 # A docker of a user's own.
 
+_IS_ROOTLESS: Final = (
+    r"^[ \t]*rootless\s*$|name=rootless|^[ \t]*Context:\s*rootless|^rootless\s*\*|dockerd-rootless\.sh --"
+    r"|rootlesskit --|\((?:Rootless|rootless)\)\s*$|/run/user/\d+/docker\.sock"
+)
+ROOTLESS: Final = any_of(
+    line(_IS_ROOTLESS, *_TOLD),
+    asked(
+        r"systemctl --user \S+ docker|/\.config/docker/daemon\.json|/run/user/\d+/docker\.sock|\brootless docker\b"
+        r"|--context[= ]rootless"
+    ),
+)
 _NOT_PERMITTED: Final = line(
     r"bpf_prog_query\(BPF_CGROUP_DEVICE\) failed: operation not permitted"
     r"|/sys/fs/cgroup/devices/[^\s:]{0,300}devices\.allow: permission denied"
@@ -149,14 +171,15 @@ _UNKNOWN: Final = line(
 def _registering(snapshot: Snapshot, *, users: bool) -> Iterator[Citation]:
     """Where a file registers the runtime: that of a user's docker, or the one that the engine reads."""
     started = docker.started_with(snapshot)
-    read = (started[0].config if started else "") or DOCKER_CONFIG
+    read = (started.config if started else "") or DOCKER_CONFIG
     for file in snapshot.view(docker.files):
-        if "nvidia" in file.runtimes and (".config/docker" in file.path if users else file.path == read):
+        if file.has_nvidia and (".config/docker" in file.path if users else file.path == read):
             yield file.line("nvidia")
 
 
 _USERS: Final = fact(lambda snapshot: _registering(snapshot, users=True))
 _REGISTERED: Final = fact(lambda snapshot: _registering(snapshot, users=False))
+_CGROUPS: Final = file_line("*nvidia-container-runtime/config.toml", r"^[ \t]*no-cgroups\s*=\s*false")
 
 
 def _no_cgroups(snapshot: Snapshot) -> Iterable[Fix]:
@@ -174,19 +197,19 @@ def _no_cgroups(snapshot: Snapshot) -> Iterable[Fix]:
 
 # The right docker, which does not know of the runtime.
 
-
-def _told_by_daemon(snapshot: Snapshot, *, has_it: bool) -> Iterator[Citation]:
-    running = docker.registered(snapshot)
-    if running is not None and running.has_nvidia is has_it:
-        yield running.citation
-
-
-def _other_default(snapshot: Snapshot) -> Iterator[Citation]:
-    """The running daemon's default, where the file makes it NVIDIA's."""
-    running = docker.registered(snapshot)
-    if running is not None and running.default not in {"", "nvidia"}:
-        files = (file for file in snapshot.view(docker.files) if file.default == "nvidia" and file.runtimes)
-        yield from (line for file in files for line in (file.line("default-runtime"), running.citation))
+_RUNTIMES: Final = r"(?:^[ \t]*Runtimes:|\bio\.containerd\.runc\.v2\b(?=[^\n]*[ {\"]runc\b))"
+_HAS_IT: Final = line(rf"{_RUNTIMES}[^\n]*\bnvidia\b", "docker-info", "text", "container-run")
+_LACKS_IT: Final = unless(line(rf"{_RUNTIMES}(?![^\n]*\bnvidia\b)", "docker-info", "text", "container-run"), _HAS_IT)
+_TAKES_ANOTHER: Final = line(r"^[ \t]*Default Runtime:\s*(?!nvidia)\w", "docker-info", "text", "container-run")
+_DEFAULT: Final = fact(
+    lambda node: (
+        file.line("default-runtime") for file in node.view(docker.files) if file.is_default and file.has_nvidia
+    )
+)
+_NOT_IN_FILE: Final = fact(
+    lambda node: (file.citation for file in node.view(docker.files) if not (file.has_nvidia or file.fault))
+)
+_COMPARES: Final = asked(r"(?=.*docker).*(?:ActiveEnter|ExecMainStart)Timestamp|lstart.*dockerd")
 
 
 def _started(snapshot: Snapshot, *, before: bool) -> Iterator[Citation]:
@@ -198,36 +221,26 @@ def _started(snapshot: Snapshot, *, before: bool) -> Iterator[Citation]:
         yield stated(TOOLKIT_LIST, f"written {'after' if before else 'before'} that", f"file:{TOOLKIT_LIST}")
 
 
+_STARTED_AFTER: Final = fact(lambda snapshot: _started(snapshot, before=False))
+
+
 def _dangling(snapshot: Snapshot) -> Iterator[Citation]:
     """A default runtime that no file and no flag describes."""
     started = docker.started_with(snapshot)
-    if started is None or "nvidia" not in started[0].runtimes:
+    if started is None or "nvidia" not in started.runtimes:
         for file in snapshot.view(docker.files):
-            if file.default == "nvidia" and "nvidia" not in file.runtimes:
+            if file.is_default and not file.has_nvidia:
                 yield file.line("default-runtime")
 
 
-_HAS_IT: Final = fact(lambda snapshot: _told_by_daemon(snapshot, has_it=True))
-_LACKS_IT: Final = fact(lambda snapshot: _told_by_daemon(snapshot, has_it=False))
-_DANGLING: Final = fact(_dangling)
-_NOT_IN_FILE: Final = fact(
-    lambda snapshot: (file.citation for file in snapshot.view(docker.files) if "nvidia" not in file.runtimes)
-)
-
-
 def _register(snapshot: Snapshot) -> Iterable[Fix]:
-    unit = snapshot.facts.unit(docker.UNIT)
-    if isinstance(unit, Known) and unit.value.exists and not unit.value.state.active:
+    if _is_running(snapshot) is False:
         yield run("configure", "register NVIDIA's runtime", _UNREAD)
         yield _START
         return
     yield run("configure", "register NVIDIA's runtime, and have docker read that", _CONFIGURE)
     text = "restart docker; its containers stop unless live-restore is on"
     yield restart("docker.service", text, when="gpunode did not, for the containers that run, and they may stop")
-
-
-def _restart(_: Snapshot) -> Iterable[Fix]:
-    yield restart("docker.service", "restart docker; containers stop unless live-restore is on")
 
 
 FAMILY: Final = Family(
@@ -255,7 +268,15 @@ FAMILY: Final = Family(
             look_at=(Shell("sudo dockerd --validate --config-file /etc/docker/daemon.json"),),
             share=1,
             summary=_fault,
-            remedy=_correct,
+            remedy=always(
+                by_hand("configure", f"correct {DOCKER_CONFIG}: one object, plain quotes, no comments, no last comma"),
+                run(
+                    "inspect",
+                    "let dockerd check it (docker 23 and later)",
+                    command("sudo", "dockerd", "--validate", "--config-file", DOCKER_CONFIG),
+                ),
+                _START,
+            ),
             explains=frozenset(
                 {"nvidia-runtime-not-registered", "docker-not-restarted", "docker-cdi-feature-disabled"}
             ),
@@ -278,12 +299,21 @@ FAMILY: Final = Family(
             ),
             decisive=any_of(
                 line(r"directives are specified (?:both )?as a flag and in the config"),
-                fact(lambda node: (file.line(name) for file, name in _both(node))),
+                fact(_both),
             ),
+            typical=all_of(symptoms.DAEMON_DOWN, file_line("*daemon.json", r"\"hosts\"\s*:")),
             symptoms=(symptoms.DAEMON_DOWN,),
+            against=(_FAULTY,),
             look_at=(Shell("sudo journalctl -u docker -b -n 20"), Shell("systemctl cat docker")),
             summary="dockerd does not start: a setting stands in daemon.json and on its command line as well",
-            remedy=_drop_the_flag,
+            remedy=always(
+                run(
+                    "configure",
+                    "start dockerd without the flag, in a drop-in, or take the setting out of daemon.json",
+                    Shell("sudo systemctl edit docker.service"),
+                ),
+                _START,
+            ),
             explains=frozenset(
                 {"nvidia-runtime-not-registered", "docker-not-restarted", "docker-cdi-feature-disabled"}
             ),
@@ -303,7 +333,7 @@ FAMILY: Final = Family(
                 "https://github.com/NVIDIA/nvidia-docker/issues/1637",
                 "https://github.com/canonical/docker-snap/issues/148",
             ),
-            decisive=unless(docker.snap, _NO_LIBRARY),
+            decisive=unless(_SNAP, _NO_LIBRARY),
             symptoms=(symptoms.NO_DEVICE_DRIVER, symptoms.NO_RUNTIME),
             may_be_normal=True,
             look_at=(Shell("command -v docker"), Shell("snap list docker")),
@@ -327,7 +357,8 @@ FAMILY: Final = Family(
                 "https://github.com/NVIDIA/nvidia-container-toolkit/issues/229",
                 "https://github.com/NVIDIA/nvidia-container-toolkit/issues/154",
             ),
-            decisive=any_of(docker.desktop, all_of(docker.snap, _NO_LIBRARY)),
+            decisive=any_of(_DESKTOP, all_of(_SNAP, _NO_LIBRARY)),
+            typical=all_of(_NO_LIBRARY, symptoms.DRIVER_WORKS),
             symptoms=(
                 symptoms.NO_DEVICE_DRIVER,
                 symptoms.NO_RUNTIME,
@@ -355,10 +386,13 @@ FAMILY: Final = Family(
                 "`devices.allow: permission denied`, until it is told no-cgroups = true."
             ),
             sources=("https://github.com/NVIDIA/libnvidia-container/issues/154", f"{TOOLKIT_GUIDE}#rootless-mode"),
-            decisive=any_of(all_of(_NOT_PERMITTED, docker.rootless), unless(all_of(_UNKNOWN, docker.rootless), _USERS)),
-            typical=unless(_NOT_PERMITTED, line(r"\b(?:lxc|lxd|incus)\b", flags=re.IGNORECASE)),
+            decisive=all_of(ROOTLESS, any_of(_NOT_PERMITTED, unless(_UNKNOWN, _USERS))),
+            typical=any_of(
+                unless(_NOT_PERMITTED, line(r"\b(?:lxc|lxd|incus)\b", flags=re.IGNORECASE)),
+                all_of(ROOTLESS, any_of(_CGROUPS, unless(_REGISTERED, _USERS))),
+            ),
             symptoms=(symptoms.HOOK_FAILED, symptoms.NO_RUNTIME, symptoms.DENIED),
-            context=docker.rootless,
+            context=ROOTLESS,
             look_at=(Shell("docker info | grep -i rootless"), Shell("cat ~/.config/docker/daemon.json")),
             summary="docker runs as a user: it reads its own daemon.json, and may not give devices out by cgroups",
             remedy=_no_cgroups,
@@ -378,19 +412,20 @@ FAMILY: Final = Family(
             sources=("https://github.com/NVIDIA/nvidia-docker/issues/1034",),
             decisive=any_of(
                 all_of(_REGISTERED, _LACKS_IT),
-                fact(_other_default),
+                all_of(_DEFAULT, _TAKES_ANOTHER),
                 all_of(symptoms.NO_DEVICE_DRIVER, fact(lambda node: _started(node, before=True))),
             ),
             typical=any_of(
-                unless(all_of(_REGISTERED, _UNKNOWN), _HAS_IT), all_of(symptoms.NO_DEVICE_DRIVER, toolkit.present)
+                unless(all_of(_REGISTERED, _UNKNOWN), _HAS_IT),
+                unless(all_of(symptoms.NO_DEVICE_DRIVER, toolkit.present), _STARTED_AFTER),
+                unless(all_of(_COMPARES, toolkit.present), _NOT_IN_FILE, _UNKNOWN),
             ),
             symptoms=(symptoms.NO_DEVICE_DRIVER, symptoms.NO_RUNTIME),
             context=any_of(_REGISTERED, toolkit.present),
-            against=(fact(lambda node: _started(node, before=False)),),
             look_at=(Shell("docker info | grep -i runtimes"), Shell("systemctl show -p ActiveEnterTimestamp docker")),
             share=4,
             summary="the running docker daemon was started before the toolkit was installed or registered",
-            remedy=_restart,
+            remedy=always(restart("docker.service", "restart docker; containers stop unless live-restore is on")),
         ),
         Rule(
             cause="nvidia-runtime-not-registered",
@@ -404,8 +439,8 @@ FAMILY: Final = Family(
                 "default that is described nowhere dockerd does not even start."
             ),
             sources=("https://github.com/NVIDIA/nvidia-docker/issues/1795", f"{TOOLKIT_GUIDE}#configuring-docker"),
-            decisive=any_of(_DANGLING, all_of(_UNKNOWN, _NOT_IN_FILE)),
-            typical=_UNKNOWN,
+            decisive=any_of(fact(_dangling), all_of(_UNKNOWN, _NOT_IN_FILE)),
+            typical=any_of(_UNKNOWN, all_of(asked(r"runtimes?\b"), _LACKS_IT)),
             symptoms=(symptoms.NO_RUNTIME, symptoms.NO_DEVICE_DRIVER),
             context=any_of(_LACKS_IT, _NOT_IN_FILE),
             against=(_HAS_IT, _REGISTERED, toolkit.absent),

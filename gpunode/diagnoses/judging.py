@@ -124,6 +124,6 @@ def _words(snapshot: Snapshot) -> frozenset[str]:
 _OF_DOUBT: Final = 1.0
 _OF_CONTEXT: Final = 0.7
 _OF_SHARE: Final = 0.2
-_OF_SIGNS: Final = 30.0
+_OF_SIGNS: Final = 60.0
 # Words alone make a suspect from here on, as a natural logarithm.
 _TELLING: Final = 6.0

@@ -12,7 +12,7 @@ from gpunode.diagnoses.model import Citation, Family, Fix, Rule
 from gpunode.diagnoses.remedies import by_hand, driver_of_newer_cuda, run
 from gpunode.diagnoses.signs import all_of, any_of, fact, holds, line, unless
 from gpunode.diagnoses.snapshot import Snapshot, cite
-from gpunode.diagnoses.views import cuda, driver, loader, pci
+from gpunode.diagnoses.views import cuda, driver, loader
 from gpunode.facts.patterns import Pattern
 
 _STUB_SAID: Final = line(
@@ -118,45 +118,23 @@ def _of_shadow(snapshot: Snapshot) -> str:
     for folder, what, _ in _front(snapshot):
         where = f" of {folder.set_in}" if folder.set_in else " that is set"
         return f"programs with the LD_LIBRARY_PATH{where} load the driver's library from {folder.path}: it is {what}"
-    wrong = [one for one in _places(snapshot) if one.sort in {"stub", "other"}]
-    if any(one.sort == "stub" for one in wrong) or (snapshot.view(_STUB_SAID) and not snapshot.view(_EMPTY)):
-        where = next((one.path for one in wrong if one.sort == "stub"), "the CUDA toolkit's stubs folder")
-        return f"programs load the stub of {where}, which is there for linking only, and not the driver's library"
     if snapshot.view(_EMPTY):
         return "programs load an empty or broken copy of the driver's library, left where the loader looks first"
-    path = wrong[0].path if wrong else "a folder in LD_LIBRARY_PATH"
+    if snapshot.view(_STUB_SAID):
+        return "programs load a stub of the CUDA toolkit, which is there for linking only, and not the driver's library"
+    path = next((one.path for one in _places(snapshot) if one.sort in {"stub", "other"}), "a folder in LD_LIBRARY_PATH")
     return f"programs load {path} in place of the driver's own library"
 
 
-def _of_compat(snapshot: Snapshot) -> str:
-    node = driver.loaded(snapshot) or driver.smi_version(snapshot)
-    driven = f"the node's driver {node.version}" if node else "the node's driver"
-    if not snapshot.view(_NOT_HERE):
-        return f"libcuda of a CUDA compatibility package is loaded, and it does not fit {driven}"
-    models = [gpu.model for gpu in snapshot.view(pci.gpus) if gpu.model is not None]
-    gpu = next((model.label for model in models if not model.datacenter), "this GPU")
-    return f"a newer CUDA's compatibility libcuda is loaded over {driven}, which {gpu} is not the sort to take"
-
-
 def _drop_compat(snapshot: Snapshot) -> Iterable[Fix]:
-    on_node = any(one.where == "host" and one.sort == "compat" for one in snapshot.view(loader.loaded))
-    if on_node:
-        named = [one for one in snapshot.view(loader.folders) if one.file and one.sort == "compat"]
-        text = "take the compatibility folder out of the loader's path"
-        yield run("remove", text, *(_commented_out(named) or _COMPAT_COMMENTED_OUT), Shell("sudo ldconfig"))
+    named = [one for one in snapshot.view(loader.folders) if one.file and one.sort == "compat" and one.where == "host"]
+    if commands := _commented_out(named):
+        yield run("remove", "take the compatibility folder out of the loader's path", *commands, Shell("sudo ldconfig"))
     text = "in an image: build it without the package cuda-compat, and take its folder out of LD_LIBRARY_PATH"
     yield by_hand("remove", text)
-    text = "or upgrade the node's driver to the CUDA of the image"
-    yield from driver_of_newer_cuda(snapshot, text)
+    yield from driver_of_newer_cuda(snapshot, "or upgrade the node's driver to the CUDA of the image")
 
 
-# The line alone: other folders stand in the same file, and it may be a package's.
-_COMPAT_COMMENTED_OUT: Final = (
-    Shell(
-        "grep -rlsE --include='*.conf' '^[[:space:]]*/[^#]*/compat/*[[:space:]]*$' /etc/ld.so.conf.d | "
-        "xargs -r -d '\\n' sudo sed -i.bak -E 's,^[[:space:]]*/[^#]*/compat/*[[:space:]]*$,#&,'"
-    ),
-)
 _PLAIN: Final = Pattern(r"/[A-Za-z0-9/._+-]+")
 
 
@@ -174,11 +152,10 @@ def _commented_out(folders: Iterable[loader.Folder]) -> tuple[Command, ...]:
 def _unshadow(snapshot: Snapshot) -> Iterable[Fix]:
     wrong = [one for one in snapshot.view(loader.folders) if one.where == "host" and _is_wrong(snapshot, one)]
     conf = [one for one in wrong if one.file]
-    if commands := _commented_out(conf):
-        yield run("configure", "take the folder out of the loader's path", *commands, Shell("sudo ldconfig"))
-    elif conf:
-        places = ", ".join(sorted({one.path for one in conf}))
-        yield by_hand("configure", f"take {places} out of the files in /etc/ld.so.conf.d, then run ldconfig")
+    if conf:
+        text = f"take {', '.join(sorted({one.path for one in conf}))} out of /etc/ld.so.conf.d, then run ldconfig"
+        commands = _commented_out(conf)
+        yield run("configure", text, *((*commands, Shell("sudo ldconfig")) if commands else ()))
     paths = sorted({one.path for one in wrong if not one.file})
     if conf and not paths:
         return
@@ -197,6 +174,10 @@ def _is_wrong(snapshot: Snapshot, folder: loader.Folder) -> bool:
     return folder.path.rstrip("/") in hiding if hiding else folder.sort != "other"
 
 
+_FIRST: Final = fact(lambda node: (one.citation for one in node.view(loader.loaded) if one.sort == "compat"))
+_GEFORCE: Final = line(r"\bGeForce\b|\b[GR]TX \d{3,4}\b")
+
+
 FAMILY: Final = Family(
     "libcuda",
     "the libcuda that is loaded",
@@ -209,12 +190,13 @@ FAMILY: Final = Family(
             title="a libcuda of another version than the driver is loaded",
             share=0.8,
             decisive=all_of(symptoms.CUDA_UNFIT, _COMPAT),
-            typical=symptoms.CUDA_UNFIT,
+            typical=any_of(symptoms.CUDA_UNFIT, unless(_FIRST, _GEFORCE)),
+            may_be_normal=True,
             symptoms=(symptoms.CUDA_UNFIT, symptoms.CUDA_UNAVAILABLE, symptoms.CUDA_NOT_INITIALISED),
             context=_COMPAT,
             against=(_AT_TWO_VERSIONS, symptoms.MISMATCH, _NOT_HERE, _SHADOWED),
             look_at=(Shell("ldconfig -p | grep libcuda  # in the container"), Shell("nvidia-smi  # on the node")),
-            summary=_of_compat,
+            summary="a CUDA compatibility package's libcuda is loaded, and does not fit the node's driver",
             story=(
                 "The cuda-compat packages bring a libcuda of a newer driver, so that a newer CUDA runs on an older "
                 "one; which pairs work is listed. Where the folder stands in the loader's path although the node's "
@@ -231,11 +213,13 @@ FAMILY: Final = Family(
             disruption="restart-container",
             title="CUDA's compatibility libraries are used on a GPU that may not have them",
             decisive=_NOT_HERE,
+            typical=all_of(_FIRST, _GEFORCE),
+            may_be_normal=True,
             symptoms=(_NOT_HERE, symptoms.CUDA_NOT_INITIALISED, symptoms.CUDA_TOO_NEW, symptoms.CUDA_UNAVAILABLE),
             context=_COMPAT,
             against=(_AT_TWO_VERSIONS, _SHADOWED),
             look_at=(Shell("ldconfig -p | grep libcuda"),),
-            summary=_of_compat,
+            summary="a newer CUDA's compatibility libcuda is loaded on a GPU that is not the sort to take it",
             story=(
                 "Forward compatibility, a newer libcuda on an older driver, is for data center GPUs only. An image "
                 "that brings cuda-compat and puts it in front works on an A100 and fails on a GeForce with error 804. "

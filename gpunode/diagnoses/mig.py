@@ -11,39 +11,45 @@ from gpunode.diagnoses import symptoms
 from gpunode.diagnoses.addresses import DEVICE_PLUGIN
 from gpunode.diagnoses.chains import NO_CLUSTER_GPU
 from gpunode.diagnoses.commands import Shell, at, command, of_gpu
-from gpunode.diagnoses.model import Citation, Family, Fix, Proof, Rule, Verdict
+from gpunode.diagnoses.model import Citation, Family, Fix, Rule
 from gpunode.diagnoses.remedies import by_hand, drain, reboot, run
-from gpunode.diagnoses.signs import all_of, any_of, asked, fact, holds, line
-from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with, stated
+from gpunode.diagnoses.signs import all_of, any_of, asked, fact, line, unless
+from gpunode.diagnoses.snapshot import Snapshot, cite, stated
 from gpunode.diagnoses.views import pci, smi_query
 from gpunode.diagnoses.views.smi_rows import Row
 from gpunode.diagnoses.views.topology import addresses
-from gpunode.facts.items import Item
 from gpunode.facts.model import Known
 from gpunode.facts.patterns import Pattern
+from gpunode.facts.sources import Kind
 
 # The third line of a GPU in nvidia-smi's table; a star says that another mode is pending.
 _TABLE: Final = Pattern(r"^\|[^|]*\|[^|]*\|\s+(?P<mode>Enabled|Disabled)(?P<pending>\*?)\s+\|\s*$")
 _BUS: Final = Pattern(r"(?P<bus>[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-9a-fA-F])")
-_PENDING: Final = Pattern(
-    r"MIG mode is in pending (?P<what>enable|disable) state"
-    r"|(?P<other>reboot the system|reset) .{0,40}to make MIG mode effective"
-    r"|unable to apply MIG config with MIG mode disabled|Error applying MIG configuration.{0,60}error resetting"
+_SMI: Final[tuple[Kind, ...]] = ("nvidia-smi", "nvidia-smi-mig", "nvidia-smi-q", "container-run", "text")
+_SAID: Final = any_of(
+    line(
+        r"MIG mode is in pending (?:enable|disable) state|(?:reboot the system|reset) .{0,40}to make MIG mode"
+        r"|unable to apply MIG config with MIG mode disabled|Error applying MIG configuration.{0,60}error resetting"
+        r"|Mode change pending: true"
+    ),
+    all_of(
+        line(r"The following GPUs could not be reset"),
+        any_of(asked(r"\bmig\b|mig-"), line(r"\bMIG\b|nvidia-mig-|mig-manager", flags=re.IGNORECASE)),
+    ),
 )
-_NO_INSTANCES: Final = Pattern(r"No (?:GPU|compute) instances found|No MIG devices found")
+_NO_INSTANCES: Final = line(r"No (?:GPU|compute) instances found|No MIG devices found", *_SMI)
 # The device plugin and GPU feature discovery, of a GPU whose mode is on.
-_PLUGIN_FINDS_NONE: Final = Pattern(
+_PLUGIN_FINDS_NONE: Final = line(
     r"device \d+ has (?:an invalid MIG configuration|no MIG devices configured)"
     r"|device with migEnabled=true was not configured correctly"
 )
-_INSTANCE: Final = Pattern(
+_INSTANCE: Final = line(
     # Among the profiles, which are offers, a row counts what is free of how many.
     r"^\|\s+\d+\s+MIG \d+g\.\d+gb(?![^\n]{0,40}\d/\d)|^[ \t]*MIG\s+\d+(?:c\.\d+)?g\.\d+gb\S*\s+Device\s+\d+"
     r"|UUID: MIG-|/MIG-GPU-"
     r"|^\|\s+\d+\s+\d+\s+\d+\s+\d+\s+\|",
-    re.MULTILINE,
-)
-_OF_MIG: Final = Pattern(r"\bmig\b|MIG|compute instances|GPU instances", re.IGNORECASE)
+    *_SMI, "application"
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,43 +119,23 @@ def _by_table(snapshot: Snapshot) -> Iterator[_Mode]:
 
 # --- a pending mode -----------------------------------------------------------------------------------------------
 
-
-def _waits(snapshot: Snapshot) -> Iterator[Verdict]:
-    waiting = [mode for mode in snapshot.view(_modes) if mode.waits]
-    said = snapshot.said(_PENDING)
-    for mode in waiting:
-        asked = "enabled" if mode.pending else "disabled"
-        where = f" on GPU {mode.where}" if mode.where else ""
-        what = f"MIG is to be {asked}{where} and waits for a reset of the GPU, which something that uses it prevents"
-        yield Proof(what, (mode.citation, *said), gpu=mode.bus)
-    said = (*said, *(citation for item in snapshot.items for citation in _not_reset(item)))
-    settled = [mode for mode in snapshot.view(_modes) if not mode.waits]
-    if said and not waiting and not settled:
-        match = snapshot.match(_PENDING)
-        which = "disabled" if match and match["what"] == "disable" else "enabled"
-        for gpu in _refused(said) or ("",):
-            where = f"GPU {gpu}" if gpu else "the GPU"
-            yield Proof(
-                f"MIG is to be {which} and waits for a reset: {where} was in use when the mode was changed",
-                said,
-                gpu=gpu,
-            )
+_WAITS: Final = fact(lambda snapshot: (mode.citation for mode in snapshot.view(_modes) if mode.waits))
+_SETTLED: Final = fact(lambda snapshot: (mode.citation for mode in snapshot.view(_modes) if not mode.waits))
 
 
-def _refused(said: Iterable[Citation]) -> tuple[str, ...]:
+def _refused(snapshot: Snapshot) -> tuple[str, ...]:
     """The GPUs that nvidia-smi names as those whose mode waits, the first of them first."""
-    found = (_BUS.search(one.line) for one in said if _PENDING.search(one.line))
+    found = (_BUS.search(one.line) for one in snapshot.view(_SAID) if "pending" in one.line)
     return tuple(dict.fromkeys(pci.address(match["bus"]) for match in found if match))
 
 
-_NOT_RESET: Final = Pattern(r"The following GPUs could not be reset")
-
-
-def _not_reset(item: Item) -> Iterator[Citation]:
-    """The lines by which a manager of MIG could not reset the GPUs whose mode it had changed."""
-    for citation in lines_with(item, _NOT_RESET) if item.is_seen else ():
-        if _OF_MIG.search(item.written) or _OF_MIG.search(item.text[:4000]):
-            yield citation
+def _which_waits(snapshot: Snapshot) -> str:
+    waiting = [mode for mode in snapshot.view(_modes) if mode.waits]
+    said = " ".join(one.line for one in snapshot.view(_SAID))
+    what = "disabled" if (waiting and not waiting[0].pending) or "pending disable" in said else "enabled"
+    wheres = [mode.where for mode in waiting if mode.where] or _refused(snapshot)
+    where = f" on GPU {', '.join(dict.fromkeys(wheres))}" if wheres else ""
+    return f"MIG is to be {what}{where} and waits for a reset of the GPU, which something that uses it prevents"
 
 
 def _reset(snapshot: Snapshot) -> Iterable[Fix]:
@@ -158,7 +144,7 @@ def _reset(snapshot: Snapshot) -> Iterable[Fix]:
     running = [unit for unit in units if isinstance(snapshot.facts.unit(unit), Known)]
     stop = (command("sudo", "systemctl", "stop", *running),) if running else ()
     waiting = [mode for mode in snapshot.view(_modes) if mode.waits]
-    refused = _refused(snapshot.said(_PENDING))
+    refused = _refused(snapshot)
     # An index may be another GPU's after the next boot, an address is not.
     by_index = not any(mode.bus for mode in waiting) and len(refused) != len(waiting)
     wheres = tuple(dict.fromkeys(mode.where for mode in waiting if mode.bus or by_index)) or refused or ("",)
@@ -170,46 +156,17 @@ def _reset(snapshot: Snapshot) -> Iterable[Fix]:
 # --- a mode without instances -------------------------------------------------------------------------------------
 
 
-def _empty(snapshot: Snapshot) -> Iterator[Verdict]:
-    enabled = [mode for mode in snapshot.view(_modes) if mode.current and mode.pending]
-    if _has_instances(snapshot):
-        return
-    said = none = tuple(
-        cite(item, number)
-        for item in _of_smi(snapshot)
-        for number, text in enumerate(item.lines, 1)
-        if _NO_INSTANCES.search(text)
-    )
+def _caps(snapshot: Snapshot, *, are_there: bool) -> Iterator[Citation]:
+    """What the driver's own files say of instances, on a node that gpunode looked at."""
     layout = snapshot.facts.layout
-    if isinstance(layout, Known) and layout.value is not None:
-        if layout.value.mig_caps:
-            return
-        none = none or (stated("/proc/driver/nvidia/capabilities", "no compute instance is there", layout.probe),)
-    what = "MIG is enabled and no instance was created, so CUDA finds no device to use"
-    if told := snapshot.said(_PLUGIN_FINDS_NONE):
-        yield Proof(what, (*told, *none, *(mode.citation for mode in enabled)))
-        return
-    cited = tuple(mode.citation for mode in enabled)
-    if enabled and none:
-        yield Proof(what, (*cited, *none), gpu=enabled[0].bus)
-    elif (said and not snapshot.view(_modes)) or (enabled and snapshot.says(_NO_DEVICE)):
-        yield Proof(what, (*said, *cited), "likely")
+    if isinstance(layout, Known) and layout.value is not None and bool(layout.value.mig_caps) is are_there:
+        yield stated("/proc/driver/nvidia/capabilities", "the compute instances that are there", layout.probe)
 
 
-def _enabled(snapshot: Snapshot) -> Iterator[Citation]:
-    """The GPUs whose MIG mode is on, where nobody saw an instance."""
-    return (mode.citation for mode in snapshot.view(_modes) if mode.current and not _has_instances(snapshot))
-
-
-def _of_smi(snapshot: Snapshot) -> tuple[Item, ...]:
-    return snapshot.of("nvidia-smi", "nvidia-smi-mig", "nvidia-smi-q", "container-run", "text")
-
-
-_NO_DEVICE: Final = Pattern(
-    r"[Nn]o CUDA(?:-capable)? (?:GPUs?|devices?) (?:are|is|were)|no CUDA-capable device"
-    r"|cudaErrorNoDevice|CUDA_ERROR_NO_DEVICE"
-    r"|No CUDA devices|Couldn't find any CUDA device|No supported GPU"
-)
+_ENABLED: Final = fact(lambda node: (mode.citation for mode in node.view(_modes) if mode.current and mode.pending))
+_TOLD_MODES: Final = fact(lambda snapshot: (mode.citation for mode in snapshot.view(_modes)))
+_EMPTY: Final = all_of(_ENABLED, any_of(_NO_INSTANCES, fact(lambda node: _caps(node, are_there=False))))
+_INSTANCES: Final = any_of(_INSTANCE, fact(lambda node: _caps(node, are_there=True)))
 
 
 def _create(snapshot: Snapshot) -> Iterable[Fix]:
@@ -225,20 +182,15 @@ def _create(snapshot: Snapshot) -> Iterable[Fix]:
 # --- permissions --------------------------------------------------------------------------------------------------
 
 
-def _forbidden(snapshot: Snapshot) -> str:
+def _is_off(snapshot: Snapshot) -> bool:
     modes = snapshot.view(_modes)
-    if modes and not any(mode.current for mode in modes):
+    return bool(modes) and not any(mode.current for mode in modes)
+
+
+def _forbidden(snapshot: Snapshot) -> str:
+    if _is_off(snapshot):
         return "MIG's instances are asked for on a GPU whose MIG mode is off; the driver calls that a lack of rights"
     return "the program may not see or change MIG instances: that takes root, or the files in /dev/nvidia-caps"
-
-
-def _told_modes(snapshot: Snapshot) -> Iterator[Citation]:
-    return (mode.citation for mode in snapshot.view(_modes))
-
-
-def _has_instances(snapshot: Snapshot) -> bool:
-    """Whether somebody saw an instance, on the node or in a container."""
-    return any(_INSTANCE.search(item.text) for item in (*_of_smi(snapshot), *snapshot.of("application")))
 
 
 _DENIED: Final = line(
@@ -247,25 +199,21 @@ _DENIED: Final = line(
 _SHARED: Final = any_of(
     asked(r"\bmig\b"),
     line(r"\bMIG\b|compute instances|GPU instances|mig[ _]?[sS]trategy[\"']?\s*[:=]\s*[\"']?(?:single|mixed)"),
-    fact(_told_modes),
-    holds(lambda snapshot: snapshot.view(_has_instances), "MIG instances are there"),
-)
+    _TOLD_MODES, _INSTANCE
+)  # fmt: skip
 
 
 def _permit(snapshot: Snapshot) -> Iterable[Fix]:
-    modes = snapshot.view(_modes)
-    if modes and not any(mode.current for mode in modes):
+    if _is_off(snapshot):
         # Which of several is to be divided, only whoever asked for its instances knows.
-        wheres = {mode.where for mode in modes}
+        wheres = {mode.where for mode in snapshot.view(_modes)}
         on = of_gpu("sudo", "nvidia-smi", *at(wheres.pop() if len(wheres) == 1 else ""), "-mig", "1")
         yield run("configure", "switch MIG on, where it is wanted", on)
-        return
-    in_container = any(item.where == "container" or item.kind.startswith("kubernetes") for item in snapshot.items)
-    if in_container:
+    elif any(item.where == "container" or item.kind.startswith("kubernetes") for item in snapshot.items):
         text = "give the container NVIDIA_MIG_MONITOR_DEVICES=all to see instances"
         yield by_hand("configure", f"{text}, NVIDIA_MIG_CONFIG_DEVICES=all to change them")
-        return
-    yield run("inspect", "ask as root", Shell("sudo nvidia-smi mig -lgi"))
+    else:
+        yield run("inspect", "ask as root", Shell("sudo nvidia-smi mig -lgi"))
 
 
 _GUIDE: Final = "https://docs.nvidia.com/datacenter/tesla/mig-user-guide/"
@@ -280,7 +228,9 @@ FAMILY: Final = Family(
             storey="gpu",
             disruption="reset-gpu",
             title="a change of the MIG mode waits for a reset of the GPU",
-            symptoms=(symptoms.NO_DEVICES, symptoms.CUDA_NO_DEVICE, symptoms.CUDA_BUSY, symptoms.RESET_REFUSED),
+            decisive=any_of(_WAITS, unless(_SAID, _SETTLED)),
+            symptoms=(_WAITS, _SAID, symptoms.CUDA_NO_DEVICE, symptoms.CUDA_BUSY, symptoms.RESET_REFUSED),
+            summary=_which_waits,
             look_at=(Shell("nvidia-smi --query-gpu=mig.mode.current,mig.mode.pending --format=csv"),),
             story=(
                 "On Ampere the MIG mode changes with a reset of the GPU, and a GPU is not reset while any program has "
@@ -289,7 +239,6 @@ FAMILY: Final = Family(
                 "still the old one."
             ),
             sources=(_GUIDE, "https://github.com/NVIDIA/gpu-operator/issues/1845"),
-            check=_waits,
             context=asked(r"nvidia-smi\b[^|;]* -mig\b|mig\.mode"),
             remedy=_reset,
             explains=frozenset({"mig-enabled-no-instances", "mig-capabilities-permission"}) | NO_CLUSTER_GPU,
@@ -300,13 +249,11 @@ FAMILY: Final = Family(
             storey="gpu",
             disruption="none",
             title="MIG is enabled and no instances were created",
-            symptoms=(
-                symptoms.NO_DEVICES,
-                symptoms.CUDA_NO_DEVICE,
-                symptoms.CUDA_UNAVAILABLE,
-                symptoms.NO_CAPACITY,
-                symptoms.CUDA_NOT_INITIALISED,
-            ),
+            decisive=any_of(_PLUGIN_FINDS_NONE, _EMPTY),
+            typical=any_of(unless(_NO_INSTANCES, _TOLD_MODES), all_of(_ENABLED, symptoms.CUDA_NO_DEVICE)),
+            symptoms=(_EMPTY, _NO_INSTANCES, _PLUGIN_FINDS_NONE, symptoms.NO_DEVICES, symptoms.CUDA_NO_DEVICE),
+            against=(_INSTANCES,),
+            summary="MIG is enabled and no instance was created, so CUDA finds no device to use",
             look_at=(Shell("nvidia-smi mig -lgi"), Shell("nvidia-smi -L")),
             story=(
                 "With MIG enabled a GPU does no work as a whole: programs run on instances, and those have to be "
@@ -314,8 +261,7 @@ FAMILY: Final = Family(
                 "any, nvidia-smi lists the GPU as healthy, and every CUDA program says that there is no device."
             ),
             sources=(_GUIDE,),
-            check=_empty,
-            context=fact(_enabled),
+            context=_ENABLED,
             remedy=_create,
             explains=NO_CLUSTER_GPU,
         ),
@@ -333,11 +279,7 @@ FAMILY: Final = Family(
                 "NVIDIA_MIG_MONITOR_DEVICES asks for them. Without them NVML answers «Insufficient Permissions». It "
                 "answers the same when MIG is off on the GPU at all."
             ),
-            sources=(
-                "https://github.com/Project-HAMi/HAMi/issues/1044",
-                f"{DEVICE_PLUGIN}/issues/399",
-                _GUIDE,
-            ),
+            sources=("https://github.com/Project-HAMi/HAMi/issues/1044", f"{DEVICE_PLUGIN}/issues/399", _GUIDE),
             decisive=all_of(_DENIED, _SHARED),
             summary=_forbidden,
             typical=line(

@@ -8,7 +8,7 @@ from typing import Final
 
 from gpunode.diagnoses import build, chains, remedies, secureboot, symptoms
 from gpunode.diagnoses.addresses import DRIVER_README
-from gpunode.diagnoses.commands import Command, Shell, command, edited, edited_where, joined, output
+from gpunode.diagnoses.commands import Command, Shell, command, edited_where, joined
 from gpunode.diagnoses.commands import kernel as of_kernel
 from gpunode.diagnoses.model import Citation, Family, Fix, Proof, Rule
 from gpunode.diagnoses.remedies import (
@@ -21,7 +21,7 @@ from gpunode.diagnoses.remedies import (
     takes_gpunode,
     without_kernel_argument,
 )
-from gpunode.diagnoses.signs import all_of, any_of, anywhere, fact, file_line, holds, kernel_line, line, unless
+from gpunode.diagnoses.signs import all_of, any_of, anywhere, asked, fact, file_line, holds, kernel_line, line, unless
 from gpunode.diagnoses.snapshot import Snapshot, cite, stated
 from gpunode.diagnoses.views import driver, initramfs, modules, next_boot, packages, pci, system
 from gpunode.facts.model import Known
@@ -83,30 +83,28 @@ def _why_not_loaded(snapshot: Snapshot) -> str:
 
 def _load(snapshot: Snapshot) -> Iterable[Fix]:
     load = Shell("sudo modprobe nvidia")
-    if snapshot.view(_UNSUPPORTED):
-        # The file is the one that the message names; in /etc it stands before the one of the system's own.
-        place = "/etc/modprobe.d/10-unsupported-modules.conf"
-        allow = joined(command("echo", "allow_unsupported_modules 1"), Shell("|"), command("sudo", "tee", place))
-        yield run("configure", "have modules loaded that SUSE does not support, and load NVIDIA's", allow, load)
-    elif snapshot.view(_BLACKLIST):
+    if snapshot.view(_BLACKLIST):
         yield from _allow(snapshot)
-    else:
-        yield run("load", "load the module; what it says when it fails is the cause", load)
-        said = Shell("sudo dmesg | grep -iE 'nvrm|nvidia|nouveau' | tail -n 40")
-        yield run("inspect", "read what the kernel said of it", said)
-        if takes_gpunode(snapshot):
-            text = "have gpunode find what is missing and load it"
-            yield setup_step(snapshot, "load", text, "module-build", "module-load", when="modprobe does not find it")
+        return
+    if snapshot.view(_UNSUPPORTED):
+        yield run("configure", "have modules loaded that SUSE does not support, and load NVIDIA's", _ALLOW, load)
+        return
+    yield run("load", "load the module; what it says when it fails is the cause", load)
+    said = Shell("sudo dmesg | grep -iE 'nvrm|nvidia|nouveau' | tail -n 40")
+    yield run("inspect", "read what the kernel said of it", said)
+    if takes_gpunode(snapshot):
+        text = "have gpunode find what is missing and load it"
+        yield setup_step(snapshot, "load", text, "module-build", "module-load", when="modprobe does not find it")
+
+
+# The file is the one that the message names; in /etc it stands before the one of the system's own.
+_ALLOW: Final = Shell("echo allow_unsupported_modules 1 | sudo tee /etc/modprobe.d/10-unsupported-modules.conf")
 
 
 def _allow(snapshot: Snapshot) -> Iterator[Fix]:
-    files = [item.subject for item in snapshot.files("*modprobe.d/*") if re.search(_ENTRY, item.text, re.MULTILINE)]
     entry = "^[[:space:]]*(blacklist|install|alias)[[:space:]]+nvidia([[:space:]]|$)"
-    taken_out = edited(f"/{entry}/d", *files) or (
-        edited_where(entry, f"/{entry}/d", "/etc/modprobe.d", "/lib/modprobe.d"),
-    )
-    text = "take the entries that keep nvidia away out of modprobe's configuration"
-    yield run("configure", text, *taken_out)
+    taken_out = edited_where(entry, f"/{entry}/d", "/etc/modprobe.d", "/lib/modprobe.d")
+    yield run("configure", "take the entries that keep nvidia away out of modprobe's configuration", taken_out)
     if at_boot := snapshot.match(_ALONE_AT_BOOT):
         text = "take the argument that keeps nvidia away off the kernel's command line, from the next boot on"
         yield run("configure", text, *without_kernel_argument(snapshot, at_boot[0]))
@@ -156,24 +154,18 @@ def _for_which(snapshot: Snapshot) -> str:
 
 def _next_boot(snapshot: Snapshot) -> Iterator[Proof]:
     """All is well until the next boot: a newer kernel waits without the module that the running one has."""
-    newest = snapshot.view(next_boot.newer_kernel) if driver.is_loaded(snapshot) else ""
-    if not newest or not next_boot.lacks_module(snapshot, newest):
-        return
+    newest = snapshot.view(next_boot.without_module) if driver.is_loaded(snapshot) else ""
     running = snapshot.view(system.running_kernel)
     built = tuple(one.citation for one in snapshot.view(modules.on_disk) if one.kernel == running)
-    if not built:
-        return
-    headers = build.headers_present(snapshot, newest)
-    why = ", whose headers are not installed" if headers is False else ""
-    yield Proof(
-        f"the next boot will have no driver where it takes the newest kernel here, {newest}{why}: "
-        f"NVIDIA's module is built for {running}, and not for that",
-        (*next_boot.image_of(snapshot, newest), *built),
-        "likely",
-        ruled_out=("the driver does not work now: it is loaded",),
-        remedy=tuple(_build_for(snapshot, newest)),
-        severity="warning",
-    )
+    if newest and built:
+        yield Proof(
+            f"the next boot will have no driver where it takes the newest kernel here, {newest}: "
+            f"NVIDIA's module is built for {running}, and not for that",
+            (stated(f"/boot/vmlinuz-{newest}", "it is there", snapshot.facts.kernels.probe), *built),
+            "likely",
+            remedy=tuple(_build_for(snapshot, newest)),
+            severity="warning",
+        )
 
 
 def _build_for(snapshot: Snapshot, kernel: str) -> Iterator[Fix]:
@@ -212,11 +204,11 @@ def _is_rebuilt(snapshot: Snapshot) -> bool:
 
 def _is_gone(snapshot: Snapshot, running: str) -> bool:
     """Whether the folder of the running kernel's modules is no longer there, as after an upgrade without a reboot."""
-    for item in snapshot.of("listing"):
-        if item.written == "/lib/modules/*":
-            return bool(running) and f"/lib/modules/{running}" not in item.lines
+    for item in snapshot.of("listing") if running else ():
         path = item.subject.rstrip("/")
-        if not running or item.source.words[:1] != ("ls",) or item.source.only:
+        if item.written == "/lib/modules/*":
+            return f"/lib/modules/{running}" not in item.lines
+        if item.source.words[:1] != ("ls",) or item.source.only:
             continue
         if path in {"/lib/modules", "/usr/lib/modules"} and item.outcome == "ok":
             return running not in item.text
@@ -266,20 +258,12 @@ _UBUNTUS: Final = Pattern(r"-(?:generic|lowlatency|aws|azure|gcp|oracle|kvm|nvid
 def _index(snapshot: Snapshot) -> Iterable[Fix]:
     running = modules.kernel_of_search(snapshot)
     if snapshot.view(_INCOMPLETE) or snapshot.view(_EMPTY):
-        text = f"install the whole modules folder of {running or 'the running kernel'} again"
+        text = f"install the package of the kernel {running} anew, whose folder of modules is not whole".replace(
+            "  ", " "
+        )
         brings = "linux-modules-" if _UBUNTUS.search(running) else "linux-image-"
-        # Of Proxmox' and Red Hat's kernels the package has another name: the system's own lists tell.
-        owned = joined(command("rpm", "-qa", "kernel*"), Shell("|"), command("grep", "-F", of_kernel(running)))
-        owner = joined(command("dpkg-query", "-S", of_kernel(running, "/lib/modules/")), Shell("| cut -d: -f1"))
-        own = output(owner) if running.endswith("-pve") else of_kernel(running, brings)
-        flavour = running.rpartition("-")[2]
-        words: dict[system.PackageManager, tuple[str | Shell, ...]] = {
-            "apt": ("apt-get", "install", "--reinstall", own),
-            "dnf": ("dnf", "reinstall", output(owned)),
-            "zypper": ("zypper", "install", "--force", f"kernel-{flavour if flavour.isalpha() else 'default'}"),
-            "pacman": ("pacman", "-S", "linux"),
-        }
-        yield run("install", text, command("sudo", *words[snapshot.view(system.package_manager)]))
+        again = command("sudo", "apt-get", "install", "--reinstall", of_kernel(running, brings))
+        yield run("install", text, *((again,) if takes_gpunode(snapshot) else ()))
     yield run("rebuild", "write the indexes anew", command("sudo", "depmod", "-a", of_kernel(running)))
     yield run("load", "load the module", Shell("sudo modprobe nvidia"))
 
@@ -309,24 +293,23 @@ _INSTALLERS: Final = "kernel/drivers/video"
 _PARTS: Final = ("nvidia", "nvidia-modeset", "nvidia-drm", "nvidia-uvm", "nvidia-peermem")
 
 
-def _disagreement(snapshot: Snapshot) -> Iterator[Citation]:
-    """What shows that the copies are not the same: versions that differ, or libraries that the loaded one refuses."""
-    here, there = driver.loaded(snapshot), driver.on_disk(snapshot)
+def _older_loaded(snapshot: Snapshot) -> Iterator[Citation]:
+    """The loaded module and what is installed, of two versions."""
+    here, there = driver.loaded(snapshot), driver.on_disk(snapshot) or driver.library(snapshot)
     if here and there and here.version != there.version:
         yield from (here.citation, there.citation)
-    infos = {info.version for info in snapshot.view(modules.driver_info) if info.version}
-    versions = {one.version for one in snapshot.view(_copies).values() if one.version}
-    if len(versions) > 1 or len(infos) > 1:
-        yield from (one.citation for one in snapshot.view(_copies).values())
-    if len(built := modules.sources(snapshot)) > 1:
-        yield from (citation for _, citation in built)
-    for row in snapshot.view(modules.driver_builds):
-        if "diff" in row.remark.lower() or (infos and row.version not in infos and row.state == "installed"):
-            yield row.citation
+
+
+def _disagreement(snapshot: Snapshot) -> Iterator[Citation]:
+    """The copies by modinfo and DKMS, where they are not of one version."""
+    found = {info.version: info.citation for info in snapshot.view(modules.driver_info) if info.version}
+    rows = (row for row in snapshot.view(modules.driver_builds) if row.state == "installed")
+    differing = [row.citation for row in rows if "diff" in row.remark.lower() or (found and row.version not in found)]
+    return iter((*found.values(), *differing) if differing or len(found) > 1 else ())
 
 
 _TWICE: Final = fact(lambda snapshot: (one.citation for one in snapshot.view(_copies).values()))
-_DIFFER: Final = any_of(fact(_disagreement), line(r"nvidia-modeset: Version mismatch"), _REFUSED)
+_DIFFER: Final = any_of(fact(_older_loaded), fact(_disagreement), line(r"nvidia-modeset: Version mismatch"), _REFUSED)
 
 
 def _where_twice(snapshot: Snapshot) -> str:
@@ -349,9 +332,9 @@ def _keep_one(snapshot: Snapshot) -> Iterable[Fix]:
     asks = _OWNER[snapshot.view(system.package_manager)]
     text = "remove the files that NVIDIA's installer left, which no package owns and DKMS does not replace"
     files = (of_kernel(release, "/lib/modules/", f"/{_INSTALLERS}/{name}.ko") for name in _PARTS)
-    # /lib is /usr/lib on most systems, and dpkg knows a file by one of the two names.
+    # /lib is /usr/lib on most systems, and dpkg knows a file by one of the two names. Where the package manager is
+    # another one than it seems, nobody has said that nobody owns it.
     name = Shell('"*$f"') if asks.startswith("dpkg") else Shell('"$f"')
-    # Where the package manager is another one than it seems, nobody has said that nobody owns it.
     is_another = joined(Shell('; do [ ! -e "$f" ] || ! command -v'), command(asks.split()[0]))
     owned = joined(Shell("||"), asks, name, Shell('|| sudo rm -v "$f"; done'))
     yield run("remove", text, joined(Shell("for f in"), command(*files), is_another, owned))
@@ -363,17 +346,12 @@ def _keep_one(snapshot: Snapshot) -> Iterable[Fix]:
     yield reboot()
 
 
-_BRINGS: Final = fact(initramfs.brings)
-
-
-def _older_loaded(snapshot: Snapshot) -> Iterator[Citation]:
-    """The loaded module and what is installed, of two versions."""
-    here, there = driver.loaded(snapshot), driver.on_disk(snapshot) or driver.library(snapshot)
-    if here and there and here.version != there.version:
-        yield from (here.citation, there.citation)
-
-
 _OLDER: Final = fact(_older_loaded)
+_IN_IMAGE: Final = fact(initramfs.holds)
+# systemd-boot starts a copy on the EFI system partition; and a module that is older than the root was in the image.
+_OLD_IMAGE: Final = any_of(
+    line(r"/(?:efi|EFI|esp)/\S*(?:initrd|initramfs)", "listing", "text"), asked(r"switching root|switch_root")
+)
 
 
 _MODPROBE: Final = "https://man7.org/linux/man-pages/man8/modprobe.8.html"
@@ -502,10 +480,10 @@ FAMILY: Final = Family(
             storey="kernel",
             disruption="reboot",
             title="the initramfs loads an older module",
-            typical=_BRINGS,
+            typical=any_of(_IN_IMAGE, all_of(_OLD_IMAGE, any_of(symptoms.MISMATCH, _OLDER))),
             symptoms=(symptoms.MISMATCH, _OLDER),
             may_be_normal=True,
-            context=_BRINGS,
+            context=any_of(_IN_IMAGE, _OLD_IMAGE),
             against=(symptoms.DRIVER_WORKS,),
             summary="the initramfs brings an older module than the installed one: it was not made anew with the driver",
             look_at=(

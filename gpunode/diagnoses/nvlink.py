@@ -11,9 +11,10 @@ from gpunode.catalog import xids
 from gpunode.diagnoses import recovering, symptoms
 from gpunode.diagnoses.addresses import OPEN_MODULES, XID_CATALOG
 from gpunode.diagnoses.chains import UNHEALTHY_IN_CLUSTER
-from gpunode.diagnoses.commands import Command, Shell, command, is_release, joined
-from gpunode.diagnoses.model import Citation, Confidence, Family, Fix, Proof, Rule, Sign, Verdict, only
+from gpunode.diagnoses.commands import Shell, joined
+from gpunode.diagnoses.model import Citation, Confidence, Family, Fix, Proof, Rule, Sign, Verdict
 from gpunode.diagnoses.remedies import (
+    MANAGER_OF_IT,
     always,
     by_hand,
     drain,
@@ -22,13 +23,12 @@ from gpunode.diagnoses.remedies import (
     reboot,
     replace,
     reset_all_gpus,
-    reset_gpu,
     run,
 )
 from gpunode.diagnoses.signs import all_of, any_of, asked, fact, holds, line, unless
-from gpunode.diagnoses.snapshot import Snapshot
-from gpunode.diagnoses.views import boards, driver, fabric, faults, kernel, recovery, system
-from gpunode.diagnoses.views.topology import addresses
+from gpunode.diagnoses.snapshot import Snapshot, stated
+from gpunode.diagnoses.views import boards, fabric, faults, nvlinks, recovery, smi_query, system
+from gpunode.diagnoses.views.topology import addresses, topology
 from gpunode.facts import xid
 from gpunode.facts.patterns import Pattern
 
@@ -50,186 +50,152 @@ def _versions(snapshot: Snapshot) -> tuple[Citation, ...]:
     return found.citations if found else ()
 
 
-_MISSING: Final = any_of(_state("missing"), asked(r"\bgrep\b.*\bfabric", empty=True))
+_MISSING: Final = _state("missing")
 _DOWN: Final = _state("failed", "inactive", "masked")
 _VERSIONS_DIFFER: Final = fact(_versions)
-_NOTHING: Final = fact(fabric.nothing_to_do)
+_NOTHING: Final = line(r"NV_WARN_NOTHING_TO_DO|failed with error: ?WARNING Nothing to do|failed to detect any NVSwitch")
 _SWITCHES: Final = fact(fabric.switches)
+_BASEBOARD: Final = holds(lambda node: "baseboard" in node.view(boards.carriers), "the GPUs are on a baseboard")
 _IN_PROGRESS: Final = fact(fabric.in_progress)
-_WAITING: Final = any_of(_IN_PROGRESS, fact(fabric.not_ready))
-_NEEDED: Final = any_of(_SWITCHES, _WAITING, holds(fabric.is_needed, "the GPUs are joined by NVSwitches"))
+_NOT_READY: Final = fact(fabric.not_ready)
+_NEEDED: Final = any_of(_SWITCHES, _IN_PROGRESS, _NOT_READY)
 _NOT_NEEDED: Final = holds(
     lambda snapshot: snapshot.view(fabric.is_needed) is False, "the GPUs of this node are not joined by NVSwitches"
 )
-_NO_SWITCH_ANYWHERE: Final = unless(_NOTHING, _SWITCHES, _WAITING)
+_NO_SWITCH_ANYWHERE: Final = unless(_NOTHING, _NEEDED)
 _WAITS: Final = (symptoms.CUDA_NOT_READY, symptoms.FABRIC_FAILS, _IN_PROGRESS)
 
 
 def _which_versions(snapshot: Snapshot) -> str:
     found = snapshot.view(fabric.mismatch)
-    return found.summary if found else ""
+    return f"the fabric manager is of version {found.manager} and the driver of {found.driver}" if found else ""
 
 
 def _how_down(snapshot: Snapshot) -> str:
-    state = snapshot.view(fabric.manager).state
-    how = {"failed": "has failed", "inactive": "is not started", "masked": "is masked"}.get(
-        state, "does not serve them"
-    )
-    summary = f"the GPUs of this node wait for the fabric manager, which {how}"
-    if snapshot.view(_NOTHING):
-        summary += ": it looks for NVSwitches of an older kind than those of this node"
-    return summary
+    how = {"failed": "has failed", "inactive": "is not started", "masked": "is masked"}
+    state = how.get(snapshot.view(fabric.manager).state, "does not serve them")
+    return f"the GPUs of this node wait for the fabric manager, which {state}"
+
+
+_OF_LOADED: Final = Shell("v=$(cat /sys/module/nvidia/version);")
 
 
 def _install_manager(snapshot: Snapshot) -> Iterable[Fix]:
-    seen = driver.loaded(snapshot) or driver.smi_version(snapshot)
-    version = mismatch.driver if (mismatch := snapshot.view(fabric.mismatch)) else (seen.version if seen else "")
-    yield Fix(
-        "install",
-        f"install the fabric manager of exactly the driver's version{f' ({version})' if version else ''}",
-        _install_commands(snapshot, version),
-    )
+    words = MANAGER_OF_IT.get(snapshot.view(system.package_manager))
+    text = "install the fabric manager of exactly the driver's version"
+    yield run("install", text, *((joined(_OF_LOADED, words),) if words else ()))
     yield run("load", "start it, now and at boot", Shell("sudo systemctl enable --now nvidia-fabricmanager"))
     yield run("inspect", "every GPU must say Completed", Shell("nvidia-smi -q | grep -A 2 -w Fabric"))
 
 
-_NEW_NAME: Final = 580
-_LOADED: Final = Shell("v=$(cat /sys/module/nvidia/version);")
-_BY_APT: Final = Shell(
-    'sudo apt-get install "nvidia-fabricmanager-${v%%.*}=$v*" || sudo apt-get install "nvidia-fabricmanager=$v*"'
-)
-_BY_ZYPPER: Final = Shell(
-    'sudo zypper install "nvidia-fabric-manager=$v" || sudo zypper install "nvidia-fabricmanager=$v"'
-)
-_BY_DNF: Final = Shell('sudo dnf install "nvidia-fabric-manager-$v" || sudo dnf install "nvidia-fabricmanager-$v"')
-
-
-def _install_commands(snapshot: Snapshot, version: str) -> tuple[Command, ...]:
-    """From branch 580 on the package is called without its branch; pacman has none."""
-    if system.package_manager(snapshot) == "pacman":
-        return ()
-    if not is_release(version) or not version.split(".")[0].isdigit():
-        if system.package_manager(snapshot) == "apt":
-            return (joined(_LOADED, _BY_APT),)
-        is_zypper = system.package_manager(snapshot) == "zypper"
-        return (joined(_LOADED, _BY_ZYPPER if is_zypper else _BY_DNF),)
-    branch = version.split(".")[0]
-    is_new = int(branch) >= _NEW_NAME
-    name = "nvidia-fabricmanager" if is_new else f"nvidia-fabricmanager-{branch}"
-    if system.package_manager(snapshot) == "apt":
-        return (command("sudo", "apt-get", "install", "--allow-downgrades", f"{name}={version}*"),)
-    stem = "nvidia-fabricmanager" if is_new else "nvidia-fabric-manager"
-    if system.package_manager(snapshot) == "zypper":
-        return (command("sudo", "zypper", "install", f"{stem}={version}"),)
-    return (command("sudo", "dnf", "install", f"{stem}-{version}"),)
-
-
 def _start_manager(snapshot: Snapshot) -> Iterable[Fix]:
-    state = snapshot.view(fabric.manager).state
     if boards.is_fifth_generation(snapshot):
-        yield Fix(
-            "install",
-            "NVLink 5 needs the subnet manager beside it, and the InfiniBand modules loaded first",
-            _nvlink5_commands(snapshot),
-        )
-    unmask = (Shell("sudo systemctl unmask nvidia-fabricmanager"),) if state == "masked" else ()
-    start = tuple(command("sudo", "systemctl", verb, "nvidia-fabricmanager") for verb in ("enable", "restart"))
-    yield run("restart", "start it, now and at boot", *unmask, *start)
+        text = "NVLink 5 needs the subnet manager beside it, and the InfiniBand modules loaded first"
+        keep = Shell(r"printf 'mlx5_ib\nib_umad\n' | sudo tee /etc/modules-load.d/nvlink5.conf")
+        packages = install(snapshot, "", "nvlsm", "infiniband-diags").commands
+        yield run("install", text, *packages, Shell("sudo modprobe -a mlx5_ib ib_umad"), keep)
+    is_masked = snapshot.view(fabric.manager).state == "masked"
     yield run(
-        "inspect",
-        "read why it stopped",
-        Shell("journalctl -b -u nvidia-fabricmanager --no-pager"),
-        Shell("sudo tail -n 50 /var/log/fabricmanager.log"),
+        "restart",
+        "start it, now and at boot",
+        *((Shell("sudo systemctl unmask nvidia-fabricmanager"),) if is_masked else ()),
+        Shell("sudo systemctl enable nvidia-fabricmanager"),
+        Shell("sudo systemctl restart nvidia-fabricmanager"),
     )
-    yield reset_all_gpus(
-        "reset the GPUs: those that waited for the fabric do not all come back by themselves",
-        "the state stays In Progress",
-    )
+    log = Shell("journalctl -b -u nvidia-fabricmanager --no-pager")
+    yield run("inspect", "read why it stopped", log, Shell("sudo tail -n 50 /var/log/fabricmanager.log"))
+    yield reset_all_gpus("reset the GPUs: those that waited do not all come back", "the state stays In Progress")
     yield reboot(when="a reset is refused")
-
-
-def _nvlink5_commands(snapshot: Snapshot) -> tuple[Command, ...]:
-    load = Shell("sudo modprobe -a mlx5_ib ib_umad")
-    keep = Shell(r"printf 'mlx5_ib\nib_umad\n' | sudo tee /etc/modules-load.d/nvlink5.conf")
-    if system.package_manager(snapshot) == "apt":
-        return (Shell("sudo apt-get install nvlsm infiniband-diags"), load, keep)
-    return (*install(snapshot, "", "nvlsm", "infiniband-diags").commands, load, keep)
 
 
 # ---- links without a fault message
 
 
-def _linked(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
-    """Which it is: a card without bridges, one GPU out of the fabric, or a few links down."""
-    seen = snapshot.view(fabric.nvlinks)
-    complaints = snapshot.view(fabric.complaints)
-    down = tuple(one for one in seen if one.down or one.none)
-    if not down and "card" not in snapshot.view(boards.carriers):
-        for one in snapshot.view(fabric.left_out):
-            summary = f"GPU {one.index} has no NVLink to any other GPU, and the others are all linked to each other"
-            yield "nvlink-all-links-inactive-gpu", Proof(summary, (one.citation,), gpu=_address(snapshot, one))
-    dark = tuple(one for one in down if one.all_down)
-    alive = tuple(one for one in seen if one.up)
-    kinds = {boards.carrier(one.name) for one in seen if one.name} or set(snapshot.view(boards.carriers))
-    if (down or complaints) and kinds == {"card"} and not alive:
-        summary = "these GPUs are PCIe cards without an NVLink bridge between them: that no link is up is as it must be"
-        yield "nvlink-not-present-false-positive", Proof(summary, (*(one.citation for one in dark), *complaints)[:6])
-        return
-    if alive or (len(dark) == 1 and "baseboard" in kinds):
-        confidence: Confidence = "certain" if alive else "likely"
-        out = ("a fabric manager that does not run: then no GPU would have links",) if alive else ()
+def _refused(snapshot: Snapshot) -> Iterator[Citation]:
+    """The GPUs that the fabric has answered, and not taken in: their registration is complete and no success."""
+    fine = {"success", "n/a", "[n/a]", "not supported", "requested functionality has not been implemented"}
+    rows = smi_query.rows(snapshot, "Fabric", "Status")
+    return (row.citation for _, row in rows if row.value.lower() not in fine)
+
+
+def _linked(snapshot: Snapshot) -> dict[str, int]:
+    """How many others each GPU has an NVLink to, by nvidia-smi's table of connections."""
+    found = dict[str, int]()
+    for (one, other), cell in snapshot.view(topology).matrix.items():
+        if one[:3] == other[:3] == "GPU":
+            found[one] = found.get(one, 0) + cell.startswith("NV")
+    return found
+
+
+def _is_apart(snapshot: Snapshot) -> bool:
+    linked = _linked(snapshot)
+    return len(linked) > 1 and not any(linked.values())
+
+
+_CARDS: Final = holds(lambda snapshot: snapshot.view(boards.carriers) == {"card"}, "the GPUs are PCIe cards")
+_UP: Final = holds(lambda snapshot: any(one.up for one in snapshot.view(nvlinks.nvlinks)), "NVLinks are up")
+_DARK: Final = fact(lambda node: (one.citation for one in node.view(nvlinks.nvlinks) if not one.up))
+# Every monitor has its own words for it.
+_COMPLAINTS: Final = line(
+    r"DCGM_FR_NVLINK_DOWN|\b0 ?(?:of|/) ?\d{1,3} NV-?Links?\b|(?:\bno|missing|lost)(?: active)? NV-?Links?\b"
+    r"|NV-?Link[^\n]{0,60}(?:down\b|inactive|missing|absent|\b0 ?(?:/ ?\d|of|active|up)|[=:] ?0\b"
+    r"|CRITICAL|\bFAIL|bandwidth 0\b|not (?:active|present|detected|found|up))",
+    flags=re.IGNORECASE,
+)
+_MEANT: Final = any_of(asked(r"\bnvlink\b"), _COMPLAINTS)
+
+
+def _all_down(snapshot: Snapshot) -> Iterator[Proof]:
+    """The GPUs without any link on a node whose others have theirs, or that is made to have them."""
+    dark = tuple(one for one in snapshot.view(nvlinks.nvlinks) if not one.up)
+    sure: Confidence = "certain" if snapshot.view(_UP) else "likely"
+    if sure == "certain" or (len(dark) == 1 and snapshot.view(_BASEBOARD)):
         for one in dark:
             which = f"GPU {one.index}" if one.index is not None else "one GPU"
             summary = f"all NVLinks of {which} are down, and the node is made to have them: it is out of the fabric"
-            proof = Proof(summary, (one.citation,), confidence, out, _address(snapshot, one))
-            yield "nvlink-all-links-inactive-gpu", proof
-    # Of what took the links down the kernel's log tells, so without it they may be a consequence.
-    confidence = "certain" if snapshot.view(kernel.messages) else "likely"
-    yield from _some_down(snapshot, tuple(one for one in down if not one.all_down), alive, confidence)
+            yield Proof(summary, (one.citation,), sure, gpu=_address(snapshot, one.index))
+    elif not dark and not snapshot.view(_CARDS):
+        linked = _linked(snapshot)
+        joined = [count for count in linked.values() if count]
+        # A few that are all linked to each other are a fabric; where only some are, they may be bridged pairs.
+        for name in linked if len(joined) > 2 and all(count == len(joined) - 1 for count in joined) else ():
+            if not linked[name]:
+                summary = f"{name} has no NVLink to any other GPU, and the others are all linked to each other"
+                yield Proof(summary, (stated("nvidia-smi topo", summary),), gpu=_address(snapshot, int(name[3:])))
 
 
-def _address(snapshot: Snapshot, one: fabric.Links) -> str:
-    """The GPU whose links these are; empty where that is not told, or where another GPU may be at their other end.
+def _address(snapshot: Snapshot, index: int | None) -> str:
+    """The GPU of that number; empty where that is not told, or where another GPU may be at the links' other end.
 
     Links to an NVSwitch do not go down with another GPU. Those of a bridge do.
     """
-    if one.index is None or not (snapshot.view(fabric.switches) or "baseboard" in snapshot.view(boards.carriers)):
+    if index is None or not (snapshot.view(_SWITCHES) or snapshot.view(_BASEBOARD)):
         return ""
-    return snapshot.view(addresses).get(one.index, "")
-
-
-def _some_down(
-    snapshot: Snapshot, some: tuple[fabric.Links, ...], alive: tuple[fabric.Links, ...], confidence: Confidence
-) -> Iterator[tuple[str, Verdict]]:
-    """The GPUs with fewer links than they have; where all lack the same ones, the board was built so.
-
-    A bridge between two cards takes the same links down on both when a part of it makes no contact.
-    """
-    is_alike = len(some) > 1 and len(some) == len(alive) and len({one.down for one in some}) == 1
-    if is_alike and not any(_is_half_bridged(one) for one in some):
-        return
-    for one in some:
-        which = f"GPU {one.index}" if one.index is not None else "a GPU"
-        links = ", ".join(str(link) for link in one.down)
-        summary = f"{len(one.down)} of the {len(one.down) + one.up} NVLinks of {which} are down: {links}"
-        out = ("a fabric manager that does not run: the other links are up",)
-        yield "nvlink-link-inactive", Proof(summary, (one.citation,), confidence, out, _address(snapshot, one))
+    return snapshot.view(addresses).get(index, "")
 
 
 # Cards of Ampere; each of their bridges joins four links of both.
 _BRIDGED_BY_FOUR: Final = Pattern(r"\bRTX A[456][05]00\b|\bRTX 3090\b|\bA[34]0\b|\bA100[ -]PCIE?\b", re.IGNORECASE)
 
 
-def _is_half_bridged(one: fabric.Links) -> bool:
-    """Whether a bridge is there and some of its links are not up."""
-    return bool(_BRIDGED_BY_FOUR.search(one.name)) and one.up % 4 != 0
+def _some_down(snapshot: Snapshot) -> Iterator[Proof]:
+    """The GPUs with fewer links than they have; where all lack the same ones, the board was built so."""
+    alive = tuple(one for one in snapshot.view(nvlinks.nvlinks) if one.up)
+    some = tuple(one for one in alive if one.down)
+    is_half = any(_BRIDGED_BY_FOUR.search(one.name) and one.up % 4 for one in some)
+    if len(some) > 1 and len(some) == len(alive) and len({one.down for one in some}) == 1 and not is_half:
+        return
+    for one in some:
+        which = f"GPU {one.index}" if one.index is not None else "a GPU"
+        links = ", ".join(map(str, one.down))
+        summary = f"{len(one.down)} of the {len(one.rates)} NVLinks of {which} are down: {links}"
+        yield Proof(summary, (one.citation,), "likely", gpu=_address(snapshot, one.index))
 
 
 # ---- faults by message
 
 _ON_LINK: Final = Pattern(r"\blink (?P<link>\d{1,2})\b", re.IGNORECASE)
 _UNCORRECTABLE: Final = line(r"uncorrectable NVLink error|cudaErrorNvlinkUncorrectable|CUDA_ERROR_NVLINK_UNCORRECTABLE")
-_CARDS: Final = holds(lambda snapshot: snapshot.view(boards.carriers) == {"card"}, "the GPUs are PCIe cards")
 _FIFTH: Final = holds(boards.is_fifth_generation, "the GPUs have NVLink 5")
 
 
@@ -262,12 +228,13 @@ def _as_asked(snapshot: Snapshot, incident: faults.Incident, proof: Proof) -> Pr
     if "reset" in by_catalog or by_driver in {"", "reset", "drain-and-reset", "reboot"}:
         return proof
     if by_driver == "drain-p2p":
-        fixes = (recovering.LEAVE_PEERS, _LINKS_UP, nvidia_report())
-        return replaced(proof, remedy=fixes, disruption="restart-container", severity="warning")
+        return replaced(
+            proof, remedy=(recovering.LEAVE_PEERS, _LINKS_UP), disruption="restart-container", severity="warning"
+        )
     if by_driver == "none" or by_catalog == {"nothing"}:
         summary = f"{proof.summary}; {'the driver' if by_driver else 'the catalog'} asks for nothing"
         return replaced(proof, summary=summary, remedy=(_LINKS_UP, nvidia_report()), disruption="none", severity="info")
-    return replaced(proof, remedy=tuple(_ask_driver()), disruption="none", severity="warning")
+    return replaced(proof, remedy=(*recovering.steps(""), _LINKS_UP), disruption="none", severity="warning")
 
 
 def _by_catalog(fault: faults.Fault) -> _Asked:
@@ -284,15 +251,6 @@ def _by_catalog(fault: faults.Fault) -> _Asked:
 _LINKS_UP: Final = run(
     "inspect", "all links must be up", Shell("nvidia-smi nvlink --status"), Shell("nvidia-smi nvlink --errorcounters")
 )
-
-
-def _ask_driver() -> Iterable[Fix]:
-    look = (Shell("nvidia-smi -q"), Shell("sudo dmesg --ctime | grep -i xid"))
-    yield run("inspect", "see what the driver asks for: GPU Recovery Action, or Xid 154", *look)
-    yield reset_gpu(when="it asks for a reset")
-    yield reboot(when="it asks for a reboot of the node")
-    yield _LINKS_UP
-    yield nvidia_report()
 
 
 # Of these kinds a GPU's own fault comes down to the switch as an SXid of the link between both.
@@ -396,7 +354,13 @@ FAMILY: Final = Family(
             ),
             sources=(_GUIDE, "https://github.com/pytorch/pytorch/issues/35710"),
             decisive=all_of(_MISSING, _NEEDED),
-            typical=_MISSING,
+            typical=any_of(
+                *(_MISSING, asked(r"\bgrep\b.*\bfabric", empty=True)),
+                unless(
+                    all_of(_NOT_READY, any_of(_SWITCHES, _BASEBOARD)),
+                    *(_DOWN, _state("active"), _VERSIONS_DIFFER, _NOTHING, _IN_PROGRESS),
+                ),
+            ),
             against=(_NOT_NEEDED,),
             may_be_normal=True,
             summary="the GPUs of this node are joined by NVSwitches, and no fabric manager programs them",
@@ -450,7 +414,9 @@ FAMILY: Final = Family(
                 "work; only the unit has to be switched off."
             ),
             sources=(_GUIDE, "https://github.com/NVIDIA/gpu-operator/issues/356"),
-            decisive=any_of(_NO_SWITCH_ANYWHERE, unless(all_of(_state("failed"), _NOT_NEEDED), _WAITING)),
+            decisive=any_of(
+                _NO_SWITCH_ANYWHERE, unless(all_of(_state("failed"), _NOT_NEEDED), _IN_PROGRESS, _NOT_READY)
+            ),
             summary="the fabric manager finds no NVSwitch and exits: this node has none to manage",
             context=all_of(_NOTHING, symptoms.FABRIC_FAILS),
             remedy=always(
@@ -533,8 +499,8 @@ FAMILY: Final = Family(
                 "monitors that only count GPUs call the node healthy."
             ),
             sources=("https://github.com/leptonai/gpud/issues/1085", f"{OPEN_MODULES}/issues/1150"),
-            check=only("nvlink-all-links-inactive-gpu", _linked),
-            typical=unless(fact(fabric.refused), _DOWN),
+            check=_all_down,
+            typical=unless(fact(_refused), _DOWN),
             context=asked(r"\bnvlink\b"),
             remedy=always(
                 run(
@@ -565,7 +531,7 @@ FAMILY: Final = Family(
                 "that stay down point to the seating of the module or the bridge, and then to the GPU."
             ),
             sources=("https://github.com/Azure/azhpc-diagnostics/issues/73",),
-            check=only("nvlink-link-inactive", _linked),
+            check=_some_down,
             context=asked(r"\bnvlink\b|topo -m"),
             remedy=always(
                 reboot("reboot the node: links are trained anew"),
@@ -588,12 +554,13 @@ FAMILY: Final = Family(
                 "cards talk over PCIe."
             ),
             sources=("https://github.com/NVIDIA/NVSentinel/pull/1481", "https://github.com/NVIDIA/DCGM/issues/49"),
-            check=only("nvlink-not-present-false-positive", _linked),
+            decisive=unless(all_of(any_of(_DARK, _COMPLAINTS), _CARDS), _UP),
             typical=unless(
-                all_of(any_of(asked(r"\bnvlink\b"), fact(fabric.complaints)), _CARDS),
-                line(r"Link \d+: [\d.]+ GB/s", "nvidia-smi-nvlink", "nvidia-smi", "text"),
+                all_of(_MEANT, any_of(_CARDS, holds(_is_apart, "no GPUs are linked"), line(r"No NvSwitches found"))),
+                *(_UP, _SWITCHES, _BASEBOARD),
             ),
-            context=asked(r"\bnvlink\b"),
+            context=_MEANT,
+            summary="no NVLink bridge joins these GPUs: that no link is up is as it must be",
             remedy=always(
                 by_hand(
                     "configure",

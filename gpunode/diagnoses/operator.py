@@ -12,8 +12,8 @@ from gpunode.diagnoses.commands import Shell, beside, command, joined
 from gpunode.diagnoses.model import Citation, Family, Fix, Rule
 from gpunode.diagnoses.remedies import by_hand, run
 from gpunode.diagnoses.remedies import driver as driver_fix
-from gpunode.diagnoses.signs import all_of, any_of, fact, holds, line, unless
-from gpunode.diagnoses.snapshot import Snapshot, lines_with
+from gpunode.diagnoses.signs import all_of, any_of, asked, fact, line, unless
+from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import driver, history, kube, modules
 from gpunode.facts.patterns import Pattern
 
@@ -45,67 +45,39 @@ _CANNOT_DRAIN: Final = line(
 )
 
 
-def _is_driver(row: kube.Row) -> bool:
-    return "driver-daemonset" in row.name or bool(re.match(r"nvidia-(?:gpu-)?driver-", row.name))
-
-
-def _failing(snapshot: Snapshot) -> Iterator[Citation]:
-    rows = snapshot.view(kube.rows)
-    return (row.citation for row in rows if _is_driver(row) and re.search(r"CrashLoop|Error", row.status))
+_FAILING: Final = line(
+    r"^[ \t]*(?:\S+\s+)?(?:pod/)?(?:\S*driver-daemonset|nvidia-(?:gpu-)?driver-)\S*\s+\d+/\d+\s+\S*(?:CrashLoop|Error)"
+)
+# The init container, which takes the driver away that is there.
+_CANNOT_BEGIN: Final = line(r"(?:driver-daemonset|nvidia-(?:gpu-)?driver-)\S*\s+\d+/\d+\s+Init:(?:CrashLoop|Error)")
 
 
 def _host_driver(snapshot: Snapshot) -> Iterator[Citation]:
     """What shows that the host itself has a driver installed: packages, DKMS, its own nvidia-smi."""
     yield from (one.citation for one in driver.packaged(snapshot) if one.is_installed)
     yield from (row.citation for row in snapshot.view(modules.dkms) if row.module.startswith("nvidia"))
-    logs = "\n".join(item.text for item in snapshot.of("package-history"))
-    removed = {match[1] for match in re.finditer(r"\b(?:[Rr]emove|[Pp]urge|[Ee]rased?):? ([\w.-]+)", logs)}
-    yield from (one.citation for one in history.upgrades(snapshot) if one.name not in removed)
+    yield from (one.citation for one in history.upgrades(snapshot))
     kinds = {item.key: item.kind for item in snapshot.items}
     for state, place in snapshot.view(driver.smi):
         if state == "works" and not re.search(r"exec|/run/nvidia", place.source) and kinds.get(place.key) != "text":
             yield place
-    for item in snapshot.of("which", "listing"):
-        if item.where == "host" and item.outcome == "ok":
-            yield from lines_with(item, _PROGRAM)
 
 
-_PROGRAM: Final = Pattern(r"(?:^|\s)/usr/(?:local/)?s?bin/nvidia-(?:smi|uninstall)\b", re.MULTILINE)
-_HOST_DRIVER: Final = fact(_host_driver)
+_HOST_DRIVER: Final = any_of(
+    fact(_host_driver), line(r"(?:^|\s)/usr/(?:local/)?s?bin/nvidia-(?:smi|uninstall)\b", "which", "listing")
+)
 # Somebody looked for the host's driver and found none, or found the tree of a driver pod.
 _OF_POD: Final = any_of(
-    unless(
-        holds(
-            lambda snapshot: any(
-                item.kind in {"packages", "which"} and item.where == "host" and "nvidia" in item.written
-                for item in snapshot.items
-                if item.is_seen
-            ),
-            "the host has no driver of its own",
-        ),
-        _HOST_DRIVER,
-    ),
+    unless(asked(r"(?:dpkg|rpm|apt|which)\b.*nvidia"), _HOST_DRIVER),
     line(r"/run/nvidia/driver/\S*(?:nvidia-smi|libnvidia|usr)", "listing"),
 )
-
-
-def _clients(snapshot: Snapshot) -> Iterator[Citation]:
-    """The programs that use a GPU, and pods that were to end and have not."""
-    yield from snapshot.said(_CLIENT)
-    for item in snapshot.of("listing", "text", "lsmod"):
-        yield from lines_with(item, _HOLDER)
-    for row in snapshot.view(kube.rows):
-        if row.status == "Terminating" and not _OWN.match(row.name):
-            yield row.citation
-
-
-_CLIENT: Final = Pattern(
-    r"^\|\s+\d+\s+(?:N/A\s+){2}\d+\s+[CG+M]+\s+\S+|^\S+\s+\d+\s+\S+.{0,60}\s/dev/nvidia", re.MULTILINE
+# The programs that use a GPU, as nvidia-smi, fuser and lsof have them; a module of another's that uses NVIDIA's; pods
+# that were to end and have not.
+_CLIENTS: Final = any_of(
+    line(r"^\|\s+\d+\s+(?:N/A\s+){2}\d+\s+[CG+M]+\s+\S+"),
+    line(r"^[ \t]*/dev/nvidia\w*:\s+\d+|^\S+\s+\d+\s+\S+.{0,60}\s/dev/nvidia|^gdrdrv\s", "listing", "text", "lsmod"),
+    line(r"^(?!.*\b(?:nvidia-|gpu-(?:operator|feature)|node-feature)).*\d/\d+\s+Terminating\b"),
 )
-# As fuser and lsof have it; a module of another's that uses NVIDIA's.
-_HOLDER: Final = Pattern(r"^[ \t]*/dev/nvidia\w*:\s+\d+|^\S+\s+\d+\s+\S+.{0,60}\s/dev/nvidia|^gdrdrv\s", re.MULTILINE)
-_OWN: Final = Pattern(r"nvidia-|gpu-operator|gpu-feature|node-feature")
-_CLIENTS: Final = fact(_clients)
 # The operator's release, whatever it is called; its version and its other values stay.
 _WITHOUT_DRIVER: Final = Shell(
     "helm list -A --no-headers | awk '/gpu-operator-v/ {print $1, $2, $(NF-1)}' | while read -r name space chart; do "
@@ -143,11 +115,14 @@ def _free(snapshot: Snapshot) -> Iterable[Fix]:
 # No image.
 
 _DRIVER_IMAGE: Final = Pattern(r"/(?:(?:gpu-|nvidia-|vgpu-)?driver|vgpu-guest-driver):(?P<tag>[\w.+-]*[\w+-])")
+_NO_ACCESS: Final = (
+    r"unauthori[sz]ed|\b40[13]\b|denied|x509|certificate|i/o timeout|no such host|connection refused|TLS handshake"
+    r"|toomanyrequests|\b429\b|no space left|deadline exceeded"
+)
 _NO_IMAGE: Final = line(
-    r"^(?![^\n]*(?:unauthori[sz]ed|\b40[13]\b|denied|x509|certificate|i/o timeout|no such host|connection refused"
-    r"|TLS handshake|toomanyrequests|\b429\b|no space left|deadline exceeded))[^\n]*"
-    r"/(?:(?:gpu-|nvidia-|vgpu-)?driver|vgpu-guest-driver)(?::[\w.+-]+)?[\"'\\]*[ :]"
-    r"[^\n]{0,600}?(?:not found|manifest unknown|does not exist|NotFound|name unknown|no such manifest)"
+    rf"^(?![^\n]*(?:{_NO_ACCESS}))[^\n]*/(?:(?:gpu-|nvidia-|vgpu-)?driver|vgpu-guest-driver)(?::[\w.+-]+)?[\"'\\]*[ :]"
+    r"[^\n]{0,600}?(?:not found|manifest unknown|does not exist|NotFound|name unknown|no such manifest"
+    r"|no match(?:ing manifest)? for)"
 )
 _UNPULLED: Final = line(r"driver[^\n]{0,120}(?:ImagePullBackOff|ErrImagePull|InvalidImageName)|Reason: +ErrImagePull")
 _NO_KERNEL: Final = line(
@@ -203,13 +178,13 @@ FAMILY: Final = Family(
             ),
             decisive=all_of(_STUCK, _HOST_DRIVER),
             typical=unless(
-                any_of(all_of(fact(_failing), _HOST_DRIVER), _STUCK),
+                any_of(all_of(_FAILING, _HOST_DRIVER), _STUCK, _CANNOT_BEGIN),
                 _NO_IMAGE,
                 _NO_KERNEL,
                 unless(any_of(_MANAGED, _CANNOT_DRAIN, _CLIENTS, _OF_POD), _HOST_DRIVER),
             ),
             symptoms=(_STUCK, symptoms.OPERATOR_WAITS),
-            context=fact(_failing),
+            context=_FAILING,
             look_at=(
                 Shell("nvidia-smi  # on the host"),
                 Shell("kubectl logs -n gpu-operator -l app=nvidia-driver-daemonset --tail=30"),
@@ -231,17 +206,14 @@ FAMILY: Final = Family(
                 "manager may not drain the node, or is refused for pods with local data. The driver pod fails in its "
                 "init container, and with it the whole stack, until the clients are gone."
             ),
-            sources=(
-                f"{_OPERATOR}/issues/2166",
-                f"{_OPERATOR}/issues/416",
-                f"{_OPERATOR}/issues/304",
-            ),
+            sources=(f"{_OPERATOR}/issues/2166", f"{_OPERATOR}/issues/416", f"{_OPERATOR}/issues/304"),
             decisive=unless(all_of(_STUCK, _OF_POD), _HOST_DRIVER),
             typical=unless(
                 any_of(
                     all_of(_STUCK, any_of(_MANAGED, _CANNOT_DRAIN, _CLIENTS)),
-                    all_of(any_of(_MANAGED, fact(_failing)), _CANNOT_DRAIN),
-                    all_of(line(r"^[ \t]*evicting pod \S"), _CLIENTS),
+                    all_of(_MANAGED, any_of(_CANNOT_DRAIN, _CLIENTS)),
+                    all_of(_FAILING, _CANNOT_DRAIN),
+                    line(r"gpu-driver-upgrade-state=(?!upgrade-done|unknown)\S"),
                 ),
                 _HOST_DRIVER,
             ),
@@ -273,7 +245,11 @@ FAMILY: Final = Family(
                 "https://docs.nvidia.com/datacenter/cloud-native/gpu-operator/latest/platform-support.html",
             ),
             decisive=_NO_IMAGE,
-            typical=any_of(_NO_KERNEL, _NO_KERNEL_PACKAGES),
+            typical=any_of(
+                _NO_KERNEL,
+                _NO_KERNEL_PACKAGES,
+                unless(all_of(line(_DRIVER_IMAGE.pattern), _UNPULLED), line(_NO_ACCESS)),
+            ),
             symptoms=(_NO_IMAGE, _UNPULLED, symptoms.OPERATOR_WAITS),
             look_at=(Shell("kubectl get events -n gpu-operator | grep -i pull"),),
             summary=_which_image,

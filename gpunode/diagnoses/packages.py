@@ -10,63 +10,48 @@ from gpunode.diagnoses import symptoms
 from gpunode.diagnoses.addresses import DPKG
 from gpunode.diagnoses.chains import MISMATCHES, NO_PACKAGES
 from gpunode.diagnoses.commands import Shell
-from gpunode.diagnoses.model import Family, Fix, Proof, Rule, Verdict
+from gpunode.diagnoses.model import Family, Fix, Proof, Rule
 from gpunode.diagnoses.remedies import by_hand, reinstall, run
-from gpunode.diagnoses.snapshot import Snapshot, cite, stated
+from gpunode.diagnoses.signs import any_of, fact, holds, line, unless
+from gpunode.diagnoses.snapshot import Snapshot, cite
 from gpunode.diagnoses.views import packages
-from gpunode.diagnoses.views.history import is_drivers
 from gpunode.diagnoses.views.system import package_manager
 from gpunode.facts.model import Known
 from gpunode.facts.patterns import Pattern
 
-# --- another program at work --------------------------------------------------------------------------------------
-
-_LOCKED: Final = Pattern(
-    r"Could not get lock /\S+(?!.{0,40}Permission denied)|Unable to acquire the dpkg (?:frontend|database) lock"
-    r"|dpkg (?:frontend|database) lock (?:was|is) locked by another process|Waiting for cache lock"
-    r"|Unable to lock (?:the administration )?directory|Failed to lock apt for exclusive operation"
-    r"|Existing lock /var/run/yum\.pid|Another app is currently holding the yum lock"
-    r"|Waiting for process with pid \d+ to finish|System management is locked by the application with pid \d+"
-    r"|unable to lock database|another process is using the (?:dpkg|package) (?:database|manager)"
+_LOCKED: Final = unless(
+    line(
+        r"Could not get lock /\S+(?!.{0,40}Permission denied)|Unable to acquire the dpkg (?:frontend|database) lock"
+        r"|dpkg (?:frontend|database) lock (?:was|is) locked by another process|Waiting for cache lock"
+        r"|Unable to lock (?:the administration )?directory|Failed to lock apt for exclusive operation"
+        r"|Existing lock /var/run/yum\.pid|Another app is currently holding the yum lock"
+        r"|Waiting for process with pid \d+ to finish|System management is locked by the application with pid \d+"
+        r"|unable to lock database|another process is using the (?:dpkg|package) (?:database|manager)"
+    ),
+    line(r"are you root\?|13: Permission denied|requires root|superuser privilege"),
 )
-_DENIED: Final = Pattern(r"are you root\?|13: Permission denied|requires root|superuser privilege")
-_HOLDER: Final = Pattern(
-    r"held by process (?P<pid>\d{1,18})(?: \((?P<name>[^)]+)\))?"
-    r"|(?:with|as) pid[: ]+(?P<other>\d{1,18})(?: \((?P<program>[^)]+)\))?"
-)
+_HOLDER: Final = Pattern(r"(?:held by process|(?:with|as) pid:?) *(?P<pid>\d{1,18})(?: \((?P<name>[^)]+)\))?")
 
 
-def _lock(snapshot: Snapshot) -> Iterator[Verdict]:
-    said = snapshot.said(_LOCKED)
-    if not said:
-        yield from _held_now(snapshot)
-    if not said or all(_DENIED.search(snapshot.text_of(one)) for one in said):
-        return
+def _who_holds(snapshot: Snapshot) -> str:
     holder = snapshot.match(_HOLDER)
-    who = ""
-    if holder:
-        name = holder["name"] or holder["program"]
-        pid = holder["pid"] or holder["other"]
-        who = f": {name} (process {pid})" if name else f": process {pid}"
-    yield Proof(f"another program is at work on the package database{who}; its lock passes when it has finished", said)
+    name = f" ({holder['name']})" if holder and holder["name"] else ""
+    who = f": process {holder['pid']}{name}" if holder else ""
+    return f"another program is at work on the package database{who}; its lock passes when it has finished"
 
 
 _LISTED_LOCK: Final = Pattern(
-    r"^[ \t]*(?P<name>\S+)\s+(?P<pid>\d{1,18})\s+/var/lib/(?:dpkg|rpm)/(?:lock|\.rpm\.lock)\S*"
+    r"^[ \t]*(?P<name>\S+)\s+(?P<pid>\d{1,18})\s+/var/lib/(?:dpkg|rpm)/(?:lock|\.rpm\.lock)\S*", re.MULTILINE
 )
 
 
-def _held_now(snapshot: Snapshot) -> Iterator[Verdict]:
+def _held_now(snapshot: Snapshot) -> Iterator[Proof]:
     """A program holds the lock right now: nobody was refused yet, and it passes, so that is no fault of the node."""
     for item in snapshot.items:
-        if not item.written.startswith("lslocks ") or item.outcome != "ok":
-            continue
-        for number, line in enumerate(item.lines, 1):
-            if match := _LISTED_LOCK.match(line):
-                who = f"{match['name']} (process {match['pid']})"
-                summary = f"{who} is at work on the package database; what needs the lock has to wait for it"
-                yield Proof(summary, (cite(item, number),), severity="info")
-                return
+        if item.written.startswith("lslocks ") and (match := _LISTED_LOCK.search(item.text)):
+            who = f"{match['name']} (process {match['pid']})"
+            summary = f"{who} is at work on the package database; what needs the lock has to wait for it"
+            yield Proof(summary, (cite(item, item.number_at(match.start())),), severity="info")
 
 
 def _wait(snapshot: Snapshot) -> Iterable[Fix]:
@@ -79,69 +64,54 @@ def _wait(snapshot: Snapshot) -> Iterable[Fix]:
     yield run("wait", text, Shell("sudo systemctl start --wait apt-daily-upgrade.service"), when="it is the first boot")
 
 
-# --- half-done work -----------------------------------------------------------------------------------------------
-
-_INTERRUPTED: Final = Pattern(r"dpkg was interrupted, you must manually run|dpkg --configure -a")
-_NOT_FULLY: Final = Pattern(r"^[ \t]*[1-9]\d* not fully installed or removed", re.MULTILINE)
-_LEFT: Final = Pattern(
-    r"dependency problems - leaving unconfigured|Errors were encountered while processing:"
-    r"|dpkg: error processing package (?P<package>\S+) \(--configure\)"
-    r"|Sub-process \S*dpkg returned an error code|%(?:post|pre)\w*\(?\S*\)? scriptlet failed"
+_SAID: Final = line(
+    r"dpkg was interrupted, you must manually run|dpkg --configure -a|unpacked but not yet configured"
+    r"|are only half (?:configured|installed)|^[ \t]*[1-9]\d* not fully installed or removed"
 )
-_DKMS: Final = Pattern(r"\bnvidia[\w-]{0,60}dkms|Bad return status for module build|make\.log")
 
 
-def _unconfigured(snapshot: Snapshot) -> Iterator[Verdict]:
-    half = [one for one in snapshot.view(packages.packages).values() if one.is_half_done]
-    said = (*snapshot.said(_NOT_FULLY), *snapshot.said(_INTERRUPTED))
+def _half_done(snapshot: Snapshot) -> list[packages.Package]:
+    return [one for one in snapshot.view(packages.packages).values() if one.is_half_done]
+
+
+def _noted(snapshot: Snapshot) -> bool:
     stopped = snapshot.facts.packages_interrupted
-    noted = isinstance(stopped, Known) and stopped.value
-    if half or said or noted:
-        broken = [one for one in half if one.is_broken]
-        names = ", ".join(sorted(one.name for one in broken or half)[:4])
-        what = "dpkg left packages half installed"
-        if broken:
-            what = f"dpkg did not finish unpacking {names}: files of {_them(broken)} are missing"
-        elif half:
-            what = f"dpkg unpacked {names} and did not configure {_them(half)}"
-        cited = (*(one.citation for one in half), *said)
-        yield Proof(what, cited or (stated("/var/lib/dpkg/updates", "notes of an interrupted run"),))
-    elif left := _left(snapshot):
-        what = f"{left[0]}'s own script failed, and its package is left half installed"
-        yield Proof(what, snapshot.said(_LEFT), "likely")
+    return isinstance(stopped, Known) and stopped.value
 
 
-def _left(snapshot: Snapshot) -> tuple[str, ...]:
-    """The driver's packages that the package manager says it could not finish."""
-    said = snapshot.of("package-output", "text", "package-history", "application")
-    told = (item for item in said if not item.is_register)
-    named = (match["one"] or match["two"] for item in told for match in _FAILED.finditer(item.text))
-    return tuple(dict.fromkeys(name for name in named if is_drivers(name)))
-
-
-_FAILED: Final = Pattern(
-    r"error processing package (?P<one>[a-z0-9][\w.+-]*)"
-    r"|^(?:Errors were encountered while processing:)?\s(?P<two>[a-z0-9][\w.+-]*)(?::\w+)?\s*$",
-    re.MULTILINE,
+_HALF: Final = any_of(
+    fact(lambda snapshot: (one.citation for one in _half_done(snapshot))),
+    _SAID,
+    holds(_noted, "/var/lib/dpkg/updates has notes of an interrupted run"),
+)
+# What the package manager says that it could not finish.
+_LEFT: Final = line(
+    r"(?:error processing package|prevent configuration of|Errors were encountered while processing:)\s+"
+    r"(?:lib)?(?:nvidia-(?!peer|fs|gds)|cuda-drivers)"
 )
 
 
-def _them(names: list[packages.Package]) -> str:
-    return "it" if len(names) == 1 else "them"
+def _which(snapshot: Snapshot) -> str:
+    half = _half_done(snapshot)
+    names = ", ".join(sorted(one.name for one in half)[:4])
+    return f"dpkg began with {names} and did not finish" if half else "dpkg left packages half installed"
+
+
+_BUILD: Final = any_of(
+    line(r"\bnvidia[\w-]{0,60}dkms|[Bb]ad (?:return|exit) status|make\.log", "package-output", "text", "dkms-output"),
+    fact(lambda snapshot: (one.citation for one in _half_done(snapshot) if "dkms" in one.name)),
+)
 
 
 def _finish(snapshot: Snapshot) -> Iterable[Fix]:
-    if snapshot.says(_DKMS, "package-output", "text", "dkms-output") or any(
-        _DKMS.search(one.name) for one in snapshot.view(packages.packages).values() if one.is_half_done
-    ):
+    if snapshot.view(_BUILD):
         log = Shell("sudo sh -c 'tail -n 60 /var/lib/dkms/nvidia*/*/build/make.log'")
         yield run("inspect", "read why the module did not build; that is to be repaired first", log)
     else:
         yield run("inspect", "see which packages they are and what each still needs", Shell("sudo dpkg --audit"))
     finish = (Shell("sudo dpkg --configure -a"), Shell("sudo apt-get -f install"))
     yield run("install", "finish what dpkg began", *finish)
-    half = snapshot.view(packages.packages).values()
-    if broken := sorted(one.name for one in half if one.is_broken):
+    if broken := sorted(one.name for one in _half_done(snapshot) if one.is_broken):
         yield reinstall(snapshot, "neither of them completes a package that has lost files: install it anew", *broken)
 
 
@@ -155,7 +125,10 @@ FAMILY: Final = Family(
             storey="packages",
             disruption="none",
             title="another program is using the package database",
-            symptoms=(symptoms.PACKAGES_BROKEN,),
+            check=_held_now,
+            decisive=_LOCKED,
+            symptoms=(symptoms.PACKAGES_BROKEN, _LOCKED),
+            summary=_who_holds,
             look_at=(Shell("sudo fuser -v /var/lib/dpkg/lock-frontend"),),
             story=(
                 "Only one program at a time may change the package database. On a fresh cloud node that is "
@@ -164,7 +137,6 @@ FAMILY: Final = Family(
                 "program works can destroy the database."
             ),
             sources=("https://wiki.debian.org/UnattendedUpgrades", DPKG),
-            check=_lock,
             remedy=_wait,
         ),
         Rule(
@@ -173,7 +145,10 @@ FAMILY: Final = Family(
             storey="packages",
             disruption="none",
             title="packages are half installed",
-            symptoms=(symptoms.PACKAGES_BROKEN,),
+            decisive=_HALF,
+            typical=_LEFT,
+            symptoms=(symptoms.PACKAGES_BROKEN, _HALF),
+            summary=_which,
             look_at=(Shell("dpkg --audit"),),
             story=(
                 "dpkg unpacks packages first and configures them after. A script that fails in between, for a driver "
@@ -182,7 +157,6 @@ FAMILY: Final = Family(
                 "until the reason is gone."
             ),
             sources=(DPKG,),
-            check=_unconfigured,
             remedy=_finish,
             explains=MISMATCHES | NO_PACKAGES | {"held-or-broken-packages"},
         ),

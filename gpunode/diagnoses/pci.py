@@ -9,16 +9,17 @@ from typing import Final
 from gpunode.diagnoses import symptoms
 from gpunode.diagnoses.addresses import OPEN_MODULES
 from gpunode.diagnoses.chains import NO_DRIVER, NOT_STARTED, TRANSFERS_LOST
-from gpunode.diagnoses.commands import Shell, command, edited, edited_where, is_gpu
+from gpunode.diagnoses.commands import Shell, command, edited_where, is_gpu
 from gpunode.diagnoses.model import Citation, Family, Fix, Proof, Rule
 from gpunode.diagnoses.remedies import always, boot_loader, by_hand, power_cycle, reboot, rebuild_initramfs, run
-from gpunode.diagnoses.signs import all_of, any_of, anywhere, asked, fact, holds, kernel_line, line, unless
-from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with, stated
+from gpunode.diagnoses.signs import all_of, any_of, anywhere, asked, fact, file_line, holds, kernel_line, line, unless
+from gpunode.diagnoses.snapshot import Snapshot, lines_with, stated
 from gpunode.diagnoses.views import driver, faults, kernel, lending, links, pci, system
 from gpunode.facts.patterns import Pattern
 
 # ---- is there a GPU at all
 
+_SHOWN: Final = (symptoms.NO_DRIVER, symptoms.NO_DEVICES)
 _NO_SUCH_DEVICE: Final = line(r"could not insert ['‘\"]?nvidia(?:_current)?['’\"]?: No such device")
 _NONE_SAID: Final = any_of(
     kernel_line(r"No NVIDIA (?:PCI devices|GPUs?|graphics (?:adapter|device)s?) found", re.IGNORECASE),
@@ -32,12 +33,15 @@ _SPOKEN_OF: Final = kernel_line(
 )
 
 
+_NO_CONTROLLER: Final = "no display or 3D controller of NVIDIA's"
+
+
 def _bus_without_gpu(snapshot: Snapshot) -> tuple[Citation, ...]:
     if not pci.is_listed(snapshot):
         return ()
     whole = (item for item in snapshot.of("lspci") if not item.source.is_part)
-    found = tuple(stated(item.written, "no display or 3D controller of NVIDIA's", item.key) for item in whole)
-    return found[:1] or (stated("the PCI bus", "no display or 3D controller of NVIDIA's"),)
+    found = tuple(stated(item.written, _NO_CONTROLLER, item.key) for item in whole)
+    return found[:1] or (stated("the PCI bus", _NO_CONTROLLER),)
 
 
 def _installed(snapshot: Snapshot) -> tuple[Citation, ...]:
@@ -78,143 +82,75 @@ def _attach(snapshot: Snapshot) -> Iterable[Fix]:
 
 # ---- who owns it
 
-_BOUND_ELSEWHERE: Final = Pattern(r"GPU \S+ is already bound to (?P<driver>[\w-]+)")
-_RESERVED: Final = Pattern(
-    r"\bvfio-pci\.ids=\S*10de:|\bpci-stub\.ids=\S*10de:|^[ \t]*options[ \t]+vfio-pci[ \t][^\n]*\bids=[^\n]*10de:",
-    re.MULTILINE,
-)
-
-
-# Where sysfs or driverctl tells the owner; of other devices somebody who looks for a GPU does not ask.
-_LINKED: Final = Pattern(
-    r"/sys/bus/pci/devices/[0-9a-f:.]+/driver -> \S*/(?:vfio-pci|pci-stub)\b"
-    r"|^\S*/bus/pci/drivers/(?:vfio-pci|pci-stub)$"
-    r"|^[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.\d vfio-pci(?: \(NVIDIA| \(\*\)|[ \t]*$)",
+_RESERVED: Final = any_of(*(
+    file_line(path, r"\b(?:vfio-pci|pci-stub)\.ids=\S*10de:|^[ \t]*options[ \t]+vfio-pci[ \t][^\n]*\bids=[^\n]*10de:")
+    for path in ("/proc/cmdline", "*modprobe.d/*", "/etc/default/grub*", "/etc/kernel/cmdline")
+))  # fmt: skip
+_TAKEN: Final = kernel_line(r"GPU \S+ is already bound to (?:vfio-pci|pci-stub|xen-pciback|nvgrace.gpu.vfio.pci)")
+# Where sysfs, driverctl or somebody's loop over sysfs tells the owner.
+_OWNER: Final = Pattern(
+    r"/drivers/(?:vfio-pci|pci-stub)\b|^(?:[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.\d[ :]+(?:[^\n]*\s)?)?"
+    r"(?:vfio-pci|pci-stub)(?=\s|$)",
     re.MULTILINE | re.IGNORECASE,
 )
-
-
-# A row that somebody's loop over sysfs prints; whose device it is, the row or the loop's own words tell.
-_ROW_OF_OWNER: Final = Pattern(
-    r"^(?P<address>[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.\d)[ :]+[^\n]{0,80}\b(?:vfio-pci|pci-stub)\b",
-    re.MULTILINE | re.IGNORECASE,
-)
-# The last part of such a link, as basename leaves it.
-_BARE_OWNER: Final = Pattern(r"^(?:vfio-pci|pci-stub)$", re.MULTILINE)
+_ASKS_OWNER: Final = Pattern(r"/driver|driverctl|10de", re.IGNORECASE)
 _ADDRESS: Final = Pattern(r"\b[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.\d\b", re.IGNORECASE)
 
 
-def _links(snapshot: Snapshot) -> Iterator[Citation]:
-    """The lines of sysfs or driverctl by which a GPU belongs to what passes devices on."""
+def _told(snapshot: Snapshot) -> Iterator[Citation]:
+    """The lines of sysfs or driverctl by which a GPU, and no other device, belongs to what passes devices on."""
     known = {gpu.address for gpu in snapshot.view(pci.gpus)}
     for item in snapshot.of("listing", "text", "which"):
-        lines = list(lines_with(item, _LINKED))
-        lines += lines_with(item, _BARE_OWNER) if "/driver" in item.written else ()
-        lines += (one for one in lines_with(item, _ROW_OF_OWNER) if "10de" in f"{item.written} {one.line}".lower())
-        for found in dict.fromkeys(lines):
-            where = _ADDRESS.findall(found.line)
-            # driverctl lists whatever is overridden: a network card among it is no GPU.
-            if not known or not where or any(pci.address(one) in known for one in where):
-                yield found
+        for one in (
+            lines_with(item, _OWNER) if _ASKS_OWNER.search(item.text) or _ASKS_OWNER.search(item.written) else ()
+        ):
+            where = {pci.address(address) for address in _ADDRESS.findall(one.line)}
+            if not known or not where or where & known:
+                yield one
 
 
-def _passed_on(snapshot: Snapshot) -> Iterator[Proof]:
-    bound = lending.lent(snapshot)
-    said = tuple(
-        message.citation
-        for message in kernel.said(snapshot, _BOUND_ELSEWHERE)
-        if (match := _BOUND_ELSEWHERE.search(message.text)) and match["driver"].rstrip(".") in lending.PASSERS
+_LENT: Final = fact(lambda snapshot: (gpu.citation for gpu in lending.lent(snapshot)))
+_OWNED: Final = any_of(_TAKEN, fact(_told), _LENT)
+_MAY_BE_MEANT: Final = holds(
+    lambda node: lending.is_hypervisor(node) and not any(lending.guest_lists(node)), "the host is there for its guests"
+)
+_SET_UP: Final = "vfio-pci owns a GPU, to hand to a virtual machine: this is set up so, and the host goes without"
+
+
+def _meant(snapshot: Snapshot) -> Iterator[Proof]:
+    """What is no fault: the host has other GPUs, or its virtual machines are running."""
+    owned = snapshot.view(_OWNED)
+    told = {pci.address(one) for line in owned for one in _ADDRESS.findall(line.line)}
+    of_host = any(
+        gpu.driver not in lending.PASSERS and (gpu.shows_driver or (told and gpu.address not in told))
+        for gpu in snapshot.view(pci.gpus)
     )
-    said = (*said, *_links(snapshot))
-    if not bound and not said:
-        return
-    missed = tuple(place for state, place in snapshot.view(driver.smi) if state not in {"works", "mismatch", "missing"})
-    reserved = _reserved(snapshot)
-    proofs = (*said, *(gpu.citation for gpu in bound), *missed, *reserved)
-    which = bound[0].address if len(bound) == 1 else (f"{len(bound)} GPUs" if bound else "a GPU")
-    where = bound[0].address if len(bound) == 1 else ""
-    if _host_goes_without(snapshot, said) or not (said or missed):
-        summary = f"vfio-pci owns {which}, to hand to a virtual machine: this is set up so, and the host goes without"
-        seen = (*said, *(gpu.citation for gpu in bound), *reserved)
-        yield Proof(summary, seen, "likely", gpu=where, severity="info", remedy=(_LEFT,), disruption="none")
-    elif _is_asked_for(snapshot, said):
-        yield Proof(_OWNED.format(which), proofs, gpu=where)
-    elif not lending.is_hypervisor(snapshot) or any(lending.guest_lists(snapshot)):
-        # Whoever reserved it may have meant it, and has looked on the host in vain all the same.
-        yield Proof(_OWNED.format(which), proofs, "likely" if reserved else "certain", gpu=where)
+    if owned and (driver.works(snapshot) or of_host or lending.has_running_guests(snapshot)):
+        yield Proof(_SET_UP, owned, "likely", severity="info", remedy=(_LEAVE,), disruption="none")
 
 
-_OWNED: Final = "vfio-pci owns {}, to hand to a virtual machine, so NVIDIA's driver is not given it"
-_LEFT: Final = by_hand(
+_LEAVE: Final = by_hand(
     "wait",
     "leave it to its virtual machine; if the host is to have it after all, take its ids out of what is reserved for "
     "vfio-pci and reboot",
 )
-
-
-def _reserved(snapshot: Snapshot) -> tuple[Citation, ...]:
-    """The settings by which GPUs are given to vfio-pci at boot."""
-    places = ("/proc/cmdline", "*modprobe.d/*", "/etc/default/grub*", "/etc/kernel/cmdline")
-    files = (item for place in places for item in snapshot.files(place))
-    found = ((item, _RESERVED.search(item.text)) for item in files)
-    return tuple(cite(item, item.number_at(match.start())) for item, match in found if match)
-
-
-def _host_goes_without(snapshot: Snapshot, said: tuple[Citation, ...]) -> bool:
-    """Whether the GPU is lent: the host has others, or its virtual machines are running."""
-    if driver.works(snapshot):
-        return True
-    gpus = snapshot.view(pci.gpus)
-    # Where lspci shows no drivers, those that nothing else tells of are the host's.
-    told = {pci.address(one) for line in said for one in _ADDRESS.findall(line.line)}
-    of_host = (
-        gpu
-        for gpu in gpus
-        if gpu.driver not in lending.PASSERS and (gpu.shows_driver or (told and gpu.address not in told))
-    )
-    return any(of_host) or lending.has_running_guests(snapshot)
-
-
-def _is_asked_for(snapshot: Snapshot, said: tuple[Citation, ...]) -> bool:
-    """Whether somebody had NVIDIA's module loaded, which then found the GPU taken."""
-    return bool(snapshot.view(_NO_SUCH_DEVICE)) or any(_BOUND_ELSEWHERE.search(line.line) for line in said)
-
-
 _WITHOUT_IDS: Final = "/vfio-pci|pci-stub/s/10de:[0-9a-fA-F]{4},?//g"
-_IN_GRUB: Final = "it stood in /etc/default/grub"
-_IN_ENTRIES: Final = "it stood in /etc/kernel/cmdline"
-_FOR_THE_HOST: Final = by_hand(
-    "configure", "make sure that no virtual machine is to have the GPU: qm list, or virsh list --all, shows them"
-)
+_PLACES: Final = ("/etc/modprobe.d", "/etc/default/grub", "/etc/default/grub.d", "/etc/kernel/cmdline")
 
 
 def _give_back(snapshot: Snapshot) -> Iterable[Fix]:
-    bound = lending.lent(snapshot)
-    files = tuple(item.subject for item in snapshot.files("*modprobe.d/*") if _RESERVED.search(item.text))
-    yield _FOR_THE_HOST
-    if files:
-        text = "take NVIDIA's ids out of what is reserved for vfio-pci"
-        yield run("configure", text, *edited(_WITHOUT_IDS, *files))
-        yield rebuild_initramfs(snapshot)
-    else:
-        places = ("/etc/modprobe.d", "/etc/default/grub", "/etc/default/grub.d", "/etc/kernel/cmdline")
-        text = "take NVIDIA's ids out of what is reserved for vfio-pci, wherever it stands"
-        yield run("configure", text, edited_where("(vfio-pci|pci-stub).*10de:", _WITHOUT_IDS, *places))
-        yield run("rebuild", "write the boot loader's configuration anew", boot_loader(snapshot), when=_IN_GRUB)
-        yield _boot_entries(snapshot)
-        yield rebuild_initramfs(snapshot, when="it stood in /etc/modprobe.d")
-    if bound:
-        unset = (command("sudo", "driverctl", "unset-override", gpu.address) for gpu in bound if is_gpu(gpu.address))
+    text = "make sure that no virtual machine is to have the GPU: qm list, or virsh list --all, shows them"
+    yield by_hand("configure", text)
+    text = "take NVIDIA's ids out of what is reserved for vfio-pci"
+    yield run("configure", text, edited_where("(vfio-pci|pci-stub).*10de:", _WITHOUT_IDS, *_PLACES))
+    entries = Shell("sudo proxmox-boot-tool refresh") if system.is_proxmox(snapshot) else boot_loader(snapshot)
+    yield run("rebuild", "write the boot loader's configuration anew", entries)
+    yield rebuild_initramfs(snapshot)
+    named = (gpu.address for gpu in lending.lent(snapshot) if is_gpu(gpu.address))
+    unset = tuple(command("sudo", "driverctl", "unset-override", address) for address in named)
+    if unset:
         yield run("configure", "take an override of driverctl back", *unset, when="driverctl set it")
     yield reboot()
-
-
-def _boot_entries(snapshot: Snapshot) -> Fix:
-    """Has systemd-boot take up /etc/kernel/cmdline, which it reads from its own partition."""
-    text = "write the boot entries anew"
-    if system.is_proxmox(snapshot):
-        return run("rebuild", text, Shell("sudo proxmox-boot-tool refresh"), when=_IN_ENTRIES)
-    return by_hand("rebuild", f"{text}, as this system makes them (kernel-install)", _IN_ENTRIES)
 
 
 # ---- awake, or stuck
@@ -252,12 +188,7 @@ FAMILY: Final = Family(
             storey="pci",
             disruption="power-cycle",
             title="no NVIDIA GPU is on the bus",
-            symptoms=(
-                symptoms.NO_DRIVER,
-                symptoms.NO_DEVICES,
-                symptoms.NO_MODULE,
-                symptoms.CUDA_UNAVAILABLE,
-            ),
+            symptoms=(*_SHOWN, symptoms.NO_MODULE, symptoms.CUDA_UNAVAILABLE),
             look_at=(Shell("lspci -nn -d 10de:"),),
             story=(
                 "The driver is installed, but no device of NVIDIA's answers on the PCI bus: the card is not seated or "
@@ -269,7 +200,7 @@ FAMILY: Final = Family(
             decisive=all_of(_NOT_LISTED, any_of(_NONE_SAID, fact(_refused), fact(_installed))),
             typical=_NONE_SAID,
             context=all_of(_NOT_LISTED, asked(r"lspci\b.*(?:nvidia|10de)", empty=True)),
-            against=(_GPU_SEEN, _SPOKEN_OF, _FROM_ELSEWHERE, unless(fact(_links), _NOT_LISTED)),
+            against=(_GPU_SEEN, _SPOKEN_OF, _FROM_ELSEWHERE, unless(fact(_told), _NOT_LISTED)),
             may_be_normal=True,
             summary=_none,
             remedy=_attach,
@@ -281,12 +212,7 @@ FAMILY: Final = Family(
             storey="pci",
             disruption="reboot",
             title="vfio-pci owns the GPU",
-            symptoms=(
-                symptoms.NO_DRIVER,
-                symptoms.NO_DEVICES,
-                symptoms.NO_MODULE,
-                symptoms.NOT_STARTED,
-            ),
+            symptoms=(*_SHOWN, symptoms.NO_MODULE, symptoms.NOT_STARTED),
             look_at=(Shell("lspci -nnk -d 10de:"), Shell("qm list || virsh list --all"), Shell("cat /proc/cmdline")),
             story=(
                 "A GPU that is to be handed to a virtual machine is bound to vfio-pci, by its id on the kernel's "
@@ -298,8 +224,14 @@ FAMILY: Final = Family(
                 "https://docs.kernel.org/driver-api/vfio.html",
                 "https://github.com/jurkovic-nikola/OpenLinkHub/pull/174",
             ),
-            context=any_of(fact(_reserved), fact(lambda node: (gpu.citation for gpu in lending.lent(node)))),
-            check=_passed_on,
+            check=_meant,
+            decisive=any_of(
+                all_of(_OWNED, any_of(_NO_SUCH_DEVICE, _TAKEN)), unless(all_of(_OWNED, fact(_refused)), _MAY_BE_MEANT)
+            ),
+            typical=unless(any_of(_OWNED, _RESERVED), _MAY_BE_MEANT, symptoms.DRIVER_WORKS),
+            may_be_normal=True,
+            context=any_of(_RESERVED, _LENT),
+            summary="vfio-pci owns the GPU, to hand to a virtual machine, so NVIDIA's driver is not given it",
             remedy=_give_back,
             explains=NO_DRIVER | {"nouveau-bound"},
         ),
@@ -309,13 +241,7 @@ FAMILY: Final = Family(
             storey="pci",
             disruption="power-cycle",
             title="the GPU does not wake up from D3cold",
-            symptoms=(
-                symptoms.CLOSED_OR_BAR,
-                symptoms.NOT_STARTED,
-                symptoms.NO_DEVICES,
-                symptoms.NO_DRIVER,
-                symptoms.GPU_LOST,
-            ),
+            symptoms=(*_SHOWN, symptoms.CLOSED_OR_BAR, symptoms.NOT_STARTED, symptoms.GPU_LOST),
             look_at=(Shell("sudo dmesg | grep -iE 'D3cold|nvrm'"),),
             story=(
                 "In D3cold a device has no power and its configuration space reads as all ones. After a virtual "
@@ -342,7 +268,7 @@ FAMILY: Final = Family(
                 ),
                 by_hand("configure", "load vfio-pci with disable_idle_d3=1", "virtual machines use the GPU"),
             ),
-            explains=NOT_STARTED | TRANSFERS_LOST,
+            explains=NOT_STARTED | TRANSFERS_LOST | {"vfio-bound"},
         ),
     ),
 )

@@ -2,121 +2,169 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Final
 
 from gpunode.diagnoses import symptoms
 from gpunode.diagnoses.addresses import OPEN_MODULES
 from gpunode.diagnoses.chains import TRANSFERS_LOST
 from gpunode.diagnoses.commands import Shell
-from gpunode.diagnoses.model import Confidence, Family, Proof, Rule, Severity, Verdict
+from gpunode.diagnoses.judging import is_examined
+from gpunode.diagnoses.model import Citation, Confidence, Family, Proof, Rule, Severity
 from gpunode.diagnoses.remedies import always, by_hand, run
-from gpunode.diagnoses.signs import fact
-from gpunode.diagnoses.snapshot import Snapshot
-from gpunode.diagnoses.views import boards, faults, kernel, links
+from gpunode.diagnoses.signs import line
+from gpunode.diagnoses.snapshot import Snapshot, lines_with
+from gpunode.diagnoses.views import boards, faults, kernel, links, pci
 from gpunode.facts.patterns import Pattern
 
 # ---- lanes
 
 
-def _degraded(snapshot: Snapshot) -> Iterator[Verdict]:
+def _degraded(snapshot: Snapshot) -> Iterator[Proof]:
     seen = snapshot.view(links.links)
-    is_odd = "baseboard" in snapshot.view(boards.carriers)
-    is_odd = is_odd or any(link.width is not None and link.width == link.widest for link in seen)
-    above = snapshot.view(links.lanes_above) if any(map(_is_narrow, seen)) else {}
-    for link in filter(_is_narrow, seen):
-        port = above.get(link.address)
+    is_odd = "baseboard" in snapshot.view(boards.carriers) or any(0 < one.width == one.most_width for one in seen)
+    for link in (one for one in seen if one.is_narrow):
+        above = links.above(snapshot, link.address) if link.address else ()
+        port = snapshot.view(links.table).get(above[-1]) if above else None
+        port = port if port and port.most_width else None
         # A slot that is wired for no more lanes has lost none.
-        if port is None or link.width is None or port.width > link.width:
-            yield _narrow(link, port, is_odd=is_odd)
-
-
-def _narrow(link: links.Link, port: links.Lanes | None, *, is_odd: bool) -> Proof:
-    """What fewer lanes than the GPU has come to.
-
-    Args:
-        link: the GPU's.
-        port: what the port above it can use, which is more; None where that was not seen.
-        is_odd: whether other GPUs of the node, or all nodes of its kind, have more lanes.
-    """
-    runs = f"the PCIe link of {link.address or 'a GPU'} runs x{link.width}"
-    of = f" of x{link.widest}" if link.widest else ""
-    is_known = port is not None or link.is_of_both
-    is_minor = link.widest is not None and link.width is not None and link.width * 2 >= link.widest
-    severity: Severity = "info" if is_minor and not is_odd and link.width != 1 else "warning"
-    than = "both ends have" if is_known else "the GPU has; how many the slot has was not seen"
-    return Proof(
-        f"{runs}{of}: fewer lanes than {than}",
-        (link.citation, *((port.citation,) if port else ())),
-        "certain" if is_known else "likely",
-        ("saving power at idle: that lowers the speed, never the width",),
-        link.address,
-        severity=severity,
-    )
-
-
-def _is_narrow(link: links.Link) -> bool:
-    if link.width is None or link.width == 0:
-        return False
-    return link.narrow or (link.widest is not None and link.width < link.widest)
+        if port and port.most_width <= link.width:
+            continue
+        is_known = port is not None or link.is_of_both
+        than = "both ends have" if is_known else "the GPU has; how many the slot has was not seen"
+        is_minor = link.width * 2 >= link.most_width > 0 and not is_odd and link.width > 1
+        severity: Severity = "info" if is_minor else "warning"
+        of = f" of x{link.most_width}" if link.most_width else ""
+        yield Proof(
+            f"the PCIe link of {link.address or 'a GPU'} runs x{link.width}{of}: fewer lanes than {than}",
+            (link.citation, *((port.citation,) if port and port.width else ())),
+            "certain" if is_known else "likely",
+            gpu=link.address,
+            severity=severity,
+        )
 
 
 # ---- errors
 
-_CORRECTED_FEW: Final = 2
-_CORRECTED_MANY: Final = 10
-_COUNTED_MANY: Final = 100
+_REPORT: Final = Pattern(
+    r"\bPCIe Bus Error: (?:severity=)?(?P<un>Unc|C)orrect(?:ed|able)"
+    r"|\bAER: (?:Multiple )?(?P<un2>Unc|C)orrect(?:ed|able)(?: \((?:Non-)?Fatal\))? error(?: message)? received"
+    r"|(?P<lost>\bnvidia \S+: AER: can't recover|\bnvidia \S+: device has no AER-aware driver)"
+)
+# The bits of an uncorrected error, but for requests that a device does not know: probing does that.
+_LOST: Final = (
+    r"(?:DLP|Data Link Protocol|SDES|Surprise Down(?: Error)?|Poisoned TLP|FCP|Flow Control Protocol|CmpltTO"
+    r"|Completion Timeout|CmpltAbrt|Completer Abort|UnxCmplt|Unexpected Completion|RxOF|Receiver Overflow|MalfTLP"
+    r"|Malformed TLP|ECRC)"
+)
+_BIT: Final = Pattern(
+    rf"\[\s*\d{{1,2}}\]\s*(?:(?P<uncorrected>{_LOST})|(?P<minor>UnsupReq|Unsupported Request|ACSViol)"
+    r"|(?P<corrected>RxErr|Receiver Error|Bad ?[TD]LL?P|Rollover|RELAY_NUM|(?:Replay Timer )?Timeout"
+    r"|(?:Adv)?NonFatalErr|Advisory))"
+)
+_SPEAKER: Final = Pattern(rf"(?<![\w-])(?P<driver>[\w-]{{1,40}}) (?P<address>{links.ADDRESS}): ")
+_FROM: Final = Pattern(rf"received(?: from|:) (?P<address>{links.ADDRESS})")
+_PORTS: Final = frozenset({"pcieport", "pci", "nvidia", "vfio-pci", "nouveau", "nvidia-gpu"})
+
+
+@dataclass(frozen=True, slots=True)
+class _Report:
+    """A line by which the kernel tells of an error on the bus.
+
+    Attributes:
+        bit: what went wrong, in the kernel's short word; empty in lines that only announce a report.
+        address: of the device that speaks; empty where the line was cut.
+    """
+
+    is_corrected: bool
+    bit: str
+    address: str
+    message: kernel.Message
+
+
+def _reports(snapshot: Snapshot) -> tuple[_Report, ...]:
+    """The errors on the bus that may be those of a GPU: none of a device that is known to be another, or of a fall."""
+    gone, gpus, ports = snapshot.view(faults.first_fall), snapshot.view(links.nvidia), snapshot.view(links.ports)
+    told, strangers = list[tuple[str, str, kernel.Message]](), set[str]()
+    for message in snapshot.view(kernel.messages):
+        if not (_REPORT.search(message.text) or _BIT.search(message.text)) or faults.is_behind(message.citation, gone):
+            continue
+        speaker, origin = _SPEAKER.search(message.text), _FROM.search(message.text)
+        address = pci.address(speaker["address"]) if speaker else ""
+        told.append((address, pci.address(origin["address"]) if origin else address, message))
+        if speaker and links.slot(address) not in gpus:
+            is_other = speaker["driver"] not in _PORTS or (ports is not None and address not in ports)
+            strangers |= {links.slot(address)} if is_other else set()
+    return tuple(
+        _Report(bool(match["corrected"]) if is_bit else "C" in {match["un"], match["un2"]}, bit, address, message)
+        for address, named, message in told
+        if not {links.slot(address), links.slot(named)} & strangers
+        for is_bit, pattern in ((False, _REPORT), (True, _BIT))
+        for match in pattern.finditer(message.text)
+        for bit in [(match["uncorrected"] or match["minor"] or match["corrected"]) if is_bit else ""]
+    )
+
+
+def _lost(snapshot: Snapshot) -> tuple[_Report, ...]:
+    """The uncorrected ones; none where all that was wrong is a request that a device does not know."""
+    found = tuple(one for one in snapshot.view(_reports) if not one.is_corrected)
+    bits = {one.bit for one in found if one.bit}
+    return () if bits and not any(_IS_LOST.match(bit) for bit in bits) else found
+
+
+_IS_LOST: Final = Pattern(_LOST)
+_COUNTED: Final = Pattern(r"^(?:TOTAL_ERR_COR|RxErr|BadTLP|BadDLLP)\s+[1-9]\d{2,17}\b", re.MULTILINE)
+_OF_DEVICE: Final = Pattern(rf"/(?P<address>{links.ADDRESS})/aer_dev_correctable\b")
+# One error is told in up to four lines; a log of weeks holds some.
+_FEW: Final = 4
+_MANY: Final = 20
 _LONG_LOG: Final = 400
 
 
-def _storm(snapshot: Snapshot) -> Iterator[Verdict]:
-    gone = snapshot.view(faults.first_fall)
-    found = tuple(one for one in snapshot.view(links.reports) if not faults.is_behind(one.citation, gone))
-    counted = tuple(place for count, place in snapshot.view(links.counted) if count >= _COUNTED_MANY)
-    corrected = tuple(one for one in found if one.severity == "corrected")
-    bits = sum(1 for one in corrected if one.bit)
-    announced = sum(2 if one.many else 1 for one in corrected if not one.bit)
+def _counts(snapshot: Snapshot) -> Iterator[Citation]:
+    """The counters of sysfs that have gone far, of a GPU or of what somebody asked about where none is known."""
+    gpus = snapshot.view(links.nvidia)
+    for item in snapshot.of("file", "listing", "text"):
+        path = _OF_DEVICE.search(item.subject) or _OF_DEVICE.search(item.written)
+        if path and (links.slot(pci.address(path["address"])) in gpus or not (gpus or is_examined(snapshot))):
+            yield from lines_with(item, _COUNTED)
+
+
+def _storm(snapshot: Snapshot) -> Iterator[Proof]:
+    found = tuple(one for one in snapshot.view(_reports) if one.is_corrected)
+    counted = tuple(_counts(snapshot))
     is_long = any(len(item.lines) > _LONG_LOG for item in snapshot.of("kernel-log", "journal"))
     # A fallen GPU is the graver thing: a few corrected errors before it do not explain it.
-    needed = _CORRECTED_MANY if is_long or gone else _CORRECTED_FEW
-    if (max(bits, (announced + 1) // 2) < needed and not counted) or links.grave(found):
-        return
-    ports = sorted({one.address for one in corrected if one.address})
-    summary = f"the PCIe link at {', '.join(ports[:3]) or 'a GPU'} corrects errors again and again: its signal is bad"
-    confidence: Confidence = (
-        "certain" if any(links.slot(port) in snapshot.view(links.nvidia) for port in ports) else "likely"
-    )
-    citations = (*(one.citation for one in corrected), *counted)
-    out = ("a single corrected error, which is none",)
-    gpu, at = _whose(snapshot, corrected), _first(corrected)
-    yield Proof(summary, citations[:12], confidence, out, gpu, at)
+    often = len(found) + sum("AER: Multiple" in one.message.text for one in found)
+    is_often = often >= (_MANY if is_long or snapshot.view(faults.first_fall) else _FEW)
+    if (is_often or counted) and not snapshot.view(_lost):
+        where = ", ".join(sorted({one.address for one in found if one.address})[:3]) or "a GPU"
+        is_its_own = any(links.slot(one.address) in snapshot.view(links.nvidia) for one in found)
+        sure: Confidence = "certain" if is_its_own else "likely"
+        summary = f"the PCIe link at {where} corrects errors again and again: its signal is bad"
+        yield _proof(snapshot, summary, found, counted, sure)
 
 
-def _whose(snapshot: Snapshot, reports: tuple[links.Report, ...]) -> str:
-    """The GPU whose link all reports are of; empty where they are of several, or nobody tells."""
-    gpus = {links.gpu_at(snapshot, one.address) for one in reports if one.address}
-    return gpus.pop() if len(gpus) == 1 else ""
+def _uncorrected(snapshot: Snapshot) -> Iterator[Proof]:
+    if found := snapshot.view(_lost):
+        what = ", ".join(sorted({one.bit for one in found if one.bit})) or "an uncorrected error"
+        yield _proof(snapshot, f"a transfer on the GPU's PCIe link was lost beyond repair ({what})", found)
 
 
-def _first(reports: tuple[links.Report, ...]) -> float | None:
-    """When the first of them was."""
-    return next((one.at for one in reports if one.at is not None), None)
-
-
-def _uncorrected(snapshot: Snapshot) -> Iterator[Verdict]:
-    gone = snapshot.view(faults.first_fall)
-    found = links.grave(tuple(one for one in snapshot.view(links.reports) if not faults.is_behind(one.citation, gone)))
-    latched = snapshot.view(links.latched)
-    bits = {one.bit for one in found if one.bit}
-    if not found and not (latched and kernel.said(snapshot, _ANY_XID)):
-        return
-    what = ", ".join(sorted(bits)) or "an uncorrected error"
-    citations = (*(one.citation for one in found), *latched)
-    summary = f"a transfer on the GPU's PCIe link was lost beyond repair ({what})"
-    yield Proof(summary, citations[:12], gpu=_whose(snapshot, found), at=_first(found))
-
-
-_ANY_XID: Final = Pattern(r"\bXid \(")
+def _proof(
+    snapshot: Snapshot,
+    summary: str,
+    found: tuple[_Report, ...],
+    more: tuple[Citation, ...] = (),
+    sure: Confidence = "certain",
+) -> Proof:
+    """With the GPU whose link all reports are of, where they are of one."""
+    gpus = {links.gpu_at(snapshot, one.address) for one in found if one.address}
+    at = next((one.message.at for one in found if one.message.at is not None), None)
+    cited = tuple(dict.fromkeys((*(one.message.citation for one in found), *more)))[:12]
+    return Proof(summary, cited, sure, gpu=gpus.pop() if len(gpus) == 1 else "", at=at)
 
 
 _RESEAT: Final = (
@@ -154,7 +202,7 @@ FAMILY: Final = Family(
             ),
             sources=(_AER_GUIDE, f"{OPEN_MODULES}/issues/1229"),
             check=_uncorrected,
-            typical=fact(links.remembered),
+            typical=line(r"\bUESta:[^\n]{0,200}?\b(?:CmpltTO|SDES|DLP|MalfTLP)\+", "lspci", "text", "file"),
             may_be_normal=True,
             remedy=always(*_RESEAT),
             explains=TRANSFERS_LOST | {"pcie-aer-correctable-storm", "pcie-link-degraded"},

@@ -12,53 +12,64 @@ from gpunode.diagnoses.cluster import plugin_logs, restart_plugin, restart_ranch
 from gpunode.diagnoses.commands import Shell, command
 from gpunode.diagnoses.model import Citation, Family, Fix, Rule
 from gpunode.diagnoses.remedies import by_hand, run
-from gpunode.diagnoses.signs import all_of, any_of, fact, holds, line, unless
+from gpunode.diagnoses.signs import all_of, any_of, anywhere, asked, fact, holds, line, unless
 from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with
-from gpunode.diagnoses.views import containerd, device_health, driver, handlers, kube, modules, pci
+from gpunode.diagnoses.views import containerd, driver, handlers, kube, modules
 from gpunode.diagnoses.views.engine import engine
 from gpunode.facts.patterns import Pattern
 
 # Its complaints. The second only where it found nothing to work with at all.
 
-_LACKS: Final = Pattern(
-    r"could not load NVML library|NVML not detected|Detected non-NVML platform|ERROR_LIBRARY_NOT_FOUND"
+_LACKING: Final = Pattern(
+    r"could not load NVML|NVML not detected|Detected non-NVML platform|ERROR_LIBRARY_NOT_FOUND"
     r"|libnvidia-ml\.so(?:\.1)?['\"’]?: cannot open shared object|libnvidia-ml\.so\.1: not found"
     r"|Failed to initialize NVML: could not"
 )
-_ASKS: Final = Pattern(
-    r"Incompatible (?:strategy|platform) detected|did you (?:configure the NVIDIA Container|set the docker default)"
-    r"|invalid device discovery strategy|unable to create resource managers? to get plugins"
-)
-_OF_PLUGIN: Final = Pattern(
-    r"device[-_ ]?plugin|\bplugin\b|nvdp\b|gpu-feature-discovery|\bgfd\b|dcgm-exporter|hami", re.IGNORECASE
-)
+_OF_PLUGIN: Final = Pattern(r"plugin|nvdp|gpu-feature|\bgfd\b|dcgm-exporter|hami", re.IGNORECASE)
 
 
-def _complaints(snapshot: Snapshot, pattern: Pattern) -> Iterator[Citation]:
-    """What the plugin, or one of its kin in a pod, wrote."""
+def _lacks(snapshot: Snapshot) -> Iterator[Citation]:
+    """What the plugin, or one of its kin in a pod, wrote of a library that it misses."""
     for item in snapshot.of("kubernetes-log", "kubernetes-pod", "kubernetes", "text", "application"):
         is_log = item.kind in {"kubernetes-log", "kubernetes-pod"}
-        if is_log or pattern is _ASKS or _OF_PLUGIN.search(f"{item.written}\n{item.text}"):
-            yield from lines_with(item, pattern)
+        if is_log or _OF_PLUGIN.search(f"{item.written}\n{item.text}"):
+            yield from lines_with(item, _LACKING)
 
 
-_WELL: Final = holds(device_health.all_are_offered, "the node offers all of its GPUs")
-_ASKED_FOR: Final = unless(fact(lambda node: _complaints(node, _ASKS)), _WELL)
-_COMPLAINS: Final = unless(any_of(fact(lambda node: _complaints(node, _LACKS)), _ASKED_FOR), _WELL)
+_ASKS: Final = line(
+    r"Incompatible (?:strategy|platform) detected|did you (?:configure the NVIDIA Container|set the docker default)"
+    r"|invalid device discovery strategy|unable to create resource managers? to get plugins",
+    *("kubernetes-log", "kubernetes-pod", "kubernetes", "text", "application"),
+)
+_WELL: Final = holds(kube.offers_all, "the node offers all of its GPUs")
+_ASKED_FOR: Final = unless(_ASKS, _WELL)
+_COMPLAINS: Final = unless(any_of(fact(_lacks), _ASKS), _WELL)
 
-# Under which runtime its pod runs.
+# Under which runtime its pod runs: that of the plugin's own pod counts before any other's.
 
 
-def _asked(snapshot: Snapshot) -> list[kube.Pod]:
-    """The pods that show which runtime they ask for: the plugin's, else any."""
-    shown = [pod for pod in snapshot.view(kube.pods) if pod.runtime_class is not None]
-    return [pod for pod in shown if pod.is_device_plugin] or shown
+def _classless(snapshot: Snapshot) -> Iterator[Citation]:
+    """Pods that were shown so that a runtime class would be seen, and have none."""
+    for item in snapshot.of("kubernetes-pod"):
+        is_whole = not item.source.is_part and re.search(
+            r"^(?:Tolerations|Events):|\bcontainers\"?:", item.text, re.MULTILINE
+        )
+        shows = item.source.lets_through("  runtimeClassName: nvidia") if item.source.only else is_whole
+        if shows and item.text.strip() and not re.search(r"runtimeClassName|Runtime Class Name", item.text):
+            yield cite(item, 1)
 
 
-def _pods(snapshot: Snapshot, *, with_class: bool) -> Iterator[Citation]:
-    pods = _asked(snapshot)
-    if with_class or not any(pod.runtime_class for pod in pods):
-        yield from (pod.citation for pod in pods if pod.citation and bool(pod.runtime_class) is with_class)
+_CLASS: Final = r"(?:runtimeClassName|Runtime Class Name)[\"']?\s*:\s*[\"']?"
+_CLASSLESS: Final = any_of(
+    fact(_classless), line(rf"{_CLASS}(?:null|none|[\"'])?\s*$", "kubernetes-pod", "kubernetes", "file")
+)
+_UNDER: Final = unless(
+    any_of(
+        line(rf"^\s*(?:- )?[\"']?{_CLASS}nvidia", "kubernetes-pod", "kubernetes", "file"),
+        fact(lambda snapshot: _default(snapshot, is_nvidia=True)),
+    ),
+    _CLASSLESS,
+)
 
 
 def _default(snapshot: Snapshot, *, is_nvidia: bool) -> Iterator[Citation]:
@@ -70,44 +81,44 @@ def _default(snapshot: Snapshot, *, is_nvidia: bool) -> Iterator[Citation]:
 def _handler(snapshot: Snapshot) -> Iterator[Citation]:
     shown = snapshot.view(handlers.shown)
     yield from shown.citations if shown.has_nvidia else ()
-    if shown.has_nvidia is None:
-        yield from (place for name, place in kube.runtime_classes(snapshot).items() if name.startswith("nvidia"))
+    yield from snapshot.view(_CLASS_OBJECT) if shown.has_nvidia is None else ()
 
 
-_CLASSLESS: Final = fact(lambda snapshot: _pods(snapshot, with_class=False))
+_CLASS_OBJECT: Final = line(
+    r"^nvidia\S*\s+nvidia\S*(?:\s|$)|^\s*[\"']?handler[\"']?:\s*[\"']?nvidia",
+    "kubernetes",
+    "kubernetes-pod",
+    "text",
+    "file",
+)
 _PLAIN: Final = fact(lambda snapshot: _default(snapshot, is_nvidia=False))
 _HANDLER: Final = fact(_handler)
-_UNDER: Final = any_of(
-    fact(lambda snapshot: _pods(snapshot, with_class=True)), fact(lambda snapshot: _default(snapshot, is_nvidia=True))
-)
-_BARE: Final = Pattern(
+_REGISTERED: Final = any_of(line(r"\b(?:nvidia-ctk|gpunode ctk) runtime configure\b"), asked(r"\bruntime configure\b"))
+# What a pod with a GPU complains of where nothing of the driver was mounted into it.
+_WITHOUT_DRIVER: Final = Pattern(
     r"nvidia-smi\\?[\"']?: (?:(?:command |executable file )?not found|no such file or directory)"
     r"|CUDA driver version is insufficient|NVIDIA Driver was not detected|Found no NVIDIA driver|no CUDA-capable device"
 )
-_IN_POD: Final = Pattern(r"\bkubectl\b|\bpods?\b|\boc (?:exec|rsh)\b")
 
 
-def _bare_pods(snapshot: Snapshot) -> Iterator[Citation]:
+def _bare(snapshot: Snapshot) -> Iterator[Citation]:
     """What a pod with a GPU complains of where nothing of the driver was mounted into it."""
     for item in snapshot.items:
-        if item.kind.startswith("kubernetes") or (item.where == "container" and _IN_POD.search(item.written)):
-            yield from lines_with(item, _BARE)
+        if item.kind.startswith("kubernetes") or re.match(r"(?:kubectl|oc) exec\b", item.written):
+            yield from lines_with(item, _WITHOUT_DRIVER)
+
+
+_BARE: Final = fact(_bare)
 
 
 def _has_no_driver(snapshot: Snapshot) -> bool:
-    """Whether the node itself has no working driver; one of a pod, or of a system image, is not on the host's path."""
+    """Whether the node itself has no working driver; that of a system image is not on the host's path."""
     states, is_loaded = {state for state, _ in snapshot.view(driver.smi)}, modules.loaded(snapshot, "nvidia")
-    if "works" in states:
-        return False
-    is_odd = any(_ODD_SYSTEM.search(item.text[:20_000]) or "talosctl" in item.written for item in snapshot.items)
-    return bool(states & {"no-driver", "mismatch"}) or is_loaded is False or (
-        "missing" in states and not is_loaded and not is_odd
-    )  # fmt: skip
+    is_missing = "missing" in states and not is_loaded and not snapshot.view(_ODD_SYSTEM)
+    return "works" not in states and (bool(states & {"no-driver", "mismatch"}) or is_loaded is False or is_missing)
 
 
 _NO_DRIVER: Final = holds(_has_no_driver, "the node itself has no working driver")
-# The daemon set runs on every node; on one without a GPU its words are what they should be.
-_NO_GPU: Final = holds(lambda snapshot: pci.has_gpu(snapshot) is False, "no GPU of NVIDIA's is on the bus")
 
 
 def _ask_for_runtime(snapshot: Snapshot) -> Iterable[Fix]:
@@ -124,40 +135,22 @@ def _ask_for_runtime(snapshot: Snapshot) -> Iterable[Fix]:
     yield by_hand("configure", "give pods that use a GPU the same runtimeClassName, or make nvidia the default runtime")
 
 
-_REGISTERED: Final = any_of(
-    line(r"\b(?:nvidia-ctk|gpunode ctk) runtime configure\b"),
-    fact(lambda snapshot: (cite(item) for item in snapshot.items if " runtime configure" in item.written)),
-)
-
 # Where the driver stands. The root that the plugin was told; "/" is where a driver of packages is.
 
 _TOLD_ROOT: Final = line(
     r"nvidiaDriverRoot[\"']?\s*[:=]\s*[\"']?/[\w./-]+|NVIDIA_DRIVER_ROOT[\"']?\s*(?:[:=]|value:)\s*[\"']?/[\w./-]+"
 )
-_PLACES: Final = Pattern(
+_PLACES: Final = (
     r"/(?:opt/nvidia|home/kubernetes/bin/nvidia|run/nvidia/driver|usr/lib/wsl|run/current-system|run/opengl-driver"
-    r"|nix/store|usr/local/glibc|usr/local/nvidia|x86_64-bottlerocket|usr/x86_64-bottlerocket|talos)[\w./-]*"
+    r"|nix/store|usr/local/glibc|usr/local/nvidia/(?!toolkit)|x86_64-bottlerocket|talos)"
 )
 _ROOT: Final = Pattern(r"/opt/nvidia\b|/home/kubernetes/bin/nvidia\b|/run/nvidia/driver\b|/usr/local/nvidia\b")
-_ODD_SYSTEM: Final = Pattern(
+_ODD_SYSTEM: Final = anywhere(
     r"Talos|NixOS|Bottlerocket|Container-Optimized OS|Flatcar|Alpine Linux|siderolabs/|microsoft-standard-WSL"
 )
-
-
-def _elsewhere(snapshot: Snapshot) -> Iterator[Citation]:
-    for item in snapshot.items:
-        if item.where != "host" or not item.is_seen:
-            continue
-        if _PLACES.search(item.subject) and item.outcome == "ok" and "nvidia" in item.text:
-            yield cite(item, 1)
-        for number, text in enumerate(item.lines[:2000], 1):
-            is_driver = _PLACES.search(text) and re.search(r"libnvidia-ml|nvidia-smi|[Dd]river", text)
-            if is_driver or _ODD_SYSTEM.search(text):
-                yield cite(item, number)
-                break
-
-
-_ELSEWHERE: Final = any_of(fact(_elsewhere), _TOLD_ROOT)
+_ELSEWHERE: Final = any_of(
+    anywhere(rf"{_PLACES}.{{0,80}}(?:libnvidia-ml|nvidia-smi|[Dd]river)"), asked(_PLACES), _ODD_SYSTEM, _TOLD_ROOT
+)
 
 
 def _find_library(snapshot: Snapshot) -> Iterable[Fix]:
@@ -174,20 +167,20 @@ def _find_library(snapshot: Snapshot) -> Iterable[Fix]:
 
 # Health.
 
-_UNHEALTHY: Final = any_of(
-    unless(device_health.said, _WELL),
-    fact(
-        lambda snapshot: (
-            place for one in device_health.fewer(snapshot) for place in (one.healthy.citation, one.capacity.citation)
-        )
-    ),
+_SAID: Final = line(
+    r"^(?![^\n]*(?:no healthy devices present|cannot allocate))(?=[^\n]*(?:GPU|MIG-|nvidia|[Xx]id|all devices))[^\n]*"
+    r"(?:marked unhealthy|(?:will go|is|went|as) unhealthy|Marking (?:it|device|.{0,60}) (?:as )?unhealthy"
+    r"|XidCriticalError)",
+    flags=re.IGNORECASE,
+)
+UNHEALTHY: Final = any_of(
+    unless(_SAID, _WELL), fact(lambda node: (one.citation for _, *both in kube.fewer(node) for one in both))
 )
 
 
 def _counts(snapshot: Snapshot) -> str:
-    for one in device_health.fewer(snapshot):
-        bad = one.capacity.value - one.healthy.value
-        return f"{bad} of {one.capacity.value} {one.name} are unhealthy to the device plugin"
+    for name, capacity, healthy in kube.fewer(snapshot):
+        return f"{capacity.value - healthy.value} of {capacity.value} {name} are unhealthy to the device plugin"
     return "the device plugin calls a GPU unhealthy and gives it to no new pod"
 
 
@@ -223,7 +216,7 @@ FAMILY: Final = Family(
             typical=unless(all_of(_COMPLAINS, any_of(_UNDER, _ELSEWHERE)), all_of(_PLAIN, _CLASSLESS)),
             symptoms=(_COMPLAINS, symptoms.NO_CAPACITY, symptoms.POD_PENDING, symptoms.PLUGIN_FAILS),
             context=any_of(_UNDER, _TOLD_ROOT),
-            against=(_NO_DRIVER, _NO_GPU),
+            against=(_NO_DRIVER, symptoms.NO_GPU),
             look_at=(Shell("kubectl logs -n kube-system -l name=nvidia-device-plugin-ds --tail=30"),),
             share=2,
             summary="the device plugin finds no libnvidia-ml.so.1: it, or the runtime, looks where the driver is not",
@@ -252,8 +245,8 @@ FAMILY: Final = Family(
             typical=unless(
                 any_of(
                     _ASKED_FOR,
-                    all_of(any_of(_COMPLAINS, fact(_bare_pods)), any_of(_PLAIN, _CLASSLESS), _HANDLER),
                     all_of(_COMPLAINS, any_of(_PLAIN, _CLASSLESS, _HANDLER, _REGISTERED)),
+                    all_of(_BARE, any_of(_HANDLER, _CLASSLESS)),
                     all_of(_CLASSLESS, _HANDLER),
                 ),
                 _UNDER,
@@ -262,7 +255,7 @@ FAMILY: Final = Family(
             may_be_normal=True,
             context=all_of(_PLAIN, _HANDLER),
             symptoms=(_COMPLAINS, symptoms.NO_CAPACITY, symptoms.POD_PENDING, symptoms.PLUGIN_FAILS),
-            against=(_NO_DRIVER, _NO_GPU),
+            against=(_NO_DRIVER, symptoms.NO_GPU),
             look_at=(
                 Shell("kubectl get runtimeclass"),
                 Shell("kubectl logs -n kube-system -l name=nvidia-device-plugin-ds --tail=30"),
@@ -293,13 +286,9 @@ FAMILY: Final = Family(
                 "the GPU keep it. The plugin does not take its word back before it is restarted, even where the "
                 "fault was the application's and the GPU is well."
             ),
-            sources=(
-                f"{DEVICE_PLUGIN}/issues/58",
-                f"{DEVICE_PLUGIN}/issues/189",
-                f"{DEVICE_PLUGIN}/issues/234",
-            ),
-            decisive=_UNHEALTHY,
-            symptoms=(_UNHEALTHY, symptoms.POD_PENDING, symptoms.POD_REFUSED, symptoms.NO_CAPACITY, symptoms.ANY_XID),
+            sources=(f"{DEVICE_PLUGIN}/issues/58", f"{DEVICE_PLUGIN}/issues/189", f"{DEVICE_PLUGIN}/issues/234"),
+            decisive=UNHEALTHY,
+            symptoms=(UNHEALTHY, symptoms.POD_PENDING, symptoms.POD_REFUSED, symptoms.NO_CAPACITY, symptoms.ANY_XID),
             look_at=(
                 Shell("kubectl describe nodes | grep -E 'nvidia.com/gpu'"),
                 Shell("kubectl logs -n kube-system -l name=nvidia-device-plugin-ds --tail=30"),

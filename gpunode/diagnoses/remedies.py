@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from typing import Final
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Final, Literal, TypeAlias
 
 from gpunode import distros
 from gpunode.catalog import branches
@@ -42,24 +42,29 @@ from gpunode.facts.numbers import whole
 from gpunode.facts.patterns import Pattern
 from gpunode.recipe import Driver
 
-_INSTALL: Final[dict[PackageManager, tuple[str, ...]]] = {
-    "apt": ("sudo", "apt-get", "install"),
-    "dnf": ("sudo", "dnf", "install"),
-    "zypper": ("sudo", "zypper", "install"),
-    "pacman": ("sudo", "pacman", "-S"),
+Purpose: TypeAlias = Literal["install", "remove", "upgrade", "reinstall", "unhold", "one version", "initramfs", "grub"]
+
+_SYNC: Final = "sudo dnf distro-sync '*nvidia*'"
+_DRACUT: Final = "sudo dracut --force --regenerate-all"
+_GRUB2: Final = "sudo grub2-mkconfig -o /boot/grub2/grub.cfg"
+# What a purpose takes under each; names of packages are put behind the first five. pacman holds by a line of its own
+# configuration.
+_MANAGERS: Final[tuple[PackageManager, ...]] = ("apt", "dnf", "zypper", "pacman")
+_COMMANDS: Final[Mapping[Purpose, tuple[str, str, str, str]]] = {
+    "install": ("sudo apt-get install", "sudo dnf install", "sudo zypper install", "sudo pacman -S"),
+    "remove": ("sudo apt-get purge", "sudo dnf remove", "sudo zypper remove", "sudo pacman -Rns"),
+    "upgrade": ("sudo apt-get install --only-upgrade", "sudo dnf upgrade", "sudo zypper update", "sudo pacman -Syu"),
+    "reinstall": ("sudo apt-get install --reinstall", "sudo dnf reinstall", "sudo zypper install -f", "sudo pacman -S"),
+    "unhold": ("sudo apt-mark unhold", "sudo dnf versionlock delete", "sudo zypper removelock", ""),
+    "one version": ("sudo apt-get -f install", _SYNC, "sudo zypper update", "sudo pacman -Syu"),
+    "initramfs": ("sudo update-initramfs -u -k all", _DRACUT, _DRACUT, "sudo mkinitcpio -P"),
+    "grub": ("sudo update-grub", _GRUB2, _GRUB2, "sudo grub-mkconfig -o /boot/grub/grub.cfg"),
 }
-_REMOVE: Final[dict[PackageManager, tuple[str, ...]]] = {
-    "apt": ("sudo", "apt-get", "purge"),
-    "dnf": ("sudo", "dnf", "remove"),
-    "zypper": ("sudo", "zypper", "remove"),
-    "pacman": ("sudo", "pacman", "-Rns"),
-}
-_INITRAMFS: Final[dict[PackageManager, Command]] = {
-    "apt": Shell("sudo update-initramfs -u -k all"),
-    "dnf": Shell("sudo dracut --force --regenerate-all"),
-    "zypper": Shell("sudo dracut --force --regenerate-all"),
-    "pacman": Shell("sudo mkinitcpio -P"),
-}
+
+
+def _typed(snapshot: Snapshot, purpose: Purpose) -> Shell:
+    """The command on this node; empty where its package manager has none."""
+    return Shell(_COMMANDS[purpose][_MANAGERS.index(snapshot.view(package_manager))])
 
 
 def always(*fixes: Fix) -> Callable[[Snapshot], Iterable[Fix]]:
@@ -77,88 +82,52 @@ def by_hand(kind: FixKind, text: str, when: str = "") -> Fix:
     return Fix(kind, text, (), when)
 
 
+def _of_packages(
+    snapshot: Snapshot, purpose: Purpose, kind: FixKind, text: str, names: Iterable[str], when: str
+) -> Fix:
+    """A command about packages; where one has no name that a package can have, the words alone."""
+    named, program = tuple(dict.fromkeys(names)), _typed(snapshot, purpose)
+    is_sound = bool(named) and bool(program) and all(map(is_package, named))
+    return Fix(kind, text, (joined(program, command(*named)),) if is_sound else (), when)
+
+
 def install(snapshot: Snapshot, text: str, *names: str, when: str = "") -> Fix:
     """Installs packages; ``names`` are those of this distribution."""
-    return _of_packages("install", text, _INSTALL[snapshot.view(package_manager)], names, when)
+    return _of_packages(snapshot, "install", "install", text, names, when)
 
 
 def uninstall(snapshot: Snapshot, text: str, *names: str, when: str = "") -> Fix:
     """Removes packages of a driver, and literals of this program, each named whole; any other a person judges."""
-    if all(isinstance(name, Shell) or is_drivers(name) for name in names):
-        return _of_packages("remove", text, _REMOVE[snapshot.view(package_manager)], names, when)
-    others = ", ".join(name for name in names if not is_drivers(name))
-    return by_hand("remove", f"{text}: {others} is no part of a driver, so see first what needs it", when)
+    if others := ", ".join(name for name in names if not isinstance(name, Shell) and not is_drivers(name)):
+        return by_hand("remove", f"{text}: {others} is no part of a driver, so see first what needs it", when)
+    return _of_packages(snapshot, "remove", "remove", text, names, when)
 
 
 def removes_packages(fix: Fix) -> bool:
     """Whether it takes packages away, which stops their services and leaves programs without them until then."""
-    return any(one.startswith(f"{' '.join(words)} ") for words in _REMOVE.values() for one in fix.commands)
-
-
-def _of_packages(kind: FixKind, text: str, program: tuple[str, ...], names: tuple[str, ...], when: str) -> Fix:
-    """A command about packages; where one has no name that a package can have, the words alone."""
-    named = tuple(dict.fromkeys(names))
-    is_sound = bool(named) and all(map(is_package, named))
-    return Fix(kind, text, (command(*program, *named),) if is_sound else (), when)
-
-
-_UPGRADE: Final[dict[PackageManager, tuple[str, ...]]] = {
-    "apt": ("sudo", "apt-get", "install", "--only-upgrade"),
-    "dnf": ("sudo", "dnf", "upgrade"),
-    "zypper": ("sudo", "zypper", "update"),
-    "pacman": ("sudo", "pacman", "-Syu"),
-}
+    return any(one.startswith(f"{program} ") for program in _COMMANDS["remove"] for one in fix.commands)
 
 
 def upgrade(snapshot: Snapshot, text: str, *names: str, when: str = "") -> Fix:
     """Brings installed packages to the newest version of the node's repositories."""
-    return _of_packages("install", text, _UPGRADE[snapshot.view(package_manager)], names, when)
-
-
-_AGAIN: Final[dict[PackageManager, tuple[str, ...]]] = {
-    "apt": ("sudo", "apt-get", "install", "--reinstall"),
-    "dnf": ("sudo", "dnf", "reinstall"),
-    "zypper": ("sudo", "zypper", "install", "--force"),
-    "pacman": ("sudo", "pacman", "-S"),
-}
+    return _of_packages(snapshot, "upgrade", "install", text, names, when)
 
 
 def reinstall(snapshot: Snapshot, text: str, *names: str, when: str = "") -> Fix:
     """Puts back the files of packages that are installed, and have lost some: to install them would do nothing."""
-    return _of_packages("install", text, _AGAIN[snapshot.view(package_manager)], names, when)
+    return _of_packages(snapshot, "reinstall", "install", text, names, when)
 
 
-_ONE_ORIGIN: Final[dict[PackageManager, tuple[Command, ...]]] = {
-    "apt": (Shell("sudo apt-get update"), Shell("sudo apt-get -f install")),
-    "dnf": (Shell("sudo dnf distro-sync '*nvidia*'"),),
-    "zypper": (Shell("sudo zypper refresh"), Shell("sudo zypper update")),
-    "pacman": (Shell("sudo pacman -Syu"),),
-}
+def unhold(snapshot: Snapshot, text: str, *names: str) -> Fix:
+    """Lets packages be upgraded again."""
+    return _of_packages(snapshot, "unhold", "configure", text, names, "")
 
 
 def one_version(snapshot: Snapshot, kind: FixKind, text: str, when: str = "") -> Fix:
     """Brings packages that stayed behind to the version of the others."""
-    return Fix(kind, text, _ONE_ORIGIN[snapshot.view(package_manager)], when)
+    return Fix(kind, text, (_typed(snapshot, "one version"),), when)
 
 
-def _of_distribution(snapshot: Snapshot) -> tuple[Command, ...]:
-    """The command that pins the driver to the archive of the distribution; none where that has no name of its own.
-
-    Mint and its like take Ubuntu's archive, or Debian's.
-    """
-    known = distro(snapshot)
-    words = (known.id, *known.like) if known else ()
-    if known is None or known.id == "pop":
-        return ()
-    own = _OF_THEIR_OWN.get(known.id)
-    origin = own or ("Ubuntu" if "ubuntu" in words else "Debian" if "debian" in words else "")
-    lines = rf"Package: *nvidia* libcuda*\nPin: release o={origin}\nPin-Priority: 1001\n"
-    pin = Shell("| sudo tee /etc/apt/preferences.d/nvidia-of-the-distribution")
-    return (joined(command("printf", lines), pin),) if origin else ()
-
-
-# As apt-cache policy shows it.
-_OF_THEIR_OWN: Final = {"kali": "Kali", "raspbian": "Raspbian", "devuan": "Devuan"}
 _WITHOUT_DRIVER: Final = r"/^excludepkgs=\*nvidia\*$/d; /^\[/a excludepkgs=*nvidia*"
 
 
@@ -169,39 +138,12 @@ def one_archive(snapshot: Snapshot) -> Fix:
     if takes_gpunode(snapshot):
         return setup_step(snapshot, "configure", f"{text}: gpunode pins them to it", "cuda-repository", "driver-pin")
     if manager == "apt":
-        pin = _of_distribution(snapshot)
-        own = f"{text}, the distribution's own"
-        return Fix("configure", own, pin)
+        return by_hand("configure", f"{text}, the distribution's own, by a pin in /etc/apt/preferences.d")
     if manager == "dnf":
         is_fedora = known is not None and known.id == "fedora"
         kept, others = ("RPM Fusion", "compute/cuda|negativo17") if is_fedora else ("NVIDIA's", "rpmfusion|negativo17")
         return Fix("configure", f"{text}, {kept}", (edited_where(others, _WITHOUT_DRIVER, "/etc/yum.repos.d"),))
     return one_version(snapshot, "install", text)
-
-
-_LINUX: Final = "/^GRUB_CMDLINE_LINUX(_DEFAULT)?=/"
-_GRUB: Final[dict[PackageManager, Command]] = {
-    "apt": Shell("sudo update-grub"),
-    "dnf": Shell("sudo grub2-mkconfig -o /boot/grub2/grub.cfg"),
-    "zypper": Shell("sudo grub2-mkconfig -o /boot/grub2/grub.cfg"),
-    "pacman": Shell("sudo grub-mkconfig -o /boot/grub/grub.cfg"),
-}
-
-
-def with_kernel_argument(snapshot: Snapshot, argument: str) -> tuple[Command, ...]:
-    """The commands that have the kernel started with ``argument`` where grub boots the node."""
-    manager = snapshot.view(package_manager)
-    if manager == "dnf":
-        return (command("sudo", "grubby", "--update-kernel=ALL", f"--args={argument}"),)
-    if manager == "apt":
-        # A file of its own, which can be taken away again; the others' grub reads none.
-        place = f"/etc/default/grub.d/{argument.replace('=', '-').replace('.', '-')}.cfg"
-        line = command("echo", f'GRUB_CMDLINE_LINUX="$GRUB_CMDLINE_LINUX {argument}"')
-        written = joined(line, Shell("|"), command("sudo", "tee", place))
-        return Shell("sudo mkdir -p /etc/default/grub.d"), written, _GRUB[manager]
-    plain = argument.replace(".", r"\.")
-    once = f'/^GRUB_CMDLINE_LINUX_DEFAULT=/{{/[" ]{plain}[" ]/!s/"$/ {argument}"/}}'
-    return *edited(once, "/etc/default/grub"), _GRUB[manager]
 
 
 def boots_with(snapshot: Snapshot, argument: str) -> bool:
@@ -213,38 +155,27 @@ def boot_with(snapshot: Snapshot, argument: str, why: str) -> Iterator[Fix]:
     """The command line with ``argument``, and the reboot that takes it up; nothing where it is on it."""
     if boots_with(snapshot, argument):
         return
-    yield run("configure", f"boot with {argument}: {why}", *with_kernel_argument(snapshot, argument))
+    if snapshot.view(package_manager) == "dnf":
+        commands: tuple[Command, ...] = (command("sudo", "grubby", "--update-kernel=ALL", f"--args={argument}"),)
+    else:
+        once = f'/^GRUB_CMDLINE_LINUX_DEFAULT=/{{/[" ]{argument}[" ]/!s/"$/ {argument}"/}}'
+        commands = (*edited(once, "/etc/default/grub"), boot_loader(snapshot))
+    yield run("configure", f"boot with {argument}: {why}", *commands)
     yield reboot()
 
 
 def without_kernel_argument(snapshot: Snapshot, argument: str) -> tuple[Command, ...]:
     """The commands that take ``argument`` off the kernel's command line where grub boots the node."""
-    manager = snapshot.view(package_manager)
-    if manager == "dnf":
+    if snapshot.view(package_manager) == "dnf":
         return (command("sudo", "grubby", "--update-kernel=ALL", f"--remove-args={argument}"),)
     plain = argument.replace(".", r"\.")
-    return *edited(f"{_LINUX}s/ *{plain}//", "/etc/default/grub"), _GRUB[manager]
+    lines = "/^GRUB_CMDLINE_LINUX(_DEFAULT)?=/"
+    return *edited(f"{lines}s/ *{plain}//", "/etc/default/grub"), boot_loader(snapshot)
 
 
 def boot_loader(snapshot: Snapshot) -> Command:
     """The command that has grub take up what its configuration says."""
-    return _GRUB[snapshot.view(package_manager)]
-
-
-_UNHOLD: Final[dict[PackageManager, tuple[str, ...]]] = {
-    "apt": ("sudo", "apt-mark", "unhold"),
-    "dnf": ("sudo", "dnf", "versionlock", "delete"),
-    "zypper": ("sudo", "zypper", "removelock"),
-    "pacman": (),
-}
-
-
-def unhold(snapshot: Snapshot, text: str, *names: str) -> Fix:
-    """Lets packages be upgraded again; pacman holds by a line of its own configuration."""
-    program = _UNHOLD[snapshot.view(package_manager)]
-    if not program:
-        return by_hand("configure", f"{text}: take them out of IgnorePkg in /etc/pacman.conf")
-    return _of_packages("configure", text, program, names, "")
+    return _typed(snapshot, "grub")
 
 
 def takes_gpunode(snapshot: Snapshot) -> bool:
@@ -274,25 +205,10 @@ _OF_RUNTIMES: Final = frozenset({"toolkit-repository", "toolkit", "runtime-insta
 
 
 def setup_step(
-    snapshot: Snapshot,
-    kind: FixKind,
-    text: str,
-    *steps: str,
-    upgrade: bool = False,
-    instead: tuple[Command, ...] = (),
-    when: str = "",
-) -> Fix:
-    """What gpunode does itself; ``steps`` are ids of its steps, none means all.
-
-    Args:
-        snapshot: of the node.
-        kind: of fix.
-        text: what it does.
-        steps: those alone.
-        upgrade: whether what is there is to become newer; else it stays.
-        instead: what does it where gpunode does not set up nodes; without any, a person does by the text.
-        when: the condition under which it is done.
-    """
+    snapshot: Snapshot, kind: FixKind, text: str, *steps: str, upgrade: bool = False,
+    instead: tuple[Command, ...] = (), when: str = ""
+) -> Fix:  # fmt: skip
+    """What gpunode does itself, by ``steps`` alone where any are named; ``instead`` where it does not set up nodes."""
     is_configured = bool(steps) and _OF_RUNTIMES.issuperset(steps) and has_driver_from_elsewhere(snapshot)
     if not takes_gpunode(snapshot) and not is_configured:
         return Fix(kind, text, instead, when)
@@ -319,28 +235,16 @@ _MAINTAINED: Final = "no branch that NVIDIA maintains does that for the GPUs of 
 
 
 def newer_driver(
-    snapshot: Snapshot,
-    text: str,
-    *,
-    least: int = 0,
-    beyond: bool = False,
-    back: bool = False,
-    here: str = "",
-    when: str = "",
-) -> Iterator[Fix]:
+    snapshot: Snapshot, text: str, *, least: int = 0, beyond: bool = False, back: bool = False, here: str = "",
+    when: str = ""
+) -> Iterator[Fix]:  # fmt: skip
     """Brings another release of the driver, the newest of a branch, in the place of the one that is installed.
 
     An upgrade keeps a branch that is maintained, and brings nothing where its newest release is there already: another
     branch is then asked for by its number, one that drives the GPUs of this node.
 
-    Args:
-        snapshot: of the node.
-        text: what it does.
-        least: the oldest branch that will do.
-        beyond: whether another release of the same branch will not do.
-        back: whether an older branch will do as well.
-        here: the version that is installed, where the family knows it better than the views.
-        when: the condition under which it is done.
+    ``least`` is the oldest branch that will do; ``beyond`` says that another release of the same branch will not do,
+    ``back`` that an older branch will, and ``here`` which version is installed, where the family knows it better.
     """
     if not takes_gpunode(snapshot):
         yield _by_packages(snapshot, text, when, least=least)
@@ -415,7 +319,7 @@ def guest_driver(text: str, when: str = "") -> Fix:
 
 
 _ON_DISK: Final = Shell("v=$(modinfo -F version nvidia);")
-_MANAGER_OF_IT: Final[dict[PackageManager, Command]] = {
+MANAGER_OF_IT: Final[dict[PackageManager, Command]] = {
     "apt": Shell(
         'sudo apt-get install "nvidia-fabricmanager=$v*" || sudo apt-get install "nvidia-fabricmanager-${v%%.*}=$v*"'
     ),
@@ -426,7 +330,7 @@ _MANAGER_OF_IT: Final[dict[PackageManager, Command]] = {
 
 def fabric_manager_too(snapshot: Snapshot) -> Iterator[Fix]:
     """The fabric manager, where one is installed, beside another driver: it works with its own version alone."""
-    words = _MANAGER_OF_IT.get(snapshot.view(package_manager))
+    words = MANAGER_OF_IT.get(snapshot.view(package_manager))
     if words and snapshot.view(fabric.installed):
         text = "bring the fabric manager to the version of the new driver: with another one no GPU joins the fabric"
         yield run("install", text, joined(_ON_DISK, words))
@@ -480,7 +384,7 @@ MODULES_OUT: Final = Shell("sudo modprobe -r nvidia_uvm nvidia_drm nvidia_modese
 
 def rebuild_initramfs(snapshot: Snapshot, text: str = "rebuild the initramfs of every kernel", when: str = "") -> Fix:
     """Makes the initial RAM disks anew."""
-    return Fix("rebuild", text, (_INITRAMFS[snapshot.view(package_manager)],), when)
+    return Fix("rebuild", text, (_typed(snapshot, "initramfs"),), when)
 
 
 def rebuilt_initramfs(snapshot: Snapshot) -> Iterator[Fix]:

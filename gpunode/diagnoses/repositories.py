@@ -2,84 +2,84 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from gpunode.catalog.releases import release
 from gpunode.diagnoses import remedies, symptoms
 from gpunode.diagnoses.addresses import DRIVER_GUIDE, TOOLKIT_GUIDE
 from gpunode.diagnoses.chains import NO_PACKAGES, NO_TOOLKIT
-from gpunode.diagnoses.commands import Command, Shell, command, edited, joined
-from gpunode.diagnoses.model import Family, Fix, Proof, Rule, Severity, Verdict
+from gpunode.diagnoses.commands import Shell, command, edited, joined
+from gpunode.diagnoses.model import Family, Fix, Rule
 from gpunode.diagnoses.remedies import by_hand, run, setup_step, takes_gpunode
-from gpunode.diagnoses.snapshot import Snapshot, finds
+from gpunode.diagnoses.signs import all_of, any_of, fact, holds, line
+from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import archives, driver, modules
-from gpunode.diagnoses.views.archives import Listed, Owner, RefusedKey
 from gpunode.diagnoses.views.system import distro, package_manager
 from gpunode.facts.patterns import Pattern
 
-# --- keys ---------------------------------------------------------------------------------------------------------
+_REFUSED: Final = (
+    r"(?:NO_PUBKEY|(?:EXPKEY|REVKEY|BAD|EXP)SIG|KEYEXPIRED|Missing key|[Ss]igning key|NOKEY|GPG check FAILED"
+    r"|is (?:not|no longer) signed|[Ss]ignatures? (?:couldn't|could not|verification)"
+    r"|Public key for \S+ is not installed|are already installed but)"
+)
+# apt names the archive in the line or before it; between them stands no other archive.
+_THEN: Final = rf"(?:(?!https?:)[^\n]){{0,300}}{_REFUSED}"
+_CUDA_REFUSED: Final = line(
+    rf"(?:nvidia\.(?:com|cn)/compute/(?:cuda|machine-learning)|/compute/cuda/repos/|\bcuda-(?:rhel|fedora|sles|open"
+    rf"suse|amzn)|['\"]cuda[\w.-]*['\"]){_THEN}|Public key for (?:cuda|nvidia|libnv)\S+\.rpm is not installed"
+    # The keys of its repositories, the first of which NVIDIA withdrew in April 2022.
+    rf"|{_REFUSED}.{{0,80}}(?:7FA2AF80|3BF863CC|8793F200|60DF8A40|D42D0685|CDF6BA43|1940C73E|73CD9B30|3A8B5622)",
+    flags=re.IGNORECASE,
+)
+_TOOLKIT_REFUSED: Final = line(
+    rf"(?:nvidia\.github\.io/|\blibnvidia-container\b|\bnvidia-(?:docker|container-(?:toolkit|runtime))\b){_THEN}"
+    rf"|{_REFUSED}.{{0,80}}(?:DDCAE044F796ECB0|6ED91CA3AC1160CD)",
+    flags=re.IGNORECASE,
+)
+# The next update is going to refuse it: nothing fails yet that is installed.
+_CUDA_UNKEYED: Final = fact(lambda snapshot: archives.unkeyed(snapshot, "cuda"))
+_TOOLKIT_UNKEYED: Final = fact(lambda snapshot: archives.unkeyed(snapshot, "toolkit"))
+# A driver came to the node and does not run: what keeps newer ones from coming is another matter.
+_HAS_ONE: Final = holds(
+    lambda snapshot: driver.fails(snapshot) and bool(snapshot.view(modules.driver_builds)), "a driver is built here"
+)
+
+
+def _whose_key(owner: archives.Owner, repository: str) -> Callable[[Snapshot], str]:
+    def summary(snapshot: Snapshot) -> str:
+        lacking = next(archives.unkeyed(snapshot, owner), None)
+        where = f"in {lacking.source}" if lacking else "one that this node trusts"
+        return f"{repository} is signed by a key that is not {where}"
+
+    return summary
+
 
 _CUDA_DIR: Final = Pattern(r"/cuda/repos/(?P<dir>\w+)/(?P<arch>\w+)")
-_SIGNED_WITH_IT: Final = {"ubuntu1604", "ubuntu1804", "ubuntu2004", "debian10", "debian11", "wsl-ubuntu"}
-
-
-def _refused(snapshot: Snapshot, owner: Owner) -> tuple[RefusedKey, ...]:
-    return tuple(one for one in snapshot.view(archives.refused_keys) if one.owner == owner)
-
-
-def _cuda_key(snapshot: Snapshot) -> Iterator[Verdict]:
-    if not (refused := _refused(snapshot, "cuda")):
-        yield from _predicted(snapshot, "cuda")
-        return
-    key = next((one.key for one in refused if one.key), "")
-    named = f" ({key})" if key else ""
-    if any(one.is_weak for one in refused):
-        what = f"NVIDIA's CUDA repository is signed by a key{named} that this release's policy takes for too weak"
-    elif archives.RETIRED_KEY.endswith(key[-16:]) and key:
-        what = f"NVIDIA's CUDA repository is still checked against the key{named} that NVIDIA withdrew in April 2022"
-    else:
-        what = f"NVIDIA's CUDA repository is signed by a key{named} that this node does not have"
-    other = "the container toolkit's repository: its key is DDCAE044F796ECB0"
-    yield Proof(what, tuple(one.citation for one in refused), ruled_out=(other,), severity=_severity(snapshot))
-
-
-def _severity(snapshot: Snapshot) -> Severity | None:
-    """Where a driver came to the node and does not run, what keeps newer ones from coming is another matter."""
-    return "warning" if driver.fails(snapshot) and snapshot.view(modules.driver_builds) else None
-
-
-def _predicted(snapshot: Snapshot, owner: Owner) -> Iterator[Verdict]:
-    """The next update is going to refuse the repository: nothing fails yet that is installed."""
-    whose = "NVIDIA's CUDA repository" if owner == "cuda" else "the container toolkit's repository"
-    for one in snapshot.view(archives.unkeyed):
-        if one.owner == owner:
-            severity: Severity = "warning" if driver.works(snapshot) else "error"
-            yield Proof(f"apt cannot check {whose}: {one.why}", (one.entry.citation,), severity=severity)
-            return
+_SIGNED_WITH_OLD: Final = {"ubuntu1604", "ubuntu1804", "ubuntu2004", "debian10", "debian11", "wsl-ubuntu"}
 
 
 def _renew_cuda_key(snapshot: Snapshot) -> Iterable[Fix]:
-    if snapshot.view(archives.unkeyed) and not _refused(snapshot, "cuda") and takes_gpunode(snapshot):
-        yield setup_step(snapshot, "configure", "set the repository up anew, its key checked", "cuda-repository")
+    manager = snapshot.view(package_manager)
+    if manager != "apt":
+        yield run("remove", "remove the old key of cudatools", _RETIRED_RPM_KEY)
+        text = "fetch the repository's description again; it names the new key"
+        yield run("configure", text, _READ_ANEW[manager == "zypper"])
         return
-    if snapshot.view(package_manager) == "apt":
-        yield from _drop_retired_key(snapshot)
-        refused = (match for one in _refused(snapshot, "cuda") if (match := _CUDA_DIR.search(one.url)))
-        if match := next(refused, None):
-            package = "cuda-keyring_1.1-1_all.deb"
-            url = f"https://developer.download.nvidia.com/compute/cuda/repos/{match['dir']}/{match['arch']}/{package}"
-            fetch, put = command("curl", "-fsSLO", url), command("sudo", "dpkg", "-i", package)
-            yield run(
-                "install", "install NVIDIA's package with the current key", fetch, put, Shell("sudo apt-get update")
-            )
-        if takes_gpunode(snapshot):
-            text = "or let gpunode set the repository up, its key checked"
-            yield setup_step(snapshot, "configure", text, "cuda-repository")
-        return
-    yield run("remove", "remove the old key of cudatools", _RETIRED_RPM_KEY)
-    text = "fetch the repository's description again; it names the new key"
-    yield run("configure", text, _READ_ANEW[snapshot.view(package_manager) == "zypper"])
+    refused, known = snapshot.match(_CUDA_DIR), distro(snapshot)
+    has = release(known) if known else None
+    is_old = refused is None or refused["dir"] in _SIGNED_WITH_OLD
+    if is_old and not snapshot.view(_CUDA_UNKEYED) and (known is None or (has is not None and has.has_apt_key)):
+        yield run("remove", "remove the key that NVIDIA withdrew", Shell("sudo apt-key del 7fa2af80"))
+    if refused:
+        package = "cuda-keyring_1.1-1_all.deb"
+        url = f"https://developer.download.nvidia.com/compute/cuda/repos/{refused['dir']}/{refused['arch']}/{package}"
+        fetch, put = command("curl", "-fsSLO", url), command("sudo", "dpkg", "-i", package)
+        yield run("install", "install NVIDIA's package with the current key", fetch, put, Shell("sudo apt-get update"))
+    if takes_gpunode(snapshot):
+        text = f"{'or ' if refused else ''}let gpunode set the repository up, its key checked"
+        yield setup_step(snapshot, "configure", text, "cuda-repository")
 
 
 _RETIRED_RPM_KEY: Final = Shell(
@@ -91,164 +91,80 @@ _READ_ANEW: Final = {
     True: Shell("sudo zypper --gpg-auto-import-keys refresh"),
     False: Shell("sudo dnf makecache"),
 }
-
-
-def _drop_retired_key(snapshot: Snapshot) -> Iterator[Fix]:
-    known = distro(snapshot)
-    has = release(known) if known else None
-    folders = [match["dir"] for one in _refused(snapshot, "cuda") if (match := _CUDA_DIR.search(one.url))]
-    is_old = not folders or any(folder in _SIGNED_WITH_IT for folder in folders)
-    if is_old and (known is None or (has is not None and has.has_apt_key)):
-        yield run("remove", "remove the key that NVIDIA withdrew", Shell("sudo apt-key del 7fa2af80"))
-
-
-def _toolkit_key(snapshot: Snapshot) -> Iterator[Verdict]:
-    if refused := _refused(snapshot, "toolkit"):
-        what = (
-            "the container toolkit's repository is signed by a key that the keyring of its source entry does not hold"
-        )
-        other = "the CUDA repository: its keys are A4B469963BF863CC and newer ones"
-        yield Proof(what, tuple(one.citation for one in refused), ruled_out=(other,))
-    else:
-        yield from _predicted(snapshot, "toolkit")
-
-
-_TOOLKIT_URL: Final = "https://nvidia.github.io/libnvidia-container"
+_RPM_LIST: Final = "nvidia-container-toolkit.repo"
 
 
 def _renew_toolkit_key(snapshot: Snapshot) -> Iterable[Fix]:
-    if snapshot.view(package_manager) != "apt":
-        repository = f"{_TOOLKIT_URL}/stable/rpm/nvidia-container-toolkit.repo"
-        is_zypper = snapshot.view(package_manager) == "zypper"
-        place = f"/etc/{'zypp' if is_zypper else 'yum'}/repos.d/nvidia-container-toolkit.repo".replace("yum/", "yum.")
-        curl, tee = command("curl", "-fsSL", repository), command("sudo", "tee", place)
-        fetch = joined(curl, Shell("|"), tee, Shell(">/dev/null"))
+    if (manager := snapshot.view(package_manager)) != "apt":
+        folder = "/etc/zypp/repos.d" if manager == "zypper" else "/etc/yum.repos.d"
+        curl = command("curl", "-fsSL", f"https://nvidia.github.io/libnvidia-container/stable/rpm/{_RPM_LIST}")
+        fetch = joined(curl, Shell("|"), command("sudo", "tee", f"{folder}/{_RPM_LIST}"), Shell(">/dev/null"))
         text = "fetch the repository's description again; it names the key"
-        yield run("configure", text, fetch, _READ_ANEW[is_zypper])
-        return
-    by_person = remedies.TOOLKIT_ARCHIVE
-    if takes_gpunode(snapshot):
-        text = "set the repository up anew, its key checked"
-        yield setup_step(snapshot, "configure", text, "toolkit-repository")
-        yield run("configure", "or by hand: the key, then the entry that names it", *by_person)
+        yield run("configure", text, fetch, _READ_ANEW[manager == "zypper"])
+    elif takes_gpunode(snapshot):
+        yield setup_step(snapshot, "configure", "set the repository up anew, its key checked", "toolkit-repository")
     else:
-        yield run("configure", "fetch the key, then write the entry that names it", *by_person)
+        text = "fetch the key, then write the entry that names it"
+        yield run("configure", text, *remedies.TOOLKIT_ARCHIVE)
 
 
-# --- one archive, two keys ----------------------------------------------------------------------------------------
-
-_CONFLICT: Final = Pattern(
-    r"Conflicting values set for option (?:Signed-By|Trusted) regarding source (?P<url>\S+)(?P<rest>.*)"
+_CONFLICT: Final = r"Conflicting values set for option (?:Signed-By|Trusted) regarding source"
+_OLD_LIST: Final = line(
+    r"(?:nvidia-docker|libnvidia-container|nvidia-container-runtime|/cuda)\.list$|archive_uri-", "listing", "text"
 )
-# The list files of packages and instructions that today's have replaced.
-_OLD_LISTS: Final = Pattern(
-    r"/(?:nvidia-docker|libnvidia-container|nvidia-container-runtime|cuda)\.list$|/archive_uri-"
-)
-# Those of today's.
-_CURRENT_LISTS: Final = Pattern(r"/(?:nvidia-container-toolkit|cuda-[a-z]+\d+-\w+)\.(?:list|sources)$")
-_LIST_NAME: Final = Pattern(r"/etc/apt/(?:sources\.list\.d/[\w.-]+\.(?:list|sources)|sources\.list)")
+_NEW_LIST: Final = line(r"(?:nvidia-container-toolkit|/cuda-[a-z]+\d+-\w+)\.(?:list|sources)$", "listing", "text")
+_CLASHING: Final = fact(lambda snapshot: (one.citation for same in snapshot.view(archives.conflicts) for one in same))
+_SAID: Final = Pattern(rf"{_CONFLICT} (?P<url>\S+)")
 
 
-def _signed_by(snapshot: Snapshot) -> Iterator[Verdict]:
-    predicted = tuple(one for one in snapshot.view(archives.conflicts))
-    entries = tuple(one.citation for same in predicted for one in same)
-    if said := snapshot.said(_CONFLICT):
-        url = _conflict(snapshot) or "one archive"
-        yield Proof(
-            f"two source entries name {url} with different keys, so apt reads no list at all", (*said, *entries)
-        )
-    elif entries:
-        one = predicted[0][0].source
-        files = ", ".join(dict.fromkeys(entry.source.file for entry in predicted[0]))
-        yield Proof(f"{files} name {one.uri} with different Signed-By, so apt will read no list at all", entries)
-
-
-def _conflict(snapshot: Snapshot) -> str:
-    """The archive that apt complains of, one of NVIDIA's before others; empty where it does not."""
-    found = [match["url"] for item in snapshot.items if item.is_seen for match in finds(item, _CONFLICT)]
-    wrapped = snapshot.match(_CONFLICT)
-    every = [*found, *([wrapped["url"]] if wrapped else [])]
-    return next((url for url in every if archives.owner_of(url) != "other"), every[0] if every else "")
+def _doubled(snapshot: Snapshot) -> str:
+    """The archive that two entries name, one of NVIDIA's before others; empty where nothing tells."""
+    lines = (_SAID.search(one.line) for one in snapshot.said(_SAID))
+    urls = [match["url"] for match in (*lines, snapshot.match(_SAID)) if match]
+    urls += [same[0].source.uri for same in snapshot.view(archives.conflicts)]
+    return next((url for url in urls if archives.owner_of(url) != "other"), urls[0] if urls else "")
 
 
 def _keep_one_entry(snapshot: Snapshot) -> Iterable[Fix]:
-    url = _conflict(snapshot) or next((s[0].source.uri for s in snapshot.view(archives.conflicts)), "")
-    owner = archives.owner_of(url)
-    surplus = _surplus(snapshot)
-    archive = _archive(url)
-    if surplus:
-        edits = (edit for file in surplus for edit in _without(archive, file))
+    url = _doubled(snapshot)
+    owner, match = archives.owner_of(url), _ARCHIVE.match(url)
+    archive = match["archive"] if match else ""
+    plain = archive.replace(".", r"\.")
+    comment = rf"\|{plain}|s/^[[:space:]]*deb/#&/"
+    if files := _surplus(snapshot) if archive else ():
+        # Other archives of a newer file stay (sources.list(5), Enabled).
+        paragraph = rf"\|^[Uu][Rr][Ii][Ss]:.*{plain}|i Enabled: no"
+        edits = (edit for file in files for edit in edited(comment if file.endswith(".list") else paragraph, file))
         yield run("remove", "take the entry that is too many away", *edits)
     elif owner == "other" or not archive:
-        find = command("grep", "-rF", "--", archive or "Signed-By", "/etc/apt/sources.list", "/etc/apt/sources.list.d")
+        find = command("grep", "-rF", "--", archive or "Signed-By", *_LISTS)
         yield run("inspect", "see what names it", find)
         yield by_hand("remove", "remove all entries for it but one")
     else:
-        keep = {"toolkit": "/nvidia-container-toolkit\\.list$", "cuda": "/cuda-[a-z]+[0-9]+-[a-z0-9_]+\\.list$"}
+        keep = {"toolkit": r"/nvidia-container-toolkit\.list$", "cuda": r"/cuda-[a-z]+[0-9]+-[a-z0-9_]+\.list$"}[owner]
         find = command("grep", "-rlsF", "--include=*.list", "--", archive, *_LISTS)
-        edit = command("sudo", "sed", "-i.bak", "-E", _commented(archive))
-        others = joined(find, Shell("|"), command("grep", "-vE", keep[owner]), Shell(r"| xargs -r -d '\n'"), edit)
+        edit = joined(Shell(r"| xargs -r -d '\n'"), command("sudo", "sed", "-i.bak", "-E", comment))
+        others = joined(find, Shell("|"), command("grep", "-vE", keep), edit)
         yield run("remove", "comment the other entries that name it out", others)
-    step = {"toolkit": "toolkit-repository", "cuda": "cuda-repository"}.get(owner)
-    if step and takes_gpunode(snapshot):
-        yield setup_step(snapshot, "configure", "write the one entry that is needed", step)
+    if owner != "other" and takes_gpunode(snapshot):
+        yield setup_step(snapshot, "configure", "write the one entry that is needed", f"{owner}-repository")
     else:
         yield run("inspect", "see that apt reads its lists again", Shell("sudo apt-get update"))
 
 
 _LISTS: Final = ("/etc/apt/sources.list", "/etc/apt/sources.list.d")
+# Host and first folders: what follows is written in several ways in lists.
 _ARCHIVE: Final = Pattern(r"https?://(?P<archive>[a-z0-9][a-z0-9.-]*(?:/[A-Za-z0-9][A-Za-z0-9._-]*){0,2})")
-
-
-def _archive(url: str) -> str:
-    """Host and first folders of an archive: what follows is written in several ways in lists."""
-    match = _ARCHIVE.match(url)
-    return match["archive"] if match else ""
-
-
-def _without(archive: str, file: str) -> tuple[Command, ...]:
-    """The command that takes an archive out of a file of apt's: its lines of a list, its paragraph of a newer file."""
-    if not archive:
-        return ()
-    # /etc/apt/sources.list as well
-    return edited(_commented(archive) if file.endswith(".list") else _switched_off(archive), file)
-
-
-def _switched_off(archive: str) -> str:
-    """The expression of sed for the paragraph alone: other archives of the file stay (sources.list(5), Enabled)."""
-    plain = archive.replace(".", r"\.")
-    return f"\\|^[Uu][Rr][Ii][Ss]:.*{plain}|i Enabled: no"
-
-
-def _commented(archive: str) -> str:
-    plain = archive.replace(".", r"\.")
-    return f"\\|{plain}|s/^[[:space:]]*deb/#&/"
+_CURRENT: Final = Pattern(r"/(?:nvidia-container-toolkit|cuda-[a-z]+\d+-\w+)\.(?:list|sources)$")
 
 
 def _surplus(snapshot: Snapshot) -> tuple[str, ...]:
-    """The files with entries to be dropped: where some name a key, those that name none, else those of old names.
-
-    Of entries that are known, none but theirs: what else stands in the folder is nobody's surplus.
-    """
+    """The files with the entries to be dropped: those that today's instructions do not write."""
     for same in snapshot.view(archives.conflicts):
-        bare = [entry for entry in same if not entry.source.signed_by]
-        old = [entry for entry in same if _OLD_LISTS.search(entry.source.file)]
-        other = [entry for entry in same if not _CURRENT_LISTS.search(entry.source.file)]
-        for surplus in (bare, old, other):
-            if 0 < len(surplus) < len(same):
-                return _files(surplus, [entry for entry in same if entry not in surplus])
-        return ()
-    # Without the entries, a grep for the archive's host has named the files.
-    greps = (item for item in snapshot.of("listing") if item.source.words[:1] and "grep" in item.source.words[0])
-    named = tuple(dict.fromkeys(file for item in greps for file in _LIST_NAME.findall(item.text)))
-    surplus_named = tuple(file for file in named if _OLD_LISTS.search(file))
-    return surplus_named if len(surplus_named) < len(named) else ()
-
-
-def _files(surplus: Iterable[Listed], kept: Iterable[Listed]) -> tuple[str, ...]:
-    """The files of what is too many; where an entry that stays is in the same file, a person must choose the line."""
-    staying = {entry.source.file for entry in kept}
-    return tuple(dict.fromkeys(entry.source.file for entry in surplus if entry.source.file not in staying))
+        files = dict.fromkeys(entry.source.file for entry in same)
+        if surplus := tuple(file for file in files if not _CURRENT.search(file)):
+            return surplus if len(surplus) < len(files) else ()
+    return ()
 
 
 _CUDA_BLOG: Final = "https://developer.nvidia.com/blog/updating-the-cuda-linux-gpg-repository-key/"
@@ -267,10 +183,10 @@ FAMILY: Final = Family(
             disruption="none",
             title="the CUDA repository's key is not the one that this node trusts",
             share=2.5,
-            symptoms=(
-                symptoms.REPOSITORY_REFUSED,
-                symptoms.PACKAGES_BROKEN,
-            ),
+            decisive=any_of(_CUDA_REFUSED, _CUDA_UNKEYED),
+            symptoms=(symptoms.REPOSITORY_REFUSED, symptoms.PACKAGES_BROKEN, _CUDA_REFUSED, _CUDA_UNKEYED),
+            later=any_of(_HAS_ONE, symptoms.DRIVER_WORKS),
+            summary=_whose_key("cuda", "NVIDIA's CUDA repository"),
             look_at=(Shell("sudo apt-get update"),),
             story=(
                 "NVIDIA signs each of its CUDA repositories with one key. In April 2022 the old one (7fa2af80) was "
@@ -280,7 +196,6 @@ FAMILY: Final = Family(
                 "fresh installation ends here."
             ),
             sources=(_CUDA_BLOG, DRIVER_GUIDE),
-            check=_cuda_key,
             remedy=_renew_cuda_key,
             explains=NO_PACKAGES,
         ),
@@ -291,7 +206,10 @@ FAMILY: Final = Family(
             disruption="none",
             title="the container toolkit's repository key is missing",
             share=1,
-            symptoms=(symptoms.REPOSITORY_REFUSED,),
+            decisive=any_of(_TOOLKIT_REFUSED, _TOOLKIT_UNKEYED),
+            symptoms=(symptoms.REPOSITORY_REFUSED, _TOOLKIT_REFUSED, _TOOLKIT_UNKEYED),
+            later=all_of(_TOOLKIT_UNKEYED, symptoms.DRIVER_WORKS),
+            summary=_whose_key("toolkit", "the container toolkit's repository"),
             look_at=(Shell("sudo apt-get update"),),
             story=(
                 "The container toolkit's repository at nvidia.github.io is signed by the key DDCAE044F796ECB0. The "
@@ -300,7 +218,6 @@ FAMILY: Final = Family(
                 "brought up to date."
             ),
             sources=(TOOLKIT_GUIDE,),
-            check=_toolkit_key,
             remedy=_renew_toolkit_key,
             explains=NO_TOOLKIT | {"toolkit-not-installed"},
         ),
@@ -311,7 +228,10 @@ FAMILY: Final = Family(
             disruption="none",
             title="two source entries name one repository with different keys",
             share=1.5,
-            symptoms=(symptoms.REPOSITORY_REFUSED,),
+            decisive=any_of(line(_CONFLICT), _CLASHING),
+            typical=all_of(_OLD_LIST, _NEW_LIST),
+            symptoms=(symptoms.REPOSITORY_REFUSED, _CLASHING),
+            summary=lambda node: f"two source entries name {_doubled(node) or 'an archive'} with different keys",
             look_at=(Shell("grep -rn nvidia /etc/apt/sources.list.d"),),
             story=(
                 "apt takes an archive that two entries name for one archive, and their options have to agree. An old "
@@ -320,7 +240,6 @@ FAMILY: Final = Family(
                 "of the two entries is gone."
             ),
             sources=(_TOOLKIT_TROUBLE, "https://manpages.debian.org/stable/apt/sources.list.5.en.html"),
-            check=_signed_by,
             remedy=_keep_one_entry,
             explains=NO_PACKAGES | NO_TOOLKIT | {"toolkit-not-installed"},
         ),

@@ -12,59 +12,42 @@ from gpunode.diagnoses.cluster import node_word, plugin_logs, restart_plugin
 from gpunode.diagnoses.commands import Shell, command
 from gpunode.diagnoses.model import Citation, Family, Fix, Rule
 from gpunode.diagnoses.remedies import by_hand, run
-from gpunode.diagnoses.signs import all_of, any_of, fact, holds, line
+from gpunode.diagnoses.signs import all_of, any_of, fact, line, unless
 from gpunode.diagnoses.snapshot import Snapshot
-from gpunode.diagnoses.views import kube, nested, pci
+from gpunode.diagnoses.views import kube, nested
 from gpunode.facts.patterns import Pattern
 
-# Taints.
+_OFFERS: Final = fact(lambda node: (one.citation for each in node.view(kube.nodes) for one in each.offered.values()
+                                    if one.value))  # fmt: skip
+_NO_CAPACITY: Final = fact(lambda node: (each.citation for each in node.view(kube.nodes) if each.has_no_gpu))
 
-_UNTOLERATED: Final = Pattern(
-    r"untolerated taint[s(]*\)?:? ?\{\s*(?P<key>[\w./-]+)|had taints? \{\s*(?P<old>[\w./-]+)[^}\n]*\},? that the pod"
-    r"|\bdid not tolerate (?:taint )?(?P<keyed>[\w./-]+)(?:=[\w.-]*)?:No(?:Schedule|Execute)\b"
+# Taints. Those of a node's state, and of the control plane, keep all pods away.
+
+_GPUS: Final = r"(?:nvidia|gpu|accelerat|cuda)"
+_REFUSED: Final = line(
+    r"(?:untolerated taints?(?:\(s\))?:? ?|had taints? )\{(?!\s*(?:node(?:-role|\.cloudprovider)?\.kubernetes\.io/"
+    r"|node\.c(?:ilium\.io|luster\.x-k8s)|CriticalAddonsOnly|ToBeDeletedBy|DeletionCandidate|karpenter\.sh/))"
+    r"|did not tolerate (?:taint )?[\w./-]+|had untolerated taints?\b(?!(?:\(s\))?:? ?\{)"
 )
-# The scheduler names no taint where it counts several.
-_NOT_TOLERATED: Final = line(r"had untolerated taint(?!s?(?:\(s\))?:? ?\{)|had taints? (?!\{).{0,80}didn.t tolerate")
-# Taints that the cluster sets for a state of the node, or that keep work off its control plane.
-_OF_CLUSTER: Final = Pattern(
-    r"^(?:node(?:-role|\.cloudprovider)?\.kubernetes\.io/|node\.cilium\.io/|node\.cluster\.x-k8s\.io/"
-    r"|CriticalAddonsOnly$|ToBeDeletedByClusterAutoscaler|DeletionCandidateOfClusterAutoscaler|karpenter\.sh/|node\.ocs|ignore-taint\.)"
+_REFUSED_BY_GPUS: Final = line(
+    rf"(?:untolerated taint[^\n{{]{{0,6}}|had taints? )\{{[^}}\n]*{_GPUS}", flags=re.IGNORECASE
 )
-_OF_GPUS: Final = Pattern(r"nvidia|gpu|accelerat|cuda", re.IGNORECASE)
-
-
-def _refused(snapshot: Snapshot) -> Iterator[tuple[str, Citation]]:
-    """The taints that the scheduler says were not tolerated, but for those that keep all pods away."""
-    for place in snapshot.said(_UNTOLERATED):
-        for match in _UNTOLERATED.finditer(place.line):
-            key = match["key"] or match["old"] or match["keyed"]
-            if not _OF_CLUSTER.match(key):
-                yield key, place
-
-
-def _taints(snapshot: Snapshot) -> Iterator[tuple[kube.Taint, Citation]]:
-    for node in snapshot.view(kube.nodes):
-        for taint, place in node.taints:
-            if not _OF_CLUSTER.match(taint.key) and taint.effect != "PreferNoSchedule":
-                yield taint, place
-
-
-def _unborne(snapshot: Snapshot) -> Iterator[Citation]:
-    """A taint that a waiting pod with GPUs, or the device plugin, does not tolerate."""
-    for pod in snapshot.view(kube.pods):
-        waits = pod.node in {"", "<none>"} and pod.status in {"", "Pending"} and (pod.gpus or pod.is_device_plugin)
-        for taint, place in _taints(snapshot) if waits and pod.tolerations is not None else ():
-            if not any(one.bears(taint) for one in pod.tolerations or ()):
-                yield place
-
-
-_GPU_TAINT: Final = fact(lambda snapshot: (place for taint, place in _taints(snapshot) if _OF_GPUS.search(taint.key)))
-_OTHER_TAINT: Final = fact(lambda snapshot: (place for _, place in _taints(snapshot)))
+_GPU_TAINT: Final = any_of(
+    line(rf"^(?:Taints:)?\s+[\w./-]*{_GPUS}[\w./-]*(?:=[\w.-]*)?:No(?:Schedule|Execute)\s*$"
+         rf"|map\[effect:No(?:Schedule|Execute) key:[\w./-]*{_GPUS}"
+         # As a list in YAML or JSON; a toleration has an operator, too.
+         rf"|effect\W+No(?:Schedule|Execute)\W+key\W+[\w./-]*{_GPUS}[\w./-]*\W+value\b", "kubernetes-node"),
+    line(rf"\btaints?\b.*{_GPUS}.*:No(?:Schedule|Execute)\b", flags=re.IGNORECASE)
+)  # fmt: skip
+_TOLERATES: Final = line(
+    r"(?:^|\s)(?:nvidia\.com/gpu)?(?::NoSchedule)? op=Exists\s*$|operator: \"?Exists\"?\s+key: nvidia"
+)
 
 
 def _tolerate(snapshot: Snapshot) -> Iterable[Fix]:
-    keys = [key for key, _ in _refused(snapshot)] or [taint.key for taint, _ in _taints(snapshot)]
-    key = keys[0] if keys else "nvidia.com/gpu"
+    told = " ".join(one.line for sign in (_REFUSED, _GPU_TAINT) for one in snapshot.view(sign))
+    match = re.search(r"taint[^{]{0,6}\{\s*([\w./-]+)|([\w./-]+)(?:=[\w.-]*)?:No(?:Schedule|Execute)", told)
+    key = (match[1] or match[2]) if match else "nvidia.com/gpu"
     yield by_hand("configure", f"give the pod a toleration: key {key}, operator Exists, effect NoSchedule")
     show = Shell("kubectl get nodes -o custom-columns=NAME:.metadata.name,TAINTS:.spec.taints")
     yield run("inspect", "see which taints the node has", show)
@@ -72,26 +55,20 @@ def _tolerate(snapshot: Snapshot) -> Iterable[Fix]:
 
 # Allocation.
 
-_INSUFFICIENT: Final = line(rf"Insufficient {kube.RESOURCE}", flags=re.IGNORECASE)
-
 
 def _full(snapshot: Snapshot) -> Iterator[Citation]:
     """A node whose GPUs are all given to pods, and healthy."""
-    running = [pod for pod in snapshot.view(kube.pods) if pod.gpus and pod.status == "Running" and pod.node]
     for node in snapshot.view(kube.nodes):
-        for name, offered in (node.allocatable or node.capacity).items():
-            used = [node.allocated[name]] if name in node.allocated else []
-            used = used or [pod.gpus for pod in running if pod.gpus and pod.node == node.name]
-            is_all = node.capacity.get(name, offered).value <= offered.value
-            if is_all and sum(one.value for one in used) >= offered.value > 0:
-                yield from (offered.citation, *(one.citation for one in used))
+        for name, offered in node.offered.items():
+            used, capacity = node.allocated.get(name), node.capacity.get(name, offered)
+            if used and used.value >= offered.value > 0 and capacity.value <= offered.value:
+                yield from (offered.citation, used.citation)
 
 
 def _used(snapshot: Snapshot) -> Iterator[Citation]:
     """GPUs that pods have, of a node of which nothing tells how many it offers."""
     for node in snapshot.view(kube.nodes):
-        if not node.allocatable and not node.capacity:
-            yield from (one.citation for one in node.allocated.values() if one.value)
+        yield from (one.citation for one in node.allocated.values() if one.value and not node.offered)
 
 
 _FULL: Final = fact(_full)
@@ -111,61 +88,44 @@ def _make_room(snapshot: Snapshot) -> Iterable[Fix]:
 # Labels: of the feature discovery, of the clouds, and of the discovery of PCI devices.
 
 _DISCOVERED: Final = Pattern(
-    r"^(?:nvidia\.com/(?:gpu\.(?:count|product|memory|family|compute|machine|present)|cuda\.|gfd\.)"
+    r"nvidia\.com/(?:gpu\.(?:count|product|memory|family|compute|machine|present)|cuda\.|gfd\.)"
     r"|feature\.node\.kubernetes\.io/pci-(?:\d{4}_)?10de|cloud\.google\.com/gke-accelerator$"
-    r"|k8s\.amazonaws\.com/accelerator|kubernetes\.azure\.com/accelerator)"
+    r"|k8s\.amazonaws\.com/accelerator|kubernetes\.azure\.com/accelerator"
 )
 # What the chart of the device plugin wants a node to have, any of them; the operator looks for the labels of PCI too.
 _MARKS_GPU: Final = Pattern(
     r"nvidia\.com/gpu\.present|feature\.node\.kubernetes\.io/(?:pci-10de\.present|cpu-model\.vendor_id)"
 )
-_EVERY_NODE: Final = Pattern(r"kubernetes\.io/(?:arch|os|hostname)$")
 
 
-def _discovered(node: kube.Node) -> list[Citation]:
-    """The labels by which a GPU was discovered on it."""
-    names = (one for one in node.labels if _DISCOVERED.match(one) and node.values.get(one) not in {"0", "false"})
-    return [node.labels[name] for name in names]
-
-
-def _labelled(snapshot: Snapshot) -> Iterator[Citation]:
-    """A label of a node on which a GPU was discovered and that offers none."""
+def _labelled(snapshot: Snapshot, *, is_without: bool) -> Iterator[Citation]:
+    """A label by which a GPU was discovered on a node that offers none, or of which nothing tells what it offers."""
     for node in snapshot.view(kube.nodes):
-        yield from _discovered(node)[:1] if node.has_no_gpu else ()
+        if node.has_no_gpu if is_without else not node.offered:
+            found = (one for name, one in node.labels.items() if _DISCOVERED.match(name))
+            yield from [place for value, place in found if value not in {"0", "false"}][:1]
 
 
-def _labels_alone(snapshot: Snapshot) -> Iterator[Citation]:
-    """The same of a node of which nothing tells what it offers; and a node that offers none."""
-    for node in snapshot.view(kube.nodes):
-        yield from _discovered(node)[:1] if not node.capacity and not node.allocatable else ()
-        yield from (node.citation,) if node.has_no_gpu and node.citation else ()
-
-
-def _unmarked(snapshot: Snapshot, *, is_marked: bool) -> Iterator[Citation]:
+def _marked(snapshot: Snapshot, *, is_marked: bool) -> Iterator[Citation]:
     """Nodes whose labels were shown, that have one which leads NVIDIA's daemon sets to them, or none."""
     for node in snapshot.view(kube.nodes):
-        marks = [one for one in node.labels if _MARKS_GPU.fullmatch(one)]
-        has_mark = any(node.values.get(one, "true") in {"true", "NVIDIA", ""} for one in marks)
-        if has_mark is is_marked and any(map(_EVERY_NODE.search, node.labels)):
-            yield next(iter(node.labels.values()))
+        marks = [value for name, (value, _) in node.labels.items() if _MARKS_GPU.fullmatch(name)]
+        are_shown = any(name.endswith(("kubernetes.io/os", "kubernetes.io/arch")) for name in node.labels)
+        if are_shown and bool({"true", "NVIDIA", ""} & set(marks)) is is_marked:
+            yield next(place for _, place in node.labels.values())
 
 
-def _daemons(snapshot: Snapshot, *, are_wanted: bool) -> Iterator[Citation]:
-    """The daemon sets of the device plugin and of the feature discovery, wanted on a node or on none."""
-    for one in snapshot.view(kube.daemons):
-        if re.search(r"device-plugin|nvdp|gpu-feature", one.name) and bool(one.desired) is are_wanted:
-            yield one.citation
-
-
-_LABELLED: Final = fact(_labelled)
+_LABELLED: Final = fact(lambda node: _labelled(node, is_without=True))
 _UNREGISTERED: Final = line(r"[Cc]ould not register device plugin|Could not contact Kubelet|registration failed")
-_IDLE: Final = fact(lambda snapshot: _daemons(snapshot, are_wanted=False))
+_DAEMONS: Final = r"^[ \t]*(?:\S+\s+)?\S*(?:device-plugin|nvdp|gpu-feature)\S*"
+_IDLE: Final = line(rf"{_DAEMONS}\s+0\s+0\s+0\s+0\s+\d|^[ \t]*Desired Number of Nodes Scheduled: 0"
+                    r"|desiredNumberScheduled\W+0\b")  # fmt: skip
 _FINDS_NO_NODE: Final = line(
     r"No GPU node in the cluster|Number of nodes with GPU label[\"',\s{}]*NodeCount[\"':\s]*0\b"
     r"|Could not get any nodes to match nvidia\.com/gpu\.present|did you run the node feature discovery"
     r"|\bNFDLabelsMissing\b|No NFD labels found"
 )
-_NO_GPU: Final = holds(lambda snapshot: pci.has_gpu(snapshot) is False, "no GPU of NVIDIA's is on the bus")
+_OF_PCI_CLASS: Final = line(r"feature\.node\.kubernetes\.io/pci-\d{4}_10de\.present", "kubernetes-node")
 
 
 def _register(_: Snapshot) -> Iterable[Fix]:
@@ -181,9 +141,8 @@ def _register(_: Snapshot) -> Iterable[Fix]:
 def _label(snapshot: Snapshot) -> Iterable[Fix]:
     shown = {node.name for node in snapshot.view(kube.nodes) if node.name}
     name = node_word(shown.pop() if len(shown) == 1 else "")
-    text = "mark the node that has the GPU; every daemon set of NVIDIA's that looks for this label is led there"
     mark = command("kubectl", "label", "node", name, "nvidia.com/gpu.present=true", "--overwrite")
-    yield run("configure", text, mark)
+    yield run("configure", "mark the node that has the GPU: the label leads NVIDIA's daemon sets there", mark)
     text = "have feature discovery set it: gfd.enabled=true in the plugin's chart, nfd.enabled=true in the operator's"
     yield by_hand("install", text, when="more nodes will come")
     yield run("inspect", "see that pods are wanted now", Shell("kubectl get daemonsets -A | grep -i nvidia"))
@@ -191,28 +150,12 @@ def _label(snapshot: Snapshot) -> Iterable[Fix]:
 
 # Nested nodes.
 
-_OFFERS: Final = fact(
-    lambda node: (
-        one.citation
-        for each in node.view(kube.nodes)
-        for one in (each.allocatable or each.capacity).values()
-        if one.value
-    )
-)
-
 _NESTED: Final = fact(lambda snapshot: snapshot.view(nested.signs) if snapshot.view(nested.is_nested) else ())
 _CREATED: Final = Pattern(r"\b(?:minikube\s+start|kind\s+create|k3d\s+cluster\s+create|Creating cluster)\b")
-_NO_CAPACITY: Final = fact(
-    lambda node: (one.citation for one in node.view(kube.nodes) if one.has_no_gpu and one.citation)
-)
 _NO_GPU_INSIDE: Final = any_of(
-    line(
-        r"could not load NVML library|NVML not detected|Detected non-NVML platform|Incompatible (?:strategy|platform)"
-        r"|libnvidia-ml\.so\.1|Insufficient nvidia\.com/gpu|No devices found\. Waiting|Failed to initialize NVML"
-        r"|nvidia-smi[\"']?: (?:executable file )?not found|Driver was not detected|No valid resources"
-    ),
-    symptoms.NO_DEVICE_DRIVER, symptoms.NO_RUNTIME, _LABELLED,
-    _NO_CAPACITY,
+    line(r"device-plugin|libnvidia-ml\.so\.1|Insufficient nvidia\.com/gpu|No devices found\. Waiting|No valid resources"
+         r"|nvidia-smi[\"']?: (?:executable file )?not found|Driver was not detected"),
+    symptoms.PLUGIN_FAILS, symptoms.NO_CAPACITY, symptoms.NO_DEVICE_DRIVER, symptoms.NO_RUNTIME, _NO_CAPACITY
 )  # fmt: skip
 
 
@@ -255,8 +198,7 @@ FAMILY: Final = Family(
             ),
             sources=(f"{DEVICE_PLUGIN}/issues/165", "https://kubernetes.io/docs/tasks/manage-gpus/scheduling-gpus/"),
             decisive=_FULL,
-            context=fact(_used),
-            typical=all_of(_INSUFFICIENT, fact(_used)),
+            typical=fact(_used),
             symptoms=(symptoms.POD_PENDING,),
             look_at=(Shell("kubectl describe nodes | grep -A10 'Allocated resources'"),),
             share=4,
@@ -280,12 +222,11 @@ FAMILY: Final = Family(
                 f"{DEVICE_PLUGIN}/issues/1934",
                 "https://kubernetes.io/docs/concepts/scheduling-eviction/taint-and-toleration/",
             ),
-            decisive=fact(lambda node: (place for key, place in _refused(node) if _OF_GPUS.search(key))),
+            decisive=_REFUSED_BY_GPUS,
             typical=any_of(
-                fact(lambda node: (place for _, place in _refused(node))),
-                all_of(_NOT_TOLERATED, _OTHER_TAINT),
-                all_of(_GPU_TAINT, any_of(_IDLE, _NO_CAPACITY)),
-                fact(_unborne),
+                _REFUSED,
+                unless(_GPU_TAINT, _OFFERS, _TOLERATES),
+                unless(all_of(_GPU_TAINT, line(r"^Status:\s+Pending")), _TOLERATES),
             ),
             symptoms=(symptoms.POD_PENDING,),
             context=_GPU_TAINT,
@@ -314,7 +255,7 @@ FAMILY: Final = Family(
             ),
             decisive=all_of(_LABELLED, _UNREGISTERED),
             typical=any_of(_LABELLED, _UNREGISTERED),
-            context=fact(_labels_alone),
+            context=any_of(fact(lambda node: _labelled(node, is_without=False)), _NO_CAPACITY),
             symptoms=(symptoms.POD_PENDING, symptoms.NO_CAPACITY),
             look_at=(
                 Shell("kubectl describe nodes | grep -E 'nvidia.com/gpu'"),
@@ -345,14 +286,15 @@ FAMILY: Final = Family(
                 "https://github.com/NVIDIA/gpu-operator/issues/607",
                 "https://github.com/NVIDIA/nvkind/issues/20",
             ),
-            decisive=all_of(_IDLE, fact(lambda node: _unmarked(node, is_marked=False))),
+            decisive=all_of(_IDLE, fact(lambda node: _marked(node, is_marked=False))),
             typical=any_of(_FINDS_NO_NODE, _IDLE),
+            context=_OF_PCI_CLASS,
             symptoms=(_IDLE, _FINDS_NO_NODE, symptoms.POD_PENDING, symptoms.NO_CAPACITY),
             against=(
-                _NO_GPU,
+                symptoms.NO_GPU,
                 _GPU_TAINT,
-                fact(lambda node: _daemons(node, are_wanted=True)),
-                fact(lambda node: _unmarked(node, is_marked=True)),
+                line(rf"{_DAEMONS}\s+[1-9]\d*\s+\d+\s+\d+\s+\d+\s+\d"),
+                fact(lambda node: _marked(node, is_marked=True)),
             ),
             look_at=(Shell("kubectl get nodes --show-labels | grep -o 'nvidia.com[^,]*'"),),
             summary="no node has a label that marks it as one with a GPU, so the device plugin is wanted on none",

@@ -10,10 +10,10 @@ from gpunode.diagnoses import symptoms
 from gpunode.diagnoses.addresses import DEVICE_PLUGIN
 from gpunode.diagnoses.cluster import restart_plugin
 from gpunode.diagnoses.commands import Shell, at, of_gpu
-from gpunode.diagnoses.model import Citation, Confidence, Family, Fix, Proof, Rule
+from gpunode.diagnoses.model import Citation, Family, Fix, Rule
 from gpunode.diagnoses.remedies import by_hand, run
-from gpunode.diagnoses.signs import any_of, asked, fact, unless
-from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with, stated
+from gpunode.diagnoses.signs import all_of, any_of, anywhere, asked, fact, line, unless
+from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with
 from gpunode.diagnoses.views import kube, smi_query
 from gpunode.facts.items import Item
 from gpunode.facts.numbers import whole
@@ -71,104 +71,63 @@ def _default_mode(snapshot: Snapshot) -> Iterable[Fix]:
 
 _REPLICAS: Final = Pattern(r"[\"']?\breplicas[\"']?\s*[:=]\s*(?P<count>\d{1,18})")
 _SHARING: Final = Pattern(r"timeSlicing|time[-_ ]?slic|\bmps\b|sharing\.", re.IGNORECASE)
-_EMPTY: Final = Pattern(r"[\"']timeSlicing[\"']\s*:\s*(?:\{\s*\}|null)")
-_PRINTED: Final = Pattern(r"Running with config|[\"']sharing[\"']\s*:\s*\{")
-_STATIC: Final = Pattern(r"deployments/static/|(?:apply|create) -f \S*nvidia-device-plugin[\w.-]*\.ya?ml")
-_LABEL_CONFIG: Final = "nvidia.com/device-plugin.config"
-_BY_ENVIRONMENT: Final = Pattern(r"envFrom\s*:|configMapRef\s*:")
-_WISH: Final = Pattern(
-    r"devicePlugin\.config\.name|config\.default=|--set-file config\.map|config\.name=|time-slicing-config|time-sliced",
+_STATIC: Final = r"deployments/static/|(?:apply|create) -f \S*nvidia-device-plugin[\w.-]*\.ya?ml"
+_WISHES: Final = (
+    r"devicePlugin\.config\.name|config\.default=|--set-file config\.map|config\.name=|time-slicing-config|time-sliced"
 )
+_EMPTY: Final = anywhere(r"[\"']timeSlicing[\"']\s*:\s*(?:\{\s*\}|null)")
 
 
-def _time_slicing(snapshot: Snapshot) -> Iterator[Proof]:
-    wished, printed = tuple(_wished(snapshot)), tuple(_printed_empty(snapshot))
-    undone = tuple(_undivided(snapshot))
-    if wished and (printed or undone):
-        confidence: Confidence = "certain" if printed else "likely"
-        fixes = tuple(_slicing(snapshot))
-        yield Proof(_why_undivided(snapshot), (*wished, *printed, *undone), confidence, remedy=fixes)
-
-
-def _wished(snapshot: Snapshot) -> Iterator[Citation]:
-    for node in snapshot.view(kube.nodes):
-        if place := node.labels.get(_LABEL_CONFIG):
-            yield place
+def _configs(snapshot: Snapshot) -> Iterator[Item]:
+    """The configurations with replicas, not what the plugin printed of its own."""
     for item in snapshot.items:
-        if _is_config(item):
-            yield from lines_with(item, _REPLICAS)
-        elif _WISH.search(item.written):
-            yield stated(item.written, "that was run", item.key)
-    yield from snapshot.said(_WISH)[:2]
-    for item in snapshot.of("text", "kubernetes", "application"):
-        if _LABEL_CONFIG in item.text and "label" in item.text:
-            yield from lines_with(item, Pattern(re.escape(_LABEL_CONFIG)))
+        is_printed = "Running with config" in item.text or re.search(r"[\"']sharing[\"']\s*:", item.text)
+        if item.is_seen and _SHARING.search(item.text) and _REPLICAS.search(item.text) and not is_printed:
+            yield item
 
 
-def _is_config(item: Item) -> bool:
-    """Whether it is a configuration with replicas, not what the plugin printed of its own."""
-    text = item.text
-    if "replicas" not in text or not item.is_seen:
-        return False
-    return bool(_SHARING.search(text) and _REPLICAS.search(text)) and not (_PRINTED.search(text) and '"' in text)
-
-
-def _printed_empty(snapshot: Snapshot) -> Iterator[Citation]:
-    for item in snapshot.items:
-        if item.is_seen and "timeSlicing" in item.text:
-            yield from lines_with(item, _EMPTY)
-
-
-def _only_empty(snapshot: Snapshot) -> Iterator[Citation]:
-    """An empty section about sharing that somebody cut out of the plugin's log, to ask why it is empty."""
-    for printed in _printed_empty(snapshot):
-        text = snapshot.text_of(printed)
-        if text.count("\n") < _CUT_OUT and "Running with config" not in text:
-            yield printed
-
-
-_CUT_OUT: Final = 6
-
-
-def _undivided(snapshot: Snapshot) -> Iterator[Citation]:
-    """A node that still offers as many as it has GPUs, or fewer than the configuration asks for."""
-    wanted = [int(m["count"]) for item in snapshot.items if _is_config(item) for m in _REPLICAS.finditer(item.text)]
+def _shares(snapshot: Snapshot, *, is_divided: bool) -> Iterator[Citation]:
+    """A node that offers as many as the configuration asks for; or fewer, or as many as it has GPUs."""
+    wanted = [int(found["count"]) for item in _configs(snapshot) for found in _REPLICAS.finditer(item.text)]
     for node in snapshot.view(kube.nodes):
-        count = node.values.get("nvidia.com/gpu.count", "")
-        for name, amount in node.capacity.items():
-            physical = whole(count) or 0
-            is_whole = amount.value == physical or (wanted and 0 < amount.value < min(wanted))
-            if name == "nvidia.com/gpu" and (is_whole or (not wanted and not physical and amount.value == 1)):
+        count = whole(node.labels.get("nvidia.com/gpu.count", ("",))[0]) or (0 if wanted else 1)
+        if amount := node.capacity.get("nvidia.com/gpu"):
+            is_whole = amount.value == count or bool(wanted and amount.value < min(wanted))
+            if amount.value and (bool(wanted) and not is_whole if is_divided else is_whole):
                 yield amount.citation
-        if node.values.get("nvidia.com/gpu.replicas") in {"0", "1"} and "nvidia.com/gpu.replicas" in node.labels:
-            yield node.labels["nvidia.com/gpu.replicas"]
 
 
-def _divided(snapshot: Snapshot) -> Iterator[Citation]:
-    """A node that offers at least as many as the configuration asks for."""
-    wanted = [int(m["count"]) for item in snapshot.items if _is_config(item) for m in _REPLICAS.finditer(item.text)]
-    for node in snapshot.view(kube.nodes):
-        amount = node.capacity.get("nvidia.com/gpu")
-        if amount and wanted and amount.value >= min(wanted):
-            yield amount.citation
+_WISHED: Final = any_of(
+    fact(lambda node: (one for item in _configs(node) for one in lines_with(item, _REPLICAS))),
+    asked(_WISHES),
+    line(_WISHES),
+    line(r"nvidia\.com/device-plugin\.config\b", "kubernetes-node", "kubernetes", "text", "application"),
+)
+_UNDIVIDED: Final = any_of(
+    fact(lambda node: _shares(node, is_divided=False)),
+    line(r"nvidia\.com/gpu\.replicas[\"']?[=:] ?[\"']?[01]\b", "kubernetes-node"),
+)
+# An empty section about sharing that somebody cut out of the plugin's log, to ask why it is empty.
+_CUT_OUT: Final = fact(lambda node: (one for one in node.view(_EMPTY) if _is_cut_out(node.text_of(one))))
 
 
-def _is_static(snapshot: Snapshot) -> bool:
-    typed = any(_STATIC.search(item.written) for item in snapshot.items)
-    return typed or bool(snapshot.said(_STATIC))
+def _is_cut_out(text: str) -> bool:
+    return text.count("\n") < _FEW_LINES and "Running with config" not in text
+
+
+_FEW_LINES: Final = 6
+_ASKS_STATIC: Final = any_of(asked(_STATIC), line(_STATIC))
 
 
 def _why_undivided(snapshot: Snapshot) -> str:
     why = "it was started without that configuration, or has not been restarted since"
-    if _is_static(snapshot):
+    if snapshot.view(_ASKS_STATIC):
         why = "it comes from the static manifest, which mounts no configuration"
-    elif any("device-plugin" in item.text and _BY_ENVIRONMENT.search(item.text) for item in snapshot.items):
-        why = "its pod takes the ConfigMap as environment variables, where it reads a file"
     return f"sharing of GPUs is configured and the running device plugin does not do it: {why}"
 
 
 def _slicing(snapshot: Snapshot) -> Iterator[Fix]:
-    if _is_static(snapshot):
+    if snapshot.view(_ASKS_STATIC):
         delete = Shell("kubectl -n kube-system delete daemonset nvidia-device-plugin-daemonset")
         yield run("remove", "remove the daemon set of the static manifest, so that the configured one serves", delete)
         yield restart_plugin("restart the configured device plugin")
@@ -210,12 +169,8 @@ FAMILY: Final = Family(
             storey="kubernetes",
             disruption="restart-container",
             title="the running device plugin has not got the sharing configuration",
-            symptoms=(symptoms.POD_PENDING,),
-            look_at=(
-                Shell(
-                    "kubectl get nodes -o custom-columns=NAME:.metadata.name,GPU:.status.allocatable.nvidia\\\\.com/gpu"
-                ),
-            ),
+            symptoms=(symptoms.POD_PENDING, _UNDIVIDED, _EMPTY),
+            look_at=(Shell("kubectl describe nodes | grep -E 'nvidia.com/(gpu|device-plugin)'"),),
             story=(
                 "Sharing of GPUs is a configuration file of the device plugin. The plugin that serves the node prints "
                 "an empty sharing section and offers each GPU once: it comes from the static manifest, which mounts no "
@@ -223,10 +178,10 @@ FAMILY: Final = Family(
                 "changed after the plugin had started. Keys in the wrong place are dropped without a word."
             ),
             sources=(f"{DEVICE_PLUGIN}/issues/990", f"{DEVICE_PLUGIN}/issues/615", f"{DEVICE_PLUGIN}/issues/1433"),
-            check=_time_slicing,
-            typical=any_of(unless(fact(_wished), fact(_divided)), fact(_only_empty)),
+            decisive=all_of(_WISHED, _EMPTY),
+            typical=any_of(unless(_WISHED, fact(lambda node: _shares(node, is_divided=True))), _CUT_OUT),
             may_be_normal=True,
-            context=fact(_printed_empty),
+            context=any_of(_EMPTY, _UNDIVIDED),
             summary=_why_undivided,
             remedy=_slicing,
         ),

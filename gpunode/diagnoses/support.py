@@ -6,50 +6,52 @@ know it and whether it takes the open modules, and the module on disk its versio
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
-from gpunode import distros
 from gpunode.catalog import branches
-from gpunode.catalog.driver import Choice, Impossible, choose
+from gpunode.catalog.driver import Choice, choose
 from gpunode.catalog.gpus import GpuModel
 from gpunode.diagnoses import chains, packaged, symptoms
 from gpunode.diagnoses.addresses import DRIVER_GUIDE, OPEN_MODULES
 from gpunode.diagnoses.commands import Shell, command
-from gpunode.diagnoses.model import Citation, Confidence, Family, Fix, Proof, Rule, Sign, Verdict, only
-from gpunode.diagnoses.remedies import (
-    by_hand,
-    fabric_manager_too,
-    guest_driver,
-    reboot,
-    run,
-    takes_gpunode,
-    uninstall,
-)
-from gpunode.diagnoses.signs import all_of, any_of, holds
+from gpunode.diagnoses.model import Check, Citation, Family, Fix, Proof, Rule, Sign
+from gpunode.diagnoses.remedies import by_hand, fabric_manager_too, guest_driver, reboot, run, takes_gpunode, uninstall
+from gpunode.diagnoses.signs import all_of, any_of, fact, holds, kernel_line, line, unless
 from gpunode.diagnoses.snapshot import Snapshot
-from gpunode.diagnoses.views import boards, cards, driver, guests, kernel, modules, packages, pci, system
-from gpunode.diagnoses.views.cards import Card
+from gpunode.diagnoses.views import boards, cards, driver, guests, kernel, modules, packages, pci
 from gpunode.diagnoses.views.driver import VERSION
 from gpunode.facts.numbers import whole
 from gpunode.facts.patterns import Pattern
 from gpunode.recipe import Driver
 
-_LEGACY: Final = Pattern(
+LEGACY: Final = "gpu-legacy-unsupported-by-branch"
+TOO_NEW: Final = "gpu-too-new-for-driver"
+OPEN: Final = "open-module-on-pre-turing"
+CLOSED: Final = "proprietary-module-on-blackwell"
+
+
+def _said(pattern: str) -> Sign:
+    return any_of(kernel_line(pattern), line(pattern))
+
+
+_BRANCH: Final = Pattern(
     r"supported through the NVIDIA (?P<branch>\d{2,3})\.\S{0,4} [Ll]egacy"
     r"|only supported (?:by|up to) the (?:Tesla )?(?P<series>\d{3}) (?:legacy )?drivers"
 )
-_IGNORED: Final = Pattern(rf"[Tt]he (?P<version>{VERSION}|\d+\.xx) NVIDIA (?:Linux graphics )?driver will ignore")
-_NO_GSP: Final = Pattern(
+_IGNORED: Final = _said(_BRANCH.pattern)
+_NO_GSP: Final = _said(
     r"not supported by open nvidia\.ko because it does not include|does not include the required GPU System Processor"
 )
-_NEEDS_OPEN: Final = Pattern(r"requires use of the NVIDIA open kernel modules")
-_UNKNOWN: Final = Pattern(
-    rf"not supported by the\s+(?:NVIDIA )?(?P<version>{VERSION}) (?:NVIDIA )?(?:Linux graphics )?driver release"
+_NEEDS_OPEN: Final = _said(r"requires use of the NVIDIA open kernel modules")
+_UNKNOWN: Final = _said(rf"not supported by the\s+(?:NVIDIA )?{VERSION} (?:NVIDIA )?(?:Linux graphics )?driver release")
+_WORDS: Final = any_of(_IGNORED, _NO_GSP, _NEEDS_OPEN, _UNKNOWN)
+# By what refuses a GPU, NVIDIA's installer included.
+_NAMED: Final = Pattern(
+    rf"[Tt]he\s+(?:NVIDIA )?(?P<version>{VERSION}|\d+\.xx)\s+(?:NVIDIA )?(?:Linux graphics )?driver"
 )
-# NVIDIA's installer says so also where there is no GPU at all.
-_NONE_OF_MINE: Final = Pattern(rf"do not appear to have an NVIDIA GPU supported by the (?P<version>{VERSION})")
 _OPEN_PACKAGES: Final = ("nvidia-dkms-*open", "nvidia-kernel-open*", "nvidia-open*", "kmod-nvidia-open*", "*-open-dkms")
 _CLOSED_PACKAGES: Final = ("nvidia-dkms-*", "nvidia-kernel-dkms", "kmod-nvidia-latest*", "nvidia-driver-[0-9]*")
 
@@ -70,151 +72,103 @@ class Release:
     @property
     def branch(self) -> int:
         """The number before the first dot; 0 where the version is not known."""
-        head = self.version.partition(".")[0]
-        return whole(head) or 0
+        return whole(self.version.partition(".")[0]) or 0
 
 
 def release(snapshot: Snapshot) -> Release:
     """The driver that is loaded or refused, else the one on disk, else the one that packages brought."""
     seen = [one for one in (driver.loaded(snapshot), driver.on_disk(snapshot)) if one is not None]
-    packaged = [one for one in driver.packaged(snapshot) if one.is_installed]
-    version = next((one.version for one in seen), packaged[0].upstream if packaged else _from_words(snapshot))
-    kinds = [(one.is_open, one.citation) for one in seen if one.is_open is not None]
-    kinds += [(info.is_open, info.citation) for info in snapshot.view(modules.driver_info) if info.is_open is not None]
-    kinds += list(_kinds_of_packages(snapshot))
-    cited = [one.citation for one in seen] or [one.citation for one in packaged[:1]]
-    return Release(
-        version, kinds[0][0] if kinds else None, tuple(dict.fromkeys([*cited, *(kind[1] for kind in kinds[:1])]))
-    )
+    there = [one for one in driver.packaged(snapshot) if one.is_installed][:1]
+    refused = _match(snapshot, _NAMED)
+    versions = [*(one.version for one in seen), *(one.upstream for one in there)]
+    versions += [refused["version"]] if refused else []
+    cited = tuple(one.citation for one in (seen or there))
+    kinds = [(one.is_open, one.citation) for one in seen]
+    kinds += [(one.is_open, one.citation) for one in snapshot.view(modules.driver_info)]
+    kinds += [
+        (is_open, one) for is_open, sign in ((True, _NO_GSP), (False, _NEEDS_OPEN)) for one in snapshot.view(sign)
+    ]
+    kinds += _kinds_of_packages(snapshot)
+    is_open, place = next((one for one in kinds if one[0] is not None), (None, None))
+    return Release(versions[0] if versions else "", is_open, tuple(dict.fromkeys((*cited, *filter(None, [place])))))
 
 
-def _from_words(snapshot: Snapshot) -> str:
-    """The version that the kernel's refusal names."""
-    for pattern in (_UNKNOWN, _IGNORED, _NONE_OF_MINE):
-        for message in kernel.said(snapshot, pattern):
-            if match := pattern.search(message.text):
-                return match["version"]
-        if match := snapshot.match(pattern):
-            return match["version"]
+def _match(snapshot: Snapshot, pattern: Pattern) -> re.Match[str] | None:
+    messages = (pattern.search(message.text) for message in kernel.said(snapshot, pattern))
+    return next(filter(None, messages), None) or snapshot.match(pattern)
+
+
+def _kinds_of_packages(snapshot: Snapshot) -> list[tuple[bool | None, Citation]]:
+    is_open = [one for one in packages.matching(snapshot, *_OPEN_PACKAGES) if one.is_installed]
+    closed = [one for one in packages.matching(snapshot, *_CLOSED_PACKAGES) if "open" not in one.name]
+    closed = [one for one in closed if one.is_installed]
+    return [(bool(is_open), (is_open or closed)[0].citation)] if bool(is_open) != bool(closed) else []
+
+
+def _cause(model: GpuModel, found: Release) -> str:
+    """What keeps a driver from a GPU, by the catalog alone; a GPU that no list has is not judged."""
+    branch = found.branch
+    if branch and model.last_branch is not None and branch > model.last_branch:
+        return LEGACY
+    if found.is_open and not model.takes_open_modules:
+        return OPEN
+    if branch and (model.listed or not model.device_id) and branch < model.first_branch:
+        return TOO_NEW
+    if found.is_open is False and model.needs_open_modules and (model.listed or not model.device_id):
+        return CLOSED
     return ""
 
 
-def _kinds_of_packages(snapshot: Snapshot) -> Iterator[tuple[bool, Citation]]:
-    is_open = [one for one in packages.matching(snapshot, *_OPEN_PACKAGES) if one.is_installed]
-    closed = [
-        one for one in packages.matching(snapshot, *_CLOSED_PACKAGES) if one.is_installed and "open" not in one.name
-    ]
-    if bool(is_open) != bool(closed):
-        yield bool(is_open), (is_open or closed)[0].citation
+def _taken(snapshot: Snapshot, cause: str) -> list[cards.Card]:
+    """The GPUs that the table has this said of."""
+    return [card for card in snapshot.view(cards.cards) if _cause(card.model, snapshot.view(release)) == cause]
 
 
-def _decide(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
-    """What stands between each GPU and the driver: the kernel's own word, else what catalog and module tell."""
-    said = tuple(_said(snapshot))
-    if said:
-        yield from said
-        return
-    found, known = snapshot.view(release), snapshot.view(cards.cards)
-    # A driver that works drives all there is, unless it shows fewer GPUs than the bus.
-    for card in known if not driver.works(snapshot) or _shows_fewer(snapshot, len(known)) else ():
-        yield from _predicted(snapshot, card, found)
+def _refused(cause: str, words: Sign) -> Check:
+    """What stands between a GPU and the driver: the kernel's own word, else what catalog and module tell."""
+
+    def check(snapshot: Snapshot) -> Iterator[Proof]:
+        said, known, taken = snapshot.view(words), snapshot.view(cards.cards), _taken(snapshot, cause)
+        if not said and snapshot.view(_WORDS):
+            return
+        found = snapshot.view(release)
+        meant: list[cards.Card | None] = [*(taken or known[: len(known) == 1])] if said else [*taken]
+        for card in meant or ([None] if said else []):
+            places = (*said, *([card.citation] if card else []), *found.citations)
+            summary = _SUMMARIES[cause](card.model.label if card else "this GPU", f"driver {found.version}".rstrip())
+            told = Proof(summary, tuple(dict.fromkeys(places)), "certain" if said else "likely")
+            yield _beside_others(snapshot, replace(told, gpu=card.address), card) if card else told
+
+    return check
 
 
-def _shows_fewer(snapshot: Snapshot, count: int) -> bool:
-    shown = [one.count for one in snapshot.view(boards.inventories) if one.count is not None]
-    return bool(shown) and max(shown) < count
-
-
-def _said(snapshot: Snapshot) -> Iterator[tuple[str, Verdict]]:
-    for cause, pattern in _WORDS:
-        lines = tuple(message.citation for message in kernel.said(snapshot, pattern)) or snapshot.said(pattern)
-        if lines:
-            card, found = _card_of(snapshot, pattern), snapshot.view(release)
-            decided = _in_truth(cause, card, found)
-            summary = _summary(decided, card.model if card else None, found, _named_branch(snapshot))
-            address = card.address if card else ""
-            told = Proof(summary, (*lines, *found.citations), "certain", _RULED_OUT.get(decided, ()), address)
-            yield decided, _beside_others(snapshot, decided, told, card, found)
-
-
-_WORDS: Final = (
-    ("gpu-legacy-unsupported-by-branch", _LEGACY),
-    ("open-module-on-pre-turing", _NO_GSP),
-    ("proprietary-module-on-blackwell", _NEEDS_OPEN),
-    ("gpu-too-new-for-driver", _UNKNOWN),
-)
-_RULED_OUT: Final = {
-    "proprietary-module-on-blackwell": (
-        "a memory region without an address: the driver names the modules as the reason",
-    ),
-    "open-module-on-pre-turing": ("a GPU too new for the driver: it lacks the GSP, which newer ones have",),
+_SUMMARIES: Final[dict[str, Callable[[str, str], str]]] = {
+    LEGACY: lambda gpu, found: f"{found} no longer drives {gpu}: an older branch was the last that does",
+    TOO_NEW: lambda gpu, found: f"{found} does not know {gpu}: it is older than that GPU",
+    OPEN: lambda gpu, _: f"the open kernel modules are installed, and {gpu} has no GSP, which they need",
+    CLOSED: lambda gpu, found: f"{found} has its proprietary kernel modules, and the open ones alone drive {gpu}",
 }
+_NONE_STARTED: Final = kernel_line(
+    r"None of the NVIDIA (?:graphics adapters|devices) were initialized|No NVIDIA (?:graphics adapter|GPU) found"
+)
 
 
-def _in_truth(cause: str, card: Card | None, found: Release) -> str:
-    """The driver says "not supported by this release" of a GPU that is too new, and of one that it has dropped."""
-    if cause == "gpu-too-new-for-driver" and card is not None and found.branch:
-        last = card.model.last_branch
-        if last is not None and last < found.branch:
-            return "gpu-legacy-unsupported-by-branch"
-    return cause
-
-
-def _card_of(snapshot: Snapshot, pattern: Pattern) -> Card | None:
-    """The GPU that the message is about, where it names one, else the only one."""
-    known = snapshot.view(cards.cards)
-    lines = {message.citation for message in kernel.said(snapshot, pattern)}
-    named = [card for card in known if card.citation in lines]
-    named += [card for card in known if any(card.address in line.line for line in lines if card.address)]
-    named += [card for card in known if any(_is_named(card, line.line) for line in lines)]
-    # Of several the one that the table has this said of.
-    untaken = [card for card in known if _cause(card.model, snapshot.view(release))]
-    named += untaken if len(untaken) == 1 else []
-    return named[0] if named else known[0] if len(known) == 1 else None
-
-
-def _is_named(card: Card, line: str) -> bool:
-    return f" {card.model.name.removeprefix('NVIDIA ')} GPU " in line
-
-
-def _predicted(snapshot: Snapshot, card: Card, found: Release) -> Iterator[tuple[str, Verdict]]:
-    if not found.branch and found.is_open is None:
-        return
-    if cause := _cause(card.model, found):
-        confidence: Confidence = "likely"
-        summary = _summary(cause, card.model, found, card.model.last_branch)
-        told = Proof(summary, (card.citation, *found.citations), confidence, gpu=card.address)
-        yield cause, _beside_others(snapshot, cause, told, card, found)
-
-
-def _beside_others(snapshot: Snapshot, cause: str, told: Proof, card: Card | None, found: Release) -> Proof:
+def _beside_others(snapshot: Snapshot, told: Proof, card: cards.Card) -> Proof:
     """The proof as it is where the driver drives another GPU of the node: that one is not to be lost over this one."""
-    known = snapshot.view(cards.cards)
-    here = replace(found, is_open=_IS_OPEN.get(cause, found.is_open))
-    # What the driver takes by the table is not held back by the GPU that it leaves alone.
-    others = [one for one in known if card and one.model != card.model and here.branch and not _cause(one.model, here)]
+    known, found = snapshot.view(cards.cards), snapshot.view(release)
+    others = [one for one in known if one.model != card.model and found.branch and not _cause(one.model, found)]
     bound = {gpu.address for gpu in snapshot.view(pci.gpus) if gpu.driver == "nvidia"}
     works = driver.works(snapshot) or any(one.address in bound for one in others)
-    if not works and (not others or kernel.said(snapshot, _NONE_STARTED)):
+    if not works and (not others or snapshot.view(_NONE_STARTED)):
         return told
     lone = replace(told, severity="warning" if works else "info")
     common = choose([one.model for one in known], Driver())
+    if isinstance(common, Choice):
+        return lone
     # A driver that nobody maintains any more may drive all of them, and is no reason to take a working one away.
-    if known and isinstance(common, Impossible):
-        return replace(lone, remedy=(_leave(common),), disruption="none")
-    return lone
-
-
-_NONE_STARTED: Final = Pattern(
-    r"None of the NVIDIA (?:graphics adapters|devices) were initialized|No NVIDIA (?:graphics adapter|GPU) found"
-)
-# Which modules the driver has by what it says.
-_IS_OPEN: Final = {"open-module-on-pre-turing": True, "proprietary-module-on-blackwell": False}
-
-
-def _leave(apart: Impossible) -> Fix:
-    text = f"leave the driver as it is, for the GPUs that it drives: {apart.what} ({apart.why})"
-    return by_hand("hardware", f"{text}; where this GPU is to be used, put it into another machine")
+    text = f"leave the driver as it is, for the GPUs that it drives: {common.what} ({common.why})"
+    leave = by_hand("hardware", f"{text}; where this GPU is to be used, put it into another machine")
+    return replace(lone, remedy=(leave,), disruption="none")
 
 
 def undriven(snapshot: Snapshot) -> frozenset[str]:
@@ -222,198 +176,68 @@ def undriven(snapshot: Snapshot) -> frozenset[str]:
 
     That nvidia-smi does not show them is as it must be.
     """
-    return frozenset(verdict.gpu for _, verdict in snapshot.view(_decided) if isinstance(verdict, Proof))
+    known, found = snapshot.view(cards.cards), snapshot.view(release)
+    left = frozenset(card.address for card in known if _cause(card.model, found))
+    return left or frozenset({""} if snapshot.view(_WORDS) else ())
 
 
-def _decided(snapshot: Snapshot) -> tuple[tuple[str, Verdict], ...]:
-    return tuple(_decide(snapshot))
+def _shows_all(snapshot: Snapshot) -> bool:
+    shown = [one.count for one in snapshot.view(boards.inventories) if one.count is not None]
+    return driver.works(snapshot) and not (shown and max(shown) < len(snapshot.view(cards.cards)))
 
 
-def _cause(model: GpuModel, found: Release) -> str:
-    """What keeps a driver from a GPU, by the catalog alone; a GPU that no list has is not judged."""
-    branch = found.branch
-    if branch and model.last_branch is not None and branch > model.last_branch:
-        return "gpu-legacy-unsupported-by-branch"
-    if found.is_open and not model.takes_open_modules:
-        return "open-module-on-pre-turing"
-    if branch and (model.listed or not model.device_id) and branch < model.first_branch:
-        return "gpu-too-new-for-driver"
-    if found.is_open is False and model.needs_open_modules and (model.listed or not model.device_id):
-        return "proprietary-module-on-blackwell"
-    return ""
+# --- remedies ---
 
 
-def _named_branch(snapshot: Snapshot) -> int | None:
-    match = snapshot.match(_LEGACY) or next(
-        (match for message in kernel.said(snapshot, _LEGACY) if (match := _LEGACY.search(message.text))), None
-    )
-    return int(match["branch"] or match["series"]) if match else None
-
-
-def _summary(cause: str, model: GpuModel | None, found: Release, last: int | None) -> str:
-    gpu = model.label if model else "this GPU"
-    installed = f"driver {found.version}" if found.version else "the installed driver"
-    if cause == "gpu-legacy-unsupported-by-branch":
-        limit = last or (model.last_branch if model else None)
-        until = f"{limit} is the last branch that drives it" if limit else "an older branch does"
-        return f"{installed} no longer drives {gpu}: {until}"
-    if cause == "open-module-on-pre-turing":
-        return f"the open kernel modules are installed, and {gpu} has no GSP, which they need"
-    if cause == "proprietary-module-on-blackwell":
-        return f"the proprietary kernel modules of {installed} are installed, and {gpu} is driven by the open ones only"
-    first = model.first_branch if model else 0
-    since = f"; {first} is the first branch that does" if first > found.branch else ""
-    return f"{installed} does not know {gpu}: it is older than that GPU{since}"
-
-
-# What to install instead.
-
-
-def _choice(snapshot: Snapshot, *, keep_branch: bool) -> Choice | Impossible:
+def _install(snapshot: Snapshot, *, keep: bool = False) -> Fix:
     """The driver for the GPUs of this node; of the installed branch where that may stay."""
     models = tuple(card.model for card in snapshot.view(cards.cards))
-    branch = snapshot.view(release).branch
-    known = branches.find(branch) if keep_branch else None
-    if known is not None and known.active:
-        kept = choose(models, Driver(version=str(branch)))
-        if isinstance(kept, Choice):
-            return kept
-    return choose(models, Driver())
-
-
-def _no_common_driver(snapshot: Snapshot) -> Impossible | None:
-    """Why no driver takes all GPUs of this node; None where one does, though it may be an old one."""
-    models = tuple(card.model for card in snapshot.view(cards.cards))
-    found = choose(models, Driver())
-    last = min((model.last_branch for model in models if model.last_branch), default=None)
-    if not models or isinstance(found, Choice) or last is None:
-        return found if models and isinstance(found, Impossible) else None
-    is_too_new = any(model.first_branch > last for model in models)
-    return found if last >= _OFFERED_FROM or is_too_new else None
-
-
-def _install(snapshot: Snapshot, cause: str, *, keep_branch: bool = False) -> Iterator[Fix]:
+    here = branches.find(snapshot.view(release).branch)
     if guests.is_vgpu(snapshot):
-        yield guest_driver("install a driver that fits this share of a GPU")
-        return
-    if apart := _no_common_driver(snapshot):
-        yield by_hand("replace", f"{apart.what}: {apart.why}; {apart.hint}")
-        return
-    choice = _choice(snapshot, keep_branch=keep_branch)
-    last = _named_branch(snapshot) or min(
-        (card.model.last_branch for card in snapshot.view(cards.cards) if card.model.last_branch), default=None
-    )
-    if last is not None and last < _OFFERED_FROM:
-        yield _of_distribution(snapshot, last)
-    else:
-        yield _from_repository(snapshot, cause, choice if isinstance(choice, Choice) else None, last)
-
-
-_OFFERED_FROM: Final = 580
-
-
-def _from_repository(snapshot: Snapshot, cause: str, choice: Choice | None, last: int | None) -> Fix:
-    kind = _flavours(cause, choice)
-    branch = choice.branch if choice else last
-    what = f"driver {branch} with its {kind} kernel modules" if branch else f"the {kind} kernel modules of the driver"
-    manager = snapshot.view(system.package_manager)
-    if manager == "apt":
-        known = system.distro(snapshot)
-        family = distros.family(known) if known else None
-        names = f": {' '.join(family.driver_packages(choice, 'compute'))}" if family and choice else ""
+        return guest_driver("install a driver that fits this share of a GPU")
+    found = choose(models, Driver(version=str(here.number))) if keep and here and here.active else None
+    chosen = found if isinstance(found, Choice) else choose(models, Driver())
+    if takes_gpunode(snapshot) and isinstance(chosen, Choice):
         # By its number: a maintained branch that is installed would stay.
-        chosen = ("--driver", str(branch)) if branch else ()
-        if takes_gpunode(snapshot):
-            return run("install", f"install {what}{names}", command("sudo", "gpunode", "setup", *chosen))
-        return by_hand("install", f"install {what}{names}, from the distribution or NVIDIA's repository")
-    if manager == "dnf":
-        return _by_dnf(snapshot, f"install {what}", kind, branch)
-    way = packaged.of_branch(snapshot, (branch or _OFFERED_FROM) if kind != "open" else None)
-    words = f"install {what}: {way.words}" if way.words else f"install {what}"
-    return run("install", words, *way.commands)
+        text = f"install driver {chosen.branch} with its {chosen.flavour} kernel modules"
+        return run("install", text, command("sudo", "gpunode", "setup", "--driver", str(chosen.branch)))
+    return packaged.installing(snapshot, "install the driver that this GPU takes")
 
 
-def _flavours(cause: str, choice: Choice | None) -> str:
-    if choice is not None:
-        return choice.flavour
-    return "proprietary" if cause in {"open-module-on-pre-turing", "gpu-legacy-unsupported-by-branch"} else "open"
+def _newer(snapshot: Snapshot) -> Iterable[Fix]:
+    yield _install(snapshot)
+    yield from fabric_manager_too(snapshot)
+    yield reboot()
 
 
-def _by_dnf(snapshot: Snapshot, text: str, kind: str, branch: int | None) -> Fix:
-    """RHEL 8 and 9 have module streams; RHEL 10 and Fedora choose by the meta package; RPM Fusion builds by akmods."""
-    is_dropped = kind != "open" and (snapshot.view(release).branch or 0) > _OFFERED_FROM
-    if packages.matching(snapshot, "akmod-nvidia*") and not is_dropped:
-        value = "kernel-open" if kind == "open" else "kernel"
-        conf = command("sudo", "sed", "-i.bak", "-E", f"s/kernel(-open)?$/{value}/", "/etc/nvidia/kernel.conf")
-        return run("install", text, conf, Shell("sudo akmods --force --rebuild"))
-    if packaged.has_streams(snapshot):
-        own = f"{branch}-{'open' if kind == 'open' else 'dkms'}" if branch else "open-dkms"
-        # With its profile: the packages of the other branch may be gone before.
-        stream = f"nvidia-driver:{own}/default" if kind == "open" or branch else "nvidia-driver:latest-dkms/default"
-        return run("install", text, command("sudo", "dnf", "module", "switch-to", stream, "--allowerasing"))
-    if kind == "open":
-        return run("install", text, command("sudo", "dnf", "install", "--allowerasing", "nvidia-open"))
-    way = packaged.of_branch(snapshot, branch or _OFFERED_FROM)
-    return run("install", f"{text}: {way.words}", *way.commands)
+def _other_modules(snapshot: Snapshot) -> Iterable[Fix]:
+    yield _install(snapshot, keep=True)
+    yield from fabric_manager_too(snapshot)
+    yield reboot()
 
 
-def _of_distribution(snapshot: Snapshot, last: int) -> Fix:
-    """The legacy branches are not in NVIDIA's repositories; distributions keep some of them."""
-    way = packaged.ended(snapshot, last)
-    return run("install", f"install the last driver for this GPU: {way.words}", *way.commands)
-
-
-def _in_the_place_of(snapshot: Snapshot, old: str, cause: str, *, keep_branch: bool = False) -> Iterator[Fix]:
+def _in_the_place_of(old: str, *, keep: bool = False) -> Callable[[Snapshot], Iterable[Fix]]:
     """Takes the packages of the driver away, by their names; where those are not known, by what takes their place."""
-    instead = tuple(_install(snapshot, cause, keep_branch=keep_branch))
-    if _no_common_driver(snapshot) or guests.is_vgpu(snapshot):
-        yield from instead  # what is there goes when something can come in its place
-        return
-    if names := [one.name for one in (*driver.kernel_side(snapshot), *driver.whole(snapshot))]:
-        yield uninstall(snapshot, f"remove the packages {old}", *names)
-        yield from instead
-        return
-    first, *rest = instead
-    if first.commands:
-        # What conflicts goes in the same transaction, and is named before.
-        yield replace(first, kind="remove", text=f"replace the packages {old}: {first.text}")
-    else:
-        yield by_hand("remove", f"remove the packages {old}; leave the container toolkit and its libraries in place")
-        yield first
-    yield from rest
 
+    def remedy(snapshot: Snapshot) -> Iterable[Fix]:
+        names = [one.name for one in (*driver.kernel_side(snapshot), *driver.whole(snapshot))]
+        instead = _install(snapshot, keep=keep)
+        if names and instead.commands:
+            yield uninstall(snapshot, f"remove the packages {old}", *names)
+            yield instead
+        else:
+            yield replace(instead, kind="remove", text=f"replace the packages {old}: {instead.text}")
+        yield from fabric_manager_too(snapshot)
+        yield reboot()
 
-def _go_back(snapshot: Snapshot) -> Iterable[Fix]:
-    yield from _in_the_place_of(
-        snapshot, "of the branch that no longer drives this GPU", "gpu-legacy-unsupported-by-branch"
-    )
-    yield from fabric_manager_too(snapshot)
-    yield reboot()
-
-
-def _go_on(snapshot: Snapshot) -> Iterable[Fix]:
-    yield from _install(snapshot, "gpu-too-new-for-driver")
-    yield from fabric_manager_too(snapshot)
-    yield reboot()
-
-
-def _close(snapshot: Snapshot) -> Iterable[Fix]:
-    yield from _install(snapshot, "open-module-on-pre-turing", keep_branch=True)
-    yield from fabric_manager_too(snapshot)
-    yield reboot()
-
-
-def _open(snapshot: Snapshot) -> Iterable[Fix]:
-    old = "with the proprietary kernel modules"
-    yield from _in_the_place_of(snapshot, old, "proprietary-module-on-blackwell", keep_branch=True)
-    yield from fabric_manager_too(snapshot)
-    yield reboot()
+    return remedy
 
 
 def _any_model(will_do: Callable[[GpuModel], bool], words: str) -> Sign:
     return holds(lambda snapshot: any(will_do(model) for model in snapshot.view(cards.models)), words)
 
 
+_DROPPED: Final = fact(lambda snapshot: (card.citation for card in _taken(snapshot, LEGACY)))
 _OLD_GPU: Final = _any_model(lambda one: one.last_branch is not None, "a GPU that newer branches no longer drive")
 _NEW_GPU: Final = _any_model(lambda one: one.needs_open_modules, "a GPU that the open modules alone drive")
 _WITHOUT_GSP: Final = _any_model(lambda one: not one.takes_open_modules, "a GPU that the open modules do not drive")
@@ -422,10 +246,7 @@ _OPEN_ON_DISK: Final = holds(lambda snapshot: snapshot.view(release).is_open is 
 _CLOSED_ON_DISK: Final = holds(
     lambda snapshot: snapshot.view(release).is_open is False, "the proprietary modules are installed"
 )
-_DRIVES_ALL: Final = holds(
-    lambda snapshot: driver.works(snapshot) and not _shows_fewer(snapshot, len(snapshot.view(cards.cards))),
-    "nvidia-smi shows all GPUs",
-)
+_DRIVES_ALL: Final = holds(_shows_all, "nvidia-smi shows all GPUs")
 _SUPPORTED: Final = "https://docs.nvidia.com/datacenter/tesla/drivers/"
 _MODULES: Final = f"{DRIVER_GUIDE}kernel-modules.html"
 
@@ -434,22 +255,14 @@ FAMILY: Final = Family(
     "which driver drives which GPU",
     (
         Rule(
-            cause="gpu-legacy-unsupported-by-branch",
+            cause=LEGACY,
             layer="driver",
             storey="driver",
             disruption="reboot",
             title="the installed branch no longer drives this GPU",
             share=2,
-            symptoms=(
-                symptoms.NOT_STARTED,
-                symptoms.NO_DEVICES,
-                symptoms.NO_DRIVER,
-                symptoms.BUILD_FAILED,
-            ),
-            look_at=(
-                Shell("sudo dmesg | grep -i nvrm"),
-                Shell("lspci -nn -d 10de:"),
-            ),
+            symptoms=(symptoms.NOT_STARTED, symptoms.NO_DEVICES, symptoms.NO_DRIVER, symptoms.BUILD_FAILED),
+            look_at=(Shell("sudo dmesg | grep -i nvrm"), Shell("lspci -nn -d 10de:")),
             story=(
                 "NVIDIA ends the support of old generations with a certain branch: 390 is the last for Fermi, 470 for "
                 "Kepler, 580 for Maxwell, Pascal and Volta. A newer driver installs and builds without complaint, "
@@ -461,28 +274,21 @@ FAMILY: Final = Family(
                 "https://www.nvidia.com/en-us/drivers/unix/legacy-gpu/",
                 "https://github.com/siderolabs/talos/issues/8764",
             ),
-            check=only("gpu-legacy-unsupported-by-branch", _decide),
+            check=_refused(LEGACY, any_of(_IGNORED, all_of(_UNKNOWN, _DROPPED))),
             context=_OLD_GPU,
             against=(_DRIVES_ALL,),
-            remedy=_go_back,
+            remedy=_in_the_place_of("of the branch that no longer drives this GPU"),
             explains=chains.NO_DRIVER | {"open-module-on-pre-turing", "no-gpu-present"},
         ),
         Rule(
-            cause="gpu-too-new-for-driver",
+            cause=TOO_NEW,
             layer="driver",
             storey="driver",
             disruption="reboot",
             title="the installed driver does not know this GPU yet",
             share=1.2,
-            symptoms=(
-                symptoms.NOT_STARTED,
-                symptoms.NO_DEVICES,
-                symptoms.NO_DRIVER,
-            ),
-            look_at=(
-                Shell("lspci -nn -d 10de:"),
-                Shell("cat /proc/driver/nvidia/version"),
-            ),
+            symptoms=(symptoms.NOT_STARTED, symptoms.NO_DEVICES, symptoms.NO_DRIVER),
+            look_at=(Shell("lspci -nn -d 10de:"), Shell("cat /proc/driver/nvidia/version")),
             story=(
                 "Each driver knows the GPUs that existed when it was released. A newer one is on the bus and in "
                 "lspci, often without a name, and the module refuses it as not supported by this release, or does not "
@@ -494,28 +300,21 @@ FAMILY: Final = Family(
                 f"{OPEN_MODULES}/issues/862",
                 "https://github.com/MrMEEE/bumblebee-Old-and-abbandoned/issues/583",
             ),
-            check=only("gpu-too-new-for-driver", _decide),
+            check=_refused(TOO_NEW, unless(_UNKNOWN, _DROPPED)),
             context=_NEW_GPU,
             against=(_DRIVES_ALL,),
-            remedy=_go_on,
+            remedy=_newer,
             explains=chains.NO_DRIVER | {"proprietary-module-on-blackwell", "no-gpu-present"},
         ),
         Rule(
-            cause="open-module-on-pre-turing",
+            cause=OPEN,
             layer="driver",
             storey="driver",
             disruption="reboot",
             title="the open kernel modules on a GPU before Turing",
             share=1.2,
-            symptoms=(
-                symptoms.NOT_STARTED,
-                symptoms.NO_DEVICES,
-                symptoms.NO_DRIVER,
-            ),
-            look_at=(
-                Shell("modinfo -F license nvidia"),
-                Shell("lspci -nn -d 10de:"),
-            ),
+            symptoms=(symptoms.NOT_STARTED, symptoms.NO_DEVICES, symptoms.NO_DRIVER),
+            look_at=(Shell("modinfo -F license nvidia"), Shell("lspci -nn -d 10de:")),
             story=(
                 "NVIDIA's open kernel modules leave much of the work to the GPU System Processor (GSP), which GPUs "
                 "have from Turing on. From branch 560 the open modules are the default of NVIDIA's packages, so an "
@@ -523,29 +322,21 @@ FAMILY: Final = Family(
                 "branch 580 the same driver with its proprietary modules drives these GPUs."
             ),
             sources=(_MODULES, "https://github.com/negativo17/nvidia-driver/issues/158", f"{OPEN_MODULES}/issues/19"),
-            check=only("open-module-on-pre-turing", _decide),
+            check=_refused(OPEN, _NO_GSP),
             context=any_of(all_of(_OPEN_ON_DISK, _FAILS), _WITHOUT_GSP),
             against=(_DRIVES_ALL,),
-            remedy=_close,
+            remedy=_other_modules,
             explains=chains.NO_DRIVER,
         ),
         Rule(
-            cause="proprietary-module-on-blackwell",
+            cause=CLOSED,
             layer="driver",
             storey="driver",
             disruption="reboot",
             title="the proprietary kernel modules on a GPU that needs the open ones",
             share=1.8,
-            symptoms=(
-                symptoms.CLOSED_OR_BAR,
-                symptoms.NOT_STARTED,
-                symptoms.NO_DEVICES,
-                symptoms.NO_DRIVER,
-            ),
-            look_at=(
-                Shell("modinfo -F license nvidia"),
-                Shell("lspci -nn -d 10de:"),
-            ),
+            symptoms=(symptoms.CLOSED_OR_BAR, symptoms.NOT_STARTED, symptoms.NO_DEVICES, symptoms.NO_DRIVER),
+            look_at=(Shell("modinfo -F license nvidia"), Shell("lspci -nn -d 10de:")),
             story=(
                 "Blackwell and Grace Hopper are driven by NVIDIA's open kernel modules only. With the proprietary "
                 "ones of the same version the module loads, the kernel log asks for the open modules, the GPU fails "
@@ -554,10 +345,10 @@ FAMILY: Final = Family(
                 "licence, decides."
             ),
             sources=(_MODULES, f"{OPEN_MODULES}/issues/862", f"{OPEN_MODULES}/issues/872"),
-            check=only("proprietary-module-on-blackwell", _decide),
+            check=_refused(CLOSED, _NEEDS_OPEN),
             context=any_of(all_of(_CLOSED_ON_DISK, _FAILS), _NEW_GPU),
             against=(_DRIVES_ALL,),
-            remedy=_open,
+            remedy=_in_the_place_of("with the proprietary kernel modules", keep=True),
             explains=chains.NO_DRIVER | {"gsp-firmware-missing", "gsp-init-failed-platform"},
         ),
     ),

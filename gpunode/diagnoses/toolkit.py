@@ -10,17 +10,14 @@ from gpunode.diagnoses import remedies, symptoms
 from gpunode.diagnoses.addresses import TOOLKIT_GUIDE
 from gpunode.diagnoses.chains import NO_RUNTIME, NO_TOOLKIT
 from gpunode.diagnoses.cluster import restart_rancher
-from gpunode.diagnoses.commands import Command, Shell, command, is_place, joined
-from gpunode.diagnoses.model import Citation, Family, Fix, Rule
-from gpunode.diagnoses.remedies import install, restart, run, setup_step
+from gpunode.diagnoses.commands import Command, Shell, command
+from gpunode.diagnoses.model import Citation, Family, Fix, Rule, Sign
+from gpunode.diagnoses.remedies import by_hand, install, restart, run, setup_step
 from gpunode.diagnoses.signs import all_of, any_of, fact, file_line, holds, line, unless
-from gpunode.diagnoses.snapshot import Snapshot, cite, stated
+from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with, stated
 from gpunode.diagnoses.views import containerd, system, toolkit
 from gpunode.diagnoses.views.engine import engine
-
-_CONFIG: Final = "/etc/nvidia-container-runtime/config.toml"
-_RPM_REPOSITORY: Final = "https://nvidia.github.io/libnvidia-container/stable/rpm/nvidia-container-toolkit.repo"
-
+from gpunode.facts.patterns import Pattern
 
 # Whether it is there.
 
@@ -58,16 +55,11 @@ def _install(snapshot: Snapshot) -> Iterable[Fix]:
 
 
 def _packages(snapshot: Snapshot, text: str, *, upgrade: bool = False) -> Iterable[Fix]:
-    manager = snapshot.view(system.package_manager)
-    if manager == "apt":
+    if snapshot.view(system.package_manager) == "apt":
         by_person = (*remedies.TOOLKIT_ARCHIVE, Shell("sudo apt-get install nvidia-container-toolkit"))
         yield setup_step(snapshot, "install", text, "toolkit-repository", "toolkit", upgrade=upgrade, instead=by_person)
-    elif manager == "pacman":
-        yield install(snapshot, text, "nvidia-container-toolkit")
     else:
-        place = f"/etc/{'zypp' if manager == 'zypper' else 'yum'}.repos.d/nvidia-container-toolkit.repo"
-        repository = joined(command("curl", "-fsSL", _RPM_REPOSITORY), Shell("|"), command("sudo", "tee", place))
-        yield run("install", text, repository, *install(snapshot, text, "nvidia-container-toolkit").commands)
+        yield install(snapshot, f"{text}, which {TOOLKIT_GUIDE} names", "nvidia-container-toolkit")
 
 
 # Whether it knows the system's cgroups.
@@ -92,10 +84,17 @@ def _upgrade(snapshot: Snapshot) -> Iterable[Fix]:
 # Where it looks for the driver.
 
 
-def _root(snapshot: Snapshot) -> Iterator[Citation]:
-    setting = toolkit.setting(snapshot, "root")
-    if setting is not None and setting.value not in {"", "/"}:
-        yield setting.citation
+def _in_config(setting: str) -> Sign:
+    """A setting in the toolkit's configuration, or of what was searched in it."""
+    pattern = Pattern(rf"^(?:\d+:)?[ \t]*{setting}", re.MULTILINE)
+    return fact(
+        lambda node: (
+            found
+            for item in node.of("file")
+            if item.subject.endswith("nvidia-container-runtime/config.toml") and item.where == "host"
+            for found in lines_with(item, pattern)
+        )
+    )
 
 
 def _empty_root(snapshot: Snapshot) -> Iterator[Citation]:
@@ -108,7 +107,10 @@ def _empty_root(snapshot: Snapshot) -> Iterator[Citation]:
             yield cite(item)
 
 
-_OTHER_ROOT: Final = any_of(fact(_root), line(r"using root /[\w.-]+"))
+_OTHER_ROOT: Final = any_of(
+    _in_config(r"root\s*=\s*[\"']/[\w.-]"),
+    line(r"using root /[\w.-]+"),
+)
 _NO_ROOT: Final = line(
     r"change root failed: no such file|failed to change root directory: No such", flags=re.IGNORECASE
 )
@@ -124,22 +126,6 @@ _DRIVER_CONTAINER: Final = holds(
     ),
     "a driver container has its tree below /run/nvidia/driver",
 )
-
-
-def _own_root(snapshot: Snapshot) -> Iterable[Fix]:
-    ldconfig = _REAL if _is_ubuntu(snapshot) else "/sbin/ldconfig"
-    yield run(
-        "configure",
-        "let the toolkit take the driver of the host",
-        _command(toolkit.setting(snapshot, "root"), "root=/"),
-        _command(toolkit.setting(snapshot, "ldconfig"), f"ldconfig=@{ldconfig}"),
-    )
-    yield run(
-        "inspect",
-        "in a cluster say the same to the GPU Operator, which would write it again: driver.enabled=false",
-        Shell("kubectl get clusterpolicy -o jsonpath='{.items[*].spec.driver.enabled}'"),
-        when="the GPU Operator brings the toolkit",
-    )
 
 
 # Which ldconfig it runs.
@@ -167,7 +153,7 @@ def _is_ubuntu(snapshot: Snapshot) -> bool | None:
 
 
 _SET_REAL: Final = any_of(
-    file_line("*nvidia-container-runtime/config.toml", r"^[ \t]*ldconfig\s*=\s*\"@/sbin/ldconfig\.real\""),
+    _in_config(r"ldconfig\s*=\s*\"@/sbin/ldconfig\.real\""),
     line(r"^(?:\d+:)?[ \t]*ldconfig\s*=\s*\"@/sbin/ldconfig\.real\""),
 )
 _NOT_UBUNTU: Final = holds(
@@ -178,21 +164,24 @@ _NOT_UBUNTU: Final = holds(
 _WRAPPER: Final = line(r"ldcache error: process \S*/ldconfig failed with error code: 127")
 
 
+def _set(*entries: str) -> tuple[Command, ...]:
+    start = ("sudo", "gpunode", "ctk", "config", "--in-place", "--set")
+    return tuple(command(*start, f"nvidia-container-cli.{entry}") for entry in entries)
+
+
 def _set_ldconfig(snapshot: Snapshot) -> Iterable[Fix]:
     path = _REAL if snapshot.view(_WRAPPER) else "/sbin/ldconfig"
-    setting = toolkit.setting(snapshot, "ldconfig")
-    yield run("configure", f"let the toolkit run {path} of the host", _command(setting, f"ldconfig=@{path}"))
+    yield run("configure", f"let the toolkit run {path} of the host", *_set(f"ldconfig=@{path}"))
 
 
-# Its own, and that of the GPU Operator's.
-_CONFIGS: Final = ("/etc/nvidia-container-runtime", "/usr/local/nvidia/toolkit")
-
-
-def _command(setting: toolkit.Setting | None, entry: str) -> Command:
-    """Sets ``entry`` in the file that has ``setting``: the GPU Operator's toolkit keeps one of its own."""
-    file = setting.file if setting is not None and is_place(setting.file, *_CONFIGS) else _CONFIG
-    other = () if file == _CONFIG else (f"--config-file={file}",)
-    return command("sudo", "gpunode", "ctk", "config", *other, "--in-place", "--set", f"nvidia-container-cli.{entry}")
+def _own_root(snapshot: Snapshot) -> Iterable[Fix]:
+    ldconfig = _REAL if _is_ubuntu(snapshot) else "/sbin/ldconfig"
+    yield run("configure", "let the toolkit take the driver of the host", *_set("root=/", f"ldconfig=@{ldconfig}"))
+    yield by_hand(
+        "configure",
+        "say the same to the GPU Operator, which would write it again: driver.enabled=false",
+        when="the GPU Operator brings the toolkit",
+    )
 
 
 # Commands of old articles. Where APT could not read its archives, it knows no package of theirs, old or new.
@@ -255,6 +244,7 @@ FAMILY: Final = Family(
             summary="nvidia-container-toolkit is not installed, so no container can be given a GPU",
             remedy=_install,
             explains=NO_TOOLKIT | {"old-command-form"},
+            context=toolkit.absent,
         ),
         Rule(
             cause="toolkit-too-old-cgroupv2",
@@ -308,7 +298,7 @@ FAMILY: Final = Family(
             share=1,
             summary="the toolkit is told that the driver lies in a tree of its own, and it is the host's",
             remedy=_own_root,
-            explains=NO_RUNTIME | {"ldconfig-path-wrong"},
+            explains=NO_RUNTIME | {"ldconfig-path-wrong", "docker-from-snap-or-desktop-vm"},
         ),
         Rule(
             cause="ldconfig-path-wrong",

@@ -215,11 +215,11 @@ def _links(snapshot: Snapshot) -> Values:
         end = " with its slot" if link.is_of_both else ""
         rows = (
             ("link width", link.width, ""),
-            (f"widest{end}", link.widest, ""),
+            (f"widest{end}", link.most_width, ""),
             (f"fastest{end}", link.newest, "PCIe "),
         )
         for name, value, unit in rows:
-            if value is not None:
+            if value:
                 of_each.setdefault((name, link.address or str(number)), f"{unit}{value}")
     return _tallied((name, value) for (name, _), value in of_each.items())
 

@@ -16,7 +16,7 @@ from gpunode.diagnoses.remedies import by_hand, drain, reboot, run, takes_gpunod
 from gpunode.diagnoses.runfile import without_strays
 from gpunode.diagnoses.signs import fact, file_line, line
 from gpunode.diagnoses.snapshot import Snapshot
-from gpunode.diagnoses.views import driver, guests, history, initramfs, installs, packages, runfile, versions
+from gpunode.diagnoses.views import driver, guests, history, installs, packages, runfile, versions
 from gpunode.diagnoses.views.packages import Package
 from gpunode.diagnoses.views.system import just_booted, package_manager
 from gpunode.diagnoses.views.versions import Scene, is_of, number
@@ -97,8 +97,6 @@ def _in_container(snapshot: Snapshot, scene: Scene) -> Found:
 def _on_node(snapshot: Snapshot, scene: Scene) -> Found:
     """Which of the node's own mismatches it is; what nobody complains of is likely, and of a live node nothing."""
     said = scene.says or versions.said_inside(snapshot)
-    if initramfs.brings(snapshot) and (scene.loaded is None or scene.disk is None or scene.has_new_module):
-        return None  # an old copy in the initramfs, which the kernel's rules tell
     if not said and (is_examined(snapshot) or any(snapshot.view(sign) for sign in _OTHER_FAULTS)):
         return None
     if not said and scene.loaded is None:

@@ -12,9 +12,9 @@ from gpunode.diagnoses.bar import ADDRESSLESS, GUEST
 from gpunode.diagnoses.chains import NO_DRIVER, NOT_INITIALISED
 from gpunode.diagnoses.commands import Shell
 from gpunode.diagnoses.model import Citation, Family, Fix, Proof, Rule, Sign
-from gpunode.diagnoses.remedies import always, by_hand, newer_driver, restart, run, uninstall
+from gpunode.diagnoses.remedies import always, by_hand, guest_driver, newer_driver, restart, run, uninstall
 from gpunode.diagnoses.signs import all_of, any_of, anywhere, fact, holds, kernel_line, line, unless
-from gpunode.diagnoses.snapshot import Snapshot, lines_with
+from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import boards, driver, faults, packages, smi_query, system
 from gpunode.facts.patterns import Pattern
 
@@ -23,11 +23,8 @@ from gpunode.facts.patterns import Pattern
 _WINDOW_SET: Final = anywhere(r"pciPassthru\d*\.(?:use64bitMMIO|64bitMMIOSizeGB)|X-PciMmio64Mb")
 # What Windows says of a device whose driver gave up.
 _CODE_43: Final = line(r"\bcode 43\b", flags=re.IGNORECASE)
-_NO_HANDLE: Final = any_of(
-    _CODE_43,
-    line(r"Unable to determine the device handle for (?:GPU|gpu)"),
-    kernel_line(r"RmInitAdapter failed! \((?:0x2[46]|0x12|0x53)"),
-)
+_NO_HANDLE: Final = any_of(_CODE_43, line(r"Unable to determine the device handle for (?:GPU|gpu)"))
+_NOT_STARTED: Final = any_of(_NO_HANDLE, kernel_line(r"RmInitAdapter failed! \((?:0x2[46]|0x12|0x53)"))
 _HIDDEN: Final = line(
     r"<hidden\s+state=['\"]on['\"]|\bkvm=off\b|\bhidden=1\b|-hypervisor\b", "virtualization", "text", "file"
 )
@@ -57,6 +54,7 @@ def _is_wsl(snapshot: Snapshot) -> bool:
     return system.is_wsl(snapshot) or any(_ABOUT_WSL.search(written) for written in told)
 
 
+_IS_WSL: Final = holds(system.is_wsl, "this is WSL")
 _WSL: Final = holds(_is_wsl, "this is WSL, or Windows")
 _FAULTS: Final = fact(lambda snapshot: (one.citations[0] for one in snapshot.view(faults.incidents)))
 
@@ -72,14 +70,11 @@ def _newer(snapshot: Snapshot) -> Iterable[Fix]:
 
 
 def _larger_window(_: Snapshot) -> Iterable[Fix]:
-    yield by_hand("firmware", "boot the virtual machine with UEFI (OVMF) and machine type q35, not with a legacy BIOS")
     yield by_hand(
         "firmware",
-        "QEMU, libvirt, LXD: give its firmware a larger 64-bit window: -fw_cfg "
-        "name=opt/ovmf/X-PciMmio64Mb,string=262144 (megabytes, more than all GPUs' memory together)",
-    )
-    yield by_hand(
-        "firmware", "VMware: pciPassthru.use64bitMMIO=TRUE and pciPassthru.64bitMMIOSizeGB twice the GPUs' memory"
+        "boot the virtual machine with UEFI (OVMF) and machine type q35, and give its firmware a larger 64-bit window: "
+        "-fw_cfg name=opt/ovmf/X-PciMmio64Mb,string=262144 (megabytes, more than all GPUs' memory together) for QEMU, "
+        "pciPassthru.use64bitMMIO=TRUE and pciPassthru.64bitMMIOSizeGB for VMware",
     )
     yield run(
         "inspect", "look at the regions in the guest", Shell("sudo lspci -vvv -d 10de: | grep -E '^[0-9a-f]|Region'")
@@ -88,22 +83,18 @@ def _larger_window(_: Snapshot) -> Iterable[Fix]:
 
 # ---- vGPU
 
-# The journal's head, that of its own log ("…2025:<1>:"), or a container's without any.
-_GRIDD: Final = r"(?:nvidia-gridd(?:\[\d+\])?: |:<\d>:)\s*"
-_OF_OTHERS: Final = Pattern(
-    r"\b(?:[Oo]ther|[Aa]nother|[Hh]ealthy|[Gg]ood|[Ww]orking)\b[^\n,;]{0,20}"
-    r"\b(?:worker|node|host|guest|VM|vm|machine|server)s?\b"
-)
+
+_OF_OTHERS: Final = Pattern(r"\b(?:other|another|healthy|good|working)\b.{0,20}\b(?:workers?|nodes?|hosts?|VMs?)\b")
 
 
 def _by_gridd(words: str) -> Sign:
     """These words of nvidia-gridd's, anywhere, or in its own log, of which `journalctl -o cat` leaves the head away."""
-    anyone, alone = line(_GRIDD + words, flags=re.IGNORECASE), Pattern(rf"^[ \t]*{words}", re.IGNORECASE | re.MULTILINE)
+    anyone = line(rf"(?:nvidia-gridd(?:\[\d+\])?: |:<\d>:)\s*{words}", flags=re.IGNORECASE)
+    alone = line(rf"^[ \t]*{words}", "unit-log", flags=re.IGNORECASE)
 
     def said(snapshot: Snapshot) -> Iterator[Citation]:
-        own = (item for item in snapshot.of("unit-log") if item.subject == "nvidia-gridd.service")
-        found = snapshot.view(anyone) or tuple(one for item in own for one in lines_with(item, alone))
-        return (one for one in found if not _OF_OTHERS.search(one.source))
+        for one in (*snapshot.view(anyone), *(one for one in snapshot.view(alone) if "gridd" in one.source)):
+            yield from () if _OF_OTHERS.search(one.source) else (one,)
 
     return fact(said)
 
@@ -119,8 +110,8 @@ _UNLICENSED: Final = any_of(
     line(
         r"License Status\s*:\s*(?:Unlicensed|Expired|Restricted)",
         "nvidia-smi-q", "nvidia-smi", "text", "kubernetes-log", "application",
-        flags=re.IGNORECASE,
-    ),
+        flags=re.IGNORECASE
+    )
 )  # fmt: skip
 _UNCONFIGURED: Final = _by_gridd(
     r"(?:Configuration parameter ?\( ?ServerAddress|Invalid feature type|License (?:has )?expired|Unlicensed|"
@@ -147,28 +138,18 @@ def _why_unlicensed(snapshot: Snapshot) -> str:
 
 
 def _license(snapshot: Snapshot) -> Iterable[Fix]:
-    return _guest_driver(snapshot) if snapshot.view(_NO_GRIDD) else _token(snapshot)
+    text = "have nvidia-gridd installed, which asks for the licence"
+    return (guest_driver(text), _IS_LICENSED) if snapshot.view(_NO_GRIDD) else _token(snapshot)
 
 
-def _guest_driver(_: Snapshot) -> Iterable[Fix]:
-    yield by_hand(
-        "install",
-        "install NVIDIA's vGPU guest driver (GRID) that fits the host's branch: it brings nvidia-gridd, the data "
-        "center driver does not",
-    )
-    yield run("inspect", "it must say Licensed", Shell("nvidia-smi -q | grep -A 2 'Licensed Product'"))
+_IS_LICENSED: Final = run("inspect", "it must say Licensed", Shell("nvidia-smi -q | grep -A 2 'Licensed Product'"))
 
 
 def _token(_: Snapshot) -> Iterable[Fix]:
     text = "put the client configuration token of the licence server into /etc/nvidia/ClientConfigToken"
     yield by_hand("configure", f"{text}, and set FeatureType in /etc/nvidia/gridd.conf")
     yield run("restart", "have the licence asked for anew", Shell("sudo systemctl restart nvidia-gridd"))
-    yield run(
-        "inspect",
-        "it must say Licensed",
-        Shell("nvidia-smi -q | grep -A 2 'Licensed Product'"),
-        Shell("journalctl -b -u nvidia-gridd --no-pager"),
-    )
+    yield _IS_LICENSED
 
 
 def _server(_: Snapshot) -> Iterable[Fix]:
@@ -265,10 +246,7 @@ FAMILY: Final = Family(
             symptoms=(symptoms.NOT_STARTED, symptoms.NO_ADDRESS, symptoms.NO_DEVICES, symptoms.NO_DRIVER),
             against=(unless(symptoms.DRIVER_WORKS, ADDRESSLESS),),
             summary="the virtual machine's firmware has no room above 4 GiB for the memory region of the GPU",
-            look_at=(
-                Shell("sudo dmesg | grep -E 'BAR|nvrm'"),
-                Shell("systemd-detect-virt"),
-            ),
+            look_at=(Shell("sudo dmesg | grep -E 'BAR|nvrm'"), Shell("systemd-detect-virt")),
             story=(
                 "A GPU passed through to a virtual machine needs its memory region in the guest's address space too. "
                 "Guest firmware sizes the window above 4 GiB by a rule that large GPUs, or several of them, outgrow; "
@@ -288,19 +266,17 @@ FAMILY: Final = Family(
             storey="driver",
             disruption="reboot",
             title="an old driver refuses a GeForce in a virtual machine",
-            decisive=all_of(_NO_HANDLE, GUEST, _OLD, _GEFORCE),
+            decisive=all_of(_NOT_STARTED, GUEST, _OLD, _GEFORCE),
             typical=any_of(
-                all_of(_NO_HANDLE, any_of(_HIDDEN, all_of(GUEST, _OLD))),
-                all_of(GUEST, any_of(_CODE_43, all_of(_OLD, _GEFORCE))),
+                all_of(GUEST, any_of(_NO_HANDLE, all_of(_OLD, any_of(_GEFORCE, _NOT_STARTED)))),
+                all_of(_NOT_STARTED, _HIDDEN),
             ),
             symptoms=(symptoms.GPU_LOST, symptoms.NOT_STARTED, symptoms.NO_DEVICES, symptoms.NO_DRIVER),
-            context=any_of(_HIDDEN, all_of(GUEST, any_of(_GEFORCE, _NO_HANDLE)), all_of(_OLD, _GEFORCE)),
-            against=(symptoms.DRIVER_WORKS, _NEW, _OTHER_GPU, _FAULTS, holds(system.is_wsl, "this is WSL")),
+            context=any_of(_HIDDEN, all_of(any_of(GUEST, _OLD), _GEFORCE)),
+            share=0.2,
+            against=(symptoms.DRIVER_WORKS, _NEW, _OTHER_GPU, _FAULTS, _IS_WSL),
             summary="a driver before 465 does not start a GeForce in a virtual machine whose hypervisor it sees",
-            look_at=(
-                Shell("systemd-detect-virt"),
-                Shell("cat /proc/driver/nvidia/version"),
-            ),
+            look_at=(Shell("systemd-detect-virt"), Shell("cat /proc/driver/nvidia/version")),
             story=(
                 "Drivers before 465 look for a hypervisor and do not start GeForce cards below one (Windows calls it "
                 "code 43). The module loads, nvidia-smi finds no device handle, and the same card works on the host. "
@@ -368,19 +344,13 @@ FAMILY: Final = Family(
             typical=_START_FAILED,
             symptoms=(symptoms.ANY_XID, _START_FAILED, symptoms.NOT_STARTED),
             summary="a virtual machine's vGPU was not started: drivers of guest and host, and the GPU, do not fit",
-            look_at=(
-                Shell("sudo dmesg | grep -i xid"),
-                Shell("sudo journalctl -u nvidia-vgpu-mgr -b"),
-            ),
+            look_at=(Shell("sudo dmesg | grep -i xid"), Shell("sudo journalctl -u nvidia-vgpu-mgr -b")),
             story=(
                 "The host's vGPU manager could not start a virtual machine's vGPU: the guest's driver is older than "
                 "the host's supports, the profile does not fit the GPU, or the board is not made for vGPU. The "
                 "machine boots without a working GPU. Host and guest drivers of one vGPU release belong together."
             ),
-            sources=(
-                XID_CATALOG,
-                "https://docs.nvidia.com/vgpu/latest/index.html",
-            ),
+            sources=(XID_CATALOG, "https://docs.nvidia.com/vgpu/latest/index.html"),
             remedy=always(
                 by_hand(
                     "install",
@@ -430,7 +400,10 @@ FAMILY: Final = Family(
             disruption="none",
             title="WSL is not given the GPU",
             decisive=unless(_LINUX_DRIVER_IN_WSL, symptoms.DRIVER_WORKS),
-            typical=_BLOCKED,
+            typical=any_of(
+                _BLOCKED,
+                unless(all_of(_IS_WSL, any_of(symptoms.NO_DRIVER, symptoms.NO_NVML_LIBRARY)), symptoms.DRIVER_WORKS),
+            ),
             symptoms=(
                 _BLOCKED,
                 symptoms.NO_DRIVER,

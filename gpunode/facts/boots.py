@@ -11,11 +11,16 @@ import re
 from typing import Final
 
 from gpunode.facts.patterns import Pattern
-from gpunode.facts.sources import STATE, Kind, Source
+from gpunode.facts.sources import Kind, Source
 
 _PARTED: Final[frozenset[Kind]] = frozenset({"kernel-log", "journal", "unit-log", "text"})
 # What shows a state that the next boot makes anew.
-_OF_BOOT: Final[frozenset[Kind]] = STATE | {"lspci", "modprobe", "uname"}
+_OF_BOOT: Final[frozenset[Kind]] = frozenset(
+    (
+        *("lsmod", "nvidia-smi", "nvidia-smi-q", "listing", "unit-status", "unit-show", "container-run"),
+        *("exit-status", "lspci", "modprobe", "uname"),
+    )
+)
 # What grep found in folders.
 _FOUND: Final[frozenset[Kind]] = frozenset({"listing"})
 _MARKED: Final = Pattern(r"^-- (?:Boot [0-9a-f]{32}|Reboot) --[ \t]*$", re.MULTILINE)

@@ -237,7 +237,7 @@ def _transcript(piece: _Piece) -> Iterator[Step]:
     source, text = piece.source, cut_lines(piece.text)
     typed = _typed(text, is_named=_is_named(source)) if len(text) <= _TRANSCRIPT else []
     if not typed:
-        yield from (Step(*part, piece.prompt) for part in _files(source, text))
+        yield Step(source, text, piece.prompt)
         return
     prompts = [text[match.start() : match.start("command")].strip() for match in typed]
     is_inside = recognise(source).where == "container"
@@ -256,30 +256,11 @@ _IDLE: Final = Pattern(
     r"|[\w.+-]{1,40}@[\w.-]{1,80}[: ] ?[~/][^\s$#>]{0,80} ?)[$#%>]\s*"
 )
 
-_IDLE_IN_TWO_LINES: Final = Pattern(r"^[┌╭]─[^\n]{1,160}\n[└╰]─{1,3} ?[$#%❯>➤]?[ \t]*$", re.MULTILINE)
-
 
 def _without_prompts(said: str, prompts: frozenset[str]) -> str:
     """What was said, without the lines in which nothing was typed."""
-    said = _IDLE_IN_TWO_LINES.sub("", said)
     lines = ["" if line.strip() in prompts or _IDLE.fullmatch(line) else line for line in said.split("\n")]
     return "\n".join(lines).rstrip("\n")
-
-
-# What head and tail write before each of several files.
-_FILE: Final = Pattern(r"^==> (?P<path>/\S+) <==$\n?", re.MULTILINE)
-
-
-def _files(source: str, text: str) -> Iterator[tuple[str, str]]:
-    """The piece, split into the files that head or tail showed in it."""
-    starts = list(_FILE.finditer(text)) if len(text) <= _TRANSCRIPT else []
-    if not starts or text[: starts[0].start()].strip():
-        yield source, text
-        return
-    reader = "head " if recognise(source).is_part else ""
-    for match, after in zip(starts, (*starts[1:], None), strict=True):
-        said = text[match.end() : after.start() if after is not None else len(text)]
-        yield f"{reader}{match['path']}", said.strip("\n")
 
 
 # Docker names a container so, and a shell in it shows that as its host.
@@ -341,9 +322,6 @@ def _next(line: str) -> str:
         # A comment of a configuration file looks like root's prompt: only what is a command, or a known one, counts.
         command = match["command"]
         is_root = line.lstrip().startswith("#")
-        seen, alone = recognise(line), recognise(command)
-        if seen.kind == "file" and alone.kind in {"file", "text"} and seen.subject != alone.subject:
-            return line.strip()  # only the prompt says in which folder the file is
         return command if not is_root or _is_known(command) or command.startswith("./") else ""
     if (match := _HEADING.match(line)) and len(match["source"].split()) <= 12:
         seen = recognise(match["source"])

@@ -138,8 +138,11 @@ _SHELLS: Final = frozenset(
     {"sh", "bash", "zsh", "su", "ssh", "ansible", "pdsh", "clush", "parallel-ssh", "pssh", "salt", "xargs", "chroot"}
 )
 _GREPS: Final = frozenset({"grep", "egrep", "fgrep", "rg", "zgrep"})
-_CUTTERS: Final = frozenset({"head", "tail", "sed", "awk", "cut"})
-_READERS: Final = frozenset({"cat", "less", "more", "head", "tail", "zcat", "bat", "batcat", "nl", "xxd", "strings"})
+_CUTTERS: Final = frozenset({"head", "tail", "sed", "awk", "gawk", "cut"})
+# They show a file, or a part of it; the file is what they are given last.
+_READERS: Final = frozenset(
+    {"cat", "less", "more", "zcat", "bat", "batcat", "nl", "strings", "jq", "yq", *_CUTTERS, "tac", "sort", "column"}
+)
 _CONTAINERS: Final = frozenset(
     {"docker", "podman", "nerdctl", "ctr", "docker-compose", "podman-compose", "apptainer", "singularity"}
     | {"nvidia-docker", "enroot", "lxc", "incus", "pct"}
@@ -178,23 +181,12 @@ _PATHS: Final[tuple[tuple[str, Kind], ...]] = (
 # By words, where no command and no path stands.
 _WORDS: Final[tuple[tuple[str, Kind], ...]] = (
     (r"\b(?:dmesg|kernel (?:log|messages?|ring buffer|output)|kmsg|console|serial)\b", "kernel-log"),
-    (r"\bmake\.log\b|\bdkms (?:build )?log\b|\bmodule build\b", "make-log"),
-    (r"\b(?:installer|runfile|\.run)\b", "installer-log"),
-    (r"\bdkms\b", "dkms-output"),
     (r"\b(?:shell|bash|zsh|command) history\b", "shell-history"),
-    (r"\bfabric ?manager\b", "unit-log"),
-    (r"\b(?:kubelet|dockerd|containerd|crio|cri-o|persistenced)\b.{0,200}\blogs?\b|\blogs? of (?:kubelet|docker)",
-     "unit-log"),
-    (r"\bdocker (?:daemon )?logs?\b", "unit-log"),
-    (r"\b(?:device[- ]plugin|nvdp|validator|validation|operator|mig-manager|dcgm|gfd|toolkit daemonset)\b",
-     "kubernetes-log"),
-    (r"\bkubernetes (?:events?|pod|node)\b|\bpod events?\b|\bevents?\b", "kubernetes"),
-    (r"\b(?:apt|dpkg|dnf|yum|package)\b", "package-output"),
+    (r"\b(?:kubelet|dockerd?|containerd|crio|cri-o|persistenced|fabric ?manager)\b.{0,200}\blogs?\b", "unit-log"),
+    (r"\b(?:device[- ]plugin|validator|operator|mig-manager|dcgm|gfd)\b", "kubernetes-log"),
     (r"\b(?:journal|syslog|system log|messages)\b", "journal"),
-    (r"\bnvidia-smi\b", "nvidia-smi"),
-    (r"\b(?:docker|podman|compose|containerd?) (?:error|output|run|start)\b", "container-run"),
-    ((r"\b(?:app(?:lication)?|pod|program|job|training|server|container|service|workload|stderr|stdout|python|pytorch|"
-      r"tensorflow|cuda|nccl|ollama|vllm|llama|jupyter|notebook|script|traceback)\b"), "application"),
+    (r"\b(?:app(?:lication)?|pod|program|job|training|server|container|workload|stderr|stdout|traceback)\b",
+     "application"),
 )  # fmt: skip
 # By what stands in the text, where the source tells nothing.
 _TEXTS: Final[tuple[tuple[str, Kind], ...]] = (
@@ -237,13 +229,11 @@ def recognise_all(source: str, text: str = "") -> tuple[Source, ...]:
     """What each command of ``source`` says that its part of ``text`` is; at least one."""
     source = source[:_LONGEST].strip()
     written, where, is_part = _unwrapped(source)
-    found = _as_found(_by_commands(written), text) or _only(_by_path(written)) or _only(_by_words(source))
+    found = _by_commands(written) or _only(_by_path(written)) or _only(_by_words(source))
     if not found or found[0].kind == "text":
         found = _only(_by_text(text)) or found or (Source("text"),)
     inside = where == "container"
     found = tuple(replace(one, is_part=True) for one in found) if is_part else found
-    if folder := _FOLDER.match(source):
-        found = tuple(_in_folder(one, folder["folder"]) for one in found)
     return tuple(replace(one, where="container") if inside and one.where == "host" else one for one in found)
 
 
@@ -253,65 +243,11 @@ def _unwrapped(source: str) -> tuple[str, Where, bool]:
     if (label := _LABEL.match(written)) and not _by_commands(label[0]) and _by_commands(written[label.end() :]):
         where = "container" if _INSIDE.search(label[0]) else where
         written = written[label.end() :]
-    quoted = _QUOTED.search(written)
-    # Behind a command, such quotes are the shell's own.
-    if (
-        quoted
-        and not _by_commands(written.partition("`")[0])
-        and _by_commands(inner := quoted["command"] or quoted["said"])
-    ):
-        written = inner
     return written, where, is_part
-
-
-# "output of nvidia-smi -q", "Result from `dkms status`", "`lsmod` says".
-_QUOTED: Final = Pattern(
-    r"^[^`\n]{0,60}`(?P<command>[^`\n]{2,200})`[^`\n]{0,40}$"
-    r"|^(?:the )?(?:output|result|answer)s? (?:of|from):? (?P<said>\S.*)$",
-    re.IGNORECASE,
-)
-
-
-# "root@gpu1:/etc/crio/crio.conf.d# cat 99-nvidia.conf".
-_FOLDER: Final = Pattern(r"\[?[\w.+-]{1,40}@[\w.-]{1,80}[: ](?P<folder>/[\w./+-]{1,200}?)/?\]?\s?[$#%]\s")
-
-
-def _in_folder(found: Source, folder: str) -> Source:
-    """A file by its whole path, where it was named from the folder that the prompt shows."""
-    is_relative = found.kind == "file" and found.subject and found.subject[0] not in "/~$"
-    return replace(found, subject=f"{folder}/{found.subject.removeprefix('./')}") if is_relative else found
 
 
 # "host: nvidia-smi", "in the container: ls /dev", "Talos, node gpu-3: lsmod", "root@gpu-3 (Ubuntu): lsmod".
 _LABEL: Final = Pattern(r"[A-Za-z][\w ,.()@-]{0,60}:\s+")
-# What shows the state in which the node is, not what happened.
-STATE: Final[frozenset[Kind]] = frozenset(
-    {"lsmod", "nvidia-smi", "nvidia-smi-q", "listing", "unit-status", "unit-show", "container-run", "exit-status"}
-)
-STILL_FAILS: Final = Pattern(
-    r"failed|No devices|cannot access|couldn.t|not found|Unable|\bERR!|[Uu]nknown [Ee]rror|inactive|mismatch"
-)
-_REFUSED: Final = Pattern(
-    r"^(?:modprobe|insmod): |could not insert|^Job for |^Failed to (?:start|restart|load)", re.MULTILINE
-)
-
-
-def _as_found(found: tuple[Source, ...], text: str) -> tuple[Source, ...]:
-    """Without what shows the node as it was once a command before it had loaded a module or started a unit."""
-    if len(found) < 2 or _REFUSED.search(text) or STILL_FAILS.search(text):
-        return found
-    changes = [index for index, one in enumerate(found) if changes_state(one)]
-    if not changes:
-        return found
-    return tuple(one for index, one in enumerate(found) if index <= changes[0] or one.kind not in STATE)
-
-
-def changes_state(source: Source) -> bool:
-    """Whether the command loads a module or starts a unit: what is seen after it, it may have made so."""
-    if source.kind == "modprobe":
-        words = source.words
-        return program(words) in {"modprobe", "insmod"} and not {"-r", "--remove", "-n", "-D", "-c"} & set(words)
-    return source.kind == "unit-action" and bool({"start", "restart"} & set(source.words[1:3]))
 
 
 def _only(found: Source | None) -> tuple[Source, ...]:
@@ -339,8 +275,7 @@ def _by_commands(source: str) -> tuple[Source, ...]:
 
 def _in_order(source: str) -> list[list[list[str]]]:
     """The pipelines of a line."""
-    single = (one for pipeline in _pipelines(source) for one in _one_by_one(pipeline))
-    return [handed for pipeline in single for handed in _handed(pipeline)]
+    return [handed for pipeline in _pipelines(source) for handed in _handed(pipeline)]
 
 
 def _handed(pipeline: list[list[str]]) -> list[list[list[str]]]:
@@ -358,28 +293,6 @@ def _line_handed(words: Sequence[str]) -> str:
     return _value(words, "-c") or next((word for word in reversed(words[1:]) if " " in word), "")
 
 
-def _in_shell(words: Sequence[str]) -> Source | None:
-    """What the one command shows that a shell in a container is handed."""
-    start = next((index for index, word in enumerate(words) if program((word,)) in _SHELLS), None)
-    found = _by_commands(_line_handed(words[start:])) if start is not None else ()
-    return found[0] if len(found) == 1 else None
-
-
-def _one_by_one(pipeline: list[list[str]]) -> list[list[list[str]]]:
-    """The pipeline, or one for each file where several are read of which each is one line."""
-    words = list(_plain(pipeline[0])) if len(pipeline) == 1 else []
-    paths = [word for word in words[1:] if word.startswith("/")]
-    is_lines = program(words) == "readlink" or (
-        program(words) == "cat" and all(path.startswith("/sys/") for path in paths)
-    )
-    if not is_lines or len(paths) < _SEVERAL or any("*" in path for path in paths):
-        return [pipeline]
-    return [[[*(word for word in words if word not in paths), path]] for path in paths]
-
-
-_SEVERAL: Final = 2
-
-
 def _by_pipeline(pipeline: Sequence[Sequence[str]]) -> Source | None:
     commands = [_plain(words) for words in pipeline]
     head = commands[0] if commands else ()
@@ -391,9 +304,8 @@ def _by_pipeline(pipeline: Sequence[Sequence[str]]) -> Source | None:
     patterns = [_pattern(words) for words in commands[1:] if program(words) in _GREPS]
     cut = any(program(words) in _CUTTERS for words in commands[1:]) or _begins_or_ends(head)
     is_count = _counts(commands[-1])
-    return replace(
-        found, only=_all_of(found.only, *patterns), is_part=found.is_part or cut or is_count, is_count=is_count
-    )
+    is_part = found.is_part or cut or is_count
+    return replace(found, only=_all_of(found.only, *patterns), is_part=is_part, is_count=is_count)
 
 
 def _is_silenced(words: Sequence[str]) -> bool:
@@ -410,7 +322,7 @@ def _all_of(*patterns: str) -> str:
 
 def _begins_or_ends(words: Sequence[str]) -> bool:
     """Whether it shows the beginning or the end of something; ``tail -n +1`` shows the whole of several files."""
-    return program(words) in {"head", "tail"} and not any(re.fullmatch(r"(?:-n)?\+[01]", word) for word in words)
+    return program(words) in _CUTTERS and not any(re.fullmatch(r"(?:-n)?\+[01]", word) for word in words)
 
 
 def _counts(words: Sequence[str]) -> bool:
@@ -433,21 +345,9 @@ def _pipelines(source: str) -> list[list[list[str]]]:
         elif word in {"&&", ";", "||", "&"}:
             pipelines.append([[]])
         else:
-            pipelines[-1][-1].extend(_expanded(word))
+            pipelines[-1][-1].append(word)
     found = ([command for command in pipeline if command] for pipeline in pipelines)
     return [pipeline for pipeline in found if pipeline and pipeline[0][0] not in _SILENT]
-
-
-# /sys/bus/pci/devices/0000:0a:00.{0,1}/driver
-_BRACES: Final = Pattern(
-    r"(?P<before>/[^\s{}]{0,400})\{(?P<choices>[^\s{},]*(?:,[^\s{},]*){1,20})\}(?P<after>[^\s{}]*)"
-)
-
-
-def _expanded(word: str) -> list[str]:
-    """The paths that a shell makes of one with a choice in braces."""
-    match = _BRACES.fullmatch(word)
-    return [match["before"] + one + match["after"] for one in match["choices"].split(",")] if match else [word]
 
 
 def _without_comment(line: str) -> str:
@@ -561,35 +461,11 @@ def _of(words: tuple[str, ...]) -> Source | None:
         return _file(path) if path else None
     if name in _GREPS:
         return _grep(words)
-    if name in _EXCERPTERS:
-        return _excerpt(words)
-    if shown := _formatted(words):
-        return shown
     reader = _PROGRAMS.get(name)
     if reader is None and _OWN_PROGRAM.fullmatch(words[0]):
         return Source("application", words=words)
     found = reader(words) if reader else None
     return found if found is None or found.words else replace(found, words=words)
-
-
-# They show lines, or columns, of the file that they are given last.
-_EXCERPTERS: Final = frozenset({"sed", "awk", "gawk", "cut", "tac", "sort", "column"})
-
-
-def _excerpt(words: tuple[str, ...]) -> Source | None:
-    path = words[-1] if len(words) > 1 and re.fullmatch(r"~?/\S+", words[-1]) else ""
-    script = next((word for word in words[1:] if word[:1] == "/" and word != path), "")
-    picked = re.match(r"/([^/]+)/", script) if program(words) in {"awk", "gawk"} else None
-    return replace(_file(path), words=words, only=picked[1] if picked else "", is_part=True) if path else None
-
-
-def _formatted(words: tuple[str, ...]) -> Source | None:
-    """The JSON file that ``jq .``, or Python's tool for it, writes out anew."""
-    name, path = program(words), words[-1]
-    plain = [word for word in words[1:] if word[:1] != "-"]
-    is_whole = plain[:-1] == ["."] if name in {"jq", "yq"} else words[1:3] == ("-m", "json.tool")
-    is_one = name in {"jq", "yq"} or name.startswith("python")
-    return _file(path) if is_one and is_whole and "/" in path else None
 
 
 # A program that somebody has built or written: ./deviceQuery, ./run.sh, /usr/local/cuda/samples/…/vectorAdd.
@@ -746,7 +622,7 @@ def _container(words: tuple[str, ...]) -> Source | None:
     if verb == "exec":
         inner = words[words.index("exec") + 1 :]
         after = [index for index, word in enumerate(inner) if program((word,)) in _PROGRAMS]
-        found = _of(tuple(inner[after[0] :])) if after else _in_shell(inner)
+        found = _of(tuple(inner[after[0] :])) if after else None
         return replace(found, where="container") if found else Source("container-run", words=words, where="container")
     by_verb: dict[str, Kind] = {
         "info": "docker-info",
@@ -766,7 +642,7 @@ def _kubectl(words: tuple[str, ...]) -> Source | None:
         return Source("kubernetes-log", what.removeprefix("pod/"), words, where="container")
     if verb == "exec":
         inner = words[words.index("--") + 1 :] if "--" in words else words[-1:]
-        found = _of(tuple(inner)) or _in_shell(inner)
+        found = _of(tuple(inner))
         return replace(found, where="container") if found else Source("application", words=words, where="container")
     if verb == "debug" and "--" in words:
         inner = tuple(words[words.index("--") + 1 :])

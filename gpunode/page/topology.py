@@ -6,7 +6,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from gpunode.diagnoses.views.topology import Device, Link, Topology
+from gpunode.diagnoses.views.links import Link
+from gpunode.diagnoses.views.topology import Device, Topology
 from gpunode.page.frame import scroll, table
 from gpunode.page.markup import Markup, joined, tag
 from gpunode.page.words import count

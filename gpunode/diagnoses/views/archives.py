@@ -1,4 +1,4 @@
-"""APT's and rpm's archives: whose key was refused, which source stands twice, where a package's version comes from."""
+"""APT's and rpm's archives: which source stands twice or lacks its key, where a package's version comes from."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gpunode.catalog import tables
 from gpunode.catalog.openpgp import fingerprints
 from gpunode.catalog.repositories import CUDA_BASE, TOOLKIT, TOOLKIT_BASE
 from gpunode.diagnoses.model import Citation
-from gpunode.diagnoses.snapshot import Snapshot, cite, finds, stated
+from gpunode.diagnoses.snapshot import Snapshot, cite, stated
 from gpunode.diagnoses.views.packages import Package
 from gpunode.facts.items import Item
 from gpunode.facts.model import Known, PackageSource
@@ -19,99 +19,16 @@ from gpunode.packages.deb import sources as source_lists
 
 Owner: TypeAlias = Literal["cuda", "toolkit", "other"]
 
-_URL: Final = Pattern(r"https?://[^\s'\"]+")
 _HOSTS: Final[tuple[tuple[Owner, Pattern], ...]] = (
     ("cuda", Pattern(r"developer\.download\.nvidia\.(?:com|cn)/compute/(?:cuda|machine-learning)")),
     ("toolkit", Pattern(r"nvidia\.github\.io/(?:libnvidia-container|nvidia-docker|nvidia-container-runtime)")),
     ("cuda", Pattern(r"/compute/cuda/repos/")),  # a mirror keeps the path
-    ("cuda", Pattern(r"\bcuda-(?:rhel|fedora|sles|opensuse|amzn)[\w.-]*|['\"]cuda[\w.-]*['\"]")),
-    ("toolkit", Pattern(r"\blibnvidia-container\b|\bnvidia-(?:docker|container-toolkit|container-runtime)\b")),
 )
-_TOOLKIT_KEYS: Final = ("DDCAE044F796ECB0", "6ED91CA3AC1160CD")
-# Retired 2022-04-27; beside it the keys of the rpm repositories, which no table of apt repositories has.
-RETIRED_KEY: Final = "F60F4B3D7FA2AF80"
-_RPM_KEYS: Final = ("D42D0685", "CDF6BA43", "1940C73E", "73CD9B30", "3A8B5622")
-_REFUSED: Final = Pattern(
-    r"(?:NO_PUBKEY|EXPKEYSIG|REVKEYSIG|BADSIG|KEYEXPIRED|EXPSIG|Missing key|Signing key on|NOKEY, key ID)\s+"
-    r"(?P<key>[0-9A-Fa-f]{8}(?: ?[0-9A-Fa-f]{8}){0,4})\b"
-    r"|The repository '(?P<unsigned>[^']{8,200})' is (?:not|no longer) signed"
-)
-_RPM_REFUSED: Final = Pattern(
-    r"Public key for (?P<package>\S+\.rpm) is not installed"
-    r"|The GPG keys listed for the (?P<repository>.{3,80}?) repository are already installed but"
-    r"|(?:repomd\.xml )?GPG signature verification error"
-    r"|Signature verification failed for file '[^']{1,80}' from repository '(?P<zypper>[^']{1,80})'"
-)
-_WEAK: Final = Pattern(r"SHA1 is not considered secure|is not bound:|Policy rejected non-revocation signature")
-_NEAR: Final = 6
-
-
-@dataclass(frozen=True, slots=True)
-class RefusedKey:
-    """A repository that was refused for its signature.
-
-    Attributes:
-        owner: whose repository it is.
-        key: the id that was asked for, upper case; empty where the message names none.
-        url: of the repository; empty where it is not named.
-        is_weak: whether the key is there and its own signature is too weak for this release's policy.
-    """
-
-    owner: Owner
-    key: str
-    url: str
-    is_weak: bool
-    citation: Citation
-
-
-def refused_keys(snapshot: Snapshot) -> tuple[RefusedKey, ...]:
-    """The signatures that apt, dnf or zypper would not accept."""
-    return tuple(one for item in snapshot.items if _speaks(item) for one in _refused(item))
-
-
-def _speaks(item: Item) -> bool:
-    return (
-        item.is_seen and not item.is_register and item.kind not in {"file", "packages", "lspci", "lsmod", "kernel-log"}
-    )
-
-
-def _refused(item: Item) -> Iterator[RefusedKey]:
-    for match in (*finds(item, _REFUSED), *finds(item, _RPM_REFUSED)):
-        number = item.text.count("\n", 0, match.start())
-        key = (match.groupdict().get("key") or "").upper().replace(" ", "")
-        near = _near(item.lines, number)
-        owner = _by_key(key) or _by_text(near)
-        url = next((found[0].rstrip("/.,") for found in _URL.finditer(near)), "")
-        yield RefusedKey(owner, key, url, bool(_WEAK.search(near)), cite(item, number + 1))
-
-
-def _near(lines: tuple[str, ...], number: int) -> str:
-    """The line with the address of its repository: apt names that in the line, or in the last that begins a message."""
-    line = lines[number]
-    if any(pattern.search(line) for _, pattern in _HOSTS) or _URL.search(line):
-        return line
-    for before in range(number - 1, max(-1, number - _NEAR), -1):
-        if _URL.search(lines[before]):
-            return f"{lines[before]} {line}"
-    return " ".join(lines[max(0, number - 2) : number + 3])
-
-
-def _by_key(key: str) -> Owner | None:
-    if not key:
-        return None
-    cuda = [row["fingerprint"] for row in tables.rows("cuda_repositories.csv")]
-    if any(known.endswith(key[-16:]) for known in (*cuda, RETIRED_KEY)) or key[-8:] in _RPM_KEYS:
-        return "cuda"
-    return "toolkit" if any(known.endswith(key[-16:]) for known in _TOOLKIT_KEYS) else None
-
-
-def _by_text(text: str) -> Owner:
-    return next((owner for owner, pattern in _HOSTS if pattern.search(text)), "other")
 
 
 def owner_of(text: str) -> Owner:
     """Whose repository ``text``, an address or a message with one, speaks of."""
-    return _by_text(text)
+    return next((owner for owner, pattern in _HOSTS if pattern.search(text)), "other")
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,36 +94,18 @@ def conflicts(snapshot: Snapshot) -> tuple[tuple[Listed, ...], ...]:
     return tuple(tuple(same) for same in archives.values() if len({one.source.signed_by for one in same}) > 1)
 
 
-@dataclass(frozen=True, slots=True)
-class Unkeyed:
-    """An entry of NVIDIA's whose signature the next update cannot check.
-
-    Attributes:
-        why: what the keyring lacks.
-    """
-
-    entry: Listed
-    owner: Owner
-    why: str
-
-
-def unkeyed(snapshot: Snapshot) -> tuple[Unkeyed, ...]:
+def unkeyed(snapshot: Snapshot, owner: Owner) -> Iterator[Citation]:
     """The enabled entries whose keyring is not there or holds another key than the one that signs the repository."""
-    return tuple(_unkeyed(snapshot))
-
-
-def _unkeyed(snapshot: Snapshot) -> Iterator[Unkeyed]:
     for entry in snapshot.view(sources) if isinstance(snapshot.facts.sources, Known) else ():
-        one, owner = entry.source, owner_of(entry.source.uri)
-        if owner == "other" or not one.enabled or one.is_unsigned or not one.signed_by.startswith("/"):
-            continue
+        one = entry.source
         keyring = snapshot.facts.file(one.signed_by)
-        if not isinstance(keyring, Known):
+        is_asked = one.enabled and not one.is_unsigned and owner_of(one.uri) == owner
+        if not is_asked or not isinstance(keyring, Known):
             continue
         if keyring.value is None:
-            yield Unkeyed(entry, owner, f"{one.signed_by} is not there")
+            yield from (stated(one.signed_by, "it is not there", keyring.probe), entry.citation)
         elif (wanted := _signer(one.uri)) and (held := _held(keyring.value.content)) and wanted not in held:
-            yield Unkeyed(entry, owner, f"{one.signed_by} does not hold the key {wanted[-16:]}")
+            yield from (stated(one.signed_by, f"the key {wanted[-16:]} is not in it", keyring.probe), entry.citation)
 
 
 def _signer(uri: str) -> str:

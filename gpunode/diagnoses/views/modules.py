@@ -144,38 +144,17 @@ def listed(snapshot: Snapshot) -> frozenset[str]:
 
 
 def _would_show(item: Item, name: str) -> bool:
-    if item.source.is_part or item.source.is_count:
-        return _counted(item, name) == 0
+    if item.source.is_count:
+        return item.source.lets_through(name) and item.text.strip() == "0"
     if not item.source.only:
         # People paste the lines that they find telling: only the table's head or a probe shows that it is whole.
-        return item.text.lstrip().startswith("Module")
-    return item.source.lets_through(name)
-
-
-_PICKED: Final = Pattern(r"^(?P<name>[a-z]\w{2,40})(?: +(?:\d{1,9}|[a-z][\w,]*)){0,3}$")
-
-
-def _counted(item: Item, name: str) -> int | None:
-    """How many lines of the table a pattern that lets ``name`` through let through; None where it does not count."""
-    if not item.source.is_count or not re.fullmatch(r"\d{1,4}", item.text.strip()):
-        return None
-    is_let = item.source.only in {name, f"^{name}"}
-    return int(item.text) if is_let else None
-
-
-def _named(item: Item) -> Iterator[str]:
-    """The modules in a table, or in columns that awk or cut took out of one."""
-    is_picked = bool({"awk", "gawk", "cut"} & set(re.findall(r"\b[a-z]+\b", item.written)))
-    for line in item.lines:
-        if match := _ROW.match(line) or (_PICKED.match(line) if is_picked else None):
-            yield match["name"]
-    if _counted(item, "nvidia"):
-        yield "nvidia"
+        return not item.source.is_part and item.text.lstrip().startswith("Module")
+    return not item.source.is_part and item.source.lets_through(name)
 
 
 def _seen(snapshot: Snapshot) -> tuple[frozenset[str], tuple[Item, ...]]:
     tables = tuple(item for item in snapshot.of("lsmod") if item.where == "host")
-    names = {name for item in tables for name in _named(item)}
+    names = {match["name"] for item in tables for line in item.lines if (match := _ROW.match(line))}
     known = snapshot.facts.modules.value if isinstance(snapshot.facts.modules, Known) else frozenset[str]()
     return frozenset(names) | known, tables
 
@@ -221,34 +200,15 @@ def _dkms_rows(snapshot: Snapshot) -> Iterator[DkmsRow]:
 
 def modinfo(snapshot: Snapshot) -> tuple[Modinfo, ...]:
     """What modinfo said, module by module."""
-    said = (item for item in snapshot.of("modinfo") if item.outcome == "ok" and item.text.strip())
-    return tuple(
-        info for item in said for info in (_each_file(item) if "-exec" in item.source.words else [_modinfo(item)])
-    )
-
-
-def _asked(item: Item) -> str:
-    words = item.source.words
-    return words[words.index("-F") + 1] if "-F" in words[:-1] else "filename" if "-n" in words else ""
-
-
-def _each_file(item: Item) -> Iterator[Modinfo]:
-    """What was said of each file that ``find`` found: a line for each, where one field was asked for."""
-    if not (asked := _asked(item)):
-        yield _modinfo(item)
-    for number, line in enumerate(item.lines if asked in _SHAPES else (), 1):
-        if _SHAPES[asked].match(value := line.strip()):
-            told = {name: value if name == asked else "" for name in ("filename", "version", "license", "vermagic")}
-            yield Modinfo(
-                item.subject.replace("-", "_"), signer="", citation=cite(item, number), is_whole=False, **told
-            )
+    return tuple(_modinfo(item) for item in snapshot.of("modinfo") if item.outcome == "ok" and item.text.strip())
 
 
 def _modinfo(item: Item) -> Modinfo:
-    asked = _asked(item)
+    words = item.source.words
+    asked = words[words.index("-F") + 1] if "-F" in words[:-1] else "filename" if "-n" in words else ""
     fields = {name.lower(): value.strip() for name, value in reversed(_FIELD.findall(item.text))}
-    if asked and asked not in fields:
-        fields[asked] = _shaped(item, asked)
+    if asked in _SHAPES and asked not in fields:
+        fields[asked] = next((line.strip() for line in item.lines if _SHAPES[asked].match(line.strip())), "")
     return Modinfo(
         item.subject.rsplit("/", 1)[-1].split(".ko")[0].replace("-", "_"),
         fields.get("filename", ""),
@@ -268,29 +228,6 @@ _SHAPES: Final = {
     "filename": Pattern(r"^/\S+\.ko(?:\.\w+)?$"),
     "license": Pattern(r"^(?:NVIDIA|Dual MIT/GPL|GPL.*)$"),
 }
-
-
-def _shaped(item: Item, asked: str) -> str:
-    lines = [line.strip() for line in item.lines if line.strip()]
-    if not item.source.is_mixed:
-        # Of all modules that find found, of whatever kernel: only what they agree in is known.
-        return "" if item.source.words[:1] == ("find",) and len(set(lines)) > 1 else lines[0]
-    return next((line for line in lines if asked in _SHAPES and _SHAPES[asked].match(line)), "")
-
-
-_SRCVERSION: Final = Pattern(r"^(?:srcversion:[ \t]*)?(?P<source>[0-9A-F]{16,24})[ \t]*$", re.MULTILINE)
-_PARTS: Final = Pattern(r"nvidia[-_](?:uvm|drm|modeset|peermem|fs)")
-
-
-def sources(snapshot: Snapshot) -> tuple[tuple[str, Citation], ...]:
-    """The checksums of the main module's source, each once, by modinfo of a file or by the kernel of the loaded one."""
-    found: dict[str, Citation] = {}
-    for item in snapshot.of("modinfo", "file"):
-        is_asked = "nvidia" in item.written and not _PARTS.search(item.written)
-        if is_asked and (item.kind == "modinfo" or item.subject.endswith("/srcversion")):
-            for match in _SRCVERSION.finditer(item.text):
-                found.setdefault(match["source"], cite(item, item.number_at(match.start())))
-    return tuple(found.items())
 
 
 def driver_info(snapshot: Snapshot) -> tuple[Modinfo, ...]:
@@ -346,20 +283,11 @@ def _files_in(item: Item, running: str) -> Iterator[OnDisk]:
         if "nvidia" not in line or ".ko" not in line or "not found" in line:
             continue
         if match := _KO.search(line):
-            version = _VERSION_BEHIND.match(line, match.end())
-            yield OnDisk(
-                match["kernel"], match["place"].strip("/"), version["version"] if version else "", cite(item, number)
-            )
+            yield OnDisk(match["kernel"], match["place"].strip("/"), "", cite(item, number))
         elif folder and folder["kernel"] and item.kind == "listing" and (bare := _BARE_KO.search(line)):
             below = line[: bare.start(1)].rpartition(" ")[2].strip("./")
             place = "/".join(part for part in ((folder["place"] or "").strip("/"), below.strip("/")) if part)
             yield OnDisk(folder["kernel"], place, "", cite(item, number))
-
-
-# What a loop over the files writes beside each: "/lib/modules/6.8.0-40-generic/updates/dkms/nvidia.ko 535.129.03".
-_VERSION_BEHIND: Final = Pattern(
-    r"['\"]?[:,]?\s+(?:->\s+)?(?:version:?\s+)?(?P<version>\d{3}\.\d{1,3}(?:\.\d{1,3})?)\b"
-)
 
 
 def not_found(snapshot: Snapshot) -> tuple[Citation, ...]:

@@ -53,5 +53,5 @@ def _signs(snapshot: Snapshot) -> Iterator[Citation]:
             yield from tuple(lines_with(item, _MADE))[:1]
     yield from (*snapshot.said(_MADE)[:3], *snapshot.said(_ROW, "kubernetes-node", "text"))
     for node in snapshot.view(kube.nodes):
-        if _NODE_NAME.fullmatch(node.name) and node.citation:
+        if _NODE_NAME.fullmatch(node.name):
             yield node.citation

@@ -54,22 +54,18 @@ def installed(snapshot: Snapshot) -> Seen | None:
 def strays(snapshot: Snapshot) -> tuple[Package, ...]:
     """The packages of the driver's user side beside a driver of the installer, whose module is the only one there.
 
-    Programs such as hashcat bring them along. Where packages have a module of their own, they are a driver and none
-    of them has strayed in; nor where nothing tells whose the module is.
+    Programs such as hashcat bring them along. Where packages have a module of their own, or nobody looked for one, they
+    are a driver and none of them has strayed in.
     """
     there = tuple(one for one in driver.packaged(snapshot) if one.is_installed)
-    brings = driver.kernel_side(snapshot) or driver.whole(snapshot)
-    if brings or not (traces(snapshot) or installed(snapshot)) or not _has_no_other_module(snapshot):
-        return ()
-    seen = [one.version for one in (driver.loaded(snapshot), driver.on_disk(snapshot)) if one is not None]
-    return there if seen and all(one.upstream not in seen for one in there) else ()
-
-
-def _has_no_other_module(snapshot: Snapshot) -> bool:
-    """Whether somebody looked for a package that brings a module, or for what is on disk."""
+    disk = driver.on_disk(snapshot)
     lists = (item for item in snapshot.of("packages") if item.where == "host" and not item.source.is_part)
-    is_whole = any(item.source.lets_through("nvidia-dkms-") for item in lists)
-    return is_whole or driver.on_disk(snapshot) is not None
+    is_looked_for = disk is not None or any(item.source.lets_through("nvidia-dkms-") for item in lists)
+    if driver.kernel_side(snapshot) or driver.whole(snapshot) or not is_looked_for:
+        return ()
+    seen = [one.version for one in (driver.loaded(snapshot), disk) if one is not None]
+    is_its = bool(seen) and bool(traces(snapshot) or installed(snapshot))
+    return there if is_its and all(one.upstream not in seen for one in there) else ()
 
 
 def named(snapshot: Snapshot, *kinds: Kind) -> Iterator[Seen]:

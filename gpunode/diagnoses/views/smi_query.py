@@ -22,12 +22,9 @@ from gpunode.facts.items import Item
 from gpunode.facts.patterns import Pattern
 
 _BUS: Final = r"[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-9a-fA-F]"
-_GPU: Final = Pattern(rf"^[ \t]*GPU\s+(?:\d+\s*[:-]\s*)?(?P<bus>{_BUS})\s*$")
+_GPU: Final = Pattern(rf"^GPU\s+(?:\d+\s*[:-]\s*)?(?P<bus>{_BUS})$")
+_TAG: Final = Pattern(rf'^<(?P<name>[A-Za-z]\w*)(?: id="(?P<bus>{_BUS})")?[^<>]{{0,80}}>(?:(?P<value>[^<>]*)</)?')
 _BUS_ID: Final = Pattern(rf"^{_BUS}$")
-_TAG: Final = Pattern(
-    r"^[ \t]*<(?P<close>/)?(?P<name>[A-Za-z]\w*)(?P<rest>[^<>]{0,200})>(?:(?P<value>[^<>]*)</(?P=name)>)?\s*$"
-)
-_ID: Final = Pattern(rf'id="(?P<bus>{_BUS})"')
 _HEAD_OF_CSV: Final = Pattern(r"^[a-z][\w.]*(?: \[[\w/ ]+\])?(?:,\s*[a-z][\w.]*(?: \[[\w/ ]+\])?)*$")
 # How often a row was there, by uniq -c.
 _COUNTED: Final = Pattern(r"^ {0,6}\d{1,7} {2,}(?=[A-Z])")
@@ -130,9 +127,8 @@ _DATED: Final = Pattern(r"^[ \t]*\d{4}-\d\d-\d\d\b", re.MULTILINE)
 
 def _of(item: Item) -> Iterator[Gpu]:
     if item.kind == "nvidia-smi-q" or (item.kind in _MAY_QUOTE and find(item, _SECTIONS)):
-        read = _of_xml if "<gpu " in item.text or item.text.lstrip().startswith("<") else _of_listing
         is_one = not item.source.words and find(item, _DATED) is not None
-        found = (one for gpu in read(item) for one in _apart(gpu, is_one=is_one))
+        found = (one for gpu in _of_listing(item) for one in _apart(gpu, is_one=is_one))
         yield from (gpu for gpu in found if any(plain(row.path[-1]) not in _HEAD for row in gpu.rows))
     elif item.kind == "nvidia-smi" or (item.kind == "text" and "gpu" in item.text[:200]):
         yield from _of_csv(item)
@@ -158,76 +154,45 @@ def _own_bus(gpu: Gpu) -> str:
 
 
 def _of_listing(item: Item) -> Iterator[Gpu]:
-    """The GPUs of a listing."""
+    """The GPUs of a listing: what is indented deeper belongs to the heading above it."""
     bus, first, found = "", 1, list[Row]()
-    sections = _Flat() if _is_flat(item) else _Indented()
-    shown = _shown(item)
-    for number, line in enumerate(item.lines, 1):
-        if match := _GPU.match(line):
+    above, shown = list[tuple[int, str]](), _shown(item)
+    for number, indent, text in _indented(item):
+        if match := _GPU.match(text):
             if found:
                 yield Gpu(bus, tuple(found), cite(item, first))
-            bus, first, found = pci.address(match["bus"]), number, []
-            sections.restart()
-            continue
-        counted = _COUNTED.match(line)
-        text = line[counted.end() if counted else 0 :].strip()
-        if not text or text.startswith(("==", "--")):
+            bus, first, found, above = pci.address(match["bus"]), number, [], []
             continue
         name, _, value = (part.strip() for part in text.partition(":"))
-        path = (*sections.above(line, name, is_heading=not value), name)
+        while above and above[-1][0] >= indent:
+            above.pop()
         if value:
+            path = (*(heading for _, heading in above if heading), name)
             is_placed = not shown or shown.lower() in map(str.lower, path)
             found.append(Row(path if is_placed else (shown, *path), value, cite(item, number)))
+        # Below a value stands what has another heading, that was not pasted, or is a part of it, as of a process.
+        above.append((indent, "" if value else name))
     if found:
         yield Gpu(bus, tuple(found), cite(item, first))
 
 
-class _Indented:
-    """The sections of a listing: what is indented deeper belongs to the heading above it."""
-
-    def __init__(self) -> None:
-        self._open: list[tuple[int, str]] = []
-
-    def restart(self) -> None:
-        """Begins with another GPU."""
-        self._open = []
-
-    def above(self, line: str, name: str, *, is_heading: bool) -> tuple[str, ...]:
-        """The names above this line, outermost first."""
-        whole = line.expandtabs()
-        indent = len(whole) - len(whole.lstrip())
-        while self._open and self._open[-1][0] >= indent:
-            self._open.pop()
-        found = tuple(name for _, name in self._open if name)
-        # Below a value stands what has another heading, that was not pasted, or is a part of it, as of a process.
-        self._open.append((indent, name if is_heading else ""))
-        return found
-
-
-class _Flat:
-    """The sections of a listing that lost its indentation: a heading holds until the next, several in a row nest."""
-
-    def __init__(self) -> None:
-        self._open: list[str] = []
-        self._after_heading = False
-
-    def restart(self) -> None:
-        """Begins with another GPU."""
-        self._open, self._after_heading = [], False
-
-    def above(self, line: str, name: str, *, is_heading: bool) -> tuple[str, ...]:
-        """The headings above this line, outermost first."""
-        del line
-        if is_heading:
-            self._open = [*self._open, name] if self._after_heading else [name]
-        self._after_heading = is_heading
-        return tuple(self._open)
-
-
-def _is_flat(item: Item) -> bool:
-    """Whether no line is indented, though some are headings and some are not."""
+def _indented(item: Item) -> Iterator[tuple[int, int, str]]:
+    """Each line's number, indentation and text; where all was lost, headings in a row nest, and hold until the next."""
     lines = [line for line in item.lines if line.strip() and not line.startswith("==")]
-    return len(lines) > 1 and not any(line[0].isspace() for line in lines)
+    is_flat = len(lines) > 1 and not any(line[0].isspace() for line in lines)
+    depth, after_heading = 0, False
+    for number, line in enumerate(item.lines, 1):
+        whole = line.expandtabs()
+        counted = _COUNTED.match(line)
+        text = line[counted.end() if counted else 0 :].strip()
+        if tag := _TAG.match(text):
+            text = f"GPU {tag['bus']}" if tag["bus"] else f"{tag['name']}: {tag['value'] or ''}"
+        if not text or text.startswith(("==", "--", "<")):
+            continue
+        is_heading = not text.partition(":")[2].strip()
+        depth = depth if not is_heading else depth + 1 if after_heading else 0
+        after_heading = is_heading
+        yield number, depth + (not is_heading) if is_flat else len(whole) - len(whole.lstrip()), text
 
 
 def _shown(item: Item) -> str:
@@ -235,29 +200,6 @@ def _shown(item: Item) -> str:
     words = item.source.words
     asked = next((words[at + 1] for at, word in enumerate(words[:-1]) if word in {"-d", "--display"}), "")
     return _DISPLAYS.get(asked.upper(), "") if "," not in asked else ""
-
-
-def _of_xml(item: Item) -> Iterator[Gpu]:
-    bus, first, found = "", 1, list[Row]()
-    above: list[str] = []
-    for number, line in enumerate(item.lines, 1):
-        match = _TAG.match(line)
-        if match is None or match["rest"].rstrip().endswith("/"):
-            continue
-        name = match["name"]
-        if name == "gpu":
-            if found:
-                yield Gpu(bus, tuple(found), cite(item, first))
-            named = _ID.search(match["rest"])
-            bus, first, found, above = pci.address(named["bus"]) if named else "", number, [], []
-        elif match["close"]:
-            above = above[: above.index(name)] if name in above else above
-        elif match["value"] is None:
-            above.append(name)
-        else:
-            found.append(Row((*above, name), match["value"].strip(), cite(item, number)))
-    if found:
-        yield Gpu(bus, tuple(found), cite(item, first))
 
 
 def _of_csv(item: Item) -> Iterator[Gpu]:

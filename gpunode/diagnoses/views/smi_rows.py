@@ -18,11 +18,11 @@ from gpunode.diagnoses.model import Citation
 _SAME: Final = {
     "clocks throttle reasons": "clocks event reasons",
     "remapping failure occured": "remapping failure occurred",
-    "failure": "remapping failure occurred",
     "remapped row corr": "correctable error",
     "remapped row unc": "uncorrectable error",
     "remapped row pending": "pending",
     "remapped row failure": "remapping failure occurred",
+    "failure": "remapping failure occurred",
     "pending blacklist": "pending page blacklist",
     "pending retirement": "pending page blacklist",
     "gpu bus id": "bus id",
@@ -30,48 +30,18 @@ _SAME: Final = {
     "uuid": "gpu uuid",
     "power readings": "gpu power readings",
 }
-# What nvidia-smi -q tells of each GPU once, in its order (branches 450 to 580), with rows of its sections; those whose
-# place changed from branch to branch are left out.
-_ORDER: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (
-    ("product name", ()),
-    ("product brand", ()),
-    ("persistence mode", ()),
-    ("mig mode", ("current", "pending")),
-    ("serial number", ()),
-    ("gpu uuid", ()),
-    ("minor number", ()),
-    ("vbios version", ()),
-    ("gpu part number", ()),
-    ("inforom version", ()),
-    ("gpu virtualization mode", ("virtualization mode",)),
-    ("gpu reset status", ("reset required", "drain and reset recommended")),
-    ("gpu recovery action", ()),
-    ("gsp firmware version", ()),
-    ("pci", ("bus id", "sub system id")),
-    ("performance state", ()),
-    (
-        "clocks event reasons",
-        ("sw power cap", "hw slowdown", "hw thermal slowdown", "hw power brake slowdown", "sw thermal slowdown"),
-    ),
-    ("compute mode", ()),
-    ("ecc mode", ("current", "pending")),
-    ("ecc errors", ("sram threshold exceeded", "channel repair pending", "tpc repair pending", "unrepairable memory")),
-    ("retired pages", ("single bit ecc", "double bit ecc", "pending page blacklist")),
-    ("remapped rows", ("correctable error", "uncorrectable error", "pending", "remapping failure occurred")),
-    ("temperature", ("gpu current temp",)),
-    ("fabric", ("state", "status")),
-)
-_INSIDE: Final = {
-    (top, name): (at, place) for at, (top, names) in enumerate(_ORDER) for place, name in enumerate(names or (top,))
-}
-_TITLED: Final = frozenset(top for top, names in _ORDER if names)
-# Several sections have such rows; where the heading was left away, these tell of none.
-_ANYWHERE: Final = frozenset({"current", "pending", "state", "status"})
-_ALONE: Final = {name: place for (_, name), place in _INSIDE.items() if name not in _ANYWHERE}
-_HEADINGS: Final = {name: title for title in ("Retired Pages", "Remapped Rows") for name in dict(_ORDER)[title.lower()]}
-# Modes have such a row, too, and say which; of memory it says whether.
-_PENDING: Final = "pending"
-_WHETHER: Final = frozenset({"yes", "no"})
+# What nvidia-smi -q tells of each GPU once: before its bus id, and after it.
+_BEFORE: Final = ("product name", "serial number", "gpu uuid", "reset required", "drain and reset recommended",
+                  "gpu recovery action", "bus id")  # fmt: skip
+_AFTER: Final = ("performance state", "sw power cap", "hw slowdown", "hw thermal slowdown", "hw power brake slowdown",
+                 "sw thermal slowdown", "sram threshold exceeded", "single bit ecc", "double bit ecc",
+                 "pending page blacklist", "pending", "remapping failure occurred", "gpu current temp")  # fmt: skip
+_PLACES: Final = {name: place for place, name in enumerate((*_BEFORE, *_AFTER))}
+_HEADINGS: Final = {
+    "pending": "Remapped Rows", "remapping failure occurred": "Remapped Rows", "correctable error": "Remapped Rows",
+    "uncorrectable error": "Remapped Rows", "single bit ecc": "Retired Pages", "double bit ecc": "Retired Pages",
+    "pending page blacklist": "Retired Pages",
+}  # fmt: skip
 
 
 @lru_cache(maxsize=4096)
@@ -93,19 +63,17 @@ class Row:
 def parted(rows: Sequence[Row]) -> tuple[tuple[tuple[Row, ...], ...], bool]:
     """The rows GPU by GPU, and whether they follow each other as nvidia-smi writes them.
 
-    A GPU's part is over where a row comes again that each GPU has once, or one that stands before the last. Where that
-    makes more parts than any row is there, the rows were put into another order, or cut off in the midst of a GPU: then
-    nobody can say which of them are of one GPU.
+    A GPU's part is over where a row comes that stands no later than the last. Where that makes more parts than any row
+    is there, the rows were put into another order, or cut off in the midst of a GPU: then nobody can say which of them
+    are of one GPU.
     """
     parts: list[list[Row]] = [[]]
-    seen: set[tuple[int, int]] = set()
-    counted: Counter[tuple[int, int]] = Counter()
+    last, counted = -1, Counter[int]()
     for row in rows:
         if (place := _place(row)) is not None:
-            if place in seen or place < max(seen, default=place):
+            if place <= last:
                 parts.append([])
-                seen.clear()
-            seen |= {place}
+            last = place
             counted[place] += 1
         parts[-1].append(row)
     return tuple(map(tuple, parts)), len(parts) <= max(counted.values(), default=1)
@@ -114,26 +82,21 @@ def parted(rows: Sequence[Row]) -> tuple[tuple[tuple[Row, ...], ...], bool]:
 def at_home(row: Row, before: Sequence[Row]) -> Row:
     """The row under its heading, where that was not pasted and is the only one that it can have had."""
     name = plain(row.path[-1])
-    if len(row.path) > 1 or (name == _PENDING and row.value.lower() not in _WHETHER):
+    if len(row.path) > 1 or name not in _HEADINGS or _is_of_mode(name, row.value):
         return row
     # Old drivers call the blacklist so.
-    is_of_pages = name == _PENDING and before and plain(before[-1].path[-1]) == "double bit ecc"
-    heading = "Retired Pages" if is_of_pages else _HEADINGS.get(name, "")
-    return replace(row, path=(heading, *row.path)) if heading else row
+    is_of_pages = name == "pending" and before and plain(before[-1].path[-1]) == "double bit ecc"
+    return replace(row, path=("Retired Pages" if is_of_pages else _HEADINGS[name], *row.path))
 
 
-def _place(row: Row) -> tuple[int, int] | None:
-    """Where the row stands in a GPU's part; None where that tells nothing.
+def _is_of_mode(name: str, value: str) -> bool:
+    """Whether it is a mode that is pending; of memory, the row says whether."""
+    return name == "pending" and value.lower() not in {"yes", "no"}
 
-    Counters, in microseconds, are called as the reasons that they count. Instances have sections of their own. A
-    heading may be another section's, where a search left the right one away.
-    """
-    top, name = plain(row.path[0]), plain(row.path[-1])
-    is_of_mode = name == _PENDING and top == "remapped rows" and row.value.lower() not in _WHETHER
-    if is_of_mode or row.value.endswith(" us"):
+
+def _place(row: Row) -> int | None:
+    """Where the row stands in a GPU's part; None where that tells nothing, as of counters in microseconds."""
+    name, top = plain(row.path[-1]), plain(row.path[0])
+    if _is_of_mode(name, row.value) or row.value.endswith(" us") or (name == "pending" and top != "remapped rows"):
         return None
-    alone = _ALONE.get(name) if len(row.path) <= _UNDER_ONE else None
-    return (_INSIDE.get((top, name)) if top in _TITLED else None) or alone
-
-
-_UNDER_ONE: Final = 2
+    return _PLACES.get(name)

@@ -1,4 +1,4 @@
-"""NVIDIA's container toolkit: whether it is there, in which version, and what its configuration says."""
+"""NVIDIA's container toolkit: whether it is there, and in which version."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from gpunode.diagnoses.views import packages, programs
 from gpunode.diagnoses.views.programs import Presence
 from gpunode.facts.items import Item
 from gpunode.facts.patterns import Pattern
-from gpunode.runtimes.tomlread import parse
 
 # Any of them brings the hook that dockerd looks for, itself or by what it depends on.
 _PACKAGES: Final = (
@@ -46,15 +45,6 @@ class Version:
 
     numbers: tuple[int, ...]
     citation: Citation
-
-
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """A value in the toolkit's configuration, which is ``file``."""
-
-    value: str
-    citation: Citation
-    file: str
 
 
 def presence(snapshot: Snapshot) -> Presence | None:
@@ -143,30 +133,3 @@ def _versions(snapshot: Snapshot) -> Iterator[Version]:
 
 def _numbers(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in re.findall(r"\d{1,6}", text)[:3])
-
-
-_CONFIGS: Final = "*nvidia-container-runtime/config.toml"
-
-
-def setting(snapshot: Snapshot, key: str) -> Setting | None:
-    """The value of ``key`` of [nvidia-container-cli] in the toolkit's configuration; None where it is not set."""
-    for item in snapshot.of("file"):
-        if item.where == "host" and fnmatchcase(item.subject, _CONFIGS) and (found := _setting(item, key)) is not None:
-            return found
-    return None
-
-
-def _setting(item: Item, key: str) -> Setting | None:
-    # Of a file that somebody pasted in part the table's header may be missing; grep -n numbers the lines.
-    written = Pattern(rf"^(?:\d+:)?[ \t]*{re.escape(key)}\s*=\s*(?P<value>\S.*?)\s*$")
-    for number, line in enumerate(item.lines, 1):
-        if match := written.match(line):
-            return Setting(_plain(match["value"]), cite(item, number), item.subject)
-    return None
-
-
-def _plain(value: str) -> str:
-    try:
-        return str(parse(f"value = {value}\n")["value"])
-    except ValueError:
-        return value.strip("\"'")

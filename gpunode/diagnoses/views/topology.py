@@ -8,65 +8,25 @@ from dataclasses import dataclass, field, replace
 from typing import Final, Literal, TypeAlias
 
 from gpunode.diagnoses.snapshot import Snapshot
-from gpunode.diagnoses.views import pci
+from gpunode.diagnoses.views import boards, links, pci
 from gpunode.diagnoses.views.inventory import inventory
-from gpunode.facts.items import Item
-from gpunode.facts.numbers import whole
+from gpunode.diagnoses.views.links import Link
+from gpunode.diagnoses.views.nvlinks import nvlinks
 from gpunode.facts.patterns import Pattern
 
-Sort: TypeAlias = Literal["gpu", "nvswitch", "nic", "nvme", "bridge"]
+Sort: TypeAlias = Literal["gpu", "nvswitch", "nic", "nvme"]
 
-_SYSFS: Final = Pattern(r"^/sys/bus/pci/devices/(?P<address>[0-9a-f:.]+)/(?P<name>\w+)$")
-_GTS: Final = Pattern(r"(?P<speed>\d{1,3}(?:\.\d+)?)\s*GT/s")
-_CAPABLE: Final = Pattern(r"LnkCap:.{0,200}?Speed (?P<speed>[\d.]+)GT/s.{0,200}?Width x(?P<width>\d{1,18})")
-_STATUS: Final = Pattern(r"LnkSta:.{0,200}?Speed (?P<speed>[\d.]+)GT/s.{0,200}?Width x(?P<width>\d{1,18})")
 _NUMA: Final = Pattern(r"NUMA node:\s*(?P<node>\d{1,18})")
-_BUSES: Final = Pattern(r"Bus: primary=[0-9a-f]{2}, secondary=(?P<secondary>[0-9a-f]{2})", re.IGNORECASE)
 _IDS: Final = Pattern(r"(?<!\s)\s*(?:\[[0-9a-f]{4}:[0-9a-f]{4}\]|\(rev [^)]*\)|\(prog-if [^)]*\))", re.IGNORECASE)
 _BRACKETED: Final = Pattern(r"\[([^\[\]]+)\]")
-_BRANCH: Final = Pattern(
-    r"\[(?:(?P<domain>[0-9a-f]{4}):)?(?P<bus>[0-9a-f]{2})(?:-[0-9a-f]{2})?\]|(?P<slot>[0-9a-f]{2}\.[0-7])",
-    re.IGNORECASE,
-)
-_TREE: Final = Pattern(r"^[-+\\| ]*-\[[0-9a-f]{4}:[0-9a-f]{2}\]-", re.MULTILINE | re.IGNORECASE)
-# lspci -tv puts a device's name two blanks behind its address.
-_DESCRIBED: Final = Pattern(r"(?<=\.[0-7]) {2}")
 _COLOUR: Final = Pattern(r"\x1b\[[0-9;]{0,20}m")
 _CELL: Final = Pattern(r"^(?:X|SYS|NODE|PHB|PXB|PIX|PSB|SOC|NV\d+)$")
 _NAMED: Final = Pattern(r"^(?:GPU\d+|NIC\d+|mlx\w+|\w*_\d+)$")
-# |   0  Tesla V100-SXM2-32GB           On  | 00000000:1A:00.0 Off |
-_ROW: Final = Pattern(
-    r"^\|\s{1,4}(?P<index>\d{1,3})\s{1,3}(?P<name>\S[^|\n]{0,38}?)\s{2,}(?:On|Off|N/A|TCC|WDDM|MCDM)\s*\|"
-    r"\s*(?P<bus>[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7])\s",
-    re.MULTILINE,
-)
 _LEGEND: Final = Pattern(r"^[ \t]*(?P<nic>NIC\d+):\s*(?P<name>\w+)\s*$", re.MULTILINE)
-_OF_GPU: Final = Pattern(r"^[ \t]*GPU (?P<index>\d{1,3}):")
-_NVLINK: Final = Pattern(r"^[ \t]*Link (?P<link>\d{1,2}):\s*(?P<state><inactive>|[\d.]+ GB/s)", re.IGNORECASE)
 _SORTS: Final[tuple[tuple[str, Sort], ...]] = (
     ("0108", "nvme"), ("non-volatile", "nvme"), ("0200", "nic"), ("0207", "nic"), ("ethernet", "nic"),
-    ("infiniband", "nic"), ("0604", "bridge"), ("pci bridge", "bridge"),
+    ("infiniband", "nic"),
 )  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class Link:
-    """A PCIe link; 0 where a number was not seen.
-
-    Attributes:
-        speed: GT/s a lane, as it is now: an idle GPU lowers it.
-        width: lanes in use.
-    """
-
-    speed: float = 0.0
-    width: int = 0
-    most_speed: float = 0.0
-    most_width: int = 0
-
-    @property
-    def is_narrow(self) -> bool:
-        """Whether fewer lanes are in use than both ends could: unlike the speed, no idle GPU does that."""
-        return 0 < self.width < self.most_width
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +44,7 @@ class Device:
     name: str
     index: int | None = None
     numa: int | None = None
-    link: Link = Link()
+    link: Link = field(default_factory=Link)
     above: tuple[str, ...] = ()
 
 
@@ -118,20 +78,16 @@ class Topology:
 def topology(snapshot: Snapshot) -> Topology:
     """The node's wiring."""
     matrix, nics = _matrix(snapshot)
-    answered = _answered(snapshot)
-    parents = _parents(snapshot)
-    sysfs = _sysfs(snapshot)
-    seen = _with_links(snapshot)
-    indexes = {address: index for address, (index, _) in answered.items()}
-    devices = (_device(function, indexes, parents, sysfs) for function in seen.values())
-    listed = [device for device in devices if device is not None and device.sort != "bridge"]
+    answered, seen = _answered(snapshot), _with_links(snapshot)
+    found = [_device(snapshot, function, answered) for function in seen.values()]
     unlisted = [
-        Device(address, "gpu", _called(name), index, _numa(address, "", sysfs), _link(address, "", sysfs))
+        Device(address, "gpu", _called(name), index, _numa(snapshot, address), _link(snapshot, address))
         for address, (index, name) in answered.items()
         if address not in seen
     ]
-    wanted = tuple(sorted((*listed, *unlisted), key=lambda device: device.address))
-    return Topology(_counted(wanted, matrix), matrix, nics, _nvlinks(snapshot))
+    wanted = sorted((*(one for one in found if one is not None), *unlisted), key=lambda device: device.address)
+    rates = {one.index: one.rates for one in snapshot.view(nvlinks) if one.index is not None}
+    return Topology(_counted(tuple(wanted), matrix), matrix, nics, rates)
 
 
 def addresses(snapshot: Snapshot) -> Mapping[int, str]:
@@ -157,19 +113,17 @@ def _with_links(snapshot: Snapshot) -> Mapping[str, pci.Function]:
     return dict(sorted(found.items()))
 
 
-def _device(
-    function: pci.Function,
-    indexes: Mapping[str, int],
-    parents: Mapping[str, str],
-    sysfs: Mapping[tuple[str, str], str],
-) -> Device | None:
-    sort = _sort(function)
+def _device(snapshot: Snapshot, function: pci.Function, answered: Mapping[str, tuple[int, str]]) -> Device | None:
+    sort, at = _sort(function), function.address
     if sort is None:
         return None
-    at = function.address
-    detail = "\n".join(function.detail)
-    numa, link = _numa(at, detail, sysfs), _link(at, detail, sysfs)
-    return Device(at, sort, _name(function), indexes.get(at), numa, link, _way(at, parents))
+    index = answered[at][0] if at in answered else None
+    numa = _numa(snapshot, at, "\n".join(function.detail))
+    return Device(at, sort, _name(function), index, numa, _link(snapshot, at), links.above(snapshot, at))
+
+
+def _link(snapshot: Snapshot, address: str) -> Link:
+    return snapshot.view(links.table).get(address, Link())
 
 
 def _sort(function: pci.Function) -> Sort | None:
@@ -189,81 +143,13 @@ def _name(function: pci.Function) -> str:
     return bracketed[-1] if bracketed else plain.replace("NVIDIA Corporation", "").strip() or plain
 
 
-def _numa(address: str, detail: str, sysfs: Mapping[tuple[str, str], str]) -> int | None:
-    told = sysfs.get((address, "numa_node"), "")
+def _numa(snapshot: Snapshot, address: str, detail: str = "") -> int | None:
+    file = snapshot.file(f"/sys/bus/pci/devices/{address}/numa_node")
+    told = file.text.strip() if file else ""
     if re.fullmatch(r"-?\d{1,4}", told):
         return int(told) if int(told) >= 0 else None
     match = _NUMA.search(detail)
     return int(match["node"]) if match else None
-
-
-def _link(address: str, detail: str, sysfs: Mapping[tuple[str, str], str]) -> Link:
-    status, capable = _STATUS.search(detail), _CAPABLE.search(detail)
-
-    def speed(name: str, match: re.Match[str] | None) -> float:
-        told = _GTS.search(sysfs.get((address, name), "")) or match
-        return float(told["speed"]) if told else 0.0
-
-    def width(name: str, match: re.Match[str] | None) -> int:
-        told = sysfs.get((address, name), "")
-        # 255 is the kernel's word for a link whose width it does not know.
-        seen = whole(told)
-        return seen if seen is not None and seen <= 64 else int(match["width"]) if match else 0
-
-    return Link(
-        speed("current_link_speed", status),
-        width("current_link_width", status),
-        speed("max_link_speed", capable),
-        width("max_link_width", capable),
-    )
-
-
-def _sysfs(snapshot: Snapshot) -> Mapping[tuple[str, str], str]:
-    read = (item for item in snapshot.files("/sys/bus/pci/devices/*"))
-    found = ((_SYSFS.match(item.subject), item.text.strip()) for item in read if item.outcome == "ok")
-    return {(match["address"], match["name"]): text for match, text in found if match}
-
-
-def _parents(snapshot: Snapshot) -> Mapping[str, str]:
-    """Of each device the bridge above it, by ``lspci -v`` and by ``lspci -t``."""
-    bridges: dict[str, str] = {}
-    devices: list[str] = []
-    parents: dict[str, str] = {}
-    for item in snapshot.of("lspci", "text"):
-        if _TREE.search(item.text):
-            parents.update(_tree(item))
-        if item.kind != "lspci":
-            continue
-        for function in pci.listed(item):
-            devices.append(function.address)
-            if buses := next((m for line in function.detail if (m := _BUSES.search(line))), None):
-                bridges[f"{function.address[:4]}:{buses['secondary'].lower()}"] = function.address
-    return parents | {at: bridges[at[:7]] for at in devices if at[:7] in bridges}
-
-
-def _tree(item: Item) -> Iterator[tuple[str, str]]:
-    """The bridges above each device, as ``lspci -t`` draws them: a device hangs on the bus that opened to its left."""
-    domain = "0000"
-    buses: list[tuple[int, str, str]] = []
-    for line in item.lines:
-        bridge = ""
-        for match in _BRANCH.finditer(_DESCRIBED.split(line, 1)[0]):
-            while buses and buses[-1][0] >= match.start():
-                buses.pop()
-            if match["bus"]:
-                domain = match["domain"] or domain
-                buses.append((match.start(), f"{domain.lower()}:{match['bus'].lower()}", bridge))
-            elif buses:
-                bridge = f"{buses[-1][1]}:{match['slot'].lower()}"
-                if buses[-1][2]:
-                    yield bridge, buses[-1][2]
-
-
-def _way(address: str, parents: Mapping[str, str]) -> tuple[str, ...]:
-    way: list[str] = []
-    while (address := parents.get(address, "")) and address not in way:
-        way.append(address)
-    return tuple(reversed(way))
 
 
 def _answered(snapshot: Snapshot) -> Mapping[str, tuple[int, str]]:
@@ -271,8 +157,8 @@ def _answered(snapshot: Snapshot) -> Mapping[str, tuple[int, str]]:
     if answer := snapshot.view(inventory):
         told = [(gpu.pci, gpu.index, gpu.name) for gpu in answer.gpus if isinstance(gpu.pci, str)]
         return {at.lower(): (index, name if isinstance(name, str) else "") for at, index, name in told}
-    for item in snapshot.of("nvidia-smi", "text"):
-        rows = {pci.address(row["bus"]): (int(row["index"]), row["name"].strip()) for row in _ROW.finditer(item.text)}
+    for one in snapshot.view(boards.inventories):
+        rows = {board.bus: (board.index, board.name) for board in one.boards if board.bus and board.index is not None}
         if rows:
             return rows
     return {}
@@ -307,16 +193,3 @@ def _cells(text: str) -> Iterator[tuple[tuple[str, str], str]]:
             found = [word for word in words[1 : len(columns) + 1] if _CELL.match(word)]
             if len(found) == len(columns):
                 yield from (((words[0], column), cell) for column, cell in zip(columns, found, strict=True))
-
-
-def _nvlinks(snapshot: Snapshot) -> Mapping[int, Mapping[int, str]]:
-    found: dict[int, dict[int, str]] = {}
-    for item in snapshot.of("nvidia-smi-nvlink", "nvidia-smi", "text"):
-        index: int | None = None
-        for line in item.lines:
-            if head := _OF_GPU.match(line):
-                index = int(head["index"])
-            elif index is not None and (link := _NVLINK.match(line)):
-                state = link["state"]
-                found.setdefault(index, {})[int(link["link"])] = "" if state.startswith("<") else state
-    return found

@@ -284,7 +284,6 @@ def test_the_image_of_another_kernel_is_no_proof_of_what_this_one_has_loaded() -
         ("lsinitrd /boot/initramfs-6.1.0-22-amd64.img", row.format(22)),
     )
     assert initramfs.holds(seen) == ()
-    assert [initramfs.release_of(item) for item in initramfs.of_others(seen)] == ["6.1.0-22-amd64"]
     own = pieces(("uname -r", "6.1.0-18-amd64\n"), ("lsinitrd /boot/initramfs-6.1.0-18-amd64.img", row.format(18)))
     assert initramfs.holds(own)
 
@@ -356,7 +355,7 @@ def test_a_slot_with_fewer_lanes_is_no_fault_of_the_link() -> None:
     assert all(one.severity == "info" for one in diagnose(lspci(8)).findings)
     (found,) = diagnose(lspci(16)).findings
     assert (found.cause, found.confidence) == ("pcie-link-degraded", "certain")
-    assert [line.number for line in found.citations] == [8, 3]
+    assert [line.number for line in found.citations] == [8, 4]
 
 
 # --- one GPU's fault hides nothing of another's --------------------------------------------------------------------

@@ -18,16 +18,12 @@ def system(name: str, version: str, like: str = "") -> Row:
     return ("/etc/os-release", f'ID={name}\nVERSION_ID="{version}"\nID_LIKE="{like}"\n')
 
 
-ROCKY, RHEL10 = system("rocky", "9.4", "rhel centos fedora"), system("rhel", "10.0", "fedora")
-FEDORA, AMAZON, SLES = system("fedora", "42"), system("amzn", "2023", "fedora"), system("sles", "15.6", "suse")
-ARCH, BULLSEYE = system("arch", ""), system("debian", "11")
-LEAP, LEAP16 = system("opensuse-leap", "15.6", "suse opensuse"), system("opensuse-leap", "16.0", "suse opensuse")
+ROCKY, FEDORA, ARCH = system("rocky", "9.4", "rhel centos fedora"), system("fedora", "42"), system("arch", "")
+SLES, AMAZON = system("sles", "15.6", "suse"), system("amzn", "2023", "fedora")
 NOBLE, BOOKWORM, TRIXIE = system("ubuntu", "24.04"), system("debian", "12"), system("debian", "13")
-ZEN: Row = ("uname -r", "6.12.8-zen1-1-zen")
 V100 = "3b:00.0 3D controller [0302]: NVIDIA Corporation GV100GL [Tesla V100 PCIe 16GB] [10de:1db4] (rev a1)"
 K80 = "3b:00.0 3D controller [0302]: NVIDIA Corporation GK210GL [Tesla K80] [10de:102d] (rev a1)"
 B200 = "1b:00.0 3D controller [0302]: NVIDIA Corporation GB100 [B200] [10de:2901] (rev a1)"
-FERMI = "01:00.0 VGA compatible controller [0300]: NVIDIA Corporation GF108 [GeForce GT 430] [10de:0de1] (rev a1)"
 T4 = "02:00.0 3D controller [0302]: NVIDIA Corporation TU104GL [Tesla T4] [10de:1eb8] (rev a1)"
 
 
@@ -50,23 +46,15 @@ def driver(*rows: Row) -> Fix:
 @pytest.mark.parametrize(
     ("rows", "last"),
     [
-        ((ROCKY, gpu(V100)), "sudo dnf module install nvidia-driver:580-dkms"),
-        ((ROCKY, NAMED), "sudo dnf module install nvidia-driver:580-dkms"),
-        ((ROCKY, UNNUMBERED), "sudo dnf module install nvidia-driver:580-dkms"),
-        ((ROCKY, gpu(f"{V100}\n{T4}")), "sudo dnf module install nvidia-driver:580-dkms"),
-        ((ROCKY, gpu(T4)), "sudo dnf module install nvidia-driver:open-dkms"),
+        ((ROCKY, gpu(V100)), "sudo dnf module switch-to nvidia-driver:580-dkms/default --allowerasing"),
+        ((ROCKY, NAMED), "sudo dnf module switch-to nvidia-driver:580-dkms/default --allowerasing"),
+        ((AMAZON, UNNUMBERED), "sudo dnf module switch-to nvidia-driver:580-dkms/default --allowerasing"),
+        ((ROCKY, gpu(f"{V100}\n{T4}")), "sudo dnf module switch-to nvidia-driver:580-dkms/default --allowerasing"),
+        ((ROCKY, gpu(T4)), "sudo dnf module switch-to nvidia-driver:open-dkms/default --allowerasing"),
         ((ROCKY, *OPEN_ONES), "sudo dnf module switch-to nvidia-driver:open-dkms/default --allowerasing"),
-        ((AMAZON, NAMED), "sudo dnf module install nvidia-driver:580-dkms"),
-        ((RHEL10, gpu(V100)), "sudo dnf install kmod-nvidia-latest-dkms nvidia-driver nvidia-driver-cuda"),
-        ((RHEL10, gpu(T4)), "sudo dnf install nvidia-open"),
-        ((FEDORA, gpu(V100)), "sudo dnf install --allowerasing akmod-nvidia-580xx xorg-x11-drv-nvidia-580xx-cuda"),
-        ((FEDORA, gpu(K80)), "sudo dnf install --allowerasing akmod-nvidia-470xx xorg-x11-drv-nvidia-470xx-cuda"),
-        ((FEDORA, gpu(B200)), "sudo dnf install nvidia-open"),
-        ((SLES, NAMED), "sudo zypper install nvidia-driver-G06-kmp-default nvidia-compute-utils-G06"),
+        ((FEDORA, gpu(B200)), "sudo dnf install --allowerasing nvidia-open"),
         ((SLES, gpu(B200)), "sudo zypper install nvidia-open"),
-        ((ARCH, gpu(T4)), "sudo pacman -S nvidia-open nvidia-utils"),
-        ((ARCH, ZEN, gpu(T4)), "sudo pacman -S nvidia-open-dkms linux-zen-headers nvidia-utils"),
-        ((BULLSEYE, gpu(V100)), "sudo apt-get install nvidia-driver"),
+        ((ARCH, gpu(T4)), "sudo pacman -S nvidia-open-dkms nvidia-utils"),
         # gpunode would refuse: the branch is not in NVIDIA's repositories any more.
         ((NOBLE, gpu(K80)), "sudo apt-get install nvidia-driver-470"),
         ((BOOKWORM, gpu(K80)), "sudo apt-get install nvidia-tesla-470-driver nvidia-driver-"),
@@ -74,25 +62,15 @@ def driver(*rows: Row) -> Fix:
     ],
 )
 def test_the_branch_is_the_last_that_drives_the_gpu(rows: tuple[Row, ...], last: str) -> None:
-    assert driver(*rows).commands[-1] == last
+    assert driver(*rows).commands == (last,)
 
 
 @pytest.mark.parametrize(
     ("rows", "words"),
     [
-        ((ARCH, NAMED), "nvidia-580xx-dkms"),
-        ((ARCH, gpu(K80)), "nvidia-470xx-dkms"),
-        ((AMAZON, gpu(K80)), "no repository has it"),
-        ((TRIXIE, gpu(K80)), "no repository has it"),
-        ((NOBLE, gpu(FERMI)), "own package of branch 390"),
-        ((system("debian", ""), gpu(K80)), "own package of branch 470"),
-        ((NOBLE, gpu(f"{V100}\n{B200}")), "no kernel modules drive all GPUs of this host"),
-        ((system("kali", "2026.3", "debian"), gpu(K80)), "own package of branch 470"),
-        ((system("opensuse-tumbleweed", "20261101", "opensuse suse"), gpu(B200)), "openSUSE's own packages"),
-        ((ARCH, ("uname -r", "6.12.8-2-cachyos"), gpu(T4)), "headers of this kernel"),
-        ((BULLSEYE, gpu(B200)), "upgrade Debian first"),
-        ((system("kali", "2026.3", "debian"), gpu(T4)), "own package nvidia-driver"),
-        ((ROCKY, gpu(f"{V100}\n{B200}")), "no kernel modules drive all GPUs of this host"),
+        *(((one, gpu(V100)), "branch 580, the last for this GPU") for one in (FEDORA, SLES, ARCH)),
+        *(((one, gpu(K80)), "branch 470, the last for this GPU") for one in (ROCKY, FEDORA, SLES, ARCH, TRIXIE)),
+        *(((one, gpu(f"{V100}\n{B200}")), "no kernel modules drive all GPUs of this host") for one in (NOBLE, ROCKY)),
         ((FEDORA, gpu(f"{K80}\n{B200}")), "no driver of NVIDIA's current repositories"),
     ],
 )
@@ -102,37 +80,7 @@ def test_what_no_repository_has_is_said(rows: tuple[Row, ...], words: str) -> No
     assert fix.commands == ()
 
 
-@pytest.mark.parametrize(("release", "folder"), [(LEAP, "opensuse15"), (LEAP16, "suse16")])
-@pytest.mark.parametrize("there", [(), (("rpm -qa | grep nvidia", "nvidia-driver-G06-kmp-default-570.133.07_k6-1"),)])
-def test_opensuse_gets_the_repository_that_has_the_open_driver(
-    release: Row, folder: str, there: tuple[Row, ...]
-) -> None:
-    added, _, installed = driver(release, gpu(B200), *there).commands
-    assert added.endswith(f"/cuda/repos/{folder}/x86_64/cuda-{folder}.repo")
-    assert installed == "sudo zypper install nvidia-open"
-
-
-@pytest.mark.parametrize(
-    ("release", "origin"),
-    [
-        (system("elementary", "7", "ubuntu debian"), "o=Ubuntu"),
-        (system("linuxmint", "8", "debian"), "o=Debian"),
-        (system("kali", "2026.3", "debian"), "o=Kali"),
-        (system("pop", "22.04", "ubuntu debian"), ""),
-    ],
-)
-def test_the_archive_is_named_as_apt_knows_it(release: Row, origin: str) -> None:
-    fix = remedies.one_archive(snapshot(pasted.evidence([release])))
-    assert fix.commands if origin else not fix.commands
-    assert all(origin in command for command in fix.commands)
-
-
-def test_a_rolling_release_has_a_repository_of_its_own() -> None:
-    added = driver(system("opensuse-tumbleweed", "20261101", "opensuse suse"), NAMED).commands[0]
-    assert added == "sudo zypper addrepo https://download.nvidia.com/opensuse/tumbleweed nvidia-graphics"
-
-
-@pytest.mark.parametrize("release", [ROCKY, RHEL10, FEDORA, AMAZON, SLES, ARCH])
+@pytest.mark.parametrize("release", [ROCKY, FEDORA, AMAZON, SLES, ARCH])
 @pytest.mark.parametrize("seen", [(), (gpu("3b:00.0 3D controller: NVIDIA Corporation Graphics Device (rev a1)"),)])
 def test_of_an_unknown_gpu_nothing_is_chosen(release: Row, seen: tuple[Row, ...]) -> None:
     fix = driver(release, *seen)
@@ -164,15 +112,7 @@ def test_one_name_of_two_generations_is_told_apart_by_the_chip() -> None:
     assert cards.all_models(snapshot(pasted.evidence([smi]))) == ()
 
 
-@pytest.mark.parametrize(
-    ("release", "name"),
-    [
-        (ROCKY, "nvidia-driver:580-dkms/default"),
-        (FEDORA, "akmod-nvidia-580xx"),
-        (SLES, "nvidia-driver-G06-kmp-default"),
-    ],
-)
-def test_a_branch_that_dropped_the_gpu_is_not_brought_again(release: Row, name: str) -> None:
+def test_a_branch_that_dropped_the_gpu_is_not_brought_again() -> None:
     said = (
         "dmesg | grep NVRM",
         (
@@ -184,7 +124,7 @@ def test_a_branch_that_dropped_the_gpu_is_not_brought_again(release: Row, name: 
             "               NVRM:  this GPU.  Continuing probe..."
         ),
     )
-    (finding,) = diagnose(snapshot(pasted.evidence([release, gpu(V100), said]))).roots
+    (finding,) = diagnose(snapshot(pasted.evidence([ROCKY, gpu(V100), said]))).roots
     commands = " ".join(command for fix in finding.remedy for command in fix.commands)
-    assert name in commands
+    assert "nvidia-driver:580-dkms/default" in commands
     assert "cuda-drivers" not in commands

@@ -81,9 +81,3 @@ def test_the_only_gpu_that_nvidias_module_was_to_drive_is_given_back_with_proxmo
     assert "sudo proxmox-boot-tool refresh" in commands
     assert found.findings[0].remedy[0].text.startswith("make sure that no virtual machine is to have the GPU")
     assert found.findings[0].remedy[0].commands == ()
-
-
-def test_a_reservation_is_taken_out_of_the_file_that_is_known() -> None:
-    found = diagnosis(("lspci -nnk -d 10de:", LENT), RESERVED, ("nvidia-smi", NO_DRIVER))
-    assert [(one.cause, one.confidence) for one in found.roots] == [("vfio-bound", "likely")]
-    assert "/etc/modprobe.d/vfio.conf" in found.findings[0].remedy[1].commands[0]

@@ -9,7 +9,7 @@ from tests.unit.page import nodes
 
 TREE = """\
 -+-[0000:00]-+-00.0  Intel Corporation Device 00.1
- |           +-01.1-[01-03]----00.0-[02-03]--+-00.0-[03]--+-00.0  NVIDIA Corporation Device 2684
+ |           +-01.1-[01-04]----00.0-[02-04]--+-00.0-[03]--+-00.0  NVIDIA Corporation Device 2684
  |           |                               |            \\-00.1  NVIDIA Corporation Device 22ba
  |           |                               \\-01.0-[04]----00.0  NVIDIA Corporation Device 2684
  \\-[0001:40]---03.1-[41]----00.0  NVIDIA Corporation Device 2684

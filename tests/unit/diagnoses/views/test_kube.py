@@ -87,11 +87,7 @@ def test_a_described_node_is_read_whole() -> None:
     (node,) = seen(("kubectl describe node gpu-1", DESCRIBED)).view(kube.nodes)
     assert node.name == "gpu-1"
     assert counts(node) == ({GPU: 4}, {GPU: 3}, {GPU: 2})
-    assert node.values["nvidia.com/gpu.count"] == "4"
-    assert [taint for taint, _ in node.taints] == [
-        kube.Taint(GPU, "present", "NoSchedule"),
-        kube.Taint("dedicated", "ml", "NoExecute"),
-    ]
+    assert node.labels["nvidia.com/gpu.count"][0] == "4"
     assert not node.has_no_gpu
     assert node.capacity[GPU].citation.line == "  nvidia.com/gpu:     4"
 
@@ -100,8 +96,7 @@ def test_yaml_says_the_same() -> None:
     (node,) = seen(("kubectl get node gpu-1 -o yaml", YAML)).view(kube.nodes)
     assert node.name == "gpu-1"
     assert counts(node) == ({GPU: 4}, {GPU: 3}, {})
-    assert [taint for taint, _ in node.taints] == [kube.Taint(GPU, "present", "NoSchedule")]
-    assert node.values["nvidia.com/gpu.count"] == "4"
+    assert node.labels["nvidia.com/gpu.count"][0] == "4"
 
 
 @pytest.mark.parametrize("indent", [2, 4, None])
@@ -162,121 +157,23 @@ def test_that_there_is_no_gpu_is_known_only_where_one_would_be_seen(source: str,
     assert node.has_no_gpu is known
 
 
-POD = """\
-Name:                 train-0
-Namespace:            ml
-Node:                 <none>
-Status:               Pending
-Containers:
-  main:
-    Image:      nvcr.io/nvidia/pytorch:24.05-py3
-    Limits:
-      nvidia.com/gpu:  2
-    Requests:
-      nvidia.com/gpu:  2
-Tolerations:          node.kubernetes.io/not-ready:NoExecute op=Exists for 300s
-                      nvidia.com/gpu=present:NoSchedule
-                      op=Exists
-Events:
-  Type     Reason            Age   From               Message
-"""
-
-
-def test_a_described_pod_shows_what_it_bears_and_asks_for() -> None:
-    (pod,) = seen(("kubectl describe pod train-0", POD)).view(kube.pods)
-    assert (pod.name, pod.node, pod.status, pod.runtime_class) == ("train-0", "<none>", "Pending", "")
-    assert pod.gpus is not None
-    assert pod.gpus.value == 2
-    assert pod.tolerations == (
-        kube.Taint("node.kubernetes.io/not-ready", "", "NoExecute", exists=True),
-        kube.Taint(GPU, "present", "NoSchedule"),
-        kube.Taint("", "", "", exists=True),
+def test_a_table_of_pods_gives_rows() -> None:
+    text = (
+        "NAMESPACE   NAME                        READY   STATUS                  RESTARTS      AGE\n"
+        "gpu         nvidia-driver-daemonset-x   0/1     Init:CrashLoopBackOff   8 (2m ago)    25m"
     )
-
-
-@pytest.mark.parametrize(
-    ("text", "wanted"),
-    [
-        ("  runtimeClassName: null", ""),
-        ("  runtimeClassName: nvidia", "nvidia"),
-        ('    "runtimeClassName": "nvidia",', "nvidia"),
-        ("Name: p\nNamespace: d\nRuntime Class Name:  nvidia\nEvents: <none>", "nvidia"),
-        ("kind: Pod\nspec:\n  containers:\n  - image: x", ""),
-        ("Status: Running\nContainers:", None),
-    ],
-)
-def test_which_runtime_a_pod_asks_for(text: str, wanted: str | None) -> None:
-    (pod,) = seen(("kubectl get pod p -o yaml", text)).view(kube.pods)
-    assert pod.runtime_class == wanted
-
-
-TAINT = kube.Taint(GPU, "present", "NoSchedule")
-
-
-@pytest.mark.parametrize(
-    ("toleration", "bears"),
-    [
-        (kube.Taint(GPU, "", "NoSchedule", exists=True), True),
-        (kube.Taint(GPU, "", "", exists=True), True),
-        (kube.Taint("", "", "", exists=True), True),
-        (kube.Taint(GPU, "present", "NoSchedule"), True),
-        (kube.Taint(GPU, "true", "NoSchedule"), False),
-        (kube.Taint(GPU, "", "NoExecute", exists=True), False),
-        (kube.Taint("gpu", "", "NoSchedule", exists=True), False),
-        (kube.Taint("", "", "NoExecute", exists=True), False),
-    ],
-)
-def test_a_toleration_bears_a_taint_by_key_value_and_effect(toleration: kube.Taint, *, bears: bool) -> None:
-    assert toleration.bears(TAINT) is bears
-
-
-def test_tables_give_rows() -> None:
-    report = seen(
-        (
-            "kubectl get pods -A",
-            (
-                "NAMESPACE   NAME                        READY   STATUS                  RESTARTS      AGE\n"
-                "gpu         nvidia-driver-daemonset-x   0/1     Init:CrashLoopBackOff   8 (2m ago)    25m"
-            ),
-        ),
-        (
-            "kubectl get ds -A",
-            (
-                "NAMESPACE   NAME   DESIRED   CURRENT   READY   UP-TO-DATE   AVAILABLE   NODE SELECTOR   AGE\n"
-                "gpu         nvdp   0         0         0       0            0           <none>          4m"
-            ),
-        ),
-        ("kubectl get runtimeclass", "NAME     HANDLER   AGE\nnvidia   nvidia    3d"),
-    )
-    (row,) = report.view(kube.rows)
+    (row,) = seen(("kubectl get pods -A", text)).view(kube.rows)
     assert (row.name, row.status) == ("nvidia-driver-daemonset-x", "Init:CrashLoopBackOff")
-    (daemons,) = report.view(kube.daemons)
-    assert (daemons.name, daemons.desired) == ("nvdp", 0)
-    assert set(report.view(kube.runtime_classes)) == {"nvidia"}
 
 
-ENTRY = {"PodUID": "9a42", "ContainerName": "c", "ResourceName": GPU}
-
-
-@pytest.mark.parametrize("devices", [["GPU-1"], {"0": ["GPU-1"]}, {"-1": ["GPU-1"]}])
-@pytest.mark.parametrize("indent", [None, 2])
-def test_the_checkpoint_is_read_in_both_of_its_forms(devices: object, indent: int | None) -> None:
-    text = json.dumps({"Data": {"PodDeviceEntries": [{**ENTRY, "DeviceIDs": devices}]}, "Checksum": 1}, indent=indent)
-    path = "/var/lib/kubelet/device-plugins/kubelet_internal_checkpoint"
-    (held,) = seen((f"cat {path}", text)).view(kube.allocations)
-    assert (held.pod_uid, held.resource) == ("9a42", GPU)
-
-
-@pytest.mark.parametrize(
-    "text", ["{", '{"Data": {"PodDeviceEntries": 5}}', '{"Data": [', "PodDeviceEntries", "[[[[" * 9]
-)
-def test_a_broken_checkpoint_is_no_harm(text: str) -> None:
-    assert seen(("cat kubelet_internal_checkpoint", text)).view(kube.allocations) == ()
+def test_a_pod_is_no_node() -> None:
+    pod = "Name: train-0\nNamespace: ml\nNode: gpu-1\nContainers:\n  main:\n    Limits:\n      nvidia.com/gpu:  2\n"
+    assert seen(("kubectl describe pod train-0", pod)).view(kube.nodes) == ()
 
 
 @pytest.mark.parametrize("cut", range(0, len(DESCRIBED), 37))
 def test_every_part_of_a_node_can_be_read(cut: int) -> None:
-    for text in (DESCRIBED[:cut], DESCRIBED[cut:], YAML[cut:], POD[cut:]):
+    for text in (DESCRIBED[:cut], DESCRIBED[cut:], YAML[cut:]):
         report = seen(("kubectl describe node", text))
-        for view in (kube.nodes, kube.pods, kube.rows, kube.daemons, kube.runtime_classes):
+        for view in (kube.nodes, kube.rows):
             report.view(view)

@@ -1,0 +1,81 @@
+"""The NVLinks of each GPU, as ``nvidia-smi nvlink --status`` and ``dcgmi nvlink --link-status`` show them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from gpunode.diagnoses.model import Citation
+from gpunode.diagnoses.snapshot import Snapshot, cite
+from gpunode.facts.items import Item
+from gpunode.facts.patterns import Pattern
+
+_LINE: Final = Pattern(
+    r"^[ \t]*(?:GPU (?P<gpu>\d{1,3}):(?: (?P<name>[^(\n]{2,60}?)(?: \(UUID|\s*$))?|gpuId (?P<id>\d{1,3}):"
+    r"|Link (?P<link>\d{1,2}): *(?:<?inactive>?|(?P<rate>[\d.]+ GB/s))|(?P<row>[UDX_](?: [UDX_]){2,})\s*$"
+    r"|(?P<none>.*\ball links are inactive\b)|(?P<other>NvSwitches:|physicalId ))",
+    re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Links:
+    """The NVLinks of one GPU.
+
+    Attributes:
+        index: of the GPU; None where the answer names none.
+        rates: of each link, by its number; empty where it is down. Where nvidia-smi says that all are, none is named.
+        citation: the first that is down, else the GPU's.
+    """
+
+    index: int | None
+    name: str
+    rates: Mapping[int, str]
+    citation: Citation
+
+    @property
+    def down(self) -> tuple[int, ...]:
+        """The links that are down, as far as they are named."""
+        return tuple(link for link, rate in self.rates.items() if not rate)
+
+    @property
+    def up(self) -> int:
+        """How many are up."""
+        return sum(map(bool, self.rates.values()))
+
+
+def nvlinks(snapshot: Snapshot) -> tuple[Links, ...]:
+    """The links of each GPU, by the fullest answer about it."""
+    best: dict[int, Links] = {}
+    for item in snapshot.of("nvidia-smi-nvlink", "nvidia-smi", "text", "application", "nvidia-smi-q"):
+        for one in _of(item):
+            key = -len(best) - 1 if one.index is None else one.index
+            if key not in best or (len(one.rates), one.name) > (len(best[key].rates), best[key].name):
+                best[key] = one
+    return tuple(best.values())
+
+
+def _of(item: Item) -> Iterator[Links]:
+    index: int | None = None
+    name, rates, place, is_none = "", dict[int, str](), 0, False
+    found = ((number, match) for number, line in enumerate(item.lines, 1) if (match := _LINE.match(line)))
+    for number, match in (*found, (0, None)):
+        if match is None or match["gpu"] or match["id"] or match["other"]:
+            if rates or is_none:
+                yield Links(index, name, rates, cite(item, place))
+            told = (match["gpu"] or match["id"]) if match else None
+            index, name = int(told) if told else None, (match["name"] or "") if match else ""
+            rates, place, is_none = {}, 0, False
+            continue
+        if match["none"]:
+            is_none = True
+        elif match["row"]:
+            rates = {
+                link: "up" if state == "U" else "" for link, state in enumerate(match["row"].split()) if state in "UD"
+            }
+        else:
+            rates[int(match["link"])] = match["rate"] or ""
+        if not place or (match["link"] and not match["rate"] and all(list(rates.values())[:-1])):
+            place = number
