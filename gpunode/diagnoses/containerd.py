@@ -16,7 +16,7 @@ from gpunode.diagnoses.model import Citation, Family, Fix, Rule
 from gpunode.diagnoses.remedies import always, by_hand, restart, run, takes_gpunode
 from gpunode.diagnoses.signs import all_of, any_of, anywhere, asked, fact, file_line, holds, line, unless
 from gpunode.diagnoses.snapshot import Snapshot, lines_with, stated
-from gpunode.diagnoses.views import cdi, containerd, driver, kube, toolkit
+from gpunode.diagnoses.views import cdi, containerd, driver, toolkit
 from gpunode.facts.model import Known
 from gpunode.facts.patterns import Pattern
 from gpunode.runtimes.crio_files import DEAD_FOLDER
@@ -94,7 +94,8 @@ _UNDESCRIBED: Final = any_of(
     fact(_undescribed), asked(r"\b(?:containerd|crictl)\b.*(?:dump|info|\.toml).*grep.*nvidia", empty=True)
 )
 _RUNNING: Final = fact(lambda node: one.of_nvidia if (one := containerd.running(node)) else ())
-_NAMED: Final = fact(lambda node: (place for name, place in kube.runtime_classes(node).items() if "nvidia" in name))
+# A runtime class, as YAML and as kubectl's table: its name, its handler and its age.
+_NAMED: Final = anywhere(r"^\s*[\"']?handler[\"']?:\s*[\"']?nvidia|^(nvidia\S*)\s+\1\s+\d")
 _PLUGIN_LACKS: Final = unless(
     line(
         r"could not load NVML library|Incompatible (?:platform|strategy) detected|did you configure the NVIDIA Contain",
