@@ -19,7 +19,7 @@ from gpunode.diagnoses.model import Citation, Family, Fix, Rule
 from gpunode.diagnoses.remedies import by_hand, install, newer_driver, reboot, run, setup_step, takes_gpunode
 from gpunode.diagnoses.signs import all_of, any_of, fact, holds, unless
 from gpunode.diagnoses.snapshot import Snapshot, cite, stated
-from gpunode.diagnoses.views import build, modules, packages, pci, system
+from gpunode.diagnoses.views import build, modules, packages, system
 from gpunode.diagnoses.views.build import said
 from gpunode.diagnoses.views.system import PackageManager
 from gpunode.facts.model import Known
@@ -86,27 +86,23 @@ _FAILED: Final = any_of(*_BEFORE_API, _API)
 
 def _without_headers(snapshot: Snapshot) -> Iterator[Citation]:
     """Headers that are known not to be there, of the running kernel, for which DKMS was to build and has not."""
-    running = snapshot.view(system.running_kernel)
-    if not running or not _is_built_here(snapshot) or headers_present(snapshot, running) is not False:
-        return
-    if modules.built_for(snapshot, running) is False:
+    running, builds = snapshot.view(system.running_kernel), snapshot.view(modules.driver_builds)
+    # Whether the driver came as source, and not built before.
+    is_source = builds or packages.matching(
+        snapshot, "nvidia*-dkms*", "nvidia-kernel-source*", "dkms-*", "akmod-nvidia*"
+    )
+    is_due = running and is_source and modules.built_for(snapshot, running) is False
+    if is_due and headers_present(snapshot, running) is False:
         known = snapshot.facts.headers
         if isinstance(known, Known):
             have = ", ".join(sorted(known.value)) or "none"
             yield stated("/lib/modules/*/build", f"kernels with headers: {have}", known.probe)
-        asked = (item for item in snapshot.of("listing", "file", "packages") if _ABOUT_HEADERS.search(item.written))
-        yield from map(cite, asked)
-        yield from (row.citation for row in snapshot.view(modules.driver_builds))
+        yield from (cite(item) for item in snapshot.of("listing", "file", "packages") if _HEADERS.search(item.written))
+        yield from (row.citation for row in builds)
 
 
-_ABOUT_HEADERS: Final = Pattern(r"headers|/build\b")
-
-
-def _is_built_here(snapshot: Snapshot) -> bool:
-    """Whether the driver came as source: by DKMS or akmods, not built before."""
-    return bool(snapshot.view(modules.driver_builds)) or bool(
-        packages.matching(snapshot, "nvidia*-dkms*", "nvidia-kernel-source*", "dkms-nvidia*", "akmod-nvidia*")
-    )
+_AS_SOURCE: Final = ("nvidia*-dkms*", "nvidia-kernel-source*", "dkms-nvidia*", "akmod-nvidia*")
+_HEADERS: Final = Pattern(r"headers|/build\b")
 
 
 _LINK: Final = Pattern(
@@ -121,12 +117,11 @@ def _without_source(snapshot: Snapshot) -> Iterator[Citation]:
     """Entries of the driver in DKMS's tree whose source is gone, where the sources of /usr/src were listed."""
     text = "\n".join(item.text for item in snapshot.of("listing"))
     there = set(_SOURCE.findall(text))
-    if not there and not any(item.written == "/usr/src/*" for item in snapshot.of("listing")):
-        return
-    links = {match["entry"] or match["bare"]: match["target"] or match["bare"] for match in _LINK.finditer(text)}
-    lost = [entry for entry in _ENTRY.findall(text) if entry not in links]
-    for entry in (*lost, *(entry for entry, target in links.items() if target.rstrip("/") not in there)):
-        yield stated(entry, f"its source is not there; /usr/src has {', '.join(sorted(there)) or 'none'}")
+    if there or any(item.written == "/usr/src/*" for item in snapshot.of("listing")):
+        links = {match["entry"] or match["bare"]: match["target"] or match["bare"] for match in _LINK.finditer(text)}
+        for entry in dict.fromkeys((*_ENTRY.findall(text), *links)):
+            if links.get(entry, "").rstrip("/") not in there:
+                yield stated(entry, f"its source is not there; /usr/src has {', '.join(sorted(there)) or 'none'}")
 
 
 _GONE: Final = fact(_without_source)
@@ -136,16 +131,11 @@ _NOT_BUILT: Final = holds(
 
 
 def _told(words: str) -> Callable[[Snapshot], str]:
-    """The sentence ``words`` with the kernel, the driver's release and the tool that this node names."""
+    """The sentence ``words`` with the kernel that the module was to be built for."""
 
     def summary(snapshot: Snapshot) -> str:
-        name, release = build.kernel(snapshot), build.release(snapshot)
-        return words.format(
-            kernel=f" for kernel {name}" if name else "",
-            fits=f"kernel {name}" if name else "the kernel",
-            tool=_tool(snapshot) or "a tool",
-            release=f"driver {release}" if release else "the installed driver",
-        )
+        name = build.kernel(snapshot)
+        return words.format(kernel=f" for kernel {name}" if name else "")
 
     return summary
 
@@ -169,25 +159,18 @@ def headers_present(snapshot: Snapshot, kernel: str) -> bool | None:
             # "ls -d" prints the folder's own name where it is there.
             if "Makefile" in item.text or (item.outcome == "ok" and item.subject in item.lines):
                 return True
-    if (listed := _among_sources(snapshot, kernel)) is not None:
-        return listed
+    for item in snapshot.of("listing"):
+        is_whole = item.where == "host" and item.outcome == "ok" and not (item.source.is_part or item.source.only)
+        named = _HEADERS_OF.findall(item.text) if is_whole and item.subject.rstrip("/") == "/usr/src" else ()
+        if named:
+            return kernel in named
     rpm = snapshot.view(packages.packages).get("kernel-devel")
     if rpm is not None:
         return rpm.version == kernel.removesuffix(".x86_64").removesuffix(".aarch64")
     return packages.installed(snapshot, f"linux-headers-{kernel}")
 
 
-_HEADERS_OF: Final = Pattern(r"(?<![\w.-])linux-headers-(?P<kernel>\d[\w.+~-]*)")
-
-
-def _among_sources(snapshot: Snapshot, kernel: str) -> bool | None:
-    """Whether a whole listing of /usr/src has Debian's headers of ``kernel`` among those of others; else None."""
-    for item in snapshot.of("listing"):
-        is_whole = item.where == "host" and item.outcome == "ok" and not (item.source.is_part or item.source.only)
-        if is_whole and item.subject.rstrip("/") == "/usr/src":
-            named = {match["kernel"] for match in _HEADERS_OF.finditer(item.text)}
-            return kernel in named if named else None
-    return None
+_HEADERS_OF: Final = Pattern(r"(?<![\w.-])linux-headers-(\d[\w.+~-]*)")
 
 
 def headers_packages(snapshot: Snapshot, kernel: str) -> tuple[str, ...]:
@@ -222,16 +205,15 @@ _LOAD: Final = (Shell("sudo modprobe nvidia"),)
 
 def built_anew(snapshot: Snapshot) -> Iterator[Command]:
     """The commands that build a module that is there; autoinstall passes over what is installed."""
-    infos = [info for info in snapshot.view(modules.driver_info) if "/dkms/" in info.filename and info.version]
-    kernel = snapshot.view(system.running_kernel) or next((info.kernel for info in infos), "")
-    rows = [row for row in snapshot.view(modules.driver_builds) if row.kernel in {"", kernel}]
-    # Debian's DKMS module has the name of its file, nvidia-current.
-    built = [(info.filename.rpartition("/")[2].partition(".ko")[0], info.version) for info in infos]
-    named = [(row.module, row.version) for row in rows] or built
-    tree = next((f"{module}/{version}" for module, version in named if is_name(module) and is_release(version)), "")
-    if not tree and packages.matching(snapshot, "akmod-nvidia*"):
+    kernel = snapshot.view(system.running_kernel)
+    if packages.matching(snapshot, "akmod-nvidia*"):
         yield command("sudo", "akmods", "--force", "--rebuild", "--kernels", of_kernel(kernel))
         return
+    # Debian's DKMS module has the name of its file, nvidia-current.
+    infos = (info for info in snapshot.view(modules.driver_info) if "/dkms/" in info.filename)
+    built = ((info.filename.rpartition("/")[2].partition(".ko")[0], info.version) for info in infos)
+    named = (*((row.module, row.version) for row in snapshot.view(modules.driver_builds)), *built)
+    tree = next((f"{module}/{version}" for module, version in named if is_name(module) and is_release(version)), "")
     for verb in ("build", "install"):
         yield command("sudo", "dkms", verb, "--force", tree or _FIRST_TREE, "-k", of_kernel(kernel))
 
@@ -299,35 +281,20 @@ _TOOLCHAIN: Final[dict[PackageManager, tuple[str, ...]]] = {
     "zypper": ("gcc", "gcc-c++", "make", "libelf-devel"),
     "pacman": ("base-devel",),
 }
-_TOOLS: Final = (
-    Pattern(r"(cc1plus|cc1)|please install (libelf|libssl|openssl)|fatal error: (libelf|gelf|openssl|stdio)"),
-    Pattern(rf"(?:^|[\s:/'\"‘`])({_TOOL})['’]?(?::| )"),
-    Pattern(rf"[`'‘]({_TOOL})['’]"),
-)
-
-
-def _tool(snapshot: Snapshot) -> str:
-    """The program or library that was missing; empty where nothing names it."""
-    line = next((one.line for one in snapshot.view(_NO_TOOL)), "")
-    match = next(filter(None, (pattern.search(line) for pattern in _TOOLS)), None)
-    return next(filter(None, match.groups())) if match else ""
+_VERSIONED: Final = Pattern(r"\b((?:gcc|g\+\+|clang)-\d+)['’]?: ")
 
 
 def _get_tools(snapshot: Snapshot) -> Iterable[Fix]:
-    tool, manager = _tool(snapshot), snapshot.view(system.package_manager)
-    own = (tool,) if manager == "apt" and _VERSIONED.fullmatch(tool) else ()
-    yield install(snapshot, f"install {tool or 'what a build needs'}", *(own or _TOOLCHAIN[manager]))
+    manager = snapshot.view(system.package_manager)
+    asked = [match[1] for one in snapshot.view(_NO_TOOL) if (match := _VERSIONED.search(one.line))]
+    own = asked[:1] if manager == "apt" else []
+    yield install(snapshot, f"install {own[0] if own else 'what a build needs'}", *(own or _TOOLCHAIN[manager]))
     yield build_again(snapshot, build.kernel(snapshot))
-
-
-_VERSIONED: Final = Pattern(r"(?:gcc|g\+\+|clang)-\d+")
 
 
 def _get_driver(snapshot: Snapshot) -> Iterable[Fix]:
     kernel = build.kernel(snapshot) or "this kernel"
-    last = min((m.last_branch for gpu in snapshot.view(pci.gpus) if (m := gpu.model) and m.last_branch), default=None)
-    limit = f"; {last} is the last branch that drives this GPU" if last else ""
-    text = f"install a release of the driver that supports {kernel}{limit}"
+    text = f"install a release of the driver that supports {kernel} and still drives this GPU"
     yield from newer_driver(snapshot, text, here=build.release(snapshot))
     others = sorted({one.kernel for one in snapshot.view(modules.on_disk)} - {kernel})
     which = f"boot {others[-1]}, for which a module is built" if others else "boot the kernel that was used before"
@@ -349,11 +316,8 @@ def _clear_tree(snapshot: Snapshot) -> Iterable[Fix]:
         place = f"/var/lib/dkms/{found['module']}/{found['version']}"
         # Other modules' links and saved originals stand beside it, and what DKMS named may have been repaired since.
         sound = command("sudo", "test", "-e", f"{place}/source/dkms.conf")
-        gone = joined(sound, Shell("||"), command("sudo", "rm", "-r", place))
-        text = f"remove what is left of {found['module']} {found['version']} from DKMS's tree"
-        yield run("remove", f"{text}, if its source is not there", gone)
-        again = command("sudo", "dkms", "add", "-m", found["module"], "-v", found["version"])
-        yield run("rebuild", "register its source anew", again, when="the driver is wanted and /usr/src has its source")
+        text = f"remove what is left of {found['module']} {found['version']} from DKMS's tree, if its source is gone"
+        yield run("remove", text, joined(sound, Shell("||"), command("sudo", "rm", "-r", place)))
     else:
         find = Shell("find /var/lib/dkms -mindepth 3 -maxdepth 3 -name source -xtype l")
         yield run("inspect", "find the version in DKMS's tree whose link to its source leads nowhere", find)
@@ -377,6 +341,8 @@ _CLEAN: Final[dict[PackageManager, Command]] = {
 }
 _DKMS: Final = "https://github.com/dkms-project/dkms"
 
+_SYMPTOMS: Final = (_FAILED, symptoms.BUILD_FAILED, symptoms.NO_DRIVER, symptoms.NO_MODULE)
+
 FAMILY: Final = Family(
     "build",
     "building the kernel module",
@@ -390,7 +356,7 @@ FAMILY: Final = Family(
             share=4,
             decisive=any_of(_NO_HEADERS, unless(fact(_without_headers), symptoms.MODULE_LOADED)),
             summary=_told("the kernel headers{kernel} are not installed, so the module was not built for it"),
-            symptoms=(_FAILED, symptoms.BUILD_FAILED, symptoms.NO_DRIVER, symptoms.NO_MODULE),
+            symptoms=_SYMPTOMS,
             later=symptoms.DRIVER_WORKS,
             look_at=(Shell("ls -d /lib/modules/$(uname -r)/build"),),
             story=(
@@ -416,12 +382,9 @@ FAMILY: Final = Family(
             summary=_told(
                 "the compiler is not the one that the kernel was built with, so the module was not built{kernel}"
             ),
-            symptoms=(_FAILED, symptoms.BUILD_FAILED, symptoms.NO_DRIVER, symptoms.NO_MODULE),
+            symptoms=_SYMPTOMS,
             later=symptoms.DRIVER_WORKS,
-            look_at=(
-                Shell("cat /proc/version"),
-                Shell("gcc --version"),
-            ),
+            look_at=(Shell("cat /proc/version"), Shell("gcc --version")),
             story=(
                 "A kernel module has to be compiled the way the kernel was: NVIDIA's build compares the two "
                 "compilers, and a kernel built by a newer one, or by clang, passes options that the node's gcc does "
@@ -445,10 +408,8 @@ FAMILY: Final = Family(
             title="the driver's source does not fit this kernel",
             share=3,
             decisive=unless(_API, *_BEFORE_API),
-            summary=_told(
-                "the source of {release} does not fit {fits}: it uses what that kernel changed or keeps back"
-            ),
-            symptoms=(_FAILED, symptoms.BUILD_FAILED, symptoms.NO_DRIVER, symptoms.NO_MODULE),
+            summary=_told("the driver's source does not fit the kernel, so no module was built{kernel}"),
+            symptoms=_SYMPTOMS,
             later=symptoms.DRIVER_WORKS,
             context=said(r"[Bb]ad (?:return|exit) status"),
             look_at=(Shell("grep -m5 error: /var/lib/dkms/nvidia/*/build/make.log"),),
@@ -476,8 +437,8 @@ FAMILY: Final = Family(
             title="a build tool is not installed",
             share=1,
             decisive=unless(_NO_TOOL, _NO_HEADERS, _NO_SPACE),
-            summary=_told("{tool} is not installed, so the module could not be built{kernel}"),
-            symptoms=(_FAILED, symptoms.BUILD_FAILED, symptoms.NO_DRIVER, symptoms.NO_MODULE),
+            summary=_told("a build tool is not installed, so the module could not be built{kernel}"),
+            symptoms=_SYMPTOMS,
             later=symptoms.DRIVER_WORKS,
             look_at=(Shell("tail -n 30 /var/lib/dkms/nvidia/*/build/make.log"),),
             story=(
@@ -500,12 +461,9 @@ FAMILY: Final = Family(
             decisive=_TREE,
             typical=unless(all_of(_GONE, _NOT_BUILT), symptoms.MODULE_LOADED),
             summary="DKMS's own tree is damaged, so it stops before it builds anything",
-            symptoms=(_FAILED, symptoms.BUILD_FAILED, symptoms.NO_DRIVER, symptoms.NO_MODULE),
+            symptoms=_SYMPTOMS,
             later=symptoms.DRIVER_WORKS,
-            look_at=(
-                Shell("dkms status"),
-                Shell("ls /var/lib/dkms/nvidia*"),
-            ),
+            look_at=(Shell("dkms status"), Shell("ls /var/lib/dkms/nvidia*")),
             story=(
                 "DKMS keeps a folder for each module and version in /var/lib/dkms, with a link to its source. Where a "
                 "driver was removed by hand, or a package lost its source, the link leads nowhere, and DKMS stops at "
@@ -529,7 +487,7 @@ FAMILY: Final = Family(
             decisive=all_of(_NO_SPACE, holds(system.is_full, "a disk is full")),
             typical=_NO_SPACE,
             summary=_told("the disk was full while the module was built{kernel}"),
-            symptoms=(_FAILED, symptoms.BUILD_FAILED, symptoms.NO_DRIVER, symptoms.NO_MODULE),
+            symptoms=_SYMPTOMS,
             later=symptoms.DRIVER_WORKS,
             look_at=(Shell("df -h / /boot /tmp"),),
             story=(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator
 from typing import Final
 
@@ -10,7 +9,7 @@ from gpunode.diagnoses import symptoms
 from gpunode.diagnoses.addresses import CUDA_COMPATIBILITY, CUDA_DRIVER_API
 from gpunode.diagnoses.commands import Shell
 from gpunode.diagnoses.model import Citation, Family, Fix, Rule
-from gpunode.diagnoses.remedies import by_hand, driver_of_newer_cuda, fabric_manager_too, reboot, run
+from gpunode.diagnoses.remedies import by_hand, driver_of_newer_cuda, fabric_manager_too, reboot
 from gpunode.diagnoses.signs import all_of, any_of, fact, holds, line, unless
 from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import cuda, driver, frameworks
@@ -56,13 +55,6 @@ def _too_old(snapshot: Snapshot) -> str:
     mine = f"; the node's driver supports CUDA {cuda.dotted(has)}" if has else ""
     if match := snapshot.match(_REQUIRES):
         return f"the image asks for {match['what'].split(',')[0].strip()}{mine}"
-    if match := snapshot.match(cuda.TOO_OLD):
-        shown = int(match["found"])
-        mine = f"; the node's driver supports CUDA {shown // 1000}.{shown % 1000 // 10}"
-    elif match := snapshot.match(_FIRST_DOCKER):
-        return f"the image needs CUDA {match['needs']}, the node's driver supports {match['has']}"
-    elif match := snapshot.match(cuda.BANNER):
-        return f"the image was built for driver {match['needs']} or later, the node's is {match['has']}"
     built = next((f"CUDA {one}" for one, _ in _of_built(snapshot)), "a newer CUDA than the driver knows")
     return f"the program was built with {built}{mine}"
 
@@ -71,13 +63,11 @@ def _newer_driver(snapshot: Snapshot) -> Iterable[Fix]:
     release = cuda.asked(snapshot)
     least = f" to {release.driver} or later" if release else ""
     newer = tuple(driver_of_newer_cuda(snapshot, f"upgrade the driver{least}"))
-    has = cuda.supported(snapshot)
-    up_to = f" for CUDA {cuda.dotted(has)} or older" if has else " for an older CUDA"
     yield from newer
     if any(fix.commands for fix in newer):
         yield from fabric_manager_too(snapshot)
         yield reboot()
-    yield by_hand("application", f"or use an image{up_to}")
+    yield by_hand("application", f"or use an image{_up_to(snapshot)}")
 
 
 _NO_KERNEL: Final = line(
@@ -130,29 +120,20 @@ def _without_architecture(snapshot: Snapshot) -> str:
     return f"the program was built for other architectures and has no code for {gpu}"
 
 
-_TORCH: Final = Pattern(r"torch", re.IGNORECASE)
+def _up_to(snapshot: Snapshot) -> str:
+    has = cuda.supported(snapshot)
+    return f", for CUDA {cuda.dotted(has)} or older" if has else ""
 
 
 def _other_build(snapshot: Snapshot) -> Iterable[Fix]:
     capability = next((cap for cap, _ in snapshot.view(frameworks.capabilities)), "")
     named = f" (sm_{capability})" if capability else ""
-    has = cuda.supported(snapshot)
-    up_to = f", for CUDA {cuda.dotted(has)} or older" if has else ""
-    yield by_hand("application", f"install a build of the framework that names this GPU's architecture{named}{up_to}")
-    if snapshot.says(_TORCH):
-        see = Shell('python3 -c "import torch; print(torch.__version__, torch.cuda.get_arch_list())"')
-        yield run("inspect", "see what the new build was built for", see)
+    text = f"install a build of the framework that names this GPU's architecture{named}{_up_to(snapshot)}"
+    yield by_hand("application", text)
 
 
 def _cuda_build(snapshot: Snapshot) -> Iterable[Fix]:
-    has = cuda.supported(snapshot)
-    up_to = f" (the driver supports CUDA {cuda.dotted(has)})" if has else ""
-    yield by_hand("application", f"replace the CPU build of the framework with its CUDA build{up_to}")
-    if snapshot.says(_TORCH):
-        see = Shell(
-            'python3 -c "import torch; print(torch.__version__, torch.version.cuda, torch.cuda.is_available())"'
-        )
-        yield run("inspect", "see that it has CUDA", see)
+    yield by_hand("application", f"replace the CPU build of the framework with its CUDA build{_up_to(snapshot)}")
 
 
 _TOOLKIT_NOTES: Final = "https://docs.nvidia.com/cuda/cuda-toolkit-release-notes/"

@@ -60,7 +60,7 @@ def _wanted(snapshot: Snapshot, incident: faults.Incident) -> Proof:
     asking = [fault for fault in (incident.root, *incident.followed) if recovery.asked(fault) is not None]
     last = asking[-1] if asking else incident.root
     action = recovery.asked(last) or ""
-    own = faults.in_time(faults.on(snapshot.as_told or snapshot, incident.gpu))
+    own = faults.in_time(faults.on(snapshot, incident.gpu))
     before = [one for one in own if one.code != incident.root.code and faults.is_earlier(one, incident.root)]
     why = f"{before[-1].name} came before it" if before else "the Xid that made it ask is not in this log"
     summary = f"{faults.label(incident.gpu)} asks to be recovered ({action or 'it does not say how'}); {why}"

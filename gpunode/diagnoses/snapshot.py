@@ -37,14 +37,12 @@ class Snapshot:
         items: without what logs say of boots before the running one.
         whole: with it; the same items where no log has any.
         now: of a snapshot with it, the items without; None of any other.
-        as_told: the same with the faults that GPUs got over; None where they got over none.
     """
 
     items: tuple[Item, ...]
     facts: Facts
     whole: tuple[Item, ...] = ()
     now: tuple[Item, ...] | None = None
-    as_told: Snapshot | None = None
     _views: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)
 
     def view(self, read: Callable[[Snapshot], T]) -> T:

@@ -24,13 +24,6 @@ _TEMPERATURE: Final = Pattern(r"^\s+GPU Current Temp\s*:\s*\d{1,3} C\b")
 _ASKED_LAST: Final = frozenset({"smi", "smi-query"})
 
 
-def is_at_work(snapshot: Snapshot, gpu: str) -> bool | None:
-    """Whether the GPU works now; None where it worked at some moment that nobody knows."""
-    if _slot(gpu) in snapshot.view(_at_work):
-        return True
-    return None if _slot(gpu) in snapshot.view(once_at_work) else False
-
-
 def was_asked_last(citation: Citation) -> bool:
     """Whether nvidia-smi said so after every log had been read."""
     return citation.key in _ASKED_LAST
@@ -54,10 +47,7 @@ _ENDING: Final = Pattern(
     r"\bXid\b[^:\n]{0,40}(?::[^:\n]{0,40}){0,3}\): (?:46|62|79|119|120|143)\b|(?:fallen|fell) off the (?:PCIe? )?bus"
     r"|\bGPU is lost\b|RmInitAdapter failed|rm_init_adapter failed|(?:_kgsp|kgsp|GSP)\w*[^\n]{0,60}"
     r"(?:[Tt]imeout|failed|exception|crash|unresponsive)|RPC (?:timeout|response from GPU)"
-)
-_SLEEPS: Final = Pattern(
-    r"change power state from D3(?:cold|hot) to D0|Refused to change power state"
-    r"|not ready \d+ms after .{1,40}; giving up"
+    r"|(?P<sleeps>power state from D3|Refused to change power state|not ready \d+ms after .{1,40}; giving up)"
 )
 _ANY_BUS: Final = Pattern(r"\b(?P<bus>[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}(?:\.[0-7])?)(?![0-9a-f:])", re.IGNORECASE)
 
@@ -73,10 +63,9 @@ def without_what_is_over(snapshot: Snapshot) -> Snapshot:
             over.setdefault(place, set()).update(range(first, first + message.lines))
     if not over:
         return snapshot
-    # Nor is it of an earlier boot.
     made = {id(item): _without(item, over.get((item.key, item.written), set())) for item in snapshot.items}
     whole = (made.get(id(item)) or _without(item, over.get((item.key, item.written), set())) for item in snapshot.whole)
-    return Snapshot(tuple(made.values()), snapshot.facts, tuple(whole), as_told=snapshot)
+    return Snapshot(tuple(made.values()), snapshot.facts, tuple(whole))
 
 
 def _without(item: Item, numbers: set[int]) -> Item:
@@ -91,12 +80,12 @@ _BY_KERNEL: Final = Pattern(r"^(?:[\w:.,+-]+ +){1,5}kernel(?:\[\d+\])?: ")
 
 def _is_over(snapshot: Snapshot, message: str, *, is_told: bool) -> bool:
     """Whether each GPU that it may be about works now; of what another program tells, whether it works at all."""
-    sleeps = _SLEEPS.search(message)
-    if not sleeps and not _ENDING.search(message):
+    ending = _ENDING.search(message)
+    if ending is None:
         return False
     named = _ANY_BUS.search(message)
     # A GPU that stays asleep answers nobody, whenever it is asked; a notebook's is woken by another try.
-    seen = snapshot.view(once_at_work if is_told or (sleeps and named) else _at_work)
+    seen = snapshot.view(once_at_work if is_told or (ending["sleeps"] and named) else _at_work)
     known = {_slot(function.address) for function in snapshot.view(pci.gpus)} | seen
     gpus = {_slot(pci.address(named["bus"]))} if named else known
     return bool(gpus) and gpus <= seen

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
@@ -209,27 +208,22 @@ CONTAINED: Final[frozenset[Kind]] = frozenset({"container-run", "kubernetes-log"
 
 
 _KERNEL_SIDE: Final = (
-    *(
-        "nvidia-dkms*",
-        "nvidia-kernel-dkms",
-        "nvidia-kernel-open-dkms",
-        "nvidia-open-kernel-dkms",
-        "nvidia-kernel-source*",
-    ),
-    *("linux-modules-nvidia-*", "linux-objects-nvidia-*", "kmod-nvidia*", "akmod-nvidia*", "dkms-nvidia*"),
-    *("nvidia-open-dkms", "nvidia-lts", "nvidia", "nvidia-*-kmp-*", "nvidia-tesla-*kernel-dkms", "kmod-nvidia-open*"),
-)
+    *("nvidia-dkms*", "nvidia-kernel-dkms", "nvidia-kernel-open-dkms", "nvidia-open-kernel-dkms"),
+    *("nvidia-kernel-source*", "linux-modules-nvidia-*", "linux-objects-nvidia-*", "kmod-nvidia*"),
+    *("akmod-nvidia*", "dkms-nvidia*", "nvidia-open-dkms", "nvidia-lts", "nvidia", "nvidia-*-kmp-*"),
+    *("nvidia-tesla-*kernel-dkms",),
+)  # fmt: skip
 _USER_SIDE: Final = (
     *("nvidia-utils*", "nvidia-compute-utils-*", "libnvidia-compute*", "libnvidia-ml1", "libcuda1", "nvidia-smi"),
     *("libnvidia-cfg1*", "libnvidia-gl-*", "libnvidia-common-*", "libnvidia-decode-*", "libnvidia-encode-*"),
     *("nvidia-driver-cuda*", "nvidia-driver-libs*", "nvidia-driver-NVML", "libnvidia-ml", "xorg-x11-drv-nvidia*"),
     *("nvidia-compute-*", "nvidia-driver-bin", "nvidia-alternative", "libnvidia-extra-*", "nvidia-tesla-*-smi"),
-)
+)  # fmt: skip
 # They bring both sides in one version: NVIDIA's and the distributions' dependencies on them are exact.
 _WHOLE: Final = (
     *("nvidia-driver", "nvidia-driver-[0-9]*", "nvidia-headless-*", "nvidia-open", "nvidia-open-[0-9]*"),
     *("cuda-drivers*", "nvidia-tesla-*driver"),
-)
+)  # fmt: skip
 
 
 def kernel_side(snapshot: Snapshot) -> tuple[packages.Package, ...]:
@@ -303,17 +297,9 @@ def _of_driver(snapshot: Snapshot, patterns: tuple[str, ...]) -> tuple[packages.
 
 def smi(snapshot: Snapshot) -> tuple[tuple[SmiState, Citation], ...]:
     """What each run of nvidia-smi on the node came to, or each program's word that NVML fails the same way."""
-    return tuple(_smi(snapshot))
-
-
-def _smi(snapshot: Snapshot) -> Iterator[tuple[SmiState, Citation]]:
-    for item in snapshot.of("nvidia-smi", "nvidia-smi-q", "text"):
-        if item.where == "container" or is_beside_container(snapshot, item):
-            continue
-        if item.key == _PROGRAM and item.outcome == "ok" and not item.text.strip():
-            yield "missing", stated(item.written, "not there", item.key)
-        elif (found := _state(item)) is not None:
-            yield found
+    items = snapshot.of("nvidia-smi", "nvidia-smi-q", "text")
+    own = (item for item in items if item.where != "container" and not is_beside_container(snapshot, item))
+    return tuple(state for item in own if (state := _state(item)) is not None)
 
 
 # The probe that only looks whether it is there: a driver that is not loaded is not asked anything.
@@ -324,6 +310,8 @@ def _state(item: Item) -> tuple[SmiState, Citation] | None:
     for state, pattern in _STATES:
         if match := pattern.search(item.text):
             return state, cite(item, item.number_at(match.start()))
+    if item.key == _PROGRAM and item.outcome == "ok" and not item.text.strip():
+        return "missing", stated(item.written, "not there", item.key)
     if item.outcome == "absent" and item.source.words[:1] == ("nvidia-smi",):
         return "missing", cite(item)
     asked = any(word.startswith("--query-") for word in item.source.words)
@@ -417,10 +405,9 @@ def is_loaded(snapshot: Snapshot) -> bool | None:
     by_table = modules.loaded(snapshot, "nvidia")
     if by_table is not None:
         return by_table
-    file = snapshot.file("/proc/driver/nvidia/version")
+    file, own = snapshot.file("/proc/driver/nvidia/version"), snapshot.file("/sys/module/nvidia/version")
     if file is not None and file.is_seen:
         return "NVRM version" in file.text
-    own = snapshot.file("/sys/module/nvidia/version")
     if own is not None and own.is_seen and not own.source.is_mixed:
         return re.fullmatch(VERSION, own.text.strip()) is not None
     return None

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import datetime, timezone
 from typing import Final
 
 from gpunode.catalog import conflicts
 from gpunode.diagnoses.model import Citation
 from gpunode.diagnoses.snapshot import Snapshot, cite
-from gpunode.diagnoses.views import driver
 from gpunode.facts.items import Item
 from gpunode.facts.patterns import Pattern
 from gpunode.package_id import PackageId
@@ -76,51 +74,6 @@ def upgrades(snapshot: Snapshot) -> tuple[Upgrade, ...]:
     # Stable: apart from logs that were put away, which are older than their successors, the order is the evidence's.
     logs = sorted(snapshot.of("package-history", "package-output", "unit-log", "journal", "text"), key=_age)
     return tuple(one for item in logs if "nvidia" in item.text for one in _of(item))
-
-
-_RELEASES: Final = Pattern(
-    rf"(?:nvidia-driver|nvidia-kernel|libnvidia-compute|nvidia-dkms|nvidia-open|kmod-nvidia|nvidia-utils)[\w.-]{{0,60}}"
-    rf"(?::\w+)?[ (-]+(?:\d+:)?(?P<old>{driver.VERSION})\S*(?:,| ->| =>| to)? +(?:\d+:)?(?P<new>{driver.VERSION})"
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Release:
-    """A line by which another release of the driver took the place of one."""
-
-    before: str
-    after: str
-    citation: Citation
-
-
-def releases(snapshot: Snapshot) -> tuple[Release, ...]:
-    """The changes from one release of the driver to another that logs of packages tell of."""
-    lines = snapshot.said(_RELEASES, "package-history", "package-output")
-    found = ((match, line) for line in lines if (match := _RELEASES.search(line.line)))
-    return tuple(Release(match["old"], match["new"], line) for match, line in found)
-
-
-_DATED: Final = Pattern(r"(?<!\d)(?P<date>\d{4}-\d\d-\d\d[T ]+\d\d:\d\d(?::\d\d)?)")
-
-
-def moment(snapshot: Snapshot, citation: Citation) -> float | None:
-    """When that line of a log of packages was written, by the node's own clock; None where nothing tells.
-
-    apt's history has the moment above what was done, the other logs have it in the line.
-    """
-    item = next((one for one in snapshot.items if (one.key, one.written) == (citation.key, citation.source)), None)
-    if item is None or citation.number is None:
-        return None
-    above = reversed(item.lines[: citation.number - 1])
-    begun = next((line for line in above if not line.strip() or _STAMP.match(line)), "")
-    match = _DATED.search(citation.line) or _DATED.search(begun)
-    if match is None:
-        return None
-    try:
-        at = datetime.fromisoformat(" ".join(match["date"].replace("T", " ").split()))
-    except ValueError:
-        return None
-    return at.replace(tzinfo=timezone.utc).timestamp()
 
 
 _PUT_AWAY: Final = Pattern(r"\.log\.(?P<number>\d{1,3})(?:\.\w{2,3})?$")

@@ -204,23 +204,6 @@ def _unstamped(line: str) -> tuple[str, float | None, _Form]:
     return line, None, "boot"
 
 
-def dated(line: str) -> float | None:
-    """The time by the first stamp of a line: the system's log puts its date before the seconds since boot."""
-    line = ungrepped(line)
-    found = (_seconds(match) for stamp in _STAMPS if (match := stamp.match(line)))
-    return next(found, None)
-
-
-_ZONED: Final = Pattern(r"^\d{4}-\d\d-\d\dT\S{8,20}(?:Z|[+-]\d\d:?\d\d)\s")
-
-
-def since(begun: float | None, said: tuple[Citation, ...]) -> tuple[Citation, ...]:
-    """What was ``said`` without the lines of a journal from before that moment, in seconds since the epoch."""
-    if begun is None:
-        return said
-    return tuple(one for one in said if not _ZONED.match(one.line) or (dated(one.line) or begun) >= begun)
-
-
 def _form(match: re.Match[str]) -> _Form:
     found = match.groupdict()
     if found.get("boot") or found.get("micros"):

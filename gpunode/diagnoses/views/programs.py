@@ -3,25 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Final
 
 from gpunode.diagnoses.model import Citation
-from gpunode.diagnoses.snapshot import Snapshot, cite, finds
+from gpunode.diagnoses.snapshot import Snapshot, cite
 from gpunode.facts.items import Item
-from gpunode.facts.patterns import Pattern
 
-_ABSENT: Final = Pattern(
-    r"(?:^|[\s:'\"`/])(?P<name>[\w.+-]+)['\"`]?: (?:command )?not found"
-    r"|Command ['\"](?P<asked>[\w.+-]+)['\"] not found"
-    r"|cannot access ['\"]?(?P<listed>/[^\s'\":]+)['\"]?: No such file",
-    re.IGNORECASE | re.MULTILINE,
+_DENIED: Final = (
+    r"(?:^|[\s:'\"`/]){name}['\"`]?: (?:command )?not found|[Cc]ommand ['\"]{name}['\"] not found"
+    r"|/{name}['\"]?: No such file"
 )
-# A shell's own word for it.
-_COMMAND: Final = Pattern(r"\b(?:command -[vV]|type -[pP]|hash)\s+(?P<names>[\w.+ -]+)")
-_PATH: Final = Pattern(r"^(?:[\w.+-]+:\s+)?(?P<path>/\S+)", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,53 +34,18 @@ def look(snapshot: Snapshot, *names: str) -> Presence | None:
 def _seen(item: Item, name: str) -> Presence | None:
     if item.where == "container" or item.is_register or not item.is_seen:
         return None
-    if (asked := _COMMAND.search(item.written)) and name in asked["names"].split():
-        return Presence(f"/{name}" in item.text, cite(item))
-    if item.kind == "which":
-        if name not in (word.rsplit("/", 1)[-1] for word in item.source.words[1:]):
-            return None
-        paths = {match["path"].rsplit("/", 1)[-1] for match in finds(item, _PATH)}
-        return Presence(name in paths, cite(item))
-    if item.kind == "listing" and item.outcome == "absent" and _would_list(item, name):
+    found = [number for number, line in enumerate(item.lines, 1) if line.split(" -> ")[0].rstrip().endswith(f"/{name}")]
+    if item.kind in {"which", "listing"} and found:
+        return Presence(True, cite(item, found[0]))
+    is_asked = re.search(rf"(?:^|[\s/]){re.escape(name)}(?:\s|$)", item.written)
+    if is_asked and (item.kind == "which" or re.search(r"\b(?:command -[vV]|type -[pP]|hash)\b", item.written)):
+        return Presence(bool(found), cite(item, *found[:1]))
+    would_match = any(fnmatchcase(f"/usr/bin/{name}", word) for word in item.source.words[1:] if "*" in word)
+    if item.kind == "listing" and item.outcome == "absent" and would_match:
         return Presence(False, cite(item))
-    if item.kind == "listing" and (line := _listed(item, name)):
-        return Presence(True, cite(item, line))
-    if item.kind == "listing" and item.outcome == "ok" and _shows_all(item, name):
-        return Presence(False, cite(item))
-    return next((Presence(False, cite(item, number)) for number in _denials(item, name)), None)
-
-
-def _would_list(item: Item, name: str) -> bool:
-    """Whether a pattern that was listed, and matched nothing, is one that the program's usual place matches."""
-    return any(fnmatchcase(f"/usr/bin/{name}", word) for word in item.source.words[1:] if "*" in word)
-
-
-def _shows_all(item: Item, name: str) -> bool:
-    """Whether it lists the folder of programs whole, or by a pattern that would have let the name through."""
-    if item.subject.rstrip("/") not in {"/usr/bin", "/bin"} or item.source.is_part or not item.text.strip():
-        return False
-    return item.source.lets_through(name)
-
-
-def _listed(item: Item, name: str) -> int:
-    """The line of a listing that ends in the program's path; 0 where none does."""
-    return item.view(_paths).get(name, 0)
-
-
-def _paths(item: Item) -> Mapping[str, int]:
-    """The programs of a listing, each with the line that shows it first."""
-    found: dict[str, int] = {}
-    for number, line in enumerate(item.lines, 1):
-        words = line.split(" -> ")[0].split()
-        if words and "/bin" in f"{item.subject} {words[-1]}":
-            found.setdefault(words[-1].rsplit("/", 1)[-1], number)
-    return found
-
-
-def _denials(item: Item, name: str) -> Iterator[int]:
-    if name not in item.text or ("not found" not in item.text and "No such file" not in item.text):
-        return
-    for match in finds(item, _ABSENT):
-        found = match["name"] or match["asked"] or match["listed"].rsplit("/", 1)[-1]
-        if found == name:
-            yield item.number_at(match.start(match.lastgroup or 0))
+    is_whole = item.subject.rstrip("/") in {"/usr/bin", "/bin"} and item.source.lets_through(name)
+    if item.kind == "listing" and item.outcome == "ok" and item.text.strip() and is_whole and not item.source.is_part:
+        return Presence(name in item.text.split(), cite(item))
+    if name in item.text and (denied := re.search(_DENIED.format(name=re.escape(name)), item.text, re.MULTILINE)):
+        return Presence(False, cite(item, item.number_at(denied.end())))
+    return None

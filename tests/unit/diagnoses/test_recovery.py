@@ -125,10 +125,6 @@ def test_a_fault_after_which_the_driver_wants_nothing_any_more_asks_for_no_reset
 
 
 ASKED = "GPU 00000000:1B:00.0\n    Product Name : NVIDIA H100\n    GPU Recovery Action : {}\n"
-TABLE = (
-    "|   0  NVIDIA H100 80GB HBM3          On  |   00000000:1B:00.0 Off |                    0 |\n"
-    "| N/A   61C    P0            650W /  700W |   71234MiB /  81559MiB |     97%      Default |\n"
-)
 
 
 def asked_last(log: str, key: str, answer: str) -> Diagnosis:
@@ -149,13 +145,6 @@ def asked_last(log: str, key: str, answer: str) -> Diagnosis:
 def test_nvidia_smi_s_later_word_that_nothing_is_wanted_holds(key: str, action: str, severity: str) -> None:
     found = asked_last(xid(95, "Uncontained: LTC TAG (0x5,0x0). RST: Yes, D-RST: No"), key, ASKED.format(action))
     assert [one.severity for one in found.findings if one.cause == "xid-95-uncontained-ecc"] == [severity]
-
-
-def test_a_fault_that_the_gpu_got_over_is_still_what_made_the_driver_ask() -> None:
-    (root,) = asked_last(xid(119, GSP) + wish(1), "smi", TABLE).roots
-    assert (root.cause, root.disruption) == ("xid-154-recovery-action", "reset-gpu")
-    assert root.summary.endswith("(reset); Xid 119 came before it")
-    assert "Xid (PCI:0000:1b:00): 119" in root.citations[0].line
 
 
 # --- NVLink 5 ---------------------------------------------------------------------------------------------------------
