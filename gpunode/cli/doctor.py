@@ -245,7 +245,7 @@ def _finding(finding: Finding) -> dict[str, object]:
 
 def _doubt(doubt: Doubt) -> dict[str, object]:
     citations = _cited(doubt.citations)
-    return {"what": doubt.question, "look_at": "\n".join(doubt.look_at), "causes": doubt.causes, "citations": citations}
+    return {"what": doubt.question, "look_at": "\n".join(doubt.look_at), "citations": citations}
 
 
 def _suspect(suspect: Suspect) -> dict[str, object]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import cache
 from importlib import import_module
 from typing import Final, TypeAlias
 
-from gpunode.diagnoses import fitting, systems
+from gpunode.diagnoses import fitting, systems, xids
 from gpunode.diagnoses.commands import Shell, command
 from gpunode.diagnoses.judging import is_examined, judged, suspects
 from gpunode.diagnoses.model import (
@@ -22,7 +22,7 @@ from gpunode.diagnoses.model import (
     Fix,
     Proof,
     Rule,
-    Verdict,
+    Suspect,
 )
 from gpunode.diagnoses.ranking import WEIGHT, ranked
 from gpunode.diagnoses.resemblance import Words
@@ -58,35 +58,31 @@ def diagnose(snapshot: Snapshot, *, guarded: bool = False, told: Words | None = 
 
     Args:
         snapshot: the node.
-        guarded: whether a rule that fails by a bug of its own becomes a doubt; else its exception is raised.
+        guarded: whether a rule that fails by a bug of its own is passed over; else its exception is raised.
         told: the words of other reports than the project's own, by which suspects are ordered.
     """
     snapshot = alive.without_what_is_over(snapshot)
     bugs: list[str] | None = [] if guarded else None
-    findings, doubts = _judged(snapshot, bugs)
+    findings = _judged(snapshot, bugs)
     before = snapshot.with_history
     is_well = driver.works(snapshot) and not snapshot.view(driver.unread)
-    if before is None or is_well or any(_is_settled(finding) for finding in findings):
-        return _told(_ranked(findings), doubts, snapshot, bugs, told)
-    earlier, doubts = _judged(before, bugs)
-    return _told(_ranked((*findings, *_told_by_history(findings, earlier, snapshot))), doubts, snapshot, bugs, told)
+    if before is not None and not is_well and not any(_is_settled(finding) for finding in findings):
+        findings = (*findings, *_told_by_history(findings, _judged(before, bugs), snapshot))
+    findings = _ranked(findings)
+    return Diagnosis(findings, _open(snapshot, bugs), tuple(bugs or ()), _suspected(findings, snapshot, told))
 
 
-def _told(
-    findings: tuple[Finding, ...],
-    doubts: list[tuple[str, Doubt]],
-    snapshot: Snapshot,
-    bugs: _Bugs,
-    told: Words | None,
-) -> Diagnosis:
-    unknown = tuple(_open(doubts, findings))
-    is_known = any(_is_settled(finding) for finding in findings)
-    # Where gpunode looked itself, a symptom beside a driver that works is an old line of a log; and a machine without a
-    # GPU lacks all that a driver brings.
-    answers = driver.works(snapshot) and not snapshot.view(driver.unread)
-    is_well = is_examined(snapshot) and (answers or has_gpu(snapshot) is False)
-    suspected = () if is_known or is_well else suspects(rules(), snapshot, findings, unknown, told)
-    return Diagnosis(findings, unknown, tuple(bugs or ()), suspected)
+def _suspected(findings: tuple[Finding, ...], snapshot: Snapshot, told: Words | None) -> tuple[Suspect, ...]:
+    """The suspects, with what can be looked at on this system.
+
+    Where gpunode looked itself, a symptom beside a driver that works is an old line of a log; and a machine without a
+    GPU lacks all that a driver brings.
+    """
+    is_well = is_examined(snapshot) and (driver.works(snapshot) or has_gpu(snapshot) is False)
+    if is_well or any(_is_settled(finding) for finding in findings):
+        return ()
+    found = suspects(rules(), snapshot, findings, told)
+    return tuple(replace(one, look_at=systems.fitted_look(snapshot, one.look_at)) for one in found)
 
 
 def _told_by_history(
@@ -106,33 +102,25 @@ def remedy_of(cause: str, snapshot: Snapshot) -> tuple[Fix, ...]:
     return fitting.fitted(rules()[cause].remedy(snapshot), ())
 
 
-def _judged(snapshot: Snapshot, bugs: _Bugs) -> tuple[tuple[Finding, ...], list[tuple[str, Doubt]]]:
+def _judged(snapshot: Snapshot, bugs: _Bugs) -> tuple[Finding, ...]:
     """What the rules say, in their order."""
     found: list[Finding] = []
-    doubts: list[tuple[str, Doubt]] = []
     for rule in rules().values():
         seen = hearsay.node_alone(snapshot) if rule.layer in hearsay.OF_NODE else snapshot
-        proofs, open_ = _verdicts(rule, seen, bugs)
-        doubts += ((rule.cause, _looked_for(doubt, seen)) for doubt in open_)
-        if proofs:
+        if proofs := _proofs(rule, seen, bugs):
             found.append(_weighed(rule, proofs, seen, bugs))
-    return tuple(found), doubts
+    return tuple(found)
 
 
-def _verdicts(rule: Rule, snapshot: Snapshot, bugs: _Bugs) -> tuple[list[Proof], list[Doubt]]:
-    proofs: list[Proof] = []
-    doubts: list[Doubt] = []
-    for verdict in judged(rule, snapshot) if bugs is None else _guarded(rule, snapshot, bugs):
-        if isinstance(verdict, Proof):
-            proofs.append(fitting.since_recovered(rule, verdict, snapshot))
-        else:
-            doubts.append(verdict)
-    return proofs, doubts
-
-
-def _looked_for(doubt: Doubt, snapshot: Snapshot) -> Doubt:
-    """The doubt with what can be looked at on this system."""
-    return replace(doubt, look_at=systems.fitted_look(snapshot, doubt.look_at))
+def _proofs(rule: Rule, snapshot: Snapshot, bugs: _Bugs) -> list[Proof]:
+    """What the rule says; on evidence that nobody has thought of, one rule's bug must not silence all others."""
+    try:
+        return [fitting.since_recovered(rule, proof, snapshot) for proof in judged(rule, snapshot)]
+    except Exception as error:  # whatever it is, the other rules go on
+        if bugs is None or isinstance(error, MemoryError):
+            raise
+        _noted(rule, error, bugs)
+        return []
 
 
 def _weighed(rule: Rule, proofs: list[Proof], snapshot: Snapshot, bugs: _Bugs) -> Finding:
@@ -140,7 +128,7 @@ def _weighed(rule: Rule, proofs: list[Proof], snapshot: Snapshot, bugs: _Bugs) -
     alone = hearsay.without_containers(snapshot, of_node=rule.layer in hearsay.OF_NODE)
     if alone is snapshot:
         return _finding(rule, proofs, snapshot, bugs)
-    if own := _verdicts(rule, alone, bugs)[0]:
+    if own := _proofs(rule, alone, bugs):
         return _finding(rule, own, alone, bugs)
     found = _finding(rule, proofs, snapshot, bugs)
     said_by = hearsay.speaker(snapshot, found.citations)
@@ -157,18 +145,6 @@ def _as_history(finding: Finding, snapshot: Snapshot) -> Finding:
     is_told = any(snapshot.is_of_earlier_boot(citation) for citation in finding.citations if citation.number)
     summary = f"In an earlier boot: {finding.summary}" if is_told else finding.summary
     return replace(finding, confidence="likely", summary=summary, is_past=is_told)
-
-
-def _guarded(rule: Rule, snapshot: Snapshot, bugs: list[str]) -> Iterable[Verdict]:
-    """What the rule says; on evidence that nobody has thought of, one rule's bug must not silence all others."""
-    try:
-        return tuple(judged(rule, snapshot))
-    except MemoryError:
-        raise
-    except Exception as error:  # whatever it is, the other rules go on
-        said = _noted(rule, error, bugs)
-        question = f"{rule.cause} could not be judged, by a bug in gpunode ({said}); please report it"
-        return (Doubt(question, (Shell("gpunode capture FILE"),)),)
 
 
 def _noted(rule: Rule, error: Exception, bugs: list[str]) -> str:
@@ -257,13 +233,11 @@ def _distinct(values: Iterable[object]) -> tuple:  # type: ignore[type-arg]
     return tuple(dict.fromkeys(values))
 
 
-def _open(doubts: list[tuple[str, Doubt]], findings: tuple[Finding, ...]) -> Iterator[Doubt]:
-    """The doubts that no finding has settled: neither it nor what it explains is among their causes."""
-    settled = {finding.cause for finding in findings if finding.severity != "info"}
-    for finding in findings:
-        settled |= rules()[finding.cause].explains if finding.severity != "info" else frozenset()
-    for question in dict.fromkeys(doubt.question for _, doubt in doubts):
-        same = [(cause, doubt) for cause, doubt in doubts if doubt.question == question]
-        causes = tuple(dict.fromkeys((*(cause for cause, _ in same), *(c for _, d in same for c in d.causes))))
-        if not settled.intersection(causes):
-            yield replace(same[0][1], causes=causes)
+def _open(snapshot: Snapshot, bugs: _Bugs) -> tuple[Doubt, ...]:
+    """Which rules failed by a bug, and the Xids that no rule is about."""
+    failed = {bug.partition(":\n")[0]: bug.rstrip().rpartition("\n")[2][:200] for bug in bugs or ()}
+    asked = (
+        f"{cause} could not be judged, by a bug in gpunode ({error}); please report it"
+        for cause, error in failed.items()
+    )
+    return (*(Doubt(one, (Shell("gpunode capture FILE"),)) for one in asked), *xids.unexplained(snapshot))

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from math import sqrt
 from typing import Final
 
-from gpunode.diagnoses.model import Citation, Doubt, Finding, Proof, Rule, Suspect, Verdict
+from gpunode.diagnoses.model import Citation, Finding, Proof, Rule, Suspect
 from gpunode.diagnoses.resemblance import Words, of_reports, resemblance, words
 from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import driver, kernel, pci
@@ -26,7 +26,7 @@ def is_examined(snapshot: Snapshot) -> bool:
     return isinstance(snapshot.facts.modules, Known) or bool(snapshot.of("nvml"))
 
 
-def judged(rule: Rule, snapshot: Snapshot) -> Iterable[Verdict]:
+def judged(rule: Rule, snapshot: Snapshot) -> Iterable[Proof]:
     """What the rule says of the node: by its function, else by its signs."""
     found = tuple(rule.check(snapshot)) if rule.check is not None and not is_ruled_out(rule, snapshot) else ()
     return found or _declared(rule, snapshot)
@@ -81,20 +81,18 @@ def suspects(
     rules: Mapping[str, Rule],
     snapshot: Snapshot,
     findings: Iterable[Finding],
-    doubts: Iterable[Doubt],
     told: Words | None = None,
 ) -> tuple[Suspect, ...]:
     """The likeliest causes of what no finding explains, the likeliest first.
 
-    A symptom speaks the louder the fewer causes have it. What a doubt names has most of its signs already. Of what
-    somebody chose to show, the words speak as well (of ``told``, else of the project's reports); what goes with a
-    cause is a sign of it there alone, too: nobody chose what gpunode saw when it looked at everything.
+    A symptom speaks the louder the fewer causes have it. Of what somebody chose to show, the words speak as well (of
+    ``told``, else of the project's reports); what goes with a cause is a sign of it there alone, too: nobody chose
+    what gpunode saw when it looked at everything.
     """
     is_chosen = not is_examined(snapshot)
     settled = {finding.cause for finding in findings}
     for finding in findings:
         settled |= rules[finding.cause].explains if finding.severity != "info" else frozenset()
-    asked = {cause: doubt for doubt in reversed(list(doubts)) for cause in doubt.causes}
     sharing = Counter(sign for rule in rules.values() for sign in rule.symptoms)
     alike = resemblance(told or of_reports(), snapshot.view(_words)) if is_chosen else {}
     is_well = driver.works(snapshot)
@@ -103,16 +101,12 @@ def suspects(
         if cause in settled or is_ruled_out(rule, snapshot):
             continue
         seen = [sign for sign in rule.symptoms if snapshot.view(sign)]
-        doubt = asked.get(cause)
-        context = snapshot.view(rule.context) if seen or doubt or is_chosen else ()
-        weight = sum(1 / sqrt(sharing[sign]) for sign in seen)
-        weight += (_OF_DOUBT if doubt else 0.0) + (_OF_CONTEXT if context else 0.0)
+        context = snapshot.view(rule.context) if seen or is_chosen else ()
+        weight = sum(1 / sqrt(sharing[sign]) for sign in seen) + (_OF_CONTEXT if context else 0.0)
         if weight or (alike.get(cause, 0.0) > _TELLING and not is_well):
             lines = (*(line for sign in seen for line in snapshot.view(sign)), *context)
-            cited = tuple(dict.fromkeys((*lines, *(doubt.citations if doubt else ()))))
-            look_at = rule.look_at or (doubt.look_at if doubt else ())
             score = _OF_SIGNS * weight * rule.share**_OF_SHARE + alike.get(cause, 0.0)
-            found.append((score, Suspect(cause, rule.title, cited, look_at)))
+            found.append((score, Suspect(cause, rule.title, tuple(dict.fromkeys(lines)), rule.look_at)))
     found.sort(key=lambda one: -one[0])
     return tuple(suspect for _, suspect in found[:SUSPECTS])
 
@@ -121,7 +115,6 @@ def _words(snapshot: Snapshot) -> frozenset[str]:
     return words(f"{item.written}\n{item.text}" for item in snapshot.items)
 
 
-_OF_DOUBT: Final = 1.0
 _OF_CONTEXT: Final = 0.7
 _OF_SHARE: Final = 0.2
 _OF_SIGNS: Final = 60.0

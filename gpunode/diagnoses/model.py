@@ -139,22 +139,19 @@ class Proof:
 
 @dataclass(frozen=True, slots=True)
 class Doubt:
-    """What a rule says when something is wrong and the evidence that would decide is missing.
+    """What could not be told, and no cause is suspected of.
 
     Attributes:
-        question: what could not be told, one sentence.
+        question: one sentence.
         look_at: the command or file that would tell.
-        causes: which causes it would decide between; a rule adds its own.
     """
 
     question: str
     look_at: tuple[Command, ...]
     citations: tuple[Citation, ...] = ()
-    causes: tuple[str, ...] = ()
 
 
-Verdict: TypeAlias = "Proof | Doubt"
-Check: TypeAlias = "Callable[[Snapshot], Iterable[Verdict]]"
+Check: TypeAlias = "Callable[[Snapshot], Iterable[Proof]]"
 Remedy: TypeAlias = "Callable[[Snapshot], Iterable[Fix]]"
 # The lines in which something stands that speaks for a cause or against it; see ``signs``.
 Sign: TypeAlias = "Callable[[Snapshot], tuple[Citation, ...]]"
@@ -319,7 +316,7 @@ class Diagnosis:
         return all(finding.severity == "info" for finding in self.findings)
 
 
-Decision: TypeAlias = "Callable[[Snapshot], Iterable[tuple[str, Verdict]]]"
+Decision: TypeAlias = "Callable[[Snapshot], Iterable[tuple[str, Proof]]]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,11 +326,11 @@ class Only:
     cause: str
     decide: Decision
 
-    def __call__(self, snapshot: Snapshot) -> Iterator[Verdict]:
-        """The verdicts about the cause."""
-        for decided, verdict in snapshot.view(_Decided(self.decide)):
+    def __call__(self, snapshot: Snapshot) -> Iterator[Proof]:
+        """The proofs of the cause."""
+        for decided, proof in snapshot.view(_Decided(self.decide)):
             if decided == self.cause:
-                yield verdict
+                yield proof
 
 
 def only(cause: str, decide: Decision) -> Check:
@@ -347,5 +344,5 @@ class _Decided:
 
     decide: Decision
 
-    def __call__(self, snapshot: Snapshot) -> tuple[tuple[str, Verdict], ...]:
+    def __call__(self, snapshot: Snapshot) -> tuple[tuple[str, Proof], ...]:
         return tuple(self.decide(snapshot))

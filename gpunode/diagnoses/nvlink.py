@@ -12,7 +12,7 @@ from gpunode.diagnoses import recovering, symptoms
 from gpunode.diagnoses.addresses import OPEN_MODULES, XID_CATALOG
 from gpunode.diagnoses.chains import UNHEALTHY_IN_CLUSTER
 from gpunode.diagnoses.commands import Shell, joined
-from gpunode.diagnoses.model import Citation, Confidence, Family, Fix, Proof, Rule, Sign, Verdict
+from gpunode.diagnoses.model import Citation, Confidence, Family, Fix, Proof, Rule, Sign
 from gpunode.diagnoses.remedies import (
     MANAGER_OF_IT,
     always,
@@ -206,7 +206,7 @@ def _linked_fault(snapshot: Snapshot) -> Iterator[Proof]:
         yield faults.proof(incident, where)
 
 
-def _fifth(snapshot: Snapshot) -> Iterator[Verdict]:
+def _fifth(snapshot: Snapshot) -> Iterator[Proof]:
     for incident in faults.of(snapshot, *xids.NVLINK5):
         said = incident.root.xid
         body = xid.link_error(said.text) if said else None
@@ -257,7 +257,7 @@ _LINKS_UP: Final = run(
 _FELT_BY_SWITCHES: Final = frozenset({"link", "bus", "memory", "firmware"})
 
 
-def _switched(snapshot: Snapshot) -> Iterator[Verdict]:
+def _switched(snapshot: Snapshot) -> Iterator[Proof]:
     incidents = snapshot.view(faults.incidents)
     gpus = [one.root for one in incidents if one.root.source == "xid" and one.root.kind in _FELT_BY_SWITCHES]
     for incident in incidents:

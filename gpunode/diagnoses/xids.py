@@ -12,7 +12,7 @@ from gpunode.diagnoses import recovering, remedies, symptoms
 from gpunode.diagnoses.addresses import OPEN_MODULES, XID_CATALOG
 from gpunode.diagnoses.chains import NOT_INITIALISED, PROGRAM_FAULTS, UNHEALTHY_IN_CLUSTER
 from gpunode.diagnoses.commands import Shell
-from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Rule, Verdict
+from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Rule
 from gpunode.diagnoses.remedies import always, by_hand, nvidia_report, power_cycle, reboot, reset_gpu, run, setup_step
 from gpunode.diagnoses.signs import all_of, any_of, anywhere, asked, fact, kernel_line, line
 from gpunode.diagnoses.snapshot import Snapshot
@@ -83,9 +83,8 @@ _BY_DRIVER: Final = all_of(
 )
 
 
-def _last(snapshot: Snapshot) -> Iterator[Verdict]:
-    """What the driver wants done; and the catalog's advice on codes that no rule is about."""
-    yield from recovering.actions(snapshot)
+def unexplained(snapshot: Snapshot) -> Iterator[Doubt]:
+    """The Xids that no cause is about, with the catalog's advice."""
     for incident in snapshot.view(faults.incidents):
         code = incident.root.code
         if incident.root.source == "xid" and code not in _HAVE_A_RULE:
@@ -371,7 +370,7 @@ FAMILY: Final = Family(
                 "the action is still to be taken, and the cause is still to be found."
             ),
             sources=("https://github.com/leptonai/gpud", XID_CATALOG),
-            check=_last,
+            check=recovering.actions,
             remedy=always(*recovering.steps("")),
             explains=_GPU_DOWN,
         ),

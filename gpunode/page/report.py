@@ -188,7 +188,6 @@ def _unknown(doubts: Sequence[Doubt], examined: Examined, detail: Detail) -> Mar
             "li",
             tag("p", doubt.question),
             commands(*doubt.look_at),
-            tag("p", "it decides between ", listed(doubt.causes)) if len(doubt.causes) > 1 else None,
             shown(doubt.citations, examined.snapshot, detail),
         )
         for doubt in doubts

@@ -340,8 +340,8 @@ def _reading(pod: Body, log: str) -> str:
     if found.roots:
         root = found.roots[0]
         return f"{root.summary} ({gpunode('doctor', root.cause)} tells more)"
-    causes = [one for doubt in found.unknown for one in doubt.causes]
-    return f"one of these causes: {', '.join(dict.fromkeys(causes))}" if causes else ""
+    causes = [one.cause for one in found.suspects if one.citations]
+    return f"one of these causes: {', '.join(causes)}" if causes else ""
 
 
 def _sharing(ended: Sequence[Ran]) -> Iterator[Check]:

@@ -90,9 +90,7 @@ def _no_fault(examined: Examined) -> Line:
     if any(suspect.citations for suspect in examined.diagnosis.suspects):
         return line(span("? what was seen fits several causes and decides none", "warn"), hang=2)
     if examined.diagnosis.unknown:
-        # A rule's doubt names the causes that it would decide between: only then was something wrong seen.
-        wrong = any(doubt.causes or doubt.citations for doubt in examined.diagnosis.unknown)
-        if wrong:
+        if any(doubt.citations for doubt in examined.diagnosis.unknown):
             return line(span("? something is wrong, but the evidence does not show what", "warn"), hang=2)
         if examined.snapshot.view(pci.has_gpu) is False:
             return line(span("? no NVIDIA GPU found", "warn"), ", and no fault detected", hang=2)
@@ -188,8 +186,6 @@ def _unknown(doubts: Sequence[Doubt], how: _How) -> Iterator[Line]:
     for doubt in doubts:
         yield line("  ", span("? ", "warn"), doubt.question, hang=4)
         yield from _cited(doubt.citations, telling(doubt.question), how, indent=4)
-        if how.verbose and len(doubt.causes) > 1:
-            yield line("    ", span("between  ", "dim"), listed(doubt.causes), hang=13)
         for number, command in enumerate(doubt.look_at):
             head = " " * 9 if number else "look at  "
             yield Line((Span("    "), span(head, "dim"), span(command, "command")), solid=True)

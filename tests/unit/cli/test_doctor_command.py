@@ -14,7 +14,7 @@ from gpunode.cli.command_exit import CommandExit
 from gpunode.cli.doctor import doctor
 from gpunode.cli.output_options import OutputOptions
 from gpunode.diagnoses import rules
-from gpunode.diagnoses.model import Verdict
+from gpunode.diagnoses.model import Proof
 from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.errors import Refused, UsageError
 from gpunode.facts import pasted
@@ -160,7 +160,7 @@ def test_an_xid_that_nobody_knows_is_no_cause() -> None:
 def failing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """One rule fails by a bug of its own; the folder is where tracebacks are kept."""
 
-    def check(_: Snapshot) -> Iterable[Verdict]:
+    def check(_: Snapshot) -> Iterable[Proof]:
         raise KeyError("nobody thought of that")
 
     failing = {**rules(), "nouveau-bound": replace(rules()["nouveau-bound"], check=check)}

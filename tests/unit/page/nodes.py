@@ -204,7 +204,6 @@ def examined() -> Examined:
         "whether the NVLink that is down on GPU 2 was ever up",
         (Shell("nvidia-smi nvlink -e"),),
         seen.said(Pattern(r"<inactive>")),
-        ("sample-link", "sample-board"),
     )
     return Examined(
         seen, Diagnosis((lost, narrow, stopped), (doubt,)), _storeys(), False, ("dmesg", "/etc/nvidia/gridd.conf")
@@ -223,7 +222,6 @@ def untold() -> Examined:
     doubt = Doubt(
         "why the module does not load: its own message was not seen",
         (Shell("sudo dmesg | grep -i nvrm"),),
-        causes=("driver-module-not-loaded",),
     )
     storeys = tuple(replace(storey, state="unseen", seen="", findings=()) for storey in _storeys())
     return Examined(snapshot(evidence(("nvidia-smi", "x"))), Diagnosis((), (doubt,)), storeys, False, ("dmesg",))
