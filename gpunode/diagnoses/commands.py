@@ -50,11 +50,6 @@ def output(typed: Command) -> Shell:
     return Shell(f"$({typed})")
 
 
-def replaced(typed: Command, pattern: Pattern, by: Shell) -> Command:
-    """The command with words of this program in the place of what matches."""
-    return Command(pattern.sub(by, typed))
-
-
 def is_package(name: str) -> bool:
     """Whether this is the name of a package."""
     return isinstance(name, Shell) or _PACKAGE.fullmatch(name) is not None

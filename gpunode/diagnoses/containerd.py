@@ -302,7 +302,7 @@ FAMILY: Final = Family(
                 _NO_DEFAULT, fact(_dangling), all_of(any_of(_NO_RUNTIME, _NO_HANDLER, _NAMED), _UNDESCRIBED)
             ),
             typical=any_of(
-                unless(_NO_RUNTIME, _RUNNING),
+                unless(_NO_RUNTIME, _RUNNING, _RANCHER),
                 _NO_HANDLER,
                 all_of(_PLUGIN_LACKS, unless(_SHOWN, _DESCRIBED)),
                 fact(_unserved),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import Final
 
 from gpunode.diagnoses import chains, symptoms
@@ -145,13 +146,9 @@ def _which_image(snapshot: Snapshot) -> str:
 
 
 def _other_image(snapshot: Snapshot) -> Iterable[Fix]:
-    text = "install the driver on the host"
-    own = driver_fix(snapshot, text)
-    if own.commands:
-        yield run("configure", f"{text}, and tell the operator not to", *own.commands, _WITHOUT_DRIVER)
-    else:
-        yield own
-        yield run("configure", "tell the operator to install none", _WITHOUT_DRIVER)
+    text = "install the driver on the host, and tell the operator not to"
+    yield replace(driver_fix(snapshot, text), kind="configure")
+    yield run("configure", "tell the operator to install none", _WITHOUT_DRIVER)
     yield by_hand("configure", "or name a driver version for which an image of this system exists (driver.version)")
 
 

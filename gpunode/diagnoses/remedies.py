@@ -10,7 +10,7 @@ from gpunode.catalog import branches
 from gpunode.catalog.branches import Branch
 from gpunode.catalog.driver import Choice, Impossible, choose
 from gpunode.catalog.repositories import TOOLKIT
-from gpunode.diagnoses import packaged
+from gpunode.diagnoses import packaged, systems
 from gpunode.diagnoses.commands import (
     ADDRESS,
     Command,
@@ -44,27 +44,52 @@ from gpunode.recipe import Driver
 
 Purpose: TypeAlias = Literal["install", "remove", "upgrade", "reinstall", "unhold", "one version", "initramfs", "grub"]
 
-_SYNC: Final = "sudo dnf distro-sync '*nvidia*'"
-_DRACUT: Final = "sudo dracut --force --regenerate-all"
-_GRUB2: Final = "sudo grub2-mkconfig -o /boot/grub2/grub.cfg"
+_SYNC: Final = Shell("sudo dnf distro-sync '*nvidia*'")
+_DRACUT: Final = Shell("sudo dracut --force --regenerate-all")
+_GRUB2: Final = Shell("sudo grub2-mkconfig -o /boot/grub2/grub.cfg")
 # What a purpose takes under each; names of packages are put behind the first five. pacman holds by a line of its own
 # configuration.
 _MANAGERS: Final[tuple[PackageManager, ...]] = ("apt", "dnf", "zypper", "pacman")
-_COMMANDS: Final[Mapping[Purpose, tuple[str, str, str, str]]] = {
-    "install": ("sudo apt-get install", "sudo dnf install", "sudo zypper install", "sudo pacman -S"),
-    "remove": ("sudo apt-get purge", "sudo dnf remove", "sudo zypper remove", "sudo pacman -Rns"),
-    "upgrade": ("sudo apt-get install --only-upgrade", "sudo dnf upgrade", "sudo zypper update", "sudo pacman -Syu"),
-    "reinstall": ("sudo apt-get install --reinstall", "sudo dnf reinstall", "sudo zypper install -f", "sudo pacman -S"),
-    "unhold": ("sudo apt-mark unhold", "sudo dnf versionlock delete", "sudo zypper removelock", ""),
-    "one version": ("sudo apt-get -f install", _SYNC, "sudo zypper update", "sudo pacman -Syu"),
-    "initramfs": ("sudo update-initramfs -u -k all", _DRACUT, _DRACUT, "sudo mkinitcpio -P"),
-    "grub": ("sudo update-grub", _GRUB2, _GRUB2, "sudo grub-mkconfig -o /boot/grub/grub.cfg"),
+_COMMANDS: Final[Mapping[Purpose, tuple[Shell, Shell, Shell, Shell]]] = {
+    "install": (
+        Shell("sudo apt-get install"),
+        Shell("sudo dnf install"),
+        Shell("sudo zypper install"),
+        Shell("sudo pacman -S"),
+    ),
+    "remove": (
+        Shell("sudo apt-get purge"),
+        Shell("sudo dnf remove"),
+        Shell("sudo zypper remove"),
+        Shell("sudo pacman -Rns"),
+    ),
+    "upgrade": (
+        Shell("sudo apt-get install --only-upgrade"),
+        Shell("sudo dnf upgrade"),
+        Shell("sudo zypper update"),
+        Shell("sudo pacman -Syu"),
+    ),
+    "reinstall": (
+        Shell("sudo apt-get install --reinstall"),
+        Shell("sudo dnf reinstall"),
+        Shell("sudo zypper install -f"),
+        Shell("sudo pacman -S"),
+    ),
+    "unhold": (
+        Shell("sudo apt-mark unhold"),
+        Shell("sudo dnf versionlock delete"),
+        Shell("sudo zypper removelock"),
+        Shell(""),
+    ),
+    "one version": (Shell("sudo apt-get -f install"), _SYNC, Shell("sudo zypper update"), Shell("sudo pacman -Syu")),
+    "initramfs": (Shell("sudo update-initramfs -u -k all"), _DRACUT, _DRACUT, Shell("sudo mkinitcpio -P")),
+    "grub": (Shell("sudo update-grub"), _GRUB2, _GRUB2, Shell("sudo grub-mkconfig -o /boot/grub/grub.cfg")),
 }
 
 
 def _typed(snapshot: Snapshot, purpose: Purpose) -> Shell:
     """The command on this node; empty where its package manager has none."""
-    return Shell(_COMMANDS[purpose][_MANAGERS.index(snapshot.view(package_manager))])
+    return _COMMANDS[purpose][_MANAGERS.index(snapshot.view(package_manager))]
 
 
 def always(*fixes: Fix) -> Callable[[Snapshot], Iterable[Fix]]:
@@ -344,6 +369,8 @@ def _by_packages(snapshot: Snapshot, text: str, when: str = "", *, least: int = 
         return by_hand("install", f"{text}: {_OF_WINDOWS}", when)
     if is_jetson(snapshot):
         return by_hand("install", f"{text}: {_OF_JETPACK}", when)
+    if snapshot.view(systems.of) is not None:
+        return by_hand("install", text, when)
     return packaged.installing(snapshot, text, when, least=least)
 
 

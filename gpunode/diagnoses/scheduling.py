@@ -89,12 +89,7 @@ def _make_room(snapshot: Snapshot) -> Iterable[Fix]:
 
 _DISCOVERED: Final = Pattern(
     r"nvidia\.com/(?:gpu\.(?:count|product|memory|family|compute|machine|present)|cuda\.|gfd\.)"
-    r"|feature\.node\.kubernetes\.io/pci-(?:\d{4}_)?10de|cloud\.google\.com/gke-accelerator$"
-    r"|k8s\.amazonaws\.com/accelerator|kubernetes\.azure\.com/accelerator"
-)
-# What the chart of the device plugin wants a node to have, any of them; the operator looks for the labels of PCI too.
-_MARKS_GPU: Final = Pattern(
-    r"nvidia\.com/gpu\.present|feature\.node\.kubernetes\.io/(?:pci-10de\.present|cpu-model\.vendor_id)"
+    r"|cloud\.google\.com/gke-accelerator$|k8s\.amazonaws\.com/accelerator|kubernetes\.azure\.com/accelerator"
 )
 
 
@@ -106,16 +101,12 @@ def _labelled(snapshot: Snapshot, *, is_without: bool) -> Iterator[Citation]:
             yield from [place for value, place in found if value not in {"0", "false"}][:1]
 
 
-def _marked(snapshot: Snapshot, *, is_marked: bool) -> Iterator[Citation]:
-    """Nodes whose labels were shown, that have one which leads NVIDIA's daemon sets to them, or none."""
-    for node in snapshot.view(kube.nodes):
-        marks = [value for name, (value, _) in node.labels.items() if _MARKS_GPU.fullmatch(name)]
-        are_shown = any(name.endswith(("kubernetes.io/os", "kubernetes.io/arch")) for name in node.labels)
-        if are_shown and bool({"true", "NVIDIA", ""} & set(marks)) is is_marked:
-            yield next(place for _, place in node.labels.values())
-
-
+# The labels, any of which leads the device plugin's daemon sets to a node; the operator looks for those of PCI, too.
+_MARKS: Final = r"nvidia\.com/gpu\.present|feature\.node\.kubernetes\.io/(?:pci-10de\.present|cpu-model\.vendor_id)"
+_MARKED: Final = line(rf"(?:{_MARKS})\W{{1,4}}(?:true|NVIDIA)\b", "kubernetes-node", "kubernetes", "text")
+_LABELS: Final = line(r"\bkubernetes\.io/(?:os|arch)\b", "kubernetes-node", "kubernetes", "text")
 _LABELLED: Final = fact(lambda node: _labelled(node, is_without=True))
+_LABELS_ALONE: Final = fact(lambda node: _labelled(node, is_without=False))
 _UNREGISTERED: Final = line(r"[Cc]ould not register device plugin|Could not contact Kubelet|registration failed")
 _DAEMONS: Final = r"^[ \t]*(?:\S+\s+)?\S*(?:device-plugin|nvdp|gpu-feature)\S*"
 _IDLE: Final = line(rf"{_DAEMONS}\s+0\s+0\s+0\s+0\s+\d|^[ \t]*Desired Number of Nodes Scheduled: 0"
@@ -125,7 +116,6 @@ _FINDS_NO_NODE: Final = line(
     r"|Could not get any nodes to match nvidia\.com/gpu\.present|did you run the node feature discovery"
     r"|\bNFDLabelsMissing\b|No NFD labels found"
 )
-_OF_PCI_CLASS: Final = line(r"feature\.node\.kubernetes\.io/pci-\d{4}_10de\.present", "kubernetes-node")
 
 
 def _register(_: Snapshot) -> Iterable[Fix]:
@@ -162,14 +152,14 @@ _NO_GPU_INSIDE: Final = any_of(
 def _pass_in(snapshot: Snapshot) -> Iterable[Fix]:
     words = " ".join(place.words for place in snapshot.view(nested.signs))
     if "kind" in words and "minikube" not in words:
+        text = "let docker pass GPUs to the node's container, then make the cluster with nvkind (nvkind cluster create)"
         yield run(
             "configure",
-            "let docker pass GPUs to the node's container, then make the cluster with nvkind, which sets up its inside",
+            text,
             Shell("sudo nvidia-ctk runtime configure --runtime=docker --set-as-default --cdi.enabled"),
             Shell("sudo nvidia-ctk config --set accept-nvidia-visible-devices-as-volume-mounts=true --in-place"),
             Shell("sudo systemctl restart docker"),
         )
-        yield by_hand("install", "make the cluster anew: nvkind cluster create")
         return
     yield by_hand("configure", "save what the cluster holds: to pass GPUs in it is made anew, and all in it is deleted")
     yield run(
@@ -254,8 +244,8 @@ FAMILY: Final = Family(
                 "https://kubernetes.io/docs/concepts/extend-kubernetes/compute-storage-net/device-plugins/",
             ),
             decisive=all_of(_LABELLED, _UNREGISTERED),
-            typical=any_of(_LABELLED, _UNREGISTERED),
-            context=any_of(fact(lambda node: _labelled(node, is_without=False)), _NO_CAPACITY),
+            typical=any_of(_LABELLED, _UNREGISTERED, unless(_LABELS_ALONE, _IDLE, _OFFERS)),
+            context=any_of(_LABELS_ALONE, _NO_CAPACITY),
             symptoms=(symptoms.POD_PENDING, symptoms.NO_CAPACITY),
             look_at=(
                 Shell("kubectl describe nodes | grep -E 'nvidia.com/gpu'"),
@@ -286,15 +276,14 @@ FAMILY: Final = Family(
                 "https://github.com/NVIDIA/gpu-operator/issues/607",
                 "https://github.com/NVIDIA/nvkind/issues/20",
             ),
-            decisive=all_of(_IDLE, fact(lambda node: _marked(node, is_marked=False))),
+            decisive=all_of(_IDLE, _LABELS),
             typical=any_of(_FINDS_NO_NODE, _IDLE),
-            context=_OF_PCI_CLASS,
             symptoms=(_IDLE, _FINDS_NO_NODE, symptoms.POD_PENDING, symptoms.NO_CAPACITY),
             against=(
                 symptoms.NO_GPU,
                 _GPU_TAINT,
                 line(rf"{_DAEMONS}\s+[1-9]\d*\s+\d+\s+\d+\s+\d+\s+\d"),
-                fact(lambda node: _marked(node, is_marked=True)),
+                _MARKED,
             ),
             look_at=(Shell("kubectl get nodes --show-labels | grep -o 'nvidia.com[^,]*'"),),
             summary="no node has a label that marks it as one with a GPU, so the device plugin is wanted on none",

@@ -51,13 +51,9 @@ def _mode_lines(snapshot: Snapshot) -> Iterator[Citation]:
 
 
 def _compute_mode(snapshot: Snapshot) -> str:
-    where, mode, _ = snapshot.view(_exclusive)[0]
-    also = [f"GPU {other}" for other, _, _ in snapshot.view(_exclusive) if other not in {"", where}]
-    named = f"GPU {where}" if where else "the GPU"
-    more = f"; {', '.join(dict.fromkeys(also))} as well" if also else ""
-    if "rohib" in mode:
-        return f"{named} is in compute mode {mode}, which lets no program use it for CUDA{more}"
-    return f"{named} is in compute mode {mode}, and one process has it, so that a second gets none{more}"
+    modes = snapshot.view(_exclusive)
+    wheres = ", ".join(dict.fromkeys(f"GPU {where}" if where else "the GPU" for where, _, _ in modes))
+    return f"{wheres}: compute mode {modes[0][1]} lets one process in, or none, so that a second gets none"
 
 
 def _default_mode(snapshot: Snapshot) -> Iterable[Fix]:
@@ -108,13 +104,10 @@ _UNDIVIDED: Final = any_of(
     line(r"nvidia\.com/gpu\.replicas[\"']?[=:] ?[\"']?[01]\b", "kubernetes-node"),
 )
 # An empty section about sharing that somebody cut out of the plugin's log, to ask why it is empty.
-_CUT_OUT: Final = fact(lambda node: (one for one in node.view(_EMPTY) if _is_cut_out(node.text_of(one))))
-
-
-def _is_cut_out(text: str) -> bool:
-    return text.count("\n") < _FEW_LINES and "Running with config" not in text
-
-
+_CUT_OUT: Final = unless(
+    fact(lambda node: (one for one in node.view(_EMPTY) if node.text_of(one).count("\n") < _FEW_LINES)),
+    line(r"Running with config"),
+)
 _FEW_LINES: Final = 6
 _ASKS_STATIC: Final = any_of(asked(_STATIC), line(_STATIC))
 

@@ -243,7 +243,7 @@ PLUGIN_FAILS: Final = line(
     r"nvidia-device-plugin[^\n]{0,80}(?:CrashLoop|Error|Init:|0/1)|could not load NVML library|NVML not detected"
     r"|Failed to initialize NVML: (?:could not|ERROR_)"
     r"|If this is a GPU node, did you (?:configure|set)|unable to create plugin manager"
-    r"|error starting plugins|Incompatible platform"
+    r"|error starting plugins|Incompatible platform|Back-off restarting failed container \S*nvidia-device-plugin"
 )
 OPERATOR_WAITS: Final = line(
     r"nvidia-(?:driver-daemonset|operator-validator|container-toolkit-daemonset"

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
-from gpunode.diagnoses.commands import Command, Shell, replaced
+from gpunode.diagnoses.commands import Command
 from gpunode.diagnoses.model import Fix
 from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import system
@@ -26,6 +26,7 @@ _PACKAGES: Final = _BOOT | frozenset(
 )
 # gpunode is a program of Python's, which systems that are one image do not have; what is edited there is put back.
 _ONE_IMAGE: Final = _PACKAGES | _BUILDS | {"gpunode", "tee", "sed", "usermod"}
+_OF_DNF: Final = frozenset({"dnf", "kernel-core", "kernel-modules"})
 _OF_CLUSTER: Final = frozenset({"kubectl", "oc", "helm", "talosctl"})
 
 
@@ -90,6 +91,7 @@ _OSTREE: Final = System(
     "ostree", frozenset(), "rpm-ostree install, then reboot (https://rpmfusion.org/Howto/NVIDIA)",
     lacks=_PACKAGES | _BUILDS
 )  # fmt: skip
+_BEFORE_DNF: Final = System("yum", frozenset(), "with yum, which this system has in the place of dnf", lacks=_OF_DNF)
 # The system is booted from a tree of ostree's, as image mode of RHEL and Fedora's Atomic desktops are.
 _IN_A_TREE: Final = Pattern(
     r"\bostree=/ostree/boot|^OSTREE_VERSION=|^VARIANT_ID=\"?(?:silverblue|kinoite|coreos|iot)\b"
@@ -107,6 +109,8 @@ def of(snapshot: Snapshot) -> System | None:
     released = (*snapshot.files("*/os-release"), *snapshot.files("/proc/cmdline"))
     if any(_IN_A_TREE.search(line) for item in released for line in item.lines):
         return _OSTREE
+    if snapshot.view(system.has_yum_alone):
+        return _BEFORE_DNF
     if known is None or known.id == "linux" or system.is_kept_by_packages(snapshot):
         return None
     return System(known.name, frozenset({known.id}), "")
@@ -116,7 +120,7 @@ def fitted(snapshot: Snapshot, fixes: Iterable[Fix]) -> tuple[Fix, ...]:
     """What is to be done, with the commands that this system has."""
     if (own := snapshot.view(of)) is not None:
         return tuple(_in_its_way(own, fixes))
-    return tuple(map(_by_yum, fixes)) if snapshot.view(system.has_yum_alone) else tuple(fixes)
+    return tuple(fixes)
 
 
 def fitted_look(snapshot: Snapshot, look_at: tuple[Command, ...]) -> tuple[Command, ...]:
@@ -128,11 +132,11 @@ def fitted_look(snapshot: Snapshot, look_at: tuple[Command, ...]) -> tuple[Comma
 def _in_its_way(own: System, steps: Iterable[Fix]) -> Iterator[Fix]:
     is_told = not own.way
     for fix in steps:
+        is_first = fix.kind == "install" and not is_told
         # A part of what belongs together is worse than nothing.
-        if all(_has(own, one) for one in fix.commands):
+        if all(_has(own, one) for one in fix.commands) and (fix.commands or not is_first):
             yield fix
             continue
-        is_first = fix.kind == "install" and not is_told
         how = f"the way of {own.name}: {own.way}" if is_first else f"by the means of {own.name}"
         is_told = is_told or is_first
         yield replace(fix, text=f"{fix.text}, {how}", commands=())
@@ -149,17 +153,3 @@ def _has(own: System, command: str) -> bool:
     words = _words(command)
     is_possible = not own.is_closed or ("sudo" not in words and bool(words & _OF_CLUSTER))
     return is_possible and not words & own.lacks
-
-
-# What dnf alone has, and packages of kernels that are split otherwise since.
-_ONLY_DNF: Final = Pattern(
-    r"\bdnf module\b|--allowerasing|--oldinstallonly|config-manager|dnf-plugins|versionlock|kernel-(?:core|modules)"
-)
-_DNF: Final = Pattern(r"(?<![\w./-])dnf(?![\w./-])")
-
-
-def _by_yum(fix: Fix) -> Fix:
-    """The step with yum in dnf's place; in words where yum cannot do it."""
-    if any(_ONLY_DNF.search(one) for one in fix.commands):
-        return replace(fix, text=f"{fix.text}, with yum: this system has no dnf by itself", commands=())
-    return replace(fix, commands=tuple(replaced(one, _DNF, Shell("yum")) for one in fix.commands))

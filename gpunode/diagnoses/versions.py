@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
-from typing import Final, TypeAlias
+from typing import Final
 
 from gpunode.diagnoses import remedies, symptoms
 from gpunode.diagnoses.addresses import DRIVER_GUIDE, NVML_RETURNS
 from gpunode.diagnoses.chains import LIBRARY_MISMATCH
-from gpunode.diagnoses.commands import Shell, command, edited, joined
+from gpunode.diagnoses.commands import Shell, command, joined
 from gpunode.diagnoses.judging import is_examined
-from gpunode.diagnoses.model import Family, Fix, Proof, Rule, only
+from gpunode.diagnoses.model import Citation, Family, Fix, Proof, Rule
 from gpunode.diagnoses.remedies import by_hand, drain, reboot, run, takes_gpunode, uninstall
 from gpunode.diagnoses.runfile import without_strays
-from gpunode.diagnoses.signs import fact, file_line, line
+from gpunode.diagnoses.signs import all_of, any_of, fact, file_line, line
 from gpunode.diagnoses.snapshot import Snapshot
-from gpunode.diagnoses.views import driver, guests, history, installs, packages, runfile, versions
-from gpunode.diagnoses.views.packages import Package
+from gpunode.diagnoses.views import driver, guests, history, installs, kernel, packages, runfile, versions
 from gpunode.diagnoses.views.system import just_booted, package_manager
 from gpunode.diagnoses.views.versions import Scene, is_of, number
+from gpunode.facts.items import Item
 from gpunode.facts.model import Known
 from gpunode.facts.patterns import Pattern
 
@@ -34,175 +33,151 @@ _IN_THE_WAY: Final = line(r"mount error: file creation failed: \S*/lib(?:nvidia|
 _INSIDE: Final = fact(versions.said_inside)
 _REBOOT_LIST: Final = file_line("*/reboot-required.pkgs", r"^[ \t]*(?:lib)?nvidia-\S+\s*$")
 _AUTOMATIC: Final = line(r"unattended-upgrade|dnf-automatic|yum-cron|transactional-update|role='update-packages'")
-
-
-def _decide(snapshot: Snapshot) -> Iterator[tuple[str, Proof]]:
-    """Which of the mismatches it is, by which pair of versions differs and how that came about."""
-    scene = snapshot.view(versions.scene)
-    for way in _WITH_WORKING_DRIVER if driver.works(snapshot) else _WAYS:
-        if found := way(snapshot, scene):
-            yield found
-            return
-
-
+# A driver of a site's own, in no folder of the system, that a search path puts first.
+_OWN_TREE: Final = line(
+    r"(?:^|[=: ])/(?!usr/|lib|run/|proc/|sys/|var/|boot/)\S*(?:nvidia|driver)\S*/\d{3}\.\d+[\d.]*/(?:\S*/)?(?:bin|lib)",
+    *("text", "environment", "which"),
+)
 # The kernel tells of something else, and nobody of a mismatch.
-_OTHER_FAULTS: Final = (symptoms.NOT_STARTED, symptoms.ANY_XID)
-Found: TypeAlias = "tuple[str, Proof] | None"
+_OTHER_FAULTS: Final = any_of(symptoms.NOT_STARTED, symptoms.ANY_XID)
+_UNFIT: Final = fact(lambda snapshot: snapshot.said(driver.UNFIT))
 
 
-def _in_the_way(snapshot: Snapshot, _: Scene) -> Found:
-    what = "the image brings libraries of a driver, and those of the node cannot be put in their place"
-    brought = snapshot.view(_IN_THE_WAY)
-    return (CONTAINER, Proof(what, brought)) if brought else None
-
-
-def _strayed(snapshot: Snapshot, _: Scene) -> Found:
-    """Libraries that are not of the driver which nvidia-smi shows."""
-    strayed, node = driver.strayed(snapshot), driver.smi_version(snapshot)
-    if not strayed or node is None:
+def _apart(snapshot: Snapshot) -> Scene | None:
+    """The versions of a node that is at two itself; None where it works, or only a container's library differs."""
+    scene = snapshot.view(versions.scene)
+    is_said = scene.says or versions.said_inside(snapshot)
+    if driver.works(snapshot) or next(_in_container(snapshot), None):
         return None
-    more = f", {len(strayed) - 1} more packages are neither" if strayed[1:] else ""
-    what = f"{strayed[0].name} is {strayed[0].upstream}{more}, and the driver {node.version}"
-    said = snapshot.said(driver.UNFIT)
-    cited = (*(one.citation for one in strayed), node.citation, *said)
-    text = "bring every package of the driver to the version of its kernel modules"
-    remedy = (remedies.driver(snapshot, text),) if takes_gpunode(snapshot) else tuple(_complete(snapshot))
-    return PARTIAL, Proof(what, cited, "certain" if said else "likely", remedy=remedy)
+    # What nobody complains of is likely, and of a live node nothing.
+    is_other = is_examined(snapshot) or snapshot.view(_OTHER_FAULTS)
+    return scene if is_said or not is_other else None
 
 
-def _in_container(snapshot: Snapshot, scene: Scene) -> Found:
-    """A program in a container is refused, and nothing says that the node's own are.
-
-    libnvidia-container asks NVML first: where a container starts at all, the node's own library fits.
-    """
-    inside = versions.said_inside(snapshot)
-    works, shipped = driver.works(snapshot), versions.shipped(snapshot)
-    if works and not inside and shipped:
-        inside = scene.says  # nobody wrote that this was said in the container whose packages are shown
-    if not works and (scene.says or scene.differs or any(one.is_automatic for one in scene.upgrades)):
-        return None
-    own, node = driver.library_in_container(snapshot), driver.smi_version(snapshot) or scene.loaded
-    differs = own is not None and node is not None and not is_of(node.version, own.version)
-    is_shown = works or shipped or differs or versions.is_of_program(snapshot)
-    if not is_shown or not (inside or (shipped and node and not works)):
-        return None
-    seen = (one.citation for one in (node, own) if one is not None)
-    cited = tuple(dict.fromkeys((*inside, *shipped, *seen, *versions.answering_elsewhere(snapshot))))
-    ours, theirs = f" {node.version}" if node else "", f" {own.version}" if own else ""
-    what = f"the container loads driver libraries{theirs} of its own, and the node's driver{ours} refuses them"
-    is_sure = bool(inside) and (bool(shipped) or differs)
-    return CONTAINER, Proof(what, cited, "certain" if is_sure else "likely")
+def _told(snapshot: Snapshot, what: str, cited: Iterable[Citation] = (), *, sure: bool = True) -> Proof:
+    scene = snapshot.view(versions.scene)
+    is_said = bool(scene.says or versions.said_inside(snapshot))
+    return Proof(what, tuple(dict.fromkeys((*scene.cited, *cited))), "certain" if sure and is_said else "likely")
 
 
-def _on_node(snapshot: Snapshot, scene: Scene) -> Found:
-    """Which of the node's own mismatches it is; what nobody complains of is likely, and of a live node nothing."""
-    said = scene.says or versions.said_inside(snapshot)
-    if not said and (is_examined(snapshot) or any(snapshot.view(sign) for sign in _OTHER_FAULTS)):
-        return None
-    if not said and scene.loaded is None:
-        cause, proof = _packages_apart(scene) or ("", Proof(""))
-    else:
-        ways = (_mixed(snapshot, scene), _automatic(scene), _by_disk(snapshot, scene), _by_packages(snapshot, scene))
-        cause, proof = next((found for found in ways if found), ("", Proof("")))
-    cited = tuple(dict.fromkeys((*scene.cited, *proof.citations)))
-    sure = proof.confidence if said else "likely"
-    return (cause, replace(proof, citations=cited, confidence=sure)) if cause else None
-
-
-def _two_programs(snapshot: Snapshot, scene: Scene) -> Found:
-    if other := installs.answering_otherwise(snapshot):
-        what = "two drivers are installed side by side: what is found first fails, and the other fits the module"
-        return MIXED, Proof(what, tuple(dict.fromkeys((*scene.says, *other))))
-    return None
-
-
-_WAYS: Final = (_in_the_way, _two_programs, _in_container, _on_node)
-_WITH_WORKING_DRIVER: Final = (_in_the_way, _two_programs, _strayed, _in_container)
-
-
-def _mixed(snapshot: Snapshot, scene: Scene) -> Found:
+def _mixed(snapshot: Snapshot) -> Iterator[Proof]:
     """Two drivers were installed: by two means, of two branches, from two packagers."""
-    for reason, citations in installs.side_by_side(snapshot, scene):
-        return MIXED, Proof(f"two drivers are installed side by side: {reason}", citations)
-    return None
+    scene = snapshot.view(_apart)
+    for reason, citations in installs.side_by_side(snapshot, scene) if scene and (scene.says or scene.loaded) else ():
+        yield _told(snapshot, f"two drivers are installed side by side: {reason}", citations)
+        return
 
 
-def _automatic(scene: Scene) -> Found:
+def _unattended(snapshot: Snapshot) -> Iterator[Proof]:
     """The system upgraded the driver by itself, and the module on disk went along."""
-    done = [one for one in scene.upgrades if one.is_automatic and not scene.is_loaded(one.driver)]
-    if not done or (scene.disk is not None and scene.is_loaded(scene.disk.version)):
-        return None
-    version = next((one.driver for one in reversed(done) if one.driver), "")
-    to = f" to {version}" if version else ""
-    what = f"the system upgraded the driver by itself{to}{scene.while_loaded}"
-    return UNATTENDED, Proof(what, tuple(one.citation for one in done))
+    scene = snapshot.view(_apart)
+    if scene is None or (scene.disk is not None and scene.is_loaded(scene.disk.version)):
+        return
+    if done := [one for one in scene.upgrades if one.is_automatic and not scene.is_loaded(one.driver)]:
+        version = next((f" to {one.driver}" for one in reversed(done) if one.driver), "")
+        what = f"the system upgraded the driver by itself{version}, and the old module is still loaded"
+        yield _told(snapshot, what, (one.citation for one in done))
 
 
-def _by_disk(snapshot: Snapshot, scene: Scene) -> Found:
-    """What the module on disk tells: it is new, so a reboot loads it; or it is old, and no reboot helps."""
-    if scene.disk is None:
-        return None
-    is_other = scene.wanted is not None and not is_of(scene.disk.version, scene.wanted.version)
-    wanted = scene.wanted.version if scene.wanted else ""
-    if is_other and scene.has_new_module and scene.loaded:
-        what = f"{scene.loaded.version} is loaded, {scene.disk.version} is on disk, and the libraries are of {wanted}"
-        return PARTIAL, Proof(what, confidence="likely")
-    if is_other:
-        what = f"the libraries are of {wanted}, the kernel module on disk is still {scene.disk.version}"
-        return PARTIAL, Proof(what)
-    if scene.has_new_module and (scene.upgrades or not just_booted(snapshot)):
-        what = f"the driver was upgraded to {scene.disk.version}{scene.while_loaded}"
-        # Without a log it may have been the system.
-        return PENDING, Proof(what, confidence="certain" if scene.upgrades else "likely")
-    if scene.loaded is None:
-        what = f"{scene.disk.version} is on disk and in the libraries, another is loaded"
-        return PENDING, Proof(what, confidence="likely")
-    return None
+def _partial(snapshot: Snapshot) -> Iterator[Proof]:
+    """A part of the driver stayed behind: the module on disk or its package, or a library beside one that works."""
+    if strayed := driver.strayed(snapshot) if driver.works(snapshot) else ():
+        yield _strayed(snapshot, *strayed)
+    if (scene := snapshot.view(_apart)) is None:
+        return
+    disk, wanted = scene.disk, scene.wanted
+    if disk and wanted and not is_of(disk.version, wanted.version):
+        what = f"the libraries are of {wanted.version}, the kernel module on disk is {disk.version}"
+        yield _told(snapshot, what, sure=not scene.has_new_module)
+    for one in () if disk else _behind(scene):
+        yield _told(snapshot, f"{one.name} is {one.upstream}, other parts of the driver are not", (one.citation,))
+        return
+    lone = [one for one in scene.user if scene.loaded and not scene.is_loaded(one.upstream)]
+    if lone and not (disk or scene.bringing) and any(_is_whole_list(item) for item in snapshot.of("packages")):
+        what = f"{lone[0].name} is {lone[0].upstream}, and no package of the kernel's side is installed"
+        yield _told(snapshot, what, (lone[0].citation,), sure=False)
 
 
-def _by_packages(snapshot: Snapshot, scene: Scene) -> Found:
-    """What the packages tell where nobody looked at the module on disk."""
-    if apart := _packages_apart(scene):
-        return apart
-    listed = tuple(one.citation for one in (*scene.bringing, *scene.user))
-    new = [one for one in scene.bringing if not scene.is_loaded(one.upstream)]
-    if new and (scene.wanted is None or any(is_of(one.upstream, scene.wanted.version) for one in new)):
-        what = f"the driver's packages are at {new[0].upstream}{scene.while_loaded}"
-        is_sure = scene.upgrades and scene.loaded
-        return PENDING, Proof(what, listed, "certain" if is_sure else "likely")
-    done = [one.citation for one in scene.upgrades if one.driver and not scene.is_loaded(one.driver)]
-    if done or (done := list(snapshot.view(_REBOOT_LIST))):
-        return PENDING, Proof(f"the driver was upgraded{scene.while_loaded}", (*listed, *done))
-    return _by_user_side(snapshot, scene) or _by_kernel(snapshot, scene)
+def _is_whole_list(item: Item) -> bool:
+    """Whether a list of packages was pasted with its head and without a filter, so that its silence tells."""
+    return item.where == "host" and not item.source.only and item.text.startswith(("Desired=", "Listing..."))
 
 
-def _packages_apart(scene: Scene) -> Found:
+def _behind(scene: Scene) -> Iterator[packages.Package]:
+    """The packages of the kernel's side that are not of the libraries' version."""
     for one in scene.bringing:
         is_old = scene.is_loaded(one.upstream) or scene.loaded is None
         other = next((user.upstream for user in scene.user if user.upstream != one.upstream), "")
         wanted = scene.wanted.version if scene.wanted else other
         if is_old and wanted and not is_of(one.upstream, wanted) and not scene.is_loaded(wanted):
-            what = f"{one.name} is still {one.upstream}, the libraries are {wanted}"
-            return PARTIAL, Proof(what, tuple(one.citation for one in (*scene.bringing, *scene.user)))
-    return None
+            yield one
 
 
-def _by_user_side(snapshot: Snapshot, scene: Scene) -> Found:
-    """A whole list of packages that has none of the kernel's side."""
-    one = next((user for user in scene.user if not scene.is_loaded(user.upstream)), None)
-    if one is None or scene.loaded is None or scene.bringing or not versions.lists_all_packages(snapshot):
-        return None
-    what = f"{one.name} is {one.upstream}, and no package of the kernel's side is installed in that version"
-    return PARTIAL, Proof(what, (one.citation,), "likely")
+def _strayed(snapshot: Snapshot, *strayed: packages.Package) -> Proof:
+    """Libraries that are not of the driver which nvidia-smi shows."""
+    node, said = driver.smi_version(snapshot), snapshot.view(_UNFIT)
+    what = f"{strayed[0].name} is {strayed[0].upstream}, and the driver {node.version if node else 'another'}"
+    cited = (*(one.citation for one in strayed), *([node.citation] if node else []), *said)
+    text = "bring every package of the driver to the version of its kernel modules"
+    remedy = (remedies.driver(snapshot, text),) if takes_gpunode(snapshot) else tuple(_complete(snapshot))
+    return Proof(what, cited, "certain" if said else "likely", remedy=remedy)
 
 
-def _by_kernel(snapshot: Snapshot, scene: Scene) -> Found:
-    """The kernel hears of newer libraries long after boot: mostly they came by an upgrade before a reboot."""
-    if scene.loaded is None or scene.wanted is None or number(scene.wanted.version) <= number(scene.loaded.version):
-        return None
-    if not versions.is_heard_long_after_boot(snapshot):
-        return None
-    return PENDING, Proof(f"the libraries are of {scene.wanted.version} already{scene.while_loaded}", (), "likely")
+def _pending(snapshot: Snapshot) -> Iterator[Proof]:
+    """The new module is on disk, or its packages are there, and the old one is loaded."""
+    scene = snapshot.view(_apart)
+    if scene is None or next(_behind(scene), None):
+        return
+    disk, wanted, loaded = scene.disk, scene.wanted, scene.loaded
+    new = next((one for one in scene.bringing if not scene.is_loaded(one.upstream)), None)
+    done = [one.citation for one in scene.upgrades if one.driver and not scene.is_loaded(one.driver)]
+    listed = snapshot.view(_REBOOT_LIST)
+    still = f"and the module of {loaded.version if loaded else 'before'} is still loaded"
+    if disk:
+        is_other = wanted is not None and not is_of(disk.version, wanted.version)
+        is_new = scene.has_new_module and (done or not just_booted(snapshot))
+        if not is_other and (is_new or (loaded is None and scene.says)):
+            yield _told(snapshot, f"the driver was upgraded to {disk.version}, {still}", done, sure=bool(done))
+    elif new and (scene.says or loaded) and (wanted is None or is_of(new.upstream, wanted.version)):
+        cited = (new.citation, *done)
+        yield _told(
+            snapshot, f"the driver's packages are at {new.upstream}, {still}", cited, sure=bool(done and loaded)
+        )
+    elif (done or listed) and (scene.says or loaded):
+        yield _told(snapshot, f"the driver was upgraded, {still}", (*done, *listed))
+    elif wanted and loaded and number(wanted.version) > number(loaded.version) and snapshot.view(_heard_late):
+        # When all had started that starts at boot, newer libraries came by an upgrade.
+        yield _told(snapshot, f"the libraries are of {wanted.version} already, {still}", sure=False)
+
+
+def _heard_late(snapshot: Snapshot) -> bool:
+    return any((message.at or 0) > _BOOTED_S for message in kernel.said(snapshot, _API))
+
+
+_API: Final = Pattern(r"API mismatch")
+_BOOTED_S: Final = 600.0
+
+
+def _in_container(snapshot: Snapshot) -> Iterator[Proof]:
+    """A program in a container is refused, and nothing says that the node's own are.
+
+    libnvidia-container asks NVML first: where a container starts at all, the node's own library fits.
+    """
+    scene, inside = snapshot.view(versions.scene), versions.said_inside(snapshot)
+    works, shipped = driver.works(snapshot), versions.shipped(snapshot)
+    if works and not inside and shipped:
+        inside = scene.says  # nobody wrote that this was said in the container whose packages are shown
+    if not works and (scene.says or scene.differs or any(one.is_automatic for one in scene.upgrades)):
+        return
+    own, node = driver.library_in_container(snapshot), driver.smi_version(snapshot) or scene.loaded
+    differs = own is not None and node is not None and not is_of(node.version, own.version)
+    ran = any(item.where == "container" or item.kind == "container-run" for item in snapshot.items)
+    if (inside and (works or shipped or differs or ran)) or (shipped and node and not works):
+        seen = (one.citation for one in (node, own) if one is not None)
+        cited = tuple(dict.fromkeys((*inside, *shipped, *seen, *versions.answering_elsewhere(snapshot))))
+        what = f"the container loads driver libraries{f' {own.version}' if own else ''} of its own, not the node's"
+        is_sure = bool(inside) and (bool(shipped) or differs)
+        yield Proof(what, cited, "certain" if is_sure else "likely")
 
 
 # --- remedies -----------------------------------------------------------------------------------------------------
@@ -226,15 +201,11 @@ _BLACKLISTED: Final = 'Unattended-Upgrade::Package-Blacklist { "^nvidia-"; "^lib
 def _reload_and_hold(snapshot: Snapshot) -> Iterable[Fix]:
     yield from _reload(snapshot)
     text = "keep the driver out of automatic upgrades"
-    match package_manager(snapshot):
-        case "apt":
-            file = command("sudo", "tee", "/etc/apt/apt.conf.d/51-nvidia-by-hand")
-            yield run("configure", text, joined(command("echo", _BLACKLISTED), Shell("|"), file))
-        case "dnf":
-            once = r"/^excludepkgs=\*nvidia\*$/d; /^\[base\]/a excludepkgs=*nvidia*"
-            yield run("configure", text, *edited(once, "/etc/dnf/automatic.conf"))
-        case _:
-            yield by_hand("configure", f"{text}: zypper addlock, or IgnorePkg of pacman")
+    if package_manager(snapshot) == "apt":
+        file = command("sudo", "tee", "/etc/apt/apt.conf.d/51-nvidia-by-hand")
+        yield run("configure", text, joined(command("echo", _BLACKLISTED), Shell("|"), file))
+    else:
+        yield by_hand("configure", f"{text}: excludepkgs of dnf-automatic, zypper addlock, or IgnorePkg of pacman")
 
 
 def _complete(snapshot: Snapshot) -> Iterable[Fix]:
@@ -263,30 +234,16 @@ def _one_driver(snapshot: Snapshot) -> Iterable[Fix]:
     elif runfile.installed(snapshot):
         text = "take the .run installation away with its own uninstaller"
         yield run("remove", text, Shell("sudo nvidia-uninstall --silent"))
+    elif locked := sorted(set(packages.holds(snapshot)) & {one.name for one in packaged}):
+        yield remedies.unhold(snapshot, "let go of the packages that are held at one version", *locked)
     else:
-        gone = _remove_the_other(snapshot, packaged)
-        locked = sorted(name for name in packages.holds(snapshot) if any(name in one.split() for one in gone.commands))
-        if locked:
-            yield remedies.unhold(snapshot, "let go of the packages that are held at one version", *locked)
-        yield gone
+        text = "take away what NVIDIA's .run installer has put beside the packages, where it has"
+        yield run("remove", text, Shell("[ ! -x /usr/bin/nvidia-uninstall ] || sudo nvidia-uninstall --silent"))
     text = "install the one that stays, whole"
     if takes_gpunode(snapshot):
         text += "; gpunode names each package of another one before it removes it"
     yield remedies.driver(snapshot, text)
     yield reboot()
-
-
-def _remove_the_other(snapshot: Snapshot, packaged: tuple[Package, ...]) -> Fix:
-    if package_manager(snapshot) == "apt" or not packaged:
-        text = "take away what NVIDIA's .run installer has put beside the packages, where it has"
-        return run("remove", text, Shell("[ ! -x /usr/bin/nvidia-uninstall ] || sudo nvidia-uninstall --silent"))
-    fusion = sorted({one.name for one in packaged if _OF_RPM_FUSION.match(one.name)})
-    names = fusion or sorted({one.name for one in packaged})
-    return uninstall(snapshot, "remove the packages of the driver that is not wanted", *names)
-
-
-# Its modules are called by kernel, or for all of them by no more than this; NVIDIA's have a word after it.
-_OF_RPM_FUSION: Final = Pattern(r"(?:xorg-x11-drv-nvidia|akmod-nvidia|kmod-nvidia(?:-\d+xx)?(?:-\d+\.\d+\.\d+-\S+)?$)")
 
 
 def _one_library(snapshot: Snapshot) -> Iterable[Fix]:
@@ -317,7 +274,7 @@ FAMILY: Final = Family(
                 "such night is prevented by taking the driver out of automatic upgrades."
             ),
             sources=("https://github.com/lyulyul/shine-cluster/issues/30", NVML_RETURNS),
-            check=only(UNATTENDED, _decide),
+            check=_unattended,
             share=3,
             symptoms=(symptoms.MISMATCH,),
             context=_AUTOMATIC,
@@ -326,7 +283,7 @@ FAMILY: Final = Family(
                 Shell("cat /proc/driver/nvidia/version"),
             ),
             remedy=_reload_and_hold,
-            explains=_CONSEQUENCES,
+            explains=_CONSEQUENCES | {PENDING, PARTIAL},
         ),
         Rule(
             cause=PENDING,
@@ -341,7 +298,7 @@ FAMILY: Final = Family(
                 "on disk already has the new version."
             ),
             sources=("https://github.com/oddmario/NVIDIA-Ubuntu-Driver-Guide/issues/4", NVML_RETURNS),
-            check=only(PENDING, _decide),
+            check=_pending,
             share=5,
             symptoms=(symptoms.MISMATCH,),
             context=_REBOOT_LIST,
@@ -365,7 +322,7 @@ FAMILY: Final = Family(
                 "first."
             ),
             sources=("https://github.com/illinois-scicomp/machine-shop-maintenance/issues/70", NVML_RETURNS),
-            check=only(PARTIAL, _decide),
+            check=_partial,
             share=2,
             symptoms=(symptoms.MISMATCH,),
             look_at=(
@@ -388,7 +345,8 @@ FAMILY: Final = Family(
                 "whole."
             ),
             sources=(DRIVER_GUIDE, NVML_RETURNS),
-            check=only(MIXED, _decide),
+            check=_mixed,
+            typical=all_of(symptoms.MISMATCH, _OWN_TREE),
             share=1,
             symptoms=(symptoms.MISMATCH,),
             look_at=(
@@ -396,7 +354,7 @@ FAMILY: Final = Family(
                 Shell("ldconfig -p | grep libnvidia-ml"),
             ),
             remedy=_one_driver,
-            explains=_CONSEQUENCES,
+            explains=_CONSEQUENCES | {UNATTENDED, PENDING, PARTIAL},
         ),
         Rule(
             cause=CONTAINER,
@@ -415,9 +373,10 @@ FAMILY: Final = Family(
                 "https://github.com/NVIDIA/libnvidia-container/issues/266",
                 "https://github.com/k4yt3x/video2x/issues/1226",
             ),
-            check=only(CONTAINER, _decide),
+            check=_in_container,
+            decisive=_IN_THE_WAY,
             share=1,
-            symptoms=(symptoms.MISMATCH,),
+            symptoms=(symptoms.MISMATCH, _IN_THE_WAY),
             context=_INSIDE,
             look_at=(Shell("nvidia-smi  # on the node, not in the container"),),
             remedy=_one_library,

@@ -268,7 +268,8 @@ FAMILY: Final = Family(
             title="an old driver refuses a GeForce in a virtual machine",
             decisive=all_of(_NOT_STARTED, GUEST, _OLD, _GEFORCE),
             typical=any_of(
-                all_of(GUEST, any_of(_NO_HANDLE, all_of(_OLD, any_of(_GEFORCE, _NOT_STARTED)))),
+                all_of(GUEST, any_of(_CODE_43, all_of(_NO_HANDLE, _GEFORCE))),
+                all_of(GUEST, _OLD, any_of(_GEFORCE, _NOT_STARTED)),
                 all_of(_NOT_STARTED, _HIDDEN),
             ),
             symptoms=(symptoms.GPU_LOST, symptoms.NOT_STARTED, symptoms.NO_DEVICES, symptoms.NO_DRIVER),

@@ -73,12 +73,11 @@ def test_what_to_look_at_is_quoted_as_remedies_are(hostile: str) -> None:
     assert [fault for command in commands for fault in faults(command)] == []
 
 
-def test_a_file_of_the_reports_choosing_is_one_word() -> None:
+def test_a_file_of_the_reports_choosing_is_in_no_command() -> None:
     path = "/etc/docker/$(id)/daemon.json"
     log = f"dockerd[1]: unable to configure the Docker daemon with file {path}: unexpected EOF"
     (invalid,) = found(((path, '{ "runtimes": { "nvidia":\n'), ("journalctl -u docker", log))).findings
-    commands = [command for fix in invalid.remedy for command in fix.commands]
-    assert "sudo dockerd --validate --config-file '/etc/docker/$(id)/daemon.json'" in commands
+    assert not [command for fix in invalid.remedy for command in fix.commands if "$(id)" in command]
 
 
 # ---- what is removed
@@ -136,7 +135,7 @@ def test_the_owner_of_a_file_stays_unless_it_is_a_driver(manager: str, other: st
     assert list(removed(printed(said))) == []
 
 
-@pytest.mark.parametrize("manager", OVERWRITES)
+@pytest.mark.parametrize("manager", ["apt", "dnf"])
 def test_a_driver_that_owns_the_file_is_removed_and_the_cost_is_told(manager: str) -> None:
     system, (source, text) = OVERWRITES[manager]
     said = found((system, (source, text.format("libnvidia-compute-535"))))

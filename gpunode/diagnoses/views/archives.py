@@ -148,7 +148,13 @@ def packager(package: Package) -> Packager:
     """Who packaged this version, by its repository or by how its revision is written; empty where neither tells."""
     if package.origin:
         return next((name for name, word in _REPOSITORIES if word in package.origin), "")
-    return packager_of(package.version)
+    # Both fill in rpms no revision of their own, and no other calls its packages so.
+    by_name = (name for start, name in _NAMES if package.name.startswith(start) and _RPM.search(package.version))
+    return next(by_name, "") or packager_of(package.version)
+
+
+_NAMES: Final[tuple[tuple[str, Packager], ...]] = (("xorg-x11-drv-nvidia", "RPM Fusion"), ("nvidia-driver", "NVIDIA"))
+_RPM: Final = Pattern(r"\.(?:el|fc)\d+")
 
 
 def packager_of(version: str) -> Packager:

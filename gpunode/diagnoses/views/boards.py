@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
-from gpunode.catalog.gpus import lookup
 from gpunode.diagnoses.model import Citation
 from gpunode.diagnoses.snapshot import Snapshot, cite
 from gpunode.diagnoses.views import pci, smi_query
@@ -22,7 +21,6 @@ _ROW: Final = Pattern(rf"^\|\s+(?P<index>\d{{1,3}})\s+(?P<name>\S[^|]{{2,60}})\|
 _LISTED: Final = Pattern(r"^GPU (?P<index>\d{1,3}): (?P<name>[^(\n]{2,60}?) \(UUID")
 _BARE: Final = Pattern(rf"^\s*(?P<bus>{_BUS})\s*$")
 _COUNT: Final = Pattern(r"^Attached GPUs\s*:\s*(?P<count>\d{1,18})", re.MULTILINE)
-_DCGM_IDS: Final = Pattern(r"GPU Device IDs Detected\s*\|\s*(?P<ids>[0-9a-f]{4}(?:,\s*[0-9a-f]{4})*)")
 _RACK: Final = Pattern(r"\bG[HB][23]00\b")
 _BASEBOARD: Final = Pattern(r"SXM|HBM[23]e?\b|\bH[28]00\b|\bH20\b|\bB[123]00\b|\bHGX\b")
 _CARD: Final = Pattern(
@@ -83,7 +81,7 @@ def _inventory(item: Item) -> Inventory | None:
     count = _COUNT.search(item.text)
     whole = int(count["count"]) if count else None
     if not boards:
-        return Inventory((), whole, cite(item, _line(item, count.start()))) if count else None
+        return Inventory((), whole, cite(item, item.number_at(count.start()))) if count else None
     is_cut = item.source.is_part or bool(item.source.only) or bool({"-i", "--id"} & set(item.source.words))
     indices = [board.index for board in boards]
     in_order = indices == list(range(len(boards))) or set(indices) == {None}
@@ -102,26 +100,15 @@ def _boards(item: Item) -> Iterator[Board]:
             yield Board(int(match["index"]), match["name"], "", cite(item, number))
 
 
-def _line(item: Item, start: int) -> int:
-    return item.text.count("\n", 0, start) + 1
-
-
 def names(snapshot: Snapshot) -> tuple[str, ...]:
     """The models of the GPUs, by whatever names them."""
-    found = [lookup(one).name for item in snapshot.of("text") for one in _dcgm_ids(item)]
-    found += [model.name for gpu in snapshot.view(pci.gpus) if (model := gpu.model) is not None]
-    found += [gpu.name for gpu in snapshot.view(pci.gpus) if gpu.model is None]
+    found = [gpu.model.name if gpu.model else gpu.name for gpu in snapshot.view(pci.gpus)]
     found += [board.name for one in snapshot.view(inventories) for board in one.boards if board.name]
     for item in snapshot.of("nvidia-smi-nvlink", "nvidia-smi-topo", "application", "container-run", "gpudirect"):
         found += [match["name"] for line in item.lines if (match := _LISTED.match(line))]
     for gpu in snapshot.view(smi_query.gpus):
         found += [row.value for key in ("Product Name", "name") for row in gpu.every(key)]
     return tuple(dict.fromkeys(found))
-
-
-def _dcgm_ids(item: Item) -> tuple[str, ...]:
-    match = _DCGM_IDS.search(item.text)
-    return tuple(re.findall(r"[0-9a-f]{4}", match["ids"])) if match else ()
 
 
 def carrier(name: str) -> Carrier:

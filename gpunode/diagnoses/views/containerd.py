@@ -9,13 +9,10 @@ from typing import Final, Literal, TypeAlias
 
 from gpunode.diagnoses.model import Citation
 from gpunode.diagnoses.snapshot import Snapshot, cite, find, finds, stated
-from gpunode.errors import Refused
 from gpunode.facts.items import Item
 from gpunode.facts.model import Known
 from gpunode.facts.patterns import Pattern
-from gpunode.runtimes import containerd
 from gpunode.runtimes.containerd_files import CONFIG
-from gpunode.runtimes.model import DesiredConfig
 
 Product: TypeAlias = Literal["containerd", "k3s", "rke2", "microk8s", "k0s"]
 
@@ -114,37 +111,15 @@ _ROOTS: Final[Mapping[Product, str]] = {
 
 
 def of_files(snapshot: Snapshot) -> Effective | None:
-    """What the files of the containerd that counts say; None where none was seen, or it cannot read them."""
+    """What the files of the containerd that counts say; None where none was seen."""
     path = _ROOTS.get(product(snapshot), CONFIG)
-    items = {item.subject: item for item in snapshot.items if _is_config(item)}
+    shown = (item for item in snapshot.of("file", "listing") if item.where == "host" and item.outcome == "ok")
+    items = {item.subject: item for item in shown if item.text.strip()}
     if (root := items.get(path)) is None:
         return None
     folder = path.rpartition("/")[0]
     others = (items[one] for one in sorted(items) if one != path and one.startswith(folder) and one.endswith(".toml"))
-    seen = _scanned(root, *(others if "imports" in root.text else ()))
-    return seen if root.source.only or root.source.is_part else _taken(seen, items, path)
-
-
-def _is_config(item: Item) -> bool:
-    is_read = item.kind in {"file", "listing"} and item.outcome == "ok"
-    return is_read and item.where == "host" and bool(item.text.strip())
-
-
-def _taken(seen: Effective, items: Mapping[str, Item], root: str) -> Effective | None:
-    """``seen`` without what containerd takes for nothing: tables of another schema, files that are not imported."""
-    whole = {path: one for path, one in items.items() if not (one.source.only or one.source.is_part)}
-    data = {path: one.text.encode("utf-8", "surrogatepass") for path, one in whole.items() if path.endswith(".toml")}
-    try:
-        told = containerd.inspect(data, DesiredConfig(config=root))
-    except Refused:
-        return None
-    return Effective(
-        seen.place,
-        {name: seen.handlers.get(name, seen.place) for name in told.handlers},
-        seen.default if told.default else None,
-        {name: value for name, value in seen.systemd_cgroup.items() if name in told.systemd_cgroup},
-        names_handlers=True,
-    )
+    return _scanned(root, *(others if "imports" in root.text else ()))
 
 
 # TOML in every schema, and crictl's JSON.
@@ -182,6 +157,6 @@ def _scanned(*items: Item) -> Effective:
                 handlers |= dict.fromkeys(_QUOTED.findall(match["value"]), place)
     source, text = items[0].source, items[0].text
     lists = bool(handlers) or "runtimes]" in text or '"runtimes"' in text
-    is_whole = not (source.is_part or source.only) and items[0].kind != "containerd-config"
+    is_whole = "version" in text and not (source.is_part or source.only) and items[0].kind != "containerd-config"
     names = (lists and (not source.only or "runtimes" in source.only)) or is_whole
     return Effective(cite(items[0], 1), handlers, default, systemd, names)

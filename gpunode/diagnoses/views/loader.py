@@ -74,16 +74,14 @@ def sort_of(path: str) -> Sort:
 
 def loaded(snapshot: Snapshot) -> tuple[Library, ...]:
     """The first file that the loader's cache or ldd names for each library, and all that programs say they opened."""
-    return tuple(one for item in snapshot.items if item.outcome == "ok" for one in _of(item))
+    silent = {"file", "packages", "lspci", "kernel-log", "nvidia-container-cli"}
+    items = (item for item in snapshot.items if item.outcome == "ok" and item.kind not in silent)
+    return tuple(one for item in items for one in _of(item))
 
 
 def _of(item: Item) -> Iterator[Library]:
-    if item.kind in {"file", "packages", "lspci", "kernel-log", "nvidia-container-cli"}:
-        return
     seen: set[str] = set()
-    for number, line in enumerate(item.lines, 1):
-        if ".so" not in line or "lib" not in line:
-            continue
+    for number, line in enumerate(item.lines if ".so" in item.text else (), 1):
         if match := _RESOLVED.search(line):
             name = match["name"].split(".so")[0]
             foreign = "x86-64" not in (match["flags"] or "x86-64") and "AArch64" not in (match["flags"] or "")

@@ -79,7 +79,7 @@ def gpus(snapshot: Snapshot) -> tuple[Function, ...]:
 
 def has_gpu(snapshot: Snapshot) -> bool | None:
     """Whether a GPU is on the bus; None where nobody listed it."""
-    if snapshot.view(gpus) or snapshot.says(_TOLD) or _is_drawn_on(snapshot):
+    if snapshot.view(gpus) or snapshot.says(_TOLD):
         return True
     return False if is_listed(snapshot) else None
 
@@ -89,14 +89,6 @@ _TOLD: Final = Pattern(
     r"Device-\d+: NVIDIA |^[ \t]*vendor: NVIDIA Corporation|Vendor: pci 0x10de|^[ \t]*Graphics: .*\bNVIDIA\b",
     re.MULTILINE,
 )
-
-
-_DRM_NAME: Final = Pattern(r"^(?:nouveau|nova[_-]drm) dev=[0-9a-f]{4}:", re.MULTILINE)
-
-
-def _is_drawn_on(snapshot: Snapshot) -> bool:
-    """Whether debugfs names a DRM device of the kernel's own drivers for NVIDIA's GPUs."""
-    return any(_DRM_NAME.search(item.text) for item in snapshot.files("/sys/kernel/debug/dri/*/name"))
 
 
 def switches(snapshot: Snapshot) -> tuple[Function, ...]:
@@ -134,8 +126,8 @@ def _every(snapshot: Snapshot) -> Iterator[Function]:
                 said = f"{one.address} [10de:{one.device}] driver: {one.driver or 'none'}"
                 place = stated("lspci", said, devices.probe)
                 yield Function(one.address, one.device, one.name, one.class_code, one.driver, True, (), place)
-    for item in snapshot.of("lspci", "text", "kernel-log"):
-        if item.kind == "lspci" and "Slot:" not in item.text[:2000]:
+    for item in snapshot.of("lspci"):
+        if "Slot:" not in item.text[:2000]:
             yield from (found for found in listed(item) if is_nvidias(found))
 
 

@@ -12,6 +12,7 @@ from gpunode.diagnoses.views import driver, loader, modules, packages, pci
 from gpunode.facts.items import Item
 from gpunode.facts.model import Known
 from gpunode.facts.patterns import Pattern
+from gpunode.facts.sources import Kind
 
 _NO_LIBRARY: Final = Pattern(
     r"(?:load library failed: )?lib(?:nvidia-ml|cuda)\.so(?:\.1)?: cannot open shared object"
@@ -21,6 +22,9 @@ _NO_LIBRARY: Final = Pattern(
 )
 _NO_MODULE: Final = Pattern(
     r"modinfo: ERROR: Module (?:nvidia\S*) not found|modprobe: FATAL: Module (?:nvidia\S*) not found"
+)
+_ON_NODE: Final[frozenset[Kind]] = frozenset(
+    {"nvidia-container-cli", "nvidia-smi", "nvidia-ctk", "unit-log", "unit-status", "journal", "text"}
 )
 _LIBRARIES: Final = Pattern(r"lib(?:nvidia-ml|cuda)\.so")
 
@@ -56,15 +60,7 @@ def _asks_on_node(item: Item) -> bool:
     """Whether what it says of libraries is about the node: the engine's hook looks there, a program inside does not."""
     if item.kind in {"container-run", "kubernetes-pod", "kubernetes"}:
         return "nvidia-container-cli" in item.text or "nvidia-container-runtime" in item.text
-    return item.kind in {
-        "nvidia-container-cli",
-        "nvidia-smi",
-        "nvidia-ctk",
-        "unit-log",
-        "unit-status",
-        "journal",
-        "text",
-    }
+    return item.kind in _ON_NODE
 
 
 def kernel_side(snapshot: Snapshot) -> tuple[Citation, ...]:

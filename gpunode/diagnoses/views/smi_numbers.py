@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeAlias
 
 from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import pci
@@ -26,13 +26,8 @@ _LOST: Final = Pattern(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Names:
-    """What one answer says of one GPU's names; empty what it does not say."""
-
-    index: str = ""
-    uuid: str = ""
-    bus: str = ""
+# Index, UUID and address of one GPU in one answer; empty what it does not say.
+Names: TypeAlias = tuple[str, str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +67,8 @@ def is_any_lost(snapshot: Snapshot) -> bool:
 def numbers(snapshot: Snapshot, told: Iterable[Names]) -> Numbers:
     """What tables, lists and ``told`` show side by side."""
     shown = [*told, *(one for item in snapshot.of("nvidia-smi", "text") if item.where == "host" for one in _of(item))]
-    by_uuid = _only((one.uuid.lower(), one.bus) for one in shown)
-    with_bus = ((one.index, one.bus or by_uuid.get(one.uuid.lower(), "")) for one in shown)
+    by_uuid = _only((uuid.lower(), bus) for _, uuid, bus in shown)
+    with_bus = ((index, bus or by_uuid.get(uuid.lower(), "")) for index, uuid, bus in shown)
     by_index = {} if snapshot.view(is_any_lost) else _only(with_bus)
     return Numbers(by_index, by_uuid)
 
@@ -90,6 +85,6 @@ def _only(pairs: Iterable[tuple[str, str]]) -> Mapping[str, str]:
 def _of(item: Item) -> Iterable[Names]:
     for line in item.lines:
         if match := _ROW.match(line):
-            yield Names(match["index"], bus=pci.address(match["bus"]))
+            yield match["index"], "", pci.address(match["bus"])
         elif match := _LISTED.match(line):
-            yield Names(match["index"], match["uuid"])
+            yield match["index"], match["uuid"], ""

@@ -16,7 +16,7 @@ from gpunode.diagnoses.commands import is_gpu
 from gpunode.diagnoses.model import Citation
 from gpunode.diagnoses.snapshot import Snapshot, cite, find
 from gpunode.diagnoses.views import pci
-from gpunode.diagnoses.views.smi_numbers import Names, Numbers, is_index, is_uuid, numbers
+from gpunode.diagnoses.views.smi_numbers import Numbers, is_index, is_uuid, numbers
 from gpunode.diagnoses.views.smi_rows import Row, at_home, parted, plain
 from gpunode.facts.items import Item
 from gpunode.facts.patterns import Pattern
@@ -230,7 +230,7 @@ def _asked(item: Item) -> list[str]:
 
 
 def _numbers(snapshot: Snapshot, found: Iterable[Gpu]) -> Numbers:
-    return numbers(snapshot, (Names(_index(gpu), gpu.value("GPU UUID"), gpu.bus) for gpu in found))
+    return numbers(snapshot, ((_index(gpu), gpu.value("GPU UUID"), gpu.bus) for gpu in found))
 
 
 def _index(gpu: Gpu) -> str:

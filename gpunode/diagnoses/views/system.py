@@ -61,19 +61,8 @@ _NAMED: Final = Pattern(
     r"|Fedora(?: Linux)?|Amazon Linux|SUSE Linux Enterprise Server|openSUSE Leap|Oracle Linux Server)"
     r"(?: release)? (?P<version>\d+(?:\.\d+)?)"
 )
-_IDS: Final = {
-    "Ubuntu": "ubuntu",
-    "Debian GNU/Linux": "debian",
-    "Rocky Linux": "rocky",
-    "Red Hat Enterprise Linux": "rhel",
-    "AlmaLinux": "almalinux",
-    "Fedora": "fedora",
-    "Fedora Linux": "fedora",
-    "Amazon Linux": "amzn",
-    "SUSE Linux Enterprise Server": "sles",
-    "openSUSE Leap": "opensuse-leap",
-    "Oracle Linux Server": "ol",
-}
+# By the first word of the name, where that is not the id itself.
+_IDS: Final = {"red": "rhel", "amazon": "amzn", "suse": "sles", "opensuse": "opensuse-leap", "oracle": "ol"}
 
 
 def _by_name(snapshot: Snapshot) -> Distro | None:
@@ -82,7 +71,8 @@ def _by_name(snapshot: Snapshot) -> Distro | None:
     )
     for item in said:
         if len(item.text) < _SHORT and (match := _NAMED.search(item.text)):
-            return Distro(_IDS.get(match["name"], "centos"), match["version"], "", match[0])
+            first = match["name"].split()[0].lower()
+            return Distro(_IDS.get(first, first), match["version"], "", match[0])
     return None
 
 

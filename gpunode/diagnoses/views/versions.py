@@ -9,13 +9,14 @@ from typing import Final
 
 from gpunode.diagnoses.model import Citation
 from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with
-from gpunode.diagnoses.views import driver, history, kernel, packages
+from gpunode.diagnoses.views import driver, history, packages
 from gpunode.diagnoses.views.driver import Seen
 from gpunode.diagnoses.views.history import Upgrade
 from gpunode.diagnoses.views.packages import Package
+from gpunode.facts.items import Item
 from gpunode.facts.patterns import Pattern
 
-MISMATCH: Final = Pattern(
+_MISMATCH: Final = Pattern(
     r"driver/library version mismatch|API mismatch:|nvidia-modeset: Version mismatch|RM_VERSION_MISMATCH"
     r"|does not match DSO version|LIB_RM_VERSION_MISMATCH|NVMLError_LibRmVersionMismatch",
     re.IGNORECASE,
@@ -66,11 +67,6 @@ class Scene:
         is_behind = any(version and not self.is_loaded(version) for version in there)
         return self.has_new_module or (self.loaded is not None and is_behind)
 
-    @property
-    def while_loaded(self) -> str:
-        """What is still loaded, in words."""
-        return f", and the module of {self.loaded.version if self.loaded else 'before'} is still loaded"
-
 
 def is_of(version: str, told: str) -> bool:
     """Whether ``version`` is the one that was ``told``: NVML leaves the last part of its library's version away."""
@@ -86,15 +82,14 @@ def scene(snapshot: Snapshot) -> Scene:
     """The versions on the node."""
     user = driver.user_side(snapshot)
     bringing = (*driver.kernel_side(snapshot), *driver.whole(snapshot))
-    library = driver.library(snapshot)
-    loaded = driver.loaded(snapshot)
+    library, loaded = driver.library(snapshot), driver.loaded(snapshot)
     if library is not None:
         library = _whole(library, loaded, (*driver.libraries(snapshot), *(Seen(u.upstream, u.citation) for u in user)))
     else:
         other = [one for one in user if loaded is None or one.upstream != loaded.version]
         library = Seen(other[0].upstream, other[0].citation) if other else None
     recent = _recent(history.upgrades(snapshot), loaded)
-    return Scene(_said_on_node(snapshot), loaded, driver.on_disk(snapshot), library, bringing, user, recent)
+    return Scene(said_on_node(snapshot), loaded, driver.on_disk(snapshot), library, bringing, user, recent)
 
 
 def _whole(library: Seen, loaded: Seen | None, known: Iterable[Seen]) -> Seen:
@@ -115,75 +110,39 @@ def _recent(upgrades: tuple[Upgrade, ...], loaded: Seen | None) -> tuple[Upgrade
     return tuple(one for one in upgrades if one.name in names and (not one.driver or one is last[one.name]))
 
 
-def _said_on_node(snapshot: Snapshot) -> tuple[Citation, ...]:
+def _is_inside(item: Item) -> bool:
+    is_contained = item.where == "container" or item.kind in driver.CONTAINED
+    return is_contained and not _ASKED_ON_NODE.search(item.text)
+
+
+def said_on_node(snapshot: Snapshot) -> tuple[Citation, ...]:
     """The lines that tell of a mismatch where no container is in between."""
-    return tuple(
-        citation
-        for item in snapshot.items
-        if not item.is_register and item.kind not in {"file", "packages", "container-inspect"}
-        if not driver.is_beside_container(snapshot, item)
-        for citation in lines_with(item, MISMATCH)
-        if not (item.where == "container" or item.kind in driver.CONTAINED) or _ASKED_ON_NODE.search(item.text)
-    )
+    tables = {"file", "packages", "container-inspect"}
+    items = (item for item in snapshot.items if not item.is_register and item.kind not in tables)
+    here = (item for item in items if not (_is_inside(item) or driver.is_beside_container(snapshot, item)))
+    return tuple(line for item in here for line in lines_with(item, _MISMATCH))
 
 
 def said_inside(snapshot: Snapshot) -> tuple[Citation, ...]:
     """The lines that tell of a mismatch inside a container."""
-    return tuple(
-        citation
-        for item in snapshot.items
-        if (item.where == "container" or item.kind in driver.CONTAINED) and not _ASKED_ON_NODE.search(item.text)
-        for citation in lines_with(item, MISMATCH)
-    )
-
-
-def is_of_program(snapshot: Snapshot) -> bool:
-    """Whether a program in a container was started and refused, which the device plugin is with the node's library."""
-    runs = (item for item in snapshot.items if item.where == "container" or item.kind == "container-run")
-    return any(MISMATCH.search(one.text) and not _ASKED_ON_NODE.search(one.text) for one in runs)
-
-
-_HEADER: Final = Pattern(r"^\|\|/ Name|^Desired=|^Listing\.\.\.|^Installed Packages", re.MULTILINE)
-
-
-def lists_all_packages(snapshot: Snapshot) -> bool:
-    """Whether a list of packages was pasted with its head and without a filter, so that its silence tells."""
-    tables = (item for item in snapshot.of("packages") if item.where == "host" and not item.source.is_part)
-    return any(not item.source.only and _HEADER.search(item.text) for item in tables)
-
-
-_API: Final = Pattern(r"API mismatch")
-# By then a node has started all that it starts.
-_BOOTED_S: Final = 600.0
-
-
-def is_heard_long_after_boot(snapshot: Snapshot) -> bool:
-    """Whether the kernel refused a client when all that starts at boot had started."""
-    times = (message.at for message in kernel.said(snapshot, _API))
-    return any(at is not None and at > _BOOTED_S for at in times)
+    return tuple(line for item in snapshot.items if _is_inside(item) for line in lines_with(item, _MISMATCH))
 
 
 _ANSWERS: Final = Pattern(r"Driver Version\s*:")
+_SHIPPED: Final = Pattern(rf"lib(?:nvidia-ml|cuda)\.so\.(?P<version>{driver.VERSION})")
 
 
 def answering_elsewhere(snapshot: Snapshot) -> tuple[Citation, ...]:
     """The lines by which nvidia-smi works in another container, so that the node's driver is whole."""
-    runs = (item for item in snapshot.of("container-run") if not MISMATCH.search(item.text))
-    return tuple(citation for item in runs for citation in lines_with(item, _ANSWERS))
-
-
-_SHIPPED: Final = Pattern(rf"lib(?:nvidia-ml|cuda)\.so\.(?P<version>{driver.VERSION})")
-# Ubuntu's until 2018.
-_NAMED_BY_BRANCH: Final = Pattern(r"nvidia-\d{3}")
+    runs = (item for item in snapshot.of("container-run") if not _MISMATCH.search(item.text))
+    return tuple(line for item in runs for line in lines_with(item, _ANSWERS))
 
 
 def shipped(snapshot: Snapshot) -> tuple[Citation, ...]:
     """The driver's files and packages that the image or container has, where they are not of the node's version."""
     known = driver.smi_version(snapshot) or driver.loaded(snapshot)
     node = known.version if known else ""
-    inside = packages.in_containers(snapshot)
-    theirs = (one for one in inside if history.is_drivers(one.name) or _NAMED_BY_BRANCH.fullmatch(one.name))
-    found = [one for one in theirs if one.upstream != node]
+    inside = (one for one in packages.in_containers(snapshot) if history.is_drivers(one.name))
     files = tuple(
         cite(item, item.number_at(match.start()))
         for item in snapshot.items
@@ -191,4 +150,4 @@ def shipped(snapshot: Snapshot) -> tuple[Citation, ...]:
         for match in _SHIPPED.finditer(item.text)
         if not is_of(node, match["version"])
     )
-    return (*(one.citation for one in found), *files)
+    return (*(one.citation for one in inside if one.upstream != node), *files)

@@ -19,11 +19,6 @@ FIXES = (
 )
 
 
-def test_a_node_without_a_name_is_the_one_that_the_command_runs_on() -> None:
-    assert cluster.node_word("gpu-1") == "gpu-1"
-    assert "hostname" in cluster.node_word("")
-
-
 @pytest.mark.usefixtures("allow_subprocess")
 @pytest.mark.parametrize("fix", FIXES, ids=lambda fix: fix.text)
 def test_a_shell_takes_every_command(fix: Fix) -> None:

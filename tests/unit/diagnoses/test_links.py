@@ -79,19 +79,6 @@ def test_what_else_is_known_tells_which_kind_of_802_it_is(more: tuple[tuple[str,
     assert [finding.cause for finding in seen(("python", NOT_READY), *more).roots] == [cause]
 
 
-def test_peermem_is_refused_for_a_missing_symbol_or_for_one_of_another_build() -> None:
-    refused = "modprobe: ERROR: could not insert 'nvidia_peermem': Invalid argument"
-    symbol = "[  9.1] nvidia_peermem: Unknown symbol ib_register_peer_memory_client"
-    differs = "[  9.0] nvidia_peermem: disagrees about version of symbol ib_register_peer_memory_client\n"
-    missing = seen(("modprobe nvidia-peermem", refused), ("dmesg", f"{symbol} (err 0)")).roots
-    other = seen(("modprobe nvidia-peermem", refused), ("dmesg", f"{differs}{symbol} (err -22)")).roots
-    bare = seen(("modprobe nvidia-peermem", refused)).roots
-    assert [finding.cause for finding in (*missing, *other, *bare)] == ["peermem-load-failed"] * 3
-    assert "has no ib_register_peer_memory_client" in missing[0].summary
-    assert "versions of ib_register_peer_memory_client differ" in other[0].summary
-    assert bare[0].confidence == "likely"
-
-
 def test_what_the_kernel_says_of_regions_is_only_certain_on_a_machine_known_to_be_no_guest() -> None:
     invalid = "[   28.1] NVRM: This PCI I/O region assigned to your NVIDIA device is invalid:\nNVRM: BAR1 is 0M @ 0x0"
     (unknown,) = seen(("dmesg", invalid)).roots
@@ -114,15 +101,6 @@ def test_half_the_lanes_are_worth_a_warning_only_beside_gpus_that_have_all() -> 
     ).roots
     assert [(finding.cause, finding.severity) for finding in alone] == [("pcie-link-degraded", "info")]
     assert [(finding.cause, finding.severity) for finding in beside] == [("pcie-link-degraded", "warning")]
-
-
-def test_a_lowered_power_limit_is_a_fault_only_where_it_holds_the_gpu_back() -> None:
-    limit = "    GPU Power Readings\n        Current Power Limit : 300.00 W\n        Default Power Limit : 450.00 W\n"
-    capped = "    Clocks Event Reasons\n        SW Power Cap : Active\n"
-    (lowered,) = seen(("nvidia-smi -q", f"GPU 00000000:01:00.0\n{limit}")).roots
-    (holding,) = seen(("nvidia-smi -q", f"GPU 00000000:01:00.0\n{capped}{limit}")).roots
-    assert (lowered.cause, lowered.severity) == ("power-limit-set-low", "info")
-    assert (holding.cause, holding.severity) == ("power-limit-set-low", "warning")
 
 
 PORT = (

@@ -93,11 +93,6 @@ def test_the_summary_names_system_and_kernel() -> None:
     assert "6.8.0-59-generic" in finding.summary
 
 
-def test_another_image_is_none_of_its_business() -> None:
-    text = 'Failed to pull image "docker.io/library/web:1": manifest unknown'
-    assert NO_IMAGE not in roots(("kubectl describe pod", text))
-
-
 def test_where_it_was_not_shown_why_an_image_is_not_pulled_it_is_a_suspect() -> None:
     row = "nvidia-driver-daemonset-pwnhc   0/1   ImagePullBackOff   0   34m"
     diagnosis = found(("kubectl get pod -n gpu-operator", row))

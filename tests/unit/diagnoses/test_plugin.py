@@ -91,19 +91,6 @@ def test_without_a_handler_it_is_containerds_own_cause() -> None:
     assert not {LIBRARY, RUNTIME} & set(roots(MISSING, ("containerd config dump", f"version = 2\n{text}")))
 
 
-def test_the_docker_that_the_kubelet_does_not_use_says_nothing() -> None:
-    daemon = ("cat /etc/docker/daemon.json", '{"default-runtime": "nvidia", "runtimes": {"nvidia": {"path": "x"}}}')
-    node = (
-        "kubectl get nodes -o wide",
-        "gpu-1  Ready  <none>  3d  v1.30.2  10.0.0.1  Ubuntu 22.04  containerd://1.7.12",
-    )
-    assert roots(ASKS, daemon, node) == [RUNTIME]
-
-
-def test_a_file_tells_under_what_pods_run() -> None:
-    assert roots(MISSING, ("cat /etc/containerd/config.toml", dump("nvidia")[1])) == [LIBRARY]
-
-
 def test_a_workload_without_the_driver_shows_the_same() -> None:
     inside = ("kubectl exec train-0 -- nvidia-smi", 'exec: "nvidia-smi": executable file not found in $PATH: unknown')
     assert RUNTIME in roots(inside, dump("runc"))

@@ -61,20 +61,6 @@ def test_nobodys_pod_is_ended_on_a_node_that_is_given_out_as_it_should_be() -> N
     assert any("end a pod" in fix.text for fix in waiting[0].remedy)
 
 
-def test_where_the_node_was_not_shown_it_is_asked_for() -> None:
-    diagnosis = found(WAITS)
-    assert not diagnosis.findings
-    assert "gpus-all-allocated" in [one.cause for one in diagnosis.suspects]
-
-
-def test_a_node_whose_gpus_are_all_given_out_is_healthy() -> None:
-    assert found(node(8, 8, 8)).is_healthy
-
-
-def test_a_free_node_is_no_finding() -> None:
-    assert not found(node(8, 8, 3, TAINT)).findings
-
-
 REFUSED = "0/3 nodes are available: "
 
 
@@ -214,8 +200,3 @@ def test_where_no_label_was_shown_it_is_likely_and_a_taint_is_an_answer() -> Non
     assert [(one.cause, one.confidence) for one in scheduled(0, None).findings] == [("gpu-node-not-labelled", "likely")]
     taint = ("kubectl describe node gpu1 | grep Taints", "Taints:             nvidia.com/gpu=true:NoSchedule\n")
     assert [one.cause for one in scheduled(0, "", taint).findings] == ["pod-missing-gpu-toleration"]
-
-
-def test_a_machine_without_a_gpu_needs_no_label() -> None:
-    bus = ("lspci -nn", "00:02.0 VGA compatible controller [0300]: Intel Corporation UHD Graphics 630 [8086:3e92]\n")
-    assert "gpu-node-not-labelled" not in [one.cause for one in scheduled(0, "", bus).findings]
