@@ -46,8 +46,19 @@ _TOLD: Final = any_of(
     unless(_BANNER, line(cuda.NOT_ON_THIS_GPU.pattern)),
 )
 _BUILT: Final = fact(lambda snapshot: (one.citation for one in snapshot.view(frameworks.runtimes)))
+_FITS: Final = holds(
+    lambda node: bool(cuda.supported(node) and node.view(frameworks.runtimes)) and not any(_of_built(node)),
+    "the driver supports the CUDA of all that is named",
+)
 _TOO_NEW: Final = fact(lambda snapshot: (place for _, place in _of_built(snapshot)))
 _AT_TWO_VERSIONS: Final = holds(driver.at_two_versions, "the node's own driver is at two versions")
+
+
+# Without a driver CUDA says the same.
+_NO_DRIVER_THERE: Final = (
+    *(symptoms.NO_DRIVER, symptoms.NO_MODULE, symptoms.NO_NVML_LIBRARY, symptoms.MISMATCH, symptoms.NO_DEVICES),
+    *(symptoms.CUDA_NO_DEVICE, symptoms.NOT_STARTED, symptoms.NO_GPU, symptoms.IN_CONTAINER),
+)
 
 
 def _too_old(snapshot: Snapshot) -> str:
@@ -156,7 +167,10 @@ FAMILY: Final = Family(
                 symptoms.CUDA_UNAVAILABLE,
             ),
             decisive=any_of(_TOLD, all_of(any_of(_INSUFFICIENT, _NEWER_CALL), _TOO_NEW)),
-            typical=any_of(_NEWER_CALL, unless(all_of(fact(_outside_pods), symptoms.DRIVER_WORKS), _BUILT)),
+            typical=any_of(
+                _NEWER_CALL,
+                unless(all_of(fact(_outside_pods), any_of(_BUILT, symptoms.DRIVER_WORKS)), _FITS, *_NO_DRIVER_THERE),
+            ),
             against=(_AT_TWO_VERSIONS,),
             look_at=(Shell("nvidia-smi | grep 'CUDA Version'  # on the node, and in the container"),),
             summary=_too_old,

@@ -104,7 +104,7 @@ def test_a_lost_handle_is_likely_a_lost_gpu_and_in_a_guest_the_hypervisors() -> 
     said = "Unable to determine the device handle for GPU 0000:0B:00.0: Unknown Error"
     found = seen(("nvidia-smi", said))
     assert [(one.cause, one.confidence) for one in found.findings] == [("gpu-fallen-off-bus", "likely")]
-    assert roots(("nvidia-smi", said), ("systemd-detect-virt", "kvm")) == []
+    assert "gpu-fallen-off-bus" not in roots(("nvidia-smi", said), ("systemd-detect-virt", "kvm"))
     lost = "[ 5.0] NVRM: Xid (PCI:0000:0b:00): 79, GPU has fallen off the bus."
     assert roots(("nvidia-smi", said), ("dmesg", lost)) == ["gpu-fallen-off-bus"]
 
