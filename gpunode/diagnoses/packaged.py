@@ -10,7 +10,6 @@ from typing import Final
 
 from gpunode.catalog.driver import Impossible, choose
 from gpunode.catalog.releases import release
-from gpunode.diagnoses import systems
 from gpunode.diagnoses.addresses import DRIVER_GUIDE
 from gpunode.diagnoses.commands import Command, Shell, command
 from gpunode.diagnoses.model import Fix
@@ -35,8 +34,6 @@ def installing(snapshot: Snapshot, text: str, when: str = "", *, least: int = 0)
     last = min((model.last_branch for model in models if model.last_branch), default=None)
     found = choose(models, Driver()) if models else None
     is_old = last is not None and last < _MAINTAINED and all(model.first_branch <= last for model in models)
-    if (own := snapshot.view(systems.of)) is not None and own.way:
-        return Fix("install", f"{text}, the way of {own.name}: {own.way}", (), when)
     if not models and not is_driven_by_open:
         words = f"look first which GPU this is (lspci -nn -d 10de:), then {text}: {_BY_GENERATION}"
         return Fix("install", words, (), when)
