@@ -1,15 +1,11 @@
-"""Which nodes of a fleet are not like the others of their model, and in what. Pure.
-
-What nodes have in common is kept once: five thousand nodes with a hundred features each take some megabytes.
-"""
+"""Which nodes of a fleet are not like the others of their model, and in what. Pure."""
 
 from __future__ import annotations
 
-from array import array
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, TypeAlias
+from typing import Final, TypeAlias, TypeVar, cast
 
 from gpunode.diagnoses.portrait import Feature, Model, Portrait
 
@@ -19,7 +15,7 @@ _LEAST: Final = 3
 _FEW: Final = 5
 
 Place: TypeAlias = tuple[str, str]
-_Kept: TypeAlias = frozenset[int]
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,16 +36,19 @@ class Group:
 
 
 class Census:
-    """What many nodes are like."""
+    """What many nodes are like; what they have in common is kept once."""
 
     def __init__(self) -> None:
-        self._numbers: dict[Feature, int] = {}
-        self._nodes: dict[str, tuple[Model, bytes]] = {}
+        self._kept: dict[object, object] = {}
+        self._nodes: dict[str, tuple[Model, frozenset[Feature]]] = {}
 
     def add(self, node: str, seen: Portrait) -> None:
         """``node`` is counted; its name is not that of another."""
-        numbers = sorted(self._numbers.setdefault(one, len(self._numbers)) for one in set(seen.features))
-        self._nodes[node] = (seen.model, array("I", numbers).tobytes())
+        features = frozenset(self._once(one) for one in seen.features)
+        self._nodes[node] = seen.model, self._once(features)
+
+    def _once(self, value: _T) -> _T:
+        return cast("_T", self._kept.setdefault(value, value))
 
     def groups(self) -> tuple[Group, ...]:
         """The nodes by their model, the largest group first; one whose GPUs are all gone is of its machine's."""
@@ -61,56 +60,35 @@ class Census:
             if like:
                 by_model[max(like, key=lambda one: len(by_model[one]))] += by_model.pop(model)
         ordered = sorted(by_model.items(), key=lambda row: (-len(row[1]), row[0].title))
-        features = tuple(self._numbers)
-        return tuple(self._group(model, nodes, features) for model, nodes in ordered)
+        return tuple(self._group(model, nodes) for model, nodes in ordered)
 
-    def _group(self, model: Model, nodes: Sequence[str], features: Sequence[Feature]) -> Group:
+    def _group(self, model: Model, nodes: Sequence[str]) -> Group:
         if len(nodes) < _LEAST:
             return Group(model, tuple(nodes))
-        alike: dict[bytes, list[str]] = defaultdict(list)
-        for node in nodes:
-            alike[self._nodes[node][1]].append(node)
-        kept = {packed: frozenset(array("I", packed)) for packed in alike}
-        usual = _usual(((kept[packed], len(some)) for packed, some in alike.items()), features, len(nodes))
-        unlike = {packed: _unlike(one, usual, features) for packed, one in kept.items()}
-        like_most = min(alike, key=lambda packed: (len(unlike[packed]), -len(alike[packed])))
-        odd = {node: unlike[packed] for packed, some in alike.items() if unlike[packed] for node in some}
-        places = {place for some in odd.values() for place in some}
-        return Group(model, tuple(nodes), alike[like_most][0], odd, {place: usual.nodes[place] for place in places})
+        usual = _usual(Counter(self._nodes[node][1] for node in nodes))
+        unlike = {kept: _unlike(kept, usual) for kept in {self._nodes[node][1] for node in nodes}}
+        by_node = {node: unlike[self._nodes[node][1]] for node in nodes}
+        odd = {node: places for node, places in by_node.items() if places}
+        reference = min(nodes, key=lambda node: len(by_node[node]))
+        return Group(
+            model, tuple(nodes), reference, odd, {at: usual[at][1] for places in odd.values() for at in places}
+        )
 
 
-@dataclass(frozen=True, slots=True)
-class _Usual:
-    """What most nodes of a group have at each place; None where most have nothing there."""
-
-    values: Mapping[Place, int | None]
-    nodes: Mapping[Place, int]
-
-
-def _usual(kept: Iterable[tuple[_Kept, int]], features: Sequence[Feature], size: int) -> _Usual:
-    """Of ``size`` nodes, given as sets of features and how many nodes have each."""
-    counted: Counter[int] = Counter()
-    for numbers, nodes in kept:
-        for number in numbers:
-            counted[number] += nodes
-    most = size - max(1, size // _FEW)
-    at: dict[Place, list[int]] = defaultdict(list)
-    for number in counted:
-        at[features[number][:2]].append(number)
-    values: dict[Place, int | None] = {}
-    having: dict[Place, int] = {}
-    for place, found in at.items():
-        commonest = max(found, key=lambda one: counted[one])
-        without = size - sum(counted[one] for one in found)
-        if counted[commonest] >= most:
-            values[place], having[place] = commonest, counted[commonest]
-        elif without >= most:
-            values[place], having[place] = None, without
-    return _Usual(values, having)
+def _usual(nodes: Counter[frozenset[Feature]]) -> Mapping[Place, tuple[str | None, int]]:
+    """What most nodes have at each place, None where most have nothing there, and how many they are."""
+    counted: dict[Place, Counter[str | None]] = defaultdict(Counter)
+    for features, number in nodes.items():
+        for trait, name, value in features:
+            counted[trait, name][value] += number
+    size = nodes.total()
+    for values in counted.values():
+        values[None] = size - values.total()
+    most = {place: values.most_common(1)[0] for place, values in counted.items()}
+    return {place: row for place, row in most.items() if row[1] >= size - max(1, size // _FEW)}
 
 
-def _unlike(kept: _Kept, usual: _Usual, features: Sequence[Feature]) -> frozenset[Place]:
+def _unlike(features: frozenset[Feature], usual: Mapping[Place, tuple[str | None, int]]) -> frozenset[Place]:
     """Where the node has another value than is usual, one where none is usual, or none where one is."""
-    missing = (place for place, number in usual.values.items() if number is not None and number not in kept)
-    extra = (features[number][:2] for number in kept if usual.values.get(features[number][:2], number) is None)
-    return frozenset((*missing, *extra))
+    own = {(trait, name): value for trait, name, value in features}
+    return frozenset(place for place, (value, _) in usual.items() if own.get(place) != value)

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
 from gpunode.diagnoses.model import Diagnosis, Finding
 from gpunode.diagnoses.snapshot import Snapshot
-from gpunode.diagnoses.traits import FOREMOST, TRAITS, Lack, Part, Reason, Trait, Value, Values, Weight, least, shown
-from gpunode.facts.patterns import Pattern
+from gpunode.diagnoses.traits import GPU_COUNT, TRAITS, Part, Reason, Trait, Weight, slots
 
 # What most faults of GPU nodes lie in. Two that show less of themselves than most of it are alike for want of a look.
 _CORE: Final = ("devices", "driver", "kernel", "modules", "packages")
 _WEIGHTS: Final[tuple[Weight, ...]] = ("likely", "possible", "background")
-# How near a trait is to the root cause: the lines that prove it show the trait; it lies in the trait's own layer, or in
-# one that the trait reaches into; it lies elsewhere.
+# How near a trait is to the root cause: the evidence that proves it shows the trait; it lies in the trait's own layer,
+# or in one that the trait reaches into; it lies elsewhere.
 _ELSEWHERE: Final = 3
 
 Side: TypeAlias = Literal["good", "bad"]
@@ -28,8 +26,7 @@ class Difference:
 
     Attributes:
         trait: the id of what was compared.
-        good: the value on the good node; None where it is known to have none;
-            None for slots, which are compared beside the number of their GPUs.
+        good: the value on the good node; None where it is known to have none.
         bad: likewise on the bad one.
         why: one sentence: why it matters.
         near: whether it lies where doctor found the bad node's root cause.
@@ -91,124 +88,76 @@ def compare(good: Snapshot, bad: Snapshot, diagnosis: Diagnosis) -> Comparison:
     found: list[tuple[tuple[object, ...], Difference]] = []
     unseen: list[Unseen] = []
     missing: list[str] = []
-    for place, trait in enumerate(TRAITS):
-        parts = [_compared(trait, part, good, bad) for part in trait.parts]
-        distance = _distance(trait, roots)
-        found += (_ranked(trait, distance, place, *row) for each in parts for row in each.differences)
-        unseen += _unseen(trait, parts)
-        if trait.id in _CORE and not any(each.is_any for each in parts):
+    for trait in TRAITS:
+        pairs = [pair for part in trait.parts for pair in _pairs(part, good, bad)]
+        distance = _distance(trait, roots, bad)
+        rows = [(one.name, one.good, one.bad) for one in pairs if not one.lack and one.good != one.bad]
+        rows += _slots(good, bad) if trait.id == "devices" else ()
+        found += (_ranked(trait, distance, *row) for row in rows)
+        unseen += _unseen(trait, pairs)
+        if trait.id in _CORE and all(pair.lack for pair in pairs):
             missing.append(trait.title)
-    differences = (one for _, one in sorted(found, key=lambda each: each[0]))
-    return Comparison(tuple(differences), tuple(unseen), tuple(missing))
+    return Comparison(tuple(one for _, one in sorted(found, key=lambda each: each[0])), tuple(unseen), tuple(missing))
 
 
 def _ranked(
-    trait: Trait, distance: int, place: int, name: str, good: str | None, bad: str | None
+    trait: Trait, distance: int, name: str, good: str | None, bad: str | None
 ) -> tuple[tuple[object, ...], Difference]:
-    weight, why = trait.judge(name, "\n".join(filter(None, (good, bad))))
+    weight = trait.weight(name, f"{good}\n{bad}")
     near = weight != "background" and distance < _ELSEWHERE
-    rank = _WEIGHTS.index(weight), why not in FOREMOST, distance, place, why, name
-    return rank, Difference(trait.id, trait.title, name, good, bad, weight, why, near)
+    # Which GPUs there are is what anybody wants to know first.
+    is_count = trait.id == "devices" or name == GPU_COUNT
+    rank = _WEIGHTS.index(weight), not is_count, distance, TRAITS.index(trait), name
+    return rank, Difference(trait.id, trait.title, name, good, bad, weight, trait.why, near)
 
 
-def _distance(trait: Trait, roots: list[Finding]) -> int:
-    if any(word in citation.words for one in roots for citation in one.citations for word in trait.shown_by):
+def _slots(good: Snapshot, bad: Snapshot) -> Iterator[tuple[str, str | None, str | None]]:
+    """The slots in which one of two machines that use the same ones has no GPU."""
+    there, here = slots(good), slots(bad)
+    if there and here and (there < here or here < there):
+        for slot in sorted(there ^ here):
+            yield f"GPU at {slot}", "one" if slot in there else None, "one" if slot in here else None
+
+
+def _distance(trait: Trait, roots: list[Finding], bad: Snapshot) -> int:
+    keys = {citation.key for one in roots for citation in one.citations}
+    if any(part.shows(item) for item in bad.items if item.key in keys for part in trait.parts):
         return 0
     layers = {one.stack_layer for one in roots}
     return 1 if trait.layers[0] in layers else _ELSEWHERE if layers.isdisjoint(trait.layers) else 2
 
 
 @dataclass(frozen=True, slots=True)
-class _Compared:
-    """What came of one part of a trait.
+class _Pair:
+    """A name with its value on each node; ``lack`` says which of them does not show it, and why."""
 
-    Attributes:
-        differences: names with the values on the good node and on the bad one.
-        hidden: names that one of the two does not show.
-        lacks: why each of the two shows no value at all; empty where it does, or where it is known to have none.
-        is_any: whether anything was compared.
-    """
-
-    differences: tuple[tuple[str, str | None, str | None], ...]
-    hidden: Mapping[tuple[Side, Reason], tuple[str, ...]]
-    lacks: tuple[Lack, Lack] | None
-    is_any: bool
+    name: str
+    good: str | None
+    bad: str | None
+    lack: tuple[Side, Reason] | None
+    is_whole: bool
 
 
-def _compared(trait: Trait, part: Part, good: Snapshot, bad: Snapshot) -> _Compared:
-    before, after = _same_names(part.read(good), part.read(bad))
-    differences: list[tuple[str, str | None, str | None]] = []
+def _pairs(part: Part, good: Snapshot, bad: Snapshot) -> Iterator[_Pair]:
+    """What the part shows of the two, by name."""
+    before, after = part.read(good), part.read(bad)
+    for name in sorted({*before, *after}):
+        lack: tuple[Side, Reason] | None = None
+        if name not in before and (reason := part.lack(good, before, name)):
+            lack = "good", reason
+        elif name not in after and (reason := part.lack(bad, after, name)):
+            lack = "bad", reason
+        elif part.is_shared and not (name in before and name in after):
+            continue
+        yield _Pair(name, before.get(name), after.get(name), lack, not (before and after))
+
+
+def _unseen(trait: Trait, pairs: list[_Pair]) -> Iterator[Unseen]:
+    """What would matter if it differed and was not shown; without names where that is all of the trait."""
     hidden: dict[tuple[Side, Reason], list[str]] = {}
-    names = _names(part, before, after)
-    lacks = "" if before else part.lack(good, before), "" if after else part.lack(bad, after)
-    is_any = not (before or after or any(lacks)) and part.only != "nested"
-    for name in names:
-        one, other = before.get(name), after.get(name)
-        lack = _first("" if name in before else part.lack(good, before, name),
-                      "" if name in after else part.lack(bad, after, name))  # fmt: skip
-        if lack is None:
-            is_any = True
-            if not _alike(one, other):
-                differences.append((name, None if one is None else shown(one), None if other is None else shown(other)))
-        # What would explain little if it differed is not missed.
-        elif trait.judge(name, shown(one or other or ""))[0] != "background":
-            hidden.setdefault(lack, []).append(name)
-    seen = {key: tuple(some) for key, some in hidden.items()}
-    return _Compared(tuple(differences), seen, None if part.only == "nested" else lacks, is_any)
-
-
-def _first(good: Lack, bad: Lack) -> tuple[Side, Reason] | None:
-    return ("good", good) if good else ("bad", bad) if bad else None
-
-
-def _names(part: Part, before: Values, after: Values) -> list[str]:
-    """The names to be compared."""
-    there, here = set(before), set(after)
-    match part.only:
-        case "all":
-            return sorted(there | here)
-        case "shared":
-            return sorted(there & here)
-        case "nested":
-            return sorted(there ^ here) if there & here and (there < here or here < there) else []
-
-
-def _alike(one: Value | None, other: Value | None) -> bool:
-    """Whether the two are the same; that there are fewer GPUs is no difference in what each of them is like."""
-    if isinstance(one, Counter) and isinstance(other, Counter):
-        return one.keys() == other.keys() and (one <= other or other <= one)
-    return one == other
-
-
-_ID: Final = Pattern(r" \[(?P<id>[0-9a-f]{4}:[0-9a-f]{4})\]$")
-
-
-def _same_names(good: Values, bad: Values) -> tuple[Values, Values]:
-    """Both with one name for each kind of device, be it that only one of the two shows its id, or its name."""
-    apart = ((name, other) for name in good.keys() - bad.keys() for other in bad.keys() - good.keys())
-    for name, other in sorted(apart) if any(map(_ID.search, (*good, *bad))) else ():
-        own, its = _ID.search(name), _ID.search(other)
-        is_one = own["id"] == its["id"] if own and its else bool(own or its) and _bare(name) == _bare(other)
-        if is_one and name in good and other in bad:
-            full = max(name, other, key=lambda each: (len(each), each))
-            good = {full if each == name else each: value for each, value in good.items()}
-            bad = {full if each == other else each: value for each, value in bad.items()}
-    return good, bad
-
-
-def _bare(name: str) -> str:
-    return _ID.sub("", name)
-
-
-def _unseen(trait: Trait, parts: Sequence[_Compared]) -> Iterator[Unseen]:
-    """All of it where one of the two shows nothing of it, else what is missing of it."""
-    lacks = [least(each.lacks[side] for each in parts if each.lacks is not None) for side in (0, 1)]
-    if bool(lacks[0]) != bool(lacks[1]) and (whole := _first(*lacks)):
-        yield Unseen(trait.id, trait.title, *whole)
-        return
-    hidden: dict[tuple[Side, Reason], list[str]] = {}
-    for each in parts:
-        for key, names in each.hidden.items():
-            hidden.setdefault(key, []).extend(names)
-    for (side, reason), some in hidden.items():
-        yield Unseen(trait.id, trait.title, side, reason, tuple(some))
+    for pair in pairs:
+        if pair.lack and trait.weight(pair.name, f"{pair.good}\n{pair.bad}") != "background":
+            hidden.setdefault(pair.lack, []).append(pair.name)
+    for (side, reason), names in hidden.items():
+        is_whole = all(pair.is_whole for pair in pairs)
+        yield Unseen(trait.id, trait.title, side, reason, () if is_whole else tuple(names))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final, Literal, TypeAlias
+from typing import Final, Literal, TypeAlias, get_args
 
 from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.stack import LayerState
@@ -14,10 +14,7 @@ from gpunode.diagnoses.views import driver, packages, pci, system
 Axis: TypeAlias = Literal[
     "machine", "GPUs", "VBIOS", "BIOS", "distribution", "kernel", "driver", "CUDA", "toolkit", "runtime"
 ]
-AXES: Final[tuple[Axis, ...]] = (
-    *("machine", "GPUs", "VBIOS", "BIOS", "distribution"),
-    *("kernel", "driver", "CUDA", "toolkit", "runtime"),
-)  # fmt: skip
+AXES: Final[tuple[Axis, ...]] = get_args(Axis)
 # What was compared, the name of what differs in it, and its value.
 Feature: TypeAlias = tuple[str, str, str]
 
@@ -59,26 +56,22 @@ def portrait(snapshot: Snapshot, layers: tuple[LayerState, ...]) -> Portrait:
     seen = [(trait, *row) for trait in TRAITS for row in trait.values(snapshot)]
     firmware = {name: value for trait, name, value in seen if trait.id == "firmware"}
     machine = " ".join(firmware[name] for name in ("vendor", "model") if name in firmware)
-    kinds = tuple(sorted({one.model.name if one.model else one.name for one in snapshot.view(pci.gpus)}))
-    features = tuple(
-        (trait.id, name, value) for trait, name, value in seen if trait.judge(name, value)[0] != "background"
-    )
-    return Portrait(Model(machine, kinds), _versions(snapshot, layers, firmware, machine), features)
+    kinds = {one.model.name if one.model else one.name for one in snapshot.view(pci.gpus)}
+    features = ((trait.id, name, value) for trait, name, value in seen if trait.weight(name, value) != "background")
+    versions = _versions(snapshot, {layer.id: layer.seen for layer in layers})
+    versions |= {"machine": machine, "BIOS": firmware.get("BIOS version", "")}
+    known = {axis: versions[axis] for axis in AXES if versions[axis]}
+    return Portrait(Model(machine, tuple(sorted(kinds))), known, tuple(features))
 
 
-def _versions(
-    snapshot: Snapshot, layers: tuple[LayerState, ...], firmware: Mapping[str, str], machine: str
-) -> Mapping[Axis, str]:
-    seen = {layer.id: layer.seen for layer in layers}
+def _versions(snapshot: Snapshot, seen: Mapping[str, str]) -> dict[Axis, str]:
     module = snapshot.view(driver.loaded) or snapshot.view(driver.smi_version)
     cuda = snapshot.view(driver.cuda_version)
     distribution = snapshot.view(system.distro)
     toolkit = snapshot.view(packages.packages).get("nvidia-container-toolkit")
-    found: dict[Axis, str] = {
-        "machine": machine,
+    return {
         "GPUs": seen["pci"],
         "VBIOS": vbios(snapshot),
-        "BIOS": firmware.get("BIOS version", ""),
         "distribution": distribution.name if distribution else "",
         "kernel": snapshot.view(system.running_kernel),
         "driver": module.version if module else "not loaded" if seen["driver"] == "not loaded" else "",
@@ -86,4 +79,3 @@ def _versions(
         "toolkit": toolkit.version if toolkit and toolkit.is_installed else "",
         "runtime": seen["runtime"],
     }
-    return {axis: value for axis in AXES if (value := found[axis])}

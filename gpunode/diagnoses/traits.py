@@ -30,12 +30,10 @@ Weight: TypeAlias = Literal["likely", "possible", "background"]
 Reason: TypeAlias = Literal["not asked", "denied", "failed", "timeout"]
 # Empty where it is known that there is none.
 Lack: TypeAlias = Literal["", "not asked", "denied", "failed", "timeout"]
-# Of several GPUs, how many have each value.
-Value: TypeAlias = "str | Counter[str]"
-Values: TypeAlias = Mapping[str, Value]
-Rules: TypeAlias = tuple[tuple[str, Weight, str], ...]
+Values: TypeAlias = Mapping[str, str]
+Read: TypeAlias = Callable[[Snapshot], Values]
 
-UNPARSED: Final = "cannot be parsed"
+_UNPARSED: Final = "cannot be parsed"
 # What a shell's tools print, and nothing else, of a file that they could not show.
 _REFUSED: Final = Pattern(
     r"^(?:\S*/)?[\w.-]{2,20}: [^\n]{0,300}?(?:(?P<denied>Permission denied|Operation not permitted)|Input/output error"
@@ -48,30 +46,34 @@ class Part:
     """A source of a trait.
 
     Attributes:
-        looks: the kinds, keys or paths of the evidence that would show it.
+        looks: the kinds, keys, paths or commands of the evidence that would show it.
         read: its values on one node, by name.
         is_set: whether an answer without any value says that there is none; else it was not understood.
-        denies: whether what was seen of the node would have shown a value of that name; None where any answer would.
-        only: which names are compared: all; those that both nodes have; or, of two nodes whose names are the same
-            otherwise, those that one of them lacks.
+        denies: whether the node was seen to have no value of that name; None where any answer would show it.
+        is_shared: whether only names that both nodes have are compared.
     """
 
     looks: tuple[str, ...]
-    read: Callable[[Snapshot], Values]
+    read: Read
     is_set: bool = False
     denies: Callable[[Snapshot, str], bool] | None = None
-    only: Literal["all", "shared", "nested"] = "all"
+    is_shared: bool = False
 
-    def lack(self, snapshot: Snapshot, values: Values, name: str = "") -> Lack:
-        """Why ``name`` is not among the ``values`` of the node; without a name, why there are none at all."""
+    def lack(self, snapshot: Snapshot, values: Values, name: str) -> Lack:
+        """Why ``name`` is not among the ``values`` of the node; empty where the node has no such value."""
         path = name.partition(": ")[0] if name.startswith("/") else ""
-        if path != name and values.get(path) == UNPARSED:
+        if values.get(path) == _UNPARSED:
             return "failed"
-        if self.only == "nested" or (self.denies and self.denies(snapshot, name)):
+        if self.denies and self.denies(snapshot, name):
             return ""
         own = [item for item in snapshot.items if path and item.subject == path and item.kind != "listing"]
-        looks = own or [item for item in snapshot.items if _names_of(item) & {*self.looks}]
-        return least(self._reason(item, is_read=self.is_set or bool(values)) for item in looks)
+        looks = own or [item for item in snapshot.items if self.shows(item)]
+        reasons = [self._reason(item, is_read=self.is_set or bool(values)) for item in looks]
+        return "" if "" in reasons else next((one for one in reasons if one != "not asked"), "not asked")
+
+    def shows(self, item: Item) -> bool:
+        """Whether its values are read from ``item``."""
+        return bool(_names_of(item) & {*self.looks})
 
     def _reason(self, item: Item, *, is_read: bool) -> Lack:
         """Why ``item`` does not show a name; empty where it would."""
@@ -88,41 +90,31 @@ class Trait:
 
     Attributes:
         id: of its row in JSON.
-        layers: the layers in which a fault that it explains would be, its own one first.
-        rules: a pattern of names or values, how much such a difference matters, and why; the first that fits counts.
-        shown_by: words in the lines, or in the names of files and commands, that show it.
+        layers: where in the stack a fault that it explains would be, its own layer first.
+        why: a difference matters.
+        likely: the names or values whose difference often breaks a node; empty for all.
+        possible: those of the others whose difference can; None for none of them.
     """
 
     id: str
     title: str
     layers: tuple[StackLayer, ...]
-    rules: Rules
+    why: str
     parts: tuple[Part, ...]
-    shown_by: tuple[str, ...] = ()
+    likely: str = ""
+    possible: str | None = ""
 
     def values(self, snapshot: Snapshot) -> Iterator[tuple[str, str]]:
-        """What is there of the trait on one node, by name; without the slots, which differ from machine to machine."""
-        parts = (part.read(snapshot) for part in self.parts if part.only != "nested")
-        return ((name, shown(value)) for values in parts for name, value in values.items())
+        """What the node has of the trait, by name."""
+        return (row for part in self.parts for row in part.read(snapshot).items())
 
-    def judge(self, name: str, values: str) -> tuple[Weight, str]:
-        """How much a difference in ``name`` matters, and why."""
-        found = (rule[1:] for rule in self.rules if re.search(rule[0], f"{name}\n{values}", re.IGNORECASE))
-        return next(found, ("background", "it explains little"))
-
-
-def least(lacks: Iterable[Lack]) -> Lack:
-    """Of several the one that says the most."""
-    found = [*lacks]
-    return "" if "" in found else next((lack for lack in found if lack != "not asked"), "not asked")
-
-
-def shown(value: Value) -> str:
-    """The value in words; of several GPUs what most have first."""
-    if isinstance(value, str):
-        return value
-    in_order = sorted(value.items(), key=lambda row: (-row[1], row[0]))
-    return ", ".join(f"{number} × {one}" for one, number in in_order)
+    def weight(self, name: str, values: str) -> Weight:
+        """How much a difference in ``name`` matters."""
+        text = f"{name}\n{values}"
+        if re.search(self.likely, text, re.IGNORECASE):
+            return "likely"
+        is_possible = self.possible is not None and re.search(self.possible, text, re.IGNORECASE)
+        return "possible" if is_possible else "background"
 
 
 def _is_cut(item: Item) -> bool:
@@ -134,23 +126,21 @@ def _refused(item: Item) -> re.Match[str] | None:
 
 
 def _text(item: Item | None) -> str:
-    is_read = item is not None and item.outcome == "ok" and not _refused(item)
-    return item.text.strip() if item is not None and is_read else ""
+    return item.text.strip() if item is not None and item.outcome == "ok" and not _refused(item) else ""
 
 
-def _one(name: str, read: Callable[[Snapshot], str | None], *looks: str) -> Part:
+def _one(name: str, read: Callable[[Snapshot], str], *looks: str) -> Part:
     """A single value."""
     return Part(looks, lambda snapshot: {name: value} if (value := read(snapshot)) else {})
 
 
 def _text_of(name: str, look: str) -> Part:
     """The whole of a short text."""
-    return _one(name, _answer(look), look)
 
+    def read(snapshot: Snapshot) -> str:
+        return next(filter(None, (_text(one) for one in snapshot.items if look in _names_of(one))), "")
 
-def _answer(look: str) -> Callable[[Snapshot], str]:
-    """The text of the first look of that key, path or command that shows one."""
-    return lambda snapshot: next(filter(None, (_text(one) for one in snapshot.items if look in _names_of(one))), "")
+    return _one(name, read, look)
 
 
 def _names_of(item: Item) -> frozenset[str]:
@@ -166,78 +156,55 @@ def _rows(text: str) -> Iterator[tuple[str, str]]:
             yield name.strip(), value.strip()
 
 
+def _each(rows: Iterable[tuple[str, str]]) -> Values:
+    """By name every value that some GPU has: that there are fewer GPUs is no difference in what each is like."""
+    found: dict[str, set[str]] = {}
+    for name, value in rows:
+        found.setdefault(name, set()).add(value)
+    return {name: ", ".join(sorted(values)) for name, values in found.items()}
+
+
 # The machine.
 
-# Network, display, bridge, accelerator: the classes of what is compared, by number and in lspci's words.
-_CLASSES: Final = Pattern(r"^(?:02|03|06|12)|bridge|accelerator|ethernet|network|infiniband", re.IGNORECASE)
-# What lspci puts around a device's own name.
 _AROUND: Final = Pattern(
     r"^NVIDIA Corporation\s+|\s*\[[0-9a-f]{4}:[0-9a-f]{4}\]|\s*\((?:rev|prog-if) [^)\n]*\)", re.IGNORECASE
 )
 
 
-def _bus(snapshot: Snapshot) -> tuple[tuple[str, str, str, bool], ...]:
-    """Each device that is compared: its address, its name with its id, its driver where that is shown, if a GPU."""
-    own = (one for one in snapshot.view(pci.functions) if one.is_gpu or one.is_switch or _CLASSES.search(one.kind))
-    gpus = ((one.address, _label(_AROUND.sub("", one.name), "10de", one.device),
-             (one.driver or "none") if one.shows_driver else "", one.is_gpu) for one in own)  # fmt: skip
-    fact = snapshot.facts.devices
-    others = (one for one in (fact.value if isinstance(fact, Known) else ()) if one.vendor == "15b3")
-    cards = ((one.address, _label(one.name, one.vendor, one.device), one.driver or "none", False)
-             for one in others if _CLASSES.search(one.class_code))  # fmt: skip
-    return (*gpus, *cards)
-
-
-def _label(name: str, vendor: str, device: str) -> str:
-    return " ".join(filter(None, (name or "NVIDIA", device and f"[{vendor}:{device}]")))
+def _name(one: pci.Function) -> str:
+    """The device's own name in lspci's words."""
+    return _AROUND.sub("", one.name) or f"NVIDIA {one.device}".strip()
 
 
 def _devices(snapshot: Snapshot) -> Values:
-    return {label: f"{number} ×" for label, number in Counter(row[1] for row in snapshot.view(_bus)).items()}
+    names = Counter(_name(one) for one in snapshot.view(pci.functions) if one.is_gpu or one.is_switch)
+    return {name: f"{number} ×" for name, number in names.items()}
 
 
 def _drivers(snapshot: Snapshot) -> Values:
-    found: dict[str, set[str]] = {}
-    for _, label, bound, _ in snapshot.view(_bus):
-        found.setdefault(f"driver of {label}", set()).add(bound)
-    return {name: ", ".join(sorted(bound)) for name, bound in found.items() if "" not in bound}
+    gpus = (one for one in snapshot.view(pci.functions) if (one.is_gpu or one.is_switch) and one.shows_driver)
+    return _each((f"driver of {_name(one)}", one.driver or "none") for one in gpus)
 
 
-def _slots(snapshot: Snapshot) -> Values:
-    return {f"GPU at {address}": label for address, label, _, is_gpu in snapshot.view(_bus) if is_gpu}
+def slots(snapshot: Snapshot) -> frozenset[str]:
+    """The addresses of the GPUs on the bus."""
+    return frozenset(one.address for one in snapshot.view(pci.gpus))
 
 
 def _links(snapshot: Snapshot) -> Values:
     """Widths, and the speeds that the devices are capable of; the present speed depends on what the GPU does."""
-    # Of a GPU that several tools show, the first one's value.
-    of_each: dict[tuple[str, str], str] = {}
-    for number, link in enumerate(snapshot.view(links.links)):
+    rows: list[tuple[str, str]] = []
+    for link in snapshot.view(links.links):
         end = " with its slot" if link.is_of_both else ""
-        rows = (
-            ("link width", link.width, ""),
-            (f"widest{end}", link.most_width, ""),
-            (f"fastest{end}", link.newest, "PCIe "),
-        )
-        for name, value, unit in rows:
-            if value:
-                of_each.setdefault((name, link.address or str(number)), f"{unit}{value}")
-    return _tallied((name, value) for (name, _), value in of_each.items())
-
-
-def _tallied(rows: Iterator[tuple[str, str]]) -> Values:
-    found: dict[str, Counter[str]] = {}
-    for name, value in rows:
-        found.setdefault(name, Counter())[value] += 1
-    return found
+        rows += [("link width", str(link.width))] if link.width else []
+        rows += [(f"widest{end}", str(link.most_width))] if link.most_width else []
+        rows += [(f"fastest{end}", f"PCIe {link.newest}")] if link.newest else []
+    return _each(rows)
 
 
 def vbios(snapshot: Snapshot) -> str:
     """The versions of the GPUs' own firmware."""
     return ", ".join(sorted({row.value for _, row in smi_query.rows(snapshot, "VBIOS Version")} - {"", "N/A"}))
-
-
-_DRIVEN: Final = "GPUs that the driver has"
-_SETTINGS: Final = ("name", "memory_mib", "persistence", "ecc", "ecc_pending", "mig", "mig_pending")
 
 
 def _counted(snapshot: Snapshot) -> str:
@@ -247,20 +214,16 @@ def _counted(snapshot: Snapshot) -> str:
     return str(counts[-1]) if counts else "0" if ("no-devices" in dict(snapshot.view(driver.smi))) else ""
 
 
+GPU_COUNT: Final = "GPUs that the driver has"
+_SETTINGS: Final = ("name", "memory_mib", "persistence", "ecc", "ecc_pending", "mig", "mig_pending")
+
+
 def _settings_of_gpus(snapshot: Snapshot) -> Values:
     if (known := snapshot.view(inventory)) is None:
         return {}
     each = ((name, getattr(gpu, name)) for gpu in known.gpus for name in _SETTINGS)
-    told = ((name, "no answer" if isinstance(value, nvml.Unread) else str(value)) for name, value in each)
-    return {"CUDA": str(known.cuda), **_tallied(told)}
-
-
-def _driven_slots(snapshot: Snapshot) -> Values:
-    """Where the GPUs are that the driver has; nowhere where not all of them are shown."""
-    known = snapshot.view(inventory)
-    whole = [one for one in snapshot.view(boards.inventories) if one.count is not None][-1:]
-    at = [str(gpu.pci) for gpu in known.gpus] if known else [board.bus for one in whole for board in one.boards]
-    return {f"{_DRIVEN}, at {slot}": "one" for slot in at} if all(":" in slot for slot in at) else {}
+    rows = ((name, "no answer" if isinstance(value, nvml.Unread) else str(value)) for name, value in each)
+    return {"CUDA": str(known.cuda), **_each(rows)}
 
 
 # The kernel.
@@ -272,12 +235,8 @@ _ANY_BOOT: Final = Pattern(
 
 
 def _arguments(snapshot: Snapshot) -> Values:
-    found: dict[str, str] = {}
-    for word in _text(snapshot.file("/proc/cmdline")).split():
-        name, _, value = word.partition("=")
-        if not _ANY_BOOT.match(name):
-            found[name] = f"{found[name]} {value or 'set'}" if name in found else value or "set"
-    return found
+    words = (word.partition("=") for word in _text(snapshot.file("/proc/cmdline")).split())
+    return _each((name, value or "set") for name, _, value in words if not _ANY_BOOT.match(name))
 
 
 def _modules(snapshot: Snapshot) -> Values:
@@ -337,8 +296,7 @@ def _packages(snapshot: Snapshot) -> Values:
 
 
 def _is_asked(snapshot: Snapshot, unit: str) -> bool:
-    units = snapshot.facts.units.items()
-    return any(isinstance(fact, Known) for name, fact in units if not unit or name == unit)
+    return isinstance(snapshot.facts.units.get(unit), Known)
 
 
 def _units(snapshot: Snapshot) -> Values:
@@ -351,27 +309,23 @@ def _units(snapshot: Snapshot) -> Values:
 
 
 _DOCKER: Final = frozenset(
-    {"Server Version", "Default Runtime", "Runtimes", "Cgroup Driver", "Cgroup Version", "Storage Driver",
-     "Live Restore Enabled", "Docker Root Dir", "Context", "CDI spec directories"}
-)  # fmt: skip
+    {"Server Version", "Default Runtime", "Runtimes", "Cgroup Driver", "Cgroup Version", "Context"}
+)
 
 
 def _docker(snapshot: Snapshot) -> Values:
     rows = (row for item in reversed(snapshot.of("docker-info")) for row in _rows(_text(item)))
-    known = {name: value for name, value in rows if name in _DOCKER}
-    return {name: " ".join(sorted(value.split())) if name == "Runtimes" else value for name, value in known.items()}
+    return {name: " ".join(sorted(value.split())) for name, value in rows if name in _DOCKER}
 
 
 def _cluster(snapshot: Snapshot) -> Values:
+    """Labels and counts of GPUs; of capacity and what is allocatable, which have one name, the smaller."""
+    rows = ((name.strip("\"'"), value.strip("\"', ")) for item in snapshot.of("kubernetes-node")
+            for name, value in _rows(_text(item)))  # fmt: skip
     found: dict[str, str] = {}
-    for item in snapshot.of("kubernetes-node"):
-        for written, value in _rows(_text(item)):
-            name = written.strip("\"'")
-            if name.startswith("nvidia.com/") and not name.endswith(("timestamp", ".product-name")):
-                # Capacity and allocatable have one name each; the smaller counts, whatever their order.
-                both = [one for one in (found.get(name), value.strip("\"', ")) if one]
-                numbers = all(re.fullmatch(r"\d{1,18}", one) for one in both)
-                found[name] = min(both, key=int) if numbers else min(both, default="")
+    for name, value in rows:
+        if name.startswith("nvidia.com/") and not name.endswith(("timestamp", ".product-name")):
+            found[name] = min(found.get(name, value), value, key=lambda one: (len(one), one))
     return found
 
 
@@ -388,7 +342,7 @@ def _platform(snapshot: Snapshot) -> str:
 # Configuration files, their settings one by one.
 
 
-def _files(pattern: str, settings: Callable[[Item], Iterator[tuple[str, str]]]) -> Callable[[Snapshot], Values]:
+def _files(pattern: str, settings: Callable[[Item], Iterable[tuple[str, str]]]) -> Read:
     """The settings in the files of that path or folder, each named by its file and its own key."""
 
     def read(snapshot: Snapshot) -> Values:
@@ -406,7 +360,7 @@ def _settings(item: Item) -> Iterator[tuple[str, str]]:
         try:
             yield from _flat(json.loads(item.text) if kind == "json" else loads(item.text), "")
         except (ValueError, RecursionError):
-            yield "", UNPARSED
+            yield "", _UNPARSED
         return
     for line in item.lines:
         words = " ".join(line.split())
@@ -422,193 +376,108 @@ def _flat(value: object, above: str) -> Iterator[tuple[str, str]]:
         yield above, json.dumps(value, default=str, ensure_ascii=False)
 
 
-def _specified(item: Item) -> Iterator[tuple[str, str]]:
+def _specified(item: Item) -> list[tuple[str, str]]:
     found = re.findall(r"lib(?:cuda|nvidia-ml)\.so\.(\d{1,4}\.[\d.]{0,20}\d)", item.text)
-    yield "", ", ".join(sorted(set(found))) or "no driver in it"
+    return [("", ", ".join(sorted(set(found))) or "no driver in it")]
 
 
-GONE: Final = "a GPU, NVSwitch or bridge more or less: one has fallen off the bus, or was never there"
-FEWER: Final = "the driver has other GPUs than there"
-_DEVICE: Final[Rules] = (
-    (r"^driver of", "likely", "only the GPU's own driver can use it"),
-    (r"15b3:", "possible", "another network card: its firmware and driver carry GPUDirect RDMA"),
-    (r"", "likely", GONE),
-)
-_BOARD: Final[Rules] = (
-    (r"^VBIOS", "possible", "GPUs with another VBIOS may train links, report errors or power up in another way"),
-    (r"^BIOS", "likely", "it sets up memory regions, IOMMU, ACS and links before any driver runs"),
-    (r"", "background", "these are machines of different kinds: much else will differ, too"),
-)
-_SETTING: Final[Rules] = (
-    (r"^GPUs|^name", "likely", FEWER),
-    (r"^mig", "likely", "a GPU in MIG mode is of use through its instances alone"),
-    (r"no answer", "likely", "a GPU that does not say its own settings is failing"),
-    (r"^persistence", "possible", "without it every first use initialises the GPU anew, and a failing one fails then"),
-    (r"", "possible", "another setting of the GPU"),
-)
-_ARGUMENT: Final[Rules] = (
-    (r"^(?:[\w.]*blacklist|nomodeset|nouveau|nova)", "likely", "it decides which driver takes the GPU at boot"),
-    (r"^(?:vfio|pci-stub|kvm)", "likely", "it hands the GPU to virtual machines, away from NVIDIA's driver"),
-    (r"^nvidia", "likely", "it sets a parameter of NVIDIA's modules"),
-    (r"iommu", "likely", "the IOMMU stands between GPUs, NICs and memory: peer access hangs when it translates"),
-    (r"^(?:pci|pcie_aspm|pcie_ports|pcie_acs)", "likely", "it changes the layout of the PCI bus and its power states"),
-    (r"^(?:lockdown|module\.sig_enforce|efi|enforcing|selinux)", "likely", "it decides which modules may load"),
-    (r"cgroup", "likely", "it decides how containers are given device nodes"),
-    (r"^(?:numa|mem|hugepages|default_hugepagesz|isolcpus|nohz_full|intel_idle|processor)", "possible",
-     "it changes memory or processors under the GPUs: speed, and how much can be pinned"),
-    (r"", "possible", "the kernels were started with other words"),
-)  # fmt: skip
-_MODULE: Final[Rules] = (
-    (r"^nvidia|^gdrdrv", "likely", "without it the part of the driver that it is does not work"),
-    (r"^(?:nouveau|nova)", "likely", "it takes the GPU before NVIDIA's driver can"),
-    (r"^(?:vfio|pci_stub|xen_pciback)", "likely", "it holds GPUs for virtual machines"),
-    (r"^(?:ib_|mlx|rdma|nv_peer|irdma|bnxt_re|efa|nvme_rdma)", "possible", "RDMA to other nodes goes through it"),
-    (r"^(?:overlay|br_netfilter|ip_tables|nf_tables)", "possible", "container runtimes need it"),
-)
-_PACKAGED: Final[Rules] = (
-    (r"^(?:nvidia-container|libnvidia-container|golang-github-nvidia)", "likely", "it gives containers their GPUs"),
-    (r"fabricmanager|imex|nvlsm", "likely", "it must be of the very version of the driver"),
-    (r"^(?:nvidia|libnvidia|libcuda1|cuda-drivers|cuda-compat|xserver-xorg-video-nvidia)", "likely",
-     "driver, libraries and module must be of one version, and of a branch that the GPU has"),
-    (r"^(?:linux-(?:headers|modules|objects|signatures)|kernel-devel|dkms|gcc)", "likely",
-     "the module is built with it, or comes in it: for another kernel there is none"),
-    (r"^(?:linux-image|kernel)", "possible", "another kernel may boot next, and needs its own module"),
-    (r"^(?:containerd|docker|runc|podman|crun|cri-o|kube|k3s|rke2)", "possible",
-     "runtimes differ in what they take of configuration, CDI and cgroups"),
-    (r"^(?:mlnx|ofed|doca|rdma|libibverbs|ibverbs|gdrcopy)", "possible", "GPUDirect RDMA is built against it"),
-    (r"^(?:shim|mokutil)", "possible", "it decides whose modules Secure Boot trusts"),
-)  # fmt: skip
-_UNIT: Final[Rules] = (
-    (r"fabricmanager|imex", "likely", "without it GPUs behind NVSwitch do not start CUDA (error 802)"),
-    (r"persistenced", "possible", "without it every first use initialises the GPU anew"),
-    (r"cdi-refresh", "possible", "it writes the CDI specification again after an upgrade"),
-    (r"gridd", "likely", "a vGPU without its licence slows down and stops"),
-    (r"^(?:docker|containerd|crio|kubelet|k3s|rke2|snap\.)", "likely", "it starts containers, or another does"),
-)
-_DAEMON: Final[Rules] = (
-    (r"^(?:Runtimes|Default Runtime)", "likely", "containers get GPUs through the runtime named nvidia"),
-    (r"^Cgroup", "likely", "under systemd's driver a daemon-reload may take GPUs away from running containers"),
-    (r"^Context", "likely", "another docker daemon answers: Desktop's or a rootless one has no GPUs"),
-    (r"", "possible", "docker runs otherwise"),
-)
-_RUNTIME: Final[Rules] = (
-    (r"cannot be parsed", "likely", "a daemon does not start with a file that it cannot read"),
-    (r"nvidia|runtime|cgroup|cdi|disabled_plugins|exec-opts|hooks|imports", "likely",
-     "containers get their GPUs through these settings"),
-    (r"data-root|storage|root|state|debug|log", "background", "where things are kept or told"),
-    (r"", "possible", "the daemon is set up otherwise"),
-)  # fmt: skip
-_BOOT: Final[Rules] = (
-    (r"nvidia|nouveau|nova|vfio|blacklist", "likely", "it decides which driver takes the GPU, with what parameters"),
-)
-_TOOLKIT: Final[Rules] = ((r"", "likely", "the toolkit finds driver and device nodes through these settings"),)
-_KUBELET: Final[Rules] = (
-    (r"cgroup|cpuManager|topologyManager|memoryManager|featureGates|kubeReserved|containerRuntime", "possible",
-     "the kubelet gives devices, processors and cgroups to pods by these settings"),
-)  # fmt: skip
-_LOADER: Final[Rules] = ((r"nvidia|cuda|stubs|LD_", "likely", "programs may load another libcuda than the driver's"),)
-_PIN: Final[Rules] = ((r"nvidia|cuda|driver", "possible", "it decides which driver apt takes next"),)
-
-
-def _always(why: str) -> Rules:
-    return (("", "likely", why),)
-
-
-def _configured(path: str, rules: Rules, *layers: StackLayer) -> Trait:
-    parts = (Part((path,), _files(path, _settings), is_set=True),)
-    return Trait(f"file:{path}", path, layers, rules, parts, (path.rstrip("*"),))
-
-
-_SMI: Final = ("nvml", "nvidia-smi", "nvidia-smi-q")
+_NEVER: Final = "(?!)"
 _LINKS: Final = tuple(f"/sys/bus/pci/devices/*/{a}_link_{b}" for a in ("current", "max") for b in ("width", "speed"))
-_SYS_PARAMETERS: Final = "/sys/module/nvidia*/parameters/*"
 _PARAMETERS: Final = "/proc/driver/nvidia/params"
+# Configuration files: where in the stack, why, and what is likely and what possible, as in a trait.
+_FILES: Final[tuple[tuple[tuple[str, ...], tuple[StackLayer, ...], str, str, str | None], ...]] = (
+    (("/etc/docker/daemon.json", "/etc/containerd/config.toml"), ("runtime",),
+     "containers get their GPUs through these settings",
+     r"cannot be parsed|nvidia|runtime|cgroup|cdi|disabled_plugins|exec-opts|hooks|imports",
+     r"\A(?!.*(?:data-root|storage|root|state|debug|log))"),
+    (("/etc/nvidia-container-runtime/config.toml",), ("toolkit",),
+     "the toolkit finds the driver through these settings", "", None),
+    (("/etc/modprobe.d/*", "/etc/modules-load.d/*", "/etc/modules"), ("kernel", "driver"),
+     "it decides which driver takes the GPU, with what parameters", "nvidia|nouveau|nova|vfio|blacklist", None),
+    (("/etc/ld.so.conf.d/*", "/etc/ld.so.preload", "/etc/environment"), ("libraries",),
+     "programs may load another libcuda than the driver's", "nvidia|cuda|stubs|LD_", None),
+    (("/etc/nvidia/gridd.conf",), ("driver",), "a vGPU without its licence slows down and stops", "", None),
+    (("/var/lib/kubelet/config.yaml",), ("kubernetes",), "the kubelet gives devices to pods by these settings",
+     _NEVER, "cgroup|cpuManager|topologyManager|memoryManager|featureGates|containerRuntime"),
+    (("/etc/apt/preferences.d/*",), ("packages",), "it decides which driver apt takes next",
+     _NEVER, "nvidia|cuda|driver"),
+)  # fmt: skip
 
 TRAITS: Final[tuple[Trait, ...]] = (
-    Trait("devices", "PCI devices", ("pci", "gpu", "driver"), _DEVICE, (
-        Part(("lspci",), _devices, denies=lambda snapshot, _name: pci.is_listed(snapshot)),
-        Part((), _slots, only="nested"),
-        Part(("lspci",), _drivers, is_set=True, only="shared"),
-    ), ("lspci -Dvmmnnk",)),
+    Trait("devices", "PCI devices", ("pci", "gpu", "driver"),
+        "a device more or less has fallen off the bus or was never there; only its own driver can use a GPU", (
+        Part(("lspci",), _devices, denies=lambda snapshot, _: pci.is_listed(snapshot)),
+        Part(("lspci",), _drivers, is_set=True, is_shared=True),
+    )),
     Trait("driver", "driver versions", ("driver", "libraries", "packages"),
-        _always("module, libraries and tools must be of one version"), (
+        "module, libraries and tools must be of one version", (
         _one("loaded module", _loaded, "nvidia-version"),
-        _one("flavour", _flavour),
+        _one("flavour", _flavour, "nvidia-version"),
         _one("module on disk", _on_disk, *MODULE_KEYS),
         _one("libraries", _library, "ldconfig"),
         _one("nvidia-smi", _version(driver.smi_version), "nvidia-smi", "nvidia-smi-q"),
         _one("fabric manager", lambda snapshot: (fabric.version(snapshot) or ("",))[0]),
         _one("IMEX", lambda snapshot: (fabric.imex_version(snapshot) or ("",))[0]),
-    ), ("NVRM version", "modinfo", "ldconfig")),
+    )),
     Trait("kernel", "kernel", ("kernel", "driver", "packages"),
-        _always("a module is built for one kernel, and breaks against others"),
-        (_one("running kernel", system.running_kernel, "kernel-release", "uname"),), ("uname",)),
-    Trait("arguments", "kernel arguments", ("kernel", "pci", "driver"), _ARGUMENT,
-        (Part(("/proc/cmdline",), _arguments, is_set=True),), ("/proc/cmdline", "Command line:")),
-    Trait("modules", "loaded modules", ("kernel", "driver"), _MODULE, (
-        Part(("modules", "lsmod"), _modules,
-             denies=lambda snapshot, name: modules.loaded(snapshot, name or "nvidia") is False),
-    ), ("/proc/modules", "lsmod")),
-    Trait("parameters", "module parameters", ("kernel", "driver"),
-        _always("NVIDIA's modules run with another parameter"), (
-        Part((_SYS_PARAMETERS,), _files(_SYS_PARAMETERS, lambda item: iter([("", _text(item))])), is_set=True,
-             only="shared"),
-        Part((_PARAMETERS,), lambda snapshot: dict(_rows(_answer(_PARAMETERS)(snapshot))), is_set=True, only="shared"),
-    ), ("/parameters/", _PARAMETERS)),
-    Trait("secure", "Secure Boot", ("kernel", "driver"), _always("it decides which modules may load"), (
+        "a module is built for one kernel, and breaks against others",
+        (_one("running kernel", system.running_kernel, "kernel-release", "uname"),)),
+    Trait("arguments", "kernel arguments", ("kernel", "pci", "driver"),
+        "they decide which driver takes the GPU, how the bus is laid out and what the IOMMU does",
+        (Part(("/proc/cmdline",), _arguments, is_set=True),),
+        r"^(?:[\w.]*blacklist|nomodeset|nouveau|nova|vfio|pci|kvm|nvidia|lockdown|module\.sig|efi|enforcing|selinux)"
+        r"|iommu|cgroup"),
+    Trait("modules", "loaded modules", ("kernel", "driver"),
+        "each is a part of the driver or its network, or takes the GPU from it",
+        (Part(("modules", "lsmod"), _modules, denies=lambda snapshot, name: modules.loaded(snapshot, name) is False),),
+        r"^(?:nvidia|gdrdrv|nouveau|nova|vfio|pci_stub|xen_pciback)",
+        r"^(?:ib_|mlx|rdma|nv_peer|irdma|bnxt_re|efa|nvme_rdma|overlay|br_netfilter|ip_tables|nf_tables)"),
+    Trait("parameters", "module parameters", ("kernel", "driver"), "NVIDIA's modules run with another parameter",
+        (Part((_PARAMETERS,), lambda seen: dict(_rows(_text(seen.file(_PARAMETERS)))), is_set=True, is_shared=True),)),
+    Trait("secure", "Secure Boot", ("kernel", "driver"), "it decides which modules may load", (
         _one("Secure Boot", _secure_boot, "mokutil"),
         _text_of("lockdown", "/sys/kernel/security/lockdown"),
         _text_of("signatures enforced", "/sys/module/module/parameters/sig_enforce"),
-    ), ("mokutil", "lockdown", "sig_enforce")),
-    Trait("packages", "packages", ("packages", "driver", "toolkit", "runtime"), _PACKAGED, (
-        Part(("packages", "dpkg-status"), _packages,
-             denies=lambda snapshot, name: bool(name) and packages.installed(snapshot, name) is False),
-    ), ("/var/lib/dpkg/status", "dpkg -l", "rpm -q")),
+    )),
+    Trait("packages", "packages", ("packages", "driver", "toolkit", "runtime"),
+        "driver, libraries and module must be of one version; the module is built for one kernel",
+        (Part(("packages", "dpkg-status"), _packages,
+              denies=lambda snapshot, name: packages.installed(snapshot, name) is False),),
+        r"nvidia|fabricmanager|imex|nvlsm|^(?:libcuda1|cuda-drivers|cuda-compat|dkms|gcc|kernel-devel)"
+        r"|^linux-(?:headers|modules|objects|signatures)"),
     Trait("links", "PCI links", ("pci", "gpu"),
-        _always("lanes are lost by dirt, a riser or a slot; a slower slot costs bandwidth"),
-        (Part(_LINKS, _links, is_set=True, only="shared"),),
-        ("_link_width", "_link_speed", "LnkSta", "LnkCap", "Link Width")),
-    Trait("firmware", "firmware", ("pci", "gpu", "kernel"), _BOARD, (
+        "lanes are lost by dirt, a riser or a slot; a slower slot costs bandwidth",
+        (Part((*_LINKS, "lspci", "nvidia-smi-q"), _links, is_set=True, is_shared=True),)),
+    Trait("firmware", "firmware", ("pci", "gpu", "kernel"),
+        "it sets up memory regions, IOMMU, ACS and links before any driver runs", (
         _text_of("BIOS version", "/sys/class/dmi/id/bios_version"),
         _text_of("model", "/sys/class/dmi/id/product_name"),
         _text_of("vendor", "/sys/class/dmi/id/sys_vendor"),
         _one("VBIOS of the GPUs", vbios, "nvidia-smi-q"),
-    ), ("/sys/class/dmi/", "VBIOS Version")),
-    Trait("gpus", "GPU settings", ("gpu", "driver", "libraries"), _SETTING, (
-        _one(_DRIVEN, _counted, *_SMI),
-        Part((), _driven_slots, only="nested"),
+    ), "^BIOS", "^VBIOS"),
+    Trait("gpus", "GPU settings", ("gpu", "driver", "libraries"),
+        "the driver has other GPUs than there, or they are set up otherwise", (
+        _one(GPU_COUNT, _counted, "nvml", "nvidia-smi", "nvidia-smi-q"),
         Part(("nvml",), _settings_of_gpus),
-    )),
-    Trait("units", "services", ("fabric", "runtime", "driver", "kubernetes"), _UNIT,
-        (Part(("units",), _units, denies=_is_asked),)),
-    Trait("docker", "docker", ("runtime",), _DAEMON, (Part(("docker-info",), _docker, only="shared"),),
-        ("docker info",)),
-    _configured("/etc/docker/daemon.json", _RUNTIME, "runtime"),
-    _configured("/etc/containerd/config.toml", _RUNTIME, "runtime"),
-    _configured("/etc/nvidia-container-runtime/config.toml", _TOOLKIT, "toolkit"),
-    _configured("/etc/modprobe.d/*", _BOOT, "kernel", "driver"),
-    _configured("/etc/modules-load.d/*", _BOOT, "kernel", "driver"),
-    _configured("/etc/modules", _BOOT, "kernel", "driver"),
-    _configured("/etc/ld.so.conf.d/*", _LOADER, "libraries"),
-    _configured("/etc/ld.so.preload", _LOADER, "libraries"),
-    _configured("/etc/environment", _LOADER, "libraries"),
-    _configured("/etc/nvidia/gridd.conf", _TOOLKIT, "driver"),
-    _configured("/var/lib/kubelet/config.yaml", _KUBELET, "kubernetes"),
-    _configured("/etc/apt/preferences.d/*", _PIN, "packages"),
+    ), r"^(?:GPUs|name|mig)|no answer"),
+    Trait("units", "services", ("fabric", "runtime", "driver", "kubernetes"),
+        "the fabric manager, a licence daemon or a runtime is missing or does not run",
+        (Part(("units",), _units, denies=_is_asked),),
+        r"fabricmanager|imex|gridd|^(?:docker|containerd|crio|kubelet|k3s|rke2|snap\.)", r"persistenced|cdi-refresh"),
+    Trait("docker", "docker", ("runtime",), "containers get GPUs through the runtime named nvidia",
+        (Part(("docker-info",), _docker, is_shared=True),), r"^(?:Runtimes|Default|Cgroup|Context)"),
+    *(Trait(f"file:{path}", path, layers, why, (Part((path,), _files(path, _settings), is_set=True),), likely, possible)
+      for paths, layers, why, likely, possible in _FILES for path in paths),
     Trait("cdi", "CDI specifications", ("toolkit",),
-        _always("a specification names the files of one driver version; of another it is stale"),
-        tuple(Part((path,), _files(path, _specified), is_set=True) for path in ("/etc/cdi/*", "/var/run/cdi/*")),
-        ("/etc/cdi/", "/run/cdi/")),
+        "a specification names the files of one driver version; of another it is stale",
+        tuple(Part((path,), _files(path, _specified), is_set=True) for path in ("/etc/cdi/*", "/var/run/cdi/*"))),
     Trait("cgroups", "cgroups", ("runtime", "toolkit"),
-        _always("device nodes are given to containers in another way, which old toolkits do not know"),
-        (_text_of("file system", "stat -fc"),), ("stat -fc",)),
+        "device nodes are given to containers in another way, which old toolkits do not know",
+        (_text_of("file system", "stat -fc"),)),
     Trait("kubernetes", "Kubernetes", ("kubernetes",),
-        _always("the scheduler sees other GPUs, or other labels, on the node"),
-        (Part(("kubernetes-node",), _cluster),), ("nvidia.com/",)),
-    Trait("system", "system", ("packages", "kernel"), ((r"", "possible", "packages and their names differ, too"),), (
+        "the scheduler sees other GPUs, or other labels, on the node", (Part(("kubernetes-node",), _cluster),)),
+    Trait("system", "system", ("packages", "kernel"), "packages and their names differ, too", (
         _one("distribution", _distribution, "os-release"),
         _one("machine", _platform, "virt"),
-    )),
+    ), _NEVER),
 )  # fmt: skip
-# What is said where one of the two has other GPUs: the first thing that anybody wants to know.
-FOREMOST: Final = frozenset({GONE, FEWER})

@@ -81,8 +81,6 @@ def test_two_machines_that_differ_in_nothing_that_matters_do_not_differ() -> Non
             {"file:/proc/cmdline": seen("/proc/cmdline", CMDLINE.format(uuid=UUIDS[1], more=" iommu=pt"))},
             "arguments", "iommu", None, "pt",
         ),
-        ({"kernel-release": seen("uname -r", "6.1.0-21-amd64\n")},
-         "kernel", "running kernel", "6.1.0-18-amd64", "6.1.0-21-amd64"),
         ({"modules": seen("/proc/modules", "nvidia 2 0 - Live 0x0\n")}, "modules", "nvidia_uvm", "loaded", None),
         (
             {"nvidia-version": seen("/proc/driver/nvidia/version",
@@ -91,14 +89,11 @@ def test_two_machines_that_differ_in_nothing_that_matters_do_not_differ() -> Non
         ),
         ({"lspci": seen("lspci -Dvmmnnk", "Slot:\t0000:00:00.0\nClass:\tHost bridge [0600]\nVendor:\tIntel [8086]\n"
           "Device:\tX [1237]\n\n"), "link-widths": None},
-         "devices", "GA100 [A100 SXM4 40GB] [10de:20b0]", "1 ×", None),
+         "devices", "GA100 [A100 SXM4 40GB]", "1 ×", None),
         ({"link-widths": files("/sys/bus/pci/devices/*/current_link_width", **{"0000:18:00__0": "8\n"})},
-         "links", "link width", "1 × 16", "1 × 8"),
+         "links", "link width", "16", "8"),
         ({"file:/sys/class/dmi/id/bios_version": seen("/sys/class/dmi/id/bios_version", "2.0.1\n")},
          "firmware", "BIOS version", "2.1.7", "2.0.1"),
-        ({"file:/etc/docker/daemon.json": seen("/etc/docker/daemon.json", '{"debug": false}')},
-         "file:/etc/docker/daemon.json", "/etc/docker/daemon.json: runtimes.nvidia.path",
-         '"nvidia-container-runtime"', None),
         ({"file:/etc/docker/daemon.json": seen("/etc/docker/daemon.json", '{"debug": ')},
          "file:/etc/docker/daemon.json", "/etc/docker/daemon.json", None, "cannot be parsed"),
         ({"modprobe-d": files("/etc/modprobe.d/*", x__conf="# ours\n")},
@@ -119,20 +114,13 @@ def names(found: Comparison) -> list[tuple[str, str | None, str | None]]:
     return [(one.name, one.good, one.bad) for one in found.differences]
 
 
-def test_what_explains_little_stays_in_the_background() -> None:
-    docker = '{"runtimes": {"nvidia": {"path": "nvidia-container-runtime"}}, "debug": true}'
-    found = compared(node(0), node(1, **{"file:/etc/docker/daemon.json": seen("/etc/docker/daemon.json", docker)}))
-    assert [(one.name, one.weight) for one in found.differences] == [("/etc/docker/daemon.json: debug", "background")]
-    assert not found.matters
-
-
 def test_what_doctor_cites_for_the_root_cause_comes_before_what_is_near_it() -> None:
     wide = {"link-max": files("/sys/bus/pci/devices/*/max_link_width", **{"0000:18:00__0": "16\n"})}
     narrow = files("/sys/bus/pci/devices/*/current_link_width", **{"0000:18:00__0": "8\n"})
     words = CMDLINE.format(uuid=UUIDS[1], more=" pcie_aspm=off iommu=pt")
     bad = node(1, **{**wide, "link-widths": narrow, "file:/proc/cmdline": seen("/proc/cmdline", words)})
     found = compared(node(0), bad).differences
-    assert [(one.name, one.near) for one in found] == [("link width", True), ("pcie_aspm", True), ("iommu", True)]
+    assert [(one.name, one.near) for one in found] == [("link width", True), ("iommu", True), ("pcie_aspm", True)]
 
 
 def test_a_secret_that_one_of_the_two_has_lost_makes_no_difference() -> None:
@@ -165,7 +153,6 @@ def test_two_of_which_most_was_not_seen_are_not_called_alike() -> None:
 CONFIGURED = {
     "file:/etc/docker/daemon.json": seen("/etc/docker/daemon.json", '{"default-runtime": "nvidia"}'),
     "file:/etc/containerd/config.toml": seen("/etc/containerd/config.toml", "version = 2\n"),
-    "file:/var/lib/kubelet/config.yaml": seen("/var/lib/kubelet/config.yaml", "cgroupDriver: systemd\n"),
     "modprobe-d": files("/etc/modprobe.d/*", x__conf="blacklist nouveau\n"),
     "file:/proc/cmdline": seen("/proc/cmdline", "ro iommu=pt\n"),
     "modules": node()["modules"],
@@ -187,21 +174,6 @@ def test_what_could_not_be_looked_at_is_neither_there_nor_not(
     assert [(one.side, one.reason) for one in found.unseen if one.trait != "links"] == [("bad", reason)]
 
 
-def test_one_file_of_a_folder_that_may_not_be_read_hides_its_own_lines_alone() -> None:
-    two = files("/etc/modprobe.d/*", a__conf="blacklist nouveau\n", b__conf="options nvidia NVreg_X=1\n")
-    rows = (Found("/etc/modprobe.d/a.conf", denied=True), Found("/etc/modprobe.d/c.conf", data=b"blacklist nova\n"))
-    found = compared(
-        node(0, **{"modprobe-d": two}),
-        node(0, **{"modprobe-d": Capture("/etc/modprobe.d/*", "ok", encode_found(iter(rows)))}),
-    )
-    assert {*names(found)} == {
-        ("/etc/modprobe.d/b.conf: options nvidia NVreg_X=1", "there", None),
-        ("/etc/modprobe.d/c.conf: blacklist nova", None, "there"),
-    }
-    (hidden,) = found.unseen
-    assert (hidden.reason, hidden.names) == ("denied", ("/etc/modprobe.d/a.conf: blacklist nouveau",))
-
-
 def pasted_node(*answers: tuple[str, str]) -> Evidence:
     return pasted.evidence([*answers])
 
@@ -209,7 +181,6 @@ def pasted_node(*answers: tuple[str, str]) -> Evidence:
 A100 = "3D controller: NVIDIA Corporation GA100 [A100 SXM4 80GB] (rev a1)"
 SLOTS = ("07", "0a", "47", "4d", "87", "8d", "b7", "bd")
 DAEMON = "/etc/docker/daemon.json"
-NVIDIA_PACKAGES = "ii  nvidia-driver-550  550.54.15-1  amd64  x\nii  nvidia-container-toolkit  1.17.8-1  amd64  x"
 LSMOD = "ib_core 1 0 - Live 0x0\nnvidia_uvm 1 0 - Live 0x0\nnvidia 1 0 - Live 0x0\n"
 
 
@@ -221,12 +192,6 @@ def smi(number: int) -> tuple[str, str]:
     uuids = (f"GPU-1111111{index}-2222-4333-8444-555555555555" for index in range(number))
     rows = (f"GPU {index}: NVIDIA A100-SXM4-80GB (UUID: {uuid})" for index, uuid in enumerate(uuids))
     return "nvidia-smi -L", "\n".join(rows)
-
-
-def in_table(slots: Sequence[str]) -> tuple[str, str]:
-    head = "| NVIDIA-SMI 550.54.15              Driver Version: 550.54.15      CUDA Version: 12.4     |\n"
-    row = "|   {}  NVIDIA A100-SXM4-80GB          On  |   00000000:{}:00.0 Off |                    0 |"
-    return "nvidia-smi", head + "\n".join(row.format(index, slot.upper()) for index, slot in enumerate(slots))
 
 
 def verbose_bus(widths: Mapping[str, int]) -> tuple[str, str]:
@@ -248,17 +213,15 @@ KERNELS = ("5.15.0-105-generic", "5.15.0-119-generic")
     [
         # A GPU that one side lacks comes first, by count and by slot; slots only where both use the same ones.
         ((bus(SLOTS), smi(8), ("uname -r", KERNELS[0])), (bus(SLOTS[:-1]), smi(7), ("uname -r", KERNELS[1])),
-         [("GA100 [A100 SXM4 80GB]", "8 ×", "7 ×"), ("GPU at 0000:bd:00.0", "GA100 [A100 SXM4 80GB]", None),
+         [("GA100 [A100 SXM4 80GB]", "8 ×", "7 ×"), ("GPU at 0000:bd:00.0", "one", None),
           ("GPUs that the driver has", "8", "7"), ("running kernel", *KERNELS)], []),
         ((bus(SLOTS[:4]),), (bus(("17", "65", "ca")),), [("GA100 [A100 SXM4 80GB]", "4 ×", "3 ×")], []),
-        ((in_table(SLOTS),), (in_table(SLOTS[:3] + SLOTS[4:]),),
-         [("GPUs that the driver has", "8", "7"), ("GPUs that the driver has, at 0000:4d:00.0", "one", None)], []),
         ((("lspci", f"18:00.0 {A100}"),), (("lspci", "00:00.0 Host bridge: Intel Corporation Device 1237 (rev 02)"),),
          [("GA100 [A100 SXM4 80GB]", "1 ×", None)], []),
         # A GPU that is missing is no lost lane.
         ((verbose_bus(WIDE),), (verbose_bus(dict.fromkeys(SLOTS[:-1], 16)),),
-         [("GA100 [A100 SXM4 80GB]", "8 ×", "7 ×"), ("GPU at 0000:bd:00.0", "GA100 [A100 SXM4 80GB]", None)], []),
-        ((verbose_bus(WIDE),), (verbose_bus({**WIDE, "0a": 8}),), [("link width", "8 × 16", "7 × 16, 1 × 8")], []),
+         [("GA100 [A100 SXM4 80GB]", "8 ×", "7 ×"), ("GPU at 0000:bd:00.0", "one", None)], []),
+        ((verbose_bus(WIDE),), (verbose_bus({**WIDE, "0a": 8}),), [("link width", "16", "16, 8")], []),
         # What gave no answer has not said that there is nothing.
         ((smi(8), ("docker info", "Server Version: 27.1\n")),
          (("nvidia-smi", "Failed to initialize NVML: Unknown Error"),
@@ -269,9 +232,6 @@ KERNELS = ("5.15.0-105-generic", "5.15.0-119-generic")
         # A part of a table tells only of those that it would have shown.
         ((("cat /proc/modules", LSMOD),), (("lsmod | grep nvidia", "nvidia  56713216  1 nvidia_uvm"),),
          [("nvidia_uvm", "loaded", None)], [("modules", "not asked", ("ib_core",))]),
-        ((("dpkg -l | grep nvidia", NVIDIA_PACKAGES),),
-         (("dpkg -l 'nvidia-driver*'", NVIDIA_PACKAGES.splitlines()[0]),), [],
-         [("packages", "not asked", ("nvidia-container-toolkit",))]),
         # Numbers compare as numbers.
         ((in_cluster(16),), (in_cluster(9),), [("nvidia.com/gpu", "16", "9")], []),
     ],
