@@ -44,52 +44,27 @@ from gpunode.recipe import Driver
 
 Purpose: TypeAlias = Literal["install", "remove", "upgrade", "reinstall", "unhold", "one version", "initramfs", "grub"]
 
-_SYNC: Final = Shell("sudo dnf distro-sync '*nvidia*'")
-_DRACUT: Final = Shell("sudo dracut --force --regenerate-all")
-_GRUB2: Final = Shell("sudo grub2-mkconfig -o /boot/grub2/grub.cfg")
+_DRACUT: Final = "dracut --force --regenerate-all"
+_GRUB2: Final = "grub2-mkconfig -o /boot/grub2/grub.cfg"
 # What a purpose takes under each; names of packages are put behind the first five. pacman holds by a line of its own
 # configuration.
 _MANAGERS: Final[tuple[PackageManager, ...]] = ("apt", "dnf", "zypper", "pacman")
-_COMMANDS: Final[Mapping[Purpose, tuple[Shell, Shell, Shell, Shell]]] = {
-    "install": (
-        Shell("sudo apt-get install"),
-        Shell("sudo dnf install"),
-        Shell("sudo zypper install"),
-        Shell("sudo pacman -S"),
-    ),
-    "remove": (
-        Shell("sudo apt-get purge"),
-        Shell("sudo dnf remove"),
-        Shell("sudo zypper remove"),
-        Shell("sudo pacman -Rns"),
-    ),
-    "upgrade": (
-        Shell("sudo apt-get install --only-upgrade"),
-        Shell("sudo dnf upgrade"),
-        Shell("sudo zypper update"),
-        Shell("sudo pacman -Syu"),
-    ),
-    "reinstall": (
-        Shell("sudo apt-get install --reinstall"),
-        Shell("sudo dnf reinstall"),
-        Shell("sudo zypper install -f"),
-        Shell("sudo pacman -S"),
-    ),
-    "unhold": (
-        Shell("sudo apt-mark unhold"),
-        Shell("sudo dnf versionlock delete"),
-        Shell("sudo zypper removelock"),
-        Shell(""),
-    ),
-    "one version": (Shell("sudo apt-get -f install"), _SYNC, Shell("sudo zypper update"), Shell("sudo pacman -Syu")),
-    "initramfs": (Shell("sudo update-initramfs -u -k all"), _DRACUT, _DRACUT, Shell("sudo mkinitcpio -P")),
-    "grub": (Shell("sudo update-grub"), _GRUB2, _GRUB2, Shell("sudo grub-mkconfig -o /boot/grub/grub.cfg")),
+_COMMANDS: Final[Mapping[Purpose, tuple[str, str, str, str]]] = {
+    "install": ("apt-get install", "dnf install", "zypper install", "pacman -S"),
+    "remove": ("apt-get purge", "dnf remove", "zypper remove", "pacman -Rns"),
+    "upgrade": ("apt-get install --only-upgrade", "dnf upgrade", "zypper update", "pacman -Syu"),
+    "reinstall": ("apt-get install --reinstall", "dnf reinstall", "zypper install -f", "pacman -S"),
+    "unhold": ("apt-mark unhold", "dnf versionlock delete", "zypper removelock", ""),
+    "one version": ("apt-get -f install", "dnf distro-sync '*nvidia*'", "zypper update", "pacman -Syu"),
+    "initramfs": ("update-initramfs -u -k all", _DRACUT, _DRACUT, "mkinitcpio -P"),
+    "grub": ("update-grub", _GRUB2, _GRUB2, "grub-mkconfig -o /boot/grub/grub.cfg"),
 }
 
 
 def _typed(snapshot: Snapshot, purpose: Purpose) -> Shell:
     """The command on this node; empty where its package manager has none."""
-    return _COMMANDS[purpose][_MANAGERS.index(snapshot.view(package_manager))]
+    typed = _COMMANDS[purpose][_MANAGERS.index(snapshot.view(package_manager))]
+    return Shell(f"sudo {typed}" if typed else "")
 
 
 def always(*fixes: Fix) -> Callable[[Snapshot], Iterable[Fix]]:
@@ -130,7 +105,7 @@ def uninstall(snapshot: Snapshot, text: str, *names: str, when: str = "") -> Fix
 
 def removes_packages(fix: Fix) -> bool:
     """Whether it takes packages away, which stops their services and leaves programs without them until then."""
-    return any(one.startswith(f"{program} ") for program in _COMMANDS["remove"] for one in fix.commands)
+    return any(one.startswith(f"sudo {program} ") for program in _COMMANDS["remove"] for one in fix.commands)
 
 
 def upgrade(snapshot: Snapshot, text: str, *names: str, when: str = "") -> Fix:
@@ -263,10 +238,7 @@ def newer_driver(
     snapshot: Snapshot, text: str, *, least: int = 0, beyond: bool = False, back: bool = False, here: str = "",
     when: str = ""
 ) -> Iterator[Fix]:  # fmt: skip
-    """Brings another release of the driver, the newest of a branch, in the place of the one that is installed.
-
-    An upgrade keeps a branch that is maintained, and brings nothing where its newest release is there already: another
-    branch is then asked for by its number, one that drives the GPUs of this node.
+    """Brings another release of the driver: the newest of its branch, else another branch that drives these GPUs.
 
     ``least`` is the oldest branch that will do; ``beyond`` says that another release of the same branch will not do,
     ``back`` that an older branch will, and ``here`` which version is installed, where the family knows it better.
@@ -277,11 +249,10 @@ def newer_driver(
     version = here or _installed(snapshot)
     if not version and not least:
         yield Fix("install", text, (joined(_SETUP, Shell("--upgrade")),), when)
-        if others := _branches(snapshot, lambda one: one.kind != "new-feature"):
-            newest = max(one.number for one in others)
-            other = f"or install branch {newest}: an upgrade keeps a branch that is maintained"
-            again = f"that did not help, and {newest} is not the branch that is installed"
-            yield Fix("install", other, (joined(_SETUP, command("--driver", str(newest))),), again)
+        lasting = [one.number for one in _branches(snapshot) if one.kind != "new-feature"]
+        other = (joined(_SETUP, command("--driver", str(max(lasting)))),) if lasting else ()
+        again = "that did not help, and another branch is installed: an upgrade keeps a branch that is maintained"
+        yield Fix("install", "or go to the newest branch", other, again)
         return
     wanted = _wanted(snapshot, version, least, beyond=beyond, back=back)
     named = (joined(_SETUP, command(*wanted)),) if wanted else ()
@@ -308,29 +279,21 @@ def _wanted(snapshot: Snapshot, version: str, least: int, *, beyond: bool, back:
     """The option by which gpunode brings another driver than ``version``; none where no branch will do."""
     number = whole(version.partition(".")[0]) or 0
     here = branches.find(number)
-    is_kept = here is not None and here.active
-    if is_kept and number >= least and not beyond and here and version != here.newest_seen:
+    is_upgraded = here is not None and here.active and number >= least and not beyond and version != here.newest_seen
+    if is_upgraded:
         return ("--upgrade",)
-    newer = _branches(snapshot, lambda one: one.number > number and one.number >= least)
-    # One that is maintained for years before one that ends with the next.
-    lasting = [one for one in newer if one.kind != "new-feature"]
-    older = _branches(snapshot, lambda one: back and one.number < number and one.number >= least)
-    for found in (lasting, [one for one in older if one.kind != "new-feature"], newer):
-        if found:
-            return "--driver", str(min(found, key=lambda one: abs(one.number - number)).number)
-    return ()
+    able = [one for one in _branches(snapshot) if one.number >= least and one.number != number]
+    # One that is maintained for years before one that ends with the next, a newer one before an older.
+    able.sort(key=lambda one: (one.number < number, one.kind == "new-feature", abs(one.number - number)))
+    best = next((one for one in able if back or one.number > number), None)
+    return ("--driver", str(best.number)) if best else ()
 
 
-def _branches(snapshot: Snapshot, will_do: Callable[[Branch], bool]) -> list[Branch]:
-    """The maintained branches that drive the GPUs of this node, as far as they are known, among those that will do."""
+def _branches(snapshot: Snapshot) -> list[Branch]:
+    """The maintained branches that drive the GPUs of this node, as far as they are known."""
     models = snapshot.view(cards.models)
-    return [
-        one
-        for one in branches.known()
-        if one.active
-        and will_do(one)
-        and (not models or isinstance(choose(models, Driver(version=str(one.number))), Choice))
-    ]
+    active = (one for one in branches.known() if one.active)
+    return [one for one in active if not models or isinstance(choose(models, Driver(version=str(one.number))), Choice)]
 
 
 def guest_driver(text: str, when: str = "") -> Fix:
