@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import cache
 from importlib import import_module
-from typing import Final, TypeAlias
+from typing import Final, TypeAlias, TypeVar
 
 from gpunode.diagnoses import fitting, systems, xids
 from gpunode.diagnoses.commands import Shell, command
@@ -39,6 +39,7 @@ _FAMILIES: Final[tuple[str, ...]] = (
 )
 # Where the tracebacks of rules that fail go; None where their exceptions are raised.
 _Bugs: TypeAlias = "list[str] | None"
+_T = TypeVar("_T")
 
 
 @cache
@@ -113,14 +114,23 @@ def _judged(snapshot: Snapshot, bugs: _Bugs) -> tuple[Finding, ...]:
 
 
 def _proofs(rule: Rule, snapshot: Snapshot, bugs: _Bugs) -> list[Proof]:
-    """What the rule says; on evidence that nobody has thought of, one rule's bug must not silence all others."""
+    """What the rule says."""
+    return _guarded(
+        rule, bugs, lambda: [fitting.since_recovered(rule, one, snapshot) for one in judged(rule, snapshot)], []
+    )
+
+
+def _guarded(rule: Rule, bugs: _Bugs, work: Callable[[], _T], otherwise: _T) -> _T:
+    """What ``work`` returns; on evidence that nobody has thought of, one rule's bug must not silence all others."""
     try:
-        return [fitting.since_recovered(rule, proof, snapshot) for proof in judged(rule, snapshot)]
+        return work()
     except Exception as error:  # whatever it is, the other rules go on
         if bugs is None or isinstance(error, MemoryError):
             raise
-        _noted(rule, error, bugs)
-        return []
+        import traceback  # a rule that fails is rare
+
+        bugs.append(f"{rule.cause}:\n{''.join(traceback.format_exception(error))}")
+        return otherwise
 
 
 def _weighed(rule: Rule, proofs: list[Proof], snapshot: Snapshot, bugs: _Bugs) -> Finding:
@@ -147,29 +157,7 @@ def _as_history(finding: Finding, snapshot: Snapshot) -> Finding:
     return replace(finding, confidence="likely", summary=summary, is_past=is_told)
 
 
-def _noted(rule: Rule, error: Exception, bugs: list[str]) -> str:
-    """The error in a few words; ``bugs`` has its traceback."""
-    import traceback  # a rule that fails is rare
-
-    bugs.append(f"{rule.cause}:\n{''.join(traceback.format_exception(error))}")
-    return f"{type(error).__name__}: {error}"[:200]
-
-
-def _remedy(rule: Rule, snapshot: Snapshot, bugs: _Bugs) -> tuple[Fix, ...]:
-    """What the rule has to be done; what it found stands, though it could not say what to do."""
-    try:
-        return tuple(rule.remedy(snapshot))
-    except Exception as error:
-        if bugs is None or isinstance(error, MemoryError):
-            raise
-        said = _noted(rule, error, bugs)
-        return (
-            Fix(
-                "inspect",
-                f"read what is done about it; by a bug in gpunode it could not be fitted ({said})",
-                (command("gpunode", "doctor", rule.cause),),
-            ),
-        )
+_UNFITTED: Final = "read what is done about it; by a bug in gpunode it could not be fitted to this node"
 
 
 def _to_be_done(
@@ -177,7 +165,8 @@ def _to_be_done(
 ) -> tuple[tuple[Fix, ...], Disruption]:
     """The remedy of the first proof, else the rule's, fitted to the GPUs and the system; and what it disrupts."""
     asked = recovery.gravest(snapshot, gpus or ("",))
-    fixes = fitting.merged(proofs) or _remedy(rule, snapshot, bugs)
+    unfitted = (Fix("inspect", _UNFITTED, (command("gpunode", "doctor", rule.cause),)),)
+    fixes = fitting.merged(proofs) or _guarded(rule, bugs, lambda: tuple(rule.remedy(snapshot)), unfitted)
     fixes, disruption = fitting.obeyed(fixes, proofs[0].disruption or rule.disruption, asked)
     fixes = systems.fitted(snapshot, fitting.fitted(fixes, fitting.concerned(snapshot, gpus)))
     return fixes, fitting.disturbing(fixes, disruption)
@@ -190,7 +179,7 @@ def _finding(rule: Rule, proofs: list[Proof], snapshot: Snapshot, bugs: _Bugs) -
     first = min(proofs, key=lambda proof: (proof.at is None, proof.at or 0.0))
     gravest = max(proofs, key=lambda proof: DISRUPTIONS.index(proof.disruption or rule.disruption))
     gpus = tuple(sorted({proof.gpu for proof in proofs if proof.gpu}))
-    citations = _distinct(citation for proof in proofs for citation in proof.citations)
+    citations = tuple(dict.fromkeys(citation for proof in proofs for citation in proof.citations))
     is_certain = any(proof.confidence == "certain" for proof in proofs)
     fixes, disruption = _to_be_done(rule, (gravest, *proofs), gpus, snapshot, bugs)
     return Finding(
@@ -202,22 +191,23 @@ def _finding(rule: Rule, proofs: list[Proof], snapshot: Snapshot, bugs: _Bugs) -
         confidence="certain" if is_certain else "likely",
         summary=fitting.of_all(first, gpus),
         citations=citations,
-        ruled_out=_distinct(other for proof in proofs for other in proof.ruled_out),
         remedy=fixes,
         disruption=disruption,
         sources=rule.sources,
         gpus=gpus,
         at=first.at,
-        events=tuple(_event(proof, snapshot) for proof in proofs if proof.at is not None),
+        events=tuple(_events(proofs, snapshot)),
     )
 
 
-def _event(proof: Proof, snapshot: Snapshot) -> Event:
+def _events(proofs: Iterable[Proof], snapshot: Snapshot) -> Iterator[Event]:
     """When it happened, on the clock of the line that tells of it."""
     messages = snapshot.view(kernel.by_place)
-    told = (messages.get((one.key, one.number or 0)) for one in proof.citations)
-    clock = next((message.clock for message in told if message and message.at == proof.at), "")
-    return Event(proof.gpu, proof.at or 0.0, clock)
+    for proof in proofs:
+        if proof.at is not None:
+            lines = (messages.get((one.key, one.number or 0)) for one in proof.citations)
+            clock = next((line.clock for line in lines if line and line.at == proof.at), "")
+            yield Event(proof.gpu, proof.at, clock)
 
 
 def _ranked(findings: tuple[Finding, ...]) -> tuple[Finding, ...]:
@@ -229,15 +219,9 @@ def _ranked(findings: tuple[Finding, ...]) -> tuple[Finding, ...]:
     return fitting.settled_together(ranked(weighed, {cause: rule.explains for cause, rule in rules().items()}))
 
 
-def _distinct(values: Iterable[object]) -> tuple:  # type: ignore[type-arg]
-    return tuple(dict.fromkeys(values))
-
-
 def _open(snapshot: Snapshot, bugs: _Bugs) -> tuple[Doubt, ...]:
     """Which rules failed by a bug, and the Xids that no rule is about."""
-    failed = {bug.partition(":\n")[0]: bug.rstrip().rpartition("\n")[2][:200] for bug in bugs or ()}
-    asked = (
-        f"{cause} could not be judged, by a bug in gpunode ({error}); please report it"
-        for cause, error in failed.items()
-    )
-    return (*(Doubt(one, (Shell("gpunode capture FILE"),)) for one in asked), *xids.unexplained(snapshot))
+    failed = ((bug.partition(":\n")[0], bug.rstrip().rpartition("\n")[2][:200]) for bug in bugs or ())
+    asked = dict.fromkeys(f"{cause} could not be judged, by a bug in gpunode ({error})" for cause, error in failed)
+    report = Shell("gpunode capture FILE")
+    return (*(Doubt(f"{one}; please report it", (report,)) for one in asked), *xids.unexplained(snapshot))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
@@ -132,7 +132,6 @@ class Proof:
 
     Attributes:
         summary: one sentence, with the names and versions of this node.
-        ruled_out: what else it could have been, each with what speaks against it.
         gpu: PCI address, else UUID or the index that somebody asked by, where one GPU is concerned; empty where
             nothing tells which.
         at: seconds on the evidence's own clock, where the time is known: of two faults the earlier may be the root.
@@ -143,7 +142,6 @@ class Proof:
     summary: str
     citations: tuple[Citation, ...] = ()
     confidence: Confidence = "certain"
-    ruled_out: tuple[str, ...] = ()
     gpu: str = ""
     at: float | None = None
     remedy: tuple[Fix, ...] = ()
@@ -280,7 +278,6 @@ class Finding:
     confidence: Confidence
     summary: str
     citations: tuple[Citation, ...]
-    ruled_out: tuple[str, ...]
     remedy: tuple[Fix, ...]
     disruption: Disruption
     sources: tuple[str, ...]
@@ -334,35 +331,3 @@ class Diagnosis:
     def is_healthy(self) -> bool:
         """Whether nothing is wrong, as far as could be seen."""
         return all(finding.severity == "info" for finding in self.findings)
-
-
-Decision: TypeAlias = "Callable[[Snapshot], Iterable[tuple[str, Proof]]]"
-
-
-@dataclass(frozen=True, slots=True)
-class Only:
-    """What ``decide`` says of ``cause`` alone."""
-
-    cause: str
-    decide: Decision
-
-    def __call__(self, snapshot: Snapshot) -> Iterator[Proof]:
-        """The proofs of the cause."""
-        for decided, proof in snapshot.view(_Decided(self.decide)):
-            if decided == self.cause:
-                yield proof
-
-
-def only(cause: str, decide: Decision) -> Check:
-    """What ``decide`` says of ``cause``: for causes that one decision tells apart, each its own rule."""
-    return Only(cause, decide)
-
-
-@dataclass(frozen=True, slots=True)
-class _Decided:
-    """A view of all that ``decide`` says: of equal decisions a snapshot makes it once, whichever cause asks."""
-
-    decide: Decision
-
-    def __call__(self, snapshot: Snapshot) -> tuple[tuple[str, Proof], ...]:
-        return tuple(self.decide(snapshot))

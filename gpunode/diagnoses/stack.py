@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
@@ -13,7 +12,6 @@ from gpunode.diagnoses.views import driver, modules, packages, pci, system
 from gpunode.diagnoses.views.inventory import inventory
 from gpunode.facts.model import Known
 from gpunode.facts.nvml import Gpu
-from gpunode.facts.patterns import Pattern
 
 # broken: the root cause lies here. affected: a consequence shows here. works: it was seen to. seen: it was looked at,
 # and nothing is wrong with it. unseen: nothing of it was in the evidence. absent: this node has no such layer.
@@ -38,7 +36,7 @@ class LayerState:
 
 def stack(snapshot: Snapshot, diagnosis: Diagnosis) -> tuple[LayerState, ...]:
     """The layers, the lowest first."""
-    return tuple(_layers(snapshot, diagnosis))
+    return tuple(_layer(layer, snapshot, diagnosis.findings) for layer in STACK)
 
 
 def is_shown_to_work(snapshot: Snapshot) -> bool:
@@ -46,12 +44,11 @@ def is_shown_to_work(snapshot: Snapshot) -> bool:
     return driver.works(snapshot) or bool(_gpus(snapshot))
 
 
-def _layers(snapshot: Snapshot, diagnosis: Diagnosis) -> Iterator[LayerState]:
-    for layer in STACK:
-        state, seen = _LOOKS[layer](snapshot)
-        here = tuple(finding for finding in diagnosis.findings if finding.stack_layer == layer)
-        causes = tuple(finding.cause for finding in here)
-        yield LayerState(layer, TITLES[layer], _state(here) or state, seen, causes)
+def _layer(layer: StackLayer, snapshot: Snapshot, findings: Iterable[Finding]) -> LayerState:
+    title, look = _LAYERS[layer]
+    state, seen = look(snapshot)
+    here = tuple(finding for finding in findings if finding.stack_layer == layer)
+    return LayerState(layer, title, _state(here) or state, seen, tuple(finding.cause for finding in here))
 
 
 def _state(findings: tuple[Finding, ...]) -> State | None:
@@ -134,16 +131,15 @@ def _toolkit(snapshot: Snapshot) -> tuple[State, str]:
 
 
 def _runtime(snapshot: Snapshot) -> tuple[State, str]:
-    kinds = {
-        "docker": ("docker-info", "docker-version"),
-        "containerd": ("containerd-config", "crictl"),
+    answers = {
+        "docker": snapshot.of("docker-info", "docker-version"),
+        "containerd": snapshot.of("containerd-config", "crictl"),
     }
-    names = [name for name, asked in kinds.items() if any(i.outcome == "ok" for i in snapshot.items if i.kind in asked)]
-    active = [
-        unit.removesuffix(".service")
-        for unit in ("docker.service", "containerd.service", "crio.service")
-        if isinstance(fact := snapshot.facts.unit(unit), Known) and fact.value.state.active
-    ]
+    names = [name for name, items in answers.items() if any(item.outcome == "ok" for item in items)]
+    units = (f"{name}.service" for name in ("docker", "containerd", "crio"))
+    facts = {unit: snapshot.facts.unit(unit) for unit in units}
+    active = [unit.removesuffix(".service") for unit, fact in facts.items()
+              if isinstance(fact, Known) and fact.value.state.active]  # fmt: skip
     found = ", ".join(dict.fromkeys((*active, *names)))
     return ("seen" if found else "unseen"), found
 
@@ -154,15 +150,7 @@ def _packages(snapshot: Snapshot) -> tuple[State, str]:
     return ("seen", f"{manager}: {len(known)} listed") if known else ("unseen", "")
 
 
-# The rows of nvidia-smi's last table: GPU, instances, process, type.
-_PROCESS: Final = Pattern(r"^\|\s+\d{1,3}\s+(?:\S+\s+\S+\s+)?\d+\s+[CGM+]{1,3}\s", re.MULTILINE)
-
-
 def _programs(snapshot: Snapshot) -> tuple[State, str]:
-    for item in snapshot.of("nvidia-smi"):
-        if item.where == "host" and "Processes:" in item.text:
-            count = len(_PROCESS.findall(item.text))
-            return "seen", f"{count} on the GPUs" if count else "none on a GPU"
     return ("seen", "") if snapshot.of("application", "container-run") else ("unseen", "")
 
 
@@ -174,29 +162,17 @@ def _kubernetes(snapshot: Snapshot) -> tuple[State, str]:
     return ("seen", "") if asked else ("unseen", "")
 
 
-TITLES: Final[Mapping[StackLayer, str]] = {
-    "pci": "PCI bus",
-    "gpu": "GPU",
-    "kernel": "kernel",
-    "packages": "packages",
-    "driver": "driver",
-    "fabric": "NVLink",
-    "libraries": "libraries",
-    "toolkit": "toolkit, CDI",
-    "runtime": "container runtime",
-    "programs": "programs",
-    "kubernetes": "Kubernetes",
+_LAYERS: Final[Mapping[StackLayer, tuple[str, Callable[[Snapshot], tuple[State, str]]]]] = {
+    "pci": ("PCI bus", _bus),
+    "gpu": ("GPU", _health),
+    "kernel": ("kernel", _kernel),
+    "packages": ("packages", _packages),
+    "driver": ("driver", _driver),
+    "fabric": ("NVLink", _fabric),
+    "libraries": ("libraries", _libraries),
+    "toolkit": ("toolkit, CDI", _toolkit),
+    "runtime": ("container runtime", _runtime),
+    "programs": ("programs", _programs),
+    "kubernetes": ("Kubernetes", _kubernetes),
 }
-_LOOKS: Final[Mapping[StackLayer, Callable[[Snapshot], tuple[State, str]]]] = {
-    "pci": _bus,
-    "gpu": _health,
-    "kernel": _kernel,
-    "packages": _packages,
-    "driver": _driver,
-    "fabric": _fabric,
-    "libraries": _libraries,
-    "toolkit": _toolkit,
-    "runtime": _runtime,
-    "programs": _programs,
-    "kubernetes": _kubernetes,
-}
+TITLES: Final[Mapping[StackLayer, str]] = {layer: title for layer, (title, _) in _LAYERS.items()}

@@ -1,4 +1,4 @@
-"""The page: verdict and root cause, the stack, what to do, the proof, what was ruled out, the wiring. Pure."""
+"""The page: verdict and root cause, the stack, what to do, the proof, the wiring. Pure."""
 
 from __future__ import annotations
 
@@ -126,13 +126,12 @@ def _remedy(fixes: Sequence[Fix], name: str, heading: str = "h2") -> Markup:
 
 
 def _fault(root: Finding, examined: Examined, number: int) -> Markup:
-    """What proves a root, what it is not, and what follows from it; of the first, the head stands above."""
+    """What proves a root and what follows from it; of the first, the head stands above."""
     level = "h3" if number else "h2"
     beside = "another fault, with a cause of its own" if root.severity == "error" else _LABELS[root.severity]
     consequences = (_consequence(one, examined) for one in examined.diagnosis.below(root))
     parts = (
         ("What proves it", joined(shown(root.citations, examined.snapshot))),
-        ("What it is not", tag("ul", (tag("li", other) for other in root.ruled_out)) if root.ruled_out else ""),
         ("What follows from it", joined(consequences)),
     )
     return tag(

@@ -80,19 +80,3 @@ def test_what_the_kernel_hears_of_long_after_the_boot_waits_for_a_reboot() -> No
 
 def test_a_crash_of_the_gsp_without_a_word_on_what_stood_above_is_told() -> None:
     assert [one.cause for one in found(("dmesg", GSP_120)).roots] == ["gsp-task-exception"]
-
-
-def test_rpm_tells_versions_with_their_dates() -> None:
-    rows = (
-        "nvidia-compute-utils-G06-570.144-1.x86_64     Tue 13 May 2025 10:11:12 AM UTC\n"
-        "nvidia-open-driver-G06-signed-kmp-default-570.144_k6.4.0_150600.21-1.x86_64  Tue May 13 10:11:12 2025"
-    )
-    (pending,) = found(
-        ("nvidia-smi", "Failed to initialize NVML: Driver/library version mismatch\nNVML library version: 570.144"),
-        ("cat /proc/driver/nvidia/version", "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.133.07"),
-        ("rpm -q --last nvidia-open-driver-G06-signed-kmp-default nvidia-compute-utils-G06", rows),
-    ).roots
-    assert (pending.cause, pending.summary) == (
-        PENDING,
-        "the driver's packages are at 570.144, and the module of 570.133.07 is still loaded",
-    )

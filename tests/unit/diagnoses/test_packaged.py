@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from gpunode.catalog.gpus import all_by_name
 from gpunode.diagnoses import diagnose, remedies
 from gpunode.diagnoses.model import Fix
 from gpunode.diagnoses.snapshot import snapshot
-from gpunode.diagnoses.views import cards
 from gpunode.facts import pasted
 
 Row = tuple[str, str]
@@ -98,18 +96,6 @@ def test_no_branch_that_drives_the_gpu_is_new_enough() -> None:
     (fix,) = remedies.newer_driver(node, "upgrade the driver", least=590)
     assert fix.commands == ()
     assert "no branch that NVIDIA maintains" in fix.text
-
-
-def test_one_name_of_two_generations_is_told_apart_by_the_chip() -> None:
-    name = "GeForce GT 730"
-    assert {one.last_branch for one in all_by_name(name)} == {390, 470}
-    for chip, last in (("GF108", 390), ("GK208B", 470)):
-        node = snapshot(
-            pasted.evidence([("lspci", f"01:00.0 VGA compatible controller: NVIDIA Corporation {chip} [{name}]")])
-        )
-        assert [one.last_branch for one in cards.all_models(node)] == [last]
-    smi = ("nvidia-smi -L", f"GPU 0: NVIDIA {name} (UUID: GPU-11111111-aaaa-bbbb-cccc-333333333333)")
-    assert cards.all_models(snapshot(pasted.evidence([smi]))) == ()
 
 
 def test_a_branch_that_dropped_the_gpu_is_not_brought_again() -> None:

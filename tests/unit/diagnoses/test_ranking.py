@@ -24,7 +24,7 @@ LATE_S = 45.0
 def found(cause: str, *events: Event, **more: object) -> Finding:
     gpus = tuple(sorted({event.gpu for event in events} - {""}))
     plain = Finding(
-        *(cause, cause, "driver", "driver", "error", "certain", cause, (), (), (), "none", ()), gpus=gpus, events=events
+        *(cause, cause, "driver", "driver", "error", "certain", cause, (), (), "none", ()), gpus=gpus, events=events
     )
     return replace(plain, **more)  # type: ignore[arg-type]
 

@@ -159,10 +159,7 @@ WISHES = {"": "", **{name: wish(number, at=8) for number, name in enumerate(NAME
     ("body", "asked", "severity", "disruption"),
     [
         (IGNORED, "", "info", "none"),
-        (IGNORED, "Drain P2P", "warning", "restart-container"),
-        (IGNORED, "GPU Reset Required", "error", "reset-gpu"),
         (LEFT_TO_DRIVER, "", "warning", "none"),
-        (LEFT_TO_DRIVER, "Drain P2P", "warning", "restart-container"),
         (LEFT_TO_DRIVER, "GPU Reset Required", "error", "reset-gpu"),
         (LEFT_TO_DRIVER, "Node Reboot Required", "error", "reboot"),
         (FATAL, "", "error", "reset-gpu"),

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
 
 from gpunode.diagnoses import chains, families, rules
-from gpunode.diagnoses.model import Proof, Rule, only
-from gpunode.diagnoses.snapshot import Snapshot, snapshot
+from gpunode.diagnoses.model import Rule
 
 ALL = [rule for family in families() for rule in family.rules]
 KNOWN = [
@@ -22,21 +20,6 @@ GROUPS = {name: group for name, group in vars(chains).items() if isinstance(grou
 
 def by_cause(rule: Rule) -> str:
     return rule.cause
-
-
-def test_a_decision_is_made_once_for_all_causes_between_which_it_decides_and_anew_for_another_node() -> None:
-    seen: list[Snapshot] = []
-
-    def decide(node: Snapshot) -> Iterator[tuple[str, Proof]]:
-        seen.append(node)
-        yield "a", Proof("this")
-        yield "b", Proof("that")
-
-    first, second = snapshot({}), snapshot({})
-    for node in (first, second):
-        assert [one.summary for one in only("a", decide)(node)] == ["this"]
-        assert [one.summary for one in only("b", decide)(node)] == ["that"]
-    assert [id(node) for node in seen] == [id(first), id(second)]
 
 
 def test_ids_are_unique() -> None:

@@ -34,18 +34,6 @@ def test_the_root_cause_breaks_its_own_layer(report: Report) -> None:
     }
 
 
-_WORKS = "| NVIDIA-SMI 550.54.15    Driver Version: 550.54.15    CUDA Version: 12.4 |\n"
-_NONE_RUNS = "| Processes:                                                    |\n|  No running processes found      |\n"
-_ONE_RUNS = "| Processes:      |\n|    0   N/A  N/A     11337      C   python3        17264MiB |\n"
-
-
-@pytest.mark.parametrize(
-    ("table", "seen"), [(_NONE_RUNS, "none on a GPU"), (_ONE_RUNS, "1 on the GPUs"), ("", "")], ids=["0", "1", "cut"]
-)
-def test_programs_on_the_gpus_are_counted(table: str, seen: str) -> None:
-    assert shown((("nvidia-smi", _WORKS + table),))["programs"].seen == seen
-
-
 def test_packages_are_shown_with_who_manages_them() -> None:
     listed = "ii  nvidia-driver-550  550.54.15-0ubuntu1  amd64  NVIDIA driver\nii  vim  2:9.0  amd64  editor\n"
     assert shown((("dpkg -l", listed),))["packages"].seen == "apt: 2 listed"

@@ -70,13 +70,6 @@ def test_a_card_that_is_alone_has_its_branch_installed() -> None:
     assert "sudo apt-get install nvidia-driver-470" in commands(finding)
 
 
-def test_an_old_branch_for_both_is_no_reason_to_leave_one_that_works() -> None:
-    t4 = "41:00.0 3D controller [0302]: NVIDIA Corporation TU104GL [Tesla T4] [10de:1eb8] (rev a1)"
-    works = ("nvidia-smi -L", "GPU 0: Tesla T4 (UUID: GPU-11111111-aaaa-bbbb-cccc-333333333333)")
-    (finding,) = told(("lspci -nn -d 10de:", f"{OLD}\n{t4}"), LEGACY, works).findings
-    assert (finding.severity, commands(finding)) == ("warning", [])
-
-
 def test_a_maintained_branch_that_drives_both_is_offered() -> None:
     p100 = "3b:00.0 3D controller [0302]: NVIDIA Corporation GP100GL [Tesla P100 PCIe 16GB] [10de:15f8] (rev a1)"
     bus = ("lspci -nn -d 10de:", f"{p100}\n{NEW}")
@@ -110,27 +103,3 @@ def test_a_gpu_that_the_driver_leaves_alone_is_not_missing() -> None:
     (missing,) = (one for one in found.findings if one.cause == "gpu-missing-from-inventory")
     assert missing.summary.startswith("2 GPUs are on the PCI bus and nvidia-smi shows 1")
     assert "gpu-missing-from-inventory" not in [one.cause for one in told(BUS, WORKS).findings]
-
-
-def test_a_gpu_without_gsp_is_not_missing() -> None:
-    p400 = "01:00.0 VGA compatible controller [0300]: NVIDIA Corporation GP107GL [Quadro P400] [10de:1cb3] (rev a1)"
-    rtx = "c1:00.0 VGA compatible controller [0300]: NVIDIA Corporation GB202 [GeForce RTX 5090] [10de:2b85] (rev a1)"
-    said = (
-        "dmesg | grep NVRM",
-        (
-            "[    9.1] NVRM: The NVIDIA GPU 0000:01:00.0 (PCI ID: 10de:1cb3)\n"
-            "               NVRM: installed in this system is not supported by open\n"
-            "               NVRM: nvidia.ko because it does not include the required GPU\n"
-            "               NVRM: System Processor (GSP).\n"
-        ),
-    )
-    loaded = (
-        "cat /proc/driver/nvidia/version",
-        "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release Build",
-    )
-    smi = ("nvidia-smi -L", "GPU 0: NVIDIA GeForce RTX 5090 (UUID: GPU-11111111-aaaa-bbbb-cccc-333333333333)")
-    rows = [SYSTEM, KERNEL, ("lspci -nn", f"{p400}\n{rtx}"), said, loaded, smi]
-    (finding,) = diagnose(snapshot(pasted.evidence(rows))).findings
-    assert (finding.cause, finding.severity) == ("open-module-on-pre-turing", "warning")
-    assert "Quadro P400" in finding.summary
-    assert commands(finding) == []

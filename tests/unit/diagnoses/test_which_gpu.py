@@ -186,34 +186,7 @@ def test_a_row_is_of_the_gpu_whose_address_stands_in_its_part(cause: str, answer
     assert resets(finding) == ["--gpu-reset --id=0000:4c:00.0"]
 
 
-def test_headings_that_were_kept_do_not_hold_for_the_next_gpu() -> None:
-    modes = "        Pending                 : {}\n"
-    gpu = "{}{}{}    Remapped Rows\n{}"
-    one, two = (gpu.format(modes.format("Disabled"), bus_id(b), modes.format("Enabled"), "{}") for b in BUSES[:2])
-    finding = found((GREP, one.format(memory()) + two.format(memory(failure="Yes"))))
-    assert (finding.cause, finding.gpus) == ("row-remap-failure", ("0000:3b:00.0",))
-
-
-def test_of_an_answer_that_is_cut_off_in_the_midst_of_a_gpu_the_rest_is_in_order() -> None:
-    finding = found((GREP, bus_id("19:00.0") + wants("Reset") + bus_id("3B:00.0")))
-    assert finding.gpus == ("0000:3b:00.0",)
-
-
-def test_rows_in_an_order_that_nvidia_smi_does_not_have_are_nobody_s() -> None:
-    finding = found((GREP, bus_id("19:00.0") + wants("None") + bus_id("3B:00.0") + wants("Reset")))
-    assert (finding.gpus, resets(finding)) == ((), ["--gpu-reset --id=ADDRESS"])
-
-
 EIGHT = "".join(memory(failure="Yes" if number == 5 else "No") for number in range(8))
-
-
-def test_a_row_that_was_counted_is_read_and_laid_to_none() -> None:
-    counted = "      7         Remapping Failure Occurred : No\n      1         Remapping Failure Occurred : Yes\n"
-    finding = found(
-        ("dmesg", CONTAINED.format("07")), ("nvidia-smi -q | grep 'Remapping Failure' | sort | uniq -c", counted)
-    )
-    assert (finding.cause, finding.gpus) == ("row-remap-failure", ())
-    assert resets(finding) == ["--gpu-reset --id=ADDRESS"]
 
 
 @pytest.mark.parametrize("beside", [("dmesg", CONTAINED.format("07")), listed("07:00.0", "0F:00.0")])
@@ -237,9 +210,7 @@ LONG = f"GPU 00000000:3B:00.0\n    Product Name : NVIDIA H100\n    GPU UUID : {S
     ("shown", "gpu"),
     [
         ([], "1"),
-        ([listed("1B:00.0")], "1"),
         ([listed("1B:00.0", "3B:00.0")], "0000:3b:00.0"),
-        ([listed("1B:00.0", "3B:00.0"), listed("1B:00.0", "4C:00.0")], "1"),
         ([("nvidia-smi -L", LIST), ("nvidia-smi -q", LONG)], "0000:3b:00.0"),
         ([("nvidia-smi", "|   1  NVIDIA H100 80GB HBM3    On  |   00000000:3B:00.0 Off |     0 |")], "0000:3b:00.0"),
     ],
@@ -270,14 +241,6 @@ def test_the_gpu_of_a_csv_is_the_one_of_its_uuid() -> None:
     assert finding.summary.startswith(f"{SECOND}: ")
     pair = ("nvidia-smi --query-gpu=uuid,pci.bus_id --format=csv", f"uuid, pci.bus_id\n{SECOND}, 00000000:3B:00.0\n")
     assert found((option, csv), pair).gpus == ("0000:3b:00.0",)
-
-
-def test_a_count_without_an_address_may_be_that_of_the_error_in_the_log() -> None:
-    counted = "    ECC Errors\n        Volatile\n            DRAM Uncorrectable : 1\n"
-    rows = [("dmesg", CONTAINED.format("07")), ("nvidia-smi -q -i 5 -d ECC", counted)]
-    pieces = [{"source": source, "text": text} for source, text in rows]
-    every = diagnose(snapshot(pasted.from_json(json.dumps(pieces), "a report"))).findings
-    assert [one.cause for one in every] == ["xid-94-contained-ecc"]
 
 
 def test_another_gpu_that_asks_for_a_reset_is_told_beside_the_one_of_the_log() -> None:
