@@ -8,8 +8,8 @@ from typing import Final, Literal, TypeAlias, get_args
 
 from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.stack import LayerState
-from gpunode.diagnoses.traits import TRAITS, vbios
-from gpunode.diagnoses.views import driver, packages, pci, system
+from gpunode.diagnoses.traits import TRAITS
+from gpunode.diagnoses.views import pci
 
 Axis: TypeAlias = Literal[
     "machine", "GPUs", "VBIOS", "BIOS", "distribution", "kernel", "driver", "CUDA", "toolkit", "runtime"
@@ -51,31 +51,31 @@ class Portrait:
     features: tuple[Feature, ...]
 
 
+# Where a version stands among the traits: in the first of these that the node shows.
+_VERSIONS: Final[Mapping[Axis, tuple[tuple[str, str], ...]]] = {
+    "VBIOS": (("firmware", "VBIOS of the GPUs"),),
+    "BIOS": (("firmware", "BIOS version"),),
+    "distribution": (("system", "distribution"),),
+    "kernel": (("kernel", "running kernel"),),
+    "driver": (("driver", "loaded module"), ("driver", "nvidia-smi")),
+    "CUDA": (("driver", "CUDA"),),
+    "toolkit": (("packages", "nvidia-container-toolkit"),),
+}
+
+
 def portrait(snapshot: Snapshot, layers: tuple[LayerState, ...]) -> Portrait:
     """The node that ``snapshot`` shows."""
     seen = [(trait, *row) for trait in TRAITS for row in trait.values(snapshot)]
-    firmware = {name: value for trait, name, value in seen if trait.id == "firmware"}
-    machine = " ".join(firmware[name] for name in ("vendor", "model") if name in firmware)
+    values = {(trait.id, name): value for trait, name, value in seen}
     kinds = {one.model.name if one.model else one.name for one in snapshot.view(pci.gpus)}
+    model = Model(" ".join(filter(None, (values.get(place) for place in _MACHINE))), tuple(sorted(kinds)))
+    state = {layer.id: layer.seen for layer in layers}
+    versions = {axis: next((values[one] for one in places if one in values), "") for axis, places in _VERSIONS.items()}
+    versions |= {"machine": model.machine, "GPUs": state["pci"], "runtime": state["runtime"]}
+    if state["driver"] == "not loaded":
+        versions["driver"] = versions["driver"] or "not loaded"
     features = ((trait.id, name, value) for trait, name, value in seen if trait.weight(name, value) != "background")
-    versions = _versions(snapshot, {layer.id: layer.seen for layer in layers})
-    versions |= {"machine": machine, "BIOS": firmware.get("BIOS version", "")}
-    known = {axis: versions[axis] for axis in AXES if versions[axis]}
-    return Portrait(Model(machine, tuple(sorted(kinds))), known, tuple(features))
+    return Portrait(model, {axis: versions[axis] for axis in AXES if versions[axis]}, tuple(features))
 
 
-def _versions(snapshot: Snapshot, seen: Mapping[str, str]) -> dict[Axis, str]:
-    module = snapshot.view(driver.loaded) or snapshot.view(driver.smi_version)
-    cuda = snapshot.view(driver.cuda_version)
-    distribution = snapshot.view(system.distro)
-    toolkit = snapshot.view(packages.packages).get("nvidia-container-toolkit")
-    return {
-        "GPUs": seen["pci"],
-        "VBIOS": vbios(snapshot),
-        "distribution": distribution.name if distribution else "",
-        "kernel": snapshot.view(system.running_kernel),
-        "driver": module.version if module else "not loaded" if seen["driver"] == "not loaded" else "",
-        "CUDA": cuda.version if cuda else "",
-        "toolkit": toolkit.version if toolkit and toolkit.is_installed else "",
-        "runtime": seen["runtime"],
-    }
+_MACHINE: Final = (("firmware", "vendor"), ("firmware", "model"))

@@ -129,9 +129,9 @@ def _text(item: Item | None) -> str:
     return item.text.strip() if item is not None and item.outcome == "ok" and not _refused(item) else ""
 
 
-def _one(name: str, read: Callable[[Snapshot], str], *looks: str) -> Part:
+def _one(name: str, read: Callable[[Snapshot], str], *looks: str, is_set: bool = False) -> Part:
     """A single value."""
-    return Part(looks, lambda snapshot: {name: value} if (value := read(snapshot)) else {})
+    return Part(looks, lambda snapshot: {name: value} if (value := read(snapshot)) else {}, is_set)
 
 
 def _text_of(name: str, look: str) -> Part:
@@ -202,7 +202,7 @@ def _links(snapshot: Snapshot) -> Values:
     return _each(rows)
 
 
-def vbios(snapshot: Snapshot) -> str:
+def _vbios(snapshot: Snapshot) -> str:
     """The versions of the GPUs' own firmware."""
     return ", ".join(sorted({row.value for _, row in smi_query.rows(snapshot, "VBIOS Version")} - {"", "N/A"}))
 
@@ -223,7 +223,7 @@ def _settings_of_gpus(snapshot: Snapshot) -> Values:
         return {}
     each = ((name, getattr(gpu, name)) for gpu in known.gpus for name in _SETTINGS)
     rows = ((name, "no answer" if isinstance(value, nvml.Unread) else str(value)) for name, value in each)
-    return {"CUDA": str(known.cuda), **_each(rows)}
+    return _each(rows)
 
 
 # The kernel.
@@ -257,24 +257,9 @@ def _version(read: Callable[[Snapshot], driver.Seen | None]) -> Callable[[Snapsh
     return lambda snapshot: seen.version if (seen := read(snapshot)) else ""
 
 
-def _loaded(snapshot: Snapshot) -> str:
-    fact = snapshot.facts.loaded_driver
-    return "none" if isinstance(fact, Known) and fact.value is None else _version(driver.loaded)(snapshot)
-
-
 def _flavour(snapshot: Snapshot) -> str:
     loaded = driver.loaded(snapshot)
     return "" if loaded is None or loaded.is_open is None else "open" if loaded.is_open else "proprietary"
-
-
-def _on_disk(snapshot: Snapshot) -> str:
-    files = snapshot.facts.module_files
-    return _version(driver.on_disk)(snapshot) or ("none" if isinstance(files, Known) and not files.value else "")
-
-
-def _library(snapshot: Snapshot) -> str:
-    is_listed = any(item.outcome == "ok" and item.where == "host" for item in snapshot.of("ldconfig"))
-    return _version(driver.library)(snapshot) or ("none" if is_listed else "")
 
 
 _PACKAGE: Final = Pattern(
@@ -411,11 +396,12 @@ TRAITS: Final[tuple[Trait, ...]] = (
     )),
     Trait("driver", "driver versions", ("driver", "libraries", "packages"),
         "module, libraries and tools must be of one version", (
-        _one("loaded module", _loaded, "nvidia-version"),
+        _one("loaded module", _version(driver.loaded), "nvidia-version", is_set=True),
         _one("flavour", _flavour, "nvidia-version"),
-        _one("module on disk", _on_disk, *MODULE_KEYS),
-        _one("libraries", _library, "ldconfig"),
+        _one("module on disk", _version(driver.on_disk), *MODULE_KEYS, is_set=True),
+        _one("libraries", _version(driver.library), "ldconfig", is_set=True),
         _one("nvidia-smi", _version(driver.smi_version), "nvidia-smi", "nvidia-smi-q"),
+        _one("CUDA", _version(driver.cuda_version), "nvml", "nvidia-smi", "nvidia-smi-q"),
         _one("fabric manager", lambda snapshot: (fabric.version(snapshot) or ("",))[0]),
         _one("IMEX", lambda snapshot: (fabric.imex_version(snapshot) or ("",))[0]),
     )),
@@ -453,7 +439,7 @@ TRAITS: Final[tuple[Trait, ...]] = (
         _text_of("BIOS version", "/sys/class/dmi/id/bios_version"),
         _text_of("model", "/sys/class/dmi/id/product_name"),
         _text_of("vendor", "/sys/class/dmi/id/sys_vendor"),
-        _one("VBIOS of the GPUs", vbios, "nvidia-smi-q"),
+        _one("VBIOS of the GPUs", _vbios, "nvidia-smi-q"),
     ), "^BIOS", "^VBIOS"),
     Trait("gpus", "GPU settings", ("gpu", "driver", "libraries"),
         "the driver has other GPUs than there, or they are set up otherwise", (
