@@ -17,7 +17,6 @@ from gpunode.diagnoses.commands import (
     Shell,
     command,
     edited,
-    edited_where,
     is_package,
     is_unit,
     joined,
@@ -128,21 +127,19 @@ def one_version(snapshot: Snapshot, kind: FixKind, text: str, when: str = "") ->
     return Fix(kind, text, (_typed(snapshot, "one version"),), when)
 
 
-_WITHOUT_DRIVER: Final = r"/^excludepkgs=\*nvidia\*$/d; /^\[/a excludepkgs=*nvidia*"
+_ONE_ARCHIVE: Final[Mapping[PackageManager, str]] = {
+    "apt": "a pin in /etc/apt/preferences.d",
+    "dnf": "excludepkgs=*nvidia* in the files of the others in /etc/yum.repos.d",
+}
 
 
 def one_archive(snapshot: Snapshot) -> Fix:
     """Has all of the driver's packages come from one archive."""
-    manager, known = snapshot.view(package_manager), distro(snapshot)
     text = "let all of the driver's packages come from one archive"
     if takes_gpunode(snapshot):
         return setup_step(snapshot, "configure", f"{text}: gpunode pins them to it", "cuda-repository", "driver-pin")
-    if manager == "apt":
-        return by_hand("configure", f"{text}, the distribution's own, by a pin in /etc/apt/preferences.d")
-    if manager == "dnf":
-        is_fedora = known is not None and known.id == "fedora"
-        kept, others = ("RPM Fusion", "compute/cuda|negativo17") if is_fedora else ("NVIDIA's", "rpmfusion|negativo17")
-        return Fix("configure", f"{text}, {kept}", (edited_where(others, _WITHOUT_DRIVER, "/etc/yum.repos.d"),))
+    if how := _ONE_ARCHIVE.get(snapshot.view(package_manager)):
+        return by_hand("configure", f"{text}, by {how}")
     return one_version(snapshot, "install", text)
 
 
