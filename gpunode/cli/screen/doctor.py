@@ -61,7 +61,7 @@ def diagnosis_lines(examined: Examined, *, verbose: bool) -> Iterator[Line]:
 
     Args:
         examined: what was found.
-        verbose: whether every line that proves something is shown, and why other causes are ruled out.
+        verbose: whether every line that proves something is shown.
     """
     how = _How(verbose, examined.snapshot)
     diagnosis = examined.diagnosis
