@@ -95,7 +95,7 @@ def suspects(
         settled |= rules[finding.cause].explains if finding.severity != "info" else frozenset()
     sharing = Counter(sign for rule in rules.values() for sign in rule.symptoms)
     alike = resemblance(told or of_reports(), snapshot.view(_words)) if is_chosen else {}
-    least = _TELLING_OF_WORKING if driver.works(snapshot) else _TELLING
+    is_well = driver.works(snapshot)
     found: list[tuple[float, Suspect]] = []
     for cause, rule in rules.items():
         if cause in settled or is_ruled_out(rule, snapshot):
@@ -103,7 +103,7 @@ def suspects(
         seen = [sign for sign in rule.symptoms if snapshot.view(sign)]
         context = snapshot.view(rule.context) if seen or is_chosen else ()
         weight = sum(1 / sqrt(sharing[sign]) for sign in seen) + (_OF_CONTEXT if context else 0.0)
-        if weight or alike.get(cause, -1.0) > least:
+        if weight or (alike.get(cause, 0.0) > 0.0 and not is_well):
             lines = (*(line for sign in seen for line in snapshot.view(sign)), *context)
             score = _OF_SIGNS * weight * rule.share**_OF_SHARE + alike.get(cause, 0.0)
             found.append((score, Suspect(cause, rule.title, tuple(dict.fromkeys(lines)), rule.look_at)))
@@ -118,6 +118,3 @@ def _words(snapshot: Snapshot) -> frozenset[str]:
 _OF_CONTEXT: Final = 0.7
 _OF_SHARE: Final = 0.2
 _OF_SIGNS: Final = 60.0
-# Words alone make a suspect from here on, as a natural logarithm; of a node whose driver works they must say more.
-_TELLING: Final = 0.0
-_TELLING_OF_WORKING: Final = 8.0
