@@ -1,8 +1,9 @@
-"""Evidence on the page: cited lines in their context, and a list of all there was. Pure."""
+"""Evidence on the page: cited lines in their context, the whole piece folded, a list of all there was. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 
@@ -17,9 +18,8 @@ from gpunode.redaction.secrets import text as redact
 AROUND: Final = 3
 _LONGEST_LINE: Final = 600
 _LONGEST_READ: Final = 4 * _LONGEST_LINE
-# Of what proves a finding: pieces of evidence, and lines of each.
-_MOST_PIECES: Final = 12
-_MOST_PROOFS: Final = 20
+_WHOLE_LINES: Final = 400
+_WHOLE_CHARACTERS: Final = 48_000
 _MOST_LISTED: Final = 300
 _OUTCOMES: Final = {
     "absent": "not there",
@@ -29,35 +29,57 @@ _OUTCOMES: Final = {
 }
 
 
-def shown(citations: Iterable[Citation], snapshot: Snapshot) -> Iterator[Markup]:
+@dataclass(frozen=True, slots=True)
+class Detail:
+    """How much is shown of the evidence for one finding.
+
+    Attributes:
+        pieces: of evidence.
+        proofs: lines that prove something, of each piece.
+        whole: whether each piece is there beside its excerpt.
+    """
+
+    pieces: int
+    proofs: int
+    whole: bool
+
+
+FULL: Final = Detail(24, 30, whole=True)
+BRIEF: Final = Detail(4, 5, whole=False)
+
+
+def shown(citations: Iterable[Citation], snapshot: Snapshot, detail: Detail = FULL) -> Iterator[Markup]:
     """The pieces that ``citations`` are from, each once, in the order in which they are cited."""
     grouped: dict[tuple[str, str], list[Citation]] = {}
     for citation in citations:
         grouped.setdefault((citation.key, citation.source), []).append(citation)
     pieces = {(item.key, item.written): item for item in reversed(snapshot.whole)}
     wrapped = {place: message.lines for place, message in snapshot.view(kernel.wrapped).items()}
-    for place, cited in [*grouped.items()][:_MOST_PIECES]:
-        yield _figure(cited, pieces.get(place), wrapped)
-    if (more := len(grouped) - _MOST_PIECES) > 0:
+    for place, cited in [*grouped.items()][: detail.pieces]:
+        yield _figure(cited, pieces.get(place), wrapped, detail)
+    if (more := len(grouped) - detail.pieces) > 0:
         yield tag("p.legend", f"and {count(more, 'piece')} of evidence more")
 
 
-def _figure(cited: Sequence[Citation], item: Item | None, wrapped: Mapping[tuple[str, int], int]) -> Markup:
+def _figure(
+    cited: Sequence[Citation], item: Item | None, wrapped: Mapping[tuple[str, int], int], detail: Detail
+) -> Markup:
     lines = item.lines if item is not None else ()
     begins = sorted({c.number for c in cited if c.number and _stands_there(c, lines)})
     # A message that goes on over the next lines proves with all of them.
-    ends = ((first, first + wrapped.get((cited[0].key, first), 1)) for first in begins[:_MOST_PROOFS])
+    ends = ((first, first + wrapped.get((cited[0].key, first), 1)) for first in begins[: detail.proofs])
     proving = {at for first, end in ends for at in range(first, end)}
     # What follows from facts, and that there is nothing, stands in no piece of evidence.
     said = tuple(dict.fromkeys(cut(c.line) for c in cited if not _stands_there(c, lines)))
     near = _near(proving, len(lines))
-    more = max(len(begins) - _MOST_PROOFS, 0) + max(len(said) - _MOST_PROOFS, 0)
+    more = max(len(begins) - detail.proofs, 0) + max(len(said) - detail.proofs, 0)
     length = tag("span.length", count(len(lines), "line")) if lines else None
     return tag(
         "figure",
         tag("figcaption", tag("code", cited[0].source), length),
-        tag("div.lines", (_row("", one, proves=True) for one in said[:_MOST_PROOFS]), _rows(lines, near, proving)),
+        tag("div.lines", (_row("", one, proves=True) for one in said[: detail.proofs]), _rows(lines, near, proving)),
         tag("p.legend", f"{count(more, 'line')} more of the same") if more else None,
+        _folded(lines, proving) if detail.whole and 0 < len(near) < len(lines) else None,
     )
 
 
@@ -87,6 +109,20 @@ def _rows(lines: Sequence[str], wanted: Collection[int], proving: Collection[int
 def _row(number: str, text: str, *, proves: bool = False) -> Markup:
     mark = "▸" if proves else ""
     return tag("div.line", tag("span.number", f"{mark}{number}"), tag("mark" if proves else "span", text))
+
+
+def _folded(lines: Sequence[str], proving: Collection[int]) -> Markup:
+    """Around the first proving line as many lines as there is room for."""
+    start = max(0, min(min(proving) - _WHOLE_LINES // 2, len(lines) - _WHOLE_LINES))
+    wanted: list[int] = []
+    room = _WHOLE_CHARACTERS
+    for number in range(start + 1, min(start + _WHOLE_LINES, len(lines)) + 1):
+        room -= len(cut(lines[number - 1]))
+        if room < 0:
+            break
+        wanted.append(number)
+    title = "All of it" if len(wanted) == len(lines) else "More of it"
+    return tag("details", tag("summary", title), tag("div.lines", _rows(lines, wanted, proving)))
 
 
 @lru_cache(maxsize=8192)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from gpunode.diagnoses.model import STACK
 from gpunode.diagnoses.stack import TITLES
 from gpunode.page.frame import About, body, card, columns, commands, head, scroll, table
-from gpunode.page.markup import Markup, document, joined, tag
+from gpunode.page.markup import Markup, document, joined, listed, tag
 from gpunode.page.words import CONDITIONS, DISRUPTIONS, STATES, called, condition_of, count, grouped, odd_words, ranges
 
 if TYPE_CHECKING:
@@ -19,21 +20,32 @@ if TYPE_CHECKING:
     from gpunode.workflow.fleet import Row
     from gpunode.workflow.picture import Left, Picture, Tally
 
+# Bytes beyond which each node is told in fewer words: a page of 5 000 nodes must open at once, and be mailed.
+_LARGEST: Final = 4_500_000
 # The nodes with a fault come first, so what is left out beyond so many is healthy.
 _MOST_NODES: Final = 8_000
 # So many of a kind are shown; --json has all.
 _MOST_KINDS: Final = 40
 _MOST_VALUES: Final = 12
 _MOST_NAMES: Final = 24
-_LONGEST: Final = 120
+_LONGEST: Final = 240
 _BRIEF: Final = 60
 # With so few nodes nothing is to be hidden at first.
 _FEW: Final = 60
-_LOOK: Final = "look"
-_LEGEND: Final = {
-    "✗": "broken", "!": "at risk or suffers", "✓": "works", "○": "looked at", "?": "not seen", "–": "none here"
-}  # fmt: skip
 _UNPROVEN: Final = "nothing shows that the driver works"
+
+
+@dataclass(frozen=True, slots=True)
+class _Filter:
+    """A set of radio buttons, each of which leaves the rows of one value."""
+
+    id: str
+    title: str
+    values: tuple[str, ...]
+
+    def class_of(self, value: str) -> str:
+        """The class of a row with this value; those without a button of their own share the last."""
+        return f"{self.id}{self.values.index(value) if value in self.values else len(self.values)}"
 
 
 def page(seen: Picture, about: About, recipe: str = "") -> str:
@@ -44,7 +56,11 @@ def page(seen: Picture, about: About, recipe: str = "") -> str:
         about: where it comes from.
         recipe: what the nodes were held against; empty where nobody asked.
     """
-    return document(head(_title(seen), "style.css", "fleet.css"), _body(seen, about, recipe))
+    filters = tuple(_filters(seen.rows))
+    top = head(_title(seen), "style.css", "fleet.css", rules="\n".join(_rules(filters)))
+    whole = document(top, _body(seen, about, recipe, filters, _LONGEST))
+    is_small = len(whole.encode("utf-8", "replace")) <= _LARGEST
+    return whole if is_small else document(top, _body(seen, about, recipe, filters, _BRIEF))
 
 
 def _title(seen: Picture) -> str:
@@ -56,7 +72,7 @@ def _title(seen: Picture) -> str:
     return f"{grouped(how[worst])} of {all_} {'is' if how[worst] == 1 else 'are'} {worst}"
 
 
-def _body(seen: Picture, about: About, recipe: str) -> Markup:
+def _body(seen: Picture, about: About, recipe: str, filters: Sequence[_Filter], longest: int) -> Markup:
     return body(
         about,
         "Skip to the nodes",
@@ -67,8 +83,9 @@ def _body(seen: Picture, about: About, recipe: str) -> Markup:
         _kinds("Drift", f"Not as {recipe} has it", _drift(seen), "drift") if recipe else None,
         _kinds("Undetermined", "No fault found, and no proof that the driver works", _lefts(seen.unknown)),
         _kinds("Unread", "These reports could not be read", _lefts(seen.unread)),
+        _layers(seen.layers),
         _spread(seen),
-        _nodes(seen),
+        _nodes(seen, filters, longest),
     )
 
 
@@ -128,67 +145,140 @@ def _names(reports: Sequence[str]) -> str:
     return f"{shown} and {grouped(more)} more" if more > 0 else shown
 
 
+_SHOWN: Final[tuple[State, ...]] = ("broken", "warned", "affected", "works", "seen", "unseen", "absent")
+_STATE_WORDS: Final[Mapping[State, str]] = {"works": "works", "seen": "looked at", "absent": "none here"}
+
+
+def _word(state: State) -> str:
+    return STATES[state][1] or _STATE_WORDS[state]
+
+
+def _layers(layers: Mapping[StackLayer, Mapping[State, int]]) -> Markup | None:
+    if not layers:
+        return None
+    rows = (
+        tag(
+            "tr",
+            tag("th", TITLES[layer], scope="row"),
+            (tag("td", grouped(n) if (n := counted.get(s, 0)) else "", class_=s if n else None) for s in _SHOWN),
+        )
+        for layer, counted in reversed(tuple(layers.items()))
+    )
+    found = table("layers", columns("layer", *map(_word, _SHOWN)), rows)
+    return card("Layers", scroll("nodes by layer", found), legend="How many nodes have each layer in which state")
+
+
 def _spread(seen: Picture) -> Markup | None:
-    """How many nodes have each version, the most frequent first."""
     if not seen.spread:
         return None
-    rows = (tag("tr", tag("th", axis, scope="row"), tag("td", _values(values))) for axis, values in seen.spread.items())
-    found = scroll("nodes by version", table("versions", columns("what", "version (nodes)"), rows))
-    return card("Versions", found, legend="Where most nodes have one version, the others are worth a look")
+    axes = tag("div.axes", (_axis(axis, values) for axis, values in seen.spread.items()))
+    return card("Versions", axes, legend="Where most nodes have one version, the others are worth a look")
 
 
-def _values(values: Mapping[str, int]) -> str:
-    shown = [f"{_cut(value, _BRIEF)} ({grouped(number)})" for value, number in [*values.items()][:_MOST_VALUES]]
-    more = len(values) - len(shown)
-    return ", ".join([*shown, f"{grouped(more)} more"] if more > 0 else shown)
+def _axis(axis: str, values: Mapping[str, int]) -> Markup:
+    whole = sum(values.values())
+    shown = [*values.items()][:_MOST_VALUES]
+    rows = (
+        tag(
+            "tr",
+            tag("th", _cut(value, 90), scope="row"),
+            tag("td", grouped(number)),
+            tag("td", tag("meter", grouped(number), min=0, max=whole, value=number)),
+        )
+        for value, number in shown
+    )
+    more, left = len(values) - len(shown), whole - sum(number for _, number in shown)
+    caption = tag("caption", tag("b", axis), f" {count(len(values), 'value')}" if len(values) > 1 else None)
+    rest = tag("p.legend", f"and {grouped(more)} more, on {count(left, 'node')}") if more else None
+    return tag("div", tag("table", caption, tag("tbody", rows)), rest)
+
+
+# What a row is, beside its condition: every row has one of these classes.
+_LOOK: Final = "look"
+_FINE: Final = "fine"
 
 
 def _needs_look(row: Row) -> bool:
     return row.status != "healthy" or bool(row.differences or row.drift)
 
 
-def _nodes(seen: Picture) -> Markup:
+_AXES: Final[Mapping[str, tuple[str, Callable[[Row], str]]]] = {
+    "h": ("state", condition_of),
+    "c": ("cause", lambda row: row.cause),
+    "m": ("model", lambda row: row.model),
+    "d": ("driver", lambda row: row.versions.get("driver", "")),
+    "k": ("kernel", lambda row: row.versions.get("kernel", "")),
+}
+
+
+def _filters(rows: Sequence[Row]) -> Iterator[_Filter]:
+    for id_, (title, value_of) in _AXES.items():
+        counted = Counter(value for row in rows if (value := value_of(row)))
+        values = sorted(counted, key=lambda value: (-counted[value], value))
+        if len(values) > 1 or (id_ == "c" and values):
+            yield _Filter(id_, title, tuple(values[:_MOST_KINDS]))
+
+
+def _rules(filters: Sequence[_Filter]) -> Iterator[str]:
+    """The style that makes the radio buttons filter: each hides the rows that are not of its class."""
+    names = [_LOOK, *(f"{one.id}{place}" for one in filters for place in range(len(one.values)))]
+    yield from (f"main:has(#{name}:checked) .nodes tbody tr:not(.{name}) {{ display: none; }}" for name in names)
+
+
+def _nodes(seen: Picture, filters: Sequence[_Filter], longest: int) -> Markup:
     ordered = sorted(seen.rows, key=lambda row: (CONDITIONS.index(condition_of(row)), not _needs_look(row)))
     shown = ordered[:_MOST_NODES]
     layers = tuple(id_ for id_ in STACK if id_ in seen.layers)
     layer_names = (tag("th.layer", tag("span", TITLES[one]), scope="col") for one in layers)
     names = joined(columns("node", "state"), layer_names, columns("what", "driver"))
-    rows = (_node(row, layers) for row in shown)
+    rows = (_node(row, layers, filters, longest) for row in shown)
     more = len(ordered) - len(shown)
-    legend = " · ".join(f"{mark} {word}" for mark, word in _LEGEND.items()) if layers else None
+    legend = " · ".join(f"{STATES[state][0]} {_word(state)}" for state in _SHOWN) if layers else None
     return tag(
         "section.card",
         tag("h2#nodes", "Nodes"),
-        _buttons(seen.rows),
+        _buttons(seen.rows, filters),
         tag("p.legend", legend),
         scroll("every node", table("nodes", names, rows)),
         tag("p.legend", f"and {count(more, 'healthy node')} more; --json has all") if more > 0 else None,
     )
 
 
-def _buttons(rows: Sequence[Row]) -> Markup:
-    """What hides the healthy nodes, by a rule of the style sheet; with few nodes nothing is hidden at first."""
+def _buttons(rows: Sequence[Row], filters: Sequence[_Filter]) -> Markup:
     looks = sum(map(_needs_look, rows))
     first = len(rows) > _FEW and looks > 0
-    all_ = _button("all", f"all {grouped(len(rows))}", checked=not first)
-    look = _button(_LOOK, f"needs a look ({grouped(looks)})", checked=first) if looks else None
-    return tag("form.filters", tag("fieldset", tag("legend", "show"), all_, look), aria_label="filter the nodes")
+    show = tag(
+        "fieldset",
+        tag("legend", "show"),
+        _button("show", "all", f"all {grouped(len(rows))}", checked=not first),
+        _button("show", _LOOK, f"needs a look ({grouped(looks)})", checked=first) if looks else None,
+    )
+    return tag("form.filters", show, map(_set, filters), aria_label="filter the nodes")
 
 
-def _button(id_: str, text: str, *, checked: bool) -> Markup:
-    return tag("label", tag("input", type="radio", name="show", id=id_, checked=checked), f" {text}")
+def _set(one: _Filter) -> Markup:
+    values = ((f"{one.id}{place}", _cut(value, _BRIEF)) for place, value in enumerate(one.values))
+    buttons = (_button(one.title, id_, value) for id_, value in values)
+    first = _button(one.title, f"any-{one.id}", "any", checked=True)
+    title = tag("summary", one.title, tag("span.legend", f" {len(one.values)}"))
+    return tag("details", title, tag("fieldset", first, buttons, aria_label=one.title), open=len(one.values) <= 4)
 
 
-def _node(row: Row, layers: Sequence[StackLayer]) -> Markup:
+def _button(name: str, id_: str, text: str, *, checked: bool = False) -> Markup:
+    return tag("label", tag("input", type="radio", name=name, id=id_, checked=checked), f" {text}")
+
+
+def _node(row: Row, layers: Sequence[StackLayer], filters: Sequence[_Filter], longest: int) -> Markup:
     looks = _needs_look(row)
+    classes = (_LOOK if looks else _FINE, *(one.class_of(_AXES[one.id][1](row)) for one in filters))
     return tag(
         "tr",
         tag("th", _cut(called(row.report), _BRIEF), scope="row"),
         tag("td", condition_of(row), class_=condition_of(row).replace(" ", "-") if looks else None),
         (_cell(row.stack.get(layer)) for layer in layers),
-        tag("td", _what(row)),
+        tag("td", _what(row, longest)),
         tag("td", row.versions.get("driver", "")),
-        class_=_LOOK if looks else None,
+        class_=" ".join(classes),
     )
 
 
@@ -199,20 +289,25 @@ def _cell(state: State | None) -> Markup:
     return tag("td", mark, class_=state, title=word or None)
 
 
-def _what(row: Row) -> Iterator[Markup]:
-    """What is wrong with the node, each on a line of its own."""
+def _what(row: Row, longest: int) -> Iterator[Markup]:
+    """What is wrong with the node, each on a line of its own; in brief, what sort of thing it is."""
+    is_brief = longest == _BRIEF
     if row.error:
-        yield tag("p", _cut(row.error.replace(row.path, "it"), _LONGEST))
+        yield tag("p", _cut(row.error.replace(row.path, "it"), longest))
     if row.cause:
-        others = f", and {count(len(row.others), 'other fault')}" if row.others else ""
-        yield tag("p", tag("code", row.cause), f" {_cut(row.summary, _LONGEST)}{others}")
+        yield tag("p", tag("code", row.cause), "" if is_brief else f" {_cut(row.summary, longest)}")
+        if row.others:
+            others = f"and {count(len(row.others), 'other fault')}" if is_brief else joined("also ", listed(row.others))
+            yield tag("p", others)
     elif row.status == "unknown":
-        yield tag("p", _cut("".join(row.unknown[:1]) or _UNPROVEN, _LONGEST))
+        yield tag("p", _cut("".join(row.unknown[:1]) or _UNPROVEN, longest))
     if row.differences:
         more = f", and {count(len(row.differences) - 1, 'other difference')}" if len(row.differences) > 1 else ""
-        yield tag("p", f"unlike its group: {_cut(odd_words(row.differences[0]), _LONGEST)}{more}")
+        yield tag(
+            "p", "unlike its group", "" if is_brief else f": {_cut(odd_words(row.differences[0]), longest)}{more}"
+        )
     if row.drift:
-        yield tag("p", f"drift: {_cut(', '.join(one.title for one in row.drift), _LONGEST)}")
+        yield tag("p", "drift", "" if is_brief else f": {_cut(', '.join(one.title for one in row.drift), longest)}")
 
 
 def _cut(text: str, longest: int) -> str:

@@ -33,9 +33,9 @@ def _sheet(name: str) -> str:
     return data.decode()
 
 
-def head(title: str, *sheets: str) -> Markup:
-    """The head of a page with these style sheets; its policy forbids all that is not here."""
-    sheet = "\n".join(map(_sheet, sheets))
+def head(title: str, *sheets: str, rules: str = "") -> Markup:
+    """The head of a page with these style sheets and ``rules`` of its own; its policy forbids all that is not here."""
+    sheet = "\n".join((*map(_sheet, sheets), *([rules] if rules else [])))
     assert "<" not in sheet, "a sheet that could close its element"
     digest = b64encode(hashlib.sha256(sheet.encode()).digest()).decode()
     policy = f"default-src 'none'; style-src 'sha256-{digest}'; img-src data:; base-uri 'none'; form-action 'none'"

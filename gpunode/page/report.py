@@ -1,4 +1,4 @@
-"""The page: verdict and root cause, the stack, what to do, the proof, the wiring. Pure."""
+"""The page: verdict and root cause, the stack, what to do, the proof, what was ruled out, wiring and faults. Pure."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from gpunode.diagnoses.model import Doubt, Finding, Fix, Suspect
 from gpunode.diagnoses.stack import TITLES
 from gpunode.diagnoses.views.topology import topology
 from gpunode.page import topology as wiring
-from gpunode.page.evidence import looked_at, shown
-from gpunode.page.frame import About, body, card, commands, head
+from gpunode.page.evidence import BRIEF, FULL, Detail, looked_at, shown
+from gpunode.page.frame import About, body, card, commands, head, scroll
 from gpunode.page.markup import Markup, Part, document, joined, listed, tag
+from gpunode.page.timeline import over_time
 from gpunode.page.words import DISRUPTIONS, STATES, condition, count
 
 if TYPE_CHECKING:
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from gpunode.workflow.doctor import Examined
 
 _SPOKEN: Final = re.compile(r"`([^`\n]+)`")
+# Characters beyond which a page shows less of each piece of evidence: mail takes it, and a browser opens it at once.
+_LARGEST: Final = 2_000_000
 _LABELS: Final = {"error": "root cause", "warning": "needs attention", "info": "not a fault"}
 
 
@@ -32,7 +35,8 @@ def page(examined: Examined, about: About) -> str:
     findings = examined.diagnosis.findings
     what = findings[0].title if findings and not examined.diagnosis.is_healthy else _all_in_all(examined)
     top = head(f"{about.node}: {what}" if about.node else what, "style.css")
-    return document(top, _body(examined, about))
+    whole = document(top, _body(examined, about, FULL))
+    return whole if len(whole) <= _LARGEST else document(top, _body(examined, about, BRIEF))
 
 
 def _all_in_all(examined: Examined) -> str:
@@ -44,7 +48,7 @@ def _all_in_all(examined: Examined) -> str:
     return "Nothing is wrong" if examined.works else "No fault shows, and nothing shows that the driver works"
 
 
-def _body(examined: Examined, about: About) -> Markup:
+def _body(examined: Examined, about: About, detail: Detail) -> Markup:
     diagnosis = examined.diagnosis
     faults = [root for root in diagnosis.roots if root.severity != "info"]
     return body(
@@ -52,11 +56,12 @@ def _body(examined: Examined, about: About) -> Markup:
         "Skip to the verdict",
         "#verdict",
         _verdict(examined, faults),
-        (_fault(root, examined, number) for number, root in enumerate(faults)),
-        _unknown(diagnosis.unknown, examined),
-        _suspects(diagnosis.suspects, examined),
+        (_fault(root, examined, number, detail) for number, root in enumerate(faults)),
+        _unknown(diagnosis.unknown, examined, detail),
+        _suspects(diagnosis.suspects, examined, detail),
         _denied(examined.denied),
         _wiring(examined),
+        over_time(examined.snapshot),
         (_note(root) for root in diagnosis.roots if root.severity == "info"),
         looked_at(examined.snapshot.whole),
     )
@@ -125,13 +130,14 @@ def _remedy(fixes: Sequence[Fix], name: str, heading: str = "h2") -> Markup:
     return tag("section", tag(f"{heading}#{name}", "What to do"), tag("ol.remedy", rows), aria_labelledby=name)
 
 
-def _fault(root: Finding, examined: Examined, number: int) -> Markup:
-    """What proves a root and what follows from it; of the first, the head stands above."""
+def _fault(root: Finding, examined: Examined, number: int, detail: Detail) -> Markup:
+    """What proves a root, what it is not, and what follows from it; of the first, the head stands above."""
     level = "h3" if number else "h2"
     beside = "another fault, with a cause of its own" if root.severity == "error" else _LABELS[root.severity]
-    consequences = (_consequence(one, examined) for one in examined.diagnosis.below(root))
+    consequences = (_consequence(one, examined, detail) for one in examined.diagnosis.below(root))
     parts = (
-        ("What proves it", joined(shown(root.citations, examined.snapshot))),
+        ("What proves it", joined(shown(root.citations, examined.snapshot, detail))),
+        ("What it is not", tag("ul", (tag("li", other) for other in root.ruled_out)) if root.ruled_out else ""),
         ("What follows from it", joined(consequences)),
     )
     return tag(
@@ -146,9 +152,9 @@ def _fault(root: Finding, examined: Examined, number: int) -> Markup:
     )
 
 
-def _consequence(finding: Finding, examined: Examined) -> Markup:
+def _consequence(finding: Finding, examined: Examined, detail: Detail) -> Markup:
     title = tag("summary", tag("b", finding.title), " ", tag("code", finding.cause))
-    proof = shown(finding.citations, examined.snapshot)
+    proof = shown(finding.citations, examined.snapshot, detail)
     return tag("details", title, tag("p", finding.summary), proof, id=finding.cause)
 
 
@@ -174,30 +180,49 @@ def _denied(sources: Iterable[str]) -> Markup | None:
     return card("What could not be seen without root", told, tag("ul.plain", rows)) if rows else None
 
 
-def _unknown(doubts: Sequence[Doubt], examined: Examined) -> Markup | None:
-    rows = [_open(tag("p", one.question), one, examined) for one in doubts]
-    return tag("section.card.unknown", tag("h2", "Undetermined"), tag("ul", rows)) if rows else None
+def _unknown(doubts: Sequence[Doubt], examined: Examined, detail: Detail) -> Markup | None:
+    if not doubts:
+        return None
+    rows = (
+        tag(
+            "li",
+            tag("p", doubt.question),
+            commands(*doubt.look_at),
+            shown(doubt.citations, examined.snapshot, detail),
+        )
+        for doubt in doubts
+    )
+    return tag("section.card.unknown", tag("h2", "Undetermined"), tag("ul", rows))
 
 
-def _suspects(suspects: Sequence[Suspect], examined: Examined) -> Markup | None:
-    rows = [_open(tag("p", one.title, " ", tag("code", one.cause)), one, examined) for one in suspects]
-    title = tag("h2", "Likeliest causes, and what would show which it is")
-    return tag("section.card.unknown", title, tag("ol", rows)) if rows else None
-
-
-def _open(what: Markup, one: Doubt | Suspect, examined: Examined) -> Markup:
-    """What is open, with the commands that would decide it and what was seen of it."""
-    return tag("li", what, commands(*one.look_at), shown(one.citations, examined.snapshot))
+def _suspects(suspects: Sequence[Suspect], examined: Examined, detail: Detail) -> Markup | None:
+    if not suspects:
+        return None
+    rows = (
+        tag(
+            "li",
+            tag("p", suspect.title, " ", tag("code", suspect.cause)),
+            commands(*suspect.look_at),
+            shown(suspect.citations, examined.snapshot, detail),
+        )
+        for suspect in suspects
+    )
+    return tag("section.card.unknown", tag("h2", "Likeliest causes, and what would show which it is"), tag("ol", rows))
 
 
 def _wiring(examined: Examined) -> Markup | None:
     seen = examined.snapshot.view(topology)
     concerned = {gpu for finding in examined.diagnosis.findings if finding.severity != "info" for gpu in finding.gpus}
-    devices, pairs = wiring.devices(seen, concerned), wiring.matrix(seen)
-    if devices is None and pairs is None:
+    drawn = wiring.drawing(seen, concerned)
+    if drawn is None:
         return None
-    legend = "An idle GPU lowers the speed of its PCIe link, never its width."
-    return card("How the GPUs are connected", devices, pairs, legend=legend)
+    pairs = wiring.matrix(seen)
+    return card(
+        "How the GPUs are connected",
+        scroll("drawing of the topology", drawn),
+        tag("p.legend", said) if (said := wiring.legend(seen)) else None,
+        tag("details", tag("summary", "Every pair"), pairs) if pairs else None,
+    )
 
 
 def _note(note: Finding) -> Markup:

@@ -1,54 +1,185 @@
-"""A node's wiring as tables: each device with its NUMA node, bridge and links, and how each pair is connected. Pure."""
+"""The drawing of a node's wiring: NUMA nodes, PCIe switches and devices as a tree, NVLinks beside it. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
 from gpunode.diagnoses.views.links import Link
 from gpunode.diagnoses.views.topology import Device, Topology
-from gpunode.page.frame import columns, scroll, table
+from gpunode.page.frame import scroll, table
 from gpunode.page.markup import Markup, joined, tag
+from gpunode.page.words import count
 
+_WIDTH: Final = 880
+_LINKS: Final = 160
+_STEP: Final = 22
+_ROW: Final = 32
+_BOX: Final = 26
 _MOST_DEVICES: Final = 64
-_MOST_NAMES: Final = 40
-_SORTS: Final = {"gpu": "GPU", "nvswitch": "NVSwitch", "nic": "network", "nvme": "NVMe"}
+_MOST_ARCS: Final = 36
+_MOST_LABELS: Final = 4
+_BOW: Final = 70
+_DEEPEST: Final = 8
+_SORTS: Final = {"gpu": "GPU", "nvswitch": "NVSwitch", "nic": "network", "nvme": "NVMe", "bridge": "bridge"}
 
 
-def devices(topology: Topology, concerned: Collection[str] = ()) -> Markup | None:
-    """A row for each device on the bus, those of a NUMA node together; None where none was seen.
+@dataclass(slots=True)
+class _Branch:
+    """A bridge with what hangs on it."""
+
+    address: str
+    branches: dict[str, _Branch] = field(default_factory=dict)
+    devices: list[Device] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class _Placed:
+    """A row of the drawing."""
+
+    y: int
+    depth: int
+    text: str = ""
+    device: Device | None = None
+    above: int = 0
+
+
+def drawing(topology: Topology, concerned: Collection[str] = ()) -> Markup | None:
+    """The wiring; None where nothing of it was seen.
 
     Args:
         topology: what was seen.
         concerned: the addresses of GPUs that a fault concerns.
     """
-    found = sorted(topology.devices[:_MOST_DEVICES], key=lambda one: (one.numa is None, one.numa or 0, one.address))
-    if not found:
+    devices = _drawn(topology)
+    if not devices:
         return None
-    names = columns("NUMA node", "device", "name", "address", "below bridge", "PCIe link", "NVLinks")
-    return scroll("devices", table("devices", names, (_device(one, topology, concerned) for one in found)))
-
-
-def _device(device: Device, topology: Topology, concerned: Collection[str]) -> Markup:
-    is_bad = device.address in concerned
-    number = f" {device.index}" if device.index is not None else ""
+    rows, height = _rows(devices)
+    said = _described(topology, devices)
     return tag(
-        "tr",
-        tag("td", "" if device.numa is None else str(device.numa)),
-        tag("th", f"{'✗ ' if is_bad else ''}{_SORTS[device.sort]}{number}", scope="row"),
-        tag("td", device.name[:_MOST_NAMES]),
-        tag("td", tag("code", device.address)),
-        tag("td", tag("code", *device.above[-1:])),
-        tag("td", _lanes(device.link), class_="narrow" if device.link.is_narrow else None),
-        _nvlinks(topology.nvlinks.get(device.index, {}) if device.index is not None else {}),
-        class_=f"{device.sort}{' concerned' if is_bad else ''}",
+        "svg",
+        tag("title", "PCIe, NUMA and NVLink topology", id="topology-title"),
+        tag("desc", said, id="topology-desc"),
+        _stems(rows),
+        (_row(row, topology, concerned) for row in rows),
+        _nvlink(rows, topology),
+        viewBox=f"0 0 {_WIDTH} {height}",
+        role="img",
+        aria_labelledby="topology-title topology-desc",
+        class_="topology",
     )
 
 
-def _nvlinks(rates: Mapping[int, str]) -> Markup:
-    active = sum(map(bool, rates.values()))
-    words = f"{active} of {len(rates)} active" if rates else ""
-    return tag("td", words, class_="narrow" if active < len(rates) else None)
+def _drawn(topology: Topology) -> tuple[Device, ...]:
+    """What is on the bus; where nobody listed it, the GPUs that answered."""
+    if topology.devices:
+        return topology.devices[:_MOST_DEVICES]
+    named = [int(name[3:]) for name in topology.names if name.startswith("GPU")]
+    return tuple(Device("", "gpu", "", index) for index in sorted({*named, *topology.nvlinks}))
+
+
+def _described(topology: Topology, devices: Sequence[Device]) -> str:
+    sorts = [count(sum(d.sort == sort for d in devices), f"{word} device") for sort, word in _SORTS.items()
+             if any(d.sort == sort for d in devices)]  # fmt: skip
+    nodes = {device.numa for device in devices if device.numa is not None}
+    parts = [", ".join(sorts), f"on {count(len(nodes), 'NUMA node')}" if nodes else ""]
+    if pairs := _pairs(topology):
+        parts.append(f"NVLink between {count(len(pairs), 'pair')} of GPUs")
+    return "; ".join(part for part in parts if part)
+
+
+def _rows(devices: Sequence[Device]) -> tuple[list[_Placed], int]:
+    nodes = sorted({device.numa for device in devices}, key=lambda numa: (numa is None, numa or 0))
+    rows: list[_Placed] = []
+    y = 8
+    for numa in nodes:
+        if len(nodes) > 1 or numa is not None:
+            rows.append(_Placed(y, 0, f"NUMA node {numa}" if numa is not None else "NUMA node not told"))
+            y += _ROW
+        tree = _Branch("")
+        for device in devices:
+            if device.numa == numa:
+                _hang(tree, device)
+        root = y - 6 if rows else 0
+        for row in _placed(tree, 0, y, root):
+            rows.append(row)
+            y = row.y + _ROW
+        y += 8
+    return rows, y
+
+
+def _hang(tree: _Branch, device: Device) -> None:
+    branch = tree
+    for bridge in device.above:
+        branch = branch.branches.setdefault(bridge, _Branch(bridge))
+    branch.devices.append(device)
+
+
+def _placed(branch: _Branch, depth: int, y: int, above: int) -> Iterator[_Placed]:
+    """The rows beneath ``branch``; a bridge that leads to one thing alone is not drawn."""
+    for device in branch.devices:
+        row = _Placed(y, depth, device=device, above=above)
+        yield row
+        y += _ROW
+    for below in branch.branches.values():
+        while not below.devices and len(below.branches) == 1:
+            below = next(iter(below.branches.values()))
+        deeper, top = depth, above
+        if len(below.devices) + len(below.branches) > 1 and not _one_card(below):
+            yield _Placed(y, depth, f"PCIe bridge {below.address}", above=above)
+            top, deeper = y + _BOX, depth + 1
+            y += _ROW
+        for row in _placed(below, deeper, y, top):
+            yield row
+            y = row.y + _ROW
+
+
+def _one_card(branch: _Branch) -> bool:
+    """Whether all that hangs there are functions of one device."""
+    return not branch.branches and len({device.address.rpartition(".")[0] for device in branch.devices}) == 1
+
+
+def _left(row: _Placed) -> int:
+    return 8 + _STEP * min(row.depth, _DEEPEST) + (14 if row.device or row.above else 0)
+
+
+def _stems(rows: Sequence[_Placed]) -> Iterator[Markup]:
+    """The lines of the tree."""
+    for row in rows:
+        if row.above:
+            x, y = _left(row), row.y + _BOX // 2
+            yield tag("path", d=f"M{x - 10} {row.above}V{y}H{x}", class_="stem")
+
+
+def _row(row: _Placed, topology: Topology, concerned: Collection[str]) -> Markup:
+    x, y = _left(row), row.y + 17
+    if row.device is None:
+        return tag("text", row.text, x=x, y=y, class_="group" if not row.above else "bridge")
+    device = row.device
+    bad = device.address in concerned
+    right = _WIDTH - _LINKS
+    narrow = device.link.is_narrow
+    return tag(
+        "g",
+        tag("rect", x=x, y=row.y, width=right - x, height=_BOX, rx=5, class_="box"),
+        tag("text", _called(device, bad=bad), x=x + 10, y=y, class_="called"),
+        tag("text", cut(device.name, 34), x=x + 100, y=y),
+        tag("text", device.address, x=x + 340, y=y, class_="address"),
+        tag("text", _lanes(device.link), x=right - 10, y=y, class_="lanes narrow" if narrow else "lanes"),
+        _links(topology.nvlinks.get(device.index, {}) if device.index is not None else {}, row.y),
+        class_=f"device {device.sort}{' concerned' if bad else ''}",
+    )
+
+
+def _called(device: Device, *, bad: bool) -> str:
+    number = f" {device.index}" if device.index is not None else ""
+    return f"{'✗ ' if bad else ''}{_SORTS[device.sort]}{number}"
+
+
+def cut(text: str, most: int) -> str:
+    """``text``, at most so many characters."""
+    return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
 def _lanes(link: Link) -> str:
@@ -62,9 +193,82 @@ def _lanes(link: Link) -> str:
     return " · ".join(parts)
 
 
+def _links(states: Mapping[int, str], y: int) -> Iterator[Markup]:
+    """A small square for each NVLink, empty where it is inactive."""
+    for place, (link, rate) in enumerate(sorted(states.items())[:36]):
+        column, line = place % 9, place // 9
+        yield tag(
+            "rect",
+            tag("title", f"link {link}: {rate or 'inactive'}"),
+            x=_WIDTH - _LINKS + 12 + column * 7,
+            y=y + 3 + line * 7,
+            width=5,
+            height=5,
+            class_="on" if rate else "off",
+        )
+
+
+def _pairs(topology: Topology) -> dict[tuple[int, int], str]:
+    """The pairs of GPUs with an NVLink between them."""
+    found = {}
+    for (first, second), cell in topology.matrix.items():
+        if first.startswith("GPU") and second.startswith("GPU") and cell.startswith("NV"):
+            one, other = int(first[3:]), int(second[3:])
+            if one < other:
+                found[one, other] = cell
+    return found
+
+
+def _nvlink(rows: Sequence[_Placed], topology: Topology) -> Iterator[Markup]:
+    """NVLinks between GPUs: one rail where each is connected to each alike, else an arc for each pair."""
+    at = {row.device.index: row.y + _BOX // 2 for row in rows if row.device and row.device.index is not None}
+    pairs = {pair: cell for pair, cell in _pairs(topology).items() if pair[0] in at and pair[1] in at}
+    if not pairs:
+        return
+    x = _WIDTH - _LINKS + (80 if topology.nvlinks else 0)
+    gpus = sorted({index for pair in pairs for index in pair})
+    if len(set(pairs.values())) == 1 and len(pairs) == len(gpus) * (len(gpus) - 1) // 2 and len(gpus) > 2:
+        ends = [at[gpu] for gpu in gpus]
+        d = f"M{x + 16} {min(ends)}V{max(ends)}" + "".join(f"M{x} {end}h16" for end in ends)
+        label = next(iter(pairs.values()))
+        yield tag("path", tag("title", f"each with each: {label}"), d=d, class_="nvlink rail")
+        middle = (min(ends) + max(ends)) // 2
+        yield tag("text", label, x=x + 22, y=middle + 4, class_="nvlink-label")
+        return
+    room = _WIDTH - 36 - x
+    for (one, other), cell in sorted(pairs.items())[:_MOST_ARCS]:
+        # A cubic's bend lies at three quarters of its handles.
+        apart = gpus.index(other) - gpus.index(one)
+        bow = min(round(room / 0.75 * (0.25 + 0.75 * apart / (len(gpus) - 1))), _BOW * apart)
+        y1, y2 = at[one], at[other]
+        title = tag("title", f"GPU {one} and GPU {other}: {cell}")
+        way = f"M{x} {y1}C{x + bow} {y1} {x + bow} {y2} {x} {y2}"
+        yield tag("path", title, d=way, class_=f"nvlink arc n{_bonded(cell)}")
+        if len(pairs) <= _MOST_LABELS:
+            yield tag("text", cell, x=x + bow * 3 // 4 + 6, y=(y1 + y2) // 2 + 4, class_="nvlink-label")
+
+
+def _bonded(cell: str) -> int:
+    return min(int(cell[2:] or 1), 4)
+
+
+def legend(topology: Topology) -> str:
+    """What the signs of the drawing mean, those that it has."""
+    parts = []
+    if any(device.link.width for device in topology.devices):
+        parts.append(
+            "× is the width of a PCIe link, in lanes. An idle GPU lowers the speed of its link, never its width."
+        )
+    if topology.nvlinks:
+        parts.append("A small square is an NVLink; an empty one is inactive.")
+    if len(set(_pairs(topology).values())) > 1:
+        parts.append("A thicker line is more NVLinks between two GPUs.")
+    return " ".join(parts)
+
+
 def matrix(topology: Topology) -> Markup | None:
     """The connections of each pair as a table; None where nobody asked for them."""
-    names = topology.names[:_MOST_NAMES]
+    names = topology.names[:40]
     if not names:
         return None
     head = (tag("th", _with_nic(name, topology), scope="col") for name in names)

@@ -155,6 +155,10 @@ def examined() -> Examined:
             *seen.said(Pattern(r"9d:00\): 154")),
             *seen.said(Pattern(r"0000:9d:00\.0 3D"), "lspci"),
         ),
+        ruled_out=(
+            "an error of the program: it would end with Xid 13 or 43 and leave the GPU on the bus",
+            "a lost riser: its neighbour on the same switch answers (`nvidia-smi topo -m`)",
+        ),
         remedy=(
             Fix("drain", "move the work away from this node first", (Shell("kubectl drain gpu-17"),)),
             Fix("reboot", "power the node off and on", (Shell("sudo systemctl poweroff"),)),
@@ -174,6 +178,7 @@ def examined() -> Examined:
         confidence="certain",
         summary="python3 (30118) lost its channels on 0000:c3:00.0 when its peer went",
         citations=seen.said(Pattern(r"c3:00\): 45")),
+        ruled_out=(),
         remedy=(),
         disruption="none",
         sources=(),
@@ -189,6 +194,7 @@ def examined() -> Examined:
         confidence="certain",
         summary="the link of 0000:61:00.0 has 8 of 16 lanes",
         citations=seen.said(Pattern(r"Width x8 "), "lspci"),
+        ruled_out=("an idle link: it lowers its speed, never its width",),
         remedy=(Fix("hardware", "reseat the board", when="it stays so after a cold start"),),
         disruption="power-cycle",
         sources=(),

@@ -13,10 +13,12 @@ ROW = re.compile(
 )
 
 
-def figure(seen: Snapshot, *citations: Citation) -> list[str]:
-    """The rows of the one piece: a gap by how many lines it has, a line by its number."""
+def figure(seen: Snapshot, *citations: Citation) -> tuple[list[str], list[str]]:
+    """The rows of the one piece, and those that are folded: a gap by how many lines it has, a line by its number."""
     (found,) = shown(citations, seen)
-    return [match[4] or f"{match[1]}{match[2]}" for match in ROW.finditer(found)]
+    parts = found.partition("<details>")
+    rows, folded = ([match[4] or f"{match[1]}{match[2]}" for match in ROW.finditer(part)] for part in parts[::2])
+    return rows, folded
 
 
 def numbered(lines: int, more: str = "") -> Snapshot:
@@ -25,7 +27,7 @@ def numbered(lines: int, more: str = "") -> Snapshot:
 
 def pieces(*numbers: int) -> list[str]:
     seen = numbered(40)
-    return figure(seen, *(cite(seen.items[0], number) for number in numbers))
+    return figure(seen, *(cite(seen.items[0], number) for number in numbers))[0]
 
 
 def test_a_line_stands_in_its_context_and_what_is_left_out_is_counted() -> None:
@@ -40,9 +42,17 @@ def test_a_gap_of_one_line_is_that_line_and_none_is_shown_twice() -> None:
     assert pieces(1, 2, 3, 40) == ["▸1", "▸2", "▸3", "4", "5", "6", "30", "37", "38", "39", "▸40"]
 
 
-def test_a_piece_of_a_few_lines_is_shown_whole() -> None:
+def test_a_piece_of_a_few_lines_is_shown_whole_and_nothing_is_folded() -> None:
     seen = numbered(3)
-    assert figure(seen, cite(seen.items[0], 2)) == ["1", "▸2", "3"]
+    assert figure(seen, cite(seen.items[0], 2)) == (["1", "▸2", "3"], [])
+
+
+def test_of_a_long_piece_a_bounded_part_around_the_proof_is_folded() -> None:
+    seen = numbered(100_000, more=" " + "x" * 50)
+    rows = figure(seen, cite(seen.items[0], 50_000))[1]
+    assert len(rows) <= 402
+    assert "▸50000" in rows
+    assert sum(int(row.replace(" ", "")) for row in (rows[0], rows[-1])) + len(rows) - 2 == 100_000
 
 
 def test_a_line_that_stands_nowhere_is_said_as_it_is() -> None:
@@ -67,4 +77,4 @@ def test_a_message_that_goes_on_over_lines_proves_with_all_of_them() -> None:
 [ 2.0] usb 1-1: new device
 """
     seen = snapshot(evidence(("dmesg", log)))
-    assert figure(seen, cite(seen.items[0], 1)) == ["▸1", "▸2", "▸3", "4"]
+    assert figure(seen, cite(seen.items[0], 1))[0] == ["▸1", "▸2", "▸3", "4"]

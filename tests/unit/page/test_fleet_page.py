@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import get_args
 
@@ -59,15 +60,21 @@ def test_the_page_has_each_node_and_why_it_needs_a_look() -> None:
     assert {"script", "img", "iframe"}.isdisjoint(name for name, _ in seen.tags)
 
 
-def test_the_button_that_hides_what_is_healthy_has_its_rows() -> None:
-    seen = Seen(made(*[HEALTHY] * 3, BROKEN, UNREAD))
-    assert [given["id"] for name, given in seen.tags if name == "input"] == ["all", "look"]
-    assert sum(given.get("class") == "look" for name, given in seen.tags if name == "tr") == 2
+def test_every_button_has_its_rule_and_every_rule_its_button_and_its_rows() -> None:
+    text = made(*[HEALTHY] * 3, BROKEN, UNREAD, replace(HEALTHY, versions={"driver": "580.1"}, model="y"))
+    rules = dict(re.findall(r"main:has\(#([\w-]+):checked\) \.nodes tbody tr:not\(\.([\w-]+)\)", text))
+    buttons = {given["id"] for name, given in Seen(text).tags if name == "input"}
+    assert {one for one in buttons if one != "all" and not str(one).startswith("any-")} == set(rules)
+    rows = [
+        set((given["class"] or "").split()) for name, given in Seen(text).tags if name == "tr" and given.get("class")
+    ]
+    assert len(rows) == 6
+    assert all(any(value in row for row in rows) for value in rules.values())
 
 
 def test_five_thousand_nodes_fit_in_five_megabytes_at_their_worst() -> None:
-    """Each with everything that can be said of a node."""
-    long = "a long word, " * 50
+    """Each with everything that can be said of a node, in characters that are escaped."""
+    long = "<&'\"é" * 100
     bad = replace(
         BROKEN, summary=long, others=("nouveau-in-initramfs",) * 4, drift=(Drift("x", long, "change", long),),
         differences=(replace(ODD, here=long),), versions={"driver": "595.91.07", "kernel": "6.8.0-88-generic"},

@@ -141,7 +141,16 @@ def test_evidence_without_end_makes_no_page_without_end() -> None:
     examined = replace(nodes.examined(), snapshot=seen, diagnosis=Diagnosis((lost,), ()))
     text = page(examined, ABOUT)
     assert len(text) < 600_000
-    assert "980 lines more of the same" in text
+    assert "970 lines more of the same" in text
+
+
+def test_a_page_of_many_findings_shows_less_of_each_piece() -> None:
+    seen = snapshot(
+        nodes.evidence(*((f"file{n}", "\n".join(f"line {i} {'x' * 90}" for i in range(999))) for n in range(20)))
+    )
+    lost = replace(nodes.examined().diagnosis.findings[0], citations=tuple(cite(item, 500) for item in seen.items))
+    many = tuple(replace(lost, cause=f"cause-{number}") for number in range(20))
+    assert len(page(replace(nodes.examined(), snapshot=seen, diagnosis=Diagnosis(many, ())), ABOUT)) < 2_000_000
 
 
 def test_a_page_is_as_it_was_looked_at() -> None:

@@ -1,0 +1,68 @@
+"""The faults of GPUs in the order of time. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime, timezone
+from typing import Final
+
+from gpunode.catalog import xids
+from gpunode.diagnoses.snapshot import Snapshot
+from gpunode.diagnoses.views import faults
+from gpunode.diagnoses.views.faults import Fault
+from gpunode.page.evidence import cut
+from gpunode.page.frame import card, columns, scroll, table
+from gpunode.page.markup import Markup, tag
+from gpunode.page.words import count
+
+_MOST_ROWS: Final = 200
+# Later than any clock; a log that was made to do harm may have it.
+_NEVER: Final = 2e11
+# Seconds since boot lie below the first, those of syslog, which leaves the year away, between both.
+_CLOCKS: Final = (9e8, 1e9)
+_CODES: Final = {"xid": "Xid {}", "sxid": "SXid {}"}
+
+
+def over_time(snapshot: Snapshot) -> Markup | None:
+    """Every fault; those without a time come last."""
+    found = sorted(snapshot.view(faults.timeline), key=lambda fault: (_at(fault) is None, _at(fault) or 0.0))
+    if not found:
+        return None
+    began = frozenset(incident.root for incident in snapshot.view(faults.incidents))
+    rows = dict.fromkeys(tag("tr", _cells(fault, is_first=fault in began)) for fault in found)
+    names = columns("when", "GPU", "fault", "meaning", "message")
+    more = len(rows) - _MOST_ROWS
+    return card(
+        "GPU faults over time",
+        tag(
+            "details",
+            tag("summary", f"All {count(len(rows), 'message')}"),
+            scroll("every fault", table("events", names, [*rows][:_MOST_ROWS])),
+            tag("p", f"and {more} more") if more > 0 else None,
+            open=True,
+        ),
+        legend="Bold is what began a failure.",
+    )
+
+
+def _cells(fault: Fault, *, is_first: bool) -> Iterator[Markup]:
+    said, at = fault.xid or fault.sxid, _at(fault)
+    known = xids.lookup(fault.code) if fault.source == "xid" else None
+    code = _CODES[fault.source].format(fault.code)
+    yield tag("td", moment(at) if at is not None else "no time")
+    yield tag("td", tag("code", fault.gpu))
+    yield tag("td", tag("b", code) if is_first else code)
+    yield tag("td", known.meaning if known else "")
+    yield tag("td", cut(said.text if said else fault.citation.line.strip()))
+
+
+def _at(fault: Fault) -> float | None:
+    return fault.at if fault.at is not None and 0 <= fault.at < _NEVER else None
+
+
+def moment(at: float) -> str:
+    """A time as a person reads it, on the clock of its log."""
+    if at < _CLOCKS[0]:
+        return f"{at:.3f} s after boot"
+    when = datetime.fromtimestamp(at, tz=timezone.utc)
+    return when.strftime("%b %d %H:%M:%S" if at < _CLOCKS[1] else "%Y-%m-%d %H:%M:%S UTC")
