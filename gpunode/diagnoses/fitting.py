@@ -15,7 +15,7 @@ from gpunode.diagnoses.remedies import reboot, removes_packages, run
 from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import boards
 from gpunode.diagnoses.views.recovery import Action, recovered
-from gpunode.diagnoses.views.smi_numbers import is_any_lost, is_index
+from gpunode.facts.patterns import Pattern
 
 _WHICH: Final = "which GPU it is, is not known here: put its PCI address for ADDRESS"
 
@@ -58,14 +58,19 @@ def disturbing(fixes: Iterable[Fix], disruption: Disruption) -> Disruption:
     return max(disruption, "restart-service", key=DISRUPTIONS.index) if removes else disruption
 
 
+_LOST: Final = Pattern(
+    r"fallen off the bus|\bXid\b[^\n]{0,80}\): 79\b|GPU is lost|Unable to determine the device handle"
+)
+
+
 def concerned(snapshot: Snapshot, gpus: tuple[str, ...]) -> tuple[str, ...]:
     """The GPUs that a finding is about, else the only one of the node.
 
     An index may be another GPU's by now, where one was lost: then nobody knows which it is.
     """
     only = "" if gpus else snapshot.view(boards.only)
-    if any(map(is_index, gpus)) and snapshot.view(is_any_lost):
-        return tuple(gpu for gpu in gpus if not is_index(gpu))
+    if any(map(str.isdigit, gpus)) and snapshot.says(_LOST):
+        return tuple(gpu for gpu in gpus if not gpu.isdigit())
     return (only,) if only else gpus
 
 

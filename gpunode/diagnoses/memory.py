@@ -17,7 +17,6 @@ from gpunode.diagnoses.signs import all_of, any_of, asked, fact, line
 from gpunode.diagnoses.snapshot import Snapshot, cite
 from gpunode.diagnoses.views import faults, kernel, memories, pci
 from gpunode.diagnoses.views.memories import Memory
-from gpunode.diagnoses.views.smi_numbers import is_address
 from gpunode.facts.patterns import Pattern
 
 _POLICY: Final = "https://docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt/index.html"
@@ -156,7 +155,7 @@ def _uncorrectable(snapshot: Snapshot, memory: Memory) -> Proof | None:
     rows = _volatile(memory)
     # A count of a GPU without an address may be of the one that an Xid is about. Without the Xid, and from Ampere on,
     # it tells nothing of whether the error was contained.
-    is_of_another = not is_address(memory.gpu) and any(one.xids for one in snapshot.view(memories.memories))
+    is_of_another = ":" not in memory.gpu and any(one.xids for one in snapshot.view(memories.memories))
     is_open = not snapshot.view(kernel.messages) and not _stops_at_any(snapshot, memory)
     if not rows or memory.xids or is_of_another or is_open:
         return None

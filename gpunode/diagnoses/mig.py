@@ -16,7 +16,7 @@ from gpunode.diagnoses.remedies import by_hand, drain, reboot, run
 from gpunode.diagnoses.signs import all_of, any_of, asked, fact, line, unless
 from gpunode.diagnoses.snapshot import Snapshot, cite, stated
 from gpunode.diagnoses.views import pci, smi_query
-from gpunode.diagnoses.views.smi_rows import Row
+from gpunode.diagnoses.views.smi_query import Row
 from gpunode.diagnoses.views.topology import addresses
 from gpunode.facts.model import Known
 from gpunode.facts.patterns import Pattern

@@ -13,7 +13,7 @@ from gpunode.diagnoses.remedies import always, by_hand, drain, run
 from gpunode.diagnoses.signs import asked, fact, line
 from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import smi_query
-from gpunode.diagnoses.views.smi_rows import Row
+from gpunode.diagnoses.views.smi_query import Row
 
 # nvml.h, nvmlClocksEventReasons.
 _BRAKE: Final = "HW Power Brake Slowdown", 0x80

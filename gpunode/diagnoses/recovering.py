@@ -12,7 +12,7 @@ from gpunode.diagnoses.remedies import by_hand, drain, reboot, reset_gpu, run
 from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import faults, recovery, smi_query
 from gpunode.diagnoses.views.recovery import Action
-from gpunode.diagnoses.views.smi_rows import Row
+from gpunode.diagnoses.views.smi_query import Row
 from gpunode.facts.patterns import Pattern
 
 # NVML's word (NVML_ERROR_RESET_REQUIRED) and DCGM's (DCGM_FR_GPU_RECOVERY_…).

@@ -10,7 +10,7 @@ from typing import Final
 from gpunode.diagnoses.model import Citation
 from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import alive, boards, faults, smi_query
-from gpunode.diagnoses.views.smi_rows import Row
+from gpunode.diagnoses.views.smi_query import Row
 from gpunode.facts.patterns import Pattern
 
 XIDS: Final = frozenset({48, 63, 64, 92, 94, 95, 140, 156, 157, 160, 161, 171, 172})
