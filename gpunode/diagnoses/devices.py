@@ -13,7 +13,7 @@ from gpunode.diagnoses.model import Citation, Family, Fix, Rule
 from gpunode.diagnoses.remedies import always, drain, reboot, restart, run
 from gpunode.diagnoses.signs import all_of, any_of, anywhere, fact, holds, line, unless
 from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with, stated
-from gpunode.diagnoses.views import boards, driver, fabric, modules, pci, system
+from gpunode.diagnoses.views import boards, driver, modules, pci, system
 from gpunode.facts.model import Known
 from gpunode.facts.patterns import Pattern
 
@@ -237,7 +237,7 @@ _CODE_3: Final = line(
     r"|driver library init failure: 3|cudaErrorInitializationError|CUDA driver initialization failed"
     r"|cuda(?:GetDeviceCount|Get\w+)[^\n]{0,60}(?:initialization error|returned 3\b)"
 )
-_NOT_READY: Final = any_of(fact(fabric.not_ready), symptoms.CUDA_NOT_READY, _CODE_3)
+_NOT_READY: Final = any_of(symptoms.CUDA_NOT_READY, _CODE_3)
 _SWITCHED_OFF: Final = anywhere(r"uvm_disable_hmm=(?:1|Y)\b|\bnokaslr\b")
 # What a person, or a program that found no GPU before, says when one is there now.
 _CURED_WORDS: Final = line(

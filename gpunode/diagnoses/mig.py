@@ -16,7 +16,6 @@ from gpunode.diagnoses.remedies import by_hand, drain, reboot, run
 from gpunode.diagnoses.signs import all_of, any_of, asked, fact, line, unless
 from gpunode.diagnoses.snapshot import Snapshot, cite, stated
 from gpunode.diagnoses.views import pci, smi_query
-from gpunode.diagnoses.views.smi_query import Row
 from gpunode.diagnoses.views.topology import addresses
 from gpunode.facts.model import Known
 from gpunode.facts.patterns import Pattern
@@ -85,17 +84,12 @@ def _modes(snapshot: Snapshot) -> tuple[_Mode, ...]:
 
 def _by_query(snapshot: Snapshot) -> Iterator[_Mode]:
     for gpu in snapshot.view(smi_query.gpus):
-        current = _first(gpu, ("MIG Mode", "Current"), ("mig", "mode", "current"), ("mig_mode", "current_mig"))
-        pending = _first(gpu, ("MIG Mode", "Pending"), ("mig", "mode", "pending"), ("mig_mode", "pending_mig"))
+        current, pending = gpu.find("MIG Mode", "Current"), gpu.find("MIG Mode", "Pending")
         if current is not None and _is_mode(current.value):
             after = pending.value if pending is not None and _is_mode(pending.value) else current.value
             index = gpu.value("index")
             bus = gpu.bus or snapshot.view(addresses).get(int(index) if re.fullmatch(r"\d{1,3}", index) else -1, "")
             yield _Mode(bus, index, _is_on(current.value), _is_on(after), (pending or current).citation)
-
-
-def _first(gpu: smi_query.Gpu, *ways: tuple[str, ...]) -> Row | None:
-    return next((row for way in ways if (row := gpu.find(*way)) is not None), None)
 
 
 def _is_mode(value: str) -> bool:

@@ -67,10 +67,7 @@ _SLOWED: Final = line(r"\bHW Slowdown\s*:\s*Active", "nvidia-smi-q", "nvidia-smi
 # ---- the limit
 
 _SHARE: Final = 0.95
-_LIMITS: Final = (
-    *(("Enforced Power Limit",), ("Current Power Limit",), ("enforced", "power", "limit"), ("power", "limit")),
-    ("Power Limit",),
-)
+_LIMITS: Final = ("Enforced Power Limit", "Current Power Limit", "Power Limit")
 _ASKED: Final = asked(r"-d[ =]\S*(?:POWER|PERFORMANCE)")
 
 
@@ -82,10 +79,10 @@ def _capped(snapshot: Snapshot) -> Iterator[Citation]:
 def _limited(snapshot: Snapshot) -> Iterator[Proof]:
     capped = tuple(_capped(snapshot))
     for gpu in snapshot.view(smi_query.gpus):
-        now, usual = _row(gpu, *_LIMITS), _row(gpu, ("Default Power Limit",), ("power", "default_limit"))
+        now, usual = _row(gpu, *_LIMITS), _row(gpu, "Default Power Limit")
         if now is None or usual is None or _watts(now) >= _watts(usual) * _SHARE:
             continue
-        requested = _row(gpu, ("Requested Power Limit",))
+        requested = _row(gpu, "Requested Power Limit")
         by_bmc = requested is not None and _watts(requested) > _watts(now)
         who = ", by the machine's management controller" if by_bmc else ""
         summary = f"{_which(gpu)} may draw {_watts(now):.0f} W, and its default is {_watts(usual):.0f} W{who}"
@@ -95,8 +92,8 @@ def _limited(snapshot: Snapshot) -> Iterator[Proof]:
         yield Proof(summary, cited, severity=severity, gpu=gpu.name, remedy=remedy)
 
 
-def _row(gpu: smi_query.Gpu, *ways: tuple[str, ...]) -> Row | None:
-    found = (gpu.find(*way) for way in ways)
+def _row(gpu: smi_query.Gpu, *names: str) -> Row | None:
+    found = (gpu.find(name) for name in names)
     return next((row for row in found if row is not None and _watts(row)), None)
 
 

@@ -97,7 +97,7 @@ CUDA_UNKNOWN: Final = line(
 )
 CUDA_NOT_READY: Final = line(
     r"cudaErrorSystemNotReady|CUDA_ERROR_SYSTEM_NOT_READY|system not yet initiali[sz]ed|(?:CUDA|cuda|cuInit"
-    r"|\bcode\b|Error)[^\n]{0,60}\b802\b"
+    r"|\bcode\b|Error)[^\n]{0,60}\b802\b|^802$"
 )
 CUDA_UNFIT: Final = line(
     r"unsupported display driver ?/ ?cuda driver combination|(?:[Ee]rror|[Cc]ode|returned|cuda\w*)\W{0,4}803\b|\(803 vs"

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
+from gpunode.diagnoses import symptoms
 from gpunode.diagnoses.model import Citation
 from gpunode.diagnoses.snapshot import Snapshot, cite, stated
 from gpunode.diagnoses.views import boards, driver, packages, pci, smi_query, system
@@ -18,14 +19,8 @@ UNIT: Final = "nvidia-fabricmanager.service"
 UnitState: TypeAlias = Literal["active", "inactive", "failed", "masked", "missing", ""]
 
 _MISMATCH: Final = Pattern(
-    rf"interface version (?P<manager>{driver.VERSION}) do(?:es)?n.?t match with (?:the )?driver version "
-    rf"(?P<driver>{driver.VERSION})",
+    rf"interface version {driver.VERSION} do(?:es)?n.?t match with (?:the )?driver version {driver.VERSION}",
     re.IGNORECASE,
-)
-_NOT_READY: Final = Pattern(
-    r"system not yet initiali[sz]ed|cudaErrorSystemNotReady|CUDA_ERROR_SYSTEM_NOT_READY"
-    r"|\b(?:CUDA|cudart|cuda\w+|cuInit)\b.{0,80}\b802\b|\berror 802\b|\[802\] Call to cuInit|^802$",
-    re.IGNORECASE | re.MULTILINE,
 )
 _SWITCH_SEEN: Final = Pattern(r"\bnvidia-nvswitch\d+: |\bSW_MNG\b|\bNVSwitch LPF\b")
 _ABOUT: Final = Pattern(r"fabric-?manager", re.IGNORECASE)
@@ -56,15 +51,6 @@ _PACKAGES: Final = ("nvidia-fabricmanager*", "nvidia-fabric-manager*", "cuda-dri
 
 
 @dataclass(frozen=True, slots=True)
-class Mismatch:
-    """The fabric manager's version and the driver's, which differ."""
-
-    manager: str
-    driver: str
-    citations: tuple[Citation, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class Manager:
     """The fabric manager's service.
 
@@ -83,27 +69,22 @@ def switches(snapshot: Snapshot) -> tuple[Citation, ...]:
     return (*listed, *folder, *snapshot.said(_SWITCH_SEEN))[:4]
 
 
-def not_ready(snapshot: Snapshot) -> tuple[Citation, ...]:
-    """The lines in which CUDA or NCCL says that the system's fabric is not ready (802 most often)."""
-    return snapshot.said(_NOT_READY)
-
-
 def in_progress(snapshot: Snapshot) -> tuple[Citation, ...]:
     """The GPUs whose registration with the fabric has not come to an end."""
-    rows = (*smi_query.rows(snapshot, "Fabric", "State"), *smi_query.rows(snapshot, "fabric.state"))
+    rows = smi_query.rows(snapshot, "Fabric", "State")
     return tuple(row.citation for _, row in rows if row.value.lower() in {"in progress", "not started"})
 
 
-def mismatch(snapshot: Snapshot) -> Mismatch | None:
-    """The two versions where they differ: by the fabric manager's word, else by what is installed and loaded."""
-    if match := snapshot.match(_MISMATCH):
-        return Mismatch(match["manager"], match["driver"], snapshot.said(_MISMATCH))
+def mismatch(snapshot: Snapshot) -> tuple[Citation, ...]:
+    """Where the fabric manager and the driver differ in version: its own word, else what is installed and loaded."""
+    if found := snapshot.said(_MISMATCH):
+        return found
     program, loaded = version(snapshot), driver.loaded(snapshot) or driver.smi_version(snapshot)
     of_driver = [(one.upstream, one.citation) for one in driver.whole(snapshot) if _is_driver(one)][:1]
     of_driver = [(loaded.version, loaded.citation)] if loaded else of_driver
     if program is None or not of_driver or of_driver[0][0] == program[0]:
-        return None
-    return Mismatch(program[0], of_driver[0][0], (program[1], of_driver[0][1]))
+        return ()
+    return program[1], of_driver[0][1]
 
 
 _SAYS: Final = Pattern(rf"Fabric Manager version is\s*:\s*(?P<version>{driver.VERSION})")
@@ -178,6 +159,6 @@ def is_needed(snapshot: Snapshot) -> bool | None:
     carriers = snapshot.view(boards.carriers)
     if carriers and carriers <= {"card", "rack"}:
         return False
-    if snapshot.view(in_progress) or ("baseboard" in carriers and snapshot.view(not_ready)):
+    if snapshot.view(in_progress) or ("baseboard" in carriers and snapshot.view(symptoms.CUDA_NOT_READY)):
         return True
     return False if "baseboard" not in carriers and pci.is_listed(snapshot) and snapshot.view(pci.gpus) else None

@@ -50,7 +50,15 @@ _SAME: Final = {
     "pci bus id": "bus id",
     "uuid": "gpu uuid",
     "power readings": "gpu power readings",
+    "current mig": "current",
+    "pending mig": "pending",
 }
+# Columns of the CSV that -q calls otherwise.
+_COLUMNS: Final = {
+    "link.width": "Link Width", "link.gen": "PCIe Generation", "mig.mode": "MIG Mode",
+    "power.default_limit": "Default Power Limit", "enforced.power.limit": "Enforced Power Limit",
+    "power.limit": "Power Limit",
+}  # fmt: skip
 # What nvidia-smi tells of a GPU before its bus id.
 _BEFORE_BUS: Final = frozenset(
     {
@@ -100,10 +108,6 @@ class Gpu:
     def find(self, *names: str) -> Row | None:
         """The first row that is called by the last of ``names`` and has the others above it, in that order."""
         return next(self.every(*names), None)
-
-    def first(self, *ways: tuple[str, ...]) -> Row | None:
-        """The row that is found by the first of several ways to it."""
-        return next((row for way in ways if (row := self.find(*way))), None)
 
     def every(self, *names: str) -> Iterator[Row]:
         """All such rows: a piece without the GPUs' own lines holds those of several."""
@@ -252,8 +256,14 @@ def _of_csv(item: Item) -> Iterator[Gpu]:
             place = cite(item, number)
             named = dict(zip(names, cells, strict=True))
             bus = named.get("gpu_bus_id") or named.get("pci.bus_id") or ""
-            found = tuple(Row(tuple(name.split(".")), value, place) for name, value in named.items())
+            found = tuple(Row(_path(name), value, place) for name, value in named.items())
             yield Gpu(pci.address(bus) if _BUS_ID.match(bus) else "", found, place)
+
+
+def _path(column: str) -> tuple[str, ...]:
+    for name, same in _COLUMNS.items():
+        column = column.replace(name, same)
+    return tuple(column.split("."))
 
 
 def _queried(item: Item) -> list[str]:
