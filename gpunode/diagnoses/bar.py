@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import Final
 
 from gpunode.diagnoses import symptoms
@@ -108,14 +109,14 @@ def _realloc(snapshot: Snapshot) -> Iterable[Fix]:
     )
 
 
+_rule = partial(Rule, layer="pci", storey="pci")
+
 FAMILY: Final = Family(
     "bar",
     "memory regions of the GPU (BARs)",
     (
-        Rule(
+        _rule(
             cause="bar-above-4g-disabled",
-            layer="pci",
-            storey="pci",
             disruption="reboot",
             title="firmware gives the GPU's memory region no address",
             share=0.8,
@@ -129,7 +130,7 @@ FAMILY: Final = Family(
             ),
             sources=(f"{OPEN_MODULES}/issues/862", f"{DRIVER_GUIDE}index.html"),
             decisive=any_of(all_of(ADDRESSLESS, _NO_HIGH), all_of(unless(_EMPTY, _UNPLACED, _HOTPLUG), _BARE_METAL)),
-            typical=any_of(unless(_EMPTY, _UNPLACED, _HOTPLUG), _SWITCHED_OFF),
+            typical=any_of(unless(_EMPTY, _UNPLACED, _HOTPLUG, kernel_line(r"BAR0 is 0M")), _SWITCHED_OFF),
             against=(GUEST,),
             summary="firmware gives the bus no addresses above 4 GiB, so the GPU's memory region has no place",
             remedy=always(
@@ -143,10 +144,8 @@ FAMILY: Final = Family(
             ),
             explains=NOT_STARTED,
         ),
-        Rule(
+        _rule(
             cause="bar-allocation-failed",
-            layer="pci",
-            storey="pci",
             disruption="reboot",
             title="no room for the GPU's memory region behind its bridge",
             symptoms=_SHOWN,

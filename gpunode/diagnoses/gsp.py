@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import Final
 
 from gpunode.diagnoses import remedies, symptoms
@@ -67,13 +68,11 @@ _ABSENT: Final = any_of(kernel_line(_NO_FILE, re.IGNORECASE), line(_NO_FILE, "te
 def _listed_without(snapshot: Snapshot) -> Iterator[Citation]:
     """The listing of the firmware's folder, where the loaded driver's version is not in it, or that there is none."""
     seen = snapshot.view(driver.loaded) or driver.on_disk(snapshot)
-    for item in (item for item in snapshot.of("listing", "file") if item.where == "host"):
-        said = item.written + item.text
-        if re.search(_FIRMWARE, item.written) and (
-            (item.outcome == "absent" and (not seen or seen.version in item.written))
-            or (seen and item.outcome == "ok" and seen.version not in said)
-        ):
-            yield cite(item)
+    for item in snapshot.of("listing", "file", "text"):
+        if item.where == "host" and re.search(_FIRMWARE, item.written):
+            is_absent = item.outcome == "absent" and (not seen or seen.version in item.written)
+            if is_absent or (seen and item.outcome == "ok" and seen.version not in item.written + item.text):
+                yield cite(item)
 
 
 def _version(snapshot: Snapshot) -> str:
@@ -132,11 +131,7 @@ def _bring_file(snapshot: Snapshot) -> Iterable[Fix]:
 
 
 def _platform(snapshot: Snapshot) -> Iterable[Fix]:
-    text = (
-        "update the machine's firmware, and of a virtual machine's host the hypervisor; in their settings switch on "
-        "Above 4G Decoding and leave the GPU's VBIOS in place"
-    )
-    yield by_hand("firmware", text)
+    yield by_hand("firmware", "update the machine's firmware, or the hypervisor, and switch Above 4G Decoding on")
     yield power_cycle()
     yield by_hand("install", "try the newest driver of another branch", "it stays so")
     if not _needs_open(snapshot):
@@ -166,15 +161,14 @@ _UNUSABLE: Final = GPU_LOST | {
     *("driver-module-not-loaded", "xid-143-gpu-init-error", "nvlink-all-links-inactive-gpu", "nvlink-link-inactive"),
 }
 _NO_GSP: Final = _UNUSABLE | {"gsp-init-failed-platform"}
+_rule = partial(Rule, layer="driver", storey="driver")
 
 FAMILY: Final = Family(
     "gsp",
     "the GPU System Processor",
     (
-        Rule(
+        _rule(
             cause="gsp-rpc-timeout",
-            layer="driver",
-            storey="driver",
             disruption="reset-gpu",
             title="the GSP does not answer the driver",
             share=2,
@@ -202,10 +196,8 @@ FAMILY: Final = Family(
             remedy=_restart_gsp,
             explains=_NO_GSP | {"gsp-bad-state-wpr2"},
         ),
-        Rule(
+        _rule(
             cause="gsp-task-exception",
-            layer="driver",
-            storey="driver",
             disruption="reset-gpu",
             title="the GSP's firmware crashed",
             share=0.7,
@@ -223,10 +215,8 @@ FAMILY: Final = Family(
             remedy=_restart_gsp,
             explains=_NO_GSP | {"gsp-bad-state-wpr2", "gsp-rpc-timeout"},
         ),
-        Rule(
+        _rule(
             cause="gsp-bad-state-wpr2",
-            layer="driver",
-            storey="driver",
             disruption="reboot",
             title="the GPU holds on to the memory of a dead GSP",
             share=0.5,
@@ -250,7 +240,7 @@ FAMILY: Final = Family(
             ),
             explains=_NO_GSP,
         ),
-        Rule(
+        _rule(
             cause="gpu-firmware-boot-failed",
             layer="hardware",
             storey="gpu",
@@ -275,10 +265,8 @@ FAMILY: Final = Family(
             ),
             explains=_NO_GSP | {"gsp-bad-state-wpr2"},
         ),
-        Rule(
+        _rule(
             cause="gsp-firmware-missing",
-            layer="driver",
-            storey="driver",
             disruption="restart-container",
             title="the GSP's firmware is not on disk",
             symptoms=(symptoms.NOT_STARTED, symptoms.NO_DEVICES, symptoms.NO_DRIVER),
@@ -300,14 +288,12 @@ FAMILY: Final = Family(
             remedy=_bring_file,
             explains=_NO_GSP | {"gsp-bad-state-wpr2"},
         ),
-        Rule(
+        _rule(
             cause="gsp-disable-ignored-open-module",
             layer="config",
-            storey="driver",
             severity="warning",
             disruption="reboot",
             title="the GSP cannot be switched off with the open modules",
-            symptoms=(),
             look_at=(
                 Shell("grep -r NVreg_EnableGpuFirmware /etc/modprobe.d"),
                 Shell("cat /proc/driver/nvidia/version"),
@@ -327,10 +313,8 @@ FAMILY: Final = Family(
             remedy=_take_back,
             explains=frozenset({"gsp-rpc-timeout", "gsp-task-exception"}),
         ),
-        Rule(
+        _rule(
             cause="gsp-init-failed-platform",
-            layer="driver",
-            storey="driver",
             disruption="reboot",
             title="the GSP cannot be started in this machine",
             symptoms=(symptoms.NOT_STARTED, symptoms.NO_DEVICES, symptoms.NO_DRIVER),
@@ -344,7 +328,7 @@ FAMILY: Final = Family(
             ),
             sources=(f"{OPEN_MODULES}/issues/965", f"{OPEN_MODULES}/issues/1058"),
             typical=unless(_NOT_STARTED, _GFW, _WPR2, _ABSENT, _UNSUPPORTED, _GRAVE),
-            context=_INIT,
+            context=any_of(_INIT, line(r"\baarch64\b|Raspberry Pi")),
             summary="The GSP cannot be started on this GPU in this machine",
             remedy=_platform,
             explains=_UNUSABLE,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import partial
 from typing import Final
 
 from gpunode.diagnoses import symptoms
@@ -29,12 +30,12 @@ def _missing(snapshot: Snapshot) -> Iterator[Proof]:
     if shown is None or shown.count is None or len(listed) <= shown.count:
         return
     buses = {board.bus for board in shown.boards if board.bus}
-    absent = [gpu for address, gpu in listed.items() if address not in buses] if buses else []
-    if not buses or len(absent) == len(listed) - shown.count:
-        names = ", ".join(gpu.address for gpu in absent) or "one"
-        summary = f"{len(listed)} GPUs are on the PCI bus and nvidia-smi shows {shown.count}: {names} is missing"
-        lines = (*(gpu.citation for gpu in absent or listed.values()), shown.citation)
-        yield Proof(summary, lines, gpu=absent[0].address if absent else "")
+    absent = [gpu for address, gpu in listed.items() if address not in buses]
+    is_named = len(absent) == len(listed) - shown.count
+    names = ", ".join(gpu.address for gpu in absent) if is_named else "one"
+    summary = f"{len(listed)} GPUs are on the PCI bus and nvidia-smi shows {shown.count}: {names} is missing"
+    lines = (*(gpu.citation for gpu in (absent if is_named else listed.values())), shown.citation)
+    yield Proof(summary, lines, gpu=absent[0].address if is_named else "")
 
 
 def _odd_number(snapshot: Snapshot) -> Iterator[Citation]:
@@ -86,15 +87,14 @@ def _reading_ones(snapshot: Snapshot) -> Iterator[Citation]:
 
 
 _GRAVE: Final = fact(faults.grave)
+_rule = partial(Rule, layer="hardware", storey="gpu")
 
 FAMILY: Final = Family(
     "lost",
     "GPUs that are lost",
     (
-        Rule(
+        _rule(
             cause="gpu-missing-from-inventory",
-            layer="hardware",
-            storey="gpu",
             disruption="power-cycle",
             title="a GPU that should be there is not",
             symptoms=(symptoms.GPU_LOST, symptoms.NO_DEVICES, symptoms.NOT_STARTED),
@@ -117,7 +117,6 @@ FAMILY: Final = Family(
                     "inspect",
                     "compare the bus with the driver, and read what the kernel says of the GPU that is missing",
                     Shell("lspci -nnk -d 10de:"),
-                    Shell("nvidia-smi --query-gpu=index,pci.bus_id,serial --format=csv"),
                     Shell("sudo dmesg | grep -E 'NVRM|AER|pcieport' | tail -n 100"),
                 ),
                 drain(),
@@ -128,10 +127,8 @@ FAMILY: Final = Family(
             ),
             explains=UNHEALTHY_IN_CLUSTER,
         ),
-        Rule(
+        _rule(
             cause="gpu-fallen-off-bus",
-            layer="hardware",
-            storey="gpu",
             disruption="power-cycle",
             title="the GPU has fallen off the PCI bus",
             share=3.5,
@@ -142,6 +139,8 @@ FAMILY: Final = Family(
                 symptoms.CUDA_FAULT,
                 symptoms.NO_DEVICES,
                 symptoms.CUDA_UNKNOWN,
+                symptoms.CUDA_NO_DEVICE,
+                symptoms.NOT_STARTED,
             ),
             look_at=(Shell("sudo dmesg | grep -iE 'xid|nvrm|fallen'"),),
             story=(
@@ -176,10 +175,9 @@ FAMILY: Final = Family(
                 "gpu-missing-from-inventory",
             },
         ),
-        Rule(
+        _rule(
             cause="xid-54-aux-power",
             layer="power-thermal",
-            storey="gpu",
             disruption="power-cycle",
             title="auxiliary power is not connected to the GPU",
             symptoms=(symptoms.ANY_XID, symptoms.NOT_STARTED, symptoms.GPU_LOST),
@@ -191,6 +189,7 @@ FAMILY: Final = Family(
             ),
             sources=(XID_CATALOG, f"{OPEN_MODULES}/blob/main/src/nvidia/arch/nvalloc/unix/src/osinit.c"),
             check=faults.began(54),
+            context=line(r"Power Brake Slowdown\s*: Active"),
             decisive=line(
                 r"does not have the necessary power cables connected"
                 r"|auxiliary power (?:cable|connector)s? .{0,40}not connected"

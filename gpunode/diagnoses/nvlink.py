@@ -343,6 +343,7 @@ FAMILY: Final = Family(
             ),
             sources=(_GUIDE, "https://docs.nvidia.com/datacenter/tesla/pdf/fabric-manager-user-guide.pdf"),
             check=_switched,
+            context=fact(lambda node: (row.citation for _, row in smi_query.rows(node, "Fabric", "State"))),
             remedy=_RESET_FABRIC,
             explains=_NVLINK_XIDS | _LINKS | {"fabric-manager-not-running"},
         ),
@@ -350,6 +351,7 @@ FAMILY: Final = Family(
             cause="xid-74-nvlink-error",
             disruption="reset-gpu",
             title="an NVLink failed (Xid 74)",
+            share=0.6,
             symptoms=(symptoms.ANY_XID, symptoms.LINKS_DOWN, symptoms.NCCL_FAILS, symptoms.CUDA_FAULT),
             look_at=(Shell("sudo dmesg | grep -i xid"), Shell("nvidia-smi nvlink -e")),
             story=(
@@ -378,6 +380,8 @@ FAMILY: Final = Family(
             ),
             sources=(XID_CATALOG, f"{OPEN_MODULES}/issues/1355"),
             check=_fifth,
+            share=0.6,
+            context=_FIFTH,
             typical=unless(all_of(_UNCORRECTABLE, _FIFTH), symptoms.ANY_XID),
             remedy=_RESET_FABRIC,
             explains=_LINKS | UNHEALTHY_IN_CLUSTER | {"xid-154-recovery-action"},
@@ -396,7 +400,7 @@ FAMILY: Final = Family(
             sources=("https://github.com/leptonai/gpud/issues/1085", f"{OPEN_MODULES}/issues/1150"),
             check=_all_down,
             typical=unless(fact(_refused), _DOWN),
-            context=asked(r"\bnvlink\b"),
+            context=any_of(asked(r"\bnvlink\b"), _state("active")),
             remedy=always(
                 run(
                     "inspect",
@@ -437,6 +441,7 @@ FAMILY: Final = Family(
             severity="info",
             disruption="none",
             title="no NVLink where none is to be",
+            share=1,
             symptoms=(symptoms.LINKS_DOWN,),
             look_at=(Shell("nvidia-smi nvlink -s"), Shell("nvidia-smi -L")),
             story=(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import Final
 
 from gpunode.diagnoses import symptoms
@@ -103,15 +104,14 @@ _SLOW: Final = line(
     "application", "text",
 )  # fmt: skip
 _NCCL_GUIDE: Final = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html"
+_rule = partial(Rule, layer="pci", storey="pci")
 
 FAMILY: Final = Family(
     "p2p",
     "peer-to-peer transfers between GPUs",
     (
-        Rule(
+        _rule(
             cause="iommu-blocks-p2p",
-            layer="pci",
-            storey="pci",
             disruption="reboot",
             title="the IOMMU stops transfers between GPUs",
             symptoms=(symptoms.NCCL_FAILS, symptoms.SLOW, symptoms.CUDA_FAULT),
@@ -132,10 +132,8 @@ FAMILY: Final = Family(
             remedy=_pass_through,
             explains=TRANSFERS_LOST | UNHEALTHY_IN_CLUSTER | {"gpu-fallen-off-bus", "acs-blocks-p2p"},
         ),
-        Rule(
+        _rule(
             cause="acs-blocks-p2p",
-            layer="pci",
-            storey="pci",
             severity="warning",
             disruption="none",
             title="access control on bridges keeps GPUs apart",
@@ -150,7 +148,7 @@ FAMILY: Final = Family(
             sources=(_NCCL_GUIDE, "https://github.com/NVIDIA/nccl/issues/2079"),
             decisive=all_of(_REDIRECTS, any_of(_HANGS, _SLOW)),
             typical=any_of(all_of(_REDIRECTS, _ASKED), all_of(_VALIDATES, any_of(_HANGS, _SLOW, _ASKED))),
-            context=_REDIRECTS,
+            context=any_of(_REDIRECTS, _HANGS),
             summary="bridges send what GPUs ask of each other up to the root complex (ACS)",
             remedy=_without_acs,
         ),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import Final
 
 from gpunode.catalog import xids
@@ -101,25 +102,14 @@ def _change_release(snapshot: Snapshot) -> Iterable[Fix]:
     yield nvidia_report("that release faults too")
 
 
-def _keep_state(snapshot: Snapshot) -> Fix:
-    text = "keep the driver's state between programs, so that the GPU sleeps less"
-    daemon = (Shell("sudo systemctl enable --now nvidia-persistenced"),)
-    return setup_step(snapshot, "configure", text, "persistence", instead=daemon, when="persistence mode is off")
-
-
-def _settle_power(snapshot: Snapshot) -> Iterable[Fix]:
-    yield by_hand("firmware", "update the machine's firmware, the GPU's VBIOS and the driver")
-    yield _keep_state(snapshot)
-    text = "keep the GPU from its lowest clocks: nvidia-smi --lock-gpu-clocks=LOWEST,HIGHEST"
-    yield by_hand("configure", text, "it comes back")
-    yield reboot("reboot, to bring the GPU back", "it hangs")
-
-
 def _restart_controller(snapshot: Snapshot) -> Iterable[Fix]:
     yield reset_gpu()
     yield reboot(when="the reset is refused or hangs")
-    yield _keep_state(snapshot)
-    yield by_hand("install", "update driver and VBIOS", "it comes back")
+    text = "keep the driver's state between programs, so that the GPU sleeps less"
+    daemon = (Shell("sudo systemctl enable --now nvidia-persistenced"),)
+    yield setup_step(snapshot, "configure", text, "persistence", instead=daemon, when="persistence mode is off")
+    yield by_hand("firmware", "update the machine's firmware, the GPU's VBIOS and the driver", "it comes back")
+    yield by_hand("configure", "keep the GPU from its lowest clocks: nvidia-smi --lock-gpu-clocks", "it comes back")
     yield nvidia_report()
 
 
@@ -129,21 +119,20 @@ _DIAGNOSE: Final = Shell("sudo dcgmi diag -r 3")
 _OF_PROGRAMS: Final = frozenset({"nvidia-uvm-wedged"})
 _GPU_DOWN: Final = NOT_INITIALISED | PROGRAM_FAULTS | {"nvlink-all-links-inactive-gpu", "nvlink-link-inactive"}
 _HEADER: Final = f"{OPEN_MODULES}/blob/main/src/common/sdk/nvidia/inc/nverror.h"
+_rule = partial(Rule, layer="driver", storey="gpu", look_at=_LOG)
 
 FAMILY: Final = Family(
     "xids",
     "Xid errors",
     (
-        Rule(
+        _rule(
             cause="xid-13-graphics-exception",
-            layer="driver",
             storey="programs",
             severity="warning",
             disruption="restart-container",
             title="a program did what the GPU forbids",
             share=0.6,
             symptoms=(symptoms.ANY_XID, symptoms.CUDA_FAULT),
-            look_at=_LOG,
             story=(
                 "A kernel or shader ran into an illegal instruction, an address out of range, a misaligned access "
                 "or an overrun stack, and the engine stopped it (Xid 13; Xid 69 where a command itself was wrong). "
@@ -167,16 +156,14 @@ FAMILY: Final = Family(
             ),
             explains=_OF_PROGRAMS | {"xid-109-ctx-switch-timeout"},
         ),
-        Rule(
+        _rule(
             cause="xid-31-mmu-fault",
-            layer="driver",
             storey="programs",
             severity="warning",
             disruption="restart-container",
             title="a program touched GPU memory that is not its own",
             share=0.8,
             symptoms=(symptoms.ANY_XID, symptoms.CUDA_FAULT, symptoms.NCCL_FAILS),
-            look_at=_LOG,
             story=(
                 "The GPU's memory unit met an address that no page is mapped to, or not for this use (Xid 31). The "
                 "message says which engine asked, at which address and for what; the program is ended. A pointer "
@@ -195,12 +182,12 @@ FAMILY: Final = Family(
             ),
             explains=_OF_PROGRAMS,
         ),
-        Rule(
+        _rule(
             cause="xid-31-driver-regression",
-            layer="driver",
             storey="driver",
             disruption="reboot",
             title="this release of the driver lets programs fault",
+            share=1,
             symptoms=(symptoms.ANY_XID, symptoms.CUDA_FAULT),
             look_at=(*_LOG, Shell("cat /proc/driver/nvidia/version")),
             story=(
@@ -216,14 +203,11 @@ FAMILY: Final = Family(
             remedy=_change_release,
             explains=_OF_PROGRAMS,
         ),
-        Rule(
+        _rule(
             cause="xid-61-pmu-breakpoint",
-            layer="driver",
-            storey="gpu",
             disruption="reboot",
             title="the GPU's power controller stopped",
             symptoms=(symptoms.ANY_XID, symptoms.SLOW),
-            look_at=_LOG,
             story=(
                 "The power management unit, a controller inside the GPU, stopped at a breakpoint of its own firmware "
                 "(Xid 61, in older drivers; newer ones report Xid 62). It is known from changes of power state on some "
@@ -233,18 +217,15 @@ FAMILY: Final = Family(
             ),
             sources=(XID_CATALOG, _HEADER),
             check=faults.began(61),
-            context=anywhere(r"nvidia-smi[^\n]* (?:-lgc|--lock-gpu-clocks)"),
-            remedy=_settle_power,
+            context=any_of(anywhere(r"nvidia-smi[^\n]* (?:-lgc|--lock-gpu-clocks)"), line(r"Performance State\s*: P8")),
+            remedy=_restart_controller,
             explains=_GPU_DOWN,
         ),
-        Rule(
+        _rule(
             cause="xid-62-pmu-halt",
-            layer="driver",
-            storey="gpu",
             disruption="reset-gpu",
             title="the GPU's power controller halted",
             symptoms=(symptoms.ANY_XID, symptoms.GPU_LOST),
-            look_at=_LOG,
             story=(
                 "The power management unit, a controller inside the GPU, halted (Xid 62), and with it clocks, fans and "
                 "power states. The driver asks for a reset (Xid 154); calls to the GSP time out and channels are taken "
@@ -258,14 +239,12 @@ FAMILY: Final = Family(
             explains=_GPU_DOWN
             | {"xid-143-gpu-init-error", "gsp-bad-state-wpr2", "gsp-rpc-timeout", "gsp-init-failed-platform"},
         ),
-        Rule(
+        _rule(
             cause="xid-109-ctx-switch-timeout",
-            layer="driver",
             storey="programs",
             disruption="restart-container",
             title="a program does not let go of the GPU",
             symptoms=(symptoms.ANY_XID, symptoms.CUDA_FAULT, symptoms.SLOW),
-            look_at=_LOG,
             story=(
                 "The GPU wanted to give an engine to another context, and the one on it did not stop in time (Xid "
                 "109). A kernel or shader that never ends does that, and so do releases of the driver with a bug. The "
@@ -282,15 +261,13 @@ FAMILY: Final = Family(
             ),
             explains=UNHEALTHY_IN_CLUSTER | {"nvidia-uvm-wedged"},
         ),
-        Rule(
+        _rule(
             cause="xid-121-c2c-link",
             layer="hardware",
-            storey="gpu",
             severity="warning",
             disruption="none",
             title="errors on the link between CPU and GPU",
             symptoms=(symptoms.ANY_XID,),
-            look_at=_LOG,
             story=(
                 "Grace Hopper and Grace Blackwell join CPU and GPU by a link between the chips, NVLink-C2C. It reports "
                 "errors that it corrected (Xid 121): nothing was lost and nothing needs to be done at once. A link "
@@ -298,7 +275,7 @@ FAMILY: Final = Family(
             ),
             sources=(XID_CATALOG, _HEADER),
             check=faults.began(*_CHIP_LINK),
-            context=asked(r"\bc2c\b"),
+            context=any_of(asked(r"\bc2c\b|nvbandwidth"), line(r"\bG[HB][23]00\b")),
             remedy=always(
                 by_hand("wait", "nothing now: the errors were corrected; reset the GPU at the next occasion"),
                 run("inspect", "see the state of the links", Shell("nvidia-smi c2c -s")),
@@ -306,15 +283,13 @@ FAMILY: Final = Family(
             ),
             explains=UNHEALTHY_IN_CLUSTER,
         ),
-        Rule(
+        _rule(
             cause="xid-122-spi-rpc",
             layer="hardware",
-            storey="gpu",
             severity="warning",
             disruption="reset-gpu",
             title="the GPU's flash memory does not answer",
             symptoms=(symptoms.ANY_XID,),
-            look_at=_LOG,
             story=(
                 "The GPU keeps its InfoROM in a flash chip behind the power management unit, and a read, write or "
                 "erase of it failed (Xid 122, 123, 124). Programs are not touched, but serial number, ECC history and "
@@ -331,14 +306,12 @@ FAMILY: Final = Family(
             ),
             explains=UNHEALTHY_IN_CLUSTER | {"inforom-corrupted"},
         ),
-        Rule(
+        _rule(
             cause="xid-143-gpu-init-error",
             layer="hardware",
-            storey="gpu",
             disruption="power-cycle",
             title="the GPU could not be initialised",
             symptoms=(symptoms.ANY_XID, symptoms.NOT_STARTED),
-            look_at=_LOG,
             story=(
                 "The driver got as far as the GPU and could not bring it up (Xid 143), at the load of the module or "
                 "when the first program or the persistence daemon opened it. If no other Xid and no message of the GSP "
@@ -355,14 +328,11 @@ FAMILY: Final = Family(
             ),
             explains=_GPU_DOWN,
         ),
-        Rule(
+        _rule(
             cause="xid-154-recovery-action",
-            layer="driver",
-            storey="gpu",
             disruption="reset-gpu",
             title="the GPU waits to be recovered",
             symptoms=(symptoms.ANY_XID, symptoms.GPU_LOST),
-            look_at=_LOG,
             story=(
                 "Newer drivers say what they want done about a GPU: nothing, a reset, a reboot of the node, or its "
                 "work moved away first (Xid 154, and GPU Recovery Action in nvidia-smi -q). It never stands for an "

@@ -6,7 +6,7 @@ From lspci -vvv whole or in part, from sysfs, from nvidia-smi and from the kerne
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Final
@@ -28,11 +28,6 @@ _LANES: Final = Pattern(
 _BUSES: Final = Pattern(r"\bsecondary=(?P<first>[0-9a-f]{2}), subordinate=(?P<last>[0-9a-f]{2})")
 _SYSFS: Final = Pattern(
     rf"(?P<address>{ADDRESS})/(?P<what>(?:current|max)_link_(?:speed|width))[\s:=]{{1,3}}(?P<value>\d{{1,3}}(?:\.\d+)?)"
-)
-_LIMITED: Final = Pattern(
-    rf"(?P<address>{ADDRESS}): [\d.]+ Gb/s available PCIe bandwidth, limited by (?P<speed>[\d.]+) GT/s "
-    r"PCIe x(?P<width>\d{1,3}) link at \S+ \(capable of [\d.]+ Gb/s with (?P<most>[\d.]+) GT/s PCIe "
-    r"x(?P<widest>\d{1,3}) link"
 )
 _KNOWN_IN_LOG: Final = Pattern(
     rf"\bpci (?P<listed>{ADDRESS}): \[10de:|\bnvidia (?P<bound>{ADDRESS}): |\bGPU (?P<named>(?:[0-9a-f]{{4,8}}:)?"
@@ -194,7 +189,7 @@ def links(snapshot: Snapshot) -> tuple[Link, ...]:
         for address, link in snapshot.view(table).items()
         if link.width and (not address or (address.endswith(".0") and (is_any or slot(address) in gpus)))
     )
-    return (*shown, *_of_smi(snapshot), *_of_log(snapshot))
+    return (*shown, *_of_smi(snapshot))
 
 
 def _of_smi(snapshot: Snapshot) -> Iterator[Link]:
@@ -208,12 +203,3 @@ def _of_smi(snapshot: Snapshot) -> Iterator[Link]:
 
 def _speed(generation: int) -> float:
     return _SPEEDS[generation - 1] if 0 < generation <= len(_SPEEDS) else 0.0
-
-
-def _of_log(snapshot: Snapshot) -> Iterable[Link]:
-    for message in kernel.said(snapshot, _LIMITED):
-        match = _LIMITED.search(message.text)
-        if match and slot(address := pci.address(match["address"])) in snapshot.view(nvidia):
-            now, most = float(match["speed"]), float(match["most"])
-            lanes = int(match["width"]), int(match["widest"])
-            yield Link(address, now, lanes[0], most, lanes[1], message.citation, is_of_both=True)

@@ -92,7 +92,7 @@ class Gpu:
 
     Attributes:
         bus: its PCI address as the kernel writes it (``0000:07:00.0``); empty where the answer does not tell.
-        called: its UUID, else the index or serial by which the command asked for it; empty where neither tells.
+        called: its UUID, else the index or serial by which it was asked for or listed; empty where neither tells.
     """
 
     bus: str
@@ -172,8 +172,8 @@ def _of(item: Item) -> Iterator[Gpu]:
     else:
         return
     for gpu in found:
-        uuid = gpu.value("GPU UUID")
-        yield replace(gpu, called=uuid if _UUID.match(uuid) else _asked_for(item))
+        uuid, index = gpu.value("GPU UUID"), next((row.value for row in gpu.rows if row.path == ("index",)), "")
+        yield replace(gpu, called=uuid if _UUID.match(uuid) else _asked_for(item) or index * index.isdigit())
 
 
 def _parts(gpu: Gpu) -> Iterator[Gpu]:

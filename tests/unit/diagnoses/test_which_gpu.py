@@ -100,23 +100,12 @@ QUERY = "nvidia-smi --query-gpu=index,name,mig.mode.current,mig.mode.pending --f
     [
         ((("nvidia-smi -i 1 -mig 1", REFUSED),), "0000:0f:00.0"),
         (((QUERY, MODES.format(1)),), "1"),
-        (((QUERY, MODES.format(1)), ("nvidia-smi -i 1 -mig 1", REFUSED)), "0000:0f:00.0"),
-        (
-            (
-                (QUERY, MODES.format(1)),
-                (
-                    "nvidia-smi",
-                    "|   1  NVIDIA A100-SXM4-80GB          On  | 00000000:0F:00.0 Off |                    0 |\n",
-                ),
-            ),
-            "0000:0f:00.0",
-        ),
     ],
 )
 def test_a_mode_waits_for_the_reset_of_one_gpu(pieces: tuple[tuple[str, str], ...], gpu: str) -> None:
     finding = found(*pieces)
     assert finding.cause == "mig-mode-pending-reset"
-    assert resets(finding) == [f"--gpu-reset -i {gpu}"]
+    assert resets(finding) == [f"--gpu-reset --id={gpu}"]
 
 
 def test_which_of_several_gpus_is_to_be_divided_is_not_chosen() -> None:
