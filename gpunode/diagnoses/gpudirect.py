@@ -79,15 +79,8 @@ def _bring_fs(snapshot: Snapshot) -> Iterable[Fix]:
 
 _SUPPORTED: Final = run("inspect", "look what is supported now", Shell("/usr/local/cuda/gds/tools/gdscheck -p"))
 _NVME_STACK: Final = always(
-    by_hand(
-        "install",
-        "install MLNX_OFED or DOCA-OFED with --with-nvmf --enable-gds: it brings an NVMe driver that GDS knows",
-    ),
-    by_hand(
-        "install",
-        "or use PCI P2PDMA instead: kernel 6.2 or newer, CUDA 12.8, driver 570 with the open modules, and "
-        "use_pci_p2pdma in cufile.json",
-    ),
+    by_hand("install", "install MLNX_OFED or DOCA-OFED with --with-nvmf --enable-gds, for its NVMe driver"),
+    by_hand("install", "or use PCI P2PDMA: kernel 6.2, CUDA 12.8, driver 570 (open), use_pci_p2pdma in cufile.json"),
     _SUPPORTED,
 )
 
@@ -121,11 +114,7 @@ def _register(snapshot: Snapshot) -> Iterable[Fix]:
     yield _DMA_BUF
 
 
-_DMA_BUF: Final = by_hand(
-    "configure",
-    "or do without nvidia_peermem: with the open kernel modules and a kernel from 5.12 on NCCL uses DMA-BUF by itself",
-    "the GPUs are of Turing or newer",
-)
+_DMA_BUF: Final = by_hand("configure", "or use DMA-BUF: the open kernel modules and a kernel from 5.12")
 _RDMA_GUIDE: Final = "https://docs.nvidia.com/cuda/gpudirect-rdma/index.html"
 _GDS_GUIDE: Final = "https://docs.nvidia.com/gpudirect-storage/troubleshooting-guide/index.html"
 _rule = partial(Rule, layer="driver", storey="driver")
@@ -168,10 +157,7 @@ FAMILY: Final = Family(
                 "and DMA-BUF is not there in its place, or it is loaded and the RDMA stack or NCCL does not know of "
                 "it."
             ),
-            sources=(
-                *(_RDMA_GUIDE, "https://github.com/NVIDIA/nccl/issues/1676"),
-                "https://github.com/NVIDIA/nccl/issues/1343",
-            ),
+            sources=(_RDMA_GUIDE, "https://github.com/NVIDIA/nccl/issues/1676"),
             decisive=any_of(unless(_RDMA_OFF, _RDMA_ON), all_of(_RDMA_OFF, _NO_PEER)),
             typical=line(r"memory_peers'?: No such file", "listing", "text", "file"),
             context=asked(r"peer_?mem"),

@@ -140,19 +140,12 @@ def _platform(snapshot: Snapshot) -> Iterable[Fix]:
 
 def _take_back(snapshot: Snapshot) -> Iterable[Fix]:
     option = "NVreg_EnableGpuFirmware=0"
-    yield run(
-        "configure",
-        "take the option away: the GPU cannot be driven without the GSP by these modules",
-        edited_where(option, f"s/ *{option}//", "/etc/modprobe.d"),
-        *(
-            remedies.without_kernel_argument(snapshot, f"nvidia.{option}")
-            if remedies.boots_with(snapshot, f"nvidia.{option}")
-            else ()
-        ),
-    )
+    edits = [edited_where(option, f"s/ *{option}//", "/etc/modprobe.d")]
+    if remedies.boots_with(snapshot, f"nvidia.{option}"):
+        edits += remedies.without_kernel_argument(snapshot, f"nvidia.{option}")
+    yield run("configure", "take the option away: these modules need the GSP", *edits)
     if not _needs_open(snapshot):
-        other = 'go over to the proprietary modules, which heed the option (flavour = "proprietary" in a recipe)'
-        yield by_hand("install", other, "the GSP is to stay off")
+        yield by_hand("install", "go over to the proprietary modules, which heed the option", "the GSP is to stay off")
     yield remedies.rebuild_initramfs(snapshot)
     yield reboot()
 

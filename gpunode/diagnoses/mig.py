@@ -143,9 +143,7 @@ _CREATE: Final = always(
         "create instances, of which profile 0 is the whole GPU as one",
         _smi("mig", "-i", ADDRESS, "-cgi", "0", "-C"),
     ),
-    run(
-        "inspect", "see which other profiles there are", _smi("mig", "-i", ADDRESS, "-lgip"), when="it is to be divided"
-    ),
+    run("inspect", "see which profiles there are", _smi("mig", "-i", ADDRESS, "-lgip"), when="it is to be divided"),
     run("configure", "or switch MIG off again", _smi("-i", ADDRESS, "-mig", "0"), when="the GPU is not to be shared"),
 )
 
@@ -248,6 +246,7 @@ FAMILY: Final = Family(
             typical=line(
                 r"(?:memory info|visiting device|\bMIG\b|instances?)[^\n]{0,60}Insufficient Permissions"
                 r"|NVMLError_NoPermission|NVML_ERROR_NO_PERMISSION"
+                r"|/nvidia-caps\S{0,20}: (?:No such file|Permission denied)"
             ),
             context=any_of(asked(r"nvidia-caps|nvidia-smi mig\b|capabilities/mig"), _MODES),
             remedy=_permit,

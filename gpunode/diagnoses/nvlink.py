@@ -38,13 +38,14 @@ def _state(*states: fabric.UnitState) -> Sign:
     """The lines that show the fabric manager's service in one of these states."""
 
     def lines(snapshot: Snapshot) -> tuple[Citation, ...]:
-        manager = snapshot.view(fabric.manager)
-        return manager.citations if manager.state in states else ()
+        state, found = snapshot.view(fabric.manager)
+        return found if state in states else ()
 
     return fact(lines)
 
 
 _MISSING: Final = _state("missing")
+_MASKED: Final = _state("masked")
 _DOWN: Final = _state("failed", "inactive", "masked")
 _VERSIONS_DIFFER: Final = fact(fabric.mismatch)
 _NOTHING: Final = line(r"NV_WARN_NOTHING_TO_DO|failed with error: ?WARNING Nothing to do|failed to detect any NVSwitch")
@@ -73,7 +74,7 @@ def _start_manager(snapshot: Snapshot) -> Iterable[Fix]:
         text = "NVLink 5 needs the subnet manager beside it, and the InfiniBand modules loaded first"
         packages = install(snapshot, "", "nvlsm", "infiniband-diags").commands
         yield run("install", text, *packages, Shell("sudo modprobe -a mlx5_ib ib_umad"))
-    if snapshot.view(fabric.manager).state == "masked":
+    if snapshot.view(_MASKED):
         yield run("configure", "unmask it", Shell("sudo systemctl unmask nvidia-fabricmanager"))
     enable, start = (
         Shell("sudo systemctl enable nvidia-fabricmanager"),
@@ -197,12 +198,7 @@ def _switched(snapshot: Snapshot) -> Iterator[Proof]:
 _XIDS: Final = Shell("sudo dmesg | grep -E 'Xid|SXid'")
 _RESET_ALL: Final = "reset all GPUs of the node, and with them their links, once nothing uses any of them"
 _AFTER_MILD: Final = (
-    run(
-        "inspect",
-        "find the GPU at the other end of the link, and follow its own errors first",
-        Shell("nvidia-smi nvlink --remotelinkinfo"),
-        _XIDS,
-    ),
+    run("inspect", "find the GPU at the other end of the link", Shell("nvidia-smi nvlink --remotelinkinfo"), _XIDS),
     reset_all_gpus(_RESET_ALL, "it keeps coming, and no GPU has an error of its own"),
 )
 _RESET_FABRIC: Final = always(
@@ -288,10 +284,7 @@ FAMILY: Final = Family(
                 "the InfiniBand modules or the subnet manager are missing, since it then looks for switches of the "
                 "older kind."
             ),
-            sources=(
-                *(_GUIDE, "https://github.com/NVIDIA/NVSentinel/issues/883"),
-                "https://github.com/NVIDIA/gpu-operator/issues/2781",
-            ),
+            sources=(_GUIDE, "https://github.com/NVIDIA/gpu-operator/issues/2781"),
             decisive=unless(all_of(any_of(_state("inactive", "masked"), _NOTHING), _NEEDED), _MISSING),
             typical=unless(
                 any_of(_DOWN, _IN_PROGRESS, line(r"NVLink SHARP \(NVLS\)|error in the Fabric Manager or NVSwitch")),
@@ -323,11 +316,7 @@ FAMILY: Final = Family(
             summary="the fabric manager finds no NVSwitch and exits: this node has none to manage",
             context=all_of(_NOTHING, symptoms.FABRIC_FAILS),
             remedy=always(
-                run(
-                    "configure",
-                    "switch it off: this node does not need it",
-                    Shell("sudo systemctl disable --now nvidia-fabricmanager"),
-                )
+                run("configure", "switch it off", Shell("sudo systemctl disable --now nvidia-fabricmanager"))
             ),
         ),
         _rule(
@@ -404,9 +393,8 @@ FAMILY: Final = Family(
             remedy=always(
                 run(
                     "inspect",
-                    "read what the fabric manager and the GPU say of the link",
+                    "read the state of the fabric",
                     Shell("nvidia-smi -q | grep -A 12 -w Fabric"),
-                    Shell("journalctl -b -u nvidia-fabricmanager --no-pager"),
                     _XIDS,
                 ),
                 drain(),
@@ -458,10 +446,7 @@ FAMILY: Final = Family(
             context=_MEANT,
             summary="no NVLink bridge joins these GPUs: that no link is up is as it must be",
             remedy=always(
-                by_hand(
-                    "configure",
-                    "nothing is wrong with the node: take the NVLink check out of the monitor for this model",
-                )
+                by_hand("configure", "take the NVLink check out of the monitor for this model: the node is fine")
             ),
         ),
     ),

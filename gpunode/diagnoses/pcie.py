@@ -169,16 +169,9 @@ def _proof(
 
 
 _RESEAT: Final = (
-    by_hand(
-        "hardware",
-        "move the work away, power the node off, then seat the GPU again, change riser or cable, and try another slot",
-    ),
+    by_hand("hardware", "power the node off, seat the GPU again, change riser or cable, and try another slot"),
     by_hand("firmware", "limit the slot to a lower PCIe generation in BIOS", "it comes back in another slot too"),
-    run(
-        "inspect",
-        "look at the link under load",
-        Shell("sudo lspci -vvv -d 10de: | grep -E 'LnkCap:|LnkSta:|CESta:|UESta:'"),
-    ),
+    run("inspect", "look at the link under load", Shell("sudo lspci -vvv -d 10de: | grep -E 'Lnk(Cap|Sta):|ESta:'")),
 )
 
 _AER_GUIDE: Final = "https://docs.kernel.org/PCI/pcieaer-howto.html"

@@ -163,13 +163,7 @@ FAMILY: Final = Family(
             sources=(_REASONS, "https://github.com/stackhpc/ansible-slurm-appliance/pull/975"),
             check=_limited,
             context=_CAPPED,
-            remedy=always(
-                by_hand(
-                    "configure",
-                    "set the default limit again: nvidia-smi -i with its address, -pl with the watts of Default Power "
-                    "Limit",
-                )
-            ),
+            remedy=always(by_hand("configure", "set the default limit again: nvidia-smi -pl WATTS")),
         ),
     ),
 )

@@ -63,11 +63,8 @@ _FAULTS: Final = fact(lambda snapshot: (one.citations[0] for one in snapshot.vie
 def _newer(snapshot: Snapshot) -> Iterable[Fix]:
     text = "install a driver of branch 465 or newer: it starts GeForce cards in virtual machines"
     yield from newer_driver(snapshot, text, least=465)
-    yield by_hand(
-        "configure",
-        "or hide the hypervisor on the host: <kvm><hidden state='on'/></kvm> in the domain's features",
-        "the GPU is too old for a newer driver",
-    )
+    hide = "or hide the hypervisor on the host: <kvm><hidden state='on'/></kvm> in the domain's features"
+    yield by_hand("configure", hide, "the GPU is too old for a newer driver")
 
 
 _LARGER_WINDOW: Final = always(
@@ -139,12 +136,9 @@ def _license(snapshot: Snapshot) -> Iterable[Fix]:
     yield _IS_LICENSED
 
 
+_GRIDD_LOG: Final = Shell("journalctl -b -u nvidia-gridd --no-pager")
 _SERVER: Final = always(
-    run(
-        "inspect",
-        "read why the licence is not given: name resolution, port 443, the clock, free licences, the token's age",
-        Shell("journalctl -b -u nvidia-gridd --no-pager"),
-    ),
+    run("inspect", "read why it is refused: DNS, port 443, clock, free licences, old token", _GRIDD_LOG),
     by_hand("configure", "put a new client configuration token of the server (DLS or CLS) in place of the old one"),
     _ASK_ANEW,
 )
@@ -330,19 +324,10 @@ FAMILY: Final = Family(
                 "card can spoil both. Some cards can be switched to WDDM or MCDM, others (H100) cannot be used from "
                 "WSL."
             ),
-            sources=(
-                _WSL_GUIDE,
-                "https://github.com/microsoft/WSL/issues/9952",
-                "https://github.com/microsoft/WSL/issues/13027",
-            ),
+            sources=(_WSL_GUIDE, "https://github.com/microsoft/WSL/issues/9952"),
             remedy=always(
-                by_hand(
-                    "configure",
-                    "in Windows, as administrator: nvidia-smi -fdm 0 (WDDM) or -fdm 2 (MCDM), then restart Windows",
-                ),
-                by_hand(
-                    "configure", "disable the TCC card in the device manager", "another card is to be used from WSL"
-                ),
+                by_hand("configure", "in Windows as administrator: nvidia-smi -fdm 0 (WDDM) or 2 (MCDM), then reboot"),
+                by_hand("configure", "disable the TCC card in the device manager", "WSL is to use another card"),
             ),
             explains=_SHOWN_AS_FAILED | {"wsl-gpu-access-blocked"},
         ),
@@ -372,11 +357,7 @@ FAMILY: Final = Family(
                 "or WSL itself is too old, or a container is given other libraries. The message is 'GPU access "
                 "blocked by the operating system'."
             ),
-            sources=(
-                _WSL_GUIDE,
-                "https://github.com/microsoft/WSL/issues/9938",
-                "https://github.com/microsoft/WSL/issues/9962",
-            ),
+            sources=(_WSL_GUIDE, "https://github.com/microsoft/WSL/issues/9938"),
             remedy=_clean,
             explains=_SHOWN_AS_FAILED,
         ),

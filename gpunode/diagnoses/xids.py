@@ -148,9 +148,7 @@ FAMILY: Final = Family(
                 r"|CUDA_EXCEPTION_\d"
             ),
             remedy=always(
-                by_hand(
-                    "application", "start the program again, and find its fault with compute-sanitizer or cuda-gdb"
-                ),
+                by_hand("application", "start the program again, and find its fault with compute-sanitizer"),
                 run("inspect", "test the GPU", _DIAGNOSE, when="other programs fault on it too, at the same place"),
                 nvidia_report("programs that are known to be right go on faulting"),
             ),

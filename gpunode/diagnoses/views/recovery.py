@@ -46,10 +46,12 @@ def wanted(snapshot: Snapshot) -> Mapping[str, Action]:
     shown = _shown(snapshot)
     found = dict(shown)
     for fault in faults.in_time(fault for fault in snapshot.view(faults.timeline) if fault.code == 154):
-        if (action := asked(fault)) is not None:
+        action = asked(fault)
+        if action == "none":
             found[fault.gpu] = action
-    graver = {gpu: max(action, shown.get(gpu, "none"), key=_GRAVE.index) for gpu, action in found.items()}
-    return {gpu: graver[gpu] if action != "none" else action for gpu, action in found.items()}
+        elif action is not None:
+            found[fault.gpu] = max(action, shown.get(fault.gpu, "none"), key=_GRAVE.index)
+    return found
 
 
 def recovered(snapshot: Snapshot) -> frozenset[str]:
