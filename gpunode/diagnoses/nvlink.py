@@ -28,7 +28,6 @@ from gpunode.diagnoses.remedies import (
 from gpunode.diagnoses.signs import all_of, any_of, asked, fact, holds, line, unless
 from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import boards, fabric, faults, nvlinks, recovery, smi_query, system
-from gpunode.diagnoses.views.topology import addresses, topology
 from gpunode.facts.patterns import Pattern
 
 # ---- the fabric manager
@@ -97,12 +96,6 @@ def _refused(snapshot: Snapshot) -> Iterator[Citation]:
     return (row.citation for _, row in rows if row.value.lower() not in fine)
 
 
-def _is_apart(snapshot: Snapshot) -> bool:
-    """Whether nvidia-smi's table of connections has GPUs, and no NVLink."""
-    pairs = {pair: cell for pair, cell in snapshot.view(topology).matrix.items() if pair[0] != pair[1]}
-    return bool(pairs) and not any(cell.startswith("NV") for cell in pairs.values())
-
-
 _CARDS: Final = holds(lambda snapshot: snapshot.view(boards.carriers) == {"card"}, "the GPUs are PCIe cards")
 _UP: Final = holds(lambda snapshot: any(one.up for one in snapshot.view(nvlinks.nvlinks)), "NVLinks are up")
 _DARK: Final = fact(lambda node: (one.citation for one in node.view(nvlinks.nvlinks) if not one.up))
@@ -123,17 +116,7 @@ def _all_down(snapshot: Snapshot) -> Iterator[Proof]:
     if sure == "certain" or (len(dark) == 1 and snapshot.view(_BASEBOARD)):
         for one in dark:
             summary = f"all NVLinks of {one.gpu} are down, and the node is made to have them: it is out of the fabric"
-            yield Proof(summary, (one.citation,), sure, gpu=_address(snapshot, one.index))
-
-
-def _address(snapshot: Snapshot, index: int | None) -> str:
-    """The GPU of that number; empty where that is not told, or where another GPU may be at the links' other end.
-
-    Links to an NVSwitch do not go down with another GPU. Those of a bridge do.
-    """
-    if index is None or not (snapshot.view(_SWITCHES) or snapshot.view(_BASEBOARD)):
-        return ""
-    return snapshot.view(addresses).get(index, "")
+            yield Proof(summary, (one.citation,), sure)
 
 
 # Cards of Ampere; each of their bridges joins four links of both.
@@ -150,7 +133,7 @@ def _some_down(snapshot: Snapshot) -> Iterator[Proof]:
     for one in some:
         links = ", ".join(map(str, one.down))
         summary = f"{len(one.down)} of the {len(one.rates)} NVLinks of {one.gpu} are down: {links}"
-        yield Proof(summary, (one.citation,), "likely", gpu=_address(snapshot, one.index))
+        yield Proof(summary, (one.citation,), "likely")
 
 
 # ---- faults by message
@@ -313,8 +296,8 @@ FAMILY: Final = Family(
                 _NO_SWITCH_ANYWHERE,
                 unless(all_of(_state("failed"), _NOT_NEEDED), _IN_PROGRESS, symptoms.CUDA_NOT_READY),
             ),
-            summary="the fabric manager finds no NVSwitch and exits: this node has none to manage",
             context=all_of(_NOTHING, symptoms.FABRIC_FAILS),
+            summary="the fabric manager finds no NVSwitch and exits: this node has none to manage",
             remedy=always(
                 run("configure", "switch it off", Shell("sudo systemctl disable --now nvidia-fabricmanager"))
             ),
@@ -440,7 +423,7 @@ FAMILY: Final = Family(
             sources=("https://github.com/NVIDIA/NVSentinel/pull/1481", "https://github.com/NVIDIA/DCGM/issues/49"),
             decisive=unless(all_of(any_of(_DARK, _COMPLAINTS), _CARDS), _UP),
             typical=unless(
-                all_of(_MEANT, any_of(_CARDS, holds(_is_apart, "no GPUs are linked"), line(r"No NvSwitches found"))),
+                all_of(_MEANT, any_of(_CARDS, line(r"No NvSwitches found"))),
                 *(_UP, _SWITCHES, _BASEBOARD),
             ),
             context=_MEANT,

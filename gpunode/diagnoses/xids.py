@@ -17,7 +17,7 @@ from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Rule
 from gpunode.diagnoses.remedies import always, by_hand, nvidia_report, power_cycle, reboot, reset_gpu, run, setup_step
 from gpunode.diagnoses.signs import all_of, any_of, anywhere, asked, fact, kernel_line, line
 from gpunode.diagnoses.snapshot import Snapshot
-from gpunode.diagnoses.views import driver, faults
+from gpunode.diagnoses.views import faults
 from gpunode.facts.patterns import Pattern
 
 _FLASH: Final = (122, 123, 124)
@@ -36,8 +36,6 @@ _ADDRESS: Final = Pattern(r"faulted @ (?P<address>0x[0-9a-f]+(?:_[0-9a-f]+)?)", 
 _NULL: Final = 0x10000
 # Programs that run code of whoever started them: run again, they fail at the same place again.
 _OWN_CODE: Final = Pattern(r"python|pt_|ray::|julia|a\.out|main$|train", re.IGNORECASE)
-# Releases whose page faults were tracked down to the driver: 1370 and 1134 of NVIDIA/open-gpu-kernel-modules.
-_FAULTY_RELEASES: Final = frozenset({"610.57.04", "610.43.02", "595.71.05"})
 # Somebody compared releases of the driver: one has the faults and another has none.
 _RELEASE: Final = r"\b[3-6]\d\d\.\d[\d.]*[^\n]{0,60}"
 _GOOD: Final = r"(?:0\b|none|no (?:faults?|crash|xids?|errors?)|zero|never|not|clean|stable|fine|ok|works?|runs)\b"
@@ -56,11 +54,6 @@ _UPGRADED: Final = all_of(
 )
 
 
-def _known_release(snapshot: Snapshot) -> Iterator[Citation]:
-    releases = (driver.smi_version(snapshot), snapshot.view(driver.loaded), driver.on_disk(snapshot))
-    return (one.citation for one in releases if one is not None and one.version in _FAULTY_RELEASES)
-
-
 def _one_address(snapshot: Snapshot) -> Iterator[Citation]:
     """The faults of different processes at one address: programs do not share their pointers."""
     found: defaultdict[int, dict[str, Citation]] = defaultdict(dict)
@@ -75,7 +68,6 @@ def _one_address(snapshot: Snapshot) -> Iterator[Citation]:
 _BY_DRIVER: Final = all_of(
     _PAGE_FAULTS,
     any_of(
-        fact(_known_release),
         fact(_one_address),
         kernel_line(r"caller \w*nv_drm_\w+|__nv_drm_gem_nvkms_map"),
         _UPGRADED,
@@ -196,7 +188,7 @@ FAMILY: Final = Family(
             ),
             sources=(f"{OPEN_MODULES}/issues/1370", f"{OPEN_MODULES}/issues/363", f"{OPEN_MODULES}/issues/1134"),
             typical=any_of(_BY_DRIVER, _COMPARED),
-            context=any_of(fact(_known_release), _UPGRADED),
+            context=_UPGRADED,
             summary="the page faults are the driver's own doing: of this release, or at one address in every program",
             remedy=_change_release,
             explains=_OF_PROGRAMS,

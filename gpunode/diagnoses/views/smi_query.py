@@ -228,21 +228,13 @@ def _heading(name: str, value: str, before: list[Row]) -> tuple[str, ...]:
 
 
 def _indented(item: Item) -> Iterator[tuple[int, int, str]]:
-    """Each line's number, indentation and text; where all was lost, headings in a row nest, and hold until the next."""
-    lines = [line for line in item.lines if line.strip() and not line.startswith("==")]
-    is_flat = len(lines) > 1 and not any(line[0].isspace() for line in lines)
-    depth, after_heading = 0, False
+    """Each line's number, indentation and text; a tag of the XML reads as the line that -q has."""
     for number, line in enumerate(item.lines, 1):
-        whole = line.expandtabs()
-        text = line.strip()
+        whole, text = line.expandtabs(), line.strip()
         if tag := _TAG.match(text):
             text = f"GPU {tag['bus']}" if tag["bus"] else f"{tag['name']}: {tag['value'] or ''}"
-        if not text or text.startswith(("==", "--", "<")):
-            continue
-        is_heading = not text.partition(":")[2].strip()
-        depth = depth if not is_heading else depth + 1 if after_heading else 0
-        after_heading = is_heading
-        yield number, depth + (not is_heading) if is_flat else len(whole) - len(whole.lstrip()), text
+        if text and not text.startswith(("==", "--", "<")):
+            yield number, len(whole) - len(whole.lstrip()), text
 
 
 def _of_csv(item: Item) -> Iterator[Gpu]:
