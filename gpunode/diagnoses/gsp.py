@@ -11,10 +11,10 @@ from gpunode.diagnoses import remedies, symptoms
 from gpunode.diagnoses.addresses import DRIVER_README, OPEN_MODULES, XID_CATALOG
 from gpunode.diagnoses.chains import GPU_LOST
 from gpunode.diagnoses.commands import Shell, edited_where
-from gpunode.diagnoses.model import Citation, Family, Fix, Proof, Rule
+from gpunode.diagnoses.model import Family, Fix, Proof, Rule
 from gpunode.diagnoses.remedies import always, by_hand, nvidia_report, power_cycle, reboot, reset_gpu, run
 from gpunode.diagnoses.signs import all_of, any_of, anywhere, asked, fact, holds, kernel_line, line, unless
-from gpunode.diagnoses.snapshot import Snapshot, cite
+from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import driver, faults, guests, pci
 from gpunode.diagnoses.views.system import distro, package_manager
 
@@ -63,16 +63,6 @@ def _crashes(snapshot: Snapshot) -> Iterator[Proof]:
 
 _FIRMWARE: Final = r"/lib/firmware/nvidia\b"
 _ABSENT: Final = any_of(kernel_line(_NO_FILE, re.IGNORECASE), line(_NO_FILE, "text", flags=re.IGNORECASE))
-
-
-def _listed_without(snapshot: Snapshot) -> Iterator[Citation]:
-    """The listing of the firmware's folder, where the loaded driver's version is not in it, or that there is none."""
-    seen = snapshot.view(driver.loaded) or driver.on_disk(snapshot)
-    for item in snapshot.of("listing", "file", "text"):
-        if item.where == "host" and re.search(_FIRMWARE, item.written):
-            is_absent = item.outcome == "absent" and (not seen or seen.version in item.written)
-            if is_absent or (seen and item.outcome == "ok" and seen.version not in item.written + item.text):
-                yield cite(item)
 
 
 def _version(snapshot: Snapshot) -> str:
@@ -154,7 +144,8 @@ _UNUSABLE: Final = GPU_LOST | {
     *("driver-module-not-loaded", "xid-143-gpu-init-error", "nvlink-all-links-inactive-gpu", "nvlink-link-inactive"),
 }
 _NO_GSP: Final = _UNUSABLE | {"gsp-init-failed-platform"}
-_rule = partial(Rule, layer="driver", storey="driver")
+_LOG: Final = (Shell("sudo dmesg | grep -iE 'xid|gsp|gfw|wpr2|nvrm'"),)
+_rule = partial(Rule, layer="driver", storey="driver", look_at=_LOG)
 
 FAMILY: Final = Family(
     "gsp",
@@ -172,7 +163,6 @@ FAMILY: Final = Family(
                 symptoms.SMI_HANGS,
                 symptoms.NOT_STARTED,
             ),
-            look_at=(Shell("sudo dmesg | grep -iE 'xid|gsp'"),),
             story=(
                 "Since Turing a processor inside the GPU, the GSP, runs most of the driver, and the kernel module "
                 "calls it. When it does not answer a call in time the driver reports Xid 119, waits again for the "
@@ -195,7 +185,6 @@ FAMILY: Final = Family(
             title="the GSP's firmware crashed",
             share=0.7,
             symptoms=(symptoms.ANY_XID, symptoms.GPU_LOST, symptoms.SMI_HANGS),
-            look_at=(Shell("sudo dmesg | grep -iE 'xid|gsp'"),),
             story=(
                 "A task of the firmware on the GSP ran into an exception or its watchdog (Xid 120), and the driver "
                 "prints the processor's registers. This is a bug of the driver's release, or memory of the GPU "
@@ -214,7 +203,6 @@ FAMILY: Final = Family(
             title="the GPU holds on to the memory of a dead GSP",
             share=0.5,
             symptoms=(symptoms.NOT_STARTED, symptoms.NO_DEVICES, symptoms.GPU_LOST),
-            look_at=(Shell("sudo dmesg | grep -iE 'wpr2|gsp|nvrm'"),),
             story=(
                 "The GSP runs from a region of memory that nothing else can write, WPR2. When the firmware dies or the "
                 "module is taken away without stopping it, the region stays up, and the driver that comes next must "
@@ -240,7 +228,6 @@ FAMILY: Final = Family(
             disruption="power-cycle",
             title="the GPU's own firmware does not boot",
             symptoms=(symptoms.NOT_STARTED, symptoms.NO_DEVICES, symptoms.GPU_LOST),
-            look_at=(Shell("sudo dmesg | grep -iE 'gfw|nvrm'"),),
             story=(
                 "Before any driver, a GPU boots firmware from its own flash (GFW). The driver waits for that and "
                 "reports how far it came. If it never ends, the board has no proper power, is badly seated, has a "
@@ -273,8 +260,6 @@ FAMILY: Final = Family(
             ),
             sources=(f"{OPEN_MODULES}/issues/433", _README),
             decisive=_ABSENT,
-            typical=fact(_listed_without),
-            may_be_normal=True,
             context=any_of(_INIT, asked(_FIRMWARE)),
             against=(symptoms.DRIVER_WORKS,),
             summary="The GSP's firmware, of the driver's very version, is not on disk",
@@ -311,7 +296,6 @@ FAMILY: Final = Family(
             disruption="reboot",
             title="the GSP cannot be started in this machine",
             symptoms=(symptoms.NOT_STARTED, symptoms.NO_DEVICES, symptoms.NO_DRIVER),
-            look_at=(Shell("sudo dmesg | grep -iE 'gsp|nvrm'"),),
             story=(
                 "The GPU booted and the firmware was found, but the GSP does not come up with it: the driver says that "
                 "it cannot initialise the GSP firmware, and RmInitAdapter fails with 0x62. What is left is what the "

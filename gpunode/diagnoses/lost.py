@@ -52,9 +52,11 @@ _LOST: Final = line(
     r"^(?:(?!\bname=)[^\n])*(?:\bGPU is lost\b|GPU_IS_LOST\b|(?:has )?(?:fallen|fell) off the (?:PCI(?:e)? )?bus)",
     flags=re.IGNORECASE,
 )
-# Every read of a device that does not answer gives ones: so does its configuration space.
-_ALL_ONES: Final = Pattern(r"\(rev ff\)|Unknown header type 7f|\bprog-if ff\b", re.IGNORECASE)
-_MOBILE: Final = Pattern(r"\d{3,4}M\b|Mobile|Max-Q|Laptop|\b(?:GeForce )?MX\d")
+# Every read of a device that does not answer gives ones; a notebook's GPU may be switched off on purpose.
+_ALL_ONES: Final = unless(
+    line(r"^(?![^\n]*(?:Mobile|Max-Q|\d{3}M\b))[^\n]*NVIDIA[^\n]*(?:\(rev ff\)|\bprog-if ff\b)", "lspci", "text"),
+    line(r"Kernel driver in use: vfio-pci", "lspci", "text"),
+)
 _ASLEEP: Final = line(r"\bD3cold\b|device inaccessible|\bbbswitch\b", flags=re.IGNORECASE)
 _REMOVED: Final = kernel_line(
     r"Attempting to remove (?:minor )?device .{0,40}with non-zero usage count|GPU .{0,40}was (?:surprise )?removed"
@@ -76,14 +78,6 @@ def _cut_off(snapshot: Snapshot) -> Iterator[Citation]:
 
 _CONTAINED: Final = Pattern(r"\bpcieport \S+: DPC: containment event")
 _WENT_DOWN: Final = kernel_line(r"\] ?(?:SDES|Surprise Down)")
-
-
-def _reading_ones(snapshot: Snapshot) -> Iterator[Citation]:
-    """GPUs that are on the bus in name only; those of notebooks and of guests may be switched off on purpose."""
-    for one in snapshot.view(pci.functions):
-        is_off = one.driver == "vfio-pci" or _MOBILE.search(one.name)
-        if one.is_gpu and not is_off and _ALL_ONES.search(" ".join((one.name, *one.detail[:4]))):
-            yield one.citation
 
 
 _GRAVE: Final = fact(faults.grave)
@@ -149,7 +143,7 @@ FAMILY: Final = Family(
             check=faults.began(79, 167),
             against=(unless(fact(_cut_off), _WENT_DOWN),),
             decisive=unless(any_of(_LOST, _REMOVED), _GRAVE),
-            typical=unless(any_of(fact(_reading_ones), _NO_HANDLE), _ASLEEP, _GRAVE),
+            typical=unless(any_of(_ALL_ONES, _NO_HANDLE), _ASLEEP, _GRAVE),
             remedy=always(
                 drain(),
                 power_cycle(),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -12,17 +12,15 @@ from gpunode.diagnoses import symptoms
 from gpunode.diagnoses.addresses import DEVICE_PLUGIN
 from gpunode.diagnoses.chains import NO_CLUSTER_GPU
 from gpunode.diagnoses.commands import ADDRESS, Command, Shell, of_gpu
-from gpunode.diagnoses.model import Citation, Family, Fix, Proof, Rule
+from gpunode.diagnoses.model import Citation, Family, Fix, Proof, Rule, Sign
 from gpunode.diagnoses.remedies import always, by_hand, drain, reboot, reset_gpu, run
 from gpunode.diagnoses.signs import all_of, any_of, asked, fact, line, unless
-from gpunode.diagnoses.snapshot import Snapshot, cite, stated
+from gpunode.diagnoses.snapshot import Snapshot, stated
 from gpunode.diagnoses.views import pci, smi_query
 from gpunode.facts.model import Known
 from gpunode.facts.patterns import Pattern
 from gpunode.facts.sources import Kind
 
-# The third line of a GPU in nvidia-smi's table; a star says that another mode is pending.
-_TABLE: Final = Pattern(r"^\|[^|]*\|[^|]*\|\s+(?P<mode>Enabled|Disabled)(?P<pending>\*?)\s+\|\s*$")
 _BUS: Final = Pattern(r"(?P<bus>[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-9a-fA-F])")
 _SMI: Final[tuple[Kind, ...]] = ("nvidia-smi", "nvidia-smi-mig", "nvidia-smi-q", "container-run", "text")
 _ANNOUNCED: Final = any_of(
@@ -74,11 +72,7 @@ class _Mode:
 _ON: Final = {"enabled": True, "disabled": False}
 
 
-def _modes(snapshot: Snapshot) -> tuple[_Mode, ...]:
-    return (*_by_query(snapshot), *_by_table(snapshot))
-
-
-def _by_query(snapshot: Snapshot) -> Iterator[_Mode]:
+def _modes(snapshot: Snapshot) -> Iterator[_Mode]:
     for gpu in snapshot.view(smi_query.gpus):
         row = gpu.find("MIG Mode", "Current")
         current = _ON.get(row.value.lower()) if row else None
@@ -87,31 +81,30 @@ def _by_query(snapshot: Snapshot) -> Iterator[_Mode]:
             yield _Mode(gpu.name, current, _ON.get(pending.value.lower(), current), pending.citation)
 
 
-def _by_table(snapshot: Snapshot) -> Iterator[_Mode]:
-    for item in snapshot.of("nvidia-smi", "nvidia-smi-q", "container-run", "text"):
-        bus = ""
-        for number, text in enumerate(item.lines, 1):
-            if "|" in text and (found := _BUS.search(text)):
-                bus = pci.address(found["bus"])
-            elif match := _TABLE.match(text):
-                on = match["mode"] == "Enabled"
-                yield _Mode(bus, on, on != bool(match["pending"]), cite(item, number))
+def _mode(holds: Callable[[_Mode], bool], in_table: str) -> Sign:
+    """The GPUs of whose mode this holds; in nvidia-smi's table it is the last cell of a GPU's rows."""
+    by_query = fact(lambda snapshot: (mode.citation for mode in _modes(snapshot) if holds(mode)))
+    return any_of(by_query, line(rf"^\|[^|]*\|[^|]*\|\s+{in_table}\s+\|\s*$", *_SMI))
+
+
+# A star says that the other mode is pending.
+_WAITS: Final = _mode(lambda mode: mode.waits, r"(?:Enabled|Disabled)\*")
+_SETTLED: Final = _mode(lambda mode: not mode.waits, r"(?:Enabled|Disabled)")
+_MODES: Final = any_of(_WAITS, _SETTLED)
+_ENABLED: Final = _mode(lambda mode: mode.current and mode.pending, "Enabled")
+_CURRENTLY_ON: Final = _mode(lambda mode: mode.current, r"Enabled\*?")
 
 
 def _waiting(snapshot: Snapshot) -> Iterator[Proof]:
-    """Each GPU whose mode waits, by nvidia-smi's answer or its warning."""
-    summary = "a change of the MIG mode waits for a reset of the GPU, which something that uses it prevents"
-    waiting = {mode.gpu: mode.citation for mode in snapshot.view(_modes) if mode.waits}
+    """Each GPU whose mode waits, by nvidia-smi's answer, else by its warning."""
+    waiting = {mode.gpu: mode.citation for mode in _modes(snapshot) if mode.waits}
     for one in snapshot.view(_ANNOUNCED) if not waiting else ():
         if "pending" in one.line and (match := _BUS.search(one.line)):
             waiting[pci.address(match["bus"])] = one
-    return (Proof(summary, (place,), gpu=gpu) for gpu, place in waiting.items())
+    return (Proof(_WAITING, (place,), gpu=gpu) for gpu, place in waiting.items())
 
 
-_WAITS: Final = fact(lambda snapshot: (mode.citation for mode in snapshot.view(_modes) if mode.waits))
-_SETTLED: Final = fact(lambda snapshot: (mode.citation for mode in snapshot.view(_modes) if not mode.waits))
-_MODES: Final = fact(lambda snapshot: (mode.citation for mode in snapshot.view(_modes)))
-_ENABLED: Final = fact(lambda node: (mode.citation for mode in node.view(_modes) if mode.current and mode.pending))
+_WAITING: Final = "a change of the MIG mode waits for a reset of the GPU, which something that uses it prevents"
 
 
 def _caps(snapshot: Snapshot, *, are_there: bool) -> Iterator[Citation]:
@@ -128,9 +121,9 @@ _INSTANCES: Final = any_of(_INSTANCE, fact(lambda node: _caps(node, are_there=Tr
 def _without_instances(snapshot: Snapshot) -> Iterator[Proof]:
     """Each GPU whose MIG mode is on, where no instance is there."""
     summary = "MIG is enabled and no instance was created, so CUDA finds no device to use"
-    enabled = {mode.gpu: mode.citation for mode in snapshot.view(_modes) if mode.current and mode.pending}
-    if snapshot.view(_EMPTY):
-        yield from (Proof(summary, (place, *snapshot.view(_EMPTY)), gpu=gpu) for gpu, place in enabled.items())
+    for mode in _modes(snapshot) if snapshot.view(_EMPTY) else ():
+        if mode.current and mode.pending:
+            yield Proof(summary, (mode.citation, *snapshot.view(_EMPTY)), gpu=mode.gpu)
 
 
 def _smi(*words: str) -> Command:
@@ -148,11 +141,6 @@ _CREATE: Final = always(
 )
 
 
-def _is_off(snapshot: Snapshot) -> bool:
-    modes = snapshot.view(_modes)
-    return bool(modes) and not any(mode.current for mode in modes)
-
-
 _DENIED: Final = line(
     r"^(?!.*Failed to initialize NVML).*(?:Insufficient Permissions|NVML_ERROR_NO_PERMISSION|NVMLError_NoPermission)"
 )
@@ -164,7 +152,7 @@ _SHARED: Final = any_of(
 
 
 def _permit(snapshot: Snapshot) -> Iterable[Fix]:
-    if _is_off(snapshot):
+    if snapshot.view(_MODES) and not snapshot.view(_CURRENTLY_ON):
         yield run("configure", "switch MIG on, where it is wanted", _smi("-i", ADDRESS, "-mig", "1"))
     elif any(item.where == "container" or item.kind.startswith("kubernetes") for item in snapshot.items):
         text = "give the container NVIDIA_MIG_MONITOR_DEVICES=all to see instances"
@@ -186,7 +174,8 @@ FAMILY: Final = Family(
             title="a change of the MIG mode waits for a reset of the GPU",
             check=_waiting,
             share=1,
-            decisive=unless(_ANNOUNCED, _SETTLED),
+            decisive=any_of(_WAITS, unless(_ANNOUNCED, _SETTLED)),
+            summary=_WAITING,
             symptoms=(_WAITS, _ANNOUNCED, symptoms.CUDA_NO_DEVICE, symptoms.CUDA_BUSY, symptoms.RESET_REFUSED),
             look_at=(Shell("nvidia-smi --query-gpu=mig.mode.current,mig.mode.pending --format=csv"),),
             story=(
@@ -210,7 +199,7 @@ FAMILY: Final = Family(
             title="MIG is enabled and no instances were created",
             check=_without_instances,
             share=0.7,
-            decisive=_PLUGIN_FINDS_NONE,
+            decisive=any_of(_PLUGIN_FINDS_NONE, _EMPTY),
             typical=any_of(unless(_NO_INSTANCES, _MODES), all_of(_ENABLED, symptoms.CUDA_NO_DEVICE)),
             symptoms=(_EMPTY, _NO_INSTANCES, _PLUGIN_FINDS_NONE, symptoms.NO_DEVICES, symptoms.CUDA_NO_DEVICE),
             against=(_INSTANCES,),

@@ -145,7 +145,7 @@ _FIFTH: Final = holds(boards.is_fifth_generation, "the GPUs have NVLink 5")
 def _fifth(snapshot: Snapshot) -> Iterator[Proof]:
     """The errors of NVLink 5; one that is not fatal was dealt with, unless the driver asks for more (Xid 154)."""
     for incident in faults.of(snapshot, *xids.NVLINK5):
-        action = snapshot.view(recovery.wanted).get(incident.gpu, "")
+        action = snapshot.view(recovery.pending_actions).get(incident.gpu, "")
         is_fatal = any(one.is_fatal for one in (incident.root, *incident.followed) if one.code in xids.NVLINK5)
         if is_fatal or action not in {"", "none", "drain-p2p"}:
             yield faults.proof(incident)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -12,11 +11,10 @@ from gpunode.diagnoses import symptoms
 from gpunode.diagnoses.addresses import OPEN_MODULES
 from gpunode.diagnoses.chains import TRANSFERS_LOST
 from gpunode.diagnoses.commands import Shell
-from gpunode.diagnoses.judging import is_examined
 from gpunode.diagnoses.model import Citation, Confidence, Family, Proof, Rule, Severity
 from gpunode.diagnoses.remedies import always, by_hand, run
 from gpunode.diagnoses.signs import fact, kernel_line, line
-from gpunode.diagnoses.snapshot import Snapshot, lines_with
+from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import boards, faults, kernel, links, pci
 from gpunode.facts.patterns import Pattern
 
@@ -123,33 +121,22 @@ def _bits(report: _Report) -> list[str]:
     return [match["bit"] for match in _UNCORRECTED.finditer(report.message.text) if match["bit"]]
 
 
-_COUNTED: Final = Pattern(r"^(?:TOTAL_ERR_COR|RxErr|BadTLP|BadDLLP)\s+[1-9]\d{2,17}\b", re.MULTILINE)
-_OF_DEVICE: Final = Pattern(rf"/(?P<address>{links.ADDRESS})/aer_dev_correctable\b")
 # One error is told in up to four lines; a log of weeks holds some.
 _FEW: Final = 4
 _MANY: Final = 20
 _LONG_LOG: Final = 400
 
 
-def _counts(snapshot: Snapshot) -> Iterator[Citation]:
-    """The counters of sysfs that have gone far, of a GPU or of what somebody asked about where none is known."""
-    gpus = snapshot.view(links.nvidia)
-    for item in snapshot.of("file", "listing", "text"):
-        path = _OF_DEVICE.search(item.subject) or _OF_DEVICE.search(item.written)
-        if path and (links.slot(pci.address(path["address"])) in gpus or not (gpus or is_examined(snapshot))):
-            yield from lines_with(item, _COUNTED)
-
-
 def _storm(snapshot: Snapshot) -> Iterator[Proof]:
-    found, counted = _of(snapshot, _CORRECTED), tuple(_counts(snapshot))
+    found = _of(snapshot, _CORRECTED)
     is_long = any(len(item.lines) > _LONG_LOG for item in snapshot.of("kernel-log", "journal"))
     # A fallen GPU is the graver thing: a few corrected errors before it do not explain it.
     often = sum(len(_CORRECTED.findall(one.message.text)) + ("AER: Multiple" in one.message.text) for one in found)
     is_often = often >= (_MANY if is_long or snapshot.view(faults.first_fall) else _FEW)
-    if (is_often or counted) and not snapshot.view(_lost):
+    if is_often and not snapshot.view(_lost):
         is_its_own = any(links.slot(one.address) in snapshot.view(links.nvidia) for one in found)
         summary = "the GPU's PCIe link corrects errors again and again: its signal is bad"
-        yield _proof(snapshot, summary, found, *counted, sure="certain" if is_its_own else "likely")
+        yield _proof(snapshot, summary, found, sure="certain" if is_its_own else "likely")
 
 
 def _uncorrected(snapshot: Snapshot) -> Iterator[Proof]:
@@ -215,6 +202,8 @@ FAMILY: Final = Family(
             ),
             sources=(_AER_GUIDE, "https://github.com/pop-os/pop/issues/3363"),
             check=_storm,
+            typical=line(r"^(?:TOTAL_ERR_COR|RxErr|BadTLP|BadDLLP)\s+[1-9]\d{2,17}\b", "file", "listing", "text"),
+            may_be_normal=True,
             remedy=always(*_RESEAT),
             explains=frozenset({"pcie-link-degraded"}),
         ),

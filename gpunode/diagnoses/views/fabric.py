@@ -112,7 +112,7 @@ def manager(snapshot: Snapshot) -> tuple[UnitState, tuple[Citation, ...]]:
             return "failed", (system.failed_line(snapshot, UNIT),)
         return "active" if unit.state.active else "inactive", (system.unit_line(snapshot, UNIT, "ActiveState"),)
     found = [one for item in snapshot.items if item.where == "host" for one in _states(item)]
-    state = min((state for state, _ in found), key=_GRAVEST_FIRST.index, default="")
+    state: UnitState = min((state for state, _ in found), key=_GRAVEST_FIRST.index) if found else ""
     lines = tuple(citation for one, citation in found if one == state)
     # systemctl is-active calls a unit that does not exist inactive too.
     absent = tuple(_sought_in_vain(snapshot)) if state in {"", "inactive"} else ()

@@ -69,16 +69,14 @@ def _of(item: Item) -> Iterator[Links]:
         if match is None or match["gpu"] or match["id"] or match["other"]:
             if rates or is_none:
                 yield Links(index, rates, cite(item, place))
-            number_of_gpu = (match["gpu"] or match["id"]) if match else None
-            index = int(number_of_gpu) if number_of_gpu else None
-            rates, place, is_none = {}, 0, False
+            named = (match["gpu"] or match["id"]) if match else None
+            index, rates, place, is_none = int(named) if named else None, {}, 0, False
             continue
         if match["none"]:
             is_none = True
         elif match["row"]:
-            rates = {
-                link: "up" if state == "U" else "" for link, state in enumerate(match["row"].split()) if state in "UD"
-            }
+            states = enumerate(match["row"].split())
+            rates = {link: "up" if state == "U" else "" for link, state in states if state in "UD"}
         else:
             rates[int(match["link"])] = match["rate"] or ""
         if not place or (match["link"] and not match["rate"] and all(list(rates.values())[:-1])):

@@ -25,6 +25,7 @@ _GPU: Final = Pattern(rf"^GPU\s+(?:\d+\s*[:-]\s*)?(?P<bus>{_BUS})$")
 _TAG: Final = Pattern(rf'^<(?P<name>[A-Za-z]\w*)(?: id="(?P<bus>{_BUS})")?[^<>]{{0,80}}>(?:(?P<value>[^<>]*)</)?')
 _BUS_ID: Final = Pattern(rf"^{_BUS}$")
 _UUID: Final = Pattern(r"^GPU-[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$")
+_INDEX: Final = Pattern(r"^[0-9]{1,3}$")
 _HEAD_OF_CSV: Final = Pattern(r"^[a-z][\w.]*(?: \[[\w/ ]+\])?(?:,\s*[a-z][\w.]*(?: \[[\w/ ]+\])?)*$")
 # What stands above the first GPU.
 _HEAD: Final = frozenset({"timestamp", "driver version", "cuda version", "attached gpus", "cuda umd version"})
@@ -164,6 +165,7 @@ _MAY_QUOTE: Final = frozenset({"text", "nvidia-smi", "file", "application"})
 
 
 def _of(item: Item) -> Iterator[Gpu]:
+    found: Iterator[Gpu]
     if item.kind == "nvidia-smi-q" or (item.kind in _MAY_QUOTE and find(item, _SECTIONS)):
         found = (part for gpu in _of_listing(item) for part in ([gpu] if gpu.bus else _parts(gpu)))
         found = (gpu for gpu in found if any(row.name not in _HEAD for row in gpu.rows))
@@ -172,8 +174,10 @@ def _of(item: Item) -> Iterator[Gpu]:
     else:
         return
     for gpu in found:
-        uuid, index = gpu.value("GPU UUID"), next((row.value for row in gpu.rows if row.path == ("index",)), "")
-        yield replace(gpu, called=uuid if _UUID.match(uuid) else _asked_for(item) or index * index.isdigit())
+        uuid = gpu.value("GPU UUID")
+        # The CSV's own column; -q counts instances so.
+        indices = (row.value for row in gpu.rows if row.path == ("index",) and _INDEX.match(row.value))
+        yield replace(gpu, called=uuid if _UUID.match(uuid) else _asked_for(item) or next(indices, ""))
 
 
 def _parts(gpu: Gpu) -> Iterator[Gpu]:
