@@ -9,13 +9,13 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Final
 
+from gpunode.diagnoses import symptoms
 from gpunode.diagnoses.commands import ADDRESS, OfGpu, Shell, on_gpus
 from gpunode.diagnoses.model import DISRUPTIONS, Disruption, Finding, Fix, FixKind, Proof, Rule
 from gpunode.diagnoses.remedies import reboot, removes_packages, run
 from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import boards
 from gpunode.diagnoses.views.recovery import Action, recovered
-from gpunode.facts.patterns import Pattern
 
 _WHICH: Final = "which GPU it is, is not known here: put its PCI address for ADDRESS"
 
@@ -58,18 +58,13 @@ def disturbing(fixes: Iterable[Fix], disruption: Disruption) -> Disruption:
     return max(disruption, "restart-service", key=DISRUPTIONS.index) if removes else disruption
 
 
-_LOST: Final = Pattern(
-    r"fallen off the bus|\bXid\b[^\n]{0,80}\): 79\b|GPU is lost|Unable to determine the device handle"
-)
-
-
 def concerned(snapshot: Snapshot, gpus: tuple[str, ...]) -> tuple[str, ...]:
     """The GPUs that a finding is about, else the only one of the node.
 
     An index may be another GPU's by now, where one was lost: then nobody knows which it is.
     """
     only = "" if gpus else snapshot.view(boards.only)
-    if any(map(str.isdigit, gpus)) and snapshot.says(_LOST):
+    if any(map(str.isdigit, gpus)) and snapshot.view(symptoms.GPU_LOST):
         return tuple(gpu for gpu in gpus if not gpu.isdigit())
     return (only,) if only else gpus
 

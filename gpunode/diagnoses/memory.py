@@ -86,20 +86,16 @@ def _memories(snapshot: Snapshot) -> tuple[_Memory, ...]:
     """Each GPU whose memory is spoken of; what is said of one that nothing names belongs to none of the others."""
     incidents, answers = snapshot.view(faults.incidents), snapshot.view(smi_query.gpus)
     ill = {one.gpu for one in incidents if one.root.code not in _XIDS | _OF_PROGRAMS}
-    gpus = dict.fromkeys(one.gpu for one in incidents if one.root.code in _XIDS)
-    gpus |= dict.fromkeys(one.name for one in answers if one.name)
-    unnamed = tuple(one for one in answers if not one.name)
-    is_of_one = len(gpus) < 2 and not _are_several(snapshot)
-    return (
-        *(
-            _Memory(
-                gpu, _errors(snapshot, gpu), tuple(a for a in answers if a.name == gpu or (is_of_one and not a.name))
-            )
-            for gpu in gpus or (("",) if is_of_one and unnamed else ())
-            if gpu not in ill
-        ),
-        *(_Memory("", (), (one,)) for one in unnamed if not is_of_one),
-    )
+    gpus = {one.gpu: list[smi_query.Gpu]() for one in incidents if one.root.code in _XIDS}
+    for answer in answers:
+        if answer.name:
+            gpus.setdefault(answer.name, []).append(answer)
+    unnamed = [answer for answer in answers if not answer.name]
+    if unnamed and len(gpus) < 2 and not _are_several(snapshot):
+        gpus.setdefault(next(iter(gpus), ""), []).extend(unnamed)
+        unnamed = []
+    known = (_Memory(gpu, _errors(snapshot, gpu), tuple(own)) for gpu, own in gpus.items() if gpu not in ill)
+    return (*known, *(_Memory("", (), (one,)) for one in unnamed))
 
 
 def _errors(snapshot: Snapshot, gpu: str) -> tuple[faults.Fault, ...]:

@@ -14,7 +14,7 @@ from gpunode.diagnoses.commands import Shell, edited_where
 from gpunode.diagnoses.model import Citation, Family, Fix, Proof, Rule
 from gpunode.diagnoses.remedies import always, boot_loader, by_hand, power_cycle, reboot, rebuild_initramfs, run
 from gpunode.diagnoses.signs import all_of, any_of, anywhere, asked, fact, file_line, holds, kernel_line, line, unless
-from gpunode.diagnoses.snapshot import Snapshot, lines_with, stated
+from gpunode.diagnoses.snapshot import Snapshot, lines_with
 from gpunode.diagnoses.views import driver, faults, kernel, lending, links, pci, system
 from gpunode.facts.patterns import Pattern
 
@@ -34,17 +34,6 @@ _SPOKEN_OF: Final = kernel_line(
 )
 
 
-_NO_CONTROLLER: Final = "no display or 3D controller of NVIDIA's"
-
-
-def _bus_without_gpu(snapshot: Snapshot) -> tuple[Citation, ...]:
-    if not pci.is_listed(snapshot):
-        return ()
-    whole = (item for item in snapshot.of("lspci") if not item.source.is_part)
-    found = tuple(stated(item.written, _NO_CONTROLLER, item.key) for item in whole)
-    return found[:1] or (stated("the PCI bus", _NO_CONTROLLER),)
-
-
 def _installed(snapshot: Snapshot) -> tuple[Citation, ...]:
     """Where a driver for a GPU was installed on the node."""
     disk = driver.on_disk(snapshot)
@@ -55,11 +44,6 @@ def _sees_gpu(snapshot: Snapshot) -> bool:
     return bool(pci.has_gpu(snapshot) or snapshot.view(links.nvidia))
 
 
-def _refused(snapshot: Snapshot) -> Iterator[Citation]:
-    return (place for state, place in snapshot.view(driver.smi) if state in {"no-driver", "no-devices"})
-
-
-_NOT_LISTED: Final = fact(_bus_without_gpu)
 _GPU_SEEN: Final = holds(_sees_gpu, "a GPU is on the bus")
 _FROM_ELSEWHERE: Final = holds(system.has_driver_from_elsewhere, "the driver is not one of Linux's")
 
@@ -176,15 +160,15 @@ FAMILY: Final = Family(
                 "to a driver. No package and no setting of this system can change it."
             ),
             sources=(f"{OPEN_MODULES}/blob/main/kernel-open/nvidia/nv.c",),
-            decisive=all_of(_NOT_LISTED, any_of(_NONE_SAID, fact(_refused), fact(_installed))),
+            decisive=all_of(symptoms.NO_GPU, any_of(_NONE_SAID, *_SHOWN, fact(_installed))),
             typical=_NONE_SAID,
-            context=all_of(_NOT_LISTED, asked(r"lspci\b.*(?:nvidia|10de)", empty=True)),
+            context=all_of(symptoms.NO_GPU, asked(r"lspci\b.*(?:nvidia|10de)", empty=True)),
             against=(
                 _GPU_SEEN,
                 _SPOKEN_OF,
                 anywhere(r"^(?:nouveau|nova[_-]drm) dev="),
                 _FROM_ELSEWHERE,
-                unless(fact(_by_sysfs), _NOT_LISTED),
+                unless(fact(_by_sysfs), symptoms.NO_GPU),
             ),
             may_be_normal=True,
             summary="no NVIDIA GPU is on this machine's PCI bus, and a driver for one is here",
@@ -209,7 +193,7 @@ FAMILY: Final = Family(
             ),
             check=_meant,
             decisive=any_of(
-                all_of(_OWNED, any_of(_NO_SUCH_DEVICE, _TAKEN)), unless(all_of(_OWNED, fact(_refused)), _MAY_BE_MEANT)
+                all_of(_OWNED, any_of(_NO_SUCH_DEVICE, _TAKEN)), unless(all_of(_OWNED, any_of(*_SHOWN)), _MAY_BE_MEANT)
             ),
             typical=unless(any_of(_OWNED, _RESERVED), _MAY_BE_MEANT, symptoms.DRIVER_WORKS),
             may_be_normal=True,

@@ -19,6 +19,7 @@ Carrier: TypeAlias = Literal["baseboard", "rack", "card", ""]
 _BUS: Final = r"[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7]"
 _ROW: Final = Pattern(rf"^\|\s+(?P<index>\d{{1,3}})\s+(?P<name>\S[^|]{{2,60}})\|\s*(?P<bus>{_BUS})\s")
 _LISTED: Final = Pattern(r"^GPU (?P<index>\d{1,3}): (?P<name>[^(\n]{2,60}?) \(UUID")
+_BARE: Final = Pattern(rf"^\s*(?P<bus>{_BUS})\s*$")
 _COUNT: Final = Pattern(r"^Attached GPUs\s*:\s*(?P<count>\d{1,18})", re.MULTILINE)
 _RACK: Final = Pattern(r"\bG[HB][23]00\b")
 _BASEBOARD: Final = Pattern(r"SXM|HBM[23]e?\b|\bH[28]00\b|\bH20\b|\bB[123]00\b|\bHGX\b")
@@ -36,11 +37,11 @@ class Board:
     """A GPU in an answer of nvidia-smi.
 
     Attributes:
-        index: NVML's.
+        index: NVML's; None where the answer has none.
         bus: its PCI address as the kernel writes it; empty where the answer has none.
     """
 
-    index: int
+    index: int | None
     name: str
     bus: str
     citation: Citation
@@ -82,7 +83,8 @@ def _inventory(item: Item) -> Inventory | None:
     if not boards:
         return Inventory((), whole, cite(item, item.number_at(count.start()))) if count else None
     is_cut = item.source.is_part or bool(item.source.only) or bool({"-i", "--id"} & set(item.source.words))
-    in_order = [board.index for board in boards] == list(range(len(boards)))
+    indices = [board.index for board in boards]
+    in_order = indices == list(range(len(boards))) or set(indices) == {None}
     known = whole if whole is not None else (len(boards) if in_order and not is_cut else None)
     return Inventory(boards, known, boards[0].citation)
 
@@ -92,6 +94,8 @@ def _boards(item: Item) -> Iterator[Board]:
         if match := _ROW.match(line):
             name = re.sub(r"(?<!\s)\s+(?:On|Off|N/A|TCC|WDDM|MCDM)\s*$", "", match["name"].strip())
             yield Board(int(match["index"]), name, pci.address(match["bus"]), cite(item, number))
+        elif match := _BARE.match(line):
+            yield Board(None, "", pci.address(match["bus"]), cite(item, number))
         elif match := _LISTED.match(line):
             yield Board(int(match["index"]), match["name"], "", cite(item, number))
 

@@ -300,14 +300,12 @@ def is_earlier(one: Fault, other: Fault) -> bool:
     return one.order < other.order
 
 
-_FALL: Final = Pattern(r"fallen off the bus|\bXid \([^)]{1,40}\): 79\b")
-
-
 def first_fall(snapshot: Snapshot) -> dict[str, int]:
     """The line of each log at which a GPU is first said to have fallen off the bus."""
     found: dict[str, int] = {}
-    for message in kernel.said(snapshot, _FALL):
-        found.setdefault(message.citation.key, message.citation.number or 0)
+    for fault in snapshot.view(timeline):
+        if fault.code == xid.FALLEN_OFF_THE_BUS:
+            found.setdefault(fault.citation.key, fault.citation.number or 0)
     return found
 
 

@@ -153,7 +153,7 @@ def _answered(snapshot: Snapshot) -> Mapping[str, tuple[int, str]]:
         told = [(gpu.pci, gpu.index, gpu.name) for gpu in answer.gpus if isinstance(gpu.pci, str)]
         return {at.lower(): (index, name if isinstance(name, str) else "") for at, index, name in told}
     for one in snapshot.view(boards.inventories):
-        rows = {board.bus: (board.index, board.name) for board in one.boards if board.bus}
+        rows = {board.bus: (board.index, board.name) for board in one.boards if board.bus and board.index is not None}
         if rows:
             return rows
     return {}
