@@ -104,7 +104,7 @@ def _realloc(snapshot: Snapshot) -> Iterable[Fix]:
     yield by_hand("configure", windows, "the GPU is plugged in while the system runs")
 
 
-_rule = partial(Rule, layer="pci", storey="pci")
+_rule = partial(Rule, layer="pci")
 
 FAMILY: Final = Family(
     "bar",

@@ -117,7 +117,7 @@ def _register(snapshot: Snapshot) -> Iterable[Fix]:
 _DMA_BUF: Final = by_hand("configure", "or use DMA-BUF: the open kernel modules and a kernel from 5.12")
 _RDMA_GUIDE: Final = "https://docs.nvidia.com/cuda/gpudirect-rdma/index.html"
 _GDS_GUIDE: Final = "https://docs.nvidia.com/gpudirect-storage/troubleshooting-guide/index.html"
-_rule = partial(Rule, layer="driver", storey="driver")
+_rule = partial(Rule, layer="driver")
 
 FAMILY: Final = Family(
     "gpudirect",

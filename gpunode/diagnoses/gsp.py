@@ -145,7 +145,7 @@ _UNUSABLE: Final = GPU_LOST | {
 }
 _NO_GSP: Final = _UNUSABLE | {"gsp-init-failed-platform"}
 _LOG: Final = (Shell("sudo dmesg | grep -iE 'xid|gsp|gfw|wpr2|nvrm'"),)
-_rule = partial(Rule, layer="driver", storey="driver", look_at=_LOG)
+_rule = partial(Rule, layer="driver", look_at=_LOG)
 
 FAMILY: Final = Family(
     "gsp",
@@ -224,7 +224,6 @@ FAMILY: Final = Family(
         _rule(
             cause="gpu-firmware-boot-failed",
             layer="hardware",
-            storey="gpu",
             disruption="power-cycle",
             title="the GPU's own firmware does not boot",
             symptoms=(symptoms.NOT_STARTED, symptoms.NO_DEVICES, symptoms.GPU_LOST),

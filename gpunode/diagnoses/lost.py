@@ -81,7 +81,7 @@ _WENT_DOWN: Final = kernel_line(r"\] ?(?:SDES|Surprise Down)")
 
 
 _GRAVE: Final = fact(faults.grave)
-_rule = partial(Rule, layer="hardware", storey="gpu")
+_rule = partial(Rule, layer="hardware")
 
 FAMILY: Final = Family(
     "lost",

@@ -302,7 +302,7 @@ _MARKED: Final = _HIT | {
 }
 _WORN: Final = _MARKED | {"row-remap-pending", "page-retirement-pending-handles-held"}
 _PROGRAM_HIT: Final = (symptoms.ANY_XID, symptoms.CUDA_FAULT, _UNCORRECTED)
-_rule = partial(Rule, layer="hardware", storey="gpu", look_at=_LOOK_AT)
+_rule = partial(Rule, layer="hardware", look_at=_LOOK_AT)
 
 FAMILY: Final = Family(
     "memory",

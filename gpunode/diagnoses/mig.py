@@ -162,7 +162,7 @@ def _permit(snapshot: Snapshot) -> Iterable[Fix]:
 
 
 _GUIDE: Final = "https://docs.nvidia.com/datacenter/tesla/mig-user-guide/"
-_rule = partial(Rule, layer="config", storey="gpu")
+_rule = partial(Rule, layer="config")
 
 FAMILY: Final = Family(
     "mig",
@@ -217,7 +217,6 @@ FAMILY: Final = Family(
         ),
         _rule(
             cause="mig-capabilities-permission",
-            storey="driver",
             disruption="none",
             title="MIG's instances are out of this program's reach",
             share=1,

@@ -198,7 +198,7 @@ _WITHOUT_FABRIC: Final = (
     UNHEALTHY_IN_CLUSTER | _LINKS | {"cuda-init-802-kaslr-or-hmm", "nvlink-not-present-false-positive"}
 )
 _NVLINK_XIDS: Final = frozenset({"xid-74-nvlink-error", "xid-145-149-nvlink5-fault", "xid-154-recovery-action"})
-_rule = partial(Rule, layer="nvlink", storey="fabric")
+_rule = partial(Rule, layer="nvlink")
 
 FAMILY: Final = Family(
     "nvlink",

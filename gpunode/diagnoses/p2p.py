@@ -100,7 +100,7 @@ _SLOW: Final = line(
     "application", "text",
 )  # fmt: skip
 _NCCL_GUIDE: Final = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html"
-_rule = partial(Rule, layer="pci", storey="pci")
+_rule = partial(Rule, layer="pci")
 
 FAMILY: Final = Family(
     "p2p",

@@ -140,7 +140,7 @@ def _silent(snapshot: Snapshot) -> Iterator[Citation]:
 _AWAKE: Final = Shell('for gpu in /sys/bus/pci/drivers/nvidia/0*; do echo on | sudo tee "$gpu/power/control"; done')
 _ALL_ONES: Final = line(r"NVIDIA[^\n]*\(rev ff\)|Unknown header type 7f", "lspci", "text", "file")
 _IN_D3COLD: Final = anywhere(r"^(?:\S*power_state:)?D3cold$")
-_rule = partial(Rule, layer="pci", storey="pci")
+_rule = partial(Rule, layer="pci")
 
 FAMILY: Final = Family(
     "pci",

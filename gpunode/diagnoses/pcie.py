@@ -162,7 +162,7 @@ _RESEAT: Final = (
 )
 
 _AER_GUIDE: Final = "https://docs.kernel.org/PCI/pcieaer-howto.html"
-_rule = partial(Rule, layer="pci", storey="pci")
+_rule = partial(Rule, layer="pci")
 
 FAMILY: Final = Family(
     "pcie",

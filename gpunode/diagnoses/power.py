@@ -89,7 +89,7 @@ _FIND: Final = run(
     Shell("sudo grep -rlE 'nvidia-smi.*(-pl|--power-limit)' /etc/systemd/system /etc/cron* 2>/dev/null || true"),
 )
 _REASONS: Final = "https://docs.nvidia.com/deploy/nvml-api/group__nvmlClocksEventReasons.html"
-_rule = partial(Rule, layer="power-thermal", storey="gpu")
+_rule = partial(Rule, layer="power-thermal")
 
 FAMILY: Final = Family(
     "power",

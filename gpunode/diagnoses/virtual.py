@@ -189,7 +189,7 @@ _SHOWN_AS_FAILED: Final = NO_DRIVER | {
 }
 _VGPU_GUIDE: Final = "https://docs.nvidia.com/vgpu/latest/grid-licensing-user-guide/index.html"
 _WSL_GUIDE: Final = "https://docs.nvidia.com/cuda/wsl-user-guide/index.html"
-_rule = partial(Rule, layer="driver", storey="driver")
+_rule = partial(Rule, layer="driver")
 
 FAMILY: Final = Family(
     "virtual",
@@ -197,7 +197,6 @@ FAMILY: Final = Family(
     (
         _rule(
             cause="vm-passthrough-mmio-config",
-            storey="pci",
             disruption="power-cycle",
             title="the virtual machine has no room for the GPU's memory region",
             decisive=all_of(ADDRESSLESS, GUEST),
@@ -333,7 +332,6 @@ FAMILY: Final = Family(
         ),
         _rule(
             cause="wsl-gpu-access-blocked",
-            storey="libraries",
             disruption="none",
             title="WSL is not given the GPU",
             decisive=unless(_LINUX_DRIVER_IN_WSL, symptoms.DRIVER_WORKS),

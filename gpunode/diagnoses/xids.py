@@ -111,7 +111,7 @@ _DIAGNOSE: Final = Shell("sudo dcgmi diag -r 3")
 _OF_PROGRAMS: Final = frozenset({"nvidia-uvm-wedged"})
 _GPU_DOWN: Final = NOT_INITIALISED | PROGRAM_FAULTS | {"nvlink-all-links-inactive-gpu", "nvlink-link-inactive"}
 _HEADER: Final = f"{OPEN_MODULES}/blob/main/src/common/sdk/nvidia/inc/nverror.h"
-_rule = partial(Rule, layer="driver", storey="gpu", look_at=_LOG)
+_rule = partial(Rule, layer="driver", look_at=_LOG)
 
 FAMILY: Final = Family(
     "xids",
@@ -119,7 +119,6 @@ FAMILY: Final = Family(
     (
         _rule(
             cause="xid-13-graphics-exception",
-            storey="programs",
             severity="warning",
             disruption="restart-container",
             title="a program did what the GPU forbids",
@@ -148,7 +147,6 @@ FAMILY: Final = Family(
         ),
         _rule(
             cause="xid-31-mmu-fault",
-            storey="programs",
             severity="warning",
             disruption="restart-container",
             title="a program touched GPU memory that is not its own",
@@ -174,7 +172,6 @@ FAMILY: Final = Family(
         ),
         _rule(
             cause="xid-31-driver-regression",
-            storey="driver",
             disruption="reboot",
             title="this release of the driver lets programs fault",
             share=1,
@@ -231,7 +228,6 @@ FAMILY: Final = Family(
         ),
         _rule(
             cause="xid-109-ctx-switch-timeout",
-            storey="programs",
             disruption="restart-container",
             title="a program does not let go of the GPU",
             symptoms=(symptoms.ANY_XID, symptoms.CUDA_FAULT, symptoms.SLOW),
