@@ -211,7 +211,7 @@ def _tell(cause: str, how: OutputOptions, xid: Xid | None = None) -> None:
     remedy = remedy_of(cause, snapshot({}))
     above = sorted(other.cause for other in rules().values() if cause in other.explains)
     how.report_screen().story(rule, remedy, above)
-    told = ("cause", "title", "layer", "storey", "severity", "disruption", "story", "sources", "explains")
+    told = ("cause", "title", "layer", "stack_layer", "severity", "disruption", "story", "sources", "explains")
     row = {name: getattr(rule, name) for name in told}
     result = {"cause": {**row, "explained_by": above, "remedy": remedy}, **({"xid": xid} if xid else {})}
     how.answer(Envelope("doctor", result=result))
@@ -226,7 +226,7 @@ def _envelope(examined: Examined, page: str, bugs: str) -> Envelope:
         findings=[_finding(one) for one in examined.diagnosis.findings],
         unknown=[_doubt(one) for one in examined.diagnosis.unknown],
         result={
-            "stack": examined.storeys,
+            "stack": examined.stack,
             "suspects": [_suspect(one) for one in examined.diagnosis.suspects],
             "works": examined.works,
             "denied": examined.denied,

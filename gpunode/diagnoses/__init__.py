@@ -197,7 +197,7 @@ def _finding(rule: Rule, proofs: list[Proof], snapshot: Snapshot, bugs: _Bugs) -
         cause=rule.cause,
         title=rule.title,
         layer=rule.layer,
-        storey=rule.storey,
+        stack_layer=rule.stack_layer,
         severity=min((p.severity or rule.severity for p in proofs), key=WEIGHT.index),
         confidence="certain" if is_certain else "likely",
         summary=fitting.of_all(first, gpus),

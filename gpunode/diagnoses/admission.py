@@ -142,7 +142,6 @@ FAMILY: Final = Family(
         Rule(
             cause="device-plugin-not-ready-after-reboot",
             layer="kubernetes",
-            storey="kubernetes",
             disruption="restart-container",
             title="pods were admitted after a reboot before the device plugin was registered",
             story=(
@@ -164,7 +163,6 @@ FAMILY: Final = Family(
         Rule(
             cause="kubelet-restart-admission-bug",
             layer="kubernetes",
-            storey="kubernetes",
             disruption="restart-container",
             title="the restarted kubelet refuses pods that it had already admitted",
             story=(
@@ -187,7 +185,6 @@ FAMILY: Final = Family(
         Rule(
             cause="kubelet-stale-device-allocation",
             layer="kubernetes",
-            storey="kubernetes",
             disruption="restart-service",
             title="the kubelet counts GPUs as given to pods that are gone",
             story=(

@@ -115,7 +115,6 @@ FAMILY: Final = Family(
         Rule(
             cause="bar-above-4g-disabled",
             layer="pci",
-            storey="pci",
             disruption="reboot",
             title="firmware gives the GPU's memory region no address",
             share=0.8,
@@ -146,7 +145,6 @@ FAMILY: Final = Family(
         Rule(
             cause="bar-allocation-failed",
             layer="pci",
-            storey="pci",
             disruption="reboot",
             title="no room for the GPU's memory region behind its bridge",
             symptoms=_SHOWN,

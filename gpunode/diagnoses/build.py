@@ -350,7 +350,6 @@ FAMILY: Final = Family(
         Rule(
             cause="kernel-headers-missing",
             layer="kernel",
-            storey="kernel",
             disruption="none",
             title="the kernel's headers are not installed",
             share=4,
@@ -372,8 +371,7 @@ FAMILY: Final = Family(
         ),
         Rule(
             cause="dkms-build-compiler-mismatch",
-            layer="kernel",
-            storey="driver",
+            layer="driver",
             disruption="none",
             title="the compiler is not the one that built the kernel",
             share=1.5,
@@ -402,8 +400,7 @@ FAMILY: Final = Family(
         ),
         Rule(
             cause="dkms-build-kernel-api",
-            layer="kernel",
-            storey="driver",
+            layer="driver",
             disruption="none",
             title="the driver's source does not fit this kernel",
             share=3,
@@ -431,8 +428,7 @@ FAMILY: Final = Family(
         ),
         Rule(
             cause="dkms-build-toolchain-missing",
-            layer="kernel",
-            storey="driver",
+            layer="driver",
             disruption="none",
             title="a build tool is not installed",
             share=1,
@@ -453,8 +449,7 @@ FAMILY: Final = Family(
         ),
         Rule(
             cause="dkms-tree-corrupt",
-            layer="kernel",
-            storey="driver",
+            layer="driver",
             disruption="none",
             title="DKMS's tree is damaged",
             share=0.5,
@@ -480,8 +475,7 @@ FAMILY: Final = Family(
         ),
         Rule(
             cause="dkms-build-no-space",
-            layer="kernel",
-            storey="driver",
+            layer="driver",
             disruption="none",
             title="the disk was full during the build",
             decisive=all_of(_NO_SPACE, holds(system.is_full, "a disk is full")),

@@ -218,7 +218,6 @@ FAMILY: Final = Family(
         Rule(
             cause="cdi-spec-missing",
             layer="cdi",
-            storey="toolkit",
             disruption="none",
             title="there is no CDI specification",
             story=(
@@ -246,7 +245,6 @@ FAMILY: Final = Family(
         Rule(
             cause="cdi-spec-stale",
             layer="cdi",
-            storey="toolkit",
             disruption="none",
             title="the CDI specification is of another driver, or of other GPUs",
             story=(
@@ -275,7 +273,6 @@ FAMILY: Final = Family(
         Rule(
             cause="cdi-spec-dir-not-read",
             layer="cdi",
-            storey="toolkit",
             disruption="none",
             title="the CDI specification lies where the engine does not look",
             story=(
@@ -301,7 +298,6 @@ FAMILY: Final = Family(
         Rule(
             cause="cdi-spec-version-unsupported",
             layer="cdi",
-            storey="toolkit",
             disruption="none",
             title="the engine is too old for the CDI specification",
             story=(
@@ -327,7 +323,6 @@ FAMILY: Final = Family(
         Rule(
             cause="cdi-management-spec-missing",
             layer="cdi",
-            storey="toolkit",
             disruption="none",
             title="a pod asks for a management device that is in no specification",
             story=(
@@ -362,7 +357,6 @@ FAMILY: Final = Family(
         Rule(
             cause="docker-cdi-feature-disabled",
             layer="cdi",
-            storey="runtime",
             disruption="restart-service",
             title="docker's CDI support is switched off",
             story=(

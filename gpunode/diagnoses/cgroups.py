@@ -103,7 +103,6 @@ FAMILY: Final = Family(
         Rule(
             cause="cgroup-daemon-reload-loses-gpu",
             layer="runtime",
-            storey="runtime",
             disruption="restart-container",
             title="a reload of systemd took the GPU from running containers",
             story=(
@@ -131,7 +130,6 @@ FAMILY: Final = Family(
         Rule(
             cause="dev-char-symlinks-missing",
             layer="runtime",
-            storey="runtime",
             disruption="none",
             title="the links in /dev/char cannot be made",
             story=(
@@ -169,7 +167,6 @@ FAMILY: Final = Family(
         Rule(
             cause="selinux-denies-gpu",
             layer="config",
-            storey="runtime",
             disruption="restart-container",
             title="SELinux denies containers the GPU's device nodes",
             story=(

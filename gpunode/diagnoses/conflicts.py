@@ -140,7 +140,6 @@ FAMILY: Final = Family(
         Rule(
             cause="held-or-broken-packages",
             layer="package",
-            storey="packages",
             disruption="none",
             title="installed or held packages keep the driver from changing",
             share=1.3,
@@ -167,7 +166,6 @@ FAMILY: Final = Family(
         Rule(
             cause="mixed-repo-packages",
             layer="package",
-            storey="packages",
             disruption="none",
             title="the driver's packages come from two repositories",
             share=1.2,
@@ -192,7 +190,6 @@ FAMILY: Final = Family(
         Rule(
             cause="package-file-conflict",
             layer="package",
-            storey="packages",
             disruption="none",
             title="two packages bring the same file",
             decisive=_SAME_FILE,

@@ -255,7 +255,6 @@ FAMILY: Final = Family(
         Rule(
             cause="containerd-cri-disabled",
             layer="runtime",
-            storey="runtime",
             disruption="restart-service",
             title="containerd's CRI plugin is switched off",
             story=(
@@ -286,7 +285,6 @@ FAMILY: Final = Family(
         Rule(
             cause="containerd-nvidia-runtime-missing",
             layer="runtime",
-            storey="runtime",
             disruption="restart-service",
             title="containerd has no runtime called nvidia",
             story=(
@@ -318,7 +316,6 @@ FAMILY: Final = Family(
         Rule(
             cause="cgroup-driver-mismatch",
             layer="config",
-            storey="runtime",
             disruption="restart-service",
             title="kubelet and runtime use different cgroup drivers",
             story=(
@@ -348,7 +345,6 @@ FAMILY: Final = Family(
         Rule(
             cause="k3s-runtime-config-overwritten",
             layer="runtime",
-            storey="runtime",
             disruption="restart-service",
             title="k3s or RKE2 does not read the containerd file that was edited",
             story=(
@@ -371,7 +367,6 @@ FAMILY: Final = Family(
         Rule(
             cause="crio-dropin-dead",
             layer="runtime",
-            storey="runtime",
             disruption="restart-service",
             title="CRI-O's drop-in lies where CRI-O never looks",
             story=(

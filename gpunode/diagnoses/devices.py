@@ -289,7 +289,6 @@ FAMILY: Final = Family(
         Rule(
             cause="no-device-nodes-driver-not-initialised",
             layer="driver",
-            storey="driver",
             disruption="none",
             title="the driver has made no device files",
             decisive=all_of(_MISSING, symptoms.MODULE_LOADED),
@@ -328,7 +327,6 @@ FAMILY: Final = Family(
         Rule(
             cause="persistenced-start-race",
             layer="driver",
-            storey="driver",
             disruption="restart-service",
             title="nvidia-persistenced started before its device files were there",
             decisive=all_of(_DAEMON_FAILED, any_of(_LATE, unless(_UNMET, _NOT_LOADED))),
@@ -354,7 +352,6 @@ FAMILY: Final = Family(
         Rule(
             cause="nvidia-uvm-not-loaded",
             layer="driver",
-            storey="driver",
             disruption="none",
             title="nvidia_uvm is not loaded",
             share=1.3,
@@ -386,7 +383,6 @@ FAMILY: Final = Family(
         Rule(
             cause="nvidia-uvm-wedged",
             layer="driver",
-            storey="driver",
             disruption="restart-container",
             title="nvidia_uvm is loaded and has lost its state",
             share=0.8,
@@ -414,7 +410,6 @@ FAMILY: Final = Family(
         Rule(
             cause="device-node-permissions",
             layer="driver",
-            storey="driver",
             disruption="none",
             title="the device files have the wrong permissions",
             decisive=any_of(_ODD, all_of(_CLOSED, _OUTSIDE)),
@@ -438,8 +433,7 @@ FAMILY: Final = Family(
         ),
         Rule(
             cause="cuda-init-802-kaslr-or-hmm",
-            layer="driver",
-            storey="kernel",
+            layer="kernel",
             disruption="restart-container",
             title="CUDA does not start with this kernel's memory layout",
             decisive=_CURED,

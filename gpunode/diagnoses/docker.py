@@ -250,7 +250,6 @@ FAMILY: Final = Family(
         Rule(
             cause="daemon-json-invalid",
             layer="config",
-            storey="runtime",
             disruption="restart-service",
             title="dockerd cannot read its configuration file",
             story=(
@@ -284,7 +283,6 @@ FAMILY: Final = Family(
         Rule(
             cause="docker-directive-conflict",
             layer="config",
-            storey="runtime",
             disruption="restart-service",
             title="a setting of dockerd stands in its file and on its command line",
             story=(
@@ -321,7 +319,6 @@ FAMILY: Final = Family(
         Rule(
             cause="docker-from-snap",
             layer="runtime",
-            storey="runtime",
             disruption="restart-service",
             title="docker is the snap",
             story=(
@@ -343,8 +340,7 @@ FAMILY: Final = Family(
         ),
         Rule(
             cause="docker-from-snap-or-desktop-vm",
-            layer="toolkit",
-            storey="runtime",
+            layer="runtime",
             disruption="restart-service",
             title="the docker that answers cannot see the driver of this system",
             story=(
@@ -376,7 +372,6 @@ FAMILY: Final = Family(
         Rule(
             cause="docker-rootless-config",
             layer="runtime",
-            storey="runtime",
             disruption="restart-service",
             title="a rootless docker is set up as if it ran as root",
             story=(
@@ -401,7 +396,6 @@ FAMILY: Final = Family(
         Rule(
             cause="docker-not-restarted",
             layer="runtime",
-            storey="runtime",
             disruption="restart-service",
             title="docker runs since before the toolkit or its settings came",
             story=(
@@ -430,7 +424,6 @@ FAMILY: Final = Family(
         Rule(
             cause="nvidia-runtime-not-registered",
             layer="runtime",
-            storey="runtime",
             disruption="restart-service",
             title="docker knows no runtime called nvidia",
             story=(

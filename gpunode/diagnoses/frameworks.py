@@ -156,7 +156,7 @@ FAMILY: Final = Family(
         Rule(
             cause="driver-too-old-for-image",
             layer="toolkit",
-            storey="driver",
+            in_stack="driver",
             disruption="reboot",
             title="the driver is older than the program's CUDA needs",
             share=4,
@@ -186,7 +186,7 @@ FAMILY: Final = Family(
         Rule(
             cause="framework-without-this-architecture",
             layer="userspace",
-            storey="programs",
+            in_stack="programs",
             disruption="none",
             title="the program has no code for this GPU's architecture",
             share=1.5,
@@ -213,7 +213,7 @@ FAMILY: Final = Family(
         Rule(
             cause="framework-cpu-only",
             layer="userspace",
-            storey="programs",
+            in_stack="programs",
             disruption="none",
             title="the framework was built without CUDA",
             share=1.5,

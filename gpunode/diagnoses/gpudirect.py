@@ -163,7 +163,6 @@ FAMILY: Final = Family(
         Rule(
             cause="peermem-load-failed",
             layer="driver",
-            storey="driver",
             disruption="restart-container",
             title="nvidia_peermem does not load",
             look_at=(Shell("sudo modprobe nvidia_peermem"), Shell("sudo dmesg | tail")),
@@ -186,7 +185,6 @@ FAMILY: Final = Family(
         Rule(
             cause="gpudirect-rdma-disabled",
             layer="driver",
-            storey="driver",
             severity="warning",
             disruption="restart-container",
             title="NCCL does without GPUDirect RDMA",
@@ -211,7 +209,6 @@ FAMILY: Final = Family(
         Rule(
             cause="nvidia-fs-not-loaded",
             layer="driver",
-            storey="driver",
             severity="warning",
             disruption="none",
             title="nvidia_fs is not loaded",
@@ -234,7 +231,6 @@ FAMILY: Final = Family(
         Rule(
             cause="gds-nvme-unsupported",
             layer="driver",
-            storey="driver",
             severity="warning",
             disruption="reboot",
             title="GPUDirect Storage does not know the NVMe driver",

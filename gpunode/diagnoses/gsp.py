@@ -174,7 +174,6 @@ FAMILY: Final = Family(
         Rule(
             cause="gsp-rpc-timeout",
             layer="driver",
-            storey="driver",
             disruption="reset-gpu",
             title="the GSP does not answer the driver",
             share=2,
@@ -205,7 +204,6 @@ FAMILY: Final = Family(
         Rule(
             cause="gsp-task-exception",
             layer="driver",
-            storey="driver",
             disruption="reset-gpu",
             title="the GSP's firmware crashed",
             share=0.7,
@@ -226,7 +224,6 @@ FAMILY: Final = Family(
         Rule(
             cause="gsp-bad-state-wpr2",
             layer="driver",
-            storey="driver",
             disruption="reboot",
             title="the GPU holds on to the memory of a dead GSP",
             share=0.5,
@@ -253,7 +250,6 @@ FAMILY: Final = Family(
         Rule(
             cause="gpu-firmware-boot-failed",
             layer="hardware",
-            storey="gpu",
             disruption="power-cycle",
             title="the GPU's own firmware does not boot",
             symptoms=(symptoms.NOT_STARTED, symptoms.NO_DEVICES, symptoms.GPU_LOST),
@@ -278,7 +274,6 @@ FAMILY: Final = Family(
         Rule(
             cause="gsp-firmware-missing",
             layer="driver",
-            storey="driver",
             disruption="restart-container",
             title="the GSP's firmware is not on disk",
             symptoms=(symptoms.NOT_STARTED, symptoms.NO_DEVICES, symptoms.NO_DRIVER),
@@ -302,8 +297,7 @@ FAMILY: Final = Family(
         ),
         Rule(
             cause="gsp-disable-ignored-open-module",
-            layer="config",
-            storey="driver",
+            layer="driver",
             severity="warning",
             disruption="reboot",
             title="the GSP cannot be switched off with the open modules",
@@ -330,7 +324,6 @@ FAMILY: Final = Family(
         Rule(
             cause="gsp-init-failed-platform",
             layer="driver",
-            storey="driver",
             disruption="reboot",
             title="the GSP cannot be started in this machine",
             symptoms=(symptoms.NOT_STARTED, symptoms.NO_DEVICES, symptoms.NO_DRIVER),

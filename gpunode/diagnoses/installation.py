@@ -173,8 +173,7 @@ FAMILY: Final = Family(
     (
         Rule(
             cause="driver-not-installed",
-            layer="toolkit",
-            storey="driver",
+            layer="driver",
             disruption="none",
             title="no NVIDIA driver is installed",
             share=3,
@@ -205,8 +204,7 @@ FAMILY: Final = Family(
         ),
         Rule(
             cause="driver-userspace-incomplete",
-            layer="toolkit",
-            storey="libraries",
+            layer="userspace",
             disruption="none",
             title="the driver's libraries and programs are not installed",
             share=0.8,

@@ -185,7 +185,6 @@ FAMILY: Final = Family(
         Rule(
             cause="cuda-compat-lib-mismatch",
             layer="userspace",
-            storey="libraries",
             disruption="restart-container",
             title="a libcuda of another version than the driver is loaded",
             share=0.8,
@@ -209,7 +208,6 @@ FAMILY: Final = Family(
         Rule(
             cause="cuda-compat-not-supported-hw",
             layer="userspace",
-            storey="libraries",
             disruption="restart-container",
             title="CUDA's compatibility libraries are used on a GPU that may not have them",
             decisive=_NOT_HERE,
@@ -235,7 +233,6 @@ FAMILY: Final = Family(
         Rule(
             cause="library-path-shadows-libcuda",
             layer="userspace",
-            storey="libraries",
             disruption="restart-container",
             title="another library stands before the driver's libcuda",
             share=0.8,

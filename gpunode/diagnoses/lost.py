@@ -94,7 +94,6 @@ FAMILY: Final = Family(
         Rule(
             cause="gpu-missing-from-inventory",
             layer="hardware",
-            storey="gpu",
             disruption="power-cycle",
             title="a GPU that should be there is not",
             symptoms=(symptoms.GPU_LOST, symptoms.NO_DEVICES, symptoms.NOT_STARTED),
@@ -131,7 +130,6 @@ FAMILY: Final = Family(
         Rule(
             cause="gpu-fallen-off-bus",
             layer="hardware",
-            storey="gpu",
             disruption="power-cycle",
             title="the GPU has fallen off the PCI bus",
             share=3.5,
@@ -179,7 +177,6 @@ FAMILY: Final = Family(
         Rule(
             cause="xid-54-aux-power",
             layer="power-thermal",
-            storey="gpu",
             disruption="power-cycle",
             title="auxiliary power is not connected to the GPU",
             symptoms=(symptoms.ANY_XID, symptoms.NOT_STARTED, symptoms.GPU_LOST),

@@ -239,7 +239,6 @@ FAMILY: Final = Family(
         Rule(
             cause="ecc-dbe-uncorrectable",
             layer="hardware",
-            storey="gpu",
             disruption="reset-gpu",
             title="uncorrectable memory errors",
             symptoms=_PROGRAM_HIT,
@@ -270,7 +269,6 @@ FAMILY: Final = Family(
         Rule(
             cause="row-remap-pending",
             layer="hardware",
-            storey="gpu",
             disruption="reset-gpu",
             title="a row remapping waits for a reset",
             symptoms=(symptoms.ANY_XID, symptoms.CUDA_FAULT, symptoms.RESET_REFUSED),
@@ -297,7 +295,6 @@ FAMILY: Final = Family(
         Rule(
             cause="row-remap-failure",
             layer="hardware",
-            storey="gpu",
             disruption="RMA",
             title="a bad row of memory cannot be remapped",
             symptoms=(symptoms.ANY_XID, symptoms.CUDA_FAULT),
@@ -316,7 +313,6 @@ FAMILY: Final = Family(
         Rule(
             cause="hbm-failing-rma",
             layer="hardware",
-            storey="gpu",
             disruption="RMA",
             title="the GPU's memory is wearing out",
             symptoms=(symptoms.ANY_XID, symptoms.CUDA_FAULT),
@@ -342,7 +338,6 @@ FAMILY: Final = Family(
         Rule(
             cause="page-retirement-pending-handles-held",
             layer="hardware",
-            storey="gpu",
             severity="warning",
             disruption="reset-gpu",
             title="bad pages stay in use because something holds the GPU",
@@ -363,7 +358,6 @@ FAMILY: Final = Family(
         Rule(
             cause="xid-92-high-sbe-rate",
             layer="hardware",
-            storey="gpu",
             severity="warning",
             disruption="none",
             title="ECC corrects more single bits than it should have to",
@@ -384,7 +378,6 @@ FAMILY: Final = Family(
         Rule(
             cause="xid-94-contained-ecc",
             layer="hardware",
-            storey="gpu",
             disruption="restart-container",
             title="a memory error ended one program",
             symptoms=_PROGRAM_HIT,
@@ -407,7 +400,6 @@ FAMILY: Final = Family(
         Rule(
             cause="xid-95-uncontained-ecc",
             layer="hardware",
-            storey="gpu",
             disruption="reset-gpu",
             title="a memory error that no program's end contains",
             symptoms=_PROGRAM_HIT,
@@ -425,7 +417,6 @@ FAMILY: Final = Family(
         Rule(
             cause="xid-140-unrecovered-ecc",
             layer="hardware",
-            storey="gpu",
             disruption="reset-gpu",
             title="an ECC error escaped every recovery",
             symptoms=_PROGRAM_HIT,
@@ -443,7 +434,6 @@ FAMILY: Final = Family(
         Rule(
             cause="inforom-corrupted",
             layer="hardware",
-            storey="gpu",
             severity="warning",
             disruption="reset-gpu",
             title="the InfoROM is damaged",

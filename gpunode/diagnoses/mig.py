@@ -225,7 +225,7 @@ FAMILY: Final = Family(
         Rule(
             cause="mig-mode-pending-reset",
             layer="config",
-            storey="gpu",
+            in_stack="gpu",
             disruption="reset-gpu",
             title="a change of the MIG mode waits for a reset of the GPU",
             decisive=any_of(_WAITS, unless(_SAID, _SETTLED)),
@@ -246,7 +246,7 @@ FAMILY: Final = Family(
         Rule(
             cause="mig-enabled-no-instances",
             layer="config",
-            storey="gpu",
+            in_stack="gpu",
             disruption="none",
             title="MIG is enabled and no instances were created",
             decisive=any_of(_PLUGIN_FINDS_NONE, _EMPTY),
@@ -268,7 +268,7 @@ FAMILY: Final = Family(
         Rule(
             cause="mig-capabilities-permission",
             layer="config",
-            storey="driver",
+            in_stack="driver",
             disruption="none",
             title="MIG's instances are out of this program's reach",
             symptoms=(symptoms.DENIED, symptoms.NVML_UNKNOWN, symptoms.CUDA_NO_DEVICE),

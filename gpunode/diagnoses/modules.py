@@ -363,7 +363,6 @@ FAMILY: Final = Family(
         Rule(
             cause="driver-module-not-loaded",
             layer="driver",
-            storey="driver",
             disruption="none",
             title="NVIDIA's kernel module is not loaded",
             share=4,
@@ -394,8 +393,7 @@ FAMILY: Final = Family(
         ),
         Rule(
             cause="module-built-for-other-kernel",
-            layer="kernel",
-            storey="driver",
+            layer="driver",
             disruption="none",
             title="the module was built for another kernel",
             share=4,
@@ -427,7 +425,6 @@ FAMILY: Final = Family(
         Rule(
             cause="depmod-index-missing",
             layer="kernel",
-            storey="kernel",
             disruption="none",
             title="the kernel's module index does not know the module",
             decisive=any_of(_BROKEN, _EMPTY, fact(_without_index), all_of(_NOT_FOUND, _FILES)),
@@ -451,8 +448,7 @@ FAMILY: Final = Family(
         ),
         Rule(
             cause="duplicate-module-files",
-            layer="kernel",
-            storey="driver",
+            layer="driver",
             disruption="reboot",
             title="the module stands on disk twice, in different versions",
             decisive=all_of(_TWICE, any_of(_DIFFER, symptoms.MISMATCH)),
@@ -477,7 +473,6 @@ FAMILY: Final = Family(
         Rule(
             cause="initramfs-stale-module",
             layer="kernel",
-            storey="kernel",
             disruption="reboot",
             title="the initramfs loads an older module",
             typical=any_of(_IN_IMAGE, all_of(_OLD_IMAGE, any_of(symptoms.MISMATCH, _OLDER))),

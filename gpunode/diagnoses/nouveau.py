@@ -119,7 +119,6 @@ FAMILY: Final = Family(
         Rule(
             cause="nouveau-bound",
             layer="kernel",
-            storey="kernel",
             disruption="reboot",
             title="nouveau owns the GPU",
             story=(
@@ -149,7 +148,6 @@ FAMILY: Final = Family(
         Rule(
             cause="nouveau-in-initramfs",
             layer="kernel",
-            storey="kernel",
             disruption="reboot",
             title="the initramfs still loads nouveau",
             story=(

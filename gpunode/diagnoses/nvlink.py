@@ -317,7 +317,6 @@ FAMILY: Final = Family(
         Rule(
             cause="fabric-manager-version-mismatch",
             layer="nvlink",
-            storey="fabric",
             disruption="restart-service",
             title="fabric manager and driver are of different versions",
             share=0.7,
@@ -340,7 +339,6 @@ FAMILY: Final = Family(
         Rule(
             cause="fabric-manager-not-installed",
             layer="nvlink",
-            storey="fabric",
             disruption="none",
             title="NVSwitches, and no fabric manager",
             share=0.7,
@@ -370,7 +368,6 @@ FAMILY: Final = Family(
         Rule(
             cause="fabric-manager-not-running",
             layer="nvlink",
-            storey="fabric",
             disruption="restart-service",
             title="the fabric manager is installed and does not run",
             share=0.8,
@@ -402,7 +399,6 @@ FAMILY: Final = Family(
         Rule(
             cause="fabric-manager-not-needed",
             layer="nvlink",
-            storey="fabric",
             severity="info",
             disruption="none",
             title="a fabric manager on a node without NVSwitches",
@@ -430,7 +426,6 @@ FAMILY: Final = Family(
         Rule(
             cause="nvswitch-sxid",
             layer="nvlink",
-            storey="fabric",
             disruption="reboot",
             title="an NVSwitch reported an error",
             symptoms=(symptoms.ANY_XID, symptoms.FABRIC_FAILS, symptoms.LINKS_DOWN, symptoms.NCCL_FAILS),
@@ -448,7 +443,6 @@ FAMILY: Final = Family(
         Rule(
             cause="xid-74-nvlink-error",
             layer="nvlink",
-            storey="fabric",
             disruption="reset-gpu",
             title="an NVLink failed (Xid 74)",
             symptoms=(symptoms.ANY_XID, symptoms.LINKS_DOWN, symptoms.NCCL_FAILS, symptoms.CUDA_FAULT),
@@ -468,7 +462,6 @@ FAMILY: Final = Family(
         Rule(
             cause="xid-145-149-nvlink5-fault",
             layer="nvlink",
-            storey="fabric",
             disruption="reset-gpu",
             title="NVLink 5 fault (Xid 144 to 150)",
             symptoms=(symptoms.ANY_XID, symptoms.LINKS_DOWN, symptoms.NCCL_FAILS),
@@ -488,7 +481,6 @@ FAMILY: Final = Family(
         Rule(
             cause="nvlink-all-links-inactive-gpu",
             layer="nvlink",
-            storey="fabric",
             disruption="reset-gpu",
             title="one GPU has no NVLink at all",
             symptoms=(symptoms.LINKS_DOWN, symptoms.NCCL_FAILS, symptoms.SLOW),
@@ -519,7 +511,6 @@ FAMILY: Final = Family(
         Rule(
             cause="nvlink-link-inactive",
             layer="nvlink",
-            storey="fabric",
             severity="warning",
             disruption="reboot",
             title="some NVLinks of a GPU are down",
@@ -542,7 +533,6 @@ FAMILY: Final = Family(
         Rule(
             cause="nvlink-not-present-false-positive",
             layer="nvlink",
-            storey="fabric",
             severity="info",
             disruption="none",
             title="no NVLink where none is to be",

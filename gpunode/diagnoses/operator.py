@@ -159,7 +159,6 @@ FAMILY: Final = Family(
         Rule(
             cause="gpu-operator-vs-host-driver",
             layer="kubernetes",
-            storey="kubernetes",
             disruption="restart-container",
             title="the operator installs a driver over the host's own",
             story=(
@@ -194,7 +193,6 @@ FAMILY: Final = Family(
         Rule(
             cause="gpu-operator-driver-restart-blocked",
             layer="kubernetes",
-            storey="kubernetes",
             disruption="restart-container",
             title="the restarted driver pod cannot unload the driver, programs still use it",
             story=(
@@ -225,7 +223,6 @@ FAMILY: Final = Family(
         Rule(
             cause="operator-no-driver-image",
             layer="kubernetes",
-            storey="kubernetes",
             disruption="none",
             title="there is no driver image for this system or kernel",
             story=(

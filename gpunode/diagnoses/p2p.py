@@ -111,7 +111,6 @@ FAMILY: Final = Family(
         Rule(
             cause="iommu-blocks-p2p",
             layer="pci",
-            storey="pci",
             disruption="reboot",
             title="the IOMMU stops transfers between GPUs",
             symptoms=(symptoms.NCCL_FAILS, symptoms.SLOW, symptoms.CUDA_FAULT),
@@ -135,7 +134,6 @@ FAMILY: Final = Family(
         Rule(
             cause="acs-blocks-p2p",
             layer="pci",
-            storey="pci",
             severity="warning",
             disruption="none",
             title="access control on bridges keeps GPUs apart",

@@ -184,8 +184,7 @@ FAMILY: Final = Family(
     (
         Rule(
             cause="no-gpu-present",
-            layer="hardware",
-            storey="pci",
+            layer="pci",
             disruption="power-cycle",
             title="no NVIDIA GPU is on the bus",
             symptoms=(*_SHOWN, symptoms.NO_MODULE, symptoms.CUDA_UNAVAILABLE),
@@ -215,7 +214,6 @@ FAMILY: Final = Family(
         Rule(
             cause="vfio-bound",
             layer="pci",
-            storey="pci",
             disruption="reboot",
             title="vfio-pci owns the GPU",
             symptoms=(*_SHOWN, symptoms.NO_MODULE, symptoms.NOT_STARTED),
@@ -244,7 +242,6 @@ FAMILY: Final = Family(
         Rule(
             cause="gpu-stuck-d3cold",
             layer="pci",
-            storey="pci",
             disruption="power-cycle",
             title="the GPU does not wake up from D3cold",
             symptoms=(*_SHOWN, symptoms.CLOSED_OR_BAR, symptoms.NOT_STARTED, symptoms.GPU_LOST),

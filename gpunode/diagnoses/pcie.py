@@ -189,7 +189,6 @@ FAMILY: Final = Family(
         Rule(
             cause="pcie-uncorrectable-completion-timeout",
             layer="pci",
-            storey="pci",
             disruption="power-cycle",
             title="transfers on the GPU's PCIe link are lost",
             symptoms=(symptoms.BUS_ERRORS, symptoms.GPU_LOST, symptoms.ANY_XID, symptoms.CUDA_FAULT),
@@ -210,7 +209,6 @@ FAMILY: Final = Family(
         Rule(
             cause="pcie-aer-correctable-storm",
             layer="pci",
-            storey="pci",
             severity="warning",
             disruption="power-cycle",
             title="the GPU's PCIe link corrects errors all the time",
@@ -230,7 +228,6 @@ FAMILY: Final = Family(
         Rule(
             cause="pcie-link-degraded",
             layer="pci",
-            storey="pci",
             severity="warning",
             disruption="power-cycle",
             title="the GPU's PCIe link has fewer lanes than it could",

@@ -197,7 +197,6 @@ FAMILY: Final = Family(
         Rule(
             cause="device-plugin-library-not-found",
             layer="kubernetes",
-            storey="kubernetes",
             disruption="restart-container",
             title="the device plugin does not find the driver's library",
             story=(
@@ -229,7 +228,6 @@ FAMILY: Final = Family(
         Rule(
             cause="nvidia-runtime-not-default-no-runtimeclass",
             layer="kubernetes",
-            storey="kubernetes",
             disruption="restart-service",
             title="the device plugin's pod does not run under NVIDIA's runtime",
             story=(
@@ -279,7 +277,6 @@ FAMILY: Final = Family(
         Rule(
             cause="device-plugin-marked-unhealthy",
             layer="kubernetes",
-            storey="kubernetes",
             disruption="restart-container",
             title="the device plugin calls a GPU unhealthy",
             story=(

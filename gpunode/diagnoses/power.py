@@ -127,7 +127,6 @@ FAMILY: Final = Family(
         Rule(
             cause="thermal-slowdown",
             layer="power-thermal",
-            storey="gpu",
             severity="warning",
             disruption="none",
             title="the GPU is too hot and slows down",
@@ -156,7 +155,6 @@ FAMILY: Final = Family(
         Rule(
             cause="power-brake-slowdown",
             layer="power-thermal",
-            storey="gpu",
             severity="warning",
             disruption="none",
             title="the machine's power brake holds the GPU down",
@@ -191,8 +189,7 @@ FAMILY: Final = Family(
         ),
         Rule(
             cause="power-limit-set-low",
-            layer="config",
-            storey="gpu",
+            layer="power-thermal",
             severity="warning",
             disruption="none",
             title="the GPU's power limit is below its default",

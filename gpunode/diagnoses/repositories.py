@@ -179,7 +179,6 @@ FAMILY: Final = Family(
         Rule(
             cause="apt-nvidia-key-rotated",
             layer="package",
-            storey="packages",
             disruption="none",
             title="the CUDA repository's key is not the one that this node trusts",
             share=2.5,
@@ -202,7 +201,6 @@ FAMILY: Final = Family(
         Rule(
             cause="apt-toolkit-key-missing",
             layer="package",
-            storey="packages",
             disruption="none",
             title="the container toolkit's repository key is missing",
             share=1,
@@ -224,7 +222,6 @@ FAMILY: Final = Family(
         Rule(
             cause="apt-signed-by-conflict",
             layer="package",
-            storey="packages",
             disruption="none",
             title="two source entries name one repository with different keys",
             share=1.5,

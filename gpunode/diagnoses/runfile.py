@@ -78,8 +78,7 @@ FAMILY: Final = Family(
     (
         Rule(
             cause="runfile-leftover",
-            layer="package",
-            storey="driver",
+            layer="driver",
             disruption="reboot",
             title="a driver of NVIDIA's .run installer is left beside the packages",
             decisive=all_of(_TRACE, any_of(_BESIDE, _PURGE)),

@@ -177,7 +177,6 @@ FAMILY: Final = Family(
         Rule(
             cause="gpus-all-allocated",
             layer="kubernetes",
-            storey="kubernetes",
             severity="info",
             disruption="none",
             title="every GPU is given to a pod",
@@ -198,7 +197,6 @@ FAMILY: Final = Family(
         Rule(
             cause="pod-missing-gpu-toleration",
             layer="kubernetes",
-            storey="kubernetes",
             disruption="none",
             title="the pod does not tolerate the GPU node's taint",
             story=(
@@ -229,7 +227,6 @@ FAMILY: Final = Family(
         Rule(
             cause="gpu-labels-without-capacity",
             layer="kubernetes",
-            storey="kubernetes",
             disruption="restart-container",
             title="the node is labelled as a GPU node and offers none",
             story=(
@@ -258,7 +255,6 @@ FAMILY: Final = Family(
         Rule(
             cause="gpu-node-not-labelled",
             layer="kubernetes",
-            storey="kubernetes",
             disruption="none",
             title="no label leads the device plugin to the GPU node",
             story=(
@@ -293,7 +289,6 @@ FAMILY: Final = Family(
         Rule(
             cause="nested-node-config-not-applied",
             layer="kubernetes",
-            storey="kubernetes",
             disruption="restart-container",
             title="the host was set up, and the node is a container inside it",
             story=(

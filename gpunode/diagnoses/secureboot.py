@@ -190,7 +190,6 @@ FAMILY: Final = Family(
         Rule(
             cause="secure-boot-key-not-enrolled",
             layer="kernel",
-            storey="kernel",
             disruption="reboot",
             title="the key that signed the module is not enrolled",
             share=1.5,
@@ -224,7 +223,6 @@ FAMILY: Final = Family(
         Rule(
             cause="secure-boot-module-unsigned",
             layer="kernel",
-            storey="kernel",
             disruption="reboot",
             title="the module is not signed, and Secure Boot asks for it",
             share=1,

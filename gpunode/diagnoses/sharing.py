@@ -139,7 +139,7 @@ FAMILY: Final = Family(
         Rule(
             cause="compute-mode-exclusive",
             layer="config",
-            storey="gpu",
+            in_stack="gpu",
             disruption="none",
             title="the GPU's compute mode lets one process in, or none",
             symptoms=(symptoms.CUDA_BUSY,),
@@ -159,7 +159,6 @@ FAMILY: Final = Family(
         Rule(
             cause="time-slicing-config-not-applied",
             layer="kubernetes",
-            storey="kubernetes",
             disruption="restart-container",
             title="the running device plugin has not got the sharing configuration",
             symptoms=(symptoms.POD_PENDING, _UNDIVIDED, _EMPTY),

@@ -257,7 +257,6 @@ FAMILY: Final = Family(
         Rule(
             cause=LEGACY,
             layer="driver",
-            storey="driver",
             disruption="reboot",
             title="the installed branch no longer drives this GPU",
             share=2,
@@ -283,7 +282,6 @@ FAMILY: Final = Family(
         Rule(
             cause=TOO_NEW,
             layer="driver",
-            storey="driver",
             disruption="reboot",
             title="the installed driver does not know this GPU yet",
             share=1.2,
@@ -309,7 +307,6 @@ FAMILY: Final = Family(
         Rule(
             cause=OPEN,
             layer="driver",
-            storey="driver",
             disruption="reboot",
             title="the open kernel modules on a GPU before Turing",
             share=1.2,
@@ -331,7 +328,6 @@ FAMILY: Final = Family(
         Rule(
             cause=CLOSED,
             layer="driver",
-            storey="driver",
             disruption="reboot",
             title="the proprietary kernel modules on a GPU that needs the open ones",
             share=1.8,

@@ -221,7 +221,6 @@ FAMILY: Final = Family(
         Rule(
             cause="toolkit-not-installed",
             layer="toolkit",
-            storey="toolkit",
             disruption="restart-service",
             title="the container toolkit is not installed",
             story=(
@@ -249,7 +248,6 @@ FAMILY: Final = Family(
         Rule(
             cause="toolkit-too-old-cgroupv2",
             layer="toolkit",
-            storey="toolkit",
             disruption="restart-container",
             title="the container toolkit is too old for cgroup v2",
             story=(
@@ -274,8 +272,7 @@ FAMILY: Final = Family(
         ),
         Rule(
             cause="toolkit-wrong-driver-root",
-            layer="config",
-            storey="toolkit",
+            layer="toolkit",
             disruption="restart-container",
             title="the container toolkit looks for the driver in another place",
             story=(
@@ -302,8 +299,7 @@ FAMILY: Final = Family(
         ),
         Rule(
             cause="ldconfig-path-wrong",
-            layer="config",
-            storey="toolkit",
+            layer="toolkit",
             disruption="restart-container",
             title="the container toolkit is told to run an ldconfig that is not there",
             story=(
@@ -328,7 +324,6 @@ FAMILY: Final = Family(
         Rule(
             cause="old-command-form",
             layer="toolkit",
-            storey="toolkit",
             disruption="none",
             title="a command of an old article, which nothing answers to any more",
             story=(

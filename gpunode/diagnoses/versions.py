@@ -262,8 +262,7 @@ FAMILY: Final = Family(
     (
         Rule(
             cause=UNATTENDED,
-            layer="package",
-            storey="driver",
+            layer="driver",
             disruption="reboot",
             title="the system upgraded the driver by itself while the old module was loaded",
             story=(
@@ -288,7 +287,6 @@ FAMILY: Final = Family(
         Rule(
             cause=PENDING,
             layer="driver",
-            storey="driver",
             disruption="reboot",
             title="the driver was upgraded and its new module is not loaded yet",
             story=(
@@ -312,7 +310,6 @@ FAMILY: Final = Family(
         Rule(
             cause=PARTIAL,
             layer="package",
-            storey="packages",
             disruption="reboot",
             title="only a part of the driver's packages was upgraded",
             story=(
@@ -335,7 +332,6 @@ FAMILY: Final = Family(
         Rule(
             cause=MIXED,
             layer="driver",
-            storey="driver",
             disruption="reboot",
             title="two drivers are installed side by side",
             story=(
@@ -359,7 +355,7 @@ FAMILY: Final = Family(
         Rule(
             cause=CONTAINER,
             layer="userspace",
-            storey="programs",
+            in_stack="programs",
             disruption="restart-container",
             title="the container has driver libraries of another version",
             story=(

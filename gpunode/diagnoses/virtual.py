@@ -237,8 +237,7 @@ FAMILY: Final = Family(
     (
         Rule(
             cause="vm-passthrough-mmio-config",
-            layer="driver",
-            storey="pci",
+            layer="pci",
             disruption="power-cycle",
             title="the virtual machine has no room for the GPU's memory region",
             decisive=all_of(ADDRESSLESS, GUEST),
@@ -263,7 +262,6 @@ FAMILY: Final = Family(
         Rule(
             cause="vm-passthrough-hypervisor-detected",
             layer="driver",
-            storey="driver",
             disruption="reboot",
             title="an old driver refuses a GeForce in a virtual machine",
             decisive=all_of(_NOT_STARTED, GUEST, _OLD, _GEFORCE),
@@ -293,7 +291,6 @@ FAMILY: Final = Family(
         Rule(
             cause="vgpu-license-server-failure",
             layer="driver",
-            storey="driver",
             disruption="restart-service",
             title="the licence server gives this vGPU no licence",
             decisive=_REFUSED,
@@ -313,7 +310,6 @@ FAMILY: Final = Family(
         Rule(
             cause="vgpu-unlicensed",
             layer="driver",
-            storey="driver",
             disruption="restart-service",
             title="the vGPU has no licence",
             share=0.8,
@@ -337,7 +333,6 @@ FAMILY: Final = Family(
         Rule(
             cause="xid-78-vgpu-start-error",
             layer="driver",
-            storey="driver",
             disruption="none",
             title="a vGPU could not be started (Xid 78)",
             check=_start_error,
@@ -364,7 +359,6 @@ FAMILY: Final = Family(
         Rule(
             cause="wsl-gpu-tcc-mode",
             layer="driver",
-            storey="driver",
             disruption="reboot",
             title="Windows drives the GPU in TCC mode",
             decisive=all_of(_IN_TCC, _WSL),
@@ -397,7 +391,6 @@ FAMILY: Final = Family(
         Rule(
             cause="wsl-gpu-access-blocked",
             layer="driver",
-            storey="libraries",
             disruption="none",
             title="WSL is not given the GPU",
             decisive=unless(_LINUX_DRIVER_IN_WSL, symptoms.DRIVER_WORKS),

@@ -137,7 +137,7 @@ FAMILY: Final = Family(
         Rule(
             cause="xid-13-graphics-exception",
             layer="driver",
-            storey="programs",
+            in_stack="programs",
             severity="warning",
             disruption="restart-container",
             title="a program did what the GPU forbids",
@@ -170,7 +170,7 @@ FAMILY: Final = Family(
         Rule(
             cause="xid-31-mmu-fault",
             layer="driver",
-            storey="programs",
+            in_stack="programs",
             severity="warning",
             disruption="restart-container",
             title="a program touched GPU memory that is not its own",
@@ -198,7 +198,6 @@ FAMILY: Final = Family(
         Rule(
             cause="xid-31-driver-regression",
             layer="driver",
-            storey="driver",
             disruption="reboot",
             title="this release of the driver lets programs fault",
             symptoms=(symptoms.ANY_XID, symptoms.CUDA_FAULT),
@@ -218,8 +217,7 @@ FAMILY: Final = Family(
         ),
         Rule(
             cause="xid-61-pmu-breakpoint",
-            layer="driver",
-            storey="gpu",
+            layer="hardware",
             disruption="reboot",
             title="the GPU's power controller stopped",
             symptoms=(symptoms.ANY_XID, symptoms.SLOW),
@@ -239,8 +237,7 @@ FAMILY: Final = Family(
         ),
         Rule(
             cause="xid-62-pmu-halt",
-            layer="driver",
-            storey="gpu",
+            layer="hardware",
             disruption="reset-gpu",
             title="the GPU's power controller halted",
             symptoms=(symptoms.ANY_XID, symptoms.GPU_LOST),
@@ -261,7 +258,7 @@ FAMILY: Final = Family(
         Rule(
             cause="xid-109-ctx-switch-timeout",
             layer="driver",
-            storey="programs",
+            in_stack="programs",
             disruption="restart-container",
             title="a program does not let go of the GPU",
             symptoms=(symptoms.ANY_XID, symptoms.CUDA_FAULT, symptoms.SLOW),
@@ -285,7 +282,6 @@ FAMILY: Final = Family(
         Rule(
             cause="xid-121-c2c-link",
             layer="hardware",
-            storey="gpu",
             severity="warning",
             disruption="none",
             title="errors on the link between CPU and GPU",
@@ -309,7 +305,6 @@ FAMILY: Final = Family(
         Rule(
             cause="xid-122-spi-rpc",
             layer="hardware",
-            storey="gpu",
             severity="warning",
             disruption="reset-gpu",
             title="the GPU's flash memory does not answer",
@@ -334,7 +329,6 @@ FAMILY: Final = Family(
         Rule(
             cause="xid-143-gpu-init-error",
             layer="hardware",
-            storey="gpu",
             disruption="power-cycle",
             title="the GPU could not be initialised",
             symptoms=(symptoms.ANY_XID, symptoms.NOT_STARTED),
@@ -357,8 +351,7 @@ FAMILY: Final = Family(
         ),
         Rule(
             cause="xid-154-recovery-action",
-            layer="driver",
-            storey="gpu",
+            layer="hardware",
             disruption="reset-gpu",
             title="the GPU waits to be recovered",
             symptoms=(symptoms.ANY_XID, symptoms.GPU_LOST),

@@ -223,7 +223,7 @@ def story(screen: Screen) -> None:
     rule = Rule(
         cause="sample-lost",
         layer="hardware",
-        storey="gpu",
+        stack_layer="gpu",
         severity="error",
         disruption="power-cycle",
         title="a GPU fell off the bus",

@@ -19,7 +19,6 @@ DECISIVE, TYPICAL, SYMPTOM, AGAINST, CONTEXT = (
 def rule(cause: str = "a-cause", **more: object) -> Rule:
     fields: dict[str, object] = {
         "layer": "driver",
-        "storey": "driver",
         "severity": "error",
         "disruption": "none",
         "title": "wrong",
