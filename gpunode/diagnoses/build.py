@@ -371,7 +371,8 @@ FAMILY: Final = Family(
         ),
         Rule(
             cause="dkms-build-compiler-mismatch",
-            layer="driver",
+            layer="kernel",
+            in_stack="driver",
             disruption="none",
             title="the compiler is not the one that built the kernel",
             share=1.5,
@@ -400,7 +401,8 @@ FAMILY: Final = Family(
         ),
         Rule(
             cause="dkms-build-kernel-api",
-            layer="driver",
+            layer="kernel",
+            in_stack="driver",
             disruption="none",
             title="the driver's source does not fit this kernel",
             share=3,
@@ -428,7 +430,8 @@ FAMILY: Final = Family(
         ),
         Rule(
             cause="dkms-build-toolchain-missing",
-            layer="driver",
+            layer="kernel",
+            in_stack="driver",
             disruption="none",
             title="a build tool is not installed",
             share=1,
@@ -449,7 +452,8 @@ FAMILY: Final = Family(
         ),
         Rule(
             cause="dkms-tree-corrupt",
-            layer="driver",
+            layer="kernel",
+            in_stack="driver",
             disruption="none",
             title="DKMS's tree is damaged",
             share=0.5,
@@ -475,7 +479,8 @@ FAMILY: Final = Family(
         ),
         Rule(
             cause="dkms-build-no-space",
-            layer="driver",
+            layer="kernel",
+            in_stack="driver",
             disruption="none",
             title="the disk was full during the build",
             decisive=all_of(_NO_SPACE, holds(system.is_full, "a disk is full")),

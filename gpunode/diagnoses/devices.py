@@ -433,7 +433,8 @@ FAMILY: Final = Family(
         ),
         Rule(
             cause="cuda-init-802-kaslr-or-hmm",
-            layer="kernel",
+            layer="driver",
+            in_stack="kernel",
             disruption="restart-container",
             title="CUDA does not start with this kernel's memory layout",
             decisive=_CURED,

@@ -340,7 +340,8 @@ FAMILY: Final = Family(
         ),
         Rule(
             cause="docker-from-snap-or-desktop-vm",
-            layer="runtime",
+            layer="toolkit",
+            in_stack="runtime",
             disruption="restart-service",
             title="the docker that answers cannot see the driver of this system",
             story=(

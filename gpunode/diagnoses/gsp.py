@@ -297,7 +297,8 @@ FAMILY: Final = Family(
         ),
         Rule(
             cause="gsp-disable-ignored-open-module",
-            layer="driver",
+            layer="config",
+            in_stack="driver",
             severity="warning",
             disruption="reboot",
             title="the GSP cannot be switched off with the open modules",

@@ -173,7 +173,8 @@ FAMILY: Final = Family(
     (
         Rule(
             cause="driver-not-installed",
-            layer="driver",
+            layer="toolkit",
+            in_stack="driver",
             disruption="none",
             title="no NVIDIA driver is installed",
             share=3,
@@ -204,7 +205,8 @@ FAMILY: Final = Family(
         ),
         Rule(
             cause="driver-userspace-incomplete",
-            layer="userspace",
+            layer="toolkit",
+            in_stack="libraries",
             disruption="none",
             title="the driver's libraries and programs are not installed",
             share=0.8,

@@ -393,7 +393,8 @@ FAMILY: Final = Family(
         ),
         Rule(
             cause="module-built-for-other-kernel",
-            layer="driver",
+            layer="kernel",
+            in_stack="driver",
             disruption="none",
             title="the module was built for another kernel",
             share=4,
@@ -448,7 +449,8 @@ FAMILY: Final = Family(
         ),
         Rule(
             cause="duplicate-module-files",
-            layer="driver",
+            layer="kernel",
+            in_stack="driver",
             disruption="reboot",
             title="the module stands on disk twice, in different versions",
             decisive=all_of(_TWICE, any_of(_DIFFER, symptoms.MISMATCH)),

@@ -184,7 +184,8 @@ FAMILY: Final = Family(
     (
         Rule(
             cause="no-gpu-present",
-            layer="pci",
+            layer="hardware",
+            in_stack="pci",
             disruption="power-cycle",
             title="no NVIDIA GPU is on the bus",
             symptoms=(*_SHOWN, symptoms.NO_MODULE, symptoms.CUDA_UNAVAILABLE),

@@ -189,7 +189,8 @@ FAMILY: Final = Family(
         ),
         Rule(
             cause="power-limit-set-low",
-            layer="power-thermal",
+            layer="config",
+            in_stack="gpu",
             severity="warning",
             disruption="none",
             title="the GPU's power limit is below its default",

@@ -78,7 +78,8 @@ FAMILY: Final = Family(
     (
         Rule(
             cause="runfile-leftover",
-            layer="driver",
+            layer="package",
+            in_stack="driver",
             disruption="reboot",
             title="a driver of NVIDIA's .run installer is left beside the packages",
             decisive=all_of(_TRACE, any_of(_BESIDE, _PURGE)),

@@ -272,7 +272,8 @@ FAMILY: Final = Family(
         ),
         Rule(
             cause="toolkit-wrong-driver-root",
-            layer="toolkit",
+            layer="config",
+            in_stack="toolkit",
             disruption="restart-container",
             title="the container toolkit looks for the driver in another place",
             story=(
@@ -299,7 +300,8 @@ FAMILY: Final = Family(
         ),
         Rule(
             cause="ldconfig-path-wrong",
-            layer="toolkit",
+            layer="config",
+            in_stack="toolkit",
             disruption="restart-container",
             title="the container toolkit is told to run an ldconfig that is not there",
             story=(

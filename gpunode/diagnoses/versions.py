@@ -262,7 +262,8 @@ FAMILY: Final = Family(
     (
         Rule(
             cause=UNATTENDED,
-            layer="driver",
+            layer="package",
+            in_stack="driver",
             disruption="reboot",
             title="the system upgraded the driver by itself while the old module was loaded",
             story=(

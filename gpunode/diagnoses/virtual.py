@@ -237,7 +237,8 @@ FAMILY: Final = Family(
     (
         Rule(
             cause="vm-passthrough-mmio-config",
-            layer="pci",
+            layer="driver",
+            in_stack="pci",
             disruption="power-cycle",
             title="the virtual machine has no room for the GPU's memory region",
             decisive=all_of(ADDRESSLESS, GUEST),

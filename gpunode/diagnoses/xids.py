@@ -217,7 +217,8 @@ FAMILY: Final = Family(
         ),
         Rule(
             cause="xid-61-pmu-breakpoint",
-            layer="hardware",
+            layer="driver",
+            in_stack="gpu",
             disruption="reboot",
             title="the GPU's power controller stopped",
             symptoms=(symptoms.ANY_XID, symptoms.SLOW),
@@ -237,7 +238,8 @@ FAMILY: Final = Family(
         ),
         Rule(
             cause="xid-62-pmu-halt",
-            layer="hardware",
+            layer="driver",
+            in_stack="gpu",
             disruption="reset-gpu",
             title="the GPU's power controller halted",
             symptoms=(symptoms.ANY_XID, symptoms.GPU_LOST),
@@ -351,7 +353,8 @@ FAMILY: Final = Family(
         ),
         Rule(
             cause="xid-154-recovery-action",
-            layer="hardware",
+            layer="driver",
+            in_stack="gpu",
             disruption="reset-gpu",
             title="the GPU waits to be recovered",
             symptoms=(symptoms.ANY_XID, symptoms.GPU_LOST),
