@@ -10,7 +10,7 @@ from typing import Final, TypeAlias
 
 from gpunode.diagnoses import fitting, systems, xids
 from gpunode.diagnoses.commands import Shell, command
-from gpunode.diagnoses.judging import is_examined, judged, suspects
+from gpunode.diagnoses.judging import is_examined, judged, ruled_out, suspects
 from gpunode.diagnoses.model import (
     DISRUPTIONS,
     Diagnosis,
@@ -69,6 +69,8 @@ def diagnose(snapshot: Snapshot, *, guarded: bool = False, told: Words | None = 
     if before is not None and not is_well and not any(_is_settled(finding) for finding in findings):
         findings = (*findings, *_told_by_history(findings, _judged(before, bugs), snapshot))
     findings = _ranked(findings)
+    against = ruled_out(rules(), snapshot, findings)
+    findings = tuple(replace(one, ruled_out=against.get(one.cause, ())) for one in findings)
     return Diagnosis(findings, _open(snapshot, bugs), tuple(bugs or ()), _suspected(findings, snapshot, told))
 
 

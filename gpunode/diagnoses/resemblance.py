@@ -80,8 +80,8 @@ def of_reports() -> Words:
 def resemblance(given: Words, seen: frozenset[str]) -> Mapping[str, float]:
     """How much more each cause's reports read like this than reports at large do; below 0 they do less.
 
-    A naive Bayes classifier over the presence of words, each cause's share drawn to that of all (m-estimate, m = 1). The
-    words of a text depend on one another, so its logarithm is divided by the square root of their number.
+    A naive Bayes classifier over the presence of words, each cause's share drawn to that of all (m-estimate, m = 1).
+    The words of a text depend on one another, so its logarithm is divided by the square root of their number.
     """
     number = sum(given.reports.values())
     totals = Counter[str]()
