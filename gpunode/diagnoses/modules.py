@@ -294,8 +294,8 @@ _PARTS: Final = ("nvidia", "nvidia-modeset", "nvidia-drm", "nvidia-uvm", "nvidia
 
 
 def _older_loaded(snapshot: Snapshot) -> Iterator[Citation]:
-    """The loaded module and what is installed, of two versions."""
-    here, there = driver.loaded(snapshot), driver.on_disk(snapshot) or driver.library(snapshot)
+    """The loaded module and the one on disk, of two versions."""
+    here, there = driver.loaded(snapshot), driver.on_disk(snapshot)
     if here and there and here.version != there.version:
         yield from (here.citation, there.citation)
 
