@@ -12,7 +12,7 @@ from gpunode.diagnoses.chains import MISMATCHES
 from gpunode.diagnoses.commands import Shell
 from gpunode.diagnoses.model import Citation, Family, Fix, Rule
 from gpunode.diagnoses.remedies import by_hand, run, setup_step, takes_gpunode, uninstall
-from gpunode.diagnoses.signs import all_of, any_of, fact, line, unless
+from gpunode.diagnoses.signs import all_of, any_of, asked, fact, line, unless
 from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import archives, driver, packages
 from gpunode.diagnoses.views.history import is_drivers
@@ -145,7 +145,7 @@ FAMILY: Final = Family(
             title="installed or held packages keep the driver from changing",
             share=1.3,
             decisive=unless(all_of(_HELD, _UNMET), *_OTHERS[:2]),
-            typical=unless(_UNMET, _TWO_ORIGINS, *_OTHERS),
+            typical=any_of(unless(_UNMET, _TWO_ORIGINS, *_OTHERS), all_of(asked(r"showhold|versionlock"), _HELD)),
             symptoms=(symptoms.PACKAGES_BROKEN, _UNMET),
             context=_HELD,
             may_be_normal=True,

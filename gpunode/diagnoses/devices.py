@@ -11,7 +11,7 @@ from gpunode.diagnoses.addresses import DRIVER_README, OPEN_MODULES
 from gpunode.diagnoses.commands import Shell, command, edited, edited_where, joined
 from gpunode.diagnoses.model import Citation, Family, Fix, Rule
 from gpunode.diagnoses.remedies import always, drain, reboot, restart, run
-from gpunode.diagnoses.signs import all_of, any_of, anywhere, fact, holds, line, unless
+from gpunode.diagnoses.signs import all_of, any_of, anywhere, asked, fact, holds, line, unless
 from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with, stated
 from gpunode.diagnoses.views import boards, driver, fabric, modules, pci, system
 from gpunode.facts.model import Known
@@ -119,6 +119,7 @@ def _table_without_uvm(snapshot: Snapshot) -> tuple[Citation, ...]:
     return () if is_shown else modules.lsmod_line(snapshot, "nvidia_uvm")
 
 
+_UVM_LOOKED_AT: Final = asked(r"nvidia[-_]uvm")
 _UVM_LOADED: Final = holds(lambda snapshot: modules.loaded(snapshot, "nvidia_uvm"), "nvidia_uvm is loaded")
 _NO_UVM_FILE: Final = fact(_absent_uvm)
 _NO_UVM: Final = fact(_table_without_uvm)
@@ -293,7 +294,11 @@ FAMILY: Final = Family(
             disruption="none",
             title="the driver has made no device files",
             decisive=all_of(_MISSING, symptoms.MODULE_LOADED),
-            typical=any_of(_MISSING, all_of(unless(_NO_FILES, _DAEMON_FAILED), symptoms.MODULE_LOADED)),
+            typical=any_of(
+                _MISSING,
+                unless(_NO_FILES, symptoms.MODULE_LOADED, _PRESENT),
+                all_of(unless(_NO_FILES, _DAEMON_FAILED), symptoms.MODULE_LOADED),
+            ),
             symptoms=(_NO_FILES, symptoms.NO_DRIVER, symptoms.NO_DEVICES, symptoms.CUDA_NO_DEVICE),
             against=(symptoms.DRIVER_WORKS, symptoms.IN_CONTAINER, _FROM_ELSEWHERE, _LATE, _NO_GPU),
             look_at=(Shell("ls -l /dev/nvidia*"), Shell("lsmod | grep nvidia")),
@@ -332,7 +337,10 @@ FAMILY: Final = Family(
             disruption="restart-service",
             title="nvidia-persistenced started before its device files were there",
             decisive=all_of(_DAEMON_FAILED, any_of(_LATE, unless(_UNMET, _NOT_LOADED))),
-            typical=all_of(_DAEMON_FAILED, any_of(symptoms.MODULE_LOADED, _PRESENT)),
+            typical=any_of(
+                all_of(_DAEMON_FAILED, any_of(symptoms.MODULE_LOADED, _PRESENT)),
+                unless(_DAEMON_FAILED, _NO_FILES, _NOT_LOADED),
+            ),
             symptoms=(_DAEMON_FAILED,),
             against=(_MISSING, _DAEMON_ELSE, _ACTIVE),
             look_at=(Shell("systemctl status nvidia-persistenced"), Shell("ls -l /dev/nvidia*")),
@@ -365,7 +373,7 @@ FAMILY: Final = Family(
                 symptoms.CUDA_UNAVAILABLE,
                 symptoms.CUDA_NOT_INITIALISED,
             ),
-            context=_NO_UVM,
+            context=any_of(_NO_UVM, _UVM_LOOKED_AT),
             against=(_UVM_LOADED, _NOT_LOADED, _FROM_ELSEWHERE, symptoms.IN_CONTAINER),
             may_be_normal=True,
             look_at=(Shell("lsmod | grep nvidia_uvm"), Shell("ls -l /dev/nvidia-uvm")),
@@ -391,9 +399,12 @@ FAMILY: Final = Family(
             title="nvidia_uvm is loaded and has lost its state",
             share=0.8,
             decisive=all_of(_UNKNOWN, _SUSPENDED, _UVM_LOADED),
-            typical=all_of(_UNKNOWN, any_of(_UVM_LOADED, _SUSPENDED, _RELOADED)),
+            typical=any_of(
+                all_of(_UNKNOWN, any_of(_UVM_LOADED, _SUSPENDED, _RELOADED)),
+                all_of(_SUSPENDED, _UVM_LOADED, _UVM_LOOKED_AT),
+            ),
             symptoms=(symptoms.CUDA_UNKNOWN, symptoms.CUDA_UNAVAILABLE, symptoms.CUDA_NOT_INITIALISED),
-            context=any_of(_SUSPENDED, _RELOADED),
+            context=any_of(_SUSPENDED, _RELOADED, _UVM_LOOKED_AT),
             against=(_NO_UVM_FILE, _NO_UVM, _NOT_LOADED, _FROM_ELSEWHERE),
             look_at=(Shell("sudo journalctl -b | grep -iE 'suspend|resume'"), Shell("lsmod | grep nvidia_uvm")),
             summary="CUDA fails with an unknown error although nvidia_uvm is loaded: it has lost its state",
@@ -445,9 +456,10 @@ FAMILY: Final = Family(
             decisive=_CURED,
             typical=any_of(
                 all_of(_NOT_READY, holds(_is_on_cards, "the GPUs are cards, which need no fabric manager")),
-                all_of(_CODE_3, _UVM_LOADED),
+                _CODE_3,
             ),
             symptoms=(symptoms.CUDA_NOT_READY, _CODE_3, symptoms.CUDA_UNAVAILABLE),
+            context=_UVM_LOOKED_AT,
             against=(_SWITCHES, _CONFIDENTIAL, _NOT_LOADED, _NO_UVM_FILE, unless(_SWITCHED_OFF, _CURED)),
             look_at=(Shell("cat /proc/cmdline"), Shell("lspci -nn -d 10de:")),
             summary=(

@@ -43,6 +43,12 @@ def _absent_twice(snapshot: Snapshot) -> tuple[Citation, ...]:
     return found if len({one.source for one in found}) > 1 else ()
 
 
+def _lacked_twice(snapshot: Snapshot) -> tuple[Citation, ...]:
+    """nvidia-smi and the libraries, or one of them by two programs."""
+    found = snapshot.view(_LACKED)
+    return found if len({one.key for one in found}) > 1 else ()
+
+
 def _is_here(snapshot: Snapshot) -> bool:
     """Whether anything of a driver is on the node."""
     installed = any(item.outcome == "ok" for item in snapshot.of("installer-log"))
@@ -186,7 +192,7 @@ FAMILY: Final = Family(
                 symptoms.CUDA_UNAVAILABLE,
             ),
             decisive=all_of(_LACKED, _ABSENT),
-            typical=fact(_absent_twice),
+            typical=any_of(fact(_absent_twice), fact(_lacked_twice)),
             against=(
                 *(symptoms.DRIVER_WORKS, symptoms.IN_CONTAINER, _KERNEL_SIDE, _SMI_ALONE, _ELSEWHERE, _LENT, _NO_GPU),
                 holds(_is_here, "a driver is here"),

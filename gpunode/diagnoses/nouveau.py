@@ -12,7 +12,7 @@ from gpunode.diagnoses.addresses import DRIVER_GUIDE, DRIVER_README
 from gpunode.diagnoses.commands import Shell, command, joined
 from gpunode.diagnoses.model import Citation, Family, Fix, Rule
 from gpunode.diagnoses.remedies import reboot, rebuild_initramfs, rebuilt_initramfs, run, setup_step, takes_gpunode
-from gpunode.diagnoses.signs import all_of, any_of, anywhere, fact, file_line, holds, kernel_line, line, unless
+from gpunode.diagnoses.signs import all_of, any_of, anywhere, asked, fact, file_line, holds, kernel_line, line, unless
 from gpunode.diagnoses.snapshot import Snapshot, lines_with
 from gpunode.diagnoses.views import initramfs, modules, pci
 from gpunode.facts.patterns import Pattern
@@ -88,7 +88,8 @@ _LEGACY: Final = holds(_is_all_there_is, "no driver of NVIDIA's that is maintain
 _LOOKED_INTO_INITRAMFS: Final = holds(
     lambda snapshot: any(item.outcome == "ok" for item in initramfs.of_running(snapshot)), "the initramfs was listed"
 )
-
+# Somebody lists the initramfs to see whether nouveau is in it.
+_SHOWN: Final = all_of(asked(r"\bls(?:initramfs|initrd)\b"), _IMAGE, any_of(_OWNS, _BLACKLIST))
 
 _FILE: Final = "/etc/modprobe.d/blacklist-nouveau.conf"
 
@@ -164,7 +165,7 @@ FAMILY: Final = Family(
                 "https://github.com/openSUSE/nvidia-driver-G06/issues/62",
             ),
             decisive=all_of(_OWNS, _BLACKLIST, _IMAGE),
-            typical=unless(all_of(_OWNS, _BLACKLIST), _LOOKED_INTO_INITRAMFS),
+            typical=any_of(unless(all_of(_OWNS, _BLACKLIST), _LOOKED_INTO_INITRAMFS), _SHOWN),
             share=1,
             symptoms=(symptoms.NO_DRIVER, symptoms.NO_MODULE, symptoms.NO_DEVICES, symptoms.NOT_STARTED),
             context=any_of(_IMAGE, _BLACKLIST),

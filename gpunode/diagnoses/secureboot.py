@@ -204,7 +204,7 @@ FAMILY: Final = Family(
                     any_of(_SIGNED, line(r"PKCS#7 signature not signed with a trusted key"), _NOT_ENROLLED),
                 ),
             ),
-            typical=any_of(_NOT_ENROLLED, unless(all_of(REFUSED, _SIGNS), _UNSIGNED)),
+            typical=any_of(_NOT_ENROLLED, unless(REFUSED, _UNSIGNED)),
             symptoms=_SYMPTOMS,
             context=any_of(_SIGNED, REFUSED),
             against=_AGAINST,

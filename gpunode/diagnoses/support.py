@@ -200,10 +200,17 @@ def _any_model(will_do: Callable[[GpuModel], bool], words: str) -> Sign:
     return holds(lambda snapshot: any(will_do(model) for model in snapshot.view(cards.models)), words)
 
 
+def _is_ended(model: GpuModel) -> bool:
+    last = branches.find(model.last_branch) if model.last_branch else None
+    return last is not None and not last.active
+
+
 _DROPPED: Final = fact(lambda snapshot: (card.citation for card in _misfits(snapshot, LEGACY)))
 _OLD_GPU: Final = _any_model(lambda one: one.last_branch is not None, "a GPU that newer branches no longer drive")
 _NEW_GPU: Final = _any_model(lambda one: one.needs_open_modules, "a GPU that the open modules alone drive")
 _WITHOUT_GSP: Final = _any_model(lambda one: not one.takes_open_modules, "a GPU that the open modules do not drive")
+_ENDED: Final = _any_model(_is_ended, "a GPU that no maintained branch drives")
+_VERSION: Final = holds(lambda snapshot: bool(snapshot.view(release).version), "the driver's version is known")
 _FAILS: Final = any_of(symptoms.NO_DEVICES, symptoms.NOT_STARTED)
 _OPEN_ON_DISK: Final = holds(lambda snapshot: snapshot.view(release).is_open is True, "the open modules are installed")
 _CLOSED_ON_DISK: Final = holds(
@@ -238,7 +245,7 @@ FAMILY: Final = Family(
                 "https://github.com/siderolabs/talos/issues/8764",
             ),
             decisive=any_of(_IGNORED, all_of(_UNKNOWN, _DROPPED)),
-            typical=_by_catalog(LEGACY),
+            typical=any_of(_by_catalog(LEGACY), unless(all_of(_ENDED, any_of(_FAILS, symptoms.NO_DRIVER)), _VERSION)),
             later=symptoms.DRIVER_WORKS,
             summary=_named(LEGACY, "{driver} no longer drives {gpu}: an older branch was the last that does"),
             context=_OLD_GPU,
@@ -318,7 +325,7 @@ FAMILY: Final = Family(
             ),
             sources=(_MODULES, f"{OPEN_MODULES}/issues/862", f"{OPEN_MODULES}/issues/872"),
             decisive=_NEEDS_OPEN,
-            typical=_by_catalog(CLOSED),
+            typical=any_of(_by_catalog(CLOSED), unless(all_of(_NEW_GPU, _FAILS), _VERSION)),
             later=symptoms.DRIVER_WORKS,
             summary=_named(CLOSED, "{driver} has its proprietary modules, and the open ones alone drive {gpu}"),
             context=any_of(all_of(_CLOSED_ON_DISK, _FAILS), _NEW_GPU),

@@ -13,7 +13,7 @@ from gpunode.diagnoses.judging import is_examined
 from gpunode.diagnoses.model import Citation, Family, Fix, Proof, Rule
 from gpunode.diagnoses.remedies import by_hand, drain, reboot, run, takes_gpunode, uninstall
 from gpunode.diagnoses.runfile import without_strays
-from gpunode.diagnoses.signs import all_of, any_of, fact, file_line, line, unless
+from gpunode.diagnoses.signs import all_of, any_of, fact, file_line, holds, line, unless
 from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import archives, driver, guests, history, kernel, packages, runfile, versions
 from gpunode.diagnoses.views.system import just_booted, package_manager
@@ -62,13 +62,17 @@ _MISMATCH_INSIDE: Final = fact(versions.mismatches_inside)
 # Nobody wrote whether this was said in the container whose packages are shown.
 _MISMATCH_SOMEWHERE: Final = fact(lambda snapshot: snapshot.view(versions.of_node).mismatches)
 _SHIPPED: Final = fact(versions.shipped)
+_LOADED: Final = holds(lambda node: driver.loaded(node) is not None, "the driver's version is known")
 _DIFFERS_INSIDE: Final = fact(_other_inside)
 _NODE_APART: Final = unless(fact(_at_two_versions), symptoms.DRIVER_WORKS)
 # libnvidia-container stops where a file stands in the image to which it would mount one of the node's.
 _IN_THE_WAY: Final = line(r"mount error: file creation failed: \S*/lib(?:nvidia|cuda|nvcuvid)[\w.-]*: file exists")
 _IN_CONTAINER: Final = any_of(_IN_THE_WAY, all_of(_MISMATCH_INSIDE, any_of(_SHIPPED, _DIFFERS_INSIDE)))
 _LIKELY_IN_CONTAINER: Final = any_of(
-    _MISMATCH_INSIDE, all_of(symptoms.DRIVER_WORKS, _MISMATCH_SOMEWHERE, _SHIPPED), _DIFFERS_INSIDE
+    _MISMATCH_INSIDE,
+    _DIFFERS_INSIDE,
+    all_of(symptoms.DRIVER_WORKS, _MISMATCH_SOMEWHERE, _SHIPPED),
+    unless(all_of(_SHIPPED, _LOADED), symptoms.DRIVER_WORKS),
 )
 _OF_CONTAINER: Final = unless(any_of(_IN_CONTAINER, _LIKELY_IN_CONTAINER), _NODE_APART)
 
@@ -322,8 +326,8 @@ FAMILY: Final = Family(
             ),
             sources=("https://github.com/lyulyul/shine-cluster/issues/30", NVML_RETURNS),
             check=_unattended,
-            share=3,
-            symptoms=(symptoms.MISMATCH,),
+            share=6,
+            symptoms=(symptoms.MISMATCH, symptoms.HOOK_FAILED),
             context=_AUTOMATIC,
             look_at=(
                 Shell("grep -i nvidia /var/log/apt/history.log"),
@@ -346,8 +350,8 @@ FAMILY: Final = Family(
             ),
             sources=("https://github.com/oddmario/NVIDIA-Ubuntu-Driver-Guide/issues/4", NVML_RETURNS),
             check=_pending,
-            share=5,
-            symptoms=(symptoms.MISMATCH,),
+            share=8,
+            symptoms=(symptoms.MISMATCH, symptoms.HOOK_FAILED),
             context=_REBOOT_LIST,
             look_at=(
                 Shell("modinfo -F version nvidia"),
@@ -370,8 +374,8 @@ FAMILY: Final = Family(
             ),
             sources=("https://github.com/illinois-scicomp/machine-shop-maintenance/issues/70", NVML_RETURNS),
             check=_partial,
-            share=2,
-            symptoms=(symptoms.MISMATCH,),
+            share=5,
+            symptoms=(symptoms.MISMATCH, symptoms.HOOK_FAILED),
             look_at=(
                 Shell("modinfo -F version nvidia"),
                 Shell("dpkg -l | grep nvidia"),
@@ -394,8 +398,8 @@ FAMILY: Final = Family(
             sources=(DRIVER_GUIDE, NVML_RETURNS),
             check=_mixed,
             typical=all_of(symptoms.MISMATCH, _OWN_TREE),
-            share=1,
-            symptoms=(symptoms.MISMATCH,),
+            share=2,
+            symptoms=(symptoms.MISMATCH, symptoms.HOOK_FAILED),
             look_at=(
                 Shell("dpkg -l | grep nvidia"),
                 Shell("ldconfig -p | grep libnvidia-ml"),

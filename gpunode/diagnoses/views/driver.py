@@ -60,7 +60,7 @@ _STATES: Final[tuple[tuple[SmiState, Pattern], ...]] = (
     ("failed", Pattern(
         r"Failed to initialize NVML|Unable to determine the device handle|Unknown Error|GPU is lost|NVML: ",
         re.IGNORECASE)),
-    ("works", Pattern(r"Driver Version\s*:|^GPU \d+: |\bMiB /\s*\d+MiB", re.MULTILINE)),
+    ("works", Pattern(r"Driver Version\s*:|Persistence Mode\s*:|^GPU \d+: |\bMiB /\s*\d+MiB", re.MULTILINE)),
 )  # fmt: skip
 
 
