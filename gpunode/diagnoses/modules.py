@@ -10,7 +10,7 @@ from gpunode.diagnoses import build, chains, remedies, secureboot, symptoms
 from gpunode.diagnoses.addresses import DRIVER_README
 from gpunode.diagnoses.commands import Command, Shell, command, edited_where, joined
 from gpunode.diagnoses.commands import kernel as of_kernel
-from gpunode.diagnoses.model import Citation, Family, Fix, Proof, Rule
+from gpunode.diagnoses.model import Citation, Family, Fix, Rule
 from gpunode.diagnoses.remedies import (
     install,
     reboot,
@@ -23,7 +23,7 @@ from gpunode.diagnoses.remedies import (
 )
 from gpunode.diagnoses.signs import all_of, any_of, anywhere, asked, fact, file_line, holds, kernel_line, line, unless
 from gpunode.diagnoses.snapshot import Snapshot, cite, stated
-from gpunode.diagnoses.views import driver, initramfs, modules, next_boot, packages, pci, system
+from gpunode.diagnoses.views import driver, initramfs, modules, packages, pci, system
 from gpunode.facts.model import Known
 from gpunode.facts.patterns import Pattern
 
@@ -71,12 +71,9 @@ _SAYS_SO: Final = line(
     r"(?<!-fs )(?<!-fs\.ko )[Dd]river [Nn]ot [Ll]oaded|NVML_ERROR_DRIVER_NOT_LOADED"
     r"|(?:nvidia|NVIDIA) (?:kernel )?(?:module|driver) (?:is not|isn't|was not|not) loaded"
 )
-_UNSUPPORTED: Final = fact(lambda snapshot: snapshot.said(modules.UNSUPPORTED))
 
 
 def _why_not_loaded(snapshot: Snapshot) -> str:
-    if snapshot.view(_UNSUPPORTED):
-        return "SUSE's modprobe loads only modules that SUSE supports, and NVIDIA's is none of them"
     words = f"NVIDIA's kernel module is {'installed and ' if snapshot.view(_BUILT) else ''}not loaded"
     return f"{words}: it is blacklisted" if snapshot.view(_BLACKLIST) else words
 
@@ -86,19 +83,12 @@ def _load(snapshot: Snapshot) -> Iterable[Fix]:
     if snapshot.view(_BLACKLIST):
         yield from _allow(snapshot)
         return
-    if snapshot.view(_UNSUPPORTED):
-        yield run("configure", "have modules loaded that SUSE does not support, and load NVIDIA's", _ALLOW, load)
-        return
     yield run("load", "load the module; what it says when it fails is the cause", load)
     said = Shell("sudo dmesg | grep -iE 'nvrm|nvidia|nouveau' | tail -n 40")
     yield run("inspect", "read what the kernel said of it", said)
     if takes_gpunode(snapshot):
         text = "have gpunode find what is missing and load it"
         yield setup_step(snapshot, "load", text, "module-build", "module-load", when="modprobe does not find it")
-
-
-# The file is the one that the message names; in /etc it stands before the one of the system's own.
-_ALLOW: Final = Shell("echo allow_unsupported_modules 1 | sudo tee /etc/modprobe.d/10-unsupported-modules.conf")
 
 
 def _allow(snapshot: Snapshot) -> Iterator[Fix]:
@@ -152,54 +142,23 @@ def _for_which(snapshot: Snapshot) -> str:
     return f"the NVIDIA module was built for {names}, and not for the running kernel {running}".rstrip()
 
 
-def _next_boot(snapshot: Snapshot) -> Iterator[Proof]:
-    """All is well until the next boot: a newer kernel waits without the module that the running one has."""
-    newest = snapshot.view(next_boot.without_module) if driver.is_loaded(snapshot) else ""
-    running = snapshot.view(system.running_kernel)
-    built = tuple(one.citation for one in snapshot.view(modules.on_disk) if one.kernel == running)
-    if newest and built:
-        yield Proof(
-            f"the next boot will have no driver where it takes the newest kernel here, {newest}: "
-            f"NVIDIA's module is built for {running}, and not for that",
-            (stated(f"/boot/vmlinuz-{newest}", "it is there", snapshot.facts.kernels.probe), *built),
-            "likely",
-            remedy=tuple(_build_for(snapshot, newest)),
-            severity="warning",
-        )
-
-
-def _build_for(snapshot: Snapshot, kernel: str) -> Iterator[Fix]:
-    """The module for a kernel that is not the running one, or for that."""
-    if prebuilt := packages.matching(snapshot, "linux-modules-nvidia-*"):
+def _build_for_this(snapshot: Snapshot) -> Iterable[Fix]:
+    kernel = modules.kernel_of_search(snapshot)
+    if _is_gone(snapshot, kernel):
+        yield reboot("reboot into the kernel that is installed: the running one was replaced, its modules are gone")
+    elif prebuilt := packages.matching(snapshot, "linux-modules-nvidia-*"):
         stem = re.sub(r"-\d+\.\d+\.\d+-\d+-\w.*$", "", prebuilt[0].name)
-        yield install(snapshot, f"install the prebuilt modules for {kernel}", of_kernel(kernel, f"{stem}-"))
-    elif takes_gpunode(snapshot) and driver.is_loaded(snapshot):
-        text = f"install the headers of {kernel} and build the module for it, before the next boot"
-        yield setup_step(snapshot, "rebuild", text, "headers", "module-build")
-    else:
+        yield install(snapshot, "install the prebuilt modules for this kernel", of_kernel(kernel, f"{stem}-"))
+        yield run("load", "load the module", Shell("sudo modprobe nvidia"))
+    elif packages.matching(snapshot, "*dkms*", "akmod-nvidia*") or snapshot.view(modules.driver_builds):
         if not build.headers_present(snapshot, kernel):
             text = f"install the headers of {kernel or 'the running kernel'}"
             yield install(snapshot, text, *build.headers_packages(snapshot, kernel))
         yield build.build_again(snapshot, kernel)
-
-
-def _build_for_this(snapshot: Snapshot) -> Iterable[Fix]:
-    running = modules.kernel_of_search(snapshot)
-    if _is_gone(snapshot, running):
-        yield reboot("reboot into the kernel that is installed: the running one was replaced, its modules are gone")
-    elif _is_rebuilt(snapshot):
-        yield from _build_for(snapshot, running)
-        yield run("load", "load the module", Shell("sudo modprobe nvidia"))
     else:
         text = "install the driver as a package, which is built anew for every kernel, in place of what is there"
         yield remedies.driver(snapshot, text)
         yield run("rebuild", "or run NVIDIA's installer again, with --dkms", when="the driver is to stay a .run one")
-
-
-def _is_rebuilt(snapshot: Snapshot) -> bool:
-    """Whether the module came with packages that have one for each kernel, or build it."""
-    of_packages = packages.matching(snapshot, "linux-modules-nvidia-*", "*dkms*", "akmod-nvidia*")
-    return bool(of_packages) or bool(snapshot.view(modules.driver_builds))
 
 
 def _is_gone(snapshot: Snapshot, running: str) -> bool:
@@ -370,9 +329,8 @@ FAMILY: Final = Family(
             decisive=any_of(
                 all_of(fact(_absent), any_of(symptoms.NO_DRIVER, _BUILT, _PACKAGED)),
                 unless(_BLACKLIST, kernel_line(r"loading NVIDIA UNIX")),
-                _UNSUPPORTED,
             ),
-            typical=unless(all_of(symptoms.NO_DRIVER, _BUILT), unless(fact(_own_key), secureboot.IS_OFF)),
+            typical=unless(any_of(_SAYS_SO, all_of(symptoms.NO_DRIVER, _BUILT)), unless(fact(_own_key), secureboot.IS_OFF)),
             symptoms=(symptoms.NO_DRIVER, symptoms.NO_MODULE, symptoms.HOOK_FAILED, _SAYS_SO),
             context=any_of(fact(_absent), _BUILT),
             against=(symptoms.DRIVER_WORKS, symptoms.MODULE_LOADED, _ELSEWHERE, secureboot.REFUSED),
@@ -399,7 +357,6 @@ FAMILY: Final = Family(
             disruption="none",
             title="the module was built for another kernel",
             share=4,
-            check=_next_boot,
             decisive=any_of(unless(_REFUSED, symptoms.MODULE_LOADED), all_of(_NOT_FOUND, _OTHERS)),
             typical=any_of(_OTHERS, all_of(_NOT_FOUND, symptoms.NO_DRIVER)),
             symptoms=(symptoms.NO_MODULE, symptoms.NO_DRIVER, _REFUSED),
@@ -413,8 +370,7 @@ FAMILY: Final = Family(
                 "A kernel module fits one kernel. After a kernel upgrade the node boots into a new one, and NVIDIA's "
                 "module is there for the old one only: DKMS did not build it, the prebuilt package for the new kernel "
                 "is missing, or NVIDIA's installer had been run without DKMS. modprobe finds no module, or the kernel "
-                "refuses it for its version magic. Before that boot it is a warning: the driver works, and the newest "
-                "installed kernel of the same flavour has no module."
+                "refuses it for its version magic."
             ),
             sources=(
                 "https://github.com/NVIDIA/nvidia-docker/issues/365",

@@ -34,9 +34,7 @@ _NAMED: Final = Pattern(r"(?:insert(?: module)?|kernel module) ['‘\"]?(?:\S*/)
 
 def _refused(snapshot: Snapshot) -> tuple[Citation, ...]:
     """The lines in which the kernel refused NVIDIA's module, or one that nobody names."""
-    # SUSE's modprobe does not ask the kernel at all for a module that SUSE does not support.
-    said = () if snapshot.says(modules.UNSUPPORTED) else snapshot.said(_ERRNO)
-    return tuple(one for one in said if _is_nvidias(one) is not False)
+    return tuple(one for one in snapshot.said(_ERRNO) if _is_nvidias(one) is not False)
 
 
 def _is_nvidias(said: Citation) -> bool | None:

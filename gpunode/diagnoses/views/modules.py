@@ -49,9 +49,6 @@ _PRECOMPILED: Final = Pattern(
     r"|kmod-nvidia-(?P<fusion>\d+\.\d+\.\d+-[\w.]+?\.(?:x86_64|aarch64))-\d{3}\."
 )
 
-UNSUPPORTED: Final = Pattern(r"modprobe: \w+: module ['‘\"]?nvidia[\w-]*['’\"]? is unsupported|--allow-unsupported\b")
-"""What SUSE's modprobe says of a module that it does not load, since SUSE does not support it."""
-
 
 @dataclass(frozen=True, slots=True)
 class DkmsRow:
