@@ -145,7 +145,10 @@ FAMILY: Final = Family(
             title="installed or held packages keep the driver from changing",
             share=1.3,
             decisive=unless(all_of(_HELD, _UNMET), *_OTHERS[:2]),
-            typical=any_of(unless(_UNMET, _TWO_ORIGINS, *_OTHERS), all_of(asked(r"showhold|versionlock"), _HELD)),
+            typical=any_of(
+                unless(_UNMET, _TWO_ORIGINS, *_OTHERS),
+                unless(all_of(asked(r"showhold|versionlock"), _HELD), symptoms.DRIVER_WORKS, symptoms.MISMATCH),
+            ),
             symptoms=(symptoms.PACKAGES_BROKEN, _UNMET),
             context=_HELD,
             may_be_normal=True,

@@ -330,7 +330,9 @@ FAMILY: Final = Family(
                 all_of(fact(_absent), any_of(symptoms.NO_DRIVER, _BUILT, _PACKAGED)),
                 unless(_BLACKLIST, kernel_line(r"loading NVIDIA UNIX")),
             ),
-            typical=unless(any_of(_SAYS_SO, all_of(symptoms.NO_DRIVER, _BUILT)), unless(fact(_own_key), secureboot.IS_OFF)),
+            typical=unless(
+                any_of(_SAYS_SO, all_of(symptoms.NO_DRIVER, _BUILT)), unless(fact(_own_key), secureboot.IS_OFF)
+            ),
             symptoms=(symptoms.NO_DRIVER, symptoms.NO_MODULE, symptoms.HOOK_FAILED, _SAYS_SO),
             context=any_of(fact(_absent), _BUILT),
             against=(symptoms.DRIVER_WORKS, symptoms.MODULE_LOADED, _ELSEWHERE, secureboot.REFUSED),

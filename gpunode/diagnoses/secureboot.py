@@ -134,25 +134,12 @@ def _is_ubuntu(snapshot: Snapshot) -> bool:
     return "ubuntu" in {known.id, *known.like} if known else "-generic" in snapshot.view(system.running_kernel)
 
 
-_PENDING: Final = line(r"is already in the enrollment request")
-_SUSES: Final = anywhere(r"\bLocal build for nvidia-\w+-G0\d|nvidia-\S*-kmp-")
-
-
 def _enrol(snapshot: Snapshot) -> Iterable[Fix]:
     text = "ask for the key to be enrolled; mokutil has you choose a password for the next boot"
-    if snapshot.view(_SUSES):
-        # Its packages make a key for each version of the driver (openSUSE's SDB:NVIDIA_drivers).
-        yield by_hand("configure", f"{text}: sudo mokutil --import FILE, the newest file below /var/lib/nvidia-pubkeys")
-    elif not snapshot.view(_PENDING):
-        certificate = _certificate(snapshot)
-        show = ("openssl", "x509", "-inform", "DER", "-noout", "-subject", "-dates", "-fingerprint", "-sha256", "-in")
-        yield run(
-            "configure",
-            f"see whose key it is and whether it is enrolled already, then {text}",
-            command("sudo", *show, certificate),
-            command("sudo", "mokutil", "--test-key", certificate),
-            command("sudo", "mokutil", "--import", certificate),
-        )
+    certificate = _certificate(snapshot)
+    test = command("sudo", "mokutil", "--test-key", certificate)
+    text = f"see whether the key is enrolled already, then {text}"
+    yield run("configure", text, test, command("sudo", "mokutil", "--import", certificate))
     yield reboot("reboot with the console in view: choose Enroll MOK in the blue screen and type that password")
     if _is_ubuntu(snapshot):
         flavour = snapshot.view(system.running_kernel).rpartition("-")[2] or "generic"
@@ -179,6 +166,11 @@ _AGAINST: Final = (
     fact(_only_others),
     unless(IS_OFF, REFUSED),
 )
+_UNSIGNED_REJECTED: Final = line(
+    r"Loading of unsigned module is rejected|Secure boot is enabled on this system, so this is likely"
+    r"|sign the kernel module when prompted"
+)
+_NO_SIGNATURE: Final = any_of(_UNSIGNED, _UNSIGNED_REJECTED, unless(_LOCKED, _SIGNED, _SIGNS))
 _LOOK_AT: Final = (Shell("modinfo nvidia | grep -i sig"), Shell("mokutil --sb-state"))
 
 FAMILY: Final = Family(
@@ -202,7 +194,7 @@ FAMILY: Final = Family(
                     any_of(_SIGNED, line(r"PKCS#7 signature not signed with a trusted key"), _NOT_ENROLLED),
                 ),
             ),
-            typical=any_of(_NOT_ENROLLED, unless(REFUSED, _UNSIGNED)),
+            typical=any_of(_NOT_ENROLLED, unless(REFUSED, _NO_SIGNATURE)),
             symptoms=_SYMPTOMS,
             context=any_of(_SIGNED, REFUSED),
             against=_AGAINST,
@@ -226,13 +218,7 @@ FAMILY: Final = Family(
             disruption="reboot",
             title="the module is not signed, and Secure Boot asks for it",
             share=1,
-            decisive=any_of(
-                line(
-                    r"Loading of unsigned module is rejected|Secure boot is enabled on this system, so this is likely"
-                    r"|sign the kernel module when prompted"
-                ),
-                all_of(any_of(REFUSED, _LOCKED), _UNSIGNED),
-            ),
+            decisive=any_of(_UNSIGNED_REJECTED, all_of(any_of(REFUSED, _LOCKED), _UNSIGNED)),
             typical=any_of(all_of(_UNSIGNED, _IS_ON), unless(_LOCKED, _SIGNED, _SIGNS)),
             symptoms=_SYMPTOMS,
             context=any_of(_UNSIGNED, REFUSED, _IS_ON),

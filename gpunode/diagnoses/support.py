@@ -325,7 +325,7 @@ FAMILY: Final = Family(
             ),
             sources=(_MODULES, f"{OPEN_MODULES}/issues/862", f"{OPEN_MODULES}/issues/872"),
             decisive=_NEEDS_OPEN,
-            typical=any_of(_by_catalog(CLOSED), unless(all_of(_NEW_GPU, _FAILS), _VERSION)),
+            typical=any_of(_by_catalog(CLOSED), unless(all_of(_NEW_GPU, symptoms.NO_DEVICES), _VERSION)),
             later=symptoms.DRIVER_WORKS,
             summary=_named(CLOSED, "{driver} has its proprietary modules, and the open ones alone drive {gpu}"),
             context=any_of(all_of(_CLOSED_ON_DISK, _FAILS), _NEW_GPU),

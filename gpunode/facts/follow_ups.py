@@ -236,7 +236,7 @@ def _in_front(evidence: Evidence) -> Iterator[Probe]:
     programs += [one.data.decode("utf-8", "replace") for one in _matches(evidence, "profile-d") if one.data]
     lines = (line for key in _SETTING for line in _text(evidence, key).splitlines())
     told = [folder for line in lines for folder in library_path.of_variable(line)]
-    told += [folder for text in programs for _, folder in library_path.of_shell_program(text)]
+    told += [folder for text in programs for line in text.splitlines() for folder in library_path.of_shell_line(line)]
     plain = (folder.rstrip("/") for folder in told if _PLAIN.fullmatch(folder) and not library_path.is_standard(folder))
     for folder in [*dict.fromkeys(plain)][:_MOST_FOLDERS]:
         yield Probe(f"libraries:{folder}", glob=f"{folder}/lib[cn]*.so*", contents=False, holds="table")

@@ -101,37 +101,28 @@ def folders(snapshot: Snapshot) -> tuple[Folder, ...]:
 def _folders(item: Item) -> Iterator[Folder]:
     echoes = item.source.words[:1] == ("echo",) and any("LD_LIBRARY_PATH" in word for word in item.source.words)
     is_conf = item.kind == "file" and item.subject.startswith("/etc/ld.so.conf")
-    if item.kind == "file" and library_path.is_shell_program(item.subject):
-        for number, path in library_path.of_shell_program(item.text):
-            if (sort := sort_of(path)) != "driver":
-                yield Folder(path, sort, item.where, cite(item, number), "", item.subject)
-        return
     for number, line in enumerate(item.lines, 1):
-        if not (echoes or is_conf or "LD_" in line):
-            continue
-        paths = line.strip().split(":") if echoes and "LD_" not in line else _set_by(item, line)
-        file = ""
-        if is_conf and not paths:
+        set_in, file = _set_in(item, line), ""
+        if echoes and "LD_" not in line:
+            paths = line.strip().split(":")
+        elif is_conf:
             paths, file = [*library_path.of_conf(line)], item.subject
+        elif library_path.is_shell_program(set_in):
+            paths = [*library_path.of_shell_line(line)]
+        else:
+            paths = [*library_path.of_variable(line)]
         for path in paths:
             if path.startswith("/") and (sort := sort_of(path)) != "driver":
-                yield Folder(path, sort, item.where, cite(item, number), file, _set_in(item, line))
-
-
-def _set_by(item: Item, line: str) -> list[str]:
-    """The paths that a line sets; of a shell's program, where grep shows one, only where the line is an export."""
-    file = _set_in(item, line)
-    if not library_path.is_shell_program(file):
-        return [*library_path.of_variable(line)]
-    return [*library_path.of_shell_line(line.removeprefix(f"{file}:").lstrip("0123456789:"))]
+                yield Folder(path, sort, item.where, cite(item, number), file, set_in)
 
 
 _GREPPED: Final = Pattern(r"(?P<file>/[^\s:]{1,400}):")
 
 
 def _set_in(item: Item, line: str) -> str:
+    """The file in which the line stands; empty where it is not known, or a part of the loader's configuration."""
     if item.kind == "file":
-        return item.subject
+        return "" if item.subject.startswith("/etc/ld.so.conf") else item.subject
     match = _GREPPED.match(line) if item.source.words[:1] == ("grep",) else None
     return match["file"] if match else ""
 
