@@ -120,11 +120,24 @@ _NOT_BUILT: Final = holds(
 )
 
 
+_BUILD: Final = Pattern(
+    r"/lib/modules/(?P<kernel>[^/\s]+)/build/?$|/usr/src/(?:linux-headers-|kernels/)(?P<tree>[^/\s]+)/?$"
+)
+
+
 def headers_present(snapshot: Snapshot, kernel: str) -> bool | None:
     """Whether the headers of ``kernel`` are installed; None where nothing shows it."""
     known = snapshot.facts.headers
     if isinstance(known, Known):
         return kernel in known.value
+    for item in snapshot.of("listing", "file", "which"):
+        match = _BUILD.search(item.subject)
+        if match and (match["kernel"] or match["tree"]) in {kernel, "$(uname -r)"}:
+            if item.outcome == "absent" or "broken symbolic link" in item.text:
+                return False
+            # "ls -d" prints the folder's own name where it is there.
+            if "Makefile" in item.text or item.subject in item.lines:
+                return True
     rpm = snapshot.view(packages.packages).get("kernel-devel")
     if rpm is not None:
         return rpm.version == kernel.removesuffix(".x86_64").removesuffix(".aarch64")

@@ -193,6 +193,7 @@ _CLOSED: Final = any_of(
 _OUTSIDE: Final = line(r"^uid=(?!0\b)\d+\S* gid=(?![^\n]*\((?:video|render|nvidia)\))", on_host=True)
 
 
+_INSIDE: Final = line(r"^uid=(?:0\b|[^\n]*\((?:video|render|nvidia)\))", on_host=True)
 _NOT_PERMITTED: Final = line(r"NVML: Insufficient Permissions", on_host=True)
 # SELinux is asked when the permissions have let the program through.
 _SELINUX: Final = line(
@@ -224,7 +225,6 @@ _CODE_3: Final = line(
     r"|cuda(?:GetDeviceCount|Get\w+)[^\n]{0,60}(?:initialization error|returned 3\b)"
 )
 _NOT_READY: Final = any_of(fact(fabric.not_ready), symptoms.CUDA_NOT_READY, _CODE_3)
-_SWITCHED_OFF: Final = anywhere(r"uvm_disable_hmm=(?:1|Y)\b|\bnokaslr\b")
 
 
 def _is_on_cards(snapshot: Snapshot) -> bool:
@@ -404,7 +404,7 @@ FAMILY: Final = Family(
                 unless(_CLOSED_FILES, symptoms.DRIVER_WORKS),
             ),
             symptoms=(symptoms.DENIED, symptoms.CUDA_NO_DEVICE, symptoms.CUDA_UNAVAILABLE, symptoms.NVML_UNKNOWN),
-            against=(_SELINUX,),
+            against=(_SELINUX, unless(_INSIDE, _ODD, _OUTSIDE)),
             look_at=(Shell("ls -l /dev/nvidia*"), Shell("id")),
             summary="the device files can be opened neither by the user nor by the group that runs the program",
             story=(

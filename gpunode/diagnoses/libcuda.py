@@ -21,7 +21,6 @@ _STUB_SAID: Final = line(
     r"|libnvidia-ml\.so in GDK package is a stub library"
     r"|lib(?:cuda|nvidia-ml)\.so[\w.]*: (?:file too short|invalid ELF header)"
 )
-_EMPTY: Final = line(r"file too short|invalid ELF header")
 _NOT_HERE: Final = line(cuda.NOT_ON_THIS_GPU.pattern)
 # What a libcuda or libnvidia-ml says that does not fit the driver. Any other error is of one that found its driver.
 _WRONG: Final = any_of(
@@ -78,17 +77,6 @@ def _of_no_known_version(snapshot: Snapshot) -> Iterator[Citation]:
     return (one for version, one, _ in _copies(snapshot) if not version)
 
 
-_BARE: Final = Pattern(r"env -u LD_LIBRARY_PATH|unset LD_LIBRARY_PATH|LD_LIBRARY_PATH=(?:''|\"\"|\s|$)")
-
-
-def _cured_by_unsetting(snapshot: Snapshot) -> tuple[Citation, ...]:
-    """nvidia-smi fails, and works where LD_LIBRARY_PATH is taken away from it."""
-    states = snapshot.view(driver.smi)
-    works = [citation for state, citation in states if state == "works" and _BARE.search(citation.source)]
-    fails = [citation for state, citation in states if state in {"mismatch", "failed"}]
-    return (*works, *fails) if works and fails else ()
-
-
 def _compat(snapshot: Snapshot) -> Iterator[Citation]:
     """Where the loader takes a compatibility library, or where its folder shows libcuda of another driver."""
     yield from (one.citation for one in _places(snapshot) if one.sort == "compat")
@@ -106,7 +94,6 @@ _STUBS: Final = fact(_stubs)
 _COMPAT: Final = fact(_compat)
 _FOREIGN: Final = any_of(
     all_of(_WRONG, fact(_of_another_driver)),
-    fact(_cured_by_unsetting),
     all_of(symptoms.CUDA_UNFIT, symptoms.DRIVER_WORKS, unless(fact(_of_no_known_version), _COMPAT)),
 )
 _FRONT: Final = fact(lambda node: (one for folder, _, where in _front(node) for one in (folder.citation, where)))
@@ -118,11 +105,7 @@ def _of_shadow(snapshot: Snapshot) -> str:
     for folder, what, _ in _front(snapshot):
         where = f" of {folder.set_in}" if folder.set_in else " that is set"
         return f"programs with the LD_LIBRARY_PATH{where} load the driver's library from {folder.path}: it is {what}"
-    if snapshot.view(_EMPTY):
-        return "programs load an empty or broken copy of the driver's library, left where the loader looks first"
-    if snapshot.view(_STUB_SAID):
-        return "programs load a stub of the CUDA toolkit, which is there for linking only, and not the driver's library"
-    path = next((one.path for one in _places(snapshot) if one.sort in {"stub", "other"}), "a folder in LD_LIBRARY_PATH")
+    path = next((one.path for one in _places(snapshot) if one.sort in {"stub", "other"}), "a stub or another copy")
     return f"programs load {path} in place of the driver's own library"
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Final
 
 from gpunode.catalog.releases import release
@@ -45,15 +45,6 @@ _TOOLKIT_UNKEYED: Final = fact(lambda snapshot: archives.unkeyed(snapshot, "tool
 _HAS_ONE: Final = holds(
     lambda snapshot: driver.fails(snapshot) and bool(snapshot.view(modules.driver_builds)), "a driver is built here"
 )
-
-
-def _whose_key(owner: archives.Owner, repository: str) -> Callable[[Snapshot], str]:
-    def summary(snapshot: Snapshot) -> str:
-        lacking = next(archives.unkeyed(snapshot, owner), None)
-        where = f"in {lacking.source}" if lacking else "one that this node trusts"
-        return f"{repository} is signed by a key that is not {where}"
-
-    return summary
 
 
 _CUDA_DIR: Final = Pattern(r"/cuda/repos/(?P<dir>\w+)/(?P<arch>\w+)")
@@ -186,7 +177,7 @@ FAMILY: Final = Family(
             decisive=any_of(_CUDA_REFUSED, _CUDA_UNKEYED),
             symptoms=(symptoms.REPOSITORY_REFUSED, symptoms.PACKAGES_BROKEN, _CUDA_REFUSED, _CUDA_UNKEYED),
             later=any_of(_HAS_ONE, symptoms.DRIVER_WORKS),
-            summary=_whose_key("cuda", "NVIDIA's CUDA repository"),
+            summary="NVIDIA's CUDA repository is signed by a key that this node does not trust",
             look_at=(Shell("sudo apt-get update"),),
             story=(
                 "NVIDIA signs each of its CUDA repositories with one key. In April 2022 the old one (7fa2af80) was "
@@ -209,7 +200,7 @@ FAMILY: Final = Family(
             decisive=any_of(_TOOLKIT_REFUSED, _TOOLKIT_UNKEYED),
             symptoms=(symptoms.REPOSITORY_REFUSED, _TOOLKIT_REFUSED, _TOOLKIT_UNKEYED),
             later=all_of(_TOOLKIT_UNKEYED, symptoms.DRIVER_WORKS),
-            summary=_whose_key("toolkit", "the container toolkit's repository"),
+            summary="the container toolkit's repository is signed by a key that this node does not trust",
             look_at=(Shell("sudo apt-get update"),),
             story=(
                 "The container toolkit's repository at nvidia.github.io is signed by the key DDCAE044F796ECB0. The "

@@ -17,7 +17,7 @@ from gpunode.diagnoses import chains, packaged, symptoms
 from gpunode.diagnoses.addresses import DRIVER_GUIDE, OPEN_MODULES
 from gpunode.diagnoses.commands import Shell, command
 from gpunode.diagnoses.model import Citation, Family, Fix, Rule, Sign
-from gpunode.diagnoses.remedies import fabric_manager_too, guest_driver, reboot, run, takes_gpunode, uninstall
+from gpunode.diagnoses.remedies import by_hand, fabric_manager_too, guest_driver, reboot, run, takes_gpunode, uninstall
 from gpunode.diagnoses.signs import all_of, any_of, fact, holds, kernel_line, line, unless
 from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import boards, cards, driver, guests, kernel, modules, packages
@@ -155,6 +155,20 @@ def _shows_all(snapshot: Snapshot) -> bool:
     return driver.works(snapshot) and not (shown and max(shown) < len(snapshot.view(cards.cards)))
 
 
+def _drives_others(snapshot: Snapshot) -> bool:
+    """Whether the installed driver drives another GPU of the node."""
+    found = snapshot.view(release)
+    return bool(found.branch) and any(not _cause(card.model, found) for card in snapshot.view(cards.cards))
+
+
+def _left(snapshot: Snapshot) -> Iterator[Fix]:
+    """The driver as it is, where it drives other GPUs of the node and none that is maintained drives all."""
+    common = choose([card.model for card in snapshot.view(cards.cards)], Driver())
+    if _drives_others(snapshot) and not isinstance(common, Choice):
+        text = f"leave the driver as it is, for the GPUs that it drives: {common.what} ({common.why})"
+        yield by_hand("hardware", f"{text}; where this GPU is to be used, put it into another machine")
+
+
 def _install(snapshot: Snapshot, *, keep: bool = False) -> Fix:
     """The driver for all GPUs of this node; of the installed branch where that may stay."""
     models = tuple(card.model for card in snapshot.view(cards.cards))
@@ -172,6 +186,9 @@ def _install(snapshot: Snapshot, *, keep: bool = False) -> Fix:
 
 def _other_driver(*, keep: bool = False) -> Callable[[Snapshot], Iterable[Fix]]:
     def remedy(snapshot: Snapshot) -> Iterable[Fix]:
+        if left := tuple(_left(snapshot)):
+            yield from left
+            return
         yield _install(snapshot, keep=keep)
         yield from fabric_manager_too(snapshot)
         yield reboot()
@@ -183,6 +200,9 @@ def _in_the_place_of(old: str, *, keep: bool = False) -> Callable[[Snapshot], It
     """Takes the packages of the driver away, by their names; where those are not known, by what takes their place."""
 
     def remedy(snapshot: Snapshot) -> Iterable[Fix]:
+        if left := tuple(_left(snapshot)):
+            yield from left
+            return
         names = [one.name for one in (*driver.kernel_side(snapshot), *driver.whole(snapshot))]
         instead = _install(snapshot, keep=keep)
         if names and instead.commands:
@@ -216,6 +236,7 @@ _OPEN_ON_DISK: Final = holds(lambda snapshot: snapshot.view(release).is_open is 
 _CLOSED_ON_DISK: Final = holds(
     lambda snapshot: snapshot.view(release).is_open is False, "the proprietary modules are installed"
 )
+_FOR_OTHERS: Final = any_of(symptoms.DRIVER_WORKS, holds(_drives_others, "the driver drives another GPU"))
 _AGAINST: Final = (holds(_shows_all, "nvidia-smi shows all GPUs"),)
 _SUPPORTED: Final = "https://docs.nvidia.com/datacenter/tesla/drivers/"
 _MODULES: Final = f"{DRIVER_GUIDE}kernel-modules.html"
@@ -246,7 +267,7 @@ FAMILY: Final = Family(
             ),
             decisive=any_of(_IGNORED, all_of(_UNKNOWN, _DROPPED)),
             typical=any_of(_by_catalog(LEGACY), unless(all_of(_ENDED, any_of(_FAILS, symptoms.NO_DRIVER)), _VERSION)),
-            later=symptoms.DRIVER_WORKS,
+            later=_FOR_OTHERS,
             summary=_named(LEGACY, "{driver} no longer drives {gpu}: an older branch was the last that does"),
             context=_OLD_GPU,
             against=_AGAINST,
@@ -275,7 +296,7 @@ FAMILY: Final = Family(
             ),
             decisive=unless(_UNKNOWN, _DROPPED),
             typical=_by_catalog(TOO_NEW),
-            later=symptoms.DRIVER_WORKS,
+            later=_FOR_OTHERS,
             summary=_named(TOO_NEW, "{driver} does not know {gpu}: it is older than that GPU"),
             context=_NEW_GPU,
             against=_AGAINST,
@@ -300,7 +321,7 @@ FAMILY: Final = Family(
             sources=(_MODULES, "https://github.com/negativo17/nvidia-driver/issues/158", f"{OPEN_MODULES}/issues/19"),
             decisive=_NO_GSP,
             typical=_by_catalog(OPEN),
-            later=symptoms.DRIVER_WORKS,
+            later=_FOR_OTHERS,
             summary=_named(OPEN, "the open kernel modules are installed, and {gpu} has no GSP, which they need"),
             context=any_of(all_of(_OPEN_ON_DISK, _FAILS), _WITHOUT_GSP),
             against=_AGAINST,
@@ -326,7 +347,7 @@ FAMILY: Final = Family(
             sources=(_MODULES, f"{OPEN_MODULES}/issues/862", f"{OPEN_MODULES}/issues/872"),
             decisive=_NEEDS_OPEN,
             typical=any_of(_by_catalog(CLOSED), unless(all_of(_NEW_GPU, symptoms.NO_DEVICES), _VERSION)),
-            later=symptoms.DRIVER_WORKS,
+            later=_FOR_OTHERS,
             summary=_named(CLOSED, "{driver} has its proprietary modules, and the open ones alone drive {gpu}"),
             context=any_of(all_of(_CLOSED_ON_DISK, _FAILS), _NEW_GPU),
             against=_AGAINST,

@@ -6,9 +6,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Final, Literal, TypeAlias
 
-from gpunode.catalog import tables
-from gpunode.catalog.openpgp import fingerprints
-from gpunode.catalog.repositories import CUDA_BASE, TOOLKIT, TOOLKIT_BASE
 from gpunode.diagnoses.model import Citation
 from gpunode.diagnoses.snapshot import Snapshot, cite, stated
 from gpunode.diagnoses.views.packages import Package
@@ -95,33 +92,13 @@ def conflicts(snapshot: Snapshot) -> tuple[tuple[Listed, ...], ...]:
 
 
 def unkeyed(snapshot: Snapshot, owner: Owner) -> Iterator[Citation]:
-    """The enabled entries whose keyring is not there or holds another key than the one that signs the repository."""
+    """The enabled entries whose keyring is not there."""
     for entry in snapshot.view(sources) if isinstance(snapshot.facts.sources, Known) else ():
         one = entry.source
         keyring = snapshot.facts.file(one.signed_by)
-        is_asked = one.enabled and not one.is_unsigned and owner_of(one.uri) == owner
-        if not is_asked or not isinstance(keyring, Known):
-            continue
-        if keyring.value is None:
+        is_meant = one.enabled and not one.is_unsigned and owner_of(one.uri) == owner
+        if is_meant and isinstance(keyring, Known) and keyring.value is None:
             yield from (stated(one.signed_by, "it is not there", keyring.probe), entry.citation)
-        elif (wanted := _signer(one.uri)) and (held := _held(keyring.value.content)) and wanted not in held:
-            yield from (stated(one.signed_by, f"the key {wanted[-16:]} is not in it", keyring.probe), entry.citation)
-
-
-def _signer(uri: str) -> str:
-    """The fingerprint of the key that signs one of NVIDIA's own repositories; empty for a mirror, which may differ."""
-    if uri.startswith(f"{TOOLKIT_BASE}/"):
-        return TOOLKIT.fingerprint
-    rows = tables.rows("cuda_repositories.csv") if uri.startswith(f"{CUDA_BASE}/") else ()
-    return next((row["fingerprint"] for row in rows if f"/{row['dir']}/{row['arch']}" in uri), "")
-
-
-def _held(keyring: bytes) -> tuple[str, ...]:
-    """The fingerprints of the keys in a keyring; none where it is of a form that is not read here."""
-    try:
-        return fingerprints(keyring)
-    except ValueError:
-        return ()
 
 
 Packager: TypeAlias = Literal[

@@ -326,12 +326,6 @@ _ROW: Final = Pattern(
 )
 
 
-def answers(item: Item) -> bool:
-    """Whether the item is an answer of nvidia-smi's that shows GPUs or a version."""
-    found = _state(item)
-    return found is not None and found[0] == "works"
-
-
 def smi_version(snapshot: Snapshot) -> Seen | None:
     """The driver's version in nvidia-smi's table or query."""
     return _first(snapshot, _SMI) or _queried(snapshot)
@@ -377,11 +371,6 @@ def hangs(snapshot: Snapshot) -> tuple[Citation, ...]:
 
 
 _ASKS_DRIVER: Final = frozenset({"nvidia-smi", "nvidia-smi-q", "nvml"})
-
-
-def mismatches(snapshot: Snapshot) -> bool:
-    """Whether nvidia-smi said on the node that driver and library are of different versions."""
-    return any(state == "mismatch" for state, _ in snapshot.view(smi))
 
 
 # Of a GPU that works, nothing is unread: what a board lacks is N/A.
