@@ -108,27 +108,11 @@ _PROVIDERS: Final = line(
 )
 
 
-def _lacking(snapshot: Snapshot) -> Iterator[Citation]:
-    """A GPU for which a list of built architectures has nothing, and the list; whose GPU a program names, it may be."""
-    said = bool(snapshot.view(_NO_KERNEL))
-    for listed, place in snapshot.view(frameworks.built_for):
-        for cap, gpu in snapshot.view(frameworks.capabilities if said else frameworks.of_devices):
-            if len(cap) >= 2 and not frameworks.runs_on(cap, listed):
-                yield from (place, gpu)
-
-
-_LACKS: Final = fact(_lacking)
 _CPU_BUILD: Final = any_of(_CPU_ONLY, _TORCH_NONE, _PROVIDERS)
 _NO_DRIVER: Final = holds(
     lambda snapshot: any(state in {"missing", "no-driver", "mismatch"} for state, _ in snapshot.view(driver.smi)),
     "the node has no working driver",
 )
-
-
-def _without_architecture(snapshot: Snapshot) -> str:
-    capability = next((cap for cap, _ in snapshot.view(frameworks.capabilities)), "")
-    gpu = f"this GPU (sm_{capability})" if capability else "this GPU"
-    return f"the program was built for other architectures and has no code for {gpu}"
 
 
 def _up_to(snapshot: Snapshot) -> str:
@@ -137,9 +121,7 @@ def _up_to(snapshot: Snapshot) -> str:
 
 
 def _other_build(snapshot: Snapshot) -> Iterable[Fix]:
-    capability = next((cap for cap, _ in snapshot.view(frameworks.capabilities)), "")
-    named = f" (sm_{capability})" if capability else ""
-    text = f"install a build of the framework that names this GPU's architecture{named}{_up_to(snapshot)}"
+    text = f"install a build of the framework that names this GPU's architecture{_up_to(snapshot)}"
     yield by_hand("application", text)
 
 
@@ -190,9 +172,9 @@ FAMILY: Final = Family(
             disruption="none",
             title="the program has no code for this GPU's architecture",
             share=1.5,
-            decisive=any_of(_NO_KERNEL, _LACKS),
+            decisive=_NO_KERNEL,
             symptoms=(_NO_KERNEL, symptoms.NO_KERNEL_IMAGE),
-            summary=_without_architecture,
+            summary="the program was built for other architectures and has no code for this GPU",
             look_at=(
                 Shell("nvidia-smi --query-gpu=name,compute_cap --format=csv"),
                 Shell("python3 -c 'import torch; print(torch.cuda.get_arch_list())'"),
@@ -219,7 +201,7 @@ FAMILY: Final = Family(
             share=1.5,
             decisive=_CPU_BUILD,
             symptoms=(symptoms.CUDA_UNAVAILABLE, _PROVIDERS, _CPU_ONLY),
-            against=(_NO_DRIVER, _NO_KERNEL, _LACKS),
+            against=(_NO_DRIVER, _NO_KERNEL),
             summary="the installed build of the framework has no CUDA in it and computes on the CPU",
             look_at=(Shell("python3 -c 'import torch; print(torch.__version__, torch.version.cuda)'"),),
             story=(

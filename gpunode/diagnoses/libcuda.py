@@ -45,36 +45,23 @@ def _stubs_opened(snapshot: Snapshot) -> Iterator[Citation]:
     return (one.citation for one in snapshot.view(loader.loaded) if one.sort == "stub")
 
 
-def _front(snapshot: Snapshot) -> Iterator[tuple[loader.Folder, str, Citation]]:
-    """The folders of LD_LIBRARY_PATH with a stub, or a library of another version than the loaded driver's."""
-    node = driver.loaded(snapshot)
-    for folder, target, where in loader.in_front(snapshot):
-        match = _VERSIONED.search(target)
-        if folder.sort != "compat" and "stub" in (folder.sort, loader.sort_of(target)):
-            yield folder, "a stub, which is there for linking only", where
-        elif folder.sort != "compat" and match is not None and node is not None and match["version"] != node.version:
-            yield folder, f"of {match['version']}", where
-
-
-def _copies(snapshot: Snapshot) -> Iterator[tuple[str, Citation, Citation]]:
-    """The libraries outside the usual places, each with its version, empty where nothing shows it, and the lines."""
-    listed = snapshot.view(loader.targets)
+def _copies(snapshot: Snapshot) -> Iterator[tuple[str, Citation]]:
+    """The libraries outside the usual places, each with its version, empty where its name has none."""
     for one in snapshot.view(loader.loaded):
         if one.sort == "other":
-            target, where = listed.get(one.path, ("", one.citation))
-            match = _VERSIONED.search(target) or _VERSIONED.search(one.path)
-            yield match["version"] if match else "", one.citation, where
+            match = _VERSIONED.search(one.path)
+            yield match["version"] if match else "", one.citation
 
 
 def _of_another_driver(snapshot: Snapshot) -> Iterator[Citation]:
     node = driver.loaded(snapshot) or driver.smi_version(snapshot)
-    for version, one, where in _copies(snapshot):
+    for version, one in _copies(snapshot):
         if node and version and version != node.version:
-            yield from (one, where, node.citation)
+            yield from (one, node.citation)
 
 
 def _of_no_known_version(snapshot: Snapshot) -> Iterator[Citation]:
-    return (one for version, one, _ in _copies(snapshot) if not version)
+    return (one for version, one in _copies(snapshot) if not version)
 
 
 def _compat(snapshot: Snapshot) -> Iterator[Citation]:
@@ -96,15 +83,11 @@ _FOREIGN: Final = any_of(
     all_of(_WRONG, fact(_of_another_driver)),
     all_of(symptoms.CUDA_UNFIT, symptoms.DRIVER_WORKS, unless(fact(_of_no_known_version), _COMPAT)),
 )
-_FRONT: Final = fact(lambda node: (one for folder, _, where in _front(node) for one in (folder.citation, where)))
-_SHADOWED: Final = any_of(_STUB_SAID, fact(_stubs_opened), _FRONT, _FOREIGN)
+_SHADOWED: Final = any_of(_STUB_SAID, fact(_stubs_opened), _FOREIGN)
 _AT_TWO_VERSIONS: Final = holds(driver.at_two_versions, "the node's own driver is at two versions")
 
 
 def _of_shadow(snapshot: Snapshot) -> str:
-    for folder, what, _ in _front(snapshot):
-        where = f" of {folder.set_in}" if folder.set_in else " that is set"
-        return f"programs with the LD_LIBRARY_PATH{where} load the driver's library from {folder.path}: it is {what}"
     path = next((one.path for one in _places(snapshot) if one.sort in {"stub", "other"}), "a stub or another copy")
     return f"programs load {path} in place of the driver's own library"
 
@@ -153,7 +136,6 @@ def _unshadow(snapshot: Snapshot) -> Iterable[Fix]:
 def _is_wrong(snapshot: Snapshot, folder: loader.Folder) -> bool:
     """Whether the loader finds there what hides the driver's library."""
     hiding = {one.path.rpartition("/")[0] for one in snapshot.view(loader.loaded) if one.sort != "driver"}
-    hiding |= {one.path.rstrip("/") for one, _, _ in loader.in_front(snapshot)}
     return folder.path.rstrip("/") in hiding if hiding else folder.sort != "other"
 
 
@@ -224,6 +206,7 @@ FAMILY: Final = Family(
             share=0.8,
             decisive=_SHADOWED,
             typical=_STUBS,
+            may_be_normal=True,
             symptoms=(
                 _STUB_SAID,
                 symptoms.CUDA_UNFIT,

@@ -27,26 +27,6 @@ def of_variable(line: str) -> Iterator[str]:
             yield from (path for path in match["value"].split(":") if path.startswith("/"))
 
 
-# What a shell runs for whoever logs in; other programs are run, and set what they set for themselves.
-_SHELL: Final = Pattern(
-    r"/\.?(?:profile|bash\.bashrc|bashrc|bash_profile|bash_login|zshrc|zshenv|zprofile)$|\.(?:sh|bash|zsh)$"
-)
-# At the beginning of its line, behind the file's name where grep writes it: what is indented may never be run.
-_EXPORT: Final = Pattern(
-    r"^(?:/[^\s:]+:(?:\d+:)?)?(?:export|(?:declare|typeset)\s+-x)\s+LD_(?:LIBRARY_PATH|PRELOAD)=\S+;?\s*(?:#.*)?$"
-)
-
-
-def is_shell_program(path: str) -> bool:
-    """Whether a shell runs the file at ``path``: its lines may be conditional, and not every program sees them."""
-    return bool(_SHELL.search(path))
-
-
-def of_shell_line(line: str) -> Iterator[str]:
-    """The paths that a line of a shell's program sets, where it does so on no condition."""
-    yield from of_variable(line) if _EXPORT.match(line) else ()
-
-
 def of_conf(line: str) -> Iterator[str]:
     """The folder in a line of the loader's own configuration."""
     if match := _CONF.match(line):

@@ -107,8 +107,6 @@ def _folders(item: Item) -> Iterator[Folder]:
             paths = line.strip().split(":")
         elif is_conf:
             paths, file = [*library_path.of_conf(line)], item.subject
-        elif library_path.is_shell_program(set_in):
-            paths = [*library_path.of_shell_line(line)]
         else:
             paths = [*library_path.of_variable(line)]
         for path in paths:
@@ -125,33 +123,3 @@ def _set_in(item: Item, line: str) -> str:
         return "" if item.subject.startswith("/etc/ld.so.conf") else item.subject
     match = _GREPPED.match(line) if item.source.words[:1] == ("grep",) else None
     return match["file"] if match else ""
-
-
-def targets(snapshot: Snapshot) -> dict[str, tuple[str, Citation]]:
-    """Where the driver's libraries by name lead to in the node's listings, each with its line."""
-    return dict(line for item in snapshot.of("listing") for line in _listed(item))
-
-
-def in_front(snapshot: Snapshot) -> tuple[tuple[Folder, str, Citation], ...]:
-    """The node's folders in LD_LIBRARY_PATH that hold what programs ask for as the driver's library.
-
-    Each with the file that the library's name leads to, where it is a link, and the line that shows it.
-    """
-    found = (one for one in snapshot.view(folders) if one.where == "host" and not one.file)
-    listed = snapshot.view(targets)
-    return tuple(
-        (folder, *listed[path])
-        for folder in found
-        for name in ("libcuda.so.1", "libnvidia-ml.so.1")
-        if (path := f"{folder.path.rstrip('/')}/{name}") in listed
-    )
-
-
-_LISTED: Final = Pattern(r"(?P<path>(?<![^\s=:])/\S{1,300}/lib(?:cuda|nvidia-ml)\.so\.1)(?: -> (?P<target>\S+))?$")
-
-
-def _listed(item: Item) -> Iterator[tuple[str, tuple[str, Citation]]]:
-    if item.where == "host" and ".so.1" in item.text:
-        for number, line in enumerate(item.lines, 1):
-            if match := _LISTED.search(line):
-                yield match["path"], (match["target"] or "", cite(item, number))
