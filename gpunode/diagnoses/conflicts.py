@@ -14,7 +14,7 @@ from gpunode.diagnoses.model import Citation, Family, Fix, Rule
 from gpunode.diagnoses.remedies import by_hand, run, setup_step, takes_gpunode, uninstall
 from gpunode.diagnoses.signs import all_of, any_of, asked, fact, line, unless
 from gpunode.diagnoses.snapshot import Snapshot
-from gpunode.diagnoses.views import archives, driver, packages
+from gpunode.diagnoses.views import driver, packages
 from gpunode.diagnoses.views.history import is_drivers
 from gpunode.diagnoses.views.system import package_manager
 from gpunode.facts.patterns import Pattern
@@ -53,25 +53,22 @@ def _holds(snapshot: Snapshot) -> dict[str, Citation]:
     return {name: place for name, place in packages.holds(snapshot).items() if is_drivers(name)}
 
 
-def _of_two(snapshot: Snapshot) -> list[packages.Package]:
-    """The driver's packages whose packager is known, where there are two."""
-    installed = (one for one in snapshot.view(packages.packages).values() if one.is_installed)
-    found = [one for one in installed if is_drivers(one.name) and archives.packager(one)]
-    return found if len({archives.packager(one) for one in found}) > 1 else []
-
-
 def _mixed(snapshot: Snapshot) -> Iterator[Citation]:
-    """Those of two packagers in different versions of one branch, or of two repositories that a listing names."""
-    found = _of_two(snapshot)
-    versions = {one.upstream for one in found}
-    is_one_branch = len({version.partition(".")[0] for version in versions}) < len(versions)
-    return (one.citation for one in found if is_one_branch or one.origin)
+    """The driver's packages where their revisions show the distribution's and NVIDIA's own in different versions."""
+    installed = [one for one in snapshot.view(packages.packages).values() if one.is_installed and is_drivers(one.name)]
+    theirs = [one for one in installed if _NVIDIAS.search(one.version) or "cuda" in one.origin]
+    others = [one for one in installed if _OTHERS_REVISION.search(one.version) or _OTHERS_ORIGIN.search(one.origin)]
+    if theirs and others and theirs[0].upstream != others[0].upstream:
+        yield from (one.citation for one in (*theirs, *others))
 
 
+_NVIDIAS: Final = Pattern(r"-\d+ubuntu1$")
+_OTHERS_REVISION: Final = Pattern(r"-\d+ubuntu0\.\d|-0ubuntu[2-9]|~(?:gpu|ppa|lambda)|-\d*pop\d|~bpo|~deb|\+deb")
+_OTHERS_ORIGIN: Final = Pattern(r"rpmfusion|elrepo|(?:fedora|epel)-nvidia")
 _UNMET: Final = fact(_unmet)
 _HELD: Final = fact(lambda snapshot: _holds(snapshot).values())
 _MIXED: Final = fact(_mixed)
-_BETWEEN: Final = all_of(fact(lambda snapshot: (one.citation for one in _of_two(snapshot))), _SAME_FILE)
+_BETWEEN: Final = all_of(_MIXED, _SAME_FILE)
 _LEFT_HALF: Final = fact(
     lambda snapshot: (one.citation for one in snapshot.view(packages.packages).values() if one.is_half_done)
 )

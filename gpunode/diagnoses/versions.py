@@ -15,7 +15,7 @@ from gpunode.diagnoses.remedies import by_hand, drain, reboot, run, takes_gpunod
 from gpunode.diagnoses.runfile import without_strays
 from gpunode.diagnoses.signs import all_of, any_of, fact, file_line, holds, line, unless
 from gpunode.diagnoses.snapshot import Snapshot
-from gpunode.diagnoses.views import archives, driver, guests, history, kernel, packages, runfile, versions
+from gpunode.diagnoses.views import driver, guests, history, kernel, packages, runfile, versions
 from gpunode.diagnoses.views.system import just_booted, package_manager
 from gpunode.diagnoses.views.versions import Versions, is_of, number
 from gpunode.facts.model import Known
@@ -36,7 +36,6 @@ _OWN_TREE: Final = line(
 )
 # The kernel tells of something else, and nobody of a mismatch.
 _OTHER_FAULTS: Final = any_of(symptoms.NOT_STARTED, symptoms.ANY_XID)
-_UNFIT: Final = fact(lambda snapshot: snapshot.said(driver.UNFIT))
 
 # A container with libraries of its own. libnvidia-container asks NVML on the node first: where a container starts at
 # all, the node's own library fits.
@@ -113,12 +112,9 @@ def _side_by_side(snapshot: Snapshot, found: Versions) -> Iterator[tuple[str, tu
     """Each way in which two drivers are there, with the lines that show it."""
     packaged = (*found.bringing, *found.user)
     libraries = {one.version: one.citation for one in driver.libraries(snapshot)}
-    packagers = {name: one.citation for one in packaged if (name := archives.packager(one))}
-    is_at_two = len({one.upstream for one in packaged}) > 1
     for what, several in (
         ("packages of the branches", {name: one.citation for one in packaged if (name := _branch(one))}),
         ("libraries of", libraries if any(map(found.is_loaded, libraries)) or not found.loaded else {}),
-        ("packages by", packagers if is_at_two else {}),
     ):
         if len(several) > 1:
             yield f"{what} {' and '.join(sorted(several))}", tuple(several.values())
@@ -196,7 +192,7 @@ def _behind(found: Versions) -> Iterator[packages.Package]:
 
 def _strayed(snapshot: Snapshot, *strayed: packages.Package) -> Proof:
     """Libraries that are not of the driver which nvidia-smi shows."""
-    node, unfit = driver.smi_version(snapshot), snapshot.view(_UNFIT)
+    node, unfit = driver.smi_version(snapshot), snapshot.view(symptoms.CUDA_UNFIT)
     what = f"{strayed[0].name} is {strayed[0].upstream}, and the driver {node.version if node else 'another'}"
     cited = (*(one.citation for one in strayed), *([node.citation] if node else []), *unfit)
     text = "bring every package of the driver to the version of its kernel modules"

@@ -8,7 +8,6 @@ from typing import Final, Literal, TypeAlias
 
 from gpunode.diagnoses.model import Citation
 from gpunode.diagnoses.snapshot import Snapshot, cite, stated
-from gpunode.diagnoses.views.packages import Package
 from gpunode.facts.items import Item
 from gpunode.facts.model import Known, PackageSource
 from gpunode.facts.patterns import Pattern
@@ -99,41 +98,3 @@ def unkeyed(snapshot: Snapshot, owner: Owner) -> Iterator[Citation]:
         is_meant = one.enabled and not one.is_unsigned and owner_of(one.uri) == owner
         if is_meant and isinstance(keyring, Known) and keyring.value is None:
             yield from (stated(one.signed_by, "it is not there", keyring.probe), entry.citation)
-
-
-Packager: TypeAlias = Literal[
-    "Ubuntu", "NVIDIA", "a PPA", "System76", "Debian", "RPM Fusion", "ELRepo", "negativo17", ""
-]
-_REVISIONS: Final[tuple[tuple[Packager, Pattern], ...]] = (
-    ("a PPA", Pattern(r"-\d\w*~(?:gpu|ppa|lambda)|~0?[a-z]+ppa|ppa\d")),
-    ("System76", Pattern(r"-\d*pop\d")),
-    ("Ubuntu", Pattern(r"-\d+ubuntu0\.\d|-\d+ubuntu\d+\.\d|-0ubuntu[2-9]|\+\d+$")),
-    ("NVIDIA", Pattern(r"-\d+ubuntu1$")),
-    ("Debian", Pattern(r"-\d+(?:~bpo|~deb|\+deb)|-\d+\.\d+$")),
-    ("ELRepo", Pattern(r"\.elrepo$")),
-)
-_REPOSITORIES: Final[tuple[tuple[Packager, str], ...]] = (
-    ("NVIDIA", "cuda"),
-    ("RPM Fusion", "rpmfusion"),
-    ("ELRepo", "elrepo"),
-    ("negativo17", "fedora-nvidia"),
-    ("negativo17", "epel-nvidia"),
-)
-
-
-def packager(package: Package) -> Packager:
-    """Who packaged this version, by its repository or by how its revision is written; empty where neither tells."""
-    if package.origin:
-        return next((name for name, word in _REPOSITORIES if word in package.origin), "")
-    # Both fill in rpms no revision of their own, and no other calls its packages so.
-    by_name = (name for start, name in _NAMES if package.name.startswith(start) and _RPM.search(package.version))
-    return next(by_name, "") or packager_of(package.version)
-
-
-_NAMES: Final[tuple[tuple[str, Packager], ...]] = (("xorg-x11-drv-nvidia", "RPM Fusion"), ("nvidia-driver", "NVIDIA"))
-_RPM: Final = Pattern(r"\.(?:el|fc)\d+")
-
-
-def packager_of(version: str) -> Packager:
-    """Who writes revisions this way (``-0ubuntu0.22.04.2`` Ubuntu, ``-0ubuntu1`` NVIDIA); empty for a plain ``-1``."""
-    return next((name for name, pattern in _REVISIONS if pattern.search(version)), "")

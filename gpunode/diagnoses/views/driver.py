@@ -21,20 +21,10 @@ from gpunode.facts.sources import Kind
 from gpunode.package_id import PackageId
 
 VERSION: Final = r"\d{2,3}\.\d{1,3}(?:\.\d{1,3})?"
-# The kernel module's words, and the older ones of the X server and of nvidia-smi: who is named first differs.
-_API: Final = (
-    Pattern(
-        rf"API mismatch: the client.{{0,90}}? version\s+(?P<client>{VERSION}).{{0,90}}? version\s+"
-        rf"(?P<module>{VERSION})",
-        re.IGNORECASE,
-    ),
-    Pattern(
-        rf"API mismatch: the NVIDIA kernel module.{{0,40}}? version\s+(?P<module>{VERSION}).{{0,90}}? version\s+"
-        rf"(?P<client>{VERSION})",
-        re.IGNORECASE,
-    ),
+_API: Final = Pattern(
+    rf"API mismatch: the client.{{0,90}}? version\s+(?P<client>{VERSION}).{{0,90}}? version\s+(?P<module>{VERSION})",
+    re.IGNORECASE,
 )
-_MISMATCH: Final = Pattern(r"API mismatch: the ", re.IGNORECASE)
 _LOADING: Final = Pattern(rf"loading NVIDIA UNIX (?P<what>.{{0,60}}?)\s+(?P<version>{VERSION})\b")
 _NVML_LIBRARY: Final = Pattern(rf"NVML library version:\s*(?P<version>{VERSION})")
 _SMI: Final = Pattern(rf"Driver Version\s*:\s*(?P<version>{VERSION})")
@@ -115,14 +105,11 @@ def api_mismatch(snapshot: Snapshot) -> tuple[str, str, Citation] | None:
 
 
 def _api_mismatch(snapshot: Snapshot) -> tuple[str, str, Citation] | None:
-    for message in reversed(kernel.said(snapshot, _MISMATCH)):
-        for pattern in _API:
-            if match := pattern.search(message.text):
-                return match["client"], match["module"], message.citation
-    for pattern in _API:
-        if match := snapshot.match(pattern):
-            return match["client"], match["module"], snapshot.said(pattern)[0]
-    return None
+    for message in reversed(kernel.said(snapshot, _API)):
+        if match := _API.search(message.text):
+            return match["client"], match["module"], message.citation
+    match = snapshot.match(_API)
+    return (match["client"], match["module"], snapshot.said(_API)[0]) if match else None
 
 
 def on_disk(snapshot: Snapshot) -> Seen | None:
@@ -141,21 +128,10 @@ def _on_disk(snapshot: Snapshot) -> Seen | None:
         is_built = row.state == "installed" and (not running or row.kernel == running)
         if row.module.startswith("nvidia") and is_built and re.match(VERSION, row.version):
             return Seen(row.version, row.citation)
-    return _on_disk_by_path(snapshot, running)
+    return None
 
 
 _MODULES: Final = frozenset({"nvidia", "nvidia_current", "nvidia_current_open"})
-
-
-def _on_disk_by_path(snapshot: Snapshot, running: str) -> Seen | None:
-    files = snapshot.facts.module_files
-    if not isinstance(files, Known) or not running:
-        return None
-    found = {one.version: one.path for one in files.value if one.kernel == running and one.version}
-    if len(found) != 1:
-        return None
-    version, path = next(iter(found.items()))
-    return Seen(version, stated(path, f"driver {version}", files.probe))
 
 
 def library(snapshot: Snapshot) -> Seen | None:
@@ -248,13 +224,6 @@ def packaged(snapshot: Snapshot) -> tuple[packages.Package, ...]:
         for one in packages.matching(snapshot, *_KERNEL_SIDE, *_USER_SIDE, *_WHOLE)
         if re.match(VERSION, one.upstream) and one.state != "c"
     )
-
-
-# CUDA's error 803: the library and the module do not fit.
-UNFIT: Final = Pattern(
-    r"[Ee]rror:? 803\b|\(803 vs\. 0\)|returned 803|unsupported display driver ?/ ?cuda driver combination"
-    r"|cudaErrorSystemDriverMismatch|CUDA_ERROR_SYSTEM_DRIVER_MISMATCH"
-)
 
 
 def strayed(snapshot: Snapshot) -> tuple[packages.Package, ...]:
