@@ -43,13 +43,6 @@ _PREBUILT: Final = Pattern(
 )
 
 
-# NVIDIA's for RHEL and those of akmods name the kernel in the package's name or version.
-_PRECOMPILED: Final = Pattern(
-    r"kmod-nvidia(?:-open)?-(?P<branch>\d{3}\.\d+(?:\.\d+)?)-(?P<kernel>\d+\.\d+\.\d+-\d[\d.]*\d(?:\.el\w+)?)"
-    r"|kmod-nvidia-(?P<fusion>\d+\.\d+\.\d+-[\w.]+?\.(?:x86_64|aarch64))-\d{3}\."
-)
-
-
 @dataclass(frozen=True, slots=True)
 class DkmsRow:
     """A line of ``dkms status``.
@@ -103,7 +96,6 @@ class Modinfo:
     signer: str
     vermagic: str
     citation: Citation
-    is_whole: bool = True
 
     @property
     def kernel(self) -> str:
@@ -204,8 +196,8 @@ def _modinfo(item: Item) -> Modinfo:
     words = item.source.words
     asked = words[words.index("-F") + 1] if "-F" in words[:-1] else "filename" if "-n" in words else ""
     fields = {name.lower(): value.strip() for name, value in reversed(_FIELD.findall(item.text))}
-    if asked in _SHAPES and asked not in fields:
-        fields[asked] = next((line.strip() for line in item.lines if _SHAPES[asked].match(line.strip())), "")
+    if asked and asked not in fields:
+        fields[asked] = next((line.strip() for line in item.lines if line.strip()), "")
     return Modinfo(
         item.subject.rsplit("/", 1)[-1].split(".ko")[0].replace("-", "_"),
         fields.get("filename", ""),
@@ -214,17 +206,7 @@ def _modinfo(item: Item) -> Modinfo:
         fields.get("signer", ""),
         fields.get("vermagic", ""),
         cite(item, 1),
-        not asked and not item.source.only and not item.source.is_part,
     )
-
-
-# How the value of a field looks, where other commands' answers stand beside it.
-_SHAPES: Final = {
-    "vermagic": Pattern(r"^\d\S+ .*\bmod_unload\b|^\d\S+ SMP\b"),
-    "version": Pattern(r"^\d{2,3}\.\d{1,3}(?:\.\d{1,3})?$"),
-    "filename": Pattern(r"^/\S+\.ko(?:\.\w+)?$"),
-    "license": Pattern(r"^(?:NVIDIA|Dual MIT/GPL|GPL.*)$"),
-}
 
 
 def driver_info(snapshot: Snapshot) -> tuple[Modinfo, ...]:
@@ -258,17 +240,11 @@ def _on_disk(snapshot: Snapshot) -> Iterator[OnDisk]:
     for row in snapshot.view(driver_builds):
         if row.state == "installed" and row.kernel:
             yield OnDisk(row.kernel, "", row.version, row.citation)
-    yield from _packaged(snapshot, running)
+    yield from _packaged(snapshot)
 
 
-def _packaged(snapshot: Snapshot, running: str) -> Iterator[OnDisk]:
+def _packaged(snapshot: Snapshot) -> Iterator[OnDisk]:
     """The kernels that an installed package names, whose module it brings."""
-    for package in packages.matching(snapshot, "kmod-nvidia-*"):
-        if package.is_installed and (match := _PRECOMPILED.match(f"{package.name}-{package.version}")):
-            kernel = match["fusion"] or match["kernel"]
-            if running.startswith(f"{kernel}."):
-                kernel = running  # the package leaves the release and the architecture away
-            yield OnDisk(kernel, "", match["branch"] or "", package.citation)
     for package in packages.matching(snapshot, "linux-modules-nvidia-*", "kmod-nvidia-*"):
         if package.is_installed and (match := _PREBUILT.fullmatch(package.name)):
             yield OnDisk(match["deb"] or match["rpm"], "", match["branch"] or package.upstream, package.citation)
