@@ -12,10 +12,10 @@ from gpunode.diagnoses.chains import LIBRARY_MISMATCH, NOT_ACCEPTED
 from gpunode.diagnoses.commands import Shell
 from gpunode.diagnoses.judging import is_examined
 from gpunode.diagnoses.model import Citation, Family, Fix, Rule
-from gpunode.diagnoses.remedies import install, reboot, run, takes_gpunode
+from gpunode.diagnoses.remedies import install, run, takes_gpunode
 from gpunode.diagnoses.signs import all_of, any_of, fact, holds, line, unless
-from gpunode.diagnoses.snapshot import Snapshot, lines_with, stated
-from gpunode.diagnoses.views import driver, guests, kube, modules, packages, pci, presence
+from gpunode.diagnoses.snapshot import Snapshot, stated
+from gpunode.diagnoses.views import driver, guests, kube, pci, presence
 from gpunode.diagnoses.views.system import has_driver_from_elsewhere, is_debians, package_manager
 from gpunode.facts.patterns import Pattern
 
@@ -30,10 +30,6 @@ _DRIVER_POD: Final = Pattern(r"^nvidia-(?:gpu-)?driver-")
 def _is_by_operator(snapshot: Snapshot) -> bool:
     """Whether a pod of the operator's brings the driver, so that the host has none of its own."""
     return any(_DRIVER_POD.search(row.name) for row in snapshot.view(kube.rows))
-
-
-def _lacked(snapshot: Snapshot) -> tuple[Citation, ...]:
-    return presence.missing(snapshot) or presence.missed_by_pods(snapshot)
 
 
 def _absent_twice(snapshot: Snapshot) -> tuple[Citation, ...]:
@@ -57,11 +53,6 @@ def _is_here(snapshot: Snapshot) -> bool:
     return installed or presence.has_libraries(snapshot) or bool(driver.packaged(snapshot))
 
 
-def _nouveau_has_it(snapshot: Snapshot) -> bool:
-    """Whether the kernel's own driver has a GPU, which it keeps as long as this boot lasts."""
-    return bool(modules.loaded(snapshot, "nouveau")) or any(gpu.driver == "nouveau" for gpu in snapshot.view(pci.gpus))
-
-
 def _is_lent(snapshot: Snapshot) -> bool:
     """Whether every GPU is kept for virtual machines: a host that only lends its GPUs has no driver for them."""
     owners = [(gpu.driver or "").replace("_", "-") for gpu in snapshot.view(pci.gpus)]
@@ -76,32 +67,25 @@ _NO_LIBCUDA: Final = any_of(
     # The engine's hook looks on the node; what a program in the container misses may be the image's own fault.
     line(r"load library failed: libcuda\.so\.1: cannot open shared object", "container-run"),
 )  # fmt: skip
-_CTK_NO_LIBCUDA: Final = Pattern(r"Could not locate libcuda\.so\.\d+\.\d")
-_NVML_FOUND: Final = Pattern(r"^/\S+/libnvidia-ml\.so\.\d", re.MULTILINE)
+_NVML_FOUND: Final = Pattern(r"/libnvidia-ml\.so\.\d")
 
 
 def _listed_without_libcuda(snapshot: Snapshot) -> Iterator[Citation]:
-    """Where the toolkit, or the loader, finds the driver's other library on the node, and not CUDA's."""
-    for item in snapshot.of("nvidia-container-cli", "nvidia-ctk", "ldconfig"):
-        if item.kind == "nvidia-ctk" and not any("-root" in word for word in item.source.words):
-            yield from lines_with(item, _CTK_NO_LIBCUDA)
-        is_list = "list" in item.source.words and not item.source.only and _NVML_FOUND.search(item.text)
+    """A list of the driver's libraries on the node that has NVML's, and not CUDA's."""
+    for item in snapshot.of("nvidia-container-cli", "ldconfig"):
         # Of itself no fault: who only asks NVML needs no libcuda. Somebody who shows it misses it.
-        is_shown = item.kind == "ldconfig" and item.where == "host" and not is_examined(snapshot)
-        is_cache = is_shown and "libnvidia-ml.so" in item.text
-        is_whole = is_list or (is_cache and item.source.lets_through("libcuda.so.1"))
-        if is_whole and not item.source.is_part and "libcuda.so" not in item.text:
+        is_list = "list" in item.source.words or (item.kind == "ldconfig" and not is_examined(snapshot))
+        is_whole = is_list and item.where == "host" and item.source.lets_through("libcuda.so.1")
+        if is_whole and not item.source.is_part and _NVML_FOUND.search(item.text) and "libcuda.so" not in item.text:
             yield stated(item.written, "libnvidia-ml is among them and libcuda is not", item.key)
 
 
 def _looked_for_libcuda(snapshot: Snapshot) -> Iterator[Citation]:
-    """The loader's cache or Debian's packages, without libcuda, whatever else they have."""
+    """The loader's cache without libcuda, whatever else it has."""
     for item in snapshot.of("ldconfig"):
         is_whole = item.where == "host" and not item.source.is_part and item.source.lets_through("libcuda.so.1")
         if is_whole and "libcuda.so" not in item.text:
             yield stated(item.written, "libcuda.so.1 is not among them", item.key)
-    if packages.installed(snapshot, "libcuda1") is False and packages.matching(snapshot, "nvidia-smi"):
-        yield stated("the packages", "libcuda1 is not among them")
 
 
 def _is_elsewhere(snapshot: Snapshot) -> bool:
@@ -111,12 +95,16 @@ def _is_elsewhere(snapshot: Snapshot) -> bool:
     return any(_OTHER_HOUSE.search(item.text) or _OTHER_HOUSE.search(item.written) for item in asked)
 
 
-_LACKED: Final = fact(_lacked)
+_LACKED: Final = fact(presence.missing)
 _ABSENT: Final = fact(presence.absent)
 _KERNEL_SIDE: Final = fact(presence.kernel_side)
 _LIBRARIES: Final = holds(presence.has_libraries, "the driver's libraries are on the node")
 _SMI_ALONE: Final = line(r"NVIDIA-SMI couldn.t find libnvidia-ml")
-_WITHOUT_LIBCUDA: Final = any_of(fact(_listed_without_libcuda), all_of(_NO_LIBCUDA, fact(_looked_for_libcuda)))
+_WITHOUT_LIBCUDA: Final = any_of(
+    line(r"Could not locate libcuda\.so\.\d+\.\d", "nvidia-ctk"),
+    fact(_listed_without_libcuda),
+    all_of(_NO_LIBCUDA, fact(_looked_for_libcuda)),
+)
 _ELSEWHERE: Final = holds(
     lambda snapshot: has_driver_from_elsewhere(snapshot) or _is_elsewhere(snapshot), "the driver is another system's"
 )
@@ -134,8 +122,6 @@ def _of_libraries(snapshot: Snapshot) -> str:
 
 def _install_driver(snapshot: Snapshot) -> Iterable[Fix]:
     yield remedies.driver(snapshot, "install the driver that this GPU, kernel and distribution take")
-    if _nouveau_has_it(snapshot):
-        yield reboot("reboot: until then nouveau keeps the GPU")
     yield run("inspect", "see that it works", Shell("nvidia-smi"))
 
 

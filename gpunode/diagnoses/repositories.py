@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterable
 from typing import Final
 
-from gpunode.catalog.releases import release
 from gpunode.diagnoses import remedies, symptoms
 from gpunode.diagnoses.addresses import DRIVER_GUIDE, TOOLKIT_GUIDE
 from gpunode.diagnoses.chains import NO_PACKAGES, NO_TOOLKIT
@@ -16,7 +15,7 @@ from gpunode.diagnoses.remedies import by_hand, run, setup_step, takes_gpunode
 from gpunode.diagnoses.signs import all_of, any_of, fact, holds, line
 from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import archives, driver, modules
-from gpunode.diagnoses.views.system import distro, package_manager
+from gpunode.diagnoses.views.system import package_manager
 from gpunode.facts.patterns import Pattern
 
 _REFUSED: Final = (
@@ -48,7 +47,6 @@ _HAS_ONE: Final = holds(
 
 
 _CUDA_DIR: Final = Pattern(r"/cuda/repos/(?P<dir>\w+)/(?P<arch>\w+)")
-_SIGNED_WITH_OLD: Final = {"ubuntu1604", "ubuntu1804", "ubuntu2004", "debian10", "debian11", "wsl-ubuntu"}
 
 
 def _renew_cuda_key(snapshot: Snapshot) -> Iterable[Fix]:
@@ -57,20 +55,13 @@ def _renew_cuda_key(snapshot: Snapshot) -> Iterable[Fix]:
         yield run("remove", "remove the old key of cudatools", _RETIRED_RPM_KEY)
         text = "fetch the repository's description again; it names the new key"
         yield run("configure", text, _READ_ANEW[manager == "zypper"])
-        return
-    refused, known = snapshot.match(_CUDA_DIR), distro(snapshot)
-    has = release(known) if known else None
-    is_old = refused is None or refused["dir"] in _SIGNED_WITH_OLD
-    if is_old and not snapshot.view(_CUDA_UNKEYED) and (known is None or (has is not None and has.has_apt_key)):
-        yield run("remove", "remove the key that NVIDIA withdrew", Shell("sudo apt-key del 7fa2af80"))
-    if refused:
+    elif takes_gpunode(snapshot):
+        yield setup_step(snapshot, "configure", "set the repository up anew, its key checked", "cuda-repository")
+    elif found := snapshot.match(_CUDA_DIR):
         package = "cuda-keyring_1.1-1_all.deb"
-        url = f"https://developer.download.nvidia.com/compute/cuda/repos/{refused['dir']}/{refused['arch']}/{package}"
+        url = f"https://developer.download.nvidia.com/compute/cuda/repos/{found['dir']}/{found['arch']}/{package}"
         fetch, put = command("curl", "-fsSLO", url), command("sudo", "dpkg", "-i", package)
         yield run("install", "install NVIDIA's package with the current key", fetch, put, Shell("sudo apt-get update"))
-    if takes_gpunode(snapshot):
-        text = f"{'or ' if refused else ''}let gpunode set the repository up, its key checked"
-        yield setup_step(snapshot, "configure", text, "cuda-repository")
 
 
 _RETIRED_RPM_KEY: Final = Shell(

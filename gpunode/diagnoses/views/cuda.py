@@ -54,16 +54,6 @@ def starts_on(snapshot: Snapshot, wanted: Version, has: Version) -> bool:
     return same_major and parts(version.version)[0] >= release.min_branch
 
 
-def driver_told(snapshot: Snapshot) -> str:
-    """The node's driver as the program was told it, or the first one with the CUDA that it was told; else empty."""
-    if banner := snapshot.match(BANNER):
-        return banner["has"]
-    found = snapshot.match(TOO_OLD)
-    number = int(found["found"]) if found else 0
-    known = find((number // 1000, number % 1000 // 10)) if number else None
-    return known.driver if known and driver.loaded(snapshot) is None else ""
-
-
 _NUMBER: Final = Pattern(r"cuda ?>= ?(?P<cuda>\d+\.\d+)|image (?P<image>\d+\.\d+)")
 
 

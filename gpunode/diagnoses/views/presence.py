@@ -8,7 +8,7 @@ from typing import Final
 
 from gpunode.diagnoses.model import Citation
 from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with, stated
-from gpunode.diagnoses.views import driver, loader, modules, packages, pci
+from gpunode.diagnoses.views import driver, loader, modules, packages
 from gpunode.facts.items import Item
 from gpunode.facts.model import Known
 from gpunode.facts.patterns import Pattern
@@ -41,19 +41,6 @@ def missing(snapshot: Snapshot) -> tuple[Citation, ...]:
         for citation in lines_with(item, _NO_LIBRARY)
     )
     return (*states, *said)
-
-
-# A driver in a container has neither package nor module file on the node.
-_OF_OPERATOR: Final = Pattern(r"nvidia-driver-daemonset|gpu-operator|/run/nvidia/driver|k8s-driver-manager")
-
-
-def missed_by_pods(snapshot: Snapshot) -> tuple[Citation, ...]:
-    """The lines by which a pod lacks the libraries, where the node with a GPU has neither a module nor a package."""
-    sought = [item for item in snapshot.of("modinfo") if item.where == "host" and _NO_MODULE.search(item.text)]
-    # A pod may lack what its node has, and on a node without a GPU it is meant to.
-    if not sought or len(absent(snapshot)) < 2 or not pci.has_gpu(snapshot) or snapshot.says(_OF_OPERATOR):
-        return ()
-    return snapshot.said(_NO_LIBRARY, "kubernetes-log")
 
 
 def _asks_on_node(item: Item) -> bool:
