@@ -53,13 +53,19 @@ def _holds(snapshot: Snapshot) -> dict[str, Citation]:
     return {name: place for name, place in packages.holds(snapshot).items() if is_drivers(name)}
 
 
-def _mixed(snapshot: Snapshot) -> Iterator[Citation]:
-    """The driver's packages where their revisions show the distribution's and NVIDIA's own in different versions."""
+def _of_two(snapshot: Snapshot) -> list[packages.Package]:
+    """The driver's packages where their revisions or repositories are NVIDIA's and the distribution's or others'."""
     installed = [one for one in snapshot.view(packages.packages).values() if one.is_installed and is_drivers(one.name)]
     theirs = [one for one in installed if _NVIDIAS.search(one.version) or "cuda" in one.origin]
     others = [one for one in installed if _OTHERS_REVISION.search(one.version) or _OTHERS_ORIGIN.search(one.origin)]
-    if theirs and others and theirs[0].upstream != others[0].upstream:
-        yield from (one.citation for one in (*theirs, *others))
+    return [*theirs, *others] if theirs and others else []
+
+
+def _mixed(snapshot: Snapshot) -> Iterator[Citation]:
+    """Those of two packagers, in two versions or by two repositories that a listing names."""
+    found = _of_two(snapshot)
+    is_apart = len({one.upstream for one in found}) > 1 or any(one.origin for one in found)
+    return (one.citation for one in found if is_apart)
 
 
 _NVIDIAS: Final = Pattern(r"-\d+ubuntu1$")
@@ -68,7 +74,7 @@ _OTHERS_ORIGIN: Final = Pattern(r"rpmfusion|elrepo|(?:fedora|epel)-nvidia")
 _UNMET: Final = fact(_unmet)
 _HELD: Final = fact(lambda snapshot: _holds(snapshot).values())
 _MIXED: Final = fact(_mixed)
-_BETWEEN: Final = all_of(_MIXED, _SAME_FILE)
+_BETWEEN: Final = all_of(fact(lambda snapshot: (one.citation for one in _of_two(snapshot))), _SAME_FILE)
 _LEFT_HALF: Final = fact(
     lambda snapshot: (one.citation for one in snapshot.view(packages.packages).values() if one.is_half_done)
 )
