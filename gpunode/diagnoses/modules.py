@@ -12,6 +12,7 @@ from gpunode.diagnoses.commands import Command, Shell, command, edited_where, jo
 from gpunode.diagnoses.commands import kernel as of_kernel
 from gpunode.diagnoses.model import Citation, Family, Fix, Rule
 from gpunode.diagnoses.remedies import (
+    by_hand,
     install,
     reboot,
     rebuild_initramfs,
@@ -74,8 +75,7 @@ _SAYS_SO: Final = line(
 
 
 def _why_not_loaded(snapshot: Snapshot) -> str:
-    words = f"NVIDIA's kernel module is {'installed and ' if snapshot.view(_BUILT) else ''}not loaded"
-    return f"{words}: it is blacklisted" if snapshot.view(_BLACKLIST) else words
+    return f"NVIDIA's kernel module is not loaded{': it is blacklisted' if snapshot.view(_BLACKLIST) else ''}"
 
 
 def _load(snapshot: Snapshot) -> Iterable[Fix]:
@@ -132,10 +132,6 @@ _OTHERS: Final = unless(fact(_elsewhere), symptoms.MODULE_LOADED)
 
 def _for_which(snapshot: Snapshot) -> str:
     running = modules.kernel_of_search(snapshot)
-    if match := snapshot.match(modules.MAGIC):
-        return f"the NVIDIA module on disk was built for {match['built']}, and {match['runs']} runs"
-    if _is_gone(snapshot, running):
-        return f"the modules of the running kernel {running} are gone, as after an upgrade of the kernel"
     built = {info.kernel for info in snapshot.view(modules.driver_info)}
     built |= {one.kernel for one in snapshot.view(modules.on_disk)}
     names = ", ".join(sorted(filter(None, built - {running}))) or "another kernel"
@@ -163,21 +159,16 @@ def _build_for_this(snapshot: Snapshot) -> Iterable[Fix]:
 
 def _is_gone(snapshot: Snapshot, running: str) -> bool:
     """Whether the folder of the running kernel's modules is no longer there, as after an upgrade without a reboot."""
-    for item in snapshot.of("listing") if running else ():
-        path = item.subject.rstrip("/")
-        if item.written == "/lib/modules/*":
-            return f"/lib/modules/{running}" not in item.lines
-        if item.source.words[:1] != ("ls",) or item.source.only:
-            continue
-        if path in {"/lib/modules", "/usr/lib/modules"} and item.outcome == "ok":
-            return running not in item.text
-        if path.endswith((f"/modules/{running}", "/modules/$(uname -r)")) and item.outcome == "absent":
-            return True
-    return False
+    folders = {f"/lib/modules/{running}", "/lib/modules/$(uname -r)"}
+    return bool(running) and any(
+        (item.written == "/lib/modules/*" and f"/lib/modules/{running}" not in item.lines)
+        or (item.subject.rstrip("/") == "/lib/modules" and item.outcome == "ok" and running not in item.text)
+        or (item.subject.rstrip("/") in folders and item.outcome == "absent")
+        for item in snapshot.of("listing")
+    )
 
 
 # modprobe reads the indexes, and never searches folders.
-_INCOMPLETE: Final = line(r"could not open modules\.(?:order|builtin)")
 _EMPTY: Final = line(r"^-[rwx-]{9}\S*\s+\d+\s+\S+\s+\S+\s+0\s.*\bmodules\.\w+(?:\.bin)?$", "listing", "text")
 _BROKEN: Final = line(
     r"could not open builtin file|could not (?:open|load|search|find) (?:index|module dependenc|modules\.\w+)"
@@ -211,20 +202,12 @@ def _without_index(snapshot: Snapshot) -> Iterator[Citation]:
 _FILES: Final = fact(_own_files)
 
 
-_UBUNTUS: Final = Pattern(r"-(?:generic|lowlatency|aws|azure|gcp|oracle|kvm|nvidia)\S*$")
-
-
 def _index(snapshot: Snapshot) -> Iterable[Fix]:
     running = modules.kernel_of_search(snapshot)
-    if snapshot.view(_INCOMPLETE) or snapshot.view(_EMPTY):
-        text = f"install the package of the kernel {running} anew, whose folder of modules is not whole".replace(
-            "  ", " "
-        )
-        brings = "linux-modules-" if _UBUNTUS.search(running) else "linux-image-"
-        again = command("sudo", "apt-get", "install", "--reinstall", of_kernel(running, brings))
-        yield run("install", text, *((again,) if takes_gpunode(snapshot) else ()))
     yield run("rebuild", "write the indexes anew", command("sudo", "depmod", "-a", of_kernel(running)))
     yield run("load", "load the module", Shell("sudo modprobe nvidia"))
+    text = "install the package of this kernel anew, whose folder of modules is not whole"
+    yield by_hand("install", text, "depmod finds no modules.order or modules.builtin")
 
 
 # Two copies of the module for one kernel: depmod picks one by the folder, not by the version.
@@ -236,9 +219,6 @@ def _copies(snapshot: Snapshot) -> dict[str, modules.OnDisk]:
     kernels = (modules.kernel_of_search(snapshot),) if modules.kernel_of_search(snapshot) else ()
     for name in kernels or tuple(dict.fromkeys(one.kernel for one in found)):
         places = {one.place: one for one in found if one.kernel == name and one.place}
-        built = (row for row in snapshot.view(modules.driver_builds) if row.kernel == name and row.state == "installed")
-        if row := next(built, None) if any(_INSTALLERS in place for place in places) else None:
-            places.setdefault("updates/dkms", modules.OnDisk(name, "updates/dkms", row.version, row.citation))
         # weak-updates holds links to modules of kernels with the same interface: no copies, as long as they fit.
         if not snapshot.view(_REFUSED):
             places = {place: one for place, one in places.items() if "weak-updates" not in place}
@@ -272,10 +252,7 @@ _DIFFER: Final = any_of(fact(_older_loaded), fact(_disagreement), line(r"nvidia-
 
 
 def _where_twice(snapshot: Snapshot) -> str:
-    copies = snapshot.view(_copies)
-    name = next((one.kernel for one in copies.values()), "")
-    which = "the running kernel" if name == modules.RUNNING else f"kernel {name}"
-    return f"NVIDIA's module stands in {' and in '.join(sorted(copies))} for {which}, and the wrong one is loaded"
+    return f"NVIDIA's module stands in {' and in '.join(sorted(snapshot.view(_copies)))}, and the wrong one is loaded"
 
 
 _OWNER: Final[dict[system.PackageManager, Command]] = {
