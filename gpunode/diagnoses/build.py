@@ -153,8 +153,7 @@ def headers_packages(snapshot: Snapshot, kernel: str) -> tuple[str, ...]:
     if manager == "dnf":
         release, _, variant = kernel.partition("+")
         stem = "-".join(filter(None, ("kernel-uek" if "uek" in kernel else "kernel", variant, "devel")))
-        # ELRepo has two kernels under one kind of release.
-        return () if ".elrepo" in kernel else (of_kernel(release, f"{stem}-"),)
+        return (of_kernel(release, f"{stem}-"),)
     flavour = kernel.rpartition("-")[2] if is_release(kernel) else ""
     if manager == "zypper":
         return (f"kernel-{flavour or 'default'}-devel",)

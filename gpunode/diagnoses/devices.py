@@ -199,15 +199,13 @@ _NOT_PERMITTED: Final = line(r"NVML: Insufficient Permissions", on_host=True)
 _SELINUX: Final = line(
     r"avc:\s+denied\s[^\n]{0,300}\bname=\"?nvidia[^\n]{0,400}\btclass=chr_file(?![^\n]*permissive=1)"
 )
-_GROUP: Final = Pattern(r"\s(?P<group>video|render|nvidia)\s")
 
 
 def _open_up(snapshot: Snapshot) -> Iterator[Fix]:
     if not snapshot.view(_ODD):
-        found = (_GROUP.search(one.line) for one in snapshot.view(_CLOSED_FILES))
-        group = next((match["group"] for match in found if match), "video")
-        text = f"add the user that runs the program to the group {group}; a new login takes it up"
-        yield run("configure", text, command("sudo", "usermod", "-aG", group, Shell('"${SUDO_USER:-$USER}"')))
+        text = "add the user that runs the program to the group of the device files; a new login takes it up"
+        add = Shell('sudo usermod -aG "$(stat -c %G /dev/nvidiactl)" "${SUDO_USER:-$USER}"')
+        yield run("configure", text, add)
         return
     text = "write the mode in octal, with a leading zero: 0666 is what the driver does by itself"
     octal = "s/NVreg_DeviceFileMode=[0-9]+/NVreg_DeviceFileMode=0666/"

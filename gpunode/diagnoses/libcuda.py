@@ -8,6 +8,7 @@ from typing import Final
 from gpunode.diagnoses import symptoms
 from gpunode.diagnoses.addresses import CUDA_COMPATIBILITY, CUDA_DRIVER_API
 from gpunode.diagnoses.commands import Command, Shell, edited, is_place
+from gpunode.diagnoses.judging import is_examined
 from gpunode.diagnoses.model import Citation, Family, Fix, Rule
 from gpunode.diagnoses.remedies import by_hand, driver_of_newer_cuda, run
 from gpunode.diagnoses.signs import all_of, any_of, fact, holds, line, unless
@@ -38,7 +39,8 @@ def _places(snapshot: Snapshot) -> tuple[loader.Library | loader.Folder, ...]:
 
 
 def _stubs(snapshot: Snapshot) -> Iterator[Citation]:
-    return (one.citation for one in _places(snapshot) if one.sort == "stub")
+    """Folders and files with stubs that somebody shows; a node may have them in a path that nothing needs."""
+    return (one.citation for one in _places(snapshot) if one.sort == "stub" and not is_examined(snapshot))
 
 
 def _stubs_opened(snapshot: Snapshot) -> Iterator[Citation]:
@@ -206,7 +208,6 @@ FAMILY: Final = Family(
             share=0.8,
             decisive=_SHADOWED,
             typical=_STUBS,
-            may_be_normal=True,
             symptoms=(
                 _STUB_SAID,
                 symptoms.CUDA_UNFIT,

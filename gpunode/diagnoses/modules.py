@@ -219,6 +219,9 @@ def _copies(snapshot: Snapshot) -> dict[str, modules.OnDisk]:
     kernels = (modules.kernel_of_search(snapshot),) if modules.kernel_of_search(snapshot) else ()
     for name in kernels or tuple(dict.fromkeys(one.kernel for one in found)):
         places = {one.place: one for one in found if one.kernel == name and one.place}
+        built = (row for row in snapshot.view(modules.driver_builds) if row.kernel == name and row.state == "installed")
+        if row := next(built, None) if any(_INSTALLERS in place for place in places) else None:
+            places.setdefault("updates/dkms", modules.OnDisk(name, "updates/dkms", row.version, row.citation))
         # weak-updates holds links to modules of kernels with the same interface: no copies, as long as they fit.
         if not snapshot.view(_REFUSED):
             places = {place: one for place, one in places.items() if "weak-updates" not in place}

@@ -18,10 +18,9 @@ from gpunode.diagnoses.build import built_anew
 from gpunode.diagnoses.commands import Shell, command
 from gpunode.diagnoses.model import Citation, Family, Fix, Rule
 from gpunode.diagnoses.remedies import by_hand, reboot, run
-from gpunode.diagnoses.signs import all_of, any_of, anywhere, fact, file_line, kernel_line, line, unless
+from gpunode.diagnoses.signs import all_of, any_of, anywhere, asked, fact, file_line, kernel_line, line, unless
 from gpunode.diagnoses.snapshot import Snapshot, lines_with, stated
 from gpunode.diagnoses.views import modules, packages, system
-from gpunode.facts.items import Item
 from gpunode.facts.patterns import Pattern
 
 # modprobe, insmod, systemd-modules-load and NVIDIA's installer say it in the words of errno.
@@ -83,23 +82,16 @@ _SIGNATURE: Final = Pattern(
 _SIGNED: Final = any_of(fact(lambda snapshot: snapshot.said(_SIGNATURE, "modinfo")), line(r"[^\n]signature appended~"))
 
 
-def _unsigned(snapshot: Snapshot) -> Iterator[Citation]:
-    shown = (item for item in snapshot.of("modinfo") if "nvidia" in item.written and _would_show(item))
-    return (stated(item.written, "no signer, no sig_key", item.key) for item in shown)
-
-
-def _would_show(item: Item) -> bool:
-    """Whether modinfo's answer has no signature, and would have shown one."""
-    if item.outcome != "ok" and item.text.strip():
-        return False
-    if {"signer", "sig_key", "sig_id"}.intersection(item.source.words):
-        return not item.text.strip()
-    is_whole = not (item.source.only or item.source.is_part) and "vermagic:" in item.text
-    return (is_whole or "sig" in item.source.only.lower()) and not _SIGNATURE.search(item.text)
+def _without_signature(snapshot: Snapshot) -> Iterator[Citation]:
+    for item in snapshot.of("modinfo"):
+        is_whole = not (item.source.only or item.source.is_part) and "vermagic:" in item.text
+        if is_whole and "nvidia" in item.written and not _SIGNATURE.search(item.text):
+            yield stated(item.written, "no signer, no sig_key", item.key)
 
 
 _UNSIGNED: Final = any_of(
-    fact(_unsigned),
+    fact(_without_signature),
+    asked(r"\bmodinfo\b[^|]*nvidia[^|]*(?:\|.*sig|-F sig)|modinfo -F sig\w* nvidia", empty=True),
     anywhere(r"Answer: Install without signing|kernel module is not signed|(?:modules won't|will not) be signed"),
 )
 _NOT_ENROLLED: Final = line(r"is not enrolled|MokListRT is empty")

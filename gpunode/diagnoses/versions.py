@@ -12,7 +12,6 @@ from gpunode.diagnoses.commands import Shell, command, joined
 from gpunode.diagnoses.judging import is_examined
 from gpunode.diagnoses.model import Citation, Family, Fix, Proof, Rule
 from gpunode.diagnoses.remedies import by_hand, drain, reboot, run, takes_gpunode, uninstall
-from gpunode.diagnoses.runfile import without_strays
 from gpunode.diagnoses.signs import all_of, any_of, fact, file_line, holds, line, unless
 from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import driver, guests, history, kernel, packages, runfile, versions
@@ -266,9 +265,6 @@ def _complete(snapshot: Snapshot) -> Iterable[Fix]:
 
 
 def _one_driver(snapshot: Snapshot) -> Iterable[Fix]:
-    if strays := runfile.strays(snapshot):
-        yield from without_strays(snapshot, strays)
-        return
     if guests.is_vgpu(snapshot):
         yield remedies.guest_driver("keep the driver of one source: leave the guest driver, or install it anew, whole")
         return
