@@ -17,7 +17,7 @@ from gpunode.diagnoses.commands import Command, Shell, beside, command, is_packa
 from gpunode.diagnoses.commands import kernel as of_kernel
 from gpunode.diagnoses.model import Citation, Family, Fix, Rule
 from gpunode.diagnoses.remedies import by_hand, install, newer_driver, reboot, run, setup_step, takes_gpunode
-from gpunode.diagnoses.signs import all_of, any_of, fact, holds, unless
+from gpunode.diagnoses.signs import all_of, any_of, asked, fact, holds, unless
 from gpunode.diagnoses.snapshot import Snapshot, stated
 from gpunode.diagnoses.views import build, modules, packages, system
 from gpunode.diagnoses.views.build import said
@@ -315,6 +315,7 @@ FAMILY: Final = Family(
             summary="the kernel headers are not installed, so the module was not built for it",
             symptoms=_SYMPTOMS,
             later=symptoms.DRIVER_WORKS,
+            context=asked(r"\buname\b"),
             look_at=(Shell("ls -d /lib/modules/$(uname -r)/build"),),
             story=(
                 "A module built from source needs the headers of exactly the kernel that it is for. When the kernel "
@@ -415,6 +416,7 @@ FAMILY: Final = Family(
             share=0.5,
             decisive=_TREE,
             typical=unless(all_of(_GONE, _NOT_BUILT), symptoms.MODULE_LOADED),
+            context=asked(r"/var/lib/dkms\b"),
             summary="DKMS's own tree is damaged, so it stops before it builds anything",
             symptoms=_SYMPTOMS,
             later=symptoms.DRIVER_WORKS,

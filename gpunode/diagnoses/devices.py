@@ -367,7 +367,7 @@ FAMILY: Final = Family(
             share=0.8,
             decisive=all_of(_UNKNOWN, _SUSPENDED, _UVM_LOADED),
             typical=any_of(
-                all_of(_UNKNOWN, any_of(_UVM_LOADED, _SUSPENDED)),
+                unless(_UNKNOWN, symptoms.ANY_XID, symptoms.IN_CONTAINER),
                 all_of(_SUSPENDED, _UVM_LOADED, _UVM_LOOKED_AT),
             ),
             symptoms=(symptoms.CUDA_UNKNOWN, symptoms.CUDA_UNAVAILABLE, symptoms.CUDA_NOT_INITIALISED),
@@ -420,6 +420,7 @@ FAMILY: Final = Family(
             storey="kernel",
             disruption="restart-container",
             title="CUDA does not start with this kernel's memory layout",
+            share=1.5,
             typical=any_of(
                 all_of(_NOT_READY, holds(_is_on_cards, "the GPUs are cards, which need no fabric manager")),
                 _CODE_3,

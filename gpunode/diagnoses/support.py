@@ -18,7 +18,7 @@ from gpunode.diagnoses.addresses import DRIVER_GUIDE, OPEN_MODULES
 from gpunode.diagnoses.commands import Shell, command
 from gpunode.diagnoses.model import Citation, Family, Fix, Rule, Sign
 from gpunode.diagnoses.remedies import by_hand, fabric_manager_too, guest_driver, reboot, run, takes_gpunode, uninstall
-from gpunode.diagnoses.signs import all_of, any_of, fact, holds, kernel_line, line, unless
+from gpunode.diagnoses.signs import all_of, any_of, asked, fact, holds, kernel_line, line, unless
 from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import boards, cards, driver, guests, kernel, modules, packages
 from gpunode.diagnoses.views.driver import VERSION
@@ -237,6 +237,7 @@ _CLOSED_ON_DISK: Final = holds(
     lambda snapshot: snapshot.view(release).is_open is False, "the proprietary modules are installed"
 )
 _FOR_OTHERS: Final = any_of(symptoms.DRIVER_WORKS, holds(_drives_others, "the driver drives another GPU"))
+_LICENCE_SHOWN: Final = all_of(asked(r"\bmodinfo\b"), line(r"^license:", "modinfo"))
 _AGAINST: Final = (holds(_shows_all, "nvidia-smi shows all GPUs"),)
 _SUPPORTED: Final = "https://docs.nvidia.com/datacenter/tesla/drivers/"
 _MODULES: Final = f"{DRIVER_GUIDE}kernel-modules.html"
@@ -320,7 +321,7 @@ FAMILY: Final = Family(
             ),
             sources=(_MODULES, "https://github.com/negativo17/nvidia-driver/issues/158", f"{OPEN_MODULES}/issues/19"),
             decisive=_NO_GSP,
-            typical=_by_catalog(OPEN),
+            typical=any_of(_by_catalog(OPEN), all_of(_LICENCE_SHOWN, _OPEN_ON_DISK, symptoms.NO_DEVICES)),
             later=_FOR_OTHERS,
             summary=_named(OPEN, "the open kernel modules are installed, and {gpu} has no GSP, which they need"),
             context=any_of(all_of(_OPEN_ON_DISK, _FAILS), _WITHOUT_GSP),
@@ -346,7 +347,11 @@ FAMILY: Final = Family(
             ),
             sources=(_MODULES, f"{OPEN_MODULES}/issues/862", f"{OPEN_MODULES}/issues/872"),
             decisive=_NEEDS_OPEN,
-            typical=any_of(_by_catalog(CLOSED), unless(all_of(_NEW_GPU, symptoms.NO_DEVICES), _VERSION)),
+            typical=any_of(
+                _by_catalog(CLOSED),
+                unless(all_of(_NEW_GPU, symptoms.NO_DEVICES), _VERSION),
+                all_of(_LICENCE_SHOWN, _CLOSED_ON_DISK, symptoms.NO_DEVICES),
+            ),
             later=_FOR_OTHERS,
             summary=_named(CLOSED, "{driver} has its proprietary modules, and the open ones alone drive {gpu}"),
             context=any_of(all_of(_CLOSED_ON_DISK, _FAILS), _NEW_GPU),

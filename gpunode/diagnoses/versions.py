@@ -342,7 +342,7 @@ FAMILY: Final = Family(
             ),
             sources=("https://github.com/oddmario/NVIDIA-Ubuntu-Driver-Guide/issues/4", NVML_RETURNS),
             check=_pending,
-            share=8,
+            share=10,
             symptoms=(symptoms.MISMATCH, symptoms.HOOK_FAILED),
             context=_REBOOT_LIST,
             look_at=(
@@ -366,7 +366,7 @@ FAMILY: Final = Family(
             ),
             sources=("https://github.com/illinois-scicomp/machine-shop-maintenance/issues/70", NVML_RETURNS),
             check=_partial,
-            share=5,
+            share=7,
             symptoms=(symptoms.MISMATCH, symptoms.HOOK_FAILED),
             look_at=(
                 Shell("modinfo -F version nvidia"),
@@ -390,7 +390,7 @@ FAMILY: Final = Family(
             sources=(DRIVER_GUIDE, NVML_RETURNS),
             check=_mixed,
             typical=all_of(symptoms.MISMATCH, _OWN_TREE),
-            share=2,
+            share=0.7,
             symptoms=(symptoms.MISMATCH, symptoms.HOOK_FAILED),
             look_at=(
                 Shell("dpkg -l | grep nvidia"),
