@@ -146,7 +146,7 @@ def _build_for_this(snapshot: Snapshot) -> Iterable[Fix]:
         stem = re.sub(r"-\d+\.\d+\.\d+-\d+-\w.*$", "", prebuilt[0].name)
         yield install(snapshot, "install the prebuilt modules for this kernel", of_kernel(kernel, f"{stem}-"))
         yield run("load", "load the module", Shell("sudo modprobe nvidia"))
-    elif packages.matching(snapshot, "*dkms*", "akmod-nvidia*") or snapshot.view(modules.driver_builds):
+    elif bool(packages.matching(snapshot, "*dkms*", "akmod-nvidia*")) or bool(snapshot.view(modules.driver_builds)):
         if not build.headers_present(snapshot, kernel):
             text = f"install the headers of {kernel or 'the running kernel'}"
             yield install(snapshot, text, *build.headers_packages(snapshot, kernel))

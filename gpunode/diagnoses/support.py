@@ -80,7 +80,8 @@ def release(snapshot: Snapshot) -> Release:
     seen = [one for one in (driver.loaded(snapshot), driver.on_disk(snapshot)) if one is not None]
     installed = [one for one in driver.packaged(snapshot) if one.is_installed][:1]
     versions = [*(one.version for one in seen), *(one.upstream for one in installed), *_refusing(snapshot)]
-    kinds = [(one.is_open, one.citation) for one in (*seen, *snapshot.view(modules.driver_info))]
+    kinds = [(one.is_open, one.citation) for one in seen]
+    kinds += [(one.is_open, one.citation) for one in snapshot.view(modules.driver_info)]
     kinds += _kinds_of_packages(snapshot)
     is_open, place = next((one for one in kinds if one[0] is not None), (None, None))
     cited = (*(one.citation for one in (seen or installed)), *filter(None, [place]))

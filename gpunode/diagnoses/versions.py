@@ -209,19 +209,25 @@ def _pending(snapshot: Snapshot) -> Iterator[Proof]:
         return
     done = [one.citation for one in found.upgrades if one.driver and not found.is_loaded(one.driver)]
     new = next((one for one in found.bringing if not found.is_loaded(one.upstream)), None)
+    version = disk.version if disk else new.upstream if new else ""
     if disk:
-        is_new = found.has_new_module and (done or not just_booted(snapshot))
-        is_there, version = is_new or (loaded is None and found.mismatches), f" to {disk.version}"
+        is_new = found.has_new_module and bool(done or not just_booted(snapshot))
+        is_pending = is_new or (loaded is None and bool(found.mismatches))
     else:
         done += [new.citation] if new else snapshot.view(_REBOOT_LIST)
-        is_there, version = bool(done) and (found.mismatches or loaded), f" to {new.upstream}" if new else ""
-        # When all had started that starts at boot, newer libraries came by an upgrade.
-        is_late = any((message.at or 0) > _BOOTED_S for message in kernel.said(snapshot, _API))
-        is_there = is_there or (wanted and loaded and number(wanted.version) > number(loaded.version) and is_late)
-    if is_there:
+        is_pending = bool(done and (found.mismatches or loaded)) or _is_late(snapshot, found)
+    if is_pending:
         before = loaded.version if loaded else "before"
-        what = f"the driver was upgraded{version}, and the module of {before} is still loaded"
+        to = f" to {version}" if version else ""
+        what = f"the driver was upgraded{to}, and the module of {before} is still loaded"
         yield _proof(snapshot, what, done, sure=bool(done and loaded))
+
+
+def _is_late(snapshot: Snapshot, found: Versions) -> bool:
+    """Whether newer libraries were refused when all had started that starts at boot: they came by an upgrade."""
+    if found.wanted is None or found.loaded is None or number(found.wanted.version) <= number(found.loaded.version):
+        return False
+    return any((message.at or 0) > _BOOTED_S for message in kernel.said(snapshot, _API))
 
 
 _API: Final = Pattern(r"API mismatch")
