@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator
 from typing import Final
 
@@ -27,16 +26,6 @@ def _is_open(owner: str) -> bool:
 
 def _bound(snapshot: Snapshot) -> Iterator[Citation]:
     return (gpu.citation for gpu in snapshot.view(pci.gpus) if gpu.driver and _is_open(gpu.driver))
-
-
-# The folder of a driver on the bus has a link for each device that it owns.
-_FOLDER: Final = Pattern(r"/bus/pci/drivers/(?:nouveau|NovaCore|nova[_-]core)/?$")
-_DEVICE: Final = Pattern(r"(?:^|\s)[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7](?=\s|$|@)", re.MULTILINE)
-
-
-def _owned(snapshot: Snapshot) -> Iterator[Citation]:
-    folders = (item for item in snapshot.of("listing") if _FOLDER.search(item.subject))
-    return (line for item in folders for line in lines_with(item, _DEVICE))
 
 
 def _loaded(snapshot: Snapshot) -> Iterator[Citation]:
@@ -67,7 +56,6 @@ _OWNS: Final = any_of(
         r"|drivers/(?:nouveau|NovaCore|nova[_-]core)/[0-9a-f]{4}:|^(?:nouveau|nova[_-]drm) dev=[0-9a-f]{4}:",
         on_host=True,
     ),
-    fact(_owned),
     unless(fact(_loaded), _NO_MODESET),
     unless(
         kernel_line(

@@ -118,16 +118,10 @@ def _keep_one_entry(snapshot: Snapshot) -> Iterable[Fix]:
         paragraph = rf"\|^[Uu][Rr][Ii][Ss]:.*{plain}|i Enabled: no"
         edits = (edit for file in files for edit in edited(comment if file.endswith(".list") else paragraph, file))
         yield run("remove", "take the entry that is too many away", *edits)
-    elif owner == "other" or not archive:
+    else:
         find = command("grep", "-rF", "--", archive or "Signed-By", *_LISTS)
         yield run("inspect", "see what names it", find)
         yield by_hand("remove", "remove all entries for it but one")
-    else:
-        keep = {"toolkit": r"/nvidia-container-toolkit\.list$", "cuda": r"/cuda-[a-z]+[0-9]+-[a-z0-9_]+\.list$"}[owner]
-        find = command("grep", "-rlsF", "--include=*.list", "--", archive, *_LISTS)
-        edit = joined(Shell(r"| xargs -r -d '\n'"), command("sudo", "sed", "-i.bak", "-E", comment))
-        others = joined(find, Shell("|"), command("grep", "-vE", keep), edit)
-        yield run("remove", "comment the other entries that name it out", others)
     if owner != "other" and takes_gpunode(snapshot):
         yield setup_step(snapshot, "configure", "write the one entry that is needed", f"{owner}-repository")
     else:

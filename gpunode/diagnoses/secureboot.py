@@ -19,7 +19,7 @@ from gpunode.diagnoses.commands import Shell, command
 from gpunode.diagnoses.model import Citation, Family, Fix, Rule
 from gpunode.diagnoses.remedies import by_hand, reboot, run
 from gpunode.diagnoses.signs import all_of, any_of, anywhere, asked, fact, file_line, kernel_line, line, unless
-from gpunode.diagnoses.snapshot import Snapshot, lines_with, stated
+from gpunode.diagnoses.snapshot import Snapshot, stated
 from gpunode.diagnoses.views import modules, packages, system
 from gpunode.facts.patterns import Pattern
 
@@ -52,20 +52,11 @@ REFUSED: Final = unless(fact(_refused), fact(_only_others))
 """The kernel did not take NVIDIA's module for its signature, whatever is wrong with that."""
 _LOCKED: Final = line(r"Lockdown: \S{1,20}: unsigned module loading is restricted")
 _TAKEN: Final = kernel_line(r"^loading NVIDIA UNIX|nvidia: module verification failed: signature and/or required key")
-_SET: Final = Pattern(r"\b0*6(?:\s+0+){3}\s+0*1\s*$|\b0600\s?0000\s?01\b", re.MULTILINE)
-
-
-def _variable(snapshot: Snapshot) -> Iterator[Citation]:
-    """The firmware's variable, as od and xxd print it: four bytes of attributes, then the value."""
-    return (said for item in snapshot.items if "SecureBoot-" in item.written for said in lines_with(item, _SET))
-
-
 _IS_ON: Final = any_of(
     anywhere(
         r"SecureBoot enabled|[Ss]ecure [Bb]oot:?\s*(?:is )?(?:[✓✔]\s*)?[Ee]nabled|Kernel is locked down from EFI"
         r"|\[(?:integrity|confidentiality)\]|module\.sig_enforce(?!=0)"
     ),
-    fact(_variable),
     file_line("*/sig_enforce", r"^\s*[Y1]\s*$"),
 )
 IS_OFF: Final = anywhere(
