@@ -12,7 +12,7 @@ from gpunode.diagnoses.model import Citation, Family, Fix, Rule
 from gpunode.diagnoses.remedies import by_hand, driver_of_newer_cuda, fabric_manager_too, reboot
 from gpunode.diagnoses.signs import all_of, any_of, fact, holds, line, unless
 from gpunode.diagnoses.snapshot import Snapshot
-from gpunode.diagnoses.views import cuda, driver, frameworks
+from gpunode.diagnoses.views import cuda, driver
 from gpunode.facts.patterns import Pattern
 
 _REQUIRES: Final = Pattern(r"unsatisfied condition: (?P<what>(?:cuda|driver|brand)[^\n]{0,80})")
@@ -22,9 +22,9 @@ _FIRST_DOCKER: Final = Pattern(r"unsupported CUDA version: driver (?P<has>[1-9]\
 def _of_built(snapshot: Snapshot) -> Iterator[tuple[str, Citation]]:
     """The CUDA of programs and images that does not start on the node's driver."""
     has = cuda.supported(snapshot)
-    for one in snapshot.view(frameworks.runtimes):
-        if has is not None and not cuda.starts_on(snapshot, one.cuda, has):
-            yield cuda.dotted(one.cuda), one.citation
+    for version, citation in snapshot.view(cuda.runtimes):
+        if has is not None and not cuda.starts_on(snapshot, version, has):
+            yield cuda.dotted(version), citation
 
 
 def _outside_pods(snapshot: Snapshot) -> Iterator[Citation]:
@@ -45,9 +45,9 @@ _TOLD: Final = any_of(
     line(cuda.TOO_OLD.pattern),
     unless(_BANNER, line(cuda.NOT_ON_THIS_GPU.pattern)),
 )
-_BUILT: Final = fact(lambda snapshot: (one.citation for one in snapshot.view(frameworks.runtimes)))
+_BUILT: Final = fact(lambda snapshot: (citation for _, citation in snapshot.view(cuda.runtimes)))
 _FITS: Final = holds(
-    lambda node: bool(cuda.supported(node) and node.view(frameworks.runtimes)) and not any(_of_built(node)),
+    lambda node: bool(cuda.supported(node) and node.view(cuda.runtimes)) and not any(_of_built(node)),
     "the driver supports the CUDA of all that is named",
 )
 _TOO_NEW: Final = fact(lambda snapshot: (place for _, place in _of_built(snapshot)))
