@@ -242,16 +242,8 @@ def _older_loaded(snapshot: Snapshot) -> Iterator[Citation]:
         yield from (here.citation, there.citation)
 
 
-def _disagreement(snapshot: Snapshot) -> Iterator[Citation]:
-    """The copies by modinfo and DKMS, where they are not of one version."""
-    found = {info.version: info.citation for info in snapshot.view(modules.driver_info) if info.version}
-    rows = (row for row in snapshot.view(modules.driver_builds) if row.state == "installed")
-    differing = [row.citation for row in rows if "diff" in row.remark.lower() or (found and row.version not in found)]
-    return iter((*found.values(), *differing) if differing or len(found) > 1 else ())
-
-
 _TWICE: Final = fact(lambda snapshot: (one.citation for one in snapshot.view(_copies).values()))
-_DIFFER: Final = any_of(fact(_older_loaded), fact(_disagreement), line(r"nvidia-modeset: Version mismatch"), _REFUSED)
+_DIFFER: Final = any_of(fact(_older_loaded), line(r"nvidia-modeset: Version mismatch"), _REFUSED)
 
 
 def _where_twice(snapshot: Snapshot) -> str:

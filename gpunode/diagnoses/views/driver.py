@@ -137,7 +137,7 @@ _MODULES: Final = frozenset({"nvidia", "nvidia_current", "nvidia_current_open"})
 def library(snapshot: Snapshot) -> Seen | None:
     """The version of the libraries that programs on the node load."""
     for item in snapshot.items:
-        asks = item.where == "host" and item.kind in _ON_NODE and not is_beside_container(snapshot, item)
+        asks = item.where == "host" and item.kind in _ON_NODE
         if asks and (match := _NVML_LIBRARY.search(item.text)):
             said = api_mismatch(snapshot)
             # NVML leaves the last part away; the kernel heard the whole.
@@ -150,14 +150,6 @@ def library(snapshot: Snapshot) -> Seen | None:
 
 
 _ON_NODE: Final[frozenset[Kind]] = frozenset({"nvidia-smi", "nvidia-smi-q", "text"})
-
-
-def is_beside_container(snapshot: Snapshot, item: Item) -> bool:
-    """Whether its text is also that of a command in a container, so that nobody knows who said what."""
-    if not item.source.is_mixed:
-        return False
-    beside = (one for one in snapshot.items if one.key == item.key and one is not item and one.text == item.text)
-    return any(one.where == "container" or one.kind in CONTAINED for one in beside)
 
 
 def libraries(snapshot: Snapshot) -> tuple[Seen, ...]:
@@ -267,7 +259,7 @@ def _of_driver(snapshot: Snapshot, patterns: tuple[str, ...]) -> tuple[packages.
 def smi(snapshot: Snapshot) -> tuple[tuple[SmiState, Citation], ...]:
     """What each run of nvidia-smi on the node came to, or each program's word that NVML fails the same way."""
     items = snapshot.of("nvidia-smi", "nvidia-smi-q", "text")
-    own = (item for item in items if item.where != "container" and not is_beside_container(snapshot, item))
+    own = (item for item in items if item.where != "container")
     return tuple(state for item in own if (state := _state(item)) is not None)
 
 
@@ -297,18 +289,7 @@ _ROW: Final = Pattern(
 
 def smi_version(snapshot: Snapshot) -> Seen | None:
     """The driver's version in nvidia-smi's table or query."""
-    return _first(snapshot, _SMI) or _queried(snapshot)
-
-
-_CELL: Final = Pattern(rf"(?:^|,)[ \t]*(?P<version>{VERSION})[ \t]*(?:,|$)", re.MULTILINE)
-
-
-def _queried(snapshot: Snapshot) -> Seen | None:
-    for item in snapshot.of("nvidia-smi"):
-        asked = "driver_version" in item.written and item.where == "host"
-        if asked and (match := _CELL.search(item.text)):
-            return Seen(match["version"], cite(item, item.number_at(match.start("version"))))
-    return None
+    return _first(snapshot, _SMI)
 
 
 def cuda_version(snapshot: Snapshot) -> Seen | None:

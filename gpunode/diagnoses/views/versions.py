@@ -122,7 +122,7 @@ def mismatches(snapshot: Snapshot) -> tuple[Citation, ...]:
     """The lines that tell of a mismatch where no container is in between."""
     tables = {"file", "packages", "container-inspect"}
     items = (item for item in snapshot.items if not item.is_register and item.kind not in tables)
-    here = (item for item in items if not (_is_inside(item) or driver.is_beside_container(snapshot, item)))
+    here = (item for item in items if not _is_inside(item))
     return tuple(line for item in here for line in lines_with(item, _MISMATCH))
 
 
