@@ -367,7 +367,7 @@ FAMILY: Final = Family(
             share=0.8,
             decisive=all_of(_UNKNOWN, _SUSPENDED, _UVM_LOADED),
             typical=any_of(
-                unless(_UNKNOWN, symptoms.ANY_XID, symptoms.IN_CONTAINER),
+                unless(_UNKNOWN, symptoms.ANY_XID, symptoms.IN_CONTAINER, symptoms.CUDA_TOO_NEW),
                 all_of(_SUSPENDED, _UVM_LOADED, _UVM_LOOKED_AT),
             ),
             symptoms=(symptoms.CUDA_UNKNOWN, symptoms.CUDA_UNAVAILABLE, symptoms.CUDA_NOT_INITIALISED),

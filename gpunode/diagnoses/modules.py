@@ -162,13 +162,14 @@ def _is_gone(snapshot: Snapshot, running: str) -> bool:
     folders = {f"/lib/modules/{running}", "/lib/modules/$(uname -r)"}
     return bool(running) and any(
         (item.written == "/lib/modules/*" and f"/lib/modules/{running}" not in item.lines)
-        or (item.subject.rstrip("/") == "/lib/modules" and item.outcome == "ok" and running not in item.text)
+        or (item.subject.rstrip("/") == "/lib/modules" and item.source.words[0] == "ls" and running not in item.text)
         or (item.subject.rstrip("/") in folders and item.outcome == "absent")
         for item in snapshot.of("listing")
     )
 
 
 # modprobe reads the indexes, and never searches folders.
+_INCOMPLETE: Final = line(r"could not open modules\.(?:order|builtin)")
 _EMPTY: Final = line(r"^-[rwx-]{9}\S*\s+\d+\s+\S+\s+\S+\s+0\s.*\bmodules\.\w+(?:\.bin)?$", "listing", "text")
 _BROKEN: Final = line(
     r"could not open builtin file|could not (?:open|load|search|find) (?:index|module dependenc|modules\.\w+)"
@@ -204,10 +205,10 @@ _FILES: Final = fact(_own_files)
 
 def _index(snapshot: Snapshot) -> Iterable[Fix]:
     running = modules.kernel_of_search(snapshot)
+    if snapshot.view(_INCOMPLETE) or snapshot.view(_EMPTY):
+        yield by_hand("install", "install the package of this kernel anew, whose folder of modules is not whole")
     yield run("rebuild", "write the indexes anew", command("sudo", "depmod", "-a", of_kernel(running)))
     yield run("load", "load the module", Shell("sudo modprobe nvidia"))
-    text = "install the package of this kernel anew, whose folder of modules is not whole"
-    yield by_hand("install", text, "depmod finds no modules.order or modules.builtin")
 
 
 # Two copies of the module for one kernel: depmod picks one by the folder, not by the version.

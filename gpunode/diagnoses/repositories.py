@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable
 from typing import Final
 
+from gpunode.catalog.releases import release
 from gpunode.diagnoses import remedies, symptoms
 from gpunode.diagnoses.addresses import DRIVER_GUIDE, TOOLKIT_GUIDE
 from gpunode.diagnoses.chains import NO_PACKAGES, NO_TOOLKIT
@@ -15,7 +16,7 @@ from gpunode.diagnoses.remedies import by_hand, run, setup_step, takes_gpunode
 from gpunode.diagnoses.signs import all_of, any_of, fact, holds, line
 from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import archives, driver, modules
-from gpunode.diagnoses.views.system import package_manager
+from gpunode.diagnoses.views.system import distro, package_manager
 from gpunode.facts.patterns import Pattern
 
 _REFUSED: Final = (
@@ -46,6 +47,7 @@ _HAS_ONE: Final = holds(
 )
 
 
+_SIGNED_WITH_OLD: Final = {"ubuntu1604", "ubuntu1804", "ubuntu2004", "debian10", "debian11", "wsl-ubuntu"}
 _CUDA_DIR: Final = Pattern(r"/cuda/repos/(?P<dir>\w+)/(?P<arch>\w+)")
 
 
@@ -55,9 +57,15 @@ def _renew_cuda_key(snapshot: Snapshot) -> Iterable[Fix]:
         yield run("remove", "remove the old key of cudatools", _RETIRED_RPM_KEY)
         text = "fetch the repository's description again; it names the new key"
         yield run("configure", text, _READ_ANEW[manager == "zypper"])
-    elif takes_gpunode(snapshot):
+        return
+    found, known = snapshot.match(_CUDA_DIR), distro(snapshot)
+    has = release(known) if known else None
+    is_old = found is None or found["dir"] in _SIGNED_WITH_OLD
+    if is_old and not snapshot.view(_CUDA_UNKEYED) and (known is None or (has is not None and has.has_apt_key)):
+        yield run("remove", "remove the key that NVIDIA withdrew", Shell("sudo apt-key del 7fa2af80"))
+    if takes_gpunode(snapshot):
         yield setup_step(snapshot, "configure", "set the repository up anew, its key checked", "cuda-repository")
-    elif found := snapshot.match(_CUDA_DIR):
+    elif found:
         package = "cuda-keyring_1.1-1_all.deb"
         url = f"https://developer.download.nvidia.com/compute/cuda/repos/{found['dir']}/{found['arch']}/{package}"
         fetch, put = command("curl", "-fsSLO", url), command("sudo", "dpkg", "-i", package)
@@ -118,10 +126,16 @@ def _keep_one_entry(snapshot: Snapshot) -> Iterable[Fix]:
         paragraph = rf"\|^[Uu][Rr][Ii][Ss]:.*{plain}|i Enabled: no"
         edits = (edit for file in files for edit in edited(comment if file.endswith(".list") else paragraph, file))
         yield run("remove", "take the entry that is too many away", *edits)
-    else:
+    elif owner == "other" or not archive:
         find = command("grep", "-rF", "--", archive or "Signed-By", *_LISTS)
         yield run("inspect", "see what names it", find)
         yield by_hand("remove", "remove all entries for it but one")
+    else:
+        keep = {"toolkit": r"/nvidia-container-toolkit\.list$", "cuda": r"/cuda-[a-z]+[0-9]+-[a-z0-9_]+\.list$"}[owner]
+        find = command("grep", "-rlsF", "--include=*.list", "--", archive, *_LISTS)
+        edit = joined(Shell(r"| xargs -r -d '\n'"), command("sudo", "sed", "-i.bak", "-E", comment))
+        others = joined(find, Shell("|"), command("grep", "-vE", keep), edit)
+        yield run("remove", "comment the other entries that name it out", others)
     if owner != "other" and takes_gpunode(snapshot):
         yield setup_step(snapshot, "configure", "write the one entry that is needed", f"{owner}-repository")
     else:

@@ -158,8 +158,8 @@ def _shows_all(snapshot: Snapshot) -> bool:
 
 def _drives_others(snapshot: Snapshot) -> bool:
     """Whether the installed driver drives another GPU of the node."""
-    found = snapshot.view(release)
-    return bool(found.branch) and any(not _cause(card.model, found) for card in snapshot.view(cards.cards))
+    found, models = snapshot.view(release), {card.model for card in snapshot.view(cards.cards)}
+    return bool(found.branch) and len(models) > 1 and any(not _cause(model, found) for model in models)
 
 
 def _left(snapshot: Snapshot) -> Iterator[Fix]:

@@ -119,19 +119,16 @@ def on_disk(snapshot: Snapshot) -> Seen | None:
 
 def _on_disk(snapshot: Snapshot) -> Seen | None:
     running = running_kernel(snapshot)
-    for info in snapshot.view(modules.modinfo):
+    for info in snapshot.view(modules.driver_info):
         place = _RUNNING.search(info.filename)
         elsewhere = bool(place and running and place["kernel"] != running)
-        if info.module in _MODULES and re.match(VERSION, info.version) and not elsewhere:
+        if re.match(VERSION, info.version) and not elsewhere:
             return Seen(info.version, info.citation, info.is_open)
     for row in snapshot.view(modules.dkms):
         is_built = row.state == "installed" and (not running or row.kernel == running)
         if row.module.startswith("nvidia") and is_built and re.match(VERSION, row.version):
             return Seen(row.version, row.citation)
     return None
-
-
-_MODULES: Final = frozenset({"nvidia", "nvidia_current", "nvidia_current_open"})
 
 
 def library(snapshot: Snapshot) -> Seen | None:
@@ -289,7 +286,14 @@ _ROW: Final = Pattern(
 
 def smi_version(snapshot: Snapshot) -> Seen | None:
     """The driver's version in nvidia-smi's table or query."""
+    for item in snapshot.of("nvidia-smi"):
+        asked = "driver_version" in item.written and item.where == "host"
+        if asked and (match := _CELL.search(item.text)):
+            return Seen(match["version"], cite(item, item.number_at(match.start("version"))))
     return _first(snapshot, _SMI)
+
+
+_CELL: Final = Pattern(rf"(?:^|,)[ \t]*(?P<version>{VERSION})[ \t]*(?:,|$)", re.MULTILINE)
 
 
 def cuda_version(snapshot: Snapshot) -> Seen | None:

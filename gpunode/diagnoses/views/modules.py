@@ -18,7 +18,7 @@ _ROW: Final = Pattern(r"^[ \t]*(?P<name>[a-z]\w*)\s+\d+\s+\d+\b")
 _FIELD: Final = Pattern(r"^[ \t]*([\w-]+):\s+(.*)$", re.MULTILINE)
 _DKMS: Final = Pattern(
     r"^[ \t]*(?P<module>[\w.+-]+)(?:/|, )\s*(?P<version>[^,:\s]+)"
-    r"(?:,\s*(?P<kernel>[^,:\s]+),\s*(?P<arch>\w+))?:\s*(?P<state>added|built|installed|broken)(?P<rest>.*)$",
+    r"(?:,\s*(?P<kernel>[^,:\s]+),\s*\w+)?:\s*(?P<state>added|built|installed|broken)",
     re.MULTILINE,
 )
 # The main module alone: Debian calls it nvidia-current or nvidia-tesla-470; nvidia-uvm, -drm and the rest follow it.
@@ -36,7 +36,6 @@ _NOT_FOUND: Final = Pattern(
     r"module not found: '?nvidia\b"
 )
 _MAIN_NOT_FOUND: Final = Pattern(rf"[Mm]odule '?{_MAIN}'? not found")
-MAGIC: Final = Pattern(r"version magic '(?P<built>\S+)[^'\n]*' should be '(?P<runs>\S+)")
 _PREBUILT: Final = Pattern(
     r"(?:linux-(?:modules|objects)-nvidia-(?P<branch>\d{1,18})(?:-server)?(?:-open)?-(?P<deb>\d\S+)|"
     r"kmod-nvidia(?:-open)?(?:-latest)?-(?P<rpm>\d\S*?(?:\.el\d+\w*|\.fc\d+)(?:\.x86_64|\.aarch64)?))"
@@ -49,14 +48,12 @@ class DkmsRow:
 
     Attributes:
         kernel: empty where the module is only added.
-        remark: what stands behind the state, such as a warning that the file differs.
     """
 
     module: str
     version: str
     kernel: str
     state: str
-    remark: str
     citation: Citation
 
     @property
@@ -133,8 +130,6 @@ def listed(snapshot: Snapshot) -> frozenset[str]:
 
 
 def _would_show(item: Item, name: str) -> bool:
-    if item.source.is_count:
-        return item.source.lets_through(name) and item.text.strip() == "0"
     if not item.source.only:
         # People paste the lines that they find telling: only the table's head or a probe shows that it is whole.
         return not item.source.is_part and item.text.lstrip().startswith("Module")
@@ -177,14 +172,8 @@ def _dkms_rows(snapshot: Snapshot) -> Iterator[DkmsRow]:
     for item in snapshot.of("dkms-status", "dkms-output", "text"):
         for number, line in enumerate(item.lines, 1):
             if match := _DKMS.match(line):
-                yield DkmsRow(
-                    match["module"],
-                    match["version"],
-                    match["kernel"] or "",
-                    match["state"],
-                    match["rest"].strip(),
-                    cite(item, number),
-                )
+                kernel = match["kernel"] or ""
+                yield DkmsRow(match["module"], match["version"], kernel, match["state"], cite(item, number))
 
 
 def modinfo(snapshot: Snapshot) -> tuple[Modinfo, ...]:
@@ -276,14 +265,13 @@ def _is_of(match: re.Match[str] | None, running: str) -> bool:
 
 
 def kernel_of_search(snapshot: Snapshot) -> str:
-    """The running kernel: by uname, else by the folder in which modprobe looked, else by what refused a module."""
+    """The running kernel: by uname, else by the folder in which modprobe looked."""
     if running := snapshot.view(system.running_kernel):
         return running
     for line in snapshot.said(_NOT_FOUND):
         if (match := _NOT_FOUND.search(line.line)) and match["kernel"]:
             return match["kernel"]
-    magic = snapshot.match(MAGIC)
-    return magic["runs"] if magic else ""
+    return ""
 
 
 def built_for(snapshot: Snapshot, kernel: str) -> bool | None:

@@ -98,20 +98,14 @@ def test_logs_that_were_put_away_are_read_where_the_present_one_is_silent() -> N
     assert "file:/var/log/apt/history.log.1.gz" not in talks
 
 
-def test_the_locks_of_dnf_zypper_and_pacman() -> None:
+def test_the_locks_of_dnf() -> None:
     # dnf versionlock add, as python3-dnf-plugin-versionlock 4 writes it.
     dnf = (
         "\n# Added lock on Sat Nov 21 23:19:10 2026\nnvidia-driver-3:560.35.03-1.el9.*\n"
         "!kmod-nvidia-open-dkms-3:570.1-1.el9.*\n"
     )
-    seen = pieces(
-        ("/etc/dnf/plugins/versionlock.list", dnf),
-        ("/etc/dnf/versionlock.toml", 'version = "1.0"\n\n[[packages]]\nname = "nvidia-open"\n'),
-        ("/etc/zypp/locks", "\ntype: package\nmatch_type: glob\ncase_sensitive: on\nsolvable_name: nvidia-open*\n"),
-        ("/etc/pacman.conf", "#IgnorePkg   = linux\nIgnorePkg   = nvidia nvidia-utils\n"),
-    )
-    wanted = {"nvidia-driver", "kmod-nvidia-open-dkms", "nvidia-open", "nvidia-open*", "nvidia", "nvidia-utils"}
-    assert set(packages.holds(seen)) == wanted
+    seen = pieces(("/etc/dnf/plugins/versionlock.list", dnf))
+    assert set(packages.holds(seen)) == {"nvidia-driver", "kmod-nvidia-open-dkms"}
 
 
 def test_a_keyring_of_another_name_is_looked_at_too() -> None:
