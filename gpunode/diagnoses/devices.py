@@ -32,8 +32,8 @@ def _missing_nodes(snapshot: Snapshot) -> Iterator[Citation]:
     if isinstance(known, Known) and driver.is_loaded(snapshot) and not any("nvidiactl" in node for node in known.value):
         yield stated("/dev/nvidia*", "neither nvidia0 nor nvidiactl", known.probe)
     for item in snapshot.of("listing"):
-        asked = (item.subject, *item.source.words)
-        if item.where == "host" and item.outcome == "absent" and any(map(_NODES.match, asked)):
+        places = (item.subject, *item.source.words)
+        if item.where == "host" and item.outcome == "absent" and any(map(_NODES.match, places)):
             yield cite(item)
 
 

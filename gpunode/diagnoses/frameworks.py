@@ -27,12 +27,6 @@ def _of_built(snapshot: Snapshot) -> Iterator[tuple[str, Citation]]:
             yield cuda.dotted(version), citation
 
 
-def _outside_pods(snapshot: Snapshot) -> Iterator[Citation]:
-    """Where it was said on the node, or in a container: a pod may have got no driver at all."""
-    pods = {item.key for item in snapshot.items if item.kind in {"kubernetes-log", "kubernetes-pod"}}
-    return (one for one in snapshot.view(_INSUFFICIENT) if one.key not in pods)
-
-
 _INSUFFICIENT: Final = line(cuda.INSUFFICIENT.pattern)
 _NEWER_CALL: Final = line(cuda.NEWER_CALL.pattern)
 _BANNER: Final = line(
@@ -151,7 +145,7 @@ FAMILY: Final = Family(
             decisive=any_of(_TOLD, all_of(any_of(_INSUFFICIENT, _NEWER_CALL), _TOO_NEW)),
             typical=any_of(
                 _NEWER_CALL,
-                unless(all_of(fact(_outside_pods), any_of(_BUILT, symptoms.DRIVER_WORKS)), _FITS, *_NO_DRIVER_THERE),
+                unless(all_of(_INSUFFICIENT, any_of(_BUILT, symptoms.DRIVER_WORKS)), _FITS, *_NO_DRIVER_THERE),
             ),
             against=(_AT_TWO_VERSIONS,),
             look_at=(Shell("nvidia-smi | grep 'CUDA Version'  # on the node, and in the container"),),

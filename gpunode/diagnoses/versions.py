@@ -124,14 +124,11 @@ def _by_run_file(
     snapshot: Snapshot, found: Versions, packaged: tuple[packages.Package, ...]
 ) -> Iterator[tuple[str, tuple[Citation, ...]]]:
     """The .run installer's driver beside packages of another version, or its libraries beside other modules."""
-    its, loaded, disk, wanted = runfile.installed(snapshot), found.loaded, found.disk, found.wanted
-    if loaded and packaged and not any(found.is_loaded(one.upstream) for one in packaged):
-        if its and found.is_loaded(its.version):
-            what = f"{its.version} by NVIDIA's .run installer, {packaged[0].upstream} by packages"
-            yield what, (packaged[0].citation, its.citation)
-        elif all(number(one.upstream) < number(loaded.version) for one in packaged) and not found.upgrades:
-            what = f"{loaded.version} is loaded, and the packages are all older ({packaged[0].upstream})"
-            yield what, (packaged[0].citation,)
+    its, disk, wanted = runfile.installed(snapshot), found.disk, found.wanted
+    is_apart = packaged and not any(found.is_loaded(one.upstream) for one in packaged)
+    if its and is_apart and found.is_loaded(its.version):
+        what = f"{its.version} by NVIDIA's .run installer, {packaged[0].upstream} by packages"
+        yield what, (packaged[0].citation, its.citation)
     if disk and wanted and not is_of(disk.version, wanted.version):
         for one in runfile.named(snapshot, "installer-log", "listing", "text", "package-history"):
             if is_of(one.version, wanted.version):
