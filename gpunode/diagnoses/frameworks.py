@@ -12,7 +12,7 @@ from gpunode.diagnoses.model import Citation, Family, Fix, Rule
 from gpunode.diagnoses.remedies import by_hand, driver_of_newer_cuda, fabric_manager_too, reboot
 from gpunode.diagnoses.signs import all_of, any_of, fact, holds, line, unless
 from gpunode.diagnoses.snapshot import Snapshot
-from gpunode.diagnoses.views import cuda, driver, frameworks
+from gpunode.diagnoses.views import cuda, driver
 from gpunode.facts.patterns import Pattern
 
 _REQUIRES: Final = Pattern(r"unsatisfied condition: (?P<what>(?:cuda|driver|brand)[^\n]{0,80})")
@@ -22,15 +22,9 @@ _FIRST_DOCKER: Final = Pattern(r"unsupported CUDA version: driver (?P<has>[1-9]\
 def _of_built(snapshot: Snapshot) -> Iterator[tuple[str, Citation]]:
     """The CUDA of programs and images that does not start on the node's driver."""
     has = cuda.supported(snapshot)
-    for one in snapshot.view(frameworks.runtimes):
-        if has is not None and not cuda.starts_on(snapshot, one.cuda, has):
-            yield cuda.dotted(one.cuda), one.citation
-
-
-def _outside_pods(snapshot: Snapshot) -> Iterator[Citation]:
-    """Where it was said on the node, or in a container: a pod may have got no driver at all."""
-    pods = {item.key for item in snapshot.items if item.kind in {"kubernetes-log", "kubernetes-pod"}}
-    return (one for one in snapshot.view(_INSUFFICIENT) if one.key not in pods)
+    for version, citation in snapshot.view(cuda.runtimes):
+        if has is not None and not cuda.starts_on(snapshot, version, has):
+            yield cuda.dotted(version), citation
 
 
 _INSUFFICIENT: Final = line(cuda.INSUFFICIENT.pattern)
@@ -45,9 +39,9 @@ _TOLD: Final = any_of(
     line(cuda.TOO_OLD.pattern),
     unless(_BANNER, line(cuda.NOT_ON_THIS_GPU.pattern)),
 )
-_BUILT: Final = fact(lambda snapshot: (one.citation for one in snapshot.view(frameworks.runtimes)))
+_BUILT: Final = fact(lambda snapshot: (citation for _, citation in snapshot.view(cuda.runtimes)))
 _FITS: Final = holds(
-    lambda node: bool(cuda.supported(node) and node.view(frameworks.runtimes)) and not any(_of_built(node)),
+    lambda node: bool(cuda.supported(node) and node.view(cuda.runtimes)) and not any(_of_built(node)),
     "the driver supports the CUDA of all that is named",
 )
 _TOO_NEW: Final = fact(lambda snapshot: (place for _, place in _of_built(snapshot)))
@@ -108,27 +102,11 @@ _PROVIDERS: Final = line(
 )
 
 
-def _lacking(snapshot: Snapshot) -> Iterator[Citation]:
-    """A GPU for which a list of built architectures has nothing, and the list; whose GPU a program names, it may be."""
-    said = bool(snapshot.view(_NO_KERNEL))
-    for listed, place in snapshot.view(frameworks.built_for):
-        for cap, gpu in snapshot.view(frameworks.capabilities if said else frameworks.of_devices):
-            if len(cap) >= 2 and not frameworks.runs_on(cap, listed):
-                yield from (place, gpu)
-
-
-_LACKS: Final = fact(_lacking)
 _CPU_BUILD: Final = any_of(_CPU_ONLY, _TORCH_NONE, _PROVIDERS)
 _NO_DRIVER: Final = holds(
     lambda snapshot: any(state in {"missing", "no-driver", "mismatch"} for state, _ in snapshot.view(driver.smi)),
     "the node has no working driver",
 )
-
-
-def _without_architecture(snapshot: Snapshot) -> str:
-    capability = next((cap for cap, _ in snapshot.view(frameworks.capabilities)), "")
-    gpu = f"this GPU (sm_{capability})" if capability else "this GPU"
-    return f"the program was built for other architectures and has no code for {gpu}"
 
 
 def _up_to(snapshot: Snapshot) -> str:
@@ -137,9 +115,7 @@ def _up_to(snapshot: Snapshot) -> str:
 
 
 def _other_build(snapshot: Snapshot) -> Iterable[Fix]:
-    capability = next((cap for cap, _ in snapshot.view(frameworks.capabilities)), "")
-    named = f" (sm_{capability})" if capability else ""
-    text = f"install a build of the framework that names this GPU's architecture{named}{_up_to(snapshot)}"
+    text = f"install a build of the framework that names this GPU's architecture{_up_to(snapshot)}"
     yield by_hand("application", text)
 
 
@@ -169,7 +145,7 @@ FAMILY: Final = Family(
             decisive=any_of(_TOLD, all_of(any_of(_INSUFFICIENT, _NEWER_CALL), _TOO_NEW)),
             typical=any_of(
                 _NEWER_CALL,
-                unless(all_of(fact(_outside_pods), any_of(_BUILT, symptoms.DRIVER_WORKS)), _FITS, *_NO_DRIVER_THERE),
+                unless(all_of(_INSUFFICIENT, any_of(_BUILT, symptoms.DRIVER_WORKS)), _FITS, *_NO_DRIVER_THERE),
             ),
             against=(_AT_TWO_VERSIONS,),
             look_at=(Shell("nvidia-smi | grep 'CUDA Version'  # on the node, and in the container"),),
@@ -190,9 +166,9 @@ FAMILY: Final = Family(
             disruption="none",
             title="the program has no code for this GPU's architecture",
             share=1.5,
-            decisive=any_of(_NO_KERNEL, _LACKS),
+            decisive=_NO_KERNEL,
             symptoms=(_NO_KERNEL, symptoms.NO_KERNEL_IMAGE),
-            summary=_without_architecture,
+            summary="the program was built for other architectures and has no code for this GPU",
             look_at=(
                 Shell("nvidia-smi --query-gpu=name,compute_cap --format=csv"),
                 Shell("python3 -c 'import torch; print(torch.cuda.get_arch_list())'"),
@@ -219,7 +195,7 @@ FAMILY: Final = Family(
             share=1.5,
             decisive=_CPU_BUILD,
             symptoms=(symptoms.CUDA_UNAVAILABLE, _PROVIDERS, _CPU_ONLY),
-            against=(_NO_DRIVER, _NO_KERNEL, _LACKS),
+            against=(_NO_DRIVER, _NO_KERNEL),
             summary="the installed build of the framework has no CUDA in it and computes on the CPU",
             look_at=(Shell("python3 -c 'import torch; print(torch.__version__, torch.version.cuda)'"),),
             story=(
