@@ -140,7 +140,6 @@ def _label(snapshot: Snapshot) -> Iterable[Fix]:
 
 # Nested nodes.
 
-_NESTED: Final = fact(lambda snapshot: snapshot.view(nested.signs) if snapshot.view(nested.is_nested) else ())
 _CREATED: Final = Pattern(r"\b(?:minikube\s+start|kind\s+create|k3d\s+cluster\s+create|Creating cluster)\b")
 _NO_GPU_INSIDE: Final = any_of(
     line(r"device-plugin|libnvidia-ml\.so\.1|Insufficient nvidia\.com/gpu|No devices found\. Waiting|No valid resources"
@@ -150,7 +149,7 @@ _NO_GPU_INSIDE: Final = any_of(
 
 
 def _pass_in(snapshot: Snapshot) -> Iterable[Fix]:
-    words = " ".join(place.words for place in snapshot.view(nested.signs))
+    words = " ".join(place.words for place in snapshot.view(nested.NODE))
     if "kind" in words and "minikube" not in words:
         text = "let docker pass GPUs to the node's container, then make the cluster with nvkind (nvkind cluster create)"
         yield run(
@@ -307,10 +306,10 @@ FAMILY: Final = Family(
                 "https://minikube.sigs.k8s.io/docs/tutorials/nvidia/",
                 "https://github.com/NVIDIA/nvkind",
             ),
-            decisive=all_of(_NESTED, _NO_GPU_INSIDE),
-            typical=fact(lambda node: (one for one in node.view(_NESTED) if _CREATED.search(one.words))),
+            decisive=all_of(nested.NODE, _NO_GPU_INSIDE),
+            typical=fact(lambda node: (one for one in node.view(nested.NODE) if _CREATED.search(one.words))),
             against=(_OFFERS,),
-            context=_NESTED,
+            context=nested.NODE,
             symptoms=(symptoms.POD_PENDING, symptoms.NO_CAPACITY, symptoms.PLUGIN_FAILS, symptoms.NO_RUNTIME),
             may_be_normal=True,
             look_at=(Shell("docker ps"), Shell("docker info | grep -i 'default runtime'")),

@@ -113,13 +113,6 @@ def test_json_says_the_same_on_many_lines_and_on_one(indent: int | None) -> None
         ("kubectl describe node", "Capacity:\nnvidia.com/gpu: 4\nAllocatable:\nnvidia.com/gpu: 3"),
         ("kubectl describe node gpu-1 | grep nvidia.com/gpu", "  nvidia.com/gpu:     4\n  nvidia.com/gpu:     3"),
         ("describe node | grep gpu", "nvidia.com/gpu: 4\nnvidia.com/gpu: 3\nnvidia.com/gpu  2  2"),
-        (
-            (
-                "kubectl get nodes -o custom-columns=NAME:.metadata.name,HAS:.status.capacity.nvidia\\.com/gpu,"
-                "GIVES:.status.allocatable.nvidia\\.com/gpu"
-            ),
-            "NAME    HAS   GIVES\ngpu-1   4     3",
-        ),
     ],
 )
 def test_what_was_cut_out_keeps_its_meaning(source: str, text: str) -> None:
