@@ -13,9 +13,8 @@ from gpunode.diagnoses.model import Citation, Family, Fix, Rule
 from gpunode.diagnoses.plugin import UNHEALTHY
 from gpunode.diagnoses.remedies import by_hand, restart, run
 from gpunode.diagnoses.signs import all_of, any_of, anywhere, asked, fact, holds, line, unless
-from gpunode.diagnoses.snapshot import Snapshot, stated
+from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import containerd, kube
-from gpunode.facts.items import Item
 from gpunode.facts.model import Known
 
 _KUBERNETES: Final = "https://github.com/kubernetes/kubernetes"
@@ -64,9 +63,9 @@ _RESTART: Final = (
     r"systemctl restart (?:kubelet|k3s|rke2|snap\.microk8s)|service kubelet restart|restart(?:ed|ing)? (?:the )?kubelet"
     r"|kubelet (?:was |is )?restart(?:ed|s)?\b|pkill kubelet|Starting kubelet\."
 )
-# Of another node, or as what made it well again, a restart broke nothing here.
+# As what made it well again, a restart broke nothing here.
 _WAS_RESTARTED: Final = any_of(
-    fact(lambda node: (stated(item.written, "that was run", item.key) for item in node.items if _is_restart(item))),
+    unless(asked(_RESTART), line(r"^pod/\S+ created")),
     line(
         r"^(?!.*(?:other node|work(?:s|ed)? again|help(?:s|ed)|fixe[sd]|solve[sd]|goes away|went away))"
         rf".*(?:{_RESTART}|Stopp(?:ed|ing) .{{0,40}}(?:kubelet|Node Agent)"
@@ -76,12 +75,9 @@ _WAS_RESTARTED: Final = any_of(
 )
 
 
-def _is_restart(item: Item) -> bool:
-    """Whether it was typed; where pods run after it, it is the cure."""
-    return bool(re.search(_RESTART, item.written, re.IGNORECASE)) and not re.search(r"Running|created", item.text)
-
-
 # A kubelet that admits anew what it had admitted.
+# Init containers that ask for a GPU, too.
+_INIT: Final = line(r"^Init Containers:(?!\s*<none>)", "kubernetes-pod")
 _OLD: Final = line(
     r"\bv1\.(?:25\.(?:\d|1[0-3])|26\.[0-8]|27\.[0-5])(?:[+-]\S+)?\b", "kubernetes-node", "kubernetes", "kubernetes-pod"
 )
@@ -155,6 +151,7 @@ FAMILY: Final = Family(
             decisive=all_of(_REFUSED, _BOOTED),
             typical=unless(_NOT_HEALTHY, _WAS_RESTARTED, _OLD, _STALE),
             symptoms=(symptoms.POD_REFUSED,),
+            context=any_of(_BOOTED, line(r"Registration Request received")),
             against=(_PAST, unless(UNHEALTHY, _BOOTED)),
             look_at=(Shell("kubectl get pods -A | grep Unexpected"), Shell("uptime")),
             share=2,
@@ -176,7 +173,9 @@ FAMILY: Final = Family(
             ),
             sources=(f"{_KUBERNETES}/issues/118559", f"{_KUBERNETES}/issues/117955", f"{_KUBERNETES}/issues/124345"),
             decisive=unless(all_of(_REFUSED, _WAS_RESTARTED, _OLD), _STALE),
-            typical=unless(all_of(_REFUSED, any_of(_WAS_RESTARTED, _OLD)), _STALE),
+            typical=any_of(
+                unless(all_of(_REFUSED, any_of(_WAS_RESTARTED, _OLD, _INIT)), _STALE), all_of(_WAS_RESTARTED, _OLD)
+            ),
             symptoms=(symptoms.POD_REFUSED,),
             against=(_PAST, _BOOTED),
             look_at=(Shell("kubectl get pods -A | grep Unexpected"), Shell("kubectl version")),
@@ -199,7 +198,7 @@ FAMILY: Final = Family(
             ),
             sources=(f"{_KUBERNETES}/issues/130145", f"{_KUBERNETES}/issues/137317"),
             decisive=all_of(_REFUSED, any_of(_STALE, all_of(_FEWER, fact(_free)))),
-            typical=unless(_FEWER, _WAS_RESTARTED, _OLD),
+            typical=any_of(unless(_FEWER, _WAS_RESTARTED, _OLD, _INIT), all_of(_STALE, fact(_free))),
             symptoms=(symptoms.POD_REFUSED, symptoms.POD_PENDING),
             context=_STALE,
             against=(_PAST, _BOOTED),

@@ -31,11 +31,15 @@ _STUCK: Final = any_of(
         "kubernetes-log",
     ),
 )
-_MANAGED: Final = line(
-    r"k8s-driver-manager|nvidia driver module is already loaded with refcount|Shutting down all GPU clients"
-    r"|Auto[- ]?drain of the node|Failed to uninstall nvidia driver components|Starting driver uninstallation"
-    r"|Waiting for the [\w-]+ to shutdown|Auto eviction of GPU pods on node|Draining node|gpu-driver-upgrade-state",
-    flags=re.IGNORECASE,
+_MANAGED: Final = any_of(
+    line(
+        r"k8s-driver-manager|nvidia driver module is already loaded with refcount|Shutting down all GPU clients"
+        r"|Auto[- ]?drain of the node|Failed to uninstall nvidia driver components|Starting driver uninstallation"
+        r"|Waiting for the [\w-]+ to shutdown|Auto eviction of GPU pods on node|Draining node|gpu-driver-upgrade-state"
+        r"|upgradePolicy",
+        flags=re.IGNORECASE,
+    ),
+    asked(r"k8s-driver-manager"),
 )
 _CANNOT_DRAIN: Final = line(
     r"Auto[- ]?(?:drain|eviction) (?:of .{0,80})?(?:is )?disabled|cannot delete Pods? (?:with|not|declare)"
@@ -58,10 +62,8 @@ def _host_driver(snapshot: Snapshot) -> Iterator[Citation]:
     yield from (one.citation for one in driver.packaged(snapshot) if one.is_installed)
     yield from (row.citation for row in snapshot.view(modules.dkms) if row.module.startswith("nvidia"))
     yield from (one.citation for one in history.upgrades(snapshot))
-    kinds = {item.key: item.kind for item in snapshot.items}
-    for state, place in snapshot.view(driver.smi):
-        if state == "works" and not re.search(r"exec|/run/nvidia", place.source) and kinds.get(place.key) != "text":
-            yield place
+    own = (place for state, place in snapshot.view(driver.smi) if state == "works")
+    yield from (place for place in own if place.source.startswith(("nvidia-smi", "sudo nvidia-smi")))
 
 
 _HOST_DRIVER: Final = any_of(
@@ -181,7 +183,7 @@ FAMILY: Final = Family(
                 unless(any_of(_MANAGED, _CANNOT_DRAIN, _CLIENTS, _OF_POD), _HOST_DRIVER),
             ),
             symptoms=(_STUCK, symptoms.OPERATOR_WAITS),
-            context=_FAILING,
+            context=any_of(_FAILING, _HOST_DRIVER),
             look_at=(
                 Shell("nvidia-smi  # on the host"),
                 Shell("kubectl logs -n gpu-operator -l app=nvidia-driver-daemonset --tail=30"),
@@ -209,13 +211,13 @@ FAMILY: Final = Family(
                 any_of(
                     all_of(_STUCK, any_of(_MANAGED, _CANNOT_DRAIN, _CLIENTS)),
                     all_of(_MANAGED, any_of(_CANNOT_DRAIN, _CLIENTS)),
-                    all_of(_FAILING, _CANNOT_DRAIN),
+                    all_of(_FAILING, any_of(_MANAGED, _CANNOT_DRAIN)),
                     line(r"gpu-driver-upgrade-state=(?!upgrade-done|unknown)\S"),
                 ),
                 _HOST_DRIVER,
             ),
             symptoms=(_STUCK, symptoms.OPERATOR_WAITS),
-            context=any_of(_MANAGED, _CANNOT_DRAIN),
+            context=any_of(_MANAGED, _CANNOT_DRAIN, _CLIENTS),
             look_at=(Shell("kubectl logs -n gpu-operator -l app=nvidia-driver-daemonset --tail=30"),),
             share=1.5,
             summary="the operator's driver pod cannot unload the one before it, which is in use",

@@ -14,42 +14,32 @@ from gpunode.diagnoses.model import Citation, Family, Fix, Rule
 from gpunode.diagnoses.remedies import by_hand, run
 from gpunode.diagnoses.signs import all_of, any_of, anywhere, asked, fact, holds, line, unless
 from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with
-from gpunode.diagnoses.views import containerd, driver, handlers, kube, modules
+from gpunode.diagnoses.views import containerd, driver, kube
 from gpunode.diagnoses.views.engine import engine
 from gpunode.facts.patterns import Pattern
 
-# Its complaints. The second only where it found nothing to work with at all.
-
-_LACKING: Final = Pattern(
+_LACKING: Final = line(
     r"could not load NVML|NVML not detected|Detected non-NVML platform|ERROR_LIBRARY_NOT_FOUND"
     r"|libnvidia-ml\.so(?:\.1)?['\"’]?: cannot open shared object|libnvidia-ml\.so\.1: not found"
-    r"|Failed to initialize NVML: could not"
+    r"|Failed to initialize NVML: could not",
+    *("kubernetes-log", "kubernetes-pod"),
 )
-_OF_PLUGIN: Final = Pattern(r"plugin|nvdp|gpu-feature|\bgfd\b|dcgm-exporter|hami", re.IGNORECASE)
-
-
-def _lacks(snapshot: Snapshot) -> Iterator[Citation]:
-    """What the plugin, or one of its kin in a pod, wrote of a library that it misses."""
-    for item in snapshot.of("kubernetes-log", "kubernetes-pod", "kubernetes", "text", "application"):
-        is_log = item.kind in {"kubernetes-log", "kubernetes-pod"}
-        if is_log or _OF_PLUGIN.search(f"{item.written}\n{item.text}"):
-            yield from lines_with(item, _LACKING)
-
-
+_OF_PLUGIN: Final = anywhere(r"device-plugin|nvdp|gpu-feature|\bgfd\b|dcgm-exporter|hami", re.IGNORECASE)
 _ASKS: Final = line(
     r"Incompatible (?:strategy|platform) detected|did you (?:configure the NVIDIA Container|set the docker default)"
     r"|invalid device discovery strategy|unable to create resource managers? to get plugins",
-    *("kubernetes-log", "kubernetes-pod", "kubernetes", "text", "application"),
 )
 _WELL: Final = holds(kube.offers_all, "the node offers all of its GPUs")
 _ASKED_FOR: Final = unless(_ASKS, _WELL)
-_COMPLAINS: Final = unless(any_of(fact(_lacks), _ASKS), _WELL)
+_COMPLAINS: Final = unless(any_of(_LACKING, _ASKS, all_of(symptoms.NO_NVML_LIBRARY, _OF_PLUGIN)), _WELL)
 
 # Under which runtime its pod runs: that of the plugin's own pod counts before any other's.
 
+_CLASS: Final = r"(?:runtimeClassName|Runtime Class Name)[\"']?\s*:\s*[\"']?"
+
 
 def _classless(snapshot: Snapshot) -> Iterator[Citation]:
-    """Pods that were shown so that a runtime class would be seen, and have none."""
+    """Pods that were shown whole, or so that a runtime class would be seen, and have none."""
     for item in snapshot.of("kubernetes-pod"):
         is_whole = not item.source.is_part and re.search(
             r"^(?:Tolerations|Events):|\bcontainers\"?:", item.text, re.MULTILINE
@@ -59,40 +49,25 @@ def _classless(snapshot: Snapshot) -> Iterator[Citation]:
             yield cite(item, 1)
 
 
-_CLASS: Final = r"(?:runtimeClassName|Runtime Class Name)[\"']?\s*:\s*[\"']?"
 _CLASSLESS: Final = any_of(
     fact(_classless), line(rf"{_CLASS}(?:null|none|[\"'])?\s*$", "kubernetes-pod", "kubernetes", "file")
 )
+_DEFAULT: Final = (
+    r"(?:default_runtime(?:_name)?\s*=|\"default-runtime\"\s*:|Default Runtime:|\"defaultRuntimeName\"\s*:)\s*[\"']?"
+)
+_IS_DEFAULT: Final = anywhere(rf"{_DEFAULT}nvidia")
 _UNDER: Final = unless(
-    any_of(
-        line(rf"^\s*(?:- )?[\"']?{_CLASS}nvidia", "kubernetes-pod", "kubernetes", "file"),
-        fact(lambda snapshot: _default(snapshot, is_nvidia=True)),
+    any_of(line(rf"^\s*(?:- )?[\"']?{_CLASS}nvidia", "kubernetes-pod", "kubernetes", "file"), _IS_DEFAULT), _CLASSLESS
+)
+_HANDLER: Final = any_of(
+    # In a configuration, and as a runtime class.
+    line(r"nvidia-container-runtime\b", "file", "listing", "containerd-config"),
+    anywhere(
+        r"runtimes\.[\"']?nvidia[\"']?\s*\]|^[ \t]*Runtimes:.*\bnvidia\b|\"runtimes\"\s*:\s*\{\s*\"nvidia"
+        r"|^nvidia\S*\s+nvidia\S*(?:\s|$)|^\s*[\"']?handler[\"']?:\s*[\"']?nvidia"
     ),
-    _CLASSLESS,
 )
-
-
-def _default(snapshot: Snapshot, *, is_nvidia: bool) -> Iterator[Citation]:
-    shown = snapshot.view(handlers.shown)
-    if shown.default and shown.default.startswith("nvidia") is is_nvidia:
-        yield from shown.citations
-
-
-def _handler(snapshot: Snapshot) -> Iterator[Citation]:
-    shown = snapshot.view(handlers.shown)
-    yield from shown.citations if shown.has_nvidia else ()
-    yield from snapshot.view(_CLASS_OBJECT) if shown.has_nvidia is None else ()
-
-
-_CLASS_OBJECT: Final = line(
-    r"^nvidia\S*\s+nvidia\S*(?:\s|$)|^\s*[\"']?handler[\"']?:\s*[\"']?nvidia",
-    "kubernetes",
-    "kubernetes-pod",
-    "text",
-    "file",
-)
-_PLAIN: Final = fact(lambda snapshot: _default(snapshot, is_nvidia=False))
-_HANDLER: Final = fact(_handler)
+_PLAIN: Final = unless(anywhere(rf"{_DEFAULT}(?!nvidia)\w"), _IS_DEFAULT)
 _REGISTERED: Final = any_of(line(r"\b(?:nvidia-ctk|gpunode ctk) runtime configure\b"), asked(r"\bruntime configure\b"))
 # What a pod with a GPU complains of where nothing of the driver was mounted into it.
 _WITHOUT_DRIVER: Final = Pattern(
@@ -111,14 +86,11 @@ def _bare(snapshot: Snapshot) -> Iterator[Citation]:
 _BARE: Final = fact(_bare)
 
 
-def _has_no_driver(snapshot: Snapshot) -> bool:
-    """Whether the node itself has no working driver; that of a system image is not on the host's path."""
-    states, is_loaded = {state for state, _ in snapshot.view(driver.smi)}, modules.loaded(snapshot, "nvidia")
-    is_missing = "missing" in states and not is_loaded and not snapshot.view(_ODD_SYSTEM)
-    return "works" not in states and (bool(states & {"no-driver", "mismatch"}) or is_loaded is False or is_missing)
-
-
-_NO_DRIVER: Final = holds(_has_no_driver, "the node itself has no working driver")
+_ODD_SYSTEM: Final = anywhere(
+    r"Talos|NixOS|Bottlerocket|Container-Optimized OS|Flatcar|Alpine Linux|siderolabs/|microsoft-standard-WSL"
+)
+# That of a system image is not on the host's path.
+_NO_DRIVER: Final = unless(holds(driver.fails, "the node itself has no working driver"), _ODD_SYSTEM)
 
 
 def _ask_for_runtime(snapshot: Snapshot) -> Iterable[Fix]:
@@ -145,9 +117,6 @@ _PLACES: Final = (
     r"|nix/store|usr/local/glibc|usr/local/nvidia/(?!toolkit)|x86_64-bottlerocket|talos)"
 )
 _ROOT: Final = Pattern(r"/opt/nvidia\b|/home/kubernetes/bin/nvidia\b|/run/nvidia/driver\b|/usr/local/nvidia\b")
-_ODD_SYSTEM: Final = anywhere(
-    r"Talos|NixOS|Bottlerocket|Container-Optimized OS|Flatcar|Alpine Linux|siderolabs/|microsoft-standard-WSL"
-)
 _ELSEWHERE: Final = any_of(
     anywhere(rf"{_PLACES}.{{0,80}}(?:libnvidia-ml|nvidia-smi|[Dd]river)"), asked(_PLACES), _ODD_SYSTEM, _TOLD_ROOT
 )
@@ -156,7 +125,7 @@ _ELSEWHERE: Final = any_of(
 def _find_library(snapshot: Snapshot) -> Iterable[Fix]:
     if match := _ROOT.search(" ".join(place.line for place in snapshot.view(_ELSEWHERE))):
         yield set_driver_root(f"tell the device plugin that the driver stands in {match[0]}", match[0])
-    elif not snapshot.view(handlers.shown).default.startswith("nvidia"):
+    elif not snapshot.view(_IS_DEFAULT):
         yield set_runtime_class("let the device plugin run under NVIDIA's runtime")
     else:
         yield by_hand("configure", "name the driver's root to the toolkit (root in its config.toml) and to the plugin")

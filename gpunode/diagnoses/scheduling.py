@@ -12,7 +12,7 @@ from gpunode.diagnoses.cluster import node_word, plugin_logs, restart_plugin
 from gpunode.diagnoses.commands import Shell, command
 from gpunode.diagnoses.model import Citation, Family, Fix, Rule
 from gpunode.diagnoses.remedies import by_hand, run
-from gpunode.diagnoses.signs import all_of, any_of, fact, line, unless
+from gpunode.diagnoses.signs import all_of, any_of, anywhere, asked, fact, line, unless
 from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import kube, nested
 from gpunode.facts.patterns import Pattern
@@ -105,6 +105,7 @@ def _labelled(snapshot: Snapshot, *, is_without: bool) -> Iterator[Citation]:
 _MARKS: Final = r"nvidia\.com/gpu\.present|feature\.node\.kubernetes\.io/(?:pci-10de\.present|cpu-model\.vendor_id)"
 _MARKED: Final = line(rf"(?:{_MARKS})\W{{1,4}}(?:true|NVIDIA)\b", "kubernetes-node", "kubernetes", "text")
 _LABELS: Final = line(r"\bkubernetes\.io/(?:os|arch)\b", "kubernetes-node", "kubernetes", "text")
+_NO_MARK: Final = unless(_LABELS, anywhere(r"nvidia\.com/|accelerator"))
 _LABELLED: Final = fact(lambda node: _labelled(node, is_without=True))
 _LABELS_ALONE: Final = fact(lambda node: _labelled(node, is_without=False))
 _UNREGISTERED: Final = line(r"[Cc]ould not register device plugin|Could not contact Kubelet|registration failed")
@@ -140,7 +141,7 @@ def _label(snapshot: Snapshot) -> Iterable[Fix]:
 
 # Nested nodes.
 
-_CREATED: Final = Pattern(r"\b(?:minikube\s+start|kind\s+create|k3d\s+cluster\s+create|Creating cluster)\b")
+_CREATED: Final = r"\b(?:minikube\s+start|kind\s+create|k3d\s+cluster\s+create|Creating cluster)\b"
 _NO_GPU_INSIDE: Final = any_of(
     line(r"device-plugin|libnvidia-ml\.so\.1|Insufficient nvidia\.com/gpu|No devices found\. Waiting|No valid resources"
          r"|nvidia-smi[\"']?: (?:executable file )?not found|Driver was not detected"),
@@ -276,7 +277,7 @@ FAMILY: Final = Family(
                 "https://github.com/NVIDIA/nvkind/issues/20",
             ),
             decisive=all_of(_IDLE, _LABELS),
-            typical=any_of(_FINDS_NO_NODE, _IDLE),
+            typical=any_of(_FINDS_NO_NODE, _IDLE, all_of(asked(r"--show-labels|metadata\.labels"), _NO_MARK)),
             symptoms=(_IDLE, _FINDS_NO_NODE, symptoms.POD_PENDING, symptoms.NO_CAPACITY),
             against=(
                 symptoms.NO_GPU,
@@ -307,10 +308,16 @@ FAMILY: Final = Family(
                 "https://github.com/NVIDIA/nvkind",
             ),
             decisive=all_of(nested.NODE, _NO_GPU_INSIDE),
-            typical=fact(lambda node: (one for one in node.view(nested.NODE) if _CREATED.search(one.words))),
+            typical=all_of(nested.NODE, any_of(asked(_CREATED), line(_CREATED))),
             against=(_OFFERS,),
             context=nested.NODE,
-            symptoms=(symptoms.POD_PENDING, symptoms.NO_CAPACITY, symptoms.PLUGIN_FAILS, symptoms.NO_RUNTIME),
+            symptoms=(
+                symptoms.POD_PENDING,
+                symptoms.NO_CAPACITY,
+                symptoms.PLUGIN_FAILS,
+                symptoms.NO_RUNTIME,
+                _NO_GPU_INSIDE,
+            ),
             may_be_normal=True,
             look_at=(Shell("docker ps"), Shell("docker info | grep -i 'default runtime'")),
             summary="the cluster's node is a container with a runtime of its own: the host's does not count inside",

@@ -11,13 +11,12 @@ from gpunode.diagnoses.addresses import TOOLKIT_GUIDE
 from gpunode.diagnoses.chains import NO_RUNTIME, NO_TOOLKIT
 from gpunode.diagnoses.cluster import restart_rancher
 from gpunode.diagnoses.commands import Command, Shell, command
-from gpunode.diagnoses.model import Citation, Family, Fix, Rule, Sign
+from gpunode.diagnoses.model import Citation, Family, Fix, Rule
 from gpunode.diagnoses.remedies import by_hand, install, restart, run, setup_step
-from gpunode.diagnoses.signs import all_of, any_of, fact, file_line, holds, line, unless
-from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with, stated
+from gpunode.diagnoses.signs import all_of, any_of, asked, fact, file_line, holds, line, unless
+from gpunode.diagnoses.snapshot import Snapshot, cite, stated
 from gpunode.diagnoses.views import containerd, system, toolkit
 from gpunode.diagnoses.views.engine import engine
-from gpunode.facts.patterns import Pattern
 
 # Whether it is there.
 
@@ -84,32 +83,21 @@ def _upgrade(snapshot: Snapshot) -> Iterable[Fix]:
 # Where it looks for the driver.
 
 
-def _in_config(setting: str) -> Sign:
-    """A setting in the toolkit's configuration, or of what was searched in it."""
-    pattern = Pattern(rf"^(?:\d+:)?[ \t]*{setting}", re.MULTILINE)
-    return fact(
-        lambda node: (
-            found
-            for item in node.of("file")
-            if item.subject.endswith("nvidia-container-runtime/config.toml") and item.where == "host"
-            for found in lines_with(item, pattern)
-        )
-    )
+_CONFIG: Final = "*nvidia-container-runtime/config.toml"
 
 
 def _empty_root(snapshot: Snapshot) -> Iterator[Citation]:
     """A listing that shows the folder of a driver container empty, or its own folder without it."""
     for item in snapshot.of("listing"):
-        names = [text.split()[-1] for text in item.lines if text.strip() and not text.startswith("total")]
+        names = {text.split()[-1] for text in item.lines if text.strip() and not text.startswith("total")}
         if item.written == "/run/nvidia/*" and "/run/nvidia/driver" not in names:
             yield stated(item.written, "no /run/nvidia/driver", item.key)
-        elif item.subject.rstrip("/") == "/run/nvidia/driver" and not {*names} - {".", ".."}:
+        elif item.subject.rstrip("/") == "/run/nvidia/driver" and not names - {".", ".."}:
             yield cite(item)
 
 
-_OTHER_ROOT: Final = any_of(
-    _in_config(r"root\s*=\s*[\"']/[\w.-]"),
-    line(r"using root /[\w.-]+"),
+_OTHER_ROOT: Final = line(
+    r"^(?:\d+:)?[ \t]*root\s*=\s*[\"']/[\w./-]*(?:nvidia|driver)|using root /[\w.-]+", "file", "listing", "text"
 )
 _NO_ROOT: Final = line(
     r"change root failed: no such file|failed to change root directory: No such", flags=re.IGNORECASE
@@ -119,12 +107,12 @@ _TOOLKIT_FAILS: Final = line(
     r"nvidia-container-cli(?:\.real)?: (?:initialization|detection|driver|ldcache) error"
     r"|load library failed: libnvidia-ml|/run/nvidia/driver/\S{0,300}: no such file"
 )
-_DRIVER_CONTAINER: Final = holds(
-    lambda snapshot: any(
-        item.subject.startswith("/run/nvidia/driver") and {"lib", "usr"} & set(item.text.split())
-        for item in snapshot.of("listing")
-    ),
-    "a driver container has its tree below /run/nvidia/driver",
+_DRIVER_CONTAINER: Final = fact(
+    lambda node: (
+        cite(item)
+        for item in node.of("listing")
+        if item.subject.startswith("/run/nvidia/driver") and {"lib", "usr"} & {*item.text.split()}
+    )
 )
 
 
@@ -147,20 +135,12 @@ def _lacks_real(snapshot: Snapshot) -> Iterator[Citation]:
             yield cite(item)
 
 
-def _is_ubuntu(snapshot: Snapshot) -> bool | None:
-    known = system.distro(snapshot)
-    return None if known is None else "ubuntu" in (known.id, *known.like)
-
-
-_SET_REAL: Final = any_of(
-    _in_config(r"ldconfig\s*=\s*\"@/sbin/ldconfig\.real\""),
-    line(r"^(?:\d+:)?[ \t]*ldconfig\s*=\s*\"@/sbin/ldconfig\.real\""),
-)
+_SET: Final = r"^(?:\d+:)?[ \t]*ldconfig\s*=\s*\"@/sbin/ldconfig"
+_SET_REAL: Final = any_of(file_line(_CONFIG, rf"{_SET}\.real"), line(rf"{_SET}\.real"))
 _NOT_UBUNTU: Final = holds(
-    lambda snapshot: _is_ubuntu(snapshot) is False, "the system is not Ubuntu, which alone has it"
+    lambda node: (known := system.distro(node)) is not None and "ubuntu" not in (known.id, *known.like),
+    "the system is not Ubuntu, which alone has it",
 )
-
-
 _WRAPPER: Final = line(r"ldcache error: process \S*/ldconfig failed with error code: 127")
 
 
@@ -175,8 +155,9 @@ def _set_ldconfig(snapshot: Snapshot) -> Iterable[Fix]:
 
 
 def _own_root(snapshot: Snapshot) -> Iterable[Fix]:
-    ldconfig = _REAL if _is_ubuntu(snapshot) else "/sbin/ldconfig"
-    yield run("configure", "let the toolkit take the driver of the host", *_set("root=/", f"ldconfig=@{ldconfig}"))
+    yield run("configure", "let the toolkit take the driver of the host", *_set("root=/"))
+    ldconfig = "@/sbin/ldconfig" if snapshot.view(_NOT_UBUNTU) else f"@{_REAL}"
+    yield run("configure", "and run the host's ldconfig", *_set(f"ldconfig={ldconfig}"))
     yield by_hand(
         "configure",
         "say the same to the GPU Operator, which would write it again: driver.enabled=false",
@@ -262,7 +243,10 @@ FAMILY: Final = Family(
                 "https://github.com/NVIDIA/libnvidia-container/issues/111",
             ),
             decisive=all_of(_OLD, _NO_CGROUP),
-            typical=any_of(line(r"cgroup subsystem devices not found"), all_of(_OLD, _CGROUP_V2)),
+            typical=any_of(
+                line(r"cgroup subsystem devices not found"),
+                all_of(_OLD, any_of(_CGROUP_V2, asked(r"(?:dpkg|rpm|apt|dnf)\b.*nvidia-container"))),
+            ),
             symptoms=(symptoms.HOOK_FAILED, symptoms.CONTAINER_FAILED),
             context=any_of(_OLD, _CGROUP_V2),
             against=(unless(_NEW, _OLD),),
@@ -316,7 +300,7 @@ FAMILY: Final = Family(
                 "https://github.com/NVIDIA/nvidia-docker/issues/587",
             ),
             decisive=any_of(_NO_LDCONFIG, all_of(_SET_REAL, fact(_lacks_real))),
-            typical=any_of(_WRAPPER, all_of(_SET_REAL, _NOT_UBUNTU)),
+            typical=any_of(_WRAPPER, all_of(_SET_REAL, _NOT_UBUNTU), asked(r"ls\b.*/sbin/ldconfig\.real")),
             symptoms=(symptoms.HOOK_FAILED, symptoms.CONTAINER_FAILED, fact(_lacks_real)),
             context=any_of(_SET_REAL, line(r"/sbin/ldconfig\.real\b", "listing")),
             may_be_normal=True,

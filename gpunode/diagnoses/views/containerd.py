@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
 from gpunode.diagnoses.model import Citation
@@ -16,7 +16,6 @@ from gpunode.runtimes.containerd_files import CONFIG
 
 Product: TypeAlias = Literal["containerd", "k3s", "rke2", "microk8s", "k0s"]
 
-# containerd's and its shims' words for a place below its data.
 _PRODUCTS: Final[tuple[tuple[Product, Pattern], ...]] = (
     # Its containerd has its socket in /run/k3s, too.
     ("rke2", Pattern(r"/var/lib/rancher/rke2|[+-]rke2r?\d|\brke2-(?:server|agent)\b|/etc/rancher/rke2")),
@@ -31,6 +30,31 @@ _PRODUCTS: Final[tuple[tuple[Product, Pattern], ...]] = (
 _NAMELESS: Final = frozenset({"packages", "kernel-log", "nvml", "unit-show"})
 
 
+def product(snapshot: Snapshot) -> Product:
+    """The product whose containerd the kubelet uses."""
+    return snapshot.view(_product)[0]
+
+
+def product_citation(snapshot: Snapshot) -> tuple[Citation, ...]:
+    """What shows that product."""
+    return snapshot.view(_product)[1]
+
+
+def _product(snapshot: Snapshot) -> tuple[Product, tuple[Citation, ...]]:
+    kubelet = snapshot.facts.kubelet
+    if isinstance(kubelet, Known) and kubelet.value is not None:
+        kind = kubelet.value.kind
+        return "containerd" if kind == "kubelet" else kind, (stated("the kubelet", f"of {kind}", kubelet.probe),)
+    items = [one for one in snapshot.items if not (one.kind in _NAMELESS or one.outcome == "absent" or one.is_register)]
+    for name, pattern in _PRODUCTS:
+        for item in items:
+            if item.text.strip() and pattern.search(item.written):
+                return name, (cite(item),)
+            if match := find(item, pattern):
+                return name, (cite(item, item.number_at(match.start())),)
+    return "containerd", ()
+
+
 @dataclass(frozen=True, slots=True)
 class Value:
     """What a line of a configuration says."""
@@ -40,20 +64,20 @@ class Value:
 
 
 @dataclass(frozen=True, slots=True)
-class Effective:
+class Config:
     """A configuration of containerd's, from its dump, from crictl, or from its files.
 
     Attributes:
         handlers: each with the line that describes it.
         systemd_cgroup: what each handler's options say; a handler that says nothing is absent.
-        names_handlers: whether a handler that is not here would be, so that its absence is known.
+        is_whole: whether a handler that is not here would be, so that its absence is known.
     """
 
     place: Citation
-    handlers: Mapping[str, Citation] = field(default_factory=dict)
-    default: Value | None = None
-    systemd_cgroup: Mapping[str, Value] = field(default_factory=dict)
-    names_handlers: bool = False
+    handlers: Mapping[str, Citation]
+    default: Value | None
+    systemd_cgroup: Mapping[str, Value]
+    is_whole: bool
 
     @property
     def of_nvidia(self) -> tuple[Citation, ...]:
@@ -61,47 +85,7 @@ class Effective:
         return tuple(place for name, place in self.handlers.items() if name.startswith("nvidia"))
 
 
-def product(snapshot: Snapshot) -> Product:
-    """The product whose containerd the kubelet uses."""
-    found = snapshot.view(_product)
-    return found[0] if found else "containerd"
-
-
-def product_citation(snapshot: Snapshot) -> tuple[Citation, ...]:
-    """What shows that product."""
-    found = snapshot.view(_product)
-    return (found[1],) if found else ()
-
-
-def _product(snapshot: Snapshot) -> tuple[Product, Citation] | None:
-    kubelet = snapshot.facts.kubelet
-    if isinstance(kubelet, Known) and kubelet.value is not None:
-        kind = kubelet.value.kind
-        return None if kind == "kubelet" else (kind, stated("the kubelet", f"of {kind}", kubelet.probe))
-    items = [one for one in snapshot.items if not (one.kind in _NAMELESS or one.outcome == "absent" or one.is_register)]
-    for name, pattern in _PRODUCTS:
-        for item in items:
-            if item.text.strip() and pattern.search(item.written):
-                return name, cite(item)
-            if match := find(item, pattern):
-                return name, cite(item, item.number_at(match.start()))
-    return None
-
-
 _SHOWN: Final = Pattern(r"^[ \t]*(?:\[\s*plugins\b|[\w-]+\s*=|\{)|\"runtimes\"", re.MULTILINE)
-
-
-def running(snapshot: Snapshot) -> Effective | None:
-    """What the daemon itself printed of its configuration; None where nobody asked it."""
-    shown = (item for item in snapshot.of("containerd-config") if find(item, _SHOWN))
-    return next((_scanned(item) for item in shown), None)
-
-
-def effective(snapshot: Snapshot) -> Effective | None:
-    """What the daemon said, else what its files say; None where neither was seen."""
-    return running(snapshot) or of_files(snapshot)
-
-
 _ROOTS: Final[Mapping[Product, str]] = {
     "containerd": CONFIG,
     "k3s": "/var/lib/rancher/k3s/agent/etc/containerd/config.toml",
@@ -110,7 +94,18 @@ _ROOTS: Final[Mapping[Product, str]] = {
 }
 
 
-def of_files(snapshot: Snapshot) -> Effective | None:
+def running(snapshot: Snapshot) -> Config | None:
+    """What the daemon itself printed of its configuration; None where nobody asked it."""
+    shown = (item for item in snapshot.of("containerd-config") if find(item, _SHOWN))
+    return next((_config(item) for item in shown), None)
+
+
+def config(snapshot: Snapshot) -> Config | None:
+    """What the daemon printed, else what the files that it reads say; None where neither was seen."""
+    return running(snapshot) or of_files(snapshot)
+
+
+def of_files(snapshot: Snapshot) -> Config | None:
     """What the files of the containerd that counts say; None where none was seen."""
     path = _ROOTS.get(product(snapshot), CONFIG)
     shown = (item for item in snapshot.of("file", "listing") if item.where == "host" and item.outcome == "ok")
@@ -119,25 +114,22 @@ def of_files(snapshot: Snapshot) -> Effective | None:
         return None
     folder = path.rpartition("/")[0]
     others = (items[one] for one in sorted(items) if one != path and one.startswith(folder) and one.endswith(".toml"))
-    return _scanned(root, *(others if "imports" in root.text else ()))
+    return _config(root, *(others if "imports" in root.text else ()))
 
 
 # TOML in every schema, and crictl's JSON.
 _TOKEN: Final = Pattern(
     r"^(?:\d+[:-])?[ \t]*\[(?P<table>[^\[\]\n]+)\]"
     r"|\"(?P<object>[\w.-]+)\"\s*:\s*\{(?=\s*\"(?:options|runtime(?:Type|Path|Engine|Root))\")"
-    r"|(?:^|[{,\d:-])[ \t]*\"?(?P<key>default_?runtime_?name|SystemdCgroup|runtimes)\"?\s*[:=]\s*"
-    r"(?P<value>\[[^\]]*\]|[^\s,}]+)",
+    r"|(?:^|[{,\d:-])[ \t]*\"?(?P<key>default_?runtime_?name|SystemdCgroup)\"?\s*[:=]\s*(?P<value>[^\s,}]+)",
     re.MULTILINE | re.IGNORECASE,
 )
-_QUOTED: Final = Pattern(r"[\"']([^\"'\n]+)[\"']")
 _HANDLER: Final = Pattern(r"\.runtimes\.[\"']?([\w-]+)")
 
 
-def _scanned(*items: Item) -> Effective:
+def _config(*items: Item) -> Config:
     """What the lines of the texts say, whole or in part; a later file wins."""
-    handlers: dict[str, Citation] = {}
-    systemd: dict[str, Value] = {}
+    handlers, systemd = dict[str, Citation](), dict[str, Value]()
     default, handler = None, ""
     for item in items:
         for match in finds(item, _TOKEN):
@@ -147,16 +139,10 @@ def _scanned(*items: Item) -> Effective:
                 handler = match["object"] or (named[1] if named else "")
                 if handler:
                     handlers.setdefault(handler, place)
-                continue
-            value, key = match["value"].strip("\"'"), match["key"].lower()
-            if key.startswith("default"):
-                default = Value(value, place)
-            elif key == "systemdcgroup":
-                systemd[handler] = Value(value.lower(), place)
-            else:  # what jq makes of the runtimes with "keys"
-                handlers |= dict.fromkeys(_QUOTED.findall(match["value"]), place)
-    source, text = items[0].source, items[0].text
-    lists = bool(handlers) or "runtimes]" in text or '"runtimes"' in text
-    is_whole = "version" in text and not (source.is_part or source.only) and items[0].kind != "containerd-config"
-    names = (lists and (not source.only or "runtimes" in source.only)) or is_whole
-    return Effective(cite(items[0], 1), handlers, default, systemd, names)
+            elif match["key"].lower().startswith("default"):
+                default = Value(match["value"].strip("\"'"), place)
+            else:
+                systemd[handler] = Value(match["value"].strip("\"'").lower(), place)
+    root = items[0]
+    is_whole = ("runtimes" in root.text or "version" in root.text) and not (root.source.only or root.source.is_part)
+    return Config(cite(root, 1), handlers, default, systemd, is_whole)
