@@ -318,6 +318,7 @@ FAMILY: Final = Family(
                 "https://github.com/NVIDIA/nvidia-container-toolkit/issues/1239",
             ),
             decisive=_ASKED_AS_OPERATOR,
+            context=anywhere(r"CDI_ENABLED|Skipping CDI|management\.nvidia\.com"),
             symptoms=(symptoms.CDI_UNRESOLVED,),
             look_at=(Shell("ls /var/run/cdi"),),
             summary="a pod asks for a device of the class that only operators use, and no specification offers it",

@@ -119,6 +119,7 @@ FAMILY: Final = Family(
                 unless(_LOST, line(r"\bvGPU\b|\bGRID [A-Z]\d|nvidia-gridd")),
                 _CUT_OFF,
                 all_of(line(r"systemd\[1\]: Reloading"), symptoms.DRIVER_WORKS, asked(r"/dev/char|journalctl")),
+                all_of(_BY_SYSTEMD, symptoms.DRIVER_WORKS, asked(r"grep\b.*\bcgroup")),
             ),
             symptoms=(symptoms.NVML_UNKNOWN, symptoms.CUDA_UNAVAILABLE, symptoms.CUDA_NO_DEVICE),
             context=any_of(_RELOADED, _CUT_OFF, _BY_SYSTEMD),

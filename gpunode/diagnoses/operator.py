@@ -14,7 +14,7 @@ from gpunode.diagnoses.model import Citation, Family, Fix, Rule
 from gpunode.diagnoses.remedies import by_hand, run
 from gpunode.diagnoses.remedies import driver as driver_fix
 from gpunode.diagnoses.signs import all_of, any_of, asked, fact, line, unless
-from gpunode.diagnoses.snapshot import Snapshot
+from gpunode.diagnoses.snapshot import Snapshot, cite
 from gpunode.diagnoses.views import driver, history, kube, modules
 from gpunode.facts.patterns import Pattern
 
@@ -39,7 +39,7 @@ _MANAGED: Final = any_of(
         r"|upgradePolicy",
         flags=re.IGNORECASE,
     ),
-    asked(r"k8s-driver-manager"),
+    fact(lambda node: (cite(item) for item in node.items if "k8s-driver-manager" in item.written)),
 )
 _CANNOT_DRAIN: Final = line(
     r"Auto[- ]?(?:drain|eviction) (?:of .{0,80})?(?:is )?disabled|cannot delete Pods? (?:with|not|declare)"
@@ -183,7 +183,7 @@ FAMILY: Final = Family(
                 unless(any_of(_MANAGED, _CANNOT_DRAIN, _CLIENTS, _OF_POD), _HOST_DRIVER),
             ),
             symptoms=(_STUCK, symptoms.OPERATOR_WAITS),
-            context=any_of(_FAILING, _HOST_DRIVER),
+            context=_FAILING,
             look_at=(
                 Shell("nvidia-smi  # on the host"),
                 Shell("kubectl logs -n gpu-operator -l app=nvidia-driver-daemonset --tail=30"),

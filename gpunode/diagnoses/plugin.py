@@ -13,7 +13,7 @@ from gpunode.diagnoses.commands import Shell, command
 from gpunode.diagnoses.model import Citation, Family, Fix, Rule
 from gpunode.diagnoses.remedies import by_hand, run
 from gpunode.diagnoses.signs import all_of, any_of, anywhere, asked, fact, holds, line, unless
-from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with
+from gpunode.diagnoses.snapshot import Snapshot, cite
 from gpunode.diagnoses.views import containerd, driver, kube
 from gpunode.diagnoses.views.engine import engine
 from gpunode.facts.patterns import Pattern
@@ -69,23 +69,6 @@ _HANDLER: Final = any_of(
 )
 _PLAIN: Final = unless(anywhere(rf"{_DEFAULT}(?!nvidia)\w"), _IS_DEFAULT)
 _REGISTERED: Final = any_of(line(r"\b(?:nvidia-ctk|gpunode ctk) runtime configure\b"), asked(r"\bruntime configure\b"))
-# What a pod with a GPU complains of where nothing of the driver was mounted into it.
-_WITHOUT_DRIVER: Final = Pattern(
-    r"nvidia-smi\\?[\"']?: (?:(?:command |executable file )?not found|no such file or directory)"
-    r"|CUDA driver version is insufficient|NVIDIA Driver was not detected|Found no NVIDIA driver|no CUDA-capable device"
-)
-
-
-def _bare(snapshot: Snapshot) -> Iterator[Citation]:
-    """What a pod with a GPU complains of where nothing of the driver was mounted into it."""
-    for item in snapshot.items:
-        if item.kind.startswith("kubernetes") or re.match(r"(?:kubectl|oc) exec\b", item.written):
-            yield from lines_with(item, _WITHOUT_DRIVER)
-
-
-_BARE: Final = fact(_bare)
-
-
 _ODD_SYSTEM: Final = anywhere(
     r"Talos|NixOS|Bottlerocket|Container-Optimized OS|Flatcar|Alpine Linux|siderolabs/|microsoft-standard-WSL"
 )
@@ -187,7 +170,7 @@ FAMILY: Final = Family(
                 line(r"NVIDIA_DRIVER_ROOT\W+(?:value: )?/(?!run/nvidia/driver)\w"),
             ),
             symptoms=(_COMPLAINS, symptoms.NO_CAPACITY, symptoms.POD_PENDING, symptoms.PLUGIN_FAILS),
-            context=any_of(_UNDER, _TOLD_ROOT),
+            context=any_of(_UNDER, _ELSEWHERE),
             against=(_NO_DRIVER, symptoms.NO_GPU),
             look_at=(Shell("kubectl logs -n kube-system -l name=nvidia-device-plugin-ds --tail=30"),),
             share=2,
@@ -218,15 +201,21 @@ FAMILY: Final = Family(
                 any_of(
                     _ASKED_FOR,
                     all_of(_COMPLAINS, any_of(_PLAIN, _CLASSLESS, _HANDLER, _REGISTERED)),
-                    all_of(_BARE, any_of(_HANDLER, _CLASSLESS)),
+                    all_of(symptoms.NO_DRIVER_INSIDE, any_of(_HANDLER, _CLASSLESS)),
                     all_of(_HANDLER, any_of(_CLASSLESS, all_of(_PLAIN, symptoms.PLUGIN_FAILS))),
                 ),
                 _UNDER,
                 unless(_ELSEWHERE, _CLASSLESS, _HANDLER),
             ),
             may_be_normal=True,
-            context=all_of(_PLAIN, _HANDLER),
-            symptoms=(_COMPLAINS, symptoms.NO_CAPACITY, symptoms.POD_PENDING, symptoms.PLUGIN_FAILS),
+            context=any_of(_HANDLER, _CLASSLESS, _REGISTERED),
+            symptoms=(
+                _COMPLAINS,
+                symptoms.NO_DRIVER_INSIDE,
+                symptoms.NO_CAPACITY,
+                symptoms.POD_PENDING,
+                symptoms.PLUGIN_FAILS,
+            ),
             against=(_NO_DRIVER, symptoms.NO_GPU),
             look_at=(
                 Shell("kubectl get runtimeclass"),
@@ -260,7 +249,14 @@ FAMILY: Final = Family(
             ),
             sources=(f"{DEVICE_PLUGIN}/issues/58", f"{DEVICE_PLUGIN}/issues/189", f"{DEVICE_PLUGIN}/issues/234"),
             decisive=UNHEALTHY,
-            symptoms=(UNHEALTHY, symptoms.POD_PENDING, symptoms.POD_REFUSED, symptoms.NO_CAPACITY, symptoms.ANY_XID),
+            share=1,
+            symptoms=(
+                UNHEALTHY,
+                symptoms.POD_PENDING,
+                symptoms.NOT_ENOUGH_GPUS,
+                symptoms.POD_REFUSED,
+                symptoms.ANY_XID,
+            ),
             look_at=(
                 Shell("kubectl describe nodes | grep -E 'nvidia.com/gpu'"),
                 Shell("kubectl logs -n kube-system -l name=nvidia-device-plugin-ds --tail=30"),

@@ -189,6 +189,12 @@ NO_DEVICE_DRIVER: Final = line(
     r"could not select device driver (?![\\\"'`]*cdi)"
     r"|unknown flag: --gpus|no known GPU vendor|failed to discover GPU vendor"
 )
+NO_DRIVER_INSIDE: Final = line(
+    r"nvidia-smi\\?[\"']?: (?:(?:command |executable file )?not found|no such file or directory)"
+    r"|NVIDIA Driver was not detected|Found no NVIDIA driver|CUDA driver version is insufficient"
+    r"|no CUDA-capable device|driver volume is not mounted",
+    flags=re.IGNORECASE,
+)
 NO_RUNTIME: Final = line(
     r"[Uu]nknown (?:or invalid )?runtime(?: name)?:? [\"'\\]*nvidia|no runtime for [\"'\\]*nvidia"
     r"|runtime [\"'\\]*nvidia[\"'\\]* (?:not found|is not)"
@@ -227,6 +233,7 @@ POD_PENDING: Final = line(
     r"Insufficient nvidia\.com/\S+|FailedScheduling|0/\d+ nodes are available|didn't match Pod's node affinity"
     r"|untolerated taint|Status:\s+Pending"
 )
+NOT_ENOUGH_GPUS: Final = line(r"Insufficient nvidia\.com/\S+|Insufficient \S*gpu")
 POD_REFUSED: Final = line(
     r"UnexpectedAdmissionError|Allocate failed|no healthy devices present|requested number of devices unavailable"
     r"|cannot allocate unhealthy devices|OutOfnvidia"
