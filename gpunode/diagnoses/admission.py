@@ -12,10 +12,11 @@ from gpunode.diagnoses.commands import Shell, command, is_unit, joined
 from gpunode.diagnoses.model import Citation, Family, Fix, Rule
 from gpunode.diagnoses.plugin import UNHEALTHY
 from gpunode.diagnoses.remedies import by_hand, restart, run
-from gpunode.diagnoses.signs import all_of, any_of, anywhere, asked, fact, holds, line, unless
+from gpunode.diagnoses.signs import all_of, any_of, anywhere, asked, fact, line, unless
 from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import containerd, kube
 from gpunode.facts.model import Known
+from gpunode.facts.sources import Kind
 
 _KUBERNETES: Final = "https://github.com/kubernetes/kubernetes"
 
@@ -32,17 +33,15 @@ _REJECTED: Final = line(
 )
 
 
+_TABLES: Final[tuple[Kind, ...]] = ("kubernetes", "kubernetes-pod", "kubernetes-node", "text", "application")
 _REFUSED: Final = any_of(_NOT_HEALTHY, _FEWER, _REJECTED)
 
 
-def _is_past(snapshot: Snapshot) -> bool:
-    """Whether only the node's logs tell of refused pods, and none of the pods that are shown is one."""
-    rows, logs = snapshot.view(kube.rows), {item.key for item in snapshot.of("unit-log", "journal")}
-    is_shown = any("Admission" in row.status or "OutOf" in row.status for row in rows)
-    return bool(rows) and not is_shown and all(place.key in logs for place in snapshot.view(_REFUSED))
-
-
-_PAST: Final = holds(_is_past, "no pod that is shown was refused")
+# That the logs alone remember it, and no pod that is shown was refused.
+_PAST: Final = unless(
+    line(r"^\S[^\n]*\s\d+/\d+\s+(?:Running|Completed)\s", *_TABLES),
+    line(r"AdmissionError|OutOf|Allocate failed", *_TABLES),
+)
 _BOOTED: Final = line(
     r"\brebooted\b|\brebooting\b|(?:after|since) (?:a |the |node )?reboot|system boot|^-- (?:Boot|Reboot) "
     r"|\bup\s+\d{1,2} min\b",

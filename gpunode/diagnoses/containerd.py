@@ -63,20 +63,6 @@ _NO_DEFAULT: Final = line(
 )
 
 
-def _undescribed(snapshot: Snapshot) -> Iterator[Citation]:
-    seen = snapshot.view(containerd.config)
-    if seen is not None and seen.is_whole and not seen.of_nvidia:
-        yield seen.place
-
-
-def _dangling(snapshot: Snapshot) -> Iterator[Citation]:
-    """A default runtime of NVIDIA's that nothing describes."""
-    for one in (containerd.running(snapshot), containerd.of_files(snapshot)):
-        if one is not None and one.default is not None and one.is_whole:
-            name = one.default.value
-            yield from (one.default.citation,) if name.startswith("nvidia") and name not in one.handlers else ()
-
-
 def _unserved(snapshot: Snapshot) -> Iterator[Citation]:
     """A live kubelet with this containerd, a driver that works and the toolkit, and no way by which a pod has a GPU."""
     is_live = isinstance(snapshot.facts.kubelet, Known) and bool(snapshot.view(_KUBELET))
@@ -84,12 +70,26 @@ def _unserved(snapshot: Snapshot) -> Iterator[Citation]:
         yield from snapshot.view(all_of(_UNDESCRIBED, toolkit.present))
 
 
-_SHOWN: Final = fact(lambda node: (one.place,) if (one := node.view(containerd.config)) and one.handlers else ())
-_DESCRIBED: Final = fact(lambda node: one.of_nvidia if (one := node.view(containerd.config)) else ())
-_UNDESCRIBED: Final = any_of(
-    fact(_undescribed), asked(r"\b(?:containerd|crictl)\b.*(?:dump|info|\.toml).*grep.*nvidia", empty=True)
+def _in_config(pattern: str) -> Sign:
+    """What containerd's configuration says, in TOML of every schema or crictl's JSON."""
+    compiled = Pattern(pattern, re.MULTILINE)
+    return fact(lambda node: (one for item in node.view(containerd.config) for one in lines_with(item, compiled)))
+
+
+_ANY_HANDLER: Final = r"runtimes\.[\"']?[\w-]+|\"runtimes\"\s*:\s*\{"
+_NVIDIAS: Final = (
+    r"runtimes\.[\"']?nvidia|\"nvidia[\w-]*\"\s*:\s*\{\s*\"(?:options|runtime)|\"runtimes\": *\[[^\]]*\"nvidia"
 )
-_RUNNING: Final = fact(lambda node: one.of_nvidia if (one := containerd.running(node)) else ())
+_SHOWN: Final = _in_config(_ANY_HANDLER)
+_DESCRIBED: Final = _in_config(_NVIDIAS)
+_RUNNING: Final = line(_NVIDIAS, "containerd-config")
+_WHOLE: Final = fact(containerd.whole)
+# A default runtime of NVIDIA's that nothing describes.
+_DEFAULT: Final = _in_config(r"default_?[rR]untime_?[nN]ame\"?\s*[=:]\s*[\"']nvidia")
+_DANGLING: Final = unless(all_of(_DEFAULT, _WHOLE), _DESCRIBED)
+_UNDESCRIBED: Final = any_of(
+    unless(_WHOLE, _DESCRIBED), asked(r"\b(?:containerd|crictl)\b.*(?:dump|info|\.toml).*grep.*nvidia", empty=True)
+)
 # A runtime class, as YAML and as kubectl's table: its name, its handler and its age.
 _NAMED: Final = anywhere(r"^\s*[\"']?handler[\"']?:\s*[\"']?nvidia|^(nvidia\S*)\s+\1\s+\d")
 _PLUGIN_LACKS: Final = unless(
@@ -143,22 +143,18 @@ def _typed(snapshot: Snapshot) -> str | None:
     return kubelet.value.cgroup_driver if isinstance(kubelet, Known) and kubelet.value is not None else None
 
 
-def _of_nvidia(snapshot: Snapshot, *, is_systemd: bool) -> Iterator[Citation]:
-    """The cgroup driver of the runtime nvidia: cgroupfs, unless its options say otherwise."""
-    seen = snapshot.view(containerd.config)
-    own = seen.systemd_cgroup.get("nvidia") if seen else None
-    if own is not None:
-        yield from (own.citation,) if (own.value == "true") is is_systemd else ()
-    elif seen is not None and seen.is_whole and not is_systemd:
-        yield from (seen.handlers["nvidia"],) if "nvidia" in seen.handlers else ()
-
-
+# cgroupfs, unless its options say otherwise.
+_OPTIONS: Final = (
+    r"(?:runtimes\.[\"']?nvidia[\"']?\.options\](?:\n(?![ \t]*(?:\d+[:-])?[ \t]*\[)[^\n]*){0,20}?\n[^\n]*?"
+    r"|\"nvidia\"\s*:\s*\{[^}]*?)SystemdCgroup\"?\s*[=:]\s*"
+)
+_NVIDIA_BY_SYSTEMD: Final = _in_config(rf"{_OPTIONS}true")
+_NVIDIA_BY_CGROUPFS: Final = any_of(
+    _in_config(rf"{_OPTIONS}false"), unless(all_of(_DESCRIBED, _WHOLE), _NVIDIA_BY_SYSTEMD)
+)
 _BY_SYSTEMD: Final = _kubelets("systemd")
 _BY_CGROUPFS: Final = _kubelets("cgroupfs")
-_NVIDIA_BY_CGROUPFS: Final = fact(lambda node: _of_nvidia(node, is_systemd=False))
-_DIFFER: Final = any_of(
-    all_of(_NVIDIA_BY_CGROUPFS, _BY_SYSTEMD), all_of(fact(lambda node: _of_nvidia(node, is_systemd=True)), _BY_CGROUPFS)
-)
+_DIFFER: Final = any_of(all_of(_NVIDIA_BY_CGROUPFS, _BY_SYSTEMD), all_of(_NVIDIA_BY_SYSTEMD, _BY_CGROUPFS))
 _DOCKERS_DIFFER: Final = line(r"kubelet cgroup driver: [\\\"]*\w+[\\\"]* is different from docker cgroup driver")
 _COME_AND_GO: Final = line(r"CrashLoopBackOff|SandboxChanged|Pod sandbox changed|Back-off restarting failed container")
 _SYSTEMS_OWN: Final = line(r"kube-(?:apiserver|controller|scheduler|proxy|system|flannel)[^\n]{0,200}CrashLoopBackOff")
@@ -281,9 +277,7 @@ FAMILY: Final = Family(
                 "https://github.com/NVIDIA/gpu-operator/issues/730",
                 f"{TOOLKIT_GUIDE}#configuring-containerd-for-kubernetes",
             ),
-            decisive=any_of(
-                _NO_DEFAULT, fact(_dangling), all_of(any_of(_NO_RUNTIME, _NO_HANDLER, _NAMED), _UNDESCRIBED)
-            ),
+            decisive=any_of(_NO_DEFAULT, _DANGLING, all_of(any_of(_NO_RUNTIME, _NO_HANDLER, _NAMED), _UNDESCRIBED)),
             typical=any_of(
                 unless(_NO_RUNTIME, _RUNNING, _RANCHER),
                 _NO_HANDLER,

@@ -15,7 +15,6 @@ from gpunode.diagnoses.remedies import by_hand, run
 from gpunode.diagnoses.signs import all_of, any_of, anywhere, asked, fact, line, unless
 from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import kube, nested
-from gpunode.facts.patterns import Pattern
 
 _OFFERS: Final = fact(lambda node: (one.citation for each in node.view(kube.nodes) for one in each.offered.values()
                                     if one.value))  # fmt: skip
@@ -87,27 +86,17 @@ def _make_room(snapshot: Snapshot) -> Iterable[Fix]:
 
 # Labels: of the feature discovery, of the clouds, and of the discovery of PCI devices.
 
-_DISCOVERED: Final = Pattern(
-    r"nvidia\.com/(?:gpu\.(?:count|product|memory|family|compute|machine|present)|cuda\.|gfd\.)"
-    r"|cloud\.google\.com/gke-accelerator$|k8s\.amazonaws\.com/accelerator|kubernetes\.azure\.com/accelerator"
+_DISCOVERED: Final = anywhere(
+    r"(?:nvidia\.com/(?:gpu\.(?:count|product|memory|family|compute|machine|present)|(?:cuda|gfd)\.[\w.]+)"
+    r"|cloud\.google\.com/gke-accelerator|k8s\.amazonaws\.com/accelerator|kubernetes\.azure\.com/accelerator)"
+    r"[\"']?(?:=|:\s+)[\"']?(?!0\b|false)\w"
 )
-
-
-def _labelled(snapshot: Snapshot, *, is_without: bool) -> Iterator[Citation]:
-    """A label by which a GPU was discovered on a node that offers none, or of which nothing tells what it offers."""
-    for node in snapshot.view(kube.nodes):
-        if node.has_no_gpu if is_without else not node.offered:
-            found = (one for name, one in node.labels.items() if _DISCOVERED.match(name))
-            yield from [place for value, place in found if value not in {"0", "false"}][:1]
-
-
 # The labels, any of which leads the device plugin's daemon sets to a node; the operator looks for those of PCI, too.
 _MARKS: Final = r"nvidia\.com/gpu\.present|feature\.node\.kubernetes\.io/(?:pci-10de\.present|cpu-model\.vendor_id)"
 _MARKED: Final = line(rf"(?:{_MARKS})\W{{1,4}}(?:true|NVIDIA)\b", "kubernetes-node", "kubernetes", "text")
 _LABELS: Final = line(r"\bkubernetes\.io/(?:os|arch)\b", "kubernetes-node", "kubernetes", "text")
 _NO_MARK: Final = unless(_LABELS, anywhere(r"nvidia\.com/|accelerator"))
-_LABELLED: Final = fact(lambda node: _labelled(node, is_without=True))
-_LABELS_ALONE: Final = fact(lambda node: _labelled(node, is_without=False))
+_LABELLED: Final = unless(all_of(_DISCOVERED, _NO_CAPACITY), _OFFERS)
 _UNREGISTERED: Final = line(r"[Cc]ould not register device plugin|Could not contact Kubelet|registration failed")
 _DAEMONS: Final = r"^[ \t]*(?:\S+\s+)?\S*(?:device-plugin|nvdp|gpu-feature)\S*"
 _IDLE: Final = line(rf"{_DAEMONS}\s+0\s+0\s+0\s+0\s+\d|^[ \t]*Desired Number of Nodes Scheduled: 0"
@@ -244,8 +233,8 @@ FAMILY: Final = Family(
                 "https://kubernetes.io/docs/concepts/extend-kubernetes/compute-storage-net/device-plugins/",
             ),
             decisive=all_of(_LABELLED, _UNREGISTERED),
-            typical=any_of(_LABELLED, _UNREGISTERED, unless(_LABELS_ALONE, _IDLE, _OFFERS)),
-            context=any_of(_LABELS_ALONE, _NO_CAPACITY),
+            typical=any_of(_LABELLED, _UNREGISTERED, unless(_DISCOVERED, _IDLE, _OFFERS)),
+            context=any_of(_DISCOVERED, _NO_CAPACITY),
             symptoms=(symptoms.POD_PENDING, symptoms.NOT_ENOUGH_GPUS, symptoms.NO_CAPACITY),
             look_at=(
                 Shell("kubectl describe nodes | grep -E 'nvidia.com/gpu'"),

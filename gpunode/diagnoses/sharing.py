@@ -16,7 +16,6 @@ from gpunode.diagnoses.signs import all_of, any_of, anywhere, asked, fact, line,
 from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with
 from gpunode.diagnoses.views import kube, smi_query
 from gpunode.facts.items import Item
-from gpunode.facts.numbers import whole
 from gpunode.facts.patterns import Pattern
 
 # Compute mode.
@@ -73,9 +72,8 @@ def _shares(snapshot: Snapshot, *, is_divided: bool) -> Iterator[Citation]:
     """A node that offers each GPU once, or in another number than the configuration asks for."""
     desired = [int(found["count"]) for item in _configs(snapshot) for found in _REPLICAS.finditer(item.text)]
     for node in snapshot.view(kube.nodes):
-        count = whole(node.labels.get("nvidia.com/gpu.count", ("",))[0]) or (0 if desired else 1)
         if (amount := node.capacity.get("nvidia.com/gpu")) and amount.value:
-            is_once = amount.value == count or bool(desired and amount.value < min(desired))
+            is_once = amount.value < min(desired, default=2)
             yield from (amount.citation,) if (bool(desired) and not is_once if is_divided else is_once) else ()
 
 
@@ -130,7 +128,7 @@ FAMILY: Final = Family(
             ),
             sources=("https://github.com/NVIDIA/DIGITS/issues/2005", "https://docs.nvidia.com/deploy/mps/"),
             decisive=fact(lambda node: (place for _, place in node.view(_exclusive))),
-            typical=symptoms.CUDA_BUSY,
+            typical=unless(symptoms.CUDA_BUSY, symptoms.ANY_XID, line(r"Compute Mode\s*:\s*Default|\|\s+Default\s+\|")),
             may_be_normal=True,
             context=asked(r"-d COMPUTE|compute_mode"),
             summary="the compute mode lets one process use the GPU, or none, so that a second gets none",

@@ -41,11 +41,6 @@ _POD: Final = Pattern(
     r"|\"?kind\"?: \"?(?:Pod|DaemonSet|Deployment|Job|StatefulSet)\b",
     re.MULTILINE,
 )
-# Of a label Kubernetes takes 253 characters before the slash and 63 behind it.
-_LABEL: Final = Pattern(
-    r"(?<![\w./-])[\"']?(?P<name>(?:[\w.-]{1,253}\.)?(?:nvidia\.com|kubernetes\.io|k8s\.io)/[\w.-]+"
-    r"|(?:[\w.-]{1,253}/)?[\w-]{0,63}accelerator[\w-]{0,63})[\"']?(?:=|:\s+)[\"']?(?P<value>[\w.-]*)"
-)
 # One field of a node (``-o jsonpath``, ``jq``).
 _FIELD: Final = Pattern(r"\.(?P<section>capacity|allocatable)[\[.\\\"']*nvidia")
 _ROW: Final = Pattern(
@@ -70,7 +65,6 @@ class Node:
 
     Attributes:
         name: empty where no piece shows it.
-        labels: each with its value.
         shown: which of ``capacity`` and ``allocatable`` were shown whole: what is not named there is not there.
     """
 
@@ -79,7 +73,6 @@ class Node:
     capacity: dict[str, Amount] = field(default_factory=dict)
     allocatable: dict[str, Amount] = field(default_factory=dict)
     allocated: dict[str, Amount] = field(default_factory=dict)
-    labels: dict[str, tuple[str, Citation]] = field(default_factory=dict)
     shown: set[str] = field(default_factory=set)
 
     @property
@@ -152,12 +145,8 @@ def _read(part: _Part, node: Node) -> None:
             section = ""
         if section in _OFFERS and _OTHER.match(key):
             node.shown.add(section)
-        place = cite(part.item, number)
         for amount in _AMOUNT.finditer(line):
-            _put(node, section, amount, place)
-        if section not in {"annotations", "tolerations"}:
-            for label in _LABEL.finditer(line):
-                node.labels.setdefault(label["name"], (label["value"], place))
+            _put(node, section, amount, cite(part.item, number))
     _read_field(part.item, node)
 
 
