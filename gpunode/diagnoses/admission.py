@@ -11,7 +11,7 @@ from gpunode.diagnoses.cluster import restart_failed_pods
 from gpunode.diagnoses.commands import Shell, command, is_unit, joined
 from gpunode.diagnoses.model import Citation, Family, Fix, Rule
 from gpunode.diagnoses.plugin import UNHEALTHY
-from gpunode.diagnoses.remedies import by_hand, restart, run
+from gpunode.diagnoses.remedies import always, by_hand, restart, run
 from gpunode.diagnoses.signs import all_of, any_of, anywhere, asked, fact, line, unless
 from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import containerd, kube
@@ -49,11 +49,7 @@ _BOOTED: Final = line(
 )
 
 
-def _readmit(_: Snapshot) -> Iterable[Fix]:
-    yield restart_failed_pods("delete the refused pods that have a controller, which makes them anew")
-    text = "give the device plugin the priority class system-node-critical, so that it starts first"
-    yield by_hand("configure", text)
-
+_DELETE_REFUSED: Final = restart_failed_pods("delete the refused pods that have a controller, which makes them anew")
 
 # Restarts of the kubelet: Kubernetes 118559 and its backports; 124345 (init containers) and 117955 (completed pods)
 # are open after them.
@@ -80,11 +76,6 @@ _INIT: Final = line(r"^Init Containers:(?!\s*<none>)", "kubernetes-pod")
 _OLD: Final = line(
     r"\bv1\.(?:25\.(?:\d|1[0-3])|26\.[0-8]|27\.[0-5])(?:[+-]\S+)?\b", "kubernetes-node", "kubernetes", "kubernetes-pod"
 )
-
-
-def _update_kubelet(_: Snapshot) -> Iterable[Fix]:
-    yield restart_failed_pods("delete the refused pods that have a controller, which makes them anew")
-    yield by_hand("install", "bring the kubelet to 1.25.14, 1.26.9, 1.27.6, 1.28 or newer")
 
 
 # What the kubelet has on record, and what takes a pod away without it.
@@ -119,7 +110,7 @@ def _kubelet_unit(snapshot: Snapshot) -> str:
 def _forget(snapshot: Snapshot) -> Iterable[Fix]:
     unit = _kubelet_unit(snapshot)
     yield restart(unit, "restart the kubelet, which reads anew what its pods hold")
-    yield restart_failed_pods("delete the refused pods")
+    yield _DELETE_REFUSED
     stop, start = command("sudo", "systemctl", "stop", unit), command("sudo", "systemctl", "start", unit)
     move = command("sudo", "mv", _CHECKPOINT, f"{_CHECKPOINT}.bak")
     yield run(
@@ -155,7 +146,13 @@ FAMILY: Final = Family(
             look_at=(Shell("kubectl get pods -A | grep Unexpected"), Shell("uptime")),
             share=2,
             summary="after its start the kubelet took up pods with a GPU before the device plugin had told it of any",
-            remedy=_readmit,
+            remedy=always(
+                _DELETE_REFUSED,
+                by_hand(
+                    "configure",
+                    "start the device plugin first: give it the priority class system-node-critical",
+                ),
+            ),
         ),
         Rule(
             cause="kubelet-restart-admission-bug",
@@ -180,7 +177,9 @@ FAMILY: Final = Family(
             look_at=(Shell("kubectl get pods -A | grep Unexpected"), Shell("kubectl version")),
             share=2,
             summary="the kubelet was restarted and admitted its pods anew before the device plugin was registered",
-            remedy=_update_kubelet,
+            remedy=always(
+                _DELETE_REFUSED, by_hand("install", "bring the kubelet to 1.25.14, 1.26.9, 1.27.6, 1.28 or newer")
+            ),
         ),
         Rule(
             cause="kubelet-stale-device-allocation",

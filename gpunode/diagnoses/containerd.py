@@ -112,7 +112,6 @@ def _register(snapshot: Snapshot) -> Iterable[Fix]:
     else:
         text = "register NVIDIA's runtime, and have containerd read that"
         yield run("configure", text, Shell("sudo gpunode ctk runtime configure --runtime=containerd --restart"))
-        yield run("inspect", "see what containerd reads", _DUMP.get(product, _DUMPED))
 
 
 _FOR_CRIO: Final = run(
@@ -120,13 +119,6 @@ _FOR_CRIO: Final = run(
     "register the runtime where CRI-O reads it, and have it read that",
     Shell("sudo gpunode ctk runtime configure --runtime=crio --restart"),
 )
-# A containerd that a product brings is not on the path, and another one's dump would say what that one reads.
-_DUMPED: Final = Shell("sudo containerd config dump | grep -A4 runtimes.nvidia")
-_DUMP: Final = {
-    "microk8s": Shell("sudo grep -A4 nvidia /var/snap/microk8s/current/args/containerd.toml"),
-    "k0s": Shell("sudo grep -A4 nvidia /etc/k0s/containerd.toml"),
-}
-
 # cgroup drivers.
 
 

@@ -10,6 +10,7 @@ from typing import Final
 from gpunode.diagnoses import symptoms
 from gpunode.diagnoses.addresses import TOOLKIT_GUIDE
 from gpunode.diagnoses.commands import Shell, command, joined
+from gpunode.diagnoses.judging import is_examined
 from gpunode.diagnoses.model import Citation, Family, Fix, Rule, Sign
 from gpunode.diagnoses.remedies import always, by_hand, restart, run
 from gpunode.diagnoses.signs import all_of, any_of, asked, fact, file_line, holds, line, unless
@@ -42,19 +43,11 @@ _RUNS: Final = line(
     *("unit-status", "unit-show", "docker-info", "docker-version", "container-run"),
 )
 # Nobody knows who broke a pasted file where docker answers all the same.
-_FAULTY: Final = fact(
-    lambda node: (
-        file.first_line for file in node.view(docker.files) if file.fault and (file.is_probed or not node.view(_RUNS))
-    )
+_FAULTY: Final = unless(
+    fact(lambda node: (place for _, place in docker.faults(node))),
+    unless(_RUNS, holds(is_examined, "gpunode looked at the node itself")),
 )
-_FLAGS: Final = {
-    "hosts": "-H|--host",
-    "runtimes": "--add-runtime",
-    "default-runtime": "--default-runtime",
-    "log-driver": "--log-driver",
-    "storage-driver": "--storage-driver",
-    "data-root": "--data-root",
-}
+_FLAGS: Final = ("log-driver", "storage-driver", "data-root", "default-runtime")
 
 
 def _as_flag(names: str) -> Sign:
@@ -63,13 +56,14 @@ def _as_flag(names: str) -> Sign:
 
 _HOSTS: Final = file_line("*daemon.json", r"\"hosts\"\s*:")
 _BOTH: Final = any_of(
-    *(all_of(_as_flag(flag), file_line("*daemon.json", rf"\"{name}\"\s*:")) for name, flag in _FLAGS.items())
+    all_of(_as_flag("-H|--host"), _HOSTS),
+    all_of(_as_flag("--add-runtime"), file_line("*daemon.json", r"\"runtimes\"\s*:")),
+    *(all_of(_as_flag(f"--{name}"), file_line("*daemon.json", rf"\"{name}\"\s*:")) for name in _FLAGS),
 )
 
 
 def _fault(snapshot: Snapshot) -> str:
-    fault = next((f"{file.path}: {file.fault}" for file in snapshot.view(docker.files) if file.fault), "")
-    return f"dockerd cannot read {fault or 'its configuration file'}"
+    return f"dockerd cannot read {next((why for why, _ in docker.faults(snapshot)), 'its configuration file')}"
 
 
 # Another docker than the one that was set up.
@@ -124,12 +118,11 @@ def _to_the_engine(snapshot: Snapshot) -> Iterable[Fix]:
 
 # A docker of a user's own.
 
-_IN_INFO: Final = line(
-    r"^[ \t]*rootless\s*$|name=rootless|^[ \t]*Context:\s*rootless|^rootless\s*\*|dockerd-rootless\.sh --"
-    r"|rootlesskit --|\((?:Rootless|rootless)\)\s*$|/run/user/\d+/docker\.sock",
-)
 ROOTLESS: Final = any_of(
-    _IN_INFO,
+    line(
+        r"^[ \t]*rootless\s*$|name=rootless|^[ \t]*Context:\s*rootless|^rootless\s*\*|dockerd-rootless\.sh --"
+        r"|rootlesskit --|\((?:Rootless|rootless)\)\s*$|/run/user/\d+/docker\.sock"
+    ),
     asked(
         r"systemctl --user \S+ docker|/\.config/docker/daemon\.json|/run/user/\d+/docker\.sock|\brootless docker\b"
         r"|--context[= ]rootless"
@@ -170,25 +163,12 @@ _RUNTIMES: Final = r"(?:^[ \t]*Runtimes:|\bio\.containerd\.runc\.v2\b(?=[^\n]*[ 
 _HAS_IT: Final = line(rf"{_RUNTIMES}[^\n]*\bnvidia\b")
 _LACKS_IT: Final = unless(line(rf"{_RUNTIMES}(?![^\n]*\bnvidia\b)"), _HAS_IT)
 _TAKES_ANOTHER: Final = line(r"^[ \t]*Default Runtime:\s*(?!nvidia)\w")
-_REGISTERED: Final = fact(
-    lambda node: (file.line("nvidia") for file in node.view(docker.files) if file.has_nvidia and not file.is_users)
-)
-_DEFAULT: Final = fact(
-    lambda node: (
-        file.line("default-runtime") for file in node.view(docker.files) if file.is_default and file.has_nvidia
-    )
-)
-_DANGLING: Final = unless(
-    fact(
-        lambda node: (
-            file.line("default-runtime") for file in node.view(docker.files) if file.is_default and not file.has_nvidia
-        )
-    ),
-    line(r"dockerd\b.*--add-runtime[= ]nvidia", "unit-file", "unit-status", "text", "file"),
-)
-_NOT_IN_FILE: Final = fact(
-    lambda node: (file.first_line for file in node.view(docker.files) if not (file.has_nvidia or file.fault))
-)
+_NVIDIA: Final = r"\"nvidia\"\s*:\s*\{"
+_IN_A_FILE: Final = file_line("*daemon.json", _NVIDIA)
+_REGISTERED: Final = any_of(file_line("*etc/docker/daemon.json", _NVIDIA), file_line("daemon.json", _NVIDIA))
+_DEFAULT: Final = file_line("*daemon.json", r"\"default-runtime\"\s*:\s*\"nvidia\"")
+_DANGLING: Final = unless(_DEFAULT, _IN_A_FILE, _as_flag("--add-runtime"))
+_NOT_IN_FILE: Final = unless(file_line("*daemon.json", r"\S"), _IN_A_FILE, _FAULTY)
 _COMPARES: Final = asked(r"(?=.*docker).*(?:ActiveEnter|ExecMainStart)Timestamp|lstart.*dockerd")
 
 
@@ -267,7 +247,7 @@ FAMILY: Final = Family(
             decisive=line(r"directives are specified (?:both )?as a flag and in the config"),
             typical=any_of(all_of(symptoms.DAEMON_DOWN, _HOSTS), unless(_BOTH, _RUNS)),
             symptoms=(symptoms.DAEMON_DOWN,),
-            context=any_of(_HOSTS, _as_flag("|".join(_FLAGS.values()))),
+            context=any_of(_HOSTS, _as_flag("-H|--host|--add-runtime")),
             against=(_FAULTY,),
             look_at=(Shell("sudo journalctl -u docker -b -n 20"), Shell("systemctl cat docker")),
             summary="dockerd does not start: a setting stands in daemon.json and on its command line as well",
@@ -377,7 +357,7 @@ FAMILY: Final = Family(
             sources=("https://github.com/NVIDIA/nvidia-docker/issues/1034",),
             decisive=any_of(
                 all_of(_REGISTERED, _LACKS_IT),
-                all_of(_DEFAULT, _TAKES_ANOTHER),
+                all_of(_DEFAULT, _IN_A_FILE, _TAKES_ANOTHER),
             ),
             typical=any_of(
                 unless(all_of(_REGISTERED, _UNKNOWN), _HAS_IT),

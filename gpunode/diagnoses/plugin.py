@@ -8,14 +8,13 @@ from typing import Final
 
 from gpunode.diagnoses import symptoms
 from gpunode.diagnoses.addresses import DEVICE_PLUGIN
-from gpunode.diagnoses.cluster import plugin_logs, restart_plugin, restart_rancher, set_driver_root, set_runtime_class
-from gpunode.diagnoses.commands import Shell, command
+from gpunode.diagnoses.cluster import plugin_logs, register_runtime, restart_plugin, set_driver_root, set_runtime_class
+from gpunode.diagnoses.commands import Shell
 from gpunode.diagnoses.model import Citation, Family, Fix, Rule
-from gpunode.diagnoses.remedies import by_hand, run
+from gpunode.diagnoses.remedies import always, by_hand, run
 from gpunode.diagnoses.signs import all_of, any_of, anywhere, asked, fact, holds, line, unless
 from gpunode.diagnoses.snapshot import Snapshot, cite
 from gpunode.diagnoses.views import containerd, driver, kube
-from gpunode.diagnoses.views.engine import engine
 from gpunode.facts.patterns import Pattern
 
 _LACKING: Final = line(
@@ -77,16 +76,9 @@ _NO_DRIVER: Final = unless(holds(driver.fails, "the node itself has no working d
 
 
 def _ask_for_runtime(snapshot: Snapshot) -> Iterable[Fix]:
-    product = containerd.product(snapshot)
-    finds_itself = product in {"k3s", "rke2"}
-    if not (finds_itself or snapshot.view(_HANDLER) or snapshot.view(_REGISTERED)):
-        register = command(
-            "sudo", "gpunode", "ctk", "runtime", "configure", f"--runtime={engine(snapshot)}", "--restart"
-        )
-        yield run("configure", "register NVIDIA's runtime with the container runtime", register)
+    if not (snapshot.view(_HANDLER) or snapshot.view(_REGISTERED) or containerd.product(snapshot) in {"k3s", "rke2"}):
+        yield run("configure", "register NVIDIA's runtime with the container runtime", register_runtime(snapshot))
     yield set_runtime_class("let the device plugin ask for NVIDIA's runtime")
-    if finds_itself and not snapshot.view(_HANDLER):
-        yield restart_rancher(product, "which registers NVIDIA's runtime by itself when it starts")
     yield by_hand("configure", "give pods that use a GPU the same runtimeClassName, or make nvidia the default runtime")
 
 
@@ -128,18 +120,6 @@ _SAID: Final = line(
 UNHEALTHY: Final = any_of(
     unless(_SAID, _WELL), fact(lambda node: (one.citation for _, *both in kube.fewer(node) for one in both))
 )
-
-
-def _counts(snapshot: Snapshot) -> str:
-    for name, capacity, healthy in kube.fewer(snapshot):
-        return f"{capacity.value - healthy.value} of {capacity.value} {name} are unhealthy to the device plugin"
-    return "the device plugin calls a GPU unhealthy and gives it to no new pod"
-
-
-def _heal(_: Snapshot) -> Iterable[Fix]:
-    yield plugin_logs("find out which GPU, and which Xid, the device plugin speaks of, and treat that")
-    yield run("inspect", "look for the GPU's own complaints", Shell("sudo dmesg | grep -E 'NVRM|Xid'"))
-    yield restart_plugin("restart the device plugin: it never calls a GPU healthy again by itself", "the GPU works")
 
 
 FAMILY: Final = Family(
@@ -261,8 +241,12 @@ FAMILY: Final = Family(
                 Shell("kubectl describe nodes | grep -E 'nvidia.com/gpu'"),
                 Shell("kubectl logs -n kube-system -l name=nvidia-device-plugin-ds --tail=30"),
             ),
-            summary=_counts,
-            remedy=_heal,
+            summary="the device plugin calls a GPU unhealthy and gives it to no new pod",
+            remedy=always(
+                plugin_logs("find out which GPU, and which Xid, the device plugin speaks of, and treat that"),
+                run("inspect", "look for the GPU's own complaints", Shell("sudo dmesg | grep -E 'NVRM|Xid'")),
+                restart_plugin("restart the device plugin: it never takes that back by itself", "the GPU works"),
+            ),
         ),
     ),
 )

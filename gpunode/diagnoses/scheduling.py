@@ -11,7 +11,7 @@ from gpunode.diagnoses.addresses import DEVICE_PLUGIN
 from gpunode.diagnoses.cluster import node_word, plugin_logs, restart_plugin
 from gpunode.diagnoses.commands import Shell, command
 from gpunode.diagnoses.model import Citation, Family, Fix, Rule
-from gpunode.diagnoses.remedies import by_hand, run
+from gpunode.diagnoses.remedies import always, by_hand, run
 from gpunode.diagnoses.signs import all_of, any_of, anywhere, asked, fact, line, unless
 from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import kube, nested
@@ -43,15 +43,6 @@ _TOLERATES: Final = line(
 )
 
 
-def _tolerate(snapshot: Snapshot) -> Iterable[Fix]:
-    told = " ".join(one.line for sign in (_REFUSED, _GPU_TAINT) for one in snapshot.view(sign))
-    match = re.search(r"taint[^{]{0,6}\{\s*([\w./-]+)|([\w./-]+)(?:=[\w.-]*)?:No(?:Schedule|Execute)", told)
-    key = (match[1] or match[2]) if match else "nvidia.com/gpu"
-    yield by_hand("configure", f"give the pod a toleration: key {key}, operator Exists, effect NoSchedule")
-    show = Shell("kubectl get nodes -o custom-columns=NAME:.metadata.name,TAINTS:.spec.taints")
-    yield run("inspect", "see which taints the node has", show)
-
-
 # Allocation.
 
 
@@ -70,18 +61,10 @@ def _used(snapshot: Snapshot) -> Iterator[Citation]:
         yield from (one.citation for one in node.allocated.values() if one.value and not node.offered)
 
 
-_FULL: Final = fact(_full)
-
-
 def _make_room(snapshot: Snapshot) -> Iterable[Fix]:
-    names = [node.name for node in snapshot.view(kube.nodes) if node.name]
-    show = command("kubectl", "describe", "node", node_word(names[0] if names else ""))
-    if snapshot.view(_FULL) and not snapshot.view(symptoms.POD_PENDING):
-        yield by_hand("application", "nothing is to be done: a further pod gets a GPU when one of these ends")
-    else:
-        yield by_hand("application", "end a pod that holds a GPU, or wait for it", when="a pod waits for one")
-    yield run("inspect", "see which pods hold one", show)
-    yield by_hand("configure", "share GPUs by time-slicing or MPS, or add nodes", when="this happens often")
+    yield by_hand("application", "nothing is to be done: a further pod gets a GPU when one of these ends")
+    yield run("inspect", "see which pods hold one", command("kubectl", "describe", "node", node_word(snapshot)))
+    yield by_hand("configure", "share GPUs by time-slicing or MPS, or add nodes", when="pods wait often")
 
 
 # Labels: of the feature discovery, of the clouds, and of the discovery of PCI devices.
@@ -108,20 +91,8 @@ _FINDS_NO_NODE: Final = line(
 )
 
 
-def _register(_: Snapshot) -> Iterable[Fix]:
-    show = (
-        Shell("kubectl get daemonsets -A | grep -i nvidia"),
-        Shell("kubectl get pods -A -o wide | grep -i device-pl"),
-    )
-    yield run("inspect", "see whether a device plugin runs on the node, and what keeps it from it", *show)
-    yield plugin_logs("read what the device plugin says")
-    yield restart_plugin("restart the device plugin: it registers with the kubelet as it starts")
-
-
 def _label(snapshot: Snapshot) -> Iterable[Fix]:
-    shown = {node.name for node in snapshot.view(kube.nodes) if node.name}
-    name = node_word(shown.pop() if len(shown) == 1 else "")
-    mark = command("kubectl", "label", "node", name, "nvidia.com/gpu.present=true", "--overwrite")
+    mark = command("kubectl", "label", "node", node_word(snapshot), "nvidia.com/gpu.present=true", "--overwrite")
     yield run("configure", "mark the node that has the GPU: the label leads NVIDIA's daemon sets there", mark)
     text = "have feature discovery set it: gfd.enabled=true in the plugin's chart, nfd.enabled=true in the operator's"
     yield by_hand("install", text, when="more nodes will come")
@@ -132,31 +103,32 @@ def _label(snapshot: Snapshot) -> Iterable[Fix]:
 
 _CREATED: Final = r"\b(?:minikube\s+start|kind\s+create|k3d\s+cluster\s+create|Creating cluster)\b"
 _NO_GPU_INSIDE: Final = any_of(
-    line(r"device-plugin|libnvidia-ml\.so\.1|Insufficient nvidia\.com/gpu|No devices found\. Waiting|No valid resources"
-         r"|nvidia-smi[\"']?: (?:executable file )?not found|Driver was not detected"),
-    symptoms.PLUGIN_FAILS, symptoms.NO_CAPACITY, symptoms.NO_DEVICE_DRIVER, symptoms.NO_RUNTIME, _NO_CAPACITY
-)  # fmt: skip
+    line(
+        r"device-plugin|libnvidia-ml\.so\.1|Insufficient nvidia\.com/gpu|No devices found\. Waiting|No valid resources"
+    ),
+    *(symptoms.NO_DRIVER_INSIDE, symptoms.PLUGIN_FAILS, symptoms.NO_CAPACITY, symptoms.NO_DEVICE_DRIVER),
+    *(symptoms.NO_RUNTIME, _NO_CAPACITY),
+)
 
 
-def _pass_in(snapshot: Snapshot) -> Iterable[Fix]:
-    words = " ".join(place.words for place in snapshot.view(nested.NODE))
-    if "kind" in words and "minikube" not in words:
-        text = "let docker pass GPUs to the node's container, then make the cluster with nvkind (nvkind cluster create)"
-        yield run(
-            "configure",
-            text,
-            Shell("sudo nvidia-ctk runtime configure --runtime=docker --set-as-default --cdi.enabled"),
-            Shell("sudo nvidia-ctk config --set accept-nvidia-visible-devices-as-volume-mounts=true --in-place"),
-            Shell("sudo systemctl restart docker"),
-        )
-        return
-    yield by_hand("configure", "save what the cluster holds: to pass GPUs in it is made anew, and all in it is deleted")
-    yield run(
+_PASS_IN: Final = always(
+    by_hand("configure", "save what the cluster holds: to pass GPUs in it is made anew, and all in it is deleted"),
+    run(
         "configure",
         "then make the cluster anew with the GPUs passed in; minikube sets up its inside",
         Shell("minikube delete"),
         Shell("minikube start --driver=docker --container-runtime=docker --gpus=all"),
-    )
+        when="minikube made it",
+    ),
+    run(
+        "configure",
+        "let docker pass GPUs to the node's container, then make the cluster with nvkind (nvkind cluster create)",
+        Shell("sudo nvidia-ctk runtime configure --runtime=docker --set-as-default --cdi.enabled"),
+        Shell("sudo nvidia-ctk config --set accept-nvidia-visible-devices-as-volume-mounts=true --in-place"),
+        Shell("sudo systemctl restart docker"),
+        when="kind made it",
+    ),
+)
 
 
 FAMILY: Final = Family(
@@ -176,7 +148,7 @@ FAMILY: Final = Family(
                 "pods ask for, not what they use, so an idle pod holds its GPU, too. nvidia-smi may show no process."
             ),
             sources=(f"{DEVICE_PLUGIN}/issues/165", "https://kubernetes.io/docs/tasks/manage-gpus/scheduling-gpus/"),
-            decisive=_FULL,
+            decisive=fact(_full),
             typical=fact(_used),
             symptoms=(symptoms.POD_PENDING, symptoms.NOT_ENOUGH_GPUS),
             look_at=(Shell("kubectl describe nodes | grep -A10 'Allocated resources'"),),
@@ -212,7 +184,14 @@ FAMILY: Final = Family(
             look_at=(Shell("kubectl describe nodes | grep Taints"),),
             share=0.6,
             summary="the node with the GPU has a taint that the pod does not tolerate",
-            remedy=_tolerate,
+            remedy=always(
+                by_hand("configure", "give the pod a toleration for the taint: its key, operator Exists, its effect"),
+                run(
+                    "inspect",
+                    "see which taints the node has",
+                    Shell("kubectl get nodes -o custom-columns=NAME:.metadata.name,TAINTS:.spec.taints"),
+                ),
+            ),
             explains=frozenset({"device-plugin-not-ready-after-reboot", "gpu-labels-without-capacity"}),
         ),
         Rule(
@@ -242,7 +221,16 @@ FAMILY: Final = Family(
             ),
             share=0.8,
             summary="the node is labelled as one with a GPU and offers none: no device plugin has registered there",
-            remedy=_register,
+            remedy=always(
+                run(
+                    "inspect",
+                    "see whether a device plugin runs on the node, and what keeps it from it",
+                    Shell("kubectl get daemonsets -A | grep -i nvidia"),
+                    Shell("kubectl get pods -A -o wide | grep -i device-pl"),
+                ),
+                plugin_logs("read what the device plugin says"),
+                restart_plugin("restart the device plugin: it registers with the kubelet as it starts"),
+            ),
         ),
         Rule(
             cause="gpu-node-not-labelled",
@@ -311,7 +299,7 @@ FAMILY: Final = Family(
             may_be_normal=True,
             look_at=(Shell("docker ps"), Shell("docker info | grep -i 'default runtime'")),
             summary="the cluster's node is a container with a runtime of its own: the host's does not count inside",
-            remedy=_pass_in,
+            remedy=_PASS_IN,
             explains=frozenset(
                 {
                     "containerd-nvidia-runtime-missing",

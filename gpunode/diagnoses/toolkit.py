@@ -9,7 +9,7 @@ from typing import Final
 from gpunode.diagnoses import remedies, symptoms
 from gpunode.diagnoses.addresses import TOOLKIT_GUIDE
 from gpunode.diagnoses.chains import NO_RUNTIME, NO_TOOLKIT
-from gpunode.diagnoses.cluster import restart_rancher
+from gpunode.diagnoses.cluster import register_runtime, restart_rancher
 from gpunode.diagnoses.commands import Command, Shell, command
 from gpunode.diagnoses.model import Citation, Family, Fix, Rule
 from gpunode.diagnoses.remedies import by_hand, install, restart, run, setup_step
@@ -40,17 +40,16 @@ _OPERATOR: Final = line(r"gpu-operator|nvidia-container-toolkit-daemonset|/usr/l
 
 def _install(snapshot: Snapshot) -> Iterable[Fix]:
     yield from _packages(snapshot, "install the toolkit from NVIDIA's repository")
-    runtime = engine(snapshot)
-    if runtime == "podman":
+    if engine(snapshot) == "podman":
         write = (Shell("sudo mkdir -p /etc/cdi"), Shell("sudo nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml"))
         yield run("configure", "describe the GPUs for podman, which asks for them by CDI", *write)
-        return
-    product = containerd.product(snapshot)
-    if runtime == "containerd" and product in {"k3s", "rke2"}:
-        yield restart_rancher(product, "which looks for the toolkit when it starts and registers it by itself")
+    elif containerd.product(snapshot) in {"k3s", "rke2"}:
+        yield restart_rancher(
+            containerd.product(snapshot), "which looks for the toolkit when it starts and registers it by itself"
+        )
     else:
-        register = command("sudo", "gpunode", "ctk", "runtime", "configure", f"--runtime={runtime}", "--restart")
-        yield run("configure", f"register it with {runtime}, or name the runtime that is in use instead", register)
+        text = "register it with this container runtime, or name the one that is in use instead"
+        yield run("configure", text, register_runtime(snapshot))
 
 
 def _packages(snapshot: Snapshot, text: str, *, upgrade: bool = False) -> Iterable[Fix]:

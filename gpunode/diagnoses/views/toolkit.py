@@ -26,7 +26,8 @@ _PROGRAMS: Final = (
 _ANSWERS: Final = Pattern(
     r"NVIDIA Container (?:Toolkit CLI|Runtime Hook) version|^[ \t]*cli-version:"
     r"|nvidia-container-cli(?:\.real)?: (?!command not found|not found|No such)"
-    r"|initializing library context \(version=|^nvidia-container-toolkit[ -]v?\d",
+    r"|initializing library context \(version=|^nvidia-container-toolkit[ -]v?\d"
+    r"|(?:status installed|Installed:) nvidia-container-toolkit\b|^Install:[^\n]*\bnvidia-container-toolkit:",
     re.MULTILINE,
 )
 _LIBRARY: Final = Pattern(
@@ -71,14 +72,11 @@ def _signs(snapshot: Snapshot) -> Iterator[Presence]:
             yield Presence(True, package.citation)
     if (found := programs.look(snapshot, *_PROGRAMS)) is not None:
         yield found
-    for citation in (*snapshot.said(_ANSWERS), *snapshot.said(_ANSWERS, "packages")):
+    for citation in (*snapshot.said(_ANSWERS), *snapshot.said(_ANSWERS, "packages", "package-history")):
         yield Presence(True, citation)
     listings = [item for item in snapshot.of("packages", "package-policy") if _lacks(item)]
     if listings or packages.installed(snapshot, _PACKAGES[0]) is False:
         yield Presence(False, cite(listings[0]) if listings else _not_listed(snapshot))
-    else:  # what was installed once may be gone again
-        logged = snapshot.said(_INSTALLED, "package-history", "text", "package-output", "packages")
-        yield from (Presence(True, line) for line in logged)
 
 
 def _lacks(item: Item) -> bool:
@@ -100,14 +98,6 @@ def _not_listed(snapshot: Snapshot) -> Citation:
         if number or item.source.only:
             return cite(item, number)
     return stated("/var/lib/dpkg/status", f"no {_PACKAGES[0]}", "dpkg-status")
-
-
-# The logs of dpkg, dnf, pacman, zypper and apt.
-_INSTALLED: Final = Pattern(
-    r"(?:status installed|install|Installed:|\[ALPM\] installed|\|install\|) ?nvidia-container-(?:toolkit|runtime)\b"
-    r"|^Install:[^\n]*\bnvidia-container-toolkit:",
-    re.MULTILINE,
-)
 
 
 def versions(snapshot: Snapshot) -> tuple[Version, ...]:
