@@ -158,18 +158,16 @@ _HALF: Final = any_of(
 
 
 def _same_driver(snapshot: Snapshot) -> Iterable[Fix]:
-    if snapshot.view(_DOCKERS_DIFFER):
-        text = '"exec-opts": ["native.cgroupdriver=systemd"] in /etc/docker/daemon.json'
-        yield by_hand("configure", f"say {text}, and cgroupDriver: systemd in /var/lib/kubelet/config.yaml")
-        yield run("restart", "restart both", Shell("sudo systemctl restart docker kubelet"))
-        return
-    if takes_gpunode(snapshot) and not snapshot.view(_BY_CGROUPFS):
+    if takes_gpunode(snapshot) and not snapshot.view(any_of(_BY_CGROUPFS, _DOCKERS_DIFFER)):
         text = "put the runtimes under the kubelet's cgroup driver, systemd; gpunode keeps the rest of the file"
         yield run("configure", text, Shell("sudo gpunode setup k8s-containerd --only runtime-config"))
     else:
-        text = "say the same in both: SystemdCgroup = true in containerd's options of runc and nvidia"
-        yield by_hand("configure", f"{text}, and cgroupDriver: systemd in /var/lib/kubelet/config.yaml")
-    yield run("restart", "restart containerd, then the kubelet", Shell("sudo systemctl restart containerd kubelet"))
+        text = "say the same in both: SystemdCgroup = true in containerd's options of runc and nvidia, or for docker "
+        text += (
+            '"exec-opts": ["native.cgroupdriver=systemd"], and cgroupDriver: systemd in /var/lib/kubelet/config.yaml'
+        )
+        yield by_hand("configure", text)
+    yield run("restart", "restart the runtime and the kubelet", Shell("sudo systemctl restart containerd kubelet"))
 
 
 # k3s and RKE2 make the file anew at every start.

@@ -201,6 +201,7 @@ FAMILY: Final = Family(
             typical=unless(
                 any_of(
                     all_of(any_of(_STUCK, _FAILING), any_of(_MANAGED, _CLIENTS)),
+                    all_of(_MANAGED, _CLIENTS),
                     line(r"gpu-driver-upgrade-state=(?!upgrade-done|unknown)\S"),
                 ),
                 _HOST_DRIVER,

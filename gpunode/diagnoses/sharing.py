@@ -22,6 +22,7 @@ from gpunode.facts.patterns import Pattern
 
 _MODES: Final = frozenset({"exclusive_process", "exclusive_thread", "prohibited"})
 _MODE_IN_TABLE: Final = Pattern(r"\|\s+(?:\d+%|N/A)\s+(?:E\. ?Process|E\. ?Thread|Prohibited)\s+\|")
+_IN_DEFAULT_MODE: Final = line(r"Compute Mode\s*:\s*Default|%\s+Default\s+\|")
 _INDEX: Final = Pattern(r"^\|\s+(?P<index>\d{1,18})\s+\S")
 
 
@@ -128,7 +129,7 @@ FAMILY: Final = Family(
             ),
             sources=("https://github.com/NVIDIA/DIGITS/issues/2005", "https://docs.nvidia.com/deploy/mps/"),
             decisive=fact(lambda node: (place for _, place in node.view(_exclusive))),
-            typical=unless(symptoms.CUDA_BUSY, symptoms.ANY_XID, line(r"Compute Mode\s*:\s*Default|\|\s+Default\s+\|")),
+            typical=unless(symptoms.CUDA_BUSY, symptoms.ANY_XID, _IN_DEFAULT_MODE),
             may_be_normal=True,
             context=asked(r"-d COMPUTE|compute_mode"),
             summary="the compute mode lets one process use the GPU, or none, so that a second gets none",

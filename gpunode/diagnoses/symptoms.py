@@ -2,7 +2,8 @@
 
 The wordings are those of NVIDIA's driver (NVRM, NVML, nvidia-smi, DCGM), CUDA (its codes and names), PyTorch, JAX,
 TensorFlow, vLLM, Ollama, FFmpeg, NCCL, libnvidia-container, docker, containerd, CRI-O, podman, Apptainer, Slurm with
-Pyxis, the kubelet, the device plugin, HAMi, apt, dnf, zypper, DKMS and kmod. A cause names those that it shows in ``Rule.symptoms``; what it alone shows is its decisive sign and stands there.
+Pyxis, the kubelet, the device plugin, HAMi, apt, dnf, zypper, DKMS and kmod. A cause names those that it shows in
+``Rule.symptoms``; what it alone shows is its decisive sign and stands there.
 """
 
 from __future__ import annotations

@@ -30,10 +30,7 @@ _PROGRAM_GONE: Final = line(
     r"(?:exec: [\\\"]*|fork/exec |stat )(?:/[\w./-]*/)?nvidia-container-(?:runtime|toolkit|cli)"
     r"(?:-hook|\.cdi|\.legacy)?[\\\"]*:? ?(?:stat \S+ )?(?:executable file not found|no such file or directory)"
 )
-_PLUGIN_ASKS: Final = line(
-    r"did you configure the NVIDIA Container Toolkit|Incompatible (?:strategy|platform) detected"
-)
-_ASKED: Final = (symptoms.NO_DEVICE_DRIVER, symptoms.NO_RUNTIME, _PLUGIN_ASKS, _REGISTERED)
+_ASKED: Final = (symptoms.NO_DEVICE_DRIVER, symptoms.NO_RUNTIME, symptoms.PLUGIN_FAILS, _REGISTERED)
 # It brings a toolkit of its own, which no package of the node is.
 _OPERATOR: Final = line(r"gpu-operator|nvidia-container-toolkit-daemonset|/usr/local/nvidia/toolkit")
 
