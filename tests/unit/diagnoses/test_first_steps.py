@@ -69,18 +69,6 @@ def test_acs_stays_where_it_keeps_virtual_machines_apart() -> None:
     assert not [command for fix in rules()["acs-blocks-p2p"].remedy(node) for command in fix.commands]
 
 
-def test_microk8s_brings_a_containerd_that_is_not_asked_as_the_usual_one() -> None:
-    no_runtime = 'Failed to create pod sandbox: rpc error: no runtime for "nvidia" is configured'
-    found = first(
-        ("microk8s kubectl describe pod cuda", no_runtime), ("nvidia-smi -L", "GPU 0: Tesla T4 (UUID: GPU-1)"),
-        ("snap list microk8s", "Name      Version  Rev   Tracking\nmicrok8s  v1.30.5  7180  1.30/stable"),
-        ("dpkg -l | grep nvidia-container-toolkit", "ii  nvidia-container-toolkit       1.16.2-1  amd64 Toolkit"),
-    )  # fmt: skip
-    commands = [command for fix in found.remedy for command in fix.commands]
-    assert "sudo grep -A4 nvidia /var/snap/microk8s/current/args/containerd.toml" in commands
-    assert not [one for one in commands if "config dump" in one]
-
-
 NO_DRIVER = "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver. Make sure that the latest"
 
 
