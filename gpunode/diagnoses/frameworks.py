@@ -9,7 +9,7 @@ from gpunode.diagnoses import symptoms
 from gpunode.diagnoses.addresses import CUDA_COMPATIBILITY, CUDA_DRIVER_API
 from gpunode.diagnoses.commands import Shell
 from gpunode.diagnoses.model import Citation, Family, Fix, Rule
-from gpunode.diagnoses.remedies import by_hand, driver_of_newer_cuda, fabric_manager_too, reboot
+from gpunode.diagnoses.remedies import always, by_hand, driver_of_newer_cuda, fabric_manager_too, reboot
 from gpunode.diagnoses.signs import all_of, any_of, fact, holds, line, unless
 from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import cuda, driver
@@ -123,6 +123,17 @@ def _cuda_build(snapshot: Snapshot) -> Iterable[Fix]:
     yield by_hand("application", f"replace the CPU build of the framework with its CUDA build{_up_to(snapshot)}")
 
 
+_SHM_FULL: Final = line(
+    r"unable to (?:write to|allocate shared memory\(shm\) for) file </torch_[^\n]{0,80}(?:No space left|\(28\))"
+    r"|failed to extend /dev/shm/nccl-|shared memory segment \S*nccl-[^\n]{0,60}No space left"
+    r"|shm\.h:\d+ NCCL WARN Call to posix_fallocate failed ?: No space left"
+)
+_SHM_SHORT: Final = line(
+    r"workers are out of shared memory|insufficient shared memory \(shm\)|unable to write to file </torch_"
+    r"|DataLoader worker .{0,30}by signal: Bus error"
+)
+_SHM_DEFAULT: Final = line(r"\s(?:64M|65536)\s.*\s/dev/shm$")
+
 _TOOLKIT_NOTES: Final = "https://docs.nvidia.com/cuda/cuda-toolkit-release-notes/"
 
 FAMILY: Final = Family(
@@ -206,6 +217,31 @@ FAMILY: Final = Family(
             ),
             sources=("https://pytorch.org/get-started/locally/", "https://github.com/JeffSHF/ColabDock/issues/28"),
             remedy=_cuda_build,
+        ),
+        Rule(
+            cause="shared-memory-too-small",
+            layer="runtime",
+            disruption="restart-container",
+            title="the container's /dev/shm is too small",
+            decisive=any_of(_SHM_FULL, all_of(_SHM_SHORT, _SHM_DEFAULT)),
+            typical=_SHM_SHORT,
+            symptoms=(symptoms.NCCL_FAILS, _SHM_SHORT, _SHM_FULL),
+            context=_SHM_DEFAULT,
+            summary="the program ran out of shared memory: a container's /dev/shm has 64 MB unless it is given more",
+            look_at=(Shell("df -h /dev/shm  # in the container"),),
+            story=(
+                "The workers of a PyTorch DataLoader and the processes of NCCL hand data to one another in /dev/shm. "
+                "docker and Kubernetes give a container 64 MB of it. Whoever writes more is told that no space is left "
+                "on the device, or dies of a bus error. GPU and driver work."
+            ),
+            sources=(
+                *("https://github.com/pytorch/pytorch#docker-image", "https://github.com/NVIDIA/nccl/issues/525"),
+                "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html",
+            ),
+            remedy=always(
+                by_hand("configure", "start it with docker run --shm-size=8g, or with --ipc=host", "docker runs it"),
+                by_hand("configure", "mount an emptyDir with medium: Memory at /dev/shm", "it is a pod's"),
+            ),
         ),
     ),
 )

@@ -1,4 +1,4 @@
-"""How a GPU is shared: a compute mode that lets one process in, and time-slicing that the device plugin does not do."""
+"""How a GPU is shared: a compute mode for one process, memory that another has, time-slicing that nobody does."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from gpunode.diagnoses.addresses import DEVICE_PLUGIN
 from gpunode.diagnoses.cluster import restart_plugin
 from gpunode.diagnoses.commands import Shell, at, of_gpu
 from gpunode.diagnoses.model import Citation, Family, Fix, Rule
-from gpunode.diagnoses.remedies import by_hand, run
-from gpunode.diagnoses.signs import all_of, any_of, anywhere, asked, fact, line, unless
+from gpunode.diagnoses.remedies import always, by_hand, run
+from gpunode.diagnoses.signs import all_of, any_of, anywhere, asked, fact, holds, line, unless
 from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with
-from gpunode.diagnoses.views import kube, smi_query
+from gpunode.diagnoses.views import kube, smi_query, system
 from gpunode.facts.items import Item
 from gpunode.facts.patterns import Pattern
 
@@ -110,6 +110,47 @@ def _slicing(snapshot: Snapshot) -> Iterator[Fix]:
     yield restart_plugin("restart the device plugin: it does not watch the ConfigMap's content")
 
 
+# Memory that another process has.
+
+_SIZE: Final = r"(\d{1,9}(?:\.\d{1,4})? (?:bytes|[KMGT]iB))"
+_TOTAL: Final = Pattern(rf"total capac?ity of {_SIZE}|{_SIZE} total capacity")
+_FREE: Final = Pattern(rf"{_SIZE} (?:is )?free")
+_OWN: Final = Pattern(
+    rf"this process has {_SIZE}|{_SIZE} already allocated|{_SIZE} (?:reserved in total|cached)|{_SIZE} is allocated by"
+)
+_BYTES: Final = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
+_NO_MEMORY: Final = line(
+    r"CUDA out of memory|CUDA_ERROR_OUT_OF_MEMORY|cudaErrorMemoryAllocation|cuda_driver\.cc:\d+\] failed to allocate"
+)
+_USED: Final = Pattern(r"(?P<used>\d{1,9})MiB / +(?P<total>\d{1,9})MiB")
+_PROCESS: Final = Pattern(r"^\|\s+\d{1,3}\s+(?:\S+\s+\S+\s+)?\d+\s+[CGM+]{1,3}\s", re.MULTILINE)
+
+
+def _most(pattern: Pattern, text: str) -> float:
+    """The largest size that stands there, in bytes."""
+    sizes = (next(filter(None, match.groups())).split() for match in pattern.finditer(text))
+    return max((float(number) * _BYTES[unit] for number, unit in sizes), default=0.0)
+
+
+def _told(snapshot: Snapshot, *, is_others: bool) -> Iterator[Citation]:
+    """Where PyTorch found no memory, and other processes have most of the GPU's; or it has most itself."""
+    for one in snapshot.view(_NO_MEMORY):
+        total, own = _most(_TOTAL, one.line), _most(_OWN, one.line)
+        others = total - own - _most(_FREE, one.line)
+        if total and (others > total / 2 if is_others else own > total / 2):
+            yield one
+
+
+def _held(snapshot: Snapshot) -> Iterator[Citation]:
+    """The GPUs whose memory is mostly in use, where nvidia-smi lists no process."""
+    for item in snapshot.of("nvidia-smi"):
+        if item.where == "host" and "Processes:" in item.text and not _PROCESS.search(item.text):
+            rows = ((_USED.search(one.line), one) for one in lines_with(item, _USED))
+            yield from (one for used, one in rows if used and int(used["used"]) * 2 > int(used["total"]))
+
+
+_LISTS_NONE: Final = any_of(symptoms.IN_CONTAINER, holds(system.is_wsl, "WSL lists no process"))
+
 FAMILY: Final = Family(
     "sharing",
     "the sharing of GPUs",
@@ -155,6 +196,40 @@ FAMILY: Final = Family(
             context=any_of(_EMPTY, _UNDIVIDED),
             summary="sharing of GPUs is configured, and the running device plugin has not got that configuration",
             remedy=_slicing,
+        ),
+        Rule(
+            cause="gpu-memory-taken",
+            layer="userspace",
+            in_stack="programs",
+            disruption="none",
+            title="another process holds the GPU's memory",
+            typical=any_of(
+                fact(lambda node: _told(node, is_others=True)),
+                unless(all_of(_NO_MEMORY, fact(_held)), _LISTS_NONE),
+            ),
+            symptoms=(_NO_MEMORY,),
+            against=(fact(lambda node: _told(node, is_others=False)),),
+            context=asked(r"fuser|lsof|query-compute-apps"),
+            look_at=(Shell("nvidia-smi"), Shell("sudo fuser -v /dev/nvidia*")),
+            summary="the program found no memory on the GPU, most of which is in use and not by the program",
+            story=(
+                "A CUDA program runs out of memory while it holds little itself: another process has the rest. It may "
+                "be somebody's work, or what is left of an earlier run, such as the workers of a program that was "
+                "killed. nvidia-smi does not list every one of them. GPU and driver work."
+            ),
+            sources=(
+                *("https://github.com/pytorch/pytorch/issues/4031", "https://github.com/pytorch/pytorch/pull/99699"),
+                "https://github.com/wencolani/CrossE/issues/2",
+            ),
+            remedy=always(
+                run(
+                    "inspect",
+                    "find the process that holds the memory",
+                    Shell("nvidia-smi --query-compute-apps=gpu_uuid,pid,name,used_memory --format=csv"),
+                    Shell("sudo fuser -v /dev/nvidia*"),
+                ),
+                by_hand("application", "end that process, or use another GPU", "nobody needs it"),
+            ),
         ),
     ),
 )
