@@ -49,8 +49,8 @@ def _index(made: str) -> str:
 
     rules = [(rule, family) for family in families() for rule in family.rules]
     lines = [made, _INDEX]
-    for storey, title in TITLES.items():
-        here = ((rule, family) for rule, family in rules if rule.storey == storey)
+    for layer, title in TITLES.items():
+        here = ((rule, family) for rule, family in rules if rule.stack_layer == layer)
         found = sorted(here, key=lambda one: one[0].cause)
         if not found:
             continue
@@ -84,7 +84,7 @@ def _rule(rule: Rule, family: Family) -> Iterator[str]:
 
     yield from (f"## `{rule.cause}`", "", f"**{_plain(rule.title)}**", "")
     yield from ("| in the stack | severity | the repair |", "| --- | --- | --- |")
-    yield f"| {TITLES[rule.storey]} | {_SEVERITIES[rule.severity]} | {DISRUPTIONS[rule.disruption]} |"
+    yield f"| {TITLES[rule.stack_layer]} | {_SEVERITIES[rule.severity]} | {DISRUPTIONS[rule.disruption]} |"
     for paragraph in rule.story.split("\n\n"):
         yield from ("", _plain(" ".join(paragraph.split())))
     yield from _remedy(rule)

@@ -1,6 +1,6 @@
-"""Xid codes: what each means, what is to be done at once and after.
+"""Xid codes: what each means, what is to be done at once and after; and how the NVLink 5 errors are decoded.
 
-Sources: xids.csv names its own.
+Sources: xids.csv and nvlink5.csv name theirs.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ XidKind: TypeAlias = Literal[
     "information",
     "unused",  # by the catalog; the name says what it once meant
 ]
+LinkSeverity: TypeAlias = Literal["nonfatal", "link-fatal", "fatal"]
 NVLINK5: Final = range(144, 151)
+_WEIGHT: Final[tuple[LinkSeverity, ...]] = ("nonfatal", "link-fatal", "fatal")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +78,70 @@ _IN_WORDS: Final = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class LinkFault:
+    """What one NVLink 5 error means.
+
+    Attributes:
+        units: the names under which messages have the unit.
+        side: ``hw``, ``sw``, ``hw/sw``, ``fw`` or ``na``, in the catalog's words.
+    """
+
+    xid: int
+    units: tuple[str, ...]
+    status: int
+    severity: LinkSeverity
+    action: str
+    follow_up: str
+    side: str
+
+
 @cache
 def lookup(code: int) -> Xid | None:
     """The code's entry; None where neither the catalog nor the driver's headers have it."""
     row = tables.find("xids.csv", str(code))
     return _xid(row) if row else None
+
+
+def decode(code: int, unit: str, intrinfo: int, status: int) -> LinkFault | None:
+    """What an NVLink 5 error says: the worst of what its status bits stand for; None where the catalog has nothing.
+
+    Args:
+        code: 144 to 150.
+        unit: its name in the message (``RLW_SRC_TRACK``).
+        intrinfo: the first word in the message's brackets.
+        status: the second.
+    """
+    of_unit = [fault for layouts, fault in _faults() if _is_of(fault, code, unit) and _fits(layouts, intrinfo)]
+    exact = [fault for fault in of_unit if fault.status == status]
+    found = exact or [fault for fault in of_unit if fault.status & status]
+    return max(found, key=lambda fault: _WEIGHT.index(fault.severity), default=None)
+
+
+def _is_of(fault: LinkFault, code: int, unit: str) -> bool:
+    return fault.xid == code and unit.upper() in fault.units
+
+
+def _fits(layouts: tuple[str, str], intrinfo: int) -> bool:
+    bits = f"{intrinfo & 0xFFFFFFFF:032b}"
+    return any(all(want in {"-", bit} for want, bit in zip(layout, bits, strict=True)) for layout in layouts)
+
+
+@cache
+def _faults() -> tuple[tuple[tuple[str, str], LinkFault], ...]:
+    return tuple(((row["intrinfo_v1"], row["intrinfo_v2"]), _fault(row)) for row in tables.rows("nvlink5.csv"))
+
+
+def _fault(row: Mapping[str, str]) -> LinkFault:
+    return LinkFault(
+        xid=int(row["xid"]),
+        units=tuple(row["units"].split("/")),
+        status=int(row["status"], 16),
+        severity=cast("LinkSeverity", row["severity"]),
+        action=row["action"],
+        follow_up=row["follow_up"],
+        side=row["side"],
+    )
 
 
 def _xid(row: Mapping[str, str]) -> Xid:

@@ -10,7 +10,7 @@ from typing import Final, TypeAlias
 
 from gpunode.diagnoses import fitting, systems, xids
 from gpunode.diagnoses.commands import Shell, command
-from gpunode.diagnoses.judging import is_examined, judged, suspects
+from gpunode.diagnoses.judging import is_examined, judged, ruled_out, suspects
 from gpunode.diagnoses.model import (
     DISRUPTIONS,
     Diagnosis,
@@ -69,6 +69,8 @@ def diagnose(snapshot: Snapshot, *, guarded: bool = False, told: Words | None = 
     if before is not None and not is_well and not any(_is_settled(finding) for finding in findings):
         findings = (*findings, *_told_by_history(findings, _judged(before, bugs), snapshot))
     findings = _ranked(findings)
+    against = ruled_out(rules(), snapshot, findings)
+    findings = tuple(replace(one, ruled_out=against.get(one.cause, ())) for one in findings)
     return Diagnosis(findings, _open(snapshot, bugs), tuple(bugs or ()), _suspected(findings, snapshot, told))
 
 
@@ -197,7 +199,7 @@ def _finding(rule: Rule, proofs: list[Proof], snapshot: Snapshot, bugs: _Bugs) -
         cause=rule.cause,
         title=rule.title,
         layer=rule.layer,
-        storey=rule.storey,
+        stack_layer=rule.stack_layer,
         severity=min((p.severity or rule.severity for p in proofs), key=WEIGHT.index),
         confidence="certain" if is_certain else "likely",
         summary=fitting.of_all(first, gpus),

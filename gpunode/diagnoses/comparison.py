@@ -114,8 +114,8 @@ def _ranked(
 def _distance(trait: Trait, roots: list[Finding]) -> int:
     if any(word in citation.words for one in roots for citation in one.citations for word in trait.shown_by):
         return 0
-    storeys = {one.storey for one in roots}
-    return 1 if trait.storeys[0] in storeys else _ELSEWHERE if storeys.isdisjoint(trait.storeys) else 2
+    layers = {one.stack_layer for one in roots}
+    return 1 if trait.layers[0] in layers else _ELSEWHERE if layers.isdisjoint(trait.layers) else 2
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from gpunode.diagnoses.build import built_anew
 from gpunode.diagnoses.commands import Shell
 from gpunode.diagnoses.model import Citation, Family, Fix, Rule
 from gpunode.diagnoses.remedies import always, by_hand, install, run
-from gpunode.diagnoses.signs import all_of, any_of, asked, fact, holds, line, unless
+from gpunode.diagnoses.signs import all_of, any_of, asked, fact, holds, kernel_line, line, unless
 from gpunode.diagnoses.snapshot import Snapshot, cite
 from gpunode.diagnoses.views import modules, system
 
@@ -115,6 +115,16 @@ def _register(snapshot: Snapshot) -> Iterable[Fix]:
 
 
 _DMA_BUF: Final = by_hand("configure", "or use DMA-BUF: the open kernel modules and a kernel from 5.12")
+
+# ---- locked memory
+
+_VERB: Final = r"\b(?:ibv|mlx5dv)_(?:reg_mr|create_(?:cq|qp))\w*(?:\([^)\n]{0,40}\))? failed(?![^\n]{0,20}Bad address)"
+_NOT_PINNED: Final = line(rf"{_VERB}(?: with error|:) Cannot allocate memory")
+_LOW_LIMIT: Final = line(
+    r"max locked memory\s+\(kbytes, -l\)\s+\d{1,5}$"
+    r"|set max locked memory \(ulimit -l\) to 'unlimited' \(current: \d+ kbytes"
+)
+_UNLIMITED: Final = line(r"(?:-l\)\s+|^)unlimited$")
 _RDMA_GUIDE: Final = "https://docs.nvidia.com/cuda/gpudirect-rdma/index.html"
 _GDS_GUIDE: Final = "https://docs.nvidia.com/gpudirect-storage/troubleshooting-guide/index.html"
 _rule = partial(Rule, layer="driver")
@@ -204,6 +214,42 @@ FAMILY: Final = Family(
             context=asked(r"nvidia[-_]fs|gds"),
             summary="GPUDirect Storage does not support the NVMe driver that runs: it is the kernel's own, without GDS",
             remedy=_NVME_STACK,
+        ),
+        Rule(
+            cause="memlock-limit-too-low",
+            layer="config",
+            in_stack="programs",
+            disruption="restart-service",
+            title="the program may not lock the memory that RDMA needs",
+            decisive=all_of(line(_VERB), _LOW_LIMIT),
+            typical=_NOT_PINNED,
+            symptoms=(symptoms.NCCL_FAILS, _NOT_PINNED),
+            against=(unless(_UNLIMITED, _LOW_LIMIT), kernel_line(r"status limits exceeded")),
+            context=asked(r"ulimit -l|memlock"),
+            look_at=(Shell("ulimit -l  # where the program runs: in its container, or in its job"),),
+            summary="the network card may not be given memory: the limit of locked memory is too low",
+            story=(
+                "RDMA needs memory that stays in its place, so NCCL and UCX lock what they hand to the network card. A "
+                "process may lock as much as its limit allows (ulimit -l): 64 KB or 8 MB, unless the service that "
+                "started it has more. Past it ibv_reg_mr and ibv_create_cq answer «Cannot allocate memory» on a node "
+                "with plenty."
+            ),
+            sources=(
+                "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html",
+                *("https://github.com/NVIDIA/nccl-tests/issues/206", "https://github.com/openucx/ucx/issues/8229"),
+            ),
+            remedy=always(
+                by_hand("configure", "start it with docker run --ulimit memlock=-1", "docker runs it"),
+                by_hand(
+                    "configure",
+                    "give the service that starts it (containerd, docker, slurmd) LimitMEMLOCK=infinity, and restart "
+                    "it once its programs may stop",
+                    "another service starts it",
+                ),
+                by_hand(
+                    "configure", "set memlock to unlimited in /etc/security/limits.conf", "a login shell starts it"
+                ),
+            ),
         ),
     ),
 )

@@ -268,6 +268,7 @@ FAMILY: Final = Family(
         _rule(
             cause="gsp-disable-ignored-open-module",
             layer="config",
+            in_stack="driver",
             severity="warning",
             disruption="reboot",
             title="the GSP cannot be switched off with the open modules",

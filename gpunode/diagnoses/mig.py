@@ -170,6 +170,7 @@ FAMILY: Final = Family(
     (
         _rule(
             cause="mig-mode-pending-reset",
+            in_stack="gpu",
             disruption="reset-gpu",
             title="a change of the MIG mode waits for a reset of the GPU",
             check=_waiting,
@@ -195,6 +196,7 @@ FAMILY: Final = Family(
         ),
         _rule(
             cause="mig-enabled-no-instances",
+            in_stack="gpu",
             disruption="none",
             title="MIG is enabled and no instances were created",
             check=_without_instances,
@@ -217,6 +219,7 @@ FAMILY: Final = Family(
         ),
         _rule(
             cause="mig-capabilities-permission",
+            in_stack="driver",
             disruption="none",
             title="MIG's instances are out of this program's reach",
             share=1,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
@@ -26,9 +26,8 @@ Layer: TypeAlias = Literal[
     "cdi",
     "kubernetes",
 ]
-# Where in the stack of a node a cause lies, the lowest first. A layer is the field's word for the sort of thing that is
-# wrong; a missing driver may be one of the toolkit's troubles there, and is always the driver's storey here.
-StoreyId: TypeAlias = Literal[
+# The parts of a node that stand on one another, the lowest first.
+StackLayer: TypeAlias = Literal[
     "pci",
     "gpu",
     "kernel",
@@ -41,10 +40,25 @@ StoreyId: TypeAlias = Literal[
     "programs",
     "kubernetes",
 ]
-STOREYS: Final[tuple[StoreyId, ...]] = (
+STACK: Final[tuple[StackLayer, ...]] = (
     *("pci", "gpu", "kernel", "packages", "driver", "fabric", "libraries"),
     *("toolkit", "runtime", "programs", "kubernetes"),
 )
+_IN_STACK: Final[Mapping[Layer, StackLayer]] = {
+    "hardware": "gpu",
+    "power-thermal": "gpu",
+    "pci": "pci",
+    "kernel": "kernel",
+    "package": "packages",
+    "driver": "driver",
+    "nvlink": "fabric",
+    "userspace": "libraries",
+    "toolkit": "toolkit",
+    "cdi": "toolkit",
+    "config": "runtime",
+    "runtime": "runtime",
+    "kubernetes": "kubernetes",
+}
 # error: something does not work. warning: it works, and will not for long, or not as it could. info: not a fault.
 Severity: TypeAlias = Literal["error", "warning", "info"]
 # certain: what was seen leaves no other cause. likely: another is possible, and none was seen.
@@ -176,7 +190,8 @@ class Rule:
         story: what happens, why, and how it looks from above; paragraphs of plain text.
         sources: addresses of the public texts that the facts come from.
         explains: causes that are this one's consequences when both are found.
-        storey: where in the stack it lies.
+        layer: what sort of thing is wrong.
+        in_stack: where in the stack it shows, where that is not where its layer lies.
         check: the function, of a cause that is not declared; where it finds nothing, the signs are looked for.
         decisive: what no other cause shows.
         typical: what this cause shows far more often than any other.
@@ -193,7 +208,6 @@ class Rule:
 
     cause: str
     layer: Layer
-    storey: StoreyId
     disruption: Disruption
     title: str
     story: str
@@ -213,6 +227,12 @@ class Rule:
     look_at: tuple[Command, ...] = ()
     share: float = 0.5
     summary: str | Callable[[Snapshot], str] = ""
+    in_stack: StackLayer | None = None
+
+    @property
+    def stack_layer(self) -> StackLayer:
+        """Where in the stack it lies."""
+        return self.in_stack or _IN_STACK[self.layer]
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,7 +275,7 @@ class Finding:
     cause: str
     title: str
     layer: Layer
-    storey: StoreyId
+    stack_layer: StackLayer
     severity: Severity
     confidence: Confidence
     summary: str

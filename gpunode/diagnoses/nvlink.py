@@ -28,6 +28,7 @@ from gpunode.diagnoses.remedies import (
 from gpunode.diagnoses.signs import all_of, any_of, asked, fact, holds, line, unless
 from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import boards, fabric, faults, nvlinks, recovery, smi_query, system
+from gpunode.facts import xid
 from gpunode.facts.patterns import Pattern
 
 # ---- the fabric manager
@@ -143,18 +144,27 @@ _FIFTH: Final = holds(boards.is_fifth_generation, "the GPUs have NVLink 5")
 
 
 def _fifth(snapshot: Snapshot) -> Iterator[Proof]:
-    """The errors of NVLink 5; one that is not fatal was dealt with, unless the driver asks for more (Xid 154)."""
+    """The errors of NVLink 5; one that is not fatal was dealt with, unless the catalog or the driver asks for more."""
     for incident in faults.of(snapshot, *xids.NVLINK5):
-        action = snapshot.view(recovery.pending_actions).get(incident.gpu, "")
-        is_fatal = any(one.is_fatal for one in (incident.root, *incident.followed) if one.code in xids.NVLINK5)
-        if is_fatal or action not in {"", "none", "drain-p2p"}:
+        of_driver = snapshot.view(recovery.pending_actions).get(incident.gpu, "")
+        of_catalog = {_action(one) for one in (incident.root, *incident.followed) if one.code in xids.NVLINK5}
+        if "reset-gpu" in of_catalog or of_driver not in {"", "none", "drain-p2p"}:
             yield faults.proof(incident)
-        elif action == "drain-p2p":
+        elif of_driver == "drain-p2p":
             first = (recovering.LEAVE_PEERS, _LINKS_UP)
             yield faults.proof(incident, severity="warning", disruption="restart-container", remedy=first)
         else:
-            severity: Severity = "info" if action else "warning"
+            severity: Severity = "info" if of_driver or of_catalog == {"ignore"} else "warning"
             yield faults.proof(incident, severity=severity, disruption="none", remedy=(_LINKS_UP, nvidia_report()))
+
+
+def _action(fault: faults.Fault) -> str:
+    """What NVIDIA's catalog asks for; a fatal error asks for a reset. Empty where the catalog has nothing."""
+    body = xid.link_error(fault.xid.text) if fault.xid else None
+    if body is None or body.fatal:
+        return "reset-gpu"
+    known = xids.decode(fault.code, body.unit, *body.words[:2]) if len(body.words) > 1 else None
+    return known.action if known else ""
 
 
 _LINKS_UP: Final = run(

@@ -122,7 +122,6 @@ FAMILY: Final = Family(
         Rule(
             cause="dpkg-lock-held",
             layer="package",
-            storey="packages",
             disruption="none",
             title="another program is using the package database",
             check=_held_now,
@@ -142,7 +141,6 @@ FAMILY: Final = Family(
         Rule(
             cause="dpkg-unconfigured-packages",
             layer="package",
-            storey="packages",
             disruption="none",
             title="packages are half installed",
             decisive=_HALF,

@@ -149,6 +149,7 @@ FAMILY: Final = Family(
         _rule(
             cause="no-gpu-present",
             layer="hardware",
+            in_stack="pci",
             disruption="power-cycle",
             title="no NVIDIA GPU is on the bus",
             symptoms=(*_SHOWN, symptoms.NO_MODULE, symptoms.CUDA_UNAVAILABLE),

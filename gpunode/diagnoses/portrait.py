@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
 from gpunode.diagnoses.snapshot import Snapshot
-from gpunode.diagnoses.stack import Storey
+from gpunode.diagnoses.stack import LayerState
 from gpunode.diagnoses.traits import TRAITS, vbios
 from gpunode.diagnoses.views import driver, packages, pci, system
 
@@ -54,7 +54,7 @@ class Portrait:
     features: tuple[Feature, ...]
 
 
-def portrait(snapshot: Snapshot, storeys: tuple[Storey, ...]) -> Portrait:
+def portrait(snapshot: Snapshot, layers: tuple[LayerState, ...]) -> Portrait:
     """The node that ``snapshot`` shows."""
     seen = [(trait, *row) for trait in TRAITS for row in trait.values(snapshot)]
     firmware = {name: value for trait, name, value in seen if trait.id == "firmware"}
@@ -63,13 +63,13 @@ def portrait(snapshot: Snapshot, storeys: tuple[Storey, ...]) -> Portrait:
     features = tuple(
         (trait.id, name, value) for trait, name, value in seen if trait.judge(name, value)[0] != "background"
     )
-    return Portrait(Model(machine, kinds), _versions(snapshot, storeys, firmware, machine), features)
+    return Portrait(Model(machine, kinds), _versions(snapshot, layers, firmware, machine), features)
 
 
 def _versions(
-    snapshot: Snapshot, storeys: tuple[Storey, ...], firmware: Mapping[str, str], machine: str
+    snapshot: Snapshot, layers: tuple[LayerState, ...], firmware: Mapping[str, str], machine: str
 ) -> Mapping[Axis, str]:
-    seen = {storey.id: storey.seen for storey in storeys}
+    seen = {layer.id: layer.seen for layer in layers}
     module = snapshot.view(driver.loaded) or snapshot.view(driver.smi_version)
     cuda = snapshot.view(driver.cuda_version)
     distribution = snapshot.view(system.distro)

@@ -149,6 +149,7 @@ FAMILY: Final = Family(
         _rule(
             cause="power-limit-set-low",
             layer="config",
+            in_stack="gpu",
             severity="warning",
             disruption="none",
             title="the GPU's power limit is below its default",

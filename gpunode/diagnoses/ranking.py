@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Final
 
-from gpunode.diagnoses.model import STOREYS, Finding, Severity
+from gpunode.diagnoses.model import STACK, Finding, Severity
 
 WEIGHT: Final[tuple[Severity, ...]] = ("error", "warning", "info")
 # So long does the driver wait for a dead GSP before it says so; what follows may be told before.
@@ -46,7 +46,7 @@ def _sorted(findings: tuple[Finding, ...]) -> Iterator[Finding]:
         is_info = finding.severity == "info"
         return is_info, finding.is_past and is_told_now, WEIGHT.index(finding.severity), finding.confidence != "certain"
 
-    left = sorted(findings, key=lambda finding: (*standing(finding), STOREYS.index(finding.storey), finding.cause))
+    left = sorted(findings, key=lambda finding: (*standing(finding), STACK.index(finding.stack_layer), finding.cause))
     while left:
         equals = [finding for finding in left if standing(finding) == standing(left[0])]
         first = next((one for one in equals if not any(_began_before(other, one) for other in equals)), equals[0])

@@ -14,7 +14,7 @@ from typing import TypeAlias
 
 from gpunode.diagnoses.judging import is_examined
 from gpunode.diagnoses.model import Citation, Sign
-from gpunode.diagnoses.snapshot import Snapshot, lines_with, stated
+from gpunode.diagnoses.snapshot import Snapshot, folded, lines_with, stated
 from gpunode.diagnoses.views import kernel
 from gpunode.facts.items import Item
 from gpunode.facts.patterns import Pattern
@@ -90,7 +90,9 @@ class Anywhere:
 
     def __call__(self, snapshot: Snapshot) -> tuple[Citation, ...]:
         """The lines."""
-        items = (item for item in snapshot.items if _is_text(item) and (item.where == "host" or not self.on_host))
+        if not self.pattern.may_match(snapshot.view(_all_text)):
+            return ()
+        items = (item for item in snapshot.view(_texts) if item.where == "host" or not self.on_host)
         return tuple(line for item in items for line in lines_with(item, self.pattern))
 
 
@@ -99,8 +101,14 @@ def anywhere(pattern: str, flags: int = 0, *, on_host: bool = False) -> Sign:
     return Anywhere(Pattern(pattern, flags | re.MULTILINE), on_host)
 
 
-def _is_text(item: Item) -> bool:
-    return item.kind not in _TABLES and item.is_seen and not item.is_register
+def _texts(snapshot: Snapshot) -> tuple[Item, ...]:
+    """Messages, files and listings."""
+    found = (item for item in snapshot.items if item.kind not in _TABLES and item.is_seen)
+    return tuple(item for item in found if not item.is_register)
+
+
+def _all_text(snapshot: Snapshot) -> str:
+    return "\n".join(item.view(folded) for item in snapshot.view(_texts))
 
 
 @dataclass(frozen=True, slots=True)

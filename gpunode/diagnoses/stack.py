@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
-from gpunode.diagnoses.model import STOREYS, Diagnosis, Finding, StoreyId
+from gpunode.diagnoses.model import STACK, Diagnosis, Finding, StackLayer
 from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import driver, modules, packages, pci, system
 from gpunode.diagnoses.views.inventory import inventory
@@ -21,7 +21,7 @@ State: TypeAlias = Literal["broken", "warned", "affected", "works", "seen", "uns
 
 
 @dataclass(frozen=True, slots=True)
-class Storey:
+class LayerState:
     """One layer of the stack.
 
     Attributes:
@@ -29,16 +29,16 @@ class Storey:
         findings: the causes that were found in it.
     """
 
-    id: StoreyId
+    id: StackLayer
     title: str
     state: State
     seen: str
     findings: tuple[str, ...] = ()
 
 
-def stack(snapshot: Snapshot, diagnosis: Diagnosis) -> tuple[Storey, ...]:
+def stack(snapshot: Snapshot, diagnosis: Diagnosis) -> tuple[LayerState, ...]:
     """The layers, the lowest first."""
-    return tuple(_storeys(snapshot, diagnosis))
+    return tuple(_layers(snapshot, diagnosis))
 
 
 def is_shown_to_work(snapshot: Snapshot) -> bool:
@@ -46,12 +46,12 @@ def is_shown_to_work(snapshot: Snapshot) -> bool:
     return driver.works(snapshot) or bool(_gpus(snapshot))
 
 
-def _storeys(snapshot: Snapshot, diagnosis: Diagnosis) -> Iterator[Storey]:
-    for storey in STOREYS:
-        state, seen = _LOOKS[storey](snapshot)
-        here = tuple(finding for finding in diagnosis.findings if finding.storey == storey)
+def _layers(snapshot: Snapshot, diagnosis: Diagnosis) -> Iterator[LayerState]:
+    for layer in STACK:
+        state, seen = _LOOKS[layer](snapshot)
+        here = tuple(finding for finding in diagnosis.findings if finding.stack_layer == layer)
         causes = tuple(finding.cause for finding in here)
-        yield Storey(storey, TITLES[storey], _state(here) or state, seen, causes)
+        yield LayerState(layer, TITLES[layer], _state(here) or state, seen, causes)
 
 
 def _state(findings: tuple[Finding, ...]) -> State | None:
@@ -174,7 +174,7 @@ def _kubernetes(snapshot: Snapshot) -> tuple[State, str]:
     return ("seen", "") if asked else ("unseen", "")
 
 
-TITLES: Final[Mapping[StoreyId, str]] = {
+TITLES: Final[Mapping[StackLayer, str]] = {
     "pci": "PCI bus",
     "gpu": "GPU",
     "kernel": "kernel",
@@ -187,7 +187,7 @@ TITLES: Final[Mapping[StoreyId, str]] = {
     "programs": "programs",
     "kubernetes": "Kubernetes",
 }
-_LOOKS: Final[Mapping[StoreyId, Callable[[Snapshot], tuple[State, str]]]] = {
+_LOOKS: Final[Mapping[StackLayer, Callable[[Snapshot], tuple[State, str]]]] = {
     "pci": _bus,
     "gpu": _health,
     "kernel": _kernel,

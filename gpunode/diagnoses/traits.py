@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
-from gpunode.diagnoses.model import StoreyId
+from gpunode.diagnoses.model import StackLayer
 from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import boards, driver, fabric, links, modules, packages, pci, smi_query, system
 from gpunode.diagnoses.views.inventory import inventory
@@ -88,14 +88,14 @@ class Trait:
 
     Attributes:
         id: of its row in JSON.
-        storeys: the layers in which a fault that it explains would be, its own one first.
+        layers: the layers in which a fault that it explains would be, its own one first.
         rules: a pattern of names or values, how much such a difference matters, and why; the first that fits counts.
         shown_by: words in the lines, or in the names of files and commands, that show it.
     """
 
     id: str
     title: str
-    storeys: tuple[StoreyId, ...]
+    layers: tuple[StackLayer, ...]
     rules: Rules
     parts: tuple[Part, ...]
     shown_by: tuple[str, ...] = ()
@@ -514,9 +514,9 @@ def _always(why: str) -> Rules:
     return (("", "likely", why),)
 
 
-def _configured(path: str, rules: Rules, *storeys: StoreyId) -> Trait:
+def _configured(path: str, rules: Rules, *layers: StackLayer) -> Trait:
     parts = (Part((path,), _files(path, _settings), is_set=True),)
-    return Trait(f"file:{path}", path, storeys, rules, parts, (path.rstrip("*"),))
+    return Trait(f"file:{path}", path, layers, rules, parts, (path.rstrip("*"),))
 
 
 _SMI: Final = ("nvml", "nvidia-smi", "nvidia-smi-q")

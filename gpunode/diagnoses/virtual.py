@@ -197,6 +197,7 @@ FAMILY: Final = Family(
     (
         _rule(
             cause="vm-passthrough-mmio-config",
+            in_stack="pci",
             disruption="power-cycle",
             title="the virtual machine has no room for the GPU's memory region",
             decisive=all_of(ADDRESSLESS, GUEST),

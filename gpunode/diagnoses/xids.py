@@ -119,6 +119,7 @@ FAMILY: Final = Family(
     (
         _rule(
             cause="xid-13-graphics-exception",
+            in_stack="programs",
             severity="warning",
             disruption="restart-container",
             title="a program did what the GPU forbids",
@@ -147,6 +148,7 @@ FAMILY: Final = Family(
         ),
         _rule(
             cause="xid-31-mmu-fault",
+            in_stack="programs",
             severity="warning",
             disruption="restart-container",
             title="a program touched GPU memory that is not its own",
@@ -192,6 +194,7 @@ FAMILY: Final = Family(
         ),
         _rule(
             cause="xid-61-pmu-breakpoint",
+            in_stack="gpu",
             disruption="reboot",
             title="the GPU's power controller stopped",
             symptoms=(symptoms.ANY_XID, symptoms.SLOW),
@@ -210,6 +213,7 @@ FAMILY: Final = Family(
         ),
         _rule(
             cause="xid-62-pmu-halt",
+            in_stack="gpu",
             disruption="reset-gpu",
             title="the GPU's power controller halted",
             symptoms=(symptoms.ANY_XID, symptoms.GPU_LOST),
@@ -228,6 +232,7 @@ FAMILY: Final = Family(
         ),
         _rule(
             cause="xid-109-ctx-switch-timeout",
+            in_stack="programs",
             disruption="restart-container",
             title="a program does not let go of the GPU",
             symptoms=(symptoms.ANY_XID, symptoms.CUDA_FAULT, symptoms.SLOW),
@@ -316,6 +321,7 @@ FAMILY: Final = Family(
         ),
         _rule(
             cause="xid-154-recovery-action",
+            in_stack="gpu",
             disruption="reset-gpu",
             title="the GPU waits to be recovered",
             symptoms=(symptoms.ANY_XID, symptoms.GPU_LOST),

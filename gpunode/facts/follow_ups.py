@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from gpunode.facts import library_path, systemd
+from gpunode.facts import systemd
 from gpunode.facts.evidence import Evidence, Found, Holds, Probe, decode_found
 from gpunode.facts.layout import layout
 from gpunode.facts.patterns import Pattern
@@ -224,24 +224,6 @@ def _programs(evidence: Evidence) -> Iterator[Probe]:
         yield _command("imex-version", "nvidia-imex", "--version")
 
 
-_SETTING: Final = ("file:/etc/environment", "unit-environments", "service-environments")
-_PROGRAMS: Final = ("file:/etc/profile", "file:/etc/bash.bashrc", "file:/etc/bashrc")
-_PLAIN: Final = Pattern(r"/[\w./+-]+")
-_MOST_FOLDERS: Final = 16
-
-
-def _in_front(evidence: Evidence) -> Iterator[Probe]:
-    """The driver's libraries in folders that programs are told to look in first."""
-    programs = [_text(evidence, key) for key in _PROGRAMS]
-    programs += [one.data.decode("utf-8", "replace") for one in _matches(evidence, "profile-d") if one.data]
-    lines = (line for key in _SETTING for line in _text(evidence, key).splitlines())
-    told = [folder for line in lines for folder in library_path.of_variable(line)]
-    told += [folder for text in programs for _, folder in library_path.of_shell_program(text)]
-    plain = (folder.rstrip("/") for folder in told if _PLAIN.fullmatch(folder) and not library_path.is_standard(folder))
-    for folder in [*dict.fromkeys(plain)][:_MOST_FOLDERS]:
-        yield Probe(f"libraries:{folder}", glob=f"{folder}/lib[cn]*.so*", contents=False, holds="table")
-
-
 # ---- the kernel's side
 
 
@@ -333,7 +315,6 @@ FOLLOW_UPS: Final = (
     FollowUp("apt's lists name it", _keyrings),
     FollowUp("apt's present log says nothing of NVIDIA", _rotated),
     FollowUp("the log is there", _tails),
-    FollowUp("LD_LIBRARY_PATH is set for all: the folders in it", _in_front),
     FollowUp("the program is there", _programs),
     FollowUp("a kubelet has its key in /etc/kubernetes, and starts no program for it", _of_cluster),
 )

@@ -34,7 +34,8 @@ _PCI_ID: Final = Pattern(r"PCI ID:\s*10de:(?P<device>[0-9a-f]{4})", re.IGNORECAS
 _FATAL: Final = Pattern(r"\b(?P<non>Non-?\s?)?Fatal\b", re.IGNORECASE)
 _LINK: Final = Pattern(r"\bLink\s+(?P<link>\d{1,3})\b", re.IGNORECASE)
 _UNIT: Final = Pattern(
-    r"\b(?P<unit>(?:SAW|RLW|TLW|TREX|NVLPW|NETIR|MSE)(?:_\w+)?)\s+(?P<non>Non-?)?Fatal\b",
+    r"\b(?P<unit>(?:SAW|RLW|TLW|TREX|NVLPW|NETIR|MSE)(?:_\w+)?)\s+(?P<non>Non-?)?Fatal\b"
+    r"(?:[^(\[]{0,40}[(\[](?P<words>(?:\s*0x[0-9a-f]+)+))?",
     re.IGNORECASE,
 )
 FALLEN_OFF_THE_BUS: Final = 79
@@ -86,11 +87,13 @@ class LinkError:
 
     Attributes:
         unit: in upper case (``RLW_SRC_TRACK``).
+        words: the numbers in brackets: what the interrupt said, its status, and more.
     """
 
     unit: str
     fatal: bool
     link: int | None
+    words: tuple[int, ...]
 
 
 def parse(text: str) -> XidMessage | SxidMessage | None:
@@ -145,4 +148,5 @@ def link_error(text: str) -> LinkError | None:
     if match is None:
         return None
     link = _LINK.search(text)
-    return LinkError(match["unit"].upper(), not match["non"], int(link["link"]) if link else None)
+    words = tuple(int(word, 16) for word in (match["words"] or "").split())
+    return LinkError(match["unit"].upper(), not match["non"], int(link["link"]) if link else None, words)

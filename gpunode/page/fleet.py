@@ -7,14 +7,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from gpunode.diagnoses.model import STOREYS
+from gpunode.diagnoses.model import STACK
 from gpunode.diagnoses.stack import TITLES
 from gpunode.page.frame import About, body, card, columns, commands, head, scroll, table
 from gpunode.page.markup import Markup, document, joined, listed, tag
 from gpunode.page.words import CONDITIONS, DISRUPTIONS, STATES, called, condition_of, count, grouped, odd_words, ranges
 
 if TYPE_CHECKING:
-    from gpunode.diagnoses.model import StoreyId
+    from gpunode.diagnoses.model import StackLayer
     from gpunode.diagnoses.stack import State
     from gpunode.page.words import Condition
     from gpunode.workflow.fleet import Row
@@ -153,7 +153,7 @@ def _word(state: State) -> str:
     return STATES[state][1] or _STATE_WORDS[state]
 
 
-def _layers(layers: Mapping[StoreyId, Mapping[State, int]]) -> Markup | None:
+def _layers(layers: Mapping[StackLayer, Mapping[State, int]]) -> Markup | None:
     if not layers:
         return None
     rows = (
@@ -228,7 +228,7 @@ def _rules(filters: Sequence[_Filter]) -> Iterator[str]:
 def _nodes(seen: Picture, filters: Sequence[_Filter], longest: int) -> Markup:
     ordered = sorted(seen.rows, key=lambda row: (CONDITIONS.index(condition_of(row)), not _needs_look(row)))
     shown = ordered[:_MOST_NODES]
-    layers = tuple(id_ for id_ in STOREYS if id_ in seen.layers)
+    layers = tuple(id_ for id_ in STACK if id_ in seen.layers)
     layer_names = (tag("th.layer", tag("span", TITLES[one]), scope="col") for one in layers)
     names = joined(columns("node", "state"), layer_names, columns("what", "driver"))
     rows = (_node(row, layers, filters, longest) for row in shown)
@@ -268,7 +268,7 @@ def _button(name: str, id_: str, text: str, *, checked: bool = False) -> Markup:
     return tag("label", tag("input", type="radio", name=name, id=id_, checked=checked), f" {text}")
 
 
-def _node(row: Row, layers: Sequence[StoreyId], filters: Sequence[_Filter], longest: int) -> Markup:
+def _node(row: Row, layers: Sequence[StackLayer], filters: Sequence[_Filter], longest: int) -> Markup:
     looks = _needs_look(row)
     classes = (_LOOK if looks else _FINE, *(one.class_of(_AXES[one.id][1](row)) for one in filters))
     return tag(

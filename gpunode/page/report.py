@@ -18,7 +18,7 @@ from gpunode.page.timeline import over_time
 from gpunode.page.words import DISRUPTIONS, STATES, condition, count
 
 if TYPE_CHECKING:
-    from gpunode.diagnoses.stack import Storey
+    from gpunode.diagnoses.stack import LayerState
     from gpunode.workflow.doctor import Examined
 
 _SPOKEN: Final = re.compile(r"`([^`\n]+)`")
@@ -77,7 +77,7 @@ def _verdict(examined: Examined, faults: Sequence[Finding]) -> Markup:
         tone, label, title = root.severity, f"{_likely(root)}{_LABELS[root.severity]}{others}", root.title
         told = joined(tag("p.summary", root.summary), _facts(root))
         remedy = _remedy(root.remedy, "remedy")
-    parts = tag("p.label", label), tag("h1#verdict", title), told, tag("div.columns", _stack(examined.storeys), remedy)
+    parts = tag("p.label", label), tag("h1#verdict", title), told, tag("div.columns", _stack(examined.stack), remedy)
     return tag(f"section.verdict.{tone}", *parts, aria_labelledby="verdict")
 
 
@@ -88,7 +88,7 @@ def _likely(root: Finding) -> str:
 def _facts(finding: Finding) -> Markup:
     rows = {
         "cause": tag("code", finding.cause),
-        "in the stack": TITLES[finding.storey],
+        "in the stack": TITLES[finding.stack_layer],
         "the repair": DISRUPTIONS[finding.disruption],
         "GPU": listed(finding.gpus),
     }
@@ -101,22 +101,22 @@ def _prose(text: str) -> Markup:
     return joined(tag("code", part) if number % 2 else part for number, part in enumerate(parts))
 
 
-def _stack(storeys: Sequence[Storey]) -> Markup:
+def _stack(layers: Sequence[LayerState]) -> Markup:
     """The layers, the highest first, and in one row those of which nothing was seen."""
-    rows = [_storey(storey) for storey in reversed(storeys) if storey.state != "unseen"]
-    unseen = ", ".join(storey.title for storey in reversed(storeys) if storey.state == "unseen")
+    rows = [_row(layer) for layer in reversed(layers) if layer.state != "unseen"]
+    unseen = ", ".join(layer.title for layer in reversed(layers) if layer.state == "unseen")
     if unseen:
         mark, word = STATES["unseen"]
         rows.append(_layer("unseen", mark, word, unseen))
     return tag("section", tag("h2#stack", "The stack"), tag("ol.stack", rows), aria_labelledby="stack")
 
 
-def _storey(storey: Storey) -> Markup:
-    mark, word = STATES[storey.state]
-    causes = listed(tag("a", cause, href=f"#{cause}") for cause in storey.findings)
+def _row(layer: LayerState) -> Markup:
+    mark, word = STATES[layer.state]
+    causes = listed(tag("a", cause, href=f"#{cause}") for cause in layer.findings)
     fault = tag("strong", word, ": ", causes) if word and causes else None
-    told = storey.seen or ("" if fault else word)
-    return _layer(storey.state, mark, storey.title, told, " " if fault else "", fault)
+    told = layer.seen or ("" if fault else word)
+    return _layer(layer.state, mark, layer.title, told, " " if fault else "", fault)
 
 
 def _layer(state: str, mark: str, title: str, *told: Part) -> Markup:

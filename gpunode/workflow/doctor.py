@@ -12,7 +12,7 @@ from gpunode.diagnoses.commands import Shell
 from gpunode.diagnoses.complaints import unexplained
 from gpunode.diagnoses.model import Diagnosis, Doubt
 from gpunode.diagnoses.snapshot import Snapshot, snapshot
-from gpunode.diagnoses.stack import Storey, is_shown_to_work, stack
+from gpunode.diagnoses.stack import LayerState, is_shown_to_work, stack
 from gpunode.diagnoses.views import pci
 from gpunode.facts import pasted
 from gpunode.facts.budget import within
@@ -60,14 +60,14 @@ class Examined:
     """A node after its examination.
 
     Attributes:
-        storeys: its stack, from the PCI bus up.
+        stack: its layers, from the PCI bus up.
         works: whether the driver itself was seen to work.
         denied: what the system kept from us, as it would be written; root would have seen it.
     """
 
     snapshot: Snapshot
     diagnosis: Diagnosis
-    storeys: tuple[Storey, ...]
+    stack: tuple[LayerState, ...]
     works: bool
     denied: tuple[str, ...] = ()
 

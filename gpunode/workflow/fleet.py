@@ -11,7 +11,7 @@ from typing import Final, Literal, TypeAlias
 from gpunode.diagnoses import rules
 from gpunode.diagnoses.census import Census, Group, Place
 from gpunode.diagnoses.comparison import Difference, compare
-from gpunode.diagnoses.model import Confidence, Diagnosis, Fix, Layer, Severity, StoreyId
+from gpunode.diagnoses.model import Confidence, Diagnosis, Fix, Layer, Severity, StackLayer
 from gpunode.diagnoses.portrait import Axis, Portrait, portrait
 from gpunode.diagnoses.snapshot import Snapshot, snapshot
 from gpunode.diagnoses.stack import State
@@ -97,7 +97,7 @@ class Row:
     command: str = ""
     unknown: tuple[str, ...] = ()
     error: str = ""
-    stack: Mapping[StoreyId, State] = field(default_factory=dict)
+    stack: Mapping[StackLayer, State] = field(default_factory=dict)
     model: str = ""
     versions: Mapping[Axis, str] = field(default_factory=dict)
     differences: tuple[Odd, ...] = ()
@@ -138,11 +138,11 @@ def row_of(one: reports.Found, evidence: Evidence, recipe: Recipe | None = None)
     """What the report comes to, and what it shows of the node."""
     examined = diagnosed(evidence)
     keep_those_of_rules(examined.diagnosis.bugs)
-    seen = portrait(examined.snapshot, examined.storeys)
+    seen = portrait(examined.snapshot, examined.stack)
     row = Row(
         one.name, one.path, examined.verdict, _node(examined),
         unknown=tuple(doubt.question for doubt in examined.diagnosis.unknown),
-        stack={storey.id: storey.state for storey in examined.storeys},
+        stack={layer.id: layer.state for layer in examined.stack},
         model=throughout(seen.model).title,
         versions={axis: throughout(version) for axis, version in seen.versions.items()},
     )  # fmt: skip

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from gpunode.diagnoses import remedy_of, rules
-from gpunode.diagnoses.model import STOREYS, Disruption, StoreyId
+from gpunode.diagnoses.model import STACK, Disruption, StackLayer
 from gpunode.diagnoses.portrait import AXES, Axis
 from gpunode.diagnoses.snapshot import snapshot
 from gpunode.diagnoses.stack import State
@@ -80,7 +80,7 @@ class Picture:
     undrifted: tuple[Left, ...]
     unread: tuple[Left, ...]
     unknown: tuple[Left, ...]
-    layers: Mapping[StoreyId, Mapping[State, int]]
+    layers: Mapping[StackLayer, Mapping[State, int]]
     spread: Mapping[Axis, Mapping[str, int]]
     models: Mapping[str, int]
 
@@ -95,7 +95,7 @@ def picture(rows: Sequence[Row]) -> Picture:
         undrifted=_left((row.undrifted, row) for row in rows if row.undrifted),
         unread=_left((row.error.replace(row.path, "it"), row) for row in rows if row.error),
         unknown=_left((row.unknown[0] if row.unknown else "", row) for row in rows if row.status == "unknown"),
-        layers={id_: counted for id_ in STOREYS if (counted := Counter(r.stack[id_] for r in rows if id_ in r.stack))},
+        layers={id_: counted for id_ in STACK if (counted := Counter(r.stack[id_] for r in rows if id_ in r.stack))},
         spread={axis: found for axis in AXES if (found := _counted(row.versions.get(axis, "") for row in rows))},
         models=_counted(row.model for row in rows),
     )

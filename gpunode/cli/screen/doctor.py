@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from gpunode.catalog.xids import Xid
     from gpunode.diagnoses.model import Citation, Diagnosis, Doubt, Finding, Fix, Rule
     from gpunode.diagnoses.snapshot import Snapshot
-    from gpunode.diagnoses.stack import Storey
+    from gpunode.diagnoses.stack import LayerState
     from gpunode.workflow.doctor import Examined
 
 _CITED = 5
@@ -77,7 +77,7 @@ def diagnosis_lines(examined: Examined, *, verbose: bool) -> Iterator[Line]:
     if diagnosis.suspects:
         yield from _suspects(diagnosis, how)
         yield BLANK
-    yield from _stack(examined.storeys)
+    yield from _stack(examined.stack)
     if examined.denied:
         yield BLANK
         yield _denied(examined.denied, verbose=verbose)
@@ -207,24 +207,24 @@ def _likeliest(diagnosis: Diagnosis, *, is_seen: bool) -> str:
     return "the likeliest causes" if is_seen else "what reports that read like this were most often of"
 
 
-def _stack(storeys: Sequence[Storey]) -> Iterator[Line]:
+def _stack(layers: Sequence[LayerState]) -> Iterator[Line]:
     """The layers, the highest first, and in one line those of which nothing was seen."""
-    width = max(len(storey.title) for storey in storeys)
-    seen = [storey for storey in reversed(storeys) if storey.state != "unseen"]
-    for storey in seen:
-        mark, word = STATES[storey.state]
-        style = _STYLES[storey.state]
-        is_faulty = bool(word and storey.findings)
+    width = max(len(layer.title) for layer in layers)
+    seen = [layer for layer in reversed(layers) if layer.state != "unseen"]
+    for layer in seen:
+        mark, word = STATES[layer.state]
+        style = _STYLES[layer.state]
+        is_faulty = bool(word and layer.findings)
         yield line(
             span(f"{mark} ", style),
-            span(padded(storey.title, width), "" if style == "good" else style),
+            span(padded(layer.title, width), "" if style == "good" else style),
             "  ",
-            *([span(f"{word}: {listed(storey.findings, 3)}", style)] if is_faulty else []),
-            *([Span("  ")] if is_faulty and storey.seen else []),
-            span(storey.seen or ("" if is_faulty else word), "dim" if is_faulty or style == "dim" else ""),
+            *([span(f"{word}: {listed(layer.findings, 3)}", style)] if is_faulty else []),
+            *([Span("  ")] if is_faulty and layer.seen else []),
+            span(layer.seen or ("" if is_faulty else word), "dim" if is_faulty or style == "dim" else ""),
             hang=width + 4,
         )
-    unseen = [storey.title for storey in reversed(storeys) if storey.state == "unseen"]
+    unseen = [layer.title for layer in reversed(layers) if layer.state == "unseen"]
     if unseen:
         mark, word = STATES["unseen"]
         yield line(span(f"{mark} {padded(word, width if seen else 0)}  {listed(unseen)}", "dim"), hang=width + 4)
@@ -280,7 +280,7 @@ def story_lines(
         width: of the terminal; its paragraphs are no wider than a page, through a pipe either.
     """
     yield line(span(rule.title, "bold"), span(f"  {rule.cause}", "dim"), hang=2)
-    yield line(span(f"{TITLES[rule.storey]}, {rule.severity}", "dim"), hang=2)
+    yield line(span(f"{TITLES[rule.stack_layer]}, {rule.severity}", "dim"), hang=2)
     for paragraph in rule.story.split("\n\n"):
         yield BLANK
         yield from wrap(line(*prose(" ".join(paragraph.split()))), min(width or _PAGE, _PAGE))

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import pytest
+
 from gpunode.catalog import tables, xids
 
 
@@ -31,3 +33,36 @@ def test_known_codes_are_of_their_kind() -> None:
         149: "link",
         154: "information",
     }
+
+
+@pytest.mark.parametrize(
+    ("code", "unit", "words", "severity", "action", "follow_up"),
+    [
+        (149, "NETIR_LINK_EVT", (0x004505C6, 0), "link-fatal", "reset-gpu", "investigate-link-si"),
+        (149, "NETIR_LINK_EVT", (0x025001C6, 0), "link-fatal", "reset-gpu", "investigate-peer-device"),
+        (149, "NETIR_LINK_DOWN", (0x026001C6, 0), "link-fatal", "ignore", "investigate-sw-user"),
+        (145, "RLW_REMAP", (0x00000082, 0x40), "fatal", "reset-gpu", "contact-support"),
+        (145, "RLW_REMAP", (0x00000004, 0x40), "fatal", "reset-gpu", "contact-support"),
+        (145, "RLW_RXPIPE", (0x0409A0C2, 0x8), "nonfatal", "ignore", "contact-support"),
+        (144, "SAW_MVB", (0x00000001, 0x1), "nonfatal", "ignore", "contact-support"),
+    ],
+)
+def test_an_nvlink_5_error_is_decoded(
+    code: int, unit: str, words: tuple[int, int], severity: str, action: str, follow_up: str
+) -> None:
+    found = xids.decode(code, unit, *words)
+    assert found is not None
+    assert (found.severity, found.action, found.follow_up) == (severity, action, follow_up)
+
+
+def test_of_several_status_bits_the_worst_counts() -> None:
+    found = xids.decode(145, "RLW_SRC_TRACK", 0x040988E2, 0x3)
+    assert found is not None
+    assert (found.status, found.severity) == (1, "fatal")
+
+
+def test_what_no_row_has_is_not_decoded() -> None:
+    assert xids.decode(149, "NETIR_LINK_EVT", 0xFFFFFFFF, 0) is None
+    assert xids.decode(145, "NOBODY", 0x82, 1) is None
+    assert xids.decode(79, "RLW_REMAP", 0x82, 1) is None
+    assert len(list(tables.rows("nvlink5.csv"))) == 91

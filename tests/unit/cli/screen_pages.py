@@ -223,7 +223,6 @@ def story(screen: Screen) -> None:
     rule = Rule(
         cause="sample-lost",
         layer="hardware",
-        storey="gpu",
         severity="error",
         disruption="power-cycle",
         title="a GPU fell off the bus",

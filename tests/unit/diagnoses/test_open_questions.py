@@ -94,5 +94,5 @@ def test_rpm_tells_versions_with_their_dates() -> None:
     ).roots
     assert (pending.cause, pending.summary) == (
         PENDING,
-        "the driver's packages are at 570.144, and the module of 570.133.07 is still loaded",
+        "the driver was upgraded to 570.144, and the module of 570.133.07 is still loaded",
     )

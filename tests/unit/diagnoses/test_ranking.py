@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpunode.diagnoses import diagnose
-from gpunode.diagnoses.model import STOREYS, Diagnosis, Event, Finding
+from gpunode.diagnoses.model import STACK, Diagnosis, Event, Finding
 from gpunode.diagnoses.ranking import WEIGHT, ranked
 from gpunode.diagnoses.snapshot import snapshot
 from gpunode.diagnoses.views import kernel
@@ -102,10 +102,10 @@ def test_what_is_no_fault_is_no_reason() -> None:
     [
         (found("b", at(20)), found("a", at(10), severity="warning")),
         (found("b", at(20)), found("a", at(10), confidence="likely")),
-        (found("b", at(10)), found("a", at(20), storey="pci")),
+        (found("b", at(10)), found("a", at(20), stack_layer="pci")),
         (found("b", at(10, ONE)), found("a", at(20, OTHER))),
-        (found("b", storey="pci"), found("a", at(20))),
-        (found("b", at(20), storey="pci"), found("a", at(10, clock="zoned"))),
+        (found("b", stack_layer="pci"), found("a", at(20))),
+        (found("b", at(20), stack_layer="pci"), found("a", at(10, clock="zoned"))),
         (found("a"), found("b")),
     ],
 )
@@ -126,14 +126,14 @@ FINDINGS = st.tuples(
     *(
         st.none()
         | st.builds(
-            lambda cause, events, severity, sure, storey: found(
-                cause, *events, severity=severity, confidence=sure, storey=storey
+            lambda cause, events, severity, sure, layer: found(
+                cause, *events, severity=severity, confidence=sure, stack_layer=layer
             ),
             st.just(cause),
             st.lists(EVENTS, max_size=3),
             st.sampled_from(WEIGHT),
             st.sampled_from(["certain", "likely"]),
-            st.sampled_from(STOREYS),
+            st.sampled_from(STACK),
         )
         for cause in CAUSES
     )

@@ -149,25 +149,27 @@ def test_nvidia_smi_s_later_word_that_nothing_is_wanted_holds(key: str, action: 
 
 # --- NVLink 5 ---------------------------------------------------------------------------------------------------------
 
-MILD = "RLW_SRC_TRACK Nonfatal XC0 i0 Link 05 (0x00000007 0x00000004 0x00000000 0x00000000 0x00000000 0x00000000)"
-FATAL = MILD.replace("Nonfatal", "Fatal")
+IGNORED = "RLW_REMAP Nonfatal XC0 i0 Link 05 (0x00000004 0x00000100 0x00000000 0x00000000 0x00000000 0x00000000)"
+LEFT_TO_DRIVER = IGNORED.replace("RLW_REMAP", "RLW_SRC_TRACK").replace("0x00000004 0x00000100", "0x00000007 0x00000004")
+FATAL = LEFT_TO_DRIVER.replace("Nonfatal", "Fatal").replace("0x00000007 0x00000004", "0x00000007 0x00000001")
 WISHES = {"": "", **{name: wish(number, at=8) for number, name in enumerate(NAMES) if number}}
 
 
 @pytest.mark.parametrize(
     ("body", "asked", "severity", "disruption"),
     [
-        (MILD, "", "warning", "none"),
-        (MILD, "Drain P2P", "warning", "restart-container"),
-        (MILD, "GPU Reset Required", "error", "reset-gpu"),
-        (MILD, "Node Reboot Required", "error", "reboot"),
+        (IGNORED, "", "info", "none"),
+        (IGNORED, "Drain P2P", "warning", "restart-container"),
+        (IGNORED, "GPU Reset Required", "error", "reset-gpu"),
+        (LEFT_TO_DRIVER, "", "warning", "none"),
+        (LEFT_TO_DRIVER, "Drain P2P", "warning", "restart-container"),
+        (LEFT_TO_DRIVER, "GPU Reset Required", "error", "reset-gpu"),
+        (LEFT_TO_DRIVER, "Node Reboot Required", "error", "reboot"),
         (FATAL, "", "error", "reset-gpu"),
         (FATAL, "Drain P2P", "error", "reset-gpu"),
     ],
 )
-def test_of_a_link_s_error_its_own_word_and_the_driver_decide(
-    body: str, asked: str, severity: str, disruption: str
-) -> None:
+def test_of_a_link_s_error_catalog_and_driver_decide(body: str, asked: str, severity: str, disruption: str) -> None:
     (told,) = seen(("dmesg -T", xid(145, body) + WISHES[asked])).findings
     assert (told.cause, told.severity, told.disruption) == ("xid-145-149-nvlink5-fault", severity, disruption)
     at_once = [command for fix in told.remedy if not fix.when for command in fix.commands]
@@ -178,10 +180,10 @@ def test_a_link_s_error_of_which_the_driver_wants_nothing_is_no_fault() -> None:
     rows = (
         "GPU 00000000:1B:00.0\n    GPU Recovery Action : None\nGPU 00000000:43:00.0\n    GPU Recovery Action : None\n"
     )
-    (told,) = seen(("dmesg -T", xid(145, MILD)), ("nvidia-smi -q", rows)).findings
+    (told,) = seen(("dmesg -T", xid(145, LEFT_TO_DRIVER)), ("nvidia-smi -q", rows)).findings
     assert (told.severity, told.disruption) == ("info", "none")
 
 
-def test_a_fatal_error_behind_a_mild_one_is_what_counts() -> None:
-    (told,) = seen(("dmesg -T", xid(145, MILD) + xid(145, FATAL, at=2))).findings
+def test_a_fatal_error_behind_one_that_is_to_be_ignored_is_what_counts() -> None:
+    (told,) = seen(("dmesg -T", xid(145, IGNORED) + xid(145, FATAL, at=2))).findings
     assert (told.severity, told.disruption) == ("error", "reset-gpu")

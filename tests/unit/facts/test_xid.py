@@ -83,10 +83,10 @@ def test_what_only_speaks_of_such_things_is_none(text: str) -> None:
 def test_the_body_of_an_nvlink_5_error_is_read() -> None:
     body = xid.link_error("NETIR_LINK_EVT  Fatal   XC0 i0 Link 01 (0x021425c6 0x00000000 0x00000000)")
     assert body is not None
-    assert (body.unit, body.fatal, body.link) == ("NETIR_LINK_EVT", True, 1)
+    assert (body.unit, body.fatal, body.link, body.words[:2]) == ("NETIR_LINK_EVT", True, 1, (0x021425C6, 0))
     body = xid.link_error("RLW_REMAP Nonfatal XC0 i0 Link -1 [0x00000004 0x00000001]")
     assert body is not None
-    assert (body.fatal, body.link) == (False, None)
+    assert (body.fatal, body.link, body.words) == (False, None, (4, 1))
     assert xid.link_error("channel 0x00000002, intr 00000000") is None
 
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from gpunode.diagnoses.commands import Shell
 from gpunode.diagnoses.model import Diagnosis, Doubt, Finding, Fix
 from gpunode.diagnoses.snapshot import snapshot
-from gpunode.diagnoses.stack import Storey
+from gpunode.diagnoses.stack import LayerState
 from gpunode.facts import pasted
 from gpunode.facts.evidence import Evidence
 from gpunode.facts.patterns import Pattern
@@ -146,7 +146,7 @@ def examined() -> Examined:
         cause="sample-lost",
         title="a GPU fell off the bus",
         layer="hardware",
-        storey="gpu",
+        stack_layer="gpu",
         severity="error",
         confidence="likely",
         summary="GPU 4 at 0000:9d:00.0 stopped answering on the PCI bus 7233 s after boot",
@@ -173,7 +173,7 @@ def examined() -> Examined:
         cause="sample-stopped",
         title="programs on other GPUs were stopped",
         layer="driver",
-        storey="driver",
+        stack_layer="driver",
         severity="error",
         confidence="certain",
         summary="python3 (30118) lost its channels on 0000:c3:00.0 when its peer went",
@@ -189,7 +189,7 @@ def examined() -> Examined:
         cause="sample-narrow",
         title="a PCIe link runs with fewer lanes",
         layer="pci",
-        storey="pci",
+        stack_layer="pci",
         severity="warning",
         confidence="certain",
         summary="the link of 0000:61:00.0 has 8 of 16 lanes",
@@ -206,15 +206,15 @@ def examined() -> Examined:
         seen.said(Pattern(r"<inactive>")),
     )
     return Examined(
-        seen, Diagnosis((lost, narrow, stopped), (doubt,)), _storeys(), False, ("dmesg", "/etc/nvidia/gridd.conf")
+        seen, Diagnosis((lost, narrow, stopped), (doubt,)), _layers(), False, ("dmesg", "/etc/nvidia/gridd.conf")
     )
 
 
 def healthy() -> Examined:
     """The large node, had nothing happened to it."""
-    storeys = tuple(replace(storey, state="works", findings=()) for storey in _storeys()[:-1])
-    absent = Storey("kubernetes", "Kubernetes", "absent", "no kubelet")
-    return Examined(snapshot(large()), Diagnosis((), ()), (*storeys, absent), True)
+    layers = tuple(replace(layer, state="works", findings=()) for layer in _layers()[:-1])
+    absent = LayerState("kubernetes", "Kubernetes", "absent", "no kubelet")
+    return Examined(snapshot(large()), Diagnosis((), ()), (*layers, absent), True)
 
 
 def untold() -> Examined:
@@ -223,19 +223,19 @@ def untold() -> Examined:
         "why the module does not load: its own message was not seen",
         (Shell("sudo dmesg | grep -i nvrm"),),
     )
-    storeys = tuple(replace(storey, state="unseen", seen="", findings=()) for storey in _storeys())
-    return Examined(snapshot(evidence(("nvidia-smi", "x"))), Diagnosis((), (doubt,)), storeys, False, ("dmesg",))
+    layers = tuple(replace(layer, state="unseen", seen="", findings=()) for layer in _layers())
+    return Examined(snapshot(evidence(("nvidia-smi", "x"))), Diagnosis((), (doubt,)), layers, False, ("dmesg",))
 
 
-def _storeys() -> tuple[Storey, ...]:
+def _layers() -> tuple[LayerState, ...]:
     return (
-        Storey("pci", "PCI bus", "warned", "8 × H100 80GB HBM3", ("sample-narrow",)),
-        Storey("gpu", "GPU", "broken", "7 answer", ("sample-lost",)),
-        Storey("kernel", "kernel", "seen", "Ubuntu 22.04.5 LTS, 5.15.0-119-generic"),
-        Storey("driver", "driver", "affected", "550.90.07 loaded, open modules", ("sample-stopped",)),
-        Storey("fabric", "NVLink", "seen", "4 NVSwitches"),
-        Storey("libraries", "libraries", "works", "550.90.07, CUDA 12.4"),
-        Storey("toolkit", "toolkit, CDI", "seen", "toolkit 1.17.8-1"),
-        Storey("runtime", "container runtime", "seen", "containerd"),
-        Storey("kubernetes", "Kubernetes", "unseen", ""),
+        LayerState("pci", "PCI bus", "warned", "8 × H100 80GB HBM3", ("sample-narrow",)),
+        LayerState("gpu", "GPU", "broken", "7 answer", ("sample-lost",)),
+        LayerState("kernel", "kernel", "seen", "Ubuntu 22.04.5 LTS, 5.15.0-119-generic"),
+        LayerState("driver", "driver", "affected", "550.90.07 loaded, open modules", ("sample-stopped",)),
+        LayerState("fabric", "NVLink", "seen", "4 NVSwitches"),
+        LayerState("libraries", "libraries", "works", "550.90.07, CUDA 12.4"),
+        LayerState("toolkit", "toolkit, CDI", "seen", "toolkit 1.17.8-1"),
+        LayerState("runtime", "container runtime", "seen", "containerd"),
+        LayerState("kubernetes", "Kubernetes", "unseen", ""),
     )

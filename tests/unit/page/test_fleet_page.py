@@ -6,7 +6,7 @@ from typing import get_args
 
 import pytest
 
-from gpunode.diagnoses.model import STOREYS
+from gpunode.diagnoses.model import STACK
 from gpunode.diagnoses.stack import State
 from gpunode.page.fleet import page
 from gpunode.page.frame import About
@@ -18,10 +18,10 @@ from tests.unit.page.test_page import Seen
 
 ABOUT = About("", "reports in rack7", "2026-11-21 20:00 UTC", "0.1.0")
 STATES = get_args(State)
-STACK = {storey: STATES[number % len(STATES)] for number, storey in enumerate(STOREYS)}
+LAYERS = {layer: STATES[number % len(STATES)] for number, layer in enumerate(STACK)}
 ODD = Odd("firmware", "VBIOS of the GPUs", "96.00.A5", "96.00.89", "GPUs with another VBIOS may differ", 511)
 HEALTHY = Row(
-    "x", "/x", "healthy", stack=STACK, model="XE9680 with H100", versions={"driver": "595.91.07", "kernel": "6.8.0-88"}
+    "x", "/x", "healthy", stack=LAYERS, model="XE9680 with H100", versions={"driver": "595.91.07", "kernel": "6.8.0-88"}
 )
 BROKEN = replace(
     HEALTHY, status="problem", cause="nouveau-bound", title="nouveau owns the GPU", severity="error",
@@ -85,7 +85,7 @@ def test_five_thousand_nodes_fit_in_five_megabytes_at_their_worst() -> None:
 def test_words_of_others_are_shown_and_obeyed_by_nobody() -> None:
     row = Row(
         HOSTILE, HOSTILE, "problem", cause="nouveau-bound", title=HOSTILE, severity="error", summary=HOSTILE,
-        advice=HOSTILE, command=HOSTILE, stack=STACK, model=HOSTILE, versions={"driver": HOSTILE, "kernel": HOSTILE},
+        advice=HOSTILE, command=HOSTILE, stack=LAYERS, model=HOSTILE, versions={"driver": HOSTILE, "kernel": HOSTILE},
         differences=(replace(ODD, name=HOSTILE, here=HOSTILE),), error=HOSTILE,
         drift=(Drift("x", HOSTILE, "change", HOSTILE),),
     )  # fmt: skip

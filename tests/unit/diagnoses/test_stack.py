@@ -1,0 +1,51 @@
+"""Where in the stack each cause lies, and what the stack of a broken node shows of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpunode.diagnoses import diagnose, rules
+from gpunode.diagnoses.model import STACK
+from gpunode.diagnoses.snapshot import snapshot
+from gpunode.diagnoses.stack import TITLES, LayerState, stack
+from gpunode.facts import pasted
+from tests.scenarios.reports import Report, some_reports
+
+
+def test_every_layer_has_a_title_and_a_cause() -> None:
+    assert list(TITLES) == list(STACK)
+    assert {rule.stack_layer for rule in rules().values()} == set(STACK)
+
+
+def shown(rows: tuple[tuple[str, str], ...]) -> dict[str, LayerState]:
+    """The stack of the node that these pieces show."""
+    seen = snapshot(pasted.evidence(rows))
+    return {layer.id: layer for layer in stack(seen, diagnose(seen))}
+
+
+@pytest.mark.parametrize("report", some_reports("stack"), ids=lambda report: report.name)
+def test_the_root_cause_breaks_its_own_layer(report: Report) -> None:
+    layers = shown(tuple((piece["source"], piece["text"]) for piece in report.evidence))
+    own = layers[rules()[report.cause].stack_layer]
+    assert report.cause in own.findings
+    assert [layer.id for layer in layers.values() if report.cause in layer.findings] == [own.id]
+    assert {layer.state for layer in layers.values() if layer is not own} <= {
+        *("affected", "works", "seen", "unseen", "absent")
+    }
+
+
+_WORKS = "| NVIDIA-SMI 550.54.15    Driver Version: 550.54.15    CUDA Version: 12.4 |\n"
+_NONE_RUNS = "| Processes:                                                    |\n|  No running processes found      |\n"
+_ONE_RUNS = "| Processes:      |\n|    0   N/A  N/A     11337      C   python3        17264MiB |\n"
+
+
+@pytest.mark.parametrize(
+    ("table", "seen"), [(_NONE_RUNS, "none on a GPU"), (_ONE_RUNS, "1 on the GPUs"), ("", "")], ids=["0", "1", "cut"]
+)
+def test_programs_on_the_gpus_are_counted(table: str, seen: str) -> None:
+    assert shown((("nvidia-smi", _WORKS + table),))["programs"].seen == seen
+
+
+def test_packages_are_shown_with_who_manages_them() -> None:
+    listed = "ii  nvidia-driver-550  550.54.15-0ubuntu1  amd64  NVIDIA driver\nii  vim  2:9.0  amd64  editor\n"
+    assert shown((("dpkg -l", listed),))["packages"].seen == "apt: 2 listed"
