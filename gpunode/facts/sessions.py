@@ -76,6 +76,8 @@ _ABOVE: Final = Pattern(r"^[┌╭]─[^\n]{1,160}$")
 _BELOW: Final = Pattern(r"^(?P<place>[└╰]─{1,3} ?[$#%❯>➤]?) (?P<command>\S[^\n]*)$")
 # Root's prompt, and zsh's: a comment begins so, too.
 _BARE: Final = Pattern(r"^(?P<place>)[#%] (?P<command>[a-z./]\S*[^\n]*)$")
+# Beside another prompt a line of plain words is a remark.
+_REMARK: Final = Pattern(r"\w+(?: \w+){2,}$")
 # A prompt at which nothing was typed, or the first of two lines.
 _IDLE: Final = Pattern(
     rf"{_BEFORE}(?:\[[^\]\n@]{{1,40}}@[^\]\n]{{1,60}}\] ?|[\w.+-]{{1,40}}@[\w.-]{{1,80}}[: ] ?[~/][^\s$#>]{{0,80}} ?)"
@@ -95,11 +97,13 @@ def _typed(lines: Sequence[str], *, is_named: bool) -> _Heads:
         for number, line in enumerate(lines)
         if (match := _BELOW.match(line) if _ABOVE.match(above[number]) else _PROMPT.match(line))
     }
-    if not found and not is_named:
-        bare = {number: _step(match) for number, line in enumerate(lines) if (match := _BARE.match(line))}
-        known = {number: step for number, step in bare.items() if _is_known(step.source)}
-        return known if len(known) > 1 or 0 in bare else {}
-    first = min(found, default=0)
+    bare = {number: match for number, line in enumerate(lines) if not is_named and (match := _BARE.match(line))}
+    known = {number: match for number, match in bare.items() if _is_known(match["command"])}
+    if not found:
+        return {number: _step(match) for number, match in known.items() if len(known) > 1 or 0 in bare}
+    found |= {number: match for number, match in known.items() if not _REMARK.match(match["command"])}
+    found = dict(sorted(found.items()))
+    first = min(found)
     is_session = not any(line.strip() and not _ABOVE.match(line) for line in lines[:first]) and lines[first][:1] != "+"
     return {
         number: _step(match)
@@ -152,7 +156,7 @@ def _with_headings(lines: Sequence[str], typed: _Heads) -> _Heads:
 
 def _heading(line: str, source: str, *, is_alone: bool) -> str:
     """The source of what follows, where the line names one; ``ls`` itself names each of its folders."""
-    if is_alone and _COMMAND.match(line) and recognise(line).words and _is_known(line):
+    if is_alone and _COMMAND.match(line) and _begins(line) and _is_known(line):
         return line
     match = _HEADING.match(line)
     if not match or not (match["begin"] or match["end"]) or len(match["source"].split()) > _MOST_WORDS:
@@ -161,6 +165,12 @@ def _heading(line: str, source: str, *, is_alone: bool) -> str:
     is_path = seen.subject.startswith("/") and not _IN_SOURCE.match(match["source"])
     is_section = match["source"] in source.split() and recognise(source).kind == "listing"
     return match["source"] if (seen.words or is_path) and not is_section else ""
+
+
+def _begins(line: str) -> bool:
+    """Whether the line begins with the program whose output is known, and no words stand before it."""
+    seen, words = recognise(line), line.removeprefix("sudo ").split()
+    return seen.words[:1] == tuple(words[:1]) or (bool(seen.subject) and words[0] in {"cat", "head", "tail", "zcat"})
 
 
 # ---- the pieces

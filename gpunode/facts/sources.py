@@ -233,8 +233,10 @@ _ROWS: Final = (
     _Row(
         "nvidia-smi-q",
         r"nvidia-smi(?!.* --query-) (?:.* )?(?:-q\w*|--query|-x)",
-        looks=r"==NVSMI LOG==|^[ \t]{0,8}GPU \d{8}:[0-9A-F]{2}:[0-9A-F]{2}\.0$",
+        looks=r"==NVSMI LOG==|^[ \t]{0,8}GPU \d{8}:[0-9A-F]{2}:[0-9A-F]{2}\.0$|<nvidia_smi_log>"
+        r"|^ {4,}[A-Z][\w ()/.-]{2,40} {2,}: \S",
     ),
+    _Row("nvidia-smi", looks=r"^(?:index|name|uuid|gpu_bus_id|pci\.bus_id|timestamp|driver_version), ?\w"),
     _Row(
         "nvidia-smi",
         "nvidia-smi",
@@ -288,6 +290,16 @@ _ROWS: Final = (
         r"(?:(?:shell|bash|zsh) )?history|fc",
         r"(?:^|[/.])(?:(?:ba|z|k|fi)?sh_|zhist)?history$",
     ),
+    _Row(
+        "file",
+        looks=r'^\{\s*"(?:default-runtime|runtimes|exec-opts|log-driver|data-root|features|hosts)":',
+        subject="/etc/docker/daemon.json",
+    ),
+    _Row("file", looks=r"^ *\[plugins\.\W?io\.containerd|^version = [23]$", subject="/etc/containerd/config.toml"),
+    _Row("file", looks=r"^\[nvidia-container-", subject="/etc/nvidia-container-runtime/config.toml"),
+    _Row("file", looks=r'^PRETTY_NAME="', subject="/etc/os-release"),
+    _Row("file", looks=r"^NVRM version: ", subject="/proc/driver/nvidia/version"),
+    _Row("file", looks=r"^BOOT_IMAGE=\S+ ", subject="/proc/cmdline"),
     _Row("snap", "snap"),
     _Row("audit", r"ausearch|sealert|aureport", r"audit\.log$", r"^type=AVC msg=audit"),
     _Row(
