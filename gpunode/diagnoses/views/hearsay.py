@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Final
 
+from gpunode.diagnoses.judging import is_examined
 from gpunode.diagnoses.model import Citation, Layer
 from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import driver, modules
 from gpunode.facts.items import Item
-from gpunode.facts.model import Known
 from gpunode.facts.patterns import Pattern
 
 # What the node itself shows: its hardware, kernel, driver and packages. The other layers are seen from containers too.
@@ -27,24 +27,19 @@ _POD_LOG: Final = Pattern(r"/var/log/(?:pods|containers)/(?P<namespace>[^/_]+)_(
 _DRIVER_POD: Final = Pattern(r"nvidia-(?:gpu-)?driver-|nvidia-vgpu-manager-")
 
 
-def was_looked_at(snapshot: Snapshot) -> bool:
-    """Whether the node itself was examined, and not only what somebody pasted."""
-    return isinstance(snapshot.facts.modules, Known)
-
-
 def without_containers(snapshot: Snapshot, *, of_node: bool) -> Snapshot:
     """Without what containers said; all there is where none said anything, or nobody looked at the node.
 
     Of its own layers a node speaks in a pasted report as well, where nvidia-smi works on it.
     """
-    if was_looked_at(snapshot) or (of_node and driver.works(snapshot)):
+    if is_examined(snapshot) or (of_node and driver.works(snapshot)):
         return snapshot.view(_without_containers)
     return snapshot
 
 
 def node_alone(snapshot: Snapshot) -> Snapshot:
     """What a node that was looked at shows of itself; all there is of any other."""
-    return snapshot.view(_node_alone) if was_looked_at(snapshot) else snapshot
+    return snapshot.view(_node_alone) if is_examined(snapshot) else snapshot
 
 
 def speaker(snapshot: Snapshot, citations: Iterable[Citation]) -> str:
