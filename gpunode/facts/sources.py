@@ -157,7 +157,7 @@ class _Row:
 
 # Of several rows that match, the first counts.
 _ROWS: Final = (
-    _Row("lsmod", "lsmod", r"^/proc/modules$", r"^Module +Size +Used by"),
+    _Row("lsmod", "lsmod", r"^/proc/modules$", r"^Module +Size +Used by|^(?:nvidia|nouveau)\w* +\d{4,} +-?\d+(?: |$)"),
     _Row(
         "make-log",
         path=r"make\.log$|/akmods/.*\.log$|\.failed\.log$",
@@ -180,10 +180,18 @@ _ROWS: Final = (
         "kernel-log",
         r"dmesg|journalctl .*(?:-[a-tv-z]*k[\w-]*|--dmesg|_TRANSPORT=kernel)|talosctl .*\bdmesg",
         r"/var/log/(?:kern|dmesg)[\w.*?{},-]*$|kern\.log$|dmesg(?:\.\w+)?$|/pstore/\S*dmesg-",
-        r"\bNVRM: |\bnvidia-nvlink: |\bnvidia-nvswitch\d*: |^[ \t]{0,8}\[ {0,12}\d{1,9}\.\d{6}\]|\bkernel: ",
+        r"\bNVRM: |\bnvidia-nvlink: |\bnvidia-nvswitch\d*: |^[ \t]{0,8}\[ {0,12}\+?\d{1,9}\.\d{6}\]|\bkernel: "
+        r"|^\[\w{3} \w{3} [ \d]\d [\d:]{8} \d{4}\] ",
         r"\b(?:dmesg|kernel (?:log|messages?|ring buffer|output)|kmsg|console|serial)\b",
     ),
     _Row("unit-log", r"journalctl (?:.*? )?(?:-u ?|--unit[= ]|-t ?|--identifier[= ])(?P<of>[^\s-]\S*)"),
+    _Row(
+        "unit-log",
+        looks=r"^(?:\w{3} [ \d]\d [\d:]{8} )?(?:\S+ )?(?P<of>dockerd|containerd|kubelet"
+        r"|nvidia-(?:fabricmanager|persistenced|gridd|imex))(?:\[\d+\])?: ",
+    ),
+    _Row("unit-log", looks=r"^nvidia-persistenced failed|^Failed to query NVIDIA", subject="nvidia-persistenced"),
+    _Row("unit-log", looks=r"\bnv-fabricmanager\[\d+\]: ", subject="nvidia-fabricmanager"),
     _Row(
         "unit-log",
         r"dockerd|containerd(?! .*config)|talosctl\b(?!.* (?:read|cat))",
@@ -194,13 +202,18 @@ _ROWS: Final = (
         "journal",
         "journalctl",
         r"/var/log/(?:syslog|messages)[\w.*?{},-]*$|syslog$",
-        label=r"\b(?:journal|syslog|system log|messages)\b",
+        r"^(?:\w{3} [ \d]\d [\d:]{8} \S+ )?(?:systemd\[1\]: |\w[\w.-]*\[\d+\]: )",
+        r"\b(?:journal|syslog|system log|messages)\b",
     ),
     _Row("unit-status", rf"systemctl(?: \S+)*? (?:status|is-\S+|list-\S+){_UNIT}", looks=r"^\s*Loaded: loaded \(/"),
     _Row("unit-show", rf"systemctl(?: \S+)*? show{_UNIT}", looks=r"^Id=\S+\.service$"),
     _Row("unit-file", rf"systemctl(?: \S+)*? cat{_UNIT}"),
     _Row("unit-action", rf"(?:systemctl(?: -\S+)*(?: [a-z][\w-]+)?|service){_UNIT}"),
-    _Row("lspci", "lspci", looks=r"^(?:\w{4}:)?[0-9a-f]{2}:[0-9a-f]{2}\.\d .*(?:controller|[Bb]ridge)"),
+    _Row(
+        "lspci",
+        "lspci",
+        looks=r"^(?:\w{4}:)?[0-9a-f]{2}:[0-9a-f]{2}\.\d .*(?:controller|[Bb]ridge)|^\s*(?:LnkSta|LnkCap|ACSCtl):\s",
+    ),
     _Row("modinfo", r"find .* -name (?P<of>[\w-]+)\S* -exec modinfo"),
     _Row("modinfo", rf"modinfo{_MODULE}", looks=r"^filename: +/lib/modules/"),
     _Row("modprobe", rf"(?:modprobe|insmod|rmmod){_MODULE}", looks=r"^(?:modprobe|insmod|rmmod): (?:FATAL|ERROR)"),
@@ -210,7 +223,7 @@ _ROWS: Final = (
         r"dkms (?:.* )?status",
         looks=r"^\w[\w.+-]*/[\w.+~:-]+(?:, [\w.+-]+, \w+)?: (?:added|built|installed)",
     ),
-    _Row("dkms-output", "dkms", looks=r"^(?:Error! )?Bad return status for module build on kernel"),
+    _Row("dkms-output", "dkms", looks=r"^Error! |^Building module:"),
     _Row("initramfs", rf"(?:lsinitramfs|lsinitrd|unmkinitramfs|lsinitcpio){_OPERAND}"),
     _Row("uname", "uname", looks=r"^Linux \S+ \d+\.\d+|\A\s*\d\.\d{1,3}\.\d{1,3}-[\w.+~-]+\s*\Z"),
     _Row("mokutil", "mokutil", looks=r"^SecureBoot (?:enabled|disabled)"),
@@ -222,10 +235,15 @@ _ROWS: Final = (
         "packages",
         r"dpkg-query|(?:apt|apt-get|aptitude|dnf|yum|zypper)(?: -\S+)* (?:list|versionlock)"
         r"|pacman -Q[ims]*|rpm (?:.* )?-\w*q\w*",
-        looks=r"^(?:ii|iU|iF|rc|hi|iHR?|pn|un) {1,2}\S+ ",
+        looks=r"^(?:ii|iU|iF|rc|hi|iHR?|pn|un) {1,2}\S+ |^dpkg-query: no packages found"
+        r"|^(?:\w+-)*(?:nvidia|kernel|cuda)\S*-\d\S*\.(?:x86_64|noarch|aarch64)$",
     ),
     _Row("package-policy", r"apt-cache|apt(?:-get)?(?: -\S+)* policy", looks=r"^  Installed: \S+\n  Candidate: "),
-    _Row("package-output", _MANAGER, looks=r"^(?:E|W|Err|Hit|Get|Ign):\d*\s|^dpkg: |^The following packages "),
+    _Row(
+        "package-output",
+        _MANAGER,
+        looks=r"^(?:E|W|Err|Hit|Get|Ign):\d*\s|^dpkg: |^The following packages |^Setting up \S+ \(",
+    ),
     _Row("nvidia-smi-nvlink", "nvidia-smi nvlink", looks=r"^\s+Link \d+: (?:<inactive>|[\d.]+ GB/s)"),
     _Row("nvidia-smi-topo", "nvidia-smi topo", looks=r"^\s+(?:\x1b\S*)?GPU0\s+.*CPU Affinity"),
     _Row("nvidia-smi-mig", r"nvidia-smi (?:.*-)?(?:mig|-multi-instance-gpu)", looks=r"^\| (?:GPU|Compute) instances"),
@@ -241,12 +259,13 @@ _ROWS: Final = (
         "nvidia-smi",
         "nvidia-smi",
         looks=r"\| NVIDIA-SMI |^NVIDIA-SMI has failed|^Failed to initialize NVML|^No devices were found$"
-        r"|^GPU \d+: .* \(UUID: ",
+        r"|^GPU \d+: .* \(UUID: |^Unable to determine the device handle|\bnvidia-smi: command not found",
     ),
     _Row(
         "nvidia-container-cli",
         r"nvidia-container-(?:cli|runtime|toolkit)(?!\.log)\S*",
         r"nvidia-container-(?:toolkit|runtime)\.log$",
+        r"^[IWE]\d{4} [\d:.]+ \d+ nvc\.c:",
     ),
     _Row("nvidia-ctk", "nvidia-ctk", looks=r'^time="[^"\n]+" level=\w+ msg="(?:Found \d+ CDI|Selecting /dev/nvidia)'),
     _Row("docker-info", rf"{_ENGINE} (?:info|context)", looks=r"^ ?Server Version: "),
@@ -282,7 +301,7 @@ _ROWS: Final = (
     _Row(
         "listing",
         r"(?:ls|stat|ll|tree|lsof|fuser|readlink|realpath|find)(?: -\S+)*(?: (?P<of>[^\s-]\S*))?",
-        looks=r"^[-lcd][rwx-]{9}[.+]? +\d+ \w+ +\w+ ",
+        looks=r"^[-lcd][rwx-]{9}[.+]? +\d+ \w+ +\w+ |^ls: cannot access '(?P<of>[^'\n]+)'",
     ),
     _Row("environment", r"env|printenv"),
     _Row(
@@ -297,7 +316,7 @@ _ROWS: Final = (
     ),
     _Row("file", looks=r"^ *\[plugins\.\W?io\.containerd|^version = [23]$", subject="/etc/containerd/config.toml"),
     _Row("file", looks=r"^\[nvidia-container-", subject="/etc/nvidia-container-runtime/config.toml"),
-    _Row("file", looks=r'^PRETTY_NAME="', subject="/etc/os-release"),
+    _Row("file", looks=r'^(?:PRETTY_NAME|NAME|VERSION_ID)="', subject="/etc/os-release"),
     _Row("file", looks=r"^NVRM version: ", subject="/proc/driver/nvidia/version"),
     _Row("file", looks=r"^BOOT_IMAGE=\S+ ", subject="/proc/cmdline"),
     _Row("snap", "snap"),
@@ -305,7 +324,9 @@ _ROWS: Final = (
     _Row(
         "gpudirect", r"(?:gdscheck\S*|gdsio|ibstat|ofed_info|ibv_devinfo)", r"cufile\.log$", r"^ ?GDS release version"
     ),
-    _Row("virtualization", r"systemd-detect-virt|virsh|virt-what"),
+    _Row(
+        "virtualization", r"systemd-detect-virt|virsh|virt-what", looks=r"\A\s*(?:kvm|qemu|vmware|microsoft|xen)\s*\Z"
+    ),
     _Row("exit-status", r"echo .*\$\?\S*"),
     _Row("text", r"echo .*\$\S*"),
     _Row(
