@@ -13,7 +13,7 @@ from typing import Final
 
 from gpunode.facts.items import cut_lines
 from gpunode.facts.patterns import Pattern
-from gpunode.facts.sources import Kind, Source, by_looks, recognise
+from gpunode.facts.sources import TABLES, Kind, Source, by_looks, recognise
 
 
 @dataclass(frozen=True)
@@ -175,9 +175,6 @@ def _begins(line: str) -> bool:
 
 # ---- the pieces
 
-# Tables: what stands behind a blank line and looks like nothing known is not of them.
-_TABLES: Final[frozenset[Kind]] = frozenset({"packages", "listing", "lsmod", "lspci", "modinfo", "uname", "mokutil"})
-
 
 def _cut(first: Step, lines: Sequence[str], heads: _Heads, *, is_named: bool) -> Iterator[Step]:
     """The steps that begin in the lines of ``heads``; what stands before them is of ``first``."""
@@ -201,7 +198,9 @@ def _paragraphs(text: str) -> Iterator[str]:
     part, seen = "", None
     for paragraph in _BLANK.split(text):
         other = by_looks(paragraph)
-        if part and (other or (seen and seen.kind in _TABLES)) and other != seen:
+        # Behind a table and a blank line is no more of it; a file goes on.
+        is_over = seen is not None and seen.kind in TABLES - {"file"}
+        if part and (other or is_over) and other != seen:
             yield part
             part, seen = "", None
         part, seen = f"{part}\n\n{paragraph}" if part else paragraph, other or seen

@@ -395,9 +395,17 @@ def by_looks(text: str) -> Source | None:
     """What ``text`` shows itself to be; None where it looks like nothing known."""
     head = text[:20_000]
     for row in _ROWS:
-        if row.looks and (match := row.looks.search(head)):
+        match = row.looks.search(head) if row.looks else None
+        if match and (row.kind not in TABLES or head.count("\n", 0, match.start()) <= _ABOVE_TABLE):
             return _source(row, match)
     return None
+
+
+TABLES: Final[frozenset[Kind]] = frozenset(
+    {"packages", "listing", "lsmod", "lspci", "modinfo", "uname", "mokutil", "file"}
+)
+"""No message stands in these, so a text with more above it than a title is none of them."""
+_ABOVE_TABLE: Final = 2
 
 
 @lru_cache(maxsize=1024)
