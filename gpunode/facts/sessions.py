@@ -196,7 +196,7 @@ def _without_prompts(lines: Sequence[str], prompts: AbstractSet[str]) -> str:
 def _paragraphs(text: str) -> Iterator[str]:
     """The text, cut at blank lines behind which something else begins."""
     part, seen = "", None
-    for paragraph in _BLANK.split(text):
+    for paragraph in _BLANK.split(text, _MOST_PARAGRAPHS):
         other = by_looks(paragraph)
         # Behind a table and a blank line is no more of it; a file goes on.
         is_over = seen is not None and seen.kind in TABLES - {"file"}
@@ -208,6 +208,8 @@ def _paragraphs(text: str) -> Iterator[str]:
 
 
 _BLANK: Final = Pattern(r"\n(?:[ \t]*\n)+")
+# Nobody pastes more things without a word between them.
+_MOST_PARAGRAPHS: Final = 300
 
 
 # ---- the same command again

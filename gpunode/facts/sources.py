@@ -120,17 +120,18 @@ _REPEATS: Final = Pattern(r"[*+}]")
 _NESTED: Final = Pattern(r"\)[*+{]")
 
 
+# Options before a command's verb or operand. Each is read in one way only, so that a long line costs no time.
+_OPTIONS: Final = (
+    r"(?: (?:-[nolcLApH]|--(?:namespace|kubeconfig|context|output|selector|container|host)) [^\s-]\S*| -\S+)*"
+)
 _ENGINE: Final = (
     r"(?:docker|podman|nerdctl|ctr|docker-compose|podman-compose|apptainer|singularity|nvidia-docker|enroot|lxc|incus"
-    r"|pct)(?: (?:compose|container|image|system))?(?: -[Hcn] \S+| --\w+[ =]\S+| -\S+)*"
-)
-_OPTIONS: Final = (
-    r"(?: -[nolcLAp] [^\s-]\S*| --(?:namespace|kubeconfig|context|output|selector|container)[= ]\S+| -\S+)*"
+    rf"|pct){_OPTIONS}(?: (?:compose|container|image|system))?{_OPTIONS}"
 )
 _KUBECTL: Final = rf"(?:kubectl|k|oc|kubecolor){_OPTIONS}"
 _OPERAND: Final = r"(?: -\S+)*(?: (?P<of>[^\s-]\S*))?"
-_UNIT: Final = rf"(?: (?:-[pno]|--\w+) \S+)*{_OPERAND}"
-_MODULE: Final = rf"(?: (?:-[FkbCdS]|--field|--basedir|--set-version) \S+)*{_OPERAND}"
+_UNIT: Final = rf"(?: (?:-[pno]|--property|--lines|--output) [^\s-]\S*| -\S+)*{_OPERAND}"
+_MODULE: Final = rf"(?: (?:-[FkbCdS]|--field|--basedir|--set-version) [^\s-]\S*| -\S+)*{_OPERAND}"
 _MANAGER: Final = r"(?:apt|apt-get|aptitude|dpkg|dnf|yum|zypper|unattended-upgrade|dpkg-reconfigure|pacman|rpm)(?= |$)"
 
 
@@ -205,14 +206,14 @@ _ROWS: Final = (
         r"^(?:\w{3} [ \d]\d [\d:]{8} \S+ )?(?:systemd\[1\]: |\w[\w.-]*\[\d+\]: )",
         r"\b(?:journal|syslog|system log|messages)\b",
     ),
-    _Row("unit-status", rf"systemctl(?: \S+)*? (?:status|is-\S+|list-\S+){_UNIT}", looks=r"^\s*Loaded: loaded \(/"),
+    _Row("unit-status", rf"systemctl(?: \S+)*? (?:status|is-\S+|list-\S+){_UNIT}", looks=r"^[ \t]*Loaded: loaded \(/"),
     _Row("unit-show", rf"systemctl(?: \S+)*? show{_UNIT}", looks=r"^Id=\S+\.service$"),
     _Row("unit-file", rf"systemctl(?: \S+)*? cat{_UNIT}"),
     _Row("unit-action", rf"(?:systemctl(?: -\S+)*(?: [a-z][\w-]+)?|service){_UNIT}"),
     _Row(
         "lspci",
         "lspci",
-        looks=r"^(?:\w{4}:)?[0-9a-f]{2}:[0-9a-f]{2}\.\d .*(?:controller|[Bb]ridge)|^\s*(?:LnkSta|LnkCap|ACSCtl):\s",
+        looks=r"^(?:\w{4}:)?[0-9a-f]{2}:[0-9a-f]{2}\.\d .*(?:controller|[Bb]ridge)|^[ \t]*(?:LnkSta|LnkCap|ACSCtl):\s",
     ),
     _Row("modinfo", r"find .* -name (?P<of>[\w-]+)\S* -exec modinfo"),
     _Row("modinfo", rf"modinfo{_MODULE}", looks=r"^filename: +/lib/modules/"),
@@ -244,8 +245,8 @@ _ROWS: Final = (
         _MANAGER,
         looks=r"^(?:E|W|Err|Hit|Get|Ign):\d*\s|^dpkg: |^The following packages |^Setting up \S+ \(",
     ),
-    _Row("nvidia-smi-nvlink", "nvidia-smi nvlink", looks=r"^\s+Link \d+: (?:<inactive>|[\d.]+ GB/s)"),
-    _Row("nvidia-smi-topo", "nvidia-smi topo", looks=r"^\s+(?:\x1b\S*)?GPU0\s+.*CPU Affinity"),
+    _Row("nvidia-smi-nvlink", "nvidia-smi nvlink", looks=r"^[ \t]+Link \d+: (?:<inactive>|[\d.]+ GB/s)"),
+    _Row("nvidia-smi-topo", "nvidia-smi topo", looks=r"^[ \t]+(?:\x1b\S*)?GPU0[ \t]+.*CPU Affinity"),
     _Row("nvidia-smi-mig", r"nvidia-smi (?:.*-)?(?:mig|-multi-instance-gpu)", looks=r"^\| (?:GPU|Compute) instances"),
     _Row("nvidia-smi-c2c", "nvidia-smi c2c"),
     _Row(
@@ -270,7 +271,7 @@ _ROWS: Final = (
     _Row("nvidia-ctk", "nvidia-ctk", looks=r'^time="[^"\n]+" level=\w+ msg="(?:Found \d+ CDI|Selecting /dev/nvidia)'),
     _Row("docker-info", rf"{_ENGINE} (?:info|context)", looks=r"^ ?Server Version: "),
     _Row("docker-version", rf"{_ENGINE} version", looks=r"^Client: Docker Engine"),
-    _Row("container-inspect", rf"{_ENGINE} (?:inspect|ps)", looks=r'^\s*"HostConfig": \{'),
+    _Row("container-inspect", rf"{_ENGINE} (?:inspect|ps)", looks=r'^[ \t]*"HostConfig": \{'),
     _Row("application", rf"{_ENGINE} logs|{_KUBECTL} exec"),
     _Row("containerd-config", r"containerd .*config|crictl (?:.* )?info"),
     _Row("crictl", "crictl"),
@@ -295,7 +296,7 @@ _ROWS: Final = (
     _Row(
         "container-run", rf"{_ENGINE}(?: exec)?", looks=r"Error response from daemon|OCI runtime|nvidia-container-cli: "
     ),
-    _Row("ldconfig", "ldconfig", looks=r"^\s+lib\S+ \(libc6"),
+    _Row("ldconfig", "ldconfig", looks=r"^[ \t]+lib\S+ \(libc6"),
     _Row("which", rf"(?:which|whereis|type){_OPERAND}"),
     _Row("listing", r"stat -\w*c \S+(?: -\S+)* (?P<of>\S+)"),
     _Row(
@@ -564,25 +565,32 @@ def _grepped(words: Sequence[str]) -> tuple[list[str], list[str], list[str]]:
 
 def _of(words: tuple[str, ...]) -> tuple[Source, ...]:
     """What a command prints, or each of those that it hands to another shell; none where nobody knows it."""
-    name = program(words)
-    if len(words) == 1 and words[0].startswith("/") and "bin/" not in words[0]:
-        return ()
-    if name in _READERS or (name == "talosctl" and {"read", "cat"} & set(words)):
-        path = next((word for word in reversed(words[1:]) if "/" in word or "." in word), "")
-        return (_file(path),) if path else ()
-    if name in _GREPS:
-        return _only(_grep(words))
-    line = " ".join((name, *(word.replace(" ", _BLANK) for word in words[1:])))
+    line = " ".join((program(words), *(word.replace(" ", _BLANK) for word in words[1:])))[:_LONGEST_COMMAND]
     if (runner := _RUNNERS.match(line)) and (found := _run(words, line[runner.end() :])):
         is_inside = runner["container"] or (runner["debug"] is not None and not _ON_NODE.search(line))
         return tuple(replace(one, where="container") for one in found) if is_inside else found
+    return _only(_known(words, line))
+
+
+# What a command is stands near its beginning.
+_LONGEST_COMMAND: Final = 600
+_ON_NODE: Final = Pattern(r" (?:chroot|nsenter|dmesg)(?!\S)")
+
+
+def _known(words: tuple[str, ...], line: str) -> Source | None:
+    """What a command prints that runs no other; ``line`` has its words, a blank between two of them alone."""
+    name = program(words)
+    if len(words) == 1 and words[0].startswith("/") and "bin/" not in words[0]:
+        return None
+    if name in _READERS or (name == "talosctl" and {"read", "cat"} & set(words)):
+        path = next((word for word in reversed(words[1:]) if "/" in word or "." in word), "")
+        return _file(path) if path else None
+    if name in _GREPS:
+        return _grep(words)
     for row in _ROWS:
         if row.command and (match := row.command.match(line)):
-            return (replace(_source(row, match), words=words, only=_searched(words)),)
-    return (Source("application", words=words),) if _OWN_PROGRAM.match(" ".join(words)) else ()
-
-
-_ON_NODE: Final = Pattern(r" (?:chroot|nsenter|dmesg)(?!\S)")
+            return replace(_source(row, match), words=words, only=_searched(words))
+    return Source("application", words=words) if _OWN_PROGRAM.match(" ".join(words)) else None
 
 
 def _run(words: tuple[str, ...], rest: str) -> tuple[Source, ...]:
@@ -590,8 +598,10 @@ def _run(words: tuple[str, ...], rest: str) -> tuple[Source, ...]:
     quoted = next((word for word in reversed(words[1:]) if " " in word), "")
     if quoted and (found := _by_commands(quoted)):
         return found
-    tail = tuple(word.replace(_BLANK, " ") for word in rest.split())
-    return next((found for start in range(len(tail)) if (found := _of(tail[start:]))), ())
+    tail = rest.split()
+    tails = (tail[start:] for start in range(len(tail)))
+    known = (_known(tuple(word.replace(_BLANK, " ") for word in one), " ".join(one)) for one in tails)
+    return _only(next(filter(None, known), None))
 
 
 def _source(row: _Row, match: re.Match[str]) -> Source:
