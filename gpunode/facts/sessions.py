@@ -13,7 +13,7 @@ from typing import Final
 
 from gpunode.facts.items import cut_lines
 from gpunode.facts.patterns import Pattern
-from gpunode.facts.sources import TABLES, Kind, Source, by_looks, recognise
+from gpunode.facts.sources import TABLES, Kind, by_looks, recognise
 
 
 @dataclass(frozen=True)
@@ -33,23 +33,20 @@ class Step:
 def steps(source: str, text: str) -> list[Step]:
     """The steps of ``text``; of a command that was typed again later at the same shell, the last answer alone."""
     text = cut_lines(text)
-    is_named = _is_named(recognise(source))
     lines = text.split("\n")
-    heads = _typed(lines, is_named=is_named) if not is_named or len(text) <= _TRANSCRIPT else {}
-    if is_named and not heads:
-        return [Step(source, text)]
-    heads = heads if is_named else _with_headings(lines, heads)
-    prompt = next((step.prompt for step in heads.values()), "") if is_named else ""
-    return _latest([*_cut(Step(source, "", prompt), lines, heads, is_named=is_named)])
+    seen = recognise(source)
+    # A command's or a file's text has its own ways with a number sign, and with headings.
+    is_named = bool(seen.words or seen.subject or seen.kind not in {"text", "application"})
+    if not is_named:
+        heads = _with_headings(lines, _typed(lines, is_named=False))
+        return _latest([*_cut(Step(source, ""), lines, heads, is_named=False)])
+    heads = _typed(lines, is_named=seen.kind != "shell-history") if len(text) <= _TRANSCRIPT else {}
+    first = Step(source, "", next((step.prompt for step in heads.values()), ""))
+    return _latest([*_cut(first, lines, heads, is_named=True)]) if heads else [Step(source, text)]
 
 
 # Nobody types so much between two commands that a longer text would be one.
 _TRANSCRIPT: Final = 100_000
-
-
-def _is_named(seen: Source) -> bool:
-    """Whether it is a command's or a file's, which have their own ways with a number sign."""
-    return seen.kind != "shell-history" and bool(seen.words or seen.subject or seen.kind not in {"text", "application"})
 
 
 # ---- where a command was typed

@@ -395,7 +395,7 @@ def recognise_all(source: str, text: str = "") -> tuple[Source, ...]:
 def by_looks(text: str) -> Source | None:
     """What ``text`` shows itself to be; None where it looks like nothing known."""
     head = text[:20_000]
-    for row in _ROWS:
+    for row in _ROWS if head else ():
         match = row.looks.search(head) if row.looks else None
         if match and (row.kind not in TABLES or head.count("\n", 0, match.start()) <= _ABOVE_TABLE):
             return _source(row, match)

@@ -69,3 +69,7 @@ def test_where_nothing_was_typed_a_paragraph_that_looks_like_something_else_begi
 def test_a_root_shell_within_a_session_has_its_commands() -> None:
     text = "$ uname -r\n6.8.0\n$ sudo -i\n# lsmod | grep nvidia\n# # all of it\n# cat /proc/cmdline\nquiet\n"
     assert kinds(text) == ["uname", "text", "lsmod", "file"]
+
+
+def test_lines_of_a_shells_history_have_no_output() -> None:
+    assert len(pasted.evidence([("/root/.bash_history", "lsmod\n\nmodprobe nvidia\n")])) == 1
