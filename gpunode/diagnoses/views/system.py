@@ -15,6 +15,7 @@ from gpunode.facts.patterns import Pattern
 PackageManager: TypeAlias = Literal["apt", "dnf", "zypper", "pacman"]
 
 _UNAME: Final = Pattern(r"^Linux\s+\S+\s+(\d\S+)|^(\d+\.\d+\S*)$", re.MULTILINE)
+_UNAME_A: Final = Pattern(r"^Linux\s+(?P<name>\S+)\s+\d+\.")
 _APT: Final = frozenset({"debian", "ubuntu", "linuxmint", "pop", "raspbian"})
 _DNF: Final = frozenset({"rhel", "fedora", "centos", "rocky", "almalinux", "ol", "amzn"})
 # How kernels and packages are named, where nobody looked at os-release.
@@ -181,6 +182,17 @@ def _used(snapshot: Snapshot) -> tuple[int, ...]:
     """How full they are, in percent."""
     rows = [match for item in snapshot.items if re.search(r"\bdf\b", item.written) for match in finds(item, _DF_ROW)]
     return tuple(int(row["used"]) for row in rows if row["place"] == "/" or row["place"].startswith(_BUILT_IN))
+
+
+def hostname(snapshot: Snapshot) -> str:
+    """The machine's own name; empty where nothing tells."""
+    for item in snapshot.items:
+        if item.where == "host" and item.is_seen:
+            if item.subject == "/proc/sys/kernel/hostname" or item.source.words == ("hostname",):
+                return item.text.strip()
+            if item.kind == "uname" and (match := _UNAME_A.match(item.text)):
+                return match["name"]
+    return ""
 
 
 def is_wsl(snapshot: Snapshot) -> bool:
