@@ -9,7 +9,7 @@ from typing import Final
 
 from gpunode.diagnoses.model import Citation
 from gpunode.diagnoses.snapshot import Snapshot
-from gpunode.diagnoses.views import alive, boards, faults, smi_query
+from gpunode.diagnoses.views import boards, faults, resolved, smi_query
 from gpunode.diagnoses.views.smi_rows import Row
 from gpunode.facts.patterns import Pattern
 
@@ -122,4 +122,4 @@ def was_reset(memory: Memory) -> bool:
     """Whether a row was marked, and nothing waited for a reset any more when nvidia-smi was asked last."""
     if not any(not is_of_pages(fault) for fault in memory.of(63, 156, 160)):
         return False
-    return any(map(alive.was_asked_last, memory.denies("Remapped Rows", "Pending")))
+    return any(map(resolved.was_asked_last, memory.denies("Remapped Rows", "Pending")))
