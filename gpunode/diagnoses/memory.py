@@ -18,7 +18,7 @@ from gpunode.diagnoses.model import Check, Citation, Family, Proof, Rule, Sign
 from gpunode.diagnoses.remedies import always, by_hand, drain, nvidia_report, reboot, replace, reset_gpu, run
 from gpunode.diagnoses.signs import all_of, any_of, asked, fact, line
 from gpunode.diagnoses.snapshot import Snapshot, cite
-from gpunode.diagnoses.views import alive, boards, faults, kernel, smi_query
+from gpunode.diagnoses.views import boards, faults, kernel, resolved, smi_query
 from gpunode.diagnoses.views.smi_query import Row
 from gpunode.facts.patterns import Pattern
 
@@ -140,7 +140,7 @@ def _until_reset(check: Check) -> Check:
 def _was_reset(memory: _Memory) -> bool:
     """Whether a row was marked, and nothing waited for a reset any more when nvidia-smi was asked last."""
     is_marked = any(not _is_of_page(fault) for fault in memory.of(63, 156, 160))
-    return is_marked and any(map(alive.was_asked_last, memory.denies("Remapped Rows", "Pending")))
+    return is_marked and any(map(resolved.was_asked_last, memory.denies("Remapped Rows", "Pending")))
 
 
 def _proof(memory: _Memory, summary: str, *citations: Citation, **more: Any) -> Proof:

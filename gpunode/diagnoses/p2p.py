@@ -15,7 +15,7 @@ from gpunode.diagnoses.model import Citation, Family, Fix, Rule
 from gpunode.diagnoses.remedies import boot_with, boots_with, by_hand, run
 from gpunode.diagnoses.signs import all_of, any_of, asked, fact, line, unless
 from gpunode.diagnoses.snapshot import Snapshot
-from gpunode.diagnoses.views import faults, kernel, lending, links, pci
+from gpunode.diagnoses.views import faults, kernel, links, passthrough, pci
 from gpunode.facts.patterns import Pattern
 
 # ---- access control
@@ -79,7 +79,7 @@ def _of_any(snapshot: Snapshot) -> Iterator[Citation]:
 
 def _has_guests(snapshot: Snapshot) -> bool:
     """Whether virtual machines run here, which ACS and the IOMMU keep apart."""
-    return bool(lending.lent(snapshot)) or lending.is_hypervisor(snapshot)
+    return bool(passthrough.lent(snapshot)) or passthrough.is_hypervisor(snapshot)
 
 
 _PASSES: Final = "iommu=pt"

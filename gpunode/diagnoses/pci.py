@@ -15,7 +15,7 @@ from gpunode.diagnoses.model import Citation, Family, Fix, Proof, Rule
 from gpunode.diagnoses.remedies import always, boot_loader, by_hand, power_cycle, reboot, rebuild_initramfs, run
 from gpunode.diagnoses.signs import all_of, any_of, anywhere, asked, fact, file_line, holds, kernel_line, line, unless
 from gpunode.diagnoses.snapshot import Snapshot, lines_with
-from gpunode.diagnoses.views import driver, faults, kernel, lending, links, pci, system
+from gpunode.diagnoses.views import driver, faults, kernel, links, passthrough, pci, system
 from gpunode.facts.patterns import Pattern
 
 # ---- is there a GPU at all
@@ -82,10 +82,11 @@ def _by_sysfs(snapshot: Snapshot) -> Iterator[Citation]:
             yield one
 
 
-_LENT: Final = fact(lambda snapshot: (gpu.citation for gpu in lending.lent(snapshot)))
+_LENT: Final = fact(lambda snapshot: (gpu.citation for gpu in passthrough.lent(snapshot)))
 _OWNED: Final = any_of(_TAKEN, fact(_by_sysfs), _LENT)
 _MAY_BE_MEANT: Final = holds(
-    lambda node: lending.is_hypervisor(node) and not any(lending.guest_lists(node)), "the host is there for its guests"
+    lambda node: passthrough.is_hypervisor(node) and not any(passthrough.guest_lists(node)),
+    "the host is there for its guests",
 )
 _SET_UP: Final = "vfio-pci owns a GPU, to hand to a virtual machine: this is set up so, and the host goes without"
 
@@ -95,10 +96,10 @@ def _meant(snapshot: Snapshot) -> Iterator[Proof]:
     owned = snapshot.view(_OWNED)
     told = {pci.address(one) for line in owned for one in _ADDRESS.findall(line.line)}
     of_host = any(
-        gpu.driver not in lending.PASSERS and (gpu.shows_driver or (told and gpu.address not in told))
+        gpu.driver not in passthrough.PASSERS and (gpu.shows_driver or (told and gpu.address not in told))
         for gpu in snapshot.view(pci.gpus)
     )
-    if owned and (driver.works(snapshot) or of_host or lending.has_running_guests(snapshot)):
+    if owned and (driver.works(snapshot) or of_host or passthrough.has_running_guests(snapshot)):
         yield Proof(_SET_UP, owned, "likely", severity="info", remedy=(_LEAVE,), disruption="none")
 
 

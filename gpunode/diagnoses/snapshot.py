@@ -23,6 +23,8 @@ T = TypeVar("T")
 _SILENT: Final[frozenset[Kind]] = frozenset(
     {"file", "packages", "listing", "lsmod", "lspci", "modinfo", "initramfs", "nvml", "unit-show", "containerd-config"}
 )
+# Of these each line is a row by itself.
+_ROWS: Final[frozenset[Kind]] = frozenset({"packages", "listing", "lsmod"})
 # A message may be wrapped where it was pasted; only short pieces were.
 _WRAPPED_LINES: Final = 400
 _WINDOW: Final = 3
@@ -193,7 +195,7 @@ def folded(item: Item) -> str:
 
 def _wrapped(item: Item) -> str:
     """Each line of a short piece with those after it, joined by single spaces, without what the kernel puts before."""
-    if not 2 <= len(item.lines) <= _WRAPPED_LINES:
+    if not 2 <= len(item.lines) <= _WRAPPED_LINES or item.kind in _ROWS:
         return ""
     lines = [_PREFIX.sub("", line).rstrip() for line in item.lines]
     return "\n".join(" ".join(lines[start : start + _WINDOW]) for start in range(len(lines)))

@@ -12,14 +12,14 @@ import re
 from typing import Final
 
 from gpunode.diagnoses.signs import any_of, fact, holds, line
-from gpunode.diagnoses.views import driver, inside, pci
+from gpunode.diagnoses.views import driver, in_container, pci
 
 # What nvidia-smi and NVML say.
 
 NO_GPU: Final = holds(lambda snapshot: pci.has_gpu(snapshot) is False, "no NVIDIA GPU is on the bus")
 DRIVER_WORKS: Final = holds(driver.works, "nvidia-smi answers")
 MODULE_LOADED: Final = holds(driver.is_loaded, "NVIDIA's module is loaded")
-IN_CONTAINER: Final = fact(inside.marks)
+IN_CONTAINER: Final = fact(in_container.marks)
 NO_DRIVER: Final = line(
     r"couldn.t communicate with the NVIDIA driver|[Dd]river [Nn]ot [Ll]oaded|NVML_ERROR_DRIVER_NOT_LOADED"
     r"|(?:nvidia|NVIDIA) (?:kernel )?(?:module|driver) (?:is not|isn't|was not|not) (?:loaded|running)"

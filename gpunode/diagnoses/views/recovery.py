@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Final, Literal, TypeAlias
 
 from gpunode.diagnoses.snapshot import Snapshot
-from gpunode.diagnoses.views import alive, faults, smi_query
+from gpunode.diagnoses.views import faults, resolved, smi_query
 from gpunode.facts.patterns import Pattern
 
 # An empty one is an action that this program does not know.
@@ -60,7 +60,7 @@ def recovered(snapshot: Snapshot) -> frozenset[str]:
     It says so by another Xid 154, or in an answer of nvidia-smi that was asked for last.
     """
     rows = smi_query.rows(snapshot, "GPU Recovery Action")
-    quiet = {gpu.bus for gpu, row in rows if alive.was_asked_last(row.citation) and row.value.lower() == "none"}
+    quiet = {gpu.bus for gpu, row in rows if resolved.was_asked_last(row.citation) and row.value.lower() == "none"}
     ill: set[str] = set()
     over: set[str] = set()
     for fault in faults.in_time(fault for fault in snapshot.view(faults.timeline) if fault.source == "xid"):
