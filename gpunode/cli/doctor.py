@@ -211,8 +211,8 @@ def _tell(cause: str, how: OutputOptions, xid: Xid | None = None) -> None:
     remedy = remedy_of(cause, snapshot({}))
     above = sorted(other.cause for other in rules().values() if cause in other.explains)
     how.report_screen().story(rule, remedy, above)
-    told = ("cause", "title", "layer", "stack_layer", "severity", "disruption", "story", "sources", "explains")
-    row = {name: getattr(rule, name) for name in told}
+    told = ("cause", "title", "layer", "severity", "disruption", "story", "sources", "explains")
+    row = {name: getattr(rule, name) for name in told} | {"storey": rule.stack_layer}
     result = {"cause": {**row, "explained_by": above, "remedy": remedy}, **({"xid": xid} if xid else {})}
     how.answer(Envelope("doctor", result=result))
 
@@ -238,9 +238,11 @@ def _envelope(examined: Examined, page: str, bugs: str) -> Envelope:
 
 def _finding(finding: Finding) -> dict[str, object]:
     # Its events and its boot are for ranking: their clocks are those of this run's evidence.
-    told = (field.name for field in fields(finding) if field.name not in {"events", "is_past"})
-    row: dict[str, object] = {name: getattr(finding, name) for name in told}
-    return {**row, "citations": _cited(finding.citations)}
+    left_out = {"events", "is_past", "stack_layer"}
+    row: dict[str, object] = {
+        one.name: getattr(finding, one.name) for one in fields(finding) if one.name not in left_out
+    }
+    return {**row, "storey": finding.stack_layer, "citations": _cited(finding.citations)}
 
 
 def _doubt(doubt: Doubt) -> dict[str, object]:

@@ -10,7 +10,7 @@ from typing import Final, TypeAlias, TypeVar
 
 from gpunode.diagnoses import fitting, systems, xids
 from gpunode.diagnoses.commands import Shell, command
-from gpunode.diagnoses.judging import is_examined, judged, suspects
+from gpunode.diagnoses.judging import is_examined, judged, ruled_out, suspects
 from gpunode.diagnoses.model import (
     DISRUPTIONS,
     Diagnosis,
@@ -27,7 +27,7 @@ from gpunode.diagnoses.model import (
 from gpunode.diagnoses.ranking import WEIGHT, ranked
 from gpunode.diagnoses.resemblance import Words
 from gpunode.diagnoses.snapshot import Snapshot
-from gpunode.diagnoses.views import alive, driver, hearsay, kernel, recovery
+from gpunode.diagnoses.views import driver, kernel, recovery, resolved, trust
 from gpunode.diagnoses.views.pci import has_gpu
 
 # A family is a module of this package with FAMILY in it; their order is that of the documentation.
@@ -62,7 +62,7 @@ def diagnose(snapshot: Snapshot, *, guarded: bool = False, told: Words | None = 
         guarded: whether a rule that fails by a bug of its own is passed over; else its exception is raised.
         told: the words of other reports than the project's own, by which suspects are ordered.
     """
-    snapshot = alive.without_what_is_over(snapshot)
+    snapshot = resolved.without_what_is_over(snapshot)
     bugs: list[str] | None = [] if guarded else None
     findings = _judged(snapshot, bugs)
     before = snapshot.with_history
@@ -70,6 +70,8 @@ def diagnose(snapshot: Snapshot, *, guarded: bool = False, told: Words | None = 
     if before is not None and not is_well and not any(_is_settled(finding) for finding in findings):
         findings = (*findings, *_told_by_history(findings, _judged(before, bugs), snapshot))
     findings = _ranked(findings)
+    against = ruled_out(rules(), snapshot, findings)
+    findings = tuple(replace(one, ruled_out=against.get(one.cause, ())) for one in findings)
     return Diagnosis(findings, _open(snapshot, bugs), tuple(bugs or ()), _suspected(findings, snapshot, told))
 
 
@@ -107,7 +109,7 @@ def _judged(snapshot: Snapshot, bugs: _Bugs) -> tuple[Finding, ...]:
     """What the rules say, in their order."""
     found: list[Finding] = []
     for rule in rules().values():
-        seen = hearsay.node_alone(snapshot) if rule.layer in hearsay.OF_NODE else snapshot
+        seen = trust.node_alone(snapshot) if rule.layer in trust.OF_NODE else snapshot
         if proofs := _proofs(rule, seen, bugs):
             found.append(_weighed(rule, proofs, seen, bugs))
     return tuple(found)
@@ -135,13 +137,13 @@ def _guarded(rule: Rule, bugs: _Bugs, work: Callable[[], _T], otherwise: _T) -> 
 
 def _weighed(rule: Rule, proofs: list[Proof], snapshot: Snapshot, bugs: _Bugs) -> Finding:
     """The finding, by the node's own word where that is enough; a container's makes nothing certain."""
-    alone = hearsay.without_containers(snapshot, of_node=rule.layer in hearsay.OF_NODE)
+    alone = trust.without_containers(snapshot, of_node=rule.layer in trust.OF_NODE)
     if alone is snapshot:
         return _finding(rule, proofs, snapshot, bugs)
     if own := _proofs(rule, alone, bugs):
         return _finding(rule, own, alone, bugs)
     found = _finding(rule, proofs, snapshot, bugs)
-    said_by = hearsay.speaker(snapshot, found.citations)
+    said_by = trust.speaker(snapshot, found.citations)
     return replace(found, confidence="likely", summary=f"By {said_by}: {found.summary}", heard_from=said_by)
 
 

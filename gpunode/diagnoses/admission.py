@@ -11,12 +11,12 @@ from gpunode.diagnoses.cluster import restart_failed_pods
 from gpunode.diagnoses.commands import Shell, command, is_unit, joined
 from gpunode.diagnoses.model import Citation, Family, Fix, Rule
 from gpunode.diagnoses.plugin import UNHEALTHY
-from gpunode.diagnoses.remedies import by_hand, restart, run
-from gpunode.diagnoses.signs import all_of, any_of, anywhere, asked, fact, holds, line, unless
-from gpunode.diagnoses.snapshot import Snapshot, stated
+from gpunode.diagnoses.remedies import always, by_hand, restart, run
+from gpunode.diagnoses.signs import all_of, any_of, anywhere, asked, fact, line, unless
+from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import containerd, kube
-from gpunode.facts.items import Item
 from gpunode.facts.model import Known
+from gpunode.facts.sources import Kind
 
 _KUBERNETES: Final = "https://github.com/kubernetes/kubernetes"
 
@@ -33,17 +33,15 @@ _REJECTED: Final = line(
 )
 
 
+_TABLES: Final[tuple[Kind, ...]] = ("kubernetes", "kubernetes-pod", "kubernetes-node", "text", "application")
 _REFUSED: Final = any_of(_NOT_HEALTHY, _FEWER, _REJECTED)
 
 
-def _is_past(snapshot: Snapshot) -> bool:
-    """Whether only the node's logs tell of refused pods, and none of the pods that are shown is one."""
-    rows, logs = snapshot.view(kube.rows), {item.key for item in snapshot.of("unit-log", "journal")}
-    is_shown = any("Admission" in row.status or "OutOf" in row.status for row in rows)
-    return bool(rows) and not is_shown and all(place.key in logs for place in snapshot.view(_REFUSED))
-
-
-_PAST: Final = holds(_is_past, "no pod that is shown was refused")
+# That the logs alone remember it, and no pod that is shown was refused.
+_PAST: Final = unless(
+    line(r"^\S[^\n]*\s\d+/\d+\s+(?:Running|Completed)\s", *_TABLES),
+    line(r"AdmissionError|OutOf|Allocate failed", *_TABLES),
+)
 _BOOTED: Final = line(
     r"\brebooted\b|\brebooting\b|(?:after|since) (?:a |the |node )?reboot|system boot|^-- (?:Boot|Reboot) "
     r"|\bup\s+\d{1,2} min\b",
@@ -51,11 +49,7 @@ _BOOTED: Final = line(
 )
 
 
-def _readmit(_: Snapshot) -> Iterable[Fix]:
-    yield restart_failed_pods("delete the refused pods that have a controller, which makes them anew")
-    text = "give the device plugin the priority class system-node-critical, so that it starts first"
-    yield by_hand("configure", text)
-
+_DELETE_REFUSED: Final = restart_failed_pods("delete the refused pods that have a controller, which makes them anew")
 
 # Restarts of the kubelet: Kubernetes 118559 and its backports; 124345 (init containers) and 117955 (completed pods)
 # are open after them.
@@ -64,9 +58,9 @@ _RESTART: Final = (
     r"systemctl restart (?:kubelet|k3s|rke2|snap\.microk8s)|service kubelet restart|restart(?:ed|ing)? (?:the )?kubelet"
     r"|kubelet (?:was |is )?restart(?:ed|s)?\b|pkill kubelet|Starting kubelet\."
 )
-# Of another node, or as what made it well again, a restart broke nothing here.
+# As what made it well again, a restart broke nothing here.
 _WAS_RESTARTED: Final = any_of(
-    fact(lambda node: (stated(item.written, "that was run", item.key) for item in node.items if _is_restart(item))),
+    unless(asked(_RESTART), line(r"^pod/\S+ created")),
     line(
         r"^(?!.*(?:other node|work(?:s|ed)? again|help(?:s|ed)|fixe[sd]|solve[sd]|goes away|went away))"
         rf".*(?:{_RESTART}|Stopp(?:ed|ing) .{{0,40}}(?:kubelet|Node Agent)"
@@ -76,20 +70,12 @@ _WAS_RESTARTED: Final = any_of(
 )
 
 
-def _is_restart(item: Item) -> bool:
-    """Whether it was typed; where pods run after it, it is the cure."""
-    return bool(re.search(_RESTART, item.written, re.IGNORECASE)) and not re.search(r"Running|created", item.text)
-
-
 # A kubelet that admits anew what it had admitted.
+# Init containers that ask for a GPU, too.
+_INIT: Final = line(r"^Init Containers:(?!\s*<none>)", "kubernetes-pod")
 _OLD: Final = line(
     r"\bv1\.(?:25\.(?:\d|1[0-3])|26\.[0-8]|27\.[0-5])(?:[+-]\S+)?\b", "kubernetes-node", "kubernetes", "kubernetes-pod"
 )
-
-
-def _update_kubelet(_: Snapshot) -> Iterable[Fix]:
-    yield restart_failed_pods("delete the refused pods that have a controller, which makes them anew")
-    yield by_hand("install", "bring the kubelet to 1.25.14, 1.26.9, 1.27.6, 1.28 or newer")
 
 
 # What the kubelet has on record, and what takes a pod away without it.
@@ -124,7 +110,7 @@ def _kubelet_unit(snapshot: Snapshot) -> str:
 def _forget(snapshot: Snapshot) -> Iterable[Fix]:
     unit = _kubelet_unit(snapshot)
     yield restart(unit, "restart the kubelet, which reads anew what its pods hold")
-    yield restart_failed_pods("delete the refused pods")
+    yield _DELETE_REFUSED
     stop, start = command("sudo", "systemctl", "stop", unit), command("sudo", "systemctl", "start", unit)
     move = command("sudo", "mv", _CHECKPOINT, f"{_CHECKPOINT}.bak")
     yield run(
@@ -154,11 +140,18 @@ FAMILY: Final = Family(
             decisive=all_of(_REFUSED, _BOOTED),
             typical=unless(_NOT_HEALTHY, _WAS_RESTARTED, _OLD, _STALE),
             symptoms=(symptoms.POD_REFUSED,),
+            context=any_of(_BOOTED, line(r"Registration Request received")),
             against=(_PAST, unless(UNHEALTHY, _BOOTED)),
             look_at=(Shell("kubectl get pods -A | grep Unexpected"), Shell("uptime")),
             share=2,
             summary="after its start the kubelet took up pods with a GPU before the device plugin had told it of any",
-            remedy=_readmit,
+            remedy=always(
+                _DELETE_REFUSED,
+                by_hand(
+                    "configure",
+                    "start the device plugin first: give it the priority class system-node-critical",
+                ),
+            ),
         ),
         Rule(
             cause="kubelet-restart-admission-bug",
@@ -174,13 +167,17 @@ FAMILY: Final = Family(
             ),
             sources=(f"{_KUBERNETES}/issues/118559", f"{_KUBERNETES}/issues/117955", f"{_KUBERNETES}/issues/124345"),
             decisive=unless(all_of(_REFUSED, _WAS_RESTARTED, _OLD), _STALE),
-            typical=unless(all_of(_REFUSED, any_of(_WAS_RESTARTED, _OLD)), _STALE),
+            typical=any_of(
+                unless(all_of(_REFUSED, any_of(_WAS_RESTARTED, _OLD, _INIT)), _STALE), all_of(_WAS_RESTARTED, _OLD)
+            ),
             symptoms=(symptoms.POD_REFUSED,),
             against=(_PAST, _BOOTED),
             look_at=(Shell("kubectl get pods -A | grep Unexpected"), Shell("kubectl version")),
             share=2,
             summary="the kubelet was restarted and admitted its pods anew before the device plugin was registered",
-            remedy=_update_kubelet,
+            remedy=always(
+                _DELETE_REFUSED, by_hand("install", "bring the kubelet to 1.25.14, 1.26.9, 1.27.6, 1.28 or newer")
+            ),
         ),
         Rule(
             cause="kubelet-stale-device-allocation",
@@ -196,7 +193,7 @@ FAMILY: Final = Family(
             ),
             sources=(f"{_KUBERNETES}/issues/130145", f"{_KUBERNETES}/issues/137317"),
             decisive=all_of(_REFUSED, any_of(_STALE, all_of(_FEWER, fact(_free)))),
-            typical=unless(_FEWER, _WAS_RESTARTED, _OLD),
+            typical=any_of(unless(_FEWER, _WAS_RESTARTED, _OLD, _INIT), all_of(_STALE, fact(_free))),
             symptoms=(symptoms.POD_REFUSED, symptoms.POD_PENDING),
             context=_STALE,
             against=(_PAST, _BOOTED),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import Final
 
 from gpunode.diagnoses import symptoms
@@ -11,7 +12,7 @@ from gpunode.diagnoses.addresses import DRIVER_GUIDE, OPEN_MODULES
 from gpunode.diagnoses.chains import NOT_STARTED
 from gpunode.diagnoses.commands import Shell
 from gpunode.diagnoses.model import Citation, Family, Fix, Rule
-from gpunode.diagnoses.remedies import always, boot_with, by_hand, run
+from gpunode.diagnoses.remedies import always, boot_with, by_hand
 from gpunode.diagnoses.signs import all_of, any_of, anywhere, fact, holds, kernel_line, line, unless
 from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import driver, kernel, links, pci, system
@@ -98,23 +99,19 @@ _SWITCHED_OFF: Final = anywhere(r"Above 4G (?:Decoding|MMIO)\W{0,40}(?:Disabled|
 
 def _realloc(snapshot: Snapshot) -> Iterable[Fix]:
     yield from boot_with(snapshot, "pci=realloc", "let the kernel place the regions anew")
-    yield by_hand(
-        "firmware", "update the firmware, and enlarge its MMIO window (Above 4G Decoding, MMIOH size) where it can"
-    )
-    yield by_hand(
-        "configure",
-        "give hot-plugged bridges larger windows: pci=realloc,assign-busses,hpbussize=0x33,hpmmioprefsize=32G",
-        "the GPU is plugged in while the system runs",
-    )
+    yield by_hand("firmware", "update the firmware, and enlarge its MMIO window (Above 4G Decoding, MMIOH size)")
+    windows = "give hot-plugged bridges larger windows: pci=realloc,assign-busses,hpbussize=0x33,hpmmioprefsize=32G"
+    yield by_hand("configure", windows, "the GPU is plugged in while the system runs")
 
+
+_rule = partial(Rule, layer="pci")
 
 FAMILY: Final = Family(
     "bar",
     "memory regions of the GPU (BARs)",
     (
-        Rule(
+        _rule(
             cause="bar-above-4g-disabled",
-            layer="pci",
             disruption="reboot",
             title="firmware gives the GPU's memory region no address",
             share=0.8,
@@ -128,23 +125,17 @@ FAMILY: Final = Family(
             ),
             sources=(f"{OPEN_MODULES}/issues/862", f"{DRIVER_GUIDE}index.html"),
             decisive=any_of(all_of(ADDRESSLESS, _NO_HIGH), all_of(unless(_EMPTY, _UNPLACED, _HOTPLUG), _BARE_METAL)),
-            typical=any_of(unless(_EMPTY, _UNPLACED, _HOTPLUG), _SWITCHED_OFF),
+            typical=any_of(unless(_EMPTY, _UNPLACED, _HOTPLUG, kernel_line(r"BAR0 is 0M")), _SWITCHED_OFF),
             against=(GUEST,),
             summary="firmware gives the bus no addresses above 4 GiB, so the GPU's memory region has no place",
             remedy=always(
                 by_hand("firmware", "enable Above 4G Decoding (and Resizable BAR) in BIOS, and switch CSM off"),
                 by_hand("firmware", "update the board's firmware", "the settings are on already"),
-                run(
-                    "inspect",
-                    "look at the regions after the reboot",
-                    Shell("sudo lspci -vvv -d 10de: | grep -E '^[0-9a-f]|Region'"),
-                ),
             ),
             explains=NOT_STARTED,
         ),
-        Rule(
+        _rule(
             cause="bar-allocation-failed",
-            layer="pci",
             disruption="reboot",
             title="no room for the GPU's memory region behind its bridge",
             symptoms=_SHOWN,

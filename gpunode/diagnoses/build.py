@@ -7,18 +7,18 @@ with also fails on every function. So a cause is looked for only where none is s
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 from gpunode import distros
 from gpunode.diagnoses import chains, symptoms
 from gpunode.diagnoses.addresses import DRIVER_GUIDE, DRIVER_README, OPEN_MODULES
-from gpunode.diagnoses.commands import Command, Shell, beside, command, is_name, is_package, is_release, joined
+from gpunode.diagnoses.commands import Command, Shell, beside, command, is_package, is_release, joined
 from gpunode.diagnoses.commands import kernel as of_kernel
 from gpunode.diagnoses.model import Citation, Family, Fix, Rule
 from gpunode.diagnoses.remedies import by_hand, install, newer_driver, reboot, run, setup_step, takes_gpunode
-from gpunode.diagnoses.signs import all_of, any_of, fact, holds, unless
-from gpunode.diagnoses.snapshot import Snapshot, cite, stated
+from gpunode.diagnoses.signs import all_of, any_of, asked, fact, holds, unless
+from gpunode.diagnoses.snapshot import Snapshot, stated
 from gpunode.diagnoses.views import build, modules, packages, system
 from gpunode.diagnoses.views.build import said
 from gpunode.diagnoses.views.system import PackageManager
@@ -85,26 +85,16 @@ _FAILED: Final = any_of(*_BEFORE_API, _API)
 
 
 def _without_headers(snapshot: Snapshot) -> Iterator[Citation]:
-    """Headers that are known not to be there, of the running kernel, for which DKMS was to build and has not."""
+    """Headers that are known not to be there, of the running kernel, for which the driver's source is not built."""
     running, builds = snapshot.view(system.running_kernel), snapshot.view(modules.driver_builds)
-    # Whether the driver came as source, and not built before.
-    is_source = builds or packages.matching(
-        snapshot, "nvidia*-dkms*", "nvidia-kernel-source*", "dkms-*", "akmod-nvidia*"
-    )
+    is_source = builds or packages.matching(snapshot, *_AS_SOURCE)
     is_due = running and is_source and modules.built_for(snapshot, running) is False
     if is_due and headers_present(snapshot, running) is False:
-        known = snapshot.facts.headers
-        if isinstance(known, Known):
-            have = ", ".join(sorted(known.value)) or "none"
-            yield stated("/lib/modules/*/build", f"kernels with headers: {have}", known.probe)
-        yield from (cite(item) for item in snapshot.of("listing", "file", "packages") if _HEADERS.search(item.written))
+        yield stated("/lib/modules/*/build", f"no headers of {running}", snapshot.facts.headers.probe)
         yield from (row.citation for row in builds)
 
 
-_AS_SOURCE: Final = ("nvidia*-dkms*", "nvidia-kernel-source*", "dkms-nvidia*", "akmod-nvidia*")
-_HEADERS: Final = Pattern(r"headers|/build\b")
-
-
+_AS_SOURCE: Final = ("nvidia*-dkms*", "nvidia-kernel-source*", "dkms-*", "akmod-nvidia*")
 _LINK: Final = Pattern(
     r"^(?P<entry>/var/lib/dkms/nvidia[\w-]*/\d[^\s/]*)/source -> (?P<target>\S+)|\ssource -> (?P<bare>/usr/src/\S+)",
     re.MULTILINE,
@@ -130,47 +120,28 @@ _NOT_BUILT: Final = holds(
 )
 
 
-def _told(words: str) -> Callable[[Snapshot], str]:
-    """The sentence ``words`` with the kernel that the module was to be built for."""
-
-    def summary(snapshot: Snapshot) -> str:
-        name = build.kernel(snapshot)
-        return words.format(kernel=f" for kernel {name}" if name else "")
-
-    return summary
-
-
 _BUILD: Final = Pattern(
-    r"/lib/modules/(?:(?P<kernel>\d[^/\s]*)|\$\(uname -r\)|`uname -r`)/build/?$"
-    r"|/usr/src/(?:linux-headers-|kernels/)(?:(?P<tree>\d[^/\s]*)|\$\(uname -r\)|`uname -r`)/?$"
+    r"/lib/modules/(?P<kernel>[^/\s]+)/build/?$|/usr/src/(?:linux-headers-|kernels/)(?P<tree>[^/\s]+)/?$"
 )
 
 
 def headers_present(snapshot: Snapshot, kernel: str) -> bool | None:
-    """Whether the headers of ``kernel`` are installed; None where nothing tells."""
+    """Whether the headers of ``kernel`` are installed; None where nothing shows it."""
     known = snapshot.facts.headers
     if isinstance(known, Known):
         return kernel in known.value
     for item in snapshot.of("listing", "file", "which"):
         match = _BUILD.search(item.subject)
-        if match and (match["kernel"] or match["tree"] or kernel) == kernel:
+        if match and (match["kernel"] or match["tree"]) in {kernel, "$(uname -r)"}:
             if item.outcome == "absent" or "broken symbolic link" in item.text:
                 return False
             # "ls -d" prints the folder's own name where it is there.
-            if "Makefile" in item.text or (item.outcome == "ok" and item.subject in item.lines):
+            if "Makefile" in item.text or item.subject in item.lines:
                 return True
-    for item in snapshot.of("listing"):
-        is_whole = item.where == "host" and item.outcome == "ok" and not (item.source.is_part or item.source.only)
-        named = _HEADERS_OF.findall(item.text) if is_whole and item.subject.rstrip("/") == "/usr/src" else ()
-        if named:
-            return kernel in named
     rpm = snapshot.view(packages.packages).get("kernel-devel")
     if rpm is not None:
         return rpm.version == kernel.removesuffix(".x86_64").removesuffix(".aarch64")
     return packages.installed(snapshot, f"linux-headers-{kernel}")
-
-
-_HEADERS_OF: Final = Pattern(r"(?<![\w.-])linux-headers-(\d[\w.+~-]*)")
 
 
 def headers_packages(snapshot: Snapshot, kernel: str) -> tuple[str, ...]:
@@ -182,8 +153,7 @@ def headers_packages(snapshot: Snapshot, kernel: str) -> tuple[str, ...]:
     if manager == "dnf":
         release, _, variant = kernel.partition("+")
         stem = "-".join(filter(None, ("kernel-uek" if "uek" in kernel else "kernel", variant, "devel")))
-        # ELRepo has two kernels under one kind of release.
-        return () if ".elrepo" in kernel else (of_kernel(release, f"{stem}-"),)
+        return (of_kernel(release, f"{stem}-"),)
     flavour = kernel.rpartition("-")[2] if is_release(kernel) else ""
     if manager == "zypper":
         return (f"kernel-{flavour or 'default'}-devel",)
@@ -209,13 +179,8 @@ def built_anew(snapshot: Snapshot) -> Iterator[Command]:
     if packages.matching(snapshot, "akmod-nvidia*"):
         yield command("sudo", "akmods", "--force", "--rebuild", "--kernels", of_kernel(kernel))
         return
-    # Debian's DKMS module has the name of its file, nvidia-current.
-    infos = (info for info in snapshot.view(modules.driver_info) if "/dkms/" in info.filename)
-    built = ((info.filename.rpartition("/")[2].partition(".ko")[0], info.version) for info in infos)
-    named = (*((row.module, row.version) for row in snapshot.view(modules.driver_builds)), *built)
-    tree = next((f"{module}/{version}" for module, version in named if is_name(module) and is_release(version)), "")
     for verb in ("build", "install"):
-        yield command("sudo", "dkms", verb, "--force", tree or _FIRST_TREE, "-k", of_kernel(kernel))
+        yield command("sudo", "dkms", verb, "--force", _FIRST_TREE, "-k", of_kernel(kernel))
 
 
 # "nvidia/580.95.05, 6.1.0-40-amd64, x86_64: installed", or with a comma before the version; nvidia-fs is no driver.
@@ -241,11 +206,6 @@ _BUILT_BY: Final = Pattern(
     r"(?:kernel was built by|compile the kernel):?\s+(?P<by>[^\n]{1,160})|Linux version \S+ (?P<linux>[^\n]{1,240})"
 )
 _VERSION: Final = Pattern(r"(?P<name>gcc|clang)\b[^\n]{0,200}?(?:-|version |\) |\s)(?P<major>\d{1,2})(?:\.\d|\b)")
-_FLAGS: Final = (
-    (Pattern(r"-ftrivial-auto-var-init|-fzero-call-used-regs|-mharden-sls"), "gcc-12"),
-    (Pattern(r"-fmin-function-alignment"), "gcc-14"),
-    (Pattern(r"-mretpoline|-fsplit-lto-unit|-mstack-alignment|-Qunused-arguments|-enable-trivial"), "clang"),
-)
 
 
 def compiler_wanted(snapshot: Snapshot) -> str:
@@ -254,7 +214,7 @@ def compiler_wanted(snapshot: Snapshot) -> str:
     for told in filter(None, map(_BUILT_BY.search, texts)):
         if found := _VERSION.search(told["by"] or told["linux"]):
             return "clang" if found["name"] == "clang" else f"gcc-{found['major']}"
-    return next((name for pattern, name in _FLAGS if any(pattern.search(text) for text in texts)), "")
+    return ""
 
 
 _LLVM: Final = ("env", "LLVM=1")
@@ -281,21 +241,18 @@ _TOOLCHAIN: Final[dict[PackageManager, tuple[str, ...]]] = {
     "zypper": ("gcc", "gcc-c++", "make", "libelf-devel"),
     "pacman": ("base-devel",),
 }
-_VERSIONED: Final = Pattern(r"\b((?:gcc|g\+\+|clang)-\d+)['’]?: ")
 
 
 def _get_tools(snapshot: Snapshot) -> Iterable[Fix]:
-    manager = snapshot.view(system.package_manager)
-    asked = [match[1] for one in snapshot.view(_NO_TOOL) if (match := _VERSIONED.search(one.line))]
-    own = asked[:1] if manager == "apt" else []
-    yield install(snapshot, f"install {own[0] if own else 'what a build needs'}", *(own or _TOOLCHAIN[manager]))
+    yield install(snapshot, "install what a build needs", *_TOOLCHAIN[snapshot.view(system.package_manager)])
     yield build_again(snapshot, build.kernel(snapshot))
 
 
 def _get_driver(snapshot: Snapshot) -> Iterable[Fix]:
     kernel = build.kernel(snapshot) or "this kernel"
-    text = f"install a release of the driver that supports {kernel} and still drives this GPU"
-    yield from newer_driver(snapshot, text, here=build.release(snapshot))
+    yield from newer_driver(
+        snapshot, f"install a release of the driver that supports {kernel} and still drives this GPU"
+    )
     others = sorted({one.kernel for one in snapshot.view(modules.on_disk)} - {kernel})
     which = f"boot {others[-1]}, for which a module is built" if others else "boot the kernel that was used before"
     yield reboot(f"{which}, until there is one", when="no such release is there")
@@ -354,9 +311,10 @@ FAMILY: Final = Family(
             title="the kernel's headers are not installed",
             share=4,
             decisive=any_of(_NO_HEADERS, unless(fact(_without_headers), symptoms.MODULE_LOADED)),
-            summary=_told("the kernel headers{kernel} are not installed, so the module was not built for it"),
+            summary="the kernel headers are not installed, so the module was not built for it",
             symptoms=_SYMPTOMS,
             later=symptoms.DRIVER_WORKS,
+            context=asked(r"\buname\b"),
             look_at=(Shell("ls -d /lib/modules/$(uname -r)/build"),),
             story=(
                 "A module built from source needs the headers of exactly the kernel that it is for. When the kernel "
@@ -371,15 +329,14 @@ FAMILY: Final = Family(
         ),
         Rule(
             cause="dkms-build-compiler-mismatch",
-            layer="driver",
+            layer="kernel",
+            in_stack="driver",
             disruption="none",
             title="the compiler is not the one that built the kernel",
             share=1.5,
             decisive=unless(_COMPILER, _NO_HEADERS, _NO_SPACE, _NO_TOOL),
             typical=unless(said(r"compiler differs from the one used to build the kernel"), *_BEFORE_API[:-1], _API),
-            summary=_told(
-                "the compiler is not the one that the kernel was built with, so the module was not built{kernel}"
-            ),
+            summary="the compiler is not the one that the kernel was built with, so the module was not built",
             symptoms=_SYMPTOMS,
             later=symptoms.DRIVER_WORKS,
             look_at=(Shell("cat /proc/version"), Shell("gcc --version")),
@@ -400,12 +357,13 @@ FAMILY: Final = Family(
         ),
         Rule(
             cause="dkms-build-kernel-api",
-            layer="driver",
+            layer="kernel",
+            in_stack="driver",
             disruption="none",
             title="the driver's source does not fit this kernel",
             share=3,
             decisive=unless(_API, *_BEFORE_API),
-            summary=_told("the driver's source does not fit the kernel, so no module was built{kernel}"),
+            summary="the driver's source does not fit the kernel, so no module was built",
             symptoms=_SYMPTOMS,
             later=symptoms.DRIVER_WORKS,
             context=said(r"[Bb]ad (?:return|exit) status"),
@@ -428,12 +386,13 @@ FAMILY: Final = Family(
         ),
         Rule(
             cause="dkms-build-toolchain-missing",
-            layer="driver",
+            layer="kernel",
+            in_stack="driver",
             disruption="none",
             title="a build tool is not installed",
             share=1,
             decisive=unless(_NO_TOOL, _NO_HEADERS, _NO_SPACE),
-            summary=_told("a build tool is not installed, so the module could not be built{kernel}"),
+            summary="a build tool is not installed, so the module could not be built",
             symptoms=_SYMPTOMS,
             later=symptoms.DRIVER_WORKS,
             look_at=(Shell("tail -n 30 /var/lib/dkms/nvidia/*/build/make.log"),),
@@ -449,12 +408,14 @@ FAMILY: Final = Family(
         ),
         Rule(
             cause="dkms-tree-corrupt",
-            layer="driver",
+            layer="kernel",
+            in_stack="driver",
             disruption="none",
             title="DKMS's tree is damaged",
             share=0.5,
             decisive=_TREE,
             typical=unless(all_of(_GONE, _NOT_BUILT), symptoms.MODULE_LOADED),
+            context=asked(r"/var/lib/dkms\b"),
             summary="DKMS's own tree is damaged, so it stops before it builds anything",
             symptoms=_SYMPTOMS,
             later=symptoms.DRIVER_WORKS,
@@ -475,12 +436,13 @@ FAMILY: Final = Family(
         ),
         Rule(
             cause="dkms-build-no-space",
-            layer="driver",
+            layer="kernel",
+            in_stack="driver",
             disruption="none",
             title="the disk was full during the build",
             decisive=all_of(_NO_SPACE, holds(system.is_full, "a disk is full")),
             typical=_NO_SPACE,
-            summary=_told("the disk was full while the module was built{kernel}"),
+            summary="the disk was full while the module was built",
             symptoms=_SYMPTOMS,
             later=symptoms.DRIVER_WORKS,
             look_at=(Shell("df -h / /boot /tmp"),),

@@ -11,10 +11,9 @@ from gpunode.diagnoses.commands import Shell, command, is_place
 from gpunode.diagnoses.docker import ROOTLESS
 from gpunode.diagnoses.model import Citation, Family, Fix, Rule
 from gpunode.diagnoses.remedies import always, by_hand, run, upgrade
-from gpunode.diagnoses.signs import all_of, any_of, asked, fact, file_line, holds, line, unless
-from gpunode.diagnoses.snapshot import Snapshot
+from gpunode.diagnoses.signs import all_of, any_of, anywhere, asked, fact, file_line, holds, line, unless
+from gpunode.diagnoses.snapshot import Snapshot, cite, finds
 from gpunode.diagnoses.views import cdi, docker, driver, toolkit
-from gpunode.facts import numbers
 from gpunode.facts.cdi_places import FOLDERS
 from gpunode.facts.patterns import Pattern
 from gpunode.runtimes import podman
@@ -22,14 +21,14 @@ from gpunode.runtimes import podman
 _NO_DRIVER: Final = holds(driver.fails, "the driver itself does not work")
 # Devices that the toolkit makes itself (runtime.nvidia.com) have other reasons.
 _UNRESOLVED: Final = r"(?:unresolvable|(?:could not|cannot) resolve)[^\n]{0,20} CDI devices?:?\s+"
-_DEVICE: Final = Pattern(r"(?:[\w-]+\.)*nvidia\.com/[\w-]+=[\w.:-]+")
 _ASKED: Final = line(rf"{_UNRESOLVED}(?!management\.|runtime\.)(?:[\w-]+\.)*nvidia\.com/")
 _ASKED_AS_OPERATOR: Final = line(rf"{_UNRESOLVED}management\.nvidia\.com/")
-_OFFERED: Final = any_of(
+_NONE_FOUND: Final = fact(cdi.none_found)
+_THERE: Final = any_of(
+    fact(lambda node: (one.citation for one in node.view(cdi.specifications))),
     line(r"^[ \t]*(?:[\w-]+\.)*nvidia\.com/[\w-]+=\S+[ \t]*$", "nvidia-ctk", "text"),
     line(r"\bcdi: [\w.-]*nvidia\.com/[\w-]+=", "docker-info"),
 )
-_THERE: Final = any_of(fact(lambda node: (one.citation for one in node.view(cdi.specifications))), _OFFERED)
 
 # A specification of a driver that is gone, or of other GPUs.
 
@@ -39,45 +38,37 @@ _GONE: Final = line(
     r" [`'\"\\]*/(?!dev/nvidia)[^\s`'\"\\:]*(?:nvidia|libcuda|libnv|/dri/(?:card|renderD))[^\s`'\"\\:]*"
     r"[`'\"\\]*[^\n]{0,160}?[Nn]o such file",
 )
-_BY_CDI: Final = Pattern(
-    r"\bCDI\b|\bpodman\b|\bcrun\b|\bdistrobox\b|\btoolbox\b|nvidia\.com/gpu=|\bramalama\b", re.IGNORECASE
-)
-_VERSIONED: Final = Pattern(rf"\.so\.(?P<version>{driver.VERSION})[`'\"\\: ]")
+_BY_CDI: Final = r"\bCDI\b|\bpodman\b|\bcrun\b|\bdistrobox\b|\btoolbox\b|nvidia\.com/gpu=|\bramalama\b"
+_VERSIONED: Final = Pattern(rf"nvidia[\w-]*\.so\.(?P<version>{driver.VERSION})(?=[`'\"\\: ]|$)", re.MULTILINE)
+
+
+def _versions_now(snapshot: Snapshot) -> tuple[tuple[str, Citation], ...]:
+    """The driver's versions: of the module, of nvidia-smi, and of the libraries that were listed."""
+    seen = (driver.loaded(snapshot), driver.smi_version(snapshot), driver.on_disk(snapshot))
+    libraries = (
+        (match["version"], cite(item, item.number_at(match.start())))
+        for item in snapshot.of("listing")
+        for match in finds(item, _VERSIONED)
+    )
+    return (*((one.version, one.citation) for one in seen if one), *libraries)
 
 
 def _of_another(snapshot: Snapshot) -> Iterator[Citation]:
-    """A specification of another driver, where none of this one is read after it."""
-    now, on_disk = driver.loaded(snapshot) or driver.smi_version(snapshot), driver.on_disk(snapshot)
-    now = now or on_disk
-    specs = [one for one in snapshot.view(cdi.specifications) if one.drivers]
-    is_torn = now is not None and on_disk is not None and now.version != on_disk.version
-    if now is None or is_torn or any(now.version in one.drivers for one in specs if one.folder == FOLDERS[1]):
+    """A specification of another driver, where none of this one is read after it; or a file of one that is gone."""
+    now = snapshot.view(_versions_now)
+    versions = {version for version, _ in now}
+    if len(versions) != 1:
         return
-    old = next((one for one in reversed(specs) if now.version not in one.drivers), None)
-    yield from (old.citation, now.citation) if old else ()
+    specs = [one for one in snapshot.view(cdi.specifications) if one.drivers]
+    is_newer = any(versions & one.drivers for one in specs if one.folder == FOLDERS[1])
+    old = [one.citation for one in reversed(specs) if not (is_newer or versions & one.drivers)]
+    gone = ((one, match) for one in snapshot.view(_GONE) if (match := _VERSIONED.search(one.line)))
+    old += [one for one, match in gone if match["version"] not in versions]
+    yield from (old[0], now[0][1]) if old else ()
 
 
-def _gone(snapshot: Snapshot) -> Iterator[Citation]:
-    """A file of another driver than this one, that an engine was told of and that is not there."""
-    now = driver.loaded(snapshot) or driver.smi_version(snapshot)
-    for one in snapshot.view(_GONE):
-        match = _VERSIONED.search(one.line)
-        if match and now and match["version"] != now.version:
-            yield from (one, now.citation)
-
-
-def _not_offered(snapshot: Snapshot) -> Iterator[Citation]:
-    """What is offered, where what was asked for is not among it."""
-    wanted = {name.rstrip(".:") for one in snapshot.view(_ASKED) for name in _DEVICE.findall(one.line)}
-    offered = {name: one for one in snapshot.view(_OFFERED) for name in _DEVICE.findall(one.line)}
-    if wanted and not wanted & {*offered}:
-        yield from offered.values()
-
-
-_OF_ANOTHER: Final = any_of(fact(_of_another), fact(_gone))
-_GONE_BY_CDI: Final = any_of(
-    fact(lambda snapshot: (one for one in snapshot.view(_GONE) if _BY_CDI.search(one.words))), all_of(_GONE, _THERE)
-)
+_OF_ANOTHER: Final = fact(_of_another)
+_GONE_BY_CDI: Final = all_of(_GONE, any_of(_THERE, asked(_BY_CDI), anywhere(_BY_CDI)))
 _LISTED: Final = fact(lambda node: (one.citation for one in node.view(cdi.specifications) if one.drivers))
 _GENERATE: Final = always(
     run(
@@ -96,10 +87,7 @@ _GENERATE: Final = always(
     ),
 )
 
-# A specification that lies elsewhere. From docker 28 on dockerd-rootless.sh brings CDI's folders into the daemon's own
-# tree (moby PR 48541).
-
-_SEES_NONE: Final = fact(lambda node: node.view(ROOTLESS) if docker.version(node) < (28,) else ())
+# A specification that lies elsewhere.
 
 
 def _elsewhere(snapshot: Snapshot) -> Iterator[Citation]:
@@ -107,11 +95,11 @@ def _elsewhere(snapshot: Snapshot) -> Iterator[Citation]:
     specs = snapshot.view(cdi.specifications)
     if specs and not any(one.folder in folders for one in specs):
         yield from (*(one.citation for one in specs), *((place,) if place else ()))
-    elif specs:
-        yield from snapshot.view(_SEES_NONE)
 
 
-_ELSEWHERE: Final = any_of(fact(_elsewhere), asked(r"--cdi-spec-dirs?[= ]/"))
+# From docker 28 on dockerd-rootless.sh brings CDI's folders into the daemon's own tree (moby PR 48541).
+_SEES_NONE: Final = fact(lambda node: node.view(ROOTLESS) if docker.version(node) < (28,) else ())
+_ELSEWHERE: Final = any_of(fact(_elsewhere), all_of(_SEES_NONE, _THERE), asked(r"--cdi-spec-dirs?[= ]/"))
 _READS_ELSEWHERE: Final = any_of(
     fact(lambda node: (place,) if (place := cdi.read_folders(node)[1]) else ()), _SEES_NONE
 )
@@ -119,15 +107,6 @@ _SPECIFICATIONS: Final = (*FOLDERS, "/run/cdi", "/usr/local/etc/cdi", "/opt/cdi"
 
 
 def _where_it_looks(snapshot: Snapshot) -> Iterable[Fix]:
-    if snapshot.view(ROOTLESS):
-        yield run(
-            "configure",
-            "write the specification into the home, and name that folder as cdi-spec-dirs in the user's daemon.json",
-            Shell('mkdir -p "$HOME/.docker/cdi"'),
-            Shell('nvidia-ctk cdi generate --output="$HOME/.docker/cdi/nvidia.yaml"'),
-        )
-        yield run("restart", "restart that user's docker", Shell("systemctl --user restart docker"))
-        return
     folder = cdi.read_folders(snapshot)[0][0]
     make = command("sudo", "mkdir", "-p", folder)
     write = command("sudo", "nvidia-ctk", "cdi", "generate", f"--output={folder}/nvidia.yaml")
@@ -142,6 +121,13 @@ def _where_it_looks(snapshot: Snapshot) -> Iterable[Fix]:
             "| sudo tee /etc/containers/containers.conf.d/50-cdi.conf"
         ),
         when="podman is 5.5 or later",
+    )
+    yield run(
+        "configure",
+        "or write it into the home, and name that folder as cdi-spec-dirs in the user's daemon.json",
+        Shell('mkdir -p "$HOME/.docker/cdi"'),
+        Shell('nvidia-ctk cdi generate --output="$HOME/.docker/cdi/nvidia.yaml"'),
+        when="docker runs without root",
     )
 
 
@@ -159,37 +145,24 @@ _NO_CDI: Final = line(
 )
 
 
-def _unsupported(snapshot: Snapshot) -> Iterator[Citation]:
-    """A specification of a CDI that the engine does not know."""
-    version, of_docker = cdi.podman_version(snapshot), docker.version(snapshot)
-    for one in snapshot.view(cdi.specifications):
-        if version is not None and one.version and not podman.takes(version[0], one.version):
-            yield from (one.citation, version[1])
-        elif version is None and () < of_docker < (27,) and one.version and numbers.version(one.version) >= (0, 7):
-            yield one.citation
+def _podman(snapshot: Snapshot, *, with_cdi: bool) -> Iterator[Citation]:
+    """A podman that does not take CDI 0.7, or none at all."""
+    found = cdi.podman_version(snapshot)
+    if found and not (podman.takes(found[0], "0.7.0") if with_cdi else found[0] >= podman.LEAST):
+        yield found[1]
 
 
-def _podman(snapshot: Snapshot, *, without: str) -> Iterator[Citation]:
-    """A podman that does not take that version of CDI, or any."""
-    version = cdi.podman_version(snapshot)
-    is_older = version is not None and (not podman.takes(version[0], without) if without else version[0] < podman.LEAST)
-    if version is not None and is_older:
-        yield version[1]
-
-
-def _of_07(snapshot: Snapshot) -> Iterator[Citation]:
-    """A specification of CDI 0.7, or the toolkit that writes it so."""
-    yield from (one.citation for one in snapshot.view(toolkit.versions) if one.numbers >= (1, 19, 1))
-    specs = snapshot.view(cdi.specifications)
-    yield from (one.citation for one in specs if one.version and numbers.version(one.version) >= (0, 7))
-
-
-_TOO_OLD: Final = fact(lambda snapshot: _podman(snapshot, without=""))
-_WITHOUT_07: Final = fact(lambda snapshot: _podman(snapshot, without="0.7.0"))
-_TOO_NEW: Final = all_of(fact(_of_07), _WITHOUT_07)
-_MAY_BE_TOO_NEW: Final = any_of(_TOO_NEW, all_of(_ASKED, _THERE, any_of(fact(_of_07), _WITHOUT_07)))
+_IN_07: Final = fact(lambda node: (one.citation for one in node.view(cdi.specifications) if one.version >= (0, 7)))
+_OF_07: Final = any_of(
+    _IN_07, fact(lambda node: (one.citation for one in node.view(toolkit.versions) if one.numbers >= (1, 19, 1)))
+)
+_OLD_DOCKER: Final = holds(lambda node: () < docker.version(node) < (27,), "docker reads CDI 0.7 from version 27 on")
+_TOO_OLD: Final = fact(lambda snapshot: _podman(snapshot, with_cdi=False))
+_WITHOUT_07: Final = fact(lambda snapshot: _podman(snapshot, with_cdi=True))
+_TOO_NEW: Final = all_of(_OF_07, _WITHOUT_07)
+_MAY_BE_TOO_NEW: Final = any_of(_TOO_NEW, all_of(_ASKED, _THERE, any_of(_OF_07, _WITHOUT_07)))
 # It is there and was not found, or the engine looks elsewhere than others do.
-_NOT_FOUND: Final = any_of(all_of(_ASKED, _THERE), unless(all_of(_ASKED, _READS_ELSEWHERE), cdi.looked_in))
+_NOT_FOUND: Final = any_of(all_of(_ASKED, _THERE), unless(all_of(_ASKED, _READS_ELSEWHERE), _NONE_FOUND))
 
 
 def _older_specification(snapshot: Snapshot) -> Iterable[Fix]:
@@ -202,12 +175,13 @@ def _older_specification(snapshot: Snapshot) -> Iterable[Fix]:
         Shell("sudo gpunode ctk config --in-place --set features.no-additional-gids-for-device-nodes=true"),
         Shell("sudo nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml"),
     )
-    text = "or bring podman to a newer version"
-    yield run("install", text, Shell("podman --version"), when="the specification is still not read")
+    yield by_hand("install", "or bring podman to a newer version", when="the specification is still not read")
 
 
 # docker's switch.
 
+_FEATURES: Final = file_line("*daemon.json", r"\"features\"|\"cdi\"")
+_ON: Final = file_line("*daemon.json", r"\"cdi\"\s*:\s*true")
 _NO_DRIVER_CDI: Final = line(r"could not select device driver [\\\"'`]*cdi[\\\"'`]* with capabilities")
 
 
@@ -229,9 +203,9 @@ FAMILY: Final = Family(
                 "https://github.com/NVIDIA/nvidia-container-toolkit/issues/146",
                 "https://docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/cdi-support.html",
             ),
-            decisive=unless(all_of(_ASKED, cdi.looked_in), _THERE),
+            decisive=unless(all_of(_ASKED, _NONE_FOUND), _THERE),
             typical=unless(
-                any_of(cdi.looked_in, _ASKED, line(r"nvidia-cdi-refresh\.(?:path|service)\s+disabled")),
+                any_of(_NONE_FOUND, _ASKED, line(r"nvidia-cdi-refresh\.(?:path|service)\s+disabled")),
                 *(_THERE, _READS_ELSEWHERE, _TOO_OLD, _TOO_NEW, _ASKED_AS_OPERATOR),
             ),
             symptoms=(symptoms.CDI_UNRESOLVED,),
@@ -257,7 +231,7 @@ FAMILY: Final = Family(
                 "https://github.com/NVIDIA/nvidia-container-toolkit/issues/1828",
             ),
             decisive=any_of(_OF_ANOTHER, all_of(_GONE, _LISTED)),
-            typical=any_of(_GONE_BY_CDI, fact(_not_offered)),
+            typical=_GONE_BY_CDI,
             symptoms=(symptoms.CDI_UNRESOLVED, symptoms.CONTAINER_FAILED, _OF_ANOTHER),
             context=_LISTED,
             against=(_NO_DRIVER,),
@@ -309,9 +283,13 @@ FAMILY: Final = Family(
                 "https://github.com/NVIDIA/nvidia-container-toolkit/issues/1860",
                 "https://github.com/NVIDIA/nvidia-container-toolkit/issues/38",
             ),
-            decisive=any_of(_UNREADABLE, fact(_unsupported), all_of(_TOO_OLD, any_of(_NO_CDI, _ASKED))),
-            typical=any_of(_MAY_BE_TOO_NEW, _NO_CDI),
-            context=any_of(_TOO_OLD, fact(_of_07)),
+            decisive=any_of(
+                _UNREADABLE,
+                all_of(_IN_07, any_of(_WITHOUT_07, _OLD_DOCKER)),
+                all_of(_TOO_OLD, any_of(_NO_CDI, _ASKED)),
+            ),
+            typical=any_of(_MAY_BE_TOO_NEW, _NO_CDI, all_of(_TOO_OLD, asked(r"\bpodman (?:--)?version"))),
+            context=any_of(_TOO_OLD, _OF_07),
             symptoms=(symptoms.CDI_UNRESOLVED, _NO_CDI, _UNREADABLE),
             against=(_NO_DRIVER,),
             may_be_normal=True,
@@ -335,6 +313,7 @@ FAMILY: Final = Family(
                 "https://github.com/NVIDIA/nvidia-container-toolkit/issues/1239",
             ),
             decisive=_ASKED_AS_OPERATOR,
+            context=anywhere(r"CDI_ENABLED|Skipping CDI|management\.nvidia\.com"),
             symptoms=(symptoms.CDI_UNRESOLVED,),
             look_at=(Shell("ls /var/run/cdi"),),
             summary="a pod asks for a device of the class that only operators use, and no specification offers it",
@@ -372,7 +351,8 @@ FAMILY: Final = Family(
             symptoms=(_NO_DRIVER_CDI, symptoms.CDI_UNRESOLVED),
             look_at=(Shell("docker info | grep -i -A3 cdi"), Shell("docker --version")),
             summary="docker was asked for a CDI device, and its CDI support is not switched on (features.cdi)",
-            context=file_line("*daemon.json", r"\"features\"|\"cdi\""),
+            typical=unless(_FEATURES, _ON),
+            context=_FEATURES,
             remedy=always(
                 run(
                     "configure",

@@ -11,23 +11,19 @@ from gpunode.diagnoses.chains import NO_CLUSTER_GPU
 from gpunode.diagnoses.commands import Shell
 from gpunode.diagnoses.model import Citation, Family, Rule
 from gpunode.diagnoses.remedies import always, by_hand, run
-from gpunode.diagnoses.signs import all_of, any_of, anywhere, fact, line, unless
-from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with
-from gpunode.facts.items import Item
+from gpunode.diagnoses.signs import all_of, any_of, anywhere, asked, fact, line, unless
+from gpunode.diagnoses.snapshot import Snapshot, lines_with
 from gpunode.facts.patterns import Pattern
 
-_INSIDE: Final = frozenset({"container-run", "kubernetes-log", "kubernetes-pod", "application", "kubernetes"})
 _CONTAINER: Final = Pattern(r"\b(?:containers?|pods?|docker|podman|crictl|nerdctl|kubectl)\b", re.IGNORECASE)
-
-
-def _is_inside(item: Item) -> bool:
-    """Whether it tells of a container, whoever pasted it."""
-    return item.where == "container" or item.kind in _INSIDE or bool(_CONTAINER.search(item.written))
+_INSIDE: Final = frozenset({"container-run", "kubernetes-log", "kubernetes-pod", "application", "kubernetes"})
 
 
 def _in_containers(snapshot: Snapshot, pattern: Pattern) -> Iterator[Citation]:
-    items = (item for item in snapshot.items if item.is_seen and _is_inside(item))
-    return (citation for item in items for citation in lines_with(item, pattern))
+    """The lines in what containers wrote, and in what somebody ran in them."""
+    for item in snapshot.items:
+        if item.is_seen and (item.where == "container" or item.kind in _INSIDE or _CONTAINER.search(item.written)):
+            yield from lines_with(item, pattern)
 
 
 _UNKNOWN: Final = Pattern(r"NVML[^\n]{0,20}: Unknown Error")
@@ -35,9 +31,10 @@ _FORBIDDEN: Final = Pattern(r"(?:NVML|nvml error)[^\n]{0,10}: insufficient permi
 _LOST: Final = fact(lambda snapshot: _in_containers(snapshot, _UNKNOWN))
 _RELOADED: Final = any_of(
     line(r"systemd\[1\]: Reload(?:ing|ed)(?:\.|\s*$| requested| finished)|systemctl daemon-reload"),
-    anywhere(r"^[ \t]*c 195:\* m\s*$"),
-    fact(lambda snapshot: (cite(item) for item in snapshot.items if "daemon-reload" in item.written)),
+    asked(r"daemon-reload"),
 )
+# The device is known and may not be opened: the list of cgroup v1 without read and write.
+_CUT_OFF: Final = anywhere(r"^[ \t]*c 195:\* m\s*$")
 _BY_SYSTEMD: Final = line(
     r"Cgroup Driver:\s*systemd|cgroupManager:\s*systemd|native\.cgroupdriver=systemd|SystemdCgroup = true"
 )
@@ -116,10 +113,15 @@ FAMILY: Final = Family(
                 "https://github.com/NVIDIA/nvidia-container-toolkit/issues/48",
                 "https://github.com/NVIDIA/nvidia-container-toolkit/issues/1227",
             ),
-            decisive=all_of(_LOST, any_of(_RELOADED, _BY_SYSTEMD), symptoms.DRIVER_WORKS),
-            typical=unless(_LOST, line(r"\bvGPU\b|\bGRID [A-Z]\d|nvidia-gridd")),
+            decisive=all_of(_LOST, any_of(_RELOADED, _CUT_OFF, _BY_SYSTEMD), symptoms.DRIVER_WORKS),
+            typical=any_of(
+                unless(_LOST, line(r"\bvGPU\b|\bGRID [A-Z]\d|nvidia-gridd")),
+                _CUT_OFF,
+                all_of(line(r"systemd\[1\]: Reloading"), symptoms.DRIVER_WORKS, asked(r"/dev/char|journalctl")),
+                all_of(_BY_SYSTEMD, symptoms.DRIVER_WORKS, asked(r"grep\b.*\bcgroup")),
+            ),
             symptoms=(symptoms.NVML_UNKNOWN, symptoms.CUDA_UNAVAILABLE, symptoms.CUDA_NO_DEVICE),
-            context=any_of(_RELOADED, _BY_SYSTEMD),
+            context=any_of(_RELOADED, _CUT_OFF, _BY_SYSTEMD),
             against=(symptoms.GPU_LOST, symptoms.NO_DRIVER, symptoms.MISMATCH),
             look_at=(Shell("nvidia-smi -L  # on the host"), Shell("journalctl -b | grep -i reloading")),
             share=4,
@@ -179,7 +181,7 @@ FAMILY: Final = Family(
                 "https://docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/troubleshooting.html#nvml-insufficient-permissions-and-selinux",
             ),
             decisive=_DENIED,
-            typical=_REFUSED,
+            typical=any_of(_REFUSED, all_of(asked(r"\bgetenforce\b|\bsestatus\b"), _ENFORCING)),
             symptoms=(symptoms.DENIED, symptoms.NVML_UNKNOWN),
             context=_ENFORCING,
             look_at=(Shell("sudo ausearch -m avc -ts recent | grep nvidia"), Shell("getenforce")),

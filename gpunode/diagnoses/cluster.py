@@ -7,14 +7,16 @@ from typing import Final
 from gpunode.diagnoses.commands import Command, Shell, command, is_name, is_place, joined
 from gpunode.diagnoses.model import Fix, FixKind
 from gpunode.diagnoses.remedies import by_hand, run
+from gpunode.diagnoses.snapshot import Snapshot
+from gpunode.diagnoses.views import kube
+from gpunode.diagnoses.views.engine import engine
 
 
-def node_word(name: str) -> str:
-    """The node in a command: by its name, else what the node calls itself, which is how kubelets register."""
-    return name if is_name(name) else _THIS_NODE
-
-
-_THIS_NODE: Final = Shell('"$(hostname | tr A-Z a-z)"')
+def node_word(snapshot: Snapshot) -> str:
+    """The node in a command: the only one that is shown, else what this one calls itself, as kubelets register."""
+    names = {node.name for node in snapshot.view(kube.nodes) if node.name}
+    name = names.pop() if len(names) == 1 else ""
+    return name if is_name(name) else Shell('"$(hostname | tr A-Z a-z)"')
 
 
 def restart_plugin(text: str = "restart the device plugin", when: str = "") -> Fix:
@@ -61,6 +63,11 @@ def set_driver_root(text: str, root: str) -> Fix:
         return by_hand("configure", text)
     env = joined(Shell('set env daemonset "$name"'), command(f"NVIDIA_DRIVER_ROOT={root}"))
     return run("configure", text, _each_plugin(env))
+
+
+def register_runtime(snapshot: Snapshot) -> Command:
+    """Registers NVIDIA's runtime with the container runtime of the node, and has that read it."""
+    return command("sudo", "gpunode", "ctk", "runtime", "configure", f"--runtime={engine(snapshot)}", "--restart")
 
 
 def restart_rancher(product: str, why: str) -> Fix:

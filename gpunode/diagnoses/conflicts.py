@@ -12,9 +12,9 @@ from gpunode.diagnoses.chains import MISMATCHES
 from gpunode.diagnoses.commands import Shell
 from gpunode.diagnoses.model import Citation, Family, Fix, Rule
 from gpunode.diagnoses.remedies import by_hand, run, setup_step, takes_gpunode, uninstall
-from gpunode.diagnoses.signs import all_of, any_of, fact, line, unless
+from gpunode.diagnoses.signs import all_of, any_of, asked, fact, line, unless
 from gpunode.diagnoses.snapshot import Snapshot
-from gpunode.diagnoses.views import archives, driver, packages
+from gpunode.diagnoses.views import driver, packages
 from gpunode.diagnoses.views.history import is_drivers
 from gpunode.diagnoses.views.system import package_manager
 from gpunode.facts.patterns import Pattern
@@ -54,20 +54,23 @@ def _holds(snapshot: Snapshot) -> dict[str, Citation]:
 
 
 def _of_two(snapshot: Snapshot) -> list[packages.Package]:
-    """The driver's packages whose packager is known, where there are two."""
-    installed = (one for one in snapshot.view(packages.packages).values() if one.is_installed)
-    found = [one for one in installed if is_drivers(one.name) and archives.packager(one)]
-    return found if len({archives.packager(one) for one in found}) > 1 else []
+    """The driver's packages where their revisions or repositories are NVIDIA's and the distribution's or others'."""
+    installed = [one for one in snapshot.view(packages.packages).values() if one.is_installed and is_drivers(one.name)]
+    theirs = [one for one in installed if _NVIDIAS.search(one.version) or "cuda" in one.origin]
+    others = [one for one in installed if _OTHERS_REVISION.search(one.version) or _OTHERS_ORIGIN.search(one.origin)]
+    return [*theirs, *others] if theirs and others else []
 
 
 def _mixed(snapshot: Snapshot) -> Iterator[Citation]:
-    """Those of two packagers in different versions of one branch, or of two repositories that a listing names."""
+    """Those of two packagers, in two versions or by two repositories that a listing names."""
     found = _of_two(snapshot)
-    versions = {one.upstream for one in found}
-    is_one_branch = len({version.partition(".")[0] for version in versions}) < len(versions)
-    return (one.citation for one in found if is_one_branch or one.origin)
+    is_apart = len({one.upstream for one in found}) > 1 or any(one.origin for one in found)
+    return (one.citation for one in found if is_apart)
 
 
+_NVIDIAS: Final = Pattern(r"-\d+ubuntu1$")
+_OTHERS_REVISION: Final = Pattern(r"-\d+ubuntu0\.\d|-0ubuntu[2-9]|~(?:gpu|ppa|lambda)|-\d*pop\d|~bpo|~deb|\+deb")
+_OTHERS_ORIGIN: Final = Pattern(r"rpmfusion|elrepo|(?:fedora|epel)-nvidia")
 _UNMET: Final = fact(_unmet)
 _HELD: Final = fact(lambda snapshot: _holds(snapshot).values())
 _MIXED: Final = fact(_mixed)
@@ -144,7 +147,10 @@ FAMILY: Final = Family(
             title="installed or held packages keep the driver from changing",
             share=1.3,
             decisive=unless(all_of(_HELD, _UNMET), *_OTHERS[:2]),
-            typical=unless(_UNMET, _TWO_ORIGINS, *_OTHERS),
+            typical=any_of(
+                unless(_UNMET, _TWO_ORIGINS, *_OTHERS),
+                unless(all_of(asked(r"showhold|versionlock"), _HELD), symptoms.DRIVER_WORKS, symptoms.MISMATCH),
+            ),
             symptoms=(symptoms.PACKAGES_BROKEN, _UNMET),
             context=_HELD,
             may_be_normal=True,

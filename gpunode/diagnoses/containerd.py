@@ -12,10 +12,10 @@ from gpunode.diagnoses.chains import NO_RUNTIME
 from gpunode.diagnoses.cluster import restart_rancher
 from gpunode.diagnoses.commands import Shell, command, joined
 from gpunode.diagnoses.judging import is_examined
-from gpunode.diagnoses.model import Citation, Family, Fix, Rule
+from gpunode.diagnoses.model import Citation, Family, Fix, Rule, Sign
 from gpunode.diagnoses.remedies import always, by_hand, restart, run, takes_gpunode
 from gpunode.diagnoses.signs import all_of, any_of, anywhere, asked, fact, file_line, holds, line, unless
-from gpunode.diagnoses.snapshot import Snapshot, lines_with, stated
+from gpunode.diagnoses.snapshot import Snapshot, lines_with
 from gpunode.diagnoses.views import cdi, containerd, driver, toolkit
 from gpunode.facts.model import Known
 from gpunode.facts.patterns import Pattern
@@ -36,24 +36,20 @@ _SWITCHED_OFF: Final = anywhere(
     r"^[^#\n]*disabled_plugins\s*=\s*\[[^\]\n]*[\"'](?:cri|io\.containerd\.(?:grpc\.v1\.cri|cri\.v1\.runtime))[\"']"
 )
 # The package of docker's has it switched off, since docker has no use for it.
-_DOCKERS: Final = line(
-    r"Server Version:|Runtimes:|^Client:|docker: |Docker Root Dir", "docker-info", "docker-version", "container-run"
-)
+_DOCKERS: Final = line(r"Server Version:|Runtimes:|^Client:|docker: |Docker Root Dir")
 _OTHER_RUNTIME: Final = line(r"\b(?:cri-o|docker)://\d|\bcri-dockerd\b|/crio/crio\.sock")
 
 
-def _kubelet(snapshot: Snapshot) -> Iterator[Citation]:
-    """That a kubelet is here which uses this containerd, and none that a product brings with it."""
+def _uses_containerd(snapshot: Snapshot) -> bool:
+    """Whether a kubelet is here which uses this containerd, and none that a product brings with it."""
     kubelet = snapshot.facts.kubelet
     if isinstance(kubelet, Known):
-        if kubelet.value is not None and kubelet.value.kind == "kubelet" and "containerd" in kubelet.value.socket:
-            yield stated("the kubelet", f"uses {kubelet.value.socket}", kubelet.probe)
-    elif containerd.product(snapshot) == "containerd":
-        yield from snapshot.said(_CLUSTER, "kubernetes-node", "kubernetes-pod", "kubernetes", "kubernetes-log")
+        return kubelet.value is not None and kubelet.value.kind == "kubelet" and "containerd" in kubelet.value.socket
+    pods = snapshot.of("kubernetes-node", "kubernetes-pod", "kubernetes", "kubernetes-log")
+    return bool(pods) and containerd.product(snapshot) == "containerd"
 
 
-_CLUSTER: Final = Pattern(r"\S")
-_KUBELET: Final = unless(fact(_kubelet), _OTHER_RUNTIME)
+_KUBELET: Final = unless(holds(_uses_containerd, "a kubelet uses this containerd"), _OTHER_RUNTIME)
 
 # The runtime. A RuntimeClass or the default names it, and containerd's configuration describes it.
 
@@ -67,20 +63,6 @@ _NO_DEFAULT: Final = line(
 )
 
 
-def _undescribed(snapshot: Snapshot) -> Iterator[Citation]:
-    seen = snapshot.view(containerd.effective)
-    if seen is not None and seen.names_handlers and not seen.of_nvidia:
-        yield seen.place
-
-
-def _dangling(snapshot: Snapshot) -> Iterator[Citation]:
-    """A default runtime of NVIDIA's that nothing describes."""
-    for one in (containerd.running(snapshot), containerd.of_files(snapshot)):
-        if one is not None and one.default is not None and one.names_handlers:
-            name = one.default.value
-            yield from (one.default.citation,) if name.startswith("nvidia") and name not in one.handlers else ()
-
-
 def _unserved(snapshot: Snapshot) -> Iterator[Citation]:
     """A live kubelet with this containerd, a driver that works and the toolkit, and no way by which a pod has a GPU."""
     is_live = isinstance(snapshot.facts.kubelet, Known) and bool(snapshot.view(_KUBELET))
@@ -88,12 +70,26 @@ def _unserved(snapshot: Snapshot) -> Iterator[Citation]:
         yield from snapshot.view(all_of(_UNDESCRIBED, toolkit.present))
 
 
-_SHOWN: Final = fact(lambda node: (one.place,) if (one := node.view(containerd.effective)) and one.handlers else ())
-_DESCRIBED: Final = fact(lambda node: one.of_nvidia if (one := node.view(containerd.effective)) else ())
-_UNDESCRIBED: Final = any_of(
-    fact(_undescribed), asked(r"\b(?:containerd|crictl)\b.*(?:dump|info|\.toml).*grep.*nvidia", empty=True)
+def _in_config(pattern: str) -> Sign:
+    """What containerd's configuration says, in TOML of every schema or crictl's JSON."""
+    compiled = Pattern(pattern, re.MULTILINE)
+    return fact(lambda node: (one for item in node.view(containerd.config) for one in lines_with(item, compiled)))
+
+
+_ANY_HANDLER: Final = r"runtimes\.[\"']?[\w-]+|\"runtimes\"\s*:\s*\{"
+_NVIDIAS: Final = (
+    r"runtimes\.[\"']?nvidia|\"nvidia[\w-]*\"\s*:\s*\{\s*\"(?:options|runtime)|\"runtimes\": *\[[^\]]*\"nvidia"
 )
-_RUNNING: Final = fact(lambda node: one.of_nvidia if (one := containerd.running(node)) else ())
+_SHOWN: Final = _in_config(_ANY_HANDLER)
+_DESCRIBED: Final = _in_config(_NVIDIAS)
+_RUNNING: Final = line(_NVIDIAS, "containerd-config")
+_WHOLE: Final = fact(containerd.whole)
+# A default runtime of NVIDIA's that nothing describes.
+_DEFAULT: Final = _in_config(r"default_?[rR]untime_?[nN]ame\"?\s*[=:]\s*[\"']nvidia")
+_DANGLING: Final = unless(all_of(_DEFAULT, _WHOLE), _DESCRIBED)
+_UNDESCRIBED: Final = any_of(
+    unless(_WHOLE, _DESCRIBED), asked(r"\b(?:containerd|crictl)\b.*(?:dump|info|\.toml).*grep.*nvidia", empty=True)
+)
 # A runtime class, as YAML and as kubectl's table: its name, its handler and its age.
 _NAMED: Final = anywhere(r"^\s*[\"']?handler[\"']?:\s*[\"']?nvidia|^(nvidia\S*)\s+\1\s+\d")
 _PLUGIN_LACKS: Final = unless(
@@ -116,7 +112,6 @@ def _register(snapshot: Snapshot) -> Iterable[Fix]:
     else:
         text = "register NVIDIA's runtime, and have containerd read that"
         yield run("configure", text, Shell("sudo gpunode ctk runtime configure --runtime=containerd --restart"))
-        yield run("inspect", "see what containerd reads", _DUMP.get(product, _DUMPED))
 
 
 _FOR_CRIO: Final = run(
@@ -124,73 +119,55 @@ _FOR_CRIO: Final = run(
     "register the runtime where CRI-O reads it, and have it read that",
     Shell("sudo gpunode ctk runtime configure --runtime=crio --restart"),
 )
-# A containerd that a product brings is not on the path, and another one's dump would say what that one reads.
-_DUMPED: Final = Shell("sudo containerd config dump | grep -A4 runtimes.nvidia")
-_DUMP: Final = {
-    "microk8s": Shell("sudo grep -A4 nvidia /var/snap/microk8s/current/args/containerd.toml"),
-    "k0s": Shell("sudo grep -A4 nvidia /etc/k0s/containerd.toml"),
-}
-
 # cgroup drivers.
 
-_KUBELETS: Final = Pattern(
-    r"^[ \t]*(?:\S+:)?cgroupDriver:\s*[\"']?(?:systemd|cgroupfs)|--cgroup-driver[= ](?:systemd|cgroupfs)", re.MULTILINE
-)
+
+def _kubelets(driver: str) -> Sign:
+    """That the kubelet manages cgroups by ``driver``."""
+    return any_of(
+        anywhere(rf"^[ \t]*(?:\S+:)?cgroupDriver:\s*[\"']?{driver}|--cgroup-driver[= ]{driver}"),
+        holds(lambda node: _typed(node) == driver, f"the kubelet's cgroup driver is {driver}"),
+    )
 
 
-def _kubelets(snapshot: Snapshot) -> tuple[str, Citation] | None:
-    """The cgroup driver of the kubelet, where something names it."""
-    for item in snapshot.items:
-        if item.where == "host" and "kubelet" in f"{item.written} {item.text[:400]}".lower():
-            for found in lines_with(item, _KUBELETS):
-                return ("systemd" if "systemd" in found.line else "cgroupfs"), found
+def _typed(snapshot: Snapshot) -> str | None:
     kubelet = snapshot.facts.kubelet
-    if isinstance(kubelet, Known) and kubelet.value is not None and kubelet.value.cgroup_driver is not None:
-        own = kubelet.value.cgroup_driver
-        return own, stated("the kubelet's configuration", f"cgroup driver {own}", kubelet.probe)
-    return None
+    return kubelet.value.cgroup_driver if isinstance(kubelet, Known) and kubelet.value is not None else None
 
 
-def _of_nvidia(snapshot: Snapshot) -> tuple[str, Citation] | None:
-    """The cgroup driver of the runtime nvidia: cgroupfs, unless its options say otherwise."""
-    seen = snapshot.view(containerd.effective)
-    if seen is None or not (own := seen.systemd_cgroup.get("nvidia")):
-        place = seen.handlers.get("nvidia") if seen is not None and seen.names_handlers else None
-        return ("cgroupfs", place) if place else None
-    return "systemd" if own.value == "true" else "cgroupfs", own.citation
-
-
-def _differ(snapshot: Snapshot) -> Iterator[Citation]:
-    own, kubelet = _of_nvidia(snapshot), _kubelets(snapshot)
-    if own and kubelet and own[0] != kubelet[0]:
-        yield from (own[1], kubelet[1])
-
-
-_DIFFER: Final = fact(_differ)
+# cgroupfs, unless its options say otherwise.
+_OPTIONS: Final = (
+    r"(?:runtimes\.[\"']?nvidia[\"']?\.options\](?:\n(?![ \t]*(?:\d+[:-])?[ \t]*\[)[^\n]*){0,20}?\n[^\n]*?"
+    r"|\"nvidia\"\s*:\s*\{[^}]*?)SystemdCgroup\"?\s*[=:]\s*"
+)
+_NVIDIA_BY_SYSTEMD: Final = _in_config(rf"{_OPTIONS}true")
+_NVIDIA_BY_CGROUPFS: Final = any_of(
+    _in_config(rf"{_OPTIONS}false"), unless(all_of(_DESCRIBED, _WHOLE), _NVIDIA_BY_SYSTEMD)
+)
+_BY_SYSTEMD: Final = _kubelets("systemd")
+_BY_CGROUPFS: Final = _kubelets("cgroupfs")
+_DIFFER: Final = any_of(all_of(_NVIDIA_BY_CGROUPFS, _BY_SYSTEMD), all_of(_NVIDIA_BY_SYSTEMD, _BY_CGROUPFS))
 _DOCKERS_DIFFER: Final = line(r"kubelet cgroup driver: [\\\"]*\w+[\\\"]* is different from docker cgroup driver")
 _COME_AND_GO: Final = line(r"CrashLoopBackOff|SandboxChanged|Pod sandbox changed|Back-off restarting failed container")
 _SYSTEMS_OWN: Final = line(r"kube-(?:apiserver|controller|scheduler|proxy|system|flannel)[^\n]{0,200}CrashLoopBackOff")
 # Either half of it, beside pods of the system's own that come and go.
 _HALF: Final = any_of(
-    fact(lambda node: (own[1],) if (own := _of_nvidia(node)) and own[0] == "cgroupfs" and not _kubelets(node) else ()),
-    unless(fact(lambda node: (one[1],) if (one := _kubelets(node)) else ()), _SHOWN, _EXAMINED),
+    unless(_NVIDIA_BY_CGROUPFS, _BY_SYSTEMD, _BY_CGROUPFS),
+    unless(any_of(_BY_SYSTEMD, _BY_CGROUPFS), _SHOWN, _EXAMINED),
 )
 
 
 def _same_driver(snapshot: Snapshot) -> Iterable[Fix]:
-    kubelet = _kubelets(snapshot)
-    if snapshot.view(_DOCKERS_DIFFER):
-        text = '"exec-opts": ["native.cgroupdriver=systemd"] in /etc/docker/daemon.json'
-        yield by_hand("configure", f"say {text}, and cgroupDriver: systemd in /var/lib/kubelet/config.yaml")
-        yield run("restart", "restart both", Shell("sudo systemctl restart docker kubelet"))
-        return
-    if takes_gpunode(snapshot) and not (kubelet and kubelet[0] == "cgroupfs"):
+    if takes_gpunode(snapshot) and not snapshot.view(any_of(_BY_CGROUPFS, _DOCKERS_DIFFER)):
         text = "put the runtimes under the kubelet's cgroup driver, systemd; gpunode keeps the rest of the file"
         yield run("configure", text, Shell("sudo gpunode setup k8s-containerd --only runtime-config"))
     else:
-        text = "say the same in both: SystemdCgroup = true in containerd's options of runc and nvidia"
-        yield by_hand("configure", f"{text}, and cgroupDriver: systemd in /var/lib/kubelet/config.yaml")
-    yield run("restart", "restart containerd, then the kubelet", Shell("sudo systemctl restart containerd kubelet"))
+        text = "say the same in both: SystemdCgroup = true in containerd's options of runc and nvidia, or for docker "
+        text += (
+            '"exec-opts": ["native.cgroupdriver=systemd"], and cgroupDriver: systemd in /var/lib/kubelet/config.yaml'
+        )
+        yield by_hand("configure", text)
+    yield run("restart", "restart the runtime and the kubelet", Shell("sudo systemctl restart containerd kubelet"))
 
 
 # k3s and RKE2 make the file anew at every start.
@@ -221,26 +198,18 @@ def _default_of_rancher(snapshot: Snapshot) -> Iterable[Fix]:
 
 # CRI-O. nvidia-ctk from 1.18 on, and before 1.19.1, takes another folder for its.
 
-_DEAD: Final = Pattern(r"(?:^|[\s:'\"])/etc/crio/conf\.d\b")
 _DROP_IN: Final = Pattern(r"nvidia[^\n]*(?:\.toml|\]|=)", re.MULTILINE)
 
 
-def _dead(snapshot: Snapshot) -> Iterator[Citation]:
-    shown = (item for item in snapshot.of("file", "listing") if item.outcome == "ok")
-    return (
-        found
-        for item in shown
-        if _DEAD.search(f"{item.subject} {item.written}")
-        for found in lines_with(item, _DROP_IN)
-    )
+def _in_dead_folder(snapshot: Snapshot) -> Iterator[Citation]:
+    """NVIDIA's drop-in, in a listing or a search of the folder."""
+    items = (item for item in snapshot.of("file", "listing") if DEAD_FOLDER in f"{item.subject} {item.written}")
+    return (found for item in items if item.outcome == "ok" for found in lines_with(item, _DROP_IN))
 
 
 _DROPPED: Final = any_of(
-    fact(_dead),
-    line(
-        rf"(?:Wrote|Writing|Created) [^\n]{{0,60}}{DEAD_FOLDER}/|^{DEAD_FOLDER}/[\w-]*nvidia\S*$",
-        *("nvidia-ctk", "text", "listing"),
-    ),
+    fact(_in_dead_folder),
+    line(rf"(?:Wrote|Writing|Created) [^\n]{{0,60}}{DEAD_FOLDER}/|^{DEAD_FOLDER}/[\w-]*nvidia\S*$"),
 )
 _ALIVE: Final = file_line("/etc/crio/crio.conf*", r"runtimes\.[\"']?nvidia")
 _MISLED: Final = fact(
@@ -296,9 +265,7 @@ FAMILY: Final = Family(
                 "https://github.com/NVIDIA/gpu-operator/issues/730",
                 f"{TOOLKIT_GUIDE}#configuring-containerd-for-kubernetes",
             ),
-            decisive=any_of(
-                _NO_DEFAULT, fact(_dangling), all_of(any_of(_NO_RUNTIME, _NO_HANDLER, _NAMED), _UNDESCRIBED)
-            ),
+            decisive=any_of(_NO_DEFAULT, _DANGLING, all_of(any_of(_NO_RUNTIME, _NO_HANDLER, _NAMED), _UNDESCRIBED)),
             typical=any_of(
                 unless(_NO_RUNTIME, _RUNNING, _RANCHER),
                 _NO_HANDLER,
@@ -355,6 +322,7 @@ FAMILY: Final = Family(
             ),
             sources=(f"{DEVICE_PLUGIN}/issues/406", "https://docs.k3s.io/advanced#nvidia-container-runtime"),
             decisive=all_of(_RANCHER, _EDITED),
+            typical=all_of(anywhere(r"File generated by (?:k3s|rke2)\. DO NOT EDIT"), symptoms.NO_RUNTIME),
             symptoms=(symptoms.NO_RUNTIME, symptoms.NO_CAPACITY, symptoms.PLUGIN_FAILS, symptoms.NO_NVML_LIBRARY),
             context=_RANCHER,
             may_be_normal=True,

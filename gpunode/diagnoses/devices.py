@@ -8,12 +8,12 @@ from typing import Final
 
 from gpunode.diagnoses import chains, remedies, symptoms
 from gpunode.diagnoses.addresses import DRIVER_README, OPEN_MODULES
-from gpunode.diagnoses.commands import Shell, command, edited, edited_where, joined
+from gpunode.diagnoses.commands import Shell, command, edited_where, joined
 from gpunode.diagnoses.model import Citation, Family, Fix, Rule
 from gpunode.diagnoses.remedies import always, drain, reboot, restart, run
-from gpunode.diagnoses.signs import all_of, any_of, anywhere, fact, holds, line, unless
+from gpunode.diagnoses.signs import all_of, any_of, anywhere, asked, fact, holds, line, unless
 from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with, stated
-from gpunode.diagnoses.views import boards, driver, fabric, modules, pci, system
+from gpunode.diagnoses.views import boards, driver, modules, pci, system
 from gpunode.facts.model import Known
 from gpunode.facts.patterns import Pattern
 
@@ -32,8 +32,8 @@ def _missing_nodes(snapshot: Snapshot) -> Iterator[Citation]:
     if isinstance(known, Known) and driver.is_loaded(snapshot) and not any("nvidiactl" in node for node in known.value):
         yield stated("/dev/nvidia*", "neither nvidia0 nor nvidiactl", known.probe)
     for item in snapshot.of("listing"):
-        asked = (item.subject, *item.source.words)
-        if item.where == "host" and item.outcome == "absent" and any(map(_NODES.match, asked)):
+        places = (item.subject, *item.source.words)
+        if item.where == "host" and item.outcome == "absent" and any(map(_NODES.match, places)):
             yield cite(item)
 
 
@@ -87,10 +87,10 @@ _ACTIVE: Final = holds(_is_active, "nvidia-persistenced runs")
 _NO_GPU: Final = holds(lambda snapshot: pci.has_gpu(snapshot) is False, "there is no GPU on the bus")
 
 
-def _order(snapshot: Snapshot) -> Iterable[Fix]:
+def _order(_: Snapshot) -> Iterable[Fix]:
     folder = f"/etc/systemd/system/{_PERSISTENCED}.d"
     lines = ["[Unit]", "After=systemd-modules-load.service", "StartLimitIntervalSec=0"]
-    lines += ["ConditionPathExistsGlob=", "ConditionPathExists="] if snapshot.view(_UNMET) else []
+    lines += ["ConditionPathExistsGlob=", "ConditionPathExists="]
     lines += ["[Service]", "ExecStartPre=-/usr/bin/nvidia-modprobe -c 0", "Restart=on-failure", "RestartSec=5"]
     text = r"\n".join(lines)
     yield run(
@@ -119,6 +119,7 @@ def _table_without_uvm(snapshot: Snapshot) -> tuple[Citation, ...]:
     return () if is_shown else modules.lsmod_line(snapshot, "nvidia_uvm")
 
 
+_UVM_LOOKED_AT: Final = asked(r"nvidia[-_]uvm")
 _UVM_LOADED: Final = holds(lambda snapshot: modules.loaded(snapshot, "nvidia_uvm"), "nvidia_uvm is loaded")
 _NO_UVM_FILE: Final = fact(_absent_uvm)
 _NO_UVM: Final = fact(_table_without_uvm)
@@ -141,12 +142,6 @@ _SUSPENDED: Final = line(
     r"|Entering sleep state|System returned from sleep"
     r"|(?:after|since|from) (?:a |the )?(?:suspend|resum|sleep|hibernat)"
 )
-# A person's word that loading it anew helps.
-_RELOADED: Final = line(
-    r"(?:reload(?:ing|ed)?|rmmod|modprobe -r|remov(?:e|ing) and (?:load|insert)ing) (?:the )?nvidia[-_]uvm"
-)
-
-
 _LOAD_UVM: Final = always(
     run(
         "load",
@@ -196,35 +191,25 @@ _CLOSED: Final = any_of(
 )
 # Who asks, by id.
 _OUTSIDE: Final = line(r"^uid=(?!0\b)\d+\S* gid=(?![^\n]*\((?:video|render|nvidia)\))", on_host=True)
+
+
 _INSIDE: Final = line(r"^uid=(?:0\b|[^\n]*\((?:video|render|nvidia)\))", on_host=True)
-
-
-def _of_modes(snapshot: Snapshot) -> str:
-    if snapshot.view(_ODD):
-        return "the device files have a mode that was written in the wrong base: nobody can open them as usual"
-    return "the device files are open to their owner and group only, and the program runs as neither"
-
-
 _NOT_PERMITTED: Final = line(r"NVML: Insufficient Permissions", on_host=True)
 # SELinux is asked when the permissions have let the program through.
 _SELINUX: Final = line(
     r"avc:\s+denied\s[^\n]{0,300}\bname=\"?nvidia[^\n]{0,400}\btclass=chr_file(?![^\n]*permissive=1)"
 )
-_MODPROBE: Final = "/etc/modprobe.d"
-_GROUP: Final = Pattern(r"\s(?P<group>video|render|nvidia)\s")
 
 
 def _open_up(snapshot: Snapshot) -> Iterator[Fix]:
     if not snapshot.view(_ODD):
-        found = (_GROUP.search(one.line) for one in snapshot.view(_CLOSED_FILES))
-        group = next((match["group"] for match in found if match), "video")
-        text = f"add the user that runs the program to the group {group}; a new login takes it up"
-        yield run("configure", text, command("sudo", "usermod", "-aG", group, Shell('"${SUDO_USER:-$USER}"')))
+        text = "add the user that runs the program to the group of the device files; a new login takes it up"
+        add = Shell('sudo usermod -aG "$(stat -c %G /dev/nvidiactl)" "${SUDO_USER:-$USER}"')
+        yield run("configure", text, add)
         return
-    set_in = (item.subject for item in snapshot.files("*modprobe.d/*") if "NVreg_DeviceFileMode" in item.text)
     text = "write the mode in octal, with a leading zero: 0666 is what the driver does by itself"
     octal = "s/NVreg_DeviceFileMode=[0-9]+/NVreg_DeviceFileMode=0666/"
-    yield run("configure", text, *(edited(octal, *set_in) or (edited_where("DeviceFileMode=", octal, _MODPROBE),)))
+    yield run("configure", text, edited_where("DeviceFileMode=", octal, "/etc/modprobe.d"))
     now = Shell("sudo chmod 0666 /dev/nvidia[0-9]* /dev/nvidiactl")
     yield run("configure", "correct the files that are there now", now)
     yield reboot(when="the module's options are to be read again")
@@ -237,23 +222,7 @@ _CODE_3: Final = line(
     r"|driver library init failure: 3|cudaErrorInitializationError|CUDA driver initialization failed"
     r"|cuda(?:GetDeviceCount|Get\w+)[^\n]{0,60}(?:initialization error|returned 3\b)"
 )
-_NOT_READY: Final = any_of(fact(fabric.not_ready), symptoms.CUDA_NOT_READY, _CODE_3)
-_SWITCHED_OFF: Final = anywhere(r"uvm_disable_hmm=(?:1|Y)\b|\bnokaslr\b")
-# What a person, or a program that found no GPU before, says when one is there now.
-_CURED_WORDS: Final = line(
-    r"(?:->|=>|now|then|after(?:wards| (?:that|this|reboot)))[^\n]{0,80}"
-    r"(?:works|sees the|finds the|True\b|library=cuda)"
-    r"|(?:works|fixed|solved|True\b)[^\n]{0,40}(?:with|after|by) [^\n]{0,60}(?:uvm_disable_hmm|nokaslr)"
-    r"|(?:uvm_disable_hmm=1|nokaslr)[^\n]{0,60}(?:works|fixe[sd]|solve[sd]|helps|helped|True\b)",
-    flags=re.IGNORECASE,
-)
-
-
-def _worked_after(snapshot: Snapshot) -> Iterator[Citation]:
-    """The last line behind a command that switched it off, where that is success: a code of 0, or True."""
-    for item in snapshot.items:
-        if "uvm_disable_hmm=1" in item.written and item.text.split()[-1:] in (["0"], ["True"]):
-            yield cite(item, len(item.lines))
+_NOT_READY: Final = any_of(symptoms.CUDA_NOT_READY, _CODE_3)
 
 
 def _is_on_cards(snapshot: Snapshot) -> bool:
@@ -261,7 +230,6 @@ def _is_on_cards(snapshot: Snapshot) -> bool:
     return snapshot.view(boards.carriers) == {"card"}
 
 
-_CURED: Final = any_of(all_of(_SWITCHED_OFF, _CURED_WORDS), fact(_worked_after))
 _SWITCHES: Final = any_of(
     fact(lambda snapshot: (one.citation for one in snapshot.view(pci.switches))),
     anywhere(r"[Ff]abric ?[Mm]anager|NVSwitch|HGX|DGX|\bSXM|NVL72|^[ \t]*State\s+: In Progress"),
@@ -292,7 +260,11 @@ FAMILY: Final = Family(
             disruption="none",
             title="the driver has made no device files",
             decisive=all_of(_MISSING, symptoms.MODULE_LOADED),
-            typical=any_of(_MISSING, all_of(unless(_NO_FILES, _DAEMON_FAILED), symptoms.MODULE_LOADED)),
+            typical=any_of(
+                _MISSING,
+                unless(_NO_FILES, symptoms.MODULE_LOADED, _PRESENT),
+                all_of(unless(_NO_FILES, _DAEMON_FAILED), symptoms.MODULE_LOADED),
+            ),
             symptoms=(_NO_FILES, symptoms.NO_DRIVER, symptoms.NO_DEVICES, symptoms.CUDA_NO_DEVICE),
             against=(symptoms.DRIVER_WORKS, symptoms.IN_CONTAINER, _FROM_ELSEWHERE, _LATE, _NO_GPU),
             look_at=(Shell("ls -l /dev/nvidia*"), Shell("lsmod | grep nvidia")),
@@ -330,7 +302,10 @@ FAMILY: Final = Family(
             disruption="restart-service",
             title="nvidia-persistenced started before its device files were there",
             decisive=all_of(_DAEMON_FAILED, any_of(_LATE, unless(_UNMET, _NOT_LOADED))),
-            typical=all_of(_DAEMON_FAILED, any_of(symptoms.MODULE_LOADED, _PRESENT)),
+            typical=any_of(
+                all_of(_DAEMON_FAILED, any_of(symptoms.MODULE_LOADED, _PRESENT)),
+                unless(_DAEMON_FAILED, _NO_FILES, _NOT_LOADED),
+            ),
             symptoms=(_DAEMON_FAILED,),
             against=(_MISSING, _DAEMON_ELSE, _ACTIVE),
             look_at=(Shell("systemctl status nvidia-persistenced"), Shell("ls -l /dev/nvidia*")),
@@ -362,7 +337,7 @@ FAMILY: Final = Family(
                 symptoms.CUDA_UNAVAILABLE,
                 symptoms.CUDA_NOT_INITIALISED,
             ),
-            context=_NO_UVM,
+            context=any_of(_NO_UVM, _UVM_LOOKED_AT),
             against=(_UVM_LOADED, _NOT_LOADED, _FROM_ELSEWHERE, symptoms.IN_CONTAINER),
             may_be_normal=True,
             look_at=(Shell("lsmod | grep nvidia_uvm"), Shell("ls -l /dev/nvidia-uvm")),
@@ -387,9 +362,12 @@ FAMILY: Final = Family(
             title="nvidia_uvm is loaded and has lost its state",
             share=0.8,
             decisive=all_of(_UNKNOWN, _SUSPENDED, _UVM_LOADED),
-            typical=all_of(_UNKNOWN, any_of(_UVM_LOADED, _SUSPENDED, _RELOADED)),
+            typical=any_of(
+                unless(_UNKNOWN, symptoms.ANY_XID, symptoms.IN_CONTAINER, symptoms.CUDA_TOO_NEW),
+                all_of(_SUSPENDED, _UVM_LOADED, _UVM_LOOKED_AT),
+            ),
             symptoms=(symptoms.CUDA_UNKNOWN, symptoms.CUDA_UNAVAILABLE, symptoms.CUDA_NOT_INITIALISED),
-            context=any_of(_SUSPENDED, _RELOADED),
+            context=any_of(_SUSPENDED, _UVM_LOOKED_AT),
             against=(_NO_UVM_FILE, _NO_UVM, _NOT_LOADED, _FROM_ELSEWHERE),
             look_at=(Shell("sudo journalctl -b | grep -iE 'suspend|resume'"), Shell("lsmod | grep nvidia_uvm")),
             summary="CUDA fails with an unknown error although nvidia_uvm is loaded: it has lost its state",
@@ -421,7 +399,7 @@ FAMILY: Final = Family(
             symptoms=(symptoms.DENIED, symptoms.CUDA_NO_DEVICE, symptoms.CUDA_UNAVAILABLE, symptoms.NVML_UNKNOWN),
             against=(_SELINUX, unless(_INSIDE, _ODD, _OUTSIDE)),
             look_at=(Shell("ls -l /dev/nvidia*"), Shell("id")),
-            summary=_of_modes,
+            summary="the device files can be opened neither by the user nor by the group that runs the program",
             story=(
                 "The driver makes its device files readable and writable for everybody, unless module options say "
                 "otherwise. The kernel reads NVreg_DeviceFileMode as C does: 0666 is octal, 666 is a decimal number "
@@ -433,16 +411,19 @@ FAMILY: Final = Family(
         ),
         Rule(
             cause="cuda-init-802-kaslr-or-hmm",
-            layer="kernel",
+            layer="driver",
+            in_stack="kernel",
             disruption="restart-container",
             title="CUDA does not start with this kernel's memory layout",
-            decisive=_CURED,
+            share=1.5,
             typical=any_of(
                 all_of(_NOT_READY, holds(_is_on_cards, "the GPUs are cards, which need no fabric manager")),
-                all_of(_CODE_3, _UVM_LOADED),
+                _CODE_3,
+                asked(r"uvm_disable_hmm=1|\bnokaslr\b"),
             ),
             symptoms=(symptoms.CUDA_NOT_READY, _CODE_3, symptoms.CUDA_UNAVAILABLE),
-            against=(_SWITCHES, _CONFIDENTIAL, _NOT_LOADED, _NO_UVM_FILE, unless(_SWITCHED_OFF, _CURED)),
+            context=_UVM_LOOKED_AT,
+            against=(_SWITCHES, _CONFIDENTIAL, _NOT_LOADED, _NO_UVM_FILE),
             look_at=(Shell("cat /proc/cmdline"), Shell("lspci -nn -d 10de:")),
             summary=(
                 "cuInit fails on a node whose GPUs need no fabric manager: nvidia_uvm's heterogeneous memory "

@@ -4,25 +4,24 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import Final
 
 from gpunode.diagnoses import symptoms
 from gpunode.diagnoses.addresses import TOOLKIT_GUIDE
 from gpunode.diagnoses.commands import Shell, command, joined
-from gpunode.diagnoses.model import Citation, Family, Fix, Rule
-from gpunode.diagnoses.remedies import always, by_hand, install, restart, run
+from gpunode.diagnoses.judging import is_examined
+from gpunode.diagnoses.model import Citation, Family, Fix, Rule, Sign
+from gpunode.diagnoses.remedies import always, by_hand, restart, run
 from gpunode.diagnoses.signs import all_of, any_of, asked, fact, file_line, holds, line, unless
-from gpunode.diagnoses.snapshot import Snapshot, stated
+from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import docker, system, toolkit
-from gpunode.diagnoses.views.docker import DaemonFile
 from gpunode.facts.model import Known
 from gpunode.facts.probes import TOOLKIT_LIST
-from gpunode.facts.sources import Kind
-from gpunode.runtimes.dockerd import conflicts
 from gpunode.runtimes.model import DOCKER_CONFIG
 
-_UNREAD: Final = Shell("sudo gpunode ctk runtime configure --runtime=docker")
-_CONFIGURE: Final = joined(_UNREAD, Shell("--restart"))
+_REGISTER_ALONE: Final = Shell("sudo gpunode ctk runtime configure --runtime=docker")
+_REGISTER: Final = joined(_REGISTER_ALONE, Shell("--restart"))
 _START: Final = run(
     "restart",
     "start docker again",
@@ -30,12 +29,7 @@ _START: Final = run(
     Shell("sudo systemctl reset-failed docker"),
     Shell("sudo systemctl restart docker"),
 )
-# Where docker, or whoever started it, speaks.
-_TOLD: Final[tuple[Kind, ...]] = (
-    *("docker-info", "docker-version", "container-run", "container-inspect", "text", "environment", "application"),
-    *("unit-status", "unit-log", "unit-action", "which", "snap"),
-)
-
+_RESTART: Final = restart("docker.service", "restart docker; its containers stop unless live-restore is on")
 # The file, and what else the daemon is started with.
 
 _INVALID: Final = line(
@@ -48,62 +42,44 @@ _RUNS: Final = line(
     r"^active$|Active: active \(running\)|^ActiveState=active$|^[ \t]*Server Version:|^CONTAINER ID |^GPU \d+: ",
     *("unit-status", "unit-show", "docker-info", "docker-version", "container-run"),
 )
+# Nobody knows who broke a pasted file where docker answers all the same.
+_FAULTY: Final = unless(
+    fact(lambda node: (place for _, place in docker.faults(node))),
+    unless(_RUNS, holds(is_examined, "gpunode looked at the node itself")),
+)
+_FLAGS: Final = ("log-driver", "storage-driver", "data-root", "default-runtime")
 
 
-def _faulty(snapshot: Snapshot) -> Iterator[DaemonFile]:
-    """The files that dockerd cannot read; of a paste nobody knows who broke it, where docker answers all the same."""
-    for file in snapshot.view(docker.files):
-        if file.fault and (file.is_probed or not snapshot.view(_RUNS)):
-            yield file
+def _as_flag(names: str) -> Sign:
+    return line(rf"\bdockerd\b.* (?:{names})[ =]", "unit-file", "unit-status", "text", "file")
 
 
-_FAULTY: Final = fact(lambda snapshot: (file.citation for file in _faulty(snapshot)))
-_FAULTY_ON_NODE: Final = fact(lambda snapshot: (file.citation for file in _faulty(snapshot) if file.is_probed))
-
-
-def _is_running(snapshot: Snapshot) -> bool | None:
-    unit = snapshot.facts.unit(docker.UNIT)
-    return unit.value.state.active if isinstance(unit, Known) and unit.value.exists else None
+_HOSTS: Final = file_line("*daemon.json", r"\"hosts\"\s*:")
+_BOTH: Final = any_of(
+    all_of(_as_flag("-H|--host"), _HOSTS),
+    all_of(_as_flag("--add-runtime"), file_line("*daemon.json", r"\"runtimes\"\s*:")),
+    *(all_of(_as_flag(f"--{name}"), file_line("*daemon.json", rf"\"{name}\"\s*:")) for name in _FLAGS),
+)
 
 
 def _fault(snapshot: Snapshot) -> str:
-    for file in _faulty(snapshot):
-        when = "at its next start dockerd" if file.is_probed and _is_running(snapshot) else "dockerd"
-        return f"{when} cannot read {file.path}: {file.fault}"
-    return "dockerd does not start: it cannot read its configuration file"
-
-
-def _both(snapshot: Snapshot) -> Iterator[Citation]:
-    """The settings that stand in a file and on dockerd's command line."""
-    if (started := docker.started_with(snapshot)) is not None:
-        for file in snapshot.view(docker.files):
-            yield from (file.line(both.split(" ")[0]) for both in conflicts(started, tuple(file.document)))
+    return f"dockerd cannot read {next((why for why, _ in docker.faults(snapshot)), 'its configuration file')}"
 
 
 # Another docker than the one that was set up.
 
-_NO_LIBRARY: Final = line(
-    r"load library failed: libnvidia-ml\.so|libdxcore\.so[^\n]{0,40}(?:not found|cannot open)", *_TOLD
-)
+_NO_LIBRARY: Final = line(r"load library failed: libnvidia-ml\.so|libdxcore\.so[^\n]{0,40}(?:not found|cannot open)")
 _SNAP: Final = unless(
     any_of(
         line(
             r"/snap/(?:bin/)?docker\b|/run/snap\.docker\b|\bsnap\.docker\.dockerd\b|^docker\b.*\bcanonical\W"
             r"|^docker\s+\d\S*\s+\d+\s",
-            *_TOLD,
         ),
         file_line("/var/snap/docker/*", r"\S"),
         asked(r"\bsnap (?:install|refresh|restart|info|services) docker\b|\bdocker \(snap\)"),
-        fact(lambda snapshot: _active(snapshot, "snap.docker.dockerd.service")),
     ),
     line(r"Docker Root Dir:\s*/var/lib/docker\b"),
 )
-
-
-def _active(snapshot: Snapshot, name: str) -> Iterator[Citation]:
-    unit = snapshot.facts.unit(name)
-    if isinstance(unit, Known) and unit.value.exists and unit.value.state.active:
-        yield system.unit_line(snapshot, name, "ActiveState")
 
 
 # That of Windows has GPUs, and is left out.
@@ -113,45 +89,40 @@ _DESKTOP: Final = unless(
         r"|^desktop-linux\s*(?:\*|$)|\"Name\":\s*\"desktop-linux\"|^[ \t]*Name:\s*docker-desktop\b"
         r"|Kernel Version:\s*\S*linuxkit|^\d+\.\d+\.\d+-linuxkit\b|DOCKER_HOST=\S*/\.docker/desktop/"
         r"|Current context is now \"desktop-linux\"",
-        *_TOLD,
     ),
     holds(system.is_wsl, "this is WSL2"),
     line(r"microsoft-standard|Kernel Version:\s*\S*microsoft", flags=re.IGNORECASE),
 )
 
 
-def _engine(snapshot: Snapshot, when: str = "") -> Iterable[Fix]:
-    if snapshot.view(system.package_manager) == "apt":
-        yield install(snapshot, "install Docker Engine from the distribution's own repository", "docker.io", when=when)
-    else:
-        yield by_hand("install", "install Docker Engine as https://docs.docker.com/engine/install/ says", when)
-    yield run("configure", "register NVIDIA's runtime", _CONFIGURE)
-
-
-def _replace_the_snap(snapshot: Snapshot) -> Iterable[Fix]:
-    # Nobody reads on behind a command: what must be done before it is a step of its own.
-    yield by_hand("remove", "save what the snap's volumes and images hold (docker volume ls): they go with it")
-    yield run("remove", "then remove the snap", Shell("sudo snap remove docker"))
-    yield from _engine(snapshot)
+_ENGINE: Final = (
+    by_hand(
+        "install", "install Docker Engine as https://docs.docker.com/engine/install/ says", "none is installed yet"
+    ),
+    run("configure", "register NVIDIA's runtime", _REGISTER),
+)
+# Nobody reads on behind a command: what must be done before it is a step of its own.
+_REPLACE_SNAP: Final = (
+    by_hand("remove", "save what the snap's volumes and images hold (docker volume ls): they go with it"),
+    run("remove", "then remove the snap", Shell("sudo snap remove docker")),
+    *_ENGINE,
+)
 
 
 def _to_the_engine(snapshot: Snapshot) -> Iterable[Fix]:
     if snapshot.view(_SNAP) and not snapshot.view(_DESKTOP):
-        yield from _replace_the_snap(snapshot)
-        return
+        return _REPLACE_SNAP
     text = "choose Docker Engine, which runs on this system itself"
-    yield run("configure", text, Shell("docker context use default"))
-    yield from _engine(snapshot, "no Docker Engine is installed beside it")
+    return run("configure", text, Shell("docker context use default")), *_ENGINE
 
 
 # A docker of a user's own.
 
-_IS_ROOTLESS: Final = (
-    r"^[ \t]*rootless\s*$|name=rootless|^[ \t]*Context:\s*rootless|^rootless\s*\*|dockerd-rootless\.sh --"
-    r"|rootlesskit --|\((?:Rootless|rootless)\)\s*$|/run/user/\d+/docker\.sock"
-)
 ROOTLESS: Final = any_of(
-    line(_IS_ROOTLESS, *_TOLD),
+    line(
+        r"^[ \t]*rootless\s*$|name=rootless|^[ \t]*Context:\s*rootless|^rootless\s*\*|dockerd-rootless\.sh --"
+        r"|rootlesskit --|\((?:Rootless|rootless)\)\s*$|/run/user/\d+/docker\.sock"
+    ),
     asked(
         r"systemctl --user \S+ docker|/\.config/docker/daemon\.json|/run/user/\d+/docker\.sock|\brootless docker\b"
         r"|--context[= ]rootless"
@@ -166,81 +137,57 @@ _UNKNOWN: Final = line(
     r"|(?:(?:OCI|default) )?runtime [\\\"'`]*nvidia[\\\"'`]* (?:does not exist|not found|is not)",
     flags=re.IGNORECASE,
 )
+_IN_USERS_FILE: Final = file_line("*/.config/docker/daemon.json", r"\"nvidia\"")
+_CGROUPS: Final = line(r"^[ \t]*no-cgroups\s*=\s*false", "file", "listing", "text")
 
 
-def _registering(snapshot: Snapshot, *, users: bool) -> Iterator[Citation]:
-    """Where a file registers the runtime: that of a user's docker, or the one that the engine reads."""
-    started = docker.started_with(snapshot)
-    read = (started.config if started else "") or DOCKER_CONFIG
-    for file in snapshot.view(docker.files):
-        if file.has_nvidia and (".config/docker" in file.path if users else file.path == read):
-            yield file.line("nvidia")
-
-
-_USERS: Final = fact(lambda snapshot: _registering(snapshot, users=True))
-_REGISTERED: Final = fact(lambda snapshot: _registering(snapshot, users=False))
-_CGROUPS: Final = file_line("*nvidia-container-runtime/config.toml", r"^[ \t]*no-cgroups\s*=\s*false")
-
-
-def _no_cgroups(snapshot: Snapshot) -> Iterable[Fix]:
-    if snapshot.view(_UNKNOWN):
-        register = Shell('gpunode ctk runtime configure --runtime=docker --config="$HOME/.config/docker/daemon.json"')
-        yield run("configure", "register the runtime in the user's own file", register)
-    yield run(
+_NO_CGROUPS: Final = always(
+    run(
         "configure",
         "tell the toolkit to leave cgroups alone; it holds for every engine of this machine, so where one runs as "
         "root, use CDI for the rootless one instead",
         Shell("sudo gpunode ctk config --in-place --set nvidia-container-cli.no-cgroups=true"),
-    )
-    yield run("restart", "restart that user's docker", Shell("systemctl --user restart docker"))
-
+    ),
+    run(
+        "configure",
+        "register the runtime in the user's own file",
+        Shell('gpunode ctk runtime configure --runtime=docker --config="$HOME/.config/docker/daemon.json"'),
+        when="docker knows no runtime called nvidia",
+    ),
+    run("restart", "restart that user's docker", Shell("systemctl --user restart docker")),
+)
 
 # The right docker, which does not know of the runtime.
 
 _RUNTIMES: Final = r"(?:^[ \t]*Runtimes:|\bio\.containerd\.runc\.v2\b(?=[^\n]*[ {\"]runc\b))"
-_HAS_IT: Final = line(rf"{_RUNTIMES}[^\n]*\bnvidia\b", "docker-info", "text", "container-run")
-_LACKS_IT: Final = unless(line(rf"{_RUNTIMES}(?![^\n]*\bnvidia\b)", "docker-info", "text", "container-run"), _HAS_IT)
-_TAKES_ANOTHER: Final = line(r"^[ \t]*Default Runtime:\s*(?!nvidia)\w", "docker-info", "text", "container-run")
-_DEFAULT: Final = fact(
-    lambda node: (
-        file.line("default-runtime") for file in node.view(docker.files) if file.is_default and file.has_nvidia
-    )
-)
-_NOT_IN_FILE: Final = fact(
-    lambda node: (file.citation for file in node.view(docker.files) if not (file.has_nvidia or file.fault))
-)
+_HAS_IT: Final = line(rf"{_RUNTIMES}[^\n]*\bnvidia\b")
+_LACKS_IT: Final = unless(line(rf"{_RUNTIMES}(?![^\n]*\bnvidia\b)"), _HAS_IT)
+_TAKES_ANOTHER: Final = line(r"^[ \t]*Default Runtime:\s*(?!nvidia)\w")
+_NVIDIA: Final = r"\"nvidia\"\s*:\s*\{"
+_IN_A_FILE: Final = file_line("*daemon.json", _NVIDIA)
+_REGISTERED: Final = any_of(file_line("*etc/docker/daemon.json", _NVIDIA), file_line("daemon.json", _NVIDIA))
+_DEFAULT: Final = file_line("*daemon.json", r"\"default-runtime\"\s*:\s*\"nvidia\"")
+_DANGLING: Final = unless(_DEFAULT, _IN_A_FILE, _as_flag("--add-runtime"))
+_NOT_IN_FILE: Final = unless(file_line("*daemon.json", r"\S"), _IN_A_FILE, _FAULTY)
 _COMPARES: Final = asked(r"(?=.*docker).*(?:ActiveEnter|ExecMainStart)Timestamp|lstart.*dockerd")
 
 
-def _started(snapshot: Snapshot, *, before: bool) -> Iterator[Citation]:
-    """That the daemon was started before the toolkit was installed, or after it, where the node was looked at."""
+def _started_after(snapshot: Snapshot) -> Iterator[Citation]:
+    """That the daemon was started after the toolkit was installed, where the node was looked at."""
     unit, installed = snapshot.facts.unit(docker.UNIT), snapshot.facts.changed_at.get(TOOLKIT_LIST)
     began = unit.value.started_at if isinstance(unit, Known) else None
-    if began is not None and installed is not None and (began < installed) is before:
+    if began is not None and installed is not None and began >= installed:
         yield system.unit_line(snapshot, docker.UNIT, "ExecMainStartTimestamp")
-        yield stated(TOOLKIT_LIST, f"written {'after' if before else 'before'} that", f"file:{TOOLKIT_LIST}")
-
-
-_STARTED_AFTER: Final = fact(lambda snapshot: _started(snapshot, before=False))
-
-
-def _dangling(snapshot: Snapshot) -> Iterator[Citation]:
-    """A default runtime that no file and no flag describes."""
-    started = docker.started_with(snapshot)
-    if started is None or "nvidia" not in started.runtimes:
-        for file in snapshot.view(docker.files):
-            if file.is_default and not file.has_nvidia:
-                yield file.line("default-runtime")
 
 
 def _register(snapshot: Snapshot) -> Iterable[Fix]:
-    if _is_running(snapshot) is False:
-        yield run("configure", "register NVIDIA's runtime", _UNREAD)
+    unit = snapshot.facts.unit(docker.UNIT)
+    if isinstance(unit, Known) and unit.value.exists and not unit.value.state.active:
+        yield run("configure", "register NVIDIA's runtime", _REGISTER_ALONE)
         yield _START
-        return
-    yield run("configure", "register NVIDIA's runtime, and have docker read that", _CONFIGURE)
-    text = "restart docker; its containers stop unless live-restore is on"
-    yield restart("docker.service", text, when="gpunode did not, for the containers that run, and they may stop")
+    else:
+        yield run("configure", "register NVIDIA's runtime, and have docker read that", _REGISTER)
+        yield replace(_RESTART, when="gpunode did not, for the containers that run, and they may stop")
 
 
 FAMILY: Final = Family(
@@ -263,7 +210,7 @@ FAMILY: Final = Family(
                 "https://docs.docker.com/reference/cli/dockerd/#daemon-configuration-file",
             ),
             decisive=any_of(_FAULTY, _INVALID),
-            symptoms=(symptoms.DAEMON_DOWN, _FAULTY_ON_NODE),
+            symptoms=(symptoms.DAEMON_DOWN,),
             look_at=(Shell("sudo dockerd --validate --config-file /etc/docker/daemon.json"),),
             share=1,
             summary=_fault,
@@ -295,12 +242,10 @@ FAMILY: Final = Family(
                 "https://github.com/moby/moby/issues/34104",
                 "https://docs.docker.com/engine/daemon/troubleshoot/#conflicts-between-the-daemonjson-and-startup-scripts",
             ),
-            decisive=any_of(
-                line(r"directives are specified (?:both )?as a flag and in the config"),
-                fact(_both),
-            ),
-            typical=all_of(symptoms.DAEMON_DOWN, file_line("*daemon.json", r"\"hosts\"\s*:")),
+            decisive=line(r"directives are specified (?:both )?as a flag and in the config"),
+            typical=any_of(all_of(symptoms.DAEMON_DOWN, _HOSTS), unless(_BOTH, _RUNS)),
             symptoms=(symptoms.DAEMON_DOWN,),
+            context=any_of(_HOSTS, _as_flag("-H|--host|--add-runtime")),
             against=(_FAULTY,),
             look_at=(Shell("sudo journalctl -u docker -b -n 20"), Shell("systemctl cat docker")),
             summary="dockerd does not start: a setting stands in daemon.json and on its command line as well",
@@ -335,12 +280,13 @@ FAMILY: Final = Family(
             may_be_normal=True,
             look_at=(Shell("command -v docker"), Shell("snap list docker")),
             summary="docker is the snap, which sees neither the toolkit nor the settings of this system",
-            remedy=_replace_the_snap,
+            remedy=always(*_REPLACE_SNAP),
             explains=frozenset({"nvidia-runtime-not-registered", "docker-not-restarted", "toolkit-not-installed"}),
         ),
         Rule(
             cause="docker-from-snap-or-desktop-vm",
-            layer="runtime",
+            layer="toolkit",
+            in_stack="runtime",
             disruption="restart-service",
             title="the docker that answers cannot see the driver of this system",
             story=(
@@ -381,16 +327,16 @@ FAMILY: Final = Family(
                 "`devices.allow: permission denied`, until it is told no-cgroups = true."
             ),
             sources=("https://github.com/NVIDIA/libnvidia-container/issues/154", f"{TOOLKIT_GUIDE}#rootless-mode"),
-            decisive=all_of(ROOTLESS, any_of(_NOT_PERMITTED, unless(_UNKNOWN, _USERS))),
+            decisive=all_of(ROOTLESS, any_of(_NOT_PERMITTED, unless(_UNKNOWN, _IN_USERS_FILE))),
             typical=any_of(
                 unless(_NOT_PERMITTED, line(r"\b(?:lxc|lxd|incus)\b", flags=re.IGNORECASE)),
-                all_of(ROOTLESS, any_of(_CGROUPS, unless(_REGISTERED, _USERS))),
+                all_of(ROOTLESS, any_of(_CGROUPS, unless(_REGISTERED, _IN_USERS_FILE))),
             ),
             symptoms=(symptoms.HOOK_FAILED, symptoms.NO_RUNTIME, symptoms.DENIED),
             context=ROOTLESS,
             look_at=(Shell("docker info | grep -i rootless"), Shell("cat ~/.config/docker/daemon.json")),
             summary="docker runs as a user: it reads its own daemon.json, and may not give devices out by cgroups",
-            remedy=_no_cgroups,
+            remedy=_NO_CGROUPS,
             explains=frozenset({"nvidia-runtime-not-registered", "docker-not-restarted"}),
         ),
         Rule(
@@ -406,12 +352,11 @@ FAMILY: Final = Family(
             sources=("https://github.com/NVIDIA/nvidia-docker/issues/1034",),
             decisive=any_of(
                 all_of(_REGISTERED, _LACKS_IT),
-                all_of(_DEFAULT, _TAKES_ANOTHER),
-                all_of(symptoms.NO_DEVICE_DRIVER, fact(lambda node: _started(node, before=True))),
+                all_of(_DEFAULT, _IN_A_FILE, _TAKES_ANOTHER),
             ),
             typical=any_of(
                 unless(all_of(_REGISTERED, _UNKNOWN), _HAS_IT),
-                unless(all_of(symptoms.NO_DEVICE_DRIVER, toolkit.present), _STARTED_AFTER),
+                unless(all_of(symptoms.NO_DEVICE_DRIVER, toolkit.present), fact(_started_after)),
                 unless(all_of(_COMPARES, toolkit.present), _NOT_IN_FILE, _UNKNOWN),
             ),
             symptoms=(symptoms.NO_DEVICE_DRIVER, symptoms.NO_RUNTIME),
@@ -419,7 +364,7 @@ FAMILY: Final = Family(
             look_at=(Shell("docker info | grep -i runtimes"), Shell("systemctl show -p ActiveEnterTimestamp docker")),
             share=4,
             summary="the running docker daemon was started before the toolkit was installed or registered",
-            remedy=always(restart("docker.service", "restart docker; containers stop unless live-restore is on")),
+            remedy=always(_RESTART),
         ),
         Rule(
             cause="nvidia-runtime-not-registered",
@@ -432,7 +377,7 @@ FAMILY: Final = Family(
                 "default that is described nowhere dockerd does not even start."
             ),
             sources=("https://github.com/NVIDIA/nvidia-docker/issues/1795", f"{TOOLKIT_GUIDE}#configuring-docker"),
-            decisive=any_of(fact(_dangling), all_of(_UNKNOWN, _NOT_IN_FILE)),
+            decisive=any_of(_DANGLING, all_of(_UNKNOWN, _NOT_IN_FILE)),
             typical=any_of(_UNKNOWN, all_of(asked(r"runtimes?\b"), _LACKS_IT)),
             symptoms=(symptoms.NO_RUNTIME, symptoms.NO_DEVICE_DRIVER),
             context=any_of(_LACKS_IT, _NOT_IN_FILE),

@@ -9,13 +9,13 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Final
 
+from gpunode.diagnoses import symptoms
 from gpunode.diagnoses.commands import ADDRESS, OfGpu, Shell, on_gpus
 from gpunode.diagnoses.model import DISRUPTIONS, Disruption, Finding, Fix, FixKind, Proof, Rule
 from gpunode.diagnoses.remedies import reboot, removes_packages, run
 from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import boards
 from gpunode.diagnoses.views.recovery import Action, recovered
-from gpunode.diagnoses.views.smi_numbers import is_any_lost, is_index
 
 _WHICH: Final = "which GPU it is, is not known here: put its PCI address for ADDRESS"
 
@@ -64,8 +64,8 @@ def concerned(snapshot: Snapshot, gpus: tuple[str, ...]) -> tuple[str, ...]:
     An index may be another GPU's by now, where one was lost: then nobody knows which it is.
     """
     only = "" if gpus else snapshot.view(boards.only)
-    if any(map(is_index, gpus)) and snapshot.view(is_any_lost):
-        return tuple(gpu for gpu in gpus if not is_index(gpu))
+    if any(map(str.isdigit, gpus)) and snapshot.view(symptoms.GPU_LOST):
+        return tuple(gpu for gpu in gpus if not gpu.isdigit())
     return (only,) if only else gpus
 
 

@@ -9,10 +9,10 @@ from gpunode.diagnoses import symptoms
 from gpunode.diagnoses.addresses import CUDA_COMPATIBILITY, CUDA_DRIVER_API
 from gpunode.diagnoses.commands import Shell
 from gpunode.diagnoses.model import Citation, Family, Fix, Rule
-from gpunode.diagnoses.remedies import by_hand, driver_of_newer_cuda, fabric_manager_too, reboot
+from gpunode.diagnoses.remedies import always, by_hand, driver_of_newer_cuda, fabric_manager_too, reboot
 from gpunode.diagnoses.signs import all_of, any_of, fact, holds, line, unless
 from gpunode.diagnoses.snapshot import Snapshot
-from gpunode.diagnoses.views import cuda, driver, frameworks
+from gpunode.diagnoses.views import cuda, driver
 from gpunode.facts.patterns import Pattern
 
 _REQUIRES: Final = Pattern(r"unsatisfied condition: (?P<what>(?:cuda|driver|brand)[^\n]{0,80})")
@@ -22,15 +22,9 @@ _FIRST_DOCKER: Final = Pattern(r"unsupported CUDA version: driver (?P<has>[1-9]\
 def _of_built(snapshot: Snapshot) -> Iterator[tuple[str, Citation]]:
     """The CUDA of programs and images that does not start on the node's driver."""
     has = cuda.supported(snapshot)
-    for one in snapshot.view(frameworks.runtimes):
-        if has is not None and not cuda.starts_on(snapshot, one.cuda, has):
-            yield cuda.dotted(one.cuda), one.citation
-
-
-def _outside_pods(snapshot: Snapshot) -> Iterator[Citation]:
-    """Where it was said on the node, or in a container: a pod may have got no driver at all."""
-    pods = {item.key for item in snapshot.items if item.kind in {"kubernetes-log", "kubernetes-pod"}}
-    return (one for one in snapshot.view(_INSUFFICIENT) if one.key not in pods)
+    for version, citation in snapshot.view(cuda.runtimes):
+        if has is not None and not cuda.starts_on(snapshot, version, has):
+            yield cuda.dotted(version), citation
 
 
 _INSUFFICIENT: Final = line(cuda.INSUFFICIENT.pattern)
@@ -45,9 +39,9 @@ _TOLD: Final = any_of(
     line(cuda.TOO_OLD.pattern),
     unless(_BANNER, line(cuda.NOT_ON_THIS_GPU.pattern)),
 )
-_BUILT: Final = fact(lambda snapshot: (one.citation for one in snapshot.view(frameworks.runtimes)))
+_BUILT: Final = fact(lambda snapshot: (citation for _, citation in snapshot.view(cuda.runtimes)))
 _FITS: Final = holds(
-    lambda node: bool(cuda.supported(node) and node.view(frameworks.runtimes)) and not any(_of_built(node)),
+    lambda node: bool(cuda.supported(node) and node.view(cuda.runtimes)) and not any(_of_built(node)),
     "the driver supports the CUDA of all that is named",
 )
 _TOO_NEW: Final = fact(lambda snapshot: (place for _, place in _of_built(snapshot)))
@@ -108,27 +102,11 @@ _PROVIDERS: Final = line(
 )
 
 
-def _lacking(snapshot: Snapshot) -> Iterator[Citation]:
-    """A GPU for which a list of built architectures has nothing, and the list; whose GPU a program names, it may be."""
-    said = bool(snapshot.view(_NO_KERNEL))
-    for listed, place in snapshot.view(frameworks.built_for):
-        for cap, gpu in snapshot.view(frameworks.capabilities if said else frameworks.of_devices):
-            if len(cap) >= 2 and not frameworks.runs_on(cap, listed):
-                yield from (place, gpu)
-
-
-_LACKS: Final = fact(_lacking)
 _CPU_BUILD: Final = any_of(_CPU_ONLY, _TORCH_NONE, _PROVIDERS)
 _NO_DRIVER: Final = holds(
     lambda snapshot: any(state in {"missing", "no-driver", "mismatch"} for state, _ in snapshot.view(driver.smi)),
     "the node has no working driver",
 )
-
-
-def _without_architecture(snapshot: Snapshot) -> str:
-    capability = next((cap for cap, _ in snapshot.view(frameworks.capabilities)), "")
-    gpu = f"this GPU (sm_{capability})" if capability else "this GPU"
-    return f"the program was built for other architectures and has no code for {gpu}"
 
 
 def _up_to(snapshot: Snapshot) -> str:
@@ -137,15 +115,24 @@ def _up_to(snapshot: Snapshot) -> str:
 
 
 def _other_build(snapshot: Snapshot) -> Iterable[Fix]:
-    capability = next((cap for cap, _ in snapshot.view(frameworks.capabilities)), "")
-    named = f" (sm_{capability})" if capability else ""
-    text = f"install a build of the framework that names this GPU's architecture{named}{_up_to(snapshot)}"
+    text = f"install a build of the framework that names this GPU's architecture{_up_to(snapshot)}"
     yield by_hand("application", text)
 
 
 def _cuda_build(snapshot: Snapshot) -> Iterable[Fix]:
     yield by_hand("application", f"replace the CPU build of the framework with its CUDA build{_up_to(snapshot)}")
 
+
+_SHM_FULL: Final = line(
+    r"unable to (?:write to|allocate shared memory\(shm\) for) file </torch_[^\n]{0,80}(?:No space left|\(28\))"
+    r"|failed to extend /dev/shm/nccl-|shared memory segment \S*nccl-[^\n]{0,60}No space left"
+    r"|shm\.h:\d+ NCCL WARN Call to posix_fallocate failed ?: No space left"
+)
+_SHM_SHORT: Final = line(
+    r"workers are out of shared memory|insufficient shared memory \(shm\)|unable to write to file </torch_"
+    r"|DataLoader worker .{0,30}by signal: Bus error"
+)
+_SHM_DEFAULT: Final = line(r"\s(?:64M|65536)\s.*\s/dev/shm$")
 
 _TOOLKIT_NOTES: Final = "https://docs.nvidia.com/cuda/cuda-toolkit-release-notes/"
 
@@ -169,7 +156,7 @@ FAMILY: Final = Family(
             decisive=any_of(_TOLD, all_of(any_of(_INSUFFICIENT, _NEWER_CALL), _TOO_NEW)),
             typical=any_of(
                 _NEWER_CALL,
-                unless(all_of(fact(_outside_pods), any_of(_BUILT, symptoms.DRIVER_WORKS)), _FITS, *_NO_DRIVER_THERE),
+                unless(all_of(_INSUFFICIENT, any_of(_BUILT, symptoms.DRIVER_WORKS)), _FITS, *_NO_DRIVER_THERE),
             ),
             against=(_AT_TWO_VERSIONS,),
             look_at=(Shell("nvidia-smi | grep 'CUDA Version'  # on the node, and in the container"),),
@@ -190,9 +177,9 @@ FAMILY: Final = Family(
             disruption="none",
             title="the program has no code for this GPU's architecture",
             share=1.5,
-            decisive=any_of(_NO_KERNEL, _LACKS),
+            decisive=_NO_KERNEL,
             symptoms=(_NO_KERNEL, symptoms.NO_KERNEL_IMAGE),
-            summary=_without_architecture,
+            summary="the program was built for other architectures and has no code for this GPU",
             look_at=(
                 Shell("nvidia-smi --query-gpu=name,compute_cap --format=csv"),
                 Shell("python3 -c 'import torch; print(torch.cuda.get_arch_list())'"),
@@ -219,7 +206,7 @@ FAMILY: Final = Family(
             share=1.5,
             decisive=_CPU_BUILD,
             symptoms=(symptoms.CUDA_UNAVAILABLE, _PROVIDERS, _CPU_ONLY),
-            against=(_NO_DRIVER, _NO_KERNEL, _LACKS),
+            against=(_NO_DRIVER, _NO_KERNEL),
             summary="the installed build of the framework has no CUDA in it and computes on the CPU",
             look_at=(Shell("python3 -c 'import torch; print(torch.__version__, torch.version.cuda)'"),),
             story=(
@@ -230,6 +217,31 @@ FAMILY: Final = Family(
             ),
             sources=("https://pytorch.org/get-started/locally/", "https://github.com/JeffSHF/ColabDock/issues/28"),
             remedy=_cuda_build,
+        ),
+        Rule(
+            cause="shared-memory-too-small",
+            layer="runtime",
+            disruption="restart-container",
+            title="the container's /dev/shm is too small",
+            decisive=any_of(_SHM_FULL, all_of(_SHM_SHORT, _SHM_DEFAULT)),
+            typical=_SHM_SHORT,
+            symptoms=(symptoms.NCCL_FAILS, _SHM_SHORT, _SHM_FULL),
+            context=_SHM_DEFAULT,
+            summary="the program ran out of shared memory: a container's /dev/shm has 64 MB unless it is given more",
+            look_at=(Shell("df -h /dev/shm  # in the container"),),
+            story=(
+                "The workers of a PyTorch DataLoader and the processes of NCCL hand data to one another in /dev/shm. "
+                "docker and Kubernetes give a container 64 MB of it. Whoever writes more is told that no space is left "
+                "on the device, or dies of a bus error. GPU and driver work."
+            ),
+            sources=(
+                *("https://github.com/pytorch/pytorch#docker-image", "https://github.com/NVIDIA/nccl/issues/525"),
+                "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html",
+            ),
+            remedy=always(
+                by_hand("configure", "start it with docker run --shm-size=8g, or with --ipc=host", "docker runs it"),
+                by_hand("configure", "mount an emptyDir with medium: Memory at /dev/shm", "it is a pod's"),
+            ),
         ),
     ),
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from typing import Final
 
 from gpunode.diagnoses import symptoms
@@ -10,16 +11,15 @@ from gpunode.diagnoses.build import built_anew
 from gpunode.diagnoses.commands import Shell
 from gpunode.diagnoses.model import Citation, Family, Fix, Rule
 from gpunode.diagnoses.remedies import always, by_hand, install, run
-from gpunode.diagnoses.signs import all_of, any_of, asked, fact, holds, line, unless
+from gpunode.diagnoses.signs import all_of, any_of, asked, fact, holds, kernel_line, line, unless
 from gpunode.diagnoses.snapshot import Snapshot, cite
 from gpunode.diagnoses.views import modules, system
-from gpunode.facts.patterns import Pattern
 
 # ---- peermem
 
 _PEERMEM: Final = r"(?:nvidia[-_]peermem|nv_peer_mem(?:ory)?)"
-_DISAGREES: Final = Pattern(rf"\b{_PEERMEM}: disagrees about version of symbol (?P<symbol>\w+)")
-_UNKNOWN: Final = Pattern(rf"\b{_PEERMEM}: Unknown symbol (?P<symbol>\w+) \(err -?\d+\)")
+_DISAGREES: Final = line(rf"\b{_PEERMEM}: disagrees about version of symbol \w+")
+_UNKNOWN: Final = line(rf"\b{_PEERMEM}: Unknown symbol \w+ \(err -?\d+\)")
 _REFUSED: Final = line(
     rf"could not insert (?:module )?['‘\"]?\S*{_PEERMEM}\S*: (?:Invalid|Unknown)|failed to load {_PEERMEM} module"
 )
@@ -29,23 +29,11 @@ _SIGNATURE: Final = line(
 )
 
 
-def _why_refused(snapshot: Snapshot) -> str:
-    if match := snapshot.match(_DISAGREES):
-        return (
-            f"nvidia_peermem was built against another stack than is loaded: the versions of {match['symbol']} differ"
-        )
-    if match := snapshot.match(_UNKNOWN):
-        return f"the RDMA stack that runs has no {match['symbol']}: nvidia_peermem needs that of MLNX_OFED or DOCA"
-    if snapshot.view(_NOT_BUILT):
-        return "nvidia_peermem, which comes with the driver, was not built for this kernel"
-    return "nvidia_peermem does not load: the RDMA stack it was built for is not the one that runs"
-
-
 def _fit_peermem(snapshot: Snapshot) -> Iterable[Fix]:
+    if snapshot.view(_UNKNOWN) and not snapshot.view(_DISAGREES):
+        yield by_hand("install", "install MLNX_OFED or DOCA-OFED for the running kernel, from NVIDIA's page for it")
     text = "install the driver's modules again, so that they are built against the RDMA stack that is there"
     anew = (*built_anew(snapshot), Shell("sudo depmod -a"), Shell("sudo modprobe nvidia_peermem"))
-    if snapshot.match(_UNKNOWN) and not snapshot.match(_DISAGREES):
-        yield by_hand("install", "install MLNX_OFED or DOCA-OFED for the running kernel, from NVIDIA's page for it")
     yield run("install", text, *anew)
     yield _DMA_BUF
 
@@ -77,14 +65,6 @@ def _no_statistics(snapshot: Snapshot) -> tuple[Citation, ...]:
 _NO_FS: Final = any_of(_FS_MISSING, _FS_REFUSED, fact(_no_statistics))
 
 
-def _why_no_fs(snapshot: Snapshot) -> str:
-    if snapshot.view(_GPL_ONLY):
-        return "nvidia_fs may not use the closed NVIDIA module: from 2.17 on it needs the open kernel modules"
-    if snapshot.view(_FS_REFUSED):
-        return "nvidia_fs does not load: it was not built for the NVIDIA driver and kernel that run"
-    return "nvidia_fs is not loaded, so cuFile copies through the processor's memory"
-
-
 def _bring_fs(snapshot: Snapshot) -> Iterable[Fix]:
     if snapshot.view(_GPL_ONLY):
         yield install(
@@ -99,15 +79,8 @@ def _bring_fs(snapshot: Snapshot) -> Iterable[Fix]:
 
 _SUPPORTED: Final = run("inspect", "look what is supported now", Shell("/usr/local/cuda/gds/tools/gdscheck -p"))
 _NVME_STACK: Final = always(
-    by_hand(
-        "install",
-        "install MLNX_OFED or DOCA-OFED with --with-nvmf --enable-gds: it brings an NVMe driver that GDS knows",
-    ),
-    by_hand(
-        "install",
-        "or use PCI P2PDMA instead: kernel 6.2 or newer, CUDA 12.8, driver 570 with the open modules, and "
-        "use_pci_p2pdma in cufile.json",
-    ),
+    by_hand("install", "install MLNX_OFED or DOCA-OFED with --with-nvmf --enable-gds, for its NVMe driver"),
+    by_hand("install", "or use PCI P2PDMA: kernel 6.2, CUDA 12.8, driver 570 (open), use_pci_p2pdma in cufile.json"),
     _SUPPORTED,
 )
 
@@ -129,40 +102,39 @@ _NO_PEER: Final = any_of(
 )
 
 
-def _why_copied(snapshot: Snapshot) -> str:
-    if snapshot.view(_PEER_LOADED):
-        return "nvidia_peermem is loaded, and the RDMA stack or NCCL (up to 2.22) does not know of it"
-    return "nothing lets the network card reach GPU memory (no nvidia_peermem, no DMA-BUF): NCCL copies instead"
-
-
 def _register(snapshot: Snapshot) -> Iterable[Fix]:
     again, look = Shell("sudo modprobe -r nvidia_peermem"), Shell("ls /sys/kernel/mm/memory_peers/")
     if snapshot.view(_PEER_LOADED):
         text = "load nvidia_peermem after the RDMA stack, and look whether it is registered"
         yield run("configure", text, again, Shell("sudo modprobe -a ib_core nvidia_peermem"), look)
         yield by_hand("configure", "use NCCL 2.23 or newer, which knows nvidia_peermem", "NCCL is older")
-        yield by_hand("install", "install MLNX_OFED or DOCA-OFED before the driver", "it is not there")
     else:
         at_boot = Shell("echo nvidia-peermem | sudo tee /etc/modules-load.d/nvidia-peermem.conf")
         yield run("load", "load it, now and at boot", Shell("sudo modprobe nvidia-peermem"), at_boot)
     yield _DMA_BUF
 
 
-_DMA_BUF: Final = by_hand(
-    "configure",
-    "or do without nvidia_peermem: with the open kernel modules and a kernel from 5.12 on NCCL uses DMA-BUF by itself",
-    "the GPUs are of Turing or newer",
+_DMA_BUF: Final = by_hand("configure", "or use DMA-BUF: the open kernel modules and a kernel from 5.12")
+
+# ---- locked memory
+
+_VERB: Final = r"\b(?:ibv|mlx5dv)_(?:reg_mr|create_(?:cq|qp))\w*(?:\([^)\n]{0,40}\))? failed(?![^\n]{0,20}Bad address)"
+_NOT_PINNED: Final = line(rf"{_VERB}(?: with error|:) Cannot allocate memory")
+_LOW_LIMIT: Final = line(
+    r"max locked memory\s+\(kbytes, -l\)\s+\d{1,5}$"
+    r"|set max locked memory \(ulimit -l\) to 'unlimited' \(current: \d+ kbytes"
 )
+_UNLIMITED: Final = line(r"(?:-l\)\s+|^)unlimited$")
 _RDMA_GUIDE: Final = "https://docs.nvidia.com/cuda/gpudirect-rdma/index.html"
 _GDS_GUIDE: Final = "https://docs.nvidia.com/gpudirect-storage/troubleshooting-guide/index.html"
+_rule = partial(Rule, layer="driver")
 
 FAMILY: Final = Family(
     "gpudirect",
     "GPUDirect RDMA and Storage",
     (
-        Rule(
+        _rule(
             cause="peermem-load-failed",
-            layer="driver",
             disruption="restart-container",
             title="nvidia_peermem does not load",
             look_at=(Shell("sudo modprobe nvidia_peermem"), Shell("sudo dmesg | tail")),
@@ -174,17 +146,16 @@ FAMILY: Final = Family(
                 "new kernel came without OFED's modules."
             ),
             sources=(_RDMA_GUIDE, "https://github.com/NVIDIA/gpu-operator/issues/2868"),
-            decisive=line(rf"{_DISAGREES.pattern}|{_UNKNOWN.pattern}".replace("?P<symbol>", "")),
+            decisive=any_of(_DISAGREES, _UNKNOWN),
             typical=any_of(_REFUSED, all_of(_NOT_BUILT, symptoms.MODULE_LOADED)),
             against=(_SIGNATURE,),
-            summary=_why_refused,
+            summary="nvidia_peermem does not load: it was built for another RDMA stack than the one that runs",
             context=asked(r"modprobe.*peer_?mem"),
             remedy=_fit_peermem,
             explains=frozenset({"gpudirect-rdma-disabled"}),
         ),
-        Rule(
+        _rule(
             cause="gpudirect-rdma-disabled",
-            layer="driver",
             severity="warning",
             disruption="restart-container",
             title="NCCL does without GPUDirect RDMA",
@@ -196,19 +167,15 @@ FAMILY: Final = Family(
                 "and DMA-BUF is not there in its place, or it is loaded and the RDMA stack or NCCL does not know of "
                 "it."
             ),
-            sources=(
-                *(_RDMA_GUIDE, "https://github.com/NVIDIA/nccl/issues/1676"),
-                "https://github.com/NVIDIA/nccl/issues/1343",
-            ),
+            sources=(_RDMA_GUIDE, "https://github.com/NVIDIA/nccl/issues/1676"),
             decisive=any_of(unless(_RDMA_OFF, _RDMA_ON), all_of(_RDMA_OFF, _NO_PEER)),
             typical=line(r"memory_peers'?: No such file", "listing", "text", "file"),
             context=asked(r"peer_?mem"),
-            summary=_why_copied,
+            summary="the network card cannot reach GPU memory, so NCCL copies through the processor's memory",
             remedy=_register,
         ),
-        Rule(
+        _rule(
             cause="nvidia-fs-not-loaded",
-            layer="driver",
             severity="warning",
             disruption="none",
             title="nvidia_fs is not loaded",
@@ -220,17 +187,15 @@ FAMILY: Final = Family(
             ),
             sources=(_GDS_GUIDE, "https://github.com/NVIDIA/gds-nvidia-fs/issues/41"),
             decisive=_NO_FS,
-            symptoms=(),
             typical=asked(r"grep\b.*nvidia[-_]fs", empty=True),
             context=asked(r"nvidia[-_]fs|gdscheck"),
             against=(_FS_LOADED,),
-            summary=_why_no_fs,
+            summary="nvidia_fs is not loaded, so cuFile copies through the processor's memory",
             remedy=_bring_fs,
             explains=frozenset({"gds-nvme-unsupported"}),
         ),
-        Rule(
+        _rule(
             cause="gds-nvme-unsupported",
-            layer="driver",
             severity="warning",
             disruption="reboot",
             title="GPUDirect Storage does not know the NVMe driver",
@@ -249,6 +214,42 @@ FAMILY: Final = Family(
             context=asked(r"nvidia[-_]fs|gds"),
             summary="GPUDirect Storage does not support the NVMe driver that runs: it is the kernel's own, without GDS",
             remedy=_NVME_STACK,
+        ),
+        Rule(
+            cause="memlock-limit-too-low",
+            layer="config",
+            in_stack="programs",
+            disruption="restart-service",
+            title="the program may not lock the memory that RDMA needs",
+            decisive=all_of(line(_VERB), _LOW_LIMIT),
+            typical=_NOT_PINNED,
+            symptoms=(symptoms.NCCL_FAILS, _NOT_PINNED),
+            against=(unless(_UNLIMITED, _LOW_LIMIT), kernel_line(r"status limits exceeded")),
+            context=asked(r"ulimit -l|memlock"),
+            look_at=(Shell("ulimit -l  # where the program runs: in its container, or in its job"),),
+            summary="the network card may not be given memory: the limit of locked memory is too low",
+            story=(
+                "RDMA needs memory that stays in its place, so NCCL and UCX lock what they hand to the network card. A "
+                "process may lock as much as its limit allows (ulimit -l): 64 KB or 8 MB, unless the service that "
+                "started it has more. Past it ibv_reg_mr and ibv_create_cq answer «Cannot allocate memory» on a node "
+                "with plenty."
+            ),
+            sources=(
+                "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html",
+                *("https://github.com/NVIDIA/nccl-tests/issues/206", "https://github.com/openucx/ucx/issues/8229"),
+            ),
+            remedy=always(
+                by_hand("configure", "start it with docker run --ulimit memlock=-1", "docker runs it"),
+                by_hand(
+                    "configure",
+                    "give the service that starts it (containerd, docker, slurmd) LimitMEMLOCK=infinity, and restart "
+                    "it once its programs may stop",
+                    "another service starts it",
+                ),
+                by_hand(
+                    "configure", "set memlock to unlimited in /etc/security/limits.conf", "a login shell starts it"
+                ),
+            ),
         ),
     ),
 )

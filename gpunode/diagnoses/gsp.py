@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import Final
 
 from gpunode.diagnoses import remedies, symptoms
 from gpunode.diagnoses.addresses import DRIVER_README, OPEN_MODULES, XID_CATALOG
 from gpunode.diagnoses.chains import GPU_LOST
 from gpunode.diagnoses.commands import Shell, edited_where
-from gpunode.diagnoses.model import Citation, Family, Fix, Proof, Rule
+from gpunode.diagnoses.model import Family, Fix, Proof, Rule
 from gpunode.diagnoses.remedies import always, by_hand, nvidia_report, power_cycle, reboot, reset_gpu, run
 from gpunode.diagnoses.signs import all_of, any_of, anywhere, asked, fact, holds, kernel_line, line, unless
-from gpunode.diagnoses.snapshot import Snapshot, cite
+from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import driver, faults, guests, pci
 from gpunode.diagnoses.views.system import distro, package_manager
 
@@ -62,18 +63,6 @@ def _crashes(snapshot: Snapshot) -> Iterator[Proof]:
 
 _FIRMWARE: Final = r"/lib/firmware/nvidia\b"
 _ABSENT: Final = any_of(kernel_line(_NO_FILE, re.IGNORECASE), line(_NO_FILE, "text", flags=re.IGNORECASE))
-
-
-def _listed_without(snapshot: Snapshot) -> Iterator[Citation]:
-    """The listing of the firmware's folder, where the loaded driver's version is not in it, or that there is none."""
-    seen = snapshot.view(driver.loaded) or driver.on_disk(snapshot)
-    for item in (item for item in snapshot.of("listing", "file") if item.where == "host"):
-        said = item.written + item.text
-        if re.search(_FIRMWARE, item.written) and (
-            (item.outcome == "absent" and (not seen or seen.version in item.written))
-            or (seen and item.outcome == "ok" and seen.version not in said)
-        ):
-            yield cite(item)
 
 
 def _version(snapshot: Snapshot) -> str:
@@ -132,11 +121,7 @@ def _bring_file(snapshot: Snapshot) -> Iterable[Fix]:
 
 
 def _platform(snapshot: Snapshot) -> Iterable[Fix]:
-    text = (
-        "update the machine's firmware, and of a virtual machine's host the hypervisor; in their settings switch on "
-        "Above 4G Decoding and leave the GPU's VBIOS in place"
-    )
-    yield by_hand("firmware", text)
+    yield by_hand("firmware", "update the machine's firmware, or the hypervisor, and switch Above 4G Decoding on")
     yield power_cycle()
     yield by_hand("install", "try the newest driver of another branch", "it stays so")
     if not _needs_open(snapshot):
@@ -145,19 +130,12 @@ def _platform(snapshot: Snapshot) -> Iterable[Fix]:
 
 def _take_back(snapshot: Snapshot) -> Iterable[Fix]:
     option = "NVreg_EnableGpuFirmware=0"
-    yield run(
-        "configure",
-        "take the option away: the GPU cannot be driven without the GSP by these modules",
-        edited_where(option, f"s/ *{option}//", "/etc/modprobe.d"),
-        *(
-            remedies.without_kernel_argument(snapshot, f"nvidia.{option}")
-            if remedies.boots_with(snapshot, f"nvidia.{option}")
-            else ()
-        ),
-    )
+    edits = [edited_where(option, f"s/ *{option}//", "/etc/modprobe.d")]
+    if remedies.boots_with(snapshot, f"nvidia.{option}"):
+        edits += remedies.without_kernel_argument(snapshot, f"nvidia.{option}")
+    yield run("configure", "take the option away: these modules need the GSP", *edits)
     if not _needs_open(snapshot):
-        other = 'go over to the proprietary modules, which heed the option (flavour = "proprietary" in a recipe)'
-        yield by_hand("install", other, "the GSP is to stay off")
+        yield by_hand("install", "go over to the proprietary modules, which heed the option", "the GSP is to stay off")
     yield remedies.rebuild_initramfs(snapshot)
     yield reboot()
 
@@ -166,14 +144,15 @@ _UNUSABLE: Final = GPU_LOST | {
     *("driver-module-not-loaded", "xid-143-gpu-init-error", "nvlink-all-links-inactive-gpu", "nvlink-link-inactive"),
 }
 _NO_GSP: Final = _UNUSABLE | {"gsp-init-failed-platform"}
+_LOG: Final = (Shell("sudo dmesg | grep -iE 'xid|gsp|gfw|wpr2|nvrm'"),)
+_rule = partial(Rule, layer="driver", look_at=_LOG)
 
 FAMILY: Final = Family(
     "gsp",
     "the GPU System Processor",
     (
-        Rule(
+        _rule(
             cause="gsp-rpc-timeout",
-            layer="driver",
             disruption="reset-gpu",
             title="the GSP does not answer the driver",
             share=2,
@@ -184,7 +163,6 @@ FAMILY: Final = Family(
                 symptoms.SMI_HANGS,
                 symptoms.NOT_STARTED,
             ),
-            look_at=(Shell("sudo dmesg | grep -iE 'xid|gsp'"),),
             story=(
                 "Since Turing a processor inside the GPU, the GSP, runs most of the driver, and the kernel module "
                 "calls it. When it does not answer a call in time the driver reports Xid 119, waits again for the "
@@ -201,14 +179,12 @@ FAMILY: Final = Family(
             remedy=_restart_gsp,
             explains=_NO_GSP | {"gsp-bad-state-wpr2"},
         ),
-        Rule(
+        _rule(
             cause="gsp-task-exception",
-            layer="driver",
             disruption="reset-gpu",
             title="the GSP's firmware crashed",
             share=0.7,
             symptoms=(symptoms.ANY_XID, symptoms.GPU_LOST, symptoms.SMI_HANGS),
-            look_at=(Shell("sudo dmesg | grep -iE 'xid|gsp'"),),
             story=(
                 "A task of the firmware on the GSP ran into an exception or its watchdog (Xid 120), and the driver "
                 "prints the processor's registers. This is a bug of the driver's release, or memory of the GPU "
@@ -221,14 +197,12 @@ FAMILY: Final = Family(
             remedy=_restart_gsp,
             explains=_NO_GSP | {"gsp-bad-state-wpr2", "gsp-rpc-timeout"},
         ),
-        Rule(
+        _rule(
             cause="gsp-bad-state-wpr2",
-            layer="driver",
             disruption="reboot",
             title="the GPU holds on to the memory of a dead GSP",
             share=0.5,
             symptoms=(symptoms.NOT_STARTED, symptoms.NO_DEVICES, symptoms.GPU_LOST),
-            look_at=(Shell("sudo dmesg | grep -iE 'wpr2|gsp|nvrm'"),),
             story=(
                 "The GSP runs from a region of memory that nothing else can write, WPR2. When the firmware dies or the "
                 "module is taken away without stopping it, the region stays up, and the driver that comes next must "
@@ -247,13 +221,12 @@ FAMILY: Final = Family(
             ),
             explains=_NO_GSP,
         ),
-        Rule(
+        _rule(
             cause="gpu-firmware-boot-failed",
             layer="hardware",
             disruption="power-cycle",
             title="the GPU's own firmware does not boot",
             symptoms=(symptoms.NOT_STARTED, symptoms.NO_DEVICES, symptoms.GPU_LOST),
-            look_at=(Shell("sudo dmesg | grep -iE 'gfw|nvrm'"),),
             story=(
                 "Before any driver, a GPU boots firmware from its own flash (GFW). The driver waits for that and "
                 "reports how far it came. If it never ends, the board has no proper power, is badly seated, has a "
@@ -271,9 +244,8 @@ FAMILY: Final = Family(
             ),
             explains=_NO_GSP | {"gsp-bad-state-wpr2"},
         ),
-        Rule(
+        _rule(
             cause="gsp-firmware-missing",
-            layer="driver",
             disruption="restart-container",
             title="the GSP's firmware is not on disk",
             symptoms=(symptoms.NOT_STARTED, symptoms.NO_DEVICES, symptoms.NO_DRIVER),
@@ -287,21 +259,19 @@ FAMILY: Final = Family(
             ),
             sources=(f"{OPEN_MODULES}/issues/433", _README),
             decisive=_ABSENT,
-            typical=fact(_listed_without),
-            may_be_normal=True,
             context=any_of(_INIT, asked(_FIRMWARE)),
             against=(symptoms.DRIVER_WORKS,),
             summary="The GSP's firmware, of the driver's very version, is not on disk",
             remedy=_bring_file,
             explains=_NO_GSP | {"gsp-bad-state-wpr2"},
         ),
-        Rule(
+        _rule(
             cause="gsp-disable-ignored-open-module",
-            layer="driver",
+            layer="config",
+            in_stack="driver",
             severity="warning",
             disruption="reboot",
             title="the GSP cannot be switched off with the open modules",
-            symptoms=(),
             look_at=(
                 Shell("grep -r NVreg_EnableGpuFirmware /etc/modprobe.d"),
                 Shell("cat /proc/driver/nvidia/version"),
@@ -321,13 +291,11 @@ FAMILY: Final = Family(
             remedy=_take_back,
             explains=frozenset({"gsp-rpc-timeout", "gsp-task-exception"}),
         ),
-        Rule(
+        _rule(
             cause="gsp-init-failed-platform",
-            layer="driver",
             disruption="reboot",
             title="the GSP cannot be started in this machine",
             symptoms=(symptoms.NOT_STARTED, symptoms.NO_DEVICES, symptoms.NO_DRIVER),
-            look_at=(Shell("sudo dmesg | grep -iE 'gsp|nvrm'"),),
             story=(
                 "The GPU booted and the firmware was found, but the GSP does not come up with it: the driver says that "
                 "it cannot initialise the GSP firmware, and RmInitAdapter fails with 0x62. What is left is what the "
@@ -337,7 +305,7 @@ FAMILY: Final = Family(
             ),
             sources=(f"{OPEN_MODULES}/issues/965", f"{OPEN_MODULES}/issues/1058"),
             typical=unless(_NOT_STARTED, _GFW, _WPR2, _ABSENT, _UNSUPPORTED, _GRAVE),
-            context=_INIT,
+            context=any_of(_INIT, line(r"\baarch64\b|Raspberry Pi")),
             summary="The GSP cannot be started on this GPU in this machine",
             remedy=_platform,
             explains=_UNUSABLE,

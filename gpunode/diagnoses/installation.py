@@ -12,12 +12,87 @@ from gpunode.diagnoses.chains import LIBRARY_MISMATCH, NOT_ACCEPTED
 from gpunode.diagnoses.commands import Shell
 from gpunode.diagnoses.judging import is_examined
 from gpunode.diagnoses.model import Citation, Family, Fix, Rule
-from gpunode.diagnoses.remedies import install, reboot, run, takes_gpunode
+from gpunode.diagnoses.remedies import install, run, takes_gpunode
 from gpunode.diagnoses.signs import all_of, any_of, fact, holds, line, unless
-from gpunode.diagnoses.snapshot import Snapshot, lines_with, stated
-from gpunode.diagnoses.views import driver, guests, kube, modules, packages, pci, presence
+from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with, stated
+from gpunode.diagnoses.views import driver, guests, kube, loader, modules, packages, pci
 from gpunode.diagnoses.views.system import has_driver_from_elsewhere, is_debians, package_manager
+from gpunode.facts.items import Item
+from gpunode.facts.model import Known
 from gpunode.facts.patterns import Pattern
+from gpunode.facts.sources import Kind
+
+_NO_LIBRARY: Final = Pattern(
+    r"(?:load library failed: )?lib(?:nvidia-ml|cuda)\.so(?:\.1)?: cannot open shared object"
+    r"|couldn.t find libnvidia-ml\.so|could not load NVML library|Could not load dynamic library 'libcuda\.so"
+    r"|NVML(?:Error_LibraryNotFound|_ERROR_LIBRARY_NOT_FOUND| Shared Library Not Found)|ERROR_LIBRARY_NOT_FOUND",
+    re.IGNORECASE,
+)
+_NO_MODULE: Final = Pattern(
+    r"modinfo: ERROR: Module (?:nvidia\S*) not found|modprobe: FATAL: Module (?:nvidia\S*) not found"
+)
+_ON_NODE: Final[frozenset[Kind]] = frozenset(
+    {"nvidia-container-cli", "nvidia-smi", "nvidia-ctk", "unit-log", "unit-status", "journal", "text"}
+)
+_LIBRARY: Final = Pattern(r"lib(?:nvidia-ml|cuda)\.so")
+
+
+def _missing(snapshot: Snapshot) -> tuple[Citation, ...]:
+    """The lines by which the node itself lacks nvidia-smi or the libraries."""
+    states = tuple(citation for state, citation in snapshot.view(driver.smi) if state == "missing")
+    which = (item for item in snapshot.of("which") if item.subject == "nvidia-smi" and item.where == "host")
+    states += tuple(cite(item) for item in which if item.outcome == "absent" or not item.text.strip())
+    said = tuple(
+        citation
+        for item in snapshot.items
+        if item.where == "host" and item.is_seen and _asks_on_node(item)
+        for citation in lines_with(item, _NO_LIBRARY)
+    )
+    return (*states, *said)
+
+
+def _asks_on_node(item: Item) -> bool:
+    """Whether what it says of libraries is about the node: the engine's hook looks there, a program inside does not."""
+    if item.kind in {"container-run", "kubernetes-pod", "kubernetes"}:
+        return "nvidia-container-cli" in item.text or "nvidia-container-runtime" in item.text
+    return item.kind in _ON_NODE
+
+
+def _kernel_side(snapshot: Snapshot) -> tuple[Citation, ...]:
+    """What shows that the kernel side is here: it is loaded, on disk, or packaged."""
+    if modules.loaded(snapshot, "nvidia"):
+        return modules.lsmod_line(snapshot, "nvidia")
+    if (seen := driver.loaded(snapshot)) is not None:
+        return (seen.citation,)
+    disk = driver.on_disk(snapshot)
+    found = tuple(one.citation for one in (*driver.kernel_side(snapshot), *driver.headless(snapshot)))
+    return (*((disk.citation,) if disk else ()), *found)
+
+
+def _has_libraries(snapshot: Snapshot) -> bool:
+    """Whether the driver's libraries are on the node."""
+    return bool(driver.libraries(snapshot)) or any(one.sort == "driver" for one in snapshot.view(loader.loaded))
+
+
+def _absent(snapshot: Snapshot) -> Iterator[Citation]:
+    """What was looked for and is not there: libraries in the loader's cache, the module, packages."""
+    for item in snapshot.items:
+        if item.where != "host" or not item.is_seen:
+            continue
+        whole = not item.source.is_part and (not item.source.only or re.search(r"nvidia|cuda", item.source.only))
+        if item.kind == "ldconfig" and whole and not _LIBRARY.search(item.text):
+            yield stated(item.written, "neither libnvidia-ml nor libcuda is among them", item.key)
+        elif item.kind == "modinfo" and _NO_MODULE.search(item.text):
+            yield cite(item, 1)
+        elif item.kind == "packages" and whole and not any(packages.is_drivers_row(line) for line in item.lines):
+            yield stated(item.written, "no package of a driver is among them", item.key)
+    listed = [item for item in snapshot.of("lsmod") if item.where == "host"]
+    if listed and modules.loaded(snapshot, "nvidia") is False:
+        yield from modules.lsmod_line(snapshot, "nvidia")
+    known = snapshot.facts.packages
+    if isinstance(known, Known) and not driver.packaged(snapshot):
+        yield stated("/var/lib/dpkg/status", "no package of a driver is installed", known.probe)
+
 
 _OTHER_HOUSE: Final = Pattern(
     r"docker[- ]desktop|linuxkit|/snap/(?:bin/)?docker|minikube|/run/nvidia/driver|kind-control-plane|desktop-linux",
@@ -32,15 +107,17 @@ def _is_by_operator(snapshot: Snapshot) -> bool:
     return any(_DRIVER_POD.search(row.name) for row in snapshot.view(kube.rows))
 
 
-def _lacked(snapshot: Snapshot) -> tuple[Citation, ...]:
-    return presence.missing(snapshot) or presence.missed_by_pods(snapshot)
-
-
 def _absent_twice(snapshot: Snapshot) -> tuple[Citation, ...]:
     """At least two places in which a driver was looked for in vain."""
     tables = {item.key for item in snapshot.of("lsmod")}  # what is not loaded may be installed
-    found = tuple(one for one in presence.absent(snapshot) if one.key not in tables)
+    found = tuple(one for one in _absent(snapshot) if one.key not in tables)
     return found if len({one.source for one in found}) > 1 else ()
+
+
+def _lacked_twice(snapshot: Snapshot) -> tuple[Citation, ...]:
+    """nvidia-smi and the libraries, or one of them by two programs."""
+    found = snapshot.view(_LACKED)
+    return found if len({one.key for one in found}) > 1 else ()
 
 
 def _is_here(snapshot: Snapshot) -> bool:
@@ -48,12 +125,7 @@ def _is_here(snapshot: Snapshot) -> bool:
     installed = any(item.outcome == "ok" for item in snapshot.of("installer-log"))
     # nvidia-smi that complains is installed.
     installed = installed or any(state in {"no-driver", "no-devices"} for state, _ in snapshot.view(driver.smi))
-    return installed or presence.has_libraries(snapshot) or bool(driver.packaged(snapshot))
-
-
-def _nouveau_has_it(snapshot: Snapshot) -> bool:
-    """Whether the kernel's own driver has a GPU, which it keeps as long as this boot lasts."""
-    return bool(modules.loaded(snapshot, "nouveau")) or any(gpu.driver == "nouveau" for gpu in snapshot.view(pci.gpus))
+    return installed or _has_libraries(snapshot) or bool(driver.packaged(snapshot))
 
 
 def _is_lent(snapshot: Snapshot) -> bool:
@@ -70,32 +142,25 @@ _NO_LIBCUDA: Final = any_of(
     # The engine's hook looks on the node; what a program in the container misses may be the image's own fault.
     line(r"load library failed: libcuda\.so\.1: cannot open shared object", "container-run"),
 )  # fmt: skip
-_CTK_NO_LIBCUDA: Final = Pattern(r"Could not locate libcuda\.so\.\d+\.\d")
-_NVML_FOUND: Final = Pattern(r"^/\S+/libnvidia-ml\.so\.\d", re.MULTILINE)
+_NVML_FOUND: Final = Pattern(r"/libnvidia-ml\.so\.\d")
 
 
 def _listed_without_libcuda(snapshot: Snapshot) -> Iterator[Citation]:
-    """Where the toolkit, or the loader, finds the driver's other library on the node, and not CUDA's."""
-    for item in snapshot.of("nvidia-container-cli", "nvidia-ctk", "ldconfig"):
-        if item.kind == "nvidia-ctk" and not any("-root" in word for word in item.source.words):
-            yield from lines_with(item, _CTK_NO_LIBCUDA)
-        is_list = "list" in item.source.words and not item.source.only and _NVML_FOUND.search(item.text)
+    """A list of the driver's libraries on the node that has NVML's, and not CUDA's."""
+    for item in snapshot.of("nvidia-container-cli", "ldconfig"):
         # Of itself no fault: who only asks NVML needs no libcuda. Somebody who shows it misses it.
-        is_shown = item.kind == "ldconfig" and item.where == "host" and not is_examined(snapshot)
-        is_cache = is_shown and "libnvidia-ml.so" in item.text
-        is_whole = is_list or (is_cache and item.source.lets_through("libcuda.so.1"))
-        if is_whole and not item.source.is_part and "libcuda.so" not in item.text:
+        is_list = "list" in item.source.words or (item.kind == "ldconfig" and not is_examined(snapshot))
+        is_whole = is_list and item.where == "host" and item.source.lets_through("libcuda.so.1")
+        if is_whole and not item.source.is_part and _NVML_FOUND.search(item.text) and "libcuda.so" not in item.text:
             yield stated(item.written, "libnvidia-ml is among them and libcuda is not", item.key)
 
 
 def _looked_for_libcuda(snapshot: Snapshot) -> Iterator[Citation]:
-    """The loader's cache or Debian's packages, without libcuda, whatever else they have."""
+    """The loader's cache without libcuda, whatever else it has."""
     for item in snapshot.of("ldconfig"):
         is_whole = item.where == "host" and not item.source.is_part and item.source.lets_through("libcuda.so.1")
         if is_whole and "libcuda.so" not in item.text:
             yield stated(item.written, "libcuda.so.1 is not among them", item.key)
-    if packages.installed(snapshot, "libcuda1") is False and packages.matching(snapshot, "nvidia-smi"):
-        yield stated("the packages", "libcuda1 is not among them")
 
 
 def _is_elsewhere(snapshot: Snapshot) -> bool:
@@ -105,12 +170,16 @@ def _is_elsewhere(snapshot: Snapshot) -> bool:
     return any(_OTHER_HOUSE.search(item.text) or _OTHER_HOUSE.search(item.written) for item in asked)
 
 
-_LACKED: Final = fact(_lacked)
-_ABSENT: Final = fact(presence.absent)
-_KERNEL_SIDE: Final = fact(presence.kernel_side)
-_LIBRARIES: Final = holds(presence.has_libraries, "the driver's libraries are on the node")
+_LACKED: Final = fact(_missing)
+_ABSENT: Final = fact(_absent)
+_KERNEL_SIDE: Final = fact(_kernel_side)
+_LIBRARIES: Final = holds(_has_libraries, "the driver's libraries are on the node")
 _SMI_ALONE: Final = line(r"NVIDIA-SMI couldn.t find libnvidia-ml")
-_WITHOUT_LIBCUDA: Final = any_of(fact(_listed_without_libcuda), all_of(_NO_LIBCUDA, fact(_looked_for_libcuda)))
+_WITHOUT_LIBCUDA: Final = any_of(
+    line(r"Could not locate libcuda\.so\.\d+\.\d", "nvidia-ctk"),
+    fact(_listed_without_libcuda),
+    all_of(_NO_LIBCUDA, fact(_looked_for_libcuda)),
+)
 _ELSEWHERE: Final = holds(
     lambda snapshot: has_driver_from_elsewhere(snapshot) or _is_elsewhere(snapshot), "the driver is another system's"
 )
@@ -128,8 +197,6 @@ def _of_libraries(snapshot: Snapshot) -> str:
 
 def _install_driver(snapshot: Snapshot) -> Iterable[Fix]:
     yield remedies.driver(snapshot, "install the driver that this GPU, kernel and distribution take")
-    if _nouveau_has_it(snapshot):
-        yield reboot("reboot: until then nouveau keeps the GPU")
     yield run("inspect", "see that it works", Shell("nvidia-smi"))
 
 
@@ -173,7 +240,8 @@ FAMILY: Final = Family(
     (
         Rule(
             cause="driver-not-installed",
-            layer="driver",
+            layer="toolkit",
+            in_stack="driver",
             disruption="none",
             title="no NVIDIA driver is installed",
             share=3,
@@ -185,7 +253,7 @@ FAMILY: Final = Family(
                 symptoms.CUDA_UNAVAILABLE,
             ),
             decisive=all_of(_LACKED, _ABSENT),
-            typical=fact(_absent_twice),
+            typical=any_of(fact(_absent_twice), fact(_lacked_twice)),
             against=(
                 *(symptoms.DRIVER_WORKS, symptoms.IN_CONTAINER, _KERNEL_SIDE, _SMI_ALONE, _ELSEWHERE, _LENT, _NO_GPU),
                 holds(_is_here, "a driver is here"),
@@ -204,7 +272,8 @@ FAMILY: Final = Family(
         ),
         Rule(
             cause="driver-userspace-incomplete",
-            layer="userspace",
+            layer="toolkit",
+            in_stack="libraries",
             disruption="none",
             title="the driver's libraries and programs are not installed",
             share=0.8,

@@ -16,6 +16,8 @@ from gpunode.facts.model import Known
 from gpunode.facts.patterns import Pattern
 
 SUSPECTS: Final = 3
+RULED_OUT: Final = 3
+_LONGEST: Final = 160
 _ADDRESS: Final = Pattern(
     r"\b(?:[0-9a-f]{4,8}:)?[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]\b|\(PCI:(?P<xid>[0-9a-f:.]+)\)", re.IGNORECASE
 )
@@ -77,6 +79,35 @@ def _began(snapshot: Snapshot, lines: Iterable[Citation]) -> float | None:
     return min(times) if times else None
 
 
+def ruled_out(
+    rules: Mapping[str, Rule], snapshot: Snapshot, findings: Iterable[Finding]
+) -> Mapping[str, tuple[str, ...]]:
+    """By root cause, the likeliest other causes of the same symptoms, each with the line that speaks against it."""
+    found = {one.cause for one in findings}
+    others = [
+        (rule, line) for rule in rules.values() if rule.cause not in found and (line := _objection(rule, snapshot))
+    ]
+    against: dict[str, tuple[str, ...]] = {}
+    for root in (one for one in findings if not one.explained_by and one.severity != "info"):
+        seen = {sign for sign in rules[root.cause].symptoms if snapshot.view(sign)}
+        alike = [(len(seen & set(rule.symptoms)), rule.share, rule, line) for rule, line in others]
+        nearest = sorted((one for one in alike if one[0]), key=lambda one: (-one[0], -one[1]))
+        against[root.cause] = tuple(f"{rule.title}: {_words_of(line)}" for *_, rule, line in nearest[:RULED_OUT])
+    return against
+
+
+def _objection(rule: Rule, snapshot: Snapshot) -> Citation | None:
+    """The first line that speaks against the cause."""
+    return next((line for sign in rule.against for line in snapshot.view(sign)), None)
+
+
+def _words_of(line: Citation) -> str:
+    text = " ".join(line.line.split())
+    if line.number is None:
+        return text.strip("()")
+    return f"{text if len(text) <= _LONGEST else f'{text[:_LONGEST]}…'} ({line.source})"
+
+
 def suspects(
     rules: Mapping[str, Rule],
     snapshot: Snapshot,
@@ -103,7 +134,7 @@ def suspects(
         seen = [sign for sign in rule.symptoms if snapshot.view(sign)]
         context = snapshot.view(rule.context) if seen or is_chosen else ()
         weight = sum(1 / sqrt(sharing[sign]) for sign in seen) + (_OF_CONTEXT if context else 0.0)
-        if weight or (alike.get(cause, 0.0) > 0.0 and not is_well):
+        if weight or (alike.get(cause, 0.0) > 0 and not is_well):
             lines = (*(line for sign in seen for line in snapshot.view(sign)), *context)
             score = _OF_SIGNS * weight * rule.share**_OF_SHARE + alike.get(cause, 0.0)
             found.append((score, Suspect(cause, rule.title, tuple(dict.fromkeys(lines)), rule.look_at)))
@@ -117,4 +148,4 @@ def _words(snapshot: Snapshot) -> frozenset[str]:
 
 _OF_CONTEXT: Final = 0.7
 _OF_SHARE: Final = 0.2
-_OF_SIGNS: Final = 60.0
+_OF_SIGNS: Final = 40.0

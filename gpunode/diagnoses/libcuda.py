@@ -8,6 +8,7 @@ from typing import Final
 from gpunode.diagnoses import symptoms
 from gpunode.diagnoses.addresses import CUDA_COMPATIBILITY, CUDA_DRIVER_API
 from gpunode.diagnoses.commands import Command, Shell, edited, is_place
+from gpunode.diagnoses.judging import is_examined
 from gpunode.diagnoses.model import Citation, Family, Fix, Rule
 from gpunode.diagnoses.remedies import by_hand, driver_of_newer_cuda, run
 from gpunode.diagnoses.signs import all_of, any_of, fact, holds, line, unless
@@ -21,7 +22,6 @@ _STUB_SAID: Final = line(
     r"|libnvidia-ml\.so in GDK package is a stub library"
     r"|lib(?:cuda|nvidia-ml)\.so[\w.]*: (?:file too short|invalid ELF header)"
 )
-_EMPTY: Final = line(r"file too short|invalid ELF header")
 _NOT_HERE: Final = line(cuda.NOT_ON_THIS_GPU.pattern)
 # What a libcuda or libnvidia-ml says that does not fit the driver. Any other error is of one that found its driver.
 _WRONG: Final = any_of(
@@ -39,54 +39,31 @@ def _places(snapshot: Snapshot) -> tuple[loader.Library | loader.Folder, ...]:
 
 
 def _stubs(snapshot: Snapshot) -> Iterator[Citation]:
-    return (one.citation for one in _places(snapshot) if one.sort == "stub")
+    """Folders and files with stubs that somebody shows; a node may have them in a path that nothing needs."""
+    return (one.citation for one in _places(snapshot) if one.sort == "stub" and not is_examined(snapshot))
 
 
 def _stubs_opened(snapshot: Snapshot) -> Iterator[Citation]:
     return (one.citation for one in snapshot.view(loader.loaded) if one.sort == "stub")
 
 
-def _front(snapshot: Snapshot) -> Iterator[tuple[loader.Folder, str, Citation]]:
-    """The folders of LD_LIBRARY_PATH with a stub, or a library of another version than the loaded driver's."""
-    node = driver.loaded(snapshot)
-    for folder, target, where in loader.in_front(snapshot):
-        match = _VERSIONED.search(target)
-        if folder.sort != "compat" and "stub" in (folder.sort, loader.sort_of(target)):
-            yield folder, "a stub, which is there for linking only", where
-        elif folder.sort != "compat" and match is not None and node is not None and match["version"] != node.version:
-            yield folder, f"of {match['version']}", where
-
-
-def _copies(snapshot: Snapshot) -> Iterator[tuple[str, Citation, Citation]]:
-    """The libraries outside the usual places, each with its version, empty where nothing shows it, and the lines."""
-    listed = snapshot.view(loader.targets)
+def _copies(snapshot: Snapshot) -> Iterator[tuple[str, Citation]]:
+    """The libraries outside the usual places, each with its version, empty where its name has none."""
     for one in snapshot.view(loader.loaded):
         if one.sort == "other":
-            target, where = listed.get(one.path, ("", one.citation))
-            match = _VERSIONED.search(target) or _VERSIONED.search(one.path)
-            yield match["version"] if match else "", one.citation, where
+            match = _VERSIONED.search(one.path)
+            yield match["version"] if match else "", one.citation
 
 
 def _of_another_driver(snapshot: Snapshot) -> Iterator[Citation]:
     node = driver.loaded(snapshot) or driver.smi_version(snapshot)
-    for version, one, where in _copies(snapshot):
+    for version, one in _copies(snapshot):
         if node and version and version != node.version:
-            yield from (one, where, node.citation)
+            yield from (one, node.citation)
 
 
 def _of_no_known_version(snapshot: Snapshot) -> Iterator[Citation]:
-    return (one for version, one, _ in _copies(snapshot) if not version)
-
-
-_BARE: Final = Pattern(r"env -u LD_LIBRARY_PATH|unset LD_LIBRARY_PATH|LD_LIBRARY_PATH=(?:''|\"\"|\s|$)")
-
-
-def _cured_by_unsetting(snapshot: Snapshot) -> tuple[Citation, ...]:
-    """nvidia-smi fails, and works where LD_LIBRARY_PATH is taken away from it."""
-    states = snapshot.view(driver.smi)
-    works = [citation for state, citation in states if state == "works" and _BARE.search(citation.source)]
-    fails = [citation for state, citation in states if state in {"mismatch", "failed"}]
-    return (*works, *fails) if works and fails else ()
+    return (one for version, one in _copies(snapshot) if not version)
 
 
 def _compat(snapshot: Snapshot) -> Iterator[Citation]:
@@ -106,23 +83,14 @@ _STUBS: Final = fact(_stubs)
 _COMPAT: Final = fact(_compat)
 _FOREIGN: Final = any_of(
     all_of(_WRONG, fact(_of_another_driver)),
-    fact(_cured_by_unsetting),
     all_of(symptoms.CUDA_UNFIT, symptoms.DRIVER_WORKS, unless(fact(_of_no_known_version), _COMPAT)),
 )
-_FRONT: Final = fact(lambda node: (one for folder, _, where in _front(node) for one in (folder.citation, where)))
-_SHADOWED: Final = any_of(_STUB_SAID, fact(_stubs_opened), _FRONT, _FOREIGN)
+_SHADOWED: Final = any_of(_STUB_SAID, fact(_stubs_opened), _FOREIGN)
 _AT_TWO_VERSIONS: Final = holds(driver.at_two_versions, "the node's own driver is at two versions")
 
 
 def _of_shadow(snapshot: Snapshot) -> str:
-    for folder, what, _ in _front(snapshot):
-        where = f" of {folder.set_in}" if folder.set_in else " that is set"
-        return f"programs with the LD_LIBRARY_PATH{where} load the driver's library from {folder.path}: it is {what}"
-    if snapshot.view(_EMPTY):
-        return "programs load an empty or broken copy of the driver's library, left where the loader looks first"
-    if snapshot.view(_STUB_SAID):
-        return "programs load a stub of the CUDA toolkit, which is there for linking only, and not the driver's library"
-    path = next((one.path for one in _places(snapshot) if one.sort in {"stub", "other"}), "a folder in LD_LIBRARY_PATH")
+    path = next((one.path for one in _places(snapshot) if one.sort in {"stub", "other"}), "a stub or another copy")
     return f"programs load {path} in place of the driver's own library"
 
 
@@ -170,7 +138,6 @@ def _unshadow(snapshot: Snapshot) -> Iterable[Fix]:
 def _is_wrong(snapshot: Snapshot, folder: loader.Folder) -> bool:
     """Whether the loader finds there what hides the driver's library."""
     hiding = {one.path.rpartition("/")[0] for one in snapshot.view(loader.loaded) if one.sort != "driver"}
-    hiding |= {one.path.rstrip("/") for one, _, _ in loader.in_front(snapshot)}
     return folder.path.rstrip("/") in hiding if hiding else folder.sort != "other"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import partial
 from typing import Final
 
 from gpunode.diagnoses import symptoms
@@ -29,12 +30,12 @@ def _missing(snapshot: Snapshot) -> Iterator[Proof]:
     if shown is None or shown.count is None or len(listed) <= shown.count:
         return
     buses = {board.bus for board in shown.boards if board.bus}
-    absent = [gpu for address, gpu in listed.items() if address not in buses] if buses else []
-    if not buses or len(absent) == len(listed) - shown.count:
-        names = ", ".join(gpu.address for gpu in absent) or "one"
-        summary = f"{len(listed)} GPUs are on the PCI bus and nvidia-smi shows {shown.count}: {names} is missing"
-        lines = (*(gpu.citation for gpu in absent or listed.values()), shown.citation)
-        yield Proof(summary, lines, gpu=absent[0].address if absent else "")
+    absent = [gpu for address, gpu in listed.items() if address not in buses]
+    is_named = len(absent) == len(listed) - shown.count
+    names = ", ".join(gpu.address for gpu in absent) if is_named else "one"
+    summary = f"{len(listed)} GPUs are on the PCI bus and nvidia-smi shows {shown.count}: {names} is missing"
+    lines = (*(gpu.citation for gpu in (absent if is_named else listed.values())), shown.citation)
+    yield Proof(summary, lines, gpu=absent[0].address if is_named else "")
 
 
 def _odd_number(snapshot: Snapshot) -> Iterator[Citation]:
@@ -51,9 +52,11 @@ _LOST: Final = line(
     r"^(?:(?!\bname=)[^\n])*(?:\bGPU is lost\b|GPU_IS_LOST\b|(?:has )?(?:fallen|fell) off the (?:PCI(?:e)? )?bus)",
     flags=re.IGNORECASE,
 )
-# Every read of a device that does not answer gives ones: so does its configuration space.
-_ALL_ONES: Final = Pattern(r"\(rev ff\)|Unknown header type 7f|\bprog-if ff\b", re.IGNORECASE)
-_MOBILE: Final = Pattern(r"\d{3,4}M\b|Mobile|Max-Q|Laptop|\b(?:GeForce )?MX\d")
+# Every read of a device that does not answer gives ones; a notebook's GPU may be switched off on purpose.
+_ALL_ONES: Final = unless(
+    line(r"^(?![^\n]*(?:Mobile|Max-Q|\d{3}M\b))[^\n]*NVIDIA[^\n]*(?:\(rev ff\)|\bprog-if ff\b)", "lspci", "text"),
+    line(r"Kernel driver in use: vfio-pci", "lspci", "text"),
+)
 _ASLEEP: Final = line(r"\bD3cold\b|device inaccessible|\bbbswitch\b", flags=re.IGNORECASE)
 _REMOVED: Final = kernel_line(
     r"Attempting to remove (?:minor )?device .{0,40}with non-zero usage count|GPU .{0,40}was (?:surprise )?removed"
@@ -77,23 +80,15 @@ _CONTAINED: Final = Pattern(r"\bpcieport \S+: DPC: containment event")
 _WENT_DOWN: Final = kernel_line(r"\] ?(?:SDES|Surprise Down)")
 
 
-def _reading_ones(snapshot: Snapshot) -> Iterator[Citation]:
-    """GPUs that are on the bus in name only; those of notebooks and of guests may be switched off on purpose."""
-    for one in snapshot.view(pci.functions):
-        is_off = one.driver == "vfio-pci" or _MOBILE.search(one.name)
-        if one.is_gpu and not is_off and _ALL_ONES.search(" ".join((one.name, *one.detail[:4]))):
-            yield one.citation
-
-
 _GRAVE: Final = fact(faults.grave)
+_rule = partial(Rule, layer="hardware")
 
 FAMILY: Final = Family(
     "lost",
     "GPUs that are lost",
     (
-        Rule(
+        _rule(
             cause="gpu-missing-from-inventory",
-            layer="hardware",
             disruption="power-cycle",
             title="a GPU that should be there is not",
             symptoms=(symptoms.GPU_LOST, symptoms.NO_DEVICES, symptoms.NOT_STARTED),
@@ -112,24 +107,15 @@ FAMILY: Final = Family(
             typical=unless(all_of(fact(_odd_number), _BASEBOARD), holds(pci.is_listed, "the bus was listed")),
             context=fact(_odd_number),
             remedy=always(
-                run(
-                    "inspect",
-                    "compare the bus with the driver, and read what the kernel says of the GPU that is missing",
-                    Shell("lspci -nnk -d 10de:"),
-                    Shell("nvidia-smi --query-gpu=index,pci.bus_id,serial --format=csv"),
-                    Shell("sudo dmesg | grep -E 'NVRM|AER|pcieport' | tail -n 100"),
-                ),
+                run("inspect", "read what the kernel says of it", Shell("sudo dmesg | grep -E 'NVRM|AER|pcieport'")),
                 drain(),
-                power_cycle(
-                    "power the node off, wait a minute, and on again: a GPU that did not come up often does then"
-                ),
+                power_cycle(),
                 by_hand("hardware", "seat the GPU again, and have it replaced where it stays away"),
             ),
             explains=UNHEALTHY_IN_CLUSTER,
         ),
-        Rule(
+        _rule(
             cause="gpu-fallen-off-bus",
-            layer="hardware",
             disruption="power-cycle",
             title="the GPU has fallen off the PCI bus",
             share=3.5,
@@ -140,6 +126,8 @@ FAMILY: Final = Family(
                 symptoms.CUDA_FAULT,
                 symptoms.NO_DEVICES,
                 symptoms.CUDA_UNKNOWN,
+                symptoms.CUDA_NO_DEVICE,
+                symptoms.NOT_STARTED,
             ),
             look_at=(Shell("sudo dmesg | grep -iE 'xid|nvrm|fallen'"),),
             story=(
@@ -151,15 +139,11 @@ FAMILY: Final = Family(
                 "A reset cannot reach it and a warm reboot often leaves it off: take the power away. If it comes back "
                 "and falls off again, move it to another slot: what follows the card is the card's fault."
             ),
-            sources=(
-                XID_CATALOG,
-                "https://github.com/NVIDIA/NVSentinel/issues/155",
-                "https://github.com/leptonai/gpud/pull/1209",
-            ),
+            sources=(XID_CATALOG, "https://github.com/NVIDIA/NVSentinel/issues/155"),
             check=faults.began(79, 167),
             against=(unless(fact(_cut_off), _WENT_DOWN),),
             decisive=unless(any_of(_LOST, _REMOVED), _GRAVE),
-            typical=unless(any_of(fact(_reading_ones), _NO_HANDLE), _ASLEEP, _GRAVE),
+            typical=unless(any_of(_ALL_ONES, _NO_HANDLE), _ASLEEP, _GRAVE),
             remedy=always(
                 drain(),
                 power_cycle(),
@@ -174,7 +158,7 @@ FAMILY: Final = Family(
                 "gpu-missing-from-inventory",
             },
         ),
-        Rule(
+        _rule(
             cause="xid-54-aux-power",
             layer="power-thermal",
             disruption="power-cycle",
@@ -188,6 +172,7 @@ FAMILY: Final = Family(
             ),
             sources=(XID_CATALOG, f"{OPEN_MODULES}/blob/main/src/nvidia/arch/nvalloc/unix/src/osinit.c"),
             check=faults.began(54),
+            context=line(r"Power Brake Slowdown\s*: Active"),
             decisive=line(
                 r"does not have the necessary power cables connected"
                 r"|auxiliary power (?:cable|connector)s? .{0,40}not connected"
@@ -195,10 +180,7 @@ FAMILY: Final = Family(
                 flags=re.IGNORECASE,
             ),
             remedy=always(
-                by_hand(
-                    "hardware",
-                    "power the node off and connect every auxiliary power cable of the GPU, each from its own rail",
-                ),
+                by_hand("hardware", "power the node off and connect every power cable of the GPU"),
                 by_hand("hardware", "check that the supply carries what all GPUs draw together", "all are connected"),
             ),
             explains=NOT_INITIALISED | {"power-brake-slowdown", "gsp-init-failed-platform", "xid-143-gpu-init-error"},

@@ -3,36 +3,41 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from dataclasses import replace as replaced
+from functools import partial
 from typing import Any, Final, TypeAlias
 
 from gpunode.diagnoses import symptoms
 from gpunode.diagnoses.addresses import NVML_RETURNS, XID_CATALOG
 from gpunode.diagnoses.chains import PROGRAM_FAULTS, UNHEALTHY_IN_CLUSTER
 from gpunode.diagnoses.commands import Shell
-from gpunode.diagnoses.model import Check, Citation, Family, Proof, Rule
+from gpunode.diagnoses.model import Check, Citation, Family, Proof, Rule, Sign
 from gpunode.diagnoses.remedies import always, by_hand, drain, nvidia_report, reboot, replace, reset_gpu, run
 from gpunode.diagnoses.signs import all_of, any_of, asked, fact, line
 from gpunode.diagnoses.snapshot import Snapshot, cite
-from gpunode.diagnoses.views import faults, kernel, memories, pci
-from gpunode.diagnoses.views.memories import Memory
-from gpunode.diagnoses.views.smi_numbers import is_address
+from gpunode.diagnoses.views import boards, faults, kernel, resolved, smi_query
+from gpunode.diagnoses.views.smi_query import Row
 from gpunode.facts.patterns import Pattern
 
 _POLICY: Final = "https://docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt/index.html"
 _RETIREMENT: Final = "https://docs.nvidia.com/deploy/dynamic-page-retirement/index.html"
 
+_XIDS: Final = frozenset({48, 63, 64, 92, 94, 95, 140, 156, 157, 160, 161, 171, 172})
+# Xids that follow where the memory fails: programs end, and the driver asks for a reset.
+_OF_PROGRAMS: Final = frozenset({13, 31, 43, 45, 69, 109, 154})
 # From how many retired pages on NVIDIA takes a board back (dynamic page retirement, RMA policy).
 _RETIRED_LIMIT: Final = 60
 # How often a GPU may meet uncorrectable errors, each with its own reset, before nobody should wait for the next.
 _TOO_OFTEN: Final = 3
 # So many corrected errors since the driver was loaded are no chance hits.
 _MANY_CORRECTED: Final = 5000
-_PLACE: Final = Pattern(
-    r"physAddr (?P<place>0x[0-9a-f]+)|partition (?P<partition>\d+, subpartition \d+)", re.IGNORECASE
-)
+_PLACE: Final = Pattern(r"physAddr 0x[0-9a-f]+|partition \d+, subpartition \d+", re.IGNORECASE)
 _PENDING: Final = Pattern(r"already pending|due to pending", re.IGNORECASE)
+_PAGE: Final = Pattern(r"\bpage\b|retire|blacklist", re.IGNORECASE)
+_ROW: Final = Pattern(r"\brow\b|remap", re.IGNORECASE)
 # NVIDIA's field diagnostic, whose verdict is what a board is taken back for.
 _FIELD_DIAGNOSTIC: Final = r"\b(?:fieldiag|field diag\w*|MODS)\b"
 _MEMORY_FAILED: Final = line(
@@ -44,30 +49,105 @@ _MEMORY_FAILED: Final = line(
 _DIAGNOSED: Final = any_of(
     line(_FIELD_DIAGNOSTIC, "text", "application", flags=re.IGNORECASE), asked(_FIELD_DIAGNOSTIC)
 )
-_Judge: TypeAlias = "Callable[[Snapshot, Memory], Proof | None]"
 
 
-def _each(judge: _Judge, *, is_over_by_reset: bool = False) -> Check:
-    """The check that judges the memory of every GPU, some by what the reset that replaces the bad row has mended."""
+@dataclass(frozen=True, slots=True)
+class _Memory:
+    """What is known of one GPU's memory.
+
+    Attributes:
+        gpu: its address, else its UUID or the index by which somebody asked for it; empty where nothing tells.
+        xids: its memory errors, in order.
+        answers: those of nvidia-smi about it.
+    """
+
+    gpu: str
+    xids: tuple[faults.Fault, ...]
+    answers: tuple[smi_query.Gpu, ...]
+
+    def of(self, *codes: int) -> tuple[faults.Fault, ...]:
+        """Its errors of these codes."""
+        return tuple(fault for fault in self.xids if fault.code in codes)
+
+    def rows(self, *names: str) -> tuple[Row, ...]:
+        """The rows of that name; without one all."""
+        return tuple(row for one in self.answers for row in (one.every(*names) if names else one.rows))
+
+    def says(self, *names: str) -> tuple[Citation, ...]:
+        """The rows of that name whose value says yes."""
+        return tuple(row.citation for row in self.rows(*names) if smi_query.is_yes(row.value))
+
+    def denies(self, *names: str) -> tuple[Citation, ...]:
+        """The rows of that name whose value says no."""
+        return tuple(row.citation for row in self.rows(*names) if row.value.lower() == "no")
+
+
+def _memories(snapshot: Snapshot) -> tuple[_Memory, ...]:
+    """Each GPU whose memory is spoken of; what is said of one that nothing names belongs to none of the others."""
+    incidents, answers = snapshot.view(faults.incidents), snapshot.view(smi_query.gpus)
+    ill = {one.gpu for one in incidents if one.root.code not in _XIDS | _OF_PROGRAMS}
+    gpus = {one.gpu: list[smi_query.Gpu]() for one in incidents if one.root.code in _XIDS}
+    for answer in answers:
+        if answer.name:
+            gpus.setdefault(answer.name, []).append(answer)
+    unnamed = [answer for answer in answers if not answer.name]
+    if unnamed and len(gpus) < 2 and not _are_several(snapshot):
+        gpus.setdefault(next(iter(gpus), ""), []).extend(unnamed)
+        unnamed = []
+    known = (_Memory(gpu, _errors(snapshot, gpu), tuple(own)) for gpu, own in gpus.items() if gpu not in ill)
+    return (*known, *(_Memory("", (), (one,)) for one in unnamed))
+
+
+def _errors(snapshot: Snapshot, gpu: str) -> tuple[faults.Fault, ...]:
+    """Its memory errors; a TPC that was taken out of use is a part of the compute engine."""
+    found = (fault for fault in faults.on(snapshot, gpu) if fault.code in _XIDS)
+    return tuple(fault for fault in found if not (fault.xid and re.search(r"\bTPC\b", fault.xid.text)))
+
+
+def _are_several(snapshot: Snapshot) -> bool:
+    """Whether an answer is about more than one GPU that nothing names, or the node is known to have more than one."""
+    if any(sum(not gpu.name for gpu in answer) > 1 for answer in snapshot.view(smi_query.answers)):
+        return True
+    return any((one.count or 0) > 1 for one in snapshot.view(boards.inventories))
+
+
+_Judge: TypeAlias = "Callable[[Snapshot, _Memory], Proof | None]"
+
+
+def _each(judge: _Judge) -> Check:
+    """The check that judges the memory of every GPU."""
 
     def check(snapshot: Snapshot) -> Iterator[Proof]:
-        for memory in snapshot.view(memories.memories):
-            if proof := judge(snapshot, memory):
-                yield _as_past(proof) if is_over_by_reset and memories.was_reset(memory) else proof
+        found = (judge(snapshot, memory) for memory in snapshot.view(_memories))
+        return (proof for proof in found if proof)
 
     return check
 
 
-def _as_past(proof: Proof) -> Proof:
-    summary = f"{proof.summary}; the bad row was replaced by a reset since"
-    return replaced(proof, summary=summary, severity="info", disruption="none", remedy=_WATCH)
+def _until_reset(check: Check) -> Check:
+    """The check of an error that is past once a reset has replaced the bad row."""
+
+    def checked(snapshot: Snapshot) -> Iterator[Proof]:
+        replaced_rows = {one.gpu for one in snapshot.view(_memories) if _was_reset(one)}
+        for proof in check(snapshot):
+            summary = f"{proof.summary}; the bad row was replaced by a reset since"
+            past = replaced(proof, summary=summary, severity="info", disruption="none", remedy=_WATCH)
+            yield past if proof.gpu in replaced_rows else proof
+
+    return checked
 
 
-def _proof(memory: Memory, summary: str, *citations: Citation, **more: Any) -> Proof:
-    told = memory.incident.citations if memory.incident else tuple(fault.citation for fault in memory.xids[:4])
-    at = memory.incident.root.at if memory.incident else None
-    whole = tuple(dict.fromkeys((*told, *citations)))
-    return Proof(f"{faults.label(memory.gpu)}: {summary}", whole, gpu=memory.gpu, at=at, **more)
+def _was_reset(memory: _Memory) -> bool:
+    """Whether a row was marked, and nothing waited for a reset any more when nvidia-smi was asked last."""
+    is_marked = any(not _is_of_page(fault) for fault in memory.of(63, 156, 160))
+    return is_marked and any(map(resolved.was_asked_last, memory.denies("Remapped Rows", "Pending")))
+
+
+def _proof(memory: _Memory, summary: str, *citations: Citation, **more: Any) -> Proof:
+    xids = tuple(fault.citation for fault in memory.xids[:6])
+    at = next((fault.at for fault in memory.xids), None)
+    lines = tuple(dict.fromkeys((*xids, *citations)))
+    return Proof(f"{faults.label(memory.gpu)}: {summary}", lines, gpu=memory.gpu, at=at, **more)
 
 
 def _is_pending(fault: faults.Fault) -> bool:
@@ -75,127 +155,118 @@ def _is_pending(fault: faults.Fault) -> bool:
     return bool(fault.xid and _PENDING.search(fault.xid.text))
 
 
-def _remap_failed(_: Snapshot, memory: Memory) -> Proof | None:
+def _is_of_page(fault: faults.Fault) -> bool:
+    """Whether what was marked or could not be is a page, and no row."""
+    text = fault.xid.text if fault.xid else ""
+    return bool(_PAGE.search(text)) and not _ROW.search(text)
+
+
+def _remap_failed(_: Snapshot, memory: _Memory) -> Proof | None:
     rows = memory.says("Remapping Failure Occurred")
-    if not rows and all(_is_pending(fault) for fault in memory.rows_of(64, 157, 161)):
+    if not rows and all(_is_pending(one) or _is_of_page(one) for one in memory.of(64, 157, 161)):
         return None
     return _proof(memory, "a bad row of memory could not be remapped", *rows)
 
 
-def _failing(snapshot: Snapshot, memory: Memory) -> Proof | None:
+def _failing(snapshot: Snapshot, memory: _Memory) -> Proof | None:
     """Memory that goes on failing: by NVIDIA's own limits, else by how often it did."""
     limits = (*memory.says("Unrepairable Memory"), *memory.says("SRAM Threshold Exceeded"), *_banks(memory, "None"))
-    limits += tuple(fault.citation for fault in memory.pages_of(64))
-    retired = ("Double Bit ECC", "Single Bit ECC")
-    if sum(memory.counted("Retired Pages", name) for name in retired) >= _RETIRED_LIMIT:
-        limits += tuple(row.citation for name in retired for row in memory.rows("Retired Pages", name))
+    limits += tuple(fault.citation for fault in memory.of(64) if _is_of_page(fault))
+    retired = [row for name in ("Double Bit ECC", "Single Bit ECC") for row in memory.rows("Retired Pages", name)]
+    if sum(int(row.value) for row in retired if re.fullmatch(r"[0-9]{1,9}", row.value)) >= _RETIRED_LIMIT:
+        limits += tuple(row.citation for row in retired)
     if limits:
         return _proof(memory, "its memory has passed a limit at which NVIDIA takes it back", *limits)
     # No boot makes memory new.
     ever = (snapshot.with_history or snapshot) if memory.xids else snapshot
-    told = tuple(fault for fault in faults.on(ever, memory.gpu) if fault.code == 48)
-    places = {match[0] for fault in told if fault.xid and (match := _PLACE.search(fault.xid.text))}
-    if max(_times(told), len(places)) >= _TOO_OFTEN:
-        lines = tuple(fault.citation for fault in told[:6])
+    errors = tuple(fault for fault in faults.on(ever, memory.gpu) if fault.code == 48)
+    if _times(errors) >= _TOO_OFTEN:
+        lines = tuple(fault.citation for fault in errors[:6])
         return _proof(memory, "uncorrectable memory errors again and again", *lines, confidence="likely")
     if low := _banks(memory, "Low"):
         return _proof(memory, "a bank of its memory has hardly a spare row left", *low, confidence="likely")
     return None
 
 
-def _banks(memory: Memory, name: str) -> tuple[Citation, ...]:
+def _banks(memory: _Memory, name: str) -> tuple[Citation, ...]:
     """The line of the histogram of spare rows that counts banks under ``name``, where it counts any."""
     found = memory.rows("Bank Remap Availability Histogram", name)
     return tuple(row.citation for row in found if re.match(r"[1-9]", row.value))
 
 
-def _times(found: tuple[faults.Fault, ...]) -> int:
-    """How many of them lie an hour or more from each other on one clock: several logs may tell of the same one.
-
-    One bad row makes one of them, and is then replaced.
-    """
-    last: dict[int, float] = {}
-    count: dict[int, int] = {}
-    for fault in sorted(found, key=lambda fault: fault.at or 0.0):
-        clock = faults.clock(fault)
-        if fault.at is not None and fault.at - last.get(clock, fault.at - 3600) >= 3600:
-            last[clock] = fault.at
-            count[clock] = count.get(clock, 0) + 1
-    return max(count.values(), default=0)
+def _times(errors: tuple[faults.Fault, ...]) -> int:
+    """In how many hours, or at how many places, they happened; one bad row makes one of them, and is then replaced."""
+    places = {match[0] for fault in errors if fault.xid and (match := _PLACE.search(fault.xid.text))}
+    # Several logs, of several clocks, may tell of the same one.
+    hours = Counter(clock for clock, _ in {(faults.clock(one), int(one.at // 3600)) for one in errors if one.at})
+    return max((len(places), *hours.values()))
 
 
-def _pages_pending(_: Snapshot, memory: Memory) -> Proof | None:
+def _pages_pending(_: Snapshot, memory: _Memory) -> Proof | None:
     rows = (*memory.says("Retired Pages", "Pending Page Blacklist"), *memory.says("Retired Pages", "Pending"))
-    if not rows and (not memory.pages_of(63) or memory.denies("Retired Pages", "Pending Page Blacklist")):
-        return None
-    return _proof(memory, "pages are marked to be retired, which happens when all that holds the GPU lets go", *rows)
+    is_marked = any(map(_is_of_page, memory.of(63))) and not memory.denies("Retired Pages", "Pending Page Blacklist")
+    text = "pages are marked to be retired, which happens when all that holds the GPU lets go"
+    return _proof(memory, text, *rows) if rows or is_marked else None
 
 
-def _remap_pending(_: Snapshot, memory: Memory) -> Proof | None:
+def _remap_pending(_: Snapshot, memory: _Memory) -> Proof | None:
     rows = (*memory.says("Remapped Rows", "Pending"), *memory.says("Channel Repair Pending"))
-    told = (*memory.rows_of(63, 156, 160), *(fault for fault in memory.of(64) if _is_pending(fault)))
-    if not rows and (not told or memory.denies("Remapped Rows", "Pending") or memory.of(95, 140)):
+    marked = [one for one in memory.of(63, 156, 160) if not _is_of_page(one)]
+    marked += [one for one in memory.of(64) if _is_pending(one)]
+    if not rows and (not marked or memory.denies("Remapped Rows", "Pending") or memory.of(95, 140)):
         return None
     return _proof(memory, "a bad row of memory is marked, and is replaced by a spare one at the next reset", *rows)
 
 
-def _began(*codes: int) -> _Judge:
-    def judge(_: Snapshot, memory: Memory) -> Proof | None:
-        return faults.proof(memory.incident) if memory.incident and memory.incident.root.code in codes else None
-
-    return judge
-
-
-def _uncontained(_: Snapshot, memory: Memory) -> Proof | None:
-    return faults.proof(memory.incident) if memory.incident and memory.of(95) and not memory.of(48) else None
+def _uncontained(snapshot: Snapshot) -> Iterator[Proof]:
+    for incident in faults.of(snapshot, *_XIDS):
+        codes = {fault.code for fault in (incident.root, *incident.followed)}
+        if 95 in codes and 48 not in codes:
+            yield faults.proof(incident)
 
 
-def _uncorrectable(snapshot: Snapshot, memory: Memory) -> Proof | None:
-    if memory.incident and memory.of(48, 171, 172):
-        return faults.proof(memory.incident)
-    rows = _volatile(memory)
-    # A count of a GPU without an address may be of the one that an Xid is about. Without the Xid, and from Ampere on,
-    # it tells nothing of whether the error was contained.
-    is_of_another = not is_address(memory.gpu) and any(one.xids for one in snapshot.view(memories.memories))
-    is_open = not snapshot.view(kernel.messages) and not _stops_at_any(snapshot, memory)
-    if not rows or memory.xids or is_of_another or is_open:
-        return None
-    return _proof(memory, "uncorrectable ECC errors since the driver was loaded", *rows, confidence="likely")
+def _uncorrectable(snapshot: Snapshot) -> Iterator[Proof]:
+    for incident in faults.of(snapshot, *_XIDS):
+        if {48, 171, 172} & {fault.code for fault in (incident.root, *incident.followed)}:
+            yield faults.proof(incident)
+    memories = snapshot.view(_memories)
+    for memory in memories:
+        # A count of a GPU without an address may be of the one that an Xid is about.
+        is_of_another = ":" not in memory.gpu and any(one.xids for one in memories)
+        # From Ampere on it does not tell whether the error was contained; those before count double bits.
+        is_old = any("double bit" in " ".join(row.path).lower() for row in memory.rows())
+        rows = _volatile(memory)
+        if rows and not (memory.xids or is_of_another) and (is_old or snapshot.view(kernel.messages)):
+            yield _proof(memory, "uncorrectable ECC errors since the driver was loaded", *rows, confidence="likely")
 
 
-# From Ampere's A100 on most uncorrectable errors are contained: they end one program and leave the GPU at work.
-_WITHOUT_CONTAINMENT: Final = frozenset({"Kepler", "Maxwell", "Pascal", "Volta", "Turing"})
-
-
-def _stops_at_any(snapshot: Snapshot, memory: Memory) -> bool:
-    """Whether any uncorrectable error ends all work of this GPU: by its model, or since it counts double bits."""
-    models = [one.model for one in snapshot.view(pci.gpus) if memory.gpu in {"", one.address}]
-    is_old = bool(models) and all(one is not None and one.architecture in _WITHOUT_CONTAINMENT for one in models)
-    return is_old or any("double bit" in row.path[-2].lower() for row in memory.every_row() if len(row.path) > 1)
-
-
-def _volatile(memory: Memory) -> tuple[Citation, ...]:
+def _volatile(memory: _Memory) -> tuple[Citation, ...]:
     """The counts of uncorrectable errors that were not there when the driver was loaded."""
-    found = ((" ".join(row.path).lower(), row) for row in memory.every_row())
+    found = ((" ".join(row.path).lower(), row) for row in memory.rows())
     uncorrected = (row for names, row in found if "volatile" in names and ("uncorr" in names or "double bit" in names))
     return tuple(row.citation for row in uncorrected if re.match(r"[1-9]", row.value))
 
 
 def _corrected(snapshot: Snapshot) -> Iterator[Citation]:
     """The counts of very many corrected errors."""
-    for row in (row for memory in snapshot.view(memories.memories) for row in memory.every_row()):
+    for row in (row for memory in snapshot.view(_memories) for row in memory.rows()):
         names = " ".join(row.path).lower()
         is_one = "volatile" in names and ("single bit" in names or " correctable" in names)
         if is_one and re.fullmatch(r"\d{1,18}", row.value) and int(row.value) > _MANY_CORRECTED:
             yield row.citation
 
 
-def _counted(snapshot: Snapshot) -> Iterator[Citation]:
-    return (line for memory in snapshot.view(memories.memories) for line in _volatile(memory))
+def _counted(where: str) -> Sign:
+    """Uncorrectable errors in this sort of memory; which kind of error it was, the Xids tell."""
+
+    def lines(snapshot: Snapshot) -> Iterator[Citation]:
+        found = (one for memory in snapshot.view(_memories) for one in _volatile(memory))
+        return (one for one in found if where in one.line)
+
+    return fact(lines)
 
 
-# Which of several it was, the Xids tell.
-_UNCORRECTED: Final = fact(_counted)
+_UNCORRECTED: Final = _counted("")
 _LOOK: Final = Shell("nvidia-smi -q -d ROW_REMAPPER,ECC,PAGE_RETIREMENT")
 _LOOK_AT: Final = (_LOOK, Shell("sudo dmesg | grep -i xid"))
 _RETURN_IT: Final = always(
@@ -231,18 +302,17 @@ _MARKED: Final = _HIT | {
 }
 _WORN: Final = _MARKED | {"row-remap-pending", "page-retirement-pending-handles-held"}
 _PROGRAM_HIT: Final = (symptoms.ANY_XID, symptoms.CUDA_FAULT, _UNCORRECTED)
+_rule = partial(Rule, layer="hardware", look_at=_LOOK_AT)
 
 FAMILY: Final = Family(
     "memory",
     "GPU memory and InfoROM",
     (
-        Rule(
+        _rule(
             cause="ecc-dbe-uncorrectable",
-            layer="hardware",
             disruption="reset-gpu",
             title="uncorrectable memory errors",
             symptoms=_PROGRAM_HIT,
-            look_at=_LOOK_AT,
             story=(
                 "Two bits of one word were wrong at once, which ECC notices and cannot mend (Xid 48; newer drivers "
                 "say in Xid 171 that it was in DRAM, in 172 that it was in SRAM, and where). Every program that "
@@ -252,7 +322,7 @@ FAMILY: Final = Family(
                 "whether a remapping is pending or failed, and whether the next error is at the same place."
             ),
             sources=(XID_CATALOG, _POLICY),
-            check=_each(_uncorrectable, is_over_by_reset=True),
+            check=_until_reset(_uncorrectable),
             typical=any_of(
                 # CUDA's words, nvidia-smi's column "Volatile Uncorr. ECC", DCGM's.
                 line(
@@ -266,13 +336,11 @@ FAMILY: Final = Family(
             remedy=_RESET,
             explains=_HIT,
         ),
-        Rule(
+        _rule(
             cause="row-remap-pending",
-            layer="hardware",
             disruption="reset-gpu",
             title="a row remapping waits for a reset",
             symptoms=(symptoms.ANY_XID, symptoms.CUDA_FAULT, symptoms.RESET_REFUSED),
-            look_at=_LOOK_AT,
             story=(
                 "From Ampere on a GPU replaces a bad row of its memory by a spare one. The driver notes the row "
                 "(Xid 63), and the exchange is made when the GPU is next reset. Until then the row stays in use, "
@@ -282,6 +350,7 @@ FAMILY: Final = Family(
             ),
             sources=(_POLICY, "https://github.com/leptonai/gpud/pull/80"),
             check=_each(_remap_pending),
+            share=0.8,
             typical=line(r"memory errors and row remappings", flags=re.IGNORECASE),
             remedy=always(
                 drain("move the work away from this GPU, and stop DCGM, the fabric manager and all that holds it"),
@@ -292,13 +361,11 @@ FAMILY: Final = Family(
             ),
             explains=_MARKED,
         ),
-        Rule(
+        _rule(
             cause="row-remap-failure",
-            layer="hardware",
             disruption="RMA",
             title="a bad row of memory cannot be remapped",
             symptoms=(symptoms.ANY_XID, symptoms.CUDA_FAULT),
-            look_at=_LOOK_AT,
             story=(
                 "The spare rows of a memory bank are used up, or the remapping could not be noted (Xid 64). The GPU "
                 "can no longer take bad memory out of use: errors will come back, however often it is reset. For "
@@ -310,13 +377,11 @@ FAMILY: Final = Family(
             remedy=_RETURN_IT,
             explains=_WORN | {"hbm-failing-rma"},
         ),
-        Rule(
+        _rule(
             cause="hbm-failing-rma",
-            layer="hardware",
             disruption="RMA",
             title="the GPU's memory is wearing out",
             symptoms=(symptoms.ANY_XID, symptoms.CUDA_FAULT),
-            look_at=_LOOK_AT,
             story=(
                 "Single errors are repaired by retiring pages or remapping rows. When there are too many of them the "
                 "memory itself is failing: sixty retired pages, a bank without spare rows, memory beyond repair, SRAM "
@@ -335,9 +400,8 @@ FAMILY: Final = Family(
             remedy=_RETURN_IT,
             explains=_WORN,
         ),
-        Rule(
+        _rule(
             cause="page-retirement-pending-handles-held",
-            layer="hardware",
             severity="warning",
             disruption="reset-gpu",
             title="bad pages stay in use because something holds the GPU",
@@ -352,43 +416,42 @@ FAMILY: Final = Family(
             sources=(_RETIREMENT, "https://github.com/google/cadvisor/issues/2035"),
             check=_each(_pages_pending),
             typical=line(r"pending (?:retired page|page retirement)s? (?:has|have|together)", flags=re.IGNORECASE),
+            context=asked(r"(?:lsof|fuser)\b.*/dev/nvidia"),
             remedy=_LET_GO,
             explains=_MARKED,
         ),
-        Rule(
+        _rule(
             cause="xid-92-high-sbe-rate",
-            layer="hardware",
             severity="warning",
             disruption="none",
             title="ECC corrects more single bits than it should have to",
             symptoms=(symptoms.ANY_XID,),
-            look_at=_LOOK_AT,
             story=(
                 "Single wrong bits are corrected on the fly and hurt nobody. So many of them that the driver reports "
                 "the rate (Xid 92) speak of memory that ages. Nothing needs to be reset; watch whether pages or rows "
                 "are taken out of use, and plan for a replacement when they grow in number."
             ),
             sources=(XID_CATALOG,),
-            check=_each(_began(92)),
+            check=faults.began(92),
             typical=fact(_corrected),
             may_be_normal=True,
+            context=asked(r"ECC|PAGE_RETIREMENT|ecc_errors"),
             remedy=always(*_WATCH),
             explains=UNHEALTHY_IN_CLUSTER,
         ),
-        Rule(
+        _rule(
             cause="xid-94-contained-ecc",
-            layer="hardware",
             disruption="restart-container",
             title="a memory error ended one program",
             symptoms=_PROGRAM_HIT,
-            look_at=_LOOK_AT,
+            context=_counted("DRAM"),
             story=(
                 "An uncorrectable error was met by one program, and the GPU kept it there (Xid 94): that program is "
                 "ended, all others go on. The bad row is remapped at the next reset, which can wait until the GPU is "
                 "free. An error that could not be kept within one program is Xid 95, and cannot wait."
             ),
             sources=(_POLICY, "https://github.com/leptonai/gpud/pull/1174"),
-            check=_each(_began(94), is_over_by_reset=True),
+            check=_until_reset(faults.began(94)),
             remedy=always(
                 by_hand("application", "start the program again: others on the GPU were not touched"),
                 reset_gpu("reset the GPU, so that the bad row is remapped", "it is free"),
@@ -397,43 +460,40 @@ FAMILY: Final = Family(
             ),
             explains=_HIT,
         ),
-        Rule(
+        _rule(
             cause="xid-95-uncontained-ecc",
-            layer="hardware",
             disruption="reset-gpu",
             title="a memory error that no program's end contains",
-            symptoms=_PROGRAM_HIT,
-            look_at=_LOOK_AT,
+            symptoms=(*_PROGRAM_HIT, symptoms.CUDA_BUSY),
+            context=_counted("SRAM"),
             story=(
                 "An uncorrectable error could not be laid to one program (Xid 95), so the results of every program on "
                 "the GPU are in doubt and all of them are ended. New work fails until the GPU is reset; with MIG the "
                 "other instances may go on until then."
             ),
             sources=(_POLICY,),
-            check=_each(_uncontained, is_over_by_reset=True),
+            check=_until_reset(_uncontained),
             remedy=_RESET,
             explains=_HIT | {"xid-94-contained-ecc", "ecc-dbe-uncorrectable"},
         ),
-        Rule(
+        _rule(
             cause="xid-140-unrecovered-ecc",
-            layer="hardware",
             disruption="reset-gpu",
             title="an ECC error escaped every recovery",
             symptoms=_PROGRAM_HIT,
-            look_at=_LOOK_AT,
+            context=_counted("SRAM"),
             story=(
                 "The GPU found an uncorrectable error at a place where neither a remapping nor the end of one program "
                 "mends it, mostly in SRAM (Xid 140). Its state can no longer be relied on until it is reset. When the "
                 "SRAM counters pass NVIDIA's limit, or it comes back, the GPU is to be replaced."
             ),
             sources=(XID_CATALOG,),
-            check=_each(_began(140), is_over_by_reset=True),
+            check=_until_reset(faults.began(140)),
             remedy=_RESET,
             explains=_HIT,
         ),
-        Rule(
+        _rule(
             cause="inforom-corrupted",
-            layer="hardware",
             severity="warning",
             disruption="reset-gpu",
             title="the InfoROM is damaged",

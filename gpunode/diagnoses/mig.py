@@ -3,30 +3,27 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from gpunode.diagnoses import symptoms
 from gpunode.diagnoses.addresses import DEVICE_PLUGIN
 from gpunode.diagnoses.chains import NO_CLUSTER_GPU
-from gpunode.diagnoses.commands import Shell, at, command, of_gpu
-from gpunode.diagnoses.model import Citation, Family, Fix, Rule
-from gpunode.diagnoses.remedies import by_hand, drain, reboot, run
+from gpunode.diagnoses.commands import ADDRESS, Command, Shell, of_gpu
+from gpunode.diagnoses.model import Citation, Family, Fix, Proof, Rule, Sign
+from gpunode.diagnoses.remedies import always, by_hand, drain, reboot, reset_gpu, run
 from gpunode.diagnoses.signs import all_of, any_of, asked, fact, line, unless
-from gpunode.diagnoses.snapshot import Snapshot, cite, stated
+from gpunode.diagnoses.snapshot import Snapshot, stated
 from gpunode.diagnoses.views import pci, smi_query
-from gpunode.diagnoses.views.smi_rows import Row
-from gpunode.diagnoses.views.topology import addresses
 from gpunode.facts.model import Known
 from gpunode.facts.patterns import Pattern
 from gpunode.facts.sources import Kind
 
-# The third line of a GPU in nvidia-smi's table; a star says that another mode is pending.
-_TABLE: Final = Pattern(r"^\|[^|]*\|[^|]*\|\s+(?P<mode>Enabled|Disabled)(?P<pending>\*?)\s+\|\s*$")
 _BUS: Final = Pattern(r"(?P<bus>[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-9a-fA-F])")
 _SMI: Final[tuple[Kind, ...]] = ("nvidia-smi", "nvidia-smi-mig", "nvidia-smi-q", "container-run", "text")
-_SAID: Final = any_of(
+_ANNOUNCED: Final = any_of(
     line(
         r"MIG mode is in pending (?:enable|disable) state|(?:reboot the system|reset) .{0,40}to make MIG mode"
         r"|unable to apply MIG config with MIG mode disabled|Error applying MIG configuration.{0,60}error resetting"
@@ -57,103 +54,57 @@ class _Mode:
     """The MIG mode of one GPU.
 
     Attributes:
-        bus: its PCI address; empty where nothing tells it.
-        index: nvidia-smi's number for it; empty where the piece does not tell.
+        gpu: by what a command names it; empty where nothing tells.
         pending: the mode after the next reset; the current one where the piece does not tell.
     """
 
-    bus: str
-    index: str
+    gpu: str
     current: bool
     pending: bool
     citation: Citation
 
     @property
     def waits(self) -> bool:
-        """Whether another mode is asked for than the one that is on."""
+        """Whether another mode is to come than the one that is on."""
         return self.current != self.pending
 
-    @property
-    def where(self) -> str:
-        """How a command names the GPU; empty where nothing does."""
-        return self.bus or self.index
+
+_ON: Final = {"enabled": True, "disabled": False}
 
 
-def _modes(snapshot: Snapshot) -> tuple[_Mode, ...]:
-    return (*_by_query(snapshot), *_by_table(snapshot))
-
-
-def _by_query(snapshot: Snapshot) -> Iterator[_Mode]:
+def _modes(snapshot: Snapshot) -> Iterator[_Mode]:
     for gpu in snapshot.view(smi_query.gpus):
-        current = _first(gpu, ("MIG Mode", "Current"), ("mig", "mode", "current"), ("mig_mode", "current_mig"))
-        pending = _first(gpu, ("MIG Mode", "Pending"), ("mig", "mode", "pending"), ("mig_mode", "pending_mig"))
-        if current is not None and _is_mode(current.value):
-            after = pending.value if pending is not None and _is_mode(pending.value) else current.value
-            index = gpu.value("index")
-            bus = gpu.bus or snapshot.view(addresses).get(int(index) if re.fullmatch(r"\d{1,3}", index) else -1, "")
-            yield _Mode(bus, index, _is_on(current.value), _is_on(after), (pending or current).citation)
+        row = gpu.find("MIG Mode", "Current")
+        current = _ON.get(row.value.lower()) if row else None
+        if row and current is not None:
+            pending = gpu.find("MIG Mode", "Pending") or row
+            yield _Mode(gpu.name, current, _ON.get(pending.value.lower(), current), pending.citation)
 
 
-def _first(gpu: smi_query.Gpu, *ways: tuple[str, ...]) -> Row | None:
-    return next((row for way in ways if (row := gpu.find(*way)) is not None), None)
+def _mode(holds: Callable[[_Mode], bool], in_table: str) -> Sign:
+    """The GPUs of whose mode this holds; in nvidia-smi's table it is the last cell of a GPU's rows."""
+    by_query = fact(lambda snapshot: (mode.citation for mode in _modes(snapshot) if holds(mode)))
+    return any_of(by_query, line(rf"^\|[^|]*\|[^|]*\|\s+{in_table}\s+\|\s*$", *_SMI))
 
 
-def _is_mode(value: str) -> bool:
-    return value.strip().lower() in {"enabled", "disabled"}
+# A star says that the other mode is pending.
+_WAITS: Final = _mode(lambda mode: mode.waits, r"(?:Enabled|Disabled)\*")
+_SETTLED: Final = _mode(lambda mode: not mode.waits, r"(?:Enabled|Disabled)")
+_MODES: Final = any_of(_WAITS, _SETTLED)
+_ENABLED: Final = _mode(lambda mode: mode.current and mode.pending, "Enabled")
+_CURRENTLY_ON: Final = _mode(lambda mode: mode.current, r"Enabled\*?")
 
 
-def _is_on(value: str) -> bool:
-    return value.strip().lower() == "enabled"
+def _waiting(snapshot: Snapshot) -> Iterator[Proof]:
+    """Each GPU whose mode waits, by nvidia-smi's answer, else by its warning."""
+    waiting = {mode.gpu: mode.citation for mode in _modes(snapshot) if mode.waits}
+    for one in snapshot.view(_ANNOUNCED) if not waiting else ():
+        if "pending" in one.line and (match := _BUS.search(one.line)):
+            waiting[pci.address(match["bus"])] = one
+    return (Proof(_WAITING, (place,), gpu=gpu) for gpu, place in waiting.items())
 
 
-def _by_table(snapshot: Snapshot) -> Iterator[_Mode]:
-    for item in snapshot.of("nvidia-smi", "nvidia-smi-q", "container-run", "text"):
-        bus = ""
-        for number, text in enumerate(item.lines, 1):
-            if "|" in text and (found := _BUS.search(text)):
-                bus = pci.address(found["bus"])
-            elif match := _TABLE.match(text):
-                on = match["mode"] == "Enabled"
-                yield _Mode(bus, "", on, on != bool(match["pending"]), cite(item, number))
-
-
-# --- a pending mode -----------------------------------------------------------------------------------------------
-
-_WAITS: Final = fact(lambda snapshot: (mode.citation for mode in snapshot.view(_modes) if mode.waits))
-_SETTLED: Final = fact(lambda snapshot: (mode.citation for mode in snapshot.view(_modes) if not mode.waits))
-
-
-def _refused(snapshot: Snapshot) -> tuple[str, ...]:
-    """The GPUs that nvidia-smi names as those whose mode waits, the first of them first."""
-    found = (_BUS.search(one.line) for one in snapshot.view(_SAID) if "pending" in one.line)
-    return tuple(dict.fromkeys(pci.address(match["bus"]) for match in found if match))
-
-
-def _which_waits(snapshot: Snapshot) -> str:
-    waiting = [mode for mode in snapshot.view(_modes) if mode.waits]
-    said = " ".join(one.line for one in snapshot.view(_SAID))
-    what = "disabled" if (waiting and not waiting[0].pending) or "pending disable" in said else "enabled"
-    wheres = [mode.where for mode in waiting if mode.where] or _refused(snapshot)
-    where = f" on GPU {', '.join(dict.fromkeys(wheres))}" if wheres else ""
-    return f"MIG is to be {what}{where} and waits for a reset of the GPU, which something that uses it prevents"
-
-
-def _reset(snapshot: Snapshot) -> Iterable[Fix]:
-    yield drain("stop what holds the GPU: jobs, DCGM and its exporter, persistenced, a display")
-    units = ("nvidia-persistenced.service", "nvidia-dcgm.service")
-    running = [unit for unit in units if isinstance(snapshot.facts.unit(unit), Known)]
-    stop = (command("sudo", "systemctl", "stop", *running),) if running else ()
-    waiting = [mode for mode in snapshot.view(_modes) if mode.waits]
-    refused = _refused(snapshot)
-    # An index may be another GPU's after the next boot, an address is not.
-    by_index = not any(mode.bus for mode in waiting) and len(refused) != len(waiting)
-    wheres = tuple(dict.fromkeys(mode.where for mode in waiting if mode.bus or by_index)) or refused or ("",)
-    resets = (of_gpu("sudo", "nvidia-smi", "--gpu-reset", *at(where)) for where in wheres)
-    yield run("reset", "reset the GPU; the mode takes effect with it", *stop, *resets)
-    yield reboot(when="the GPU cannot be reset, as in a virtual machine")
-
-
-# --- a mode without instances -------------------------------------------------------------------------------------
+_WAITING: Final = "a change of the MIG mode waits for a reset of the GPU, which something that uses it prevents"
 
 
 def _caps(snapshot: Snapshot, *, are_there: bool) -> Iterator[Citation]:
@@ -163,34 +114,31 @@ def _caps(snapshot: Snapshot, *, are_there: bool) -> Iterator[Citation]:
         yield stated("/proc/driver/nvidia/capabilities", "the compute instances that are there", layout.probe)
 
 
-_ENABLED: Final = fact(lambda node: (mode.citation for mode in node.view(_modes) if mode.current and mode.pending))
-_TOLD_MODES: Final = fact(lambda snapshot: (mode.citation for mode in snapshot.view(_modes)))
 _EMPTY: Final = all_of(_ENABLED, any_of(_NO_INSTANCES, fact(lambda node: _caps(node, are_there=False))))
 _INSTANCES: Final = any_of(_INSTANCE, fact(lambda node: _caps(node, are_there=True)))
 
 
-def _create(snapshot: Snapshot) -> Iterable[Fix]:
-    ones = [at(where) for where in dict.fromkeys(m.where for m in snapshot.view(_modes) if m.current) or ("",)]
-    offers = (of_gpu("sudo", "nvidia-smi", "mig", *one, "-lgip") for one in ones)
-    largest = (of_gpu("sudo", "nvidia-smi", "mig", *one, "-cgi", "0", "-C") for one in ones)
-    yield run("configure", "create instances, of which profile 0 is the whole GPU as one", *largest)
-    yield run("inspect", "see which other profiles the GPU offers", *offers, when="it is to be divided")
-    off = (of_gpu("sudo", "nvidia-smi", *one, "-mig", "0") for one in ones)
-    yield run("configure", "or switch MIG off again", *off, when="the GPU is not to be shared")
+def _without_instances(snapshot: Snapshot) -> Iterator[Proof]:
+    """Each GPU whose MIG mode is on, where no instance is there."""
+    summary = "MIG is enabled and no instance was created, so CUDA finds no device to use"
+    for mode in _modes(snapshot) if snapshot.view(_EMPTY) else ():
+        if mode.current and mode.pending:
+            yield Proof(summary, (mode.citation, *snapshot.view(_EMPTY)), gpu=mode.gpu)
 
 
-# --- permissions --------------------------------------------------------------------------------------------------
+def _smi(*words: str) -> Command:
+    return of_gpu("sudo", "nvidia-smi", *words)
 
 
-def _is_off(snapshot: Snapshot) -> bool:
-    modes = snapshot.view(_modes)
-    return bool(modes) and not any(mode.current for mode in modes)
-
-
-def _forbidden(snapshot: Snapshot) -> str:
-    if _is_off(snapshot):
-        return "MIG's instances are asked for on a GPU whose MIG mode is off; the driver calls that a lack of rights"
-    return "the program may not see or change MIG instances: that takes root, or the files in /dev/nvidia-caps"
+_CREATE: Final = always(
+    run(
+        "configure",
+        "create instances, of which profile 0 is the whole GPU as one",
+        _smi("mig", "-i", ADDRESS, "-cgi", "0", "-C"),
+    ),
+    run("inspect", "see which profiles there are", _smi("mig", "-i", ADDRESS, "-lgip"), when="it is to be divided"),
+    run("configure", "or switch MIG off again", _smi("-i", ADDRESS, "-mig", "0"), when="the GPU is not to be shared"),
+)
 
 
 _DENIED: Final = line(
@@ -199,16 +147,13 @@ _DENIED: Final = line(
 _SHARED: Final = any_of(
     asked(r"\bmig\b"),
     line(r"\bMIG\b|compute instances|GPU instances|mig[ _]?[sS]trategy[\"']?\s*[:=]\s*[\"']?(?:single|mixed)"),
-    _TOLD_MODES, _INSTANCE
+    _MODES, _INSTANCE
 )  # fmt: skip
 
 
 def _permit(snapshot: Snapshot) -> Iterable[Fix]:
-    if _is_off(snapshot):
-        # Which of several is to be divided, only whoever asked for its instances knows.
-        wheres = {mode.where for mode in snapshot.view(_modes)}
-        on = of_gpu("sudo", "nvidia-smi", *at(wheres.pop() if len(wheres) == 1 else ""), "-mig", "1")
-        yield run("configure", "switch MIG on, where it is wanted", on)
+    if snapshot.view(_MODES) and not snapshot.view(_CURRENTLY_ON):
+        yield run("configure", "switch MIG on, where it is wanted", _smi("-i", ADDRESS, "-mig", "1"))
     elif any(item.where == "container" or item.kind.startswith("kubernetes") for item in snapshot.items):
         text = "give the container NVIDIA_MIG_MONITOR_DEVICES=all to see instances"
         yield by_hand("configure", f"{text}, NVIDIA_MIG_CONFIG_DEVICES=all to change them")
@@ -217,20 +162,22 @@ def _permit(snapshot: Snapshot) -> Iterable[Fix]:
 
 
 _GUIDE: Final = "https://docs.nvidia.com/datacenter/tesla/mig-user-guide/"
+_rule = partial(Rule, layer="config")
 
 FAMILY: Final = Family(
     "mig",
     "MIG",
     (
-        Rule(
+        _rule(
             cause="mig-mode-pending-reset",
-            layer="config",
             in_stack="gpu",
             disruption="reset-gpu",
             title="a change of the MIG mode waits for a reset of the GPU",
-            decisive=any_of(_WAITS, unless(_SAID, _SETTLED)),
-            symptoms=(_WAITS, _SAID, symptoms.CUDA_NO_DEVICE, symptoms.CUDA_BUSY, symptoms.RESET_REFUSED),
-            summary=_which_waits,
+            check=_waiting,
+            share=1,
+            decisive=any_of(_WAITS, unless(_ANNOUNCED, _SETTLED)),
+            summary=_WAITING,
+            symptoms=(_WAITS, _ANNOUNCED, symptoms.CUDA_NO_DEVICE, symptoms.CUDA_BUSY, symptoms.RESET_REFUSED),
             look_at=(Shell("nvidia-smi --query-gpu=mig.mode.current,mig.mode.pending --format=csv"),),
             story=(
                 "On Ampere the MIG mode changes with a reset of the GPU, and a GPU is not reset while any program has "
@@ -240,17 +187,22 @@ FAMILY: Final = Family(
             ),
             sources=(_GUIDE, "https://github.com/NVIDIA/gpu-operator/issues/1845"),
             context=asked(r"nvidia-smi\b[^|;]* -mig\b|mig\.mode"),
-            remedy=_reset,
+            remedy=always(
+                drain("stop what holds the GPU: jobs, DCGM and its exporter, persistenced, a display"),
+                reset_gpu("reset the GPU; the mode takes effect with it"),
+                reboot(when="the GPU cannot be reset, as in a virtual machine"),
+            ),
             explains=frozenset({"mig-enabled-no-instances", "mig-capabilities-permission"}) | NO_CLUSTER_GPU,
         ),
-        Rule(
+        _rule(
             cause="mig-enabled-no-instances",
-            layer="config",
             in_stack="gpu",
             disruption="none",
             title="MIG is enabled and no instances were created",
+            check=_without_instances,
+            share=0.7,
             decisive=any_of(_PLUGIN_FINDS_NONE, _EMPTY),
-            typical=any_of(unless(_NO_INSTANCES, _TOLD_MODES), all_of(_ENABLED, symptoms.CUDA_NO_DEVICE)),
+            typical=any_of(unless(_NO_INSTANCES, _MODES), all_of(_ENABLED, symptoms.CUDA_NO_DEVICE)),
             symptoms=(_EMPTY, _NO_INSTANCES, _PLUGIN_FINDS_NONE, symptoms.NO_DEVICES, symptoms.CUDA_NO_DEVICE),
             against=(_INSTANCES,),
             summary="MIG is enabled and no instance was created, so CUDA finds no device to use",
@@ -262,15 +214,15 @@ FAMILY: Final = Family(
             ),
             sources=(_GUIDE,),
             context=_ENABLED,
-            remedy=_create,
+            remedy=_CREATE,
             explains=NO_CLUSTER_GPU,
         ),
-        Rule(
+        _rule(
             cause="mig-capabilities-permission",
-            layer="config",
             in_stack="driver",
             disruption="none",
             title="MIG's instances are out of this program's reach",
+            share=1,
             symptoms=(symptoms.DENIED, symptoms.NVML_UNKNOWN, symptoms.CUDA_NO_DEVICE),
             look_at=(Shell("ls -l /dev/nvidia-caps"),),
             story=(
@@ -281,12 +233,13 @@ FAMILY: Final = Family(
             ),
             sources=("https://github.com/Project-HAMi/HAMi/issues/1044", f"{DEVICE_PLUGIN}/issues/399", _GUIDE),
             decisive=all_of(_DENIED, _SHARED),
-            summary=_forbidden,
+            summary="the program may not see or change MIG instances, or MIG is off on the GPU",
             typical=line(
                 r"(?:memory info|visiting device|\bMIG\b|instances?)[^\n]{0,60}Insufficient Permissions"
                 r"|NVMLError_NoPermission|NVML_ERROR_NO_PERMISSION"
+                r"|/nvidia-caps\S{0,20}: (?:No such file|Permission denied)"
             ),
-            context=asked(r"nvidia-caps|nvidia-smi mig\b|capabilities/mig"),
+            context=any_of(asked(r"nvidia-caps|nvidia-smi mig\b|capabilities/mig"), _MODES),
             remedy=_permit,
             explains=NO_CLUSTER_GPU,
         ),

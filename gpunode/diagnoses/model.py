@@ -262,6 +262,7 @@ class Finding:
     """One cause that was found.
 
     Attributes:
+        ruled_out: of a root, other causes of the same symptoms, each with what speaks against it.
         explained_by: the cause whose consequence this is; empty for a root.
         gpus: those concerned, where it concerns some only and anything tells which: as ``Proof.gpu``.
         at: seconds, when it began first.
@@ -281,6 +282,7 @@ class Finding:
     remedy: tuple[Fix, ...]
     disruption: Disruption
     sources: tuple[str, ...]
+    ruled_out: tuple[str, ...] = ()
     explained_by: str = ""
     gpus: tuple[str, ...] = ()
     at: float | None = None

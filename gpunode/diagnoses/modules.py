@@ -10,8 +10,9 @@ from gpunode.diagnoses import build, chains, remedies, secureboot, symptoms
 from gpunode.diagnoses.addresses import DRIVER_README
 from gpunode.diagnoses.commands import Command, Shell, command, edited_where, joined
 from gpunode.diagnoses.commands import kernel as of_kernel
-from gpunode.diagnoses.model import Citation, Family, Fix, Proof, Rule
+from gpunode.diagnoses.model import Citation, Family, Fix, Rule
 from gpunode.diagnoses.remedies import (
+    by_hand,
     install,
     reboot,
     rebuild_initramfs,
@@ -23,7 +24,7 @@ from gpunode.diagnoses.remedies import (
 )
 from gpunode.diagnoses.signs import all_of, any_of, anywhere, asked, fact, file_line, holds, kernel_line, line, unless
 from gpunode.diagnoses.snapshot import Snapshot, cite, stated
-from gpunode.diagnoses.views import driver, initramfs, modules, next_boot, packages, pci, system
+from gpunode.diagnoses.views import driver, initramfs, modules, packages, pci, system
 from gpunode.facts.model import Known
 from gpunode.facts.patterns import Pattern
 
@@ -71,14 +72,10 @@ _SAYS_SO: Final = line(
     r"(?<!-fs )(?<!-fs\.ko )[Dd]river [Nn]ot [Ll]oaded|NVML_ERROR_DRIVER_NOT_LOADED"
     r"|(?:nvidia|NVIDIA) (?:kernel )?(?:module|driver) (?:is not|isn't|was not|not) loaded"
 )
-_UNSUPPORTED: Final = fact(lambda snapshot: snapshot.said(modules.UNSUPPORTED))
 
 
 def _why_not_loaded(snapshot: Snapshot) -> str:
-    if snapshot.view(_UNSUPPORTED):
-        return "SUSE's modprobe loads only modules that SUSE supports, and NVIDIA's is none of them"
-    words = f"NVIDIA's kernel module is {'installed and ' if snapshot.view(_BUILT) else ''}not loaded"
-    return f"{words}: it is blacklisted" if snapshot.view(_BLACKLIST) else words
+    return f"NVIDIA's kernel module is not loaded{': it is blacklisted' if snapshot.view(_BLACKLIST) else ''}"
 
 
 def _load(snapshot: Snapshot) -> Iterable[Fix]:
@@ -86,19 +83,12 @@ def _load(snapshot: Snapshot) -> Iterable[Fix]:
     if snapshot.view(_BLACKLIST):
         yield from _allow(snapshot)
         return
-    if snapshot.view(_UNSUPPORTED):
-        yield run("configure", "have modules loaded that SUSE does not support, and load NVIDIA's", _ALLOW, load)
-        return
     yield run("load", "load the module; what it says when it fails is the cause", load)
     said = Shell("sudo dmesg | grep -iE 'nvrm|nvidia|nouveau' | tail -n 40")
     yield run("inspect", "read what the kernel said of it", said)
     if takes_gpunode(snapshot):
         text = "have gpunode find what is missing and load it"
         yield setup_step(snapshot, "load", text, "module-build", "module-load", when="modprobe does not find it")
-
-
-# The file is the one that the message names; in /etc it stands before the one of the system's own.
-_ALLOW: Final = Shell("echo allow_unsupported_modules 1 | sudo tee /etc/modprobe.d/10-unsupported-modules.conf")
 
 
 def _allow(snapshot: Snapshot) -> Iterator[Fix]:
@@ -142,79 +132,40 @@ _OTHERS: Final = unless(fact(_elsewhere), symptoms.MODULE_LOADED)
 
 def _for_which(snapshot: Snapshot) -> str:
     running = modules.kernel_of_search(snapshot)
-    if match := snapshot.match(modules.MAGIC):
-        return f"the NVIDIA module on disk was built for {match['built']}, and {match['runs']} runs"
-    if _is_gone(snapshot, running):
-        return f"the modules of the running kernel {running} are gone, as after an upgrade of the kernel"
     built = {info.kernel for info in snapshot.view(modules.driver_info)}
     built |= {one.kernel for one in snapshot.view(modules.on_disk)}
     names = ", ".join(sorted(filter(None, built - {running}))) or "another kernel"
     return f"the NVIDIA module was built for {names}, and not for the running kernel {running}".rstrip()
 
 
-def _next_boot(snapshot: Snapshot) -> Iterator[Proof]:
-    """All is well until the next boot: a newer kernel waits without the module that the running one has."""
-    newest = snapshot.view(next_boot.without_module) if driver.is_loaded(snapshot) else ""
-    running = snapshot.view(system.running_kernel)
-    built = tuple(one.citation for one in snapshot.view(modules.on_disk) if one.kernel == running)
-    if newest and built:
-        yield Proof(
-            f"the next boot will have no driver where it takes the newest kernel here, {newest}: "
-            f"NVIDIA's module is built for {running}, and not for that",
-            (stated(f"/boot/vmlinuz-{newest}", "it is there", snapshot.facts.kernels.probe), *built),
-            "likely",
-            remedy=tuple(_build_for(snapshot, newest)),
-            severity="warning",
-        )
-
-
-def _build_for(snapshot: Snapshot, kernel: str) -> Iterator[Fix]:
-    """The module for a kernel that is not the running one, or for that."""
-    if prebuilt := packages.matching(snapshot, "linux-modules-nvidia-*"):
+def _build_for_this(snapshot: Snapshot) -> Iterable[Fix]:
+    kernel = modules.kernel_of_search(snapshot)
+    if _is_gone(snapshot, kernel):
+        yield reboot("reboot into the kernel that is installed: the running one was replaced, its modules are gone")
+    elif prebuilt := packages.matching(snapshot, "linux-modules-nvidia-*"):
         stem = re.sub(r"-\d+\.\d+\.\d+-\d+-\w.*$", "", prebuilt[0].name)
-        yield install(snapshot, f"install the prebuilt modules for {kernel}", of_kernel(kernel, f"{stem}-"))
-    elif takes_gpunode(snapshot) and driver.is_loaded(snapshot):
-        text = f"install the headers of {kernel} and build the module for it, before the next boot"
-        yield setup_step(snapshot, "rebuild", text, "headers", "module-build")
-    else:
+        yield install(snapshot, "install the prebuilt modules for this kernel", of_kernel(kernel, f"{stem}-"))
+        yield run("load", "load the module", Shell("sudo modprobe nvidia"))
+    elif bool(packages.matching(snapshot, "*dkms*", "akmod-nvidia*")) or bool(snapshot.view(modules.driver_builds)):
         if not build.headers_present(snapshot, kernel):
             text = f"install the headers of {kernel or 'the running kernel'}"
             yield install(snapshot, text, *build.headers_packages(snapshot, kernel))
         yield build.build_again(snapshot, kernel)
-
-
-def _build_for_this(snapshot: Snapshot) -> Iterable[Fix]:
-    running = modules.kernel_of_search(snapshot)
-    if _is_gone(snapshot, running):
-        yield reboot("reboot into the kernel that is installed: the running one was replaced, its modules are gone")
-    elif _is_rebuilt(snapshot):
-        yield from _build_for(snapshot, running)
-        yield run("load", "load the module", Shell("sudo modprobe nvidia"))
     else:
         text = "install the driver as a package, which is built anew for every kernel, in place of what is there"
         yield remedies.driver(snapshot, text)
         yield run("rebuild", "or run NVIDIA's installer again, with --dkms", when="the driver is to stay a .run one")
 
 
-def _is_rebuilt(snapshot: Snapshot) -> bool:
-    """Whether the module came with packages that have one for each kernel, or build it."""
-    of_packages = packages.matching(snapshot, "linux-modules-nvidia-*", "*dkms*", "akmod-nvidia*")
-    return bool(of_packages) or bool(snapshot.view(modules.driver_builds))
-
-
 def _is_gone(snapshot: Snapshot, running: str) -> bool:
     """Whether the folder of the running kernel's modules is no longer there, as after an upgrade without a reboot."""
-    for item in snapshot.of("listing") if running else ():
-        path = item.subject.rstrip("/")
-        if item.written == "/lib/modules/*":
-            return f"/lib/modules/{running}" not in item.lines
-        if item.source.words[:1] != ("ls",) or item.source.only:
-            continue
-        if path in {"/lib/modules", "/usr/lib/modules"} and item.outcome == "ok":
-            return running not in item.text
-        if path.endswith((f"/modules/{running}", "/modules/$(uname -r)")) and item.outcome == "absent":
-            return True
-    return False
+    folders = {f"/lib/modules/{running}", "/lib/modules/$(uname -r)"}
+    return bool(running) and any(
+        (item.written == "/lib/modules/*" and f"/lib/modules/{running}" not in item.lines)
+        or (item.subject.rstrip("/") == "/lib/modules" and item.source.words[0] == "ls" and running not in item.text)
+        or (item.subject.rstrip("/") in folders and item.outcome == "absent")
+        for item in snapshot.of("listing")
+    )
 
 
 # modprobe reads the indexes, and never searches folders.
@@ -252,18 +203,10 @@ def _without_index(snapshot: Snapshot) -> Iterator[Citation]:
 _FILES: Final = fact(_own_files)
 
 
-_UBUNTUS: Final = Pattern(r"-(?:generic|lowlatency|aws|azure|gcp|oracle|kvm|nvidia)\S*$")
-
-
 def _index(snapshot: Snapshot) -> Iterable[Fix]:
     running = modules.kernel_of_search(snapshot)
     if snapshot.view(_INCOMPLETE) or snapshot.view(_EMPTY):
-        text = f"install the package of the kernel {running} anew, whose folder of modules is not whole".replace(
-            "  ", " "
-        )
-        brings = "linux-modules-" if _UBUNTUS.search(running) else "linux-image-"
-        again = command("sudo", "apt-get", "install", "--reinstall", of_kernel(running, brings))
-        yield run("install", text, *((again,) if takes_gpunode(snapshot) else ()))
+        yield by_hand("install", "install the package of this kernel anew, whose folder of modules is not whole")
     yield run("rebuild", "write the indexes anew", command("sudo", "depmod", "-a", of_kernel(running)))
     yield run("load", "load the module", Shell("sudo modprobe nvidia"))
 
@@ -294,29 +237,18 @@ _PARTS: Final = ("nvidia", "nvidia-modeset", "nvidia-drm", "nvidia-uvm", "nvidia
 
 
 def _older_loaded(snapshot: Snapshot) -> Iterator[Citation]:
-    """The loaded module and what is installed, of two versions."""
-    here, there = driver.loaded(snapshot), driver.on_disk(snapshot) or driver.library(snapshot)
+    """The loaded module and the one on disk, of two versions."""
+    here, there = driver.loaded(snapshot), driver.on_disk(snapshot)
     if here and there and here.version != there.version:
         yield from (here.citation, there.citation)
 
 
-def _disagreement(snapshot: Snapshot) -> Iterator[Citation]:
-    """The copies by modinfo and DKMS, where they are not of one version."""
-    found = {info.version: info.citation for info in snapshot.view(modules.driver_info) if info.version}
-    rows = (row for row in snapshot.view(modules.driver_builds) if row.state == "installed")
-    differing = [row.citation for row in rows if "diff" in row.remark.lower() or (found and row.version not in found)]
-    return iter((*found.values(), *differing) if differing or len(found) > 1 else ())
-
-
 _TWICE: Final = fact(lambda snapshot: (one.citation for one in snapshot.view(_copies).values()))
-_DIFFER: Final = any_of(fact(_older_loaded), fact(_disagreement), line(r"nvidia-modeset: Version mismatch"), _REFUSED)
+_DIFFER: Final = any_of(fact(_older_loaded), line(r"nvidia-modeset: Version mismatch"), _REFUSED)
 
 
 def _where_twice(snapshot: Snapshot) -> str:
-    copies = snapshot.view(_copies)
-    name = next((one.kernel for one in copies.values()), "")
-    which = "the running kernel" if name == modules.RUNNING else f"kernel {name}"
-    return f"NVIDIA's module stands in {' and in '.join(sorted(copies))} for {which}, and the wrong one is loaded"
+    return f"NVIDIA's module stands in {' and in '.join(sorted(snapshot.view(_copies)))}, and the wrong one is loaded"
 
 
 _OWNER: Final[dict[system.PackageManager, Command]] = {
@@ -369,10 +301,11 @@ FAMILY: Final = Family(
             decisive=any_of(
                 all_of(fact(_absent), any_of(symptoms.NO_DRIVER, _BUILT, _PACKAGED)),
                 unless(_BLACKLIST, kernel_line(r"loading NVIDIA UNIX")),
-                _UNSUPPORTED,
             ),
-            typical=unless(all_of(symptoms.NO_DRIVER, _BUILT), unless(fact(_own_key), secureboot.IS_OFF)),
-            symptoms=(symptoms.NO_DRIVER, symptoms.NO_MODULE, _SAYS_SO),
+            typical=unless(
+                any_of(_SAYS_SO, all_of(symptoms.NO_DRIVER, _BUILT)), unless(fact(_own_key), secureboot.IS_OFF)
+            ),
+            symptoms=(symptoms.NO_DRIVER, symptoms.NO_MODULE, symptoms.HOOK_FAILED, _SAYS_SO),
             context=any_of(fact(_absent), _BUILT),
             against=(symptoms.DRIVER_WORKS, symptoms.MODULE_LOADED, _ELSEWHERE, secureboot.REFUSED),
             summary=_why_not_loaded,
@@ -393,13 +326,13 @@ FAMILY: Final = Family(
         ),
         Rule(
             cause="module-built-for-other-kernel",
-            layer="driver",
+            layer="kernel",
+            in_stack="driver",
             disruption="none",
             title="the module was built for another kernel",
             share=4,
-            check=_next_boot,
             decisive=any_of(unless(_REFUSED, symptoms.MODULE_LOADED), all_of(_NOT_FOUND, _OTHERS)),
-            typical=_OTHERS,
+            typical=any_of(_OTHERS, all_of(_NOT_FOUND, symptoms.NO_DRIVER)),
             symptoms=(symptoms.NO_MODULE, symptoms.NO_DRIVER, _REFUSED),
             against=(_ELSEWHERE,),
             summary=_for_which,
@@ -411,8 +344,7 @@ FAMILY: Final = Family(
                 "A kernel module fits one kernel. After a kernel upgrade the node boots into a new one, and NVIDIA's "
                 "module is there for the old one only: DKMS did not build it, the prebuilt package for the new kernel "
                 "is missing, or NVIDIA's installer had been run without DKMS. modprobe finds no module, or the kernel "
-                "refuses it for its version magic. Before that boot it is a warning: the driver works, and the newest "
-                "installed kernel of the same flavour has no module."
+                "refuses it for its version magic."
             ),
             sources=(
                 "https://github.com/NVIDIA/nvidia-docker/issues/365",
@@ -448,7 +380,8 @@ FAMILY: Final = Family(
         ),
         Rule(
             cause="duplicate-module-files",
-            layer="driver",
+            layer="kernel",
+            in_stack="driver",
             disruption="reboot",
             title="the module stands on disk twice, in different versions",
             decisive=all_of(_TWICE, any_of(_DIFFER, symptoms.MISMATCH)),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator
 from typing import Final
 
@@ -12,7 +11,7 @@ from gpunode.diagnoses.addresses import DRIVER_GUIDE, DRIVER_README
 from gpunode.diagnoses.commands import Shell, command, joined
 from gpunode.diagnoses.model import Citation, Family, Fix, Rule
 from gpunode.diagnoses.remedies import reboot, rebuild_initramfs, rebuilt_initramfs, run, setup_step, takes_gpunode
-from gpunode.diagnoses.signs import all_of, any_of, anywhere, fact, file_line, holds, kernel_line, line, unless
+from gpunode.diagnoses.signs import all_of, any_of, anywhere, asked, fact, file_line, holds, kernel_line, line, unless
 from gpunode.diagnoses.snapshot import Snapshot, lines_with
 from gpunode.diagnoses.views import initramfs, modules, pci
 from gpunode.facts.patterns import Pattern
@@ -27,16 +26,6 @@ def _is_open(owner: str) -> bool:
 
 def _bound(snapshot: Snapshot) -> Iterator[Citation]:
     return (gpu.citation for gpu in snapshot.view(pci.gpus) if gpu.driver and _is_open(gpu.driver))
-
-
-# The folder of a driver on the bus has a link for each device that it owns.
-_FOLDER: Final = Pattern(r"/bus/pci/drivers/(?:nouveau|NovaCore|nova[_-]core)/?$")
-_DEVICE: Final = Pattern(r"(?:^|\s)[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7](?=\s|$|@)", re.MULTILINE)
-
-
-def _owned(snapshot: Snapshot) -> Iterator[Citation]:
-    folders = (item for item in snapshot.of("listing") if _FOLDER.search(item.subject))
-    return (line for item in folders for line in lines_with(item, _DEVICE))
 
 
 def _loaded(snapshot: Snapshot) -> Iterator[Citation]:
@@ -67,7 +56,6 @@ _OWNS: Final = any_of(
         r"|drivers/(?:nouveau|NovaCore|nova[_-]core)/[0-9a-f]{4}:|^(?:nouveau|nova[_-]drm) dev=[0-9a-f]{4}:",
         on_host=True,
     ),
-    fact(_owned),
     unless(fact(_loaded), _NO_MODESET),
     unless(
         kernel_line(
@@ -88,7 +76,8 @@ _LEGACY: Final = holds(_is_all_there_is, "no driver of NVIDIA's that is maintain
 _LOOKED_INTO_INITRAMFS: Final = holds(
     lambda snapshot: any(item.outcome == "ok" for item in initramfs.of_running(snapshot)), "the initramfs was listed"
 )
-
+# Somebody lists the initramfs to see whether nouveau is in it.
+_SHOWN: Final = all_of(asked(r"\bls(?:initramfs|initrd)\b"), _IMAGE, any_of(_OWNS, _BLACKLIST))
 
 _FILE: Final = "/etc/modprobe.d/blacklist-nouveau.conf"
 
@@ -162,7 +151,7 @@ FAMILY: Final = Family(
                 "https://github.com/openSUSE/nvidia-driver-G06/issues/62",
             ),
             decisive=all_of(_OWNS, _BLACKLIST, _IMAGE),
-            typical=unless(all_of(_OWNS, _BLACKLIST), _LOOKED_INTO_INITRAMFS),
+            typical=any_of(unless(all_of(_OWNS, _BLACKLIST), _LOOKED_INTO_INITRAMFS), _SHOWN),
             share=1,
             symptoms=(symptoms.NO_DRIVER, symptoms.NO_MODULE, symptoms.NO_DEVICES, symptoms.NOT_STARTED),
             context=any_of(_IMAGE, _BLACKLIST),

@@ -11,12 +11,11 @@ from gpunode.diagnoses import chains, symptoms
 from gpunode.diagnoses.cluster import node_word
 from gpunode.diagnoses.commands import Shell, beside, command, joined
 from gpunode.diagnoses.model import Citation, Family, Fix, Rule
-from gpunode.diagnoses.remedies import by_hand, run
+from gpunode.diagnoses.remedies import always, by_hand, run
 from gpunode.diagnoses.remedies import driver as driver_fix
 from gpunode.diagnoses.signs import all_of, any_of, asked, fact, line, unless
-from gpunode.diagnoses.snapshot import Snapshot
-from gpunode.diagnoses.views import driver, history, kube, modules
-from gpunode.facts.patterns import Pattern
+from gpunode.diagnoses.snapshot import Snapshot, cite
+from gpunode.diagnoses.views import driver, history, modules
 
 _OPERATOR: Final = "https://github.com/NVIDIA/gpu-operator"
 
@@ -24,6 +23,7 @@ _OPERATOR: Final = "https://github.com/NVIDIA/gpu-operator"
 _STUCK: Final = any_of(
     line(
         r"Could not unload NVIDIA driver kernel modules|[Ff]ailed to (?:unload|uninstall) (?:the )?(?:nvidia )?driver"
+        r"|nvidia driver module is already loaded with refcount"
     ),
     line(
         r"driver is (?:currently )?in use|Module nvidia\w* is in use|appears to (?:be )?already (?:be )?loaded"
@@ -31,18 +31,18 @@ _STUCK: Final = any_of(
         "kubernetes-log",
     ),
 )
-_MANAGED: Final = line(
-    r"k8s-driver-manager|nvidia driver module is already loaded with refcount|Shutting down all GPU clients"
-    r"|Auto[- ]?drain of the node|Failed to uninstall nvidia driver components|Starting driver uninstallation"
-    r"|Waiting for the [\w-]+ to shutdown|Auto eviction of GPU pods on node|Draining node|gpu-driver-upgrade-state",
-    flags=re.IGNORECASE,
-)
-_CANNOT_DRAIN: Final = line(
-    r"Auto[- ]?(?:drain|eviction) (?:of .{0,80})?(?:is )?disabled|cannot delete Pods? (?:with|not|declare)"
-    r"|error when evicting|failed to drain|unable to (?:drain|evict)|upgrade-failed"
-    r"|GPU pods? (?:still )?(?:running|found)"
-    r"|timed out waiting for .{0,60}(?:drain|evict|terminat)",
-    flags=re.IGNORECASE,
+# That it was the operator's own: its driver manager, which takes it away, and why it could not.
+_MANAGED: Final = any_of(
+    line(
+        r"k8s-driver-manager|Shutting down all GPU clients"
+        r"|Auto[- ]?drain of the node|Failed to uninstall nvidia driver components|Starting driver uninstallation"
+        r"|Waiting for the [\w-]+ to shutdown|Auto eviction of GPU pods on node|Draining node|gpu-driver-upgrade-state"
+        r"|upgradePolicy|Auto[- ]?(?:drain|eviction) (?:of .{0,80})?(?:is )?disabled|error when evicting"
+        r"|cannot delete Pods? (?:with|not|declare)|failed to drain|unable to (?:drain|evict)|upgrade-failed"
+        r"|GPU pods? (?:still )?(?:running|found)|timed out waiting for .{0,60}(?:drain|evict|terminat)",
+        flags=re.IGNORECASE,
+    ),
+    fact(lambda node: (cite(item) for item in node.items if "k8s-driver-manager" in item.written)),
 )
 
 
@@ -58,10 +58,8 @@ def _host_driver(snapshot: Snapshot) -> Iterator[Citation]:
     yield from (one.citation for one in driver.packaged(snapshot) if one.is_installed)
     yield from (row.citation for row in snapshot.view(modules.dkms) if row.module.startswith("nvidia"))
     yield from (one.citation for one in history.upgrades(snapshot))
-    kinds = {item.key: item.kind for item in snapshot.items}
-    for state, place in snapshot.view(driver.smi):
-        if state == "works" and not re.search(r"exec|/run/nvidia", place.source) and kinds.get(place.key) != "text":
-            yield place
+    own = (place for state, place in snapshot.view(driver.smi) if state == "works")
+    yield from (place for place in own if place.source.startswith(("nvidia-smi", "sudo nvidia-smi")))
 
 
 _HOST_DRIVER: Final = any_of(
@@ -87,16 +85,14 @@ _WITHOUT_DRIVER: Final = Shell(
 )
 
 
-def _keep_host(_: Snapshot) -> Iterable[Fix]:
-    yield run("configure", "keep the host's driver: tell the operator not to install one", _WITHOUT_DRIVER)
-    text = "or take the driver's packages off the host and reboot it"
-    yield by_hand("remove", text, "the operator is to manage the driver")
+_KEEP_HOST: Final = always(
+    run("configure", "keep the host's driver: tell the operator not to install one", _WITHOUT_DRIVER),
+    by_hand("remove", "or take the driver's packages off the host and reboot it", "the operator is to bring it"),
+)
 
 
 def _free(snapshot: Snapshot) -> Iterable[Fix]:
-    names = [node.name for node in snapshot.view(kube.nodes) if node.name]
-    # Of several nodes nobody says which one it is; then it is the one on which this is typed.
-    node = node_word(names[0] if len(names) == 1 else "")
+    node = node_word(snapshot)
     yield by_hand("drain", "save what pods of the node keep in an emptyDir: it is lost when they are moved away")
     yield Fix(
         "drain",
@@ -115,34 +111,31 @@ def _free(snapshot: Snapshot) -> Iterable[Fix]:
 
 # No image.
 
-_DRIVER_IMAGE: Final = Pattern(r"/(?:(?:gpu-|nvidia-|vgpu-)?driver|vgpu-guest-driver):(?P<tag>[\w.+-]*[\w+-])")
+_DRIVER_IMAGE: Final = r"/(?:(?:gpu-|nvidia-|vgpu-)?driver|vgpu-guest-driver)"
 _NO_ACCESS: Final = (
     r"unauthori[sz]ed|\b40[13]\b|denied|x509|certificate|i/o timeout|no such host|connection refused|TLS handshake"
     r"|toomanyrequests|\b429\b|no space left|deadline exceeded"
 )
 _NO_IMAGE: Final = line(
-    rf"^(?![^\n]*(?:{_NO_ACCESS}))[^\n]*/(?:(?:gpu-|nvidia-|vgpu-)?driver|vgpu-guest-driver)(?::[\w.+-]+)?[\"'\\]*[ :]"
+    rf"^(?![^\n]*(?:{_NO_ACCESS}))[^\n]*{_DRIVER_IMAGE}(?::[\w.+-]+)?[\"'\\]*[ :]"
     r"[^\n]{0,600}?(?:not found|manifest unknown|does not exist|NotFound|name unknown|no such manifest"
     r"|no match(?:ing manifest)? for)"
 )
 _UNPULLED: Final = line(r"driver[^\n]{0,120}(?:ImagePullBackOff|ErrImagePull|InvalidImageName)|Reason: +ErrImagePull")
-_NO_KERNEL: Final = line(
-    r"Could not resolve Linux kernel version|driver-toolkit.{0,80}(?:not found|no matching|missing)"
-    r"|No precompiled (?:driver|kernel).{0,60}found|Unable to find a matching .{0,30}driver"
+_NO_KERNEL: Final = any_of(
+    line(
+        r"Could not resolve Linux kernel version|driver-toolkit.{0,80}(?:not found|no matching|missing)"
+        r"|No precompiled (?:driver|kernel).{0,60}found|Unable to find a matching .{0,30}driver"
+    ),
+    line(
+        r"Unable to (?:find|locate) (?:a )?(?:package )?(?:linux-headers|kernel-(?:devel|headers))"
+        r"|No match for argument: kernel-(?:devel|headers|core)|No package kernel-(?:headers|devel|core)\S* available"
+        r"|unsupported (?:OS|operating system|kernel)"
+        r"|linux-modules-nvidia-\S+ (?:not found|has no installation candidate)",
+        *("kubernetes-log", "kubernetes-pod", "kubernetes"),
+        flags=re.IGNORECASE,
+    ),
 )
-_NO_KERNEL_PACKAGES: Final = line(
-    r"Unable to (?:find|locate) (?:a )?(?:package )?(?:linux-headers|kernel-(?:devel|headers))"
-    r"|No match for argument: kernel-(?:devel|headers|core)|No package kernel-(?:headers|devel|core)\S* available"
-    r"|unsupported (?:OS|operating system|kernel)|linux-modules-nvidia-\S+ (?:not found|has no installation candidate)",
-    *("kubernetes-log", "kubernetes-pod", "kubernetes"),
-    flags=re.IGNORECASE,
-)
-
-
-def _which_image(snapshot: Snapshot) -> str:
-    match = next((one for place in snapshot.view(_NO_IMAGE) if (one := _DRIVER_IMAGE.search(place.line))), None)
-    what = f" {match['tag']}" if match else " for this system or kernel"
-    return f"there is no driver image{what}: NVIDIA builds one for each driver version and supported system only"
 
 
 def _other_image(snapshot: Snapshot) -> Iterable[Fix]:
@@ -177,7 +170,7 @@ FAMILY: Final = Family(
                 any_of(all_of(_FAILING, _HOST_DRIVER), _STUCK, _CANNOT_BEGIN),
                 _NO_IMAGE,
                 _NO_KERNEL,
-                unless(any_of(_MANAGED, _CANNOT_DRAIN, _CLIENTS, _OF_POD), _HOST_DRIVER),
+                unless(any_of(_MANAGED, _CLIENTS, _OF_POD), _HOST_DRIVER),
             ),
             symptoms=(_STUCK, symptoms.OPERATOR_WAITS),
             context=_FAILING,
@@ -187,7 +180,7 @@ FAMILY: Final = Family(
             ),
             share=1.5,
             summary="the node has a driver of its own, and the operator's driver pod wants to replace it with another",
-            remedy=_keep_host,
+            remedy=_KEEP_HOST,
             explains=frozenset({"gpu-labels-without-capacity", "device-plugin-library-not-found"}),
         ),
         Rule(
@@ -205,15 +198,14 @@ FAMILY: Final = Family(
             decisive=unless(all_of(_STUCK, _OF_POD), _HOST_DRIVER),
             typical=unless(
                 any_of(
-                    all_of(_STUCK, any_of(_MANAGED, _CANNOT_DRAIN, _CLIENTS)),
-                    all_of(_MANAGED, any_of(_CANNOT_DRAIN, _CLIENTS)),
-                    all_of(_FAILING, _CANNOT_DRAIN),
+                    all_of(any_of(_STUCK, _FAILING), any_of(_MANAGED, _CLIENTS)),
+                    all_of(_MANAGED, _CLIENTS),
                     line(r"gpu-driver-upgrade-state=(?!upgrade-done|unknown)\S"),
                 ),
                 _HOST_DRIVER,
             ),
             symptoms=(_STUCK, symptoms.OPERATOR_WAITS),
-            context=any_of(_MANAGED, _CANNOT_DRAIN),
+            context=any_of(_MANAGED, _CLIENTS),
             look_at=(Shell("kubectl logs -n gpu-operator -l app=nvidia-driver-daemonset --tail=30"),),
             share=1.5,
             summary="the operator's driver pod cannot unload the one before it, which is in use",
@@ -241,12 +233,11 @@ FAMILY: Final = Family(
             decisive=_NO_IMAGE,
             typical=any_of(
                 _NO_KERNEL,
-                _NO_KERNEL_PACKAGES,
-                unless(all_of(line(_DRIVER_IMAGE.pattern), _UNPULLED), line(_NO_ACCESS)),
+                unless(all_of(line(rf"{_DRIVER_IMAGE}:\w"), _UNPULLED), line(_NO_ACCESS)),
             ),
             symptoms=(_NO_IMAGE, _UNPULLED, symptoms.OPERATOR_WAITS),
             look_at=(Shell("kubectl get events -n gpu-operator | grep -i pull"),),
-            summary=_which_image,
+            summary="there is no driver image: NVIDIA builds one for each driver version and supported system only",
             remedy=_other_image,
             # The operator was to bring the driver: that the host has none, or nothing to build one, is as it should be.
             explains=chains.NOT_INSTALLED | {"driver-not-installed", "kernel-headers-missing"},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import Final
 
 from gpunode.diagnoses import symptoms
@@ -14,7 +15,7 @@ from gpunode.diagnoses.model import Citation, Family, Fix, Rule
 from gpunode.diagnoses.remedies import boot_with, boots_with, by_hand, run
 from gpunode.diagnoses.signs import all_of, any_of, asked, fact, line, unless
 from gpunode.diagnoses.snapshot import Snapshot
-from gpunode.diagnoses.views import faults, kernel, lending, links, pci
+from gpunode.diagnoses.views import faults, kernel, links, passthrough, pci
 from gpunode.facts.patterns import Pattern
 
 # ---- access control
@@ -78,7 +79,7 @@ def _of_any(snapshot: Snapshot) -> Iterator[Citation]:
 
 def _has_guests(snapshot: Snapshot) -> bool:
     """Whether virtual machines run here, which ACS and the IOMMU keep apart."""
-    return bool(lending.lent(snapshot)) or lending.is_hypervisor(snapshot)
+    return bool(passthrough.lent(snapshot)) or passthrough.is_hypervisor(snapshot)
 
 
 _PASSES: Final = "iommu=pt"
@@ -87,10 +88,6 @@ _PASSES: Final = "iommu=pt"
 def _pass_through(snapshot: Snapshot) -> Iterable[Fix]:
     if not boots_with(snapshot, _PASSES):
         yield from boot_with(snapshot, _PASSES, "devices of the host pass the IOMMU untranslated")
-    elif _has_guests(snapshot):
-        text = "set NCCL_P2P_DISABLE=1 for the job: the IOMMU has to stay on for the virtual machines"
-        yield by_hand("application", text)
-        return
     text = "switch the IOMMU (VT-d, AMD-Vi) off in BIOS"
     yield by_hand("firmware", text, "no virtual machines run here, and iommu=pt did not help")
 
@@ -103,14 +100,14 @@ _SLOW: Final = line(
     "application", "text",
 )  # fmt: skip
 _NCCL_GUIDE: Final = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html"
+_rule = partial(Rule, layer="pci")
 
 FAMILY: Final = Family(
     "p2p",
     "peer-to-peer transfers between GPUs",
     (
-        Rule(
+        _rule(
             cause="iommu-blocks-p2p",
-            layer="pci",
             disruption="reboot",
             title="the IOMMU stops transfers between GPUs",
             symptoms=(symptoms.NCCL_FAILS, symptoms.SLOW, symptoms.CUDA_FAULT),
@@ -131,9 +128,8 @@ FAMILY: Final = Family(
             remedy=_pass_through,
             explains=TRANSFERS_LOST | UNHEALTHY_IN_CLUSTER | {"gpu-fallen-off-bus", "acs-blocks-p2p"},
         ),
-        Rule(
+        _rule(
             cause="acs-blocks-p2p",
-            layer="pci",
             severity="warning",
             disruption="none",
             title="access control on bridges keeps GPUs apart",
@@ -148,7 +144,7 @@ FAMILY: Final = Family(
             sources=(_NCCL_GUIDE, "https://github.com/NVIDIA/nccl/issues/2079"),
             decisive=all_of(_REDIRECTS, any_of(_HANGS, _SLOW)),
             typical=any_of(all_of(_REDIRECTS, _ASKED), all_of(_VALIDATES, any_of(_HANGS, _SLOW, _ASKED))),
-            context=_REDIRECTS,
+            context=any_of(_REDIRECTS, _HANGS),
             summary="bridges send what GPUs ask of each other up to the root complex (ACS)",
             remedy=_without_acs,
         ),

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import Final
 
 from gpunode.diagnoses import symptoms
 from gpunode.diagnoses.addresses import OPEN_MODULES
 from gpunode.diagnoses.chains import NO_DRIVER, NOT_STARTED, TRANSFERS_LOST
-from gpunode.diagnoses.commands import Shell, command, edited_where, is_gpu
+from gpunode.diagnoses.commands import Shell, edited_where
 from gpunode.diagnoses.model import Citation, Family, Fix, Proof, Rule
 from gpunode.diagnoses.remedies import always, boot_loader, by_hand, power_cycle, reboot, rebuild_initramfs, run
 from gpunode.diagnoses.signs import all_of, any_of, anywhere, asked, fact, file_line, holds, kernel_line, line, unless
-from gpunode.diagnoses.snapshot import Snapshot, lines_with, stated
-from gpunode.diagnoses.views import driver, faults, kernel, lending, links, pci, system
+from gpunode.diagnoses.snapshot import Snapshot, lines_with
+from gpunode.diagnoses.views import driver, faults, kernel, links, passthrough, pci, system
 from gpunode.facts.patterns import Pattern
 
 # ---- is there a GPU at all
@@ -33,17 +34,6 @@ _SPOKEN_OF: Final = kernel_line(
 )
 
 
-_NO_CONTROLLER: Final = "no display or 3D controller of NVIDIA's"
-
-
-def _bus_without_gpu(snapshot: Snapshot) -> tuple[Citation, ...]:
-    if not pci.is_listed(snapshot):
-        return ()
-    whole = (item for item in snapshot.of("lspci") if not item.source.is_part)
-    found = tuple(stated(item.written, _NO_CONTROLLER, item.key) for item in whole)
-    return found[:1] or (stated("the PCI bus", _NO_CONTROLLER),)
-
-
 def _installed(snapshot: Snapshot) -> tuple[Citation, ...]:
     """Where a driver for a GPU was installed on the node."""
     disk = driver.on_disk(snapshot)
@@ -54,29 +44,14 @@ def _sees_gpu(snapshot: Snapshot) -> bool:
     return bool(pci.has_gpu(snapshot) or snapshot.view(links.nvidia))
 
 
-def _refused(snapshot: Snapshot) -> Iterator[Citation]:
-    return (place for state, place in snapshot.view(driver.smi) if state in {"no-driver", "no-devices"})
-
-
-_NOT_LISTED: Final = fact(_bus_without_gpu)
 _GPU_SEEN: Final = holds(_sees_gpu, "a GPU is on the bus")
 _FROM_ELSEWHERE: Final = holds(system.has_driver_from_elsewhere, "the driver is not one of Linux's")
 
 
-def _none(snapshot: Snapshot) -> str:
-    if not snapshot.view(_NOT_LISTED):
-        return "NVIDIA's driver finds no GPU on this machine's PCI bus"
-    guest = " (a virtual machine: none is passed through to it)" if system.is_guest(snapshot) else ""
-    return f"no NVIDIA GPU is on this machine's PCI bus{guest}, and a driver for one is here"
-
-
 def _attach(snapshot: Snapshot) -> Iterable[Fix]:
-    if system.is_guest(snapshot):
-        yield by_hand("hardware", "attach a GPU to this virtual machine, or start an instance type that has one")
-    else:
-        yield by_hand(
-            "hardware", "power the machine off, seat the GPU and its power cables, and enable the slot in BIOS"
-        )
+    guest = "attach a GPU to this virtual machine, or start an instance type that has one"
+    host = "power the machine off, seat the GPU and its power cables, and enable the slot in BIOS"
+    yield by_hand("hardware", guest if system.is_guest(snapshot) else host)
     yield run("inspect", "look whether the bus shows it now", Shell("lspci -nn -d 10de:"))
 
 
@@ -97,22 +72,21 @@ _ASKS_OWNER: Final = Pattern(r"/driver|driverctl|10de", re.IGNORECASE)
 _ADDRESS: Final = Pattern(r"\b[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.\d\b", re.IGNORECASE)
 
 
-def _told(snapshot: Snapshot) -> Iterator[Citation]:
+def _by_sysfs(snapshot: Snapshot) -> Iterator[Citation]:
     """The lines of sysfs or driverctl by which a GPU, and no other device, belongs to what passes devices on."""
     known = {gpu.address for gpu in snapshot.view(pci.gpus)}
-    for item in snapshot.of("listing", "text", "which"):
-        for one in (
-            lines_with(item, _OWNER) if _ASKS_OWNER.search(item.text) or _ASKS_OWNER.search(item.written) else ()
-        ):
-            where = {pci.address(address) for address in _ADDRESS.findall(one.line)}
-            if not known or not where or where & known:
-                yield one
+    asked_owner = (one for one in snapshot.of("listing", "text", "which") if _ASKS_OWNER.search(one.written + one.text))
+    for one in (found for item in asked_owner for found in lines_with(item, _OWNER)):
+        where = {pci.address(address) for address in _ADDRESS.findall(one.line)}
+        if not known or not where or where & known:
+            yield one
 
 
-_LENT: Final = fact(lambda snapshot: (gpu.citation for gpu in lending.lent(snapshot)))
-_OWNED: Final = any_of(_TAKEN, fact(_told), _LENT)
+_LENT: Final = fact(lambda snapshot: (gpu.citation for gpu in passthrough.lent(snapshot)))
+_OWNED: Final = any_of(_TAKEN, fact(_by_sysfs), _LENT)
 _MAY_BE_MEANT: Final = holds(
-    lambda node: lending.is_hypervisor(node) and not any(lending.guest_lists(node)), "the host is there for its guests"
+    lambda node: passthrough.is_hypervisor(node) and not any(passthrough.guest_lists(node)),
+    "the host is there for its guests",
 )
 _SET_UP: Final = "vfio-pci owns a GPU, to hand to a virtual machine: this is set up so, and the host goes without"
 
@@ -122,18 +96,14 @@ def _meant(snapshot: Snapshot) -> Iterator[Proof]:
     owned = snapshot.view(_OWNED)
     told = {pci.address(one) for line in owned for one in _ADDRESS.findall(line.line)}
     of_host = any(
-        gpu.driver not in lending.PASSERS and (gpu.shows_driver or (told and gpu.address not in told))
+        gpu.driver not in passthrough.PASSERS and (gpu.shows_driver or (told and gpu.address not in told))
         for gpu in snapshot.view(pci.gpus)
     )
-    if owned and (driver.works(snapshot) or of_host or lending.has_running_guests(snapshot)):
+    if owned and (driver.works(snapshot) or of_host or passthrough.has_running_guests(snapshot)):
         yield Proof(_SET_UP, owned, "likely", severity="info", remedy=(_LEAVE,), disruption="none")
 
 
-_LEAVE: Final = by_hand(
-    "wait",
-    "leave it to its virtual machine; if the host is to have it after all, take its ids out of what is reserved for "
-    "vfio-pci and reboot",
-)
+_LEAVE: Final = by_hand("wait", "leave it to its virtual machine, or take its ids out of vfio-pci's and reboot")
 _WITHOUT_IDS: Final = "/vfio-pci|pci-stub/s/10de:[0-9a-fA-F]{4},?//g"
 _PLACES: Final = ("/etc/modprobe.d", "/etc/default/grub", "/etc/default/grub.d", "/etc/kernel/cmdline")
 
@@ -146,10 +116,6 @@ def _give_back(snapshot: Snapshot) -> Iterable[Fix]:
     entries = Shell("sudo proxmox-boot-tool refresh") if system.is_proxmox(snapshot) else boot_loader(snapshot)
     yield run("rebuild", "write the boot loader's configuration anew", entries)
     yield rebuild_initramfs(snapshot)
-    named = (gpu.address for gpu in lending.lent(snapshot) if is_gpu(gpu.address))
-    unset = tuple(command("sudo", "driverctl", "unset-override", address) for address in named)
-    if unset:
-        yield run("configure", "take an override of driverctl back", *unset, when="driverctl set it")
     yield reboot()
 
 
@@ -166,25 +132,25 @@ def _silent(snapshot: Snapshot) -> Iterator[Citation]:
     """The lines by which a GPU does not come back, those behind its fall off the bus left out."""
     gone, gpus = snapshot.view(faults.first_fall), snapshot.view(links.nvidia)
     for message in kernel.said(snapshot, _D3):
-        match = _D3.search(message.text)
-        if match is None or faults.is_behind(message.citation, gone):
-            continue
-        is_gpu = links.slot(pci.address(match["address"])) in gpus
-        if is_gpu or match["driver"] == "nvidia" or (not gpus and match["driver"] == "vfio-pci"):
-            yield message.citation
+        if (match := _D3.search(message.text)) and not faults.is_behind(message.citation, gone):
+            is_gpu = links.slot(pci.address(match["address"])) in gpus or match["driver"] == "nvidia"
+            if is_gpu or (not gpus and match["driver"] == "vfio-pci"):
+                yield message.citation
 
 
-_ALL_ONES: Final = anywhere(r"NVIDIA[^\n]*\(rev ff\)|Unknown header type 7f")
+_AWAKE: Final = Shell('for gpu in /sys/bus/pci/drivers/nvidia/0*; do echo on | sudo tee "$gpu/power/control"; done')
+_ALL_ONES: Final = line(r"NVIDIA[^\n]*\(rev ff\)|Unknown header type 7f", "lspci", "text", "file")
 _IN_D3COLD: Final = anywhere(r"^(?:\S*power_state:)?D3cold$")
-
+_rule = partial(Rule, layer="pci")
 
 FAMILY: Final = Family(
     "pci",
     "the PCI bus",
     (
-        Rule(
+        _rule(
             cause="no-gpu-present",
-            layer="pci",
+            layer="hardware",
+            in_stack="pci",
             disruption="power-cycle",
             title="no NVIDIA GPU is on the bus",
             symptoms=(*_SHOWN, symptoms.NO_MODULE, symptoms.CUDA_UNAVAILABLE),
@@ -196,24 +162,23 @@ FAMILY: Final = Family(
                 "to a driver. No package and no setting of this system can change it."
             ),
             sources=(f"{OPEN_MODULES}/blob/main/kernel-open/nvidia/nv.c",),
-            decisive=all_of(_NOT_LISTED, any_of(_NONE_SAID, fact(_refused), fact(_installed))),
+            decisive=all_of(symptoms.NO_GPU, any_of(_NONE_SAID, *_SHOWN, fact(_installed))),
             typical=_NONE_SAID,
-            context=all_of(_NOT_LISTED, asked(r"lspci\b.*(?:nvidia|10de)", empty=True)),
+            context=all_of(symptoms.NO_GPU, asked(r"lspci\b.*(?:nvidia|10de)", empty=True)),
             against=(
                 _GPU_SEEN,
                 _SPOKEN_OF,
                 anywhere(r"^(?:nouveau|nova[_-]drm) dev="),
                 _FROM_ELSEWHERE,
-                unless(fact(_told), _NOT_LISTED),
+                unless(fact(_by_sysfs), symptoms.NO_GPU),
             ),
             may_be_normal=True,
-            summary=_none,
+            summary="no NVIDIA GPU is on this machine's PCI bus, and a driver for one is here",
             remedy=_attach,
             explains=NO_DRIVER | {"driver-not-installed"},
         ),
-        Rule(
+        _rule(
             cause="vfio-bound",
-            layer="pci",
             disruption="reboot",
             title="vfio-pci owns the GPU",
             symptoms=(*_SHOWN, symptoms.NO_MODULE, symptoms.NOT_STARTED),
@@ -230,7 +195,7 @@ FAMILY: Final = Family(
             ),
             check=_meant,
             decisive=any_of(
-                all_of(_OWNED, any_of(_NO_SUCH_DEVICE, _TAKEN)), unless(all_of(_OWNED, fact(_refused)), _MAY_BE_MEANT)
+                all_of(_OWNED, any_of(_NO_SUCH_DEVICE, _TAKEN)), unless(all_of(_OWNED, any_of(*_SHOWN)), _MAY_BE_MEANT)
             ),
             typical=unless(any_of(_OWNED, _RESERVED), _MAY_BE_MEANT, symptoms.DRIVER_WORKS),
             may_be_normal=True,
@@ -239,9 +204,8 @@ FAMILY: Final = Family(
             remedy=_give_back,
             explains=NO_DRIVER | {"nouveau-bound"},
         ),
-        Rule(
+        _rule(
             cause="gpu-stuck-d3cold",
-            layer="pci",
             disruption="power-cycle",
             title="the GPU does not wake up from D3cold",
             symptoms=(*_SHOWN, symptoms.CLOSED_OR_BAR, symptoms.NOT_STARTED, symptoms.GPU_LOST),
@@ -262,13 +226,7 @@ FAMILY: Final = Family(
             summary="the GPU does not come back from its deepest sleep (D3cold): its configuration space is silent",
             remedy=always(
                 power_cycle("power the machine off and on again: a reboot often does not reset the slot"),
-                run(
-                    "configure",
-                    "keep GPUs from sleeping: no runtime power management for them",
-                    Shell(
-                        'for gpu in /sys/bus/pci/drivers/nvidia/0*; do echo on | sudo tee "$gpu/power/control"; done'
-                    ),
-                ),
+                run("configure", "keep GPUs from sleeping: no runtime power management for them", _AWAKE),
                 by_hand("configure", "load vfio-pci with disable_idle_d3=1", "virtual machines use the GPU"),
             ),
             explains=NOT_STARTED | TRANSFERS_LOST | {"vfio-bound"},

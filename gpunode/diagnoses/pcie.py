@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from gpunode.diagnoses import symptoms
 from gpunode.diagnoses.addresses import OPEN_MODULES
 from gpunode.diagnoses.chains import TRANSFERS_LOST
 from gpunode.diagnoses.commands import Shell
-from gpunode.diagnoses.judging import is_examined
 from gpunode.diagnoses.model import Citation, Confidence, Family, Proof, Rule, Severity
 from gpunode.diagnoses.remedies import always, by_hand, run
-from gpunode.diagnoses.signs import line
-from gpunode.diagnoses.snapshot import Snapshot, lines_with
+from gpunode.diagnoses.signs import fact, kernel_line, line
+from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import boards, faults, kernel, links, pci
 from gpunode.facts.patterns import Pattern
 
@@ -46,23 +45,35 @@ def _degraded(snapshot: Snapshot) -> Iterator[Proof]:
         )
 
 
+_LIMITED: Final = kernel_line(r"available PCIe bandwidth, limited by \S+ GT/s PCIe x(\d+) .* PCIe x(?!\1\b)\d+ link")
+_AT: Final = Pattern(links.ADDRESS)
+
+
+def _narrow_at_boot(snapshot: Snapshot) -> Iterator[Citation]:
+    """The lines of the kernel about a GPU whose link got fewer lanes than it can have."""
+    for one in snapshot.view(_LIMITED):
+        match = _AT.search(one.line)
+        if match and links.slot(pci.address(match[0])) in snapshot.view(links.nvidia):
+            yield one
+
+
 # ---- errors
 
-_REPORT: Final = Pattern(
-    r"\bPCIe Bus Error: (?:severity=)?(?P<un>Unc|C)orrect(?:ed|able)"
-    r"|\bAER: (?:Multiple )?(?P<un2>Unc|C)orrect(?:ed|able)(?: \((?:Non-)?Fatal\))? error(?: message)? received"
-    r"|(?P<lost>\bnvidia \S+: AER: can't recover|\bnvidia \S+: device has no AER-aware driver)"
-)
 # The bits of an uncorrected error, but for requests that a device does not know: probing does that.
-_LOST: Final = (
-    r"(?:DLP|Data Link Protocol|SDES|Surprise Down(?: Error)?|Poisoned TLP|FCP|Flow Control Protocol|CmpltTO"
-    r"|Completion Timeout|CmpltAbrt|Completer Abort|UnxCmplt|Unexpected Completion|RxOF|Receiver Overflow|MalfTLP"
-    r"|Malformed TLP|ECRC)"
+_LOST_BITS: Final = (
+    r"(?:DLP|Data Link Protocol|SDES|Surprise Down|Poisoned TLP|FCP|Flow Control Protocol|CmpltTO|Completion Timeout"
+    r"|CmpltAbrt|Completer Abort|UnxCmplt|Unexpected Completion|RxOF|Receiver Overflow|MalfTLP|Malformed TLP|ECRC)"
 )
-_BIT: Final = Pattern(
-    rf"\[\s*\d{{1,2}}\]\s*(?:(?P<uncorrected>{_LOST})|(?P<minor>UnsupReq|Unsupported Request|ACSViol)"
-    r"|(?P<corrected>RxErr|Receiver Error|Bad ?[TD]LL?P|Rollover|RELAY_NUM|(?:Replay Timer )?Timeout"
-    r"|(?:Adv)?NonFatalErr|Advisory))"
+_UNCORRECTED: Final = Pattern(
+    rf"\[\s*\d{{1,2}}\]\s*(?P<bit>{_LOST_BITS})|\bPCIe Bus Error: (?:severity=)?Uncorrect"
+    r"|\bAER: (?:Multiple )?Uncorrect(?:ed|able)(?: \((?:Non-)?Fatal\))? error(?: message)? received"
+    r"|\bnvidia \S+: (?:AER: can't recover|device has no AER-aware driver)"
+)
+_MINOR: Final = Pattern(r"\[\s*\d{1,2}\]\s*(?:UnsupReq|Unsupported Request|ACSViol)")
+_CORRECTED: Final = Pattern(
+    r"\bPCIe Bus Error: (?:severity=)?Correct|\bAER: (?:Multiple )?Correct(?:ed|able) error(?: message)? received"
+    r"|\[\s*\d{1,2}\]\s*(?:RxErr|Receiver Error|Bad ?[TD]LL?P|Rollover|RELAY_NUM|(?:Replay Timer )?Timeout"
+    r"|(?:Adv)?NonFatalErr|Advisory)"
 )
 _SPEAKER: Final = Pattern(rf"(?<![\w-])(?P<driver>[\w-]{{1,40}}) (?P<address>{links.ADDRESS}): ")
 _FROM: Final = Pattern(rf"received(?: from|:) (?P<address>{links.ADDRESS})")
@@ -71,15 +82,8 @@ _PORTS: Final = frozenset({"pcieport", "pci", "nvidia", "vfio-pci", "nouveau", "
 
 @dataclass(frozen=True, slots=True)
 class _Report:
-    """A line by which the kernel tells of an error on the bus.
+    """A message of the kernel about an error on the bus; ``address`` is that of the device that speaks, or empty."""
 
-    Attributes:
-        bit: what went wrong, in the kernel's short word; empty in lines that only announce a report.
-        address: of the device that speaks; empty where the line was cut.
-    """
-
-    is_corrected: bool
-    bit: str
     address: str
     message: kernel.Message
 
@@ -87,78 +91,62 @@ class _Report:
 def _reports(snapshot: Snapshot) -> tuple[_Report, ...]:
     """The errors on the bus that may be those of a GPU: none of a device that is known to be another, or of a fall."""
     gone, gpus, ports = snapshot.view(faults.first_fall), snapshot.view(links.nvidia), snapshot.view(links.ports)
-    told, strangers = list[tuple[str, str, kernel.Message]](), set[str]()
+    found, strangers = list[tuple[str, _Report]](), set[str]()
     for message in snapshot.view(kernel.messages):
-        if not (_REPORT.search(message.text) or _BIT.search(message.text)) or faults.is_behind(message.citation, gone):
+        text = message.text
+        is_one = _UNCORRECTED.search(text) or _CORRECTED.search(text) or _MINOR.search(text)
+        if not is_one or faults.is_behind(message.citation, gone):
             continue
-        speaker, origin = _SPEAKER.search(message.text), _FROM.search(message.text)
+        speaker, origin = _SPEAKER.search(text), _FROM.search(text)
         address = pci.address(speaker["address"]) if speaker else ""
-        told.append((address, pci.address(origin["address"]) if origin else address, message))
+        found.append((links.slot(pci.address(origin["address"]) if origin else address), _Report(address, message)))
         if speaker and links.slot(address) not in gpus:
             is_other = speaker["driver"] not in _PORTS or (ports is not None and address not in ports)
             strangers |= {links.slot(address)} if is_other else set()
-    return tuple(
-        _Report(bool(match["corrected"]) if is_bit else "C" in {match["un"], match["un2"]}, bit, address, message)
-        for address, named, message in told
-        if not {links.slot(address), links.slot(named)} & strangers
-        for is_bit, pattern in ((False, _REPORT), (True, _BIT))
-        for match in pattern.finditer(message.text)
-        for bit in [(match["uncorrected"] or match["minor"] or match["corrected"]) if is_bit else ""]
-    )
+    return tuple(one for origin, one in found if not {links.slot(one.address), origin} & strangers)
+
+
+def _of(snapshot: Snapshot, pattern: Pattern) -> tuple[_Report, ...]:
+    return tuple(one for one in snapshot.view(_reports) if pattern.search(one.message.text))
 
 
 def _lost(snapshot: Snapshot) -> tuple[_Report, ...]:
     """The uncorrected ones; none where all that was wrong is a request that a device does not know."""
-    found = tuple(one for one in snapshot.view(_reports) if not one.is_corrected)
-    bits = {one.bit for one in found if one.bit}
-    return () if bits and not any(_IS_LOST.match(bit) for bit in bits) else found
+    found = _of(snapshot, _UNCORRECTED)
+    is_minor = bool(_of(snapshot, _MINOR)) and not any(_bits(one) for one in found)
+    return () if is_minor else found
 
 
-_IS_LOST: Final = Pattern(_LOST)
-_COUNTED: Final = Pattern(r"^(?:TOTAL_ERR_COR|RxErr|BadTLP|BadDLLP)\s+[1-9]\d{2,17}\b", re.MULTILINE)
-_OF_DEVICE: Final = Pattern(rf"/(?P<address>{links.ADDRESS})/aer_dev_correctable\b")
+def _bits(report: _Report) -> list[str]:
+    return [match["bit"] for match in _UNCORRECTED.finditer(report.message.text) if match["bit"]]
+
+
 # One error is told in up to four lines; a log of weeks holds some.
 _FEW: Final = 4
 _MANY: Final = 20
 _LONG_LOG: Final = 400
 
 
-def _counts(snapshot: Snapshot) -> Iterator[Citation]:
-    """The counters of sysfs that have gone far, of a GPU or of what somebody asked about where none is known."""
-    gpus = snapshot.view(links.nvidia)
-    for item in snapshot.of("file", "listing", "text"):
-        path = _OF_DEVICE.search(item.subject) or _OF_DEVICE.search(item.written)
-        if path and (links.slot(pci.address(path["address"])) in gpus or not (gpus or is_examined(snapshot))):
-            yield from lines_with(item, _COUNTED)
-
-
 def _storm(snapshot: Snapshot) -> Iterator[Proof]:
-    found = tuple(one for one in snapshot.view(_reports) if one.is_corrected)
-    counted = tuple(_counts(snapshot))
+    found = _of(snapshot, _CORRECTED)
     is_long = any(len(item.lines) > _LONG_LOG for item in snapshot.of("kernel-log", "journal"))
     # A fallen GPU is the graver thing: a few corrected errors before it do not explain it.
-    often = len(found) + sum("AER: Multiple" in one.message.text for one in found)
+    often = sum(len(_CORRECTED.findall(one.message.text)) + ("AER: Multiple" in one.message.text) for one in found)
     is_often = often >= (_MANY if is_long or snapshot.view(faults.first_fall) else _FEW)
-    if (is_often or counted) and not snapshot.view(_lost):
-        where = ", ".join(sorted({one.address for one in found if one.address})[:3]) or "a GPU"
+    if is_often and not snapshot.view(_lost):
         is_its_own = any(links.slot(one.address) in snapshot.view(links.nvidia) for one in found)
-        sure: Confidence = "certain" if is_its_own else "likely"
-        summary = f"the PCIe link at {where} corrects errors again and again: its signal is bad"
-        yield _proof(snapshot, summary, found, counted, sure)
+        summary = "the GPU's PCIe link corrects errors again and again: its signal is bad"
+        yield _proof(snapshot, summary, found, sure="certain" if is_its_own else "likely")
 
 
 def _uncorrected(snapshot: Snapshot) -> Iterator[Proof]:
     if found := snapshot.view(_lost):
-        what = ", ".join(sorted({one.bit for one in found if one.bit})) or "an uncorrected error"
+        what = ", ".join(sorted({bit for one in found for bit in _bits(one)})) or "an uncorrected error"
         yield _proof(snapshot, f"a transfer on the GPU's PCIe link was lost beyond repair ({what})", found)
 
 
 def _proof(
-    snapshot: Snapshot,
-    summary: str,
-    found: tuple[_Report, ...],
-    more: tuple[Citation, ...] = (),
-    sure: Confidence = "certain",
+    snapshot: Snapshot, summary: str, found: tuple[_Report, ...], *more: Citation, sure: Confidence = "certain"
 ) -> Proof:
     """With the GPU whose link all reports are of, where they are of one."""
     gpus = {links.gpu_at(snapshot, one.address) for one in found if one.address}
@@ -168,27 +156,20 @@ def _proof(
 
 
 _RESEAT: Final = (
-    by_hand(
-        "hardware",
-        "move the work away, power the node off, then seat the GPU again, change riser or cable, and try another slot",
-    ),
+    by_hand("hardware", "power the node off, seat the GPU again, change riser or cable, and try another slot"),
     by_hand("firmware", "limit the slot to a lower PCIe generation in BIOS", "it comes back in another slot too"),
-    run(
-        "inspect",
-        "look at the link under load",
-        Shell("sudo lspci -vvv -d 10de: | grep -E 'LnkCap:|LnkSta:|CESta:|UESta:'"),
-    ),
+    run("inspect", "look at the link under load", Shell("sudo lspci -vvv -d 10de: | grep -E 'Lnk(Cap|Sta):|ESta:'")),
 )
 
 _AER_GUIDE: Final = "https://docs.kernel.org/PCI/pcieaer-howto.html"
+_rule = partial(Rule, layer="pci")
 
 FAMILY: Final = Family(
     "pcie",
     "PCIe links",
     (
-        Rule(
+        _rule(
             cause="pcie-uncorrectable-completion-timeout",
-            layer="pci",
             disruption="power-cycle",
             title="transfers on the GPU's PCIe link are lost",
             symptoms=(symptoms.BUS_ERRORS, symptoms.GPU_LOST, symptoms.ANY_XID, symptoms.CUDA_FAULT),
@@ -206,9 +187,8 @@ FAMILY: Final = Family(
             remedy=always(*_RESEAT),
             explains=TRANSFERS_LOST | {"pcie-aer-correctable-storm", "pcie-link-degraded"},
         ),
-        Rule(
+        _rule(
             cause="pcie-aer-correctable-storm",
-            layer="pci",
             severity="warning",
             disruption="power-cycle",
             title="the GPU's PCIe link corrects errors all the time",
@@ -222,12 +202,13 @@ FAMILY: Final = Family(
             ),
             sources=(_AER_GUIDE, "https://github.com/pop-os/pop/issues/3363"),
             check=_storm,
+            typical=line(r"^(?:TOTAL_ERR_COR|RxErr|BadTLP|BadDLLP)\s+[1-9]\d{2,17}\b", "file", "listing", "text"),
+            may_be_normal=True,
             remedy=always(*_RESEAT),
             explains=frozenset({"pcie-link-degraded"}),
         ),
-        Rule(
+        _rule(
             cause="pcie-link-degraded",
-            layer="pci",
             severity="warning",
             disruption="power-cycle",
             title="the GPU's PCIe link has fewer lanes than it could",
@@ -244,6 +225,8 @@ FAMILY: Final = Family(
                 "https://github.com/NVIDIA/NVSentinel/issues/890",
             ),
             check=_degraded,
+            typical=fact(_narrow_at_boot),
+            may_be_normal=True,
             remedy=always(*_RESEAT),
         ),
     ),

@@ -8,48 +8,37 @@ from typing import Final
 
 from gpunode.diagnoses import symptoms
 from gpunode.diagnoses.addresses import DEVICE_PLUGIN
-from gpunode.diagnoses.cluster import plugin_logs, restart_plugin, restart_rancher, set_driver_root, set_runtime_class
-from gpunode.diagnoses.commands import Shell, command
+from gpunode.diagnoses.cluster import plugin_logs, register_runtime, restart_plugin, set_driver_root, set_runtime_class
+from gpunode.diagnoses.commands import Shell
 from gpunode.diagnoses.model import Citation, Family, Fix, Rule
-from gpunode.diagnoses.remedies import by_hand, run
+from gpunode.diagnoses.remedies import always, by_hand, run
 from gpunode.diagnoses.signs import all_of, any_of, anywhere, asked, fact, holds, line, unless
-from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with
-from gpunode.diagnoses.views import containerd, driver, handlers, kube, modules
-from gpunode.diagnoses.views.engine import engine
+from gpunode.diagnoses.snapshot import Snapshot, cite
+from gpunode.diagnoses.views import containerd, driver, kube
 from gpunode.facts.patterns import Pattern
 
-# Its complaints. The second only where it found nothing to work with at all.
-
-_LACKING: Final = Pattern(
+_LACKING: Final = line(
     r"could not load NVML|NVML not detected|Detected non-NVML platform|ERROR_LIBRARY_NOT_FOUND"
     r"|libnvidia-ml\.so(?:\.1)?['\"’]?: cannot open shared object|libnvidia-ml\.so\.1: not found"
-    r"|Failed to initialize NVML: could not"
+    r"|Failed to initialize NVML: could not",
+    *("kubernetes-log", "kubernetes-pod"),
 )
-_OF_PLUGIN: Final = Pattern(r"plugin|nvdp|gpu-feature|\bgfd\b|dcgm-exporter|hami", re.IGNORECASE)
-
-
-def _lacks(snapshot: Snapshot) -> Iterator[Citation]:
-    """What the plugin, or one of its kin in a pod, wrote of a library that it misses."""
-    for item in snapshot.of("kubernetes-log", "kubernetes-pod", "kubernetes", "text", "application"):
-        is_log = item.kind in {"kubernetes-log", "kubernetes-pod"}
-        if is_log or _OF_PLUGIN.search(f"{item.written}\n{item.text}"):
-            yield from lines_with(item, _LACKING)
-
-
+_OF_PLUGIN: Final = anywhere(r"device-plugin|nvdp|gpu-feature|\bgfd\b|dcgm-exporter|hami", re.IGNORECASE)
 _ASKS: Final = line(
     r"Incompatible (?:strategy|platform) detected|did you (?:configure the NVIDIA Container|set the docker default)"
     r"|invalid device discovery strategy|unable to create resource managers? to get plugins",
-    *("kubernetes-log", "kubernetes-pod", "kubernetes", "text", "application"),
 )
 _WELL: Final = holds(kube.offers_all, "the node offers all of its GPUs")
 _ASKED_FOR: Final = unless(_ASKS, _WELL)
-_COMPLAINS: Final = unless(any_of(fact(_lacks), _ASKS), _WELL)
+_COMPLAINS: Final = unless(any_of(_LACKING, _ASKS, all_of(symptoms.NO_NVML_LIBRARY, _OF_PLUGIN)), _WELL)
 
 # Under which runtime its pod runs: that of the plugin's own pod counts before any other's.
 
+_CLASS: Final = r"(?:runtimeClassName|Runtime Class Name)[\"']?\s*:\s*[\"']?"
+
 
 def _classless(snapshot: Snapshot) -> Iterator[Citation]:
-    """Pods that were shown so that a runtime class would be seen, and have none."""
+    """Pods that were shown whole, or so that a runtime class would be seen, and have none."""
     for item in snapshot.of("kubernetes-pod"):
         is_whole = not item.source.is_part and re.search(
             r"^(?:Tolerations|Events):|\bcontainers\"?:", item.text, re.MULTILINE
@@ -59,79 +48,37 @@ def _classless(snapshot: Snapshot) -> Iterator[Citation]:
             yield cite(item, 1)
 
 
-_CLASS: Final = r"(?:runtimeClassName|Runtime Class Name)[\"']?\s*:\s*[\"']?"
 _CLASSLESS: Final = any_of(
     fact(_classless), line(rf"{_CLASS}(?:null|none|[\"'])?\s*$", "kubernetes-pod", "kubernetes", "file")
 )
+_DEFAULT: Final = (
+    r"(?:default_runtime(?:_name)?\s*=|\"default-runtime\"\s*:|Default Runtime:|\"defaultRuntimeName\"\s*:)\s*[\"']?"
+)
+_IS_DEFAULT: Final = anywhere(rf"{_DEFAULT}nvidia")
 _UNDER: Final = unless(
-    any_of(
-        line(rf"^\s*(?:- )?[\"']?{_CLASS}nvidia", "kubernetes-pod", "kubernetes", "file"),
-        fact(lambda snapshot: _default(snapshot, is_nvidia=True)),
+    any_of(line(rf"^\s*(?:- )?[\"']?{_CLASS}nvidia", "kubernetes-pod", "kubernetes", "file"), _IS_DEFAULT), _CLASSLESS
+)
+_HANDLER: Final = any_of(
+    # In a configuration, and as a runtime class.
+    line(r"nvidia-container-runtime\b", "file", "listing", "containerd-config"),
+    anywhere(
+        r"runtimes\.[\"']?nvidia[\"']?\s*\]|^[ \t]*Runtimes:.*\bnvidia\b|\"runtimes\"\s*:\s*\{\s*\"nvidia"
+        r"|^nvidia\S*\s+nvidia\S*(?:\s|$)|^\s*[\"']?handler[\"']?:\s*[\"']?nvidia"
     ),
-    _CLASSLESS,
 )
-
-
-def _default(snapshot: Snapshot, *, is_nvidia: bool) -> Iterator[Citation]:
-    shown = snapshot.view(handlers.shown)
-    if shown.default and shown.default.startswith("nvidia") is is_nvidia:
-        yield from shown.citations
-
-
-def _handler(snapshot: Snapshot) -> Iterator[Citation]:
-    shown = snapshot.view(handlers.shown)
-    yield from shown.citations if shown.has_nvidia else ()
-    yield from snapshot.view(_CLASS_OBJECT) if shown.has_nvidia is None else ()
-
-
-_CLASS_OBJECT: Final = line(
-    r"^nvidia\S*\s+nvidia\S*(?:\s|$)|^\s*[\"']?handler[\"']?:\s*[\"']?nvidia",
-    "kubernetes",
-    "kubernetes-pod",
-    "text",
-    "file",
-)
-_PLAIN: Final = fact(lambda snapshot: _default(snapshot, is_nvidia=False))
-_HANDLER: Final = fact(_handler)
+_PLAIN: Final = unless(anywhere(rf"{_DEFAULT}(?!nvidia)\w"), _IS_DEFAULT)
 _REGISTERED: Final = any_of(line(r"\b(?:nvidia-ctk|gpunode ctk) runtime configure\b"), asked(r"\bruntime configure\b"))
-# What a pod with a GPU complains of where nothing of the driver was mounted into it.
-_WITHOUT_DRIVER: Final = Pattern(
-    r"nvidia-smi\\?[\"']?: (?:(?:command |executable file )?not found|no such file or directory)"
-    r"|CUDA driver version is insufficient|NVIDIA Driver was not detected|Found no NVIDIA driver|no CUDA-capable device"
+_ODD_SYSTEM: Final = anywhere(
+    r"Talos|NixOS|Bottlerocket|Container-Optimized OS|Flatcar|Alpine Linux|siderolabs/|microsoft-standard-WSL"
 )
-
-
-def _bare(snapshot: Snapshot) -> Iterator[Citation]:
-    """What a pod with a GPU complains of where nothing of the driver was mounted into it."""
-    for item in snapshot.items:
-        if item.kind.startswith("kubernetes") or re.match(r"(?:kubectl|oc) exec\b", item.written):
-            yield from lines_with(item, _WITHOUT_DRIVER)
-
-
-_BARE: Final = fact(_bare)
-
-
-def _has_no_driver(snapshot: Snapshot) -> bool:
-    """Whether the node itself has no working driver; that of a system image is not on the host's path."""
-    states, is_loaded = {state for state, _ in snapshot.view(driver.smi)}, modules.loaded(snapshot, "nvidia")
-    is_missing = "missing" in states and not is_loaded and not snapshot.view(_ODD_SYSTEM)
-    return "works" not in states and (bool(states & {"no-driver", "mismatch"}) or is_loaded is False or is_missing)
-
-
-_NO_DRIVER: Final = holds(_has_no_driver, "the node itself has no working driver")
+# That of a system image is not on the host's path.
+_NO_DRIVER: Final = unless(holds(driver.fails, "the node itself has no working driver"), _ODD_SYSTEM)
 
 
 def _ask_for_runtime(snapshot: Snapshot) -> Iterable[Fix]:
-    product = containerd.product(snapshot)
-    finds_itself = product in {"k3s", "rke2"}
-    if not (finds_itself or snapshot.view(_HANDLER) or snapshot.view(_REGISTERED)):
-        register = command(
-            "sudo", "gpunode", "ctk", "runtime", "configure", f"--runtime={engine(snapshot)}", "--restart"
-        )
-        yield run("configure", "register NVIDIA's runtime with the container runtime", register)
+    if not (snapshot.view(_HANDLER) or snapshot.view(_REGISTERED) or containerd.product(snapshot) in {"k3s", "rke2"}):
+        yield run("configure", "register NVIDIA's runtime with the container runtime", register_runtime(snapshot))
     yield set_runtime_class("let the device plugin ask for NVIDIA's runtime")
-    if finds_itself and not snapshot.view(_HANDLER):
-        yield restart_rancher(product, "which registers NVIDIA's runtime by itself when it starts")
     yield by_hand("configure", "give pods that use a GPU the same runtimeClassName, or make nvidia the default runtime")
 
 
@@ -145,9 +92,6 @@ _PLACES: Final = (
     r"|nix/store|usr/local/glibc|usr/local/nvidia/(?!toolkit)|x86_64-bottlerocket|talos)"
 )
 _ROOT: Final = Pattern(r"/opt/nvidia\b|/home/kubernetes/bin/nvidia\b|/run/nvidia/driver\b|/usr/local/nvidia\b")
-_ODD_SYSTEM: Final = anywhere(
-    r"Talos|NixOS|Bottlerocket|Container-Optimized OS|Flatcar|Alpine Linux|siderolabs/|microsoft-standard-WSL"
-)
 _ELSEWHERE: Final = any_of(
     anywhere(rf"{_PLACES}.{{0,80}}(?:libnvidia-ml|nvidia-smi|[Dd]river)"), asked(_PLACES), _ODD_SYSTEM, _TOLD_ROOT
 )
@@ -156,7 +100,7 @@ _ELSEWHERE: Final = any_of(
 def _find_library(snapshot: Snapshot) -> Iterable[Fix]:
     if match := _ROOT.search(" ".join(place.line for place in snapshot.view(_ELSEWHERE))):
         yield set_driver_root(f"tell the device plugin that the driver stands in {match[0]}", match[0])
-    elif not snapshot.view(handlers.shown).default.startswith("nvidia"):
+    elif not snapshot.view(_IS_DEFAULT):
         yield set_runtime_class("let the device plugin run under NVIDIA's runtime")
     else:
         yield by_hand("configure", "name the driver's root to the toolkit (root in its config.toml) and to the plugin")
@@ -176,18 +120,6 @@ _SAID: Final = line(
 UNHEALTHY: Final = any_of(
     unless(_SAID, _WELL), fact(lambda node: (one.citation for _, *both in kube.fewer(node) for one in both))
 )
-
-
-def _counts(snapshot: Snapshot) -> str:
-    for name, capacity, healthy in kube.fewer(snapshot):
-        return f"{capacity.value - healthy.value} of {capacity.value} {name} are unhealthy to the device plugin"
-    return "the device plugin calls a GPU unhealthy and gives it to no new pod"
-
-
-def _heal(_: Snapshot) -> Iterable[Fix]:
-    yield plugin_logs("find out which GPU, and which Xid, the device plugin speaks of, and treat that")
-    yield run("inspect", "look for the GPU's own complaints", Shell("sudo dmesg | grep -E 'NVRM|Xid'"))
-    yield restart_plugin("restart the device plugin: it never calls a GPU healthy again by itself", "the GPU works")
 
 
 FAMILY: Final = Family(
@@ -217,7 +149,7 @@ FAMILY: Final = Family(
                 line(r"NVIDIA_DRIVER_ROOT\W+(?:value: )?/(?!run/nvidia/driver)\w"),
             ),
             symptoms=(_COMPLAINS, symptoms.NO_CAPACITY, symptoms.POD_PENDING, symptoms.PLUGIN_FAILS),
-            context=any_of(_UNDER, _TOLD_ROOT),
+            context=any_of(_UNDER, _ELSEWHERE),
             against=(_NO_DRIVER, symptoms.NO_GPU),
             look_at=(Shell("kubectl logs -n kube-system -l name=nvidia-device-plugin-ds --tail=30"),),
             share=2,
@@ -247,15 +179,21 @@ FAMILY: Final = Family(
                 any_of(
                     _ASKED_FOR,
                     all_of(_COMPLAINS, any_of(_PLAIN, _CLASSLESS, _HANDLER, _REGISTERED)),
-                    all_of(_BARE, any_of(_HANDLER, _CLASSLESS)),
+                    all_of(symptoms.NO_DRIVER_INSIDE, any_of(_HANDLER, _CLASSLESS)),
                     all_of(_HANDLER, any_of(_CLASSLESS, all_of(_PLAIN, symptoms.PLUGIN_FAILS))),
                 ),
                 _UNDER,
                 unless(_ELSEWHERE, _CLASSLESS, _HANDLER),
             ),
             may_be_normal=True,
-            context=all_of(_PLAIN, _HANDLER),
-            symptoms=(_COMPLAINS, symptoms.NO_CAPACITY, symptoms.POD_PENDING, symptoms.PLUGIN_FAILS),
+            context=any_of(_HANDLER, _CLASSLESS, _REGISTERED),
+            symptoms=(
+                _COMPLAINS,
+                symptoms.NO_DRIVER_INSIDE,
+                symptoms.NO_CAPACITY,
+                symptoms.POD_PENDING,
+                symptoms.PLUGIN_FAILS,
+            ),
             against=(_NO_DRIVER, symptoms.NO_GPU),
             look_at=(
                 Shell("kubectl get runtimeclass"),
@@ -288,13 +226,24 @@ FAMILY: Final = Family(
             ),
             sources=(f"{DEVICE_PLUGIN}/issues/58", f"{DEVICE_PLUGIN}/issues/189", f"{DEVICE_PLUGIN}/issues/234"),
             decisive=UNHEALTHY,
-            symptoms=(UNHEALTHY, symptoms.POD_PENDING, symptoms.POD_REFUSED, symptoms.NO_CAPACITY, symptoms.ANY_XID),
+            share=1,
+            symptoms=(
+                UNHEALTHY,
+                symptoms.POD_PENDING,
+                symptoms.NOT_ENOUGH_GPUS,
+                symptoms.POD_REFUSED,
+                symptoms.ANY_XID,
+            ),
             look_at=(
                 Shell("kubectl describe nodes | grep -E 'nvidia.com/gpu'"),
                 Shell("kubectl logs -n kube-system -l name=nvidia-device-plugin-ds --tail=30"),
             ),
-            summary=_counts,
-            remedy=_heal,
+            summary="the device plugin calls a GPU unhealthy and gives it to no new pod",
+            remedy=always(
+                plugin_logs("find out which GPU, and which Xid, the device plugin speaks of, and treat that"),
+                run("inspect", "look for the GPU's own complaints", Shell("sudo dmesg | grep -E 'NVRM|Xid'")),
+                restart_plugin("restart the device plugin: it never takes that back by itself", "the GPU works"),
+            ),
         ),
     ),
 )

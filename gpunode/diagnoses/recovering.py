@@ -12,7 +12,7 @@ from gpunode.diagnoses.remedies import by_hand, drain, reboot, reset_gpu, run
 from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import faults, recovery, smi_query
 from gpunode.diagnoses.views.recovery import Action
-from gpunode.diagnoses.views.smi_rows import Row
+from gpunode.diagnoses.views.smi_query import Row
 from gpunode.facts.patterns import Pattern
 
 # NVML's word (NVML_ERROR_RESET_REQUIRED) and DCGM's (DCGM_FR_GPU_RECOVERY_…).
@@ -35,19 +35,15 @@ _DISTURBS: Final[Mapping[Action, Disruption]] = {
 
 def actions(snapshot: Snapshot) -> Iterator[Proof]:
     """An action that the driver wants, where no error is there that it wants it for."""
-    yield from (_wanted(snapshot, incident) for incident in faults.of(snapshot, 154))
+    yield from (_requested(incident) for incident in faults.of(snapshot, 154))
     faulty = {incident.gpu for incident in snapshot.view(faults.incidents)}
-    for name in _STATES if "" not in faulty else ():
-        asking = [(gpu, row) for gpu, row in smi_query.rows(snapshot, name) if _action(row) != "none"]
-        unnamed = sum(not gpu.name for gpu, _ in asking)
-        # Of GPUs without a name no more are told of than have no fault in the log.
-        for gpu, row in (
-            one for one in asking if (one[0].name not in faulty if one[0].name else unnamed > len(faulty))
-        ):
-            summary = f"{faults.label(gpu.name)} waits to be recovered ({name}: {row.value}); no line here says why"
+    for gpu, row in (one for name in _STATES for one in smi_query.rows(snapshot, name)):
+        is_explained = gpu.name in faulty if gpu.name else bool(faulty)
+        if _action(row) != "none" and not is_explained:
+            summary = f"{faults.label(gpu.name)} waits to be recovered ({row.path[-1]}: {row.value}); no line says why"
             yield _to_recover(_action(row), Proof(summary, (row.citation,), "likely", gpu=gpu.name))
-    if not faulty and (said := snapshot.said(_RESET_REQUIRED)):
-        yield Proof("A GPU must be reset before it can be used; no line here says why", said, "likely")
+    if not faulty and (lines := snapshot.said(_RESET_REQUIRED)):
+        yield Proof("A GPU must be reset before it can be used; no line says why", lines, "likely")
 
 
 def _action(row: Row) -> Action:
@@ -55,19 +51,16 @@ def _action(row: Row) -> Action:
     return recovery.by_name(row.value) if is_named else "reset" if smi_query.is_yes(row.value) else "none"
 
 
-def _wanted(snapshot: Snapshot, incident: faults.Incident) -> Proof:
+def _requested(incident: faults.Incident) -> Proof:
     """The last action counts: it is raised as more goes wrong, and taken back when it was done."""
-    asking = [fault for fault in (incident.root, *incident.followed) if recovery.asked(fault) is not None]
+    asking = [fault for fault in (incident.root, *incident.followed) if recovery.action_of(fault) is not None]
     last = asking[-1] if asking else incident.root
-    action = recovery.asked(last) or ""
-    own = faults.in_time(faults.on(snapshot, incident.gpu))
-    before = [one for one in own if one.code != incident.root.code and faults.is_earlier(one, incident.root)]
-    why = f"{before[-1].name} came before it" if before else "the Xid that made it ask is not in this log"
-    summary = f"{faults.label(incident.gpu)} asks to be recovered ({action or 'it does not say how'}); {why}"
+    action = recovery.action_of(last) or ""
+    summary = f"{faults.label(incident.gpu)} asks to be recovered ({action or 'it does not say how'})"
     if action == "none":
         summary = f"{faults.label(incident.gpu)} was recovered: it asked for that and does so no more"
-    lines = (*(one.citation for one in before[-1:]), *incident.citations, last.citation)
-    return _to_recover(action, Proof(summary, tuple(dict.fromkeys(lines)), gpu=incident.gpu, at=incident.root.at))
+    lines = tuple(dict.fromkeys((*incident.citations, last.citation)))
+    return _to_recover(action, Proof(summary, lines, gpu=incident.gpu, at=incident.root.at))
 
 
 def _to_recover(action: Action, proof: Proof) -> Proof:

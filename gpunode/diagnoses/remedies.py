@@ -261,7 +261,7 @@ def driver_of_newer_cuda(snapshot: Snapshot, text: str) -> Iterator[Fix]:
     release, banner = cuda.asked(snapshot), snapshot.match(cuda.BANNER)
     asked = release.driver if release else banner["needs"] if banner else ""
     least = whole(asked.partition(".")[0]) or 0
-    yield from newer_driver(snapshot, text, least=least, beyond=not asked, here=cuda.driver_told(snapshot))
+    yield from newer_driver(snapshot, text, least=least, beyond=not asked)
 
 
 def _installed(snapshot: Snapshot) -> str:

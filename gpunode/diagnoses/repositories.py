@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Final
 
 from gpunode.catalog.releases import release
@@ -47,17 +47,8 @@ _HAS_ONE: Final = holds(
 )
 
 
-def _whose_key(owner: archives.Owner, repository: str) -> Callable[[Snapshot], str]:
-    def summary(snapshot: Snapshot) -> str:
-        lacking = next(archives.unkeyed(snapshot, owner), None)
-        where = f"in {lacking.source}" if lacking else "one that this node trusts"
-        return f"{repository} is signed by a key that is not {where}"
-
-    return summary
-
-
-_CUDA_DIR: Final = Pattern(r"/cuda/repos/(?P<dir>\w+)/(?P<arch>\w+)")
 _SIGNED_WITH_OLD: Final = {"ubuntu1604", "ubuntu1804", "ubuntu2004", "debian10", "debian11", "wsl-ubuntu"}
+_CUDA_DIR: Final = Pattern(r"/cuda/repos/(?P<dir>\w+)/(?P<arch>\w+)")
 
 
 def _renew_cuda_key(snapshot: Snapshot) -> Iterable[Fix]:
@@ -67,19 +58,18 @@ def _renew_cuda_key(snapshot: Snapshot) -> Iterable[Fix]:
         text = "fetch the repository's description again; it names the new key"
         yield run("configure", text, _READ_ANEW[manager == "zypper"])
         return
-    refused, known = snapshot.match(_CUDA_DIR), distro(snapshot)
+    found, known = snapshot.match(_CUDA_DIR), distro(snapshot)
     has = release(known) if known else None
-    is_old = refused is None or refused["dir"] in _SIGNED_WITH_OLD
+    is_old = found is None or found["dir"] in _SIGNED_WITH_OLD
     if is_old and not snapshot.view(_CUDA_UNKEYED) and (known is None or (has is not None and has.has_apt_key)):
         yield run("remove", "remove the key that NVIDIA withdrew", Shell("sudo apt-key del 7fa2af80"))
-    if refused:
+    if takes_gpunode(snapshot):
+        yield setup_step(snapshot, "configure", "set the repository up anew, its key checked", "cuda-repository")
+    elif found:
         package = "cuda-keyring_1.1-1_all.deb"
-        url = f"https://developer.download.nvidia.com/compute/cuda/repos/{refused['dir']}/{refused['arch']}/{package}"
+        url = f"https://developer.download.nvidia.com/compute/cuda/repos/{found['dir']}/{found['arch']}/{package}"
         fetch, put = command("curl", "-fsSLO", url), command("sudo", "dpkg", "-i", package)
         yield run("install", "install NVIDIA's package with the current key", fetch, put, Shell("sudo apt-get update"))
-    if takes_gpunode(snapshot):
-        text = f"{'or ' if refused else ''}let gpunode set the repository up, its key checked"
-        yield setup_step(snapshot, "configure", text, "cuda-repository")
 
 
 _RETIRED_RPM_KEY: Final = Shell(
@@ -185,7 +175,7 @@ FAMILY: Final = Family(
             decisive=any_of(_CUDA_REFUSED, _CUDA_UNKEYED),
             symptoms=(symptoms.REPOSITORY_REFUSED, symptoms.PACKAGES_BROKEN, _CUDA_REFUSED, _CUDA_UNKEYED),
             later=any_of(_HAS_ONE, symptoms.DRIVER_WORKS),
-            summary=_whose_key("cuda", "NVIDIA's CUDA repository"),
+            summary="NVIDIA's CUDA repository is signed by a key that this node does not trust",
             look_at=(Shell("sudo apt-get update"),),
             story=(
                 "NVIDIA signs each of its CUDA repositories with one key. In April 2022 the old one (7fa2af80) was "
@@ -207,7 +197,7 @@ FAMILY: Final = Family(
             decisive=any_of(_TOOLKIT_REFUSED, _TOOLKIT_UNKEYED),
             symptoms=(symptoms.REPOSITORY_REFUSED, _TOOLKIT_REFUSED, _TOOLKIT_UNKEYED),
             later=all_of(_TOOLKIT_UNKEYED, symptoms.DRIVER_WORKS),
-            summary=_whose_key("toolkit", "the container toolkit's repository"),
+            summary="the container toolkit's repository is signed by a key that this node does not trust",
             look_at=(Shell("sudo apt-get update"),),
             story=(
                 "The container toolkit's repository at nvidia.github.io is signed by the key DDCAE044F796ECB0. The "

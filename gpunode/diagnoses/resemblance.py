@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
-from math import log
+from math import log, sqrt
 from typing import Final
 
 from gpunode.facts.patterns import Pattern
@@ -78,18 +78,21 @@ def of_reports() -> Words:
 
 
 def resemblance(given: Words, seen: frozenset[str]) -> Mapping[str, float]:
-    """How much likelier each cause's reports have these words than reports have at large: the natural logarithm.
+    """How much more each cause's reports read like this than reports at large do; below 0 they do less.
 
     A naive Bayes classifier over the presence of words, each cause's share drawn to that of all (m-estimate, m = 1).
+    The words of a text depend on one another, so its logarithm is divided by the square root of their number.
     """
     number = sum(given.reports.values())
     totals = Counter[str]()
     for counts in given.counts.values():
         totals.update({word: counts[word] for word in seen & counts.keys()})
     share = {word: count / number for word, count in totals.items()}
+    scale = sqrt(len(seen) or 1)
     return {
         cause: sum(
-            log((counts.get(word, 0) / of_all + 1) / (given.reports[cause] + 1)) for word, of_all in share.items()
+            log((counts.get(word, 0) / of_all + 1) / (given.reports[cause] + 1)) / scale
+            for word, of_all in share.items()
         )
         for cause, counts in given.counts.items()
     }

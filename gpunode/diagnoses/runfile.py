@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Final
 
 from gpunode.diagnoses import remedies, symptoms
@@ -38,21 +38,7 @@ def _packaged(snapshot: Snapshot) -> list[Package]:
 _BESIDE: Final = fact(lambda snapshot: (one.citation for one in _packaged(snapshot)[:3]))
 
 
-def without_strays(snapshot: Snapshot, strays: Iterable[Package]) -> Iterator[Fix]:
-    """Leaves the installer's driver as it is, and takes the packages away that came beside it."""
-    text = "take the packages away that came beside the installer's driver; see what else goes before you agree"
-    yield remedies.uninstall(snapshot, text, *(one.name for one in strays))
-    yield run("rebuild", "let the loader find the installer's libraries", Shell("sudo ldconfig"))
-    yield run("inspect", "see that both sides are of one version", Shell("nvidia-smi"))
-    again = "run the installer of the same version once more: packages may have written over files of its own"
-    yield remedies.by_hand("install", again, "nvidia-smi is gone, or says the same")
-
-
 def _take_run_away(snapshot: Snapshot) -> Iterable[Fix]:
-    if strays := runfile.strays(snapshot):
-        # Whose module is the only one: to take the installer's driver away would leave none.
-        yield from without_strays(snapshot, strays)
-        return
     if guests.is_vgpu(snapshot):
         yield remedies.guest_driver("keep the driver of one source: leave the installer's, or install it anew, whole")
         return
@@ -78,7 +64,8 @@ FAMILY: Final = Family(
     (
         Rule(
             cause="runfile-leftover",
-            layer="driver",
+            layer="package",
+            in_stack="driver",
             disruption="reboot",
             title="a driver of NVIDIA's .run installer is left beside the packages",
             decisive=all_of(_TRACE, any_of(_BESIDE, _PURGE)),

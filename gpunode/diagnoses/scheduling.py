@@ -11,11 +11,10 @@ from gpunode.diagnoses.addresses import DEVICE_PLUGIN
 from gpunode.diagnoses.cluster import node_word, plugin_logs, restart_plugin
 from gpunode.diagnoses.commands import Shell, command
 from gpunode.diagnoses.model import Citation, Family, Fix, Rule
-from gpunode.diagnoses.remedies import by_hand, run
-from gpunode.diagnoses.signs import all_of, any_of, fact, line, unless
+from gpunode.diagnoses.remedies import always, by_hand, run
+from gpunode.diagnoses.signs import all_of, any_of, anywhere, asked, fact, line, unless
 from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import kube, nested
-from gpunode.facts.patterns import Pattern
 
 _OFFERS: Final = fact(lambda node: (one.citation for each in node.view(kube.nodes) for one in each.offered.values()
                                     if one.value))  # fmt: skip
@@ -44,15 +43,6 @@ _TOLERATES: Final = line(
 )
 
 
-def _tolerate(snapshot: Snapshot) -> Iterable[Fix]:
-    told = " ".join(one.line for sign in (_REFUSED, _GPU_TAINT) for one in snapshot.view(sign))
-    match = re.search(r"taint[^{]{0,6}\{\s*([\w./-]+)|([\w./-]+)(?:=[\w.-]*)?:No(?:Schedule|Execute)", told)
-    key = (match[1] or match[2]) if match else "nvidia.com/gpu"
-    yield by_hand("configure", f"give the pod a toleration: key {key}, operator Exists, effect NoSchedule")
-    show = Shell("kubectl get nodes -o custom-columns=NAME:.metadata.name,TAINTS:.spec.taints")
-    yield run("inspect", "see which taints the node has", show)
-
-
 # Allocation.
 
 
@@ -71,42 +61,25 @@ def _used(snapshot: Snapshot) -> Iterator[Citation]:
         yield from (one.citation for one in node.allocated.values() if one.value and not node.offered)
 
 
-_FULL: Final = fact(_full)
-
-
 def _make_room(snapshot: Snapshot) -> Iterable[Fix]:
-    names = [node.name for node in snapshot.view(kube.nodes) if node.name]
-    show = command("kubectl", "describe", "node", node_word(names[0] if names else ""))
-    if snapshot.view(_FULL) and not snapshot.view(symptoms.POD_PENDING):
-        yield by_hand("application", "nothing is to be done: a further pod gets a GPU when one of these ends")
-    else:
-        yield by_hand("application", "end a pod that holds a GPU, or wait for it", when="a pod waits for one")
-    yield run("inspect", "see which pods hold one", show)
-    yield by_hand("configure", "share GPUs by time-slicing or MPS, or add nodes", when="this happens often")
+    yield by_hand("application", "nothing is to be done: a further pod gets a GPU when one of these ends")
+    yield run("inspect", "see which pods hold one", command("kubectl", "describe", "node", node_word(snapshot)))
+    yield by_hand("configure", "share GPUs by time-slicing or MPS, or add nodes", when="pods wait often")
 
 
 # Labels: of the feature discovery, of the clouds, and of the discovery of PCI devices.
 
-_DISCOVERED: Final = Pattern(
-    r"nvidia\.com/(?:gpu\.(?:count|product|memory|family|compute|machine|present)|cuda\.|gfd\.)"
-    r"|cloud\.google\.com/gke-accelerator$|k8s\.amazonaws\.com/accelerator|kubernetes\.azure\.com/accelerator"
+_DISCOVERED: Final = anywhere(
+    r"(?:nvidia\.com/(?:gpu\.(?:count|product|memory|family|compute|machine|present)|(?:cuda|gfd)\.[\w.]+)"
+    r"|cloud\.google\.com/gke-accelerator|k8s\.amazonaws\.com/accelerator|kubernetes\.azure\.com/accelerator)"
+    r"[\"']?(?:=|:\s+)[\"']?(?!0\b|false)\w"
 )
-
-
-def _labelled(snapshot: Snapshot, *, is_without: bool) -> Iterator[Citation]:
-    """A label by which a GPU was discovered on a node that offers none, or of which nothing tells what it offers."""
-    for node in snapshot.view(kube.nodes):
-        if node.has_no_gpu if is_without else not node.offered:
-            found = (one for name, one in node.labels.items() if _DISCOVERED.match(name))
-            yield from [place for value, place in found if value not in {"0", "false"}][:1]
-
-
 # The labels, any of which leads the device plugin's daemon sets to a node; the operator looks for those of PCI, too.
 _MARKS: Final = r"nvidia\.com/gpu\.present|feature\.node\.kubernetes\.io/(?:pci-10de\.present|cpu-model\.vendor_id)"
 _MARKED: Final = line(rf"(?:{_MARKS})\W{{1,4}}(?:true|NVIDIA)\b", "kubernetes-node", "kubernetes", "text")
 _LABELS: Final = line(r"\bkubernetes\.io/(?:os|arch)\b", "kubernetes-node", "kubernetes", "text")
-_LABELLED: Final = fact(lambda node: _labelled(node, is_without=True))
-_LABELS_ALONE: Final = fact(lambda node: _labelled(node, is_without=False))
+_NO_MARK: Final = unless(_LABELS, anywhere(r"nvidia\.com/|accelerator"))
+_LABELLED: Final = unless(all_of(_DISCOVERED, _NO_CAPACITY), _OFFERS)
 _UNREGISTERED: Final = line(r"[Cc]ould not register device plugin|Could not contact Kubelet|registration failed")
 _DAEMONS: Final = r"^[ \t]*(?:\S+\s+)?\S*(?:device-plugin|nvdp|gpu-feature)\S*"
 _IDLE: Final = line(rf"{_DAEMONS}\s+0\s+0\s+0\s+0\s+\d|^[ \t]*Desired Number of Nodes Scheduled: 0"
@@ -118,20 +91,8 @@ _FINDS_NO_NODE: Final = line(
 )
 
 
-def _register(_: Snapshot) -> Iterable[Fix]:
-    show = (
-        Shell("kubectl get daemonsets -A | grep -i nvidia"),
-        Shell("kubectl get pods -A -o wide | grep -i device-pl"),
-    )
-    yield run("inspect", "see whether a device plugin runs on the node, and what keeps it from it", *show)
-    yield plugin_logs("read what the device plugin says")
-    yield restart_plugin("restart the device plugin: it registers with the kubelet as it starts")
-
-
 def _label(snapshot: Snapshot) -> Iterable[Fix]:
-    shown = {node.name for node in snapshot.view(kube.nodes) if node.name}
-    name = node_word(shown.pop() if len(shown) == 1 else "")
-    mark = command("kubectl", "label", "node", name, "nvidia.com/gpu.present=true", "--overwrite")
+    mark = command("kubectl", "label", "node", node_word(snapshot), "nvidia.com/gpu.present=true", "--overwrite")
     yield run("configure", "mark the node that has the GPU: the label leads NVIDIA's daemon sets there", mark)
     text = "have feature discovery set it: gfd.enabled=true in the plugin's chart, nfd.enabled=true in the operator's"
     yield by_hand("install", text, when="more nodes will come")
@@ -140,34 +101,34 @@ def _label(snapshot: Snapshot) -> Iterable[Fix]:
 
 # Nested nodes.
 
-_NESTED: Final = fact(lambda snapshot: snapshot.view(nested.signs) if snapshot.view(nested.is_nested) else ())
-_CREATED: Final = Pattern(r"\b(?:minikube\s+start|kind\s+create|k3d\s+cluster\s+create|Creating cluster)\b")
+_CREATED: Final = r"\b(?:minikube\s+start|kind\s+create|k3d\s+cluster\s+create|Creating cluster)\b"
 _NO_GPU_INSIDE: Final = any_of(
-    line(r"device-plugin|libnvidia-ml\.so\.1|Insufficient nvidia\.com/gpu|No devices found\. Waiting|No valid resources"
-         r"|nvidia-smi[\"']?: (?:executable file )?not found|Driver was not detected"),
-    symptoms.PLUGIN_FAILS, symptoms.NO_CAPACITY, symptoms.NO_DEVICE_DRIVER, symptoms.NO_RUNTIME, _NO_CAPACITY
-)  # fmt: skip
+    line(
+        r"device-plugin|libnvidia-ml\.so\.1|Insufficient nvidia\.com/gpu|No devices found\. Waiting|No valid resources"
+    ),
+    *(symptoms.NO_DRIVER_INSIDE, symptoms.PLUGIN_FAILS, symptoms.NO_CAPACITY, symptoms.NO_DEVICE_DRIVER),
+    *(symptoms.NO_RUNTIME, _NO_CAPACITY),
+)
 
 
-def _pass_in(snapshot: Snapshot) -> Iterable[Fix]:
-    words = " ".join(place.words for place in snapshot.view(nested.signs))
-    if "kind" in words and "minikube" not in words:
-        text = "let docker pass GPUs to the node's container, then make the cluster with nvkind (nvkind cluster create)"
-        yield run(
-            "configure",
-            text,
-            Shell("sudo nvidia-ctk runtime configure --runtime=docker --set-as-default --cdi.enabled"),
-            Shell("sudo nvidia-ctk config --set accept-nvidia-visible-devices-as-volume-mounts=true --in-place"),
-            Shell("sudo systemctl restart docker"),
-        )
-        return
-    yield by_hand("configure", "save what the cluster holds: to pass GPUs in it is made anew, and all in it is deleted")
-    yield run(
+_PASS_IN: Final = always(
+    by_hand("configure", "save what the cluster holds: to pass GPUs in it is made anew, and all in it is deleted"),
+    run(
         "configure",
         "then make the cluster anew with the GPUs passed in; minikube sets up its inside",
         Shell("minikube delete"),
         Shell("minikube start --driver=docker --container-runtime=docker --gpus=all"),
-    )
+        when="minikube made it",
+    ),
+    run(
+        "configure",
+        "let docker pass GPUs to the node's container, then make the cluster with nvkind (nvkind cluster create)",
+        Shell("sudo nvidia-ctk runtime configure --runtime=docker --set-as-default --cdi.enabled"),
+        Shell("sudo nvidia-ctk config --set accept-nvidia-visible-devices-as-volume-mounts=true --in-place"),
+        Shell("sudo systemctl restart docker"),
+        when="kind made it",
+    ),
+)
 
 
 FAMILY: Final = Family(
@@ -186,9 +147,9 @@ FAMILY: Final = Family(
                 "pods ask for, not what they use, so an idle pod holds its GPU, too. nvidia-smi may show no process."
             ),
             sources=(f"{DEVICE_PLUGIN}/issues/165", "https://kubernetes.io/docs/tasks/manage-gpus/scheduling-gpus/"),
-            decisive=_FULL,
+            decisive=fact(_full),
             typical=fact(_used),
-            symptoms=(symptoms.POD_PENDING,),
+            symptoms=(symptoms.POD_PENDING, symptoms.NOT_ENOUGH_GPUS),
             look_at=(Shell("kubectl describe nodes | grep -A10 'Allocated resources'"),),
             share=4,
             summary="every GPU that the node offers is given to a pod",
@@ -217,11 +178,18 @@ FAMILY: Final = Family(
                 unless(all_of(_GPU_TAINT, line(r"^Status:\s+Pending")), _TOLERATES),
             ),
             symptoms=(symptoms.POD_PENDING,),
-            context=_GPU_TAINT,
+            context=any_of(_GPU_TAINT, asked(r"\btaints?\b")),
             look_at=(Shell("kubectl describe nodes | grep Taints"),),
             share=0.6,
             summary="the node with the GPU has a taint that the pod does not tolerate",
-            remedy=_tolerate,
+            remedy=always(
+                by_hand("configure", "give the pod a toleration for the taint: its key, operator Exists, its effect"),
+                run(
+                    "inspect",
+                    "see which taints the node has",
+                    Shell("kubectl get nodes -o custom-columns=NAME:.metadata.name,TAINTS:.spec.taints"),
+                ),
+            ),
             explains=frozenset({"device-plugin-not-ready-after-reboot", "gpu-labels-without-capacity"}),
         ),
         Rule(
@@ -241,16 +209,25 @@ FAMILY: Final = Family(
                 "https://kubernetes.io/docs/concepts/extend-kubernetes/compute-storage-net/device-plugins/",
             ),
             decisive=all_of(_LABELLED, _UNREGISTERED),
-            typical=any_of(_LABELLED, _UNREGISTERED, unless(_LABELS_ALONE, _IDLE, _OFFERS)),
-            context=any_of(_LABELS_ALONE, _NO_CAPACITY),
-            symptoms=(symptoms.POD_PENDING, symptoms.NO_CAPACITY),
+            typical=any_of(_LABELLED, _UNREGISTERED, unless(_DISCOVERED, _IDLE, _OFFERS)),
+            context=any_of(_DISCOVERED, _NO_CAPACITY),
+            symptoms=(symptoms.POD_PENDING, symptoms.NOT_ENOUGH_GPUS, symptoms.NO_CAPACITY),
             look_at=(
                 Shell("kubectl describe nodes | grep -E 'nvidia.com/gpu'"),
                 Shell("kubectl get pods -A | grep -i nvidia"),
             ),
             share=0.8,
             summary="the node is labelled as one with a GPU and offers none: no device plugin has registered there",
-            remedy=_register,
+            remedy=always(
+                run(
+                    "inspect",
+                    "see whether a device plugin runs on the node, and what keeps it from it",
+                    Shell("kubectl get daemonsets -A | grep -i nvidia"),
+                    Shell("kubectl get pods -A -o wide | grep -i device-pl"),
+                ),
+                plugin_logs("read what the device plugin says"),
+                restart_plugin("restart the device plugin: it registers with the kubelet as it starts"),
+            ),
         ),
         Rule(
             cause="gpu-node-not-labelled",
@@ -273,8 +250,9 @@ FAMILY: Final = Family(
                 "https://github.com/NVIDIA/nvkind/issues/20",
             ),
             decisive=all_of(_IDLE, _LABELS),
-            typical=any_of(_FINDS_NO_NODE, _IDLE),
+            typical=any_of(_FINDS_NO_NODE, _IDLE, all_of(asked(r"--show-labels|metadata\.labels"), _NO_MARK)),
             symptoms=(_IDLE, _FINDS_NO_NODE, symptoms.POD_PENDING, symptoms.NO_CAPACITY),
+            context=_NO_MARK,
             against=(
                 symptoms.NO_GPU,
                 _GPU_TAINT,
@@ -302,15 +280,21 @@ FAMILY: Final = Family(
                 "https://minikube.sigs.k8s.io/docs/tutorials/nvidia/",
                 "https://github.com/NVIDIA/nvkind",
             ),
-            decisive=all_of(_NESTED, _NO_GPU_INSIDE),
-            typical=fact(lambda node: (one for one in node.view(_NESTED) if _CREATED.search(one.words))),
+            decisive=all_of(nested.NODE, _NO_GPU_INSIDE),
+            typical=all_of(nested.NODE, any_of(asked(_CREATED), line(_CREATED))),
             against=(_OFFERS,),
-            context=_NESTED,
-            symptoms=(symptoms.POD_PENDING, symptoms.NO_CAPACITY, symptoms.PLUGIN_FAILS, symptoms.NO_RUNTIME),
+            context=nested.NODE,
+            symptoms=(
+                symptoms.POD_PENDING,
+                symptoms.NO_CAPACITY,
+                symptoms.PLUGIN_FAILS,
+                symptoms.NO_DRIVER_INSIDE,
+                symptoms.NO_NVML_LIBRARY,
+            ),
             may_be_normal=True,
             look_at=(Shell("docker ps"), Shell("docker info | grep -i 'default runtime'")),
             summary="the cluster's node is a container with a runtime of its own: the host's does not count inside",
-            remedy=_pass_in,
+            remedy=_PASS_IN,
             explains=frozenset(
                 {
                     "containerd-nvidia-runtime-missing",

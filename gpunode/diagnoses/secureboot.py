@@ -18,10 +18,9 @@ from gpunode.diagnoses.build import built_anew
 from gpunode.diagnoses.commands import Shell, command
 from gpunode.diagnoses.model import Citation, Family, Fix, Rule
 from gpunode.diagnoses.remedies import by_hand, reboot, run
-from gpunode.diagnoses.signs import all_of, any_of, anywhere, fact, file_line, kernel_line, line, unless
-from gpunode.diagnoses.snapshot import Snapshot, lines_with, stated
+from gpunode.diagnoses.signs import all_of, any_of, anywhere, asked, fact, file_line, kernel_line, line, unless
+from gpunode.diagnoses.snapshot import Snapshot, stated
 from gpunode.diagnoses.views import modules, packages, system
-from gpunode.facts.items import Item
 from gpunode.facts.patterns import Pattern
 
 # modprobe, insmod, systemd-modules-load and NVIDIA's installer say it in the words of errno.
@@ -34,9 +33,7 @@ _NAMED: Final = Pattern(r"(?:insert(?: module)?|kernel module) ['‘\"]?(?:\S*/)
 
 def _refused(snapshot: Snapshot) -> tuple[Citation, ...]:
     """The lines in which the kernel refused NVIDIA's module, or one that nobody names."""
-    # SUSE's modprobe does not ask the kernel at all for a module that SUSE does not support.
-    said = () if snapshot.says(modules.UNSUPPORTED) else snapshot.said(_ERRNO)
-    return tuple(one for one in said if _is_nvidias(one) is not False)
+    return tuple(one for one in snapshot.said(_ERRNO) if _is_nvidias(one) is not False)
 
 
 def _is_nvidias(said: Citation) -> bool | None:
@@ -55,20 +52,11 @@ REFUSED: Final = unless(fact(_refused), fact(_only_others))
 """The kernel did not take NVIDIA's module for its signature, whatever is wrong with that."""
 _LOCKED: Final = line(r"Lockdown: \S{1,20}: unsigned module loading is restricted")
 _TAKEN: Final = kernel_line(r"^loading NVIDIA UNIX|nvidia: module verification failed: signature and/or required key")
-_SET: Final = Pattern(r"\b0*6(?:\s+0+){3}\s+0*1\s*$|\b0600\s?0000\s?01\b", re.MULTILINE)
-
-
-def _variable(snapshot: Snapshot) -> Iterator[Citation]:
-    """The firmware's variable, as od and xxd print it: four bytes of attributes, then the value."""
-    return (said for item in snapshot.items if "SecureBoot-" in item.written for said in lines_with(item, _SET))
-
-
 _IS_ON: Final = any_of(
     anywhere(
         r"SecureBoot enabled|[Ss]ecure [Bb]oot:?\s*(?:is )?(?:[✓✔]\s*)?[Ee]nabled|Kernel is locked down from EFI"
         r"|\[(?:integrity|confidentiality)\]|module\.sig_enforce(?!=0)"
     ),
-    fact(_variable),
     file_line("*/sig_enforce", r"^\s*[Y1]\s*$"),
 )
 IS_OFF: Final = anywhere(
@@ -85,23 +73,16 @@ _SIGNATURE: Final = Pattern(
 _SIGNED: Final = any_of(fact(lambda snapshot: snapshot.said(_SIGNATURE, "modinfo")), line(r"[^\n]signature appended~"))
 
 
-def _unsigned(snapshot: Snapshot) -> Iterator[Citation]:
-    shown = (item for item in snapshot.of("modinfo") if "nvidia" in item.written and _would_show(item))
-    return (stated(item.written, "no signer, no sig_key", item.key) for item in shown)
-
-
-def _would_show(item: Item) -> bool:
-    """Whether modinfo's answer has no signature, and would have shown one."""
-    if item.outcome != "ok" and item.text.strip():
-        return False
-    if {"signer", "sig_key", "sig_id"}.intersection(item.source.words):
-        return not item.text.strip()
-    is_whole = not (item.source.only or item.source.is_part) and "vermagic:" in item.text
-    return (is_whole or "sig" in item.source.only.lower()) and not _SIGNATURE.search(item.text)
+def _without_signature(snapshot: Snapshot) -> Iterator[Citation]:
+    for item in snapshot.of("modinfo"):
+        is_whole = not (item.source.only or item.source.is_part) and "vermagic:" in item.text
+        if is_whole and "nvidia" in item.written and not _SIGNATURE.search(item.text):
+            yield stated(item.written, "no signer, no sig_key", item.key)
 
 
 _UNSIGNED: Final = any_of(
-    fact(_unsigned),
+    fact(_without_signature),
+    asked(r"\bmodinfo\b[^|]*nvidia[^|]*(?:\|.*sig|-F sig)|modinfo -F sig\w* nvidia", empty=True),
     anywhere(r"Answer: Install without signing|kernel module is not signed|(?:modules won't|will not) be signed"),
 )
 _NOT_ENROLLED: Final = line(r"is not enrolled|MokListRT is empty")
@@ -136,25 +117,12 @@ def _is_ubuntu(snapshot: Snapshot) -> bool:
     return "ubuntu" in {known.id, *known.like} if known else "-generic" in snapshot.view(system.running_kernel)
 
 
-_PENDING: Final = line(r"is already in the enrollment request")
-_SUSES: Final = anywhere(r"\bLocal build for nvidia-\w+-G0\d|nvidia-\S*-kmp-")
-
-
 def _enrol(snapshot: Snapshot) -> Iterable[Fix]:
     text = "ask for the key to be enrolled; mokutil has you choose a password for the next boot"
-    if snapshot.view(_SUSES):
-        # Its packages make a key for each version of the driver (openSUSE's SDB:NVIDIA_drivers).
-        yield by_hand("configure", f"{text}: sudo mokutil --import FILE, the newest file below /var/lib/nvidia-pubkeys")
-    elif not snapshot.view(_PENDING):
-        certificate = _certificate(snapshot)
-        show = ("openssl", "x509", "-inform", "DER", "-noout", "-subject", "-dates", "-fingerprint", "-sha256", "-in")
-        yield run(
-            "configure",
-            f"see whose key it is and whether it is enrolled already, then {text}",
-            command("sudo", *show, certificate),
-            command("sudo", "mokutil", "--test-key", certificate),
-            command("sudo", "mokutil", "--import", certificate),
-        )
+    certificate = _certificate(snapshot)
+    test = command("sudo", "mokutil", "--test-key", certificate)
+    text = f"see whether the key is enrolled already, then {text}"
+    yield run("configure", text, test, command("sudo", "mokutil", "--import", certificate))
     yield reboot("reboot with the console in view: choose Enroll MOK in the blue screen and type that password")
     if _is_ubuntu(snapshot):
         flavour = snapshot.view(system.running_kernel).rpartition("-")[2] or "generic"
@@ -181,6 +149,11 @@ _AGAINST: Final = (
     fact(_only_others),
     unless(IS_OFF, REFUSED),
 )
+_UNSIGNED_REJECTED: Final = line(
+    r"Loading of unsigned module is rejected|Secure boot is enabled on this system, so this is likely"
+    r"|sign the kernel module when prompted"
+)
+_NO_SIGNATURE: Final = any_of(_UNSIGNED, _UNSIGNED_REJECTED, unless(_LOCKED, _SIGNED, _SIGNS))
 _LOOK_AT: Final = (Shell("modinfo nvidia | grep -i sig"), Shell("mokutil --sb-state"))
 
 FAMILY: Final = Family(
@@ -203,7 +176,7 @@ FAMILY: Final = Family(
                     any_of(_SIGNED, line(r"PKCS#7 signature not signed with a trusted key"), _NOT_ENROLLED),
                 ),
             ),
-            typical=any_of(_NOT_ENROLLED, unless(all_of(REFUSED, _SIGNS), _UNSIGNED)),
+            typical=any_of(_NOT_ENROLLED, unless(REFUSED, _NO_SIGNATURE)),
             symptoms=_SYMPTOMS,
             context=any_of(_SIGNED, REFUSED),
             against=_AGAINST,
@@ -226,13 +199,7 @@ FAMILY: Final = Family(
             disruption="reboot",
             title="the module is not signed, and Secure Boot asks for it",
             share=1,
-            decisive=any_of(
-                line(
-                    r"Loading of unsigned module is rejected|Secure boot is enabled on this system, so this is likely"
-                    r"|sign the kernel module when prompted"
-                ),
-                all_of(any_of(REFUSED, _LOCKED), _UNSIGNED),
-            ),
+            decisive=any_of(_UNSIGNED_REJECTED, all_of(any_of(REFUSED, _LOCKED), _UNSIGNED)),
             typical=any_of(all_of(_UNSIGNED, _IS_ON), unless(_LOCKED, _SIGNED, _SIGNS)),
             symptoms=_SYMPTOMS,
             context=any_of(_UNSIGNED, REFUSED, _IS_ON),

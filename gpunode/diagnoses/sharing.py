@@ -1,4 +1,4 @@
-"""How a GPU is shared: a compute mode that lets one process in, and time-slicing that the device plugin does not do."""
+"""How a GPU is shared: a compute mode for one process, memory that another has, time-slicing that nobody does."""
 
 from __future__ import annotations
 
@@ -11,53 +11,40 @@ from gpunode.diagnoses.addresses import DEVICE_PLUGIN
 from gpunode.diagnoses.cluster import restart_plugin
 from gpunode.diagnoses.commands import Shell, at, of_gpu
 from gpunode.diagnoses.model import Citation, Family, Fix, Rule
-from gpunode.diagnoses.remedies import by_hand, run
-from gpunode.diagnoses.signs import all_of, any_of, anywhere, asked, fact, line, unless
+from gpunode.diagnoses.remedies import always, by_hand, run
+from gpunode.diagnoses.signs import all_of, any_of, anywhere, asked, fact, holds, line, unless
 from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with
-from gpunode.diagnoses.views import kube, smi_query
+from gpunode.diagnoses.views import kube, smi_query, system
 from gpunode.facts.items import Item
-from gpunode.facts.numbers import whole
 from gpunode.facts.patterns import Pattern
 
 # Compute mode.
 
-_MODE_IN_TABLE: Final = Pattern(r"\|\s+(?:\d+%|N/A)\s+(?P<mode>E\. ?Process|E\. ?Thread|Prohibited)\s+\|")
+_MODES: Final = frozenset({"exclusive_process", "exclusive_thread", "prohibited"})
+_MODE_IN_TABLE: Final = Pattern(r"\|\s+(?:\d+%|N/A)\s+(?:E\. ?Process|E\. ?Thread|Prohibited)\s+\|")
+_IN_DEFAULT_MODE: Final = line(r"Compute Mode\s*:\s*Default|%\s+Default\s+\|")
 _INDEX: Final = Pattern(r"^\|\s+(?P<index>\d{1,18})\s+\S")
 
 
-def _exclusive(snapshot: Snapshot) -> tuple[tuple[str, str, Citation], ...]:
-    """The GPUs that are not in default compute mode: their index or address, the mode, the line."""
-    return (*_by_query(snapshot), *_by_table(snapshot))
+def _exclusive(snapshot: Snapshot) -> tuple[tuple[str, Citation], ...]:
+    """The GPUs that are not in default compute mode: their index or address, and the line."""
+    rows = ((gpu.name or gpu.value("index"), gpu.find("Compute Mode")) for gpu in snapshot.view(smi_query.gpus))
+    named = ((name, row.citation) for name, row in rows if row and row.value.strip().lower() in _MODES)
+    return (*named, *_in_table(snapshot))
 
 
-def _by_query(snapshot: Snapshot) -> Iterator[tuple[str, str, Citation]]:
-    for gpu in snapshot.view(smi_query.gpus):
-        if (row := gpu.find("Compute Mode")) and row.value.strip().lower() not in {"default", "n/a", ""}:
-            yield gpu.name or gpu.value("index"), row.value.strip(), row.citation
-
-
-def _by_table(snapshot: Snapshot) -> Iterator[tuple[str, str, Citation]]:
+def _in_table(snapshot: Snapshot) -> Iterator[tuple[str, Citation]]:
     for item in snapshot.of("nvidia-smi", "text"):
         index = ""
         for number, text in enumerate(item.lines, 1):
-            if match := _MODE_IN_TABLE.search(text):
-                yield index, match["mode"], cite(item, number)
+            if _MODE_IN_TABLE.search(text):
+                yield index, cite(item, number)
             elif first := _INDEX.match(text):
                 index = first["index"]
 
 
-def _mode_lines(snapshot: Snapshot) -> Iterator[Citation]:
-    return (citation for _, _, citation in snapshot.view(_exclusive))
-
-
-def _compute_mode(snapshot: Snapshot) -> str:
-    modes = snapshot.view(_exclusive)
-    wheres = ", ".join(dict.fromkeys(f"GPU {where}" if where else "the GPU" for where, _, _ in modes))
-    return f"{wheres}: compute mode {modes[0][1]} lets one process in, or none, so that a second gets none"
-
-
 def _default_mode(snapshot: Snapshot) -> Iterable[Fix]:
-    wheres = dict.fromkeys(where for where, _, _ in snapshot.view(_exclusive)) or ("",)
+    wheres = dict.fromkeys(where for where, _ in snapshot.view(_exclusive)) or ("",)
     commands = tuple(of_gpu("sudo", "nvidia-smi", *at(where), "-c", "DEFAULT") for where in wheres)
     yield run("configure", "let several processes use the GPU", *commands)
     yield by_hand("application", "or stop the other process, or share the GPU through MPS", "the mode is meant")
@@ -68,7 +55,7 @@ def _default_mode(snapshot: Snapshot) -> Iterable[Fix]:
 _REPLICAS: Final = Pattern(r"[\"']?\breplicas[\"']?\s*[:=]\s*(?P<count>\d{1,18})")
 _SHARING: Final = Pattern(r"timeSlicing|time[-_ ]?slic|\bmps\b|sharing\.", re.IGNORECASE)
 _STATIC: Final = r"deployments/static/|(?:apply|create) -f \S*nvidia-device-plugin[\w.-]*\.ya?ml"
-_WISHES: Final = (
+_OPTIONS: Final = (
     r"devicePlugin\.config\.name|config\.default=|--set-file config\.map|config\.name=|time-slicing-config|time-sliced"
 )
 _EMPTY: Final = anywhere(r"[\"']timeSlicing[\"']\s*:\s*(?:\{\s*\}|null)")
@@ -83,20 +70,18 @@ def _configs(snapshot: Snapshot) -> Iterator[Item]:
 
 
 def _shares(snapshot: Snapshot, *, is_divided: bool) -> Iterator[Citation]:
-    """A node that offers as many as the configuration asks for; or fewer, or as many as it has GPUs."""
-    wanted = [int(found["count"]) for item in _configs(snapshot) for found in _REPLICAS.finditer(item.text)]
+    """A node that offers each GPU once, or in another number than the configuration asks for."""
+    desired = [int(found["count"]) for item in _configs(snapshot) for found in _REPLICAS.finditer(item.text)]
     for node in snapshot.view(kube.nodes):
-        count = whole(node.labels.get("nvidia.com/gpu.count", ("",))[0]) or (0 if wanted else 1)
-        if amount := node.capacity.get("nvidia.com/gpu"):
-            is_whole = amount.value == count or bool(wanted and amount.value < min(wanted))
-            if amount.value and (bool(wanted) and not is_whole if is_divided else is_whole):
-                yield amount.citation
+        if (amount := node.capacity.get("nvidia.com/gpu")) and amount.value:
+            is_once = amount.value < min(desired, default=2)
+            yield from (amount.citation,) if (bool(desired) and not is_once if is_divided else is_once) else ()
 
 
-_WISHED: Final = any_of(
+_DESIRED: Final = any_of(
     fact(lambda node: (one for item in _configs(node) for one in lines_with(item, _REPLICAS))),
-    asked(_WISHES),
-    line(_WISHES),
+    asked(_OPTIONS),
+    line(_OPTIONS),
     line(r"nvidia\.com/device-plugin\.config\b", "kubernetes-node", "kubernetes", "text", "application"),
 )
 _UNDIVIDED: Final = any_of(
@@ -112,13 +97,6 @@ _FEW_LINES: Final = 6
 _ASKS_STATIC: Final = any_of(asked(_STATIC), line(_STATIC))
 
 
-def _why_undivided(snapshot: Snapshot) -> str:
-    why = "it was started without that configuration, or has not been restarted since"
-    if snapshot.view(_ASKS_STATIC):
-        why = "it comes from the static manifest, which mounts no configuration"
-    return f"sharing of GPUs is configured and the running device plugin does not do it: {why}"
-
-
 def _slicing(snapshot: Snapshot) -> Iterator[Fix]:
     if snapshot.view(_ASKS_STATIC):
         delete = Shell("kubectl -n kube-system delete daemonset nvidia-device-plugin-daemonset")
@@ -131,6 +109,47 @@ def _slicing(snapshot: Snapshot) -> Iterator[Fix]:
     yield by_hand("configure", text)
     yield restart_plugin("restart the device plugin: it does not watch the ConfigMap's content")
 
+
+# Memory that another process has.
+
+_SIZE: Final = r"(\d{1,9}(?:\.\d{1,4})? (?:bytes|[KMGT]iB))"
+_TOTAL: Final = Pattern(rf"total capac?ity of {_SIZE}|{_SIZE} total capacity")
+_FREE: Final = Pattern(rf"{_SIZE} (?:is )?free")
+_OWN: Final = Pattern(
+    rf"this process has {_SIZE}|{_SIZE} already allocated|{_SIZE} (?:reserved in total|cached)|{_SIZE} is allocated by"
+)
+_BYTES: Final = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
+_NO_MEMORY: Final = line(
+    r"CUDA out of memory|CUDA_ERROR_OUT_OF_MEMORY|cudaErrorMemoryAllocation|cuda_driver\.cc:\d+\] failed to allocate"
+)
+_USED: Final = Pattern(r"(?P<used>\d{1,9})MiB / +(?P<total>\d{1,9})MiB")
+_PROCESS: Final = Pattern(r"^\|\s+\d{1,3}\s+(?:\S+\s+\S+\s+)?\d+\s+[CGM+]{1,3}\s", re.MULTILINE)
+
+
+def _most(pattern: Pattern, text: str) -> float:
+    """The largest size that stands there, in bytes."""
+    sizes = (next(filter(None, match.groups())).split() for match in pattern.finditer(text))
+    return max((float(number) * _BYTES[unit] for number, unit in sizes), default=0.0)
+
+
+def _told(snapshot: Snapshot, *, is_others: bool) -> Iterator[Citation]:
+    """Where PyTorch found no memory, and other processes have most of the GPU's; or it has most itself."""
+    for one in snapshot.view(_NO_MEMORY):
+        total, own = _most(_TOTAL, one.line), _most(_OWN, one.line)
+        others = total - own - _most(_FREE, one.line)
+        if total and (others > total / 2 if is_others else own > total / 2):
+            yield one
+
+
+def _held(snapshot: Snapshot) -> Iterator[Citation]:
+    """The GPUs whose memory is mostly in use, where nvidia-smi lists no process."""
+    for item in snapshot.of("nvidia-smi"):
+        if item.where == "host" and "Processes:" in item.text and not _PROCESS.search(item.text):
+            rows = ((_USED.search(one.line), one) for one in lines_with(item, _USED))
+            yield from (one for used, one in rows if used and int(used["used"]) * 2 > int(used["total"]))
+
+
+_LISTS_NONE: Final = any_of(symptoms.IN_CONTAINER, holds(system.is_wsl, "WSL lists no process"))
 
 FAMILY: Final = Family(
     "sharing",
@@ -150,10 +169,11 @@ FAMILY: Final = Family(
                 "CUDA-capable devices are busy or unavailable, on a GPU that nvidia-smi shows as healthy."
             ),
             sources=("https://github.com/NVIDIA/DIGITS/issues/2005", "https://docs.nvidia.com/deploy/mps/"),
-            decisive=fact(_mode_lines),
+            decisive=fact(lambda node: (place for _, place in node.view(_exclusive))),
+            typical=unless(symptoms.CUDA_BUSY, symptoms.ANY_XID, _IN_DEFAULT_MODE),
             may_be_normal=True,
             context=asked(r"-d COMPUTE|compute_mode"),
-            summary=_compute_mode,
+            summary="the compute mode lets one process use the GPU, or none, so that a second gets none",
             remedy=_default_mode,
         ),
         Rule(
@@ -170,12 +190,46 @@ FAMILY: Final = Family(
                 "changed after the plugin had started. Keys in the wrong place are dropped without a word."
             ),
             sources=(f"{DEVICE_PLUGIN}/issues/990", f"{DEVICE_PLUGIN}/issues/615", f"{DEVICE_PLUGIN}/issues/1433"),
-            decisive=all_of(_WISHED, _EMPTY),
-            typical=any_of(unless(_WISHED, fact(lambda node: _shares(node, is_divided=True))), _CUT_OUT),
+            decisive=all_of(_DESIRED, _EMPTY),
+            typical=any_of(unless(_DESIRED, fact(lambda node: _shares(node, is_divided=True))), _CUT_OUT),
             may_be_normal=True,
             context=any_of(_EMPTY, _UNDIVIDED),
-            summary=_why_undivided,
+            summary="sharing of GPUs is configured, and the running device plugin has not got that configuration",
             remedy=_slicing,
+        ),
+        Rule(
+            cause="gpu-memory-taken",
+            layer="userspace",
+            in_stack="programs",
+            disruption="none",
+            title="another process holds the GPU's memory",
+            typical=any_of(
+                fact(lambda node: _told(node, is_others=True)),
+                unless(all_of(_NO_MEMORY, fact(_held)), _LISTS_NONE),
+            ),
+            symptoms=(_NO_MEMORY,),
+            against=(fact(lambda node: _told(node, is_others=False)),),
+            context=asked(r"fuser|lsof|query-compute-apps"),
+            look_at=(Shell("nvidia-smi"), Shell("sudo fuser -v /dev/nvidia*")),
+            summary="the program found no memory on the GPU, most of which is in use and not by the program",
+            story=(
+                "A CUDA program runs out of memory while it holds little itself: another process has the rest. It may "
+                "be somebody's work, or what is left of an earlier run, such as the workers of a program that was "
+                "killed. nvidia-smi does not list every one of them. GPU and driver work."
+            ),
+            sources=(
+                *("https://github.com/pytorch/pytorch/issues/4031", "https://github.com/pytorch/pytorch/pull/99699"),
+                "https://github.com/wencolani/CrossE/issues/2",
+            ),
+            remedy=always(
+                run(
+                    "inspect",
+                    "find the process that holds the memory",
+                    Shell("nvidia-smi --query-compute-apps=gpu_uuid,pid,name,used_memory --format=csv"),
+                    Shell("sudo fuser -v /dev/nvidia*"),
+                ),
+                by_hand("application", "end that process, or use another GPU", "nobody needs it"),
+            ),
         ),
     ),
 )

@@ -14,7 +14,7 @@ from typing import TypeAlias
 
 from gpunode.diagnoses.judging import is_examined
 from gpunode.diagnoses.model import Citation, Sign
-from gpunode.diagnoses.snapshot import Snapshot, lines_with, stated
+from gpunode.diagnoses.snapshot import Snapshot, folded, lines_with, stated
 from gpunode.diagnoses.views import kernel
 from gpunode.facts.items import Item
 from gpunode.facts.patterns import Pattern
@@ -27,185 +27,122 @@ Read: TypeAlias = Callable[[Snapshot], Iterable[Citation]]
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
-    """A message, wherever messages stand, or in evidence of some kinds only; on the host only, if so asked."""
+class _Sign:
+    """A sign that ``read`` finds with ``given``; of equal ones a snapshot looks for one."""
 
-    pattern: Pattern
-    kinds: tuple[Kind, ...] = ()
-    on_host: bool = False
-
-    def __call__(self, snapshot: Snapshot) -> tuple[Citation, ...]:
-        """The lines in which it stands."""
-        found = snapshot.said(self.pattern, *self.kinds)
-        if not (found and self.on_host):
-            return found
-        inside = {item.key for item in snapshot.items if item.where == "container" or item.kind == "container-run"}
-        return tuple(one for one in found if one.key not in inside)
-
-
-def line(pattern: str, *kinds: Kind, flags: int = 0, on_host: bool = False) -> Sign:
-    """A message that ``pattern`` matches within a line; of ``kinds``, files and tables too."""
-    return Line(Pattern(pattern, flags | re.MULTILINE), kinds, on_host)
-
-
-@dataclass(frozen=True, slots=True)
-class KernelLine:
-    """A message of the kernel, in whatever log; those of several lines are joined."""
-
-    pattern: Pattern
-
-    def __call__(self, snapshot: Snapshot) -> tuple[Citation, ...]:
-        """The first line of each such message."""
-        return tuple(message.citation for message in kernel.said(snapshot, self.pattern))
-
-
-def kernel_line(pattern: str, flags: int = 0) -> Sign:
-    """A message of the kernel that ``pattern`` matches; without ``NVRM:`` before it."""
-    return KernelLine(Pattern(pattern, flags))
-
-
-@dataclass(frozen=True, slots=True)
-class FileLine:
-    """A line of files whose path matches a shell pattern, or of what was searched in them."""
-
-    path: str
-    pattern: Pattern
+    read: Callable[..., Iterable[Citation]]
+    given: tuple[object, ...]
 
     def __call__(self, snapshot: Snapshot) -> tuple[Citation, ...]:
         """The lines."""
-        return tuple(line for item in snapshot.files(self.path) for line in lines_with(item, self.pattern))
+        return tuple(self.read(snapshot, *self.given))
+
+
+def line(pattern: str, *kinds: Kind, flags: int = 0, on_host: bool = False) -> Sign:
+    """A message that ``pattern`` matches within a line, wherever messages stand; of ``kinds``, files and tables too."""
+    return _Sign(_lines, (Pattern(pattern, flags | re.MULTILINE), kinds, on_host))
+
+
+def _lines(snapshot: Snapshot, pattern: Pattern, kinds: tuple[Kind, ...], on_host: bool) -> Iterable[Citation]:
+    found = snapshot.said(pattern, *kinds)
+    if not (found and on_host):
+        return found
+    inside = {item.key for item in snapshot.items if item.where == "container" or item.kind == "container-run"}
+    return (one for one in found if one.key not in inside)
+
+
+def kernel_line(pattern: str, flags: int = 0) -> Sign:
+    """A message of the kernel that ``pattern`` matches, in whatever log; without ``NVRM:`` before it."""
+    return _Sign(_kernel_lines, (Pattern(pattern, flags),))
+
+
+def _kernel_lines(snapshot: Snapshot, pattern: Pattern) -> Iterable[Citation]:
+    return (message.citation for message in kernel.said(snapshot, pattern))
 
 
 def file_line(path: str, pattern: str, flags: int = 0) -> Sign:
     """A line that ``pattern`` matches in a file whose path matches ``path``; ``*`` matches slashes too."""
-    return FileLine(path, Pattern(pattern, flags | re.MULTILINE))
+    return _Sign(_file_lines, (path, Pattern(pattern, flags | re.MULTILINE)))
 
 
-@dataclass(frozen=True, slots=True)
-class Anywhere:
-    """Text in messages, files and listings alike."""
-
-    pattern: Pattern
-    on_host: bool = False
-
-    def __call__(self, snapshot: Snapshot) -> tuple[Citation, ...]:
-        """The lines."""
-        items = (item for item in snapshot.items if _is_text(item) and (item.where == "host" or not self.on_host))
-        return tuple(line for item in items for line in lines_with(item, self.pattern))
+def _file_lines(snapshot: Snapshot, path: str, pattern: Pattern) -> Iterable[Citation]:
+    return (line for item in snapshot.files(path) for line in lines_with(item, pattern))
 
 
 def anywhere(pattern: str, flags: int = 0, *, on_host: bool = False) -> Sign:
     """A line that ``pattern`` matches in messages, files and listings; tables of packages and modules are none."""
-    return Anywhere(Pattern(pattern, flags | re.MULTILINE), on_host)
+    return _Sign(_anywhere, (Pattern(pattern, flags | re.MULTILINE), on_host))
 
 
-def _is_text(item: Item) -> bool:
-    return item.kind not in _TABLES and item.is_seen and not item.is_register
+def _anywhere(snapshot: Snapshot, pattern: Pattern, on_host: bool) -> Iterable[Citation]:
+    if not pattern.may_match(snapshot.view(_all_text)):
+        return ()
+    items = (item for item in snapshot.view(_texts) if item.where == "host" or not on_host)
+    return (line for item in items for line in lines_with(item, pattern))
 
 
-@dataclass(frozen=True, slots=True)
-class Fact:
-    """What a function of the node returns as proof."""
+def _texts(snapshot: Snapshot) -> tuple[Item, ...]:
+    """Messages, files and listings."""
+    found = (item for item in snapshot.items if item.kind not in _TABLES and item.is_seen)
+    return tuple(item for item in found if not item.is_register)
 
-    read: Read
 
-    def __call__(self, snapshot: Snapshot) -> tuple[Citation, ...]:
-        """Its lines."""
-        return tuple(self.read(snapshot))
+def _all_text(snapshot: Snapshot) -> str:
+    return "\n".join(item.view(folded) for item in snapshot.view(_texts))
 
 
 def fact(read: Read) -> Sign:
-    """The lines that ``read`` returns."""
-    return Fact(read)
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """A command that was typed, whatever its answer: whoever chose to paste it suspects something there."""
-
-    pattern: Pattern
-    is_empty: bool = False
-
-    def __call__(self, snapshot: Snapshot) -> tuple[Citation, ...]:
-        """The commands; those without an answer alone, if so asked. What gpunode runs is no choice of anybody's."""
-        if is_examined(snapshot):
-            return ()
-        found = (item for item in snapshot.items if self.pattern.search(item.written))
-        silent = "that was run, and printed nothing" if self.is_empty else "that was run"
-        return tuple(
-            stated(item.written, silent, item.key)
-            for item in found
-            if item.where == "host" and not (self.is_empty and item.text.strip())
-        )
+    """The lines that ``read``, a function of the node, returns as proof."""
+    return _Sign(read, ())
 
 
 def asked(pattern: str, *, empty: bool = False) -> Sign:
-    """A command line that ``pattern`` matches; with ``empty`` one that printed nothing, as grep does without a hit."""
-    return Asked(Pattern(pattern, re.IGNORECASE), empty)
+    """A command line that ``pattern`` matches; with ``empty`` one that printed nothing, as grep does without a hit.
+
+    Whoever chose to paste it suspects something there; what gpunode runs is no choice of anybody's.
+    """
+    return _Sign(_commands, (Pattern(pattern, re.IGNORECASE), empty))
 
 
-@dataclass(frozen=True, slots=True)
-class Holds:
-    """That a function of the node is true; None and False are both not seen."""
-
-    read: Callable[[Snapshot], bool | None]
-    words: str
-
-    def __call__(self, snapshot: Snapshot) -> tuple[Citation, ...]:
-        """What it comes to, in words of gpunode."""
-        return (stated("the node", self.words),) if self.read(snapshot) else ()
+def _commands(snapshot: Snapshot, pattern: Pattern, is_empty: bool) -> Iterable[Citation]:
+    words = "that was run, and printed nothing" if is_empty else "that was run"
+    items = () if is_examined(snapshot) else (item for item in snapshot.items if item.where == "host")
+    found = (item for item in items if pattern.search(item.written) and not (is_empty and item.text.strip()))
+    return (stated(item.written, words, item.key) for item in found)
 
 
 def holds(read: Callable[[Snapshot], bool | None], words: str) -> Sign:
-    """That ``read`` is true of the node, which ``words`` say."""
-    return Holds(read, words)
+    """That ``read`` is true of the node, which ``words`` say; None and False are both not seen."""
+    return _Sign(_holds, (read, words))
 
 
-@dataclass(frozen=True, slots=True)
-class AnyOf:
-    """At least one of several signs."""
-
-    signs: tuple[Sign, ...]
-
-    def __call__(self, snapshot: Snapshot) -> tuple[Citation, ...]:
-        """The lines of all that are seen."""
-        return tuple(dict.fromkeys(line for sign in self.signs for line in snapshot.view(sign)))
+def _holds(snapshot: Snapshot, read: Callable[[Snapshot], bool | None], words: str) -> Iterable[Citation]:
+    return (stated("the node", words),) if read(snapshot) else ()
 
 
 def any_of(*signs: Sign) -> Sign:
     """At least one of ``signs``."""
-    return AnyOf(signs)
+    return _Sign(_any_of, signs)
 
 
-@dataclass(frozen=True, slots=True)
-class AllOf:
-    """Several signs together."""
-
-    signs: tuple[Sign, ...]
-
-    def __call__(self, snapshot: Snapshot) -> tuple[Citation, ...]:
-        """The lines of all; nothing where one is not seen."""
-        found = [snapshot.view(sign) for sign in self.signs]
-        return tuple(dict.fromkeys(line for lines in found for line in lines)) if all(found) else ()
+def _any_of(snapshot: Snapshot, *signs: Sign) -> Iterable[Citation]:
+    return dict.fromkeys(line for sign in signs for line in snapshot.view(sign))
 
 
 def all_of(*signs: Sign) -> Sign:
     """All of ``signs``; the lines of the first are cited first."""
-    return AllOf(signs)
+    return _Sign(_all_of, signs)
 
 
-@dataclass(frozen=True, slots=True)
-class Unless:
-    """A sign where none of others is seen."""
-
-    sign: Sign
-    others: tuple[Sign, ...]
-
-    def __call__(self, snapshot: Snapshot) -> tuple[Citation, ...]:
-        """The lines of the sign."""
-        return () if any(snapshot.view(other) for other in self.others) else snapshot.view(self.sign)
+def _all_of(snapshot: Snapshot, *signs: Sign) -> Iterable[Citation]:
+    found = [snapshot.view(sign) for sign in signs]
+    return dict.fromkeys(line for lines in found for line in lines) if all(found) else ()
 
 
 def unless(sign: Sign, *others: Sign) -> Sign:
     """``sign`` where none of ``others`` is seen."""
-    return Unless(sign, others)
+    return _Sign(_unless, (sign, *others))
+
+
+def _unless(snapshot: Snapshot, sign: Sign, *others: Sign) -> Iterable[Citation]:
+    return () if any(snapshot.view(other) for other in others) else snapshot.view(sign)

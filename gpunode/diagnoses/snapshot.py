@@ -23,6 +23,8 @@ T = TypeVar("T")
 _SILENT: Final[frozenset[Kind]] = frozenset(
     {"file", "packages", "listing", "lsmod", "lspci", "modinfo", "initramfs", "nvml", "unit-show", "containerd-config"}
 )
+# Of these each line is a row by itself.
+_ROWS: Final[frozenset[Kind]] = frozenset({"packages", "listing", "lsmod"})
 # A message may be wrapped where it was pasted; only short pieces were.
 _WRAPPED_LINES: Final = 400
 _WINDOW: Final = 3
@@ -101,7 +103,7 @@ class Snapshot:
     def match(self, pattern: Pattern, *kinds: Kind) -> re.Match[str] | None:
         """The first match of ``pattern``; see ``said``."""
         for item in self._searched(kinds, pattern):
-            if pattern.may_match(item.view(_folded)):
+            if pattern.may_match(item.view(folded)):
                 match = pattern.search(item.text) or pattern.search(item.view(_wrapped))
                 if match is not None:
                     return match
@@ -151,12 +153,12 @@ def _speaking(snapshot: Snapshot) -> tuple[Item, ...]:
 
 
 def _all_said(snapshot: Snapshot) -> str:
-    return "\n".join(item.view(_folded) for item in snapshot.view(_speaking))
+    return "\n".join(item.view(folded) for item in snapshot.view(_speaking))
 
 
 def lines_with(item: Item, pattern: Pattern) -> Iterator[Citation]:
     """The lines of ``item`` in which ``pattern`` occurs, the first dozen."""
-    if not pattern.may_match(item.view(_folded)):
+    if not pattern.may_match(item.view(folded)):
         return
     numbers: list[int] = []
     for match in pattern.finditer(item.text):
@@ -186,14 +188,14 @@ def line_at(item: Item, offset: int) -> int:
     return item.number_at(offset)
 
 
-def _folded(item: Item) -> str:
+def folded(item: Item) -> str:
     """All that a pattern may be found in, in lower case."""
     return f"{item.lowered}\n{item.view(_wrapped).lower()}"
 
 
 def _wrapped(item: Item) -> str:
     """Each line of a short piece with those after it, joined by single spaces, without what the kernel puts before."""
-    if not 2 <= len(item.lines) <= _WRAPPED_LINES:
+    if not 2 <= len(item.lines) <= _WRAPPED_LINES or item.kind in _ROWS:
         return ""
     lines = [_PREFIX.sub("", line).rstrip() for line in item.lines]
     return "\n".join(" ".join(lines[start : start + _WINDOW]) for start in range(len(lines)))

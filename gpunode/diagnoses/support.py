@@ -1,12 +1,11 @@
 """Which driver drives which GPU: branches that came too early or end too soon, and the wrong kind of modules.
 
-Most of it is known before the kernel log says so: the device id tells the generation, the catalog the branches that
-know it and whether it takes the open modules, and the module on disk its version and licence.
+The kernel log names it where the driver refused a GPU. Before that the catalog tells: by the device id, the branches
+that know the GPU and whether it takes the open modules, and by the module or packages, version and licence.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Final
@@ -17,11 +16,11 @@ from gpunode.catalog.gpus import GpuModel
 from gpunode.diagnoses import chains, packaged, symptoms
 from gpunode.diagnoses.addresses import DRIVER_GUIDE, OPEN_MODULES
 from gpunode.diagnoses.commands import Shell, command
-from gpunode.diagnoses.model import Check, Citation, Family, Fix, Proof, Rule, Sign
+from gpunode.diagnoses.model import Citation, Family, Fix, Rule, Sign
 from gpunode.diagnoses.remedies import by_hand, fabric_manager_too, guest_driver, reboot, run, takes_gpunode, uninstall
-from gpunode.diagnoses.signs import all_of, any_of, fact, holds, kernel_line, line, unless
+from gpunode.diagnoses.signs import all_of, any_of, asked, fact, holds, kernel_line, line, unless
 from gpunode.diagnoses.snapshot import Snapshot
-from gpunode.diagnoses.views import boards, cards, driver, guests, kernel, modules, packages, pci
+from gpunode.diagnoses.views import boards, cards, driver, guests, kernel, modules, packages
 from gpunode.diagnoses.views.driver import VERSION
 from gpunode.facts.numbers import whole
 from gpunode.facts.patterns import Pattern
@@ -33,23 +32,24 @@ OPEN: Final = "open-module-on-pre-turing"
 CLOSED: Final = "proprietary-module-on-blackwell"
 
 
-def _said(pattern: str) -> Sign:
+def _refusal(pattern: str) -> Sign:
     return any_of(kernel_line(pattern), line(pattern))
 
 
-_BRANCH: Final = Pattern(
-    r"supported through the NVIDIA (?P<branch>\d{2,3})\.\S{0,4} [Ll]egacy"
-    r"|only supported (?:by|up to) the (?:Tesla )?(?P<series>\d{3}) (?:legacy )?drivers"
+_IGNORED: Final = _refusal(
+    r"supported through the NVIDIA \d{2,3}\.\S{0,4} [Ll]egacy"
+    r"|only supported (?:by|up to) the (?:Tesla )?\d{3} (?:legacy )?drivers"
 )
-_IGNORED: Final = _said(_BRANCH.pattern)
-_NO_GSP: Final = _said(
+_NO_GSP: Final = _refusal(
     r"not supported by open nvidia\.ko because it does not include|does not include the required GPU System Processor"
 )
-_NEEDS_OPEN: Final = _said(r"requires use of the NVIDIA open kernel modules")
-_UNKNOWN: Final = _said(rf"not supported by the\s+(?:NVIDIA )?{VERSION} (?:NVIDIA )?(?:Linux graphics )?driver release")
-_WORDS: Final = any_of(_IGNORED, _NO_GSP, _NEEDS_OPEN, _UNKNOWN)
-# By what refuses a GPU, NVIDIA's installer included.
-_NAMED: Final = Pattern(
+_NEEDS_OPEN: Final = _refusal(r"requires use of the NVIDIA open kernel modules")
+_UNKNOWN: Final = _refusal(
+    rf"not supported by the\s+(?:NVIDIA )?{VERSION} (?:NVIDIA )?(?:Linux graphics )?driver release"
+)
+_REFUSED: Final = any_of(_IGNORED, _NO_GSP, _NEEDS_OPEN, _UNKNOWN)
+# By the kernel module, and by NVIDIA's installer.
+_REFUSING: Final = Pattern(
     rf"[Tt]he\s+(?:NVIDIA )?(?P<version>{VERSION}|\d+\.xx)\s+(?:NVIDIA )?(?:Linux graphics )?driver"
 )
 _OPEN_PACKAGES: Final = ("nvidia-dkms-*open", "nvidia-kernel-open*", "nvidia-open*", "kmod-nvidia-open*", "*-open-dkms")
@@ -61,8 +61,8 @@ class Release:
     """The driver of this node.
 
     Attributes:
-        version: empty where nothing tells it.
-        is_open: whether its modules are the open ones; None where nothing tells.
+        version: empty where nothing shows it.
+        is_open: whether its modules are the open ones; None where nothing shows it.
     """
 
     version: str
@@ -76,26 +76,21 @@ class Release:
 
 
 def release(snapshot: Snapshot) -> Release:
-    """The driver that is loaded or refused, else the one on disk, else the one that packages brought."""
+    """The driver that is loaded, else the one on disk, in the packages, or that refused a GPU."""
     seen = [one for one in (driver.loaded(snapshot), driver.on_disk(snapshot)) if one is not None]
-    there = [one for one in driver.packaged(snapshot) if one.is_installed][:1]
-    refused = _match(snapshot, _NAMED)
-    versions = [*(one.version for one in seen), *(one.upstream for one in there)]
-    versions += [refused["version"]] if refused else []
-    cited = tuple(one.citation for one in (seen or there))
+    installed = [one for one in driver.packaged(snapshot) if one.is_installed][:1]
+    versions = [*(one.version for one in seen), *(one.upstream for one in installed), *_refusing(snapshot)]
     kinds = [(one.is_open, one.citation) for one in seen]
     kinds += [(one.is_open, one.citation) for one in snapshot.view(modules.driver_info)]
-    kinds += [
-        (is_open, one) for is_open, sign in ((True, _NO_GSP), (False, _NEEDS_OPEN)) for one in snapshot.view(sign)
-    ]
     kinds += _kinds_of_packages(snapshot)
     is_open, place = next((one for one in kinds if one[0] is not None), (None, None))
-    return Release(versions[0] if versions else "", is_open, tuple(dict.fromkeys((*cited, *filter(None, [place])))))
+    cited = (*(one.citation for one in (seen or installed)), *filter(None, [place]))
+    return Release(versions[0] if versions else "", is_open, tuple(dict.fromkeys(cited)))
 
 
-def _match(snapshot: Snapshot, pattern: Pattern) -> re.Match[str] | None:
-    messages = (pattern.search(message.text) for message in kernel.said(snapshot, pattern))
-    return next(filter(None, messages), None) or snapshot.match(pattern)
+def _refusing(snapshot: Snapshot) -> Iterator[str]:
+    messages = (_REFUSING.search(message.text) for message in kernel.said(snapshot, _REFUSING))
+    yield from (match["version"] for match in (*messages, snapshot.match(_REFUSING)) if match)
 
 
 def _kinds_of_packages(snapshot: Snapshot) -> list[tuple[bool | None, Citation]]:
@@ -119,56 +114,31 @@ def _cause(model: GpuModel, found: Release) -> str:
     return ""
 
 
-def _taken(snapshot: Snapshot, cause: str) -> list[cards.Card]:
-    """The GPUs that the table has this said of."""
+def _misfits(snapshot: Snapshot, cause: str) -> list[cards.Card]:
+    """The GPUs that the installed driver does not drive for this reason."""
     return [card for card in snapshot.view(cards.cards) if _cause(card.model, snapshot.view(release)) == cause]
 
 
-def _refused(cause: str, words: Sign) -> Check:
-    """What stands between a GPU and the driver: the kernel's own word, else what catalog and module tell."""
+def _by_catalog(cause: str) -> Sign:
+    """The GPUs that the installed driver does not drive, with the driver; what the kernel log says goes before."""
 
-    def check(snapshot: Snapshot) -> Iterator[Proof]:
-        said, known, taken = snapshot.view(words), snapshot.view(cards.cards), _taken(snapshot, cause)
-        if not said and snapshot.view(_WORDS):
-            return
-        found = snapshot.view(release)
-        meant: list[cards.Card | None] = [*(taken or known[: len(known) == 1])] if said else [*taken]
-        for card in meant or ([None] if said else []):
-            places = (*said, *([card.citation] if card else []), *found.citations)
-            summary = _SUMMARIES[cause](card.model.label if card else "this GPU", f"driver {found.version}".rstrip())
-            told = Proof(summary, tuple(dict.fromkeys(places)), "certain" if said else "likely")
-            yield _beside_others(snapshot, replace(told, gpu=card.address), card) if card else told
+    def read(snapshot: Snapshot) -> Iterable[Citation]:
+        misfits = [card.citation for card in _misfits(snapshot, cause)]
+        return (*misfits, *snapshot.view(release).citations) if misfits else ()
 
-    return check
+    return unless(fact(read), _REFUSED)
 
 
-_SUMMARIES: Final[dict[str, Callable[[str, str], str]]] = {
-    LEGACY: lambda gpu, found: f"{found} no longer drives {gpu}: an older branch was the last that does",
-    TOO_NEW: lambda gpu, found: f"{found} does not know {gpu}: it is older than that GPU",
-    OPEN: lambda gpu, _: f"the open kernel modules are installed, and {gpu} has no GSP, which they need",
-    CLOSED: lambda gpu, found: f"{found} has its proprietary kernel modules, and the open ones alone drive {gpu}",
-}
-_NONE_STARTED: Final = kernel_line(
-    r"None of the NVIDIA (?:graphics adapters|devices) were initialized|No NVIDIA (?:graphics adapter|GPU) found"
-)
+def _named(cause: str, words: str) -> Callable[[Snapshot], str]:
+    """The sentence ``words`` with the GPU and the driver of this node."""
 
+    def summary(snapshot: Snapshot) -> str:
+        known = snapshot.view(cards.cards)
+        card = next(iter(_misfits(snapshot, cause)), known[0] if len(known) == 1 else None)
+        gpu = card.model.label if card else "this GPU"
+        return words.format(gpu=gpu, driver=f"driver {snapshot.view(release).version}".rstrip())
 
-def _beside_others(snapshot: Snapshot, told: Proof, card: cards.Card) -> Proof:
-    """The proof as it is where the driver drives another GPU of the node: that one is not to be lost over this one."""
-    known, found = snapshot.view(cards.cards), snapshot.view(release)
-    others = [one for one in known if one.model != card.model and found.branch and not _cause(one.model, found)]
-    bound = {gpu.address for gpu in snapshot.view(pci.gpus) if gpu.driver == "nvidia"}
-    works = driver.works(snapshot) or any(one.address in bound for one in others)
-    if not works and (not others or snapshot.view(_NONE_STARTED)):
-        return told
-    lone = replace(told, severity="warning" if works else "info")
-    common = choose([one.model for one in known], Driver())
-    if isinstance(common, Choice):
-        return lone
-    # A driver that nobody maintains any more may drive all of them, and is no reason to take a working one away.
-    text = f"leave the driver as it is, for the GPUs that it drives: {common.what} ({common.why})"
-    leave = by_hand("hardware", f"{text}; where this GPU is to be used, put it into another machine")
-    return replace(lone, remedy=(leave,), disruption="none")
+    return summary
 
 
 def undriven(snapshot: Snapshot) -> frozenset[str]:
@@ -178,7 +148,7 @@ def undriven(snapshot: Snapshot) -> frozenset[str]:
     """
     known, found = snapshot.view(cards.cards), snapshot.view(release)
     left = frozenset(card.address for card in known if _cause(card.model, found))
-    return left or frozenset({""} if snapshot.view(_WORDS) else ())
+    return left or frozenset({""} if snapshot.view(_REFUSED) else ())
 
 
 def _shows_all(snapshot: Snapshot) -> bool:
@@ -186,11 +156,22 @@ def _shows_all(snapshot: Snapshot) -> bool:
     return driver.works(snapshot) and not (shown and max(shown) < len(snapshot.view(cards.cards)))
 
 
-# --- remedies ---
+def _drives_others(snapshot: Snapshot) -> bool:
+    """Whether the installed driver drives another GPU of the node."""
+    found, models = snapshot.view(release), {card.model for card in snapshot.view(cards.cards)}
+    return bool(found.branch) and len(models) > 1 and any(not _cause(model, found) for model in models)
+
+
+def _left(snapshot: Snapshot) -> Iterator[Fix]:
+    """The driver as it is, where it drives other GPUs of the node and none that is maintained drives all."""
+    common = choose([card.model for card in snapshot.view(cards.cards)], Driver())
+    if _drives_others(snapshot) and not isinstance(common, Choice):
+        text = f"leave the driver as it is, for the GPUs that it drives: {common.what} ({common.why})"
+        yield by_hand("hardware", f"{text}; where this GPU is to be used, put it into another machine")
 
 
 def _install(snapshot: Snapshot, *, keep: bool = False) -> Fix:
-    """The driver for the GPUs of this node; of the installed branch where that may stay."""
+    """The driver for all GPUs of this node; of the installed branch where that may stay."""
     models = tuple(card.model for card in snapshot.view(cards.cards))
     here = branches.find(snapshot.view(release).branch)
     if guests.is_vgpu(snapshot):
@@ -204,22 +185,25 @@ def _install(snapshot: Snapshot, *, keep: bool = False) -> Fix:
     return packaged.installing(snapshot, "install the driver that this GPU takes")
 
 
-def _newer(snapshot: Snapshot) -> Iterable[Fix]:
-    yield _install(snapshot)
-    yield from fabric_manager_too(snapshot)
-    yield reboot()
+def _other_driver(*, keep: bool = False) -> Callable[[Snapshot], Iterable[Fix]]:
+    def remedy(snapshot: Snapshot) -> Iterable[Fix]:
+        if left := tuple(_left(snapshot)):
+            yield from left
+            return
+        yield _install(snapshot, keep=keep)
+        yield from fabric_manager_too(snapshot)
+        yield reboot()
 
-
-def _other_modules(snapshot: Snapshot) -> Iterable[Fix]:
-    yield _install(snapshot, keep=True)
-    yield from fabric_manager_too(snapshot)
-    yield reboot()
+    return remedy
 
 
 def _in_the_place_of(old: str, *, keep: bool = False) -> Callable[[Snapshot], Iterable[Fix]]:
     """Takes the packages of the driver away, by their names; where those are not known, by what takes their place."""
 
     def remedy(snapshot: Snapshot) -> Iterable[Fix]:
+        if left := tuple(_left(snapshot)):
+            yield from left
+            return
         names = [one.name for one in (*driver.kernel_side(snapshot), *driver.whole(snapshot))]
         instead = _install(snapshot, keep=keep)
         if names and instead.commands:
@@ -237,16 +221,25 @@ def _any_model(will_do: Callable[[GpuModel], bool], words: str) -> Sign:
     return holds(lambda snapshot: any(will_do(model) for model in snapshot.view(cards.models)), words)
 
 
-_DROPPED: Final = fact(lambda snapshot: (card.citation for card in _taken(snapshot, LEGACY)))
+def _is_ended(model: GpuModel) -> bool:
+    last = branches.find(model.last_branch) if model.last_branch else None
+    return last is not None and not last.active
+
+
+_DROPPED: Final = fact(lambda snapshot: (card.citation for card in _misfits(snapshot, LEGACY)))
 _OLD_GPU: Final = _any_model(lambda one: one.last_branch is not None, "a GPU that newer branches no longer drive")
 _NEW_GPU: Final = _any_model(lambda one: one.needs_open_modules, "a GPU that the open modules alone drive")
 _WITHOUT_GSP: Final = _any_model(lambda one: not one.takes_open_modules, "a GPU that the open modules do not drive")
+_ENDED: Final = _any_model(_is_ended, "a GPU that no maintained branch drives")
+_VERSION: Final = holds(lambda snapshot: bool(snapshot.view(release).version), "the driver's version is known")
 _FAILS: Final = any_of(symptoms.NO_DEVICES, symptoms.NOT_STARTED)
 _OPEN_ON_DISK: Final = holds(lambda snapshot: snapshot.view(release).is_open is True, "the open modules are installed")
 _CLOSED_ON_DISK: Final = holds(
     lambda snapshot: snapshot.view(release).is_open is False, "the proprietary modules are installed"
 )
-_DRIVES_ALL: Final = holds(_shows_all, "nvidia-smi shows all GPUs")
+_FOR_OTHERS: Final = any_of(symptoms.DRIVER_WORKS, holds(_drives_others, "the driver drives another GPU"))
+_LICENCE_SHOWN: Final = all_of(asked(r"\bmodinfo\b"), line(r"^license:", "modinfo"))
+_AGAINST: Final = (holds(_shows_all, "nvidia-smi shows all GPUs"),)
 _SUPPORTED: Final = "https://docs.nvidia.com/datacenter/tesla/drivers/"
 _MODULES: Final = f"{DRIVER_GUIDE}kernel-modules.html"
 
@@ -273,9 +266,12 @@ FAMILY: Final = Family(
                 "https://www.nvidia.com/en-us/drivers/unix/legacy-gpu/",
                 "https://github.com/siderolabs/talos/issues/8764",
             ),
-            check=_refused(LEGACY, any_of(_IGNORED, all_of(_UNKNOWN, _DROPPED))),
+            decisive=any_of(_IGNORED, all_of(_UNKNOWN, _DROPPED)),
+            typical=any_of(_by_catalog(LEGACY), unless(all_of(_ENDED, any_of(_FAILS, symptoms.NO_DRIVER)), _VERSION)),
+            later=_FOR_OTHERS,
+            summary=_named(LEGACY, "{driver} no longer drives {gpu}: an older branch was the last that does"),
             context=_OLD_GPU,
-            against=(_DRIVES_ALL,),
+            against=_AGAINST,
             remedy=_in_the_place_of("of the branch that no longer drives this GPU"),
             explains=chains.NO_DRIVER | {"open-module-on-pre-turing", "no-gpu-present"},
         ),
@@ -298,10 +294,13 @@ FAMILY: Final = Family(
                 f"{OPEN_MODULES}/issues/862",
                 "https://github.com/MrMEEE/bumblebee-Old-and-abbandoned/issues/583",
             ),
-            check=_refused(TOO_NEW, unless(_UNKNOWN, _DROPPED)),
+            decisive=unless(_UNKNOWN, _DROPPED),
+            typical=_by_catalog(TOO_NEW),
+            later=_FOR_OTHERS,
+            summary=_named(TOO_NEW, "{driver} does not know {gpu}: it is older than that GPU"),
             context=_NEW_GPU,
-            against=(_DRIVES_ALL,),
-            remedy=_newer,
+            against=_AGAINST,
+            remedy=_other_driver(),
             explains=chains.NO_DRIVER | {"proprietary-module-on-blackwell", "no-gpu-present"},
         ),
         Rule(
@@ -319,10 +318,13 @@ FAMILY: Final = Family(
                 "branch 580 the same driver with its proprietary modules drives these GPUs."
             ),
             sources=(_MODULES, "https://github.com/negativo17/nvidia-driver/issues/158", f"{OPEN_MODULES}/issues/19"),
-            check=_refused(OPEN, _NO_GSP),
+            decisive=_NO_GSP,
+            typical=any_of(_by_catalog(OPEN), all_of(_LICENCE_SHOWN, _OPEN_ON_DISK, symptoms.NO_DEVICES)),
+            later=_FOR_OTHERS,
+            summary=_named(OPEN, "the open kernel modules are installed, and {gpu} has no GSP, which they need"),
             context=any_of(all_of(_OPEN_ON_DISK, _FAILS), _WITHOUT_GSP),
-            against=(_DRIVES_ALL,),
-            remedy=_other_modules,
+            against=_AGAINST,
+            remedy=_other_driver(keep=True),
             explains=chains.NO_DRIVER,
         ),
         Rule(
@@ -341,9 +343,16 @@ FAMILY: Final = Family(
                 "licence, decides."
             ),
             sources=(_MODULES, f"{OPEN_MODULES}/issues/862", f"{OPEN_MODULES}/issues/872"),
-            check=_refused(CLOSED, _NEEDS_OPEN),
+            decisive=_NEEDS_OPEN,
+            typical=any_of(
+                _by_catalog(CLOSED),
+                unless(all_of(_NEW_GPU, symptoms.NO_DEVICES), _VERSION),
+                all_of(_LICENCE_SHOWN, _CLOSED_ON_DISK, symptoms.NO_DEVICES),
+            ),
+            later=_FOR_OTHERS,
+            summary=_named(CLOSED, "{driver} has its proprietary modules, and the open ones alone drive {gpu}"),
             context=any_of(all_of(_CLOSED_ON_DISK, _FAILS), _NEW_GPU),
-            against=(_DRIVES_ALL,),
+            against=_AGAINST,
             remedy=_in_the_place_of("with the proprietary kernel modules", keep=True),
             explains=chains.NO_DRIVER | {"gsp-firmware-missing", "gsp-init-failed-platform"},
         ),

@@ -1,8 +1,9 @@
 """Symptoms: what several causes look like from above, each in the words of every program that tells of it.
 
-The wordings are those of NVIDIA's driver (NVRM, NVML, nvidia-smi), CUDA (its codes and names), PyTorch, TensorFlow,
-NCCL, libnvidia-container, docker, containerd, CRI-O, podman, the kubelet, the device plugin, apt, dnf, zypper, DKMS and
-kmod. A cause names those that it shows in ``Rule.symptoms``; what it alone shows is its decisive sign and stands there.
+The wordings are those of NVIDIA's driver (NVRM, NVML, nvidia-smi, DCGM), CUDA (its codes and names), PyTorch, JAX,
+TensorFlow, vLLM, Ollama, FFmpeg, NCCL, libnvidia-container, docker, containerd, CRI-O, podman, Apptainer, Slurm with
+Pyxis, the kubelet, the device plugin, HAMi, apt, dnf, zypper, DKMS and kmod. A cause names those that it shows in
+``Rule.symptoms``; what it alone shows is its decisive sign and stands there.
 """
 
 from __future__ import annotations
@@ -11,14 +12,14 @@ import re
 from typing import Final
 
 from gpunode.diagnoses.signs import any_of, fact, holds, line
-from gpunode.diagnoses.views import driver, inside, pci
+from gpunode.diagnoses.views import driver, in_container, pci
 
 # What nvidia-smi and NVML say.
 
 NO_GPU: Final = holds(lambda snapshot: pci.has_gpu(snapshot) is False, "no NVIDIA GPU is on the bus")
 DRIVER_WORKS: Final = holds(driver.works, "nvidia-smi answers")
 MODULE_LOADED: Final = holds(driver.is_loaded, "NVIDIA's module is loaded")
-IN_CONTAINER: Final = fact(inside.marks)
+IN_CONTAINER: Final = fact(in_container.marks)
 NO_DRIVER: Final = line(
     r"couldn.t communicate with the NVIDIA driver|[Dd]river [Nn]ot [Ll]oaded|NVML_ERROR_DRIVER_NOT_LOADED"
     r"|(?:nvidia|NVIDIA) (?:kernel )?(?:module|driver) (?:is not|isn't|was not|not) (?:loaded|running)"
@@ -27,6 +28,9 @@ NO_DRIVER: Final = line(
     r"|forward compatibility was attempted"
     r"|could not find any NVIDIA devices|[Nn]o NVIDIA GPU drivers? (?:were )?found"
     r"|driver/nvidia/version: [Nn]o such file"
+    # DCGM, nvidia-settings and X.
+    r"|NVML doesn.t exist on this system|Unable to load info from any available system"
+    r"|Failed to initialize the NVIDIA kernel module"
 )
 NO_MODULE: Final = line(
     r"(?:[Mm]odule|module by name) [‘'\"]?nvidia[\w-]*[’'\"]? not found|modinfo: ERROR: Module (?:alias )?nvidia"
@@ -35,7 +39,9 @@ NO_MODULE: Final = line(
 )
 NO_DEVICES: Final = line(
     r"No devices (?:were )?found|No NVIDIA devices|NVML_ERROR_(?:NOT_FOUND|NO_DEVICES)|no supported devices"
-    r"|No supported GPUs",
+    r"|No supported GPUs"
+    # Slurm and nvidia-persistenced.
+    r"|gres\.conf file /dev/+nvidia|Failed to query NVIDIA devices",
     flags=re.IGNORECASE,
 )
 NOT_STARTED: Final = line(
@@ -52,6 +58,8 @@ NO_NVML_LIBRARY: Final = line(
     r"libnvidia-ml\.so(?:\.1)?\b[^\n]{0,60}(?:cannot open|not found|[Nn]o such file)|ERROR_LIBRARY_NOT_FOUND"
     r"|couldn.t find libnvidia-ml|(?:load|find|open) (?:the )?NVML(?: [Ll]ibrary)?\b|NVML Shared Library Not Found"
     r"|nvidia-smi[\"'’: ]{0,3}\s*(?:command )?not found|exec: \"nvidia-smi\""
+    # Apptainer, DCGM and FFmpeg.
+    r"|[Cc]ould not find any nv files|Cannot init NVML library|Cannot load lib(?:cuda|nvcuvid|nvidia-encode)\.so"
 )
 NVML_UNKNOWN: Final = line(
     r"NVML[^\n]{0,30}: Unknown Error|nvml error: unknown error|NVML_ERROR_UNKNOWN", flags=re.IGNORECASE
@@ -79,6 +87,7 @@ ANY_XID: Final = line(r"\bXid \(|\bXid[ :=]+\d{1,3}\b|NVRM: Xid|XID ?(?:error|[:
 
 CUDA_NO_DEVICE: Final = line(
     r"no CUDA-capable device|CUDA_ERROR_NO_DEVICE|cudaErrorNoDevice|No CUDA GPUs are available|no cuda devices"
+    r"|No visible GPU devices|No NVENC capable devices|No GPU/TPU found"
     r"|cudaGetDeviceCount[^\n]{0,60}\b(?:100|38)\b|(?:error|code)[^\n]{0,8}\b100\b[^\n]{0,40}device",
     flags=re.IGNORECASE,
 )
@@ -88,7 +97,12 @@ CUDA_UNAVAILABLE: Final = line(
     r"|Torch not compiled with CUDA|list_physical_devices\('GPU'\)[^\n]{0,20}\[\]|GPU (?:will not be used"
     r"|not (?:found|detected))"
     r"|no (?:compatible )?GPUs? (?:were )?(?:discovered|detected|found)|(?:using|falling back to|library=) ?cpu\b"
-    r"|^False$",
+    r"|^False$"
+    # JAX, TensorFlow, vLLM and Ollama.
+    r"|Unable to initialize backend 'cuda'|CUDA backend failed to initialize"
+    r"|no supported devices found for platform CUDA"
+    r"|Cannot dlopen some GPU libraries|Could not load dynamic library 'libcuda|Failed to infer device type"
+    r"|No CUDA runtime is found|unable to load (?:cudart|nvcuda|CUDA management)",
     flags=re.IGNORECASE,
 )
 CUDA_UNKNOWN: Final = line(
@@ -97,7 +111,7 @@ CUDA_UNKNOWN: Final = line(
 )
 CUDA_NOT_READY: Final = line(
     r"cudaErrorSystemNotReady|CUDA_ERROR_SYSTEM_NOT_READY|system not yet initiali[sz]ed|(?:CUDA|cuda|cuInit"
-    r"|\bcode\b|Error)[^\n]{0,60}\b802\b"
+    r"|\bcode\b|Error)[^\n]{0,60}\b802\b|^802$"
 )
 CUDA_UNFIT: Final = line(
     r"unsupported display driver ?/ ?cuda driver combination|(?:[Ee]rror|[Cc]ode|returned|cuda\w*)\W{0,4}803\b|\(803 vs"
@@ -105,7 +119,8 @@ CUDA_UNFIT: Final = line(
 )
 CUDA_NOT_INITIALISED: Final = line(
     r"CUDA_ERROR_NOT_INITIALIZED|cudaErrorInitializationError|CUDA (?:driver )?initiali[sz]ation (?:failed|error)"
-    r"|failed to initialize CUDA|cuInit[^\n]{0,60}(?:returned|failed|error|->)|driver library init failure"
+    r"|failed to initialize CUDA|cuInit[^\n]{0,60}(?:returned|failed|error|->)"
+    r"|(?:driver library|cudart|nvcuda) init failure"
     r"|failed call to cuInit",
     flags=re.IGNORECASE,
 )
@@ -115,6 +130,8 @@ CUDA_TOO_NEW: Final = line(
     r"|requires (?:a )?(?:newer )?(?:NVIDIA )?driver|was compiled with (?:CUDA|a newer)"
     r"|CUDA_ERROR_UNSUPPORTED_PTX_VERSION"
     r"|PTX was compiled with an unsupported toolchain|provided PTX"
+    # Ollama and FFmpeg.
+    r"|(?:init failure|cudaSetDevice err): 35\b|minimum required N[Vv]idia driver for nvenc|required nvenc API version"
 )
 NO_KERNEL_IMAGE: Final = line(
     r"no kernel image is available|CUDA_ERROR_NO_BINARY_FOR_GPU|cudaErrorNoKernelImageForDevice"
@@ -133,7 +150,7 @@ CUDA_FAULT: Final = line(
 )
 NCCL_FAILS: Final = line(
     r"NCCL (?:WARN|error|failure)|ncclSystemError|ncclUnhandledCudaError|ncclInternalError|ncclRemoteError"
-    r"|unhandled (?:cuda|system) error"
+    r"|unhandled (?:cuda|system) error|ncclInvalid(?:Usage|Argument)|DistBackendError"
     r"|Watchdog caught collective|ProcessGroupNCCL[^\n]{0,60}(?:timeout|timed out|abort)",
     flags=re.IGNORECASE,
 )
@@ -189,6 +206,12 @@ NO_DEVICE_DRIVER: Final = line(
     r"could not select device driver (?![\\\"'`]*cdi)"
     r"|unknown flag: --gpus|no known GPU vendor|failed to discover GPU vendor"
 )
+NO_DRIVER_INSIDE: Final = line(
+    r"nvidia-smi\\?[\"']?: (?:(?:command |executable file )?not found|no such file or directory)"
+    r"|NVIDIA Driver was not detected|Found no NVIDIA driver|CUDA driver version is insufficient"
+    r"|no CUDA-capable device|driver volume is not mounted",
+    flags=re.IGNORECASE,
+)
 NO_RUNTIME: Final = line(
     r"[Uu]nknown (?:or invalid )?runtime(?: name)?:? [\"'\\]*nvidia|no runtime for [\"'\\]*nvidia"
     r"|runtime [\"'\\]*nvidia[\"'\\]* (?:not found|is not)"
@@ -198,7 +221,7 @@ NO_RUNTIME: Final = line(
 HOOK_FAILED: Final = line(
     r"nvidia-container-cli: (?!command not)|nvidia-container-runtime-hook|nvidia-container-runtime: "
     r"|libnvidia-container|error running (?:prestart|createRuntime)? ?hook|nvidia-ctk[^\n]{0,40}(?:error|fail)"
-    r"|failed to create (?:shim task|NVIDIA Container Runtime)"
+    r"|failed to create (?:shim task|NVIDIA Container Runtime)|error executing hook|98-nvidia\.sh exited"
 )
 CDI_UNRESOLVED: Final = line(
     r"unresolvable CDI devices?|failed to (?:inject|resolve) CDI|CDI device injection failed|[Cc]annot find CDI"
@@ -208,7 +231,8 @@ CDI_UNRESOLVED: Final = line(
 CONTAINER_FAILED: Final = line(
     r"OCI runtime (?:create|exec) failed|failed to create (?:containerd task|shim)|CreateContainerError"
     r"|RunContainerError|FailedCreatePodSandBox"
-    r"|StartError|failed to start container|Error response from daemon"
+    r"|StartError|failed to start container|Error response from daemon|container creation failed"
+    r"|pyxis: (?:container start failed|couldn't start)|\bcrun: |unable to start container"
 )
 DAEMON_DOWN: Final = line(
     r"unable to configure the Docker daemon|Cannot connect to the Docker daemon|docker\.service: (?:Failed"
@@ -225,8 +249,9 @@ DENIED: Final = line(
 
 POD_PENDING: Final = line(
     r"Insufficient nvidia\.com/\S+|FailedScheduling|0/\d+ nodes are available|didn't match Pod's node affinity"
-    r"|untolerated taint|Status:\s+Pending"
+    r"|untolerated taint|Status:\s+Pending|CardInsufficient|no available node, all node scores"
 )
+NOT_ENOUGH_GPUS: Final = line(r"Insufficient nvidia\.com/\S+|Insufficient \S*gpu")
 POD_REFUSED: Final = line(
     r"UnexpectedAdmissionError|Allocate failed|no healthy devices present|requested number of devices unavailable"
     r"|cannot allocate unhealthy devices|OutOfnvidia"
@@ -243,6 +268,7 @@ PLUGIN_FAILS: Final = line(
     r"nvidia-device-plugin[^\n]{0,80}(?:CrashLoop|Error|Init:|0/1)|could not load NVML library|NVML not detected"
     r"|Failed to initialize NVML: (?:could not|ERROR_)"
     r"|If this is a GPU node, did you (?:configure|set)|unable to create plugin manager"
+    r"|DCGM initialization error|Error: Failed to initialize NVML$"
     r"|error starting plugins|Incompatible platform|Back-off restarting failed container \S*nvidia-device-plugin"
 )
 OPERATOR_WAITS: Final = line(

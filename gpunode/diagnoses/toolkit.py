@@ -9,15 +9,14 @@ from typing import Final
 from gpunode.diagnoses import remedies, symptoms
 from gpunode.diagnoses.addresses import TOOLKIT_GUIDE
 from gpunode.diagnoses.chains import NO_RUNTIME, NO_TOOLKIT
-from gpunode.diagnoses.cluster import restart_rancher
+from gpunode.diagnoses.cluster import register_runtime, restart_rancher
 from gpunode.diagnoses.commands import Command, Shell, command
-from gpunode.diagnoses.model import Citation, Family, Fix, Rule, Sign
+from gpunode.diagnoses.model import Citation, Family, Fix, Rule
 from gpunode.diagnoses.remedies import by_hand, install, restart, run, setup_step
-from gpunode.diagnoses.signs import all_of, any_of, fact, file_line, holds, line, unless
-from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with, stated
+from gpunode.diagnoses.signs import all_of, any_of, asked, fact, file_line, holds, line, unless
+from gpunode.diagnoses.snapshot import Snapshot, cite, stated
 from gpunode.diagnoses.views import containerd, system, toolkit
 from gpunode.diagnoses.views.engine import engine
-from gpunode.facts.patterns import Pattern
 
 # Whether it is there.
 
@@ -31,27 +30,23 @@ _PROGRAM_GONE: Final = line(
     r"(?:exec: [\\\"]*|fork/exec |stat )(?:/[\w./-]*/)?nvidia-container-(?:runtime|toolkit|cli)"
     r"(?:-hook|\.cdi|\.legacy)?[\\\"]*:? ?(?:stat \S+ )?(?:executable file not found|no such file or directory)"
 )
-_PLUGIN_ASKS: Final = line(
-    r"did you configure the NVIDIA Container Toolkit|Incompatible (?:strategy|platform) detected"
-)
-_ASKED: Final = (symptoms.NO_DEVICE_DRIVER, symptoms.NO_RUNTIME, _PLUGIN_ASKS, _REGISTERED)
+_ASKED: Final = (symptoms.NO_DEVICE_DRIVER, symptoms.NO_RUNTIME, symptoms.PLUGIN_FAILS, _REGISTERED)
 # It brings a toolkit of its own, which no package of the node is.
 _OPERATOR: Final = line(r"gpu-operator|nvidia-container-toolkit-daemonset|/usr/local/nvidia/toolkit")
 
 
 def _install(snapshot: Snapshot) -> Iterable[Fix]:
     yield from _packages(snapshot, "install the toolkit from NVIDIA's repository")
-    runtime = engine(snapshot)
-    if runtime == "podman":
+    if engine(snapshot) == "podman":
         write = (Shell("sudo mkdir -p /etc/cdi"), Shell("sudo nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml"))
         yield run("configure", "describe the GPUs for podman, which asks for them by CDI", *write)
-        return
-    product = containerd.product(snapshot)
-    if runtime == "containerd" and product in {"k3s", "rke2"}:
-        yield restart_rancher(product, "which looks for the toolkit when it starts and registers it by itself")
+    elif containerd.product(snapshot) in {"k3s", "rke2"}:
+        yield restart_rancher(
+            containerd.product(snapshot), "which looks for the toolkit when it starts and registers it by itself"
+        )
     else:
-        register = command("sudo", "gpunode", "ctk", "runtime", "configure", f"--runtime={runtime}", "--restart")
-        yield run("configure", f"register it with {runtime}, or name the runtime that is in use instead", register)
+        text = "register it with this container runtime, or name the one that is in use instead"
+        yield run("configure", text, register_runtime(snapshot))
 
 
 def _packages(snapshot: Snapshot, text: str, *, upgrade: bool = False) -> Iterable[Fix]:
@@ -84,32 +79,21 @@ def _upgrade(snapshot: Snapshot) -> Iterable[Fix]:
 # Where it looks for the driver.
 
 
-def _in_config(setting: str) -> Sign:
-    """A setting in the toolkit's configuration, or of what was searched in it."""
-    pattern = Pattern(rf"^(?:\d+:)?[ \t]*{setting}", re.MULTILINE)
-    return fact(
-        lambda node: (
-            found
-            for item in node.of("file")
-            if item.subject.endswith("nvidia-container-runtime/config.toml") and item.where == "host"
-            for found in lines_with(item, pattern)
-        )
-    )
+_CONFIG: Final = "*nvidia-container-runtime/config.toml"
 
 
 def _empty_root(snapshot: Snapshot) -> Iterator[Citation]:
     """A listing that shows the folder of a driver container empty, or its own folder without it."""
     for item in snapshot.of("listing"):
-        names = [text.split()[-1] for text in item.lines if text.strip() and not text.startswith("total")]
+        names = {text.split()[-1] for text in item.lines if text.strip() and not text.startswith("total")}
         if item.written == "/run/nvidia/*" and "/run/nvidia/driver" not in names:
             yield stated(item.written, "no /run/nvidia/driver", item.key)
-        elif item.subject.rstrip("/") == "/run/nvidia/driver" and not {*names} - {".", ".."}:
+        elif item.subject.rstrip("/") == "/run/nvidia/driver" and not names - {".", ".."}:
             yield cite(item)
 
 
-_OTHER_ROOT: Final = any_of(
-    _in_config(r"root\s*=\s*[\"']/[\w.-]"),
-    line(r"using root /[\w.-]+"),
+_OTHER_ROOT: Final = line(
+    r"^(?:\d+:)?[ \t]*root\s*=\s*[\"']/[\w./-]*(?:nvidia|driver)|using root /[\w.-]+", "file", "listing", "text"
 )
 _NO_ROOT: Final = line(
     r"change root failed: no such file|failed to change root directory: No such", flags=re.IGNORECASE
@@ -119,12 +103,12 @@ _TOOLKIT_FAILS: Final = line(
     r"nvidia-container-cli(?:\.real)?: (?:initialization|detection|driver|ldcache) error"
     r"|load library failed: libnvidia-ml|/run/nvidia/driver/\S{0,300}: no such file"
 )
-_DRIVER_CONTAINER: Final = holds(
-    lambda snapshot: any(
-        item.subject.startswith("/run/nvidia/driver") and {"lib", "usr"} & set(item.text.split())
-        for item in snapshot.of("listing")
-    ),
-    "a driver container has its tree below /run/nvidia/driver",
+_DRIVER_CONTAINER: Final = fact(
+    lambda node: (
+        cite(item)
+        for item in node.of("listing")
+        if item.subject.startswith("/run/nvidia/driver") and {"lib", "usr"} & {*item.text.split()}
+    )
 )
 
 
@@ -147,20 +131,12 @@ def _lacks_real(snapshot: Snapshot) -> Iterator[Citation]:
             yield cite(item)
 
 
-def _is_ubuntu(snapshot: Snapshot) -> bool | None:
-    known = system.distro(snapshot)
-    return None if known is None else "ubuntu" in (known.id, *known.like)
-
-
-_SET_REAL: Final = any_of(
-    _in_config(r"ldconfig\s*=\s*\"@/sbin/ldconfig\.real\""),
-    line(r"^(?:\d+:)?[ \t]*ldconfig\s*=\s*\"@/sbin/ldconfig\.real\""),
-)
+_SET: Final = r"^(?:\d+:)?[ \t]*ldconfig\s*=\s*\"@/sbin/ldconfig"
+_SET_REAL: Final = any_of(file_line(_CONFIG, rf"{_SET}\.real"), line(rf"{_SET}\.real"))
 _NOT_UBUNTU: Final = holds(
-    lambda snapshot: _is_ubuntu(snapshot) is False, "the system is not Ubuntu, which alone has it"
+    lambda node: (known := system.distro(node)) is not None and "ubuntu" not in (known.id, *known.like),
+    "the system is not Ubuntu, which alone has it",
 )
-
-
 _WRAPPER: Final = line(r"ldcache error: process \S*/ldconfig failed with error code: 127")
 
 
@@ -175,8 +151,9 @@ def _set_ldconfig(snapshot: Snapshot) -> Iterable[Fix]:
 
 
 def _own_root(snapshot: Snapshot) -> Iterable[Fix]:
-    ldconfig = _REAL if _is_ubuntu(snapshot) else "/sbin/ldconfig"
-    yield run("configure", "let the toolkit take the driver of the host", *_set("root=/", f"ldconfig=@{ldconfig}"))
+    yield run("configure", "let the toolkit take the driver of the host", *_set("root=/"))
+    ldconfig = "@/sbin/ldconfig" if snapshot.view(_NOT_UBUNTU) else f"@{_REAL}"
+    yield run("configure", "and run the host's ldconfig", *_set(f"ldconfig={ldconfig}"))
     yield by_hand(
         "configure",
         "say the same to the GPU Operator, which would write it again: driver.enabled=false",
@@ -260,7 +237,10 @@ FAMILY: Final = Family(
                 "https://github.com/NVIDIA/libnvidia-container/issues/111",
             ),
             decisive=all_of(_OLD, _NO_CGROUP),
-            typical=any_of(line(r"cgroup subsystem devices not found"), all_of(_OLD, _CGROUP_V2)),
+            typical=any_of(
+                line(r"cgroup subsystem devices not found"),
+                all_of(_OLD, any_of(_CGROUP_V2, asked(r"(?:dpkg|rpm|apt|dnf)\b.*nvidia-container"))),
+            ),
             symptoms=(symptoms.HOOK_FAILED, symptoms.CONTAINER_FAILED),
             context=any_of(_OLD, _CGROUP_V2),
             against=(unless(_NEW, _OLD),),
@@ -272,7 +252,8 @@ FAMILY: Final = Family(
         ),
         Rule(
             cause="toolkit-wrong-driver-root",
-            layer="toolkit",
+            layer="config",
+            in_stack="toolkit",
             disruption="restart-container",
             title="the container toolkit looks for the driver in another place",
             story=(
@@ -299,7 +280,8 @@ FAMILY: Final = Family(
         ),
         Rule(
             cause="ldconfig-path-wrong",
-            layer="toolkit",
+            layer="config",
+            in_stack="toolkit",
             disruption="restart-container",
             title="the container toolkit is told to run an ldconfig that is not there",
             story=(
@@ -312,7 +294,7 @@ FAMILY: Final = Family(
                 "https://github.com/NVIDIA/nvidia-docker/issues/587",
             ),
             decisive=any_of(_NO_LDCONFIG, all_of(_SET_REAL, fact(_lacks_real))),
-            typical=any_of(_WRAPPER, all_of(_SET_REAL, _NOT_UBUNTU)),
+            typical=any_of(_WRAPPER, all_of(_SET_REAL, _NOT_UBUNTU), asked(r"ls\b.*/sbin/ldconfig\.real")),
             symptoms=(symptoms.HOOK_FAILED, symptoms.CONTAINER_FAILED, fact(_lacks_real)),
             context=any_of(_SET_REAL, line(r"/sbin/ldconfig\.real\b", "listing")),
             may_be_normal=True,

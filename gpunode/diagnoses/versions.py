@@ -12,13 +12,11 @@ from gpunode.diagnoses.commands import Shell, command, joined
 from gpunode.diagnoses.judging import is_examined
 from gpunode.diagnoses.model import Citation, Family, Fix, Proof, Rule
 from gpunode.diagnoses.remedies import by_hand, drain, reboot, run, takes_gpunode, uninstall
-from gpunode.diagnoses.runfile import without_strays
-from gpunode.diagnoses.signs import all_of, any_of, fact, file_line, line
+from gpunode.diagnoses.signs import all_of, any_of, fact, file_line, holds, line, unless
 from gpunode.diagnoses.snapshot import Snapshot
-from gpunode.diagnoses.views import driver, guests, history, installs, kernel, packages, runfile, versions
+from gpunode.diagnoses.views import driver, guests, history, kernel, packages, runfile, versions
 from gpunode.diagnoses.views.system import just_booted, package_manager
-from gpunode.diagnoses.views.versions import Scene, is_of, number
-from gpunode.facts.items import Item
+from gpunode.diagnoses.views.versions import Versions, is_of, number
 from gpunode.facts.model import Known
 from gpunode.facts.patterns import Pattern
 
@@ -28,9 +26,6 @@ PARTIAL: Final = "driver-library-mismatch-partial-upgrade"
 MIXED: Final = "driver-library-mismatch-mixed-installs"
 CONTAINER: Final = "container-driver-mismatch"
 
-# libnvidia-container stops where a file stands in the image to which it would mount one of the node's.
-_IN_THE_WAY: Final = line(r"mount error: file creation failed: \S*/lib(?:nvidia|cuda|nvcuvid)[\w.-]*: file exists")
-_INSIDE: Final = fact(versions.said_inside)
 _REBOOT_LIST: Final = file_line("*/reboot-required.pkgs", r"^[ \t]*(?:lib)?nvidia-\S+\s*$")
 _AUTOMATIC: Final = line(r"unattended-upgrade|dnf-automatic|yum-cron|transactional-update|role='update-packages'")
 # A driver of a site's own, in no folder of the system, that a search path puts first.
@@ -40,147 +35,201 @@ _OWN_TREE: Final = line(
 )
 # The kernel tells of something else, and nobody of a mismatch.
 _OTHER_FAULTS: Final = any_of(symptoms.NOT_STARTED, symptoms.ANY_XID)
-_UNFIT: Final = fact(lambda snapshot: snapshot.said(driver.UNFIT))
+
+# A container with libraries of its own. libnvidia-container asks NVML on the node first: where a container starts at
+# all, the node's own library fits.
 
 
-def _apart(snapshot: Snapshot) -> Scene | None:
+def _at_two_versions(snapshot: Snapshot) -> Iterator[Citation]:
+    """What shows that the node itself is at two versions."""
+    found = snapshot.view(versions.of_node)
+    if found.mismatches or found.differ:
+        yield from found.cited
+    yield from (one.citation for one in found.upgrades if one.is_automatic)
+
+
+def _other_inside(snapshot: Snapshot) -> Iterator[Citation]:
+    """The library that the container loads, where it is of another version than the node's driver."""
+    own = driver.library_in_container(snapshot)
+    node = driver.smi_version(snapshot) or driver.loaded(snapshot)
+    if own is not None and node is not None and not is_of(node.version, own.version):
+        yield from (own.citation, node.citation)
+
+
+_MISMATCH_INSIDE: Final = fact(versions.mismatches_inside)
+# Nobody wrote whether this was said in the container whose packages are shown.
+_MISMATCH_SOMEWHERE: Final = fact(lambda snapshot: snapshot.view(versions.of_node).mismatches)
+_SHIPPED: Final = fact(versions.shipped)
+_LOADED: Final = holds(lambda node: driver.loaded(node) is not None, "the driver's version is known")
+_DIFFERS_INSIDE: Final = fact(_other_inside)
+_NODE_APART: Final = unless(fact(_at_two_versions), symptoms.DRIVER_WORKS)
+# libnvidia-container stops where a file stands in the image to which it would mount one of the node's.
+_IN_THE_WAY: Final = line(r"mount error: file creation failed: \S*/lib(?:nvidia|cuda|nvcuvid)[\w.-]*: file exists")
+_IN_CONTAINER: Final = any_of(_IN_THE_WAY, all_of(_MISMATCH_INSIDE, any_of(_SHIPPED, _DIFFERS_INSIDE)))
+_LIKELY_IN_CONTAINER: Final = any_of(
+    _MISMATCH_INSIDE,
+    _DIFFERS_INSIDE,
+    all_of(symptoms.DRIVER_WORKS, _MISMATCH_SOMEWHERE, _SHIPPED),
+    unless(all_of(_SHIPPED, _LOADED), symptoms.DRIVER_WORKS),
+)
+_OF_CONTAINER: Final = unless(any_of(_IN_CONTAINER, _LIKELY_IN_CONTAINER), _NODE_APART)
+
+
+def _which_library(snapshot: Snapshot) -> str:
+    own = driver.library_in_container(snapshot)
+    return f"the container loads driver libraries{f' {own.version}' if own else ''} of its own, not the node's"
+
+
+# The node itself at two versions.
+
+
+def _apart(snapshot: Snapshot) -> Versions | None:
     """The versions of a node that is at two itself; None where it works, or only a container's library differs."""
-    scene = snapshot.view(versions.scene)
-    is_said = scene.says or versions.said_inside(snapshot)
-    if driver.works(snapshot) or next(_in_container(snapshot), None):
+    found = snapshot.view(versions.of_node)
+    if driver.works(snapshot) or snapshot.view(_OF_CONTAINER):
         return None
     # What nobody complains of is likely, and of a live node nothing.
     is_other = is_examined(snapshot) or snapshot.view(_OTHER_FAULTS)
-    return scene if is_said or not is_other else None
+    return found if found.mismatches or snapshot.view(_MISMATCH_INSIDE) or not is_other else None
 
 
-def _told(snapshot: Snapshot, what: str, cited: Iterable[Citation] = (), *, sure: bool = True) -> Proof:
-    scene = snapshot.view(versions.scene)
-    is_said = bool(scene.says or versions.said_inside(snapshot))
-    return Proof(what, tuple(dict.fromkeys((*scene.cited, *cited))), "certain" if sure and is_said else "likely")
+def _proof(snapshot: Snapshot, summary: str, cited: Iterable[Citation] = (), *, sure: bool = True) -> Proof:
+    found = snapshot.view(versions.of_node)
+    is_sure = sure and bool(found.mismatches or snapshot.view(_MISMATCH_INSIDE))
+    return Proof(summary, tuple(dict.fromkeys((*found.cited, *cited))), "certain" if is_sure else "likely")
 
 
 def _mixed(snapshot: Snapshot) -> Iterator[Proof]:
     """Two drivers were installed: by two means, of two branches, from two packagers."""
-    scene = snapshot.view(_apart)
-    for reason, citations in installs.side_by_side(snapshot, scene) if scene and (scene.says or scene.loaded) else ():
-        yield _told(snapshot, f"two drivers are installed side by side: {reason}", citations)
+    found = snapshot.view(_apart)
+    for what, citations in _side_by_side(snapshot, found) if found and (found.mismatches or found.loaded) else ():
+        yield _proof(snapshot, f"two drivers are installed side by side: {what}", citations)
         return
+
+
+def _side_by_side(snapshot: Snapshot, found: Versions) -> Iterator[tuple[str, tuple[Citation, ...]]]:
+    """Each way in which two drivers are there, with the lines that show it."""
+    packaged = (*found.bringing, *found.user)
+    libraries = {one.version: one.citation for one in driver.libraries(snapshot)}
+    for what, several in (
+        ("packages of the branches", {name: one.citation for one in packaged if (name := _branch(one))}),
+        ("libraries of", libraries if any(map(found.is_loaded, libraries)) or not found.loaded else {}),
+    ):
+        if len(several) > 1:
+            yield f"{what} {' and '.join(sorted(several))}", tuple(several.values())
+    yield from _by_run_file(snapshot, found, packaged)
+
+
+def _by_run_file(
+    snapshot: Snapshot, found: Versions, packaged: tuple[packages.Package, ...]
+) -> Iterator[tuple[str, tuple[Citation, ...]]]:
+    """The .run installer's driver beside packages of another version, or its libraries beside other modules."""
+    its, disk, wanted = runfile.installed(snapshot), found.disk, found.wanted
+    is_apart = packaged and not any(found.is_loaded(one.upstream) for one in packaged)
+    if its and is_apart and found.is_loaded(its.version):
+        what = f"{its.version} by NVIDIA's .run installer, {packaged[0].upstream} by packages"
+        yield what, (packaged[0].citation, its.citation)
+    if disk and wanted and not is_of(disk.version, wanted.version):
+        for one in runfile.named(snapshot, "installer-log", "listing", "text", "package-history"):
+            if is_of(one.version, wanted.version):
+                what = f"libraries of {wanted.version} by NVIDIA's .run installer, modules of {disk.version}"
+                yield what, (one.citation,)
+
+
+_BRANCH: Final = Pattern(
+    r"^(?:nvidia-(?:driver|dkms|utils|headless|kernel-source|compute-utils|open)"
+    r"|libnvidia-compute|linux-modules-nvidia)"
+    r"(?:-no-dkms|-open)*-(?P<branch>\d{3})\b"
+)
+
+
+def _branch(package: packages.Package) -> str:
+    """The branch in a package's name; empty for an empty one that only leads from an old branch to its successor."""
+    match = _BRANCH.match(package.name)
+    return match["branch"] if match and package.upstream.startswith(f"{match['branch']}.") else ""
 
 
 def _unattended(snapshot: Snapshot) -> Iterator[Proof]:
     """The system upgraded the driver by itself, and the module on disk went along."""
-    scene = snapshot.view(_apart)
-    if scene is None or (scene.disk is not None and scene.is_loaded(scene.disk.version)):
+    found = snapshot.view(_apart)
+    if found is None or (found.disk is not None and found.is_loaded(found.disk.version)):
         return
-    if done := [one for one in scene.upgrades if one.is_automatic and not scene.is_loaded(one.driver)]:
+    if done := [one for one in found.upgrades if one.is_automatic and not found.is_loaded(one.driver)]:
         version = next((f" to {one.driver}" for one in reversed(done) if one.driver), "")
         what = f"the system upgraded the driver by itself{version}, and the old module is still loaded"
-        yield _told(snapshot, what, (one.citation for one in done))
+        yield _proof(snapshot, what, (one.citation for one in done))
 
 
 def _partial(snapshot: Snapshot) -> Iterator[Proof]:
     """A part of the driver stayed behind: the module on disk or its package, or a library beside one that works."""
     if strayed := driver.strayed(snapshot) if driver.works(snapshot) else ():
         yield _strayed(snapshot, *strayed)
-    if (scene := snapshot.view(_apart)) is None:
+    if (found := snapshot.view(_apart)) is None:
         return
-    disk, wanted = scene.disk, scene.wanted
+    disk, wanted = found.disk, found.wanted
     if disk and wanted and not is_of(disk.version, wanted.version):
         what = f"the libraries are of {wanted.version}, the kernel module on disk is {disk.version}"
-        yield _told(snapshot, what, sure=not scene.has_new_module)
-    for one in () if disk else _behind(scene):
-        yield _told(snapshot, f"{one.name} is {one.upstream}, other parts of the driver are not", (one.citation,))
+        yield _proof(snapshot, what, sure=not found.has_new_module)
+    lone = [one for one in found.user if found.loaded and not (found.bringing or found.is_loaded(one.upstream))]
+    for one in () if disk else (*_behind(found), *lone):
+        yield _proof(snapshot, f"{one.name} is {one.upstream}, other parts of the driver are not", (one.citation,))
         return
-    lone = [one for one in scene.user if scene.loaded and not scene.is_loaded(one.upstream)]
-    if lone and not (disk or scene.bringing) and any(_is_whole_list(item) for item in snapshot.of("packages")):
-        what = f"{lone[0].name} is {lone[0].upstream}, and no package of the kernel's side is installed"
-        yield _told(snapshot, what, (lone[0].citation,), sure=False)
 
 
-def _is_whole_list(item: Item) -> bool:
-    """Whether a list of packages was pasted with its head and without a filter, so that its silence tells."""
-    return item.where == "host" and not item.source.only and item.text.startswith(("Desired=", "Listing..."))
-
-
-def _behind(scene: Scene) -> Iterator[packages.Package]:
+def _behind(found: Versions) -> Iterator[packages.Package]:
     """The packages of the kernel's side that are not of the libraries' version."""
-    for one in scene.bringing:
-        is_old = scene.is_loaded(one.upstream) or scene.loaded is None
-        other = next((user.upstream for user in scene.user if user.upstream != one.upstream), "")
-        wanted = scene.wanted.version if scene.wanted else other
-        if is_old and wanted and not is_of(one.upstream, wanted) and not scene.is_loaded(wanted):
+    for one in found.bringing:
+        is_old = found.is_loaded(one.upstream) or found.loaded is None
+        other = next((user.upstream for user in found.user if user.upstream != one.upstream), "")
+        wanted = found.wanted.version if found.wanted else other
+        if is_old and wanted and not is_of(one.upstream, wanted) and not found.is_loaded(wanted):
             yield one
 
 
 def _strayed(snapshot: Snapshot, *strayed: packages.Package) -> Proof:
     """Libraries that are not of the driver which nvidia-smi shows."""
-    node, said = driver.smi_version(snapshot), snapshot.view(_UNFIT)
+    node, unfit = driver.smi_version(snapshot), snapshot.view(symptoms.CUDA_UNFIT)
     what = f"{strayed[0].name} is {strayed[0].upstream}, and the driver {node.version if node else 'another'}"
-    cited = (*(one.citation for one in strayed), *([node.citation] if node else []), *said)
+    cited = (*(one.citation for one in strayed), *([node.citation] if node else []), *unfit)
     text = "bring every package of the driver to the version of its kernel modules"
     remedy = (remedies.driver(snapshot, text),) if takes_gpunode(snapshot) else tuple(_complete(snapshot))
-    return Proof(what, cited, "certain" if said else "likely", remedy=remedy)
+    return Proof(what, cited, "certain" if unfit else "likely", remedy=remedy)
 
 
 def _pending(snapshot: Snapshot) -> Iterator[Proof]:
     """The new module is on disk, or its packages are there, and the old one is loaded."""
-    scene = snapshot.view(_apart)
-    if scene is None or next(_behind(scene), None):
+    found = snapshot.view(_apart)
+    if found is None or next(_behind(found), None):
         return
-    disk, wanted, loaded = scene.disk, scene.wanted, scene.loaded
-    new = next((one for one in scene.bringing if not scene.is_loaded(one.upstream)), None)
-    done = [one.citation for one in scene.upgrades if one.driver and not scene.is_loaded(one.driver)]
-    listed = snapshot.view(_REBOOT_LIST)
-    still = f"and the module of {loaded.version if loaded else 'before'} is still loaded"
+    disk, wanted, loaded = found.disk, found.wanted, found.loaded
+    if disk and wanted and not is_of(disk.version, wanted.version):
+        return
+    done = [one.citation for one in found.upgrades if one.driver and not found.is_loaded(one.driver)]
+    new = next((one for one in found.bringing if not found.is_loaded(one.upstream)), None)
+    version = disk.version if disk else new.upstream if new else ""
     if disk:
-        is_other = wanted is not None and not is_of(disk.version, wanted.version)
-        is_new = scene.has_new_module and (done or not just_booted(snapshot))
-        if not is_other and (is_new or (loaded is None and scene.says)):
-            yield _told(snapshot, f"the driver was upgraded to {disk.version}, {still}", done, sure=bool(done))
-    elif new and (scene.says or loaded) and (wanted is None or is_of(new.upstream, wanted.version)):
-        cited = (new.citation, *done)
-        yield _told(
-            snapshot, f"the driver's packages are at {new.upstream}, {still}", cited, sure=bool(done and loaded)
-        )
-    elif (done or listed) and (scene.says or loaded):
-        yield _told(snapshot, f"the driver was upgraded, {still}", (*done, *listed))
-    elif wanted and loaded and number(wanted.version) > number(loaded.version) and snapshot.view(_heard_late):
-        # When all had started that starts at boot, newer libraries came by an upgrade.
-        yield _told(snapshot, f"the libraries are of {wanted.version} already, {still}", sure=False)
+        is_new = found.has_new_module and bool(done or not just_booted(snapshot))
+        is_pending = is_new or (loaded is None and bool(found.mismatches))
+    else:
+        done += [new.citation] if new else snapshot.view(_REBOOT_LIST)
+        is_pending = bool(done and (found.mismatches or loaded)) or _is_late(snapshot, found)
+    if is_pending:
+        before = loaded.version if loaded else "before"
+        to = f" to {version}" if version else ""
+        what = f"the driver was upgraded{to}, and the module of {before} is still loaded"
+        yield _proof(snapshot, what, done, sure=bool(done and loaded))
 
 
-def _heard_late(snapshot: Snapshot) -> bool:
+def _is_late(snapshot: Snapshot, found: Versions) -> bool:
+    """Whether newer libraries were refused when all had started that starts at boot: they came by an upgrade."""
+    if found.wanted is None or found.loaded is None or number(found.wanted.version) <= number(found.loaded.version):
+        return False
     return any((message.at or 0) > _BOOTED_S for message in kernel.said(snapshot, _API))
 
 
 _API: Final = Pattern(r"API mismatch")
 _BOOTED_S: Final = 600.0
 
-
-def _in_container(snapshot: Snapshot) -> Iterator[Proof]:
-    """A program in a container is refused, and nothing says that the node's own are.
-
-    libnvidia-container asks NVML first: where a container starts at all, the node's own library fits.
-    """
-    scene, inside = snapshot.view(versions.scene), versions.said_inside(snapshot)
-    works, shipped = driver.works(snapshot), versions.shipped(snapshot)
-    if works and not inside and shipped:
-        inside = scene.says  # nobody wrote that this was said in the container whose packages are shown
-    if not works and (scene.says or scene.differs or any(one.is_automatic for one in scene.upgrades)):
-        return
-    own, node = driver.library_in_container(snapshot), driver.smi_version(snapshot) or scene.loaded
-    differs = own is not None and node is not None and not is_of(node.version, own.version)
-    ran = any(item.where == "container" or item.kind == "container-run" for item in snapshot.items)
-    if (inside and (works or shipped or differs or ran)) or (shipped and node and not works):
-        seen = (one.citation for one in (node, own) if one is not None)
-        cited = tuple(dict.fromkeys((*inside, *shipped, *seen, *versions.answering_elsewhere(snapshot))))
-        what = f"the container loads driver libraries{f' {own.version}' if own else ''} of its own, not the node's"
-        is_sure = bool(inside) and (bool(shipped) or differs)
-        yield Proof(what, cited, "certain" if is_sure else "likely")
-
-
-# --- remedies -----------------------------------------------------------------------------------------------------
 
 _UNIT: Final = "nvidia-persistenced.service"
 _PERSISTENCED: Final = line(r"persistenced")
@@ -219,17 +268,14 @@ def _complete(snapshot: Snapshot) -> Iterable[Fix]:
 
 
 def _one_driver(snapshot: Snapshot) -> Iterable[Fix]:
-    if strays := runfile.strays(snapshot):
-        yield from without_strays(snapshot, strays)
-        return
     if guests.is_vgpu(snapshot):
         yield remedies.guest_driver("keep the driver of one source: leave the guest driver, or install it anew, whole")
         return
-    scene = snapshot.view(versions.scene)
-    packaged = (*scene.bringing, *scene.user)
-    numbers = sorted({branch for one in packaged if (branch := installs.branch(one))})
+    found = snapshot.view(versions.of_node)
+    packaged = (*found.bringing, *found.user)
+    numbers = sorted({branch for one in packaged if (branch := _branch(one))})
     if len(numbers) > 1:
-        older = [one.name for one in packaged if installs.branch_named(one.name) not in {"", numbers[-1]}]
+        older = [one.name for one in packaged if (match := _BRANCH.match(one.name)) and match["branch"] != numbers[-1]]
         yield uninstall(snapshot, "remove the packages of all branches but one", *sorted(set(older)))
     elif runfile.installed(snapshot):
         text = "take the .run installation away with its own uninstaller"
@@ -247,7 +293,7 @@ def _one_driver(snapshot: Snapshot) -> Iterable[Fix]:
 
 
 def _one_library(snapshot: Snapshot) -> Iterable[Fix]:
-    own, node = driver.library_in_container(snapshot), snapshot.view(versions.scene).loaded
+    own, node = driver.library_in_container(snapshot), snapshot.view(versions.of_node).loaded
     is_older = own is not None and node is not None and number(own.version) < number(node.version)
     image = by_hand("remove", "build the image without packages of the driver: its libraries come from the node")
     anew = by_hand("restart", "create the container anew, so that it gets the libraries of today's driver")
@@ -262,7 +308,8 @@ FAMILY: Final = Family(
     (
         Rule(
             cause=UNATTENDED,
-            layer="driver",
+            layer="package",
+            in_stack="driver",
             disruption="reboot",
             title="the system upgraded the driver by itself while the old module was loaded",
             story=(
@@ -274,8 +321,8 @@ FAMILY: Final = Family(
             ),
             sources=("https://github.com/lyulyul/shine-cluster/issues/30", NVML_RETURNS),
             check=_unattended,
-            share=3,
-            symptoms=(symptoms.MISMATCH,),
+            share=6,
+            symptoms=(symptoms.MISMATCH, symptoms.HOOK_FAILED),
             context=_AUTOMATIC,
             look_at=(
                 Shell("grep -i nvidia /var/log/apt/history.log"),
@@ -297,8 +344,8 @@ FAMILY: Final = Family(
             ),
             sources=("https://github.com/oddmario/NVIDIA-Ubuntu-Driver-Guide/issues/4", NVML_RETURNS),
             check=_pending,
-            share=5,
-            symptoms=(symptoms.MISMATCH,),
+            share=10,
+            symptoms=(symptoms.MISMATCH, symptoms.HOOK_FAILED),
             context=_REBOOT_LIST,
             look_at=(
                 Shell("modinfo -F version nvidia"),
@@ -320,8 +367,8 @@ FAMILY: Final = Family(
             ),
             sources=("https://github.com/illinois-scicomp/machine-shop-maintenance/issues/70", NVML_RETURNS),
             check=_partial,
-            share=2,
-            symptoms=(symptoms.MISMATCH,),
+            share=7,
+            symptoms=(symptoms.MISMATCH, symptoms.HOOK_FAILED),
             look_at=(
                 Shell("modinfo -F version nvidia"),
                 Shell("dpkg -l | grep nvidia"),
@@ -343,8 +390,8 @@ FAMILY: Final = Family(
             sources=(DRIVER_GUIDE, NVML_RETURNS),
             check=_mixed,
             typical=all_of(symptoms.MISMATCH, _OWN_TREE),
-            share=1,
-            symptoms=(symptoms.MISMATCH,),
+            share=0.7,
+            symptoms=(symptoms.MISMATCH, symptoms.HOOK_FAILED),
             look_at=(
                 Shell("dpkg -l | grep nvidia"),
                 Shell("ldconfig -p | grep libnvidia-ml"),
@@ -369,11 +416,13 @@ FAMILY: Final = Family(
                 "https://github.com/NVIDIA/libnvidia-container/issues/266",
                 "https://github.com/k4yt3x/video2x/issues/1226",
             ),
-            check=_in_container,
-            decisive=_IN_THE_WAY,
+            decisive=_IN_CONTAINER,
+            typical=_LIKELY_IN_CONTAINER,
             share=1,
             symptoms=(symptoms.MISMATCH, _IN_THE_WAY),
-            context=_INSIDE,
+            context=_MISMATCH_INSIDE,
+            against=(_NODE_APART,),
+            summary=_which_library,
             look_at=(Shell("nvidia-smi  # on the node, not in the container"),),
             remedy=_one_library,
         ),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import Final
 
 from gpunode.diagnoses import symptoms
@@ -11,7 +12,7 @@ from gpunode.diagnoses.addresses import XID_CATALOG
 from gpunode.diagnoses.bar import ADDRESSLESS, GUEST
 from gpunode.diagnoses.chains import NO_DRIVER, NOT_INITIALISED
 from gpunode.diagnoses.commands import Shell
-from gpunode.diagnoses.model import Citation, Family, Fix, Proof, Rule, Sign
+from gpunode.diagnoses.model import Citation, Family, Fix, Rule, Sign
 from gpunode.diagnoses.remedies import always, by_hand, guest_driver, newer_driver, restart, run, uninstall
 from gpunode.diagnoses.signs import all_of, any_of, anywhere, fact, holds, kernel_line, line, unless
 from gpunode.diagnoses.snapshot import Snapshot
@@ -62,23 +63,19 @@ _FAULTS: Final = fact(lambda snapshot: (one.citations[0] for one in snapshot.vie
 def _newer(snapshot: Snapshot) -> Iterable[Fix]:
     text = "install a driver of branch 465 or newer: it starts GeForce cards in virtual machines"
     yield from newer_driver(snapshot, text, least=465)
-    yield by_hand(
-        "configure",
-        "or hide the hypervisor on the host: <kvm><hidden state='on'/></kvm> in the domain's features",
-        "the GPU is too old for a newer driver",
-    )
+    hide = "or hide the hypervisor on the host: <kvm><hidden state='on'/></kvm> in the domain's features"
+    yield by_hand("configure", hide, "the GPU is too old for a newer driver")
 
 
-def _larger_window(_: Snapshot) -> Iterable[Fix]:
-    yield by_hand(
+_LARGER_WINDOW: Final = always(
+    by_hand(
         "firmware",
         "boot the virtual machine with UEFI (OVMF) and machine type q35, and give its firmware a larger 64-bit window: "
         "-fw_cfg name=opt/ovmf/X-PciMmio64Mb,string=262144 (megabytes, more than all GPUs' memory together) for QEMU, "
         "pciPassthru.use64bitMMIO=TRUE and pciPassthru.64bitMMIOSizeGB for VMware",
-    )
-    yield run(
-        "inspect", "look at the regions in the guest", Shell("sudo lspci -vvv -d 10de: | grep -E '^[0-9a-f]|Region'")
-    )
+    ),
+    run("inspect", "look at the regions in the guest", Shell("sudo lspci -vvv -d 10de: | grep -E '^[0-9a-f]|Region'")),
+)
 
 
 # ---- vGPU
@@ -91,12 +88,8 @@ def _by_gridd(words: str) -> Sign:
     """These words of nvidia-gridd's, anywhere, or in its own log, of which `journalctl -o cat` leaves the head away."""
     anyone = line(rf"(?:nvidia-gridd(?:\[\d+\])?: |:<\d>:)\s*{words}", flags=re.IGNORECASE)
     alone = line(rf"^[ \t]*{words}", "unit-log", flags=re.IGNORECASE)
-
-    def said(snapshot: Snapshot) -> Iterator[Citation]:
-        for one in (*snapshot.view(anyone), *(one for one in snapshot.view(alone) if "gridd" in one.source)):
-            yield from () if _OF_OTHERS.search(one.source) else (one,)
-
-    return fact(said)
+    own = any_of(anyone, fact(lambda node: (one for one in node.view(alone) if "gridd" in one.source)))
+    return fact(lambda node: (one for one in node.view(own) if not _OF_OTHERS.search(one.source)))
 
 
 def _unlicensed(snapshot: Snapshot) -> Iterator[Citation]:
@@ -129,42 +122,26 @@ _NO_GRIDD: Final = line(
 )
 
 
-def _why_unlicensed(snapshot: Snapshot) -> str:
-    if snapshot.view(_NO_GRIDD):
-        return "this vGPU has no licence: nvidia-gridd, which asks for one, is not installed"
-    if snapshot.view(_UNCONFIGURED):
-        return "this vGPU has no licence: nvidia-gridd is not told where to ask for one"
-    return "this vGPU has no licence: nobody has asked for one, or it ran out"
+_IS_LICENSED: Final = run("inspect", "it must say Licensed", Shell("nvidia-smi -q | grep -A 2 'Licensed Product'"))
+_ASK_ANEW: Final = restart("nvidia-gridd", "have the licence asked for anew")
 
 
 def _license(snapshot: Snapshot) -> Iterable[Fix]:
-    text = "have nvidia-gridd installed, which asks for the licence"
-    return (guest_driver(text), _IS_LICENSED) if snapshot.view(_NO_GRIDD) else _token(snapshot)
-
-
-_IS_LICENSED: Final = run("inspect", "it must say Licensed", Shell("nvidia-smi -q | grep -A 2 'Licensed Product'"))
-
-
-def _token(_: Snapshot) -> Iterable[Fix]:
-    text = "put the client configuration token of the licence server into /etc/nvidia/ClientConfigToken"
-    yield by_hand("configure", f"{text}, and set FeatureType in /etc/nvidia/gridd.conf")
-    yield run("restart", "have the licence asked for anew", Shell("sudo systemctl restart nvidia-gridd"))
+    if snapshot.view(_NO_GRIDD):
+        yield guest_driver("have nvidia-gridd installed, which asks for the licence")
+    else:
+        text = "put the client configuration token of the licence server into /etc/nvidia/ClientConfigToken"
+        yield by_hand("configure", f"{text}, and set FeatureType in /etc/nvidia/gridd.conf")
+        yield _ASK_ANEW
     yield _IS_LICENSED
 
 
-def _server(_: Snapshot) -> Iterable[Fix]:
-    yield run(
-        "inspect",
-        "read why the licence is not given: name resolution, port 443 to the server, the clock, free licences, the "
-        "token's age",
-        Shell("journalctl -b -u nvidia-gridd --no-pager"),
-        Shell("timedatectl status"),
-    )
-    yield by_hand(
-        "configure",
-        "make a new client configuration token on the server (DLS or CLS), and put it in place of the old one",
-    )
-    yield restart("nvidia-gridd")
+_GRIDD_LOG: Final = Shell("journalctl -b -u nvidia-gridd --no-pager")
+_SERVER: Final = always(
+    run("inspect", "read why it is refused: DNS, port 443, clock, free licences, old token", _GRIDD_LOG),
+    by_hand("configure", "put a new client configuration token of the server (DLS or CLS) in place of the old one"),
+    _ASK_ANEW,
+)
 
 
 _START_FAILED: Final = line(
@@ -173,10 +150,6 @@ _START_FAILED: Final = line(
     r"error: vmiop_(?:env_)?log: .{0,80}(?:failed to (?:start|initialize)|VGPU initialization failed)"
 )
 _INCOMPATIBLE: Final = line(r"Incompatible Guest/Host drivers")
-
-
-def _start_error(snapshot: Snapshot) -> Iterator[Proof]:
-    return (faults.proof(one, "a virtual machine's vGPU could not be started") for one in faults.of(snapshot, 78))
 
 
 # ---- WSL
@@ -192,7 +165,7 @@ def _linux_driver(snapshot: Snapshot) -> Iterator[packages.Package]:
 
 
 def _tcc(snapshot: Snapshot) -> Iterator[Citation]:
-    rows = (*smi_query.rows(snapshot, "Driver Model", "Current"), *smi_query.rows(snapshot, "driver_model.current"))
+    rows = smi_query.rows(snapshot, "Driver Model", "Current")
     return (row.citation for _, row in rows if row.value.strip().upper() == "TCC")
 
 
@@ -201,27 +174,13 @@ _IN_TCC: Final = any_of(fact(_tcc), line(r"^\|\s+\d+\s+[^|]{2,60}\sTCC\s+\|", "n
 _LINUX_DRIVER_IN_WSL: Final = all_of(fact(lambda snapshot: (one.citation for one in _linux_driver(snapshot))), _WSL)
 
 
-def _of_wsl(snapshot: Snapshot) -> str:
-    if snapshot.view(_LINUX_DRIVER_IN_WSL):
-        return "a Linux driver is installed inside WSL and hides the one that Windows shares (/usr/lib/wsl/lib)"
-    return "Windows does not give WSL the GPU: its driver, WSL itself or a library inside it do not fit together"
-
-
 def _clean(snapshot: Snapshot) -> Iterable[Fix]:
     if names := tuple(one.name for one in _linux_driver(snapshot)):
         yield uninstall(snapshot, "remove the Linux driver from WSL: the Windows driver is the only one there", *names)
     else:
-        yield Fix(
-            "remove",
-            "look for NVIDIA libraries that do not come from Windows, and remove what owns them",
-            (Shell("ldconfig -p | grep -E 'libcuda|libnvidia-ml'"), Shell("ls -l /usr/lib/wsl/lib")),
-        )
+        look = (Shell("ldconfig -p | grep -E 'libcuda|libnvidia-ml'"), Shell("ls -l /usr/lib/wsl/lib"))
+        yield Fix("remove", "look for NVIDIA libraries that do not come from Windows, and remove what owns them", look)
     yield by_hand("install", "update the Windows driver and WSL (wsl --update), then wsl --shutdown")
-    yield by_hand(
-        "configure",
-        "run the container with --gpus all by a docker that runs in WSL, with the toolkit installed there",
-        "only containers are concerned",
-    )
 
 
 _SHOWN_AS_FAILED: Final = NO_DRIVER | {
@@ -230,18 +189,20 @@ _SHOWN_AS_FAILED: Final = NO_DRIVER | {
 }
 _VGPU_GUIDE: Final = "https://docs.nvidia.com/vgpu/latest/grid-licensing-user-guide/index.html"
 _WSL_GUIDE: Final = "https://docs.nvidia.com/cuda/wsl-user-guide/index.html"
+_rule = partial(Rule, layer="driver")
 
 FAMILY: Final = Family(
     "virtual",
     "virtual machines, vGPU and WSL",
     (
-        Rule(
+        _rule(
             cause="vm-passthrough-mmio-config",
-            layer="pci",
+            in_stack="pci",
             disruption="power-cycle",
             title="the virtual machine has no room for the GPU's memory region",
             decisive=all_of(ADDRESSLESS, GUEST),
             typical=_WINDOW_SET,
+            context=GUEST,
             symptoms=(symptoms.NOT_STARTED, symptoms.NO_ADDRESS, symptoms.NO_DEVICES, symptoms.NO_DRIVER),
             against=(unless(symptoms.DRIVER_WORKS, ADDRESSLESS),),
             summary="the virtual machine's firmware has no room above 4 GiB for the memory region of the GPU",
@@ -256,12 +217,11 @@ FAMILY: Final = Family(
                 "https://github.com/kubevirt/kubevirt/issues/11093",
                 "https://github.com/canonical/lxd/issues/14381",
             ),
-            remedy=_larger_window,
+            remedy=_LARGER_WINDOW,
             explains=NO_DRIVER | {"gsp-init-failed-platform"},
         ),
-        Rule(
+        _rule(
             cause="vm-passthrough-hypervisor-detected",
-            layer="driver",
             disruption="reboot",
             title="an old driver refuses a GeForce in a virtual machine",
             decisive=all_of(_NOT_STARTED, GUEST, _OLD, _GEFORCE),
@@ -288,9 +248,8 @@ FAMILY: Final = Family(
             remedy=_newer,
             explains=NOT_INITIALISED,
         ),
-        Rule(
+        _rule(
             cause="vgpu-license-server-failure",
-            layer="driver",
             disruption="restart-service",
             title="the licence server gives this vGPU no licence",
             decisive=_REFUSED,
@@ -304,12 +263,11 @@ FAMILY: Final = Family(
                 "are given away. After a grace time the vGPU is slowed down, and then refuses CUDA."
             ),
             sources=(_VGPU_GUIDE, "https://github.com/NVIDIA/nvidia-docker/issues/1787"),
-            remedy=_server,
+            remedy=_SERVER,
             explains=frozenset({"vgpu-unlicensed", "compute-mode-exclusive"}),
         ),
-        Rule(
+        _rule(
             cause="vgpu-unlicensed",
-            layer="driver",
             disruption="restart-service",
             title="the vGPU has no licence",
             share=0.8,
@@ -318,7 +276,7 @@ FAMILY: Final = Family(
             symptoms=(_UNLICENSED, _UNCONFIGURED, symptoms.CUDA_BUSY, symptoms.NVML_UNKNOWN),
             context=_NO_GRIDD,
             against=(unless(_ACQUIRED, _UNLICENSED),),
-            summary=_why_unlicensed,
+            summary="this vGPU has no licence: none was asked for, or it ran out",
             look_at=(Shell("nvidia-smi -q | grep -i -A2 licen"),),
             story=(
                 "A vGPU needs a licence, which nvidia-gridd asks for at boot. Without gridd, without a server's "
@@ -330,12 +288,11 @@ FAMILY: Final = Family(
             remedy=_license,
             explains=frozenset({"compute-mode-exclusive"}),
         ),
-        Rule(
+        _rule(
             cause="xid-78-vgpu-start-error",
-            layer="driver",
             disruption="none",
             title="a vGPU could not be started (Xid 78)",
-            check=_start_error,
+            check=faults.began(78),
             decisive=_INCOMPATIBLE,
             typical=_START_FAILED,
             symptoms=(symptoms.ANY_XID, _START_FAILED, symptoms.NOT_STARTED),
@@ -348,17 +305,12 @@ FAMILY: Final = Family(
             ),
             sources=(XID_CATALOG, "https://docs.nvidia.com/vgpu/latest/index.html"),
             remedy=always(
-                by_hand(
-                    "install",
-                    "install host and guest drivers of one vGPU release, or of two that its release notes allow "
-                    "together",
-                ),
+                by_hand("install", "install host and guest drivers of one vGPU release"),
                 run("inspect", "read what the vGPU manager says", Shell("journalctl -b -u nvidia-vgpu-mgr --no-pager")),
             ),
         ),
-        Rule(
+        _rule(
             cause="wsl-gpu-tcc-mode",
-            layer="driver",
             disruption="reboot",
             title="Windows drives the GPU in TCC mode",
             decisive=all_of(_IN_TCC, _WSL),
@@ -372,25 +324,15 @@ FAMILY: Final = Family(
                 "card can spoil both. Some cards can be switched to WDDM or MCDM, others (H100) cannot be used from "
                 "WSL."
             ),
-            sources=(
-                _WSL_GUIDE,
-                "https://github.com/microsoft/WSL/issues/9952",
-                "https://github.com/microsoft/WSL/issues/13027",
-            ),
+            sources=(_WSL_GUIDE, "https://github.com/microsoft/WSL/issues/9952"),
             remedy=always(
-                by_hand(
-                    "configure",
-                    "in Windows, as administrator: nvidia-smi -fdm 0 (WDDM) or -fdm 2 (MCDM), then restart Windows",
-                ),
-                by_hand(
-                    "configure", "disable the TCC card in the device manager", "another card is to be used from WSL"
-                ),
+                by_hand("configure", "in Windows as administrator: nvidia-smi -fdm 0 (WDDM) or 2 (MCDM), then reboot"),
+                by_hand("configure", "disable the TCC card in the device manager", "WSL is to use another card"),
             ),
             explains=_SHOWN_AS_FAILED | {"wsl-gpu-access-blocked"},
         ),
-        Rule(
+        _rule(
             cause="wsl-gpu-access-blocked",
-            layer="driver",
             disruption="none",
             title="WSL is not given the GPU",
             decisive=unless(_LINUX_DRIVER_IN_WSL, symptoms.DRIVER_WORKS),
@@ -406,7 +348,7 @@ FAMILY: Final = Family(
                 symptoms.CUDA_NO_DEVICE,
             ),
             context=_WSL,
-            summary=_of_wsl,
+            summary="WSL does not get the GPU: Windows driver, WSL and the libraries inside it do not fit together",
             look_at=(Shell("ls -l /dev/dxg /usr/lib/wsl/lib"),),
             story=(
                 "In WSL the driver is that of Windows, shared under /usr/lib/wsl/lib. A Linux driver package inside "
@@ -414,11 +356,7 @@ FAMILY: Final = Family(
                 "or WSL itself is too old, or a container is given other libraries. The message is 'GPU access "
                 "blocked by the operating system'."
             ),
-            sources=(
-                _WSL_GUIDE,
-                "https://github.com/microsoft/WSL/issues/9938",
-                "https://github.com/microsoft/WSL/issues/9962",
-            ),
+            sources=(_WSL_GUIDE, "https://github.com/microsoft/WSL/issues/9938"),
             remedy=_clean,
             explains=_SHOWN_AS_FAILED,
         ),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import Final
 
 from gpunode.catalog import xids
@@ -16,7 +17,7 @@ from gpunode.diagnoses.model import Citation, Doubt, Family, Fix, Rule
 from gpunode.diagnoses.remedies import always, by_hand, nvidia_report, power_cycle, reboot, reset_gpu, run, setup_step
 from gpunode.diagnoses.signs import all_of, any_of, anywhere, asked, fact, kernel_line, line
 from gpunode.diagnoses.snapshot import Snapshot
-from gpunode.diagnoses.views import driver, faults
+from gpunode.diagnoses.views import faults
 from gpunode.facts.patterns import Pattern
 
 _FLASH: Final = (122, 123, 124)
@@ -35,8 +36,6 @@ _ADDRESS: Final = Pattern(r"faulted @ (?P<address>0x[0-9a-f]+(?:_[0-9a-f]+)?)", 
 _NULL: Final = 0x10000
 # Programs that run code of whoever started them: run again, they fail at the same place again.
 _OWN_CODE: Final = Pattern(r"python|pt_|ray::|julia|a\.out|main$|train", re.IGNORECASE)
-# Releases whose page faults were tracked down to the driver: 1370 and 1134 of NVIDIA/open-gpu-kernel-modules.
-_FAULTY_RELEASES: Final = frozenset({"610.57.04", "610.43.02", "595.71.05"})
 # Somebody compared releases of the driver: one has the faults and another has none.
 _RELEASE: Final = r"\b[3-6]\d\d\.\d[\d.]*[^\n]{0,60}"
 _GOOD: Final = r"(?:0\b|none|no (?:faults?|crash|xids?|errors?)|zero|never|not|clean|stable|fine|ok|works?|runs)\b"
@@ -55,11 +54,6 @@ _UPGRADED: Final = all_of(
 )
 
 
-def _known_release(snapshot: Snapshot) -> Iterator[Citation]:
-    releases = (driver.smi_version(snapshot), snapshot.view(driver.loaded), driver.on_disk(snapshot))
-    return (one.citation for one in releases if one is not None and one.version in _FAULTY_RELEASES)
-
-
 def _one_address(snapshot: Snapshot) -> Iterator[Citation]:
     """The faults of different processes at one address: programs do not share their pointers."""
     found: defaultdict[int, dict[str, Citation]] = defaultdict(dict)
@@ -74,7 +68,6 @@ def _one_address(snapshot: Snapshot) -> Iterator[Citation]:
 _BY_DRIVER: Final = all_of(
     _PAGE_FAULTS,
     any_of(
-        fact(_known_release),
         fact(_one_address),
         kernel_line(r"caller \w*nv_drm_\w+|__nv_drm_gem_nvkms_map"),
         _UPGRADED,
@@ -101,25 +94,14 @@ def _change_release(snapshot: Snapshot) -> Iterable[Fix]:
     yield nvidia_report("that release faults too")
 
 
-def _keep_state(snapshot: Snapshot) -> Fix:
-    text = "keep the driver's state between programs, so that the GPU sleeps less"
-    daemon = (Shell("sudo systemctl enable --now nvidia-persistenced"),)
-    return setup_step(snapshot, "configure", text, "persistence", instead=daemon, when="persistence mode is off")
-
-
-def _settle_power(snapshot: Snapshot) -> Iterable[Fix]:
-    yield by_hand("firmware", "update the machine's firmware, the GPU's VBIOS and the driver")
-    yield _keep_state(snapshot)
-    text = "keep the GPU from its lowest clocks: nvidia-smi --lock-gpu-clocks=LOWEST,HIGHEST"
-    yield by_hand("configure", text, "it comes back")
-    yield reboot("reboot, to bring the GPU back", "it hangs")
-
-
 def _restart_controller(snapshot: Snapshot) -> Iterable[Fix]:
     yield reset_gpu()
     yield reboot(when="the reset is refused or hangs")
-    yield _keep_state(snapshot)
-    yield by_hand("install", "update driver and VBIOS", "it comes back")
+    text = "keep the driver's state between programs, so that the GPU sleeps less"
+    daemon = (Shell("sudo systemctl enable --now nvidia-persistenced"),)
+    yield setup_step(snapshot, "configure", text, "persistence", instead=daemon, when="persistence mode is off")
+    yield by_hand("firmware", "update the machine's firmware, the GPU's VBIOS and the driver", "it comes back")
+    yield by_hand("configure", "keep the GPU from its lowest clocks: nvidia-smi --lock-gpu-clocks", "it comes back")
     yield nvidia_report()
 
 
@@ -129,21 +111,20 @@ _DIAGNOSE: Final = Shell("sudo dcgmi diag -r 3")
 _OF_PROGRAMS: Final = frozenset({"nvidia-uvm-wedged"})
 _GPU_DOWN: Final = NOT_INITIALISED | PROGRAM_FAULTS | {"nvlink-all-links-inactive-gpu", "nvlink-link-inactive"}
 _HEADER: Final = f"{OPEN_MODULES}/blob/main/src/common/sdk/nvidia/inc/nverror.h"
+_rule = partial(Rule, layer="driver", look_at=_LOG)
 
 FAMILY: Final = Family(
     "xids",
     "Xid errors",
     (
-        Rule(
+        _rule(
             cause="xid-13-graphics-exception",
-            layer="driver",
             in_stack="programs",
             severity="warning",
             disruption="restart-container",
             title="a program did what the GPU forbids",
             share=0.6,
             symptoms=(symptoms.ANY_XID, symptoms.CUDA_FAULT),
-            look_at=_LOG,
             story=(
                 "A kernel or shader ran into an illegal instruction, an address out of range, a misaligned access "
                 "or an overrun stack, and the engine stopped it (Xid 13; Xid 69 where a command itself was wrong). "
@@ -159,24 +140,20 @@ FAMILY: Final = Family(
                 r"|CUDA_EXCEPTION_\d"
             ),
             remedy=always(
-                by_hand(
-                    "application", "start the program again, and find its fault with compute-sanitizer or cuda-gdb"
-                ),
+                by_hand("application", "start the program again, and find its fault with compute-sanitizer"),
                 run("inspect", "test the GPU", _DIAGNOSE, when="other programs fault on it too, at the same place"),
                 nvidia_report("programs that are known to be right go on faulting"),
             ),
             explains=_OF_PROGRAMS | {"xid-109-ctx-switch-timeout"},
         ),
-        Rule(
+        _rule(
             cause="xid-31-mmu-fault",
-            layer="driver",
             in_stack="programs",
             severity="warning",
             disruption="restart-container",
             title="a program touched GPU memory that is not its own",
             share=0.8,
             symptoms=(symptoms.ANY_XID, symptoms.CUDA_FAULT, symptoms.NCCL_FAILS),
-            look_at=_LOG,
             story=(
                 "The GPU's memory unit met an address that no page is mapped to, or not for this use (Xid 31). The "
                 "message says which engine asked, at which address and for what; the program is ended. A pointer "
@@ -195,11 +172,11 @@ FAMILY: Final = Family(
             ),
             explains=_OF_PROGRAMS,
         ),
-        Rule(
+        _rule(
             cause="xid-31-driver-regression",
-            layer="driver",
             disruption="reboot",
             title="this release of the driver lets programs fault",
+            share=1,
             symptoms=(symptoms.ANY_XID, symptoms.CUDA_FAULT),
             look_at=(*_LOG, Shell("cat /proc/driver/nvidia/version")),
             story=(
@@ -210,18 +187,17 @@ FAMILY: Final = Family(
             ),
             sources=(f"{OPEN_MODULES}/issues/1370", f"{OPEN_MODULES}/issues/363", f"{OPEN_MODULES}/issues/1134"),
             typical=any_of(_BY_DRIVER, _COMPARED),
-            context=any_of(fact(_known_release), _UPGRADED),
+            context=_UPGRADED,
             summary="the page faults are the driver's own doing: of this release, or at one address in every program",
             remedy=_change_release,
             explains=_OF_PROGRAMS,
         ),
-        Rule(
+        _rule(
             cause="xid-61-pmu-breakpoint",
-            layer="hardware",
+            in_stack="gpu",
             disruption="reboot",
             title="the GPU's power controller stopped",
             symptoms=(symptoms.ANY_XID, symptoms.SLOW),
-            look_at=_LOG,
             story=(
                 "The power management unit, a controller inside the GPU, stopped at a breakpoint of its own firmware "
                 "(Xid 61, in older drivers; newer ones report Xid 62). It is known from changes of power state on some "
@@ -231,17 +207,16 @@ FAMILY: Final = Family(
             ),
             sources=(XID_CATALOG, _HEADER),
             check=faults.began(61),
-            context=anywhere(r"nvidia-smi[^\n]* (?:-lgc|--lock-gpu-clocks)"),
-            remedy=_settle_power,
+            context=any_of(anywhere(r"nvidia-smi[^\n]* (?:-lgc|--lock-gpu-clocks)"), line(r"Performance State\s*: P8")),
+            remedy=_restart_controller,
             explains=_GPU_DOWN,
         ),
-        Rule(
+        _rule(
             cause="xid-62-pmu-halt",
-            layer="hardware",
+            in_stack="gpu",
             disruption="reset-gpu",
             title="the GPU's power controller halted",
             symptoms=(symptoms.ANY_XID, symptoms.GPU_LOST),
-            look_at=_LOG,
             story=(
                 "The power management unit, a controller inside the GPU, halted (Xid 62), and with it clocks, fans and "
                 "power states. The driver asks for a reset (Xid 154); calls to the GSP time out and channels are taken "
@@ -255,14 +230,12 @@ FAMILY: Final = Family(
             explains=_GPU_DOWN
             | {"xid-143-gpu-init-error", "gsp-bad-state-wpr2", "gsp-rpc-timeout", "gsp-init-failed-platform"},
         ),
-        Rule(
+        _rule(
             cause="xid-109-ctx-switch-timeout",
-            layer="driver",
             in_stack="programs",
             disruption="restart-container",
             title="a program does not let go of the GPU",
             symptoms=(symptoms.ANY_XID, symptoms.CUDA_FAULT, symptoms.SLOW),
-            look_at=_LOG,
             story=(
                 "The GPU wanted to give an engine to another context, and the one on it did not stop in time (Xid "
                 "109). A kernel or shader that never ends does that, and so do releases of the driver with a bug. The "
@@ -279,14 +252,13 @@ FAMILY: Final = Family(
             ),
             explains=UNHEALTHY_IN_CLUSTER | {"nvidia-uvm-wedged"},
         ),
-        Rule(
+        _rule(
             cause="xid-121-c2c-link",
             layer="hardware",
             severity="warning",
             disruption="none",
             title="errors on the link between CPU and GPU",
             symptoms=(symptoms.ANY_XID,),
-            look_at=_LOG,
             story=(
                 "Grace Hopper and Grace Blackwell join CPU and GPU by a link between the chips, NVLink-C2C. It reports "
                 "errors that it corrected (Xid 121): nothing was lost and nothing needs to be done at once. A link "
@@ -294,7 +266,7 @@ FAMILY: Final = Family(
             ),
             sources=(XID_CATALOG, _HEADER),
             check=faults.began(*_CHIP_LINK),
-            context=asked(r"\bc2c\b"),
+            context=any_of(asked(r"\bc2c\b|nvbandwidth"), line(r"\bG[HB][23]00\b")),
             remedy=always(
                 by_hand("wait", "nothing now: the errors were corrected; reset the GPU at the next occasion"),
                 run("inspect", "see the state of the links", Shell("nvidia-smi c2c -s")),
@@ -302,14 +274,13 @@ FAMILY: Final = Family(
             ),
             explains=UNHEALTHY_IN_CLUSTER,
         ),
-        Rule(
+        _rule(
             cause="xid-122-spi-rpc",
             layer="hardware",
             severity="warning",
             disruption="reset-gpu",
             title="the GPU's flash memory does not answer",
             symptoms=(symptoms.ANY_XID,),
-            look_at=_LOG,
             story=(
                 "The GPU keeps its InfoROM in a flash chip behind the power management unit, and a read, write or "
                 "erase of it failed (Xid 122, 123, 124). Programs are not touched, but serial number, ECC history and "
@@ -326,13 +297,12 @@ FAMILY: Final = Family(
             ),
             explains=UNHEALTHY_IN_CLUSTER | {"inforom-corrupted"},
         ),
-        Rule(
+        _rule(
             cause="xid-143-gpu-init-error",
             layer="hardware",
             disruption="power-cycle",
             title="the GPU could not be initialised",
             symptoms=(symptoms.ANY_XID, symptoms.NOT_STARTED),
-            look_at=_LOG,
             story=(
                 "The driver got as far as the GPU and could not bring it up (Xid 143), at the load of the module or "
                 "when the first program or the persistence daemon opened it. If no other Xid and no message of the GSP "
@@ -349,13 +319,12 @@ FAMILY: Final = Family(
             ),
             explains=_GPU_DOWN,
         ),
-        Rule(
+        _rule(
             cause="xid-154-recovery-action",
-            layer="hardware",
+            in_stack="gpu",
             disruption="reset-gpu",
             title="the GPU waits to be recovered",
             symptoms=(symptoms.ANY_XID, symptoms.GPU_LOST),
-            look_at=_LOG,
             story=(
                 "Newer drivers say what they want done about a GPU: nothing, a reset, a reboot of the node, or its "
                 "work moved away first (Xid 154, and GPU Recovery Action in nvidia-smi -q). It never stands for an "

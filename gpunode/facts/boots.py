@@ -21,11 +21,11 @@ _OF_BOOT: Final[frozenset[Kind]] = frozenset(
         *("exit-status", "lspci", "modprobe", "uname"),
     )
 )
-# What grep found in folders.
-_FOUND: Final[frozenset[Kind]] = frozenset({"listing"})
-_MARKED: Final = Pattern(r"^-- (?:Boot [0-9a-f]{32}|Reboot) --[ \t]*$", re.MULTILINE)
-# Where a daemon that appends to its log was started again (IMEX: NVIDIA's multi-node NVLink guide).
-_STARTED: Final = Pattern(r"^(?:Fabric Manager|IMEX) Log initializing at: ", re.MULTILINE)
+# Where journalctl says so, and where a daemon that appends to its log was started again (IMEX: NVIDIA's multi-node
+# NVLink guide).
+_MARKED: Final = Pattern(
+    r"^-- (?:Boot [0-9a-f]{32}|Reboot) --[ \t]*$|^(?:Fabric Manager|IMEX) Log initializing at: ", re.MULTILINE
+)
 _BANNER: Final = Pattern(r"Linux version \d{1,2}\.\d{1,3}\.[^\n]{0,80} \(")
 _BEFORE_BANNER: Final = Pattern(r"[^\n]{0,120}(?:\]|kernel:) |")
 _CLOCK: Final = Pattern(r"^(?P<wall>[^\[\n]{0,80})\[[ \t]{0,6}(?P<seconds>\d{1,9})\.\d{3,6}\]", re.MULTILINE)
@@ -42,8 +42,8 @@ _OLD_FILE: Final = Pattern(
     r"|(?:^|/)boot\.omsg$|/pstore/|/var/crash/|(?:^|/)vmcore-dmesg\.txt$"
 )
 # What grep writes before a line where it searched several logs: "/var/log/kern.log.1:", "syslog.2.gz:17:".
-GREPPED: Final = Pattern(
-    r"^(?P<log>(?:/?[\w.-]+/)*(?:kern\.log|syslog|messages|dmesg|journal))(?P<age>[.-][\w.-]+)?:(?:\d+[:-])?"
+_GREPPED: Final = Pattern(
+    r"^(?:/?[\w.-]+/)*(?:kern\.log|syslog|messages|dmesg|journal)(?P<rotated>[.-][\w.-]+)?:(?:\d+[:-])?"
 )
 # What "grep -n" writes before a line of one log.
 _NUMBERED: Final = Pattern(r"^\d{1,9}[:-](?=\[[ \w]|<\d>|\w{3} {1,2}\d{1,2} \d\d:|\d{4}-\d\d-\d\d[T ]\d\d:)")
@@ -58,34 +58,33 @@ _REVERSED: Final = Pattern(r"-(?:-reverse|[a-qs-z]*r[a-z]*)")
 
 def of_running(source: Source, written: str, text: str) -> str | None:
     """``text`` with the lines of earlier boots left empty, so that numbers hold; None where all of it is of them."""
-    is_search = source.kind in _PARTED | _FOUND and is_searched(text)
-    # Of several files the source names the first.
-    if is_of_earlier(source, written) and not (is_search and _has_newest(text)):
+    if _GREPPED.match(text.lstrip("\n")):
+        return _unrotated(text)
+    if is_of_earlier(source, written):
         return None
     if source.kind not in _PARTED:
         return text
-    if is_search:
-        return _searched(text)
-    if is_reversed(source):
+    if source.words[:1] == ("journalctl",) and any(map(_REVERSED.fullmatch, source.words[1:])):
         first = _MARKED.search(text)
         return text[: first.start()] if first else text
     at = _begins(text)
-    if not text[:at].strip():
-        return text
     before = text[:at]
+    if not before.strip():
+        return text
+    # What is no log, in a paste of several things, is of no boot.
     is_log = bool(source.words or source.subject)
-    kept = "\n" * before.count("\n") if is_log else _without_log(before)
-    return kept + text[at:]
+    return "\n".join("" if is_log or _STAMPED.match(line) else line for line in before.split("\n")) + text[at:]
 
 
-def is_searched(text: str) -> bool:
-    """Whether grep found the lines in several of the system's logs, and wrote before each in which."""
-    return bool(GREPPED.match(text.lstrip("\n")))
+def _unrotated(text: str) -> str | None:
+    """What a search through several logs found in those that were not rotated away."""
+    lines = ["" if (match := _GREPPED.match(line)) and match["rotated"] else line for line in text.split("\n")]
+    return "\n".join(lines) if any(lines) else None
 
 
 def ungrepped(line: str) -> str:
     """The line as it stands in its log, without the file and the number that grep writes before it."""
-    return _NUMBERED.sub("", GREPPED.sub("", line))
+    return _NUMBERED.sub("", _GREPPED.sub("", line))
 
 
 def is_of_earlier(source: Source, written: str) -> bool:
@@ -99,50 +98,9 @@ def is_of_earlier(source: Source, written: str) -> bool:
     return bool(says_so or _OLD_FILE.search(source.subject))
 
 
-def is_reversed(source: Source) -> bool:
-    """Whether the journal was asked for its newest lines first."""
-    is_journal = source.words[:1] == ("journalctl",)
-    return is_journal and any(_REVERSED.fullmatch(word) for word in source.words[1:])
-
-
-def _searched(text: str) -> str:
-    """What a search through a log and those rotated away found, without what is of earlier boots.
-
-    Names are searched in their order, so that the newest, without a number, comes before all older ones.
-    """
-    lines = text.split("\n")
-    logs: dict[str, list[tuple[float, int]]] = {}
-    for number, line in enumerate(lines):
-        if match := GREPPED.match(line):
-            logs.setdefault(match["log"], []).append((_age(match["age"] or ""), number))
-    for found in logs.values():
-        in_time = [number for _, number in sorted(found, key=lambda one: (-one[0], one[1]))]
-        whole = "\n".join(GREPPED.sub("", lines[number]) for number in in_time)
-        for number in in_time[: whole.count("\n", 0, _begins(whole))]:
-            lines[number] = ""
-    return "\n".join(lines)
-
-
-def _has_newest(text: str) -> bool:
-    """Whether a line is of a log that was not rotated away."""
-    return any((match := GREPPED.match(line)) and not match["age"] for line in text.split("\n"))
-
-
-_FIRST_DATE: Final = 19_000_000
-
-
-def _age(name: str) -> float:
-    """How old the log of that ending is beside its like: by the number of rotations, or by the date."""
-    number = re.search(r"\d{1,8}", name)
-    if number is None:
-        return 1 if name else 0
-    count = int(number[0])
-    return count if count < _FIRST_DATE else 1 / count
-
-
 def _begins(text: str) -> int:
     """Where the last boot of the log begins; 0 where it has one only."""
-    at = max((match.start() for pattern in (_MARKED, _STARTED) for match in pattern.finditer(text)), default=0)
+    at = max((match.start() for match in _MARKED.finditer(text)), default=0)
     for match in _BANNER.finditer(text):
         start = text.rfind("\n", 0, match.start()) + 1
         if _BEFORE_BANNER.fullmatch(text, start, match.start()):
@@ -155,7 +113,3 @@ def _begins(text: str) -> int:
             at = max(at, match.start())
         before = seconds
     return at
-
-
-def _without_log(text: str) -> str:
-    return "\n".join("" if _STAMPED.match(line) else line for line in text.split("\n"))

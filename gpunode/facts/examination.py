@@ -157,9 +157,10 @@ _LISTED: Final = {
 }
 
 
-def _command(
+def command(
     key: str, *argv: str, timeout_s: float = _QUICK_S, limit_bytes: int = 4 * _MIB, holds: Holds = "log"
 ) -> Probe:
+    """The look at what a command prints."""
     return Probe(key, argv=argv, timeout_s=timeout_s, limit_bytes=limit_bytes, holds=holds)
 
 
@@ -176,40 +177,40 @@ def _every() -> Iterator[Probe]:
 
 
 def _system() -> Iterator[Probe]:
-    yield _command("kernel-journal", *_JOURNAL, "-k", "-n", "20000", timeout_s=10.0)
-    yield _command("dmesg", "dmesg", timeout_s=_QUICK_S)
+    yield command("kernel-journal", *_JOURNAL, "-k", "-n", "20000", timeout_s=10.0)
+    yield command("dmesg", "dmesg", timeout_s=_QUICK_S)
     # Without -q it says, in so many words, what it does not show us.
-    yield _command("journal", "journalctl", "-n", "0", "--no-pager")
-    yield _command("reloads", *_JOURNAL, "-n", "4000", "_PID=1")
+    yield command("journal", "journalctl", "-n", "0", "--no-pager")
+    yield command("reloads", *_JOURNAL, "-n", "4000", "_PID=1")
     for unit, lines in _UNIT_LOGS.items():
-        yield _command(f"log:{unit}", *_JOURNAL, "-n", str(lines), "-u", unit, limit_bytes=_MIB)
-    yield _command("lspci-verbose", "lspci", "-nnDvvv", holds="table")
-    yield _command("secure-boot", "mokutil", "--sb-state")
-    yield _command("enrolled-keys", "mokutil", "--list-enrolled")
-    yield _command("dkms-status", "dkms", "status")
-    yield _command("libraries", "ldconfig", "-p", holds="table")
+        yield command(f"log:{unit}", *_JOURNAL, "-n", str(lines), "-u", unit, limit_bytes=_MIB)
+    yield command("lspci-verbose", "lspci", "-nnDvvv", holds="table")
+    yield command("secure-boot", "mokutil", "--sb-state")
+    yield command("enrolled-keys", "mokutil", "--list-enrolled")
+    yield command("dkms-status", "dkms", "status")
+    yield command("libraries", "ldconfig", "-p", holds="table")
     # The lines alone: what else a unit's environment has is nobody's business.
     variables = ("grep", "-r", "LD_[LP][A-Z_]*=")
-    yield _command("unit-environments", *variables, "/etc/systemd", limit_bytes=_MIB)
-    yield _command("service-environments", *variables, "/etc/default", limit_bytes=_MIB)
-    yield _command("devices", "ls", "-l", "/dev", holds="table")
-    yield _command("device-capabilities", "ls", "-l", "/dev/nvidia-caps", holds="table")
-    yield _command("character-devices", "ls", "-l", "/dev/char", holds="table")
-    yield _command("cgroup-version", "stat", "-fc", "%T", "/sys/fs/cgroup")
+    yield command("unit-environments", *variables, "/etc/systemd", limit_bytes=_MIB)
+    yield command("service-environments", *variables, "/etc/default", limit_bytes=_MIB)
+    yield command("devices", "ls", "-l", "/dev", holds="table")
+    yield command("device-capabilities", "ls", "-l", "/dev/nvidia-caps", holds="table")
+    yield command("character-devices", "ls", "-l", "/dev/char", holds="table")
+    yield command("cgroup-version", "stat", "-fc", "%T", "/sys/fs/cgroup")
     yield Probe("file:/var/log/apt/history.log", path="/var/log/apt/history.log", limit_bytes=4 * _MIB, holds="log")
     yield Probe("file:/var/log/dpkg.log", path="/var/log/dpkg.log", limit_bytes=8 * _MIB, holds="table")
     # Without its caches apt reads all lists and writes nothing; without locks it waits for nobody.
     cacheless = ("-o", "Debug::NoLocking=1", "-o", "Dir::Cache::pkgcache=", "-o", "Dir::Cache::srcpkgcache=")
-    yield _command("apt-check", "apt-get", *cacheless, "check", timeout_s=15.0)
-    yield _command("locks", "lslocks", "-u", "-n", "-o", "COMMAND,PID,PATH")
-    yield _command("selinux-denials", "ausearch", "-m", "avc", "-ts", "today")
-    yield _command("infiniband", "ibstat", holds="table")
-    yield _command("ofed", "ofed_info", "-s")
+    yield command("apt-check", "apt-get", *cacheless, "check", timeout_s=15.0)
+    yield command("locks", "lslocks", "-u", "-n", "-o", "COMMAND,PID,PATH")
+    yield command("selinux-denials", "ausearch", "-m", "avc", "-ts", "today")
+    yield command("infiniband", "ibstat", holds="table")
+    yield command("ofed", "ofed_info", "-s")
 
 
 def _driver() -> Iterator[Probe]:
     for name in ("nvidia", "nvidia_uvm", "nvidia_peermem", "nvidia_fs", "ib_core"):
-        yield _command(f"modinfo:{name}", "modinfo", name, holds="table")
+        yield command(f"modinfo:{name}", "modinfo", name, holds="table")
 
 
 _KUBELET_CONF: Final = "/etc/kubernetes/kubelet.conf"
@@ -217,16 +218,16 @@ _STARTS_PROGRAM: Final = r"""s/^(.*[^A-Za-z_-])?(exec|auth-provider)["']?[[:spac
 
 
 def _containers() -> Iterator[Probe]:
-    yield _command("docker-client", "docker", "--version")
-    yield _command("docker-contexts", "docker", "context", "ls")
-    yield _command("docker-unit", "systemctl", "cat", "docker", holds="config")
-    yield _command("containerd-dump", "containerd", "config", "dump", holds="config")
-    yield _command("toolkit-version", "nvidia-container-cli", "-V")
-    yield _command("cdi-list", "nvidia-ctk", "cdi", "list")
-    yield _command("podman-version", "podman", "--version")
+    yield command("docker-client", "docker", "--version")
+    yield command("docker-contexts", "docker", "context", "ls")
+    yield command("docker-unit", "systemctl", "cat", "docker", holds="config")
+    yield command("containerd-dump", "containerd", "config", "dump", holds="config")
+    yield command("toolkit-version", "nvidia-container-cli", "-V")
+    yield command("cdi-list", "nvidia-ctk", "cdi", "list")
+    yield command("podman-version", "podman", "--version")
     yield Probe("kubelet-conf", glob=_KUBELET_CONF, contents=False, holds="table")
     # Of the file, which holds keys, no more than the names of what would have kubectl start a program.
-    yield _command("kubelet-conf-programs", "sed", "-nE", _STARTS_PROGRAM, _KUBELET_CONF)
+    yield command("kubelet-conf-programs", "sed", "-nE", _STARTS_PROGRAM, _KUBELET_CONF)
     yield Probe("node-name", path="/proc/sys/kernel/hostname", holds="table")
 
 

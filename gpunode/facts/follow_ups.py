@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from gpunode.facts import library_path, systemd
-from gpunode.facts.evidence import Evidence, Found, Holds, Probe, decode_found
+from gpunode.facts import systemd
+from gpunode.facts.evidence import Evidence, Found, Probe, decode_found
+from gpunode.facts.examination import command
 from gpunode.facts.layout import layout
 from gpunode.facts.patterns import Pattern
 
@@ -74,20 +75,14 @@ def _makes_files(evidence: Evidence) -> bool:
         return len(there) < len(gpus)
 
 
-def _command(
-    key: str, *argv: str, timeout_s: float = _QUICK_S, limit_bytes: int = 4 * _MIB, holds: Holds = "log"
-) -> Probe:
-    return Probe(key, argv=argv, timeout_s=timeout_s, limit_bytes=limit_bytes, holds=holds)
-
-
 def _of_loaded_driver(evidence: Evidence) -> Iterator[Probe]:
     if may_ask_driver(evidence):
-        yield _command("smi", "nvidia-smi", timeout_s=_SMI_S)
-        yield _command("smi-query", "nvidia-smi", "-q", timeout_s=_SMI_S)
-        yield _command("smi-nvlink", "nvidia-smi", "nvlink", "-s", timeout_s=_SMI_S)
-        yield _command("smi-topology", "nvidia-smi", "topo", "-m", timeout_s=_SMI_S)
-        yield _command("smi-mig", "nvidia-smi", "mig", "-lgi", timeout_s=_SMI_S)
-        yield _command("toolkit-list", "nvidia-container-cli", "list")
+        yield command("smi", "nvidia-smi", timeout_s=_SMI_S)
+        yield command("smi-query", "nvidia-smi", "-q", timeout_s=_SMI_S)
+        yield command("smi-nvlink", "nvidia-smi", "nvlink", "-s", timeout_s=_SMI_S)
+        yield command("smi-topology", "nvidia-smi", "topo", "-m", timeout_s=_SMI_S)
+        yield command("smi-mig", "nvidia-smi", "mig", "-lgi", timeout_s=_SMI_S)
+        yield command("toolkit-list", "nvidia-container-cli", "list")
 
 
 # ---- docker
@@ -95,10 +90,10 @@ def _of_loaded_driver(evidence: Evidence) -> Iterator[Probe]:
 
 def _of_running_docker(evidence: Evidence) -> Iterator[Probe]:
     if _docker_runs(evidence):
-        yield _command("docker-info", "docker", "info")
-        yield _command("docker-version", "docker", "version")
+        yield command("docker-info", "docker", "info")
+        yield command("docker-version", "docker", "version")
         newest = ("--last", str(_CONTAINERS))
-        yield _command("docker-containers", "docker", "ps", "-a", *newest, "--format", "{{.ID}} {{.Image}} {{.Status}}")
+        yield command("docker-containers", "docker", "ps", "-a", *newest, "--format", "{{.ID}} {{.Image}} {{.Status}}")
 
 
 def _docker_runs(evidence: Evidence) -> bool:
@@ -162,7 +157,7 @@ def _of_cri(evidence: Evidence) -> Iterator[Probe]:
     sockets = (*_found(evidence, "cri-sockets"), *_found(evidence, "cri-sockets-rancher"))
     known = [path for path in sockets if path.endswith(("/containerd.sock", "/crio.sock"))]
     for path in known[:1]:
-        yield _command("cri-info", "crictl", "--runtime-endpoint", f"unix://{path}", "info", holds="config")
+        yield command("cri-info", "crictl", "--runtime-endpoint", f"unix://{path}", "info", holds="config")
 
 
 # ---- packages
@@ -172,7 +167,7 @@ def _of_rpm(evidence: Evidence) -> Iterator[Probe]:
     # rpm makes its database where there is none, and what SQLite shares of one where nothing is shared.
     names = {path.rpartition("/")[2] for path in _found(evidence, "rpm-database")}
     if names and not ("rpmdb.sqlite" in names and "rpmdb.sqlite-shm" not in names):
-        yield _command("rpms", "rpm", "-qa", "*nvidia*", "cuda*", "kernel*", "*container*", "*fabric*manager*")
+        yield command("rpms", "rpm", "-qa", "*nvidia*", "cuda*", "kernel*", "*container*", "*fabric*manager*")
 
 
 _SIGNED_BY: Final = Pattern(r"signed-by[ \t]*[=:][ \t]*(?P<keyring>/[\w./+-]+)", re.IGNORECASE)
@@ -203,7 +198,7 @@ def _rotated(evidence: Evidence) -> Iterator[Probe]:
         newest = sorted(matches, key=lambda match: int(match["number"]))[:_NEWEST_ROTATED]
         for path in (match.string for match in reversed(newest)):
             packed = path.endswith(".gz")
-            yield _command(f"file:{path}", "zcat", path) if packed else Probe(f"file:{path}", path=path, holds="log")
+            yield command(f"file:{path}", "zcat", path) if packed else Probe(f"file:{path}", path=path, holds="log")
 
 
 _TAIL: Final = 1 << 20
@@ -213,33 +208,15 @@ def _tails(evidence: Evidence) -> Iterator[Probe]:
     """The ends of logs that are there and may be long."""
     for key in ("rpm-logs", "zypper-log", "pacman-log", "fabric-logs", "imex-logs"):
         for path in _found(evidence, key):
-            yield _command(f"file:{path}", "tail", "-c", str(_TAIL), path, limit_bytes=2 * _TAIL)
+            yield command(f"file:{path}", "tail", "-c", str(_TAIL), path, limit_bytes=2 * _TAIL)
 
 
 def _programs(evidence: Evidence) -> Iterator[Probe]:
     """The versions of programs that must be of the driver's; with these options they say it and end."""
     if _found(evidence, "fabric-binary"):
-        yield _command("fabric-version", "nv-fabricmanager", "--version")
+        yield command("fabric-version", "nv-fabricmanager", "--version")
     if _found(evidence, "imex-binary"):
-        yield _command("imex-version", "nvidia-imex", "--version")
-
-
-_SETTING: Final = ("file:/etc/environment", "unit-environments", "service-environments")
-_PROGRAMS: Final = ("file:/etc/profile", "file:/etc/bash.bashrc", "file:/etc/bashrc")
-_PLAIN: Final = Pattern(r"/[\w./+-]+")
-_MOST_FOLDERS: Final = 16
-
-
-def _in_front(evidence: Evidence) -> Iterator[Probe]:
-    """The driver's libraries in folders that programs are told to look in first."""
-    programs = [_text(evidence, key) for key in _PROGRAMS]
-    programs += [one.data.decode("utf-8", "replace") for one in _matches(evidence, "profile-d") if one.data]
-    lines = (line for key in _SETTING for line in _text(evidence, key).splitlines())
-    told = [folder for line in lines for folder in library_path.of_variable(line)]
-    told += [folder for text in programs for _, folder in library_path.of_shell_program(text)]
-    plain = (folder.rstrip("/") for folder in told if _PLAIN.fullmatch(folder) and not library_path.is_standard(folder))
-    for folder in [*dict.fromkeys(plain)][:_MOST_FOLDERS]:
-        yield Probe(f"libraries:{folder}", glob=f"{folder}/lib[cn]*.so*", contents=False, holds="table")
+        yield command("imex-version", "nvidia-imex", "--version")
 
 
 # ---- the kernel's side
@@ -289,9 +266,9 @@ def _images(evidence: Evidence, kernel: str) -> Iterator[Probe]:
     # Where images are not named by release (Arch), the one of the running kernel cannot be told from the others.
     others = sorted((one for one in images if one[1] not in own), key=lambda one: _numbers(one[0]), reverse=True)
     if own:
-        yield _command("initramfs", tool, own[0], timeout_s=20.0, holds="table")
+        yield command("initramfs", tool, own[0], timeout_s=20.0, holds="table")
     for release, path in others[:_OTHER_IMAGES]:
-        yield _command(f"initramfs:{release}", tool, path, timeout_s=20.0, holds="table")
+        yield command(f"initramfs:{release}", tool, path, timeout_s=20.0, holds="table")
 
 
 def _numbers(release: str) -> tuple[int, ...]:
@@ -307,9 +284,9 @@ def _of_cluster(evidence: Evidence) -> Iterator[Probe]:
     if node:
         # Asked for raw objects, kubectl does not write what the server can do into its cache first.
         get = ("kubectl", "--kubeconfig", "/etc/kubernetes/kubelet.conf", "--request-timeout", "5s", "get", "--raw")
-        yield _command("kubernetes-node", *get, f"/api/v1/nodes/{node}", timeout_s=8.0, holds="config")
+        yield command("kubernetes-node", *get, f"/api/v1/nodes/{node}", timeout_s=8.0, holds="config")
         pods = f"/api/v1/pods?fieldSelector=spec.nodeName%3D{node}"
-        yield _command("kubernetes-pods", *get, pods, timeout_s=8.0, limit_bytes=16 * _MIB, holds="config")
+        yield command("kubernetes-pods", *get, pods, timeout_s=8.0, limit_bytes=16 * _MIB, holds="config")
 
 
 def _node_name(evidence: Evidence) -> str:
@@ -333,7 +310,6 @@ FOLLOW_UPS: Final = (
     FollowUp("apt's lists name it", _keyrings),
     FollowUp("apt's present log says nothing of NVIDIA", _rotated),
     FollowUp("the log is there", _tails),
-    FollowUp("LD_LIBRARY_PATH is set for all: the folders in it", _in_front),
     FollowUp("the program is there", _programs),
     FollowUp("a kubelet has its key in /etc/kubernetes, and starts no program for it", _of_cluster),
 )

@@ -15,7 +15,7 @@ from typing import Any, Final, TypeVar, cast
 from gpunode.facts import nvml
 from gpunode.facts.evidence import NOT_CAPTURED, Capture, Evidence, Found, Outcome, decode_found
 from gpunode.facts.patterns import Pattern
-from gpunode.facts.sources import Kind, Source, Where, recognise, recognise_all
+from gpunode.facts.sources import Kind, Source, Where, program, recognise, recognise_all
 
 T = TypeVar("T")
 
@@ -121,12 +121,13 @@ def _items(key: str, capture: Capture) -> Iterator[Item]:
         return
     said = _said(capture)
     sources = (Source("nvml"),) if key == nvml.KEY else recognise_all(capture.source, said)
-    for source, own in (_uncounted(*_own(source, part, sources)) for source, part in _parts(sources, said)):
+    for source, part in _parts(sources, said):
+        own = _own(source, part)
         outcome = _outcome(capture, own)
         if len(sources) > 1 and outcome == "absent" and not tells_absence(own):
             outcome = "ok"  # another of the commands said that
-        yield Item(key, capture.source, source, own, outcome, capture.error, capture.exit_status)
-        if source.kind == "listing" and program_of(source) in _SEARCHERS and outcome == "ok":
+        yield Item(key, capture.source, _uncounted(source, own), own, outcome, capture.error, capture.exit_status)
+        if source.kind == "listing" and program(source.words) in _SEARCHERS and outcome == "ok":
             yield from _searched(key, capture.source, source, own)
 
 
@@ -190,57 +191,31 @@ def _parts(sources: tuple[Source, ...], text: str) -> Iterator[tuple[Source, str
             yield replace(source, is_mixed=False), "\n" * number + lines[number]
 
 
-def _own(source: Source, text: str, sources: tuple[Source, ...]) -> tuple[Source, str]:
-    """What of the text of several commands may be this one's: all of it, but for what is surely of another.
-
-    A JSON file ends where its object does. A complaint is of the program that it names: for the others its line is
-    empty, and a shell's word that there is no such program is all that this one said.
-    """
+def _own(source: Source, text: str) -> str:
+    """What of the text of several commands is this one's: all of it, a JSON file's object, or that there is nothing."""
     if not source.is_mixed:
-        return source, text
-    if source.kind == "file" and source.subject.endswith(".json") and "{" in text:
+        return text
+    if source.subject.endswith(".json") and "{" in text:
         start = text.find("{")
         with suppress(ValueError, RecursionError):
-            return source, text[start : json.JSONDecoder().raw_decode(text, start)[1]]
-    return source, _without_complaints(source, text, sources)
-
-
-def _uncounted(source: Source, own: str) -> tuple[Source, str]:
-    """Lines that were counted are there, and were not shown; that there are none tells as much as their absence."""
-    if not source.is_count or source.is_mixed:
-        return source, own
-    if not re.search(r"[1-9]", own):
-        return replace(source, is_part=False), own
-    return replace(source, kind="text" if source.kind == "file" else source.kind), own
-
-
-def _without_complaints(source: Source, text: str, sources: tuple[Source, ...]) -> str:
-    own = program_of(source)
-    others = {program_of(one) for one in sources} - {own, ""}
-    lines = text.split("\n")
-    complaints = [(line, match["name"]) for line in lines if (match := _COMPLAINT.match(line.strip()))]
-    paths = [word for word in source.words[1:] if word.startswith("/")]
-    lacks = next((line for line, name in complaints if name == own and "not found" in line), None) or next(
-        # Of one path there is nothing more to say.
-        (line for line, name in complaints if name == own == "ls" and "No such file" in line and len(paths) == 1),
-        None,
-    )
-    if own and lacks is not None:
-        return lacks
-    theirs = {line for line, name in complaints if name in others}
-    return "\n".join("" if line in theirs else line for line in lines) if theirs else text
+            return text[start : json.JSONDecoder().raw_decode(text, start)[1]]
+    is_one = sum(word.startswith("/") for word in source.words[1:]) < 2
+    lacks = (match[0] for match in _LACKS.finditer(text) if match["name"] == program(source.words))
+    return next(lacks, text) if is_one else text
 
 
 # bash: nvidia-container-cli: command not found; ls: cannot access '/dev/nvidia*': No such file or directory
-_COMPLAINT: Final = Pattern(
-    r"^(?:-?(?:bash|sh|zsh|ash|fish)(?:: line \d+)?: )?(?P<name>[\w.+-]{2,40}): (?=\S)(?:\d+: )?"
-    r"(?=.{0,200}(?:not found|[Nn]o such file|cannot access|could not|no process found))"
+_LACKS: Final = Pattern(
+    r"^(?:-?(?:bash|sh|zsh|ash|fish)(?:: line \d+)?: )?(?P<name>[\w.+-]{2,40}): (?:\d+: )?"
+    r"(?:.{0,200}(?:not found|[Nn]o such file).*)$",
+    re.MULTILINE,
 )
 
 
-def program_of(source: Source) -> str:
-    """The name of the program whose output it is; empty where it is no command's."""
-    return source.words[0].rsplit("/", 1)[-1] if source.words else ""
+def _uncounted(source: Source, own: str) -> Source:
+    """Lines that were counted are there, and were not shown; that there are none tells as much as their absence."""
+    is_none = source.is_count and not source.is_mixed and not re.search(r"[1-9]", own)
+    return replace(source, is_part=False) if is_none else source
 
 
 def _said(capture: Capture) -> str:

@@ -21,7 +21,7 @@ _MEANS: Final = frozenset(".^$|)([*+?{\\")
 # Characters by their numbers, and settings within the expression.
 _UNREAD: Final = re.compile(r"\\[xuUN\d]|\(\?[^P:<=!]")
 # Shorter words are everywhere and save nothing.
-_SHORTEST: Final = 4
+_SHORTEST: Final = 3
 
 
 def _needed(expression: str, flags: int) -> frozenset[str]:

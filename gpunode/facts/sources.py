@@ -1,16 +1,17 @@
-"""What a piece of evidence is, from the way in which somebody wrote where it comes from.
+"""What a piece of evidence is: by the command or path that stands over it, else by how it looks.
 
 People write ``dmesg``, ``sudo dmesg -T | tail``, ``$ journalctl -k -b``, ``cat /etc/docker/daemon.json (host)`` or
-``app log``; probes write paths and command lines. All are read here, and where the words tell nothing, the text does.
+``app log``; probes write paths and command lines. One table says of each kind which commands print it, which files hold
+it, how it looks, and what people call it.
 """
 
 from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from functools import lru_cache
 from typing import Final, Literal, TypeAlias
 
 from gpunode.facts.patterns import Pattern
@@ -119,105 +120,262 @@ _REPEATS: Final = Pattern(r"[*+}]")
 _NESTED: Final = Pattern(r"\)[*+{]")
 
 
+# Options before a command's verb or operand. Each is read in one way only, so that a long line costs no time.
+_OPTIONS: Final = (
+    r"(?: (?:-[nolcLApH]|--(?:namespace|kubeconfig|context|output|selector|container|host)) [^\s-]\S*| -\S+)*"
+)
+_ENGINE: Final = (
+    r"(?:docker|podman|nerdctl|ctr|docker-compose|podman-compose|apptainer|singularity|nvidia-docker|enroot|lxc|incus"
+    rf"|pct){_OPTIONS}(?: (?:compose|container|image|system))?{_OPTIONS}"
+)
+_KUBECTL: Final = rf"(?:kubectl|k|oc|kubecolor){_OPTIONS}"
+_OPERAND: Final = r"(?: -\S+)*(?: (?P<of>[^\s-]\S*))?"
+_UNIT: Final = rf"(?: (?:-[pno]|--property|--lines|--output) [^\s-]\S*| -\S+)*{_OPERAND}"
+_MODULE: Final = rf"(?: (?:-[FkbCdS]|--field|--basedir|--set-version) [^\s-]\S*| -\S+)*{_OPERAND}"
+_MANAGER: Final = r"(?:apt|apt-get|aptitude|dpkg|dnf|yum|zypper|unattended-upgrade|dpkg-reconfigure|pacman|rpm)(?= |$)"
+
+
+class _Row:
+    """One kind, or one of several ways to it.
+
+    Attributes:
+        command: how a command line begins whose output it is; the group ``of`` is its subject.
+        path: where it stands in a file, from the path's end.
+        looks: what stands in no other kind's text.
+        label: what people call it.
+        subject: of what looks so.
+    """
+
+    def __init__(
+        self, kind: Kind, command: str = "", path: str = "", looks: str = "", label: str = "", subject: str = ""
+    ) -> None:
+        self.kind, self.subject = kind, subject
+        self.command = Pattern(rf"(?:{command})(?!\S)") if command else None
+        self.path = Pattern(path) if path else None
+        self.looks = Pattern(looks, re.MULTILINE) if looks else None
+        self.label = Pattern(label, re.IGNORECASE) if label else None
+
+
+# Of several rows that match, the first counts.
+_ROWS: Final = (
+    _Row("lsmod", "lsmod", r"^/proc/modules$", r"^Module +Size +Used by|^(?:nvidia|nouveau)\w* +\d{4,} +-?\d+(?: |$)"),
+    _Row(
+        "make-log",
+        path=r"make\.log$|/akmods/.*\.log$|\.failed\.log$",
+        looks=r"^DKMS make\.log for |\bmake\[\d\]: \*\*\*|\bmodpost: ",
+    ),
+    _Row(
+        "installer-log",
+        r"\S*(?:NVIDIA-Linux|cuda_)[\w.-]+\.run",
+        r"nvidia-installer\.log$|cuda-installer\.log$|(?:^|/)(?:NVIDIA-Linux|cuda_)[\w.-]+\.run$",
+        r"^nvidia-installer log file |^Using: nvidia-installer ",
+    ),
+    _Row(
+        "package-history",
+        r"(?:dnf|yum|zypper)(?: -\S+)* history",
+        r"apt/history\.log|dpkg\.log|apt/term\.log|dnf\.(?:rpm\.)?log|yum\.log|pacman\.log|zypp/history"
+        r"|unattended-upgrades",
+        r"^Start-Date: \d{4}-|^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d (?:upgrade|install|status) \S+",
+    ),
+    _Row(
+        "kernel-log",
+        r"dmesg|journalctl .*(?:-[a-tv-z]*k[\w-]*|--dmesg|_TRANSPORT=kernel)|talosctl .*\bdmesg",
+        r"/var/log/(?:kern|dmesg)[\w.*?{},-]*$|kern\.log$|dmesg(?:\.\w+)?$|/pstore/\S*dmesg-",
+        r"\bNVRM: |\bnvidia-nvlink: |\bnvidia-nvswitch\d*: |^[ \t]{0,8}\[ {0,12}\+?\d{1,9}\.\d{6}\]|\bkernel: "
+        r"|^\[\w{3} \w{3} [ \d]\d [\d:]{8} \d{4}\] ",
+        r"\b(?:dmesg|kernel (?:log|messages?|ring buffer|output)|kmsg|console|serial)\b",
+    ),
+    _Row("unit-log", r"journalctl (?:.*? )?(?:-u ?|--unit[= ]|-t ?|--identifier[= ])(?P<of>[^\s-]\S*)"),
+    _Row(
+        "unit-log",
+        looks=r"^(?:\w{3} [ \d]\d [\d:]{8} )?(?:\S+ )?(?P<of>dockerd|containerd|kubelet"
+        r"|nvidia-(?:fabricmanager|persistenced|gridd|imex))(?:\[\d+\])?: ",
+    ),
+    _Row("unit-log", looks=r"^nvidia-persistenced failed|^Failed to query NVIDIA", subject="nvidia-persistenced"),
+    _Row("unit-log", looks=r"\bnv-fabricmanager\[\d+\]: ", subject="nvidia-fabricmanager"),
+    _Row(
+        "unit-log",
+        r"dockerd|containerd(?! .*config)|talosctl\b(?!.* (?:read|cat))",
+        r"fabricmanager\.log$",
+        label=r"\b(?:kubelet|dockerd?|containerd|crio|cri-o|persistenced|fabric ?manager)\b.{0,200}\blogs?\b",
+    ),
+    _Row(
+        "journal",
+        "journalctl",
+        r"/var/log/(?:syslog|messages)[\w.*?{},-]*$|syslog$",
+        r"^(?:\w{3} [ \d]\d [\d:]{8} \S+ )?(?:systemd\[1\]: |\w[\w.-]*\[\d+\]: )",
+        r"\b(?:journal|syslog|system log|messages)\b",
+    ),
+    _Row("unit-status", rf"systemctl(?: \S+)*? (?:status|is-\S+|list-\S+){_UNIT}", looks=r"^[ \t]*Loaded: loaded \(/"),
+    _Row("unit-show", rf"systemctl(?: \S+)*? show{_UNIT}", looks=r"^Id=\S+\.service$"),
+    _Row("unit-file", rf"systemctl(?: \S+)*? cat{_UNIT}"),
+    _Row("unit-action", rf"(?:systemctl(?: -\S+)*(?: [a-z][\w-]+)?|service){_UNIT}"),
+    _Row(
+        "lspci",
+        "lspci",
+        looks=r"^(?:\w{4}:)?[0-9a-f]{2}:[0-9a-f]{2}\.\d .*(?:controller|[Bb]ridge)|^[ \t]*(?:LnkSta|LnkCap|ACSCtl):\s",
+    ),
+    _Row("modinfo", r"find .* -name (?P<of>[\w-]+)\S* -exec modinfo"),
+    _Row("modinfo", rf"modinfo{_MODULE}", looks=r"^filename: +/lib/modules/"),
+    _Row("modprobe", rf"(?:modprobe|insmod|rmmod){_MODULE}", looks=r"^(?:modprobe|insmod|rmmod): (?:FATAL|ERROR)"),
+    _Row("depmod", "depmod"),
+    _Row(
+        "dkms-status",
+        r"dkms (?:.* )?status",
+        looks=r"^\w[\w.+-]*/[\w.+~:-]+(?:, [\w.+-]+, \w+)?: (?:added|built|installed)",
+    ),
+    _Row("dkms-output", "dkms", looks=r"^Error! |^Building module:"),
+    _Row("initramfs", rf"(?:lsinitramfs|lsinitrd|unmkinitramfs|lsinitcpio){_OPERAND}"),
+    _Row("uname", "uname", looks=r"^Linux \S+ \d+\.\d+|\A\s*\d\.\d{1,3}\.\d{1,3}-[\w.+~-]+\s*\Z"),
+    _Row("mokutil", "mokutil", looks=r"^SecureBoot (?:enabled|disabled)"),
+    _Row("package-owner", r"dpkg(?:-query)? (?:-S|--search)(?: (?P<of>\S+))?"),
+    _Row("package-owner", r"rpm -(?:\w*q\w*f|\w*f\w*q)\w*(?: (?P<of>\S+))?"),
+    _Row("packages", r"dpkg (?:.* )?(?:-l|--list|-s|--status|--get-selections)(?: (?P<of>.+))?"),
+    _Row("packages", r"apt-mark(?: (?P<of>.+))?"),
+    _Row(
+        "packages",
+        r"dpkg-query|(?:apt|apt-get|aptitude|dnf|yum|zypper)(?: -\S+)* (?:list|versionlock)"
+        r"|pacman -Q[ims]*|rpm (?:.* )?-\w*q\w*",
+        looks=r"^(?:ii|iU|iF|rc|hi|iHR?|pn|un) {1,2}\S+ |^dpkg-query: no packages found"
+        r"|^(?:\w+-)*(?:nvidia|kernel|cuda)\S*-\d\S*\.(?:x86_64|noarch|aarch64)$",
+    ),
+    _Row("package-policy", r"apt-cache|apt(?:-get)?(?: -\S+)* policy", looks=r"^  Installed: \S+\n  Candidate: "),
+    _Row(
+        "package-output",
+        _MANAGER,
+        looks=r"^(?:E|W|Err|Hit|Get|Ign):\d*\s|^dpkg: |^The following packages |^Setting up \S+ \(",
+    ),
+    _Row("nvidia-smi-nvlink", "nvidia-smi nvlink", looks=r"^[ \t]+Link \d+: (?:<inactive>|[\d.]+ GB/s)"),
+    _Row("nvidia-smi-topo", "nvidia-smi topo", looks=r"^[ \t]+(?:\x1b\S*)?GPU0[ \t]+.*CPU Affinity"),
+    _Row("nvidia-smi-mig", r"nvidia-smi (?:.*-)?(?:mig|-multi-instance-gpu)", looks=r"^\| (?:GPU|Compute) instances"),
+    _Row("nvidia-smi-c2c", "nvidia-smi c2c"),
+    _Row(
+        "nvidia-smi-q",
+        r"nvidia-smi(?!.* --query-) (?:.* )?(?:-q\w*|--query|-x)",
+        looks=r"==NVSMI LOG==|^[ \t]{0,8}GPU \d{8}:[0-9A-F]{2}:[0-9A-F]{2}\.0$|<nvidia_smi_log>"
+        r"|^ {4,}[A-Z][\w ()/.-]{2,40} {2,}: \S",
+    ),
+    _Row("nvidia-smi", looks=r"^(?:index|name|uuid|gpu_bus_id|pci\.bus_id|timestamp|driver_version), ?\w"),
+    _Row(
+        "nvidia-smi",
+        "nvidia-smi",
+        looks=r"\| NVIDIA-SMI |^NVIDIA-SMI has failed|^Failed to initialize NVML|^No devices were found$"
+        r"|^GPU \d+: .* \(UUID: |^Unable to determine the device handle|\bnvidia-smi: command not found",
+    ),
+    _Row(
+        "nvidia-container-cli",
+        r"nvidia-container-(?:cli|runtime|toolkit)(?!\.log)\S*",
+        r"nvidia-container-(?:toolkit|runtime)\.log$",
+        r"^[IWE]\d{4} [\d:.]+ \d+ nvc\.c:",
+    ),
+    _Row("nvidia-ctk", "nvidia-ctk", looks=r'^time="[^"\n]+" level=\w+ msg="(?:Found \d+ CDI|Selecting /dev/nvidia)'),
+    _Row("docker-info", rf"{_ENGINE} (?:info|context)", looks=r"^ ?Server Version: "),
+    _Row("docker-version", rf"{_ENGINE} version", looks=r"^Client: Docker Engine"),
+    _Row("container-inspect", rf"{_ENGINE} (?:inspect|ps)", looks=r'^[ \t]*"HostConfig": \{'),
+    _Row("application", rf"{_ENGINE} logs|{_KUBECTL} exec"),
+    _Row("containerd-config", r"containerd .*config|crictl (?:.* )?info"),
+    _Row("crictl", "crictl"),
+    _Row(
+        "kubernetes-log",
+        rf"{_KUBECTL} logs{_OPTIONS}(?: (?:pod/)?(?P<of>\S+))?",
+        r"^/var/log/(?:pods|containers)/",
+        label=r"\b(?:device[- ]plugin|validator|operator|mig-manager|dcgm|gfd)\b",
+    ),
+    _Row(
+        "kubernetes-node",
+        rf"{_KUBECTL} \w+{_OPTIONS} (?i:nodes?|no)(?:/\S*)?|{_KUBECTL} .*/api/\S*/nodes/\S*",
+        looks=r"^Capacity:|^Allocatable:|^NAME +STATUS +ROLES +AGE",
+    ),
+    _Row(
+        "kubernetes-pod",
+        rf"{_KUBECTL} \w+{_OPTIONS} (?i:pods?|po)(?:/\S*)?{_OPTIONS}(?: (?P<of>[^\s-]\S*))?|{_KUBECTL} .*/api/",
+        looks=r"\bFailedScheduling\b|\bFailedCreatePodSandBox\b|\bUnexpectedAdmissionError\b|^NAME +READY +STATUS",
+    ),
+    _Row("kubernetes", rf"{_KUBECTL} \w+{_OPTIONS}(?: (?P<of>\S+))?"),
+    _Row("kubernetes", r"(?:kubectl|oc|kubeadm|helm|kubelet|k3s|rke2|microk8s|k0s|minikube|kind|talos)"),
+    _Row(
+        "container-run", rf"{_ENGINE}(?: exec)?", looks=r"Error response from daemon|OCI runtime|nvidia-container-cli: "
+    ),
+    _Row("ldconfig", "ldconfig", looks=r"^[ \t]+lib\S+ \(libc6"),
+    _Row("which", rf"(?:which|whereis|type){_OPERAND}"),
+    _Row("listing", r"stat -\w*c \S+(?: -\S+)* (?P<of>\S+)"),
+    _Row(
+        "listing",
+        r"(?:ls|stat|ll|tree|lsof|fuser|readlink|realpath|find)(?: -\S+)*(?: (?P<of>[^\s-]\S*))?",
+        looks=r"^[-lcd][rwx-]{9}[.+]? +\d+ \w+ +\w+ |^ls: cannot access '(?P<of>[^'\n]+)'",
+    ),
+    _Row("environment", r"env|printenv"),
+    _Row(
+        "shell-history",
+        r"(?:(?:shell|bash|zsh) )?history|fc",
+        r"(?:^|[/.])(?:(?:ba|z|k|fi)?sh_|zhist)?history$",
+    ),
+    _Row(
+        "file",
+        looks=r'^\{\s*"(?:default-runtime|runtimes|exec-opts|log-driver|data-root|features|hosts)":',
+        subject="/etc/docker/daemon.json",
+    ),
+    _Row("file", looks=r"^ *\[plugins\.\W?io\.containerd|^version = [23]$", subject="/etc/containerd/config.toml"),
+    _Row("file", looks=r"^\[nvidia-container-", subject="/etc/nvidia-container-runtime/config.toml"),
+    _Row("file", looks=r'^(?:PRETTY_NAME|NAME|VERSION_ID)="', subject="/etc/os-release"),
+    _Row("file", looks=r"^NVRM version: ", subject="/proc/driver/nvidia/version"),
+    _Row("file", looks=r"^BOOT_IMAGE=\S+ ", subject="/proc/cmdline"),
+    _Row("snap", "snap"),
+    _Row("audit", r"ausearch|sealert|aureport", r"audit\.log$", r"^type=AVC msg=audit"),
+    _Row(
+        "gpudirect", r"(?:gdscheck\S*|gdsio|ibstat|ofed_info|ibv_devinfo)", r"cufile\.log$", r"^ ?GDS release version"
+    ),
+    _Row(
+        "virtualization", r"systemd-detect-virt|virsh|virt-what", looks=r"\A\s*(?:kvm|qemu|vmware|microsoft|xen)\s*\Z"
+    ),
+    _Row("exit-status", r"echo .*\$\?\S*"),
+    _Row("text", r"echo .*\$\S*"),
+    _Row(
+        "application",
+        r"(?:python[\d.]*|nvcc|ollama|vllm|torchrun|deviceQuery|mpirun)",
+        # NCCL_DEBUG_FILE has a process's number where other logs have an ending. What any other program wrote of itself
+        # is a message, not a setting.
+        r"nccl[\w.-]{0,80}debug[^/]{0,120}$|debug[\w.-]{0,80}nccl[^/]{0,120}$|nccl[^/]{0,120}\.\d{1,9}$"
+        r"|\.(?:log|out|err|stderr|stdout)(?:\.\d+)?$",
+        r"^Traceback \(most recent|CUDA error|RuntimeError|torch\.",
+        r"\b(?:app(?:lication)?|pod|program|job|training|server|container|workload|stderr|stdout|traceback)\b",
+    ),
+)
+
+
 _PROMPT: Final = Pattern(
     r"^\s*(?:\[[^\]\n]{1,80}\]|[\w.+-]{1,40}@[\w.:~/ -]{1,80}?|[\w.-]{1,40}:[~/][\w./~-]{0,80}"
     r"|[\w.-]{1,40}(?=[$#]))?\s{0,4}[$#>%❯]\s+"
 )
-_REMARK: Final = Pattern(r"\(([^()]*)\)\s*$")
+# "host: nvidia-smi", "in the container: ls /dev", "Talos, node gpu-3: lsmod", "root@gpu-3 (Ubuntu): lsmod".
+_LABEL: Final = Pattern(r"[A-Za-z][\w ,.()@-]{0,60}:\s+")
+_REMARK: Final = Pattern(r"(?<=\S)\s*\(([^()]*)\)\s*$")
 _PART: Final = Pattern(
     r"\b(?:further down|excerpt|extract|snippet|shortened|abridged|truncated|snipped|partial|(?:last|first) lines)\b",
     re.IGNORECASE,
 )
-_INSIDE: Final = Pattern(r"\b(?:in|inside|within|from)?\s*(?:the\s+|a\s+)?(?:container|pod|image)\b", re.IGNORECASE)
+_INSIDE: Final = Pattern(r"\b(?:container|pod|image)\b", re.IGNORECASE)
 _BEFORE: Final = frozenset({"sudo", "doas", "time", "nohup", "command", "exec", "env", "watch", "timeout", "strace"})
-# Commands that print nothing of their own; words of the shell's grammar.
-_SILENT: Final = frozenset({"cd", "export", "set", "sleep", "for", "while", "done", "fi", "clear", "true", "source"})
+# Words of the shell's grammar, and commands that print nothing of their own.
 _SHELL: Final = frozenset({"do", "then", "if", "else", "!", "{", "("})
-# They hand a command line, as one word, to a shell: of their own, on another host, on many.
-_SHELLS: Final = frozenset(
-    {"sh", "bash", "zsh", "su", "ssh", "ansible", "pdsh", "clush", "parallel-ssh", "pssh", "salt", "xargs", "chroot"}
-)
+_SILENT: Final = frozenset({"cd", "export", "set", "sleep", "for", "while", "done", "fi", "clear", "true", "source"})
 _GREPS: Final = frozenset({"grep", "egrep", "fgrep", "rg", "zgrep"})
 _CUTTERS: Final = frozenset({"head", "tail", "sed", "awk", "gawk", "cut"})
 # They show a file, or a part of it; the file is what they are given last.
 _READERS: Final = frozenset(
     {"cat", "less", "more", "zcat", "bat", "batcat", "nl", "strings", "jq", "yq", *_CUTTERS, "tac", "sort", "column"}
 )
-_CONTAINERS: Final = frozenset(
-    {"docker", "podman", "nerdctl", "ctr", "docker-compose", "podman-compose", "apptainer", "singularity"}
-    | {"nvidia-docker", "enroot", "lxc", "incus", "pct"}
+# They run a command line that they are given: in a shell of their own, on another host, in a container.
+_RUNNERS: Final = Pattern(
+    rf"(?:(?P<container>{_ENGINE} exec|{_KUBECTL} exec)|{_KUBECTL} debug(?P<debug>)|ssh|ansible|pdsh|clush|pssh"
+    r"|parallel-ssh|salt|xargs|chroot|nsenter|wsl|(?:sh|bash|zsh|su)\b.* -\w*c|minikube ssh"
+    r"|\w+(?= (?:kubectl|ctr|crictl) ))(?!\S)"
 )
-_KUBECTL: Final = frozenset({"kubectl", "k", "oc", "kubecolor"})
-_PACKAGERS: Final = frozenset(
-    {"apt", "apt-get", "aptitude", "dpkg", "dnf", "yum", "zypper", "unattended-upgrade", "dpkg-reconfigure", "pacman"}
-)
-_WITH_VALUE: Final = frozenset(
-    {*("-u", "--unit", "-n", "--namespace", "-p", "--property", "-o", "--output", "--lines", "-c", "--context")}
-    | {*("-l", "--selector", "-H", "--host", "-t", "--since", "--until", "-S", "-U", "--kubeconfig", "-k", "-a")}
-)
-
-# By name, where a file's place tells what stands in it.
-_PATHS: Final[tuple[tuple[str, Kind], ...]] = (
-    (r"make\.log$|/akmods/.*\.log$|\.failed\.log$", "make-log"),
-    (r"nvidia-installer\.log$|cuda-installer\.log$|(?:^|/)(?:NVIDIA-Linux|cuda_)[\w.-]+\.run$", "installer-log"),
-    (r"/var/log/(?:kern|dmesg)[\w.*?{},-]*$|kern\.log$|dmesg(?:\.\w+)?$|/pstore/\S*dmesg-", "kernel-log"),
-    (r"/var/log/(?:syslog|messages)[\w.*?{},-]*$|syslog$", "journal"),
-    (
-        r"apt/history\.log|dpkg\.log|apt/term\.log|dnf\.(?:rpm\.)?log|yum\.log|pacman\.log|zypp/history|unattended-upgrades",
-        "package-history",
-    ),
-    (r"^/proc/modules$", "lsmod"),
-    (r"fabricmanager\.log$", "unit-log"),
-    (r"^/var/log/(?:pods|containers)/", "kubernetes-log"),
-    (r"(?:^|[/.])(?:(?:ba|z|k|fi)?sh_|zhist)?history$", "shell-history"),
-    (r"audit\.log$", "audit"),
-    (r"cufile\.log$", "gpudirect"),
-    # NCCL_DEBUG_FILE has a process's number where other logs have an ending.
-    (r"nccl[\w.-]{0,80}debug[^/]{0,120}$|debug[\w.-]{0,80}nccl[^/]{0,120}$|nccl[^/]{0,120}\.\d{1,9}$", "application"),
-    (r"nvidia-container-(?:toolkit|runtime)\.log$", "nvidia-container-cli"),
-    # Whatever other program wrote a log: what it says is a message, not a setting.
-    (r"\.(?:log|out|err)(?:\.\d+)?$", "application"),
-)
-# By words, where no command and no path stands.
-_WORDS: Final[tuple[tuple[str, Kind], ...]] = (
-    (r"\b(?:dmesg|kernel (?:log|messages?|ring buffer|output)|kmsg|console|serial)\b", "kernel-log"),
-    (r"\b(?:shell|bash|zsh|command) history\b", "shell-history"),
-    (r"\b(?:kubelet|dockerd?|containerd|crio|cri-o|persistenced|fabric ?manager)\b.{0,200}\blogs?\b", "unit-log"),
-    (r"\b(?:device[- ]plugin|validator|operator|mig-manager|dcgm|gfd)\b", "kubernetes-log"),
-    (r"\b(?:journal|syslog|system log|messages)\b", "journal"),
-    (r"\b(?:app(?:lication)?|pod|program|job|training|server|container|workload|stderr|stdout|traceback)\b",
-     "application"),
-)  # fmt: skip
-# By what stands in the text, where the source tells nothing.
-_TEXTS: Final[tuple[tuple[str, Kind], ...]] = (
-    (
-        r"\bNVRM: |\bnvidia-nvlink: |\bnvidia-nvswitch\d*: |^[ \t]{0,8}\[ {0,12}\d{1,9}\.\d{6}\]|\bkernel: ",
-        "kernel-log",
-    ),
-    (r"^DKMS make\.log for |\bmake\[\d\]: \*\*\*|\bmodpost: ", "make-log"),
-    (r"^\w[\w.+-]*/[\w.+~:-]+(?:, [\w.+-]+, \w+)?: (?:added|built|installed)", "dkms-status"),
-    (r"^(?:ii|iU|iF|rc|hi|iHR?|pn|un) {1,2}\S+ ", "packages"),
-    (r"^(?:E|W|Err|Hit|Get|Ign):\d*\s|^dpkg: |^The following packages ", "package-output"),
-    (r"==NVSMI LOG==|^[ \t]{0,8}GPU \d{8}:[0-9A-F]{2}:[0-9A-F]{2}\.0$", "nvidia-smi-q"),
-    (r"\| NVIDIA-SMI |NVIDIA-SMI has failed|Failed to initialize NVML", "nvidia-smi"),
-    (r"^Module +Size +Used by", "lsmod"),
-    (r"^[0-9a-f:]{7,12}\.\d .*(?:controller|Bridge)", "lspci"),
-    (r"Error response from daemon|OCI runtime|nvidia-container-cli: ", "container-run"),
-    (r"^Capacity:|^Allocatable:", "kubernetes-node"),
-    (r"\bFailedScheduling\b|\bFailedCreatePodSandBox\b|\bUnexpectedAdmissionError\b", "kubernetes-pod"),
-    (r"^Linux \S+ \d+\.\d+", "uname"),
-    (r"^Traceback \(most recent|CUDA error|RuntimeError|torch\.", "application"),
-)
-_COMPILED: Final[Mapping[str, tuple[tuple[Pattern, Kind], ...]]] = {
-    "paths": tuple((Pattern(pattern), kind) for pattern, kind in _PATHS),
-    "words": tuple((Pattern(pattern, re.IGNORECASE), kind) for pattern, kind in _WORDS),
-    "texts": tuple((Pattern(pattern, re.MULTILINE), kind) for pattern, kind in _TEXTS),
-}
-
-
-_RUNNING: Final = "\uf8ffuname-r\uf8ff"
+# A program that somebody has built or written: ./deviceQuery, ./run.sh, /usr/local/cuda/samples/…/vectorAdd.
+_OWN_PROGRAM: Final = Pattern(r"(?:\./|/\S{1,300}/samples/)(?:[\w/.-]+/)?[\w-]+(?:\.sh|\.py)?(?!\S)")
 # No command that a person or a probe writes is longer; what is, was made to cost time.
 _LONGEST: Final = 4096
+_BLANK: Final = "\uf8ff"
 
 
 def recognise(source: str, text: str = "") -> Source:
@@ -227,91 +385,83 @@ def recognise(source: str, text: str = "") -> Source:
 
 def recognise_all(source: str, text: str = "") -> tuple[Source, ...]:
     """What each command of ``source`` says that its part of ``text`` is; at least one."""
-    source = source[:_LONGEST].strip()
-    written, where, is_part = _unwrapped(source)
-    found = _by_commands(written) or _only(_by_path(written)) or _only(_by_words(source))
+    found, where, is_part = _written(source[:_LONGEST].strip())
     if not found or found[0].kind == "text":
-        found = _only(_by_text(text)) or found or (Source("text"),)
-    inside = where == "container"
+        found = _only(by_looks(text)) or _only(_by_label(source[:_LONGEST])) or found or (Source("text"),)
     found = tuple(replace(one, is_part=True) for one in found) if is_part else found
-    return tuple(replace(one, where="container") if inside and one.where == "host" else one for one in found)
+    return tuple(replace(one, where="container") for one in found) if where == "container" else found
 
 
-def _unwrapped(source: str) -> tuple[str, Where, bool]:
-    """The source without prompt, remarks and label; whether they say ``container``, or that it is a part."""
-    written, where, is_part = _without_remarks(_PROMPT.sub("", source))
-    if (label := _LABEL.match(written)) and not _by_commands(label[0]) and _by_commands(written[label.end() :]):
-        where = "container" if _INSIDE.search(label[0]) else where
-        written = written[label.end() :]
-    return written, where, is_part
+def by_looks(text: str) -> Source | None:
+    """What ``text`` shows itself to be; None where it looks like nothing known."""
+    head = text[:20_000]
+    for row in _ROWS if head else ():
+        match = row.looks.search(head) if row.looks else None
+        if match and (row.kind not in TABLES or head.count("\n", 0, match.start()) <= _ABOVE_TABLE):
+            return _source(row, match)
+    return None
 
 
-# "host: nvidia-smi", "in the container: ls /dev", "Talos, node gpu-3: lsmod", "root@gpu-3 (Ubuntu): lsmod".
-_LABEL: Final = Pattern(r"[A-Za-z][\w ,.()@-]{0,60}:\s+")
+TABLES: Final[frozenset[Kind]] = frozenset(
+    {"packages", "listing", "lsmod", "lspci", "modinfo", "uname", "mokutil", "file"}
+)
+"""No message stands in these, so a text with more above it than a title is none of them."""
+_ABOVE_TABLE: Final = 2
+
+
+@lru_cache(maxsize=1024)
+def _written(source: str) -> tuple[tuple[Source, ...], Where, bool]:
+    """What the commands or the path in ``source`` print; whether remarks say ``container``, or that it is a part."""
+    where: Where = "host"
+    is_part = False
+    source = _PROMPT.sub("", source)
+    while match := _REMARK.search(source):
+        where = "container" if _INSIDE.search(match[1]) else where
+        is_part = is_part or bool(_PART.search(match[1]))
+        source = source[: match.start()]
+    label = _LABEL.match(source)
+    if label and not _by_commands(label[0]) and (found := _by_commands(source[label.end() :])):
+        return found, "container" if _INSIDE.search(label[0]) else where, is_part
+    found = _by_commands(source) or _only(_by_path(source))
+    return found, where if found or not _INSIDE.search(source) else "container", is_part
 
 
 def _only(found: Source | None) -> tuple[Source, ...]:
     return (found,) if found else ()
 
 
-def _without_remarks(source: str) -> tuple[str, Where, bool]:
-    """The source without what stands in brackets behind it; whether that says ``container``, or that it is a part."""
-    where: Where = "host"
-    is_part = False
-    while match := _REMARK.search(source):
-        if source[: match.start()].strip() == "":
-            break
-        where = "container" if _INSIDE.search(match[1]) else where
-        is_part = is_part or bool(_PART.search(match[1]))
-        source = source[: match.start()]
-    return source.strip(), where, is_part
+def _by_path(source: str) -> Source | None:
+    first = source.split()[0].rstrip(",;:") if source.split() else ""
+    if first.startswith("/") or re.fullmatch(r"~?[\w.-]*/[\w./*-]+|[\w-]+\.(?:log|conf|toml|ya?ml|json)", first):
+        return _file(first)
+    return None
+
+
+def _by_label(source: str) -> Source | None:
+    row = next((row for row in _ROWS if row.label and row.label.search(source)), None)
+    return Source(row.kind, _unit_in(source) if row.kind == "unit-log" else "") if row else None
+
+
+def _file(path: str) -> Source:
+    row = next((row for row in _ROWS if row.path and row.path.search(path)), None)
+    kind: Kind = row.kind if row else "file"
+    subject = "nvidia-fabricmanager.service" if kind == "unit-log" else path
+    return Source(kind, subject, where="container" if kind == "kubernetes-log" else "host")
 
 
 def _by_commands(source: str) -> tuple[Source, ...]:
     """What each command of a line shows; they share one text where they are several."""
-    found = tuple(one for pipeline in _in_order(source) if (one := _by_pipeline(pipeline)))
+    found = tuple(one for pipeline in _pipelines(source) for one in _by_pipeline(pipeline))
     return tuple(replace(one, is_mixed=True) for one in found) if len(found) > 1 else found
 
 
-def _in_order(source: str) -> list[list[list[str]]]:
-    """The pipelines of a line."""
-    return [handed for pipeline in _pipelines(source) for handed in _handed(pipeline)]
-
-
-def _handed(pipeline: list[list[str]]) -> list[list[list[str]]]:
-    """The pipeline, or each of those that one of its words, in quotes, hands to another shell."""
-    if (found := _by_pipeline(pipeline)) is not None and found.kind != "text":
-        return [pipeline]
-    inner = _in_order(_line_handed(_plain(pipeline[0])))
-    return inner if any(map(_by_pipeline, inner)) else [pipeline]
-
-
-def _line_handed(words: Sequence[str]) -> str:
-    """The command line that is one of the words, which a shell takes; empty without."""
-    if program(words) not in _SHELLS:
-        return ""
-    return _value(words, "-c") or next((word for word in reversed(words[1:]) if " " in word), "")
-
-
-def _by_pipeline(pipeline: Sequence[Sequence[str]]) -> Source | None:
-    commands = [_plain(words) for words in pipeline]
-    head = commands[0] if commands else ()
-    found = _of(head) if head else None
-    if found is None:
-        return None
-    if found.kind == "file" and _is_silenced(pipeline[-1]):
-        return None
-    patterns = [_pattern(words) for words in commands[1:] if program(words) in _GREPS]
-    cut = any(program(words) in _CUTTERS for words in commands[1:]) or _begins_or_ends(head)
-    is_count = _counts(commands[-1])
-    is_part = found.is_part or cut or is_count
-    return replace(found, only=_all_of(found.only, *patterns), is_part=is_part, is_count=is_count)
-
-
-def _is_silenced(words: Sequence[str]) -> bool:
-    """Whether what the command says goes nowhere, so that only its status is seen."""
-    into = (index for index, word in enumerate(words[:-1]) if word == ">" and words[index - 1] != "2")
-    return any(words[index + 1] == "/dev/null" for index in into)
+def _by_pipeline(pipeline: Sequence[tuple[str, ...]]) -> Iterator[Source]:
+    head, last = pipeline[0], pipeline[-1]
+    greps = [_pattern(words) for words in pipeline[1:] if program(words) in _GREPS]
+    is_count = _counts(last)
+    is_cut = is_count or any(program(words) in _CUTTERS for words in pipeline[1:]) or _begins_or_ends(head)
+    for one in _of(head):
+        yield replace(one, only=_all_of(one.only, *greps), is_part=one.is_part or is_cut, is_count=is_count)
 
 
 def _all_of(*patterns: str) -> str:
@@ -327,51 +477,39 @@ def _begins_or_ends(words: Sequence[str]) -> bool:
 
 def _counts(words: Sequence[str]) -> bool:
     """Whether it prints how many lines there are in place of them."""
-    options = [word for word in words[1:] if word.startswith("-")]
-    if program(words) == "wc":
-        return True
-    return program(words) in _GREPS and any(re.fullmatch(r"-[a-zA-Z]*c[a-zA-Z]*|--count", word) for word in options)
+    is_grep = program(words) in _GREPS and any(re.fullmatch(r"-[a-zA-Z]*c[a-zA-Z]*|--count", word) for word in words)
+    return is_grep or program(words) == "wc"
 
 
-def _pipelines(source: str) -> list[list[list[str]]]:
-    """The words of every command of every pipeline in a line of shell."""
+def _pipelines(source: str) -> Iterator[list[tuple[str, ...]]]:
+    """The commands of every pipeline in a line of shell whose output is shown, without what stands before them."""
     # A substitution's inner blank does not end the word: /lib/modules/$(uname -r)/extra is one path.
-    source = _without_comment(source).replace("`uname -r`", "$(uname -r)").replace("$(uname -r)", _RUNNING)
-    words = _words(source)
-    pipelines: list[list[list[str]]] = [[[]]]
-    for word in (one.replace(_RUNNING, "$(uname -r)") for one in words):
-        if word in {"|", "|&"}:
-            pipelines[-1].append([])
-        elif word in {"&&", ";", "||", "&"}:
-            pipelines.append([[]])
-        else:
-            pipelines[-1][-1].append(word)
-    found = ([command for command in pipeline if command] for pipeline in pipelines)
-    return [pipeline for pipeline in found if pipeline and pipeline[0][0] not in _SILENT]
-
-
-def _without_comment(line: str) -> str:
-    """A line of shell without the words behind a number sign that is not in quotes."""
-    for match in _COMMENT.finditer(line):
-        before = line[: match.start()]
-        if before.count('"') % 2 == 0 and before.count("'") % 2 == 0:
-            return before
-    return line
-
-
-_COMMENT: Final = Pattern(r"\s#\s")
+    source = source.replace("`uname -r`", "$(uname -r)").replace("$(uname -r)", f"$(uname{_BLANK}-r)")
+    pipeline, words = list[tuple[str, ...]](), list[str]()
+    for word in (*_words(source), ";"):
+        if word not in {"|", "|&", "&&", ";", "||", "&"}:
+            words.append(word.replace(_BLANK, " "))
+            continue
+        if plain := _plain(words):
+            pipeline.append(plain)
+        is_silenced = words[-2:] == [">", "/dev/null"] and words[-3:-2] != ["2"]
+        words = []
+        if word not in {"|", "|&"}:
+            if pipeline and pipeline[0][0] not in _SILENT and not is_silenced:
+                yield pipeline
+            pipeline = []
 
 
 def _words(source: str) -> list[str]:
-    if not _SHELL_SIGNS.intersection(source):
-        return source.split()
+    """The words and signs of a line of shell, without a comment behind it."""
+    lexer = shlex.shlex(source, posix=True, punctuation_chars="|;&<>")
+    lexer.whitespace_split = True
+    lexer.commenters = ""
     try:
-        lexer = shlex.shlex(source, posix=True, punctuation_chars="|;&<>")
-        lexer.whitespace_split = True
-        lexer.commenters = ""
-        return list(lexer)
+        words = list(lexer) if _SHELL_SIGNS.intersection(source) else source.split()
     except ValueError:
-        return source.split()
+        words = source.split()
+    return words[: words.index("#")] if "#" in words[1:] else words
 
 
 # shlex reads character by character; most sources have none of these.
@@ -379,15 +517,13 @@ _SHELL_SIGNS: Final = frozenset("'\"\\|;&<>")
 
 
 def _plain(words: Sequence[str]) -> tuple[str, ...]:
-    """A command's words without sudo, assignments and redirections."""
+    """A command's words without sudo, assignments and redirections; a file that it reads stands last."""
     rest = list(words)
-    while rest and (
-        rest[0] in _BEFORE or rest[0] in _SHELL or re.fullmatch(r"[A-Za-z_]\w*=.*", rest[0]) or rest[0].startswith("-")
-    ):
+    while len(rest) > 1 and (rest[0] in _BEFORE | _SHELL or re.match(r"[A-Za-z_]\w*=|-", rest[0])):
         rest.pop(0)
-    if "<" in rest[1:-1] and (program(rest) in _READERS | {"jq", "yq"} or "json.tool" in rest):
+    if "<" in rest[1:-1]:
         rest = [*rest[: rest.index("<")], rest[rest.index("<") + 1]]
-    for sign in (">", ">>", "<", ">&", "2"):
+    for sign in (">", ">>", ">&", "2"):
         if sign in rest[1:]:
             rest = rest[: rest.index(sign, 1)]
     return tuple(rest)
@@ -400,7 +536,7 @@ def program(words: Sequence[str]) -> str:
 
 def _pattern(words: Sequence[str]) -> str:
     """What a grep leaves over, as a regular expression; empty where it takes lines away (-v) or lets all through."""
-    options, patterns, _ = _asked(words)
+    options, patterns, _ = _grepped(words)
     if any(re.fullmatch(r"-\w*v\w*|--invert-match", option) for option in options) or _ALL & set(patterns):
         return ""
     return "|".join(patterns).replace(r"\|", "|")
@@ -409,110 +545,87 @@ def _pattern(words: Sequence[str]) -> str:
 _ALL: Final = frozenset({".", "", "^", ".*"})
 
 
-def _asked(words: Sequence[str]) -> tuple[list[str], list[str], list[str]]:
+def _grepped(words: Sequence[str]) -> tuple[list[str], list[str], list[str]]:
     """A grep's options, patterns and files."""
     options, patterns, plain = list[str](), list[str](), list[str]()
     rest = iter(words[1:])
     for word in rest:
         if re.fullmatch(r"-\w*e|--regexp", word):
-            options.append(word)
             patterns.append(next(rest, ""))
-        elif word.startswith(("-e", "--regexp=")):
-            patterns.append(word.removeprefix("--regexp=").removeprefix("-e"))
-        elif re.fullmatch(r"-\w*[ABCmf]", word):
-            options += [word, next(rest, "")]
+        elif word.startswith("--regexp="):
+            patterns.append(word.removeprefix("--regexp="))
         elif word.startswith("-") and len(word) > 1:
             options.append(word)
+            if re.fullmatch(r"-\w*[ABCmf]", word):
+                next(rest, "")
         else:
             plain.append(word)
     return (options, patterns, plain) if patterns else (options, plain[:1], plain[1:])
 
 
-def _operands(words: Sequence[str]) -> list[str]:
-    """The words that are neither options nor their values."""
-    found, skip = [], False
-    for word in words[1:]:
-        if skip:
-            skip = False
-        elif word in _WITH_VALUE:
-            skip = True
-        elif not word.startswith("-"):
-            found.append(word)
-    return found
+def _of(words: tuple[str, ...]) -> tuple[Source, ...]:
+    """What a command prints, or each of those that it hands to another shell; none where nobody knows it."""
+    line = " ".join((program(words), *(word.replace(" ", _BLANK) for word in words[1:])))[:_LONGEST_COMMAND]
+    if (runner := _RUNNERS.match(line)) and (found := _run(words, line[runner.end() :])):
+        is_inside = runner["container"] or (runner["debug"] is not None and not _ON_NODE.search(line))
+        return tuple(replace(one, where="container") for one in found) if is_inside else found
+    return _only(_known(words, line))
 
 
-def _value(words: Sequence[str], *names: str) -> str:
-    """The value of the first option of these names."""
-    for index, word in enumerate(words):
-        name, has_value, value = word.partition("=")
-        if name in names:
-            return value if has_value else (words[index + 1] if index + 1 < len(words) else "")
-        short = next((name for name in names if len(name) == 2 and word.startswith(name) and len(word) > 2), "")
-        if short and not word.startswith("--"):
-            return word[2:]
-    return ""
+# What a command is stands near its beginning.
+_LONGEST_COMMAND: Final = 600
+_ON_NODE: Final = Pattern(r" (?:chroot|nsenter|dmesg)(?!\S)")
 
 
-def _of(words: tuple[str, ...]) -> Source | None:
-    """What a command's output is; None where nobody knows the command."""
+def _known(words: tuple[str, ...], line: str) -> Source | None:
+    """What a command prints that runs no other; ``line`` has its words, a blank between two of them alone."""
     name = program(words)
-    if name in _READERS:
+    if len(words) == 1 and words[0].startswith("/") and "bin/" not in words[0]:
+        return None
+    if name in _READERS or (name == "talosctl" and {"read", "cat"} & set(words)):
         path = next((word for word in reversed(words[1:]) if "/" in word or "." in word), "")
         return _file(path) if path else None
     if name in _GREPS:
         return _grep(words)
-    reader = _PROGRAMS.get(name)
-    if reader is None and _OWN_PROGRAM.fullmatch(words[0]):
-        return Source("application", words=words)
-    found = reader(words) if reader else None
-    return found if found is None or found.words else replace(found, words=words)
+    for row in _ROWS:
+        if row.command and (match := row.command.match(line)):
+            return replace(_source(row, match), words=words, only=_searched(words))
+    return Source("application", words=words) if _OWN_PROGRAM.match(" ".join(words)) else None
 
 
-# A program that somebody has built or written: ./deviceQuery, ./run.sh, /usr/local/cuda/samples/…/vectorAdd.
-_OWN_PROGRAM: Final = Pattern(r"(?:\./|/\S{1,300}/samples/)(?:[\w/.-]+/)?[\w-]+(?:\.sh|\.py)?")
+def _run(words: tuple[str, ...], rest: str) -> tuple[Source, ...]:
+    """What is known of the command line among the words: one of them, in quotes, or some of the last."""
+    quoted = next((word for word in reversed(words[1:]) if " " in word), "")
+    if quoted and (found := _by_commands(quoted)):
+        return found
+    tail = rest.split()
+    tails = (tail[start:] for start in range(len(tail)))
+    known = (_known(tuple(word.replace(_BLANK, " ") for word in one), " ".join(one)) for one in tails)
+    return _only(next(filter(None, known), None))
+
+
+def _source(row: _Row, match: re.Match[str]) -> Source:
+    of = (match.groupdict().get("of") or row.subject).replace(_BLANK, " ")
+    if row.kind.startswith("unit-"):
+        of = unit_name(of) if of else _unit_in(match[0])
+    is_inside = row.kind == "kubernetes-log" or match[0].endswith((" logs", " exec"))
+    return Source(row.kind, of, where="container" if is_inside else "host")
+
+
+def _searched(words: Sequence[str]) -> str:
+    """The pattern of journalctl's own grep."""
+    at = next((at for at, word in enumerate(words) if word in {"-g", "--grep"}), len(words))
+    given = next((word.partition("=")[2] for word in words if word.startswith("--grep=")), "")
+    return (given or "".join(words[at + 1 : at + 2])) if program(words) == "journalctl" else ""
 
 
 def _grep(words: tuple[str, ...]) -> Source | None:
-    options, patterns, files = _asked(words)
+    options, patterns, files = _grepped(words)
     if not files or not patterns:
         return None
-    found = _file(files[0])
     if any(re.fullmatch(r"-\w*[lLrR]\w*|--recursive", word) for word in options):
         return Source("listing", files[0], words, only="|".join(patterns))
-    return replace(found, words=words, only=_pattern(words))
-
-
-def _file(path: str) -> Source:
-    kind = next((kind for pattern, kind in _COMPILED["paths"] if pattern.search(path)), None)
-    if kind == "unit-log":
-        return Source(kind, "nvidia-fabricmanager.service")
-    where: Where = "container" if kind == "kubernetes-log" else "host"
-    return Source(kind or ("application" if _LOG.search(path) else "file"), path, where=where)
-
-
-# What a program wrote of itself; a configuration is not named so.
-_LOG: Final = Pattern(r"\.(?:log|out|err|stderr|stdout)(?:\.\d+)?$")
-
-
-def _by_path(source: str) -> Source | None:
-    first = source.split()[0].rstrip(",;:") if source.split() else ""
-    if first.startswith("/") or re.fullmatch(r"~?[\w.-]*/[\w./*-]+|[\w-]+\.(?:log|conf|toml|ya?ml|json)", first):
-        return _file(first)
-    return None
-
-
-def _by_words(source: str) -> Source | None:
-    where: Where = "container" if _INSIDE.search(source) else "host"
-    kind = next((kind for pattern, kind in _COMPILED["words"] if pattern.search(source)), None)
-    if kind is None:
-        return None
-    return Source(kind, unit_in(source) if kind == "unit-log" else "", where=where)
-
-
-def _by_text(text: str) -> Source | None:
-    head = text[:20_000]
-    kind = next((kind for pattern, kind in _COMPILED["texts"] if pattern.search(head)), None)
-    return Source(kind) if kind else None
+    return replace(_file(files[0]), words=words, only=_pattern(words))
 
 
 _UNITS: Final = (
@@ -530,7 +643,7 @@ _UNITS: Final = (
 )
 
 
-def unit_in(text: str) -> str:
+def _unit_in(text: str) -> str:
     """The unit that these words speak of; empty where none of those that matter here is."""
     return next((unit for word, unit in _UNITS if word in text.lower()), "")
 
@@ -538,267 +651,3 @@ def unit_in(text: str) -> str:
 def unit_name(word: str) -> str:
     """A unit's whole name."""
     return word if re.search(r"\.(?:service|path|timer|socket|target|mount)$", word) else f"{word}.service"
-
-
-def _always(kind: Kind) -> Callable[[tuple[str, ...]], Source]:
-    return lambda words: Source(kind, words=words)
-
-
-def _subject(kind: Kind) -> Callable[[tuple[str, ...]], Source]:
-    return lambda words: Source(kind, next(iter(_operands(words)), ""), words)
-
-
-def _module(kind: Kind) -> Callable[[tuple[str, ...]], Source]:
-    """What modinfo or modprobe says of the module that it was asked for; few of their options take a value."""
-
-    def read(words: tuple[str, ...]) -> Source:
-        plain = [word for before, word in pairwise(words) if word[:1] != "-" and before not in _OF_MODULES]
-        return Source(kind, next(iter(plain), ""), words)
-
-    return read
-
-
-_OF_MODULES: Final = frozenset({"-F", "--field", "-k", "--set-version", "-b", "--basedir", "-C", "-d", "-S"})
-
-
-def _find(words: tuple[str, ...]) -> Source:
-    """A listing, or what modinfo says of each file that was found."""
-    inner = words[words.index("-exec") + 1 :] if "-exec" in words else ()
-    if inner[:1] == ("modinfo",) and "-name" in words:
-        return Source("modinfo", words[words.index("-name") + 1].split(".ko")[0], words)
-    return _listed(words)
-
-
-def _listed(words: tuple[str, ...]) -> Source:
-    """A listing; unlike kubectl's, the options of ls take no value: the first other word is the path."""
-    if "-c" in words and program(words) == "stat":
-        at = words.index("-c")
-        return Source("listing", next((word for word in words[at + 2 :] if word[:1] != "-"), ""), words)
-    return Source("listing", next((word for word in words[1:] if not word.startswith("-")), ""), words)
-
-
-def _dmesg(words: tuple[str, ...]) -> Source:
-    return Source("kernel-log", words=words, is_part="-w" in words)
-
-
-def _journalctl(words: tuple[str, ...]) -> Source:
-    unit = _value(words, "-u", "--unit", "-t", "--identifier")
-    flags = {word for word in words if word.startswith("-")}
-    if any(re.fullmatch(r"-\w*k\w*", word) for word in flags) or "--dmesg" in flags or "_TRANSPORT=kernel" in words:
-        return Source("kernel-log", words=words, only=_value(words, "-g", "--grep"))
-    if unit:
-        return Source("unit-log", unit_name(unit), words, only=_value(words, "-g", "--grep"))
-    return Source("journal", words=words, only=_value(words, "-g", "--grep"))
-
-
-def _systemctl(words: tuple[str, ...]) -> Source | None:
-    operands = _operands(words)
-    verb, units = (operands[0] if operands else ""), operands[1:]
-    kinds: dict[str, Kind] = {"status": "unit-status", "show": "unit-show", "cat": "unit-file"}
-    if verb.startswith(("is-", "list-")):
-        return Source("unit-status", unit_name(units[0]) if units else "", words)
-    kind = kinds.get(verb, "unit-action")
-    return Source(kind, unit_name(units[0]) if units else "", words)
-
-
-def _nvidia_smi(words: tuple[str, ...]) -> Source:
-    rest = words[1:]
-    by_verb: dict[str, Kind] = {"nvlink": "nvidia-smi-nvlink", "topo": "nvidia-smi-topo", "mig": "nvidia-smi-mig"}
-    kind: Kind = by_verb.get(rest[0], "nvidia-smi") if rest else "nvidia-smi"
-    if rest[:1] == ("c2c",):
-        kind = "nvidia-smi-c2c"
-    elif kind == "nvidia-smi" and any(word in {"-q", "--query", "-x"} or word.startswith("-q") for word in rest):
-        kind = "nvidia-smi" if any(word.startswith("--query-") for word in rest) else "nvidia-smi-q"
-    elif any(word in {"-mig", "--multi-instance-gpu"} for word in rest):
-        kind = "nvidia-smi-mig"
-    return Source(kind, words=words)
-
-
-def _container(words: tuple[str, ...]) -> Source | None:
-    operands = _operands(words)
-    verb = operands[0] if operands else ""
-    if verb in {"compose", "container", "image", "system"} and len(operands) > 1:
-        verb = operands[1]
-    if verb == "exec":
-        inner = words[words.index("exec") + 1 :]
-        after = [index for index, word in enumerate(inner) if program((word,)) in _PROGRAMS]
-        found = _of(tuple(inner[after[0] :])) if after else None
-        return replace(found, where="container") if found else Source("container-run", words=words, where="container")
-    by_verb: dict[str, Kind] = {
-        "info": "docker-info",
-        "version": "docker-version",
-        "inspect": "container-inspect",
-        "logs": "application",
-        "ps": "container-inspect",
-        "context": "docker-info",
-    }
-    return Source(by_verb.get(verb, "container-run"), words=words, where="container" if verb == "logs" else "host")
-
-
-def _kubectl(words: tuple[str, ...]) -> Source | None:
-    operands = _operands(words)
-    verb, what = (operands[0] if operands else ""), (operands[1] if len(operands) > 1 else "")
-    if verb == "logs":
-        return Source("kubernetes-log", what.removeprefix("pod/"), words, where="container")
-    if verb == "exec":
-        inner = words[words.index("--") + 1 :] if "--" in words else words[-1:]
-        found = _of(tuple(inner))
-        return replace(found, where="container") if found else Source("application", words=words, where="container")
-    if verb == "debug" and "--" in words:
-        inner = tuple(words[words.index("--") + 1 :])
-        found = _of(inner)
-        if found is None and kind_of(what) in _NODES:
-            return Source("kubernetes-node", words=words)
-        on_node = program(inner) in {"chroot", "nsenter", "dmesg"}
-        return found if found is None or on_node else replace(found, where="container")
-    if what.startswith("/api/"):
-        return Source("kubernetes-node" if "/nodes/" in what else "kubernetes-pod", words=words)
-    kind = kind_of(what)
-    if kind in _NODES:
-        return Source("kubernetes-node", words=words)
-    if kind in {"pod", "pods", "po"}:
-        return Source("kubernetes-pod", operands[2] if len(operands) > 2 else "", words)
-    return Source("kubernetes", what, words)
-
-
-_NODES: Final = frozenset({"node", "nodes", "no"})
-
-
-def kind_of(what: str) -> str:
-    """The kind of object in kubectl's word for one: ``node`` of ``node/gpu1``."""
-    return what.split("/")[0].lower()
-
-
-def _dkms(words: tuple[str, ...]) -> Source:
-    return Source("dkms-status" if "status" in words else "dkms-output", words=words)
-
-
-def _packager(words: tuple[str, ...]) -> Source:
-    name, operands = program(words), _operands(words)
-    flags = {word for word in words if word.startswith("-")}
-    if name == "dpkg" and flags & {"-l", "--list", "-s", "--status", "--get-selections"}:
-        return Source("packages", words=words, subject=" ".join(word for word in words[1:] if word[:1] != "-"))
-    if name == "dpkg" and flags & {"-S", "--search"}:
-        return Source("package-owner", words=words, subject=next(iter(operands), ""))
-    if operands[:1] == ["policy"]:
-        return Source("package-policy", words=words)
-    if operands[:1] == ["list"]:
-        return Source("packages", words=words)
-    if operands[:1] == ["history"]:
-        return Source("package-history", words=words)
-    if operands[:1] == ["versionlock"] or (name == "pacman" and any(re.match(r"-Q[ims]*$", word) for word in words)):
-        return Source("packages", words=words)
-    return Source("package-output", words=words)
-
-
-def _apt_cache(words: tuple[str, ...]) -> Source:
-    return Source("package-policy", words=words)
-
-
-def _dpkg_query(words: tuple[str, ...]) -> Source:
-    if {"-S", "--search"} & set(words):
-        return Source("package-owner", words=words, subject=next(iter(_operands(words)), ""))
-    return Source("packages", words=words)
-
-
-def _rpm(words: tuple[str, ...]) -> Source:
-    flags = "".join(word for word in words[1:] if re.match(r"-\w", word))
-    if "f" in flags and "q" in flags:
-        return Source("package-owner", words=words, subject=next(iter(_operands(words)), ""))
-    return Source("packages" if "q" in flags else "package-output", words=words)
-
-
-def _containerd(words: tuple[str, ...]) -> Source:
-    return Source("containerd-config" if "config" in words else "unit-log", "containerd.service", words)
-
-
-def _crictl(words: tuple[str, ...]) -> Source:
-    return Source("containerd-config" if "info" in words else "crictl", words=words)
-
-
-def _apt_mark(words: tuple[str, ...]) -> Source:
-    return Source("packages", " ".join(words[1:]), words)
-
-
-def _product(words: tuple[str, ...]) -> Source | None:
-    """k3s, microk8s, minikube …: a kubectl or ctr of its own, or itself."""
-    rest = words[1:]
-    if rest[:1] and program(rest) in _PROGRAMS:
-        return _of(tuple(rest))
-    return Source("kubernetes", words=words)
-
-
-def _typed_before(words: tuple[str, ...]) -> Source | None:
-    """What the shell remembers; no file of that name."""
-    return Source("shell-history", words=words) if words[0] in {"history", "fc"} else None
-
-
-def _application(words: tuple[str, ...]) -> Source:
-    return Source("application", words=words)
-
-
-def _ssh(words: tuple[str, ...]) -> Source | None:
-    known = _PROGRAMS.keys() | _READERS | _GREPS
-    after = [index for index, word in enumerate(words[1:], 1) if program((word,)) in known]
-    return _of(tuple(words[after[0] :])) if after else None
-
-
-def _echo(words: tuple[str, ...]) -> Source | None:
-    """A word of the shell's; a heading between the answers of other commands is none."""
-    if not any("$" in word for word in words):
-        return None
-    return Source("exit-status" if "$?" in words else "text", words=words)
-
-
-def _talosctl(words: tuple[str, ...]) -> Source:
-    for verb in {"read", "cat"} & set(words):
-        if path := next(iter(words[words.index(verb) + 1 :]), ""):
-            return _file(path)
-    return Source("kernel-log" if "dmesg" in words else "unit-log", words=words)
-
-
-_PROGRAMS: Final[Mapping[str, Callable[[tuple[str, ...]], Source | None]]] = {
-    "dmesg": _dmesg,
-    "talosctl": _talosctl,
-    "journalctl": _journalctl,
-    "systemctl": _systemctl,
-    "service": lambda words: Source("unit-action", unit_name(words[1]) if len(words) > 1 else "", words),
-    "lspci": _always("lspci"),
-    "lsmod": _always("lsmod"),
-    "modinfo": _module("modinfo"),
-    **dict.fromkeys(("modprobe", "insmod", "rmmod"), _module("modprobe")),
-    "depmod": _always("depmod"),
-    "dkms": _dkms,
-    **dict.fromkeys(("lsinitramfs", "lsinitrd", "unmkinitramfs", "lsinitcpio"), _subject("initramfs")),
-    "uname": _always("uname"),
-    "mokutil": _always("mokutil"),
-    **dict.fromkeys(_PACKAGERS, _packager),
-    "apt-cache": _apt_cache,
-    "apt-mark": _apt_mark,
-    "dpkg-query": _dpkg_query,
-    "rpm": _rpm,
-    "nvidia-smi": _nvidia_smi,
-    **dict.fromkeys(("nvidia-container-cli", "nvidia-container-runtime-hook"), _always("nvidia-container-cli")),
-    **dict.fromkeys(("nvidia-container-runtime", "nvidia-container-toolkit"), _always("nvidia-container-cli")),
-    "nvidia-ctk": _always("nvidia-ctk"),
-    **dict.fromkeys(_CONTAINERS, _container),
-    "containerd": _containerd,
-    "dockerd": lambda words: Source("unit-log", "docker.service", words),
-    "crictl": _crictl,
-    **dict.fromkeys(_KUBECTL, _kubectl),
-    **dict.fromkeys(("k3s", "rke2", "microk8s", "k0s", "minikube", "kind", "talos"), _product),
-    **dict.fromkeys(("kubeadm", "helm", "kubelet"), _always("kubernetes")),
-    "ldconfig": _always("ldconfig"),
-    **dict.fromkeys(("which", "whereis", "type"), _subject("which")),
-    **dict.fromkeys(("ls", "stat", "ll", "tree", "lsof", "fuser", "readlink", "realpath"), _listed),
-    "find": _find,
-    **dict.fromkeys(("env", "printenv"), _always("environment")),
-    **dict.fromkeys(("history", "fc"), _typed_before),
-    "snap": _always("snap"),
-    **dict.fromkeys(("ausearch", "sealert", "aureport"), _always("audit")),
-    **dict.fromkeys(("gdscheck", "gdscheck.py", "gdsio", "ibstat", "ofed_info", "ibv_devinfo"), _always("gpudirect")),
-    **dict.fromkeys(("systemd-detect-virt", "virsh", "virt-what"), _always("virtualization")),
-    "echo": _echo,
-    **dict.fromkeys(("python", "python3", "nvcc", "ollama", "vllm", "torchrun", "deviceQuery", "mpirun"), _application),
-    **dict.fromkeys(("ssh", "chroot", "nsenter", "wsl"), _ssh),
-}

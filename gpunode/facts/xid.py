@@ -22,8 +22,6 @@ _XID: Final = Pattern(
 _SXID: Final = Pattern(
     rf"\bSXid\s*\(\s*(?:PCI:)?(?P<bus>{_BUS})\s*\)\s*:\s*(?P<code>\d{{4,6}})\b[,:]?\s*(?P<rest>.*)", re.IGNORECASE
 )
-# How the Kubernetes device plugin passes an Xid on.
-_RELAYED: Final = Pattern(r"\bXidCriticalError:? Xid\s*=\s*(?P<code>\d{1,3})\b(?:\s+on Device\s*=\s*(?P<uuid>[\w-]+))?")
 _PROCESS: Final = Pattern(
     r"^pid=(?:'(?P<quoted>[^']*)'|(?P<pid>[^,\s]*))(?:,\s*name=(?P<name>[^,]*))?(?:,\s*|$)(?P<rest>.*)"
 )

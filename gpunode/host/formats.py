@@ -35,8 +35,11 @@ _KNOWN: Final = (
 )
 _HEAD: Final = 4096
 _TAR: Final = Format("a tar archive that is not packed", "unpack it: tar -xf FILE; a capture is the folder in it")
-_UTF16: Final = "text in UTF-16 without a byte order mark"
-_BINARY: Final = Format("not text: it is full of zero bytes", "name a text, a capture or a bug report")
+_BINARY: Final = Format(
+    "not text in a known encoding: it is full of zero bytes",
+    "of UTF-16, write UTF-8: iconv -f UTF-16LE -t UTF-8 FILE; else name a text, a capture or a bug report",
+)
+_PRINTED: Final = b"\t\n\r\f\x08\x1b"
 
 
 def unread(data: bytes) -> Format | None:
@@ -46,31 +49,7 @@ def unread(data: bytes) -> Format | None:
             return kind
     if data[257:262] == b"ustar":
         return _TAR
-    return _of_zeros(data[:_HEAD]) or _of_noise(data[:_HEAD])
-
-
-def _of_zeros(head: bytes) -> Format | None:
-    """Of text in UTF-16 every second byte is zero, nearly; a log has one here and there, a program's data has many."""
-    half = len(head) // 2
-    if head.startswith((b"\xff\xfe", b"\xfe\xff")) or head.count(0) * 4 < len(head) or not half:
-        return None
-    for offset, name in ((1, "LE"), (0, "BE")):
-        if head[offset::2].count(0) * 10 > half * 9 and head[1 - offset :: 2].count(0) * 10 < half:
-            return Format(_UTF16, f"write it as UTF-8: iconv -f UTF-16{name} -t UTF-8 FILE")
-    return _BINARY
-
-
-# Letters of any alphabet in any encoding stand between words, digits and stamps of ASCII in what programs print.
-_PRINTED: Final = frozenset((*b"\t\n\r\f\x08\x1b", *range(32, 127)))
-
-
-def _of_noise(head: bytes) -> Format | None:
-    """Data of a program, or text of a mainframe: few bytes are ASCII, the others no UTF-8, and no lines are there."""
-    if not head or sum(byte in _PRINTED for byte in head) * 2 > len(head):
-        return None
-    lost = head.decode("utf-8", "replace").count("\ufffd")
+    head = data[:_HEAD]
     controls = sum(byte < 32 and byte not in _PRINTED for byte in head)
-    return _NOISE if lost * 4 > len(head) and (controls * 20 > len(head) or b"\n" not in head) else None
-
-
-_NOISE: Final = Format("not text in a known encoding", "name a text in ASCII or UTF-8, a capture or a bug report")
+    # Text in UTF-16 with a mark before it is read.
+    return None if head.startswith((b"\xff\xfe", b"\xfe\xff")) or controls * 4 <= len(head) else _BINARY

@@ -16,7 +16,7 @@ import pytest
 
 from gpunode.diagnoses import diagnose, rules
 from gpunode.diagnoses.snapshot import snapshot
-from gpunode.diagnoses.views import alive, driver, kernel, modules
+from gpunode.diagnoses.views import driver, kernel, modules, resolved
 from gpunode.facts import pasted
 from gpunode.facts.evidence import Capture
 from tests.fakes.examples import sample
@@ -120,7 +120,7 @@ def _machine(report: Report) -> _Machine:
         works or bool(driver.loaded(seen)) or bool(modules.loaded(seen, "nvidia")),
         min(stamps, default=None),
         bool(_ENDS_WORK.search(text)),
-        bool(seen.view(alive.once_at_work)),
+        bool(seen.view(resolved.once_at_work)),
         bool(_EARLIER.search(text)),
     )
 

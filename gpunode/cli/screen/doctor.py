@@ -61,7 +61,7 @@ def diagnosis_lines(examined: Examined, *, verbose: bool) -> Iterator[Line]:
 
     Args:
         examined: what was found.
-        verbose: whether every line that proves something is shown.
+        verbose: whether every line that proves something is shown, and why other causes are ruled out.
     """
     how = _How(verbose, examined.snapshot)
     diagnosis = examined.diagnosis
@@ -83,7 +83,7 @@ def diagnosis_lines(examined: Examined, *, verbose: bool) -> Iterator[Line]:
         yield _denied(examined.denied, verbose=verbose)
     if not diagnosis.is_healthy:
         yield BLANK
-        yield from _what_next(diagnosis.roots)
+        yield from _what_next(diagnosis.roots, verbose=verbose)
 
 
 def _no_fault(examined: Examined) -> Line:
@@ -117,6 +117,7 @@ def _root(finding: Finding, below: Sequence[Finding], how: _How, *, is_first: bo
     if is_first:
         yield from indented([*_next(finding, _SHORT)], 2)
     yield from _cited(finding.citations, telling(finding.summary, finding.title), how, indent=2, heading="proof")
+    yield from _ruled_out(finding.ruled_out, how)
     yield from _consequences(below, how)
     yield from _remedy(finding.remedy, DISRUPTIONS[finding.disruption])
 
@@ -147,6 +148,12 @@ def _quoted(before: str, citation: Citation, words: frozenset[str], how: _How) -
     said = span(how.said(citation)).text
     shown = passage(said, words, _LONGEST if how.verbose else _PASSAGE)
     return line(span(before, "dim"), shown, hang=len(before))
+
+
+def _ruled_out(others: Sequence[str], how: _How) -> Iterator[Line]:
+    if others and how.verbose:
+        yield _heading("ruled out")
+        yield from (line("    – ", other, hang=6) for other in others)
 
 
 def _consequences(findings: Sequence[Finding], how: _How) -> Iterator[Line]:
@@ -231,7 +238,7 @@ def _denied(sources: Sequence[str], *, verbose: bool) -> Line:
     )  # fmt: skip
 
 
-def _what_next(roots: Sequence[Finding]) -> Iterator[Line]:
+def _what_next(roots: Sequence[Finding], *, verbose: bool) -> Iterator[Line]:
     root = roots[0]
     _, style = _SEVERITIES[root.severity]
     others = len([one for one in roots if one.severity != "info"]) - 1
@@ -241,6 +248,9 @@ def _what_next(roots: Sequence[Finding]) -> Iterator[Line]:
     yield line(span(f"{root.cause} {verb}", style), more, hang=2)
     yield from _next(root)
     yield line("story: ", span(str(gpunode("doctor", root.cause)), "command"), hang=7)
+    if root.ruled_out and not verbose:
+        yield line("why:   ", span("-v", "command"), f" tells how {count(len(root.ruled_out), 'other cause')} "
+                   f"{'was' if len(root.ruled_out) == 1 else 'were'} ruled out", hang=7)  # fmt: skip
 
 
 def _next(root: Finding, room: int = 0) -> Iterator[Line]:

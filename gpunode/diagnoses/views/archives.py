@@ -6,12 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Final, Literal, TypeAlias
 
-from gpunode.catalog import tables
-from gpunode.catalog.openpgp import fingerprints
-from gpunode.catalog.repositories import CUDA_BASE, TOOLKIT, TOOLKIT_BASE
 from gpunode.diagnoses.model import Citation
 from gpunode.diagnoses.snapshot import Snapshot, cite, stated
-from gpunode.diagnoses.views.packages import Package
 from gpunode.facts.items import Item
 from gpunode.facts.model import Known, PackageSource
 from gpunode.facts.patterns import Pattern
@@ -95,68 +91,10 @@ def conflicts(snapshot: Snapshot) -> tuple[tuple[Listed, ...], ...]:
 
 
 def unkeyed(snapshot: Snapshot, owner: Owner) -> Iterator[Citation]:
-    """The enabled entries whose keyring is not there or holds another key than the one that signs the repository."""
+    """The enabled entries whose keyring is not there."""
     for entry in snapshot.view(sources) if isinstance(snapshot.facts.sources, Known) else ():
         one = entry.source
         keyring = snapshot.facts.file(one.signed_by)
-        is_asked = one.enabled and not one.is_unsigned and owner_of(one.uri) == owner
-        if not is_asked or not isinstance(keyring, Known):
-            continue
-        if keyring.value is None:
+        is_meant = one.enabled and not one.is_unsigned and owner_of(one.uri) == owner
+        if is_meant and isinstance(keyring, Known) and keyring.value is None:
             yield from (stated(one.signed_by, "it is not there", keyring.probe), entry.citation)
-        elif (wanted := _signer(one.uri)) and (held := _held(keyring.value.content)) and wanted not in held:
-            yield from (stated(one.signed_by, f"the key {wanted[-16:]} is not in it", keyring.probe), entry.citation)
-
-
-def _signer(uri: str) -> str:
-    """The fingerprint of the key that signs one of NVIDIA's own repositories; empty for a mirror, which may differ."""
-    if uri.startswith(f"{TOOLKIT_BASE}/"):
-        return TOOLKIT.fingerprint
-    rows = tables.rows("cuda_repositories.csv") if uri.startswith(f"{CUDA_BASE}/") else ()
-    return next((row["fingerprint"] for row in rows if f"/{row['dir']}/{row['arch']}" in uri), "")
-
-
-def _held(keyring: bytes) -> tuple[str, ...]:
-    """The fingerprints of the keys in a keyring; none where it is of a form that is not read here."""
-    try:
-        return fingerprints(keyring)
-    except ValueError:
-        return ()
-
-
-Packager: TypeAlias = Literal[
-    "Ubuntu", "NVIDIA", "a PPA", "System76", "Debian", "RPM Fusion", "ELRepo", "negativo17", ""
-]
-_REVISIONS: Final[tuple[tuple[Packager, Pattern], ...]] = (
-    ("a PPA", Pattern(r"-\d\w*~(?:gpu|ppa|lambda)|~0?[a-z]+ppa|ppa\d")),
-    ("System76", Pattern(r"-\d*pop\d")),
-    ("Ubuntu", Pattern(r"-\d+ubuntu0\.\d|-\d+ubuntu\d+\.\d|-0ubuntu[2-9]|\+\d+$")),
-    ("NVIDIA", Pattern(r"-\d+ubuntu1$")),
-    ("Debian", Pattern(r"-\d+(?:~bpo|~deb|\+deb)|-\d+\.\d+$")),
-    ("ELRepo", Pattern(r"\.elrepo$")),
-)
-_REPOSITORIES: Final[tuple[tuple[Packager, str], ...]] = (
-    ("NVIDIA", "cuda"),
-    ("RPM Fusion", "rpmfusion"),
-    ("ELRepo", "elrepo"),
-    ("negativo17", "fedora-nvidia"),
-    ("negativo17", "epel-nvidia"),
-)
-
-
-def packager(package: Package) -> Packager:
-    """Who packaged this version, by its repository or by how its revision is written; empty where neither tells."""
-    if package.origin:
-        return next((name for name, word in _REPOSITORIES if word in package.origin), "")
-    # Both fill in rpms no revision of their own, and no other calls its packages so.
-    by_name = (name for start, name in _NAMES if package.name.startswith(start) and _RPM.search(package.version))
-    return next(by_name, "") or packager_of(package.version)
-
-
-_NAMES: Final[tuple[tuple[str, Packager], ...]] = (("xorg-x11-drv-nvidia", "RPM Fusion"), ("nvidia-driver", "NVIDIA"))
-_RPM: Final = Pattern(r"\.(?:el|fc)\d+")
-
-
-def packager_of(version: str) -> Packager:
-    """Who writes revisions this way (``-0ubuntu0.22.04.2`` Ubuntu, ``-0ubuntu1`` NVIDIA); empty for a plain ``-1``."""
-    return next((name for name, pattern in _REVISIONS if pattern.search(version)), "")

@@ -51,11 +51,6 @@ def kernel(snapshot: Snapshot) -> str:
     return next(filter(None, map(target, snapshot.view(logs))), "") or snapshot.view(system.running_kernel)
 
 
-def release(snapshot: Snapshot) -> str:
-    """The driver's version that was built; empty where nothing names it."""
-    return next(filter(None, map(_release, snapshot.view(logs))), "")
-
-
 @dataclass(frozen=True, slots=True)
 class _Said:
     """A sign: what a log of a build says."""

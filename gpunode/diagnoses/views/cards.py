@@ -60,11 +60,9 @@ def all_models(snapshot: Snapshot) -> tuple[GpuModel, ...]:
     shown, listed = snapshot.view(cards), snapshot.view(pci.gpus)
     if shown and len(shown) >= len(listed):
         return tuple(card.model for card in shown)
-    answers = [one.boards for one in snapshot.view(boards.inventories) if len(one.boards) >= len(listed)]
-    told = {board.name for every in answers for board in every if board.name}
-    # Other tools that name GPUs count where nobody listed the bus.
-    named_ones = told or (frozenset() if listed else frozenset(snapshot.view(boards.names)))
-    found = [_of_one_kind(name) for name in sorted(named_ones)]
+    if listed:
+        return ()
+    found = [_of_one_kind(name) for name in sorted(snapshot.view(boards.names))]
     return tuple(model for model in found if model) if all(found) else ()
 
 

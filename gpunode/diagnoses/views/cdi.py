@@ -10,7 +10,7 @@ from typing import Final
 from gpunode.diagnoses.model import Citation
 from gpunode.diagnoses.snapshot import Snapshot, cite, find, finds, lines_with, stated
 from gpunode.diagnoses.views import packages
-from gpunode.facts import cdi
+from gpunode.facts import cdi, numbers
 from gpunode.facts.cdi_places import FOLDERS
 from gpunode.facts.items import Item, tells_absence
 from gpunode.facts.patterns import Pattern
@@ -28,14 +28,14 @@ class Specification:
     """A specification of the devices that workloads ask for; not of those that operators use themselves.
 
     Attributes:
-        folder: as it was written; ``/run/cdi`` is ``/var/run/cdi``.
+        path: as it was written; ``/run/cdi`` is ``/var/run/cdi``.
         version: of CDI; empty where the file was only listed.
         drivers: the versions of the driver whose libraries it names.
     """
 
     path: str
     citation: Citation
-    version: str = ""
+    version: tuple[int, ...] = ()
     drivers: frozenset[str] = frozenset()
 
     @property
@@ -47,12 +47,11 @@ class Specification:
 def specifications(snapshot: Snapshot) -> tuple[Specification, ...]:
     """The specifications that were read, listed or made, each once; the fullest knowledge of each."""
     found: dict[str, Specification] = {}
-    for item in snapshot.items:
-        if item.where == "host" and item.outcome == "ok" and "management" not in item.subject:
-            for one in _of(item):
-                if one.version or one.drivers or one.path not in found:
-                    found[one.path] = one
-    return tuple(one for path, one in found.items() if "management" not in path)
+    for item in snapshot.of("file", "listing", "nvidia-ctk"):
+        for one in _of(item) if item.where == "host" and item.outcome == "ok" else ():
+            if "management" not in one.path and (one.version or one.drivers or one.path not in found):
+                found[one.path] = one
+    return tuple(found.values())
 
 
 def _at(path: str) -> str:
@@ -63,15 +62,16 @@ def _of(item: Item) -> Iterator[Specification]:
     words = (item.subject, *item.source.words)
     # head and grep show a file, too.
     path = next((word for word in words if _FOLDER.match(word) and cdi.is_spec(word) and "*" not in word), "")
-    if item.kind == "nvidia-ctk" and (match := _WRITTEN.search(item.written)) and "error" not in item.text.lower():
-        yield Specification(_at(match["path"]), cite(item, 1))
-    elif path and item.kind in {"file", "listing"} and item.text.strip() and "cannot access" not in item.text:
+    if item.kind == "nvidia-ctk":
+        match = _WRITTEN.search(item.written)
+        yield from (Specification(_at(match["path"]), cite(item, 1)),) if match and "error" not in item.lowered else ()
+    elif path and item.text.strip() and "cannot access" not in item.text:
         version = find(item, _VERSION)
         drivers = frozenset(match["version"] for match in finds(item, _LIBRARY))
         place = next(lines_with(item, _LIBRARY), cite(item, 1))
-        yield Specification(_at(path), place, version["version"] if version else "", drivers)
-    elif item.kind == "listing" and (folders := [word for word in words if _FOLDER.match(word)]):
-        yield from _listed(item, folders[-1].rstrip("/*"))
+        yield Specification(_at(path), place, numbers.version(version["version"]) if version else (), drivers)
+    elif item.kind == "listing":
+        yield from _listed(item, next((word.rstrip("/*") for word in reversed(words) if _FOLDER.match(word)), ""))
 
 
 def _listed(item: Item, folder: str) -> Iterator[Specification]:
@@ -88,23 +88,16 @@ def _listed(item: Item, folder: str) -> Iterator[Specification]:
 _NONE_FOUND: Final = Pattern(r"Found 0 CDI devices")
 
 
-def looked_in(snapshot: Snapshot) -> tuple[Citation, ...]:
+def none_found(snapshot: Snapshot) -> Iterator[Citation]:
     """The listings of the folders of specifications, or the tools that list their devices, that found none."""
-    return tuple(_empty(snapshot))
-
-
-def _empty(snapshot: Snapshot) -> Iterator[Citation]:
     for item in snapshot.items:
-        if item.where == "container":
-            continue
-        is_folder = item.kind == "listing" and any(_FOLDER.match(word) for word in (*item.source.words, item.subject))
-        is_gone = item.kind == "file" and _FOLDER.match(item.subject) and item.outcome == "absent"
-        told = (line for line in item.lines if "No such file" not in line and not tells_absence(line))
+        names = (line for line in item.lines if "No such file" not in line and not tells_absence(line))
+        is_folder = any(_FOLDER.match(word) for word in (*item.source.words, item.subject))
         is_asked = item.source.words[:3] == ("nvidia-ctk", "cdi", "list") and not item.text.strip()
-        if is_gone or is_asked or (is_folder and not any(map(_SPEC_NAME.search, told))):
+        is_empty = item.kind == "listing" and not any(map(_SPEC_NAME.search, names))
+        if item.where == "host" and (is_asked or (is_folder and (is_empty or item.outcome == "absent"))):
             yield cite(item, 1) if item.text.strip() else stated(item.written, "nothing", item.key)
-        else:
-            yield from lines_with(item, _NONE_FOUND)
+    yield from snapshot.said(_NONE_FOUND)
     for key, folder in (("cdi-etc", FOLDERS[0]), ("cdi-run", FOLDERS[1])):
         if folder in snapshot.facts.folders and not any(path.startswith(folder) for path in snapshot.facts.files):
             yield stated(f"ls {folder}", "nothing", key)
@@ -120,18 +113,16 @@ _PODMAN: Final = Pattern(
 def podman_version(snapshot: Snapshot) -> tuple[tuple[int, ...], Citation] | None:
     """Podman's version; None where nothing tells."""
     for item in snapshot.items:
-        match = find(item, _PODMAN) if item.kind != "file" else None
-        if match is not None:
-            number = item.number_at(match.start(match.lastgroup or 0))
-            return tuple(int(part) for part in match[match.lastgroup or 0].split(".")), cite(item, number)
+        if item.kind != "file" and (match := find(item, _PODMAN)):
+            place = cite(item, item.number_at(match.start(match.lastgroup or 0)))
+            return numbers.version(match[match.lastgroup or 0]), place
     package = snapshot.view(packages.packages).get("podman")
-    if package is None or not package.is_installed or not (numbers := re.findall(r"\d{1,6}", package.upstream)):
-        return None
-    return tuple(int(part) for part in numbers[:3]), package.citation
+    parts = re.findall(r"\d{1,6}", package.upstream) if package and package.is_installed else []
+    return (tuple(int(part) for part in parts[:3]), package.citation) if package and parts else None
 
 
 # What an engine says of where it looks, and what its configuration does.
-_SAID: Final = Pattern(
+_LOOKS: Final = Pattern(
     r"CDI spec directories:(?P<docker>(?:\n[ \t]*/\S+)+)"
     r"|CDI spec\w*[^\n]{0,60}: (?:open|stat|read\w*|scan\w*) [\"']?(?P<opened>/[\w/-]+)[\"']?: no such file"
     r"|cdi[_-]spec[_-]dirs\"?\s*[=:]\s*\[(?P<dirs>[^\]]{1,600})\]",
@@ -143,9 +134,9 @@ _PATH: Final = Pattern(r"/[\w./-]+")
 def read_folders(snapshot: Snapshot) -> tuple[tuple[str, ...], Citation | None]:
     """The folders in which the engine looks, and what says so; None as the latter where these are the usual ones."""
     for item in snapshot.items:
-        if not item.is_register and item.where == "host" and (match := find(item, _SAID)):
+        if not item.is_register and item.where == "host" and (match := find(item, _LOOKS)):
             folders = tuple(_at(one.rstrip("/")) for one in _PATH.findall(match[match.lastgroup or 0]))
             return folders, None if {*FOLDERS} <= {*folders} else cite(item, item.number_at(match.start()))
-    told = podman_version(snapshot)
+    podman = podman_version(snapshot)
     # podman 5.5 looks into /etc/cdi alone, unless it is told otherwise.
-    return (FOLDERS[:1], told[1]) if told is not None and told[0][:2] == (5, 5) else (FOLDERS, None)
+    return (FOLDERS[:1], podman[1]) if podman is not None and podman[0][:2] == (5, 5) else (FOLDERS, None)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Final, Literal, TypeAlias
 
 from gpunode.diagnoses.model import Citation
-from gpunode.diagnoses.snapshot import Snapshot, cite, find, finds, stated
+from gpunode.diagnoses.snapshot import Snapshot, cite, find, stated
 from gpunode.facts.items import Item
 from gpunode.facts.model import Known
 from gpunode.facts.patterns import Pattern
@@ -16,7 +15,6 @@ from gpunode.runtimes.containerd_files import CONFIG
 
 Product: TypeAlias = Literal["containerd", "k3s", "rke2", "microk8s", "k0s"]
 
-# containerd's and its shims' words for a place below its data.
 _PRODUCTS: Final[tuple[tuple[Product, Pattern], ...]] = (
     # Its containerd has its socket in /run/k3s, too.
     ("rke2", Pattern(r"/var/lib/rancher/rke2|[+-]rke2r?\d|\brke2-(?:server|agent)\b|/etc/rancher/rke2")),
@@ -31,77 +29,32 @@ _PRODUCTS: Final[tuple[tuple[Product, Pattern], ...]] = (
 _NAMELESS: Final = frozenset({"packages", "kernel-log", "nvml", "unit-show"})
 
 
-@dataclass(frozen=True, slots=True)
-class Value:
-    """What a line of a configuration says."""
-
-    value: str
-    citation: Citation
-
-
-@dataclass(frozen=True, slots=True)
-class Effective:
-    """A configuration of containerd's, from its dump, from crictl, or from its files.
-
-    Attributes:
-        handlers: each with the line that describes it.
-        systemd_cgroup: what each handler's options say; a handler that says nothing is absent.
-        names_handlers: whether a handler that is not here would be, so that its absence is known.
-    """
-
-    place: Citation
-    handlers: Mapping[str, Citation] = field(default_factory=dict)
-    default: Value | None = None
-    systemd_cgroup: Mapping[str, Value] = field(default_factory=dict)
-    names_handlers: bool = False
-
-    @property
-    def of_nvidia(self) -> tuple[Citation, ...]:
-        """Where handlers of NVIDIA's are described."""
-        return tuple(place for name, place in self.handlers.items() if name.startswith("nvidia"))
-
-
 def product(snapshot: Snapshot) -> Product:
     """The product whose containerd the kubelet uses."""
-    found = snapshot.view(_product)
-    return found[0] if found else "containerd"
+    return snapshot.view(_product)[0]
 
 
 def product_citation(snapshot: Snapshot) -> tuple[Citation, ...]:
     """What shows that product."""
-    found = snapshot.view(_product)
-    return (found[1],) if found else ()
+    return snapshot.view(_product)[1]
 
 
-def _product(snapshot: Snapshot) -> tuple[Product, Citation] | None:
+def _product(snapshot: Snapshot) -> tuple[Product, tuple[Citation, ...]]:
     kubelet = snapshot.facts.kubelet
     if isinstance(kubelet, Known) and kubelet.value is not None:
         kind = kubelet.value.kind
-        return None if kind == "kubelet" else (kind, stated("the kubelet", f"of {kind}", kubelet.probe))
+        return "containerd" if kind == "kubelet" else kind, (stated("the kubelet", f"of {kind}", kubelet.probe),)
     items = [one for one in snapshot.items if not (one.kind in _NAMELESS or one.outcome == "absent" or one.is_register)]
     for name, pattern in _PRODUCTS:
         for item in items:
             if item.text.strip() and pattern.search(item.written):
-                return name, cite(item)
+                return name, (cite(item),)
             if match := find(item, pattern):
-                return name, cite(item, item.number_at(match.start()))
-    return None
+                return name, (cite(item, item.number_at(match.start())),)
+    return "containerd", ()
 
 
 _SHOWN: Final = Pattern(r"^[ \t]*(?:\[\s*plugins\b|[\w-]+\s*=|\{)|\"runtimes\"", re.MULTILINE)
-
-
-def running(snapshot: Snapshot) -> Effective | None:
-    """What the daemon itself printed of its configuration; None where nobody asked it."""
-    shown = (item for item in snapshot.of("containerd-config") if find(item, _SHOWN))
-    return next((_scanned(item) for item in shown), None)
-
-
-def effective(snapshot: Snapshot) -> Effective | None:
-    """What the daemon said, else what its files say; None where neither was seen."""
-    return running(snapshot) or of_files(snapshot)
-
-
 _ROOTS: Final[Mapping[Product, str]] = {
     "containerd": CONFIG,
     "k3s": "/var/lib/rancher/k3s/agent/etc/containerd/config.toml",
@@ -110,53 +63,24 @@ _ROOTS: Final[Mapping[Product, str]] = {
 }
 
 
-def of_files(snapshot: Snapshot) -> Effective | None:
-    """What the files of the containerd that counts say; None where none was seen."""
+def config(snapshot: Snapshot) -> tuple[Item, ...]:
+    """What the daemon printed of its configuration, else the files that it reads."""
+    return tuple(item for item in snapshot.of("containerd-config") if find(item, _SHOWN))[:1] or _files(snapshot)
+
+
+def _files(snapshot: Snapshot) -> tuple[Item, ...]:
     path = _ROOTS.get(product(snapshot), CONFIG)
     shown = (item for item in snapshot.of("file", "listing") if item.where == "host" and item.outcome == "ok")
     items = {item.subject: item for item in shown if item.text.strip()}
     if (root := items.get(path)) is None:
-        return None
+        return ()
     folder = path.rpartition("/")[0]
     others = (items[one] for one in sorted(items) if one != path and one.startswith(folder) and one.endswith(".toml"))
-    return _scanned(root, *(others if "imports" in root.text else ()))
+    return (root, *(others if "imports" in root.text else ()))
 
 
-# TOML in every schema, and crictl's JSON.
-_TOKEN: Final = Pattern(
-    r"^(?:\d+[:-])?[ \t]*\[(?P<table>[^\[\]\n]+)\]"
-    r"|\"(?P<object>[\w.-]+)\"\s*:\s*\{(?=\s*\"(?:options|runtime(?:Type|Path|Engine|Root))\")"
-    r"|(?:^|[{,\d:-])[ \t]*\"?(?P<key>default_?runtime_?name|SystemdCgroup|runtimes)\"?\s*[:=]\s*"
-    r"(?P<value>\[[^\]]*\]|[^\s,}]+)",
-    re.MULTILINE | re.IGNORECASE,
-)
-_QUOTED: Final = Pattern(r"[\"']([^\"'\n]+)[\"']")
-_HANDLER: Final = Pattern(r"\.runtimes\.[\"']?([\w-]+)")
-
-
-def _scanned(*items: Item) -> Effective:
-    """What the lines of the texts say, whole or in part; a later file wins."""
-    handlers: dict[str, Citation] = {}
-    systemd: dict[str, Value] = {}
-    default, handler = None, ""
-    for item in items:
-        for match in finds(item, _TOKEN):
-            place = cite(item, item.number_at(match.start(match.lastgroup or 0)))
-            if match["key"] is None:
-                named = _HANDLER.search(match["table"] or "")
-                handler = match["object"] or (named[1] if named else "")
-                if handler:
-                    handlers.setdefault(handler, place)
-                continue
-            value, key = match["value"].strip("\"'"), match["key"].lower()
-            if key.startswith("default"):
-                default = Value(value, place)
-            elif key == "systemdcgroup":
-                systemd[handler] = Value(value.lower(), place)
-            else:  # what jq makes of the runtimes with "keys"
-                handlers |= dict.fromkeys(_QUOTED.findall(match["value"]), place)
-    source, text = items[0].source, items[0].text
-    lists = bool(handlers) or "runtimes]" in text or '"runtimes"' in text
-    is_whole = "version" in text and not (source.is_part or source.only) and items[0].kind != "containerd-config"
-    names = (lists and (not source.only or "runtimes" in source.only)) or is_whole
-    return Effective(cite(items[0], 1), handlers, default, systemd, names)
+def whole(snapshot: Snapshot) -> tuple[Citation, ...]:
+    """The configuration, where it was shown so that a handler that is not in it is not there."""
+    shown = snapshot.view(config)
+    is_whole = any(("runtimes" in item.text or "version" in item.text) and not item.source.only for item in shown)
+    return (cite(shown[0], 1),) if is_whole and not shown[0].source.is_part else ()

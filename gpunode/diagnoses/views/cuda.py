@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
+from itertools import islice
 from typing import Final
 
 from gpunode.catalog.cuda import CudaRelease, Version, find, parts, supported_by
-from gpunode.diagnoses.snapshot import Snapshot
-from gpunode.diagnoses.views import driver, frameworks
+from gpunode.diagnoses.model import Citation
+from gpunode.diagnoses.snapshot import Snapshot, cite, finds
+from gpunode.diagnoses.views import driver
 from gpunode.facts.patterns import Pattern
 
 # What a program says of the driver that it found.
@@ -28,6 +32,13 @@ NEWER_CALL: Final = Pattern(
     r"|PTX was compiled with an unsupported toolchain|(?:CUDA_ERROR|cudaError)_?UnsupportedPtxVersion"
     r"|CUDA_ERROR_UNSUPPORTED_PTX_VERSION"
 )
+_RUNTIMES: Final = Pattern(
+    r"\b(?:cuda ?>= ?|nvidia/cuda:|Cuda compilation tools, release |CUDA_VERSION[=: ]+|Runtime Version\s+\d+\.\d+ / "
+    r"|(?:torch\.version\.cuda|CUDA used to build PyTorch)\D{0,12}|cudatoolkit[= ]+)(?P<cuda>\d{1,2}\.\d)"
+    r"|\+cu(?P<short>\d{2,3})\b"
+)
+# A program that goes on after the message says it again and again.
+_MOST: Final = 64
 # Error 804: the compatibility libraries are for other GPUs.
 NOT_ON_THIS_GPU: Final = Pattern(
     r"[Ee]rror:? 804\b|\(804 vs\. 0\)|returned 804|forward compatibility was attempted on non supported HW"
@@ -43,6 +54,27 @@ def supported(snapshot: Snapshot) -> Version | None:
     return supported_by(version.version) if version else None
 
 
+def runtimes(snapshot: Snapshot) -> tuple[tuple[Version, Citation], ...]:
+    """The CUDA versions that images and programs bring, with their lines."""
+    return tuple(_runtimes(snapshot))
+
+
+def _runtimes(snapshot: Snapshot) -> Iterator[tuple[Version, Citation]]:
+    silent = {"kernel-log", "lspci", "nvidia-smi", "nvidia-smi-q", "packages"}
+    for item in snapshot.items:
+        if item.kind not in silent and item.is_seen:
+            for match in islice(finds(item, _RUNTIMES), _MOST):
+                yield _version(match), cite(item, item.number_at(match.start()))
+            if asked := _RUNTIMES.search(item.written):
+                yield _version(asked), cite(item, 1)
+
+
+def _version(match: re.Match[str]) -> Version:
+    """``cu118`` is CUDA 11.8, ``cu92`` 9.2."""
+    short = match["short"] or ""
+    return parts(match["cuda"] or f"{short[:-1]}.{short[-1]}")
+
+
 def starts_on(snapshot: Snapshot, wanted: Version, has: Version) -> bool:
     """Whether a program of that CUDA starts on the driver: from 11.0 on, the same major version is enough."""
     if wanted <= has:
@@ -54,16 +86,6 @@ def starts_on(snapshot: Snapshot, wanted: Version, has: Version) -> bool:
     return same_major and parts(version.version)[0] >= release.min_branch
 
 
-def driver_told(snapshot: Snapshot) -> str:
-    """The node's driver as the program was told it, or the first one with the CUDA that it was told; else empty."""
-    if banner := snapshot.match(BANNER):
-        return banner["has"]
-    found = snapshot.match(TOO_OLD)
-    number = int(found["found"]) if found else 0
-    known = find((number // 1000, number % 1000 // 10)) if number else None
-    return known.driver if known and driver.loaded(snapshot) is None else ""
-
-
 _NUMBER: Final = Pattern(r"cuda ?>= ?(?P<cuda>\d+\.\d+)|image (?P<image>\d+\.\d+)")
 
 
@@ -71,7 +93,7 @@ def asked(snapshot: Snapshot) -> CudaRelease | None:
     """The CUDA that an image asks for, else the newest that something was built with; None where nothing tells."""
     if match := snapshot.match(_NUMBER):
         return find(parts(match["cuda"] or match["image"]))
-    versions = [one.cuda for one in snapshot.view(frameworks.runtimes)]
+    versions = [version for version, _ in snapshot.view(runtimes)]
     return find(max(versions)) if versions else None
 
 

@@ -21,20 +21,10 @@ from gpunode.facts.sources import Kind
 from gpunode.package_id import PackageId
 
 VERSION: Final = r"\d{2,3}\.\d{1,3}(?:\.\d{1,3})?"
-# The kernel module's words, and the older ones of the X server and of nvidia-smi: who is named first differs.
-_API: Final = (
-    Pattern(
-        rf"API mismatch: the client.{{0,90}}? version\s+(?P<client>{VERSION}).{{0,90}}? version\s+"
-        rf"(?P<module>{VERSION})",
-        re.IGNORECASE,
-    ),
-    Pattern(
-        rf"API mismatch: the NVIDIA kernel module.{{0,40}}? version\s+(?P<module>{VERSION}).{{0,90}}? version\s+"
-        rf"(?P<client>{VERSION})",
-        re.IGNORECASE,
-    ),
+_API: Final = Pattern(
+    rf"API mismatch: the client.{{0,90}}? version\s+(?P<client>{VERSION}).{{0,90}}? version\s+(?P<module>{VERSION})",
+    re.IGNORECASE,
 )
-_MISMATCH: Final = Pattern(r"API mismatch: the ", re.IGNORECASE)
 _LOADING: Final = Pattern(rf"loading NVIDIA UNIX (?P<what>.{{0,60}}?)\s+(?P<version>{VERSION})\b")
 _NVML_LIBRARY: Final = Pattern(rf"NVML library version:\s*(?P<version>{VERSION})")
 _SMI: Final = Pattern(rf"Driver Version\s*:\s*(?P<version>{VERSION})")
@@ -60,7 +50,7 @@ _STATES: Final[tuple[tuple[SmiState, Pattern], ...]] = (
     ("failed", Pattern(
         r"Failed to initialize NVML|Unable to determine the device handle|Unknown Error|GPU is lost|NVML: ",
         re.IGNORECASE)),
-    ("works", Pattern(r"Driver Version\s*:|^GPU \d+: |\bMiB /\s*\d+MiB", re.MULTILINE)),
+    ("works", Pattern(r"Driver Version\s*:|Persistence Mode\s*:|^GPU \d+: |\bMiB /\s*\d+MiB", re.MULTILINE)),
 )  # fmt: skip
 
 
@@ -115,14 +105,11 @@ def api_mismatch(snapshot: Snapshot) -> tuple[str, str, Citation] | None:
 
 
 def _api_mismatch(snapshot: Snapshot) -> tuple[str, str, Citation] | None:
-    for message in reversed(kernel.said(snapshot, _MISMATCH)):
-        for pattern in _API:
-            if match := pattern.search(message.text):
-                return match["client"], match["module"], message.citation
-    for pattern in _API:
-        if match := snapshot.match(pattern):
-            return match["client"], match["module"], snapshot.said(pattern)[0]
-    return None
+    for message in reversed(kernel.said(snapshot, _API)):
+        if match := _API.search(message.text):
+            return match["client"], match["module"], message.citation
+    match = snapshot.match(_API)
+    return (match["client"], match["module"], snapshot.said(_API)[0]) if match else None
 
 
 def on_disk(snapshot: Snapshot) -> Seen | None:
@@ -132,36 +119,22 @@ def on_disk(snapshot: Snapshot) -> Seen | None:
 
 def _on_disk(snapshot: Snapshot) -> Seen | None:
     running = running_kernel(snapshot)
-    for info in snapshot.view(modules.modinfo):
+    for info in snapshot.view(modules.driver_info):
         place = _RUNNING.search(info.filename)
         elsewhere = bool(place and running and place["kernel"] != running)
-        if info.module in _MODULES and re.match(VERSION, info.version) and not elsewhere:
+        if re.match(VERSION, info.version) and not elsewhere:
             return Seen(info.version, info.citation, info.is_open)
     for row in snapshot.view(modules.dkms):
         is_built = row.state == "installed" and (not running or row.kernel == running)
         if row.module.startswith("nvidia") and is_built and re.match(VERSION, row.version):
             return Seen(row.version, row.citation)
-    return _on_disk_by_path(snapshot, running)
-
-
-_MODULES: Final = frozenset({"nvidia", "nvidia_current", "nvidia_current_open"})
-
-
-def _on_disk_by_path(snapshot: Snapshot, running: str) -> Seen | None:
-    files = snapshot.facts.module_files
-    if not isinstance(files, Known) or not running:
-        return None
-    found = {one.version: one.path for one in files.value if one.kernel == running and one.version}
-    if len(found) != 1:
-        return None
-    version, path = next(iter(found.items()))
-    return Seen(version, stated(path, f"driver {version}", files.probe))
+    return None
 
 
 def library(snapshot: Snapshot) -> Seen | None:
     """The version of the libraries that programs on the node load."""
     for item in snapshot.items:
-        asks = item.where == "host" and item.kind in _ON_NODE and not is_beside_container(snapshot, item)
+        asks = item.where == "host" and item.kind in _ON_NODE
         if asks and (match := _NVML_LIBRARY.search(item.text)):
             said = api_mismatch(snapshot)
             # NVML leaves the last part away; the kernel heard the whole.
@@ -174,14 +147,6 @@ def library(snapshot: Snapshot) -> Seen | None:
 
 
 _ON_NODE: Final[frozenset[Kind]] = frozenset({"nvidia-smi", "nvidia-smi-q", "text"})
-
-
-def is_beside_container(snapshot: Snapshot, item: Item) -> bool:
-    """Whether its text is also that of a command in a container, so that nobody knows who said what."""
-    if not item.source.is_mixed:
-        return False
-    beside = (one for one in snapshot.items if one.key == item.key and one is not item and one.text == item.text)
-    return any(one.where == "container" or one.kind in CONTAINED for one in beside)
 
 
 def libraries(snapshot: Snapshot) -> tuple[Seen, ...]:
@@ -250,13 +215,6 @@ def packaged(snapshot: Snapshot) -> tuple[packages.Package, ...]:
     )
 
 
-# CUDA's error 803: the library and the module do not fit.
-UNFIT: Final = Pattern(
-    r"[Ee]rror:? 803\b|\(803 vs\. 0\)|returned 803|unsupported display driver ?/ ?cuda driver combination"
-    r"|cudaErrorSystemDriverMismatch|CUDA_ERROR_SYSTEM_DRIVER_MISMATCH"
-)
-
-
 def strayed(snapshot: Snapshot) -> tuple[packages.Package, ...]:
     """The installed libraries that are of another version than the driver that answers, of which others are there.
 
@@ -298,7 +256,7 @@ def _of_driver(snapshot: Snapshot, patterns: tuple[str, ...]) -> tuple[packages.
 def smi(snapshot: Snapshot) -> tuple[tuple[SmiState, Citation], ...]:
     """What each run of nvidia-smi on the node came to, or each program's word that NVML fails the same way."""
     items = snapshot.of("nvidia-smi", "nvidia-smi-q", "text")
-    own = (item for item in items if item.where != "container" and not is_beside_container(snapshot, item))
+    own = (item for item in items if item.where != "container")
     return tuple(state for item in own if (state := _state(item)) is not None)
 
 
@@ -326,26 +284,16 @@ _ROW: Final = Pattern(
 )
 
 
-def answers(item: Item) -> bool:
-    """Whether the item is an answer of nvidia-smi's that shows GPUs or a version."""
-    found = _state(item)
-    return found is not None and found[0] == "works"
-
-
 def smi_version(snapshot: Snapshot) -> Seen | None:
     """The driver's version in nvidia-smi's table or query."""
-    return _first(snapshot, _SMI) or _queried(snapshot)
-
-
-_CELL: Final = Pattern(rf"(?:^|,)[ \t]*(?P<version>{VERSION})[ \t]*(?:,|$)", re.MULTILINE)
-
-
-def _queried(snapshot: Snapshot) -> Seen | None:
     for item in snapshot.of("nvidia-smi"):
         asked = "driver_version" in item.written and item.where == "host"
         if asked and (match := _CELL.search(item.text)):
             return Seen(match["version"], cite(item, item.number_at(match.start("version"))))
-    return None
+    return _first(snapshot, _SMI)
+
+
+_CELL: Final = Pattern(rf"(?:^|,)[ \t]*(?P<version>{VERSION})[ \t]*(?:,|$)", re.MULTILINE)
 
 
 def cuda_version(snapshot: Snapshot) -> Seen | None:
@@ -377,11 +325,6 @@ def hangs(snapshot: Snapshot) -> tuple[Citation, ...]:
 
 
 _ASKS_DRIVER: Final = frozenset({"nvidia-smi", "nvidia-smi-q", "nvml"})
-
-
-def mismatches(snapshot: Snapshot) -> bool:
-    """Whether nvidia-smi said on the node that driver and library are of different versions."""
-    return any(state == "mismatch" for state, _ in snapshot.view(smi))
 
 
 # Of a GPU that works, nothing is unread: what a board lacks is N/A.

@@ -12,19 +12,13 @@ from gpunode.facts.patterns import Pattern
 # The ids of gpunode's own rows of runtimes.
 Engine: TypeAlias = Literal["docker", "containerd", "crio", "podman"]
 
-_PROGRAMS: Final[dict[str, Engine]] = {
-    "docker": "docker",
-    "dockerd": "docker",
-    "podman": "podman",
-    "nerdctl": "containerd",
-    "containerd": "containerd",
-    "ctr": "containerd",
-    "crio": "crio",
-}
 # The daemon's own words before those of any of its callers; kubectl alone tells nothing but that there are pods.
 _WORDS: Final[tuple[tuple[Engine, Pattern], ...]] = (
     ("crio", Pattern(r"\bcri-o\b|\bcrio\b|/etc/crio/", re.IGNORECASE)),
-    ("docker", Pattern(r"\bdocker: Error\b|Error response from daemon|\bdockerd\b|/etc/docker/|\bdocker run\b")),
+    (
+        "docker",
+        Pattern(r"Error response from daemon|\bdockerd\b|/etc/docker/|\bdocker(?:: Error| (?:run|info|compose|ps)\b)"),
+    ),
     ("podman", Pattern(r"\bpodman\b")),
     ("containerd", Pattern(r"\bcontainerd\b|\bnerdctl\b|\bk3s\b|\brke2\b|\bkubelet\b|\bkubectl\b")),
     ("docker", Pattern(r"\bdocker\b")),
@@ -36,10 +30,6 @@ def engine(snapshot: Snapshot) -> Engine:
     kubelet = snapshot.facts.kubelet
     if isinstance(kubelet, Known) and kubelet.value is not None:
         return "crio" if "crio" in kubelet.value.socket else "containerd"
-    for item in snapshot.items:
-        words = [word for word in item.source.words if word != "sudo"]
-        if words and item.is_seen and words[0] in _PROGRAMS:
-            return _PROGRAMS[words[0]]
     for found, pattern in _WORDS:
         if any(pattern.search(item.text) or pattern.search(item.written) for item in snapshot.items if item.is_seen):
             return found

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
+from gpunode.diagnoses import symptoms
 from gpunode.diagnoses.model import Citation
 from gpunode.diagnoses.snapshot import Snapshot, cite, stated
 from gpunode.diagnoses.views import boards, driver, packages, pci, smi_query, system
@@ -18,21 +18,15 @@ UNIT: Final = "nvidia-fabricmanager.service"
 UnitState: TypeAlias = Literal["active", "inactive", "failed", "masked", "missing", ""]
 
 _MISMATCH: Final = Pattern(
-    rf"interface version (?P<manager>{driver.VERSION}) do(?:es)?n.?t match with (?:the )?driver version "
-    rf"(?P<driver>{driver.VERSION})",
+    rf"interface version {driver.VERSION} do(?:es)?n.?t match with (?:the )?driver version {driver.VERSION}",
     re.IGNORECASE,
-)
-_NOT_READY: Final = Pattern(
-    r"system not yet initiali[sz]ed|cudaErrorSystemNotReady|CUDA_ERROR_SYSTEM_NOT_READY"
-    r"|\b(?:CUDA|cudart|cuda\w+|cuInit)\b.{0,80}\b802\b|\berror 802\b|\[802\] Call to cuInit|^802$",
-    re.IGNORECASE | re.MULTILINE,
 )
 _SWITCH_SEEN: Final = Pattern(r"\bnvidia-nvswitch\d+: |\bSW_MNG\b|\bNVSwitch LPF\b")
 _ABOUT: Final = Pattern(r"fabric-?manager", re.IGNORECASE)
 _SOUGHT: Final = Pattern(r"\b(?:grep|list-unit\S*|rpm|dpkg|dnf|apt|yum)\b.*fabric", re.IGNORECASE)
 _NONE: Final = Pattern(r"^\s*$|no packages found|is not installed", re.IGNORECASE)
-# What systemd, its log and old tools say, the gravest first; the words alone only where the unit was asked about.
-_SAID: Final[tuple[tuple[UnitState, Pattern], ...]] = (
+# What systemd, its log and old tools say; the words alone only where the unit was asked about.
+_MESSAGES: Final[tuple[tuple[UnitState, Pattern], ...]] = (
     ("masked", Pattern(rf"{re.escape(UNIT)}(?: is masked|[^\n]{{0,40}}masked)")),
     ("failed", Pattern(
         r"Job for nvidia-fabricmanager\.service failed|Failed to start (?:NVIDIA fabric manager|nvidia-fabricmanager)"
@@ -48,32 +42,12 @@ _WORD: Final = Pattern(
     r"(?P<state>not-found|masked|failed|activating|inactive|deactivating|active)\b",
     re.MULTILINE,
 )
-_ORDER: Final[tuple[UnitState, ...]] = ("masked", "failed", "missing", "inactive", "active")
 _WORDS: Final[dict[str, UnitState]] = {
-    **{state: state for state in _ORDER}, "not-found": "missing", "activating": "failed", "deactivating": "inactive"
+    "masked": "masked", "failed": "failed", "activating": "failed", "not-found": "missing", "inactive": "inactive",
+    "deactivating": "inactive", "active": "active",
 }  # fmt: skip
+_GRAVEST_FIRST: Final[tuple[UnitState, ...]] = ("masked", "failed", "missing", "inactive", "active")
 _PACKAGES: Final = ("nvidia-fabricmanager*", "nvidia-fabric-manager*", "cuda-drivers-fabricmanager*", "nvlink5*")
-
-
-@dataclass(frozen=True, slots=True)
-class Mismatch:
-    """The fabric manager's version and the driver's, which differ."""
-
-    manager: str
-    driver: str
-    citations: tuple[Citation, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Manager:
-    """The fabric manager's service.
-
-    Attributes:
-        state: empty where nothing tells.
-    """
-
-    state: UnitState
-    citations: tuple[Citation, ...] = ()
 
 
 def switches(snapshot: Snapshot) -> tuple[Citation, ...]:
@@ -83,45 +57,40 @@ def switches(snapshot: Snapshot) -> tuple[Citation, ...]:
     return (*listed, *folder, *snapshot.said(_SWITCH_SEEN))[:4]
 
 
-def not_ready(snapshot: Snapshot) -> tuple[Citation, ...]:
-    """The lines in which CUDA or NCCL says that the system's fabric is not ready (802 most often)."""
-    return snapshot.said(_NOT_READY)
-
-
 def in_progress(snapshot: Snapshot) -> tuple[Citation, ...]:
     """The GPUs whose registration with the fabric has not come to an end."""
-    rows = (*smi_query.rows(snapshot, "Fabric", "State"), *smi_query.rows(snapshot, "fabric.state"))
+    rows = smi_query.rows(snapshot, "Fabric", "State")
     return tuple(row.citation for _, row in rows if row.value.lower() in {"in progress", "not started"})
 
 
-def mismatch(snapshot: Snapshot) -> Mismatch | None:
-    """The two versions where they differ: by the fabric manager's word, else by what is installed and loaded."""
-    if match := snapshot.match(_MISMATCH):
-        return Mismatch(match["manager"], match["driver"], snapshot.said(_MISMATCH))
+def mismatch(snapshot: Snapshot) -> tuple[Citation, ...]:
+    """Where the fabric manager and the driver differ in version: its own word, else what is installed and loaded."""
+    if found := snapshot.said(_MISMATCH):
+        return found
     program, loaded = version(snapshot), driver.loaded(snapshot) or driver.smi_version(snapshot)
     of_driver = [(one.upstream, one.citation) for one in driver.whole(snapshot) if _is_driver(one)][:1]
     of_driver = [(loaded.version, loaded.citation)] if loaded else of_driver
     if program is None or not of_driver or of_driver[0][0] == program[0]:
-        return None
-    return Mismatch(program[0], of_driver[0][0], (program[1], of_driver[0][1]))
+        return ()
+    return program[1], of_driver[0][1]
 
 
-_SAYS: Final = Pattern(rf"Fabric Manager version is\s*:\s*(?P<version>{driver.VERSION})")
-_IMEX_SAYS: Final = Pattern(rf"\bIMEX version(?: is)?\s*:?\s*(?P<version>{driver.VERSION})")
+_MANAGER_VERSION: Final = Pattern(rf"Fabric Manager version is\s*:\s*(?P<version>{driver.VERSION})")
+_IMEX_VERSION: Final = Pattern(rf"\bIMEX version(?: is)?\s*:?\s*(?P<version>{driver.VERSION})")
 
 
 def version(snapshot: Snapshot) -> tuple[str, Citation] | None:
     """The fabric manager's version, as the program itself or its package has it; None where nothing tells."""
-    if match := snapshot.match(_SAYS):
-        return match["version"], snapshot.said(_SAYS)[0]
+    if match := snapshot.match(_MANAGER_VERSION):
+        return match["version"], snapshot.said(_MANAGER_VERSION)[0]
     found = (one for one in packages.matching(snapshot, *_PACKAGES) if one.is_installed and _is_driver(one))
     return next(((one.upstream, one.citation) for one in found), None)
 
 
 def imex_version(snapshot: Snapshot) -> tuple[str, Citation] | None:
     """The version of IMEX, which joins the fabrics of several nodes, by its own word; None where it says none."""
-    match = snapshot.match(_IMEX_SAYS)
-    return (match["version"], snapshot.said(_IMEX_SAYS)[0]) if match else None
+    match = snapshot.match(_IMEX_VERSION)
+    return (match["version"], snapshot.said(_IMEX_VERSION)[0]) if match else None
 
 
 def _is_driver(package: packages.Package) -> bool:
@@ -133,24 +102,21 @@ def installed(snapshot: Snapshot) -> bool:
     return any(one.is_installed for one in packages.matching(snapshot, *_PACKAGES))
 
 
-def manager(snapshot: Snapshot) -> Manager:
-    """The service's state by systemd or its log; it is missing where somebody looked for it in vain."""
-    fact = snapshot.facts.unit(UNIT)
-    if isinstance(fact, Known):
+def manager(snapshot: Snapshot) -> tuple[UnitState, tuple[Citation, ...]]:
+    """The state of the service, by systemd or its log, and the lines; it is missing where a search found none."""
+    if isinstance(fact := snapshot.facts.unit(UNIT), Known):
         unit = fact.value
-        if unit.exists and not unit.masked and unit.failed:
-            return Manager("failed", (system.failed_line(snapshot, UNIT),))
-        if not unit.exists or unit.masked:
-            return Manager("masked" if unit.exists else "missing", (system.unit_line(snapshot, UNIT, "LoadState"),))
-        return Manager(
-            "active" if unit.state.active else "inactive", (system.unit_line(snapshot, UNIT, "ActiveState"),)
-        )
+        if unit.masked or not unit.exists:
+            return "masked" if unit.exists else "missing", (system.unit_line(snapshot, UNIT, "LoadState"),)
+        if unit.failed:
+            return "failed", (system.failed_line(snapshot, UNIT),)
+        return "active" if unit.state.active else "inactive", (system.unit_line(snapshot, UNIT, "ActiveState"),)
     found = [one for item in snapshot.items if item.where == "host" for one in _states(item)]
-    first = min((state for state, _ in found), key=_ORDER.index, default=None)
+    state: UnitState = min((state for state, _ in found), key=_GRAVEST_FIRST.index) if found else ""
+    lines = tuple(citation for one, citation in found if one == state)
     # systemctl is-active calls a unit that does not exist inactive too.
-    absent = tuple(_sought_in_vain(snapshot)) if first in {None, "inactive"} else ()
-    cited = tuple(citation for state, citation in found if state == first)
-    return Manager("missing", (*cited, *absent)) if absent else Manager(first or "", cited)
+    absent = tuple(_sought_in_vain(snapshot)) if state in {"", "inactive"} else ()
+    return ("missing", (*lines, *absent)) if absent else (state, lines)
 
 
 def _sought_in_vain(snapshot: Snapshot) -> Iterator[Citation]:
@@ -160,11 +126,11 @@ def _sought_in_vain(snapshot: Snapshot) -> Iterator[Citation]:
 
 
 def _states(item: Item) -> Iterator[tuple[UnitState, Citation]]:
-    about = item.subject == UNIT or bool(_ABOUT.search(item.written))
-    for state, pattern in _SAID:
+    for state, pattern in _MESSAGES:
         if match := pattern.search(item.text):
             yield state, cite(item, item.number_at(match.start()))
-    if about and item.kind in {"unit-status", "unit-show", "unit-action", "text"}:
+    is_about = item.subject == UNIT or _ABOUT.search(item.written)
+    if is_about and item.kind in {"unit-status", "unit-show", "unit-action", "text"}:
         if item.outcome == "absent":
             yield "missing", cite(item)
         for match in _WORD.finditer(item.text):
@@ -178,6 +144,6 @@ def is_needed(snapshot: Snapshot) -> bool | None:
     carriers = snapshot.view(boards.carriers)
     if carriers and carriers <= {"card", "rack"}:
         return False
-    if snapshot.view(in_progress) or ("baseboard" in carriers and snapshot.view(not_ready)):
+    if snapshot.view(in_progress) or ("baseboard" in carriers and snapshot.view(symptoms.CUDA_NOT_READY)):
         return True
     return False if "baseboard" not in carriers and pci.is_listed(snapshot) and snapshot.view(pci.gpus) else None

@@ -29,7 +29,7 @@ _DAY_S: Final = 86_400.0
 _CLOCKS: Final = (9e8, 1e9)
 ENDS_ONE: Final = 2
 """The weight of what ends one program's work."""
-_TOLD: Final = Pattern("Xid|off the bus")
+_ABOUT_FAULTS: Final = Pattern("Xid|off the bus")
 # Codes that say what was done or is to be done: none is what went wrong while another error is there.
 _LATE: Final = frozenset({43, 45, 143, 154, 174})
 # Hardly worth a word of their own beside another error.
@@ -210,7 +210,7 @@ def on(snapshot: Snapshot, gpu: str) -> tuple[Fault, ...]:
 
 def _of_kernel(snapshot: Snapshot) -> Iterator[Fault]:
     for message in snapshot.view(kernel.messages):
-        said = xid.parse(message.text) if _TOLD.search(message.text) else None
+        said = xid.parse(message.text) if _ABOUT_FAULTS.search(message.text) else None
         if isinstance(said, XidMessage):
             yield from _xids(said, message.citation, message.at)
         elif isinstance(said, SxidMessage):
@@ -273,12 +273,12 @@ def _apart(before: Fault, after: Fault) -> bool:
 
 def _root(episode: list[Fault]) -> Fault:
     """The first that is no echo; where something is there that programs cannot have done, the first that is grave."""
-    told = [fault for fault in episode if fault.weight > 1] or [f for f in episode if f.weight] or episode
-    grave = [fault for fault in told if fault.source == "xid" and fault.weight > ENDS_ONE]
-    if any(fault.kind in _NOT_BY_PROGRAMS for fault in grave) and told[0].kind in {"application", "engine"}:
+    candidates = [fault for fault in episode if fault.weight > 1] or [f for f in episode if f.weight] or episode
+    grave = [fault for fault in candidates if fault.source == "xid" and fault.weight > ENDS_ONE]
+    if any(fault.kind in _NOT_BY_PROGRAMS for fault in grave) and candidates[0].kind in {"application", "engine"}:
         return grave[0]
-    plain = [fault for fault in told if fault.kind == "application" and fault.code not in _VAGUE]
-    return plain[0] if plain and told[0].code in _VAGUE else told[0]
+    plain = [fault for fault in candidates if fault.kind == "application" and fault.code not in _VAGUE]
+    return plain[0] if plain and candidates[0].code in _VAGUE else candidates[0]
 
 
 def _dragged_along(one: Incident, by: Incident) -> bool:
@@ -300,14 +300,12 @@ def is_earlier(one: Fault, other: Fault) -> bool:
     return one.order < other.order
 
 
-_FALL: Final = Pattern(r"fallen off the bus|\bXid \([^)]{1,40}\): 79\b")
-
-
 def first_fall(snapshot: Snapshot) -> dict[str, int]:
     """The line of each log at which a GPU is first said to have fallen off the bus."""
     found: dict[str, int] = {}
-    for message in kernel.said(snapshot, _FALL):
-        found.setdefault(message.citation.key, message.citation.number or 0)
+    for fault in snapshot.view(timeline):
+        if fault.code == xid.FALLEN_OFF_THE_BUS:
+            found.setdefault(fault.citation.key, fault.citation.number or 0)
     return found
 
 

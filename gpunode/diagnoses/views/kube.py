@@ -1,4 +1,4 @@
-"""Kubernetes' nodes, from what was pasted of them: described, as YAML or JSON, as a table, in part; tables of pods.
+"""Kubernetes' nodes, from what was pasted of them: described, as YAML or JSON, in part; and tables of pods.
 
 What a piece does not show stays unknown.
 """
@@ -29,6 +29,7 @@ _OTHER: Final = Pattern(r"(?:cpu|memory|pods|ephemeral-storage|hugepages-\w+|att
 _OF_NODE: Final = Pattern(r"\b(?:nodes?|capacity|allocatable|allocated)\b", re.IGNORECASE)
 _START: Final = Pattern(r"^(?:Name:|(?:-\s+)?apiVersion:|---\s*$| {8}\{\s*$)")
 _NAME: Final = Pattern(r"^(?:Name:\s+| {2,8}[\"']?name[\"']?: [\"']?)(?P<name>[\w.-]+)", re.MULTILINE)
+_NAME_IN_COMMAND: Final = Pattern(r"\b(?:nodes?|no)[ /](?!yaml|json)(?P<name>[a-z0-9][a-z0-9.-]*)(?=\s|$)")
 _NODE: Final = Pattern(
     r"^(?:Roles|Taints|Unschedulable|Capacity|Allocatable|Allocated resources|System Info|Non-terminated Pods):"
     r"|^ *[\"']?(?:allocatable|capacity|nodeInfo|kubeletVersion|podCIDR)[\"']?:|\"?kind\"?: \"?Node\b",
@@ -40,11 +41,8 @@ _POD: Final = Pattern(
     r"|\"?kind\"?: \"?(?:Pod|DaemonSet|Deployment|Job|StatefulSet)\b",
     re.MULTILINE,
 )
-# Of a label Kubernetes takes 253 characters before the slash and 63 behind it.
-_LABEL: Final = Pattern(
-    r"(?<![\w./-])[\"']?(?P<name>(?:[\w.-]{1,253}\.)?(?:nvidia\.com|kubernetes\.io|k8s\.io)/[\w.-]+"
-    r"|(?:[\w.-]{1,253}/)?[\w-]{0,63}accelerator[\w-]{0,63})[\"']?(?:=|:\s+)[\"']?(?P<value>[\w.-]*)"
-)
+# One field of a node (``-o jsonpath``, ``jq``).
+_FIELD: Final = Pattern(r"\.(?P<section>capacity|allocatable)[\[.\\\"']*nvidia")
 _ROW: Final = Pattern(
     r"^[ \t]*(?:[a-z0-9][\w.-]*\s+)?(?:pods?/)?(?P<name>[a-z0-9][\w.-]*)\s+\d{1,5}/\d{1,5}\s+(?P<status>[A-Z][\w:/-]*)"
 )
@@ -63,11 +61,10 @@ class Amount:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A node as the cluster has it.
+    """A node as the cluster has it; of several pieces what was shown first counts.
 
     Attributes:
-        name: empty where the piece did not show it.
-        labels: each with its value.
+        name: empty where no piece shows it.
         shown: which of ``capacity`` and ``allocatable`` were shown whole: what is not named there is not there.
     """
 
@@ -76,7 +73,6 @@ class Node:
     capacity: dict[str, Amount] = field(default_factory=dict)
     allocatable: dict[str, Amount] = field(default_factory=dict)
     allocated: dict[str, Amount] = field(default_factory=dict)
-    labels: dict[str, tuple[str, Citation]] = field(default_factory=dict)
     shown: set[str] = field(default_factory=set)
 
     @property
@@ -89,27 +85,29 @@ class Node:
         """Whether the cluster was shown to have no GPU of NVIDIA on this node, not even a faulty one."""
         return bool(self.shown) and not any(one.value for one in (*self.capacity.values(), *self.allocatable.values()))
 
-    def add(self, other: Node) -> None:
-        """Takes up what another piece shows of it; what was shown first counts."""
-        for mine, more in (
-            (self.capacity, other.capacity),
-            (self.allocatable, other.allocatable),
-            (self.allocated, other.allocated),
-        ):
-            mine.update({key: value for key, value in more.items() if key not in mine})
-        self.labels.update(other.labels)
-        self.shown.update(other.shown)
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """What a piece of evidence shows of one node; ``first`` is the number of its first line."""
+
+    item: Item
+    lines: tuple[str, ...]
+    first: int
+
+    @property
+    def name(self) -> str:
+        match = _NAME.search("\n".join(self.lines)) or _NAME_IN_COMMAND.search(" ".join(self.item.source.words))
+        return match["name"] if match else ""
 
 
 def nodes(snapshot: Snapshot) -> tuple[Node, ...]:
     """The nodes that are shown; pieces without a name belong to the only one that has a name, or are one node."""
-    read = [node for item in snapshot.items if _may_show_nodes(item) for node in _described(item)]
-    read += [node for item in snapshot.of("kubernetes-node") for node in (*_table(item), *_answer(item))]
-    names = list(dict.fromkeys(node.name for node in read if node.name))
+    parts = [part for item in snapshot.items if _may_show_nodes(item) for part in _parts(item)]
+    names = list(dict.fromkeys(part.name for part in parts if part.name))
     found: dict[str, Node] = {}
-    for node in read:
-        name = node.name or (names[0] if len(names) == 1 else "")
-        found.setdefault(name, Node(name, node.citation)).add(node)
+    for part in parts:
+        name = part.name or (names[0] if len(names) == 1 else "")
+        _read(part, found.setdefault(name, Node(name, cite(part.item, part.first))))
     return tuple(found.values())
 
 
@@ -119,25 +117,26 @@ def _may_show_nodes(item: Item) -> bool:
     return item.kind.startswith("kubernetes") or bool(_OF_NODE.search(item.written)) or "nvidia.com/" in item.text
 
 
-def _described(item: Item) -> Iterator[Node]:
+def _parts(item: Item) -> Iterator[_Part]:
     """The nodes among the objects of a piece."""
     lines = item.lines
-    if len(lines) == 1 and "," in item.text and "{" in item.text:
+    if len(lines) == 1 and "{" in item.text:
         lines = tuple(re.sub(r"([{,\[])", r"\1\n", item.text).splitlines())
     starts = [number for number, line in enumerate(lines) if _START.match(line)]
     for start, end in pairwise(dict.fromkeys((0, *starts, len(lines)))):
         text = "\n".join(lines[start:end])
-        said = item.kind == "kubernetes-node" or (_OF_NODE.search(item.written) and "nvidia.com/" in text)
-        if _NODE.search(text) or (said and not _POD.search(text)):
-            yield _node(item, lines[start:end], 1 if len(lines) != len(item.lines) else start + 1)
+        is_named = item.kind == "kubernetes-node" or (_OF_NODE.search(item.written) and "nvidia.com/" in text)
+        if _NODE.search(text) or (is_named and not _POD.search(text)):
+            yield _Part(item, lines[start:end], start + 1 if lines is item.lines else 1)
+    if not lines and item.kind == "kubernetes-node":
+        yield _Part(item, (), 1)
 
 
-def _node(item: Item, lines: tuple[str, ...], first: int) -> Node:
-    match = _NAME.search("\n".join(lines))
-    node = Node(match["name"] if match else _asked_for(item), cite(item, first))
-    of_source = re.search(r"\b(?:capacity|allocatable)\b", item.written)
-    section = of_source[0] if of_source else ""
-    for number, line in enumerate(lines, first):
+def _read(part: _Part, node: Node) -> None:
+    """Adds to ``node`` what the piece shows of it."""
+    of_command = re.search(r"\b(?:capacity|allocatable)\b", part.item.written)
+    section = of_command[0] if of_command else ""
+    for number, line in enumerate(part.lines, part.first):
         heading = _HEADING.match(line)
         key = heading["key"].strip().lower() if heading else next(iter(line.split()), "")
         if heading and key in _SECTIONS:
@@ -146,16 +145,9 @@ def _node(item: Item, lines: tuple[str, ...], first: int) -> Node:
             section = ""
         if section in _OFFERS and _OTHER.match(key):
             node.shown.add(section)
-        place = cite(item, number)
         for amount in _AMOUNT.finditer(line):
-            _put(node, section, amount, place)
-        if section not in {"annotations", "tolerations"}:
-            for label in _LABEL.finditer(line):
-                node.labels.setdefault(label["name"], (label["value"], place))
-    source = item.source
-    if source.only and not source.is_part and item.kind == "kubernetes-node":
-        node.shown.update(["capacity"] if source.lets_through("  nvidia.com/gpu:  1") else [])
-    return node
+            _put(node, section, amount, cite(part.item, number))
+    _read_field(part.item, node)
 
 
 def _put(node: Node, section: str, match: re.Match[str], place: Citation) -> None:
@@ -170,42 +162,15 @@ def _put(node: Node, section: str, match: re.Match[str], place: Citation) -> Non
         (node.allocatable if name in node.capacity else node.capacity).setdefault(name, amount)
 
 
-def _asked_for(item: Item) -> str:
-    """The node's name in the command, where one was asked for by name."""
-    match = re.search(r"\b(?:nodes?|no)[ /](?!yaml|json)([a-z0-9][a-z0-9.-]*)(?=\s|$)", " ".join(item.source.words))
-    return match[1] if match else ""
-
-
-_PATH: Final = Pattern(r"\.(?P<section>capacity|allocatable)[\[.\\\"']*nvidia")
-_COLUMN: Final = Pattern(r"(?<!\w)(?P<head>\w{1,40}):[\w.]{0,40}" + _PATH.pattern)
-
-
-def _table(item: Item) -> Iterator[Node]:
-    """Nodes of a table with columns of GPUs (``-o custom-columns``)."""
-    heads, *rows = [line.split() for line in item.lines] or [[]]
-    asked = {match["head"]: match["section"] for match in _COLUMN.finditer(item.written)}
-    columns = {index: asked[head] for index, head in enumerate(heads) if head in asked}
-    for number, row in enumerate(rows, 2):
-        if columns and len(row) == len(heads):
-            node = Node(row[0], cite(item, number), shown=set(columns.values()))
-            for index, section in columns.items():
-                _count(node, section, row[index])
-            yield node
-
-
-def _answer(item: Item) -> Iterator[Node]:
-    """What one field of a node holds, where it alone was asked for (``-o jsonpath``, ``jq``)."""
-    match, said = _PATH.search(item.written), item.text.strip().strip("'\"%")
-    if match and "columns" not in item.written and (not said or whole(said) is not None or said in {"<none>", "null"}):
-        node = Node(_asked_for(item), cite(item, 1), shown={match["section"]})
-        _count(node, match["section"], said)
-        yield node
-
-
-def _count(node: Node, section: str, said: str) -> None:
-    if (count := whole(said)) is not None:
-        offers = node.capacity if section == "capacity" else node.allocatable
-        offers["nvidia.com/gpu"] = Amount(count, node.citation)
+def _read_field(item: Item, node: Node) -> None:
+    """Adds the one field that the command asked for, or that its grep lets no resource through."""
+    source, match = item.source, _FIELD.search(item.written)
+    if match and ((count := whole(item.text.strip(" \n'\"%"))) is not None or not item.text.strip()):
+        node.shown.add(match["section"])
+        offers = node.capacity if match["section"] == "capacity" else node.allocatable
+        offers.setdefault("nvidia.com/gpu", Amount(count or 0, node.citation))
+    elif source.only and not source.is_part and source.lets_through("  nvidia.com/gpu:  1"):
+        node.shown.add("capacity")
 
 
 def fewer(snapshot: Snapshot) -> Iterator[tuple[str, Amount, Amount]]:

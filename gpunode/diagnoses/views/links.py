@@ -1,12 +1,12 @@
 """PCIe: lanes and speed of every device that somebody showed, and the bridges above it.
 
-From lspci -vvv whole or in part and its tree, from sysfs, from nvidia-smi and from the kernel's log.
+From lspci -vvv whole or in part, from sysfs, from nvidia-smi and from the kernel's log.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Final
@@ -29,21 +29,6 @@ _BUSES: Final = Pattern(r"\bsecondary=(?P<first>[0-9a-f]{2}), subordinate=(?P<la
 _SYSFS: Final = Pattern(
     rf"(?P<address>{ADDRESS})/(?P<what>(?:current|max)_link_(?:speed|width))[\s:=]{{1,3}}(?P<value>\d{{1,3}}(?:\.\d+)?)"
 )
-_LIMITED: Final = Pattern(
-    rf"(?P<address>{ADDRESS}): [\d.]+ Gb/s available PCIe bandwidth, limited by (?P<speed>[\d.]+) GT/s "
-    r"PCIe x(?P<width>\d{1,3}) link at \S+ \(capable of [\d.]+ Gb/s with (?P<most>[\d.]+) GT/s PCIe "
-    r"x(?P<widest>\d{1,3}) link"
-)
-_BRANCH: Final = Pattern(
-    r"\[(?:(?P<domain>[0-9a-f]{4}):)?(?P<first>[0-9a-f]{2})(?:-(?P<last>[0-9a-f]{2}))?\]|(?P<slot>[0-9a-f]{2}\.[0-7])",
-    re.IGNORECASE,
-)
-_TREE: Final = Pattern(
-    r"^[-+\\| ]*-\[[0-9a-f]{4}:[0-9a-f]{2}\]-|\b[0-9a-f]{2}\.[0-7]-\[[0-9a-f-]{2,5}\]-", re.MULTILINE
-)
-# lspci -tv puts a device's name two blanks behind its address.
-_DESCRIBED: Final = Pattern(r"(?<=\.[0-7]) {2}")
-_IN_TREE: Final = Pattern(r"\[(?P<bus>[0-9a-f]{2})(?:-[0-9a-f]{2})?\]-[-+]*00\.0 +NVIDIA")
 _KNOWN_IN_LOG: Final = Pattern(
     rf"\bpci (?P<listed>{ADDRESS}): \[10de:|\bnvidia (?P<bound>{ADDRESS}): |\bGPU (?P<named>(?:[0-9a-f]{{4,8}}:)?"
     r"[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])|\bPCI:(?P<xid>[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2})(?:\.[0-7])?\)",
@@ -98,7 +83,6 @@ def nvidia(snapshot: Snapshot) -> frozenset[str]:
     for message in snapshot.view(kernel.messages):
         if match := _KNOWN_IN_LOG.search(message.text):
             found.add(pci.address(next(value for value in match.groups() if value)))
-    found |= {f"0000:{match['bus']}:00.0" for item in snapshot.of("lspci") for match in _IN_TREE.finditer(item.text)}
     return frozenset(map(slot, found))
 
 
@@ -106,34 +90,13 @@ def nvidia(snapshot: Snapshot) -> frozenset[str]:
 
 
 def bridges(snapshot: Snapshot) -> Mapping[str, tuple[int, int]]:
-    """The first and the last bus behind each bridge, by ``lspci -v`` and ``lspci -t``."""
-    found = {
+    """The first and the last bus behind each bridge, by ``lspci -v``."""
+    return {
         address: (int(match["first"], 16), int(match["last"], 16))
         for address, lines, _ in snapshot.view(_described)
         for _, line in lines
         if (match := _BUSES.search(line))
     }
-    for item in snapshot.of("lspci", "text"):
-        found.update(_drawn(item) if find(item, _TREE) else ())
-    return found
-
-
-def _drawn(item: Item) -> Iterator[tuple[str, tuple[int, int]]]:
-    """The bridges of ``lspci -t``: a device hangs on the bus that opened to its left; in doubt on the first."""
-    domain = "0000"
-    buses: list[tuple[int, str]] = []
-    for line in item.lines:
-        bridge = ""
-        for match in _BRANCH.finditer(_DESCRIBED.split(line, maxsplit=1)[0]):
-            while buses and buses[-1][0] >= match.start():
-                buses.pop()
-            if match["slot"]:
-                bridge = f"{buses[-1][1] if buses else '0000:00'}:{match['slot']}".lower()
-                continue
-            domain, first = (match["domain"] or domain).lower(), match["first"].lower()
-            buses.append((match.start(), f"{domain}:{first}"))
-            if bridge:
-                yield bridge, (int(first, 16), int(match["last"] or first, 16))
 
 
 def above(snapshot: Snapshot, address: str) -> tuple[str, ...]:
@@ -226,34 +189,17 @@ def links(snapshot: Snapshot) -> tuple[Link, ...]:
         for address, link in snapshot.view(table).items()
         if link.width and (not address or (address.endswith(".0") and (is_any or slot(address) in gpus)))
     )
-    return (*shown, *_of_smi(snapshot), *_of_log(snapshot))
+    return (*shown, *_of_smi(snapshot))
 
 
 def _of_smi(snapshot: Snapshot) -> Iterator[Link]:
     for gpu in snapshot.view(smi_query.gpus):
-        row = gpu.find("Link Width", "Current") or gpu.find("link", "width", "current")
-        if row is not None:
-            now = _first(gpu, ("PCIe Generation", "Current"), ("link", "gen", "current"), ("link", "gen", "gpucurrent"))
-            newest = _first(gpu, ("PCIe Generation", "Max"), ("link", "gen", "max"))
-            width = _first(gpu, ("Link Width", "Current"), ("link", "width", "current"))
-            widest = _first(gpu, ("Link Width", "Max"), ("link", "width", "max"))
+        if row := gpu.find("Link Width", "Current"):
+            now, newest = (int(gpu.number("PCIe Generation", name) or 0) for name in ("Current", "Max"))
+            width, widest = (int(gpu.number("Link Width", name) or 0) for name in ("Current", "Max"))
             # NVML's maximum is that of the GPU in this system: of an x8 slot it is 8.
             yield Link(gpu.bus, _speed(now), width, _speed(newest), widest, row.citation, is_of_both=True)
 
 
-def _first(gpu: smi_query.Gpu, *paths: tuple[str, ...]) -> int:
-    found = (gpu.number(*path) for path in paths)
-    return next((int(number) for number in found if number is not None and number <= _MOST_LANES), 0)
-
-
 def _speed(generation: int) -> float:
     return _SPEEDS[generation - 1] if 0 < generation <= len(_SPEEDS) else 0.0
-
-
-def _of_log(snapshot: Snapshot) -> Iterable[Link]:
-    for message in kernel.said(snapshot, _LIMITED):
-        match = _LIMITED.search(message.text)
-        if match and slot(address := pci.address(match["address"])) in snapshot.view(nvidia):
-            now, most = float(match["speed"]), float(match["most"])
-            lanes = int(match["width"]), int(match["widest"])
-            yield Link(address, now, lanes[0], most, lanes[1], message.citation, is_of_both=True)

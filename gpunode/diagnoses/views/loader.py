@@ -101,66 +101,25 @@ def folders(snapshot: Snapshot) -> tuple[Folder, ...]:
 def _folders(item: Item) -> Iterator[Folder]:
     echoes = item.source.words[:1] == ("echo",) and any("LD_LIBRARY_PATH" in word for word in item.source.words)
     is_conf = item.kind == "file" and item.subject.startswith("/etc/ld.so.conf")
-    if item.kind == "file" and library_path.is_shell_program(item.subject):
-        for number, path in library_path.of_shell_program(item.text):
-            if (sort := sort_of(path)) != "driver":
-                yield Folder(path, sort, item.where, cite(item, number), "", item.subject)
-        return
     for number, line in enumerate(item.lines, 1):
-        if not (echoes or is_conf or "LD_" in line):
-            continue
-        paths = line.strip().split(":") if echoes and "LD_" not in line else _set_by(item, line)
-        file = ""
-        if is_conf and not paths:
+        set_in, file = _set_in(item, line), ""
+        if echoes and "LD_" not in line:
+            paths = line.strip().split(":")
+        elif is_conf:
             paths, file = [*library_path.of_conf(line)], item.subject
+        else:
+            paths = [*library_path.of_variable(line)]
         for path in paths:
             if path.startswith("/") and (sort := sort_of(path)) != "driver":
-                yield Folder(path, sort, item.where, cite(item, number), file, _set_in(item, line))
-
-
-def _set_by(item: Item, line: str) -> list[str]:
-    """The paths that a line sets; of a shell's program, where grep shows one, only where the line is an export."""
-    file = _set_in(item, line)
-    if not library_path.is_shell_program(file):
-        return [*library_path.of_variable(line)]
-    return [*library_path.of_shell_line(line.removeprefix(f"{file}:").lstrip("0123456789:"))]
+                yield Folder(path, sort, item.where, cite(item, number), file, set_in)
 
 
 _GREPPED: Final = Pattern(r"(?P<file>/[^\s:]{1,400}):")
 
 
 def _set_in(item: Item, line: str) -> str:
+    """The file in which the line stands; empty where it is not known, or a part of the loader's configuration."""
     if item.kind == "file":
-        return item.subject
+        return "" if item.subject.startswith("/etc/ld.so.conf") else item.subject
     match = _GREPPED.match(line) if item.source.words[:1] == ("grep",) else None
     return match["file"] if match else ""
-
-
-def targets(snapshot: Snapshot) -> dict[str, tuple[str, Citation]]:
-    """Where the driver's libraries by name lead to in the node's listings, each with its line."""
-    return dict(line for item in snapshot.of("listing") for line in _listed(item))
-
-
-def in_front(snapshot: Snapshot) -> tuple[tuple[Folder, str, Citation], ...]:
-    """The node's folders in LD_LIBRARY_PATH that hold what programs ask for as the driver's library.
-
-    Each with the file that the library's name leads to, where it is a link, and the line that shows it.
-    """
-    found = (one for one in snapshot.view(folders) if one.where == "host" and not one.file)
-    listed = snapshot.view(targets)
-    return tuple(
-        (folder, *listed[path])
-        for folder in found
-        for name in ("libcuda.so.1", "libnvidia-ml.so.1")
-        if (path := f"{folder.path.rstrip('/')}/{name}") in listed
-    )
-
-
-_LISTED: Final = Pattern(r"(?P<path>(?<![^\s=:])/\S{1,300}/lib(?:cuda|nvidia-ml)\.so\.1)(?: -> (?P<target>\S+))?$")
-
-
-def _listed(item: Item) -> Iterator[tuple[str, tuple[str, Citation]]]:
-    if item.where == "host" and ".so.1" in item.text:
-        for number, line in enumerate(item.lines, 1):
-            if match := _LISTED.search(line):
-                yield match["path"], (match["target"] or "", cite(item, number))

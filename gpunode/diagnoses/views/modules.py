@@ -18,7 +18,7 @@ _ROW: Final = Pattern(r"^[ \t]*(?P<name>[a-z]\w*)\s+\d+\s+\d+\b")
 _FIELD: Final = Pattern(r"^[ \t]*([\w-]+):\s+(.*)$", re.MULTILINE)
 _DKMS: Final = Pattern(
     r"^[ \t]*(?P<module>[\w.+-]+)(?:/|, )\s*(?P<version>[^,:\s]+)"
-    r"(?:,\s*(?P<kernel>[^,:\s]+),\s*(?P<arch>\w+))?:\s*(?P<state>added|built|installed|broken)(?P<rest>.*)$",
+    r"(?:,\s*(?P<kernel>[^,:\s]+),\s*\w+)?:\s*(?P<state>added|built|installed|broken)",
     re.MULTILINE,
 )
 # The main module alone: Debian calls it nvidia-current or nvidia-tesla-470; nvidia-uvm, -drm and the rest follow it.
@@ -36,21 +36,10 @@ _NOT_FOUND: Final = Pattern(
     r"module not found: '?nvidia\b"
 )
 _MAIN_NOT_FOUND: Final = Pattern(rf"[Mm]odule '?{_MAIN}'? not found")
-MAGIC: Final = Pattern(r"version magic '(?P<built>\S+)[^'\n]*' should be '(?P<runs>\S+)")
 _PREBUILT: Final = Pattern(
     r"(?:linux-(?:modules|objects)-nvidia-(?P<branch>\d{1,18})(?:-server)?(?:-open)?-(?P<deb>\d\S+)|"
     r"kmod-nvidia(?:-open)?(?:-latest)?-(?P<rpm>\d\S*?(?:\.el\d+\w*|\.fc\d+)(?:\.x86_64|\.aarch64)?))"
 )
-
-
-# NVIDIA's for RHEL and those of akmods name the kernel in the package's name or version.
-_PRECOMPILED: Final = Pattern(
-    r"kmod-nvidia(?:-open)?-(?P<branch>\d{3}\.\d+(?:\.\d+)?)-(?P<kernel>\d+\.\d+\.\d+-\d[\d.]*\d(?:\.el\w+)?)"
-    r"|kmod-nvidia-(?P<fusion>\d+\.\d+\.\d+-[\w.]+?\.(?:x86_64|aarch64))-\d{3}\."
-)
-
-UNSUPPORTED: Final = Pattern(r"modprobe: \w+: module ['‘\"]?nvidia[\w-]*['’\"]? is unsupported|--allow-unsupported\b")
-"""What SUSE's modprobe says of a module that it does not load, since SUSE does not support it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,14 +48,12 @@ class DkmsRow:
 
     Attributes:
         kernel: empty where the module is only added.
-        remark: what stands behind the state, such as a warning that the file differs.
     """
 
     module: str
     version: str
     kernel: str
     state: str
-    remark: str
     citation: Citation
 
     @property
@@ -106,7 +93,6 @@ class Modinfo:
     signer: str
     vermagic: str
     citation: Citation
-    is_whole: bool = True
 
     @property
     def kernel(self) -> str:
@@ -144,8 +130,6 @@ def listed(snapshot: Snapshot) -> frozenset[str]:
 
 
 def _would_show(item: Item, name: str) -> bool:
-    if item.source.is_count:
-        return item.source.lets_through(name) and item.text.strip() == "0"
     if not item.source.only:
         # People paste the lines that they find telling: only the table's head or a probe shows that it is whole.
         return not item.source.is_part and item.text.lstrip().startswith("Module")
@@ -188,14 +172,8 @@ def _dkms_rows(snapshot: Snapshot) -> Iterator[DkmsRow]:
     for item in snapshot.of("dkms-status", "dkms-output", "text"):
         for number, line in enumerate(item.lines, 1):
             if match := _DKMS.match(line):
-                yield DkmsRow(
-                    match["module"],
-                    match["version"],
-                    match["kernel"] or "",
-                    match["state"],
-                    match["rest"].strip(),
-                    cite(item, number),
-                )
+                kernel = match["kernel"] or ""
+                yield DkmsRow(match["module"], match["version"], kernel, match["state"], cite(item, number))
 
 
 def modinfo(snapshot: Snapshot) -> tuple[Modinfo, ...]:
@@ -207,8 +185,8 @@ def _modinfo(item: Item) -> Modinfo:
     words = item.source.words
     asked = words[words.index("-F") + 1] if "-F" in words[:-1] else "filename" if "-n" in words else ""
     fields = {name.lower(): value.strip() for name, value in reversed(_FIELD.findall(item.text))}
-    if asked in _SHAPES and asked not in fields:
-        fields[asked] = next((line.strip() for line in item.lines if _SHAPES[asked].match(line.strip())), "")
+    if asked and asked not in fields:
+        fields[asked] = next((line.strip() for line in item.lines if line.strip()), "")
     return Modinfo(
         item.subject.rsplit("/", 1)[-1].split(".ko")[0].replace("-", "_"),
         fields.get("filename", ""),
@@ -217,17 +195,7 @@ def _modinfo(item: Item) -> Modinfo:
         fields.get("signer", ""),
         fields.get("vermagic", ""),
         cite(item, 1),
-        not asked and not item.source.only and not item.source.is_part,
     )
-
-
-# How the value of a field looks, where other commands' answers stand beside it.
-_SHAPES: Final = {
-    "vermagic": Pattern(r"^\d\S+ .*\bmod_unload\b|^\d\S+ SMP\b"),
-    "version": Pattern(r"^\d{2,3}\.\d{1,3}(?:\.\d{1,3})?$"),
-    "filename": Pattern(r"^/\S+\.ko(?:\.\w+)?$"),
-    "license": Pattern(r"^(?:NVIDIA|Dual MIT/GPL|GPL.*)$"),
-}
 
 
 def driver_info(snapshot: Snapshot) -> tuple[Modinfo, ...]:
@@ -261,17 +229,11 @@ def _on_disk(snapshot: Snapshot) -> Iterator[OnDisk]:
     for row in snapshot.view(driver_builds):
         if row.state == "installed" and row.kernel:
             yield OnDisk(row.kernel, "", row.version, row.citation)
-    yield from _packaged(snapshot, running)
+    yield from _packaged(snapshot)
 
 
-def _packaged(snapshot: Snapshot, running: str) -> Iterator[OnDisk]:
+def _packaged(snapshot: Snapshot) -> Iterator[OnDisk]:
     """The kernels that an installed package names, whose module it brings."""
-    for package in packages.matching(snapshot, "kmod-nvidia-*"):
-        if package.is_installed and (match := _PRECOMPILED.match(f"{package.name}-{package.version}")):
-            kernel = match["fusion"] or match["kernel"]
-            if running.startswith(f"{kernel}."):
-                kernel = running  # the package leaves the release and the architecture away
-            yield OnDisk(kernel, "", match["branch"] or "", package.citation)
     for package in packages.matching(snapshot, "linux-modules-nvidia-*", "kmod-nvidia-*"):
         if package.is_installed and (match := _PREBUILT.fullmatch(package.name)):
             yield OnDisk(match["deb"] or match["rpm"], "", match["branch"] or package.upstream, package.citation)
@@ -303,14 +265,13 @@ def _is_of(match: re.Match[str] | None, running: str) -> bool:
 
 
 def kernel_of_search(snapshot: Snapshot) -> str:
-    """The running kernel: by uname, else by the folder in which modprobe looked, else by what refused a module."""
+    """The running kernel: by uname, else by the folder in which modprobe looked."""
     if running := snapshot.view(system.running_kernel):
         return running
     for line in snapshot.said(_NOT_FOUND):
         if (match := _NOT_FOUND.search(line.line)) and match["kernel"]:
             return match["kernel"]
-    magic = snapshot.match(MAGIC)
-    return magic["runs"] if magic else ""
+    return ""
 
 
 def built_for(snapshot: Snapshot, kernel: str) -> bool | None:

@@ -13,7 +13,7 @@ from gpunode.facts.items import Item
 from gpunode.facts.patterns import Pattern
 
 _LINE: Final = Pattern(
-    r"^[ \t]*(?:GPU (?P<gpu>\d{1,3}):(?: (?P<name>[^(\n]{2,60}?)(?: \(UUID|\s*$))?|gpuId (?P<id>\d{1,3}):"
+    r"^[ \t]*(?:GPU (?P<gpu>\d{1,3}):|gpuId (?P<id>\d{1,3}):"
     r"|Link (?P<link>\d{1,2}): *(?:<?inactive>?|(?P<rate>[\d.]+ GB/s))|(?P<row>[UDX_](?: [UDX_]){2,})\s*$"
     r"|(?P<none>.*\ball links are inactive\b)|(?P<other>NvSwitches:|physicalId ))",
     re.IGNORECASE,
@@ -31,9 +31,13 @@ class Links:
     """
 
     index: int | None
-    name: str
     rates: Mapping[int, str]
     citation: Citation
+
+    @property
+    def gpu(self) -> str:
+        """The GPU, as a sentence names it."""
+        return "a GPU" if self.index is None else f"GPU {self.index}"
 
     @property
     def down(self) -> tuple[int, ...]:
@@ -52,29 +56,27 @@ def nvlinks(snapshot: Snapshot) -> tuple[Links, ...]:
     for item in snapshot.of("nvidia-smi-nvlink", "nvidia-smi", "text", "application", "nvidia-smi-q"):
         for one in _of(item):
             key = -len(best) - 1 if one.index is None else one.index
-            if key not in best or (len(one.rates), one.name) > (len(best[key].rates), best[key].name):
+            if key not in best or len(one.rates) > len(best[key].rates):
                 best[key] = one
     return tuple(best.values())
 
 
 def _of(item: Item) -> Iterator[Links]:
     index: int | None = None
-    name, rates, place, is_none = "", dict[int, str](), 0, False
+    rates, place, is_none = dict[int, str](), 0, False
     found = ((number, match) for number, line in enumerate(item.lines, 1) if (match := _LINE.match(line)))
     for number, match in (*found, (0, None)):
         if match is None or match["gpu"] or match["id"] or match["other"]:
             if rates or is_none:
-                yield Links(index, name, rates, cite(item, place))
-            told = (match["gpu"] or match["id"]) if match else None
-            index, name = int(told) if told else None, (match["name"] or "") if match else ""
-            rates, place, is_none = {}, 0, False
+                yield Links(index, rates, cite(item, place))
+            named = (match["gpu"] or match["id"]) if match else None
+            index, rates, place, is_none = int(named) if named else None, {}, 0, False
             continue
         if match["none"]:
             is_none = True
         elif match["row"]:
-            rates = {
-                link: "up" if state == "U" else "" for link, state in enumerate(match["row"].split()) if state in "UD"
-            }
+            states = enumerate(match["row"].split())
+            rates = {link: "up" if state == "U" else "" for link, state in states if state in "UD"}
         else:
             rates[int(match["link"])] = match["rate"] or ""
         if not place or (match["link"] and not match["rate"] and all(list(rates.values())[:-1])):

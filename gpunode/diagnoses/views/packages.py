@@ -39,8 +39,6 @@ _NO_PACKAGE: Final = Pattern(
     r"no packages? found matching (?P<name>\S+)|package (?P<rpm>\S+) is not installed"
     r"|package ['‘](?P<pacman>[^'’\s]+)['’] was not found|Unable to locate package (?P<apt>[\w.+-]+)"
 )
-# dnf, zypper and equery do not repeat what they were asked for.
-_NONE_LISTED: Final = Pattern(r"No matching (?:items found|[Pp]ackages to list)|No installed packages matching")
 # dpkg(1): what of a package in each state is there to be used.
 _INSTALLED: Final = frozenset("iWt")
 _HALF_DONE: Final = frozenset("UFH")
@@ -107,22 +105,14 @@ def holds(snapshot: Snapshot) -> Mapping[str, Citation]:
             for number, line in enumerate(item.lines, 1):
                 if match := _HELD.match(line.strip()):
                     found[match["name"]] = cite(item, number)
-    for pattern, row in _LOCKS.items():
-        for item in snapshot.files(pattern):
-            for match in finds(item, row):
-                found |= dict.fromkeys(match["names"].split(), cite(item, item.number_at(match.start("names"))))
+    for item in snapshot.files("*/versionlock.list"):
+        for match in finds(item, _LOCKED):
+            found[match["name"]] = cite(item, item.number_at(match.start("name")))
     return found
 
 
-# The files of dnf 4 and yum, dnf 5, zypper and pacman; dnf 4 writes a lock that keeps packages away with "!".
-_LOCKS: Final[Mapping[str, Pattern]] = {
-    "*/versionlock.list": Pattern(
-        r"^!?(?:\d+:)?(?P<names>[a-zA-Z][\w.+]*(?:-[a-zA-Z][\w.+]*)*)-(?:\d+:)?\d", re.MULTILINE
-    ),
-    "*/versionlock.toml": Pattern(r"^[ \t]*name[ \t]*=[ \t]*[\"'](?P<names>[^\"'\n]+)[\"']", re.MULTILINE),
-    "/etc/zypp/locks": Pattern(r"^solvable_name:[ \t]*(?P<names>\S+)[ \t]*$", re.MULTILINE),
-    "/etc/pacman.conf": Pattern(r"^[ \t]*IgnorePkg[ \t]*=[ \t]*(?P<names>\S[^\n#]*)", re.MULTILINE),
-}
+# dnf 4 and yum write a lock that keeps packages away with "!".
+_LOCKED: Final = Pattern(r"^!?(?:\d+:)?(?P<name>[a-zA-Z][\w.+]*(?:-[a-zA-Z][\w.+]*)*)-(?:\d+:)?\d", re.MULTILINE)
 _HELD: Final = Pattern(r"(?:\d+:)?(?P<name>[a-z0-9][\w.+-]*?)(?:-\d+:[\w.+~-]+(?:\.\*)?|:\w+)?$")
 
 
@@ -151,15 +141,8 @@ def _denies(item: Item, name: str) -> bool:
     """Whether it says that there is no such package, or would have listed it."""
     if any(name in match.groups() for match in _NO_PACKAGE.finditer(item.text)):
         return True
-    if item.kind in {"packages", "package-output"} and _NONE_LISTED.search(item.text):
-        asked = (word.strip("*'\"") for word in item.source.words[2:])
-        return any(name.startswith(word) for word in asked if len(word) >= _TELLING)
     filtered = item.kind == "packages" and item.source.only and not item.source.is_part
     return bool(filtered) and item.source.lets_through(name)
-
-
-# Shorter words are options and verbs.
-_TELLING: Final = 6
 
 
 def _every(snapshot: Snapshot) -> Iterator[Package]:
@@ -208,17 +191,11 @@ def is_drivers_row(line: str) -> bool:
     return bool(_DRIVERS_ROW.search(line)) and not line.startswith(("un ", "rc ", "pn "))
 
 
-# Names and versions of what is installed, cut out of dpkg's table.
-_CUT_OUT: Final = Pattern(r"\bdpkg\b[^\n]*\^ii\b[^\n]*\bprint[ (]*\$2\W+\$3\b")
-
-
 def _rows(item: Item) -> Iterator[Package]:
     words = " ".join(item.source.words)
     listing = item.kind == "packages"
     by_rpm = listing and ("rpm" in words or "dnf" in words or "yum" in words or "zypper" in words)
-    by_query = listing and (
-        "dpkg-query" in words or "pacman" in words or "-W" in words or _CUT_OUT.search(item.written)
-    )
+    by_query = listing and any(word in item.written for word in ("dpkg-query", "pacman", " -W", "awk"))
     for number, line in enumerate(item.lines, 1):
         if match := _DPKG.match(line):
             yield Package(match["name"], match["version"], match["state"], match["want"], cite(item, number))

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Final, Literal, TypeAlias
 
 from gpunode.diagnoses.snapshot import Snapshot
-from gpunode.diagnoses.views import alive, faults, smi_query
+from gpunode.diagnoses.views import faults, resolved, smi_query
 from gpunode.facts.patterns import Pattern
 
 # An empty one is an action that this program does not know.
@@ -22,7 +22,7 @@ _ACTIONS: Final[tuple[Action, ...]] = ("none", "reset", "reboot", "drain-p2p", "
 _GRAVE: Final[tuple[Action, ...]] = ("none", "", "drain-p2p", "reset", "drain-and-reset", "reboot")
 
 
-def asked(fault: faults.Fault) -> Action | None:
+def action_of(fault: faults.Fault) -> Action | None:
     """The action that an Xid 154 asks for; None where the fault is none of these, or does not tell."""
     match = _CHANGED.search(fault.xid.text) if fault.xid and fault.code == 154 else None
     number = int(match["action"]) if match else 0
@@ -38,7 +38,7 @@ def by_name(value: str) -> Action:
     return next((one for one in named if one in words), "none" if words.strip(" []") in {"", "none", "n/a"} else "")
 
 
-def wanted(snapshot: Snapshot) -> Mapping[str, Action]:
+def pending_actions(snapshot: Snapshot) -> Mapping[str, Action]:
     """The action that each GPU waits for, by its address: the last Xid 154, else what nvidia-smi shows.
 
     Where both ask for something, nobody knows which is the later: the graver holds.
@@ -46,10 +46,12 @@ def wanted(snapshot: Snapshot) -> Mapping[str, Action]:
     shown = _shown(snapshot)
     found = dict(shown)
     for fault in faults.in_time(fault for fault in snapshot.view(faults.timeline) if fault.code == 154):
-        if (action := asked(fault)) is not None:
+        action = action_of(fault)
+        if action == "none":
             found[fault.gpu] = action
-    graver = {gpu: max(action, shown.get(gpu, "none"), key=_GRAVE.index) for gpu, action in found.items()}
-    return {gpu: graver[gpu] if action != "none" else action for gpu, action in found.items()}
+        elif action is not None:
+            found[fault.gpu] = max(action, shown.get(fault.gpu, "none"), key=_GRAVE.index)
+    return found
 
 
 def recovered(snapshot: Snapshot) -> frozenset[str]:
@@ -58,11 +60,11 @@ def recovered(snapshot: Snapshot) -> frozenset[str]:
     It says so by another Xid 154, or in an answer of nvidia-smi that was asked for last.
     """
     rows = smi_query.rows(snapshot, "GPU Recovery Action")
-    quiet = {gpu.bus for gpu, row in rows if alive.was_asked_last(row.citation) and row.value.lower() == "none"}
+    quiet = {gpu.bus for gpu, row in rows if resolved.was_asked_last(row.citation) and row.value.lower() == "none"}
     ill: set[str] = set()
     over: set[str] = set()
     for fault in faults.in_time(fault for fault in snapshot.view(faults.timeline) if fault.source == "xid"):
-        action = asked(fault)
+        action = action_of(fault)
         if action == "none":
             over.add(fault.gpu)
         elif action is not None or fault.weight > faults.ENDS_ONE:
@@ -82,5 +84,5 @@ def _shown(snapshot: Snapshot) -> dict[str, Action]:
 
 def gravest(snapshot: Snapshot, gpus: tuple[str, ...]) -> Action:
     """What the most of these GPUs ask for."""
-    asked_for = snapshot.view(wanted)
-    return max((asked_for[gpu] for gpu in gpus if gpu in asked_for), key=_GRAVE.index, default="none")
+    actions = snapshot.view(pending_actions)
+    return max((actions[gpu] for gpu in gpus if gpu in actions), key=_GRAVE.index, default="none")

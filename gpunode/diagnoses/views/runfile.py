@@ -10,7 +10,6 @@ from gpunode.diagnoses.model import Citation
 from gpunode.diagnoses.snapshot import Snapshot, cite, stated
 from gpunode.diagnoses.views import driver
 from gpunode.diagnoses.views.driver import Seen
-from gpunode.diagnoses.views.packages import Package
 from gpunode.facts.model import Known
 from gpunode.facts.patterns import Pattern
 from gpunode.facts.sources import Kind
@@ -49,23 +48,6 @@ def installed(snapshot: Snapshot) -> Seen | None:
         if _PLACE.search(item.text) and (disk := driver.on_disk(snapshot)):
             return disk
     return next(named(snapshot, "installer-log", "listing", "text"), None)
-
-
-def strays(snapshot: Snapshot) -> tuple[Package, ...]:
-    """The packages of the driver's user side beside a driver of the installer, whose module is the only one there.
-
-    Programs such as hashcat bring them along. Where packages have a module of their own, or nobody looked for one, they
-    are a driver and none of them has strayed in.
-    """
-    there = tuple(one for one in driver.packaged(snapshot) if one.is_installed)
-    disk = driver.on_disk(snapshot)
-    lists = (item for item in snapshot.of("packages") if item.where == "host" and not item.source.is_part)
-    is_looked_for = disk is not None or any(item.source.lets_through("nvidia-dkms-") for item in lists)
-    if driver.kernel_side(snapshot) or driver.whole(snapshot) or not is_looked_for:
-        return ()
-    seen = [one.version for one in (driver.loaded(snapshot), disk) if one is not None]
-    is_its = bool(seen) and bool(traces(snapshot) or installed(snapshot))
-    return there if is_its and all(one.upstream not in seen for one in there) else ()
 
 
 def named(snapshot: Snapshot, *kinds: Kind) -> Iterator[Seen]:

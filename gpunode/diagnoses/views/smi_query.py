@@ -7,8 +7,9 @@ A row is found by the names on the way to it, whatever a driver branch puts betw
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import pairwise
 from typing import Final
 
@@ -16,8 +17,6 @@ from gpunode.diagnoses.commands import is_gpu
 from gpunode.diagnoses.model import Citation
 from gpunode.diagnoses.snapshot import Snapshot, cite, find
 from gpunode.diagnoses.views import pci
-from gpunode.diagnoses.views.smi_numbers import Numbers, is_index, is_uuid, numbers
-from gpunode.diagnoses.views.smi_rows import Row, at_home, parted, plain
 from gpunode.facts.items import Item
 from gpunode.facts.patterns import Pattern
 
@@ -25,9 +24,9 @@ _BUS: Final = r"[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-9a-fA-F]"
 _GPU: Final = Pattern(rf"^GPU\s+(?:\d+\s*[:-]\s*)?(?P<bus>{_BUS})$")
 _TAG: Final = Pattern(rf'^<(?P<name>[A-Za-z]\w*)(?: id="(?P<bus>{_BUS})")?[^<>]{{0,80}}>(?:(?P<value>[^<>]*)</)?')
 _BUS_ID: Final = Pattern(rf"^{_BUS}$")
+_UUID: Final = Pattern(r"^GPU-[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$")
+_INDEX: Final = Pattern(r"^[0-9]{1,3}$")
 _HEAD_OF_CSV: Final = Pattern(r"^[a-z][\w.]*(?: \[[\w/ ]+\])?(?:,\s*[a-z][\w.]*(?: \[[\w/ ]+\])?)*$")
-# How often a row was there, by uniq -c.
-_COUNTED: Final = Pattern(r"^ {0,6}\d{1,7} {2,}(?=[A-Z])")
 # What stands above the first GPU.
 _HEAD: Final = frozenset({"timestamp", "driver version", "cuda version", "attached gpus", "cuda umd version"})
 # Sections by which a piece is known in text that nobody gave a name.
@@ -37,15 +36,55 @@ _SECTIONS: Final = Pattern(
     r"GPU Recovery Action[ \t]*:[^\n]*)\s*$",
     re.MULTILINE,
 )
-# A section that an option of -d shows alone; where its heading was not pasted, the option still names it.
-_DISPLAYS: Final = {
-    "ROW_REMAPPER": "Remapped Rows",
-    "PAGE_RETIREMENT": "Retired Pages",
-    "ECC": "ECC Errors",
-    "POWER": "GPU Power Readings",
-    "CLOCK": "Clocks",
-    "TEMPERATURE": "Temperature",
+# Names that branches, the XML and the CSV have for one thing, each by the one that -q has today.
+_SAME: Final = {
+    "clocks throttle reasons": "clocks event reasons",
+    "remapping failure occured": "remapping failure occurred",
+    "remapped row corr": "correctable error",
+    "remapped row unc": "uncorrectable error",
+    "remapped row pending": "pending",
+    "remapped row failure": "remapping failure occurred",
+    "failure": "remapping failure occurred",
+    "pending blacklist": "pending page blacklist",
+    "pending retirement": "pending page blacklist",
+    "gpu bus id": "bus id",
+    "pci bus id": "bus id",
+    "uuid": "gpu uuid",
+    "power readings": "gpu power readings",
+    "current mig": "current",
+    "pending mig": "pending",
 }
+# Columns of the CSV that -q calls otherwise.
+_COLUMNS: Final = {
+    "link.width": "Link Width", "link.gen": "PCIe Generation", "mig.mode": "MIG Mode",
+    "power.default_limit": "Default Power Limit", "enforced.power.limit": "Enforced Power Limit",
+    "power.limit": "Power Limit",
+}  # fmt: skip
+# What nvidia-smi tells of a GPU before its bus id.
+_BEFORE_BUS: Final = frozenset(
+    {
+        "product name",
+        "serial number",
+        "gpu uuid",
+        "reset required",
+        "drain and reset recommended",
+        "gpu recovery action",
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A value and the names on the way to it, outermost first, its own last."""
+
+    path: tuple[str, ...]
+    value: str
+    citation: Citation
+
+    @property
+    def name(self) -> str:
+        """Its own name."""
+        return plain(self.path[-1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +92,8 @@ class Gpu:
     """What one answer says of one GPU.
 
     Attributes:
-        bus: its PCI address as the kernel writes it (``0000:07:00.0``); empty where nothing on the node tells.
-        called: its UUID, else the index or serial by which the command asked for it; empty where neither tells.
+        bus: its PCI address as the kernel writes it (``0000:07:00.0``); empty where the answer does not tell.
+        called: its UUID, else the index or serial by which it was asked for or listed; empty where neither tells.
     """
 
     bus: str
@@ -75,8 +114,7 @@ class Gpu:
         """All such rows: a piece without the GPUs' own lines holds those of several."""
         wanted = tuple(plain(name) for name in names)
         for row in self.rows:
-            path = tuple(plain(name) for name in row.path)
-            if path[-1:] == wanted[-1:] and _in_order(wanted[:-1], path[:-1]):
+            if row.name == wanted[-1] and _in_order(wanted[:-1], row.path[:-1]):
                 yield row
 
     def value(self, *names: str) -> str:
@@ -89,12 +127,17 @@ class Gpu:
         return float(match[0]) if match else None
 
 
+@lru_cache(maxsize=4096)
+def plain(name: str) -> str:
+    """A name as all branches, the XML and the CSV have it."""
+    words = " ".join(name.replace("_", " ").lower().split())
+    return _SAME.get(words, words)
+
+
 def answers(snapshot: Snapshot) -> tuple[tuple[Gpu, ...], ...]:
     """Every GPU of every answer on the node, answer by answer; see ``snapshot.view``."""
-    told = (item for item in snapshot.items if item.where == "host" and not item.is_register)
-    found = [(item, ones) for item in told if (ones := tuple(_of(item)))]
-    numbers = _numbers(snapshot, [one for _, ones in found for one in ones])
-    return tuple(tuple(_addressed(one, item, numbers) for one in ones) for item, ones in found)
+    items = (item for item in snapshot.items if item.where == "host" and not item.is_register)
+    return tuple(gpus for item in items if (gpus := tuple(_of(item))))
 
 
 def gpus(snapshot: Snapshot) -> tuple[Gpu, ...]:
@@ -113,7 +156,7 @@ def is_yes(value: str) -> bool:
 
 
 def _in_order(wanted: tuple[str, ...], path: tuple[str, ...]) -> bool:
-    left = iter(path)
+    left = iter(map(plain, path))
     return all(any(name == one for one in left) for name in wanted)
 
 
@@ -121,42 +164,45 @@ def _in_order(wanted: tuple[str, ...], path: tuple[str, ...]) -> bool:
 _MAY_QUOTE: Final = frozenset({"text", "nvidia-smi", "file", "application"})
 
 
-# Notes of several days are about one GPU, which was asked again.
-_DATED: Final = Pattern(r"^[ \t]*\d{4}-\d\d-\d\d\b", re.MULTILINE)
-
-
 def _of(item: Item) -> Iterator[Gpu]:
+    found: Iterator[Gpu]
     if item.kind == "nvidia-smi-q" or (item.kind in _MAY_QUOTE and find(item, _SECTIONS)):
-        is_one = not item.source.words and find(item, _DATED) is not None
-        found = (one for gpu in _of_listing(item) for one in _apart(gpu, is_one=is_one))
-        yield from (gpu for gpu in found if any(plain(row.path[-1]) not in _HEAD for row in gpu.rows))
+        found = (part for gpu in _of_listing(item) for part in ([gpu] if gpu.bus else _parts(gpu)))
+        found = (gpu for gpu in found if any(row.name not in _HEAD for row in gpu.rows))
     elif item.kind == "nvidia-smi" or (item.kind == "text" and "gpu" in item.text[:200]):
-        yield from _of_csv(item)
-
-
-def _apart(gpu: Gpu, *, is_one: bool) -> Iterator[Gpu]:
-    """The GPUs that these rows are of; of rows in an order that is not nvidia-smi's, nobody knows whose they are."""
-    if gpu.bus or is_one:
-        yield replace(gpu, bus=gpu.bus or _own_bus(gpu))
+        found = _of_csv(item)
+    else:
         return
-    placed = list[Row]()
+    for gpu in found:
+        uuid = gpu.value("GPU UUID")
+        # The CSV's own column; -q counts instances so.
+        indices = (row.value for row in gpu.rows if row.path == ("index",) and _INDEX.match(row.value))
+        yield replace(gpu, called=uuid if _UUID.match(uuid) else _asked_for(item) or next(indices, ""))
+
+
+def _parts(gpu: Gpu) -> Iterator[Gpu]:
+    """The GPUs that these rows are of, where grep has left their headings away.
+
+    Behind a bus id stand the rows of that GPU. What nvidia-smi tells before the bus id is laid to nobody: an answer
+    that begins in the midst of a GPU would lay it to the one before.
+    """
+    bus, part, names = "", list[Row](), set[tuple[str, ...]]()
     for row in gpu.rows:
-        placed.append(at_home(row, placed))
-    parts, is_in_order = parted(placed)
-    for part in filter(None, parts):
-        one = Gpu("", part, part[0].citation)
-        yield replace(one, bus=_own_bus(one)) if is_in_order else one
-
-
-def _own_bus(gpu: Gpu) -> str:
-    value = gpu.value("Bus Id")
-    return pci.address(value) if _BUS_ID.match(value) else ""
+        is_next = row.name == "bus id" or row.path in names or (bus and row.name in _BEFORE_BUS)
+        if is_next and part:
+            yield Gpu(bus, tuple(part), part[0].citation)
+            bus, part, names = "", [], set()
+        if row.name == "bus id" and _BUS_ID.match(row.value):
+            bus = pci.address(row.value)
+        part.append(row)
+        names.add(row.path)
+    yield Gpu(bus, tuple(part), part[0].citation)
 
 
 def _of_listing(item: Item) -> Iterator[Gpu]:
     """The GPUs of a listing: what is indented deeper belongs to the heading above it."""
     bus, first, found = "", 1, list[Row]()
-    above, shown = list[tuple[int, str]](), _shown(item)
+    above = list[tuple[int, str]]()
     for number, indent, text in _indented(item):
         if match := _GPU.match(text):
             if found:
@@ -167,44 +213,37 @@ def _of_listing(item: Item) -> Iterator[Gpu]:
         while above and above[-1][0] >= indent:
             above.pop()
         if value:
-            path = (*(heading for _, heading in above if heading), name)
-            is_placed = not shown or shown.lower() in map(str.lower, path)
-            found.append(Row(path if is_placed else (shown, *path), value, cite(item, number)))
+            headings = tuple(heading for _, heading in above if heading) or _heading(name, value, found)
+            found.append(Row((*headings, name), value, cite(item, number)))
         # Below a value stands what has another heading, that was not pasted, or is a part of it, as of a process.
         above.append((indent, "" if value else name))
     if found:
         yield Gpu(bus, tuple(found), cite(item, first))
 
 
+def _heading(name: str, value: str, before: list[Row]) -> tuple[str, ...]:
+    """The heading of a row of memory that was pasted without it."""
+    own = plain(name)
+    # MIG and ECC modes are pending too, and say which mode.
+    if own in {"pending", "remapping failure occurred"} and value.lower() in {"yes", "no"}:
+        # Old drivers call the blacklist of pages so.
+        return ("Retired Pages",) if before and before[-1].name == "double bit ecc" else ("Remapped Rows",)
+    return ("Retired Pages",) if own in {"single bit ecc", "double bit ecc", "pending page blacklist"} else ()
+
+
 def _indented(item: Item) -> Iterator[tuple[int, int, str]]:
-    """Each line's number, indentation and text; where all was lost, headings in a row nest, and hold until the next."""
-    lines = [line for line in item.lines if line.strip() and not line.startswith("==")]
-    is_flat = len(lines) > 1 and not any(line[0].isspace() for line in lines)
-    depth, after_heading = 0, False
+    """Each line's number, indentation and text; a tag of the XML reads as the line that -q has."""
     for number, line in enumerate(item.lines, 1):
-        whole = line.expandtabs()
-        counted = _COUNTED.match(line)
-        text = line[counted.end() if counted else 0 :].strip()
+        whole, text = line.expandtabs(), line.strip()
         if tag := _TAG.match(text):
             text = f"GPU {tag['bus']}" if tag["bus"] else f"{tag['name']}: {tag['value'] or ''}"
-        if not text or text.startswith(("==", "--", "<")):
-            continue
-        is_heading = not text.partition(":")[2].strip()
-        depth = depth if not is_heading else depth + 1 if after_heading else 0
-        after_heading = is_heading
-        yield number, depth + (not is_heading) if is_flat else len(whole) - len(whole.lstrip()), text
-
-
-def _shown(item: Item) -> str:
-    """The one section that ``-d`` asked for; empty where it asked for several or none."""
-    words = item.source.words
-    asked = next((words[at + 1] for at, word in enumerate(words[:-1]) if word in {"-d", "--display"}), "")
-    return _DISPLAYS.get(asked.upper(), "") if "," not in asked else ""
+        if text and not text.startswith(("==", "--", "<")):
+            yield number, len(whole) - len(whole.lstrip()), text
 
 
 def _of_csv(item: Item) -> Iterator[Gpu]:
     """The rows under a line of column names; without such a line the option that asked for them gives the names."""
-    names = _asked(item)
+    names = _queried(item)
     for number, line in enumerate(item.lines, 1):
         cells = [cell.strip() for cell in line.split(",")]
         if _HEAD_OF_CSV.match(line.strip()) and ("." in line or "_" in line or "index" in cells):
@@ -213,38 +252,20 @@ def _of_csv(item: Item) -> Iterator[Gpu]:
             place = cite(item, number)
             named = dict(zip(names, cells, strict=True))
             bus = named.get("gpu_bus_id") or named.get("pci.bus_id") or ""
-            found = tuple(Row(tuple(name.split(".")), value, place) for name, value in named.items())
+            found = tuple(Row(_path(name), value, place) for name, value in named.items())
             yield Gpu(pci.address(bus) if _BUS_ID.match(bus) else "", found, place)
 
 
-def _asked(item: Item) -> list[str]:
-    option = next((word for word in item.source.words if word.startswith("--query-")), "")
-    asked = option.partition("=")[2]
-    if option and not asked:
-        words = item.source.words
-        asked = next(iter(words[words.index(option) + 1 :]), "")
-    return [name.strip() for name in asked.split(",") if name.strip()]
+def _path(column: str) -> tuple[str, ...]:
+    for name, same in _COLUMNS.items():
+        column = column.replace(name, same)
+    return tuple(column.split("."))
 
 
-# --- which GPU it is -----------------------------------------------------------------------------------------------
-
-
-def _numbers(snapshot: Snapshot, found: Iterable[Gpu]) -> Numbers:
-    return numbers(snapshot, ((_index(gpu), gpu.value("GPU UUID"), gpu.bus) for gpu in found))
-
-
-def _index(gpu: Gpu) -> str:
-    """The GPU's own, of the CSV; -q counts instances so."""
-    value = next((row.value for row in gpu.rows if row.path == ("index",)), "")
-    return value if is_index(value) else ""
-
-
-def _addressed(gpu: Gpu, item: Item, known: Numbers) -> Gpu:
-    """The GPU by its own word, else by that of the command: an index or a UUID, followed to an address."""
-    uuid = gpu.value("GPU UUID")
-    words = (uuid if is_uuid(uuid) else "", _index(gpu), _asked_for(item))
-    bus = gpu.bus or next((bus for word in words if word and (bus := known.address(word))), "")
-    return replace(gpu, bus=bus, called=words[0] or words[2])
+def _queried(item: Item) -> list[str]:
+    """The columns that ``--query-…`` asked for."""
+    match = re.search(r"--query-[\w-]+[= ]['\"]?(?P<names>[\w.,]+)", item.written)
+    return match["names"].strip(",").split(",") if match else []
 
 
 def _asked_for(item: Item) -> str:

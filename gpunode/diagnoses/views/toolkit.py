@@ -26,7 +26,8 @@ _PROGRAMS: Final = (
 _ANSWERS: Final = Pattern(
     r"NVIDIA Container (?:Toolkit CLI|Runtime Hook) version|^[ \t]*cli-version:"
     r"|nvidia-container-cli(?:\.real)?: (?!command not found|not found|No such)"
-    r"|initializing library context \(version=|^nvidia-container-toolkit[ -]v?\d",
+    r"|initializing library context \(version=|^nvidia-container-toolkit[ -]v?\d"
+    r"|(?:status installed|Installed:) nvidia-container-toolkit\b|^Install:[^\n]*\bnvidia-container-toolkit:",
     re.MULTILINE,
 )
 _LIBRARY: Final = Pattern(
@@ -66,51 +67,37 @@ def absent(snapshot: Snapshot) -> tuple[Citation, ...]:
 
 
 def _signs(snapshot: Snapshot) -> Iterator[Presence]:
-    listed = snapshot.view(packages.packages)
     for name in _PACKAGES:
-        if (package := listed.get(name)) is not None and package.is_installed:
+        if (package := snapshot.view(packages.packages).get(name)) is not None and package.is_installed:
             yield Presence(True, package.citation)
     if (found := programs.look(snapshot, *_PROGRAMS)) is not None:
         yield found
-    for citation in (*snapshot.said(_ANSWERS), *snapshot.said(_ANSWERS, "packages")):
+    for citation in (*snapshot.said(_ANSWERS), *snapshot.said(_ANSWERS, "packages", "package-history")):
         yield Presence(True, citation)
-    for item in snapshot.of("package-policy"):
-        for match in finds(item, _POLICY):
-            number = item.number_at(match.start("version"))
-            yield Presence(match["version"][0] != "(", cite(item, number))
-    if (denial := _not_listed(snapshot)) is not None:
-        yield Presence(False, denial)
-    else:  # what was installed once may be gone again
-        logged = snapshot.said(_INSTALLED, "package-history", "text", "package-output", "packages")
-        yield from (Presence(True, line) for line in logged)
+    listings = [item for item in snapshot.of("packages", "package-policy") if _lacks(item)]
+    if listings or packages.installed(snapshot, _PACKAGES[0]) is False:
+        yield Presence(False, cite(listings[0]) if listings else _not_listed(snapshot))
 
 
-def _not_listed(snapshot: Snapshot) -> Citation | None:
-    """The list of packages that would name the toolkit, and does not."""
-    name = _PACKAGES[0]
-    if packages.installed(snapshot, name) is not False:
-        return next((cite(item) for item in snapshot.of("packages") if _would_list(item, name)), None)
+def _lacks(item: Item) -> bool:
+    """Whether it is a list of all packages that match a pattern, without the toolkit, or says that it is not there."""
+    globs = [word.strip("'\"") for word in item.source.words[1:] if "*" in word]
+    is_list = not (item.source.only or item.source.is_part or _PACKAGES[0] in item.text)
+    is_listed = is_list and any(fnmatchcase(_PACKAGES[0], glob) for glob in globs)
+    return is_listed or _NONE.search(item.text) is not None
+
+
+# apt-cache's answer, in the language of the node.
+_NONE: Final = Pattern(r"^nvidia-container-toolkit:\n\s+\w+\s*:\s*\(", re.MULTILINE)
+
+
+def _not_listed(snapshot: Snapshot) -> Citation:
+    """The list of packages that would name the toolkit, and does not; or that says it is not installed."""
     for item in snapshot.of("packages", "package-output", "package-policy"):
-        said = next((number for number, line in enumerate(item.lines, 1) if name in line), 0)
-        if said or item.source.only or _would_list(item, name):
-            return cite(item, said or None)
-    return stated("/var/lib/dpkg/status", f"no {name}", "dpkg-status")
-
-
-def _would_list(item: Item, name: str) -> bool:
-    """Whether it is a list of all packages that match a pattern, and the toolkit's name does."""
-    asked = [word.strip("'\"") for word in item.source.words[1:] if "*" in word]
-    return bool(asked) and not item.source.only and not item.source.is_part and any(fnmatchcase(name, a) for a in asked)
-
-
-# The first line below the name is what is installed, in the language of the node.
-_POLICY: Final = Pattern(r"^nvidia-container-toolkit:\n\s+\w+\s*:\s*(?P<version>\S+)", re.MULTILINE)
-# The logs of dpkg, dnf, pacman, zypper and apt.
-_INSTALLED: Final = Pattern(
-    r"(?:status installed|install|Installed:|\[ALPM\] installed|\|install\|) ?nvidia-container-(?:toolkit|runtime)\b"
-    r"|^Install:[^\n]*\bnvidia-container-toolkit:",
-    re.MULTILINE,
-)
+        number = next((number for number, line in enumerate(item.lines, 1) if _PACKAGES[0] in line), None)
+        if number or item.source.only:
+            return cite(item, number)
+    return stated("/var/lib/dpkg/status", f"no {_PACKAGES[0]}", "dpkg-status")
 
 
 def versions(snapshot: Snapshot) -> tuple[Version, ...]:

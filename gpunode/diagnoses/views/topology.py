@@ -90,11 +90,6 @@ def topology(snapshot: Snapshot) -> Topology:
     return Topology(_counted(tuple(wanted), matrix), matrix, nics, rates)
 
 
-def addresses(snapshot: Snapshot) -> Mapping[int, str]:
-    """The PCI address of each GPU by nvidia-smi's number for it, where something tells both."""
-    return {gpu.index: gpu.address for gpu in snapshot.view(topology).gpus if gpu.index is not None}
-
-
 def _called(name: str) -> str:
     """A GPU's name as the driver tells it, which cuts long ones."""
     return name.removeprefix("NVIDIA ").rstrip(".")

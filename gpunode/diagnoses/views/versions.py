@@ -25,19 +25,22 @@ _MISMATCH: Final = Pattern(
 _ASKED_ON_NODE: Final = Pattern(
     r"nvidia-container-cli|nvml error:|Error: nvml:|initialization error|libnvidia-container|auto-detected mode"
 )
+_SHIPPED: Final = Pattern(rf"lib(?:nvidia-ml|cuda)\.so\.(?P<version>{driver.VERSION})")
 
 
 @dataclass(frozen=True, slots=True)
-class Scene:
-    """The versions on the node.
+class Versions:
+    """The driver's versions on the node.
 
     Attributes:
-        says: the lines that tell of a mismatch on the node itself.
+        mismatches: the lines that tell of a mismatch on the node itself.
         wanted: what programs load: the library's version, else that of the user side's packages.
         bringing: kernel side and whole packages at one version.
+        user: packages of the user side.
+        upgrades: of each package the last one, where its version is not loaded.
     """
 
-    says: tuple[Citation, ...]
+    mismatches: tuple[Citation, ...]
     loaded: Seen | None
     disk: Seen | None
     wanted: Seen | None
@@ -49,7 +52,7 @@ class Scene:
     def cited(self) -> tuple[Citation, ...]:
         """The lines that tell of the mismatch and of what differs."""
         seen = (one.citation for one in (self.loaded, self.disk, self.wanted) if one is not None)
-        return tuple(dict.fromkeys((*self.says, *seen)))
+        return tuple(dict.fromkeys((*self.mismatches, *seen)))
 
     def is_loaded(self, version: str) -> bool:
         """Whether that is the version of the loaded module."""
@@ -61,16 +64,16 @@ class Scene:
         return self.loaded is not None and self.disk is not None and not self.is_loaded(self.disk.version)
 
     @property
-    def differs(self) -> bool:
+    def differ(self) -> bool:
         """Whether the module, packages or upgrades of the node are of another version than the loaded module."""
         there = (*(one.upstream for one in (*self.bringing, *self.user)), *(one.driver for one in self.upgrades))
         is_behind = any(version and not self.is_loaded(version) for version in there)
         return self.has_new_module or (self.loaded is not None and is_behind)
 
 
-def is_of(version: str, told: str) -> bool:
-    """Whether ``version`` is the one that was ``told``: NVML leaves the last part of its library's version away."""
-    return version == told or (told.count(".") == 1 and version.startswith(f"{told}."))
+def is_of(version: str, short: str) -> bool:
+    """Whether ``version`` is ``short``, of which NVML leaves the last part away."""
+    return version == short or (short.count(".") == 1 and version.startswith(f"{short}."))
 
 
 def number(version: str) -> tuple[int, ...]:
@@ -78,7 +81,7 @@ def number(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in re.findall(r"\d{1,18}", version))
 
 
-def scene(snapshot: Snapshot) -> Scene:
+def of_node(snapshot: Snapshot) -> Versions:
     """The versions on the node."""
     user = driver.user_side(snapshot)
     bringing = (*driver.kernel_side(snapshot), *driver.whole(snapshot))
@@ -89,11 +92,11 @@ def scene(snapshot: Snapshot) -> Scene:
         other = [one for one in user if loaded is None or one.upstream != loaded.version]
         library = Seen(other[0].upstream, other[0].citation) if other else None
     recent = _recent(history.upgrades(snapshot), loaded)
-    return Scene(said_on_node(snapshot), loaded, driver.on_disk(snapshot), library, bringing, user, recent)
+    return Versions(mismatches(snapshot), loaded, driver.on_disk(snapshot), library, bringing, user, recent)
 
 
 def _whole(library: Seen, loaded: Seen | None, known: Iterable[Seen]) -> Seen:
-    """The library in the version of which NVML told the beginning; it is not the loaded one, which NVML refused."""
+    """The library with its whole version; it is not the loaded one, which NVML refused."""
     found = [one for one in known if is_of(one.version, library.version)]
     other = next((one for one in found if loaded is None or one.version != loaded.version), None)
     return Seen(other.version, library.citation) if other is not None else library
@@ -115,27 +118,17 @@ def _is_inside(item: Item) -> bool:
     return is_contained and not _ASKED_ON_NODE.search(item.text)
 
 
-def said_on_node(snapshot: Snapshot) -> tuple[Citation, ...]:
+def mismatches(snapshot: Snapshot) -> tuple[Citation, ...]:
     """The lines that tell of a mismatch where no container is in between."""
     tables = {"file", "packages", "container-inspect"}
     items = (item for item in snapshot.items if not item.is_register and item.kind not in tables)
-    here = (item for item in items if not (_is_inside(item) or driver.is_beside_container(snapshot, item)))
+    here = (item for item in items if not _is_inside(item))
     return tuple(line for item in here for line in lines_with(item, _MISMATCH))
 
 
-def said_inside(snapshot: Snapshot) -> tuple[Citation, ...]:
+def mismatches_inside(snapshot: Snapshot) -> tuple[Citation, ...]:
     """The lines that tell of a mismatch inside a container."""
     return tuple(line for item in snapshot.items if _is_inside(item) for line in lines_with(item, _MISMATCH))
-
-
-_ANSWERS: Final = Pattern(r"Driver Version\s*:")
-_SHIPPED: Final = Pattern(rf"lib(?:nvidia-ml|cuda)\.so\.(?P<version>{driver.VERSION})")
-
-
-def answering_elsewhere(snapshot: Snapshot) -> tuple[Citation, ...]:
-    """The lines by which nvidia-smi works in another container, so that the node's driver is whole."""
-    runs = (item for item in snapshot.of("container-run") if not _MISMATCH.search(item.text))
-    return tuple(line for item in runs for line in lines_with(item, _ANSWERS))
 
 
 def shipped(snapshot: Snapshot) -> tuple[Citation, ...]:

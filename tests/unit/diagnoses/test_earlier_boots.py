@@ -193,17 +193,6 @@ def test_a_search_through_logs_may_show_the_newest_first(files: str, older: str,
     assert (root.cause, root.confidence) == ("gpu-fallen-off-bus", "certain")
 
 
-def test_of_several_rotated_logs_the_highest_number_is_the_oldest() -> None:
-    lines = [_found_in("kern.log.1", FELL_NOW), _found_in("kern.log.10", NEXT), _found_in("kern.log.2", NOW_AT_WORK)]
-    written = "kern.log, searched"
-    kept = boots.of_running(recognise(written), written, "".join(lines))
-    assert kept is not None
-    assert "fallen off" in kept
-    written = "grep -i nv /var/log/messages /var/log/messages-20260809"
-    dated = [_found_in("messages-20260809", FELL_NOW), _found_in("messages-20260802", NOW_AT_WORK)]
-    assert boots.of_running(recognise(written), written, "".join(dated)) == "".join(dated)
-
-
 @pytest.mark.parametrize("asked", ["journalctl -k -b -1", "journalctl --dmesg --boot=-1"])
 def test_what_was_asked_for_as_of_other_boots_is_not_of_this(asked: str) -> None:
     assert seen((asked, FELL)).roots[0].confidence == "likely"

@@ -69,27 +69,4 @@ def test_acs_stays_where_it_keeps_virtual_machines_apart() -> None:
     assert not [command for fix in rules()["acs-blocks-p2p"].remedy(node) for command in fix.commands]
 
 
-def test_microk8s_brings_a_containerd_that_is_not_asked_as_the_usual_one() -> None:
-    no_runtime = 'Failed to create pod sandbox: rpc error: no runtime for "nvidia" is configured'
-    found = first(
-        ("microk8s kubectl describe pod cuda", no_runtime), ("nvidia-smi -L", "GPU 0: Tesla T4 (UUID: GPU-1)"),
-        ("snap list microk8s", "Name      Version  Rev   Tracking\nmicrok8s  v1.30.5  7180  1.30/stable"),
-        ("dpkg -l | grep nvidia-container-toolkit", "ii  nvidia-container-toolkit       1.16.2-1  amd64 Toolkit"),
-    )  # fmt: skip
-    commands = [command for fix in found.remedy for command in fix.commands]
-    assert "sudo grep -A4 nvidia /var/snap/microk8s/current/args/containerd.toml" in commands
-    assert not [one for one in commands if "config dump" in one]
-
-
 NO_DRIVER = "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver. Make sure that the latest"
-
-
-def test_a_module_that_suse_does_not_support_is_allowed_by_name() -> None:
-    said = (
-        "modprobe: ERROR: module 'nvidia' is unsupported\n"
-        "modprobe: ERROR: Use --allow-unsupported or set allow_unsupported_modules 1 in\n"
-        "modprobe: ERROR: could not insert 'nvidia': Operation not permitted"
-    )
-    found = first(("uname -r", "6.4.0-150600.23.25-default"), ("modprobe nvidia", said), ("nvidia-smi", NO_DRIVER))
-    assert found.cause == "driver-module-not-loaded"
-    assert "allow_unsupported_modules 1" in found.remedy[0].commands[0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from gpunode.diagnoses import diagnose
 from gpunode.diagnoses.commands import Shell
 from gpunode.diagnoses.judging import judged, suspects
 from gpunode.diagnoses.model import Rule
@@ -86,3 +87,15 @@ def test_signs_are_made_of_signs() -> None:
     assert not all_of(DECISIVE, SYMPTOM)(both)
     assert not unless(DECISIVE, TYPICAL)(both)
     assert unless(DECISIVE, SYMPTOM)(both)
+
+
+def test_other_causes_of_the_same_symptom_are_ruled_out_by_the_line_against_them() -> None:
+    rows = (
+        ("lspci -nnk -d 10de:", "01:00.0 3D controller [0302]: NVIDIA [10de:20b5]\n\tKernel driver in use: nouveau"),
+        ("nvidia-smi", "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver."),
+        ("dpkg -l nvidia-driver-550", "ii  nvidia-driver-550  550.54.15-0ubuntu1  amd64  NVIDIA driver metapackage"),
+    )  # fmt: skip
+    root = diagnose(snapshot(pasted.evidence(rows))).findings[0]
+    assert root.cause == "nouveau-bound"
+    assert "no NVIDIA driver is installed: a driver is here" in root.ruled_out
+    assert "no NVIDIA GPU is on the bus: a GPU is on the bus" in root.ruled_out

@@ -453,17 +453,3 @@ def test_an_installer_that_finds_no_gpu_of_its_own_is_understood_by_the_bus() ->
     assert roots(log, ("lspci -nn", newer)) == ["gpu-too-new-for-driver"]
     older = "65:00.0 3D controller [0302]: NVIDIA Corporation GF100GL [Tesla C2050] [10de:06d1] (rev a3)"
     assert roots(log, ("lspci -nn", older)) == ["gpu-legacy-unsupported-by-branch"]
-
-
-def test_a_kernel_s_files_come_back_with_the_package_that_has_them() -> None:
-    kernel = "6.1.0-40-amd64"
-    node = (
-        ("cat /etc/os-release", 'ID=debian\nVERSION_ID="12"'),
-        ("uname -r", kernel),
-        ("modprobe nvidia", f"modprobe: FATAL: Module nvidia not found in directory /lib/modules/{kernel}"),
-        ("sudo depmod -a", "depmod: WARNING: could not open modules.order at /lib/modules/x: No such file"),
-        ("find /lib/modules -name 'nvidia.ko*'", f"/lib/modules/{kernel}/updates/dkms/nvidia.ko.zst"),
-    )
-    (root,) = seen(*node).roots
-    assert root.cause == "depmod-index-missing"
-    assert root.remedy[0].commands == (f"sudo apt-get install --reinstall linux-image-{kernel}",)

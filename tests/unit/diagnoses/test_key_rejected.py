@@ -24,10 +24,10 @@ def seen(*pieces: tuple[str, str]) -> Diagnosis:
 
 @pytest.mark.parametrize("pieces", [(FAILS, REJECTED), (EMPTY, FAILS, REJECTED), (EMPTY, REJECTED), (REJECTED,)])
 @pytest.mark.parametrize("words", ["Key was rejected by service", "Required key not available"])
-def test_alone_it_leaves_open_which_of_the_two_it_is(pieces: tuple[tuple[str, str], ...], words: str) -> None:
+def test_alone_it_is_likely_a_key_that_nobody_enrolled(pieces: tuple[tuple[str, str], ...], words: str) -> None:
     found = seen(*((source, text.replace("Key was rejected by service", words)) for source, text in pieces))
-    assert not found.findings
-    assert {one.cause for one in found.suspects[:2]} == {NO_KEY, UNSIGNED}
+    assert [(one.cause, one.confidence) for one in found.roots] == [(NO_KEY, "likely")]
+    assert found.suspects[0].cause == UNSIGNED
     assert found.suspects[0].look_at[0].startswith("modinfo nvidia")
 
 

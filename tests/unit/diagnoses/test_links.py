@@ -131,20 +131,6 @@ def test_fewer_lanes_are_a_fault_for_certain_only_where_both_ends_have_more(
     assert all(said and said[2] in one.summary for one in found)
 
 
-def test_the_port_above_is_known_by_sysfs_too() -> None:
-    sysfs = "/sys/bus/pci/devices/0000:{}/{}_link_width:{}"
-    rows = [("01:00.0", "current", 8), ("01:00.0", "max", 16), ("00:01.0", "max", 8)]
-    pieces = [
-        ("lspci -nn -d 10de:", GPU),
-        ("lspci -tv", "-[0000:00]-+-01.0-[01]----00.0  NVIDIA Corporation GA102\n"),
-        ("grep . /sys/bus/pci/devices/*/*_link_width", "\n".join(sysfs.format(*row) for row in rows)),
-    ]
-    assert not seen(*pieces).findings
-    source, text = pieces[2]
-    (narrow,) = seen(*pieces[:2], (source, text.rpartition("\n")[0])).findings
-    assert (narrow.cause, narrow.confidence) == ("pcie-link-degraded", "likely")
-
-
 def test_errors_of_a_port_are_those_of_the_gpu_below_it() -> None:
     error = "[  100.{0}] pcieport 0000:00:01.0: {1}\n"
     told = ("AER: Corrected error received: 0000:00:01.0", "   [ 6] BadTLP")

@@ -6,14 +6,12 @@ import json
 from collections.abc import Mapping
 from dataclasses import replace
 
-import pytest
-
 from gpunode.diagnoses import diagnose
 from gpunode.diagnoses.comparison import compare
 from gpunode.diagnoses.snapshot import Snapshot, snapshot
 from gpunode.diagnoses.views import fabric, history, initramfs, packages, system
 from gpunode.facts import pasted
-from gpunode.facts.evidence import Capture, encode_found
+from gpunode.facts.evidence import Capture
 from gpunode.workflow.doctor import Examined, diagnosed
 from tests.scenarios.healthy.captures import Said, evidence, held, listed
 from tests.scenarios.healthy.nodes import HEALTHY
@@ -36,108 +34,10 @@ def pieces(*found: tuple[str, str]) -> Snapshot:
 
 STUBS = "/usr/local/cuda-12.4/lib64/stubs"
 PROFILE = "/etc/profile.d/cuda.sh"
-
-
-def test_a_stub_in_front_of_the_drivers_library_is_told_before_a_program_fails() -> None:
-    profile = f"export PATH=$PATH:/usr/local/cuda/bin\nexport LD_LIBRARY_PATH={STUBS}:$LD_LIBRARY_PATH\n"
-    node: Mapping[str, Said] = {
-        "profile-d": held({PROFILE: profile}),
-        f"libraries:{STUBS}": listed(f"{STUBS}/libcuda.so", f"{STUBS}/libcuda.so.1 -> libcuda.so"),
-    }
-    found = ask("debian-12-docker", node)
-    assert causes(found) == ["library-path-shadows-libcuda"]
-    first = found.diagnosis.findings[0]
-    assert PROFILE in first.summary
-    assert any(PROFILE in fix.text for fix in first.remedy)
-    assert (first.citations[0].source, first.citations[0].number) == (PROFILE, 2)
-    assert first.confidence == "likely", "a service is started by no shell"
-
-
-def test_a_units_own_copy_of_another_driver() -> None:
-    line = "/etc/systemd/system/llm.service.d/env.conf:Environment=LD_LIBRARY_PATH=/opt/llm/lib\n"
-    node: Mapping[str, Said] = {
-        "unit-environments": line,
-        "libraries:/opt/llm/lib": listed("/opt/llm/lib/libcuda.so.1 -> libcuda.so.470.57.02"),
-    }
-    found = ask("debian-12-docker", node)
-    assert causes(found) == ["library-path-shadows-libcuda"]
-    assert "470.57.02" in found.diagnosis.findings[0].summary
-    assert "/etc/systemd/system/llm.service.d/env.conf" in found.diagnosis.findings[0].summary
-
-
-@pytest.mark.parametrize(
-    "profile",
-    [
-        'legacy() { LD_LIBRARY_PATH=/opt/old/lib legacy_tool "$@"; }\n',
-        "legacy() {\nexport LD_LIBRARY_PATH=/opt/old/lib\n}\n",
-        "if false; then export LD_LIBRARY_PATH=/opt/old/lib; fi\n",
-        'if [ "$HOSTNAME" = old ]; then\nexport LD_LIBRARY_PATH=/opt/old/lib\nfi\n',
-        "[ -d /nowhere ] && export LD_LIBRARY_PATH=/opt/old/lib\n",
-        "unset LD_LIBRARY_PATH # was LD_LIBRARY_PATH=/opt/old/lib\n",
-        "export LD_LIBRARY_PATH=/opt/old/lib\nunset LD_LIBRARY_PATH\n",
-        "export LD_LIBRARY_PATH=/opt/old/lib\nexport LD_LIBRARY_PATH=/opt/new/lib\n",
-        "LD_LIBRARY_PATH=/opt/old/lib legacy_tool --init\n",
-        "LD_LIBRARY_PATH=/opt/old/lib\n",
-        "(\nexport LD_LIBRARY_PATH=/opt/old/lib\nlegacy_tool\n)\n",
-        "cat <<EOF\nexport LD_LIBRARY_PATH=/opt/old/lib\nEOF\n",
-        '[ -z "$OLD" ] && return\nexport LD_LIBRARY_PATH=/opt/old/lib\n',
-    ],
-)
-def test_what_a_profile_does_not_set_for_all_is_no_fault(profile: str) -> None:
-    node = evidence({**HEALTHY["debian-12-docker"](), "profile-d": held({PROFILE: profile})})
-    # As an older gpunode took it, which looked into that folder.
-    library = encode_found(iter(listed("/opt/old/lib/libcuda.so.1 -> libcuda.so.470.57.02")))
-    old = Capture("/opt/old/lib/lib[cn]*.so*", "ok", library)
-    assert causes(diagnosed({**node, "libraries:/opt/old/lib": old})) == []
-
-
-@pytest.mark.parametrize(
-    "profile",
-    [
-        "LD_LIBRARY_PATH=/opt/old/lib\nexport LD_LIBRARY_PATH\n",
-        'if [ -x /bin/x ]; then\n  x\nfi\nexport LD_LIBRARY_PATH="/opt/old/lib:$LD_LIBRARY_PATH"  # for all\n',
-        "pathmunge () {\n  return\n}\nexport LD_LIBRARY_PATH=/opt/old/lib;\n",
-    ],
-)
-def test_what_a_profile_exports_to_every_shell_is_a_likely_fault(profile: str) -> None:
-    node = {
-        "profile-d": held({PROFILE: profile}),
-        "libraries:/opt/old/lib": listed("/opt/old/lib/libcuda.so.1 -> libcuda.so.470.57.02"),
-    }
-    found = ask("debian-12-docker", node)
-    assert causes(found) == ["library-path-shadows-libcuda"]
-    assert found.diagnosis.findings[0].confidence == "likely"
-
-
 SMI = (
     "| NVIDIA-SMI 580.95.05              Driver Version: 580.95.05      CUDA Version: 13.0     |\n"
     "|   0  NVIDIA A100-SXM4-40GB          On  |   00000000:07:00.0 Off |                    0 |\n"
 )
-VERSION = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.95.05  Tue Sep 23 10:11:16 UTC 2025\n"
-
-
-@pytest.mark.parametrize(
-    ("library", "said"),
-    [
-        ("/usr/lib64-nvidia/libcuda.so.1", "RuntimeError: CUDA_ERROR_OUT_OF_MEMORY"),
-        ("/usr/lib64-nvidia/libcuda.so.1", "CUDA driver version is insufficient for CUDA runtime version"),
-        ("/opt/slurm-nvidia/lib/libcuda.so.1", "CUDA error: out of memory"),
-        ("/opt/slurm-nvidia/lib/libcuda.so.1", "an illegal memory access was encountered: cudaErrorIllegalAddress"),
-        ("/opt/slurm-nvidia/lib/libcuda.so.1", "cudaErrorNoKernelImageForDevice"),
-        ("/opt/slurm-nvidia/lib/libcuda.so.580.95.05", "CUDA initialization: error 803"),
-        ("/opt/old/lib/libcuda.so.470.57.02", "CUDA_ERROR_OUT_OF_MEMORY"),
-    ],
-)
-def test_a_library_in_a_folder_of_the_site_is_not_wrong_by_its_place(library: str, said: str) -> None:
-    found = diagnose(
-        pieces(
-            ("nvidia-smi", SMI),
-            ("cat /proc/driver/nvidia/version", VERSION),
-            ("ldd ./a.out", f"\tlibcuda.so.1 => {library} (0x00007f)\n"),
-            ("./a.out", said),
-        )
-    )
-    assert "library-path-shadows-libcuda" not in [one.cause for one in found.findings]
 
 
 def test_a_library_of_another_driver_and_the_error_that_it_gives() -> None:
@@ -168,7 +68,6 @@ def test_a_path_to_cuda_without_a_driver_in_it_is_no_fault() -> None:
     cuda = "/usr/local/cuda/lib64"
     node = {
         "profile-d": held({PROFILE: f"export LD_LIBRARY_PATH={cuda}\n#export LD_LIBRARY_PATH={STUBS}\n"}),
-        f"libraries:{cuda}": listed(f"{cuda}/libcudart.so.12", f"{cuda}/libnvrtc.so.12"),
     }
     assert causes(ask("debian-12-docker", node)) == []
 
@@ -199,20 +98,14 @@ def test_logs_that_were_put_away_are_read_where_the_present_one_is_silent() -> N
     assert "file:/var/log/apt/history.log.1.gz" not in talks
 
 
-def test_the_locks_of_dnf_zypper_and_pacman() -> None:
+def test_the_locks_of_dnf() -> None:
     # dnf versionlock add, as python3-dnf-plugin-versionlock 4 writes it.
     dnf = (
         "\n# Added lock on Sat Nov 21 23:19:10 2026\nnvidia-driver-3:560.35.03-1.el9.*\n"
         "!kmod-nvidia-open-dkms-3:570.1-1.el9.*\n"
     )
-    seen = pieces(
-        ("/etc/dnf/plugins/versionlock.list", dnf),
-        ("/etc/dnf/versionlock.toml", 'version = "1.0"\n\n[[packages]]\nname = "nvidia-open"\n'),
-        ("/etc/zypp/locks", "\ntype: package\nmatch_type: glob\ncase_sensitive: on\nsolvable_name: nvidia-open*\n"),
-        ("/etc/pacman.conf", "#IgnorePkg   = linux\nIgnorePkg   = nvidia nvidia-utils\n"),
-    )
-    wanted = {"nvidia-driver", "kmod-nvidia-open-dkms", "nvidia-open", "nvidia-open*", "nvidia", "nvidia-utils"}
-    assert set(packages.holds(seen)) == wanted
+    seen = pieces(("/etc/dnf/plugins/versionlock.list", dnf))
+    assert set(packages.holds(seen)) == {"nvidia-driver", "kmod-nvidia-open-dkms"}
 
 
 def test_a_keyring_of_another_name_is_looked_at_too() -> None:
@@ -222,7 +115,7 @@ def test_a_keyring_of_another_name_is_looked_at_too() -> None:
     node = {**HEALTHY["debian-12-docker"](), "apt-sources-d": held({"/etc/apt/sources.list.d/own.list": entry})}
     found = diagnosed(evidence(node))
     assert causes(found) == ["apt-toolkit-key-missing"]
-    assert own in found.diagnosis.findings[0].summary
+    assert own in {one.source for one in found.diagnosis.findings[0].citations}
     there = {**node, f"file:{own}": "of a form that nobody reads here\n"}
     assert causes(diagnosed(evidence(there))) == []
 
@@ -245,9 +138,7 @@ def test_the_fabric_managers_own_word_for_its_version() -> None:
         ("nv-fabricmanager --version", "Fabric Manager version is : 535.161.08\n"),
         ("cat /proc/driver/nvidia/version", "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue Mar  5\n"),
     )
-    found = fabric.mismatch(seen)
-    assert found is not None
-    assert (found.manager, found.driver) == ("535.161.08", "550.54.15")
+    assert ["535.161.08" in one.line or "550.54.15" in one.line for one in fabric.mismatch(seen)] == [True, True]
 
 
 ENDS = ("124.06", "86.15")
@@ -270,8 +161,8 @@ def test_of_a_log_that_goes_on_over_many_starts_only_the_last_counts() -> None:
         "fabric manager NVIDIA GPU driver interface version"
     )
     started = "Fabric Manager Log initializing at: 3/2/2026 11:00:00.000\n[Mar 02 2026 11:00:00] [INFO] Connected\n"
-    assert fabric.mismatch(pieces(("/var/log/fabricmanager.log", old))) is not None
-    assert fabric.mismatch(pieces(("/var/log/fabricmanager.log", old + started))) is None
+    assert fabric.mismatch(pieces(("/var/log/fabricmanager.log", old)))
+    assert not fabric.mismatch(pieces(("/var/log/fabricmanager.log", old + started)))
 
 
 # --- images --------------------------------------------------------------------------------------------------------

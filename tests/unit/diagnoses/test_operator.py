@@ -86,13 +86,6 @@ def test_an_image_that_is_not_there_differs_from_one_that_cannot_be_had(reason: 
     assert (roots(("kubectl describe pod nvidia-driver-daemonset-x", PULL + reason)) == [NO_IMAGE]) is is_absent
 
 
-def test_the_summary_names_system_and_kernel() -> None:
-    text = "manifest for nvcr.io/nvidia/driver:570-6.8.0-59-generic-ubuntu24.04 not found: manifest unknown"
-    (finding,) = found(("kubectl describe pod", text)).roots
-    assert "ubuntu24.04" in finding.summary
-    assert "6.8.0-59-generic" in finding.summary
-
-
 def test_where_it_was_not_shown_why_an_image_is_not_pulled_it_is_a_suspect() -> None:
     row = "nvidia-driver-daemonset-pwnhc   0/1   ImagePullBackOff   0   34m"
     diagnosis = found(("kubectl get pod -n gpu-operator", row))

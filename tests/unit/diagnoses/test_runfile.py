@@ -1,4 +1,4 @@
-"""A driver of the .run installer beside packages: whose module is the only one, that is not taken away."""
+"""A driver of the .run installer beside packages."""
 
 from __future__ import annotations
 
@@ -41,21 +41,6 @@ def root(*rows: Row) -> Finding:
 
 def commands(finding: Finding) -> list[str]:
     return [command for fix in finding.remedy for command in fix.commands]
-
-
-@pytest.mark.parametrize(
-    ("rows", "cause"),
-    [
-        ((STRAY, DISK, UNINSTALLER, LOG), "runfile-leftover"),
-        ((STRAY, UNINSTALLER), "runfile-leftover"),
-        ((STRAY, UNINSTALLER, GRIDD), "runfile-leftover"),
-        ((STRAY, DISK, LOG), "driver-library-mismatch-mixed-installs"),
-    ],
-)
-def test_a_library_that_strayed_in_goes_and_the_module_stays(rows: tuple[Row, ...], cause: str) -> None:
-    finding = root(*rows)
-    assert finding.cause == cause
-    assert commands(finding) == ["sudo apt-get purge libnvidia-compute-535", "sudo ldconfig", "nvidia-smi"]
 
 
 def test_where_packages_have_a_module_the_installer_goes() -> None:

@@ -53,14 +53,6 @@ def test_one_message_of_the_scheduler_has_many_causes(one: tuple[str, str], want
     assert roots(WAITS, one) == wanted
 
 
-def test_nobodys_pod_is_ended_on_a_node_that_is_given_out_as_it_should_be() -> None:
-    """Only where a pod waits is there a reason to."""
-    at_rest, waiting = found(node(4, 4, 4)).findings, found(WAITS, node(4, 4, 4)).findings
-    assert [(one.cause, one.severity) for one in (*at_rest, *waiting)] == [("gpus-all-allocated", "info")] * 2
-    assert not any("end a pod" in fix.text for fix in at_rest[0].remedy)
-    assert any("end a pod" in fix.text for fix in waiting[0].remedy)
-
-
 REFUSED = "0/3 nodes are available: "
 
 

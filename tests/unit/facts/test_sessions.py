@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 
 from gpunode.facts import pasted
+from gpunode.facts.items import items
 
 AT = "root@gpu1:~# "
 FAILS = ("nvidia-smi", "No devices were found")
@@ -37,3 +38,38 @@ def test_both_stand_where_the_later_one_may_not_replace_it(first: tuple[str, str
 def test_at_another_machine_s_prompt_it_is_another_answer() -> None:
     assert FAILS[1] in said(FAILS, WORKS, prompts=(AT, "root@gpu2:~# "))
     assert FAILS[1] in said(FAILS, ("ssh gpu2", ""), WORKS, prompts=("$ ", "$ ", "$ "))
+
+
+def kinds(text: str) -> list[str]:
+    return [item.kind for item in items(pasted.from_text(text))]
+
+
+LSMOD = "Module                  Size  Used by\nnouveau 2306048 4"
+LOST = "[   12.3] unrelated\n[   99.123456] NVRM: GPU 0000:07:00.0: GPU has fallen off the bus."
+FAILED = 'docker: Error response from daemon: could not select device driver "" with capabilities: [[gpu]].'
+
+
+@pytest.mark.parametrize("head", ["{}\n", "```\n{}\n", "## {}\n", "**{}**\n", "`{}`:\n", "== {} ==\n"])
+def test_a_command_over_its_output_names_it_with_and_without_a_prompt(head: str) -> None:
+    blocks = (("lsmod", "nouveau 1 0"), ("sudo dmesg | grep -i nvrm", "fell"), ("cat /proc/cmdline", "quiet"))
+    text = "".join(f"{head.format(command)}{said}\n\n" for command, said in blocks)
+    assert kinds(f"My GPU does not work.\n\n{text}") == ["text", "lsmod", "kernel-log", "file"]
+
+
+@pytest.mark.parametrize("line", ["find the log below", "which driver is right?", "Docker version 27", "mount failed."])
+def test_a_sentence_is_no_command(line: str) -> None:
+    assert len(kinds(f"{line}\nfell\n\n{line}\nfell\n")) == 1
+
+
+def test_where_nothing_was_typed_a_paragraph_that_looks_like_something_else_begins_a_piece() -> None:
+    text = f"It fails since the update.\n\n{LSMOD}\n\n{LOST}\n\nand then\n\n{FAILED}\n\n6.8.0-45-generic\n"
+    assert kinds(text) == ["text", "lsmod", "kernel-log", "container-run", "uname"]
+
+
+def test_a_root_shell_within_a_session_has_its_commands() -> None:
+    text = "$ uname -r\n6.8.0\n$ sudo -i\n# lsmod | grep nvidia\n# # all of it\n# cat /proc/cmdline\nquiet\n"
+    assert kinds(text) == ["uname", "text", "lsmod", "file"]
+
+
+def test_lines_of_a_shells_history_have_no_output() -> None:
+    assert len(pasted.evidence([("/root/.bash_history", "lsmod\n\nmodprobe nvidia\n")])) == 1

@@ -7,13 +7,6 @@ from gpunode.diagnoses.views.topology import Topology, topology
 from gpunode.page.topology import drawing, matrix
 from tests.unit.page import nodes
 
-TREE = """\
--+-[0000:00]-+-00.0  Intel Corporation Device 00.1
- |           +-01.1-[01-04]----00.0-[02-04]--+-00.0-[03]--+-00.0  NVIDIA Corporation Device 2684
- |           |                               |            \\-00.1  NVIDIA Corporation Device 22ba
- |           |                               \\-01.0-[04]----00.0  NVIDIA Corporation Device 2684
- \\-[0001:40]---03.1-[41]----00.0  NVIDIA Corporation Device 2684
-"""
 LIST = """\
 0000:03:00.0 VGA compatible controller [0300]: NVIDIA Corporation AD102 [GeForce RTX 4090] [10de:2684] (rev a1)
 0000:04:00.0 VGA compatible controller [0300]: NVIDIA Corporation AD102 [GeForce RTX 4090] [10de:2684] (rev a1)
@@ -41,16 +34,6 @@ def test_nvidia_smi_tells_pairs_and_links() -> None:
     assert seen.nics["NIC3"] == "mlx5_3"
     assert seen.nvlinks[2][5] == ""
     assert seen.nvlinks[2][6] == "26.562 GB/s"
-
-
-@pytest.mark.parametrize("command", ["lspci -tv", "lspci -t"])
-def test_the_tree_of_lspci_tells_bridges_where_nobody_printed_buses(command: str) -> None:
-    seen = of(("lspci -nn", LIST), (command, TREE))
-    assert [gpu.above for gpu in seen.gpus] == [
-        ("0000:00:01.1", "0000:01:00.0", "0000:02:00.0"),
-        ("0000:00:01.1", "0000:01:00.0", "0000:02:01.0"),
-        ("0001:40:03.1",),
-    ]
 
 
 def test_sysfs_tells_what_lspci_without_root_does_not() -> None:

@@ -87,7 +87,6 @@ def test_a_described_node_is_read_whole() -> None:
     (node,) = seen(("kubectl describe node gpu-1", DESCRIBED)).view(kube.nodes)
     assert node.name == "gpu-1"
     assert counts(node) == ({GPU: 4}, {GPU: 3}, {GPU: 2})
-    assert node.labels["nvidia.com/gpu.count"][0] == "4"
     assert not node.has_no_gpu
     assert node.capacity[GPU].citation.line == "  nvidia.com/gpu:     4"
 
@@ -96,7 +95,6 @@ def test_yaml_says_the_same() -> None:
     (node,) = seen(("kubectl get node gpu-1 -o yaml", YAML)).view(kube.nodes)
     assert node.name == "gpu-1"
     assert counts(node) == ({GPU: 4}, {GPU: 3}, {})
-    assert node.labels["nvidia.com/gpu.count"][0] == "4"
 
 
 @pytest.mark.parametrize("indent", [2, 4, None])
@@ -113,13 +111,6 @@ def test_json_says_the_same_on_many_lines_and_on_one(indent: int | None) -> None
         ("kubectl describe node", "Capacity:\nnvidia.com/gpu: 4\nAllocatable:\nnvidia.com/gpu: 3"),
         ("kubectl describe node gpu-1 | grep nvidia.com/gpu", "  nvidia.com/gpu:     4\n  nvidia.com/gpu:     3"),
         ("describe node | grep gpu", "nvidia.com/gpu: 4\nnvidia.com/gpu: 3\nnvidia.com/gpu  2  2"),
-        (
-            (
-                "kubectl get nodes -o custom-columns=NAME:.metadata.name,HAS:.status.capacity.nvidia\\.com/gpu,"
-                "GIVES:.status.allocatable.nvidia\\.com/gpu"
-            ),
-            "NAME    HAS   GIVES\ngpu-1   4     3",
-        ),
     ],
 )
 def test_what_was_cut_out_keeps_its_meaning(source: str, text: str) -> None:

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from gpunode.diagnoses.snapshot import Snapshot, snapshot
-from gpunode.diagnoses.views import archives, frameworks, history, loader, packages
+from gpunode.diagnoses.views import archives, history, loader, packages
 from gpunode.facts import pasted
 from gpunode.facts.evidence import Capture
 
@@ -87,22 +87,6 @@ def test_every_log_of_packages_is_read(source: str, text: str, name: str, driver
     assert found[name].is_automatic is automatic
 
 
-@pytest.mark.parametrize(
-    ("version", "packager"),
-    [
-        ("535.171.04-0ubuntu0.22.04.1", "Ubuntu"),
-        ("535.161.08-0ubuntu1", "NVIDIA"),
-        ("410.73-0ubuntu0~gpu18.04.1", "a PPA"),
-        ("510.54-1pop0~1645719405~21.10~10b5fec", "System76"),
-        ("525.147.05-4~deb12u1", "Debian"),
-        ("550.54.14-1.el9_3.elrepo", "ELRepo"),
-        ("525.85.12-1", ""),
-    ],
-)
-def test_a_revision_tells_who_packaged_it(version: str, packager: str) -> None:
-    assert archives.packager_of(version) == packager
-
-
 def test_two_entries_of_one_archive_with_different_keys_conflict() -> None:
     url = "https://nvidia.github.io/libnvidia-container/stable/deb/amd64"
     grepped = f"/etc/apt/sources.list.d/new.list:deb [signed-by=/usr/share/keyrings/k.gpg] {url} /\n"
@@ -135,17 +119,3 @@ def test_of_the_loaders_cache_the_first_entry_counts() -> None:
     cache += "\tlibcuda.so.1 (libc6,x86-64) => /usr/local/cuda/compat/libcuda.so.1\n"
     (found,) = seen(("ldconfig -p", cache)).view(loader.loaded)
     assert found.sort == "driver"
-
-
-@pytest.mark.parametrize(
-    ("capability", "listed", "runs"),
-    [
-        ("86", {"sm_80"}, True),
-        ("80", {"sm_86"}, False),
-        ("120", {"sm_80", "sm_90"}, False),
-        ("120", {"sm_80", "compute_90"}, True),
-        ("61", {"compute_75"}, False),
-    ],
-)
-def test_on_which_gpus_code_runs(capability: str, listed: set[str], runs: bool) -> None:
-    assert frameworks.runs_on(capability, frozenset(listed)) is runs

@@ -103,16 +103,3 @@ def test_the_head_of_an_answer_is_no_gpu() -> None:
 
 def test_a_container_s_answer_is_not_the_node_s() -> None:
     assert smi_query.gpus(node(("docker exec train nvidia-smi -q", WHOLE))) == ()
-
-
-def test_a_listing_that_lost_its_indentation_keeps_its_sections() -> None:
-    flat = "\n".join(line.strip() for line in WHOLE.splitlines())
-    first, second = smi_query.gpus(node(("nvidia-smi -q", flat)))
-    assert (first.bus, second.bus) == ("0000:07:00.0", "0000:0b:00.0")
-    assert first.value("Remapped Rows", "Pending") == "Yes"
-    assert first.value("MIG Mode", "Pending") == "Enabled"
-    assert second.value("Remapped Rows", "Pending") == "No"
-    errors = "ECC Errors\nVolatile\nDRAM Uncorrectable : 2\nAggregate\nDRAM Uncorrectable : 5"
-    (gpu,) = smi_query.gpus(node(("nvidia-smi -q -d ECC", errors)))
-    assert gpu.value("ECC Errors", "Volatile", "DRAM Uncorrectable") == "2"
-    assert gpu.value("Aggregate", "DRAM Uncorrectable") == "5"

@@ -54,18 +54,18 @@ _ANY_BUS: Final = Pattern(r"\b(?P<bus>[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}(?:\.
 
 def without_what_is_over(snapshot: Snapshot) -> Snapshot:
     """The node without the messages of faults after which the same GPU was seen at work."""
-    over: dict[tuple[str, str], set[int]] = {}
-    own = {(item.key, item.written) for item in snapshot.of("kernel-log")}
-    for message in snapshot.view(kernel.messages) if snapshot.view(once_at_work) else ():
-        place = (message.citation.key, message.citation.source)
-        is_told = place not in own and not _BY_KERNEL.match(message.citation.line)
-        if (first := message.citation.number) and _is_over(snapshot, message.text, is_told=is_told):
-            over.setdefault(place, set()).update(range(first, first + message.lines))
-    if not over:
+    if not snapshot.view(once_at_work):
         return snapshot
-    made = {id(item): _without(item, over.get((item.key, item.written), set())) for item in snapshot.items}
-    whole = (made.get(id(item)) or _without(item, over.get((item.key, item.written), set())) for item in snapshot.whole)
-    return Snapshot(tuple(made.values()), snapshot.facts, tuple(whole))
+    over: dict[tuple[str, str], set[int]] = {}
+    for message in snapshot.view(kernel.messages):
+        first = message.citation.number
+        if first and _is_over(snapshot, message.text):
+            place = message.citation.key, message.citation.source
+            over.setdefault(place, set()).update(range(first, first + message.lines))
+    every = {id(item): item for item in (*snapshot.items, *snapshot.whole)}
+    made = {number: _without(item, over.get((item.key, item.written), set())) for number, item in every.items()}
+    items, whole = (tuple(made[id(item)] for item in items) for items in (snapshot.items, snapshot.whole))
+    return Snapshot(items, snapshot.facts, whole) if over else snapshot
 
 
 def _without(item: Item, numbers: set[int]) -> Item:
@@ -74,18 +74,14 @@ def _without(item: Item, numbers: set[int]) -> Item:
     return replace(item, text="\n".join("" if n in numbers else line for n, line in enumerate(item.lines, 1)))
 
 
-# A line of the system's log that the kernel wrote, and no program that quotes it.
-_BY_KERNEL: Final = Pattern(r"^(?:[\w:.,+-]+ +){1,5}kernel(?:\[\d+\])?: ")
-
-
-def _is_over(snapshot: Snapshot, message: str, *, is_told: bool) -> bool:
-    """Whether each GPU that it may be about works now; of what another program tells, whether it works at all."""
+def _is_over(snapshot: Snapshot, message: str) -> bool:
+    """Whether each GPU that it may be about works now."""
     ending = _ENDING.search(message)
     if ending is None:
         return False
     named = _ANY_BUS.search(message)
     # A GPU that stays asleep answers nobody, whenever it is asked; a notebook's is woken by another try.
-    seen = snapshot.view(once_at_work if is_told or (ending["sleeps"] and named) else _at_work)
+    seen = snapshot.view(once_at_work if ending["sleeps"] and named else _at_work)
     known = {_slot(function.address) for function in snapshot.view(pci.gpus)} | seen
     gpus = {_slot(pci.address(named["bus"]))} if named else known
     return bool(gpus) and gpus <= seen

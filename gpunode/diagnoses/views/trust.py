@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Final
 
+from gpunode.diagnoses.judging import is_examined
 from gpunode.diagnoses.model import Citation, Layer
 from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import driver, modules
 from gpunode.facts.items import Item
-from gpunode.facts.model import Known
 from gpunode.facts.patterns import Pattern
 
 # What the node itself shows: its hardware, kernel, driver and packages. The other layers are seen from containers too.
@@ -24,12 +24,7 @@ OF_NODE: Final[frozenset[Layer]] = frozenset(
 _DAEMONS: Final = frozenset({"docker.service", "podman.service"})
 _POD_LOG: Final = Pattern(r"/var/log/(?:pods|containers)/(?P<namespace>[^/_]+)_(?P<pod>[^/_]+)_")
 # The operator's pods that build and load the driver where the node has none of its own.
-_DRIVER_POD: Final = Pattern(r"nvidia-(?:gpu-)?driver-|nvidia-vgpu-manager-")
-
-
-def was_looked_at(snapshot: Snapshot) -> bool:
-    """Whether the node itself was examined, and not only what somebody pasted."""
-    return isinstance(snapshot.facts.modules, Known)
+_DRIVER_POD: Final = Pattern(r"^/var/log/(?:pods|containers)/[^/_]+_nvidia-(?:(?:gpu-)?driver|vgpu-manager)-")
 
 
 def without_containers(snapshot: Snapshot, *, of_node: bool) -> Snapshot:
@@ -37,25 +32,29 @@ def without_containers(snapshot: Snapshot, *, of_node: bool) -> Snapshot:
 
     Of its own layers a node speaks in a pasted report as well, where nvidia-smi works on it.
     """
-    if was_looked_at(snapshot) or (of_node and driver.works(snapshot)):
+    if is_examined(snapshot) or (of_node and driver.works(snapshot)):
         return snapshot.view(_without_containers)
     return snapshot
 
 
 def node_alone(snapshot: Snapshot) -> Snapshot:
     """What a node that was looked at shows of itself; all there is of any other."""
-    return snapshot.view(_node_alone) if was_looked_at(snapshot) else snapshot
+    return snapshot.view(_node_alone) if is_examined(snapshot) else snapshot
 
 
 def speaker(snapshot: Snapshot, citations: Iterable[Citation]) -> str:
     """Which container said what is cited; some, where none of its lines is."""
-    spoken = {(item.key, item.written): item for item in snapshot.items if _is_of_container(item)}
-    cited = (spoken[place] for one in citations if (place := (one.key, one.source)) in spoken)
-    return next((_called(item) for item in cited), "what containers say")
+    cited = {(one.key, one.source) for one in citations}
+    said = (item for item in snapshot.items if _is_of_container(item) and (item.key, item.written) in cited)
+    item = next(said, None)
+    match = _POD_LOG.match(item.subject) if item else None
+    if match:
+        return f"the log of pod {match['namespace']}/{match['pod']}"
+    return item.written if item else "what containers say"
 
 
 def _is_of_container(item: Item) -> bool:
-    return item.where == "container" or item.kind == "kubernetes-log" or "/var/log/pods/" in item.written
+    return item.where == "container" or "/var/log/pods/" in item.written
 
 
 def _without_containers(snapshot: Snapshot) -> Snapshot:
@@ -65,13 +64,12 @@ def _without_containers(snapshot: Snapshot) -> Snapshot:
 def _node_alone(snapshot: Snapshot) -> Snapshot:
     # Where the driver is a container's business, so is the reason why it is missing.
     builds = modules.loaded(snapshot, "nvidia") is not True
-    return _kept(
-        snapshot,
-        lambda item: (
-            not (_is_of_container(item) or (item.kind == "unit-log" and item.subject in _DAEMONS))
-            or (builds and _is_of_driver(item))
-        ),
-    )
+
+    def is_kept(item: Item) -> bool:
+        is_daemons = item.kind == "unit-log" and item.subject in _DAEMONS
+        return not (is_daemons or _is_of_container(item)) or (builds and bool(_DRIVER_POD.match(item.subject)))
+
+    return _kept(snapshot, is_kept)
 
 
 def _kept(snapshot: Snapshot, is_kept: Callable[[Item], bool]) -> Snapshot:
@@ -79,14 +77,3 @@ def _kept(snapshot: Snapshot, is_kept: Callable[[Item], bool]) -> Snapshot:
         return snapshot
     items, whole = (tuple(filter(is_kept, every)) for every in (snapshot.items, snapshot.whole))
     return Snapshot(items, snapshot.facts, whole, snapshot.now)
-
-
-def _is_of_driver(item: Item) -> bool:
-    match = _POD_LOG.match(item.subject)
-    return match is not None and _DRIVER_POD.match(match["pod"]) is not None
-
-
-def _called(item: Item) -> str:
-    if match := _POD_LOG.match(item.subject):
-        return f"the log of pod {match['namespace']}/{match['pod']}"
-    return item.written

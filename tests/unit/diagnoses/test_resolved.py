@@ -82,20 +82,6 @@ def test_a_notebooks_gpu_that_slept_and_works_has_no_fault() -> None:
     assert [root.cause for root in seen(("lspci -nn", LAPTOP), ("dmesg", STUCK)).roots] == ["gpu-stuck-d3cold"]
 
 
-@pytest.mark.parametrize(
-    ("source", "before"),
-    [
-        ("docker logs app", "[ 4242.1] "),
-        ("kubectl logs my-pod", ""),
-        ("/var/log/pods/ns_nvidia-x/c/0.log", "2026-11-21T21:00:00.0Z stderr F [ 4242.1] "),
-        ("journalctl -u docker", "Nov 21 22:00:00 n1 dockerd[1]: "),
-        ("cat README.md", ""),
-    ],
-)
-def test_what_a_program_tells_of_the_kernel_says_less_than_the_gpu(source: str, before: str) -> None:
-    assert seen(AT_WORK, (source, f"{before}{FELL}\n")).is_healthy
-
-
 def test_a_process_cannot_lose_a_gpu_by_its_name() -> None:
     line = "[  100.1] NVRM: Xid (PCI:0000:07:00): 31, pid=1, name=GPU is lost, Ch 00000001, intr 00000000. MMU Fault\n"
     assert "gpu-fallen-off-bus" not in [finding.cause for finding in seen(("dmesg", line)).findings]

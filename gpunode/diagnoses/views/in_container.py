@@ -17,7 +17,7 @@ _ENGINES: Final = frozenset({"docker", "podman", "lxc", "lxc-libvirt"})
 
 def marks(snapshot: Snapshot) -> Iterator[Citation]:
     """What shows that it was; a node that is a container, as those of kind are, is one all the same."""
-    if snapshot.view(nested.is_nested) or system.is_wsl(snapshot):
+    if snapshot.view(nested.NODE) or system.is_wsl(snapshot):
         return
     platform = snapshot.facts.platform
     if isinstance(platform, Known) and platform.value.kind == "container":

@@ -11,10 +11,10 @@ import pytest
 from gpunode.diagnoses import diagnose
 from gpunode.diagnoses.model import Diagnosis
 from gpunode.diagnoses.snapshot import snapshot
-from gpunode.diagnoses.views import hearsay
+from gpunode.diagnoses.views import trust
 from gpunode.facts import pasted
 from gpunode.facts.evidence import Evidence, Found, encode_found
-from tests.laws.test_hearsay_laws import with_pods
+from tests.laws.test_trust_laws import with_pods
 from tests.scenarios.healthy.captures import evidence, journal
 from tests.scenarios.healthy.nodes import HEALTHY
 
@@ -100,5 +100,5 @@ def test_only_where_no_driver_is_loaded_the_pod_that_loads_it_is_heard(is_loaded
     path = "/var/log/pods/gpu-operator_nvidia-driver-daemonset-x7k2p_6f1c/nvidia-driver-ctr/0.log"
     found = (Found(path, data=HEADERS.encode()), Found(path.replace("nvidia-driver", "app"), data=HEADERS.encode()))
     node["pod-logs"] = replace(node["pod-logs"], data=encode_found(iter(found)))
-    heard = [item.written for item in hearsay.node_alone(snapshot(node)).items if item.key == "pod-logs"]
+    heard = [item.written for item in trust.node_alone(snapshot(node)).items if item.key == "pod-logs"]
     assert heard == ([] if is_loaded else [path])
