@@ -13,7 +13,7 @@ from typing import Final
 from gpunode import distros
 from gpunode.diagnoses import chains, symptoms
 from gpunode.diagnoses.addresses import DRIVER_GUIDE, DRIVER_README, OPEN_MODULES
-from gpunode.diagnoses.commands import Command, Shell, beside, command, is_package, is_release, joined
+from gpunode.diagnoses.commands import Command, Shell, beside, command, is_release, joined
 from gpunode.diagnoses.commands import kernel as of_kernel
 from gpunode.diagnoses.model import Citation, Family, Fix, Rule
 from gpunode.diagnoses.remedies import by_hand, install, newer_driver, reboot, run, setup_step, takes_gpunode
@@ -202,36 +202,21 @@ def _get_headers(snapshot: Snapshot) -> Iterable[Fix]:
     yield by_hand("install", text, when)
 
 
-_BUILT_BY: Final = Pattern(
-    r"(?:kernel was built by|compile the kernel):?\s+(?P<by>[^\n]{1,160})|Linux version \S+ (?P<linux>[^\n]{1,240})"
-)
-_VERSION: Final = Pattern(r"(?P<name>gcc|clang)\b[^\n]{0,200}?(?:-|version |\) |\s)(?P<major>\d{1,2})(?:\.\d|\b)")
-
-
-def compiler_wanted(snapshot: Snapshot) -> str:
-    """The compiler that the kernel was built with, as a package calls it (``gcc-12``); empty where nothing tells."""
-    texts = [item.text for item in (*snapshot.view(build.logs), *snapshot.files("/proc/version"))]
-    for told in filter(None, map(_BUILT_BY.search, texts)):
-        if found := _VERSION.search(told["by"] or told["linux"]):
-            return "clang" if found["name"] == "clang" else f"gcc-{found['major']}"
-    return ""
-
-
-_LLVM: Final = ("env", "LLVM=1")
+# The kernel names it in /proc/version.
 _KERNELS_GCC: Final = Shell("gcc-$(sed -n 's/.*gcc[^0-9]*\\([0-9]*\\)[. ].*/\\1/p' /proc/version)")
 
 
 def _get_compiler(snapshot: Snapshot) -> Iterable[Fix]:
-    wanted, kernel = compiler_wanted(snapshot), build.kernel(snapshot)
+    kernel = build.kernel(snapshot)
     if snapshot.view(system.package_manager) == "apt":
-        name = wanted if is_package(wanted) else _KERNELS_GCC
-        yield install(snapshot, "install the compiler that the kernel was built with", name)
-        with_it = ("env", beside("CC=/usr/bin/", name), "IGNORE_CC_MISMATCH=1")
-        yield build_again(snapshot, kernel, _LLVM if wanted == "clang" else with_it)
+        yield install(snapshot, "install the compiler that the kernel was built with", _KERNELS_GCC)
+        yield build_again(snapshot, kernel, ("env", beside("CC=/usr/bin/", _KERNELS_GCC), "IGNORE_CC_MISMATCH=1"))
     else:
         text = "install the compiler that the kernel was built with, or a kernel that today's compiler built"
-        yield install(snapshot, text, *(("clang", "llvm", "lld") if wanted == "clang" else ("gcc",)))
-        yield build_again(snapshot, kernel, _LLVM if wanted == "clang" else ())
+        yield install(snapshot, text, "gcc")
+        yield build_again(snapshot, kernel)
+    text = "install clang, llvm and lld, and build with LLVM=1"
+    yield by_hand("rebuild", text, "/proc/version names clang")
 
 
 # All that a build needs.
