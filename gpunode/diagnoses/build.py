@@ -20,7 +20,7 @@ from gpunode.diagnoses.remedies import by_hand, install, newer_driver, reboot, r
 from gpunode.diagnoses.signs import all_of, any_of, asked, fact, holds, unless
 from gpunode.diagnoses.snapshot import Snapshot, stated
 from gpunode.diagnoses.views import build, modules, packages, system
-from gpunode.diagnoses.views.build import said
+from gpunode.diagnoses.views.build import log_line
 from gpunode.diagnoses.views.system import PackageManager
 from gpunode.facts.model import Known
 from gpunode.facts.patterns import Pattern
@@ -38,7 +38,7 @@ _ABSENT: Final = (
 _ERROR: Final = r"(?:error|erreur|schwerwiegender Fehler|Fehler|致命错误|错误|錯誤|エラー|ошибка|errore|erro|fout|błąd)"
 
 _NO_HEADERS: Final = unless(
-    said(
+    log_line(
         r"[Kk]ernel headers (?:for (?:kernel )?\S+ )?(?:cannot be|(?:are|is|were|was) not) (?:found|installed)"
         r"|Missing \S+ kernel headers|(?:build|autoinstall) for [^\n]{0,60} was skipped since"
         r"|development files for kernel \S+ or (?:the appropriate|source tree)|needed to compile modules for"
@@ -52,28 +52,28 @@ _NO_HEADERS: Final = unless(
     ),
     holds(lambda snapshot: headers_present(snapshot, build.kernel(snapshot)), "the headers are there"),
 )
-_TREE: Final = said(
+_TREE: Final = log_line(
     r"Could not locate dkms\.conf file|File:\s+\S*nvidia\S*dkms\.conf\S* does not exist"
     r"|Missing the module source directory or the symbolic link pointing to it|Could not find module source directory"
     r"|DKMS tree already contains: ?nvidia|module/version combo: ?nvidia\S* is not located in the DKMS tree"
     r"|^[ \t]*nvidia[\w.-]*(?:/|, )\s*[^,:\s]+(?:, [^:\n]+)?: broken"
 )
 # A disk that was full once, and is not any more, keeps no build from being done.
-_NO_SPACE: Final = unless(said(r"No space left on device"), holds(system.has_room, "there is room on the disk"))
-_NO_TOOL: Final = said(
+_NO_SPACE: Final = unless(log_line(r"No space left on device"), holds(system.has_room, "there is room on the disk"))
+_NO_TOOL: Final = log_line(
     rf"(?:^|[\s:/'\"‘`]){_TOOL}['’]?: {_ABSENT}|Unable to find the development tool [`'‘]{_TOOL}"
     r"|cannot execute ['‘`](?:cc1plus|cc1|as|ld)['’]|please install (?:libelf|libssl|openssl)-dev"
     r"|fatal error: (?:libelf\.h|gelf\.h|openssl/\S+\.h|stdio\.h): No such file"
     r"|C compiler cannot create executables|no acceptable C compiler found"
 )
-_COMPILER: Final = said(
+_COMPILER: Final = log_line(
     r"(?<!Warning: )Compiler version check failed|CC version check failed|Failed CC version check"
     r"|cc_version_check failed|gcc-version-check failed|incompatible gcc/plugin versions"
     r"|error: unrecogni[sz]ed command[- ]line option|error: Compiler lacks |error: unknown argument: '-"
     r"|nicht erkannte Kommandozeilenoption|option de la ligne de commande .{0,40}non reconnue|无法识别的命令行选项"
     r"|plugin needed to handle lto object|bytecode stream in file .{0,120}generated with LTO version"
 )
-_API: Final = said(
+_API: Final = log_line(
     r"GPL-incompatible module \S+ uses GPL-only symbol|modpost: [\"']?\w+[\"']? \[[^\]\n]+\] undefined!"
     rf"|\.(?:c|h|cpp):\d+(?::\d+)?: (?:fatal )?{_ERROR}\s?[:：]"
     r"|BUILD_EXCLUSIVE directive which does not match this kernel|ld\.lld: error: undefined symbol"
@@ -321,7 +321,9 @@ FAMILY: Final = Family(
             title="the compiler is not the one that built the kernel",
             share=1.5,
             decisive=unless(_COMPILER, _NO_HEADERS, _NO_SPACE, _NO_TOOL),
-            typical=unless(said(r"compiler differs from the one used to build the kernel"), *_BEFORE_API[:-1], _API),
+            typical=unless(
+                log_line(r"compiler differs from the one used to build the kernel"), *_BEFORE_API[:-1], _API
+            ),
             summary="the compiler is not the one that the kernel was built with, so the module was not built",
             symptoms=_SYMPTOMS,
             later=symptoms.DRIVER_WORKS,
@@ -352,7 +354,7 @@ FAMILY: Final = Family(
             summary="the driver's source does not fit the kernel, so no module was built",
             symptoms=_SYMPTOMS,
             later=symptoms.DRIVER_WORKS,
-            context=said(r"[Bb]ad (?:return|exit) status"),
+            context=log_line(r"[Bb]ad (?:return|exit) status"),
             look_at=(Shell("grep -m5 error: /var/lib/dkms/nvidia/*/build/make.log"),),
             story=(
                 "The kernel has no stable interface for modules: a new one renames functions, changes their arguments "

@@ -63,7 +63,7 @@ _BLACKLIST: Final = any_of(
     anywhere(r"(?:modprobe|module|rd\.driver)[._]blacklist=\S*\bnvidia\b"),
 )
 # cuFile says the like of nvidia-fs.
-_SAYS_SO: Final = line(
+_NOT_LOADED: Final = line(
     r"(?<!-fs )(?<!-fs\.ko )[Dd]river [Nn]ot [Ll]oaded|NVML_ERROR_DRIVER_NOT_LOADED"
     r"|(?:nvidia|NVIDIA) (?:kernel )?(?:module|driver) (?:is not|isn't|was not|not) loaded"
 )
@@ -298,8 +298,10 @@ FAMILY: Final = Family(
                 all_of(fact(_absent), any_of(symptoms.NO_DRIVER, _BUILT, _PACKAGED)),
                 unless(_BLACKLIST, kernel_line(r"loading NVIDIA UNIX")),
             ),
-            typical=unless(any_of(_SAYS_SO, all_of(symptoms.NO_DRIVER, _BUILT)), unless(_OWN_KEY, secureboot.IS_OFF)),
-            symptoms=(symptoms.NO_DRIVER, symptoms.NO_MODULE, symptoms.HOOK_FAILED, _SAYS_SO),
+            typical=unless(
+                any_of(_NOT_LOADED, all_of(symptoms.NO_DRIVER, _BUILT)), unless(_OWN_KEY, secureboot.IS_OFF)
+            ),
+            symptoms=(symptoms.NO_DRIVER, symptoms.NO_MODULE, symptoms.HOOK_FAILED, _NOT_LOADED),
             context=any_of(fact(_absent), _BUILT),
             against=(symptoms.DRIVER_WORKS, symptoms.MODULE_LOADED, _ELSEWHERE, secureboot.REFUSED),
             summary=_why_not_loaded,

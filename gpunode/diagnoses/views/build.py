@@ -52,7 +52,7 @@ def kernel(snapshot: Snapshot) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class _Said:
+class _LogLine:
     """A sign: what a log of a build says."""
 
     pattern: Pattern
@@ -62,9 +62,9 @@ class _Said:
         return tuple(line for line in found if not _is_of_another(snapshot, line))
 
 
-def said(pattern: str) -> _Said:
+def log_line(pattern: str) -> _LogLine:
     """A line that ``pattern`` matches in a log of a build."""
-    return _Said(Pattern(pattern, re.MULTILINE))
+    return _LogLine(Pattern(pattern, re.MULTILINE))
 
 
 def _is_of_another(snapshot: Snapshot, line: Citation) -> bool:
