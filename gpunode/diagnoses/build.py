@@ -319,7 +319,7 @@ FAMILY: Final = Family(
             storey="driver",
             disruption="none",
             title="the compiler is not the one that built the kernel",
-            share=1.5,
+            share=2,
             decisive=unless(_COMPILER, _NO_HEADERS, _NO_SPACE, _NO_TOOL),
             typical=unless(
                 log_line(r"compiler differs from the one used to build the kernel"), *_BEFORE_API[:-1], _API
