@@ -13,14 +13,14 @@ from typing import Final
 from gpunode import distros
 from gpunode.diagnoses import chains, symptoms
 from gpunode.diagnoses.addresses import DRIVER_GUIDE, DRIVER_README, OPEN_MODULES
-from gpunode.diagnoses.commands import Command, Shell, beside, command, is_package, is_release, joined
+from gpunode.diagnoses.commands import Command, Shell, beside, command, is_release, joined
 from gpunode.diagnoses.commands import kernel as of_kernel
 from gpunode.diagnoses.model import Citation, Family, Fix, Rule
 from gpunode.diagnoses.remedies import by_hand, install, newer_driver, reboot, run, setup_step, takes_gpunode
 from gpunode.diagnoses.signs import all_of, any_of, asked, fact, holds, unless
 from gpunode.diagnoses.snapshot import Snapshot, stated
 from gpunode.diagnoses.views import build, modules, packages, system
-from gpunode.diagnoses.views.build import said
+from gpunode.diagnoses.views.build import log_line
 from gpunode.diagnoses.views.system import PackageManager
 from gpunode.facts.model import Known
 from gpunode.facts.patterns import Pattern
@@ -38,7 +38,7 @@ _ABSENT: Final = (
 _ERROR: Final = r"(?:error|erreur|schwerwiegender Fehler|Fehler|致命错误|错误|錯誤|エラー|ошибка|errore|erro|fout|błąd)"
 
 _NO_HEADERS: Final = unless(
-    said(
+    log_line(
         r"[Kk]ernel headers (?:for (?:kernel )?\S+ )?(?:cannot be|(?:are|is|were|was) not) (?:found|installed)"
         r"|Missing \S+ kernel headers|(?:build|autoinstall) for [^\n]{0,60} was skipped since"
         r"|development files for kernel \S+ or (?:the appropriate|source tree)|needed to compile modules for"
@@ -52,28 +52,28 @@ _NO_HEADERS: Final = unless(
     ),
     holds(lambda snapshot: headers_present(snapshot, build.kernel(snapshot)), "the headers are there"),
 )
-_TREE: Final = said(
+_TREE: Final = log_line(
     r"Could not locate dkms\.conf file|File:\s+\S*nvidia\S*dkms\.conf\S* does not exist"
     r"|Missing the module source directory or the symbolic link pointing to it|Could not find module source directory"
     r"|DKMS tree already contains: ?nvidia|module/version combo: ?nvidia\S* is not located in the DKMS tree"
     r"|^[ \t]*nvidia[\w.-]*(?:/|, )\s*[^,:\s]+(?:, [^:\n]+)?: broken"
 )
 # A disk that was full once, and is not any more, keeps no build from being done.
-_NO_SPACE: Final = unless(said(r"No space left on device"), holds(system.has_room, "there is room on the disk"))
-_NO_TOOL: Final = said(
+_NO_SPACE: Final = unless(log_line(r"No space left on device"), holds(system.has_room, "there is room on the disk"))
+_NO_TOOL: Final = log_line(
     rf"(?:^|[\s:/'\"‘`]){_TOOL}['’]?: {_ABSENT}|Unable to find the development tool [`'‘]{_TOOL}"
     r"|cannot execute ['‘`](?:cc1plus|cc1|as|ld)['’]|please install (?:libelf|libssl|openssl)-dev"
     r"|fatal error: (?:libelf\.h|gelf\.h|openssl/\S+\.h|stdio\.h): No such file"
     r"|C compiler cannot create executables|no acceptable C compiler found"
 )
-_COMPILER: Final = said(
+_COMPILER: Final = log_line(
     r"(?<!Warning: )Compiler version check failed|CC version check failed|Failed CC version check"
     r"|cc_version_check failed|gcc-version-check failed|incompatible gcc/plugin versions"
     r"|error: unrecogni[sz]ed command[- ]line option|error: Compiler lacks |error: unknown argument: '-"
     r"|nicht erkannte Kommandozeilenoption|option de la ligne de commande .{0,40}non reconnue|无法识别的命令行选项"
     r"|plugin needed to handle lto object|bytecode stream in file .{0,120}generated with LTO version"
 )
-_API: Final = said(
+_API: Final = log_line(
     r"GPL-incompatible module \S+ uses GPL-only symbol|modpost: [\"']?\w+[\"']? \[[^\]\n]+\] undefined!"
     rf"|\.(?:c|h|cpp):\d+(?::\d+)?: (?:fatal )?{_ERROR}\s?[:：]"
     r"|BUILD_EXCLUSIVE directive which does not match this kernel|ld\.lld: error: undefined symbol"
@@ -202,36 +202,21 @@ def _get_headers(snapshot: Snapshot) -> Iterable[Fix]:
     yield by_hand("install", text, when)
 
 
-_BUILT_BY: Final = Pattern(
-    r"(?:kernel was built by|compile the kernel):?\s+(?P<by>[^\n]{1,160})|Linux version \S+ (?P<linux>[^\n]{1,240})"
-)
-_VERSION: Final = Pattern(r"(?P<name>gcc|clang)\b[^\n]{0,200}?(?:-|version |\) |\s)(?P<major>\d{1,2})(?:\.\d|\b)")
-
-
-def compiler_wanted(snapshot: Snapshot) -> str:
-    """The compiler that the kernel was built with, as a package calls it (``gcc-12``); empty where nothing tells."""
-    texts = [item.text for item in (*snapshot.view(build.logs), *snapshot.files("/proc/version"))]
-    for told in filter(None, map(_BUILT_BY.search, texts)):
-        if found := _VERSION.search(told["by"] or told["linux"]):
-            return "clang" if found["name"] == "clang" else f"gcc-{found['major']}"
-    return ""
-
-
-_LLVM: Final = ("env", "LLVM=1")
+# The kernel names it in /proc/version.
 _KERNELS_GCC: Final = Shell("gcc-$(sed -n 's/.*gcc[^0-9]*\\([0-9]*\\)[. ].*/\\1/p' /proc/version)")
 
 
 def _get_compiler(snapshot: Snapshot) -> Iterable[Fix]:
-    wanted, kernel = compiler_wanted(snapshot), build.kernel(snapshot)
+    kernel = build.kernel(snapshot)
     if snapshot.view(system.package_manager) == "apt":
-        name = wanted if is_package(wanted) else _KERNELS_GCC
-        yield install(snapshot, "install the compiler that the kernel was built with", name)
-        with_it = ("env", beside("CC=/usr/bin/", name), "IGNORE_CC_MISMATCH=1")
-        yield build_again(snapshot, kernel, _LLVM if wanted == "clang" else with_it)
+        yield install(snapshot, "install the compiler that the kernel was built with", _KERNELS_GCC)
+        yield build_again(snapshot, kernel, ("env", beside("CC=/usr/bin/", _KERNELS_GCC), "IGNORE_CC_MISMATCH=1"))
     else:
         text = "install the compiler that the kernel was built with, or a kernel that today's compiler built"
-        yield install(snapshot, text, *(("clang", "llvm", "lld") if wanted == "clang" else ("gcc",)))
-        yield build_again(snapshot, kernel, _LLVM if wanted == "clang" else ())
+        yield install(snapshot, text, "gcc")
+        yield build_again(snapshot, kernel)
+    text = "install clang, llvm and lld, and build with LLVM=1"
+    yield by_hand("rebuild", text, "/proc/version names clang")
 
 
 # All that a build needs.
@@ -333,9 +318,11 @@ FAMILY: Final = Family(
             in_stack="driver",
             disruption="none",
             title="the compiler is not the one that built the kernel",
-            share=1.5,
+            share=2,
             decisive=unless(_COMPILER, _NO_HEADERS, _NO_SPACE, _NO_TOOL),
-            typical=unless(said(r"compiler differs from the one used to build the kernel"), *_BEFORE_API[:-1], _API),
+            typical=unless(
+                log_line(r"compiler differs from the one used to build the kernel"), *_BEFORE_API[:-1], _API
+            ),
             summary="the compiler is not the one that the kernel was built with, so the module was not built",
             symptoms=_SYMPTOMS,
             later=symptoms.DRIVER_WORKS,
@@ -366,7 +353,7 @@ FAMILY: Final = Family(
             summary="the driver's source does not fit the kernel, so no module was built",
             symptoms=_SYMPTOMS,
             later=symptoms.DRIVER_WORKS,
-            context=said(r"[Bb]ad (?:return|exit) status"),
+            context=log_line(r"[Bb]ad (?:return|exit) status"),
             look_at=(Shell("grep -m5 error: /var/lib/dkms/nvidia/*/build/make.log"),),
             story=(
                 "The kernel has no stable interface for modules: a new one renames functions, changes their arguments "

@@ -83,12 +83,6 @@ _OTHERS: Final = (_SAME_FILE, _LEFT_HALF, fact(lambda snapshot: (one.citation fo
 _TWO_ORIGINS: Final = unless(all_of(any_of(_TWO_SOURCES, _MIXED), _UNMET), _HELD, *_OTHERS)
 
 
-def _other_branch(snapshot: Snapshot) -> list[packages.Package]:
-    """The installed driver packages, where none of them is among the names that were asked for."""
-    asked = " ".join(item.text for item in snapshot.of("package-output", "text"))
-    return [one for one in driver.packaged(snapshot) if one.is_installed and one.name not in asked]
-
-
 def _why_held(snapshot: Snapshot) -> str:
     if names := sorted(_holds(snapshot)):
         return f"held at its version: {', '.join(names)}; so the driver's packages cannot come to one version"
@@ -100,8 +94,6 @@ def _release(snapshot: Snapshot) -> Iterable[Fix]:
         yield remedies.unhold(snapshot, "release the hold, if it may be changed", *held)
         if snapshot.view(package_manager) == "apt":
             yield run("install", "bring what depends on each other to one version", Shell("sudo apt-get -f install"))
-    elif old := _other_branch(snapshot):
-        yield uninstall(snapshot, "remove the other branch's packages, whole", *sorted(one.name for one in old))
     elif takes_gpunode(snapshot):
         # One transaction: the node has a driver all the time.
         text = "remove the packages of other branches and install the one that fits; gpunode names each before it does"
@@ -155,10 +147,7 @@ FAMILY: Final = Family(
             context=_HELD,
             may_be_normal=True,
             summary=_why_held,
-            look_at=(
-                Shell("apt-mark showhold"),
-                Shell("apt-get -s install nvidia-driver"),
-            ),
+            look_at=(Shell("apt-mark showhold"), Shell("apt-get -s install nvidia-driver")),
             story=(
                 "A hold keeps a package at its version, and the packages of one driver branch conflict with another's. "
                 "Asked for something that needs both, apt says «you have held broken packages», also where apt-mark "

@@ -33,7 +33,7 @@ _BANNER: Final = line(
     r"built for NVIDIA Driver Release [\d.]+ or later, but\s+version [\d.]+ was detected"
     r"\s+and compatibility mode is UNAVAILABLE"
 )
-_TOLD: Final = any_of(
+_DRIVER_TOO_OLD: Final = any_of(
     line(_REQUIRES.pattern),
     line(_FIRST_DOCKER.pattern),
     line(cuda.TOO_OLD.pattern),
@@ -148,12 +148,12 @@ FAMILY: Final = Family(
             title="the driver is older than the program's CUDA needs",
             share=4,
             symptoms=(
-                any_of(_TOLD, _INSUFFICIENT, _NEWER_CALL),
+                any_of(_DRIVER_TOO_OLD, _INSUFFICIENT, _NEWER_CALL),
                 symptoms.CUDA_TOO_NEW,
                 symptoms.HOOK_FAILED,
                 symptoms.CUDA_UNAVAILABLE,
             ),
-            decisive=any_of(_TOLD, all_of(any_of(_INSUFFICIENT, _NEWER_CALL), _TOO_NEW)),
+            decisive=any_of(_DRIVER_TOO_OLD, all_of(any_of(_INSUFFICIENT, _NEWER_CALL), _TOO_NEW)),
             typical=any_of(
                 _NEWER_CALL,
                 unless(all_of(_INSUFFICIENT, any_of(_BUILT, symptoms.DRIVER_WORKS)), _FITS, *_NO_DRIVER_THERE),

@@ -94,7 +94,7 @@ def _absent(snapshot: Snapshot) -> Iterator[Citation]:
         yield stated("/var/lib/dpkg/status", "no package of a driver is installed", known.probe)
 
 
-_OTHER_HOUSE: Final = Pattern(
+_OTHER_SYSTEM: Final = Pattern(
     r"docker[- ]desktop|linuxkit|/snap/(?:bin/)?docker|minikube|/run/nvidia/driver|kind-control-plane|desktop-linux",
     re.IGNORECASE,
 )
@@ -114,9 +114,9 @@ def _absent_twice(snapshot: Snapshot) -> tuple[Citation, ...]:
     return found if len({one.source for one in found}) > 1 else ()
 
 
-def _lacked_twice(snapshot: Snapshot) -> tuple[Citation, ...]:
+def _missing_twice(snapshot: Snapshot) -> tuple[Citation, ...]:
     """nvidia-smi and the libraries, or one of them by two programs."""
-    found = snapshot.view(_LACKED)
+    found = snapshot.view(_MISSING)
     return found if len({one.key for one in found}) > 1 else ()
 
 
@@ -128,8 +128,8 @@ def _is_here(snapshot: Snapshot) -> bool:
     return installed or _has_libraries(snapshot) or bool(driver.packaged(snapshot))
 
 
-def _is_lent(snapshot: Snapshot) -> bool:
-    """Whether every GPU is kept for virtual machines: a host that only lends its GPUs has no driver for them."""
+def _is_passed_through(snapshot: Snapshot) -> bool:
+    """Whether every GPU is kept for virtual machines: a host that passes its GPUs through has no driver for them."""
     owners = [(gpu.driver or "").replace("_", "-") for gpu in snapshot.view(pci.gpus)]
     return bool(owners) and all(owner in {"vfio-pci", "pci-stub", "pciback", "xen-pciback"} for owner in owners)
 
@@ -167,10 +167,10 @@ def _is_elsewhere(snapshot: Snapshot) -> bool:
     """Whether the engine runs in a machine or a confinement of its own, which sees another system than the node's."""
     kinds = ("docker-info", "docker-version", "container-run", "which", "snap", "listing")
     asked = [item for item in snapshot.items if item.kind in kinds and item.outcome == "ok" and item.text.strip()]
-    return any(_OTHER_HOUSE.search(item.text) or _OTHER_HOUSE.search(item.written) for item in asked)
+    return any(_OTHER_SYSTEM.search(item.text) or _OTHER_SYSTEM.search(item.written) for item in asked)
 
 
-_LACKED: Final = fact(_missing)
+_MISSING: Final = fact(_missing)
 _ABSENT: Final = fact(_absent)
 _KERNEL_SIDE: Final = fact(_kernel_side)
 _LIBRARIES: Final = holds(_has_libraries, "the driver's libraries are on the node")
@@ -183,7 +183,7 @@ _WITHOUT_LIBCUDA: Final = any_of(
 _ELSEWHERE: Final = holds(
     lambda snapshot: has_driver_from_elsewhere(snapshot) or _is_elsewhere(snapshot), "the driver is another system's"
 )
-_LENT: Final = holds(_is_lent, "every GPU is kept for virtual machines")
+_PASSED_THROUGH: Final = holds(_is_passed_through, "every GPU is kept for virtual machines")
 _NO_GPU: Final = holds(
     lambda snapshot: pci.is_listed(snapshot) and not snapshot.view(pci.gpus), "there is no GPU on the bus"
 )
@@ -252,10 +252,18 @@ FAMILY: Final = Family(
                 symptoms.NO_DEVICES,
                 symptoms.CUDA_UNAVAILABLE,
             ),
-            decisive=all_of(_LACKED, _ABSENT),
-            typical=any_of(fact(_absent_twice), fact(_lacked_twice)),
+            decisive=all_of(_MISSING, _ABSENT),
+            typical=any_of(fact(_absent_twice), fact(_missing_twice)),
             against=(
-                *(symptoms.DRIVER_WORKS, symptoms.IN_CONTAINER, _KERNEL_SIDE, _SMI_ALONE, _ELSEWHERE, _LENT, _NO_GPU),
+                *(
+                    symptoms.DRIVER_WORKS,
+                    symptoms.IN_CONTAINER,
+                    _KERNEL_SIDE,
+                    _SMI_ALONE,
+                    _ELSEWHERE,
+                    _PASSED_THROUGH,
+                    _NO_GPU,
+                ),
                 holds(_is_here, "a driver is here"),
                 holds(_is_by_operator, "the operator brings the driver"),
             ),
@@ -277,10 +285,12 @@ FAMILY: Final = Family(
             disruption="none",
             title="the driver's libraries and programs are not installed",
             share=0.8,
-            decisive=any_of(_WITHOUT_LIBCUDA, unless(all_of(_LACKED, _KERNEL_SIDE), symptoms.DRIVER_WORKS, _LIBRARIES)),
+            decisive=any_of(
+                _WITHOUT_LIBCUDA, unless(all_of(_MISSING, _KERNEL_SIDE), symptoms.DRIVER_WORKS, _LIBRARIES)
+            ),
             typical=unless(_SMI_ALONE, _LIBRARIES),
-            symptoms=(symptoms.NO_NVML_LIBRARY, _LACKED, _WITHOUT_LIBCUDA),
-            against=(symptoms.IN_CONTAINER, _ELSEWHERE, _LENT, _NO_GPU),
+            symptoms=(symptoms.NO_NVML_LIBRARY, _MISSING, _WITHOUT_LIBCUDA),
+            against=(symptoms.IN_CONTAINER, _ELSEWHERE, _PASSED_THROUGH, _NO_GPU),
             summary=_of_libraries,
             look_at=(Shell("ldconfig -p | grep -E 'libnvidia-ml|libcuda'"),),
             story=(

@@ -45,13 +45,8 @@ def _absent(snapshot: Snapshot) -> tuple[Citation, ...]:
     return (cite(file),) if file is not None else ()
 
 
-def _own_key(snapshot: Snapshot) -> Iterator[Citation]:
-    """That the machine signed the module itself; then the kernel may refuse it."""
-    signed = (info for info in snapshot.view(modules.driver_info) if _OWN_KEY.search(info.signer))
-    return (info.citation for info in signed)
-
-
-_OWN_KEY: Final = Pattern(r"DKMS module signing key|Secure Boot Module Signature key")
+# The machine signed the module itself; then the kernel may refuse it.
+_OWN_KEY: Final = line(r"signer:\s.*(?:DKMS module signing key|Secure Boot Module Signature key)", "modinfo")
 _ELSEWHERE: Final = holds(_is_elsewhere, "this machine has no NVIDIA module of its own to be loaded")
 _BUILT: Final = holds(
     lambda snapshot: modules.built_for(snapshot, snapshot.view(system.running_kernel)), "a module is built"
@@ -68,7 +63,7 @@ _BLACKLIST: Final = any_of(
     anywhere(r"(?:modprobe|module|rd\.driver)[._]blacklist=\S*\bnvidia\b"),
 )
 # cuFile says the like of nvidia-fs.
-_SAYS_SO: Final = line(
+_NOT_LOADED: Final = line(
     r"(?<!-fs )(?<!-fs\.ko )[Dd]river [Nn]ot [Ll]oaded|NVML_ERROR_DRIVER_NOT_LOADED"
     r"|(?:nvidia|NVIDIA) (?:kernel )?(?:module|driver) (?:is not|isn't|was not|not) loaded"
 )
@@ -303,16 +298,13 @@ FAMILY: Final = Family(
                 unless(_BLACKLIST, kernel_line(r"loading NVIDIA UNIX")),
             ),
             typical=unless(
-                any_of(_SAYS_SO, all_of(symptoms.NO_DRIVER, _BUILT)), unless(fact(_own_key), secureboot.IS_OFF)
+                any_of(_NOT_LOADED, all_of(symptoms.NO_DRIVER, _BUILT)), unless(_OWN_KEY, secureboot.IS_OFF)
             ),
-            symptoms=(symptoms.NO_DRIVER, symptoms.NO_MODULE, symptoms.HOOK_FAILED, _SAYS_SO),
+            symptoms=(symptoms.NO_DRIVER, symptoms.NO_MODULE, symptoms.HOOK_FAILED, _NOT_LOADED),
             context=any_of(fact(_absent), _BUILT),
             against=(symptoms.DRIVER_WORKS, symptoms.MODULE_LOADED, _ELSEWHERE, secureboot.REFUSED),
             summary=_why_not_loaded,
-            look_at=(
-                Shell("lsmod | grep nvidia"),
-                Shell("sudo modprobe nvidia"),
-            ),
+            look_at=(Shell("lsmod | grep nvidia"), Shell("sudo modprobe nvidia")),
             story=(
                 "The libraries and programs of the driver are there, and the module that they talk to is not in the "
                 "kernel. Programs say that the driver is not loaded or that they cannot communicate with it, and so "
@@ -336,10 +328,7 @@ FAMILY: Final = Family(
             symptoms=(symptoms.NO_MODULE, symptoms.NO_DRIVER, _REFUSED),
             against=(_ELSEWHERE,),
             summary=_for_which,
-            look_at=(
-                Shell("uname -r"),
-                Shell("dkms status"),
-            ),
+            look_at=(Shell("uname -r"), Shell("dkms status")),
             story=(
                 "A kernel module fits one kernel. After a kernel upgrade the node boots into a new one, and NVIDIA's "
                 "module is there for the old one only: DKMS did not build it, the prebuilt package for the new kernel "

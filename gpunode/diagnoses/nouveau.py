@@ -86,8 +86,7 @@ def _take_away(snapshot: Snapshot) -> Iterable[Fix]:
     if takes_gpunode(snapshot):
         yield setup_step(snapshot, "configure", "blacklist nouveau; gpunode also rebuilds the initramfs", "nouveau")
     else:
-        names = ("nouveau", "nova_core", "nova_drm") if _has_nova(snapshot) else ("nouveau",)
-        lines = r"\n".join([*(f"blacklist {name}" for name in names), "options nouveau modeset=0"])
+        lines = r"\n".join([*(f"blacklist {name}" for name in _NAMES[:3]), "options nouveau modeset=0"])
         yield run(
             "configure",
             "blacklist nouveau",
@@ -95,10 +94,6 @@ def _take_away(snapshot: Snapshot) -> Iterable[Fix]:
         )
         yield rebuild_initramfs(snapshot)
     yield reboot()
-
-
-def _has_nova(snapshot: Snapshot) -> bool:
-    return any(modules.loaded(snapshot, name) for name in _NAMES[1:])
 
 
 FAMILY: Final = Family(

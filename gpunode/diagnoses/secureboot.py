@@ -51,7 +51,7 @@ def _only_others(snapshot: Snapshot) -> tuple[Citation, ...]:
 REFUSED: Final = unless(fact(_refused), fact(_only_others))
 """The kernel did not take NVIDIA's module for its signature, whatever is wrong with that."""
 _LOCKED: Final = line(r"Lockdown: \S{1,20}: unsigned module loading is restricted")
-_TAKEN: Final = kernel_line(r"^loading NVIDIA UNIX|nvidia: module verification failed: signature and/or required key")
+_LOADED: Final = kernel_line(r"^loading NVIDIA UNIX|nvidia: module verification failed: signature and/or required key")
 _IS_ON: Final = any_of(
     anywhere(
         r"SecureBoot enabled|[Ss]ecure [Bb]oot:?\s*(?:is )?(?:[✓✔]\s*)?[Ee]nabled|Kernel is locked down from EFI"
@@ -145,7 +145,7 @@ _SYMPTOMS: Final = (symptoms.KEY_REJECTED, symptoms.NO_DRIVER, symptoms.NO_MODUL
 _AGAINST: Final = (
     symptoms.DRIVER_WORKS,
     symptoms.MODULE_LOADED,
-    _TAKEN,
+    _LOADED,
     fact(_only_others),
     unless(IS_OFF, REFUSED),
 )

@@ -277,9 +277,6 @@ def _one_driver(snapshot: Snapshot) -> Iterable[Fix]:
     if len(numbers) > 1:
         older = [one.name for one in packaged if (match := _BRANCH.match(one.name)) and match["branch"] != numbers[-1]]
         yield uninstall(snapshot, "remove the packages of all branches but one", *sorted(set(older)))
-    elif runfile.installed(snapshot):
-        text = "take the .run installation away with its own uninstaller"
-        yield run("remove", text, Shell("sudo nvidia-uninstall --silent"))
     elif locked := sorted(set(packages.holds(snapshot)) & {one.name for one in packaged}):
         yield remedies.unhold(snapshot, "let go of the packages that are held at one version", *locked)
     else:
@@ -324,10 +321,7 @@ FAMILY: Final = Family(
             share=6,
             symptoms=(symptoms.MISMATCH, symptoms.HOOK_FAILED),
             context=_AUTOMATIC,
-            look_at=(
-                Shell("grep -i nvidia /var/log/apt/history.log"),
-                Shell("cat /proc/driver/nvidia/version"),
-            ),
+            look_at=(Shell("grep -i nvidia /var/log/apt/history.log"), Shell("cat /proc/driver/nvidia/version")),
             remedy=_reload_and_hold,
             explains=_CONSEQUENCES | {PENDING, PARTIAL},
         ),
@@ -347,10 +341,7 @@ FAMILY: Final = Family(
             share=10,
             symptoms=(symptoms.MISMATCH, symptoms.HOOK_FAILED),
             context=_REBOOT_LIST,
-            look_at=(
-                Shell("modinfo -F version nvidia"),
-                Shell("cat /proc/driver/nvidia/version"),
-            ),
+            look_at=(Shell("modinfo -F version nvidia"), Shell("cat /proc/driver/nvidia/version")),
             remedy=_reload,
             explains=_CONSEQUENCES,
         ),
@@ -369,10 +360,7 @@ FAMILY: Final = Family(
             check=_partial,
             share=7,
             symptoms=(symptoms.MISMATCH, symptoms.HOOK_FAILED),
-            look_at=(
-                Shell("modinfo -F version nvidia"),
-                Shell("dpkg -l | grep nvidia"),
-            ),
+            look_at=(Shell("modinfo -F version nvidia"), Shell("dpkg -l | grep nvidia")),
             remedy=_complete,
             explains=_CONSEQUENCES,
         ),
@@ -392,10 +380,7 @@ FAMILY: Final = Family(
             typical=all_of(symptoms.MISMATCH, _OWN_TREE),
             share=0.7,
             symptoms=(symptoms.MISMATCH, symptoms.HOOK_FAILED),
-            look_at=(
-                Shell("dpkg -l | grep nvidia"),
-                Shell("ldconfig -p | grep libnvidia-ml"),
-            ),
+            look_at=(Shell("dpkg -l | grep nvidia"), Shell("ldconfig -p | grep libnvidia-ml")),
             remedy=_one_driver,
             explains=_CONSEQUENCES | {UNATTENDED, PENDING, PARTIAL},
         ),

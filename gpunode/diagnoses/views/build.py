@@ -8,7 +8,7 @@ from typing import Final
 
 from gpunode.diagnoses.model import Citation
 from gpunode.diagnoses.snapshot import Snapshot, lines_with
-from gpunode.diagnoses.views import driver, modules, system
+from gpunode.diagnoses.views import driver, system
 from gpunode.facts.items import Item
 from gpunode.facts.model import Known
 from gpunode.facts.patterns import Pattern
@@ -38,7 +38,6 @@ _TARGETS: Final = tuple(
         *(r"(?:linux|proxmox|pve)-headers-", r" -k "),
     )
 )
-_RELEASE: Final = Pattern(r"(?:nvidia[\w-]*|NVIDIA-Linux-\w+)[/-](?P<version>\d{2,3}\.\d+(?:\.\d+)?)")
 
 
 def logs(snapshot: Snapshot) -> tuple[Item, ...]:
@@ -52,7 +51,7 @@ def kernel(snapshot: Snapshot) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class _Said:
+class _LogLine:
     """A sign: what a log of a build says."""
 
     pattern: Pattern
@@ -62,9 +61,9 @@ class _Said:
         return tuple(line for line in found if not _is_of_another(snapshot, line))
 
 
-def said(pattern: str) -> _Said:
+def log_line(pattern: str) -> _LogLine:
     """A line that ``pattern`` matches in a log of a build."""
-    return _Said(Pattern(pattern, re.MULTILINE))
+    return _LogLine(Pattern(pattern, re.MULTILINE))
 
 
 def _is_of_another(snapshot: Snapshot, line: Citation) -> bool:
@@ -89,15 +88,12 @@ def _is_about(item: Item) -> bool:
 
 
 def _is_past(snapshot: Snapshot, item: Item) -> bool:
-    """Whether the log tells of another day: its kernel is gone, or what it was to build is there."""
-    running, wanted, built = snapshot.view(system.running_kernel), target(item), _release(item)
+    """Whether the log tells of another day: its kernel is gone, or the driver works on it."""
+    running, wanted = snapshot.view(system.running_kernel), target(item)
     kernels = snapshot.facts.kernels
     if wanted and isinstance(kernels, Known) and wanted not in {*kernels.value.installed, running}:
         return True
-    if driver.works(snapshot) and running and (wanted or running) == running:
-        return True
-    there = (one for one in snapshot.view(modules.on_disk) if one.kernel == wanted and one.version)
-    return bool(built) and any(one.version == built for one in there)
+    return driver.works(snapshot) and bool(running) and (wanted or running) == running
 
 
 def target(item: Item) -> str:
@@ -106,8 +102,3 @@ def target(item: Item) -> str:
         if match := pattern.search(item.text) or pattern.search(item.written):
             return match["kernel"].partition(".failed")[0].removesuffix("-common")
     return ""
-
-
-def _release(item: Item) -> str:
-    match = _RELEASE.search(item.written) or _RELEASE.search(item.text)
-    return match["version"] if match else ""

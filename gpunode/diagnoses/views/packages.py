@@ -100,19 +100,15 @@ def in_containers(snapshot: Snapshot) -> tuple[Package, ...]:
 def holds(snapshot: Snapshot) -> Mapping[str, Citation]:
     """The packages that are on hold, or excluded from upgrades, by name."""
     found = {one.name: one.citation for one in snapshot.view(packages).values() if one.want == "h"}
-    for item in snapshot.of("packages"):
-        if "showhold" in item.source.words or "versionlock" in item.source.words:
-            for number, line in enumerate(item.lines, 1):
-                if match := _HELD.match(line.strip()):
-                    found[match["name"]] = cite(item, number)
-    for item in snapshot.files("*/versionlock.list"):
-        for match in finds(item, _LOCKED):
-            found[match["name"]] = cite(item, item.number_at(match.start("name")))
+    listings = [item for item in snapshot.of("packages") if {"showhold", "versionlock"}.intersection(item.source.words)]
+    for item in (*listings, *snapshot.files("*/versionlock.list")):
+        for number, line in enumerate(item.lines, 1):
+            # dnf 4 and yum write a lock that keeps packages away with "!".
+            if match := _HELD.match(line.strip().lstrip("!")):
+                found[match["name"]] = cite(item, number)
     return found
 
 
-# dnf 4 and yum write a lock that keeps packages away with "!".
-_LOCKED: Final = Pattern(r"^!?(?:\d+:)?(?P<name>[a-zA-Z][\w.+]*(?:-[a-zA-Z][\w.+]*)*)-(?:\d+:)?\d", re.MULTILINE)
 _HELD: Final = Pattern(r"(?:\d+:)?(?P<name>[a-z0-9][\w.+-]*?)(?:-\d+:[\w.+~-]+(?:\.\*)?|:\w+)?$")
 
 
