@@ -70,12 +70,12 @@ def _configs(snapshot: Snapshot) -> Iterator[Item]:
 
 
 def _shares(snapshot: Snapshot, *, is_divided: bool) -> Iterator[Citation]:
-    """A node that offers each GPU once, or in another number than the configuration asks for."""
+    """A node that offers as many GPUs as the configuration asks for at least, or fewer."""
     desired = [int(found["count"]) for item in _configs(snapshot) for found in _REPLICAS.finditer(item.text)]
     for node in snapshot.view(kube.nodes):
-        if (amount := node.capacity.get("nvidia.com/gpu")) and amount.value:
-            is_once = amount.value < min(desired, default=2)
-            yield from (amount.citation,) if (bool(desired) and not is_once if is_divided else is_once) else ()
+        amount = node.capacity.get("nvidia.com/gpu")
+        if amount and amount.value and (amount.value >= min(desired, default=2)) is is_divided:
+            yield amount.citation
 
 
 _DESIRED: Final = any_of(
