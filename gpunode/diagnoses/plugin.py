@@ -28,7 +28,7 @@ _ASKS: Final = line(
     r"|invalid device discovery strategy|unable to create resource managers? to get plugins",
 )
 _WELL: Final = holds(kube.offers_all, "the node offers all of its GPUs")
-_ASKED_FOR: Final = unless(_ASKS, _WELL)
+_STILL_ASKS: Final = unless(_ASKS, _WELL)
 _COMPLAINS: Final = unless(any_of(_LACKING, _ASKS, all_of(symptoms.NO_NVML_LIBRARY, _OF_PLUGIN)), _WELL)
 
 # Under which runtime its pod runs: that of the plugin's own pod counts before any other's.
@@ -83,7 +83,7 @@ def _ask_for_runtime(snapshot: Snapshot) -> Iterable[Fix]:
 
 # Where the driver stands. The root that the plugin was told; "/" is where a driver of packages is.
 
-_TOLD_ROOT: Final = line(
+_SET_ROOT: Final = line(
     r"nvidiaDriverRoot[\"']?\s*[:=]\s*[\"']?/[\w./-]+|NVIDIA_DRIVER_ROOT[\"']?\s*(?:[:=]|value:)\s*[\"']?/[\w./-]+"
 )
 _PLACES: Final = (
@@ -91,7 +91,7 @@ _PLACES: Final = (
     r"|nix/store|usr/local/glibc|usr/local/nvidia/(?!toolkit)|x86_64-bottlerocket|talos)"
 )
 _ELSEWHERE: Final = any_of(
-    anywhere(rf"{_PLACES}.{{0,80}}(?:libnvidia-ml|nvidia-smi|[Dd]river)"), asked(_PLACES), _ODD_SYSTEM, _TOLD_ROOT
+    anywhere(rf"{_PLACES}.{{0,80}}(?:libnvidia-ml|nvidia-smi|[Dd]river)"), asked(_PLACES), _ODD_SYSTEM, _SET_ROOT
 )
 _FIND_LIBRARY: Final = always(
     by_hand(
@@ -111,14 +111,14 @@ _FIND_LIBRARY: Final = always(
 
 # Health.
 
-_SAID: Final = line(
+_MARKED_UNHEALTHY: Final = line(
     r"^(?![^\n]*(?:no healthy devices present|cannot allocate))(?=[^\n]*(?:GPU|MIG-|nvidia|[Xx]id|all devices))[^\n]*"
     r"(?:marked unhealthy|(?:will go|is|went|as) unhealthy|Marking (?:it|device|.{0,60}) (?:as )?unhealthy"
     r"|XidCriticalError)",
     flags=re.IGNORECASE,
 )
 UNHEALTHY: Final = any_of(
-    unless(_SAID, _WELL), fact(lambda node: (one.citation for _, *both in kube.fewer(node) for one in both))
+    unless(_MARKED_UNHEALTHY, _WELL), fact(lambda node: (one.citation for _, *both in kube.fewer(node) for one in both))
 )
 
 
@@ -179,7 +179,7 @@ FAMILY: Final = Family(
             decisive=unless(all_of(_COMPLAINS, _PLAIN, _CLASSLESS, _HANDLER), _UNDER),
             typical=unless(
                 any_of(
-                    _ASKED_FOR,
+                    _STILL_ASKS,
                     all_of(_COMPLAINS, any_of(_PLAIN, _CLASSLESS, _HANDLER, _REGISTERED)),
                     all_of(symptoms.NO_DRIVER_INSIDE, any_of(_HANDLER, _CLASSLESS)),
                     all_of(_HANDLER, any_of(_CLASSLESS, all_of(_PLAIN, symptoms.PLUGIN_FAILS))),

@@ -89,16 +89,12 @@ _UNDIVIDED: Final = any_of(
     line(r"nvidia\.com/gpu\.replicas[\"']?[=:] ?[\"']?[01]\b", "kubernetes-node"),
 )
 # An empty section about sharing that somebody cut out of the plugin's log, to ask why it is empty.
-_CUT_OUT: Final = unless(
-    fact(lambda node: (one for one in node.view(_EMPTY) if node.text_of(one).count("\n") < _FEW_LINES)),
-    line(r"Running with config"),
-)
-_FEW_LINES: Final = 6
-_ASKS_STATIC: Final = any_of(asked(_STATIC), line(_STATIC))
+_CUT_OUT: Final = unless(_EMPTY, line(r"Running with config"))
+_IS_STATIC: Final = any_of(asked(_STATIC), line(_STATIC))
 
 
 def _slicing(snapshot: Snapshot) -> Iterator[Fix]:
-    if snapshot.view(_ASKS_STATIC):
+    if snapshot.view(_IS_STATIC):
         delete = Shell("kubectl -n kube-system delete daemonset nvidia-device-plugin-daemonset")
         yield run("remove", "remove the daemon set of the static manifest, so that the configured one serves", delete)
         yield restart_plugin("restart the configured device plugin")
