@@ -107,6 +107,10 @@ class Snapshot:
                     return match
         return None
 
+    def text_of(self, citation: Citation) -> str:
+        """The whole text in which the line stands; empty where it stands in none."""
+        return next((item.text for item in self.items if item.key == citation.key), "")
+
     def _searched(self, kinds: tuple[Kind, ...], pattern: Pattern) -> tuple[Item, ...]:
         """The items in which ``pattern`` is worth a search."""
         if kinds:
