@@ -21,8 +21,8 @@ from gpunode.runtimes import podman
 _NO_DRIVER: Final = holds(driver.fails, "the driver itself does not work")
 # Devices that the toolkit makes itself (runtime.nvidia.com) have other reasons.
 _UNRESOLVED: Final = r"(?:unresolvable|(?:could not|cannot) resolve)[^\n]{0,20} CDI devices?:?\s+"
-_ASKED: Final = line(rf"{_UNRESOLVED}(?!management\.|runtime\.)(?:[\w-]+\.)*nvidia\.com/")
-_ASKED_AS_OPERATOR: Final = line(rf"{_UNRESOLVED}management\.nvidia\.com/")
+_UNRESOLVED_DEVICE: Final = line(rf"{_UNRESOLVED}(?!management\.|runtime\.)(?:[\w-]+\.)*nvidia\.com/")
+_UNRESOLVED_MANAGEMENT: Final = line(rf"{_UNRESOLVED}management\.nvidia\.com/")
 _NONE_FOUND: Final = fact(cdi.none_found)
 _THERE: Final = any_of(
     fact(lambda node: (one.citation for one in node.view(cdi.specifications))),
@@ -160,9 +160,11 @@ _OLD_DOCKER: Final = holds(lambda node: () < docker.version(node) < (27,), "dock
 _TOO_OLD: Final = fact(lambda snapshot: _podman(snapshot, with_cdi=False))
 _WITHOUT_07: Final = fact(lambda snapshot: _podman(snapshot, with_cdi=True))
 _TOO_NEW: Final = all_of(_OF_07, _WITHOUT_07)
-_MAY_BE_TOO_NEW: Final = any_of(_TOO_NEW, all_of(_ASKED, _THERE, any_of(_OF_07, _WITHOUT_07)))
+_MAY_BE_TOO_NEW: Final = any_of(_TOO_NEW, all_of(_UNRESOLVED_DEVICE, _THERE, any_of(_OF_07, _WITHOUT_07)))
 # It is there and was not found, or the engine looks elsewhere than others do.
-_NOT_FOUND: Final = any_of(all_of(_ASKED, _THERE), unless(all_of(_ASKED, _READS_ELSEWHERE), _NONE_FOUND))
+_NOT_FOUND: Final = any_of(
+    all_of(_UNRESOLVED_DEVICE, _THERE), unless(all_of(_UNRESOLVED_DEVICE, _READS_ELSEWHERE), _NONE_FOUND)
+)
 
 
 def _older_specification(snapshot: Snapshot) -> Iterable[Fix]:
@@ -203,10 +205,10 @@ FAMILY: Final = Family(
                 "https://github.com/NVIDIA/nvidia-container-toolkit/issues/146",
                 "https://docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/cdi-support.html",
             ),
-            decisive=unless(all_of(_ASKED, _NONE_FOUND), _THERE),
+            decisive=unless(all_of(_UNRESOLVED_DEVICE, _NONE_FOUND), _THERE),
             typical=unless(
-                any_of(_NONE_FOUND, _ASKED, line(r"nvidia-cdi-refresh\.(?:path|service)\s+disabled")),
-                *(_THERE, _READS_ELSEWHERE, _TOO_OLD, _TOO_NEW, _ASKED_AS_OPERATOR),
+                any_of(_NONE_FOUND, _UNRESOLVED_DEVICE, line(r"nvidia-cdi-refresh\.(?:path|service)\s+disabled")),
+                *(_THERE, _READS_ELSEWHERE, _TOO_OLD, _TOO_NEW, _UNRESOLVED_MANAGEMENT),
             ),
             symptoms=(symptoms.CDI_UNRESOLVED,),
             against=(_NO_DRIVER,),
@@ -258,7 +260,7 @@ FAMILY: Final = Family(
                 "https://github.com/containers/podman/issues/26569",
                 "https://github.com/NixOS/nixpkgs/issues/420638",
             ),
-            decisive=all_of(_ELSEWHERE, _ASKED),
+            decisive=all_of(_ELSEWHERE, _UNRESOLVED_DEVICE),
             typical=any_of(_ELSEWHERE, unless(_NOT_FOUND, _MAY_BE_TOO_NEW)),
             symptoms=(symptoms.CDI_UNRESOLVED,),
             against=(_NO_DRIVER,),
@@ -286,7 +288,7 @@ FAMILY: Final = Family(
             decisive=any_of(
                 _UNREADABLE,
                 all_of(_IN_07, any_of(_WITHOUT_07, _OLD_DOCKER)),
-                all_of(_TOO_OLD, any_of(_NO_CDI, _ASKED)),
+                all_of(_TOO_OLD, any_of(_NO_CDI, _UNRESOLVED_DEVICE)),
             ),
             typical=any_of(_MAY_BE_TOO_NEW, _NO_CDI, all_of(_TOO_OLD, asked(r"\bpodman (?:--)?version"))),
             context=any_of(_TOO_OLD, _OF_07),
@@ -312,7 +314,7 @@ FAMILY: Final = Family(
                 "https://github.com/gpustack/gpustack/issues/4130",
                 "https://github.com/NVIDIA/nvidia-container-toolkit/issues/1239",
             ),
-            decisive=_ASKED_AS_OPERATOR,
+            decisive=_UNRESOLVED_MANAGEMENT,
             context=anywhere(r"CDI_ENABLED|Skipping CDI|management\.nvidia\.com"),
             symptoms=(symptoms.CDI_UNRESOLVED,),
             look_at=(Shell("ls /var/run/cdi"),),

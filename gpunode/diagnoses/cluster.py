@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Final
-
-from gpunode.diagnoses.commands import Command, Shell, command, is_name, is_place, joined
+from gpunode.diagnoses.commands import Command, Shell, command, is_name, joined
 from gpunode.diagnoses.model import Fix, FixKind
-from gpunode.diagnoses.remedies import by_hand, run
+from gpunode.diagnoses.remedies import run
 from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import kube
 from gpunode.diagnoses.views.engine import engine
@@ -51,18 +49,6 @@ def set_runtime_class(text: str) -> Fix:
     )
     patch = '{"spec":{"template":{"spec":{"runtimeClassName":"nvidia"}}}}'
     return run("configure", text, make, _each_plugin(joined(Shell('patch daemonset "$name"'), command("-p", patch))))
-
-
-# Where the GPU Operator, and providers of clusters, put a driver.
-_ROOTS: Final = ("/run/nvidia/driver", "/home/kubernetes/bin/nvidia", "/opt/nvidia", "/usr/local/nvidia")
-
-
-def set_driver_root(text: str, root: str) -> Fix:
-    """Tells NVIDIA's device plugins in which root the driver stands."""
-    if not is_place(root, *_ROOTS):
-        return by_hand("configure", text)
-    env = joined(Shell('set env daemonset "$name"'), command(f"NVIDIA_DRIVER_ROOT={root}"))
-    return run("configure", text, _each_plugin(env))
 
 
 def register_runtime(snapshot: Snapshot) -> Command:

@@ -163,7 +163,7 @@ _RUNTIMES: Final = r"(?:^[ \t]*Runtimes:|\bio\.containerd\.runc\.v2\b(?=[^\n]*[ 
 _HAS_IT: Final = line(rf"{_RUNTIMES}[^\n]*\bnvidia\b")
 _LACKS_IT: Final = unless(line(rf"{_RUNTIMES}(?![^\n]*\bnvidia\b)"), _HAS_IT)
 _TAKES_ANOTHER: Final = line(r"^[ \t]*Default Runtime:\s*(?!nvidia)\w")
-_NVIDIA: Final = r"\"nvidia\"\s*:\s*\{"
+_NVIDIA: Final = r"\"nvidia\"\s*:\s*\{|^\"?nvidia\"?$"
 _IN_A_FILE: Final = file_line("*daemon.json", _NVIDIA)
 _REGISTERED: Final = any_of(file_line("*etc/docker/daemon.json", _NVIDIA), file_line("daemon.json", _NVIDIA))
 _DEFAULT: Final = file_line("*daemon.json", r"\"default-runtime\"\s*:\s*\"nvidia\"")

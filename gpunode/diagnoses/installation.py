@@ -15,7 +15,7 @@ from gpunode.diagnoses.model import Citation, Family, Fix, Rule
 from gpunode.diagnoses.remedies import install, run, takes_gpunode
 from gpunode.diagnoses.signs import all_of, any_of, fact, holds, line, unless
 from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with, stated
-from gpunode.diagnoses.views import driver, guests, kube, loader, modules, packages, pci
+from gpunode.diagnoses.views import driver, guests, loader, modules, packages, pci
 from gpunode.diagnoses.views.system import has_driver_from_elsewhere, is_debians, package_manager
 from gpunode.facts.items import Item
 from gpunode.facts.model import Known
@@ -99,12 +99,12 @@ _OTHER_SYSTEM: Final = Pattern(
     re.IGNORECASE,
 )
 # The operator's pods that bring the driver.
-_DRIVER_POD: Final = Pattern(r"^nvidia-(?:gpu-)?driver-")
+_DRIVER_POD: Final = Pattern(r"(?:^|[\s/])nvidia-(?:gpu-)?driver-\S+\s+\d+/\d+\s", re.MULTILINE)
 
 
 def _is_by_operator(snapshot: Snapshot) -> bool:
     """Whether a pod of the operator's brings the driver, so that the host has none of its own."""
-    return any(_DRIVER_POD.search(row.name) for row in snapshot.view(kube.rows))
+    return snapshot.says(_DRIVER_POD)
 
 
 def _absent_twice(snapshot: Snapshot) -> tuple[Citation, ...]:

@@ -8,14 +8,13 @@ from typing import Final
 
 from gpunode.diagnoses import symptoms
 from gpunode.diagnoses.addresses import DEVICE_PLUGIN
-from gpunode.diagnoses.cluster import plugin_logs, register_runtime, restart_plugin, set_driver_root, set_runtime_class
+from gpunode.diagnoses.cluster import plugin_logs, register_runtime, restart_plugin, set_runtime_class
 from gpunode.diagnoses.commands import Shell
 from gpunode.diagnoses.model import Citation, Family, Fix, Rule
 from gpunode.diagnoses.remedies import always, by_hand, run
 from gpunode.diagnoses.signs import all_of, any_of, anywhere, asked, fact, holds, line, unless
 from gpunode.diagnoses.snapshot import Snapshot, cite
 from gpunode.diagnoses.views import containerd, driver, kube
-from gpunode.facts.patterns import Pattern
 
 _LACKING: Final = line(
     r"could not load NVML|NVML not detected|Detected non-NVML platform|ERROR_LIBRARY_NOT_FOUND"
@@ -29,7 +28,7 @@ _ASKS: Final = line(
     r"|invalid device discovery strategy|unable to create resource managers? to get plugins",
 )
 _WELL: Final = holds(kube.offers_all, "the node offers all of its GPUs")
-_ASKED_FOR: Final = unless(_ASKS, _WELL)
+_STILL_ASKS: Final = unless(_ASKS, _WELL)
 _COMPLAINS: Final = unless(any_of(_LACKING, _ASKS, all_of(symptoms.NO_NVML_LIBRARY, _OF_PLUGIN)), _WELL)
 
 # Under which runtime its pod runs: that of the plugin's own pod counts before any other's.
@@ -84,41 +83,42 @@ def _ask_for_runtime(snapshot: Snapshot) -> Iterable[Fix]:
 
 # Where the driver stands. The root that the plugin was told; "/" is where a driver of packages is.
 
-_TOLD_ROOT: Final = line(
+_SET_ROOT: Final = line(
     r"nvidiaDriverRoot[\"']?\s*[:=]\s*[\"']?/[\w./-]+|NVIDIA_DRIVER_ROOT[\"']?\s*(?:[:=]|value:)\s*[\"']?/[\w./-]+"
 )
 _PLACES: Final = (
     r"/(?:opt/nvidia|home/kubernetes/bin/nvidia|run/nvidia/driver|usr/lib/wsl|run/current-system|run/opengl-driver"
     r"|nix/store|usr/local/glibc|usr/local/nvidia/(?!toolkit)|x86_64-bottlerocket|talos)"
 )
-_ROOT: Final = Pattern(r"/opt/nvidia\b|/home/kubernetes/bin/nvidia\b|/run/nvidia/driver\b|/usr/local/nvidia\b")
 _ELSEWHERE: Final = any_of(
-    anywhere(rf"{_PLACES}.{{0,80}}(?:libnvidia-ml|nvidia-smi|[Dd]river)"), asked(_PLACES), _ODD_SYSTEM, _TOLD_ROOT
+    anywhere(rf"{_PLACES}.{{0,80}}(?:libnvidia-ml|nvidia-smi|[Dd]river)"), asked(_PLACES), _ODD_SYSTEM, _SET_ROOT
 )
-
-
-def _find_library(snapshot: Snapshot) -> Iterable[Fix]:
-    if match := _ROOT.search(" ".join(place.line for place in snapshot.view(_ELSEWHERE))):
-        yield set_driver_root(f"tell the device plugin that the driver stands in {match[0]}", match[0])
-    elif not snapshot.view(_IS_DEFAULT):
-        yield set_runtime_class("let the device plugin run under NVIDIA's runtime")
-    else:
-        yield by_hand("configure", "name the driver's root to the toolkit (root in its config.toml) and to the plugin")
-    show = Shell("sudo nvidia-container-cli list --libraries || ldconfig -p | grep libnvidia-ml")
-    yield run("inspect", "look where the driver's library is, and whether the runtime finds it", show)
-    yield restart_plugin()
+_FIND_LIBRARY: Final = always(
+    by_hand(
+        "configure",
+        "name the driver's root to the device plugin (nvidiaDriverRoot) and to the toolkit (root in its config.toml)",
+        when="the driver does not stand in /",
+    ),
+    set_runtime_class("let the device plugin run under NVIDIA's runtime"),
+    run(
+        "inspect",
+        "look where the driver's library is, and whether the runtime finds it",
+        Shell("sudo nvidia-container-cli list --libraries || ldconfig -p | grep libnvidia-ml"),
+    ),
+    restart_plugin(),
+)
 
 
 # Health.
 
-_SAID: Final = line(
+_MARKED_UNHEALTHY: Final = line(
     r"^(?![^\n]*(?:no healthy devices present|cannot allocate))(?=[^\n]*(?:GPU|MIG-|nvidia|[Xx]id|all devices))[^\n]*"
     r"(?:marked unhealthy|(?:will go|is|went|as) unhealthy|Marking (?:it|device|.{0,60}) (?:as )?unhealthy"
     r"|XidCriticalError)",
     flags=re.IGNORECASE,
 )
 UNHEALTHY: Final = any_of(
-    unless(_SAID, _WELL), fact(lambda node: (one.citation for _, *both in kube.fewer(node) for one in both))
+    unless(_MARKED_UNHEALTHY, _WELL), fact(lambda node: (one.citation for _, *both in kube.fewer(node) for one in both))
 )
 
 
@@ -154,7 +154,7 @@ FAMILY: Final = Family(
             look_at=(Shell("kubectl logs -n kube-system -l name=nvidia-device-plugin-ds --tail=30"),),
             share=2,
             summary="the device plugin finds no libnvidia-ml.so.1: it, or the runtime, looks where the driver is not",
-            remedy=_find_library,
+            remedy=_FIND_LIBRARY,
             explains=frozenset({"device-plugin-not-ready-after-reboot", "gpu-labels-without-capacity"}),
         ),
         Rule(
@@ -177,7 +177,7 @@ FAMILY: Final = Family(
             decisive=unless(all_of(_COMPLAINS, _PLAIN, _CLASSLESS, _HANDLER), _UNDER),
             typical=unless(
                 any_of(
-                    _ASKED_FOR,
+                    _STILL_ASKS,
                     all_of(_COMPLAINS, any_of(_PLAIN, _CLASSLESS, _HANDLER, _REGISTERED)),
                     all_of(symptoms.NO_DRIVER_INSIDE, any_of(_HANDLER, _CLASSLESS)),
                     all_of(_HANDLER, any_of(_CLASSLESS, all_of(_PLAIN, symptoms.PLUGIN_FAILS))),

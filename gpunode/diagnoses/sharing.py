@@ -70,12 +70,12 @@ def _configs(snapshot: Snapshot) -> Iterator[Item]:
 
 
 def _shares(snapshot: Snapshot, *, is_divided: bool) -> Iterator[Citation]:
-    """A node that offers each GPU once, or in another number than the configuration asks for."""
+    """A node that offers as many GPUs as the configuration asks for at least, or fewer."""
     desired = [int(found["count"]) for item in _configs(snapshot) for found in _REPLICAS.finditer(item.text)]
     for node in snapshot.view(kube.nodes):
-        if (amount := node.capacity.get("nvidia.com/gpu")) and amount.value:
-            is_once = amount.value < min(desired, default=2)
-            yield from (amount.citation,) if (bool(desired) and not is_once if is_divided else is_once) else ()
+        amount = node.capacity.get("nvidia.com/gpu")
+        if amount and amount.value and (amount.value >= min(desired, default=2)) is is_divided:
+            yield amount.citation
 
 
 _DESIRED: Final = any_of(
@@ -89,16 +89,12 @@ _UNDIVIDED: Final = any_of(
     line(r"nvidia\.com/gpu\.replicas[\"']?[=:] ?[\"']?[01]\b", "kubernetes-node"),
 )
 # An empty section about sharing that somebody cut out of the plugin's log, to ask why it is empty.
-_CUT_OUT: Final = unless(
-    fact(lambda node: (one for one in node.view(_EMPTY) if node.text_of(one).count("\n") < _FEW_LINES)),
-    line(r"Running with config"),
-)
-_FEW_LINES: Final = 6
-_ASKS_STATIC: Final = any_of(asked(_STATIC), line(_STATIC))
+_CUT_OUT: Final = unless(_EMPTY, line(r"Running with config"))
+_IS_STATIC: Final = any_of(asked(_STATIC), line(_STATIC))
 
 
 def _slicing(snapshot: Snapshot) -> Iterator[Fix]:
-    if snapshot.view(_ASKS_STATIC):
+    if snapshot.view(_IS_STATIC):
         delete = Shell("kubectl -n kube-system delete daemonset nvidia-device-plugin-daemonset")
         yield run("remove", "remove the daemon set of the static manifest, so that the configured one serves", delete)
         yield restart_plugin("restart the configured device plugin")

@@ -21,7 +21,9 @@ from gpunode.diagnoses.views.engine import engine
 # Whether it is there.
 
 # That somebody looked for it in vain: of a list of packages it may be missing without being so.
-_SOUGHT: Final = fact(lambda snapshot: (one for one in snapshot.view(toolkit.absent) if "nvidia-c" in one.source))
+_SEARCHED_IN_VAIN: Final = fact(
+    lambda snapshot: (one for one in snapshot.view(toolkit.absent) if "nvidia-c" in one.source)
+)
 _REGISTERED: Final = any_of(
     file_line("*daemon.json", r"\"path\"\s*:\s*\"(?:/usr/bin/)?nvidia-container-runtime\""),
     file_line("/etc/containerd/*.toml", r"BinaryName\s*=\s*\"/usr/bin/nvidia-container-runtime\""),
@@ -30,7 +32,7 @@ _PROGRAM_GONE: Final = line(
     r"(?:exec: [\\\"]*|fork/exec |stat )(?:/[\w./-]*/)?nvidia-container-(?:runtime|toolkit|cli)"
     r"(?:-hook|\.cdi|\.legacy)?[\\\"]*:? ?(?:stat \S+ )?(?:executable file not found|no such file or directory)"
 )
-_ASKED: Final = (symptoms.NO_DEVICE_DRIVER, symptoms.NO_RUNTIME, symptoms.PLUGIN_FAILS, _REGISTERED)
+_GPU_REQUESTS_FAIL: Final = (symptoms.NO_DEVICE_DRIVER, symptoms.NO_RUNTIME, symptoms.PLUGIN_FAILS, _REGISTERED)
 # It brings a toolkit of its own, which no package of the node is.
 _OPERATOR: Final = line(r"gpu-operator|nvidia-container-toolkit-daemonset|/usr/local/nvidia/toolkit")
 
@@ -207,9 +209,9 @@ FAMILY: Final = Family(
                 "fails with nvidia-container-runtime not found."
             ),
             sources=("https://github.com/docker/cli/issues/2425", TOOLKIT_GUIDE),
-            decisive=unless(all_of(toolkit.absent, any_of(*_ASKED)), _OPERATOR),
-            typical=any_of(_PROGRAM_GONE, _SOUGHT),
-            symptoms=_ASKED,
+            decisive=unless(all_of(toolkit.absent, any_of(*_GPU_REQUESTS_FAIL)), _OPERATOR),
+            typical=any_of(_PROGRAM_GONE, _SEARCHED_IN_VAIN),
+            symptoms=_GPU_REQUESTS_FAIL,
             against=(toolkit.present, symptoms.NO_GPU),
             may_be_normal=True,
             look_at=(

@@ -1,4 +1,4 @@
-"""Kubernetes' nodes, from what was pasted of them: described, as YAML or JSON, in part; and tables of pods.
+"""Kubernetes' nodes, from what was pasted of them: described, as YAML or JSON, in part.
 
 What a piece does not show stays unknown.
 """
@@ -43,9 +43,6 @@ _POD: Final = Pattern(
 )
 # One field of a node (``-o jsonpath``, ``jq``).
 _FIELD: Final = Pattern(r"\.(?P<section>capacity|allocatable)[\[.\\\"']*nvidia")
-_ROW: Final = Pattern(
-    r"^[ \t]*(?:[a-z0-9][\w.-]*\s+)?(?:pods?/)?(?P<name>[a-z0-9][\w.-]*)\s+\d{1,5}/\d{1,5}\s+(?P<status>[A-Z][\w:/-]*)"
-)
 _QUIET: Final = frozenset(
     {"nvml", "packages", "listing", "lsmod", "lspci", "modinfo", "initramfs", "containerd-config"}
 )
@@ -187,24 +184,3 @@ def offers_all(snapshot: Snapshot) -> bool:
     shown = [node for node in snapshot.view(nodes) if node.capacity or node.allocatable]
     are_well = not any(fewer(snapshot)) and all(node.allocatable for node in shown)
     return len(shown) == 1 and are_well and any(one.value for one in shown[0].allocatable.values())
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """A line of ``kubectl get pods``."""
-
-    name: str
-    status: str
-    citation: Citation
-
-
-def rows(snapshot: Snapshot) -> tuple[Row, ...]:
-    """The lines of every table of pods."""
-    tables = snapshot.of("kubernetes", "kubernetes-pod", "kubernetes-node", "kubernetes-log", "text", "application")
-    return tuple(row for item in tables for row in _rows(item))
-
-
-def _rows(item: Item) -> Iterator[Row]:
-    for number, line in enumerate(item.lines, 1):
-        if "/" in line and (match := _ROW.match(line)):
-            yield Row(match["name"], match["status"], cite(item, number))

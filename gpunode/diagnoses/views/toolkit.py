@@ -74,9 +74,11 @@ def _signs(snapshot: Snapshot) -> Iterator[Presence]:
         yield found
     for citation in (*snapshot.said(_ANSWERS), *snapshot.said(_ANSWERS, "packages", "package-history")):
         yield Presence(True, citation)
-    listings = [item for item in snapshot.of("packages", "package-policy") if _lacks(item)]
-    if listings or packages.installed(snapshot, _PACKAGES[0]) is False:
-        yield Presence(False, cite(listings[0]) if listings else _not_listed(snapshot))
+    lists = snapshot.of("packages", "package-output", "package-policy")
+    yield from (Presence(False, cite(item)) for item in lists if _lacks(item))
+    if packages.installed(snapshot, _PACKAGES[0]) is False:
+        asked = (cite(item) for item in lists if item.source.only or _PACKAGES[0] in item.text)
+        yield Presence(False, next(asked, stated("/var/lib/dpkg/status", f"no {_PACKAGES[0]}", "dpkg-status")))
 
 
 def _lacks(item: Item) -> bool:
@@ -89,15 +91,6 @@ def _lacks(item: Item) -> bool:
 
 # apt-cache's answer, in the language of the node.
 _NONE: Final = Pattern(r"^nvidia-container-toolkit:\n\s+\w+\s*:\s*\(", re.MULTILINE)
-
-
-def _not_listed(snapshot: Snapshot) -> Citation:
-    """The list of packages that would name the toolkit, and does not; or that says it is not installed."""
-    for item in snapshot.of("packages", "package-output", "package-policy"):
-        number = next((number for number, line in enumerate(item.lines, 1) if _PACKAGES[0] in line), None)
-        if number or item.source.only:
-            return cite(item, number)
-    return stated("/var/lib/dpkg/status", f"no {_PACKAGES[0]}", "dpkg-status")
 
 
 def versions(snapshot: Snapshot) -> tuple[Version, ...]:

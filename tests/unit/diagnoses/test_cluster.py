@@ -15,7 +15,6 @@ FIXES = (
     cluster.restart_failed_pods("delete them"),
     cluster.plugin_logs("read them"),
     cluster.set_runtime_class("ask for it"),
-    cluster.set_driver_root("name it", "/opt/nvidia"),
 )
 
 
@@ -30,8 +29,6 @@ def test_a_shell_takes_every_command(fix: Fix) -> None:
 def test_the_verbs_of_daemon_sets_stand_where_kubectl_wants_them() -> None:
     (restart,) = cluster.restart_plugin().commands
     assert 'rollout restart daemonset "$name"; done' in restart
-    (root,) = cluster.set_driver_root("", "/opt/nvidia").commands
-    assert 'set env daemonset "$name" NVIDIA_DRIVER_ROOT=/opt/nvidia; done' in root
     make, patch = cluster.set_runtime_class("").commands
     assert make.endswith("kubectl apply -f -")
     assert 'patch daemonset "$name" -p ' in patch

@@ -148,15 +148,6 @@ def test_that_there_is_no_gpu_is_known_only_where_one_would_be_seen(source: str,
     assert node.has_no_gpu is known
 
 
-def test_a_table_of_pods_gives_rows() -> None:
-    text = (
-        "NAMESPACE   NAME                        READY   STATUS                  RESTARTS      AGE\n"
-        "gpu         nvidia-driver-daemonset-x   0/1     Init:CrashLoopBackOff   8 (2m ago)    25m"
-    )
-    (row,) = seen(("kubectl get pods -A", text)).view(kube.rows)
-    assert (row.name, row.status) == ("nvidia-driver-daemonset-x", "Init:CrashLoopBackOff")
-
-
 def test_a_pod_is_no_node() -> None:
     pod = "Name: train-0\nNamespace: ml\nNode: gpu-1\nContainers:\n  main:\n    Limits:\n      nvidia.com/gpu:  2\n"
     assert seen(("kubectl describe pod train-0", pod)).view(kube.nodes) == ()
@@ -166,5 +157,4 @@ def test_a_pod_is_no_node() -> None:
 def test_every_part_of_a_node_can_be_read(cut: int) -> None:
     for text in (DESCRIBED[:cut], DESCRIBED[cut:], YAML[cut:]):
         report = seen(("kubectl describe node", text))
-        for view in (kube.nodes, kube.rows):
-            report.view(view)
+        report.view(kube.nodes)
