@@ -209,29 +209,6 @@ def test_a_program_on_another_gpu_has_its_own_fault_and_the_earlier_comes_first(
         assert [one.at for one in roots] == sorted(one.at or 0.0 for one in roots)
 
 
-LINKS = "\n".join(
-    f"GPU {gpu}: NVIDIA {{name}} (UUID: GPU-{gpu})\n"
-    + "\n".join(f"\t Link {link}: {'<inactive>' if (gpu, link) == (1, 2) else '26.562 GB/s'}" for link in range(4))
-    for gpu in range(2)
-)
-TABLE = "\n".join(
-    f"|   {gpu}  NVIDIA {{name}}             On  | 00000000:{bus}:00.0 Off |                    0 |"
-    for gpu, bus in enumerate(("07", "0F"))
-)
-
-
-@pytest.mark.parametrize(("name", "roots"), [("H100 80GB HBM3", 2), ("RTX A6000", 1)])
-def test_a_link_to_a_switch_is_not_down_for_another_gpu_and_one_of_a_bridge_may_be(name: str, roots: int) -> None:
-    seen = node(
-        log((100.0, FALLEN)),
-        ("nvidia-smi nvlink -s", LINKS.replace("{name}", name)),
-        ("nvidia-smi", TABLE.replace("{name}", name)),
-    )
-    assert len(seen.roots) == roots
-    (link,) = (one for one in seen.findings if one.cause == "nvlink-link-inactive")
-    assert link.gpus == ((OTHER,) if roots == 2 else ())
-
-
 def clocks(*pieces: tuple[str, str]) -> list[str]:
     return [message.clock for message in kernel.messages(snapshot(pasted.evidence(pieces)))]
 
