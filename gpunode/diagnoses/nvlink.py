@@ -58,6 +58,9 @@ _NOT_NEEDED: Final = holds(
 )
 _NO_SWITCH_ANYWHERE: Final = unless(_NOTHING, _NEEDED)
 _WAITS: Final = (symptoms.CUDA_NOT_READY, symptoms.FABRIC_FAILS, _IN_PROGRESS)
+_START: Final = (
+    Shell("sudo systemctl enable nvidia-fabricmanager"), Shell("sudo systemctl restart nvidia-fabricmanager")
+)  # fmt: skip
 _OF_LOADED: Final = Shell("v=$(cat /sys/module/nvidia/version);")
 
 
@@ -74,13 +77,8 @@ def _start_manager(snapshot: Snapshot) -> Iterable[Fix]:
         text = "NVLink 5 needs the subnet manager beside it, and the InfiniBand modules loaded first"
         packages = install(snapshot, "", "nvlsm", "infiniband-diags").commands
         yield run("install", text, *packages, Shell("sudo modprobe -a mlx5_ib ib_umad"))
-    if snapshot.view(_MASKED):
-        yield run("configure", "unmask it", Shell("sudo systemctl unmask nvidia-fabricmanager"))
-    enable, start = (
-        Shell("sudo systemctl enable nvidia-fabricmanager"),
-        Shell("sudo systemctl restart nvidia-fabricmanager"),
-    )
-    yield run("restart", "start it, now and at boot", enable, start)
+    unmask = (Shell("sudo systemctl unmask nvidia-fabricmanager"),) if snapshot.view(_MASKED) else ()
+    yield run("restart", "start it, now and at boot", *unmask, *_START)
     log = Shell("journalctl -b -u nvidia-fabricmanager --no-pager")
     yield run("inspect", "read why it stopped", log, Shell("sudo tail -n 50 /var/log/fabricmanager.log"))
     yield reset_all_gpus("reset the GPUs: those that waited do not all come back", "the state stays In Progress")

@@ -88,6 +88,10 @@ _PASSES: Final = "iommu=pt"
 def _pass_through(snapshot: Snapshot) -> Iterable[Fix]:
     if not boots_with(snapshot, _PASSES):
         yield from boot_with(snapshot, _PASSES, "devices of the host pass the IOMMU untranslated")
+    elif _has_guests(snapshot):
+        text = "set NCCL_P2P_DISABLE=1 for the job: the IOMMU has to stay on for the virtual machines"
+        yield by_hand("application", text)
+        return
     text = "switch the IOMMU (VT-d, AMD-Vi) off in BIOS"
     yield by_hand("firmware", text, "no virtual machines run here, and iommu=pt did not help")
 

@@ -44,6 +44,11 @@ def _sees_gpu(snapshot: Snapshot) -> bool:
     return bool(pci.has_gpu(snapshot) or snapshot.view(links.nvidia))
 
 
+def _refused(snapshot: Snapshot) -> Iterator[Citation]:
+    """What the node's own nvidia-smi says; a pod's finds no GPU on a node that is to have none, too."""
+    return (place for state, place in snapshot.view(driver.smi) if state in {"no-driver", "no-devices"})
+
+
 _GPU_SEEN: Final = holds(_sees_gpu, "a GPU is on the bus")
 _FROM_ELSEWHERE: Final = holds(system.has_driver_from_elsewhere, "the driver is not one of Linux's")
 
@@ -162,7 +167,7 @@ FAMILY: Final = Family(
                 "to a driver. No package and no setting of this system can change it."
             ),
             sources=(f"{OPEN_MODULES}/blob/main/kernel-open/nvidia/nv.c",),
-            decisive=all_of(symptoms.NO_GPU, any_of(_NONE_SAID, *_SHOWN, fact(_installed))),
+            decisive=all_of(symptoms.NO_GPU, any_of(_NONE_SAID, fact(_refused), fact(_installed))),
             typical=_NONE_SAID,
             context=all_of(symptoms.NO_GPU, asked(r"lspci\b.*(?:nvidia|10de)", empty=True)),
             against=(
@@ -195,7 +200,7 @@ FAMILY: Final = Family(
             ),
             check=_meant,
             decisive=any_of(
-                all_of(_OWNED, any_of(_NO_SUCH_DEVICE, _TAKEN)), unless(all_of(_OWNED, any_of(*_SHOWN)), _MAY_BE_MEANT)
+                all_of(_OWNED, any_of(_NO_SUCH_DEVICE, _TAKEN)), unless(all_of(_OWNED, fact(_refused)), _MAY_BE_MEANT)
             ),
             typical=unless(any_of(_OWNED, _RESERVED), _MAY_BE_MEANT, symptoms.DRIVER_WORKS),
             may_be_normal=True,

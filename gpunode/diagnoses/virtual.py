@@ -14,7 +14,7 @@ from gpunode.diagnoses.chains import NO_DRIVER, NOT_INITIALISED
 from gpunode.diagnoses.commands import Shell
 from gpunode.diagnoses.model import Citation, Family, Fix, Rule, Sign
 from gpunode.diagnoses.remedies import always, by_hand, guest_driver, newer_driver, restart, run, uninstall
-from gpunode.diagnoses.signs import all_of, any_of, anywhere, fact, holds, kernel_line, line, unless
+from gpunode.diagnoses.signs import all_of, any_of, anywhere, asked, fact, holds, kernel_line, line, unless
 from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import boards, driver, faults, packages, smi_query, system
 from gpunode.facts.patterns import Pattern
@@ -47,16 +47,8 @@ _GEFORCE: Final = holds(_is_geforce, "the GPU is a GeForce")
 _OTHER_GPU: Final = holds(lambda snapshot: _is_geforce(snapshot) is False, "the GPU is no GeForce")
 _OLD: Final = holds(lambda snapshot: (_branch(snapshot) or _LAST_SHY) < _LAST_SHY, "the driver is older than 465")
 _NEW: Final = holds(lambda snapshot: (_branch(snapshot) or 0) >= _LAST_SHY, "the driver is 465 or newer")
-_ABOUT_WSL: Final = Pattern(r"\bwsl2?\b|\bnvidia-smi\.exe\b|\bwindows\b", re.IGNORECASE)
-
-
-def _is_wsl(snapshot: Snapshot) -> bool:
-    told = (item.written for item in snapshot.items if item.outcome == "ok" and item.text)
-    return system.is_wsl(snapshot) or any(_ABOUT_WSL.search(written) for written in told)
-
-
 _IS_WSL: Final = holds(system.is_wsl, "this is WSL")
-_WSL: Final = holds(_is_wsl, "this is WSL, or Windows")
+_WSL: Final = any_of(_IS_WSL, asked(r"\bwsl2?\b|\bnvidia-smi\.exe\b|\bwindows\b"))
 _FAULTS: Final = fact(lambda snapshot: (one.citations[0] for one in snapshot.view(faults.incidents)))
 
 
@@ -92,20 +84,11 @@ def _by_gridd(words: str) -> Sign:
     return fact(lambda node: (one for one in node.view(own) if not _OF_OTHERS.search(one.source)))
 
 
-def _unlicensed(snapshot: Snapshot) -> Iterator[Citation]:
-    for _, row in smi_query.rows(snapshot, "License Status"):
-        if row.value.lower().startswith(("unlicensed", "expired", "restricted")):
-            yield row.citation
-
-
-_UNLICENSED: Final = any_of(
-    fact(_unlicensed),
-    line(
-        r"License Status\s*:\s*(?:Unlicensed|Expired|Restricted)",
-        "nvidia-smi-q", "nvidia-smi", "text", "kubernetes-log", "application",
-        flags=re.IGNORECASE
-    )
-)  # fmt: skip
+_UNLICENSED: Final = line(
+    r"License Status\s*:\s*(?:Unlicensed|Expired|Restricted)",
+    *("nvidia-smi-q", "nvidia-smi", "text", "kubernetes-log", "application"),
+    flags=re.IGNORECASE,
+)
 _UNCONFIGURED: Final = _by_gridd(
     r"(?:Configuration parameter ?\( ?ServerAddress|Invalid feature type|License (?:has )?expired|Unlicensed|"
     r"Valid [^:\n]{0,20}license not (?:found|acquired)|Client configuration token (?:file )?(?:not found|missing)|"

@@ -100,9 +100,14 @@ def _restart_controller(snapshot: Snapshot) -> Iterable[Fix]:
     text = "keep the driver's state between programs, so that the GPU sleeps less"
     daemon = (Shell("sudo systemctl enable --now nvidia-persistenced"),)
     yield setup_step(snapshot, "configure", text, "persistence", instead=daemon, when="persistence mode is off")
-    yield by_hand("firmware", "update the machine's firmware, the GPU's VBIOS and the driver", "it comes back")
+    yield by_hand("firmware", "update the GPU's VBIOS and the driver", "it comes back")
     yield by_hand("configure", "keep the GPU from its lowest clocks: nvidia-smi --lock-gpu-clocks", "it comes back")
     yield nvidia_report()
+
+
+def _update_first(snapshot: Snapshot) -> Iterable[Fix]:
+    yield by_hand("firmware", "update the machine's firmware")
+    yield from _restart_controller(snapshot)
 
 
 _LOG: Final = (Shell("sudo dmesg --ctime | grep -iE 'xid|nvrm'"),)
@@ -208,7 +213,7 @@ FAMILY: Final = Family(
             sources=(XID_CATALOG, _HEADER),
             check=faults.began(61),
             context=any_of(anywhere(r"nvidia-smi[^\n]* (?:-lgc|--lock-gpu-clocks)"), line(r"Performance State\s*: P8")),
-            remedy=_restart_controller,
+            remedy=_update_first,
             explains=_GPU_DOWN,
         ),
         _rule(

@@ -195,10 +195,14 @@ def links(snapshot: Snapshot) -> tuple[Link, ...]:
 def _of_smi(snapshot: Snapshot) -> Iterator[Link]:
     for gpu in snapshot.view(smi_query.gpus):
         if row := gpu.find("Link Width", "Current"):
-            now, newest = (int(gpu.number("PCIe Generation", name) or 0) for name in ("Current", "Max"))
-            width, widest = (int(gpu.number("Link Width", name) or 0) for name in ("Current", "Max"))
+            now, newest = (_small(gpu.number("PCIe Generation", name)) for name in ("Current", "Max"))
+            width, widest = (_small(gpu.number("Link Width", name)) for name in ("Current", "Max"))
             # NVML's maximum is that of the GPU in this system: of an x8 slot it is 8.
             yield Link(gpu.bus, _speed(now), width, _speed(newest), widest, row.citation, is_of_both=True)
+
+
+def _small(number: float | None) -> int:
+    return int(number) if number is not None and number <= _MOST_LANES else 0
 
 
 def _speed(generation: int) -> float:
