@@ -74,11 +74,11 @@ def _family(family: Family, made: str) -> str:
     lines = [made, f"# {title}", "", "[All causes](index.md)", ""]
     lines += [f"- [`{rule.cause}`](#{rule.cause}): {_plain(rule.title)}" for rule in family.rules]
     for rule in family.rules:
-        lines += ["", *_rule(rule, family)]
+        lines += ["", *_rule(rule)]
     return re.sub(r"\n{3,}", "\n\n", "\n".join(lines).rstrip() + "\n")
 
 
-def _rule(rule: Rule, family: Family) -> Iterator[str]:
+def _rule(rule: Rule) -> Iterator[str]:
     from gpunode.diagnoses.stack import TITLES
     from gpunode.page.words import DISRUPTIONS
 
@@ -88,8 +88,6 @@ def _rule(rule: Rule, family: Family) -> Iterator[str]:
     for paragraph in rule.story.split("\n\n"):
         yield from ("", _plain(" ".join(paragraph.split())))
     yield from _remedy(rule)
-    if alike := _alike(rule, family):
-        yield from ("", f"One decision tells it apart from {_links(alike)}.")
     if rule.explains:
         yield from ("", f"What it brings about, when both are found: {_links(rule.explains)}.")
     if above := _explainers().get(rule.cause):
@@ -127,17 +125,6 @@ def _node(os_release: str) -> Snapshot:
     from gpunode.facts import pasted
 
     return snapshot(pasted.evidence([("/etc/os-release", os_release)]))
-
-
-def _alike(rule: Rule, family: Family) -> list[str]:
-    """The causes that the same function decides between."""
-    from gpunode.diagnoses.model import Only
-
-    if not isinstance(rule.check, Only):
-        return []
-    decide = rule.check.decide
-    others = (other for other in family.rules if isinstance(other.check, Only) and other.check.decide is decide)
-    return [other.cause for other in others if other.cause != rule.cause]
 
 
 @cache

@@ -127,6 +127,8 @@ _UVM_WANTED: Final = line(
     r"Could not load UVM kernel module|/dev/nvidia-uvm(?:-tools)?['\"]?: (?:[Nn]o such file|cannot open)"
     r"|(?:open|stat failed:|stat CDI host device|access|device) [\\'\"]*/dev/nvidia-uvm[^\n]{0,60}[Nn]o such file"
     r"|nvidia[-_]uvm (?:module )?(?:is )?not (?:loaded|found)"
+    r"|(?:find module by name=|insert |[Mm]odule )['‘\"]?nvidia[\w-]*[-_]uvm['’\"]?"
+    r"(?:: (?!Operation|Key|Required)| not found|$)"
 )
 _CUDA_FAILS: Final = any_of(
     symptoms.CUDA_UNKNOWN, symptoms.CUDA_NO_DEVICE, symptoms.CUDA_NOT_INITIALISED, symptoms.CUDA_UNAVAILABLE
@@ -368,7 +370,7 @@ FAMILY: Final = Family(
             ),
             symptoms=(symptoms.CUDA_UNKNOWN, symptoms.CUDA_UNAVAILABLE, symptoms.CUDA_NOT_INITIALISED),
             context=any_of(_SUSPENDED, _UVM_LOOKED_AT),
-            against=(_NO_UVM_FILE, _NO_UVM, _NOT_LOADED, _FROM_ELSEWHERE),
+            against=(_NO_UVM_FILE, _NO_UVM, _UVM_WANTED, _NOT_LOADED, _FROM_ELSEWHERE),
             look_at=(Shell("sudo journalctl -b | grep -iE 'suspend|resume'"), Shell("lsmod | grep nvidia_uvm")),
             summary="CUDA fails with an unknown error although nvidia_uvm is loaded: it has lost its state",
             story=(

@@ -14,7 +14,7 @@ from gpunode.diagnoses.judging import is_examined
 from gpunode.diagnoses.model import Citation, Family, Fix, Rule, Sign
 from gpunode.diagnoses.remedies import always, by_hand, restart, run
 from gpunode.diagnoses.signs import all_of, any_of, asked, fact, file_line, holds, line, unless
-from gpunode.diagnoses.snapshot import Snapshot
+from gpunode.diagnoses.snapshot import Snapshot, cite
 from gpunode.diagnoses.views import docker, system, toolkit
 from gpunode.facts.model import Known
 from gpunode.facts.probes import TOOLKIT_LIST
@@ -137,6 +137,16 @@ _UNKNOWN: Final = line(
     r"|(?:(?:OCI|default) )?runtime [\\\"'`]*nvidia[\\\"'`]* (?:does not exist|not found|is not)",
     flags=re.IGNORECASE,
 )
+
+
+def _as_root_alone(snapshot: Snapshot) -> Iterator[Citation]:
+    """What docker says without sudo, where it knows nvidia with sudo alone: they are two daemons."""
+    answers = [item for item in snapshot.of("docker-info") if "untimes" in item.text]
+    as_root = [item for item in answers if item.written.startswith("sudo ")]
+    if any("nvidia" in item.text for item in as_root):
+        yield from (cite(item) for item in answers if item not in as_root and "nvidia" not in item.text)
+
+
 _IN_USERS_FILE: Final = file_line("*/.config/docker/daemon.json", r"\"nvidia\"")
 _CGROUPS: Final = line(r"^[ \t]*no-cgroups\s*=\s*false", "file", "listing", "text")
 
@@ -329,6 +339,7 @@ FAMILY: Final = Family(
             sources=("https://github.com/NVIDIA/libnvidia-container/issues/154", f"{TOOLKIT_GUIDE}#rootless-mode"),
             decisive=all_of(ROOTLESS, any_of(_NOT_PERMITTED, unless(_UNKNOWN, _IN_USERS_FILE))),
             typical=any_of(
+                fact(_as_root_alone),
                 unless(_NOT_PERMITTED, line(r"\b(?:lxc|lxd|incus)\b", flags=re.IGNORECASE)),
                 all_of(ROOTLESS, any_of(_CGROUPS, unless(_REGISTERED, _IN_USERS_FILE))),
             ),

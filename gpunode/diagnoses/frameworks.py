@@ -104,7 +104,7 @@ _PROVIDERS: Final = line(
 
 _CPU_BUILD: Final = any_of(_CPU_ONLY, _TORCH_NONE, _PROVIDERS)
 _NO_DRIVER: Final = holds(
-    lambda snapshot: any(state in {"missing", "no-driver", "mismatch"} for state, _ in snapshot.view(driver.smi)),
+    lambda snapshot: any(state in {"no-driver", "mismatch"} for state, _ in snapshot.view(driver.smi)),
     "the node has no working driver",
 )
 

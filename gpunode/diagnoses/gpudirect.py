@@ -19,7 +19,7 @@ from gpunode.diagnoses.views import modules, system
 
 _PEERMEM: Final = r"(?:nvidia[-_]peermem|nv_peer_mem(?:ory)?)"
 _DISAGREES: Final = line(rf"\b{_PEERMEM}: disagrees about version of symbol \w+")
-_UNKNOWN: Final = line(rf"\b{_PEERMEM}: Unknown symbol \w+ \(err -?\d+\)")
+_UNKNOWN: Final = line(rf"\b{_PEERMEM}: Unknown symbol \w+")
 _REFUSED: Final = line(
     rf"could not insert (?:module )?['‘\"]?\S*{_PEERMEM}\S*: (?:Invalid|Unknown)|failed to load {_PEERMEM} module"
 )

@@ -174,6 +174,13 @@ def _partial(snapshot: Snapshot) -> Iterator[Proof]:
     for one in () if disk else (*_behind(found), *lone):
         yield _proof(snapshot, f"{one.name} is {one.upstream}, other parts of the driver are not", (one.citation,))
         return
+    if not disk and _is_early(snapshot):
+        yield _proof(snapshot, "the module that was loaded at boot is not of the libraries' version", sure=False)
+
+
+def _is_early(snapshot: Snapshot) -> bool:
+    """Whether the versions differed as soon as the node had booted, so that another boot would change nothing."""
+    return any((message.at or _BOOTED_S) < _BOOTING_S for message in kernel.said(snapshot, _API))
 
 
 def _behind(found: Versions) -> Iterator[packages.Package]:
@@ -229,6 +236,7 @@ def _is_late(snapshot: Snapshot, found: Versions) -> bool:
 
 _API: Final = Pattern(r"API mismatch")
 _BOOTED_S: Final = 600.0
+_BOOTING_S: Final = 60.0
 
 
 _UNIT: Final = "nvidia-persistenced.service"
@@ -297,7 +305,9 @@ def _one_library(snapshot: Snapshot) -> Iterable[Fix]:
     yield from ((anew, image) if is_older and not versions.shipped(snapshot) else (image, anew))
 
 
-_CONSEQUENCES: Final = LIBRARY_MISMATCH | {"cuda-compat-lib-mismatch", "cuda-compat-not-supported-hw", CONTAINER}
+_CONSEQUENCES: Final = LIBRARY_MISMATCH | {
+    *("cuda-compat-lib-mismatch", "cuda-compat-not-supported-hw", "gsp-firmware-missing", CONTAINER),
+}
 
 FAMILY: Final = Family(
     "versions",
