@@ -18,7 +18,8 @@ from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import driver, kernel, links, pci, system
 from gpunode.facts.patterns import Pattern
 
-_INVALID: Final = kernel_line(r"I/O region assigned to your NVIDIA device is invalid|\bBAR\d is 0M @ 0x0")
+_NO_REGION: Final = r"I/O region assigned to your NVIDIA device is invalid|\bBAR\d is 0M @ 0x0"
+_INVALID: Final = any_of(kernel_line(_NO_REGION), line(_NO_REGION))
 # Something that happened in a slot; that the slot can do it, every boot tells.
 _HOTPLUG: Final = any_of(
     kernel_line(
@@ -26,7 +27,7 @@ _HOTPLUG: Final = any_of(
         r"|\bthunderbolt \d+-\d|\bthunderbolt\b.{0,40}\b(?:new device|authorized)",
         re.IGNORECASE,
     ),
-    line(r"\beGPU\b|\bOCuLink\b", flags=re.IGNORECASE),
+    line(r"\beG(?:PU|FX)\b|\bOCuLink\b|\bThunderbolt\b", flags=re.IGNORECASE),
 )
 
 

@@ -10,7 +10,7 @@ from gpunode.diagnoses import build, chains, remedies, secureboot, symptoms
 from gpunode.diagnoses.addresses import DRIVER_README
 from gpunode.diagnoses.commands import Command, Shell, command, edited_where, joined
 from gpunode.diagnoses.commands import kernel as of_kernel
-from gpunode.diagnoses.model import Citation, Family, Fix, Rule
+from gpunode.diagnoses.model import Citation, Family, Fix, Proof, Rule
 from gpunode.diagnoses.remedies import (
     by_hand,
     install,
@@ -131,6 +131,31 @@ def _for_which(snapshot: Snapshot) -> str:
     built |= {one.kernel for one in snapshot.view(modules.on_disk)}
     names = ", ".join(sorted(filter(None, built - {running}))) or "another kernel"
     return f"the NVIDIA module was built for {names}, and not for the running kernel {running}".rstrip()
+
+
+_NUMBERS: Final = Pattern(r"[\d._-]+")
+
+
+def _missing_at_next_boot(snapshot: Snapshot) -> Iterator[Proof]:
+    """A newer kernel of the same flavour boots next, and NVIDIA's module is there for the running one alone."""
+    known, files = snapshot.facts.kernels, snapshot.facts.module_files
+    if not (isinstance(known, Known) and isinstance(files, Known) and known.value.running and known.value.installed):
+        return
+    running, newest = known.value.running, known.value.installed[-1]
+    is_successor = running != newest and _NUMBERS.sub("", running) == _NUMBERS.sub("", newest)
+    built = {one.kernel for one in files.value}
+    if is_successor and driver.is_loaded(snapshot) and running in built and newest not in built:
+        what = f"the next boot will have no driver: NVIDIA's module is built for {running}, and {newest} is newer"
+        lines = (stated(f"/boot/vmlinuz-{newest}", "it is there", known.probe), *snapshot.view(_BUILT))
+        remedy = (_build_before_boot(snapshot, newest),)
+        yield Proof(what, lines, "likely", remedy=remedy, severity="warning")
+
+
+def _build_before_boot(snapshot: Snapshot, kernel: str) -> Fix:
+    if takes_gpunode(snapshot):
+        text = f"install the headers of {kernel} and build the module for it, before the next boot"
+        return setup_step(snapshot, "rebuild", text, "headers", "module-build")
+    return build.build_again(snapshot, kernel)
 
 
 def _build_for_this(snapshot: Snapshot) -> Iterable[Fix]:
@@ -323,6 +348,7 @@ FAMILY: Final = Family(
             disruption="none",
             title="the module was built for another kernel",
             share=4,
+            check=_missing_at_next_boot,
             decisive=any_of(unless(_REFUSED, symptoms.MODULE_LOADED), all_of(_NOT_FOUND, _OTHERS)),
             typical=any_of(_OTHERS, all_of(_NOT_FOUND, symptoms.NO_DRIVER)),
             symptoms=(symptoms.NO_MODULE, symptoms.NO_DRIVER, _REFUSED),
@@ -333,7 +359,8 @@ FAMILY: Final = Family(
                 "A kernel module fits one kernel. After a kernel upgrade the node boots into a new one, and NVIDIA's "
                 "module is there for the old one only: DKMS did not build it, the prebuilt package for the new kernel "
                 "is missing, or NVIDIA's installer had been run without DKMS. modprobe finds no module, or the kernel "
-                "refuses it for its version magic."
+                "refuses it for its version magic. On a node that works and has a newer kernel without a module it is "
+                "a warning before that boot."
             ),
             sources=(
                 "https://github.com/NVIDIA/nvidia-docker/issues/365",

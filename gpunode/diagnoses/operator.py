@@ -48,6 +48,7 @@ _MANAGED: Final = any_of(
 
 _FAILING: Final = line(
     r"^[ \t]*(?:\S+\s+)?(?:pod/)?(?:\S*driver-daemonset|nvidia-(?:gpu-)?driver-)\S*\s+\d+/\d+\s+\S*(?:CrashLoop|Error)"
+    r"|driver-daemonset\S* [^\n]{0,60}(?:CrashLoop|Init:C)"
 )
 # The init container, which takes the driver away that is there.
 _CANNOT_BEGIN: Final = line(r"(?:driver-daemonset|nvidia-(?:gpu-)?driver-)\S*\s+\d+/\d+\s+Init:(?:CrashLoop|Error)")

@@ -195,7 +195,7 @@ BUS_ERRORS: Final = line(
     r"|PCI error|link (?:is )?down\b"
 )
 NO_ADDRESS: Final = line(
-    r"BAR \d+[^\n]{0,40}(?:can't|no space|failed to) assign|is 0M @ 0x0|can't claim BAR|<unassigned>"
+    r"BAR ?\d+[^\n]{0,40}(?:can't|no space|failed to) assign|is 0M @ 0x0|can't claim BAR|<unassigned>"
     r"|I/O regions? [^\n]{0,30}invalid"
     r"|Region \d: Memory at <(?:ignored|unassigned)>|not enough MMIO|System resource conflict"
 )
@@ -213,7 +213,7 @@ NO_DRIVER_INSIDE: Final = line(
     flags=re.IGNORECASE,
 )
 NO_RUNTIME: Final = line(
-    r"[Uu]nknown (?:or invalid )?runtime(?: name)?:? [\"'\\]*nvidia|no runtime for [\"'\\]*nvidia"
+    r"[Uu]nknow\w* (?:or invalid )?runtime(?: name| specified)?:? [\"'\\]*nvidia|no runtime for [\"'\\]*nvidia"
     r"|runtime [\"'\\]*nvidia[\"'\\]* (?:not found|is not)"
     r"|nvidia-container-runtime[^\n]{0,60}(?:not found|no such file)|RuntimeHandler [\"'\\]*nvidia"
     r"|runtime handler [\"'\\]*nvidia"
