@@ -113,8 +113,9 @@ format: $(READY) ## let ruff put the sources in order
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-docs: $(READY) ## write the reference pages that are made from the code
+docs: $(READY) ## write the reference pages that are made from the code, and the words of the reports
 	$(BIN)/python docs/generate.py
+	$(BIN)/python -m tests.scenarios.words
 
 bench: $(READY) ## print the ratios that design and README promise (an environment of its own under build/)
 	$(BIN)/python benchmarks/run.py $(BENCH_ARGS)

@@ -235,9 +235,8 @@ def _get_tools(snapshot: Snapshot) -> Iterable[Fix]:
 
 def _get_driver(snapshot: Snapshot) -> Iterable[Fix]:
     kernel = build.kernel(snapshot) or "this kernel"
-    yield from newer_driver(
-        snapshot, f"install a release of the driver that supports {kernel} and still drives this GPU"
-    )
+    text = f"install a release of the driver that supports {kernel} and still drives this GPU"
+    yield from newer_driver(snapshot, text, here=build.release(snapshot))
     others = sorted({one.kernel for one in snapshot.view(modules.on_disk)} - {kernel})
     which = f"boot {others[-1]}, for which a module is built" if others else "boot the kernel that was used before"
     yield reboot(f"{which}, until there is one", when="no such release is there")

@@ -43,27 +43,46 @@ from gpunode.recipe import Driver
 
 Purpose: TypeAlias = Literal["install", "remove", "upgrade", "reinstall", "unhold", "one version", "initramfs", "grub"]
 
-_DRACUT: Final = "dracut --force --regenerate-all"
-_GRUB2: Final = "grub2-mkconfig -o /boot/grub2/grub.cfg"
+_DRACUT: Final = Shell("sudo dracut --force --regenerate-all")
+_GRUB2: Final = Shell("sudo grub2-mkconfig -o /boot/grub2/grub.cfg")
+_PACMAN_UPGRADE: Final = Shell("sudo pacman -Syu")
+_ZYPPER_UPDATE: Final = Shell("sudo zypper update")
 # What a purpose takes under each; names of packages are put behind the first five. pacman holds by a line of its own
 # configuration.
 _MANAGERS: Final[tuple[PackageManager, ...]] = ("apt", "dnf", "zypper", "pacman")
-_COMMANDS: Final[Mapping[Purpose, tuple[str, str, str, str]]] = {
-    "install": ("apt-get install", "dnf install", "zypper install", "pacman -S"),
-    "remove": ("apt-get purge", "dnf remove", "zypper remove", "pacman -Rns"),
-    "upgrade": ("apt-get install --only-upgrade", "dnf upgrade", "zypper update", "pacman -Syu"),
-    "reinstall": ("apt-get install --reinstall", "dnf reinstall", "zypper install -f", "pacman -S"),
-    "unhold": ("apt-mark unhold", "dnf versionlock delete", "zypper removelock", ""),
-    "one version": ("apt-get -f install", "dnf distro-sync '*nvidia*'", "zypper update", "pacman -Syu"),
-    "initramfs": ("update-initramfs -u -k all", _DRACUT, _DRACUT, "mkinitcpio -P"),
-    "grub": ("update-grub", _GRUB2, _GRUB2, "grub-mkconfig -o /boot/grub/grub.cfg"),
+_COMMANDS: Final[Mapping[Purpose, tuple[Shell, Shell, Shell, Shell]]] = {
+    "install": (
+        *(Shell("sudo apt-get install"), Shell("sudo dnf install"), Shell("sudo zypper install")),
+        Shell("sudo pacman -S"),
+    ),
+    "remove": (
+        *(Shell("sudo apt-get purge"), Shell("sudo dnf remove"), Shell("sudo zypper remove")),
+        Shell("sudo pacman -Rns"),
+    ),
+    "upgrade": (
+        *(Shell("sudo apt-get install --only-upgrade"), Shell("sudo dnf upgrade"), _ZYPPER_UPDATE),
+        _PACMAN_UPGRADE,
+    ),
+    "reinstall": (
+        *(Shell("sudo apt-get install --reinstall"), Shell("sudo dnf reinstall"), Shell("sudo zypper install -f")),
+        Shell("sudo pacman -S"),
+    ),
+    "unhold": (
+        *(Shell("sudo apt-mark unhold"), Shell("sudo dnf versionlock delete"), Shell("sudo zypper removelock")),
+        Shell(""),
+    ),
+    "one version": (
+        *(Shell("sudo apt-get -f install"), Shell("sudo dnf distro-sync '*nvidia*'"), _ZYPPER_UPDATE),
+        _PACMAN_UPGRADE,
+    ),
+    "initramfs": (Shell("sudo update-initramfs -u -k all"), _DRACUT, _DRACUT, Shell("sudo mkinitcpio -P")),
+    "grub": (Shell("sudo update-grub"), _GRUB2, _GRUB2, Shell("sudo grub-mkconfig -o /boot/grub/grub.cfg")),
 }
 
 
 def _typed(snapshot: Snapshot, purpose: Purpose) -> Shell:
     """The command on this node; empty where its package manager has none."""
-    typed = _COMMANDS[purpose][_MANAGERS.index(snapshot.view(package_manager))]
-    return Shell(f"sudo {typed}" if typed else "")
+    return _COMMANDS[purpose][_MANAGERS.index(snapshot.view(package_manager))]
 
 
 def always(*fixes: Fix) -> Callable[[Snapshot], Iterable[Fix]]:
@@ -104,7 +123,7 @@ def uninstall(snapshot: Snapshot, text: str, *names: str, when: str = "") -> Fix
 
 def removes_packages(fix: Fix) -> bool:
     """Whether it takes packages away, which stops their services and leaves programs without them until then."""
-    return any(one.startswith(f"sudo {program} ") for program in _COMMANDS["remove"] for one in fix.commands)
+    return any(one.startswith(f"{remove} ") for remove in _COMMANDS["remove"] for one in fix.commands)
 
 
 def upgrade(snapshot: Snapshot, text: str, *names: str, when: str = "") -> Fix:
@@ -261,7 +280,7 @@ def driver_of_newer_cuda(snapshot: Snapshot, text: str) -> Iterator[Fix]:
     release, banner = cuda.asked(snapshot), snapshot.match(cuda.BANNER)
     asked = release.driver if release else banner["needs"] if banner else ""
     least = whole(asked.partition(".")[0]) or 0
-    yield from newer_driver(snapshot, text, least=least, beyond=not asked)
+    yield from newer_driver(snapshot, text, least=least, beyond=not asked, here=cuda.reported_driver(snapshot))
 
 
 def _installed(snapshot: Snapshot) -> str:

@@ -120,9 +120,14 @@ def _is_ubuntu(snapshot: Snapshot) -> bool:
 def _enrol(snapshot: Snapshot) -> Iterable[Fix]:
     text = "ask for the key to be enrolled; mokutil has you choose a password for the next boot"
     certificate = _certificate(snapshot)
-    test = command("sudo", "mokutil", "--test-key", certificate)
-    text = f"see whether the key is enrolled already, then {text}"
-    yield run("configure", text, test, command("sudo", "mokutil", "--import", certificate))
+    show = ("openssl", "x509", "-inform", "DER", "-noout", "-subject", "-dates", "-fingerprint", "-sha256", "-in")
+    yield run(
+        "configure",
+        f"see whose key it is and whether it is enrolled already, then {text}",
+        command("sudo", *show, certificate),
+        command("sudo", "mokutil", "--test-key", certificate),
+        command("sudo", "mokutil", "--import", certificate),
+    )
     yield reboot("reboot with the console in view: choose Enroll MOK in the blue screen and type that password")
     if _is_ubuntu(snapshot):
         flavour = snapshot.view(system.running_kernel).rpartition("-")[2] or "generic"

@@ -37,7 +37,7 @@ def from_json(text: str, place: str) -> Evidence:
         rows = rows.get("evidence")
     if not isinstance(rows, list):
         raise UsageError(f"{place} is JSON, but no list", hint=_SHAPE)
-    return evidence(tuple(_row(row, f"{place}, entry {number}")) for number, row in enumerate(rows, 1))
+    return evidence(tuple(_row(row, number, place, text)) for number, row in enumerate(rows, 1))
 
 
 # What people call the two, and how they write a text: as it is, as its lines, as the object that a command printed.
@@ -47,14 +47,15 @@ _NAMES: Final = {
 }
 
 
-def _row(row: object, place: str) -> Iterator[str]:
+def _row(row: object, number: int, place: str, whole: str) -> Iterator[str]:
     if isinstance(row, str):
         yield from (_UNNAMED, row)
         return
     for name, others in _NAMES.items():
         found = [row[other] for other in others if other in row] if isinstance(row, dict) else []
         if not found or (value := _as_text(found[0])) is None:
-            raise UsageError(f"{place} has no {name} that is text", hint=_SHAPE)
+            where = f"{place}, line {_line_of(whole, number)}"
+            raise UsageError(f"{where}: entry {number} has no {name} that is text", hint=_SHAPE)
         yield value
 
 
@@ -64,6 +65,22 @@ def _as_text(value: object) -> str | None:
     if isinstance(value, list) and all(isinstance(line, str) for line in value):
         return "\n".join(value)
     return json.dumps(value, indent=1, ensure_ascii=False) if isinstance(value, dict | list) and value else None
+
+
+def _line_of(whole: str, number: int) -> int:
+    """The line in which entry ``number`` of the list begins; the list's own where another list stands before it."""
+    decoder = json.JSONDecoder()
+    begin = at = whole.find("[", whole.find('"evidence"') if whole.lstrip().startswith("{") else 0)
+    try:
+        for _ in range(number - 1):
+            at = whole.index(",", decoder.raw_decode(whole, _after_blank(whole, at + 1))[1])
+    except ValueError:
+        return whole.count("\n", 0, begin) + 1
+    return whole.count("\n", 0, _after_blank(whole, at + 1)) + 1
+
+
+def _after_blank(text: str, at: int) -> int:
+    return len(text) - len(text[at:].lstrip())
 
 
 def from_text(text: str, name: str = "") -> Evidence:

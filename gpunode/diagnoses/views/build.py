@@ -40,6 +40,9 @@ _TARGETS: Final = tuple(
 )
 
 
+_RELEASE: Final = Pattern(r"(?:nvidia[\w-]*|NVIDIA-Linux-\w+)[/-](?P<version>\d{2,3}\.\d+(?:\.\d+)?)")
+
+
 def logs(snapshot: Snapshot) -> tuple[Item, ...]:
     """The logs of builds that still matter."""
     return tuple(item for item in snapshot.items if _is_about(item) and not _is_past(snapshot, item))
@@ -48,6 +51,12 @@ def logs(snapshot: Snapshot) -> tuple[Item, ...]:
 def kernel(snapshot: Snapshot) -> str:
     """The kernel that the module was built for, else the running one; empty where nothing names it."""
     return next(filter(None, map(target, snapshot.view(logs))), "") or snapshot.view(system.running_kernel)
+
+
+def release(snapshot: Snapshot) -> str:
+    """The driver's version that was built; empty where nothing names it."""
+    texts = (text for item in snapshot.view(logs) for text in (item.written, item.text))
+    return next((match["version"] for text in texts if (match := _RELEASE.search(text))), "")
 
 
 @dataclass(frozen=True, slots=True)

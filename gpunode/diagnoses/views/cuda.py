@@ -54,6 +54,16 @@ def supported(snapshot: Snapshot) -> Version | None:
     return supported_by(version.version) if version else None
 
 
+def reported_driver(snapshot: Snapshot) -> str:
+    """The node's driver as a program says it, or the first one with the CUDA that it found; else empty."""
+    if banner := snapshot.match(BANNER):
+        return banner["has"]
+    found = snapshot.match(TOO_OLD)
+    number = int(found["found"]) if found else 0
+    known = find((number // 1000, number % 1000 // 10)) if number else None
+    return known.driver if known and driver.loaded(snapshot) is None else ""
+
+
 def runtimes(snapshot: Snapshot) -> tuple[tuple[Version, Citation], ...]:
     """The CUDA versions that images and programs bring, with their lines."""
     return tuple(_runtimes(snapshot))

@@ -36,7 +36,7 @@ ALL_DOWN = "\n".join(
     [
         (
             ("python", NOT_READY),
-            {"fabric-manager-not-installed", "fabric-manager-version-mismatch", "fabric-manager-not-running"},
+            {"fabric-manager-not-installed", "fabric-manager-version-mismatch", "cuda-init-802-kaslr-or-hmm"},
         ),
         (
             ("dmesg", NOT_STARTED),

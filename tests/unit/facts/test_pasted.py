@@ -174,9 +174,13 @@ def test_what_people_make_of_an_entry_is_read_all_the_same(entry: str, source: s
 @pytest.mark.parametrize(
     "bad", ["7", "null", "{}", '{"source": "dmesg"}', '{"source": "dmesg", "text": null}', '{"text": "x"}']
 )
-def test_an_entry_that_says_nothing_is_named(bad: str) -> None:
-    with pytest.raises(UsageError, match=r"r\.json, entry 2 has no"):
-        pasted.from_json(f'[{{"source": "lsmod", "text": "x"}}, {bad}]', "r.json")
+def test_an_entry_that_says_nothing_is_named_with_its_line(bad: str) -> None:
+    first = '{"source": "uname -r", "text": "6.1, [x],\\n"}'
+    report = f'[\n  {first},\n  {{"source": "lsmod",\n   "text": "x"}},\n\n  {bad}\n]\n'
+    with pytest.raises(UsageError, match=r"r\.json, line 6: entry 3 has no"):
+        pasted.from_json(report, "r.json")
+    with pytest.raises(UsageError, match=r"r\.json, line 6: entry 3 has no"):
+        pasted.from_json(f'{{"evidence": {report}}}', "r.json")
 
 
 def test_a_report_that_was_cut_off_is_refused_with_the_line() -> None:
