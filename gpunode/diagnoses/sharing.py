@@ -13,7 +13,7 @@ from gpunode.diagnoses.commands import Shell, at, of_gpu
 from gpunode.diagnoses.model import Citation, Family, Fix, Rule
 from gpunode.diagnoses.remedies import always, by_hand, run
 from gpunode.diagnoses.signs import all_of, any_of, anywhere, asked, fact, holds, line, unless
-from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with
+from gpunode.diagnoses.snapshot import Snapshot, cite, find, lines_with
 from gpunode.diagnoses.views import kube, smi_query, system
 from gpunode.facts.items import Item
 from gpunode.facts.patterns import Pattern
@@ -53,6 +53,7 @@ def _default_mode(snapshot: Snapshot) -> Iterable[Fix]:
 # Time-slicing.
 
 _REPLICAS: Final = Pattern(r"[\"']?\breplicas[\"']?\s*[:=]\s*(?P<count>\d{1,18})")
+_PRINTED: Final = Pattern(r"Running with config|[\"']sharing[\"']\s*:")
 _SHARING: Final = Pattern(r"timeSlicing|time[-_ ]?slic|\bmps\b|sharing\.", re.IGNORECASE)
 _STATIC: Final = r"deployments/static/|(?:apply|create) -f \S*nvidia-device-plugin[\w.-]*\.ya?ml"
 _OPTIONS: Final = (
@@ -64,8 +65,7 @@ _EMPTY: Final = anywhere(r"[\"']timeSlicing[\"']\s*:\s*(?:\{\s*\}|null)")
 def _configs(snapshot: Snapshot) -> Iterator[Item]:
     """The configurations with replicas, not what the plugin printed of its own."""
     for item in snapshot.items:
-        is_printed = "Running with config" in item.text or re.search(r"[\"']sharing[\"']\s*:", item.text)
-        if item.is_seen and _SHARING.search(item.text) and _REPLICAS.search(item.text) and not is_printed:
+        if item.is_seen and find(item, _REPLICAS) and find(item, _SHARING) and not find(item, _PRINTED):
             yield item
 
 

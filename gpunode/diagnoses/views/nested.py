@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Final
 
 from gpunode.diagnoses.model import Sign
@@ -22,7 +21,7 @@ _NOT_NESTED: Final = (
 
 
 def _shown(pattern: str) -> Sign:
-    return any_of(asked(pattern), anywhere(pattern, re.IGNORECASE))
+    return any_of(asked(pattern), anywhere(pattern))
 
 
 NODE: Final = unless(_shown(_MADE), _shown(_NOT_NESTED))
