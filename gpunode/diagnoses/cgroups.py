@@ -20,9 +20,10 @@ _INSIDE: Final = frozenset({"container-run", "kubernetes-log", "kubernetes-pod",
 
 
 def _in_containers(snapshot: Snapshot, pattern: Pattern) -> Iterator[Citation]:
-    """The lines in what containers wrote, and in what somebody ran in them."""
+    """The lines in what containers wrote, in what somebody ran in them, and in what somebody tells of them."""
     for item in snapshot.items:
-        if item.is_seen and (item.where == "container" or item.kind in _INSIDE or _CONTAINER.search(item.written)):
+        is_inside = item.where == "container" or item.kind in _INSIDE or _CONTAINER.search(item.written)
+        if item.is_seen and (is_inside or (item.kind == "text" and _CONTAINER.search(item.text))):
             yield from lines_with(item, pattern)
 
 

@@ -21,9 +21,14 @@ from gpunode.facts.patterns import Pattern
 
 _DRIVERS: Final = Pattern(r"nvidia|cuda", re.IGNORECASE)
 _OF_DRIVER: Final = r"^(?=[^\n]*(?:nvidia|cuda))[^\n]*"
-_SAME_FILE: Final = line(
-    rf"{_OF_DRIVER}(?:trying to overwrite|exists in filesystem|conflicts (?:with file from|between attempted)"
-    r"|diversion of [^\n]+ clashes with|\(--unpack\): [^\n]{0,60}['‘«„\"]/)"
+_ARCH: Final = r"\.(?:x86_64|aarch64|noarch)\b"
+_SAME_FILE: Final = any_of(
+    line(
+        rf"{_OF_DRIVER}(?:trying to overwrite|exists in filesystem|conflicts (?:with file from|between attempted)"
+        r"|diversion of [^\n]+ clashes with|\(--unpack\): [^\n]{0,60}['‘«„\"]/)"
+    ),
+    # rpm names the file and both packages, in whatever language.
+    line(rf"\s/(?:usr|etc|lib)/[^\s]{{1,100}} [^\n]{{1,120}}nvidia[^\n]{{1,80}}{_ARCH}[^\n]{{1,120}}{_ARCH}"),
 )
 _BROKEN: Final = Pattern(
     r"held broken packages|[Uu]nmet dependencies|requested an impossible situation"

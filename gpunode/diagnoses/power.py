@@ -11,7 +11,7 @@ from gpunode.diagnoses import symptoms
 from gpunode.diagnoses.commands import Shell, at, of_gpu
 from gpunode.diagnoses.model import Citation, Confidence, Family, Proof, Rule, Severity
 from gpunode.diagnoses.remedies import always, by_hand, drain, run
-from gpunode.diagnoses.signs import asked, fact, line
+from gpunode.diagnoses.signs import any_of, asked, fact, line
 from gpunode.diagnoses.snapshot import Snapshot
 from gpunode.diagnoses.views import smi_query
 
@@ -110,7 +110,7 @@ FAMILY: Final = Family(
             ),
             sources=(_REASONS, "https://github.com/intel/thermal_daemon/issues/300"),
             check=_heated,
-            typical=fact(_hot),
+            typical=any_of(fact(_hot), line(r"clocks? \w+ due to thermal violation")),
             may_be_normal=True,
             context=_SLOWED,
             remedy=always(
