@@ -134,7 +134,7 @@ def suspects(
         seen = [sign for sign in rule.symptoms if snapshot.view(sign)]
         context = snapshot.view(rule.context) if seen or is_chosen else ()
         weight = sum(1 / sqrt(sharing[sign]) for sign in seen) + (_OF_CONTEXT if context else 0.0)
-        if weight or (alike.get(cause, 0.0) > 0 and not is_well):
+        if weight or (alike.get(cause, 0.0) > _NOISE and not is_well):
             lines = (*(line for sign in seen for line in snapshot.view(sign)), *context)
             score = _OF_SIGNS * weight * rule.share**_OF_SHARE + alike.get(cause, 0.0)
             found.append((score, Suspect(cause, rule.title, tuple(dict.fromkeys(lines)), rule.look_at)))
@@ -149,3 +149,5 @@ def _words(snapshot: Snapshot) -> frozenset[str]:
 _OF_CONTEXT: Final = 0.7
 _OF_SHARE: Final = 0.2
 _OF_SIGNS: Final = 40.0
+# The words of any text reach as much.
+_NOISE: Final = 0.25
