@@ -264,7 +264,7 @@ FAMILY: Final = Family(
                     _PASSED_THROUGH,
                     _NO_GPU,
                 ),
-                holds(_is_here, "a driver is here"),
+                holds(_is_here, "a driver is installed"),
                 holds(_is_by_operator, "the operator brings the driver"),
             ),
             look_at=(Shell("dpkg -l | grep nvidia"), Shell("modinfo nvidia")),

@@ -97,5 +97,5 @@ def test_other_causes_of_the_same_symptom_are_ruled_out_by_the_line_against_them
     )  # fmt: skip
     root = diagnose(snapshot(pasted.evidence(rows))).findings[0]
     assert root.cause == "nouveau-bound"
-    assert "no NVIDIA driver is installed: a driver is here" in root.ruled_out
+    assert "no NVIDIA driver is installed: a driver is installed" in root.ruled_out
     assert "no NVIDIA GPU is on the bus: a GPU is on the bus" in root.ruled_out
