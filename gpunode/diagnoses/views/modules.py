@@ -90,7 +90,6 @@ class Modinfo:
     filename: str
     version: str
     license: str
-    signer: str
     vermagic: str
     citation: Citation
 
@@ -192,7 +191,6 @@ def _modinfo(item: Item) -> Modinfo:
         fields.get("filename", ""),
         fields.get("version", ""),
         fields.get("license", ""),
-        fields.get("signer", ""),
         fields.get("vermagic", ""),
         cite(item, 1),
     )
