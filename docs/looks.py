@@ -138,7 +138,7 @@ _SUBJECTS = (
     Subject(
         "The platform",
         "virtual machines, containers, WSL, vGPU licences, SELinux, firmware",
-        "os-release* virt tegra-release device-tree container-manager dockerenv wsl-libraries "
+        "os-release* clock virt tegra-release device-tree container-manager dockerenv wsl-libraries "
         "file:/sys/class/dmi/* file:/etc/nvidia/gridd.conf log:nvidia-gridd selinux-denials "
         "file:/etc/selinux/config",
     ),

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TypeVar
+from datetime import date, datetime, timezone
+from typing import Final, TypeVar
 
 from gpunode.change import FileState
 from gpunode.facts import (
@@ -39,12 +40,14 @@ from gpunode.facts.model import (
     Unknown,
     known,
 )
+from gpunode.facts.numbers import whole
 from gpunode.facts.probes import FOLDERS, MODULE_KEYS, UNITS
 from gpunode.facts.reader import Missing, Reader, fact, reason
 from gpunode.packages import SYSTEMS, PackageSystem
 
 T = TypeVar("T")
 _IMAGE = "image"
+_LAST_SECOND: Final = 253402300799
 _USUAL_MODE = Ownership(0o644, 0, 0)
 
 
@@ -83,6 +86,7 @@ def derive(evidence: Evidence, *, image: bool = False) -> Facts:
         run_installer=fact("run-installer", lambda: bool(reader.found("run-installer"))),
         layout=_layout(reader, image=image),
         mig=_mig(evidence),
+        observed_on=_observed_on(reader, image=image),
         package_system=system.id,
         folders={folder: key for key, folder in FOLDERS.items() if _is_read(evidence.get(key))},
     )
@@ -195,6 +199,21 @@ def _boot_id(reader: Reader, *, image: bool) -> Fact[str]:
     if image:
         return Unknown("an image is not booted", _IMAGE)
     return fact("boot-id", lambda: reader.text("boot-id").strip())
+
+
+def _observed_on(reader: Reader, *, image: bool) -> Fact[date]:
+    if image:
+        return Unknown("an image has no clock", _IMAGE)
+
+    def read() -> date:
+        text = reader.text("clock").strip()
+        seconds = whole(text)
+        # Python's calendar ends with the year 9999.
+        if seconds is None or seconds > _LAST_SECOND:
+            raise ValueError(f"{text[:40]!r} is no number of seconds")
+        return datetime.fromtimestamp(seconds, tz=timezone.utc).date()
+
+    return fact("clock", read)
 
 
 def _devices(reader: Reader, *, image: bool) -> Fact[tuple[PciDevice, ...]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import date
 from typing import Final, Generic, Literal, TypeAlias, TypeVar
 
 from gpunode.change import FileState, MigLayout, PackageState, ServiceState, Unsettled
@@ -321,6 +322,7 @@ class Facts:
         packages_interrupted: whether a change of packages was stopped in its middle.
         package_system: the ``PackageSystem`` by its id.
         mig: how the GPUs are divided, as NVML says; None where it was not asked, as only some recipes need it.
+        observed_on: the date of the evidence, in UTC, by the node's own clock.
         kubelet: the one that runs here, else the one that is set up here; Known(None) where there is none.
         rootless_docker: whether a user runs a dockerd without root.
         provider: whose Kubernetes node this is; Known(None) where nobody but its owner builds it.
@@ -353,6 +355,7 @@ class Facts:
     rootless_docker: Fact[bool] = Unknown("not captured", "docker-rootless")
     provider: Fact[Provider | None] = Unknown("not captured", "provider-kind")
     mig: Fact[tuple[MigGpu, ...]] | None = None
+    observed_on: Fact[date] = Unknown("not captured", "clock")
     package_system: Literal["deb"] = "deb"
 
     @property

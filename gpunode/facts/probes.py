@@ -109,6 +109,7 @@ _STATIC: Final = (
     _table("os-release", path="/etc/os-release"),
     _table("os-release-vendor", path="/usr/lib/os-release"),
     _table("kernel-release", argv=("uname", "-r")),
+    _table("clock", argv=("date", "--utc", "+%s")),
     _table("boot-id", path="/proc/sys/kernel/random/boot_id"),
     _listing("boot-images", "/boot/vmlinuz-*"),
     _listing("kernel-builds", "/lib/modules/*/build"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from gpunode.catalog.age import note_old_tables
 from gpunode.catalog.gpus import lookup, vgpu_profile
 from gpunode.command import gpunode
 from gpunode.distros import supported
@@ -50,7 +51,7 @@ def _of_owner(recipe: Recipe, facts: Facts) -> Outcome:
         return _no_gpu(recipe, devices, facts)
     if profile := _vgpu(usable):
         return _vgpu_guest(profile)
-    notes = (*_unmet(recipe.expect, usable), *_notes(devices))
+    notes = (*_unmet(recipe.expect, usable), *_notes(devices), *note_old_tables(facts))
     return Planned((), _describe(usable) + _not_ours(devices), notes)
 
 

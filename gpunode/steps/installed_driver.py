@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Final
 
 from gpunode.catalog import branches
 from gpunode.catalog.branches import ModuleFlavour
@@ -21,6 +22,8 @@ from gpunode.steps.families import family_of
 from gpunode.steps.gpus import models, own_gpus
 
 PINNING = "nvidia-driver-pinning-"
+NAMED_KINDS: Final = frozenset({"lts", "production"})
+"""The kinds of branches that a recipe may name in place of a branch."""
 _DRIVER_VERSION = re.compile(r"(\d{3})\.(?:\d|\Z)")
 # What programs reach a GPU by: Debian's and NVIDIA's names, and Ubuntu's (libnvidia-compute-580-server).
 _LIBRARIES = re.compile(r"libcuda1|libnvidia-ml1|libnvidia-compute(?:-\d{3}(?:-server)?)?")
@@ -89,7 +92,10 @@ def _answering(recipe: Recipe, facts: Facts, branch: int, flavour: ModuleFlavour
     if flavour not in flavours(recipe) or any(one.driver not in {None, "nvidia"} for one in own_gpus(devices)):
         return None
     version = str(branch)
-    if recipe.driver.version != "auto":
+    if recipe.driver.version in NAMED_KINDS:
+        if not is_of_kind(branch, recipe.driver.version):
+            return None
+    elif recipe.driver.version != "auto":
         asked = choose(models(devices), replace(recipe.driver, flavour=flavour))
         if not isinstance(asked, Choice) or asked.branch != branch:
             return None
@@ -142,6 +148,15 @@ def is_maintained(number: int) -> bool:
     """Whether NVIDIA still publishes drivers of the branch."""
     row = branches.find(number)
     return row is not None and row.active
+
+
+def is_of_kind(number: int, wanted: str) -> bool:
+    """Return whether a branch is of the kind that a recipe names; one newer than the table may be of any kind.
+
+    True for a ``wanted`` that names no kind (``auto``).
+    """
+    row = branches.find(number)
+    return wanted not in NAMED_KINDS or branches.is_unknown(number) or (row is not None and row.kind == wanted)
 
 
 def installed_driver_packages(facts: Facts) -> dict[PackageId, PackageState]:

@@ -85,6 +85,30 @@ def test_a_maintained_driver_is_kept_though_another_branch_is_newer() -> None:
     assert planned(DRIVER.plan(recipe(), with_driver("580.95.05"))).changes == ()
 
 
+def test_an_installed_lts_branch_is_kept_though_a_newer_one_is_out() -> None:
+    assert chosen(recipe(version="lts"), machine(gpus=(gpu(T4),))).branch == 620
+    for wanted in (recipe(version="lts"), replace(recipe(version="lts"), upgrade=True)):
+        found = chosen(wanted, with_driver("580.95.05"))
+        assert found.branch == 580
+        assert "`--driver 620` moves to the newest lts branch" in found.reason
+
+
+def test_an_installed_branch_of_another_kind_gives_way_to_the_named_one() -> None:
+    assert chosen(recipe(version="lts"), with_driver("595.91.07")).branch == 620
+    assert chosen(recipe(version="production"), with_driver("580.95.05")).branch == PRODUCTION
+    assert chosen(recipe(version="production"), with_driver("595.91.07")).branch == 595
+
+
+@pytest.mark.parametrize("version", ["auto", "lts", "production"])
+def test_a_branch_above_the_table_is_kept_and_never_called_ended(version: str) -> None:
+    """The table is older than the branch: it may be any kind's newest, and nobody asked for an older driver."""
+    found = chosen(recipe(version=version), with_driver("640.10.01"))
+    assert found.branch == 640
+    assert "newer than what gpunode knows" in found.reason
+    assert "maintained" not in found.reason
+    assert [note for note in found.warnings if "no more fixes" in note] == []
+
+
 def test_working_proprietary_modules_are_kept_where_open_ones_are_the_default() -> None:
     """A T4 runs with both; nobody asked for other modules and the reboot that they take."""
     node = with_driver("580.95.05", open_module=False)
@@ -248,7 +272,7 @@ def test_an_upgrade_goes_on_from_a_branch_that_has_ended_and_not_back() -> None:
     upgrade = replace(recipe(), upgrade=True)
     ended = with_driver("610.57.04")
     assert chosen(recipe(), ended).branch == PRODUCTION
-    assert chosen(upgrade, ended).branch == 615
+    assert chosen(upgrade, ended).branch == 620
     only_a_library = machine(packages={"libnvidia-nvvm4": "610.57.04-1"})
     assert chosen(upgrade, only_a_library).branch == PRODUCTION
 
