@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import islice
 from pathlib import PurePosixPath
 from types import MappingProxyType
@@ -29,6 +30,8 @@ from gpunode.recipe.keys import (
 
 _MOST_LAYERS = 32
 _TRIES = 64
+# Each is a line to read; and a file of nothing but mistakes must not keep root's run busy.
+_MOST_MISTAKES = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,8 +159,13 @@ def _flat(raw: _Layer) -> Iterator[tuple[str, Any]]:
             yield ".".join(place), _checked(raw, place, value)
         except RecipeError as error:  # noqa: PERF203 - a file has a few dozen keys
             wrong.append(error)
+            if len(wrong) == _MOST_MISTAKES:
+                break
     if wrong:
-        raise wrong[0].with_others(wrong[1:])
+        first = wrong[0].with_others(wrong[1:])
+        if len(wrong) == _MOST_MISTAKES:
+            first.why += f"\nonly the first {_MOST_MISTAKES} mistakes are shown; there may be more"
+        raise first
 
 
 def _placed(values: Mapping[str, Any], above: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
@@ -301,15 +309,18 @@ def line_of(text: str, path: tuple[str, ...]) -> int:
     return best
 
 
-def _settings(text: str) -> Iterator[tuple[int, tuple[str, ...]]]:
-    """What looks like a table's head or a key's setting: the line and the whole path of each."""
+@lru_cache(maxsize=1)
+def _settings(text: str) -> tuple[tuple[int, tuple[str, ...]], ...]:
+    """Return the line and the whole key path of all that looks like a table's head or a key's setting."""
     table: tuple[str, ...] = ()
+    found = []
     for number, line in enumerate(text.split("\n"), 1):
         if line.lstrip().startswith("["):
             table = _path(line)
-            yield number, table
+            found.append((number, table))
         elif "=" in line and (own := _path(f"{line.partition('=')[0]} = 0")):
-            yield number, (*table, *own)
+            found.append((number, (*table, *own)))
+    return tuple(found)
 
 
 def _path(toml: str) -> tuple[str, ...]:
