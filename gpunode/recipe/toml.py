@@ -260,35 +260,41 @@ def _kind(value: object) -> str:
     return names.get(type(value), "a date or time")
 
 
-def render(recipe: Recipe) -> str:
-    """``recipe`` as TOML: only what differs from the defaults, each key with its meaning."""
+def render(recipe: Recipe, *, defaults: bool = False) -> str:
+    """Return ``recipe`` as TOML, each key with its meaning.
+
+    Args:
+        recipe: what is written.
+        defaults: write every key, those without a value as a comment; False writes those that differ from the defaults.
+    """
     lines = [f"schema = {SCHEMA}"]
     if recipe.description:
         lines.append(f"description = {literal(recipe.description)}")
-    if recipe.skip:
+    if recipe.skip or defaults:
         skip = next(key for key in keys_in("") if key.name == "skip")
         lines += [f"# {skip.says.doc}", f"skip = {literal(recipe.skip)}"]
     for section in SECTIONS:
-        lines += _rendered(section, section, getattr(recipe, section))
+        lines += _rendered(section, section, getattr(recipe, section), defaults=defaults)
     if recipe.kubernetes:
-        lines += _rendered(KUBERNETES, KUBERNETES, recipe.kubernetes)
+        lines += _rendered(KUBERNETES, KUBERNETES, recipe.kubernetes, defaults=defaults)
     return "\n".join(lines) + "\n"
 
 
-def _rendered(section: str, at: str, held: Any) -> Iterator[str]:
+def _rendered(section: str, at: str, held: Any, *, defaults: bool) -> Iterator[str]:
     """The lines of a table and of the tables inside it."""
-    changed = [(key, getattr(held, key.name)) for key in keys_in(section)]
-    changed = [(key, value) for key, value in changed if value != key.default]
-    if changed:
+    every = [(key, getattr(held, key.name)) for key in keys_in(section)]
+    shown = [(key, value) for key, value in every if defaults or value != key.default]
+    if shown:
         yield from ("", f"[{at}]")
-    for key, value in changed:
-        yield from (f"# {key.says.doc}", f"{key.name} = {literal(value)}")
+    for key, value in shown:
+        yield f"# {key.says.doc}"
+        yield f"{key.name} = {literal(value)}" if value is not None else f"# {key.name} is not set"
     for name, child, is_chosen in children(section):
         inner = getattr(held, name)
         for one in inner if is_chosen else ():
-            yield from _rendered(child, f"{at}.{name}.{one}", inner[one])
+            yield from _rendered(child, f"{at}.{name}.{one}", inner[one], defaults=defaults)
         if not is_chosen:
-            yield from _rendered(child, f"{at}.{name}", inner)
+            yield from _rendered(child, f"{at}.{name}", inner, defaults=defaults)
 
 
 def literal(value: object) -> str:

@@ -303,6 +303,14 @@ def test_a_rendered_recipe_says_only_what_differs_and_what_each_key_means(wanted
             assert f"# {key.says.doc}\n{name} = " in text
 
 
+@given(recipes)
+def test_a_recipe_with_its_defaults_means_the_same_and_names_every_key(wanted: Recipe) -> None:
+    text = render(wanted, defaults=True)
+    assert parse(text, "x.toml", no_load) == wanted
+    names = [key.name for key in known_keys() if "." in key.path and not key.path.startswith("kubernetes")]
+    assert [name for name in names if f"\n{name} = " not in text and f"\n# {name} is not set" not in text] == []
+
+
 def test_every_key_has_its_meaning_and_words_for_what_it_may_hold() -> None:
     paths = [key.path for key in known_keys()]
     assert len(set(paths)) == len(paths)

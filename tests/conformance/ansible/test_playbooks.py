@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gpunode.cli.envelope import Envelope
-from gpunode.errors import ProblemFound, VerifyFailed
+from gpunode.errors import ProblemFound, Refused, VerifyFailed
 from gpunode.workflow.fleet import Row
 from tests.conformance.ansible.conftest import COLLECTION, Ansible, StandIn, stand_in
 from tests.conformance.ansible.test_modules import DONE, DRAIN, REBOOT, answer
@@ -101,6 +101,13 @@ def test_a_canary_that_is_not_healthy_stops_the_rest(site: Site) -> None:
     assert [row["status"] for row in seen["reports"]] == ["problem"]
     assert {*seen["reports"][0]} - {"setup"} <= {one.name for one in fields(Row)}, "as doctor's own rows"
     assert seen["causes"] == [{"cause": "nouveau-bound", "title": "nouveau owns the GPU", "reports": ["n1"]}]
+
+
+def test_a_preview_shows_every_node_though_the_first_fails(site: Site) -> None:
+    site.hosts["n1"].answers(plan=[answer("plan", Refused("no NVIDIA GPU found"))])
+    done = site.play("gpunode.node.site", "--check", "--diff")
+    assert done.returncode != 0
+    assert [one.verbs for one in site.hosts.values()] == [["plan"]] * 4, done.stdout + done.stderr
 
 
 def test_a_node_is_drained_when_gpunode_needs_it_and_let_back_when_it_works(site: Site) -> None:
