@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pwd
 import re
 import sys
 from collections.abc import Sequence
@@ -256,10 +257,14 @@ def announcer(root: str) -> Announce:
 
 def cluster_journal() -> Store:
     """The journal of this user's changes to clusters; that of the node itself is root's."""
+    from gpunode.host.ownership import why_others_write
     from gpunode.journal.store import Store
 
-    state = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local/state")
-    return Store("/", announce=announcer("/"), folder=Path(state) / "gpunode")
+    state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state")
+    # As after `su` without a dash: HOME is another user's, who could lead root's writes elsewhere by a link.
+    if os.geteuid() == 0 and why_others_write(state):
+        state = Path(pwd.getpwuid(0).pw_dir) / ".local/state"
+    return Store("/", announce=announcer("/"), folder=state / "gpunode")
 
 
 def unknown(facts: Facts) -> list[dict[str, object]]:
