@@ -18,7 +18,7 @@ from gpunode.runtimes.containerd_files import (
     CRI_PLUGINS,
     DROP_IN,
     DUMP,
-    NAMELESS,
+    SCHEMA_SINCE,
     ConfigFile,
     effective,
     is_drop_in,
@@ -26,8 +26,9 @@ from gpunode.runtimes.containerd_files import (
     overruling,
     read,
 )
-from gpunode.runtimes.containerd_plugin import is_of_runc, why_runc
+from gpunode.runtimes.containerd_plugin import is_of_runc, systemd_cgroup, why_runc
 from gpunode.runtimes.model import (
+    NAMELESS,
     ConfigEdit,
     DesiredConfig,
     Edit,
@@ -103,19 +104,16 @@ def _configured(loaded: Sequence[ConfigFile], desired: DesiredConfig) -> Observe
         _check_plugin(file)
     plugin = effective(loaded, desired)
     containerd = plugin.get("containerd", {})
-    handlers, cgroup = {}, {}
+    handlers = {}
     for name, handler in containerd.get("runtimes", {}).items():
-        options = handler.get("options", {})
         runs = handler.get("runtime_type") and is_of_runc(handler)
-        handlers[name] = str(options.get("BinaryName", "")) if runs else ""
-        if "SystemdCgroup" in options:
-            cgroup[name] = options["SystemdCgroup"]
+        handlers[name] = str(handler.get("options", {}).get("BinaryName", "")) if runs else ""
     return ObservedConfig(
         handlers,
         NAMELESS if overruling(plugin, desired) else containerd.get("default_runtime_name") or None,
         any(file.disabled for file in loaded),
         plugin.get("enable_cdi"),
-        cgroup,
+        systemd_cgroup(plugin, desired),
         loaded[0].read_as,
     )
 
@@ -170,7 +168,10 @@ def _configure(files: Files, desired: DesiredConfig) -> ConfigEdit:
     loaded = load(files, desired)
     present = _configured(loaded, desired)
     how = _how(loaded[0], desired)
-    if not desired.exact and satisfies(present, desired) and not (desired.enable_cri and present.cri_disabled):
+    _check_readable(loaded, desired)
+    # nvidia-ctk writes its drop-in whatever the root file says.
+    is_asked = not desired.exact or desired.mode == "auto"
+    if is_asked and satisfies(present, desired) and not (desired.enable_cri and present.cri_disabled):
         return ConfigEdit((), how)
     # Only where a file must be edited.
     from gpunode.runtimes import containerd_editing, containerd_notes
@@ -232,6 +233,24 @@ def _how(root: ConfigFile, desired: DesiredConfig) -> str:
         f"containerd {version} lets" if version else "which containerd reads it is not known, and before 2.1 it lets"
     )
     return f"in place: {before} a drop-in replace the whole CRI table"
+
+
+def _check_readable(loaded: Sequence[ConfigFile], desired: DesiredConfig) -> None:
+    """Refuse a schema that is newer than this containerd, which reads no runtime of the file or does not start.
+
+    Source: containerd 1.6.20, 1.7.24 and 2.1.9, ``config dump`` of such files.
+    """
+    for file in loaded:
+        since = SCHEMA_SINCE.get(file.schema, ())
+        if desired.version is not None and desired.version < since:
+            present, first = (".".join(map(str, version)) for version in (desired.version, since))
+            raise Refused(
+                f"{file.path}: version = {file.schema} is a configuration schema that containerd {present} cannot read",
+                why=f"containerd {first} is the first that reads schema {file.schema}; an older one ignores the "
+                "file's runtimes or does not start",
+                hint=f"install containerd {first} or later, or write the file in an older schema: `containerd config "
+                "default` shows this containerd's",
+            )
 
 
 def _check_schema(loaded: Sequence[ConfigFile], desired: DesiredConfig) -> None:

@@ -53,15 +53,18 @@ def _entry(fields: Mapping[str, str]) -> Entry:
     return Entry(name, words[0], words[2], fields.get("Architecture", "").strip(), fields.get("Version", "").strip())
 
 
-def native_architecture(found: Iterable[Entry]) -> str:
-    """The architecture of dpkg itself, which is what ``dpkg --print-architecture`` prints.
+def native_architecture(found: Sequence[Entry]) -> str:
+    """Return the architecture of dpkg itself, which is what ``dpkg --print-architecture`` prints.
+
+    A root folder without dpkg, as image builders make them, has that of its packages, if they agree.
 
     Raises:
-        ValueError: dpkg is not among the packages.
+        ValueError: dpkg is not among the packages, and they have several architectures or none.
     """
-    for entry in found:
-        if entry.name == "dpkg" and entry.status != "not-installed":
-            return entry.architecture
+    of_dpkg = [entry.architecture for entry in found if entry.name == "dpkg" and entry.status != "not-installed"]
+    architectures = set(of_dpkg[:1]) or {entry.architecture for entry in found} - {"all", ""}
+    if len(architectures) == 1:
+        return architectures.pop()
     raise ValueError("dpkg's status does not list dpkg, so the native architecture is not known")
 
 
