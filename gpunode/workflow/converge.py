@@ -26,6 +26,7 @@ from gpunode.runtimes.found import by_looking
 from gpunode.runtimes.installations import placed
 from gpunode.steps import mig
 from gpunode.steps.detect import DETECT
+from gpunode.steps.gpus import GPU_OPTION
 from gpunode.steps.table import DRIVER_STEPS, STAGES, STEPS
 from gpunode.steps.toolkit import CONFIG, CONFIG_FROM
 
@@ -176,7 +177,7 @@ def survey(
         gpus: the GPUs of the machine that an image is built for; they stand in for the present machine's devices.
     """
     facts = derive(look_for(host, recipe, image=image), image=image)
-    return replace(facts, devices=Known(tuple(gpus), "--gpu")) if gpus else facts
+    return replace(facts, devices=Known(tuple(gpus), GPU_OPTION)) if gpus else facts
 
 
 def plan_stage(recipe: Recipe, facts: Facts, stage: Stage, only: Collection[str] = ()) -> StagePlan:
