@@ -9,7 +9,7 @@ from typing import Literal, Protocol
 from gpunode.catalog.driver import Choice
 from gpunode.change import CommandChange, PackageState, SigningKey
 from gpunode.facts.evidence import Probe
-from gpunode.facts.model import Fact, Facts, PackageSource
+from gpunode.facts.model import Dependencies, Fact, Facts, PackageSource
 from gpunode.facts.reader import Reader
 from gpunode.outcome import Outcome
 from gpunode.package_id import PackageId
@@ -28,6 +28,7 @@ class PackageFacts:
     packages: Fact[Mapping[PackageId, PackageState]]
     interrupted: Fact[bool]
     sources: Fact[tuple[PackageSource, ...]]
+    dependencies: Fact[Dependencies]
 
 
 @dataclass(frozen=True, slots=True)
