@@ -39,14 +39,15 @@ class Repository:
         uri: as it stands in the file that lists it; ``$(ARCH)`` for the architecture.
         list_file: gpunode's own, where nobody else has listed the repository.
         keyring: where the key is kept.
-        is_former: whether an address is one that the repository had before.
+        alias: in what way an address without its scheme, such as ``nvidia.github.io/nvidia-docker/debian10/amd64``,
+            is another one of this repository, after "names it"; empty where it is none.
     """
 
     uri: str
     list_file: str
     keyring: str
     key: SigningKey
-    is_former: Callable[[str], bool]
+    alias: Callable[[str], str]
     architecture: str
 
 
