@@ -116,6 +116,20 @@ def _entry(file: str, **more: tuple[str, ...]) -> Inject:
     return inject
 
 
+def _copied_source(file: str, spelling: tuple[str, str], **more: tuple[str, ...]) -> Inject:
+    """Add a list with the driver repository's entry, its address spelled otherwise."""
+
+    def inject(facts: Facts) -> Facts:
+        copies = tuple(
+            replace(one, file=file, uri=one.uri.replace(*spelling), **more)  # type: ignore[arg-type]
+            for one in _sources(facts)
+            if one.file == CUDA_LIST
+        )
+        return replace(_with(file, b"deb")(facts), sources=Known((*_sources(facts), *copies), PLAN))
+
+    return inject
+
+
 def _with(path: str, content: bytes, mode: int = 0o644) -> Inject:
     state = FileState(content, mode)
     return lambda facts: replace(facts, files={**facts.files, path: Known(state, PLAN)})
@@ -190,6 +204,19 @@ DRIFTS: Final = (
     Drift("source-copied", "a second list has the same repository in another spelling, with trusted=yes",
           f"sed 's,\\[[^]]*\\],[trusted=yes],; s, /$,/ /,' {CUDA_LIST} > /etc/apt/sources.list.d/copied.list",
           "cuda-repository", core=True),
+    Drift("source-of-another-system", "a second list has the repository of another distribution's folder",
+          f"sed 's,debian12,ubuntu2204,' {CUDA_LIST} > /etc/apt/sources.list.d/other.list", "cuda-repository",
+          facts=_copied_source("/etc/apt/sources.list.d/other.list", ("debian12", "ubuntu2204")), core=True),
+    Drift("source-encoded", "a second list has the same repository in percent-encoded letters, with trusted=yes",
+          f"sed 's,\\[[^]]*\\],[trusted=yes],; s,x86_64,%78%38%36_64,' {CUDA_LIST} > "
+          "/etc/apt/sources.list.d/copied.list", "cuda-repository",
+          facts=_copied_source("/etc/apt/sources.list.d/copied.list", ("x86_64", "%78%38%36_64"),
+                               relaxed=("trusted=yes",))),
+    Drift("source-as-mirrors", "a second list has the same repository by apt's mirror method, with allow-insecure=yes",
+          f"sed 's,\\[[^]]*\\] http,[allow-insecure=yes] mirror+http,' {CUDA_LIST} > "
+          "/etc/apt/sources.list.d/copied.list", "cuda-repository",
+          facts=_copied_source("/etc/apt/sources.list.d/copied.list", ("http", "mirror+http"),
+                               relaxed=("allow-insecure=yes",))),
     Drift("source-hidden", "a list of other sources also has the same repository, with trusted=yes",
           f"(sed 's,\\[[^]]*\\],[trusted=yes],' {CUDA_LIST}; echo 'deb http://127.0.0.1:9/other ./') > "
           "/etc/apt/sources.list.d/mixed.list", "cuda-repository", "refused",
@@ -227,6 +254,15 @@ DRIFTS: Final = (
     Drift("driver-half-removed", "a package of the driver is removed, but not purged",
           "dpkg --remove --force-depends nvidia-persistenced", "driver",
           facts=_state("nvidia-persistenced", config_files_only=True)),
+    Drift("library-purged", "the driver's libraries that its packages depend on are purged",
+          "dpkg --purge --force-depends libcuda1 libnvidia-ml1 nvidia-smi libnvidia-encode1", "missing-dependencies",
+          facts=_without("libnvidia-ptxjitcompiler1"), core=True),
+    Drift("module-support-purged", "what the kernel modules' package depends on is removed",
+          "dpkg --remove --force-depends nvidia-kernel-support firmware-nvidia-gsp nvidia-modprobe",
+          "missing-dependencies", facts=_without("nvidia-kernel-support")),
+    Drift("headers-part-purged", "what the kernel's headers depend on is purged",
+          "dpkg --purge --force-depends $(dpkg-query -W -f '${Package} ' 'linux-kbuild-*')", "missing-dependencies",
+          facts=_without("linux-kbuild-6.1")),
     Drift("library-replaced", "a library of the driver has another version",
           "dpkg -i --force-depends --force-downgrade /root/drift/libcuda1_*.deb", "driver",
           facts=_state("libcuda1", version="580.65.06-1"), core=True),

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from gpunode.catalog import branches
 from gpunode.catalog.branches import Branch, BranchKind, ModuleFlavour
-from gpunode.catalog.gpus import GpuModel
+from gpunode.catalog.gpus import LIST_GPUS, GpuModel
 from gpunode.recipe import Driver
 
 # NVIDIA's current repositories start after the branch that was Kepler's last.
@@ -101,7 +101,7 @@ def _no_common_branch(gpus: Sequence[GpuModel]) -> Impossible | None:
     return None
 
 
-_HINT_GPU = "run `lspci -nn -d 10de:` to see what the system finds; an image is told with `--gpu 10de:1b80`"
+_HINT_GPU = f"run `{LIST_GPUS}` to see what the system finds; an image is told with `--gpu 10de:1b80`"
 _HINT_OLD = (
     "leave the driver to the distribution with `--driver none` (Debian 12 has nvidia-tesla-470-driver), "
     "or take the GPU out"

@@ -138,7 +138,7 @@ LockOption = Annotated[
 ]
 STEP_IDS = (
     "detect, repair, cuda-repository, toolkit-repository, driver-pin, conflicts, headers, nouveau, driver, gpudirect, "
-    "toolkit, runtime-install, module-build, module-load, persistence, gpudirect-modules, mps, "
+    "toolkit, runtime-install, missing-dependencies, module-build, module-load, persistence, gpudirect-modules, mps, "
     "runtime-config, mig, cdi"
 )
 OnlyOption = Annotated[

@@ -114,20 +114,35 @@ class Seen:
 
 
 def gpus(text: str) -> tuple[PciDevice, ...]:
-    """The GPUs that ``--gpu`` names for an image.
+    """Return the devices that ``--gpu`` names for an image, each with the class that its id tells.
+
+    Ids of audio functions, USB controllers and NVSwitches are kept as what they are: the plan names them, and they get
+    no driver.
 
     Raises:
-        UsageError: it is not a list of PCI ids.
+        UsageError: it is not a list of PCI ids, or none of them is a GPU's.
     """
-    found = []
+    from gpunode.catalog.gpus import LIST_GPUS, other_device  # loaded on use: most commands name no GPU
+    from gpunode.steps.gpus import CLASSES, UNKNOWN_CLASS, own_gpus
+
+    found: list[PciDevice] = []
     for index, part in enumerate(filter(None, text.split(","))):
         match = _PCI_ID.fullmatch(part.strip())
         if match is None or match[1].lower() != "10de":
             raise UsageError(
                 f"--gpu {text}: {part!r} is not the PCI id of an NVIDIA GPU",
-                hint="write vendor:device in hex, as `lspci -nn` shows them: --gpu 10de:1b80,10de:1eb8",
+                hint=f"write vendor:device in hex, as this shows them: --gpu 10de:1b80,10de:1eb8\n{LIST_GPUS}",
             )
-        found.append(PciDevice(f"image:{index:02x}", "10de", match[2].lower(), "0302"))
+        device = match[2].lower()
+        other = other_device(device)
+        class_code = CLASSES.get(other[0], UNKNOWN_CLASS) if other else "0302"
+        found.append(PciDevice(f"image:{index:02x}", "10de", device, class_code, name=other[1] if other else ""))
+    if found and not own_gpus(tuple(found)):
+        raise UsageError(
+            f"--gpu {text} names no GPU",
+            why="; ".join(f"10de:{one.device} is the {one.name}" for one in found),
+            hint=f"name the GPUs alone, as this shows them:\n{LIST_GPUS}",
+        )
     return tuple(found)
 
 
@@ -192,8 +207,10 @@ def _capture_at(node: str) -> Path:
 
 
 def _with_gpus(facts: Facts, gpu: str) -> Facts:
+    from gpunode.steps.gpus import GPU_OPTION
+
     named = gpus(gpu)
-    return replace(facts, devices=Known(named, "--gpu")) if named else facts
+    return replace(facts, devices=Known(named, GPU_OPTION)) if named else facts
 
 
 def is_image(root: str) -> bool:

@@ -71,6 +71,7 @@ def derive(evidence: Evidence, *, image: bool = False) -> Facts:
         packages=installed.packages,
         packages_interrupted=installed.interrupted,
         sources=installed.sources,
+        dependencies=installed.dependencies,
         headers=_headers(reader),
         module_files=_module_files(reader),
         modules=_modules(reader, image=image),

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import date
-from typing import Final, Generic, Literal, TypeAlias, TypeVar
+from typing import Final, Generic, Literal, Protocol, TypeAlias, TypeVar
 
 from gpunode.change import FileState, MigLayout, PackageState, ServiceState, Unsettled
 from gpunode.command import command
@@ -297,6 +297,36 @@ class MigGpu:
     clients: tuple[int, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class MissingDependency:
+    """A dependency of an installed package that no installed package meets.
+
+    Attributes:
+        package: the one to install.
+        version: the only one that will do; empty where others do as well.
+        needed_by: the installed package that depends on it.
+        relation: as the package database writes it (``libcuda1 (= 580.178.04-1)``).
+    """
+
+    package: PackageId
+    version: str
+    needed_by: PackageId
+    relation: str
+
+
+class Dependencies(Protocol):
+    """What the installed packages depend on, as the package database has it."""
+
+    def missing(
+        self, packages: Mapping[PackageId, PackageState], roots: Iterable[PackageId], /
+    ) -> tuple[MissingDependency, ...] | None:
+        """Return what ``roots``, and the packages that they need, directly or not, depend on and ``packages`` lack.
+
+        None where none of the roots is installed in a version whose dependencies are known.
+        """
+        ...
+
+
 Files: TypeAlias = Mapping[str, Known[FileState | None] | Unknown]
 
 
@@ -319,6 +349,7 @@ class Facts:
         changed_at: when a file was last written or restored, seconds since the epoch; only where that is known.
         exposed: the files that somebody else than root could replace by another, and by what right.
         units: only those that steps ask about.
+        dependencies: what the installed packages depend on.
         packages_interrupted: whether a change of packages was stopped in its middle.
         package_system: the ``PackageSystem`` by its id.
         mig: how the GPUs are divided, as NVML says; None where it was not asked, as only some recipes need it.
@@ -356,6 +387,7 @@ class Facts:
     provider: Fact[Provider | None] = Unknown("not captured", "provider-kind")
     mig: Fact[tuple[MigGpu, ...]] | None = None
     observed_on: Fact[date] = Unknown("not captured", "clock")
+    dependencies: Fact[Dependencies] = Unknown("not captured", "dpkg-status")
     package_system: Literal["deb"] = "deb"
 
     @property

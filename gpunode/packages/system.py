@@ -9,7 +9,7 @@ from typing import Literal, Protocol
 from gpunode.catalog.driver import Choice
 from gpunode.change import CommandChange, PackageState, SigningKey
 from gpunode.facts.evidence import Probe
-from gpunode.facts.model import Fact, Facts, PackageSource
+from gpunode.facts.model import Dependencies, Fact, Facts, PackageSource
 from gpunode.facts.reader import Reader
 from gpunode.outcome import Outcome
 from gpunode.package_id import PackageId
@@ -28,6 +28,7 @@ class PackageFacts:
     packages: Fact[Mapping[PackageId, PackageState]]
     interrupted: Fact[bool]
     sources: Fact[tuple[PackageSource, ...]]
+    dependencies: Fact[Dependencies]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,14 +39,15 @@ class Repository:
         uri: as it stands in the file that lists it; ``$(ARCH)`` for the architecture.
         list_file: gpunode's own, where nobody else has listed the repository.
         keyring: where the key is kept.
-        is_former: whether an address is one that the repository had before.
+        alias: in what way an address without its scheme, such as ``nvidia.github.io/nvidia-docker/debian10/amd64``,
+            is another one of this repository, after "names it"; empty where it is none.
     """
 
     uri: str
     list_file: str
     keyring: str
     key: SigningKey
-    is_former: Callable[[str], bool]
+    alias: Callable[[str], str]
     architecture: str
 
 

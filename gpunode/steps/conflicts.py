@@ -51,6 +51,7 @@ def plan(recipe: Recipe, facts: Facts) -> Outcome:
             what=f"{', '.join(map(str, held))} is held at a version that conflicts with driver {chosen.branch}",
             why="somebody put it on hold; gpunode breaks no holds",
             hint=f"{system(facts).unhold(held)}, then run the command again",
+            held=tuple(held),
         )
     versions = ", ".join(sorted({upstream(state.version) or state.version for state in old.values()}))
     changes = tuple(PackageChange(package, state, None) for package, state in old.items())

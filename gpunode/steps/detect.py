@@ -14,7 +14,7 @@ from gpunode.facts.model import Facts, Known, PciDevice, Platform, known, need
 from gpunode.outcome import Outcome, Planned, Refusal, Step
 from gpunode.recipe import Expect, Recipe, VersionLock
 from gpunode.steps.families import family_of, wants_driver
-from gpunode.steps.gpus import PASSED_THROUGH, gpus, nvswitches, other_gpus, own_gpus
+from gpunode.steps.gpus import GPU_CLASSES, GPU_OPTION, PASSED_THROUGH, gpus, nvswitches, other_gpus, own_gpus
 
 _FOREIGN = {"1002": "AMD", "8086": "Intel"}
 # What was looked at, by the probe that told.
@@ -51,7 +51,7 @@ def _of_owner(recipe: Recipe, facts: Facts) -> Outcome:
         return _no_gpu(recipe, devices, facts)
     if profile := _vgpu(usable):
         return _vgpu_guest(profile)
-    notes = (*_unmet(recipe.expect, usable), *_notes(devices), *note_old_tables(facts))
+    notes = (*_unmet(recipe.expect, usable), *_notes(devices), *_named_by_mistake(facts), *note_old_tables(facts))
     return Planned((), _describe(usable) + _not_ours(devices), notes)
 
 
@@ -69,7 +69,7 @@ def _without_driver(facts: Facts) -> Planned:
     """Toolkit and runtime need no GPU: a node is prepared before its driver or its card is there."""
     if isinstance(facts.devices, Known) and (usable := own_gpus(facts.devices.value)):
         devices = facts.devices.value
-        return Planned((), _describe(usable) + _not_ours(devices), _notes(devices))
+        return Planned((), _describe(usable) + _not_ours(devices), (*_notes(devices), *_named_by_mistake(facts)))
     seen = (
         "an image" if facts.is_image else "no NVIDIA GPU found" if isinstance(facts.devices, Known) else "GPU unknown"
     )
@@ -195,6 +195,15 @@ def _notes(devices: tuple[PciDevice, ...]) -> tuple[str, ...]:
             "release does not install yet"
         )
     return tuple(notes)
+
+
+def _named_by_mistake(facts: Facts) -> Iterator[str]:
+    """Yield a note for each device that ``--gpu`` names and that is no GPU."""
+    if facts.devices.probe != GPU_OPTION:
+        return
+    for device in known(facts.devices, ()):
+        if device.class_code not in GPU_CLASSES:
+            yield f"{GPU_OPTION} names 10de:{device.device}, {device.name}, which is no GPU, so it is left out"
 
 
 DETECT = Step("detect", "GPU and machine", "sources", plan)

@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
-from gpunode.catalog.repositories import cuda_repository, is_old_toolkit_source, toolkit_repository
+from gpunode.catalog.repositories import (
+    cuda_repository,
+    former_toolkit_repository,
+    other_cuda_folder,
+    toolkit_repository,
+)
 from gpunode.change import SigningKey
 from gpunode.facts.model import Facts, need
 from gpunode.outcome import Outcome, Planned, Refusal, Step
@@ -34,7 +40,8 @@ def plan_cuda(recipe: Recipe, facts: Facts) -> Outcome:
             hint='use a release that has one, or set driver.version = "none" and install the driver by hand',
         )
     key = SigningKey(row.key_url, frozenset({row.fingerprint}))
-    repository = Repository(row.base_url, row.list_file, row.keyring, key, _has_no_former, architecture)
+    alias = partial(other_cuda_folder, row)
+    repository = Repository(row.base_url, row.list_file, row.keyring, key, alias, architecture)
     outcome = system(facts).plan_repository(repository, facts)
     return (
         replace(outcome, notes=(*outcome.notes, *system(facts).relaxed(facts)))
@@ -50,13 +57,8 @@ def plan_toolkit(recipe: Recipe, facts: Facts) -> Outcome:
     architecture = need(facts.architecture, "the architecture of this system")
     row = toolkit_repository(recipe.repositories.toolkit, recipe.repositories.toolkit_key)
     key = SigningKey(row.key_url, frozenset({row.fingerprint}))
-    repository = Repository(row.url, row.list_file, row.keyring, key, is_old_toolkit_source, architecture)
+    repository = Repository(row.url, row.list_file, row.keyring, key, former_toolkit_repository, architecture)
     return system(facts).plan_repository(repository, facts)
-
-
-def _has_no_former(uri: str) -> bool:
-    del uri
-    return False
 
 
 def wants_toolkit(recipe: Recipe) -> bool:

@@ -40,6 +40,7 @@ def plan(recipe: Recipe, facts: Facts) -> Outcome:
             what=f"{', '.join(map(str, held))} is held",
             why=f"the toolkit's packages must all be {wanted or 'of one version'}; somebody put it on hold",
             hint=f"{system(facts).unhold(held)}, then run the command again",
+            held=tuple(held),
         )
     notes = (
         *_configured_otherwise(recipe, facts),

@@ -7,12 +7,13 @@ from collections.abc import Callable, Collection, Iterator
 from typing import Final
 
 from gpunode.facts.evidence import Probe
-from gpunode.facts.model import Facts, PackageSource, Unknown, known
+from gpunode.facts.model import Facts, Known, PackageSource, Unknown, known
 from gpunode.facts.patterns import Pattern
 from gpunode.facts.reader import Missing, Reader, fact
 from gpunode.outcome import Outcome
 from gpunode.package_id import PackageId
 from gpunode.packages.deb import answers, configuration, diversions, preferences, sources, status
+from gpunode.packages.deb.dependencies import InstalledRelations
 from gpunode.packages.deb.repair import REPAIR_COMMAND
 from gpunode.packages.deb.version import is_older
 from gpunode.packages.system import PackageFacts, PackageSystem, Repository
@@ -30,7 +31,7 @@ def _read(reader: Reader) -> PackageFacts:
     entries = fact("dpkg-status", lambda: status.entries(reader.text("dpkg-status")))
     found = fact("apt-sources", lambda: _sources(reader))
     if isinstance(entries, Unknown):
-        return PackageFacts(entries, entries, entries, found)
+        return PackageFacts(entries, entries, entries, found, entries)
     rows, key = entries.value, entries.probe
 
     def interrupted() -> bool:
@@ -41,6 +42,7 @@ def _read(reader: Reader) -> PackageFacts:
         packages=fact(key, lambda: status.packages(rows, reader.optional("apt-extended-states"))),
         interrupted=fact("dpkg-updates", interrupted),
         sources=found,
+        dependencies=Known(InstalledRelations(rows), key),
     )
 
 

@@ -23,6 +23,9 @@ _USERINFO = Pattern(r"(?<=://)[^/@]*@")
 # The quotes are those of the node's language.
 _NO_VERSION = Pattern(r"Version \W?(?P<version>\d{3}[\d.]+)-\*\W? for \W?(?P<package>[\w.+-]+?)\W? was not found")
 
+# apt-private/private-install.cc.
+_UNMET = Pattern(r"Unmet dependencies\. Try")
+
 
 def packages_in(refusal: str) -> frozenset[PackageId]:
     """Every word of a refusal that may be a package, with its architecture and without."""
@@ -41,6 +44,7 @@ def hint(refusal: str) -> str:
         _missing_headers(refusal)
         or _missing_version(refusal)
         or without_source(refusal)
+        or _unmet_dependencies(refusal)
         or "the index is fresh, so a source is missing, or a hold or a pin is in the way; see:\n"
         "  apt-cache policy\n  apt-mark showhold\nthen run the same command again"
     )
@@ -65,6 +69,17 @@ def _missing_version(problem: str) -> str:
         f"no source has {found['package']} {found['version']} any more, so the driver cannot be made whole in it; "
         "`gpunode setup --upgrade` brings all of it to the newest version of its branch; a package "
         f"that nothing needs can go: apt-get purge {found['package']}"
+    )
+
+
+def _unmet_dependencies(problem: str) -> str:
+    """What to do about packages that were broken before, of which gpunode did not name every one to apt."""
+    if _UNMET.search(problem) is None:
+        return ""
+    return (
+        "packages of this node have unmet dependencies (`apt-get check` names them), and apt installs nothing before "
+        "they are met; gpunode repairs those of driver, toolkit, headers and runtime alone:\n"
+        "  apt-get --fix-broken install\nthen run the same command again"
     )
 
 

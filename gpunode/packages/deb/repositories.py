@@ -15,7 +15,11 @@ from gpunode.packages.system import Repository
 
 # apt reads keyrings as the user _apt.
 _FOR_ALL = 0o004
-_ADDRESS = re.compile(r"\A(?:tor\+)?https?://(?:[^/@]*@)?([^/:@]+)(?::(?:80|443)(?=/|\Z))?", re.IGNORECASE)
+# apt-transport-mirror(1), apt-transport-tor(1): what stands before the plus fetches by the method after it.
+_ADDRESS = re.compile(
+    r"\A(?:mirror|(?:[a-z0-9.-]+\+)*https?)://(?:[^/@]*@)?([^/:@]+)(?::(?:80|443)(?=/|\Z))?", re.IGNORECASE
+)
+_ESCAPED = re.compile(r"%([0-9A-Fa-f]{2})")
 
 
 def _host(match: re.Match[str]) -> str:
@@ -29,8 +33,14 @@ def _archive(repository: Repository) -> str:
 
 def _plain(uri: str, repository: Repository) -> str:
     """``uri`` without what makes no other archive: its architecture put in, the host in lower case, no scheme."""
-    address = _ADDRESS.sub(_host, uri.replace("$(ARCH)", repository.architecture))
-    return "/".join(part for part in address.split("/") if part not in {"", "."})
+    unescaped = _ESCAPED.sub(lambda match: chr(int(match[1], 16)), uri.replace("$(ARCH)", repository.architecture))
+    parts: list[str] = []
+    for part in _ADDRESS.sub(_host, unescaped).split("/"):
+        if part == ".." and parts[1:]:
+            parts.pop()
+        elif part not in {"", ".", ".."}:
+            parts.append(part)
+    return "/".join(parts)
 
 
 def plan(repository: Repository, facts: Facts) -> Outcome:
@@ -140,10 +150,17 @@ def _is_right(source: PackageSource, repository: Repository) -> bool:
 
 def _fault(source: PackageSource, repository: Repository) -> str:
     """How an entry lets packages of the archive in by other means than the wanted key; empty when it does not."""
+    if not source.enabled or source.source_package:
+        return ""
+    if alias := repository.alias(_plain(_address(source), repository)):
+        return alias
     if not _names(source, repository):
         return ""
     if source.relaxed:
         return f"with {' '.join(source.relaxed)}"
+    method = source.uri.partition(":")[0].lower()
+    if "mirror" in method.split("+"):
+        return f"by the method {method}, which takes it for a list of mirrors"
     if source.signed_by != repository.keyring:
         return f"with the keyring {source.signed_by}" if source.signed_by else "without signed-by"
     return ""
@@ -162,28 +179,30 @@ def _list(repository: Repository, sources: Sequence[PackageSource], facts: Facts
 
 def _names(source: PackageSource, repository: Repository) -> bool:
     """Whether an enabled entry is for this repository's packages."""
-    address = f"{source.uri}/{source.suite}" if source.suite.endswith("/") else source.uri
-    return _plain(address, repository) == _archive(repository) and source.enabled and not source.source_package
+    same = _plain(_address(source), repository) == _archive(repository)
+    return same and source.enabled and not source.source_package
+
+
+def _address(source: PackageSource) -> str:
+    return f"{source.uri}/{source.suite}" if source.suite.endswith("/") else source.uri
 
 
 def _is_rival(source: PackageSource, repository: Repository) -> bool:
-    """Whether an entry outside the own list names the archive in another way, or a former address of it."""
-    if not source.enabled or source.file == repository.list_file:
-        return False
-    return bool(_fault(source, repository)) or repository.is_former(source.uri)
+    """Whether an entry outside the own list names the archive in another way, or by another address of it."""
+    return source.file != repository.list_file and bool(_fault(source, repository))
 
 
 def _serves_nothing_else(file: str, repository: Repository, sources: Sequence[PackageSource]) -> bool:
     """Whether removing a whole list file takes nothing else away."""
     entries = (source for source in sources if source.file == file and source.enabled)
     return file != "/etc/apt/sources.list" and all(
-        source.source_package or _names(source, repository) or repository.is_former(source.uri) for source in entries
+        source.source_package or _names(source, repository) or _fault(source, repository) for source in entries
     )
 
 
 def _conflict(repository: Repository, rival: PackageSource) -> Refusal:
     return Refusal(
-        what=f"{rival.file}:{rival.line} names the same archive {_fault(rival, repository) or 'by a former address'}",
+        what=f"{rival.file}:{rival.line} names the same archive {_fault(rival, repository)}",
         why=f"only what the key in {repository.keyring} signs may come from {repository.uri}; "
         "the file serves other archives too, so gpunode does not remove it",
         hint=f"remove line {rival.line} of {rival.file}, then run the command again",

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import pwd
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,10 @@ import pytest
 from gpunode.cli import completing
 from gpunode.cli.compose import checked_root, cluster_journal, gpus_to_set_up, samples, see
 from gpunode.errors import UsageError
+from gpunode.facts.model import Known
+from gpunode.steps.detect import DETECT
+from gpunode.steps.gpus import nvswitches, own_gpus
+from tests.unit.steps.machines import machine, planned, recipe
 
 
 def test_gpus_are_named_for_images_only() -> None:
@@ -17,6 +22,26 @@ def test_gpus_are_named_for_images_only() -> None:
     with pytest.raises(UsageError, match="--gpu is for an image"):
         gpus_to_set_up("10de:1b80", image=False)
     assert gpus_to_set_up("", image=False) == ()
+
+
+def test_only_gpus_among_the_named_devices_get_a_driver() -> None:
+    named = gpus_to_set_up("10de:1b80,10de:10f0,10de:1ad6,10de:22a3,10de:22a5", image=True)
+    assert [device.device for device in own_gpus(named)] == ["1b80"]
+    assert [device.device for device in nvswitches(named)] == ["22a3", "22a5"]
+    notes = planned(DETECT.plan(recipe(), replace(machine(), devices=Known(named, "--gpu")))).notes
+    said = [note for note in notes if "no GPU" in note]
+    assert [note.split()[2].rstrip(",") for note in said] == ["10de:10f0", "10de:1ad6", "10de:22a3", "10de:22a5"]
+    assert "GP104 High Definition Audio Controller" in said[0]
+
+
+def test_a_list_without_a_gpu_is_refused_and_says_how_gpus_are_listed() -> None:
+    for wrong in ("10de:10f0,10de:22a3", "10de:10f0", "1002:73bf", "T4"):
+        with pytest.raises(UsageError) as caught:
+            gpus_to_set_up(wrong, image=True)
+        assert "lspci -nn -d 10de::0300; lspci -nn -d 10de::0302" in caught.value.hint
+    with pytest.raises(UsageError, match="names no GPU") as caught:
+        gpus_to_set_up("10de:22a3", image=True)
+    assert "NVSwitch" in caught.value.why
 
 
 def test_the_shipped_samples_are_named_completed_and_listed_for_a_name_that_is_none() -> None:

@@ -26,6 +26,7 @@ from gpunode.steps.module import MODULE_BUILD, MODULE_LOAD
 from gpunode.steps.persistence import PERSISTENCE
 from gpunode.steps.pin import DRIVER_PIN
 from gpunode.steps.selection import choice
+from gpunode.workflow.converge import plan_stage
 from tests.unit.steps.machines import (
     B200,
     GTX_1080,
@@ -381,6 +382,22 @@ def test_a_hold_is_never_broken() -> None:
     assert "apt-mark unhold nvidia-tesla-470-driver" in no.hint
     same_name = machine(packages={"nvidia-driver-cuda": replace(held, version="560.35.03-1")})
     assert "apt-mark unhold nvidia-driver-cuda" in refusal(DRIVER.plan(recipe(), same_name)).hint
+
+
+def test_all_holds_in_the_way_are_named_at_once_in_one_command() -> None:
+    """NVIDIA's 595 is held, the recipe wants 580, and the toolkit is held at two versions."""
+    packages = {
+        **dict.fromkeys(("nvidia-driver-cuda", "libcuda1", "libnvidia-ml1"), PackageState("595.71.05-1", held=True)),
+        "nvidia-kernel-open-dkms": PackageState("595.71.05-1"),
+        "nvidia-container-toolkit": PackageState("1.19.1-1", held=True),
+        "libnvidia-container1": PackageState("1.18.0-1", held=True),
+    }
+    no = plan_stage(recipe("containerd", version="580"), machine(packages=packages), "packages").refusal
+    assert no is not None
+    held = {"libcuda1", "libnvidia-ml1", "nvidia-driver-cuda", "nvidia-container-toolkit", "libnvidia-container1"}
+    (command,) = [line.partition(",")[0] for line in no.hint.splitlines() if "apt-mark" in line]
+    assert set(command.split()[2:]) == held
+    assert all(name in no.what for name in held)
 
 
 def test_a_driver_package_held_at_the_right_version_is_no_obstacle() -> None:
