@@ -170,10 +170,11 @@ def _configure(files: Files, desired: DesiredConfig) -> ConfigEdit:
     loaded = load(files, desired)
     present = _configured(loaded, desired)
     how = _how(loaded[0], desired)
+    from gpunode.runtimes import containerd_notes
+
     if not desired.exact and satisfies(present, desired) and not (desired.enable_cri and present.cri_disabled):
-        return ConfigEdit((), how)
-    # Only where a file must be edited.
-    from gpunode.runtimes import containerd_editing, containerd_notes
+        return ConfigEdit((), how, tuple(containerd_notes.state_notes(loaded, present, desired)))
+    from gpunode.runtimes import containerd_editing  # only where a file must be edited
 
     _check_schema(loaded, desired)
     contents = containerd_editing.Editing(files, loaded, desired).contents()

@@ -13,7 +13,8 @@ from gpunode.facts.model import Facts, Known, PciDevice, Platform, known, need
 from gpunode.outcome import Outcome, Planned, Refusal, Step
 from gpunode.recipe import Expect, Recipe, VersionLock
 from gpunode.steps.families import family_of, wants_driver
-from gpunode.steps.gpus import PASSED_THROUGH, gpus, nvswitches, other_gpus, own_gpus
+from gpunode.steps.firmware import fabric_notes, secure_boot_note
+from gpunode.steps.gpus import PASSED_THROUGH, gpus, other_gpus, own_gpus
 
 _FOREIGN = {"1002": "AMD", "8086": "Intel"}
 # What was looked at, by the probe that told.
@@ -50,7 +51,7 @@ def _of_owner(recipe: Recipe, facts: Facts) -> Outcome:
         return _no_gpu(recipe, devices, facts)
     if profile := _vgpu(usable):
         return _vgpu_guest(profile)
-    notes = (*_unmet(recipe.expect, usable), *_notes(devices))
+    notes = (*_unmet(recipe.expect, usable), *_notes(devices, facts), *secure_boot_note(facts))
     return Planned((), _describe(usable) + _not_ours(devices), notes)
 
 
@@ -68,7 +69,7 @@ def _without_driver(facts: Facts) -> Planned:
     """Toolkit and runtime need no GPU: a node is prepared before its driver or its card is there."""
     if isinstance(facts.devices, Known) and (usable := own_gpus(facts.devices.value)):
         devices = facts.devices.value
-        return Planned((), _describe(usable) + _not_ours(devices), _notes(devices))
+        return Planned((), _describe(usable) + _not_ours(devices), _notes(devices, facts))
     seen = (
         "an image" if facts.is_image else "no NVIDIA GPU found" if isinstance(facts.devices, Known) else "GPU unknown"
     )
@@ -183,17 +184,11 @@ def _describe(usable: tuple[PciDevice, ...]) -> str:
     return f"{listed} at {where}"
 
 
-def _notes(devices: tuple[PciDevice, ...]) -> tuple[str, ...]:
+def _notes(devices: tuple[PciDevice, ...], facts: Facts) -> tuple[str, ...]:
     notes = []
     if passed := [d.address for d in gpus(devices) if d.driver == PASSED_THROUGH]:
         notes.append(f"{', '.join(passed)} is bound to {PASSED_THROUGH} for a virtual machine and is left alone")
-    if switches := nvswitches(devices):
-        count = "1 NVSwitch" if len(switches) == 1 else f"{len(switches)} NVSwitches"
-        notes.append(
-            f"{count}: CUDA on these GPUs also needs nvidia-fabricmanager of the driver's exact version, which this "
-            "release does not install yet"
-        )
-    return tuple(notes)
+    return (*notes, *fabric_notes(devices, facts))
 
 
 DETECT = Step("detect", "GPU and machine", "sources", plan)

@@ -45,5 +45,5 @@ def held_elsewhere(facts: Facts, packages: Iterable[PackageId], asks: str) -> Re
     return Refusal(
         what=f"{', '.join(map(str, listed))} is held, and {asks} asks for another version",
         why="somebody put it on hold; gpunode breaks no holds",
-        hint=f"{system(facts).unhold(listed)}, then run the command again",
+        hint=f"{system(facts).unhold(listed)}\nthen run the same command again",
     )
