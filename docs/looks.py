@@ -69,7 +69,8 @@ _SUBJECTS = (
     Subject(
         "Secure Boot",
         "whether the module's signature will be, or was, refused",
-        "secure-boot enrolled-keys file:/sys/kernel/security/lockdown file:/sys/module/module/parameters/sig_enforce",
+        "secure-boot* shim-validation-variable enrolled-keys file:/sys/kernel/security/lockdown "
+        "file:/sys/module/module/parameters/sig_enforce",
     ),
     Subject(
         "Packages",
@@ -106,8 +107,8 @@ _SUBJECTS = (
     Subject(
         "Libraries",
         "which libcuda and libnvidia-ml programs load: the driver's, a stub, another driver's",
-        "libraries* *-libraries* cuda-compat ld-so-conf-d file:/etc/ld.so* file:/etc/environment "
-        "file:/etc/profile file:/etc/bash* profile-d *-environments smi-binary ldconfigs",
+        "libraries* *-libraries* libcuda-files* nvml-files* cuda-compat ld-so-conf-d file:/etc/ld.so* "
+        "file:/etc/environment file:/etc/profile file:/etc/bash* profile-d *-environments smi-binary ldconfigs",
     ),
     Subject(
         "Container runtimes",

@@ -21,7 +21,8 @@ class Planned:
 
     Attributes:
         reason: one sentence, why it is done, or why nothing needs to be.
-        notes: what the user should know beside it; a warning each.
+        notes: what the user should know of the node's state, whether or not anything is to be done; a warning each.
+        change_notes: what the user should know of these changes; none where nothing is to be done.
         expectation: what the runtime's own parser must find before a configuration of these changes is used.
         disrupts: what stops while this is done (``docker containers``); empty when nothing does.
         later: whether the reason is what another step, another program or the next boot will do: nothing was checked.
@@ -31,10 +32,16 @@ class Planned:
     changes: tuple[Change, ...]
     reason: str
     notes: tuple[str, ...] = ()
+    change_notes: tuple[str, ...] = ()
     expectation: RuntimeExpectation | None = None
     disrupts: str = ""
     later: bool = False
     asked: bool = True
+
+    @property
+    def all_notes(self) -> tuple[str, ...]:
+        """Both kinds of notes, each once."""
+        return tuple(dict.fromkeys((*self.change_notes, *self.notes)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,8 @@ PIN: Final = "/etc/apt/preferences.d/gpunode-nvidia"
 BLACKLIST: Final = "/etc/modprobe.d/gpunode-nouveau.conf"
 
 NEW_KERNEL: Final = "9.9.9-amd64"
+FOREIGN_LIBRARY: Final = "/usr/lib/x86_64-linux-gnu/libcuda.so.535.54.03"
+LOCAL_LIBRARY: Final = "/usr/local/lib/libnvidia-ml.so.1"
 TOOLKIT_CONFIG: Final = "/etc/nvidia-container-runtime/config.toml"
 
 Answer: TypeAlias = Literal["healed", "refused", "noted"]
@@ -42,6 +44,7 @@ class Drift:
         facts: does the same to the facts of a node; None where only a real node shows it.
         booted: whether only a booted machine shows it: in a chroot systemd tells nothing of units.
         undo: what a person does where setup heals nothing.
+        says: what the refusal or the note must name; empty for the last word of ``undo``.
         core: whether the short runs of the tests make it too: one or more of each step and answer, security first.
     """
 
@@ -52,8 +55,14 @@ class Drift:
     answer: Answer = "healed"
     facts: Inject | None = None
     undo: str = ""
+    says: str = ""
     booted: bool = False
     core: bool = False
+
+    @property
+    def named(self) -> str:
+        """What plan must say of it where setup heals nothing."""
+        return self.says or self.undo.split()[-1]
 
 
 def _file(path: str, change: Callable[[FileState], FileState | None]) -> Inject:
@@ -133,6 +142,10 @@ def _copied_source(file: str, spelling: tuple[str, str], **more: tuple[str, ...]
 def _with(path: str, content: bytes, mode: int = 0o644) -> Inject:
     state = FileState(content, mode)
     return lambda facts: replace(facts, files={**facts.files, path: Known(state, PLAN)})
+
+
+def _libraries(path: str) -> Inject:
+    return lambda facts: replace(facts, driver_libraries=Known(frozenset({path}), "cuda-libraries"))
 
 
 def _new_kernel(facts: Facts) -> Facts:
@@ -393,4 +406,27 @@ DRIFTS: Final = (
           "touch /usr/bin/nvidia-uninstall", "conflicts", "refused",
           facts=lambda facts: replace(facts, run_installer=Known(value=True, probe=PLAN)),
           undo="rm /usr/bin/nvidia-uninstall", core=True),
+    Drift("run-leftovers", "libraries of a .run driver are left, and its uninstaller is gone",
+          f"touch {FOREIGN_LIBRARY}", "conflicts", "refused", facts=_libraries(FOREIGN_LIBRARY),
+          undo=f"rm {FOREIGN_LIBRARY}", core=True),
+    Drift("library-local", "a library of a driver in /usr/local/lib hides the installed one",
+          f"touch {LOCAL_LIBRARY}", "conflicts", "noted", facts=_libraries(LOCAL_LIBRARY),
+          undo=f"rm {LOCAL_LIBRARY}"),
+    Drift("devices-closed", "an option of the driver's module closes the device files to users",
+          "echo 'options nvidia NVreg_DeviceFileMode=0600' > /etc/modprobe.d/site.conf", "nouveau", "noted",
+          facts=_with("/etc/modprobe.d/site.conf", b"options nvidia NVreg_DeviceFileMode=0600\n"),
+          undo="rm /etc/modprobe.d/site.conf", core=True),
+    Drift("nouveau-argument", "the boot loader's configuration switches nouveau on",
+          "cp -a /etc/default/grub /root/drift/ 2>&- ; "
+          "echo 'GRUB_CMDLINE_LINUX=\"quiet nouveau.modeset=1\"' >> /etc/default/grub", "nouveau", "noted",
+          facts=_with("/etc/default/grub", b'# grub\nGRUB_CMDLINE_LINUX="quiet nouveau.modeset=1"\n'),
+          undo="mv /root/drift/grub /etc/default/ 2>&- || rm /etc/default/grub", says="nouveau.modeset=1"),
+    Drift("initramfs-old", "the initramfs was made before the file that blacklists nouveau",
+          'touch -d 2020-01-01 "/boot/initrd.img-$(uname -r)"', "nouveau", "noted",
+          facts=lambda facts: replace(facts, modified_at={BLACKLIST: 2.0, "/boot/initrd.img-6.1.0-37-amd64": 1.0}),
+          undo='touch "/boot/initrd.img-$(uname -r)"', says="update-initramfs -u -k"),
+    Drift("toolkit-configuration-deleted", "the toolkit's configuration is deleted",
+          f"mv {TOOLKIT_CONFIG} /root/drift/toolkit.toml", "toolkit", "noted",
+          facts=lambda facts: replace(facts, files={**facts.files, TOOLKIT_CONFIG: Known(None, TOOLKIT_CONFIG)}),
+          undo=f"mv /root/drift/toolkit.toml {TOOLKIT_CONFIG}"),
 )  # fmt: skip

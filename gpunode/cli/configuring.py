@@ -141,7 +141,10 @@ def _carried_out(
 
 def _following(host: LocalHost, plan: CtkPlan, *, failed: bool) -> str:
     """What makes the daemon read its files on this machine; empty where there is no such thing."""
-    return read_again_command(plan, failed=failed, systemd=ctk.has_systemd(host))
+    systemd = ctk.has_systemd(host)
+    if not systemd and not ctk.has_socket(host, plan):
+        return ""  # no daemon runs that could read them again
+    return read_again_command(plan, failed=failed, systemd=systemd)
 
 
 def _unread(host: LocalHost, plan: CtkPlan) -> VerifyFailed | None:
@@ -165,7 +168,7 @@ def _answer(command: str, plan: CtkPlan, changes: Sequence[Change] = ()) -> Enve
         changed=bool(changes),
         changes=changes,
         steps=dict.fromkeys(changes, plan.step.id),
-        notes=plan.planned.notes,
+        notes=plan.planned.all_notes,
         result={"runtime": plan.about, "file": plan.main, "how": plan.planned.reason},
     )
 

@@ -19,6 +19,7 @@ from gpunode.change import (
     subject,
 )
 from gpunode.cli.actions import action
+from gpunode.cli.hints import commands_in
 from gpunode.errors import BUG, GpunodeError
 from gpunode.redaction.secrets import evident
 from gpunode.redaction.secrets import text as redact
@@ -72,13 +73,26 @@ class Envelope:
             "result": self.result,
         }
         # An error is in gpunode's own words; what it quotes has lost its secrets where it came in.
-        errors = [error.as_dict() if isinstance(error, GpunodeError) else error for error in self.errors]
+        errors = [_error(error) if isinstance(error, GpunodeError) else error for error in self.errors]
         return json.dumps({**plain(answer), "errors": plain(errors, evident)}, ensure_ascii=True)
+
+
+def _error(error: GpunodeError) -> dict[str, object]:
+    """Return the error with what to do next as commands, and whether that takes a person."""
+    commands = commands_in(error.hint)
+    return {**error.as_dict(), "commands": commands, "manual": not commands}
 
 
 def bug(command: str, what: str, place: str) -> Envelope:
     """The envelope of a command that came to grief by gpunode's own fault; its traceback is in ``place``."""
-    error = {"error": "bug", "what": what, "why": f"the traceback is in {place}", "hint": "report it with that file"}
+    error: dict[str, object] = {
+        "error": "bug",
+        "what": what,
+        "why": f"the traceback is in {place}",
+        "hint": "report it with that file",
+        "commands": (),
+        "manual": True,
+    }
     return Envelope(command, "bug", BUG[0], errors=(error,))
 
 

@@ -29,7 +29,7 @@ from gpunode.errors import GpunodeError, UsageError, assert_never
 from gpunode.host.process import proxies
 from gpunode.journal.store import Store
 from gpunode.outcome import WAITS, reboot_suffices
-from gpunode.workflow.converge import notes_of, steps_of, survey
+from gpunode.workflow.converge import notes_of, state_notes, steps_of, survey
 from gpunode.workflow.reboot import Resume
 from gpunode.workflow.setup import Asked, SetupResult
 from gpunode.workflow.setup import setup as make
@@ -109,15 +109,17 @@ def _set_up(wanted: Wanted, how: OutputOptions, options: Options) -> None:
                 asked=asked,
                 tell=node.screen.tell,
             )
-        report = Report(()) if image or done.waits else _proved(recipe, done, node, options.only)
+        report = _proved(recipe, done, node, options.only, is_checked=not image and not done.waits)
         prefix = "applied, but " if done.changed else ""
         failure = waiting(done, options) if done.waits else report.shortcoming(prefix)
         node.tell(node.log.problem)
-        ending = setup_lines(recipe, done, report, failure, node.log.path, node.screen.argv)
+        previewed = notes_of(done.preview)
+        unseen = [note for note in report.notes if not done.changed or note not in previewed]
+        ending = setup_lines(recipe, done, report, failure, node.log.path, node.screen.argv, unseen)
         node.screen.conclude(ending, failure)
         if asked.resume and reboot_suffices(done.waits):
             node.host.apply((CommandChange(("systemctl", "reboot"), "asked for with --reboot"),))
-    notes = [*notes_of(done.preview), *risks, *filter(None, [node.log.problem])]
+    notes = [*dict.fromkeys((*previewed, *report.notes)), *risks, *filter(None, [node.log.problem])]
     how.answer(_envelope(recipe, done, report, notes).ending_in(failure))
 
 
@@ -142,8 +144,10 @@ def _asked(node: Session, recipe: Recipe, options: Options, started: float, *, i
     )
 
 
-def _proved(recipe: Recipe, done: SetupResult, node: Session, only: Sequence[str]) -> Report:
+def _proved(recipe: Recipe, done: SetupResult, node: Session, only: Sequence[str], *, is_checked: bool) -> Report:
     """What verify says of the node now; where nothing was changed, the preview is the plan that it would make."""
+    if not is_checked:
+        return Report((), notes=state_notes(recipe, done.facts, only))
     planned = None if done.changed else done.preview
     return verify(recipe, done.facts, node.host, node.host.effective, planned=planned, only=only)
 

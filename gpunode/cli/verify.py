@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from dataclasses import replace
+
 from gpunode.cli.compose import Wanted, left_undone, see, unknown, unread
 from gpunode.cli.envelope import Envelope
 from gpunode.cli.output_options import OutputOptions
@@ -10,6 +13,7 @@ from gpunode.cli.output_options import OutputOptions
 def verify(wanted: Wanted, how: OutputOptions, *, cuda: bool, container: bool) -> None:
     """Proves that the node works."""
     from gpunode.cli.screen.checks import report_lines
+    from gpunode.cli.screen.commands import setup_command
     from gpunode.host.local import LocalHost
     from gpunode.workflow.container import container_check
     from gpunode.workflow.converge import survey
@@ -21,10 +25,11 @@ def verify(wanted: Wanted, how: OutputOptions, *, cuda: bool, container: bool) -
         facts = survey(host, recipe=recipe)
         check = container_check(host.runner, host.effective) if container else None
         left = left_undone("", "/", facts)
-        report = look(recipe, facts, host, host.effective, Extra(cuda, check), left=left)
+        again = str(setup_command(sys.argv[1:]))
+        report = look(recipe, facts, host, host.effective, Extra(cuda, check), left=left, setup_command=again)
         screen.put(*report_lines(recipe, report))
     result = {"checks": report.checks, "gpus": report.gpus}
-    answer = Envelope("verify", unknown=[*unknown(facts), *unread(left)], result=result)
+    answer = Envelope("verify", notes=report.notes, unknown=[*unknown(facts), *unread(left)], result=result)
     how.answer(answer.ending_in(report.shortcoming()))
 
 
@@ -37,4 +42,5 @@ def status(how: OutputOptions, node: str) -> None:
     left = left_undone(node, "/", seen.facts)
     found = look(seen.facts, seen.host, left)
     how.screen().put(*status_lines(seen.facts, found))
-    how.answer(Envelope("status", unknown=[*unknown(seen.facts), *unread(left)], result={"status": found}))
+    answer = Envelope("status", notes=found.notes, unknown=[*unknown(seen.facts), *unread(left)])
+    how.answer(replace(answer, result={"status": found}))

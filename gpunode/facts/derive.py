@@ -18,6 +18,7 @@ from gpunode.facts import (
     os_release,
     platform,
     provider,
+    secure_boot,
     sysfs_pci,
     systemd,
 )
@@ -41,7 +42,7 @@ from gpunode.facts.model import (
     known,
 )
 from gpunode.facts.numbers import whole
-from gpunode.facts.probes import FOLDERS, MODULE_KEYS, UNITS
+from gpunode.facts.probes import DRIVER_LIBRARIES, FOLDERS, MODULE_KEYS, UNITS
 from gpunode.facts.reader import Missing, Reader, fact, reason
 from gpunode.packages import SYSTEMS, PackageSystem
 
@@ -80,11 +81,14 @@ def derive(evidence: Evidence, *, image: bool = False) -> Facts:
         units=_units(reader, image=image),
         files=_files(evidence),
         changed_at=_changed_at(evidence),
+        modified_at=_modified_at(evidence),
         exposed=_exposed(evidence),
         dkms=fact("dkms-installed", lambda: dkms.drivers(reader.found("dkms-installed"))),
         toolkit_program=fact("toolkit-program", lambda: bool(reader.found("toolkit-program"))),
         rootless_docker=fact("docker-rootless", lambda: not image and bool(reader.found("docker-rootless"))),
         run_installer=fact("run-installer", lambda: bool(reader.found("run-installer"))),
+        driver_libraries=fact("cuda-libraries", lambda: _regular_files(reader, *DRIVER_LIBRARIES)),
+        secure_boot=Unknown("an image is not booted", _IMAGE) if image else secure_boot.secure_boot(evidence),
         layout=_layout(reader, image=image),
         mig=_mig(evidence),
         observed_on=_observed_on(reader, image=image),
@@ -149,6 +153,10 @@ def _package_system(evidence: Evidence) -> PackageSystem:
 
 def _paths(reader: Reader, *keys: str) -> frozenset[str]:
     return frozenset(found.path for key in keys for found in reader.found(key))
+
+
+def _regular_files(reader: Reader, *keys: str) -> frozenset[str]:
+    return frozenset(found.path for key in keys for found in reader.found(key) if found.link is None)
 
 
 def _platform(reader: Reader, *, image: bool) -> Fact[Platform]:
@@ -332,6 +340,13 @@ def _files(evidence: Evidence) -> Files:
 def _changed_at(evidence: Evidence) -> Mapping[str, float]:
     owned = {key.removeprefix("file:"): one.ownership for key, one in evidence.items() if key.startswith("file:")}
     return {path: own.changed for path, own in owned.items() if own is not None and own.changed is not None}
+
+
+def _modified_at(evidence: Evidence) -> Mapping[str, float]:
+    captures = (evidence.get(key) for key in ("modprobe-d", "initramfs-images"))
+    found = (one for capture in captures if capture and capture.outcome == "ok" for one in _matches(capture))
+    owners = ((one.path, one.ownership) for one in found)
+    return {path: owner.modified for path, owner in owners if owner is not None and owner.modified is not None}
 
 
 def _exposed(evidence: Evidence) -> Mapping[str, str]:

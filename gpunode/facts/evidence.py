@@ -58,6 +58,8 @@ class Ownership:
         changed: seconds since the epoch, by the inode's own clock (ctime), which no program can set: a file restored
             with its old date is as new as its restoration. None where nobody can tell. Not compared: the same file,
             written twice, is the same.
+        modified: seconds since the epoch when the content was last written (mtime), as a copy or a backup may keep it.
+            Not compared either.
         exposed: the folder or link on the way to it by which somebody else than root could put another file there,
             and why; empty when nobody could.
     """
@@ -67,6 +69,7 @@ class Ownership:
     gid: int
     changed: float | None = field(default=None, compare=False)
     exposed: str = ""
+    modified: float | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +137,8 @@ def _encode_one(one: Found) -> bytes:
         row["mode"], row["uid"], row["gid"] = f"{one.ownership.mode:04o}", one.ownership.uid, one.ownership.gid
         if one.ownership.exposed:
             row["exposed"] = one.ownership.exposed
+        if one.ownership.modified is not None:
+            row["modified"] = one.ownership.modified
     return json.dumps(row, ensure_ascii=False).encode("utf-8", "surrogatepass") + b"\n"
 
 
@@ -165,4 +170,6 @@ def _owner(row: Mapping[str, Any]) -> Ownership | None:
     if "mode" not in row:
         return None
     owner = Ownership(int(row["mode"], 8), int(row["uid"]), int(row["gid"]))
-    return replace(owner, exposed=str(row.get("exposed", "")))
+    modified = row.get("modified")
+    written_at = float(modified) if isinstance(modified, int | float) else None
+    return replace(owner, exposed=str(row.get("exposed", "")), modified=written_at)

@@ -51,10 +51,8 @@ _FILES: Final[Mapping[Holds, tuple[str, ...]]] = {
     ),
     # Written line by line, in grammars that have no place for a secret but an address.
     "log": (
-        "/proc/cmdline",
         "/etc/apt/apt.conf.d/20auto-upgrades",
         "/etc/apt/apt.conf.d/50unattended-upgrades",
-        "/etc/default/grub",
         "/etc/dkms/framework.conf",
         "/etc/dnf/plugins/versionlock.list",
         "/etc/dnf/versionlock.toml",
@@ -68,7 +66,6 @@ _FILES: Final[Mapping[Holds, tuple[str, ...]]] = {
     ),
     "table": (
         "/proc/devices",
-        "/proc/driver/nvidia/params",
         "/proc/version",
         "/sys/kernel/mm/memory_peers/nv_mem/version",
         "/sys/kernel/security/lockdown",
@@ -119,7 +116,6 @@ _READ: Final[Mapping[Holds, Mapping[str, str]]] = {
 _LISTED: Final = {
     "driver-libraries": "/usr/lib/*-linux-gnu/lib[ncE]*nvidia*.so.*",
     "driver-libraries-64": "/usr/lib64/libnvidia-*.so.*",
-    "cuda-libraries": "/usr/lib/*-linux-gnu/libcuda*.so*",
     "cuda-compat": "/usr/local/cuda*/compat/libcuda*",
     "firmware": "/lib/firmware/nvidia/*/*",
     "module-trees": "/lib/modules/*",
@@ -143,7 +139,6 @@ _LISTED: Final = {
     "ldconfigs": "/sbin/ldconfig*",
     "wsl-libraries": "/usr/lib/wsl/lib/*",
     "iommu": "/sys/class/iommu/*",
-    "initramfs-images": "/boot/init*",
     "initramfs-tools": "/usr/bin/lsinit*",
     "apt-logs": "/var/log/apt/history.log.*",
     "dpkg-logs": "/var/log/dpkg.log.*",

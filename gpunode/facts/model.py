@@ -347,6 +347,7 @@ class Facts:
         files: every file that gpunode writes or reads as configuration; a missing one is Known(None). See ``file``.
         folders: those that were read whole, each with its probe: a file that ``files`` lacks there does not exist.
         changed_at: when a file was last written or restored, seconds since the epoch; only where that is known.
+        modified_at: when files below /etc/modprobe.d and initramfs images were last written, in seconds (mtime).
         exposed: the files that somebody else than root could replace by another, and by what right.
         units: only those that steps ask about.
         dependencies: what the installed packages depend on.
@@ -356,6 +357,8 @@ class Facts:
         observed_on: the date of the evidence, in UTC, by the node's own clock.
         kubelet: the one that runs here, else the one that is set up here; Known(None) where there is none.
         rootless_docker: whether a user runs a dockerd without root.
+        driver_libraries: the paths of every libcuda and libnvidia-ml where programs look for them.
+        secure_boot: whether the firmware lets the kernel load signed modules alone.
         provider: whose Kubernetes node this is; Known(None) where nobody but its owner builds it.
     """
 
@@ -377,6 +380,7 @@ class Facts:
     files: Files = field(default_factory=dict)
     folders: Mapping[str, str] = field(default_factory=dict)
     changed_at: Mapping[str, float] = field(default_factory=dict)
+    modified_at: Mapping[str, float] = field(default_factory=dict)
     exposed: Mapping[str, str] = field(default_factory=dict)
     toolkit_program: Fact[bool] = Unknown("not captured", "toolkit-program")
     run_installer: Fact[bool] = Unknown("not captured", "run-installer")
@@ -384,6 +388,8 @@ class Facts:
     layout: Fact[Layout | None] = Unknown("not captured", "nvidia-gpus")
     kubelet: Fact[Kubelet | None] = Unknown("not captured", "kubelet")
     rootless_docker: Fact[bool] = Unknown("not captured", "docker-rootless")
+    driver_libraries: Fact[frozenset[str]] = Unknown("not captured", "cuda-libraries")
+    secure_boot: Fact[bool] = Unknown("not captured", "secure-boot-variable")
     provider: Fact[Provider | None] = Unknown("not captured", "provider-kind")
     mig: Fact[tuple[MigGpu, ...]] | None = None
     observed_on: Fact[date] = Unknown("not captured", "clock")
@@ -403,6 +409,10 @@ class Facts:
         if folder in self.folders:
             return Known(None, self.folders[folder])
         return Unknown("not captured", f"file:{path}")
+
+    def can_start(self, name: str) -> bool:
+        """Return False where no systemd runs: its folders alone told of the unit ``name``."""
+        return self.unit(name).probe != "unit-wants"
 
     def unit(self, name: str) -> Known[Unit] | Unknown:
         """The state of the unit ``name``; unknown where nobody asked."""

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from gpunode.container_runtimes import CONTAINER_RUNTIMES
-from gpunode.facts import kubelet, modprobe, provider, systemd
+from gpunode.facts import kubelet, modprobe, provider, secure_boot, systemd
 from gpunode.facts.evidence import Capture, Holds, Probe
 from gpunode.packages import SYSTEMS
 
@@ -28,6 +28,9 @@ MIG_UNIT: Final = "/etc/systemd/system/gpunode-mig.service"
 MIG_WANTS: Final = "/etc/systemd/system/multi-user.target.d/gpunode-mig.conf"
 MPS_UNIT: Final = "/etc/systemd/system/gpunode-mps.service"
 RESUME_UNIT: Final = "/etc/systemd/system/gpunode-resume.service"
+KERNEL_ARGUMENTS: Final = "/proc/cmdline"
+BOOT_LOADER: Final = "/etc/default/grub"
+DRIVER_PARAMETERS: Final = "/proc/driver/nvidia/params"
 # What every runtime is told to run.
 TOOLKIT_PROGRAM: Final = "/usr/bin/nvidia-container-runtime"
 TOOLKIT_LIST: Final = SYSTEMS[0].file_list("nvidia-container-toolkit-base")
@@ -45,6 +48,9 @@ FILES: Final = (
     "/usr/share/keyrings/cuda-archive-keyring.gpg",
     "/usr/share/keyrings/nvidia-container-toolkit-keyring.gpg",
     *kubelet.FILES,
+    KERNEL_ARGUMENTS,
+    BOOT_LOADER,
+    DRIVER_PARAMETERS,
 )
 # Folders read whole, by probe key: a file that the glob did not find there does not exist.
 FOLDERS: Final = {
@@ -64,6 +70,14 @@ _MODULE_PLACES: Final = {
     "modules-extra": "extra/nvidia*.ko*",
 }
 MODULE_KEYS: Final = tuple(_MODULE_PLACES)
+# The libraries by which programs reach a GPU, where packages and NVIDIA's .run installer put them, and where ld.so
+# looks before that: Debian's /etc/ld.so.conf.d/libc.conf names /usr/local/lib.
+DRIVER_LIBRARIES: Final = {
+    "cuda-libraries": "/usr/lib/*-linux-gnu/libcuda*.so*",
+    "nvml-files": "/usr/lib/*-linux-gnu/libnvidia-ml.so.*",
+    "libcuda-files-local": "/usr/local/lib/libcuda.so*",
+    "nvml-files-local": "/usr/local/lib/libnvidia-ml.so*",
+}
 UNIT_PROPERTIES: Final = (
     "Id",
     "Names",
@@ -84,9 +98,15 @@ _LINES: Final = (
     "/etc/modprobe.d",
     "/etc/modules",
     "/etc/initramfs-tools/",
+    KERNEL_ARGUMENTS,
+    BOOT_LOADER,
 )
 # Names of files, and public keys.
-_TABLES: Final = (*(folder for system in SYSTEMS for folder in system.table_folders), "/usr/share/keyrings/")
+_TABLES: Final = (
+    *(folder for system in SYSTEMS for folder in system.table_folders),
+    "/usr/share/keyrings/",
+    DRIVER_PARAMETERS,
+)
 
 
 def _listing(key: str, pattern: str) -> Probe:
@@ -116,6 +136,10 @@ _STATIC: Final = (
     _listing("kernel-sources", "/usr/src/*"),
     *(_listing(key, f"/lib/modules/*/{place}") for key, place in _MODULE_PLACES.items()),
     _listing("run-installer", "/usr/bin/nvidia-uninstall"),
+    *(_listing(key, place) for key, place in DRIVER_LIBRARIES.items()),
+    _listing("initramfs-images", "/boot/init*"),
+    _table(secure_boot.KEY, path=secure_boot.VARIABLE),
+    _table(secure_boot.SHIM_KEY, path=secure_boot.SHIM_VARIABLE),
     _listing("toolkit-program", TOOLKIT_PROGRAM),
     _listing("dkms-installed", "/var/lib/dkms/*/kernel-*"),
     *(probe for system in SYSTEMS for probe in system.probes),

@@ -95,12 +95,16 @@ def _mapped(fact: Known[T] | Unknown, change: Callable[[T], T]) -> Known[T] | Un
 def _with_file(facts: Facts, change: FileChange) -> Facts:
     path, after = change.path, change.after
     # Whoever reads it does so after the change, since the change owes a trigger for that.
-    facts = replace(facts, changed_at={known: at for known, at in facts.changed_at.items() if known != path})
+    facts = replace(facts, changed_at=_without(facts.changed_at, path), modified_at=_without(facts.modified_at, path))
     if after is None or isinstance(after, FileState):
         files: dict[str, Known[FileState | None] | Unknown] = {**facts.files, path: Known(after, PLAN)}
         return replace(facts, files=files, sources=_sources(facts, path, after))
     promised = Promised(f"{after.what}; known after {after.known_after}", PLAN, after)
     return replace(facts, files={**facts.files, path: promised})
+
+
+def _without(times: Mapping[str, float], path: str) -> Mapping[str, float]:
+    return {other: at for other, at in times.items() if other != path}
 
 
 def _sources(facts: Facts, path: str, after: FileState | None) -> Fact[tuple[PackageSource, ...]]:
@@ -123,6 +127,7 @@ def _with_package(facts: Facts, change: PackageChange) -> Facts:
     return replace(
         facts,
         packages=_mapped(facts.packages, changed),
+        driver_libraries=Unknown("known after packages are installed", PLAN),
         headers=_headers(facts, kernel, present=change.after is not None) if kernel else facts.headers,
     )
 

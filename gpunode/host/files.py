@@ -88,10 +88,10 @@ def _kind(status: os.stat_result) -> str:
 
 
 def ownership(status: os.stat_result, exposed: str = "") -> Ownership:
-    """Whose it is, and when that or its content was last changed."""
+    """Return whose it is, when that or its content was last changed, and when the content was last written."""
     # From before the clock was set back: such a date says nothing about what came later.
     changed = status.st_ctime if status.st_ctime <= time.time() else None
-    return Ownership(stat.S_IMODE(status.st_mode), status.st_uid, status.st_gid, changed, exposed)
+    return Ownership(stat.S_IMODE(status.st_mode), status.st_uid, status.st_gid, changed, exposed, status.st_mtime)
 
 
 def state(path: str, *, root: str = "/") -> FileState | None:

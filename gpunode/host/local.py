@@ -178,7 +178,10 @@ class LocalHost:
         return runtime.effective(self.runner, name)
 
     def vet(self, changes: Sequence[Change], /) -> None:
-        """Nothing, if every file among ``changes`` can be changed and nothing else is lost; see ``files.check``."""
+        """Refuse unless every file can be changed, nothing else is lost by it, and there is room for an initramfs."""
+        from gpunode.host.room import refuse_full_boot  # a node with nothing to do never gets here
+
+        refuse_full_boot(changes, self.root)
         for change in changes:
             if isinstance(change, FileChange) and not is_generated(change):
                 files.check(change.path, root=self.root)

@@ -169,12 +169,13 @@ def _configure(files: Files, desired: DesiredConfig) -> ConfigEdit:
     present = _configured(loaded, desired)
     how = _how(loaded[0], desired)
     _check_readable(loaded, desired)
+    from gpunode.runtimes import containerd_notes
+
     # nvidia-ctk writes its drop-in whatever the root file says.
     is_asked = not desired.exact or desired.mode == "auto"
     if is_asked and satisfies(present, desired) and not (desired.enable_cri and present.cri_disabled):
-        return ConfigEdit((), how)
-    # Only where a file must be edited.
-    from gpunode.runtimes import containerd_editing, containerd_notes
+        return ConfigEdit((), how, tuple(containerd_notes.state_notes(loaded, present, desired)))
+    from gpunode.runtimes import containerd_editing  # only where a file must be edited
 
     _check_schema(loaded, desired)
     contents = containerd_editing.Editing(files, loaded, desired).contents()

@@ -19,27 +19,33 @@ from gpunode.runtimes.model import NAMELESS, DesiredConfig, Files, ObservedConfi
 
 
 def notes(loaded: Sequence[ConfigFile], after: Files, found: ObservedConfig, desired: DesiredConfig) -> Iterator[str]:
-    """A warning each; ``found`` is what the files will say."""
+    """Yield a warning for each thing that the edits do or leave; ``found`` is what the files will say."""
+    for file in loaded:
+        if desired.enable_cri and file.disabled:
+            yield f"{file.path}: the CRI plugin, which was in disabled_plugins, is enabled"
+    yield from state_notes(load(after, desired), found, desired)
+    yield from _awake(loaded, after, desired)
+    yield from _nameless(loaded, after, desired)
+    yield from _lost(loaded, after, desired)
+
+
+def state_notes(loaded: Sequence[ConfigFile], found: ObservedConfig, desired: DesiredConfig) -> Iterator[str]:
+    """Yield a warning for what has no effect in the files, or stops the CRI plugin; ``found`` is what they say."""
     root = loaded[0]
     for file in loaded:
         if file.has_plugin and file not in counting(loaded):
             yield f"{file.path} has schema {file.schema}, {root.path} has {root.schema}: its CRI table is ignored"
-        if desired.enable_cri and file.disabled:
-            yield f"{file.path}: the CRI plugin, which was in disabled_plugins, is enabled"
     if found.default and not found.default.startswith("$") and found.default not in {"runc", *found.handlers, NAMELESS}:
-        yield f"the default runtime, {found.default}, has no entry, so the CRI plugin does not load, as before"
-    yield from _alone(load(after, desired), desired)
-    yield from _awake(loaded, after, desired)
-    yield from _nameless(loaded, after, desired)
+        yield f"the default runtime, {found.default}, has no entry, so the CRI plugin does not load"
+    yield from _alone(loaded, desired)
     if desired.cdi and root.read_as == 1 and follows_blindly(desired):
         yield f"{root.path}: enable_cdi is where nvidia-ctk puts it in schema 1; containerd does not read it there"
-    yield from _lost(loaded, after, desired)
     present = {file.path: file for file in loaded}.get(desired.drop_in or DROP_IN)
     if is_drop_in(root, desired) and present is not None:
         ours = (f"runtimes.{desired.handler}.", "default_runtime_name")
         for where in _contradictions(root.plugin, present.plugin):
             if not where.removeprefix("containerd.").startswith(ours):
-                yield f"{present.path} overrides {where} of {root.path}, as it did before"
+                yield f"{present.path} overrides {where} of {root.path}"
 
 
 def _alone(loaded: Sequence[ConfigFile], desired: DesiredConfig) -> Iterator[str]:

@@ -60,7 +60,8 @@ def plan(recipe: Recipe, facts: Facts) -> Outcome:
     if facts.is_image:
         return Planned((), "an image's specification is written after its first boot", later=True)
     if not is_wanted(recipe, facts):
-        return Planned((), "CDI is not requested, and the toolkit has no unit that would write a specification")
+        reason = "CDI is not requested, and the toolkit has no unit that would write a specification"
+        return Planned((), reason, tuple(_stale(recipe, facts)))
     loaded = _loaded(facts)
     if loaded is None:
         return Planned((), "written once the driver is loaded", later=True)
@@ -87,13 +88,24 @@ def plan(recipe: Recipe, facts: Facts) -> Outcome:
     return Planned((change, *units), reason, judged.notes)
 
 
+def _stale(recipe: Recipe, facts: Facts) -> Iterator[str]:
+    """Yield what is wrong with specifications that nobody asks for and nothing rewrites; engines read them as well."""
+    loaded = _loaded(facts)
+    if loaded is None or not loaded.version:
+        return
+    judged = judge(recipe, facts, loaded)
+    yield from judged.notes
+    if judged.spec is not None and judged.fault:
+        yield f"{judged.fault}, and nothing on this node writes it again: remove it unless containers use CDI devices"
+
+
 def _enabled(facts: Facts) -> Iterator[ServiceChange]:
     """The toolkit's units, so that they write it again at boot and when the driver changes; what is masked stays so."""
     for name, watches in ((UNIT, False), (PATH_UNIT, True)):
         fact = facts.unit(name)
         if isinstance(fact, Known) and fact.value.exists and not fact.value.masked:
             before = fact.value.state
-            wanted = ServiceState(enabled=True, active=before.active or watches)
+            wanted = ServiceState(enabled=True, active=before.active or (watches and facts.can_start(name)))
             if before != wanted:
                 yield ServiceChange(name, before, wanted)
 

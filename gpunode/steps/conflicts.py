@@ -5,7 +5,7 @@ from __future__ import annotations
 from gpunode.catalog.conflicts import BY_THEMSELVES, STANDS_ALONE, upstream
 from gpunode.catalog.driver import Choice
 from gpunode.change import PackageChange, PackageState
-from gpunode.facts.model import Facts, known
+from gpunode.facts.model import Facts, Unknown, known
 from gpunode.outcome import Outcome, Planned, Refusal, Step
 from gpunode.package_id import PackageId
 from gpunode.packages import system
@@ -18,7 +18,7 @@ from gpunode.steps.selection import WantedDriver, apart_from, moved_along, wante
 _RUN_INSTALLER = Refusal(
     what="NVIDIA's .run installer has installed a driver over or beside the packages",
     why="/usr/bin/nvidia-uninstall is its uninstaller; two drivers in the same places do not work",
-    hint="nvidia-uninstall\nthen run the command again (if only that file is left of it, remove the file)",
+    hint="sudo nvidia-uninstall\nthen run the same command again (if only that file is left of it, remove the file)",
 )
 
 
@@ -33,6 +33,9 @@ def plan(recipe: Recipe, facts: Facts) -> Outcome:
         return driver
     if known(facts.run_installer, default=False):
         return _RUN_INSTALLER
+    leftovers, notes = _foreign_files(facts)
+    if leftovers:
+        return leftovers
     chosen = driver.chosen
     installed, strays = installed_driver_packages(facts), apart_from(recipe, facts, driver)
     # What a lock names, or is of the installed driver in another version, is brought to its version and not purged.
@@ -45,12 +48,12 @@ def plan(recipe: Recipe, facts: Facts) -> Outcome:
         if package not in kept and _is_other(package.name, state.version, chosen)
     }
     if not old:
-        return Planned((), "no package of another driver is installed")
+        return Planned((), "no package of another driver is installed", notes)
     if held := [package for package, state in old.items() if state.held]:
         return Refusal(
             what=f"{', '.join(map(str, held))} is held at a version that conflicts with driver {chosen.branch}",
             why="somebody put it on hold; gpunode breaks no holds",
-            hint=f"{system(facts).unhold(held)}, then run the command again",
+            hint=f"{system(facts).unhold(held)}\nthen run the same command again",
             held=tuple(held),
         )
     versions = ", ".join(sorted({upstream(state.version) or state.version for state in old.values()}))
@@ -58,7 +61,16 @@ def plan(recipe: Recipe, facts: Facts) -> Outcome:
     reason = f"{len(old)} packages of driver {versions} conflict with branch {chosen.branch}"
     helpers = sum(package not in kept and _is_helper(package, state) for package, state in installed.items())
     may_go = f"; {helpers} helpers may go, too" if helpers else ""
-    return Planned(changes, reason + may_go)
+    return Planned(changes, reason + may_go, notes)
+
+
+def _foreign_files(facts: Facts) -> tuple[Refusal | None, tuple[str, ...]]:
+    """Return why files that no package brought stand in the way, and what to know of those that do not."""
+    if isinstance(facts.driver_libraries, Unknown) or not facts.driver_libraries.value:
+        return None, ()
+    from gpunode.steps.foreign_files import local_libraries, refuse_leftovers  # loaded on use
+
+    return refuse_leftovers(facts), tuple(local_libraries(facts))
 
 
 def _is_helper(package: PackageId, state: PackageState) -> bool:

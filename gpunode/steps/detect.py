@@ -14,7 +14,8 @@ from gpunode.facts.model import Facts, Known, PciDevice, Platform, known, need
 from gpunode.outcome import Outcome, Planned, Refusal, Step
 from gpunode.recipe import Expect, Recipe, VersionLock
 from gpunode.steps.families import family_of, wants_driver
-from gpunode.steps.gpus import GPU_CLASSES, GPU_OPTION, PASSED_THROUGH, gpus, nvswitches, other_gpus, own_gpus
+from gpunode.steps.firmware import fabric_notes, secure_boot_note
+from gpunode.steps.gpus import GPU_CLASSES, GPU_OPTION, PASSED_THROUGH, gpus, other_gpus, own_gpus
 
 _FOREIGN = {"1002": "AMD", "8086": "Intel"}
 # What was looked at, by the probe that told.
@@ -51,7 +52,13 @@ def _of_owner(recipe: Recipe, facts: Facts) -> Outcome:
         return _no_gpu(recipe, devices, facts)
     if profile := _vgpu(usable):
         return _vgpu_guest(profile)
-    notes = (*_unmet(recipe.expect, usable), *_notes(devices), *_named_by_mistake(facts), *note_old_tables(facts))
+    notes = (
+        *_unmet(recipe.expect, usable),
+        *_notes(devices, facts),
+        *_named_by_mistake(facts),
+        *secure_boot_note(facts),
+        *note_old_tables(facts),
+    )
     return Planned((), _describe(usable) + _not_ours(devices), notes)
 
 
@@ -69,7 +76,7 @@ def _without_driver(facts: Facts) -> Planned:
     """Toolkit and runtime need no GPU: a node is prepared before its driver or its card is there."""
     if isinstance(facts.devices, Known) and (usable := own_gpus(facts.devices.value)):
         devices = facts.devices.value
-        return Planned((), _describe(usable) + _not_ours(devices), (*_notes(devices), *_named_by_mistake(facts)))
+        return Planned((), _describe(usable) + _not_ours(devices), (*_notes(devices, facts), *_named_by_mistake(facts)))
     seen = (
         "an image" if facts.is_image else "no NVIDIA GPU found" if isinstance(facts.devices, Known) else "GPU unknown"
     )
@@ -184,17 +191,11 @@ def _describe(usable: tuple[PciDevice, ...]) -> str:
     return f"{listed} at {where}"
 
 
-def _notes(devices: tuple[PciDevice, ...]) -> tuple[str, ...]:
+def _notes(devices: tuple[PciDevice, ...], facts: Facts) -> tuple[str, ...]:
     notes = []
     if passed := [d.address for d in gpus(devices) if d.driver == PASSED_THROUGH]:
         notes.append(f"{', '.join(passed)} is bound to {PASSED_THROUGH} for a virtual machine and is left alone")
-    if switches := nvswitches(devices):
-        count = "1 NVSwitch" if len(switches) == 1 else f"{len(switches)} NVSwitches"
-        notes.append(
-            f"{count}: CUDA on these GPUs also needs nvidia-fabricmanager of the driver's exact version, which this "
-            "release does not install yet"
-        )
-    return tuple(notes)
+    return (*notes, *fabric_notes(devices, facts))
 
 
 def _named_by_mistake(facts: Facts) -> Iterator[str]:

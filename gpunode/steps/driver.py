@@ -8,7 +8,7 @@ from dataclasses import replace
 from gpunode.catalog.conflicts import upstream
 from gpunode.catalog.driver import Choice
 from gpunode.change import KnownAfter, PackageChange, PackageState
-from gpunode.facts.model import Facts, known, need
+from gpunode.facts.model import Facts, Known, known, need
 from gpunode.outcome import Outcome, Planned, Step
 from gpunode.package_id import PackageId
 from gpunode.packages import system
@@ -26,7 +26,7 @@ _SHOWS = frozenset({"nvidia", "nouveau"})
 _DESKTOP = ("gdm3", "lightdm", "sddm", "xserver-xorg-core", "xwayland")
 _SIGNATURES = (
     "the installed modules come prebuilt and signed by their vendor; DKMS signs its own with this machine's key. "
-    "If Secure Boot is on (mokutil --sb-state), the kernel refuses them until that key is "
+    "{when}, the kernel refuses them until that key is "
     "enrolled: mokutil --import /var/lib/shim-signed/mok/MOK.der (Debian: /var/lib/dkms/mok.pub), confirmed at the "
     "console during the next boot (MOK manager)"
 )
@@ -62,9 +62,9 @@ def plan(recipe: Recipe, facts: Facts) -> Outcome:
     changes = tuple(PackageChange(one, now, _after(driver, recipe, one, now, after)) for one, now in states)
     is_new = any(not matches(packages.get(name), "") for name in wanted)
     signed = _signed(driver, facts) if is_new else ()
-    notes = (*(_display(recipe, facts) if is_new else ()), *signed, *_until_reboot(chosen, facts), *away)
+    about_changes = (*(_display(recipe, facts) if is_new else ()), *signed, *_until_reboot(chosen, facts))
     reason = _apart(strays, packages, version) if version and strays and not missing else _reason(chosen, recipe)
-    return Planned((*leaving, *changes, *marked), reason, notes)
+    return Planned((*leaving, *changes, *marked), reason, away, about_changes)
 
 
 def _apart(strays: Sequence[PackageId], packages: Mapping[PackageId, PackageState], version: str) -> str:
@@ -96,7 +96,12 @@ def _signed(driver: WantedDriver, facts: Facts) -> tuple[str, ...]:
     dkms_package = PackageId(driver.family.dkms_package(driver.chosen))
     has_dkms = matches(known(facts.packages, {}).get(dkms_package), "")
     is_prebuilt = any(not file.dkms for file in known(facts.module_files, ()))
-    return (_SIGNATURES,) if is_prebuilt and not has_dkms else ()
+    secure_boot = facts.secure_boot
+    if not is_prebuilt or has_dkms or (isinstance(secure_boot, Known) and not secure_boot.value):
+        return ()
+    is_on = isinstance(secure_boot, Known)
+    when = "Because Secure Boot is on" if is_on else "If Secure Boot is on (mokutil --sb-state)"
+    return (_SIGNATURES.format(when=when),)
 
 
 def _display(recipe: Recipe, facts: Facts) -> tuple[str, ...]:

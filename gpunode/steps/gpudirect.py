@@ -225,7 +225,7 @@ def _starts(features: Sequence[Feature], facts: Facts) -> Iterator[ServiceChange
     for feature in features:
         fact = facts.unit(feature.unit)
         if feature.unit and isinstance(fact, Known) and fact.value.exists and not fact.value.masked:
-            running = ServiceState(enabled=True, active=True)
+            running = ServiceState(enabled=True, active=fact.value.state.active or facts.can_start(feature.unit))
             if fact.value.state != running:
                 yield ServiceChange(feature.unit, fact.value.state, running)
 

@@ -46,7 +46,7 @@ def held_elsewhere(facts: Facts, packages: Iterable[PackageId], asks: str) -> Re
     return Refusal(
         what=f"{', '.join(map(str, listed))} is held, and {asks} asks for another version",
         why="somebody put it on hold; gpunode breaks no holds",
-        hint=f"{system(facts).unhold(listed)}, then run the command again",
+        hint=f"{system(facts).unhold(listed)}\nthen run the same command again",
         held=listed,
     )
 
@@ -61,6 +61,6 @@ def with_all_holds(refusals: Sequence[Refusal], facts: Facts) -> Refusal:
         first,
         what=f"{', '.join(map(str, held))} are held, and this recipe needs them in other versions or not at all",
         why="\n".join((*(one.what for one in (first, *others) if one.held), first.why)),
-        hint=f"{system(facts).unhold(held)}, then run the command again",
+        hint=f"{system(facts).unhold(held)}\nthen run the same command again",
         held=held,
     )

@@ -11,9 +11,8 @@ from gpunode.facts.project import PLAN
 from gpunode.outcome import Outcome, Planned, Step, Waits
 from gpunode.recipe import Recipe
 from gpunode.steps.installed_driver import PreexistingDriver, is_version_of, preexisting_driver, prefix
+from gpunode.steps.module_hazards import RIVALS
 from gpunode.steps.selection import WantedDriver, installed_version, wanted_driver
-
-RIVALS = frozenset({"nouveau", "nova_core", "nova_drm"})
 
 
 def plan_build(recipe: Recipe, facts: Facts) -> Outcome:

@@ -44,16 +44,23 @@ def plan(recipe: Recipe, facts: Facts) -> Outcome:
     state = ServiceState(False, False) if isinstance(fact, Unknown) else fact.value.state
     owes = {Trigger("daemon-reload"), *([Trigger("restart", UNIT)] if state.active else [])}
     changes: list[Change] = [] if before == content else [FileChange(MPS_UNIT, before, content, frozenset(owes))]
-    wanted = ServiceState(enabled=True, active=state.active or _driver_answers(recipe, facts))
+    wanted = ServiceState(enabled=True, active=state.active or _can_run(recipe, facts))
     if state != wanted:
         changes.append(ServiceChange(UNIT, state, wanted))
     running = "runs" if wanted.active else "starts with the next boot"
-    return Planned(tuple(changes), f"the MPS control daemon {running}", (_JOIN, _NOT_ISOLATED) if changes else ())
+    notes = (_JOIN, _NOT_ISOLATED) if changes else ()
+    return Planned(tuple(changes), f"the MPS control daemon {running}", change_notes=notes)
 
 
-def _driver_answers(recipe: Recipe, facts: Facts) -> bool:
+def _can_run(recipe: Recipe, facts: Facts) -> bool:
+    """Return whether the driver answers and systemd can start the daemon."""
     loaded = known(facts.loaded_driver, None)
-    return loaded is not None and not facts.is_image and not isinstance(plan_load(recipe, facts), Waits)
+    return (
+        loaded is not None
+        and not facts.is_image
+        and facts.can_start(UNIT)
+        and not isinstance(plan_load(recipe, facts), Waits)
+    )
 
 
 # nvidia-smi prints `0, Exclusive_Process` and takes `-i 0 -c EXCLUSIVE_PROCESS`; systemd reads $$ as $.

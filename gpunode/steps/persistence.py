@@ -30,17 +30,20 @@ def plan(recipe: Recipe, facts: Facts) -> Outcome:
         return Planned((), f"{UNIT} is masked", (f"{UNIT} is masked, so the first CUDA call after idle is slow",))
     if not unit.exists and preexisting_driver(recipe, facts):
         return Planned((), f"the installed driver, which stays, has no {UNIT}")
-    wanted = ServiceState(enabled=True, active=_driver_answers(recipe, facts) or unit.state.active)
+    wanted = ServiceState(enabled=True, active=unit.state.active or _can_run(recipe, facts))
     if unit.exists and _satisfied(unit.state, wanted):
         state = "enabled" + (" and running" if unit.state.active else "; it starts with the driver")
         return Planned((), state, later=fact.probe == PLAN)
     return Planned((ServiceChange(UNIT, unit.state, wanted),), "keeps the GPU initialised while nothing uses it")
 
 
-def _driver_answers(recipe: Recipe, facts: Facts) -> bool:
-    """Whether the loaded module is the installed driver's: the daemon cannot talk to one of another version."""
+def _can_run(recipe: Recipe, facts: Facts) -> bool:
+    """Return whether systemd can start the daemon and the loaded module is the installed driver's.
+
+    The daemon cannot talk to a module of another version.
+    """
     chosen = choice(recipe, facts)
-    return isinstance(chosen, Choice) and is_loaded(known(facts.loaded_driver, None), chosen)
+    return facts.can_start(UNIT) and isinstance(chosen, Choice) and is_loaded(known(facts.loaded_driver, None), chosen)
 
 
 def _satisfied(state: ServiceState, wanted: ServiceState) -> bool:

@@ -28,7 +28,7 @@ def plan(recipe: Recipe, facts: Facts) -> Outcome:
         return Refusal(
             what=f"nvidia-driver-pinning-{pinned} pins another driver",
             why=f"this node needs {_held(chosen.branch, chosen.exact)}: {chosen.reason}",
-            hint=f"{package_system.purge((f'nvidia-driver-pinning-{pinned}',))}, then run the command again",
+            hint=f"{package_system.purge((f'nvidia-driver-pinning-{pinned}',))}\nthen run the same command again",
         )
     wanted = FileState(package_system.pin(chosen, driver.family.origins))
     present = need(facts.file(package_system.pin_file), f"what {package_system.pin_file} holds")

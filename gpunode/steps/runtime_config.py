@@ -82,8 +82,15 @@ def _configured(recipe: Recipe, facts: Facts, place: Chosen) -> Planned | Refusa
     if not planned.changes:
         planned = replace(planned, expectation=None)  # what is closed below is no news to a parser
     planned = _closed(target, replace(planned, changes=(*planned.changes, *_service(row, facts))))
-    notes = (*_other_driver(recipe, facts, row), *_preexisting_default(recipe, row, present))
-    return replace(planned, notes=(*planned.notes, *((lacks.note,) if lacks else ()), *notes))
+    notes = (
+        *planned.notes,
+        *_not_startable(row, facts),
+        *_other_driver(recipe, facts, row),
+        *_preexisting_default(recipe, row, present),
+    )
+    if lacks and planned.changes:
+        return replace(planned, notes=notes, change_notes=(*planned.change_notes, lacks.note))
+    return replace(planned, notes=(*notes, *((lacks.note,) if lacks else ())))
 
 
 def _preexisting_default(recipe: Recipe, row: Runtime, present: States) -> tuple[str, ...]:
@@ -136,6 +143,15 @@ def _lacks_program(facts: Facts) -> bool:
     return not any(matches(packages.get(name), "") for name in TOOLKIT_PACKAGES)
 
 
+def _not_startable(row: Runtime, facts: Facts) -> tuple[str, ...]:
+    """Return that no systemd runs here which could start the runtime; nothing where it can, or in an image."""
+    unit = facts.unit(row.unit)
+    if facts.is_image or facts.can_start(row.unit) or not isinstance(unit, Known) or not unit.value.exists:
+        return ()
+    how = "start it in the way this system does"
+    return (f"no systemd runs here, so gpunode cannot start {row.id}, which reads its files at its start: {how}",)
+
+
 def _other_driver(recipe: Recipe, facts: Facts, row: Runtime) -> tuple[str, ...]:
     """That the recipe wants another cgroup driver than the kubelet has."""
     kubelet = kubelet_using(row, facts)
@@ -176,7 +192,8 @@ def _service(row: Runtime, facts: Facts) -> tuple[Change, ...]:
     fact = facts.unit(row.unit)
     if row.product or not isinstance(fact, Known) or not fact.value.exists or fact.value.masked:
         return ()
-    wanted = ServiceState(enabled=True, active=not facts.is_image or fact.value.state.active)
+    can_start = not facts.is_image and facts.can_start(row.unit)
+    wanted = ServiceState(enabled=True, active=can_start or fact.value.state.active)
     return () if fact.value.state == wanted else (ServiceChange(row.unit, fact.value.state, wanted),)
 
 

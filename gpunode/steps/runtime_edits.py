@@ -79,7 +79,8 @@ def configuring(target: Target) -> Planned:
     """
     row, desired, files = target.row, target.desired, contents(target.present)
     edited = row.configure(files, desired)
-    after = row.inspect(after_edits(files, edited), desired)
+    written = after_edits(files, edited)
+    after = row.inspect(written, desired)
     _check_default(row, desired, after)
     handler = (desired.handler, after.handlers.get(desired.handler, desired.binary))
     default = desired.handler if desired.default else after.default if desired.not_default else None
@@ -88,7 +89,10 @@ def configuring(target: Target) -> Planned:
     planned = planned_edits(target, edited, f"{registers}; {edited.how}", meant)
     if not planned.changes and row.unit and not row.product:
         planned = replace(planned, reason=f"{target.main} {registers}")
-    return replace(planned, notes=(*planned.notes, *_cri_notes(target, after)))
+    # What is said of the edited files again is about them, not about the edits.
+    lasting = row.configure(written, desired).notes if planned.change_notes else ()
+    passing = tuple(note for note in planned.change_notes if note not in lasting)
+    return replace(planned, notes=(*planned.notes, *lasting, *_cri_notes(target, after)), change_notes=passing)
 
 
 def planned_edits(target: Target, edited: ConfigEdit, reason: str, meant: RuntimeExpectation) -> Planned:
@@ -102,14 +106,14 @@ def planned_edits(target: Target, edited: ConfigEdit, reason: str, meant: Runtim
     """
     row, files = target.row, contents(target.present)
     expectation = None if row.product else meant
-    notes = (*target.notes, *_masked(target), *edited.notes)
+    notes = (*target.notes, *_masked(target))
     if not edited.edits:
         again = _unread(target, edited) or Planned((), edited.how)
-        return replace(again, notes=(*notes, *_overlooked(target, edited)), expectation=expectation)
+        return replace(again, notes=(*notes, *edited.notes, *_overlooked(target, edited)), expectation=expectation)
     trigger = _read_by(target, after_edits(files, edited))
     triggers = frozenset({trigger}) if trigger else frozenset[Trigger]()
     changes = file_changes(edited, target.present, triggers, is_roots=target.is_usual)
-    return Planned(changes, reason, notes, expectation, _disrupts(target, trigger))
+    return Planned(changes, reason, notes, edited.notes, expectation, _disrupts(target, trigger))
 
 
 def reread(target: Target, paths: Iterable[str], reason: str) -> Planned:
@@ -167,6 +171,11 @@ def _masked(target: Target) -> tuple[str, ...]:
     return (f"{target.row.unit} is masked, so nothing reads {target.main} until it is unmasked",)
 
 
+def enable_cri(row: Runtime) -> Command:
+    """Return the command that switches containerd's CRI plugin on."""
+    return sudo_gpunode("ctk", "runtime", "configure", f"--runtime={row.id}", "--enable-cri", "--restart")
+
+
 def _cri_notes(target: Target, after: ObservedConfig) -> tuple[str, ...]:
     """That no kubelet can use the runtime as it is configured; nothing where one can."""
     if not after.cri_disabled:
@@ -174,7 +183,7 @@ def _cri_notes(target: Target, after: ObservedConfig) -> tuple[str, ...]:
     return (
         (
             f"{target.main} disables the CRI plugin (disabled_plugins), so no kubelet can use this {target.row.id}; "
-            "--enable-cri of gpunode ctk runtime configure switches it on"
+            f"`{enable_cri(target.row)}` switches it on"
         ),
     )
 

@@ -6,9 +6,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from gpunode.change import KnownAfter, PackageChange, PackageState
+from gpunode.command import sudo_gpunode
 from gpunode.distros.family import TOOLKIT_PACKAGES
 from gpunode.errors import Refused
-from gpunode.facts.model import Facts, known, need
+from gpunode.facts.model import Facts, Unknown, known, need
+from gpunode.facts.project import PLAN
 from gpunode.outcome import Outcome, Planned, Refusal, Step
 from gpunode.package_id import PackageId
 from gpunode.packages import system
@@ -39,11 +41,12 @@ def plan(recipe: Recipe, facts: Facts) -> Outcome:
         return Refusal(
             what=f"{', '.join(map(str, held))} is held",
             why=f"the toolkit's packages must all be {wanted or 'of one version'}; somebody put it on hold",
-            hint=f"{system(facts).unhold(held)}, then run the command again",
+            hint=f"{system(facts).unhold(held)}\nthen run the same command again",
             held=tuple(held),
         )
     notes = (
         *_configured_otherwise(recipe, facts),
+        *_held_back(recipe, packages),
         *system(facts).diverted(facts, ("nvidia-container", "nvidia-ctk", "nvidia-cdi-hook")),
     )
     marked = set_manual(packages, [name for name in TOOLKIT_PACKAGES[:1] if name not in names])
@@ -58,8 +61,15 @@ def plan(recipe: Recipe, facts: Facts) -> Outcome:
 
 
 def _configured_otherwise(recipe: Recipe, facts: Facts) -> Iterator[str]:
-    """That the toolkit's own configuration says otherwise than the toolkit does by itself; it may be meant."""
-    if (state := known(facts.file(CONFIG), None)) is None:
+    """Yield that the toolkit's own configuration is gone, or says otherwise than the toolkit does by itself."""
+    fact = facts.file(CONFIG)
+    if isinstance(fact, Unknown):
+        return
+    if (state := fact.value) is None:
+        # The postinst of this package writes it (nvidia-ctk config --in-place); without it the defaults hold.
+        if fact.probe != PLAN and matches(known(facts.packages, {}).get(CONFIG_FROM), ""):
+            again = sudo_gpunode("ctk", "config", "--in-place")
+            yield f"{CONFIG} is gone, so the toolkit uses its built-in defaults: `{again}` writes the file again"
         return
     from gpunode.runtimes import toolkit  # loaded on use: many nodes have no such file
 
@@ -72,6 +82,14 @@ def _configured_otherwise(recipe: Recipe, facts: Facts) -> Iterator[str]:
         return
     if found:
         yield f"{CONFIG} differs from the toolkit's defaults; it stays, as that may be intended: {'; '.join(found)}"
+
+
+def _held_back(recipe: Recipe, packages: Mapping[PackageId, PackageState]) -> Iterator[str]:
+    """That packages of the toolkit are on hold where the recipe leaves the version open."""
+    held = [name for name in TOOLKIT_PACKAGES if matches(packages.get(name), "") and packages[name].held]
+    if held and recipe.toolkit.version == "auto" and recipe.lock is None:
+        names, version = ", ".join(map(str, held)), packages[held[0]].version
+        yield f"{names} {'is' if len(held) == 1 else 'are'} held at {version}, so upgrades leave that version"
 
 
 def _came_along(package: PackageId, before: PackageState | None) -> bool:

@@ -212,7 +212,7 @@ def with_managers(planned: Planned) -> Planned:
     """``planned`` with a note for every file that it changes and that another program calls its own."""
     files = (change for change in planned.changes if isinstance(change, FileChange) and change.before != change.after)
     notes = tuple(note for change in files if (note := _managed(change)))
-    return replace(planned, notes=(*planned.notes, *notes)) if notes else planned
+    return replace(planned, change_notes=(*planned.change_notes, *notes)) if notes else planned
 
 
 def _managed(change: FileChange) -> str:
@@ -302,9 +302,30 @@ def partial(recipe: Recipe, plans: Sequence[StagePlan]) -> tuple[str, ...]:
 
 
 def notes_of(plans: Sequence[StagePlan]) -> list[str]:
-    """What the user should know beside the changes."""
+    """Return what the user should know of the changes and of the node's state, each note once."""
     outcomes = (step.outcome for plan in plans for step in plan.steps)
-    return [note for outcome in outcomes if isinstance(outcome, Planned) for note in outcome.notes]
+    found = (note for outcome in outcomes if isinstance(outcome, Planned) for note in outcome.all_notes)
+    return list(dict.fromkeys(found))
+
+
+def state_notes(recipe: Recipe, facts: Facts, only: Collection[str] = ()) -> tuple[str, ...]:
+    """Return what the user should know of the node as it is, whether or not anything is to be done, each note once.
+
+    These are hazards of the next boot, keys without effect, and what else no step changes. Plan, setup, verify and
+    status show the same ones. A step that refuses has none, and neither has one that lacks evidence: plan says why.
+
+    Args:
+        recipe: the wanted state.
+        facts: of the node.
+        only: ids of the steps to ask; empty asks all.
+    """
+    found: dict[str, None] = {}
+    recipe = scoped(recipe, only)
+    for step in (step for stage in STAGES for step in _steps(recipe, stage, only)):
+        with suppress(GpunodeError):
+            outcome = step.plan(recipe, facts)
+            found.update(dict.fromkeys(outcome.notes if isinstance(outcome, Planned) else ()))
+    return tuple(found)
 
 
 def raise_refusal(plans: Sequence[StagePlan]) -> None:

@@ -89,10 +89,15 @@ def has_systemd(host: HostView) -> bool:
 
 def was_skipped(host: HostView, plan: CtkPlan, done: Done) -> bool:
     """Whether the daemon should have read its files and was not made to, though it may run: its socket is there."""
-    socket = plan.target.row.socket if plan.target else ""
-    if not socket or not any(one.skipped for one in done.settled) or has_systemd(host):
+    if not any(one.skipped for one in done.settled) or has_systemd(host):
         return False
-    return bool(host.look(Probe("runtime-socket", glob=socket, contents=False)).data)
+    return has_socket(host, plan)
+
+
+def has_socket(host: HostView, plan: CtkPlan) -> bool:
+    """Return whether the runtime's socket is there, so that its daemon may run."""
+    socket = plan.target.row.socket if plan.target else ""
+    return bool(socket) and bool(host.look(Probe("runtime-socket", glob=socket, contents=False)).data)
 
 
 def refuse_disruption(host: HostView, plan: CtkPlan) -> None:

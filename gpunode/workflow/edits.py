@@ -275,7 +275,7 @@ def hooking(host: HostView, path: str, content: bytes, note: str) -> CtkPlan:
     state = present.state(host, path)
     after = replace(state or FileState(b""), content=content)
     changes = () if state == after else (FileChange(path, state, after),)
-    return CtkPlan("OCI hook", path, Planned(changes, "an OCI hook, which podman and CRI-O read", (note,)))
+    return CtkPlan("OCI hook", path, Planned(changes, "an OCI hook, which podman and CRI-O read", change_notes=(note,)))
 
 
 def shown(plan: CtkPlan) -> tuple[bytes, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from gpunode.catalog.gpus import lookup
@@ -15,11 +15,14 @@ from gpunode.facts.nvml import NvmlAnswer
 from gpunode.host import nvml
 from gpunode.host.port import HostView
 from gpunode.package_id import PackageId
+from gpunode.recipe import Recipe
+from gpunode.recipe import Runtime as WantedRuntime
 from gpunode.runtimes import RUNTIMES, DesiredConfig, ObservedConfig, Runtime, runtime
 from gpunode.runtimes.found import contents, in_facts
 from gpunode.runtimes.installations import placed
 from gpunode.steps.gpus import own_gpus
 from gpunode.steps.installed_driver import installed_driver_packages
+from gpunode.workflow.converge import state_notes
 from gpunode.workflow.recovery import Backlog
 
 
@@ -50,6 +53,7 @@ class Status:
         without_module: kernels that must have a driver module and lack one.
         held: driver packages that upgrades leave alone.
         undone: what earlier runs left undone.
+        notes: what the user should know of the node's state.
     """
 
     gpus: tuple[tuple[str, str], ...]
@@ -62,6 +66,7 @@ class Status:
     runtimes: tuple[RuntimeStatus, ...]
     nvml: NvmlAnswer
     undone: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 def status(facts: Facts, host: HostView, left: Backlog) -> Status:
@@ -70,6 +75,7 @@ def status(facts: Facts, host: HostView, left: Backlog) -> Status:
     drivers = {p: s for p, s in installed_driver_packages(facts).items() if not s.config_files_only} if packages else {}
     kernels = facts.kernels.value if isinstance(facts.kernels, Known) else None
     loaded = facts.loaded_driver.value if isinstance(facts.loaded_driver, Known) else None
+    runtimes = tuple(_runtimes(facts))
     toolkit = packages.get(TOOLKIT_PACKAGES[0])
     return Status(
         gpus=tuple((d.address, lookup(d.device).name or d.name) for d in own_gpus(known(facts.devices, ()))),
@@ -79,10 +85,17 @@ def status(facts: Facts, host: HostView, left: Backlog) -> Status:
         without_module=_without_module(kernels, facts) if drivers else (),
         held=tuple(str(package) for package, state in drivers.items() if state.held),
         toolkit=toolkit.version if toolkit and not toolkit.config_files_only else "",
-        runtimes=tuple(_runtimes(facts)),
+        runtimes=runtimes,
         nvml=nvml_facts.answer_of(host.look(nvml.probe())),
         undone=left.left,
+        notes=_notes(facts, {one.id: None for one in runtimes} or ("none",)),
     )
+
+
+def _notes(facts: Facts, runtimes: Iterable[str]) -> tuple[str, ...]:
+    """Return the notes of the state for plain recipes, one for each of these runtimes: status is given no recipe."""
+    recipes = (Recipe("status", runtime=WantedRuntime(name)) for name in runtimes)
+    return tuple(dict.fromkeys(note for recipe in recipes for note in state_notes(recipe, facts)))
 
 
 def _driver_version(drivers: Mapping[PackageId, PackageState]) -> str:

@@ -276,7 +276,7 @@ def _said(step: StepPlan, upgraded: Mapping[PackageId, tuple[PackageId, ...]]) -
         for one in mine
         if upgraded[one]
     )
-    return replace(step.outcome, reason=step.outcome.reason + why, notes=(*step.outcome.notes, *others))
+    return replace(step.outcome, reason=step.outcome.reason + why, change_notes=(*step.outcome.change_notes, *others))
 
 
 def _with_versions(step: StepPlan, exact: Mapping[PackageId, PackageChange]) -> tuple[Change, ...]:
@@ -306,7 +306,7 @@ def news(agreed: StagePlan, exact: StagePlan, manager: str) -> Iterator[str]:
         fewer = len(_removals(step.changes)) < len(_removals(before.changes))
         if fewer and isinstance(step.outcome, Planned) and isinstance(before.outcome, Planned):
             yield step.outcome.reason
-            yield from (note for note in step.outcome.notes if note not in before.outcome.notes)
+            yield from (note for note in step.outcome.change_notes if note not in before.outcome.change_notes)
 
 
 def _removals(changes: Sequence[Change]) -> list[PackageChange]:

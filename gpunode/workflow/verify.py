@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, TypeAlias
 from gpunode.change import subject
 from gpunode.check import Check
 from gpunode.command import sudo_gpunode
-from gpunode.errors import GpunodeError, Undetermined, VerifyFailed
+from gpunode.errors import GpunodeError, Refused, Undetermined, VerifyFailed
 from gpunode.facts import nvml as nvml_facts
-from gpunode.facts.model import Facts
+from gpunode.facts.model import Facts, Known
 from gpunode.facts.nvml import Gpu, Inventory
 from gpunode.host import nvml
 from gpunode.host.port import HostView
@@ -26,7 +26,8 @@ from gpunode.steps.mig import MIG
 from gpunode.steps.mig import is_wanted as mig_is_wanted
 from gpunode.steps.module import MODULE_LOAD
 from gpunode.steps.runtime_config import RUNTIME_CONFIG
-from gpunode.workflow.converge import StagePlan, partial
+from gpunode.steps.runtime_edits import enable_cri
+from gpunode.workflow.converge import StagePlan, partial, state_notes
 from gpunode.workflow.driver_checks import driver_checks, vector_addition
 from gpunode.workflow.plan import plan
 from gpunode.workflow.recovery import NOTHING_LEFT, Backlog
@@ -37,11 +38,13 @@ if TYPE_CHECKING:
 Effective: TypeAlias = Callable[[str], ObservedConfig | None]
 
 
+_PLAN_SHOWS = "gpunode plan shows what, gpunode setup does it"
 _WANTED = "matches the recipe"
 _NOTHING_LEFT = "planned again: nothing left to do"
 _READS = "the container runtime reads the runtime nvidia"
 _SEES = "a container sees the same GPUs"
 _DIVIDED = "the GPUs have the MIG layout"
+_ASK_IT = "see what it reads, such as by `containerd config dump`: another file that it imports has the last word"
 OFFERED = "containers get the GPUs as CDI devices"
 
 
@@ -52,11 +55,13 @@ class Report:
     Attributes:
         inventory: what NVML told, when it did.
         untold: why checks could not be made for want of evidence, such as root's rights.
+        notes: what the user should know of the node's state beside the checks.
     """
 
     checks: tuple[Check, ...]
     inventory: Inventory | None = None
     untold: tuple[Undetermined, ...] = ()
+    notes: tuple[str, ...] = ()
 
     @property
     def failed(self) -> tuple[Check, ...]:
@@ -101,6 +106,7 @@ def verify(
     planned: Sequence[StagePlan] | None = None,
     left: Backlog = NOTHING_LEFT,
     only: Collection[str] = (),
+    setup_command: str = _PLAN_SHOWS,
 ) -> Report:
     """What the node answers, check by check; a check that cannot be made says so and is never passed.
 
@@ -113,12 +119,13 @@ def verify(
         planned: the plan of the whole recipe for these very facts, where there is one already.
         left: what earlier runs left undone.
         only: ids of the steps whose work is checked; empty checks everything.
+        setup_command: what makes the node as ``recipe`` wants it, as a person types it.
     """
     untold: list[Undetermined] = []
     # NVML and the runtime are asked side by side; each takes about 30 ms.
     with ThreadPoolExecutor(max_workers=1) as pool:
         asked = pool.submit(host.look, nvml.probe()) if _concerns(only, MODULE_LOAD) else None
-        whole = lambda: [configuration(recipe, facts, host, planned, left, only)]  # noqa: E731
+        whole = lambda: [configuration(recipe, facts, host, planned, left, only, setup_command)]  # noqa: E731
         checks = [*_told(whole, "configuration", _WANTED, untold)]
         reads = lambda: [*runtime_checks(recipe, facts, effective)]  # noqa: E731
         of_runtime = _told(reads, "runtime", _READS, untold) if _concerns(only, RUNTIME_CONFIG) else ()
@@ -131,7 +138,7 @@ def verify(
     checks += [vector_addition(host)] if extra.cuda else ()
     if (run := extra.container) is not None:
         checks += _told(lambda: [_container(recipe, facts, inventory, run)], "container", _SEES, untold)
-    return Report(tuple(checks), inventory, tuple(untold))
+    return Report(tuple(checks), inventory, tuple(untold), state_notes(recipe, facts, only))
 
 
 def _concerns(only: Collection[str], step: Step) -> bool:
@@ -154,6 +161,7 @@ def configuration(
     planned: Sequence[StagePlan] | None = None,
     left: Backlog = NOTHING_LEFT,
     only: Collection[str] = (),
+    setup_command: str = _PLAN_SHOWS,
 ) -> Check:
     """Whether every step, planned again, finds nothing to do; what only a reboot can show is not run."""
     title = f"matches recipe {recipe.name}"
@@ -166,8 +174,7 @@ def configuration(
     if refusal := next((stage.refusal for stage in plans if stage.refusal), None):
         return Check("configuration", title, "failed", _because(refusal.what, refusal.why), refusal.hint)
     if todo := [*(step.step.title for stage in plans for step in stage.steps if step.changes), *left.left]:
-        hint = "gpunode plan shows what, gpunode setup does it"
-        return Check("configuration", title, "failed", f"still to do: {', '.join(todo)}", hint)
+        return Check("configuration", title, "failed", f"still to do: {', '.join(todo)}", setup_command)
     if waits := [wait.reason for stage in plans for wait in stage.waits]:
         return Check("configuration", title, "not run", f"known after a reboot: {'; '.join(waits)}", "reboot")
     if left.unread:
@@ -188,9 +195,7 @@ def _mig_layout(recipe: Recipe, facts: Facts) -> Iterator[Check]:
             yield Check("mig", _DIVIDED, "not run", found.reason)
         case Planned() as found:
             todo = ", ".join(map(subject, found.changes))
-            yield Check(
-                "mig", _DIVIDED, "failed", f"still to do: {todo}", "gpunode plan shows what, gpunode setup does it"
-            )
+            yield Check("mig", _DIVIDED, "failed", f"still to do: {todo}", _PLAN_SHOWS)
         case Waits() as wait:
             yield Check("mig", _DIVIDED, "not run", wait.reason, "reboot")
         case refusal:
@@ -210,14 +215,17 @@ def runtime_checks(recipe: Recipe, facts: Facts, effective: Effective) -> Iterat
     if row.product:
         # Its containerd is part of it and is not asked.
         says = row.inspect(contents(in_facts(facts, row, DesiredConfig())), DesiredConfig())
-        yield _handler(row, recipe, says, f"{row.product} registers the runtime nvidia with its {row.id}")
+        yield _handler(row, recipe, says, f"{row.product} registers the runtime nvidia with its {row.id}", facts)
         return
     try:
         found = effective(row.id)
     except Undetermined:
         raise
     except GpunodeError as error:
-        yield Check("runtime", title, "failed", _because(error.what, error.why), f"systemctl status {row.unit}")
+        hint = f"sudo systemctl status {row.unit}"
+        if not facts.can_start(row.unit):
+            hint = f"no systemd runs here: start {row.id} in the way this system does, then verify again"
+        yield Check("runtime", title, "failed", _because(error.what, error.why), hint)
         return
     if found is None:
         yield Check(
@@ -228,22 +236,45 @@ def runtime_checks(recipe: Recipe, facts: Facts, effective: Effective) -> Iterat
             str(sudo_gpunode("setup", "--runtime", row.id)),
         )
         return
-    yield _handler(row, recipe, found, title)
+    yield _handler(row, recipe, found, title, facts)
 
 
-def _handler(row: Runtime, recipe: Recipe, found: ObservedConfig, title: str) -> Check:
+def _handler(row: Runtime, recipe: Recipe, found: ObservedConfig, title: str, facts: Facts) -> Check:
     if not row.unit:
         return Check("runtime", f"{row.id} starts containers", "passed", f"by {found.default}")
     binary = found.handlers.get("nvidia")
     if binary is None:
-        hint = f"{sudo_gpunode('setup', '--runtime', row.id)}\nsudo systemctl restart {row.unit}"
-        return Check("runtime", title, "failed", f"it knows: {', '.join(sorted(found.handlers)) or 'none'}", hint)
+        return Check("runtime", title, "failed", *_without_handler(row, found, facts))
     if recipe.runtime.default and found.default != "nvidia":
         hint = f"systemctl restart {row.unit}; `gpunode plan` shows whether the file has it"
         return Check("runtime", title, "failed", f"the default runtime is {found.default}", hint)
     return Check(
         "runtime", title, "passed", f"nvidia runs {binary or 'its default'}; default runtime {found.default or 'runc'}"
     )
+
+
+def _without_handler(row: Runtime, found: ObservedConfig, facts: Facts) -> tuple[str, str]:
+    """Return what a runtime lacks that does not know NVIDIA's, and what to do; setup only where it would do something.
+
+    Its files tell why: they lack the handler, they have it and were not read since, or the CRI plugin, which alone
+    reads them, is switched off.
+    """
+    detail = f"it knows: {', '.join(sorted(found.handlers)) or 'none'}"
+    by_setup = str(sudo_gpunode("setup", "--runtime", row.id))
+    try:
+        files = in_facts(facts, row, DesiredConfig())
+        says = row.inspect(contents(files), DesiredConfig())
+    except (Refused, Undetermined):
+        return detail, by_setup  # it says what is wrong with them
+    if says.cri_disabled:
+        return f"its CRI plugin is switched off (disabled_plugins in {row.config})", str(enable_cri(row))
+    if says.handlers.get("nvidia") is None:
+        return detail, by_setup
+    unit, changed = facts.unit(row.unit), max((facts.changed_at.get(path, 0.0) for path in files), default=0.0)
+    started_at = unit.value.started_at if isinstance(unit, Known) else None
+    if changed and started_at is not None and started_at > changed:
+        return f"{detail}; {row.config} has it, and {row.unit} was started since", _ASK_IT
+    return f"{detail}; {row.config} has it", f"sudo systemctl restart {row.unit}"
 
 
 def _cdi(recipe: Recipe, facts: Facts, host: HostView) -> Iterator[Check]:

@@ -15,8 +15,9 @@ from gpunode.facts.model import Facts, Known
 from gpunode.host.port import Settled
 from gpunode.host.rehearsal import RehearsalHost
 from gpunode.journal.store import Store
+from gpunode.outcome import Planned
 from gpunode.recipe import Recipe
-from gpunode.workflow.converge import StagePlan, projected
+from gpunode.workflow.converge import StagePlan, notes_of, projected, state_notes
 from gpunode.workflow.events import silent
 from gpunode.workflow.plan import pending, plan
 from gpunode.workflow.rollback import rollback, undoing
@@ -69,6 +70,19 @@ def _setup(recipe: Recipe, host: Memory, store: Store, node: Facts) -> SetupResu
 
 def _configuration(host: RehearsalHost) -> dict[str, FileState | None]:
     return {path: state for path, state in host.files.items() if state is not None}
+
+
+@quick
+@given(recipes(), facts())
+def test_what_is_said_where_nothing_is_to_be_done_is_of_the_state(recipe: Recipe, node: Facts) -> None:
+    """A note that plan shows of a step without changes is on every other screen as well, for it is of the state."""
+    plans = _plan(recipe, node, Memory(node))
+    outcomes = [step.outcome for stage in plans for step in stage.steps]
+    assert not [one for one in outcomes if isinstance(one, Planned) and one.change_notes and not one.changes]
+    after = node
+    for stage in plans:
+        after = projected(after, stage)
+    assert set(notes_of(plan(recipe, after, Memory(after)))) == set(state_notes(recipe, after))
 
 
 @quick

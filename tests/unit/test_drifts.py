@@ -9,6 +9,10 @@ from pathlib import Path
 import pytest
 
 from gpunode.change import PackageState
+from gpunode.cli.screen.checks import report_lines
+from gpunode.cli.screen.node import status_lines
+from gpunode.cli.screen.plans import plan_lines
+from gpunode.cli.screen.results import setup_lines
 from gpunode.distros.family import TOOLKIT_PACKAGES
 from gpunode.facts.model import Facts, Known
 from gpunode.facts.project import project
@@ -19,6 +23,10 @@ from gpunode.recipe import Driver, Recipe, Runtime, Toolkit
 from gpunode.workflow.converge import StagePlan, notes_of, projected
 from gpunode.workflow.locking import lock_of
 from gpunode.workflow.plan import pending, plan
+from gpunode.workflow.recovery import Backlog
+from gpunode.workflow.setup import SetupResult
+from gpunode.workflow.status import status
+from gpunode.workflow.verify import verify
 from tests.drifts import DRIFTS, Drift
 from tests.unit.steps.machines import GTX_1080, KERNEL, gpu, unit, with_driver
 from tests.unit.workflow.nodes import Node
@@ -94,16 +102,38 @@ def test_a_drift_is_found_and_named_and_its_plan_heals_it(drift: Drift) -> None:
     (step,) = [step for stage in plans for step in stage.steps if step.step.id == drift.step]
     if drift.answer == "refused":
         assert isinstance(step.outcome, Refusal)
+        assert drift.named in f"{step.outcome.why} {step.outcome.hint}"
         return
     if drift.answer == "noted":
         assert isinstance(step.outcome, Planned)
         (note,) = set(step.outcome.notes) - {*notes_of(planned(recipe, facts))}
-        assert drift.undo.split()[-1] in note
+        assert drift.named in note
+        assert_every_verb_says(note, recipe, drifted)
         return
     assert step.changes, [step.outcome for stage in plans for step in stage.steps]
     for stage in plans:
         drifted = project(drifted, stage.changes)
     assert not [stage.changes for stage in planned(recipe, drifted) if stage.changes]
+
+
+def assert_every_verb_says(note: str, recipe: Recipe, facts: Facts) -> None:
+    """Check that plan, a setup that finds nothing to do, verify and status all show the ``note``."""
+    plans = planned(recipe, facts)
+    assert note in notes_of(plans)
+    argv = ("setup", "node.toml")
+    report = verify(recipe, facts, Node(facts), lambda _: None, planned=plans)
+    assert note in report.notes
+    done = SetupResult(plans, (), (), (), "", 0.1, facts)
+    found = status(facts, Node(facts), Backlog())
+    assert note in found.notes
+    screens = {
+        "plan": plan_lines(recipe, facts, plans, Backlog(), argv, verbose=False),
+        "setup": setup_lines(recipe, done, report, None, "setup.log", argv, report.notes),
+        "verify": report_lines(recipe, report),
+        "status": status_lines(facts, found),
+    }
+    for verb, lines in screens.items():
+        assert note in "\n".join(map(str, lines)), verb
 
 
 @pytest.mark.parametrize("drift", DRIFTS, ids=lambda drift: drift.id)

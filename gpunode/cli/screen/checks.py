@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from gpunode.cli.screen.failures import next_lines
 from gpunode.cli.screen.node import short
-from gpunode.cli.screen.text import BLANK, Line, Style, indented, line, padded, span
+from gpunode.cli.screen.text import BLANK, Line, Span, Style, indented, line, padded, span
 from gpunode.cli.screen.words import MARKS, count, listed, sentence
 
 if TYPE_CHECKING:
@@ -37,7 +37,13 @@ def report_lines(recipe: Recipe, report: Report) -> Iterator[Line]:
     """The answer of verify: the checks, then the verdict."""
     yield from check_lines(report.checks)
     yield BLANK
+    yield from state_note_lines(report.notes)
     yield verdict(report, f"this node works and matches recipe {recipe.name}")
+
+
+def state_note_lines(notes: Sequence[str]) -> Iterator[Line]:
+    """Yield a warning for each of the ``notes`` on the node's state."""
+    return (line(Span("! ", "warn"), span(text, "warn"), hang=2) for text in notes)
 
 
 def matching(recipe: Recipe, scope: Sequence[str], what: str = "this node") -> str:

@@ -16,11 +16,11 @@ _NOT_OF_CLUSTER = frozenset(
 
 
 def setup_command(argv: Sequence[str]) -> Command:
-    """The command that does what ``argv``, a plan's or a rehearsal's, showed."""
+    """Return the command that does what ``argv``, a plan's, a rehearsal's or a verify's, showed or looked for."""
     # A lock that was renewed holds what --upgrade asked for; only an image's GPUs are named.
     done = {"--upgrade"} if any(word.partition("=")[0] == "--lock" for word in argv) else set()
     elsewhere = {"--node"} if root_of(argv) else {"--node", "--gpu"}
-    return sudo_gpunode("setup", *without(argv[1:], {"--check", *SHOWN_HOW, *done}, elsewhere))
+    return sudo_gpunode("setup", *without(argv[1:], {"--check", "--cuda", "--container", *SHOWN_HOW, *done}, elsewhere))
 
 
 def setup_place(argv: Sequence[str]) -> str:

@@ -31,7 +31,7 @@ def plan_lines(verb: CtkVerb, plan: CtkPlan, *, verbose: bool) -> Iterator[Line]
         yield line(span(plan.about, "bold"), "  ", span(plan.planned.reason), hang=len(plan.about) + 2)
         for change in plan.written:
             yield from indented(tuple(diff_lines(change, whole=verbose)), 4)
-    yield from (note(text) for text in plan.planned.notes)
+    yield from (note(text) for text in plan.planned.all_notes)
 
 
 def _as_asked(verb: CtkVerb, plan: CtkPlan) -> str:
@@ -114,7 +114,7 @@ def verdict_lines(
         yield line(MARKS["not run"], f"{_reader(plan)} was not asked: {verdict.untold}", hang=2)
     else:
         yield line(MARKS["passed"], f"{_reader(plan)} reads it so", hang=2)
-    yield from (note(text) for text in plan.planned.notes)
+    yield from (note(text) for text in plan.planned.all_notes)
 
 
 def configure_command(plan: CtkPlan, argv: Sequence[str]) -> Command:

@@ -4,24 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from gpunode.cli.hints import is_command
 from gpunode.cli.screen.text import Line, Span, Style, indented, line, prose, span
 from gpunode.errors import GpunodeError
-
-_PROGRAMS = frozenset(
-    {
-        "sudo",
-        "gpunode",
-        "systemctl",
-        "dkms",
-        "modprobe",
-        "mount",
-        "curl",
-        "ps",
-        "journalctl",
-        "dmesg",
-        "containerd",
-    }
-)
 
 # Lines of a cause that gpunode says itself, after what a tool said.
 _OWN_WORDS = ("put back:", "nothing was", "still to do:")
@@ -54,7 +39,4 @@ def next_lines(hint: str) -> tuple[Line, ...]:
 
 def _hint_style(text: str) -> Style:
     """A line that is a command and nothing but that is set off as one."""
-    from gpunode.packages import SYSTEMS  # loaded on use: most commands fail nowhere
-
-    programs = _PROGRAMS.union(*(system.programs for system in SYSTEMS))
-    return "command" if text.split(" ", 1)[0] in programs and ", " not in text else ""
+    return "command" if is_command(text) else ""

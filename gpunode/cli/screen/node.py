@@ -94,6 +94,7 @@ def status_lines(facts: Facts, found: Status) -> Iterator[Line]:
     yield from _labelled("runtimes", rows or (line(span("none installed", "dim")),))
     undone = f"an earlier run left undone: {listed(found.undone)}; gpunode setup does it"
     yield from _labelled("setup", (line(MARKS["waits"], undone, hang=2),) if found.undone else ())
+    yield from _labelled("notes", tuple(line(Span("! ", "warn"), span(text, "warn"), hang=2) for text in found.notes))
 
 
 def _labelled(label: str, rows: Sequence[Line]) -> Iterator[Line]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from gpunode.change import FileChange, KnownAfter, ModuleChange, PackageChange, ServiceChange, Trigger
 from gpunode.cli.actions import EFFECTS, Effect, effect_on
 from gpunode.cli.screen.changes import at_most, change_lines, package_lines, tally
-from gpunode.cli.screen.checks import matching
+from gpunode.cli.screen.checks import matching, state_note_lines
 from gpunode.cli.screen.commands import setup_command, setup_place
 from gpunode.cli.screen.node import node_line
 from gpunode.cli.screen.text import BLANK, Line, Span, indented, line, padded, span
@@ -34,7 +34,7 @@ def plan_lines(
             yield from stage_lines(plans, verbose=True)
             yield BLANK
         else:
-            yield from (line(span("! ", "warn"), span(text, "warn"), hang=2) for text in notes_of(plans))
+            yield from state_note_lines(notes_of(plans))
         what = "the image" if facts.is_image else "this node"
         yield line(MARKS["nothing"], f"nothing to do: {matching(recipe, partial(recipe, plans), what)}", hang=2)
         if left.unread:
@@ -68,7 +68,7 @@ def stage_lines(plans: Sequence[StagePlan], *, verbose: bool) -> Iterator[Line]:
 
 
 def _speaks(step: StepPlan) -> bool:
-    return not isinstance(step.outcome, Planned) or bool(step.changes or step.outcome.notes)
+    return not isinstance(step.outcome, Planned) or bool(step.changes or step.outcome.all_notes)
 
 
 def _quiet(quiet: Sequence[StepPlan]) -> Iterator[Line]:
@@ -89,7 +89,7 @@ def _step(step: StepPlan, *, verbose: bool) -> Iterator[Line]:
         reason = f"[{step.step.id}] {reason}"
     yield Line((mark, title, span(reason, "" if _speaks(step) else "dim")), hang=_TITLE + 4)
     if isinstance(step.outcome, Planned):
-        yield from (note(text) for text in step.outcome.notes)
+        yield from (note(text) for text in step.outcome.all_notes)
     yield from indented(tuple(change_lines(step.changes, verbose=verbose)), 4)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from gpunode.cli.screen.changes import change_lines
-from gpunode.cli.screen.checks import check_lines, matching, verdict, works
+from gpunode.cli.screen.checks import check_lines, matching, state_note_lines, verdict, works
 from gpunode.cli.screen.commands import cluster_apply_command, rollback_command, root_of, setup_command, verify_command
 from gpunode.cli.screen.events import downtime, settled_line
 from gpunode.cli.screen.failures import next_lines
@@ -67,9 +67,14 @@ def setup_lines(
     failure: GpunodeError | None,
     log: str,
     argv: Sequence[str],
+    notes: Sequence[str] = (),
 ) -> Iterator[Line]:
-    """How setup ended: the checks, what it took, where the log is, what to do next, how to undo it."""
+    """How setup ended: the checks, what it took, where the log is, what to do next, how to undo it.
+
+    ``notes`` on the node's state are those that the preview did not show.
+    """
     if not done.changed and failure is None:
+        yield from state_note_lines(notes)
         yield converged_line(recipe, done, report)
         return
     if report.checks and (done.changed or report.failed):
@@ -77,6 +82,7 @@ def setup_lines(
         yield line(span("checks", "bold"))
         yield from indented(tuple(check_lines(report.checks)), 2)
     yield BLANK
+    yield from state_note_lines(notes)
     if isinstance(failure, RebootRequired):
         yield from reboot_lines(failure)
     elif failure is None:

@@ -70,9 +70,12 @@ def test_a_drift_is_found_named_and_healed(node: Chroot, drift: Drift) -> None:
         assert steps[drift.step], (drift.step, steps)
     elif drift.answer == "refused":
         assert found.exit_code == 3, found.envelope
-        assert drift.undo.split()[-1] in found.error
+        assert drift.named in found.error
     else:
-        assert [note for note in found.envelope["notes"] if drift.undo.split()[-1] in note]
+        others = [("setup", RECIPE, "--yes", "--lock", LOCK), ("verify", RECIPE), ("status",)]
+        for answer in (found, *(ask(node, *words) for words in others)):
+            said = answer.envelope["notes"]
+            assert [note for note in said if drift.named in note], (answer.envelope["command"], said)
     if drift.answer != "healed":
         node.run("sh", "-c", drift.undo)
     setup_ok(node, "--lock", LOCK)

@@ -23,7 +23,7 @@ from gpunode.change import (
 )
 from gpunode.cli import boundary, verify
 from gpunode.cli.envelope import Envelope
-from gpunode.errors import Busy, GpunodeError, RecipeError, UsageError, exit_codes
+from gpunode.errors import Busy, GpunodeError, RecipeError, Refused, UsageError, exit_codes
 from gpunode.package_id import PackageId
 from tests.laws.strategies import changes
 
@@ -56,7 +56,16 @@ def test_a_success_without_changes() -> None:
 def test_a_failure_says_what_why_and_what_next() -> None:
     found = read(Envelope("setup").ending_in(Busy("dpkg is locked", why="by 4711", hint="wait")))
     assert (found["command"], found["status"], found["exit_code"], found["changed"]) == ("setup", "busy", 12, False)
-    assert found["errors"] == [{"error": "busy", "what": "dpkg is locked", "why": "by 4711", "hint": "wait"}]
+    said = {"error": "busy", "what": "dpkg is locked", "why": "by 4711", "hint": "wait"}
+    assert found["errors"] == [{**said, "commands": [], "manual": True}]
+
+
+def test_a_hint_tells_programs_which_commands_come_next_and_whether_a_person_must_act() -> None:
+    hint = "apt-mark unhold libcuda1\nthen run the same command again"
+    (error,) = read(Envelope("setup").ending_in(Refused("held", hint=hint)))["errors"]
+    assert (error["commands"], error["manual"]) == (["apt-mark unhold libcuda1"], False)
+    (error,) = read(Envelope("setup").ending_in(Refused("no", hint="run `gpunode plan`, or look at it")))["errors"]
+    assert (error["commands"], error["manual"]) == ([], True)
 
 
 def test_a_diff_is_as_ansible_shows_one() -> None:

@@ -191,6 +191,16 @@ def test_a_podman_that_does_not_look_there_is_told_how_to() -> None:
     assert plan(node(told, podman="5.5.1-1")).changes
 
 
+def test_a_stale_one_that_nobody_rewrites_is_noted() -> None:
+    """The recipe does not ask for CDI and the toolkit has no unit: docker and podman still read what is there."""
+    outcome = plan(node({ETC: spec("535.104.05")}), CONTAINERD)
+    assert outcome.changes == ()
+    (note,) = outcome.notes
+    assert f"{ETC} is of driver 535.104.05, and 580.95.05 is loaded, and nothing on this node writes it again" in note
+    assert plan(node({ETC: spec()}), CONTAINERD).notes == ()
+    assert plan(node(), CONTAINERD).notes == ()
+
+
 def test_a_machine_without_any_of_it_is_left_alone() -> None:
     assert plan(machine(), recipe()).changes == ()
 

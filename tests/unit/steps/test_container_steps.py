@@ -50,11 +50,55 @@ def asked(outcome: Planned) -> dict[str, object]:
     return {str(change.id): change.after for change in outcome.changes if isinstance(change, PackageChange)}
 
 
+DROP_IN = "/etc/containerd/conf.d/99-nvidia.toml"
+PAUSE = b"""version = 2
+imports = ["/etc/containerd/conf.d/*.toml"]
+[plugins."io.containerd.grpc.v1.cri"]
+sandbox_image = "registry.local/pause:3.9"
+"""
+NVIDIA_CTKS = b"""version = 2
+[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.nvidia]
+runtime_type = "io.containerd.runc.v2"
+[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.nvidia.options]
+BinaryName = "/usr/bin/nvidia-container-runtime"
+[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
+runtime_type = "io.containerd.runc.v2"
+"""
+
+
+def test_keys_without_effect_are_noted_whether_or_not_a_file_changes() -> None:
+    """containerd 1.6 takes the CRI table of the last file alone, so nvidia-ctk's drop-in hides the site's own keys."""
+    right = machine(
+        packages={"containerd": "1.6.20~ds1-1+b1"},
+        files={CONTAINERD: PAUSE, DROP_IN: NVIDIA_CTKS},
+        units={"containerd.service": unit()},
+    )
+    wrong = machine(
+        packages={"containerd": "1.6.20~ds1-1+b1"},
+        files={CONTAINERD: PAUSE, DROP_IN: NVIDIA_CTKS.replace(b"/usr/bin/", b"/opt/")},
+        units={"containerd.service": unit()},
+    )
+    edited = planned(RUNTIME_CONFIG.plan(recipe("containerd"), wrong))
+    assert files(edited.changes)
+    for outcome in (edited, planned(RUNTIME_CONFIG.plan(recipe("containerd"), right))):
+        (note,) = outcome.notes
+        assert "so these of /etc/containerd/config.toml have no effect: sandbox_image" in note
+        assert outcome.change_notes == ()
+    assert planned(RUNTIME_CONFIG.plan(recipe("containerd"), right)).changes == ()
+
+
 # -- toolkit -----------------------------------------------------------------------------------------------------------
 
 
 def test_a_bare_machine_gets_the_newest_of_all_four() -> None:
     assert asked(planned(TOOLKIT.plan(recipe("docker"), machine()))) == dict.fromkeys(FOUR, KnownAfter(why="toolkit"))
+
+
+def test_a_hold_on_the_toolkit_is_noted_where_the_recipe_leaves_the_version_open() -> None:
+    packages = four("1.18.1-1") | {"libnvidia-container1": PackageState("1.18.1-1", held=True)}
+    (note,) = planned(TOOLKIT.plan(recipe("docker"), machine(packages=packages))).notes
+    assert note == "libnvidia-container1 is held at 1.18.1-1, so upgrades leave that version"
+    assert planned(TOOLKIT.plan(wanted("1.18.1"), machine(packages=packages))).notes == ()
 
 
 def test_four_of_one_version_are_not_upgraded_unasked() -> None:

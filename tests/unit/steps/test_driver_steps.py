@@ -18,11 +18,12 @@ from gpunode.outcome import Waits
 from gpunode.package_id import PackageId
 from gpunode.packages.deb.preferences import PIN_FILE
 from gpunode.recipe import Recipe
-from gpunode.steps.blacklist import BLACKLIST, NOUVEAU
+from gpunode.steps.blacklist import NOUVEAU
 from gpunode.steps.conflicts import CONFLICTS
 from gpunode.steps.driver import DRIVER
 from gpunode.steps.headers import HEADERS
 from gpunode.steps.module import MODULE_BUILD, MODULE_LOAD
+from gpunode.steps.module_hazards import BLACKLIST
 from gpunode.steps.persistence import PERSISTENCE
 from gpunode.steps.pin import DRIVER_PIN
 from gpunode.steps.selection import choice
@@ -416,26 +417,26 @@ def test_ubuntus_names_with_their_branch_leave_for_those_without() -> None:
 @pytest.mark.parametrize("driver", ["nouveau", "nvidia"])
 def test_a_display_on_the_card_is_noticed_and_not_assumed(driver: str) -> None:
     desktop = machine(gpus=(gpu(class_code="0300", driver=driver),), packages={"gdm3": "43.0-3"})
-    (note,) = planned(DRIVER.plan(recipe(), desktop)).notes
+    (note,) = planned(DRIVER.plan(recipe(), desktop)).change_notes
     assert "0000:01:00.0" in note
     assert 'scope = "full"' in note
-    assert planned(DRIVER.plan(recipe(scope="full"), desktop)).notes == ()
+    assert planned(DRIVER.plan(recipe(scope="full"), desktop)).change_notes == ()
 
 
 def test_who_runs_another_driver_hears_what_happens_until_the_reboot() -> None:
     old = LoadedDriver("470.256.02", open_module=False)
-    (note,) = planned(DRIVER.plan(recipe(), machine(loaded_driver=old))).notes
+    (note,) = planned(DRIVER.plan(recipe(), machine(loaded_driver=old))).change_notes
     assert "470.256.02 stays loaded until the reboot" in note
-    assert planned(DRIVER.plan(recipe(), machine())).notes == ()
+    assert planned(DRIVER.plan(recipe(), machine())).change_notes == ()
 
 
 def test_no_display_is_seen_where_the_desktop_was_removed_or_hangs_elsewhere() -> None:
     gone = machine(
         gpus=(gpu(class_code="0300", driver="nvidia"),), packages={"gdm3": PackageState("43", config_files_only=True)}
     )
-    assert planned(DRIVER.plan(recipe(), gone)).notes == ()
+    assert planned(DRIVER.plan(recipe(), gone)).change_notes == ()
     elsewhere = machine(gpus=(gpu(class_code="0302", driver="nvidia"),), packages={"gdm3": "43.0-3"})
-    assert planned(DRIVER.plan(recipe(), elsewhere)).notes == ()
+    assert planned(DRIVER.plan(recipe(), elsewhere)).change_notes == ()
 
 
 # -- headers -----------------------------------------------------------------------------------------------------------

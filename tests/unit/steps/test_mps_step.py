@@ -35,7 +35,7 @@ def test_the_unit_is_written_enabled_and_started_and_what_mps_does_not_isolate_i
     assert file.path == MPS_UNIT
     assert file.triggers == {Trigger("daemon-reload")}
     assert service == ServiceChange(UNIT, ServiceState(False, False), ServiceState(enabled=True, active=True))
-    assert any("a fatal fault of one program can end all" in note for note in outcome.notes)
+    assert any("a fatal fault of one program can end all" in note for note in outcome.change_notes)
     assert planned(MPS.plan(WANTED, project(node(with_driver()), outcome.changes))).changes == ()
 
 

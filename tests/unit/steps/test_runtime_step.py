@@ -29,7 +29,8 @@ def test_a_default_runtime_without_its_program_is_refused_and_a_handler_warned_o
     no = refusal(RUNTIME_CONFIG.plan(default(), node()))
     assert "nvidia-container-runtime is not installed" in no.what
     assert "sudo gpunode setup --runtime=docker --only=toolkit-repository --only=toolkit" in no.hint
-    assert any("is not installed" in note for note in planned(RUNTIME_CONFIG.plan(recipe("docker"), node())).notes)
+    notes = planned(RUNTIME_CONFIG.plan(recipe("docker"), node())).change_notes
+    assert any("is not installed" in note for note in notes)
 
 
 def test_what_the_toolkit_brings_in_the_same_run_is_not_missing() -> None:

@@ -87,7 +87,7 @@ def test_an_entry_that_somebody_else_wrote_meanwhile_is_told_and_goes_by_its_nam
     merged = drop_in.replace(b"version = 2\n", b'version = 2\nimports = ["/etc/containerd/conf.d/*.toml"]\n', 1)
     host.files["/etc/containerd/config.toml"] = FileState(merged)
     plan = unconfigured(host, store, DesiredConfig(mode="drop-in"), "containerd")
-    assert any("still has a runtime nvidia" in note for note in plan.planned.notes)
+    assert any("still has a runtime nvidia" in note for note in plan.planned.all_notes)
     unconfigured(host, store, DesiredConfig(mode="drop-in"), "containerd")
     assert handlers(host, "containerd") == set()
 

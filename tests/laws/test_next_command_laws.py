@@ -1,0 +1,82 @@
+"""Following ``next:`` ends: in something done, in a reboot or a drain, or with a person; never where it began."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+from gpunode.cli.hints import commands_in
+from gpunode.facts.model import Facts, Known
+from gpunode.recipe import Recipe
+from gpunode.runtimes import ObservedConfig
+from gpunode.workflow.verify import runtime_checks
+from tests.drifts import DRIFTS, Drift
+from tests.fakes.examples import examples
+from tests.laws.next_commands import SETUP, Verb, check, setup, walk
+from tests.laws.nodes import facts as nodes
+from tests.laws.nodes import recipes
+from tests.unit.steps.machines import CONTAINERD, recipe, unit, with_driver
+from tests.unit.test_drifts import PACKAGES, converged
+
+NO_CRI = b'# as Docker ships it\ndisabled_plugins = ["cri"]\n'
+HANDLER = b"""version = 2
+[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.nvidia]
+runtime_type = "io.containerd.runc.v2"
+[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.nvidia.options]
+BinaryName = "/usr/bin/nvidia-container-runtime"
+"""
+ENABLE = "sudo gpunode ctk runtime configure --runtime=containerd --enable-cri --restart"
+
+
+def with_containerd(config: bytes, **more: object) -> Facts:
+    """A node with driver, toolkit and containerd."""
+    units = {"containerd.service": unit(started_at=100.0), "nvidia-persistenced.service": unit()}
+    facts = with_driver("580.95.05", packages={**PACKAGES, "containerd": "1.7.24"}, files={CONTAINERD: config},
+                        units=units, device_nodes=frozenset({"/dev/nvidiactl", "/dev/nvidia0"}))  # fmt: skip
+    return replace(facts, **more)  # type: ignore[arg-type]
+
+
+def test_without_the_cri_plugin_the_next_command_switches_it_on() -> None:
+    node, wanted = with_containerd(NO_CRI), recipe("containerd")
+    assert walk(setup, wanted, node) == [ENABLE]
+    assert walk(check, wanted, node) == [SETUP, ENABLE]
+
+
+@pytest.mark.parametrize(
+    ("changed_at", "restarts"), [({CONTAINERD: 200.0}, True), ({}, True), ({CONTAINERD: 50.0}, False)]
+)
+def test_a_daemon_is_restarted_once_and_only_if_that_can_help(changed_at: dict[str, float], restarts: bool) -> None:
+    node = with_containerd(HANDLER, changed_at=changed_at)
+    (found,) = runtime_checks(recipe("containerd"), node, lambda _: ObservedConfig({"runc": ""}))
+    assert commands_in(found.hint) == (("sudo systemctl restart containerd.service",) if restarts else ())
+    assert "/etc/containerd/config.toml has it" in found.detail
+
+
+@pytest.mark.parametrize("verb", [setup, check])
+@pytest.mark.parametrize("drift", [drift for drift in DRIFTS if drift.facts], ids=lambda drift: drift.id)
+def test_every_drift_ends(drift: Drift, verb: Verb) -> None:
+    wanted, node = converged()
+    assert drift.facts is not None
+    walk(verb, wanted, drift.facts(node))
+
+
+@settings(
+    max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much]
+)
+@given(recipes(), nodes())
+def test_every_node_ends(wanted: Recipe, node: Facts) -> None:
+    walk(setup, wanted, node)
+    walk(check, wanted, node)
+
+
+def test_a_hold_is_lifted_by_the_command_that_is_named() -> None:
+    wanted, node = converged()
+    assert isinstance(node.packages, Known)
+    held = {
+        package: replace(state, version="1.20.1-1", held=True) if package.name == "libnvidia-container1" else state
+        for package, state in node.packages.value.items()
+    }
+    done = walk(setup, wanted, replace(node, packages=Known(held, "dpkg-status")))
+    assert done == ["apt-mark unhold libnvidia-container1"]

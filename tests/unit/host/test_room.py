@@ -1,0 +1,40 @@
+"""A /boot without room for another initramfs is refused before anything is changed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gpunode.change import FileChange, FileState, Trigger
+from gpunode.errors import Refused
+from gpunode.host.room import refuse_full_boot
+
+BLACKLIST = FileChange("/etc/modprobe.d/x.conf", None, FileState(b""), frozenset({Trigger("initramfs")}))
+OTHER = FileChange("/etc/x", None, FileState(b""))
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> str:
+    (tmp_path / "boot").mkdir()
+    (tmp_path / "boot/initrd.img-6.1.0-1-amd64").write_bytes(bytes(3 << 20))
+    return str(tmp_path)
+
+
+def test_a_full_boot_is_refused_with_both_sizes(root: str) -> None:
+    with pytest.raises(Refused) as stopped:
+        refuse_full_boot([OTHER, BLACKLIST], root, lambda _: 900 << 10)
+    assert "0.9 MiB are free" in stopped.value.what
+    assert "3 MiB" in stopped.value.why
+    assert "nothing was changed" in stopped.value.why
+
+
+@pytest.mark.parametrize(("changes", "free"), [((BLACKLIST,), 3 << 20), ((OTHER,), 0), ((), 0)])
+def test_where_it_fits_or_none_is_owed_nothing_is(root: str, changes: tuple[FileChange, ...], free: int) -> None:
+    refuse_full_boot(changes, root, lambda _: free)
+
+
+def test_without_an_initramfs_there_is_nothing_to_rebuild(tmp_path: Path) -> None:
+    refuse_full_boot([BLACKLIST], str(tmp_path), lambda _: 0)
+    (tmp_path / "boot").mkdir()
+    refuse_full_boot([BLACKLIST], str(tmp_path))

@@ -1,0 +1,120 @@
+"""Machines on which a driver alone is not enough: plan and status say so, with the command that shows more."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from gpunode.facts.derive import derive
+from gpunode.facts.evidence import Capture
+from gpunode.facts.model import Facts, Known, LoadedDriver, PciDevice, Unknown
+from gpunode.facts.secure_boot import KEY, SHIM_KEY
+from gpunode.recipe import Recipe
+from gpunode.steps.detect import DETECT
+from gpunode.workflow.converge import state_notes
+from gpunode.workflow.recovery import Backlog
+from gpunode.workflow.status import status
+from tests.unit.steps.machines import B200, H100, T4, gpu, machine, planned, recipe, unit
+from tests.unit.workflow.nodes import Node
+
+B300, GB200 = "3182", "2941"
+LS10, LR10 = "22a3", "1af1"
+MANAGER = "nvidia-fabricmanager.service"
+
+
+def notes(facts: Facts) -> tuple[str, ...]:
+    return planned(DETECT.plan(recipe(), facts)).notes
+
+
+def switch(device: str) -> PciDevice:
+    return PciDevice("0000:07:00.0", "10de", device, "0680")
+
+
+@pytest.mark.parametrize(
+    ("devices", "words"),
+    [
+        ((gpu(H100), switch(LS10)), "1 NVSwitch: CUDA on these GPUs also needs nvidia-fabricmanager"),
+        ((gpu(H100), switch(LR10), switch(LR10)), "2 NVSwitches"),
+        ((gpu(B200),), "NVIDIA B200 (on HGX boards its NVSwitches do not show on the PCI bus)"),
+        ((gpu(B300),), "and nvlsm"),
+    ],
+)
+def test_gpus_behind_nvswitches_need_the_fabric_manager(devices: tuple[PciDevice, ...], words: str) -> None:
+    (note,) = notes(machine(gpus=devices))
+    assert words in note
+    assert note.endswith("`gpunode doctor fabric-manager-not-installed` shows the commands")
+    assert note in state_notes(recipe(), machine(gpus=devices))
+    assert note in status(machine(gpus=devices), Node(machine()), Backlog()).notes
+
+
+@pytest.mark.parametrize("devices", [(gpu(H100),), (gpu(T4),), (gpu(GB200),)])
+def test_gpus_without_switches_of_their_own_node_do_not(devices: tuple[PciDevice, ...]) -> None:
+    assert notes(machine(gpus=devices)) == ()
+
+
+def test_a_fabric_manager_that_runs_is_enough_and_one_that_does_not_is_named() -> None:
+    machines = [machine(gpus=(gpu(B200),), units={}) for _ in range(2)]
+    running, stopped = (
+        replace(one, units={**one.units, MANAGER: Known(unit(active=active), "units")})
+        for one, active in zip(machines, (True, False), strict=True)
+    )
+    assert notes(running) == ()
+    assert "`gpunode doctor fabric-manager-not-running`" in notes(stopped)[0]
+
+
+def test_secure_boot_is_said_until_a_driver_is_loaded() -> None:
+    on = machine(secure_boot=True)
+    (note,) = notes(on)
+    assert "Secure Boot is on" in note
+    assert "`gpunode doctor secure-boot-key-not-enrolled`" in note
+    assert note in status(on, Node(on), Backlog()).notes
+    assert notes(machine(secure_boot=True, loaded_driver=LoadedDriver("580.95.05", True))) == ()
+    assert notes(machine(secure_boot=False)) == ()
+    assert notes(machine()) == ()
+    assert planned(DETECT.plan(recipe(version="none"), on)).notes == ()
+
+
+ATTRIBUTES = b"\x06\x00\x00\x00"
+
+
+@pytest.mark.parametrize(
+    ("variable", "shim", "is_on"),
+    [
+        (Capture("v", "ok", ATTRIBUTES + b"\x01"), None, True),
+        (Capture("v", "ok", ATTRIBUTES + b"\x00"), None, False),
+        (Capture("v", "ok", ATTRIBUTES + b"\x01"), Capture("s", "ok", ATTRIBUTES + b"\x01"), False),
+        (Capture("v", "ok", ATTRIBUTES + b"\x01"), Capture("s", "absent"), True),
+        (Capture("v", "absent"), None, False),
+    ],
+)
+def test_the_firmwares_variable_tells(variable: Capture, shim: Capture | None, is_on: bool) -> None:
+    evidence = {KEY: variable, **({SHIM_KEY: shim} if shim else {})}
+    assert derive(evidence).secure_boot == Known(is_on, KEY)
+
+
+@pytest.mark.parametrize(
+    ("said", "is_on"),
+    [
+        ("SecureBoot enabled\n", True),
+        ("SecureBoot disabled\n", False),
+        ("SecureBoot enabled\nSecureBoot validation is disabled in shim\n", False),
+    ],
+)
+def test_of_a_capture_mokutil_tells(said: str, is_on: bool) -> None:
+    evidence = {"secure-boot": Capture("mokutil --sb-state", "ok", said.encode())}
+    assert derive(evidence).secure_boot == Known(is_on, "secure-boot")
+
+
+@pytest.mark.parametrize("capture", [None, Capture("v", "denied", error="Permission denied"), Capture("v", "ok")])
+def test_what_nobody_saw_is_unknown(capture: Capture | None) -> None:
+    assert isinstance(derive({KEY: capture} if capture else {}).secure_boot, Unknown)
+
+
+def test_an_image_is_not_booted() -> None:
+    assert isinstance(derive({KEY: Capture("v", "ok", ATTRIBUTES + b"\x01")}, image=True).secure_boot, Unknown)
+
+
+def test_a_recipe_of_another_runtime_changes_nothing_of_the_machine() -> None:
+    on = machine(secure_boot=True)
+    assert set(notes(on)) <= set(state_notes(Recipe("other"), on))

@@ -1,0 +1,63 @@
+"""Files of a .run driver whose uninstaller is gone: refused, before dpkg overwrites what no rollback has."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpunode.change import PackageState
+from gpunode.facts.derive import derive
+from gpunode.facts.evidence import Capture, Found, encode_found
+from gpunode.facts.model import Facts, ModuleFile, known
+from gpunode.steps.conflicts import CONFLICTS
+from tests.unit.steps.machines import KERNEL, machine, planned, recipe, refusal, with_driver
+
+CUDA = "/usr/lib/x86_64-linux-gnu/libcuda.so.535.54.03"
+NVML = "/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.535.54.03"
+LOCAL = "/usr/local/lib/libnvidia-ml.so.1"
+
+
+@pytest.mark.parametrize("node", [machine, with_driver])
+def test_a_library_of_a_version_that_no_package_has_is_refused(node: object) -> None:
+    module = ModuleFile(KERNEL, f"/lib/modules/{KERNEL}/kernel/drivers/video/nvidia.ko")
+    facts: Facts = node(driver_libraries=frozenset({CUDA, NVML}), module_files=(module,))  # type: ignore[operator]
+    no = refusal(CONFLICTS.plan(recipe(), facts))
+    assert no.exit_code == 3
+    assert "535.54.03" in no.what
+    assert all(path in no.why for path in (CUDA, NVML, module.path))
+    assert "sudo sh NVIDIA-Linux-x86_64-535.54.03.run --uninstall" in no.hint
+
+
+@pytest.mark.parametrize(
+    "paths",
+    [
+        ("/usr/lib/x86_64-linux-gnu/libcuda.so.580.95.05", "/usr/lib/i386-linux-gnu/libcuda.so.580.95.05"),
+        ("/usr/lib/x86_64-linux-gnu/libcuda.so.1", f"{CUDA}.dpkg-new"),
+        (),
+    ],
+)
+def test_what_a_package_can_have_brought_is_not(paths: tuple[str, ...]) -> None:
+    outcome = planned(CONFLICTS.plan(recipe(), with_driver(driver_libraries=frozenset(paths))))
+    assert (outcome.changes, outcome.notes) == ((), ())
+
+
+def test_an_older_package_is_purged_with_its_library() -> None:
+    old = machine(packages={"libcuda1": "535.54.03-1"}, driver_libraries=frozenset({CUDA}))
+    assert planned(CONFLICTS.plan(recipe(), old)).changes
+
+
+def test_the_residue_of_a_purged_package_has_no_library() -> None:
+    residue = {"libcuda1": PackageState("535.54.03-1", config_files_only=True)}
+    refusal(CONFLICTS.plan(recipe(), machine(packages=residue, driver_libraries=frozenset({CUDA}))))
+
+
+def test_a_library_where_ld_so_looks_first_is_noted() -> None:
+    (note,) = planned(CONFLICTS.plan(recipe(), with_driver(driver_libraries=frozenset({LOCAL})))).notes
+    assert note.startswith(f"{LOCAL} is of no package")
+
+
+def test_links_are_no_files_of_their_own() -> None:
+    found = (Found(CUDA), Found(LOCAL, link="libnvidia-ml.so.580.95.05"))
+    listing = Capture("glob", "ok", encode_found(iter(found)))
+    keys = ("cuda-libraries", "nvml-files", "libcuda-files-local", "nvml-files-local")
+    facts = derive(dict.fromkeys(keys, listing))
+    assert known(facts.driver_libraries, frozenset[str]()) == {CUDA}

@@ -1,0 +1,96 @@
+"""Lines by which a module or its device files will not be as the driver needs them; look-alikes that are meant so."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from gpunode.facts.model import Facts, Kernels, Known, LoadedDriver
+from gpunode.outcome import Planned
+from gpunode.steps.blacklist import NOUVEAU
+from gpunode.steps.module_hazards import BLACKLIST, hazards
+from tests.unit.steps.machines import KERNEL, machine, planned, recipe, with_driver
+from tests.unit.steps.test_preexisting_driver import BY_CANONICAL, of_branch_580
+
+SITE = "/etc/modprobe.d/site.conf"
+ARGUMENTS, GRUB = "/proc/cmdline", "/etc/default/grub"
+PARAMETERS = "/proc/driver/nvidia/params"
+IMAGE = f"/boot/initrd.img-{KERNEL}"
+
+
+def on(path: str, text: str) -> Facts:
+    """A machine with one file."""
+    return machine(files={path: text.encode()})
+
+
+@pytest.mark.parametrize(
+    ("path", "text", "note"),
+    [
+        (SITE, "options nvidia NVreg_DeviceFileMode=0600", f"{SITE}:1 gives /dev/nvidia* the mode 0600"),
+        (SITE, "options nvidia NVreg_DeviceFileMode=384", "the mode 0600, so users other than root cannot"),
+        (SITE, "options nvidia NVreg_DeviceFileMode=0x180", "the mode 0600"),
+        (SITE, "options nvidia NVreg_DeviceFileMode=0660", "the mode 0660"),
+        (ARGUMENTS, "quiet nouveau.modeset=1\n", "nouveau.modeset=1, which makes nouveau drive the display"),
+        (ARGUMENTS, "modprobe.blacklist=nvidia,foo ro", "keeps nvidia from being loaded"),
+        (ARGUMENTS, "module_blacklist=nvidia-drm", "keeps nvidia_drm from being loaded"),
+        (ARGUMENTS, "nvidia.NVreg_DeviceFileMode=0600", "gives /dev/nvidia* the mode 0600"),
+        (GRUB, "# x\nGRUB_CMDLINE_LINUX_DEFAULT='quiet nouveau.modeset=2'\n", f"{GRUB}:2 has nouveau.modeset=2"),
+        (PARAMETERS, "DeviceFileUID: 0\nDeviceFileGID: 0\nDeviceFileMode: 384\n", "the mode 0600, so users"),
+    ],
+)
+def test_a_line_that_stops_driver_or_users_is_named(path: str, text: str, note: str) -> None:
+    (found,) = hazards(on(path, text))
+    assert note in found
+
+
+@pytest.mark.parametrize(
+    ("path", "text"),
+    [
+        (SITE, "options nvidia NVreg_DeviceFileMode=0666"),
+        (SITE, "options nvidia NVreg_DeviceFileGID=44 NVreg_DeviceFileMode=0660"),
+        (SITE, "options nvidia NVreg_DeviceFileMode=rw"),
+        (SITE, "# options nvidia NVreg_DeviceFileMode=0600"),
+        (ARGUMENTS, "nouveau.modeset=0 modprobe.blacklist=nouveau nvidia-drm.modeset=1"),
+        (GRUB, "#GRUB_CMDLINE_LINUX=nouveau.modeset=1\nGRUB_DEFAULT=nouveau.modeset=1"),
+        (PARAMETERS, "DeviceFileUID: 0\nDeviceFileGID: 44\nDeviceFileMode: 432\n"),
+    ],
+)
+def test_a_line_that_is_meant_so_is_not(path: str, text: str) -> None:
+    assert hazards(on(path, text)) == ()
+
+
+def test_one_hazard_is_named_once_by_the_file_that_a_person_edits() -> None:
+    files = {ARGUMENTS: b"nouveau.modeset=1", GRUB: b"GRUB_CMDLINE_LINUX=nouveau.modeset=1"}
+    (note,) = hazards(machine(files=files))
+    assert note.startswith(GRUB)
+    closed = {SITE: b"options nvidia NVreg_DeviceFileMode=0600", PARAMETERS: b"DeviceFileMode: 384\n"}
+    (note,) = hazards(machine(files=closed))
+    assert note.startswith(SITE)
+
+
+@pytest.mark.parametrize(("made", "noted"), [(1.0, True), (2.0, False), (3.0, False)])
+def test_an_initramfs_from_before_the_blacklist_is_to_be_rebuilt(made: float, noted: bool) -> None:
+    facts = replace(machine(), modified_at={BLACKLIST: 2.0, IMAGE: made})
+    notes = hazards(facts)
+    assert [f"update-initramfs -u -k {KERNEL}" in note for note in notes] == ([True] if noted else [])
+
+
+def test_an_initramfs_of_a_kernel_that_does_not_boot_next_is_nobodys_hazard() -> None:
+    facts = replace(machine(), kernels=Known(Kernels("6.1.0-38-amd64", ("6.1.0-38-amd64",)), "boot-images"))
+    assert hazards(replace(facts, modified_at={BLACKLIST: 2.0, IMAGE: 1.0})) == ()
+
+
+@pytest.mark.parametrize("name", BY_CANONICAL)
+def test_a_driver_that_stays_as_it_is_has_hazards_too(name: str) -> None:
+    node = of_branch_580(name)
+    blacklisted = replace(node, files={**node.files, **on(SITE, "blacklist nvidia").files})
+    assert planned(NOUVEAU.plan(recipe(), blacklisted)) == Planned(
+        (), planned(NOUVEAU.plan(recipe(), node)).reason, hazards(blacklisted)
+    )
+    assert "keeps nvidia from being loaded" in hazards(blacklisted)[0]
+
+
+def test_what_the_running_kernel_was_started_with_is_told_with_a_loaded_driver_too() -> None:
+    node = with_driver(files={ARGUMENTS: b"nouveau.modeset=1"}, loaded_driver=LoadedDriver("580.95.05", True))
+    assert planned(NOUVEAU.plan(recipe(), node)).notes
