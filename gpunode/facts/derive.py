@@ -83,6 +83,7 @@ def derive(evidence: Evidence, *, image: bool = False) -> Facts:
         changed_at=_changed_at(evidence),
         modified_at=_modified_at(evidence),
         exposed=_exposed(evidence),
+        folder_modes=installed.folder_modes,
         dkms=fact("dkms-installed", lambda: dkms.drivers(reader.found("dkms-installed"))),
         toolkit_program=fact("toolkit-program", lambda: bool(reader.found("toolkit-program"))),
         rootless_docker=fact("docker-rootless", lambda: not image and bool(reader.found("docker-rootless"))),

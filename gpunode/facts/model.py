@@ -346,6 +346,7 @@ class Facts:
         architecture: in Debian's words (``amd64``).
         files: every file that gpunode writes or reads as configuration; a missing one is Known(None). See ``file``.
         folders: those that were read whole, each with its probe: a file that ``files`` lacks there does not exist.
+        folder_modes: the permission bits of folders in which the package manager reads as another user than root.
         changed_at: when a file was last written or restored, seconds since the epoch; only where that is known.
         modified_at: when files below /etc/modprobe.d and initramfs images were last written, in seconds (mtime).
         exposed: the files that somebody else than root could replace by another, and by what right.
@@ -379,6 +380,7 @@ class Facts:
     units: Mapping[str, Fact[Unit]] = field(default_factory=dict)
     files: Files = field(default_factory=dict)
     folders: Mapping[str, str] = field(default_factory=dict)
+    folder_modes: Mapping[str, int] = field(default_factory=dict)
     changed_at: Mapping[str, float] = field(default_factory=dict)
     modified_at: Mapping[str, float] = field(default_factory=dict)
     exposed: Mapping[str, str] = field(default_factory=dict)

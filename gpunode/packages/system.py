@@ -22,6 +22,7 @@ class PackageFacts:
     Attributes:
         architecture: in Debian's words (``amd64``).
         interrupted: whether a change of packages was stopped in its middle.
+        folder_modes: the permission bits of folders in which the package manager reads as another user than root.
     """
 
     architecture: Fact[str]
@@ -29,6 +30,7 @@ class PackageFacts:
     interrupted: Fact[bool]
     sources: Fact[tuple[PackageSource, ...]]
     dependencies: Fact[Dependencies]
+    folder_modes: Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Final
 
 from gpunode.facts.evidence import Probe
@@ -19,6 +19,7 @@ from gpunode.packages.deb.version import is_older
 from gpunode.packages.system import PackageFacts, PackageSystem, Repository
 
 _MIB: Final = 1 << 20
+_KEYRING_FOLDER: Final = "apt-keyring-folder"
 _STATUS: Final = "/var/lib/dpkg/status"
 _SOURCES: Final = "/etc/apt/sources.list"
 # nvidia-kernel-dkms (Debian), nvidia-kernel-open-dkms (NVIDIA's for Debian), nvidia-dkms-580-open (Ubuntu).
@@ -31,7 +32,7 @@ def _read(reader: Reader) -> PackageFacts:
     entries = fact("dpkg-status", lambda: status.entries(reader.text("dpkg-status")))
     found = fact("apt-sources", lambda: _sources(reader))
     if isinstance(entries, Unknown):
-        return PackageFacts(entries, entries, entries, found, entries)
+        return PackageFacts(entries, entries, entries, found, entries, {})
     rows, key = entries.value, entries.probe
 
     def interrupted() -> bool:
@@ -43,7 +44,14 @@ def _read(reader: Reader) -> PackageFacts:
         interrupted=fact("dpkg-updates", interrupted),
         sources=found,
         dependencies=Known(InstalledRelations(rows), key),
+        folder_modes=_folder_modes(reader),
     )
+
+
+def _folder_modes(reader: Reader) -> Mapping[str, int]:
+    """Return the mode of the folder of keyrings, which apt's own user must enter."""
+    found = known(fact(_KEYRING_FOLDER, lambda: reader.found(_KEYRING_FOLDER)), ())
+    return {one.path: one.ownership.mode for one in found if one.ownership is not None}
 
 
 def _sources(reader: Reader) -> tuple[PackageSource, ...]:
@@ -112,6 +120,7 @@ DEB: Final = PackageSystem(
         Probe("dpkg-status", path=_STATUS, limit_bytes=64 * _MIB, holds="table"),
         Probe("dpkg-updates", glob="/var/lib/dpkg/updates/*", contents=False, holds="table"),
         Probe("apt-extended-states", path="/var/lib/apt/extended_states", limit_bytes=16 * _MIB, holds="table"),
+        Probe(_KEYRING_FOLDER, glob="/usr/share/keyrings", contents=False, holds="table"),
         Probe("apt-sources", path=_SOURCES, holds="log"),
     ),
     probed_files={"apt-sources": _SOURCES},

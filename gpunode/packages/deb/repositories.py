@@ -62,7 +62,7 @@ def plan(repository: Repository, facts: Facts) -> Outcome:
     signer = f"signed by the key …{next(iter(repository.key.fingerprints))[-16:]}"
     touched = {subject(change) for change in changes}
     mended = [change for change in _mended(repository, staying, facts) if change.path not in touched]
-    notes = tuple(exposed(facts, (repository.keyring, _home(repository, staying))))
+    notes = (*exposed(facts, (repository.keyring, _home(repository, staying))), *_closed_folder(repository, facts))
     if not changes and mended:
         return Planned(tuple(mended), _why_mended(mended), notes)
     if not changes:
@@ -123,6 +123,17 @@ def _mended(repository: Repository, sources: Sequence[PackageSource], facts: Fac
         for path, state in states
         if state is not None and not _is_sound(state)
     ]
+
+
+def _closed_folder(repository: Repository, facts: Facts) -> Iterator[str]:
+    """Yield a note where apt's own user cannot enter the folder of the keyring."""
+    folder = repository.keyring.rpartition("/")[0]
+    mode = facts.folder_modes.get(folder, 0o755)
+    if not mode & 0o001:
+        yield (
+            f"apt's own user cannot enter {folder} (mode {mode:04o}), so apt trusts no source that is signed by a key "
+            f"in it: chmod 0755 {folder}"
+        )
 
 
 def _is_sound(state: FileState) -> bool:
