@@ -395,7 +395,7 @@ class Facts:
     provider: Fact[Provider | None] = Unknown("not captured", "provider-kind")
     mig: Fact[tuple[MigGpu, ...]] | None = None
     observed_on: Fact[date] = Unknown("not captured", "clock")
-    dependencies: Fact[Dependencies] = Unknown("not captured", "dpkg-status")
+    dependencies: Fact[Dependencies] = Unknown("not captured", "dependencies")
     package_system: Literal["deb"] = "deb"
 
     @property
