@@ -347,6 +347,10 @@ def doctor(
     lock: Annotated[
         str, typer.Option("--lock", metavar="FILE", help="of a fleet: which nodes have other package versions")
     ] = "",
+    node: Annotated[
+        list[str] | None,
+        typer.Option("--node", metavar="CAPTURE", help="the same as REPORT", autocompletion=completing.nodes),
+    ] = None,
     npd: Annotated[
         bool, typer.Option("--npd", help="one line, exit 0, 1 or 2: a plugin of node-problem-detector")
     ] = False,
@@ -357,11 +361,19 @@ def doctor(
     if npd:
         from gpunode.cli.npd import plugin
 
-        plugin(alone=not (named or html or prometheus or recipe or lock or json))
+        plugin(alone=not (named or node or html or prometheus or recipe or lock or json))
         return
     from gpunode.cli import doctor as cli
+    from gpunode.cli.samples import report_at
 
-    cli.doctor(tuple(named or ()), how(json, verbose), html=html, prometheus=prometheus, recipe=recipe, lock=lock)
+    cli.doctor(
+        tuple(map(report_at, (*(named or ()), *(node or ())))),
+        how(json, verbose),
+        html=html,
+        prometheus=prometheus,
+        recipe=recipe,
+        lock=lock,
+    )
 
 
 @app.command()

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
 from gpunode import builtin
+from gpunode.cli.samples import SAMPLES, samples
 from gpunode.command import gpunode, sudo_gpunode
 from gpunode.errors import RecipeError, UsageError
 from gpunode.facts.derive import derive
@@ -28,9 +29,6 @@ if TYPE_CHECKING:
     from gpunode.journal.store import Store
     from gpunode.workflow.recovery import Backlog
 
-# The shipped captures: each can be named in place of a file.
-SAMPLE = "debian12-gtx1080"
-SAMPLES = Path(__file__).parent.parent / "samples"
 _PCI_ID = re.compile(r"([0-9a-fA-F]{4}):([0-9a-fA-F]{4})")
 _BARE_METAL = "bare-metal"
 # Each runtime has a recipe of its name.
@@ -73,6 +71,15 @@ class Wanted:
 
             wanted = replace(wanted, lock=read_lock(self.lock))
         return wanted
+
+
+def explain_default_recipe(wanted: Wanted) -> str:
+    """Return which recipe is taken where none was named, and why; empty where one was, or a runtime."""
+    if wanted.recipe or wanted.runtime:
+        return ""
+    description = builtin.read(_BARE_METAL).description
+    listed = gpunode("recipe", "list")
+    return f"no recipe was named, so this is {_BARE_METAL} ({description}); `{listed}` shows the others"
 
 
 def recipe_at(place: str) -> Recipe:
@@ -182,11 +189,6 @@ def see(node: str, root: str, gpu: str, recipe: Recipe | None = None) -> Seen:
     host = LocalHost(checked_root(root))
     evidence = look_for(host, recipe, image=is_image(root))
     return Seen(host, _with_gpus(derive(evidence, image=is_image(root)), gpu), evidence)
-
-
-def samples() -> tuple[str, ...]:
-    """The names of the shipped captures."""
-    return tuple(sorted(one.parent.name for one in SAMPLES.glob("*/capture.json")))
 
 
 def _capture_at(node: str) -> Path:
@@ -306,11 +308,6 @@ def left_undone(node: str, root: str, facts: Facts) -> Backlog:
 def unread(left: Backlog) -> list[dict[str, object]]:
     """That nobody could tell what earlier runs left undone, as ``unknown`` says it."""
     return [{"fact": "owed", "reason": left.unread, "probe": "journal"}] if left.unread else []
-
-
-def sample() -> Path:
-    """The shipped capture of a node."""
-    return SAMPLES / SAMPLE
 
 
 def check_steps(only: Sequence[str]) -> None:

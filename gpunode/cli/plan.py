@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeAlias
 
-from gpunode.cli.compose import Wanted, check_steps, left_undone, see, unknown, unread
+from gpunode.cli.compose import Wanted, check_steps, explain_default_recipe, left_undone, see, unknown, unread
 from gpunode.cli.envelope import Envelope
 from gpunode.cli.output_options import OutputOptions
 from gpunode.cli.screen.commands import setup_command
@@ -39,6 +39,8 @@ def plan(
     raise_refusal(plans)
     screen = how.screen()
     left = left_undone(node, root, seen.facts)
+    if text := explain_default_recipe(wanted):
+        screen.tell(Told(text))
     screen.put(*plan_lines(recipe, seen.facts, plans, left, screen.argv, verbose=how.verbose))
     for text in () if node else _elsewhere(seen.host, plans):
         screen.tell(Told(text))

@@ -11,7 +11,16 @@ from typing import TYPE_CHECKING
 from gpunode import __version__
 from gpunode.change import CommandChange
 from gpunode.cli.changing import LOCK_TIMEOUT_S, session, told_what_was_done
-from gpunode.cli.compose import Wanted, check_steps, checked_root, gpus_to_set_up, is_image, need_root, unknown
+from gpunode.cli.compose import (
+    Wanted,
+    check_steps,
+    checked_root,
+    explain_default_recipe,
+    gpus_to_set_up,
+    is_image,
+    need_root,
+    unknown,
+)
 from gpunode.cli.envelope import Envelope
 from gpunode.cli.output_options import OutputOptions
 from gpunode.cli.resume import (
@@ -94,6 +103,8 @@ def _set_up(wanted: Wanted, how: OutputOptions, options: Options) -> None:
     named = gpus_to_set_up(options.gpu, image=image)
     with session("setup", how, place, options.lock_timeout_s, yes=options.yes) as node:
         node.swept()
+        if not options.resumes:
+            node.tell(explain_default_recipe(wanted))
         risks = () if options.resumes else tuple(input_risks(wanted.recipe, wanted.lock))
         for risk in risks:
             node.tell(risk)

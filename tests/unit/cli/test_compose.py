@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from gpunode.cli import completing
-from gpunode.cli.compose import checked_root, cluster_journal, gpus_to_set_up, samples, see
+from gpunode.cli.compose import Wanted, checked_root, cluster_journal, explain_default_recipe, gpus_to_set_up, see
+from gpunode.cli.samples import SAMPLES, report_at, samples
 from gpunode.errors import UsageError
 from gpunode.facts.model import Known
 from gpunode.steps.detect import DETECT
@@ -77,3 +78,18 @@ def test_root_keeps_no_journal_where_another_user_can_lead_it(
     root_home = Path(pwd.getpwuid(0).pw_dir)
     expected = root_home / ".local/state/gpunode" if others else tmp_path / "gpunode"
     assert cluster_journal().folder == expected
+
+
+def test_a_sample_is_a_report_by_its_name_unless_a_file_is_called_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert report_at("debian12-gtx1080") == str(SAMPLES / "debian12-gtx1080")
+    assert report_at("xid-79") == "xid-79"
+    (tmp_path / "debian12-gtx1080").touch()
+    assert report_at("debian12-gtx1080") == "debian12-gtx1080"
+
+
+def test_the_recipe_that_is_taken_without_a_name_is_told() -> None:
+    assert "this is bare-metal" in explain_default_recipe(Wanted())
+    assert explain_default_recipe(Wanted(runtime="docker")) == explain_default_recipe(Wanted("containerd")) == ""

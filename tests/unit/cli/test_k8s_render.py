@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import yaml
 
-from gpunode.cli.compose import SAMPLES
 from gpunode.cli.output_options import OutputOptions
 from gpunode.cli.rendering import render
+from gpunode.cli.samples import SAMPLES
 from gpunode.errors import Conflict, RecipeError, Refused, UsageError
 from gpunode.facts.evidence import Capture
 from gpunode.host.capture import load, save

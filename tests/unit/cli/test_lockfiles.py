@@ -13,10 +13,11 @@ import pytest
 
 from gpunode.cli import plan as cli
 from gpunode.cli.command_exit import CommandExit
-from gpunode.cli.compose import Wanted, sample
+from gpunode.cli.compose import Wanted
 from gpunode.cli.lockfiles import read_lock
 from gpunode.cli.output_options import OutputOptions
 from gpunode.cli.resume import digest
+from gpunode.cli.samples import sample
 from gpunode.errors import LockFileError, Undetermined, UsageError
 from tests.ids import by_name
 from tests.unit.test_lockfile import TEXT
