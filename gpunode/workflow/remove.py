@@ -140,9 +140,11 @@ def _without(trail: FileTrail, now: FileState | None, *, force: bool) -> _Back:
         after = span.after if isinstance(span.after, FileState) else None
         if back.state == after:
             back = replace(back, state=span.before)
+        elif back.state == span.before:
+            continue  # the change did not happen: its run was cut short; or somebody undid it
         elif after is None or back.state is None:
             return back  # gpunode took a file away and somebody wrote another, or somebody took gpunode's away
-        elif back.state != span.before:
+        else:
             back = _Back(span.before) if force else _merged(span, after, back)
     return back
 

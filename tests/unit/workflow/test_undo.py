@@ -679,6 +679,22 @@ class TestRemove:
         assert [c.after for c in back.files if c.path == DAEMON_JSON] == [FileState(left)]
         assert ("made the default runtime since" in " ".join(back.notes)) is (b"default" in document)
 
+    @pytest.mark.parametrize("is_made", [False, True])
+    def test_file_goes_whichever_of_two_states_a_cut_rollback_left(
+        self, host: Machine, store: Store, is_made: bool
+    ) -> None:
+        """Two setups wrote the file, and a rollback of the second was killed before or after it put the first back."""
+        second = FileState(b"# mine\nnvidia = 2\n")
+        run = store.begin("setup", version="test")
+        run.done(run.intend("runtime", "step", FileChange(CONTAINERD, OURS, second, frozenset({RESTART}))))
+        run.commit("done")
+        cut = store.begin("rollback", version="test", of=run.id)
+        cut.intend("runtime", "step", FileChange(CONTAINERD, second, OURS, frozenset({RESTART})))
+        cut.close()
+        host.files[CONTAINERD] = OURS if is_made else second
+        back = removing(store.footprint(), host, now())
+        assert [c.after for c in back.files if c.path == CONTAINERD] == [FORMER]
+
     def test_a_file_that_somebody_removed_stays_removed(self, host: Machine, store: Store) -> None:
         host.files[CONTAINERD] = None
         assert CONTAINERD not in map(subject, removing(store.footprint(), host, now()).changes)
