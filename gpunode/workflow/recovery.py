@@ -132,17 +132,29 @@ def half_written(cut: CutShort) -> tuple[str, ...]:
 
 
 def marks_missing(cut: CutShort, installed: Mapping[PackageId, PackageState]) -> tuple[PackageChange, ...]:
-    """The packages that the setup brought as somebody's dependency or held, and that are not marked so.
+    """Return what gives packages the marks that the run took from them, or did not come to set.
 
-    Package managers mark all that they are told by name as manually installed; the marks are set after the transaction.
+    Package managers mark all that they are told by name as manually installed; a setup sets the marks after the
+    transaction. And apt forgets that a package is automatic as soon as it is told to remove it, before dpkg does so:
+    what was not removed after all gets that mark back, whatever run it was.
     """
-    if cut.begin.verb != "setup":
-        return ()
-    begun = {change.id: change.after for change in cut.begun if isinstance(change, PackageChange)}
-    owed = ((package, installed.get(package), after) for package, after in begun.items())
+    begun = (change for change in cut.begun if isinstance(change, PackageChange))
+    meant = ((change.id, installed.get(change.id), _meant_marks(cut, change, installed)) for change in begun)
     return tuple(
-        PackageChange(package, now, replace(now, auto=after.auto, held=after.held))
-        for package, now, after in owed
-        if now is not None and isinstance(after, PackageState) and now.version == after.version
-        if (after.auto and not now.auto) or (after.held and not now.held)
+        PackageChange(package, now, replace(now, auto=marks.auto, held=marks.held))
+        for package, now, marks in meant
+        if now is not None and marks is not None
+        if (marks.auto and not now.auto) or (marks.held and not now.held)
     )
+
+
+def _meant_marks(
+    cut: CutShort, change: PackageChange, installed: Mapping[PackageId, PackageState]
+) -> PackageState | None:
+    """Return the state whose marks the package of ``change`` should have as it is now; None where nobody can tell."""
+    now, after = installed.get(change.id), change.after
+    if now is None:
+        return None
+    if cut.begin.verb == "setup" and isinstance(after, PackageState) and now.version == after.version:
+        return after
+    return change.before if after is None and change.before and now.version == change.before.version else None

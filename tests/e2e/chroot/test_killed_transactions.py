@@ -194,6 +194,44 @@ def test_an_undo_killed_before_dpkg_starts_is_no_undo(
         assert ask(node, "remove", "--yes").envelope["changed"] is False
 
 
+def test_an_undo_on_a_full_disk_is_no_undo(prepared: Callable[[str], Prepared]) -> None:
+    """The journal has room for its intents, and dpkg has none; apt has forgotten by then what was automatic."""
+    found = prepared("driver")
+    with found.node() as node:
+        assert node.gpunode("setup", RECIPE, "--yes").returncode in {0, 7}
+        installed = state(node)
+        fill(node, "/var", free_kib=120)
+
+        failed = ask(node, "rollback", "--packages", "--yes")
+
+        assert failed.exit_code == 6
+        assert "the disk is full" in failed.error
+        assert "the change was made" not in failed.error
+        assert state(node).packages == installed.packages
+        node.run("mount", "-o", "remount,size=90%", "/var")
+        assert node.gpunode("setup", RECIPE, "--yes").returncode in {0, 7}
+        assert installed.differences(state(node)) == ""
+
+        removed = ask(node, "remove", "--yes")
+
+        assert removed.exit_code in {0, 10}, removed.error
+        left = state(node)
+        assert (left.packages, left.auto, left.audit) == (found.former.packages, found.former.auto, "")
+
+
+def fill(node: Chroot, folder: str, free_kib: int) -> None:
+    """``folder`` is a file system of its own, which holds what it held and has room for ``free_kib`` KiB more."""
+    script = """set -e
+mkdir /mnt/room
+mount -t tmpfs room /mnt/room
+cp -a "$1/." /mnt/room
+used=$(df -k --output=used /mnt/room | tail -1)
+mount -o "remount,size=$((used + $2))k" /mnt/room
+mount --move /mnt/room "$1"
+"""
+    node.run("sh", "-c", script, "fill", folder, str(free_kib))
+
+
 _SHARES = [*(("toolkit", share) for share in (0.0, 0.3, 0.6, 0.9)), ("driver", 0.3), ("driver", 0.7)]
 _SHORT = {
     ("toolkit", 0.0, "gpunode"),
