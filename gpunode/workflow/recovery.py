@@ -135,10 +135,10 @@ def marks_missing(cut: CutShort, installed: Mapping[PackageId, PackageState]) ->
     """Return what gives packages the marks that the run took from them, or did not come to set.
 
     Package managers mark all that they are told by name as manually installed; a setup sets the marks after the
-    transaction. And apt forgets that a package is automatic as soon as it is told to remove it, before dpkg does so:
-    what was not removed after all gets that mark back, whatever run it was.
+    transaction. And they may forget that a package is automatic as soon as they are told to remove it, before they do
+    so: what was not removed after all gets that mark back, whatever run it was.
     """
-    begun = (change for change in cut.begun if isinstance(change, PackageChange))
+    begun = (change for change in (*cut.begun, *cut.failed) if isinstance(change, PackageChange))
     meant = ((change.id, installed.get(change.id), _meant_marks(cut, change, installed)) for change in begun)
     return tuple(
         PackageChange(package, now, replace(now, auto=marks.auto, held=marks.held))

@@ -72,7 +72,7 @@ def test_packages_that_a_cut_run_did_not_remove_are_automatic_again(verb: Verb) 
         for name in ("asked", "needed", "gone", "newer")
     )
     installed = {"asked": PackageState("1"), "needed": PackageState("1"), "newer": PackageState("2")}
-    cut = CutShort(replace(BEGIN, verb=verb), (), begun)
+    cut = CutShort(replace(BEGIN, verb=verb), (), begun[:1], begun[1:])
     assert marks_missing(cut, by_id(installed)) == (
         PackageChange(PackageId("needed"), PackageState("1"), PackageState("1", auto=True)),
     )
