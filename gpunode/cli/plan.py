@@ -40,7 +40,7 @@ def plan(
     screen = how.screen()
     left = left_undone(node, root, seen.facts)
     screen.put(*plan_lines(recipe, seen.facts, plans, left, screen.argv, verbose=how.verbose))
-    for text in () if node else _elsewhere(seen.host, plans):
+    for text in (*left.notes, *(() if node else _elsewhere(seen.host, plans))):
         screen.tell(Told(text))
     lock = writing(recipe, seen.facts, plans, screen) if writing else {}
     makes_them = str(setup_command(sys.argv[1:]))
@@ -97,7 +97,7 @@ def _envelope(plans: Sequence[StagePlan], left: Backlog, facts: Facts, more: Map
         changed=bool(left) or any(stage.changes for stage in plans),
         changes=[*(change for stage in plans for change in stage.changes), *left.marks],
         steps=steps_of(plans),
-        notes=notes_of(plans),
+        notes=[*notes_of(plans), *left.notes],
         unknown=[*unknown(facts), *unread(left)],
         result={
             "steps": steps,

@@ -10,6 +10,7 @@ from gpunode.cli.output_options import OutputOptions
 def verify(wanted: Wanted, how: OutputOptions, *, cuda: bool, container: bool) -> None:
     """Proves that the node works."""
     from gpunode.cli.screen.checks import report_lines
+    from gpunode.cli.screen.plans import note
     from gpunode.host.local import LocalHost
     from gpunode.workflow.container import container_check
     from gpunode.workflow.converge import survey
@@ -22,19 +23,22 @@ def verify(wanted: Wanted, how: OutputOptions, *, cuda: bool, container: bool) -
         check = container_check(host.runner, host.effective) if container else None
         left = left_undone("", "/", facts)
         report = look(recipe, facts, host, host.effective, Extra(cuda, check), left=left)
-        screen.put(*report_lines(recipe, report))
+        screen.put(*report_lines(recipe, report), *map(note, left.notes))
     result = {"checks": report.checks, "gpus": report.gpus}
-    answer = Envelope("verify", unknown=[*unknown(facts), *unread(left)], result=result)
+    answer = Envelope("verify", notes=left.notes, unknown=[*unknown(facts), *unread(left)], result=result)
     how.answer(answer.ending_in(report.shortcoming()))
 
 
 def status(how: OutputOptions, node: str) -> None:
     """Shows the node."""
     from gpunode.cli.screen.node import status_lines
+    from gpunode.cli.screen.plans import note
     from gpunode.workflow.status import status as look
 
     seen = see(node, "/", "")
     left = left_undone(node, "/", seen.facts)
     found = look(seen.facts, seen.host, left)
-    how.screen().put(*status_lines(seen.facts, found))
-    how.answer(Envelope("status", unknown=[*unknown(seen.facts), *unread(left)], result={"status": found}))
+    how.screen().put(*status_lines(seen.facts, found), *map(note, left.notes))
+    how.answer(
+        Envelope("status", notes=left.notes, unknown=[*unknown(seen.facts), *unread(left)], result={"status": found})
+    )

@@ -49,6 +49,7 @@ class Footprint:
 
     Attributes:
         packages: the state of each before gpunode; None for what was not there.
+        marks: the state in which gpunode left each of them, for its marks; not of those where that is not known.
         services: from what the unit was before gpunode to what it was left as.
         modules: those that gpunode loaded.
         commands: those that were run, oldest first.
@@ -57,6 +58,7 @@ class Footprint:
 
     files: Mapping[str, FileTrail] = field(default_factory=dict)
     packages: Mapping[PackageId, PackageState | None] = field(default_factory=dict)
+    marks: Mapping[PackageId, PackageState] = field(default_factory=dict)
     services: Mapping[str, ServiceChange] = field(default_factory=dict)
     modules: tuple[str, ...] = ()
     commands: tuple[CommandChange, ...] = ()
@@ -93,6 +95,7 @@ def of(entries: Iterable[Entry]) -> Footprint:
     return Footprint(
         files=_files(changes),
         packages=_packages(changes),
+        marks=_marks(changes),
         services=_services(changes),
         modules=_modules(changes),
         commands=tuple(one.change for one in changes if isinstance(one.change, CommandChange)),
@@ -234,6 +237,16 @@ def _packages(changes: Iterable[_Made]) -> dict[PackageId, PackageState | None]:
         if made.is_removal or (made.is_known and change.after == first[change.id]):
             del first[change.id]  # taken back: what is there of that name from now on is somebody else's
     return first
+
+
+def _marks(changes: Iterable[_Made]) -> dict[PackageId, PackageState]:
+    last = {made.change.id: made for made in changes if isinstance(made.change, PackageChange)}
+    return {
+        package: after
+        for package, made in last.items()
+        if made.is_known and isinstance(change := made.change, PackageChange)
+        if isinstance(after := change.after, PackageState)
+    }
 
 
 def _package_triggers(changes: Iterable[_Made]) -> dict[PackageId, frozenset[Trigger]]:

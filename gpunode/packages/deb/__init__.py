@@ -133,6 +133,7 @@ DEB: Final = PackageSystem(
     relaxed=_relaxed,
     pin=preferences.pin,
     pinned_version=preferences.pinned_version,
+    held_by_pin=preferences.held_by_pin,
     overriding=preferences.overriding,
     diverted=_diverted,
     repair=REPAIR_COMMAND,
