@@ -115,6 +115,8 @@ class PackageSystem:
         file_list: the file that is as old as the last installation of a package.
         sources_in: the entries of a file, by path and text, that lists repositories; None where it lists none.
             Raises ValueError.
+        contradict: whether two entries are for one archive, as an architecture has it, and disagree on how packages of
+            it are checked, so that the package manager reads no source at all.
 
         headers_of: the kernel whose headers a package has; empty where it has none.
         builds_driver: whether DKMS builds the driver's kernel modules from a package.
@@ -162,6 +164,7 @@ class PackageSystem:
     database: Callable[[str], Database]
     file_list: Callable[[str], str]
     sources_in: Callable[[str, str], tuple[PackageSource, ...] | None]
+    contradict: Callable[[PackageSource, PackageSource, str], bool]
 
     headers_of: Callable[[PackageId], str]
     builds_driver: Callable[[PackageId], bool]

@@ -35,6 +35,7 @@ from gpunode.workflow import mig_layouts, present, undo
 from gpunode.workflow.disruption import DOCKER, refuse_undoing
 from gpunode.workflow.recovery import lost_record
 from gpunode.workflow.rollback import edited
+from gpunode.workflow.source_lists import keep_sources_readable
 from gpunode.workflow.undo import Kept, Part, Undoing
 from gpunode.workflow.unrecorded import Unrecorded
 
@@ -88,10 +89,11 @@ def removing(
     layouts, unchanged = mig_layouts.back(host, divided, force=force)
     parts = undo.backward((*files, *layouts, *of_packages, *_units(footprint, facts)))
     parts, serving = undo.with_the_driver(parts, packages, added, installed)
+    kept = (*unknown, *needed, *serving)
+    parts, kept = keep_sources_readable(parts, kept, facts, store.objects.holding)
     if not disrupt:
         refuse_undoing([part.change for part in parts], owed, facts.unit(DOCKER), host)
     notes = (*file_notes, *unchanged, *_not_undone(footprint.packages, installed), *_enrolled_keys(host))
-    kept = (*unknown, *needed, *serving)
     return Undoing("", parts, notes, reboot=undo.reboot_reason(facts, packages), owed=owed, kept=kept)
 
 

@@ -39,6 +39,7 @@ from gpunode.workflow.converge import DEPENDENCIES
 from gpunode.workflow.disruption import DOCKER, refuse_undoing
 from gpunode.workflow.events import Observer
 from gpunode.workflow.recovery import still_owed
+from gpunode.workflow.source_lists import keep_sources_readable
 from gpunode.workflow.undo import Part, Undo, Undoing
 
 
@@ -94,6 +95,8 @@ def undoing(
     else:
         undone = Undoing(of, files, notes, incomplete, owed=still_owed(store.owed(), facts))
         undone = _whole(host, facts, undone, parts, backward=_goes_backward(runs, of))
+        readable, kept = keep_sources_readable(undone.parts, undone.kept, facts, store.objects.holding)
+        undone = replace(undone, parts=readable, kept=kept)
         going = standing.going((part.step, part.change) for part in undone.parts)
         standing.refuse_needed(store, of, going, partial(_is_there, host, undo.installed(facts)))
     if not disrupt:

@@ -74,6 +74,12 @@ def _plan_repository(repository: Repository, facts: Facts) -> Outcome:
     return repositories.plan(repository, facts)
 
 
+def _contradict(one: PackageSource, other: PackageSource, architecture: str) -> bool:
+    from gpunode.packages.deb import repositories
+
+    return repositories.contradict(one, other, architecture)
+
+
 def _relaxed(facts: Facts) -> Iterator[str]:
     """A note for every option by which the node's own apt checks less than it does by default."""
     for path in sorted(filter(configuration.is_read, facts.files)):
@@ -126,6 +132,7 @@ DEB: Final = PackageSystem(
     database=status.Status,
     file_list=lambda package: f"/var/lib/dpkg/info/{package}.list",
     sources_in=_sources_in,
+    contradict=_contradict,
     headers_of=_headers_of,
     builds_driver=_builds_driver,
     is_older=is_older,

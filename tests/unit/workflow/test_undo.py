@@ -42,7 +42,7 @@ from gpunode.workflow.remove import Remainder, remainder, removing
 from gpunode.workflow.rollback import RollbackResult, rollback, shortcoming, undoing
 from gpunode.workflow.undo import Undoing, leftovers
 from tests.ids import ids
-from tests.unit.steps.machines import CONTAINERD, CUDA_LIST, DAEMON_JSON, machine, unit
+from tests.unit.steps.machines import CONTAINERD, CUDA_KEYRING, CUDA_LIST, CUDA_URI, DAEMON_JSON, machine, unit
 from tests.unit.workflow.nodes import Node
 
 STATUS = "/var/lib/dpkg/status"
@@ -720,6 +720,47 @@ class TestRemove:
             assert subjects.isdisjoint({BLACKLIST, CUDA_LIST, UNIT, "nvidia-driver-cuda"})
             assert CONTAINERD in subjects
             assert f"{BLACKLIST} stays with nvidia-driver-cuda" in back.remarks
+
+    def test_list_that_setup_replaced_does_not_come_back_while_gpunodes_own_stays(self, store: Store) -> None:
+        """apt would read no list at all: two entries of one archive with two keys."""
+        theirs, key = "/etc/apt/sources.list.d/cuda.list", FileState(b"NVIDIA's key")
+        former = FileState(f"deb [signed-by=/k.gpg] {CUDA_URI} /\n".encode())
+        ours = FileState(f"deb [signed-by={CUDA_KEYRING}] {CUDA_URI} /\n".encode())
+        files = {CUDA_LIST: (None, ours), theirs: (former, None), CUDA_KEYRING: (FileState(b"armored"), key)}
+        host = Machine(machine(files={CUDA_KEYRING: key, CUDA_LIST: ours}))
+        run = store.begin("setup", version="test")
+        for path, (before, after) in files.items():
+            run.done(run.intend("sources", "cuda-repository", FileChange(path, before, after)))
+        run.done(run.intend("packages", "driver", PackageChange(PackageId("nvidia-driver-cuda"), None, NEW)))
+        run.commit("done")
+        driver = paragraph("nvidia-driver-cuda")
+        facts = machine(packages={"nvidia-driver-cuda": NEW}, files={CUDA_LIST: ours, CUDA_KEYRING: key})
+
+        host.files[STATUS] = FileState((driver + paragraph("cuda-app", "nvidia-driver-cuda")).encode())
+        for back in (removing(store, host, facts), undoing(store, host, run.id, facts)):
+            assert back.parts == ()
+            notes = {one.subject: one.how for one in back.kept}
+            assert f"{CUDA_LIST}:1 is for the same archive" in notes[theirs]
+            backup = store.objects.holding(former.content)
+            assert f"`sudo install -m 0644 {backup} {theirs}`" in notes[theirs]
+            assert Path(backup).read_bytes() == former.content
+            assert notes[CUDA_KEYRING] == f"stays: {CUDA_LIST} names it"
+
+        host.files[STATUS] = FileState(driver.encode())
+        back = removing(store, host, facts)
+        assert set(map(subject, back.changes)) == {*files, "nvidia-driver-cuda"}, "without the driver all is as before"
+
+    def test_keyring_of_somebody_elses_list_comes_back_as_it_was_and_is_never_taken_away(self, store: Store) -> None:
+        theirs, key = "/etc/apt/sources.list.d/cuda.list", FileState(b"NVIDIA's key")
+        listed = FileState(f"deb [signed-by={CUDA_KEYRING}] {CUDA_URI} /\n".encode())
+        host = Machine(machine(files={CUDA_KEYRING: key, theirs: listed}))
+        for former in (FileState(b"two keys"), None):
+            run = store.begin("setup", version="test")
+            run.done(run.intend("sources", "cuda-repository", FileChange(CUDA_KEYRING, former, key)))
+            run.commit("done")
+            back = undoing(store, host, run.id, machine(files={CUDA_KEYRING: key, theirs: listed}))
+            assert [change.after for change in back.files] == ([former] if former else [])
+            assert (f"{CUDA_KEYRING} stays: {theirs} names it" in back.remarks) is (former is None)
 
     @pytest.mark.parametrize(
         ("now_auto", "back_to_auto"), [(False, True), (True, None)], ids=["as gpunode left it", "as before by hand"]
