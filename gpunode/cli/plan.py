@@ -42,7 +42,7 @@ def plan(
     if text := explain_default_recipe(wanted):
         screen.tell(Told(text))
     screen.put(*plan_lines(recipe, seen.facts, plans, left, screen.argv, verbose=how.verbose))
-    for text in () if node else _elsewhere(seen.host, plans):
+    for text in (*left.notes, *(() if node else _elsewhere(seen.host, plans))):
         screen.tell(Told(text))
     lock = writing(recipe, seen.facts, plans, screen) if writing else {}
     makes_them = str(setup_command(sys.argv[1:]))
@@ -99,7 +99,7 @@ def _envelope(plans: Sequence[StagePlan], left: Backlog, facts: Facts, more: Map
         changed=bool(left) or any(stage.changes for stage in plans),
         changes=[*(change for stage in plans for change in stage.changes), *left.marks],
         steps=steps_of(plans),
-        notes=notes_of(plans),
+        notes=[*notes_of(plans), *left.notes],
         unknown=[*unknown(facts), *unread(left)],
         result={
             "steps": steps,

@@ -40,6 +40,7 @@ from gpunode.journal.store import Store
 from gpunode.outcome import WAITS, reboot_suffices
 from gpunode.workflow.converge import notes_of, state_notes, steps_of, survey
 from gpunode.workflow.reboot import Resume
+from gpunode.workflow.recovery import lost_record
 from gpunode.workflow.setup import Asked, SetupResult
 from gpunode.workflow.setup import setup as make
 from gpunode.workflow.verify import Report, verify
@@ -109,6 +110,8 @@ def _set_up(wanted: Wanted, how: OutputOptions, options: Options) -> None:
         for risk in risks:
             node.tell(risk)
         facts = survey(node.host, image=image, gpus=named, recipe=recipe)
+        lost = lost_record(node.store, facts)
+        node.tell(str(lost or ""))
         asked = _asked(node, recipe, options, started, image=image)
         with told_what_was_done("setup", how, node.store):
             done = make(
@@ -130,7 +133,8 @@ def _set_up(wanted: Wanted, how: OutputOptions, options: Options) -> None:
         node.screen.conclude(ending, failure)
         if asked.resume and reboot_suffices(done.waits):
             node.host.apply((CommandChange(("systemctl", "reboot"), "asked for with --reboot"),))
-    notes = [*dict.fromkeys((*previewed, *report.notes)), *risks, *filter(None, [node.log.problem])]
+    told = filter(None, [str(lost or ""), node.log.problem])
+    notes = [*dict.fromkeys((*previewed, *report.notes)), *risks, *told]
     how.answer(_envelope(recipe, done, report, notes).ending_in(failure))
 
 

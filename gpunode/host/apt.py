@@ -282,8 +282,9 @@ class Apt:
                 cure,
             )
         except GpunodeError:
-            # apt drops the hold of a package once dpkg has unpacked it, also when the transaction fails later.
-            self._hold_again(changes)
+            # apt drops the hold of a package once dpkg has unpacked it, also when the transaction fails later; and it
+            # forgets that a package is automatic when it is told to remove it, also when dpkg does not come to that.
+            self._mark_again(changes)
             raise
 
     def _check_again(self, changes: Sequence[PackageChange]) -> None:
@@ -302,11 +303,14 @@ class Apt:
                 argv = ("apt-mark", "-q", *_options(f"DPkg::Lock::Timeout={int(self._lock_timeout_s)}"), verb, *names)
                 self._command(f"mark packages ({verb})", argv)
 
-    def _hold_again(self, changes: Sequence[PackageChange]) -> None:
-        """As far as it goes: the failure that led here is what the user must hear of."""
-        held = [str(change.id) for change in changes if change.before is not None and change.before.held]
-        if held:
-            self._run(("apt-mark", "-q", "hold", *held), _QUERY_LIMIT_S)
+    def _mark_again(self, changes: Sequence[PackageChange]) -> None:
+        """Mark what is still there as before, as far as it goes: the user must hear of the failure that led here."""
+        states = {str(change.id): change.before for change in changes if change.before is not None}
+        held = [name for name, state in states.items() if state.held]
+        auto = [str(change.id) for change in changes if is_removal(change) and _was_auto(change)]
+        for verb, names in (("hold", held), ("auto", auto)):
+            if names:
+                self._run(("apt-mark", "-q", verb, *names), _QUERY_LIMIT_S)
 
     def _command(self, doing: str, argv: tuple[str, ...]) -> None:
         locks = self._places.install_locks

@@ -233,11 +233,13 @@ class CutShort:
     Attributes:
         made: the changes that are known to have been made, in their order.
         begun: those of which nobody knows whether they were, wholly or in part.
+        failed: those that are known not to have been made.
     """
 
     begin: Begin
     made: tuple[Change, ...] = ()
     begun: tuple[Change, ...] = ()
+    failed: tuple[Change, ...] = ()
 
 
 def cut_short(entries: Iterable[Entry]) -> CutShort | None:
@@ -246,9 +248,12 @@ def cut_short(entries: Iterable[Entry]) -> CutShort | None:
     begin = next((entry for entry in known if isinstance(entry, Begin)), None)
     if begin is None or any(isinstance(entry, Commit) for entry in known):
         return None
-    ended = {entry.seq for entry in known if isinstance(entry, Done | Failed)}
-    begun = (entry.change for entry in known if isinstance(entry, Intent) and entry.seq not in ended)
-    return CutShort(begin, made(known), tuple(begun))
+    failures = {entry.seq for entry in known if isinstance(entry, Failed)}
+    ended = failures | {entry.seq for entry in known if isinstance(entry, Done)}
+    intents = [entry for entry in known if isinstance(entry, Intent)]
+    begun = (entry.change for entry in intents if entry.seq not in ended)
+    failed = (entry.change for entry in intents if entry.seq in failures)
+    return CutShort(begin, made(known), tuple(begun), tuple(failed))
 
 
 def marked(runs: Sequence[RunSummary]) -> tuple[RunSummary, ...]:

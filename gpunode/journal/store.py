@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gpunode.change import FileChange, FileState, Trigger
 from gpunode.errors import JournalDamaged, Refused, UsageError
@@ -28,6 +29,9 @@ from gpunode.journal.lock import held, holder
 from gpunode.journal.objects import LARGEST, Objects, damaged_object
 from gpunode.journal.record import Begin, Commit, Entry, Forget, Verb
 from gpunode.journal.run import REQUEST, Announce, Run
+
+if TYPE_CHECKING:
+    from gpunode.journal.inventory import Inventory
 
 KEEP = 50
 _ASIDE: frozenset[Verb] = frozenset({"repair", "configure", "unconfigure"})
@@ -189,6 +193,16 @@ class Store:
             JournalDamaged: one of the journals is, or a backup object that is needed.
         """
         return footprint.of(entry for run in self.ids() for entry in self._unloaded(run)).loaded(self.objects.find)
+
+    def inventory(self) -> Inventory:
+        """Return what all runs together ever added to this node, whatever became of it; reads no backups.
+
+        Raises:
+            JournalDamaged: one of the journals is.
+        """
+        from gpunode.journal.inventory import inventory  # on use: a plan of a bare node needs none
+
+        return inventory(entry for run in self.ids() for entry in self._unloaded(run))
 
     def forget(self, run: str, user: str | None = None) -> tuple[int, int]:
         """The run can no longer be undone: what only it needed is gone. Call it under ``lock``.

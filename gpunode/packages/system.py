@@ -119,6 +119,8 @@ class PackageSystem:
         file_list: the file that is as old as the last installation of a package.
         sources_in: the entries of a file, by path and text, that lists repositories; None where it lists none.
             Raises ValueError.
+        contradict: whether two entries are for one archive, as an architecture has it, and disagree on how packages of
+            it are checked, so that the package manager reads no source at all.
 
         headers_of: the kernel whose headers a package has; empty where it has none.
         builds_driver: whether DKMS builds the driver's kernel modules from a package.
@@ -129,6 +131,7 @@ class PackageSystem:
         pin: the content of ``pin_file``: drivers come from NVIDIA's repository and in the chosen version, or not at
             all; the names are those of archives whose own driver packages are never mixed with NVIDIA's.
         pinned_version: the exact driver version that such a content holds; empty where it holds a branch.
+        held_by_pin: the installed packages whose version such a content wants.
         overriding: a note for every setting that decides over one of the named packages before ``pin_file`` does.
         diverted: a note for every file with one of the words in its path that is not its package's own.
         repair: what finishes changes that were stopped in their middle, and makes every package whole.
@@ -165,6 +168,7 @@ class PackageSystem:
     database: Callable[[str], Database]
     file_list: Callable[[str], str]
     sources_in: Callable[[str, str], tuple[PackageSource, ...] | None]
+    contradict: Callable[[PackageSource, PackageSource, str], bool]
 
     headers_of: Callable[[PackageId], str]
     builds_driver: Callable[[PackageId], bool]
@@ -174,6 +178,7 @@ class PackageSystem:
     relaxed: Callable[[Facts], Iterator[str]]
     pin: Callable[[Choice, Sequence[str]], bytes]
     pinned_version: Callable[[bytes], str]
+    held_by_pin: Callable[[bytes, Mapping[PackageId, PackageState]], frozenset[PackageId]]
     overriding: Callable[[Facts, Choice, Collection[str]], Iterator[str]]
     diverted: Callable[[Facts, Collection[str]], Iterator[str]]
     repair: CommandChange

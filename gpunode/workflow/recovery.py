@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from gpunode.change import Change, FileChange, PackageChange, PackageState, Trigger, subject
 from gpunode.errors import UsageError
@@ -16,7 +16,10 @@ from gpunode.runtimes import RUNTIMES
 
 if TYPE_CHECKING:
     from gpunode.journal.store import Store
+    from gpunode.workflow.unrecorded import Unrecorded
 
+# What the files begin with that only gpunode writes.
+MARK: Final = b"# Written by gpunode"
 _NAMED = 3
 
 
@@ -30,6 +33,7 @@ class Backlog:
         cut: the newest run, if it was cut short.
         ended: how the newest run ended: ``was cut short``, ``failed``, ``was interrupted``; empty when it was done.
         unread: why nobody can tell; empty when it is known.
+        lost: what a run that is no longer recorded left on the node; nothing that a setup does.
     """
 
     owed: tuple[Trigger, ...] = ()
@@ -37,6 +41,7 @@ class Backlog:
     cut: CutShort | None = None
     ended: str = ""
     unread: str = ""
+    lost: Unrecorded | None = None
 
     def __bool__(self) -> bool:
         """Whether there is anything to be done."""
@@ -47,6 +52,11 @@ class Backlog:
         """What is left to do, a few words each."""
         marks = f"mark {_named(self.marks)} as before"
         return (*map(str, self.owed), *((marks,) if self.marks else ()))
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the user should know beside the work that is left, a sentence each."""
+        return (str(self.lost),) if self.lost else ()
 
     def __str__(self) -> str:
         who = f"an earlier run {self.ended} and" if self.ended else "an earlier run"
@@ -68,7 +78,23 @@ def backlog(store: Store, facts: Facts) -> Backlog:
     marks = marks_missing(cut, known(facts.packages, {})) if cut is not None else ()
     newest = store.runs()[-1:] if owed or marks else ()
     ended = next((_ENDED.get(run.commit.result, "") for run in newest if run.commit), "")
-    return Backlog(owed, marks, cut, "was cut short" if cut is not None else ended)
+    return Backlog(owed, marks, cut, "was cut short" if cut is not None else ended, lost=lost_record(store, facts))
+
+
+def lost_record(store: Store, facts: Facts) -> Unrecorded | None:
+    """Return what says that gpunode made it although no recorded run did; None without any.
+
+    Raises:
+        UsageError: only root may read the journals.
+        JournalDamaged: one of the journals is.
+    """
+    states = ((path, known(facts.file(path), None)) for path in sorted(facts.files))
+    marked = {path: state for path, state in states if state is not None and state.content.startswith(MARK)}
+    if not marked:
+        return None
+    from gpunode.workflow.unrecorded import unrecorded  # on use: a node that gpunode never changed has no such file
+
+    return unrecorded(marked, facts, store.inventory(), str(store.folder))
 
 
 def visible_backlog(store: Store, facts: Facts) -> Backlog:
@@ -132,17 +158,29 @@ def half_written(cut: CutShort) -> tuple[str, ...]:
 
 
 def marks_missing(cut: CutShort, installed: Mapping[PackageId, PackageState]) -> tuple[PackageChange, ...]:
-    """The packages that the setup brought as somebody's dependency or held, and that are not marked so.
+    """Return what gives packages the marks that the run took from them, or did not come to set.
 
-    Package managers mark all that they are told by name as manually installed; the marks are set after the transaction.
+    Package managers mark all that they are told by name as manually installed; a setup sets the marks after the
+    transaction. And they may forget that a package is automatic as soon as they are told to remove it, before they do
+    so: what was not removed after all gets that mark back, whatever run it was.
     """
-    if cut.begin.verb != "setup":
-        return ()
-    begun = {change.id: change.after for change in cut.begun if isinstance(change, PackageChange)}
-    owed = ((package, installed.get(package), after) for package, after in begun.items())
+    begun = (change for change in (*cut.begun, *cut.failed) if isinstance(change, PackageChange))
+    meant = ((change.id, installed.get(change.id), _meant_marks(cut, change, installed)) for change in begun)
     return tuple(
-        PackageChange(package, now, replace(now, auto=after.auto, held=after.held))
-        for package, now, after in owed
-        if now is not None and isinstance(after, PackageState) and now.version == after.version
-        if (after.auto and not now.auto) or (after.held and not now.held)
+        PackageChange(package, now, replace(now, auto=marks.auto, held=marks.held))
+        for package, now, marks in meant
+        if now is not None and marks is not None
+        if (marks.auto and not now.auto) or (marks.held and not now.held)
     )
+
+
+def _meant_marks(
+    cut: CutShort, change: PackageChange, installed: Mapping[PackageId, PackageState]
+) -> PackageState | None:
+    """Return the state whose marks the package of ``change`` should have as it is now; None where nobody can tell."""
+    now, after = installed.get(change.id), change.after
+    if now is None:
+        return None
+    if cut.begin.verb == "setup" and isinstance(after, PackageState) and now.version == after.version:
+        return after
+    return change.before if after is None and change.before and now.version == change.before.version else None

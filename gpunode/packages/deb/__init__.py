@@ -84,6 +84,12 @@ def _plan_repository(repository: Repository, facts: Facts) -> Outcome:
     return repositories.plan(repository, facts)
 
 
+def _contradict(one: PackageSource, other: PackageSource, architecture: str) -> bool:
+    from gpunode.packages.deb import repositories
+
+    return repositories.contradict(one, other, architecture)
+
+
 def _relaxed(facts: Facts) -> Iterator[str]:
     """A note for every option by which the node's own apt checks less than it does by default."""
     for path in sorted(filter(configuration.is_read, facts.files)):
@@ -137,6 +143,7 @@ DEB: Final = PackageSystem(
     database=status.Status,
     file_list=lambda package: f"/var/lib/dpkg/info/{package}.list",
     sources_in=_sources_in,
+    contradict=_contradict,
     headers_of=_headers_of,
     builds_driver=_builds_driver,
     is_older=is_older,
@@ -144,6 +151,7 @@ DEB: Final = PackageSystem(
     relaxed=_relaxed,
     pin=preferences.pin,
     pinned_version=preferences.pinned_version,
+    held_by_pin=preferences.held_by_pin,
     overriding=preferences.overriding,
     diverted=_diverted,
     repair=REPAIR_COMMAND,

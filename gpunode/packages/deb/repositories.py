@@ -28,12 +28,32 @@ def _host(match: re.Match[str]) -> str:
 
 def _archive(repository: Repository) -> str:
     """The address as entries are compared by it."""
-    return _plain(repository.uri, repository)
+    return _plain(repository.uri, repository.architecture)
 
 
-def _plain(uri: str, repository: Repository) -> str:
+def contradict(one: PackageSource, other: PackageSource, architecture: str) -> bool:
+    """Return whether two entries are for one archive and disagree on its key, or on what apt checks.
+
+    apt then reads no source at all ("Conflicting values set for option Signed-By"). It takes entries for one archive
+    whose lists it would keep in one file, so neither the scheme nor where the path ends and the suite begins matters,
+    nor whether an entry is for source packages. Source: apt 2.6, ``debReleaseIndex``;
+    tests/conformance/apt/test_contradicting_sources.py asks apt itself.
+    """
+    if not (one.enabled and other.enabled) or (one.signed_by, one.relaxed) == (other.signed_by, other.relaxed):
+        return False
+    return _of_archive(one, architecture) == _of_archive(other, architecture)
+
+
+def _of_archive(source: PackageSource, architecture: str) -> tuple[str, str]:
+    """Return the address and suite by which entries are compared; the suite is empty where it is a path."""
+    if source.suite.endswith("/"):
+        return _plain(f"{source.uri}/{source.suite}", architecture), ""
+    return _plain(source.uri, architecture), source.suite
+
+
+def _plain(uri: str, architecture: str) -> str:
     """``uri`` without what makes no other archive: its architecture put in, the host in lower case, no scheme."""
-    unescaped = _ESCAPED.sub(lambda match: chr(int(match[1], 16)), uri.replace("$(ARCH)", repository.architecture))
+    unescaped = _ESCAPED.sub(lambda match: chr(int(match[1], 16)), uri.replace("$(ARCH)", architecture))
     parts: list[str] = []
     for part in _ADDRESS.sub(_host, unescaped).split("/"):
         if part == ".." and parts[1:]:
@@ -156,14 +176,15 @@ def _home(repository: Repository, sources: Sequence[PackageSource]) -> str:
 
 def _is_right(source: PackageSource, repository: Repository) -> bool:
     is_read = not source.architectures or repository.architecture in source.architectures
-    return is_read and _names(source, repository) and not _fault(source, repository)
+    return is_read and not source.source_package and _names(source, repository) and not _fault(source, repository)
 
 
 def _fault(source: PackageSource, repository: Repository) -> str:
     """How an entry lets packages of the archive in by other means than the wanted key; empty when it does not."""
-    if not source.enabled or source.source_package:
+    if not source.enabled:
         return ""
-    if alias := repository.alias(_plain(_address(source), repository)):
+    address, _ = _of_archive(source, repository.architecture)
+    if not source.source_package and (alias := repository.alias(address)):
         return alias
     if not _names(source, repository):
         return ""
@@ -189,13 +210,8 @@ def _list(repository: Repository, sources: Sequence[PackageSource], facts: Facts
 
 
 def _names(source: PackageSource, repository: Repository) -> bool:
-    """Whether an enabled entry is for this repository's packages."""
-    same = _plain(_address(source), repository) == _archive(repository)
-    return same and source.enabled and not source.source_package
-
-
-def _address(source: PackageSource) -> str:
-    return f"{source.uri}/{source.suite}" if source.suite.endswith("/") else source.uri
+    """Whether an enabled entry is for this repository, be it for its source packages."""
+    return source.enabled and _of_archive(source, repository.architecture)[0] == _archive(repository)
 
 
 def _is_rival(source: PackageSource, repository: Repository) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -110,8 +111,10 @@ def test_it_is_asked_by_nobody(root: Path, tmp_path: Path, monkeypatch: pytest.M
     assert int(rows["CapBnd"], 16) == 0
 
 
-def test_a_root_without_dpkg_is_said_not_to_be_simulated(root: Path) -> None:
-    (root / "var/lib/dpkg/status").write_text(STATUS.format("old"))
+def test_a_root_whose_architecture_nothing_tells_is_said_not_to_be_simulated(root: Path) -> None:
+    """It has no dpkg, and packages of two architectures."""
+    text = STATUS.format("old")
+    (root / "var/lib/dpkg/status").write_text(text + re.sub("Architecture: .*", "Architecture: s390x", text))
 
     assert simulate(str(root), [install("tool")]).problem.startswith(NOT_SIMULATED)
 

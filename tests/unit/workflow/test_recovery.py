@@ -8,7 +8,7 @@ import pytest
 
 from gpunode.change import Change, FileChange, FileState, PackageChange, PackageState
 from gpunode.journal.history import CutShort
-from gpunode.journal.record import Begin
+from gpunode.journal.record import Begin, Verb
 from gpunode.package_id import PackageId
 from gpunode.workflow.recovery import half_written, marks_missing, told
 from tests.ids import by_id
@@ -62,3 +62,17 @@ def test_the_marks_that_a_cut_setup_did_not_set_are_set_and_no_others() -> None:
         PackageChange(PackageId("needed"), PackageState("1"), PackageState("1", auto=True)),
     )
     assert marks_missing(replace(cut, begin=replace(BEGIN, verb="rollback")), by_id(installed)) == ()
+
+
+@pytest.mark.parametrize("verb", ["setup", "rollback", "remove"])
+def test_packages_that_a_cut_run_did_not_remove_are_automatic_again(verb: Verb) -> None:
+    """apt writes down that they are no more so before dpkg starts."""
+    begun = tuple(
+        PackageChange(PackageId(name), PackageState("1", auto=name != "asked"), None)
+        for name in ("asked", "needed", "gone", "newer")
+    )
+    installed = {"asked": PackageState("1"), "needed": PackageState("1"), "newer": PackageState("2")}
+    cut = CutShort(replace(BEGIN, verb=verb), (), begun[:1], begun[1:])
+    assert marks_missing(cut, by_id(installed)) == (
+        PackageChange(PackageId("needed"), PackageState("1"), PackageState("1", auto=True)),
+    )

@@ -155,6 +155,14 @@ def test_a_hold_outlives_a_failed_transaction(tmp_path: Path) -> None:
     assert bench.runner.made("mark")[-1][-2:] == ("hold", "driver")
 
 
+def test_packages_of_a_failed_removal_are_automatic_again(tmp_path: Path) -> None:
+    there = [(0, "driver driver installed\n", "")]
+    bench = Bench(tmp_path, install=[(100, "", "E: something\n")], dpkg_query=there)
+    with pytest.raises(ChangeFailed):
+        bench.apt.transact((PackageChange(PackageId("driver"), PackageState("1", auto=True), None),))
+    assert bench.runner.made("mark")[-1][-2:] == ("auto", "driver")
+
+
 def test_an_apt_that_hangs_is_said_to_hang_and_not_tried_again(tmp_path: Path) -> None:
     bench = Bench(tmp_path, install=[(124, "", NETWORK)])
     with pytest.raises(ChangeFailed, match="did not end within") as caught:
