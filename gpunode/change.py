@@ -370,7 +370,9 @@ def diff(change: FileChange) -> Iterator[str]:
             pass
     old, new = _lines(change.before), _lines(after)
     if old is None or new is None:
-        yield f"binary file {change.path} differs"
+        if change.before is None or after is None or change.before.content != after.content:
+            yield f"binary file {change.path} differs"
+        yield from _ownership(change.before, after)
         return
     marked = difflib.unified_diff(
         old,

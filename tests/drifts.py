@@ -24,6 +24,7 @@ PIN: Final = "/etc/apt/preferences.d/gpunode-nvidia"
 BLACKLIST: Final = "/etc/modprobe.d/gpunode-nouveau.conf"
 
 NEW_KERNEL: Final = "9.9.9-amd64"
+KEYRINGS: Final = "/usr/share/keyrings"
 FOREIGN_LIBRARY: Final = "/usr/lib/x86_64-linux-gnu/libcuda.so.535.54.03"
 LOCAL_LIBRARY: Final = "/usr/local/lib/libnvidia-ml.so.1"
 TOOLKIT_CONFIG: Final = "/etc/nvidia-container-runtime/config.toml"
@@ -370,6 +371,9 @@ DRIFTS: Final = (
           "touch /usr/bin/nvidia-uninstall", "conflicts", "refused",
           facts=lambda facts: replace(facts, run_installer=Known(value=True, probe=PLAN)),
           undo="rm /usr/bin/nvidia-uninstall", core=True),
+    Drift("keyrings-closed", "the folder of the keyrings is closed to apt's own user",
+          f"chmod 700 {KEYRINGS}", "toolkit-repository", "noted", undo=f"chmod 755 {KEYRINGS}",
+          facts=lambda facts: replace(facts, folder_modes={KEYRINGS: 0o700})),
     Drift("run-leftovers", "libraries of a .run driver are left, and its uninstaller is gone",
           f"touch {FOREIGN_LIBRARY}", "conflicts", "refused", facts=_libraries(FOREIGN_LIBRARY),
           undo=f"rm {FOREIGN_LIBRARY}", core=True),

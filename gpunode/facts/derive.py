@@ -78,6 +78,7 @@ def derive(evidence: Evidence, *, image: bool = False) -> Facts:
         files=_files(evidence),
         changed_at=_changed_at(evidence),
         modified_at=_modified_at(evidence),
+        folder_modes=_folder_modes(evidence.get("keyrings-folder")),
         exposed=_exposed(evidence),
         dkms=fact("dkms-installed", lambda: dkms.drivers(reader.found("dkms-installed"))),
         toolkit_program=fact("toolkit-program", lambda: bool(reader.found("toolkit-program"))),
@@ -327,6 +328,11 @@ def _modified_at(evidence: Evidence) -> Mapping[str, float]:
     found = (one for capture in captures if capture and capture.outcome == "ok" for one in _matches(capture))
     owners = ((one.path, one.ownership) for one in found)
     return {path: owner.modified for path, owner in owners if owner is not None and owner.modified is not None}
+
+
+def _folder_modes(capture: Capture | None) -> Mapping[str, int]:
+    found = _matches(capture) if capture and capture.outcome == "ok" else ()
+    return {one.path: one.ownership.mode for one in found if one.ownership is not None}
 
 
 def _exposed(evidence: Evidence) -> Mapping[str, str]:

@@ -317,6 +317,7 @@ class Facts:
         folders: those that were read whole, each with its probe: a file that ``files`` lacks there does not exist.
         changed_at: when a file was last written or restored, seconds since the epoch; only where that is known.
         modified_at: when files below /etc/modprobe.d and initramfs images were last written, in seconds (mtime).
+        folder_modes: the permission bits of folders that others than root must enter, such as that of apt's keyrings.
         exposed: the files that somebody else than root could replace by another, and by what right.
         units: only those that steps ask about.
         packages_interrupted: whether a change of packages was stopped in its middle.
@@ -348,6 +349,7 @@ class Facts:
     folders: Mapping[str, str] = field(default_factory=dict)
     changed_at: Mapping[str, float] = field(default_factory=dict)
     modified_at: Mapping[str, float] = field(default_factory=dict)
+    folder_modes: Mapping[str, int] = field(default_factory=dict)
     exposed: Mapping[str, str] = field(default_factory=dict)
     toolkit_program: Fact[bool] = Unknown("not captured", "toolkit-program")
     run_installer: Fact[bool] = Unknown("not captured", "run-installer")
@@ -376,8 +378,12 @@ class Facts:
         return Unknown("not captured", f"file:{path}")
 
     def can_start(self, name: str) -> bool:
-        """Return False where no systemd runs: its folders alone told of the unit ``name``."""
-        return self.unit(name).probe != "unit-wants"
+        """Return whether systemd runs here and told of the unit ``name``, or a plan brings it.
+
+        Elsewhere nobody can tell of units, or their files in systemd's folders alone do.
+        """
+        fact = self.unit(name)
+        return isinstance(fact, Known) and fact.probe != "unit-wants"
 
     def unit(self, name: str) -> Known[Unit] | Unknown:
         """The state of the unit ``name``; unknown where nobody asked."""

@@ -28,6 +28,7 @@ MIG_UNIT: Final = "/etc/systemd/system/gpunode-mig.service"
 MIG_WANTS: Final = "/etc/systemd/system/multi-user.target.d/gpunode-mig.conf"
 MPS_UNIT: Final = "/etc/systemd/system/gpunode-mps.service"
 RESUME_UNIT: Final = "/etc/systemd/system/gpunode-resume.service"
+KEYRINGS: Final = "/usr/share/keyrings"
 KERNEL_ARGUMENTS: Final = "/proc/cmdline"
 BOOT_LOADER: Final = "/etc/default/grub"
 DRIVER_PARAMETERS: Final = "/proc/driver/nvidia/params"
@@ -137,6 +138,7 @@ _STATIC: Final = (
     _listing("run-installer", "/usr/bin/nvidia-uninstall"),
     *(_listing(key, place) for key, place in DRIVER_LIBRARIES.items()),
     _listing("initramfs-images", "/boot/init*"),
+    _listing("keyrings-folder", KEYRINGS),
     _table(secure_boot.KEY, path=secure_boot.VARIABLE),
     _table(secure_boot.SHIM_KEY, path=secure_boot.SHIM_VARIABLE),
     _listing("toolkit-program", TOOLKIT_PROGRAM),

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
+from typing import Final
 
 from gpunode.catalog.repositories import cuda_repository, is_old_toolkit_source, toolkit_repository
 from gpunode.change import SigningKey
+from gpunode.command import command
 from gpunode.facts.model import Facts, need
+from gpunode.facts.probes import KEYRINGS
 from gpunode.outcome import Outcome, Planned, Refusal, Step
 from gpunode.packages import Repository, system
 from gpunode.recipe import Recipe
 from gpunode.steps.families import family_of, wants_driver
 from gpunode.steps.installed_driver import preexisting_driver
+
+_ENTERED_BY_OTHERS: Final = 0o001
 
 
 def plan_cuda(recipe: Recipe, facts: Facts) -> Outcome:
@@ -36,11 +42,9 @@ def plan_cuda(recipe: Recipe, facts: Facts) -> Outcome:
     key = SigningKey(row.key_url, frozenset({row.fingerprint}))
     repository = Repository(row.base_url, row.list_file, row.keyring, key, _has_no_former, architecture)
     outcome = system(facts).plan_repository(repository, facts)
-    return (
-        replace(outcome, notes=(*outcome.notes, *system(facts).relaxed(facts)))
-        if isinstance(outcome, Planned)
-        else outcome
-    )
+    if not isinstance(outcome, Planned):
+        return outcome
+    return replace(outcome, notes=(*outcome.notes, *system(facts).relaxed(facts), *_closed_folder(facts)))
 
 
 def plan_toolkit(recipe: Recipe, facts: Facts) -> Outcome:
@@ -51,7 +55,21 @@ def plan_toolkit(recipe: Recipe, facts: Facts) -> Outcome:
     row = toolkit_repository(recipe.repositories.toolkit, recipe.repositories.toolkit_key)
     key = SigningKey(row.key_url, frozenset({row.fingerprint}))
     repository = Repository(row.url, row.list_file, row.keyring, key, is_old_toolkit_source, architecture)
-    return system(facts).plan_repository(repository, facts)
+    outcome = system(facts).plan_repository(repository, facts)
+    if not isinstance(outcome, Planned):
+        return outcome
+    return replace(outcome, notes=(*outcome.notes, *_closed_folder(facts)))
+
+
+def _closed_folder(facts: Facts) -> Iterator[str]:
+    """Yield that the package manager's own user cannot enter the folder of the keyrings."""
+    mode = facts.folder_modes.get(KEYRINGS)
+    if mode is not None and not mode & _ENTERED_BY_OTHERS:
+        opened = command("sudo", "chmod", "755", KEYRINGS)
+        yield (
+            f"{KEYRINGS} has the mode {mode:04o}, so the user that fetches package indexes can read no keyring in it: "
+            f"`{opened}` opens it"
+        )
 
 
 def _has_no_former(uri: str) -> bool:
