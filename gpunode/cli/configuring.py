@@ -19,6 +19,7 @@ from gpunode.cli.screen.printer import standard_error, standard_output
 from gpunode.container_runtimes import CONTAINER_RUNTIMES
 from gpunode.errors import ChangesPending, GpunodeError, Undetermined, UsageError, VerifyFailed
 from gpunode.host.local import LocalHost
+from gpunode.host.port import HostView
 from gpunode.journal.footprint import Footprint
 from gpunode.journal.history import made
 from gpunode.journal.store import Store
@@ -131,7 +132,7 @@ def _carried_out(
     node.tell(node.log.problem)
     failure = _unread(host, plan) if restart and ctk.was_skipped(host, plan, done) else None
     is_read = (restart and failure is None) or host.root != "/" or ctk.asleep(plan)
-    following = "" if is_read else _following(host, plan, failed=ctk.has_failed(plan))
+    following = "" if is_read else following_command(host, plan, failed=ctk.has_failed(plan))
     shown, unread = "" if failure else following, failure is not None
     node.screen.conclude(done_lines(verb, plan, done, node.screen.argv, shown, is_unread=unread), failure)
     answer = _answer(command, plan, changes=made(node.store.read(done.run))).ending_in(failure)
@@ -139,8 +140,8 @@ def _carried_out(
     return replace(answer, result=result)
 
 
-def _following(host: LocalHost, plan: CtkPlan, *, failed: bool) -> str:
-    """What makes the daemon read its files on this machine; empty where there is no such thing."""
+def following_command(host: HostView, plan: CtkPlan, *, failed: bool) -> str:
+    """Return what makes the daemon read its files on this machine; empty where none runs, or needs it."""
     systemd = ctk.has_systemd(host)
     if not systemd and not ctk.has_socket(host, plan):
         return ""  # no daemon runs that could read them again
@@ -154,7 +155,7 @@ def _unread(host: LocalHost, plan: CtkPlan) -> VerifyFailed | None:
     row = CONTAINER_RUNTIMES.get(plan.about)
     if row is not None and row.source == "docker info" and not verdict.otherwise:
         return None
-    following = _following(host, plan, failed=False)
+    following = following_command(host, plan, failed=False)
     return VerifyFailed(
         f"the files are written, but {plan.about} was not restarted: systemd is not running",
         why=verdict.otherwise or f"gpunode restarts {plan.about} only through systemd",
@@ -240,7 +241,7 @@ def check(typed: Typed, how: OutputOptions, root: str) -> None:
         verdict = ctk.verdict(plan, host.effective, is_live=place == "/")
     else:
         verdict = ctk.offered(host, asked.row, image=place != "/")
-    following = _following(host, plan, failed=verdict.failed) if place == "/" else ""
+    following = following_command(host, plan, failed=verdict.failed) if place == "/" else ""
     screen = how.screen()
     screen.put(*verdict_lines(plan, verdict, screen.argv, following, verbose=how.verbose))
     how.answer(_judged(plan, verdict, following))

@@ -380,9 +380,9 @@ class Facts:
     units: Mapping[str, Fact[Unit]] = field(default_factory=dict)
     files: Files = field(default_factory=dict)
     folders: Mapping[str, str] = field(default_factory=dict)
-    folder_modes: Mapping[str, int] = field(default_factory=dict)
     changed_at: Mapping[str, float] = field(default_factory=dict)
     modified_at: Mapping[str, float] = field(default_factory=dict)
+    folder_modes: Mapping[str, int] = field(default_factory=dict)
     exposed: Mapping[str, str] = field(default_factory=dict)
     toolkit_program: Fact[bool] = Unknown("not captured", "toolkit-program")
     run_installer: Fact[bool] = Unknown("not captured", "run-installer")
@@ -413,8 +413,12 @@ class Facts:
         return Unknown("not captured", f"file:{path}")
 
     def can_start(self, name: str) -> bool:
-        """Return False where no systemd runs: its folders alone told of the unit ``name``."""
-        return self.unit(name).probe != "unit-wants"
+        """Return whether systemd runs here and told of the unit ``name``, or a plan brings it.
+
+        Elsewhere nobody can tell of units, or their files in systemd's folders alone do.
+        """
+        fact = self.unit(name)
+        return isinstance(fact, Known) and fact.probe != "unit-wants"
 
     def unit(self, name: str) -> Known[Unit] | Unknown:
         """The state of the unit ``name``; unknown where nobody asked."""

@@ -210,6 +210,7 @@ def _configured(node: Node, document: dict[str, Any]) -> ObservedConfig:
         handlers={**node.flags.runtimes, **of_file},
         default=default_of(document) or node.flags.last("default-runtime"),
         cdi=cdi if isinstance(cdi, bool) else node.flags.cdi,
+        is_startable=not conflicts(node.flags, tuple(document)),
     )
 
 

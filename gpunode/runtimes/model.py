@@ -113,6 +113,7 @@ class ObservedConfig:
         cdi: None when the text does not say.
         systemd_cgroup: SystemdCgroup of the handlers that mention it; containerd's nameless default is ``NAMELESS``.
         schema: containerd's configuration schema; None for docker.
+        is_startable: whether the daemon starts with it; dockerd does not where its command line says the same keys.
     """
 
     handlers: Mapping[str, str] = field(default_factory=dict)
@@ -121,6 +122,7 @@ class ObservedConfig:
     cdi: bool | None = None
     systemd_cgroup: Mapping[str, bool] = field(default_factory=dict)
     schema: int | None = None
+    is_startable: bool = True
 
 
 Reads: TypeAlias = Callable[[Files, DesiredConfig], tuple[str, ...]]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -27,6 +27,7 @@ NAMED_KINDS: Final = frozenset({"lts", "production"})
 _DRIVER_VERSION = re.compile(r"(\d{3})\.(?:\d|\Z)")
 # What programs reach a GPU by: Debian's and NVIDIA's names, and Ubuntu's (libnvidia-compute-580-server).
 _LIBRARIES = re.compile(r"libcuda1|libnvidia-ml1|libnvidia-compute(?:-\d{3}(?:-server)?)?")
+_MODULES = re.compile(r"\Anvidia\b.*\bdkms\b|\Alinux-modules-nvidia-")
 # Several versions of its firmware may be there side by side, and nothing on a GPU needs the others at its version.
 _MAY_DIFFER = (STANDS_ALONE, "nvidia-firmware-", "nvidia-fabricmanager", "nvidia-persistenced", "cuda-compat")
 
@@ -163,6 +164,14 @@ def installed_driver_packages(facts: Facts) -> dict[PackageId, PackageState]:
     """Every package of any driver that is on the node, the residue of removed ones included."""
     packages = need(facts.packages, "which packages are installed")
     return {package: packages[package] for package in sorted(driver_packages(packages))}
+
+
+def has_driver(packages: Iterable[PackageId]) -> bool:
+    """Return whether these packages are a driver: its libraries, or what has or builds its module.
+
+    Others of its source, such as Debian's libxnvctrl0, come along with programs that need no GPU.
+    """
+    return any(_LIBRARIES.fullmatch(package.name) or _MODULES.search(package.name) for package in packages)
 
 
 def installed_branches(facts: Facts) -> tuple[int, ...]:

@@ -81,7 +81,7 @@ def _configured(recipe: Recipe, facts: Facts, place: Chosen) -> Planned | Refusa
     planned = configuring(target)
     if not planned.changes:
         planned = replace(planned, expectation=None)  # what is closed below is no news to a parser
-    planned = _closed(target, replace(planned, changes=(*planned.changes, *_service(row, facts))))
+    planned = _closed(target, replace(planned, changes=(*planned.changes, *_service(row, facts, present))))
     notes = (
         *planned.notes,
         *_not_startable(row, facts),
@@ -187,12 +187,16 @@ def _deferred(row: Runtime, fact: Unknown) -> Planned:
     return Planned((FileChange(row.config, None, promise, frozenset({Trigger("restart", row.unit)})),), reason)
 
 
-def _service(row: Runtime, facts: Facts) -> tuple[Change, ...]:
-    """Starts and enables a runtime that does not run; nothing where systemd does not say, or it is part of more."""
+def _service(row: Runtime, facts: Facts, present: States) -> tuple[Change, ...]:
+    """Return what starts and enables a runtime that does not run; nothing where systemd does not say.
+
+    One that is part of more is left alone, and one that would fail with its files as they are is not started.
+    """
     fact = facts.unit(row.unit)
     if row.product or not isinstance(fact, Known) or not fact.value.exists or fact.value.masked:
         return ()
-    can_start = not facts.is_image and facts.can_start(row.unit)
+    is_startable = row.inspect(contents(present), DesiredConfig()).is_startable
+    can_start = is_startable and not facts.is_image and facts.can_start(row.unit)
     wanted = ServiceState(enabled=True, active=can_start or fact.value.state.active)
     return () if fact.value.state == wanted else (ServiceChange(row.unit, fact.value.state, wanted),)
 

@@ -268,6 +268,9 @@ def _without_handler(row: Runtime, found: ObservedConfig, facts: Facts) -> tuple
         return detail, by_setup  # it says what is wrong with them
     if says.cri_disabled:
         return f"its CRI plugin is switched off (disabled_plugins in {row.config})", str(enable_cri(row))
+    if says.handlers.get("nvidia") is None and row.product:
+        again = f"systemctl restart {row.unit}"
+        return detail, f"if {row.product} was not started since the toolkit was installed: {again}; else see its log"
     if says.handlers.get("nvidia") is None:
         return detail, by_setup
     unit, changed = facts.unit(row.unit), max((facts.changed_at.get(path, 0.0) for path in files), default=0.0)

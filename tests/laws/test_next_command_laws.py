@@ -8,15 +8,18 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from gpunode.cli.hints import commands_in
+from gpunode.facts.derive import derive
 from gpunode.facts.model import Facts, Known
 from gpunode.recipe import Recipe
 from gpunode.runtimes import ObservedConfig
 from gpunode.workflow.verify import runtime_checks
 from tests.drifts import DRIFTS, Drift
-from tests.fakes.examples import examples
+from tests.fakes.examples import examples, sample
 from tests.laws.next_commands import SETUP, Verb, check, setup, walk
 from tests.laws.nodes import facts as nodes
 from tests.laws.nodes import recipes
+from tests.scenarios.healthy.captures import evidence
+from tests.scenarios.healthy.nodes import HEALTHY
 from tests.unit.steps.machines import CONTAINERD, recipe, unit, with_driver
 from tests.unit.test_drifts import PACKAGES, converged
 
@@ -69,6 +72,15 @@ def test_every_drift_ends(drift: Drift, verb: Verb) -> None:
 def test_every_node_ends(wanted: Recipe, node: Facts) -> None:
     walk(setup, wanted, node)
     walk(check, wanted, node)
+
+
+@pytest.mark.parametrize("name", sample(tuple(HEALTHY), "next", str, 14))
+def test_every_known_node_ends(name: str) -> None:
+    node = derive(evidence(HEALTHY[name]()))
+    for runtime in ("none", "containerd", "docker"):
+        for wanted in (recipe(runtime), recipe(runtime, version="none")):
+            walk(setup, wanted, node)
+            walk(check, wanted, node)
 
 
 def test_a_hold_is_lifted_by_the_command_that_is_named() -> None:

@@ -390,6 +390,30 @@ def test_what_dockers_command_line_says_is_a_conflict_in_the_plan() -> None:
     assert files(planned(RUNTIME_CONFIG.plan(wants_default, docker_node("--default-runtime=nvidia"))).changes)
 
 
+def test_a_docker_that_cannot_start_with_its_file_is_not_started_and_said() -> None:
+    stopped = {"docker.service": unit(active=False)}
+    for flags, starts in (("--default-runtime=runc", False), ("", True)):
+        registered = json.dumps({"default-runtime": "nvidia", "runtimes": {"nvidia": _ENTRY}}).encode()
+        node = docker_node(flags, **{DAEMON_JSON: registered})
+        node = replace(node, units={**node.units, **{name: Known(one, "units") for name, one in stopped.items()}})
+        outcome = planned(RUNTIME_CONFIG.plan(recipe("docker"), node))
+        assert any(isinstance(change, ServiceChange) for change in outcome.changes) is starts
+        assert any("dockerd will not start with" in note for note in outcome.notes) is not bool(starts)
+
+
+@pytest.mark.parametrize("probe", ["units", "unit-wants"])
+def test_where_no_systemd_runs_nothing_is_started_and_that_is_said(probe: str) -> None:
+    """Systemd's folders tell which units there are; a start that was planned could never be seen to be done."""
+    node = machine(packages=DOCKER, files={DAEMON_JSON: json.dumps({"runtimes": {"nvidia": _ENTRY}}).encode()})
+    node = replace(node, units={"docker.service": Known(unit(active=False), probe)})
+    outcome = planned(RUNTIME_CONFIG.plan(recipe("docker"), node))
+    starts = [change for change in outcome.changes if isinstance(change, ServiceChange)]
+    assert bool(starts) is (probe == "units")
+    assert any("no systemd runs here, so gpunode cannot start docker" in note for note in outcome.notes) is not bool(
+        starts
+    )
+
+
 def test_the_file_that_docker_is_told_to_read_is_planned() -> None:
     node = looked_for("/srv/docker.json", docker_node("--config-file=/srv/docker.json"))
     outcome = planned(RUNTIME_CONFIG.plan(recipe("docker"), node))

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from gpunode.change import FileChange, FileState, RuntimeExpectation
+from gpunode.cli.configuring import following_command
 from gpunode.cli.screen.edits import read_again_command
 from gpunode.errors import ChangeFailed, Conflict, DrainRequired, Interrupted, Refused, UsageError
 from gpunode.facts.evidence import Capture, Probe
@@ -300,3 +301,7 @@ def test_a_restart_that_nobody_could_make_is_noticed(row: str, beside: set[str],
     assert following == (
         "sudo kill -HUP $(pidof dockerd)" if row == "docker" else "restart containerd in the way it was started"
     )
+    with_systemd = f"sudo systemctl {'reload' if row == 'docker' else 'restart'} {row}"
+    proposed = {"systemd": with_systemd, "socket": following}
+    expected = next((proposed[one] for one in ("systemd", "socket") if one in beside), "")
+    assert following_command(host, plan, failed=False) == expected

@@ -6,11 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from gpunode.change import ServiceState
+from gpunode.change import PackageState, ServiceState
 from gpunode.cli.screen.node import status_lines
 from gpunode.facts.model import Known, Unit, Unknown
 from gpunode.workflow.recovery import Backlog
 from gpunode.workflow.status import status
+from tests.ids import by_id
 from tests.unit.cli import screen_nodes as nodes
 
 UNIT = "containerd.service"
@@ -33,6 +34,14 @@ def test_whether_a_runtime_runs_is_said_only_where_it_is_known(probe: str, exist
     text = "\n".join(str(line) for line in status_lines(facts, status(facts, nodes.host(facts), Backlog())))
     assert said in text
     assert ("not running" in text) is (said == "not running")
+
+
+def test_an_x_library_of_nvidias_is_no_driver() -> None:
+    """OpenMPI and Slurm bring libxnvctrl0 along, by way of libhwloc-plugins."""
+    bare = replace(nodes.facts(), packages=Known(by_id({"libxnvctrl0": PackageState("525.85.05-3~deb12u1")}), "dpkg"))
+    found = status(bare, nodes.host(bare), Backlog())
+    assert (found.driver, found.without_module) == ("", ())
+    assert status(nodes.facts(), nodes.host(bare), Backlog()).driver == "470.256.02"
 
 
 def test_what_systemctl_does_not_answer_is_unknown() -> None:
