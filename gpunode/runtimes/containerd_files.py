@@ -33,8 +33,9 @@ CRI_PLUGINS = {
 _CRI_NAMES = frozenset(
     {"cri", "io.containerd.grpc.v1.cri", "io.containerd.cri.v1.runtime", "io.containerd.cri.v1.images"}
 )
-# The first containerd that reads each schema; 1.6 takes a newer one for nothing, 1.7 and later refuse it.
-SCHEMA_SINCE = {1: (1,), 2: (1, 3), 3: (2,), 4: (2, 3)}
+# The first containerd that reads each schema, as far as it matters: all that are in use read the first two. 1.6 uses
+# nothing of a newer one, 1.7 and later refuse it.
+SCHEMA_SINCE: Mapping[int, tuple[int, ...]] = {1: (), 2: (), 3: (2, 0), 4: (2, 3)}
 # From here on the CRI tables of several files are merged key by key; before, the last one stands alone (issue 5837).
 MERGES = (2, 1)
 _RELATIVE_PATTERNS = (1, 7)

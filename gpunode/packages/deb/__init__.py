@@ -96,9 +96,10 @@ def _relaxed(facts: Facts) -> Iterator[str]:
         state = known(facts.file(path), None)
         for option in configuration.parse(path, state.content.decode("utf-8", "replace")) if state else ():
             if configuration.is_relaxed(option.name, option.value):
+                where = "itself" if configuration.is_overridden(option.name) else "the sources and keys that it adds"
                 yield (
                     f"{option.file}:{option.line} makes apt check less on this node ({option.name} {option.value}); "
-                    "gpunode overrides it only for itself: remove it"
+                    f"gpunode overrides it only for {where}: remove it"
                 )
 
 

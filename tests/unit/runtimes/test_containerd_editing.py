@@ -201,6 +201,24 @@ def test_what_is_wished_is_there_and_all_else_as_it_was(case: tuple[bytes, Desir
 
 
 @given(cases())
+def test_an_existing_entry_of_runcs_shim_loses_no_key(case: tuple[bytes, DesiredConfig]) -> None:
+    data, desired = case
+
+    def entry(text: bytes) -> dict[str, Any]:
+        cri = read(text).get("plugins", {}).get(CRI[read(text)["version"]], {})
+        found: dict[str, Any] = cri.get("containerd", {}).get("runtimes", {}).get("nvidia", {})
+        return found
+
+    before, after = entry(data), entry(configure(data, desired))
+    if before.get("runtime_type") != "io.containerd.runc.v2":
+        return
+    options = {key: value for key, value in before.get("options", {}).items() if key != "BinaryName"}
+    if options.get("SystemdCgroup") is False:  # it joins the default runtime, or is asked to
+        del options["SystemdCgroup"]
+    assert {**after, **before, "options": {**after["options"], **options}} == after
+
+
+@given(cases())
 def test_twice_is_once(case: tuple[bytes, DesiredConfig]) -> None:
     data, desired = case
     out = configure(data, desired)
@@ -717,7 +735,7 @@ runtime_type = "{kind}"
 
 @pytest.mark.parametrize(
     ("schema", "version", "since"),
-    [(3, (1, 6, 20), "2"), (3, (1, 7, 24), "2"), (4, (1, 7), "2.3"), (4, (2, 1, 9), "2.3")],
+    [(3, (1, 6, 20), "2.0"), (3, (1, 7, 24), "2.0"), (4, (1, 7), "2.3"), (4, (2, 1, 9), "2.3")],
 )
 @pytest.mark.parametrize("is_there", [False, True])
 def test_a_schema_that_this_containerd_cannot_read_is_refused_with_that_reason(
