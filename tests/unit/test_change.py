@@ -128,7 +128,7 @@ class TestDiff:
 
     def test_of_bytes_that_stay_only_owner_and_mode_are_shown(self) -> None:
         change = FileChange("/etc/x", FileState(b"\x99\0", 0o600), FileState(b"\x99\0", 0o644))
-        assert list(diff(change)) == ["-mode 0600 owner 0:0", "+mode 0644 owner 0:0"]
+        assert list(diff(change)) == ["--- /etc/x", "+++ /etc/x", "-mode 0600 owner 0:0", "+mode 0644 owner 0:0"]
 
     def test_a_missing_last_line_end_is_shown(self) -> None:
         assert list(diff(replaced(b"a\n", b"a")))[3:] == ["-a", "+a", "\\ No newline at end of file"]
