@@ -153,9 +153,9 @@ def _undo(
         if not back.parts and not back.owed:
             if back.incomplete:
                 raise not_all_back(back)
-            if left.failure is not None:
-                raise left.failure
-            how.answer(Envelope(verb, changed=repaired, notes=back.remarks, result={"of": back.of}))
+            node.screen.conclude((), left.failure)
+            answer = Envelope(verb, changed=repaired, notes=back.remarks, result={"of": back.of})
+            how.answer(answer.ending_in(left.failure))
             return
         node.host.vet(back.files)
         node.screen.confirm_shown(verb, yes=yes)

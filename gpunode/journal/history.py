@@ -42,6 +42,13 @@ def made(entries: Iterable[Entry]) -> tuple[Change, ...]:
     return tuple(entry.change for entry in known if isinstance(entry, Intent) and entry.seq in done)
 
 
+def without_end(entries: Iterable[Entry]) -> tuple[Intent, ...]:
+    """Return the intents of a run of which nobody recorded whether their changes were made."""
+    known = tuple(entries)
+    ended = {entry.seq for entry in known if isinstance(entry, Done | Failed)}
+    return tuple(entry for entry in known if isinstance(entry, Intent) and entry.seq not in ended)
+
+
 def steps_of(entries: Iterable[Entry]) -> dict[Change, str]:
     """The id of the step that asked for each change of a run."""
     return {entry.change: entry.step for entry in entries if isinstance(entry, Intent)}
@@ -249,11 +256,8 @@ def cut_short(entries: Iterable[Entry]) -> CutShort | None:
     if begin is None or any(isinstance(entry, Commit) for entry in known):
         return None
     failures = {entry.seq for entry in known if isinstance(entry, Failed)}
-    ended = failures | {entry.seq for entry in known if isinstance(entry, Done)}
-    intents = [entry for entry in known if isinstance(entry, Intent)]
-    begun = (entry.change for entry in intents if entry.seq not in ended)
-    failed = (entry.change for entry in intents if entry.seq in failures)
-    return CutShort(begin, made(known), tuple(begun), tuple(failed))
+    failed = (entry.change for entry in known if isinstance(entry, Intent) and entry.seq in failures)
+    return CutShort(begin, made(known), tuple(intent.change for intent in without_end(known)), tuple(failed))
 
 
 def marked(runs: Sequence[RunSummary]) -> tuple[RunSummary, ...]:

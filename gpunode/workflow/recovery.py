@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-from gpunode.change import Change, FileChange, PackageChange, PackageState, Trigger, subject
-from gpunode.errors import UsageError
+from gpunode.change import Change, FileChange, FileState, PackageChange, PackageState, Trigger, subject
+from gpunode.errors import ChangeFailed, Undetermined, UsageError
 from gpunode.facts.model import Facts, Known, known
-from gpunode.journal.history import CutShort
+from gpunode.host.port import HostView
+from gpunode.journal.history import CutShort, without_end
+from gpunode.journal.record import Intent, digest
 from gpunode.package_id import PackageId
 from gpunode.runtimes import RUNTIMES
 
@@ -107,6 +110,56 @@ def visible_backlog(store: Store, facts: Facts) -> Backlog:
         return backlog(store, facts)
     except UsageError as error:
         return Backlog(unread=error.what)
+
+
+def record_what_was_made(store: Store, host: HostView) -> None:
+    """Record of changes whose run ended before it could whether the node shows that they were made.
+
+    Done soon after the run, it tells what gpunode took away from what somebody brings back later. A change whose
+    subject a later run changed, too, and one of which the node shows neither, stay as they are.
+
+    Raises:
+        UsageError: only root may read the journals.
+        JournalDamaged: one of the journals is.
+    """
+    changed_since: set[str] = set()
+    for run in reversed(store.ids()):
+        entries = store.entries(run)
+        open_intents = [one for one in without_end(entries) if subject(one.change) not in changed_since]
+        # Where the disk has no room, or the node cannot be read, the next run tries again.
+        with suppress(ChangeFailed, Undetermined, ValueError):
+            if made := [*_files_made(host, open_intents), *_removals_made(host, open_intents)]:
+                store.record_made(run, made)
+        changed_since |= {subject(entry.change) for entry in entries if isinstance(entry, Intent)}
+
+
+def _files_made(host: HostView, intents: Sequence[Intent]) -> Iterator[Intent]:
+    """Yield the intents whose file is as they leave it; the content of a recorded state is its sha256."""
+    from gpunode.workflow import present  # on use, here and below: a plan looks at no state of a file
+
+    for intent in intents:
+        match intent.change:
+            case FileChange(path=path, before=FileState(), after=None) if present.state(host, path) is None:
+                yield intent
+            case FileChange(path=path, after=FileState() as after):
+                now = present.state(host, path)
+                if now is not None and replace(now, content=digest(now.content).encode()) == after:
+                    yield intent
+            case _:
+                pass
+
+
+def _removals_made(host: HostView, intents: Sequence[Intent]) -> Sequence[Intent]:
+    """Return the intents to remove a package that is not there, and did not lose just a part of its files."""
+    changes = ((intent, intent.change) for intent in intents)
+    removals = [(one, change.id) for one, change in changes if isinstance(change, PackageChange) and not change.after]
+    if not removals:
+        return ()
+    from gpunode.workflow import present
+
+    database = present.database(host)
+    there, half = database.packages(), database.half_installed()
+    return [intent for intent, package in removals if package not in there and package.name not in half]
 
 
 def still_owed(owed: Mapping[Trigger, float], facts: Facts) -> tuple[Trigger, ...]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from gpunode.catalog.repositories import cuda_repository, toolkit_repository
 from gpunode.change import FileState
 from gpunode.command import command, sudo_gpunode
+from gpunode.distros.family import TOOLKIT_PACKAGES
 from gpunode.errors import VerifyFailed
-from gpunode.facts.model import Facts, known
+from gpunode.facts.model import Facts, Known, known
 from gpunode.journal.inventory import Inventory
 from gpunode.journal.record import digest
 from gpunode.package_id import PackageId
@@ -22,49 +24,55 @@ class Unrecorded:
     Attributes:
         files: their paths.
         packages: the driver packages that the pin among them holds, and that no run is known to have installed.
+        alike: files and packages as gpunode adds them, which are the same whoever added them.
         folder: where the record should be.
-        purge: the command that removes the packages.
+        by_hand: the commands that take all of this away.
     """
 
     files: tuple[str, ...]
     packages: tuple[PackageId, ...]
+    alike: tuple[str, ...]
     folder: str
-    purge: str
+    by_hand: tuple[str, ...]
 
     def __str__(self) -> str:
+        number = len(self.packages)
+        are = f"{number} driver packages are" if number > 1 else "1 driver package is"
+        pinned = f", and {are} installed under its pin" if number else ""
         return (
-            f"gpunode's record of this node was lost: {_files(self.files)} by gpunode, but no run in {self.folder} "
-            f"wrote {'it' if len(self.files) == 1 else 'them'}{self._pinned()}; setup still works, but rollback cannot "
+            f"gpunode's record of this node was lost: {self._written}{pinned}; setup still works, but rollback cannot "
             f"undo this, and `{sudo_gpunode('remove')}` only names it: restore {self.folder} from a backup"
         )
 
-    def _pinned(self) -> str:
-        """Return a clause about the packages; empty without any."""
-        number = len(self.packages)
-        are = f"{number} driver packages are" if number > 1 else "1 driver package is"
-        return f", and {are} installed under its pin" if number else ""
+    @property
+    def _written(self) -> str:
+        were, them = ("was", "it") if len(self.files) == 1 else ("were", "them")
+        return f"{', '.join(self.files)} {were} written by gpunode, but no run in {self.folder} wrote {them}"
 
     def refusal(self) -> VerifyFailed:
         """Return the error with which a removal ends that cannot take these things away."""
-        packages = ", ".join(map(str, self.packages))
-        installed = f"; these packages are installed under its pin: {packages}" if packages else ""
-        by_hand = [f"sudo {self.purge}"] if self.packages else []
-        restore = f"restore {self.folder} from a backup of this node and run the command again, or remove these by hand"
+        packages, alike = ", ".join(map(str, self.packages)), ", ".join(self.alike)
         return VerifyFailed(
             "this node is not without gpunode: things of which its record was lost stay",
-            why=f"{_files(self.files)} by gpunode, but no run in {self.folder} wrote "
-            f"{'it' if len(self.files) == 1 else 'them'}{installed}; without the record gpunode cannot tell what was "
-            "there before, so it took none of this away",
-            hint="\n".join((f"{restore}:", *by_hand, str(command("sudo", "rm", *self.files)))),
+            why="\n".join(
+                (
+                    self._written,
+                    *([f"installed under its pin: {packages}"] if packages else []),
+                    *([f"maybe gpunode's, too, since these are the same whoever added them: {alike}"] if alike else []),
+                    "without the record gpunode cannot tell what was there before, so it took none of this away",
+                )
+            ),
+            hint="\n".join(
+                (
+                    f"restore {self.folder} from a backup of this node and run the command again, or remove by hand:",
+                    *self.by_hand,
+                )
+            ),
         )
 
 
-def _files(paths: tuple[str, ...]) -> str:
-    return f"{', '.join(paths)} {'was' if len(paths) == 1 else 'were'} written"
-
-
 def unrecorded(marked: Mapping[str, FileState], facts: Facts, recorded: Inventory, folder: str) -> Unrecorded | None:
-    """Return those of the ``marked`` files that no recorded run wrote, with the packages under their pin.
+    """Return those of the ``marked`` files that no recorded run wrote, with what else looks like a setup's work.
 
     A file that was there with the mark before the first recorded run wrote it belongs to a run that is not recorded.
 
@@ -77,11 +85,29 @@ def unrecorded(marked: Mapping[str, FileState], facts: Facts, recorded: Inventor
     files = {path: state for path, state in marked.items() if not _is_recorded(path, state, recorded)}
     if not files:
         return None
-    packages = system(facts)
-    pin = files.get(packages.pin_file)
-    held = packages.held_by_pin(pin.content, known(facts.packages, {})) if pin else frozenset()
-    without_record = tuple(sorted(held - recorded.packages))
-    return Unrecorded(tuple(files), without_record, folder, packages.purge(list(map(str, without_record))))
+    installed = known(facts.packages, {})
+    pin = files.get(system(facts).pin_file)
+    held = system(facts).held_by_pin(pin.content, installed) if pin else frozenset()
+    drivers = tuple(sorted(held - recorded.packages))
+    toolkit = tuple(one for one in TOOLKIT_PACKAGES if one in installed and one not in recorded.packages)
+    lists = tuple(
+        path
+        for path in _usual_files(facts)
+        if known(facts.file(path), None) is not None and path not in recorded.written
+    )
+    names = [str(package) for package in (*drivers, *toolkit)]
+    purge = [f"sudo {system(facts).purge(names)}"] if names else []
+    by_hand = (*purge, str(command("sudo", "rm", *files, *lists)))
+    return Unrecorded(tuple(files), drivers, (*lists, *map(str, toolkit)), folder, by_hand)
+
+
+def _usual_files(facts: Facts) -> Iterator[str]:
+    """Yield where setup writes the lists and keyrings of NVIDIA's repositories, as NVIDIA's instructions do, too."""
+    toolkit = toolkit_repository()
+    yield from (toolkit.list_file, toolkit.keyring)
+    if isinstance(facts.distro, Known):
+        cuda = cuda_repository(facts.distro.value, known(facts.architecture, ""))
+        yield from (cuda.list_file, cuda.keyring) if cuda else ()
 
 
 def _is_recorded(path: str, state: FileState, recorded: Inventory) -> bool:

@@ -59,7 +59,7 @@ class MemoryNode(RehearsalHost):
         self.root, self.supply = str(root), Supply()
         self.versions: dict[PackageId, frozenset[str]] = {}
         (root / "etc").mkdir(exist_ok=True)
-        self._keep(packages)
+        self.keep(packages)
 
     @property
     def packages(self) -> Packages:
@@ -71,7 +71,8 @@ class MemoryNode(RehearsalHost):
         assert state is not None
         return state.content.decode()
 
-    def _keep(self, packages: Packages) -> None:
+    def keep(self, packages: Packages) -> None:
+        """Write the package database as ``packages`` are."""
         self.files[STATUS] = FileState(packages.status.encode())
         self.files[EXTENDED_STATES] = FileState(packages.extended_states.encode())
         for package, state in packages.states.items():
@@ -103,13 +104,13 @@ class MemoryNode(RehearsalHost):
 
     def _transact(self, changes: tuple[PackageChange, ...]) -> None:
         """As apt and dpkg do it: what is told to apt, each package in its turn, the marks."""
-        self._keep(self.packages.announced(changes))
+        self.keep(self.packages.announced(changes))
         for change in changes:
             self.supply.moment()
             if not is_mark(change):
-                self._keep(self.packages.changed(change))
+                self.keep(self.packages.changed(change))
         self.supply.moment()
-        self._keep(self.packages.marked(changes))
+        self.keep(self.packages.marked(changes))
 
     def trigger(self, triggers: Sequence[Trigger], /) -> tuple[Settled, ...]:
         self.supply.moment()

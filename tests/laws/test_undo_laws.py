@@ -96,9 +96,20 @@ def set_up(node: MemoryNode, changes: Sequence[Change]) -> None:
 
 def others_come_to_need(node: MemoryNode, package: PackageId) -> None:
     """Somebody has installed a package of their own that depends on ``package``."""
-    theirs = PackageId("lab-needs")
+    bring(node, theirs := PackageId("lab-needs"))
+    node.keep(replace(node.packages, depends={theirs: package}))
+
+
+def bring(node: MemoryNode, package: PackageId) -> None:
+    """Somebody has installed ``package``."""
     found = node.packages
-    node._keep(replace(found, states={**found.states, theirs: PackageState("1")}, depends={theirs: package}))
+    node.keep(replace(found, states={**found.states, package: PackageState("1")}))
+
+
+def was_brought(story: Story, package: PackageId) -> bool:
+    """Whether a setup installed ``package``."""
+    changes = (change for changes in story.changes for change in changes if isinstance(change, PackageChange))
+    return any(change.id == package and change.after for change in changes)
 
 
 def wrong(story: Story, node: MemoryNode, said: str) -> list[str]:
@@ -138,3 +149,10 @@ def test_remove_after_any_prefix_of_an_undo_leaves_nothing_unnamed(story: Story)
         again = command(node, "remove")
         assert (again.exit_code, again.envelope["changed"]) == (0, False)
         assert wrong(story, node, again.text) == []
+        theirs = [package for package in BROUGHT if package not in node.packages.states]
+        for package in theirs:
+            bring(node, package)
+        last = command(node, "remove")
+        assert (last.exit_code, last.envelope["changed"]) == (0, False)
+        assert set(theirs) <= set(node.packages.states), "what somebody installed since is theirs"
+        assert all(f"{package} is installed" in last.text for package in theirs if was_brought(story, package))

@@ -17,7 +17,7 @@ from gpunode.steps import blacklist, gpudirect, mig, mps
 from gpunode.workflow.reboot import resume_unit
 from gpunode.workflow.recovery import MARK, backlog, lost_record
 from gpunode.workflow.remove import remainder, removing
-from tests.unit.steps.machines import machine
+from tests.unit.steps.machines import CUDA_LIST, CUDA_URI, machine
 from tests.unit.workflow.nodes import Node
 
 BLACKLIST = "/etc/modprobe.d/gpunode-nouveau.conf"
@@ -51,14 +51,21 @@ def test_files_without_a_record_are_said_with_the_packages_under_their_pin(store
 
 
 def test_remove_ends_with_what_takes_them_away_by_hand(store: Store) -> None:
-    facts = node()
+    facts = machine(
+        packages={**INSTALLED, "nvidia-container-toolkit": "1.20.1-1"},
+        files={PIN_FILE: PIN, BLACKLIST: BLACKLISTED, CUDA_LIST: f"deb {CUDA_URI} /\n".encode()},
+    )
     host = Node(facts)
     back = removing(store, host, facts)
     assert back.parts == ()
     failure = remainder(store, host, facts, back).failure
     assert isinstance(failure, VerifyFailed)
-    assert "libcuda1" in failure.why
-    assert failure.hint.splitlines()[1:] == ["sudo apt-get purge libcuda1", f"sudo rm {PIN_FILE} {BLACKLIST}"]
+    assert "installed under its pin: libcuda1\n" in failure.why
+    assert f"the same whoever added them: {CUDA_LIST}, nvidia-container-toolkit\n" in failure.why
+    assert failure.hint.splitlines()[1:] == [
+        "sudo apt-get purge libcuda1 nvidia-container-toolkit",
+        f"sudo rm {PIN_FILE} {BLACKLIST} {CUDA_LIST}",
+    ]
     assert "gpunode remove" not in failure.hint, "no hint leads back to itself"
 
 
