@@ -267,6 +267,13 @@ DRIFTS: Final = (
     Drift("headers-part-purged", "what the kernel's headers depend on is purged",
           "dpkg --purge --force-depends $(dpkg-query -W -f '${Package} ' 'linux-kbuild-*')", "missing-dependencies",
           facts=_without("linux-kbuild-6.1")),
+    Drift("driver-of-another-system", "an upgrade from another distribution's folder has taken the driver apart",
+          f"sed 's,debian12,ubuntu2204,' {CUDA_LIST} > /etc/apt/sources.list.d/other.list; apt-get -q update; "
+          "apt-get -y install nvidia-persistenced", "conflicts",
+          facts=_packages(lambda packages: {
+              **{name: state for name, state in packages.items() if name != "nvidia-driver-cuda"},
+              "nvidia-persistenced": PackageState("580.178.04-1ubuntu1"),
+              "libnvidia-cfg1-580": PackageState("580.178.04-1ubuntu1", auto=True)}), core=True),
     Drift("library-replaced", "a library of the driver has another version",
           "dpkg -i --force-depends --force-downgrade /root/drift/libcuda1_*.deb", "driver",
           facts=_state("libcuda1", version="580.65.06-1"), core=True),

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from gpunode.catalog import branches
 from gpunode.catalog.branches import ModuleFlavour
-from gpunode.catalog.conflicts import BY_THEMSELVES, STANDS_ALONE, driver_packages, upstream
+from gpunode.catalog.conflicts import BY_THEMSELVES, STANDS_ALONE, driver_packages, purge_reason, upstream
 from gpunode.catalog.driver import Choice, choose
 from gpunode.change import PackageState
 from gpunode.distros.family import Family
@@ -25,7 +25,7 @@ _DRIVER_VERSION = re.compile(r"(\d{3})\.(?:\d|\Z)")
 # What programs reach a GPU by: Debian's and NVIDIA's names, and Ubuntu's (libnvidia-compute-580-server).
 _LIBRARIES = re.compile(r"libcuda1|libnvidia-ml1|libnvidia-compute(?:-\d{3}(?:-server)?)?")
 # Several versions of its firmware may be there side by side, and nothing on a GPU needs the others at its version.
-_MAY_DIFFER = (STANDS_ALONE, "nvidia-firmware-", "nvidia-fabricmanager", "nvidia-persistenced", "cuda-compat")
+_MAY_DIFFER = (STANDS_ALONE, "nvidia-firmware-", "nvidia-fabricmanager", "nvidia-persistenced")
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +148,24 @@ def installed_driver_packages(facts: Facts) -> dict[PackageId, PackageState]:
     """Every package of any driver that is on the node, the residue of removed ones included."""
     packages = need(facts.packages, "which packages are installed")
     return {package: packages[package] for package in sorted(driver_packages(packages))}
+
+
+def has_driver(packages: Mapping[PackageId, PackageState]) -> bool:
+    """Return whether a kernel module or a library of a driver is among the installed of these driver packages.
+
+    What else belongs to one does not make it: libxnvctrl0 comes with OpenMPI and Chromium.
+    """
+    return any(
+        _LIBRARIES.fullmatch(package.name) or purge_reason(package.name, state.version) == "same-module"
+        for package, state in packages.items()
+        if not state.config_files_only
+    )
+
+
+def is_cuda_library(package: PackageId, state: PackageState) -> bool:
+    """Return whether a package is an installed one that brings libcuda.so.1, by Debian's, NVIDIA's or Ubuntu's name."""
+    brings = _LIBRARIES.fullmatch(package.name) and package.name != "libnvidia-ml1" and not package.arch
+    return bool(brings) and not state.config_files_only
 
 
 def installed_branches(facts: Facts) -> tuple[int, ...]:

@@ -19,7 +19,7 @@ from gpunode.runtimes import RUNTIMES, DesiredConfig, ObservedConfig, Runtime, r
 from gpunode.runtimes.found import contents, in_facts
 from gpunode.runtimes.installations import placed
 from gpunode.steps.gpus import own_gpus
-from gpunode.steps.installed_driver import installed_driver_packages
+from gpunode.steps.installed_driver import has_driver, installed_driver_packages
 from gpunode.workflow.recovery import Backlog
 
 
@@ -67,7 +67,8 @@ class Status:
 def status(facts: Facts, host: HostView, left: Backlog) -> Status:
     """The node as it is; what is unknown shows as absent or None."""
     packages = known(facts.packages, {})
-    drivers = {p: s for p, s in installed_driver_packages(facts).items() if not s.config_files_only} if packages else {}
+    found = {p: s for p, s in installed_driver_packages(facts).items() if not s.config_files_only} if packages else {}
+    drivers = found if has_driver(found) else {}
     kernels = facts.kernels.value if isinstance(facts.kernels, Known) else None
     loaded = facts.loaded_driver.value if isinstance(facts.loaded_driver, Known) else None
     toolkit = packages.get(TOOLKIT_PACKAGES[0])
