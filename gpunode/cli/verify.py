@@ -21,7 +21,7 @@ def verify(wanted: Wanted, how: OutputOptions, *, cuda: bool, container: bool) -
         facts = survey(host, recipe=recipe)
         check = container_check(host.runner, host.effective) if container else None
         left = left_undone("", "/", facts)
-        report = look(recipe, facts, host, host.effective, Extra(cuda, check), left=left)
+        report = look(recipe, facts, host, host.effective, Extra(files=True, cuda=cuda, container=check), left=left)
         screen.put(*report_lines(recipe, report))
     result = {"checks": report.checks, "gpus": report.gpus}
     answer = Envelope("verify", unknown=[*unknown(facts), *unread(left)], result=result)

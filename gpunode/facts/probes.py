@@ -28,6 +28,8 @@ MIG_UNIT: Final = "/etc/systemd/system/gpunode-mig.service"
 MIG_WANTS: Final = "/etc/systemd/system/multi-user.target.d/gpunode-mig.conf"
 MPS_UNIT: Final = "/etc/systemd/system/gpunode-mps.service"
 RESUME_UNIT: Final = "/etc/systemd/system/gpunode-resume.service"
+# Wrappers are small, NVIDIA's programs are some megabytes: the content of a longer file is left out.
+_WRAPPER_BYTES: Final = 64 << 10
 # What every runtime is told to run.
 TOOLKIT_PROGRAM: Final = "/usr/bin/nvidia-container-runtime"
 TOOLKIT_LIST: Final = SYSTEMS[0].file_list("nvidia-container-toolkit-base")
@@ -116,6 +118,7 @@ _STATIC: Final = (
     *(_listing(key, f"/lib/modules/*/{place}") for key, place in _MODULE_PLACES.items()),
     _listing("run-installer", "/usr/bin/nvidia-uninstall"),
     _listing("toolkit-program", TOOLKIT_PROGRAM),
+    Probe("toolkit-programs", glob="/usr/bin/nvidia-c*", limit_bytes=_WRAPPER_BYTES, holds="log"),
     _listing("dkms-installed", "/var/lib/dkms/*/kernel-*"),
     *(probe for system in SYSTEMS for probe in system.probes),
     *(Probe(key, glob=f"{folder}/*", holds=_file_holds(folder)) for key, folder in FOLDERS.items()),

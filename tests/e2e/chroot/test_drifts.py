@@ -114,6 +114,27 @@ def test_a_package_that_builds_the_same_module_goes_and_one_for_compatibility_st
     node.run("dpkg", "--purge", "cuda-compat-13-1")
 
 
+def test_verify_names_files_that_are_not_their_packages_and_says_how_to_have_them_back(node: Chroot) -> None:
+    """Also libcuda.so.1 alone, which nvidia-smi and NVML do without; setup does not look at single files."""
+    library = node.run("sh", "-c", "ls /usr/lib/x86_64-linux-gnu/libcuda.so.5*").stdout.strip()
+    wrapper = "/usr/bin/nvidia-container-runtime"
+    assert "package-files" in [row["id"] for row in ask(node, "verify", RECIPE).result["checks"]]
+    node.run("sh", "-c", f"rm {library}; ldconfig; echo 'exec runc' > {wrapper}")
+
+    found = ask(node, "verify", RECIPE)
+
+    assert found.exit_code == 7
+    failed = {row["id"]: row for row in found.result["checks"] if row["status"] == "failed"}
+    assert set(failed) == {"libcuda", "package-files"}
+    assert "libcuda.so.1: cannot open shared object" in failed["libcuda"]["detail"]
+    assert library in failed["package-files"]["detail"]
+    assert wrapper in failed["package-files"]["detail"]
+    (command,) = [line for line in failed["package-files"]["hint"].splitlines() if line.startswith("sudo ")]
+    node.run("sh", "-c", command.removeprefix("sudo ").replace("apt-get", "apt-get -y"), env=NONINTERACTIVE)
+    assert not [row for row in ask(node, "verify", RECIPE).result["checks"] if row["status"] == "failed"]
+    assert ask(node, "plan", RECIPE, "--check", "--lock", LOCK).exit_code == 0
+
+
 def automatic(node: Chroot) -> list[str]:
     """The packages that autoremove may take once nothing needs them."""
     return node.run("apt-mark", "showauto").stdout.split()
