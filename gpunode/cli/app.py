@@ -186,6 +186,9 @@ DisruptionOption = Annotated[
     bool,
     typer.Option("--allow-disruption", help="continue even if running containers are stopped"),
 ]
+LossOption = Annotated[
+    bool, typer.Option("--allow-loss", help="purge old driver packages even if no archive has them for a rollback")
+]
 
 DebugOption = Annotated[bool, typer.Option("-d", "--debug", envvar="NVIDIA_CTK_DEBUG", help="as --verbose")]
 QuietOption = Annotated[bool, typer.Option("-q", "--quiet", envvar="NVIDIA_CTK_QUIET", help="print errors only")]
@@ -214,6 +217,7 @@ def setup(
     yes: YesOption = False,
     reboot: Annotated[bool, typer.Option("--reboot", help="reboot once if needed, then continue")] = False,
     allow_disruption: DisruptionOption = False,
+    allow_loss: LossOption = False,
     lock_timeout: LockTimeoutOption = 600,
     upgrade: UpgradeOption = False,
     lock: LockOption = "",
@@ -235,7 +239,17 @@ def setup(
     from gpunode.cli.compose import Wanted
 
     options = cli.Options(
-        yes, reboot, allow_disruption, lock_timeout, tuple(only), download_only, root, gpu, apply_cluster, resume
+        yes,
+        reboot,
+        allow_disruption,
+        allow_loss,
+        lock_timeout,
+        tuple(only),
+        download_only,
+        root,
+        gpu,
+        apply_cluster,
+        resume,
     )
     cli.setup(Wanted(recipe, runtime, driver, upgrade, lock), how(json, verbose), options)
 
@@ -256,6 +270,7 @@ def plan(
         ),
     ] = "",
     only: OnlyOption = [],  # noqa: B006
+    allow_loss: LossOption = False,
     root: RootOption = "/",
     gpu: GpuOption = "",
     node: NodeOption = "",
@@ -267,7 +282,14 @@ def plan(
     from gpunode.cli.compose import Wanted
 
     cli.plan(
-        Wanted(recipe, runtime, driver, upgrade, lock), how(json, verbose), tuple(only), node, root, gpu, check=check
+        Wanted(recipe, runtime, driver, upgrade, lock),
+        how(json, verbose),
+        tuple(only),
+        node,
+        root,
+        gpu,
+        check=check,
+        allow_loss=allow_loss,
     )
 
 

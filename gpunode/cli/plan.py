@@ -16,6 +16,7 @@ from gpunode.errors import ChangesPending
 from gpunode.facts.model import Facts
 from gpunode.workflow.converge import StagePlan, notes_of, owed_by, raise_refusal, steps_of
 from gpunode.workflow.events import Told
+from gpunode.workflow.loss import lost_packages, offered_by_look, refuse_loss
 
 if TYPE_CHECKING:
     from gpunode.cli.human import Screen
@@ -25,7 +26,15 @@ if TYPE_CHECKING:
 
 
 def plan(
-    wanted: Wanted, how: OutputOptions, only: Sequence[str], node: str, root: str, gpu: str, *, check: bool
+    wanted: Wanted,
+    how: OutputOptions,
+    only: Sequence[str],
+    node: str,
+    root: str,
+    gpu: str,
+    *,
+    check: bool,
+    allow_loss: bool = False,
 ) -> None:
     """Shows what setup would do."""
     from gpunode.workflow.plan import pending
@@ -37,6 +46,8 @@ def plan(
     seen = see(node, root, gpu, recipe)
     plans = make_plan(recipe, seen.facts, seen.host, only)
     raise_refusal(plans)
+    if not allow_loss:
+        refuse_loss(lost_packages(plans, seen.facts, offered_by_look(seen.host, seen.facts)) or ())
     screen = how.screen()
     left = left_undone(node, root, seen.facts)
     if text := explain_default_recipe(wanted):

@@ -65,6 +65,7 @@ class Options:
     yes: bool = False
     reboot: bool = False
     allow_disruption: bool = False
+    allow_loss: bool = False
     lock_timeout_s: float = LOCK_TIMEOUT_S
     only: tuple[str, ...] = ()
     download_only: bool = False
@@ -152,6 +153,7 @@ def _asked(node: Session, recipe: Recipe, options: Options, started: float, *, i
         recipe_sha256=digest(recipe),
         only=options.only,
         allow_disruption=options.allow_disruption,
+        allow_loss=options.allow_loss,
         confirm=agree,
         pause=node.stop.pause,
         started=started,
@@ -198,6 +200,7 @@ def _resume(recipe: Recipe, options: Options) -> Resume:
     refuse_unsafe_program()
     words = [word for step in options.only for word in ("--only", step)]
     words += ["--allow-disruption"] if options.allow_disruption else []
+    words += ["--allow-loss"] if options.allow_loss else []
     words += ["--lock-timeout", f"{options.lock_timeout_s:.0f}"]
     return Resume(lambda run: command(run, words), kept_request(recipe, proxies()))
 

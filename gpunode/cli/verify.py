@@ -27,7 +27,8 @@ def verify(wanted: Wanted, how: OutputOptions, *, cuda: bool, container: bool) -
         check = container_check(host.runner, host.effective) if container else None
         left = left_undone("", "/", facts)
         again = str(setup_command(sys.argv[1:]))
-        report = look(recipe, facts, host, host.effective, Extra(cuda, check), left=left, setup_command=again)
+        extra = Extra(files=True, cuda=cuda, container=check)
+        report = look(recipe, facts, host, host.effective, extra, left=left, setup_command=again)
         screen.put(*report_lines(recipe, report), *map(note, left.notes))
     result = {"checks": report.checks, "gpus": report.gpus}
     notes = (*report.notes, *left.notes)

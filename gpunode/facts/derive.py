@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import date, datetime, timezone
+from hashlib import md5
 from typing import Final, TypeVar
 
 from gpunode.change import FileState
@@ -86,6 +87,7 @@ def derive(evidence: Evidence, *, image: bool = False) -> Facts:
         folder_modes=installed.folder_modes,
         dkms=fact("dkms-installed", lambda: dkms.drivers(reader.found("dkms-installed"))),
         toolkit_program=fact("toolkit-program", lambda: bool(reader.found("toolkit-program"))),
+        replaced_programs=fact("toolkit-programs", lambda: _replaced(reader, installed.toolkit_checksums)),
         rootless_docker=fact("docker-rootless", lambda: not image and bool(reader.found("docker-rootless"))),
         run_installer=fact("run-installer", lambda: bool(reader.found("run-installer"))),
         driver_libraries=fact("cuda-libraries", lambda: _regular_files(reader, *DRIVER_LIBRARIES)),
@@ -101,6 +103,15 @@ def derive(evidence: Evidence, *, image: bool = False) -> Facts:
         facts,
         kubelet=kubelet.fact(facts, running, image=image),
         provider=_provider(reader, facts.distro, image=image),
+    )
+
+
+def _replaced(reader: Reader, checksums: Mapping[str, str]) -> tuple[str, ...]:
+    small = {one.path: one.data for one in reader.found("toolkit-programs") if one.data is not None and not one.link}
+    return tuple(
+        path
+        for path, content in sorted(small.items())
+        if path in checksums and md5(content, usedforsecurity=False).hexdigest() != checksums[path]
     )
 
 

@@ -339,6 +339,8 @@ class Facts:
             another are packages of their own, see ``PackageId``.
         headers: kernels with a build tree under /lib/modules.
         toolkit_program: whether the program is there that runtimes are told to run.
+        replaced_programs: the toolkit's programs in whose place something small stands that no package brought, such
+            as a wrapper; larger files are compared by verify.
         run_installer: whether NVIDIA's .run installer has put a driver here, beside all packages.
         dkms: the driver that DKMS says it has installed, by kernel.
         layout: the GPUs and MIG instances of the loaded driver; None where none is loaded.
@@ -385,6 +387,7 @@ class Facts:
     folder_modes: Mapping[str, int] = field(default_factory=dict)
     exposed: Mapping[str, str] = field(default_factory=dict)
     toolkit_program: Fact[bool] = Unknown("not captured", "toolkit-program")
+    replaced_programs: Fact[tuple[str, ...]] = Unknown("not captured", "toolkit-programs")
     run_installer: Fact[bool] = Unknown("not captured", "run-installer")
     dkms: Fact[Mapping[str, DkmsBuild]] = Unknown("not captured", "dkms-installed")
     layout: Fact[Layout | None] = Unknown("not captured", "nvidia-gpus")

@@ -31,6 +31,8 @@ RESUME_UNIT: Final = "/etc/systemd/system/gpunode-resume.service"
 KERNEL_ARGUMENTS: Final = "/proc/cmdline"
 BOOT_LOADER: Final = "/etc/default/grub"
 DRIVER_PARAMETERS: Final = "/proc/driver/nvidia/params"
+# Wrappers are small, NVIDIA's programs are some megabytes: the content of a longer file is left out.
+_WRAPPER_BYTES: Final = 64 << 10
 # What every runtime is told to run.
 TOOLKIT_PROGRAM: Final = "/usr/bin/nvidia-container-runtime"
 TOOLKIT_LIST: Final = SYSTEMS[0].file_list("nvidia-container-toolkit-base")
@@ -141,6 +143,7 @@ _STATIC: Final = (
     _table(secure_boot.KEY, path=secure_boot.VARIABLE),
     _table(secure_boot.SHIM_KEY, path=secure_boot.SHIM_VARIABLE),
     _listing("toolkit-program", TOOLKIT_PROGRAM),
+    Probe("toolkit-programs", glob="/usr/bin/nvidia-c*", limit_bytes=_WRAPPER_BYTES, holds="log"),
     _listing("dkms-installed", "/var/lib/dkms/*/kernel-*"),
     *(probe for system in SYSTEMS for probe in system.probes),
     *(Probe(key, glob=f"{folder}/*", holds=_file_holds(folder)) for key, folder in FOLDERS.items()),

@@ -23,6 +23,7 @@ class PackageFacts:
         architecture: in Debian's words (``amd64``).
         interrupted: whether a change of packages was stopped in its middle.
         folder_modes: the permission bits of folders in which the package manager reads as another user than root.
+        toolkit_checksums: the MD5 sums that the toolkit's packages came with, by path.
     """
 
     architecture: Fact[str]
@@ -31,6 +32,7 @@ class PackageFacts:
     sources: Fact[tuple[PackageSource, ...]]
     dependencies: Fact[Dependencies]
     folder_modes: Mapping[str, int]
+    toolkit_checksums: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +148,9 @@ class PackageSystem:
 
         programs: those that the commands below, and hints, begin with.
         install: the command by which people install packages.
+        reinstall: the command that installs packages anew, in the version that they have.
+        changed_files: what compares the files of a package with the checksums that came with it.
+        changed_in: the paths that differ or are missing, from the answer to it.
         purge: the command that removes packages and their configuration files.
         unhold: the command that lets packages change again.
         autoremove: the command that removes what nothing needs.
@@ -193,6 +198,9 @@ class PackageSystem:
 
     programs: tuple[str, ...]
     install: Callable[[Collection[str]], str]
+    reinstall: Callable[[Mapping[PackageId, PackageState]], str]
+    changed_files: Callable[[PackageId], Probe]
+    changed_in: Callable[[str], tuple[str, ...]]
     purge: Callable[[Collection[str]], str]
     unhold: Callable[[Collection[PackageId]], str]
     autoremove: str

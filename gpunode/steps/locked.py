@@ -18,7 +18,7 @@ from gpunode.runtimes import RUNTIMES
 from gpunode.steps.installed_driver import matches
 
 
-def wanted_state(recipe: Recipe, package: PackageId, otherwise: KnownAfter) -> PackageState | KnownAfter:
+def wanted_state(recipe: Recipe, package: PackageId, otherwise: PackageState | KnownAfter) -> PackageState | KnownAfter:
     """What ``package`` is to be: of the locked version, or as it would be without a lock."""
     version = recipe.lock.packages.get(package) if recipe.lock else None
     return PackageState(version) if version else otherwise

@@ -40,6 +40,7 @@ from gpunode.steps.installed_driver import (
     prefix,
 )
 
+_UBUNTU = "ubuntu"
 _REVISION = re.compile(r"-[^-]*\Z")
 
 
@@ -231,9 +232,31 @@ def kept_version(recipe: Recipe, facts: Facts, driver: WantedDriver) -> str:
 
 def installed_version(facts: Facts, driver: WantedDriver) -> str:
     """The installed version of the chosen driver, as the package of its kernel modules has it; empty where none is."""
+    return upstream(modules_version(facts, driver))
+
+
+def modules_version(facts: Facts, driver: WantedDriver) -> str:
+    """Return the whole version of the kernel modules' package, of the chosen driver; empty where none is there."""
     packages = known(facts.packages, {})
     modules = (packages.get(one) for one in (PackageId(driver.family.dkms_package(driver.chosen)), driver.rival))
-    return next((upstream(state.version) for state in modules if state and matches(state, prefix(driver.chosen))), "")
+    return next((state.version for state in modules if state and matches(state, prefix(driver.chosen))), "")
+
+
+def built_for_ubuntu(facts: Facts, driver: WantedDriver) -> tuple[PackageId, ...]:
+    """Return the installed packages of the driver that NVIDIA built for Ubuntu, where its kernel modules are Debian's.
+
+    They come at the same driver version from another folder of NVIDIA's repository, with other dependencies. Only
+    Ubuntu's mark their revision (``580.178.04-1ubuntu1``).
+    """
+    version, packages = modules_version(facts, driver), known(facts.packages, {})
+    if not version or _UBUNTU in version:
+        return ()
+    of_driver = ((one, packages[one]) for one in sorted(driver_packages(packages)))
+    return tuple(
+        one
+        for one, state in of_driver
+        if not state.config_files_only and upstream(state.version) == upstream(version) and _UBUNTU in state.version
+    )
 
 
 def apart_from(recipe: Recipe, facts: Facts, driver: WantedDriver) -> tuple[PackageId, ...]:

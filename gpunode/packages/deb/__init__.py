@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Final
 
+from gpunode.change import PackageState
 from gpunode.facts.evidence import Probe
 from gpunode.facts.model import Facts, Known, PackageSource, Unknown, known
 from gpunode.facts.patterns import Pattern
@@ -20,6 +21,7 @@ from gpunode.packages.system import PackageFacts, PackageSystem, Repository
 
 _MIB: Final = 1 << 20
 _KEYRING_FOLDER: Final = "apt-keyring-folder"
+_TOOLKIT_SUMS: Final = "dpkg-toolkit-checksums"
 _STATUS: Final = "/var/lib/dpkg/status"
 _SOURCES: Final = "/etc/apt/sources.list"
 # nvidia-kernel-dkms (Debian), nvidia-kernel-open-dkms (NVIDIA's for Debian), nvidia-dkms-580-open (Ubuntu).
@@ -32,7 +34,7 @@ def _read(reader: Reader) -> PackageFacts:
     entries = fact("dpkg-status", lambda: status.entries(reader.text("dpkg-status")))
     found = fact("apt-sources", lambda: _sources(reader))
     if isinstance(entries, Unknown):
-        return PackageFacts(entries, entries, entries, found, entries, {})
+        return PackageFacts(entries, entries, entries, found, entries, {}, {})
     rows, key = entries.value, entries.probe
 
     def interrupted() -> bool:
@@ -45,6 +47,7 @@ def _read(reader: Reader) -> PackageFacts:
         sources=found,
         dependencies=Known(InstalledRelations(rows), key),
         folder_modes=_folder_modes(reader),
+        toolkit_checksums=_checksums(reader),
     )
 
 
@@ -52,6 +55,14 @@ def _folder_modes(reader: Reader) -> Mapping[str, int]:
     """Return the mode of the folder of keyrings, which apt's own user must enter."""
     found = known(fact(_KEYRING_FOLDER, lambda: reader.found(_KEYRING_FOLDER)), ())
     return {one.path: one.ownership.mode for one in found if one.ownership is not None}
+
+
+def _checksums(reader: Reader) -> Mapping[str, str]:
+    """Return the MD5 sums in dpkg's files of the toolkit's packages: ``SUM  PATH`` without the first slash, a line."""
+    found = known(fact(_TOOLKIT_SUMS, lambda: reader.found(_TOOLKIT_SUMS)), ())
+    lines = (line for one in found if one.data for line in one.data.decode("utf-8", "replace").splitlines())
+    rows = (line.partition("  ") for line in lines)
+    return {f"/{path}": checksum for checksum, _, path in rows}
 
 
 def _sources(reader: Reader) -> tuple[PackageSource, ...]:
@@ -114,6 +125,12 @@ def _diverted(facts: Facts, words: Collection[str]) -> Iterator[str]:
             )
 
 
+def _reinstall(packages: Mapping[PackageId, PackageState]) -> str:
+    # Without its version a package would be upgraded, where there is a newer one.
+    words = (f"{package}={state.version}" for package, state in packages.items())
+    return shlex.join(("apt-get", "install", "--reinstall", *words))
+
+
 def _command(*words: str) -> Callable[[Collection[PackageId] | Collection[str]], str]:
     return lambda packages: shlex.join((*words, *map(str, packages)))
 
@@ -127,6 +144,7 @@ DEB: Final = PackageSystem(
         Probe("dpkg-status", path=_STATUS, limit_bytes=64 * _MIB, holds="table"),
         Probe("dpkg-updates", glob="/var/lib/dpkg/updates/*", contents=False, holds="table"),
         Probe("apt-extended-states", path="/var/lib/apt/extended_states", limit_bytes=16 * _MIB, holds="table"),
+        Probe(_TOOLKIT_SUMS, glob="/var/lib/dpkg/info/*nvidia-container*.md5sums", holds="table"),
         Probe(_KEYRING_FOLDER, glob="/usr/share/keyrings", contents=False, holds="table"),
         Probe("apt-sources", path=_SOURCES, holds="log"),
     ),
@@ -165,6 +183,9 @@ DEB: Final = PackageSystem(
     trusted_folder="/etc/apt/trusted.gpg.d",
     programs=("apt-get", "apt-mark", "dpkg"),
     install=_command("apt-get", "install"),
+    reinstall=_reinstall,
+    changed_files=answers.changed_files,
+    changed_in=answers.changed_in,
     purge=_command("apt-get", "purge"),
     unhold=_command("apt-mark", "unhold"),
     autoremove="apt-get autoremove",

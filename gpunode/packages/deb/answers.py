@@ -15,6 +15,7 @@ from gpunode.packages.system import Archive
 _LIMIT_BYTES = 16 << 20
 # Debian Policy 5.6.7, and the architecture that apt puts behind it.
 _PACKAGE = Pattern(r"[a-z0-9][a-z0-9+.-]+(?::[a-z0-9]+)?")
+_VERIFIED = Pattern(r"(?:missing  |..5......) (?P<conffile>[c ]) (?P<path>/.*)")
 _HEADERS = Pattern(r"(?:linux|proxmox|pve)-headers-\d[\w.+-]*\w")
 # apt-pkg/cacheset.cc.
 _VERSION_NOT_FOUND = Pattern(r"Version '([^']+)' for '([^']+)' was not found")
@@ -100,6 +101,20 @@ def served(table: str) -> Mapping[tuple[str, str], tuple[Archive, ...]]:
             archive = Archive(words[0], words[1] if len(words) > 2 else "")
             found.setdefault((name.strip(), version.strip()), {})[archive] = None
     return {key: tuple(archives) for key, archives in found.items()}
+
+
+def changed_files(package: PackageId) -> Probe:
+    """Return what compares a package's files with dpkg's checksums of them; diverted ones where they stand."""
+    return Probe(f"changed-files:{package}", argv=("dpkg", "--verify", str(package)), timeout_s=60.0)
+
+
+def changed_in(answer: str) -> tuple[str, ...]:
+    """Return the paths that ``dpkg --verify`` found changed or missing, without configuration files.
+
+    Source: dpkg(1), --verify-format rpm: nine signs of which 5 is the checksum, or "missing"; "c" marks a conffile.
+    """
+    rows = (_VERIFIED.fullmatch(line) for line in answer.splitlines())
+    return tuple(row["path"] for row in rows if row and row["conffile"] == " ")
 
 
 def serves(source: PackageSource, archive: Archive) -> bool:
