@@ -257,10 +257,11 @@ def find_remainder(store: Store, host: HostView, facts: Facts, undone: Undoing) 
 
 
 def _is_made(change: Change, host: HostView, facts: Facts) -> bool:
-    """Return whether the node is as ``change`` leaves it; of what cannot be seen, yes."""
+    """Return whether what ``change`` takes away is gone; of what cannot be seen, yes."""
     match change:
-        case FileChange(path=path, after=after):
-            return present.state(host, path) == after
+        case FileChange(path=path, before=FileState() as before):
+            # A package's own file is put back first, and then goes with its package.
+            return present.state(host, path) != before
         case PackageChange(id=package, after=None):
             return package not in undo.installed(facts)
         case ServiceChange(unit=unit, after=after):

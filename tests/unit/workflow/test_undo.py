@@ -843,6 +843,12 @@ class TestRemainder:
         assert isinstance(left.failure, VerifyFailed)
         assert "dkms" in left.failure.why
 
+    def test_file_that_went_with_its_package_is_no_failure(self, host: Machine, store: Store) -> None:
+        """Its former text was put back first, as somebody else's package might have stayed."""
+        back = self.removed(host, store)
+        host.files[CONTAINERD] = None
+        assert find_remainder(store, host, machine(), back).failure is None
+
     def test_what_came_again_since_is_named_with_the_command_that_takes_it_away(
         self, host: Machine, store: Store
     ) -> None:
