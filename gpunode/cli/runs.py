@@ -31,14 +31,14 @@ def runs(how: OutputOptions, root: str, file: str) -> None:
     store, host = Store(place), LocalHost(place)
     found = [run for run in store.runs() if not file or file in run.subjects]
     left = beside(host, file) if file else ()
-    notes = () if found or file else lost_record_notes(host, store)
+    notes = () if found or file else explain_lost_record(host, store)
     prospects = {run.run: prospect(store, host, run) for run in found}
     screen = how.screen()
     screen.put(*runs_lines(found, prospects, str(store.folder), file), *leftover_lines(file, left), *map(note, notes))
     how.answer(Envelope("rollback", notes=notes, result={"runs": found, "undo": prospects, "leftovers": left}))
 
 
-def lost_record_notes(host: HostView, store: Store) -> tuple[str, ...]:
+def explain_lost_record(host: HostView, store: Store) -> tuple[str, ...]:
     """Return the sentence that says that a record of this node was lost; none where nothing tells of one."""
     from gpunode.facts.evidence import Probe
 
@@ -46,9 +46,9 @@ def lost_record_notes(host: HostView, store: Store) -> tuple[str, ...]:
     if not any(host.look(Probe("own-files", glob=place, contents=False)).data for place in _OWN_FILES):
         return ()
     from gpunode.workflow.converge import survey
-    from gpunode.workflow.recovery import lost_record
+    from gpunode.workflow.recovery import find_lost_record
 
-    lost = lost_record(store, survey(host, image=str(store.root) != "/"))
+    lost = find_lost_record(store, survey(host, image=str(store.root) != "/"))
     return (str(lost),) if lost else ()
 
 
@@ -75,7 +75,7 @@ def log(run: str, how: OutputOptions, root: str) -> None:
     notes: tuple[str, ...] = ()
     if not found:
         place = checked_root(root)
-        notes = lost_record_notes(LocalHost(place), Store(place))
+        notes = explain_lost_record(LocalHost(place), Store(place))
         screen.put(*map(note, notes))
     if run:
         result = {"schema": audit.SCHEMA, "run": audit.whole(found[0], logins)}

@@ -40,7 +40,7 @@ from gpunode.journal.store import Store
 from gpunode.outcome import WAITS, reboot_suffices
 from gpunode.workflow.converge import notes_of, state_notes, steps_of, survey
 from gpunode.workflow.reboot import Resume
-from gpunode.workflow.recovery import lost_record
+from gpunode.workflow.recovery import find_lost_record
 from gpunode.workflow.setup import Asked, SetupResult
 from gpunode.workflow.setup import setup as make
 from gpunode.workflow.verify import Report, verify
@@ -111,7 +111,7 @@ def _set_up(wanted: Wanted, how: OutputOptions, options: Options) -> None:
         for risk in risks:
             node.tell(risk)
         facts = survey(node.host, image=image, gpus=named, recipe=recipe)
-        lost = lost_record(node.store, facts)
+        lost = find_lost_record(node.store, facts)
         node.tell(str(lost or ""))
         asked = _asked(node, recipe, options, started, image=image)
         with told_what_was_done("setup", how, node.store):

@@ -12,7 +12,7 @@ from gpunode.cli.changing import LOCK_TIMEOUT_S, Session, session, told_what_was
 from gpunode.cli.compose import checked_root, is_image, need_root
 from gpunode.cli.envelope import Envelope
 from gpunode.cli.output_options import OutputOptions
-from gpunode.cli.runs import beside, lost_record_notes
+from gpunode.cli.runs import beside, explain_lost_record
 from gpunode.cli.screen.results import (
     forgetting_lines,
     forgotten_lines,
@@ -73,7 +73,7 @@ def rollback(run: str, how: OutputOptions, root: str, permissions: Permissions) 
         try:
             of = standing.named(store, run, whole=whole) if run else _newest(node, permissions)
         except UsageError as error:
-            for note in lost_record_notes(node.host, store):
+            for note in explain_lost_record(node.host, store):
                 error.why = f"{error.why}\n{note}"
             raise
         if isinstance(of, Undone):
@@ -154,7 +154,7 @@ def _undo(
             if back.incomplete:
                 raise not_all_back(back)
             node.screen.conclude((), left.failure)
-            answer = Envelope(verb, changed=repaired, notes=back.remarks, result={"of": back.of})
+            answer = Envelope(verb, changed=repaired, notes=back.remarks, result={"of": back.of, "kept": back.kept})
             how.answer(answer.ending_in(left.failure))
             return
         node.host.vet(back.files)
@@ -194,16 +194,16 @@ def _carried_out(
         changes=made(entries),
         steps=steps_of(entries),
         notes=done.undone.remarks,
-        result={"of": done.of, "run": done.run, "triggers": done.settled},
+        result={"of": done.of, "run": done.run, "triggers": done.settled, "kept": done.undone.kept},
     )
     return answer.ending_in(failure)
 
 
 def _remainder(back: Undoing, node: Session) -> Remainder:
     """Return what is there of gpunode's now that ``back`` is through."""
-    from gpunode.workflow.remove import remainder
+    from gpunode.workflow.remove import find_remainder
 
-    return remainder(node.store, node.host, survey(node.host, image=node.host.root != "/"), back)
+    return find_remainder(node.store, node.host, survey(node.host, image=node.host.root != "/"), back)
 
 
 def _finish_package_changes(verb: str, node: Session, *, yes: bool) -> bool:

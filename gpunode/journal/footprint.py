@@ -188,27 +188,27 @@ def _files(changes: Iterable[_Made]) -> dict[str, FileTrail]:
             spans.pop(change.path, None)
             stages.pop(change.path, None)
         else:
-            former = _confirmed(spans.get(change.path, ()), change)
+            former = _confirm_last(spans.get(change.path, ()), change)
             stages.setdefault(change.path, made.stage)
             # What it took out of somebody else's lines is nothing that gpunode added, and is not put back.
             if not made.is_withdrawal or (former and former[-1].change.after == change.before):
-                former = _extended(former, _Span(change, made.is_known))
+                former = _append_span(former, _Span(change, made.is_known))
             spans[change.path] = former
     return {
         path: FileTrail(tuple(span.change for span in found), stages[path]) for path, found in spans.items() if found
     }
 
 
-def _confirmed(spans: tuple[_Span, ...], later: FileChange) -> tuple[_Span, ...]:
+def _confirm_last(spans: tuple[_Span, ...], later: FileChange) -> tuple[_Span, ...]:
     """``spans`` with the last one known to be made, or left out, as the state that ``later`` found tells."""
     if not spans or spans[-1].is_known:
         return spans
     if spans[-1].change.after == later.before:
-        return _extended(spans[:-1], _Span(spans[-1].change, is_known=True))
+        return _append_span(spans[:-1], _Span(spans[-1].change, is_known=True))
     return spans[:-1] if spans[-1].change.before == later.before else spans
 
 
-def _extended(spans: tuple[_Span, ...], span: _Span) -> tuple[_Span, ...]:
+def _append_span(spans: tuple[_Span, ...], span: _Span) -> tuple[_Span, ...]:
     """``spans`` with ``span`` after them; a way that leads back to where it began is none, if it is known to be gone.
 
     One that may have led back is passed over: the file tells, since it is then as before, or as it was left.

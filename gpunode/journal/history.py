@@ -42,7 +42,7 @@ def made(entries: Iterable[Entry]) -> tuple[Change, ...]:
     return tuple(entry.change for entry in known if isinstance(entry, Intent) and entry.seq in done)
 
 
-def without_end(entries: Iterable[Entry]) -> tuple[Intent, ...]:
+def open_intents(entries: Iterable[Entry]) -> tuple[Intent, ...]:
     """Return the intents of a run of which nobody recorded whether their changes were made."""
     known = tuple(entries)
     ended = {entry.seq for entry in known if isinstance(entry, Done | Failed)}
@@ -257,7 +257,7 @@ def cut_short(entries: Iterable[Entry]) -> CutShort | None:
         return None
     failures = {entry.seq for entry in known if isinstance(entry, Failed)}
     failed = (entry.change for entry in known if isinstance(entry, Intent) and entry.seq in failures)
-    return CutShort(begin, made(known), tuple(intent.change for intent in without_end(known)), tuple(failed))
+    return CutShort(begin, made(known), tuple(intent.change for intent in open_intents(known)), tuple(failed))
 
 
 def marked(runs: Sequence[RunSummary]) -> tuple[RunSummary, ...]:

@@ -42,7 +42,7 @@ class Inventory:
     modules: frozenset[str] = frozenset()
 
 
-def inventory(entries: Iterable[Entry]) -> Inventory:
+def take_inventory(entries: Iterable[Entry]) -> Inventory:
     """Return the inventory of ``entries``: those of all runs, oldest first, without the bytes of files.
 
     An intent without an end counts: its change may have been made.
@@ -50,13 +50,13 @@ def inventory(entries: Iterable[Entry]) -> Inventory:
     written: dict[str, set[str]] = {}
     found: dict[str, set[str]] = {}
     generated, packages, units, modules = set[str](), set[PackageId](), set[str](), set[str]()
-    for intent in _made(entries):
+    for intent in _made_intents(entries):
         match intent.change:
             case FileChange(path=path) as change if is_generated(change):
                 generated.add(path)
             case FileChange(path=path, before=before, after=after):
-                found.setdefault(path, set()).update(_names(before) - written.setdefault(path, set()))
-                written[path] |= _names(after) - found[path]
+                found.setdefault(path, set()).update(_object_names(before) - written.setdefault(path, set()))
+                written[path] |= _object_names(after) - found[path]
             case (
                 PackageChange(id=package, before=None)
                 | PackageChange(id=package, before=PackageState(config_files_only=True))
@@ -79,7 +79,7 @@ def inventory(entries: Iterable[Entry]) -> Inventory:
     )
 
 
-def _made(entries: Iterable[Entry]) -> Iterable[Intent]:
+def _made_intents(entries: Iterable[Entry]) -> Iterable[Intent]:
     """Return the intents that did not fail, in their order; the numbers of entries begin anew with each run."""
     made: dict[tuple[int, int], Intent] = {}
     run = 0
@@ -96,6 +96,6 @@ def _made(entries: Iterable[Entry]) -> Iterable[Intent]:
     return [intent for intent in made.values() if intent.step not in _OF_PACKAGES]
 
 
-def _names(state: FileState | Unsettled | None) -> set[str]:
+def _object_names(state: FileState | Unsettled | None) -> set[str]:
     """Return the name of the object that holds the content of ``state``; none for no known content."""
     return {state.content.decode()} if isinstance(state, FileState) else set()

@@ -26,7 +26,7 @@ class Objects:
         """Where the backup of that name is."""
         return self.folder / name[:2] / name
 
-    def holding(self, content: bytes) -> str:
+    def path_of_content(self, content: bytes) -> str:
         """Return the path of the backup that has this ``content``, whether it is there or not."""
         return str(self.path(record.digest(content)))
 

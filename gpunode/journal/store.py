@@ -200,9 +200,9 @@ class Store:
         Raises:
             JournalDamaged: one of the journals is.
         """
-        from gpunode.journal.inventory import inventory  # on use: a plan of a bare node needs none
+        from gpunode.journal.inventory import take_inventory  # on use: a plan of a bare node needs none
 
-        return inventory(entry for run in self.ids() for entry in self._unloaded(run))
+        return take_inventory(entry for run in self.ids() for entry in self._unloaded(run))
 
     def forget(self, run: str, user: str | None = None) -> tuple[int, int]:
         """The run can no longer be undone: what only it needed is gone. Call it under ``lock``.

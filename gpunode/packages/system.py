@@ -133,7 +133,7 @@ class PackageSystem:
         pin: the content of ``pin_file``: drivers come from NVIDIA's repository and in the chosen version, or not at
             all; the names are those of archives whose own driver packages are never mixed with NVIDIA's.
         pinned_version: the exact driver version that such a content holds; empty where it holds a branch.
-        held_by_pin: the installed packages whose version such a content wants.
+        packages_under_pin: the installed packages whose version such a content wants.
         overriding: a note for every setting that decides over one of the named packages before ``pin_file`` does.
         diverted: a note for every file with one of the words in its path that is not its package's own.
         repair: what finishes changes that were stopped in their middle, and makes every package whole.
@@ -183,7 +183,7 @@ class PackageSystem:
     relaxed: Callable[[Facts], Iterator[str]]
     pin: Callable[[Choice, Sequence[str]], bytes]
     pinned_version: Callable[[bytes], str]
-    held_by_pin: Callable[[bytes, Mapping[PackageId, PackageState]], frozenset[PackageId]]
+    packages_under_pin: Callable[[bytes, Mapping[PackageId, PackageState]], frozenset[PackageId]]
     overriding: Callable[[Facts, Choice, Collection[str]], Iterator[str]]
     diverted: Callable[[Facts, Collection[str]], Iterator[str]]
     repair: CommandChange

@@ -289,7 +289,7 @@ class Applier:
         except GpunodeError as failure:
             untouched = spared()
             intents = [entry for entry in self.run.entries() if isinstance(entry, Intent) and entry.seq in seqs]
-            with _adding_to(failure):
+            with _append_to(failure):
                 for intent in intents:
                     if not isinstance(intent.change, PackageChange) or intent.change.id in untouched:
                         self.run.failed(intent.seq, failure.what)
@@ -303,7 +303,7 @@ def failure_recorded(run: Run) -> Iterator[None]:
     try:
         yield
     except GpunodeError as error:
-        with _adding_to(error):
+        with _append_to(error):
             run.commit("interrupted" if isinstance(error, Interrupted) else "failed", error.what)
         raise
     except BaseException as error:
@@ -313,7 +313,7 @@ def failure_recorded(run: Run) -> Iterator[None]:
 
 
 @contextmanager
-def _adding_to(failure: GpunodeError) -> Iterator[None]:
+def _append_to(failure: GpunodeError) -> Iterator[None]:
     """Add to ``failure`` what goes wrong while it is recorded: the user must hear of the failure itself."""
     try:
         yield

@@ -12,14 +12,14 @@ from gpunode.change import Change, FileChange, FileState, PackageChange, Package
 from gpunode.errors import ChangeFailed, Undetermined, UsageError
 from gpunode.facts.model import Facts, Known, known
 from gpunode.host.port import HostView
-from gpunode.journal.history import CutShort, without_end
+from gpunode.journal.history import CutShort, open_intents
 from gpunode.journal.record import Intent, digest
 from gpunode.package_id import PackageId
 from gpunode.runtimes import RUNTIMES
 
 if TYPE_CHECKING:
     from gpunode.journal.store import Store
-    from gpunode.workflow.unrecorded import Unrecorded
+    from gpunode.workflow.lost_record import LostRecord
 
 # What the files begin with that only gpunode writes.
 MARK: Final = b"# Written by gpunode"
@@ -44,7 +44,7 @@ class Backlog:
     cut: CutShort | None = None
     ended: str = ""
     unread: str = ""
-    lost: Unrecorded | None = None
+    lost: LostRecord | None = None
 
     def __bool__(self) -> bool:
         """Whether there is anything to be done."""
@@ -81,10 +81,10 @@ def backlog(store: Store, facts: Facts) -> Backlog:
     marks = marks_missing(cut, known(facts.packages, {})) if cut is not None else ()
     newest = store.runs()[-1:] if owed or marks else ()
     ended = next((_ENDED.get(run.commit.result, "") for run in newest if run.commit), "")
-    return Backlog(owed, marks, cut, "was cut short" if cut is not None else ended, lost=lost_record(store, facts))
+    return Backlog(owed, marks, cut, "was cut short" if cut is not None else ended, lost=find_lost_record(store, facts))
 
 
-def lost_record(store: Store, facts: Facts) -> Unrecorded | None:
+def find_lost_record(store: Store, facts: Facts) -> LostRecord | None:
     """Return what says that gpunode made it although no recorded run did; None without any.
 
     Raises:
@@ -95,9 +95,11 @@ def lost_record(store: Store, facts: Facts) -> Unrecorded | None:
     marked = {path: state for path, state in states if state is not None and state.content.startswith(MARK)}
     if not marked:
         return None
-    from gpunode.workflow.unrecorded import unrecorded  # on use: a node that gpunode never changed has no such file
+    from gpunode.workflow.lost_record import (
+        assess_lost_record,  # on use: a node that gpunode never changed has no such file
+    )
 
-    return unrecorded(marked, facts, store.inventory(), str(store.folder))
+    return assess_lost_record(marked, facts, store.inventory(), str(store.folder))
 
 
 def visible_backlog(store: Store, facts: Facts) -> Backlog:
@@ -125,15 +127,15 @@ def record_what_was_made(store: Store, host: HostView) -> None:
     changed_since: set[str] = set()
     for run in reversed(store.ids()):
         entries = store.entries(run)
-        open_intents = [one for one in without_end(entries) if subject(one.change) not in changed_since]
+        intents = [one for one in open_intents(entries) if subject(one.change) not in changed_since]
         # Where the disk has no room, or the node cannot be read, the next run tries again.
         with suppress(ChangeFailed, Undetermined, ValueError):
-            if made := [*_files_made(host, open_intents), *_removals_made(host, open_intents)]:
+            if made := [*_find_made_files(host, intents), *_find_made_removals(host, intents)]:
                 store.record_made(run, made)
         changed_since |= {subject(entry.change) for entry in entries if isinstance(entry, Intent)}
 
 
-def _files_made(host: HostView, intents: Sequence[Intent]) -> Iterator[Intent]:
+def _find_made_files(host: HostView, intents: Sequence[Intent]) -> Iterator[Intent]:
     """Yield the intents whose file is as they leave it; the content of a recorded state is its sha256."""
     from gpunode.workflow import present  # on use, here and below: a plan looks at no state of a file
 
@@ -149,7 +151,7 @@ def _files_made(host: HostView, intents: Sequence[Intent]) -> Iterator[Intent]:
                 pass
 
 
-def _removals_made(host: HostView, intents: Sequence[Intent]) -> Sequence[Intent]:
+def _find_made_removals(host: HostView, intents: Sequence[Intent]) -> Sequence[Intent]:
     """Return the intents to remove a package that is not there, and did not lose just a part of its files."""
     changes = ((intent, intent.change) for intent in intents)
     removals = [(one, change.id) for one, change in changes if isinstance(change, PackageChange) and not change.after]
@@ -218,7 +220,7 @@ def marks_missing(cut: CutShort, installed: Mapping[PackageId, PackageState]) ->
     so: what was not removed after all gets that mark back, whatever run it was.
     """
     begun = (change for change in (*cut.begun, *cut.failed) if isinstance(change, PackageChange))
-    meant = ((change.id, installed.get(change.id), _meant_marks(cut, change, installed)) for change in begun)
+    meant = ((change.id, installed.get(change.id), _intended_marks(cut, change, installed)) for change in begun)
     return tuple(
         PackageChange(package, now, replace(now, auto=marks.auto, held=marks.held))
         for package, now, marks in meant
@@ -227,7 +229,7 @@ def marks_missing(cut: CutShort, installed: Mapping[PackageId, PackageState]) ->
     )
 
 
-def _meant_marks(
+def _intended_marks(
     cut: CutShort, change: PackageChange, installed: Mapping[PackageId, PackageState]
 ) -> PackageState | None:
     """Return the state whose marks the package of ``change`` should have as it is now; None where nobody can tell."""

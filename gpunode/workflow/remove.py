@@ -33,11 +33,11 @@ from gpunode.runtimes import RUNTIMES, DesiredConfig, RecordedEdit, after_edits,
 from gpunode.runtimes.keys import taken_back
 from gpunode.workflow import mig_layouts, present, undo
 from gpunode.workflow.disruption import DOCKER, refuse_undoing
-from gpunode.workflow.recovery import lost_record
+from gpunode.workflow.lost_record import LostRecord
+from gpunode.workflow.recovery import find_lost_record
 from gpunode.workflow.rollback import edited
 from gpunode.workflow.source_lists import keep_sources_readable
-from gpunode.workflow.undo import Kept, Part, Undoing
-from gpunode.workflow.unrecorded import Unrecorded
+from gpunode.workflow.undo import KeptItem, Part, Undoing
 
 _STEP = "remove"
 _Reversible = TypeVar("_Reversible", MigChange, ServiceChange)
@@ -83,21 +83,21 @@ def removing(
     added = {one: before for one, before in footprint.packages.items() if before is None or before.config_files_only}
     installed = undo.installed(facts)
     packages, needed = undo.packages_back(added, installed, present.database(host))
-    packages = undo.completed(host, (*packages, *_marks(footprint, installed)))
+    packages = undo.completed(host, (*packages, *_restore_marks(footprint, installed)))
     of_packages = (Part("packages", _STEP, _owing(footprint, change)) for change in packages)
     divided = [Part("runtime", _STEP, _reversed(change)) for change in footprint.mig.values()]
     layouts, unchanged = mig_layouts.back(host, divided, force=force)
     parts = undo.backward((*files, *layouts, *of_packages, *_units(footprint, facts)))
     parts, serving = undo.with_the_driver(parts, packages, added, installed)
     kept = (*unknown, *needed, *serving)
-    parts, kept = keep_sources_readable(parts, kept, facts, store.objects.holding)
+    parts, kept = keep_sources_readable(parts, kept, facts, store.objects.path_of_content)
     if not disrupt:
         refuse_undoing([part.change for part in parts], owed, facts.unit(DOCKER), host)
     notes = (*file_notes, *unchanged, *_not_undone(footprint.packages, installed), *_enrolled_keys(host))
     return Undoing("", parts, notes, reboot=undo.reboot_reason(facts, packages), owed=owed, kept=kept)
 
 
-def _marks(footprint: Footprint, installed: Mapping[PackageId, PackageState]) -> Iterator[PackageChange]:
+def _restore_marks(footprint: Footprint, installed: Mapping[PackageId, PackageState]) -> Iterator[PackageChange]:
     """Yield what gives packages that were there before gpunode their marks back: automatic or manual, held or not.
 
     What somebody marked otherwise since stays so.
@@ -126,15 +126,15 @@ def _owing(footprint: Footprint, change: PackageChange) -> PackageChange:
     return replace(change, triggers=footprint.package_triggers.get(change.id, frozenset()))
 
 
-def _files(footprint: Footprint, host: Host, *, force: bool) -> tuple[list[Part], list[str], list[Kept]]:
+def _files(footprint: Footprint, host: Host, *, force: bool) -> tuple[list[Part], list[str], list[KeptItem]]:
     parts: list[Part] = []
     notes: list[str] = []
-    kept: list[Kept] = []
+    kept: list[KeptItem] = []
     for path, trail in footprint.files.items():
         now = present.state(host, path)
         is_ours = now is not None and (force or digest(now.content) == trail.left)
         if trail.forgotten and now is not None and not (trail.spans[0].before is None and is_ours):
-            kept.append(Kept(path, "stays as it is: its backup was deleted (rollback --forget)"))
+            kept.append(KeptItem(path, "stays as it is: its backup was deleted (rollback --forget)"))
             continue
         back = _Back(None) if trail.forgotten else _without(trail, now, force=force)
         if back.state == now:
@@ -222,9 +222,9 @@ class Remainder:
         lost: what no record tells of.
     """
 
-    kept: tuple[Kept, ...] = ()
+    kept: tuple[KeptItem, ...] = ()
     missed: tuple[str, ...] = ()
-    lost: Unrecorded | None = None
+    lost: LostRecord | None = None
 
     @property
     def failure(self) -> GpunodeError | None:
@@ -238,7 +238,7 @@ class Remainder:
         return self.lost.refusal() if self.lost else None
 
 
-def remainder(store: Store, host: HostView, facts: Facts, undone: Undoing) -> Remainder:
+def find_remainder(store: Store, host: HostView, facts: Facts, undone: Undoing) -> Remainder:
     """Look for everything that any recorded run ever added, and for what says that gpunode made it.
 
     Args:
@@ -250,17 +250,18 @@ def remainder(store: Store, host: HostView, facts: Facts, undone: Undoing) -> Re
     recorded = store.inventory()
     missed = tuple(dict.fromkeys(subject(change) for change in undone.changes if not _is_made(change, host, facts)))
     named = {*missed, *(one.subject for one in undone.kept), *(change.path for change in undone.files)}
-    found = (*_files_there(recorded, host), *_packages_there(recorded, facts), *_units_there(recorded, facts))
-    modules = () if undone.reboot else _modules_there(recorded, facts)
+    found = (*_find_files(recorded, host), *_find_packages(recorded, facts), *_find_units(recorded, facts))
+    modules = () if undone.reboot else _find_modules(recorded, facts)
     kept = tuple(one for one in (*found, *modules) if one.subject not in named)
-    return Remainder((*undone.kept, *kept), missed, lost_record(store, facts))
+    return Remainder((*undone.kept, *kept), missed, find_lost_record(store, facts))
 
 
 def _is_made(change: Change, host: HostView, facts: Facts) -> bool:
-    """Return whether the node is as ``change`` leaves it; of what cannot be seen, yes."""
+    """Return whether what ``change`` takes away is gone; of what cannot be seen, yes."""
     match change:
-        case FileChange(path=path, after=after):
-            return present.state(host, path) == after
+        case FileChange(path=path, before=FileState() as before):
+            # A package's own file is put back first, and then goes with its package.
+            return present.state(host, path) != before
         case PackageChange(id=package, after=None):
             return package not in undo.installed(facts)
         case ServiceChange(unit=unit, after=after):
@@ -270,44 +271,46 @@ def _is_made(change: Change, host: HostView, facts: Facts) -> bool:
             return True
 
 
-def _files_there(recorded: Inventory, host: HostView) -> Iterator[Kept]:
+def _find_files(recorded: Inventory, host: HostView) -> Iterator[KeptItem]:
     for path, contents in recorded.written.items():
         state = present.state(host, path)
         if state is not None and digest(state.content) in contents:
-            yield Kept(path, f"is as gpunode once wrote it, although a later run took it away: {_remove(path)}")
+            yield KeptItem(
+                path, f"is as gpunode once wrote it, although a later run took it away: {_remove_command(path)}"
+            )
     for path in sorted(recorded.generated):
         if present.state(host, path) is not None:
             is_volatile = path.startswith(("/run/", "/var/run/"))
-            until = "until the next boot" if is_volatile else f"until somebody removes it: {_remove(path)}"
-            yield Kept(path, f"stays, which nvidia-ctk wrote, {until}")
+            until = "until the next boot" if is_volatile else f"until somebody removes it: {_remove_command(path)}"
+            yield KeptItem(path, f"stays, which nvidia-ctk wrote, {until}")
 
 
-def _remove(path: str) -> str:
+def _remove_command(path: str) -> str:
     return f"`{command('sudo', 'rm', path)}`"
 
 
-def _packages_there(recorded: Inventory, facts: Facts) -> Iterator[Kept]:
+def _find_packages(recorded: Inventory, facts: Facts) -> Iterator[KeptItem]:
     installed = undo.installed(facts)
     for package in sorted(recorded.packages):
         if package in installed and not installed[package].config_files_only:
             purge = system(facts).purge([str(package)])
             how = f"is installed, although a run of gpunode once took away what it had installed: `sudo {purge}`"
-            yield Kept(str(package), how)
+            yield KeptItem(str(package), how)
 
 
-def _units_there(recorded: Inventory, facts: Facts) -> Iterator[Kept]:
+def _find_units(recorded: Inventory, facts: Facts) -> Iterator[KeptItem]:
     for unit in sorted(recorded.units):
         fact = facts.unit(unit)
         if isinstance(fact, Known) and fact.value.exists and fact.value.state.enabled:
             disable = command("sudo", "systemctl", "disable", unit)
-            yield Kept(unit, f"is enabled, as a run of gpunode once made it: `{disable}`")
+            yield KeptItem(unit, f"is enabled, as a run of gpunode once made it: `{disable}`")
 
 
-def _modules_there(recorded: Inventory, facts: Facts) -> Iterator[Kept]:
+def _find_modules(recorded: Inventory, facts: Facts) -> Iterator[KeptItem]:
     loaded = known(facts.modules, frozenset())
     for module in sorted(recorded.modules):
         if module.replace("-", "_") in loaded:
-            yield Kept(module, "stays in the kernel until the next boot")
+            yield KeptItem(module, "stays in the kernel until the next boot")
 
 
 def _not_undone(

@@ -95,7 +95,7 @@ def undoing(
     else:
         undone = Undoing(of, files, notes, incomplete, owed=still_owed(store.owed(), facts))
         undone = _whole(host, facts, undone, parts, backward=_goes_backward(runs, of))
-        readable, kept = keep_sources_readable(undone.parts, undone.kept, facts, store.objects.holding)
+        readable, kept = keep_sources_readable(undone.parts, undone.kept, facts, store.objects.path_of_content)
         undone = replace(undone, parts=readable, kept=kept)
         going = standing.going((part.step, part.change) for part in undone.parts)
         standing.refuse_needed(store, of, going, partial(_is_there, host, undo.installed(facts)))

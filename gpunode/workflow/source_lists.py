@@ -8,12 +8,12 @@ from gpunode.change import FileChange, FileState, subject
 from gpunode.command import command
 from gpunode.facts.model import Facts, PackageSource, known
 from gpunode.packages import system
-from gpunode.workflow.undo import Kept, Part
+from gpunode.workflow.undo import KeptItem, Part
 
 
 def keep_sources_readable(
-    parts: Sequence[Part], kept: Sequence[Kept], facts: Facts, backup_of: Callable[[bytes], str]
-) -> tuple[tuple[Part, ...], tuple[Kept, ...]]:
+    parts: Sequence[Part], kept: Sequence[KeptItem], facts: Facts, backup_of: Callable[[bytes], str]
+) -> tuple[tuple[Part, ...], tuple[KeptItem, ...]]:
     """Leave out of ``parts`` what would make the package manager refuse all of its sources, or an entry that stays.
 
     That is a former list that contradicts one that stays: where gpunode's own list stays, the list that it replaced
@@ -30,18 +30,18 @@ def keep_sources_readable(
         The remaining parts, and what is kept now, each with the reason.
     """
     own = {one.subject for one in kept}
-    leaving = list(kept)
+    kept_items = list(kept)
     remaining = list(parts)
-    while (found := _contradicting(remaining, facts)) is not None:
+    while (found := _find_contradiction(remaining, facts)) is not None:
         part, other = found
         remaining.remove(part)
-        leaving.append(_kept_away(part, other, backup_of, system(facts).manager))
+        kept_items.append(_describe_kept_list(part, other, backup_of, system(facts).manager))
     for source in known(facts.sources, ()):
-        if source.enabled and source.file not in _changed(remaining):
+        if source.enabled and source.file not in _changed_paths(remaining):
             for part in [one for one in remaining if _is_keyring_of(source, one, is_own=source.file in own)]:
                 remaining.remove(part)
-                leaving.append(Kept(subject(part.change), f"stays: {source.file} names it"))
-    return tuple(remaining), tuple(leaving)
+                kept_items.append(KeptItem(subject(part.change), f"stays: {source.file} names it"))
+    return tuple(remaining), tuple(kept_items)
 
 
 def _is_keyring_of(source: PackageSource, part: Part, *, is_own: bool) -> bool:
@@ -52,12 +52,12 @@ def _is_keyring_of(source: PackageSource, part: Part, *, is_own: bool) -> bool:
     return is_own or change.after is None
 
 
-def _contradicting(parts: Sequence[Part], facts: Facts) -> tuple[Part, PackageSource] | None:
+def _find_contradiction(parts: Sequence[Part], facts: Facts) -> tuple[Part, PackageSource] | None:
     """Return the first part that puts back an entry which contradicts one that is there then, and that one."""
-    there = [source for source in known(facts.sources, ()) if source.file not in _changed(parts)]
+    there = [source for source in known(facts.sources, ()) if source.file not in _changed_paths(parts)]
     architecture = known(facts.architecture, "")
     for part in parts:
-        coming = _entries(part, facts)
+        coming = _restored_entries(part, facts)
         for source in coming:
             if other := next((one for one in there if system(facts).contradict(source, one, architecture)), None):
                 return part, other
@@ -65,7 +65,7 @@ def _contradicting(parts: Sequence[Part], facts: Facts) -> tuple[Part, PackageSo
     return None
 
 
-def _entries(part: Part, facts: Facts) -> tuple[PackageSource, ...]:
+def _restored_entries(part: Part, facts: Facts) -> tuple[PackageSource, ...]:
     """Return the entries that ``part`` puts in a list of sources; none for any other part, nor for what is no list."""
     match part.change:
         case FileChange(path=path, after=FileState(content=content)):
@@ -77,17 +77,17 @@ def _entries(part: Part, facts: Facts) -> tuple[PackageSource, ...]:
             return ()
 
 
-def _changed(parts: Sequence[Part]) -> frozenset[str]:
+def _changed_paths(parts: Sequence[Part]) -> frozenset[str]:
     return frozenset(part.change.path for part in parts if isinstance(part.change, FileChange))
 
 
-def _kept_away(part: Part, other: PackageSource, backup_of: Callable[[bytes], str], manager: str) -> Kept:
+def _describe_kept_list(part: Part, other: PackageSource, backup_of: Callable[[bytes], str], manager: str) -> KeptItem:
     assert isinstance(part.change, FileChange)
     former = part.change.after
     assert isinstance(former, FileState)
     copy = command("sudo", "install", "-m", f"{former.mode:04o}", backup_of(former.content), part.change.path)
     does = "does not come back" if part.change.before is None else "stays as it is"
-    return Kept(
+    return KeptItem(
         part.change.path,
         f"{does}: {other.file}:{other.line} is for the same archive with another key or option, and stays; {manager} "
         f"would read no list at all. Once that entry is gone, `{copy}` puts the former list back",

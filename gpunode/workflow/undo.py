@@ -54,7 +54,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class KeptItem:
     """A thing that an undo leaves as it is, and why: a package that others need now, a list that would contradict one.
 
     Attributes:
@@ -91,7 +91,7 @@ class Undoing:
     reboot: str = ""
     owed: tuple[Trigger, ...] = ()
     left: tuple[str, ...] = ()
-    kept: tuple[Kept, ...] = ()
+    kept: tuple[KeptItem, ...] = ()
 
     @property
     def remarks(self) -> tuple[str, ...]:
@@ -182,7 +182,7 @@ def _forward_rank(part: Part) -> int:
 
 def packages_back(
     wanted: Mapping[PackageId, PackageState | None], installed: Mapping[PackageId, PackageState], database: Database
-) -> tuple[tuple[PackageChange, ...], tuple[Kept, ...]]:
+) -> tuple[tuple[PackageChange, ...], tuple[KeptItem, ...]]:
     """What brings the packages to ``wanted``, and those that stay because others need them now.
 
     Args:
@@ -198,7 +198,7 @@ def packages_back(
     leaving = [change.id for change in changes if is_removal(change)]
     changing = [change.id for change in changes if not is_removal(change)]
     staying = database.needed(leaving, changing)
-    kept = tuple(Kept(str(package), f"stays: {by} needs it now") for package, by in sorted(staying.items()))
+    kept = tuple(KeptItem(str(package), f"stays: {by} needs it now") for package, by in sorted(staying.items()))
     return tuple(change for change in changes if change.id not in staying), kept
 
 
@@ -207,14 +207,14 @@ def with_the_driver(
     packages: Sequence[PackageChange],
     wanted: Mapping[PackageId, PackageState | None],
     there: Collection[PackageId],
-) -> tuple[tuple[Part, ...], tuple[Kept, ...]]:
+) -> tuple[tuple[Part, ...], tuple[KeptItem, ...]]:
     """``parts`` without what a driver that stays is run with: its blacklist, archive, key, pin and units; and why."""
     going = {change.id for change in packages}
     staying = {one for one, state in wanted.items() if state is None and one in there and one not in going}
     if not (drivers := sorted(driver_packages(staying))):
         return tuple(parts), ()
     serving = [part for part in parts if _serves_packages(part)]
-    kept = tuple(Kept(subject(part.change), f"stays with {drivers[0]}") for part in serving)
+    kept = tuple(KeptItem(subject(part.change), f"stays with {drivers[0]}") for part in serving)
     return tuple(part for part in parts if part not in serving), kept
 
 

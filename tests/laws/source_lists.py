@@ -16,7 +16,7 @@ from gpunode.outcome import Planned
 from gpunode.packages import system
 from gpunode.steps.repositories import plan_cuda
 from gpunode.workflow.source_lists import keep_sources_readable
-from gpunode.workflow.undo import Kept, Part
+from gpunode.workflow.undo import KeptItem, Part
 from tests.unit.steps.machines import CUDA_KEYRING, CUDA_LIST, DEBIAN, machine, recipe
 
 ROW = cuda_repository(DEBIAN, "amd64", "", "")
@@ -50,7 +50,7 @@ class Undone:
     set_up: Facts
     after: Facts
     undoing: tuple[FileChange, ...]
-    kept: tuple[Kept, ...]
+    kept: tuple[KeptItem, ...]
 
 
 @st.composite
@@ -80,7 +80,7 @@ def undone(draw: st.DrawFn) -> Undone:
     back = [change for change in map(inverse, reversed(_realized(changes))) if isinstance(change, FileChange)]
     stays = draw(st.booleans())
     undoing = tuple(change for change in back if not (stays and change.after is None))
-    own = [Kept(change.path, "stays with the driver") for change in back if change not in undoing]
+    own = [KeptItem(change.path, "stays with the driver") for change in back if change not in undoing]
     parts = [Part("sources", "remove", change) for change in undoing]
     remaining, kept = keep_sources_readable(parts, own, set_up, _backup_of)
     return Undone(before, set_up, project(set_up, [part.change for part in remaining]), undoing, kept)

@@ -136,7 +136,7 @@ def pinned_version(content: bytes) -> str:
     return found[1].decode() if found else ""
 
 
-def held_by_pin(content: bytes, packages: Mapping[PackageId, PackageState]) -> frozenset[PackageId]:
+def packages_under_pin(content: bytes, packages: Mapping[PackageId, PackageState]) -> frozenset[PackageId]:
     """Return the installed ``packages`` whose version is the one that a text of ``pin`` wants."""
     records = parse(PIN_FILE, content.decode("utf-8", "replace"))
     wanted = [(one, one.pin.removeprefix("version ")) for one in records if one.pin.startswith("version ")]

@@ -38,7 +38,7 @@ from gpunode.packages.simulation import Action, Simulation, is_removal
 from gpunode.workflow import standing
 from gpunode.workflow.apply import Applier
 from gpunode.workflow.events import silent
-from gpunode.workflow.remove import Remainder, remainder, removing
+from gpunode.workflow.remove import Remainder, find_remainder, removing
 from gpunode.workflow.rollback import RollbackResult, rollback, shortcoming, undoing
 from gpunode.workflow.undo import Undoing, leftovers
 from tests.ids import ids
@@ -741,7 +741,7 @@ class TestRemove:
             assert back.parts == ()
             notes = {one.subject: one.how for one in back.kept}
             assert f"{CUDA_LIST}:1 is for the same archive" in notes[theirs]
-            backup = store.objects.holding(former.content)
+            backup = store.objects.path_of_content(former.content)
             assert f"`sudo install -m 0644 {backup} {theirs}`" in notes[theirs]
             assert Path(backup).read_bytes() == former.content
             assert notes[CUDA_KEYRING] == f"stays: {CUDA_LIST} names it"
@@ -833,15 +833,21 @@ class TestRemainder:
         return back
 
     def test_nothing_is_left_of_a_whole_removal(self, host: Machine, store: Store) -> None:
-        assert remainder(store, host, machine(), self.removed(host, store)) == Remainder()
+        assert find_remainder(store, host, machine(), self.removed(host, store)) == Remainder()
 
     def test_what_stays_though_each_command_succeeded_is_a_failure(self, host: Machine, store: Store) -> None:
         back = self.removed(host, store)
         host.files[BLACKLIST] = FileState(b"blacklist nouveau\n")
-        left = remainder(store, host, now({"dkms": PackageState("3")}), back)
+        left = find_remainder(store, host, now({"dkms": PackageState("3")}), back)
         assert set(left.missed) == {BLACKLIST, "dkms", UNIT}
         assert isinstance(left.failure, VerifyFailed)
         assert "dkms" in left.failure.why
+
+    def test_file_that_went_with_its_package_is_no_failure(self, host: Machine, store: Store) -> None:
+        """Its former text was put back first, as somebody else's package might have stayed."""
+        back = self.removed(host, store)
+        host.files[CONTAINERD] = None
+        assert find_remainder(store, host, machine(), back).failure is None
 
     def test_what_came_again_since_is_named_with_the_command_that_takes_it_away(
         self, host: Machine, store: Store
@@ -850,7 +856,7 @@ class TestRemainder:
         host.files[BLACKLIST] = FileState(b"blacklist nouveau\n")
         nothing = removing(store, host, now({"dkms": PackageState("3")}))
         assert nothing.parts == ()
-        left = remainder(store, host, now({"dkms": PackageState("3")}), nothing)
+        left = find_remainder(store, host, now({"dkms": PackageState("3")}), nothing)
         assert left.failure is None
         notes = {one.subject: one.how for one in left.kept}
         assert f"`sudo rm {BLACKLIST}`" in notes[BLACKLIST]
@@ -866,7 +872,7 @@ class TestRemainder:
         run.commit("done")
         back = self.removed(host, store)
         host.files[spec] = FileState(b"cdiVersion: 0.5.0\n")
-        left = remainder(store, host, machine(modules=frozenset({"nvidia_fs"})), back)
+        left = find_remainder(store, host, machine(modules=frozenset({"nvidia_fs"})), back)
         assert {str(one) for one in left.kept} == {
             f"{spec} stays, which nvidia-ctk wrote, until the next boot",
             "nvidia-fs stays in the kernel until the next boot",

@@ -18,7 +18,7 @@ from gpunode.packages import system
 
 
 @dataclass(frozen=True, slots=True)
-class Unrecorded:
+class LostRecord:
     """gpunode's own files without a record of the run that wrote them.
 
     Attributes:
@@ -71,7 +71,9 @@ class Unrecorded:
         )
 
 
-def unrecorded(marked: Mapping[str, FileState], facts: Facts, recorded: Inventory, folder: str) -> Unrecorded | None:
+def assess_lost_record(
+    marked: Mapping[str, FileState], facts: Facts, recorded: Inventory, folder: str
+) -> LostRecord | None:
     """Return those of the ``marked`` files that no recorded run wrote, with what else looks like a setup's work.
 
     A file that was there with the mark before the first recorded run wrote it belongs to a run that is not recorded.
@@ -87,7 +89,7 @@ def unrecorded(marked: Mapping[str, FileState], facts: Facts, recorded: Inventor
         return None
     installed = known(facts.packages, {})
     pin = files.get(system(facts).pin_file)
-    held = system(facts).held_by_pin(pin.content, installed) if pin else frozenset()
+    held = system(facts).packages_under_pin(pin.content, installed) if pin else frozenset()
     drivers = tuple(sorted(held - recorded.packages))
     toolkit = tuple(one for one in TOOLKIT_PACKAGES if one in installed and one not in recorded.packages)
     lists = tuple(
@@ -98,7 +100,7 @@ def unrecorded(marked: Mapping[str, FileState], facts: Facts, recorded: Inventor
     names = [str(package) for package in (*drivers, *toolkit)]
     purge = [f"sudo {system(facts).purge(names)}"] if names else []
     by_hand = (*purge, str(command("sudo", "rm", *files, *lists)))
-    return Unrecorded(tuple(files), drivers, (*lists, *map(str, toolkit)), folder, by_hand)
+    return LostRecord(tuple(files), drivers, (*lists, *map(str, toolkit)), folder, by_hand)
 
 
 def _usual_files(facts: Facts) -> Iterator[str]:

@@ -15,8 +15,8 @@ from gpunode.journal.store import Store
 from gpunode.packages.deb.preferences import PIN_FILE, pin
 from gpunode.steps import blacklist, gpudirect, mig, mps
 from gpunode.workflow.reboot import resume_unit
-from gpunode.workflow.recovery import MARK, backlog, lost_record
-from gpunode.workflow.remove import remainder, removing
+from gpunode.workflow.recovery import MARK, backlog, find_lost_record
+from gpunode.workflow.remove import find_remainder, removing
 from tests.unit.steps.machines import CUDA_LIST, CUDA_URI, machine
 from tests.unit.workflow.nodes import Node
 
@@ -58,7 +58,7 @@ def test_remove_ends_with_what_takes_them_away_by_hand(store: Store) -> None:
     host = Node(facts)
     back = removing(store, host, facts)
     assert back.parts == ()
-    failure = remainder(store, host, facts, back).failure
+    failure = find_remainder(store, host, facts, back).failure
     assert isinstance(failure, VerifyFailed)
     assert "installed under its pin: libcuda1\n" in failure.why
     assert f"the same whoever added them: {CUDA_LIST}, nvidia-container-toolkit\n" in failure.why
@@ -75,8 +75,8 @@ def test_recorded_files_are_no_loss_edited_or_not(store: Store) -> None:
         run.done(run.intend("sources", "step", FileChange(path, None, state)))
     run.commit("done")
     edited = FileState(BLACKLISTED.content + b"# more\n")
-    assert lost_record(store, node()) is None
-    assert lost_record(store, node({PIN_FILE: PIN, BLACKLIST: edited})) is None
+    assert find_lost_record(store, node()) is None
+    assert find_lost_record(store, node({PIN_FILE: PIN, BLACKLIST: edited})) is None
 
 
 def test_file_that_was_there_with_the_mark_before_the_first_record_is_a_loss(store: Store) -> None:
@@ -84,12 +84,12 @@ def test_file_that_was_there_with_the_mark_before_the_first_record_is_a_loss(sto
     run = store.begin("setup", version="test")
     run.done(run.intend("packages", "step", FileChange(BLACKLIST, BLACKLISTED, FileState(MARK + b": newer\n"))))
     run.commit("done")
-    assert lost_record(store, node({BLACKLIST: FileState(MARK + b": newer\n")})) is None
-    lost = lost_record(store, node({BLACKLIST: BLACKLISTED}))
+    assert find_lost_record(store, node({BLACKLIST: FileState(MARK + b": newer\n")})) is None
+    lost = find_lost_record(store, node({BLACKLIST: BLACKLISTED}))
     assert lost is not None
     assert lost.files == (BLACKLIST,)
 
 
 def test_node_without_marked_files_has_lost_nothing(store: Store) -> None:
-    assert lost_record(store, machine()) is None
-    assert lost_record(store, node({BLACKLIST: FileState(b"# ours\n")})) is None
+    assert find_lost_record(store, machine()) is None
+    assert find_lost_record(store, node({BLACKLIST: FileState(b"# ours\n")})) is None
