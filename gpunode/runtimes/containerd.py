@@ -20,6 +20,7 @@ from gpunode.runtimes.containerd_files import (
     DUMP,
     SCHEMA_SINCE,
     ConfigFile,
+    check_plugin,
     effective,
     is_drop_in,
     load,
@@ -101,7 +102,7 @@ def dump(data: bytes) -> ObservedConfig:
 
 def _configured(loaded: Sequence[ConfigFile], desired: DesiredConfig) -> ObservedConfig:
     for file in loaded:
-        _check_plugin(file)
+        check_plugin(file)
     plugin = effective(loaded, desired)
     containerd = plugin.get("containerd", {})
     handlers = {}
@@ -116,19 +117,6 @@ def _configured(loaded: Sequence[ConfigFile], desired: DesiredConfig) -> Observe
         systemd_cgroup(plugin, desired),
         loaded[0].read_as,
     )
-
-
-def _check_plugin(file: ConfigFile) -> None:
-    """Nothing, if the parts of the CRI plugin's table that are read and written here have containerd's shape."""
-    containerd = file.table((*file.cri, "containerd"))
-    default = containerd.get("default_runtime_name", "")
-    if not isinstance(default, str):
-        raise file.misshapen((*file.cri, "containerd", "default_runtime_name"), default, "a string")
-    for name in file.table((*file.cri, "containerd", "runtimes")):
-        here = (*file.cri, "containerd", "runtimes", name)
-        file.table(here)
-        file.flag(file.table((*here, "options")), (*here, "options", "SystemdCgroup"))
-    file.flag(file.plugin, (*file.cri, "enable_cdi"))
 
 
 def configure(files: Files, desired: DesiredConfig) -> ConfigEdit:
@@ -174,6 +162,8 @@ def _configure(files: Files, desired: DesiredConfig) -> ConfigEdit:
     # nvidia-ctk writes its drop-in whatever the root file says.
     is_asked = not desired.exact or desired.mode == "auto"
     if is_asked and satisfies(present, desired) and not (desired.enable_cri and present.cri_disabled):
+        if desired.exact:
+            return ConfigEdit((), how, _notes(loaded, files, desired))
         return ConfigEdit((), how, tuple(containerd_notes.state_notes(loaded, present, desired)))
     from gpunode.runtimes import containerd_editing  # only where a file must be edited
 
@@ -188,7 +178,13 @@ def _configure(files: Files, desired: DesiredConfig) -> ConfigEdit:
     _check_effective(after, desired, present)
     if "runc" in _configured(load(after, desired), desired).handlers.keys() - present.handlers.keys():
         how = f"{how}; {why_runc(loaded[0].read_as, desired)}"
-    return ConfigEdit(edits, how, tuple(containerd_notes.notes(loaded, after, inspect(after, desired), desired)))
+    return ConfigEdit(edits, how, _notes(loaded, after, desired))
+
+
+def _notes(loaded: Sequence[ConfigFile], after: Files, desired: DesiredConfig) -> tuple[str, ...]:
+    from gpunode.runtimes import containerd_notes
+
+    return tuple(containerd_notes.notes(loaded, after, inspect(after, desired), desired))
 
 
 def unconfigure(files: Files, desired: DesiredConfig, former: Mapping[str, RecordedEdit]) -> ConfigEdit:

@@ -11,6 +11,7 @@ from gpunode.runtimes.containerd_files import (
     DROP_IN,
     DUMP,
     ConfigFile,
+    check_plugin,
     counting,
     edited,
     effective,
@@ -70,6 +71,7 @@ class Editing:
     def _by_drop_in(self) -> _Contents:
         path = self._drop_in_path()
         present = read(self.files.get(path), path, self.desired)
+        check_plugin(present)  # it may be one that nothing imports so far
         if present.schema != self.root.schema:
             # containerd 2 stops reading the root's settings by it, or does not start (aicr issue 1688).
             present = read(None, path, self.desired)

@@ -120,6 +120,20 @@ def read(data: bytes | None, path: str, desired: DesiredConfig | None = None) ->
     return file
 
 
+def check_plugin(file: ConfigFile) -> None:
+    """Refuse a CRI plugin's table of which the parts that are read and written here lack containerd's shape."""
+    containerd = (*file.cri, "containerd")
+    default = file.table(containerd).get("default_runtime_name", "")
+    if not isinstance(default, str):
+        raise file.misshapen((*containerd, "default_runtime_name"), default, "a string")
+    runtimes = (*containerd, "runtimes")
+    for entry in ((*containerd, "default_runtime"), *((*runtimes, name) for name in file.table(runtimes))):
+        file.table(entry)
+        file.flag(file.table((*entry, "options")), (*entry, "options", "SystemdCgroup"))
+    for key in ("enable_cdi", "systemd_cgroup"):
+        file.flag(file.plugin, (*file.cri, key))
+
+
 def reads(files: Files, desired: DesiredConfig) -> tuple[str, ...]:
     """The paths and patterns that containerd reads, as far as ``files`` tell, and our own drop-in's folder."""
     root = desired.config or CONFIG

@@ -748,3 +748,31 @@ def test_a_schema_that_this_containerd_cannot_read_is_refused_with_that_reason(
     assert f"containerd {'.'.join(map(str, version))} cannot read" in refused.value.what
     assert f"containerd {since} is the first" in refused.value.why
     assert configure(data, DesiredConfig(version=(2, 3))) != b""
+
+
+@pytest.mark.parametrize(
+    ("body", "key"),
+    [
+        ("containerd.runtimes = []", "containerd.runtimes"),
+        ("containerd.runtimes.nvidia = 3", "containerd.runtimes.nvidia"),
+        ("containerd.runtimes.runc.options = 3", "containerd.runtimes.runc.options"),
+        ("containerd.default_runtime.options = 3", "containerd.default_runtime.options"),
+        ("systemd_cgroup = 'yes'", "systemd_cgroup"),
+    ],
+)
+def test_a_drop_in_that_nothing_imports_yet_is_checked_for_its_shape_too(body: str, key: str) -> None:
+    files = {containerd.CONFIG: V2, containerd.DROP_IN: f"version = 2\n[plugins.'{CRI[2]}']\n{body}\n".encode()}
+    with pytest.raises(Refused) as refused:
+        containerd.configure(files, DesiredConfig(mode="drop-in", exact=True))
+    assert refused.value.what.startswith(f"{containerd.DROP_IN}:3: plugins.{CRI[2]}.{key} is not ")
+
+
+def test_what_should_be_known_of_the_files_is_said_to_ctk_also_where_nothing_is_to_do() -> None:
+    theirs = f"version = 3\n[plugins.'{CRI[3]}'.containerd.runtimes.x]\nruntime_type = 'y'\n".encode()
+    root = f"version = 2\nimports = ['/x.toml']\n{THEIRS.replace('CRI', CRI[2])}".replace("DEFAULT", "runc").replace(
+        "BINARY", BINARY
+    )
+    files = {containerd.CONFIG: root.encode(), "/x.toml": theirs}
+    edited = containerd.configure(files, DesiredConfig(exact=True))
+    assert edited.edits == ()
+    assert any("/x.toml has schema 3" in note for note in edited.notes)
