@@ -19,7 +19,6 @@ from gpunode.change import (
     subject,
 )
 from gpunode.cli.actions import action
-from gpunode.cli.hints import commands_in
 from gpunode.errors import BUG, GpunodeError
 from gpunode.redaction.secrets import evident
 from gpunode.redaction.secrets import text as redact
@@ -79,6 +78,8 @@ class Envelope:
 
 def _error(error: GpunodeError) -> dict[str, object]:
     """Return the error with what to do next as commands, and whether that takes a person."""
+    from gpunode.cli.hints import commands_in  # on use: most commands fail nowhere
+
     commands = commands_in(error.hint)
     return {**error.as_dict(), "commands": commands, "manual": not commands}
 

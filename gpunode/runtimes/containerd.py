@@ -170,11 +170,10 @@ def _configure(files: Files, desired: DesiredConfig) -> ConfigEdit:
     loaded = load(files, desired)
     present = _configured(loaded, desired)
     how = _how(loaded[0], desired)
-    from gpunode.runtimes import containerd_notes
-
     if not desired.exact and satisfies(present, desired) and not (desired.enable_cri and present.cri_disabled):
-        return ConfigEdit((), how, tuple(containerd_notes.state_notes(loaded, present, desired)))
-    from gpunode.runtimes import containerd_editing  # only where a file must be edited
+        return ConfigEdit((), how, _state_notes(loaded, present, desired))
+    # Only where a file must be edited.
+    from gpunode.runtimes import containerd_editing, containerd_notes
 
     _check_schema(loaded, desired)
     contents = containerd_editing.Editing(files, loaded, desired).contents()
@@ -188,6 +187,15 @@ def _configure(files: Files, desired: DesiredConfig) -> ConfigEdit:
     if "runc" in _configured(load(after, desired), desired).handlers.keys() - present.handlers.keys():
         how = f"{how}; {why_runc(loaded[0].read_as, desired)}"
     return ConfigEdit(edits, how, tuple(containerd_notes.notes(loaded, after, inspect(after, desired), desired)))
+
+
+def _state_notes(loaded: Sequence[ConfigFile], present: ObservedConfig, desired: DesiredConfig) -> tuple[str, ...]:
+    """Return what has no effect in the files or stops the CRI plugin; one file alone with a usual default is sound."""
+    if len(loaded) == 1 and present.default in {None, "runc", *present.handlers} and not desired.cdi:
+        return ()
+    from gpunode.runtimes import containerd_notes  # loaded on use: most nodes have such a file
+
+    return tuple(containerd_notes.state_notes(loaded, present, desired))
 
 
 def unconfigure(files: Files, desired: DesiredConfig, former: Mapping[str, RecordedEdit]) -> ConfigEdit:
