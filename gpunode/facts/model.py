@@ -317,7 +317,7 @@ class Facts:
         folders: those that were read whole, each with its probe: a file that ``files`` lacks there does not exist.
         changed_at: when a file was last written or restored, seconds since the epoch; only where that is known.
         modified_at: when files below /etc/modprobe.d and initramfs images were last written, in seconds (mtime).
-        folder_modes: the permission bits of folders that others than root must enter, such as that of apt's keyrings.
+        folder_modes: the permission bits of folders that others than root must enter: that of the keyrings.
         exposed: the files that somebody else than root could replace by another, and by what right.
         units: only those that steps ask about.
         packages_interrupted: whether a change of packages was stopped in its middle.
