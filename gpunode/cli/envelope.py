@@ -19,7 +19,6 @@ from gpunode.change import (
     subject,
 )
 from gpunode.cli.actions import action, reason_to_go
-from gpunode.cli.hints import commands_in
 from gpunode.errors import BUG, GpunodeError
 from gpunode.redaction.secrets import evident
 from gpunode.redaction.secrets import text as redact

@@ -64,7 +64,7 @@ _QUERIED: Final = (
 )
 _USER_NAME: Final = r"([a-z_][\w.-]{0,31})"
 _USERS: Final = (
-    # the owner of a home, a session or a sudo command; of a run of apt
+    # the owner of a home, a session or a sudo command; of a run of a package manager
     (
         r"(?-i:(?:(?<![\w./-])/home/|\bsudo(?:\[\d{1,10}\])?:[ \t]+|\b(?:for|of) user |\bUSER=|\b(?:ses|log)name[= ]"
         r"|\bsession opened for user |\bRequested-By:[ ]|\b(?:e|s|fs)?uid=\d{1,10}\()"

@@ -157,15 +157,13 @@ def _configure(files: Files, desired: DesiredConfig) -> ConfigEdit:
     present = _configured(loaded, desired)
     how = _how(loaded[0], desired)
     _check_readable(loaded, desired)
-    from gpunode.runtimes import containerd_notes
-
     # nvidia-ctk writes its drop-in whatever the root file says.
     is_asked = not desired.exact or desired.mode == "auto"
     if is_asked and satisfies(present, desired) and not (desired.enable_cri and present.cri_disabled):
-        if desired.exact:
-            return ConfigEdit((), how, _notes(loaded, files, desired))
-        return ConfigEdit((), how, tuple(containerd_notes.state_notes(loaded, present, desired)))
-    from gpunode.runtimes import containerd_editing  # only where a file must be edited
+        notes = _notes(loaded, files, desired) if desired.exact else _state_notes(loaded, present, desired)
+        return ConfigEdit((), how, notes)
+    # Only where a file must be edited.
+    from gpunode.runtimes import containerd_editing
 
     _check_schema(loaded, desired)
     contents = containerd_editing.Editing(files, loaded, desired).contents()
@@ -185,6 +183,15 @@ def _notes(loaded: Sequence[ConfigFile], after: Files, desired: DesiredConfig) -
     from gpunode.runtimes import containerd_notes
 
     return tuple(containerd_notes.notes(loaded, after, inspect(after, desired), desired))
+
+
+def _state_notes(loaded: Sequence[ConfigFile], present: ObservedConfig, desired: DesiredConfig) -> tuple[str, ...]:
+    """Return what has no effect in the files or stops the CRI plugin; one file alone with a usual default is sound."""
+    if len(loaded) == 1 and present.default in {None, "runc", *present.handlers} and not desired.cdi:
+        return ()
+    from gpunode.runtimes import containerd_notes  # loaded on use: most nodes have such a file
+
+    return tuple(containerd_notes.state_notes(loaded, present, desired))
 
 
 def unconfigure(files: Files, desired: DesiredConfig, former: Mapping[str, RecordedEdit]) -> ConfigEdit:

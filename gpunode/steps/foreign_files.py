@@ -23,7 +23,7 @@ _ARCHITECTURES: Final = {"amd64": "x86_64", "arm64": "aarch64"}
 def refuse_leftovers(facts: Facts) -> Refusal | None:
     """Return the refusal of a node with files of a .run driver whose uninstaller is gone; None where there are none.
 
-    dpkg overwrites the files that its packages bring, too, and no rollback has their bytes. A library is known by the
+    The files that packages bring too would be overwritten, and no rollback has their bytes. A library is known by the
     version in its name: a package brings its own version.
     """
     versions = _packaged_versions(facts)

@@ -82,15 +82,12 @@ def _configured(recipe: Recipe, facts: Facts, place: Chosen) -> Planned | Refusa
     if not planned.changes:
         planned = replace(planned, expectation=None)  # what is closed below is no news to a parser
     planned = _closed(target, replace(planned, changes=(*planned.changes, *_service(row, facts, present))))
-    notes = (
-        *planned.notes,
-        *_not_startable(row, facts),
-        *_other_driver(recipe, facts, row),
-        *_preexisting_default(recipe, row, present),
-    )
-    if lacks and planned.changes:
-        return replace(planned, notes=notes, change_notes=(*planned.change_notes, lacks.note))
-    return replace(planned, notes=(*notes, *((lacks.note,) if lacks else ())))
+    notes = (*planned.notes, *_other_driver(recipe, facts, row), *_preexisting_default(recipe, row, present))
+    lacking = (lacks.note,) if lacks else ()
+    if not planned.changes:
+        return replace(planned, notes=(*notes, *lacking))
+    about_changes = (*planned.change_notes, *lacking, *_not_startable(row, facts))
+    return replace(planned, notes=notes, change_notes=about_changes)
 
 
 def _preexisting_default(recipe: Recipe, row: Runtime, present: States) -> tuple[str, ...]:

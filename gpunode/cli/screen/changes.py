@@ -116,7 +116,7 @@ def _reasons(alike: Sequence[PackageChange]) -> str:
 _PURGED_BECAUSE: Mapping[str, str] = {
     "same-module": "it would build the same kernel module",
     "version-locked": "it works with its own driver version only",
-    "relation": "apt says that it needs or conflicts with what changes",
+    "relation": "the package manager says that it needs or conflicts with what changes",
 }
 _SIGNS: Mapping[Effect, tuple[str, Style]] = {
     "install": ("+ ", "add"),

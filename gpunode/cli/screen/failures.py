@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gpunode.cli.hints import is_command
 from gpunode.cli.screen.text import Line, Span, Style, indented, line, prose, span
 from gpunode.errors import GpunodeError
 
@@ -39,4 +38,6 @@ def next_lines(hint: str) -> tuple[Line, ...]:
 
 def _hint_style(text: str) -> Style:
     """A line that is a command and nothing but that is set off as one."""
+    from gpunode.cli.hints import is_command  # loaded on use: most commands fail nowhere
+
     return "command" if is_command(text) else ""

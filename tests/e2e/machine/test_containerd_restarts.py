@@ -269,7 +269,7 @@ def test_a_drift_of_units_is_found_named_and_put_right(course: Course, drift: Dr
     found = ask(node, "plan", "/root/containerd.toml", "--check")
 
     if drift.answer == "noted":
-        assert [note for note in found.envelope["notes"] if drift.undo.split()[-1] in note]
+        assert [note for note in found.envelope["notes"] if drift.named in note]
         node.run("sh", "-c", drift.undo)
     else:
         assert found.exit_code == 4
