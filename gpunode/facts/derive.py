@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import date, datetime, timezone
-from hashlib import md5
 from typing import Final, TypeVar
 
 from gpunode.change import FileState
@@ -108,6 +107,10 @@ def derive(evidence: Evidence, *, image: bool = False) -> Facts:
 
 def _replaced(reader: Reader, checksums: Mapping[str, str]) -> tuple[str, ...]:
     small = {one.path: one.data for one in reader.found("toolkit-programs") if one.data is not None and not one.link}
+    if not small:
+        return ()
+    from hashlib import md5  # loaded on use: no program that NVIDIA ships is so small
+
     return tuple(
         path
         for path, content in sorted(small.items())

@@ -51,7 +51,7 @@ def plan(recipe: Recipe, facts: Facts) -> Outcome:
     missing = names if recipe.upgrade else tuple(n for n in names if not matches(packages.get(n), prefix(chosen)))
     strays = apart_from(recipe, facts, driver)
     along = moved_along(strays, packages)
-    # Of the same version by another build: named with its revision, since the package manager takes the installed one for newer.
+    # Of the same version by another build: named with its revision, because the installed one counts as newer.
     foreign = () if recipe.upgrade else built_for_ubuntu(facts, driver)
     rebuilt = [one for one in foreign if one in names or one.name in BY_THEMSELVES]
     # With a lock also what came along with them, each in its own version.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, Literal
 
 from gpunode.catalog import branches
 from gpunode.catalog.branches import ModuleFlavour
@@ -27,6 +27,7 @@ NAMED_KINDS: Final = frozenset({"lts", "production"})
 _DRIVER_VERSION = re.compile(r"(\d{3})\.(?:\d|\Z)")
 # What programs reach a GPU by: Debian's and NVIDIA's names, and Ubuntu's (libnvidia-compute-580-server).
 _LIBRARIES = re.compile(r"libcuda1|libnvidia-ml1|libnvidia-compute(?:-\d{3}(?:-server)?)?")
+_LIBRARY_NAMES = frozenset({"libcuda1", "libnvidia-ml1"})
 # Several versions of its firmware may be there side by side, and nothing on a GPU needs the others at its version.
 _MAY_DIFFER = (STANDS_ALONE, "nvidia-firmware-", "nvidia-fabricmanager", "nvidia-persistenced")
 
@@ -177,10 +178,18 @@ def has_driver(packages: Mapping[PackageId, PackageState]) -> bool:
     )
 
 
-def is_cuda_library(package: PackageId, state: PackageState) -> bool:
-    """Return whether a package is an installed one that brings libcuda.so.1, by Debian's, NVIDIA's or Ubuntu's name."""
-    brings = _LIBRARIES.fullmatch(package.name) and package.name != "libnvidia-ml1" and not package.arch
-    return bool(brings) and not state.config_files_only
+def packages_with(
+    library: Literal["libcuda1", "libnvidia-ml1"], packages: Mapping[PackageId, PackageState]
+) -> dict[PackageId, PackageState]:
+    """Return the installed packages that bring a library: Debian's and NVIDIA's of its name, or Ubuntu's for both."""
+    return {
+        package: state
+        for package, state in sorted(packages.items())
+        if _LIBRARIES.fullmatch(package.name)
+        and package.name not in _LIBRARY_NAMES - {library}
+        and not package.arch
+        and not state.config_files_only
+    }
 
 
 def installed_branches(facts: Facts) -> tuple[int, ...]:

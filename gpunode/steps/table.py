@@ -40,7 +40,6 @@ DRIVER_STEPS = frozenset(
         MODULE_BUILD,
         MODULE_LOAD,
         PERSISTENCE,
-        MISSING_DEPENDENCIES,
     )
 )
 

@@ -28,6 +28,7 @@ from gpunode.steps import mig
 from gpunode.steps.detect import DETECT
 from gpunode.steps.gpus import GPU_OPTION
 from gpunode.steps.locked import with_all_holds
+from gpunode.steps.missing_dependencies import MISSING_DEPENDENCIES
 from gpunode.steps.table import DRIVER_STEPS, STAGES, STEPS
 from gpunode.steps.toolkit import CONFIG, CONFIG_FROM
 
@@ -236,7 +237,9 @@ def _steps(recipe: Recipe, stage: Stage, only: Collection[str]) -> Iterator[Step
 
 def scoped(recipe: Recipe, only: Collection[str]) -> Recipe:
     """``recipe``, without its driver where no step that needs one is taken."""
-    taken = DRIVER_STEPS.difference(recipe.skip).intersection(only or DRIVER_STEPS)
+    # Asked for by name it is about the driver, too; else it may be all that a recipe leaves of the driver's steps.
+    steps = DRIVER_STEPS | ({MISSING_DEPENDENCIES.id} & {*only})
+    taken = steps.difference(recipe.skip).intersection(only or DRIVER_STEPS)
     return recipe if taken else replace(recipe, driver=replace(recipe.driver, version="none"))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import Literal
 
 from gpunode.check import Check, Status
 from gpunode.errors import Undetermined
@@ -15,16 +15,15 @@ from gpunode.host.port import HostView
 from gpunode.package_id import PackageId
 from gpunode.packages import system
 from gpunode.recipe import Recipe
-from gpunode.steps.installed_driver import is_cuda_library, matches
+from gpunode.steps.installed_driver import matches, packages_with
 from gpunode.steps.selection import WantedDriver, apart_from, wanted_driver
 
-if TYPE_CHECKING:
-    pass
+_LIBRARY_NOT_FOUND = 12  # NVML_ERROR_LIBRARY_NOT_FOUND, nvml.h
 
 
 def driver_checks(recipe: Recipe, facts: Facts, answer: NvmlAnswer) -> Iterator[Check]:
     """Whether the driver answers, is of one version in all its parts, and can be reached by programs."""
-    yield from _driver(answer)
+    yield from _driver(facts, answer)
     yield from _versions(recipe, facts, answer)
     if not isinstance(answer, NoAnswer) and answer.libcuda_error:
         yield _libcuda(facts, answer.libcuda_error)
@@ -37,14 +36,16 @@ def gpus(number: int) -> str:
     return "1 GPU" if number == 1 else f"{number} GPUs"
 
 
-def _driver(answer: NvmlAnswer) -> Iterator[Check]:
+def _driver(facts: Facts, answer: NvmlAnswer) -> Iterator[Check]:
     title = "the driver answers (NVML)"
     if isinstance(answer, NoAnswer):
         status: Status = "not run" if answer.kind == "not asked" else "failed"
         yield Check("nvml", title, status, answer.reason, "read `dmesg | grep -iE 'nvrm|xid'`")
         return
     if isinstance(answer, NvmlFailure):
-        yield Check("nvml", title, "failed", f"{answer.name} ({answer.code}): {answer.meaning}", answer.remedy)
+        anew = _reinstall("libnvidia-ml1", facts) if answer.code == _LIBRARY_NOT_FOUND else ""
+        said = f"{answer.name} ({answer.code}): {answer.meaning}"
+        yield Check("nvml", title, "failed", said, anew or answer.remedy)
         return
     if not answer.gpus:
         yield Check("nvml", title, "failed", f"driver {answer.driver} sees no GPU", "read `dmesg | grep -i nvrm`")
@@ -98,12 +99,20 @@ def _versions(recipe: Recipe, facts: Facts, answer: NvmlAnswer) -> Iterator[Chec
 
 def _libcuda(facts: Facts, error: str) -> Check:
     """Return the failed check of the library that every program with CUDA loads; nvidia-smi does without it."""
-    installed = known(facts.packages, {})
-    packages = {one: state for one, state in sorted(installed.items()) if is_cuda_library(one, state)}
-    reinstall = system(facts).reinstall(packages)
-    hint = f"install it anew, then look where the loader searches:\nsudo {reinstall}\nldconfig -p | grep libcuda"
-    missing = "install the driver's libraries with gpunode setup"
-    return Check("libcuda", "programs can load CUDA's library", "failed", error, hint if packages else missing)
+    hint = _reinstall("libcuda1", facts) or "install the driver's libraries with gpunode setup"
+    return Check("libcuda", "programs can load CUDA's library", "failed", error, hint)
+
+
+def _reinstall(library: Literal["libcuda1", "libnvidia-ml1"], facts: Facts) -> str:
+    """Return what to do about a library that the loader does not find although its package is there; else empty.
+
+    setup looks at packages, not at their files, so it would find nothing to do.
+    """
+    packages = packages_with(library, known(facts.packages, {}))
+    if not packages:
+        return ""
+    anew = system(facts).reinstall(packages)
+    return f"its package is installed: install it anew, and see what the loader finds:\nsudo {anew}\nldconfig -p"
 
 
 def _driver_here(recipe: Recipe, facts: Facts) -> WantedDriver | None:

@@ -58,6 +58,6 @@ def refuse_loss(lost: Sequence[PackageChange]) -> None:
         raise Refused(
             f"no archive has {names}, so a rollback could not restore what this plan purges",
             why="the new driver cannot stand beside it, and it was installed from a file or from a source that is gone",
-            hint="keep a copy of the package file, or add the source that has it and refresh the index; to go on without:\n"
+            hint="keep a copy of the package file, or add the source that has it; to go on without:\n"
             "add --allow-loss to the same command",
         )

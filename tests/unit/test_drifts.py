@@ -20,6 +20,7 @@ from gpunode.outcome import Planned, Refusal
 from gpunode.packages.deb.dependencies import InstalledRelations
 from gpunode.packages.deb.status import Entry
 from gpunode.recipe import Driver, Recipe, Runtime, Toolkit
+from gpunode.steps.table import DRIVER_STEPS
 from gpunode.workflow.converge import StagePlan, notes_of, projected
 from gpunode.workflow.locking import lock_of
 from gpunode.workflow.plan import pending, plan
@@ -134,6 +135,19 @@ def assert_every_verb_says(note: str, recipe: Recipe, facts: Facts) -> None:
     }
     for verb, lines in screens.items():
         assert note in "\n".join(map(str, lines)), verb
+
+
+def test_the_step_of_dependencies_alone_sees_those_of_the_driver_and_needs_none() -> None:
+    recipe, facts = converged()
+    (drift,) = (one for one in DRIFTS if one.id == "module-support-purged")
+    assert drift.facts is not None
+    drifted = drift.facts(facts)
+    plans = plan(recipe, drifted, Node(drifted), ["missing-dependencies"])
+    (named,) = [change for stage in plans for change in stage.packages]
+    assert str(named.id) == "nvidia-kernel-support"
+    without_driver = replace(recipe, skip=tuple(sorted(DRIVER_STEPS)), lock=None)
+    bare = replace(drifted, devices=Known((), "lspci"))
+    assert not [stage.refusal for stage in plan(without_driver, bare, Node(bare)) if stage.refusal]
 
 
 @pytest.mark.parametrize("drift", DRIFTS, ids=lambda drift: drift.id)

@@ -52,11 +52,17 @@ def test_setup_gets_the_options_and_its_changes_are_returned(ansible: Ansible, p
 
 def test_check_mode_plans_the_same_and_changes_nothing(ansible: Ansible, program: StandIn) -> None:
     program.answers(plan=[answer("plan", changed=True, changes=(EDIT,), result={"waits": ["the kernel runs another"]})])
-    arguments = {"executable": str(program.path), "recipe": "containerd", "upgrade": True, "allow_disruption": True}
+    arguments = {
+        "executable": str(program.path),
+        "recipe": "containerd",
+        "upgrade": True,
+        "allow_disruption": True,
+        "allow_loss": True,
+    }
     returned = ansible.module("gpunode", arguments, check=True)
     assert (returned["changed"], returned["reboot_required"]) == (True, True)
     assert "diff" not in returned
-    assert program.calls == [["plan", "containerd", "--upgrade", "--json"]]
+    assert program.calls == [["plan", "containerd", "--upgrade", "--allow-loss", "--json"]]
 
 
 @pytest.mark.parametrize(

@@ -97,6 +97,12 @@ def test_a_node_on_which_no_program_finds_libcuda_fails_although_nvml_answers() 
     assert "apt-get install --reinstall libcuda1=580.95.05-1" in check(found, "libcuda").hint
     without = {"schema": 1, "error": {"code": 12, "name": "LibraryNotFound", "text": "x"}, "libcuda_error": error}
     assert check(report(answer=without), "libcuda").status == "failed"
+    assert "gpunode setup" in check(report(answer=without), "nvml").hint, "libnvidia-ml1 is not installed"
+    there = with_driver("580.95.05", packages={"libnvidia-ml1": "580.95.05-1"})
+    assert (
+        "apt-get install --reinstall libnvidia-ml1=580.95.05-1"
+        in check(report(node=there, answer=without), "nvml").hint
+    )
     bare = report(node=machine(), answer={**ANSWER, "libcuda_error": error})
     assert "gpunode setup" in check(bare, "libcuda").hint
 

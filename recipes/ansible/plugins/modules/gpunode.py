@@ -63,6 +63,12 @@ options:
       - Otherwise the module fails with RV(drain_required) before it changes anything.
     type: bool
     default: false
+  allow_loss:
+    description:
+      - Whether to purge packages of an old driver that no archive of the node has; no rollback could restore them.
+      - Otherwise the module fails before it changes anything, and names them.
+    type: bool
+    default: false
   lock_timeout:
     description: How many seconds to wait for another apt, dpkg, cloud-init or gpunode.
     type: int
@@ -185,6 +191,7 @@ OPTIONS = {
     "upgrade": {"type": "bool", "default": False},
     "only": {"type": "list", "elements": "str", "default": []},
     "allow_disruption": {"type": "bool", "default": False},
+    "allow_loss": {"type": "bool", "default": False},
     "lock_timeout": {"type": "int", "default": 600},
     "download_only": {"type": "bool", "default": False},
 }
@@ -221,7 +228,7 @@ def request(module):
     elif lock is not None and not os.path.exists(lock):
         # gpunode plan would write it.
         module.fail_json(msg="there is no lock file %s on this host" % lock)
-    options = {name: given[name] for name in ("runtime", "driver", "upgrade", "only")}
+    options = {name: given[name] for name in ("runtime", "driver", "upgrade", "only", "allow_loss")}
     return [recipe] if recipe else [], {**options, "lock": lock}
 
 
