@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpunode.change import FileChange, FileState, Trigger
+from gpunode.change import FileChange, FileState, Trigger, subject
 from gpunode.errors import JournalDamaged, Refused, UsageError
 from gpunode.host.locks import Holder
 from gpunode.host.ownership import read, refuse_foreign
@@ -256,6 +256,21 @@ class Store:
         """
         with unwritable(f"the end of run {run} could not be recorded", self._path(run)):
             self._add(run, Commit("interrupted", why, self._clock()))
+
+    def open_intents(self) -> dict[str, tuple[Intent, ...]]:
+        """Return by run, newest first, the intents without a recorded end whose subject no later run changed.
+
+        Raises:
+            JournalDamaged: one of the journals is.
+        """
+        found: dict[str, tuple[Intent, ...]] = {}
+        changed_since: set[str] = set()
+        for run in reversed(self.ids()):
+            entries = self._unloaded(run)
+            intents = history.open_intents(entries)
+            found[run] = tuple(one for one in intents if subject(one.change) not in changed_since)
+            changed_since |= {subject(entry.change) for entry in entries if isinstance(entry, Intent)}
+        return {run: intents for run, intents in found.items() if intents}
 
     def record_made(self, run: str, intents: Sequence[Intent]) -> None:
         """Record that changes of a run that is over were made, as the node shows. Call it under ``lock``.

@@ -168,12 +168,14 @@ def _settings_of_ours(present: Document, base: Document, desired: DesiredConfig)
 
 
 def _ours(plugin: Document, base: Document, own: Document, desired: DesiredConfig) -> Document:
-    """Return what a drop-in must say so that it and ``base`` amount to ``plugin``: differences, and its own entry."""
+    """Return what a drop-in must say so that it and ``base`` amount to ``plugin``: differences, and the whole entry.
+
+    Also an entry that ``base`` has: whoever does not know that this containerd merges files reads the drop-in alone.
+    """
     kept = merged(own)
-    entries = kept.get("containerd", {}).get("runtimes", {})
-    if desired.handler in entries:
-        entries[desired.handler] = plugin["containerd"]["runtimes"][desired.handler]
-    return merged(kept, _differing(plugin, base))
+    kept.get("containerd", {}).get("runtimes", {}).pop(desired.handler, None)
+    entry = {"containerd": {"runtimes": {desired.handler: plugin["containerd"]["runtimes"][desired.handler]}}}
+    return merged(kept, _differing(plugin, base), entry)
 
 
 def _differing(table: Document, base: Document) -> Document:

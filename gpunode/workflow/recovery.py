@@ -12,7 +12,7 @@ from gpunode.change import Change, FileChange, FileState, PackageChange, Package
 from gpunode.errors import ChangeFailed, Undetermined, UsageError
 from gpunode.facts.model import Facts, Known, known
 from gpunode.host.port import HostView
-from gpunode.journal.history import CutShort, open_intents
+from gpunode.journal.history import CutShort
 from gpunode.journal.record import Intent, digest
 from gpunode.package_id import PackageId
 from gpunode.runtimes import RUNTIMES
@@ -124,15 +124,11 @@ def record_what_was_made(store: Store, host: HostView) -> None:
         UsageError: only root may read the journals.
         JournalDamaged: one of the journals is.
     """
-    changed_since: set[str] = set()
-    for run in reversed(store.ids()):
-        entries = store.entries(run)
-        intents = [one for one in open_intents(entries) if subject(one.change) not in changed_since]
+    for run, intents in store.open_intents().items():
         # Where the disk has no room, or the node cannot be read, the next run tries again.
         with suppress(ChangeFailed, Undetermined, ValueError):
             if made := [*_find_made_files(host, intents), *_find_made_removals(host, intents)]:
                 store.record_made(run, made)
-        changed_since |= {subject(entry.change) for entry in entries if isinstance(entry, Intent)}
 
 
 def _find_made_files(host: HostView, intents: Sequence[Intent]) -> Iterator[Intent]:

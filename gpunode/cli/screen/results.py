@@ -204,11 +204,13 @@ def rollback_lines(done: RollbackResult, failure: GpunodeError | None, argv: Seq
     """What is as before now, the downtime, what is left to do, and the command that would undo this."""
     yield BLANK
     if done.whole:
-        parts = [count(len(done.undone.files), "file"), *_gone_and_back(done.undone.packages)]
+        files = [count(len(done.undone.files), "file")] if done.undone.files else []
+        parts = [*files, *_gone_and_back(done.undone.packages)]
+        what = f": {', '.join(parts)}" if parts else ""
         former = f"as before run {done.of}" if done.of else "without what gpunode added"
         but = ", but for what follows" if done.undone.kept else ""
         if not isinstance(failure, VerifyFailed):
-            yield line(MARKS["done"], f"the node is {former}{but}: {', '.join(parts)}", hang=2)
+            yield line(MARKS["done"], f"the node is {former}{but}{what}", hang=2)
         yield from (note(str(kept)) for kept in done.undone.kept)
     else:
         yield from (line(MARKS["done"], f"{change.path} {_put_back(change)}", hang=2) for change in done.undone.files)

@@ -205,3 +205,19 @@ def test_a_drop_in_that_is_refreshed_keeps_what_gpunode_set_in_it(store: Store) 
     desired = DesiredConfig(exact=True, mode="drop-in", version=(2, 1, 9))
     configured(host, store, replace(desired, default=True, cdi=True, systemd_cgroup=True), "containerd")
     assert plan_of(host, desired, store=store).files == ()
+
+
+@pytest.mark.parametrize("version", [(1, 7), (2, 1, 9)], ids=["in-place", "drop-in"])
+@pytest.mark.parametrize("binary", ["/usr/bin/nvidia-container-runtime", "/opt/nvidia-container-runtime"])
+def test_an_entry_of_somebody_elses_is_as_before_once_its_default_is_taken_back(
+    binary: str, version: tuple[int, ...], store: Store
+) -> None:
+    """The drop-in repeats the entry: a rehearsal, which asks no containerd, reads the drop-in alone."""
+    text = SOMEBODY_ELSES["containerd"]["/etc/containerd/config.toml"].decode()
+    text = text.replace('default_runtime_name = "nvidia"\n', "").replace("/usr/bin/nvidia-container-runtime", binary)
+    root = {"/etc/containerd/config.toml": text.encode()}
+    host = Machine(dict(root))
+    desired = DesiredConfig(exact=True, version=version)
+    configured(host, store, replace(desired, default=True), "containerd")
+    unconfigured(host, store, desired, "containerd")
+    assert dict(host.contents) == root
