@@ -16,7 +16,7 @@ from gpunode.errors import ChangesPending
 from gpunode.facts.model import Facts
 from gpunode.workflow.converge import StagePlan, notes_of, owed_by, raise_refusal, steps_of
 from gpunode.workflow.events import Told
-from gpunode.workflow.loss import lost_packages, offered_by_look, refuse_loss
+from gpunode.workflow.loss import loss_note, lost_packages, offered_by_look, refuse_loss
 
 if TYPE_CHECKING:
     from gpunode.cli.human import Screen
@@ -46,19 +46,21 @@ def plan(
     seen = see(node, root, gpu, recipe)
     plans = make_plan(recipe, seen.facts, seen.host, only)
     raise_refusal(plans)
+    lost = lost_packages(plans, seen.facts, offered_by_look(seen.host, seen.facts))
     if not allow_loss:
-        refuse_loss(lost_packages(plans, seen.facts, offered_by_look(seen.host, seen.facts)) or ())
+        refuse_loss(lost)
     screen = how.screen()
     left = left_undone(node, root, seen.facts)
     if text := explain_default_recipe(wanted):
         screen.tell(Told(text))
     screen.put(*plan_lines(recipe, seen.facts, plans, left, screen.argv, verbose=how.verbose))
-    for text in (*left.notes, *(() if node else _elsewhere(seen.host, plans))):
+    loss = filter(None, [loss_note(lost)])
+    for text in (*left.notes, *loss, *(() if node else _elsewhere(seen.host, plans))):
         screen.tell(Told(text))
     lock = writing(recipe, seen.facts, plans, screen) if writing else {}
     makes_them = str(setup_command(sys.argv[1:]))
     failure = ChangesPending("changes are pending", hint=makes_them) if check and pending(plans, left) else None
-    how.answer(_envelope(plans, left, seen.facts, lock).ending_in(failure))
+    how.answer(_envelope(plans, left, seen.facts, lock, loss_note(lost)).ending_in(failure))
 
 
 def _elsewhere(host: HostView, plans: Sequence[StagePlan]) -> tuple[str, ...]:
@@ -98,7 +100,9 @@ def _lock_to_write(wanted: Wanted, only: Sequence[str], *, check: bool) -> Writi
     return write
 
 
-def _envelope(plans: Sequence[StagePlan], left: Backlog, facts: Facts, more: Mapping[str, object]) -> Envelope:
+def _envelope(
+    plans: Sequence[StagePlan], left: Backlog, facts: Facts, more: Mapping[str, object], loss: str
+) -> Envelope:
     steps = [
         {"id": step.step.id, "stage": stage.stage, "reason": step.outcome.reason, "changes": len(step.changes)}
         for stage in plans
@@ -110,7 +114,7 @@ def _envelope(plans: Sequence[StagePlan], left: Backlog, facts: Facts, more: Map
         changed=bool(left) or any(stage.changes for stage in plans),
         changes=[*(change for stage in plans for change in stage.changes), *left.marks],
         steps=steps_of(plans),
-        notes=[*notes_of(plans), *left.notes],
+        notes=[*notes_of(plans), *left.notes, *filter(None, [loss])],
         unknown=[*unknown(facts), *unread(left)],
         result={
             "steps": steps,

@@ -47,16 +47,21 @@ def lost_packages(plans: Sequence[StagePlan], facts: Facts, offered: Offered) ->
     return tuple(change for change in purges if not found.get(change.id)) if found else None
 
 
-def refuse_loss(lost: Sequence[PackageChange]) -> None:
+def loss_note(lost: Sequence[PackageChange] | None) -> str:
+    """Return what a rollback could not restore, as one sentence; empty where nothing is lost, or nobody knows."""
+    names = ", ".join(f"{one.id} {one.before.version}" for one in lost or () if one.before)
+    return f"no archive has {names}, so a rollback could not restore what this plan purges" if names else ""
+
+
+def refuse_loss(lost: Sequence[PackageChange] | None) -> None:
     """Refuse to purge packages that no archive has.
 
     Raises:
         Refused: there are such packages.
     """
-    if lost:
-        names = ", ".join(f"{one.id} {one.before.version}" for one in lost if one.before)
+    if note := loss_note(lost):
         raise Refused(
-            f"no archive has {names}, so a rollback could not restore what this plan purges",
+            note,
             why="the new driver cannot stand beside it, and it was installed from a file or from a source that is gone",
             hint="keep a copy of the package file, or add the source that has it; to go on without:\n"
             "add --allow-loss to the same command",

@@ -21,7 +21,7 @@ from gpunode.workflow.converge import Advance, StagePlan, plan_stage, raise_refu
 from gpunode.workflow.disruption import refuse_setup
 from gpunode.workflow.events import Observer, Previewed, StageBegun, Surveyed, Told
 from gpunode.workflow.locking import lacked
-from gpunode.workflow.loss import lost_packages, refuse_loss
+from gpunode.workflow.loss import loss_note, lost_packages, refuse_loss
 from gpunode.workflow.origins import archives_behind, with_origins
 from gpunode.workflow.plan import plan
 from gpunode.workflow.reboot import UNIT, Resume, arrange, resume_unit
@@ -106,10 +106,13 @@ def setup(
     started = asked.started or time.monotonic()
     tell(Surveyed(recipe, facts))
     preview = _previewed(recipe, facts, host, asked)
-    lost = None if asked.allow_loss else lost_packages(preview, facts, host.offered)
-    refuse_loss(lost or ())
+    lost = lost_packages(preview, facts, host.offered)
+    if not asked.allow_loss:
+        refuse_loss(lost)
     left = backlog(store, facts)
     tell(Previewed(preview))
+    if lost:
+        tell(Told(loss_note(lost)))
     nothing_to_do = not left and not any(stage.changes for stage in preview)
     _tell_of(left, tell, nothing_to_do=nothing_to_do)
     waits = tuple(wait for stage in preview for wait in stage.waits)
@@ -245,7 +248,7 @@ class _Course:
         self._hold_to_agreed(exact, system(facts).manager)
         if not self.knows_losses and not self.asked.allow_loss:
             # There was no package index when the plan was made.
-            refuse_loss(lost_packages([exact], facts, self.host.offered) or ())
+            refuse_loss(lost_packages([exact], facts, self.host.offered))
         return with_origins(exact, self.host, facts)
 
     def _hold_to_agreed(self, exact: StagePlan, manager: str) -> None:

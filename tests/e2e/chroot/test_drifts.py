@@ -107,6 +107,8 @@ def test_a_package_that_builds_the_same_module_goes_and_one_for_compatibility_st
         assert "--allow-loss" in refused.error
     assert node.installed() == before
 
+    allowed = ask(node, "plan", RECIPE, "--lock", LOCK, "--allow-loss")
+    assert [note for note in allowed.envelope["notes"] if "no archive has nvidia-dkms-470" in note]
     done = setup_ok(node, "--lock", LOCK, "--allow-loss")
     gone = {row["subject"]: row["reason"] for row in done.changes if row["action"] == "purge"}
     assert gone == {OTHER_MODULE: "same-module"}
