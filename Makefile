@@ -128,7 +128,13 @@ collection: ## the Ansible collection gpunode.node as a tarball in dist/ (an ans
 	  build/ansible/bin/python -m pip install --quiet --disable-pip-version-check ansible-core; }
 	@build/ansible/bin/ansible-galaxy collection build --force --output-path dist recipes/ansible
 
-dist: $(READY) ## a release in dist/: wheel, gpunode.pyz, .deb, .rpm, SBOM and SHA256SUMS
+# Asked before the environment is made, which takes a minute.
+DIST_TOOLS := $(if $(shell command -v dpkg-deb),,dpkg) $(if $(shell command -v rpmbuild),,rpm)
+
+dist: ## a release in dist/: wheel, gpunode.pyz, .deb, .rpm, SBOM and SHA256SUMS (needs dpkg and rpm)
+	@[ -z '$(strip $(DIST_TOOLS))' ] || \
+	  { echo 'make dist needs more programs; on Debian: sudo apt-get install $(strip $(DIST_TOOLS))' >&2; exit 1; }
+	@$(MAKE) --no-print-directory venv
 	$(BIN)/python packaging/dist.py dist
 
 clean: ## remove what make has made

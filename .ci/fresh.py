@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""Runs the README's commands on a fresh machine: a bare chroot of a Debian suite, with the README's own apt line.
+"""Run the README's commands on a fresh machine: a chroot of a Debian suite, with the README's own apt line.
 
-    .ci/fresh.py bookworm trixie sid                 each as root and as an ordinary user
+    .ci/fresh.py bookworm trixie sid                 what a net install gives, each as root and as an ordinary user
     .ci/fresh.py bookworm --as user --results DIR    and keeps skipped (the tests' names) and fresh.xml (JUnit)
+    .ci/fresh.py bookworm --bare                     no more than apt needs: `make demo` and tests/unit alone
 
 The clone is of this checkout's last commit. Network, archive and package index are this machine's, as its apt and pip
 are configured. Needs root, mmdebstrap and the Debian archive.
@@ -83,21 +84,26 @@ def local(environment: dict[str, str]) -> Iterator[Path]:
 
 
 class Machine:
-    """A chroot of ``suite``; its files are gone afterwards."""
+    """A chroot of ``suite``; its files are gone afterwards.
 
-    def __init__(self, suite: str, folder: Path) -> None:
-        self.suite, self.root, self.environment = suite, folder / suite, settings()
+    Attributes:
+        variant: mmdebstrap's: ``important`` has the packages that a net install brings, apt-utils among them, which
+            many tests use; ``minbase`` has apt alone.
+    """
+
+    def __init__(self, suite: str, variant: str, folder: Path) -> None:
+        self.suite, self.variant, self.root, self.environment = suite, variant, folder / suite, settings()
         places = set(local(self.environment))
         self._shared = sorted(path for path in places if path.is_dir())
         self._copied = sorted(path for path in places if path.is_file())
 
     def make(self) -> None:
-        """The bare system is there, with this machine's addresses of the network, and nothing is installed."""
+        """Unpack the suite, with this machine's addresses of the network, and add the user ``tester``."""
         options = [option.replace("=", ' "', 1) + '"' for option in transport_options()]
         # sid's index is valid for a week only, and a mirror's may be older.
         options += ['Acquire::Check-Valid-Until "false"'] * (self.suite == "sid")
         words = [f"--aptopt={option}" for option in options]
-        run = ["mmdebstrap", "--quiet", "--variant=minbase", "--format=directory", *words]
+        run = ["mmdebstrap", "--quiet", f"--variant={self.variant}", "--format=directory", *words]
         subprocess.run([*run, self.suite, str(self.root), debian_archive()], check=True)
         for name in ("/etc/resolv.conf", "/etc/hosts"):
             shutil.copy(name, f"{self.root}{name}")
@@ -132,18 +138,22 @@ class Machine:
 
 
 def timed(machine: Machine, user: str, command: str) -> bool:
-    """Whether ``command`` passes; says how long it took."""
-    print(f"--- {machine.suite}, {user}: {command}", flush=True)
-    begun = time.monotonic()
+    """Return whether ``command`` passes; print how long it took."""
+    begun, title = time.monotonic(), f"--- {machine.suite} ({machine.variant}), {user}: {command}"
+    print(title, flush=True)
     status = machine.run(command, user)
-    print(f"--- {machine.suite}, {user}: {command}: exit {status}, {time.monotonic() - begun:.1f} s", flush=True)
+    print(f"{title}: exit {status}, {time.monotonic() - begun:.1f} s", flush=True)
     return status == 0
 
 
-def tried(suite: str, users: list[str], folder: Path, results: Path | None) -> bool:
-    """Whether the README's commands pass on a bare machine of ``suite``, for each of ``users``."""
+def try_readme(machine: Machine, users: list[str], results: Path | None) -> bool:
+    """Return whether the README's commands pass on ``machine`` for each of ``users``.
+
+    A bare one runs only tests/unit of the tests.
+    """
     apt, commands = readme()
-    machine = Machine(suite, folder)
+    if machine.variant == "minbase":
+        commands = [f"{command} TESTS=tests/unit" if command == "make test" else command for command in commands]
     machine.make()
     passed = timed(machine, "root", f"apt-get -q update && {apt.replace('install', 'install -q -y')}")
     machine.trust()
@@ -151,7 +161,7 @@ def tried(suite: str, users: list[str], folder: Path, results: Path | None) -> b
     for user in users if passed else ():
         passed &= timed(machine, user, "git clone --quiet /gpunode.bundle gpunode")
         for command in commands:
-            wanted = f"{command} PYTEST_ARGS='{options}'" if results and command == "make test" else command
+            wanted = f"{command} PYTEST_ARGS='{options}'" if results and command.startswith("make test") else command
             passed &= timed(machine, user, wanted)
     passed &= not passed or timed(machine, "root", _INSTALL)
     for name in ("skipped", "fresh.xml"):
@@ -164,6 +174,7 @@ def main() -> None:
     """Ends with 1 where a command failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("suites", nargs="+", metavar="SUITE")
+    parser.add_argument("--bare", action="store_true", help="a minbase system, make demo and tests/unit")
     parser.add_argument("--as", dest="users", choices=("root", "user"), action="append")
     parser.add_argument("--results", type=Path, metavar="DIR", help="a folder for what make test leaves")
     given = parser.parse_args()
@@ -173,7 +184,8 @@ def main() -> None:
         folder = Path(tempfile.mkdtemp(prefix="gpunode-fresh-", dir="/var/tmp"))
         folder.chmod(0o755)
         try:
-            passed &= tried(suite, users, folder, given.results)
+            machine = Machine(suite, "minbase" if given.bare else "important", folder)
+            passed &= try_readme(machine, users, given.results)
         finally:
             subprocess.run(["rm", "-rf", "--one-file-system", folder], check=True)
     raise SystemExit(not passed)

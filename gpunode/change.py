@@ -368,10 +368,13 @@ def diff(change: FileChange) -> Iterator[str]:
             return
         case after:
             pass
+    if change.before is not None and after is not None and change.before.content == after.content:
+        if modes := tuple(_ownership(change.before, after)):
+            yield from (f"--- {change.path}", f"+++ {change.path}", *modes)
+        return
     old, new = _lines(change.before), _lines(after)
     if old is None or new is None:
-        if change.before is None or after is None or change.before.content != after.content:
-            yield f"binary file {change.path} differs"
+        yield f"binary file {change.path} differs"
         yield from _ownership(change.before, after)
         return
     marked = difflib.unified_diff(

@@ -9,6 +9,7 @@ from typing import Final, Literal, TypeAlias
 from gpunode.change import Change, RuntimeExpectation
 from gpunode.errors import DrainRequired, GpunodeError, RebootRequired
 from gpunode.facts.model import Facts
+from gpunode.package_id import PackageId
 from gpunode.recipe import Recipe
 
 Stage: TypeAlias = Literal["sources", "packages", "kernel", "runtime"]
@@ -49,12 +50,14 @@ class Refusal:
 
     Attributes:
         exit_code: 3 refused, 11 drain required, 13 cannot tell.
+        held: the packages that somebody put on hold, where that is why.
     """
 
     what: str
     why: str
     hint: str
     exit_code: int = 3
+    held: tuple[PackageId, ...] = ()
 
 
 WaitFor: TypeAlias = Literal["drain", "console", "reboot"]

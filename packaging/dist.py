@@ -22,7 +22,7 @@ import deb  # noqa: E402
 import payload  # noqa: E402
 import rpm  # noqa: E402
 import sbom  # noqa: E402
-from tree import Release  # noqa: E402
+from tree import Release, make_environment  # noqa: E402
 
 # zip has no earlier year.
 _EARLIEST = 315532800
@@ -47,7 +47,7 @@ def main(target: Path) -> int:
 def build(folder: Path, target: Path) -> None:
     """The release in ``target``, made in the empty ``folder``."""
     version, moment = _version(), _moment()
-    wheel = _wheel(target, moment)
+    wheel = _wheel(make_environment("build.txt", folder / "build"), target, moment)
     payload.install(wheel, folder / "payload")
     zipapp = target / "gpunode.pyz"
     payload.write(folder / "payload", version, moment, zipapp)
@@ -60,9 +60,10 @@ def build(folder: Path, target: Path) -> None:
     (target / "SHA256SUMS").write_text("".join(sums))
 
 
-def _wheel(target: Path, moment: int) -> Path:
-    environment = {**os.environ, "SOURCE_DATE_EPOCH": str(moment), "PIP_CONSTRAINT": str(ROOT / "packaging/build.txt")}
-    pip = (sys.executable, "-m", "pip", "--disable-pip-version-check", "wheel", "--quiet", "--no-deps")
+def _wheel(python: Path, target: Path, moment: int) -> Path:
+    """Build the wheel with what ``python``'s environment has, and return its path in ``target``."""
+    pip = (python, "-m", "pip", "--disable-pip-version-check", "wheel", "--quiet", "--no-deps", "--no-build-isolation")
+    environment = {**os.environ, "SOURCE_DATE_EPOCH": str(moment)}
     subprocess.run([*pip, "--wheel-dir", target, ROOT], check=True, env=environment)
     return next(target.glob("*.whl"))
 

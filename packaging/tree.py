@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import os
+import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -57,6 +59,18 @@ def put(path: Path, content: bytes, mode: int = 0o644) -> None:
 def compressed(text: str) -> bytes:
     """As ``gzip -9n``: without a name and a date."""
     return gzip.compress(text.encode(), 9, mtime=0)
+
+
+def make_environment(requirements: str, folder: Path) -> Path:
+    """Make a Python environment in ``folder`` from a file of pinned requirements, and return its ``python``.
+
+    Constraints would not do: from 25.3 on pip ignores PIP_CONSTRAINT where it builds a wheel in isolation.
+    """
+    subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+    python = folder / "bin/python"
+    pip = (python, "-m", "pip", "--disable-pip-version-check", "install", "--quiet")
+    subprocess.run([*pip, "--require-hashes", "--requirement", HERE / requirements], check=True)
+    return python
 
 
 def environment(release: Release) -> dict[str, str]:

@@ -24,7 +24,6 @@ PIN: Final = "/etc/apt/preferences.d/gpunode-nvidia"
 BLACKLIST: Final = "/etc/modprobe.d/gpunode-nouveau.conf"
 
 NEW_KERNEL: Final = "9.9.9-amd64"
-KEYRINGS: Final = "/usr/share/keyrings"
 FOREIGN_LIBRARY: Final = "/usr/lib/x86_64-linux-gnu/libcuda.so.535.54.03"
 LOCAL_LIBRARY: Final = "/usr/local/lib/libnvidia-ml.so.1"
 TOOLKIT_CONFIG: Final = "/etc/nvidia-container-runtime/config.toml"
@@ -126,6 +125,20 @@ def _entry(file: str, **more: tuple[str, ...]) -> Inject:
     return inject
 
 
+def _copied_source(file: str, spelling: tuple[str, str], **more: tuple[str, ...]) -> Inject:
+    """Add a list with the driver repository's entry, its address spelled otherwise."""
+
+    def inject(facts: Facts) -> Facts:
+        copies = tuple(
+            replace(one, file=file, uri=one.uri.replace(*spelling), **more)  # type: ignore[arg-type]
+            for one in _sources(facts)
+            if one.file == CUDA_LIST
+        )
+        return replace(_with(file, b"deb")(facts), sources=Known((*_sources(facts), *copies), PLAN))
+
+    return inject
+
+
 def _with(path: str, content: bytes, mode: int = 0o644) -> Inject:
     state = FileState(content, mode)
     return lambda facts: replace(facts, files={**facts.files, path: Known(state, PLAN)})
@@ -158,6 +171,10 @@ DRIFTS: Final = (
           f"rm {CONFIG}", "runtime-config", facts=_gone(CONFIG)),
     Drift("keyring-unreadable", "apt's own user cannot read a keyring",
           f"chmod 600 {CUDA_KEYRING}", "cuda-repository"),
+    Drift("keyring-folder-closed", "apt's own user cannot enter the folder of the keyrings",
+          "chmod 700 /usr/share/keyrings", "cuda-repository", "noted",
+          facts=lambda facts: replace(facts, folder_modes={"/usr/share/keyrings": 0o700}),
+          undo="chmod 0755 /usr/share/keyrings"),
     Drift("keyring-writable", "a keyring is world-writable",
           f"chmod 666 {TOOLKIT_KEYRING}", "toolkit-repository", core=True),
     Drift("keyring-replaced", "a keyring has another key",
@@ -204,6 +221,19 @@ DRIFTS: Final = (
     Drift("source-copied", "a second list has the same repository in another spelling, with trusted=yes",
           f"sed 's,\\[[^]]*\\],[trusted=yes],; s, /$,/ /,' {CUDA_LIST} > /etc/apt/sources.list.d/copied.list",
           "cuda-repository", core=True),
+    Drift("source-of-another-system", "a second list has the repository of another distribution's folder",
+          f"sed 's,debian12,ubuntu2204,' {CUDA_LIST} > /etc/apt/sources.list.d/other.list", "cuda-repository",
+          facts=_copied_source("/etc/apt/sources.list.d/other.list", ("debian12", "ubuntu2204")), core=True),
+    Drift("source-encoded", "a second list has the same repository in percent-encoded letters, with trusted=yes",
+          f"sed 's,\\[[^]]*\\],[trusted=yes],; s,x86_64,%78%38%36_64,' {CUDA_LIST} > "
+          "/etc/apt/sources.list.d/copied.list", "cuda-repository",
+          facts=_copied_source("/etc/apt/sources.list.d/copied.list", ("x86_64", "%78%38%36_64"),
+                               relaxed=("trusted=yes",))),
+    Drift("source-as-mirrors", "a second list has the same repository by apt's mirror method, with allow-insecure=yes",
+          f"sed 's,\\[[^]]*\\] http,[allow-insecure=yes] mirror+http,' {CUDA_LIST} > "
+          "/etc/apt/sources.list.d/copied.list", "cuda-repository",
+          facts=_copied_source("/etc/apt/sources.list.d/copied.list", ("http", "mirror+http"),
+                               relaxed=("allow-insecure=yes",))),
     Drift("source-hidden", "a list of other sources also has the same repository, with trusted=yes",
           f"(sed 's,\\[[^]]*\\],[trusted=yes],' {CUDA_LIST}; echo 'deb http://127.0.0.1:9/other ./') > "
           "/etc/apt/sources.list.d/mixed.list", "cuda-repository", "refused",
@@ -241,6 +271,22 @@ DRIFTS: Final = (
     Drift("driver-half-removed", "a package of the driver is removed, but not purged",
           "dpkg --remove --force-depends nvidia-persistenced", "driver",
           facts=_state("nvidia-persistenced", config_files_only=True)),
+    Drift("library-purged", "the driver's libraries that its packages depend on are purged",
+          "dpkg --purge --force-depends libcuda1 libnvidia-ml1 nvidia-smi libnvidia-encode1", "missing-dependencies",
+          facts=_without("libnvidia-ptxjitcompiler1"), core=True),
+    Drift("module-support-purged", "what the kernel modules' package depends on is removed",
+          "dpkg --remove --force-depends nvidia-kernel-support firmware-nvidia-gsp nvidia-modprobe",
+          "missing-dependencies", facts=_without("nvidia-kernel-support")),
+    Drift("headers-part-purged", "what the kernel's headers depend on is purged",
+          "dpkg --purge --force-depends $(dpkg-query -W -f '${Package} ' 'linux-kbuild-*')", "missing-dependencies",
+          facts=_without("linux-kbuild-6.1")),
+    Drift("driver-of-another-system", "an upgrade from another distribution's folder has taken the driver apart",
+          f"sed 's,debian12,ubuntu2204,' {CUDA_LIST} > /etc/apt/sources.list.d/other.list; apt-get -q update; "
+          "apt-get -y install nvidia-persistenced", "conflicts",
+          facts=_packages(lambda packages: {
+              **{name: state for name, state in packages.items() if name != "nvidia-driver-cuda"},
+              "nvidia-persistenced": PackageState("580.178.04-1ubuntu1"),
+              "libnvidia-cfg1-580": PackageState("580.178.04-1ubuntu1", auto=True)}), core=True),
     Drift("library-replaced", "a library of the driver has another version",
           "dpkg -i --force-depends --force-downgrade /root/drift/libcuda1_*.deb", "driver",
           facts=_state("libcuda1", version="580.65.06-1"), core=True),
@@ -258,6 +304,10 @@ DRIFTS: Final = (
     Drift("toolkit-automatic", "the toolkit is marked as a dependency, which autoremove would take",
           "apt-mark auto nvidia-container-toolkit", "toolkit", facts=_state("nvidia-container-toolkit", auto=True),
           core=True),
+    Drift("program-wrapped", "a program of the toolkit is replaced by a shell wrapper",
+          "printf '#!/bin/sh\\nexec /usr/bin/runc \"$@\"\\n' > /usr/bin/nvidia-container-runtime", "toolkit", "noted",
+          facts=lambda facts: replace(facts, replaced_programs=Known(("/usr/bin/nvidia-container-runtime",), PLAN)),
+          undo="apt-get -y install --reinstall nvidia-container-toolkit-base=1.19.1-1"),
     Drift("runtime-automatic", "the container runtime is marked as a dependency, which autoremove would take",
           "apt-mark auto containerd", "runtime-install", facts=_state("containerd", auto=True), core=True),
     Drift("headers-automatic", "the metapackage for kernel headers is marked as a dependency",
@@ -371,9 +421,6 @@ DRIFTS: Final = (
           "touch /usr/bin/nvidia-uninstall", "conflicts", "refused",
           facts=lambda facts: replace(facts, run_installer=Known(value=True, probe=PLAN)),
           undo="rm /usr/bin/nvidia-uninstall", core=True),
-    Drift("keyrings-closed", "the folder of the keyrings is closed to apt's own user",
-          f"chmod 700 {KEYRINGS}", "toolkit-repository", "noted", undo=f"chmod 755 {KEYRINGS}",
-          facts=lambda facts: replace(facts, folder_modes={KEYRINGS: 0o700})),
     Drift("run-leftovers", "libraries of a .run driver are left, and its uninstaller is gone",
           f"touch {FOREIGN_LIBRARY}", "conflicts", "refused", facts=_libraries(FOREIGN_LIBRARY),
           undo=f"rm {FOREIGN_LIBRARY}", core=True),

@@ -45,10 +45,15 @@ def known() -> tuple[Branch, ...]:
     return tuple(_branch(row) for row in tables.rows("branches.csv"))
 
 
+def is_unknown(number: int) -> bool:
+    """Return whether the branch is newer than the table, which then says nothing of its kind or its end."""
+    return number > known()[-1].number
+
+
 def find(number: int) -> Branch | None:
     """The branch with this number; one newer than the table is taken to be like its newest, and None is a gap in it."""
     latest = known()[-1]
-    if number > latest.number:
+    if is_unknown(number):
         return Branch(
             number=number,
             kind="new-feature",
@@ -65,21 +70,17 @@ def find(number: int) -> Branch | None:
 
 def production() -> Branch:
     """The production branch: about a year of fixes."""
-    return _newest_active("production")
+    return next(branch for branch in reversed(known()) if branch.active and branch.kind == "production")
 
 
-def lts() -> Branch:
-    """The long-term support branch: three years of fixes."""
-    return _newest_active("lts")
+def maintained_lts() -> tuple[Branch, ...]:
+    """Return the long-term support branches that get fixes, three years each; newest first."""
+    return tuple(branch for branch in reversed(known()) if branch.active and branch.kind == "lts")
 
 
 def newest() -> Branch:
     """The newest maintained branch, of whatever kind."""
     return next(branch for branch in reversed(known()) if branch.active)
-
-
-def _newest_active(kind: BranchKind) -> Branch:
-    return next(branch for branch in reversed(known()) if branch.active and branch.kind == kind)
 
 
 def _branch(row: Mapping[str, str]) -> Branch:

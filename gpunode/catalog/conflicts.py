@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
+from typing import Literal, TypeAlias, cast
 
 from gpunode.catalog import tables
 from gpunode.change import PackageState
@@ -18,6 +19,7 @@ STANDS_ALONE = "libxnvctrl"
 BY_THEMSELVES = frozenset(
     {"nvidia-settings", "nvidia-xconfig", "nvidia-modprobe", "nvidia-libopencl1", "nvidia-opencl-common"}
 )
+PurgeReason: TypeAlias = Literal["same-module", "version-locked", "relation"]
 _NEEDED = frozenset({"libcuda1", "libnvidia-ml1"})
 _UPSTREAM = re.compile(r"(?:\d+:)?(\d{3}(?:\.\d+)+)(?:-|\Z)")
 
@@ -31,11 +33,28 @@ def driver_packages(packages: Iterable[PackageId]) -> frozenset[PackageId]:
 def is_drivers(name: str) -> bool:
     """Whether a package belongs to a driver, whoever packaged it.
 
-    Never so: the CUDA and container toolkits, DCGM, GPUDirect, nouveau's firmware and X driver, repository keys and
-    pinning packages.
+    Never so: the CUDA and container toolkits, CUDA's compatibility libraries, DCGM, GPUDirect, nouveau's firmware and X
+    driver, repository keys and pinning packages.
     """
     # Remembered: a plan asks a dozen times for every package of the node.
     return _matches(name, "purge") and not _matches(name, "keep")
+
+
+def purge_reason(name: str, version: str) -> PurgeReason | None:
+    """Return why a package of a driver cannot stay beside another driver; None for what is no driver's.
+
+    One that has versions of its own goes only where the package manager says so.
+    """
+    if not is_drivers(name):
+        return None
+    rows = (row for row in tables.rows("driver_packages.csv") if row["action"] == "purge")
+    fitting = [(row["pattern"], row["reason"]) for row in rows if _fits(name, row["pattern"])]
+    reason = max(fitting, key=lambda pair: len(pair[0].rstrip("*")))[1]
+    return cast("PurgeReason", reason) if upstream(version) else "relation"
+
+
+def _fits(name: str, pattern: str) -> bool:
+    return name.startswith(pattern[:-1]) if pattern.endswith("*") else name == pattern
 
 
 def _matches(name: str, action: str) -> bool:

@@ -7,12 +7,12 @@ branches.csv. The order of questions matters: a GPU's last branch comes before i
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from gpunode.catalog import branches
-from gpunode.catalog.branches import Branch, ModuleFlavour
-from gpunode.catalog.gpus import GpuModel
+from gpunode.catalog.branches import Branch, BranchKind, ModuleFlavour
+from gpunode.catalog.gpus import LIST_GPUS, GpuModel
 from gpunode.recipe import Driver
 
 # NVIDIA's current repositories start after the branch that was Kepler's last.
@@ -71,7 +71,7 @@ def choose(models: Sequence[GpuModel], wish: Driver) -> Choice | Impossible:
     if wish.version == "none":
         raise ValueError("no driver is wanted, so there is none to choose")
     gpus = tuple({model.device_id: model for model in models}.values())
-    pick = _no_common_branch(gpus) or _pick(gpus, wish.version)
+    pick = _no_common_branch(gpus) or _pick(gpus, wish)
     if isinstance(pick, Impossible):
         return pick
     flavour = _unusable(gpus, pick) or _flavour(gpus, pick.branch, wish)
@@ -101,7 +101,7 @@ def _no_common_branch(gpus: Sequence[GpuModel]) -> Impossible | None:
     return None
 
 
-_HINT_GPU = "run `lspci -nn -d 10de:` to see what the system finds; an image is told with `--gpu 10de:1b80`"
+_HINT_GPU = f"run `{LIST_GPUS}` to see what the system finds; an image is told with `--gpu 10de:1b80`"
 _HINT_OLD = (
     "leave the driver to the distribution with `--driver none` (Debian 12 has nvidia-tesla-470-driver), "
     "or take the GPU out"
@@ -109,15 +109,38 @@ _HINT_OLD = (
 _HINT_MIXED = "take one kind of GPU out, or bind one to vfio-pci for a virtual machine"
 
 
-def _pick(gpus: Sequence[GpuModel], version: str) -> _Pick | Impossible:
+def _pick(gpus: Sequence[GpuModel], wish: Driver) -> _Pick | Impossible:
     """The branch that was asked for, or the best one."""
-    if version == "auto":
+    if wish.version == "auto":
         return _best(gpus)
-    if version == "production":
+    if wish.version == "production":
         return _Pick(branches.production(), "", f"{branches.production().number} is the production branch")
-    if version == "lts":
-        return _Pick(branches.lts(), "", f"{branches.lts().number} is the long-term support branch")
-    return _asked(version)
+    if wish.version == "lts":
+        return _pick_lts(gpus, wish)
+    return _asked(wish.version)
+
+
+def _pick_lts(gpus: Sequence[GpuModel], wish: Driver) -> _Pick:
+    """Return the newest maintained LTS branch that drives all GPUs with the wanted modules; else the newest one."""
+    known = branches.maintained_lts()
+    picks = [_Pick(branch, "", f"{branch.number} is the newest LTS branch") for branch in known]
+    usable = [
+        pick
+        for pick in picks
+        if _unusable(gpus, pick) is None and not isinstance(_flavour(gpus, pick.branch, wish), Impossible)
+    ]
+    if not usable or usable[0] == picks[0]:
+        return picks[0]
+    whom = "it" if len(gpus) == 1 else "all of them"
+    return replace(usable[0], because=f"{usable[0].branch.number} is the newest LTS branch that supports {whom}")
+
+
+_KIND_NAMES: Mapping[BranchKind, str] = {
+    "lts": "LTS branch",
+    "production": "production branch",
+    "new-feature": "branch",
+    "legacy": "branch",
+}
 
 
 def _best(gpus: Sequence[GpuModel]) -> _Pick:
@@ -129,9 +152,12 @@ def _best(gpus: Sequence[GpuModel]) -> _Pick:
         branch = _known(last.last_branch)
         return _Pick(branch, "", f"{branch.number} is the last branch that supports {whom}")
     if first.first_branch > wanted.number:
-        branch = next(b for b in branches.known() if b.number >= first.first_branch and b.active)
+        able = [b for b in branches.known() if b.number >= first.first_branch and b.active]
+        # A new-feature branch is maintained for months only, so it comes last.
+        branch = min(able, key=lambda b: (b.kind == "new-feature", b.number))
         whom = "it" if len(gpus) == 1 else first.label
-        known = f"{branch.number} is the first branch known to support {whom}"
+        kind = _KIND_NAMES[branch.kind]
+        known = f"{branch.number} is the first {kind} known to support {whom}"
         return _Pick(branch, "", known if first.listed else f"{branch.number} is the newest branch")
     return _Pick(wanted, "", f"{wanted.number} is the production branch")
 

@@ -1,7 +1,7 @@
 """NVIDIA GPUs by PCI device id, and what each asks of a driver.
 
-Sources: gpus.csv and vgpu_guests.csv name theirs; the NVSwitch ids are those of nv-pci-table.c and of the NVSwitch
-driver's headers in NVIDIA/open-gpu-kernel-modules.
+Sources: gpus.csv, vgpu_guests.csv and other_devices.csv name theirs; the NVSwitch ids are those of nv-pci-table.c and
+of the NVSwitch driver's headers in NVIDIA/open-gpu-kernel-modules.
 """
 
 from __future__ import annotations
@@ -15,6 +15,10 @@ from gpunode.catalog import branches, tables
 
 OpenModules: TypeAlias = Literal["no", "yes", "required"]
 NvSwitchBoard: TypeAlias = Literal["", "no", "possible", "external"]
+
+# lspci before 3.8 takes no `03xx`: VGA compatible controllers, then 3D controllers.
+LIST_GPUS = "lspci -nn -d 10de::0300; lspci -nn -d 10de::0302"
+"""The command that lists NVIDIA's GPUs with their ids, and neither their audio functions nor NVSwitches."""
 
 # LR10 (A100 boards), LS10 (H100 and H200 boards), and DGX-2's, which today's drivers no longer bind.
 _NVSWITCHES = frozenset({0x1AE8, 0x1AC2, *range(0x1AF0, 0x1B00), *range(0x22A0, 0x22A8)})
@@ -148,6 +152,18 @@ def is_nvswitch(device_id: str) -> bool:
         ValueError: ``device_id`` is not four hex digits.
     """
     return _number(device_id) in _NVSWITCHES
+
+
+def other_device(device_id: str) -> tuple[str, str] | None:
+    """Return kind and name of an NVIDIA device that is no GPU; None for a GPU, and for an id that no list has.
+
+    Raises:
+        ValueError: ``device_id`` is not four hex digits.
+    """
+    number = _number(device_id)
+    if row := tables.find("other_devices.csv", f"{number:04x}"):
+        return row["kind"], row["name"]
+    return ("NVSwitch", "NVSwitch") if number in _NVSWITCHES else None
 
 
 def vgpu_profile(device_id: str, subsystem: tuple[str, str] | None) -> str | None:

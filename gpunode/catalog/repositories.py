@@ -8,6 +8,7 @@ entry with another Signed-By, which apt refuses.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from gpunode.catalog import tables
@@ -17,7 +18,8 @@ from gpunode.facts.model import Distro
 CUDA_BASE = "https://developer.download.nvidia.com/compute/cuda/repos"
 TOOLKIT_BASE = "https://nvidia.github.io/libnvidia-container"
 
-_OLD_TOOLKIT_BASES = ("https://nvidia.github.io/nvidia-docker/", "https://nvidia.github.io/nvidia-container-runtime/")
+_OLD_TOOLKIT_BASES = ("nvidia.github.io/nvidia-docker/", "nvidia.github.io/nvidia-container-runtime/")
+_APT_FOLDER = re.compile(r"(?:debian|ubuntu|kylin)\d+|wsl-ubuntu")
 _ARCHITECTURES = {"amd64": "x86_64", "arm64": "sbsa"}
 
 
@@ -103,8 +105,30 @@ def _normal(fingerprint: str) -> str:
 TOOLKIT = toolkit_repository()
 
 
-def is_old_toolkit_source(uri: str) -> bool:
-    """Whether an apt source is one of the toolkit's former repositories, or its former folder per distribution."""
-    inside = uri.removeprefix(f"{TOOLKIT_BASE}/")
-    former_folder = inside != uri and not f"{inside}/".startswith(("stable/deb/", "experimental/deb/"))
-    return former_folder or f"{uri.rstrip('/')}/".startswith(_OLD_TOOLKIT_BASES)
+def former_toolkit_repository(address: str) -> str:
+    """Return in what way an address, without scheme, is one of the toolkit's former repositories; empty if it is none.
+
+    Those were folders of the present repository for each distribution, and two repositories of other names.
+    """
+    inside = address.removeprefix(f"{_without_scheme(TOOLKIT_BASE)}/")
+    former_folder = inside != address and not f"{inside}/".startswith(("stable/deb/", "experimental/deb/"))
+    is_former = former_folder or f"{address.rstrip('/')}/".startswith(_OLD_TOOLKIT_BASES)
+    return "by a former address" if is_former else ""
+
+
+def other_cuda_folder(repository: CudaRepository, address: str) -> str:
+    """Return in what way an address, without scheme, is NVIDIA's repository for another distribution; empty if not.
+
+    Their packages have the same versions and other dependencies: one upgrade from the wrong folder takes apart what
+    the right one has installed. Only names of systems with apt count: a mirror has other folders beside them.
+    """
+    own = _without_scheme(repository.base_url).rstrip("/").split("/")
+    parts = address.rstrip("/").split("/")
+    for above in (own[:-2], _without_scheme(CUDA_BASE).split("/")):
+        if parts[:-2] == above and parts[-1] == own[-1] and parts[-2] != own[-2] and _APT_FOLDER.fullmatch(parts[-2]):
+            return f"for another system ({parts[-2]}, where this one needs {own[-2]})"
+    return ""
+
+
+def _without_scheme(url: str) -> str:
+    return url.partition("://")[2]

@@ -5,19 +5,31 @@ from __future__ import annotations
 import csv
 import pkgutil
 from collections.abc import Iterator, Mapping
+from datetime import date
 from functools import cache
+
+
+@cache
+def _file(name: str) -> str:
+    # Of what reads from a zipapp too, this is the part of the standard library that costs least at start-up.
+    data = pkgutil.get_data(__package__, name)
+    assert data is not None, f"{name} is not beside this file"
+    return data.decode()
 
 
 @cache
 def _text(name: str) -> str:
     """The table without its comments; header line first."""
-    # Of what reads from a zipapp too, this is the part of the standard library that costs least at start-up.
-    data = pkgutil.get_data(__package__, name)
-    assert data is not None, f"{name} is not beside this file"
-    text = data.decode()
+    text = _file(name)
     while text.startswith("#"):
         text = text.partition("\n")[2]
     return text
+
+
+def collected_on(name: str) -> date:
+    """Return the date on which the rows of the table ``name`` were collected, as its comments say."""
+    # No regular expression: each plan would compile it.
+    return date.fromisoformat(_file(name).partition("Collected ")[2].split(None, 1)[0].rstrip("."))
 
 
 def rows(name: str) -> Iterator[Mapping[str, str]]:

@@ -64,6 +64,16 @@ def action(change: Change) -> Action:
             return _OBJECT[effect]
 
 
+def reason_to_go(change: Change) -> str:
+    """Return why a package of a driver is purged, see ``catalog.conflicts.purge_reason``; empty for all else."""
+    if not isinstance(change, PackageChange) or change.after is not None or change.before is None:
+        return ""
+    # Loaded on use: many commands change no package.
+    from gpunode.catalog.conflicts import purge_reason
+
+    return purge_reason(change.id.name, change.before.version) or ""
+
+
 def effect_on(change: PackageChange) -> Effect:
     """What happens to the package."""
     if change.after is None:

@@ -138,7 +138,7 @@ LockOption = Annotated[
 ]
 STEP_IDS = (
     "detect, repair, cuda-repository, toolkit-repository, driver-pin, conflicts, headers, nouveau, driver, gpudirect, "
-    "toolkit, runtime-install, module-build, module-load, persistence, gpudirect-modules, mps, "
+    "toolkit, runtime-install, missing-dependencies, module-build, module-load, persistence, gpudirect-modules, mps, "
     "runtime-config, mig, cdi"
 )
 OnlyOption = Annotated[
@@ -186,6 +186,9 @@ DisruptionOption = Annotated[
     bool,
     typer.Option("--allow-disruption", help="continue even if running containers are stopped"),
 ]
+LossOption = Annotated[
+    bool, typer.Option("--allow-loss", help="purge old driver packages even if no archive has them for a rollback")
+]
 
 DebugOption = Annotated[bool, typer.Option("-d", "--debug", envvar="NVIDIA_CTK_DEBUG", help="as --verbose")]
 QuietOption = Annotated[bool, typer.Option("-q", "--quiet", envvar="NVIDIA_CTK_QUIET", help="print errors only")]
@@ -214,6 +217,7 @@ def setup(
     yes: YesOption = False,
     reboot: Annotated[bool, typer.Option("--reboot", help="reboot once if needed, then continue")] = False,
     allow_disruption: DisruptionOption = False,
+    allow_loss: LossOption = False,
     lock_timeout: LockTimeoutOption = 600,
     upgrade: UpgradeOption = False,
     lock: LockOption = "",
@@ -235,7 +239,17 @@ def setup(
     from gpunode.cli.compose import Wanted
 
     options = cli.Options(
-        yes, reboot, allow_disruption, lock_timeout, tuple(only), download_only, root, gpu, apply_cluster, resume
+        yes,
+        reboot,
+        allow_disruption,
+        allow_loss,
+        lock_timeout,
+        tuple(only),
+        download_only,
+        root,
+        gpu,
+        apply_cluster,
+        resume,
     )
     cli.setup(Wanted(recipe, runtime, driver, upgrade, lock), how(json, verbose), options)
 
@@ -256,6 +270,7 @@ def plan(
         ),
     ] = "",
     only: OnlyOption = [],  # noqa: B006
+    allow_loss: LossOption = False,
     root: RootOption = "/",
     gpu: GpuOption = "",
     node: NodeOption = "",
@@ -267,7 +282,14 @@ def plan(
     from gpunode.cli.compose import Wanted
 
     cli.plan(
-        Wanted(recipe, runtime, driver, upgrade, lock), how(json, verbose), tuple(only), node, root, gpu, check=check
+        Wanted(recipe, runtime, driver, upgrade, lock),
+        how(json, verbose),
+        tuple(only),
+        node,
+        root,
+        gpu,
+        check=check,
+        allow_loss=allow_loss,
     )
 
 
@@ -347,6 +369,10 @@ def doctor(
     lock: Annotated[
         str, typer.Option("--lock", metavar="FILE", help="of a fleet: which nodes have other package versions")
     ] = "",
+    node: Annotated[
+        list[str] | None,
+        typer.Option("--node", metavar="CAPTURE", help="the same as REPORT", autocompletion=completing.nodes),
+    ] = None,
     npd: Annotated[
         bool, typer.Option("--npd", help="one line, exit 0, 1 or 2: a plugin of node-problem-detector")
     ] = False,
@@ -357,11 +383,19 @@ def doctor(
     if npd:
         from gpunode.cli.npd import plugin
 
-        plugin(alone=not (named or html or prometheus or recipe or lock or json))
+        plugin(alone=not (named or node or html or prometheus or recipe or lock or json))
         return
     from gpunode.cli import doctor as cli
+    from gpunode.cli.samples import report_at
 
-    cli.doctor(tuple(named or ()), how(json, verbose), html=html, prometheus=prometheus, recipe=recipe, lock=lock)
+    cli.doctor(
+        tuple(map(report_at, (*(named or ()), *(node or ())))),
+        how(json, verbose),
+        html=html,
+        prometheus=prometheus,
+        recipe=recipe,
+        lock=lock,
+    )
 
 
 @app.command()

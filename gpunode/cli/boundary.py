@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from contextlib import suppress
+from typing import Final
 
 import typer
 
 from gpunode.cli.command_exit import CommandExit
 from gpunode.errors import BUG, GpunodeError, Interrupted, UsageError
 
+# What people type first, and gpunode's command for it.
+_COMMON_GUESSES: Final = {
+    "apply": ("setup", "--help"),
+    "install": ("setup", "--help"),
+    "undo": ("rollback", "--list"),
+    "uninstall": ("remove", "--help"),
+    "validate": ("recipe", "check", "--help"),
+    "--dry-run": ("plan", "--help"),
+    "--recipe": ("recipe", "list"),
+}
 # Words that are no command yet: the one that follows is.
 _GROUPS = frozenset({"recipe", "ctk", "runtime", "k8s"})
 
@@ -99,10 +111,20 @@ def _typer_error(arguments: list[str], error: Exception) -> int:
         return UsageError.exit_code
     if format_message is not None:
         command = getattr(getattr(error, "ctx", None), "command_path", "gpunode")
-        return _fail(arguments, UsageError(str(format_message()), hint=f"`{command} --help` says what it takes"))
+        hint = _meant_command(error) or f"`{command} --help` says what it takes"
+        return _fail(arguments, UsageError(str(format_message()), hint=hint))
     if type(error).__name__ in {"Exit", "Abort"}:
         return int(getattr(error, "exit_code", 1))
     return _bug(arguments, error)
+
+
+def _meant_command(error: Exception) -> str:
+    """Return the command for a word that other tools have and gpunode calls otherwise; empty for any other word."""
+    from gpunode.command import gpunode
+
+    unknown = re.match(r"No such command '([\w-]+)'", str(getattr(error, "message", "")))
+    words = _COMMON_GUESSES.get(unknown[1] if unknown else str(getattr(error, "option_name", "")))
+    return str(gpunode(*words)) if words else ""
 
 
 def _bug(arguments: list[str], error: Exception) -> int:

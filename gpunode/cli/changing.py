@@ -20,7 +20,7 @@ from gpunode.host.local import LocalHost
 from gpunode.journal.history import CutShort, made, steps_of
 from gpunode.journal.store import Store
 from gpunode.workflow.events import Told
-from gpunode.workflow.recovery import half_written
+from gpunode.workflow.recovery import half_written, record_what_was_made
 
 if TYPE_CHECKING:
     from gpunode.host.port import OnProgress, Progress
@@ -50,11 +50,12 @@ class Session:
             self.screen.tell(Told(text))
 
     def swept(self) -> CutShort | None:
-        """The newest run, if it was cut short; the half files that it left are gone."""
+        """Return the newest run if it was cut short, its half files gone; what earlier runs made is recorded."""
         cut = self.store.cut_short()
         if cut is not None:
             self.store.sweep()
             self.host.sweep(half_written(cut))
+        record_what_was_made(self.store, self.host)
         return cut
 
 

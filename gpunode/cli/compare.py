@@ -44,11 +44,13 @@ def _verdict(found: Comparison) -> tuple[str, int]:
 
 
 def _evidence(name: str | None) -> Evidence:
+    from gpunode.cli.samples import report_at
     from gpunode.host.local import LocalHost
     from gpunode.host.reports import is_fleet, read
     from gpunode.redaction.evidence import redact
     from gpunode.workflow.doctor import examine
 
+    name = report_at(name) if name else None
     if name and is_fleet(name):
         raise UsageError(
             f"{name} is a folder of reports", why="two nodes are compared", hint="name one of the reports in it"

@@ -35,7 +35,7 @@ def steps() -> list[str]:
 
 def nodes() -> list[str]:
     """The shipped samples; a capture's file is completed by the shell itself."""
-    from gpunode.cli.compose import samples
+    from gpunode.cli.samples import samples
 
     return list(samples())
 

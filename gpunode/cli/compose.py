@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pwd
 import re
 import sys
 from collections.abc import Sequence
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
 from gpunode import builtin
+from gpunode.cli.samples import SAMPLES, samples
 from gpunode.command import gpunode, sudo_gpunode
 from gpunode.errors import RecipeError, UsageError
 from gpunode.facts.derive import derive
@@ -27,9 +29,6 @@ if TYPE_CHECKING:
     from gpunode.journal.store import Store
     from gpunode.workflow.recovery import Backlog
 
-# The shipped captures: each can be named in place of a file.
-SAMPLE = "debian12-gtx1080"
-SAMPLES = Path(__file__).parent.parent / "samples"
 _PCI_ID = re.compile(r"([0-9a-fA-F]{4}):([0-9a-fA-F]{4})")
 _BARE_METAL = "bare-metal"
 # Each runtime has a recipe of its name.
@@ -74,6 +73,15 @@ class Wanted:
         return wanted
 
 
+def explain_default_recipe(wanted: Wanted) -> str:
+    """Return which recipe is taken where none was named, and why; empty where one was, or a runtime."""
+    if wanted.recipe or wanted.runtime:
+        return ""
+    description = builtin.read(_BARE_METAL).description
+    listed = gpunode("recipe", "list")
+    return f"no recipe was named, so this is {_BARE_METAL} ({description}); `{listed}` shows the others"
+
+
 def recipe_at(place: str) -> Recipe:
     """The recipe at ``place``, whose ``skip`` names steps that there are.
 
@@ -113,20 +121,35 @@ class Seen:
 
 
 def gpus(text: str) -> tuple[PciDevice, ...]:
-    """The GPUs that ``--gpu`` names for an image.
+    """Return the devices that ``--gpu`` names for an image, each with the class that its id tells.
+
+    Ids of audio functions, USB controllers and NVSwitches are kept as what they are: the plan names them, and they get
+    no driver.
 
     Raises:
-        UsageError: it is not a list of PCI ids.
+        UsageError: it is not a list of PCI ids, or none of them is a GPU's.
     """
-    found = []
+    from gpunode.catalog.gpus import LIST_GPUS, other_device  # loaded on use: most commands name no GPU
+    from gpunode.steps.gpus import CLASSES, UNKNOWN_CLASS, own_gpus
+
+    found: list[PciDevice] = []
     for index, part in enumerate(filter(None, text.split(","))):
         match = _PCI_ID.fullmatch(part.strip())
         if match is None or match[1].lower() != "10de":
             raise UsageError(
                 f"--gpu {text}: {part!r} is not the PCI id of an NVIDIA GPU",
-                hint="write vendor:device in hex, as `lspci -nn` shows them: --gpu 10de:1b80,10de:1eb8",
+                hint=f"write vendor:device in hex, as this shows them: --gpu 10de:1b80,10de:1eb8\n{LIST_GPUS}",
             )
-        found.append(PciDevice(f"image:{index:02x}", "10de", match[2].lower(), "0302"))
+        device = match[2].lower()
+        other = other_device(device)
+        class_code = CLASSES.get(other[0], UNKNOWN_CLASS) if other else "0302"
+        found.append(PciDevice(f"image:{index:02x}", "10de", device, class_code, name=other[1] if other else ""))
+    if found and not own_gpus(tuple(found)):
+        raise UsageError(
+            f"--gpu {text} names no GPU",
+            why="; ".join(f"10de:{one.device} is the {one.name}" for one in found),
+            hint=f"name the GPUs alone, as this shows them:\n{LIST_GPUS}",
+        )
     return tuple(found)
 
 
@@ -168,11 +191,6 @@ def see(node: str, root: str, gpu: str, recipe: Recipe | None = None) -> Seen:
     return Seen(host, _with_gpus(derive(evidence, image=is_image(root)), gpu), evidence)
 
 
-def samples() -> tuple[str, ...]:
-    """The names of the shipped captures."""
-    return tuple(sorted(one.parent.name for one in SAMPLES.glob("*/capture.json")))
-
-
 def _capture_at(node: str) -> Path:
     """The file or folder that ``--node`` names.
 
@@ -191,8 +209,10 @@ def _capture_at(node: str) -> Path:
 
 
 def _with_gpus(facts: Facts, gpu: str) -> Facts:
+    from gpunode.steps.gpus import GPU_OPTION
+
     named = gpus(gpu)
-    return replace(facts, devices=Known(named, "--gpu")) if named else facts
+    return replace(facts, devices=Known(named, GPU_OPTION)) if named else facts
 
 
 def is_image(root: str) -> bool:
@@ -256,10 +276,14 @@ def announcer(root: str) -> Announce:
 
 def cluster_journal() -> Store:
     """The journal of this user's changes to clusters; that of the node itself is root's."""
+    from gpunode.host.ownership import why_others_write
     from gpunode.journal.store import Store
 
-    state = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local/state")
-    return Store("/", announce=announcer("/"), folder=Path(state) / "gpunode")
+    state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state")
+    # As after `su` without a dash: HOME is another user's, who could lead root's writes elsewhere by a link.
+    if os.geteuid() == 0 and why_others_write(state):
+        state = Path(pwd.getpwuid(0).pw_dir) / ".local/state"
+    return Store("/", announce=announcer("/"), folder=state / "gpunode")
 
 
 def unknown(facts: Facts) -> list[dict[str, object]]:
@@ -284,11 +308,6 @@ def left_undone(node: str, root: str, facts: Facts) -> Backlog:
 def unread(left: Backlog) -> list[dict[str, object]]:
     """That nobody could tell what earlier runs left undone, as ``unknown`` says it."""
     return [{"fact": "owed", "reason": left.unread, "probe": "journal"}] if left.unread else []
-
-
-def sample() -> Path:
-    """The shipped capture of a node."""
-    return SAMPLES / SAMPLE
 
 
 def check_steps(only: Sequence[str]) -> None:

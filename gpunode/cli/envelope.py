@@ -18,7 +18,7 @@ from gpunode.change import (
     diff,
     subject,
 )
-from gpunode.cli.actions import action
+from gpunode.cli.actions import action, reason_to_go
 from gpunode.errors import BUG, GpunodeError
 from gpunode.redaction.secrets import evident
 from gpunode.redaction.secrets import text as redact
@@ -125,6 +125,8 @@ def _change(change: Change, step: str | None) -> dict[str, object]:
     match change:
         case PackageChange(before=before, after=after):
             row["before"] = before.version if before else None
+            if reason := reason_to_go(change):
+                row["reason"] = reason
             # A prefix is what is known of the version; nothing at all is null, never an empty text.
             row["after"] = (after.prefix if isinstance(after, KnownAfter) else after.version) or None if after else None
             if isinstance(after, KnownAfter):

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeAlias
 
-from gpunode.cli.compose import Wanted, check_steps, left_undone, see, unknown, unread
+from gpunode.cli.compose import Wanted, check_steps, explain_default_recipe, left_undone, see, unknown, unread
 from gpunode.cli.envelope import Envelope
 from gpunode.cli.output_options import OutputOptions
 from gpunode.cli.screen.commands import setup_command
@@ -16,6 +16,7 @@ from gpunode.errors import ChangesPending
 from gpunode.facts.model import Facts
 from gpunode.workflow.converge import StagePlan, notes_of, owed_by, raise_refusal, steps_of
 from gpunode.workflow.events import Told
+from gpunode.workflow.loss import lost_packages, offered_by_look, refuse_loss
 
 if TYPE_CHECKING:
     from gpunode.cli.human import Screen
@@ -25,7 +26,15 @@ if TYPE_CHECKING:
 
 
 def plan(
-    wanted: Wanted, how: OutputOptions, only: Sequence[str], node: str, root: str, gpu: str, *, check: bool
+    wanted: Wanted,
+    how: OutputOptions,
+    only: Sequence[str],
+    node: str,
+    root: str,
+    gpu: str,
+    *,
+    check: bool,
+    allow_loss: bool = False,
 ) -> None:
     """Shows what setup would do."""
     from gpunode.workflow.plan import pending
@@ -37,10 +46,14 @@ def plan(
     seen = see(node, root, gpu, recipe)
     plans = make_plan(recipe, seen.facts, seen.host, only)
     raise_refusal(plans)
+    if not allow_loss:
+        refuse_loss(lost_packages(plans, seen.facts, offered_by_look(seen.host, seen.facts)) or ())
     screen = how.screen()
     left = left_undone(node, root, seen.facts)
+    if text := explain_default_recipe(wanted):
+        screen.tell(Told(text))
     screen.put(*plan_lines(recipe, seen.facts, plans, left, screen.argv, verbose=how.verbose))
-    for text in () if node else _elsewhere(seen.host, plans):
+    for text in (*left.notes, *(() if node else _elsewhere(seen.host, plans))):
         screen.tell(Told(text))
     lock = writing(recipe, seen.facts, plans, screen) if writing else {}
     makes_them = str(setup_command(sys.argv[1:]))
@@ -97,7 +110,7 @@ def _envelope(plans: Sequence[StagePlan], left: Backlog, facts: Facts, more: Map
         changed=bool(left) or any(stage.changes for stage in plans),
         changes=[*(change for stage in plans for change in stage.changes), *left.marks],
         steps=steps_of(plans),
-        notes=notes_of(plans),
+        notes=[*notes_of(plans), *left.notes],
         unknown=[*unknown(facts), *unread(left)],
         result={
             "steps": steps,

@@ -29,7 +29,7 @@ def show(name: str, how: OutputOptions) -> None:
     text, whole, screen = builtin.load(name), builtin.read(name), how.screen()
     screen.raw(redact(text if text.endswith("\n") else f"{text}\n"))
     screen.put(BLANK, line(span(f"# {name} with everything that it extends and all defaults:", "dim")))
-    screen.raw(redact(render(whole)))
+    screen.raw(redact(render(whole, defaults=True)))
     how.answer(Envelope("recipe show", result={"text": text, "recipe": whole}))
 
 

@@ -6,10 +6,11 @@ import sys
 import tempfile
 
 from gpunode import __version__
-from gpunode.cli.compose import SAMPLE, Wanted, sample, see, unknown
+from gpunode.cli.compose import Wanted, see, unknown
 from gpunode.cli.envelope import Envelope
 from gpunode.cli.output_options import OutputOptions
 from gpunode.cli.resume import digest
+from gpunode.cli.samples import SAMPLE, sample
 from gpunode.journal.store import Store
 from gpunode.workflow.converge import owed_by, steps_of
 from gpunode.workflow.rehearse import rehearse as make

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final, get_args
 
@@ -106,38 +107,38 @@ def _stem(place: str) -> str:
 
 
 def _write(folder: Path, made: Mapping[str, str]) -> Written:
-    """The files stand in ``folder``, and none of former renders beside them.
+    """Write the files into ``folder``, and remove those of former renders beside them.
 
     Raises:
         Conflict: a file that gpunode did not render, or a link, is in the way; nothing was written.
         UsageError: it cannot be written there.
     """
     try:
-        _refuse_in_the_way(folder, made)
-        present = dict(_present(folder))
-        differing = {path: text for path, text in made.items() if present.get(path) != text}
-        for path, text in differing.items():
-            (folder / path).parent.mkdir(parents=True, exist_ok=True)
-            output.replace(folder / path, text.encode(), 0o755 if path.endswith(".sh") else 0o644)
-        removed = tuple(sorted(path for path in present.keys() - made.keys()))
-        for path in removed:
-            (folder / path).unlink()
+        with output.tree(folder) as tree:
+            _refuse_in_the_way(tree, folder, made)
+            present = dict(_present(tree))
+            differing = {path: text for path, text in made.items() if present.get(path) != text}
+            for path, text in differing.items():
+                tree.replace(path, text.encode(), 0o755 if path.endswith(".sh") else 0o644)
+            former = sorted(present.keys() - made.keys())
+            removed = tuple(path for path in former if tree.remove(path, partial(_is_rendered, path)))
     except OSError as error:
+        if isinstance(error, NotADirectoryError) and os.path.lexists(folder):
+            raise _in_the_way(folder, "a folder belongs there") from error
         hint = "name a folder that you may write with --out"
         where = error.filename or folder
         raise UsageError(f"{where} cannot be written", why=error.strerror or str(error), hint=hint) from error
     return Written(bool(differing or removed), removed)
 
 
-def _refuse_in_the_way(folder: Path, made: Mapping[str, str]) -> None:
-    for path in (path for path in made if os.path.lexists(folder / path)):
-        if (folder / path).is_symlink() or not (folder / path).is_file() or not is_ours(path, _text(folder / path)):
+def _refuse_in_the_way(tree: output.Tree, folder: Path, made: Mapping[str, str]) -> None:
+    for inner in sorted({path.rpartition("/")[0] for path in made}):
+        if not tree.is_enterable(inner):
+            raise _in_the_way(folder / inner, "a folder belongs there, and no link: gpunode writes only below --out")
+    for path in made:
+        content = tree.read(path)
+        if tree.is_there(path) if content is None else not _is_rendered(path, content):
             raise _in_the_way(folder / path, f"it lacks the line {HEADER!r}, or is not a plain file")
-    for above in {folder, *(folder / Path(path).parent for path in made)}:
-        if os.path.lexists(above) and not above.is_dir():
-            raise _in_the_way(above, "a folder belongs there")
-        if above != folder and above.is_symlink():
-            raise _in_the_way(above, "it is a link, and gpunode writes only below --out")
 
 
 def _in_the_way(place: Path, why: str) -> Conflict:
@@ -145,15 +146,18 @@ def _in_the_way(place: Path, why: str) -> Conflict:
     return Conflict(f"{place} is in the way: gpunode did not make it", why=why, hint=hint)
 
 
-def _present(folder: Path) -> Iterator[tuple[str, str]]:
-    """The files of former renders, by their paths below ``folder``."""
-    for name in _FOLDERS:
-        inner = folder / name
-        for place in sorted(inner.iterdir()) if inner.is_dir() and not (name and inner.is_symlink()) else ():
-            path = str(place.relative_to(folder))
-            if place.is_file() and not place.is_symlink() and is_ours(path, text := _text(place)):
-                yield path, text
+def _present(tree: output.Tree) -> Iterator[tuple[str, str]]:
+    """The files of former renders, by their paths."""
+    for inner in _FOLDERS:
+        for name in tree.names(inner) if tree.is_enterable(inner) else ():
+            path = f"{inner}/{name}" if inner else name
+            if (content := tree.read(path)) is not None and _is_rendered(path, content):
+                yield path, _text(content)
 
 
-def _text(place: Path) -> str:
-    return place.read_text("utf-8", "replace")
+def _is_rendered(path: str, content: bytes) -> bool:
+    return is_ours(path, _text(content))
+
+
+def _text(content: bytes) -> str:
+    return content.decode("utf-8", "replace")

@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,6 +26,7 @@ _INSTALL = (
     "install gpunode for root: the .deb or .rpm, `sudo install gpunode.pyz /usr/local/bin/gpunode`,"
     " or `sudo make install` in its checkout"
 )
+_IMPORTED_LATER = frozenset({"distro", "pynvml", "rich", "sh", "tomlkit"})
 # No text of a recipe or a lock holds a line end, so neither holds this.
 _PROXIES = "\n# The proxies of the setup that goes on here. The sha256 of the lines below: "
 
@@ -124,7 +126,7 @@ def refuse_unsafe_program() -> None:
     Raises:
         Refused: another user can change it, or Python would not find it then.
     """
-    why = program_risk()
+    why = program_risk(packages=True)
     if not why and os.environ.get("PYTHONPATH") and sys.argv[0].endswith("__main__.py"):
         why = "this gpunode was found through PYTHONPATH, which is not set at boot"
     if why:
@@ -135,17 +137,33 @@ def refuse_unsafe_program() -> None:
         )
 
 
-def program_risk() -> str:
-    """Why a user other than root can change the gpunode that is running; empty when none can."""
-    return next(filter(None, map(why_others_write, _program_files())), "")
+def program_risk(*, packages: bool = False) -> str:
+    """Return why a user other than root can change the gpunode that is running; empty if none can.
+
+    Args:
+        packages: look at every file of the packages, which a boot will run unwatched; it takes some 100 ms.
+    """
+    files = (*_program_files(), *(_package_files() if packages else ()))
+    return next(filter(None, map(why_others_write, files)), "")
 
 
 def _program_files() -> Iterator[Path]:
-    """What Python reads to run gpunode: itself, the command, and the folders that modules come from."""
+    """Yield what Python reads to run gpunode: itself, the command, and the folders that modules come from."""
     yield Path(sys.executable)
     yield Path(sys.argv[0])
     yield Path(__file__).parents[1]
     yield from (Path(place) for place in sys.path if place and Path(place).exists())
+
+
+def _package_files() -> Iterator[Path]:
+    """Yield the files of all packages that are imported, or will be in the middle of a run."""
+    for name in sorted({name.partition(".")[0] for name in sys.modules} | _IMPORTED_LATER):
+        module = sys.modules.get(name)
+        spec = getattr(module, "__spec__", None) if module else find_spec(name)
+        for folder in (spec.submodule_search_locations if spec else None) or ():
+            yield from (Path(folder), *Path(folder).rglob("*"))
+        if spec and spec.has_location and spec.origin:
+            yield Path(spec.origin)
 
 
 def input_risks(recipe: str, lock: str) -> Iterator[str]:

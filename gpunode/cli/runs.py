@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from gpunode.cli.compose import checked_root, cluster_journal
 from gpunode.cli.envelope import Envelope
@@ -17,8 +17,12 @@ if TYPE_CHECKING:
     from gpunode.journal.chronicle import Chronicle
 
 
+_OWN_FILES: Final = ("/etc/*/gpunode-*", "/etc/*/*/gpunode-*", "/etc/*/*/*/gpunode-*")
+
+
 def runs(how: OutputOptions, root: str, file: str) -> None:
     """Lists the recorded runs, or those that changed ``file``, with what others left beside it."""
+    from gpunode.cli.screen.plans import note
     from gpunode.cli.screen.results import leftover_lines, runs_lines
     from gpunode.host.local import LocalHost
     from gpunode.workflow.prospects import prospect
@@ -27,10 +31,25 @@ def runs(how: OutputOptions, root: str, file: str) -> None:
     store, host = Store(place), LocalHost(place)
     found = [run for run in store.runs() if not file or file in run.subjects]
     left = beside(host, file) if file else ()
+    notes = () if found or file else explain_lost_record(host, store)
     prospects = {run.run: prospect(store, host, run) for run in found}
     screen = how.screen()
-    screen.put(*runs_lines(found, prospects, str(store.folder), file), *leftover_lines(file, left))
-    how.answer(Envelope("rollback", result={"runs": found, "undo": prospects, "leftovers": left}))
+    screen.put(*runs_lines(found, prospects, str(store.folder), file), *leftover_lines(file, left), *map(note, notes))
+    how.answer(Envelope("rollback", notes=notes, result={"runs": found, "undo": prospects, "leftovers": left}))
+
+
+def explain_lost_record(host: HostView, store: Store) -> tuple[str, ...]:
+    """Return the sentence that says that a record of this node was lost; none where nothing tells of one."""
+    from gpunode.facts.evidence import Probe
+
+    # Every file that gpunode alone writes has such a name; a node without one costs no look at all the rest.
+    if not any(host.look(Probe("own-files", glob=place, contents=False)).data for place in _OWN_FILES):
+        return ()
+    from gpunode.workflow.converge import survey
+    from gpunode.workflow.recovery import find_lost_record
+
+    lost = find_lost_record(store, survey(host, image=str(store.root) != "/"))
+    return (str(lost),) if lost else ()
 
 
 def beside(host: HostView, path: str) -> tuple[str, ...]:
@@ -46,15 +65,23 @@ def log(run: str, how: OutputOptions, root: str) -> None:
     """Shows the recorded runs, or all that is recorded of one."""
     from gpunode.cli import audit
     from gpunode.cli.screen.log import run_lines, table_lines
+    from gpunode.cli.screen.plans import note
+    from gpunode.host.local import LocalHost
 
     found = _told(run, root)
     logins = _logins({one.begin.loginuid for one in found})
-    how.screen().put(*(run_lines(found[0], logins) if run else table_lines(found)))
+    screen = how.screen()
+    screen.put(*(run_lines(found[0], logins) if run else table_lines(found)))
+    notes: tuple[str, ...] = ()
+    if not found:
+        place = checked_root(root)
+        notes = explain_lost_record(LocalHost(place), Store(place))
+        screen.put(*map(note, notes))
     if run:
         result = {"schema": audit.SCHEMA, "run": audit.whole(found[0], logins)}
     else:
         result = {"schema": audit.SCHEMA, "runs": [audit.summary(one, logins) for one in found]}
-    how.answer(Envelope("log", result=result))
+    how.answer(Envelope("log", notes=notes, result=result))
 
 
 def _told(run: str, root: str) -> tuple[Chronicle, ...]:

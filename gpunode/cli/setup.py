@@ -11,7 +11,16 @@ from typing import TYPE_CHECKING
 from gpunode import __version__
 from gpunode.change import CommandChange
 from gpunode.cli.changing import LOCK_TIMEOUT_S, session, told_what_was_done
-from gpunode.cli.compose import Wanted, check_steps, checked_root, gpus_to_set_up, is_image, need_root, unknown
+from gpunode.cli.compose import (
+    Wanted,
+    check_steps,
+    checked_root,
+    explain_default_recipe,
+    gpus_to_set_up,
+    is_image,
+    need_root,
+    unknown,
+)
 from gpunode.cli.envelope import Envelope
 from gpunode.cli.output_options import OutputOptions
 from gpunode.cli.resume import (
@@ -31,6 +40,7 @@ from gpunode.journal.store import Store
 from gpunode.outcome import WAITS, reboot_suffices
 from gpunode.workflow.converge import notes_of, state_notes, steps_of, survey
 from gpunode.workflow.reboot import Resume
+from gpunode.workflow.recovery import find_lost_record
 from gpunode.workflow.setup import Asked, SetupResult
 from gpunode.workflow.setup import setup as make
 from gpunode.workflow.verify import Report, verify
@@ -55,6 +65,7 @@ class Options:
     yes: bool = False
     reboot: bool = False
     allow_disruption: bool = False
+    allow_loss: bool = False
     lock_timeout_s: float = LOCK_TIMEOUT_S
     only: tuple[str, ...] = ()
     download_only: bool = False
@@ -94,10 +105,14 @@ def _set_up(wanted: Wanted, how: OutputOptions, options: Options) -> None:
     named = gpus_to_set_up(options.gpu, image=image)
     with session("setup", how, place, options.lock_timeout_s, yes=options.yes) as node:
         node.swept()
+        if not options.resumes:
+            node.tell(explain_default_recipe(wanted))
         risks = () if options.resumes else tuple(input_risks(wanted.recipe, wanted.lock))
         for risk in risks:
             node.tell(risk)
         facts = survey(node.host, image=image, gpus=named, recipe=recipe)
+        lost = find_lost_record(node.store, facts)
+        node.tell(str(lost or ""))
         asked = _asked(node, recipe, options, started, image=image)
         with told_what_was_done("setup", how, node.store):
             done = make(
@@ -119,7 +134,8 @@ def _set_up(wanted: Wanted, how: OutputOptions, options: Options) -> None:
         node.screen.conclude(ending, failure)
         if asked.resume and reboot_suffices(done.waits):
             node.host.apply((CommandChange(("systemctl", "reboot"), "asked for with --reboot"),))
-    notes = [*dict.fromkeys((*previewed, *report.notes)), *risks, *filter(None, [node.log.problem])]
+    told = filter(None, [str(lost or ""), node.log.problem])
+    notes = [*dict.fromkeys((*previewed, *report.notes)), *risks, *told]
     how.answer(_envelope(recipe, done, report, notes).ending_in(failure))
 
 
@@ -137,6 +153,7 @@ def _asked(node: Session, recipe: Recipe, options: Options, started: float, *, i
         recipe_sha256=digest(recipe),
         only=options.only,
         allow_disruption=options.allow_disruption,
+        allow_loss=options.allow_loss,
         confirm=agree,
         pause=node.stop.pause,
         started=started,
@@ -183,6 +200,7 @@ def _resume(recipe: Recipe, options: Options) -> Resume:
     refuse_unsafe_program()
     words = [word for step in options.only for word in ("--only", step)]
     words += ["--allow-disruption"] if options.allow_disruption else []
+    words += ["--allow-loss"] if options.allow_loss else []
     words += ["--lock-timeout", f"{options.lock_timeout_s:.0f}"]
     return Resume(lambda run: command(run, words), kept_request(recipe, proxies()))
 

@@ -12,7 +12,7 @@ from gpunode.cli.changing import LOCK_TIMEOUT_S, Session, session, told_what_was
 from gpunode.cli.compose import checked_root, is_image, need_root
 from gpunode.cli.envelope import Envelope
 from gpunode.cli.output_options import OutputOptions
-from gpunode.cli.runs import beside
+from gpunode.cli.runs import beside, explain_lost_record
 from gpunode.cli.screen.results import (
     forgetting_lines,
     forgotten_lines,
@@ -30,6 +30,7 @@ from gpunode.workflow.standing import Undone
 
 if TYPE_CHECKING:
     from gpunode.journal.history import RunSummary
+    from gpunode.workflow.remove import Remainder
     from gpunode.workflow.undo import Undoing
 
 _WHY_ROOT = "it changes files under /etc and packages, and its journal in /var/lib/gpunode is readable by root only"
@@ -69,7 +70,12 @@ def rollback(run: str, how: OutputOptions, root: str, permissions: Permissions) 
 
     def undoing(node: Session) -> Undoing | Undone:
         store, whole = node.store, permissions.whole
-        of = standing.named(store, run, whole=whole) if run else _newest(node, permissions)
+        try:
+            of = standing.named(store, run, whole=whole) if run else _newest(node, permissions)
+        except UsageError as error:
+            for note in explain_lost_record(node.host, store):
+                error.why = f"{error.why}\n{note}"
+            raise
         if isinstance(of, Undone):
             return of
         facts = survey(node.host, image=is_image(root)) if whole else None
@@ -78,8 +84,8 @@ def rollback(run: str, how: OutputOptions, root: str, permissions: Permissions) 
         if back.parts or back.owed or back.incomplete:
             return back
         undo.record_undone(store, of, version=__version__, argv=tuple(sys.argv[1:]), whole=whole)
-        why = "what is left of it stays" if back.notes else "nothing of it is left on this node"
-        return replace(standing.undone(store, of, why, whole=whole), notes=back.notes)
+        why = "what is left of it stays" if back.remarks else "nothing of it is left on this node"
+        return replace(standing.undone(store, of, why, whole=whole), notes=back.remarks)
 
     _undo("rollback", undoing, how, place, permissions)
 
@@ -108,9 +114,9 @@ def remove(how: OutputOptions, root: str, permissions: Permissions) -> None:
 
     def undoing(node: Session) -> Undoing:
         facts = survey(node.host, image=is_image(root))
-        owed, footprint = still_owed(node.store.owed(), facts), node.store.footprint()
+        owed = still_owed(node.store.owed(), facts)
         force, disrupt = permissions.force, permissions.allow_disruption
-        return removing(footprint, node.host, facts, owed=owed, force=force, disrupt=disrupt)
+        return removing(node.store, node.host, facts, owed=owed, force=force, disrupt=disrupt)
 
     _undo("remove", undoing, how, place, permissions)
 
@@ -123,6 +129,7 @@ def _undo(
     permissions: Permissions,
 ) -> None:
     """Shows what ``undoing`` finds, asks, does it, and answers."""
+    from gpunode.workflow.remove import Remainder
     from gpunode.workflow.rollback import not_all_back
 
     whole, yes = permissions.whole, permissions.yes
@@ -136,13 +143,19 @@ def _undo(
             result = {"of": back.of.run, "standing": back.standing.run if back.standing else ""}
             how.answer(Envelope(verb, changed=repaired, notes=back.notes, result=result))
             return
-        node.screen.put(*undoing_lines(back, verbose=how.verbose))
+        left = Remainder()
+        if verb == "remove" and not back.parts:
+            left = _remainder(back, node)
+            back = replace(back, kept=left.kept)
+        node.screen.put(*undoing_lines(back, verbose=how.verbose, is_lost=left.lost is not None))
         for path in (change.path for change in back.files):
             node.screen.put(*leftover_lines(path, beside(node.host, path)))
         if not back.parts and not back.owed:
             if back.incomplete:
                 raise not_all_back(back)
-            how.answer(Envelope(verb, changed=repaired, notes=back.notes, result={"of": back.of}))
+            node.screen.conclude((), left.failure)
+            answer = Envelope(verb, changed=repaired, notes=back.remarks, result={"of": back.of, "kept": back.kept})
+            how.answer(answer.ending_in(left.failure))
             return
         node.host.vet(back.files)
         node.screen.confirm_shown(verb, yes=yes)
@@ -154,6 +167,7 @@ def _carried_out(
     verb: Literal["rollback", "remove"], back: Undoing, node: Session, how: OutputOptions, *, whole: bool
 ) -> Envelope:
     """``back`` is done, and shown; returns the answer."""
+    from gpunode.workflow.remove import Remainder
     from gpunode.workflow.rollback import rollback, shortcoming
 
     argv = tuple(sys.argv[1:])
@@ -169,7 +183,9 @@ def _carried_out(
             verb=verb,
             whole=whole,
         )
-    failure = shortcoming(done)
+    left = _remainder(done.undone, node) if verb == "remove" else Remainder(done.undone.kept)
+    done = replace(done, undone=replace(done.undone, kept=left.kept))
+    failure = left.failure or shortcoming(done)
     node.screen.conclude(rollback_lines(done, failure, node.screen.argv), failure)
     entries = node.store.read(done.run)
     answer = Envelope(
@@ -177,10 +193,17 @@ def _carried_out(
         changed=True,
         changes=made(entries),
         steps=steps_of(entries),
-        notes=done.undone.notes,
-        result={"of": done.of, "run": done.run, "triggers": done.settled},
+        notes=done.undone.remarks,
+        result={"of": done.of, "run": done.run, "triggers": done.settled, "kept": done.undone.kept},
     )
     return answer.ending_in(failure)
+
+
+def _remainder(back: Undoing, node: Session) -> Remainder:
+    """Return what is there of gpunode's now that ``back`` is through."""
+    from gpunode.workflow.remove import find_remainder
+
+    return find_remainder(node.store, node.host, survey(node.host, image=node.host.root != "/"), back)
 
 
 def _finish_package_changes(verb: str, node: Session, *, yes: bool) -> bool:

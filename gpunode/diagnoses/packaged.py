@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from gpunode.catalog.driver import Impossible, choose
+from gpunode.catalog.gpus import LIST_GPUS
 from gpunode.catalog.releases import release
 from gpunode.diagnoses.addresses import DRIVER_GUIDE
 from gpunode.diagnoses.commands import Command, Shell, command
@@ -35,7 +36,7 @@ def installing(snapshot: Snapshot, text: str, when: str = "", *, least: int = 0)
     found = choose(models, Driver()) if models else None
     is_old = last is not None and last < _MAINTAINED and all(model.first_branch <= last for model in models)
     if not models and not is_driven_by_open:
-        words = f"look first which GPU this is (lspci -nn -d 10de:), then {text}: {_BY_GENERATION}"
+        words = f"look first which GPU this is ({LIST_GPUS}), then {text}: {_BY_GENERATION}"
         return Fix("install", words, (), when)
     if isinstance(found, Impossible) and not is_old:
         return Fix("install", f"{text}: {found.what}: {found.why}; {found.hint}", (), when)

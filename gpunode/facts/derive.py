@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TypeVar
+from datetime import date, datetime, timezone
+from hashlib import md5
+from typing import Final, TypeVar
 
 from gpunode.change import FileState
 from gpunode.facts import (
@@ -40,12 +42,14 @@ from gpunode.facts.model import (
     Unknown,
     known,
 )
+from gpunode.facts.numbers import whole
 from gpunode.facts.probes import DRIVER_LIBRARIES, FOLDERS, MODULE_KEYS, UNITS
 from gpunode.facts.reader import Missing, Reader, fact, reason
 from gpunode.packages import SYSTEMS, PackageSystem
 
 T = TypeVar("T")
 _IMAGE = "image"
+_LAST_SECOND: Final = 253402300799
 _USUAL_MODE = Ownership(0o644, 0, 0)
 
 
@@ -69,6 +73,7 @@ def derive(evidence: Evidence, *, image: bool = False) -> Facts:
         packages=installed.packages,
         packages_interrupted=installed.interrupted,
         sources=installed.sources,
+        dependencies=installed.dependencies,
         headers=_headers(reader),
         module_files=_module_files(reader),
         modules=_modules(reader, image=image),
@@ -78,16 +83,18 @@ def derive(evidence: Evidence, *, image: bool = False) -> Facts:
         files=_files(evidence),
         changed_at=_changed_at(evidence),
         modified_at=_modified_at(evidence),
-        folder_modes=_folder_modes(evidence.get("keyrings-folder")),
         exposed=_exposed(evidence),
+        folder_modes=installed.folder_modes,
         dkms=fact("dkms-installed", lambda: dkms.drivers(reader.found("dkms-installed"))),
         toolkit_program=fact("toolkit-program", lambda: bool(reader.found("toolkit-program"))),
+        replaced_programs=fact("toolkit-programs", lambda: _replaced(reader, installed.toolkit_checksums)),
         rootless_docker=fact("docker-rootless", lambda: not image and bool(reader.found("docker-rootless"))),
         run_installer=fact("run-installer", lambda: bool(reader.found("run-installer"))),
         driver_libraries=fact("cuda-libraries", lambda: _regular_files(reader, *DRIVER_LIBRARIES)),
         secure_boot=Unknown("an image is not booted", _IMAGE) if image else secure_boot.secure_boot(evidence),
         layout=_layout(reader, image=image),
         mig=_mig(evidence),
+        observed_on=_observed_on(reader, image=image),
         package_system=system.id,
         folders={folder: key for key, folder in FOLDERS.items() if _is_read(evidence.get(key))},
     )
@@ -96,6 +103,15 @@ def derive(evidence: Evidence, *, image: bool = False) -> Facts:
         facts,
         kubelet=kubelet.fact(facts, running, image=image),
         provider=_provider(reader, facts.distro, image=image),
+    )
+
+
+def _replaced(reader: Reader, checksums: Mapping[str, str]) -> tuple[str, ...]:
+    small = {one.path: one.data for one in reader.found("toolkit-programs") if one.data is not None and not one.link}
+    return tuple(
+        path
+        for path, content in sorted(small.items())
+        if path in checksums and md5(content, usedforsecurity=False).hexdigest() != checksums[path]
     )
 
 
@@ -204,6 +220,21 @@ def _boot_id(reader: Reader, *, image: bool) -> Fact[str]:
     if image:
         return Unknown("an image is not booted", _IMAGE)
     return fact("boot-id", lambda: reader.text("boot-id").strip())
+
+
+def _observed_on(reader: Reader, *, image: bool) -> Fact[date]:
+    if image:
+        return Unknown("an image has no clock", _IMAGE)
+
+    def read() -> date:
+        text = reader.text("clock").strip()
+        seconds = whole(text)
+        # Python's calendar ends with the year 9999.
+        if seconds is None or seconds > _LAST_SECOND:
+            raise ValueError(f"{text[:40]!r} is no number of seconds")
+        return datetime.fromtimestamp(seconds, tz=timezone.utc).date()
+
+    return fact("clock", read)
 
 
 def _devices(reader: Reader, *, image: bool) -> Fact[tuple[PciDevice, ...]]:
@@ -328,11 +359,6 @@ def _modified_at(evidence: Evidence) -> Mapping[str, float]:
     found = (one for capture in captures if capture and capture.outcome == "ok" for one in _matches(capture))
     owners = ((one.path, one.ownership) for one in found)
     return {path: owner.modified for path, owner in owners if owner is not None and owner.modified is not None}
-
-
-def _folder_modes(capture: Capture | None) -> Mapping[str, int]:
-    found = _matches(capture) if capture and capture.outcome == "ok" else ()
-    return {one.path: one.ownership.mode for one in found if one.ownership is not None}
 
 
 def _exposed(evidence: Evidence) -> Mapping[str, str]:

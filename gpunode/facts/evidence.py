@@ -152,7 +152,10 @@ def decode_found(data: bytes) -> tuple[Found, ...]:
 
 
 def _decode_one(line: bytes) -> Found:
-    row = json.loads(line)
+    try:
+        row = json.loads(line)
+    except RecursionError:
+        raise ValueError("a match of a glob is nested too deeply") from None
     if not isinstance(row, dict) or not isinstance(row.get("path"), str) or not isinstance(row.get("link", ""), str):
         raise ValueError(f"not a match of a glob: {line[:80]!r}")
     content: bytes | None = None

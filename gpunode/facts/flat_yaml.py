@@ -34,7 +34,10 @@ def flat(text: str, keys: Iterable[str]) -> Mapping[str, str | None]:
 
 
 def _flat_json(text: str, keys: Iterable[str]) -> Mapping[str, str | None]:
-    document: Any = json.loads(text)
+    try:
+        document: Any = json.loads(text)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
     found = {key: document[key] for key in keys if key in document}
     for key, value in found.items():
         if value is not None and not isinstance(value, str):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Final, Generic, Literal, TypeAlias, TypeVar
+from datetime import date
+from typing import Final, Generic, Literal, Protocol, TypeAlias, TypeVar
 
 from gpunode.change import FileState, MigLayout, PackageState, ServiceState, Unsettled
 from gpunode.command import command
@@ -296,6 +297,36 @@ class MigGpu:
     clients: tuple[int, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class MissingDependency:
+    """A dependency of an installed package that no installed package meets.
+
+    Attributes:
+        package: the one to install.
+        version: the only one that will do; empty where others do as well.
+        needed_by: the installed package that depends on it.
+        relation: as the package database writes it (``libcuda1 (= 580.178.04-1)``).
+    """
+
+    package: PackageId
+    version: str
+    needed_by: PackageId
+    relation: str
+
+
+class Dependencies(Protocol):
+    """What the installed packages depend on, as the package database has it."""
+
+    def missing(
+        self, packages: Mapping[PackageId, PackageState], roots: Iterable[PackageId], /
+    ) -> tuple[MissingDependency, ...] | None:
+        """Return what ``roots``, and the packages that they need, directly or not, depend on and ``packages`` lack.
+
+        None where none of the roots is installed in a version whose dependencies are known.
+        """
+        ...
+
+
 Files: TypeAlias = Mapping[str, Known[FileState | None] | Unknown]
 
 
@@ -308,6 +339,8 @@ class Facts:
             another are packages of their own, see ``PackageId``.
         headers: kernels with a build tree under /lib/modules.
         toolkit_program: whether the program is there that runtimes are told to run.
+        replaced_programs: the toolkit's programs in whose place something small stands that no package brought, such
+            as a wrapper; larger files are compared by verify.
         run_installer: whether NVIDIA's .run installer has put a driver here, beside all packages.
         dkms: the driver that DKMS says it has installed, by kernel.
         layout: the GPUs and MIG instances of the loaded driver; None where none is loaded.
@@ -315,14 +348,16 @@ class Facts:
         architecture: in Debian's words (``amd64``).
         files: every file that gpunode writes or reads as configuration; a missing one is Known(None). See ``file``.
         folders: those that were read whole, each with its probe: a file that ``files`` lacks there does not exist.
+        folder_modes: the permission bits of folders in which the package manager reads as another user than root.
         changed_at: when a file was last written or restored, seconds since the epoch; only where that is known.
         modified_at: when files below /etc/modprobe.d and initramfs images were last written, in seconds (mtime).
-        folder_modes: the permission bits of folders that others than root must enter: that of the keyrings.
         exposed: the files that somebody else than root could replace by another, and by what right.
         units: only those that steps ask about.
+        dependencies: what the installed packages depend on.
         packages_interrupted: whether a change of packages was stopped in its middle.
         package_system: the ``PackageSystem`` by its id.
         mig: how the GPUs are divided, as NVML says; None where it was not asked, as only some recipes need it.
+        observed_on: the date of the evidence, in UTC, by the node's own clock.
         kubelet: the one that runs here, else the one that is set up here; Known(None) where there is none.
         rootless_docker: whether a user runs a dockerd without root.
         driver_libraries: the paths of every libcuda and libnvidia-ml where programs look for them.
@@ -352,6 +387,7 @@ class Facts:
     folder_modes: Mapping[str, int] = field(default_factory=dict)
     exposed: Mapping[str, str] = field(default_factory=dict)
     toolkit_program: Fact[bool] = Unknown("not captured", "toolkit-program")
+    replaced_programs: Fact[tuple[str, ...]] = Unknown("not captured", "toolkit-programs")
     run_installer: Fact[bool] = Unknown("not captured", "run-installer")
     dkms: Fact[Mapping[str, DkmsBuild]] = Unknown("not captured", "dkms-installed")
     layout: Fact[Layout | None] = Unknown("not captured", "nvidia-gpus")
@@ -361,6 +397,8 @@ class Facts:
     secure_boot: Fact[bool] = Unknown("not captured", "secure-boot-variable")
     provider: Fact[Provider | None] = Unknown("not captured", "provider-kind")
     mig: Fact[tuple[MigGpu, ...]] | None = None
+    observed_on: Fact[date] = Unknown("not captured", "clock")
+    dependencies: Fact[Dependencies] = Unknown("not captured", "dependencies")
     package_system: Literal["deb"] = "deb"
 
     @property

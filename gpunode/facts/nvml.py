@@ -104,6 +104,7 @@ class Inventory:
         cuda: the newest CUDA version that the driver serves (``13.0``).
         nvml: the library's version as it tells itself (``13.580.178.04``).
         library: the file that the dynamic loader took.
+        libcuda_error: why the dynamic loader cannot load libcuda.so.1; empty where it can, or was not asked.
     """
 
     driver: str | Unread
@@ -111,6 +112,7 @@ class Inventory:
     nvml: str | Unread
     gpus: tuple[Gpu, ...]
     library: str = ""
+    libcuda_error: str = ""
 
     @property
     def uuids(self) -> frozenset[str]:
@@ -125,6 +127,7 @@ class NvmlFailure:
     Attributes:
         text: NVML's own words.
         nvml: the library's version, where it could still say it; ``library`` the file that was loaded.
+        libcuda_error: as of ``Inventory``.
     """
 
     code: int
@@ -132,6 +135,7 @@ class NvmlFailure:
     text: str
     nvml: str = ""
     library: str = ""
+    libcuda_error: str = ""
 
     @property
     def meaning(self) -> str:
@@ -180,13 +184,13 @@ def _failure(answer: Mapping[str, object]) -> NvmlFailure:
     error = answer["error"]
     if not isinstance(error, dict):
         raise ValueError("`error` is not an object")
-    nvml, library = answer.get("nvml"), answer.get("library")
     return NvmlFailure(
         code=exactly(int, error, "code"),
         name=exactly(str, error, "name"),
         text=exactly(str, error, "text"),
-        nvml=nvml if isinstance(nvml, str) else "",
-        library=library if isinstance(library, str) else "",
+        nvml=_text(answer, "nvml"),
+        library=_text(answer, "library"),
+        libcuda_error=_text(answer, "libcuda_error"),
     )
 
 
@@ -194,14 +198,20 @@ def _inventory(answer: Mapping[str, object]) -> Inventory:
     gpus = answer.get("gpus")
     if not isinstance(gpus, list):
         raise ValueError("`gpus` is not a list")
-    library = answer.get("library")
     return Inventory(
         driver=_reading(str, answer, "driver"),
         cuda=_reading(str, answer, "cuda"),
         nvml=_reading(str, answer, "nvml"),
         gpus=tuple(_gpu(row) for row in gpus),
-        library=library if isinstance(library, str) else "",
+        library=_text(answer, "library"),
+        libcuda_error=_text(answer, "libcuda_error"),
     )
+
+
+def _text(answer: Mapping[str, object], key: str) -> str:
+    """Return an optional text; empty where a child of an older gpunode did not give it."""
+    text = answer.get(key)
+    return text if isinstance(text, str) else ""
 
 
 def _gpu(row: object) -> Gpu:

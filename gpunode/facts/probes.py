@@ -28,10 +28,11 @@ MIG_UNIT: Final = "/etc/systemd/system/gpunode-mig.service"
 MIG_WANTS: Final = "/etc/systemd/system/multi-user.target.d/gpunode-mig.conf"
 MPS_UNIT: Final = "/etc/systemd/system/gpunode-mps.service"
 RESUME_UNIT: Final = "/etc/systemd/system/gpunode-resume.service"
-KEYRINGS: Final = "/usr/share/keyrings"
 KERNEL_ARGUMENTS: Final = "/proc/cmdline"
 BOOT_LOADER: Final = "/etc/default/grub"
 DRIVER_PARAMETERS: Final = "/proc/driver/nvidia/params"
+# Wrappers are small, NVIDIA's programs are some megabytes: the content of a longer file is left out.
+_WRAPPER_BYTES: Final = 64 << 10
 # What every runtime is told to run.
 TOOLKIT_PROGRAM: Final = "/usr/bin/nvidia-container-runtime"
 TOOLKIT_LIST: Final = SYSTEMS[0].file_list("nvidia-container-toolkit-base")
@@ -130,6 +131,7 @@ _STATIC: Final = (
     _table("os-release", path="/etc/os-release"),
     _table("os-release-vendor", path="/usr/lib/os-release"),
     _table("kernel-release", argv=("uname", "-r")),
+    _table("clock", argv=("date", "--utc", "+%s")),
     _table("boot-id", path="/proc/sys/kernel/random/boot_id"),
     _listing("boot-images", "/boot/vmlinuz-*"),
     _listing("kernel-builds", "/lib/modules/*/build"),
@@ -138,10 +140,10 @@ _STATIC: Final = (
     _listing("run-installer", "/usr/bin/nvidia-uninstall"),
     *(_listing(key, place) for key, place in DRIVER_LIBRARIES.items()),
     _listing("initramfs-images", "/boot/init*"),
-    _listing("keyrings-folder", KEYRINGS),
     _table(secure_boot.KEY, path=secure_boot.VARIABLE),
     _table(secure_boot.SHIM_KEY, path=secure_boot.SHIM_VARIABLE),
     _listing("toolkit-program", TOOLKIT_PROGRAM),
+    Probe("toolkit-programs", glob="/usr/bin/nvidia-c*", limit_bytes=_WRAPPER_BYTES, holds="log"),
     _listing("dkms-installed", "/var/lib/dkms/*/kernel-*"),
     *(probe for system in SYSTEMS for probe in system.probes),
     *(Probe(key, glob=f"{folder}/*", holds=_file_holds(folder)) for key, folder in FOLDERS.items()),

@@ -12,10 +12,11 @@ import shutil
 import stat
 import tempfile
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from gpunode.change import PackageChange, PackageState, is_mark
 from gpunode.errors import ChangeFailed, GpunodeError
@@ -25,6 +26,7 @@ from gpunode.host.locks import MARK, busy, first_holder, wait_for, wait_until_fr
 from gpunode.host.port import OnProgress
 from gpunode.host.process import Finished, Runner
 from gpunode.package_id import PackageId
+from gpunode.packages.deb import sources
 from gpunode.packages.deb.output import (
     failed_fetches,
     incomplete_update,
@@ -87,8 +89,22 @@ _FETCH = _options("Acquire::Retries=3", "APT::Status-Fd={status_fd}")
 _PERFORM = (
     *_FETCH,
     *_options("Dpkg::Use-Pty=0", "Dpkg::Options::=--force-confdef", "Dpkg::Options::=--force-confold"),
+    # Of several dpkg takes the last; apt's own files come before.
+    *_options("Dpkg::Options::=--refuse-bad-verify"),
 )
 _UPDATE = ("-q", *_FETCH, *_SIGNED, *_options("APT::Update::Error-Mode=any"))
+
+
+def _checked(uris: Iterable[str]) -> tuple[str, ...]:
+    """Return the options by which apt checks dates and certificates of ``uris``, whatever the host has configured.
+
+    An option for one host wins over the general one (methods/aptmethod.h, ``setPostfixForMethodNames``; apt 2.6.2).
+    """
+    hosts = {urlsplit(uri.rpartition("+")[2]).hostname or "" for uri in uris}
+    scopes = ("", *(f"{host}::" for host in sorted(hosts) if host and ":" not in host))
+    tls = [f"Acquire::https::{scope}{name}=true" for scope in scopes for name in ("Verify-Peer", "Verify-Host")]
+    return _options("Acquire::Check-Valid-Until=true", "Acquire::Check-Date=true", *tls)
+
 
 _PREFIX = "gpunode-"
 _NAME = re.compile(r"gpunode-[a-z0-9_]{8}")  # as tempfile makes them
@@ -197,6 +213,8 @@ class Apt:
         present = [path for path in lists if self._outside(path).exists()]
         if lists and not present:
             return
+        # Of other archives, such as a frozen mirror without a valid date, the host's configuration decides.
+        checked = _checked(self._uris(present)) if present else ()
         with self._only(present) as selection, _aside(self._places.lists) as set_aside:
             # Set after the first try failed half way: a cache in between may be what is behind the repository.
             uncached: list[str] = []
@@ -209,7 +227,7 @@ class Apt:
                 return False
 
             def attempt() -> Finished:
-                argv = ("apt-get", *_UPDATE, *selection, *uncached, "update")
+                argv = ("apt-get", *_UPDATE, *checked, *selection, *uncached, "update")
                 return _strict(self._run(argv, _REFRESH_LIMIT_S, status=True))
 
             self._persist("refresh the package index", attempt, self._places.list_locks, cure)
@@ -227,7 +245,7 @@ class Apt:
             source = f"copy:{url.removeprefix('file:')}" if url.startswith("file:") else url
             # apt's downloader knows no limit, so the kernel sets it.
             argv = (
-                *("prlimit", f"--fsize={limit_bytes}", "/usr/lib/apt/apt-helper", *_FETCH),
+                *("prlimit", f"--fsize={limit_bytes}", "/usr/lib/apt/apt-helper", *_FETCH, *_checked((url,))),
                 *("download-file", source, self._inside(target)),
             )
 
@@ -282,8 +300,9 @@ class Apt:
                 cure,
             )
         except GpunodeError:
-            # apt drops the hold of a package once dpkg has unpacked it, also when the transaction fails later.
-            self._hold_again(changes)
+            # apt drops the hold of a package once dpkg has unpacked it, also when the transaction fails later; and it
+            # forgets that a package is automatic when it is told to remove it, also when dpkg does not come to that.
+            self._mark_again(changes)
             raise
 
     def _check_again(self, changes: Sequence[PackageChange]) -> None:
@@ -302,11 +321,14 @@ class Apt:
                 argv = ("apt-mark", "-q", *_options(f"DPkg::Lock::Timeout={int(self._lock_timeout_s)}"), verb, *names)
                 self._command(f"mark packages ({verb})", argv)
 
-    def _hold_again(self, changes: Sequence[PackageChange]) -> None:
-        """As far as it goes: the failure that led here is what the user must hear of."""
-        held = [str(change.id) for change in changes if change.before is not None and change.before.held]
-        if held:
-            self._run(("apt-mark", "-q", "hold", *held), _QUERY_LIMIT_S)
+    def _mark_again(self, changes: Sequence[PackageChange]) -> None:
+        """Mark what is still there as before, as far as it goes: the user must hear of the failure that led here."""
+        states = {str(change.id): change.before for change in changes if change.before is not None}
+        held = [name for name, state in states.items() if state.held]
+        auto = [str(change.id) for change in changes if is_removal(change) and _was_auto(change)]
+        for verb, names in (("hold", held), ("auto", auto)):
+            if names:
+                self._run(("apt-mark", "-q", verb, *names), _QUERY_LIMIT_S)
 
     def _command(self, doing: str, argv: tuple[str, ...]) -> None:
         locks = self._places.install_locks
@@ -423,6 +445,13 @@ class Apt:
                 (folder / Path(path).name).symlink_to(path)
             selected = f"Dir::Etc::sourceparts={self._inside(folder)}"
             yield _options("Dir::Etc::sourcelist=/dev/null", selected, "APT::Get::List-Cleanup=0")
+
+    def _uris(self, lists: Sequence[str]) -> Iterator[str]:
+        """Yield the archives that the source lists name."""
+        for path in lists:
+            with suppress(ValueError):  # apt itself says what is wrong with it
+                text = self._outside(path).read_text("utf-8", "replace")
+                yield from (source.uri for source in sources.parse(path, text))
 
     def _give_to_sandbox(self, folder: Path) -> None:
         """The user as which apt downloads may enter ``folder``; else apt would download as root."""

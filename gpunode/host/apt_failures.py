@@ -21,6 +21,7 @@ FailureKind: TypeAlias = Literal[
     "stale-index",
     "denied",
     "missing",
+    "certificate",
     "refused",
     "network",
     "held",
@@ -61,6 +62,7 @@ _SIGNS: tuple[tuple[FailureKind, tuple[str, ...]], ...] = (
     ("stale-index", (r"Failed to fetch \S+\.deb +(404|410|File not found)\b",)),
     ("denied", (r"\b(401 +Unauthorized|403 +Forbidden|407 +\w+)",)),
     ("missing", (r"does not have a Release file|Failed to fetch \S+ +(404|410|File not found)\b",)),
+    ("certificate", (r"certificate verif",)),
     ("refused", (r"\(111: Connection refused\)",)),
     (
         "network",
@@ -197,6 +199,7 @@ WHAT: dict[FailureKind, str] = {
     "stale-index": "files listed in the package index are gone",
     "denied": "a repository or proxy refuses access",
     "missing": "there is nothing at that address",
+    "certificate": "a server's certificate is not trusted",
     "refused": "a server refuses the connection",
     "network": "a server cannot be reached",
     "held": "a package on hold would be changed",
@@ -235,6 +238,11 @@ _HINT: dict[FailureKind, str] = {
         "  apt-config dump | grep -i proxy\n  env | grep -i _proxy"
     ),
     "missing": "check the address in the list file or the recipe's [repositories]",
+    "certificate": (
+        "if a proxy opens encrypted connections, give apt its CA (docs/how-to/behind-a-mirror-or-proxy.md), then run "
+        "the same command again; Acquire::https::Verify-Peer does not switch the check off for what gpunode adds:\n"
+        "  apt-config dump | grep -i -e cainfo -e verify"
+    ),
     "refused": _UNREACHABLE,
     "network": _UNREACHABLE,
     "held": "release the hold if it may be changed, then run the same command again:\n  apt-mark showhold",

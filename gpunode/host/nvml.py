@@ -60,6 +60,7 @@ def _system(nvml: Any) -> dict[str, object]:
         "cuda": _reading(nvml, lambda: _cuda(nvml.nvmlSystemGetCudaDriverVersion_v2())),
         "nvml": _reading(nvml, nvml.nvmlSystemGetNVMLVersion),
         "library": _library(),
+        "libcuda_error": _libcuda_error(),
     }
 
 
@@ -143,6 +144,17 @@ def _library() -> str:
     with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:  # noqa: PTH123 - as child has it
         rows = [line.rstrip("\n").split(None, 5) for line in maps]
     return next((row[5] for row in rows if len(row) == 6 and "/libnvidia-ml.so" in row[5]), "")
+
+
+def _libcuda_error() -> str:
+    """Return why the dynamic loader cannot load libcuda.so.1, as every program that uses CUDA does; empty if it can."""
+    import ctypes
+
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError as error:
+        return str(error)
+    return ""
 
 
 if __name__ == "__main__":

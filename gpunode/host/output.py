@@ -11,13 +11,15 @@ import os
 import secrets
 import stat
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import IO, TypeAlias
 
 from gpunode.host import places
 
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+# Larger than any file that gpunode writes: one that somebody else puts there must not fill the memory.
+_MOST_BYTES = 64 << 20
 Write: TypeAlias = Callable[[IO[bytes]], object]
 
 
@@ -40,15 +42,153 @@ def replace_by(path: Path, write: Write, mode: int = 0o600) -> None:
         OSError: it could not be written; the old one is as it was.
     """
     with _above(path) as folder:
-        draft = _draft(path)
+        _replace_in(folder, path.name, write, mode)
+
+
+def _replace_in(folder: int, name: str, write: Write, mode: int) -> None:
+    draft = _draft(name)
+    try:
+        _create(draft, folder, write, mode)
+        os.rename(draft, name, src_dir_fd=folder, dst_dir_fd=folder)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(draft, dir_fd=folder)
+        raise
+    places.sync_folder(folder)
+
+
+class Tree:
+    """A folder of files, one folder deep, in which each folder is opened once and never through a link.
+
+    Whoever owns the folder may move and replace things meanwhile: what is read, written and removed is in the folders
+    that were opened.
+    """
+
+    def __init__(self, folder: int) -> None:
+        self._folders = {"": folder}
+
+    def close(self) -> None:
+        """Close the folders inside."""
+        for name, fd in self._folders.items():
+            if name:
+                os.close(fd)
+
+    def enter(self, name: str, *, make: bool = False) -> bool:
+        """Open the inner folder ``name``, which is made if it may be; return False if there is none.
+
+        Raises:
+            NotADirectoryError: something else is there, such as a link.
+        """
+        if name not in self._folders:
+            try:
+                self._folders[name] = _entered(name, self._folders[""], make=make)
+            except FileNotFoundError:
+                return False
+        return True
+
+    def is_enterable(self, name: str) -> bool:
+        """Return whether ``name`` is an inner folder or nothing yet, and no link or other file."""
         try:
-            _create(draft, folder, write, mode)
-            os.rename(draft, path.name, src_dir_fd=folder, dst_dir_fd=folder)
-        except BaseException:
-            with suppress(OSError):
-                os.unlink(draft, dir_fd=folder)
+            self.enter(name)
+        except NotADirectoryError:
+            return False
+        return True
+
+    def names(self, name: str) -> list[str]:
+        """Return the names in the inner folder ``name``, sorted; none if it is not there."""
+        return places.names(self._folders[name]) if self.enter(name) else []
+
+    def is_there(self, path: str) -> bool:
+        """Return whether there is anything at ``path``."""
+        return path.rpartition("/")[2] in self.names(path.rpartition("/")[0])
+
+    def read(self, path: str) -> bytes | None:
+        """Return what the file at ``path`` holds; None if no plain file is there: a link is none."""
+        within, _, name = path.rpartition("/")
+        if not self.enter(within):
+            return None
+        with _plain_file(name, self._folders[within]) as file:
+            return file.read(_MOST_BYTES) if file else None
+
+    def replace(self, path: str, content: bytes, mode: int) -> None:
+        """Write ``content`` at ``path``, complete or not at all; its folder is made. A link there is replaced."""
+        within, _, name = path.rpartition("/")
+        self.enter(within, make=True)
+        _replace_in(self._folders[within], name, lambda file: file.write(content), mode)
+
+    def remove(self, path: str, is_ours: Callable[[bytes], bool]) -> bool:
+        """Remove the plain file at ``path`` if it ``is_ours`` by what it holds now; return whether it was."""
+        within, _, name = path.rpartition("/")
+        folder = self._folders[within]
+        with _plain_file(name, folder) as file:
+            if file is None or not is_ours(file.read(_MOST_BYTES)):
+                return False
+            if not os.path.samestat(os.lstat(name, dir_fd=folder), os.fstat(file.fileno())):
+                return False
+            os.unlink(name, dir_fd=folder)
+            return True
+
+
+@contextmanager
+def tree(path: Path) -> Iterator[Tree]:
+    """Open the folder at ``path``; it is made, with those above it.
+
+    Raises:
+        NotADirectoryError: something else is there.
+        OSError: it cannot be entered, or not be made.
+    """
+    whole = os.path.abspath(path)  # noqa: PTH100 - resolve() would follow every link
+    with ExitStack() as stack:
+        missing = places.missing_folders(f"{whole}/.")
+        above = missing[0].rpartition("/")[0] if missing else whole
+        fd = stack.enter_context(places.folder(above))
+        for one in missing:
+            fd = _entered(one.rpartition("/")[2], fd, make=True)
+            stack.callback(os.close, fd)
+        found = Tree(fd)
+        stack.callback(found.close)
+        yield found
+
+
+def _entered(name: str, folder: int, *, make: bool) -> int:
+    """Return the open folder ``name``, which is no link.
+
+    Raises:
+        FileNotFoundError: it is not there, and not to be made.
+        NotADirectoryError: something else is there.
+    """
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+    if make:
+        with suppress(FileExistsError):
+            os.mkdir(name, dir_fd=folder)
+    try:
+        return os.open(name, flags, dir_fd=folder)
+    except OSError as error:
+        if error.errno == errno.ELOOP:  # what some file systems say of a link
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), name) from error
+        raise
+
+
+@contextmanager
+def _plain_file(name: str, folder: int) -> Iterator[IO[bytes] | None]:
+    """Yield the open file; None if it is none, such as a link, a folder or a pipe, or may not be read."""
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        fd = os.open(name, flags, dir_fd=folder)
+    except FileNotFoundError:
+        yield None
+        return
+    except OSError as error:
+        if error.errno not in {errno.ELOOP, errno.ENXIO}:
             raise
-        places.sync_folder(folder)
+        yield None
+        return
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        yield None
+        return
+    with os.fdopen(fd, "rb") as file:
+        yield file
 
 
 def make_folder(path: Path, members: Mapping[str, bytes]) -> None:
@@ -63,7 +203,7 @@ def make_folder(path: Path, members: Mapping[str, bytes]) -> None:
     """
     with _above(path) as above:
         _refuse_occupied(path, above)
-        draft = _draft(path)
+        draft = _draft(path.name)
         os.mkdir(draft, 0o700, dir_fd=above)
         with _own_folder(draft, above) as folder:
             try:
@@ -86,7 +226,7 @@ def create(path: Path, content: bytes) -> None:
         OSError: it could not be written.
     """
     with _above(path) as folder:
-        draft = _draft(path)
+        draft = _draft(path.name)
         try:
             _create(draft, folder, lambda file: file.write(content), 0o600)
             _name(draft, path.name, folder)
@@ -116,8 +256,8 @@ def _above(path: Path) -> Iterator[int]:
         yield fd
 
 
-def _draft(path: Path) -> str:
-    return f".{path.name}.{secrets.token_hex(4)}"
+def _draft(name: str) -> str:
+    return f".{name}.{secrets.token_hex(4)}"
 
 
 def _create(name: str, folder: int, write: Write, mode: int) -> None:

@@ -19,7 +19,7 @@ from gpunode.change import (
     Trigger,
     is_generated,
 )
-from gpunode.journal.record import CONFFILES, OBSOLETE, Begin, Commit, Entry, Failed, Intent
+from gpunode.journal.record import CONFFILES, OBSOLETE, Begin, Commit, Done, Entry, Failed, Intent
 from gpunode.package_id import PackageId
 
 _THROUGH = frozenset({"done", "waiting"})
@@ -49,6 +49,7 @@ class Footprint:
 
     Attributes:
         packages: the state of each before gpunode; None for what was not there.
+        marks: the state in which gpunode left each of them, for its marks; not of those where that is not known.
         services: from what the unit was before gpunode to what it was left as.
         modules: those that gpunode loaded.
         commands: those that were run, oldest first.
@@ -57,6 +58,7 @@ class Footprint:
 
     files: Mapping[str, FileTrail] = field(default_factory=dict)
     packages: Mapping[PackageId, PackageState | None] = field(default_factory=dict)
+    marks: Mapping[PackageId, PackageState] = field(default_factory=dict)
     services: Mapping[str, ServiceChange] = field(default_factory=dict)
     modules: tuple[str, ...] = ()
     commands: tuple[CommandChange, ...] = ()
@@ -84,7 +86,8 @@ def of(entries: Iterable[Entry]) -> Footprint:
 
     A change that was only intended counts, since it may have happened; so does a package of a transaction that failed
     in its middle, if it was not spared. What was undone leaves no trace, nor what a removal took back; what it left,
-    since others needed it, is still gpunode's.
+    since others needed it, is still gpunode's. An undo that was only intended may not have happened either, so what it
+    was to take back is still gpunode's: whoever reads the footprint compares it with the node.
     """
     runs = _runs(entries)
     removals, withdrawals = _standing_removals(runs), _withdrawals(runs)
@@ -92,6 +95,7 @@ def of(entries: Iterable[Entry]) -> Footprint:
     return Footprint(
         files=_files(changes),
         packages=_packages(changes),
+        marks=_marks(changes),
         services=_services(changes),
         modules=_modules(changes),
         commands=tuple(one.change for one in changes if isinstance(one.change, CommandChange)),
@@ -141,52 +145,87 @@ def _withdrawals(runs: Sequence[Sequence[Entry]]) -> frozenset[str]:
 
 @dataclass(frozen=True, slots=True)
 class _Made:
-    """A change, by a removal, or by a run that took a handler out of a configuration."""
+    """A change, by a removal, or by a run that took a handler out of a configuration.
+
+    Attributes:
+        is_known: whether it is known to have been made; else the run ended before that was recorded.
+    """
 
     stage: str
     change: Change
     is_removal: bool
     is_withdrawal: bool
+    is_known: bool
 
 
 def _changes(run: Sequence[Entry], removals: AbstractSet[str], withdrawals: AbstractSet[str]) -> Iterator[_Made]:
-    """The changes of a run that were made."""
+    """Yield the changes of a run that were made, or may have been."""
     name = _begin(run).run
-    intents: dict[int, Intent] = {}
-    for entry in run:
-        if isinstance(entry, Intent):
-            intents[entry.seq] = entry
-        if isinstance(entry, Failed):
-            intents.pop(entry.seq, None)
+    ended = {type_: {entry.seq for entry in run if isinstance(entry, type_)} for type_ in (Done, Failed)}
     # A package's own configuration files go and come with it.
-    kept = (intent for intent in intents.values() if intent.step not in _OF_PACKAGES)
-    for intent in kept:
-        yield _Made(intent.stage, intent.change, name in removals, name in withdrawals)
+    intents = (entry for entry in run if isinstance(entry, Intent) and entry.step not in _OF_PACKAGES)
+    for intent in intents:
+        if intent.seq not in ended[Failed]:
+            is_known = intent.seq in ended[Done]
+            yield _Made(intent.stage, intent.change, name in removals, name in withdrawals, is_known)
+
+
+@dataclass(frozen=True, slots=True)
+class _Span:
+    """A change of a file, or several that followed one another; one that is not known to be made stands alone."""
+
+    change: FileChange
+    is_known: bool
 
 
 def _files(changes: Iterable[_Made]) -> dict[str, FileTrail]:
-    trails: dict[str, FileTrail] = {}
+    spans: dict[str, tuple[_Span, ...]] = {}
+    stages: dict[str, str] = {}
     for made in changes:
         if not isinstance(change := made.change, FileChange) or is_generated(change):
             continue
         if made.is_removal:
-            trails.pop(change.path, None)
+            spans.pop(change.path, None)
+            stages.pop(change.path, None)
         else:
-            former = trails.get(change.path, FileTrail((), made.stage))
+            former = _confirm_last(spans.get(change.path, ()), change)
+            stages.setdefault(change.path, made.stage)
             # What it took out of somebody else's lines is nothing that gpunode added, and is not put back.
-            if not made.is_withdrawal or (former.spans and former.spans[-1].after == change.before):
-                trails[change.path] = replace(former, spans=_extended(former.spans, change))
-    return {path: trail for path, trail in trails.items() if trail.spans}
+            if not made.is_withdrawal or (former and former[-1].change.after == change.before):
+                former = _append_span(former, _Span(change, made.is_known))
+            spans[change.path] = former
+    return {
+        path: FileTrail(tuple(span.change for span in found), stages[path]) for path, found in spans.items() if found
+    }
 
 
-def _extended(spans: tuple[FileChange, ...], change: FileChange) -> tuple[FileChange, ...]:
-    """``spans`` with ``change`` after them; a way that leads back to where it began is none."""
-    if spans and spans[-1].after == change.before:
-        last = spans[-1]
-        folders = tuple(dict.fromkeys((*last.folders, *change.folders)))
-        joined = FileChange(change.path, last.before, change.after, last.triggers | change.triggers, folders)
-        return spans[:-1] if joined.before == joined.after else (*spans[:-1], joined)
-    return spans if change.before == change.after else (*spans, change)
+def _confirm_last(spans: tuple[_Span, ...], later: FileChange) -> tuple[_Span, ...]:
+    """``spans`` with the last one known to be made, or left out, as the state that ``later`` found tells."""
+    if not spans or spans[-1].is_known:
+        return spans
+    if spans[-1].change.after == later.before:
+        return _append_span(spans[:-1], _Span(spans[-1].change, is_known=True))
+    return spans[:-1] if spans[-1].change.before == later.before else spans
+
+
+def _append_span(spans: tuple[_Span, ...], span: _Span) -> tuple[_Span, ...]:
+    """``spans`` with ``span`` after them; a way that leads back to where it began is none, if it is known to be gone.
+
+    One that may have led back is passed over: the file tells, since it is then as before, or as it was left.
+    """
+    change = span.change
+    if change.before == change.after:
+        return spans
+    if not spans or spans[-1].change.after != change.before:
+        return (*spans, span)
+    last = spans[-1].change
+    if last.before == change.after:
+        return spans[:-1] if span.is_known else spans
+    if not span.is_known:
+        return (*spans, span)
+    folders = tuple(dict.fromkeys((*last.folders, *change.folders)))
+    joined = FileChange(change.path, last.before, change.after, last.triggers | change.triggers, folders)
+    return (*spans[:-1], _Span(joined, is_known=True))
 
 
 def _packages(changes: Iterable[_Made]) -> dict[PackageId, PackageState | None]:
@@ -195,9 +234,19 @@ def _packages(changes: Iterable[_Made]) -> dict[PackageId, PackageState | None]:
         if not isinstance(change := made.change, PackageChange):
             continue
         first.setdefault(change.id, change.before)
-        if made.is_removal or change.after == first[change.id]:
+        if made.is_removal or (made.is_known and change.after == first[change.id]):
             del first[change.id]  # taken back: what is there of that name from now on is somebody else's
     return first
+
+
+def _marks(changes: Iterable[_Made]) -> dict[PackageId, PackageState]:
+    last = {made.change.id: made for made in changes if isinstance(made.change, PackageChange)}
+    return {
+        package: after
+        for package, made in last.items()
+        if made.is_known and isinstance(change := made.change, PackageChange)
+        if isinstance(after := change.after, PackageState)
+    }
 
 
 def _package_triggers(changes: Iterable[_Made]) -> dict[PackageId, frozenset[Trigger]]:
@@ -213,7 +262,8 @@ def _services(changes: Iterable[_Made]) -> dict[str, ServiceChange]:
     for made in changes:
         if isinstance(change := made.change, ServiceChange):
             former = found.get(change.unit, change)
-            found[change.unit] = replace(former, after=change.after)
+            if made.is_known or former.before != change.after:
+                found[change.unit] = replace(former, after=change.after)
     return {unit: change for unit, change in found.items() if change.before != change.after}
 
 
@@ -221,7 +271,9 @@ def _mig(changes: Iterable[_Made]) -> dict[str, MigChange]:
     found: dict[str, MigChange] = {}
     for made in changes:
         if isinstance(change := made.change, MigChange):
-            found[change.gpu] = replace(change, before=found.get(change.gpu, change).before)
+            former = found.get(change.gpu, change)
+            if made.is_known or former.before != change.after:
+                found[change.gpu] = replace(change, before=former.before)
     return {gpu: change for gpu, change in found.items() if change.before != change.after}
 
 

@@ -42,6 +42,13 @@ def made(entries: Iterable[Entry]) -> tuple[Change, ...]:
     return tuple(entry.change for entry in known if isinstance(entry, Intent) and entry.seq in done)
 
 
+def open_intents(entries: Iterable[Entry]) -> tuple[Intent, ...]:
+    """Return the intents of a run of which nobody recorded whether their changes were made."""
+    known = tuple(entries)
+    ended = {entry.seq for entry in known if isinstance(entry, Done | Failed)}
+    return tuple(entry for entry in known if isinstance(entry, Intent) and entry.seq not in ended)
+
+
 def steps_of(entries: Iterable[Entry]) -> dict[Change, str]:
     """The id of the step that asked for each change of a run."""
     return {entry.change: entry.step for entry in entries if isinstance(entry, Intent)}
@@ -233,11 +240,13 @@ class CutShort:
     Attributes:
         made: the changes that are known to have been made, in their order.
         begun: those of which nobody knows whether they were, wholly or in part.
+        failed: those that are known not to have been made.
     """
 
     begin: Begin
     made: tuple[Change, ...] = ()
     begun: tuple[Change, ...] = ()
+    failed: tuple[Change, ...] = ()
 
 
 def cut_short(entries: Iterable[Entry]) -> CutShort | None:
@@ -246,9 +255,9 @@ def cut_short(entries: Iterable[Entry]) -> CutShort | None:
     begin = next((entry for entry in known if isinstance(entry, Begin)), None)
     if begin is None or any(isinstance(entry, Commit) for entry in known):
         return None
-    ended = {entry.seq for entry in known if isinstance(entry, Done | Failed)}
-    begun = (entry.change for entry in known if isinstance(entry, Intent) and entry.seq not in ended)
-    return CutShort(begin, made(known), tuple(begun))
+    failures = {entry.seq for entry in known if isinstance(entry, Failed)}
+    failed = (entry.change for entry in known if isinstance(entry, Intent) and entry.seq in failures)
+    return CutShort(begin, made(known), tuple(intent.change for intent in open_intents(known)), tuple(failed))
 
 
 def marked(runs: Sequence[RunSummary]) -> tuple[RunSummary, ...]:

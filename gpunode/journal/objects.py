@@ -26,6 +26,10 @@ class Objects:
         """Where the backup of that name is."""
         return self.folder / name[:2] / name
 
+    def path_of_content(self, content: bytes) -> str:
+        """Return the path of the backup that has this ``content``, whether it is there or not."""
+        return str(self.path(record.digest(content)))
+
     def save(self, content: bytes) -> str:
         """The name of ``content``'s backup, which is on the disk. Raises OSError."""
         name = record.digest(content)

@@ -67,15 +67,16 @@ class Run:
 
     def done(self, *seqs: int) -> None:
         """The changes are known to have been made. Raises ChangeFailed when that cannot be written."""
-        self._note(*(Done(seq, self._clock()) for seq in seqs))
+        ends = (Done(seq, self._clock()) for seq in seqs)
+        self._note("the change was made but could not be recorded; its backup is on the disk", *ends)
 
     def failed(self, seq: int, why: str) -> None:
         """The change is known to have failed. Raises ChangeFailed when that cannot be written."""
-        self._note(Failed(seq, why, self._clock()))
+        self._note("the journal could not record that a change failed", Failed(seq, why, self._clock()))
 
     def settle(self, trigger: Trigger, note: str = "") -> None:
         """``trigger`` is owed no more, whichever run owed it. Raises ChangeFailed when that cannot be written."""
-        self._note(Settle(trigger, note, self._clock()))
+        self._note(f"{trigger} is done, but that could not be recorded", Settle(trigger, note, self._clock()))
 
     def keep(self, path: str, content: bytes) -> str:
         """Where ``content`` is kept, which a daemon rejected as its ``path``: beside the journal, for a person to read.
@@ -102,7 +103,7 @@ class Run:
 
     def commit(self, result: Result, why: str = "") -> None:
         """The run is over; nothing more is written. Raises ChangeFailed when that cannot be written."""
-        self._note(Commit(result, why, self._clock()))
+        self._note("the journal could not record the end of this run", Commit(result, why, self._clock()))
         self.close()
 
     def close(self) -> None:
@@ -111,8 +112,9 @@ class Run:
             os.close(self._descriptor)
             self._descriptor = -1
 
-    def _note(self, *entries: Entry) -> None:
-        with unwritable("the change was made but could not be recorded; its backup is on the disk", self.path):
+    def _note(self, unrecorded: str, *entries: Entry) -> None:
+        """Write ``entries``; the error says ``unrecorded`` where that cannot be done."""
+        with unwritable(unrecorded, self.path):
             self._append(*entries)
 
     def _append(self, *entries: Entry) -> None:

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gpunode.change import FileChange, FileState, Trigger
 from gpunode.errors import JournalDamaged, Refused, UsageError
@@ -26,8 +27,11 @@ from gpunode.journal.history import CutShort, RunSummary
 from gpunode.journal.invoker import invoking_user, loginuid
 from gpunode.journal.lock import held, holder
 from gpunode.journal.objects import LARGEST, Objects, damaged_object
-from gpunode.journal.record import Begin, Commit, Entry, Forget, Verb
+from gpunode.journal.record import Begin, Commit, Done, Entry, Forget, Intent, Verb
 from gpunode.journal.run import REQUEST, Announce, Run
+
+if TYPE_CHECKING:
+    from gpunode.journal.inventory import Inventory
 
 KEEP = 50
 _ASIDE: frozenset[Verb] = frozenset({"repair", "configure", "unconfigure"})
@@ -190,6 +194,16 @@ class Store:
         """
         return footprint.of(entry for run in self.ids() for entry in self._unloaded(run)).loaded(self.objects.find)
 
+    def inventory(self) -> Inventory:
+        """Return what all runs together ever added to this node, whatever became of it; reads no backups.
+
+        Raises:
+            JournalDamaged: one of the journals is.
+        """
+        from gpunode.journal.inventory import take_inventory  # on use: a plan of a bare node needs none
+
+        return take_inventory(entry for run in self.ids() for entry in self._unloaded(run))
+
     def forget(self, run: str, user: str | None = None) -> tuple[int, int]:
         """The run can no longer be undone: what only it needed is gone. Call it under ``lock``.
 
@@ -243,8 +257,19 @@ class Store:
         with unwritable(f"the end of run {run} could not be recorded", self._path(run)):
             self._add(run, Commit("interrupted", why, self._clock()))
 
-    def _add(self, run: str, entry: Entry) -> None:
-        """``entry`` stands at the end of a run that is over. Raises OSError."""
+    def record_made(self, run: str, intents: Sequence[Intent]) -> None:
+        """Record that changes of a run that is over were made, as the node shows. Call it under ``lock``.
+
+        They count as made when they were intended: what was owed for them may have been settled since.
+
+        Raises:
+            ChangeFailed: it could not be written.
+        """
+        with unwritable(f"what run {run} changed could not be recorded", self._path(run)):
+            self._add(run, *(Done(intent.seq, intent.at) for intent in intents))
+
+    def _add(self, run: str, *entries: Entry) -> None:
+        """Write ``entries`` to the end of a run that is over. Raises OSError."""
         written = record.whole(self._bytes(run))
         descriptor = os.open(self._path(run), os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
@@ -252,7 +277,7 @@ class Store:
             os.ftruncate(descriptor, len(written))
             # And a whole one, which a killed run may not have synced, is on the disk before another follows it.
             os.fsync(descriptor)
-            write_all(descriptor, record.encode(entry, above=written.splitlines(keepends=True)[-1]))
+            write_all(descriptor, record.encode(*entries, above=written.splitlines(keepends=True)[-1]))
             os.fsync(descriptor)
         finally:
             os.close(descriptor)

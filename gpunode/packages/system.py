@@ -9,7 +9,7 @@ from typing import Literal, Protocol
 from gpunode.catalog.driver import Choice
 from gpunode.change import CommandChange, PackageState, SigningKey
 from gpunode.facts.evidence import Probe
-from gpunode.facts.model import Fact, Facts, PackageSource
+from gpunode.facts.model import Dependencies, Fact, Facts, PackageSource
 from gpunode.facts.reader import Reader
 from gpunode.outcome import Outcome
 from gpunode.package_id import PackageId
@@ -22,12 +22,17 @@ class PackageFacts:
     Attributes:
         architecture: in Debian's words (``amd64``).
         interrupted: whether a change of packages was stopped in its middle.
+        folder_modes: the permission bits of folders in which the package manager reads as another user than root.
+        toolkit_checksums: the MD5 sums that the toolkit's packages came with, by path.
     """
 
     architecture: Fact[str]
     packages: Fact[Mapping[PackageId, PackageState]]
     interrupted: Fact[bool]
     sources: Fact[tuple[PackageSource, ...]]
+    dependencies: Fact[Dependencies]
+    folder_modes: Mapping[str, int]
+    toolkit_checksums: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,14 +43,15 @@ class Repository:
         uri: as it stands in the file that lists it; ``$(ARCH)`` for the architecture.
         list_file: gpunode's own, where nobody else has listed the repository.
         keyring: where the key is kept.
-        is_former: whether an address is one that the repository had before.
+        alias: in what way an address without its scheme, such as ``nvidia.github.io/nvidia-docker/debian10/amd64``,
+            is another one of this repository, after "names it"; empty where it is none.
     """
 
     uri: str
     list_file: str
     keyring: str
     key: SigningKey
-    is_former: Callable[[str], bool]
+    alias: Callable[[str], str]
     architecture: str
 
 
@@ -115,6 +121,8 @@ class PackageSystem:
         file_list: the file that is as old as the last installation of a package.
         sources_in: the entries of a file, by path and text, that lists repositories; None where it lists none.
             Raises ValueError.
+        contradict: whether two entries are for one archive, as an architecture has it, and disagree on how packages of
+            it are checked, so that the package manager reads no source at all.
 
         headers_of: the kernel whose headers a package has; empty where it has none.
         builds_driver: whether DKMS builds the driver's kernel modules from a package.
@@ -125,6 +133,7 @@ class PackageSystem:
         pin: the content of ``pin_file``: drivers come from NVIDIA's repository and in the chosen version, or not at
             all; the names are those of archives whose own driver packages are never mixed with NVIDIA's.
         pinned_version: the exact driver version that such a content holds; empty where it holds a branch.
+        packages_under_pin: the installed packages whose version such a content wants.
         overriding: a note for every setting that decides over one of the named packages before ``pin_file`` does.
         diverted: a note for every file with one of the words in its path that is not its package's own.
         repair: what finishes changes that were stopped in their middle, and makes every package whole.
@@ -139,6 +148,9 @@ class PackageSystem:
 
         programs: those that the commands below, and hints, begin with.
         install: the command by which people install packages.
+        reinstall: the command that installs packages anew, in the version that they have.
+        changed_files: what compares the files of a package with the checksums that came with it.
+        changed_in: the paths that differ or are missing, from the answer to it.
         purge: the command that removes packages and their configuration files.
         unhold: the command that lets packages change again.
         autoremove: the command that removes what nothing needs.
@@ -161,6 +173,7 @@ class PackageSystem:
     database: Callable[[str], Database]
     file_list: Callable[[str], str]
     sources_in: Callable[[str, str], tuple[PackageSource, ...] | None]
+    contradict: Callable[[PackageSource, PackageSource, str], bool]
 
     headers_of: Callable[[PackageId], str]
     builds_driver: Callable[[PackageId], bool]
@@ -170,6 +183,7 @@ class PackageSystem:
     relaxed: Callable[[Facts], Iterator[str]]
     pin: Callable[[Choice, Sequence[str]], bytes]
     pinned_version: Callable[[bytes], str]
+    packages_under_pin: Callable[[bytes, Mapping[PackageId, PackageState]], frozenset[PackageId]]
     overriding: Callable[[Facts, Choice, Collection[str]], Iterator[str]]
     diverted: Callable[[Facts, Collection[str]], Iterator[str]]
     repair: CommandChange
@@ -184,6 +198,9 @@ class PackageSystem:
 
     programs: tuple[str, ...]
     install: Callable[[Collection[str]], str]
+    reinstall: Callable[[Mapping[PackageId, PackageState]], str]
+    changed_files: Callable[[PackageId], Probe]
+    changed_in: Callable[[str], tuple[str, ...]]
     purge: Callable[[Collection[str]], str]
     unhold: Callable[[Collection[PackageId]], str]
     autoremove: str

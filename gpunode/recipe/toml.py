@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import islice
 from pathlib import PurePosixPath
 from types import MappingProxyType
@@ -29,6 +30,8 @@ from gpunode.recipe.keys import (
 
 _MOST_LAYERS = 32
 _TRIES = 64
+# Each is a line to read; and a file of nothing but mistakes must not keep root's run busy.
+_MOST_MISTAKES = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,8 +159,13 @@ def _flat(raw: _Layer) -> Iterator[tuple[str, Any]]:
             yield ".".join(place), _checked(raw, place, value)
         except RecipeError as error:  # noqa: PERF203 - a file has a few dozen keys
             wrong.append(error)
+            if len(wrong) == _MOST_MISTAKES:
+                break
     if wrong:
-        raise wrong[0].with_others(wrong[1:])
+        first = wrong[0].with_others(wrong[1:])
+        if len(wrong) == _MOST_MISTAKES:
+            first.why += f"\nonly the first {_MOST_MISTAKES} mistakes are shown; there may be more"
+        raise first
 
 
 def _placed(values: Mapping[str, Any], above: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
@@ -252,35 +260,41 @@ def _kind(value: object) -> str:
     return names.get(type(value), "a date or time")
 
 
-def render(recipe: Recipe) -> str:
-    """``recipe`` as TOML: only what differs from the defaults, each key with its meaning."""
+def render(recipe: Recipe, *, defaults: bool = False) -> str:
+    """Return ``recipe`` as TOML, each key with its meaning.
+
+    Args:
+        recipe: what is written.
+        defaults: write every key, those without a value as a comment; False writes those that differ from the defaults.
+    """
     lines = [f"schema = {SCHEMA}"]
     if recipe.description:
         lines.append(f"description = {literal(recipe.description)}")
-    if recipe.skip:
+    if recipe.skip or defaults:
         skip = next(key for key in keys_in("") if key.name == "skip")
         lines += [f"# {skip.says.doc}", f"skip = {literal(recipe.skip)}"]
     for section in SECTIONS:
-        lines += _rendered(section, section, getattr(recipe, section))
+        lines += _rendered(section, section, getattr(recipe, section), defaults=defaults)
     if recipe.kubernetes:
-        lines += _rendered(KUBERNETES, KUBERNETES, recipe.kubernetes)
+        lines += _rendered(KUBERNETES, KUBERNETES, recipe.kubernetes, defaults=defaults)
     return "\n".join(lines) + "\n"
 
 
-def _rendered(section: str, at: str, held: Any) -> Iterator[str]:
+def _rendered(section: str, at: str, held: Any, *, defaults: bool) -> Iterator[str]:
     """The lines of a table and of the tables inside it."""
-    changed = [(key, getattr(held, key.name)) for key in keys_in(section)]
-    changed = [(key, value) for key, value in changed if value != key.default]
-    if changed:
+    every = [(key, getattr(held, key.name)) for key in keys_in(section)]
+    shown = [(key, value) for key, value in every if defaults or value != key.default]
+    if shown:
         yield from ("", f"[{at}]")
-    for key, value in changed:
-        yield from (f"# {key.says.doc}", f"{key.name} = {literal(value)}")
+    for key, value in shown:
+        yield f"# {key.says.doc}"
+        yield f"{key.name} = {literal(value)}" if value is not None else f"# {key.name} is not set"
     for name, child, is_chosen in children(section):
         inner = getattr(held, name)
         for one in inner if is_chosen else ():
-            yield from _rendered(child, f"{at}.{name}.{one}", inner[one])
+            yield from _rendered(child, f"{at}.{name}.{one}", inner[one], defaults=defaults)
         if not is_chosen:
-            yield from _rendered(child, f"{at}.{name}", inner)
+            yield from _rendered(child, f"{at}.{name}", inner, defaults=defaults)
 
 
 def literal(value: object) -> str:
@@ -301,15 +315,18 @@ def line_of(text: str, path: tuple[str, ...]) -> int:
     return best
 
 
-def _settings(text: str) -> Iterator[tuple[int, tuple[str, ...]]]:
-    """What looks like a table's head or a key's setting: the line and the whole path of each."""
+@lru_cache(maxsize=1)
+def _settings(text: str) -> tuple[tuple[int, tuple[str, ...]], ...]:
+    """Return the line and the whole key path of all that looks like a table's head or a key's setting."""
     table: tuple[str, ...] = ()
+    found = []
     for number, line in enumerate(text.split("\n"), 1):
         if line.lstrip().startswith("["):
             table = _path(line)
-            yield number, table
+            found.append((number, table))
         elif "=" in line and (own := _path(f"{line.partition('=')[0]} = 0")):
-            yield number, (*table, *own)
+            found.append((number, (*table, *own)))
+    return tuple(found)
 
 
 def _path(toml: str) -> tuple[str, ...]:

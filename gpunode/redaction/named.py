@@ -14,7 +14,7 @@ Span: TypeAlias = tuple[int, int]
 
 _STRONG: Final = (
     *("password", "passwd", "passphrase", "passcode", "credential", "bearer", "psk", "pwd", "regcode", "dockercfg"),
-    *("dockerconfigjson", "key-data", "sumo-url", "secret-id", "pw", "cred"),
+    *("dockerconfigjson", "key-data", "sumo-url", "secret-id", "pw", "cred", "authtok", "sign_pin"),
 )
 _WEAK: Final = ("session", "community", "cookie", "signature", "authorization", "auth", "sig")
 # Weak by themselves, strong after another word: `token`, HF_TOKEN, apiKey.
@@ -67,7 +67,8 @@ _VALUE: Final = (
     r"(?P<quote>\"{3}|'{3}|\\+[\"'])(?:((?s:.*?))(?P=quote)|([^\n]*))"
     r"|\[(?:([^\]]*)\]|([^\n]*))"
     rf"|\"((?:{_OUTPUT}|[^\"\\\n]|(?s:\\.)|\n(?=\s)){{0,4000}})"
-    r"|'((?:[^'\\\n]|(?s:\\.)|''|\n(?=\s)){0,4000})"
+    # in a shell '\\'' is a quote inside of quotes
+    r"|'((?:[^'\\\n]|(?s:\\.)|'\\''|''|\n(?=\s)){0,4000})"
     rf"|((?:{_OUTPUT}|(?![,;&][\w.-]+[=:]|[,;)\]}}]+(?:\s|\Z))[^\s\0\"'\\]|[\"'](?=[^\s,;:)}}\]])|\\\n\s*|\\[^\n])*)"
 )
 

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, TypeAlias
 
-from gpunode.redaction.named import NAMES, spans
+from gpunode.redaction.named import NAMES, looks_secret, spans
 from gpunode.redaction.patterns import MASK, compiled, masked, replaced, settled, spliced
 
 # Tokens with a known prefix. Source: gitleaks' public rules (config/gitleaks.toml, MIT).
@@ -19,6 +19,8 @@ SHAPES: Final = {
     **dict.fromkeys(("npm_", "lin_api_", "dop_v1_", "shpat_", "ops_", "sk_live_", "rk_live_", "sk_test_"), r"\w{10,}"),
     **dict.fromkeys(("glpat-", "glrt-", "gldt-", "glptt-", "glsoat-", "glagent-", "glcbt-", "xai-"), r"[\w-]{16,}"),
     **dict.fromkeys(("nvapi-", "dckr_pat_", "tskey-", "pypi-AgE", "ya29.", "hvs.", "hvb.", "SG."), r"[\w.-]{16,}"),
+    **dict.fromkeys(("glsa_", "glc_", "tgp_v1_"), r"[\w+/-]{20,}={0,2}"),
+    "fw_": r"[A-Za-z0-9]{20,}\b",
     **dict.fromkeys(("xoxa-", "xoxb-", "xoxp-", "xoxr-", "xoxs-", "xapp-", "pplx-"), r"[\w-]{10,}"),
     **dict.fromkeys(("sk-proj-", "sk-ant-", "sk-or-", "sk-svcacct-", "sk-admin-"), r"[\w-]{6,}"),
     **dict.fromkeys(("AKIA", "ASIA", "AGE-SECRET-KEY-"), r"[0-9A-Z]{12,}"),
@@ -35,6 +37,8 @@ HOOKS: Final = {
     "api.telegram.org/bot": "",
     "/api/webhooks/": r"\d{1,30}/",
     "/receiver/v1/http/": "",
+    "pagerduty.com/integration/": "",
+    "hc-ping.com/": "",
     "/webhookb2/": "",
     "/priv/": "",
     "/v3/import/": "",
@@ -47,7 +51,15 @@ COMMANDS: Final = {
     **dict.fromkeys(("helm registry login", "az login", "racadm", "ilorest"), r"-p\s*{}"),
     **dict.fromkeys(("podman", "skopeo", "buildah", "crictl"), r"--[\w-]*creds[= ]\S*?:{}"),
     **dict.fromkeys(("ctr ", "nerdctl"), r"(?:-u|--user)[= ]\S*?:{}"),
-    **dict.fromkeys(("ipmitool", "sqlcmd"), r"-P\s*{}"),
+    "ipmitool": r"-[Pky]\s*{}",
+    "sqlcmd": r"-P\s*{}",
+    **dict.fromkeys(("mongosh", "mongodump", "mongorestore"), r"-p\s*{}"),
+    "wandb login": r"login\s+(?:--[\w=-]+\s+)*(?=[\"']?\w{20}){}",
+    "etcdctl": r"--user[= ]\S*?:{}",
+    "consul": r"-encrypt[= ]{}",
+    "gitlab-runner register": r"-[rt]\s*{}",
+    "mc alias set": r"set\s+<>\s+<>\s+<>\s+{}",
+    "cloudflared service install": r"install\s+{}",
     **dict.fromkeys(("ipa-client-install", "ldapsearch", "ldapwhoami"), r"-w\s*{}"),
     **dict.fromkeys(("snmpget", "snmpwalk"), r"-[cAX]\s*{}"),
     **dict.fromkeys(("k3s ", "rke2 "), r"-t\s+{}"),
@@ -118,8 +130,10 @@ def _named(value: str) -> str:
 # Names of random values that are not secret: digests, ids, what the kernel and containers are identified by.
 _IDS: Final = (
     r"(?:sha\d+|md5|digest|hash|sum|id|ids|uid|uuid|guid|serial|commit|revision|srcversion|container|sandbox|pod|image"
-    r"|layer|snapshot|build|pci|fingerprint|machine|thumbprint|cert|name|path|dir|ref|parent|blob|checksum|resourceversion|etag)"
+    r"|version|containerd|runc|crun|docker-init|layer|snapshot|build|pci|fingerprint|machine|thumbprint|cert|name|path|dir|ref|parent|blob|checksum|resourceversion|etag)"
 )
+# The kernel's own word for a key that it loads: who has it, and its fingerprint.
+_CERTIFICATE: Final = r"\bX\.509 cert '[^'\n]*\Z"
 # Letters of both cases with digits, or hexadecimal digits.
 _RUN: Final = (
     r"(?<![A-Za-z\d+/_])(?=[A-Z\d+]*[a-z])(?=[A-Za-z+]*\d)"
@@ -134,11 +148,45 @@ def _random(value: str) -> str:
     """``value`` without long random words that an unknown name or option introduces."""
 
     def mask(run: re.Match[str]) -> str:
-        by = compiled(_INTRODUCED).search(value[max(0, run.start() - 100) : run.start()])
+        before = value[max(0, run.start() - 200) : run.start()]
+        if compiled(_CERTIFICATE).search(before):
+            return run[0]
+        by = compiled(_INTRODUCED).search(before[-100:])
         name = by and (by["option"] or by["name"])
         return MASK if name and not compiled(rf"[\w.-]*{_IDS}").fullmatch(name) else run[0]
 
     return compiled(_RUN, 0).sub(mask, value)
+
+
+def _cut_keys(value: str) -> str:
+    """``value`` without the lines of private keys whose beginning was cut off, as a journal's newest lines are.
+
+    In a journal each line has words of its own before the key's.
+    """
+    lines = value.split("\n")
+    for end in [number for number, line in enumerate(lines) if compiled(_KEY_END, 0).search(line)]:
+        for number in range(end - 1, -1, -1):
+            # Of a key's lines only the last is shorter than the others.
+            if not (found := compiled(_KEY_LAST if number == end - 1 else _KEY_LINE, 0).search(lines[number])):
+                break
+            lines[number] = lines[number][: found.start(1)] + MASK + lines[number][found.end(1) :]
+    return "\n".join(lines)
+
+
+_KEY_END: Final = r"-----END [A-Z ]{0,40}PRIVATE KEY"
+_KEY_LAST: Final = r"(?<!\S)([A-Za-z0-9+/]{2,128}={0,2})[ \t\r]*\Z"
+_KEY_LINE: Final = r"(?<!\S)([A-Za-z0-9+/]{48,128}={0,2}|redacted)[ \t\r]*\Z"
+
+
+def _started(value: str) -> str:
+    """``value`` without what a unit gives its program behind ``-p``, if it looks like a password and not a port."""
+
+    def mask(option: re.Match[str]) -> str:
+        return f"{option[1]}{MASK}" if looks_secret(option[2]) and not set(option[2]) & set(":/=.") else option[0]
+
+    line = compiled(r"^[ \t]*Exec\w+=[^\n]*", re.MULTILINE)
+    option = compiled(r"(?<=\s)(-p[ \t]+)(?!-)([^\s\"']+)(?!\S)", 0)
+    return line.sub(lambda found: option.sub(mask, found[0]), value)
 
 
 _WORD: Final = r"\"[^\"\n]*\"|'[^'\n]*'|[^\s\"'|;&<>-][^\s|;&<>]*"
@@ -157,6 +205,9 @@ def _userinfo(value: str) -> str:
 
 # Secrets in any context.
 EVIDENT: Final[tuple[Form, ...]] = (
+    (("private key",), _cut_keys),
+    _form(("Static key V1",), r"-----BEGIN OpenVPN ANY-----(.*?)(?=-----END|\Z)", re.DOTALL),
+    _form(("Private-Lines:",), r"ANY[ \t]*\d{1,3}\n((?:[A-Za-z0-9+/]{1,76}={0,2}(?:\n|\Z)){1,200})"),
     _form(("PRIVATE KEY",), r"-----BEGIN [A-Z ]{0,40}ANY(?: BLOCK)?-----(.*?)(?=-----END|\Z)", re.DOTALL),
     (("://",), _userinfo),
     _form(
@@ -184,6 +235,9 @@ CONTEXTUAL: Final[tuple[Form, ...]] = (
     ),
     _form(("cookie",), r"(?i:\bANY):[ \t]*([^\s\"'=]+=[^\n\"']*)"),
     *(_command(program, options) for program, options in COMMANDS.items()),
+    (("exec",), _started),
+    # The other words of a passphrase whose first was masked as its value.
+    _form(("password", "passphrase"), r"(?i:ANY):[ \t]+redacted((?:[ \t]+[a-z]{2,12}){2,9})[ \t]*$", re.MULTILINE),
     _form(READERS, rf"\b(?:echo|printf|yes)[ \t]+(?:-\w+[ \t]+)*(?=[^|\s]){_SAID}[ \t]*\|[^\n|]{{0,200}}ANY"),
     _form(READERS, rf"ANY[^\n|]*<<<[ \t]*({_WORD})"),
     _form(

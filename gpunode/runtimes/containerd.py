@@ -18,16 +18,18 @@ from gpunode.runtimes.containerd_files import (
     CRI_PLUGINS,
     DROP_IN,
     DUMP,
-    NAMELESS,
+    SCHEMA_SINCE,
     ConfigFile,
+    check_plugin,
     effective,
     is_drop_in,
     load,
     overruling,
     read,
 )
-from gpunode.runtimes.containerd_plugin import is_of_runc, why_runc
+from gpunode.runtimes.containerd_plugin import is_of_runc, systemd_cgroup, why_runc
 from gpunode.runtimes.model import (
+    NAMELESS,
     ConfigEdit,
     DesiredConfig,
     Edit,
@@ -100,37 +102,21 @@ def dump(data: bytes) -> ObservedConfig:
 
 def _configured(loaded: Sequence[ConfigFile], desired: DesiredConfig) -> ObservedConfig:
     for file in loaded:
-        _check_plugin(file)
+        check_plugin(file)
     plugin = effective(loaded, desired)
     containerd = plugin.get("containerd", {})
-    handlers, cgroup = {}, {}
+    handlers = {}
     for name, handler in containerd.get("runtimes", {}).items():
-        options = handler.get("options", {})
         runs = handler.get("runtime_type") and is_of_runc(handler)
-        handlers[name] = str(options.get("BinaryName", "")) if runs else ""
-        if "SystemdCgroup" in options:
-            cgroup[name] = options["SystemdCgroup"]
+        handlers[name] = str(handler.get("options", {}).get("BinaryName", "")) if runs else ""
     return ObservedConfig(
         handlers,
         NAMELESS if overruling(plugin, desired) else containerd.get("default_runtime_name") or None,
         any(file.disabled for file in loaded),
         plugin.get("enable_cdi"),
-        cgroup,
+        systemd_cgroup(plugin, desired),
         loaded[0].read_as,
     )
-
-
-def _check_plugin(file: ConfigFile) -> None:
-    """Nothing, if the parts of the CRI plugin's table that are read and written here have containerd's shape."""
-    containerd = file.table((*file.cri, "containerd"))
-    default = containerd.get("default_runtime_name", "")
-    if not isinstance(default, str):
-        raise file.misshapen((*file.cri, "containerd", "default_runtime_name"), default, "a string")
-    for name in file.table((*file.cri, "containerd", "runtimes")):
-        here = (*file.cri, "containerd", "runtimes", name)
-        file.table(here)
-        file.flag(file.table((*here, "options")), (*here, "options", "SystemdCgroup"))
-    file.flag(file.plugin, (*file.cri, "enable_cdi"))
 
 
 def configure(files: Files, desired: DesiredConfig) -> ConfigEdit:
@@ -170,10 +156,13 @@ def _configure(files: Files, desired: DesiredConfig) -> ConfigEdit:
     loaded = load(files, desired)
     present = _configured(loaded, desired)
     how = _how(loaded[0], desired)
-    if not desired.exact and satisfies(present, desired) and not (desired.enable_cri and present.cri_disabled):
-        return ConfigEdit((), how, _state_notes(loaded, present, desired))
-    # Only where a file must be edited.
-    from gpunode.runtimes import containerd_editing, containerd_notes
+    _check_readable(loaded, desired)
+    # nvidia-ctk writes its drop-in whatever the root file says.
+    is_asked = not desired.exact or desired.mode == "auto"
+    if is_asked and satisfies(present, desired) and not (desired.enable_cri and present.cri_disabled):
+        lasting = _notes(loaded, files, desired) if desired.exact else _state_notes(loaded, present, desired)
+        return ConfigEdit((), how, lasting)
+    from gpunode.runtimes import containerd_editing  # only where a file must be edited
 
     _check_schema(loaded, desired)
     contents = containerd_editing.Editing(files, loaded, desired).contents()
@@ -186,7 +175,13 @@ def _configure(files: Files, desired: DesiredConfig) -> ConfigEdit:
     _check_effective(after, desired, present)
     if "runc" in _configured(load(after, desired), desired).handlers.keys() - present.handlers.keys():
         how = f"{how}; {why_runc(loaded[0].read_as, desired)}"
-    return ConfigEdit(edits, how, tuple(containerd_notes.notes(loaded, after, inspect(after, desired), desired)))
+    return ConfigEdit(edits, how, _notes(loaded, after, desired))
+
+
+def _notes(loaded: Sequence[ConfigFile], after: Files, desired: DesiredConfig) -> tuple[str, ...]:
+    from gpunode.runtimes import containerd_notes
+
+    return tuple(containerd_notes.notes(loaded, after, inspect(after, desired), desired))
 
 
 def _state_notes(loaded: Sequence[ConfigFile], present: ObservedConfig, desired: DesiredConfig) -> tuple[str, ...]:
@@ -241,6 +236,24 @@ def _how(root: ConfigFile, desired: DesiredConfig) -> str:
         f"containerd {version} lets" if version else "which containerd reads it is not known, and before 2.1 it lets"
     )
     return f"in place: {before} a drop-in replace the whole CRI table"
+
+
+def _check_readable(loaded: Sequence[ConfigFile], desired: DesiredConfig) -> None:
+    """Refuse a schema that is newer than this containerd, which reads no runtime of the file or does not start.
+
+    Source: containerd 1.6.20, 1.7.24 and 2.1.9, ``config dump`` of such files.
+    """
+    for file in loaded:
+        since = SCHEMA_SINCE.get(file.schema, ())
+        if desired.version is not None and desired.version < since:
+            present, first = (".".join(map(str, version)) for version in (desired.version, since))
+            raise Refused(
+                f"{file.path}: version = {file.schema} is a configuration schema that containerd {present} cannot read",
+                why=f"containerd {first} is the first that reads schema {file.schema}; an older one ignores the "
+                "file's runtimes or does not start",
+                hint=f"install containerd {first} or later, or write the file in an older schema: `containerd config "
+                "default` shows this containerd's",
+            )
 
 
 def _check_schema(loaded: Sequence[ConfigFile], desired: DesiredConfig) -> None:

@@ -11,6 +11,7 @@ from gpunode.runtimes.containerd_files import (
     DROP_IN,
     DUMP,
     ConfigFile,
+    check_plugin,
     counting,
     edited,
     effective,
@@ -22,7 +23,7 @@ from gpunode.runtimes.containerd_files import (
     read,
 )
 from gpunode.runtimes.containerd_plugin import Surroundings, with_handler
-from gpunode.runtimes.model import DesiredConfig, Files
+from gpunode.runtimes.model import RUNC_FAMILY, DesiredConfig, Files
 from gpunode.runtimes.tomlread import Document
 
 _Contents: TypeAlias = dict[str, bytes | None]
@@ -70,18 +71,18 @@ class Editing:
     def _by_drop_in(self) -> _Contents:
         path = self._drop_in_path()
         present = read(self.files.get(path), path, self.desired)
+        check_plugin(present)  # it may be one that nothing imports so far
         if present.schema != self.root.schema:
             # containerd 2 stops reading the root's settings by it, or does not start (aicr issue 1688).
             present = read(None, path, self.desired)
         theirs = present if self.desired.others is None else read(self.desired.others or None, path, self.desired)
         theirs = theirs if theirs.schema == self.root.schema else read(None, path, self.desired)
-        own = theirs.table(self.root.cri)
         others = [file for file in self.loaded if file.path != path]
         base = effective(others, self.desired)
         if self.desired.source is not None and (told := read(self.desired.source, DUMP)).schema == self.root.schema:
             base = told.plugin
-        beside = Surroundings(base, self.root.schema, self._is_loaded, own)
-        plugin = with_handler(_without_default(merged(base, own), base, self.desired), beside, self.desired)
+        own = merged(theirs.table(self.root.cri), _settings_of_ours(present.plugin, base, self.desired))
+        plugin = with_handler(merged(base, own), Surroundings(base, self.root.schema, self._is_loaded), self.desired)
         if self.desired.mode == "auto":
             plugin = _ours(plugin, base, own, self.desired)
         document = {**theirs.document, "version": self.root.schema}
@@ -141,28 +142,38 @@ def _with_cri(file: ConfigFile) -> Document:
     return {**file.document, "disabled_plugins": kept}
 
 
-def _without_default(plugin: Document, base: Document, desired: DesiredConfig) -> Document:
-    """``plugin`` with the default of ``base``, where our handler is the default and shall no longer be.
+def _settings_of_ours(present: Document, base: Document, desired: DesiredConfig) -> Document:
+    """Return what gpunode sets in a drop-in, as far as ``present`` has it: nobody has asked to take that back.
 
-    Source: nvidia-container-toolkit@v1.20.0 leaves its handler out as the default of a drop-in when not asked for it.
+    The rest of a drop-in that copies the root file follows the root file.
     """
-    containerd = plugin.get("containerd", {})
-    if desired.default or not desired.exact or containerd.get("default_runtime_name") != desired.handler:
-        return plugin
-    others = {key: value for key, value in containerd.items() if key != "default_runtime_name"}
-    former = base.get("containerd", {}).get("default_runtime_name", "")
-    default = {"default_runtime_name": former} if former and former != desired.handler else {}
-    return {**plugin, "containerd": {**others, **default}}
+    containerd = present.get("containerd", {})
+    is_built_in = "runc" not in base.get("containerd", {}).get("runtimes", {})
+    names = {desired.handler, "runc"} if is_built_in else {desired.handler}
+    entries: Document = {}
+    for name, entry in containerd.get("runtimes", {}).items():
+        if name in names:
+            entries[name] = entry
+        elif name in RUNC_FAMILY and entry.get("options", {}).get("SystemdCgroup") is True:
+            entries[name] = {"options": {"SystemdCgroup": True}}
+    is_default = containerd.get("default_runtime_name") == desired.handler
+    kept = {
+        **({"runtimes": entries} if entries else {}),
+        **({"default_runtime_name": desired.handler} if is_default else {}),
+    }
+    return {
+        **({"containerd": kept} if kept else {}),
+        **({"enable_cdi": True} if present.get("enable_cdi") is True else {}),
+    }
 
 
 def _ours(plugin: Document, base: Document, own: Document, desired: DesiredConfig) -> Document:
-    """What a drop-in must say so that it and ``base`` amount to ``plugin``: the whole entry, and differences."""
+    """Return what a drop-in must say so that it and ``base`` amount to ``plugin``: differences, and its own entry."""
     kept = merged(own)
-    kept.get("containerd", {}).get("runtimes", {}).pop(desired.handler, None)
-    if "default_runtime_name" not in plugin.get("containerd", {}):
-        kept.get("containerd", {}).pop("default_runtime_name", None)
-    entry = {"containerd": {"runtimes": {desired.handler: plugin["containerd"]["runtimes"][desired.handler]}}}
-    return merged(kept, _differing(plugin, base), entry)
+    entries = kept.get("containerd", {}).get("runtimes", {})
+    if desired.handler in entries:
+        entries[desired.handler] = plugin["containerd"]["runtimes"][desired.handler]
+    return merged(kept, _differing(plugin, base))
 
 
 def _differing(table: Document, base: Document) -> Document:

@@ -33,15 +33,16 @@ CRI_PLUGINS = {
 _CRI_NAMES = frozenset(
     {"cri", "io.containerd.grpc.v1.cri", "io.containerd.cri.v1.runtime", "io.containerd.cri.v1.images"}
 )
+# The first containerd that reads each schema, as far as it matters: all that are in use read the first two. 1.6 uses
+# nothing of a newer one, 1.7 and later refuse it.
+SCHEMA_SINCE: Mapping[int, tuple[int, ...]] = {1: (), 2: (), 3: (2, 0), 4: (2, 3)}
 # From here on the CRI tables of several files are merged key by key; before, the last one stands alone (issue 5837).
 MERGES = (2, 1)
 _RELATIVE_PATTERNS = (1, 7)
 # The first containerd that reads this folder unasked (PR 12323).
 _READS_CONF_D = (2, 2)
 _CONF_D = "/etc/containerd/conf.d/*.toml"
-_NEW_NAMES = (2,)
-# The name under which the CRI plugin has a default runtime that was given none.
-NAMELESS = "default"
+NEW_NAMES = (2,)
 DUMP = "the output of `containerd config dump`"
 
 
@@ -110,13 +111,27 @@ def read(data: bytes | None, path: str, desired: DesiredConfig | None = None) ->
     dump = command("containerd", "--config", path, "config", "dump")
     text, document = parsed(data, path, hint=f"correct {path} (`{dump}` shows what containerd makes of it)")
     version = document.get("version", 1 if document else 2)
-    is_new = desired is not None and desired.version is not None and desired.version >= _NEW_NAMES
+    is_new = desired is not None and desired.version is not None and desired.version >= NEW_NAMES
     has_new_name = isinstance(plugins := document.get("plugins"), dict) and CRI_PLUGINS[3] in plugins
     read_as = 3 if is_new and (version == 1 or (version == 2 and has_new_name)) else version
     file = ConfigFile(path, text, document, version, read_as)
     if not isinstance(version, int) or isinstance(version, bool):
         raise file.misshapen(("version",), version, "a whole number")
     return file
+
+
+def check_plugin(file: ConfigFile) -> None:
+    """Refuse a CRI plugin's table of which the parts that are read and written here lack containerd's shape."""
+    containerd = (*file.cri, "containerd")
+    default = file.table(containerd).get("default_runtime_name", "")
+    if not isinstance(default, str):
+        raise file.misshapen((*containerd, "default_runtime_name"), default, "a string")
+    runtimes = (*containerd, "runtimes")
+    for entry in ((*containerd, "default_runtime"), *((*runtimes, name) for name in file.table(runtimes))):
+        file.table(entry)
+        file.flag(file.table((*entry, "options")), (*entry, "options", "SystemdCgroup"))
+    for key in ("enable_cdi", "systemd_cgroup"):
+        file.flag(file.plugin, (*file.cri, key))
 
 
 def reads(files: Files, desired: DesiredConfig) -> tuple[str, ...]:
@@ -257,7 +272,7 @@ def overruling(plugin: Document, desired: DesiredConfig) -> Document:
 
     Source: containerd 1.6.20 and 1.7.24, started: their CRI plugin then names its default runtime ``default``.
     """
-    if desired.version is not None and desired.version >= _NEW_NAMES:
+    if desired.version is not None and desired.version >= NEW_NAMES:
         return {}
     found = plugin.get("containerd", {}).get("default_runtime", {})
     return found if isinstance(found, dict) and found.get("runtime_type") else {}
@@ -266,6 +281,11 @@ def overruling(plugin: Document, desired: DesiredConfig) -> Document:
 def merges(schema: int, desired: DesiredConfig) -> bool:
     """Whether containerd merges the CRI tables of several files; where nobody knows, it does not."""
     return schema > 3 or (schema > 1 and desired.version is not None and desired.version >= MERGES)
+
+
+def first_merging(schema: int) -> tuple[int, ...]:
+    """Return the first containerd that reads a file of ``schema`` and merges drop-ins into it key by key."""
+    return max(MERGES, SCHEMA_SINCE.get(schema, MERGES))
 
 
 def is_drop_in(root: ConfigFile, desired: DesiredConfig) -> bool:

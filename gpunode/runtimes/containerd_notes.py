@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from gpunode.runtimes.containerd_files import (
     DROP_IN,
-    NAMELESS,
     ConfigFile,
     counting,
     effective,
@@ -16,7 +15,7 @@ from gpunode.runtimes.containerd_files import (
     overruling,
 )
 from gpunode.runtimes.containerd_plugin import follows_blindly
-from gpunode.runtimes.model import DesiredConfig, Files, ObservedConfig
+from gpunode.runtimes.model import NAMELESS, DesiredConfig, Files, ObservedConfig
 
 
 def notes(loaded: Sequence[ConfigFile], after: Files, found: ObservedConfig, desired: DesiredConfig) -> Iterator[str]:
@@ -91,15 +90,15 @@ def _nameless(loaded: Sequence[ConfigFile], after: Files, desired: DesiredConfig
 
 
 def _lost(loaded: Sequence[ConfigFile], after: Files, desired: DesiredConfig) -> Iterator[str]:
-    """The keys of the handler's former entry that its new one lacks."""
+    """Yield the keys of the handler's former entry that its new one lacks: that of another shim is replaced."""
     former, now = (
         effective(each, desired).get("containerd", {}).get("runtimes", {}).get(desired.handler, {})
         for each in (loaded, load(after, desired))
     )
-    if gone := sorted(set(former) - set(now)):
+    if gone := sorted(_unsaid(former, now)):
         yield (
-            f"the entry {desired.handler} is copied again from the default runtime's, as nvidia-ctk does; it was: "
-            + ", ".join(f"{key} = {former[key]!r}" for key in gone)[:300]
+            f"the entry {desired.handler} ran the shim {former.get('runtime_type')} and is replaced; these of its keys "
+            f"are removed: {', '.join(gone)}"
         )
 
 

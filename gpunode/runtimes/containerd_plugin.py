@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Final
 
-from gpunode.runtimes.containerd_files import overruling
-from gpunode.runtimes.model import RUNC_FAMILY, DesiredConfig, cgroup_handlers, keeps_built_in, needs_runc
+from gpunode.runtimes.containerd_files import NEW_NAMES, merged, overruling
+from gpunode.runtimes.model import (
+    NAMELESS,
+    RUNC_FAMILY,
+    DesiredConfig,
+    cgroup_handlers,
+    is_under_systemd,
+    keeps_built_in,
+    needs_runc,
+)
 from gpunode.runtimes.tomlread import Document
 
 GENERIC_TYPE: Final = "io.containerd.runc.v2"
-_OLD_TYPE: Final = "io.containerd.runtime.v1.linux"
+OLD_TYPE: Final = "io.containerd.runtime.v1.linux"
 _OF_RUNC = ("io.containerd.runc.", "io.containerd.runtime.v1.linux")
 # What nvidia-ctk writes where there is no runtime to copy from.
 _GENERIC: Document = {
@@ -30,44 +38,62 @@ class Surroundings:
         inherited: the table whose default runtime the entry is copied from, and whose runtimes count beside its own.
         schema: of the file that the table stands in.
         is_loaded: whether the CRI plugin is switched on, so that it needs a default runtime.
-        own: the table of a drop-in that is there already, whose entry keeps what else it says.
     """
 
     inherited: Document
     schema: int
     is_loaded: bool = True
-    own: Document = field(default_factory=dict)
 
 
 def with_handler(plugin: Document, beside: Surroundings, desired: DesiredConfig) -> Document:
-    """The table ``plugin`` with the requested handler; its shape has been checked."""
+    """Return the table ``plugin`` with the requested handler; its shape has been checked."""
     result = dict(plugin)
     containerd = result["containerd"] = dict(plugin.get("containerd", {}))
     runtimes = containerd["runtimes"] = copy.deepcopy(containerd.get("runtimes", {}))
     former = beside.inherited.get("containerd", {})
     known = {**copy.deepcopy(former.get("runtimes", {})), **runtimes}
-    stood_in_for = _stood_in_for(known, former.get("default_runtime_name", ""), desired)
-    runtimes[desired.handler] = known[desired.handler] = _entry(
-        known.get(desired.handler), stood_in_for, beside, desired
-    )
+    whole = merged(beside.inherited, plugin)
+    nameless = {} if follows_blindly(desired) else overruling(whole, desired)
+    model = _model(known, nameless, former.get("default_runtime_name", ""), desired)
+    former_default = whole.get("containerd", {}).get("default_runtime_name") or "runc"
+    is_joining = is_under_systemd(NAMELESS if nameless else former_default, systemd_cgroup(whole, desired))
+    runtimes[desired.handler] = known[desired.handler] = _entry(known.get(desired.handler), model, beside, desired)
     if desired.default:
         containerd["default_runtime_name"] = desired.handler
         if overruling(plugin, desired) and not follows_blindly(desired):
             del containerd["default_runtime"]  # nvidia-ctk leaves it, and what it writes is not the default
             # With this beside a default runtime of a later kind no CRI plugin loads (1.6.20 and 1.7.24, started).
-            if result.get("systemd_cgroup") and runtimes[desired.handler]["runtime_type"] != _OLD_TYPE:
+            if result.get("systemd_cgroup") and runtimes[desired.handler]["runtime_type"] != OLD_TYPE:
                 del result["systemd_cgroup"]
                 desired = replace(desired, systemd_cgroup=True)
     elif desired.not_default and desired.handler in {one.get("default_runtime_name") for one in (containerd, former)}:
         containerd["default_runtime_name"] = "runc"
     default = containerd.get("default_runtime_name") or former.get("default_runtime_name") or "runc"
-    if beside.is_loaded and needs_runc(default, known, beside.schema, desired):
-        runtimes["runc"] = known["runc"] = _plain(stood_in_for)
-    _set_cgroup(runtimes, known, default, desired)
+    # Also where another runtime becomes the default: a RuntimeClass may name runc.
+    if beside.is_loaded and any(needs_runc(one, known, beside.schema, desired) for one in (former_default, default)):
+        runtimes["runc"] = known["runc"] = _plain(model)
+    _set_cgroup(runtimes, known, desired, is_joining=is_joining)
     if desired.cdi:
         # nvidia-ctk's place for schema 1 is one that containerd does not read.
         (containerd if beside.schema == 1 and follows_blindly(desired) else result)["enable_cdi"] = True
     return result
+
+
+def systemd_cgroup(plugin: Document, desired: DesiredConfig) -> dict[str, bool]:
+    """Return SystemdCgroup of each runtime of the CRI plugin's table that mentions it.
+
+    containerd 1 has two older places: the options of the nameless default runtime, and a key of the plugin that holds
+    for a default runtime of the oldest type (pkg/cri/config: ValidatePluginConfig, 1.6.20 and 1.7.24).
+    """
+    containerd = plugin.get("containerd", {})
+    nameless = overruling(plugin, desired)
+    entries = {**containerd.get("runtimes", {}), **({NAMELESS: nameless} if nameless else {})}
+    options = {name: entry.get("options", {}) for name, entry in entries.items()}
+    found = {name: each["SystemdCgroup"] for name, each in options.items() if "SystemdCgroup" in each}
+    is_new = desired.version is not None and desired.version >= NEW_NAMES
+    if plugin.get("systemd_cgroup") is True and not is_new:
+        found[NAMELESS if nameless else containerd.get("default_runtime_name") or "runc"] = True
+    return found
 
 
 def why_runc(schema: int, desired: DesiredConfig) -> str:
@@ -82,23 +108,28 @@ def follows_blindly(desired: DesiredConfig) -> bool:
     return desired.exact and desired.mode != "auto" and desired.version is None
 
 
-def _stood_in_for(runtimes: Document, default: str, desired: DesiredConfig) -> Document:
-    """The runtime that the handler stands in for: the default one, else runc, else crun, else what it is itself."""
+def _model(runtimes: Document, nameless: Document, default: str, desired: DesiredConfig) -> Document:
+    """Return what a new entry is copied from: the default runtime, else runc, else crun, else the present entry."""
     first = () if not default or default.startswith("nvidia") else (default,)
-    candidates = (runtimes[name] for name in (*first, *RUNC_FAMILY, desired.handler) if name in runtimes)
+    named = [runtimes[name] for name in (*first, *RUNC_FAMILY, desired.handler) if name in runtimes]
+    # The oldest type's keys mean nothing to runc's shim.
+    candidates = [nameless, *named] if nameless and nameless["runtime_type"] != OLD_TYPE else named
     # What a VM's shim is told means nothing to runc's, which alone runs the NVIDIA runtime.
     found: Document = copy.deepcopy(next((entry for entry in candidates if is_of_runc(entry)), _GENERIC))
     return found
 
 
-def _entry(existing: Document | None, source: Document, beside: Surroundings, desired: DesiredConfig) -> Document:
-    """The handler's table: a copy of ``source`` that runs our binary, or what is there if that will do."""
-    if existing and not desired.exact and _runs(existing, desired.binary):
+def _entry(existing: Document | None, model: Document, beside: Surroundings, desired: DesiredConfig) -> Document:
+    """Return the handler's table: the existing one, made to run our binary, or else a copy of ``model``.
+
+    An existing one keeps every key. Where it ran another binary, the keys that it lacks are those of ``model``.
+    """
+    if existing and _runs(existing, desired.binary):
         return existing
-    kept: Document = beside.own.get("containerd", {}).get("runtimes", {}).get(desired.handler, {})
-    entry = {**copy.deepcopy(kept), **copy.deepcopy(source)}
+    kept = existing if existing and is_of_runc(existing) else {}
+    entry = {**copy.deepcopy(model), **copy.deepcopy(kept)}
     entry["runtime_type"] = entry.get("runtime_type") or GENERIC_TYPE
-    entry["options"] = {**kept.get("options", {}), **entry.get("options", {}), "BinaryName": desired.binary}
+    entry["options"] = {**model.get("options", {}), **kept.get("options", {}), "BinaryName": desired.binary}
     if beside.schema == 1:
         entry["options"]["Runtime"] = desired.binary
     return entry
@@ -125,17 +156,15 @@ def _runs(entry: Document, binary: str) -> bool:
     return is_typed and entry.get("options", {}).get("BinaryName") == binary
 
 
-def _set_cgroup(runtimes: Document, known: Document, default: str, desired: DesiredConfig) -> None:
-    """Puts the handlers under systemd's driver where desired, else the desired one under that of the default runtime.
+def _set_cgroup(runtimes: Document, known: Document, desired: DesiredConfig, *, is_joining: bool) -> None:
+    """Put the handlers under systemd's driver where desired, or the desired one if the default runtime is under it.
 
-    Pods of one node have one cgroup driver: a handler under another one than kubelet's starts no pod.
+    Pods of one node have one cgroup driver: a handler under another one than kubelet's starts no pod. One that is under
+    systemd's stays there: runc's table may be left over, or say nothing because another runtime is the default.
     """
     if desired.systemd_cgroup:
         for name in cgroup_handlers(desired, known):
             former = runtimes[name] if name in runtimes else known[name]
             runtimes[name] = {**former, "options": {**former.get("options", {}), "SystemdCgroup": True}}
-    elif default in RUNC_FAMILY and default in known:
-        theirs = known[default].get("options", {}).get("SystemdCgroup", False)
-        ours = runtimes[desired.handler]["options"]
-        if ours.get("SystemdCgroup", False) != theirs:
-            ours["SystemdCgroup"] = theirs
+    elif is_joining:
+        runtimes[desired.handler].setdefault("options", {})["SystemdCgroup"] = True

@@ -78,12 +78,10 @@ def configure(files: Files, desired: DesiredConfig) -> ConfigEdit:
     read = _read(files, desired)
     path, how = _place(read, desired)
     target = next((file for file in read if file.path == path), _File(path, "", {}))
-    # A default that goes says no more what the handler stands in for.
-    entry, inherited = _entry(_with(read, replace(target, document=_kept(target, desired)), desired), desired)
+    entry, inherited = _entry(read, desired)
     notes = (*_notes(files, read, desired), *inherited)
     wanted = _wanted(target, entry, desired, _merged(read))
-    drops_default = at(target.document, _DEFAULT) is not None and at(wanted, _DEFAULT) is None
-    if not _unmet(_merged(read), entry, desired) and not drops_default:
+    if not _unmet(_merged(read), entry, desired):
         return ConfigEdit((), f"CRI-O reads {desired.handler} as requested", notes)
     after = _merged(_with(read, replace(target, document=wanted), desired))
     if unmet := _unmet(after, entry, desired):
@@ -213,22 +211,23 @@ def _is_oci(entry: Document) -> bool:
 
 
 def _entry(read: Sequence[_File], desired: DesiredConfig) -> tuple[Document, tuple[str, ...]]:
-    """The handler's table, and what to say of where its options come from."""
-    merged = _merged(read)
-    existing = merged["runtimes"].get(desired.handler)
-    if existing and not desired.exact and _binary(existing) == desired.binary and _is_oci(existing):
+    """Return the handler's table, and what to say of where its options come from.
+
+    An existing one keeps every key. Where it ran another binary, the keys that it lacks are copied as for a new one.
+    """
+    existing = _merged(read)["runtimes"].get(desired.handler) or {}
+    kept = existing if _is_oci(existing) else {}
+    if _binary(kept) == desired.binary and not any(kept.get(key) for key in _OTHER_BINARY):
         return existing, ()
     told = read if desired.source is None else [_file("the output of `crio status config`", desired.source)]
     runtimes = _merged(told)["runtimes"]
-    there = [name for name in _models(told, existing, desired) if name in runtimes]
+    there = [name for name in _models(told, desired) if name in runtimes]
     fit = next((name for name in there if _is_oci(runtimes[name])), None)
     strange = there[: there.index(fit)] if fit else there
     notes = tuple(f"{name} cannot run plain containers, so its options are not copied" for name in strange)
-    if fit is not None:
-        return _copy(runtimes[fit], desired), notes
-    own_defaults = f"CRI-O's files define neither runc nor crun, so {desired.handler} gets CRI-O's own defaults"
-    kept = existing if existing and not desired.exact and _is_oci(existing) else {}
-    return _copy(kept, desired), (*notes, own_defaults)
+    if fit is None:
+        notes = (*notes, f"CRI-O's files define neither runc nor crun, so {desired.handler} gets CRI-O's own defaults")
+    return _copy({**(runtimes[fit] if fit else {}), **kept}, desired), notes
 
 
 def _copy(model: Document, desired: DesiredConfig) -> Document:
@@ -237,22 +236,11 @@ def _copy(model: Document, desired: DesiredConfig) -> Document:
     return {**entry, "runtime_path": desired.binary, "runtime_type": "oci"}
 
 
-def _models(told: Sequence[_File], existing: Document | None, desired: DesiredConfig) -> list[str]:
-    """The runtimes that the handler may stand in for, the first choice first; some may not be there."""
+def _models(told: Sequence[_File], desired: DesiredConfig) -> list[str]:
+    """Return the runtimes that the handler may stand in for, the first choice first; some may not be there."""
     named = (at(file.document, _DEFAULT) for file in reversed(told))
     defaults = [name for name in named if name and not name.startswith("nvidia") and name != desired.handler]
-    models = [*defaults[:1], *RUNC_FAMILY]
-    merged = _merged(told)
-    if existing and merged.get("default_runtime") == desired.handler:
-        # The handler itself has become the default, maybe in place of what it was copied from: it stays such a copy.
-        others = sorted(merged["runtimes"].keys() - {desired.handler, *models})
-        there = [name for name in (*models, *others) if name in merged["runtimes"]]
-        plain = [name for name in there if _is_oci(merged["runtimes"][name])]
-        copied = [name for name in plain if _copy(merged["runtimes"][name], desired) == existing]
-        has_model = any(name in RUNC_FAMILY for name in plain)
-        is_bare = existing == _copy({}, desired) and not has_model
-        models = [] if is_bare and not copied else [*copied[:1], *models]
-    return list(dict.fromkeys(models))
+    return list(dict.fromkeys((*defaults[:1], *RUNC_FAMILY)))
 
 
 def _place(read: Sequence[_File], desired: DesiredConfig) -> tuple[str, str]:
@@ -290,18 +278,12 @@ def _concerns(file: _File, desired: DesiredConfig) -> bool:
 
 def _wanted(target: _File, entry: Document, desired: DesiredConfig, merged: Document) -> Document:
     """The document that the target shall read as."""
-    document = put(_kept(target, desired), (*_RUNTIMES, desired.handler), entry)
+    document = put(target.document, (*_RUNTIMES, desired.handler), entry)
     if desired.default:
         document = put(document, _DEFAULT, desired.handler)
     if desired.systemd_cgroup and merged.get("cgroup_manager") == "cgroupfs":
         document = put(document, _CGROUP, "systemd")
     return document
-
-
-def _kept(target: _File, desired: DesiredConfig) -> Document:
-    """The target without a default that is no longer desired: nvidia-ctk begins its drop-in anew."""
-    ends_default = desired.exact and not desired.default and target.path != config_of(desired)
-    return _without_default(target.document, desired) if ends_default else target.document
 
 
 def _without_default(document: Document, desired: DesiredConfig) -> Document:

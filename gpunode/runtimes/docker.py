@@ -227,12 +227,14 @@ def _check_names(desired: DesiredConfig, path: str) -> None:
 
 
 def _entry(document: dict[str, Any], configured: ObservedConfig, desired: DesiredConfig) -> list[Change]:
-    # "args" is nvidia-ctk's key, not dockerd's, which ignores it; kept so that the two tools agree on a file.
-    made = {"args": [], "path": desired.binary}
-    existing = object_at(document, "runtimes").get(desired.handler)
-    if same(existing, made) if desired.exact else runs(configured.handlers.get(desired.handler), desired):
+    if runs(configured.handlers.get(desired.handler), desired):
         return []
-    return [(("runtimes", desired.handler), made)]
+    where = ("runtimes", desired.handler)
+    existing = object_at(document, "runtimes").get(desired.handler, {})
+    if binary_of(existing) and len(keys := [key for key in existing if key.lower() == "path"]) == 1:
+        return [((*where, keys[0]), desired.binary)]
+    # "args" is nvidia-ctk's key, not dockerd's, which ignores it; kept so that the two tools agree on a new entry.
+    return [(where, {"args": [], "path": desired.binary})]
 
 
 def _default(node: Node, configured: ObservedConfig, desired: DesiredConfig) -> list[Change]:

@@ -16,7 +16,7 @@ from typing import Final
 
 from gpunode.errors import Refused
 from gpunode.runtimes import containerd, containerd_files
-from gpunode.runtimes.containerd_files import imports_of, read
+from gpunode.runtimes.containerd_files import first_merging, imports_of, read
 from gpunode.runtimes.model import ConfigEdit, DesiredConfig, Files, ObservedConfig, RecordedEdit
 
 CONFIG: Final = "/etc/k0s/containerd.toml"
@@ -95,7 +95,8 @@ def _located(files: Files, desired: DesiredConfig) -> DesiredConfig:
     if not is_managed(files.get(CONFIG)):
         return replace(desired, config=CONFIG, version=None)
     # Whoever merges the drop-ins, k0s or containerd 2, does so key by key.
-    return replace(desired, config=CONFIG, drop_in=DROP_IN, mode="auto", version=(2, 1))
+    version = first_merging(read(files.get(CONFIG), CONFIG).schema)
+    return replace(desired, config=CONFIG, drop_in=DROP_IN, mode="auto", version=version)
 
 
 def _merged(files: Files) -> Files:

@@ -15,6 +15,8 @@ CRIO_DROP_IN = CONTAINER_RUNTIMES["crio"].drop_in
 CRIO_FOLDER = CRIO_DROP_IN.rpartition("/")[0]
 # The handlers of the runc shim: pods run under the cgroup driver that their options name.
 RUNC_FAMILY = ("runc", "crun")
+# The name under which containerd's CRI plugin has a default runtime that was given none (``default_runtime``).
+NAMELESS = "default"
 
 Mode: TypeAlias = Literal["auto", "in-place", "drop-in"]
 # Every file that is there among the paths and patterns that ``Runtime.reads`` named.
@@ -38,8 +40,8 @@ class DesiredConfig:
         config: the root file; empty for the runtime's own.
         drop_in: where a drop-in goes; empty for the runtime's own place.
         enable_cri: True takes containerd's CRI plugin off the list of disabled plugins; False leaves the list.
-        exact: True makes the handler's entry anew from the default runtime's, as nvidia-ctk does; False keeps what an
-            entry says that runs ``binary`` already.
+        exact: True does what nvidia-ctk does where nobody knows the daemon, and refreshes a drop-in that copies the
+            root file's settings; False edits only what does not work yet.
         others: what others than gpunode have in the drop-in; the rest of it is made anew. None for all that it holds.
         source: what the runtime's own ``config dump`` printed, to inherit options from; None for the files themselves.
     """
@@ -109,7 +111,7 @@ class ObservedConfig:
         default: the default runtime's name; None when the text names none.
         cri_disabled: whether containerd's CRI plugin is switched off, so that no kubelet can use it.
         cdi: None when the text does not say.
-        systemd_cgroup: SystemdCgroup of the handlers that mention it.
+        systemd_cgroup: SystemdCgroup of the handlers that mention it; containerd's nameless default is ``NAMELESS``.
         schema: containerd's configuration schema; None for docker.
         is_startable: whether the daemon starts with it; dockerd does not where its command line says the same keys.
     """
@@ -211,11 +213,11 @@ def with_whole_path(desired: DesiredConfig, why: str, where: str = "") -> Desire
 
 
 def runs(binary: str | None, desired: DesiredConfig) -> bool:
-    """Whether a handler that is told to run ``binary`` runs what is desired.
+    """Return whether a handler that is told to run ``binary`` runs what is desired.
 
-    dockerd looks the bare name up in its PATH, where the package puts it; to nvidia-ctk and setup it is the same.
+    dockerd looks the bare name up in its PATH, where the package puts it.
     """
-    return binary == desired.binary or (not desired.exact and {binary, desired.binary} == {BARE, INSTALLED})
+    return binary == desired.binary or {binary, desired.binary} == {BARE, INSTALLED}
 
 
 def satisfies(configured: ObservedConfig, desired: DesiredConfig) -> bool:
@@ -237,9 +239,15 @@ def _cri_is_sound(configured: ObservedConfig, desired: DesiredConfig) -> bool:
     cgroup = configured.systemd_cgroup
     if desired.systemd_cgroup:
         return all(cgroup.get(name, False) for name in cgroup_handlers(desired, configured.handlers))
-    if default in RUNC_FAMILY and default in configured.handlers:
-        return cgroup.get(desired.handler, False) == cgroup.get(default, False)
-    return True
+    return cgroup.get(desired.handler, False) or not is_under_systemd(configured.default or "runc", cgroup)
+
+
+def is_under_systemd(default: str, cgroup: Mapping[str, bool]) -> bool:
+    """Return whether pods of the default runtime are under systemd's driver, which NVIDIA's handler must join.
+
+    Another default than one of the runc shim's says nothing: a VM has no such driver, and NVIDIA's own is the handler.
+    """
+    return default in {*RUNC_FAMILY, NAMELESS} and cgroup.get(default, False)
 
 
 def needs_runc(default: str, handlers: Mapping[str, object], schema: int, desired: DesiredConfig) -> bool:

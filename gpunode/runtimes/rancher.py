@@ -18,13 +18,11 @@ from typing import Final
 
 from gpunode.errors import Refused
 from gpunode.runtimes import containerd, containerd_files, gotemplate
-from gpunode.runtimes.containerd_files import ConfigFile, imports_of, read
+from gpunode.runtimes.containerd_files import ConfigFile, first_merging, imports_of, read
 from gpunode.runtimes.model import ConfigEdit, DesiredConfig, Edit, Files, ObservedConfig, RecordedEdit
 from gpunode.runtimes.text import decode
 
 _DROP_IN: Final = "99-nvidia.toml"
-# Every k3s whose generated file imports a folder brings containerd 2.1 or later, which merges it key by key.
-_MERGES: Final = (2, 1)
 # What the product registers by itself, by the name of the program that it looks for.
 _FOUND: Final = {
     "nvidia": "nvidia-container-runtime",
@@ -124,7 +122,10 @@ class Rancher:
         here = replace(desired, config=self.config, drop_in="", mode="auto", version=None)
         root = self._root(files)
         drop_in = self.drop_in(root.schema)
-        return replace(here, drop_in=drop_in, version=_MERGES) if any(imports_of(root, drop_in)) else here
+        if not any(imports_of(root, drop_in)):
+            return here
+        # Every k3s whose generated file imports a folder brings containerd 2.1 or later.
+        return replace(here, drop_in=drop_in, version=first_merging(root.schema))
 
     def _unharmed(self, edited: ConfigEdit) -> ConfigEdit:
         """``edited``, which leaves the generated file alone."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from gpunode.catalog.age import note_old_tables
 from gpunode.catalog.gpus import lookup, vgpu_profile
 from gpunode.command import gpunode
 from gpunode.distros import supported
@@ -14,7 +15,7 @@ from gpunode.outcome import Outcome, Planned, Refusal, Step
 from gpunode.recipe import Expect, Recipe, VersionLock
 from gpunode.steps.families import family_of, wants_driver
 from gpunode.steps.firmware import fabric_notes, secure_boot_note
-from gpunode.steps.gpus import PASSED_THROUGH, gpus, other_gpus, own_gpus
+from gpunode.steps.gpus import GPU_CLASSES, GPU_OPTION, PASSED_THROUGH, gpus, other_gpus, own_gpus
 
 _FOREIGN = {"1002": "AMD", "8086": "Intel"}
 # What was looked at, by the probe that told.
@@ -51,7 +52,13 @@ def _of_owner(recipe: Recipe, facts: Facts) -> Outcome:
         return _no_gpu(recipe, devices, facts)
     if profile := _vgpu(usable):
         return _vgpu_guest(profile)
-    notes = (*_unmet(recipe.expect, usable), *_notes(devices, facts), *secure_boot_note(facts))
+    notes = (
+        *_unmet(recipe.expect, usable),
+        *_notes(devices, facts),
+        *_named_by_mistake(facts),
+        *secure_boot_note(facts),
+        *note_old_tables(facts),
+    )
     return Planned((), _describe(usable) + _not_ours(devices), notes)
 
 
@@ -69,7 +76,7 @@ def _without_driver(facts: Facts) -> Planned:
     """Toolkit and runtime need no GPU: a node is prepared before its driver or its card is there."""
     if isinstance(facts.devices, Known) and (usable := own_gpus(facts.devices.value)):
         devices = facts.devices.value
-        return Planned((), _describe(usable) + _not_ours(devices), _notes(devices, facts))
+        return Planned((), _describe(usable) + _not_ours(devices), (*_notes(devices, facts), *_named_by_mistake(facts)))
     seen = (
         "an image" if facts.is_image else "no NVIDIA GPU found" if isinstance(facts.devices, Known) else "GPU unknown"
     )
@@ -189,6 +196,15 @@ def _notes(devices: tuple[PciDevice, ...], facts: Facts) -> tuple[str, ...]:
     if passed := [d.address for d in gpus(devices) if d.driver == PASSED_THROUGH]:
         notes.append(f"{', '.join(passed)} is bound to {PASSED_THROUGH} for a virtual machine and is left alone")
     return (*notes, *fabric_notes(devices, facts))
+
+
+def _named_by_mistake(facts: Facts) -> Iterator[str]:
+    """Yield a note for each device that ``--gpu`` names and that is no GPU."""
+    if facts.devices.probe != GPU_OPTION:
+        return
+    for device in known(facts.devices, ()):
+        if device.class_code not in GPU_CLASSES:
+            yield f"{GPU_OPTION} names 10de:{device.device}, {device.name}, which is no GPU, so it is left out"
 
 
 DETECT = Step("detect", "GPU and machine", "sources", plan)

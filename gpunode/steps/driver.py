@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from gpunode.catalog.conflicts import upstream
+from gpunode.catalog.conflicts import BY_THEMSELVES, upstream
 from gpunode.catalog.driver import Choice
 from gpunode.change import KnownAfter, PackageChange, PackageState
 from gpunode.facts.model import Facts, Known, known, need
@@ -18,7 +18,15 @@ from gpunode.steps.installed_driver import matches, prefix
 from gpunode.steps.locked import astray, beside_driver, held_elsewhere, wanted_state
 from gpunode.steps.marks import set_manual, why_manual
 from gpunode.steps.module import is_loaded
-from gpunode.steps.selection import WantedDriver, apart_from, kept_version, moved_along, wanted_driver
+from gpunode.steps.selection import (
+    WantedDriver,
+    apart_from,
+    built_for_ubuntu,
+    kept_version,
+    modules_version,
+    moved_along,
+    wanted_driver,
+)
 
 # In the paths of what a driver's packages bring.
 _FILES = ("libcuda.so", "libnvidia-ml.so", "libnvidia-ptxjit", "nvidia-smi", "nvidia-persistenced", "nvidia-modprobe")
@@ -43,8 +51,12 @@ def plan(recipe: Recipe, facts: Facts) -> Outcome:
     missing = names if recipe.upgrade else tuple(n for n in names if not matches(packages.get(n), prefix(chosen)))
     strays = apart_from(recipe, facts, driver)
     along = moved_along(strays, packages)
+    # Of the same version by another build: named with its revision, since apt takes the installed one for newer.
+    foreign = () if recipe.upgrade else built_for_ubuntu(facts, driver)
+    rebuilt = [one for one in foreign if one in names or one.name in BY_THEMSELVES]
     # With a lock also what came along with them, each in its own version.
-    wanted = tuple(dict.fromkeys((*missing, *strays, *along, *astray(recipe, packages, beside_driver(recipe)))))
+    locked = astray(recipe, packages, beside_driver(recipe))
+    wanted = tuple(dict.fromkeys((*missing, *strays, *along, *rebuilt, *locked)))
     rival = packages.get(driver.rival)
     if held := [name for name in (*wanted, driver.rival) if name in packages and packages[name].held]:
         return held_elsewhere(facts, held, f"driver {prefix(chosen)}*")
@@ -59,7 +71,11 @@ def plan(recipe: Recipe, facts: Facts) -> Outcome:
     version = kept_version(recipe, facts, driver)
     after = KnownAfter(f"{version}-" if version else prefix(chosen), "driver")
     states = ((one, packages.get(one)) for one in wanted)
-    changes = tuple(PackageChange(one, now, _after(driver, recipe, one, now, after)) for one, now in states)
+    as_modules = PackageState(modules_version(facts, driver)) if rebuilt else after
+    changes = tuple(
+        PackageChange(one, now, _after(driver, recipe, one, now, as_modules if one in rebuilt else after))
+        for one, now in states
+    )
     is_new = any(not matches(packages.get(name), "") for name in wanted)
     signed = _signed(driver, facts) if is_new else ()
     about_changes = (*(_display(recipe, facts) if is_new else ()), *signed, *_until_reboot(chosen, facts))
@@ -75,7 +91,11 @@ def _apart(strays: Sequence[PackageId], packages: Mapping[PackageId, PackageStat
 
 
 def _after(
-    driver: WantedDriver, recipe: Recipe, package: PackageId, before: PackageState | None, otherwise: KnownAfter
+    driver: WantedDriver,
+    recipe: Recipe,
+    package: PackageId,
+    before: PackageState | None,
+    otherwise: PackageState | KnownAfter,
 ) -> PackageState | KnownAfter:
     """The state to bring about; what came along as a dependency goes on counting as one."""
     came_along = before is not None and before.auto and not before.config_files_only

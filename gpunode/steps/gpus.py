@@ -10,6 +10,11 @@ NVIDIA = "10de"
 # (nv-pci-table.c, open-gpu-kernel-modules).
 GPU_CLASSES = frozenset({"0300", "0302"})
 BRIDGE_CLASS = "0680"
+# PCI class codes by the kinds of other_devices.csv; "other system peripheral" for the rest.
+CLASSES = {"audio function": "0403", "USB controller": "0c03", "NVSwitch": BRIDGE_CLASS, "PCI bridge": "0604"}
+UNKNOWN_CLASS = "0880"
+# Where the GPUs come from that the user names for another machine.
+GPU_OPTION = "--gpu"
 PASSED_THROUGH = "vfio-pci"
 
 

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 from gpunode.change import KnownAfter, PackageChange
-from gpunode.facts.model import Facts, need
+from gpunode.distros.family import Family
+from gpunode.facts.model import Facts, Kernels, known, need
 from gpunode.outcome import Outcome, Planned, Refusal, Step
 from gpunode.package_id import PackageId
 from gpunode.recipe import Recipe
 from gpunode.steps.families import family_of, wants_driver
 from gpunode.steps.installed_driver import preexisting_driver
 from gpunode.steps.marks import set_manual, why_manual
+
+
+def header_packages(family: Family, facts: Facts) -> tuple[PackageId, ...]:
+    """Return the header packages of the kernels that must have a driver, and the one for later kernels."""
+    kernels = known(facts.kernels, Kernels(None, ()))
+    found = [family.headers(kernel) for kernel in kernels.wanted]
+    meta = family.headers_meta(kernels.wanted[-1], known(facts.packages, {})) if kernels.wanted else None
+    return (*found, PackageId(meta)) if meta else tuple(found)
 
 
 def plan(recipe: Recipe, facts: Facts) -> Outcome:

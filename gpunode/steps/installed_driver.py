@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Final
 
 from gpunode.catalog import branches
 from gpunode.catalog.branches import ModuleFlavour
-from gpunode.catalog.conflicts import BY_THEMSELVES, STANDS_ALONE, driver_packages, upstream
+from gpunode.catalog.conflicts import BY_THEMSELVES, STANDS_ALONE, driver_packages, purge_reason, upstream
 from gpunode.catalog.driver import Choice, choose
 from gpunode.change import PackageState
 from gpunode.distros.family import Family
@@ -21,12 +22,13 @@ from gpunode.steps.families import family_of
 from gpunode.steps.gpus import models, own_gpus
 
 PINNING = "nvidia-driver-pinning-"
+NAMED_KINDS: Final = frozenset({"lts", "production"})
+"""The kinds of branches that a recipe may name in place of a branch."""
 _DRIVER_VERSION = re.compile(r"(\d{3})\.(?:\d|\Z)")
 # What programs reach a GPU by: Debian's and NVIDIA's names, and Ubuntu's (libnvidia-compute-580-server).
 _LIBRARIES = re.compile(r"libcuda1|libnvidia-ml1|libnvidia-compute(?:-\d{3}(?:-server)?)?")
-_MODULES = re.compile(r"\Anvidia\b.*\bdkms\b|\Alinux-modules-nvidia-")
 # Several versions of its firmware may be there side by side, and nothing on a GPU needs the others at its version.
-_MAY_DIFFER = (STANDS_ALONE, "nvidia-firmware-", "nvidia-fabricmanager", "nvidia-persistenced", "cuda-compat")
+_MAY_DIFFER = (STANDS_ALONE, "nvidia-firmware-", "nvidia-fabricmanager", "nvidia-persistenced")
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +92,10 @@ def _answering(recipe: Recipe, facts: Facts, branch: int, flavour: ModuleFlavour
     if flavour not in flavours(recipe) or any(one.driver not in {None, "nvidia"} for one in own_gpus(devices)):
         return None
     version = str(branch)
-    if recipe.driver.version != "auto":
+    if recipe.driver.version in NAMED_KINDS:
+        if not is_of_kind(branch, recipe.driver.version):
+            return None
+    elif recipe.driver.version != "auto":
         asked = choose(models(devices), replace(recipe.driver, flavour=flavour))
         if not isinstance(asked, Choice) or asked.branch != branch:
             return None
@@ -145,18 +150,37 @@ def is_maintained(number: int) -> bool:
     return row is not None and row.active
 
 
+def is_of_kind(number: int, wanted: str) -> bool:
+    """Return whether a branch is of the kind that a recipe names; one newer than the table may be of any kind.
+
+    True for a ``wanted`` that names no kind (``auto``).
+    """
+    row = branches.find(number)
+    return wanted not in NAMED_KINDS or branches.is_unknown(number) or (row is not None and row.kind == wanted)
+
+
 def installed_driver_packages(facts: Facts) -> dict[PackageId, PackageState]:
     """Every package of any driver that is on the node, the residue of removed ones included."""
     packages = need(facts.packages, "which packages are installed")
     return {package: packages[package] for package in sorted(driver_packages(packages))}
 
 
-def has_driver(packages: Iterable[PackageId]) -> bool:
-    """Return whether these packages are a driver: its libraries, or what has or builds its module.
+def has_driver(packages: Mapping[PackageId, PackageState]) -> bool:
+    """Return whether a kernel module or a library of a driver is among the installed of these driver packages.
 
-    Others of its source, such as Debian's libxnvctrl0, come along with programs that need no GPU.
+    What else belongs to one does not make it: libxnvctrl0 comes with OpenMPI and Chromium.
     """
-    return any(_LIBRARIES.fullmatch(package.name) or _MODULES.search(package.name) for package in packages)
+    return any(
+        _LIBRARIES.fullmatch(package.name) or purge_reason(package.name, state.version) == "same-module"
+        for package, state in packages.items()
+        if not state.config_files_only
+    )
+
+
+def is_cuda_library(package: PackageId, state: PackageState) -> bool:
+    """Return whether a package is an installed one that brings libcuda.so.1, by Debian's, NVIDIA's or Ubuntu's name."""
+    brings = _LIBRARIES.fullmatch(package.name) and package.name != "libnvidia-ml1" and not package.arch
+    return bool(brings) and not state.config_files_only
 
 
 def installed_branches(facts: Facts) -> tuple[int, ...]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
 
 from gpunode.catalog.gpudirect import FEATURES
@@ -17,7 +18,7 @@ from gpunode.runtimes import RUNTIMES
 from gpunode.steps.installed_driver import matches
 
 
-def wanted_state(recipe: Recipe, package: PackageId, otherwise: KnownAfter) -> PackageState | KnownAfter:
+def wanted_state(recipe: Recipe, package: PackageId, otherwise: PackageState | KnownAfter) -> PackageState | KnownAfter:
     """What ``package`` is to be: of the locked version, or as it would be without a lock."""
     version = recipe.lock.packages.get(package) if recipe.lock else None
     return PackageState(version) if version else otherwise
@@ -46,4 +47,20 @@ def held_elsewhere(facts: Facts, packages: Iterable[PackageId], asks: str) -> Re
         what=f"{', '.join(map(str, listed))} is held, and {asks} asks for another version",
         why="somebody put it on hold; gpunode breaks no holds",
         hint=f"{system(facts).unhold(listed)}\nthen run the same command again",
+        held=listed,
+    )
+
+
+def with_all_holds(refusals: Sequence[Refusal], facts: Facts) -> Refusal:
+    """Return the first of ``refusals``; where it is for a hold, with the holds of all others in one command."""
+    first, *others = refusals
+    held = tuple(dict.fromkeys(chain.from_iterable(one.held for one in refusals)))
+    if not first.held or held == first.held:
+        return first
+    return replace(
+        first,
+        what=f"{', '.join(map(str, held))} are held, and this recipe needs them in other versions or not at all",
+        why="\n".join((*(one.what for one in (first, *others) if one.held), first.why)),
+        hint=f"{system(facts).unhold(held)}\nthen run the same command again",
+        held=held,
     )

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
-from typing import Final
+from functools import partial
 
-from gpunode.catalog.repositories import cuda_repository, is_old_toolkit_source, toolkit_repository
+from gpunode.catalog.repositories import (
+    cuda_repository,
+    former_toolkit_repository,
+    other_cuda_folder,
+    toolkit_repository,
+)
 from gpunode.change import SigningKey
-from gpunode.command import command
 from gpunode.facts.model import Facts, need
-from gpunode.facts.probes import KEYRINGS
 from gpunode.outcome import Outcome, Planned, Refusal, Step
 from gpunode.packages import Repository, system
 from gpunode.recipe import Recipe
 from gpunode.steps.families import family_of, wants_driver
 from gpunode.steps.installed_driver import preexisting_driver
-
-_ENTERED_BY_OTHERS: Final = 0o001
 
 
 def plan_cuda(recipe: Recipe, facts: Facts) -> Outcome:
@@ -40,11 +40,14 @@ def plan_cuda(recipe: Recipe, facts: Facts) -> Outcome:
             hint='use a release that has one, or set driver.version = "none" and install the driver by hand',
         )
     key = SigningKey(row.key_url, frozenset({row.fingerprint}))
-    repository = Repository(row.base_url, row.list_file, row.keyring, key, _has_no_former, architecture)
+    alias = partial(other_cuda_folder, row)
+    repository = Repository(row.base_url, row.list_file, row.keyring, key, alias, architecture)
     outcome = system(facts).plan_repository(repository, facts)
-    if not isinstance(outcome, Planned):
-        return outcome
-    return replace(outcome, notes=(*outcome.notes, *system(facts).relaxed(facts), *_closed_folder(facts)))
+    return (
+        replace(outcome, notes=(*outcome.notes, *system(facts).relaxed(facts)))
+        if isinstance(outcome, Planned)
+        else outcome
+    )
 
 
 def plan_toolkit(recipe: Recipe, facts: Facts) -> Outcome:
@@ -54,27 +57,8 @@ def plan_toolkit(recipe: Recipe, facts: Facts) -> Outcome:
     architecture = need(facts.architecture, "the architecture of this system")
     row = toolkit_repository(recipe.repositories.toolkit, recipe.repositories.toolkit_key)
     key = SigningKey(row.key_url, frozenset({row.fingerprint}))
-    repository = Repository(row.url, row.list_file, row.keyring, key, is_old_toolkit_source, architecture)
-    outcome = system(facts).plan_repository(repository, facts)
-    if not isinstance(outcome, Planned):
-        return outcome
-    return replace(outcome, notes=(*outcome.notes, *_closed_folder(facts)))
-
-
-def _closed_folder(facts: Facts) -> Iterator[str]:
-    """Yield that the package manager's own user cannot enter the folder of the keyrings."""
-    mode = facts.folder_modes.get(KEYRINGS)
-    if mode is not None and not mode & _ENTERED_BY_OTHERS:
-        opened = command("sudo", "chmod", "755", KEYRINGS)
-        yield (
-            f"{KEYRINGS} has the mode {mode:04o}, so the user that fetches package indexes can read no keyring in it: "
-            f"`{opened}` opens it"
-        )
-
-
-def _has_no_former(uri: str) -> bool:
-    del uri
-    return False
+    repository = Repository(row.url, row.list_file, row.keyring, key, former_toolkit_repository, architecture)
+    return system(facts).plan_repository(repository, facts)
 
 
 def wants_toolkit(recipe: Recipe) -> bool:

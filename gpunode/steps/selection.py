@@ -24,6 +24,7 @@ from gpunode.recipe import Recipe, VersionLock
 from gpunode.steps.families import family_of, wants_driver
 from gpunode.steps.gpus import models
 from gpunode.steps.installed_driver import (
+    NAMED_KINDS,
     PINNING,
     branch_of,
     builds_modules,
@@ -31,6 +32,7 @@ from gpunode.steps.installed_driver import (
     installed_branches,
     is_installed,
     is_maintained,
+    is_of_kind,
     is_version_of,
     matches,
     pinned_by_package,
@@ -38,6 +40,7 @@ from gpunode.steps.installed_driver import (
     prefix,
 )
 
+_UBUNTU = "ubuntu"
 _REVISION = re.compile(r"-[^-]*\Z")
 
 
@@ -76,13 +79,16 @@ def choice(recipe: Recipe, facts: Facts) -> Choice | Refusal:
 
     A lock has the first word. Where the recipe leaves the branch to gpunode, NVIDIA's pinning package follows, then the
     installed driver: a branch that is still maintained and fits is kept, also by an upgrade, which brings the newest of
-    it. An upgrade of a branch that has ended goes on to a newer one, not back.
+    it. An upgrade of a branch that has ended goes on to a newer one, not back. With ``lts`` or ``production`` an
+    installed branch of that kind is kept likewise, when NVIDIA has a newer one of it.
     """
     present = models(need(facts.devices, "which PCI devices there are"))
     if recipe.lock is not None:
         return _locked(recipe, recipe.lock, facts, present)
     if preexisting := preexisting_driver(recipe, facts):
         return preexisting.chosen
+    if recipe.driver.version in NAMED_KINDS and (kept := _kept(recipe, facts, present)) is not None:
+        return kept
     if recipe.driver.version == "auto":
         pinned = pinned_by_package(known(facts.packages, {}))
         if pinned and isinstance(found := choose(present, replace(recipe.driver, version=pinned)), Choice):
@@ -110,7 +116,11 @@ def _kept(recipe: Recipe, facts: Facts, present: tuple[GpuModel, ...]) -> Choice
     chosen = next(chain(whole, begun), None)
     if chosen is None:
         return None
-    kept = f"branch {chosen.branch} with {chosen.flavour} modules is installed, maintained and suitable, so it is kept"
+    status = "newer than what gpunode knows" if branches.is_unknown(chosen.branch) else "maintained and suitable"
+    kept = f"branch {chosen.branch} with {chosen.flavour} modules is installed, {status}, so it is kept"
+    best = choose(present, recipe.driver)
+    if recipe.driver.version in NAMED_KINDS and isinstance(best, Choice) and best.branch != chosen.branch:
+        kept += f" (`--driver {best.branch}` moves to the newest {recipe.driver.version} branch)"
     if not recipe.upgrade and isinstance(found, Family) and (exact := _held_by_file(found, chosen, facts)):
         return replace(chosen, exact=exact, reason=f"{system(facts).pin_file} pins it to {exact}, as requested earlier")
     return replace(chosen, reason=kept)
@@ -199,8 +209,8 @@ def not_locked(lock: VersionLock, package: PackageId) -> Refusal:
 
 def _fitting(recipe: Recipe, facts: Facts, present: tuple[GpuModel, ...]) -> Iterator[Choice]:
     """What the installed branches that are maintained can be for these GPUs, in either flavour that may be used."""
-    for branch in installed_branches(facts):
-        for flavour in flavours(recipe) if is_maintained(branch) else ():
+    for branch in filter(is_maintained, installed_branches(facts)):
+        for flavour in flavours(recipe) if is_of_kind(branch, recipe.driver.version) else ():
             chosen = choose(present, replace(recipe.driver, version=str(branch), flavour=flavour))
             if isinstance(chosen, Choice):
                 yield chosen
@@ -222,9 +232,31 @@ def kept_version(recipe: Recipe, facts: Facts, driver: WantedDriver) -> str:
 
 def installed_version(facts: Facts, driver: WantedDriver) -> str:
     """The installed version of the chosen driver, as the package of its kernel modules has it; empty where none is."""
+    return upstream(modules_version(facts, driver))
+
+
+def modules_version(facts: Facts, driver: WantedDriver) -> str:
+    """Return the whole version of the kernel modules' package, of the chosen driver; empty where none is there."""
     packages = known(facts.packages, {})
     modules = (packages.get(one) for one in (PackageId(driver.family.dkms_package(driver.chosen)), driver.rival))
-    return next((upstream(state.version) for state in modules if state and matches(state, prefix(driver.chosen))), "")
+    return next((state.version for state in modules if state and matches(state, prefix(driver.chosen))), "")
+
+
+def built_for_ubuntu(facts: Facts, driver: WantedDriver) -> tuple[PackageId, ...]:
+    """Return the installed packages of the driver that NVIDIA built for Ubuntu, where its kernel modules are Debian's.
+
+    They come at the same driver version from another folder of NVIDIA's repository, with other dependencies. Only
+    Ubuntu's mark their revision (``580.178.04-1ubuntu1``).
+    """
+    version, packages = modules_version(facts, driver), known(facts.packages, {})
+    if not version or _UBUNTU in version:
+        return ()
+    of_driver = ((one, packages[one]) for one in sorted(driver_packages(packages)))
+    return tuple(
+        one
+        for one, state in of_driver
+        if not state.config_files_only and upstream(state.version) == upstream(version) and _UBUNTU in state.version
+    )
 
 
 def apart_from(recipe: Recipe, facts: Facts, driver: WantedDriver) -> tuple[PackageId, ...]:

@@ -14,6 +14,7 @@ from gpunode.steps.driver import DRIVER
 from gpunode.steps.gpudirect import GPUDIRECT, GPUDIRECT_MODULES
 from gpunode.steps.headers import HEADERS
 from gpunode.steps.mig import MIG
+from gpunode.steps.missing_dependencies import MISSING_DEPENDENCIES
 from gpunode.steps.module import MODULE_BUILD, MODULE_LOAD
 from gpunode.steps.mps import MPS
 from gpunode.steps.persistence import PERSISTENCE
@@ -39,6 +40,7 @@ DRIVER_STEPS = frozenset(
         MODULE_BUILD,
         MODULE_LOAD,
         PERSISTENCE,
+        MISSING_DEPENDENCIES,
     )
 )
 
@@ -55,6 +57,7 @@ STEPS: tuple[Step, ...] = (
     GPUDIRECT,
     TOOLKIT,
     RUNTIME_INSTALL,
+    MISSING_DEPENDENCIES,
     MODULE_BUILD,
     MODULE_LOAD,
     PERSISTENCE,

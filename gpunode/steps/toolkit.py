@@ -42,10 +42,12 @@ def plan(recipe: Recipe, facts: Facts) -> Outcome:
             what=f"{', '.join(map(str, held))} is held",
             why=f"the toolkit's packages must all be {wanted or 'of one version'}; somebody put it on hold",
             hint=f"{system(facts).unhold(held)}\nthen run the same command again",
+            held=tuple(held),
         )
     notes = (
         *_configured_otherwise(recipe, facts),
         *_held_back(recipe, packages),
+        *_replaced(facts),
         *system(facts).diverted(facts, ("nvidia-container", "nvidia-ctk", "nvidia-cdi-hook")),
     )
     marked = set_manual(packages, [name for name in TOOLKIT_PACKAGES[:1] if name not in names])
@@ -57,6 +59,14 @@ def plan(recipe: Recipe, facts: Facts) -> Outcome:
     states = ((name, packages.get(name)) for name in names)
     changes = tuple(PackageChange(name, now, replace(after, auto=_came_along(name, now))) for name, now in states)
     return Planned((*changes, *marked), _reason(packages, wanted), notes)
+
+
+def _replaced(facts: Facts) -> Iterator[str]:
+    """Yield a note for each program of the toolkit in whose place something else stands; it may be meant."""
+    packages = known(facts.packages, {})
+    anew = system(facts).reinstall({one: packages[one] for one in TOOLKIT_PACKAGES if matches(packages.get(one), "")})
+    for path in known(facts.replaced_programs, ()):
+        yield f"{path} is not the program of its package, such as a wrapper; to have that back: {anew}"
 
 
 def _configured_otherwise(recipe: Recipe, facts: Facts) -> Iterator[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import groupby
 
@@ -288,10 +288,11 @@ class Applier:
             self.host.apply(changes)
         except GpunodeError as failure:
             untouched = spared()
-            intents = (entry for entry in self.run.entries() if isinstance(entry, Intent) and entry.seq in seqs)
-            for intent in intents:
-                if not isinstance(intent.change, PackageChange) or intent.change.id in untouched:
-                    self.run.failed(intent.seq, failure.what)
+            intents = [entry for entry in self.run.entries() if isinstance(entry, Intent) and entry.seq in seqs]
+            with _append_to(failure):
+                for intent in intents:
+                    if not isinstance(intent.change, PackageChange) or intent.change.id in untouched:
+                        self.run.failed(intent.seq, failure.what)
             raise
         self.run.done(*seqs)
 
@@ -302,11 +303,22 @@ def failure_recorded(run: Run) -> Iterator[None]:
     try:
         yield
     except GpunodeError as error:
-        run.commit("interrupted" if isinstance(error, Interrupted) else "failed", error.what)
+        with _append_to(error):
+            run.commit("interrupted" if isinstance(error, Interrupted) else "failed", error.what)
         raise
     except BaseException as error:
-        run.commit("failed", f"a bug: {type(error).__name__}")
+        with suppress(GpunodeError):
+            run.commit("failed", f"a bug: {type(error).__name__}")
         raise
+
+
+@contextmanager
+def _append_to(failure: GpunodeError) -> Iterator[None]:
+    """Add to ``failure`` what goes wrong while it is recorded: the user must hear of the failure itself."""
+    try:
+        yield
+    except GpunodeError as second:
+        failure.why = "\n".join(filter(None, (failure.why, f"{second.what}: {second.why}")))
 
 
 def _last_file(step: StepPlan) -> FileChange | None:

@@ -26,6 +26,8 @@ from gpunode.runtimes.found import by_looking
 from gpunode.runtimes.installations import placed
 from gpunode.steps import mig
 from gpunode.steps.detect import DETECT
+from gpunode.steps.gpus import GPU_OPTION
+from gpunode.steps.locked import with_all_holds
 from gpunode.steps.table import DRIVER_STEPS, STAGES, STEPS
 from gpunode.steps.toolkit import CONFIG, CONFIG_FROM
 
@@ -176,22 +178,34 @@ def survey(
         gpus: the GPUs of the machine that an image is built for; they stand in for the present machine's devices.
     """
     facts = derive(look_for(host, recipe, image=image), image=image)
-    return replace(facts, devices=Known(tuple(gpus), "--gpu")) if gpus else facts
+    return replace(facts, devices=Known(tuple(gpus), GPU_OPTION)) if gpus else facts
 
 
 def plan_stage(recipe: Recipe, facts: Facts, stage: Stage, only: Collection[str] = ()) -> StagePlan:
     """The answers of a stage's steps, each seeing what the steps before it will have changed."""
     plans: list[StepPlan] = []
     recipe = scoped(recipe, only)
-    for step in _steps(recipe, stage, only):
+    steps = iter(_steps(recipe, stage, only))
+    for step in steps:
         outcome = step.plan(recipe, facts)
+        if isinstance(outcome, Refusal):
+            # Whoever releases one hold would else meet the next one.
+            more = (_hold_of(later, recipe, facts) for later in steps) if outcome.held else ()
+            plans.append(StepPlan(step, with_all_holds((outcome, *filter(None, more)), facts)))
+            break
         outcome = with_managers(outcome) if isinstance(outcome, Planned) else outcome
         changes = outcome.changes if isinstance(outcome, Planned) else ()
         plans.append(StepPlan(step, outcome, changes))
-        if isinstance(outcome, Refusal):
-            break
         facts = project(facts, changes)
     return StagePlan(stage, tuple(plans))
+
+
+def _hold_of(step: Step, recipe: Recipe, facts: Facts) -> Refusal | None:
+    """Return the refusal of a step for a package on hold; None where it has no such reason."""
+    with suppress(Undetermined):
+        outcome = step.plan(recipe, facts)
+        return outcome if isinstance(outcome, Refusal) and outcome.held else None
+    return None
 
 
 def with_managers(planned: Planned) -> Planned:

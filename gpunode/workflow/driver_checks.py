@@ -13,8 +13,9 @@ from gpunode.facts.model import Facts, Known, Unknown, known
 from gpunode.facts.nvml import Gpu, Inventory, NoAnswer, NvmlAnswer, NvmlFailure, Unread
 from gpunode.host.port import HostView
 from gpunode.package_id import PackageId
+from gpunode.packages import system
 from gpunode.recipe import Recipe
-from gpunode.steps.installed_driver import matches
+from gpunode.steps.installed_driver import is_cuda_library, matches
 from gpunode.steps.selection import WantedDriver, apart_from, wanted_driver
 
 if TYPE_CHECKING:
@@ -25,6 +26,8 @@ def driver_checks(recipe: Recipe, facts: Facts, answer: NvmlAnswer) -> Iterator[
     """Whether the driver answers, is of one version in all its parts, and can be reached by programs."""
     yield from _driver(answer)
     yield from _versions(recipe, facts, answer)
+    if not isinstance(answer, NoAnswer) and answer.libcuda_error:
+        yield _libcuda(facts, answer.libcuda_error)
     if isinstance(answer, Inventory):
         yield from _device_nodes(facts, answer)
 
@@ -91,6 +94,16 @@ def _versions(recipe: Recipe, facts: Facts, answer: NvmlAnswer) -> Iterator[Chec
     if not problems and not strays and module:
         seen = nvml_facts.driver_version(library or "") or "not reported by NVML"
         yield Check("versions", title, "passed", f"module {module}, library {seen}, package {package or 'none'}")
+
+
+def _libcuda(facts: Facts, error: str) -> Check:
+    """Return the failed check of the library that every program with CUDA loads; nvidia-smi does without it."""
+    installed = known(facts.packages, {})
+    packages = {one: state for one, state in sorted(installed.items()) if is_cuda_library(one, state)}
+    reinstall = system(facts).reinstall(packages)
+    hint = f"install it anew, then look where the loader searches:\nsudo {reinstall}\nldconfig -p | grep libcuda"
+    missing = "install the driver's libraries with gpunode setup"
+    return Check("libcuda", "programs can load CUDA's library", "failed", error, hint if packages else missing)
 
 
 def _driver_here(recipe: Recipe, facts: Facts) -> WantedDriver | None:

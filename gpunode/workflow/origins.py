@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import cache
 
 from gpunode.catalog import openpgp
+from gpunode.catalog.conflicts import driver_packages
 from gpunode.change import Change, PackageChange, PackageState
 from gpunode.facts.evidence import Probe
 from gpunode.facts.model import EMBEDDED, Facts, PackageSource, known
@@ -43,6 +44,33 @@ def with_origins(plan: StagePlan, host: HostView, facts: Facts) -> StagePlan:
     steps = tuple(replace(step, changes=tuple(map(marked, step.changes))) for step in plan.steps)
     dependencies = (change for change in map(marked, plan.dependencies) if isinstance(change, PackageChange))
     return replace(plan, steps=steps, dependencies=tuple(dependencies))
+
+
+def archives_behind(problem: str, facts: Facts, host: HostView) -> str:
+    """Return where the driver packages come from that a refused transaction names, a line for each archive.
+
+    Empty where only one archive has them: with two, what one of them brings may keep out what the other has.
+    """
+    package_system = system(facts)
+    named = driver_packages(package_system.packages_in(problem))
+    answer = host.look(package_system.archives_of(named)) if named else None
+    if answer is None or answer.outcome != "ok":
+        return ""
+    versions: dict[Archive, list[str]] = {}
+    for (name, version), archives in package_system.archives(answer.text).items():
+        for archive in archives:
+            versions.setdefault(archive, []).append(f"{name} {version}")
+    rows = (f"{redact(one.uri)}{_listed_in(one, facts)} has {', '.join(found[:3])}" for one, found in versions.items())
+    return "\n".join(rows) if len(versions) > 1 else ""
+
+
+def _listed_in(archive: Archive, facts: Facts) -> str:
+    files = [
+        f"{source.file}:{source.line}"
+        for source in known(facts.sources, ())
+        if source.enabled and not source.source_package and system(facts).serves(source, archive)
+    ]
+    return f" ({', '.join(files)})" if files else ""
 
 
 def _vouching(archive: Archive, facts: Facts, host: HostView) -> str:

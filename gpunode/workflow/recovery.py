@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from gpunode.change import Change, FileChange, PackageChange, PackageState, Trigger, subject
-from gpunode.errors import UsageError
+from gpunode.change import Change, FileChange, FileState, PackageChange, PackageState, Trigger, subject
+from gpunode.errors import ChangeFailed, Undetermined, UsageError
 from gpunode.facts.model import Facts, Known, known
-from gpunode.journal.history import CutShort
+from gpunode.host.port import HostView
+from gpunode.journal.history import CutShort, open_intents
+from gpunode.journal.record import Intent, digest
 from gpunode.package_id import PackageId
 from gpunode.runtimes import RUNTIMES
 
 if TYPE_CHECKING:
     from gpunode.journal.store import Store
+    from gpunode.workflow.lost_record import LostRecord
 
+# What the files begin with that only gpunode writes.
+MARK: Final = b"# Written by gpunode"
 _NAMED = 3
 
 
@@ -30,6 +36,7 @@ class Backlog:
         cut: the newest run, if it was cut short.
         ended: how the newest run ended: ``was cut short``, ``failed``, ``was interrupted``; empty when it was done.
         unread: why nobody can tell; empty when it is known.
+        lost: what a run that is no longer recorded left on the node; nothing that a setup does.
     """
 
     owed: tuple[Trigger, ...] = ()
@@ -37,6 +44,7 @@ class Backlog:
     cut: CutShort | None = None
     ended: str = ""
     unread: str = ""
+    lost: LostRecord | None = None
 
     def __bool__(self) -> bool:
         """Whether there is anything to be done."""
@@ -47,6 +55,11 @@ class Backlog:
         """What is left to do, a few words each."""
         marks = f"mark {_named(self.marks)} as before"
         return (*map(str, self.owed), *((marks,) if self.marks else ()))
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the user should know beside the work that is left, a sentence each."""
+        return (str(self.lost),) if self.lost else ()
 
     def __str__(self) -> str:
         who = f"an earlier run {self.ended} and" if self.ended else "an earlier run"
@@ -68,7 +81,25 @@ def backlog(store: Store, facts: Facts) -> Backlog:
     marks = marks_missing(cut, known(facts.packages, {})) if cut is not None else ()
     newest = store.runs()[-1:] if owed or marks else ()
     ended = next((_ENDED.get(run.commit.result, "") for run in newest if run.commit), "")
-    return Backlog(owed, marks, cut, "was cut short" if cut is not None else ended)
+    return Backlog(owed, marks, cut, "was cut short" if cut is not None else ended, lost=find_lost_record(store, facts))
+
+
+def find_lost_record(store: Store, facts: Facts) -> LostRecord | None:
+    """Return what says that gpunode made it although no recorded run did; None without any.
+
+    Raises:
+        UsageError: only root may read the journals.
+        JournalDamaged: one of the journals is.
+    """
+    states = ((path, known(facts.file(path), None)) for path in sorted(facts.files))
+    marked = {path: state for path, state in states if state is not None and state.content.startswith(MARK)}
+    if not marked:
+        return None
+    from gpunode.workflow.lost_record import (
+        assess_lost_record,  # on use: a node that gpunode never changed has no such file
+    )
+
+    return assess_lost_record(marked, facts, store.inventory(), str(store.folder))
 
 
 def visible_backlog(store: Store, facts: Facts) -> Backlog:
@@ -81,6 +112,56 @@ def visible_backlog(store: Store, facts: Facts) -> Backlog:
         return backlog(store, facts)
     except UsageError as error:
         return Backlog(unread=error.what)
+
+
+def record_what_was_made(store: Store, host: HostView) -> None:
+    """Record of changes whose run ended before it could whether the node shows that they were made.
+
+    Done soon after the run, it tells what gpunode took away from what somebody brings back later. A change whose
+    subject a later run changed, too, and one of which the node shows neither, stay as they are.
+
+    Raises:
+        UsageError: only root may read the journals.
+        JournalDamaged: one of the journals is.
+    """
+    changed_since: set[str] = set()
+    for run in reversed(store.ids()):
+        entries = store.entries(run)
+        intents = [one for one in open_intents(entries) if subject(one.change) not in changed_since]
+        # Where the disk has no room, or the node cannot be read, the next run tries again.
+        with suppress(ChangeFailed, Undetermined, ValueError):
+            if made := [*_find_made_files(host, intents), *_find_made_removals(host, intents)]:
+                store.record_made(run, made)
+        changed_since |= {subject(entry.change) for entry in entries if isinstance(entry, Intent)}
+
+
+def _find_made_files(host: HostView, intents: Sequence[Intent]) -> Iterator[Intent]:
+    """Yield the intents whose file is as they leave it; the content of a recorded state is its sha256."""
+    from gpunode.workflow import present  # on use, here and below: a plan looks at no state of a file
+
+    for intent in intents:
+        match intent.change:
+            case FileChange(path=path, before=FileState(), after=None) if present.state(host, path) is None:
+                yield intent
+            case FileChange(path=path, after=FileState() as after):
+                now = present.state(host, path)
+                if now is not None and replace(now, content=digest(now.content).encode()) == after:
+                    yield intent
+            case _:
+                pass
+
+
+def _find_made_removals(host: HostView, intents: Sequence[Intent]) -> Sequence[Intent]:
+    """Return the intents to remove a package that is not there, and did not lose just a part of its files."""
+    changes = ((intent, intent.change) for intent in intents)
+    removals = [(one, change.id) for one, change in changes if isinstance(change, PackageChange) and not change.after]
+    if not removals:
+        return ()
+    from gpunode.workflow import present
+
+    database = present.database(host)
+    there, half = database.packages(), database.half_installed()
+    return [intent for intent, package in removals if package not in there and package.name not in half]
 
 
 def still_owed(owed: Mapping[Trigger, float], facts: Facts) -> tuple[Trigger, ...]:
@@ -132,17 +213,29 @@ def half_written(cut: CutShort) -> tuple[str, ...]:
 
 
 def marks_missing(cut: CutShort, installed: Mapping[PackageId, PackageState]) -> tuple[PackageChange, ...]:
-    """The packages that the setup brought as somebody's dependency or held, and that are not marked so.
+    """Return what gives packages the marks that the run took from them, or did not come to set.
 
-    Package managers mark all that they are told by name as manually installed; the marks are set after the transaction.
+    Package managers mark all that they are told by name as manually installed; a setup sets the marks after the
+    transaction. And they may forget that a package is automatic as soon as they are told to remove it, before they do
+    so: what was not removed after all gets that mark back, whatever run it was.
     """
-    if cut.begin.verb != "setup":
-        return ()
-    begun = {change.id: change.after for change in cut.begun if isinstance(change, PackageChange)}
-    owed = ((package, installed.get(package), after) for package, after in begun.items())
+    begun = (change for change in (*cut.begun, *cut.failed) if isinstance(change, PackageChange))
+    meant = ((change.id, installed.get(change.id), _intended_marks(cut, change, installed)) for change in begun)
     return tuple(
-        PackageChange(package, now, replace(now, auto=after.auto, held=after.held))
-        for package, now, after in owed
-        if now is not None and isinstance(after, PackageState) and now.version == after.version
-        if (after.auto and not now.auto) or (after.held and not now.held)
+        PackageChange(package, now, replace(now, auto=marks.auto, held=marks.held))
+        for package, now, marks in meant
+        if now is not None and marks is not None
+        if (marks.auto and not now.auto) or (marks.held and not now.held)
     )
+
+
+def _intended_marks(
+    cut: CutShort, change: PackageChange, installed: Mapping[PackageId, PackageState]
+) -> PackageState | None:
+    """Return the state whose marks the package of ``change`` should have as it is now; None where nobody can tell."""
+    now, after = installed.get(change.id), change.after
+    if now is None:
+        return None
+    if cut.begin.verb == "setup" and isinstance(after, PackageState) and now.version == after.version:
+        return after
+    return change.before if after is None and change.before and now.version == change.before.version else None

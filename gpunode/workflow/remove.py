@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from gpunode.change import (
+    Change,
     FileChange,
     FileState,
     MigChange,
@@ -15,20 +16,28 @@ from gpunode.change import (
     RuntimeExpectation,
     ServiceChange,
     Trigger,
+    subject,
 )
-from gpunode.errors import Refused
+from gpunode.command import command
+from gpunode.errors import GpunodeError, Refused, VerifyFailed
 from gpunode.facts.evidence import Probe
-from gpunode.facts.model import Facts
+from gpunode.facts.model import Facts, Known, known
 from gpunode.host.port import Host, HostView
 from gpunode.journal.footprint import FileTrail, Footprint
+from gpunode.journal.inventory import Inventory
 from gpunode.journal.record import digest
+from gpunode.journal.store import Store
 from gpunode.package_id import PackageId
+from gpunode.packages import system
 from gpunode.runtimes import RUNTIMES, DesiredConfig, RecordedEdit, after_edits, runtime
 from gpunode.runtimes.keys import taken_back
 from gpunode.workflow import mig_layouts, present, undo
 from gpunode.workflow.disruption import DOCKER, refuse_undoing
+from gpunode.workflow.lost_record import LostRecord
+from gpunode.workflow.recovery import find_lost_record
 from gpunode.workflow.rollback import edited
-from gpunode.workflow.undo import Part, Undoing
+from gpunode.workflow.source_lists import keep_sources_readable
+from gpunode.workflow.undo import KeptItem, Part, Undoing
 
 _STEP = "remove"
 _Reversible = TypeVar("_Reversible", MigChange, ServiceChange)
@@ -46,7 +55,7 @@ class _Back:
 
 
 def removing(
-    footprint: Footprint,
+    store: Store,
     host: Host,
     facts: Facts,
     *,
@@ -57,7 +66,7 @@ def removing(
     """The changes that remove everything that gpunode ever added.
 
     Args:
-        footprint: what all runs have made of it.
+        store: the journals, whose runs together tell what was added.
         host: the node.
         facts: of it.
         owed: what earlier runs owe and none has settled.
@@ -69,21 +78,37 @@ def removing(
         DrainRequired: containers would be stopped, or processes lose the driver.
         Refused: the package manager would do something else.
     """
-    files, file_notes = _files(footprint, host, force=force)
+    footprint = store.footprint()
+    files, file_notes, unknown = _files(footprint, host, force=force)
     added = {one: before for one, before in footprint.packages.items() if before is None or before.config_files_only}
     installed = undo.installed(facts)
-    packages, staying = undo.packages_back(added, installed, present.database(host))
-    packages = undo.completed(host, packages)
+    packages, needed = undo.packages_back(added, installed, present.database(host))
+    packages = undo.completed(host, (*packages, *_restore_marks(footprint, installed)))
     of_packages = (Part("packages", _STEP, _owing(footprint, change)) for change in packages)
     divided = [Part("runtime", _STEP, _reversed(change)) for change in footprint.mig.values()]
     layouts, unchanged = mig_layouts.back(host, divided, force=force)
     parts = undo.backward((*files, *layouts, *of_packages, *_units(footprint, facts)))
-    parts, kept = undo.with_the_driver(parts, packages, added, installed)
+    parts, serving = undo.with_the_driver(parts, packages, added, installed)
+    kept = (*unknown, *needed, *serving)
+    parts, kept = keep_sources_readable(parts, kept, facts, store.objects.path_of_content)
     if not disrupt:
         refuse_undoing([part.change for part in parts], owed, facts.unit(DOCKER), host)
-    notes = (*file_notes, *unchanged, *staying, *kept, *_not_undone(footprint.packages, installed))
-    notes = (*notes, *_enrolled_keys(host))
-    return Undoing("", parts, notes, reboot=undo.reboot_reason(facts, packages), owed=owed)
+    notes = (*file_notes, *unchanged, *_not_undone(footprint.packages, installed), *_enrolled_keys(host))
+    return Undoing("", parts, notes, reboot=undo.reboot_reason(facts, packages), owed=owed, kept=kept)
+
+
+def _restore_marks(footprint: Footprint, installed: Mapping[PackageId, PackageState]) -> Iterator[PackageChange]:
+    """Yield what gives packages that were there before gpunode their marks back: automatic or manual, held or not.
+
+    What somebody marked otherwise since stays so.
+    """
+    for package, before in footprint.packages.items():
+        now, after = installed.get(package), footprint.marks.get(package)
+        if before is None or before.config_files_only or now is None or now.config_files_only:
+            continue
+        is_gpunodes = after is None or (now.auto, now.held) == (after.auto, after.held)
+        if is_gpunodes and (now.auto, now.held) != (before.auto, before.held):
+            yield PackageChange(package, now, replace(now, auto=before.auto, held=before.held))
 
 
 def _units(footprint: Footprint, facts: Facts) -> Iterator[Part]:
@@ -101,14 +126,15 @@ def _owing(footprint: Footprint, change: PackageChange) -> PackageChange:
     return replace(change, triggers=footprint.package_triggers.get(change.id, frozenset()))
 
 
-def _files(footprint: Footprint, host: Host, *, force: bool) -> tuple[list[Part], list[str]]:
+def _files(footprint: Footprint, host: Host, *, force: bool) -> tuple[list[Part], list[str], list[KeptItem]]:
     parts: list[Part] = []
     notes: list[str] = []
+    kept: list[KeptItem] = []
     for path, trail in footprint.files.items():
         now = present.state(host, path)
         is_ours = now is not None and (force or digest(now.content) == trail.left)
         if trail.forgotten and now is not None and not (trail.spans[0].before is None and is_ours):
-            notes.append(f"{path} stays as it is: its backup was deleted (rollback --forget)")
+            kept.append(KeptItem(path, "stays as it is: its backup was deleted (rollback --forget)"))
             continue
         back = _Back(None) if trail.forgotten else _without(trail, now, force=force)
         if back.state == now:
@@ -118,7 +144,7 @@ def _files(footprint: Footprint, host: Host, *, force: bool) -> tuple[list[Part]
         if back.is_merged:
             notes.append(f"{path} was edited since gpunode wrote it; the edits stay, gpunode's lines go")
         notes += back.notes
-    return parts, notes
+    return parts, notes, kept
 
 
 def _owed(trail: FileTrail) -> frozenset[Trigger]:
@@ -140,9 +166,11 @@ def _without(trail: FileTrail, now: FileState | None, *, force: bool) -> _Back:
         after = span.after if isinstance(span.after, FileState) else None
         if back.state == after:
             back = replace(back, state=span.before)
+        elif back.state == span.before:
+            continue  # the change did not happen: its run was cut short; or somebody undid it
         elif after is None or back.state is None:
             return back  # gpunode took a file away and somebody wrote another, or somebody took gpunode's away
-        elif back.state != span.before:
+        else:
             back = _Back(span.before) if force else _merged(span, after, back)
     return back
 
@@ -182,6 +210,107 @@ def _content(span: FileChange, after: FileState, now: FileState) -> tuple[bytes 
 def _expectation(path: str) -> RuntimeExpectation | None:
     """That the runtime whose file it is can read it."""
     return next((RuntimeExpectation(row.id, row.config) for row in RUNTIMES if path in {row.config, row.drop_in}), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Remainder:
+    """What is there of gpunode's once a removal is through, found by looking at the node.
+
+    Attributes:
+        kept: what stays, with the reason.
+        missed: what the removal should have taken away.
+        lost: what no record tells of.
+    """
+
+    kept: tuple[KeptItem, ...] = ()
+    missed: tuple[str, ...] = ()
+    lost: LostRecord | None = None
+
+    @property
+    def failure(self) -> GpunodeError | None:
+        """The error that the removal ends with; None where all that stays has a reason."""
+        if self.missed:
+            return VerifyFailed(
+                "not everything was removed",
+                why=f"these are there although each command succeeded: {', '.join(self.missed)}",
+                hint="the log of this run has the commands with their output; remove these by hand",
+            )
+        return self.lost.refusal() if self.lost else None
+
+
+def find_remainder(store: Store, host: HostView, facts: Facts, undone: Undoing) -> Remainder:
+    """Look for everything that any recorded run ever added, and for what says that gpunode made it.
+
+    Args:
+        store: the journals.
+        host: the node.
+        facts: of it, after ``undone`` was carried out, or where it found nothing to do.
+        undone: the removal.
+    """
+    recorded = store.inventory()
+    missed = tuple(dict.fromkeys(subject(change) for change in undone.changes if not _is_made(change, host, facts)))
+    named = {*missed, *(one.subject for one in undone.kept), *(change.path for change in undone.files)}
+    found = (*_find_files(recorded, host), *_find_packages(recorded, facts), *_find_units(recorded, facts))
+    modules = () if undone.reboot else _find_modules(recorded, facts)
+    kept = tuple(one for one in (*found, *modules) if one.subject not in named)
+    return Remainder((*undone.kept, *kept), missed, find_lost_record(store, facts))
+
+
+def _is_made(change: Change, host: HostView, facts: Facts) -> bool:
+    """Return whether what ``change`` takes away is gone; of what cannot be seen, yes."""
+    match change:
+        case FileChange(path=path, before=FileState() as before):
+            # A package's own file is put back first, and then goes with its package.
+            return present.state(host, path) != before
+        case PackageChange(id=package, after=None):
+            return package not in undo.installed(facts)
+        case ServiceChange(unit=unit, after=after):
+            fact = facts.unit(unit)
+            return not isinstance(fact, Known) or not fact.value.exists or fact.value.state == after
+        case _:
+            return True
+
+
+def _find_files(recorded: Inventory, host: HostView) -> Iterator[KeptItem]:
+    for path, contents in recorded.written.items():
+        state = present.state(host, path)
+        if state is not None and digest(state.content) in contents:
+            yield KeptItem(
+                path, f"is as gpunode once wrote it, although a later run took it away: {_remove_command(path)}"
+            )
+    for path in sorted(recorded.generated):
+        if present.state(host, path) is not None:
+            is_volatile = path.startswith(("/run/", "/var/run/"))
+            until = "until the next boot" if is_volatile else f"until somebody removes it: {_remove_command(path)}"
+            yield KeptItem(path, f"stays, which nvidia-ctk wrote, {until}")
+
+
+def _remove_command(path: str) -> str:
+    return f"`{command('sudo', 'rm', path)}`"
+
+
+def _find_packages(recorded: Inventory, facts: Facts) -> Iterator[KeptItem]:
+    installed = undo.installed(facts)
+    for package in sorted(recorded.packages):
+        if package in installed and not installed[package].config_files_only:
+            purge = system(facts).purge([str(package)])
+            how = f"is installed, although a run of gpunode once took away what it had installed: `sudo {purge}`"
+            yield KeptItem(str(package), how)
+
+
+def _find_units(recorded: Inventory, facts: Facts) -> Iterator[KeptItem]:
+    for unit in sorted(recorded.units):
+        fact = facts.unit(unit)
+        if isinstance(fact, Known) and fact.value.exists and fact.value.state.enabled:
+            disable = command("sudo", "systemctl", "disable", unit)
+            yield KeptItem(unit, f"is enabled, as a run of gpunode once made it: `{disable}`")
+
+
+def _find_modules(recorded: Inventory, facts: Facts) -> Iterator[KeptItem]:
+    loaded = known(facts.modules, frozenset())
+    for module in sorted(recorded.modules):
+        if module.replace("-", "_") in loaded:
+            yield KeptItem(module, "stays in the kernel until the next boot")
 
 
 def _not_undone(

@@ -39,6 +39,7 @@ from gpunode.workflow.converge import DEPENDENCIES
 from gpunode.workflow.disruption import DOCKER, refuse_undoing
 from gpunode.workflow.events import Observer
 from gpunode.workflow.recovery import still_owed
+from gpunode.workflow.source_lists import keep_sources_readable
 from gpunode.workflow.undo import Part, Undo, Undoing
 
 
@@ -94,6 +95,8 @@ def undoing(
     else:
         undone = Undoing(of, files, notes, incomplete, owed=still_owed(store.owed(), facts))
         undone = _whole(host, facts, undone, parts, backward=_goes_backward(runs, of))
+        readable, kept = keep_sources_readable(undone.parts, undone.kept, facts, store.objects.path_of_content)
+        undone = replace(undone, parts=readable, kept=kept)
         going = standing.going((part.step, part.change) for part in undone.parts)
         standing.refuse_needed(store, of, going, partial(_is_there, host, undo.installed(facts)))
     if not disrupt:
@@ -200,7 +203,7 @@ def _whole(host: Host, facts: Facts, undone: Undoing, parts: Sequence[Part], *, 
     kinds = {kind: [part for part in parts if _undone_as(part.change) == kind] for kind in ("package", "unit")}
     steps = {part.change.id: part for part in kinds["package"] if isinstance(part.change, PackageChange)}
     wanted = {package: undo.state_of(part.change) for package, part in steps.items()}
-    packages, notes = undo.packages_back(wanted, undo.installed(facts), present.database(host))
+    packages, needed = undo.packages_back(wanted, undo.installed(facts), present.database(host))
     lost: tuple[str, ...] = ()
     if backward:
         # The other way round, the archives that have the packages are yet to come back.
@@ -213,11 +216,17 @@ def _whole(host: Host, facts: Facts, undone: Undoing, parts: Sequence[Part], *, 
         *(_package(steps, change) for change in packages),
         *(part for unit in units if (part := undo.service_back(facts, unit, coming=coming)) is not None),
     )
-    everything, kept = undo.with_the_driver(everything, packages, wanted, undo.installed(facts))
+    everything, serving = undo.with_the_driver(everything, packages, wanted, undo.installed(facts))
     ordered = undo.backward(everything) if backward else undo.forward(everything)
     reboot = undo.reboot_reason(facts, packages)
-    notes = (*undone.notes, *notes, *kept, *lost)
-    return replace(undone, parts=ordered, notes=notes, incomplete=undone.incomplete or bool(lost), reboot=reboot)
+    return replace(
+        undone,
+        parts=ordered,
+        notes=(*undone.notes, *lost),
+        incomplete=undone.incomplete or bool(lost),
+        reboot=reboot,
+        kept=(*needed, *serving),
+    )
 
 
 def _package(steps: Mapping[PackageId, Part], change: PackageChange) -> Part:
@@ -314,7 +323,7 @@ def not_all_back(undone: Undoing) -> VerifyFailed:
     also = (f"a reboot is needed, too: {undone.reboot}",) if undone.reboot else ()
     return VerifyFailed(
         "not everything was restored",
-        why="\n".join((*undone.notes, *also)),
+        why="\n".join((*undone.remarks, *also)),
         hint="install the missing packages in a version that the archives have",
     )
 

@@ -21,7 +21,8 @@ from gpunode.workflow.converge import Advance, StagePlan, plan_stage, raise_refu
 from gpunode.workflow.disruption import refuse_setup
 from gpunode.workflow.events import Observer, Previewed, StageBegun, Surveyed, Told
 from gpunode.workflow.locking import lacked
-from gpunode.workflow.origins import with_origins
+from gpunode.workflow.loss import lost_packages, refuse_loss
+from gpunode.workflow.origins import archives_behind, with_origins
 from gpunode.workflow.plan import plan
 from gpunode.workflow.reboot import UNIT, Resume, arrange, resume_unit
 from gpunode.workflow.recovery import Backlog, backlog, marks_missing, told
@@ -42,6 +43,7 @@ class Asked:
 
     Attributes:
         version: of gpunode; likewise ``argv`` and ``recipe_sha256`` for the journal alone.
+        allow_loss: whether packages may go that no archive has.
         confirm: asked once, after the plan is told and before anything is done.
         pause: called between changes; raises Interrupted when the end was asked for.
         started: when the command began, by the monotonic clock; 0 when it begins now.
@@ -53,6 +55,7 @@ class Asked:
     recipe_sha256: str = ""
     only: Collection[str] = ()
     allow_disruption: bool = False
+    allow_loss: bool = False
     confirm: Callable[[Sequence[StagePlan]], None] = _agree
     pause: Callable[[], None] = _go_on
     resume: Resume | None = None
@@ -103,6 +106,8 @@ def setup(
     started = asked.started or time.monotonic()
     tell(Surveyed(recipe, facts))
     preview = _previewed(recipe, facts, host, asked)
+    lost = None if asked.allow_loss else lost_packages(preview, facts, host.offered)
+    refuse_loss(lost or ())
     left = backlog(store, facts)
     tell(Previewed(preview))
     nothing_to_do = not left and not any(stage.changes for stage in preview)
@@ -119,7 +124,7 @@ def setup(
     unsettled = tuple(change for change in store.unsettled() if change.triggers & set(left.owed))
     run = _begun(store, recipe, facts, asked)
     applier = Applier(host, run, tell, asked.pause, unsettled, left.owed)
-    course = _Course(recipe, host, applier, advance, asked, preview, left)
+    course = _Course(recipe, host, applier, advance, asked, preview, left, knows_losses=lost is not None)
     waits, seconds = _carried_out(course, run, facts), time.monotonic() - started
     return SetupResult(preview, tuple(course.applied), tuple(course.settled), waits, run.id, seconds, course.facts)
 
@@ -176,7 +181,11 @@ def _waited_for(answer: Callable[[], None]) -> float:
 
 @dataclass(slots=True)
 class _Course:
-    """The walk that applies; it gathers what was done."""
+    """The walk that applies; it gathers what was done.
+
+    Attributes:
+        knows_losses: whether the plan has been compared with what archives have.
+    """
 
     recipe: Recipe
     host: Host
@@ -185,6 +194,7 @@ class _Course:
     asked: Asked
     agreed: tuple[StagePlan, ...]
     left: Backlog
+    knows_losses: bool
     applied: list[StagePlan] = field(default_factory=list)
     settled: list[Settled] = field(default_factory=list)
     waits: tuple[Waits, ...] = ()
@@ -229,10 +239,13 @@ class _Course:
         if exact.unresolved:
             raise ChangeFailed(
                 f"{system(facts).manager} cannot install what the plan asks for; no package was touched",
-                why=exact.unresolved,
+                why="\n".join(filter(None, (exact.unresolved, archives_behind(exact.unresolved, facts, self.host)))),
                 hint=system(facts).hint(exact.unresolved),
             )
         self._hold_to_agreed(exact, system(facts).manager)
+        if not self.knows_losses and not self.asked.allow_loss:
+            # There was no package index when the plan was made.
+            refuse_loss(lost_packages([exact], facts, self.host.offered) or ())
         return with_origins(exact, self.host, facts)
 
     def _hold_to_agreed(self, exact: StagePlan, manager: str) -> None:

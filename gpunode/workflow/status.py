@@ -72,18 +72,18 @@ class Status:
 def status(facts: Facts, host: HostView, left: Backlog) -> Status:
     """The node as it is; what is unknown shows as absent or None."""
     packages = known(facts.packages, {})
-    drivers = {p: s for p, s in installed_driver_packages(facts).items() if not s.config_files_only} if packages else {}
-    is_driver = has_driver(drivers)
+    found = {p: s for p, s in installed_driver_packages(facts).items() if not s.config_files_only} if packages else {}
+    drivers = found if has_driver(found) else {}
     kernels = facts.kernels.value if isinstance(facts.kernels, Known) else None
     loaded = facts.loaded_driver.value if isinstance(facts.loaded_driver, Known) else None
     runtimes = tuple(_runtimes(facts))
     toolkit = packages.get(TOOLKIT_PACKAGES[0])
     return Status(
         gpus=tuple((d.address, lookup(d.device).name or d.name) for d in own_gpus(known(facts.devices, ()))),
-        driver=_driver_version(drivers) if is_driver else "",
+        driver=_driver_version(drivers),
         loaded=loaded.version if loaded else "",
         kernels=kernels,
-        without_module=_without_module(kernels, facts) if is_driver else (),
+        without_module=_without_module(kernels, facts) if drivers else (),
         held=tuple(str(package) for package, state in drivers.items() if state.held),
         toolkit=toolkit.version if toolkit and not toolkit.config_files_only else "",
         runtimes=runtimes,

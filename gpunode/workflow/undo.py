@@ -54,13 +54,30 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
+class KeptItem:
+    """A thing that an undo leaves as it is, and why: a package that others need now, a list that would contradict one.
+
+    Attributes:
+        subject: a path, a package, a unit.
+        how: the rest of the sentence that begins with it.
+    """
+
+    subject: str
+    how: str
+
+    def __str__(self) -> str:
+        return f"{self.subject} {self.how}"
+
+
+@dataclass(frozen=True, slots=True)
 class Undoing:
     """What will be taken back, shown before it is done.
 
     Attributes:
         of: the run that is undone; empty for all of them.
         parts: in the order in which they are carried out.
-        notes: what the user should know: what stays and why, what cannot come back.
+        notes: what the user should know: what cannot come back, and what was edited.
+        kept: what stays as it is.
         incomplete: whether something of the former state cannot come back.
         reboot: why the rest needs a reboot; empty when it does not.
         owed: what runs before this one owe and none has settled, such as a restart after a rollback that was killed.
@@ -74,6 +91,12 @@ class Undoing:
     reboot: str = ""
     owed: tuple[Trigger, ...] = ()
     left: tuple[str, ...] = ()
+    kept: tuple[KeptItem, ...] = ()
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """The notes, and what stays as it is, a sentence each."""
+        return (*self.notes, *map(str, self.kept))
 
     @property
     def changes(self) -> tuple[Change, ...]:
@@ -159,8 +182,8 @@ def _forward_rank(part: Part) -> int:
 
 def packages_back(
     wanted: Mapping[PackageId, PackageState | None], installed: Mapping[PackageId, PackageState], database: Database
-) -> tuple[tuple[PackageChange, ...], tuple[str, ...]]:
-    """What brings the packages to ``wanted``, and a note for each that stays because others need it now.
+) -> tuple[tuple[PackageChange, ...], tuple[KeptItem, ...]]:
+    """What brings the packages to ``wanted``, and those that stay because others need them now.
 
     Args:
         wanted: the state of each; None for what was not there.
@@ -175,8 +198,8 @@ def packages_back(
     leaving = [change.id for change in changes if is_removal(change)]
     changing = [change.id for change in changes if not is_removal(change)]
     staying = database.needed(leaving, changing)
-    notes = tuple(f"{package} stays: {by} needs it now" for package, by in sorted(staying.items()))
-    return tuple(change for change in changes if change.id not in staying), notes
+    kept = tuple(KeptItem(str(package), f"stays: {by} needs it now") for package, by in sorted(staying.items()))
+    return tuple(change for change in changes if change.id not in staying), kept
 
 
 def with_the_driver(
@@ -184,15 +207,15 @@ def with_the_driver(
     packages: Sequence[PackageChange],
     wanted: Mapping[PackageId, PackageState | None],
     there: Collection[PackageId],
-) -> tuple[tuple[Part, ...], tuple[str, ...]]:
+) -> tuple[tuple[Part, ...], tuple[KeptItem, ...]]:
     """``parts`` without what a driver that stays is run with: its blacklist, archive, key, pin and units; and why."""
     going = {change.id for change in packages}
     staying = {one for one, state in wanted.items() if state is None and one in there and one not in going}
     if not (drivers := sorted(driver_packages(staying))):
         return tuple(parts), ()
-    kept = [part for part in parts if _serves_packages(part)]
-    notes = tuple(f"{subject(part.change)} stays with {drivers[0]}" for part in kept)
-    return tuple(part for part in parts if part not in kept), notes
+    serving = [part for part in parts if _serves_packages(part)]
+    kept = tuple(KeptItem(subject(part.change), f"stays with {drivers[0]}") for part in serving)
+    return tuple(part for part in parts if part not in serving), kept
 
 
 def _serves_packages(part: Part) -> bool:

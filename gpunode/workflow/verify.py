@@ -83,13 +83,15 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class Extra:
-    """Checks that start something on the node, so they are made only when asked for.
+    """Checks that start something on the node or take long, so they are made only when asked for.
 
     Attributes:
+        files: whether programs and libraries are compared with the checksums of their packages.
         cuda: whether a vector addition runs on every GPU.
         container: runs a container and compares its GPUs with NVML's; None leaves it out.
     """
 
+    files: bool = False
     cuda: bool = False
     container: Callable[[Inventory, Runtime], Check] | None = None
 
@@ -135,6 +137,7 @@ def verify(
     checks += [*(driver_checks(recipe, facts, answer) if answer is not None else ()), *of_runtime]
     checks += _told(lambda: [*_cdi(recipe, facts, host)], "cdi", OFFERED, untold) if _concerns(only, CDI) else ()
     checks += _expected(recipe.expect, inventory) if answer is not None else ()
+    checks += _package_files(recipe, facts, host) if extra.files else ()
     checks += [vector_addition(host)] if extra.cuda else ()
     if (run := extra.container) is not None:
         checks += _told(lambda: [_container(recipe, facts, inventory, run)], "container", _SEES, untold)
@@ -284,6 +287,12 @@ def _cdi(recipe: Recipe, facts: Facts, host: HostView) -> Iterator[Check]:
     from gpunode.workflow.cdi_checks import cdi_checks
 
     return cdi_checks(recipe, facts, host)
+
+
+def _package_files(recipe: Recipe, facts: Facts, host: HostView) -> Iterator[Check]:
+    from gpunode.workflow.package_files import package_file_checks
+
+    return package_file_checks(recipe, facts, host)
 
 
 def _expected(expect: Expect, inventory: Inventory | None) -> Iterator[Check]:

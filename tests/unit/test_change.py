@@ -116,14 +116,19 @@ class TestDiff:
     @pytest.mark.parametrize("content", [b"\xff\xfe", b"a\0b"])
     def test_bytes_that_are_no_text_are_not_shown(self, content: bytes) -> None:
         assert list(diff(replaced(b"a\n", content))) == ["binary file /etc/x differs"]
+        hidden = FileChange("/etc/x", FileState(content, 0o600), FileState(b"\0"))
+        assert list(diff(hidden))[1:] == ["-mode 0600 owner 0:0", "+mode 0644 owner 0:0"]
 
     def test_an_owner_or_mode_that_changes_is_shown_although_the_bytes_stay(self) -> None:
         change = FileChange("/etc/x", FileState(b"a", 0o644), FileState(b"a", 0o600, 0, 4))
-        assert list(diff(change)) == ["-mode 0644 owner 0:0", "+mode 0600 owner 0:4"]
+        shown = ["--- /etc/x", "+++ /etc/x", "-mode 0644 owner 0:0", "+mode 0600 owner 0:4"]
+        assert list(diff(change)) == shown
+        keyring = FileChange("/etc/x", FileState(b"\x99\0", 0o644), FileState(b"\x99\0", 0o600, 0, 4))
+        assert list(diff(keyring)) == shown, "a binary file whose bytes stay does not differ"
 
     def test_of_bytes_that_stay_only_owner_and_mode_are_shown(self) -> None:
         change = FileChange("/etc/x", FileState(b"\x99\0", 0o600), FileState(b"\x99\0", 0o644))
-        assert list(diff(change)) == ["-mode 0600 owner 0:0", "+mode 0644 owner 0:0"]
+        assert list(diff(change)) == ["--- /etc/x", "+++ /etc/x", "-mode 0600 owner 0:0", "+mode 0644 owner 0:0"]
 
     def test_a_missing_last_line_end_is_shown(self) -> None:
         assert list(diff(replaced(b"a\n", b"a")))[3:] == ["-a", "+a", "\\ No newline at end of file"]

@@ -14,9 +14,11 @@ from gpunode.cli.screen.node import status_lines
 from gpunode.cli.screen.plans import plan_lines
 from gpunode.cli.screen.results import setup_lines
 from gpunode.distros.family import TOOLKIT_PACKAGES
-from gpunode.facts.model import Facts
+from gpunode.facts.model import Facts, Known
 from gpunode.facts.project import project
 from gpunode.outcome import Planned, Refusal
+from gpunode.packages.deb.dependencies import InstalledRelations
+from gpunode.packages.deb.status import Entry
 from gpunode.recipe import Driver, Recipe, Runtime, Toolkit
 from gpunode.workflow.converge import StagePlan, notes_of, projected
 from gpunode.workflow.locking import lock_of
@@ -33,12 +35,24 @@ PAGE = Path(__file__).parents[2] / "docs/reference/drift.md"
 RECIPE = Recipe(
     "drift", driver=Driver(version="580"), toolkit=Toolkit("1.19.1"), runtime=Runtime("containerd", default=True)
 )
+# What packages of the node depend on: direct dependencies, and one of theirs.
+RELATIONS = {
+    "dpkg": "",
+    "nvidia-driver-cuda": "libcuda1 (= 580.178.04-1)",
+    "libcuda1": "libnvidia-ptxjitcompiler1 (= 580.178.04-1)",
+    "nvidia-kernel-dkms": "dkms, nvidia-kernel-support (= 580.178.04-1)",
+    f"linux-headers-{KERNEL}": "linux-kbuild-6.1 (>= 6.1.140-1)",
+}
 PACKAGES = {
     **dict.fromkeys(map(str, TOOLKIT_PACKAGES), "1.19.1-1"),
     "containerd": "1.6.20~ds1-1+b1",
     "libcuda1": PackageState("580.178.04-1", auto=True),
     f"linux-headers-{KERNEL}": "6.1.140-1",
     "linux-headers-amd64": "6.1.140-1",
+    "libnvidia-ptxjitcompiler1": PackageState("580.178.04-1", auto=True),
+    "nvidia-kernel-support": PackageState("580.178.04-1", auto=True),
+    "dkms": PackageState("3.0.10-8", auto=True),
+    "linux-kbuild-6.1": PackageState("6.1.140-1", auto=True),
 }
 
 
@@ -49,11 +63,21 @@ def converged() -> tuple[Recipe, Facts]:
     facts = with_driver(
         "580.178.04", open_module=False, gpus=(gpu(GTX_1080),), packages=PACKAGES, units=units, run_installer=False
     )
+    facts = replace(facts, dependencies=Known(relations(facts), "dpkg-status"))
     recipe = replace(RECIPE, lock=lock_of(RECIPE, facts, (), "fleet.lock"))
     for stage in planned(recipe, facts):
         facts = projected(facts, stage)
     assert not pending(planned(recipe, facts))
     return recipe, facts
+
+
+def relations(facts: Facts) -> InstalledRelations:
+    """Return the packages of ``facts`` as dpkg's status lists them, with ``RELATIONS``."""
+    assert isinstance(facts.packages, Known)
+    return InstalledRelations(tuple(
+        Entry(package.name, "install", "installed", "amd64", state.version, depends=RELATIONS.get(package.name, ""))
+        for package, state in facts.packages.value.items()
+    ))  # fmt: skip
 
 
 def planned(recipe: Recipe, facts: Facts) -> tuple[StagePlan, ...]:

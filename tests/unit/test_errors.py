@@ -2,8 +2,6 @@ from __future__ import annotations
 
 import inspect
 import json
-import re
-from pathlib import Path
 
 import pytest
 
@@ -55,9 +53,3 @@ def test_a_bad_recipe_is_a_usage_error_that_names_its_place() -> None:
 def test_being_terminated_is_being_interrupted_with_the_shell_s_code_for_it() -> None:
     assert (Terminated.exit_code, Terminated("x").exit_code) == (143, 143)
     assert issubclass(Terminated, errors.Interrupted)
-
-
-def test_the_readme_has_every_exit_code() -> None:
-    readme = (Path(__file__).parents[2] / "README.md").read_text("utf-8")
-    rows = re.findall(r"^\| (\d+(?:, \d+)*) \|", readme, re.MULTILINE)
-    assert {int(code) for row in rows for code in row.split(", ")} == {code for code, _ in exit_codes()}

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from gpunode import builtin
 from gpunode.errors import RecipeError
 from gpunode.recipe import Driver, Expect, GpuDirect, Recipe, Repositories, Runtime, Toolkit
+from gpunode.recipe import toml as recipe_toml
 from gpunode.recipe.keys import known_keys
 from gpunode.recipe.toml import parse, render
 
@@ -302,6 +303,14 @@ def test_a_rendered_recipe_says_only_what_differs_and_what_each_key_means(wanted
             assert f"# {key.says.doc}\n{name} = " in text
 
 
+@given(recipes)
+def test_a_recipe_with_its_defaults_means_the_same_and_names_every_key(wanted: Recipe) -> None:
+    text = render(wanted, defaults=True)
+    assert parse(text, "x.toml", no_load) == wanted
+    names = [key.name for key in known_keys() if "." in key.path and not key.path.startswith("kubernetes")]
+    assert [name for name in names if f"\n{name} = " not in text and f"\n# {name} is not set" not in text] == []
+
+
 def test_every_key_has_its_meaning_and_words_for_what_it_may_hold() -> None:
     paths = [key.path for key in known_keys()]
     assert len(set(paths)) == len(paths)
@@ -340,3 +349,19 @@ def test_every_mistake_of_a_file_is_told_at_once() -> None:
         assert f"t4.toml:{line}: " in said
     assert 'did you mean "lts"?' in said
     assert "did you mean extends?" in said
+
+
+def test_a_file_of_mistakes_is_read_once_and_not_once_a_mistake(monkeypatch: pytest.MonkeyPatch) -> None:
+    reads = []
+    read = recipe_toml._path
+
+    def count(line: str) -> tuple[str, ...]:
+        reads.append(line)
+        return read(line)
+
+    monkeypatch.setattr(recipe_toml, "_path", count)
+    with pytest.raises(RecipeError) as caught:
+        parse("\n".join(f"[table-{number}]" for number in range(500)), "many.toml", lambda _: "")
+    assert len(reads) == 500
+    assert "there may be more" in caught.value.why
+    assert caught.value.why.count("there is no key") == 19

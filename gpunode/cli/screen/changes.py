@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 from gpunode.change import (
@@ -22,7 +23,7 @@ from gpunode.change import (
     is_mark,
     spelled,
 )
-from gpunode.cli.actions import EFFECTS, Effect, effect_on
+from gpunode.cli.actions import EFFECTS, Effect, effect_on, reason_to_go
 from gpunode.cli.screen.text import Line, Style, line, padded, span
 from gpunode.cli.screen.words import bare, count, listed, service
 
@@ -99,11 +100,24 @@ def package_lines(changes: Sequence[PackageChange], *, verbose: bool) -> Iterato
         return
     for effect in EFFECTS:
         if alike := [change for change in changes if effect_on(change) == effect]:
-            names = listed((str(change.id) for change in alike), _NAMES_SHOWN)
+            reasons = _reasons(alike)
+            names = listed((str(change.id) for change in alike), _NAMES_SHOWN - bool(reasons))
             mark, verb = span(*_SIGNS[effect]), "" if effect in {"install", "purge"} else f"{effect} "
-            yield line(mark, span(f"{verb}{names}"), span(_versions(alike), "dim"), hang=2)
+            yield line(mark, span(f"{verb}{names}"), span(f"{_versions(alike)}{reasons}", "dim"), hang=2)
 
 
+def _reasons(alike: Sequence[PackageChange]) -> str:
+    """Return why packages are purged, counted: ``  1 same-module, 8 version-locked``."""
+    counts = Counter(reason for change in alike if (reason := reason_to_go(change)))
+    said = ", ".join(f"{counts[reason]} {reason}" for reason in _PURGED_BECAUSE if counts[reason])
+    return f"  {said}" if said else ""
+
+
+_PURGED_BECAUSE: Mapping[str, str] = {
+    "same-module": "it would build the same kernel module",
+    "version-locked": "it works with its own driver version only",
+    "relation": "apt says that it needs or conflicts with what changes",
+}
 _SIGNS: Mapping[Effect, tuple[str, Style]] = {
     "install": ("+ ", "add"),
     "upgrade": ("~ ", "add"),
@@ -132,7 +146,10 @@ def _change_of_version(change: PackageChange) -> str:
         return f"{before}, {_marks(change.before)} → {_marks(change.after)}"
     if effect == "install":
         return _after(change)
-    return before if effect == "purge" else f"{before} → {_after(change)}"
+    if effect == "purge":
+        reason = reason_to_go(change)
+        return f"{before}  {_PURGED_BECAUSE[reason]}" if reason else before
+    return f"{before} → {_after(change)}"
 
 
 def _marks(state: PackageState | KnownAfter | None) -> str:

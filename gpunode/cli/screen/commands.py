@@ -8,7 +8,7 @@ from gpunode.command import Command, gpunode, sudo_gpunode
 
 # Options that say how an answer is shown.
 SHOWN_HOW = frozenset({"--json", "-v", "--verbose"})
-_LEAVE = frozenset({"--yes", "-y", "--reboot", "--allow-disruption", "--upgrade", "--apply-cluster"})
+_LEAVE = frozenset({"--yes", "-y", "--reboot", "--allow-disruption", "--allow-loss", "--upgrade", "--apply-cluster"})
 # Of a setup, and of the other commands below k8s.
 _NOT_OF_CLUSTER = frozenset(
     {"--only", "--root", "--gpu", "--lock", "--lock-timeout", "--runtime", "--driver", "--timeout", "--image"}

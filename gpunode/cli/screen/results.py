@@ -15,7 +15,7 @@ from gpunode.cli.screen.text import BLANK, Line, Span, Style, indented, line, pa
 from gpunode.cli.screen.words import MARKS, count, listed, seconds
 from gpunode.command import Command, gpunode, sudo_gpunode
 from gpunode.container_runtimes import takes_only_cdi
-from gpunode.errors import RebootRequired
+from gpunode.errors import RebootRequired, VerifyFailed
 from gpunode.workflow.converge import partial
 
 if TYPE_CHECKING:
@@ -158,19 +158,23 @@ def _restored(restored: Mapping[str, bool]) -> Iterator[Line]:
         )
 
 
-def undoing_lines(back: Undoing, *, verbose: bool) -> Iterator[Line]:
-    """What a rollback or a removal will do: diffs, packages, units, and what it leaves or cannot do."""
+def undoing_lines(back: Undoing, *, verbose: bool, is_lost: bool = False) -> Iterator[Line]:
+    """What a rollback or a removal will do: diffs, packages, units, and what it leaves or cannot do.
+
+    ``is_lost``: there are things of gpunode's of which no record tells; an error says so.
+    """
     if not back.parts and back.owed:
         yield line(span("nothing is left to put back", "bold"), ", but an interrupted run left these to do:")
         yield from (line(f"    {trigger}") for trigger in back.owed)
     elif not back.parts:
-        what = "what is left is still needed" if back.notes else "gpunode added nothing to this node"
-        yield line(MARKS["nothing"], f"nothing to remove: {what}")
+        if not is_lost:
+            what = "what is left stays" if back.remarks else "gpunode added nothing to this node"
+            yield line(MARKS["nothing"], f"nothing to remove: {what}")
     else:
         what = f"rollback of run {back.of}" if back.of else "remove everything that gpunode added"
         yield line(span(what, "bold"))
         yield from indented(tuple(change_lines(back.changes, verbose=verbose)), 4)
-    yield from (note(text) for text in back.notes)
+    yield from (note(text) for text in back.remarks)
     if back.reboot:
         yield note(f"a reboot is needed afterwards: {back.reboot}")
     if back.left:
@@ -202,7 +206,10 @@ def rollback_lines(done: RollbackResult, failure: GpunodeError | None, argv: Seq
     if done.whole:
         parts = [count(len(done.undone.files), "file"), *_gone_and_back(done.undone.packages)]
         former = f"as before run {done.of}" if done.of else "without what gpunode added"
-        yield line(MARKS["done"], f"the node is {former}: {', '.join(parts)}", hang=2)
+        but = ", but for what follows" if done.undone.kept else ""
+        if not isinstance(failure, VerifyFailed):
+            yield line(MARKS["done"], f"the node is {former}{but}: {', '.join(parts)}", hang=2)
+        yield from (note(str(kept)) for kept in done.undone.kept)
     else:
         yield from (line(MARKS["done"], f"{change.path} {_put_back(change)}", hang=2) for change in done.undone.files)
     if isinstance(failure, RebootRequired):

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Final
 
+from gpunode.change import PackageState
 from gpunode.facts.evidence import Probe
-from gpunode.facts.model import Facts, PackageSource, Unknown, known
+from gpunode.facts.model import Facts, Known, PackageSource, Unknown, known
 from gpunode.facts.patterns import Pattern
 from gpunode.facts.reader import Missing, Reader, fact
 from gpunode.outcome import Outcome
 from gpunode.package_id import PackageId
 from gpunode.packages.deb import answers, configuration, diversions, preferences, sources, status
+from gpunode.packages.deb.dependencies import InstalledRelations
 from gpunode.packages.deb.repair import REPAIR_COMMAND
 from gpunode.packages.deb.version import is_older
 from gpunode.packages.system import PackageFacts, PackageSystem, Repository
 
 _MIB: Final = 1 << 20
+_KEYRING_FOLDER: Final = "apt-keyring-folder"
+_TOOLKIT_SUMS: Final = "dpkg-toolkit-checksums"
 _STATUS: Final = "/var/lib/dpkg/status"
 _SOURCES: Final = "/etc/apt/sources.list"
 # nvidia-kernel-dkms (Debian), nvidia-kernel-open-dkms (NVIDIA's for Debian), nvidia-dkms-580-open (Ubuntu).
@@ -30,7 +34,7 @@ def _read(reader: Reader) -> PackageFacts:
     entries = fact("dpkg-status", lambda: status.entries(reader.text("dpkg-status")))
     found = fact("apt-sources", lambda: _sources(reader))
     if isinstance(entries, Unknown):
-        return PackageFacts(entries, entries, entries, found)
+        return PackageFacts(entries, entries, entries, found, entries, {}, {})
     rows, key = entries.value, entries.probe
 
     def interrupted() -> bool:
@@ -41,7 +45,24 @@ def _read(reader: Reader) -> PackageFacts:
         packages=fact(key, lambda: status.packages(rows, reader.optional("apt-extended-states"))),
         interrupted=fact("dpkg-updates", interrupted),
         sources=found,
+        dependencies=Known(InstalledRelations(rows), key),
+        folder_modes=_folder_modes(reader),
+        toolkit_checksums=_checksums(reader),
     )
+
+
+def _folder_modes(reader: Reader) -> Mapping[str, int]:
+    """Return the mode of the folder of keyrings, which apt's own user must enter."""
+    found = known(fact(_KEYRING_FOLDER, lambda: reader.found(_KEYRING_FOLDER)), ())
+    return {one.path: one.ownership.mode for one in found if one.ownership is not None}
+
+
+def _checksums(reader: Reader) -> Mapping[str, str]:
+    """Return the MD5 sums in dpkg's files of the toolkit's packages: ``SUM  PATH`` without the first slash, a line."""
+    found = known(fact(_TOOLKIT_SUMS, lambda: reader.found(_TOOLKIT_SUMS)), ())
+    lines = (line for one in found if one.data for line in one.data.decode("utf-8", "replace").splitlines())
+    rows = (line.partition("  ") for line in lines)
+    return {f"/{path}": checksum for checksum, _, path in rows}
 
 
 def _sources(reader: Reader) -> tuple[PackageSource, ...]:
@@ -74,15 +95,22 @@ def _plan_repository(repository: Repository, facts: Facts) -> Outcome:
     return repositories.plan(repository, facts)
 
 
+def _contradict(one: PackageSource, other: PackageSource, architecture: str) -> bool:
+    from gpunode.packages.deb import repositories
+
+    return repositories.contradict(one, other, architecture)
+
+
 def _relaxed(facts: Facts) -> Iterator[str]:
     """A note for every option by which the node's own apt checks less than it does by default."""
     for path in sorted(filter(configuration.is_read, facts.files)):
         state = known(facts.file(path), None)
         for option in configuration.parse(path, state.content.decode("utf-8", "replace")) if state else ():
             if configuration.is_relaxed(option.name, option.value):
+                where = "itself" if configuration.is_overridden(option.name) else "the sources and keys that it adds"
                 yield (
                     f"{option.file}:{option.line} makes apt check less on this node ({option.name} {option.value}); "
-                    "gpunode overrides it only for itself: remove it"
+                    f"gpunode overrides it only for {where}: remove it"
                 )
 
 
@@ -95,6 +123,12 @@ def _diverted(facts: Facts, words: Collection[str]) -> Iterator[str]:
                 f"{path} is diverted to {target}, so the package's own file is not used: "
                 f"`dpkg-divert --rename --remove {shlex.quote(path)}` removes the diversion"
             )
+
+
+def _reinstall(packages: Mapping[PackageId, PackageState]) -> str:
+    # Without its version a package would be upgraded, where there is a newer one.
+    words = (f"{package}={state.version}" for package, state in packages.items())
+    return shlex.join(("apt-get", "install", "--reinstall", *words))
 
 
 def _command(*words: str) -> Callable[[Collection[PackageId] | Collection[str]], str]:
@@ -110,6 +144,8 @@ DEB: Final = PackageSystem(
         Probe("dpkg-status", path=_STATUS, limit_bytes=64 * _MIB, holds="table"),
         Probe("dpkg-updates", glob="/var/lib/dpkg/updates/*", contents=False, holds="table"),
         Probe("apt-extended-states", path="/var/lib/apt/extended_states", limit_bytes=16 * _MIB, holds="table"),
+        Probe(_TOOLKIT_SUMS, glob="/var/lib/dpkg/info/*nvidia-container*.md5sums", holds="table"),
+        Probe(_KEYRING_FOLDER, glob="/usr/share/keyrings", contents=False, holds="table"),
         Probe("apt-sources", path=_SOURCES, holds="log"),
     ),
     probed_files={"apt-sources": _SOURCES},
@@ -126,6 +162,7 @@ DEB: Final = PackageSystem(
     database=status.Status,
     file_list=lambda package: f"/var/lib/dpkg/info/{package}.list",
     sources_in=_sources_in,
+    contradict=_contradict,
     headers_of=_headers_of,
     builds_driver=_builds_driver,
     is_older=is_older,
@@ -133,6 +170,7 @@ DEB: Final = PackageSystem(
     relaxed=_relaxed,
     pin=preferences.pin,
     pinned_version=preferences.pinned_version,
+    packages_under_pin=preferences.packages_under_pin,
     overriding=preferences.overriding,
     diverted=_diverted,
     repair=REPAIR_COMMAND,
@@ -145,6 +183,9 @@ DEB: Final = PackageSystem(
     trusted_folder="/etc/apt/trusted.gpg.d",
     programs=("apt-get", "apt-mark", "dpkg"),
     install=_command("apt-get", "install"),
+    reinstall=_reinstall,
+    changed_files=answers.changed_files,
+    changed_in=answers.changed_in,
     purge=_command("apt-get", "purge"),
     unhold=_command("apt-mark", "unhold"),
     autoremove="apt-get autoremove",

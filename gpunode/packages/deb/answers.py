@@ -15,6 +15,7 @@ from gpunode.packages.system import Archive
 _LIMIT_BYTES = 16 << 20
 # Debian Policy 5.6.7, and the architecture that apt puts behind it.
 _PACKAGE = Pattern(r"[a-z0-9][a-z0-9+.-]+(?::[a-z0-9]+)?")
+_VERIFIED = Pattern(r"(?:missing  |..5......) (?P<conffile>[c ]) (?P<path>/.*)")
 _HEADERS = Pattern(r"(?:linux|proxmox|pve)-headers-\d[\w.+-]*\w")
 # apt-pkg/cacheset.cc.
 _VERSION_NOT_FOUND = Pattern(r"Version '([^']+)' for '([^']+)' was not found")
@@ -22,6 +23,9 @@ _VERSION_NOT_FOUND = Pattern(r"Version '([^']+)' for '([^']+)' was not found")
 _USERINFO = Pattern(r"(?<=://)[^/@]*@")
 # The quotes are those of the node's language.
 _NO_VERSION = Pattern(r"Version \W?(?P<version>\d{3}[\d.]+)-\*\W? for \W?(?P<package>[\w.+-]+?)\W? was not found")
+
+# apt-private/private-install.cc.
+_UNMET = Pattern(r"Unmet dependencies\. Try")
 
 
 def packages_in(refusal: str) -> frozenset[PackageId]:
@@ -41,6 +45,7 @@ def hint(refusal: str) -> str:
         _missing_headers(refusal)
         or _missing_version(refusal)
         or without_source(refusal)
+        or _unmet_dependencies(refusal)
         or "the index is fresh, so a source is missing, or a hold or a pin is in the way; see:\n"
         "  apt-cache policy\n  apt-mark showhold\nthen run the same command again"
     )
@@ -68,6 +73,17 @@ def _missing_version(problem: str) -> str:
     )
 
 
+def _unmet_dependencies(problem: str) -> str:
+    """What to do about packages that were broken before, of which gpunode did not name every one to apt."""
+    if _UNMET.search(problem) is None:
+        return ""
+    return (
+        "packages of this node have unmet dependencies (`apt-get check` names them), and apt installs nothing before "
+        "they are met; gpunode repairs those of driver, toolkit, headers and runtime alone:\n"
+        "  apt-get --fix-broken install\nthen run the same command again"
+    )
+
+
 def question(packages: Collection[PackageId]) -> Probe:
     """What tells the archives of each version of ``packages``."""
     return Probe("archives", argv=("apt-cache", "madison", *map(str, packages)), limit_bytes=_LIMIT_BYTES)
@@ -85,6 +101,20 @@ def served(table: str) -> Mapping[tuple[str, str], tuple[Archive, ...]]:
             archive = Archive(words[0], words[1] if len(words) > 2 else "")
             found.setdefault((name.strip(), version.strip()), {})[archive] = None
     return {key: tuple(archives) for key, archives in found.items()}
+
+
+def changed_files(package: PackageId) -> Probe:
+    """Return what compares a package's files with dpkg's checksums of them; diverted ones where they stand."""
+    return Probe(f"changed-files:{package}", argv=("dpkg", "--verify", str(package)), timeout_s=60.0)
+
+
+def changed_in(answer: str) -> tuple[str, ...]:
+    """Return the paths that ``dpkg --verify`` found changed or missing, without configuration files.
+
+    Source: dpkg(1), --verify-format rpm: nine signs of which 5 is the checksum, or "missing"; "c" marks a conffile.
+    """
+    rows = (_VERIFIED.fullmatch(line) for line in answer.splitlines())
+    return tuple(row["path"] for row in rows if row and row["conffile"] == " ")
 
 
 def serves(source: PackageSource, archive: Archive) -> bool:

@@ -23,9 +23,10 @@ _RELAXED_ON = frozenset(
         "acquire::allowdowngradetoinsecurerepositories",
     }
 )
-_RELAXED_OFF = frozenset(
-    {"acquire::check-valid-until", "acquire::check-date", "acquire::https::verify-peer", "acquire::https::verify-host"}
-)
+# Also for one host: Acquire::https::HOST::Verify-Peer; http's options hold for https, too.
+_RELAXED_OFF = Pattern(r"acquire::(?:check-valid-until|check-date|https?::(?:[^:\s]+::)?verify-(?:peer|host))")
+# dpkg(1), --force-things.
+_RELAXED_DPKG = frozenset({"--force-bad-verify", "--force-all"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +48,14 @@ def is_read(path: str) -> bool:
 def is_relaxed(name: str, value: str) -> bool:
     """Whether apt, with this option, asks less of an archive than it does by default."""
     word = value.lower()
-    return (name in _RELAXED_ON and word in _TRUE) or (name in _RELAXED_OFF and word in _FALSE)
+    if name == "dpkg::options":
+        return word in _RELAXED_DPKG
+    return word in _TRUE if name in _RELAXED_ON else word in _FALSE and _RELAXED_OFF.fullmatch(name) is not None
+
+
+def is_overridden(name: str) -> bool:
+    """Return whether gpunode's own runs of apt override the option always, and not for its own archives alone."""
+    return _RELAXED_OFF.fullmatch(name) is None
 
 
 def parse(file: str, text: str) -> tuple[Option, ...]:
@@ -65,9 +73,11 @@ def _options(file: str, text: str) -> Iterator[Option]:
             scopes.append("".join(words[:1]))
             words = []
         elif part in {";", "}"}:
-            if len(words) > 1:
-                name = "::".join(filter(None, (*scopes, words[0]))).lower()
-                yield Option(file, line, name, words[1])
+            # An item of a list has no name of its own.
+            own = words[:1] if len(words) > 1 else []
+            name = "::".join(filter(None, (*scopes, *own))).lower().rstrip(":")
+            if words and name:
+                yield Option(file, line, name, words[-1] if not own else words[1])
             words = []
             if part == "}" and scopes:
                 scopes.pop()

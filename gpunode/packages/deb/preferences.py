@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import lru_cache
@@ -13,8 +13,11 @@ from typing import Final
 
 from gpunode.catalog.conflicts import pinned_names
 from gpunode.catalog.driver import Choice
+from gpunode.change import PackageState
 from gpunode.facts.model import Facts, known
 from gpunode.facts.patterns import Pattern
+from gpunode.package_id import PackageId
+from gpunode.packages.version import without_epoch
 
 MAIN: Final = "/etc/apt/preferences"
 FOLDER: Final = "/etc/apt/preferences.d"
@@ -131,6 +134,21 @@ def pinned_version(content: bytes) -> str:
     """The exact driver version at which a text of ``pin`` holds the driver; empty where it holds a branch."""
     found = _EXACT_PIN.search(content)
     return found[1].decode() if found else ""
+
+
+def packages_under_pin(content: bytes, packages: Mapping[PackageId, PackageState]) -> frozenset[PackageId]:
+    """Return the installed ``packages`` whose version is the one that a text of ``pin`` wants."""
+    records = parse(PIN_FILE, content.decode("utf-8", "replace"))
+    wanted = [(one, one.pin.removeprefix("version ")) for one in records if one.pin.startswith("version ")]
+
+    def is_held(package: PackageId, version: str) -> bool:
+        return any(one.names(package.name) and _fits(pattern, without_epoch(version)) for one, pattern in wanted)
+
+    return frozenset(
+        package
+        for package, state in packages.items()
+        if not state.config_files_only and is_held(package, state.version)
+    )
 
 
 def overriding(facts: Facts, choice: Choice, names: Collection[str]) -> Iterator[str]:

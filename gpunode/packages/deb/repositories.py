@@ -15,7 +15,11 @@ from gpunode.packages.system import Repository
 
 # apt reads keyrings as the user _apt.
 _FOR_ALL = 0o004
-_ADDRESS = re.compile(r"\A(?:tor\+)?https?://(?:[^/@]*@)?([^/:@]+)(?::(?:80|443)(?=/|\Z))?", re.IGNORECASE)
+# apt-transport-mirror(1), apt-transport-tor(1): what stands before the plus fetches by the method after it.
+_ADDRESS = re.compile(
+    r"\A(?:mirror|(?:[a-z0-9.-]+\+)*https?)://(?:[^/@]*@)?([^/:@]+)(?::(?:80|443)(?=/|\Z))?", re.IGNORECASE
+)
+_ESCAPED = re.compile(r"%([0-9A-Fa-f]{2})")
 
 
 def _host(match: re.Match[str]) -> str:
@@ -24,13 +28,39 @@ def _host(match: re.Match[str]) -> str:
 
 def _archive(repository: Repository) -> str:
     """The address as entries are compared by it."""
-    return _plain(repository.uri, repository)
+    return _plain(repository.uri, repository.architecture)
 
 
-def _plain(uri: str, repository: Repository) -> str:
+def contradict(one: PackageSource, other: PackageSource, architecture: str) -> bool:
+    """Return whether two entries are for one archive and disagree on its key, or on what apt checks.
+
+    apt then reads no source at all ("Conflicting values set for option Signed-By"). It takes entries for one archive
+    whose lists it would keep in one file, so neither the scheme nor where the path ends and the suite begins matters,
+    nor whether an entry is for source packages. Source: apt 2.6, ``debReleaseIndex``;
+    tests/conformance/apt/test_contradicting_sources.py asks apt itself.
+    """
+    if not (one.enabled and other.enabled) or (one.signed_by, one.relaxed) == (other.signed_by, other.relaxed):
+        return False
+    return _of_archive(one, architecture) == _of_archive(other, architecture)
+
+
+def _of_archive(source: PackageSource, architecture: str) -> tuple[str, str]:
+    """Return the address and suite by which entries are compared; the suite is empty where it is a path."""
+    if source.suite.endswith("/"):
+        return _plain(f"{source.uri}/{source.suite}", architecture), ""
+    return _plain(source.uri, architecture), source.suite
+
+
+def _plain(uri: str, architecture: str) -> str:
     """``uri`` without what makes no other archive: its architecture put in, the host in lower case, no scheme."""
-    address = _ADDRESS.sub(_host, uri.replace("$(ARCH)", repository.architecture))
-    return "/".join(part for part in address.split("/") if part not in {"", "."})
+    unescaped = _ESCAPED.sub(lambda match: chr(int(match[1], 16)), uri.replace("$(ARCH)", architecture))
+    parts: list[str] = []
+    for part in _ADDRESS.sub(_host, unescaped).split("/"):
+        if part == ".." and parts[1:]:
+            parts.pop()
+        elif part not in {"", ".", ".."}:
+            parts.append(part)
+    return "/".join(parts)
 
 
 def plan(repository: Repository, facts: Facts) -> Outcome:
@@ -52,7 +82,7 @@ def plan(repository: Repository, facts: Facts) -> Outcome:
     signer = f"signed by the key …{next(iter(repository.key.fingerprints))[-16:]}"
     touched = {subject(change) for change in changes}
     mended = [change for change in _mended(repository, staying, facts) if change.path not in touched]
-    notes = tuple(exposed(facts, (repository.keyring, _home(repository, staying))))
+    notes = (*exposed(facts, (repository.keyring, _home(repository, staying))), *_closed_folder(repository, facts))
     if not changes and mended:
         return Planned(tuple(mended), _why_mended(mended), notes)
     if not changes:
@@ -115,6 +145,17 @@ def _mended(repository: Repository, sources: Sequence[PackageSource], facts: Fac
     ]
 
 
+def _closed_folder(repository: Repository, facts: Facts) -> Iterator[str]:
+    """Yield a note where apt's own user cannot enter the folder of the keyring."""
+    folder = repository.keyring.rpartition("/")[0]
+    mode = facts.folder_modes.get(folder, 0o755)
+    if not mode & 0o001:
+        yield (
+            f"apt's own user cannot enter {folder} (mode {mode:04o}), so apt trusts no source that is signed by a key "
+            f"in it: chmod 0755 {folder}"
+        )
+
+
 def _is_sound(state: FileState) -> bool:
     """Whether apt's own user can read a file and nobody can write to it who is not root."""
     return bool(state.mode & _FOR_ALL) and not why_open(state)
@@ -135,15 +176,23 @@ def _home(repository: Repository, sources: Sequence[PackageSource]) -> str:
 
 def _is_right(source: PackageSource, repository: Repository) -> bool:
     is_read = not source.architectures or repository.architecture in source.architectures
-    return is_read and _names(source, repository) and not _fault(source, repository)
+    return is_read and not source.source_package and _names(source, repository) and not _fault(source, repository)
 
 
 def _fault(source: PackageSource, repository: Repository) -> str:
     """How an entry lets packages of the archive in by other means than the wanted key; empty when it does not."""
+    if not source.enabled:
+        return ""
+    address, _ = _of_archive(source, repository.architecture)
+    if not source.source_package and (alias := repository.alias(address)):
+        return alias
     if not _names(source, repository):
         return ""
     if source.relaxed:
         return f"with {' '.join(source.relaxed)}"
+    method = source.uri.partition(":")[0].lower()
+    if "mirror" in method.split("+"):
+        return f"by the method {method}, which takes it for a list of mirrors"
     if source.signed_by != repository.keyring:
         return f"with the keyring {source.signed_by}" if source.signed_by else "without signed-by"
     return ""
@@ -161,29 +210,26 @@ def _list(repository: Repository, sources: Sequence[PackageSource], facts: Facts
 
 
 def _names(source: PackageSource, repository: Repository) -> bool:
-    """Whether an enabled entry is for this repository's packages."""
-    address = f"{source.uri}/{source.suite}" if source.suite.endswith("/") else source.uri
-    return _plain(address, repository) == _archive(repository) and source.enabled and not source.source_package
+    """Whether an enabled entry is for this repository, be it for its source packages."""
+    return source.enabled and _of_archive(source, repository.architecture)[0] == _archive(repository)
 
 
 def _is_rival(source: PackageSource, repository: Repository) -> bool:
-    """Whether an entry outside the own list names the archive in another way, or a former address of it."""
-    if not source.enabled or source.file == repository.list_file:
-        return False
-    return bool(_fault(source, repository)) or repository.is_former(source.uri)
+    """Whether an entry outside the own list names the archive in another way, or by another address of it."""
+    return source.file != repository.list_file and bool(_fault(source, repository))
 
 
 def _serves_nothing_else(file: str, repository: Repository, sources: Sequence[PackageSource]) -> bool:
     """Whether removing a whole list file takes nothing else away."""
     entries = (source for source in sources if source.file == file and source.enabled)
     return file != "/etc/apt/sources.list" and all(
-        source.source_package or _names(source, repository) or repository.is_former(source.uri) for source in entries
+        source.source_package or _names(source, repository) or _fault(source, repository) for source in entries
     )
 
 
 def _conflict(repository: Repository, rival: PackageSource) -> Refusal:
     return Refusal(
-        what=f"{rival.file}:{rival.line} names the same archive {_fault(rival, repository) or 'by a former address'}",
+        what=f"{rival.file}:{rival.line} names the same archive {_fault(rival, repository)}",
         why=f"only what the key in {repository.keyring} signs may come from {repository.uri}; "
         "the file serves other archives too, so gpunode does not remove it",
         hint=f"remove line {rival.line} of {rival.file}, then run the command again",

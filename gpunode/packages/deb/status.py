@@ -2,34 +2,39 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from gpunode.change import PackageState
 from gpunode.facts.patterns import Pattern
 from gpunode.package_id import PackageId
+from gpunode.packages.deb.relations import clauses
 
-_FIELD = Pattern(r"\n(Package|Status|Version|Architecture|Auto-Installed): *(.*)")
-_RELATIONS = Pattern(r"\n(Package|Status|Architecture|Depends|Pre-Depends|Provides): *(.*)")
+_FIELD = Pattern(
+    r"\n(Package|Status|Version|Architecture|Auto-Installed|Multi-Arch|Pre-Depends|Depends|Provides): *(.*)"
+)
 _CONFFILES = Pattern(r"\nConffiles:((?:\n .*)*)")
 _JOURNAL = Pattern(r"/\d+\Z")
 # dpkg(1), "Package states": `dpkg --configure -a` makes these installed.
 _TO_CONFIGURE = frozenset({"unpacked", "half-configured", "triggers-awaited", "triggers-pending"})
-_PRESENT = _TO_CONFIGURE | {"installed"}
+PRESENT = _TO_CONFIGURE | {"installed"}
 # It has lost some of its files, and counts as absent; it can only be installed anew.
-_HALF = "half-installed"
+HALF = "half-installed"
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A paragraph of the status file, in dpkg's words."""
+    """A paragraph of the status file, in dpkg's words; relations as they stand there."""
 
     name: str
     want: str
     status: str
     architecture: str
     version: str
+    multi_arch: str = ""
+    pre_depends: str = ""
+    depends: str = ""
+    provides: str = ""
 
 
 def entries(text: str) -> tuple[Entry, ...]:
@@ -50,18 +55,22 @@ def _entry(fields: Mapping[str, str]) -> Entry:
     name, words = fields.get("Package", "").strip(), fields.get("Status", "").split()
     if not name or len(words) != 3:
         raise ValueError(f"a paragraph of dpkg's status without name or status: {name[:80]!r} {words[:4]}")
-    return Entry(name, words[0], words[2], fields.get("Architecture", "").strip(), fields.get("Version", "").strip())
+    keys = ("Architecture", "Version", "Multi-Arch", "Pre-Depends", "Depends", "Provides")
+    return Entry(name, words[0], words[2], *(fields.get(key, "").strip() for key in keys))
 
 
-def native_architecture(found: Iterable[Entry]) -> str:
-    """The architecture of dpkg itself, which is what ``dpkg --print-architecture`` prints.
+def native_architecture(found: Sequence[Entry]) -> str:
+    """Return the architecture of dpkg itself, which is what ``dpkg --print-architecture`` prints.
+
+    A root folder without dpkg, as image builders make them, has that of its packages, if they agree.
 
     Raises:
-        ValueError: dpkg is not among the packages.
+        ValueError: dpkg is not among the packages, and they have several architectures or none.
     """
-    for entry in found:
-        if entry.name == "dpkg" and entry.status != "not-installed":
-            return entry.architecture
+    of_dpkg = [entry.architecture for entry in found if entry.name == "dpkg" and entry.status != "not-installed"]
+    architectures = set(of_dpkg[:1]) or {entry.architecture for entry in found} - {"all", ""}
+    if len(architectures) == 1:
+        return architectures.pop()
     raise ValueError("dpkg's status does not list dpkg, so the native architecture is not known")
 
 
@@ -74,18 +83,19 @@ def packages(found: Sequence[Entry], extended_states: str = "") -> Mapping[Packa
         if fields.get("Auto-Installed", "").strip() == "1"
     }
     return {
-        _id(entry, native): PackageState(
+        id_of(entry, native): PackageState(
             version=entry.version,
             auto=_is_auto(entry, native, auto),
             held=entry.want == "hold",
             config_files_only=entry.status == "config-files",
         )
         for entry in found
-        if entry.status in _PRESENT or entry.status == "config-files"
+        if entry.status in PRESENT or entry.status == "config-files"
     }
 
 
-def _id(entry: Entry, native: str) -> PackageId:
+def id_of(entry: Entry, native: str) -> PackageId:
+    """Return what the package of ``entry`` is known by, where ``native`` is the architecture of dpkg itself."""
     return PackageId(entry.name, "" if entry.architecture in {native, "all", ""} else entry.architecture)
 
 
@@ -100,13 +110,13 @@ def interrupted(found: Iterable[Entry], updates: Iterable[str]) -> bool:
 
     Source: apt, debSystem::CheckUpdates: a file there whose name is all digits.
     """
-    unfinished = _TO_CONFIGURE | {_HALF}
+    unfinished = _TO_CONFIGURE | {HALF}
     return any(_JOURNAL.search(path) for path in updates) or any(entry.status in unfinished for entry in found)
 
 
 def half_installed(found: Iterable[Entry]) -> tuple[str, ...]:
     """The packages that have lost some of their files, or never got them all; dpkg refuses to remove them."""
-    return tuple(entry.name for entry in found if entry.status == _HALF)
+    return tuple(entry.name for entry in found if entry.status == HALF)
 
 
 def conffiles(text: str, packages: Collection[PackageId]) -> Mapping[str, tuple[str, ...]]:
@@ -178,18 +188,15 @@ class _Relations:
 
 
 def _relations(text: str) -> Iterator[_Relations]:
-    for paragraph in text.split("\n\n"):
-        fields = dict(_RELATIONS.findall("\n" + paragraph))
-        if fields.get("Status", "").split()[2:] and fields["Status"].split()[2] in _PRESENT:
-            clauses = ",".join(filter(None, (fields.get("Pre-Depends"), fields.get("Depends")))).split(",")
-            depends = tuple(tuple(map(_bare, clause.split("|"))) for clause in clauses if clause.strip())
-            provides = tuple(_bare(word) for word in fields.get("Provides", "").split(",") if word.strip())
-            yield _Relations(fields.get("Package", "").strip(), provides, depends)
+    for entry in entries(text):
+        if entry.status in PRESENT:
+            depends = tuple(_names(f"{entry.pre_depends},{entry.depends}"))
+            yield _Relations(entry.name, tuple(one for clause in _names(entry.provides) for one in clause), depends)
 
 
-def _bare(relation: str) -> str:
-    """The package of ``libc6:any (>= 2.36) [amd64]``."""
-    return re.split(r"[\s:(\[<]", relation.strip(), maxsplit=1)[0]
+def _names(field: str) -> Iterator[tuple[str, ...]]:
+    for clause in clauses(field):
+        yield tuple(alternative.name for alternative in clause)
 
 
 @dataclass(frozen=True, slots=True)

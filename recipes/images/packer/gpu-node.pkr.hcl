@@ -34,7 +34,7 @@ variable "ssh_key" {
 variable "gpus" {
   type        = string
   default     = "10de:2330"
-  description = "The PCI ids of the nodes' GPUs: lspci -nn -d 10de: on a node prints them."
+  description = "The PCI ids of the nodes' GPUs: lspci -nn -d 10de::0300; lspci -nn -d 10de::0302 on a node prints them."
 }
 
 variable "ssh_user" {

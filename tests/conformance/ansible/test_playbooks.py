@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gpunode.cli.envelope import Envelope
-from gpunode.errors import ProblemFound, VerifyFailed
+from gpunode.errors import ProblemFound, Refused, VerifyFailed
 from gpunode.workflow.fleet import Row
 from tests.conformance.ansible.conftest import COLLECTION, Ansible, StandIn, stand_in
 from tests.conformance.ansible.test_modules import DONE, DRAIN, REBOOT, answer
@@ -103,12 +103,69 @@ def test_a_canary_that_is_not_healthy_stops_the_rest(site: Site) -> None:
     assert seen["causes"] == [{"cause": "nouveau-bound", "title": "nouveau owns the GPU", "reports": ["n1"]}]
 
 
+def test_a_preview_shows_every_node_though_the_first_fails(site: Site) -> None:
+    site.hosts["n1"].answers(plan=[answer("plan", Refused("no NVIDIA GPU found"))])
+    done = site.play("gpunode.node.site", "--check", "--diff")
+    assert done.returncode != 0
+    assert [one.verbs for one in site.hosts.values()] == [["plan"]] * 4, done.stdout + done.stderr
+
+
 def test_a_node_is_drained_when_gpunode_needs_it_and_let_back_when_it_works(site: Site) -> None:
     site.hosts["n1"].answers(**{**GOOD, "setup": [DRAIN, DONE]})
     done = site.play("gpunode.node.site", "--limit", "n1,n2", **site.hooks())
     assert done.returncode == 0, done.stdout + done.stderr
     assert site.hosts["n1"].verbs == ["setup", "setup", "doctor"]
     assert site.log == ["drain n1", "uncordon n1"], "n2 needed none"
+
+
+EVERY_NODE = "-lkubernetes.io/os=linux"
+LYING_PYTHON = """\
+#!{python}
+import json, subprocess, sys
+done = subprocess.run([{python!r}, *sys.argv[1:]], stdout=subprocess.PIPE)
+start = done.stdout.find(b"{{")
+answer = json.loads(done.stdout[start:]) if start >= 0 else {{}}
+sys.stdout.write(json.dumps({{**answer, "ansible_facts": {facts!r}}}) if answer else done.stdout.decode())
+sys.exit(done.returncode)
+"""
+
+
+@pytest.mark.parametrize(
+    ("facts", "log"),
+    [
+        (
+            {"nodename": EVERY_NODE},
+            ["drain --ignore-daemonsets --delete-emptydir-data --timeout=600s -- n1", "uncordon -- n1"],
+        ),
+        ({"gpunode_kubectl_node": EVERY_NODE}, []),
+        ({"gpunode_kubectl": ["touch", "/nowhere"]}, []),
+    ],
+)
+def test_a_node_chooses_no_word_of_kubectl(site: Site, facts: Mapping[str, object], log: list[str]) -> None:
+    """A node that somebody else controls would otherwise drain all others, or run a program on the controller."""
+    site.hosts["n1"].answers(**{**GOOD, "setup": [DRAIN, DONE]})
+    kubectl, python = site.folder / "kubectl", site.folder / "python"
+    kubectl.write_text(f'#!/bin/sh\necho "$*" >>{site.folder}/log\n')
+    inventory = json.loads((site.folder / "hosts.yml").read_text())
+    n1 = inventory["gpu"]["hosts"]["n1"]
+    python.write_text(LYING_PYTHON.format(python=n1["ansible_python_interpreter"], facts=facts))
+    kubectl.chmod(0o755)
+    python.chmod(0o755)
+    n1.update(ansible_python_interpreter=str(python), gpunode_kubectl=[str(kubectl)])
+    (site.folder / "hosts.yml").write_text(json.dumps(inventory))
+    hooks = {"gpunode_drain_tasks": "kubectl_drain.yml", "gpunode_uncordon_tasks": "kubectl_uncordon.yml"}
+    done = site.play("gpunode.node.site", "--limit", "n1", **hooks)
+    assert site.log == log, done.stdout + done.stderr
+    assert ("which would override the inventory" in done.stdout + done.stderr) == (log == [])
+
+
+@pytest.mark.parametrize("name", [EVERY_NODE, "n1\n"])
+def test_a_name_that_is_no_nodes_stops_the_drain(site: Site, name: str) -> None:
+    site.hosts["n1"].answers(**{**GOOD, "setup": [DRAIN, DONE]})
+    kubectl = {"gpunode_kubectl": ["false"], "gpunode_kubectl_node": name}
+    done = site.play("gpunode.node.site", "--limit", "n1", gpunode_drain_tasks="kubectl_drain.yml", **kubectl)
+    assert "is no name of a Node" in done.stdout + done.stderr
+    assert site.hosts["n1"].verbs == ["setup"]
 
 
 @pytest.mark.parametrize(("envelope", "words"), [(DRAIN, "drain required"), (REBOOT, "reboot required")])

@@ -105,13 +105,14 @@ def package(folder: Path, name: str, version: str, **fields: str) -> None:
     shutil.rmtree(tree)
 
 
-def index(folder: Path, gnupg: Path, user: str) -> None:
+def index(folder: Path, gnupg: Path, user: str, **release_fields: str) -> None:
     """``Packages`` and a signed ``InRelease`` for what lies in the folder."""
     packages = subprocess.run(["apt-ftparchive", "packages", "."], cwd=folder, check=True, capture_output=True).stdout
     (folder / "Packages").write_bytes(packages)
     (folder / "Packages.gz").write_bytes(gzip.compress(packages))
     argv = ["apt-ftparchive", "-o", "APT::FTPArchive::Release::Label=Lab CUDA", "release", "."]
-    release = subprocess.run(argv, cwd=folder, check=True, capture_output=True).stdout
+    release = "".join(f"{key}: {value}\n" for key, value in release_fields.items()).encode()
+    release += subprocess.run(argv, cwd=folder, check=True, capture_output=True).stdout
     sign: list[str | Path] = [
         "gpg",
         "--homedir",

@@ -12,7 +12,7 @@ from gpunode.change import KnownAfter, PackageChange, PackageState
 from gpunode.errors import Busy, ChangeFailed
 from gpunode.package_id import PackageId
 from gpunode.packages.simulation import Action, unplanned
-from tests.conformance.apt.conftest import Archive, Keys, World
+from tests.conformance.apt.conftest import Archive, Keys, World, index
 
 CUDA, TOOLKIT = "debian12/x86_64", "toolkit"
 
@@ -238,3 +238,18 @@ def test_an_archive_without_a_signature_is_refused_whatever_the_host_allows(worl
     with pytest.raises(ChangeFailed):
         world.apt().refresh([path])
     assert world.indexes() == {}
+
+
+def test_an_expired_index_of_our_own_list_is_refused_whatever_the_host_allows(
+    world: World, archive: Archive, keys: Keys
+) -> None:
+    """Somebody may replay it. Of all archives, among them frozen mirrors, the host's configuration decides."""
+    expired = {"Valid-Until": "Sun, 02 Jan 2022 00:00:00 UTC"}
+    index(archive.folder / CUDA, keys.folder, "archive@localhost", **expired)
+    (world.folder / "etc/apt/apt.conf.d/99loose").write_text('Acquire::Check-Valid-Until "0";\n')
+    path = world.source("cuda.list", archive.lists(CUDA))
+    with pytest.raises(ChangeFailed) as refused:
+        world.apt().refresh([path])
+    assert "expired" in refused.value.why
+    world.apt().refresh(())
+    assert world.indexes()

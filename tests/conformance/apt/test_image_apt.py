@@ -110,8 +110,10 @@ def test_it_is_asked_by_nobody(root: Path, tmp_path: Path, monkeypatch: pytest.M
     assert int(rows["CapBnd"], 16) == 0
 
 
-def test_a_root_without_dpkg_is_said_not_to_be_simulated(root: Path) -> None:
-    (root / "var/lib/dpkg/status").write_text(STATUS.format("old"))
+def test_a_root_of_unknown_architecture_is_said_not_to_be_simulated(root: Path) -> None:
+    """Without dpkg itself the architecture is that of the packages, if they agree."""
+    foreign = STATUS.format("old").replace("Architecture: amd64", "Architecture: i386")
+    (root / "var/lib/dpkg/status").write_text(f"{STATUS.format('old')}\n{foreign}")
 
     assert simulate(str(root), [install("tool")]).problem.startswith(NOT_SIMULATED)
 

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from gpunode.catalog.gpus import LIST_GPUS
 from gpunode.facts import dkms, kernels, lspci, os_release, sysfs_pci
 from gpunode.facts.evidence import Found
 from gpunode.packages.deb import sources as apt_sources
@@ -75,6 +76,14 @@ def test_lspci_and_sysfs_say_the_same(sysfs: Path) -> None:
         (one.address, one.vendor, one.device, one.class_code, one.subsystem) for one in lspci.parse(text)
     }
     assert {one.driver for one in ours} == {"vfio-pci"}
+
+
+@needs("lspci")
+def test_the_command_that_lists_gpus_leaves_out_the_other_devices(sysfs: Path) -> None:
+    commands = [command.split() for command in LIST_GPUS.split("; ")]
+    tree = ("-A", "linux-sysfs", "-O", f"sysfs.path={sysfs}/bus/pci")
+    lines = [line for lspci_, *options in commands for line in run(lspci_, *tree, *options).splitlines()]
+    assert sorted(re.findall(r"\[10de:([0-9a-f]{4})\]", "\n".join(lines))) == ["1b80", "2330"]
 
 
 @needs("dpkg-query")

@@ -224,7 +224,7 @@ def test_remove_gives_back_what_was_before_gpunode(tmp_path: Path, store: Store)
     node.apply([MigChange(UUID, OFF, SEVEN)])
     node.setup(store)
     node.setup(store, replace(WANTED, mig=Mig("all-2g.20gb")))
-    back = removing(store.footprint(), node, node.facts())
+    back = removing(store, node, node.facts())
     rollback(back, node, store, version="test", argv=(), tell=lambda _: None, verb="remove", whole=True)
     assert node.layout() == SEVEN
     assert store.footprint().mig == {}

@@ -166,9 +166,14 @@ def comments(text: str) -> list[str]:
 
 # What the quirk of a match-plus vector lets gpunode add.
 _RUNC = ("plugins", "*", "containerd", "runtimes", "runc")
+_OTHER_KEYS = ("plugins", "*", "containerd", "runtimes", "nvidia")
+_DEFAULT = ("plugins", "*", "containerd", "default_runtime_name")
 _MAY_ADD: Mapping[int, tuple[tuple[str, ...], ...]] = {
-    **dict.fromkeys((1, 3, 4, 10, 25, 29, 56, 63, 79), (_RUNC,)),
-    49: (_RUNC, ("plugins", "*", "containerd", "runtimes", "nvidia")),
+    **dict.fromkeys((1, 2, 3, 4, 10, 25, 29, 32, 56, 63, 64, 79), (_RUNC,)),
+    12: (_OTHER_KEYS, _DEFAULT),
+    13: (_OTHER_KEYS,),
+    49: (_RUNC, _OTHER_KEYS),
+    69: (_OTHER_KEYS,),
 }
 
 

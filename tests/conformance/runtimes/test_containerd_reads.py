@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,8 +12,15 @@ import pytest
 
 from gpunode.errors import Refused
 from gpunode.runtimes import DesiredConfig, containerd, satisfies
+from gpunode.runtimes.containerd_files import CRI_PLUGINS, SCHEMA_SINCE
+from gpunode.runtimes.tomlread import Document
 from tests.needs import lacking, program
 from tests.unit.runtimes.one_file import configure, inspect
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 HERE = Path(__file__).parent
 DUMPS = sorted((HERE / "dumps").glob("*.toml"))
@@ -82,3 +90,87 @@ def test_the_real_containerd_reads_what_was_meant(file: Path, name: str, tmp_pat
     assert not desired.default or found.default == "nvidia"
     if desired.systemd_cgroup:
         assert satisfies(found, desired)
+
+
+def _entries(schema: int, *names: str, default: str = "") -> str:
+    """Return a file whose runtimes are under systemd's driver or not, as ``_ENTRY`` says."""
+    cri = f'plugins."{CRI_PLUGINS[schema]}".containerd'
+    head = f"version = {schema}\n[{cri}]\n" + (f'default_runtime_name = "{default}"\n' if default else "")
+    return head + "".join(_ENTRY[name].replace("CRI", cri) for name in names)
+
+
+_ENTRY = {
+    "runc": '[CRI.runtimes.runc]\nruntime_type = "io.containerd.runc.v2"\n',
+    # As nodes of EKS have it (awslabs/amazon-eks-ami, nodeadm).
+    "nvidia": '[CRI.runtimes.nvidia]\nruntime_type = "io.containerd.runc.v2"\nbase_runtime_spec = "/etc/spec.json"\n'
+    '[CRI.runtimes.nvidia.options]\nBinaryName = "/usr/bin/nvidia-container-runtime"\nSystemdCgroup = true\n',
+    "stale": '[CRI.runtimes.nvidia]\nruntime_type = "io.containerd.runc.v2"\nbase_runtime_spec = "/etc/spec.json"\n'
+    '[CRI.runtimes.nvidia.options]\nBinaryName = "/opt/nvidia-container-runtime"\nSystemdCgroup = true\n',
+    "nameless": '[CRI.default_runtime]\nruntime_type = "io.containerd.runc.v2"\n'
+    "[CRI.default_runtime.options]\nSystemdCgroup = true\n",
+}
+EXISTING = {
+    "eks": (("runc", "nvidia"), "nvidia"),
+    "runc-is-default": (("runc", "nvidia"), ""),
+    "no-runc": (("nvidia",), "nvidia"),
+    "stale": (("runc", "stale"), "nvidia"),
+    "none": ((), ""),
+    "nameless": (("nameless",), ""),
+}
+
+
+def _parsed_dump(folder: Path, path: Path) -> Document:
+    """Return the CRI plugin's containerd table as the real containerd has it."""
+    command = [str(CONTAINERD), "--config", str(path), "config", "dump"]
+    dumped = subprocess.run(command, capture_output=True, check=False, timeout=60, cwd=folder)
+    assert dumped.returncode == 0, dumped.stderr.decode()
+    plugins = tomllib.loads(dumped.stdout.decode())["plugins"]
+    found: Document = next(plugins[name] for name in reversed(CRI_PLUGINS.values()) if name in plugins)["containerd"]
+    return found
+
+
+@pytest.mark.skipif(CONTAINERD is None, reason=lacking("containerd"))
+@pytest.mark.parametrize("exact", [False, True], ids=["setup", "ctk"])
+@pytest.mark.parametrize("schema", [2, 3])
+@pytest.mark.parametrize("name", EXISTING)
+def test_an_existing_entry_the_runtimes_and_the_default_stay(
+    name: str, schema: int, exact: bool, tmp_path: Path
+) -> None:
+    """Configured plainly, made the default, and plainly again: in place below containerd 2.1, else in a drop-in."""
+    if _version() < SCHEMA_SINCE[schema]:
+        pytest.skip("this containerd does not read the schema")
+    names, default = EXISTING[name]
+    root, drop_in = tmp_path / "config.toml", tmp_path / "conf.d" / "99-nvidia.toml"
+    drop_in.parent.mkdir()
+    root.write_text(_entries(schema, *names, default=default))
+    first = _parsed_dump(tmp_path, root)
+    is_under_systemd = _version() < (2,) and name == "nameless"
+    for is_default in (False, True, False):
+        desired = DesiredConfig(
+            version=_version(), exact=exact, default=is_default, config=str(root), drop_in=str(drop_in)
+        )
+        before = _parsed_dump(tmp_path, root)
+        files = {str(path): path.read_bytes() for path in (root, drop_in) if path.exists()}
+        for edit in containerd.configure(files, desired).edits:
+            Path(edit.path).write_bytes(edit.after or b"")
+        after = _parsed_dump(tmp_path, root)
+        assert after["runtimes"].keys() == {*first["runtimes"], "nvidia"}
+        assert after["default_runtime_name"] == ("nvidia" if is_default else before["default_runtime_name"])
+        entry = first["runtimes"].get("nvidia", {})
+        options = {**entry.get("options", {}), "BinaryName": desired.binary}
+        found = after["runtimes"]["nvidia"]
+        assert {**found, **entry, "options": {**found["options"], **options}} == found
+        assert found["options"].get("SystemdCgroup", False) is (is_under_systemd or bool(entry))
+
+
+@pytest.mark.skipif(CONTAINERD is None, reason=lacking("containerd"))
+@pytest.mark.parametrize("schema", [3, 4])
+def test_a_schema_that_this_containerd_cannot_read_is_the_reason(schema: int, tmp_path: Path) -> None:
+    if _version() >= SCHEMA_SINCE[schema]:
+        pytest.skip("this containerd reads the schema")
+    text = _entries(schema, "runc", "nvidia").encode()
+    dumped = _dump(text, tmp_path)
+    # 1.6 takes the file, and has no runtime of it.
+    assert dumped.returncode or "nvidia" not in containerd.dump(dumped.stdout).handlers
+    with pytest.raises(Refused, match=f"version = {schema} is a configuration schema that containerd"):
+        configure(text, DesiredConfig(version=_version()))

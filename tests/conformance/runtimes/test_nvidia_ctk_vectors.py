@@ -149,6 +149,8 @@ def test_the_cri_plugin_keeps_its_default_runtime(vector: Vector, version: tuple
     document = tomllib.loads((vector.read("input") or b"").decode())
     if version == (2, 1) and document and "version" not in document:
         pytest.skip("containerd 2 does not use a file of schema 1")
+    if version == (1, 7, 24) and document.get("version", 2) > 2:
+        pytest.skip("containerd 1 cannot read the file")
     for desired in (DesiredConfig(version=version), DesiredConfig(version=version, systemd_cgroup=True)):
         found = inspect_containerd(configure_containerd(vector.read("input"), desired))
         built_in = {"runc"} if version and version >= (2,) and not desired.systemd_cgroup else set()

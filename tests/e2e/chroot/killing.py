@@ -8,7 +8,7 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -86,6 +86,12 @@ def steps(node: Node) -> int:
     return path.read_text().count(" status ") if path.exists() else 0
 
 
+def package_intents(node: Node) -> int:
+    """How many package changes the journals of all runs announce."""
+    journals = node.path("/var/lib/gpunode/runs").glob("*/journal.jsonl")
+    return sum(path.read_bytes().count(b'"change":{"is":"package"') for path in journals)
+
+
 @dataclass(frozen=True, slots=True)
 class Orphans:
     """The processes that a killed run has left, apt among them."""
@@ -137,10 +143,24 @@ class Started:
         Raises:
             AssertionError: the run was over before.
         """
-        pid, before = self.pid, steps(self.node)
+        before = steps(self.node)
+        return self._kill_once(lambda: steps(self.node) - before >= step, victims)
+
+    def kill_before_dpkg(self) -> None:
+        """Kill it and all that it has started once the journal announces its package changes, before dpkg makes any.
+
+        Raises:
+            AssertionError: dpkg was faster, or no package change was announced.
+        """
+        before, announced = steps(self.node), package_intents(self.node)
+        self._kill_once(lambda: package_intents(self.node) > announced, "everything")
+        assert steps(self.node) == before, "dpkg had begun"
+
+    def _kill_once(self, is_time: Callable[[], bool], victims: Victims) -> Orphans:
+        pid = self.pid
         deadline = time.monotonic() + _LATEST_S
-        while steps(self.node) - before < step:
-            assert self.process.poll() is None, f"it was over before step {step}\n{self.said}"
+        while not is_time():
+            assert self.process.poll() is None, f"it was over before it was to be killed\n{self.said}"
             assert time.monotonic() < deadline, self.said
             time.sleep(0.001)
         children = _stopped(pid)[1:]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
 from tests.drifts import DRIFTS, NEW_KERNEL, Drift
 from tests.e2e.chroot.scenario import COMMENTED, CONFIG, NONINTERACTIVE, RECIPE, Lab, as_machine, ask, setup_ok
+from tests.e2e.lab import driver
 from tests.e2e.lab.bases import Bases
 from tests.e2e.lab.chroot import Chroot
 from tests.e2e.lab.debs import Package, Release, build_all, publish
@@ -17,6 +19,8 @@ from tests.e2e.lab.pci import GTX_1080
 pytestmark = pytest.mark.e2e
 
 LOCK = "/root/fleet.lock"
+OTHER_MODULE = "nvidia-dkms-470"
+COMPATIBILITY = Package("cuda-compat-13-1", "590.44.01-1", files={"/usr/local/cuda-13.1/compat/libcuda.so.1": ""})
 MORE = '[toolkit]\nversion = "1.19.1"\n[runtime]\ndefault = true\n'
 
 
@@ -36,7 +40,9 @@ def node(bases: dict[str, Bases], chroots: Lab) -> Iterator[Chroot]:
         made.write(
             "/root/drift/preferences/other", "Package: /nvidia|cuda|nvcuvid/\nPin: version 595.*\nPin-Priority: 1001\n"
         )
-        build_all([Package("lab-drift", "1"), Package("libcuda1", "580.65.06-1")], folder)
+        build_all([Package("lab-drift", "1"), Package("libcuda1", "580.65.06-1"), COMPATIBILITY], folder)
+        other = replace(driver.make_driver("470.256.02", chroots.folder / "drift-native"), revision="0ubuntu1")
+        build_all([driver.module_package(other, OTHER_MODULE, licence="NVIDIA", needs=("dkms",))], folder)
         _offer_headers(made, chroots.repositories.keys.stranger)
         yield made
 
@@ -83,6 +89,53 @@ def test_a_drift_is_found_named_and_healed(node: Chroot, drift: Drift) -> None:
     assert automatic(node) == marked
     if drift.answer == "healed" and drift.undo:
         node.run("sh", "-c", drift.undo)
+
+
+def test_a_package_that_builds_the_same_module_goes_and_one_for_compatibility_stays(node: Chroot) -> None:
+    """Both came as files: what no archive has is purged with leave alone."""
+    folder = node.path("/usr/local/cuda-13.1/compat")
+    node.run("sh", "-c", "dpkg -i /root/drift/cuda-compat-13-1_*.deb", env=NONINTERACTIVE)
+    assert ask(node, "plan", RECIPE, "--check", "--lock", LOCK).exit_code == 0
+    node.run("sh", "-c", f"dpkg -i /root/drift/{OTHER_MODULE}_*.deb", env=NONINTERACTIVE)
+    assert "nvidia/470.256.02" in node.run("dkms", "status").stdout
+    before = node.installed()
+
+    for command in (("plan", RECIPE), ("setup", RECIPE, "--yes")):
+        refused = ask(node, *command, "--lock", LOCK)
+        assert refused.exit_code == 3, refused.envelope
+        assert f"{OTHER_MODULE} 470.256.02-0ubuntu1" in refused.error
+        assert "--allow-loss" in refused.error
+    assert node.installed() == before
+
+    done = setup_ok(node, "--lock", LOCK, "--allow-loss")
+    gone = {row["subject"]: row["reason"] for row in done.changes if row["action"] == "purge"}
+    assert gone == {OTHER_MODULE: "same-module"}
+    status = node.run("dkms", "status").stdout
+    assert "nvidia/470.256.02" not in status
+    assert f"nvidia/580.178.04, {node.kernel}" in status
+    assert (folder / "libcuda.so.1").exists()
+    node.run("dpkg", "--purge", "cuda-compat-13-1")
+
+
+def test_verify_names_files_that_are_not_their_packages_and_says_how_to_have_them_back(node: Chroot) -> None:
+    """Also libcuda.so.1 alone, which nvidia-smi and NVML do without; setup does not look at single files."""
+    library = node.run("sh", "-c", "ls /usr/lib/x86_64-linux-gnu/libcuda.so.5*").stdout.strip()
+    wrapper = "/usr/bin/nvidia-container-runtime"
+    assert "package-files" in [row["id"] for row in ask(node, "verify", RECIPE).result["checks"]]
+    node.run("sh", "-c", f"rm {library}; ldconfig; echo 'exec runc' > {wrapper}")
+
+    found = ask(node, "verify", RECIPE)
+
+    assert found.exit_code == 7
+    failed = {row["id"]: row for row in found.result["checks"] if row["status"] == "failed"}
+    assert set(failed) == {"libcuda", "package-files"}
+    assert "libcuda.so.1: cannot open shared object" in failed["libcuda"]["detail"]
+    assert library in failed["package-files"]["detail"]
+    assert wrapper in failed["package-files"]["detail"]
+    (command,) = [line for line in failed["package-files"]["hint"].splitlines() if line.startswith("sudo ")]
+    node.run("sh", "-c", command.removeprefix("sudo ").replace("apt-get", "apt-get -y"), env=NONINTERACTIVE)
+    assert not [row for row in ask(node, "verify", RECIPE).result["checks"] if row["status"] == "failed"]
+    assert ask(node, "plan", RECIPE, "--check", "--lock", LOCK).exit_code == 0
 
 
 def automatic(node: Chroot) -> list[str]:

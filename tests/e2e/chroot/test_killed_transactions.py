@@ -11,7 +11,17 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from tests.e2e.chroot.killing import Orphans, State, Victims, copy_disk, discard, start_setup, state, steps
+from tests.e2e.chroot.killing import (
+    Orphans,
+    State,
+    Victims,
+    copy_disk,
+    discard,
+    start,
+    start_setup,
+    state,
+    steps,
+)
 from tests.e2e.chroot.scenario import COMMENTED, CONFIG, RECIPE, Lab, as_machine, ask
 from tests.e2e.lab.bases import Bases
 from tests.e2e.lab.chroot import Chroot
@@ -152,6 +162,74 @@ def is_survived(prepared: Prepared, step: int, victims: Victims) -> None:
     if victims == "gpunode":
         with prepared.killed(step, victims) as (node, orphans):
             take_back(node, orphans, prepared.former)
+
+
+@pytest.mark.parametrize(
+    ("undo", "setup_between"),
+    [
+        pytest.param(("remove",), False, id="remove"),
+        pytest.param(("rollback", "--packages"), True, id="rollback-then-setup"),
+        pytest.param(("remove",), True, id="remove-then-setup", marks=pytest.mark.long),
+        pytest.param(("rollback", "--packages"), False, id="rollback", marks=pytest.mark.long),
+    ],
+)
+def test_an_undo_killed_before_dpkg_starts_is_no_undo(
+    prepared: Callable[[str], Prepared], undo: tuple[str, ...], setup_between: bool
+) -> None:
+    """Its announced package changes were not made, so the next remove makes them."""
+    found = prepared("toolkit")
+    with found.node() as node:
+        assert node.gpunode("setup", RECIPE, "--yes").returncode in {0, 7}
+        installed = state(node).packages
+        start(node, *undo, "--yes").kill_before_dpkg()
+        assert state(node).packages == installed
+        if setup_between:
+            assert node.gpunode("setup", RECIPE, "--yes").returncode in {0, 7}
+
+        removed = ask(node, "remove", "--yes")
+
+        assert removed.exit_code == 0, removed.error
+        left = state(node)
+        assert (left.packages, left.auto, left.audit) == (found.former.packages, found.former.auto, "")
+        assert ask(node, "remove", "--yes").envelope["changed"] is False
+
+
+def test_an_undo_on_a_full_disk_is_no_undo(prepared: Callable[[str], Prepared]) -> None:
+    """The journal has room for its intents, and dpkg has none; apt has forgotten by then what was automatic."""
+    found = prepared("driver")
+    with found.node() as node:
+        assert node.gpunode("setup", RECIPE, "--yes").returncode in {0, 7}
+        installed = state(node)
+        fill(node, "/var", free_kib=120)
+
+        failed = ask(node, "rollback", "--packages", "--yes")
+
+        assert failed.exit_code == 6
+        assert "the disk is full" in failed.error
+        assert "the change was made" not in failed.error
+        assert state(node).packages == installed.packages
+        node.run("mount", "-o", "remount,size=90%", "/var")
+        assert node.gpunode("setup", RECIPE, "--yes").returncode in {0, 7}
+        assert installed.differences(state(node)) == ""
+
+        removed = ask(node, "remove", "--yes")
+
+        assert removed.exit_code in {0, 10}, removed.error
+        left = state(node)
+        assert (left.packages, left.auto, left.audit) == (found.former.packages, found.former.auto, "")
+
+
+def fill(node: Chroot, folder: str, free_kib: int) -> None:
+    """``folder`` is a file system of its own, which holds what it held and has room for ``free_kib`` KiB more."""
+    script = """set -e
+mkdir /mnt/room
+mount -t tmpfs room /mnt/room
+cp -a "$1/." /mnt/room
+used=$(df -k --output=used /mnt/room | tail -1)
+mount -o "remount,size=$((used + $2))k" /mnt/room
+mount --move /mnt/room "$1"
+"""
+    node.run("sh", "-c", script, "fill", folder, str(free_kib))
 
 
 _SHARES = [*(("toolkit", share) for share in (0.0, 0.3, 0.6, 0.9)), ("driver", 0.3), ("driver", 0.7)]

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import shutil
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -50,6 +52,14 @@ def test_the_bill_of_materials_names_what_the_zipapp_carries(release: Path) -> N
         line.split()[0] for line in (ROOT / "packaging/requirements.txt").read_text().splitlines() if "==" in line
     }
     assert {f"{one['name'].lower()}=={one['version']}" for one in bill["components"]} == pinned
+
+
+def test_the_wheel_is_built_by_the_pinned_program(release: Path) -> None:
+    pin = re.search(r"^hatchling==(\S+)", (ROOT / "packaging/build.txt").read_text(), re.MULTILINE)
+    with zipfile.ZipFile(next(release.glob("*.whl"))) as wheel:
+        about = next(name for name in wheel.namelist() if name.endswith(".dist-info/WHEEL"))
+        assert pin
+        assert f"Generator: hatchling {pin[1]}\n" in wheel.read(about).decode()
 
 
 @pytest.mark.long

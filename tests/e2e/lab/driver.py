@@ -182,13 +182,13 @@ def ubuntu_packages(driver: Driver) -> Iterator[Package]:
 def _debian(driver: Driver) -> Iterator[Package]:
     """The release as NVIDIA's Debian repositories have it: from 615 on open only, its ``cuda-drivers`` empty."""
     branch, package = driver.branch, driver.package
-    yield _module(driver, "nvidia-kernel-open-dkms", "nvidia-kernel-dkms", licence="Dual MIT/GPL")
+    yield module_package(driver, "nvidia-kernel-open-dkms", "nvidia-kernel-dkms", licence="Dual MIT/GPL")
     if branch < 615:
-        yield _module(driver, "nvidia-kernel-dkms", "nvidia-kernel-open-dkms", licence="NVIDIA")
+        yield module_package(driver, "nvidia-kernel-dkms", "nvidia-kernel-open-dkms", licence="NVIDIA")
     yield _support(driver, "nvidia-kernel-support")
     yield package("firmware-nvidia-gsp")
     yield _nvml(driver, "libnvidia-ml1")
-    yield package("libcuda1", "libnvidia-ptxjitcompiler1")
+    yield _with_libcuda(driver, package("libcuda1", "libnvidia-ptxjitcompiler1"))
     for library in (
         "libnvidia-ptxjitcompiler1",
         "libcudadebugger1",
@@ -230,10 +230,10 @@ def _ubuntu_suffixed(driver: Driver) -> Iterator[Package]:
             if not flavour
             else driver.package(f"nvidia-kernel-source{suffix}-open")
         )
-        yield _replacing(_module(driver, dkms, licence=licence, needs=(common,)), "nvidia-dkms-kernel")
+        yield _replacing(module_package(driver, dkms, licence=licence, needs=(common,)), "nvidia-dkms-kernel")
         wanted = (f"libnvidia-compute{suffix}", f"libnvidia-gl{suffix}", f"nvidia-utils{suffix}", dkms)
         yield _replacing(driver.package(f"nvidia-driver{suffix}{flavour}", *wanted), "nvidia-driver-flavour")
-    yield _replacing(_nvml(driver, f"libnvidia-compute{suffix}"), "libnvidia-compute")
+    yield _replacing(_with_libcuda(driver, _nvml(driver, f"libnvidia-compute{suffix}")), "libnvidia-compute")
     for name in ("libnvidia-gl", "libnvidia-decode", "libnvidia-encode", "libnvidia-cfg1", "libnvidia-extra"):
         yield named(name)
     yield _replacing(_smi(driver, f"nvidia-utils{suffix}", f"libnvidia-compute{suffix}"), "nvidia-utils")
@@ -253,11 +253,11 @@ def _ubuntu_plain(driver: Driver) -> Iterator[Package]:
     yield _against(_support(driver, "nvidia-kernel-common", "nvidia-firmware"), "nvidia-kernel-common")
     flavours = (("-open", "Dual MIT/GPL"),) if driver.branch >= 615 else (("", "NVIDIA"), ("-open", "Dual MIT/GPL"))
     for flavour, licence in flavours:
-        dkms = _module(driver, f"nvidia-dkms{flavour}", licence=licence, needs=("nvidia-kernel-common",))
+        dkms = module_package(driver, f"nvidia-dkms{flavour}", licence=licence, needs=("nvidia-kernel-common",))
         yield _replacing(dkms, "nvidia-dkms-kernel")
         wanted = ("libnvidia-compute", "libnvidia-gl", "nvidia-persistenced", f"nvidia-dkms{flavour}")
         yield _replacing(package(f"nvidia-driver{flavour}", *wanted), "nvidia-driver-flavour")
-    library = _nvml(driver, "libnvidia-compute")
+    library = _with_libcuda(driver, _nvml(driver, "libnvidia-compute"))
     smi = {"/usr/bin/nvidia-smi": NVIDIA_SMI.replace("@VERSION@", driver.version)}
     yield _against(replace(library, files={**library.files, **smi}), "libnvidia-compute", "nvidia-utils")
     for name in ("libnvidia-gl", "libnvidia-decode", "libnvidia-encode", "libnvidia-cfg1"):
@@ -268,7 +268,7 @@ def _ubuntu_plain(driver: Driver) -> Iterator[Package]:
     yield package("cuda-drivers", *(() if driver.branch >= 615 else ("nvidia-driver",)))
 
 
-def _module(driver: Driver, name: str, *rivals: str, licence: str, needs: tuple[str, ...] = ()) -> Package:
+def module_package(driver: Driver, name: str, *rivals: str, licence: str, needs: tuple[str, ...] = ()) -> Package:
     """A package whose module dkms builds for real."""
     sources = {
         "dkms.conf": DKMS_CONF.replace("@VERSION@", driver.version),
@@ -299,6 +299,17 @@ def _nvml(driver: Driver, name: str) -> Package:
         files={f"{LIBRARIES}/{real}": driver.nvml},
         links={f"{LIBRARIES}/libnvidia-ml.so.1": real},
         scripts={"triggers": LDCONFIG},
+    )
+
+
+def _with_libcuda(driver: Driver, package: Package) -> Package:
+    """``package`` with a library that can be loaded as libcuda.so.1; nobody in the lab calls it."""
+    real = f"libcuda.so.{driver.version}"
+    return replace(
+        package,
+        files={**package.files, f"{LIBRARIES}/{real}": driver.nvml},
+        links={**package.links, f"{LIBRARIES}/libcuda.so.1": real},
+        scripts={**package.scripts, "triggers": LDCONFIG},
     )
 
 

@@ -226,8 +226,10 @@ def unlike_asked(vector: Vector, cell: Cell) -> Iterator[str]:
     found = entry.get("runtime_type", ""), (entry.get("options") or {}).get("BinaryName")
     if not found[0].startswith("io.containerd.") or found[1] != binary(vector):
         yield f"the runtime is {found}"
-    if after.default not in defaults(vector, before.default):
+    if after.default != default_of(vector, before.default):
         yield f"the default is {after.default}, it was {before.default}"
+    if lost := before.runtimes.keys() - after.runtimes.keys():
+        yield f"these runtimes are lost: {', '.join(sorted(lost))}"
     if after.default not in after.runtimes:
         yield f"there is no runtime {after.default}, the default"
 
@@ -238,15 +240,13 @@ def started_unlike_asked(vector: Vector, cell: Cell) -> Iterator[str]:
     if after.binaries.get(handler(vector)) != binary(vector):
         yield f"the runtime is {after.binaries.get(handler(vector))}"
     # One that did not start said nothing, as with a runtime that is not there.
-    if before.ok and after.default not in defaults(vector, before.default):
+    if before.ok and after.default != default_of(vector, before.default):
         yield f"the default is {after.default}, it was {before.default}"
 
 
-def defaults(vector: Vector, former: str) -> tuple[str, ...]:
-    """What the default may be; NVIDIA's runtime, where it is not asked for as such, may give way to runc."""
-    if is_default(vector):
-        return (handler(vector),)
-    return (former, "runc") if former == handler(vector) else (former,)
+def default_of(vector: Vector, former: str) -> str:
+    """Return the default that there should be: as asked, or as it was."""
+    return handler(vector) if is_default(vector) else former
 
 
 # What keeps containerd 1 from having another default; it goes where one is asked for.

@@ -9,8 +9,8 @@ OPEN: frozenset[branches.ModuleFlavour] = frozenset({"open"})
 
 def test_the_branches_people_ask_for_by_name() -> None:
     assert branches.production().number == 595
-    assert branches.lts().number == 580
-    assert branches.newest().number == 615
+    assert [branch.number for branch in branches.maintained_lts()] == [620, 580]
+    assert branches.newest().number == 620
 
 
 def test_branches_are_in_order_and_unique() -> None:
@@ -19,12 +19,13 @@ def test_branches_are_in_order_and_unique() -> None:
     assert numbers == sorted(set(numbers))
 
 
-def test_580_and_615_differ_in_names_and_flavours() -> None:
-    lts, newest = branches.lts(), branches.newest()
+def test_580_and_620_differ_in_names_and_flavours() -> None:
+    newest, former = branches.maintained_lts()
 
-    assert (lts.suffixed_names, lts.flavours) == (True, frozenset({"open", "proprietary"}))
+    assert (former.suffixed_names, former.flavours) == (True, frozenset({"open", "proprietary"}))
     assert (newest.suffixed_names, newest.flavours) == (False, OPEN)
-    assert (lts.eol, lts.newest_seen, lts.oldest_architecture) == ("2028-06", "580.178.04", "Maxwell")
+    assert (former.eol, former.newest_seen, former.oldest_architecture) == ("2028-06", "580.178.04", "Maxwell")
+    assert (newest.eol, newest.newest_seen, newest.oldest_architecture) == ("2029-09", "620.70.06", "Turing")
 
 
 def test_no_branch_from_615_on_has_proprietary_modules() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from gpunode.catalog import tables
-from gpunode.catalog.conflicts import driver_packages, is_drivers, pinned_names
+from gpunode.catalog.conflicts import driver_packages, is_drivers, pinned_names, purge_reason
 from tests.ids import ids, names
 
 
@@ -40,6 +40,7 @@ def test_every_pattern_does_what_its_row_says(row: Mapping[str, str]) -> None:
         "libnvidia-container1",
         "libnvidia-container-tools",
         "cuda-toolkit-13-0",
+        "cuda-compat-13-1",
         "cuda-keyring",
         "nvidia-cuda-toolkit",
         "firmware-nvidia-graphics",
@@ -92,3 +93,32 @@ def test_whatever_is_pinned_is_a_driver_package() -> None:
 def test_every_pattern_is_a_name_or_the_beginning_of_names() -> None:
     patterns = [row["pattern"] for row in tables.rows("driver_packages.csv")]
     assert not [pattern for pattern in patterns if set(pattern.removesuffix("*")) & set("*?[")]
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "reason"),
+    [
+        ("nvidia-dkms-470", "470.256.02-0ubuntu1", "same-module"),
+        ("nvidia-kernel-open-dkms", "595.71.05-1", "same-module"),
+        ("nvidia-tesla-470-kernel-dkms", "470.256.02-1", "same-module"),
+        ("linux-modules-nvidia-535-generic", "535.183.01-0ubuntu1", "same-module"),
+        ("nvidia-kernel-support", "470.256.02-1", "version-locked"),
+        ("libcuda1", "470.256.02-1", "version-locked"),
+        ("nvidia-fabricmanager-535", "535.183.01-1", "version-locked"),
+        ("libnvidia-nscq-535", "535.183.01-1", "version-locked"),
+        ("nvidia-imex-570", "570.86.15-1", "version-locked"),
+        ("glx-alternative-nvidia", "1.2.2", "relation"),
+        ("libxnvctrl0", "525.85.05-3", "relation"),
+        ("nvidia-persistenced", "1.0", "relation"),
+        ("cuda-compat-13-1", "590.44.01-1", None),
+        ("datacenter-gpu-manager", "1:3.3.7", None),
+    ],
+)
+def test_a_package_of_another_driver_has_its_reason_to_go(name: str, version: str, reason: str | None) -> None:
+    assert purge_reason(name, version) == reason
+
+
+def test_every_pattern_of_a_driver_has_a_reason_and_no_other_has() -> None:
+    rows = list(tables.rows("driver_packages.csv"))
+    assert {row["reason"] for row in rows if row["action"] == "purge"} == {"same-module", "version-locked", "relation"}
+    assert {row["reason"] for row in rows if row["action"] == "keep"} == {""}

@@ -38,13 +38,13 @@ def refused(*device_ids: str, version: str = "auto", flavour: Flavour = "auto") 
         ([T4], 595, "open"),
         ([B200] * 8, 595, "open"),
         ([RTX_5090], 595, "open"),
-        ([UNKNOWN], 615, "open"),
-        ([RUBIN], 615, "open"),
-        ([KNOWN_FROM_615], 615, "open"),
+        ([UNKNOWN], 620, "open"),
+        ([RUBIN], 620, "open"),
+        ([KNOWN_FROM_615], 620, "open"),
         ([GTX_1080, T4], 580, "proprietary"),
         ([T4, B200], 595, "open"),
         ([A100, GH200], 595, "open"),
-        ([T4, RUBIN], 615, "open"),
+        ([T4, RUBIN], 620, "open"),
     ],
 )
 def test_what_a_host_gets(host: list[str], branch: int, flavour: str) -> None:
@@ -79,7 +79,7 @@ def test_an_unknown_gpu_is_warned_about_and_no_support_is_claimed() -> None:
     choice = chosen(UNKNOWN)
 
     assert any("10de:3ffe" in warning and "none of NVIDIA's lists" in warning for warning in choice.warnings)
-    assert "615 is the newest branch" in choice.reason
+    assert "620 is the newest branch" in choice.reason
 
 
 @pytest.mark.parametrize("host", [[K80], [K80, T4], [K80, B200], ["0fff"]])
@@ -120,13 +120,31 @@ def test_a_branch_too_new_for_a_gpu_is_refused_by_its_name(version: str) -> None
     assert "580 is the last branch" in answer.why
 
 
-@pytest.mark.parametrize(("gpu", "version"), [(B200, "535"), (RUBIN, "595"), (UNKNOWN, "lts"), (GH200, "515")])
+@pytest.mark.parametrize(("gpu", "version"), [(B200, "535"), (RUBIN, "595"), (UNKNOWN, "580"), (GH200, "515")])
 def test_a_branch_too_old_for_a_gpu_is_refused_by_its_name(gpu: str, version: str) -> None:
     assert f"does not drive {gpus.lookup(gpu).label}" in refused(T4, gpu, version=version).what
 
 
+@pytest.mark.parametrize(
+    ("host", "flavour", "branch", "words"),
+    [
+        ([T4], "auto", 620, "620 is the newest LTS branch;"),
+        ([RUBIN], "auto", 620, "620 is the newest LTS branch;"),
+        ([GTX_1080], "auto", 580, "580 is the newest LTS branch that supports it"),
+        ([T4, V100], "auto", 580, "580 is the newest LTS branch that supports all of them"),
+        ([T4], "proprietary", 580, "580 is the newest LTS branch that supports it"),
+    ],
+)
+def test_lts_is_the_newest_one_that_drives_every_gpu(
+    host: list[str], flavour: Flavour, branch: int, words: str
+) -> None:
+    choice = chosen(*host, version="lts", flavour=flavour)
+
+    assert choice.branch == branch
+    assert words in choice.reason
+
+
 def test_versions_that_are_asked_for_are_kept() -> None:
-    assert chosen(T4, version="lts").branch == 580
     assert chosen(T4, version="production").branch == 595
     assert (chosen(T4, version="580").branch, chosen(T4, version="580").exact) == (580, "")
     exact = chosen(GTX_1080, version="580.178.04")

@@ -111,6 +111,14 @@ def test_bridges_and_gpus_are_no_nvswitches(device_id: str) -> None:
     assert not gpus.is_nvswitch(device_id)
 
 
+def test_no_device_is_both_a_gpu_and_something_else() -> None:
+    others = {row["device_id"] for row in tables.rows("other_devices.csv")}
+    assert not others & {row["device_id"] for row in tables.rows("gpus.csv")}
+    assert gpus.other_device("10F0") == ("audio function", "GP104 High Definition Audio Controller")
+    assert gpus.other_device("1b80") is None
+    assert gpus.other_device("ffff") is None  # newer than every list: it may be a GPU
+
+
 def test_a_vgpu_guest_is_recognised_by_its_subsystem() -> None:
     assert gpus.vgpu_profile("13bd", ("10de", "11cc")) == "GRID M10-0B"
     assert gpus.vgpu_profile("13BD", ("10DE", "11CC")) == "GRID M10-0B"

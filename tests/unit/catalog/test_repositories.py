@@ -6,9 +6,11 @@ import pytest
 
 from gpunode.catalog import tables
 from gpunode.catalog.repositories import (
+    CUDA_BASE,
     TOOLKIT,
     cuda_repository,
-    is_old_toolkit_source,
+    former_toolkit_repository,
+    other_cuda_folder,
     toolkit_repository,
 )
 from gpunode.facts.model import Distro
@@ -116,7 +118,7 @@ def test_one_key_file_has_one_fingerprint() -> None:
     ],
 )
 def test_former_toolkit_repositories_are_recognised(uri: str) -> None:
-    assert is_old_toolkit_source(uri)
+    assert former_toolkit_repository(uri.partition("://")[2])
 
 
 @pytest.mark.parametrize(
@@ -130,4 +132,16 @@ def test_former_toolkit_repositories_are_recognised(uri: str) -> None:
     ],
 )
 def test_other_sources_are_not(uri: str) -> None:
-    assert not is_old_toolkit_source(uri)
+    assert not former_toolkit_repository(uri.partition("://")[2])
+
+
+@pytest.mark.parametrize("base", ["", "https://mirror.example/cuda"])
+def test_the_folders_of_other_systems_are_told_from_other_archives(base: str) -> None:
+    debian = cuda_repository(Distro("debian", "12", "bookworm", "Debian 12"), "amd64", base)
+    assert debian is not None
+    above = (base or CUDA_BASE).partition("://")[2]
+    for folder in ("ubuntu2204", "debian11", "wsl-ubuntu"):
+        assert folder in other_cuda_folder(debian, f"{above}/{folder}/x86_64")
+    for other in ("debian12/x86_64", "debian12/sbsa", "ubuntu2204/cross-linux-sbsa", "rocm/x86_64", "x86_64", ""):
+        assert not other_cuda_folder(debian, f"{above}/{other}")
+    assert other_cuda_folder(debian, "developer.download.nvidia.com/compute/cuda/repos/ubuntu2404/x86_64")

@@ -1,11 +1,17 @@
 from __future__ import annotations
 
+from dataclasses import replace
+from datetime import date, datetime, timedelta, timezone
 from pathlib import Path
 
 import pytest
 
 import gpunode.catalog
 from gpunode.catalog import tables
+from gpunode.catalog.age import note_old_tables
+from gpunode.facts.derive import derive
+from gpunode.facts.evidence import Capture
+from gpunode.facts.model import Known
 
 FOLDER = Path(gpunode.catalog.__file__).parent
 TABLES = sorted(path.name for path in FOLDER.glob("*.csv"))
@@ -23,9 +29,31 @@ def test_every_table_names_its_source_and_date_and_has_whole_rows(name: str) -> 
     rows = list(tables.rows(name))
 
     assert any("Source" in line for line in comments)
-    assert any("Collected 20" in line for line in comments)
+    assert date(2026, 11, 1) < tables.collected_on(name) <= datetime.now(tz=timezone.utc).date()
     assert rows
     assert all(None not in row and None not in row.values() for row in rows)
+
+
+def test_old_tables_are_noted_by_the_date_of_the_evidence() -> None:
+    oldest = min(tables.collected_on(name) for name in ("branches.csv", "gpus.csv", "releases.csv"))
+
+    def notes(days: int) -> tuple[str, ...]:
+        return note_old_tables(replace(derive({}), observed_on=Known(oldest + timedelta(days=days), "clock")))
+
+    assert notes(-4000) == notes(0) == notes(90) == ()
+    assert str(oldest) in notes(91)[0]
+    assert "91 days later" in notes(91)[0]
+
+
+@pytest.mark.parametrize(
+    ("printed", "observed"),
+    [("1795824000\n", date(2026, 11, 28)), ("", None), ("soon", None), ("9" * 18, None), ("9" * 5000, None)],
+)
+def test_the_date_of_the_evidence_is_the_nodes_clock(printed: str, observed: date | None) -> None:
+    facts = derive({"clock": Capture("date --utc +%s", "ok", printed.encode())})
+
+    assert (facts.observed_on.value if isinstance(facts.observed_on, Known) else None) == observed
+    assert observed or note_old_tables(facts) == ()
 
 
 def test_find_and_rows_agree() -> None:

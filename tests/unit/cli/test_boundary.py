@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 import gpunode
+from gpunode.cli.boundary import run
+from gpunode.errors import UsageError
 
 pytestmark = pytest.mark.usefixtures("allow_subprocess")
 PROJECT = str(Path(gpunode.__file__).parent.parent)
@@ -29,6 +31,24 @@ def test_closed_streams_harm_nothing(closed: str, tmp_path: Path) -> None:
     failed = shell(f"gpunode plan nonsense {closed}", tmp_path)
     assert failed.returncode == 2, failed.stderr
     assert "Traceback" not in failed.stderr
+
+
+@pytest.mark.parametrize(
+    ("typed", "hint"),
+    [
+        (["undo"], "gpunode rollback --list"),
+        (["recipe", "validate"], "gpunode recipe check --help"),
+        (["setup", "--dry-run"], "gpunode plan --help"),
+        (["plan", "--recipe", "containerd"], "gpunode recipe list"),
+        (["frobnicate"], "`gpunode --help` says what it takes"),
+        (["plan", "--frobnicate"], "`gpunode plan --help` says what it takes"),
+    ],
+)
+def test_a_word_of_other_tools_is_answered_with_gpunodes_command(
+    typed: list[str], hint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(typed) == UsageError.exit_code
+    assert f"next: {hint}\n" in capsys.readouterr().err
 
 
 def test_a_file_does_not_take_the_place_of_a_closed_stream(tmp_path: Path) -> None:

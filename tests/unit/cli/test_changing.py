@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
+from signal import SIGHUP, SIGINT, SIGTERM, raise_signal
 from typing import get_args
 
 import pytest
 
 from gpunode.change import FileChange, FileState
-from gpunode.cli.changing import stopped
+from gpunode.cli.changing import SignalGuard, stopped
+from gpunode.cli.screen.plans import outlook, stage_lines
 from gpunode.cli.setup import Options, waiting
-from gpunode.errors import ChangeFailed
+from gpunode.errors import ChangeFailed, GpunodeError, Interrupted
 from gpunode.journal.store import Store
-from gpunode.outcome import WaitFor, Waits, reboot_suffices
+from gpunode.outcome import WAITED_FOR, Refusal, WaitFor, Waits, reboot_suffices
+from gpunode.steps.table import STEPS
+from gpunode.workflow.converge import StagePlan, StepPlan, raise_refusal
 from gpunode.workflow.setup import SetupResult
 from tests.unit.steps.machines import machine
 
@@ -70,3 +74,33 @@ def test_a_node_reboots_by_itself_only_where_nothing_else_has_to_happen(
     kinds: tuple[WaitFor, ...], suffices: bool
 ) -> None:
     assert reboot_suffices(waits(*kinds).waits) is suffices
+
+
+@pytest.mark.parametrize("kind", get_args(WaitFor))
+def test_the_plan_names_what_is_waited_for(kind: WaitFor) -> None:
+    planned = [StagePlan("kernel", (StepPlan(STEPS[0], Waits(kind, "the reason"), ()),))]
+    lines = [*stage_lines(planned, verbose=False), *outlook(planned, image=False, verbose=False)]
+    text = "\n".join("".join(part.text for part in one.spans) for one in lines)
+    assert f"waits for {WAITED_FOR[kind]}: the reason" in text
+    assert f"{WAITED_FOR[kind]} will be needed: the reason" in text
+
+
+@pytest.mark.parametrize("exit_code", [3, 11, 13])
+def test_a_step_that_refuses_ends_the_run_with_its_exit_code(exit_code: int) -> None:
+    planned = [StagePlan("kernel", (StepPlan(STEPS[0], Refusal("what", "why", "hint", exit_code), ()),))]
+    with pytest.raises(GpunodeError) as refused:
+        raise_refusal(planned)
+    assert refused.value.exit_code == exit_code
+    assert (refused.value.what, refused.value.why, refused.value.hint) == ("what", "why", "hint")
+
+
+@pytest.mark.parametrize(("number", "exit_code"), [(SIGINT, 130), (SIGTERM, 143), (SIGHUP, 143)])
+def test_a_signal_ends_the_run_with_its_own_exit_code_after_the_write_in_progress(number: int, exit_code: int) -> None:
+    """systemd and Ansible tell a person's interrupt from an end that was asked for."""
+    heard = []
+    with SignalGuard(lambda: heard.append(number)) as guard:
+        raise_signal(number)
+        assert heard == [number]
+        with pytest.raises(Interrupted) as ended:
+            guard.pause()
+    assert ended.value.exit_code == exit_code

@@ -135,3 +135,14 @@ def test_a_runtime_on_no_record_goes_where_its_program_is_named(
     hint = json.loads(capsys.readouterr().out)["errors"][0]["hint"]
     assert run([*words, hint.rpartition(" ")[2]]) == 0
     assert json.loads(json.loads(capsys.readouterr().out)["diff"][0]["after"]) == {}
+
+
+def test_the_version_is_that_of_the_roots_own_package_database(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """containerd 2 reads no runtime under the name that a file of schema 1 has for the plugin."""
+    put(tmp_path, "/etc/containerd/config.toml", b'disabled_plugins = ["aufs"]\n')
+    package = b"Package: containerd\nStatus: install ok installed\nArchitecture: amd64\nVersion: 2.1.9+ds1-5\n\n"
+    put(tmp_path, "/var/lib/dpkg/status", package)
+    assert run([word for word in DRY if word != "--json"] + ["--root", str(tmp_path)]) == 0
+    assert "io.containerd.cri.v1.runtime" in capsys.readouterr().out

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 import gpunode
 from gpunode.cli.app import app
 from gpunode.cli.boundary import run
-from gpunode.cli.compose import sample
 from gpunode.cli.hints import commands_in
+from gpunode.cli.samples import sample
 from gpunode.cli.screen.commands import (
     again_command,
     cluster_apply_command,

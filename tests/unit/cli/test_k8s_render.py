@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import stat
 from pathlib import Path
@@ -11,12 +12,13 @@ from typing import Any
 import pytest
 import yaml
 
-from gpunode.cli.compose import SAMPLES
 from gpunode.cli.output_options import OutputOptions
 from gpunode.cli.rendering import render
+from gpunode.cli.samples import SAMPLES
 from gpunode.errors import Conflict, RecipeError, Refused, UsageError
 from gpunode.facts.evidence import Capture
 from gpunode.host.capture import load, save
+from gpunode.kubernetes.forms import HEADER
 
 SAMPLE = str(SAMPLES / "debian12-gtx1080")
 
@@ -124,6 +126,45 @@ def test_what_is_in_the_way_is_named_and_nothing_is_written(way: str, tmp_path: 
         render("k8s-containerd", (SAMPLE,), str(out), "manifests", OutputOptions(quiet=True))
     assert sorted(out.iterdir()) == before
     assert not any(elsewhere.iterdir())
+
+
+def test_nothing_outside_goes_when_a_folder_becomes_a_link_meanwhile(
+    fleet: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The owner of --out swaps ``manifests`` once he sees the first new file; netplan has a file of such a name."""
+    out, outside = tmp_path / "out", tmp_path / "outside"
+    rendered_before = f"# {HEADER}\n"
+    for folder in (out / "manifests", outside):
+        folder.mkdir(parents=True)
+        (folder / "50-cloud-init.yaml").write_text(rendered_before)
+    rename = os.rename
+
+    def rename_and_swap(source: str, target: str, **folders: int) -> None:
+        rename(source, target, **folders)
+        if target == "apply.sh":
+            rename(out / "manifests", out / "old")
+            (out / "manifests").symlink_to(outside)
+
+    monkeypatch.setattr(os, "rename", rename_and_swap)
+    render("k8s-containerd", (str(fleet),), str(out), "manifests", OutputOptions(quiet=True))
+    assert (out / "manifests").is_symlink()
+    assert [(one.name, one.read_text()) for one in outside.iterdir()] == [("50-cloud-init.yaml", rendered_before)]
+
+
+def test_a_file_that_is_no_longer_of_a_render_when_it_is_to_go_stays(
+    fleet: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+    render("gpu-operator", (str(fleet),), str(out), "manifests", OutputOptions(quiet=True))
+    stale, rename = out / "helm" / "gpu-operator.values.yaml", os.rename
+
+    def rename_and_edit(source: str, target: str, **folders: int) -> None:
+        rename(source, target, **folders)
+        stale.write_text("mine\n")
+
+    monkeypatch.setattr(os, "rename", rename_and_edit)
+    render("k8s-containerd", (str(fleet),), str(out), "manifests", OutputOptions(quiet=True))
+    assert stale.read_text() == "mine\n"
 
 
 def test_a_node_can_be_named(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 from dataclasses import replace
@@ -137,7 +138,7 @@ def test_the_boot_isolates_python_and_never_reboots_again(monkeypatch: pytest.Mo
 
 
 def test_what_only_pythonpath_finds_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resume, "program_risk", lambda: "")
+    monkeypatch.setattr(resume, "program_risk", lambda **_: "")
     monkeypatch.setattr(sys, "argv", ["/opt/x/gpunode/__main__.py", "setup", "--reboot"])
     monkeypatch.setenv("PYTHONPATH", "/opt/x")
     with pytest.raises(Refused, match="--reboot"):
@@ -159,6 +160,20 @@ def test_a_program_that_a_user_can_change_is_told_and_never_run_at_boot(
     with pytest.raises(Refused, match="--reboot") as told:
         refuse_unsafe_program()
     assert "make install" in told.value.hint
+
+
+@as_root
+def test_a_package_that_a_user_can_change_is_never_run_at_boot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "lent"
+    (package / "inner").mkdir(parents=True)
+    (package / "__init__.py").write_text("")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "argv", ["/usr/bin/env", "setup"])
+    importlib.import_module("lent")
+    assert "lent" not in program_risk(packages=True)
+    os.chown(package / "inner", 12345, 0)
+    assert str(package / "inner") in program_risk(packages=True)
+    assert program_risk() == ""
 
 
 @as_root

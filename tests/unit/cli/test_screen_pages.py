@@ -6,8 +6,8 @@ from collections.abc import Callable
 import pytest
 
 from gpunode.cli.boundary import run
-from gpunode.cli.compose import sample
 from gpunode.cli.human import Screen
+from gpunode.cli.samples import sample
 from gpunode.cli.screen.text import cells
 from tests.unit.cli import screen_pages as pages
 

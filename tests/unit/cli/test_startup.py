@@ -116,13 +116,13 @@ def test_a_plan_loads_the_rules_of_the_one_runtime_that_it_is_about() -> None:
 
 
 def test_what_a_plan_costs_does_not_creep_up() -> None:
-    """Measured: 94 patterns, 142 modules. Look for what is loaded too early before raising these."""
+    """Measured: 95 patterns, 155 modules. Look for what is loaded too early before raising these."""
     done = subprocess.run([sys.executable, *cost.command("plan", "containerd", "--node", SAMPLE)],
                           capture_output=True, text=True, check=True)  # fmt: skip
     took = cost.cost(done.stdout)
     assert took.processes == ()
     assert took.patterns <= 96
-    assert took.ours <= 156
+    assert took.ours <= 165
 
 
 def test_a_planned_capture_starts_no_process_and_reads_no_journal() -> None:

@@ -130,7 +130,7 @@ def test_an_image_needs_no_more_than_what_is_stored_in_it() -> None:
     assert not any(probe.argv or probe.source.startswith(("/proc", "/sys", "/dev")) for probe in asked)
     evidence = node(unit_files_lib=listing("", Found("/lib/systemd/system/crio.service")))
     facts = derive({probe.key: evidence[probe.key] for probe in asked}, image=True)
-    assert unknown_facts(facts) == {"boot_id", "devices", "secure_boot"}
+    assert unknown_facts(facts) == {"boot_id", "devices", "observed_on", "secure_boot"}
     assert facts.unit("crio.service") == Known(Unit(ServiceState(False, False)), "unit-wants")
     assert isinstance(facts.unit("nobody-asked.service"), Unknown)
 

@@ -31,6 +31,7 @@ from gpunode.errors import Busy, ChangeFailed, Conflict, Refused
 from gpunode.facts.evidence import Capture, Probe, decode_found
 from gpunode.host import files
 from gpunode.host.local import LocalHost
+from gpunode.host.places import Place
 from gpunode.host.port import Host, Progress
 from gpunode.package_id import PackageId
 from gpunode.workflow.converge import look
@@ -168,6 +169,25 @@ def test_a_file_that_somebody_edited_is_left_alone(tmp_path: Path, edited: FileS
         with pytest.raises(Conflict, match="/x was edited"):
             LocalHost(str(tmp_path)).apply([FileChange("/x", owned(b"old"), after)])
         assert files.state("/x", root=str(tmp_path)) == edited
+
+
+@pytest.mark.parametrize("after", [owned(b"new"), None], ids=["replaced", "removed"])
+def test_a_file_that_somebody_edits_while_the_change_is_made_is_left_alone(
+    tmp_path: Path, after: FileState | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first look saw the old file; the edit comes while the new one is written, or right before the removal."""
+    files.replace("/x", owned(b"old"), root=str(tmp_path))
+    checked = files._checked
+
+    def edit_meanwhile(place: Place, path: str) -> os.stat_result | None:
+        (tmp_path / "x").write_bytes(b"user's")
+        return checked(place, path)
+
+    monkeypatch.setattr(files, "_checked", edit_meanwhile)
+    with pytest.raises(Conflict, match="/x was edited"):
+        LocalHost(str(tmp_path)).apply([FileChange("/x", owned(b"old"), after)])
+    assert (tmp_path / "x").read_bytes() == b"user's"
+    assert [file.name for file in tmp_path.iterdir()] == ["x"]
 
 
 def test_a_file_that_is_not_known_yet_is_not_written(tmp_path: Path) -> None:

@@ -9,6 +9,8 @@ from gpunode.change import (
     CommandChange,
     FileChange,
     FileState,
+    MigChange,
+    MigLayout,
     ModuleChange,
     PackageChange,
     PackageState,
@@ -17,7 +19,7 @@ from gpunode.change import (
     Trigger,
 )
 from gpunode.journal import footprint
-from gpunode.journal.record import CONFFILES, Begin, Commit, Entry, Failed, Intent, Result, Verb
+from gpunode.journal.record import CONFFILES, Begin, Commit, Done, Entry, Failed, Intent, Result, Verb
 from gpunode.package_id import PackageId
 
 RESTART = Trigger("restart", "containerd.service")
@@ -41,9 +43,10 @@ def run(
     failed: Sequence[int] = (),
     step: str = "x",
 ) -> list[Entry]:
+    """A run with an end has made every change that did not fail; of one without nobody knows what it made."""
     begin = Begin(str(number), 0.0, verb, "", "", "", "", "", (), str(of) if of else "")
     entries: list[Entry] = [begin, *(Intent(n, "runtime", step, change) for n, change in enumerate(changes))]
-    entries += [Failed(n, "no") for n in failed]
+    entries += [Failed(n, "no") if n in failed else Done(n) for n in range(len(changes)) if result or n in failed]
     return [*entries, *([Commit(result)] if result else [])]
 
 
@@ -107,6 +110,40 @@ def test_a_package_is_as_before_the_first_run_that_touched_it() -> None:
         [*run(1, PackageChange(PackageId("p"), old, new)), *run(2, PackageChange(PackageId("p"), new, newer))]
     )
     assert found.packages == {PackageId("p"): old}
+
+
+class TestUndoThatMayNotHaveHappened:
+    """A run that was cut short has announced that it takes something back, and maybe it did not."""
+
+    def test_file_is_still_gpunodes(self) -> None:
+        back = run(2, wrote("1", "0"), verb="rollback", of=1, result=None)
+        assert spans(run(1, wrote("0", "1")), back) == [("0", "1")]
+
+    def test_file_of_two_runs_may_be_as_either_left_it(self) -> None:
+        setups = run(1, wrote("0", "1")), run(2, wrote("1", "2"))
+        assert spans(*setups, run(3, wrote("2", "1"), verb="rollback", of=2, result=None)) == [("0", "2"), ("2", "1")]
+
+    def test_next_run_tells_whether_it_happened(self) -> None:
+        cut = run(1, wrote("0", "1")), run(2, wrote("1", "2"), result=None)
+        assert spans(*cut, run(3, wrote("1", "3"))) == [("0", "3")]
+        assert spans(*cut, run(3, wrote("2", "3"))) == [("0", "3")]
+        assert spans(*cut, run(3, wrote("edited", "3"))) == [("0", "1"), ("1", "2"), ("edited", "3")]
+
+    def test_package_is_still_gpunodes(self) -> None:
+        there = PackageState("3")
+        setup = run(1, PackageChange(PackageId("dkms"), None, there))
+        cut = run(2, PackageChange(PackageId("dkms"), there, None), verb="remove", result=None)
+        assert footprint.of([*setup, *cut]).packages == {PackageId("dkms"): None}
+        assert footprint.of([*setup, *cut, *run(3)]).packages == {PackageId("dkms"): None}
+
+    def test_unit_and_layout_are_still_gpunodes(self) -> None:
+        off, on = ServiceState(enabled=False, active=False), ServiceState(enabled=True, active=True)
+        whole, halved = MigLayout(enabled=False), MigLayout(enabled=True)
+        setup = run(1, ServiceChange("a.service", off, on), MigChange("GPU-1", whole, halved))
+        cut = run(2, ServiceChange("a.service", on, off), MigChange("GPU-1", halved, whole), result=None)
+        found = footprint.of([*setup, *cut])
+        assert found.services == {"a.service": ServiceChange("a.service", off, on)}
+        assert found.mig == {"GPU-1": MigChange("GPU-1", whole, halved)}
 
 
 def test_units_and_modules_are_as_the_first_run_found_them() -> None:

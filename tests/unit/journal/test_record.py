@@ -341,7 +341,7 @@ class TestCutShort:
             Failed(2, "no room"),
             Intent(3, "runtime", "x", third),
         )
-        assert cut_short(entries) == CutShort(BEGIN, (first,), (third,))
+        assert cut_short(entries) == CutShort(BEGIN, (first,), (third,), (second,))
 
 
 def test_a_format_of_five_thousand_digits_is_damage_and_no_bug() -> None:

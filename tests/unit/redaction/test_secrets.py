@@ -11,6 +11,7 @@ from gpunode.redaction.secrets import COMMANDS, CONTEXTUAL, EVIDENT, HOOKS, SHAP
 
 HEX = "0123456789abcdef0123456789abcdef"
 TOKENS = ("gsk_", "xai-", "r8_", "rpa_", "pplx-")
+CUT = "-----END RSA PRIVATE KEY-----"
 # By the numbers of the review: each line with what must be gone.
 LEAKS = {
     "1": ("BOOT_IMAGE=/vmlinuz inst.sshpw=hunter2xx quiet", "hunter2"),
@@ -70,6 +71,27 @@ LEAKS = {
     "46": (f"Using certificate key:\n{HEX}{HEX}\n", HEX),
     "47": ("crictl pull --creds bob:hunter2xx img", "hunter2"),
     "48": ("ctr images pull -u bob:hunter2xx img", "hunter2"),
+    # The PIN of the machine's module signing key, as Debian's and the kernel's documentation have it set.
+    "pin": ("sudo KBUILD_SIGN_PIN=hunter2xx sign-file sha256 MOK.priv MOK.der nvidia.ko", "hunter2"),
+    "pin of make": ("make KBUILD_SIGN_PIN=hunter2xx modules_install", "hunter2"),
+    "wandb": (f"wandb login {HEX}01234567", HEX),
+    "wandb by sudo": (f"bob : PWD=/x ; USER=root ; COMMAND=/opt/venv/bin/wandb login --relogin {HEX}01234567", HEX),
+    "key without its beginning": (f"{'q7Wk2nVx' * 8}\nq7Wk2nVx\n-----END OPENSSH PRIVATE KEY-----", "q7Wk2nVx"),
+    "the same in a journal": (
+        "\n".join(f"Nov 21 10:00:00 h app[1]: {line}" for line in ("q7Wk2nVx" * 8, "9Lq7Wk2nVx==", CUT)), "q7Wk2nVx"),
+    "key of OpenVPN": (f"-----BEGIN OpenVPN Static key V1-----\n{HEX}\n-----END OpenVPN Static key V1-----", HEX),
+    "key of PuTTY": ("Private-Lines: 2\nAAAAq7Wk2nVx9Lr4\nq7Wk2nVx=\nPrivate-MAC: 01", "q7Wk2nVx"),
+    "unit": ("ExecStart=/usr/bin/app -u bob -p S3cretPw9 --run", "S3cret"),
+    "mongosh": ("mongosh -u bob -p hunter2xx", "hunter2"),
+    "etcdctl": ("etcdctl --user root:hunter2xx get x", "hunter2"),
+    "consul": ("consul agent -encrypt=q7Wk2nVx9Lr4==", "q7Wk2nVx"),
+    "gitlab-runner": ("gitlab-runner register -r q7Wk2nVx9Lr4", "q7Wk2nVx"),
+    "ipmitool": ("ipmitool -I lanplus -k hunter2xx sdr", "hunter2"),
+    "mc": ("mc alias set m https://h KEY hunter2xx", "hunter2"),
+    "cloudflared": ("cloudflared service install eyJhIjoiq7Wk2nVx", "q7Wk2nVx"),
+    "sssd": ("ldap_default_authtok = hunter2xx", "hunter2"),
+    "several words": ("password: correct horse battery staple", "battery"),
+    "a quote in quotes": (r"PASS='it'\''s hunter2xx'", "hunter2"),
     # Mutations that no test of the former redactor noticed.
     "a path is no excuse": ("password=/q7Wk2nVx/9Lr4Tz8P", "q7Wk2nVx"),
     "a path is none of a token": ("API_TOKEN: /usr/q7Wk2nVx/9Lr4Tz8P", "q7Wk2nVx"),
@@ -95,6 +117,12 @@ STAYS = [
     "rootpw --lock, smbclient -L //host -N, net use, wpa_passphrase: command not found",
     "cat <<EOF | kubectl apply -f -\nkind: Pod\nEOF",
     "GPUS=$(nvidia-smi -L | wc -l); echo $GPUS | base64; echo 1 | tee /sys/x",
+    f"Loading X.509 cert 'Acme Corp: Signing: {HEX}01234567'",
+    f"containerd: {HEX}01234567, runc version: {HEX}01234567",
+    "ExecStart=/usr/bin/docker run -p 8080:80 -p 9400 -p 127.0.0.1:9400:9400 --pids-limit 5 nvidia/cuda",
+    "ExecStart=/usr/bin/nvidia-persistenced --user nvidia-persistenced -p nvidia",
+    "run wandb login to log in; fw_reserved_memory_region_size_total 5; events at hc-ping.com",
+    "the key ended: -----END CERTIFICATE-----, password: not changed yet",
     "token: invalid NVIDIA license token; MOK password: invalid",
 ]
 

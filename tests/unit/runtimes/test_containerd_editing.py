@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from gpunode.errors import Refused
 from gpunode.runtimes import DesiredConfig, ObservedConfig, after_edits, containerd, runtime, satisfies, tomltext
+from gpunode.runtimes.containerd_files import CRI_PLUGINS, SCHEMA_SINCE, effective, load
 from tests.unit.runtimes.one_file import configure, inspect
 
 if sys.version_info >= (3, 11):
@@ -154,6 +155,14 @@ def files(draw: st.DrawFn) -> bytes:
     return draw(st.sampled_from([b"", "\ufeff".encode()])) + text.replace("\r\n", "\n").replace("\n", newline).encode()
 
 
+@st.composite
+def cases(draw: st.DrawFn) -> tuple[bytes, DesiredConfig]:
+    """A file, and what is desired of a containerd that reads its schema."""
+    data, desired = draw(files()), draw(all_desired)
+    is_too_old = desired.version is not None and desired.version < SCHEMA_SINCE[read(data)["version"]]
+    return data, replace(desired, version=None) if is_too_old else desired
+
+
 def read(data: bytes) -> dict[str, Any]:
     document: dict[str, Any] = tomllib.loads(data.decode().removeprefix("\ufeff"), parse_float=str)
     return document
@@ -180,8 +189,9 @@ def added_runc(before: dict[str, Any], after: dict[str, Any]) -> bool:
     return "runc" in after["runtimes"] and "runc" not in before["runtimes"]
 
 
-@given(files(), all_desired)
-def test_what_is_wished_is_there_and_all_else_as_it_was(data: bytes, desired: DesiredConfig) -> None:
+@given(cases())
+def test_what_is_wished_is_there_and_all_else_as_it_was(case: tuple[bytes, DesiredConfig]) -> None:
+    data, desired = case
     out = configure(data, desired)
     assert satisfies(inspect(out), desired)
     before, after = without_ours(read(data), desired), without_ours(read(out), desired)
@@ -190,27 +200,50 @@ def test_what_is_wished_is_there_and_all_else_as_it_was(data: bytes, desired: De
     assert after == before
 
 
-@given(files(), all_desired)
-def test_twice_is_once(data: bytes, desired: DesiredConfig) -> None:
+@given(cases())
+def test_an_existing_entry_of_runcs_shim_loses_no_key(case: tuple[bytes, DesiredConfig]) -> None:
+    data, desired = case
+
+    def entry(text: bytes) -> dict[str, Any]:
+        cri = read(text).get("plugins", {}).get(CRI[read(text)["version"]], {})
+        found: dict[str, Any] = cri.get("containerd", {}).get("runtimes", {}).get("nvidia", {})
+        return found
+
+    before, after = entry(data), entry(configure(data, desired))
+    if before.get("runtime_type") != "io.containerd.runc.v2":
+        return
+    options = {key: value for key, value in before.get("options", {}).items() if key != "BinaryName"}
+    if options.get("SystemdCgroup") is False:  # it joins the default runtime, or is asked to
+        del options["SystemdCgroup"]
+    assert {**after, **before, "options": {**after["options"], **options}} == after
+
+
+@given(cases())
+def test_twice_is_once(case: tuple[bytes, DesiredConfig]) -> None:
+    data, desired = case
     out = configure(data, desired)
     assert configure(out, desired) == out
 
 
-@given(files(), all_desired)
-def test_what_is_satisfied_stays_byte_for_byte_and_what_is_not_changes(data: bytes, desired: DesiredConfig) -> None:
+@given(cases())
+def test_what_is_satisfied_stays_byte_for_byte_and_what_is_not_changes(case: tuple[bytes, DesiredConfig]) -> None:
+    data, desired = case
     assert satisfies(inspect(data), desired) == (configure(data, desired) == data)
 
 
-@given(files(), all_desired)
-def test_every_comment_on_a_line_of_its_own_survives_in_order(data: bytes, desired: DesiredConfig) -> None:
+@given(cases())
+def test_every_comment_on_a_line_of_its_own_survives_in_order(case: tuple[bytes, DesiredConfig]) -> None:
+    data, desired = case
+
     def comments(text: bytes) -> list[bytes]:
         return [line.strip() for line in text.splitlines() if line.strip().startswith(b"# [comment")]
 
     assert comments(configure(data, desired)) == comments(data)
 
 
-@given(files(), all_desired)
-def test_lines_that_say_nothing_of_ours_stay_byte_for_byte(data: bytes, desired: DesiredConfig) -> None:
+@given(cases())
+def test_lines_that_say_nothing_of_ours_stay_byte_for_byte(case: tuple[bytes, DesiredConfig]) -> None:
+    data, desired = case
     # Line ends have a test of their own, and a last line without one gets one when something follows it.
     former, new = data.splitlines(), configure(data, desired).splitlines()
     edits = SequenceMatcher(None, former, new, autojunk=False).get_opcodes()
@@ -222,8 +255,9 @@ def test_lines_that_say_nothing_of_ours_stay_byte_for_byte(data: bytes, desired:
         assert all(any(word in line for word in words) for line in lost), lost
 
 
-@given(files(), all_desired)
-def test_line_ends_and_the_byte_order_mark_stay_as_they_are(data: bytes, desired: DesiredConfig) -> None:
+@given(cases())
+def test_line_ends_and_the_byte_order_mark_stay_as_they_are(case: tuple[bytes, DesiredConfig]) -> None:
+    data, desired = case
     out = configure(data, desired)
     assert out.startswith("\ufeff".encode()) == data.startswith("\ufeff".encode())
     if b"\n" in data and b"\r\n" not in data:
@@ -279,9 +313,9 @@ def test_a_file_that_says_nothing_becomes_schema_2(data: bytes | None) -> None:
 
 @pytest.mark.parametrize(
     ("version", "default", "there"),
-    [((1, 7, 24), False, True), (None, False, True), ((2, 0), False, False), ((1, 7, 24), True, False)],
+    [((1, 7, 24), False, True), (None, False, True), ((2, 0), False, False), ((1, 7, 24), True, True)],
 )
-def test_runc_is_added_where_the_cri_plugin_would_lose_its_default(
+def test_runc_is_added_where_containerd_would_lose_it(
     version: tuple[int, ...] | None, default: bool, there: bool
 ) -> None:
     out = configure(V2, DesiredConfig(version=version, default=default))
@@ -358,10 +392,17 @@ default_runtime_name = "{default}"
 
 @pytest.mark.parametrize(
     ("runc", "nvidia", "after"),
-    [({}, {"SystemdCgroup": True}, False), ({"SystemdCgroup": True}, {}, True), ({}, {"Root": "/x"}, None)],
+    [
+        ({}, {"SystemdCgroup": True}, True),
+        ({"SystemdCgroup": False}, {"SystemdCgroup": True}, True),
+        ({"SystemdCgroup": True}, {}, True),
+        ({"SystemdCgroup": True}, {"SystemdCgroup": False}, True),
+        ({}, {"Root": "/x"}, None),
+    ],
 )
-def test_a_handler_joins_the_cgroup_driver_of_runc_and_says_no_more_than_it_must(
-    runc: dict[str, Any], nvidia: dict[str, Any], after: bool | None
+@pytest.mark.parametrize("desired", [DesiredConfig(cdi=True), DesiredConfig(default=True)], ids=["plain", "default"])
+def test_an_existing_entry_joins_runc_under_systemds_cgroup_driver_and_never_leaves_it(
+    runc: dict[str, Any], nvidia: dict[str, Any], after: bool | None, desired: DesiredConfig
 ) -> None:
     def options(table: dict[str, Any]) -> str:
         return ", ".join(f"{key} = {json.dumps(value)}" for key, value in table.items())
@@ -371,10 +412,8 @@ def test_a_handler_joins_the_cgroup_driver_of_runc_and_says_no_more_than_it_must
 runc = {{ runtime_type = "io.containerd.runc.v2", options = {{ {options(runc)} }} }}
 nvidia = {{ runtime_type = "io.containerd.runc.v2", options = {{ {options({"BinaryName": BINARY, **nvidia})} }} }}
 """
-    assert nvidia_in(configure(data.encode(), DesiredConfig(cdi=True)))["options"].get("SystemdCgroup") is after
-    # As the default it has nobody to join.
-    as_default = nvidia_in(configure(data.encode(), DesiredConfig(default=True)))
-    assert as_default["options"] == {"BinaryName": BINARY, **nvidia}
+    joined = {} if after is None else {"SystemdCgroup": after}
+    assert nvidia_in(configure(data.encode(), desired))["options"] == {"BinaryName": BINARY, **nvidia, **joined}
 
 
 def test_a_comment_look_alike_in_a_string_is_no_place_for_a_table() -> None:
@@ -555,7 +594,7 @@ def test_a_dump_is_read_as_a_configuration_is() -> None:
     found = containerd.dump(configure(None, DesiredConfig(default=True, cdi=True, systemd_cgroup=True)))
     assert found.default == "nvidia"
     assert found.cdi is True
-    assert found.systemd_cgroup == {"nvidia": True}
+    assert found.systemd_cgroup == {"nvidia": True, "runc": True}
 
 
 def test_a_file_as_wished_is_recognised_without_the_editor(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -621,3 +660,119 @@ def test_the_cri_plugin_is_switched_on_when_asked_and_that_is_told() -> None:
     assert found["disabled_plugins"] == []
     assert "runc" in found["plugins"]["cri"]["containerd"]["runtimes"]
     assert any("is enabled" in note for note in edited.notes)
+
+
+# As a node of EKS has it: NVIDIA's runtime is the default, and alone says what pods need.
+THEIRS = """[plugins."CRI".containerd]
+default_runtime_name = "DEFAULT"
+[plugins."CRI".containerd.runtimes.runc]
+runtime_type = "io.containerd.runc.v2"
+[plugins."CRI".containerd.runtimes.nvidia]
+runtime_type = "io.containerd.runc.v2"
+base_runtime_spec = "/etc/spec.json"
+container_annotations = ["cdi.k8s.io/*"]
+[plugins."CRI".containerd.runtimes.nvidia.options]
+BinaryName = "BINARY"
+SystemdCgroup = true
+"""
+
+
+@pytest.mark.parametrize("exact", [False, True], ids=["setup", "ctk"])
+@pytest.mark.parametrize("default", ["nvidia", "runc"])
+@pytest.mark.parametrize("binary", [BINARY, "/opt/nvidia-container-runtime"])
+@pytest.mark.parametrize(
+    ("schema", "version"), [(1, (1, 6, 20)), (2, (1, 7, 24)), (2, (2, 1, 9)), (3, (2, 1, 9)), (4, (2, 3)), (2, None)]
+)
+def test_an_existing_entry_keeps_every_key(
+    schema: int, version: tuple[int, ...] | None, binary: str, default: str, exact: bool
+) -> None:
+    text = THEIRS.replace("CRI", CRI_PLUGINS[schema]).replace("DEFAULT", default).replace("BINARY", binary)
+    files = {containerd.CONFIG: (f"version = {schema}\n" if schema > 1 else "").encode() + text.encode()}
+    former = effective(load(files, DesiredConfig(version=version)), DesiredConfig())["containerd"]
+    for is_default in (False, True, False):
+        desired = DesiredConfig(version=version, default=is_default, exact=exact)
+        edited = containerd.configure(files, desired)
+        assert is_default or binary != BINARY or not edited.edits
+        files = dict(after_edits(files, edited))
+        now = effective(load(files, desired), desired)["containerd"]
+        entry = now["runtimes"]["nvidia"]
+        kept = {key: value for key, value in former["runtimes"]["nvidia"].items() if key != "options"}
+        assert {**entry, **kept} == entry
+        assert entry["options"].items() >= {"BinaryName": BINARY, "SystemdCgroup": True}.items()
+        assert now["runtimes"]["runc"] == former["runtimes"]["runc"]
+        assert now["default_runtime_name"] == ("nvidia" if is_default else default)
+        default, binary = now["default_runtime_name"], BINARY
+
+
+@pytest.mark.parametrize("schema", [1, 2])
+@pytest.mark.parametrize(
+    ("kind", "under"),
+    [("io.containerd.runc.v2", ".default_runtime.options]\nSystemdCgroup = true"),
+     ("io.containerd.runtime.v1.linux", "]\nx = 1\n[plugins.'CRI']\nsystemd_cgroup = true")],
+    ids=["options", "top-level"],
+)  # fmt: skip
+@pytest.mark.parametrize("desired", [DesiredConfig(), DesiredConfig(default=True)], ids=["plain", "default"])
+def test_the_cgroup_driver_of_the_nameless_default_of_old_is_carried_over(
+    schema: int, kind: str, under: str, desired: DesiredConfig
+) -> None:
+    text = f"""version = {schema}
+[plugins.'CRI'.containerd.default_runtime]
+runtime_type = "{kind}"
+[plugins.'CRI'.containerd{under}
+"""
+    data = text.replace("CRI", CRI_PLUGINS[schema]).encode()
+    desired = replace(desired, version=(1, 7, 24))
+    out = configure(data, desired)
+    found = inspect(out, desired)
+    assert found.systemd_cgroup["nvidia"] is True
+    assert found.handlers.keys() == {"nvidia", "runc"}
+    assert configure(out, desired) == out
+    entry = f'runtime_type = "io.containerd.runc.v2"\noptions.BinaryName = "{BINARY}"\n'
+    existing = data + f"[plugins.'{CRI_PLUGINS[schema]}'.containerd.runtimes.nvidia]\n{entry}".encode()
+    assert not satisfies(inspect(existing, desired), desired)
+    assert inspect(configure(existing, desired), desired).systemd_cgroup["nvidia"] is True
+
+
+@pytest.mark.parametrize(
+    ("schema", "version", "since"),
+    [(3, (1, 6, 20), "2.0"), (3, (1, 7, 24), "2.0"), (4, (1, 7), "2.3"), (4, (2, 1, 9), "2.3")],
+)
+@pytest.mark.parametrize("is_there", [False, True])
+def test_a_schema_that_this_containerd_cannot_read_is_refused_with_that_reason(
+    schema: int, version: tuple[int, ...], since: str, is_there: bool
+) -> None:
+    data = f"version = {schema}\n".encode()
+    data = configure(data, DesiredConfig()) if is_there else data
+    with pytest.raises(Refused, match=rf"config\.toml: version = {schema} is a configuration schema") as refused:
+        configure(data, DesiredConfig(version=version))
+    assert f"containerd {'.'.join(map(str, version))} cannot read" in refused.value.what
+    assert f"containerd {since} is the first" in refused.value.why
+    assert configure(data, DesiredConfig(version=(2, 3))) != b""
+
+
+@pytest.mark.parametrize(
+    ("body", "key"),
+    [
+        ("containerd.runtimes = []", "containerd.runtimes"),
+        ("containerd.runtimes.nvidia = 3", "containerd.runtimes.nvidia"),
+        ("containerd.runtimes.runc.options = 3", "containerd.runtimes.runc.options"),
+        ("containerd.default_runtime.options = 3", "containerd.default_runtime.options"),
+        ("systemd_cgroup = 'yes'", "systemd_cgroup"),
+    ],
+)
+def test_a_drop_in_that_nothing_imports_yet_is_checked_for_its_shape_too(body: str, key: str) -> None:
+    files = {containerd.CONFIG: V2, containerd.DROP_IN: f"version = 2\n[plugins.'{CRI[2]}']\n{body}\n".encode()}
+    with pytest.raises(Refused) as refused:
+        containerd.configure(files, DesiredConfig(mode="drop-in", exact=True))
+    assert refused.value.what.startswith(f"{containerd.DROP_IN}:3: plugins.{CRI[2]}.{key} is not ")
+
+
+def test_what_should_be_known_of_the_files_is_said_to_ctk_also_where_nothing_is_to_do() -> None:
+    theirs = f"version = 3\n[plugins.'{CRI[3]}'.containerd.runtimes.x]\nruntime_type = 'y'\n".encode()
+    root = f"version = 2\nimports = ['/x.toml']\n{THEIRS.replace('CRI', CRI[2])}".replace("DEFAULT", "runc").replace(
+        "BINARY", BINARY
+    )
+    files = {containerd.CONFIG: root.encode(), "/x.toml": theirs}
+    edited = containerd.configure(files, DesiredConfig(exact=True))
+    assert edited.edits == ()
+    assert any("/x.toml has schema 3" in note for note in edited.notes)

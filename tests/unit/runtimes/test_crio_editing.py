@@ -133,11 +133,25 @@ def test_what_else_a_drop_in_says_stays() -> None:
     assert b'hooks_dir = ["/etc/hooks"] # ours\n' in after[DROP_IN]
 
 
-def test_an_entry_that_runs_the_binary_keeps_what_it_says_unless_it_is_to_be_exact() -> None:
+def test_an_existing_entry_keeps_what_it_says() -> None:
     own = f'[crio.runtime.runtimes.nvidia]\nruntime_path = "{BINARY}"\nallowed_annotations = ["mine"]\n'.encode()
     files = {PACKAGED: TEN, DROP_IN: own}
-    assert crio.configure(files, DesiredConfig()).edits == ()
-    assert runtime(done(files, CTK)[DROP_IN])["runtimes"]["nvidia"] == OF_CRUN
+    assert crio.configure(files, DesiredConfig()).edits == crio.configure(files, CTK).edits == ()
+    files[DROP_IN] = own.replace(BINARY.encode(), b"/opt/old")
+    for desired in (DesiredConfig(), CTK):
+        entry = runtime(done(files, desired)[DROP_IN])["runtimes"]["nvidia"]
+        assert entry == {**OF_CRUN, "allowed_annotations": ["mine"]}
+
+
+def test_an_existing_entry_that_runs_another_binary_after_all_is_repaired() -> None:
+    own = f'[crio.runtime.runtimes.nvidia]\nruntime_path = "{BINARY}"\ninherit_default_runtime = true\n'.encode()
+    assert runtime(done({DROP_IN: own})[DROP_IN])["runtimes"]["nvidia"] == BARE
+
+
+@pytest.mark.parametrize("desired", [DesiredConfig(), CTK], ids=["setup", "ctk"])
+def test_a_later_run_without_the_flag_leaves_the_default(desired: DesiredConfig) -> None:
+    after = done({PACKAGED: TEN}, replace(desired, default=True))
+    assert crio.configure(after, desired).edits == ()
 
 
 def test_in_place_everything_else_stays_byte_for_byte() -> None:

@@ -11,7 +11,7 @@ import pytest
 from gpunode.errors import Refused
 from gpunode.facts.evidence import Capture, Probe
 from gpunode.facts.model import Unknown
-from gpunode.runtimes import DesiredConfig, Edit, after_edits, gathered, runtime
+from gpunode.runtimes import DesiredConfig, Edit, gathered, runtime
 from gpunode.runtimes.containerd_files import is_pattern, matching
 from gpunode.runtimes.docker import configure, inspect, keeps_containers, takes_on_reload
 from gpunode.runtimes.docker_nodes import located
@@ -112,9 +112,7 @@ def test_what_the_command_line_says_counts_as_configured() -> None:
     desired = DesiredConfig(default=True, cdi=True)
     assert inspect(files, desired).handlers == {"nvidia": BINARY}
     assert (inspect(files, desired).default, inspect(files, desired).cdi) == ("nvidia", True)
-    assert configure(files, desired).edits == ()
-    # nvidia-ctk always writes its entry; a runtime may stand in both places, what else there is may not.
-    assert configured(files, replace(desired, exact=True))[1] == {"runtimes": {"nvidia": {"args": [], "path": BINARY}}}
+    assert configure(files, desired).edits == configure(files, replace(desired, exact=True)).edits == ()
 
 
 def test_of_a_runtime_in_both_places_the_files_counts() -> None:
@@ -259,14 +257,20 @@ def test_what_keeps_containers_alive() -> None:
     assert not keeps_containers(engine("--live-restore=false"), DesiredConfig())
 
 
-def test_exactly_as_nvidia_ctk_an_entry_is_made_anew() -> None:
-    entry = {"path": BINARY, "runtimeArgs": ["--debug"]}
-    files = with_config({}, {"runtimes": {"nvidia": entry, "kata": {"path": "/k"}}})
-    assert configure(files, DesiredConfig()).edits == ()
-    document = configured(files, DesiredConfig(exact=True))[1]
-    assert document["runtimes"] == {"nvidia": {"args": [], "path": BINARY}, "kata": {"path": "/k"}}
-    again = after_edits(files, configure(files, DesiredConfig(exact=True)))
-    assert configure(again, DesiredConfig(exact=True)).edits == ()
+@pytest.mark.parametrize("exact", [False, True], ids=["setup", "ctk"])
+@pytest.mark.parametrize("path", ["nvidia-container-runtime", BINARY])
+@pytest.mark.parametrize("binary", ["nvidia-container-runtime", BINARY])
+def test_an_entry_that_means_the_same_is_not_rewritten(path: str, binary: str, exact: bool) -> None:
+    """The package nvidia-docker2 wrote the bare name and runtimeArgs; dockerd looks the name up in its PATH."""
+    files = with_config({}, {"runtimes": {"nvidia": {"path": path, "runtimeArgs": []}, "kata": {"path": "/k"}}})
+    assert configure(files, DesiredConfig(binary=binary, exact=exact)).edits == ()
+
+
+@pytest.mark.parametrize("exact", [False, True], ids=["setup", "ctk"])
+def test_an_entry_with_another_program_keeps_its_arguments(exact: bool) -> None:
+    entry = {"path": "/opt/old", "runtimeArgs": ["--log", "/var/log/x"]}
+    document = configured(with_config({}, {"runtimes": {"nvidia": entry}}), DesiredConfig(exact=exact))[1]
+    assert document["runtimes"] == {"nvidia": {**entry, "path": BINARY}}
 
 
 def test_go_takes_the_name_of_a_field_in_any_case() -> None:

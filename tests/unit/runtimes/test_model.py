@@ -49,7 +49,7 @@ def test_systemds_driver_is_for_all_of_the_family_or_for_none(cgroup: dict[str, 
     [
         ({}, True),
         ({"nvidia": False}, True),
-        ({"nvidia": True}, False),
+        ({"nvidia": True}, True),
         ({"runc": True}, False),
         ({"nvidia": True, "runc": True}, True),
     ],
@@ -63,9 +63,9 @@ def test_a_default_that_is_no_runc_says_nothing_of_the_driver() -> None:
         AS_WISHED, handlers={**AS_WISHED.handlers, "kata": ""}, default="kata", systemd_cgroup={"kata": True}
     )
     assert satisfies(kata, WISH)
-    crun = replace(AS_WISHED, default="crun", systemd_cgroup={"nvidia": True})
-    assert satisfies(crun, WISH)
-    assert not satisfies(replace(crun, handlers={**AS_WISHED.handlers, "crun": ""}), WISH)
+    crun = replace(AS_WISHED, default="crun", handlers={**AS_WISHED.handlers, "crun": ""})
+    assert satisfies(replace(crun, systemd_cgroup={"nvidia": True}), WISH)
+    assert not satisfies(replace(crun, systemd_cgroup={"crun": True}), WISH)
 
 
 def test_docker_takes_its_driver_from_the_host() -> None:

@@ -27,6 +27,7 @@ from gpunode.steps.module_hazards import BLACKLIST
 from gpunode.steps.persistence import PERSISTENCE
 from gpunode.steps.pin import DRIVER_PIN
 from gpunode.steps.selection import choice
+from gpunode.workflow.converge import plan_stage
 from tests.unit.steps.machines import (
     B200,
     GTX_1080,
@@ -84,6 +85,30 @@ def test_a_maintained_driver_is_kept_though_another_branch_is_newer() -> None:
     assert (found.branch, found.exact) == (580, "")
     assert "kept" in found.reason
     assert planned(DRIVER.plan(recipe(), with_driver("580.95.05"))).changes == ()
+
+
+def test_an_installed_lts_branch_is_kept_though_a_newer_one_is_out() -> None:
+    assert chosen(recipe(version="lts"), machine(gpus=(gpu(T4),))).branch == 620
+    for wanted in (recipe(version="lts"), replace(recipe(version="lts"), upgrade=True)):
+        found = chosen(wanted, with_driver("580.95.05"))
+        assert found.branch == 580
+        assert "`--driver 620` moves to the newest lts branch" in found.reason
+
+
+def test_an_installed_branch_of_another_kind_gives_way_to_the_named_one() -> None:
+    assert chosen(recipe(version="lts"), with_driver("595.91.07")).branch == 620
+    assert chosen(recipe(version="production"), with_driver("580.95.05")).branch == PRODUCTION
+    assert chosen(recipe(version="production"), with_driver("595.91.07")).branch == 595
+
+
+@pytest.mark.parametrize("version", ["auto", "lts", "production"])
+def test_a_branch_above_the_table_is_kept_and_never_called_ended(version: str) -> None:
+    """The table is older than the branch: it may be any kind's newest, and nobody asked for an older driver."""
+    found = chosen(recipe(version=version), with_driver("640.10.01"))
+    assert found.branch == 640
+    assert "newer than what gpunode knows" in found.reason
+    assert "maintained" not in found.reason
+    assert [note for note in found.warnings if "no more fixes" in note] == []
 
 
 def test_working_proprietary_modules_are_kept_where_open_ones_are_the_default() -> None:
@@ -249,7 +274,7 @@ def test_an_upgrade_goes_on_from_a_branch_that_has_ended_and_not_back() -> None:
     upgrade = replace(recipe(), upgrade=True)
     ended = with_driver("610.57.04")
     assert chosen(recipe(), ended).branch == PRODUCTION
-    assert chosen(upgrade, ended).branch == 615
+    assert chosen(upgrade, ended).branch == 620
     only_a_library = machine(packages={"libnvidia-nvvm4": "610.57.04-1"})
     assert chosen(upgrade, only_a_library).branch == PRODUCTION
 
@@ -358,6 +383,22 @@ def test_a_hold_is_never_broken() -> None:
     assert "apt-mark unhold nvidia-tesla-470-driver" in no.hint
     same_name = machine(packages={"nvidia-driver-cuda": replace(held, version="560.35.03-1")})
     assert "apt-mark unhold nvidia-driver-cuda" in refusal(DRIVER.plan(recipe(), same_name)).hint
+
+
+def test_all_holds_in_the_way_are_named_at_once_in_one_command() -> None:
+    """NVIDIA's 595 is held, the recipe wants 580, and the toolkit is held at two versions."""
+    packages = {
+        **dict.fromkeys(("nvidia-driver-cuda", "libcuda1", "libnvidia-ml1"), PackageState("595.71.05-1", held=True)),
+        "nvidia-kernel-open-dkms": PackageState("595.71.05-1"),
+        "nvidia-container-toolkit": PackageState("1.19.1-1", held=True),
+        "libnvidia-container1": PackageState("1.18.0-1", held=True),
+    }
+    no = plan_stage(recipe("containerd", version="580"), machine(packages=packages), "packages").refusal
+    assert no is not None
+    held = {"libcuda1", "libnvidia-ml1", "nvidia-driver-cuda", "nvidia-container-toolkit", "libnvidia-container1"}
+    (command,) = [line.partition(",")[0] for line in no.hint.splitlines() if "apt-mark" in line]
+    assert set(command.split()[2:]) == held
+    assert all(name in no.what for name in held)
 
 
 def test_a_driver_package_held_at_the_right_version_is_no_obstacle() -> None:

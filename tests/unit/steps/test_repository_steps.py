@@ -220,6 +220,10 @@ SPELLINGS = (
     CUDA_URI.replace("developer", "Developer"),
     CUDA_URI.replace(".com/", ".com:443//"),
     CUDA_URI.replace("https:", "HTTPS:"),
+    CUDA_URI.replace("x86_64", "%78%38%36_64"),
+    CUDA_URI.replace("debian12", "ubuntu2204/../debian12"),
+    CUDA_URI.replace("https:", "mirror+https:"),
+    CUDA_URI.replace("https:", "tor+http:"),
 )
 
 
@@ -239,6 +243,25 @@ def test_the_same_archive_in_another_spelling_is_a_rival(uri: str) -> None:
     outcome = planned(CUDA_REPOSITORY.plan(MINE, cuda(**{"mine.list": rival})))
     assert files(outcome.changes)["/etc/apt/sources.list.d/mine.list"].after is None
     assert "mine.list:1 names it with trusted=yes" in outcome.reason
+
+
+@pytest.mark.parametrize("uri", [uri.replace("debian12", "ubuntu2204") for uri in SPELLINGS])
+def test_the_folder_of_another_system_is_a_rival_whatever_key_signs_it(uri: str) -> None:
+    text = f"Types: deb\nURIs: {uri}\nSuites: /\nSigned-By: {CUDA_KEYRING}\n".encode()
+    outcome = planned(CUDA_REPOSITORY.plan(MINE, cuda(**{"other.sources": text})))
+    assert files(outcome.changes)["/etc/apt/sources.list.d/other.sources"].after is None
+    assert "other.sources:1 names it for another system (ubuntu2204, where this one needs debian12)" in outcome.reason
+    beside = text + b"\nTypes: deb\nURIs: https://example.org/debian\nSuites: /\n"
+    no = refusal(CUDA_REPOSITORY.plan(MINE, cuda(**{"other.sources": beside})))
+    assert "other.sources:1" in no.what
+    assert "ubuntu2204" in no.what
+
+
+def test_an_address_that_apt_takes_for_a_list_of_mirrors_serves_nothing() -> None:
+    listed = NVIDIA_CUDA.replace(b"https:", b"mirror+https:")
+    outcome = planned(CUDA_REPOSITORY.plan(MINE, cuda(listed)))
+    assert set(files(outcome.changes)) == {CUDA_LIST}
+    assert "mirror+https" in outcome.reason
 
 
 def test_an_unsigned_entry_in_deb822_form_is_a_rival() -> None:

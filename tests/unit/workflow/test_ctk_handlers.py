@@ -188,3 +188,20 @@ def test_a_drop_in_of_ours_follows_the_root_and_keeps_what_others_wrote_into_it(
     assert found["registry"]["configs"]["r.io"]["auth"]["password"] == "new"
     assert found["cni"] == {"bin_dir": "/mine"}
     assert plan_of(host, desired, store=store).files == ()
+
+
+@pytest.mark.parametrize("version", [(1, 7, 24), (2, 1, 9)], ids=["in-place", "drop-in"])
+@pytest.mark.parametrize("name", FIRST)
+def test_a_later_run_that_asks_for_less_takes_nothing_back(name: str, version: tuple[int, ...], store: Store) -> None:
+    """The default, CDI and the cgroup driver stay: guides' plain command does nothing."""
+    host = Machine(dict(FIRST[name]))
+    desired = DesiredConfig(default=True, cdi=True, systemd_cgroup=True, version=version)
+    configured(host, store, desired, name)
+    assert plan_of(host, DesiredConfig(exact=True, version=version), name, store=store).files == ()
+
+
+def test_a_drop_in_that_is_refreshed_keeps_what_gpunode_set_in_it(store: Store) -> None:
+    host = Machine({"/etc/containerd/config.toml": PLAIN})
+    desired = DesiredConfig(exact=True, mode="drop-in", version=(2, 1, 9))
+    configured(host, store, replace(desired, default=True, cdi=True, systemd_cgroup=True), "containerd")
+    assert plan_of(host, desired, store=store).files == ()

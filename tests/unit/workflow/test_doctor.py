@@ -2,7 +2,11 @@ from __future__ import annotations
 
 from gpunode.cli.screen.doctor import diagnosis_lines
 from gpunode.facts import pasted
+from gpunode.facts.derive import derive
 from gpunode.facts.evidence import Capture, Found, encode_found
+from gpunode.facts.examination import EXAMINATION
+from gpunode.facts.probes import PROBES
+from gpunode.redaction.evidence import redact
 from gpunode.workflow.doctor import diagnosed
 
 
@@ -16,6 +20,16 @@ def test_what_the_system_kept_from_us_is_named() -> None:
         "lspci-verbose": Capture("lspci -nnDvvv", "ok", b"00:00.0 Host bridge\n\tCapabilities: <access denied>\n"),
     })  # fmt: skip
     assert examined.denied == ("journalctl -k", "/etc/shadow", "docker info", "lspci -nnDvvv")
+
+
+def test_no_answer_is_nested_too_deeply_for_doctor() -> None:
+    """Whoever writes one file of a node could otherwise end doctor, plan and render with "a bug in gpunode"."""
+    deep = b'{"a":' * 3000
+    evidence = {probe.key: Capture(probe.source, "ok", deep, holds=probe.holds) for probe in (*PROBES, *EXAMINATION)}
+    for captures in (evidence, redact(evidence)):
+        derive(captures)
+        derive(captures, image=True)
+        assert diagnosed(captures).diagnosis.bugs == ()
 
 
 def test_what_a_user_sees_in_part_is_named_too() -> None:

@@ -122,6 +122,7 @@ def test_no_command_writes() -> None:
         *(
             "podman",
             "rpm",
+            "date",
             "sed",
             "stat",
             "systemctl",

@@ -8,7 +8,10 @@ from typing import Any
 
 import pytest
 
+from gpunode.change import MigChange, MigLayout
+from gpunode.errors import DrainRequired
 from gpunode.host.local import LocalHost
+from gpunode.workflow import mig_layouts
 from gpunode.workflow.pod_devices import holders
 
 POD, GONE = "0c5b1f6e-0000-4000-8000-000000000001", "0c5b1f6e-0000-4000-8000-000000000002"
@@ -64,3 +67,16 @@ def test_a_checkpoint_that_cannot_be_read_is_no_leave_to_go_on(tmp_path: Path) -
     checkpoint.mkdir()
     (said,) = holders(host, [GPU])
     assert "cannot be read" in said
+
+
+def test_a_mig_layout_is_not_changed_under_a_pod_that_only_holds_the_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NVML names no process of it."""
+    monkeypatch.setattr(mig_layouts, "_gpus", lambda _: {})
+    text = json.dumps({"Data": {"PodDeviceEntries": [entry({"0": [GPU]})]}})
+    change = MigChange(GPU, MigLayout(enabled=False), MigLayout(enabled=True))
+    with pytest.raises(DrainRequired, match="would take the GPU from pods") as refused:
+        mig_layouts.refuse_clients(node(tmp_path, text), [change])
+    assert f"pod {POD} (nvidia.com/gpu)" in refused.value.why
+    mig_layouts.refuse_clients(LocalHost(str(tmp_path / "empty")), [change])

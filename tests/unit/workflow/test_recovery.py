@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from gpunode.change import Change, FileChange, FileState, PackageChange, PackageState
+from gpunode.change import Change, FileChange, FileState, PackageChange, PackageState, inverse
 from gpunode.journal.history import CutShort
-from gpunode.journal.record import Begin
+from gpunode.journal.record import Begin, Verb
+from gpunode.journal.store import Store
 from gpunode.package_id import PackageId
-from gpunode.workflow.recovery import half_written, marks_missing, told
+from gpunode.workflow.recovery import half_written, marks_missing, record_what_was_made, told
 from tests.ids import by_id
+from tests.unit.steps.machines import machine
+from tests.unit.workflow.nodes import Node
 
 BEGIN = Begin("000003-20270115T080000Z", 1_800_000_000.0, "setup", "0.1.0", "containerd", "", "", "ada", ())
 FILE = FileChange("/etc/modprobe.d/x.conf", None, FileState(b""))
@@ -62,3 +66,74 @@ def test_the_marks_that_a_cut_setup_did_not_set_are_set_and_no_others() -> None:
         PackageChange(PackageId("needed"), PackageState("1"), PackageState("1", auto=True)),
     )
     assert marks_missing(replace(cut, begin=replace(BEGIN, verb="rollback")), by_id(installed)) == ()
+
+
+class TestRecordWhatWasMade:
+    """The next command looks what a run that was cut short made, and writes it down."""
+
+    PATH, OURS = "/etc/apt/preferences.d/gpunode-nvidia", FileState(b"ours")
+    STATUS = "Package: dpkg\nStatus: install ok installed\nArchitecture: amd64\nVersion: 1\n"
+
+    @pytest.fixture
+    def store(self, tmp_path: Path) -> Store:
+        """A setup has brought a file and a package, and a remove of both was killed."""
+        store = Store(tmp_path)
+        brought = FileChange(self.PATH, None, self.OURS), PackageChange(PackageId("dkms"), None, PackageState("3"))
+        run = store.begin("setup", version="test")
+        run.done(*run.intend_all("packages", "x", brought))
+        run.commit("done")
+        cut = store.begin("remove", version="test")
+        cut.intend_all("packages", "remove", [back for change in brought if (back := inverse(change))])
+        cut.close()
+        return store
+
+    def node(self, *packages: str, file: FileState | None = None) -> Node:
+        node = Node(machine())
+        states = (
+            f"Package: {name}\nStatus: install ok installed\nArchitecture: amd64\nVersion: 3\n" for name in packages
+        )
+        node.files["/var/lib/dpkg/status"] = FileState("\n".join((self.STATUS, *states)).encode())
+        node.files[self.PATH] = file
+        return node
+
+    def test_what_is_gone_is_gpunodes_no_more(self, store: Store) -> None:
+        """So a later remove does not take what somebody has installed or written since."""
+        record_what_was_made(store, self.node())
+        record_what_was_made(store, self.node("dkms", file=FileState(b"theirs")))
+        assert (store.footprint().packages, store.footprint().files) == ({}, {})
+        cut = store.cut_short()
+        assert cut is not None
+        assert cut.begun == ()
+
+    def test_what_is_there_is_still_gpunodes(self, store: Store) -> None:
+        record_what_was_made(store, self.node("dkms", file=self.OURS))
+        assert set(store.footprint().packages) == {PackageId("dkms")}
+        assert set(store.footprint().files) == {self.PATH}
+
+    def test_package_that_lost_a_part_of_its_files_is_not_gone(self, store: Store) -> None:
+        node = self.node()
+        half = b"\nPackage: dkms\nStatus: deinstall reinstreq half-installed\nArchitecture: amd64\nVersion: 3\n"
+        node.files["/var/lib/dpkg/status"] = FileState(self.STATUS.encode() + half)
+        record_what_was_made(store, node)
+        assert set(store.footprint().packages) == {PackageId("dkms")}
+
+    def test_what_a_later_run_changed_again_tells_nothing_of_the_one_before(self, store: Store) -> None:
+        run = store.begin("setup", version="test")
+        run.done(run.intend("packages", "x", PackageChange(PackageId("dkms"), PackageState("3"), PackageState("4"))))
+        run.commit("done")
+        record_what_was_made(store, self.node())
+        assert PackageId("dkms") in store.footprint().packages
+
+
+@pytest.mark.parametrize("verb", ["setup", "rollback", "remove"])
+def test_packages_that_a_cut_run_did_not_remove_are_automatic_again(verb: Verb) -> None:
+    """apt writes down that they are no more so before dpkg starts."""
+    begun = tuple(
+        PackageChange(PackageId(name), PackageState("1", auto=name != "asked"), None)
+        for name in ("asked", "needed", "gone", "newer")
+    )
+    installed = {"asked": PackageState("1"), "needed": PackageState("1"), "newer": PackageState("2")}
+    cut = CutShort(replace(BEGIN, verb=verb), (), begun[:1], begun[1:])
+    assert marks_missing(cut, by_id(installed)) == (
+        PackageChange(PackageId("needed"), PackageState("1"), PackageState("1", auto=True)),
+    )

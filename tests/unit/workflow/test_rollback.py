@@ -194,6 +194,32 @@ def test_two_writes_of_one_file_in_one_run_go_back_to_the_first(store: Store, ho
     assert host.files[CONTAINERD] == FORMER
 
 
+def written_twice(host: Node, store: Store) -> str:
+    """A run that wrote one file twice: only its first write owes a reload of systemd."""
+    run = store.begin("setup", version="test")
+    reload = Trigger("daemon-reload")
+    for before, after, owes in ((FORMER, OURS, {reload, RESTART}), (OURS, FileState(b"ours 2\n"), {RESTART})):
+        change = FileChange(CONTAINERD, before, after, frozenset(owes))
+        run.done(run.intend("runtime", "step", change))
+        host.apply([change])
+    for trigger in (reload, RESTART):
+        run.settle(trigger)
+    run.commit("done")
+    return run.id
+
+
+def test_file_is_not_edited_where_it_is_as_the_runs_first_write_left_it(store: Store, host: Node) -> None:
+    run = written_twice(host, store)
+    host.files[CONTAINERD] = OURS
+    undo(host, store, run)
+    assert host.files[CONTAINERD] == FORMER
+
+
+def test_rollback_owes_what_each_write_of_the_file_owed(store: Store, host: Node) -> None:
+    undo(host, store, written_twice(host, store))
+    assert host.triggered == [Trigger("daemon-reload"), RESTART]
+
+
 def test_packages_and_sources_stay_only_the_runtimes_configuration_comes_back(store: Store, host: Node) -> None:
     path = "/etc/apt/sources.list.d/cuda-debian12-x86_64.list"
     run = write(host, store, path=path, stage="sources")

@@ -57,7 +57,7 @@ BEFORE = b"# mine\nversion = 2\n"
 
 def owe(run: Run, trigger: Trigger, seq: int) -> None:
     """What the change ``seq`` owes beyond its own triggers."""
-    run._note(Owe(trigger, seq, run._clock()))
+    run._note("", Owe(trigger, seq, run._clock()))
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ from gpunode.workflow.recovery import Backlog
 from gpunode.workflow.status import status
 from tests.ids import by_id
 from tests.unit.cli import screen_nodes as nodes
+from tests.unit.steps.machines import machine
 
 UNIT = "containerd.service"
 
@@ -49,3 +50,15 @@ def test_what_systemctl_does_not_answer_is_unknown() -> None:
     facts = replace(facts, units={**facts.units, UNIT: Unknown("Running in chroot, ignoring command", "units")})
     text = "\n".join(str(line) for line in status_lines(facts, status(facts, nodes.host(facts), Backlog())))
     assert "unknown whether it runs: Running in chroot" in text
+
+
+@pytest.mark.parametrize(
+    ("package", "shown"),
+    [("libxnvctrl0", ""), ("nvidia-detect", ""), ("libcuda1", "525.85.05"), ("nvidia-kernel-dkms", "525.85.05")],
+)
+def test_a_driver_is_what_has_a_module_or_libcuda(package: str, shown: str) -> None:
+    """Libhwloc-plugins, and so OpenMPI and Slurm, bring an X library of NVIDIA's along."""
+    facts = machine(packages={package: "525.85.05-3"})
+    found = status(facts, nodes.host(facts), Backlog())
+    assert found.driver == shown
+    assert bool(found.without_module) is bool(shown)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
+import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,8 +13,10 @@ import pytest
 
 from gpunode.change import (
     Change,
+    Deferred,
     FileChange,
     FileState,
+    ModuleChange,
     PackageChange,
     PackageState,
     RuntimeExpectation,
@@ -34,11 +38,11 @@ from gpunode.packages.simulation import Action, Simulation, is_removal
 from gpunode.workflow import standing
 from gpunode.workflow.apply import Applier
 from gpunode.workflow.events import silent
-from gpunode.workflow.remove import removing
+from gpunode.workflow.remove import Remainder, find_remainder, removing
 from gpunode.workflow.rollback import RollbackResult, rollback, shortcoming, undoing
 from gpunode.workflow.undo import Undoing, leftovers
 from tests.ids import ids
-from tests.unit.steps.machines import CONTAINERD, CUDA_LIST, DAEMON_JSON, machine, unit
+from tests.unit.steps.machines import CONTAINERD, CUDA_KEYRING, CUDA_LIST, CUDA_URI, DAEMON_JSON, machine, unit
 from tests.unit.workflow.nodes import Node
 
 STATUS = "/var/lib/dpkg/status"
@@ -196,7 +200,7 @@ class TestWholeRollback:
         host.files[STATUS] = FileState("".join((*map(paragraph, AFTER), paragraph("zfs-dkms", "dkms"))).encode())
         back = undoing(store, host, newest(store), now())
         assert "dkms" not in [str(change.id) for change in back.packages]
-        assert back.notes == ("dkms stays: zfs-dkms needs it now",)
+        assert back.remarks == ("dkms stays: zfs-dkms needs it now",)
 
     def test_what_the_archives_have_no_more_is_said_and_ends_as_not_whole(self, host: Machine, store: Store) -> None:
         host.archives = {"nvidia-driver": frozenset({"535.261.03-1"})}
@@ -233,7 +237,7 @@ class TestWholeRollback:
 
         def planned(*, disrupt: bool) -> Undoing:
             if verb == "remove":
-                return removing(store.footprint(), host, now(), disrupt=disrupt)
+                return removing(store, host, now(), disrupt=disrupt)
             return undoing(store, host, newest(store), now(), disrupt=disrupt)
 
         with pytest.raises(DrainRequired, match="take the driver from 1 process") as refused:
@@ -339,7 +343,7 @@ class TestWholeRollback:
         run.settle(RESTART)
         run.commit("done")
         facts = now({toolkit: NEW})
-        back = undoing(store, host, run.id, facts) if verb == "rollback" else removing(store.footprint(), host, facts)
+        back = undoing(store, host, run.id, facts) if verb == "rollback" else removing(store, host, facts)
         assert triggers(back.packages) == (RESTART,)
 
     def test_an_older_version_takes_nothing_from_under_a_later_run(self, store: Store) -> None:
@@ -369,7 +373,7 @@ class TestWholeRollback:
 
         def planned(*, disrupt: bool) -> Undoing:
             if verb == "remove":
-                return removing(store.footprint(), host, now({runtime: there}), disrupt=disrupt)
+                return removing(store, host, now({runtime: there}), disrupt=disrupt)
             return undoing(store, host, run.id, now({runtime: there}), disrupt=disrupt)
 
         if verb == "remove" and after == PackageState("1.5"):
@@ -402,7 +406,7 @@ class TestWholeRollback:
 
         def planned() -> Undoing:
             if verb == "remove":
-                return removing(store.footprint(), host, facts)
+                return removing(store, host, facts)
             return undoing(store, host, run.id, facts)
 
         with pytest.raises(DrainRequired, match="1 running docker container"):
@@ -418,11 +422,7 @@ class TestWholeRollback:
         cut.close()
         host.docker_ps = Capture("docker ps", "ok", b"4f2 trainer\n")
         with pytest.raises(DrainRequired, match="1 running docker container"):
-            _ = (
-                removing(store.footprint(), host, now(), owed=(owed,))
-                if verb == "remove"
-                else undoing(store, host, run, now())
-            )
+            _ = removing(store, host, now(), owed=(owed,)) if verb == "remove" else undoing(store, host, run, now())
 
     def test_what_needs_a_package_that_the_archives_lost_does_not_come_back_either(
         self, host: Machine, store: Store
@@ -609,32 +609,32 @@ class TestRemove:
 
         monkeypatch.setattr(host, "check", check)
         with pytest.raises(Refused, match="does not take it"):
-            undo(host, store, removing(store.footprint(), host, now()))
+            undo(host, store, removing(store, host, now()))
         assert host.files[CONTAINERD] == edited
 
     def test_everything_goes_that_was_added_and_what_was_there_is_as_before(self, host: Machine, store: Store) -> None:
-        back = removing(store.footprint(), host, now())
+        back = removing(store, host, now())
         assert {str(change.id): change.after for change in back.packages} == {"nvidia-driver-cuda": None, "dkms": None}
         undo(host, store, back)
         assert (host.files[CONTAINERD], host.files[CUDA_LIST], host.files[BLACKLIST]) == (FORMER, None, None)
 
     def test_what_was_purged_is_named_and_does_not_come_back(self, host: Machine, store: Store) -> None:
-        back = removing(store.footprint(), host, now())
+        back = removing(store, host, now())
         assert "gpunode purged these packages and does not reinstall them: nvidia-driver" in back.notes
 
     def test_an_edit_of_years_ago_stays(self, host: Machine, store: Store) -> None:
         host.files[CONTAINERD] = FileState(b"# mine, edited\nnvidia = true\n")
-        back = removing(store.footprint(), host, now())
+        back = removing(store, host, now())
         assert [c.after for c in back.files if c.path == CONTAINERD] == [FileState(b"# mine, edited\n")]
         assert any("the edits stay" in note for note in back.notes)
 
     def test_an_edit_of_gpunodes_own_lines_is_a_conflict_unless_forced(self, host: Machine, store: Store) -> None:
         host.files[CONTAINERD] = FileState(b"# mine\nnvidia = false\n")
         with pytest.raises(Conflict, match="was edited since") as refused:
-            removing(store.footprint(), host, now())
+            removing(store, host, now())
         assert "+nvidia = false" in refused.value.why
         assert "-nvidia = true" in refused.value.why
-        forced = removing(store.footprint(), host, now(), force=True)
+        forced = removing(store, host, now(), force=True)
         assert [c.after for c in forced.files if c.path == CONTAINERD] == [FORMER]
 
     def test_an_edit_between_two_setups_stays_too(self, host: Machine, store: Store) -> None:
@@ -644,12 +644,12 @@ class TestRemove:
         run.done(run.intend("runtime", "step", again))
         run.commit("done")
         host.files[CONTAINERD] = again.after if isinstance(again.after, FileState) else None
-        back = removing(store.footprint(), host, now())
+        back = removing(store, host, now())
         assert [c.after for c in back.files if c.path == CONTAINERD] == [FileState(b"# mine\n# theirs\n")]
 
     def test_a_file_that_gpunode_made_goes_but_for_what_others_added(self, host: Machine, store: Store) -> None:
         host.files[CUDA_LIST] = FileState(b"deb x\ndeb theirs\n")
-        back = removing(store.footprint(), host, now())
+        back = removing(store, host, now())
         assert [c.after for c in back.files if c.path == CUDA_LIST] == [FileState(b"deb theirs\n")]
 
     @pytest.mark.parametrize(
@@ -673,47 +673,210 @@ class TestRemove:
         host.files[DAEMON_JSON] = FileState(document)
         if left is None:
             with pytest.raises(Conflict):
-                removing(store.footprint(), host, now())
+                removing(store, host, now())
             return
-        back = removing(store.footprint(), host, now())
+        back = removing(store, host, now())
         assert [c.after for c in back.files if c.path == DAEMON_JSON] == [FileState(left)]
         assert ("made the default runtime since" in " ".join(back.notes)) is (b"default" in document)
 
+    @pytest.mark.parametrize("is_made", [False, True])
+    def test_file_goes_whichever_of_two_states_a_cut_rollback_left(
+        self, host: Machine, store: Store, is_made: bool
+    ) -> None:
+        """Two setups wrote the file, and a rollback of the second was killed before or after it put the first back."""
+        second = FileState(b"# mine\nnvidia = 2\n")
+        run = store.begin("setup", version="test")
+        run.done(run.intend("runtime", "step", FileChange(CONTAINERD, OURS, second, frozenset({RESTART}))))
+        run.commit("done")
+        cut = store.begin("rollback", version="test", of=run.id)
+        cut.intend("runtime", "step", FileChange(CONTAINERD, second, OURS, frozenset({RESTART})))
+        cut.close()
+        host.files[CONTAINERD] = OURS if is_made else second
+        back = removing(store, host, now())
+        assert [c.after for c in back.files if c.path == CONTAINERD] == [FORMER]
+
     def test_a_file_that_somebody_removed_stays_removed(self, host: Machine, store: Store) -> None:
         host.files[CONTAINERD] = None
-        assert CONTAINERD not in map(subject, removing(store.footprint(), host, now()).changes)
+        assert CONTAINERD not in map(subject, removing(store, host, now()).changes)
 
     def test_of_what_was_forgotten_goes_what_is_gpunodes_by_its_hash(self, host: Machine, store: Store) -> None:
         store.forget(newest(store))
-        back = removing(store.footprint(), host, now())
+        back = removing(store, host, now())
         assert {change.path for change in back.files} == {CUDA_LIST, BLACKLIST}, "there was nothing before gpunode"
-        assert any(CONTAINERD in note and "--forget" in note for note in back.notes)
+        assert any(CONTAINERD in note and "--forget" in note for note in back.remarks)
         host.files[CUDA_LIST] = FileState(b"deb theirs\n")
-        assert CUDA_LIST not in map(subject, removing(store.footprint(), host, now()).changes)
+        assert CUDA_LIST not in map(subject, removing(store, host, now()).changes)
 
     def test_what_the_user_installed_after_an_undo_is_the_users(self, host: Machine, store: Store) -> None:
         undo(host, store, undoing(store, host, newest(store), now()))
-        back = removing(store.footprint(), host, machine(packages={"dkms": PackageState("3")}))
+        back = removing(store, host, machine(packages={"dkms": PackageState("3")}))
         assert back.packages == ()
 
     def test_a_driver_that_others_need_keeps_what_it_is_run_with(self, host: Machine, store: Store) -> None:
         needs = paragraph("cuda-app", "nvidia-driver-cuda")
         host.files[STATUS] = FileState("".join((*map(paragraph, AFTER), needs)).encode())
-        for back in (removing(store.footprint(), host, now()), undoing(store, host, newest(store), now())):
+        for back in (removing(store, host, now()), undoing(store, host, newest(store), now())):
             subjects = set(map(subject, back.changes))
             assert subjects.isdisjoint({BLACKLIST, CUDA_LIST, UNIT, "nvidia-driver-cuda"})
             assert CONTAINERD in subjects
-            assert f"{BLACKLIST} stays with nvidia-driver-cuda" in back.notes
+            assert f"{BLACKLIST} stays with nvidia-driver-cuda" in back.remarks
+
+    def test_list_that_setup_replaced_does_not_come_back_while_gpunodes_own_stays(self, store: Store) -> None:
+        """apt would read no list at all: two entries of one archive with two keys."""
+        theirs, key = "/etc/apt/sources.list.d/cuda.list", FileState(b"NVIDIA's key")
+        former = FileState(f"deb [signed-by=/k.gpg] {CUDA_URI} /\n".encode())
+        ours = FileState(f"deb [signed-by={CUDA_KEYRING}] {CUDA_URI} /\n".encode())
+        files = {CUDA_LIST: (None, ours), theirs: (former, None), CUDA_KEYRING: (FileState(b"armored"), key)}
+        host = Machine(machine(files={CUDA_KEYRING: key, CUDA_LIST: ours}))
+        run = store.begin("setup", version="test")
+        for path, (before, after) in files.items():
+            run.done(run.intend("sources", "cuda-repository", FileChange(path, before, after)))
+        run.done(run.intend("packages", "driver", PackageChange(PackageId("nvidia-driver-cuda"), None, NEW)))
+        run.commit("done")
+        driver = paragraph("nvidia-driver-cuda")
+        facts = machine(packages={"nvidia-driver-cuda": NEW}, files={CUDA_LIST: ours, CUDA_KEYRING: key})
+
+        host.files[STATUS] = FileState((driver + paragraph("cuda-app", "nvidia-driver-cuda")).encode())
+        for back in (removing(store, host, facts), undoing(store, host, run.id, facts)):
+            assert back.parts == ()
+            notes = {one.subject: one.how for one in back.kept}
+            assert f"{CUDA_LIST}:1 is for the same archive" in notes[theirs]
+            backup = store.objects.path_of_content(former.content)
+            assert f"`sudo install -m 0644 {backup} {theirs}`" in notes[theirs]
+            assert Path(backup).read_bytes() == former.content
+            assert notes[CUDA_KEYRING] == f"stays: {CUDA_LIST} names it"
+
+        host.files[STATUS] = FileState(driver.encode())
+        back = removing(store, host, facts)
+        assert set(map(subject, back.changes)) == {*files, "nvidia-driver-cuda"}, "without the driver all is as before"
+
+    def test_keyring_of_somebody_elses_list_comes_back_as_it_was_and_is_never_taken_away(self, store: Store) -> None:
+        theirs, key = "/etc/apt/sources.list.d/cuda.list", FileState(b"NVIDIA's key")
+        listed = FileState(f"deb [signed-by={CUDA_KEYRING}] {CUDA_URI} /\n".encode())
+        host = Machine(machine(files={CUDA_KEYRING: key, theirs: listed}))
+        for former in (FileState(b"two keys"), None):
+            run = store.begin("setup", version="test")
+            run.done(run.intend("sources", "cuda-repository", FileChange(CUDA_KEYRING, former, key)))
+            run.commit("done")
+            back = undoing(store, host, run.id, machine(files={CUDA_KEYRING: key, theirs: listed}))
+            assert [change.after for change in back.files] == ([former] if former else [])
+            assert (f"{CUDA_KEYRING} stays: {theirs} names it" in back.remarks) is (former is None)
+
+    @pytest.mark.parametrize(
+        ("now_auto", "back_to_auto"), [(False, True), (True, None)], ids=["as gpunode left it", "as before by hand"]
+    )
+    def test_package_that_was_a_dependency_before_is_one_again(
+        self, host: Machine, store: Store, *, now_auto: bool, back_to_auto: bool | None
+    ) -> None:
+        before, after = PackageState("2", auto=True), PackageState("2")
+        run = store.begin("setup", version="test")
+        run.done(run.intend("packages", "marks", PackageChange(PackageId("nvidia-persistenced"), before, after)))
+        run.commit("done")
+        state = PackageState("2", auto=now_auto)
+        back = removing(store, host, now({**AFTER, "nvidia-persistenced": state}))
+        marks = [change.after for change in back.packages if str(change.id) == "nvidia-persistenced"]
+        assert marks == ([] if back_to_auto is None else [PackageState("2", auto=back_to_auto)])
+
+    def test_mark_that_somebody_set_since_stays(self, host: Machine, store: Store) -> None:
+        before, after = PackageState("1", auto=True), PackageState("2", auto=True)
+        run = store.begin("setup", version="test")
+        run.done(run.intend("packages", "driver", PackageChange(PackageId("nvidia-persistenced"), before, after)))
+        run.commit("done")
+        back = removing(store, host, now({**AFTER, "nvidia-persistenced": PackageState("2")}))
+        assert "nvidia-persistenced" not in map(subject, back.changes)
+
+    def test_failure_that_the_journal_has_no_room_for_is_still_what_is_told(
+        self, host: Machine, store: Store, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """On a full disk nobody says that a change was made which was not."""
+        back = removing(store, host, now())
+        host.files[STATUS] = FileState(
+            "".join(
+                paragraph(name).replace("Version: 1", f"Version: {one.version}") for name, one in AFTER.items()
+            ).encode()
+        )
+
+        def full(_descriptor: int, _data: object) -> int:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        def fails(changes: Sequence[Change]) -> None:
+            if isinstance(changes[0], PackageChange):
+                monkeypatch.setattr(os, "write", full)
+                raise ChangeFailed("could not change the packages", why="dpkg: No space left on device")
+
+        monkeypatch.setattr(host, "apply", fails)
+        with pytest.raises(ChangeFailed) as failed:
+            undo(host, store, back)
+        monkeypatch.undo()
+
+        assert failed.value.what == "could not change the packages"
+        assert "the journal could not record the end of this run" in failed.value.why
+        assert {str(change.id) for change in removing(store, host, now()).packages} == set(AFTER)
 
     def test_an_enrolled_key_is_named_with_what_takes_it_out(self, host: Machine, store: Store) -> None:
         host.enrolled = "/var/lib/dkms/mok.pub"
-        (note,) = (note for note in removing(store.footprint(), host, now()).notes if "Secure Boot" in note)
+        (note,) = (note for note in removing(store, host, now()).notes if "Secure Boot" in note)
         assert "mokutil --delete /var/lib/dkms/mok.pub" in note
 
     def test_a_second_removal_finds_nothing(self, host: Machine, store: Store) -> None:
-        back = removing(store.footprint(), host, now())
+        back = removing(store, host, now())
         rollback(back, host, store, version="test", argv=(), tell=silent, verb="remove", whole=True)
-        assert removing(store.footprint(), host, machine()).parts == ()
+        assert removing(store, host, machine()).parts == ()
+
+
+class TestRemainder:
+    """What a removal finds at its end, by looking."""
+
+    def removed(self, host: Machine, store: Store) -> Undoing:
+        back = removing(store, host, now())
+        rollback(back, host, store, version="test", argv=(), tell=silent, verb="remove", whole=True)
+        return back
+
+    def test_nothing_is_left_of_a_whole_removal(self, host: Machine, store: Store) -> None:
+        assert find_remainder(store, host, machine(), self.removed(host, store)) == Remainder()
+
+    def test_what_stays_though_each_command_succeeded_is_a_failure(self, host: Machine, store: Store) -> None:
+        back = self.removed(host, store)
+        host.files[BLACKLIST] = FileState(b"blacklist nouveau\n")
+        left = find_remainder(store, host, now({"dkms": PackageState("3")}), back)
+        assert set(left.missed) == {BLACKLIST, "dkms", UNIT}
+        assert isinstance(left.failure, VerifyFailed)
+        assert "dkms" in left.failure.why
+
+    def test_file_that_went_with_its_package_is_no_failure(self, host: Machine, store: Store) -> None:
+        """Its former text was put back first, as somebody else's package might have stayed."""
+        back = self.removed(host, store)
+        host.files[CONTAINERD] = None
+        assert find_remainder(store, host, machine(), back).failure is None
+
+    def test_what_came_again_since_is_named_with_the_command_that_takes_it_away(
+        self, host: Machine, store: Store
+    ) -> None:
+        self.removed(host, store)
+        host.files[BLACKLIST] = FileState(b"blacklist nouveau\n")
+        nothing = removing(store, host, now({"dkms": PackageState("3")}))
+        assert nothing.parts == ()
+        left = find_remainder(store, host, now({"dkms": PackageState("3")}), nothing)
+        assert left.failure is None
+        notes = {one.subject: one.how for one in left.kept}
+        assert f"`sudo rm {BLACKLIST}`" in notes[BLACKLIST]
+        assert "`sudo apt-get purge dkms`" in notes["dkms"]
+        assert f"`sudo systemctl disable {UNIT}`" in notes[UNIT]
+
+    def test_generated_specification_and_loaded_module_are_named(self, host: Machine, store: Store) -> None:
+        spec = "/var/run/cdi/nvidia.yaml"
+        promise = FileChange(spec, None, Deferred("the GPUs", "nvidia-ctk"), frozenset({Trigger("cdi")}))
+        run = store.begin("setup", version="test")
+        for change in (promise, ModuleChange("nvidia-fs", before=False, after=True)):
+            run.done(run.intend("kernel", "step", change))
+        run.commit("done")
+        back = self.removed(host, store)
+        host.files[spec] = FileState(b"cdiVersion: 0.5.0\n")
+        left = find_remainder(store, host, machine(modules=frozenset({"nvidia_fs"})), back)
+        assert {str(one) for one in left.kept} == {
+            f"{spec} stays, which nvidia-ctk wrote, until the next boot",
+            "nvidia-fs stays in the kernel until the next boot",
+        }
 
 
 def test_versions_that_others_left_beside_a_file_are_known_by_their_names() -> None:

@@ -10,12 +10,14 @@ from typing import Any
 import pytest
 
 from gpunode.check import Check
+from gpunode.distros.family import TOOLKIT_PACKAGES
 from gpunode.errors import ChangeFailed, GpunodeError, Refused, Undetermined
 from gpunode.facts.evidence import Capture, Probe
 from gpunode.facts.model import Facts, LoadedDriver, Unknown
 from gpunode.host.rehearsal import RehearsalHost
 from gpunode.recipe import Expect, Recipe, Runtime
 from gpunode.runtimes import ObservedConfig
+from gpunode.workflow.package_files import package_file_checks
 from gpunode.workflow.verify import Extra, Report, verify
 from tests.unit.steps.machines import machine, recipe, with_driver
 
@@ -85,6 +87,48 @@ def test_a_gpu_that_answers_passes() -> None:
     assert check(found, "gpu-0").detail == "Tesla T4, 15360 MiB, GPU-0, persistence on, ECC on"
     assert check(found, "versions").status == "passed"
     assert check(found, "device-nodes").status == "passed"
+
+
+def test_a_node_on_which_no_program_finds_libcuda_fails_although_nvml_answers() -> None:
+    error = "libcuda.so.1: cannot open shared object file: No such file or directory"
+    found = report(answer={**ANSWER, "libcuda_error": error})
+    assert check(found, "nvml").status == "passed"
+    assert (check(found, "libcuda").status, check(found, "libcuda").detail) == ("failed", error)
+    assert "apt-get install --reinstall libcuda1=580.95.05-1" in check(found, "libcuda").hint
+    without = {"schema": 1, "error": {"code": 12, "name": "LibraryNotFound", "text": "x"}, "libcuda_error": error}
+    assert check(report(answer=without), "libcuda").status == "failed"
+    bare = report(node=machine(), answer={**ANSWER, "libcuda_error": error})
+    assert "gpunode setup" in check(bare, "libcuda").hint
+
+
+VERIFIED = """\
+??5??????   /usr/bin/nvidia-container-runtime
+?M5?????? c /etc/nvidia-container-runtime/config.toml
+missing     /usr/share/doc/nvidia-container-toolkit-base/copyright
+missing     /usr/lib/x86_64-linux-gnu/libcuda.so.1
+"""
+
+
+@pytest.mark.parametrize(
+    ("answer", "status"),
+    [
+        (Capture("dpkg", "ok", VERIFIED.encode()), "failed"),
+        (Capture("dpkg", "ok", VERIFIED.splitlines()[1].encode()), "passed"),
+        (Capture("dpkg", "ok"), "passed"),
+        (Capture("dpkg", "timeout"), "not run"),
+    ],
+)
+def test_programs_and_libraries_are_compared_with_their_packages(answer: Capture, status: str) -> None:
+    toolkit = dict.fromkeys(map(str, TOOLKIT_PACKAGES), "1.19.1-1")
+    node = machine(packages={**toolkit, "libcuda1": "580.2-1"})
+    found = tuple(package_file_checks(recipe("containerd"), node, Answering(answer)))
+    assert [one.status for one in found] == [status]
+    if status == "failed":
+        assert "/usr/bin/nvidia-container-runtime" in found[0].detail
+        assert "config.toml" not in found[0].detail
+        assert "copyright" not in found[0].detail
+        assert "nvidia-container-toolkit-base=1.19.1-1" in found[0].hint
+    assert not tuple(package_file_checks(recipe("containerd"), machine(), Answering(answer)))
 
 
 @pytest.mark.parametrize(

@@ -87,6 +87,31 @@ def test_one_transaction_that_lowers_no_guard(tmp_path: Path) -> None:
     assert Progress("install", 50.0, "Unpacking driver (amd64)") in bench.progress
 
 
+def test_dpkgs_check_of_signatures_is_not_lowered_by_the_host(tmp_path: Path) -> None:
+    """dpkg takes the last of its options, and apt gives it those of its own files first."""
+    bench = Bench(tmp_path)
+    bench.apt.transact((DRIVER,))
+    (argv,) = bench.runner.made("install")
+    assert "Dpkg::Options::=--refuse-bad-verify" in argv
+
+
+def test_certificates_and_dates_of_our_own_sources_and_keys_are_checked_by_host_too(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    own = tmp_path / "etc/apt/sources.list.d/nvidia.list"
+    own.parent.mkdir(parents=True)
+    own.write_text("deb [signed-by=/k.gpg] https://Mirror.example:8443/debian12/x86_64/ /\n")
+    (tmp_path / "tmp").mkdir()
+    bench.apt.refresh(["/etc/apt/sources.list.d/nvidia.list"])
+    bench.apt.refresh(())
+    listed, everything = bench.runner.made("update")
+    dates = {"Acquire::Check-Valid-Until=true", "Acquire::Check-Date=true"}
+    tls = {
+        f"Acquire::https::{host}Verify-{what}=true" for host in ("", "mirror.example::") for what in ("Peer", "Host")
+    }
+    assert dates | tls <= {*listed}
+    assert not (dates | tls) & {*everything}, "of others' archives the host's configuration decides"
+
+
 def test_nothing_is_started_for_nothing(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     bench.apt.transact(())
@@ -153,6 +178,14 @@ def test_a_hold_outlives_a_failed_transaction(tmp_path: Path) -> None:
             (PackageChange(PackageId("driver"), PackageState("1", held=True), PackageState("2", held=True)),)
         )
     assert bench.runner.made("mark")[-1][-2:] == ("hold", "driver")
+
+
+def test_packages_of_a_failed_removal_are_automatic_again(tmp_path: Path) -> None:
+    there = [(0, "driver driver installed\n", "")]
+    bench = Bench(tmp_path, install=[(100, "", "E: something\n")], dpkg_query=there)
+    with pytest.raises(ChangeFailed):
+        bench.apt.transact((PackageChange(PackageId("driver"), PackageState("1", auto=True), None),))
+    assert bench.runner.made("mark")[-1][-2:] == ("auto", "driver")
 
 
 def test_an_apt_that_hangs_is_said_to_hang_and_not_tried_again(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ def test_another_refusal_names_none(refusal: str) -> None:
     [
         ("E: Unable to locate package linux-headers-6.1.0-9-amd64", "no source has linux-headers-6.1.0-9-amd64"),
         ("E: Version '580.1-*' for 'nvidia-driver' was not found", "gpunode setup --upgrade"),
+        ("E: Unmet dependencies. Try 'apt --fix-broken install' with no packages.", "apt-get --fix-broken install"),
         ("E: Unable to locate package nvidia-open", "a source is missing"),
     ],
 )

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpunode.packages.deb.configuration import is_read, is_relaxed, parse
+from gpunode.packages.deb.configuration import is_overridden, is_read, is_relaxed, parse
 
 
 def test_scopes_comments_and_lines_are_those_of_apt() -> None:
@@ -25,13 +25,38 @@ Dpkg::Options { "--force-confdef"; };
         (5, "apt::get::allowunauthenticated", "true"),
         (7, "acquire::https::verify-peer", "false"),
         (8, "acquire::allowweakrepositories", "yes"),
+        (10, "dpkg::options", "--force-confdef"),
     ]
-    assert all(is_relaxed(option.name, option.value) for option in parse("x", text))
+    assert all(is_relaxed(option.name, option.value) for option in parse("x", text)[:-1])
+
+
+@pytest.mark.parametrize(
+    ("text", "overridden"),
+    [
+        ('APT::Get::AllowUnauthenticated "1";', True),
+        ('Dpkg::Options { "--force-confold"; "--force-bad-verify"; };', True),
+        ('DPkg::Options:: "--force-all";', True),
+        ('Acquire::Check-Valid-Until "0";', False),
+        ('Acquire { Check-Date "no"; };', False),
+        ('Acquire::https::Verify-Host "false";', False),
+        ('Acquire::https::developer.download.nvidia.com::Verify-Peer "false";', False),
+        ("Acquire::http { developer.download.nvidia.com { Verify-Peer off; }; };", False),
+    ],
+)
+def test_an_option_that_relaxes_apt_is_found_for_one_host_and_in_a_list_too(text: str, overridden: bool) -> None:
+    (relaxed,) = [option for option in parse("x", text) if is_relaxed(option.name, option.value)]
+    assert is_overridden(relaxed.name) is overridden
 
 
 @pytest.mark.parametrize(
     "text",
-    ['APT::Get::AllowUnauthenticated "false";', 'Acquire::Check-Valid-Until "true";', 'Acquire::Retries "3";', "}{;"],
+    [
+        'APT::Get::AllowUnauthenticated "false";',
+        'Dpkg::Options { "--force-confdef"; };',
+        'Acquire::Check-Valid-Until "true";',
+        'Acquire::Retries "3";',
+        "}{;",
+    ],
 )
 def test_what_apt_does_by_default_is_not_relaxed(text: str) -> None:
     assert not [option for option in parse("x", text) if is_relaxed(option.name, option.value)]

@@ -79,7 +79,12 @@ def test_a_damaged_paragraph_is_not_passed_over(text: str) -> None:
 
 def test_without_dpkg_itself_nobody_knows_which_architecture_is_foreign() -> None:
     with pytest.raises(ValueError, match="native architecture"):
-        dpkg.packages(dpkg.entries(paragraph("libc6")))
+        dpkg.packages(dpkg.entries(paragraph("libc6") + paragraph("libc6", arch="i386")))
+
+
+def test_in_a_root_folder_without_dpkg_packages_of_one_architecture_are_native() -> None:
+    found = dpkg.packages(dpkg.entries(paragraph("containerd") + paragraph("tzdata", arch="all")))
+    assert set(found) == {PackageId("containerd"), PackageId("tzdata")}
 
 
 @given(st.text(alphabet="Package: Status\n okVersion"))

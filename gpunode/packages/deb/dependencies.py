@@ -1,0 +1,176 @@
+"""Which dependencies of installed packages are met, by dpkg's status alone.
+
+Sources: deb-control(5) on relations, Debian Policy 7.1 and 7.5 on versions and provided names, dpkg's
+deparchsatisfied() on architectures. The tests ask apt-get check the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Final
+
+from gpunode.change import PackageState
+from gpunode.facts.model import MissingDependency
+from gpunode.package_id import PackageId
+from gpunode.packages.deb.relations import Alternative, clauses
+from gpunode.packages.deb.status import HALF, PRESENT, Entry, id_of, native_architecture
+from gpunode.packages.deb.version import DpkgVersion
+from gpunode.packages.version import without_epoch
+
+# "<" and ">" are deprecated spellings of "<=" and ">=".
+_HOLDS: Final = {
+    "=": lambda order: order == 0,
+    "<<": lambda order: order < 0,
+    "<=": lambda order: order <= 0,
+    "<": lambda order: order <= 0,
+    ">>": lambda order: order > 0,
+    ">=": lambda order: order >= 0,
+    ">": lambda order: order >= 0,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class InstalledRelations:
+    """The relations in dpkg's status; a ``facts.model.Dependencies``."""
+
+    entries: tuple[Entry, ...]
+
+    def missing(
+        self, packages: Mapping[PackageId, PackageState], roots: Iterable[PackageId]
+    ) -> tuple[MissingDependency, ...] | None:
+        """Return what ``roots``, and the packages that they need, directly or not, depend on and ``packages`` lack.
+
+        What ``packages`` have in another version than the database is from a plan: that meets a relation in whatever
+        version, and its own relations are known only as far as the plan stays in the same branch. A package that is
+        half-installed is not missing: to make it whole is the repair's work.
+        """
+        installed = _Installed.of(self.entries, packages)
+        known = [root for root in dict.fromkeys(roots) if installed.relations_of(root) is not None]
+        return tuple(_missing(installed, known)) if known else None
+
+
+def _missing(installed: _Installed, roots: Sequence[PackageId]) -> Iterator[MissingDependency]:
+    todo = [*roots]
+    seen: set[PackageId] = set(todo)
+    reported: set[PackageId] = set()
+    while todo:
+        package = todo.pop()
+        if (entry := installed.relations_of(package)) is None:
+            continue
+        for clause in clauses(f"{entry.pre_depends},{entry.depends}"):
+            answers = {one for wanted in clause for one in installed.meeting(wanted, entry)}
+            todo += sorted(answers - seen)
+            seen |= answers
+            if not answers and (missing := _named(clause[0], entry, installed.native)) not in reported:
+                reported.add(missing)
+                exact = clause[0].version if clause[0].operator == "=" and installed.is_settled(package) else ""
+                yield MissingDependency(missing, exact, package, " | ".join(map(str, clause)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Installed:
+    """The packages that are there, by the names that they answer to.
+
+    Attributes:
+        by_name: of what is installed and in the database; ``planned`` are those of which only a plan tells.
+        providing: what is installed and provides other names than its own.
+    """
+
+    native: str
+    packages: Mapping[PackageId, PackageState]
+    rows: Mapping[PackageId, Entry]
+    by_name: Mapping[str, Sequence[PackageId]]
+    planned: Mapping[str, Sequence[PackageId]]
+    providing: Sequence[PackageId]
+
+    @staticmethod
+    def of(entries: Sequence[Entry], packages: Mapping[PackageId, PackageState]) -> _Installed:
+        """Return what is installed by both: the database, and what a plan has made of it."""
+        native = native_architecture(entries)
+        rows = {id_of(entry, native): entry for entry in entries if entry.status in PRESENT or entry.status == HALF}
+        present = {package for package, state in packages.items() if not state.config_files_only}
+        there = [one for one, entry in rows.items() if entry.status == HALF or one in present]
+        providing = [one for one in there if rows[one].provides]
+        return _Installed(native, packages, rows, _by_name(there), _by_name(present - rows.keys()), providing)
+
+    def relations_of(self, package: PackageId) -> Entry | None:
+        """Return the database's entry of a package; None where a plan brings another version than that entry's."""
+        entry, state = self.rows.get(package), self.packages.get(package)
+        if entry is None or state is None or state.config_files_only:
+            return None
+        is_begun = state.version.endswith((".", "-")) and without_epoch(entry.version).startswith(state.version)
+        return entry if self.is_settled(package) or is_begun else None
+
+    def meeting(self, wanted: Alternative, needs: Entry) -> Iterator[PackageId]:
+        """Yield the packages that meet ``wanted``; those that provide the name only where none has it."""
+        named = [one for one in self.by_name.get(wanted.name, ()) if self._meets(one, wanted, needs)]
+        yield from named or self._provided(wanted, needs)
+        # Neither version nor relations of what only a plan brings are known.
+        yield from self.planned.get(wanted.name, ())
+
+    def _provided(self, wanted: Alternative, needs: Entry) -> Iterator[PackageId]:
+        for package in self.providing:
+            provides = self.rows[package].provides
+            offered = (
+                (one for (one, *_) in clauses(provides) if one.name == wanted.name) if wanted.name in provides else ()
+            )
+            if any(self._meets(package, wanted, needs, one.version) for one in offered):
+                yield package
+
+    def _meets(self, package: PackageId, wanted: Alternative, needs: Entry, provided: str | None = None) -> bool:
+        """Return whether a package is of the wanted architecture and version; ``provided`` is empty without one."""
+        entry = self.rows[package]
+        if not _has_architecture(entry, wanted.qualifier, needs, self.native):
+            return False
+        version = entry.version if provided is None else provided
+        if not wanted.operator or not self.is_settled(package):
+            return True
+        holds = _HOLDS.get(wanted.operator)
+        return bool(version) and holds is not None and holds(_order(version, wanted.version))
+
+    def is_settled(self, package: PackageId) -> bool:
+        """Return whether the package is there in the database's version; a plan may have changed it."""
+        state, entry = self.packages.get(package), self.rows[package]
+        return state is not None and not state.config_files_only and state.version == entry.version
+
+
+def _by_name(packages: Iterable[PackageId]) -> Mapping[str, Sequence[PackageId]]:
+    found: dict[str, list[PackageId]] = {}
+    for package in packages:
+        found.setdefault(package.name, []).append(package)
+    return found
+
+
+def _order(one: str, other: str) -> int:
+    if one == other:
+        return 0
+    first, second = _key(one), _key(other)
+    return (first > second) - (first < second)
+
+
+@lru_cache(maxsize=1 << 12)
+def _key(version: str) -> tuple[int, object, object]:
+    return DpkgVersion(version).key
+
+
+def _has_architecture(offered: Entry, qualifier: str, needs: Entry, native: str) -> bool:
+    if not qualifier and offered.multi_arch == "foreign":
+        return True
+    if qualifier == "any":
+        return offered.multi_arch == "allowed"
+    wanted = needs.architecture if not qualifier else native if qualifier == "native" else qualifier
+    return _real(offered.architecture, native) == _real(wanted, native)
+
+
+def _real(architecture: str, native: str) -> str:
+    """Return the architecture that counts: packages for all count as the native one."""
+    return native if architecture in {"", "all"} else architecture
+
+
+def _named(first: Alternative, needs: Entry, native: str) -> PackageId:
+    """Return the package to install for a clause that nothing meets: its first alternative, as apt chooses."""
+    wanted = needs.architecture if first.qualifier in {"", "any", "native"} else first.qualifier
+    architecture = _real(wanted, native)
+    return PackageId(first.name, "" if architecture == native else architecture)

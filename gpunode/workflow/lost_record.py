@@ -1,0 +1,116 @@
+"""What says that gpunode made it, and no recorded run did: the record of the node was lost, all of it or a part."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from gpunode.catalog.repositories import cuda_repository, toolkit_repository
+from gpunode.change import FileState
+from gpunode.command import command, sudo_gpunode
+from gpunode.distros.family import TOOLKIT_PACKAGES
+from gpunode.errors import VerifyFailed
+from gpunode.facts.model import Facts, Known, known
+from gpunode.journal.inventory import Inventory
+from gpunode.journal.record import digest
+from gpunode.package_id import PackageId
+from gpunode.packages import system
+
+
+@dataclass(frozen=True, slots=True)
+class LostRecord:
+    """gpunode's own files without a record of the run that wrote them.
+
+    Attributes:
+        files: their paths.
+        packages: the driver packages that the pin among them holds, and that no run is known to have installed.
+        alike: files and packages as gpunode adds them, which are the same whoever added them.
+        folder: where the record should be.
+        by_hand: the commands that take all of this away.
+    """
+
+    files: tuple[str, ...]
+    packages: tuple[PackageId, ...]
+    alike: tuple[str, ...]
+    folder: str
+    by_hand: tuple[str, ...]
+
+    def __str__(self) -> str:
+        number = len(self.packages)
+        are = f"{number} driver packages are" if number > 1 else "1 driver package is"
+        pinned = f", and {are} installed under its pin" if number else ""
+        return (
+            f"gpunode's record of this node was lost: {self._written}{pinned}; setup still works, but rollback cannot "
+            f"undo this, and `{sudo_gpunode('remove')}` only names it: restore {self.folder} from a backup"
+        )
+
+    @property
+    def _written(self) -> str:
+        were, them = ("was", "it") if len(self.files) == 1 else ("were", "them")
+        return f"{', '.join(self.files)} {were} written by gpunode, but no run in {self.folder} wrote {them}"
+
+    def refusal(self) -> VerifyFailed:
+        """Return the error with which a removal ends that cannot take these things away."""
+        packages, alike = ", ".join(map(str, self.packages)), ", ".join(self.alike)
+        return VerifyFailed(
+            "this node is not without gpunode: things of which its record was lost stay",
+            why="\n".join(
+                (
+                    self._written,
+                    *([f"installed under its pin: {packages}"] if packages else []),
+                    *([f"maybe gpunode's, too, since these are the same whoever added them: {alike}"] if alike else []),
+                    "without the record gpunode cannot tell what was there before, so it took none of this away",
+                )
+            ),
+            hint="\n".join(
+                (
+                    f"restore {self.folder} from a backup of this node and run the command again, or remove by hand:",
+                    *self.by_hand,
+                )
+            ),
+        )
+
+
+def assess_lost_record(
+    marked: Mapping[str, FileState], facts: Facts, recorded: Inventory, folder: str
+) -> LostRecord | None:
+    """Return those of the ``marked`` files that no recorded run wrote, with what else looks like a setup's work.
+
+    A file that was there with the mark before the first recorded run wrote it belongs to a run that is not recorded.
+
+    Args:
+        marked: files that say that gpunode wrote them.
+        facts: of the node.
+        recorded: all that the journals say of it.
+        folder: where these are.
+    """
+    files = {path: state for path, state in marked.items() if not _is_recorded(path, state, recorded)}
+    if not files:
+        return None
+    installed = known(facts.packages, {})
+    pin = files.get(system(facts).pin_file)
+    held = system(facts).packages_under_pin(pin.content, installed) if pin else frozenset()
+    drivers = tuple(sorted(held - recorded.packages))
+    toolkit = tuple(one for one in TOOLKIT_PACKAGES if one in installed and one not in recorded.packages)
+    lists = tuple(
+        path
+        for path in _usual_files(facts)
+        if known(facts.file(path), None) is not None and path not in recorded.written
+    )
+    names = [str(package) for package in (*drivers, *toolkit)]
+    purge = [f"sudo {system(facts).purge(names)}"] if names else []
+    by_hand = (*purge, str(command("sudo", "rm", *files, *lists)))
+    return LostRecord(tuple(files), drivers, (*lists, *map(str, toolkit)), folder, by_hand)
+
+
+def _usual_files(facts: Facts) -> Iterator[str]:
+    """Yield where setup writes the lists and keyrings of NVIDIA's repositories, as NVIDIA's instructions do, too."""
+    toolkit = toolkit_repository()
+    yield from (toolkit.list_file, toolkit.keyring)
+    if isinstance(facts.distro, Known):
+        cuda = cuda_repository(facts.distro.value, known(facts.architecture, ""))
+        yield from (cuda.list_file, cuda.keyring) if cuda else ()
+
+
+def _is_recorded(path: str, state: FileState, recorded: Inventory) -> bool:
+    return path in recorded.written and digest(state.content) not in recorded.found.get(path, frozenset())

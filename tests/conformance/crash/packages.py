@@ -1,0 +1,63 @@
+"""A package manager that writes a made root's package database, a file at a time, where no apt runs."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+
+from gpunode.change import KnownAfter, PackageChange, is_mark
+from gpunode.host.process import Runner
+from gpunode.package_id import PackageId
+from gpunode.packages.simulation import Action, Simulation
+from tests.fakes.dpkg import EXTENDED_STATES, STATUS, Packages, obey
+
+_VERSION = "1.20.1-1"
+
+
+class FilePackages:
+    """A ``port.PackageManager`` whose archive has every package in one version."""
+
+    def __init__(self, runner: Runner, *_: object) -> None:
+        self._root = Path(runner.root)
+
+    def simulate(self, changes: Sequence[PackageChange], /) -> Simulation:
+        """What apt would do: exactly what it is told."""
+        wanted = obey(tuple(change for change in changes if not is_mark(change)))
+        versions = {change.id: _VERSION for change in changes if isinstance(change.after, KnownAfter)}
+        return Simulation(
+            tuple(Action(one.verb, one.id, versions.get(one.id, one.version), one.former) for one in wanted.actions)
+        )
+
+    def offered(self, packages: Collection[PackageId], /) -> Mapping[PackageId, frozenset[str]]:
+        """The one version of each."""
+        return {package: frozenset({_VERSION}) for package in packages}
+
+    def transact(self, changes: Sequence[PackageChange], /) -> None:
+        """As apt and dpkg do it: what is told to apt, each package in its turn, the marks."""
+        batch = tuple(changes)
+        packages = Packages.read(*(self._path(path).read_text() for path in (STATUS, EXTENDED_STATES)))
+        self._write(packages := packages.announced(batch))
+        for change in batch:
+            if not is_mark(change):
+                self._write(packages := packages.changed(change))
+        self._write(packages.marked(batch))
+
+    def _write(self, packages: Packages) -> None:
+        for name, text in ((STATUS, packages.status), (EXTENDED_STATES, packages.extended_states)):
+            path = self._path(name)
+            if path.read_text() != text:
+                path.with_suffix(".new").write_text(text)
+                path.with_suffix(".new").rename(path)
+
+    def _path(self, name: str) -> Path:
+        return self._root / name.lstrip("/")
+
+    def refresh(self, lists: Sequence[str], /) -> None:
+        """There is no index."""
+
+    def download(self, changes: Sequence[PackageChange], /) -> None:
+        """There is no archive."""
+
+    def fetch(self, url: str, limit_bytes: int, /) -> bytes:
+        """There is no key."""
+        raise AssertionError(url)

@@ -1,0 +1,172 @@
+"""A whole node in memory, changed by gpunode's own commands: files and packages in a dictionary, a journal on a disk.
+
+Its power may fail: after any entry of the journal is on the disk, and before or after any effect on the node.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import sys
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from gpunode.change import Change, FileState, PackageChange, Trigger, is_mark
+from gpunode.cli.boundary import run
+from gpunode.facts.evidence import Capture, Found, Ownership, Probe, encode_found
+from gpunode.host.port import Settled
+from gpunode.host.rehearsal import RehearsalHost
+from gpunode.journal.store import Store
+from gpunode.package_id import PackageId
+from gpunode.packages.simulation import Simulation
+from tests.fakes.dpkg import EXTENDED_STATES, STATUS, Packages, obey
+
+
+class PowerCut(BaseException):
+    """The machine is gone: nothing after it runs, not even handlers of ordinary errors."""
+
+
+@dataclass
+class Supply:
+    """The power of a node: it fails at the moment ``cut_at``, counted from 0; never for -1."""
+
+    cut_at: int = -1
+    moments: int = 0
+    on_cut: Callable[[], None] = lambda: None
+
+    def moment(self) -> None:
+        """Let a moment pass.
+
+        Raises:
+            PowerCut: this was the one.
+        """
+        self.moments += 1
+        if self.moments - 1 == self.cut_at:
+            self.on_cut()
+            raise PowerCut
+
+
+class MemoryNode(RehearsalHost):
+    """Stands in for ``LocalHost``: an image at ``root``, of which the folder itself has only gpunode's own files."""
+
+    def __init__(self, root: Path, packages: Packages, files: Mapping[str, FileState]) -> None:
+        super().__init__({}, files)
+        self.root, self.supply = str(root), Supply()
+        self.versions: dict[PackageId, frozenset[str]] = {}
+        (root / "etc").mkdir(exist_ok=True)
+        self.keep(packages)
+
+    @property
+    def packages(self) -> Packages:
+        """The packages that there are."""
+        return Packages.read(self._text(STATUS), self._text(EXTENDED_STATES))
+
+    def _text(self, path: str) -> str:
+        state = self.files[path]
+        assert state is not None
+        return state.content.decode()
+
+    def keep(self, packages: Packages) -> None:
+        """Write the package database as ``packages`` are."""
+        self.files[STATUS] = FileState(packages.status.encode())
+        self.files[EXTENDED_STATES] = FileState(packages.extended_states.encode())
+        for package, state in packages.states.items():
+            self.versions[package] = self.versions.get(package, frozenset()) | {state.version}
+
+    def look(self, probe: Probe, /) -> Capture:
+        if not probe.glob:
+            return super().look(probe)
+        found = (
+            Found(path, data=state.content, ownership=Ownership(state.mode, state.uid, state.gid))
+            for path, state in self.files.items()
+            if state is not None and fnmatch(path, probe.glob)
+        )
+        return Capture(probe.source, "ok", encode_found(found))
+
+    def simulate(self, changes: Sequence[PackageChange], /) -> Simulation | None:
+        return obey(tuple(change for change in changes if not is_mark(change)))
+
+    def offered(self, packages: Collection[PackageId], /) -> Mapping[PackageId, frozenset[str]]:
+        return {one: self.versions[one] for one in packages if one in self.versions}
+
+    def apply(self, changes: Sequence[Change], /) -> None:
+        self.supply.moment()
+        if packages := tuple(change for change in changes if isinstance(change, PackageChange)):
+            self._transact(packages)
+        else:
+            super().apply(changes)
+        self.supply.moment()
+
+    def _transact(self, changes: tuple[PackageChange, ...]) -> None:
+        """As apt and dpkg do it: what is told to apt, each package in its turn, the marks."""
+        self.keep(self.packages.announced(changes))
+        for change in changes:
+            self.supply.moment()
+            if not is_mark(change):
+                self.keep(self.packages.changed(change))
+        self.supply.moment()
+        self.keep(self.packages.marked(changes))
+
+    def trigger(self, triggers: Sequence[Trigger], /) -> tuple[Settled, ...]:
+        self.supply.moment()
+        return super().trigger(triggers)
+
+    def sweep(self, paths: Sequence[str]) -> None:
+        """Do nothing: no half file is ever left in memory."""
+
+    def wait_until_alone(self) -> None:
+        """Return at once: nobody else is here."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a command answered: its exit code, and the envelope; none where the power failed."""
+
+    exit_code: int
+    envelope: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def text(self) -> str:
+        """All that it told a person beside the changes."""
+        errors = (text for error in self.envelope["errors"] for text in (error["what"], error["why"], error["hint"]))
+        return "\n".join((*self.envelope["notes"], *errors))
+
+
+@contextlib.contextmanager
+def _standing_in(node: MemoryNode) -> Iterator[None]:
+    """Have gpunode's commands meet ``node`` in place of a machine, and root in place of this user."""
+    with contextlib.ExitStack() as stack:
+        for name, stand_in in (
+            ("gpunode.cli.changing.LocalHost", lambda *_, **__: node),
+            ("gpunode.cli.changing.announcer", lambda _: lambda *_: node.supply.moment()),
+            ("gpunode.cli.undoing.need_root", lambda *_: None),
+        ):
+            stack.enter_context(mock.patch(name, stand_in))
+        yield
+
+
+def command(node: MemoryNode, *arguments: str, cut_at: int = -1) -> Answer:
+    """Return what ``gpunode ARGUMENTS`` answers on ``node``; the journal ends where the power failed, if it did."""
+    store = Store(node.root)
+    kept: dict[Path, bytes] = {}
+
+    def remember() -> None:
+        # What handlers of this process write afterwards, a machine without power does not write.
+        kept.update({path: path.read_bytes() for path in store.folder.glob("runs/*/journal.jsonl")})
+
+    node.supply = Supply(cut_at, on_cut=remember)
+    words = [*arguments, "--yes", "--json", "--root", node.root]
+    said = io.StringIO()
+    try:
+        with _standing_in(node), mock.patch.object(sys, "argv", ["gpunode", *words]), contextlib.redirect_stdout(said):
+            exit_code = run(words)
+    except PowerCut:
+        for path, content in kept.items():
+            path.write_bytes(content)
+        return Answer(-9)
+    return Answer(exit_code, json.loads(said.getvalue()))

@@ -1,0 +1,40 @@
+"""After each run that wrote a list of package sources, no two entries of one archive contradict each other."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+
+from gpunode.facts.model import known
+from tests.fakes.examples import examples
+from tests.laws.source_lists import PATHS, Undone, contradictions, undone
+from tests.unit.steps.machines import CUDA_LIST
+
+quick = settings(max_examples=examples(150), deadline=None)
+
+
+@quick
+@given(undone())
+def test_sources_can_be_read_after_a_setup_and_after_its_undo(node: Undone) -> None:
+    if node.set_up != node.before:
+        assert contradictions(node.set_up) == []
+        assert contradictions(node.after) == []
+
+
+@quick
+@given(undone())
+def test_a_former_list_comes_back_or_is_named_with_its_backup(node: Undone) -> None:
+    for change in node.undoing:
+        is_back = known(node.after.file(change.path), None) == change.after
+        assert is_back == (change.path not in {one.subject for one in node.kept})
+    for one in node.kept:
+        if one.subject in PATHS:
+            assert "/var/lib/gpunode/objects/" in one.how
+            assert "sudo install -m 0644 /var/lib/gpunode/objects/" in one.how
+
+
+@quick
+@given(undone())
+def test_a_former_list_comes_back_where_gpunodes_own_goes(node: Undone) -> None:
+    former = {path: known(node.before.file(path), None) for path in PATHS}
+    if not contradictions(node.before) and CUDA_LIST in {change.path for change in node.undoing}:
+        assert {path: known(node.after.file(path), None) for path in PATHS} == former

@@ -1,0 +1,95 @@
+"""Files with gpunode's mark of which no journal tells."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from gpunode.catalog.driver import Choice
+from gpunode.change import FileChange, FileState, PackageState
+from gpunode.errors import VerifyFailed
+from gpunode.facts.model import Facts
+from gpunode.journal.store import Store
+from gpunode.packages.deb.preferences import PIN_FILE, pin
+from gpunode.steps import blacklist, gpudirect, mig, mps
+from gpunode.workflow.reboot import resume_unit
+from gpunode.workflow.recovery import MARK, backlog, find_lost_record
+from gpunode.workflow.remove import find_remainder, removing
+from tests.unit.steps.machines import CUDA_LIST, CUDA_URI, machine
+from tests.unit.workflow.nodes import Node
+
+BLACKLIST = "/etc/modprobe.d/gpunode-nouveau.conf"
+PIN = FileState(pin(Choice(580, "", "open", "law"), ("Debian",)))
+BLACKLISTED = FileState(MARK + b": these drivers must not bind the GPU\n")
+INSTALLED = {"libcuda1": PackageState("580.95.05-1"), "dkms": PackageState("3"), "libnvidia-x": PackageState("470.1-1")}
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path)
+
+
+def node(files: Mapping[str, FileState] | None = None) -> Facts:
+    return machine(packages=INSTALLED, files=files or {PIN_FILE: PIN, BLACKLIST: BLACKLISTED})
+
+
+def test_everything_that_gpunode_alone_writes_begins_with_the_mark() -> None:
+    texts = (PIN.content, blacklist._TEXT, gpudirect._HEADER.encode(), mps.unit(exclusive=False), mig._WANTS)
+    assert all(text.startswith(MARK) for text in (*texts, mig.unit({}), resume_unit(("gpunode", "setup"))))
+
+
+def test_files_without_a_record_are_said_with_the_packages_under_their_pin(store: Store) -> None:
+    left = backlog(store, node())
+    assert left.lost is not None
+    assert (left.lost.files, tuple(map(str, left.lost.packages))) == ((PIN_FILE, BLACKLIST), ("libcuda1",))
+    (note,) = left.notes
+    assert f"{PIN_FILE}, {BLACKLIST} were written by gpunode, but no run in {store.folder} wrote them" in note
+    assert "1 driver package is installed under its pin" in note
+    assert not left, "a setup has nothing to do about it"
+
+
+def test_remove_ends_with_what_takes_them_away_by_hand(store: Store) -> None:
+    facts = machine(
+        packages={**INSTALLED, "nvidia-container-toolkit": "1.20.1-1"},
+        files={PIN_FILE: PIN, BLACKLIST: BLACKLISTED, CUDA_LIST: f"deb {CUDA_URI} /\n".encode()},
+    )
+    host = Node(facts)
+    back = removing(store, host, facts)
+    assert back.parts == ()
+    failure = find_remainder(store, host, facts, back).failure
+    assert isinstance(failure, VerifyFailed)
+    assert "installed under its pin: libcuda1\n" in failure.why
+    assert f"the same whoever added them: {CUDA_LIST}, nvidia-container-toolkit\n" in failure.why
+    assert failure.hint.splitlines()[1:] == [
+        "sudo apt-get purge libcuda1 nvidia-container-toolkit",
+        f"sudo rm {PIN_FILE} {BLACKLIST} {CUDA_LIST}",
+    ]
+    assert "gpunode remove" not in failure.hint, "no hint leads back to itself"
+
+
+def test_recorded_files_are_no_loss_edited_or_not(store: Store) -> None:
+    run = store.begin("setup", version="test")
+    for path, state in ((PIN_FILE, PIN), (BLACKLIST, BLACKLISTED)):
+        run.done(run.intend("sources", "step", FileChange(path, None, state)))
+    run.commit("done")
+    edited = FileState(BLACKLISTED.content + b"# more\n")
+    assert find_lost_record(store, node()) is None
+    assert find_lost_record(store, node({PIN_FILE: PIN, BLACKLIST: edited})) is None
+
+
+def test_file_that_was_there_with_the_mark_before_the_first_record_is_a_loss(store: Store) -> None:
+    """After a removal its former text, which is gpunode's own, too, is there again."""
+    run = store.begin("setup", version="test")
+    run.done(run.intend("packages", "step", FileChange(BLACKLIST, BLACKLISTED, FileState(MARK + b": newer\n"))))
+    run.commit("done")
+    assert find_lost_record(store, node({BLACKLIST: FileState(MARK + b": newer\n")})) is None
+    lost = find_lost_record(store, node({BLACKLIST: BLACKLISTED}))
+    assert lost is not None
+    assert lost.files == (BLACKLIST,)
+
+
+def test_node_without_marked_files_has_lost_nothing(store: Store) -> None:
+    assert find_lost_record(store, machine()) is None
+    assert find_lost_record(store, node({BLACKLIST: FileState(b"# ours\n")})) is None
