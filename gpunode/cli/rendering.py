@@ -131,7 +131,7 @@ def _write(folder: Path, made: Mapping[str, str]) -> Written:
     return Written(bool(differing or removed), removed)
 
 
-def _refuse_in_the_way(tree: output.Tree, folder: Path, made: Mapping[str, str]) -> None:
+def _refuse_in_the_way(tree: output.OutputFolder, folder: Path, made: Mapping[str, str]) -> None:
     for inner in sorted({path.rpartition("/")[0] for path in made}):
         if not tree.is_enterable(inner):
             raise _in_the_way(folder / inner, "a folder belongs there, and no link: gpunode writes only below --out")
@@ -146,7 +146,7 @@ def _in_the_way(place: Path, why: str) -> Conflict:
     return Conflict(f"{place} is in the way: gpunode did not make it", why=why, hint=hint)
 
 
-def _present(tree: output.Tree) -> Iterator[tuple[str, str]]:
+def _present(tree: output.OutputFolder) -> Iterator[tuple[str, str]]:
     """The files of former renders, by their paths."""
     for inner in _FOLDERS:
         for name in tree.names(inner) if tree.is_enterable(inner) else ():

@@ -57,7 +57,7 @@ def _replace_in(folder: int, name: str, write: Write, mode: int) -> None:
     places.sync_folder(folder)
 
 
-class Tree:
+class OutputFolder:
     """A folder of files, one folder deep, in which each folder is opened once and never through a link.
 
     Whoever owns the folder may move and replace things meanwhile: what is read, written and removed is in the folders
@@ -130,7 +130,7 @@ class Tree:
 
 
 @contextmanager
-def tree(path: Path) -> Iterator[Tree]:
+def tree(path: Path) -> Iterator[OutputFolder]:
     """Open the folder at ``path``; it is made, with those above it.
 
     Raises:
@@ -145,7 +145,7 @@ def tree(path: Path) -> Iterator[Tree]:
         for one in missing:
             fd = _entered(one.rpartition("/")[2], fd, make=True)
             stack.callback(os.close, fd)
-        found = Tree(fd)
+        found = OutputFolder(fd)
         stack.callback(found.close)
         yield found
 

@@ -31,7 +31,7 @@ from gpunode.journal.record import Begin, Commit, Done, Entry, Forget, Intent, V
 from gpunode.journal.run import REQUEST, Announce, Run
 
 if TYPE_CHECKING:
-    from gpunode.journal.inventory import Inventory
+    from gpunode.journal.additions import RecordedAdditions
 
 KEEP = 50
 _ASIDE: frozenset[Verb] = frozenset({"repair", "configure", "unconfigure"})
@@ -194,15 +194,15 @@ class Store:
         """
         return footprint.of(entry for run in self.ids() for entry in self._unloaded(run)).loaded(self.objects.find)
 
-    def inventory(self) -> Inventory:
+    def additions(self) -> RecordedAdditions:
         """Return what all runs together ever added to this node, whatever became of it; reads no backups.
 
         Raises:
             JournalDamaged: one of the journals is.
         """
-        from gpunode.journal.inventory import take_inventory  # on use: a plan of a bare node needs none
+        from gpunode.journal.additions import collect_additions  # on use: a plan of a bare node needs none
 
-        return take_inventory(entry for run in self.ids() for entry in self._unloaded(run))
+        return collect_additions(entry for run in self.ids() for entry in self._unloaded(run))
 
     def forget(self, run: str, user: str | None = None) -> tuple[int, int]:
         """The run can no longer be undone: what only it needed is gone. Call it under ``lock``.

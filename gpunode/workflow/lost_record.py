@@ -11,7 +11,7 @@ from gpunode.command import command, sudo_gpunode
 from gpunode.distros.family import TOOLKIT_PACKAGES
 from gpunode.errors import VerifyFailed
 from gpunode.facts.model import Facts, Known, known
-from gpunode.journal.inventory import Inventory
+from gpunode.journal.additions import RecordedAdditions
 from gpunode.journal.record import digest
 from gpunode.package_id import PackageId
 from gpunode.packages import system
@@ -72,7 +72,7 @@ class LostRecord:
 
 
 def assess_lost_record(
-    marked: Mapping[str, FileState], facts: Facts, recorded: Inventory, folder: str
+    marked: Mapping[str, FileState], facts: Facts, recorded: RecordedAdditions, folder: str
 ) -> LostRecord | None:
     """Return those of the ``marked`` files that no recorded run wrote, with what else looks like a setup's work.
 
@@ -112,5 +112,5 @@ def _usual_files(facts: Facts) -> Iterator[str]:
         yield from (cuda.list_file, cuda.keyring) if cuda else ()
 
 
-def _is_recorded(path: str, state: FileState, recorded: Inventory) -> bool:
+def _is_recorded(path: str, state: FileState, recorded: RecordedAdditions) -> bool:
     return path in recorded.written and digest(state.content) not in recorded.found.get(path, frozenset())

@@ -99,7 +99,7 @@ def find_lost_record(store: Store, facts: Facts) -> LostRecord | None:
         assess_lost_record,  # on use: a node that gpunode never changed has no such file
     )
 
-    return assess_lost_record(marked, facts, store.inventory(), str(store.folder))
+    return assess_lost_record(marked, facts, store.additions(), str(store.folder))
 
 
 def visible_backlog(store: Store, facts: Facts) -> Backlog:

@@ -23,8 +23,8 @@ from gpunode.errors import GpunodeError, Refused, VerifyFailed
 from gpunode.facts.evidence import Probe
 from gpunode.facts.model import Facts, Known, known
 from gpunode.host.port import Host, HostView
+from gpunode.journal.additions import RecordedAdditions
 from gpunode.journal.footprint import FileTrail, Footprint
-from gpunode.journal.inventory import Inventory
 from gpunode.journal.record import digest
 from gpunode.journal.store import Store
 from gpunode.package_id import PackageId
@@ -247,7 +247,7 @@ def find_remainder(store: Store, host: HostView, facts: Facts, undone: Undoing) 
         facts: of it, after ``undone`` was carried out, or where it found nothing to do.
         undone: the removal.
     """
-    recorded = store.inventory()
+    recorded = store.additions()
     missed = tuple(dict.fromkeys(subject(change) for change in undone.changes if not _is_made(change, host, facts)))
     named = {*missed, *(one.subject for one in undone.kept), *(change.path for change in undone.files)}
     found = (*_find_files(recorded, host), *_find_packages(recorded, facts), *_find_units(recorded, facts))
@@ -271,7 +271,7 @@ def _is_made(change: Change, host: HostView, facts: Facts) -> bool:
             return True
 
 
-def _find_files(recorded: Inventory, host: HostView) -> Iterator[KeptItem]:
+def _find_files(recorded: RecordedAdditions, host: HostView) -> Iterator[KeptItem]:
     for path, contents in recorded.written.items():
         state = present.state(host, path)
         if state is not None and digest(state.content) in contents:
@@ -289,7 +289,7 @@ def _remove_command(path: str) -> str:
     return f"`{command('sudo', 'rm', path)}`"
 
 
-def _find_packages(recorded: Inventory, facts: Facts) -> Iterator[KeptItem]:
+def _find_packages(recorded: RecordedAdditions, facts: Facts) -> Iterator[KeptItem]:
     installed = undo.installed(facts)
     for package in sorted(recorded.packages):
         if package in installed and not installed[package].config_files_only:
@@ -298,7 +298,7 @@ def _find_packages(recorded: Inventory, facts: Facts) -> Iterator[KeptItem]:
             yield KeptItem(str(package), how)
 
 
-def _find_units(recorded: Inventory, facts: Facts) -> Iterator[KeptItem]:
+def _find_units(recorded: RecordedAdditions, facts: Facts) -> Iterator[KeptItem]:
     for unit in sorted(recorded.units):
         fact = facts.unit(unit)
         if isinstance(fact, Known) and fact.value.exists and fact.value.state.enabled:
@@ -306,7 +306,7 @@ def _find_units(recorded: Inventory, facts: Facts) -> Iterator[KeptItem]:
             yield KeptItem(unit, f"is enabled, as a run of gpunode once made it: `{disable}`")
 
 
-def _find_modules(recorded: Inventory, facts: Facts) -> Iterator[KeptItem]:
+def _find_modules(recorded: RecordedAdditions, facts: Facts) -> Iterator[KeptItem]:
     loaded = known(facts.modules, frozenset())
     for module in sorted(recorded.modules):
         if module.replace("-", "_") in loaded:

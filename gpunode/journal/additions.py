@@ -22,7 +22,7 @@ _OF_PACKAGES = frozenset({CONFFILES, OBSOLETE})
 
 
 @dataclass(frozen=True, slots=True)
-class Inventory:
+class RecordedAdditions:
     """What all runs of a journal ever added to a node.
 
     Attributes:
@@ -42,8 +42,8 @@ class Inventory:
     modules: frozenset[str] = frozenset()
 
 
-def take_inventory(entries: Iterable[Entry]) -> Inventory:
-    """Return the inventory of ``entries``: those of all runs, oldest first, without the bytes of files.
+def collect_additions(entries: Iterable[Entry]) -> RecordedAdditions:
+    """Return the additions of ``entries``: those of all runs, oldest first, without the bytes of files.
 
     An intent without an end counts: its change may have been made.
     """
@@ -69,7 +69,7 @@ def take_inventory(entries: Iterable[Entry]) -> Inventory:
                 modules.add(module)
             case _:
                 pass
-    return Inventory(
+    return RecordedAdditions(
         {path: frozenset(names) for path, names in written.items()},
         {path: frozenset(names) for path, names in found.items()},
         frozenset(generated),
