@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from gpunode.catalog.conflicts import pinned_names
 from gpunode.change import KnownAfter, PackageChange, PackageState
@@ -60,14 +61,14 @@ def _after(
     recipe: Recipe, facts: Facts, driver: WantedDriver | None, missing: MissingDependency
 ) -> PackageState | KnownAfter:
     """Return the state to bring about: a dependency, in the locked version, the only one that will do, or any."""
-    anyhow = KnownAfter("", "dependency", auto=True)
+    anyhow: PackageState | KnownAfter = KnownAfter("", "dependency", auto=True)
+    if missing.version:
+        anyhow = PackageState(missing.version, auto=True)
     if driver is not None and missing.package.name in pinned_names(driver.chosen.branch):
+        # Whoever asks for another version, the driver has one.
         version = "" if recipe.upgrade else installed_version(facts, driver)
         anyhow = KnownAfter(f"{version}-" if version else prefix(driver.chosen), "driver", auto=True)
-    found = wanted_state(recipe, missing.package, anyhow)
-    if isinstance(found, PackageState):
-        return PackageState(found.version, auto=True)
-    return PackageState(missing.version, auto=True) if missing.version else found
+    return replace(wanted_state(recipe, missing.package, anyhow), auto=True)
 
 
 MISSING_DEPENDENCIES = Step("missing-dependencies", "dependencies", "packages", plan)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from hypothesis import strategies as st
@@ -18,6 +19,9 @@ from gpunode.facts.model import (
     Platform,
     Unit,
 )
+from gpunode.package_id import PackageId
+from gpunode.packages.deb.dependencies import InstalledRelations
+from gpunode.packages.deb.status import Entry
 from gpunode.recipe import Driver, GpuDirect, Recipe, Runtime, Toolkit
 from tests.ids import by_id
 
@@ -84,8 +88,36 @@ DAEMON_JSON_FILES = (
 )
 
 
+# What packages may depend on: what is there, in one version or any, what is not, and what nobody has.
+_RELATIONS = (
+    "libcuda1 (= 580.95.05-1)",
+    "libnvidia-ptxjitcompiler1 (= 580.95.05-1), linux-image-amd64 (>= 6)",
+    "dkms | nothing, nvidia-modprobe (>= 590)",
+    "libcuda1:any, nvidia-kernel-support",
+)
+
+
+def _dependencies(packages: Mapping[str, PackageState], relations: Mapping[str, str]) -> InstalledRelations:
+    rows = ((PackageId.of(name), state) for name, state in packages.items())
+    return InstalledRelations(
+        tuple(
+            Entry(
+                package.name,
+                "install",
+                "config-files" if state.config_files_only else "installed",
+                package.arch or "amd64",
+                state.version,
+                depends=relations.get(str(package), ""),
+            )
+            for package, state in rows
+        )
+    )
+
+
 def _package_sets() -> st.SearchStrategy[dict[str, PackageState]]:
-    driver = st.sampled_from(("470.256.02-1", "535.261.03-1", "580.65.06-1", "580.95.05-1", "595.91.07-1"))
+    driver = st.sampled_from(
+        ("470.256.02-1", "535.261.03-1", "580.65.06-1", "580.95.05-1", "580.95.05-1ubuntu1", "595.91.07-1")
+    )
     names = st.sampled_from(
         (
             *("nvidia-driver-cuda", "nvidia-kernel-dkms", "nvidia-kernel-open-dkms", "nvidia-tesla-470-driver"),
@@ -129,6 +161,7 @@ def facts(draw: st.DrawFn) -> Facts:
     """A node that gpunode supports, in any state of its software."""
     gpus = draw(st.lists(st.sampled_from(GPUS), min_size=1, max_size=3))
     packages = draw(_package_sets())
+    relations = draw(st.dictionaries(st.sampled_from(sorted(packages)), st.sampled_from(_RELATIONS), max_size=4))
     loaded = draw(
         st.sampled_from(
             (
@@ -151,6 +184,7 @@ def facts(draw: st.DrawFn) -> Facts:
             tuple(PciDevice(f"0000:{n:02x}:00.0", "10de", gpu, "0302") for n, gpu in enumerate(gpus)), "lspci"
         ),
         packages=Known(by_id(packages), "dpkg-status"),
+        dependencies=Known(_dependencies(packages, relations), "dpkg-status"),
         packages_interrupted=Known(draw(st.booleans()), "dpkg-updates"),
         sources=Known((), "apt-sources"),
         headers=Known(frozenset({KERNEL} if has_headers else ()), "kernel-builds"),

@@ -43,12 +43,17 @@ class InstalledRelations:
         """Return what ``roots``, and the packages that they need, directly or not, depend on and ``packages`` lack.
 
         What ``packages`` have in another version than the database is from a plan: that meets a relation in whatever
-        version, and its own relations are known only as far as the plan stays in the same branch. A package that is
-        half-installed is not missing: to make it whole is the repair's work.
+        version, and its own relations are known only as far as the plan stays in the same branch. What a plan takes
+        away is not missing: the transaction finds out who needs it. Nor is a package that is half-installed: to make it
+        whole is the repair's work.
         """
         installed = _Installed.of(self.entries, packages)
         known = [root for root in dict.fromkeys(roots) if installed.relations_of(root) is not None]
-        return tuple(_missing(installed, known)) if known else None
+        if not known:
+            return None
+        residue = {id_of(entry, installed.native) for entry in self.entries if entry.status == "config-files"}
+        # Residue that a plan purges is not brought back in the same transaction.
+        return tuple(one for one in _missing(installed, known) if one.package not in residue - packages.keys())
 
 
 def _missing(installed: _Installed, roots: Sequence[PackageId]) -> Iterator[MissingDependency]:
@@ -74,8 +79,8 @@ class _Installed:
     """The packages that are there, by the names that they answer to.
 
     Attributes:
-        by_name: of what is installed and in the database; ``planned`` are those of which only a plan tells.
-        providing: what is installed and provides other names than its own.
+        by_name: of what the database has; ``planned`` are those of which only a plan tells.
+        providing: what the database has and provides other names than its own.
     """
 
     native: str
@@ -91,9 +96,8 @@ class _Installed:
         native = native_architecture(entries)
         rows = {id_of(entry, native): entry for entry in entries if entry.status in PRESENT or entry.status == HALF}
         present = {package for package, state in packages.items() if not state.config_files_only}
-        there = [one for one, entry in rows.items() if entry.status == HALF or one in present]
-        providing = [one for one in there if rows[one].provides]
-        return _Installed(native, packages, rows, _by_name(there), _by_name(present - rows.keys()), providing)
+        providing = [one for one, entry in rows.items() if entry.provides]
+        return _Installed(native, packages, rows, _by_name(rows), _by_name(present - rows.keys()), providing)
 
     def relations_of(self, package: PackageId) -> Entry | None:
         """Return the database's entry of a package; None where a plan brings another version than that entry's."""

@@ -64,6 +64,12 @@ def test_alternatives_are_named_as_they_stand_and_any_version_of_them_will_do() 
     ]  # fmt: skip
 
 
+def test_what_a_plan_takes_away_is_left_to_the_transaction() -> None:
+    found = entries(DRIVER.format(libcuda1="installed", more="awk"))
+    left = {package: state for package, state in packages(found).items() if package.name != "libcuda1"}
+    assert InstalledRelations(found).missing(left, [PackageId("driver")]) == ()
+
+
 def test_a_plan_meets_every_relation_and_its_own_are_known_for_a_version_of_the_same_branch_only() -> None:
     assert missing(planned={"ptxjit": PackageState("580.")}) == ()
     assert [one.version for one in missing(planned={"libcuda1": PackageState("580.")}) or ()] == [""]
