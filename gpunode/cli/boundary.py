@@ -13,15 +13,16 @@ import typer
 from gpunode.cli.command_exit import CommandExit
 from gpunode.errors import BUG, GpunodeError, Interrupted, UsageError
 
-# What people type first, and gpunode's command for it.
+# What people type first, after the command that they typed it to, and gpunode's command for it.
 _COMMON_GUESSES: Final = {
-    "apply": ("setup", "--help"),
-    "install": ("setup", "--help"),
-    "undo": ("rollback", "--list"),
-    "uninstall": ("remove", "--help"),
-    "validate": ("recipe", "check", "--help"),
-    "--dry-run": ("plan", "--help"),
-    "--recipe": ("recipe", "list"),
+    ("gpunode", "apply"): ("setup", "--help"),
+    ("gpunode", "install"): ("setup", "--help"),
+    ("gpunode", "undo"): ("rollback", "--list"),
+    ("gpunode", "uninstall"): ("remove", "--help"),
+    ("gpunode recipe", "validate"): ("recipe", "check", "--help"),
+    ("gpunode setup", "--dry-run"): ("plan", "--help"),
+    ("gpunode setup", "--recipe"): ("recipe", "list"),
+    ("gpunode plan", "--recipe"): ("recipe", "list"),
 }
 # Words that are no command yet: the one that follows is.
 _GROUPS = frozenset({"recipe", "ctk", "runtime", "k8s"})
@@ -122,8 +123,9 @@ def _meant_command(error: Exception) -> str:
     """Return the command for a word that other tools have and gpunode calls otherwise; empty for any other word."""
     from gpunode.command import gpunode
 
+    path = str(getattr(getattr(error, "ctx", None), "command_path", ""))
     unknown = re.match(r"No such command '([\w-]+)'", str(getattr(error, "message", "")))
-    words = _COMMON_GUESSES.get(unknown[1] if unknown else str(getattr(error, "option_name", "")))
+    words = _COMMON_GUESSES.get((path, unknown[1] if unknown else str(getattr(error, "option_name", ""))))
     return str(gpunode(*words)) if words else ""
 
 

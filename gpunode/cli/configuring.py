@@ -275,7 +275,9 @@ def _judged(plan: CtkPlan, verdict: Verdict, following: str) -> Envelope:
         failure = VerifyFailed(what, why=verdict.otherwise, hint=following)
     elif verdict.untold and not _is_daemon(plan):
         what = f"cannot tell whether {plan.about} exposes GPUs to containers"
-        failure = Undetermined(what, why=verdict.untold, hint="gpunode setup --runtime podman installs what is missing")
+        failure = Undetermined(
+            what, why=verdict.untold, hint="install what is missing:\nsudo gpunode setup --runtime podman"
+        )
     if verdict.untold:
         plan = plan.noting(f"the daemon was not asked: {verdict.untold}")
     return _answer("ctk runtime check", plan, plan.written).ending_in(failure)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import Final
 
 _PROGRAMS: Final = frozenset(
@@ -22,11 +23,19 @@ _PROGRAMS: Final = frozenset(
 
 
 def is_command(line: str) -> bool:
-    """Return whether a line of a hint is a command and nothing but that."""
+    """Return whether a line of a hint is a command and nothing but that, and one that can be run as it is."""
     from gpunode.packages import SYSTEMS  # loaded on use: most commands fail nowhere
 
     programs = _PROGRAMS.union(*(system.programs for system in SYSTEMS))
-    return line.split(" ", 1)[0] in programs and ", " not in line
+    if line.split(" ", 1)[0] not in programs or ", " in line or "`" in line:
+        return False
+    try:
+        words = shlex.split(line)
+    except ValueError:
+        return False  # an apostrophe: it is prose
+    return not any(
+        len(word) > 1 and word.isupper() and word.isalpha() for word in words
+    )  # RUN stands for what a person knows
 
 
 def commands_in(hint: str) -> tuple[str, ...]:

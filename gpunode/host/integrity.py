@@ -48,7 +48,7 @@ def checks(sums: str) -> Iterator[Check]:
             raise UsageError(
                 "an installed wheel is no file that SHA256SUMS lists",
                 why=f"pip unpacked it into {place}",
-                hint="gpunode self-check compares its files with the checksums that pip recorded",
+                hint="compare its files with the checksums that pip recorded:\ngpunode self-check",
             )
         yield _wheel()
         return

@@ -302,6 +302,6 @@ def _check_effective(files: Files, desired: DesiredConfig, before: ObservedConfi
         f"{read_by} overrides the runtime {desired.handler} of {loaded[0].path}",
         why="containerd reads it later, so its CRI table wins"
         + ("" if before.handlers.get(desired.handler) else "; it does not have the runtime yet"),
-        hint=f"gpunode ctk runtime configure --runtime containerd --mode in-place edits the file that wins; "
+        hint="edit the file that wins:\nsudo gpunode ctk runtime configure --runtime containerd --mode in-place\n"
         f"or remove the table from {read_by}",
     )

@@ -94,8 +94,10 @@ def _stale(recipe: Recipe, facts: Facts) -> Iterator[str]:
     if loaded is None or not loaded.version:
         return
     judged = judge(recipe, facts, loaded)
+    if judged.spec is None:
+        return  # none, or one that only an engine needs to understand
     yield from judged.notes
-    if judged.spec is not None and judged.fault:
+    if judged.fault:
         yield f"{judged.fault}, and nothing on this node writes it again: remove it unless containers use CDI devices"
 
 

@@ -37,7 +37,7 @@ def fabric_notes(devices: tuple[PciDevice, ...], facts: Facts) -> Iterator[str]:
         found = "1 NVSwitch" if len(switches) == 1 else f"{len(switches)} NVSwitches"
         needs = "nvidia-fabricmanager of the driver's exact version"
     elif boards := sorted({model.name for model in map(lookup, _own_ids(devices)) if _is_on_hgx(model.device_id)}):
-        found = f"{', '.join(boards)} (on HGX boards its NVSwitches do not show on the PCI bus)"
+        found = f"{', '.join(boards)} on an HGX board, whose NVSwitches do not show on the PCI bus"
         needs = "nvidia-fabricmanager of the driver's exact version, and nvlsm"
     else:
         return

@@ -40,13 +40,30 @@ def _by_name(facts: Facts) -> Iterator[str]:
 
 
 def _directives(facts: Facts) -> Iterator[str]:
+    group = _device_group(facts)
     for one in modprobe.directives(facts):
-        if one.file != BLACKLIST and (effect := _effect(one.words)):
+        if one.file != BLACKLIST and (effect := _effect(one.words, group)):
             yield f"{one.file}:{one.line} {effect}: remove it"
 
 
-def _effect(words: tuple[str, ...]) -> str:
-    """Return what a directive of modprobe does against the NVIDIA driver; empty where it does nothing."""
+def _device_group(facts: Facts) -> int:
+    """Return the group that any option gives the device files, 0 for root's: modprobe joins options of all files."""
+    options = [
+        word for one in modprobe.directives(facts) if one.words[:2] == ("options", "nvidia") for word in one.words
+    ]
+    arguments = known(facts.file(KERNEL_ARGUMENTS), None)
+    words = _text(arguments.content).split() if arguments else []
+    options += [word.removeprefix("nvidia.") for word in words if word.startswith("nvidia.")]
+    return _value(options, _GROUP) or 0
+
+
+def _effect(words: tuple[str, ...], group: int) -> str:
+    """Return what a directive of modprobe does against the NVIDIA driver; empty where it does nothing.
+
+    Args:
+        words: of the directive.
+        group: that the device files get.
+    """
     match words:
         case ("blacklist", module) if module in _DRIVER:
             return f"keeps {module} from being loaded for its GPU"
@@ -59,7 +76,7 @@ def _effect(words: tuple[str, ...]) -> str:
         case ("options", "nouveau", *options) if any(o.startswith("modeset=") and o != "modeset=0" for o in options):
             return _DISPLAY
         case ("options", "nvidia", *options) if (mode := _value(options, _MODE)) is not None:
-            return _closed(mode, _value(options, _GROUP) or 0)
+            return _closed(mode, group)
         case _:
             return ""
 
@@ -67,23 +84,24 @@ def _effect(words: tuple[str, ...]) -> str:
 def _kernel_arguments(facts: Facts) -> Iterator[str]:
     """Yield a note for every kernel argument of the next boot, or of this one where the boot loader has it no more."""
     said = set()
+    group = _device_group(facts)
     state = known(facts.file(BOOT_LOADER), None)
     for number, line in enumerate(_text(state.content).split("\n") if state else (), 1):
         if match := _GRUB_LINE.match(line):
             for word in match[1].replace('"', " ").replace("'", " ").split():
-                if effect := _argument_effect(word):
+                if effect := _argument_effect(word, group):
                     said.add(word)
                     yield f"{BOOT_LOADER}:{number} has {word}, which {effect}: remove it, then run update-grub"
+    remedy = "remove it from the boot loader's configuration"
+    if state:
+        remedy = f"{BOOT_LOADER} does not have it, so look in /etc/default/grub.d, run update-grub, and reboot"
     state = known(facts.file(KERNEL_ARGUMENTS), None)
     for word in dict.fromkeys(_text(state.content).split() if state else ()):
-        if word not in said and (effect := _argument_effect(word)):
-            yield (
-                f"{KERNEL_ARGUMENTS}: the kernel was started with {word}, which {effect}: "
-                "remove it from the boot loader's configuration"
-            )
+        if word not in said and (effect := _argument_effect(word, group)):
+            yield f"{KERNEL_ARGUMENTS}: the kernel was started with {word}, which {effect}: {remedy}"
 
 
-def _argument_effect(word: str) -> str:
+def _argument_effect(word: str, group: int) -> str:
     name, _, value = word.partition("=")
     if name == "nouveau.modeset" and value != "0":
         return _DISPLAY
@@ -91,7 +109,7 @@ def _argument_effect(word: str) -> str:
         modules = sorted(_DRIVER.intersection(value.replace("-", "_").split(",")))
         return f"keeps {', '.join(modules)} from being loaded" if modules else ""
     if word.startswith(f"nvidia.{_MODE}") and (mode := _number(value)) is not None:
-        return _closed(mode, 0)
+        return _closed(mode, group)
     return ""
 
 

@@ -26,7 +26,7 @@ def driver_checks(recipe: Recipe, facts: Facts, answer: NvmlAnswer) -> Iterator[
     yield from _driver(facts, answer)
     yield from _versions(recipe, facts, answer)
     if not isinstance(answer, NoAnswer) and answer.libcuda_error:
-        yield _libcuda(facts, answer.libcuda_error)
+        yield _libcuda(recipe, facts, answer.libcuda_error)
     if isinstance(answer, Inventory):
         yield from _device_nodes(facts, answer)
 
@@ -91,15 +91,17 @@ def _versions(recipe: Recipe, facts: Facts, answer: NvmlAnswer) -> Iterator[Chec
     strays = apart_from(replace(recipe, upgrade=False), facts, driver) if driver else ()
     for stray in strays:
         what = f"{stray} is {known(facts.packages, {})[stray].version}, the installed package {package}"
-        yield Check("versions", title, "failed", what, "gpunode setup brings it to the driver's version")
+        yield Check("versions", title, "failed", what, "bring it to the driver's version:\nsudo gpunode setup")
     if not problems and not strays and module:
         seen = nvml_facts.driver_version(library or "") or "not reported by NVML"
         yield Check("versions", title, "passed", f"module {module}, library {seen}, package {package or 'none'}")
 
 
-def _libcuda(facts: Facts, error: str) -> Check:
+def _libcuda(recipe: Recipe, facts: Facts, error: str) -> Check:
     """Return the failed check of the library that every program with CUDA loads; nvidia-smi does without it."""
-    hint = _reinstall("libcuda1", facts) or "install the driver's libraries with gpunode setup"
+    hint = "install libcuda.so.1 of the loaded driver from where this driver comes from: gpunode does not manage it"
+    if _driver_here(recipe, facts):
+        hint = _reinstall("libcuda1", facts) or "install the driver's libraries with gpunode setup"
     return Check("libcuda", "programs can load CUDA's library", "failed", error, hint)
 
 

@@ -249,7 +249,7 @@ def _handler(row: Runtime, recipe: Recipe, found: ObservedConfig, title: str, fa
     if binary is None:
         return Check("runtime", title, "failed", *_without_handler(row, found, facts))
     if recipe.runtime.default and found.default != "nvidia":
-        hint = f"systemctl restart {row.unit}; `gpunode plan` shows whether the file has it"
+        hint = f"sudo systemctl restart {row.unit}\nif that does not help, `gpunode plan` shows whether the file has it"
         return Check("runtime", title, "failed", f"the default runtime is {found.default}", hint)
     return Check(
         "runtime", title, "passed", f"nvidia runs {binary or 'its default'}; default runtime {found.default or 'runc'}"

@@ -222,3 +222,30 @@ def with_commands(node: ast.expr) -> str:
         name = node.func.id if isinstance(node.func, ast.Name) else getattr(node.func, "attr", "")
         return with_commands(node.args[0]) if name == "str" else _MADE if name in _MAKERS else VALUE
     return literal(node)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "systemctl restart containerd; `gpunode plan` shows whether the file has it",
+        "gpunode setup brings it to the driver's version",
+        "sudo gpunode rollback --forget RUN",
+        "gpunode setup, then reboot",
+        "reboot the node",
+    ],
+)
+def test_what_no_shell_should_run_is_no_command(line: str) -> None:
+    assert commands_in(line) == ()
+
+
+def test_every_line_of_a_hint_that_counts_as_a_command_is_one() -> None:
+    """A program runs these lines: prose behind a command would be its arguments."""
+    wrong = []
+    for path in sorted(ROOT.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            given = [one.value for one in node.keywords if one.arg == "hint"] if isinstance(node, ast.Call) else []
+            for line in commands_in("\n".join(literal(one) for one in given)):
+                words = shlex.split(line.removeprefix("sudo "))
+                if words[0] == "gpunode" and not parses(words[1:]):
+                    wrong.append(f"{path.relative_to(ROOT)}:{node.lineno}: {line}")  # type: ignore[attr-defined]
+    assert wrong == []

@@ -49,6 +49,8 @@ def test_a_line_that_stops_driver_or_users_is_named(path: str, text: str, note: 
     [
         (SITE, "options nvidia NVreg_DeviceFileMode=0666"),
         (SITE, "options nvidia NVreg_DeviceFileGID=44 NVreg_DeviceFileMode=0660"),
+        (SITE, "options nvidia NVreg_DeviceFileGID=44\noptions nvidia NVreg_DeviceFileMode=0660"),
+        (ARGUMENTS, "nvidia.NVreg_DeviceFileMode=0660 nvidia.NVreg_DeviceFileGID=44"),
         (SITE, "options nvidia NVreg_DeviceFileMode=rw"),
         (SITE, "# options nvidia NVreg_DeviceFileMode=0600"),
         (ARGUMENTS, "nouveau.modeset=0 modprobe.blacklist=nouveau nvidia-drm.modeset=1"),
@@ -67,6 +69,11 @@ def test_one_hazard_is_named_once_by_the_file_that_a_person_edits() -> None:
     closed = {SITE: b"options nvidia NVreg_DeviceFileMode=0600", PARAMETERS: b"DeviceFileMode: 384\n"}
     (note,) = hazards(machine(files=closed))
     assert note.startswith(SITE)
+
+
+def test_an_argument_that_the_boot_loader_has_no_more_waits_for_the_reboot() -> None:
+    (note,) = hazards(machine(files={ARGUMENTS: b"modprobe.blacklist=nvidia", GRUB: b"GRUB_CMDLINE_LINUX=quiet"}))
+    assert note.endswith("run update-grub, and reboot")
 
 
 @pytest.mark.parametrize(("made", "noted"), [(1.0, True), (2.0, False), (3.0, False)])
