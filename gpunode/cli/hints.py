@@ -33,9 +33,8 @@ def is_command(line: str) -> bool:
         words = shlex.split(line)
     except ValueError:
         return False  # an apostrophe: it is prose
-    return not any(
-        len(word) > 1 and word.isupper() and word.isalpha() for word in words
-    )  # RUN stands for what a person knows
+    # RUN, FILE and the like stand for what a person knows.
+    return not any(len(word) > 1 and word.isupper() and word.isalpha() for word in words)
 
 
 def commands_in(hint: str) -> tuple[str, ...]:
