@@ -26,7 +26,7 @@ class LostRecord:
         packages: the driver packages that the pin among them holds, and that no run is known to have installed.
         alike: files and packages as gpunode adds them, which are the same whoever added them.
         folder: where the record should be.
-        by_hand: the commands that take all of this away.
+        by_hand: the commands that take the files and the packages away, and leave what is ``alike``.
     """
 
     files: tuple[str, ...]
@@ -97,9 +97,8 @@ def assess_lost_record(
         for path in _usual_files(facts)
         if known(facts.file(path), None) is not None and path not in recorded.written
     )
-    names = [str(package) for package in (*drivers, *toolkit)]
-    purge = [f"sudo {system(facts).purge(names)}"] if names else []
-    by_hand = (*purge, str(command("sudo", "rm", *files, *lists)))
+    purge = [f"sudo {system(facts).purge(list(map(str, drivers)))}"] if drivers else []
+    by_hand = (*purge, str(command("sudo", "rm", *files)))
     return LostRecord(tuple(files), drivers, (*lists, *map(str, toolkit)), folder, by_hand)
 
 
