@@ -28,7 +28,6 @@ from gpunode.journal.footprint import FileTrail, Footprint
 from gpunode.journal.record import digest
 from gpunode.journal.store import Store
 from gpunode.package_id import PackageId
-from gpunode.packages import system
 from gpunode.runtimes import RUNTIMES, DesiredConfig, RecordedEdit, after_edits, runtime
 from gpunode.runtimes.keys import taken_back
 from gpunode.workflow import mig_layouts, present, undo
@@ -293,8 +292,10 @@ def _find_packages(recorded: RecordedAdditions, facts: Facts) -> Iterator[KeptIt
     installed = undo.installed(facts)
     for package in sorted(recorded.packages):
         if package in installed and not installed[package].config_files_only:
-            purge = system(facts).purge([str(package)])
-            how = f"is installed, although a run of gpunode once took away what it had installed: `sudo {purge}`"
+            how = (
+                "is installed, as a run of gpunode once installed it; it stays, since it was there before gpunode, "
+                "or came again after gpunode had taken it away"
+            )
             yield KeptItem(str(package), how)
 
 
