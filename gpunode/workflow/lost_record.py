@@ -93,9 +93,7 @@ def assess_lost_record(
     drivers = tuple(sorted(held - recorded.packages))
     toolkit = tuple(one for one in TOOLKIT_PACKAGES if one in installed and one not in recorded.packages)
     lists = tuple(
-        path
-        for path in _usual_files(facts)
-        if known(facts.file(path), None) is not None and path not in recorded.written
+        path for path in _usual_files(facts) if known(facts.file(path), None) is not None and path not in recorded.found
     )
     purge = [f"sudo {system(facts).purge(list(map(str, drivers)))}"] if drivers else []
     by_hand = (*purge, str(command("sudo", "rm", *files)))
@@ -112,4 +110,4 @@ def _usual_files(facts: Facts) -> Iterator[str]:
 
 
 def _is_recorded(path: str, state: FileState, recorded: RecordedAdditions) -> bool:
-    return path in recorded.written and digest(state.content) not in recorded.found.get(path, frozenset())
+    return path in recorded.found and digest(state.content) != recorded.found[path]

@@ -90,6 +90,15 @@ def test_file_that_was_there_with_the_mark_before_the_first_record_is_a_loss(sto
     assert lost.files == (BLACKLIST,)
 
 
+def test_edit_that_a_setup_overwrote_and_somebody_made_again_is_no_loss(store: Store) -> None:
+    edited = FileState(BLACKLISTED.content + b"# more\n")
+    for before in (None, edited):
+        run = store.begin("setup", version="test")
+        run.done(run.intend("packages", "step", FileChange(BLACKLIST, before, BLACKLISTED)))
+        run.commit("done")
+    assert find_lost_record(store, node({BLACKLIST: edited})) is None
+
+
 def test_node_without_marked_files_has_lost_nothing(store: Store) -> None:
     assert find_lost_record(store, machine()) is None
     assert find_lost_record(store, node({BLACKLIST: FileState(b"# ours\n")})) is None
