@@ -12,6 +12,7 @@ from gpunode.change import (
     PackageChange,
     PackageState,
     ServiceChange,
+    ServiceState,
     Unsettled,
     is_generated,
 )
@@ -34,7 +35,7 @@ class RecordedAdditions:
             changes; None for no file.
         generated: the files that another program wrote because gpunode asked it to.
         packages: those that were not there before a run installed them.
-        units: those that a run enabled or started.
+        units: those that a run enabled, and that were not enabled before the first recorded change.
         modules: the kernel modules that a run loaded.
     """
 
@@ -53,7 +54,7 @@ def collect_additions(entries: Iterable[Entry]) -> RecordedAdditions:
     takes a handler out, is the user's own, and no addition.
     """
     made = _made_intents(entries)
-    found = _find_first_contents(made)
+    found, was_enabled = _find_first_contents(made), _find_units_before(made)
     written: dict[str, dict[str, str | None]] = {}
     generated, packages, units, modules = set[str](), set[PackageId](), set[str](), set[str]()
     for change in (intent.change for verb, intent in made if verb in _ADDING):
@@ -67,8 +68,8 @@ def collect_additions(entries: Iterable[Entry]) -> RecordedAdditions:
                 | PackageChange(id=package, before=PackageState(config_files_only=True))
             ):
                 packages.add(package)
-            case ServiceChange(unit=unit, before=was, after=now):
-                if (now.enabled and not was.enabled) or (now.active and not was.active):
+            case ServiceChange(unit=unit, after=ServiceState(enabled=True)):
+                if not was_enabled[unit]:
                     units.add(unit)
             case ModuleChange(module=module, after=True):
                 modules.add(module)
@@ -85,6 +86,15 @@ def _find_first_contents(made: Iterable[tuple[str, Intent]]) -> dict[str, str | 
     for _, intent in made:
         if isinstance(change := intent.change, FileChange) and not is_generated(change):
             found.setdefault(change.path, _object_name(change.before))
+    return found
+
+
+def _find_units_before(made: Iterable[tuple[str, Intent]]) -> dict[str, bool]:
+    """Return of each changed unit whether it was enabled before its first change."""
+    found: dict[str, bool] = {}
+    for _, intent in made:
+        if isinstance(change := intent.change, ServiceChange):
+            found.setdefault(change.unit, change.before.enabled)
     return found
 
 

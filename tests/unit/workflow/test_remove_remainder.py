@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpunode.change import Change, FileChange, FileState
+from gpunode.change import Change, FileChange, FileState, ServiceChange, ServiceState
 from gpunode.journal.record import Verb
 from gpunode.journal.store import Store
 from gpunode.workflow.remove import find_remainder, removing
@@ -14,6 +14,8 @@ from tests.unit.steps.machines import DAEMON_JSON, machine, unit
 from tests.unit.workflow.editing import DOCKER, Machine, configured, unconfigured
 
 DOCKER_UNIT = "docker.service"
+STOPPED, RUNNING = ServiceState(enabled=True, active=False), ServiceState(enabled=True, active=True)
+DISABLED = ServiceState(enabled=False, active=False)
 MINE, BOTH, OURS = FileState(b'{"debug": true}\n'), FileState(b'{"debug": true, "runtimes": {}}\n'), FileState(b"{}\n")
 
 
@@ -74,3 +76,20 @@ def test_edit_that_owed_only_a_restart_is_the_users(store: Store) -> None:
     record_run(store, "setup", FileChange(DAEMON_JSON, edited, edited))
     record_run(store, "remove", FileChange(DAEMON_JSON, edited, None))
     assert find_kept(store, edited) == {}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        [("setup", STOPPED, RUNNING), ("remove", RUNNING, STOPPED)],
+        [("setup", RUNNING, DISABLED), ("rollback", DISABLED, RUNNING)],
+        [("setup", RUNNING, DISABLED), ("setup", DISABLED, RUNNING)],
+    ],
+    ids=["only started", "enabled again by a rollback", "enabled again by a setup"],
+)
+def test_unit_that_was_enabled_before_gpunode_is_not_named(
+    store: Store, changes: list[tuple[Verb, ServiceState, ServiceState]]
+) -> None:
+    for verb, before, after in changes:
+        record_run(store, verb, ServiceChange(DOCKER_UNIT, before, after))
+    assert find_kept(store) == {}
