@@ -58,13 +58,13 @@ class LostRecord:
                 (
                     self._written,
                     *([f"installed under its pin: {packages}"] if packages else []),
-                    *([f"maybe gpunode's, too, since these are the same whoever added them: {alike}"] if alike else []),
+                    *([f"maybe gpunode's, too, but the same whoever added them: {alike}"] if alike else []),
                     "without the record gpunode cannot tell what was there before, so it took none of this away",
                 )
             ),
             hint="\n".join(
                 (
-                    f"restore {self.folder} from a backup of this node and run the command again, or remove by hand:",
+                    f"restore {self.folder} from a backup of this node and run the command again, or remove by hand what is surely gpunode's:",
                     *self.by_hand,
                 )
             ),
