@@ -12,13 +12,16 @@ from gpunode.change import (
     PackageChange,
     PackageState,
     ServiceChange,
+    ServiceState,
     Unsettled,
     is_generated,
 )
-from gpunode.journal.record import CONFFILES, OBSOLETE, Begin, Entry, Failed, Intent
+from gpunode.journal.record import CONFFILES, OBSOLETE, Begin, Entry, Failed, Intent, Verb
 from gpunode.package_id import PackageId
 
 _OF_PACKAGES = frozenset({CONFFILES, OBSOLETE})
+# The verbs whose runs add something to a node.
+_ADDING: frozenset[Verb] = frozenset({"setup", "configure"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,16 +29,18 @@ class RecordedAdditions:
     """What all runs of a journal ever added to a node.
 
     Attributes:
-        written: by path, the sha256 of each content that gpunode wrote there and had not found there.
-        found: by path, the sha256 of each content that was there before gpunode wrote another.
+        written: by path, the sha256 of each content that a run made there, with that of what it was made from: of
+            somebody else's content, or None where it is gpunode's alone.
+        found: by path of each file that any run changed, the sha256 of what was there before the first of these
+            changes; None for no file.
         generated: the files that another program wrote because gpunode asked it to.
         packages: those that were not there before a run installed them.
-        units: those that a run enabled or started.
+        units: those that a run enabled, and that were not enabled before the first recorded change.
         modules: the kernel modules that a run loaded.
     """
 
-    written: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    found: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    written: Mapping[str, Mapping[str, str | None]] = field(default_factory=dict)
+    found: Mapping[str, str | None] = field(default_factory=dict)
     generated: frozenset[str] = frozenset()
     packages: frozenset[PackageId] = frozenset()
     units: frozenset[str] = frozenset()
@@ -45,57 +50,77 @@ class RecordedAdditions:
 def collect_additions(entries: Iterable[Entry]) -> RecordedAdditions:
     """Return the additions of ``entries``: those of all runs, oldest first, without the bytes of files.
 
-    An intent without an end counts: its change may have been made.
+    An intent without an end counts: its change may have been made. What a run brought back that undoes another, or
+    takes a handler out, is the user's own, and no addition.
     """
-    written: dict[str, set[str]] = {}
-    found: dict[str, set[str]] = {}
+    made = _made_intents(entries)
+    found, was_enabled = _find_first_contents(made), _find_units_before(made)
+    written: dict[str, dict[str, str | None]] = {}
     generated, packages, units, modules = set[str](), set[PackageId](), set[str](), set[str]()
-    for intent in _made_intents(entries):
-        match intent.change:
-            case FileChange(path=path) as change if is_generated(change):
+    for change in (intent.change for verb, intent in made if verb in _ADDING):
+        match change:
+            case FileChange(path=path) if is_generated(change):
                 generated.add(path)
             case FileChange(path=path, before=before, after=after):
-                found.setdefault(path, set()).update(_object_names(before) - written.setdefault(path, set()))
-                written[path] |= _object_names(after) - found[path]
+                _add_written(written.setdefault(path, {}), found[path], _object_name(before), _object_name(after))
             case (
                 PackageChange(id=package, before=None)
                 | PackageChange(id=package, before=PackageState(config_files_only=True))
             ):
                 packages.add(package)
-            case ServiceChange(unit=unit, before=was, after=now):
-                if (now.enabled and not was.enabled) or (now.active and not was.active):
+            case ServiceChange(unit=unit, after=ServiceState(enabled=True)):
+                if not was_enabled[unit]:
                     units.add(unit)
             case ModuleChange(module=module, after=True):
                 modules.add(module)
             case _:
                 pass
     return RecordedAdditions(
-        {path: frozenset(names) for path, names in written.items()},
-        {path: frozenset(names) for path, names in found.items()},
-        frozenset(generated),
-        frozenset(packages),
-        frozenset(units),
-        frozenset(modules),
+        written, found, frozenset(generated), frozenset(packages), frozenset(units), frozenset(modules)
     )
 
 
-def _made_intents(entries: Iterable[Entry]) -> Iterable[Intent]:
-    """Return the intents that did not fail, in their order; the numbers of entries begin anew with each run."""
-    made: dict[tuple[int, int], Intent] = {}
-    run = 0
+def _find_first_contents(made: Iterable[tuple[str, Intent]]) -> dict[str, str | None]:
+    """Return the object of what each changed file held before its first change; None for no file."""
+    found: dict[str, str | None] = {}
+    for _, intent in made:
+        if isinstance(change := intent.change, FileChange) and not is_generated(change):
+            found.setdefault(change.path, _object_name(change.before))
+    return found
+
+
+def _find_units_before(made: Iterable[tuple[str, Intent]]) -> dict[str, bool]:
+    """Return of each changed unit whether it was enabled before its first change."""
+    found: dict[str, bool] = {}
+    for _, intent in made:
+        if isinstance(change := intent.change, ServiceChange):
+            found.setdefault(change.unit, change.before.enabled)
+    return found
+
+
+def _add_written(written: dict[str, str | None], found: str | None, before: str | None, after: str | None) -> None:
+    """Add to ``written`` that a run made ``after`` from ``before``, unless ``after`` is somebody else's content."""
+    if after is not None and after not in {before, found, *written.values()}:
+        written.setdefault(after, written.get(before, before) if before else None)
+
+
+def _made_intents(entries: Iterable[Entry]) -> list[tuple[str, Intent]]:
+    """Return the intents that did not fail, in their order, each with the verb of its run."""
+    made: dict[tuple[int, int], tuple[str, Intent]] = {}
+    run, verb = 0, ""  # the numbers of entries begin anew with each run
     for entry in entries:
         match entry:
-            case Begin():
-                run += 1
+            case Begin() as begin:
+                run, verb = run + 1, begin.verb
             case Intent(seq=seq):
-                made[run, seq] = entry
+                made[run, seq] = (verb, entry)
             case Failed(seq=seq):
                 made.pop((run, seq), None)
             case _:
                 pass
-    return [intent for intent in made.values() if intent.step not in _OF_PACKAGES]
+    return [(verb, intent) for verb, intent in made.values() if intent.step not in _OF_PACKAGES]
 
 
-def _object_names(state: FileState | Unsettled | None) -> set[str]:
-    """Return the name of the object that holds the content of ``state``; none for no known content."""
-    return {state.content.decode()} if isinstance(state, FileState) else set()
+def _object_name(state: FileState | Unsettled | None) -> str | None:
+    """Return the name of the object that holds the content of ``state``; None for no known content."""
+    return state.content.decode() if isinstance(state, FileState) else None

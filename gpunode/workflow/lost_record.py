@@ -26,7 +26,7 @@ class LostRecord:
         packages: the driver packages that the pin among them holds, and that no run is known to have installed.
         alike: files and packages as gpunode adds them, which are the same whoever added them.
         folder: where the record should be.
-        by_hand: the commands that take all of this away.
+        by_hand: the commands that take the files and the packages away, and leave what is ``alike``.
     """
 
     files: tuple[str, ...]
@@ -58,13 +58,13 @@ class LostRecord:
                 (
                     self._written,
                     *([f"installed under its pin: {packages}"] if packages else []),
-                    *([f"maybe gpunode's, too, since these are the same whoever added them: {alike}"] if alike else []),
+                    *([f"maybe gpunode's, too, but the same whoever added them: {alike}"] if alike else []),
                     "without the record gpunode cannot tell what was there before, so it took none of this away",
                 )
             ),
             hint="\n".join(
                 (
-                    f"restore {self.folder} from a backup of this node and run the command again, or remove by hand:",
+                    f"restore {self.folder} from a backup of this node and run the command again, or remove by hand what is surely gpunode's:",
                     *self.by_hand,
                 )
             ),
@@ -93,13 +93,10 @@ def assess_lost_record(
     drivers = tuple(sorted(held - recorded.packages))
     toolkit = tuple(one for one in TOOLKIT_PACKAGES if one in installed and one not in recorded.packages)
     lists = tuple(
-        path
-        for path in _usual_files(facts)
-        if known(facts.file(path), None) is not None and path not in recorded.written
+        path for path in _usual_files(facts) if known(facts.file(path), None) is not None and path not in recorded.found
     )
-    names = [str(package) for package in (*drivers, *toolkit)]
-    purge = [f"sudo {system(facts).purge(names)}"] if names else []
-    by_hand = (*purge, str(command("sudo", "rm", *files, *lists)))
+    purge = [f"sudo {system(facts).purge(list(map(str, drivers)))}"] if drivers else []
+    by_hand = (*purge, str(command("sudo", "rm", *files)))
     return LostRecord(tuple(files), drivers, (*lists, *map(str, toolkit)), folder, by_hand)
 
 
@@ -113,4 +110,4 @@ def _usual_files(facts: Facts) -> Iterator[str]:
 
 
 def _is_recorded(path: str, state: FileState, recorded: RecordedAdditions) -> bool:
-    return path in recorded.written and digest(state.content) not in recorded.found.get(path, frozenset())
+    return path in recorded.found and digest(state.content) != recorded.found[path]

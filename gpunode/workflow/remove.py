@@ -28,7 +28,6 @@ from gpunode.journal.footprint import FileTrail, Footprint
 from gpunode.journal.record import digest
 from gpunode.journal.store import Store
 from gpunode.package_id import PackageId
-from gpunode.packages import system
 from gpunode.runtimes import RUNTIMES, DesiredConfig, RecordedEdit, after_edits, runtime
 from gpunode.runtimes.keys import taken_back
 from gpunode.workflow import mig_layouts, present, undo
@@ -250,7 +249,7 @@ def find_remainder(store: Store, host: HostView, facts: Facts, undone: Undoing) 
     recorded = store.additions()
     missed = tuple(dict.fromkeys(subject(change) for change in undone.changes if not _is_made(change, host, facts)))
     named = {*missed, *(one.subject for one in undone.kept), *(change.path for change in undone.files)}
-    found = (*_find_files(recorded, host), *_find_packages(recorded, facts), *_find_units(recorded, facts))
+    found = (*_find_files(recorded, store, host), *_find_packages(recorded, facts), *_find_units(recorded, facts))
     modules = () if undone.reboot else _find_modules(recorded, facts)
     kept = tuple(one for one in (*found, *modules) if one.subject not in named)
     return Remainder((*undone.kept, *kept), missed, find_lost_record(store, facts))
@@ -271,18 +270,26 @@ def _is_made(change: Change, host: HostView, facts: Facts) -> bool:
             return True
 
 
-def _find_files(recorded: RecordedAdditions, host: HostView) -> Iterator[KeptItem]:
+def _find_files(recorded: RecordedAdditions, store: Store, host: HostView) -> Iterator[KeptItem]:
     for path, contents in recorded.written.items():
         state = present.state(host, path)
-        if state is not None and digest(state.content) in contents:
-            yield KeptItem(
-                path, f"is as gpunode once wrote it, although a later run took it away: {_remove_command(path)}"
-            )
+        name = digest(state.content) if state is not None else ""
+        if name in contents:
+            former = contents[name] or recorded.found[path]
+            what_next = _former_content(store, former) if former else _remove_command(path)
+            yield KeptItem(path, f"is as gpunode once wrote it, although a later run took that away: {what_next}")
     for path in sorted(recorded.generated):
         if present.state(host, path) is not None:
             is_volatile = path.startswith(("/run/", "/var/run/"))
             until = "until the next boot" if is_volatile else f"until somebody removes it: {_remove_command(path)}"
             yield KeptItem(path, f"stays, which nvidia-ctk wrote, {until}")
+
+
+def _former_content(store: Store, name: str) -> str:
+    """Return where the backup is of a file that is not gpunode's alone, and so is not to be removed."""
+    backup = store.objects.path(name)
+    where = f"is in {backup}" if backup.exists() else "is not kept any more"
+    return f"it was made from somebody else's file, whose backup {where}"
 
 
 def _remove_command(path: str) -> str:
@@ -293,8 +300,10 @@ def _find_packages(recorded: RecordedAdditions, facts: Facts) -> Iterator[KeptIt
     installed = undo.installed(facts)
     for package in sorted(recorded.packages):
         if package in installed and not installed[package].config_files_only:
-            purge = system(facts).purge([str(package)])
-            how = f"is installed, although a run of gpunode once took away what it had installed: `sudo {purge}`"
+            how = (
+                "is installed, as a run of gpunode once installed it; it stays, since it was there before gpunode, "
+                "or came again after gpunode had taken it away"
+            )
             yield KeptItem(str(package), how)
 
 

@@ -1,0 +1,95 @@
+"""What a removal names at its end of what earlier runs changed: nothing of the user's own is to be taken away."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gpunode.change import Change, FileChange, FileState, ServiceChange, ServiceState
+from gpunode.journal.record import Verb
+from gpunode.journal.store import Store
+from gpunode.workflow.remove import find_remainder, removing
+from tests.unit.steps.machines import DAEMON_JSON, machine, unit
+from tests.unit.workflow.editing import DOCKER, Machine, configured, unconfigured
+
+DOCKER_UNIT = "docker.service"
+STOPPED, RUNNING = ServiceState(enabled=True, active=False), ServiceState(enabled=True, active=True)
+DISABLED = ServiceState(enabled=False, active=False)
+MINE, BOTH, OURS = FileState(b'{"debug": true}\n'), FileState(b'{"debug": true, "runtimes": {}}\n'), FileState(b"{}\n")
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path)
+
+
+def record_run(store: Store, verb: Verb, *changes: Change) -> None:
+    run = store.begin(verb, version="test")
+    for change in changes:
+        run.done(run.intend("runtime", "step", change))
+    run.commit("done")
+
+
+def find_kept(store: Store, file: FileState | None = None) -> dict[str, str]:
+    """Return what is named of a node with docker, enabled, where docker's configuration is ``file``."""
+    contents = {DAEMON_JSON: file} if file else {}
+    facts, host = machine(files=contents, units={DOCKER_UNIT: unit()}), Machine(contents)
+    return {one.subject: one.how for one in find_remainder(store, host, facts, removing(store, host, facts)).kept}
+
+
+def test_file_without_the_handler_that_was_taken_out_is_the_users(store: Store) -> None:
+    host = Machine({DAEMON_JSON: b'{"debug": true}\n'})
+    configured(host, store, DOCKER, "docker")
+    edited = host.contents[DAEMON_JSON].replace(b"true", b"false", 1)
+    assert edited != host.contents[DAEMON_JSON]
+    host.files[DAEMON_JSON] = FileState(edited)
+    unconfigured(host, store, DOCKER, "docker")
+    assert find_kept(store, FileState(host.contents[DAEMON_JSON])) == {}
+
+
+@pytest.mark.parametrize("verb", ["rollback", "remove"])
+def test_content_that_a_run_brought_back_is_the_users(store: Store, verb: Verb) -> None:
+    edited = FileState(b'{"debug": false}\n')
+    record_run(store, "setup", FileChange(DAEMON_JSON, MINE, BOTH))
+    record_run(store, verb, FileChange(DAEMON_JSON, FileState(b'{"debug": false, "runtimes": {}}\n'), edited))
+    record_run(store, "remove", FileChange(DAEMON_JSON, edited, edited))
+    assert find_kept(store, edited) == {}
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_file_that_was_made_from_the_users_is_named_with_its_backup(store: Store, *, is_first: bool) -> None:
+    """Also where the user made the file after gpunode's own had gone again."""
+    if not is_first:
+        record_run(store, "setup", FileChange(DAEMON_JSON, None, OURS))
+        record_run(store, "remove", FileChange(DAEMON_JSON, OURS, None))
+    record_run(store, "configure", FileChange(DAEMON_JSON, MINE, BOTH))
+    record_run(store, "remove", FileChange(DAEMON_JSON, BOTH, MINE))
+    how = find_kept(store, BOTH)[DAEMON_JSON]
+    assert f"backup is in {store.objects.path_of_content(MINE.content)}" in how
+    assert "rm " not in how
+
+
+def test_edit_that_owed_only_a_restart_is_the_users(store: Store) -> None:
+    edited = FileState(BOTH.content + b"\n")
+    record_run(store, "setup", FileChange(DAEMON_JSON, None, BOTH))
+    record_run(store, "setup", FileChange(DAEMON_JSON, edited, edited))
+    record_run(store, "remove", FileChange(DAEMON_JSON, edited, None))
+    assert find_kept(store, edited) == {}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        [("setup", STOPPED, RUNNING), ("remove", RUNNING, STOPPED)],
+        [("setup", RUNNING, DISABLED), ("rollback", DISABLED, RUNNING)],
+        [("setup", RUNNING, DISABLED), ("setup", DISABLED, RUNNING)],
+    ],
+    ids=["only started", "enabled again by a rollback", "enabled again by a setup"],
+)
+def test_unit_that_was_enabled_before_gpunode_is_not_named(
+    store: Store, changes: list[tuple[Verb, ServiceState, ServiceState]]
+) -> None:
+    for verb, before, after in changes:
+        record_run(store, verb, ServiceChange(DOCKER_UNIT, before, after))
+    assert find_kept(store) == {}
