@@ -9,6 +9,7 @@ from gpunode.catalog.conflicts import upstream
 from gpunode.command import command
 from gpunode.facts.model import Facts, Known, known
 from gpunode.facts.patterns import Pattern
+from gpunode.facts.project import PLAN
 from gpunode.outcome import Refusal
 from gpunode.steps.installed_driver import installed_driver_packages
 
@@ -25,7 +26,12 @@ def refuse_leftovers(facts: Facts) -> Refusal | None:
 
     The files that packages bring too would be overwritten, and no rollback has their bytes. A library is known by the
     version in its name: a package brings its own version.
+
+    While a change of packages is interrupted there is no telling: dpkg unpacks the new files before it removes the old
+    ones, and records the new version after that (dpkg, src/main/unpack.c). Setup asks again after the repair.
     """
+    if _is_interrupted(facts):
+        return None
     versions = _packaged_versions(facts)
     found = {path: match["version"] for path in _libraries(facts) if (match := _LIBRARY.search(path))}
     foreign = {path: one for path, one in found.items() if one not in versions and not path.startswith(_LOCAL)}
@@ -61,6 +67,12 @@ def local_libraries(facts: Facts) -> Iterator[str]:
 def _libraries(facts: Facts) -> list[str]:
     fact = facts.driver_libraries
     return sorted(fact.value) if isinstance(fact, Known) else []
+
+
+def _is_interrupted(facts: Facts) -> bool:
+    """Return whether dpkg stopped in its middle, or the repair that ends this is planned and not done."""
+    fact = facts.packages_interrupted
+    return known(fact, default=True) or fact.probe == PLAN
 
 
 def _packaged_versions(facts: Facts) -> frozenset[str]:
