@@ -7,16 +7,16 @@ from typing import Final
 
 from gpunode.catalog.conflicts import upstream
 from gpunode.command import command
-from gpunode.facts.model import Facts, Known, known
+from gpunode.facts.model import Facts, Known, known, need
 from gpunode.facts.patterns import Pattern
 from gpunode.facts.project import PLAN
 from gpunode.outcome import Refusal
-from gpunode.steps.installed_driver import installed_driver_packages
 
 _LIBRARY: Final = Pattern(r"/lib(?:cuda|nvidia-ml)\.so\.(?P<version>\d{3}\.\d+(?:\.\d+)?)\Z")
 _LOCAL: Final = "/usr/local/"
 # Where the installer puts modules without DKMS, and no package does.
 _MODULE_FOLDER: Final = "/kernel/drivers/video/"
+_COMPATIBILITY: Final = "cuda-compat-"
 # In the names of NVIDIA's installers.
 _ARCHITECTURES: Final = {"amd64": "x86_64", "arm64": "aarch64"}
 
@@ -76,5 +76,13 @@ def _is_interrupted(facts: Facts) -> bool:
 
 
 def _packaged_versions(facts: Facts) -> frozenset[str]:
-    installed = installed_driver_packages(facts).values()
-    return frozenset(upstream(state.version) for state in installed if not state.config_files_only)
+    """Return the upstream versions of whatever is installed: drivers have packages of any name (nvidia-linux-grid-550).
+
+    CUDA's compatibility libraries are in a folder of their own, so that their version says nothing of other files.
+    """
+    installed = need(facts.packages, "which packages are installed").items()
+    return frozenset(
+        upstream(state.version)
+        for package, state in installed
+        if not state.config_files_only and not package.name.startswith(_COMPATIBILITY)
+    )

@@ -65,6 +65,17 @@ def test_an_interrupted_upgrade_may_leave_libraries_of_both_versions(fact: Known
     refusal(CONFLICTS.plan(recipe(), whole))
 
 
+def test_a_package_of_any_name_may_have_brought_a_library() -> None:
+    """The driver of vGPU guests comes in one package, whose name no table of drivers has."""
+    grid = machine(packages={"nvidia-linux-grid-535": "535.54.03"}, driver_libraries=frozenset({CUDA, NVML}))
+    planned(CONFLICTS.plan(recipe(), grid))
+
+
+def test_the_compatibility_libraries_of_cuda_explain_no_library_of_a_driver() -> None:
+    node = machine(packages={"cuda-compat-12-2": "535.54.03-1"}, driver_libraries=frozenset({CUDA}))
+    refusal(CONFLICTS.plan(recipe(), node))
+
+
 def test_a_library_where_ld_so_looks_first_is_noted() -> None:
     (note,) = planned(CONFLICTS.plan(recipe(), with_driver(driver_libraries=frozenset({LOCAL})))).notes
     assert note.startswith(f"{LOCAL} is of no package")
