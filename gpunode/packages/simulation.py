@@ -11,6 +11,10 @@ from gpunode.package_id import PackageId
 from gpunode.packages.version import has_prefix, without_epoch
 
 NOT_SIMULATED: Final = "not simulated: "
+# A relation that nothing meets may be of a virtual name. The package manager, told to install that, takes the one
+# package that provides it (apt-get: "Note, selecting 'libpam-systemd' instead of 'default-logind'"), and says nothing
+# of the name. It refuses where there is no such package, or a choice of several.
+ANY_PROVIDER: Final = KnownAfter("", "dependency", auto=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +123,8 @@ def _version_after(change: PackageChange, action: Action | None) -> str:
 
 
 def _wrong_version(package: PackageId, wanted: PackageState | KnownAfter, version: str, manager: str) -> Iterator[str]:
+    if not version and wanted == ANY_PROVIDER:
+        return
     if not version:
         yield f"installs {package}, which {manager} would leave out"
     elif isinstance(wanted, PackageState) and wanted.version != version:

@@ -7,15 +7,16 @@ from typing import Final
 
 from gpunode.catalog.conflicts import upstream
 from gpunode.command import command
-from gpunode.facts.model import Facts, Known, known
+from gpunode.facts.model import Facts, Known, known, need
 from gpunode.facts.patterns import Pattern
+from gpunode.facts.project import PLAN
 from gpunode.outcome import Refusal
-from gpunode.steps.installed_driver import installed_driver_packages
 
 _LIBRARY: Final = Pattern(r"/lib(?:cuda|nvidia-ml)\.so\.(?P<version>\d{3}\.\d+(?:\.\d+)?)\Z")
 _LOCAL: Final = "/usr/local/"
 # Where the installer puts modules without DKMS, and no package does.
 _MODULE_FOLDER: Final = "/kernel/drivers/video/"
+_COMPATIBILITY: Final = "cuda-compat-"
 # In the names of NVIDIA's installers.
 _ARCHITECTURES: Final = {"amd64": "x86_64", "arm64": "aarch64"}
 
@@ -25,7 +26,12 @@ def refuse_leftovers(facts: Facts) -> Refusal | None:
 
     The files that packages bring too would be overwritten, and no rollback has their bytes. A library is known by the
     version in its name: a package brings its own version.
+
+    While a change of packages is interrupted there is no telling: dpkg unpacks the new files before it removes the old
+    ones, and records the new version after that (dpkg, src/main/unpack.c). Setup asks again after the repair.
     """
+    if _is_interrupted(facts):
+        return None
     versions = _packaged_versions(facts)
     found = {path: match["version"] for path in _libraries(facts) if (match := _LIBRARY.search(path))}
     foreign = {path: one for path, one in found.items() if one not in versions and not path.startswith(_LOCAL)}
@@ -63,6 +69,20 @@ def _libraries(facts: Facts) -> list[str]:
     return sorted(fact.value) if isinstance(fact, Known) else []
 
 
+def _is_interrupted(facts: Facts) -> bool:
+    """Return whether dpkg stopped in its middle, or the repair that ends this is planned and not done."""
+    fact = facts.packages_interrupted
+    return known(fact, default=True) or fact.probe == PLAN
+
+
 def _packaged_versions(facts: Facts) -> frozenset[str]:
-    installed = installed_driver_packages(facts).values()
-    return frozenset(upstream(state.version) for state in installed if not state.config_files_only)
+    """Return the upstream versions of whatever is installed: drivers have packages of any name (nvidia-linux-grid-550).
+
+    CUDA's compatibility libraries are in a folder of their own, so that their version says nothing of other files.
+    """
+    installed = need(facts.packages, "which packages are installed").items()
+    return frozenset(
+        upstream(state.version)
+        for package, state in installed
+        if not state.config_files_only and not package.name.startswith(_COMPATIBILITY)
+    )

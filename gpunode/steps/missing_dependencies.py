@@ -11,6 +11,7 @@ from gpunode.distros.family import TOOLKIT_PACKAGES
 from gpunode.facts.model import Facts, Known, MissingDependency, need
 from gpunode.outcome import Outcome, Planned, Step
 from gpunode.package_id import PackageId
+from gpunode.packages.simulation import ANY_PROVIDER
 from gpunode.recipe import Recipe
 from gpunode.runtimes import runtime
 from gpunode.steps.headers import header_packages
@@ -61,7 +62,7 @@ def _after(
     recipe: Recipe, facts: Facts, driver: WantedDriver | None, missing: MissingDependency
 ) -> PackageState | KnownAfter:
     """Return the state to bring about: a dependency, in the locked version, the only one that will do, or any."""
-    anyhow: PackageState | KnownAfter = KnownAfter("", "dependency", auto=True)
+    anyhow: PackageState | KnownAfter = ANY_PROVIDER
     if missing.version:
         anyhow = PackageState(missing.version, auto=True)
     if driver is not None and missing.package.name in pinned_names(driver.chosen.branch):

@@ -16,6 +16,7 @@ from gpunode.facts.model import MissingDependency
 from gpunode.package_id import PackageId
 from gpunode.packages.deb.relations import Alternative, clauses
 from gpunode.packages.deb.status import HALF, PRESENT, Entry, id_of, native_architecture
+from gpunode.packages.deb.status import packages as packages_of
 from gpunode.packages.deb.version import DpkgVersion
 from gpunode.packages.version import without_epoch
 
@@ -43,17 +44,25 @@ class InstalledRelations:
         """Return what ``roots``, and the packages that they need, directly or not, depend on and ``packages`` lack.
 
         What ``packages`` have in another version than the database is from a plan: that meets a relation in whatever
-        version, and its own relations are known only as far as the plan stays in the same branch. What a plan takes
-        away is not missing: the transaction finds out who needs it. Nor is a package that is half-installed: to make it
-        whole is the repair's work.
+        version, and its own relations are known only as far as the plan stays in the same branch. A package that a
+        plan already brings, changes or takes away is not missing, even where a relation stays unmet: the transaction
+        finds out who needs it. Nor is a package that is half-installed: to make it whole is the repair's work.
         """
         installed = _Installed.of(self.entries, packages)
         known = [root for root in dict.fromkeys(roots) if installed.relations_of(root) is not None]
         if not known:
             return None
-        residue = {id_of(entry, installed.native) for entry in self.entries if entry.status == "config-files"}
-        # Residue that a plan purges is not brought back in the same transaction.
-        return tuple(one for one in _missing(installed, known) if one.package not in residue - packages.keys())
+        before = packages_of(self.entries)
+        # The other steps of the stage, which stand before, ask for these: nothing is asked for twice.
+        return tuple(
+            one
+            for one in _missing(installed, known)
+            if _what_is_there(packages.get(one.package)) == _what_is_there(before.get(one.package))
+        )
+
+
+def _what_is_there(state: PackageState | None) -> tuple[str, bool] | None:
+    return (state.version, state.config_files_only) if state is not None else None
 
 
 def _missing(installed: _Installed, roots: Sequence[PackageId]) -> Iterator[MissingDependency]:

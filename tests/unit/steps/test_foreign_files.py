@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from gpunode.change import PackageState
 from gpunode.facts.derive import derive
 from gpunode.facts.evidence import Capture, Found, encode_found
-from gpunode.facts.model import Facts, ModuleFile, known
+from gpunode.facts.model import Facts, Known, ModuleFile, Unknown, known
+from gpunode.facts.project import project
 from gpunode.steps.conflicts import CONFLICTS
+from gpunode.steps.repair import REPAIR
 from tests.unit.steps.machines import KERNEL, machine, planned, recipe, refusal, with_driver
 
 CUDA = "/usr/lib/x86_64-linux-gnu/libcuda.so.535.54.03"
@@ -48,6 +52,28 @@ def test_an_older_package_is_purged_with_its_library() -> None:
 def test_the_residue_of_a_purged_package_has_no_library() -> None:
     residue = {"libcuda1": PackageState("535.54.03-1", config_files_only=True)}
     refusal(CONFLICTS.plan(recipe(), machine(packages=residue, driver_libraries=frozenset({CUDA}))))
+
+
+@pytest.mark.parametrize("fact", [Known(True, "dpkg-status"), Unknown("not read", "dpkg-updates")])
+def test_an_interrupted_upgrade_may_leave_libraries_of_both_versions(fact: Known[bool] | Unknown) -> None:
+    """The same command must resume: it repairs first, and looks again then."""
+    cut = with_driver(driver_libraries=frozenset({CUDA}), packages_interrupted=fact)
+    planned(CONFLICTS.plan(recipe(), cut))
+    if isinstance(fact, Known):
+        planned(CONFLICTS.plan(recipe(), project(cut, planned(REPAIR.plan(recipe(), cut)).changes)))
+    whole = replace(cut, packages_interrupted=Known(False, "dpkg-status"))
+    refusal(CONFLICTS.plan(recipe(), whole))
+
+
+def test_a_package_of_any_name_may_have_brought_a_library() -> None:
+    """The driver of vGPU guests comes in one package, whose name no table of drivers has."""
+    grid = machine(packages={"nvidia-linux-grid-535": "535.54.03"}, driver_libraries=frozenset({CUDA, NVML}))
+    planned(CONFLICTS.plan(recipe(), grid))
+
+
+def test_the_compatibility_libraries_of_cuda_explain_no_library_of_a_driver() -> None:
+    node = machine(packages={"cuda-compat-12-2": "535.54.03-1"}, driver_libraries=frozenset({CUDA}))
+    refusal(CONFLICTS.plan(recipe(), node))
 
 
 def test_a_library_where_ld_so_looks_first_is_noted() -> None:

@@ -13,7 +13,7 @@ from gpunode.change import KnownAfter, PackageChange, PackageState, Trigger
 from gpunode.errors import Refused
 from gpunode.facts.model import Known
 from gpunode.package_id import PackageId
-from gpunode.packages.simulation import Action, Simulation
+from gpunode.packages.simulation import ANY_PROVIDER, Action, Simulation
 from gpunode.workflow import transaction
 from gpunode.workflow.transaction import Simulate, Transaction
 from tests.ids import by_id, ids, names
@@ -52,6 +52,14 @@ def test_versions_become_exact_and_dependencies_are_automatic() -> None:
         "libcuda1": PackageState("580.95.05-1", auto=True),
         "dkms": PackageState("3.0.10-8", auto=True),
     }
+
+
+def test_a_virtual_dependency_becomes_the_package_that_provides_it() -> None:
+    """apt-get, asked for default-logind, selects libpam-systemd, and its simulation names that alone."""
+    virtual = PackageChange(PackageId("default-logind"), None, ANY_PROVIDER)
+    found = resolve([virtual], {}, answers(install("libpam-systemd", "252.39-1~deb12u1")))
+    provider = PackageChange(PackageId("libpam-systemd"), None, PackageState("252.39-1~deb12u1", auto=True))
+    assert (found.asked, found.dependencies) == ((), (provider,))
 
 
 def test_a_dependency_that_somebody_installed_by_hand_stays_so() -> None:

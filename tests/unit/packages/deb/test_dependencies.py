@@ -75,3 +75,15 @@ def test_a_plan_meets_every_relation_and_its_own_are_known_for_a_version_of_the_
     assert [one.version for one in missing(planned={"libcuda1": PackageState("580.")}) or ()] == [""]
     assert missing(planned={"libcuda1": PackageState("595.")}) == ()
     assert missing(planned={"driver": PackageState("595.")}) is None, "none of the roots is known"
+
+
+def test_what_a_plan_changes_is_not_asked_for_again_though_its_architecture_does_not_do() -> None:
+    """``libcuda1:any`` stays unmet by a package that does not say that it is for every architecture."""
+    more = "libcuda1:any"
+    assert [str(one.package) for one in missing(more=more) or ()] == ["libcuda1", "ptxjit"]
+    for after in (PackageState("580."), PackageState("580.2-1", config_files_only=True)):
+        planned = {"libcuda1": after, "ptxjit": PackageState("580.")}
+        assert missing(more=more, planned=planned) == (), after
+    found = entries(DRIVER.format(libcuda1="installed", more=more))
+    purged = {package: state for package, state in packages(found).items() if package.name != "libcuda1"}
+    assert InstalledRelations(found).missing(purged, [PackageId("driver")]) == ()
