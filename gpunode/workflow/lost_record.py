@@ -64,7 +64,7 @@ class LostRecord:
             ),
             hint="\n".join(
                 (
-                    f"restore {self.folder} from a backup of this node and run the command again, or remove by hand what is surely gpunode's:",
+                    f"restore {self.folder} from a backup of this node and run the command again, or remove by hand:",
                     *self.by_hand,
                 )
             ),
