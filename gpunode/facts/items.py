@@ -289,7 +289,9 @@ def _of_glob(key: str, capture: Capture, found: tuple[Found, ...]) -> Iterator[I
     for one in found:
         if one.data is not None and not _is_passed_over(one.path):
             text = one.data.decode("utf-8", "replace")
-            yield Item(key, one.path, recognise(one.path, text), text)
+            # What a wrapper script could print is nothing that a program has printed.
+            source = Source("file", one.path) if "/bin/" in one.path else recognise(one.path, text)
+            yield Item(key, one.path, source, text)
         elif one.denied and not _is_passed_over(one.path):
             yield Item(key, one.path, recognise(one.path), "", "denied")
 

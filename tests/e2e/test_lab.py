@@ -78,9 +78,9 @@ def test_a_new_driver_is_open_only_and_its_old_meta_package_is_empty(
         node.run("apt-get", "update")
         newest = node.run("apt-cache", "show", "--no-all-versions", "cuda-drivers").stdout
 
-        assert "Version: 615.71.09-1" in newest
+        assert "Version: 620.70.06-1" in newest
         assert "Depends:" not in newest
-        assert "615." not in node.run("apt-cache", "madison", "nvidia-kernel-dkms").stdout
+        assert "620." not in node.run("apt-cache", "madison", "nvidia-kernel-dkms").stdout
 
 
 def test_apt_refuses_another_key(
@@ -161,11 +161,11 @@ def test_ubuntus_branches_exclude_each_other_and_build(
         node.run("apt-get", "-y", "install", "libnvidia-compute-580", "nvidia-dkms-580-open", env=APT)
         assert f"nvidia/580.178.04, {ubuntu.kernel}, x86_64: installed" in node.run("dkms", "status").stdout
 
-        node.run("apt-get", "-y", "install", "nvidia-driver-pinning-615", env=APT)
+        node.run("apt-get", "-y", "install", "nvidia-driver-pinning-620", env=APT)
         old = ("libnvidia-compute-580-", "nvidia-dkms-580-open-", "nvidia-kernel-common-580-")
         node.run("apt-get", "-y", "install", "libnvidia-compute", "nvidia-dkms-open", *old, env=APT)
 
-        assert f"nvidia/615.71.09, {ubuntu.kernel}, x86_64: installed" in node.run("dkms", "status").stdout
+        assert f"nvidia/620.70.06, {ubuntu.kernel}, x86_64: installed" in node.run("dkms", "status").stdout
         assert "580" not in node.run("dkms", "status").stdout
 
 

@@ -1,4 +1,4 @@
-"""Which driver a GPU gets, installed by the real solver from an index that has 580, 595 and 615."""
+"""Which driver a GPU gets, installed by the real solver from an index that has 580, 595 and 620."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Case:
     version: str
 
 
-CASES = {"t4": Case(T4, "595.91.07"), "b200": Case(B200, "595.91.07"), "unknown": Case(UNKNOWN, "615.71.09")}
+CASES = {"t4": Case(T4, "595.91.07"), "b200": Case(B200, "595.91.07"), "unknown": Case(UNKNOWN, "620.70.06")}
 
 
 @pytest.mark.parametrize("name", ["t4", pytest.param("b200", marks=pytest.mark.long), "unknown"])

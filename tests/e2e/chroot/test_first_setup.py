@@ -120,7 +120,7 @@ def test_a_pascal_gets_branch_580_with_the_proprietary_module_though_615_is_in_t
     installed = course.node.installed()
     assert installed["nvidia-kernel-dkms"] == f"{DRIVER}-1"
     assert "nvidia-kernel-open-dkms" not in installed
-    assert "615.71.09-1" in course.node.run("apt-cache", "madison", "nvidia-kernel-open-dkms").stdout
+    assert "620.70.06-1" in course.node.run("apt-cache", "madison", "nvidia-kernel-open-dkms").stdout
 
 
 def test_dkms_has_built_the_module_for_the_running_kernel(course: Course) -> None:

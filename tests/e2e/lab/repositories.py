@@ -15,7 +15,7 @@ from tests.e2e.lab.debs import Content, Package, Release, build_all, publish
 from tests.e2e.lab.keys import Key, make_key, stop_agent
 from tests.e2e.lab.tree import ADDRESS, Base
 
-DRIVERS: Final = ("580.178.04", "595.91.07", "615.71.09")
+DRIVERS: Final = ("580.178.04", "595.91.07", "620.70.06")
 TOOLKITS: Final = ("1.19.1", "1.20.1")
 # The key's file name goes with the distribution's release (knowledge of NVIDIA's repositories, 2026-11).
 KEY_FILES: Final = {

@@ -22,6 +22,13 @@ def test_what_the_system_kept_from_us_is_named() -> None:
     assert examined.denied == ("journalctl -k", "/etc/shadow", "docker info", "lspci -nnDvvv")
 
 
+def test_the_text_of_a_wrapper_script_is_no_complaint() -> None:
+    script = b'#!/bin/sh\n[ -e /x ] || { echo "failed to initialize NVML: ERROR_LIBRARY_NOT_FOUND" >&2; exit 1; }\n'
+    found = encode_found(iter([Found("/usr/bin/nvidia-ctk", data=script)]))
+    said = diagnosed({"toolkit-programs": Capture("/usr/bin/nvidia-c*", "ok", found)}).diagnosis
+    assert [line for doubt in said.unknown for line in doubt.citations] == []
+
+
 def test_no_answer_is_nested_too_deeply_for_doctor() -> None:
     """Whoever writes one file of a node could otherwise end doctor, plan and render with "a bug in gpunode"."""
     deep = b'{"a":' * 3000
