@@ -43,7 +43,7 @@ TOOLKIT = (
     "libnvidia-container1",
 )
 # What a node with nothing to do is asked.
-COMMANDS = ("uname", "systemctl", "systemd-detect-virt", "python3", "containerd")
+COMMANDS = ("date", "uname", "systemctl", "systemd-detect-virt", "python3", "containerd")
 WATCHED = ("/etc", "/var/lib/dpkg", "/var/lib/apt", "/var/lib/gpunode")
 
 
