@@ -12,7 +12,7 @@ from gpunode.packages.version import has_prefix, without_epoch
 
 NOT_SIMULATED: Final = "not simulated: "
 # A relation that nothing meets may be of a virtual name. The package manager, told to install that, takes the one
-# package that provides it (apt-get: "Note, selecting 'libpam-systemd' instead of 'default-logind'"), and says nothing
+# package that provides it ("Note, selecting 'libpam-systemd' instead of 'default-logind'"), and says nothing
 # of the name. It refuses where there is no such package, or a choice of several.
 ANY_PROVIDER: Final = KnownAfter("", "dependency", auto=True)
 

@@ -27,8 +27,8 @@ def refuse_leftovers(facts: Facts) -> Refusal | None:
     The files that packages bring too would be overwritten, and no rollback has their bytes. A library is known by the
     version in its name: a package brings its own version.
 
-    While a change of packages is interrupted there is no telling: dpkg unpacks the new files before it removes the old
-    ones, and records the new version after that (dpkg, src/main/unpack.c). Setup asks again after the repair.
+    While a change of packages is interrupted there is no telling: a package system unpacks the new files before it
+    removes the old ones, and records the new version after that. Setup asks again after the repair.
     """
     if _is_interrupted(facts):
         return None
@@ -70,7 +70,7 @@ def _libraries(facts: Facts) -> list[str]:
 
 
 def _is_interrupted(facts: Facts) -> bool:
-    """Return whether dpkg stopped in its middle, or the repair that ends this is planned and not done."""
+    """Return whether a change of packages stopped in its middle, be its repair planned or not."""
     fact = facts.packages_interrupted
     return known(fact, default=True) or fact.probe == PLAN
 
