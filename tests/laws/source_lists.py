@@ -33,7 +33,7 @@ SPELLINGS = (
     (URI.replace("x86_64", "./x86_64"), "/"),
     (URI.replace("https://", "https://").replace("com/", "com:443/", 1), "/"),
 )
-DEBIANS = "deb http://deb.debian.org/debian bookworm main\n"
+DEBIANS = "deb http://archive.example/debian bookworm main\n"
 
 
 @dataclass(frozen=True, slots=True)

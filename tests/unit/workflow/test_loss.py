@@ -18,8 +18,8 @@ from tests.unit.steps.machines import machine
 
 NODE = machine(packages={"nvidia-dkms-470": "470.256.02-1", "libcuda1": "470.256.02-1", "residue": PackageState("1")})
 INDEX = """\
-  libcuda1 | 470.999-1 | http://deb.debian.org/debian bookworm/non-free amd64 Packages
-      dpkg | 1.21.22 | http://deb.debian.org/debian bookworm/main amd64 Packages
+  libcuda1 | 470.999-1 | http://archive.example/debian bookworm/non-free amd64 Packages
+      dpkg | 1.21.22 | http://archive.example/debian bookworm/main amd64 Packages
 """
 
 
