@@ -1,4 +1,4 @@
-"""How old the tables are that decide on a driver, beside the date of the node."""
+"""The age of the tables that decide on a driver, compared with the date of the node."""
 
 from __future__ import annotations
 

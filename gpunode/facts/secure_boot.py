@@ -1,4 +1,4 @@
-"""Whether the firmware lets the kernel load signed modules alone.
+"""The state of Secure Boot: with it on, the kernel loads signed modules only.
 
 Sources: UEFI specification 2.10, 3.3 (SecureBoot); shim's README.tpm and mok.c (MokSBStateRT: shim's own validation is
 off); Documentation/filesystems/efivarfs.rst in the kernel's source: a variable's file begins with four bytes of

@@ -26,7 +26,7 @@ _ADDING: frozenset[Verb] = frozenset({"setup", "configure"})
 
 @dataclass(frozen=True, slots=True)
 class RecordedAdditions:
-    """What all runs of a journal ever added to a node.
+    """All that the runs of a journal ever added to a node.
 
     Attributes:
         written: by path, the sha256 of each content that a run made there, with that of what it was made from: of
