@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Final
 
 from gpunode.catalog import tables
+from gpunode.catalog.gpus import GpuModel
 from gpunode.facts.patterns import Pattern
 
 NO_LAYOUT: Final = "all-disabled"
@@ -16,6 +17,8 @@ BALANCED: Final = "all-balanced"
 # A layout of one profile, as mig-parted names it: all-1g.10gb, all-1g.10gb.me, all-1g.24gb-me.
 _ONE_PROFILE: Final = Pattern(r"all-(\d+g\.\d+gb)(?:\.([a-z.]+)|(-[a-z]+))?")
 _ONE, _HALF = 1, 4
+_GA100: Final = "8.0"
+_WITH_NEW_GPUS: Final = frozenset({"Hopper", "Blackwell", "Rubin"})
 
 
 @cache
@@ -27,6 +30,16 @@ def profiles(device_id: str) -> Mapping[str, int]:
     """
     rows = tables.rows("mig_profiles.csv")
     return MappingProxyType({row["profile"]: int(row["most"]) for row in rows if device_id in row["devices"].split()})
+
+
+def is_impossible(gpu: GpuModel) -> bool:
+    """Return whether the GPU certainly has no MIG: NVIDIA lists it, and its generation gets no further GPUs with MIG.
+
+    GA100 has it, whatever the card is called. So may a Hopper or Blackwell GPU that the table lacks; its driver tells.
+    Source: NVIDIA MIG User Guide, "Supported GPUs" (A100 and A30 are the first, and Ada has none).
+    """
+    may_have = gpu.compute_capability == _GA100 or gpu.architecture in _WITH_NEW_GPUS
+    return gpu.listed and not may_have and not profiles(gpu.device_id)
 
 
 @cache

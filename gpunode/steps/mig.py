@@ -39,6 +39,8 @@ def plan(recipe: Recipe, facts: Facts) -> Outcome:
         if not layout:
             return _nothing(recipe.kubernetes)
         _refuse_rivals(recipe, facts)
+        if not recipe.mig.file and layout != mig.NO_LAYOUT:
+            _refuse_gpus_without_mig(recipe, facts, layout)
         present = _present(recipe, facts)
         return present if isinstance(present, Planned) else _divided(recipe, facts, layout, present)
     except Refused as error:
@@ -113,6 +115,19 @@ def _refuse_rivals(recipe: Recipe, facts: Facts) -> None:
             "[mps] and MIG exclude each other",
             why="one MPS daemon serves whole GPUs; on MIG instances each would need one of its own",
             hint="leave one of them out of the recipe",
+        )
+
+
+def _refuse_gpus_without_mig(recipe: Recipe, facts: Facts, layout: str) -> None:
+    """Refuse a layout for GPUs of which the catalog knows, before any driver is there to ask, that they have no MIG."""
+    models = [gpus.lookup(one.device) for one in own_gpus(known(facts.devices, ()))]
+    if without := [model.label for model in models if mig.is_impossible(model)]:
+        raise Refused(
+            f"{', '.join(dict.fromkeys(without))} cannot have the MIG layout {layout}",
+            why="it has no MIG",
+            hint="use a file of mig-parted with a device-filter for the others, as file in [mig]"
+            if recipe.mig.layout
+            else 'give this node a table of its own in [kubernetes.configs], with gpus and strategy = "none"',
         )
 
 

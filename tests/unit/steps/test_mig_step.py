@@ -139,6 +139,7 @@ def test_what_containers_list_gpus_from_is_written_anew() -> None:
     ("recipe", "facts", "what"),
     [
         (asks(), node(shown(layout=None), models=(T4,)), "cannot have the MIG layout all-1g.10gb"),
+        (asks(), node(models=(T4,), loaded_driver=None), "T4 (Turing) cannot have the MIG layout all-1g.10gb"),
         (asks(), node(models=("3fff",)), "cannot have the MIG layout all-1g.10gb"),
         (asks("all-1g.5gb"), node(), "has no MIG profile 1g.5gb"),
         (asks("mine"), node(), "knows no MIG layout mine"),
@@ -172,6 +173,11 @@ def test_what_cannot_be_is_refused_with_the_reason(recipe: Recipe, facts: Facts,
     assert what in found.what
     assert found.why
     assert found.hint
+
+
+@pytest.mark.parametrize("model", ["20b3", "2330", "3fff"])
+def test_a_gpu_that_may_have_mig_waits_for_its_driver_to_say_so(model: str) -> None:
+    assert planned(MIG.plan(asks(), node(models=(model,), loaded_driver=None))).later
 
 
 @pytest.mark.parametrize(
