@@ -274,6 +274,8 @@ def keyring(data: bytes, key: SigningKey) -> bytes:
             f"{key.url} is not the expected key",
             why=f"found:  {' '.join(found) or 'no key'}\nwanted: {' '.join(sorted(key.fingerprints))}\n"
             "nothing was trusted",
-            hint="if your mirror signs with its own key, name that key in the recipe ([repositories] *_key)",
+            hint="if NVIDIA has a new key, its installation guide shows the fingerprint and a newer gpunode pins it;\n"
+            "if your mirror signs with its own key, name that key in the recipe ([repositories] *_key), and take the "
+            "fingerprint from whoever runs the mirror, not from this message",
         )
     return belonging(data)

@@ -139,7 +139,7 @@ def _display(recipe: Recipe, facts: Facts) -> tuple[str, ...]:
 
 def _reason(chosen: Choice, recipe: Recipe) -> str:
     display = {
-        "compute": "without display libraries",
+        "compute": "without display, NVENC and NVDEC libraries",
         "media": "with video, without a display",
         "full": "with a display",
     }
