@@ -119,6 +119,25 @@ def test_a_package_that_builds_the_same_module_goes_and_one_for_compatibility_st
     node.run("dpkg", "--purge", "cuda-compat-13-1")
 
 
+def test_a_lost_record_is_said_by_every_command_and_remove_calls_the_node_not_clean(node: Chroot) -> None:
+    node.run("mv", "/var/lib/gpunode", "/root/record")
+    try:
+        for command in (("plan", RECIPE), ("verify", RECIPE), ("status",)):
+            said = ask(node, *command).envelope["notes"]
+            assert [note for note in said if "/etc/modprobe.d/gpunode-nouveau.conf" in note], (command, said)
+        assert ask(node, "rollback", "--yes").exit_code == 2
+        before = node.installed()
+
+        removed = ask(node, "remove", "--yes")
+
+        assert removed.exit_code == 7, removed.envelope
+        assert "/etc/apt/preferences.d/gpunode-nvidia" in removed.error
+        assert node.installed() == before
+    finally:
+        node.run("sh", "-c", "rm -rf /var/lib/gpunode; mv /root/record /var/lib/gpunode")
+    assert ask(node, "plan", RECIPE, "--check", "--lock", LOCK).exit_code == 0
+
+
 def test_verify_names_files_that_are_not_their_packages_and_says_how_to_have_them_back(node: Chroot) -> None:
     """Also libcuda.so.1 alone, which nvidia-smi and NVML do without; setup does not look at single files."""
     library = node.run("sh", "-c", "ls /usr/lib/x86_64-linux-gnu/libcuda.so.5*").stdout.strip()

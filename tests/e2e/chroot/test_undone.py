@@ -187,6 +187,30 @@ def test_what_remove_leaves_is_the_node_without_gpunode(
         assert not again.envelope["changed"]
 
 
+@pytest.mark.long
+def test_apt_works_after_a_removal_that_keeps_gpunodes_list(bases: dict[str, Bases], chroots: Lab) -> None:
+    """The administrator's list of the same archive names another keyring; apt refuses both at once."""
+    own, ours = "/etc/apt/sources.list.d/cuda.list", "/etc/apt/sources.list.d/cuda-debian12-x86_64.list"
+    with lived_in(bases["bookworm"], chroots) as node:
+        keyring = "/etc/apt/keyrings/nvidia-cuda.gpg"
+        node.run("mkdir", "-p", "/etc/apt/keyrings")
+        chroots.repositories.keys.cuda.write_keyring(node.path(keyring))
+        node.write(own, f"deb [signed-by={keyring}] {chroots.repositories.cuda}/debian12/x86_64/ /\n")
+        node.run("apt-get", "update")
+        set_up(node)
+
+        removed = ask(node, "remove", "--yes")
+
+        assert removed.exit_code in {7, 10}, removed.envelope
+        node.run("apt-get", "update")
+        node.run("apt-get", "check")
+        there = [path for path in (own, ours) if node.path(path).exists()]
+        assert len(there) == 1, there
+        if there == [ours]:
+            said = "\n".join([*removed.envelope["notes"], *(row["why"] for row in removed.envelope["errors"])])
+            assert own in said, removed.envelope
+
+
 def _install_what_needs(node: Chroot, name: str, *, folder: Path) -> None:
     """A package of somebody's own depends on ``name``."""
     wanted = Package(f"lab-needs-{name}", "1", depends=(name,), architecture="all")
