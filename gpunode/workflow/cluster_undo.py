@@ -14,7 +14,7 @@ from gpunode.errors import Conflict, Refused
 from gpunode.facts.helm import Released
 from gpunode.host.cluster import Body, Cluster, Tried
 from gpunode.host.kubectl import Forbidden
-from gpunode.journal.history import backwards
+from gpunode.journal.history import backwards, label
 from gpunode.journal.store import Store
 from gpunode.kubernetes.model import Release
 from gpunode.kubernetes.owned import is_applied_by_kubectl, owned
@@ -107,8 +107,9 @@ def undoing(cluster: Cluster, store: Store, of: str) -> ClusterPlan:
     commands = [change for change in back if isinstance(change, CommandChange)]
     if elsewhere := [one.cluster for one in back if one.cluster != identity.uid]:
         raise Refused(
-            f"run {of} was in another cluster",
-            why=f"it changed the cluster {elsewhere[0]}; this context leads to {identity.uid} at {identity.server}",
+            f"run {label(of, 'k8s rollback')} was in another cluster",
+            why=f"it changed the cluster {elsewhere[0]}; the context {identity.context} leads to the cluster "
+            f"{identity.uid} at {identity.server}",
             hint="switch to the context of that cluster, then run the same command again:\n"
             "kubectl config use-context NAME",
         )
@@ -118,7 +119,7 @@ def undoing(cluster: Cluster, store: Store, of: str) -> ClusterPlan:
     pending = [one for one in back if isinstance(one, ObjectChange) and one.before != one.after]
     revisions = cluster.helm.revisions() if commands else {}
     due = [one for one in commands if is_due(one, revisions)]
-    _refuse_replaced([place for one in commands if (place := _made(one)) in revisions], cluster)
+    _refuse_replaced([made for one in commands if (made := _made(one)) in revisions], cluster)
     released = (one for one in (_step(change, cluster, live, set()) for change in due) if one.state == "delete")
     going = {subject(one) for one in pending if _is_deleted(one, live)} | {one.title for one in released}
     steps = (_step(one, cluster, live, going) for one in back if one in pending or one in due)
@@ -177,7 +178,7 @@ def _made(change: CommandChange) -> tuple[str, str] | None:
 def _refuse_replaced(there: Sequence[tuple[str, str] | None], cluster: Cluster) -> None:
     """Nothing, if these releases are gpunode's: another of that name may have come in the place of ours."""
     ours = _ours(cluster) if there else ()
-    if theirs := next((place for place in there if place and place not in ours), None):
+    if theirs := next((one for one in there if one and one not in ours), None):
         raise Conflict(
             f"Helm release {'/'.join(theirs)} is not gpunode's",
             why=f"it lacks the label {OUR_RELEASES}: somebody released it when gpunode's was gone",

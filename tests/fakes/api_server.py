@@ -1,0 +1,303 @@
+"""An API server in memory: what it answers to the requests that gpunode sends through kubectl.
+
+``tests/e2e/kubernetes/test_fake.py`` holds it against the real one, word by word.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
+
+from tests.fakes.managed_fields import Path, as_text, fields_of, object_of, ownable, read, with_parents, written
+
+Body: TypeAlias = dict[str, Any]
+Key: TypeAlias = tuple[str, str, str]
+# A manager with its operation, Apply or Update.
+Manager: TypeAlias = tuple[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Resource:
+    """A kind of objects, as URLs name it."""
+
+    name: str
+    group: str
+    namespaced: bool = True
+
+    @property
+    def full_name(self) -> str:
+        """Return the name with the group, as messages have it."""
+        return f"{self.name}.{self.group}" if self.group else self.name
+
+
+RESOURCES: Final[Mapping[str, Resource]] = {
+    "Namespace": Resource("namespaces", "", namespaced=False),
+    "Node": Resource("nodes", "", namespaced=False),
+    "ConfigMap": Resource("configmaps", ""),
+    "Event": Resource("events", ""),
+    "Pod": Resource("pods", ""),
+    "Secret": Resource("secrets", ""),
+    "ServiceAccount": Resource("serviceaccounts", ""),
+    "DaemonSet": Resource("daemonsets", "apps"),
+    "Job": Resource("jobs", "batch"),
+    "RuntimeClass": Resource("runtimeclasses", "node.k8s.io", namespaced=False),
+    "ResourceClaimTemplate": Resource("resourceclaimtemplates", "resource.k8s.io"),
+    "ResourceSlice": Resource("resourceslices", "resource.k8s.io", namespaced=False),
+}
+
+
+class ApiError(Exception):
+    """The server refused a request.
+
+    Attributes:
+        reason: as its answer has it (``NotFound``, ``Invalid``).
+    """
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+def key(body: Mapping[str, Any]) -> Key:
+    """Return by what the server finds an object."""
+    metadata = body["metadata"]
+    return body["kind"], metadata.get("namespace", "") if RESOURCES[body["kind"]].namespaced else "", metadata["name"]
+
+
+class ApiServer:
+    """Objects, and who owns which of their fields.
+
+    Attributes:
+        user: who asks.
+        denied: what the user may not do: ``patch nodes``, or ``patch nodes gpu-1``.
+        controllers: are called after each write, as the cluster's own would act.
+    """
+
+    def __init__(self, uid: str = "cluster-1") -> None:
+        self.user = "admin"
+        self.denied: set[str] = set()
+        self.controllers: list[Callable[[ApiServer], None]] = []
+        self._objects: dict[Key, Body] = {}
+        self._owners: dict[Key, dict[Manager, frozenset[Path]]] = {}
+        self._writes = 0
+        self.add({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "kube-system", "uid": uid}})
+        self.add({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "default"}})
+
+    def add(self, body: Mapping[str, Any], manager: str = "") -> None:
+        """Put an object there, as it is, for ``manager``; for nobody where that is empty."""
+        self._write(key(body), copy.deepcopy(dict(body)), {(manager, "Update"): ownable(fields_of(body))})
+
+    def contents(self) -> Iterator[tuple[Key, Body]]:
+        """Yield all objects as they are, for controllers and tests."""
+        yield from sorted(self._objects.items(), key=lambda one: one[0])
+
+    def peek(self, kind: str) -> list[Body]:
+        """Return the objects of a kind as they are, for controllers and tests."""
+        return [body for place, body in self.contents() if place[0] == kind]
+
+    def list(self, kind: str, namespace: str = "") -> Iterator[Body]:
+        """Yield the objects of a kind, of all namespaces where that is empty."""
+        self.authorize("list", kind, namespace)
+        for (one, where, name), _ in self.contents():
+            if one == kind and namespace in {"", where}:
+                yield self._shown((one, where, name))
+
+    def get(self, kind: str, namespace: str, name: str) -> Body:
+        """Return an object."""
+        self.authorize("get", kind, namespace, name)
+        return self._shown(self._found(kind, namespace, name))
+
+    def apply(self, body: Body, manager: str, *, force: bool = False, dry_run: bool = False) -> Body:
+        """Make ``body`` what ``manager`` owns of the object, by server-side apply."""
+        place = key(body)
+        self.authorize("patch", *place)
+        former = self._objects.get(place)
+        if former is None:
+            self.authorize("create", place[0], place[1])
+        self._check_namespace(place)
+        _check_uid(place, body, former)
+        live, wanted = fields_of(former) if former else {}, fields_of(body)
+        owners = dict(self._owners.get(place, {}))
+        me, mine = (manager, "Apply"), ownable(wanted)
+        former_mine = owners.pop(me, frozenset())
+        changed = {path for path in mine if path not in live or live[path] != wanted[path]}
+        if conflicts := [(who, path) for who, theirs in owners.items() for path in sorted(theirs & changed)]:
+            if not force:
+                raise ApiError("Conflict", _conflict(conflicts, body["apiVersion"]))
+            owners = {who: theirs - changed for who, theirs in owners.items()}
+        kept = with_parents(mine.union(*owners.values()))
+        gone = {path for path in former_mine if path not in kept}
+        left = {path: value for path, value in live.items() if not _is_within(path, gone)}
+        return self._write(place, object_of({**left, **wanted}), {**owners, me: mine}, dry_run=dry_run)
+
+    def create(self, body: Body, manager: str, *, dry_run: bool = False) -> Body:
+        """Make a new object."""
+        place = key(body)
+        self.authorize("create", place[0], place[1])
+        self._check_namespace(place)
+        resource = RESOURCES[place[0]]
+        if place in self._objects:
+            raise ApiError("AlreadyExists", f'{resource.full_name} "{place[2]}" already exists')
+        self._admit(body)
+        return self._write(place, body, {(manager, "Update"): ownable(fields_of(body))}, dry_run=dry_run)
+
+    def update(self, former: Body, body: Body, manager: str, *, dry_run: bool = False) -> Body:
+        """Make the object ``body``, which was made from ``former``; ``manager`` owns what that changes."""
+        place = key(former)
+        self.authorize("patch", *place)
+        owners = self._owners[place]
+        if body["metadata"].get("managedFields") != former["metadata"].get("managedFields"):
+            entries = body["metadata"].get("managedFields", [])
+            owners = {(one["manager"], one["operation"]): frozenset(read(one["fieldsV1"])) for one in entries}
+        old, new = fields_of(_stored(former)), fields_of(_stored(body))
+        changed = ownable(path for path, value in new.items() if path not in old or old[path] != value)
+        lost = changed | ownable(path for path in old if path not in new)
+        me = (manager, "Update")
+        owners = {who: theirs - lost for who, theirs in owners.items()}
+        return self._write(place, _stored(body), {**owners, me: owners.get(me, frozenset()) | changed}, dry_run=dry_run)
+
+    def delete(self, kind: str, namespace: str, name: str) -> None:
+        """Delete an object, and what it owns or holds."""
+        self.authorize("delete", kind, namespace, name)
+        place = self._found(kind, namespace, name)
+        uid = self._objects[place]["metadata"]["uid"]
+        for other, body in list(self._objects.items()):
+            owned = uid in {one.get("uid") for one in body["metadata"].get("ownerReferences", [])}
+            if other == place or owned or (kind == "Namespace" and other[1] == name):
+                self._objects.pop(other, None)
+                self._owners.pop(other, None)
+        self._act()
+
+    def may(self, verb: str, resource: str, name: str = "") -> bool:
+        """Return whether the user may do that."""
+        return not {f"{verb} {resource}", f"{verb} {resource} {name}"} & self.denied
+
+    def authorize(self, verb: str, kind: str, namespace: str = "", name: str = "") -> None:
+        """Refuse what the user may not do."""
+        resource = RESOURCES[kind]
+        if self.may(verb, resource.name, name):
+            return
+        what = f'{resource.full_name} "{name}"' if name else resource.full_name
+        where = f'in the namespace "{namespace}"' if namespace else "at the cluster scope"
+        raise ApiError(
+            "Forbidden",
+            f'{what} is forbidden: User "{self.user}" cannot {verb} resource "{resource.name}" '
+            f'in API group "{resource.group}" {where}',
+        )
+
+    def _found(self, kind: str, namespace: str, name: str) -> Key:
+        if (kind, namespace, name) not in self._objects:
+            raise ApiError("NotFound", f'{RESOURCES[kind].full_name} "{name}" not found')
+        return kind, namespace, name
+
+    def _shown(self, place: Key) -> Body:
+        body = copy.deepcopy(self._objects[place])
+        body["metadata"]["managedFields"] = [
+            {
+                "manager": manager,
+                "operation": operation,
+                "apiVersion": body["apiVersion"],
+                "fieldsType": "FieldsV1",
+                "fieldsV1": written(fields),
+            }
+            for (manager, operation), fields in sorted(self._owners[place].items(), key=lambda one: one[0][1])
+        ]
+        return body
+
+    def _write(
+        self, place: Key, body: Body, owners: Mapping[Manager, frozenset[Path]], *, dry_run: bool = False
+    ) -> Body:
+        former, former_owners = self._objects.get(place), self._owners.get(place)
+        _validate(body, former)
+        metadata = body["metadata"]
+        self._writes += 1
+        generation = (former or {}).get("metadata", {}).get("generation", 0)
+        has_new_spec = former is None or former.get("spec") != body.get("spec")
+        metadata.setdefault("uid", f"uid-{self._writes}")
+        metadata.setdefault("creationTimestamp", "2026-11-28T06:00:00Z")
+        metadata |= {"resourceVersion": str(self._writes), "generation": generation + has_new_spec}
+        kept = {who: fields for who, fields in owners.items() if fields and who[0]}
+        self._objects[place], self._owners[place] = body, kept
+        answer = self._shown(place)
+        if dry_run:
+            if former is None or former_owners is None:
+                del self._objects[place], self._owners[place]
+            else:
+                self._objects[place], self._owners[place] = former, former_owners
+        else:
+            self._act()
+        return answer
+
+    def _act(self) -> None:
+        for controller in self.controllers:
+            controller(self)
+
+    def _check_namespace(self, place: Key) -> None:
+        kind, namespace, name = place
+        if not RESOURCES[kind].namespaced:
+            return
+        where = self._objects.get(("Namespace", "", namespace))
+        if where is None:
+            raise ApiError("NotFound", f'namespaces "{namespace}" not found')
+        if "deletionTimestamp" in where["metadata"] and place not in self._objects:
+            raise ApiError(
+                "Forbidden",
+                f'{RESOURCES[kind].full_name} "{name}" is forbidden: unable to create new content in namespace '
+                f"{namespace} because it is being terminated",
+            )
+
+    def _admit(self, body: Body) -> None:
+        """Refuse a pod whose RuntimeClass is not there."""
+        name = body.get("spec", {}).get("runtimeClassName") if body["kind"] == "Pod" else None
+        if name and ("RuntimeClass", "", name) not in self._objects:
+            pod = body["metadata"]["name"]
+            raise ApiError("Forbidden", f'pods "{pod}" is forbidden: pod rejected: RuntimeClass "{name}" not found')
+
+
+def _stored(body: Body) -> Body:
+    """Return the object without what the server tells of it only."""
+    metadata = {name: value for name, value in body["metadata"].items() if name != "managedFields"}
+    return {**body, "metadata": metadata}
+
+
+def _is_within(path: Path, gone: set[Path]) -> bool:
+    return any(path[: at + 1] in gone for at in range(len(path)))
+
+
+def _check_uid(place: Key, body: Body, former: Body | None) -> None:
+    asked = body["metadata"].get("uid")
+    if not asked:
+        return
+    what = f'Operation cannot be fulfilled on {RESOURCES[place[0]].full_name} "{place[2]}": '
+    if former is None:
+        raise ApiError(
+            "Conflict",
+            f"{what}uid mismatch: the provided object specified uid {asked}, and no existing object was found",
+        )
+    if (there := former["metadata"]["uid"]) != asked:
+        raise ApiError(
+            "Conflict", f"{what}Precondition failed: UID in precondition: {asked}, UID in object meta: {there}"
+        )
+
+
+def _conflict(conflicts: list[tuple[Manager, Path]], version: str) -> str:
+    found: dict[str, list[str]] = {}
+    for (manager, operation), path in conflicts:
+        using = f" using {version}" if operation == "Update" else ""
+        found.setdefault(f'"{manager}"{using}', []).append(as_text(path))
+    many = sum(map(len, found.values()))
+    head = f"Apply failed with {many} conflict{'s' if many > 1 else ''}: "
+    if many == 1:
+        return head + "".join(f"conflict with {who}: {paths[0]}" for who, paths in found.items())
+    lines = ((f"conflicts with {who}:", *(f"- {one}" for one in paths)) for who, paths in sorted(found.items()))
+    return head + "\n".join(line for few in lines for line in few)
+
+
+# Fields without which an object is refused, and those that stay as they were made.
+_REQUIRED: Final[Mapping[str, tuple[str, ...]]] = {}
+
+
+def _validate(body: Body, former: Body | None) -> None:
+    pass

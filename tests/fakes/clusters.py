@@ -1,0 +1,129 @@
+"""A person with a cluster in memory: gpunode's whole command line runs, and only kubectl is a stand-in."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from gpunode.cli import boundary
+from tests.fakes.api_server import ApiServer, Body
+from tests.fakes.kubectl import Kubectl
+
+GPU: Final = "nvidia.com/gpu"
+NODE: Final = ("--node", "gpu-1=debian12-gtx1080")
+NAMESPACE: Final = "gpu-system"
+PLUGIN: Final = ("DaemonSet", NAMESPACE, "nvidia-device-plugin")
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What one gpunode answered."""
+
+    code: int
+    envelope: Mapping[str, Any]
+
+    @property
+    def states(self) -> Mapping[str, str]:
+        """What is planned for each object."""
+        return {f"{one['kind']} {one['name']}": one["state"] for one in self.envelope["result"]["objects"]}
+
+    @property
+    def error(self) -> Mapping[str, str]:
+        """The first error: ``what``, ``why`` and ``hint``."""
+        found: Mapping[str, str] = self.envelope["errors"][0]
+        return found
+
+
+class User:
+    """Runs gpunode in this process, with a journal of their own.
+
+    Attributes:
+        server: the cluster that kubectl leads to.
+    """
+
+    def __init__(
+        self, server: ApiServer, home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        self.kubectl = Kubectl(server)
+        self._monkeypatch, self._capsys = monkeypatch, capsys
+        monkeypatch.setenv("XDG_STATE_HOME", str(home))
+        monkeypatch.setattr("gpunode.host.cluster.Runner", lambda: self.kubectl)
+        monkeypatch.setattr("gpunode.host.cluster.find_kubectl", lambda: ("kubectl",))
+        monkeypatch.setattr("time.sleep", lambda _: None)
+        # A bug in gpunode is to fail the test with its own traceback.
+        monkeypatch.setattr(boundary, "_bug", _reraise)
+
+    @property
+    def server(self) -> ApiServer:
+        """The cluster that kubectl leads to."""
+        return self.kubectl.server
+
+    def __call__(self, *words: str, check: int = 0) -> Answer:
+        """Return gpunode's answer to these words, which must end with the exit code ``check``."""
+        self._monkeypatch.setattr(sys, "argv", ["gpunode", *words, "--json"])
+        code = boundary.run(sys.argv[1:])
+        said = self._capsys.readouterr()
+        assert code == check, f"{code}\n{said.out}\n{said.err}"
+        return Answer(code, json.loads(said.out))
+
+    def screen(self, *words: str, check: int = 0) -> str:
+        """Return what a person sees of the same."""
+        self._monkeypatch.setattr(sys, "argv", ["gpunode", *words])
+        code = boundary.run(sys.argv[1:])
+        said = self._capsys.readouterr()
+        assert code == check, f"{code}\n{said.out}\n{said.err}"
+        return said.out + said.err
+
+    def apply(self, recipe: str = "k8s-containerd", *more: str, check: int = 0) -> Answer:
+        """Return the answer of ``k8s apply`` for the node gpu-1."""
+        return self("k8s", "apply", recipe, *NODE, "--yes", *more, check=check)
+
+    def plan(self, recipe: str = "k8s-containerd", *more: str, check: int = 0) -> Answer:
+        """Return the answer of ``k8s plan`` for the node gpu-1."""
+        return self("k8s", "plan", recipe, *NODE, *more, check=check)
+
+
+def _reraise(_: object, error: Exception) -> int:
+    raise error
+
+
+def node(name: str = "gpu-1", **metadata: object) -> Body:
+    """Return a Node that is ready, with one GPU."""
+    ready = {"type": "Ready", "status": "True"}
+    labels = {"kubernetes.io/hostname": name}
+    status = {"conditions": [ready], "allocatable": {GPU: "1"}, "capacity": {GPU: "1"}, "nodeInfo": {}}
+    return {
+        "apiVersion": "v1",
+        "kind": "Node",
+        "metadata": {"name": name, "labels": labels, **metadata},
+        "spec": {},
+        "status": status,
+    }
+
+
+def run_daemon_sets(server: ApiServer) -> None:
+    """Make the pods of each DaemonSet ready on the nodes that its selector names, as a cluster does."""
+    nodes = [one["metadata"].get("labels", {}) for one in server.peek("Node")]
+    for one in server.peek("DaemonSet"):
+        wanted = one["spec"]["template"]["spec"].get("nodeSelector", {})
+        many = sum(wanted.items() <= labels.items() for labels in nodes)
+        status = {"observedGeneration": one["metadata"]["generation"], "desiredNumberScheduled": many}
+        one["status"] = {**status, "numberReady": many, "updatedNumberScheduled": many}
+
+
+def everything(server: ApiServer) -> Mapping[Any, Any]:
+    """Return what the cluster holds, but for what the server counts and times."""
+    return {
+        place: {
+            **{name: value for name, value in body.items() if name not in {"metadata", "status"}},
+            "labels": body["metadata"].get("labels", {}),
+            "annotations": body["metadata"].get("annotations", {}),
+        }
+        for place, body in server.contents()
+    }

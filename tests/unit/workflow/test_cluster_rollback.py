@@ -1,0 +1,71 @@
+"""A rollback of what changed a cluster."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.fakes.api_server import ApiServer
+from tests.fakes.clusters import User, everything, node
+
+RUNTIME_CLASS = {"apiVersion": "node.k8s.io/v1", "kind": "RuntimeClass", "metadata": {"name": "nvidia"}}
+
+
+def test_rollback_restores_what_the_run_found_and_can_be_undone(server: ApiServer, user: User) -> None:
+    user.apply("k8s-containerd")
+    first = everything(server)
+    user.apply("k8s-time-slicing")
+    second = everything(server)
+    assert first != second
+
+    user("rollback", "k2", "--yes")
+    assert everything(server) == first
+    user("rollback", "k3", "--yes")
+    assert everything(server) == second
+
+
+def test_rollback_of_a_removal_applies_everything_again(server: ApiServer, user: User) -> None:
+    before = everything(server)
+    user.apply("k8s-time-slicing")
+    applied = everything(server)
+    user("k8s", "remove", "--yes")
+    assert everything(server) == before
+
+    user("rollback", "k2", "--yes")
+    assert everything(server) == applied
+    user("rollback", "k3", "--yes")
+    assert everything(server) == before
+
+
+def test_rollback_of_a_removal_leaves_what_was_applied_since(server: ApiServer, user: User) -> None:
+    user.apply("k8s-time-slicing")
+    user("k8s", "remove", "--yes")
+    user.apply("k8s-containerd")
+    before = everything(server)
+
+    assert "was changed since that run" in user("rollback", "k2", "--yes", check=5).error["what"]
+    assert everything(server) == before
+
+
+def test_rollback_in_another_cluster_is_refused_with_both_clusters(server: ApiServer, user: User) -> None:
+    user.apply()
+    user.kubectl.server = ApiServer(uid="cluster-2")
+    user.kubectl.context = "staging"
+    user.kubectl.server.add(node())
+    refused = user("rollback", "k1", "--yes", check=3).error
+    assert refused["what"] == "run k1 was in another cluster"
+    assert "it changed the cluster cluster-1; the context staging leads to the cluster cluster-2" in refused["why"]
+
+
+@pytest.mark.parametrize("manager", ["kubectl-client-side-apply", "theirs"])
+def test_rollback_leaves_an_object_that_somebody_else_applied_since(
+    server: ApiServer, user: User, manager: str
+) -> None:
+    user.apply()
+    (there,) = server.peek("RuntimeClass")
+    if manager == "theirs":
+        server.apply({**RUNTIME_CLASS, "handler": "nvidia"}, manager)
+    else:
+        there["metadata"]["annotations"] = {"kubectl.kubernetes.io/last-applied-configuration": "{}"}
+    user("rollback", "k1", "--yes")
+    assert server.peek("RuntimeClass")
+    assert not server.peek("DaemonSet")
