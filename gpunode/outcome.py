@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
@@ -96,11 +96,27 @@ Outcome: TypeAlias = Planned | Refusal | Waits
 
 
 @dataclass(frozen=True, slots=True)
+class StepPackages:
+    """The packages that a step installs by name, and that a lock file holds.
+
+    Attributes:
+        wanted: those that this recipe asks for on this node.
+        owns: whether a package of a lock file is the step's, whatever the recipe and the node. What no step owns is
+            the driver's, or came along with it.
+    """
+
+    wanted: Callable[[Recipe, Facts], Iterable[PackageId]]
+    owns: Callable[[PackageId], bool]
+
+
+@dataclass(frozen=True, slots=True)
 class Step:
     """One row of the table of steps; ``plan`` is pure.
 
     Attributes:
         needs: the ids of the steps without whose work this one's is of no use: no rollback takes that away first.
+        for_driver: whether only a driver needs the step. A run that takes no such step works without a GPU, too.
+        packages: what it installs by name; None where a lock file holds none of it.
     """
 
     id: str
@@ -108,3 +124,5 @@ class Step:
     stage: Stage
     plan: Callable[[Recipe, Facts], Outcome]
     needs: tuple[str, ...] = ()
+    for_driver: bool = False
+    packages: StepPackages | None = None

@@ -35,4 +35,4 @@ def plan(recipe: Recipe, facts: Facts) -> Outcome:
     return Planned((FileChange(BLACKLIST, present, wanted, frozenset({Trigger("initramfs")})),), reason, notes)
 
 
-NOUVEAU = Step("nouveau", "nouveau and nova", "packages", plan)
+NOUVEAU = Step("nouveau", "nouveau and nova", "packages", plan, for_driver=True)

@@ -93,4 +93,4 @@ def _is_other(name: str, version: str, chosen: Choice) -> bool:
     return purge_reason(name, version) not in {None, "relation"} and not version_matches(version, prefix(chosen))
 
 
-CONFLICTS = Step("conflicts", "old drivers", "packages", plan)
+CONFLICTS = Step("conflicts", "old drivers", "packages", plan, for_driver=True)

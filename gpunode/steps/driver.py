@@ -9,7 +9,7 @@ from gpunode.catalog.conflicts import BY_THEMSELVES, upstream
 from gpunode.catalog.driver import Choice
 from gpunode.change import KnownAfter, PackageChange, PackageState
 from gpunode.facts.model import Facts, Known, known, need
-from gpunode.outcome import Outcome, Planned, Step
+from gpunode.outcome import Outcome, Planned, Step, StepPackages
 from gpunode.package_id import PackageId
 from gpunode.packages import system
 from gpunode.recipe import Recipe
@@ -147,4 +147,17 @@ def _reason(chosen: Choice, recipe: Recipe) -> str:
     return f"{version}, {chosen.flavour} modules, {display[recipe.driver.scope]}"
 
 
-DRIVER = Step("driver", "NVIDIA driver", "packages", plan, needs=("cuda-repository",))
+def _wanted_packages(recipe: Recipe, facts: Facts) -> tuple[PackageId, ...]:
+    driver = wanted_driver(recipe, facts)
+    return driver.packages(recipe) if isinstance(driver, WantedDriver) else ()
+
+
+DRIVER = Step(
+    "driver",
+    "NVIDIA driver",
+    "packages",
+    plan,
+    needs=("cuda-repository",),
+    for_driver=True,
+    packages=StepPackages(_wanted_packages, frozenset[PackageId]().__contains__),
+)

@@ -10,7 +10,7 @@ from gpunode.catalog.gpudirect import FEATURES, GDRCOPY, Feature
 from gpunode.change import FileChange, FileState, KnownAfter, ModuleChange, PackageChange, ServiceChange, ServiceState
 from gpunode.facts.model import Facts, Known, known, need
 from gpunode.facts.patterns import Pattern
-from gpunode.outcome import Outcome, Planned, Refusal, Step, Waits
+from gpunode.outcome import Outcome, Planned, Refusal, Step, StepPackages, Waits
 from gpunode.package_id import PackageId
 from gpunode.packages import system
 from gpunode.recipe import Recipe
@@ -230,7 +230,17 @@ def _starts(features: Sequence[Feature], facts: Facts) -> Iterator[ServiceChange
                 yield ServiceChange(feature.unit, fact.value.state, running)
 
 
-GPUDIRECT = Step("gpudirect", "GPUDirect", "packages", plan, needs=("driver",))
+GPUDIRECT = Step(
+    "gpudirect",
+    "GPUDirect",
+    "packages",
+    plan,
+    needs=("driver",),
+    packages=StepPackages(
+        lambda recipe, _: feature_packages(recipe),
+        {PackageId(name) for feature in FEATURES for name in feature.packages}.__contains__,
+    ),
+)
 GPUDIRECT_MODULES = Step(
     "gpudirect-modules", "GPUDirect modules", "kernel", plan_modules, needs=("gpudirect", "module-load")
 )

@@ -58,4 +58,4 @@ def plan(recipe: Recipe, facts: Facts) -> Outcome:
     )
 
 
-HEADERS = Step("headers", "kernel headers", "packages", plan)
+HEADERS = Step("headers", "kernel headers", "packages", plan, for_driver=True)

@@ -6,15 +6,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 
-from gpunode.catalog.gpudirect import FEATURES
 from gpunode.change import KnownAfter, PackageState
-from gpunode.distros.family import TOOLKIT_PACKAGES
 from gpunode.facts.model import Facts
 from gpunode.outcome import Refusal
 from gpunode.package_id import PackageId
 from gpunode.packages import system
 from gpunode.recipe import Recipe
-from gpunode.runtimes import RUNTIMES
 from gpunode.steps.installed_driver import matches
 
 
@@ -35,9 +32,11 @@ def astray(
 
 def beside_driver(recipe: Recipe) -> tuple[PackageId, ...]:
     """The locked packages of no other step: the driver, and what came along with it."""
-    elsewhere = (*(row.packages for row in RUNTIMES), *(feature.packages for feature in FEATURES))
-    others = {*TOOLKIT_PACKAGES, *map(PackageId, chain.from_iterable(elsewhere))}
-    return tuple(one for one in sorted(recipe.lock.packages) if one not in others) if recipe.lock else ()
+    from gpunode.steps.table import STEPS  # which imports this module's users
+
+    owners = [step.packages.owns for step in STEPS if step.packages]
+    locked = recipe.lock.packages if recipe.lock else ()
+    return tuple(one for one in sorted(locked) if not any(owns(one) for owns in owners))
 
 
 def held_elsewhere(facts: Facts, packages: Iterable[PackageId], asks: str) -> Refusal:

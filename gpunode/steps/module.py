@@ -104,5 +104,5 @@ def is_loaded(loaded: LoadedDriver | None, chosen: Choice) -> bool:
     return loaded.open_module == (chosen.flavour == "open")
 
 
-MODULE_BUILD = Step("module-build", "kernel module", "kernel", plan_build, needs=("driver", "headers"))
-MODULE_LOAD = Step("module-load", "loaded driver", "kernel", plan_load, needs=("driver",))
+MODULE_BUILD = Step("module-build", "kernel module", "kernel", plan_build, needs=("driver", "headers"), for_driver=True)
+MODULE_LOAD = Step("module-load", "loaded driver", "kernel", plan_load, needs=("driver",), for_driver=True)

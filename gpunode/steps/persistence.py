@@ -50,4 +50,4 @@ def _satisfied(state: ServiceState, wanted: ServiceState) -> bool:
     return state.enabled and (state.active or not wanted.active)
 
 
-PERSISTENCE = Step("persistence", "persistence daemon", "kernel", plan, needs=("driver",))
+PERSISTENCE = Step("persistence", "persistence daemon", "kernel", plan, needs=("driver",), for_driver=True)

@@ -50,4 +50,4 @@ def _agree(pinned: str, chosen: Choice) -> bool:
     return f"{pinned}.".startswith(f"{wanted}.") or f"{wanted}.".startswith(f"{pinned}.")
 
 
-DRIVER_PIN = Step("driver-pin", "driver branch", "sources", plan)
+DRIVER_PIN = Step("driver-pin", "driver branch", "sources", plan, for_driver=True)

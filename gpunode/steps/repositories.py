@@ -66,5 +66,5 @@ def wants_toolkit(recipe: Recipe) -> bool:
     return recipe.runtime.name != "none" and recipe.toolkit.version != "none"
 
 
-CUDA_REPOSITORY = Step("cuda-repository", "driver repository", "sources", plan_cuda)
+CUDA_REPOSITORY = Step("cuda-repository", "driver repository", "sources", plan_cuda, for_driver=True)
 TOOLKIT_REPOSITORY = Step("toolkit-repository", "toolkit repository", "sources", plan_toolkit)

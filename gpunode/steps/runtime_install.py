@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from gpunode.change import KnownAfter, PackageChange, PackageState
 from gpunode.errors import Refused
 from gpunode.facts.model import Facts, Known, known, need
-from gpunode.outcome import Outcome, Planned, Refusal, Step
+from gpunode.outcome import Outcome, Planned, Refusal, Step, StepPackages
 from gpunode.package_id import PackageId
 from gpunode.packages import system
 from gpunode.recipe import Recipe
-from gpunode.runtimes import Runtime, runtime
+from gpunode.runtimes import RUNTIMES, Runtime, runtime
 from gpunode.runtimes.installations import chosen, has_products
 from gpunode.steps.installed_driver import matches
 from gpunode.steps.locked import astray, held_elsewhere, wanted_state
@@ -93,4 +93,19 @@ def _installed(recipe: Recipe, facts: Facts, package: PackageId, packages: Mappi
     return Planned((PackageChange(package, present, after),), f"the lock holds {package} at another version")
 
 
-RUNTIME_INSTALL = Step("runtime-install", "container runtime", "packages", plan)
+def _installed_package(recipe: Recipe, facts: Facts) -> tuple[PackageId, ...]:
+    """Return the package that provides the recipe's runtime on this node."""
+    packages = need(facts.packages, "which packages are installed")
+    named = runtime(recipe.runtime.name).packages if recipe.runtime.name != "none" else ()
+    return tuple(one for one in map(PackageId, named) if matches(packages.get(one), ""))[:1]
+
+
+RUNTIME_INSTALL = Step(
+    "runtime-install",
+    "container runtime",
+    "packages",
+    plan,
+    packages=StepPackages(
+        _installed_package, {PackageId(name) for row in RUNTIMES for name in row.packages}.__contains__
+    ),
+)

@@ -27,22 +27,6 @@ from gpunode.steps.toolkit import TOOLKIT
 
 STAGES: tuple[Stage, ...] = ("sources", "packages", "kernel", "runtime")
 
-# Those that only a driver needs; a run that takes none of them works on a node without a GPU, too.
-DRIVER_STEPS = frozenset(
-    step.id
-    for step in (
-        CUDA_REPOSITORY,
-        DRIVER_PIN,
-        CONFLICTS,
-        HEADERS,
-        NOUVEAU,
-        DRIVER,
-        MODULE_BUILD,
-        MODULE_LOAD,
-        PERSISTENCE,
-    )
-)
-
 STEPS: tuple[Step, ...] = (
     DETECT,
     REPAIR,
@@ -66,6 +50,8 @@ STEPS: tuple[Step, ...] = (
     MIG,
     CDI,
 )
+
+DRIVER_STEPS = frozenset(step.id for step in STEPS if step.for_driver)
 
 
 def needed(step: str) -> frozenset[str]:

@@ -11,7 +11,7 @@ from gpunode.distros.family import TOOLKIT_PACKAGES
 from gpunode.errors import Refused
 from gpunode.facts.model import Facts, Unknown, known, need
 from gpunode.facts.project import PLAN
-from gpunode.outcome import Outcome, Planned, Refusal, Step
+from gpunode.outcome import Outcome, Planned, Refusal, Step, StepPackages
 from gpunode.package_id import PackageId
 from gpunode.packages import system
 from gpunode.recipe import Recipe, VersionLock
@@ -154,4 +154,13 @@ def _right(packages: Mapping[PackageId, PackageState], package: PackageId, wante
     return len({packages[other].version for other in TOOLKIT_PACKAGES if matches(packages.get(other), "")}) == 1
 
 
-TOOLKIT = Step("toolkit", "container toolkit", "packages", plan, needs=("toolkit-repository", "driver"))
+TOOLKIT = Step(
+    "toolkit",
+    "container toolkit",
+    "packages",
+    plan,
+    needs=("toolkit-repository", "driver"),
+    packages=StepPackages(
+        lambda recipe, _: TOOLKIT_PACKAGES if wants_toolkit(recipe) else (), TOOLKIT_PACKAGES.__contains__
+    ),
+)

@@ -6,19 +6,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from gpunode.catalog.conflicts import driver_packages
 from gpunode.change import KnownAfter, PackageState
-from gpunode.distros.family import TOOLKIT_PACKAGES
 from gpunode.errors import Refused, Undetermined
 from gpunode.facts.model import Facts, need
 from gpunode.package_id import PackageId
 from gpunode.recipe import Recipe, VersionLock
-from gpunode.runtimes import runtime
 from gpunode.steps.driver import DRIVER
-from gpunode.steps.gpudirect import GPUDIRECT, feature_packages
 from gpunode.steps.installed_driver import branch_of, matches
-from gpunode.steps.repositories import wants_toolkit
-from gpunode.steps.runtime_install import RUNTIME_INSTALL
 from gpunode.steps.selection import WantedDriver, wanted_driver
-from gpunode.steps.toolkit import TOOLKIT
+from gpunode.steps.table import STEPS
 from gpunode.workflow.converge import StagePlan, projected
 
 # They come along with a driver that has a display; their relations allow any newer version.
@@ -43,7 +38,7 @@ def lock_of(recipe: Recipe, facts: Facts, plans: Sequence[StagePlan], file: str)
         facts = projected(facts, plan)
     packages = need(facts.packages, "which packages are installed")
     distro = need(facts.distro, "which distribution this is")
-    wanted = sorted({*_asked(recipe, facts, packages), *_driver_parts(recipe, facts, packages)})
+    wanted = sorted({*_asked(recipe, facts), *_driver_parts(recipe, facts, packages)})
     return VersionLock(
         file=file,
         recipe=recipe.name,
@@ -60,18 +55,11 @@ def _unsettled(plan: StagePlan) -> str:
     return f"{', '.join(pending)}: known after the package index is read" if pending else ""
 
 
-def _asked(recipe: Recipe, facts: Facts, packages: Mapping[PackageId, PackageState]) -> Iterator[PackageId]:
+def _asked(recipe: Recipe, facts: Facts) -> Iterator[PackageId]:
     """What steps ask for by name."""
-    driver = _driver(recipe, facts)
-    if driver is not None:
-        yield from driver.packages(recipe)
-    if GPUDIRECT.id not in recipe.skip:
-        yield from feature_packages(recipe)
-    if wants_toolkit(recipe) and TOOLKIT.id not in recipe.skip:
-        yield from TOOLKIT_PACKAGES
-    if recipe.runtime.name != "none" and RUNTIME_INSTALL.id not in recipe.skip:
-        found = map(PackageId, runtime(recipe.runtime.name).packages)
-        yield from [package for package in found if matches(packages.get(package), "")][:1]
+    for step in STEPS:
+        if step.packages and step.id not in recipe.skip:
+            yield from step.packages.wanted(recipe, facts)
 
 
 def _driver(recipe: Recipe, facts: Facts) -> WantedDriver | None:

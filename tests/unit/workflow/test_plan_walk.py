@@ -10,6 +10,8 @@ from hypothesis import given, settings
 
 from gpunode.change import KnownAfter, PackageChange, PackageState
 from gpunode.facts.model import Facts
+from gpunode.outcome import Planned
+from gpunode.package_id import PackageId
 from gpunode.packages.simulation import Action, Simulation
 from gpunode.recipe import Recipe
 from gpunode.steps.table import STAGES, STEPS
@@ -31,6 +33,33 @@ def packages(plans: Sequence[StagePlan]) -> list[PackageChange]:
 def test_steps_stand_in_the_order_of_their_stages_each_id_once() -> None:
     assert [step.stage for step in STEPS] == sorted((step.stage for step in STEPS), key=STAGES.index)
     assert len({step.id for step in STEPS}) == len(STEPS)
+
+
+# It completes what other steps have installed, whatever that is.
+COMPLETES = "missing-dependencies"
+
+
+@given(facts(), recipes())
+@settings(max_examples=50, deadline=None)
+def test_what_a_step_installs_is_in_its_row(node: Facts, desired: Recipe) -> None:
+    """Else a lock file leaves it out, or takes it for a part of the driver."""
+    for stage in plan(desired, node, Node(node)):
+        for row in stage.steps:
+            outcome = row.outcome
+            changes = outcome.changes if isinstance(outcome, Planned) else ()
+            installs = [one.id for one in changes if isinstance(one, PackageChange) and one.after is not None]
+            if row.step.for_driver or row.step.id == COMPLETES:
+                continue
+            owns = row.step.packages.owns if row.step.packages else frozenset[PackageId]().__contains__
+            assert [one for one in installs if not owns(one)] == [], row.step.id
+
+
+def test_no_package_belongs_to_two_steps() -> None:
+    desired = recipe("docker")
+    rows = [step.packages for step in STEPS if step.packages]
+    node = with_driver()
+    for package in (one for row in rows for one in row.wanted(desired, node)):
+        assert sum(row.owns(package) for row in rows) <= 1, package
 
 
 def test_only_takes_what_is_asked_for_and_looks_at_the_gpu_all_the_same() -> None:
