@@ -190,6 +190,10 @@ LossOption = Annotated[
     bool, typer.Option("--allow-loss", help="purge old driver packages even if no archive has them for a rollback")
 ]
 
+ContextOption = Annotated[str, typer.Option("--context", metavar="NAME", help="the cluster: a context of kubectl's")]
+KubeconfigOption = Annotated[
+    str, typer.Option("--kubeconfig", metavar="FILE", help="kubectl's configuration, in place of your own")
+]
 DebugOption = Annotated[bool, typer.Option("-d", "--debug", envvar="NVIDIA_CTK_DEBUG", help="as --verbose")]
 QuietOption = Annotated[bool, typer.Option("-q", "--quiet", envvar="NVIDIA_CTK_QUIET", help="print errors only")]
 
@@ -436,6 +440,8 @@ def rollback(
     yes: YesOption = False,
     lock_timeout: LockTimeoutOption = 600,
     root: RootOption = "/",
+    context: ContextOption = "",
+    kubeconfig: KubeconfigOption = "",
     json: JsonOption = False,
     verbose: VerboseOption = False,
 ) -> None:
@@ -444,6 +450,11 @@ def rollback(
     Files come back byte for byte; with --packages, everything else that the run changed, too.
     """
     wanted = how(json, verbose)
+    if context or kubeconfig or (run.startswith("k") and not (list_ or forget)):
+        from gpunode.cli import clusters
+
+        clusters.rollback(run, clusters.Where(context, kubeconfig), wanted, yes=yes)
+        return
     if list_:
         from gpunode.cli.runs import runs
 

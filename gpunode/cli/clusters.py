@@ -17,11 +17,17 @@ from gpunode.cli.envelope import Envelope
 from gpunode.cli.output_options import OutputOptions
 from gpunode.cli.rendering import nodes
 from gpunode.cli.screen.cluster import cluster_lines, done_lines, plan_lines, removal_lines, verified_lines
-from gpunode.cli.screen.commands import cluster_apply_command, cluster_verify_command, value_of
+from gpunode.cli.screen.commands import (
+    cluster_apply_command,
+    cluster_render_command,
+    cluster_verify_command,
+    value_of,
+)
 from gpunode.cli.screen.text import BLANK
-from gpunode.command import command
+from gpunode.command import command, gpunode
 from gpunode.errors import ChangesPending, GpunodeError, Interrupted, Undetermined, UsageError
 from gpunode.host.cluster import Cluster, Identity
+from gpunode.host.cluster_programs import ProgramMissing
 from gpunode.journal.history import label
 from gpunode.kubernetes.labelled import labelled
 from gpunode.kubernetes.render import rendered
@@ -42,6 +48,8 @@ if TYPE_CHECKING:
 _DOES: Final = "changes the cluster"
 # Commands in hints that are written for the current context.
 _KUBECTL: Final = re.compile(r"\bkubectl(?= (?!-)(?!config|version)[a-z-]+ )")
+# One that is written for the default recipe and this machine.
+_RENDER: Final = re.compile(r"\bgpunode k8s render(?= --|$)", re.MULTILINE)
 _HELM: Final = re.compile(r"\bhelm(?= (?!-)[a-z-]+ )")
 _IMAGE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@-]{0,511}")
 
@@ -54,15 +62,18 @@ class Where:
     kubeconfig: str = ""
 
     def cluster(self) -> Cluster:
-        """The cluster, through kubectl."""
-        return Cluster(self.context, self.kubeconfig)
+        """Return the cluster, through a kubectl that can be used."""
+        cluster = Cluster(self.context, self.kubeconfig)
+        cluster.check()
+        return cluster
 
     def in_hint(self, hint: str) -> str:
-        """The hint with its commands for this cluster: who copies one must not meet that of the current context."""
+        """Return the hint with its commands for this cluster, and for the recipe and the nodes that were named."""
         options = [word for name in ("context", "kubeconfig") if (word := self._option(f"--{name}", name))]
         of_helm = [word.replace("--context", "--kube-context", 1) for word in options]
         found = _KUBECTL.sub(lambda _: " ".join(("kubectl", *options)), hint)
-        return _HELM.sub(lambda _: " ".join(("helm", *of_helm)), found)
+        found = _HELM.sub(lambda _: " ".join(("helm", *of_helm)), found)
+        return _RENDER.sub(lambda _: cluster_render_command(sys.argv[1:]), found)
 
     def _option(self, option: str, name: str) -> str:
         value = getattr(self, name)
@@ -70,11 +81,14 @@ class Where:
 
     @contextmanager
     def meant(self) -> Iterator[None]:
-        """Errors within have hints for this cluster."""
+        """Give errors within hints for this cluster; where a program lacks, also the way that needs none."""
         try:
             yield
         except GpunodeError as error:
             error.hint = self.in_hint(error.hint)
+            if isinstance(error, ProgramMissing) and sys.argv[2:3] in (["plan"], ["apply"]):
+                files = cluster_render_command(sys.argv[1:], "--form", error.form, "--out", "gpu-node")
+                error.hint += f"\nor write the files, and apply them elsewhere: {files}"
             raise
 
 
@@ -187,13 +201,20 @@ def remove(where: Where, how: OutputOptions, *, yes: bool) -> None:
         _take_back(removal(cluster), cluster, _request("k8s remove"), how, yes=yes)
 
 
-def rollback(run: str, how: OutputOptions, *, yes: bool) -> None:
-    """Undoes a run that changed a cluster, by the kubectl context and configuration of that run."""
+def rollback(run: str, where: Where, how: OutputOptions, *, yes: bool) -> None:
+    """Undo a run that changed a cluster, ``k3``; where ``where`` names no cluster, by the context of that run."""
+    if not run.startswith("k"):
+        raise UsageError(
+            "--context and --kubeconfig are for runs that changed a cluster",
+            why=f"such a run is called k1, k2 …, and not {run or 'the newest'}",
+            hint=gpunode("rollback", "--list"),
+        )
     store = cluster_journal()
-    (found,) = first = told(store, run)
-    while first[0].begin.of:  # a rollback was given neither
-        first = told(store, first[0].begin.of)
-    where = _where_of(first[0].begin.argv)
+    (found,) = first = told(store, run[1:])
+    if where == Where():
+        while first[0].begin.of and _where_of(first[0].begin.argv) == Where():
+            first = told(store, first[0].begin.of)
+        where = _where_of(first[0].begin.argv)
     request = _request("k8s rollback", of=found.begin.run)
     with where.meant():
         cluster = where.cluster()

@@ -10,7 +10,15 @@ from typing import Annotated, Any
 
 import typer
 
-from gpunode.cli.app import JsonOption, RecipeArgument, VerboseOption, YesOption, how
+from gpunode.cli.app import (
+    ContextOption,
+    JsonOption,
+    KubeconfigOption,
+    RecipeArgument,
+    VerboseOption,
+    YesOption,
+    how,
+)
 
 app = typer.Typer(rich_markup_mode=None)
 
@@ -68,10 +76,6 @@ def render(
     rendering.render(recipe, tuple(node), out, form, how(json))
 
 
-ContextOption = Annotated[str, typer.Option("--context", metavar="NAME", help="the cluster: a context of kubectl's")]
-KubeconfigOption = Annotated[
-    str, typer.Option("--kubeconfig", metavar="FILE", help="kubectl's configuration, in place of your own")
-]
 TimeoutOption = Annotated[
     int, typer.Option("--timeout", metavar="SECONDS", min=1, help="how long to wait for each workload")
 ]

@@ -60,11 +60,6 @@ def rollback(run: str, how: OutputOptions, root: str, permissions: Permissions) 
     from gpunode.workflow import rollback as undo
     from gpunode.workflow import standing
 
-    if run.startswith("k"):
-        from gpunode.cli import clusters
-
-        clusters.rollback(run[1:], how, yes=permissions.yes)
-        return
     need_root("rollback", _WHY_ROOT, _NOTHING_WITHOUT_ROOT)
     place = checked_root(root)
 

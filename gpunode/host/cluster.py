@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from gpunode.command import Command, command
-from gpunode.errors import Conflict, GpunodeError, Refused, Undetermined
+from gpunode.errors import Conflict, GpunodeError, Undetermined, UsageError
+from gpunode.host.cluster_programs import ProgramMissing, caller_environment, find_program, where_to_install
 from gpunode.host.helm import Helm
-from gpunode.host.kubectl import Forbidden, errors, failure, is_about_objects
-from gpunode.host.process import PATH, Finished, Runner
+from gpunode.host.kubectl import Forbidden, errors, failure, is_about_objects, refuse_old, skew, version_of
+from gpunode.host.process import Finished, Runner
 
 Body: TypeAlias = Mapping[str, Any]
 
@@ -40,6 +40,7 @@ class Identity:
     Attributes:
         uid: of the namespace kube-system, by which clusters are told apart; the server where that cannot be read.
         version: of its API server (``v1.36.2``).
+        client: the version of kubectl.
     """
 
     context: str
@@ -47,6 +48,12 @@ class Identity:
     user: str
     version: str
     uid: str
+    client: str = ""
+
+    @property
+    def skew(self) -> str:
+        """A warning where kubectl and the API server are too far apart; empty for none."""
+        return skew(self.client, self.version)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,20 +114,45 @@ class Cluster:
         """Which cluster this is.
 
         Raises:
-            UsageError: the context does not exist, or none is set.
+            UsageError: the context does not exist, or none is set; there is no such kubeconfig.
             Undetermined: the cluster does not answer.
-            Refused: it does not accept the credentials.
+            Refused: it does not accept the credentials, or kubectl is too old.
         """
+        versions = self._versions
         config = self._json("config", "view", "--minify")
         (context,), (cluster,) = config.get("contexts") or [{}], config.get("clusters") or [{}]
-        version = self._json("version", _REQUEST_TIMEOUT).get("serverVersion") or {}
         server = str(cluster.get("cluster", {}).get("server", ""))
         try:
             uid = str(self._json("get", "namespace", "kube-system", _REQUEST_TIMEOUT)["metadata"]["uid"])
         except Forbidden:
             uid = server
         user = str(context.get("context", {}).get("user", ""))
-        return Identity(str(context.get("name", "")), server, user, str(version.get("gitVersion", "")), uid)
+        client, version = (_git_version(versions, one) for one in ("clientVersion", "serverVersion"))
+        return Identity(str(context.get("name", "")), server, user, version, uid, client)
+
+    @cached_property
+    def _versions(self) -> Mapping[str, Any]:
+        """Of kubectl and of the API server; the first question, so that a kubectl that is too old is told as such.
+
+        Raises:
+            as ``identity``.
+        """
+        _refuse_missing_file(self._place[1])
+        done = self._run(("version", "-o", "json", _REQUEST_TIMEOUT), b"", only_reads=True)
+        # It tells its own version also where the server does not answer.
+        found: Mapping[str, Any] = _parsed(done.stdout) if done.stdout.startswith(b"{") else {}
+        refuse_old(_git_version(found, "clientVersion"), self.kubectl[0], _install_hint())
+        if not done.ok:
+            raise self._failure(done)
+        return found
+
+    def check(self) -> None:
+        """Refuse to go on with a kubectl that is too old, without a kubeconfig, or while the server does not answer.
+
+        Raises:
+            as ``identity``.
+        """
+        _ = self._versions
 
     def whoami(self) -> str:
         """The user as the API server sees it; empty where it cannot say (before Kubernetes 1.28)."""
@@ -166,7 +198,7 @@ class Cluster:
     def _short(self, template: str, *words: str) -> tuple[Body, ...]:
         done = self._run(("get", *words, "-o", f"jsonpath={template}", _REQUEST_TIMEOUT), b"", only_reads=True)
         if not done.ok:
-            raise failure(done, self.command)
+            raise self._failure(done)
         return _items(done.stdout)
 
     def namespaced_kinds(self) -> tuple[str, ...]:
@@ -178,7 +210,7 @@ class Cluster:
         words = ("api-resources", "--namespaced", "--verbs=list,delete", "-o", "name", _REQUEST_TIMEOUT)
         done = self._run(words, b"", only_reads=True)
         if not done.ok:
-            raise failure(done, self.command)
+            raise self._failure(done)
         return tuple(done.stdout.decode().split())
 
     def try_out(self, objects: Sequence[Body], manager: str) -> Tried:
@@ -202,7 +234,7 @@ class Cluster:
         """
         done = self._run(("apply", *_APPLY, manager, *_AS_JSON), json.dumps(body).encode(), only_reads=False)
         if not done.ok:
-            raise failure(done, self.command)
+            raise self._failure(done)
         return _object(done)
 
     def delete(self, *bodies: Body) -> None:
@@ -211,11 +243,17 @@ class Cluster:
         Raises:
             ChangeFailed: they are not.
         """
-        words = ("delete", "--ignore-not-found", "--cascade=foreground", "--timeout=120s", "-f", "-")
+        words = ("delete", *self._unasked, "--ignore-not-found", "--cascade=foreground", "--timeout=120s", "-f", "-")
         places = [{"apiVersion": one["apiVersion"], "kind": one["kind"], "metadata": _place(one)} for one in bodies]
         done = self._run(words, _list(places), only_reads=False, timeout_s=150.0)
         if not done.ok:
-            raise failure(done, self.command)
+            raise self._failure(done)
+
+    @property
+    def _unasked(self) -> Sequence[str]:
+        """By which kubectl deletes without a question, which a user's kuberc (1.33) may have made its default."""
+        client = version_of(_git_version(self._versions, "clientVersion"))
+        return ("--interactive=false",) if client is not None and client >= _KUBERC else ()
 
     def taint(self, node: str, taint: str) -> None:
         """The Node has the taint, or with ``-`` at its end no longer; taints of others stay.
@@ -234,7 +272,7 @@ class Cluster:
                 why="somebody else set it, and gpunode does not change it",
                 hint=f"look at it, then choose: {self.command('describe', 'node', node)}",
             )
-        raise failure(done, self.command)
+        raise self._failure(done)
 
     def create(self, bodies: Sequence[Body]) -> Tried:
         """The new objects, and what the API server says of those that it did not take.
@@ -248,7 +286,7 @@ class Cluster:
     def _tried(self, done: Finished) -> Tried:
         said = () if done.ok else tuple(errors(done.stderr.decode("utf-8", "replace").strip()))
         if not done.ok and not (said and is_about_objects(done)):
-            raise failure(done, self.command)
+            raise self._failure(done)
         return Tried(_items(done.stdout), said)
 
     def logs(self, namespace: str, pod: str) -> str:
@@ -260,7 +298,7 @@ class Cluster:
         words = ("logs", "--namespace", namespace, pod, "--all-containers", "--tail=50", _REQUEST_TIMEOUT)
         done = self._run(words, b"", only_reads=True)
         if not done.ok:
-            raise failure(done, self.command)
+            raise self._failure(done)
         return done.stdout.decode("utf-8", "replace")
 
     def kubelet_settings(self, node: str) -> Mapping[str, Any]:
@@ -271,7 +309,7 @@ class Cluster:
         """
         done = self._run(("get", "--raw", f"/api/v1/nodes/{node}/proxy/configz"), b"", only_reads=True)
         if not done.ok:
-            raise failure(done, self.command)
+            raise self._failure(done)
         found: Mapping[str, Any] = _parsed(done.stdout).get("kubeletconfig") or {}
         return found
 
@@ -289,7 +327,7 @@ class Cluster:
             return ()
         done = self._run(("create", "-f", "-", *_AS_JSON), _list(reviews), only_reads=True)
         if not done.ok:
-            raise failure(done, self.command)
+            raise self._failure(done)
         return tuple(bool(one.get("status", {}).get("allowed")) for one in _items(done.stdout))
 
     def _json(self, *words: str) -> Any:
@@ -298,8 +336,11 @@ class Cluster:
     def _answer(self, *words: str, stdin: bytes = b"") -> bytes:
         done = self._run((*words, "-o", "json"), stdin, only_reads=True)
         if not done.ok:
-            raise failure(done, self.command)
+            raise self._failure(done)
         return done.stdout
+
+    def _failure(self, done: Finished) -> GpunodeError:
+        return failure(done, self.command, where_to_install)
 
     def _run(self, words: Sequence[str], stdin: bytes, *, only_reads: bool, timeout_s: float = _READ_S) -> Finished:
         argv = (*self.kubectl, *words)
@@ -307,7 +348,7 @@ class Cluster:
             argv,
             timeout_s=timeout_s,
             stdin=stdin,
-            env=_environment(),
+            env=caller_environment(),
             limit_bytes=_LARGEST_ANSWER,
             only_reads=only_reads,
         )
@@ -318,34 +359,52 @@ _SHORT_NODES: Final = (
     '"status":{"{"}"nodeInfo":{.status.nodeInfo}{"}}"}{end}'
 )
 _METADATA: Final = '{range .items[*]}{"{"}"metadata":{.metadata}{"}"}{end}'
-_APPLY: Final = ("--server-side", _REQUEST_TIMEOUT, "-f", "-", "--field-manager")
+# A user's kuberc can set defaults, and only a flag overrides them.
+_KUBERC: Final = (1, 33)
+_APPLY: Final = ("--server-side", "--force-conflicts=false", _REQUEST_TIMEOUT, "-f", "-", "--field-manager")
 _AS_JSON: Final = ("--show-managed-fields", "-o", "json")
 
 
-def find_kubectl(which: Callable[[str], str | None] | None = None) -> tuple[str, ...]:
-    """The kubectl that there is: the user's own, or one that a Kubernetes distribution brings.
+def find_kubectl() -> tuple[str, ...]:
+    """Return the words that start the user's own kubectl, or one that a Kubernetes distribution brings.
 
     Raises:
-        Refused: there is none.
+        ProgramMissing: there is none.
     """
-    # Root runs no program of a folder that somebody else's PATH names.
-    search = PATH + ":/snap/bin" if os.geteuid() == 0 else os.environ.get("PATH", PATH)
-    look = which or (lambda name: shutil.which(name, path=search))
-    for first, *rest in _KUBECTLS:
-        if found := look(first):
-            return (found, *rest)
-    raise Refused(
+    for name, *words in _KUBECTLS:
+        if program := find_program(name):
+            return (program, *words)
+    raise ProgramMissing(
         "kubectl was not found",
         why="gpunode reaches clusters through the user's own kubectl",
-        hint="install kubectl (Debian: apt install kubernetes-client), or write the files for another machine:\n"
-        "gpunode k8s render --out gpu-node",
+        hint=_install_hint(),
     )
 
 
-def _environment() -> Mapping[str, str]:
-    """The user's own, since kubectl logs in by programs of the user's; root's stays the fixed one."""
-    kept = ("KUBECONFIG",) if os.geteuid() == 0 else tuple(os.environ)
-    return {name: os.environ[name] for name in kept if name in os.environ}
+def _install_hint() -> str:
+    return (
+        f"put a kubectl of your cluster's version into {where_to_install('kubectl')}: "
+        "https://kubernetes.io/docs/tasks/tools\nnot that of Debian 12 (kubernetes-client), which is 1.20 and too old"
+    )
+
+
+def _refuse_missing_file(kubeconfig: str) -> None:
+    """Refuse a kubeconfig that is not there: kubectl ignores one of $KUBECONFIG, and then knows no cluster.
+
+    Raises:
+        UsageError: no file that was named is there.
+    """
+    named = [kubeconfig] if kubeconfig else [one for one in os.environ.get("KUBECONFIG", "").split(":") if one]
+    if named and not any(map(os.path.lexists, named)):
+        raise UsageError(
+            f"there is no kubeconfig {' or '.join(named)}",
+            why=f"{'--kubeconfig' if kubeconfig else '$KUBECONFIG'} names it",
+            hint="name the file by which kubectl reaches your cluster: --kubeconfig FILE",
+        )
+
+
+def _git_version(versions: Mapping[str, Any], whose: str) -> str:
+    return str((versions.get(whose) or {}).get("gitVersion", ""))
 
 
 def _few(objects: Sequence[Body]) -> Iterator[Sequence[Body]]:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
 from gpunode.command import command
-from gpunode.errors import ChangeFailed, Refused
+from gpunode.errors import ChangeFailed
 from gpunode.facts.helm import Released, released
-from gpunode.host.process import PATH, Runner
+from gpunode.host.cluster_programs import HelmMissing, caller_environment, find_program, where_to_install
+from gpunode.host.process import Runner
 
 _READ_S: Final = 60.0
 _LARGEST_ANSWER: Final = 64 << 20
@@ -24,18 +23,16 @@ class Helm:
     """Helm in the cluster of a context.
 
     Raises:
-        Refused: there is none on this machine.
+        HelmMissing: there is none on this machine.
     """
 
     def __init__(self, context: str = "", kubeconfig: str = "") -> None:
-        search = PATH + ":/snap/bin" if os.geteuid() == 0 else os.environ.get("PATH", PATH)
-        program = shutil.which("helm", path=search)
+        program = find_program("helm")
         if program is None:
-            raise Refused(
+            raise HelmMissing(
                 "helm was not found",
                 why="a chart owns these objects, and Helm installs charts",
-                hint="install Helm, or write the files and let Argo CD install them:\n"
-                "gpunode k8s render --form argocd --out gpu-node",
+                hint=f"install Helm (https://helm.sh/docs/intro/install) into {where_to_install('helm')}",
             )
         options = (("--kube-context", context) if context else ()) + (
             ("--kubeconfig", kubeconfig) if kubeconfig else ()
@@ -82,7 +79,7 @@ class Helm:
             ChangeFailed: it was not.
         """
         words, values = values_as_input(argv)
-        done = self._runner.run((*self.program, *words), timeout_s=_RELEASE_S, stdin=values, env=_environment())
+        done = self._runner.run((*self.program, *words), timeout_s=_RELEASE_S, stdin=values, env=caller_environment())
         if not done.ok:
             raise ChangeFailed(
                 f"helm {argv[0]} failed",
@@ -94,7 +91,7 @@ class Helm:
         done = self._runner.run(
             (*self.program, *words, "--output", "json"),
             timeout_s=_READ_S,
-            env=_environment(),
+            env=caller_environment(),
             limit_bytes=_LARGEST_ANSWER,
             only_reads=True,
         )
@@ -115,8 +112,3 @@ def values_as_input(argv: Sequence[str]) -> tuple[tuple[str, ...], bytes]:
     of_values = {place for at in given for place in (at, at + 1)}
     words = (word for at, word in enumerate(argv) if at not in of_values)
     return (*words, "--values", "-"), json.dumps(values).encode()
-
-
-def _environment() -> Mapping[str, str]:
-    kept = ("KUBECONFIG",) if os.geteuid() == 0 else tuple(os.environ)
-    return {name: os.environ[name] for name in kept if name in os.environ}

@@ -127,8 +127,8 @@ def _hint(found: Found, kubectl: Typed, helm: Typed) -> str:
     if found.release:
         namespace, _, name = found.release.partition("/")
         gone = helm("uninstall", name, "--namespace", namespace)
-        values = gpunode("k8s", "render", "--out", "gpu-node")
-        return f"keep it and give its release gpunode's values: {values}\nor take it away first: {gone}"
+        values = gpunode("k8s", "render", "--form", "helm", "--out", "gpu-node")
+        return f"keep it and give its release gpunode's values:\n{values}\nor take it away first: {gone}"
     gone = kubectl("delete", "daemonset", "--namespace", found.namespace, found.name)
     return f"look at it: {show}\nthen keep it, or take it away: {gone}"
 

@@ -187,7 +187,7 @@ def _refuse(tried: Tried, cluster: Cluster) -> None:
     raise Refused(
         "the API server does not take what the recipe asks for",
         why=said,
-        hint="see what is rendered: gpunode k8s render RECIPE",
+        hint="see what is rendered:\ngpunode k8s render",
     )
 
 

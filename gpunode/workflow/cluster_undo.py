@@ -110,8 +110,8 @@ def undoing(cluster: Cluster, store: Store, of: str) -> ClusterPlan:
             f"run {label(of, 'k8s rollback')} was in another cluster",
             why=f"it changed the cluster {elsewhere[0]}; the context {identity.context} leads to the cluster "
             f"{identity.uid} at {identity.server}",
-            hint="switch to the context of that cluster, then run the same command again:\n"
-            "kubectl config use-context NAME",
+            hint="name the context of that cluster: add --context NAME to the same command\nsee which there are: "
+            "kubectl config get-contexts",
         )
     live = {key(one): one for one in cluster.get([place(change) for change in changes])}
     _refuse_edited(changes, live, cluster)

@@ -81,6 +81,8 @@ def cluster_lines(who: Identity, elsewhere: str) -> Iterator[Line]:
     """Which cluster is meant, and whether the last run was in another one."""
     about = [who.server, f"context {who.context}" if who.context else "", f"Kubernetes {who.version.lstrip('v')}"]
     yield line(span("cluster  ", "dim"), span(" · ".join(filter(None, about))), hang=9)
+    if who.skew:
+        yield line(Span("! ", "warn"), span(who.skew), hang=2)
     if elsewhere:
         yield line(Span("! ", "warn"), "this is another cluster than that of your last run", hang=2)
 

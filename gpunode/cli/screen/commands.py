@@ -46,6 +46,11 @@ def cluster_verify_command(argv: Sequence[str]) -> Command:
     return gpunode("k8s", "verify", *_of_cluster(argv))
 
 
+def cluster_render_command(argv: Sequence[str], *words: str) -> Command:
+    """Return ``gpunode k8s render`` for the recipe and nodes of ``argv``, with ``words``; it asks no cluster."""
+    return gpunode("k8s", "render", *without(_of_cluster(argv), (), {"--context", "--kubeconfig"}), *words)
+
+
 def _of_cluster(argv: Sequence[str]) -> Sequence[str]:
     words = argv[1:] if "setup" in argv[:1] else argv[2:]
     return without(words, SHOWN_HOW | _LEAVE | {"--check"}, _NOT_OF_CLUSTER)

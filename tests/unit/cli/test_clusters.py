@@ -8,9 +8,14 @@ from pathlib import Path
 import pytest
 
 from gpunode.cli import clusters
+from gpunode.cli.boundary import run
 from gpunode.cli.clusters import Where
+from gpunode.cli.output_options import OutputOptions
 from gpunode.errors import Refused
 from gpunode.host.cluster import _few
+from gpunode.host.cluster_programs import HelmMissing, ProgramMissing
+from gpunode.journal.store import Store
+from gpunode.workflow.cluster_apply import Request, journaled
 
 FAR = Where("far", "/x y/config")
 OPTIONS = "--context far --kubeconfig '/x y/config'"
@@ -37,6 +42,32 @@ def test_a_command_in_a_hint_is_for_the_cluster_that_was_named(hint: str, meant:
     assert refused.value.hint == meant
 
 
+PLAN = ["k8s", "plan", "gpu.toml", "--node", "a=b c.json", "--context", "far", "--check"]
+
+
+@pytest.mark.parametrize(
+    ("error", "argv", "offers"),
+    [
+        (ProgramMissing, PLAN, "gpunode k8s render gpu.toml --node 'a=b c.json' --form manifests --out gpu-node"),
+        (HelmMissing, PLAN, "gpunode k8s render gpu.toml --node 'a=b c.json' --form argocd --out gpu-node"),
+        (HelmMissing, ["k8s", "remove"], ""),
+    ],
+)
+def test_without_a_program_the_files_of_what_was_asked_for_are_offered(
+    monkeypatch: pytest.MonkeyPatch, error: type[ProgramMissing], argv: list[str], offers: str
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["gpunode", *argv])
+    with pytest.raises(ProgramMissing) as missing, Where().meant():
+        raise error("no", hint="install it")
+    assert missing.value.hint.partition(": ")[2] == offers
+
+
+@pytest.mark.parametrize("hint", ["gpunode k8s render --form helm --out x", "see it:\ngpunode k8s render"])
+def test_a_hint_s_render_is_of_the_recipe_and_nodes_that_were_named(monkeypatch: pytest.MonkeyPatch, hint: str) -> None:
+    monkeypatch.setattr(sys, "argv", ["gpunode", *PLAN])
+    assert "gpunode k8s render gpu.toml --node 'a=b c.json'" in FAR.in_hint(hint)
+
+
 @pytest.mark.parametrize("given", [("--kubeconfig=a/b",), ("--kubeconfig", "a/b")])
 def test_the_journal_names_the_kubeconfig_from_the_root_on(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, given: tuple[str, ...]
@@ -54,3 +85,32 @@ def test_thousands_of_objects_are_asked_for_in_parts(number: int) -> None:
     parts = list(_few(objects))
     assert [one for few in parts for one in few] == objects
     assert all(0 < len(few) <= 500 for few in parts)
+
+
+def test_rollback_takes_a_context_for_runs_in_clusters_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["rollback", "3", "--context", "far"]) == 2
+    assert "are for runs that changed a cluster" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [(Where(), Where("first", "/first")), (Where("typed"), Where("typed")), (Where("", "/typed"), Where("", "/typed"))],
+)
+def test_a_rollback_goes_where_the_run_went_unless_told_otherwise(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, typed: Where, meant: Where
+) -> None:
+    store = Store(tmp_path)
+    words = ("k8s", "apply", "--context", "first", "--kubeconfig=/first")
+    first = journaled(store, Request("k8s apply", "0", words), lambda _: None)
+    journaled(store, Request("k8s rollback", "0", ("rollback", "k1"), of=first), lambda _: None)
+    went: list[Where] = []
+
+    def reach(where: Where) -> None:
+        went.append(where)
+        raise Refused("far enough")
+
+    monkeypatch.setattr(clusters, "cluster_journal", lambda: store)
+    monkeypatch.setattr(Where, "cluster", reach)
+    with pytest.raises(Refused, match="far enough"):
+        clusters.rollback("k2", typed, OutputOptions(), yes=True)
+    assert went == [meant]

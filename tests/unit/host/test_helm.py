@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gpunode.errors import ChangeFailed, Refused
+from gpunode.errors import ChangeFailed
 from gpunode.facts.helm import released
 from gpunode.host.helm import Helm
 
@@ -61,10 +61,3 @@ def test_a_release_that_fails_is_told_in_helm_s_words(helm: Helm) -> None:
     with pytest.raises(ChangeFailed) as failed:
         helm.run(("upgrade", "--install", "op"))
     assert "context deadline exceeded" in failed.value.why
-
-
-def test_without_helm_argo_cd_is_offered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shutil, "which", lambda _name, path=None: None)
-    with pytest.raises(Refused) as refused:
-        Helm()
-    assert "--form argocd" in refused.value.hint

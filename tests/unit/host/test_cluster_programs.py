@@ -1,0 +1,127 @@
+"""Which kubectl and Helm are run, and what of the caller's environment they get."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from gpunode.errors import Refused, UsageError
+from gpunode.host import cluster_programs
+from gpunode.host.cluster import Cluster, find_kubectl
+from gpunode.host.cluster_programs import HelmMissing, ProgramMissing, caller_environment, find_program
+from gpunode.host.helm import Helm
+
+# What the login programs of clouds read, and none of them can be known in advance.
+LOGIN = {
+    "HOME": "/builds/me",
+    "KUBECONFIG": "/builds/me/config",
+    "AWS_PROFILE": "gpu",
+    "GOOGLE_APPLICATION_CREDENTIALS": "/builds/me/key.json",
+    "AZURE_CONFIG_DIR": "/builds/me/.azure",
+    "AAD_LOGIN_METHOD": "azurecli",
+    "HTTPS_PROXY": "http://proxy:3128",
+    "SSL_CERT_FILE": "/builds/me/ca.pem",
+    "CORP_TOKEN": "x",
+}
+
+
+def program(folder: Path, name: str, text: str = "exit 0") -> str:
+    folder.mkdir(exist_ok=True)
+    (path := folder / name).write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+@pytest.fixture
+def as_root(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A caller who is root, with the only folder that root searches."""
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(cluster_programs, "FOLDERS", str(tmp_path / "fixed"))
+    return tmp_path / "fixed"
+
+
+def test_root_runs_no_kubectl_or_helm_of_the_caller_s_path(
+    as_root: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    theirs = [program(tmp_path / "theirs", name) for name in ("kubectl", "helm")]
+    monkeypatch.setenv("PATH", str(tmp_path / "theirs"))
+    with pytest.raises(ProgramMissing, match="kubectl was not found") as missing:
+        find_kubectl()
+    assert f"root does not run {theirs[0]}" in missing.value.hint
+    assert "not that of Debian 12" in missing.value.hint
+    with pytest.raises(HelmMissing, match="helm was not found"):
+        Helm()
+    ours = program(as_root, "kubectl")
+    assert find_kubectl() == (ours,)
+
+
+def test_others_run_what_their_path_leads_to(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert find_program("helm") is None
+    assert find_program(Path(program(tmp_path, "helm")).name) == str(tmp_path / "helm")
+    assert caller_environment()["PATH"] == str(tmp_path)
+
+
+@pytest.mark.parametrize("user", [0, 1000])
+def test_login_programs_read_the_caller_s_environment(monkeypatch: pytest.MonkeyPatch, user: int) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: user)
+    for name, value in (LOGIN | {"LC_ALL": "de_DE.UTF-8", "LANG": "de", "HELM_KUBECONTEXT": "other"}).items():
+        monkeypatch.setenv(name, value)
+    found = caller_environment()
+    assert LOGIN.items() <= found.items()
+    assert not found.keys() & {"LC_ALL", "LANG", "HELM_KUBECONTEXT"}
+
+
+def test_root_finds_login_programs_only_where_root_alone_writes(
+    as_root: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    link = tmp_path / "link"
+    link.symlink_to("/usr/share")
+    monkeypatch.setenv("PATH", f"/usr/lib:{tmp_path}:bin::/nowhere:{link}:/tmp")
+    assert caller_environment()["PATH"] == f"{as_root}:/usr/lib:{link}"
+
+
+def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, client: str, server: str = "v1.36.2") -> Path:
+    """A kubectl of a version; returns the file in which it writes its words, a line for each call."""
+    said = {"clientVersion": {"gitVersion": client}, "serverVersion": {"gitVersion": server}}
+    asked = tmp_path / "asked"
+    program(tmp_path / "bin", "kubectl", f"echo \"$@\" >> {asked}; echo '{json.dumps(said)}'")
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/bin:/usr/bin")
+    monkeypatch.delenv("KUBECONFIG", raising=False)
+    return asked
+
+
+def test_a_kubectl_that_is_too_old_is_asked_nothing_else(
+    allow_subprocess: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked = stand_in(tmp_path, monkeypatch, "v1.20.2")
+    with pytest.raises(Refused, match=r"1\.20\.2 is too old"):
+        Cluster().identity()
+    assert asked.read_text().splitlines() == ["version -o json --request-timeout=20s"]
+
+
+@pytest.mark.parametrize(("client", "says"), [("v1.36.2", True), ("v1.21.0", False)])
+def test_no_default_of_the_user_s_makes_kubectl_ask_or_force(
+    allow_subprocess: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, client: str, says: bool
+) -> None:
+    asked = stand_in(tmp_path, monkeypatch, client)
+    body = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "x"}}
+    Cluster().delete(body)
+    Cluster().apply(body, "gpunode")
+    assert ("--interactive=false" in asked.read_text()) is says
+    assert "--force-conflicts=false" in asked.read_text()
+
+
+def test_a_kubeconfig_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    stand_in(tmp_path, monkeypatch, "v1.36.2")
+    with pytest.raises(UsageError, match="there is no kubeconfig /nowhere/config"):
+        Cluster(kubeconfig="/nowhere/config").check()
+    monkeypatch.setenv("KUBECONFIG", "/nowhere/a:/nowhere/b")
+    with pytest.raises(UsageError, match="there is no kubeconfig /nowhere/a or /nowhere/b") as refused:
+        Cluster().check()
+    assert refused.value.why == "$KUBECONFIG names it"

@@ -1,0 +1,145 @@
+"""What kubectl says, and what gpunode makes of it: words of 1.20 and 1.36, as they were seen."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpunode.command import command
+from gpunode.errors import ChangeFailed, GpunodeError, Refused, Undetermined, UsageError
+from gpunode.host.kubectl import errors, failure, is_about_objects, refuse_old, skew
+from gpunode.host.process import Finished
+
+URL = "https://127.0.0.1:6443/api?timeout=20s"
+MISSING = """\
+Unable to connect to the server: getting credentials: exec: executable aws-iam-authenticator not found
+
+It looks like you are trying to use a client-go credential plugin that is not installed.
+
+To learn more about this feature, consult the documentation available at:
+      https://kubernetes.io/docs/reference/access-authn-authz/authentication/#client-go-credential-plugins
+"""
+# Before its words kubectl prints client-go's log: the same error for each of five tries, some over several lines.
+LOGGED = "".join(
+    (
+        'E1128 06:38:19.852205    2381 memcache.go:265] "Unhandled Error" err=<\n'
+        f'\tcouldn\'t get current server API group list: Get "{URL}": getting credentials: exec: executable '
+        "aws-iam-authenticator not found\n\t\n\tIt looks like you are trying to use a plugin.\n >\n"
+    )
+    * 5
+)
+WEBHOOK = (
+    'Error from server (InternalError): error when creating "STDIN": Internal error occurred: failed calling webhook '
+    '"pods.kyverno.svc": failed to call webhook: Post "https://kyverno.svc:443/validate?timeout=10s": tls: failed to '
+    "verify certificate: x509: certificate signed by unknown authority"
+)
+X509 = "Unable to connect to the server: tls: failed to verify certificate: x509: certificate"
+EXPIRED = "error: You must be logged in to the server (the server has asked for the client to provide credentials)"
+FAILED = "Unable to connect to the server: getting credentials: exec: executable aws failed with exit code 253"
+NO_FILE = 'error: error loading config file "/etc/rancher/k3s/k3s.yaml": open /etc/rancher/k3s/k3s.yaml: '
+TOLD = [
+    (MISSING, Refused, "logs in by aws-iam-authenticator, which cannot be run", "-authenticator not found", "aws eks"),
+    (
+        LOGGED + MISSING,
+        Refused,
+        "aws-iam-authenticator",
+        "aws-iam-authenticator not found",
+        "aws eks update-kubeconfig",
+    ),
+    (f"{MISSING}\nRun: corp-get login", Refused, "aws-iam-authenticator", "not found", "Run: corp-get login"),
+    (
+        "Unable to connect to the server: getting credentials: exec: fork/exec /opt/x/login: no such file or directory",
+        Refused,
+        "logs in by /opt/x/login, which cannot be run",
+        "no such file",
+        "install /opt/x/login",
+    ),
+    (
+        f"\nUnable to locate credentials. You can configure credentials by running aws configure\n{FAILED}",
+        Refused,
+        "the login by aws failed",
+        "Unable to locate credentials",
+        "log in again",
+    ),
+    (f"{X509} signed by unknown authority", Undetermined, "the certificate", "unknown authority", "kubeconfig"),
+    (f"{X509} is valid for 10.0.0.1, not 10.0.0.2", Undetermined, "the certificate", "10.0.0.2", "tls-server-name"),
+    (f"{X509} has expired or is not yet valid: now", Undetermined, "the certificate", "expired", "clock"),
+    (
+        "The connection to the server 127.0.0.1:9 was refused - did you specify the right host or port?",
+        Undetermined,
+        "the cluster does not answer",
+        "127.0.0.1:9 was refused",
+        "kubectl cluster-info",
+    ),
+    (EXPIRED, Refused, "the cluster does not accept your credentials", "must be logged in", "kubectl auth whoami"),
+    (
+        f"{NO_FILE}permission denied",
+        UsageError,
+        "kubectl cannot read /etc/rancher/k3s/k3s.yaml",
+        "permission denied",
+        "--kubeconfig FILE",
+    ),
+    (
+        "error: unable to read certificate-authority /x/ca.pem for c due to open /x/ca.pem: no such file or directory",
+        UsageError,
+        "kubectl cannot read /x/ca.pem",
+        "no such file",
+        "--kubeconfig FILE",
+    ),
+    ('error: context "far" does not exist', UsageError, "there is no context 'far'", "lacks it", "get-contexts"),
+    (
+        'Error from server (Forbidden): nodes is forbidden: User "x" cannot list resource "nodes"',
+        Refused,
+        "your credentials may not do this",
+        "nodes is forbidden",
+        "auth can-i --list",
+    ),
+    (WEBHOOK, Refused, "the admission webhook pods.kyverno.svc of this cluster does not answer", "x509", "webhook"),
+    ("Error: unknown flag: --chunk-size", ChangeFailed, "kubectl get failed", "unknown flag", "kubectl get nodes"),
+]
+
+
+def failed(said: str) -> Finished:
+    return Finished(("/usr/bin/kubectl", "--kubeconfig", "x", "get", "nodes"), 1, b"", said.encode(), 1.0, False)
+
+
+@pytest.mark.parametrize(("said", "kind", "what", "why", "hint"), TOLD)
+def test_the_line_that_carries_the_reason_is_the_reason(
+    said: str, kind: type[GpunodeError], what: str, why: str, hint: str
+) -> None:
+    error = failure(failed(said), lambda *words: command("kubectl", *words))
+    assert isinstance(error, kind)
+    assert what in error.what
+    assert why in error.why
+    assert hint in error.hint
+    assert "memcache.go" not in error.why
+    assert "https://kubernetes.io/docs/reference/access" not in error.why
+
+
+@pytest.mark.parametrize("said", [said for said, kind, *_ in TOLD if kind is Undetermined])
+def test_what_never_reached_the_server_is_about_no_object(said: str) -> None:
+    assert not is_about_objects(failed(said))
+    assert is_about_objects(failed(WEBHOOK))
+
+
+def test_objects_are_told_one_by_one_without_the_log() -> None:
+    both = 'The Pod "a" is invalid: x\nThe Pod "b" is invalid: y'
+    assert errors(f"{LOGGED}Warning: old\n{both}") == both.splitlines()
+
+
+@pytest.mark.parametrize("version", ["v1.21.0", "v1.32.4-dispatcher", "v1.31.4+k3s1", "v1.33.5-gke.1080000", ""])
+def test_a_kubectl_that_can_be_used_is(version: str) -> None:
+    refuse_old(version, "/usr/bin/kubectl", "")
+
+
+def test_a_kubectl_that_is_too_old_is_named_with_what_is_needed() -> None:
+    with pytest.raises(Refused, match=r"kubectl 1\.20\.2 is too old: gpunode needs 1\.21 or newer") as refused:
+        refuse_old("v1.20.2", "/usr/bin/kubectl", "install")
+    assert "/usr/bin/kubectl has no --show-managed-fields" in refused.value.why
+
+
+@pytest.mark.parametrize(
+    ("client", "server", "warns"),
+    [("1.32.4", "v1.36.2", True), ("1.36.2", "1.34.0", True), ("1.35.0", "1.36.2", False), ("", "1.36.2", False)],
+)
+def test_more_than_one_minor_version_apart_is_a_warning(client: str, server: str, warns: bool) -> None:
+    assert bool(skew(client, server)) is warns
