@@ -43,6 +43,8 @@ _RECIPE_TABLES = {
     "kubernetes.extras": "[kubernetes.extras]",
     "kubernetes.kind": "[kubernetes.kind]",
     "kubernetes.versions": "[kubernetes.versions]",
+    "kubernetes.argocd": "[kubernetes.argocd]",
+    "kubernetes.flux": "[kubernetes.flux]",
     "kubernetes.configs.*": "[kubernetes.configs.NAME]",
 }
 

@@ -14,12 +14,14 @@ class Chart:
 
     Attributes:
         app: the version of its images, where gpunode names one itself.
+        needs_hooks: whether Helm's hooks make objects that the chart cannot run without.
         repository: of Helm, or an ``oci://`` address that holds the chart.
     """
 
     name: str
     version: str
     app: str
+    needs_hooks: bool
     repository: str
 
 
@@ -32,5 +34,5 @@ def chart(name: str) -> Chart:
     """
     for row in tables.rows("charts.csv"):
         if row["chart"] == name:
-            return Chart(name, row["version"], row["app"], row["repository"])
+            return Chart(name, row["version"], row["app"], row["hooks"] == "install", row["repository"])
     raise KeyError(name)

@@ -43,7 +43,7 @@ OutOption = Annotated[str, typer.Option("--out", metavar="DIR", help="write the 
 FormOption = Annotated[
     str,
     typer.Option(
-        "--form", metavar="FORM", help="manifests, kustomize, argocd or helm (the charts where there are any)"
+        "--form", metavar="FORM", help="manifests, kustomize, argocd, flux or helm (the charts where there are any)"
     ),
 ]
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Final, get_args
+from typing import Final
 
 from gpunode.cli.compose import recipe_at, see
 from gpunode.cli.envelope import Envelope
@@ -16,23 +16,21 @@ from gpunode.cli.screen.printer import standard_output
 from gpunode.errors import Conflict, UsageError
 from gpunode.host import output
 from gpunode.host.capture import INDEX
-from gpunode.kubernetes.forms import HEADER, files, is_ours
-from gpunode.kubernetes.model import KIND_CONFIG, ClusterNode
-from gpunode.kubernetes.render import Form, rendered
+from gpunode.kubernetes.forms import FOLDERS, files, is_ours
+from gpunode.kubernetes.model import HEADER, KIND_CONFIG, ClusterNode
+from gpunode.kubernetes.render import FORMS, rendered
 from gpunode.workflow.cluster import cluster_node, node_name
 
-_FORMS: Final[tuple[Form, ...]] = get_args(Form)
-_FOLDERS: Final = ("", "manifests", "helm", "applications")
 _CAPTURES: Final = (".tar.gz", ".tgz", ".json")
 
 
 def render(place: str, captures: Sequence[str], out: str, form: str, how: OutputOptions) -> None:
     """Renders the recipe for the nodes."""
-    if form not in _FORMS:
+    if form not in FORMS:
         raise UsageError(
             f"--form cannot be {form!r}",
-            why=f"it takes: {', '.join(_FORMS)}",
-            hint=f"name one of these: --form {_FORMS[0]}",
+            why=f"it takes: {', '.join(FORMS)}",
+            hint=f"name one of these: --form {FORMS[0]}",
         )
     recipe = recipe_at(place)
     found = rendered(recipe, list(nodes(captures)), form)
@@ -148,7 +146,7 @@ def _in_the_way(place: Path, why: str) -> Conflict:
 
 def _present(tree: output.OutputFolder) -> Iterator[tuple[str, str]]:
     """The files of former renders, by their paths."""
-    for inner in _FOLDERS:
+    for inner in ("", *FOLDERS):
         for name in tree.names(inner) if tree.is_enterable(inner) else ():
             path = f"{inner}/{name}" if inner else name
             if (content := tree.read(path)) is not None and _is_rendered(path, content):

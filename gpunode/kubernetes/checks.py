@@ -7,9 +7,10 @@ from typing import Final
 
 from gpunode.container_runtimes import CONTAINER_RUNTIMES
 from gpunode.errors import Refused
+from gpunode.kubernetes.argocd import is_elsewhere
 from gpunode.kubernetes.sharing import check_configs
 from gpunode.recipe import Recipe
-from gpunode.recipe.kubernetes import Kubernetes
+from gpunode.recipe.kubernetes import ArgoCd, Kubernetes
 
 _FOREIGN_NAMESPACES: Final = frozenset({"default", "kube-public", "kube-node-lease"})
 # Of the cluster itself, or set by gpunode and by NVIDIA's controllers.
@@ -30,6 +31,7 @@ def check(recipe: Recipe) -> None:
             hint='add one, such as:\n[kubernetes]\nstack = "device-plugin"',
         )
     _check_names(wanted)
+    _check_argocd(wanted.argocd)
     _check_runtime(recipe, wanted)
     if wanted.stack in {"hami", "dra"}:
         _check_own_sharing(wanted)
@@ -63,6 +65,21 @@ def _check_names(wanted: Kubernetes) -> None:
             "[kubernetes.taint] has a value and no key",
             why="without a key there is no taint",
             hint='set key, such as key = "nvidia.com/gpu"',
+        )
+
+
+def _check_argocd(argocd: ArgoCd) -> None:
+    if argocd.server and argocd.cluster:
+        raise Refused(
+            "[kubernetes.argocd] has both a server and a cluster",
+            why="each names the cluster that has the GPUs, and Argo CD takes one of them",
+            hint="leave one of them out",
+        )
+    if is_elsewhere(argocd) and not argocd.repository:
+        raise Refused(
+            "[kubernetes.argocd] names another cluster and no repository",
+            why="Argo CD brings the namespace and other plain objects to that cluster from git",
+            hint="set repository to the git repository that holds the rendered folder, and path to the folder in it",
         )
 
 

@@ -7,38 +7,42 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from gpunode.command import command
-from gpunode.kubernetes import yaml
-from gpunode.kubernetes.model import KIND_CONFIG, LABELS_MANAGER, NodeEdit, Object, Release, Rendered
+from gpunode.kubernetes import argocd, flux, yaml
+from gpunode.kubernetes.folder_readme import readme
+from gpunode.kubernetes.kustomize import PLUGIN_CONFIG_FILE, kustomization
+from gpunode.kubernetes.model import HEADER, KIND_CONFIG, LABELS_MANAGER, NodeEdit, Object, Release, Rendered
+from gpunode.kubernetes.objects import EXTRAS_WAVE
 from gpunode.kubernetes.render import Form
 
-# The first line of every file: by it gpunode knows its own files when it renders again.
-HEADER: Final = "Rendered by gpunode; render it again instead of editing it."
-_ARGO: Final = "argocd.argoproj.io"
-# Argo CD applies wave 0 by default; ours come before what a team adds without a wave.
-_FIRST_WAVE: Final = -3
 _TAINTS: Final = '{range .spec.taints[*]}{.key}={.value}:{.effect}{"\\n"}{end}'
+# Below the output folder; it holds files, too.
+FOLDERS: Final = ("manifests", "helm", "applications", flux.RELEASES, flux.RULES)
 # Where rendered files stand.
 _PLACES: Final = re.compile(
-    r"manifests/\d\d-[a-z0-9.-]+\.yaml|helm/[a-z-]+\.values\.yaml|applications/[a-z-]+\.yaml"
-    r"|test-pod\.yaml|kustomization\.yaml|kind-config\.yaml|(?:apply|kind)\.sh"
+    r"(?:manifests|rules)/\d\d-[a-z0-9.-]+\.yaml|helm/[a-z-]+\.values\.yaml|(?:applications|releases)/[a-z-]+\.yaml"
+    r"|(?:test-pod|kustomization|kind-config|plugin-config|argocd|flux)\.yaml|(?:apply|kind)\.sh|README\.md"
 )
 
 
 def files(rendered: Rendered, form: Form) -> Mapping[str, str]:
     """The files by their paths below the output folder."""
-    made: dict[str, str] = {}
-    for number, one in enumerate(rendered.objects, 1):
-        made[f"manifests/{number:02d}-{_slug(one)}.yaml"] = _file([one], form)
-    made |= {f"helm/{one.name}.values.yaml": _values(one) for one in rendered.releases if form != "argocd"}
-    made |= {f"applications/{one.name}.yaml": _application(one) for one in rendered.releases if form == "argocd"}
+    made = dict(_object_files(rendered, form))
+    match form:
+        case "argocd":
+            made |= _argocd_files(rendered, tuple(made))
+        case "flux":
+            made |= _flux_files(rendered, tuple(made))
+        case _:
+            made |= {f"helm/{one.name}.values.yaml": _values(one) for one in rendered.releases if form != "kustomize"}
     if rendered.test_pod:
         made["test-pod.yaml"] = _file(rendered.test_pod, "manifests")
     if form == "kustomize":
-        made["kustomization.yaml"] = _kustomization(sorted(made))
+        made |= _kustomize_files(rendered, sorted(made))
     if kind := rendered.kind:
         made[KIND_CONFIG] = yaml.document(kind.config, f"{HEADER}\nThe NVIDIA runtime takes the mounts for requests.")
         made["kind.sh"] = f"#!/bin/sh\n# {HEADER}\n{kind.script}"
     made["apply.sh"] = _commands(rendered, form, tuple(made))
+    made["README.md"] = f"# {HEADER}\n\n{readme(rendered, form)}"
     return made
 
 
@@ -47,22 +51,28 @@ def is_ours(path: str, text: str) -> bool:
     return _PLACES.fullmatch(path) is not None and f"# {HEADER}" in text.split("\n", 2)[:2]
 
 
+def _object_files(rendered: Rendered, form: Form) -> Iterator[tuple[str, str]]:
+    """The plain objects, a file each; kustomize makes the ConfigMaps itself."""
+    objects = (one for one in rendered.objects if form != "kustomize" or one.kind != "ConfigMap")
+    for number, one in enumerate(objects, 1):
+        folder = flux.RULES if form == "flux" and one.wave > EXTRAS_WAVE else flux.BASE
+        yield f"{folder}/{number:02d}-{_slug(one)}.yaml", _file([one], form)
+
+
 def _slug(one: Object) -> str:
     kind = re.sub(r"(?<=[a-z])(?=[A-Z])", "-", one.kind).lower()
     return f"{kind}-{one.name}"
 
 
 def _file(every: Sequence[Object], form: Form) -> str:
-    texts = [yaml.document(_body(one, form), one.why) for one in every]
+    bodies = (argocd.annotated(one) if form in {"argocd", "kustomize"} else one.body for one in every)
+    texts = [yaml.document(body, one.why) for one, body in zip(every, bodies, strict=True)]
     return f"# {HEADER}\n" + "---\n".join(texts)
 
 
-def _body(one: Object, form: Form) -> Mapping[str, Any]:
-    if form != "argocd":
-        return one.body
-    # For each object, not for all by kustomize: that would put the wave into pod templates and restart the pods.
-    metadata = {**one.body["metadata"], "annotations": {f"{_ARGO}/sync-wave": str(_FIRST_WAVE + one.wave)}}
-    return {**one.body, "metadata": metadata}
+def _documents(bodies: Sequence[Mapping[str, Any]], about: str) -> str:
+    first, *rest = bodies
+    return "---\n".join((yaml.document(first, about), *map(yaml.document, rest)))
 
 
 def _values(release: Release) -> str:
@@ -70,45 +80,51 @@ def _values(release: Release) -> str:
     return yaml.document(release.values, about)
 
 
-def _application(release: Release) -> str:
-    """An Application of Argo CD that holds the release with its values."""
-    is_oci = release.repository.startswith("oci://")
-    source = {
-        # Argo CD wants an OCI registry without its scheme.
-        "repoURL": release.repository.removeprefix("oci://"),
-        "chart": release.chart,
-        "targetRevision": release.version,
-        "helm": {"releaseName": release.name, "valuesObject": release.values},
-    }
-    options = ["CreateNamespace=true", "ServerSideApply=true", "SkipDryRunOnMissingResource=true"]
-    spec: dict[str, Any] = {
-        "project": "default",
-        "destination": {"server": "https://kubernetes.default.svc", "namespace": release.namespace},
-        "source": source,
-        "syncPolicy": {"automated": {"prune": True, "selfHeal": True}, "syncOptions": options},
-    }
-    if release.chart == "gpu-operator":
-        # The API server fills in defaults of the ClusterPolicy that the chart leaves out (gpu-operator issue 2795).
-        policy = {"group": "nvidia.com", "kind": "ClusterPolicy", "jsonPointers": ["/spec/cdi/default", "/status"]}
-        spec["ignoreDifferences"] = [policy]
-    body = {
-        "apiVersion": "argoproj.io/v1alpha1",
-        "kind": "Application",
-        "metadata": {
-            "name": release.name,
-            "namespace": "argocd",
-            "annotations": {f"{_ARGO}/sync-wave": str(_FIRST_WAVE + release.wave)},
-        },
-        "spec": spec,
-    }
-    note = "\nThe repository is an OCI registry: add it to Argo CD with enableOCI." if is_oci else ""
-    return yaml.document(body, f"{HEADER}\n{release.why}{note}")
+def _argocd_files(rendered: Rendered, plain: Sequence[str]) -> Mapping[str, str]:
+    """The Applications, and the kustomization by which Argo CD takes these from the folder and nothing else."""
+    place = rendered.argocd
+    made = {}
+    for one in rendered.releases:
+        is_oci = one.repository.startswith("oci://")
+        note = "\nThe repository is an OCI registry: add it to Argo CD with enableOCI." if is_oci else ""
+        about = f"{HEADER}\n{one.why}{note}"
+        made[f"applications/{one.name}.yaml"] = yaml.document(argocd.chart_application(one, place), about)
+    if plain and argocd.is_elsewhere(place):
+        about = f"{HEADER}\nBrings the objects in manifests/ to the cluster that has the GPUs."
+        made[f"applications/{argocd.PLAIN_OBJECTS}.yaml"] = yaml.document(argocd.objects_application(place), about)
+        plain = ()
+    body = kustomization((*plain, *sorted(made)))
+    made["kustomization.yaml"] = yaml.document(body, f"{HEADER}\nWhat Argo CD takes from this folder.")
+    if place.repository:
+        about = f"{HEADER}\nThe Application of this folder: apply it once, where Argo CD runs."
+        made["argocd.yaml"] = yaml.document(argocd.folder_application(place), about)
+    return made
 
 
-def _kustomization(paths: Sequence[str]) -> str:
+def _flux_files(rendered: Rendered, plain: Sequence[str]) -> Mapping[str, str]:
+    """The releases, and the Kustomizations by which Flux applies one folder after the other."""
+    made = {
+        f"{flux.RELEASES}/{one.name}.yaml": _documents(flux.release_objects(one), f"{HEADER}\n{one.why}")
+        for one in rendered.releases
+    }
+    present = {path.partition("/")[0] for path in (*plain, *made)}
+    folders = [folder for folder in (flux.BASE, flux.RELEASES, flux.RULES) if folder in present]
+    made["flux.yaml"] = _documents(tuple(flux.kustomizations(rendered.flux, folders, rendered.releases)), HEADER)
+    # Where the folder stands below a path that Flux applies whole, this keeps the test pod out.
+    made["kustomization.yaml"] = yaml.document(kustomization(["flux.yaml"]), HEADER)
+    return made
+
+
+def _kustomize_files(rendered: Rendered, paths: Sequence[str]) -> Mapping[str, str]:
+    configs = [one for one in rendered.objects if one.kind == "ConfigMap"]
     resources = [path for path in paths if path.startswith("manifests/")]
-    body = {"apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization", "resources": resources}
-    return yaml.document(body, f"{HEADER}\nkubectl apply --server-side -k . applies the plain objects, not the charts.")
+    body = kustomization(resources, configs, rendered.releases)
+    about = f"{HEADER}\nThe charts need helm: kubectl kustomize --enable-helm ." if rendered.releases else HEADER
+    made = {"kustomization.yaml": yaml.document(body, about)}
+    for one in configs:
+        (text,) = one.body["data"].values()
+        made[PLUGIN_CONFIG_FILE] = f"# {HEADER}\n# {one.why}\n{text}"
+    return made
 
 
 def _commands(rendered: Rendered, form: Form, paths: Sequence[str]) -> str:
@@ -144,12 +160,26 @@ def _edit(edit: NodeEdit, kubectl: Sequence[str]) -> Iterator[str]:
 
 def _apply(rendered: Rendered, form: Form, paths: Sequence[str]) -> Iterator[str]:
     apply = (*_kubectl(rendered), "apply", "--server-side", "--field-manager", "gpunode")
-    if form == "kustomize" and rendered.objects:
-        yield command(*apply, "-k", ".")
-    else:
-        # One by one: what others put into the folder is not ours to apply.
-        yield from (command(*apply, "-f", path) for path in paths if path.startswith(("manifests/", "applications/")))
-    for release in rendered.releases if form != "argocd" else ():
+    match form:
+        case "kustomize" if rendered.releases:
+            build = command(*_kubectl(rendered), "kustomize", "--enable-helm", ".")
+            yield f"apply() {{ {build} | {command(*apply, '-f', '-')}; }}"
+            yield "# The first time, objects of a kind that a chart defines may come too early."
+            yield "apply || { sleep 10; apply; }"
+        case "kustomize":
+            yield command(*apply, "-k", ".")
+        case "argocd" if argocd.is_elsewhere(rendered.argocd):
+            yield ': "${ARGOCD_CONTEXT:?set it to the context of the cluster in which Argo CD runs}"'
+            for path in paths:
+                if path.startswith("applications/"):
+                    yield f'kubectl --context "$ARGOCD_CONTEXT" {command(*apply[1:], "-f", path)}'
+        case "flux":
+            yield command(*apply, "-f", "flux.yaml")
+        case _:
+            # One by one: what others put into the folder is not ours to apply.
+            folders = ("manifests/", "applications/")
+            yield from (command(*apply, "-f", path) for path in paths if path.startswith(folders))
+    for release in rendered.releases if form in {"manifests", "helm"} else ():
         yield from ("", f"# {release.why}", helm_command(release, rendered.kind.context if rendered.kind else ""))
 
 

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from gpunode.catalog.gpus import GpuModel
 from gpunode.facts.model import KubeletKind, Provider
+from gpunode.recipe.kubernetes import ArgoCd, Flux
 
 # One namespace for labels and taints on all stacks.
 GPU_PRESENT: Final = "nvidia.com/gpu.present"
@@ -18,6 +19,8 @@ MIG_CONFIG: Final = "nvidia.com/mig.config"
 LABELS_MANAGER: Final = "gpunode-labels"
 # From this kind makes a cluster; it is not for kubectl.
 KIND_CONFIG: Final = "kind-config.yaml"
+# The first line of every rendered file: by it gpunode knows its own files when it renders again.
+HEADER: Final = "Rendered by gpunode; render it again instead of editing it."
 # Helm and people find by it what gpunode rendered.
 MANAGED_BY: Final = {"app.kubernetes.io/managed-by": "gpunode"}
 
@@ -133,6 +136,7 @@ class Rendered:
         notes: what a person has to know, or do elsewhere.
         expected: by node, how many of each resource it offers when everything works.
         kind: the cluster, where it is kind's.
+        argocd, flux: where the tool that applies the files runs, and finds them.
     """
 
     objects: tuple[Object, ...] = ()
@@ -142,3 +146,5 @@ class Rendered:
     notes: tuple[str, ...] = ()
     expected: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     kind: KindCluster | None = None
+    argocd: ArgoCd = field(default_factory=ArgoCd)
+    flux: Flux = field(default_factory=Flux)

@@ -77,13 +77,14 @@ def runtime_class(name: str) -> Object:
     return Object(body, why, NAMESPACE_WAVE)
 
 
-def plugin_config_map(where: str, config: Mapping[str, Any], why: str) -> Object:
-    """The device plugin's configuration, named by its content: another content restarts the plugin's pods.
+def plugin_config_map(where: str, config: Mapping[str, Any], why: str, *, hashed: bool) -> Object:
+    """Return the device plugin's configuration.
 
-    The plugin does not watch its file (gpu-operator issue 1144).
+    If ``hashed``, it is named by its content, so that another content restarts the plugin's pods: the plugin does not
+    watch its file (gpu-operator issue 1144). kustomize does this itself.
     """
     text = yaml.document(config)
-    name = f"{PLUGIN}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+    name = f"{PLUGIN}-{hashlib.sha256(text.encode()).hexdigest()[:8]}" if hashed else PLUGIN
     metadata = {"name": name, "namespace": where, "labels": dict(MANAGED_BY)}
     body = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {"config.yaml": text}}
     return Object(body, why, CONFIG_WAVE)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Final, Literal, TypeAlias
+from typing import Final, Literal, TypeAlias, get_args
 
 from gpunode.errors import Refused
-from gpunode.kubernetes import objects, releases
+from gpunode.kubernetes import node_rule, objects, releases
 from gpunode.kubernetes.checks import check
 from gpunode.kubernetes.managed import check_managed, is_gke
 from gpunode.kubernetes.model import (
@@ -25,7 +25,10 @@ from gpunode.kubernetes.sharing import GPU, Config, configs, counted, offered, t
 from gpunode.recipe import Recipe
 from gpunode.recipe.kubernetes import Kubernetes
 
-Form: TypeAlias = Literal["manifests", "kustomize", "argocd", "helm"]
+Form: TypeAlias = Literal["manifests", "kustomize", "argocd", "flux", "helm"]
+FORMS: Final[tuple[Form, ...]] = get_args(Form)
+# In these nobody runs apply.sh: a controller applies what is in git.
+GITOPS_FORMS: Final = frozenset[Form]({"kustomize", "argocd", "flux"})
 _NAMESPACES: Final = {"gpu-operator": "gpu-operator", "hami": "kube-system"}
 # Source: the DRA driver's documentation, "Prerequisites" (0.4).
 _DRA_DRIVER_BRANCH: Final = 565
@@ -61,15 +64,23 @@ def rendered(recipe: Recipe, nodes: Sequence[ClusterNode], form: Form = "manifes
     by_node = {node.name: Config("whole") for node in found} if wanted.stack == "hami" else configs(wanted, found)
     where = wanted.namespace or _NAMESPACES.get(wanted.stack, "gpu-system")
     plain, charts = _parts(recipe, wanted, found, by_node, where, form)
+    edits = tuple(_edits(recipe, wanted, found, by_node))
+    if form in GITOPS_FORMS and any(node_rule.brings_discovery(one) for one in charts):
+        if rule := node_rule.node_feature_rule(edits, wanted.taint):
+            plain.append(rule)
+        if node_rule.can_taint(wanted.taint):
+            charts = [node_rule.with_tainting(one) for one in charts]
     expected = {node.name: offer for node in found if (offer := _expected(wanted, node, by_node[node.name]))}
     return Rendered(
         objects=tuple(sorted(plain, key=lambda one: one.wave)),
         releases=tuple(charts),
-        nodes=tuple(_edits(recipe, wanted, found, by_node)),
+        nodes=edits,
         test_pod=_test(wanted, where, found, by_node),
         notes=tuple(_notes(recipe, wanted, found, by_node)),
         expected=expected,
         kind=_kind_cluster(recipe, wanted, given) if found != given else None,
+        argocd=wanted.argocd,
+        flux=wanted.flux,
     )
 
 
@@ -186,7 +197,9 @@ def _device_plugin(
     if not reasons and form in {"manifests", "kustomize"}:
         (config,) = set(by_node.values())
         told = _told(config)
-        made = objects.plugin_config_map(where, plugin_config(config, nodes, recipe.gpudirect), told)
+        made = objects.plugin_config_map(
+            where, plugin_config(config, nodes, recipe.gpudirect), told, hashed=form != "kustomize"
+        )
         mig = config.strategy != "none"
         return [made, objects.plugin_daemon_set(wanted, where, made.name, nodes, mig=mig)], []
     if not objects.has_usual_root(nodes):

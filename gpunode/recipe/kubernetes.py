@@ -21,6 +21,14 @@ _VALUE = r"([A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?"
 LABEL_KEY = rf"({_SUBDOMAIN}/)?[A-Za-z0-9]([A-Za-z0-9._-]{{0,61}}[A-Za-z0-9])?"
 _VERSION = r"|v?[0-9]+\.[0-9]+\.[0-9]+(-[0-9A-Za-z.-]+)?"
 _REGISTRY = r"|[a-z0-9]([a-z0-9.-]*[a-z0-9])?(:[0-9]{1,5})?(/[a-z0-9]([a-z0-9._-]*[a-z0-9])?)*"
+# No ".." and nothing hidden: it names a folder of a repository, and becomes a part of paths.
+_SEGMENT = r"[A-Za-z0-9_][A-Za-z0-9._-]*"
+_PATH = rf"\.|(\./)?{_SEGMENT}(/{_SEGMENT})*"
+_HOST = r"(\[[0-9a-f:]+\]|[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?)(:[0-9]{1,5})?"
+# Without a password: the URL stands in files that are committed.
+_GIT_URL = (
+    rf"|(https?://|ssh://([A-Za-z0-9._-]+@)?){_HOST}(/[A-Za-z0-9._~-]+)+/?|{_SEGMENT}@[A-Za-z0-9.-]+:[A-Za-z0-9._~/-]+"
+)
 # It becomes the value of a label.
 _LAYOUT = r"|[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?"
 
@@ -95,6 +103,68 @@ class Versions:
 
 
 @dataclass(frozen=True, slots=True)
+class ArgoCd:
+    """Where Argo CD runs the Applications of ``k8s render --form argocd``."""
+
+    project: Annotated[
+        str, Says("project of the Applications", _SUBDOMAIN, ("a name of lower-case letters, digits, - and .",))
+    ] = "default"
+    namespace: Annotated[
+        str, Says("namespace in which Argo CD looks for Applications", _LABEL, ("lower-case letters, digits and -",))
+    ] = "argocd"
+    server: Annotated[
+        str,
+        Says(
+            "API server of the cluster that has the GPUs; empty for the cluster in which Argo CD runs",
+            rf"|https://{_HOST}(/[A-Za-z0-9._~/-]*)?",
+            ("https://host[:port][/path]", '"" for Argo CD\'s own cluster'),
+        ),
+    ] = ""
+    cluster: Annotated[
+        str,
+        Says(
+            "name that Argo CD gives the cluster that has the GPUs, instead of server",
+            r"|[A-Za-z0-9]([A-Za-z0-9._@:/-]*[A-Za-z0-9])?",
+            ("a name as `argocd cluster list` shows it", '""'),
+        ),
+    ] = ""
+    repository: Annotated[
+        str,
+        Says(
+            "git repository that holds the rendered folder; if set, its Application is rendered, too: argocd.yaml",
+            _GIT_URL,
+            ("https://host/path, ssh://git@host/path or git@host:path, without a password", '""'),
+        ),
+    ] = ""
+    revision: Annotated[
+        str, Says("branch, tag or commit of the repository", rf"{_SEGMENT}(/{_SEGMENT})*", ("a branch or tag",))
+    ] = "HEAD"
+    path: Annotated[
+        str, Says("the rendered folder in the repository", _PATH, ("a path without ..", '"." for all of it'))
+    ] = "gpu-stack"
+
+
+@dataclass(frozen=True, slots=True)
+class Flux:
+    """Where Flux finds the folder of ``k8s render --form flux``."""
+
+    namespace: Annotated[
+        str, Says("namespace of Flux and its GitRepository", _LABEL, ("lower-case letters, digits and -",))
+    ] = "flux-system"
+    source: Annotated[
+        str,
+        Says(
+            "name of the GitRepository that holds the rendered folder; `flux bootstrap` makes flux-system",
+            _SUBDOMAIN,
+            ("a name of lower-case letters, digits, - and .",),
+        ),
+    ] = "flux-system"
+    path: Annotated[
+        str, Says("the rendered folder in the repository", _PATH, ("a path without ..", '"." for all of it'))
+    ] = "gpu-stack"
+
+
+@dataclass(frozen=True, slots=True)
 class Kind:
     """A kind cluster on this machine, whose workers get its GPUs."""
 
@@ -164,6 +234,8 @@ class Kubernetes:
     extras: Extras = field(default_factory=Extras)
     kind: Kind = field(default_factory=Kind)
     versions: Versions = field(default_factory=Versions)
+    argocd: ArgoCd = field(default_factory=ArgoCd)
+    flux: Flux = field(default_factory=Flux)
     configs: Mapping[str, NamedConfig] = field(default_factory=lambda: MappingProxyType({}))
 
 
@@ -177,6 +249,8 @@ SECTIONS: Final[Mapping[str, type[Any]]] = MappingProxyType(
         "kubernetes.extras": Extras,
         "kubernetes.kind": Kind,
         "kubernetes.versions": Versions,
+        "kubernetes.argocd": ArgoCd,
+        "kubernetes.flux": Flux,
         "kubernetes.configs.*": NamedConfig,
     }
 )

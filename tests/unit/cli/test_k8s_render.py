@@ -18,7 +18,7 @@ from gpunode.cli.samples import SAMPLES
 from gpunode.errors import Conflict, RecipeError, Refused, UsageError
 from gpunode.facts.evidence import Capture
 from gpunode.host.capture import load, save
-from gpunode.kubernetes.forms import HEADER
+from gpunode.kubernetes.model import HEADER
 
 SAMPLE = str(SAMPLES / "debian12-gtx1080")
 
@@ -67,6 +67,7 @@ def test_what_a_former_render_left_goes_and_what_others_put_there_stays(fleet: P
     render("gpu-operator", (str(fleet),), str(out), "manifests", OutputOptions(quiet=True))
     standing = sorted(str(path.relative_to(out)) for path in out.rglob("*") if path.is_file())
     assert standing == [
+        "README.md",
         "apply.sh",
         "helm/gpu-operator.values.yaml",
         "manifests/01-namespace-gpu-operator.yaml",
