@@ -44,8 +44,10 @@ def _property(key: Key) -> dict[str, object]:
     if key.types == (list,):
         return {**made, "items": {"type": "string", "pattern": f"^(?:{key.says.pattern})$"}, "default": []}
     if key.types == (dict,):
+        names = {"propertyNames": {"pattern": f"^(?:{key.says.name_pattern})$"}} if key.says.name_pattern else {}
         return {
             **made,
+            **names,
             "additionalProperties": {"type": "string", "pattern": f"^(?:{key.says.pattern})$"},
             "default": {},
         }

@@ -28,12 +28,16 @@ class Says:
         pattern: what the whole text must match; empty when any text will do.
         allowed: the same in words.
         least: the smallest number.
+        name_pattern: of a table, what each of its keys must match; empty when any text will do.
+        names: the same in words: what such a key is, then what it may be.
     """
 
     doc: str
     pattern: str = ""
     allowed: tuple[str, ...] = ()
     least: int = 1
+    name_pattern: str = ""
+    names: tuple[str, ...] = ()
 
 
 if TYPE_CHECKING:

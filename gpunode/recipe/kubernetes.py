@@ -226,7 +226,13 @@ class Kubernetes:
     ] = ""
     labels: Annotated[
         Mapping[str, str],
-        Says("further labels of the GPU nodes", _VALUE, ("label values",)),
+        Says(
+            "further labels of the GPU nodes",
+            _VALUE,
+            ("label values",),
+            name_pattern=LABEL_KEY,
+            names=("a label key", "name or prefix/name"),
+        ),
     ] = field(default_factory=lambda: MappingProxyType({}))
     sharing: Sharing = field(default_factory=Sharing)
     mig: Mig = field(default_factory=Mig)

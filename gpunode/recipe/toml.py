@@ -214,11 +214,10 @@ def _checked_list(raw: _Layer, key: Key, place: tuple[str, ...], value: list[Any
 
 
 def _checked_table(raw: _Layer, key: Key, place: tuple[str, ...], value: dict[str, Any]) -> Mapping[str, str]:
-    from gpunode.recipe.kubernetes import LABEL_KEY
-
+    kind, *allowed = key.says.names or ("a key",)
     for name, held in value.items():
-        if not re.fullmatch(LABEL_KEY, name):
-            raise raw.error(f"{_shown(name)} is not a label key", place, ("name or prefix/name",))
+        if key.says.name_pattern and not re.fullmatch(key.says.name_pattern, name):
+            raise raw.error(f"{_shown(name)} is not {kind}", place, tuple(allowed))
         if not isinstance(held, str) or not _fits(key, held):
             raise raw.error(f"{_shown(name)} is {_shown(held)}, which it cannot be", place, key.allowed)
     return MappingProxyType(dict(sorted(value.items())))
