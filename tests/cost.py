@@ -36,7 +36,9 @@ except SystemExit:
     pass
 loaded = sorted(set(sys.modules) - before)
 ours = [name for name in patterns if name.partition(".")[0] == "gpunode"]
-print("\\n" + json.dumps([len(ours), processes, loaded]))
+files = [sys.modules[name].__file__ for name in loaded if name.partition(".")[0] == "gpunode"]
+lines = sum(open(name, "rb").read().count(b"\\n") for name in files if name)
+print("\\n" + json.dumps([len(ours), processes, loaded, lines]))
 """
 
 
@@ -48,16 +50,13 @@ class Cost:
         patterns: how many regular expressions of gpunode's were compiled.
         processes: the commands that it started; the name of the call where that does not show the command.
         modules: every module that it loaded, those of a bare Python left out.
+        lines: of gpunode's own source that were loaded.
     """
 
     patterns: int
     processes: tuple[tuple[str, ...], ...]
     modules: frozenset[str]
-
-    @property
-    def ours(self) -> int:
-        """How many modules of gpunode were loaded."""
-        return sum(name.partition(".")[0] == "gpunode" for name in self.modules)
+    lines: int
 
 
 def command(*arguments: str) -> tuple[str, ...]:
@@ -67,5 +66,5 @@ def command(*arguments: str) -> tuple[str, ...]:
 
 def cost(output: str) -> Cost:
     """The cost that ``command`` printed last."""
-    patterns, processes, modules = json.loads(output.splitlines()[-1])
-    return Cost(patterns, tuple(map(tuple, processes)), frozenset(modules))
+    patterns, processes, modules, lines = json.loads(output.splitlines()[-1])
+    return Cost(patterns, tuple(map(tuple, processes)), frozenset(modules), lines)

@@ -116,13 +116,17 @@ def test_a_plan_loads_the_rules_of_the_one_runtime_that_it_is_about() -> None:
 
 
 def test_what_a_plan_costs_does_not_creep_up() -> None:
-    """Measured: 95 patterns, 155 modules. Look for what is loaded too early before raising these."""
+    """A new step costs what it needs. Where a limit is passed, first look for what is loaded before it is used.
+
+    ``python -X importtime -m gpunode plan`` shows what loads what. A module that only some nodes need is imported in
+    the function that uses it (decision 0005). If all of it is needed, raise the limit and say in the commit why.
+    """
     done = subprocess.run([sys.executable, *cost.command("plan", "containerd", "--node", SAMPLE)],
                           capture_output=True, text=True, check=True)  # fmt: skip
     took = cost.cost(done.stdout)
     assert took.processes == ()
     assert took.patterns <= 96
-    assert took.ours <= 165
+    assert took.lines <= 22_600
 
 
 def test_a_planned_capture_starts_no_process_and_reads_no_journal() -> None:
