@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from gpunode.workflow.verify import Report
 
 _DIFF_SHOWN: Final = 12
+# From the pod's limits to the kernel module, on one page.
+_CONCEPTS: Final = "docs/explanation/from-pod-to-gpu.md explains device plugin, runtime and RuntimeClass"
 _SIGNS: Final[Mapping[State, tuple[str, Style]]] = {
     "create": ("+", "add"),
     "change": ("~", "warn"),
@@ -36,6 +38,8 @@ def plan_lines(found: ClusterPlan, wanted: Rendered, elsewhere: str, *, verbose:
         offer = ", ".join(f"{many} × {name}" for name, many in (wanted.expected.get(edit.node) or {}).items())
         about = f"  {edit.why}" + (f"; will offer {offer}" if offer else "")
         yield line(span("node     ", "dim"), span(edit.node, "bold"), span(about), hang=9)
+    if found.items and all(item.state != "same" for item in found.items):  # the first time
+        yield line(span(f"concepts {_CONCEPTS}", "dim"), hang=9)
     yield BLANK
     yield from _item_lines(found, verbose=verbose)
     for text in found.skipped:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from gpunode.change import CommandChange, ObjectChange
-from gpunode.cli.screen.cluster import removal_lines
+from gpunode.cli.screen.cluster import plan_lines, removal_lines
 from gpunode.host.cluster import Identity
-from gpunode.kubernetes.reconcile import Item
+from gpunode.kubernetes.model import Rendered
+from gpunode.kubernetes.reconcile import Item, State
 from gpunode.workflow.cluster_plan import ClusterPlan
 
 NODE = ObjectChange("c", "v1", "Node", "", "n", None, "{}", shared=True)
@@ -28,3 +29,13 @@ def test_running_pods_are_promised_to_stay_only_where_they_do(item: Item, said: 
         one.text for one in removal_lines(ClusterPlan(Identity("", "", "", "", ""), (item,)), verbose=False)
     )
     assert [one for one in (STAY, EVICTED) if one in text] == ([said] if said else [])
+
+
+@pytest.mark.parametrize(
+    ("states", "is_first"), [(("create", "change"), True), (("same", "change"), False), ((), False)]
+)
+def test_page_of_concepts_is_named_the_first_time(states: tuple[State, ...], is_first: bool) -> None:
+    items = tuple(Item("Node", "", "n", state, "", 0, NODE) for state in states)
+    plan = ClusterPlan(Identity("", "", "", "", ""), items)
+    text = "\n".join(one.text for one in plan_lines(plan, Rendered(), "", verbose=False))
+    assert ("docs/explanation/from-pod-to-gpu.md" in text) == is_first
