@@ -94,6 +94,7 @@ def _node(name: str, live: Body) -> ClusterNode | str:
         kubelet=_kubelet(live),
         # GPU Feature Discovery reads NVML in a container, which NVIDIA's runtime gave it.
         toolkit=True,
+        reads_cdi=_reads_cdi(live),
         provider=provider,
         provides=frozenset({"device-plugin"} if theirs else ()),
     )
@@ -114,6 +115,12 @@ def _kubelet(live: Body) -> KubeletKind:
         return "microk8s"
     version = str(live.get("status", {}).get("nodeInfo", {}).get("kubeletVersion", ""))
     return next((kind for sign, kind in _KUBELETS.items() if sign in version), "kubelet")
+
+
+def _reads_cdi(live: Body) -> bool:
+    """Return whether its container runtime reads CDI devices by default; 1.7's configuration is not seen from here."""
+    version = str(live.get("status", {}).get("nodeInfo", {}).get("containerRuntimeVersion", ""))
+    return version.startswith(("containerd://2.", "cri-o://"))
 
 
 def _provider(live: Body) -> Provider | None:

@@ -39,6 +39,7 @@ class ClusterNode:
         provides: what that provider brought: ``driver``, ``device-plugin``.
         static_cpus: whether its kubelet's CPU manager is static; a container then keeps only devices that the kubelet
             knows.
+        reads_cdi: whether its container runtime gives pods the CDI devices that the kubelet names.
     """
 
     name: str
@@ -49,6 +50,7 @@ class ClusterNode:
     provider: Provider | None = None
     provides: frozenset[str] = frozenset()
     static_cpus: bool = False
+    reads_cdi: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,11 +130,25 @@ class KindCluster:
 
 
 @dataclass(frozen=True, slots=True)
+class OwnPod:
+    """What a pod of the user's own has to say to get a GPU.
+
+    Attributes:
+        spec: those parts of its spec, to be merged into it.
+        why: how it gets the GPU, as the rest of a sentence that begins with the pod.
+    """
+
+    spec: Mapping[str, Any]
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class Rendered:
     """All that the recipe asks of the cluster, in the order in which it is applied.
 
     Attributes:
         test_pod: what shows that a pod computes on a GPU; not applied with the rest.
+        own_pod: what other pods need for a GPU; None where nobody knows which resource they can ask for.
         notes: what a person has to know, or do elsewhere.
         expected: by node, how many of each resource it offers when everything works.
         kind: the cluster, where it is kind's.
@@ -143,6 +159,7 @@ class Rendered:
     releases: tuple[Release, ...] = ()
     nodes: tuple[NodeEdit, ...] = ()
     test_pod: tuple[Object, ...] = ()
+    own_pod: OwnPod | None = None
     notes: tuple[str, ...] = ()
     expected: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     kind: KindCluster | None = None

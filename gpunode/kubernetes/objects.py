@@ -10,7 +10,7 @@ from gpunode.catalog.charts import chart
 from gpunode.errors import Refused
 from gpunode.facts.model import KubeletKind
 from gpunode.kubernetes import yaml
-from gpunode.kubernetes.model import GPU_PRESENT, MANAGED_BY, ClusterNode, Object
+from gpunode.kubernetes.model import GPU_PRESENT, MANAGED_BY, ClusterNode, Object, OwnPod
 from gpunode.kubernetes.sharing import GPU
 from gpunode.recipe.kubernetes import Kubernetes
 
@@ -18,6 +18,14 @@ PLUGIN: Final = "nvidia-device-plugin"
 TEST_POD: Final = "gpunode-test"
 VECTOR_ADD: Final = "nvcr.io/nvidia/k8s/cuda-sample:vectoradd-cuda12.5.0"
 NAMESPACE_WAVE, CONFIG_WAVE, PLUGIN_WAVE, EXTRAS_WAVE, TEST_WAVE = range(5)
+_CDI_VOLUMES: Final = (
+    {"name": "cdi-root", "hostPath": {"path": "/var/run/cdi", "type": "DirectoryOrCreate"}},
+    {"name": "driver-root", "hostPath": {"path": "/", "type": "Directory"}},
+)
+_CDI_MOUNTS: Final = (
+    {"name": "cdi-root", "mountPath": "/var/run/cdi"},
+    {"name": "driver-root", "mountPath": "/driver-root", "readOnly": True},
+)
 _PLUGIN_IMAGE: Final = "nvcr.io/nvidia/k8s-device-plugin"
 _KUBELET_ROOT: Final = "/var/lib/kubelet"
 # Sources: canonical/microk8s microk8s-resources/default-args/kubelet; k0s pkg/component/worker/kubelet.
@@ -100,14 +108,16 @@ def static_cpus(nodes: Sequence[ClusterNode]) -> str:
 
 
 def plugin_daemon_set(
-    wanted: Kubernetes, where: str, config_map: str, nodes: Sequence[ClusterNode], *, mig: bool
+    wanted: Kubernetes, where: str, config_map: str, nodes: Sequence[ClusterNode], *, mig: bool, cdi: bool
 ) -> Object:
     """NVIDIA's device plugin on every node with the label ``nvidia.com/gpu.present=true``.
 
     As deployments/static/nvidia-device-plugin.yml of NVIDIA/k8s-device-plugin 0.20.0, with what that leaves out: the
     RuntimeClass, without which the plugin finds no NVML where nvidia is not the default runtime, and the configuration.
     To offer MIG instances it needs CAP_SYS_ADMIN; for a static CPU manager, as in
-    nvidia-device-plugin-compat-with-cpumanager.yml there, it is privileged.
+    nvidia-device-plugin-compat-with-cpumanager.yml there, it is privileged. For CDI it writes specifications of the
+    driver's files, which it finds below /driver-root, as the chart with nvidiaDriverRoot=/ (docs/cdi.md there); their
+    hooks are the host's /usr/bin/nvidia-ctk, its default.
     """
     root, needed = kubelet_root(nodes), static_cpus(nodes)
     labels = {"app.kubernetes.io/name": PLUGIN}
@@ -117,10 +127,11 @@ def plugin_daemon_set(
         "automountServiceAccountToken": False,
         "nodeSelector": {GPU_PRESENT: "true"},
         "tolerations": tolerations(wanted),
-        "containers": [_plugin_container(wanted, mig=mig, privileged=bool(needed))],
+        "containers": [_plugin_container(wanted, mig=mig, cdi=cdi, privileged=bool(needed))],
         "volumes": [
             {"name": "device-plugins", "hostPath": {"path": f"{root}/device-plugins", "type": "Directory"}},
             {"name": "config", "configMap": {"name": config_map}},
+            *(_CDI_VOLUMES if cdi else ()),
         ],
     }
     body = {
@@ -133,12 +144,12 @@ def plugin_daemon_set(
             "template": {"metadata": {"labels": labels}, "spec": pod},
         },
     }
-    return Object(
-        body, " ".join(filter(None, ("Offers the node's GPUs to pods as nvidia.com/gpu.", needed))), PLUGIN_WAVE
-    )
+    by_cdi = "Writes their CDI specification to /var/run/cdi, from the driver's files below /." if cdi else ""
+    why = " ".join(filter(None, ("Offers the node's GPUs to pods as nvidia.com/gpu.", by_cdi, needed)))
+    return Object(body, why, PLUGIN_WAVE)
 
 
-def _plugin_container(wanted: Kubernetes, *, mig: bool, privileged: bool) -> dict[str, Any]:
+def _plugin_container(wanted: Kubernetes, *, mig: bool, cdi: bool, privileged: bool) -> dict[str, Any]:
     capabilities = {"capabilities": {"add": ["SYS_ADMIN"]}}
     confined = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
     environment = [{"name": "CONFIG_FILE", "value": "/config/config.yaml"}]
@@ -150,6 +161,7 @@ def _plugin_container(wanted: Kubernetes, *, mig: bool, privileged: bool) -> dic
         "volumeMounts": [
             {"name": "device-plugins", "mountPath": "/var/lib/kubelet/device-plugins"},
             {"name": "config", "mountPath": "/config", "readOnly": True},
+            *(_CDI_MOUNTS if cdi else ()),
         ],
     }
 
@@ -159,20 +171,30 @@ def _image_tag(wanted: Kubernetes) -> str:
     return f"v{version.removeprefix('v')}" if version else ""
 
 
-def test_pod(wanted: Kubernetes, where: str, resource: str) -> Object:
-    """A pod that adds two vectors on a GPU and ends; its log says ``Test PASSED``."""
-    limits: dict[str, Any] = {resource: 1}
-    if wanted.stack == "hami":
-        limits["nvidia.com/gpumem"] = 1024
-    return Object(
-        _test_pod(wanted, where, {"resources": {"limits": limits}}, {}),
-        "Adds two vectors on a GPU; its log ends with: Test PASSED",
-        TEST_WAVE,
-    )
+def test_pod(wanted: Kubernetes, where: str, own: OwnPod) -> tuple[Object, ...]:
+    """Return a pod that adds two vectors on a GPU and ends, and what it needs before it; its log says ``Test PASSED``.
+
+    It says what the user's ``own`` pod has to say, and tolerates the usual taint of GPU nodes beside the recipe's.
+    """
+    said = dict(own.spec)
+    (container,) = said.pop("containers")
+    if claims := said.get("resourceClaims"):
+        said["resourceClaims"] = [{**claims[0], "resourceClaimTemplateName": TEST_POD}]
+    image = mirrored(VECTOR_ADD, wanted.registry)
+    spec = {
+        "restartPolicy": "Never",
+        **said,
+        "tolerations": tolerations(wanted),
+        "containers": [{"name": "vectoradd", "image": image, **container}],
+    }
+    metadata = {"name": TEST_POD, "namespace": where, "labels": dict(MANAGED_BY)}
+    body = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
+    pod = Object(body, "Adds two vectors on a GPU; its log ends with: Test PASSED", TEST_WAVE)
+    return (_claim_template(where), pod) if claims else (pod,)
 
 
-def claiming_test_pod(wanted: Kubernetes, where: str) -> tuple[Object, Object]:
-    """The same by Dynamic Resource Allocation: the template of a claim for one GPU, and the pod."""
+def _claim_template(where: str) -> Object:
+    """Return the template of a claim for one GPU, for Dynamic Resource Allocation."""
     metadata = {"name": TEST_POD, "namespace": where, "labels": dict(MANAGED_BY)}
     request = {"name": "gpu", "exactly": {"deviceClassName": "gpu.nvidia.com"}}
     template = {
@@ -181,24 +203,4 @@ def claiming_test_pod(wanted: Kubernetes, where: str) -> tuple[Object, Object]:
         "metadata": metadata,
         "spec": {"spec": {"devices": {"requests": [request]}}},
     }
-    claims = {"resourceClaims": [{"name": "gpu", "resourceClaimTemplateName": TEST_POD}]}
-    pod = _test_pod(wanted, where, {"resources": {"claims": [{"name": "gpu"}]}}, claims)
-    return (
-        Object(template, "Each pod that names it gets a claim of its own, for one GPU.", TEST_WAVE),
-        Object(pod, "Adds two vectors on a GPU; its log ends with: Test PASSED", TEST_WAVE),
-    )
-
-
-def _test_pod(wanted: Kubernetes, where: str, container: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
-    # With DRA the driver injects the GPU by CDI: any runtime will do.
-    runtime = {"runtimeClassName": wanted.runtime_class} if wanted.runtime_class and wanted.stack != "dra" else {}
-    image = mirrored(VECTOR_ADD, wanted.registry)
-    spec = {
-        "restartPolicy": "Never",
-        **runtime,
-        "tolerations": tolerations(wanted),
-        **more,
-        "containers": [{"name": "vectoradd", "image": image, **container}],
-    }
-    metadata = {"name": TEST_POD, "namespace": where, "labels": dict(MANAGED_BY)}
-    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
+    return Object(template, "Each pod that names it gets a claim of its own, for one GPU.", TEST_WAVE)

@@ -20,11 +20,22 @@ def gpudirect_flags(direct: GpuDirect) -> Mapping[str, bool]:
     return ({"gdrcopyEnabled": True} if direct.gdrcopy else {}) | ({"gdsEnabled": True} if direct.gds else {})
 
 
-def plugin_config(config: Config, nodes: Sequence[ClusterNode], direct: GpuDirect) -> Mapping[str, Any]:
-    """The file for the nodes that have this configuration."""
+def plugin_config(
+    config: Config, nodes: Sequence[ClusterNode], direct: GpuDirect, strategies: Sequence[str] = ()
+) -> Mapping[str, Any]:
+    """Return the file for the nodes that have this configuration.
+
+    Args:
+        config: how the GPUs are offered.
+        nodes: those that have it.
+        direct: which devices of GPUDirect pods get.
+        strategies: how the plugin hands GPUs to the container runtime; empty for its default.
+    """
     flags: dict[str, Any] = {"migStrategy": config.strategy, **gpudirect_flags(direct)}
-    if any(node.static_cpus for node in nodes):
-        flags["plugin"] = {"passDeviceSpecs": True}
+    plugin: dict[str, Any] = {"passDeviceSpecs": True} if any(node.static_cpus for node in nodes) else {}
+    plugin |= {"deviceListStrategy": [*strategies]} if strategies else {}
+    if plugin:
+        flags["plugin"] = plugin
     wanted: dict[str, Any] = {"version": "v1", "flags": flags}
     if config.mode != "none":
         resources = [{"name": name, "replicas": config.replicas} for name in shared_resources(nodes, config)]

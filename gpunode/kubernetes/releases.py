@@ -34,11 +34,13 @@ def _release(name: str, version: str, where: str, values: Mapping[str, Any], why
     return Release(name, name, version or found.version, found.repository, where, values, why, wave)
 
 
-def files_of(configs: Mapping[str, Config], nodes: Sequence[ClusterNode], direct: GpuDirect) -> Mapping[str, str]:
-    """The device plugin's named configurations, each as its file."""
+def files_of(
+    configs: Mapping[str, Config], nodes: Sequence[ClusterNode], direct: GpuDirect, strategies: Sequence[str] = ()
+) -> Mapping[str, str]:
+    """Return the device plugin's named configurations, each as its file."""
     every = {config.name: config for config in configs.values()}
     having = {name: [node for node in nodes if configs[node.name].name == name] for name in every}
-    return {name: yaml.document(plugin_config(every[name], having[name], direct)) for name in sorted(every)}
+    return {name: yaml.document(plugin_config(every[name], having[name], direct, strategies)) for name in sorted(every)}
 
 
 def most_common(configs: Mapping[str, Config]) -> str:
@@ -53,6 +55,7 @@ def device_plugin(
     configs: Mapping[str, Config],
     nodes: Sequence[ClusterNode],
     direct: GpuDirect,
+    strategies: Sequence[str],
     *,
     gfd: bool,
 ) -> Release:
@@ -63,12 +66,14 @@ def device_plugin(
         "tolerations": tolerations(wanted),
         "gfd": {"enabled": gfd},
         **({"compatWithCPUManager": True} if static_cpus(nodes) else {}),
+        # By it the chart mounts the host's driver, of which the plugin writes its CDI specification (docs/cdi.md).
+        **({"nvidiaDriverRoot": "/"} if strategies else {}),
     }
     if gfd:
         # The chart's own toleration is for the value "present" alone (k8s-device-plugin issue 1934).
         worker = {"worker": {"tolerations": [_CONTROL_PLANE, *tolerations(wanted)]}}
         values["nfd"] = {**_image(wanted, _NFD_IMAGE), **worker}
-    values["config"] = {"default": most_common(configs), "map": dict(files_of(configs, nodes, direct))}
+    values["config"] = {"default": most_common(configs), "map": dict(files_of(configs, nodes, direct, strategies))}
     parts = ["the device plugin"] + (["GPU Feature Discovery"] if gfd else [])
     parts += ["the MPS daemon"] if any(config.mode == "mps" for config in configs.values()) else []
     why = f"Runs {_listed(parts)}. Nodes choose a configuration by the label nvidia.com/device-plugin.config."

@@ -20,6 +20,7 @@ from gpunode.kubernetes.model import (
     Release,
     Rendered,
 )
+from gpunode.kubernetes.own_pod import device_list_strategies, operator_uses_cdi, own_pod
 from gpunode.kubernetes.plugin_config import plugin_config
 from gpunode.kubernetes.sharing import GPU, Config, configs, counted, offered, test_resource, unmatched
 from gpunode.recipe import Recipe
@@ -70,13 +71,16 @@ def rendered(recipe: Recipe, nodes: Sequence[ClusterNode], form: Form = "manifes
             plain.append(rule)
         if node_rule.can_taint(wanted.taint):
             charts = [node_rule.with_tainting(one) for one in charts]
+    resource = "" if wanted.stack == "dra" else test_resource(found, by_node)
+    own = own_pod(recipe, found, resource)
     expected = {node.name: offer for node in found if (offer := _expected(wanted, node, by_node[node.name]))}
     return Rendered(
         objects=tuple(sorted(plain, key=lambda one: one.wave)),
         releases=tuple(charts),
         nodes=edits,
-        test_pod=_test(wanted, where, found, by_node),
-        notes=tuple(_notes(recipe, wanted, found, by_node)),
+        test_pod=objects.test_pod(wanted, where, own) if own else (),
+        own_pod=own,
+        notes=tuple(_notes(wanted, found, by_node)),
         expected=expected,
         kind=_kind_cluster(recipe, wanted, given) if found != given else None,
         argocd=wanted.argocd,
@@ -157,7 +161,7 @@ def _parts(
             plain += more
         case "gpu-operator":
             driver, toolkit = _by_operator(recipe, nodes)
-            cdi = recipe.runtime.cdi or is_gke(nodes)
+            cdi = operator_uses_cdi(recipe, nodes)
             direct = recipe.gpudirect
             charts = [
                 releases.gpu_operator(wanted, where, by_node, nodes, direct, cdi=cdi, driver=driver, toolkit=toolkit)
@@ -194,14 +198,14 @@ def _device_plugin(
     reasons = ["MPS needs the chart's daemon"] if mps else []
     reasons += ["several configurations need the chart's config manager"] if len(set(by_node.values())) > 1 else []
     reasons += ["GPU Feature Discovery comes with the chart"] if wanted.extras.gfd else []
+    strategies = device_list_strategies(recipe, nodes)
     if not reasons and form in {"manifests", "kustomize"}:
         (config,) = set(by_node.values())
         told = _told(config)
-        made = objects.plugin_config_map(
-            where, plugin_config(config, nodes, recipe.gpudirect), told, hashed=form != "kustomize"
-        )
-        mig = config.strategy != "none"
-        return [made, objects.plugin_daemon_set(wanted, where, made.name, nodes, mig=mig)], []
+        settings = plugin_config(config, nodes, recipe.gpudirect, strategies)
+        made = objects.plugin_config_map(where, settings, told, hashed=form != "kustomize")
+        mig, cdi = config.strategy != "none", bool(strategies)
+        return [made, objects.plugin_daemon_set(wanted, where, made.name, nodes, mig=mig, cdi=cdi)], []
     if not objects.has_usual_root(nodes):
         raise Refused(
             f"the chart nvidia-device-plugin cannot be used on {nodes[0].kubelet}",
@@ -210,7 +214,7 @@ def _device_plugin(
             hint='use stack = "gpu-operator", or one configuration without MPS and gfd with --form manifests',
         )
     gfd = wanted.extras.gfd or mps
-    return [], [releases.device_plugin(wanted, where, by_node, nodes, recipe.gpudirect, gfd=gfd)]
+    return [], [releases.device_plugin(wanted, where, by_node, nodes, recipe.gpudirect, strategies, gfd=gfd)]
 
 
 def _told(config: Config) -> str:
@@ -270,19 +274,7 @@ def _expected(wanted: Kubernetes, node: ClusterNode, config: Config) -> Mapping[
     return offered(node, config)
 
 
-def _test(
-    wanted: Kubernetes, where: str, nodes: Sequence[ClusterNode], by_node: Mapping[str, Config]
-) -> tuple[Object, ...]:
-    """The test pod; none where nobody knows the name of a resource to ask for."""
-    if wanted.stack == "dra":
-        return objects.claiming_test_pod(wanted, where)
-    resource = test_resource(nodes, by_node)
-    return (objects.test_pod(wanted, where, resource),) if resource else ()
-
-
-def _notes(
-    recipe: Recipe, wanted: Kubernetes, nodes: Sequence[ClusterNode], by_node: Mapping[str, Config]
-) -> Iterator[str]:
+def _notes(wanted: Kubernetes, nodes: Sequence[ClusterNode], by_node: Mapping[str, Config]) -> Iterator[str]:
     modes = {config.mode for config in by_node.values()}
     yield from (text for mode, text in _SHARED.items() if mode in modes)
     yield from unmatched(wanted, nodes)
@@ -294,8 +286,6 @@ def _notes(
         yield "k3s (1.29 or later) and RKE2 (1.32.1 or later) make the RuntimeClass nvidia, so it is not rendered."
     if wanted.kind.workers:
         yield "kind.sh, written with --out, makes the cluster; apply.sh runs it first."
-    if wanted.stack == "gpu-operator" and wanted.runtime_class and not (recipe.runtime.cdi or is_gke(nodes)):
-        yield f"Pods get a GPU only with runtimeClassName: {wanted.runtime_class}."
     if any(config.strategy == "mixed" and not config.layout for config in by_node.values()):
         yield "Without a layout gpunode cannot tell which MIG profiles are offered, so no test pod is rendered."
 

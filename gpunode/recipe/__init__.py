@@ -153,7 +153,13 @@ class Runtime:
     cgroup: Annotated[
         Cgroup, Says("auto keeps what the runtime has; systemd makes runc and nvidia use systemd's cgroup driver")
     ] = "auto"
-    cdi: Annotated[bool, Says("whether the runtime's own CDI support is switched on")] = False
+    cdi: Annotated[
+        bool | None,
+        Says(
+            "whether the runtime's own CDI support is switched on; left out: where pods get their GPUs by it "
+            "(stack device-plugin or gpu-operator, containerd 1.7 and later)"
+        ),
+    ] = None
 
 
 @dataclass(frozen=True, slots=True)

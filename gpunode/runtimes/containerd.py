@@ -116,6 +116,8 @@ def _configured(loaded: Sequence[ConfigFile], desired: DesiredConfig) -> Observe
         plugin.get("enable_cdi"),
         systemd_cgroup(plugin, desired),
         loaded[0].read_as,
+        # Schema 3 is containerd 2's, whose default is true.
+        has_default_cdi=plugin.get("enable_cdi") is False and "cdi_spec_dirs" in plugin and loaded[0].read_as < 3,
     )
 
 

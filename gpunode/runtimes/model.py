@@ -114,6 +114,7 @@ class ObservedConfig:
         systemd_cgroup: SystemdCgroup of the handlers that mention it; containerd's nameless default is ``NAMELESS``.
         schema: containerd's configuration schema; None for docker.
         is_startable: whether the daemon starts with it; dockerd does not where its command line says the same keys.
+        has_default_cdi: whether ``cdi`` is False as containerd 1.7's ``config default`` prints it, which nobody chose.
     """
 
     handlers: Mapping[str, str] = field(default_factory=dict)
@@ -123,6 +124,7 @@ class ObservedConfig:
     systemd_cgroup: Mapping[str, bool] = field(default_factory=dict)
     schema: int | None = None
     is_startable: bool = True
+    has_default_cdi: bool = False
 
 
 Reads: TypeAlias = Callable[[Files, DesiredConfig], tuple[str, ...]]

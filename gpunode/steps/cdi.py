@@ -120,7 +120,7 @@ def is_wanted(recipe: Recipe, facts: Facts) -> bool:
 def is_asked(recipe: Recipe) -> bool:
     """Whether the recipe itself has containers get GPUs as CDI devices."""
     row = CONTAINER_RUNTIMES.get(recipe.runtime.name)
-    return row is not None and (row.cdi != "switch" or recipe.runtime.cdi)
+    return row is not None and (row.cdi != "switch" or recipe.runtime.cdi is True)
 
 
 def _has_failed(facts: Facts) -> bool:

@@ -28,9 +28,10 @@ from gpunode.outcome import Outcome, Planned, Refusal, Step
 from gpunode.package_id import PackageId
 from gpunode.packages.version import numbers
 from gpunode.recipe import Recipe
-from gpunode.runtimes import DesiredConfig, Runtime, runtime
+from gpunode.runtimes import DesiredConfig, ObservedConfig, Runtime, runtime
 from gpunode.runtimes.found import States, contents, in_facts
 from gpunode.runtimes.installations import Chosen, chosen, kubelet_using, with_kubelets_driver
+from gpunode.runtimes.pod_cdi import is_switched_on_by_setup, reads_cdi, why_unread
 from gpunode.steps.installed_driver import matches
 from gpunode.steps.runtime_edits import Target, configuring, missing, refuse_default
 from gpunode.steps.toolkit import CONFIG
@@ -73,6 +74,9 @@ def _configured(recipe: Recipe, facts: Facts, place: Chosen) -> Planned | Refusa
     present = in_facts(facts, row, desired)
     if recipe.runtime.cgroup == "auto":
         desired = with_kubelets_driver(row, facts, desired, contents(present))
+    found = row.inspect(contents(present), desired)
+    if _is_for_pods(recipe) and is_switched_on_by_setup(row, found, desired.version):
+        desired = replace(desired, cdi=True)
     target = Target(row, desired, present, facts, place.notes)
     lacks = missing(TOOLKIT_PROGRAM, row.id) if _lacks_program(facts) else None
     if lacks and facts.is_image:
@@ -82,7 +86,12 @@ def _configured(recipe: Recipe, facts: Facts, place: Chosen) -> Planned | Refusa
     if not planned.changes:
         planned = replace(planned, expectation=None)  # what is closed below is no news to a parser
     planned = _closed(target, replace(planned, changes=(*planned.changes, *_service(row, facts, present))))
-    notes = (*planned.notes, *_other_driver(recipe, facts, row), *_preexisting_default(recipe, row, present))
+    notes = (
+        *planned.notes,
+        *_other_driver(recipe, facts, row),
+        *_preexisting_default(recipe, row, present),
+        *_needs_class(recipe, row, found, desired),
+    )
     lacking = (lacks.note,) if lacks else ()
     if not planned.changes:
         return replace(planned, notes=(*notes, *lacking))
@@ -101,6 +110,31 @@ def _preexisting_default(recipe: Recipe, row: Runtime, present: States) -> tuple
             "runtime.default; runtime.default = false removes it"
         ),
     )
+
+
+def _is_for_pods(recipe: Recipe) -> bool:
+    """Return whether pods of this runtime are to get their GPUs by CDI where they can.
+
+    kind's pods run in a containerd of its own, inside of docker's containers.
+    """
+    wanted = recipe.kubernetes
+    if wanted is None or wanted.stack not in {"device-plugin", "gpu-operator"} or wanted.kind.workers:
+        return False
+    return recipe.runtime.default is not True and recipe.runtime.cdi is None
+
+
+def _needs_class(recipe: Recipe, row: Runtime, found: ObservedConfig, desired: DesiredConfig) -> tuple[str, ...]:
+    """Return that pods need the RuntimeClass on this node; nothing where CDI gives them their GPUs."""
+    wanted, version = recipe.kubernetes, desired.version
+    if (
+        not _is_for_pods(recipe)
+        or desired.cdi
+        or reads_cdi(row, found, version)
+        or not (wanted and wanted.runtime_class)
+    ):
+        return ()
+    needs = f"pods on this node get a GPU only with runtimeClassName: {wanted.runtime_class}"
+    return (f"{needs}: {why_unread(row, found, version)}",)
 
 
 def _closed(target: Target, planned: Planned) -> Planned:
@@ -169,7 +203,7 @@ def _desired(recipe: Recipe, row: Runtime, facts: Facts) -> DesiredConfig:
         not_default=recipe.runtime.default is False,
         # A product gives its kubelet and its containerd one driver; a recipe for kubeadm's kubelet is not about it.
         systemd_cgroup=recipe.runtime.cgroup == "systemd" and not row.product,
-        cdi=recipe.runtime.cdi,
+        cdi=recipe.runtime.cdi is True,
         version=packaged_version(row, known(facts.packages, {})),
         enable_cri=row.has_cri_plugin and kubelet_using(row, facts) is not None,
     )

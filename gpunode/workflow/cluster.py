@@ -5,18 +5,25 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from gpunode.errors import Refused
+from gpunode.container_runtimes import CONTAINER_RUNTIMES
+from gpunode.errors import Refused, Undetermined
 from gpunode.facts.evidence import Evidence
 from gpunode.facts.model import Facts, Known, known, need
 from gpunode.facts.probes import DEVICE_PLUGIN
 from gpunode.kubernetes.managed import GKE_OPT_OUT
 from gpunode.kubernetes.model import ClusterNode
+from gpunode.runtimes import DesiredConfig, runtime
+from gpunode.runtimes.found import contents, in_facts
+from gpunode.runtimes.installations import chosen
+from gpunode.runtimes.pod_cdi import reads_cdi
 from gpunode.steps.gpus import models, own_gpus
 from gpunode.steps.managed import has_providers_driver
+from gpunode.steps.runtime_config import packaged_version
 
 # What the API server takes for the name of a Node (RFC 1123).
 _NODE_NAME = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*")
 _LONGEST_NAME = 253
+_ALWAYS_CDI = frozenset(row.socket for row in CONTAINER_RUNTIMES.values() if row.cdi == "always")
 
 
 def cluster_node(facts: Facts, name: str) -> ClusterNode:
@@ -43,7 +50,27 @@ def cluster_node(facts: Facts, name: str) -> ClusterNode:
         provider=known(facts.provider, None),
         provides=frozenset(_provided(facts)),
         static_cpus=kubelet is not None and kubelet.static_cpus,
+        reads_cdi=_reads_cdi(facts),
     )
+
+
+def _reads_cdi(facts: Facts) -> bool:
+    """Return whether the kubelet's container runtime reads CDI devices; before there is a kubelet, containerd counts.
+
+    False where nobody can tell.
+    """
+    kubelet = known(facts.kubelet, None)
+    if kubelet is not None and kubelet.socket in _ALWAYS_CDI:
+        return True
+    try:
+        row = chosen(runtime("containerd"), facts).row
+        if kubelet is not None and kubelet.socket != row.socket:
+            return False
+        version = packaged_version(row, known(facts.packages, {}))
+        desired = DesiredConfig(version=version)
+        return reads_cdi(row, row.inspect(contents(in_facts(facts, row, desired)), desired), version)
+    except (Refused, Undetermined):
+        return False
 
 
 def _provided(facts: Facts) -> Iterator[str]:

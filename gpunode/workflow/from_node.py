@@ -139,5 +139,5 @@ def _configured(row: RuntimeRow, facts: Facts) -> Runtime | None:
         install="never",
         default=True if found.default == "nvidia" else None,
         cgroup="systemd" if systemd else "auto",
-        cdi=bool(found.cdi) and row.cdi == "switch",
+        cdi=True if found.cdi and row.cdi == "switch" else None,
     )

@@ -22,12 +22,12 @@ def node(name: str, device: str, count: int, **more: object) -> ClusterNode:
 
 
 CLUSTERS: Final[Mapping[str, tuple[ClusterNode, ...]]] = {
-    "one": (node("desk", _GTX, 1, kubelet="kubelet"),),
-    "eight": (node("gpu-01", _H100, 8, kubelet="kubelet"),),
+    "one": (node("desk", _GTX, 1, kubelet="kubelet", reads_cdi=True),),
+    "eight": (node("gpu-01", _H100, 8, kubelet="kubelet", reads_cdi=True),),
     "sixteen": (node("dgx", _A100, 16, kubelet="kubelet"),),
     "k3s": (node("edge", _T4, 2, kubelet="k3s"),),
     "microk8s": (node("snap", _H200, 4, kubelet="microk8s"),),
-    "fleet": (node("gpu-02", _B200, 8, kubelet="kubelet"), node("gpu-01", _H100, 8, kubelet="kubelet")),
+    "fleet": (node("gpu-02", _B200, 8, kubelet="kubelet", reads_cdi=True), node("gpu-01", _H100, 8, kubelet="kubelet")),
 }
 RECIPES: Final = ("k8s-containerd", "k8s-time-slicing", "k8s-mps", "k8s-mig", "gpu-operator", "hami", "dra", "k3s")
 _GOLDEN: Final[Sequence[tuple[str, str, Form]]] = (

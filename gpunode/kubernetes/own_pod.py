@@ -1,0 +1,112 @@
+"""How GPUs reach a pod of one's own, and what that pod has to say for it. Pure.
+
+Sources: NVIDIA/k8s-device-plugin 0.20.0, internal/plugin/server.go and docs/cdi.md; KEP-4009 (the kubelet passes a
+device plugin's CDI devices on from Kubernetes 1.29); NVIDIA/gpu-operator 26.7, controllers/object_controls.go
+(with ``cdi.enabled`` its plugin hands out CDI devices alone); Project-HAMi/HAMi 2.10, pkg/device/nvidia/device.go
+(its webhook adds ``devicePlugin.runtimeClassName`` to pods that ask for a GPU).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from gpunode.kubernetes.managed import is_gke
+from gpunode.kubernetes.model import ClusterNode, OwnPod
+from gpunode.recipe import Recipe
+from gpunode.recipe.kubernetes import Kubernetes
+
+# The first device plugin with cdi-cri.
+_WITH_CDI: Final = (0, 15)
+_BY_CDI: Final = "by CDI (Kubernetes 1.29 or later)"
+
+
+def can_use_cdi(recipe: Recipe, node: ClusterNode) -> bool:
+    """Return whether the device plugin can hand GPUs to pods of the node as CDI devices.
+
+    Their hooks are run by the host's container toolkit. With nvidia as default runtime there is no need of CDI.
+    """
+    wanted, runtime = _tables(recipe), recipe.runtime
+    if wanted.kind.workers or runtime.default or runtime.cdi is False:
+        return False
+    version = tuple(int(one) for one in wanted.versions.device_plugin.lstrip("v").partition("-")[0].split(".") if one)
+    return node.reads_cdi and node.toolkit and (not version or version >= _WITH_CDI)
+
+
+def device_list_strategies(recipe: Recipe, nodes: Sequence[ClusterNode]) -> tuple[str, ...]:
+    """Return how the device plugin hands GPUs to the container runtime; empty for its default, ``envvar``.
+
+    ``envvar`` stays beside ``cdi-cri``, for nodes whose runtime reads no CDI devices: one DaemonSet serves all. Where
+    CDI is read, its specification sets NVIDIA_VISIBLE_DEVICES to ``void``, and NVIDIA's runtime adds nothing.
+    """
+    return ("envvar", "cdi-cri") if any(can_use_cdi(recipe, node) for node in nodes) else ()
+
+
+def operator_uses_cdi(recipe: Recipe, nodes: Sequence[ClusterNode]) -> bool:
+    """Return whether the GPU Operator's plugin is to hand out CDI devices, which it then does on every node."""
+    return recipe.runtime.cdi is True or is_gke(nodes) or all(can_use_cdi(recipe, node) for node in nodes)
+
+
+def runtime_class_of_pods(recipe: Recipe, nodes: Sequence[ClusterNode]) -> str:
+    """Return the RuntimeClass that a pod has to name to get a GPU on any of these nodes; empty for none."""
+    wanted = _tables(recipe)
+    if wanted.stack in {"dra", "hami"} or (recipe.runtime.default and not wanted.kind.workers):
+        return ""
+    if wanted.stack == "gpu-operator":
+        return "" if operator_uses_cdi(recipe, nodes) else wanted.runtime_class
+    return "" if all(can_use_cdi(recipe, node) for node in nodes) else wanted.runtime_class
+
+
+def own_pod(recipe: Recipe, nodes: Sequence[ClusterNode], resource: str) -> OwnPod | None:
+    """Return what a pod of one's own needs on these nodes; None where nobody knows which resource to ask for.
+
+    Args:
+        recipe: with its Kubernetes tables.
+        nodes: those that it may run on.
+        resource: what it asks for; empty where only the MIG layout tells.
+    """
+    wanted = _tables(recipe)
+    if not resource and wanted.stack != "dra":
+        return None
+    name = runtime_class_of_pods(recipe, nodes)
+    spec: dict[str, Any] = {"runtimeClassName": name} if name else {}
+    if wanted.taint.key:
+        spec["tolerations"] = [{"key": wanted.taint.key, "operator": "Exists", "effect": wanted.taint.effect}]
+    if wanted.stack == "dra":
+        spec["resourceClaims"] = [{"name": "gpu", "resourceClaimTemplateName": "NAME"}]
+    spec["containers"] = [{"resources": _resources(wanted, resource)}]
+    return OwnPod(spec, _why(recipe, nodes, name))
+
+
+def _resources(wanted: Kubernetes, resource: str) -> Mapping[str, Any]:
+    if wanted.stack == "dra":
+        return {"claims": [{"name": "gpu"}]}
+    return {"limits": {resource: 1, **({"nvidia.com/gpumem": 1024} if wanted.stack == "hami" else {})}}
+
+
+def _why(recipe: Recipe, nodes: Sequence[ClusterNode], name: str) -> str:
+    wanted = _tables(recipe)
+    if wanted.stack == "dra":
+        return "gets a GPU by a claim; NAME is a ResourceClaimTemplate in its namespace, as in test-pod.yaml"
+    if wanted.stack == "hami":
+        return "gets a GPU by its limits; HAMi's webhook adds the RuntimeClass and HAMi's scheduler"
+    if name:
+        return f"gets a GPU only with runtimeClassName: {name}{_because(recipe, nodes)}"
+    if recipe.runtime.default or not wanted.runtime_class:
+        return "gets a GPU by its limits alone: nvidia is the default runtime"
+    return f"gets a GPU by its limits alone, {_BY_CDI}"
+
+
+def _because(recipe: Recipe, nodes: Sequence[ClusterNode]) -> str:
+    unable = [node.name for node in nodes if not node.reads_cdi]
+    if recipe.runtime.cdi is False or _tables(recipe).kind.workers or not unable:
+        return ""
+    shown = ", ".join(unable[:3]) + (f" and {len(unable) - 3} more" if len(unable) > 3 else "")
+    return (
+        f": on {shown} the container runtime reads no CDI devices (containerd 1.7 or later, after gpunode setup, does)"
+    )
+
+
+def _tables(recipe: Recipe) -> Kubernetes:
+    assert recipe.kubernetes is not None  # checked before anything is rendered
+    return recipe.kubernetes

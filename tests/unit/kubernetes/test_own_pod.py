@@ -1,0 +1,112 @@
+"""What a pod of one's own has to say for a GPU, and that the device plugin hands it over so."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import yaml
+
+from gpunode import builtin
+from gpunode.kubernetes.model import Object, Rendered
+from gpunode.kubernetes.render import Form, rendered
+from gpunode.recipe.toml import parse
+from tests.unit.kubernetes.clusters import CLUSTERS, RECIPES, node
+
+NEW, OLD = node("new", "2330", 8, reads_cdi=True), node("old", "2330", 8)
+CLASS = {"runtimeClassName": "nvidia"}
+TAINT = '[kubernetes.taint]\nkey = "nvidia.com/gpu"\nvalue = "present"'
+TOLERATION = {"tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}]}
+
+
+def of(text: str, *nodes: Any, form: Form = "manifests") -> Rendered:
+    return rendered(parse(f"schema = 1\n{text}", "mine.toml", builtin.load), nodes, form)
+
+
+def only(found: Rendered, kind: str) -> Object:
+    (one,) = (one for one in found.objects if one.kind == kind)
+    return one
+
+
+def extends(name: str, more: str = "") -> str:
+    return f'extends = "{name}"\n{more}'
+
+
+@pytest.mark.parametrize(
+    ("text", "nodes", "needs", "why"),
+    [
+        (extends("k8s-containerd"), (NEW,), {}, "by CDI (Kubernetes 1.29 or later)"),
+        (extends("k8s-containerd"), (OLD,), CLASS, "on old the container runtime reads no CDI devices"),
+        (extends("k8s-containerd"), (NEW, OLD), CLASS, "on old the container runtime reads no CDI devices"),
+        (extends("k8s-containerd"), (replace(NEW, toolkit=False),), CLASS, "only with runtimeClassName"),
+        (extends("k8s-containerd", "[runtime]\ncdi = false"), (NEW,), CLASS, "only with runtimeClassName"),
+        (extends("k8s-containerd", "[runtime]\ndefault = true"), (OLD,), {}, "nvidia is the default runtime"),
+        (extends("k8s-containerd", '[kubernetes.versions]\ndevice_plugin = "0.14.3"'), (NEW,), CLASS, "only with"),
+        (extends("k8s-containerd", TAINT), (NEW,), TOLERATION, "by its limits alone"),
+        (extends("k8s-time-slicing"), (NEW,), {}, "by CDI"),
+        (extends("k8s-mps"), (OLD,), CLASS, "on old"),
+        (extends("gpu-operator"), (NEW,), {}, "by CDI"),
+        (extends("gpu-operator"), (NEW, OLD), CLASS, "on old"),
+        (extends("hami"), (OLD,), {}, "HAMi's webhook adds the RuntimeClass"),
+        (extends("dra"), (OLD,), {"resourceClaims": [{"name": "gpu", "resourceClaimTemplateName": "NAME"}]}, "claim"),
+        # docker's default runtime is not that of the containerd within kind's nodes.
+        (extends("kind"), (NEW,), CLASS, "only with runtimeClassName: nvidia"),
+    ],
+)
+def test_a_pod_needs_a_class_only_where_nothing_else_gives_it_a_gpu(
+    text: str, nodes: Any, needs: dict[str, Any], why: str
+) -> None:
+    own = of(text, *nodes).own_pod
+    assert own
+    assert {key: value for key, value in own.spec.items() if key != "containers"} == needs
+    assert why in own.why
+
+
+@pytest.mark.parametrize("cluster", CLUSTERS)
+@pytest.mark.parametrize("name", RECIPES)
+def test_the_test_pod_has_no_more_than_the_user_s_own(name: str, cluster: str) -> None:
+    if name in {"k8s-mig", "k8s-mps"} and cluster in {"one", "k3s", "microk8s"}:
+        pytest.skip("no such GPUs, or no such chart")
+    found = rendered(builtin.read(name), CLUSTERS[cluster])
+    assert found.own_pod
+    spec, own = found.test_pod[-1].body["spec"], found.own_pod.spec
+    assert spec.keys() - {"restartPolicy", "tolerations"} == own.keys()
+    assert spec.get("runtimeClassName") == own.get("runtimeClassName")
+    assert spec["containers"][0].keys() == {"name", "image", "resources"}
+    assert spec["containers"][0]["resources"] == own["containers"][0]["resources"]
+
+
+def test_the_plugin_hands_gpus_over_both_ways_where_one_node_can() -> None:
+    found = of(extends("k8s-containerd"), NEW, OLD)
+    settings = yaml.safe_load(only(found, "ConfigMap").body["data"]["config.yaml"])
+    assert settings["flags"]["plugin"] == {"deviceListStrategy": ["envvar", "cdi-cri"]}
+    pod = only(found, "DaemonSet").body["spec"]["template"]["spec"]
+    places = {one["name"]: one["hostPath"]["path"] for one in pod["volumes"] if "hostPath" in one}
+    assert (places["cdi-root"], places["driver-root"]) == ("/var/run/cdi", "/")
+    mounts = {one["name"]: one for one in pod["containers"][0]["volumeMounts"]}
+    assert mounts["driver-root"] == {"name": "driver-root", "mountPath": "/driver-root", "readOnly": True}
+    # It asks for the driver itself by its class.
+    assert pod["runtimeClassName"] == "nvidia"
+
+
+def test_where_no_node_reads_cdi_the_plugin_gets_no_more_of_the_host() -> None:
+    found = of(extends("k8s-containerd"), OLD)
+    assert "plugin" not in yaml.safe_load(only(found, "ConfigMap").body["data"]["config.yaml"])["flags"]
+    pod = only(found, "DaemonSet").body["spec"]["template"]["spec"]
+    assert [one["name"] for one in pod["volumes"]] == ["device-plugins", "config"]
+
+
+def test_the_chart_gets_the_same_by_its_values() -> None:
+    (release,) = of(extends("k8s-mps"), NEW, OLD).releases
+    assert release.values["nvidiaDriverRoot"] == "/"
+    (text,) = release.values["config"]["map"].values()
+    assert yaml.safe_load(text)["flags"]["plugin"] == {"deviceListStrategy": ["envvar", "cdi-cri"]}
+    (release,) = of(extends("k8s-mps"), OLD).releases
+    assert "nvidiaDriverRoot" not in release.values
+
+
+def test_a_static_cpu_manager_keeps_its_device_nodes_beside_cdi() -> None:
+    found = of(extends("k8s-containerd"), replace(NEW, static_cpus=True))
+    flags = yaml.safe_load(only(found, "ConfigMap").body["data"]["config.yaml"])["flags"]
+    assert flags["plugin"] == {"passDeviceSpecs": True, "deviceListStrategy": ["envvar", "cdi-cri"]}
