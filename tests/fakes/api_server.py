@@ -6,11 +6,22 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
-from tests.fakes.managed_fields import Path, as_text, fields_of, object_of, ownable, read, with_parents, written
+from tests.fakes.managed_fields import (
+    Path,
+    as_text,
+    fields_of,
+    in_order,
+    object_of,
+    ownable,
+    read,
+    with_named_parents,
+    written,
+)
 
 Body: TypeAlias = dict[str, Any]
 Key: TypeAlias = tuple[str, str, str]
@@ -117,17 +128,19 @@ class ApiServer:
         if former is None:
             self.authorize("create", place[0], place[1])
         self._check_namespace(place)
-        _check_uid(place, body, former)
         live, wanted = fields_of(former) if former else {}, fields_of(body)
         owners = dict(self._owners.get(place, {}))
         me, mine = (manager, "Apply"), ownable(wanted)
         former_mine = owners.pop(me, frozenset())
         changed = {path for path in mine if path not in live or live[path] != wanted[path]}
-        if conflicts := [(who, path) for who, theirs in owners.items() for path in sorted(theirs & changed)]:
+        if conflicts := [
+            (who, path) for who, theirs in owners.items() for path in sorted(theirs & changed, key=in_order)
+        ]:
             if not force:
                 raise ApiError("Conflict", _conflict(conflicts, body["apiVersion"]))
             owners = {who: theirs - changed for who, theirs in owners.items()}
-        kept = with_parents(mine.union(*owners.values()))
+        _check_uid(place, body, former)
+        kept = with_named_parents(mine.union(*owners.values()))
         gone = {path for path in former_mine if path not in kept}
         left = {path: value for path, value in live.items() if not _is_within(path, gone)}
         return self._write(place, object_of({**left, **wanted}), {**owners, me: mine}, dry_run=dry_run)
@@ -176,16 +189,16 @@ class ApiServer:
 
     def authorize(self, verb: str, kind: str, namespace: str = "", name: str = "") -> None:
         """Refuse what the user may not do."""
+        if not self.user:
+            raise ApiError("Unauthorized", "Unauthorized")
         resource = RESOURCES[kind]
         if self.may(verb, resource.name, name):
             return
         what = f'{resource.full_name} "{name}"' if name else resource.full_name
+        namespace = name if kind == "Namespace" else namespace
         where = f'in the namespace "{namespace}"' if namespace else "at the cluster scope"
-        raise ApiError(
-            "Forbidden",
-            f'{what} is forbidden: User "{self.user}" cannot {verb} resource "{resource.name}" '
-            f'in API group "{resource.group}" {where}',
-        )
+        asked = f'cannot {verb} resource "{resource.name}" in API group "{resource.group}" {where}'
+        raise ApiError("Forbidden", f'{what} is forbidden: User "{self.user}" {asked}')
 
     def _found(self, kind: str, namespace: str, name: str) -> Key:
         if (kind, namespace, name) not in self._objects:
@@ -258,7 +271,7 @@ class ApiServer:
 
 def _stored(body: Body) -> Body:
     """Return the object without what the server tells of it only."""
-    metadata = {name: value for name, value in body["metadata"].items() if name != "managedFields"}
+    metadata = {name: value for name, value in body["metadata"].items() if name != "managedFields" and value != {}}
     return {**body, "metadata": metadata}
 
 
@@ -267,19 +280,12 @@ def _is_within(path: Path, gone: set[Path]) -> bool:
 
 
 def _check_uid(place: Key, body: Body, former: Body | None) -> None:
-    asked = body["metadata"].get("uid")
-    if not asked:
-        return
-    what = f'Operation cannot be fulfilled on {RESOURCES[place[0]].full_name} "{place[2]}": '
-    if former is None:
-        raise ApiError(
-            "Conflict",
-            f"{what}uid mismatch: the provided object specified uid {asked}, and no existing object was found",
-        )
-    if (there := former["metadata"]["uid"]) != asked:
-        raise ApiError(
-            "Conflict", f"{what}Precondition failed: UID in precondition: {asked}, UID in object meta: {there}"
-        )
+    asked, what = body["metadata"].get("uid"), f'{RESOURCES[place[0]].full_name} "{place[2]}"'
+    if asked and former is None:
+        why = f"uid mismatch: the provided object specified uid {asked}, and no existing object was found"
+        raise ApiError("Conflict", f"Operation cannot be fulfilled on {what}: {why}")
+    if asked and former and former["metadata"]["uid"] != asked:
+        raise _invalid(body, [f"metadata.uid: Invalid value: {json.dumps(asked)}: field is immutable"])
 
 
 def _conflict(conflicts: list[tuple[Manager, Path]], version: str) -> str:
@@ -295,9 +301,30 @@ def _conflict(conflicts: list[tuple[Manager, Path]], version: str) -> str:
     return head + "\n".join(line for few in lines for line in few)
 
 
-# Fields without which an object is refused, and those that stay as they were made.
-_REQUIRED: Final[Mapping[str, tuple[str, ...]]] = {}
-
-
 def _validate(body: Body, former: Body | None) -> None:
-    pass
+    """Refuse an object that lacks what it needs, or that changes what stays."""
+    faults = []
+    if body["kind"] == "DaemonSet":
+        spec: Body = body.get("spec") or {}
+        selector, template = spec.get("selector"), spec.get("template") or {}
+        labels = template.get("metadata", {}).get("labels")
+        if former and selector != former["spec"]["selector"]:
+            faults.append(f"spec.selector: Invalid value: {json.dumps(selector)}: field is immutable")
+        if not labels or not (selector or {}).get("matchLabels", {}).items() <= labels.items():
+            said = "`selector` does not match template `labels`"
+            faults.append(f"spec.template.metadata.labels: Invalid value: {json.dumps(labels)}: {said}")
+        if not template.get("spec", {}).get("containers"):
+            faults.append("spec.template.spec.containers: Required value")
+    if body["kind"] == "RuntimeClass":
+        handler = body.get("handler", "")
+        if not handler:
+            faults.append("handler: Required value")
+        if former and handler != former["handler"]:
+            faults.append(f"handler: Invalid value: {json.dumps(handler)}: field is immutable")
+    if faults:
+        raise _invalid(body, faults)
+
+
+def _invalid(body: Body, faults: Sequence[str]) -> ApiError:
+    listed = faults[0] if len(faults) == 1 else "".join(f"\n* {one}" for one in faults)
+    return ApiError("Invalid", f'The {body["kind"]} "{body["metadata"]["name"]}" is invalid: {listed}')

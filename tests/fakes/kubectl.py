@@ -56,9 +56,9 @@ class Kubectl(Runner):
         try:
             command.run()
         except ApiError as error:
-            command.errors.append(_error(error))
-        errors = "".join(f"{one}\n" for one in command.errors).encode()
-        return Finished(tuple(argv), 1 if errors else 0, command.out.encode(), errors, 0.1, False)
+            command.errors.append(error)
+        said = "".join(f"{command.describe(error)}\n" for error in command.errors)
+        return Finished(tuple(argv), 1 if said else 0, command.out.encode(), said.encode(), 0.1, False)
 
 
 class _Command:
@@ -66,7 +66,7 @@ class _Command:
 
     Attributes:
         out: standard output.
-        errors: what it wrote to standard error, by object.
+        errors: what the server, or kubectl itself, had against it.
     """
 
     def __init__(self, kubectl: Kubectl, words: Sequence[str], stdin: bytes) -> None:
@@ -74,15 +74,30 @@ class _Command:
         self.options, (self.verb, *self.words) = _parsed(words)
         self.stdin = stdin
         self.out = ""
-        self.errors: list[str] = []
+        self.errors: list[ApiError] = []
 
     def run(self) -> None:
         """Carry it out."""
         context = self.options.get("--context", self.kubectl.context)
         if context != self.kubectl.context:
-            self.errors.append(f'error: context "{context}" does not exist')
-        else:
-            getattr(self, f"_{self.verb.replace('-', '_')}")()
+            missing = (
+                f"cannot locate context {context}" if self.verb == "config" else f'context "{context}" does not exist'
+            )
+            raise ApiError("", missing)
+        getattr(self, f"_{self.verb.replace('-', '_')}")()
+
+    def describe(self, error: ApiError) -> str:
+        """Return what kubectl writes of an error."""
+        if error.reason == "Unauthorized":
+            return "error: You must be logged in to the server (Unauthorized)"
+        if error.reason == "Invalid":
+            return str(error)
+        if self.verb == "apply" and error.reason == "Conflict":
+            return ("error: " if len(self.errors) == 1 else "") + f"{error}{_ADVICE}"
+        doing = {"create": 'error when creating "STDIN": ', "delete": 'error when deleting "STDIN": '}.get(
+            self.verb, ""
+        )
+        return f"Error from server ({error.reason}): {doing}{error}" if error.reason else f"error: {error}"
 
     def _config(self) -> None:
         user = self.server.user
@@ -113,7 +128,8 @@ class _Command:
             self.out = self.kubectl.raw[path]
         elif "-f" in self.options:
             found = list(self._each(lambda body: self.server.get(*_place(body))))
-            self._print(found[0] if len(found) == 1 else _list(found)) if found else None
+            if found:
+                self._print(_list(found))
         elif len(self.words) > 1:
             self._print(self.server.get(_kind(self.words[0]), self.options.get("--namespace", ""), self.words[1]))
         else:
@@ -138,7 +154,8 @@ class _Command:
     def _apply(self) -> None:
         manager = self.options["--field-manager"]
         choices = {"force": "--force-conflicts" in self.options, "dry_run": "--dry-run=server" in self.options}
-        for one in self._each(lambda body: self.server.apply(body, manager, **choices)):
+        applied = list(self._each(lambda body: self.server.apply(body, manager, **choices)))
+        for one in applied if not self.errors else ():
             self._print(one)
 
     def _create(self) -> None:
@@ -164,7 +181,7 @@ class _Command:
                 self.server.delete(*_place(body))
             except ApiError as error:
                 if error.reason != "NotFound":
-                    self.errors.append(_error(error))
+                    self.errors.append(error)
 
     def _taint(self) -> None:
         _, name, taint = self.words
@@ -175,13 +192,10 @@ class _Command:
         new = {"key": key, "effect": effect} | ({"value": value} if value else {})
         same = [one for one in there if (one["key"], one["effect"]) == (key, effect)]
         if taint.endswith("-") and not same:
-            self.errors.append(f'error: taint "{key}:{effect}" not found')
-            return
+            raise ApiError("", f'taint "{key}:{effect}" not found')
         if not taint.endswith("-") and same:
-            self.errors.append(
-                f"error: node {name} already has {key} taint(s) with same effect(s) and --overwrite is false"
-            )
-            return
+            there_is = f"node {name} already has {key} taint(s) with same effect(s)"
+            raise ApiError("", f"{there_is} and --overwrite is false")
         taints = [one for one in there if one not in same] + ([] if taint.endswith("-") else [new])
         self.server.update(former, {**former, "spec": {**former.get("spec", {}), "taints": taints}}, "kubectl-taint")
 
@@ -192,7 +206,7 @@ class _Command:
                 yield request(body)
             except ApiError as error:
                 if not (error.reason == "NotFound" and "--ignore-not-found" in self.options):
-                    self.errors.append(_error(error, "" if self.verb == "get" else self.verb))
+                    self.errors.append(error)
 
     def _print(self, body: Mapping[str, Any]) -> None:
         self.out += json.dumps(body, indent=4) + "\n"
@@ -227,10 +241,11 @@ def _place(body: Body) -> tuple[str, str, str]:
 
 
 def _kind(resource: str) -> str:
-    found = [kind for kind, one in RESOURCES.items() if resource in {one.name, one.full_name, kind.lower()}]
-    if not found:
-        raise ApiError("", f'the server doesn\'t have a resource type "{resource.partition(".")[0]}"')
-    return found[0]
+    name, _, group = resource.partition(".")
+    for kind, one in RESOURCES.items():
+        if name in {one.name, kind.lower()} and group in {"", one.group}:
+            return kind
+    raise ApiError("", f'the server doesn\'t have a resource type "{name}"')
 
 
 def _is_selected(body: Body, labels: str, fields: str) -> bool:
@@ -275,12 +290,9 @@ def _json_patched(body: Body, patch: Sequence[Mapping[str, Any]]) -> Body:
         for step in path:
             at = at[int(step) if isinstance(at, list) else step]
         if one["op"] == "test" and at[last] != one["value"]:
-            raise ApiError("Invalid", "the server rejected our request due to an error in our request")
+            raise ApiError(
+                "Invalid", "The request is invalid: the server rejected our request due to an error in our request"
+            )
         if one["op"] == "remove":
             del at[int(last) if isinstance(at, list) else last]
     return made
-
-
-def _error(error: ApiError, verb: str = "") -> str:
-    """Return what kubectl says of an error."""
-    return f"Error from server ({error.reason}): {error}"

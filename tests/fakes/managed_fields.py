@@ -74,9 +74,16 @@ def ownable(fields: Iterable[Path]) -> frozenset[Path]:
     )
 
 
-def with_parents(fields: Collection[Path]) -> frozenset[Path]:
-    """Return the fields with all that holds them."""
-    return frozenset(path[: at + 1] for path in fields for at in range(len(path)))
+def with_named_parents(fields: Collection[Path]) -> frozenset[Path]:
+    """Return the fields with all that holds them, except for elements of lists: these are kept by their owner alone."""
+    return frozenset(path[:end] for path in fields for end in range(1, len(path) + 1) if path[end - 1][0] == "f") | {
+        *fields
+    }
+
+
+def in_order(path: Path) -> list[tuple[bool, str]]:
+    """Return by what the server sorts fields: those of an object come before what is within its other fields."""
+    return [(at < len(path) - 1, step) for at, step in enumerate(path)]
 
 
 def written(fields: Collection[Path]) -> dict[str, Any]:
