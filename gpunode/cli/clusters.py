@@ -297,5 +297,5 @@ def _envelope(command: str, plan: ClusterPlan, *, exit_code: int = 0, changed: b
         exit_code=exit_code,
         changed=changed,
         changes=[one.change for one in plan.changes if one.change],
-        result={"cluster": plan.identity, "objects": rows, "skipped": plan.skipped, "run": run},
+        result={"cluster": plan.identity, "objects": rows, "skipped": plan.skipped, "notes": plan.notes, "run": run},
     )

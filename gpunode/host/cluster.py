@@ -179,6 +179,14 @@ class Cluster:
         """
         return _items(self._answer("get", kinds, *words, "--show-managed-fields", _REQUEST_TIMEOUT))
 
+    def kinds_of(self, group: str) -> tuple[str, ...]:
+        """Return the kinds of objects of an API group, as ``list`` takes them; none where the cluster lacks the group.
+
+        Raises:
+            GpunodeError: the API server does not tell all of them.
+        """
+        return self._kinds(f"--api-group={group}", "--verbs=list")
+
     def nodes(self) -> tuple[Body, ...]:
         """All Nodes without most of their status: the images and addresses of thousands are too much to ask for.
 
@@ -207,8 +215,10 @@ class Cluster:
         Raises:
             GpunodeError: the API server does not tell all of them.
         """
-        words = ("api-resources", "--namespaced", "--verbs=list,delete", "-o", "name", _REQUEST_TIMEOUT)
-        done = self._run(words, b"", only_reads=True)
+        return self._kinds("--namespaced", "--verbs=list,delete")
+
+    def _kinds(self, *options: str) -> tuple[str, ...]:
+        done = self._run(("api-resources", *options, "-o", "name", _REQUEST_TIMEOUT), b"", only_reads=True)
         if not done.ok:
             raise self._failure(done)
         return tuple(done.stdout.decode().split())

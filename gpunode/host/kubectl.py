@@ -33,7 +33,7 @@ _CERTIFICATE: Final = re.compile(r"x509: |failed to verify certificate|certifica
 _UNREACHABLE: Final = re.compile(
     r"connection refused|was refused - did you|no such host|i/o timeout|Unable to connect|context deadline exceeded"
     r"|TLS handshake timeout|no route to host|network is unreachable|connection reset by peer"
-    r"|Client\.Timeout|ServiceUnavailable|etcdserver|INTERNAL_ERROR|EOF$",
+    r"|Client\.Timeout|ServiceUnavailable|unable to handle the request|etcdserver|INTERNAL_ERROR|EOF$",
     re.MULTILINE,
 )
 _LOGIN: Final = re.compile(

@@ -8,7 +8,10 @@ from typing import Any, Final, Literal, TypeAlias
 
 from gpunode.command import Command, gpunode
 from gpunode.errors import Refused
+from gpunode.facts.helm import Released
 from gpunode.kubernetes.model import MANAGED_BY, Rendered
+from gpunode.kubernetes.node_selection import may_run
+from gpunode.kubernetes.reconcile import adopted
 
 Body: TypeAlias = Mapping[str, Any]
 Typed: TypeAlias = Callable[..., Command]
@@ -23,50 +26,74 @@ _IMAGES: Final[Mapping[str, Advertiser]] = {
     "dra-driver-nvidia-gpu": "dra",
     "nvidia-gpu-device-plugin": "provider",
 }
+# It offers whole GPUs to virtual machines, on nodes of its own.
+_FOR_MACHINES: Final = "kubevirt-gpu-device-plugin"
+# Where the kubelet looks for plugins, below its root.
+_PLUGINS: Final = "/device-plugins"
 # The operator's pods say it by a label; its plugin has the device plugin's image.
 _OPERATOR: Final = ("app.kubernetes.io/managed-by", "gpu-operator")
+# Source: NVIDIA/gpu-operator deployments/gpu-operator, crds and templates/operator.yaml (26.7). The first two have the
+# operator deploy what offers GPUs; without them it waits for one.
+OPERATOR_GROUP: Final = "nvidia.com"
+OPERATOR_KINDS: Final = ("clusterpolicies", "gpuclusters", "nvidiadrivers")
+OPERATOR_SELECTOR: Final = "app.kubernetes.io/component=gpu-operator"
+_ASKING: Final = frozenset({"ClusterPolicy", "GPUCluster"})
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A DaemonSet that offers GPUs.
+    """What offers GPUs, or has somebody do it.
 
     Attributes:
+        title: ``DaemonSet nvdp/nvidia-device-plugin``.
+        body: the object.
         release: ``namespace/name`` of the Helm release that made it; empty for none.
     """
 
-    namespace: str
-    name: str
+    title: str
     kind: Advertiser
+    body: Body
     release: str = ""
 
 
-def advertisers(daemon_sets: Sequence[Body]) -> Iterator[Found]:
-    """Those of ``daemon_sets`` that offer GPUs and that gpunode did not apply."""
-    for one in daemon_sets:
-        metadata = one["metadata"]
-        labels = metadata.get("labels", {})
+def advertisers(objects: Sequence[Body]) -> Iterator[Found]:
+    """Yield those of ``objects`` that offer GPUs, or have the GPU Operator do it, and that gpunode did not apply.
+
+    Args:
+        objects: the DaemonSets, the objects of OPERATOR_KINDS and the Deployments of OPERATOR_SELECTOR.
+    """
+    asking = [one for one in objects if one["kind"] in _ASKING]
+    for one in objects:
+        labels = one["metadata"].get("labels", {})
         if all(labels.get(name) == value for name, value in MANAGED_BY.items()):
             continue
-        if not one.get("status", {}).get("desiredNumberScheduled", 1):
-            continue
-        kind = _kind(one)
-        if kind is None:
-            continue
-        if is_of_operator(one):
-            kind = "gpu-operator"
-        yield Found(metadata["namespace"], metadata["name"], kind, release_of(one))
+        kind: Advertiser | None
+        if one["kind"] == "DaemonSet":
+            kind = _kind(one)
+            if kind is not None and is_of_operator(one):
+                kind = "gpu-operator"
+        else:
+            # A ClusterPolicy without a plugin leaves that to somebody else, such as HAMi.
+            is_asked = one in asking and one.get("spec", {}).get("devicePlugin", {}).get("enabled") is not False
+            kind = "gpu-operator" if is_asked or not asking else None
+        if kind is not None:
+            yield Found(_title(one), kind, one, release_of(one))
+
+
+def _title(body: Body) -> str:
+    place = "/".join(body["metadata"][key] for key in ("namespace", "name") if body["metadata"].get(key))
+    return f"{body['kind']} {place}"
 
 
 def is_advertiser(daemon_set: Body) -> bool:
-    """Whether it offers GPUs, whoever made it."""
+    """Return whether it offers GPUs, whoever made it."""
     return _kind(daemon_set) is not None
 
 
 def is_of_operator(daemon_set: Body) -> bool:
     """Whether the GPU Operator made it."""
     metadata = daemon_set["metadata"]
-    return metadata.get("labels", {}).get(_OPERATOR[0]) == _OPERATOR[1] or _owner(metadata) == "ClusterPolicy"
+    return metadata.get("labels", {}).get(_OPERATOR[0]) == _OPERATOR[1] or _owner(metadata) in _ASKING
 
 
 def release_of(body: Body) -> str:
@@ -80,38 +107,90 @@ def _kind(daemon_set: Body) -> Advertiser | None:
     pod = daemon_set["spec"]["template"]["spec"]
     names = [_name(container.get("image", "")) for container in pod.get("containers", [])]
     kind = next((_IMAGES[name] for name in names if name in _IMAGES), None)
+    if kind is None and _FOR_MACHINES not in names and _is_plugin_of_nvidia(daemon_set, names):
+        kind = "device-plugin"
     return None if kind == "device-plugin" and _is_no_plugin(daemon_set["metadata"]["name"]) else kind
 
 
-def refuse_second(rendered: Rendered, daemon_sets: Sequence[Body], kubectl: Typed, helm: Typed) -> None:
-    """Nothing, if nobody but what is rendered offers the GPUs.
+def _is_plugin_of_nvidia(daemon_set: Body, images: Sequence[str]) -> bool:
+    """Return whether the DaemonSet registers with the kubelet, and says NVIDIA: an image may be built or named anew."""
+    volumes = daemon_set["spec"]["template"]["spec"].get("volumes") or ()
+    paths = (str((one.get("hostPath") or {}).get("path", "")) for one in volumes)
+    return any(path.rstrip("/").endswith(_PLUGINS) for path in paths) and any(
+        "nvidia" in word for word in (daemon_set["metadata"]["name"], *images)
+    )
+
+
+def refuse_second(
+    rendered: Rendered,
+    objects: Sequence[Body],
+    nodes: Sequence[Body],
+    releases: Sequence[Released],
+    kubectl: Typed,
+    helm: Typed,
+) -> tuple[str, ...]:
+    """Refuse to offer GPUs that something else offers; return a sentence for each such thing that never can.
 
     Args:
         rendered: for the cluster.
-        daemon_sets: that the cluster has.
+        objects: as ``advertisers`` takes them.
+        nodes: the Nodes for which it is rendered.
+        releases: those of its charts that the cluster has; one of each is brought to the recipe's values.
         kubectl: makes the command of words that is meant for this cluster.
         helm: likewise.
 
     Raises:
         Refused: something does; it is named, with what to do about it.
     """
-    released = {f"{one.namespace}/{one.name}" for one in rendered.releases}
-    there = [one for one in advertisers(daemon_sets) if one.release not in released]
-    if rendered.releases and any(one.chart == "gpu-operator" for one in rendered.releases):
+    if not _offers(rendered):
+        return ()
+    kept = [adopted(one, releases) or one for one in rendered.releases]
+    released = {f"{one.namespace}/{one.name}" for one in kept}
+    there = [one for one in advertisers(objects) if one.release not in released]
+    if any(one.chart == "gpu-operator" for one in rendered.releases):
         there = [one for one in there if one.kind != "gpu-operator"]
-    if not there:
-        return
-    first = there[0]
+    added = {edit.node: edit.labels for edit in rendered.nodes}
+    labels = {
+        name: {**node["metadata"].get("labels", {}), **added.get(name, {})}
+        for node in nodes
+        for name in (str(node["metadata"]["name"]),)
+    }
+    active = [one for one in there if not _is_idle(one.body, labels)]
+    if not active:
+        return tuple(
+            f"{one.title} is {_NAMES[one.kind]}, too. It runs on no node, and these nodes lack the labels that it asks "
+            "for; a node that gets them would offer each GPU twice."
+            for one in there
+        )
+    # A DaemonSet before what had somebody make it: it is what offers the GPUs.
+    first = min(active, key=lambda one: one.body["kind"] != "DaemonSet")
+    is_daemon_set = first.body["kind"] == "DaemonSet"
+    it = f"it is {_NAMES[first.kind]}" if is_daemon_set else "the operator deploys a device plugin of its own"
     raise Refused(
-        f"{first.namespace}/{first.name} offers the GPUs of this cluster already",
-        why=f"it is {_TOLD[first.kind]}"
-        + (f", Helm release {first.release}" if first.release else "")
-        + "; with a second one each GPU would be offered twice",
+        f"{first.title} {'offers' if is_daemon_set else 'has the GPU Operator offer'} the GPUs of this cluster already",
+        why=f"{it}{f', Helm release {first.release}' if first.release else ''}; with a second one each GPU would be "
+        "offered twice",
         hint=_hint(first, kubectl, helm),
     )
 
 
-_TOLD: Final[Mapping[Advertiser, str]] = {
+def _offers(rendered: Rendered) -> bool:
+    """Return whether what is rendered offers GPUs; a recipe can ask for metrics alone."""
+    return any(one.kind == "DaemonSet" for one in rendered.objects) or any(
+        one.chart != "dcgm-exporter" for one in rendered.releases
+    )
+
+
+def _is_idle(body: Body, nodes: Mapping[str, Mapping[str, str]]) -> bool:
+    """Return whether it is a DaemonSet that runs nowhere, and cannot run on these nodes by their labels."""
+    status = body.get("status", {})
+    if body["kind"] != "DaemonSet" or "observedGeneration" not in status or status.get("desiredNumberScheduled"):
+        return False
+    pod = body["spec"]["template"]["spec"]
+    return not any(may_run(pod, name, labels) for name, labels in nodes.items())
+
+
+_NAMES: Final[Mapping[Advertiser, str]] = {
     "device-plugin": "NVIDIA's device plugin",
     "gpu-operator": "the device plugin of the GPU Operator",
     "hami": "HAMi",
@@ -123,14 +202,20 @@ _TOLD: Final[Mapping[Advertiser, str]] = {
 def _hint(found: Found, kubectl: Typed, helm: Typed) -> str:
     if found.kind == "provider":
         return "leave these nodes to your provider; gpunode has nothing to do in this cluster"
-    show = kubectl("get", "daemonset", "--namespace", found.namespace, found.name, "-o", "yaml")
+    metadata = found.body["metadata"]
+    where = ("--namespace", metadata["namespace"]) if metadata.get("namespace") else ()
+    place = (found.body["kind"].lower(), *where, metadata["name"])
+    gone = f"or take it away first: {kubectl('delete', *place)}"
     if found.release:
         namespace, _, name = found.release.partition("/")
-        gone = helm("uninstall", name, "--namespace", namespace)
+        uninstall = helm("uninstall", name, "--namespace", namespace)
+        gone = f"or take it away first, with {gpunode('k8s', 'remove')} if gpunode released it, else: {uninstall}"
+    if found.kind == "gpu-operator":
+        return f"keep it, and use the recipe gpu-operator, which gives it its settings\n{gone}"
+    if found.release:
         values = gpunode("k8s", "render", "--form", "helm", "--out", "gpu-node")
-        return f"keep it and give its release gpunode's values:\n{values}\nor take it away first: {gone}"
-    gone = kubectl("delete", "daemonset", "--namespace", found.namespace, found.name)
-    return f"look at it: {show}\nthen keep it, or take it away: {gone}"
+        return f"keep it and give its release gpunode's values:\n{values}\n{gone}"
+    return f"look at it: {kubectl('get', *place, '-o', 'yaml')}\nthen keep it, {gone}"
 
 
 def _name(image: str) -> str:

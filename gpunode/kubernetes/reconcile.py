@@ -233,9 +233,14 @@ def without_taints(fields: str) -> Body:
     return {name: value for name, value in body.items() if name != "spec"}
 
 
+def adopted(wanted: Release, there: Sequence[Released]) -> Released | None:
+    """Return the release of the chart that is there under any name: a second one would offer the same GPUs."""
+    return next((one for one in there if one.chart == wanted.chart), None)
+
+
 def _release(wanted: Release, there: Sequence[Released], cluster: str) -> Item:
-    """One that is there under any name is brought to our values; a second one would offer the same GPUs."""
-    live = next((one for one in there if one.chart == wanted.chart), None)
+    """One that is there under any name is brought to our values."""
+    live = adopted(wanted, there)
     namespace, name = (live.namespace, live.name) if live else (wanted.namespace, wanted.name)
     item = Item("Helm release", namespace, name, "create", wanted.why, wanted.wave)
     same_version = live is not None and live.version.lstrip("v") == wanted.version.lstrip("v")

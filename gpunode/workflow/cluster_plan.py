@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from gpunode.command import command, gpunode
-from gpunode.errors import Conflict, Refused
+from gpunode.errors import Conflict, GpunodeError, Refused, Undetermined
 from gpunode.host.cluster import Body, Cluster, Identity, Tried
-from gpunode.host.kubectl import Forbidden
-from gpunode.kubernetes.advertisers import refuse_second
+from gpunode.host.kubectl import Forbidden, reason
+from gpunode.kubernetes.advertisers import OPERATOR_GROUP, OPERATOR_KINDS, OPERATOR_SELECTOR, refuse_second
 from gpunode.kubernetes.model import MANAGED_BY, KindCluster, NodeEdit, Rendered
 from gpunode.kubernetes.reconcile import OURS, Item, Present, items, manager_of, node_body
 
@@ -33,11 +33,13 @@ class ClusterPlan:
 
     Attributes:
         skipped: what the credential may not do and is therefore left out.
+        notes: what else a person has to know of the cluster.
     """
 
     identity: Identity
     items: tuple[Item, ...]
     skipped: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
     @property
     def changes(self) -> tuple[Item, ...]:
@@ -57,16 +59,17 @@ def planned(rendered: Rendered, cluster: Cluster) -> ClusterPlan:
     identity = cluster.identity()
     if rendered.kind:
         check_kind(rendered.kind, identity)
+    skipped: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
     try:
-        present = _present(rendered, cluster, identity)
-        skipped: tuple[str, ...] = ()
+        present, notes = _present(rendered, cluster, identity)
     except Forbidden:
         node = cluster.whoami()
         if not node.startswith(_NODE_USER):
             raise
         rendered, skipped = for_kubelet(rendered, node.removeprefix(_NODE_USER))
-        present = _present(rendered, cluster, identity, whole=False)
-    found = ClusterPlan(identity, items(rendered, present), skipped)
+        present, notes = _present(rendered, cluster, identity, whole=False)
+    found = ClusterPlan(identity, items(rendered, present), skipped, notes)
     if not skipped:
         _refuse_forbidden(found, cluster)
     return found
@@ -113,23 +116,53 @@ def for_kubelet(rendered: Rendered, node: str) -> tuple[Rendered, tuple[str, ...
     return replace(rendered, objects=(), nodes=tuple(own), releases=()), tuple(skipped)
 
 
-def _present(rendered: Rendered, cluster: Cluster, identity: Identity, *, whole: bool = True) -> Present:
+def _present(
+    rendered: Rendered, cluster: Cluster, identity: Identity, *, whole: bool = True
+) -> tuple[Present, tuple[str, ...]]:
+    """Return what the cluster has of it, and what to know of what else it has."""
     # First: where Helm is missing nobody waits for thousands of Nodes to be told so.
     charts = {one.chart for one in rendered.releases}
     releases = cluster.helm.releases(charts) if charts else ()
     objects = cluster.get([one.body for one in rendered.objects])
     nodes = _nodes([edit.node for edit in rendered.nodes], cluster)
     ours: list[Body] = []
+    notes: tuple[str, ...] = ()
     if whole:
         workloads = cluster.list("daemonsets.apps", "--all-namespaces")
-        refuse_second(rendered, workloads, cluster.command, cluster.helm_command)
+        operators, unseen = _operators(cluster)
+        others, typed = (*workloads, *operators), (cluster.command, cluster.helm_command)
+        notes = (*refuse_second(rendered, others, nodes, releases, *typed), *unseen)
         ours = [one for one in workloads if _is_labelled(one)]
         if any(one.kind == "ConfigMap" for one in rendered.objects) or ours:
             ours += cluster.list("configmaps", "--all-namespaces", "--selector", OURS)
     tried = _tried(rendered, cluster, objects)
     edits = {edit.node: edit for edit in rendered.nodes}
     _refuse_node_conflicts(edits, nodes, cluster)
-    return Present(identity.uid, objects, tried, nodes, ours, releases)
+    return Present(identity.uid, objects, tried, nodes, ours, releases), notes
+
+
+def _operators(cluster: Cluster) -> tuple[Sequence[Body], Sequence[str]]:
+    """Return the objects by which a GPU Operator is known, and a sentence for those that cannot be looked at."""
+
+    def custom() -> Sequence[Body]:
+        kinds = [kind for kind in cluster.kinds_of(OPERATOR_GROUP) if kind.partition(".")[0] in OPERATOR_KINDS]
+        return cluster.list(",".join(kinds)) if kinds else ()
+
+    def deployments() -> Sequence[Body]:
+        return cluster.list("deployments.apps", "--all-namespaces", "--selector", OPERATOR_SELECTOR)
+
+    policies, no_policies = _unless_refused("ClusterPolicies, GPUClusters and NVIDIADrivers", custom)
+    operators, no_operators = _unless_refused("Deployments", deployments)
+    return (*policies, *operators), (*no_policies, *no_operators)
+
+
+def _unless_refused(what: str, ask: Callable[[], Sequence[Body]]) -> tuple[Sequence[Body], Sequence[str]]:
+    try:
+        return ask(), ()
+    except Undetermined:
+        raise
+    except GpunodeError as error:
+        return (), (f"{what} were not looked at, so a GPU Operator may be there: {reason(error.why)}",)
 
 
 def _tried(rendered: Rendered, cluster: Cluster, live: Sequence[Body]) -> tuple[Body, ...]:

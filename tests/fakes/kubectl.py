@@ -112,7 +112,11 @@ class _Command:
         self._print({"kind": "SelfSubjectReview", "status": {"userInfo": {"username": self.server.user}}})
 
     def _api_resources(self) -> None:
-        named = (one for one in RESOURCES.values() if one.namespaced)
+        if "--api-group=nvidia.com" in self.options:
+            # The kinds of custom resources that a cluster has are here those of which it has an object.
+            named = [one for kind, one in RESOURCES.items() if one.group == "nvidia.com" and self.server.peek(kind)]
+        else:
+            named = [one for one in RESOURCES.values() if one.namespaced]
         self.out = "".join(f"{one.full_name}\n" for one in named)
 
     def _logs(self) -> None:

@@ -44,9 +44,9 @@ def plan_lines(found: ClusterPlan, wanted: Rendered, elsewhere: str, *, verbose:
     yield from _item_lines(found, verbose=verbose)
     for text in found.skipped:
         yield line(Span("! ", "warn"), span(f"skipped: {text}"), hang=2)
-    for note in wanted.notes:
+    for note in (*found.notes, *wanted.notes):
         yield line(Span("! ", "warn"), span(note), hang=2)
-    if found.skipped or wanted.notes:
+    if found.skipped or found.notes or wanted.notes:
         yield BLANK
     yield _total(found)
 

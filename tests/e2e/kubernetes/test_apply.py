@@ -311,16 +311,45 @@ def test_a_second_advertiser_is_refused(control_plane: ControlPlane, user: User)
     pod = {"nodeSelector": {"no": "node"}, "containers": [{"name": "one", "image": "x/nvidia/k8s-device-plugin:v1"}]}
     spec = {"selector": {"matchLabels": labels}, "template": {"metadata": {"labels": labels}, "spec": pod}}
     body = {"apiVersion": "apps/v1", "kind": "DaemonSet", "metadata": {"name": "theirs"}, "spec": spec}
-    control_plane.kubectl("create", "-f", "-", stdin=json.dumps(body))
-    # One that no node runs offers nothing.
-    control_plane.wait_for("it is counted", lambda: "observedGeneration" in control_plane.get("ds", "theirs")["status"])
-    user.plan()
-    pod["nodeSelector"] = {"kubernetes.io/hostname": "gpu-1"}
-    control_plane.kubectl("replace", "-f", "-", stdin=json.dumps(body))
-    control_plane.wait_for("a node runs it", lambda: control_plane.get("ds", "theirs")["status"]["numberReady"] == 1)
 
-    assert "default/theirs" in user.apply(check=3).envelope["errors"][0]["what"]
+    def counted(desired: int) -> None:
+        status = {"observedGeneration": control_plane.get("ds", "theirs")["metadata"]["generation"]}
+        status["desiredNumberScheduled"] = desired
+        control_plane.wait_for(
+            "it is counted", lambda: status.items() <= control_plane.get("ds", "theirs")["status"].items()
+        )
+
+    # One that fits no node offers nothing; gpunode's own label would start another one.
+    control_plane.kubectl("create", "-f", "-", stdin=json.dumps(body))
+    counted(0)
+    assert "DaemonSet default/theirs" in user.plan().envelope["result"]["notes"][0]
+    for selector, desired in (({f"{GPU}.present": "true"}, 0), ({"kubernetes.io/hostname": "gpu-1"}, 1)):
+        pod["nodeSelector"] = selector
+        control_plane.kubectl("replace", "-f", "-", stdin=json.dumps(body))
+        counted(desired)
+        assert "default/theirs" in user.apply(check=3).envelope["errors"][0]["what"]
     control_plane.kubectl("delete", "daemonset", "theirs", "--timeout=60s")
+
+
+def test_a_cluster_policy_is_refused_and_without_its_kind_nothing_fails(
+    control_plane: ControlPlane, user: User
+) -> None:
+    schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+    version = {"name": "v1", "served": True, "storage": True, "schema": {"openAPIV3Schema": schema}}
+    names = {"kind": "ClusterPolicy", "plural": "clusterpolicies", "singular": "clusterpolicy"}
+    spec = {"group": "nvidia.com", "scope": "Cluster", "names": names, "versions": [version]}
+    crd = {"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition", "spec": spec}
+    crd["metadata"] = {"name": "clusterpolicies.nvidia.com"}
+    policy = {"apiVersion": "nvidia.com/v1", "kind": "ClusterPolicy", "metadata": {"name": "cluster-policy"}}
+
+    assert user.plan().envelope["result"]["notes"] == []
+    control_plane.kubectl("create", "-f", "-", stdin=json.dumps(crd))
+    control_plane.kubectl("wait", "crd/clusterpolicies.nvidia.com", "--for=condition=Established", "--timeout=30s")
+    assert user.plan().envelope["result"]["notes"] == []
+    control_plane.kubectl("create", "-f", "-", stdin=json.dumps(policy))
+    refused = user.plan(check=3).envelope["errors"][0]
+    assert refused["what"].startswith("ClusterPolicy cluster-policy has the GPU Operator offer")
+    control_plane.kubectl("delete", "crd", "clusterpolicies.nvidia.com", "--timeout=60s")
 
 
 def test_a_workload_that_no_node_runs_is_told(control_plane: ControlPlane, user: User) -> None:

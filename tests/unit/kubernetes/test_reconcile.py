@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import pytest
@@ -14,13 +13,11 @@ from hypothesis import strategies as st
 
 from gpunode import builtin
 from gpunode.change import Change, CommandChange, ObjectChange, inverse
-from gpunode.command import command
 from gpunode.errors import Conflict, Refused
 from gpunode.facts.helm import Released
-from gpunode.kubernetes.advertisers import refuse_second
 from gpunode.kubernetes.model import LABELS_MANAGER, Rendered
 from gpunode.kubernetes.owned import owned
-from gpunode.kubernetes.reconcile import MANAGER, Item, Present, given_up, items, key, taints_of
+from gpunode.kubernetes.reconcile import MANAGER, Item, Present, given_up, items, taints_of
 from gpunode.kubernetes.render import rendered
 from gpunode.workflow.cluster_undo import is_due
 from tests.unit.kubernetes.clusters import CLUSTERS
@@ -217,7 +214,6 @@ def test_giving_up_a_namespace_that_somebody_else_made_leaves_it() -> None:
 
 
 # As for a cluster of another context: whoever copies a command that deletes must not meet the current one.
-TYPED = (partial(command, "kubectl", "--context", "far"), partial(command, "helm", "--kube-context", "far"))
 RELEASE = OPERATOR.releases[0]
 
 
@@ -309,54 +305,3 @@ def test_a_release_is_undone_only_from_the_revision_that_the_run_left(
             is_due(change, revisions)
     else:
         assert is_due(change, revisions) is due
-
-
-def daemon_set(image: str, name: str = "theirs", **metadata: object) -> dict[str, Any]:
-    pod = {"spec": {"containers": [{"name": "one", "image": image}]}}
-    return {"kind": "DaemonSet", "metadata": {"namespace": "x", "name": name, **metadata}, "spec": {"template": pod}}
-
-
-@pytest.mark.parametrize(
-    ("one", "hint"),
-    [
-        (
-            daemon_set("nvcr.io/nvidia/k8s-device-plugin:v0.14.1"),
-            "kubectl --context far delete daemonset --namespace x theirs",
-        ),
-        (daemon_set("mirror:5000/k8s-device-plugin@sha256:00"), "kubectl --context far delete"),
-        (daemon_set("gke.gcr.io/nvidia-gpu-device-plugin@sha256:00"), "leave these nodes to your provider"),
-        (
-            daemon_set(
-                "projecthami/hami:v2.10.0",
-                annotations={"meta.helm.sh/release-name": "hami", "meta.helm.sh/release-namespace": "kube-system"},
-            ),
-            "helm --kube-context far uninstall hami --namespace kube-system",
-        ),
-    ],
-)
-def test_what_offers_the_gpus_already_is_named_with_a_way_on(one: dict[str, Any], hint: str) -> None:
-    with pytest.raises(Refused, match="offers the GPUs of this cluster already") as refused:
-        refuse_second(PLUGIN, [one], *TYPED)
-    assert hint in refused.value.hint
-
-
-@pytest.mark.parametrize(
-    "one",
-    [
-        daemon_set("nvcr.io/nvidia/k8s-device-plugin:v0.20.0", labels={"app.kubernetes.io/managed-by": "gpunode"}),
-        daemon_set("nvcr.io/nvidia/k8s-device-plugin:v0.20.0", "x-gpu-feature-discovery"),
-        daemon_set("quay.io/prometheus/node-exporter:v1"),
-        {**daemon_set("k8s-device-plugin:1"), "status": {"desiredNumberScheduled": 0}},
-    ],
-)
-def test_what_offers_nothing_is_no_second_advertiser(one: dict[str, Any]) -> None:
-    refuse_second(PLUGIN, [one], *TYPED)
-    assert key(one)[0] == "DaemonSet"
-
-
-def test_the_operator_s_own_plugin_is_no_second_one_beside_the_operator() -> None:
-    plugin = daemon_set("nvcr.io/nvidia/k8s-device-plugin:v0.20.0", ownerReferences=[{"kind": "ClusterPolicy"}])
-    refuse_second(OPERATOR, [plugin], *TYPED)
-    with pytest.raises(Refused) as refused:
-        refuse_second(PLUGIN, [plugin], *TYPED)
-    assert "GPU Operator" in refused.value.why

@@ -1,0 +1,152 @@
+"""What offers GPUs in a cluster already, by what it is and not by what runs today."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pytest
+
+from gpunode import builtin
+from gpunode.command import command
+from gpunode.errors import Refused
+from gpunode.facts.helm import Released
+from gpunode.kubernetes.advertisers import refuse_second
+from gpunode.kubernetes.model import Rendered
+from gpunode.kubernetes.render import rendered
+from tests.unit.kubernetes.clusters import CLUSTERS
+
+PLUGIN = rendered(builtin.read("k8s-containerd"), CLUSTERS["one"])
+OPERATOR = rendered(builtin.read("gpu-operator"), CLUSTERS["one"])
+NODE = {"metadata": {"name": PLUGIN.nodes[0].node, "labels": {"pool": "gpu"}}}
+TYPED = (partial(command, "kubectl", "--context", "far"), partial(command, "helm", "--kube-context", "far"))
+RELEASED = {"meta.helm.sh/release-name": "hami", "meta.helm.sh/release-namespace": "kube-system"}
+NOWHERE = {"observedGeneration": 1, "desiredNumberScheduled": 0}
+# The affinity of the device plugin's own chart: any of what NFD and GFD find, or the label that gpunode sets.
+CHART = [
+    {"matchExpressions": [{"key": key, "operator": "In", "values": [value]}]}
+    for key, value in (
+        ("feature.node.kubernetes.io/pci-10de.present", "true"),
+        ("feature.node.kubernetes.io/cpu-model.vendor_id", "NVIDIA"),
+        ("nvidia.com/gpu.present", "true"),
+    )
+]
+
+
+def daemon_set(image: str, name: str = "theirs", pod: Any = None, status: Any = None, **metadata: object) -> Any:
+    spec = {"containers": [{"name": "one", "image": image}], **(pod or {})}
+    return {
+        "kind": "DaemonSet",
+        "metadata": {"namespace": "x", "name": name, **metadata},
+        "spec": {"template": {"spec": spec}},
+        "status": status or {},
+    }
+
+
+def custom(kind: str, name: str = "one", **more: object) -> Any:
+    return {"kind": kind, "metadata": {"name": name}, **more}
+
+
+def affinity(*terms: object) -> dict[str, Any]:
+    required = {"nodeSelectorTerms": list(terms)}
+    return {"affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}}}
+
+
+def look(*objects: Any, wanted: Rendered = PLUGIN, releases: tuple[Released, ...] = ()) -> tuple[str, ...]:
+    return refuse_second(wanted, objects, [NODE], releases, *TYPED)
+
+
+DEPLOYMENT = {"kind": "Deployment", "metadata": {"namespace": "gpu-operator", "name": "gpu-operator"}}
+PLUGINS = {"volumes": [{"name": "p", "hostPath": {"path": "/var/lib/kubelet/device-plugins/"}}]}
+
+
+@pytest.mark.parametrize(
+    ("one", "hint"),
+    [
+        (
+            daemon_set("nvcr.io/nvidia/k8s-device-plugin:v0.14.1"),
+            "kubectl --context far delete daemonset --namespace x theirs",
+        ),
+        (daemon_set("mirror:5000/k8s-device-plugin@sha256:00"), "kubectl --context far delete"),
+        (daemon_set("corp/nvidia-plugin:7", pod=PLUGINS), "kubectl --context far delete"),
+        (daemon_set("gke.gcr.io/nvidia-gpu-device-plugin@sha256:00"), "leave these nodes to your provider"),
+        (
+            daemon_set("projecthami/hami:v2.10.0", annotations=RELEASED),
+            "helm --kube-context far uninstall hami --namespace kube-system",
+        ),
+        (daemon_set("k8s-device-plugin:1", status=NOWHERE), "kubectl --context far delete"),
+        (daemon_set("k8s-device-plugin:1", pod=affinity(*CHART), status=NOWHERE), "kubectl --context far delete"),
+        (daemon_set("k8s-device-plugin:1", pod={"nodeSelector": {"pool": "gpu"}}, status=NOWHERE), "delete"),
+        # A person sets this label when they want HAMi's plugin on a node, and a taint can go any day.
+        (daemon_set("hami:1", pod={"nodeSelector": {"gpu": "on"}}, status=NOWHERE), "kubectl --context far delete"),
+        (custom("ClusterPolicy"), "kubectl --context far delete clusterpolicy one"),
+        (custom("ClusterPolicy", spec={"devicePlugin": {"enabled": True}}), "the recipe gpu-operator"),
+        (custom("GPUCluster"), "the recipe gpu-operator"),
+        (custom("NVIDIADriver"), "the recipe gpu-operator"),
+        (DEPLOYMENT, "kubectl --context far delete deployment --namespace gpu-operator gpu-operator"),
+    ],
+)
+def test_what_offers_the_gpus_already_is_named_with_a_way_on(one: dict[str, Any], hint: str) -> None:
+    with pytest.raises(Refused, match="the GPUs of this cluster already") as refused:
+        look(one)
+    assert hint in refused.value.hint
+
+
+@pytest.mark.parametrize(
+    "objects",
+    [
+        [daemon_set("nvcr.io/nvidia/k8s-device-plugin:v0.20.0", labels={"app.kubernetes.io/managed-by": "gpunode"})],
+        [daemon_set("nvcr.io/nvidia/k8s-device-plugin:v0.20.0", "x-gpu-feature-discovery")],
+        [daemon_set("quay.io/prometheus/node-exporter:v1")],
+        [daemon_set("nvidia/kubevirt-gpu-device-plugin:v1", pod=PLUGINS)],
+        [daemon_set("ghcr.io/sriov-network-device-plugin:v3", pod=PLUGINS)],
+        # As HAMi's documentation has people set the operator.
+        [custom("ClusterPolicy", spec={"devicePlugin": {"enabled": False}}), custom("NVIDIADriver"), DEPLOYMENT],
+    ],
+)
+def test_what_offers_nothing_is_no_second_advertiser(objects: list[dict[str, Any]]) -> None:
+    assert look(*objects) == ()
+
+
+@pytest.mark.parametrize(
+    "pod",
+    [
+        {"nodeSelector": {"no": "node"}},
+        affinity({"matchExpressions": [{"key": "pool", "operator": "NotIn", "values": ["gpu"]}]}),
+        affinity({"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["other"]}]}, {}),
+    ],
+)
+def test_a_plugin_whose_selector_fits_none_of_the_nodes_is_a_note(pod: dict[str, Any]) -> None:
+    (note,) = look(daemon_set("k8s-device-plugin:1", pod=pod, status=NOWHERE))
+    assert "DaemonSet x/theirs is NVIDIA's device plugin, too. It runs on no node" in note
+    with pytest.raises(Refused):
+        look(daemon_set("k8s-device-plugin:1", pod=pod, status={**NOWHERE, "desiredNumberScheduled": 1}))
+    with pytest.raises(Refused):  # not counted yet
+        look(daemon_set("k8s-device-plugin:1", pod=pod))
+
+
+def test_the_operator_is_no_second_one_beside_itself() -> None:
+    plugin = daemon_set("nvcr.io/nvidia/k8s-device-plugin:v0.20.0", ownerReferences=[{"kind": "ClusterPolicy"}])
+    assert look(plugin, custom("ClusterPolicy"), DEPLOYMENT, wanted=OPERATOR) == ()
+    with pytest.raises(Refused) as refused:
+        look(plugin)
+    assert "GPU Operator" in refused.value.why
+
+
+def test_the_release_that_is_brought_to_the_recipe_s_values_is_none_whatever_its_name() -> None:
+    wanted = rendered(builtin.read("hami"), CLUSTERS["sixteen"])
+    theirs = Released("kube-system", "hami", "hami", "2.10.0", 1, "deployed")
+    plugin = daemon_set("projecthami/hami:v2.10.0", annotations=RELEASED)
+    with pytest.raises(Refused):
+        look(plugin, wanted=replace(wanted, releases=(replace(wanted.releases[0], name="other"),)))
+    assert look(plugin, wanted=wanted, releases=(replace(theirs, name="hami"),)) == ()
+    another = daemon_set("projecthami/hami:v2.10.0", "second")
+    with pytest.raises(Refused, match="x/second"):
+        look(plugin, another, wanted=wanted, releases=(theirs,))
+
+
+def test_metrics_alone_are_no_second_advertiser() -> None:
+    (release,) = OPERATOR.releases
+    metrics = Rendered(releases=(replace(release, chart="dcgm-exporter"),))
+    assert look(daemon_set("k8s-device-plugin:1"), wanted=metrics) == ()

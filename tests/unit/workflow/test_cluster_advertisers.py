@@ -1,0 +1,48 @@
+"""A second advertiser, through the whole command line."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.fakes.api_server import ApiServer, Body
+from tests.fakes.clusters import User
+
+LABELS = {"app.kubernetes.io/component": "gpu-operator"}
+DEPLOYMENT = {
+    "apiVersion": "apps/v1",
+    "kind": "Deployment",
+    "metadata": {"name": "gpu-operator", "namespace": "default", "labels": LABELS},
+}
+POLICY = {"apiVersion": "nvidia.com/v1", "kind": "ClusterPolicy", "metadata": {"name": "cluster-policy"}, "spec": {}}
+
+
+def plugin(**selector: str) -> Body:
+    pod = {"nodeSelector": selector, "containers": [{"name": "one", "image": "nvidia/k8s-device-plugin:v0.20.0"}]}
+    metadata = {"name": "theirs", "namespace": "default"}
+    return {"apiVersion": "apps/v1", "kind": "DaemonSet", "metadata": metadata, "spec": {"template": {"spec": pod}}}
+
+
+@pytest.mark.parametrize("there", [plugin(**{"nvidia.com/gpu.present": "true"}), POLICY, DEPLOYMENT])
+def test_what_would_start_with_gpunode_s_label_is_refused_before(server: ApiServer, user: User, there: Body) -> None:
+    server.add(there)
+    assert "the GPUs of this cluster already" in user.apply(check=3).error["what"]
+    assert "nvidia.com/gpu.present" not in server.get("Node", "", "gpu-1")["metadata"]["labels"]
+
+
+def test_a_plugin_that_fits_no_node_is_told_and_not_refused(server: ApiServer, user: User) -> None:
+    server.add(plugin(no="node"))
+    assert "default/theirs is NVIDIA's device plugin" in user.plan().envelope["result"]["notes"][0]
+    assert "! DaemonSet default/theirs" in user.screen("k8s", "plan", "--node", "gpu-1=debian12-gtx1080")
+
+
+@pytest.mark.parametrize(
+    ("denied", "named"), [("list clusterpolicies", "ClusterPolicies"), ("list deployments", "Deployments were not")]
+)
+def test_what_may_not_be_looked_at_is_named_and_no_failure(
+    server: ApiServer, user: User, denied: str, named: str
+) -> None:
+    server.add({**POLICY, "spec": {"devicePlugin": {"enabled": False}}})
+    server.denied.add(denied)
+    (note,) = user.apply().envelope["result"]["notes"]
+    assert named in note
+    assert "is forbidden" in note
