@@ -19,7 +19,9 @@ POLICY = {"apiVersion": "nvidia.com/v1", "kind": "ClusterPolicy", "metadata": {"
 def plugin(**selector: str) -> Body:
     pod = {"nodeSelector": selector, "containers": [{"name": "one", "image": "nvidia/k8s-device-plugin:v0.20.0"}]}
     metadata = {"name": "theirs", "namespace": "default"}
-    return {"apiVersion": "apps/v1", "kind": "DaemonSet", "metadata": metadata, "spec": {"template": {"spec": pod}}}
+    template = {"metadata": {"labels": {"app": "theirs"}}, "spec": pod}
+    spec = {"selector": {"matchLabels": {"app": "theirs"}}, "template": template}
+    return {"apiVersion": "apps/v1", "kind": "DaemonSet", "metadata": metadata, "spec": spec}
 
 
 @pytest.mark.parametrize("there", [plugin(**{"nvidia.com/gpu.present": "true"}), POLICY, DEPLOYMENT])
