@@ -22,6 +22,8 @@ empty() {
     if is_inside "$1"; then find "$root/$1/" -xdev -mindepth 1 ${2:+-maxdepth 1 -name "$2"} -delete; fi
 }
 
+is_empty_folder() { [ -d "$1" ] && [ -z "$(ls -A "$1")" ]; }
+
 # Who this machine is: systemd makes a machine id at first boot where the file is empty, cloud-init makes host keys.
 is_inside etc || exit 2
 rm -f "$root/etc/machine-id"
@@ -44,3 +46,11 @@ empty var/lib/NetworkManager '*.lease'
 empty var/cache/apt/archives '*.deb'
 empty var/log dpkg.log
 empty root .bash_history
+
+# What may be meant to go out with the image, and often is not: said, not deleted.
+for secret in etc/apt/auth.conf.d etc/apt/auth.conf root/.netrc root/.docker/config.json root/.ssh etc/iscsi/initiatorname.iscsi \
+    etc/nvme/hostid etc/NetworkManager/system-connections var/log/cloud-init.log; do
+    # An absolute link would be looked up on this machine.
+    [ ! -e "$root/$secret" ] || [ -L "$root/$secret" ] || is_empty_folder "$root/$secret" ||
+        echo "generalise.sh: stays in the image: /$secret" >&2
+done

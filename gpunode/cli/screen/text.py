@@ -19,6 +19,10 @@ _ASCII = str.maketrans(
         "’": "'", "“": '"', "”": '"',
     }
 )  # fmt: skip
+# Printable to Python, and nothing on a screen: joiners, fillers and selectors of Unicode that no word here needs.
+_INVISIBLE = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u3164\uffa0") | {
+    chr(code) for first, last in ((0xFE00, 0xFE0F), (0xE0100, 0xE01EF)) for code in range(first, last + 1)
+}
 _COMMAND = re.compile(r"`[^`\n]+`")
 
 
@@ -69,7 +73,7 @@ def _shown(char: str) -> str:
     if "\udc80" <= char <= "\udcff":  # a byte that was not UTF-8, as Python carries it
         return f"\\x{ord(char) - 0xDC00:02x}"
     # Cf turns the direction of writing or hides; Cs is half a character.
-    hidden = not char.isprintable() and char != " "
+    hidden = (not char.isprintable() and char != " ") or char in _INVISIBLE
     return char.encode("unicode_escape").decode() if hidden else char
 
 

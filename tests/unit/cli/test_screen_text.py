@@ -24,6 +24,7 @@ def test_nothing_that_a_terminal_would_obey_is_left(text: str) -> None:
 def test_hostile_text_is_shown_not_obeyed() -> None:
     assert clean("\x1b[31mred\x1b[0m") == "\\x1b[31mred\\x1b[0m"
     assert clean("safe\u202etxt.exe") == "safe\\u202etxt.exe"
+    assert clean("con\u3164tainerd\ufe0f") == "con\\u3164tainerd\\ufe0f"
     assert clean("caf\udce9") == "caf\\xe9"
     assert clean("a\tb\r\n") == "a    b\\r\\n"
 

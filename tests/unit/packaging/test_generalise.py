@@ -46,6 +46,16 @@ def image(tmp_path: Path) -> Path:
     return made
 
 
+def test_secrets_that_stay_are_named_and_not_deleted(image: Path) -> None:
+    (image / "etc/apt/auth.conf.d").mkdir(parents=True)
+    (image / "root/.docker").mkdir(parents=True)
+    (image / "root/.docker/config.json").write_text("{}")
+    assert generalise(image) == "generalise.sh: stays in the image: /root/.docker/config.json\n"
+    (image / "etc/apt/auth.conf.d/mirror.conf").write_text("machine mirror login a password b\n")
+    assert "/etc/apt/auth.conf.d" in generalise(image)
+    assert (image / "etc/apt/auth.conf.d/mirror.conf").exists()
+
+
 def test_what_the_build_left_is_gone_and_the_rest_is_there(image: Path) -> None:
     for folder, name in FOLDERS.items():
         (image / folder).mkdir(parents=True, exist_ok=True)

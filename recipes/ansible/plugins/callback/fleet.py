@@ -33,6 +33,7 @@ author:
   - gpunode contributors (!UNKNOWN)
 """
 
+import binascii
 import collections
 import json
 import os
@@ -85,8 +86,9 @@ class CallbackModule(CallbackBase):
         if not any(row["setup"] or row["examined"] for row in self._rows.values()):
             return
         path = self.get_option("file")
-        draft = "%s.%d.tmp" % (path, os.getpid())
-        with open(draft, "w", encoding="utf-8") as file:
+        draft = "%s.%s.tmp" % (path, binascii.hexlify(os.urandom(6)).decode())
+        # In a folder that others may write, nobody can have put a link in the draft's place.
+        with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666), "w", encoding="utf-8") as file:
             json.dump(envelope(self._rows), file, indent=1)
             file.write("\n")
         os.replace(draft, path)
@@ -150,7 +152,8 @@ def _row(host):
 def _diagnosed(answer):
     """What doctor told of a host; a root cause that is a mere remark is none."""
     told = (finding for finding in answer.get("findings", []) if finding.get("severity") != "info")
-    roots = [finding for finding in told if not finding.get("explained_by")]
+    # A node answers what it likes; what is no text names no cause.
+    roots = [one for one in told if not one.get("explained_by") and isinstance(one.get("cause"), str)]
     return {
         **({name: roots[0].get(name) for name in OF_CAUSE} if roots else {}),
         "titles": {root["cause"]: root.get("title") for root in roots},
