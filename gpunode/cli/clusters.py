@@ -231,7 +231,8 @@ def _take_back(found: ClusterPlan, cluster: Cluster, request: Request, how: Outp
         screen.confirm_shown(request.verb, yes=yes, does=_DOES)
         with _changing(request.verb, screen, how) as (store, stop):
             run = cluster_apply.take_back(found, cluster, store, request, tell=screen.tell, pause=stop.pause)
-        screen.put(*done_lines(request.verb, label(run, request.verb), screen.argv))
+        kept = [one for one in found.items if one.note]
+        screen.put(*done_lines(request.verb, label(run, request.verb), screen.argv, kept))
     how.answer(_envelope(request.verb, found, changed=True, run=run))
 
 

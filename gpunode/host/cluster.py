@@ -247,6 +247,26 @@ class Cluster:
             raise self._failure(done)
         return _object(done)
 
+    def patch(self, place: Body, patch: Sequence[Mapping[str, Any]], manager: str) -> None:
+        """Change an object by a JSON patch (RFC 6902), as ``manager``.
+
+        Raises:
+            Conflict: a test of the patch fails, since the object was changed meanwhile; nothing was changed.
+            ChangeFailed: the API server refuses the result.
+        """
+        where = ("--namespace", place["metadata"]["namespace"]) if "namespace" in place["metadata"] else ()
+        resource = f"{place['kind']}.{place['apiVersion'].rpartition('/')[0]}".removesuffix(".").lower()
+        words = ("patch", resource, place["metadata"]["name"], *where, "--type=json", "-p", json.dumps(patch))
+        done = self._run((*words, "--field-manager", manager, _REQUEST_TIMEOUT), b"", only_reads=False)
+        if b"rejected our request due to an error in our request" in done.stderr:
+            raise Conflict(
+                f"{place['kind']} {place['metadata']['name']} was changed meanwhile",
+                why="somebody wrote it after gpunode had read it; gpunode changed nothing",
+                hint="run the same command again",
+            )
+        if not done.ok:
+            raise failure(done, self.command)
+
     def delete(self, *bodies: Body) -> None:
         """The objects are gone, and what they owned.
 

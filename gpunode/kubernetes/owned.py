@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 Body: TypeAlias = Mapping[str, Any]
+Path: TypeAlias = tuple[str, ...]
 _ITSELF = "."
 
 
@@ -44,14 +45,37 @@ def others(live: Body, ours: Sequence[str]) -> tuple[str, ...]:
     )
 
 
-def is_co_owned(live: Body, ours: Sequence[str]) -> bool:
-    """Whether somebody else set one of the fields of ``ours``, too, those of the metadata left out."""
-    mine: set[tuple[str, ...]] = set()
-    theirs: set[tuple[str, ...]] = set()
+def co_owners(live: Body, ours: Sequence[str]) -> Mapping[str, tuple[str, ...]]:
+    """Return the field managers that also set fields of ``ours``, each with these fields; not those of the metadata."""
+    mine: set[Path] = set()
+    theirs: dict[str, set[Path]] = {}
     for one in live["metadata"].get("managedFields", []):
         if not one.get("subresource"):
-            (mine if one.get("manager") in ours else theirs).update(_leaves(one.get("fieldsV1", {})))
-    return any(path[:1] != ("f:metadata",) for path in mine & theirs)
+            manager = str(one.get("manager", ""))
+            (mine if manager in ours else theirs.setdefault(manager, set())).update(_leaves(one.get("fieldsV1", {})))
+    shared = {
+        manager: sorted(path for path in fields & mine if path[0] != "f:metadata") for manager, fields in theirs.items()
+    }
+    return {manager: tuple(map(_field_name, fields)) for manager, fields in shared.items() if fields}
+
+
+def disowning_patch(live: Body, manager: str) -> list[dict[str, Any]]:
+    """Return the JSON patch after which ``manager`` owns nothing of the object, though all values but its labels stay.
+
+    It fails where the object was changed since. To apply the object without a field, as one gives it up otherwise,
+    takes the field out, which the API server refuses of fields that the object cannot do without.
+    """
+    metadata, entry = live["metadata"], _entry(live, manager)
+    if entry is None:
+        return []
+    place = metadata.get("managedFields", []).index(entry)
+    held = set().union(*(_leaves(one["fieldsV1"]) for one in metadata["managedFields"] if one != entry))
+    alone = [path for path in _leaves(entry["fieldsV1"]) if path[0] == "f:metadata" and path not in held]
+    return [
+        {"op": "test", "path": "/metadata/resourceVersion", "value": metadata["resourceVersion"]},
+        {"op": "remove", "path": f"/metadata/managedFields/{place}"},
+        *({"op": "remove", "path": "".join(f"/{_escaped(step[2:])}" for step in path)} for path in alone),
+    ]
 
 
 def is_applied_by_kubectl(live: Body) -> bool:
@@ -59,10 +83,27 @@ def is_applied_by_kubectl(live: Body) -> bool:
     return "kubectl.kubernetes.io/last-applied-configuration" in live["metadata"].get("annotations", {})
 
 
-def _leaves(fields: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+def _leaves(fields: Mapping[str, Any], path: Path = ()) -> Iterator[Path]:
     for key, held in fields.items():
         if key != _ITSELF:
             yield from _leaves(held, (*path, key)) if held.keys() - {_ITSELF} else ((*path, key),)
+
+
+def _field_name(path: Path) -> str:
+    """Return the field as kubectl writes it: ``spec.containers[name="plugin"].image``."""
+    steps = (f".{step[2:]}" if step.startswith("f:") else _element_name(step) for step in path)
+    return "".join(steps).removeprefix(".")
+
+
+def _element_name(step: str) -> str:
+    found = json.loads(step[2:])
+    keys = found.items() if isinstance(found, dict) else [("", found)]
+    return "[" + ",".join(f"{name}={json.dumps(value)}" for name, value in keys) + "]"
+
+
+def _escaped(name: str) -> str:
+    """Return the name as a step of a JSON pointer (RFC 6901)."""
+    return name.replace("~", "~0").replace("/", "~1")
 
 
 def _entry(live: Body, manager: str) -> Mapping[str, Any] | None:

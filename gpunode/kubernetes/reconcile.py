@@ -15,7 +15,7 @@ from gpunode.errors import Conflict, Refused
 from gpunode.facts.helm import Released
 from gpunode.kubernetes import yaml
 from gpunode.kubernetes.model import LABELS_MANAGER, MANAGED_BY, NodeEdit, Object, Release, Rendered
-from gpunode.kubernetes.owned import Body, is_applied_by_kubectl, is_co_owned, others, owned
+from gpunode.kubernetes.owned import Body, co_owners, is_applied_by_kubectl, others, owned
 
 MANAGER: Final = "gpunode"
 _MANAGERS: Final = (MANAGER, LABELS_MANAGER)
@@ -199,7 +199,18 @@ def is_shared(live: Body) -> bool:
     """Whether the object stays when gpunode gives up its fields: a Node, or one that is somebody else's, too."""
     if live["kind"] == "Namespace":  # all that is set of one are labels
         return bool(others(live, _MANAGERS))
-    return live["kind"] == "Node" or is_co_owned(live, _MANAGERS)
+    return live["kind"] == "Node" or bool(co_owners(live, _MANAGERS))
+
+
+def describe_owners(live: Body) -> str:
+    """Return who owns the object beside gpunode, and which fields of both, for a message."""
+    shared = [f"{who} also set {_listed(fields)}" for who, fields in co_owners(live, _MANAGERS).items()]
+    return "; ".join(shared) or f"{', '.join(others(live, _MANAGERS)) or 'somebody'} applied it, too"
+
+
+def _listed(fields: Sequence[str]) -> str:
+    more = f" and {len(fields) - 1} more fields" if len(fields) > 1 else ""
+    return fields[0] + more
 
 
 def place(change: ObjectChange) -> Body:
@@ -315,17 +326,19 @@ def _former(live: Body, cluster: str) -> Item:
     kind, namespace, name = key(live)
     # A plugin goes before another one comes; a configuration after the pods that mount it.
     wave, why = 0 if kind == "DaemonSet" else _LAST_WAVE, "from a former recipe of gpunode's"
-    if is_shared(live) or is_applied_by_kubectl(live):
-        who = ", ".join(others(live, _MANAGERS)) or "somebody"
-        if kind == "DaemonSet":
-            raise Conflict(
-                f"DaemonSet {namespace}/{name} is from a former recipe, and {who} applied it, too",
-                why="gpunode deletes nothing that is also somebody else's, and beside the recipe's plugin it would "
-                "offer each GPU twice",
-                hint=f"have it taken away: {command('kubectl', 'delete', 'daemonset', '--namespace', namespace, name)}",
-            )
-        return Item(kind, namespace, name, "foreign", why, wave, note=f"stays: {who} applied it, too")
-    return Item(kind, namespace, name, "delete", why, wave, _change(live, cluster, owned(live, MANAGER), None))
+    is_kept = is_shared(live) or is_applied_by_kubectl(live)
+    if is_kept and kind == "DaemonSet":
+        raise Conflict(
+            f"DaemonSet {namespace}/{name} is from a former recipe, and {describe_owners(live)}",
+            why="gpunode deletes nothing that is also somebody else's, and beside the recipe's plugin it would "
+            "offer each GPU twice",
+            hint=f"have it taken away: {command('kubectl', 'delete', 'daemonset', '--namespace', namespace, name)}",
+        )
+    if is_applied_by_kubectl(live):
+        return Item(kind, namespace, name, "foreign", why, wave, note=f"stays: {describe_owners(live)}")
+    note = f"stays: {describe_owners(live)}" if is_kept else ""
+    change = _change(live, cluster, owned(live, MANAGER), None, shared=is_kept)
+    return Item(kind, namespace, name, "change" if is_kept else "delete", why, wave, change, note)
 
 
 def _change(

@@ -12,12 +12,14 @@ from typing import Any, Final
 
 from gpunode.change import CommandChange, ObjectChange, subject
 from gpunode.errors import ChangeFailed, Conflict, GpunodeError, Interrupted, VerifyFailed
-from gpunode.host.cluster import Cluster
+from gpunode.host.cluster import Body, Cluster
+from gpunode.host.kubectl import Forbidden
 from gpunode.host.port import OnProgress, Progress
 from gpunode.journal.record import Verb
 from gpunode.journal.run import Run
 from gpunode.journal.store import Store
 from gpunode.kubernetes.model import GPU_PRESENT
+from gpunode.kubernetes.owned import disowning_patch
 from gpunode.kubernetes.reconcile import Item, fields_now, key, manager_of, place, taints_of, without_taints
 from gpunode.kubernetes.workload_checks import Workload, cause, counts
 from gpunode.workflow.cluster_plan import ClusterPlan
@@ -99,16 +101,16 @@ def take_back(
         The run's id.
     """
     _refuse_moved(plan, cluster)
-    failed: list[GpunodeError] = []
+    failed: list[tuple[str, GpunodeError]] = []
 
     def back(run: Run) -> None:
         make(plan.items, cluster, run, tell, pause, failed)
         if failed:
-            raise ChangeFailed(
-                f"{len(failed)} of the releases could not be brought back; all else is done",
-                why="; ".join(f"{one}: {one.why}" for one in failed),
-                hint=f"see that Helm reaches the charts' repositories, then run the same command again\n"
-                f"{failed[0].hint}",
+            kind = Conflict if all(isinstance(error, Conflict) for _, error in failed) else ChangeFailed
+            raise kind(
+                f"{', '.join(title for title, _ in failed)} could not be taken back; all else is done",
+                why="\n".join(f"{error}: {error.why}" for _, error in failed),
+                hint=f"{failed[0][1].hint}\nthen run the same command again",
             )
 
     return journaled(store, request, back)
@@ -191,11 +193,11 @@ def make(
     run: Run,
     tell: Observer,
     pause: Callable[[], None],
-    failed: list[GpunodeError] | None = None,
+    failed: list[tuple[str, GpunodeError]] | None = None,
 ) -> None:
-    """The changes of ``items`` are made, each journaled before.
+    """Make the changes of ``items``, each journaled before.
 
-    ``failed`` takes the errors of releases that could not be made; without it the first error ends the run.
+    ``failed`` receives the changes that the cluster refused, by title; without it the first error ends the run.
     """
     for item in items:
         if item.change is None:
@@ -208,10 +210,10 @@ def make(
             perform(item.change, cluster)
         except GpunodeError as error:
             run.failed(seq, f"{error}: {error.why}")
-            if failed is not None and item.state == "create" and isinstance(item.change, CommandChange):
-                failed.append(error)
-                continue
-            raise
+            if failed is None or not isinstance(error, ChangeFailed | Conflict | Forbidden):
+                raise
+            failed.append((item.title, error))
+            continue
         run.done(seq)
         tell(Applied("kubernetes", "cluster", (item.change,), time.monotonic() - began))
 
@@ -227,7 +229,7 @@ def perform(change: ObjectChange | CommandChange, cluster: Cluster) -> None:
     elif change.after is not None:
         cluster.apply(json.loads(change.after), manager)
     elif change.shared:
-        cluster.apply(place(change), manager)
+        _give_up(place(change), cluster, manager)
     else:
         if change.kind == "Namespace" and (held := ", ".join(contents(change.name, cluster))):
             raise Conflict(
@@ -236,6 +238,15 @@ def perform(change: ObjectChange | CommandChange, cluster: Cluster) -> None:
                 hint="run the same command again: it leaves the namespace and takes the rest",
             )
         cluster.delete(place(change))
+
+
+def _give_up(bare: Body, cluster: Cluster, manager: str) -> None:
+    """Leave the object to its other owners: without our fields, or where it cannot do without them, with our values."""
+    if not cluster.try_out([bare], manager).errors:
+        cluster.apply(bare, manager)
+        return
+    for live in cluster.get([bare]):
+        cluster.patch(bare, disowning_patch(live, manager), manager)
 
 
 def _perform_node(change: ObjectChange, cluster: Cluster, manager: str) -> None:

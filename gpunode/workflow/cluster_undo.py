@@ -24,6 +24,7 @@ from gpunode.kubernetes.reconcile import (
     Item,
     Key,
     State,
+    describe_owners,
     fields_now,
     given_up,
     install_command,
@@ -232,6 +233,10 @@ def _item(change: ObjectChange, cluster: Cluster, live: Live, going: set[str]) -
     empties = state == "delete" and change.kind == "Namespace"
     if empties and (others := ", ".join(contents(change.name, cluster, going))):
         return Item(change.kind, "", change.name, "foreign", why, 0, note=f"stays: it also holds {others}")
+    one = live.get(_key(change))
+    if change.after is None and change.shared and change.kind != "Node" and one is not None:
+        note = f"stays: {describe_owners(one)}; gpunode gives up its fields"
+        return Item(change.kind, change.namespace, change.name, state, why, 0, change, note)
     return Item(change.kind, change.namespace, change.name, state, why, 0, change)
 
 

@@ -61,13 +61,14 @@ def removal_lines(found: ClusterPlan, *, verbose: bool) -> Iterator[Line]:
     yield _total(found)
 
 
-def done_lines(verb: str, run: str, argv: Sequence[str]) -> Iterator[Line]:
-    """That it is done, and what to do next; ``run`` as a person types it, ``argv`` what was typed."""
+def done_lines(verb: str, run: str, argv: Sequence[str], kept: Sequence[Item] = ()) -> Iterator[Line]:
+    """Yield that it is done, what was kept, and what to do next; ``run`` as people type it, ``argv`` what was typed."""
     if verb == "k8s apply":
         yield line(MARKS["done"], span(f"applied (run {run})"), hang=2)
         following = cluster_verify_command(argv)
     else:
         yield line(MARKS["done"], span(f"done (run {run})"), hang=2)
+        yield from (line(Span("! ", "warn"), span(f"{one.title} {one.note}"), hang=2) for one in kept)
         following = command("gpunode", "rollback", run)
     yield line(span("next: " if verb == "k8s apply" else "undo: ", "dim"), span(following, "command"), hang=6)
 

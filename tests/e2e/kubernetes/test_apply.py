@@ -265,6 +265,31 @@ def test_what_somebody_else_applied_since_stays(
     control_plane.kubectl("delete", "runtimeclass", "nvidia")
 
 
+def test_removal_gives_up_a_co_owned_object_and_takes_the_rest(control_plane: ControlPlane, user: User) -> None:
+    user.apply("k8s-time-slicing")
+    for value in ("/x", "/config/config.yaml"):
+        variable = (f"CONFIG_FILE={value}", "--field-manager=alice")
+        control_plane.kubectl("set", "env", "daemonset/nvidia-device-plugin", "--namespace=gpu-system", *variable)
+    user.apply("k8s-time-slicing")
+    before = control_plane.get("daemonset", "nvidia-device-plugin", "--namespace=gpu-system")["spec"]
+
+    removed = user("k8s", "remove", "--yes")
+    (note,) = (one["note"] for one in removed.envelope["result"]["objects"] if one["kind"] == "DaemonSet")
+    assert note.startswith('stays: alice also set spec.template.spec.containers[name="plugin"].env[name="CONFIG_FILE"]')
+    kept = control_plane.get("daemonset", "nvidia-device-plugin", "--namespace=gpu-system", "--show-managed-fields")
+    assert kept["spec"] == before
+    managers = {one["manager"] for one in kept["metadata"]["managedFields"] if "subresource" not in one}
+    assert managers == {"alice"}
+    left = everything(control_plane)
+    assert not [name for name in left if name.startswith("ConfigMap/gpu-system/nvidia")]
+    assert "RuntimeClass//nvidia" not in left
+    assert user("k8s", "remove", "--yes").envelope["changed"] is False
+
+    user("rollback", "k3", "--yes")
+    assert control_plane.get("daemonset", "nvidia-device-plugin", "--namespace=gpu-system")["spec"] == before
+    control_plane.kubectl("delete", "daemonset", "nvidia-device-plugin", "--namespace=gpu-system", "--timeout=60s")
+
+
 def test_a_rollback_of_a_rollback_finds_the_cluster_of_the_first_run(control_plane: ControlPlane, user: User) -> None:
     elsewhere = User(control_plane, user.home, STRANGER)
     elsewhere.apply("k8s-containerd", "--kubeconfig", str(control_plane.kubeconfig()))

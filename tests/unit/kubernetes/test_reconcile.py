@@ -140,12 +140,10 @@ def test_what_somebody_else_applied_too_is_not_deleted_as_a_former_recipe_s() ->
             body["metadata"]["managedFields"] += live(body, "argocd-controller")["metadata"]["managedFields"]
             former[one.kind] = body
     (item,) = (one for one in items(PLUGIN, Present("c", nodes=[node()], ours=[former["ConfigMap"]])) if one.note)
-    assert (item.title, item.change, item.note) == (
-        "ConfigMap gpu-system/former",
-        None,
-        "stays: argocd-controller applied it, too",
-    )
-    with pytest.raises(Conflict, match="argocd-controller applied it, too") as refused:
+    assert isinstance(item.change, ObjectChange)
+    assert (item.title, item.change.effect) == ("ConfigMap gpu-system/former", "changed")
+    assert item.note == "stays: argocd-controller also set data.config.yaml"
+    with pytest.raises(Conflict, match="argocd-controller also set spec") as refused:
         items(PLUGIN, Present("c", nodes=[node()], ours=[former["DaemonSet"]]))
     assert "delete daemonset --namespace gpu-system former" in refused.value.hint
 

@@ -1,0 +1,100 @@
+"""Objects of which somebody else set fields, too: gpunode gives up its own, and goes on with the rest."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gpunode.host.process import Finished
+from gpunode.kubernetes.owned import others, owned
+from tests.fakes.api_server import ApiServer
+from tests.fakes.clusters import NAMESPACE, PLUGIN, User, everything
+
+VARIABLE = 'spec.template.spec.containers[name="plugin"].env[name="CONFIG_FILE"].value'
+
+
+@pytest.fixture
+def co_owned(server: ApiServer, user: User) -> dict[str, Any]:
+    """The plugin of the recipe, of which alice sets one variable, too."""
+    user.apply("k8s-time-slicing")
+    for value in ("/x", "/config/config.yaml"):
+        former = server.get(*PLUGIN)
+        body = server.get(*PLUGIN)
+        body["spec"]["template"]["spec"]["containers"][0]["env"][0]["value"] = value
+        server.update(former, body, "alice")
+    user.apply("k8s-time-slicing")
+    return server.get(*PLUGIN)
+
+
+def test_removal_leaves_a_co_owned_object_to_its_owner_and_takes_the_rest(
+    server: ApiServer, user: User, co_owned: dict[str, Any]
+) -> None:
+    removed = user("k8s", "remove", "--yes")
+
+    there = server.get(*PLUGIN)
+    assert there["spec"] == co_owned["spec"]
+    assert owned(there, "gpunode") is None
+    assert "labels" not in there["metadata"]
+    assert others(there, ()) == ("alice",)
+    assert not server.peek("ConfigMap")
+    assert not server.peek("RuntimeClass")
+    assert server.peek("Node")[0]["metadata"]["labels"] == {"kubernetes.io/hostname": "gpu-1"}
+    notes = {one["kind"]: one["note"] for one in removed.envelope["result"]["objects"]}
+    assert notes["DaemonSet"] == f"stays: alice also set {VARIABLE}; gpunode gives up its fields"
+    assert notes["Namespace"] == "stays: it also holds DaemonSet nvidia-device-plugin"
+    assert user("k8s", "remove", "--yes").envelope["changed"] is False
+
+
+def test_removal_of_a_co_owned_object_can_be_undone(server: ApiServer, user: User, co_owned: dict[str, Any]) -> None:
+    before = everything(server)
+    user("k8s", "remove", "--yes")
+    user("rollback", "k3", "--yes")
+    assert everything(server) == before
+
+
+def test_rollback_leaves_a_co_owned_object_to_its_owner(
+    server: ApiServer, user: User, co_owned: dict[str, Any]
+) -> None:
+    user("rollback", "k1", "--yes")
+    assert others(server.get(*PLUGIN), ()) == ("alice",)
+    assert not server.peek("ConfigMap")
+
+
+def test_another_recipe_gives_up_a_co_owned_configuration(server: ApiServer, user: User) -> None:
+    user.apply("k8s-time-slicing")
+    (former,) = server.peek("ConfigMap")
+    server.apply({**former, "metadata": {"name": former["metadata"]["name"], "namespace": NAMESPACE}}, "argocd")
+    applied = user.apply("k8s-containerd")
+
+    (kept,) = (one for one in server.peek("ConfigMap") if one["metadata"]["name"] == former["metadata"]["name"])
+    assert kept["data"] == former["data"]
+    assert "labels" not in kept["metadata"]
+    (note,) = (one["note"] for one in applied.envelope["result"]["objects"] if one["note"])
+    assert note == "stays: argocd also set data.config.yaml"
+    assert {one["state"] for one in user.plan("k8s-containerd").envelope["result"]["objects"]} == {"same"}
+
+
+def test_object_that_changed_while_it_was_given_up_is_told_and_the_rest_goes_on(
+    server: ApiServer, user: User, co_owned: dict[str, Any]
+) -> None:
+    def write_meanwhile(words: tuple[str, ...]) -> Finished | None:
+        if words[0] == "patch":
+            user.kubectl.intercept = lambda _: None
+            server.update(
+                co_owned, {**co_owned, "metadata": {**co_owned["metadata"], "annotations": {"x": "y"}}}, "bob"
+            )
+        return None
+
+    user.kubectl.intercept = write_meanwhile
+    refused = user("k8s", "remove", "--yes", check=5).error
+    assert refused["what"] == "DaemonSet gpu-system/nvidia-device-plugin could not be taken back; all else is done"
+    assert "DaemonSet nvidia-device-plugin was changed meanwhile" in refused["why"]
+    assert not server.peek("ConfigMap")
+    user("k8s", "remove", "--yes")
+    assert others(server.get(*PLUGIN), ()) == ("alice", "bob")
+
+
+def test_screen_names_what_a_removal_leaves(user: User, co_owned: dict[str, Any]) -> None:
+    shown = user.screen("k8s", "remove", "--yes")
+    assert shown.count("alice") == 2
