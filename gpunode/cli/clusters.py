@@ -16,14 +16,22 @@ from gpunode.cli.compose import cluster_journal, recipe_at
 from gpunode.cli.envelope import Envelope
 from gpunode.cli.output_options import OutputOptions
 from gpunode.cli.rendering import nodes
-from gpunode.cli.screen.cluster import cluster_lines, done_lines, plan_lines, removal_lines, verified_lines
+from gpunode.cli.screen.cluster import (
+    cluster_lines,
+    done_lines,
+    plan_lines,
+    removal_lines,
+    trouble_lines,
+    verified_lines,
+)
 from gpunode.cli.screen.commands import (
     cluster_apply_command,
     cluster_render_command,
     cluster_verify_command,
     value_of,
 )
-from gpunode.cli.screen.text import BLANK
+from gpunode.cli.screen.text import BLANK, line
+from gpunode.cli.screen.words import MARKS
 from gpunode.command import command, gpunode
 from gpunode.errors import ChangesPending, GpunodeError, Interrupted, Undetermined, UsageError
 from gpunode.host.cluster import Cluster, Identity
@@ -35,6 +43,7 @@ from gpunode.workflow import cluster_apply
 from gpunode.workflow.cluster_apply import Request
 from gpunode.workflow.cluster_plan import ClusterPlan, planned
 from gpunode.workflow.cluster_undo import removal, undoing
+from gpunode.workflow.cluster_workloads import wait_unchanged_ready
 from gpunode.workflow.log import told
 
 if TYPE_CHECKING:
@@ -42,7 +51,7 @@ if TYPE_CHECKING:
     from gpunode.cli.human import Screen
     from gpunode.journal.record import Verb
     from gpunode.journal.store import Store
-    from gpunode.kubernetes.model import ClusterNode
+    from gpunode.kubernetes.model import ClusterNode, Rendered
     from gpunode.recipe import Recipe
 
 _DOES: Final = "changes the cluster"
@@ -98,8 +107,9 @@ def plan(place: str, captures: Sequence[str], where: Where, how: OutputOptions, 
     with where.meant(), screen:
         cluster = where.cluster()
         wanted = rendered(recipe_at(place), _nodes(captures, cluster))
-        found = planned(wanted, cluster)
+        found = _planned(wanted, cluster, where)
         screen.put_after(*plan_lines(found, wanted, _others(found.identity), verbose=how.verbose))
+        screen.put(*trouble_lines(found))
     pending = ChangesPending.exit_code if check and found.changes else 0
     how.answer(_envelope("k8s plan", found, exit_code=pending, changed=bool(found.changes)))
 
@@ -112,9 +122,13 @@ def apply(
     with where.meant(), screen:
         cluster, recipe = where.cluster(), recipe_at(place)
         wanted = rendered(recipe, _nodes(captures, cluster))
-        found = planned(wanted, cluster)
+        found = _planned(wanted, cluster, where)
         screen.put_after(*plan_lines(found, wanted, _others(found.identity), verbose=how.verbose))
         if not found.changes:
+            with SignalGuard(screen.stopping) as stop:
+                wait_unchanged_ready(found.items, cluster, stop.pause, screen.progress, timeout_s)
+            if any(item.trouble for item in found.items):
+                screen.put(line(MARKS["done"], "its pods are ready now", hang=2))
             how.answer(_envelope("k8s apply", found))
             return
         screen.confirm_shown("k8s apply", yes=yes, does=_DOES)
@@ -132,6 +146,16 @@ def apply(
             )
         screen.put(*done_lines("k8s apply", label(run, "k8s apply"), screen.argv))
     how.answer(_envelope("k8s apply", found, changed=True, run=run))
+
+
+def _planned(wanted: Rendered, cluster: Cluster, where: Where) -> ClusterPlan:
+    """Return the plan, with hints for this cluster."""
+    found = planned(wanted, cluster)
+    items = tuple(
+        replace(one, trouble=replace(one.trouble, hint=where.in_hint(one.trouble.hint))) if one.trouble else one
+        for one in found.items
+    )
+    return replace(found, items=items)
 
 
 def _nodes(captures: Sequence[str], cluster: Cluster) -> Sequence[ClusterNode]:

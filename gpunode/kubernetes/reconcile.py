@@ -16,6 +16,7 @@ from gpunode.facts.helm import Released
 from gpunode.kubernetes import yaml
 from gpunode.kubernetes.model import LABELS_MANAGER, MANAGED_BY, NodeEdit, Object, Release, Rendered
 from gpunode.kubernetes.owned import Body, co_owners, is_applied_by_kubectl, others, owned
+from gpunode.kubernetes.pods import Trouble
 
 MANAGER: Final = "gpunode"
 _MANAGERS: Final = (MANAGER, LABELS_MANAGER)
@@ -40,6 +41,7 @@ class Item:
         change: None where nothing is to be done.
         note: why nothing is done, or what is left as it is.
         diff: of our fields, as YAML, without the lines that stay.
+        trouble: of a DaemonSet that stays as it is, why its pods do not run; None where they do.
     """
 
     kind: str
@@ -51,6 +53,7 @@ class Item:
     change: ObjectChange | CommandChange | None = None
     note: str = ""
     diff: tuple[str, ...] = ()
+    trouble: Trouble | None = None
 
     @property
     def title(self) -> str:

@@ -8,27 +8,22 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any, Final
+from typing import Any
 
 from gpunode.change import CommandChange, ObjectChange, subject
 from gpunode.errors import ChangeFailed, Conflict, GpunodeError, Interrupted, VerifyFailed
 from gpunode.host.cluster import Body, Cluster
 from gpunode.host.kubectl import Forbidden
-from gpunode.host.port import OnProgress, Progress
+from gpunode.host.port import OnProgress
 from gpunode.journal.record import Verb
 from gpunode.journal.run import Run
 from gpunode.journal.store import Store
-from gpunode.kubernetes.model import GPU_PRESENT
 from gpunode.kubernetes.owned import disowning_patch
 from gpunode.kubernetes.reconcile import Item, fields_now, key, manager_of, place, taints_of, without_taints
-from gpunode.kubernetes.workload_checks import Workload, cause, counts
 from gpunode.workflow.cluster_plan import ClusterPlan
+from gpunode.workflow.cluster_workloads import wait_ready, wait_unchanged_ready
 from gpunode.workflow.events import Applied, Applying, Observer
 from gpunode.workflow.namespace_contents import contents
-
-_EACH_S: Final = 1.0
-# A controller chooses the nodes of a new DaemonSet within a second.
-_NONE_CHOSEN_S: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +75,7 @@ def apply(
                     with _told_what_is_left(left):
                         wait_ready(item, cluster, pause, progress, timeout_s)
         # A node that was labelled just now gets pods of those that stay as they are.
-        for item in (one for one in plan.items if one.kind == "DaemonSet" and one.state in {"same", "foreign"}):
-            wait_ready(item, cluster, pause, progress, timeout_s)
+        wait_unchanged_ready(plan.items, cluster, pause, progress, timeout_s)
 
     return journaled(store, request, waves)
 
@@ -269,47 +263,3 @@ def _perform_node(change: ObjectChange, cluster: Cluster, manager: str) -> None:
     cluster.apply(body, manager)
     for taint in (one for one in now if one not in was):
         cluster.taint(change.name, taint)
-
-
-def wait_ready(item: Item, cluster: Cluster, pause: Callable[[], None], progress: OnProgress, timeout_s: float) -> None:
-    """The DaemonSet's pods are ready on all of its nodes.
-
-    Raises:
-        VerifyFailed: not within ``timeout_s``; the pods that are not ready say why.
-    """
-    began = time.monotonic()
-    asked = {"apiVersion": "apps/v1", "kind": item.kind, "metadata": {"namespace": item.namespace, "name": item.name}}
-    while True:
-        found = Workload(item.title, next(iter(cluster.get([asked])), None))
-        if found.is_ready:
-            return
-        desired, ready = counts(found.live or {})
-        progress(Progress("wait", 100.0 * ready / desired if desired else 0.0, f"{ready} of {desired} pods ready"))
-        pause()
-        is_for_none = not desired and (found.live or {}).get("status", {}).get("observedGeneration", 0) > 0
-        if time.monotonic() > began + (min(timeout_s, _NONE_CHOSEN_S) if is_for_none else timeout_s):
-            raise _not_ready(found, cluster, timeout_s)
-        time.sleep(_EACH_S)
-
-
-def _not_ready(found: Workload, cluster: Cluster, timeout_s: float) -> VerifyFailed:
-    """The error that says why the workload's pods are not ready."""
-    desired, ready = counts(found.live or {})
-    if not desired:
-        chosen = cluster.command("describe", "nodes", "--selector", f"{GPU_PRESENT}=true")
-        return VerifyFailed(
-            f"{found.title}: no node runs it",
-            why=f"its nodes are not ready, lack the label {GPU_PRESENT}=true, or have a taint that keeps it off",
-            hint=f"look at the nodes: {chosen}",
-        )
-    where = ("--namespace", found.namespace)
-    show = cluster.command("describe", "pods", *where, "--selector", found.selector)
-    why, hint = "no pod says why", f"look at its pods: {show}"
-    try:
-        pods = cluster.list("pods", *where, "--selector", found.selector)
-        if trouble := cause(pods, cluster.list("events", *where)):
-            why, hint = trouble.why, trouble.hint
-    except GpunodeError as error:
-        why = f"its pods cannot be asked: {error.what}"
-    what = f"{found.title}: {ready} of {desired} pods are ready after {timeout_s:.0f} s"
-    return VerifyFailed(what, why=why, hint=hint)

@@ -13,7 +13,9 @@ from gpunode.host.cluster import Body, Cluster, Identity, Tried
 from gpunode.host.kubectl import Forbidden, reason
 from gpunode.kubernetes.advertisers import OPERATOR_GROUP, OPERATOR_KINDS, OPERATOR_SELECTOR, refuse_second
 from gpunode.kubernetes.model import MANAGED_BY, KindCluster, NodeEdit, Rendered
-from gpunode.kubernetes.reconcile import OURS, Item, Present, items, manager_of, node_body
+from gpunode.kubernetes.reconcile import OURS, Item, Present, items, key, manager_of, node_body
+from gpunode.kubernetes.workload_checks import Workload, counts
+from gpunode.workflow.cluster_workloads import explain_unready, is_unchanged_workload
 
 _NODE_USER: Final = "system:node:"
 _API: Final[Mapping[str, tuple[str, str]]] = {
@@ -69,10 +71,26 @@ def planned(rendered: Rendered, cluster: Cluster) -> ClusterPlan:
             raise
         rendered, skipped = for_kubelet(rendered, node.removeprefix(_NODE_USER))
         present, notes = _present(rendered, cluster, identity, whole=False)
-    found = ClusterPlan(identity, items(rendered, present), skipped, notes)
+    found = tuple(_with_troubles(items(rendered, present), present, cluster))
+    plan = ClusterPlan(identity, found, skipped, notes)
     if not skipped:
-        _refuse_forbidden(found, cluster)
-    return found
+        _refuse_forbidden(plan, cluster)
+    return plan
+
+
+def _with_troubles(items: Sequence[Item], present: Present, cluster: Cluster) -> Iterator[Item]:
+    """Yield the items; a DaemonSet that stays as it is, and whose pods do not run, with the reason."""
+    live = {key(one): one for one in present.live}
+    # A label that is about to be set may be what it waits for.
+    is_labelled_now = any(one.kind == "Node" and one.change is not None for one in items)
+    for item in items:
+        found = Workload(item.title, live.get((item.kind, item.namespace, item.name)))
+        if not is_unchanged_workload(item) or found.is_ready or (is_labelled_now and not counts(found.live or {})[0]):
+            yield item
+            continue
+        state, trouble = explain_unready(found, cluster)
+        about = item.note or "as it should be"
+        yield replace(item, note=f"{about}, but {state}: {trouble.why}", trouble=trouble)
 
 
 def check_kind(kind: KindCluster, identity: Identity) -> None:

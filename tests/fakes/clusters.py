@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,9 +56,15 @@ class User:
         monkeypatch.setenv("XDG_STATE_HOME", str(home))
         monkeypatch.setattr("gpunode.host.cluster.Runner", lambda: self.kubectl)
         monkeypatch.setattr("gpunode.host.cluster.find_kubectl", lambda: ("kubectl",))
-        monkeypatch.setattr("time.sleep", lambda _: None)
+        self._skipped_s = 0.0
+        monkeypatch.setattr("time.sleep", self._skip)
+        monkeypatch.setattr("time.monotonic", lambda now=time.monotonic: now() + self._skipped_s)
         # A bug in gpunode is to fail the test with its own traceback.
         monkeypatch.setattr(boundary, "_bug", _reraise)
+
+    def _skip(self, seconds: float) -> None:
+        """Let no time pass where gpunode waits."""
+        self._skipped_s += seconds
 
     @property
     def server(self) -> ApiServer:
@@ -115,6 +122,21 @@ def run_daemon_sets(server: ApiServer) -> None:
         many = sum(wanted.items() <= labels.items() for labels in nodes)
         status = {"observedGeneration": one["metadata"]["generation"], "desiredNumberScheduled": many}
         one["status"] = {**status, "numberReady": many, "updatedNumberScheduled": many}
+
+
+def pod_of(daemon_set: Body, node_name: str, phase: str, state: Mapping[str, object]) -> Body:
+    """Return a pod of the DaemonSet on the node, whose containers are all in one state."""
+    template, metadata = daemon_set["spec"]["template"], daemon_set["metadata"]
+    names = [one["name"] for one in template["spec"]["containers"]]
+    place = {"name": f"{metadata['name']}-x", "namespace": metadata["namespace"], **template["metadata"]}
+    status = {"phase": phase, "containerStatuses": [{"name": name, "ready": False, "state": state} for name in names]}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {**place, "ownerReferences": [{"kind": "DaemonSet", "uid": metadata["uid"]}]},
+        "spec": {**template["spec"], "nodeName": node_name},
+        "status": status,
+    }
 
 
 def everything(server: ApiServer) -> Mapping[Any, Any]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 from gpunode.change import CommandChange
 from gpunode.cli.screen.checks import check_lines, verdict
 from gpunode.cli.screen.commands import cluster_verify_command
+from gpunode.cli.screen.failures import next_lines
 from gpunode.cli.screen.text import BLANK, Line, Span, Style, line, span
 from gpunode.cli.screen.words import MARKS, count
 from gpunode.command import command
@@ -49,6 +50,13 @@ def plan_lines(found: ClusterPlan, wanted: Rendered, elsewhere: str, *, verbose:
     if found.skipped or found.notes or wanted.notes:
         yield BLANK
     yield _total(found)
+
+
+def trouble_lines(found: ClusterPlan) -> Iterator[Line]:
+    """Yield what to do about the pods that do not run."""
+    for item in found.items:
+        if item.trouble is not None:
+            yield from next_lines(item.trouble.hint)
 
 
 def removal_lines(found: ClusterPlan, *, verbose: bool) -> Iterator[Line]:
@@ -114,6 +122,9 @@ def _diff_line(text: str) -> Line:
 
 def _total(found: ClusterPlan) -> Line:
     states = [item.state for item in found.items if item.change is not None]
+    troubled = [item.title for item in found.items if item.trouble is not None]
+    if troubled and not states:
+        return line(Span("! ", "warn"), f"nothing to change, but {', '.join(troubled)} does not run", hang=2)
     if not states:
         return line(MARKS["done"], "nothing to change", hang=2)
     parts = [f"{states.count(state)} to {state}" for state in dict.fromkeys(states)]
