@@ -32,6 +32,12 @@ def profiles(device_id: str) -> Mapping[str, int]:
     return MappingProxyType({row["profile"]: int(row["most"]) for row in rows if device_id in row["devices"].split()})
 
 
+@cache
+def every_profile() -> tuple[str, ...]:
+    """Return the profiles of all GPUs."""
+    return tuple(dict.fromkeys(row["profile"] for row in tables.rows("mig_profiles.csv")))
+
+
 def is_impossible(gpu: GpuModel) -> bool:
     """Return whether the GPU certainly has no MIG: NVIDIA lists it, and its generation gets no further GPUs with MIG.
 

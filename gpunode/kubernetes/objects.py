@@ -10,7 +10,7 @@ from gpunode.catalog.charts import chart
 from gpunode.errors import Refused
 from gpunode.facts.model import KubeletKind
 from gpunode.kubernetes import yaml
-from gpunode.kubernetes.model import GPU_PRESENT, MANAGED_BY, ClusterNode, Object, OwnPod
+from gpunode.kubernetes.model import GPU_PRESENT, MANAGED_BY, PLUGIN_CONFIG, ClusterNode, Object, OwnPod
 from gpunode.kubernetes.sharing import GPU
 from gpunode.recipe.kubernetes import Kubernetes
 
@@ -103,8 +103,13 @@ def static_cpus(nodes: Sequence[ClusterNode]) -> str:
     names = [node.name for node in nodes if node.static_cpus]
     if not names:
         return ""
-    shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-    return f"Privileged, and passes device nodes to the kubelet: the static CPU manager of {shown} needs that."
+    return (
+        f"Privileged, and passes device nodes to the kubelet: the static CPU manager of {_several(names)} needs that."
+    )
+
+
+def _several(names: Sequence[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 def plugin_daemon_set(
@@ -171,10 +176,11 @@ def _image_tag(wanted: Kubernetes) -> str:
     return f"v{version.removeprefix('v')}" if version else ""
 
 
-def test_pod(wanted: Kubernetes, where: str, own: OwnPod) -> tuple[Object, ...]:
+def test_pod(wanted: Kubernetes, where: str, own: OwnPod, only: tuple[str, Sequence[str]] | None) -> tuple[Object, ...]:
     """Return a pod that adds two vectors on a GPU and ends, and what it needs before it; its log says ``Test PASSED``.
 
     It says what the user's ``own`` pod has to say, and tolerates the usual taint of GPU nodes beside the recipe's.
+    ``only`` is the configuration of the nodes that it is for, with their names, where others have other ones.
     """
     said = dict(own.spec)
     (container,) = said.pop("containers")
@@ -188,8 +194,14 @@ def test_pod(wanted: Kubernetes, where: str, own: OwnPod) -> tuple[Object, ...]:
         "containers": [{"name": "vectoradd", "image": image, **container}],
     }
     metadata = {"name": TEST_POD, "namespace": where, "labels": dict(MANAGED_BY)}
+    place = "a GPU"
+    if only is not None:
+        config, nodes = only
+        metadata["name"] = f"{TEST_POD}-{config}"
+        spec["nodeSelector"] = {PLUGIN_CONFIG: config}
+        place = f"{_several(nodes)}, with the configuration {config}"
     body = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
-    pod = Object(body, "Adds two vectors on a GPU; its log ends with: Test PASSED", TEST_WAVE)
+    pod = Object(body, f"Adds two vectors on {place}; its log ends with: Test PASSED", TEST_WAVE)
     return (_claim_template(where), pod) if claims else (pod,)
 
 

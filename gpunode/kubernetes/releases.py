@@ -21,7 +21,7 @@ from gpunode.kubernetes.objects import (
     tolerations,
 )
 from gpunode.kubernetes.plugin_config import gpudirect_flags, plugin_config
-from gpunode.kubernetes.sharing import Config
+from gpunode.kubernetes.sharing import Config, default_config, plugin_configs
 from gpunode.recipe import GpuDirect
 from gpunode.recipe.kubernetes import Kubernetes
 
@@ -35,18 +35,16 @@ def _release(name: str, version: str, where: str, values: Mapping[str, Any], why
 
 
 def files_of(
-    configs: Mapping[str, Config], nodes: Sequence[ClusterNode], direct: GpuDirect, strategies: Sequence[str] = ()
-) -> Mapping[str, str]:
-    """Return the device plugin's named configurations, each as its file."""
-    every = {config.name: config for config in configs.values()}
-    having = {name: [node for node in nodes if configs[node.name].name == name] for name in every}
+    wanted: Kubernetes,
+    by_node: Mapping[str, Config],
+    nodes: Sequence[ClusterNode],
+    direct: GpuDirect,
+    strategies: Sequence[str] = (),
+) -> Mapping[str, Any]:
+    """Return the device plugin's named configurations, each as its file, by name."""
+    every = plugin_configs(wanted, by_node)
+    having = {name: [node for node in nodes if by_node[node.name].name == name] for name in every}
     return {name: yaml.document(plugin_config(every[name], having[name], direct, strategies)) for name in sorted(every)}
-
-
-def most_common(configs: Mapping[str, Config]) -> str:
-    """The name of the configuration that most nodes have: a node without the label gets it."""
-    names = [config.name for config in configs.values()]
-    return max(sorted(set(names)), key=names.count)
 
 
 def device_plugin(
@@ -73,7 +71,8 @@ def device_plugin(
         # The chart's own toleration is for the value "present" alone (k8s-device-plugin issue 1934).
         worker = {"worker": {"tolerations": [_CONTROL_PLANE, *tolerations(wanted)]}}
         values["nfd"] = {**_image(wanted, _NFD_IMAGE), **worker}
-    values["config"] = {"default": most_common(configs), "map": dict(files_of(configs, nodes, direct, strategies))}
+    data = dict(files_of(wanted, configs, nodes, direct, strategies))
+    values["config"] = {"default": default_config(wanted).name, "map": data}
     parts = ["the device plugin"] + (["GPU Feature Discovery"] if gfd else [])
     parts += ["the MPS daemon"] if any(config.mode == "mps" for config in configs.values()) else []
     why = f"Runs {_listed(parts)}. Nodes choose a configuration by the label nvidia.com/device-plugin.config."
@@ -120,7 +119,7 @@ def _operands(
         "cdi": {"enabled": cdi},
         "operator": {**_repository(wanted, "nvidia"), "runtimeClass": wanted.runtime_class or "nvidia"},
         "psa": {"enabled": True},
-        "mig": {"strategy": next(iter(strategies), "single")},
+        "mig": {"strategy": min(strategies, default="single")},
         # Without a default the manager leaves nodes alone that no layout is for; the chart's own takes their MIG away.
         "migManager": {
             **_repository(wanted, "nvidia/cloud-native"),
@@ -150,11 +149,11 @@ def _operators_plugin(
     """The device plugin with its configurations; empty where its defaults do."""
     plugin: dict[str, Any] = dict(_repository(wanted, "nvidia"))
     is_shared = any(config.mode != "none" for config in configs.values())
-    if is_shared or len(set(configs.values())) > 1 or gpudirect_flags(direct):
-        data = dict(files_of(configs, nodes, direct))
+    if is_shared or len(plugin_configs(wanted, configs)) > 1 or gpudirect_flags(direct):
+        data = dict(files_of(wanted, configs, nodes, direct))
         # Named by its content: the operator does not restart the plugin for another content under the same name.
         name = f"{PLUGIN}-{hashlib.sha256(repr(sorted(data.items())).encode()).hexdigest()[:8]}"
-        plugin["config"] = {"create": True, "name": name, "default": most_common(configs), "data": data}
+        plugin["config"] = {"create": True, "name": name, "default": default_config(wanted).name, "data": data}
     return plugin
 
 

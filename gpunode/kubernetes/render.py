@@ -17,12 +17,13 @@ from gpunode.kubernetes.model import (
     KindCluster,
     NodeEdit,
     Object,
+    OwnPod,
     Release,
     Rendered,
 )
 from gpunode.kubernetes.own_pod import device_list_strategies, operator_uses_cdi, own_pod
 from gpunode.kubernetes.plugin_config import plugin_config
-from gpunode.kubernetes.sharing import GPU, Config, configs, counted, offered, test_resource, unmatched
+from gpunode.kubernetes.sharing import GPU, Config, configs, counted, offered, plugin_configs, test_resource, unmatched
 from gpunode.recipe import Recipe
 from gpunode.recipe.kubernetes import Kubernetes
 
@@ -71,21 +72,32 @@ def rendered(recipe: Recipe, nodes: Sequence[ClusterNode], form: Form = "manifes
             plain.append(rule)
         if node_rule.can_taint(wanted.taint):
             charts = [node_rule.with_tainting(one) for one in charts]
-    resource = "" if wanted.stack == "dra" else test_resource(found, by_node)
-    own = own_pod(recipe, found, resource)
+    pods = tuple(_pods(recipe, wanted, where, found, by_node))
     expected = {node.name: offer for node in found if (offer := _expected(wanted, node, by_node[node.name]))}
     return Rendered(
         objects=tuple(sorted(plain, key=lambda one: one.wave)),
         releases=tuple(charts),
         nodes=edits,
-        test_pod=objects.test_pod(wanted, where, own) if own else (),
-        own_pod=own,
+        test_pod=tuple(one for _, made in pods for one in made),
+        own_pod=pods[0][0] if pods else None,
         notes=tuple(_notes(wanted, found, by_node)),
         expected=expected,
         kind=_kind_cluster(recipe, wanted, given) if found != given else None,
         argocd=wanted.argocd,
         flux=wanted.flux,
     )
+
+
+def _pods(
+    recipe: Recipe, wanted: Kubernetes, where: str, nodes: Sequence[ClusterNode], by_node: Mapping[str, Config]
+) -> Iterator[tuple[OwnPod, Sequence[Object]]]:
+    """Yield what a pod has to say, and the test pod that says it, for each configuration of the nodes."""
+    every = dict.fromkeys(by_node[node.name] for node in nodes)
+    for config in every:
+        having = [node for node in nodes if by_node[node.name] == config]
+        if own := own_pod(recipe, having, "" if wanted.stack == "dra" else test_resource(having[0], config)):
+            only = (config.name, [node.name for node in having]) if len(every) > 1 else None
+            yield own, objects.test_pod(wanted, where, own, only)
 
 
 def members(wanted: Kubernetes, nodes: Sequence[ClusterNode]) -> tuple[ClusterNode, ...]:
@@ -196,11 +208,12 @@ def _device_plugin(
     """Plain objects where they suffice: one configuration, and neither MPS nor feature discovery."""
     mps = any(config.mode == "mps" for config in by_node.values())
     reasons = ["MPS needs the chart's daemon"] if mps else []
-    reasons += ["several configurations need the chart's config manager"] if len(set(by_node.values())) > 1 else []
+    every = plugin_configs(wanted, by_node)
+    reasons += ["several configurations need the chart's config manager"] if len(every) > 1 else []
     reasons += ["GPU Feature Discovery comes with the chart"] if wanted.extras.gfd else []
     strategies = device_list_strategies(recipe, nodes)
     if not reasons and form in {"manifests", "kustomize"}:
-        (config,) = set(by_node.values())
+        (config,) = every.values()
         told = _told(config)
         settings = plugin_config(config, nodes, recipe.gpudirect, strategies)
         made = objects.plugin_config_map(where, settings, told, hashed=form != "kustomize")
@@ -241,7 +254,7 @@ def _edits(
     taint = wanted.taint
     value = f"={taint.value}" if taint.value else ""
     written = f"{taint.key}{value}:{taint.effect}" if taint.key else ""
-    several = len({config.name for config in by_node.values()}) > 1
+    several = len(plugin_configs(wanted, by_node)) > 1
     for node in nodes:
         labels = {**wanted.labels, **_labels(recipe, wanted, nodes, node, by_node[node.name])}
         if several and wanted.stack in {"device-plugin", "gpu-operator"}:

@@ -57,6 +57,15 @@ def configs(wanted: Kubernetes, nodes: Sequence[ClusterNode]) -> Mapping[str, Co
     return found
 
 
+def plugin_configs(wanted: Kubernetes, by_node: Mapping[str, Config]) -> Mapping[str, Config]:
+    """Return the configurations that the device plugin has to know, by name: those of the nodes, and the default one.
+
+    The default is there also where each of these nodes has another: a node that comes without the label gets it.
+    """
+    default = default_config(wanted)
+    return {config.name: config for config in (default, *by_node.values())}
+
+
 def check_configs(wanted: Kubernetes) -> None:
     """Nothing, where each configuration makes sense whatever the nodes are.
 
@@ -221,10 +230,8 @@ def resource_of(profile: str) -> str:
     return f"nvidia.com/mig-{profile.replace('+', '.')}"
 
 
-def test_resource(nodes: Sequence[ClusterNode], configs: Mapping[str, Config]) -> str:
-    """A resource that the first node offers, whatever its MIG layout is; empty where only the layout tells."""
-    node = nodes[0]
-    config = configs[node.name]
+def test_resource(node: ClusterNode, config: Config) -> str:
+    """Return a resource that the node offers, whatever its MIG layout is; empty where only the layout tells."""
     if offer := offered(node, config):
         return next(iter(offer))
     return f"{GPU}{'.shared' if config.rename else ''}" if config.strategy == "single" else ""
@@ -234,7 +241,8 @@ def shared_resources(nodes: Sequence[ClusterNode], config: Config) -> tuple[str,
     """The resources whose replicas the device plugin multiplies, for these nodes."""
     if config.strategy != "mixed":
         return (GPU,)
-    return tuple(dict.fromkeys(sorted(_mixed(nodes, config))))
+    # The plugin takes no empty list, and leaves alone what a node does not have.
+    return tuple(dict.fromkeys(sorted(_mixed(nodes, config) if nodes else map(resource_of, mig.every_profile()))))
 
 
 def _mixed(nodes: Sequence[ClusterNode], config: Config) -> Iterator[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
@@ -404,12 +405,54 @@ def test_hami_takes_the_scheduler_from_the_mirror_whose_path_the_chart_adds() ->
     assert release.values["scheduler"] == {"kubeScheduler": {"image": {"repository": "kube-scheduler"}}}
 
 
-def test_a_node_without_a_label_gets_what_most_nodes_have() -> None:
-    wanted = asked(
-        'extends = "k8s-containerd"\n[kubernetes.configs.a-training]\ngpus = "B200"\nmode = "mps"\nreplicas = 2'
-    )
-    (release,) = rendered(wanted, (*CLUSTERS["fleet"], node("gpu-03", "2330", 8))).releases
-    assert release.values["config"]["default"] == "whole"
+SHARED = (
+    '[kubernetes.sharing]\nmode = "time-slicing"\nreplicas = 4\n'
+    '[kubernetes.configs.mig]\ngpus = "H100"\nstrategy = "mixed"\nlayout = "all-1g.10gb"\n'
+    '[kubernetes.configs.training]\ngpus = "A100"\n'
+)
+NODES = (node("a", "2330", 8), node("b", "2330", 8), node("c", "20b2", 8), node("d", "1eb8", 2))
+
+
+@pytest.mark.parametrize("recipe", ["k8s-containerd", "gpu-operator"])
+@pytest.mark.parametrize("nodes", [NODES, NODES[:3], NODES[:1], NODES[2:3], NODES[3:], NODES[1:]])
+def test_nodes_without_a_label_get_the_recipe_s_own_sharing(recipe: str, nodes: Sequence[ClusterNode]) -> None:
+    """It was that of most nodes: one node more gave all unlabelled ones another configuration."""
+    found = rendered(asked(f'extends = "{recipe}"\n{SHARED}'), nodes)
+    if found.releases:
+        values = found.releases[0].values
+        config = values["config"] if recipe == "k8s-containerd" else values["devicePlugin"]["config"]
+        data = config.get("map") or config["data"]
+        assert {edit.labels.get(PLUGIN_CONFIG, config["default"]) for edit in found.nodes} <= data.keys()
+        text = data[config["default"]]
+    else:  # only nodes that no table is for: one configuration, which the plugin mounts
+        (text,) = [one.body["data"]["config.yaml"] for one in found.objects if one.kind == "ConfigMap"]
+    assert yaml.safe_load(text)["sharing"]["timeSlicing"]["resources"] == [{"name": "nvidia.com/gpu", "replicas": 4}]
+
+
+def test_a_shared_layout_that_no_node_has_lists_what_a_node_may_offer() -> None:
+    """The plugin refuses an empty list."""
+    text = 'extends = "gpu-operator"\n[kubernetes.sharing]\nmode = "time-slicing"\nreplicas = 2\n'
+    text += '[kubernetes.mig]\nstrategy = "mixed"\n[kubernetes.configs.whole]\ngpus = "T4"\n'
+    (release,) = rendered(asked(text), CLUSTERS["k3s"]).releases
+    config = release.values["devicePlugin"]["config"]
+    resources = yaml.safe_load(config["data"][config["default"]])["sharing"]["timeSlicing"]["resources"]
+    assert {"name": "nvidia.com/mig-1g.10gb", "replicas": 2} in resources
+
+
+def test_each_kind_of_node_has_a_test_pod_of_its_own() -> None:
+    found = rendered(asked(f'extends = "k8s-containerd"\n{SHARED}'), NODES)
+    pods = {one.name: one for one in found.test_pod}
+    limits = {name: one.body["spec"]["containers"][0]["resources"]["limits"] for name, one in pods.items()}
+    assert limits == {
+        "gpunode-test-mig": {"nvidia.com/mig-1g.10gb": 1},
+        "gpunode-test-training": {"nvidia.com/gpu": 1},
+        "gpunode-test-time-slicing-4": {"nvidia.com/gpu": 1},
+    }
+    assert pods["gpunode-test-mig"].body["spec"]["nodeSelector"] == {PLUGIN_CONFIG: "mig"}
+    assert "on a, b, with the configuration mig" in pods["gpunode-test-mig"].why
+    (alone,) = rendered(asked(f'extends = "k8s-containerd"\n{SHARED}'), NODES[:2]).test_pod
+    assert alone.name == "gpunode-test"
+    assert "nodeSelector" not in alone.body["spec"]
 
 
 def test_turing_takes_as_many_mps_clients_as_later_gpus() -> None:
