@@ -19,6 +19,7 @@ from gpunode.cli.rendering import nodes
 from gpunode.cli.screen.cluster import (
     cluster_lines,
     done_lines,
+    own_pod_lines,
     plan_lines,
     removal_lines,
     trouble_lines,
@@ -51,7 +52,7 @@ if TYPE_CHECKING:
     from gpunode.cli.human import Screen
     from gpunode.journal.record import Verb
     from gpunode.journal.store import Store
-    from gpunode.kubernetes.model import ClusterNode, Rendered
+    from gpunode.kubernetes.model import ClusterNode, OwnPod, Rendered
     from gpunode.recipe import Recipe
 
 _DOES: Final = "changes the cluster"
@@ -109,9 +110,9 @@ def plan(place: str, captures: Sequence[str], where: Where, how: OutputOptions, 
         wanted = rendered(recipe_at(place), _nodes(captures, cluster))
         found = _planned(wanted, cluster, where)
         screen.put_after(*plan_lines(found, wanted, _others(found.identity), verbose=how.verbose))
-        screen.put(*trouble_lines(found))
+        screen.put(*own_pod_lines(wanted.own_pod), *trouble_lines(found))
     pending = ChangesPending.exit_code if check and found.changes else 0
-    how.answer(_envelope("k8s plan", found, exit_code=pending, changed=bool(found.changes)))
+    how.answer(_envelope("k8s plan", found, exit_code=pending, changed=bool(found.changes), own_pod=wanted.own_pod))
 
 
 def apply(
@@ -129,7 +130,8 @@ def apply(
                 wait_unchanged_ready(found.items, cluster, stop.pause, screen.progress, timeout_s)
             if any(item.trouble for item in found.items):
                 screen.put(line(MARKS["done"], "its pods are ready now", hang=2))
-            how.answer(_envelope("k8s apply", found))
+            screen.put(*own_pod_lines(wanted.own_pod))
+            how.answer(_envelope("k8s apply", found, own_pod=wanted.own_pod))
             return
         screen.confirm_shown("k8s apply", yes=yes, does=_DOES)
         request = _request("k8s apply", recipe)
@@ -144,8 +146,8 @@ def apply(
                 progress=screen.progress,
                 timeout_s=timeout_s,
             )
-        screen.put(*done_lines("k8s apply", label(run, "k8s apply"), screen.argv))
-    how.answer(_envelope("k8s apply", found, changed=True, run=run))
+        screen.put(*own_pod_lines(wanted.own_pod), *done_lines("k8s apply", label(run, "k8s apply"), screen.argv))
+    how.answer(_envelope("k8s apply", found, changed=True, run=run, own_pod=wanted.own_pod))
 
 
 def _planned(wanted: Rendered, cluster: Cluster, where: Where) -> ClusterPlan:
@@ -196,7 +198,7 @@ def verify(
             why, hint = "the pods of the test are deleted", f"start again: {cluster_verify_command(sys.argv[1:])}"
             raise type(error)("stopped by a signal", why=why, hint=hint) from error
         report = replace(report, checks=tuple(replace(one, hint=where.in_hint(one.hint)) for one in report.checks))
-        screen.conclude(verified_lines(report))
+        screen.conclude((*verified_lines(report), *own_pod_lines(rendered(recipe, found).own_pod)))
     answer = Envelope("k8s verify", result={"cluster": who, "checks": report.checks})
     how.answer(answer.ending_in(report.shortcoming()))
 
@@ -303,7 +305,15 @@ def _from_anywhere(argv: Sequence[str]) -> Iterator[str]:
             yield str(Path(word).absolute()) if last == "--kubeconfig" else word
 
 
-def _envelope(command: str, plan: ClusterPlan, *, exit_code: int = 0, changed: bool = False, run: str = "") -> Envelope:
+def _envelope(
+    command: str,
+    plan: ClusterPlan,
+    *,
+    exit_code: int = 0,
+    changed: bool = False,
+    run: str = "",
+    own_pod: OwnPod | None = None,
+) -> Envelope:
     rows = [
         {
             "kind": one.kind,
@@ -322,5 +332,12 @@ def _envelope(command: str, plan: ClusterPlan, *, exit_code: int = 0, changed: b
         exit_code=exit_code,
         changed=changed,
         changes=[one.change for one in plan.changes if one.change],
-        result={"cluster": plan.identity, "objects": rows, "skipped": plan.skipped, "notes": plan.notes, "run": run},
+        result={
+            "cluster": plan.identity,
+            "objects": rows,
+            "skipped": plan.skipped,
+            "notes": plan.notes,
+            "run": run,
+            "own_pod": own_pod,
+        },
     )

@@ -18,6 +18,7 @@ from gpunode.host import output
 from gpunode.host.capture import INDEX
 from gpunode.kubernetes.forms import FOLDERS, files, is_ours
 from gpunode.kubernetes.model import HEADER, KIND_CONFIG, ClusterNode
+from gpunode.kubernetes.own_pod import own_pod_text
 from gpunode.kubernetes.render import FORMS, rendered
 from gpunode.workflow.cluster import cluster_node, node_name
 
@@ -37,7 +38,8 @@ def render(place: str, captures: Sequence[str], out: str, form: str, how: Output
     made = files(found, form)
     written = _write(Path(out), made) if out else Written()
     if not how.json and not out:
-        notes = "".join(f"# {note}\n" for note in found.notes)
+        own = [f"Your pod {found.own_pod.why}:", *own_pod_text(found.own_pod).splitlines()] if found.own_pod else []
+        notes = "".join(f"# {note}\n" for note in (*found.notes, *own))
         yaml = (f"# file: {path}\n{text}" for path, text in made.items() if _is_for_kubectl(path))
         standard_output().raw(notes + "---\n".join(yaml))
     elif out:
@@ -51,6 +53,7 @@ def render(place: str, captures: Sequence[str], out: str, form: str, how: Output
         "removed": written.removed,
         "notes": found.notes,
         "expected": found.expected,
+        "own_pod": found.own_pod,
     }
     how.answer(Envelope("k8s render", changed=written.changed, result=result))
 

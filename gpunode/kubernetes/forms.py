@@ -12,6 +12,7 @@ from gpunode.kubernetes.folder_readme import readme
 from gpunode.kubernetes.kustomize import PLUGIN_CONFIG_FILE, kustomization
 from gpunode.kubernetes.model import HEADER, KIND_CONFIG, LABELS_MANAGER, NodeEdit, Object, Release, Rendered
 from gpunode.kubernetes.objects import EXTRAS_WAVE
+from gpunode.kubernetes.own_pod import own_pod_text
 from gpunode.kubernetes.render import Form
 
 _TAINTS: Final = '{range .spec.taints[*]}{.key}={.value}:{.effect}{"\\n"}{end}'
@@ -138,6 +139,8 @@ def _commands(rendered: Rendered, form: Form, paths: Sequence[str]) -> str:
     lines += ["", *_apply(rendered, form, paths)]
     if rendered.test_pod:
         lines += ["", "# A pod that computes on a GPU:", f"#   {command(*kubectl, 'apply', '-f', 'test-pod.yaml')}"]
+    if own := rendered.own_pod:
+        lines += [f"# Your pod {own.why}:", *(f"#   {text}" for text in own_pod_text(own).splitlines())]
     return "\n".join(lines) + "\n"
 
 

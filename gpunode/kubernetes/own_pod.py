@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from gpunode.kubernetes import yaml
 from gpunode.kubernetes.managed import is_gke
 from gpunode.kubernetes.model import ClusterNode, OwnPod
 from gpunode.recipe import Recipe
@@ -78,6 +79,11 @@ def own_pod(recipe: Recipe, nodes: Sequence[ClusterNode], resource: str) -> OwnP
     return OwnPod(spec, _why(recipe, nodes, name))
 
 
+def own_pod_text(own: OwnPod | None) -> str:
+    """Return what a pod has to say, as YAML; empty where nobody knows."""
+    return yaml.document({"spec": own.spec}) if own else ""
+
+
 def _resources(wanted: Kubernetes, resource: str) -> Mapping[str, Any]:
     if wanted.stack == "dra":
         return {"claims": [{"name": "gpu"}]}
@@ -103,7 +109,8 @@ def _because(recipe: Recipe, nodes: Sequence[ClusterNode]) -> str:
         return ""
     shown = ", ".join(unable[:3]) + (f" and {len(unable) - 3} more" if len(unable) > 3 else "")
     return (
-        f": on {shown} the container runtime reads no CDI devices (containerd 1.7 or later, after gpunode setup, does)"
+        f", because the container runtime of {shown} reads no CDI devices; "
+        "containerd 1.7 or later does after gpunode setup"
     )
 
 

@@ -9,12 +9,14 @@ from datetime import datetime
 from typing import Final
 
 from gpunode.check import Check
-from gpunode.command import Command, command
+from gpunode.command import Command, command, sudo_gpunode
 from gpunode.kubernetes.pods import Trouble, kept_out, trouble
-from gpunode.kubernetes.trials import MEMORY, Body, Trial, is_unscheduled, limits
+from gpunode.kubernetes.trials import CORDONED, MEMORY, Body, Trial, is_unscheduled, limits
 
 PASSED: Final = "Test PASSED"
 _NO_RIGHT: Final = re.compile(r"cannot create resource|can only create mirror pods")
+# CUDA's words in a container without libcuda, and with one that sees no GPU.
+_NO_DRIVER: Final = re.compile(r"CUDA driver version is insufficient|no CUDA-capable device is detected")
 _UUID: Final = re.compile(r"\(UUID: ((?:GPU|MIG)-[0-9a-f-]+)\)")
 
 
@@ -52,7 +54,7 @@ def trial_check(ran: Ran, node: Body, apply: Command) -> Check:
     trial = ran.trial
     id = f"pod/{trial.node}/{trial.name}"  # noqa: A001
     title = f"pod {trial.name}"
-    on = f"on {trial.node}" + (f" with {trial.resource}" if trial.resource else "")
+    on = f"on {trial.node} with {_what_it_said(trial, node)}"
     if ran.pod is None:
         if _NO_RIGHT.search(ran.error):
             return Check(id, title, "not run", f"{on}: your credentials may not start pods in {trial.namespace}")
@@ -64,13 +66,34 @@ def trial_check(ran: Ran, node: Body, apply: Command) -> Check:
     if ran.users and not shut_out:
         used = f"{', '.join(ran.users[:3])}{f' and {len(ran.users) - 3} more' if len(ran.users) > 3 else ''}"
         return Check(id, title, "not run", f"{on}: every {trial.resource} is in use, by {used}")
-    found = shut_out or trouble(ran.pod, ran.events) or _late(ran, ran.pod)
+    found = shut_out or _without_driver(ran) or trouble(ran.pod, ran.events) or _late(ran, ran.pod)
     why = f"{on}: {found.why}"
     if ran.reading:
         why += f"; {ran.reading}"
     elif ran.log and (last := _last(ran.log)):
         why += f"; it said: {last}"
     return Check(id, title, "failed", why, found.hint)
+
+
+def _what_it_said(trial: Trial, node: Body) -> str:
+    """Return all that the pod has for its GPU, as the user's own needs it there."""
+    spec = trial.pod["spec"]
+    taints = [one for one in node.get("spec", {}).get("taints") or () if one["effect"] != "PreferNoSchedule"]
+    tolerated = [str(one["key"]) for one in taints if one["key"] != CORDONED["key"]]
+    words = [trial.resource or "a claim"]
+    words += [f"runtimeClassName: {spec['runtimeClassName']}"] if "runtimeClassName" in spec else []
+    words += [f"a toleration of {key}" for key in dict.fromkeys(tolerated)]
+    return ", ".join(words) if len(words) > 1 else f"{words[0]} alone"
+
+
+def _without_driver(ran: Ran) -> Trouble | None:
+    """Return that a pod without a RuntimeClass ran and found no driver in its container; None for any other."""
+    if "runtimeClassName" in ran.trial.pod["spec"] or not _NO_DRIVER.search(ran.log or ""):
+        return None
+    node = ran.trial.node
+    why = "neither CDI nor the default runtime gave its container the driver"
+    hint = f"on {node}: {sudo_gpunode('setup', 'k8s-containerd')}\nthen take a new capture of {node} and apply with it"
+    return Trouble("", why, hint)
 
 
 def _not_created(error: str, apply: Command) -> tuple[str, str]:
@@ -138,12 +161,15 @@ def _memory(ran: Ran) -> tuple[bool, str, str]:
 
 
 def settled(handler: Check, checks: Sequence[Check]) -> Check:
-    """The check of a node's handler; passed where nobody lists the handlers, but the test pod ran through it."""
+    """Return the check of a node's handler; passed where nobody lists the handlers, but a pod ran through it.
+
+    Whatever offers the GPUs has the RuntimeClass; the test pod only where the user's pods need it.
+    """
     node = handler.id.partition("/")[2]
-    has_run = any(one.id.startswith(f"pod/{node}/") and one.status == "passed" for one in checks)
+    has_run = any(one.id.startswith(f"resource/{node}/") and one.status == "passed" for one in checks)
     if handler.status != "not run" or not has_run:
         return handler
-    return replace(handler, status="passed", detail="the test pod ran through it")
+    return replace(handler, status="passed", detail="what offers the GPUs runs through it")
 
 
 def sharing_check(node: str, ran: Sequence[Ran]) -> Check:

@@ -25,7 +25,7 @@ _SCRIPTS: Final[Mapping[Shows, str]] = {
     # An addition takes less than a second: the pods keep their GPUs a while, so that they have them at the same time.
     "shared": f"nvidia-smi -L; {_ADDITION} && sleep 10",
 }
-_CORDONED: Final = {"key": "node.kubernetes.io/unschedulable", "operator": "Exists", "effect": "NoSchedule"}
+CORDONED: Final = {"key": "node.kubernetes.io/unschedulable", "operator": "Exists", "effect": "NoSchedule"}
 _HOST_NAME: Final = "kubernetes.io/hostname"
 MEMORY: Final = "nvidia.com/gpumem"
 
@@ -143,7 +143,7 @@ def _pod(body: Body, place: _Place, resources: Mapping[str, str], shows: Shows) 
     node = place.node["metadata"]
     spec["nodeSelector"] = {_HOST_NAME: node.get("labels", {}).get(_HOST_NAME, node["name"])}
     # A node may be tried before it is uncordoned.
-    spec["tolerations"] = [*spec.get("tolerations", ()), _CORDONED]
+    spec["tolerations"] = [*spec.get("tolerations", ()), CORDONED]
     # It is deleted once it was read; should gpunode be killed before, it ends by itself.
     spec |= {"activeDeadlineSeconds": place.timeout_s, "terminationGracePeriodSeconds": 1}
     spec["automountServiceAccountToken"] = False

@@ -12,7 +12,8 @@ from gpunode.cli.screen.failures import next_lines
 from gpunode.cli.screen.text import BLANK, Line, Span, Style, line, span
 from gpunode.cli.screen.words import MARKS, count
 from gpunode.command import command
-from gpunode.kubernetes.model import NodeEdit, Rendered
+from gpunode.kubernetes.model import NodeEdit, OwnPod, Rendered
+from gpunode.kubernetes.own_pod import own_pod_text
 from gpunode.kubernetes.reconcile import Item, State
 from gpunode.workflow.cluster_plan import ClusterPlan
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 _DIFF_SHOWN: Final = 12
 # From the pod's limits to the kernel module, on one page.
 _CONCEPTS: Final = "docs/explanation/from-pod-to-gpu.md explains device plugin, runtime and RuntimeClass"
+_PAGE: Final = "docs/how-to/your-own-pod.md"
 _SIGNS: Final[Mapping[State, tuple[str, Style]]] = {
     "create": ("+", "add"),
     "change": ("~", "warn"),
@@ -39,6 +41,8 @@ def plan_lines(found: ClusterPlan, wanted: Rendered, elsewhere: str, *, verbose:
         offer = ", ".join(f"{many} × {name}" for name, many in (wanted.expected.get(edit.node) or {}).items())
         about = f"  {edit.why}" + (f"; will offer {offer}" if offer else "")
         yield line(span("node     ", "dim"), span(edit.node, "bold"), span(about), hang=9)
+    if wanted.own_pod:
+        yield line(span("your pod ", "dim"), span(wanted.own_pod.why), hang=9)
     if found.items and all(item.state != "same" for item in found.items):  # the first time
         yield line(span(f"concepts {_CONCEPTS}", "dim"), hang=9)
     yield BLANK
@@ -57,6 +61,13 @@ def trouble_lines(found: ClusterPlan) -> Iterator[Line]:
     for item in found.items:
         if item.trouble is not None:
             yield from next_lines(item.trouble.hint)
+
+
+def own_pod_lines(own: OwnPod | None) -> Iterator[Line]:
+    """Yield what the user's own pod has to say for a GPU, to be copied; nothing where nobody knows."""
+    if own:
+        yield line(span(f"in your own pod (see {_PAGE}):", "dim"), hang=2)
+        yield from (line(span(f"  {text}"), hang=4) for text in own_pod_text(own).splitlines())
 
 
 def removal_lines(found: ClusterPlan, *, verbose: bool) -> Iterator[Line]:
@@ -158,6 +169,9 @@ def rendered_lines(found: Rendered, out: str, removed: Sequence[str]) -> Iterato
     yield BLANK
     for note in found.notes:
         yield line(Span("! ", "warn"), span(note), hang=2)
+    if found.own_pod:
+        yield line(span("your pod ", "dim"), span(found.own_pod.why), hang=9)
+    yield from own_pod_lines(found.own_pod)
     yield line(Span("✓ ", "good"), span(f"written to {out}; nothing was sent to a cluster"), hang=2)
     script = out if out.startswith("/") else f"./{out}"
     yield line(span("next: ", "dim"), span(command(f"{script.rstrip('/')}/apply.sh"), "command"), hang=6)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from gpunode.change import CommandChange, ObjectChange
-from gpunode.cli.screen.cluster import plan_lines, removal_lines
+from gpunode.cli.screen.cluster import own_pod_lines, plan_lines, removal_lines
 from gpunode.host.cluster import Identity
-from gpunode.kubernetes.model import Rendered
+from gpunode.kubernetes.model import OwnPod, Rendered
 from gpunode.kubernetes.reconcile import Item, State
 from gpunode.workflow.cluster_plan import ClusterPlan
 
@@ -39,3 +39,14 @@ def test_page_of_concepts_is_named_the_first_time(states: tuple[State, ...], is_
     plan = ClusterPlan(Identity("", "", "", "", ""), items)
     text = "\n".join(one.text for one in plan_lines(plan, Rendered(), "", verbose=False))
     assert ("docs/explanation/from-pod-to-gpu.md" in text) == is_first
+
+
+def test_what_a_pod_of_ones_own_needs_is_said_before_and_can_be_copied_at_the_end() -> None:
+    own = OwnPod({"runtimeClassName": "nvidia"}, "gets a GPU only with runtimeClassName: nvidia")
+    plan = ClusterPlan(Identity("", "", "", "", ""), ())
+    before = [one.text for one in plan_lines(plan, Rendered(own_pod=own), "", verbose=False)]
+    assert "your pod gets a GPU only with runtimeClassName: nvidia" in before
+    (head, *copied) = (one.text for one in own_pod_lines(own))
+    assert "docs/how-to/your-own-pod.md" in head
+    assert copied == ["  spec:", "    runtimeClassName: nvidia"]
+    assert list(own_pod_lines(None)) == []

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ from gpunode.kubernetes.render import Form, rendered
 from gpunode.recipe.toml import parse
 from tests.unit.kubernetes.clusters import CLUSTERS, RECIPES, node
 
+PAGE = Path(__file__).parents[3] / "docs/how-to/your-own-pod.md"
 NEW, OLD = node("new", "2330", 8, reads_cdi=True), node("old", "2330", 8)
 CLASS = {"runtimeClassName": "nvidia"}
 TAINT = '[kubernetes.taint]\nkey = "nvidia.com/gpu"\nvalue = "present"'
@@ -22,6 +25,20 @@ TOLERATION = {"tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists", "e
 
 def of(text: str, *nodes: Any, form: Form = "manifests") -> Rendered:
     return rendered(parse(f"schema = 1\n{text}", "mine.toml", builtin.load), nodes, form)
+
+
+def blocks() -> list[dict[str, Any]]:
+    """The manifests of the page."""
+    text = PAGE.read_text()
+    return [yaml.safe_load(one) for one in re.findall(r"^```yaml\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)]
+
+
+def contains(whole: Any, part: Any) -> bool:
+    if isinstance(part, dict):
+        return isinstance(whole, dict) and all(key in whole and contains(whole[key], part[key]) for key in part)
+    if isinstance(part, list):
+        return isinstance(whole, list) and len(whole) == len(part) and all(map(contains, whole, part))
+    return bool(whole == part)
 
 
 def only(found: Rendered, kind: str) -> Object:
@@ -37,17 +54,17 @@ def extends(name: str, more: str = "") -> str:
     ("text", "nodes", "needs", "why"),
     [
         (extends("k8s-containerd"), (NEW,), {}, "by CDI (Kubernetes 1.29 or later)"),
-        (extends("k8s-containerd"), (OLD,), CLASS, "on old the container runtime reads no CDI devices"),
-        (extends("k8s-containerd"), (NEW, OLD), CLASS, "on old the container runtime reads no CDI devices"),
+        (extends("k8s-containerd"), (OLD,), CLASS, "the container runtime of old reads no CDI devices"),
+        (extends("k8s-containerd"), (NEW, OLD), CLASS, "the container runtime of old reads no CDI devices"),
         (extends("k8s-containerd"), (replace(NEW, toolkit=False),), CLASS, "only with runtimeClassName"),
         (extends("k8s-containerd", "[runtime]\ncdi = false"), (NEW,), CLASS, "only with runtimeClassName"),
         (extends("k8s-containerd", "[runtime]\ndefault = true"), (OLD,), {}, "nvidia is the default runtime"),
         (extends("k8s-containerd", '[kubernetes.versions]\ndevice_plugin = "0.14.3"'), (NEW,), CLASS, "only with"),
         (extends("k8s-containerd", TAINT), (NEW,), TOLERATION, "by its limits alone"),
         (extends("k8s-time-slicing"), (NEW,), {}, "by CDI"),
-        (extends("k8s-mps"), (OLD,), CLASS, "on old"),
+        (extends("k8s-mps"), (OLD,), CLASS, "of old"),
         (extends("gpu-operator"), (NEW,), {}, "by CDI"),
-        (extends("gpu-operator"), (NEW, OLD), CLASS, "on old"),
+        (extends("gpu-operator"), (NEW, OLD), CLASS, "of old"),
         (extends("hami"), (OLD,), {}, "HAMi's webhook adds the RuntimeClass"),
         (extends("dra"), (OLD,), {"resourceClaims": [{"name": "gpu", "resourceClaimTemplateName": "NAME"}]}, "claim"),
         # docker's default runtime is not that of the containerd within kind's nodes.
@@ -110,3 +127,26 @@ def test_a_static_cpu_manager_keeps_its_device_nodes_beside_cdi() -> None:
     found = of(extends("k8s-containerd"), replace(NEW, static_cpus=True))
     flags = yaml.safe_load(only(found, "ConfigMap").body["data"]["config.yaml"])["flags"]
     assert flags["plugin"] == {"passDeviceSpecs": True, "deviceListStrategy": ["envvar", "cdi-cri"]}
+
+
+def test_the_pods_of_the_page_are_what_gpunode_says() -> None:
+    plain, with_class, of_hami = blocks()
+    for text, nodes, page in (
+        (extends("k8s-containerd"), (NEW,), plain),
+        (extends("k8s-containerd", TAINT), (OLD,), with_class),
+    ):
+        own = of(text, *nodes).own_pod
+        assert own
+        assert contains(page["spec"], own.spec)
+        assert page["spec"].keys() - {"restartPolicy"} == own.spec.keys()
+    own = of(extends("hami"), OLD).own_pod
+    assert own
+    limits = own.spec["containers"][0]["resources"]["limits"]
+    assert limits.keys() < of_hami["spec"]["containers"][0]["resources"]["limits"].keys()
+
+
+def test_the_servers_take_the_pods_of_the_page() -> None:
+    validate = pytest.importorskip("kubernetes_validate").validate
+    for one in blocks():
+        for version in ("1.33", "1.36"):
+            validate(one, version, strict=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -309,6 +310,41 @@ def test_a_pod_that_ended_well_proves_only_what_it_said(recipe: str, log: str | 
 
     assert found.status == status
     assert said in found.detail
+
+
+@pytest.mark.parametrize(
+    ("recipe", "node", "taints", "said"),
+    [
+        ("k8s-containerd", replace(EIGHT, reads_cdi=True), (), "on gpu-1 with nvidia.com/gpu alone: Test PASSED"),
+        ("k8s-containerd", EIGHT, (), "with nvidia.com/gpu, runtimeClassName: nvidia: Test PASSED"),
+        (
+            "k8s-containerd",
+            replace(EIGHT, reads_cdi=True),
+            (("nvidia.com/gpu", "NoSchedule"), ("node.kubernetes.io/unschedulable", "NoSchedule")),
+            "with nvidia.com/gpu, a toleration of nvidia.com/gpu: Test PASSED",
+        ),
+        ("dra", EIGHT, (), "with a claim alone: Test PASSED"),
+    ],
+)
+def test_a_passed_pod_says_what_it_needed_for_its_gpu(
+    recipe: str, node: ClusterNode, taints: Sequence[tuple[str, str]], said: str
+) -> None:
+    body = live()
+    body["spec"] = {"taints": [{"key": key, "effect": effect} for key, effect in taints]}
+    (trial,) = made_for(recipe, node, body)
+    assert said in trial_check(ended(trial, "Test PASSED"), body, APPLY).detail
+
+
+@pytest.mark.parametrize("node", [EIGHT, replace(EIGHT, reads_cdi=True)])
+def test_a_pod_without_a_class_and_without_a_driver_is_told_from_a_program_that_fails(node: ClusterNode) -> None:
+    (trial,) = made_for("k8s-containerd", node, live())
+    log = (
+        "Failed to allocate device vector A (error code CUDA driver version is insufficient for CUDA runtime version)!"
+    )
+    found = trial_check(ended(trial, log, "Failed"), live(), APPLY)
+    assert found.status == "failed"
+    assert ("neither CDI nor the default runtime" in found.detail) is node.reads_cdi
+    assert ("gpunode setup" in found.hint) is node.reads_cdi
 
 
 @pytest.mark.parametrize(
