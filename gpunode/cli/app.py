@@ -139,7 +139,7 @@ LockOption = Annotated[
 STEP_IDS = (
     "detect, repair, cuda-repository, toolkit-repository, driver-pin, conflicts, headers, nouveau, driver, gpudirect, "
     "toolkit, runtime-install, missing-dependencies, module-build, module-load, persistence, gpudirect-modules, mps, "
-    "runtime-config, mig, cdi"
+    "runtime-config, mig, cdi, node-registration"
 )
 OnlyOption = Annotated[
     list[str],

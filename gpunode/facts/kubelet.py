@@ -156,6 +156,12 @@ def _none(facts: Facts) -> Fact[Kubelet | None]:
     return unknown or Known(None, "units")
 
 
+def has_started(facts: Facts, kind: KubeletKind) -> bool:
+    """Return whether the kubelet has run here: kubeadm, k3s and RKE2 write a file for it when the node joins."""
+    state = known(facts.file(_CONFIG if kind == "kubelet" else _MARKS[kind]), None)
+    return state is not None
+
+
 def _unit(facts: Facts, kind: KubeletKind) -> str:
     """The product's unit that runs, else the one that is here; empty where only its files are."""
     found = {name: unit.value for name in UNITS[kind] if isinstance(unit := facts.unit(name), Known)}

@@ -98,6 +98,9 @@ def _node_labels(rendered: Rendered) -> Iterator[str]:
     if edits:
         what = "taints" if rules else "labels"
         text = "" if rules else "The pods run only on labelled nodes. "
-        yield _filled(f"{text}`apply.sh` sets the nodes' {what}. Where nobody runs it, do it once:")
+        yield _filled(
+            f"{text}`apply.sh` sets the nodes' {what}. So does the kubelet when its node joins, if `gpunode setup` ran "
+            "there before, with `register` in `[kubernetes]` of the recipe. For nodes without either, once:"
+        )
         lines = [command("kubectl", verb, "node", *nodes, *words) for (verb, *words), nodes in edits.items()]
         yield "\n".join(("```sh", *lines, "```"))

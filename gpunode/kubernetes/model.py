@@ -8,10 +8,9 @@ from typing import Any, Final
 
 from gpunode.catalog.gpus import GpuModel
 from gpunode.facts.model import KubeletKind, Provider
+from gpunode.recipe.kubernetes import GPU_PRESENT as GPU_PRESENT
 from gpunode.recipe.kubernetes import ArgoCd, Flux
 
-# One namespace for labels and taints on all stacks.
-GPU_PRESENT: Final = "nvidia.com/gpu.present"
 PLUGIN_CONFIG: Final = "nvidia.com/device-plugin.config"
 MIG_CONFIG: Final = "nvidia.com/mig.config"
 # Labels are a field manager's of their own, so that what is applied to a Node never takes fields of another purpose

@@ -10,7 +10,6 @@ from gpunode.kubernetes import node_rule, objects, releases
 from gpunode.kubernetes.checks import check
 from gpunode.kubernetes.managed import check_managed, is_gke
 from gpunode.kubernetes.model import (
-    GPU_PRESENT,
     MIG_CONFIG,
     PLUGIN_CONFIG,
     ClusterNode,
@@ -25,7 +24,7 @@ from gpunode.kubernetes.own_pod import device_list_strategies, operator_uses_cdi
 from gpunode.kubernetes.plugin_config import plugin_config
 from gpunode.kubernetes.sharing import GPU, Config, configs, counted, offered, plugin_configs, test_resource, unmatched
 from gpunode.recipe import Recipe
-from gpunode.recipe.kubernetes import Kubernetes
+from gpunode.recipe.kubernetes import Kubernetes, stack_labels
 
 Form: TypeAlias = Literal["manifests", "kustomize", "argocd", "flux", "helm"]
 FORMS: Final[tuple[Form, ...]] = get_args(Form)
@@ -266,17 +265,13 @@ def _labels(
     recipe: Recipe, wanted: Kubernetes, nodes: Sequence[ClusterNode], node: ClusterNode, config: Config
 ) -> Mapping[str, str]:
     """The labels by which the stack finds the node."""
-    match wanted.stack:
-        case "gpu-operator":
-            # It finds the nodes by itself; what a node has already is not installed there.
-            driver, toolkit = _by_operator(recipe, nodes)
-            found = {MIG_CONFIG: config.layout} if config.layout else {}
-            found |= {f"{_DEPLOY}driver": "false"} if driver and node.driver else {}
-            return found | ({f"{_DEPLOY}container-toolkit": "false"} if toolkit and node.toolkit else {})
-        case "hami":
-            return {"gpu": "on", GPU_PRESENT: "true"}
-        case _:
-            return {GPU_PRESENT: "true"}
+    if wanted.stack != "gpu-operator":
+        return stack_labels(wanted.stack)
+    # What a node has already is not installed there.
+    driver, toolkit = _by_operator(recipe, nodes)
+    found = {MIG_CONFIG: config.layout} if config.layout else {}
+    found |= {f"{_DEPLOY}driver": "false"} if driver and node.driver else {}
+    return found | ({f"{_DEPLOY}container-toolkit": "false"} if toolkit and node.toolkit else {})
 
 
 def _expected(wanted: Kubernetes, node: ClusterNode, config: Config) -> Mapping[str, int] | None:

@@ -12,8 +12,11 @@ from gpunode.recipe import Says
 Stack: TypeAlias = Literal["device-plugin", "gpu-operator", "hami", "dra", "none"]
 SharingMode: TypeAlias = Literal["none", "time-slicing", "mps"]
 MigStrategy: TypeAlias = Literal["none", "single", "mixed"]
+Registration: TypeAlias = Literal["none", "kubelet", "k3s", "rke2"]
 Effect: TypeAlias = Literal["NoSchedule", "PreferNoSchedule", "NoExecute"]
 
+# One namespace for labels and taints on all stacks.
+GPU_PRESENT: Final = "nvidia.com/gpu.present"
 # RFC 1123, as the API server checks names and label values.
 _LABEL = r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"
 _SUBDOMAIN = rf"{_LABEL}(\.{_LABEL})*"
@@ -234,6 +237,13 @@ class Kubernetes:
             names=("a label key", "name or prefix/name"),
         ),
     ] = field(default_factory=lambda: MappingProxyType({}))
+    register: Annotated[
+        Registration,
+        Says(
+            "where setup writes the labels and taint with which a node joins: kubelet: /etc/default/kubelet; "
+            "k3s and rke2: their config.yaml.d; none: k8s apply sets them"
+        ),
+    ] = "none"
     sharing: Sharing = field(default_factory=Sharing)
     mig: Mig = field(default_factory=Mig)
     taint: Taint = field(default_factory=Taint)
@@ -243,6 +253,17 @@ class Kubernetes:
     argocd: ArgoCd = field(default_factory=ArgoCd)
     flux: Flux = field(default_factory=Flux)
     configs: Mapping[str, NamedConfig] = field(default_factory=lambda: MappingProxyType({}))
+
+
+def stack_labels(stack: Stack) -> Mapping[str, str]:
+    """Return the labels by which the stack finds its nodes; none for the GPU Operator, which looks for GPUs itself."""
+    match stack:
+        case "gpu-operator" | "none":
+            return {}
+        case "hami":
+            return {"gpu": "on", GPU_PRESENT: "true"}
+        case "device-plugin" | "dra":
+            return {GPU_PRESENT: "true"}
 
 
 # The table of each section; * stands for a name that the recipe chooses.

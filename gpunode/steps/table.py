@@ -17,6 +17,7 @@ from gpunode.steps.mig import MIG
 from gpunode.steps.missing_dependencies import MISSING_DEPENDENCIES
 from gpunode.steps.module import MODULE_BUILD, MODULE_LOAD
 from gpunode.steps.mps import MPS
+from gpunode.steps.node_registration import NODE_REGISTRATION
 from gpunode.steps.persistence import PERSISTENCE
 from gpunode.steps.pin import DRIVER_PIN
 from gpunode.steps.repair import REPAIR
@@ -49,6 +50,7 @@ STEPS: tuple[Step, ...] = (
     RUNTIME_CONFIG,
     MIG,
     CDI,
+    NODE_REGISTRATION,
 )
 
 DRIVER_STEPS = frozenset(step.id for step in STEPS if step.for_driver)

@@ -1,0 +1,144 @@
+"""The kubelet registers its Node with the labels and the taint of the GPU stack, so that nobody has to set them later.
+
+Sources: Kubernetes, "kubelet" (``--node-labels``, ``--register-with-taints``: only when the Node is made; a Node that
+exists keeps its labels), "NodeRestriction" (a kubelet may set labels outside of kubernetes.io and k8s.io),
+"Customizing the kubelet" (kubeadm's 10-kubeadm.conf puts KUBELET_EXTRA_ARGS of /etc/default/kubelet last); k3s,
+"Configuration File" (config.yaml.d, a ``+`` adds to the values of other files), "Node Labels and Taints for Agents".
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from gpunode.change import FileChange, FileState
+from gpunode.command import command
+from gpunode.facts.kubelet import has_started
+from gpunode.facts.model import Facts, Known, KubeletKind, known, need
+from gpunode.outcome import Outcome, Planned, Refusal, Step
+from gpunode.recipe import Recipe
+
+if TYPE_CHECKING:
+    from gpunode.recipe.kubernetes import Kubernetes
+
+ENVIRONMENT: Final = "/etc/default/kubelet"
+_VARIABLE: Final = "KUBELET_EXTRA_ARGS"
+# The last assignment counts; what has escapes, or quotes within, is left to whoever wrote it.
+_ASSIGNMENT: Final = re.compile(rf"""^{_VARIABLE}=(["']?)([^"'\\\n]*)\1[ \t]*$""", re.MULTILINE)
+_ANY_ASSIGNMENT: Final = re.compile(rf"^[ \t]*(?:export[ \t]+)?{_VARIABLE}[ \t]*=", re.MULTILINE)
+
+
+def plan(recipe: Recipe, facts: Facts) -> Outcome:
+    """Return the change of the file from which the kubelet takes its labels and taints."""
+    wanted = recipe.kubernetes
+    if wanted is None or wanted.register == "none":
+        return Planned((), "not requested", asked=False)
+    register: KubeletKind = wanted.register
+    labels = [f"{key}={value}" for key, value in sorted(registration_labels(wanted).items())]
+    taints = [f"{wanted.taint.key}={wanted.taint.value}:{wanted.taint.effect}"] if wanted.taint.key else []
+    if not labels and not taints:
+        return Planned((), f"the stack {wanted.stack} finds the nodes by itself, and the recipe has no taint")
+    kubelet = known(facts.kubelet, None)
+    if kubelet and kubelet.kind != register:
+        return Refusal(
+            f"register is {register}, and this node has {kubelet.kind}",
+            "each takes its labels from another file",
+            f'set register = "{kubelet.kind}" in [kubernetes]'
+            if kubelet.kind in {"kubelet", "k3s", "rke2"}
+            else 'set register = "none" in [kubernetes], and label the node with `gpunode k8s apply`',
+        )
+    if register == "kubelet":
+        path = ENVIRONMENT
+        if not _reads_environment(facts):
+            return Planned((), f"waits for a kubelet that reads {ENVIRONMENT}, as kubeadm's does", later=True)
+    else:
+        path = f"/etc/rancher/{register}/config.yaml.d/99-gpunode-node.yaml"
+    before = need(facts.file(path), f"what {path} holds")
+    content = before.content if before else b""
+    after = _with_flags(content, labels, taints) if path == ENVIRONMENT else _rancher_file(labels, taints)
+    if after is None:
+        return Refusal(
+            f"{path} has a {_VARIABLE} that gpunode cannot extend",
+            "it has quotes or escapes within, or a flag and its value as two words",
+            f'write it as one line, {_VARIABLE}="--flag=value …", or add there: {" ".join(_flags(labels, taints))}',
+        )
+    reason = f"the kubelet registers its Node with {', '.join(labels + taints)}"
+    if after == content:
+        return Planned((), reason)
+    change = FileChange(path, before, replace(before, content=after) if before else FileState(after))
+    return Planned((change,), reason, change_notes=_after_joining(facts, register, labels, taints))
+
+
+def registration_labels(wanted: Kubernetes) -> dict[str, str]:
+    """Return the labels that do not depend on the node's GPUs."""
+    from gpunode.recipe.kubernetes import stack_labels  # loaded on use: most recipes have no such table
+
+    return {**wanted.labels, **stack_labels(wanted.stack)}
+
+
+def _after_joining(facts: Facts, kind: KubeletKind, labels: Sequence[str], taints: Sequence[str]) -> tuple[str, ...]:
+    """Return what is left to do for a node that joined before: the kubelet leaves its Node as it is."""
+    if not has_started(facts, kind):
+        return ()
+    name = (kubelet.node_name if (kubelet := known(facts.kubelet, None)) else "") or "NODE"
+    commands = [str(command("kubectl", "label", "node", name, *labels))] if labels else []
+    commands += [str(command("kubectl", "taint", "node", name, *taints))] if taints else []
+    return (f"this node has joined a cluster before, and only a new Node gets them; once: {' && '.join(commands)}",)
+
+
+def _reads_environment(facts: Facts) -> bool:
+    """Return whether a unit file of the kubelet passes on ``KUBELET_EXTRA_ARGS`` of ``/etc/default/kubelet``."""
+    texts = [
+        state.value.content
+        for path, state in facts.files.items()
+        if "/kubelet.service" in path and isinstance(state, Known) and state.value
+    ]
+    whole = b"\n".join(texts)
+    return ENVIRONMENT.encode() in whole and _VARIABLE.encode() in whole
+
+
+def _flags(labels: Sequence[str], taints: Sequence[str]) -> list[str]:
+    found = [f"--node-labels={','.join(labels)}"] if labels else []
+    return found + ([f"--register-with-taints={','.join(taints)}"] if taints else [])
+
+
+def _with_flags(content: bytes, labels: Sequence[str], taints: Sequence[str]) -> bytes | None:
+    """Return the environment file with these among the kubelet's flags; None where its syntax is not understood."""
+    text = content.decode("utf-8", "surrogateescape")
+    found = list(_ASSIGNMENT.finditer(text))
+    if len(found) != len(_ANY_ASSIGNMENT.findall(text)):
+        return None
+    words = found[-1][2].split() if found else []
+    for flag, items in (("--node-labels", labels), ("--register-with-taints", taints)):
+        if flag in words:
+            return None
+        at = next((n for n, word in reversed([*enumerate(words)]) if word.startswith(f"{flag}=")), None)
+        present = words[at].partition("=")[2].split(",") if at is not None else []
+        missing = [item for item in items if item not in present]
+        if missing and at is None:
+            words.append(f"{flag}={','.join(missing)}")
+        elif missing and at is not None:
+            # A later flag would replace the taints of this one.
+            keys = {re.split("[=:]", item)[0] for item in missing}
+            kept = [item for item in present if item and re.split("[=:]", item)[0] not in keys]
+            words[at] = f"{flag}={','.join([*kept, *missing])}"
+    if found and words == found[-1][2].split():
+        return content
+    line = f'{_VARIABLE}="{" ".join(words)}"'
+    if found:
+        text = text[: found[-1].start()] + line + text[found[-1].end() :]
+    else:
+        text += ("" if not text or text.endswith("\n") else "\n") + line + "\n"
+    return text.encode("utf-8", "surrogateescape")
+
+
+def _rancher_file(labels: Sequence[str], taints: Sequence[str]) -> bytes:
+    lines = ["# Written by gpunode: this node registers with these, beside those of other files."]
+    for key, items in (("node-label", labels), ("node-taint", taints)):
+        lines += [f"{key}+:", *(f'- "{item}"' for item in items)] if items else []
+    return ("\n".join(lines) + "\n").encode()
+
+
+NODE_REGISTRATION = Step("node-registration", "node registration", "runtime", plan)

@@ -1,0 +1,158 @@
+"""The labels and the taint with which a kubelet registers its Node."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import replace
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpunode import builtin
+from gpunode.change import FileChange, FileState
+from gpunode.facts.kubelet import flags_of
+from gpunode.facts.model import Facts, Kubelet
+from gpunode.facts.project import project
+from gpunode.kubernetes.render import rendered
+from gpunode.recipe import Recipe
+from gpunode.recipe.toml import parse
+from gpunode.steps.node_registration import ENVIRONMENT, NODE_REGISTRATION
+from tests.unit.kubernetes.clusters import CLUSTERS
+from tests.unit.steps.machines import machine, planned, refusal
+
+DROP_IN = "/lib/systemd/system/kubelet.service.d/10-kubeadm.conf"
+KUBEADM = (
+    b"[Service]\nEnvironmentFile=-/etc/default/kubelet\nExecStart=\nExecStart=/usr/bin/kubelet $KUBELET_EXTRA_ARGS\n"
+)
+OWN = Kubelet("kubelet", "kubelet.service", "/run/containerd/containerd.sock", "systemd")
+K3S = Kubelet("k3s", "k3s.service", "/run/k3s/containerd/containerd.sock", data="/var/lib/rancher/k3s")
+TAINT = '[kubernetes.taint]\nkey = "nvidia.com/gpu"\nvalue = "present"\n'
+
+
+def wanted(text: str = "", register: str = "kubelet", base: str = "k8s-containerd") -> Recipe:
+    return parse(f'schema = 1\nextends = "{base}"\nkubernetes.register = "{register}"\n{text}', "r.toml", builtin.load)
+
+
+def node(environment: bytes | None, *, kubelet: Kubelet | None = OWN, joined: bool = False) -> Facts:
+    files = {DROP_IN: KUBEADM} | ({ENVIRONMENT: environment} if environment is not None else {})
+    files |= {"/var/lib/kubelet/config.yaml": b"kind: KubeletConfiguration\n"} if joined else {}
+    facts = machine(files=files, kubelet=kubelet)
+    absent = {"/etc/default": "x", "/etc/rancher/k3s/config.yaml.d": "x", "/var/lib/kubelet": "x"}
+    return replace(facts, folders={**facts.folders, **absent})
+
+
+def flags(content: bytes) -> dict[str, str]:
+    """The kubelet's flags, as systemd and kubeadm's unit file hand them over."""
+    last = [line for line in content.decode().splitlines() if line.startswith("KUBELET_EXTRA_ARGS=")][-1]
+    words = shlex.split(shlex.split(last.partition("=")[2])[0])
+    return dict(word.partition("=")[::2] for word in words)
+
+
+def written(recipe: Recipe, facts: Facts) -> FileState:
+    (change,) = planned(NODE_REGISTRATION.plan(recipe, facts)).changes
+    assert isinstance(change, FileChange)
+    assert isinstance(change.after, FileState)
+    return change.after
+
+
+@pytest.mark.parametrize("before", [None, b"", b"KUBELET_EXTRA_ARGS=\n", b"# mine", b'KUBELET_EXTRA_ARGS=""\n'])
+def test_kubelet_registers_with_the_labels_that_apply_would_set(before: bytes | None) -> None:
+    recipe = wanted(TAINT)
+    state = written(recipe, node(before))
+    edit = rendered(recipe, CLUSTERS["one"]).nodes[0]
+    assert flags(state.content) == {
+        "--node-labels": ",".join(f"{key}={value}" for key, value in edit.labels.items()),
+        "--register-with-taints": edit.taint,
+    }
+    assert state.content.startswith(b"# mine\n") == (before == b"# mine")
+
+
+def test_flags_of_others_stay_and_ours_join_theirs() -> None:
+    before = b"KUBELET_EXTRA_ARGS='--v=2 --node-labels=a=b --register-with-taints=x=y:NoSchedule'\nOTHER=1\n"
+    state = written(wanted(TAINT), node(before))
+    assert flags(state.content) == {
+        "--v": "2",
+        "--node-labels": "a=b,nvidia.com/gpu.present=true",
+        "--register-with-taints": "x=y:NoSchedule,nvidia.com/gpu=present:NoSchedule",
+    }
+    assert state.content.endswith(b"OTHER=1\n")
+
+
+def test_another_value_of_the_same_label_or_taint_is_replaced() -> None:
+    before = (
+        b"KUBELET_EXTRA_ARGS=--node-labels=nvidia.com/gpu.present=no --register-with-taints=nvidia.com/gpu:NoExecute"
+    )
+    assert flags(written(wanted(TAINT), node(before)).content) == {
+        "--node-labels": "nvidia.com/gpu.present=true",
+        "--register-with-taints": "nvidia.com/gpu=present:NoSchedule",
+    }
+
+
+@given(
+    st.lists(st.from_regex(r"--[a-z-]{1,9}=[A-Za-z0-9./:=,-]{0,9}", fullmatch=True), max_size=4),
+    st.sampled_from(["", '"', "'"]),
+)
+def test_second_run_changes_nothing_and_no_flag_is_lost(words: list[str], quote: str) -> None:
+    facts = node(f"KUBELET_EXTRA_ARGS={quote}{' '.join(words)}{quote}\n".encode())
+    outcome = planned(NODE_REGISTRATION.plan(wanted(TAINT), facts))
+    after = project(facts, outcome.changes)
+    assert planned(NODE_REGISTRATION.plan(wanted(TAINT), after)).changes == ()
+    (change,) = outcome.changes
+    assert isinstance(change, FileChange)
+    assert isinstance(change.after, FileState)
+    assert set(words) <= set(shlex.split(change.after.content.decode().partition("=")[2])[0].split())
+    assert flags_of(shlex.split(change.after.content.decode().partition("=")[2])[0].split())["node-labels"]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b'KUBELET_EXTRA_ARGS="--v=2 \\\n  --v=3"\n',
+        b"KUBELET_EXTRA_ARGS=\"--a='b c'\"\n",
+        b"KUBELET_EXTRA_ARGS=--node-labels a=b\n",
+        b"export KUBELET_EXTRA_ARGS=--v=2\n",
+    ],
+)
+def test_file_that_gpunode_does_not_understand_is_left_alone(content: bytes) -> None:
+    refused = refusal(NODE_REGISTRATION.plan(wanted(), node(content)))
+    assert "--node-labels=nvidia.com/gpu.present=true" in refused.hint
+
+
+def test_kubelet_that_does_not_read_the_file_is_waited_for() -> None:
+    facts = machine(files={ENVIRONMENT: b""}, kubelet=None)
+    outcome = planned(NODE_REGISTRATION.plan(wanted(), facts))
+    assert (outcome.changes, outcome.later) == ((), True)
+    assert "waits for a kubelet" in outcome.reason
+
+
+def test_node_that_joined_before_is_told_what_is_left_to_do() -> None:
+    assert planned(NODE_REGISTRATION.plan(wanted(), node(b""))).change_notes == ()
+    (note,) = planned(NODE_REGISTRATION.plan(wanted(TAINT), node(b"", joined=True))).change_notes
+    assert "kubectl label node NODE nvidia.com/gpu.present=true" in note
+    assert "kubectl taint node NODE nvidia.com/gpu=present:NoSchedule" in note
+
+
+def test_k3s_gets_a_file_of_ours_that_adds_to_others() -> None:
+    for kubelet in (K3S, None):
+        recipe = wanted(TAINT, "k3s", "k3s")
+        facts = node(None, kubelet=kubelet)
+        state = written(recipe, facts)
+        assert yaml.safe_load(state.content) == {
+            "node-label+": ["nvidia.com/gpu.present=true"],
+            "node-taint+": ["nvidia.com/gpu=present:NoSchedule"],
+        }
+        after = project(facts, planned(NODE_REGISTRATION.plan(recipe, facts)).changes)
+        assert planned(NODE_REGISTRATION.plan(recipe, after)).changes == ()
+
+
+def test_another_kubelet_than_the_recipe_names_is_refused() -> None:
+    assert 'register = "k3s"' in refusal(NODE_REGISTRATION.plan(wanted(), node(None, kubelet=K3S))).hint
+
+
+def test_nothing_is_written_unasked_or_for_a_stack_that_needs_none() -> None:
+    assert not planned(NODE_REGISTRATION.plan(builtin.read("k8s-containerd"), node(b""))).asked
+    assert planned(NODE_REGISTRATION.plan(wanted(base="gpu-operator"), node(b""))).changes == ()
+    hami = written(wanted(base="hami"), node(b""))
+    assert flags(hami.content)["--node-labels"] == "gpu=on,nvidia.com/gpu.present=true"
