@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from gpunode.change import FileChange, FileState, Trigger, closed
+from gpunode.change import FileChange, FileState, PackageState, Trigger, closed
 from gpunode.errors import Refused, Undetermined
 from gpunode.facts.evidence import Capture, Found, Ownership, Probe, decode_found
 from gpunode.facts.model import Facts, Unknown, need
 from gpunode.facts.units import is_unit_file
+from gpunode.package_id import PackageId
+from gpunode.packages.version import numbers
 from gpunode.runtimes.containerd_files import is_pattern, matching
 from gpunode.runtimes.model import ConfigEdit, DesiredConfig, Edit, Files, Runtime, gathered
 
@@ -17,6 +19,12 @@ States = Mapping[str, FileState]
 _LIMIT_BYTES = 16 << 20
 # A unit whose file leads to /dev/null.
 _MASKED = FileState(b"")
+
+
+def packaged_version(row: Runtime, packages: Mapping[PackageId, PackageState]) -> tuple[int, ...] | None:
+    """Return the version of the runtime's installed package; None where none is installed."""
+    states = (packages.get(PackageId(name)) for name in row.packages)
+    return numbers(next((state.version for state in states if state and not state.config_files_only), ""))
 
 
 def contents(states: States) -> Files:

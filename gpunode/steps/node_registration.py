@@ -17,6 +17,7 @@ from gpunode.change import FileChange, FileState
 from gpunode.command import command
 from gpunode.facts.kubelet import has_started
 from gpunode.facts.model import Facts, Known, KubeletKind, known, need
+from gpunode.facts.patterns import Pattern
 from gpunode.outcome import Outcome, Planned, Refusal, Step
 from gpunode.recipe import Recipe
 
@@ -26,8 +27,8 @@ if TYPE_CHECKING:
 ENVIRONMENT: Final = "/etc/default/kubelet"
 _VARIABLE: Final = "KUBELET_EXTRA_ARGS"
 # The last assignment counts; what has escapes, or quotes within, is left to whoever wrote it.
-_ASSIGNMENT: Final = re.compile(rf"""^{_VARIABLE}=(["']?)([^"'\\\n]*)\1[ \t]*$""", re.MULTILINE)
-_ANY_ASSIGNMENT: Final = re.compile(rf"^[ \t]*(?:export[ \t]+)?{_VARIABLE}[ \t]*=", re.MULTILINE)
+_ASSIGNMENT: Final = Pattern(rf"""^{_VARIABLE}=(["']?)([^"'\\\n]*)\1[ \t]*$""", re.MULTILINE)
+_ANY_ASSIGNMENT: Final = Pattern(rf"^[ \t]*(?:export[ \t]+)?{_VARIABLE}[ \t]*=", re.MULTILINE)
 
 
 def plan(recipe: Recipe, facts: Facts) -> Outcome:

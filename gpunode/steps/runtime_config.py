@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 from gpunode.change import (
@@ -10,7 +9,6 @@ from gpunode.change import (
     Deferred,
     FileChange,
     FileState,
-    PackageState,
     ServiceChange,
     ServiceState,
     Trigger,
@@ -25,11 +23,9 @@ from gpunode.facts.model import Facts, Known, Unknown, holds, known
 from gpunode.facts.probes import TOOLKIT_PROGRAM
 from gpunode.facts.project import PLAN
 from gpunode.outcome import Outcome, Planned, Refusal, Step
-from gpunode.package_id import PackageId
-from gpunode.packages.version import numbers
 from gpunode.recipe import Recipe
 from gpunode.runtimes import DesiredConfig, ObservedConfig, Runtime, runtime
-from gpunode.runtimes.found import States, contents, in_facts
+from gpunode.runtimes.found import States, contents, in_facts, packaged_version
 from gpunode.runtimes.installations import Chosen, chosen, kubelet_using, with_kubelets_driver
 from gpunode.runtimes.pod_cdi import is_switched_on_by_setup, reads_cdi, why_unread
 from gpunode.steps.installed_driver import matches
@@ -189,12 +185,6 @@ def _other_driver(recipe: Recipe, facts: Facts, row: Runtime) -> tuple[str, ...]
     if recipe.runtime.cgroup != "systemd" or kubelet is None or row.product or kubelet.cgroup_driver != "cgroupfs":
         return ()
     return ("the kubelet uses the cgroup driver cgroupfs, but the recipe sets systemd for runc: they must be the same",)
-
-
-def packaged_version(row: Runtime, packages: Mapping[PackageId, PackageState]) -> tuple[int, ...] | None:
-    """The version of the runtime's installed package; None where none is installed."""
-    states = (packages.get(PackageId(name)) for name in row.packages)
-    return numbers(next((state.version for state in states if state and matches(state, "")), ""))
 
 
 def _desired(recipe: Recipe, row: Runtime, facts: Facts) -> DesiredConfig:

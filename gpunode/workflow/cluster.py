@@ -13,12 +13,11 @@ from gpunode.facts.probes import DEVICE_PLUGIN
 from gpunode.kubernetes.managed import GKE_OPT_OUT
 from gpunode.kubernetes.model import ClusterNode
 from gpunode.runtimes import DesiredConfig, runtime
-from gpunode.runtimes.found import contents, in_facts
+from gpunode.runtimes.found import contents, in_facts, packaged_version
 from gpunode.runtimes.installations import chosen
 from gpunode.runtimes.pod_cdi import reads_cdi
 from gpunode.steps.gpus import models, own_gpus
 from gpunode.steps.managed import has_providers_driver
-from gpunode.steps.runtime_config import packaged_version
 
 # What the API server takes for the name of a Node (RFC 1123).
 _NODE_NAME = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*")

@@ -151,7 +151,8 @@ def test_the_child_that_asks_nvml_loads_little() -> None:
     assert done.stdout.strip() == ""
 
 
-def test_a_render_loads_no_step_no_package_system_and_no_runtime() -> None:
+def test_a_render_loads_no_step_and_of_the_runtimes_one() -> None:
     found = ours(loaded("k8s", "render", "--node", SAMPLE))
-    parts = ("steps.table", "steps.selection", "steps.driver", "distros", "runtimes", "host.apt", "kubernetes.kind")
+    runtimes = (f"runtimes.{name}" for name in ("crio", "docker", "jsontext", "keys", "podman", "tomltext"))
+    parts = ("steps.table", "steps.selection", "steps.driver", "distros", "host.apt", "kubernetes.kind", *runtimes)
     assert not [name for name in found if name.startswith(tuple(f"gpunode.{part}" for part in parts))]
