@@ -14,7 +14,7 @@ from gpunode.kubernetes.pods import Trouble, kept_out, trouble
 from gpunode.kubernetes.trials import CORDONED, MEMORY, Body, Trial, is_unscheduled, limits
 
 PASSED: Final = "Test PASSED"
-_NO_RIGHT: Final = re.compile(r"cannot create resource|can only create mirror pods")
+_NO_RIGHT: Final = re.compile(r'cannot create resource "(\w+)"|can only create mirror (pods)')
 # CUDA's words in a container without libcuda, and with one that sees no GPU.
 _NO_DRIVER: Final = re.compile(r"CUDA driver version is insufficient|no CUDA-capable device is detected")
 _UUID: Final = re.compile(r"\(UUID: ((?:GPU|MIG)-[0-9a-f-]+)\)")
@@ -56,8 +56,9 @@ def trial_check(ran: Ran, node: Body, apply: Command) -> Check:
     title = f"pod {trial.name}"
     on = f"on {trial.node} with {_what_it_said(trial, node)}"
     if ran.pod is None:
-        if _NO_RIGHT.search(ran.error):
-            return Check(id, title, "not run", f"{on}: your credentials may not start pods in {trial.namespace}")
+        if match := _NO_RIGHT.search(ran.error):
+            what = f"{match[1] or match[2]} in {trial.namespace}"
+            return Check(id, title, "not run", f"{on}: your credentials may not create {what}")
         why, hint = _not_created(ran.error, apply)
         return Check(id, title, "failed", f"{on}: {why}", hint)
     if ran.pod.get("status", {}).get("phase") == "Succeeded":

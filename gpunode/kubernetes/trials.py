@@ -5,9 +5,10 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, Final, Literal, TypeAlias
 
-from gpunode.kubernetes.model import ClusterNode, Object
+from gpunode.kubernetes.model import MANAGED_BY, ClusterNode, Object
 from gpunode.kubernetes.node_checks import offered
 from gpunode.kubernetes.sharing import Config
 
@@ -28,6 +29,10 @@ _SCRIPTS: Final[Mapping[Shows, str]] = {
 CORDONED: Final = {"key": "node.kubernetes.io/unschedulable", "operator": "Exists", "effect": "NoSchedule"}
 _HOST_NAME: Final = "kubernetes.io/hostname"
 MEMORY: Final = "nvidia.com/gpumem"
+# So long after the limit of the pods, in which they are read, what is left of a check is deleted.
+_READ_S: Final = 30
+# A node's clock, by which this machine judges leftovers, may be that wrong.
+_CLOCK_SKEW_S: Final = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +102,49 @@ def trials(
             yield Trial(node.name, resource, (*others, pod), shows)
 
 
+def deadline_job(trial: Trial, timeout_s: int) -> Body:
+    """Return a Job without pods that owns what a check creates: should gpunode be killed, the cluster deletes both.
+
+    A pod's own limit counts from its start, so one that is never scheduled has none. A Job's counts from its creation
+    (Kubernetes documentation, "Jobs", activeDeadlineSeconds); then the cluster deletes it with all that it owns.
+    """
+    name, labels = trial.pod["metadata"]["name"], trial.pod["metadata"]["labels"]
+    container = {"name": "none", "image": trial.pod["spec"]["containers"][0]["image"]}
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {"name": name, "namespace": trial.namespace, "labels": labels},
+        "spec": {
+            "parallelism": 0,
+            "activeDeadlineSeconds": timeout_s + _READ_S,
+            "ttlSecondsAfterFinished": 0,
+            "template": {"spec": {"restartPolicy": "Never", "containers": [container]}},
+        },
+    }
+
+
+def owned_by(job: Body, bodies: Sequence[Body]) -> list[Body]:
+    """Return the objects as the ``job``'s, which is there."""
+    owner = {"apiVersion": job["apiVersion"], "kind": job["kind"]}
+    owner |= {name: job["metadata"][name] for name in ("name", "uid")}
+    return [{**one, "metadata": {**one["metadata"], "ownerReferences": [owner]}} for one in bodies]
+
+
+def is_left_over(body: Body, now: float) -> bool:
+    """Return whether a run that was killed left the pod or Job: it is one of a check, and past its limit.
+
+    Args:
+        body: the object as it is.
+        now: the time, in seconds since 1970.
+    """
+    labels = body["metadata"].get("labels", {})
+    limit = body.get("spec", {}).get("activeDeadlineSeconds")
+    if RUN_LABEL not in labels or not labels.items() >= MANAGED_BY.items() or not isinstance(limit, int):
+        return False
+    created = datetime.fromisoformat(body["metadata"]["creationTimestamp"].replace("Z", "+00:00")).timestamp()
+    return created + limit + _READ_S + _CLOCK_SKEW_S < now
+
+
 @dataclass(frozen=True, slots=True)
 class _Place:
     """Of a trial: its name, its run, and what the caller of ``trials`` says of it."""
@@ -144,7 +192,7 @@ def _pod(body: Body, place: _Place, resources: Mapping[str, str], shows: Shows) 
     spec["nodeSelector"] = {_HOST_NAME: node.get("labels", {}).get(_HOST_NAME, node["name"])}
     # A node may be tried before it is uncordoned.
     spec["tolerations"] = [*spec.get("tolerations", ()), CORDONED]
-    # It is deleted once it was read; should gpunode be killed before, it ends by itself.
+    # It is deleted once it was read; see deadline_job.
     spec |= {"activeDeadlineSeconds": place.timeout_s, "terminationGracePeriodSeconds": 1}
     spec["automountServiceAccountToken"] = False
     for claim in spec.get("resourceClaims", ()):

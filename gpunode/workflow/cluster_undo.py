@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Final, TypeAlias
@@ -34,13 +35,14 @@ from gpunode.kubernetes.reconcile import (
     place,
     without_taints,
 )
+from gpunode.kubernetes.trials import is_left_over
 from gpunode.workflow.cluster_plan import ClusterPlan
 from gpunode.workflow.namespace_contents import contents
 
 Live: TypeAlias = Mapping[Key, Body]
 # What uses a thing goes before the thing.
-_ORDER: Final = ("DaemonSet", "Pod", "ResourceClaimTemplate", "ConfigMap", "RuntimeClass", "Namespace", "Node")
-_NAMED: Final = "daemonsets.apps,pods,configmaps"
+_ORDER: Final = ("DaemonSet", "Pod", "Job", "ResourceClaimTemplate", "ConfigMap", "RuntimeClass", "Namespace", "Node")
+_NAMED: Final = "daemonsets.apps,pods,jobs.batch,configmaps"
 _WHOLE: Final = "namespaces,runtimeclasses.node.k8s.io"
 
 
@@ -53,7 +55,7 @@ def removal(cluster: Cluster) -> ClusterPlan:
     identity = cluster.identity()
     named = cluster.list(_NAMED, "--all-namespaces", "--selector", OURS)
     found = (*cluster.list(_WHOLE), *cluster.nodes(), *named)
-    changes = [change for one in found if (change := given_up(one, identity.uid)) is not None]
+    changes = [change for one in found if (change := _taken_back(one, identity.uid)) is not None]
     skipped: tuple[str, ...] = ()
     try:
         releases = tuple(_releases(cluster, identity.uid))
@@ -64,6 +66,14 @@ def removal(cluster: Cluster) -> ClusterPlan:
     going = {subject(one) for one in changes if _is_deleted(one, live)} | {one.title for one in releases}
     items = tuple(_item(change, cluster, live, going) for change in sorted(changes, key=_rank))
     return ClusterPlan(identity, (*releases, *items), skipped)
+
+
+def _taken_back(live: Body, cluster: str) -> ObjectChange | None:
+    """Return the change after which the object has nothing of gpunode's; None where it has nothing now."""
+    if not is_left_over(live, time.time()):
+        return given_up(live, cluster)
+    kind, namespace, name = key(live)
+    return ObjectChange(cluster, str(live["apiVersion"]), kind, namespace, name, None, None)
 
 
 def _releases(cluster: Cluster, uid: str) -> Iterator[Item]:
@@ -243,6 +253,8 @@ def _item(change: ObjectChange, cluster: Cluster, live: Live, going: set[str]) -
 def _why(change: ObjectChange) -> str:
     if change.after is not None:
         return "as it was before that run"
+    if change.before is None and change.kind in {"Pod", "Job"}:
+        return "a check that was killed left it"
     return "gpunode's labels and taint go, all others stay" if change.kind == "Node" else "gpunode applied it"
 
 

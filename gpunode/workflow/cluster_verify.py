@@ -18,10 +18,21 @@ from gpunode.host.port import OnProgress, Progress
 from gpunode.kubernetes import node_checks
 from gpunode.kubernetes.model import ClusterNode, NodeEdit, Rendered
 from gpunode.kubernetes.objects import TEST_POD
+from gpunode.kubernetes.reconcile import OURS
 from gpunode.kubernetes.render import members, rendered
 from gpunode.kubernetes.sharing import Config, configs
 from gpunode.kubernetes.trial_checks import Ran, settled, sharing_check, trial_check
-from gpunode.kubernetes.trials import RUN_LABEL, Trial, is_over, is_unscheduled, trials, users
+from gpunode.kubernetes.trials import (
+    RUN_LABEL,
+    Trial,
+    deadline_job,
+    is_left_over,
+    is_over,
+    is_unscheduled,
+    owned_by,
+    trials,
+    users,
+)
 from gpunode.kubernetes.workload_checks import Workload, cause, crashing, workload_check, workloads
 from gpunode.recipe import Recipe
 from gpunode.recipe.kubernetes import Kubernetes
@@ -82,6 +93,7 @@ def verify(asked: Asked, cluster: Cluster, *, pause: Callable[[], None], progres
         pause()
         checks.append(_kubelet(name, asked, cluster))
     tried, idle = _trials(kubernetes, wanted, nodes, there, asked)
+    checks += _clear_leftovers(tried, cluster)
     ended = _ended(tried, there, asked, cluster, pause, progress) if tried else ()
     checks += [trial_check(ran, there[ran.trial.node], asked.apply) for ran in ended]
     checks += _sharing(ended)
@@ -219,7 +231,7 @@ def _ended(
 ) -> tuple[Ran, ...]:
     """What became of the pods, which are deleted."""
     pause()
-    with _created(tried, cluster) as made:
+    with _created(tried, asked.timeout_s, cluster) as made:
         names = {str(one["metadata"]["name"]) for one in made.objects if one["kind"] == "Pod"}
         waiting = [one for one in tried if one.name in names]
         ended = _waited_for(waiting, asked.timeout_s, cluster, pause, progress) if waiting else {}
@@ -227,13 +239,26 @@ def _ended(
     return tuple(found.get(one.name) or Ran(one, None, 0.0, error=_error(made, one)) for one in tried)
 
 
+def _clear_leftovers(tried: Sequence[Trial], cluster: Cluster) -> Iterator[Check]:
+    """Delete the pods that a killed run left in the namespace, and yield a check that names them."""
+    for namespace in dict.fromkeys(one.namespace for one in tried):
+        found = cluster.list("pods,jobs.batch", "--namespace", namespace, "--selector", f"{RUN_LABEL},{OURS}")
+        if left := [one for one in found if is_left_over(one, time.time())]:
+            cluster.delete(*left)
+            names = ", ".join(f"{one['kind']} {one['metadata']['name']}" for one in left)
+            yield Check("leftovers", "earlier checks", "passed", f"deleted what a run that was killed left: {names}")
+
+
 @contextmanager
-def _created(tried: Sequence[Trial], cluster: Cluster) -> Iterator[Tried]:
+def _created(tried: Sequence[Trial], timeout_s: int, cluster: Cluster) -> Iterator[Tried]:
     """The objects of the trials, as far as the API server takes them; afterwards they are gone, whatever happens."""
-    bodies = [body for one in tried for body in one.bodies]
+    job = deadline_job(tried[0], timeout_s)
+    bodies = [job, *(body for one in tried for body in one.bodies)]
     made: Tried | None = None
     try:
-        made = cluster.create(bodies)
+        owner = cluster.create([job])
+        created = Tried(()) if owner.errors else cluster.create(owned_by(owner.objects[0], bodies[1:]))
+        made = Tried((*created.objects, *owner.objects), (*owner.errors, *created.errors))
         yield made
     finally:
         _delete(bodies if made is None else made.objects, tried[0], cluster)
@@ -246,7 +271,7 @@ def _delete(bodies: Sequence[Body], first: Trial, cluster: Cluster) -> None:
         cluster.delete(*bodies)
     except GpunodeError as error:
         run = first.pod["metadata"]["labels"][RUN_LABEL]
-        words = ("delete", "pods", "--namespace", first.namespace, "--selector", f"{RUN_LABEL}={run}")
+        words = ("delete", "pods,jobs", "--namespace", first.namespace, "--selector", f"{RUN_LABEL}={run}")
         raise ChangeFailed(
             "the pods of the test were not deleted",
             why=f"{error.what}: {error.why}",

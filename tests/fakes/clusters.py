@@ -91,6 +91,11 @@ class User:
         """Return the answer of ``k8s apply`` for the node gpu-1."""
         return self("k8s", "apply", recipe, *NODE, "--yes", *more, check=check)
 
+    def verify(self, recipe: str = "k8s-containerd", *more: str, check: int = 0) -> Mapping[str, tuple[str, str]]:
+        """Return status and detail of each check of ``k8s verify``, by the first two parts of its id."""
+        found = self("k8s", "verify", recipe, *NODE, *more, check=check).envelope["result"]["checks"]
+        return {"/".join(one["id"].split("/")[:2]): (one["status"], one["detail"]) for one in found}
+
     def plan(self, recipe: str = "k8s-containerd", *more: str, check: int = 0) -> Answer:
         """Return the answer of ``k8s plan`` for the node gpu-1."""
         return self("k8s", "plan", recipe, *NODE, *more, check=check)
@@ -122,6 +127,12 @@ def run_daemon_sets(server: ApiServer) -> None:
         many = sum(wanted.items() <= labels.items() for labels in nodes)
         status = {"observedGeneration": one["metadata"]["generation"], "desiredNumberScheduled": many}
         one["status"] = {**status, "numberReady": many, "updatedNumberScheduled": many}
+
+
+def run_test_pods(server: ApiServer) -> None:
+    """Have each pod without a status end well, as the cluster's scheduler and a kubelet would."""
+    for one in server.peek("Pod"):
+        one.setdefault("status", {"phase": "Succeeded"})
 
 
 def pod_of(daemon_set: Body, node_name: str, phase: str, state: Mapping[str, object]) -> Body:

@@ -34,7 +34,7 @@ class Kubectl(Runner):
         calls: the command lines that it was given, without the program.
         intercept: is called with each of them; what it returns, if anything, is the answer.
         raw: what the server has at a path.
-        logs: what the containers of a pod have said, by its name.
+        pod_log: what the containers of every pod have said.
     """
 
     def __init__(self, server: ApiServer, context: str = "lab") -> None:
@@ -44,7 +44,7 @@ class Kubectl(Runner):
         self.calls: list[tuple[str, ...]] = []
         self.intercept: Callable[[tuple[str, ...]], Finished | None] = lambda _: None
         self.raw: dict[str, str] = {}
-        self.logs: dict[str, str] = {}
+        self.pod_log = ""
 
     def run(self, argv: Sequence[str], *, stdin: bytes = b"", **_: Any) -> Finished:
         """As ``Runner.run``."""
@@ -122,7 +122,7 @@ class _Command:
     def _logs(self) -> None:
         (pod,) = self.words
         self.server.get("Pod", self.options["--namespace"], pod)
-        self.out = self.kubectl.logs.get(pod, "")
+        self.out = self.kubectl.pod_log
 
     def _get(self) -> None:
         if "--raw" in self.options:

@@ -167,3 +167,22 @@ def test_a_signal_leaves_no_pod(control_plane: ControlPlane, user: User, node: F
     assert process.returncode == 130, error
     assert json.loads(out)["errors"][0]["why"] == "the pods of the test are deleted"
     assert pods(control_plane) == []
+
+
+def test_the_cluster_ends_a_check_that_was_killed(control_plane: ControlPlane, user: User, node: FakeNode) -> None:
+    """Its pod asks for a GPU that is in use, so that it never starts."""
+    container = {"name": "one", "image": "lab", "resources": {"limits": {GPU: 1}}}
+    spec = {"containers": [container], "tolerations": [{"operator": "Exists"}]}
+    body = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "training"}, "spec": spec}
+    control_plane.kubectl("create", "-f", "-", stdin=json.dumps(body))
+    control_plane.kubectl("wait", "pod/training", "--for=condition=Ready", "--timeout=30s")
+    argv = [sys.executable, "-m", "gpunode", "k8s", "verify", *NODE, "--timeout", "1", "--json"]
+    # The limit of the Job is 31 s; a killed run is cut off long before.
+    with subprocess.Popen(argv, env=user.environment, stdout=-1, stderr=-1) as process:
+        control_plane.wait_for("a pod is there", lambda: bool(pods(control_plane)))
+        process.kill()
+    try:
+        control_plane.wait_for("the cluster has deleted it", lambda: not pods(control_plane), 60)
+        assert not control_plane.get("jobs", "--namespace", WHERE)["items"]
+    finally:
+        control_plane.kubectl("delete", "pod", "training", "--timeout=30s")

@@ -357,8 +357,8 @@ def test_a_pod_without_a_class_and_without_a_driver_is_told_from_a_program_that_
             "there is no RuntimeClass nvidia",
         ),
         ('pods "x" is forbidden: exceeded quota: compute', "failed", "exceeded quota"),
-        ('pods is forbidden: User "dev" cannot create resource "pods"', "not run", "may not start pods"),
-        ('pods "x" is forbidden: node "gpu-1" can only create mirror pods', "not run", "may not start pods"),
+        ('pods is forbidden: User "dev" cannot create resource "pods"', "not run", "may not create pods in"),
+        ('pods "x" is forbidden: node "gpu-1" can only create mirror pods', "not run", "may not create pods in"),
     ],
 )
 def test_a_pod_that_was_not_created_says_why(error: str, status: str, said: str) -> None:
