@@ -66,6 +66,10 @@ _INSTALL: Final = {
 }
 
 
+# What kubectl advises at a conflict: to force it.
+_ADVICE: Final = re.compile(r"\nPlease review the fields above--.*?#conflicts", re.DOTALL)
+
+
 class Forbidden(Refused):
     """The credential may not do this; what it may do is done."""
 
@@ -74,7 +78,7 @@ class Forbidden(Refused):
 
 def words_of(done: Finished) -> str:
     """Return what kubectl told its user, and not its log; secrets redacted."""
-    said = _LOG.sub("", (done.stderr.strip() or done.stdout.strip()).decode("utf-8", "replace"))
+    said = _ADVICE.sub("", _LOG.sub("", (done.stderr.strip() or done.stdout.strip()).decode("utf-8", "replace")))
     # Why there are none follows, and no secret. A login plugin that is tried again says the same again.
     said = said.replace("getting credentials: ", "getting credentials, ")
     lines = dict.fromkeys(line for line in redact(said).splitlines() if line.strip())
@@ -224,7 +228,7 @@ def _of_request(done: Finished, said: str, typed: Typed) -> GpunodeError:
 
 
 _VERBS: Final = frozenset(
-    {"api-resources", "apply", "auth", "config", "create", "delete", "get", "logs", "taint", "version"}
+    {"api-resources", "apply", "auth", "config", "create", "delete", "get", "logs", "patch", "taint", "version"}
 )
 
 
@@ -272,5 +276,6 @@ def is_about_objects(done: Finished) -> bool:
 
 def errors(said: str) -> list[str]:
     """Return the errors that kubectl tells, one each; with a conflict its fields, which are lines of their own."""
-    parts = re.split(r"\n(?=error: |Error from server|The [A-Z]\w+ )", _LOG.sub("", said).strip())
+    said = _ADVICE.sub("", _LOG.sub("", said)).strip()
+    parts = re.split(r"\n(?=error: |Error from server|Apply failed with |The [A-Z]\w+ )", said)
     return [part.strip() for part in parts if part.strip()]

@@ -45,18 +45,25 @@ def others(live: Body, ours: Sequence[str]) -> tuple[str, ...]:
     )
 
 
-def co_owners(live: Body, ours: Sequence[str]) -> Mapping[str, tuple[str, ...]]:
-    """Return the field managers that also set fields of ``ours``, each with these fields; not those of the metadata."""
-    mine: set[Path] = set()
-    theirs: dict[str, set[Path]] = {}
+def fields_by_manager(live: Body) -> Mapping[str, frozenset[Path]]:
+    """Return what each field manager set of the object, its status left out."""
+    found: dict[str, frozenset[Path]] = {}
     for one in live["metadata"].get("managedFields", []):
         if not one.get("subresource"):
             manager = str(one.get("manager", ""))
-            (mine if manager in ours else theirs.setdefault(manager, set())).update(_leaves(one.get("fieldsV1", {})))
-    shared = {
-        manager: sorted(path for path in fields & mine if path[0] != "f:metadata") for manager, fields in theirs.items()
+            found[manager] = found.get(manager, frozenset()) | frozenset(_leaves(one.get("fieldsV1", {})))
+    return found
+
+
+def co_owners(live: Body, ours: Sequence[str]) -> Mapping[str, tuple[str, ...]]:
+    """Return the field managers that also set fields of ``ours``, each with these fields; not those of the metadata."""
+    fields = fields_by_manager(live)
+    mine = {path for manager in ours for path in fields.get(manager, ()) if path[0] != "f:metadata"}
+    return {
+        manager: tuple(map(field_name, sorted(theirs & mine)))
+        for manager, theirs in fields.items()
+        if manager not in ours and theirs & mine
     }
-    return {manager: tuple(map(_field_name, fields)) for manager, fields in shared.items() if fields}
 
 
 def disowning_patch(live: Body, manager: str) -> list[dict[str, Any]]:
@@ -89,7 +96,7 @@ def _leaves(fields: Mapping[str, Any], path: Path = ()) -> Iterator[Path]:
             yield from _leaves(held, (*path, key)) if held.keys() - {_ITSELF} else ((*path, key),)
 
 
-def _field_name(path: Path) -> str:
+def field_name(path: Path) -> str:
     """Return the field as kubectl writes it: ``spec.containers[name="plugin"].image``."""
     steps = (f".{step[2:]}" if step.startswith("f:") else _element_name(step) for step in path)
     return "".join(steps).removeprefix(".")

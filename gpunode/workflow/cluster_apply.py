@@ -20,6 +20,7 @@ from gpunode.journal.run import Run
 from gpunode.journal.store import Store
 from gpunode.kubernetes.owned import disowning_patch
 from gpunode.kubernetes.reconcile import Item, fields_now, key, manager_of, place, taints_of, without_taints
+from gpunode.workflow.cluster_conflicts import conflict_error
 from gpunode.workflow.cluster_plan import ClusterPlan
 from gpunode.workflow.cluster_workloads import wait_ready, wait_unchanged_ready
 from gpunode.workflow.events import Applied, Applying, Observer
@@ -221,7 +222,7 @@ def perform(change: ObjectChange | CommandChange, cluster: Cluster) -> None:
     if change.kind == "Node":
         _perform_node(change, cluster, manager)
     elif change.after is not None:
-        cluster.apply(json.loads(change.after), manager)
+        _apply(json.loads(change.after), cluster, manager)
     elif change.shared:
         _give_up(place(change), cluster, manager)
     else:
@@ -232,6 +233,13 @@ def perform(change: ObjectChange | CommandChange, cluster: Cluster) -> None:
                 hint="run the same command again: it leaves the namespace and takes the rest",
             )
         cluster.delete(place(change))
+
+
+def _apply(body: Body, cluster: Cluster, manager: str) -> None:
+    try:
+        cluster.apply(body, manager)
+    except Conflict as error:
+        raise conflict_error(error.why, [body], cluster) or error from error
 
 
 def _give_up(bare: Body, cluster: Cluster, manager: str) -> None:
@@ -260,6 +268,6 @@ def _perform_node(change: ObjectChange, cluster: Cluster, manager: str) -> None:
     # The annotation that names our taint stands as long as the taint does, so that nobody takes it for a foreign one.
     for taint in (one for one in was if one not in now):
         cluster.taint(change.name, f"{taint}-")
-    cluster.apply(body, manager)
+    _apply(body, cluster, manager)
     for taint in (one for one in now if one not in was):
         cluster.taint(change.name, taint)

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from gpunode.command import command, gpunode
-from gpunode.errors import Conflict, GpunodeError, Refused, Undetermined
+from gpunode.errors import GpunodeError, Refused, Undetermined
 from gpunode.host.cluster import Body, Cluster, Identity, Tried
 from gpunode.host.kubectl import Forbidden, reason
 from gpunode.kubernetes.advertisers import OPERATOR_GROUP, OPERATOR_KINDS, OPERATOR_SELECTOR, refuse_second
 from gpunode.kubernetes.model import MANAGED_BY, KindCluster, NodeEdit, Rendered
 from gpunode.kubernetes.reconcile import OURS, Item, Present, items, key, manager_of, node_body
 from gpunode.kubernetes.workload_checks import Workload, counts
+from gpunode.workflow.cluster_conflicts import conflict_error
 from gpunode.workflow.cluster_workloads import explain_unready, is_unchanged_workload
 
 _NODE_USER: Final = "system:node:"
@@ -26,7 +26,6 @@ _API: Final[Mapping[str, tuple[str, str]]] = {
     "RuntimeClass": ("node.k8s.io", "runtimeclasses"),
 }
 _MANY: Final = 20
-_MANAGER: Final = re.compile(r"conflicts? with \"([^\"]+)\"")
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,10 +189,10 @@ def _tried(rendered: Rendered, cluster: Cluster, live: Sequence[Body]) -> tuple[
     }
     bodies = [one.body for one in rendered.objects if one.namespace not in missing]
     there = cluster.try_out(bodies, manager_of(""))
-    _refuse(there, cluster)
+    _refuse(there, bodies, cluster)
     # In another namespace, only so that the API server says what it does not take.
     moved = [_moved(one.body) for one in rendered.objects if one.namespace in missing]
-    _refuse(cluster.try_out(moved, manager_of("")), cluster)
+    _refuse(cluster.try_out(moved, manager_of("")), moved, cluster)
     return there.objects
 
 
@@ -210,19 +209,15 @@ def _refuse_node_conflicts(edits: Mapping[str, NodeEdit], nodes: Sequence[Body],
             body: dict[str, Any] = dict(node_body(edit, live))
             body.pop("spec", None)
             pending.append(body)
-    _refuse(cluster.try_out(pending, manager_of("Node")), cluster)
+    _refuse(cluster.try_out(pending, manager_of("Node")), pending, cluster)
 
 
-def _refuse(tried: Tried, cluster: Cluster) -> None:
+def _refuse(tried: Tried, wanted: Sequence[Body], cluster: Cluster) -> None:
     if not tried.errors:
         return
     said = "\n".join(tried.errors)
-    if managers := dict.fromkeys(_MANAGER.findall(said)):
-        raise Conflict(
-            f"{', '.join(managers)} owns fields that gpunode would set",
-            why=said,
-            hint="change the recipe to what is there, or have the owner give them up; gpunode does not force it",
-        )
+    if conflict := conflict_error(said, wanted, cluster):
+        raise conflict
     if "being terminated" in said:
         raise Refused(
             "the namespace is being deleted",

@@ -17,6 +17,7 @@ from gpunode.host.cluster import Body, Cluster, Tried
 from gpunode.host.kubectl import Forbidden
 from gpunode.journal.history import backwards, label
 from gpunode.journal.store import Store
+from gpunode.kubernetes.conflicts import conflict_lines
 from gpunode.kubernetes.model import Release
 from gpunode.kubernetes.owned import is_applied_by_kubectl, owned
 from gpunode.kubernetes.reconcile import (
@@ -214,23 +215,27 @@ def _step(change: CommandChange | ObjectChange, cluster: Cluster, live: Live, go
 
 
 def _refuse_edited(changes: Sequence[ObjectChange], live: Live, cluster: Cluster) -> None:
-    """Nothing, if each object is as the run left it: to apply that once more would change nothing."""
+    """Refuse where an object is not as the run left it, so that to apply that once more would change something."""
     for change in changes:
-        now = fields_now(change, live.get(_key(change)))
-        if now is None or now in (change.before, change.after):
+        there = live.get(_key(change))
+        now = fields_now(change, there)
+        if there is None or now is None or now in (change.before, change.after):
             continue
-        tried = Tried(())
+        tried, why = Tried(()), ""
         if change.before is not None:
             left = without_taints(change.before) if change.kind == "Node" else json.loads(change.before)
             tried = cluster.try_out([left], manager_of(change.kind))
+            said = "\n".join(tried.errors)
+            why = "\n".join(conflict_lines(said, [left], [there])) or said
         again = owned(tried.objects[0], manager_of(change.kind)) if tried.objects else None
         mine = json.loads(now) if change.kind != "Node" else without_taints(now)
         if again != mine:
+            where = ("--namespace", change.namespace) if change.namespace else ()
+            words = ("get", change.kind, *where, change.name, "--show-managed-fields", "-o", "yaml")
             raise Conflict(
                 f"{subject(change)} was changed since that run",
-                why="; ".join(tried.errors) or "gpunode or somebody else applied something else to it",
-                hint=f"undo the later run first (gpunode log), or look at it: "
-                f"{cluster.command('get', change.kind, change.name, '--show-managed-fields', '-o', 'yaml')}",
+                why=why or "gpunode or somebody else applied something else to it",
+                hint=f"undo the later run first (gpunode log), or look at it: {cluster.command(*words)}",
             )
 
 

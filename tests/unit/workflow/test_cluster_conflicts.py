@@ -1,0 +1,119 @@
+"""Fields that somebody else set: shown with both values, never forced."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gpunode.host.process import Finished
+from tests.fakes.api_server import ApiServer
+from tests.fakes.clusters import GPU, NODE, PLUGIN, User, everything
+
+CONTAINER = 'spec.template.spec.containers[name="plugin"]'
+TAINT = 'extends = "k8s-containerd"\n[kubernetes.taint]\nkey = "nvidia.com/gpu"\nvalue = "present"\n'
+
+
+def set_image(server: ApiServer, image: str = "other:1", manager: str = "kubectl-set") -> None:
+    former, body = server.get(*PLUGIN), server.get(*PLUGIN)
+    body["spec"]["template"]["spec"]["containers"][0]["image"] = image
+    server.update(former, body, manager)
+
+
+def label_node(server: ApiServer, manager: str = "kubectl-label") -> None:
+    former, body = server.get("Node", "", "gpu-1"), server.get("Node", "", "gpu-1")
+    body["metadata"]["labels"][f"{GPU}.present"] = "false"
+    server.update(former, body, manager)
+
+
+def test_conflict_shows_field_owner_and_both_values_and_is_not_forced(server: ApiServer, user: User) -> None:
+    user.apply()
+    set_image(server)
+    before = everything(server)
+    error = user.apply(check=5).error
+    assert error["what"] == "kubectl-set owns fields that gpunode would set"
+    image = f"DaemonSet gpu-system/nvidia-device-plugin, {CONTAINER}.image"
+    assert error["why"] == (
+        f'{image}: kubectl-set has "other:1", gpunode would set "nvcr.io/nvidia/k8s-device-plugin:v0.20.0"'
+    )
+    assert "kubectl edit daemonset --namespace gpu-system nvidia-device-plugin" in error["hint"]
+    assert "--force-conflicts" not in user.screen("k8s", "plan", *NODE, check=5)
+    assert everything(server) == before
+
+
+def test_conflicts_of_several_owners_and_objects_are_all_shown(server: ApiServer, user: User) -> None:
+    user.apply("k8s-time-slicing")
+    set_image(server)
+    (former,) = server.peek("ConfigMap")
+    server.update(former, {**former, "data": {"config.yaml": "x"}}, "alice")
+    error = user.apply("k8s-time-slicing", check=5).error
+    assert error["what"] == "alice, kubectl-set own fields that gpunode would set"
+    lines = error["why"].splitlines()
+    assert [line.partition(": ")[2].partition(",")[0] for line in lines] == [
+        'alice has "x"',
+        'kubectl-set has "other:1"',
+    ]
+
+
+def test_label_of_another_manager_is_a_conflict(server: ApiServer, user: User) -> None:
+    label_node(server)
+    error = user.apply(check=5).error
+    assert error["why"] == (
+        'Node gpu-1, metadata.labels.nvidia.com/gpu.present: kubectl-label has "false", gpunode would set "true"'
+    )
+    assert "kubectl edit node gpu-1" in error["hint"]
+
+
+def test_conflict_that_comes_after_the_plan_ends_the_run_with_both_values(server: ApiServer, user: User) -> None:
+    """The fields in question are not gpunode's yet, so that nothing of its own has moved."""
+
+    def write_first(words: tuple[str, ...]) -> Finished | None:
+        if words[0] == "apply" and "gpunode-labels" in words and "--dry-run=server" not in words:
+            label_node(server)
+            user.kubectl.intercept = lambda _: None
+        return None
+
+    user.kubectl.intercept = write_first
+    error = user.apply(check=5).error
+    assert 'kubectl-label has "false", gpunode would set "true"' in error["why"]
+    assert not server.peek("DaemonSet")
+
+
+def test_rollback_refuses_what_somebody_changed_since_with_both_values(server: ApiServer, user: User) -> None:
+    user.apply()
+    set_image(server)
+    before = everything(server)
+    error = user("rollback", "k1", "--yes", check=5).error
+    assert error["what"] == "DaemonSet gpu-system/nvidia-device-plugin was changed since that run"
+    assert 'kubectl-set has "other:1", gpunode would set "nvcr.io' in error["why"]
+    assert "get DaemonSet --namespace gpu-system nvidia-device-plugin" in error["hint"]
+    assert everything(server) == before
+
+
+def test_taint_with_another_value_is_refused_and_foreign_taints_stay(
+    server: ApiServer, user: User, tmp_path: Any
+) -> None:
+    (recipe := tmp_path / "tainted.toml").write_text(TAINT)
+    (node,) = server.peek("Node")
+    foreign = {"key": "maintenance", "value": "soon", "effect": "PreferNoSchedule"}
+    node["spec"]["taints"] = [{"key": GPU, "value": "theirs", "effect": "NoSchedule"}]
+    assert "has the taint nvidia.com/gpu=theirs:NoSchedule" in user.apply(str(recipe), check=5).error["what"]
+
+    node["spec"]["taints"] = [foreign]
+    before = everything(server)
+    user.apply(str(recipe))
+    (node,) = server.peek("Node")
+    assert node["spec"]["taints"] == [foreign, {"key": GPU, "effect": "NoSchedule", "value": "present"}]
+    user("k8s", "remove", "--yes")
+    assert everything(server) == before
+
+
+def test_taint_that_comes_after_the_plan_is_a_conflict(server: ApiServer, user: User, tmp_path: Any) -> None:
+    (recipe := tmp_path / "tainted.toml").write_text(TAINT)
+
+    def taint_first(words: tuple[str, ...]) -> Finished | None:
+        if words[0] == "taint":
+            server.peek("Node")[0]["spec"]["taints"] = [{"key": GPU, "value": "theirs", "effect": "NoSchedule"}]
+        return None
+
+    user.kubectl.intercept = taint_first
+    error = user.apply(str(recipe), check=5).error
+    assert error["what"] == "Node gpu-1 has another taint with the key and effect of nvidia.com/gpu=present:NoSchedule"
