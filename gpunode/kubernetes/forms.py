@@ -52,6 +52,16 @@ def is_ours(path: str, text: str) -> bool:
     return _PLACES.fullmatch(path) is not None and f"# {HEADER}" in text.split("\n", 2)[:2]
 
 
+def may_be_left(path: str, rendered: Rendered) -> bool:
+    """Return whether a file of a former render, if applied, made something that is none of what is ``rendered``."""
+    folder, _, name = path.rpartition("/")
+    if folder in {flux.BASE, flux.RULES}:
+        return re.sub(r"^\d\d-|\.yaml$", "", name) not in set(map(_slug, rendered.objects))
+    if folder == "helm":
+        return name.removesuffix(".values.yaml") not in {one.name for one in rendered.releases}
+    return bool(folder) or path in {"argocd.yaml", "flux.yaml", "plugin-config.yaml"}
+
+
 def _object_files(rendered: Rendered, form: Form) -> Iterator[tuple[str, str]]:
     """The plain objects, a file each; kustomize makes the ConfigMaps itself."""
     objects = (one for one in rendered.objects if form != "kustomize" or one.kind != "ConfigMap")

@@ -68,7 +68,7 @@ _NO_IMAGE: Final = frozenset(
 )
 _RESOURCE: Final = re.compile(r"Insufficient (\S+?)\.?(?:[ ,]|$)")
 _OF_HAMI: Final = frozenset({"nvidia.com/gpumem", "nvidia.com/gpucores"})
-_MIRROR: Final = "name a registry that the node reaches: registry in [kubernetes], or --image IMAGE"
+NO_REGISTRY_HINT: Final = "name a registry that the node reaches in the recipe: registry in [kubernetes]"
 
 
 def tolerates(toleration: Mapping[str, Any], taint: Mapping[str, Any]) -> bool:
@@ -171,7 +171,7 @@ def _container(status: Mapping[str, Any], name: str, where: str) -> Iterator[Tro
     image, reason = str(status.get("image", "")), str(waiting.get("reason", ""))
     if reason in _NO_IMAGE:
         said = str(waiting.get("message", "")).partition("\n")[0]
-        yield Trouble("", f"the image {image} cannot be pulled: {said or reason}", _MIRROR)
+        yield Trouble("", f"the image {image} cannot be pulled: {said or reason}", NO_REGISTRY_HINT)
     elif reason in {"CreateContainerConfigError", "CreateContainerError", "RunContainerError"}:
         said = str(waiting.get("message", "")).partition("\n")[0]
         yield Trouble("", f"its container cannot start: {said or reason}", f"see more: {_describe(name, where)}")

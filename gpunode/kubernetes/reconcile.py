@@ -107,6 +107,34 @@ def node_body(edit: NodeEdit, live: Body) -> Body:
     return {"apiVersion": "v1", "kind": "Node", "metadata": metadata, "spec": {"taints": [taint]}}
 
 
+def refuse_other_handler(rendered: Rendered, live: Sequence[Body]) -> None:
+    """Refuse a RuntimeClass that is there with another handler, which the API server lets nobody change.
+
+    Raises:
+        Conflict: it is; who made it is named.
+    """
+    wanted = {one.name: str(one.body["handler"]) for one in rendered.objects if one.kind == "RuntimeClass"}
+    for one in live:
+        name, handler = one["metadata"]["name"], one.get("handler")
+        if one["kind"] == "RuntimeClass" and handler != wanted.get(name, handler):
+            raise Conflict(
+                f"RuntimeClass {name} has the handler {handler}; gpunode's pods need {wanted[name]}",
+                why=f"{_maker(one)} made it, and nobody can change the handler of a RuntimeClass",
+                hint=f'leave it, and have gpunode make another one: runtime_class = "{name}-gpunode" in [kubernetes]\n'
+                f"or take it away, if no pod names it: {command('kubectl', 'delete', 'runtimeclass', name)}",
+            )
+
+
+def _maker(live: Body) -> str:
+    """Return who made the object, as far as it tells."""
+    metadata = live["metadata"]
+    release = metadata.get("annotations", {}).get("meta.helm.sh/release-name")
+    owner = next((f"{one['kind']} {one['name']}" for one in metadata.get("ownerReferences", [])), "")
+    manager = metadata.get("labels", {}).get("app.kubernetes.io/managed-by")
+    first = f"Helm release {release}" if release else owner or manager
+    return first or ", ".join(others(live, ())) or "somebody"
+
+
 def items(rendered: Rendered, present: Present) -> tuple[Item, ...]:
     """The plan, in the order in which it is carried out: labels, former workloads, objects by wave, former leftovers.
 
@@ -226,6 +254,16 @@ def fields_now(change: ObjectChange, live: Body | None) -> str | None:
     """What gpunode owns of the object, as ``ObjectChange`` writes it; ``live`` is the object as it is."""
     found = None if live is None else ours_of_node(live) if change.kind == "Node" else owned(live, MANAGER)
     return json.dumps(found, sort_keys=True) if found else None
+
+
+def labels_given_up(live: Body, cluster: str) -> ObjectChange | None:
+    """Return the change that takes gpunode's labels from a Node and leaves its taint; None where there are none."""
+    before = ours_of_node(live)
+    if before is None or not before["metadata"].get("labels"):
+        return None
+    metadata = {name: value for name, value in before["metadata"].items() if name != "labels"}
+    after = {**before, "metadata": metadata} if _own_taints(before) else None
+    return _change(live, cluster, before, after, shared=True)
 
 
 def given_up(live: Body, cluster: str) -> ObjectChange | None:

@@ -10,7 +10,7 @@ from typing import Final
 
 from gpunode.check import Check
 from gpunode.command import Command, command, sudo_gpunode
-from gpunode.kubernetes.pods import Trouble, kept_out, trouble
+from gpunode.kubernetes.pods import NO_REGISTRY_HINT, Trouble, kept_out, trouble
 from gpunode.kubernetes.trials import CORDONED, MEMORY, Body, Trial, is_unscheduled, limits
 
 PASSED: Final = "Test PASSED"
@@ -73,7 +73,8 @@ def trial_check(ran: Ran, node: Body, apply: Command) -> Check:
         why += f"; {ran.reading}"
     elif ran.log and (last := _last(ran.log)):
         why += f"; it said: {last}"
-    return Check(id, title, "failed", why, found.hint)
+    other_image = ", or an image that it has with --image" if found.hint == NO_REGISTRY_HINT else ""
+    return Check(id, title, "failed", why, f"{found.hint}{other_image}")
 
 
 def _what_it_said(trial: Trial, node: Body) -> str:

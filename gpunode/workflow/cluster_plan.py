@@ -12,12 +12,21 @@ from gpunode.host.cluster import Body, Cluster, Identity, Tried
 from gpunode.host.kubectl import Forbidden, reason
 from gpunode.kubernetes.advertisers import OPERATOR_GROUP, OPERATOR_KINDS, OPERATOR_SELECTOR, refuse_second
 from gpunode.kubernetes.model import MANAGED_BY, KindCluster, NodeEdit, Rendered
-from gpunode.kubernetes.reconcile import OURS, Item, Present, items, key, manager_of, node_body
+from gpunode.kubernetes.reconcile import (
+    OURS,
+    Item,
+    Present,
+    items,
+    key,
+    manager_of,
+    node_body,
+    refuse_other_handler,
+)
 from gpunode.kubernetes.workload_checks import Workload, counts
 from gpunode.workflow.cluster_conflicts import conflict_error
 from gpunode.workflow.cluster_workloads import explain_unready, is_unchanged_workload
 
-_NODE_USER: Final = "system:node:"
+NODE_USER: Final = "system:node:"
 _API: Final[Mapping[str, tuple[str, str]]] = {
     "Namespace": ("", "namespaces"),
     "ConfigMap": ("", "configmaps"),
@@ -66,9 +75,9 @@ def planned(rendered: Rendered, cluster: Cluster) -> ClusterPlan:
         present, notes = _present(rendered, cluster, identity)
     except Forbidden:
         node = cluster.whoami()
-        if not node.startswith(_NODE_USER):
+        if not node.startswith(NODE_USER):
             raise
-        rendered, skipped = for_kubelet(rendered, node.removeprefix(_NODE_USER))
+        rendered, skipped = for_kubelet(rendered, node.removeprefix(NODE_USER))
         present, notes = _present(rendered, cluster, identity, whole=False)
     found = tuple(_with_troubles(items(rendered, present), present, cluster))
     plan = ClusterPlan(identity, found, skipped, notes)
@@ -141,6 +150,7 @@ def _present(
     charts = {one.chart for one in rendered.releases}
     releases = cluster.helm.releases(charts) if charts else ()
     objects = cluster.get([one.body for one in rendered.objects])
+    refuse_other_handler(rendered, objects)
     nodes = _nodes([edit.node for edit in rendered.nodes], cluster)
     ours: list[Body] = []
     notes: tuple[str, ...] = ()

@@ -13,7 +13,7 @@ from gpunode.change import CommandChange, ObjectChange, subject
 from gpunode.command import command
 from gpunode.errors import Conflict, Refused
 from gpunode.facts.helm import Released
-from gpunode.host.cluster import Body, Cluster, Tried
+from gpunode.host.cluster import Body, Cluster, Identity, Tried
 from gpunode.host.kubectl import Forbidden
 from gpunode.journal.history import backwards, label
 from gpunode.journal.store import Store
@@ -32,12 +32,15 @@ from gpunode.kubernetes.reconcile import (
     install_command,
     is_shared,
     key,
+    labels_given_up,
     manager_of,
+    ours_of_node,
     place,
+    taints_of,
     without_taints,
 )
 from gpunode.kubernetes.trials import is_left_over
-from gpunode.workflow.cluster_plan import ClusterPlan
+from gpunode.workflow.cluster_plan import NODE_USER, ClusterPlan
 from gpunode.workflow.namespace_contents import contents
 
 Live: TypeAlias = Mapping[Key, Body]
@@ -54,8 +57,14 @@ def removal(cluster: Cluster) -> ClusterPlan:
         as ``cluster_plan.planned``.
     """
     identity = cluster.identity()
-    named = cluster.list(_NAMED, "--all-namespaces", "--selector", OURS)
-    found = (*cluster.list(_WHOLE), *cluster.nodes(), *named)
+    try:
+        named = cluster.list(_NAMED, "--all-namespaces", "--selector", OURS)
+        found = (*cluster.list(_WHOLE), *cluster.nodes(), *named)
+    except Forbidden:
+        node = cluster.whoami()
+        if not node.startswith(NODE_USER):
+            raise
+        return _removal_by_kubelet(node.removeprefix(NODE_USER), cluster, identity)
     changes = [change for one in found if (change := _taken_back(one, identity.uid)) is not None]
     skipped: tuple[str, ...] = ()
     try:
@@ -75,6 +84,21 @@ def _taken_back(live: Body, cluster: str) -> ObjectChange | None:
         return given_up(live, cluster)
     kind, namespace, name = key(live)
     return ObjectChange(cluster, str(live["apiVersion"]), kind, namespace, name, None, None)
+
+
+def _removal_by_kubelet(name: str, cluster: Cluster, identity: Identity) -> ClusterPlan:
+    """Return the plan that takes back what the kubelet of the node may take back: the labels of its own Node.
+
+    Source: the Kubernetes documentation, "NodeRestriction".
+    """
+    skipped = ["all but this Node: the kubelet's credential may not list it; use one that may: --kubeconfig FILE"]
+    items = []
+    for live in cluster.get([{"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}}]):
+        if change := labels_given_up(live, identity.uid):
+            items.append(Item("Node", "", name, "change", "gpunode's labels go, all others stay", 0, change))
+        if taints := taints_of(json.dumps(ours_of_node(live) or {})):
+            skipped.append(f"taint {', '.join(taints)} of Node {name}: no kubelet may take it away")
+    return ClusterPlan(identity, tuple(items), tuple(skipped))
 
 
 def _releases(cluster: Cluster, uid: str) -> Iterator[Item]:

@@ -12,6 +12,7 @@ from gpunode.cli.screen.failures import next_lines
 from gpunode.cli.screen.text import BLANK, Line, Span, Style, line, span
 from gpunode.cli.screen.words import MARKS, count
 from gpunode.command import command
+from gpunode.kubernetes.forms import may_be_left
 from gpunode.kubernetes.model import NodeEdit, OwnPod, Rendered
 from gpunode.kubernetes.own_pod import own_pod_text
 from gpunode.kubernetes.reconcile import Item, State
@@ -163,9 +164,8 @@ def rendered_lines(found: Rendered, out: str, removed: Sequence[str]) -> Iterato
         name = f"Helm release {release.namespace}/{release.name} {release.version}"
         yield line(span("  + ", "add"), span(name), span(f"  {release.why}", "dim"), hang=6)
     for path in removed:
-        yield line(
-            span("  - ", "remove"), span(f"{path}  from a former render; what it made is still in the cluster"), hang=6
-        )
+        left = "; if it was applied, what it made is still in the cluster" if may_be_left(path, found) else ""
+        yield line(span("  - ", "remove"), span(f"{path}  from a former render{left}"), hang=6)
     yield BLANK
     for note in found.notes:
         yield line(Span("! ", "warn"), span(note), hang=2)

@@ -229,3 +229,26 @@ def test_a_mistake_in_the_recipe_names_file_line_key_and_what_is_allowed(tmp_pat
         render(str(mine), (SAMPLE,), "", "manifests", OutputOptions(quiet=True))
     assert (stopped.value.line, stopped.value.key) == (5, "kubernetes.sharing.mode")
     assert stopped.value.allowed == ("none", "time-slicing", "mps")
+
+
+def test_files_that_only_got_another_number_or_form_leave_nothing_in_the_cluster(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each file of a former form was told as what is still in the cluster, though nothing had been applied."""
+    out = str(tmp_path / "out")
+
+    def told(recipe: str, form: str) -> dict[str, bool]:
+        render(recipe, (SAMPLE,), out, form, OutputOptions())
+        rows = [" ".join(line.split()) for line in capsys.readouterr().out.replace("\n      ", " ").splitlines()]
+        gone = [row for row in rows if " from a former render" in row]
+        return {row.split()[1]: "if it was applied" in row for row in gone}
+
+    told("k8s-containerd", "kustomize")
+    assert told("k8s-containerd", "manifests") == {
+        "kustomization.yaml": False,
+        "manifests/03-daemon-set-nvidia-device-plugin.yaml": False,
+        "plugin-config.yaml": True,
+    }
+    left = told("k8s-containerd", "helm")
+    assert left["manifests/04-daemon-set-nvidia-device-plugin.yaml"]
+    assert told("k8s-containerd", "argocd")["helm/nvidia-device-plugin.values.yaml"] is False

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.fakes.api_server import ApiServer, Body
-from tests.fakes.clusters import User
+from tests.fakes.clusters import NODE, User
 
 LABELS = {"app.kubernetes.io/component": "gpu-operator"}
 DEPLOYMENT = {
@@ -48,3 +48,11 @@ def test_what_may_not_be_looked_at_is_named_and_no_failure(
     (note,) = user.apply().envelope["result"]["notes"]
     assert named in note
     assert "is forbidden" in note
+
+
+def test_a_hint_is_for_the_recipe_and_the_nodes_that_were_named(server: ApiServer, user: User) -> None:
+    there = plugin(**{"nvidia.com/gpu.present": "true"})
+    there["metadata"]["annotations"] = {"meta.helm.sh/release-name": "r", "meta.helm.sh/release-namespace": "default"}
+    server.add(there)
+    hint = user.plan("k8s-time-slicing", check=3).error["hint"]
+    assert f"gpunode k8s render k8s-time-slicing {' '.join(NODE)} --form helm --out gpu-node" in hint

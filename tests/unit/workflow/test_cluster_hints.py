@@ -1,0 +1,70 @@
+"""What a person is told who cannot have all of it, and that it leads on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from gpunode.kubernetes.pods import trouble
+from tests.fakes.api_server import ApiServer
+from tests.fakes.clusters import User
+
+TAINT = 'extends = "k8s-containerd"\n[kubernetes.taint]\nkey = "nvidia.com/gpu"\nvalue = "present"\n'
+OF_KUBELETS = {
+    "list daemonsets",
+    "list pods",
+    "list configmaps",
+    "list namespaces",
+    "list runtimeclasses",
+    "list nodes",
+}
+
+
+def test_a_runtime_class_with_another_handler_names_its_owner_and_the_way_out(
+    server: ApiServer, user: User, tmp_path: Path
+) -> None:
+    notes = {"meta.helm.sh/release-name": "toolkit"}
+    metadata = {"name": "nvidia", "annotations": notes}
+    server.add(
+        {"apiVersion": "node.k8s.io/v1", "kind": "RuntimeClass", "metadata": metadata, "handler": "nvidia-cdi"}, "helm"
+    )
+    refused = user.apply(check=5).error
+    assert refused["what"] == "RuntimeClass nvidia has the handler nvidia-cdi; gpunode's pods need nvidia"
+    assert refused["why"].startswith("Helm release toolkit made it")
+    assert 'runtime_class = "nvidia-gpunode"' in refused["hint"]
+    (recipe := tmp_path / "other.toml").write_text(
+        'extends = "k8s-containerd"\n[kubernetes]\nruntime_class = "nvidia-gpunode"\n'
+    )
+    assert user.apply(str(recipe)).states["RuntimeClass nvidia-gpunode"] == "create"
+
+
+def test_a_kubelet_takes_back_its_labels_and_names_the_rest(server: ApiServer, user: User, tmp_path: Path) -> None:
+    (recipe := tmp_path / "tainted.toml").write_text(TAINT)
+    user.apply(str(recipe))
+    server.user, server.denied = "system:node:gpu-1", OF_KUBELETS | {"get namespaces"}
+    removed = user("k8s", "remove", "--yes")
+    assert removed.states == {"Node gpu-1": "change"}
+    all_else, taint = removed.envelope["result"]["skipped"]
+    assert "may not list it" in all_else
+    assert "nvidia.com/gpu=present:NoSchedule" in taint
+    node = server.peek("Node")[0]
+    assert "nvidia.com/gpu.present" not in node["metadata"]["labels"]
+    assert node["spec"]["taints"]
+    assert user("k8s", "remove", "--yes").states == {}
+
+    server.user, server.denied = "admin", set()
+    user("k8s", "remove", "--yes")
+    assert not server.peek("Node")[0]["spec"].get("taints")
+
+
+def test_another_credential_without_rights_is_refused(server: ApiServer, user: User) -> None:
+    server.denied = OF_KUBELETS
+    assert user("k8s", "remove", "--yes", check=3).error["what"] == "your credentials may not do this"
+
+
+def test_only_verify_offers_another_image(server: ApiServer, user: User) -> None:
+    waiting = {"waiting": {"reason": "ImagePullBackOff", "message": "not found"}}
+    pod = {"metadata": {"name": "x"}, "status": {"containerStatuses": [{"image": "i", "state": waiting}]}}
+    found = trouble(pod)
+    assert found is not None
+    assert "registry in [kubernetes]" in found.hint
+    assert "--image" not in found.hint
