@@ -57,10 +57,12 @@ if TYPE_CHECKING:
 
 _DOES: Final = "changes the cluster"
 # Commands in hints that are written for the current context.
-_KUBECTL: Final = re.compile(r"\bkubectl(?= (?!-)(?!config|version)[a-z-]+ )")
+_KUBECTL: Final = re.compile(
+    r"\bkubectl(?= (?:api-resources|apply|auth|cluster-info|delete|describe|drain|get|label|logs|taint|uncordon)\b)"
+)
 # One that is written for the default recipe and this machine.
 _RENDER: Final = re.compile(r"\bgpunode k8s render(?= --|$)", re.MULTILINE)
-_HELM: Final = re.compile(r"\bhelm(?= (?!-)[a-z-]+ )")
+_HELM: Final = re.compile(r"\bhelm(?= (?:get|history|list|rollback|status|uninstall|upgrade)\b)")
 _IMAGE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@-]{0,511}")
 
 

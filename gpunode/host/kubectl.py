@@ -139,7 +139,7 @@ def _of_login(said: str, typed: Typed, where: Callable[[str], str]) -> GpunodeEr
         program = match[1] or match[2]
         advice = _INSTALL_HINT.search(said)
         brought = advice[1] if advice else _INSTALL.get(program, f"install {program}")
-        place = "" if "/" in program else f"\nkubectl has to find it in {where(program)}"
+        place = "" if "/" in program else f"\nit has to be in {where(program)}"
         return Refused(
             f"your kubeconfig logs in by {program}, which cannot be run",
             why=reason(said),

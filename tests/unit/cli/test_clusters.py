@@ -28,6 +28,7 @@ OPTIONS = "--context far --kubeconfig '/x y/config'"
         (f"kubectl {OPTIONS} get nodes", f"kubectl {OPTIONS} get nodes"),
         ("switch:\nkubectl config use-context NAME", "switch:\nkubectl config use-context NAME"),
         ("check kubectl itself: kubectl version", "check kubectl itself: kubectl version"),
+        ("put a kubectl of its version there, then Helm", "put a kubectl of its version there, then Helm"),
         (
             "look: helm history op --namespace ops",
             "look: helm --kube-context far --kubeconfig '/x y/config' history op --namespace ops",
