@@ -265,7 +265,7 @@ class Cluster:
                 hint="run the same command again",
             )
         if not done.ok:
-            raise failure(done, self.command)
+            raise self._failure(done)
 
     def delete(self, *bodies: Body) -> None:
         """The objects are gone, and what they owned.

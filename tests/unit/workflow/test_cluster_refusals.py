@@ -1,0 +1,210 @@
+"""What ends a plan, an apply or a removal early, by what kubectl and the API server say."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from gpunode.host.process import Finished
+from tests.fakes.api_server import ApiServer
+from tests.fakes.clusters import NAMESPACE, NODE, PLUGIN, User, everything, node, run_daemon_sets
+from tests.fakes.runners import ended
+
+KUBELET = "system:node:gpu-1"
+# What RBAC's role system:node leaves out.
+NO_KUBELET = {"list daemonsets", "list configmaps", "get daemonsets", "get configmaps", "get runtimeclasses"}
+
+
+def at(word: str, act: Callable[[], object], *, dry_run: bool = False) -> Callable[[tuple[str, ...]], Finished | None]:
+    """Return an interception that acts once, before the first command of that verb."""
+    done: list[bool] = []
+
+    def intercept(words: tuple[str, ...]) -> Finished | None:
+        if word in words[:2] and not done and dry_run == ("--dry-run=server" in words):
+            done.append(True)
+            found = act()
+            return found if isinstance(found, Finished) else None
+        return None
+
+    return intercept
+
+
+def test_kubelet_s_credential_labels_its_own_node_and_skips_the_rest(server: ApiServer, user: User) -> None:
+    server.user, server.denied = KUBELET, NO_KUBELET
+    applied = user.apply()
+    assert applied.states == {"Node gpu-1": "change"}
+    assert any("DaemonSet" in text for text in applied.envelope["result"]["skipped"])
+    server.user = "system:node:gpu-2"
+    assert "gpu-2 may change nothing of this" in user.apply(check=3).error["what"]
+    user.kubectl.intercept = at("auth", lambda: ended(status=1, err=b"error: unknown command whoami\n"))
+    assert user.apply(check=3).error["what"] == "your credentials may not do this"
+
+
+def test_cluster_without_a_readable_uid_is_known_by_its_server(server: ApiServer, user: User) -> None:
+    server.denied.add("get namespaces kube-system")
+    assert user.plan().envelope["result"]["cluster"]["uid"] == "https://127.0.0.1:6443"
+    assert user.apply().envelope["changed"]
+
+
+@pytest.mark.parametrize(
+    ("denied", "said"),
+    [
+        ("patch runtimeclasses", "your credentials may not apply this"),
+        ("delete configmaps", "your credentials may not do all of this"),
+        ("list daemonsets", "your credentials may not do this"),
+    ],
+)
+def test_missing_rights_are_named_before_anything_changes(
+    server: ApiServer, user: User, denied: str, said: str
+) -> None:
+    user.apply("k8s-time-slicing")
+    before = everything(server)
+    server.denied.add(denied)
+    error = user.apply("k8s-containerd", check=3).error
+    assert error["what"] == said
+    assert denied.partition(" ")[2] in error["why"]
+    assert everything(server) == before
+
+
+def test_rights_that_cannot_be_asked_for_end_the_plan(user: User) -> None:
+    user.kubectl.intercept = at("create", lambda: ended(status=1, err=b"error: You must be logged in to the server\n"))
+    assert user.plan(check=3).error["what"] == "the cluster does not accept your credentials"
+
+
+def test_namespace_that_is_being_deleted_is_waited_for_by_the_user(server: ApiServer, user: User) -> None:
+    server.add(
+        {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE, "deletionTimestamp": "2026-11-28"}}
+    )
+    assert user.plan(check=3).error["what"] == "the namespace is being deleted"
+
+
+def test_object_that_the_server_refuses_is_told_in_its_words(server: ApiServer, user: User) -> None:
+    server.add(
+        {"apiVersion": "node.k8s.io/v1", "kind": "RuntimeClass", "metadata": {"name": "nvidia"}, "handler": "other"}
+    )
+    error = user.plan(check=3).error
+    assert error["what"] == "the API server does not take what the recipe asks for"
+    assert 'handler: Invalid value: "nvidia": field is immutable' in error["why"]
+
+
+def test_recipe_for_kind_needs_the_context_of_that_cluster(user: User) -> None:
+    assert "is for the kind cluster kind, and this is the context lab" in user.plan("kind", check=3).error["what"]
+    assert "is for the kind cluster" in user("k8s", "verify", "kind", *NODE, check=3).error["what"]
+
+
+def test_charts_need_helm(user: User, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shutil.which", lambda *_, **__: None)
+    assert user.plan("gpu-operator", check=3).error["what"] == "helm was not found"
+
+
+def test_answer_that_is_no_json_is_told(user: User) -> None:
+    user.kubectl.intercept = at("config", lambda: ended(out=b"{oops"))
+    assert user.plan(check=13).error["what"] == "kubectl's answer cannot be read"
+
+
+def test_nodes_that_may_not_be_listed_end_a_removal(server: ApiServer, user: User) -> None:
+    server.denied.add("list nodes")
+    assert user("k8s", "remove", "--yes", check=3).error["what"] == "your credentials may not do this"
+
+
+def test_many_nodes_are_listed_at_once(server: ApiServer, user: User, tmp_path: Any) -> None:
+    names = [f"gpu-{number:02}" for number in range(21)]
+    for name in names:
+        server.add(node(name))
+    words = [word for name in names for word in ("--node", f"{name}=debian12-gtx1080")]
+    planned = user("k8s", "plan", "k8s-containerd", *words)
+    assert sum(one.startswith("Node") for one in planned.states) == 21
+    assert not any(f'"{names[0]}"' in word for words in user.kubectl.calls for word in words)
+
+
+def test_namespace_that_was_filled_after_the_plan_stays(server: ApiServer, user: User) -> None:
+    """Another one's objects would be deleted with it."""
+    user.apply()
+    theirs = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "theirs", "namespace": NAMESPACE}}
+    user.kubectl.intercept = at("delete", lambda: server.add(theirs, "bob"))
+    error = user("k8s", "remove", "--yes", check=5).error
+    assert error["what"] == "Namespace gpu-system could not be taken back; all else is done"
+    assert "namespace gpu-system stays: it also holds ConfigMap theirs" in error["why"]
+    assert [one["metadata"]["name"] for one in server.peek("ConfigMap")] == ["theirs"]
+    assert not server.peek("RuntimeClass")
+
+
+def test_namespace_whose_contents_cannot_be_seen_stays(server: ApiServer, user: User) -> None:
+    user.apply()
+    failed = ended(status=1, err=b"error: unable to retrieve the complete list of server APIs: metrics.k8s.io/v1\n")
+    user.kubectl.intercept = lambda words: failed if words[0] == "api-resources" else None
+    notes = {one["kind"]: one["note"] for one in user("k8s", "remove", "--yes").envelope["result"]["objects"]}
+    assert notes["Namespace"].startswith("stays: it also holds what cannot be seen (")
+    unreachable = ended(status=1, err=b"Unable to connect to the server: dial tcp 10.0.0.1:6443: i/o timeout\n")
+    user.kubectl.intercept = lambda words: unreachable if words[0] == "api-resources" else None
+    assert user("k8s", "remove", "--yes", check=13).error["what"] == "the cluster does not answer"
+
+
+def test_node_that_goes_after_the_plan_ends_an_apply(server: ApiServer, user: User) -> None:
+    def forget_node() -> None:
+        server.delete("Node", "", "gpu-1")
+
+    user.kubectl.intercept = at("create", forget_node)  # the last question of the plan
+    assert user.apply(check=6).error["what"] == "Node gpu-1 is gone"
+
+
+def test_node_that_goes_during_a_removal_is_no_loss(server: ApiServer, user: User) -> None:
+    user.apply()
+    user.kubectl.intercept = at("delete", lambda: server.delete("Node", "", "gpu-1"))
+    user("k8s", "remove", "--yes")
+    assert not server.peek("Node")
+
+
+def test_taint_on_a_node_that_goes_is_an_error(server: ApiServer, user: User, tmp_path: Any) -> None:
+    (recipe := tmp_path / "tainted.toml").write_text(
+        'extends = "k8s-containerd"\n[kubernetes.taint]\nkey = "nvidia.com/gpu"\n'
+    )
+    user.kubectl.intercept = at("taint", lambda: server.delete("Node", "", "gpu-1"))
+    assert 'nodes "gpu-1" not found' in user.apply(str(recipe), check=6).error["why"]
+
+
+def test_patch_that_a_webhook_refuses_is_told_and_the_rest_goes_on(server: ApiServer, user: User) -> None:
+    user.apply()
+    server.apply({**server.get(*PLUGIN), "metadata": {"name": PLUGIN[2], "namespace": NAMESPACE}}, "argocd")
+    server.apply(
+        {"apiVersion": "apps/v1", "kind": "DaemonSet", "metadata": {"name": PLUGIN[2], "namespace": NAMESPACE},
+         "spec": {"template": {"spec": {"priorityClassName": "system-node-critical"}}}}, "argocd",
+    )  # fmt: skip
+    refused = b"Error from server: admission webhook x denied the request: no\n"
+    user.kubectl.intercept = at("patch", lambda: ended(status=1, err=refused))
+    error = user("k8s", "remove", "--yes", check=6).error
+    assert "denied the request: no" in error["why"]
+    assert not server.peek("RuntimeClass")
+
+
+def test_signal_ends_an_apply_between_two_changes(server: ApiServer, user: User) -> None:
+    user.kubectl.intercept = at("apply", lambda: signal.raise_signal(signal.SIGINT))
+    user.apply(check=130)
+    assert not server.peek("DaemonSet")
+    assert user("log").envelope["result"]["runs"][0]["result"] == "interrupted"
+
+
+def test_release_of_a_second_plugin_is_named_with_helm_s_command(server: ApiServer, user: User) -> None:
+    user.apply()
+    theirs = server.get(*PLUGIN)
+    notes = {"meta.helm.sh/release-name": "nvdp", "meta.helm.sh/release-namespace": "nvdp"}
+    theirs["metadata"] = {"name": "nvdp", "namespace": "default", "annotations": notes, "labels": {}}
+    server.add(theirs, "helm")
+    run_daemon_sets(server)
+    assert "helm uninstall nvdp --namespace nvdp" in user.plan(check=3).error["hint"]
+
+
+def test_former_configuration_that_kubectl_applied_too_stays_whole(server: ApiServer, user: User) -> None:
+    user.apply("k8s-time-slicing")
+    (former,) = server.peek("ConfigMap")
+    former["metadata"]["annotations"] = {"kubectl.kubernetes.io/last-applied-configuration": "{}"}
+    applied = user.apply("k8s-containerd")
+    (note,) = (one["note"] for one in applied.envelope["result"]["objects"] if one["note"])
+    assert note == "stays: somebody applied it, too"
+    assert len(server.peek("ConfigMap")) == 2
+    removed = user("k8s", "remove", "--yes")
+    notes = [one["note"] for one in removed.envelope["result"]["objects"] if one["kind"] == "ConfigMap"]
+    assert sorted(notes) == ["", "stays: somebody applied it with kubectl, too"]
