@@ -242,7 +242,7 @@ class Cluster:
             Conflict: another field manager owns one of them; nothing was changed.
             ChangeFailed: the API server did not take it.
         """
-        done = self._run(("apply", *_APPLY, manager, *_AS_JSON), json.dumps(body).encode(), only_reads=False)
+        done = self._run(("apply", *_APPLY, manager, _FOR_REAL, *_AS_JSON), json.dumps(body).encode(), only_reads=False)
         if not done.ok:
             raise self._failure(done)
         return _object(done)
@@ -273,9 +273,9 @@ class Cluster:
         Raises:
             ChangeFailed: they are not.
         """
-        words = ("delete", *self._unasked, "--ignore-not-found", "--cascade=foreground", "--timeout=120s", "-f", "-")
+        words = ("delete", _FOR_REAL, *self._unasked, "--ignore-not-found", "--cascade=foreground", "-f", "-")
         places = [{"apiVersion": one["apiVersion"], "kind": one["kind"], "metadata": _place(one)} for one in bodies]
-        done = self._run(words, _list(places), only_reads=False, timeout_s=150.0)
+        done = self._run((*words, "--timeout=120s"), _list(places), only_reads=False, timeout_s=150.0)
         if not done.ok:
             raise self._failure(done)
 
@@ -292,7 +292,9 @@ class Cluster:
             Conflict: it has the same key and effect with another value.
             ChangeFailed: the API server did not take it.
         """
-        done = self._run(("taint", "nodes", node, taint, _REQUEST_TIMEOUT), b"", only_reads=False)
+        done = self._run(
+            ("taint", "nodes", node, taint, _FOR_REAL, "--overwrite=false", _REQUEST_TIMEOUT), b"", only_reads=False
+        )
         said = done.stderr.decode("utf-8", "replace")
         if done.ok or (taint.endswith("-") and "not found" in said and "taint" in said):
             return
@@ -310,7 +312,7 @@ class Cluster:
         Raises:
             as ``identity``.
         """
-        done = self._run(("create", "-f", "-", *_AS_JSON), _list(bodies), only_reads=False)
+        done = self._run(("create", "-f", "-", _FOR_REAL, *_AS_JSON), _list(bodies), only_reads=False)
         return self._tried(done)
 
     def _tried(self, done: Finished) -> Tried:
@@ -391,6 +393,7 @@ _SHORT_NODES: Final = (
 _METADATA: Final = '{range .items[*]}{"{"}"metadata":{.metadata}{"}"}{end}'
 # A user's kuberc can set defaults, and only a flag overrides them.
 _KUBERC: Final = (1, 33)
+_FOR_REAL: Final = "--dry-run=none"
 _APPLY: Final = ("--server-side", "--force-conflicts=false", _REQUEST_TIMEOUT, "-f", "-", "--field-manager")
 _AS_JSON: Final = ("--show-managed-fields", "-o", "json")
 

@@ -316,6 +316,10 @@ def test_the_kubelet_s_credential_sets_labels_of_its_own_node(control_plane: Con
     assert any("DaemonSet" in text for text in applied.envelope["result"]["skipped"])
     assert control_plane.get("node", "gpu-1")["metadata"]["labels"][f"{GPU}.present"] == "true"
     assert User(control_plane, user.home, "gpu-2").apply(check=3).envelope["errors"]
+    removed = kubelet("k8s", "remove", "--yes")
+    assert removed.states == {"Node gpu-1": "change"}
+    assert "may not list it" in removed.envelope["result"]["skipped"][0]
+    assert f"{GPU}.present" not in control_plane.get("node", "gpu-1")["metadata"]["labels"]
 
 
 def test_without_captures_the_labels_of_gpu_feature_discovery_tell_the_nodes(
@@ -329,6 +333,24 @@ def test_without_captures_the_labels_of_gpu_feature_discovery_tell_the_nodes(
     control_plane.kubectl("label", "node", "gpu-1", f"{product}-")
     assert "it lacks" in user("k8s", "plan", check=13).envelope["errors"][0]["why"]
     control_plane.kubectl("label", "node", "gpu-1", f"{count}-")
+
+
+def test_defaults_of_a_kuberc_change_nothing(control_plane: ControlPlane, user: User) -> None:
+    dry = {"name": "dry-run", "default": "client"}
+    defaults = [
+        {"command": "delete", "options": [dry, {"name": "interactive", "default": "true"}]},
+        {"command": "apply", "options": [dry, {"name": "force-conflicts", "default": "true"}]},
+    ]
+    (user.home / ".kube").mkdir()
+    preference = {"apiVersion": "kubectl.config.k8s.io/v1beta1", "kind": "Preference", "defaults": defaults}
+    (user.home / ".kube/kuberc").write_text(json.dumps(preference))
+    before = everything(control_plane)
+    user.apply()
+    control_plane.kubectl("label", "node", "gpu-1", f"{GPU}.present=false", "--overwrite")
+    assert "kubectl-label" in user.apply(check=5).envelope["errors"][0]["what"]
+    control_plane.kubectl("label", "node", "gpu-1", f"{GPU}.present-")
+    user("k8s", "remove", "--yes")
+    assert everything(control_plane) == before
 
 
 def test_a_second_advertiser_is_refused(control_plane: ControlPlane, user: User) -> None:
