@@ -162,8 +162,8 @@ def refuse_second(
             "for; a node that gets them would offer each GPU twice."
             for one in there
         )
-    # A DaemonSet before what had somebody make it: it is what offers the GPUs.
-    first = min(active, key=lambda one: one.body["kind"] != "DaemonSet")
+    # Of an operator what made its DaemonSet, which it would make again.
+    first = min(active, key=lambda one: (one.kind == "gpu-operator", _is_operand(one), not one.release))
     is_daemon_set = first.body["kind"] == "DaemonSet"
     it = f"it is {_NAMES[first.kind]}" if is_daemon_set else "the operator deploys a device plugin of its own"
     raise Refused(
@@ -199,6 +199,10 @@ _NAMES: Final[Mapping[Advertiser, str]] = {
 }
 
 
+def _is_operand(found: Found) -> bool:
+    return found.kind == "gpu-operator" and found.body["kind"] == "DaemonSet"
+
+
 def _hint(found: Found, kubectl: Typed, helm: Typed) -> str:
     if found.kind == "provider":
         return "leave these nodes to your provider; gpunode has nothing to do in this cluster"
@@ -210,8 +214,10 @@ def _hint(found: Found, kubectl: Typed, helm: Typed) -> str:
         namespace, _, name = found.release.partition("/")
         uninstall = helm("uninstall", name, "--namespace", namespace)
         gone = f"or take it away first, with {gpunode('k8s', 'remove')} if gpunode released it, else: {uninstall}"
-    if found.kind == "gpu-operator":
-        return f"keep it, and use the recipe gpu-operator, which gives it its settings\n{gone}"
+    if found.kind == "gpu-operator" and found.release:
+        return f"keep it, and use the recipe gpu-operator, which gives the release its settings\n{gone}"
+    if _is_operand(found):
+        return f"find the operator that made it, and keep that or take it away: {helm('list', '--all-namespaces')}"
     if found.release:
         values = gpunode("k8s", "render", "--form", "helm", "--out", "gpu-node")
         return f"keep it and give its release gpunode's values:\n{values}\n{gone}"

@@ -57,6 +57,7 @@ def look(*objects: Any, wanted: Rendered = PLUGIN, releases: tuple[Released, ...
     return refuse_second(wanted, objects, [NODE], releases, *TYPED)
 
 
+OPERAND = daemon_set("nvcr.io/nvidia/k8s-device-plugin:v0.20.0", ownerReferences=[{"kind": "ClusterPolicy"}])
 DEPLOYMENT = {"kind": "Deployment", "metadata": {"namespace": "gpu-operator", "name": "gpu-operator"}}
 PLUGINS = {"volumes": [{"name": "p", "hostPath": {"path": "/var/lib/kubelet/device-plugins/"}}]}
 
@@ -81,9 +82,10 @@ PLUGINS = {"volumes": [{"name": "p", "hostPath": {"path": "/var/lib/kubelet/devi
         # A person sets this label when they want HAMi's plugin on a node, and a taint can go any day.
         (daemon_set("hami:1", pod={"nodeSelector": {"gpu": "on"}}, status=NOWHERE), "kubectl --context far delete"),
         (custom("ClusterPolicy"), "kubectl --context far delete clusterpolicy one"),
-        (custom("ClusterPolicy", spec={"devicePlugin": {"enabled": True}}), "the recipe gpu-operator"),
-        (custom("GPUCluster"), "the recipe gpu-operator"),
-        (custom("NVIDIADriver"), "the recipe gpu-operator"),
+        (custom("ClusterPolicy", spec={"devicePlugin": {"enabled": True}}), "delete clusterpolicy one"),
+        (custom("GPUCluster"), "kubectl --context far delete gpucluster one"),
+        (custom("NVIDIADriver"), "kubectl --context far delete nvidiadriver one"),
+        (OPERAND, "helm --kube-context far list --all-namespaces"),
         (DEPLOYMENT, "kubectl --context far delete deployment --namespace gpu-operator gpu-operator"),
     ],
 )
@@ -127,11 +129,16 @@ def test_a_plugin_whose_selector_fits_none_of_the_nodes_is_a_note(pod: dict[str,
 
 
 def test_the_operator_is_no_second_one_beside_itself() -> None:
-    plugin = daemon_set("nvcr.io/nvidia/k8s-device-plugin:v0.20.0", ownerReferences=[{"kind": "ClusterPolicy"}])
-    assert look(plugin, custom("ClusterPolicy"), DEPLOYMENT, wanted=OPERATOR) == ()
+    policy = custom("ClusterPolicy")
+    assert look(OPERAND, policy, DEPLOYMENT, wanted=OPERATOR) == ()
+    # What it made is made again when it is deleted.
+    with pytest.raises(Refused, match="ClusterPolicy one has the GPU Operator offer"):
+        look(OPERAND, policy, DEPLOYMENT)
+    policy["metadata"]["annotations"] = RELEASED
     with pytest.raises(Refused) as refused:
-        look(plugin)
-    assert "GPU Operator" in refused.value.why
+        look(OPERAND, policy)
+    assert "use the recipe gpu-operator" in refused.value.hint
+    assert "helm --kube-context far uninstall hami" in refused.value.hint
 
 
 def test_the_release_that_is_brought_to_the_recipe_s_values_is_none_whatever_its_name() -> None:
