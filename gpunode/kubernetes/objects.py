@@ -26,6 +26,7 @@ _CDI_MOUNTS: Final = (
     {"name": "cdi-root", "mountPath": "/var/run/cdi"},
     {"name": "driver-root", "mountPath": "/driver-root", "readOnly": True},
 )
+CONTROL_PLANE: Final = "node-role.kubernetes.io/control-plane"
 _PLUGIN_IMAGE: Final = "nvcr.io/nvidia/k8s-device-plugin"
 _KUBELET_ROOT: Final = "/var/lib/kubelet"
 # Sources: canonical/microk8s microk8s-resources/default-args/kubelet; k0s pkg/component/worker/kubelet.
@@ -62,10 +63,10 @@ def mirrored(image: str, registry: str) -> str:
 
 
 def tolerations(wanted: Kubernetes) -> list[dict[str, str]]:
-    """What lets a pod run on the GPU nodes: their taint, and the one that clouds and NVIDIA's charts use."""
-    keys = dict.fromkeys((GPU, wanted.taint.key or GPU))
-    effect = {GPU: "NoSchedule"} | {wanted.taint.key: wanted.taint.effect}
-    return [{"key": key, "operator": "Exists", "effect": effect[key]} for key in keys]
+    """Return what lets a pod run on the GPU nodes: their taint, and the one that clouds and NVIDIA's charts use."""
+    effects = {CONTROL_PLANE: "NoSchedule"} if wanted.control_plane else {}
+    effects |= {GPU: "NoSchedule"} | ({wanted.taint.key: wanted.taint.effect} if wanted.taint.key else {})
+    return [{"key": key, "operator": "Exists", "effect": effect} for key, effect in effects.items()]
 
 
 def namespace(name: str) -> Object:

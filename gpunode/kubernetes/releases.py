@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from gpunode.catalog.charts import chart
@@ -26,7 +27,6 @@ from gpunode.recipe import GpuDirect
 from gpunode.recipe.kubernetes import Kubernetes
 
 _NFD_IMAGE: Final = "registry.k8s.io/nfd/node-feature-discovery"
-_CONTROL_PLANE: Final = {"key": "node-role.kubernetes.io/control-plane", "operator": "Exists", "effect": "NoSchedule"}
 
 
 def _release(name: str, version: str, where: str, values: Mapping[str, Any], why: str, wave: int) -> Release:
@@ -69,7 +69,7 @@ def device_plugin(
     }
     if gfd:
         # The chart's own toleration is for the value "present" alone (k8s-device-plugin issue 1934).
-        worker = {"worker": {"tolerations": [_CONTROL_PLANE, *tolerations(wanted)]}}
+        worker = {"worker": {"tolerations": tolerations(replace(wanted, control_plane=True))}}
         values["nfd"] = {**_image(wanted, _NFD_IMAGE), **worker}
     data = dict(files_of(wanted, configs, nodes, direct, strategies))
     values["config"] = {"default": default_config(wanted).name, "map": data}
@@ -135,7 +135,7 @@ def _operands(
         "daemonsets": {"tolerations": tolerations(wanted)},
         "node-feature-discovery": {
             **_image(wanted, _NFD_IMAGE),
-            "worker": {"tolerations": [_CONTROL_PLANE, *tolerations(wanted)]},
+            "worker": {"tolerations": tolerations(replace(wanted, control_plane=True))},
         },
     }
     if wanted.registry:

@@ -237,6 +237,10 @@ class Kubernetes:
             names=("a label key", "name or prefix/name"),
         ),
     ] = field(default_factory=lambda: MappingProxyType({}))
+    control_plane: Annotated[
+        bool,
+        Says("whether the GPU stack and its test pod run on control plane nodes, too, as in a cluster of one node"),
+    ] = False
     register: Annotated[
         Registration,
         Says(

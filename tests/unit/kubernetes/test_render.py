@@ -388,6 +388,24 @@ def test_the_taint_is_tolerated_by_all_that_must_run_there() -> None:
         assert everything.count(wanted) >= 2, name
 
 
+@pytest.mark.parametrize("name", RECIPES)
+def test_everything_tolerates_the_control_plane_only_if_asked(name: str) -> None:
+    """kubeadm taints the one node of a cluster, and the device plugin would want none."""
+    key = "node-role.kubernetes.io/control-plane"
+    for is_asked in (True, False):
+        found = rendered(
+            asked(f'extends = "{name}"\nkubernetes.control_plane = {str(is_asked).lower()}'), CLUSTERS["eight"]
+        )
+        (pod, *_) = (one.body for one in found.test_pod if one.kind == "Pod")
+        assert (key in str(pod)) == is_asked
+        offering = [str(one.body) for one in found.objects if one.kind == "DaemonSet"]
+        offering += [
+            str({k: v for k, v in one.values.items() if k not in {"nfd", "node-feature-discovery"}})
+            for one in found.releases
+        ]
+        assert all((key in text) == is_asked for text in offering)
+
+
 def test_a_mirror_stands_in_for_every_registry() -> None:
     for name in RECIPES:
         found = rendered(
