@@ -54,7 +54,7 @@ class Cluster:
 
     def apply(self) -> None:
         """The recipe's objects are in the cluster; the GPUs are offered."""
-        done = self.gpunode("apply", RECIPE, "--yes")
+        done = self.gpunode("apply", RECIPE, "--yes", "--timeout=90")
         assert done.exit_code == 0, f"{done.error}\n{self.plane.state()}"
         self.await_gpus(2)
 
@@ -92,11 +92,22 @@ class Cluster:
         return next((one for one in self._node()["status"].get("conditions", []) if one["type"] == kind), {})
 
     def create(self, name: str, *, gpus: int = 1, image: str = COMPUTES, **spec: object) -> Result:
-        """What kubectl said when it was to create a pod that asks for GPUs through the handler."""
+        """What kubectl said when it was to create a pod that asks for GPUs, if ``spec`` says no other, by its class."""
         container = {"name": "one", "image": image, "resources": {"limits": {GPU: gpus}}}
         body = {"runtimeClassName": "nvidia", "restartPolicy": "Never", "containers": [container], **spec}
         pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": body}
         return self.plane.finish("create", "-f", "-", stdin=json.dumps(pod))
+
+    def computes(self, name: str, **spec: object) -> str:
+        """Return by which way the pod got its GPU; empty where it ran and got none. It is deleted."""
+        created = self.create(name, **spec)  # type: ignore[arg-type]
+        assert created.returncode == 0, created.stderr
+        self.plane.wait_for(f"the end of {name}", lambda: self.status(name).get("phase") in {"Succeeded", "Failed"})
+        log = self.plane.kubectl("logs", name)
+        self.delete(name)
+        found = re.search(r"^on GPU-\S+ by (.+)\nTest PASSED$", log, re.MULTILINE)
+        assert found or "no CUDA-capable device is detected" in log, log
+        return found[1] if found else ""
 
     def delete(self, name: str) -> None:
         """The pod is gone."""

@@ -1,9 +1,11 @@
 """A program: NVIDIA's device plugin, as far as a kubelet sees it. It runs beside a lab's node, not in it.
 
 Its arguments are the kubelet's folder of plugins and a JSON file of devices by id with their health, read again
-whenever it changes. It serves as long as the plugin's pod on the node says that it runs (``pod.c``).
+whenever it changes. It serves as long as the plugin's pod on the node says that it runs (``pod.c``), and hands devices
+over as the configuration says that is mounted in that pod.
 
-Source: kubelet/pkg/apis/deviceplugin/v1beta1/api.proto. Its field numbers stand here in place of generated classes.
+Sources: kubelet/pkg/apis/deviceplugin/v1beta1/api.proto, whose field numbers stand here in place of generated classes;
+NVIDIA/k8s-device-plugin 0.20.0, internal/plugin/server.go (what Allocate answers) and internal/cdi (the specification).
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from threading import Event
 from typing import Any, Final, TypeAlias
 
 import grpc
+import yaml
 
 from tests.e2e.runtimes.cri import Message, decode, encode, text
 
@@ -27,6 +30,9 @@ RESOURCE: Final = "nvidia.com/gpu"
 _SOCKET: Final = "lab-gpu.sock"
 _KUBELET: Final = "kubelet.sock"
 _HEARTBEAT: Final = "lab-heartbeat"
+_CONFIG: Final = "lab-config.yaml"
+_SPECIFICATION: Final = "lab-cdi.json"
+_KIND: Final = "k8s.device-plugin.nvidia.com/gpu"
 _YOUNG_S: Final = 1.5
 _POLL_S: Final = 0.1
 
@@ -59,12 +65,32 @@ class _Service(grpc.GenericRpcHandler):  # type: ignore[misc]
 
 
 def _allocate(request: bytes) -> bytes:
+    plugin = yaml.safe_load(Path(_CONFIG).read_text())["flags"].get("plugin", {})
+    strategies = plugin.get("deviceListStrategy", ["envvar"])
     containers: list[Message] = []
     for _, container in decode(request):
         assert isinstance(container, bytes)
-        devices = ",".join(text(value) for _, value in decode(container))
-        containers.append({1: [{1: "NVIDIA_VISIBLE_DEVICES", 2: devices}]})
+        devices = [text(value) for _, value in decode(container)]
+        answer: dict[int, Any] = {}
+        if "envvar" in strategies:
+            answer[1] = [{1: "NVIDIA_VISIBLE_DEVICES", 2: ",".join(devices)}]
+        if "cdi-cri" in strategies:
+            answer[5] = [{1: f"{_KIND}={device}"} for device in devices]
+        containers.append(answer)
     return encode({1: containers})
+
+
+def _specification(devices: Path) -> str:
+    """Return what the plugin writes to /var/run/cdi, with what shows in a pod that it was read."""
+    names = json.loads(devices.read_text())
+    driver = {"hostPath": "/usr/lib/lab-driver", "containerPath": "/lab/driver", "options": ["ro", "bind"]}
+    specification = {
+        "cdiVersion": "0.5.0",
+        "kind": _KIND,
+        "devices": [{"name": name, "containerEdits": {"env": [f"LAB_GPU={name}"]}} for name in names],
+        "containerEdits": {"env": ["NVIDIA_VISIBLE_DEVICES=void", "LAB_WAY=CDI"], "mounts": [driver]},
+    }
+    return json.dumps(specification)
 
 
 def _serve(devices: Path, kubelet: Socket) -> None:
@@ -114,6 +140,10 @@ def main() -> None:
     # A socket's whole path may be longer than the kernel takes.
     os.chdir(folder)
     while True:
+        # A kubelet that starts empties the folder.
+        if not Path(_SPECIFICATION).exists():
+            Path("partial").write_text(_specification(devices))
+            Path("partial").rename(_SPECIFICATION)
         if _runs() and (kubelet := _kubelet()):
             _serve(devices, kubelet)
         time.sleep(_POLL_S)

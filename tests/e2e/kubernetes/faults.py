@@ -178,6 +178,7 @@ class Fault:
         named: what a failed check of ``gpunode k8s verify`` says of it; empty for what is wrong with the pod alone.
         pod: what the pod has that others have not.
         heals: whether the pod computes once the fault is gone.
+        is_of_class_alone: whether pods that get their GPUs by CDI compute all the same.
         suites: where it can be made.
     """
 
@@ -188,6 +189,7 @@ class Fault:
     named: str = ""
     pod: dict[str, Any] = field(default_factory=dict)
     heals: bool = True
+    is_of_class_alone: bool = False
     suites: tuple[str, ...] = ("bookworm", "trixie", "sid")
 
 
@@ -205,6 +207,7 @@ FAULTS: Final = (
         _SANDBOX,
         r"fork/exec /usr/bin/nvidia-container-runtime: no such file or directory",
         r"lab has no /usr/bin/nvidia-container-runtime",
+        is_of_class_alone=True,
     ),
     Fault(
         "runtime-binary-fails",
@@ -214,6 +217,7 @@ FAULTS: Final = (
         _SANDBOX,
         r"nvidia-container-runtime did not terminate successfully: exit status 1",
         r"/usr/bin/nvidia-container-runtime ended with exit status 1 on lab",
+        is_of_class_alone=True,
     ),
     Fault(
         "cgroup-drivers-differ",

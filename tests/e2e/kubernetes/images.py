@@ -49,7 +49,8 @@ def _config(behaviour: str, layer: bytes) -> dict[str, Any]:
     return {
         "architecture": "amd64",
         "os": "linux",
-        "config": {"Entrypoint": ["/pod", behaviour]},
+        # As NVIDIA's image of the device plugin, which asks NVIDIA's runtime for the driver.
+        "config": {"Entrypoint": ["/pod", behaviour], "Env": ["NVIDIA_VISIBLE_DEVICES=all"] * (behaviour == "beat")},
         "rootfs": {"type": "layers", "diff_ids": layers},
     }
 

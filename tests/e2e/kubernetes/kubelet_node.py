@@ -11,6 +11,7 @@ from typing import Any, Final
 from tests.e2e.kubernetes.control_plane import ControlPlane
 from tests.e2e.lab.code import PROJECT
 from tests.e2e.lab.machine import Machine
+from tests.e2e.lab.toolkit import CALLS
 from tests.needs import asset
 
 # The lab's machines are called so; gpunode takes a node's own name for that of its Node.
@@ -75,7 +76,9 @@ END
 """
 # Before the real one on PATH: it takes out what the lab's machine does not grant, limits and scores below its own. A
 # kubelet without groups of its own names no slice, so it adds one where the driver is systemd, as other kubelets do.
-# containerd's configuration stays as gpunode wrote it.
+# containerd's configuration stays as gpunode wrote it. To a container that comes by NVIDIA's runtime, whose stand-in
+# logs its calls, it gives the driver for NVIDIA_VISIBLE_DEVICES, as that runtime does.
+_DRIVER: Final = "/usr/lib/lab-driver"
 _RUNC: Final = """\
 #!/usr/bin/python3
 import json, os, sys
@@ -86,6 +89,11 @@ if "--bundle" in sys.argv:
     for name in ("cpu", "memory", "pids", "unified", "hugepageLimits"):
         spec["linux"].get("resources", {}).pop(name, None)
     spec["process"]["oomScoreAdj"] = max(0, spec["process"].get("oomScoreAdj", 0))
+    gpus = dict(one.split("=", 1) for one in spec["process"].get("env", [])).get("NVIDIA_VISIBLE_DEVICES", "void")
+    if gpus != "void" and " ".join(sys.argv[1:]) in open("@CALLS@").read().splitlines():
+        spec["process"]["env"] += ["LAB_GPU=" + gpus, "LAB_WAY=NVIDIA's runtime"]
+        driver = {"destination": "/lab/driver", "type": "bind", "source": "@DRIVER@", "options": ["bind", "ro"]}
+        spec["mounts"].append(driver)
     with open("/var/lib/kubelet/config.yaml") as file:
         if json.load(file)["cgroupDriver"] == "systemd":
             spec["linux"]["cgroupsPath"] = "lab.slice:cri-containerd:" + os.path.basename(spec["linux"]["cgroupsPath"])
@@ -93,7 +101,7 @@ if "--bundle" in sys.argv:
         json.dump(spec, file)
 real = next(path for path in ("/usr/sbin/runc", "/usr/bin/runc") if os.path.exists(path))
 os.execv(real, ["runc", *sys.argv[1:]])
-"""
+""".replace("@CALLS@", CALLS).replace("@DRIVER@", _DRIVER)
 _BRIDGE: Final = {
     "cniVersion": "0.4.0",
     "name": "lab",
@@ -134,6 +142,7 @@ class KubeletNode(Machine):
         self.write("/etc/systemd/system/kubelet.service", _UNIT)
         self.write("/usr/local/sbin/lab-kernel", _KERNEL, 0o755)
         self.write("/usr/local/sbin/runc", _RUNC, 0o755)
+        self.write(_DRIVER, "595.91.07\n")
         self.write("/etc/cni/net.d/10-lab.conflist", json.dumps(_BRIDGE))
         self.write("/etc/kubernetes/kubelet.conf", plane.kubeconfig(NAME).read_text(), 0o600)
         self.write(KUBECONFIG, plane.kubeconfig().read_text(), 0o600)

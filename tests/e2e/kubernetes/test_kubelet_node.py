@@ -12,7 +12,7 @@ from typing import Final
 
 import pytest
 
-from tests.e2e.kubernetes.cluster import NAMESPACE, RECIPE, RENDERED, WAITS, Cluster
+from tests.e2e.kubernetes.cluster import GPU, NAMESPACE, RECIPE, RENDERED, WAITS, Cluster
 from tests.e2e.kubernetes.faults import DEVICES, FAULTS, Fault, Joined, configured, told
 from tests.e2e.kubernetes.kubelet_node import KUBECONFIG, NAME
 from tests.e2e.lab.snapshot import snapshot
@@ -39,6 +39,43 @@ def test_a_pod_computes_through_the_handler(cluster: Cluster) -> None:
     cluster.delete("computes")
 
 
+# By the containerd of a suite: 1.6 has no CDI for pods, gpunode switches it on in 1.7, 2.1 has it on.
+BY_CDI: Final = frozenset({"trixie", "sid"})
+
+
+def test_a_pod_of_ones_own_computes_with_what_gpunode_says(joined: Joined, cluster: Cluster) -> None:
+    own = cluster.gpunode("plan", RECIPE).result["own_pod"]
+    assert ("runtimeClassName" in own["spec"]) is (joined.suite not in BY_CDI)
+
+    said = cluster.computes("own", runtimeClassName=own["spec"].get("runtimeClassName"))
+
+    assert said == ("CDI" if joined.suite in BY_CDI else "NVIDIA's runtime")
+
+
+def test_a_pod_with_limits_alone_computes_where_the_runtime_reads_cdi(joined: Joined, cluster: Cluster) -> None:
+    assert cluster.computes("plain", runtimeClassName=None) == ("CDI" if joined.suite in BY_CDI else "")
+
+
+def test_a_pod_with_the_class_gets_its_gpu_once(joined: Joined, cluster: Cluster) -> None:
+    """NVIDIA's runtime adds nothing to what CDI gave."""
+    assert cluster.computes("classy") == ("CDI" if joined.suite in BY_CDI else "NVIDIA's runtime")
+
+
+def test_without_cdi_only_the_class_gives_a_gpu(joined: Joined, cluster: Cluster) -> None:
+    """As it was before gpunode switched CDI on, and on a node of a mixed cluster that has none."""
+    if joined.suite not in BY_CDI:
+        pytest.skip("containerd 1.6 has no CDI for pods: see above")
+    config = cluster.node.read(CONTAINERD_CONFIG)
+    assert ("enable_cdi = true" in config) is (joined.suite == "trixie"), config
+    off = re.sub("enable_cdi = true", "enable_cdi = false", config)
+    if joined.suite == "sid":
+        off += "\n[plugins.'io.containerd.cri.v1.runtime']\n  enable_cdi = false\n"
+    with configured(joined, off):
+        assert cluster.computes("plain", runtimeClassName=None) == ""
+        assert cluster.computes("classy") == "NVIDIA's runtime"
+        assert "neither CDI nor the default runtime gave its container the driver" in cluster.failed_checks()
+
+
 def test_the_rendered_test_pod_computes(cluster: Cluster) -> None:
     cluster.node.run("kubectl", "create", "-f", f"{RENDERED}/test-pod.yaml", env={"KUBECONFIG": KUBECONFIG})
     pod = (f"--namespace={NAMESPACE}", "--timeout=60s")
@@ -47,10 +84,14 @@ def test_the_rendered_test_pod_computes(cluster: Cluster) -> None:
     cluster.plane.kubectl("delete", "pod", "gpunode-test", *pod)
 
 
-def test_verify_computes_in_a_pod_on_the_node(cluster: Cluster) -> None:
+def test_verify_computes_in_a_pod_on_the_node(joined: Joined, cluster: Cluster) -> None:
     done = cluster.gpunode("verify", RECIPE)
     assert done.exit_code == 0, done.result
     assert {check["status"] for check in done.result["checks"]} <= {"passed", "not run"}
+    (pod,) = (check["detail"] for check in done.result["checks"] if check["id"].startswith("pod/"))
+    # What it proves for the user's own.
+    told = "alone" if joined.suite in BY_CDI else "runtimeClassName: nvidia"
+    assert f"{GPU} {told}" in pod or f"{GPU}, {told}" in pod, pod
 
 
 def test_a_second_apply_changes_nothing(cluster: Cluster) -> None:
@@ -76,7 +117,7 @@ def test_kubectl_shows_what_keeps_a_pod_from_computing(joined: Joined, cluster: 
             cluster.plane.wait_for(f"the word of {fault.id}", lambda: bool(told(cluster, fault)))
             joined.texts[fault.id] = cluster.observe(fault.id)
             assert re.search(fault.tells, told(cluster, fault))
-            if fault.named:
+            if fault.named and not (fault.is_of_class_alone and joined.suite in BY_CDI):
                 failed = cluster.failed_checks()
                 assert re.search(fault.named, failed), failed
         if fault.heals:

@@ -64,7 +64,7 @@ def test_a_pod_that_computed_proves_the_node(control_plane: ControlPlane, user: 
     assert found["runtime-class"][0] == found["workload/gpu-system"][0] == found["resource/gpu-1"][0] == "passed"
     assert found["pod/gpu-1"][0] == "passed"
     assert "Test PASSED" in found["pod/gpu-1"][1]
-    assert found["handler/gpu-1"] == ("passed", "the test pod ran through it")
+    assert found["handler/gpu-1"] == ("passed", "what offers the GPUs runs through it")
     # The API server's proxy does not reach a kubelet on a loopback address.
     assert found["kubelet/gpu-1"][0] == "not run"
 
