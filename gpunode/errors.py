@@ -141,7 +141,7 @@ class ProblemFound(GpunodeError):
     """doctor found a cause for which the node does not work, or soon will not."""
 
     exit_code, status = 8, "problem-found"
-    meaning = "`doctor`: a problem was found; `self-check`: a file was changed"
+    meaning = "`doctor`: a problem was found"
 
 
 class JournalDamaged(GpunodeError):

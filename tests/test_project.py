@@ -144,14 +144,13 @@ def test_no_path_of_the_machine_it_was_written_on_is_left() -> None:
     assert not found
 
 
-# doctor reads what any system prints; kind's node image is Debian's; self-check asks whoever installed gpunode itself;
-# hints for a machine that is not the node, or for a recipe, have no facts.
+# doctor reads what any system prints; kind's node image is Debian's; hints for a machine that is not the node, or
+# for a recipe, have no facts.
 _KNOW_APT = (
     "packages/deb/",
     "host/apt",
     "host/image_apt.py",
     "host/package_manager.py",
-    "host/integrity.py",
     "distros/",
     "catalog/",
     "diagnoses/",

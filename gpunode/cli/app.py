@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 # What people want, and the commands for it; ``--help`` shows them so.
 GROUPS = {
     "Set up": ("setup", "plan", "rehearse", "verify", "recipe", "ctk", "k8s"),
-    "Look": ("status", "log", "capture", "self-check"),
+    "Look": ("status", "log", "capture"),
     "Explain": ("doctor", "compare"),
     "Undo": ("rollback", "remove"),
 }
@@ -521,22 +521,6 @@ def capture(
     from gpunode.cli import capture as cli
 
     cli.capture(file, how(json), anonymize=anonymize, force=force)
-
-
-@app.command("self-check")
-def self_check(
-    sums: Annotated[
-        str, typer.Argument(metavar="SHA256SUMS", help="a release's checksums that gpunode.pyz shall be in")
-    ] = "",
-    json: JsonOption = False,
-) -> None:
-    """Check that gpunode's own files are as they were built.
-
-    They are compared with the checksums that came with them: of the zipapp, of the system's package, or of pip.
-    """
-    from gpunode.cli import selfcheck
-
-    selfcheck.self_check(sums, how(json))
 
 
 @ctk_app.callback()

@@ -58,7 +58,7 @@ def works(system: System, user: str = "root") -> None:
 
 
 @pytest.mark.parametrize("suite", SUITES)
-def test_the_zipapp_runs_on_a_bare_system_and_proves_itself(suite: str, release: Path, make_system: MakeSystem) -> None:
+def test_the_zipapp_runs_on_a_bare_system(suite: str, release: Path, make_system: MakeSystem) -> None:
     with make_system(suite) as system:
         system.put(release / "gpunode.pyz", "/usr/local/bin/gpunode", 0o755)
         system.put(release / "SHA256SUMS", "/tmp/SHA256SUMS")
@@ -68,20 +68,9 @@ def test_the_zipapp_runs_on_a_bare_system_and_proves_itself(suite: str, release:
         assert not (system.root / "var/cache/gpunode").exists()
         works(system)
         works(system, "nobody")
-        found = json.loads(system.run("gpunode", "self-check", "/tmp/SHA256SUMS", "--json"))
-        assert [check["status"] for check in found["result"]["checks"]] == ["passed"] * 3
-
-
-def test_a_changed_module_and_changed_bytecode_are_found(release: Path, make_system: MakeSystem) -> None:
-    with make_system("bookworm") as system:
-        system.put(release / "gpunode.pyz", "/usr/local/bin/gpunode", 0o755)
-        system.run("gpunode", "--help")
-        (unpacked,) = (system.root / "var/cache/gpunode").iterdir()
-        bytecode = next((unpacked / "gpunode/__pycache__").glob("lockfile.*.pyc"))
-        bytecode.write_bytes(next((unpacked / "gpunode/__pycache__").glob("toml.*.pyc")).read_bytes())
-        done = system.finish("gpunode", "self-check", "--json")
-        assert done.returncode == 8
-        assert "the bytecode of gpunode/lockfile.py was changed" in done.stdout
+        system.put(release / "gpunode.pyz", "/tmp/gpunode.pyz")
+        checked = system.run("sh", "-c", "cd /tmp && sha256sum --check --ignore-missing SHA256SUMS")
+        assert checked == "gpunode.pyz: OK\n"
 
 
 def test_nothing_that_another_user_can_write_is_run(release: Path, make_system: MakeSystem) -> None:
@@ -139,12 +128,7 @@ def test_the_deb_brings_all_and_purging_it_leaves_the_journals_alone(
         assert "installed by the Debian package: " in system.run("gpunode", "--version")
         works(system)
         works(system, "nobody")
-        checks = json.loads(system.run("gpunode", "self-check", "--json"))["result"]["checks"]
-        assert [(check["id"], check["status"]) for check in checks] == [
-            ("zipapp", "passed"),
-            ("unpacked", "passed"),
-            ("package", "passed"),
-        ]
+        assert system.run("dpkg", "--verify", "gpunode") == ""
         assert "rollback" in system.run("bash", "-c", _BASH).split()
         assert "rollback" in system.run("fish", "-c", "complete -C 'gpunode roll'")
         assert "gpunode rollback" in system.run("zsh", "-f", "-c", _ZSH, env={"TERM": "dumb"})
@@ -191,10 +175,9 @@ def test_the_rpm_installs_verifies_and_goes(release: Path, make_system: MakeSyst
         system.run("rpm", "--install", "--nodeps", "/tmp/gpunode.rpm")
         assert "installed by the RPM package: " in system.run("gpunode", "--version")
         works(system)
-        checks = json.loads(system.run("gpunode", "self-check", "--json"))["result"]["checks"]
-        assert [check["status"] for check in checks] == ["passed"] * 3
-        (system.root / "usr/share/gpunode/INSTALLER").write_text("rpm\n\n")
-        assert system.finish("gpunode", "self-check").returncode == 8
+        verify = ("rpm", "--verify", "--nodeps", "gpunode")
+        # The lab's systems unpack no documentation.
+        assert [line for line in system.finish(*verify).stdout.splitlines() if "/usr/share/" not in line] == []
         system.run("rpm", "--erase", "--nodeps", "gpunode")
         left = {path for path in system.files() - before if "gpunode" in path}
         assert left == {"/tmp/gpunode.rpm"}
