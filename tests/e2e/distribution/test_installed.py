@@ -57,6 +57,12 @@ def works(system: System, user: str = "root") -> None:
     assert status["command"] == "status"
 
 
+def unverified(system: System, *argv: str) -> list[str]:
+    """Return what a package manager says of files that differ; the lab's systems unpack no documentation."""
+    lines = system.finish(*argv).stdout.splitlines()
+    return [line for line in lines if not ("missing" in line and ("/share/doc/" in line or "/share/man/" in line))]
+
+
 @pytest.mark.parametrize("suite", SUITES)
 def test_the_zipapp_runs_on_a_bare_system(suite: str, release: Path, make_system: MakeSystem) -> None:
     with make_system(suite) as system:
@@ -128,7 +134,7 @@ def test_the_deb_brings_all_and_purging_it_leaves_the_journals_alone(
         assert "installed by the Debian package: " in system.run("gpunode", "--version")
         works(system)
         works(system, "nobody")
-        assert system.run("dpkg", "--verify", "gpunode") == ""
+        assert unverified(system, "dpkg", "--verify", "gpunode") == []
         assert "rollback" in system.run("bash", "-c", _BASH).split()
         assert "rollback" in system.run("fish", "-c", "complete -C 'gpunode roll'")
         assert "gpunode rollback" in system.run("zsh", "-f", "-c", _ZSH, env={"TERM": "dumb"})
@@ -175,9 +181,7 @@ def test_the_rpm_installs_verifies_and_goes(release: Path, make_system: MakeSyst
         system.run("rpm", "--install", "--nodeps", "/tmp/gpunode.rpm")
         assert "installed by the RPM package: " in system.run("gpunode", "--version")
         works(system)
-        verify = ("rpm", "--verify", "--nodeps", "gpunode")
-        # The lab's systems unpack no documentation.
-        assert [line for line in system.finish(*verify).stdout.splitlines() if "/usr/share/" not in line] == []
+        assert unverified(system, "rpm", "--verify", "--nodeps", "gpunode") == []
         system.run("rpm", "--erase", "--nodeps", "gpunode")
         left = {path for path in system.files() - before if "gpunode" in path}
         assert left == {"/tmp/gpunode.rpm"}
