@@ -357,9 +357,11 @@ def _reading(pod: Body, log: str) -> str:
     if not log.strip():
         return ""
     words = ("--namespace", str(pod["metadata"].get("namespace", "default")), str(pod["metadata"]["name"]))
+    # Doctor would take the labels that a pod asks for as those of its node.
+    shown = {**pod, "spec": {name: value for name, value in pod.get("spec", {}).items() if name != "nodeSelector"}}
     pieces = [
         (str(command("kubectl", "logs", *words)), log),
-        (str(command("kubectl", "get", "pod", *words, "-o", "json")), json.dumps(pod)),
+        (str(command("kubectl", "get", "pod", *words, "-o", "json")), json.dumps(shown)),
     ]
     found = diagnose(snapshot(pasted.evidence(pieces)))
     if found.roots:

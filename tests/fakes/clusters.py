@@ -56,15 +56,15 @@ class User:
         monkeypatch.setenv("XDG_STATE_HOME", str(home))
         monkeypatch.setattr("gpunode.host.cluster.Runner", lambda: self.kubectl)
         monkeypatch.setattr("gpunode.host.cluster.find_kubectl", lambda: ("kubectl",))
-        self._skipped_s = 0.0
+        self.skipped_s = 0.0
         monkeypatch.setattr("time.sleep", self._skip)
-        monkeypatch.setattr("time.monotonic", lambda now=time.monotonic: now() + self._skipped_s)
+        monkeypatch.setattr("time.monotonic", lambda now=time.monotonic: now() + self.skipped_s)
         # A bug in gpunode is to fail the test with its own traceback.
         monkeypatch.setattr(boundary, "_bug", _reraise)
 
     def _skip(self, seconds: float) -> None:
         """Let no time pass where gpunode waits."""
-        self._skipped_s += seconds
+        self.skipped_s += seconds
 
     @property
     def server(self) -> ApiServer:

@@ -101,7 +101,7 @@ def test_a_log_without_the_sum_is_a_failure(user: User, node: FakeNode) -> None:
 
     assert found["pod/gpu-1"][0] == "failed"
     assert "no CUDA-capable device" in found["pod/gpu-1"][1]
-    assert found["handler/gpu-1"][0] == "not run"
+    assert found["handler/gpu-1"] == ("passed", "what offers the GPUs runs through it")
 
 
 def test_an_image_that_cannot_be_pulled_is_named(user: User, node: FakeNode) -> None:
@@ -153,7 +153,7 @@ def test_a_plugin_that_crashes_is_explained_by_its_log(control_plane: ControlPla
 
     detail = found["workload/gpu-system"][1]
     assert detail.startswith("0 of 1 pods ready")
-    assert "gpunode doctor device-plugin-library-not-found" in detail
+    assert "device-plugin-library-not-found" in detail
 
 
 def test_a_signal_leaves_no_pod(control_plane: ControlPlane, user: User, node: FakeNode) -> None:

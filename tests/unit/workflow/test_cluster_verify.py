@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from gpunode import builtin
+from gpunode.check import Check
+from gpunode.command import command
+from gpunode.host.cluster import Cluster
 from gpunode.host.process import Finished
+from gpunode.workflow.cluster_verify import Asked, verify
 from tests.fakes.api_server import ApiServer
-from tests.fakes.clusters import NAMESPACE, User, run_test_pods
+from tests.fakes.clusters import NAMESPACE, User, node, pod_of, run_test_pods
+from tests.fakes.runners import ended
+from tests.unit.kubernetes.clusters import CLUSTERS
 
 PASSED = "[Vector addition of 50000 elements]\nTest PASSED\nDone\n"
 
@@ -91,3 +100,155 @@ def test_pods_that_cannot_be_deleted_are_told_with_the_command(applied: ApiServe
     error = user("k8s", "verify", "k8s-containerd", "--node", "gpu-1=debian12-gtx1080", check=6).error
     assert error["what"] == "the pods of the test were not deleted"
     assert "kubectl delete pods,jobs --namespace gpu-system --selector gpunode-test=" in error["hint"]
+
+
+def pods_with(applied: ApiServer, status: dict[str, Any], spec: dict[str, Any] | None = None) -> None:
+    """Have each test pod end up like this instead."""
+    applied.controllers.remove(run_test_pods)
+
+    def set_status(server: ApiServer) -> None:
+        for one in server.peek("Pod"):
+            one.setdefault("status", status)
+            one["spec"] |= spec or {}
+
+    applied.controllers.append(set_status)
+
+
+def unscheduled(message: str) -> dict[str, Any]:
+    condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
+    return {"phase": "Pending", "conditions": [condition]}
+
+
+def test_log_without_the_sum_is_a_failure(applied: ApiServer, user: User) -> None:
+    user.kubectl.pod_log = "no CUDA-capable device is detected\n"
+    status, detail = user.verify(check=7)["pod/gpu-1"]
+    assert status == "failed"
+    assert "no CUDA-capable device" in detail
+
+
+def test_log_that_cannot_be_read_proves_nothing(applied: ApiServer, user: User) -> None:
+    applied.denied.add("get pods")
+    assert user.verify()["pod/gpu-1"][0] == "not run"
+
+
+def test_gpu_in_use_is_no_failure_and_no_proof(applied: ApiServer, user: User) -> None:
+    training = {"containers": [{"name": "one", "image": "x", "resources": {"limits": {"nvidia.com/gpu": "1"}}}]}
+    body = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "training", "namespace": "default"}}
+    applied.add({**body, "spec": {**training, "nodeName": "gpu-1"}, "status": {"phase": "Running"}})
+    pods_with(applied, unscheduled("0/1 nodes are available: 1 Insufficient nvidia.com/gpu."))
+    status, detail = user.verify()["pod/gpu-1"]
+    assert status == "not run"
+    assert "in use, by default/training" in detail
+
+
+@pytest.mark.parametrize("seconds", ["2", "300"])
+def test_image_that_cannot_be_pulled_is_named_in_time(applied: ApiServer, user: User, seconds: str) -> None:
+    """A pod whose kubelet says why it does not start is not waited for to the end."""
+    waiting = {"waiting": {"reason": "ErrImagePull", "message": "pull access denied"}}
+    containers = [{"name": "vectoradd", "image": "x", "ready": False, "state": waiting}]
+    pods_with(applied, {"phase": "Pending", "containerStatuses": containers}, {"nodeName": "gpu-1"})
+    status, detail = user.verify("k8s-containerd", "--timeout", seconds, check=7)["pod/gpu-1"]
+    assert status == "failed"
+    assert "pull access denied" in detail
+    assert user.skipped_s < 60
+
+
+def test_pods_that_share_a_gpu_are_waited_for_together(applied: ApiServer, user: User) -> None:
+    status = applied.peek("Node")[0]["status"]
+    status["allocatable"]["nvidia.com/gpu"] = status["capacity"]["nvidia.com/gpu"] = "4"
+    ended = {"terminated": {"exitCode": 0, "startedAt": "2026-01-01T00:00:00Z", "finishedAt": "2026-01-01T00:00:10Z"}}
+    containers = [{"name": "vectoradd", "image": "x", "ready": False, "state": ended}]
+    done = {"phase": "Succeeded", "containerStatuses": containers}
+    user.kubectl.pod_log = f"GPU 0: NVIDIA GeForce GTX 1080 (UUID: GPU-5c6d0a4e-0000-0000-0000-000000000000)\n{PASSED}"
+    applied.controllers.remove(run_test_pods)
+
+    def end_later(words: tuple[str, ...]) -> Finished | None:
+        if user.skipped_s > 3:
+            for one in applied.peek("Pod"):
+                one["status"] = done
+        return None
+
+    user.kubectl.intercept = end_later
+    result, detail = user.verify("k8s-time-slicing")["sharing/gpu-1"]
+    assert result == "passed"
+    assert "for 9 s at the same time" in detail
+    assert left_pods(applied) == []
+
+
+def test_plugin_that_crashes_is_explained_by_its_log(applied: ApiServer, user: User) -> None:
+    (plugin,) = applied.peek("DaemonSet")
+    applied.controllers.clear()
+    plugin["status"]["numberReady"] = 0
+    state = {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 5m0s restarting failed container"}}
+    pod = pod_of(plugin, "gpu-1", "Running", state)
+    pod["status"]["containerStatuses"][0]["restartCount"] = 3
+    applied.add(pod)
+    user.kubectl.pod_log = "Detected non-NVML platform: could not load NVML library: libnvidia-ml.so.1: cannot open\n"
+    detail = user.verify("k8s-containerd", "--timeout", "1", check=7)["workload/gpu-system"][1]
+    assert detail.startswith("0 of 1 pods ready")
+    assert "device-plugin-library-not-found" in detail
+
+
+def test_kubelet_s_settings_are_checked_where_they_can_be_read(applied: ApiServer, user: User) -> None:
+    settings = {"kubeletconfig": {"cpuManagerPolicy": "none", "cgroupDriver": "systemd"}}
+    user.kubectl.raw["/api/v1/nodes/gpu-1/proxy/configz"] = json.dumps(settings)
+    assert user.verify()["kubelet/gpu-1"][0] == "passed"
+
+
+def test_node_that_is_not_ready_or_offers_nothing_gets_no_pod(applied: ApiServer, user: User) -> None:
+    (there,) = applied.peek("Node")
+    there["status"]["allocatable"] = {}
+    assert user.verify(check=7)["pod/gpu-1"] == ("not run", "the Node offers no nvidia.com/gpu")
+    there["status"]["conditions"] = []
+    assert user.verify(check=7)["pod/gpu-1"] == ("not run", "the Node is not there, or not ready")
+
+
+def test_what_may_not_be_seen_is_not_run_and_no_answer_ends_it(applied: ApiServer, user: User) -> None:
+    applied.denied |= {"get runtimeclasses", "list daemonsets", "list resourceslices"}
+    found = user.verify()
+    assert found["runtime-class"][0] == found["workloads"][0] == "not run"
+    assert verified("dra", user)["resource-slices"].status == "not run"
+    unreachable = ended(status=1, err=b"Unable to connect to the server: dial tcp 10.0.0.1:6443: i/o timeout\n")
+    user.kubectl.intercept = lambda words: unreachable if "daemonsets.apps" in words else None
+    words = ("k8s", "verify", "k8s-containerd", "--node", "gpu-1=debian12-gtx1080")
+    assert user(*words, check=13).error["what"] == "the cluster does not answer"
+
+
+def verified(recipe: str, user: User, on: str = "eight") -> dict[str, Check]:
+    """The checks of a recipe for nodes that no shipped sample has, by the first part of their ids."""
+    nodes = CLUSTERS[on]
+    for one in nodes:
+        user.server.add(node(one.name))
+    asked = Asked(builtin.read(recipe), nodes, "", 1, command("apply"), lambda _: None)
+    report = verify(asked, Cluster(), pause=lambda: None, progress=lambda _: None)
+    return {one.id.partition("/")[0]: one for one in report.checks}
+
+
+def test_resource_slices_are_looked_at_for_dra(applied: ApiServer, user: User) -> None:
+    assert verified("dra", user)["resource-slices"].status == "failed"
+
+
+def test_mig_without_a_layout_names_no_resource_to_ask_for(applied: ApiServer, user: User) -> None:
+    without = builtin.read("k8s-mig")
+    assert without.kubernetes is not None
+    mig = replace(without.kubernetes.mig, layout="")
+    nodes = CLUSTERS["eight"]
+    applied.add(node(nodes[0].name))
+    recipe = replace(without, kubernetes=replace(without.kubernetes, mig=mig))
+    asked = Asked(recipe, nodes, "", 1, command("apply"), lambda _: None)
+    report = verify(asked, Cluster(), pause=lambda: None, progress=lambda _: None)
+    assert "does not tell which MIG resource" in {one.id: one.detail for one in report.checks}["pod/gpu-01"]
+
+
+def test_test_pods_that_are_not_answered_for_are_deleted(applied: ApiServer, user: User) -> None:
+    unreachable = ended(status=1, err=b"Unable to connect to the server: dial tcp 10.0.0.1:6443: i/o timeout\n")
+    created: list[int] = []
+
+    def fail_second(words: tuple[str, ...]) -> Finished | None:
+        created.extend([1] if words[0] == "create" else [])
+        return unreachable if words[0] == "create" and len(created) == 2 else None
+
+    user.kubectl.intercept = fail_second
+    words = ("k8s", "verify", "k8s-containerd", "--node", "gpu-1=debian12-gtx1080")
+    assert user(*words, check=13).error["what"] == "the cluster does not answer"
+    assert left_pods(applied) == []
