@@ -117,9 +117,11 @@ def _kubelet(live: Body) -> KubeletKind:
     return next((kind for sign, kind in _KUBELETS.items() if sign in version), "kubelet")
 
 
-def _reads_cdi(live: Body) -> bool:
-    """Return whether its container runtime reads CDI devices by default; 1.7's configuration is not seen from here."""
+def _reads_cdi(live: Body) -> bool | None:
+    """Return whether its container runtime reads CDI devices by default; None where its configuration decides."""
     version = str(live.get("status", {}).get("nodeInfo", {}).get("containerRuntimeVersion", ""))
+    if version.startswith("containerd://1.7."):
+        return None
     return version.startswith(("containerd://2.", "cri-o://"))
 
 

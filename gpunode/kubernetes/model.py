@@ -38,7 +38,8 @@ class ClusterNode:
         provides: what that provider brought: ``driver``, ``device-plugin``.
         static_cpus: whether its kubelet's CPU manager is static; a container then keeps only devices that the kubelet
             knows.
-        reads_cdi: whether its container runtime gives pods the CDI devices that the kubelet names.
+        reads_cdi: whether its container runtime gives pods the CDI devices that the kubelet names; None where only a
+            capture would tell.
     """
 
     name: str
@@ -49,7 +50,7 @@ class ClusterNode:
     provider: Provider | None = None
     provides: frozenset[str] = frozenset()
     static_cpus: bool = False
-    reads_cdi: bool = False
+    reads_cdi: bool | None = False
 
 
 @dataclass(frozen=True, slots=True)

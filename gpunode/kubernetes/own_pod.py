@@ -31,7 +31,7 @@ def can_use_cdi(recipe: Recipe, node: ClusterNode) -> bool:
     if wanted.kind.workers or runtime.default or runtime.cdi is False:
         return False
     version = tuple(int(one) for one in wanted.versions.device_plugin.lstrip("v").partition("-")[0].split(".") if one)
-    return node.reads_cdi and node.toolkit and (not version or version >= _WITH_CDI)
+    return bool(node.reads_cdi) and node.toolkit and (not version or version >= _WITH_CDI)
 
 
 def device_list_strategies(recipe: Recipe, nodes: Sequence[ClusterNode]) -> tuple[str, ...]:
@@ -104,14 +104,18 @@ def _why(recipe: Recipe, nodes: Sequence[ClusterNode], name: str) -> str:
 
 
 def _because(recipe: Recipe, nodes: Sequence[ClusterNode]) -> str:
-    unable = [node.name for node in nodes if not node.reads_cdi]
-    if recipe.runtime.cdi is False or _tables(recipe).kind.workers or not unable:
+    if recipe.runtime.cdi is False or _tables(recipe).kind.workers:
         return ""
-    shown = ", ".join(unable[:3]) + (f" and {len(unable) - 3} more" if len(unable) > 3 else "")
-    return (
-        f", because the container runtime of {shown} reads no CDI devices; "
-        "containerd 1.7 or later does after gpunode setup"
-    )
+    if unable := [node.name for node in nodes if node.reads_cdi is False]:
+        who = f"the container runtime of {_some(unable)} reads no CDI devices"
+        return f", because {who}; containerd 1.7 or later does after gpunode setup"
+    if unknown := [node.name for node in nodes if node.reads_cdi is None]:
+        return f", unless captures (--node) show that the container runtime of {_some(unknown)} reads CDI devices"
+    return ""
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 def _tables(recipe: Recipe) -> Kubernetes:

@@ -58,9 +58,9 @@ class Cluster:
         assert done.exit_code == 0, f"{done.error}\n{self.plane.state()}"
         self.await_gpus(2)
 
-    def failed_checks(self) -> str:
+    def failed_checks(self, *options: str) -> str:
         """What ``k8s verify``, to which something is wrong, says of the checks that failed."""
-        done = self.gpunode("verify", RECIPE, f"--timeout={_VERIFY_S}")
+        done = self.gpunode("verify", RECIPE, f"--timeout={_VERIFY_S}", *options)
         assert done.exit_code == 7, f"{done.exit_code}: {done.stderr}"
         failed = (one for one in done.result["checks"] if one["status"] == "failed")
         return "\n".join(f"{one['id']}: {one['detail']}" for one in failed)

@@ -39,7 +39,7 @@ def test_a_pod_computes_through_the_handler(cluster: Cluster) -> None:
     cluster.delete("computes")
 
 
-# By the containerd of a suite: 1.6 has no CDI for pods, gpunode switches it on in 1.7, 2.1 has it on.
+# By the containerd of a suite: 1.6 has no CDI for pods, in 1.7 gpunode switches it on, 2.1 has it on.
 BY_CDI: Final = frozenset({"trixie", "sid"})
 
 
@@ -66,14 +66,22 @@ def test_without_cdi_only_the_class_gives_a_gpu(joined: Joined, cluster: Cluster
     if joined.suite not in BY_CDI:
         pytest.skip("containerd 1.6 has no CDI for pods: see above")
     config = cluster.node.read(CONTAINERD_CONFIG)
-    assert ("enable_cdi = true" in config) is (joined.suite == "trixie"), config
-    off = re.sub("enable_cdi = true", "enable_cdi = false", config)
-    if joined.suite == "sid":
-        off += "\n[plugins.'io.containerd.cri.v1.runtime']\n  enable_cdi = false\n"
+    # With sid's programs, too: the packages are Debian 13's, by whose version gpunode goes.
+    line = re.compile(r"^ *enable_cdi = true\n", re.MULTILINE)
+    assert line.search(config), config
+    with configured(joined, line.sub("", config)):
+        # containerd 2 has it on by itself.
+        assert cluster.computes("plain", runtimeClassName=None) == ("CDI" if joined.suite == "sid" else "")
+    off = config.replace("enable_cdi = true", "enable_cdi = false")
+    cluster.node.run("gpunode", "capture", "/root/before.tar.gz")
     with configured(joined, off):
         assert cluster.computes("plain", runtimeClassName=None) == ""
         assert cluster.computes("classy") == "NVIDIA's runtime"
-        assert "neither CDI nor the default runtime gave its container the driver" in cluster.failed_checks()
+        # What gpunode sees now; and of what it saw before verify finds that it is not true any more.
+        assert cluster.gpunode("plan", RECIPE).result["own_pod"]["spec"]["runtimeClassName"] == "nvidia"
+        failed = cluster.failed_checks(f"--node={NAME}=/root/before.tar.gz")
+        assert "neither CDI nor the default runtime gave its container the driver" in failed
+    cluster.node.path("/root/before.tar.gz").unlink()
 
 
 def test_the_rendered_test_pod_computes(cluster: Cluster) -> None:

@@ -56,6 +56,7 @@ def extends(name: str, more: str = "") -> str:
         (extends("k8s-containerd"), (NEW,), {}, "by CDI (Kubernetes 1.29 or later)"),
         (extends("k8s-containerd"), (OLD,), CLASS, "the container runtime of old reads no CDI devices"),
         (extends("k8s-containerd"), (NEW, OLD), CLASS, "the container runtime of old reads no CDI devices"),
+        (extends("k8s-containerd"), (replace(OLD, reads_cdi=None),), CLASS, "unless captures (--node) show"),
         (extends("k8s-containerd"), (replace(NEW, toolkit=False),), CLASS, "only with runtimeClassName"),
         (extends("k8s-containerd", "[runtime]\ncdi = false"), (NEW,), CLASS, "only with runtimeClassName"),
         (extends("k8s-containerd", "[runtime]\ndefault = true"), (OLD,), {}, "nvidia is the default runtime"),
