@@ -81,13 +81,21 @@ def test_namespace_that_is_being_deleted_is_waited_for_by_the_user(server: ApiSe
     assert user.plan(check=3).error["what"] == "the namespace is being deleted"
 
 
-def test_object_that_the_server_refuses_is_told_in_its_words(server: ApiServer, user: User) -> None:
-    server.add(
-        {"apiVersion": "node.k8s.io/v1", "kind": "RuntimeClass", "metadata": {"name": "nvidia"}, "handler": "other"}
-    )
+def test_object_that_the_server_refuses_is_told_in_its_words(user: User) -> None:
+    refused = b'The ConfigMap "x" is invalid: data: Too long: may not be more than 1048576 bytes\n'
+    user.kubectl.intercept = at("apply", lambda: ended(status=1, err=refused), dry_run=True)
     error = user.plan(check=3).error
     assert error["what"] == "the API server does not take what the recipe asks for"
-    assert 'handler: Invalid value: "nvidia": field is immutable' in error["why"]
+    assert "data: Too long" in error["why"]
+
+
+UNREACHABLE = b"Unable to connect to the server: dial tcp 10.0.0.1:6443: i/o timeout\n"
+
+
+@pytest.mark.parametrize("verb", ["version", "api-resources", "apply"])
+def test_server_that_does_not_answer_ends_the_plan(user: User, verb: str) -> None:
+    user.kubectl.intercept = lambda words: ended(status=1, err=UNREACHABLE) if words[0] == verb else None
+    assert user.plan(check=13).error["what"] == "the cluster does not answer"
 
 
 def test_recipe_for_kind_needs_the_context_of_that_cluster(user: User) -> None:
@@ -120,10 +128,22 @@ def test_many_nodes_are_listed_at_once(server: ApiServer, user: User, tmp_path: 
     assert not any(f'"{names[0]}"' in word for words in user.kubectl.calls for word in words)
 
 
+def config_map(name: str) -> dict[str, Any]:
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name, "namespace": NAMESPACE}}
+
+
+def test_namespace_that_holds_much_is_told_with_the_first_few(server: ApiServer, user: User) -> None:
+    user.apply()
+    for name in ("a", "b", "c", "d"):
+        server.add(config_map(name), "bob")
+    notes = {one["kind"]: one["note"] for one in user("k8s", "remove", "--yes").envelope["result"]["objects"]}
+    assert notes["Namespace"] == "stays: it also holds ConfigMap a, ConfigMap b, ConfigMap c, 1 more"
+
+
 def test_namespace_that_was_filled_after_the_plan_stays(server: ApiServer, user: User) -> None:
     """Another one's objects would be deleted with it."""
     user.apply()
-    theirs = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "theirs", "namespace": NAMESPACE}}
+    theirs = config_map("theirs")
     user.kubectl.intercept = at("delete", lambda: server.add(theirs, "bob"))
     error = user("k8s", "remove", "--yes", check=5).error
     assert error["what"] == "Namespace gpu-system could not be taken back; all else is done"
@@ -138,7 +158,7 @@ def test_namespace_whose_contents_cannot_be_seen_stays(server: ApiServer, user: 
     user.kubectl.intercept = lambda words: failed if words[0] == "api-resources" else None
     notes = {one["kind"]: one["note"] for one in user("k8s", "remove", "--yes").envelope["result"]["objects"]}
     assert notes["Namespace"].startswith("stays: it also holds what cannot be seen (")
-    unreachable = ended(status=1, err=b"Unable to connect to the server: dial tcp 10.0.0.1:6443: i/o timeout\n")
+    unreachable = ended(status=1, err=UNREACHABLE)
     user.kubectl.intercept = lambda words: unreachable if words[0] == "api-resources" else None
     assert user("k8s", "remove", "--yes", check=13).error["what"] == "the cluster does not answer"
 

@@ -124,6 +124,13 @@ def test_a_release_that_somebody_put_in_the_place_of_ours_is_not_taken_for_ours(
             undoing(cast(Cluster, cluster), store, run)
 
 
+def test_chart_that_gpunode_does_not_render_cannot_come_back() -> None:
+    other = replace(LIVE, chart="somebody-s")
+    (item,) = removal(cast(Cluster, StandInCluster(StandInHelm({PLACE: other})))).items
+    assert isinstance(item.change, CommandChange)
+    assert item.change.undo is None
+
+
 def test_values_are_shown_nowhere() -> None:
     (item,) = removal(cast(Cluster, StandInCluster(StandInHelm({PLACE: LIVE})))).items
     assert isinstance(item.change, CommandChange)

@@ -189,6 +189,18 @@ def test_plugin_that_crashes_is_explained_by_its_log(applied: ApiServer, user: U
     assert "device-plugin-library-not-found" in detail
 
 
+def test_crash_that_one_cause_explains_names_it(applied: ApiServer, user: User) -> None:
+    user.kubectl.pod_log = "Failed to initialize NVML: Driver/library version mismatch\nNVML library version: 595.91\n"
+    pods_with(applied, {"phase": "Failed"})
+    assert "gpunode doctor" in user.verify(check=7)["pod/gpu-1"][1]
+
+
+def test_verify_of_a_kind_cluster_asks_its_workers(applied: ApiServer, user: User) -> None:
+    user.kubectl.context = "kind-kind"
+    applied.add(node("kind-worker"))
+    assert "node/kind-worker" in user.verify("kind", check=7)
+
+
 def test_kubelet_s_settings_are_checked_where_they_can_be_read(applied: ApiServer, user: User) -> None:
     settings = {"kubeletconfig": {"cpuManagerPolicy": "none", "cgroupDriver": "systemd"}}
     user.kubectl.raw["/api/v1/nodes/gpu-1/proxy/configz"] = json.dumps(settings)
