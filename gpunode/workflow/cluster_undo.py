@@ -46,7 +46,7 @@ from gpunode.workflow.namespace_contents import contents
 Live: TypeAlias = Mapping[Key, Body]
 # What uses a thing goes before the thing.
 _ORDER: Final = ("DaemonSet", "Pod", "Job", "ResourceClaimTemplate", "ConfigMap", "RuntimeClass", "Namespace", "Node")
-_NAMED: Final = "daemonsets.apps,pods,jobs.batch,configmaps"
+_NAMED: Final = "daemonsets.apps,pods,configmaps"
 _WHOLE: Final = "namespaces,runtimeclasses.node.k8s.io"
 
 
@@ -59,7 +59,7 @@ def removal(cluster: Cluster) -> ClusterPlan:
     identity = cluster.identity()
     try:
         named = cluster.list(_NAMED, "--all-namespaces", "--selector", OURS)
-        found = (*cluster.list(_WHOLE), *cluster.nodes(), *named)
+        found = (*cluster.list(_WHOLE), *cluster.nodes(), *named, *_jobs_of_checks(cluster))
     except Forbidden:
         node = cluster.whoami()
         if not node.startswith(NODE_USER):
@@ -76,6 +76,14 @@ def removal(cluster: Cluster) -> ClusterPlan:
     going = {subject(one) for one in changes if _is_deleted(one, live)} | {one.title for one in releases}
     items = tuple(_item(change, cluster, live, going) for change in sorted(changes, key=_rank))
     return ClusterPlan(identity, (*releases, *items), skipped)
+
+
+def _jobs_of_checks(cluster: Cluster) -> Sequence[Body]:
+    """Return the Jobs of checks; none where the credential may not list Jobs: the cluster deletes them itself."""
+    try:
+        return cluster.list("jobs.batch", "--all-namespaces", "--selector", OURS)
+    except Forbidden:
+        return ()
 
 
 def _taken_back(live: Body, cluster: str) -> ObjectChange | None:

@@ -86,13 +86,21 @@ def test_pods_that_a_killed_run_left_are_deleted(applied: ApiServer, user: User,
     applied.add(left_by_killed_run("gpunode-test-new", 380))
     applied.add(left_by_killed_run("theirs", 4000, **{"app.kubernetes.io/managed-by": "them"}))
     if verb == "verify":
-        assert user.verify()["leftovers"] == ("passed", "deleted what a run that was killed left: Pod gpunode-test-old")
+        assert user.verify()["leftovers"] == ("passed", "deleted what a killed run left: Pod gpunode-test-old")
     else:
         removed = user("k8s", "remove", "--yes")
         assert removed.states["Pod gpunode-test-old"] == "delete"
         assert removed.states["Namespace gpu-system"] == "foreign"
         user("rollback", "k2", "--yes")
     assert left_pods(applied) == ["gpunode-test-new", "theirs"]
+
+
+def test_without_the_right_to_list_jobs_all_else_is_done(applied: ApiServer, user: User) -> None:
+    applied.denied.add("list jobs")
+    found = user.verify()
+    assert (found["leftovers"][0], found["pod/gpu-1"][0]) == ("not run", "passed")
+    user("k8s", "remove", "--yes")
+    assert not applied.peek("DaemonSet")
 
 
 def test_pods_that_cannot_be_deleted_are_told_with_the_command(applied: ApiServer, user: User) -> None:
