@@ -55,6 +55,7 @@ _FORBIDDEN: Final = re.compile(r"\(Forbidden\)|is forbidden|cannot (?:get|list|p
 _NO_KIND: Final = re.compile(
     r"no matches for kind \"?(\w+)\"? in version \"?([\w./]+)|doesn't have a resource type \"?(\w+)"
 )
+_NOT_GONE: Final = re.compile(r"timed out waiting for the condition on (\S+)")
 _CONFLICT: Final = re.compile(r"conflicts? with \"([^\"]+)\"")
 # The login programs of kubeconfigs that clouds write, and what brings them, as their documentation says.
 _INSTALL: Final = {
@@ -209,9 +210,10 @@ def _of_request(done: Finished, said: str, typed: Typed) -> GpunodeError:
             + typed("api-resources"),
         )
     if _FORBIDDEN.search(said):
+        more = len(said.splitlines()) - 1
         return Forbidden(
             "your credentials may not do this",
-            why=said,
+            why=reason(said) + (f"; and {more} more like this" if more else ""),
             hint=f"see what they may do: {typed('auth', 'can-i', '--list')}",
         )
     if match := _CONFLICT.search(said):
@@ -219,6 +221,12 @@ def _of_request(done: Finished, said: str, typed: Typed) -> GpunodeError:
             f"another field manager, {match[1]}, owns a field that gpunode would set",
             why=said,
             hint="change the recipe to what is there, or have its owner give it up; gpunode does not force it",
+        )
+    if match := _NOT_GONE.search(said):
+        return ChangeFailed(
+            f"{match[1]} is still being deleted",
+            why="it goes when all of it has ended: a node whose kubelet is away ends no pod, and a finalizer may wait",
+            hint=f"see what has not ended: {typed('get', 'pods', '--all-namespaces', '--output', 'wide')}",
         )
     return ChangeFailed(
         f"kubectl {next((word for word in done.argv if word in _VERBS), '')} failed",

@@ -419,6 +419,45 @@ def test_credentials_that_do_not_suffice_are_named(user: User, name: str, code: 
     assert refused.envelope["errors"][0]["what"] == what
 
 
+@dataclass(frozen=True, slots=True)
+class CiJob(User):
+    """A person whose kubeconfig is found by HOME alone, and logs in by a program that reads the environment."""
+
+    profile: str = ""
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """In which gpunode runs."""
+        settings = {"HOME": str(self.home), "XDG_STATE_HOME": str(self.home), "AWS_PROFILE": self.profile}
+        return {"PATH": os.environ["PATH"], **settings}
+
+
+@pytest.mark.parametrize(
+    ("program", "profile", "code", "what"),
+    [
+        ("login", "gpu", 0, ""),
+        ("login", "", 3, "login failed"),
+        ("absent-login", "gpu", 3, "logs in by absent-login, which cannot be run"),
+    ],
+)
+def test_login_programs_get_the_environment_of_whoever_runs_gpunode(
+    control_plane: ControlPlane, user: User, program: str, profile: str, code: int, what: str
+) -> None:
+    token = {"apiVersion": "client.authentication.k8s.io/v1", "kind": "ExecCredential", "status": {"token": ADMIN}}
+    (login := user.home / "login").write_text(
+        f"#!/bin/sh\n[ \"$AWS_PROFILE\" = gpu ] || {{ echo no profile >&2; exit 3; }}\necho '{json.dumps(token)}'\n"
+    )
+    login.chmod(0o755)
+    config = json.loads(control_plane.kubeconfig().read_text())
+    command = str(login) if program == "login" else program
+    plugin = {"apiVersion": token["apiVersion"], "command": command, "interactiveMode": "Never"}
+    config["users"][0]["user"] = {"exec": plugin}
+    (user.home / ".kube").mkdir()
+    (user.home / ".kube/config").write_text(json.dumps(config))
+    answer = CiJob(user.plane, user.home, profile=profile).plan(check=code)
+    assert not code or what in answer.envelope["errors"][0]["what"]
+
+
 def test_a_cluster_that_cannot_be_meant_is_told(user: User, tmp_path: Path) -> None:
     assert (
         user.plan("k8s-containerd", "--context", "nowhere", check=2)
