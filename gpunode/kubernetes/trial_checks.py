@@ -10,7 +10,7 @@ from typing import Final
 
 from gpunode.check import Check
 from gpunode.command import Command, command, sudo_gpunode
-from gpunode.kubernetes.pods import NO_REGISTRY_HINT, Trouble, kept_out, trouble
+from gpunode.kubernetes.pods import NO_REGISTRY_HINT, Trouble, kept_out, tolerates, trouble
 from gpunode.kubernetes.trials import CORDONED, MEMORY, Body, Trial, is_unscheduled, limits
 
 PASSED: Final = "Test PASSED"
@@ -81,8 +81,9 @@ def _what_it_said(trial: Trial, node: Body) -> str:
     """Return all that the pod has for its GPU, as the user's own needs it there."""
     spec = trial.pod["spec"]
     taints = [one for one in node.get("spec", {}).get("taints") or () if one["effect"] != "PreferNoSchedule"]
-    tolerated = [str(one["key"]) for one in taints if one["key"] != CORDONED["key"]]
-    words = [trial.resource or "a claim"]
+    own = [one for one in spec["tolerations"] if one != CORDONED]
+    tolerated = [str(taint["key"]) for taint in taints if any(tolerates(one, taint) for one in own)]
+    words = [*limits(trial.pod)] or ["a claim"]
     words += [f"runtimeClassName: {spec['runtimeClassName']}"] if "runtimeClassName" in spec else []
     words += [f"a toleration of {key}" for key in dict.fromkeys(tolerated)]
     return ", ".join(words) if len(words) > 1 else f"{words[0]} alone"

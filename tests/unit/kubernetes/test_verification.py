@@ -320,10 +320,11 @@ def test_a_pod_that_ended_well_proves_only_what_it_said(recipe: str, log: str | 
         (
             "k8s-containerd",
             replace(EIGHT, reads_cdi=True),
-            (("nvidia.com/gpu", "NoSchedule"), ("node.kubernetes.io/unschedulable", "NoSchedule")),
+            tuple((key, "NoSchedule") for key in (GPU, "node.kubernetes.io/unschedulable", "not-tolerated")),
             "with nvidia.com/gpu, a toleration of nvidia.com/gpu: Test PASSED",
         ),
         ("dra", EIGHT, (), "with a claim alone: Test PASSED"),
+        ("hami", EIGHT, (), "with nvidia.com/gpu, nvidia.com/gpumem: "),
     ],
 )
 def test_a_passed_pod_says_what_it_needed_for_its_gpu(
