@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from gpunode.command import command
 from gpunode.kubernetes.model import Rendered
+from gpunode.kubernetes.own_pod import own_pod_text
 from gpunode.kubernetes.render import GITOPS_FORMS, Form
 
 
@@ -21,6 +22,8 @@ def readme(rendered: Rendered, form: Form) -> str:
             "vectors on a GPU, and whose log ends with `Test PASSED`."
         )
         paragraphs.append(_filled(text))
+    if own := rendered.own_pod:
+        paragraphs += [_filled(f"Your own pod {own.why}:"), f"```yaml\n{own_pod_text(own)}```"]
     return "\n\n".join(paragraphs) + "\n"
 
 

@@ -150,7 +150,7 @@ def _commands(rendered: Rendered, form: Form, paths: Sequence[str]) -> str:
     if rendered.test_pod:
         lines += ["", "# A pod that computes on a GPU:", f"#   {command(*kubectl, 'apply', '-f', 'test-pod.yaml')}"]
     if own := rendered.own_pod:
-        lines += [f"# Your pod {own.why}:", *(f"#   {text}" for text in own_pod_text(own).splitlines())]
+        lines += ["", f"cat <<'END'\n\nYour own pod {own.why}:\n{own_pod_text(own)}END"]
     return "\n".join(lines) + "\n"
 
 
