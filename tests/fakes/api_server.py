@@ -117,12 +117,13 @@ class ApiServer:
         self.authorize("list", kind, namespace)
         for (one, where, name), _ in self.contents():
             if one == kind and namespace in {"", where}:
-                yield self._shown((one, where, name))
+                yield _shown(self._objects[one, where, name], self._owners[one, where, name])
 
     def get(self, kind: str, namespace: str, name: str) -> Body:
         """Return an object."""
         self.authorize("get", kind, namespace, name)
-        return self._shown(self._found(kind, namespace, name))
+        place = self._found(kind, namespace, name)
+        return _shown(self._objects[place], self._owners[place])
 
     def apply(self, body: Body, manager: str, *, force: bool = False, dry_run: bool = False) -> Body:
         """Make ``body`` what ``manager`` owns of the object, by server-side apply."""
@@ -149,7 +150,7 @@ class ApiServer:
         left = {path: value for path, value in live.items() if not _is_within(path, gone)}
         return self._write(place, object_of({**left, **wanted}), {**owners, me: mine}, dry_run=dry_run)
 
-    def create(self, body: Body, manager: str, *, dry_run: bool = False) -> Body:
+    def create(self, body: Body, manager: str) -> Body:
         """Make a new object."""
         place = key(body)
         self.authorize("create", place[0], place[1])
@@ -158,9 +159,9 @@ class ApiServer:
         if place in self._objects:
             raise ApiError("AlreadyExists", f'{resource.full_name} "{place[2]}" already exists')
         self._admit(body)
-        return self._write(place, body, {(manager, "Update"): ownable(fields_of(body))}, dry_run=dry_run)
+        return self._write(place, body, {(manager, "Update"): ownable(fields_of(body))})
 
-    def update(self, former: Body, body: Body, manager: str, *, dry_run: bool = False) -> Body:
+    def update(self, former: Body, body: Body, manager: str) -> Body:
         """Make the object ``body``, which was made from ``former``; ``manager`` owns what that changes."""
         place = key(former)
         self.authorize("patch", *place)
@@ -173,7 +174,7 @@ class ApiServer:
         lost = changed | ownable(path for path in old if path not in new)
         me = (manager, "Update")
         owners = {who: theirs - lost for who, theirs in owners.items()}
-        return self._write(place, _stored(body), {**owners, me: owners.get(me, frozenset()) | changed}, dry_run=dry_run)
+        return self._write(place, _stored(body), {**owners, me: owners.get(me, frozenset()) | changed})
 
     def delete(self, kind: str, namespace: str, name: str) -> None:
         """Delete an object, and what it owns or holds."""
@@ -209,24 +210,10 @@ class ApiServer:
             raise ApiError("NotFound", f'{RESOURCES[kind].full_name} "{name}" not found')
         return kind, namespace, name
 
-    def _shown(self, place: Key) -> Body:
-        body = copy.deepcopy(self._objects[place])
-        body["metadata"]["managedFields"] = [
-            {
-                "manager": manager,
-                "operation": operation,
-                "apiVersion": body["apiVersion"],
-                "fieldsType": "FieldsV1",
-                "fieldsV1": written(fields),
-            }
-            for (manager, operation), fields in sorted(self._owners[place].items(), key=lambda one: one[0][1])
-        ]
-        return body
-
     def _write(
         self, place: Key, body: Body, owners: Mapping[Manager, frozenset[Path]], *, dry_run: bool = False
     ) -> Body:
-        former, former_owners = self._objects.get(place), self._owners.get(place)
+        former = self._objects.get(place)
         _validate(body, former)
         metadata = body["metadata"]
         self._writes += 1
@@ -236,15 +223,11 @@ class ApiServer:
         metadata.setdefault("creationTimestamp", "2026-11-28T06:00:00Z")
         metadata |= {"resourceVersion": str(self._writes), "generation": generation + has_new_spec}
         kept = {who: fields for who, fields in owners.items() if fields and who[0]}
-        self._objects[place], self._owners[place] = body, kept
-        answer = self._shown(place)
         if dry_run:
-            if former is None or former_owners is None:
-                del self._objects[place], self._owners[place]
-            else:
-                self._objects[place], self._owners[place] = former, former_owners
-        else:
-            self._act()
+            return _shown(body, kept)
+        self._objects[place], self._owners[place] = body, kept
+        answer = _shown(body, kept)
+        self._act()
         return answer
 
     def _act(self) -> None:
@@ -271,6 +254,16 @@ class ApiServer:
         if name and ("RuntimeClass", "", name) not in self._objects:
             pod = body["metadata"]["name"]
             raise ApiError("Forbidden", f'pods "{pod}" is forbidden: pod rejected: RuntimeClass "{name}" not found')
+
+
+def _shown(body: Body, owners: Mapping[Manager, frozenset[Path]]) -> Body:
+    """Return the object with its ``managedFields``."""
+    common = {"apiVersion": body["apiVersion"], "fieldsType": "FieldsV1"}
+    entries = [
+        {"manager": manager, "operation": operation, **common, "fieldsV1": written(fields)}
+        for (manager, operation), fields in sorted(owners.items(), key=lambda one: one[0][1])
+    ]
+    return copy.deepcopy({**body, "metadata": {**body["metadata"], "managedFields": entries}})
 
 
 def _stored(body: Body) -> Body:
