@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from gpunode.host.cluster import Cluster
 from gpunode.host.process import Finished
 from tests.fakes.api_server import ApiServer
 from tests.fakes.clusters import NAMESPACE, NODE, PLUGIN, User, everything, node, run_daemon_sets
@@ -101,6 +102,16 @@ def test_server_that_does_not_answer_ends_the_plan(user: User, verb: str) -> Non
 def test_recipe_for_kind_needs_the_context_of_that_cluster(user: User) -> None:
     assert "is for the kind cluster kind, and this is the context lab" in user.plan("kind", check=3).error["what"]
     assert "is for the kind cluster" in user("k8s", "verify", "kind", *NODE, check=3).error["what"]
+
+
+def test_name_that_no_node_can_have_is_refused(user: User) -> None:
+    refused = user("k8s", "plan", "k8s-containerd", "--node", "gpu_1=debian12-gtx1080", check=3).error
+    assert refused["what"] == "'gpu_1' cannot be the name of a Kubernetes node"
+
+
+def test_no_rights_are_asked_for_where_none_are_needed(user: User) -> None:
+    assert Cluster().allowed(()) == ()
+    assert user.kubectl.calls == []
 
 
 def test_charts_need_helm(user: User, monkeypatch: pytest.MonkeyPatch) -> None:
