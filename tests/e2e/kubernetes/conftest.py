@@ -26,6 +26,7 @@ from tests.needs import lacking_assets
 NODES: Final = ("gpu-1", "gpu-2")
 # So long after its kubelet's last word a node counts as unreachable; by default 50 s.
 _GRACE_S: Final = 15
+_REGISTRATION: Final = 'kubernetes.register = "kubelet"\nkubernetes.labels = { "example.org/team" = "a" }\n'
 
 
 @pytest.fixture(scope="session")
@@ -62,7 +63,7 @@ def joined(
     machines = Machines(lab, repositories, code)
     with machines.make_of(KubeletNode, bases[suite].runtime, _gpus()) as node:
         machines.furnish(node, DIRECTORIES[suite])
-        recipe = f'schema = 1\nextends = "k8s-containerd"\n{repositories.recipe(DIRECTORIES[suite])}'
+        recipe = f'schema = 1\nextends = "k8s-containerd"\n{_REGISTRATION}{repositories.recipe(DIRECTORIES[suite])}'
         node.write(RECIPE, recipe)
         if request.param == "sid":
             put_programs(node, request.getfixturevalue("runtime_bases")("sid"))

@@ -47,9 +47,10 @@ Wants=network-online.target
 After=containerd.service
 
 [Service]
+EnvironmentFile=-/etc/default/kubelet
 ExecStartPre=/usr/local/sbin/lab-kernel
 ExecStart=/usr/local/bin/kubelet --config=/var/lib/kubelet/config.yaml \\
-  --kubeconfig=/etc/kubernetes/kubelet.conf --node-ip={_ADDRESS} --hostname-override={NAME}
+  --kubeconfig=/etc/kubernetes/kubelet.conf --node-ip={_ADDRESS} --hostname-override={NAME} $KUBELET_EXTRA_ARGS
 Restart=always
 RestartSec=1
 

@@ -39,6 +39,16 @@ def test_a_pod_computes_through_the_handler(cluster: Cluster) -> None:
     cluster.delete("computes")
 
 
+def test_kubelet_registered_its_node_with_the_labels_of_the_recipe(cluster: Cluster) -> None:
+    """setup wrote them before the node joined, so apply has nothing to label."""
+    told = cluster.plane.kubectl("get", "node", NAME, "--output=json", "--show-managed-fields")
+    metadata = json.loads(told)["metadata"]
+    labels = {"example.org/team": "a", "nvidia.com/gpu.present": "true"}
+    assert labels.items() <= metadata["labels"].items()
+    owners = {one["manager"] for one in metadata["managedFields"] if "f:example.org/team" in json.dumps(one)}
+    assert owners == {"kubelet"}
+
+
 # By the containerd of a suite: 1.6 has no CDI for pods, in 1.7 gpunode switches it on, 2.1 has it on.
 BY_CDI: Final = frozenset({"trixie", "sid"})
 
