@@ -19,7 +19,7 @@ MINIMUM: Final = (1, 21)
 _SUPPORTED_SKEW: Final = 1
 _VERSION: Final = re.compile(r"v?(\d+)\.(\d+)(\.\d+)?")
 # Its log, which repeats the error for each try; further lines of an entry are indented.
-_LOG: Final = re.compile(r"^[EWIF]\d{4} \d\d:\d\d:.*\n?(?:[ \t].*\n?)*|^Warning: .*\n?", re.MULTILINE)
+_LOG: Final = re.compile(r"^[EWIF]\d{4} \d\d:\d\d:.*(?:\n[ \t].*)*\n?|^Warning: .*\n?", re.MULTILINE)
 _SHOWN: Final = 12
 # Where its own words begin, after those of a login plugin.
 _OWN: Final = re.compile(r"(?:error: |Error from server|Unable to connect|The connection to|The [A-Z]\w+ \")")
