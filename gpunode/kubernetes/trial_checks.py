@@ -172,7 +172,7 @@ def settled(handler: Check, checks: Sequence[Check]) -> Check:
     has_run = any(one.id.startswith(f"resource/{node}/") and one.status == "passed" for one in checks)
     if handler.status != "not run" or not has_run:
         return handler
-    return replace(handler, status="passed", detail="what offers the GPUs runs through it")
+    return replace(handler, status="passed", detail="what offers the GPUs was started through it")
 
 
 def sharing_check(node: str, ran: Sequence[Ran]) -> Check:
