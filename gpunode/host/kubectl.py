@@ -112,7 +112,7 @@ def failure(done: Finished, typed: Typed, where: Callable[[str], str] = lambda _
 def _of_configuration(said: str, typed: Typed) -> UsageError | None:
     """Return what is wrong with the kubeconfig; None where nothing is."""
     if match := _NO_CONTEXT.search(said):
-        hint = f"see which there are: {typed('config', 'get-contexts')}"
+        hint = f"see which there are:\n{typed('config', 'get-contexts')}"
         return UsageError(
             f"there is no context {next(filter(None, match.groups())).strip()!r}",
             why="your kubeconfig lacks it",
@@ -175,7 +175,7 @@ def _of_connection(done: Finished, said: str, typed: Typed) -> GpunodeError | No
         return Undetermined(
             "the cluster does not answer",
             why=reason(said) or f"kubectl took longer than {done.seconds:.0f} s",
-            hint=f"check that you reach it: {typed('cluster-info')}",
+            hint=f"check that you reach it:\n{typed('cluster-info')}",
         )
     return None
 
@@ -214,7 +214,7 @@ def _of_request(done: Finished, said: str, typed: Typed) -> GpunodeError:
         return Forbidden(
             "your credentials may not do this",
             why=reason(said) + (f"; and {more} more like this" if more else ""),
-            hint=f"see what they may do: {typed('auth', 'can-i', '--list')}",
+            hint=f"see what they may do:\n{typed('auth', 'can-i', '--list')}",
         )
     if match := _CONFLICT.search(said):
         return Conflict(
@@ -226,12 +226,12 @@ def _of_request(done: Finished, said: str, typed: Typed) -> GpunodeError:
         return ChangeFailed(
             f"{match[1]} is still being deleted",
             why="it goes when all of it has ended: a node whose kubelet is away ends no pod, and a finalizer may wait",
-            hint=f"see what has not ended: {typed('get', 'pods', '--all-namespaces', '--output', 'wide')}",
+            hint=f"see what has not ended:\n{typed('get', 'pods', '--all-namespaces', '--output', 'wide')}",
         )
     return ChangeFailed(
         f"kubectl {next((word for word in done.argv if word in _VERBS), '')} failed",
         why=said or f"exit status {done.exit_status}",
-        hint=f"see whether kubectl reaches the cluster at all: {typed('get', 'nodes')}",
+        hint=f"see whether kubectl reaches the cluster at all:\n{typed('get', 'nodes')}",
     )
 
 

@@ -187,7 +187,7 @@ def test_what_a_plan_proposes_plans_on_that_node(
 LEAST_SHARE = 0.13
 # A call that makes one, as the judge sees it.
 _MADE = "sudo made"
-_MAKERS = BUILDERS | {"command", "Shell", "unhold", "purge", "install", "repair"}
+_MAKERS = BUILDERS | {"command", "Shell", "unhold", "purge", "install", "repair", "typed"}
 
 
 def test_the_share_of_hints_with_a_command_does_not_fall() -> None:
