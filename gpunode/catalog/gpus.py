@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Literal, TypeAlias, cast
 
 from gpunode.catalog import branches, tables
@@ -117,8 +118,16 @@ def all_by_name(name: str) -> Iterator[GpuModel]:
 
 def by_label(label: str) -> GpuModel | None:
     """The GPU that GPU Feature Discovery labels so (``NVIDIA-H100-80GB-HBM3``); None where it labels none so."""
-    wanted = label.removeprefix("NVIDIA-").lower()
-    return next((_model(row) for row in tables.rows("gpus.csv") if _label(row["name"]) == wanted), None)
+    row = _rows_by_label().get(label.removeprefix("NVIDIA-").lower())
+    return _model(row) if row else None
+
+
+@cache
+def _rows_by_label() -> Mapping[str, Mapping[str, str]]:
+    found: dict[str, Mapping[str, str]] = {}
+    for row in tables.rows("gpus.csv"):
+        found.setdefault(_label(row["name"]), row)
+    return found
 
 
 def _label(name: str) -> str:

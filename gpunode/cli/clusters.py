@@ -62,6 +62,8 @@ _KUBECTL: Final = re.compile(
 )
 # One that is written for the default recipe and this machine.
 _RENDER: Final = re.compile(r"\bgpunode k8s render(?= --|$)", re.MULTILINE)
+# One that names neither recipe nor cluster.
+_OWN: Final = re.compile(r"\bgpunode k8s (?:plan|apply|verify|remove)(?=$|,| if\b)", re.MULTILINE)
 _HELM: Final = re.compile(r"\bhelm(?= (?:get|history|list|rollback|status|uninstall|upgrade)\b)")
 _IMAGE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@-]{0,511}")
 
@@ -85,6 +87,7 @@ class Where:
         of_helm = [word.replace("--context", "--kube-context", 1) for word in options]
         found = _KUBECTL.sub(lambda _: " ".join(("kubectl", *options)), hint)
         found = _HELM.sub(lambda _: " ".join(("helm", *of_helm)), found)
+        found = _OWN.sub(lambda match: " ".join((match[0], *options)), found)
         return _RENDER.sub(lambda _: cluster_render_command(sys.argv[1:]), found)
 
     def _option(self, option: str, name: str) -> str:

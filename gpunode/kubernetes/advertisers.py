@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias
 
@@ -11,7 +11,8 @@ from gpunode.errors import Refused
 from gpunode.facts.helm import Released
 from gpunode.kubernetes.model import MANAGED_BY, Rendered
 from gpunode.kubernetes.node_selection import may_run
-from gpunode.kubernetes.reconcile import adopted
+from gpunode.kubernetes.owned import owned
+from gpunode.kubernetes.reconcile import MANAGER, Key, adopted, key
 
 Body: TypeAlias = Mapping[str, Any]
 Typed: TypeAlias = Callable[..., Command]
@@ -56,16 +57,20 @@ class Found:
     release: str = ""
 
 
-def advertisers(objects: Sequence[Body]) -> Iterator[Found]:
-    """Yield those of ``objects`` that offer GPUs, or have the GPU Operator do it, and that gpunode did not apply.
+def advertisers(objects: Sequence[Body], rendered: Collection[Key] = ()) -> Iterator[Found]:
+    """Yield those of ``objects`` that offer GPUs, or have the GPU Operator do it, and that gpunode does not bring.
+
+    What gpunode rendered and Argo CD, Flux or a person applied is theirs, unless it is what is applied now.
 
     Args:
         objects: the DaemonSets, the objects of OPERATOR_KINDS and the Deployments of OPERATOR_SELECTOR.
+        rendered: the keys of what is applied now.
     """
     asking = [one for one in objects if one["kind"] in _ASKING]
     for one in objects:
         labels = one["metadata"].get("labels", {})
-        if all(labels.get(name) == value for name, value in MANAGED_BY.items()):
+        is_labelled = all(labels.get(name) == value for name, value in MANAGED_BY.items())
+        if is_labelled and (key(one) in rendered or owned(one, MANAGER) is not None):
             continue
         kind: Advertiser | None
         if one["kind"] == "DaemonSet":
@@ -146,7 +151,8 @@ def refuse_second(
         return ()
     kept = [adopted(one, releases) or one for one in rendered.releases]
     released = {f"{one.namespace}/{one.name}" for one in kept}
-    there = [one for one in advertisers(objects) if one.release not in released]
+    brought = [key(one.body) for one in rendered.objects]
+    there = [one for one in advertisers(objects, brought) if one.release not in released]
     if any(one.chart == "gpu-operator" for one in rendered.releases):
         there = [one for one in there if one.kind != "gpu-operator"]
     added = {edit.node: edit.labels for edit in rendered.nodes}

@@ -10,11 +10,9 @@ from gpunode.errors import Refused
 from gpunode.kubernetes.argocd import is_elsewhere
 from gpunode.kubernetes.sharing import check_configs
 from gpunode.recipe import Recipe
-from gpunode.recipe.kubernetes import ArgoCd, Kubernetes
+from gpunode.recipe.kubernetes import ArgoCd, Kubernetes, refuse_foreign_labels
 
 _FOREIGN_NAMESPACES: Final = frozenset({"default", "kube-public", "kube-node-lease"})
-# Of the cluster itself, or set by gpunode and by NVIDIA's controllers.
-_FOREIGN_LABELS: Final = ("kubernetes.io/", "k8s.io/", "nvidia.com/")
 
 
 def check(recipe: Recipe) -> None:
@@ -53,13 +51,7 @@ def _check_names(wanted: Kubernetes) -> None:
             why="it is the cluster's own, and its pods would become privileged",
             hint="leave namespace out, or name one for the GPU stack",
         )
-    for key in wanted.labels:
-        if key == "gpu" or any(f"{key.partition('/')[0]}/".endswith(part) for part in _FOREIGN_LABELS):
-            raise Refused(
-                f"[kubernetes] labels cannot set {key}",
-                why="the cluster, NVIDIA's controllers or gpunode set it themselves",
-                hint="use a prefix of your own, such as example.org/",
-            )
+    refuse_foreign_labels(wanted)
     if wanted.taint.value and not wanted.taint.key:
         raise Refused(
             "[kubernetes.taint] has a value and no key",

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from gpunode.command import command
 from gpunode.kubernetes.model import Rendered
+from gpunode.kubernetes.node_rule import can_label
 from gpunode.kubernetes.own_pod import own_pod_text
 from gpunode.kubernetes.render import GITOPS_FORMS, Form
 
@@ -93,13 +94,13 @@ def _node_labels(rendered: Rendered) -> Iterator[str]:
         yield _filled("Node Feature Discovery labels the nodes, by the NodeFeatureRule in this folder.")
     edits: dict[tuple[str, ...], list[str]] = {}
     for edit in rendered.nodes:
-        if edit.labels and not rules:
-            labels = (f"{key}={value}" for key, value in edit.labels.items())
+        if labels := [f"{key}={value}" for key, value in edit.labels.items() if not (rules and can_label(key))]:
             edits.setdefault(("label", *labels), []).append(edit.node)
         if edit.taint and not any("taints" in rule for rule in rules):
             edits.setdefault(("taint", edit.taint), []).append(edit.node)
     if edits:
-        what = "taints" if rules else "labels"
+        verbs = {verb for verb, *_ in edits}
+        what = "labels" if "label" in verbs else "taints"
         text = "" if rules else "The pods run only on labelled nodes. "
         yield _filled(
             f"{text}`apply.sh` sets the nodes' {what}. So does the kubelet when its node joins, if `gpunode setup` ran "

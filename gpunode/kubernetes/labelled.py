@@ -20,6 +20,8 @@ from gpunode.kubernetes.model import GPU_PRESENT, ClusterNode
 Body: TypeAlias = Mapping[str, Any]
 _PRODUCT: Final = "nvidia.com/gpu.product"
 _COUNT: Final = "nvidia.com/gpu.count"
+# The kubelet may set this label of its node to anything.
+_MOST_DIGITS: Final = 3
 _DRIVER: Final = "nvidia.com/cuda.driver-version.full"
 # NFD names a PCI device by its vendor, with or without its class.
 _PCI: Final = re.compile(r"feature\.node\.kubernetes\.io/pci-(?:03\d\d_)?10de\.present")
@@ -102,10 +104,12 @@ def _node(name: str, live: Body) -> ClusterNode | str:
 
 def _gpus(labels: Mapping[str, str]) -> tuple[GpuModel, ...] | str:
     product, count = labels.get(_PRODUCT, ""), labels.get(_COUNT, "")
-    if not product or not count.isdigit():
+    if not product or not (count.isascii() and count.isdigit()):
         return f"it lacks {_PRODUCT} and {_COUNT}, which GPU Feature Discovery sets"
     if "-MIG-" in product:
         return f"{_PRODUCT} counts MIG instances, not GPUs"
+    if len(count) > _MOST_DIGITS:
+        return f"{_COUNT} is {count[:20]}, which no node has"
     model = by_label(product.removesuffix("-SHARED"))
     return (model,) * int(count) if model else f"gpunode knows no GPU that is labelled {product}"
 

@@ -194,17 +194,23 @@ def _type_of(device: Body) -> str:
     return str(attributes.get("type", {}).get("string", ""))
 
 
-def kubelet_check(node: str, settings: Mapping[str, Any], wanted: Kubernetes, *, passes_devices: bool) -> Check:
+def kubelet_check(
+    node: str, settings: Mapping[str, Any], wanted: Kubernetes, taints: Sequence[Body], *, passes_devices: bool
+) -> Check:
     """Whether the kubelet's settings let pods keep their GPUs, and let the test pod onto the node.
 
     Args:
         node: the kubelet's.
         settings: its configuration.
         wanted: the recipe's.
+        taints: that the Node has now; one of its start, which an agent takes off, keeps nobody away.
         passes_devices: whether the device plugin was rendered for a static CPU manager.
     """
     id, title = f"kubelet/{node}", f"kubelet of {node}"  # noqa: A001
+    there = {(one["key"], one["effect"]) for one in taints}
     for taint in settings.get("registerWithTaints") or ():
+        if taint["effect"] == "PreferNoSchedule" or (taint["key"], taint["effect"]) not in there:
+            continue
         written = f"{taint['key']}={taint.get('value', '')}:{taint['effect']}".replace("=:", ":")
         own = wanted.taint
         if own.key and (taint["key"], taint["effect"]) == (own.key, own.effect) and taint.get("value", "") != own.value:

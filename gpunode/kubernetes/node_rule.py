@@ -25,6 +25,11 @@ def brings_discovery(release: Release) -> bool:
     return any(key in release.values for key in _SUBCHARTS)
 
 
+def can_label(key: str) -> bool:
+    """Return whether Node Feature Discovery sets the label as it is: before one without a prefix it puts its own."""
+    return "/" in key
+
+
 def can_taint(taint: Taint) -> bool:
     """Return whether Node Feature Discovery may set the taint."""
     return "/" in taint.key and not f".{taint.key.partition('/')[0]}".endswith(".kubernetes.io")
@@ -46,7 +51,9 @@ def node_feature_rule(edits: Sequence[NodeEdit], taint: Taint) -> Object | None:
     is set by the nodes' names.
     """
     shared = {
-        key: value for key, value in edits[0].labels.items() if all(edit.labels.get(key) == value for edit in edits)
+        key: value
+        for key, value in edits[0].labels.items()
+        if can_label(key) and all(edit.labels.get(key) == value for edit in edits)
     }
     rules: list[Mapping[str, Any]] = []
     taints = [{"key": taint.key, "value": taint.value, "effect": taint.effect}] if can_taint(taint) else []
@@ -73,7 +80,7 @@ def node_feature_rule(edits: Sequence[NodeEdit], taint: Taint) -> Object | None:
 def _rules_by_name(edits: Sequence[NodeEdit], shared: Mapping[str, str]) -> Iterator[Mapping[str, Any]]:
     names: dict[tuple[tuple[str, str], ...], list[str]] = {}
     for edit in edits:
-        own = tuple((key, value) for key, value in edit.labels.items() if key not in shared)
+        own = tuple((key, value) for key, value in edit.labels.items() if can_label(key) and key not in shared)
         names.setdefault(own, []).append(edit.node)
     for number, (own, nodes) in enumerate(names.items(), 1):
         if own:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
+from gpunode.errors import Refused
 from gpunode.recipe import Says
 
 Stack: TypeAlias = Literal["device-plugin", "gpu-operator", "hami", "dra", "none"]
@@ -17,6 +18,8 @@ Effect: TypeAlias = Literal["NoSchedule", "PreferNoSchedule", "NoExecute"]
 
 # One namespace for labels and taints on all stacks.
 GPU_PRESENT: Final = "nvidia.com/gpu.present"
+# Of the cluster itself, or set by gpunode and by NVIDIA's controllers.
+_FOREIGN_LABELS: Final = ("kubernetes.io/", "k8s.io/", "nvidia.com/")
 # RFC 1123, as the API server checks names and label values.
 _LABEL = r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"
 _SUBDOMAIN = rf"{_LABEL}(\.{_LABEL})*"
@@ -268,6 +271,21 @@ def stack_labels(stack: Stack) -> Mapping[str, str]:
             return {"gpu": "on", GPU_PRESENT: "true"}
         case "device-plugin" | "dra":
             return {GPU_PRESENT: "true"}
+
+
+def refuse_foreign_labels(wanted: Kubernetes) -> None:
+    """Refuse labels that are not the recipe's to set; with one of kubernetes.io no kubelet starts.
+
+    Raises:
+        Refused: the cluster, NVIDIA's controllers or gpunode set such a label themselves.
+    """
+    for key in wanted.labels:
+        if key == "gpu" or any(f"{key.partition('/')[0]}/".endswith(part) for part in _FOREIGN_LABELS):
+            raise Refused(
+                f"[kubernetes] labels cannot set {key}",
+                why="the cluster, NVIDIA's controllers or gpunode set it themselves",
+                hint="use a prefix of your own, such as example.org/",
+            )
 
 
 # The table of each section; * stands for a name that the recipe chooses.

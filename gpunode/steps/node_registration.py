@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from gpunode.change import FileChange, FileState
 from gpunode.command import command
+from gpunode.errors import Refused
 from gpunode.facts.kubelet import has_started
 from gpunode.facts.model import Facts, Known, KubeletKind, known, need
 from gpunode.facts.patterns import Pattern
@@ -30,12 +31,24 @@ _VARIABLE: Final = "KUBELET_EXTRA_ARGS"
 _ASSIGNMENT: Final = Pattern(rf"""^{_VARIABLE}=(["']?)([^"'\\\n]*)\1[ \t]*$""", re.MULTILINE)
 _ANY_ASSIGNMENT: Final = Pattern(rf"^[ \t]*(?:export[ \t]+)?{_VARIABLE}[ \t]*=", re.MULTILINE)
 
+# What kubeadm writes from nodeRegistration.taints and from a KubeletConfiguration.
+_OTHER_TAINTS: Final = {
+    "/var/lib/kubelet/kubeadm-flags.env": Pattern(r"--register-with-taints[= ]\S"),
+    "/var/lib/kubelet/config.yaml": Pattern(r"^registerWithTaints:[ \t]*(?:\n[ \t]*-|\[[ \t]*\{)", re.MULTILINE),
+}
+
 
 def plan(recipe: Recipe, facts: Facts) -> Outcome:
     """Return the change of the file from which the kubelet takes its labels and taints."""
     wanted = recipe.kubernetes
     if wanted is None or wanted.register == "none":
         return Planned((), "not requested", asked=False)
+    from gpunode.recipe.kubernetes import refuse_foreign_labels  # loaded on use: most recipes have no such table
+
+    try:
+        refuse_foreign_labels(wanted)
+    except Refused as refused:
+        return Refusal(refused.what, refused.why, refused.hint)
     register: KubeletKind = wanted.register
     labels = [f"{key}={value}" for key, value in sorted(registration_labels(wanted).items())]
     taints = [f"{wanted.taint.key}={wanted.taint.value}:{wanted.taint.effect}"] if wanted.taint.key else []
@@ -54,6 +67,12 @@ def plan(recipe: Recipe, facts: Facts) -> Outcome:
         path = ENVIRONMENT
         if not _reads_environment(facts):
             return Planned((), f"waits for a kubelet that reads {ENVIRONMENT}, as kubeadm's does", later=True)
+        if taints and (elsewhere := _file_with_taints(facts)):
+            return Refusal(
+                f"{elsewhere} has the kubelet register its Node with taints already",
+                f"--register-with-taints in {ENVIRONMENT} would replace them and not add to them",
+                'set register = "none" in [kubernetes]; gpunode k8s apply sets the taint then',
+            )
     else:
         path = f"/etc/rancher/{register}/config.yaml.d/99-gpunode-node.yaml"
     before = need(facts.file(path), f"what {path} holds")
@@ -70,6 +89,15 @@ def plan(recipe: Recipe, facts: Facts) -> Outcome:
         return Planned((), reason)
     change = FileChange(path, before, replace(before, content=after) if before else FileState(after))
     return Planned((change,), reason, change_notes=_after_joining(facts, register, labels, taints))
+
+
+def _file_with_taints(facts: Facts) -> str:
+    """Return the file of kubeadm's that names taints for the kubelet's registration; empty for none."""
+    for path, pattern in _OTHER_TAINTS.items():
+        state = known(facts.file(path), None)
+        if state and pattern.search(state.content.decode("utf-8", "replace")):
+            return path
+    return ""
 
 
 def registration_labels(wanted: Kubernetes) -> dict[str, str]:

@@ -18,8 +18,18 @@ from gpunode.host.port import OnProgress
 from gpunode.journal.record import Verb
 from gpunode.journal.run import Run
 from gpunode.journal.store import Store
-from gpunode.kubernetes.owned import disowning_patch
-from gpunode.kubernetes.reconcile import Item, fields_now, key, manager_of, place, taints_of, without_taints
+from gpunode.kubernetes.owned import disowning_patch, is_applied_by_kubectl
+from gpunode.kubernetes.reconcile import (
+    Item,
+    Key,
+    fields_now,
+    is_shared,
+    key,
+    manager_of,
+    place,
+    taints_of,
+    without_taints,
+)
 from gpunode.workflow.cluster_conflicts import conflict_error
 from gpunode.workflow.cluster_plan import ClusterPlan
 from gpunode.workflow.cluster_workloads import wait_ready, wait_unchanged_ready
@@ -111,23 +121,30 @@ def take_back(
     return journaled(store, request, back)
 
 
+def _key(change: ObjectChange) -> Key:
+    return change.kind, change.namespace, change.name
+
+
+def _is_moved(change: ObjectChange, live: Body | None) -> bool:
+    """Return whether the object is not as the plan found it, or what is to be deleted is somebody else's by now."""
+    is_deleted = live is not None and change.after is None and not change.shared
+    is_shared_now = is_deleted and live is not None and (is_shared(live) or is_applied_by_kubectl(live))
+    return fields_now(change, live) != change.before or is_shared_now
+
+
 def _refuse_moved(plan: ClusterPlan, cluster: Cluster) -> None:
-    """Nothing, if what gpunode owns is as the plan found it: another gpunode applies as the same field manager.
+    """Refuse a plan whose objects were changed since: another gpunode applies as the same field manager.
 
     Raises:
         Conflict: it is not; nothing was changed.
     """
     changes = [one.change for one in plan.changes if isinstance(one.change, ObjectChange)]
     live = {key(one): one for one in cluster.get([place(change) for change in changes])}
-    moved = [
-        subject(change)
-        for change in changes
-        if fields_now(change, live.get((change.kind, change.namespace, change.name))) != change.before
-    ]
+    moved = [subject(change) for change in changes if _is_moved(change, live.get(_key(change)))]
     if moved:
         raise Conflict(
             f"{', '.join(moved)} changed since the plan was made",
-            why="another gpunode applied something else meanwhile; nothing was changed by this one",
+            why="another gpunode, or somebody else, applied something meanwhile; nothing was changed by this one",
             hint="run the same command again, which plans anew",
         )
 

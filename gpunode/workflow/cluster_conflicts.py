@@ -27,6 +27,8 @@ def conflict_error(said: str, wanted: Sequence[Body], cluster: Cluster) -> Confl
     if not managers:
         return None
     live = cluster.get(wanted)
+    if not live:  # deleted meanwhile
+        return None
     lines = conflict_lines(said, wanted, live)
     named = next((one for one in live if conflict_lines(said, wanted, [one])), live[0])
     kind, namespace, name = key(named)

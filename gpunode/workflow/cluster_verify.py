@@ -91,7 +91,7 @@ def verify(asked: Asked, cluster: Cluster, *, pause: Callable[[], None], progres
     checks += _offers(kubernetes, wanted, {name: nodes[name] for name in there}, there, asked, cluster)
     for name in there:
         pause()
-        checks.append(_kubelet(name, asked, cluster))
+        checks.append(_kubelet(name, there[name], asked, cluster))
     tried, idle = _trials(kubernetes, wanted, nodes, there, asked)
     checks += _clear_leftovers(tried, cluster)
     ended = _ended(tried, there, asked, cluster, pause, progress) if tried else ()
@@ -169,7 +169,7 @@ def _offers(
     return _unless_refused(ask, "resource-slices", "ResourceSlices")
 
 
-def _kubelet(node: str, asked: Asked, cluster: Cluster) -> Check:
+def _kubelet(node: str, live: Body, asked: Asked, cluster: Cluster) -> Check:
     try:
         settings = cluster.kubelet_settings(node)
     except GpunodeError as error:
@@ -177,7 +177,8 @@ def _kubelet(node: str, asked: Asked, cluster: Cluster) -> Check:
         return Check(f"kubelet/{node}", f"kubelet of {node}", "not run", f"its settings cannot be read: {said}")
     assert asked.recipe.kubernetes is not None  # rendered
     passes = any(one.static_cpus for one in asked.nodes)
-    return node_checks.kubelet_check(node, settings, asked.recipe.kubernetes, passes_devices=passes)
+    taints = live.get("spec", {}).get("taints") or ()
+    return node_checks.kubelet_check(node, settings, asked.recipe.kubernetes, taints, passes_devices=passes)
 
 
 def _trials(

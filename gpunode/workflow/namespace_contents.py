@@ -18,6 +18,8 @@ _EVERYWHERE: Final = frozenset(
     | {"ConfigMap openshift-service-ca.crt", "ServiceAccount builder", "ServiceAccount deployer"}
     | {f"RoleBinding system:{name}" for name in ("deployers", "image-builders", "image-pullers")}
 )
+# The group of ClusterPolicy and NVIDIADriver.
+_OPERATORS: Final = "nvidia.com/"
 _SHOWN: Final = 3
 
 
@@ -35,7 +37,8 @@ def contents(namespace: str, cluster: Cluster, going: Collection[str] = ()) -> I
     except GpunodeError as error:
         yield f"what cannot be seen ({error.why.strip().splitlines()[-1]})"
         return
-    left = [one for one in found if _is_kept(one) and not {_title(one), *_releases(one)} & set(going)]
+    here = frozenset(str(one["metadata"].get("uid", "")) for one in found)
+    left = [one for one in found if _is_kept(one, here) and not {_title(one), *_releases(one)} & set(going)]
     # A kind of two API groups is listed twice.
     titles = list(dict.fromkeys(f"{one['kind']} {one['metadata']['name']}" for one in left))
     yield from titles[:_SHOWN]
@@ -43,12 +46,30 @@ def contents(namespace: str, cluster: Cluster, going: Collection[str] = ()) -> I
         yield f"{len(titles) - _SHOWN} more"
 
 
-def _is_kept(body: Body) -> bool:
-    """Whether somebody made it, and nobody deletes it: what another object owns goes, or is counted, with that."""
+def _is_kept(body: Body, here: Collection[str]) -> bool:
+    """Return whether the object counts as the namespace's content.
+
+    What belongs to an object of the namespace is counted with that one. What belongs to something elsewhere, such as
+    the Secret of a database that a cluster-wide object stands for, counts itself; the GPU Operator's own is gone soon.
+
+    Args:
+        body: the object.
+        here: the uids of the namespace's objects.
+    """
     metadata = body["metadata"]
     by_server = f"{body['kind']} {metadata['name']}" in _EVERYWHERE
+    belongs = any(
+        one.get("uid") in here or str(one.get("apiVersion", "")).startswith(_OPERATORS)
+        for one in metadata.get("ownerReferences") or ()
+    )
+    return not (belongs or metadata.get("deletionTimestamp") or by_server or _is_automatic_token(body))
+
+
+def _is_automatic_token(body: Body) -> bool:
+    """Return whether the cluster made it for a ServiceAccount that every namespace has."""
+    account = (body["metadata"].get("annotations") or {}).get("kubernetes.io/service-account.name", "")
     is_token = body.get("type") in {"kubernetes.io/service-account-token", "kubernetes.io/dockercfg"}
-    return not (metadata.get("ownerReferences") or metadata.get("deletionTimestamp") or by_server or is_token)
+    return is_token and f"ServiceAccount {account}" in _EVERYWHERE
 
 
 def _title(body: Body) -> str:

@@ -34,9 +34,14 @@ CHART = [
 ]
 
 
+MANAGED_BY = {"app.kubernetes.io/managed-by": "gpunode"}
+APPLIED = [{"manager": "gpunode", "operation": "Apply", "fieldsV1": {"f:spec": {}}}]
+
+
 def daemon_set(image: str, name: str = "theirs", pod: Any = None, status: Any = None, **metadata: object) -> Any:
     spec = {"containers": [{"name": "one", "image": image}], **(pod or {})}
     return {
+        "apiVersion": "apps/v1",
         "kind": "DaemonSet",
         "metadata": {"namespace": "x", "name": name, **metadata},
         "spec": {"template": {"spec": spec}},
@@ -98,7 +103,7 @@ def test_what_offers_the_gpus_already_is_named_with_a_way_on(one: dict[str, Any]
 @pytest.mark.parametrize(
     "objects",
     [
-        [daemon_set("nvcr.io/nvidia/k8s-device-plugin:v0.20.0", labels={"app.kubernetes.io/managed-by": "gpunode"})],
+        [daemon_set("nvcr.io/nvidia/k8s-device-plugin:v0.20.0", labels=MANAGED_BY, managedFields=APPLIED)],
         [daemon_set("nvcr.io/nvidia/k8s-device-plugin:v0.20.0", "x-gpu-feature-discovery")],
         [daemon_set("quay.io/prometheus/node-exporter:v1")],
         [daemon_set("nvidia/kubevirt-gpu-device-plugin:v1", pod=PLUGINS)],

@@ -128,6 +128,13 @@ def test_node_feature_rule_sets_what_apply_would() -> None:
         assert "enableTaints" not in str(found.releases)
 
 
+def test_label_without_a_prefix_is_left_to_kubectl() -> None:
+    """Node Feature Discovery would put its own prefix before it."""
+    found, made = render('extends = "k8s-mps"\n[kubernetes.labels]\npool = "a100"', "eight", "kustomize")
+    assert "pool" not in str([one.body for one in found.objects if one.kind == "NodeFeatureRule"])
+    assert "kubectl label node gpu-01 pool=a100" in made["README.md"]
+
+
 def test_labels_that_differ_between_nodes_are_set_by_the_nodes_names() -> None:
     text = 'extends = "gpu-operator"\n[kubernetes.configs.big]\ngpus = "B200"\nmode = "time-slicing"\nreplicas = 2\n'
     found, _ = render(text + '[kubernetes.labels]\n"example.org/team" = "a"', "fleet", "flux")

@@ -98,6 +98,8 @@ def test_gke_s_opt_out_is_a_label_of_the_node() -> None:
         ({"feature.node.kubernetes.io/pci-1af4.present": "true"}, "none has the label"),
         ({**GFD, "nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3-MIG-1g.10gb"}, "counts MIG instances"),
         ({**GFD, "nvidia.com/gpu.product": "NVIDIA-Z9000"}, "knows no GPU that is labelled NVIDIA-Z9000"),
+        ({**GFD, "nvidia.com/gpu.count": "99999999999999999999"}, "gpu.count is 99999999999999999999"),
+        ({**GFD, "nvidia.com/gpu.count": "²"}, "lacks nvidia.com/gpu.product and nvidia.com/gpu.count"),
         ({**GFD, "kubernetes.azure.com/cluster": "a"}, "whether AKS installed its driver"),
     ],
 )

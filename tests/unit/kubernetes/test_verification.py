@@ -151,9 +151,18 @@ def test_resource_slices_are_counted(published: int, status: str, version: str) 
     ],
 )
 def test_the_kubelets_settings_are_judged(settings: Mapping[str, Any], wanted: Kubernetes, status: str) -> None:
-    assert kubelet_check("gpu-1", settings, wanted, passes_devices=False).status == status
+    taints = settings.get("registerWithTaints", ())
+    assert kubelet_check("gpu-1", settings, wanted, taints, passes_devices=False).status == status
+    if taints:  # Those of the start, which an agent has taken off by now, keep no pod away.
+        assert kubelet_check("gpu-1", settings, wanted, (), passes_devices=False).status == "passed"
     if "cpuManagerPolicy" in settings:
-        assert kubelet_check("gpu-1", settings, wanted, passes_devices=True).status == "passed"
+        assert kubelet_check("gpu-1", settings, wanted, taints, passes_devices=True).status == "passed"
+
+
+def test_a_taint_that_only_dissuades_is_no_fault_of_the_kubelet() -> None:
+    taint = {"key": "team", "value": "x", "effect": "PreferNoSchedule"}
+    settings = {"registerWithTaints": [taint]}
+    assert kubelet_check("gpu-1", settings, Kubernetes(), [taint], passes_devices=False).status == "passed"
 
 
 # Workloads.

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from gpunode import builtin
 from gpunode.change import FileChange, FileState
 from gpunode.facts.kubelet import flags_of
-from gpunode.facts.model import Facts, Kubelet
+from gpunode.facts.model import Facts, Known, Kubelet
 from gpunode.facts.project import project
 from gpunode.kubernetes.render import rendered
 from gpunode.recipe import Recipe
@@ -156,3 +156,30 @@ def test_nothing_is_written_unasked_or_for_a_stack_that_needs_none() -> None:
     assert planned(NODE_REGISTRATION.plan(wanted(base="gpu-operator"), node(b""))).changes == ()
     hami = written(wanted(base="hami"), node(b""))
     assert flags(hami.content)["--node-labels"] == "gpu=on,nvidia.com/gpu.present=true"
+
+
+@pytest.mark.parametrize("register", ["kubelet", "k3s"])
+def test_a_label_with_which_no_kubelet_starts_is_refused(register: str) -> None:
+    asked = wanted(
+        '[kubernetes.labels]\n"node-role.kubernetes.io/gpu" = ""\n', register=register, base="k8s-containerd"
+    )
+    assert (
+        "cannot set node-role.kubernetes.io/gpu"
+        in refusal(NODE_REGISTRATION.plan(asked, node(b"KUBELET_EXTRA_ARGS=\n"))).what
+    )
+
+
+@pytest.mark.parametrize(
+    ("path", "content"),
+    [
+        (
+            "/var/lib/kubelet/kubeadm-flags.env",
+            b'KUBELET_KUBEADM_ARGS="--register-with-taints=a=b:NoSchedule"\n',
+        ),
+        ("/var/lib/kubelet/config.yaml", b"registerWithTaints:\n- effect: NoSchedule\n  key: dedicated\n"),
+    ],
+)
+def test_taints_of_kubeadm_are_not_replaced(path: str, content: bytes) -> None:
+    facts = node(b"KUBELET_EXTRA_ARGS=\n")
+    facts = replace(facts, files={**facts.files, path: Known(FileState(content), f"file:{path}")})
+    assert "taints already" in refusal(NODE_REGISTRATION.plan(wanted(TAINT), facts)).what

@@ -56,3 +56,21 @@ def test_a_hint_is_for_the_recipe_and_the_nodes_that_were_named(server: ApiServe
     server.add(there)
     hint = user.plan("k8s-time-slicing", check=3).error["hint"]
     assert f"gpunode k8s render k8s-time-slicing {' '.join(NODE)} --form helm --out gpu-node" in hint
+
+
+def test_a_rendered_plugin_that_argo_cd_applied_elsewhere_is_a_second_one(server: ApiServer, user: User) -> None:
+    theirs = plugin()
+    theirs["metadata"]["labels"] = {"app.kubernetes.io/managed-by": "gpunode"}
+    server.add(theirs, "argocd-controller")
+    assert "the GPUs of this cluster already" in user.apply(check=3).error["what"]
+
+
+def test_a_hint_to_remove_is_for_the_same_cluster(server: ApiServer, user: User) -> None:
+    released = plugin()
+    released["metadata"]["annotations"] = {
+        "meta.helm.sh/release-name": "nvdp",
+        "meta.helm.sh/release-namespace": "default",
+    }
+    server.add(released)
+    hint = user.apply("k8s-containerd", "--context", "lab", check=3).error["hint"]
+    assert "gpunode k8s remove --context lab if" in hint

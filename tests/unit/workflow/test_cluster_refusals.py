@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 from collections.abc import Callable
 from typing import Any
@@ -239,3 +240,37 @@ def test_former_configuration_that_kubectl_applied_too_stays_whole(server: ApiSe
     removed = user("k8s", "remove", "--yes")
     notes = [one["note"] for one in removed.envelope["result"]["objects"] if one["kind"] == "ConfigMap"]
     assert sorted(notes) == ["", "stays: somebody applied it with kubectl, too"]
+
+
+def test_secret_of_a_cluster_wide_owner_keeps_the_namespace(server: ApiServer, user: User) -> None:
+    user.apply()
+    owner = {"apiVersion": "example.org/v1", "kind": "XPostgres", "name": "prod", "uid": "of-another-scope"}
+    metadata = {"name": "db-connection", "namespace": NAMESPACE, "ownerReferences": [owner]}
+    server.add({"apiVersion": "v1", "kind": "Secret", "metadata": metadata})
+    states = user("k8s", "remove", "--yes").states
+    assert states[f"Namespace {NAMESPACE}"] == "foreign"
+    assert server.get("Secret", NAMESPACE, "db-connection")
+
+
+def test_object_that_becomes_co_owned_while_the_prompt_waits_is_not_deleted(server: ApiServer, user: User) -> None:
+    user.apply()
+    live = server.get(*PLUGIN)
+    theirs = {**{key: live[key] for key in ("apiVersion", "kind", "spec")}, "metadata": {"name": PLUGIN[2]}}
+    theirs["metadata"]["namespace"] = NAMESPACE
+    seen: list[bool] = []
+
+    def intercept(words: tuple[str, ...]) -> Finished | None:
+        if words[:3] == ("get", "-f", "-") and not seen:
+            seen.append(True)
+            server.apply(theirs, "argocd")
+        return None
+
+    user.kubectl.intercept = intercept
+    assert "changed since the plan was made" in user("k8s", "remove", "--yes", check=5).error["what"]
+    assert server.get(*PLUGIN)
+
+
+def test_conflict_over_an_object_that_is_gone_by_now_is_told(user: User) -> None:
+    said = b'error: Apply failed with 1 conflict: conflict with "helm" using v1: .metadata.labels.x\n'
+    user.kubectl.intercept = at("apply", lambda: ended(status=1, err=said))
+    assert "conflict" in json.dumps(user.apply(check=5).envelope["errors"])
