@@ -257,7 +257,7 @@ class Cluster:
         where = ("--namespace", place["metadata"]["namespace"]) if "namespace" in place["metadata"] else ()
         resource = f"{place['kind']}.{place['apiVersion'].rpartition('/')[0]}".removesuffix(".").lower()
         words = ("patch", resource, place["metadata"]["name"], *where, "--type=json", "-p", json.dumps(patch))
-        done = self._run((*words, "--field-manager", manager, _REQUEST_TIMEOUT), b"", only_reads=False)
+        done = self._run((*words, _FOR_REAL, "--field-manager", manager, _REQUEST_TIMEOUT), b"", only_reads=False)
         if b"rejected our request due to an error in our request" in done.stderr:
             raise Conflict(
                 f"{place['kind']} {place['metadata']['name']} was changed meanwhile",
@@ -273,7 +273,8 @@ class Cluster:
         Raises:
             ChangeFailed: they are not.
         """
-        words = ("delete", _FOR_REAL, *self._unasked, "--ignore-not-found", "--cascade=foreground", "-f", "-")
+        asked = ("--ignore-not-found", "--cascade=foreground", "--wait=true", "-f", "-")
+        words = ("delete", _FOR_REAL, *self._unasked, *asked)
         places = [{"apiVersion": one["apiVersion"], "kind": one["kind"], "metadata": _place(one)} for one in bodies]
         done = self._run((*words, "--timeout=120s"), _list(places), only_reads=False, timeout_s=150.0)
         if not done.ok:
@@ -357,7 +358,7 @@ class Cluster:
         ]
         if not reviews:
             return ()
-        done = self._run(("create", "-f", "-", *_AS_JSON), _list(reviews), only_reads=True)
+        done = self._run(("create", "-f", "-", _FOR_REAL, *_AS_JSON), _list(reviews), only_reads=True)
         if not done.ok:
             raise self._failure(done)
         return tuple(bool(one.get("status", {}).get("allowed")) for one in _items(done.stdout))

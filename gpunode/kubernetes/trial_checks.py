@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Final
@@ -163,16 +163,18 @@ def _memory(ran: Ran) -> tuple[bool, str, str]:
     return True, f"it saw {seen} MiB of memory, asked for {wanted}", ""
 
 
-def settled(handler: Check, checks: Sequence[Check]) -> Check:
-    """Return the check of a node's handler; passed where nobody lists the handlers, but a pod ran through it.
+def judge_handler(handler: Check, ran_through: Collection[str]) -> Check:
+    """Return the check of a node's handler; passed where nobody lists the handlers, but a test pod ran through it.
 
-    Whatever offers the GPUs has the RuntimeClass; the test pod only where the user's pods need it.
+    A running device plugin proves nothing of it: it was started once, and does not notice what is gone since.
+
+    Args:
+        handler: the check so far.
+        ran_through: the nodes on which a pod of the test had the RuntimeClass, and computed.
     """
-    node = handler.id.partition("/")[2]
-    has_run = any(one.id.startswith(f"resource/{node}/") and one.status == "passed" for one in checks)
-    if handler.status != "not run" or not has_run:
+    if handler.status != "not run" or handler.id.partition("/")[2] not in ran_through:
         return handler
-    return replace(handler, status="passed", detail="what offers the GPUs was started through it")
+    return replace(handler, status="passed", detail="the test pod ran through it")
 
 
 def sharing_check(node: str, ran: Sequence[Ran]) -> Check:

@@ -21,7 +21,7 @@ from gpunode.kubernetes.objects import TEST_POD
 from gpunode.kubernetes.reconcile import OURS
 from gpunode.kubernetes.render import members, rendered
 from gpunode.kubernetes.sharing import Config, configs
-from gpunode.kubernetes.trial_checks import Ran, settled, sharing_check, trial_check
+from gpunode.kubernetes.trial_checks import Ran, judge_handler, sharing_check, trial_check
 from gpunode.kubernetes.trials import (
     RUN_LABEL,
     Trial,
@@ -95,9 +95,14 @@ def verify(asked: Asked, cluster: Cluster, *, pause: Callable[[], None], progres
     tried, idle = _trials(kubernetes, wanted, nodes, there, asked)
     checks += _clear_leftovers(tried, cluster)
     ended = _ended(tried, there, asked, cluster, pause, progress) if tried else ()
-    checks += [trial_check(ran, there[ran.trial.node], asked.apply) for ran in ended]
-    checks += _sharing(ended)
-    return Report((*(settled(one, checks) if one.id.startswith("handler/") else one for one in checks), *idle))
+    tested = [trial_check(ran, there[ran.trial.node], asked.apply) for ran in ended]
+    through = {
+        ran.trial.node
+        for ran, check in zip(ended, tested, strict=True)
+        if check.status == "passed" and "runtimeClassName" in ran.trial.pod["spec"]
+    }
+    checks = [judge_handler(one, through) if one.id.startswith("handler/") else one for one in checks]
+    return Report((*checks, *tested, *_sharing(ended), *idle))
 
 
 def _node(edit: NodeEdit) -> Body:

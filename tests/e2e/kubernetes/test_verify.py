@@ -64,7 +64,7 @@ def test_a_pod_that_computed_proves_the_node(control_plane: ControlPlane, user: 
     assert found["runtime-class"][0] == found["workload/gpu-system"][0] == found["resource/gpu-1"][0] == "passed"
     assert found["pod/gpu-1"][0] == "passed"
     assert "Test PASSED" in found["pod/gpu-1"][1]
-    assert found["handler/gpu-1"] == ("passed", "what offers the GPUs was started through it")
+    assert found["handler/gpu-1"] == ("passed", "the test pod ran through it")
     # The API server's proxy does not reach a kubelet on a loopback address.
     assert found["kubelet/gpu-1"][0] == "not run"
 
@@ -101,7 +101,7 @@ def test_a_log_without_the_sum_is_a_failure(user: User, node: FakeNode) -> None:
 
     assert found["pod/gpu-1"][0] == "failed"
     assert "no CUDA-capable device" in found["pod/gpu-1"][1]
-    assert found["handler/gpu-1"] == ("passed", "what offers the GPUs was started through it")
+    assert found["handler/gpu-1"] == ("passed", "the test pod ran through it")
 
 
 def test_an_image_that_cannot_be_pulled_is_named(user: User, node: FakeNode) -> None:
