@@ -115,9 +115,9 @@ def plan(place: str, captures: Sequence[str], where: Where, how: OutputOptions, 
         wanted = rendered(recipe_at(place), _nodes(captures, cluster))
         found = _planned(wanted, cluster, where)
         screen.put_after(*plan_lines(found, wanted, _others(found.identity), verbose=how.verbose))
-        screen.put(*own_pod_lines(wanted.own_pod), *trouble_lines(found))
+        screen.put(*own_pod_lines(wanted.own_pods), *trouble_lines(found))
     pending = ChangesPending.exit_code if check and found.changes else 0
-    how.answer(_envelope("k8s plan", found, exit_code=pending, changed=bool(found.changes), own_pod=wanted.own_pod))
+    how.answer(_envelope("k8s plan", found, exit_code=pending, changed=bool(found.changes), own_pods=wanted.own_pods))
 
 
 def apply(
@@ -135,8 +135,8 @@ def apply(
                 wait_unchanged_ready(found.items, cluster, stop.pause, screen.progress, timeout_s)
             if any(item.trouble for item in found.items):
                 screen.put(line(MARKS["done"], "its pods are ready now", hang=2))
-            screen.put(*own_pod_lines(wanted.own_pod))
-            how.answer(_envelope("k8s apply", found, own_pod=wanted.own_pod))
+            screen.put(*own_pod_lines(wanted.own_pods))
+            how.answer(_envelope("k8s apply", found, own_pods=wanted.own_pods))
             return
         screen.confirm_shown("k8s apply", yes=yes, does=_DOES)
         request = _request("k8s apply", recipe)
@@ -151,8 +151,8 @@ def apply(
                 progress=screen.progress,
                 timeout_s=timeout_s,
             )
-        screen.put(*own_pod_lines(wanted.own_pod), *done_lines("k8s apply", label(run, "k8s apply"), screen.argv))
-    how.answer(_envelope("k8s apply", found, changed=True, run=run, own_pod=wanted.own_pod))
+        screen.put(*own_pod_lines(wanted.own_pods), *done_lines("k8s apply", label(run, "k8s apply"), screen.argv))
+    how.answer(_envelope("k8s apply", found, changed=True, run=run, own_pods=wanted.own_pods))
 
 
 def _planned(wanted: Rendered, cluster: Cluster, where: Where) -> ClusterPlan:
@@ -203,7 +203,7 @@ def verify(
             why, hint = "the pods of the test are deleted", f"start again: {cluster_verify_command(sys.argv[1:])}"
             raise type(error)("stopped by a signal", why=why, hint=hint) from error
         report = replace(report, checks=tuple(replace(one, hint=where.in_hint(one.hint)) for one in report.checks))
-        screen.conclude((*verified_lines(report), *own_pod_lines(rendered(recipe, found).own_pod)))
+        screen.conclude((*verified_lines(report), *own_pod_lines(rendered(recipe, found).own_pods)))
     answer = Envelope("k8s verify", result={"cluster": who, "checks": report.checks})
     how.answer(answer.ending_in(report.shortcoming()))
 
@@ -317,7 +317,7 @@ def _envelope(
     exit_code: int = 0,
     changed: bool = False,
     run: str = "",
-    own_pod: OwnPod | None = None,
+    own_pods: Sequence[OwnPod] = (),
 ) -> Envelope:
     rows = [
         {
@@ -343,6 +343,6 @@ def _envelope(
             "skipped": plan.skipped,
             "notes": plan.notes,
             "run": run,
-            "own_pod": own_pod,
+            "own_pods": own_pods,
         },
     )

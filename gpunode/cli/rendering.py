@@ -38,7 +38,7 @@ def render(place: str, captures: Sequence[str], out: str, form: str, how: Output
     made = files(found, form)
     written = _write(Path(out), made) if out else Written()
     if not how.json and not out:
-        own = [f"Your pod {found.own_pod.why}:", *own_pod_text(found.own_pod).splitlines()] if found.own_pod else []
+        own = [text for one in found.own_pods for text in (f"Your pod {one.why}:", *own_pod_text(one).splitlines())]
         notes = "".join(f"# {note}\n" for note in (*found.notes, *own))
         yaml = (f"# file: {path}\n{text}" for path, text in made.items() if _is_for_kubectl(path))
         standard_output().raw(notes + "---\n".join(yaml))
@@ -53,7 +53,7 @@ def render(place: str, captures: Sequence[str], out: str, form: str, how: Output
         "removed": written.removed,
         "notes": found.notes,
         "expected": found.expected,
-        "own_pod": found.own_pod,
+        "own_pods": found.own_pods,
     }
     how.answer(Envelope("k8s render", changed=written.changed, result=result))
 

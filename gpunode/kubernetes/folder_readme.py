@@ -23,7 +23,7 @@ def readme(rendered: Rendered, form: Form) -> str:
             "vectors on a GPU, and whose log ends with `Test PASSED`."
         )
         paragraphs.append(_filled(text))
-    if own := rendered.own_pod:
+    for own in rendered.own_pods:
         paragraphs += [_filled(f"Your own pod {own.why}:"), f"```yaml\n{own_pod_text(own)}```"]
     return "\n\n".join(paragraphs) + "\n"
 

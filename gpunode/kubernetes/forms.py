@@ -149,7 +149,7 @@ def _commands(rendered: Rendered, form: Form, paths: Sequence[str]) -> str:
     lines += ["", *_apply(rendered, form, paths)]
     if rendered.test_pod:
         lines += ["", "# A pod that computes on a GPU:", f"#   {command(*kubectl, 'apply', '-f', 'test-pod.yaml')}"]
-    if own := rendered.own_pod:
+    for own in rendered.own_pods:
         lines += ["", f"cat <<'END'\n\nYour own pod {own.why}:\n{own_pod_text(own)}END"]
     return "\n".join(lines) + "\n"
 

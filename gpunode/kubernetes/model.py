@@ -148,7 +148,7 @@ class Rendered:
 
     Attributes:
         test_pod: what shows that a pod computes on a GPU; not applied with the rest.
-        own_pod: what other pods need for a GPU; None where nobody knows which resource they can ask for.
+        own_pods: what other pods need for a GPU, for each resource; empty where nobody knows which they can ask for.
         notes: what a person has to know, or do elsewhere.
         expected: by node, how many of each resource it offers when everything works.
         kind: the cluster, where it is kind's.
@@ -159,7 +159,7 @@ class Rendered:
     releases: tuple[Release, ...] = ()
     nodes: tuple[NodeEdit, ...] = ()
     test_pod: tuple[Object, ...] = ()
-    own_pod: OwnPod | None = None
+    own_pods: tuple[OwnPod, ...] = ()
     notes: tuple[str, ...] = ()
     expected: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     kind: KindCluster | None = None

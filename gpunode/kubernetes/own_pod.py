@@ -9,11 +9,13 @@ device plugin's CDI devices on from Kubernetes 1.29); NVIDIA/gpu-operator 26.7, 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from gpunode.kubernetes import yaml
 from gpunode.kubernetes.managed import is_gke
 from gpunode.kubernetes.model import ClusterNode, OwnPod
+from gpunode.kubernetes.sharing import MIG
 from gpunode.recipe import Recipe
 from gpunode.recipe.kubernetes import Kubernetes
 
@@ -58,17 +60,32 @@ def runtime_class_of_pods(recipe: Recipe, nodes: Sequence[ClusterNode]) -> str:
     return "" if all(can_use_cdi(recipe, node) for node in nodes) else wanted.runtime_class
 
 
-def own_pod(recipe: Recipe, nodes: Sequence[ClusterNode], resource: str) -> OwnPod | None:
-    """Return what a pod of one's own needs on these nodes; None where nobody knows which resource to ask for.
+def own_pods(
+    recipe: Recipe, nodes: Sequence[ClusterNode], resources: Mapping[str, Sequence[str]]
+) -> tuple[OwnPod, ...]:
+    """Return what pods of one's own need, one for each resource; MIG instances that need the same share one.
 
     Args:
         recipe: with its Kubernetes tables.
-        nodes: those that it may run on.
-        resource: what it asks for; empty where only the MIG layout tells.
+        nodes: all GPU nodes of the cluster. A pod may run on any that offers its resource, whatever else it offers.
+        resources: what each offers, by its name; with DRA one empty name, and empty where only the MIG layout tells.
     """
+    every = dict.fromkeys(name for names in resources.values() for name in names)
+    found: dict[tuple[str, str], tuple[OwnPod, list[str]]] = {}
+    for resource in every:
+        own = own_pod(recipe, nodes, [node for node in nodes if resource in resources[node.name]], resource)
+        group = MIG if resource.startswith(MIG) else resource
+        found.setdefault((group, own.why), (own, []))[1].append(resource)
+    if len(every) == 1:
+        return tuple(own for own, _ in found.values())
+    return tuple(replace(own, why=f"that asks for {' or '.join(names)} {own.why}") for own, names in found.values())
+
+
+def own_pod(recipe: Recipe, nodes: Sequence[ClusterNode], offering: Sequence[ClusterNode], resource: str) -> OwnPod:
+    """Return what a pod needs that may run on the nodes ``offering`` the resource, among all GPU ``nodes``."""
     wanted = _tables(recipe)
-    if not resource and wanted.stack != "dra":
-        return None
+    if wanted.stack != "gpu-operator":  # whose plugin hands GPUs over alike on every node
+        nodes = offering
     name = runtime_class_of_pods(recipe, nodes)
     spec: dict[str, Any] = {"runtimeClassName": name} if name else {}
     if wanted.taint.key:
@@ -79,9 +96,9 @@ def own_pod(recipe: Recipe, nodes: Sequence[ClusterNode], resource: str) -> OwnP
     return OwnPod(spec, _why(recipe, nodes, name))
 
 
-def own_pod_text(own: OwnPod | None) -> str:
-    """Return what a pod has to say, as YAML; empty where nobody knows."""
-    return yaml.document({"spec": own.spec}) if own else ""
+def own_pod_text(own: OwnPod) -> str:
+    """Return what a pod has to say, as YAML."""
+    return yaml.document({"spec": own.spec})
 
 
 def _resources(wanted: Kubernetes, resource: str) -> Mapping[str, Any]:

@@ -16,13 +16,12 @@ from gpunode.kubernetes.model import (
     KindCluster,
     NodeEdit,
     Object,
-    OwnPod,
     Release,
     Rendered,
 )
-from gpunode.kubernetes.own_pod import device_list_strategies, operator_uses_cdi, own_pod
+from gpunode.kubernetes.own_pod import device_list_strategies, operator_uses_cdi, own_pod, own_pods
 from gpunode.kubernetes.plugin_config import plugin_config
-from gpunode.kubernetes.sharing import GPU, Config, configs, counted, offered, plugin_configs, test_resource, unmatched
+from gpunode.kubernetes.sharing import GPU, Config, configs, counted, offered, plugin_configs, resources_of, unmatched
 from gpunode.recipe import Recipe
 from gpunode.recipe.kubernetes import Kubernetes, stack_labels
 
@@ -71,14 +70,16 @@ def rendered(recipe: Recipe, nodes: Sequence[ClusterNode], form: Form = "manifes
             plain.append(rule)
         if node_rule.can_taint(wanted.taint):
             charts = [node_rule.with_tainting(one) for one in charts]
-    pods = tuple(_pods(recipe, wanted, where, found, by_node))
+    resources = {
+        node.name: ("",) if wanted.stack == "dra" else resources_of(node, by_node[node.name]) for node in found
+    }
     expected = {node.name: offer for node in found if (offer := _expected(wanted, node, by_node[node.name]))}
     return Rendered(
         objects=tuple(sorted(plain, key=lambda one: one.wave)),
         releases=tuple(charts),
         nodes=edits,
-        test_pod=tuple(one for _, made in pods for one in made),
-        own_pod=pods[0][0] if pods else None,
+        test_pod=tuple(_test_pods(recipe, where, found, by_node, resources)),
+        own_pods=own_pods(recipe, found, resources),
         notes=tuple(_notes(wanted, found, by_node)),
         expected=expected,
         kind=_kind_cluster(recipe, wanted, given) if found != given else None,
@@ -87,16 +88,21 @@ def rendered(recipe: Recipe, nodes: Sequence[ClusterNode], form: Form = "manifes
     )
 
 
-def _pods(
-    recipe: Recipe, wanted: Kubernetes, where: str, nodes: Sequence[ClusterNode], by_node: Mapping[str, Config]
-) -> Iterator[tuple[OwnPod, Sequence[Object]]]:
-    """Yield what a pod has to say, and the test pod that says it, for each configuration of the nodes."""
+def _test_pods(
+    recipe: Recipe,
+    where: str,
+    nodes: Sequence[ClusterNode],
+    by_node: Mapping[str, Config],
+    resources: Mapping[str, Sequence[str]],
+) -> Iterator[Object]:
+    """Yield a test pod, and what it needs before it, for each configuration of the nodes."""
+    assert recipe.kubernetes is not None  # checked
     every = dict.fromkeys(by_node[node.name] for node in nodes)
     for config in every:
         having = [node for node in nodes if by_node[node.name] == config]
-        if own := own_pod(recipe, having, "" if wanted.stack == "dra" else test_resource(having[0], config)):
+        if names := resources[having[0].name]:
             only = (config.name, [node.name for node in having]) if len(every) > 1 else None
-            yield own, objects.test_pod(wanted, where, own, only)
+            yield from objects.test_pod(recipe.kubernetes, where, own_pod(recipe, nodes, having, names[0]), only)
 
 
 def members(wanted: Kubernetes, nodes: Sequence[ClusterNode]) -> tuple[ClusterNode, ...]:

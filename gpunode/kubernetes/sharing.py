@@ -13,6 +13,8 @@ from gpunode.kubernetes.model import ClusterNode
 from gpunode.recipe.kubernetes import Kubernetes, MigStrategy, NamedConfig, SharingMode
 
 GPU: Final = "nvidia.com/gpu"
+# With strategy mixed, of what the device plugin calls instances.
+MIG: Final = "nvidia.com/mig-"
 # Clients of one MPS server, from compute capability 7.5 on and before (k8s-device-plugin cmd/mps-control-daemon).
 _MPS_CLIENTS, _MPS_CLIENTS_OF_OLD, _NEW = 48, 16, (7, 5)
 
@@ -227,14 +229,14 @@ def _units(node: ClusterNode, config: Config) -> Mapping[str, int] | None:
 
 def resource_of(profile: str) -> str:
     """The resource by which the device plugin offers instances of the profile with strategy mixed."""
-    return f"nvidia.com/mig-{profile.replace('+', '.')}"
+    return f"{MIG}{profile.replace('+', '.')}"
 
 
-def test_resource(node: ClusterNode, config: Config) -> str:
-    """Return a resource that the node offers, whatever its MIG layout is; empty where only the layout tells."""
+def resources_of(node: ClusterNode, config: Config) -> tuple[str, ...]:
+    """Return the resources that the node offers; empty where only a MIG layout tells, and nobody names it."""
     if offer := offered(node, config):
-        return next(iter(offer))
-    return f"{GPU}{'.shared' if config.rename else ''}" if config.strategy == "single" else ""
+        return tuple(offer)
+    return (f"{GPU}{'.shared' if config.rename else ''}",) if config.strategy == "single" else ()
 
 
 def shared_resources(nodes: Sequence[ClusterNode], config: Config) -> tuple[str, ...]:

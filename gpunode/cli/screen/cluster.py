@@ -42,8 +42,7 @@ def plan_lines(found: ClusterPlan, wanted: Rendered, elsewhere: str, *, verbose:
         offer = ", ".join(f"{many} × {name}" for name, many in (wanted.expected.get(edit.node) or {}).items())
         about = f"  {edit.why}" + (f"; will offer {offer}" if offer else "")
         yield line(span("node     ", "dim"), span(edit.node, "bold"), span(about), hang=9)
-    if wanted.own_pod:
-        yield line(span("your pod ", "dim"), span(wanted.own_pod.why), hang=9)
+    yield from _own_pod_reasons(wanted)
     if found.items and all(item.state != "same" for item in found.items):  # the first time
         yield line(span(f"concepts {_CONCEPTS}", "dim"), hang=9)
     yield BLANK
@@ -64,10 +63,16 @@ def trouble_lines(found: ClusterPlan) -> Iterator[Line]:
             yield from next_lines(item.trouble.hint)
 
 
-def own_pod_lines(own: OwnPod | None) -> Iterator[Line]:
+def _own_pod_reasons(wanted: Rendered) -> Iterator[Line]:
+    for own in wanted.own_pods:
+        yield line(span("your pod ", "dim"), span(own.why), hang=9)
+
+
+def own_pod_lines(every: Sequence[OwnPod]) -> Iterator[Line]:
     """Yield what the user's own pod has to say for a GPU, to be copied; nothing where nobody knows."""
-    if own:
-        yield line(span(f"in your own pod (see {_PAGE}):", "dim"), hang=2)
+    for own in every:
+        head = f"in your own pod (see {_PAGE}):" if own is every[0] else "or:"
+        yield line(span(head, "dim"), hang=2)
         yield from (line(span(f"  {text}"), hang=4) for text in own_pod_text(own).splitlines())
 
 
@@ -169,9 +174,8 @@ def rendered_lines(found: Rendered, out: str, removed: Sequence[str]) -> Iterato
     yield BLANK
     for note in found.notes:
         yield line(Span("! ", "warn"), span(note), hang=2)
-    if found.own_pod:
-        yield line(span("your pod ", "dim"), span(found.own_pod.why), hang=9)
-    yield from own_pod_lines(found.own_pod)
+    yield from _own_pod_reasons(found)
+    yield from own_pod_lines(found.own_pods)
     yield line(Span("✓ ", "good"), span(f"written to {out}; nothing was sent to a cluster"), hang=2)
     script = out if out.startswith("/") else f"./{out}"
     yield line(span("next: ", "dim"), span(command(f"{script.rstrip('/')}/apply.sh"), "command"), hang=6)

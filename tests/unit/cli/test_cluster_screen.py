@@ -44,9 +44,18 @@ def test_page_of_concepts_is_named_the_first_time(states: tuple[State, ...], is_
 def test_what_a_pod_of_ones_own_needs_is_said_before_and_can_be_copied_at_the_end() -> None:
     own = OwnPod({"runtimeClassName": "nvidia"}, "gets a GPU only with runtimeClassName: nvidia")
     plan = ClusterPlan(Identity("", "", "", "", ""), ())
-    before = [one.text for one in plan_lines(plan, Rendered(own_pod=own), "", verbose=False)]
+    before = [one.text for one in plan_lines(plan, Rendered(own_pods=(own,)), "", verbose=False)]
     assert "your pod gets a GPU only with runtimeClassName: nvidia" in before
-    (head, *copied) = (one.text for one in own_pod_lines(own))
+    (head, *copied) = (one.text for one in own_pod_lines((own,)))
     assert "docs/how-to/your-own-pod.md" in head
     assert copied == ["  spec:", "    runtimeClassName: nvidia"]
-    assert list(own_pod_lines(None)) == []
+    assert list(own_pod_lines(())) == []
+
+
+def test_pods_for_several_resources_are_said_one_after_the_other() -> None:
+    every = OwnPod({"runtimeClassName": "nvidia"}, "that asks for a"), OwnPod({"containers": []}, "that asks for b")
+    plan = ClusterPlan(Identity("", "", "", "", ""), ())
+    before = [one.text for one in plan_lines(plan, Rendered(own_pods=every), "", verbose=False)]
+    assert {"your pod that asks for a", "your pod that asks for b"} <= set(before)
+    (_, *copied) = (one.text for one in own_pod_lines(every))
+    assert copied == ["  spec:", "    runtimeClassName: nvidia", "or:", "  spec:", "    containers: []"]

@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from gpunode import builtin
+from gpunode.kubernetes.forms import files
 from gpunode.kubernetes.model import Object, Rendered
 from gpunode.kubernetes.render import Form, rendered
 from gpunode.recipe.toml import parse
@@ -18,6 +19,7 @@ from tests.unit.kubernetes.clusters import CLUSTERS, RECIPES, node
 
 PAGE = Path(__file__).parents[3] / "docs/how-to/your-own-pod.md"
 NEW, OLD = node("new", "2330", 8, reads_cdi=True), node("old", "2330", 8)
+MIG = 'strategy = "mixed"\nlayout = "all-1g.10gb"'
 CLASS = {"runtimeClassName": "nvidia"}
 TAINT = '[kubernetes.taint]\nkey = "nvidia.com/gpu"\nvalue = "present"'
 TOLERATION = {"tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}]}
@@ -75,10 +77,46 @@ def extends(name: str, more: str = "") -> str:
 def test_a_pod_needs_a_class_only_where_nothing_else_gives_it_a_gpu(
     text: str, nodes: Any, needs: dict[str, Any], why: str
 ) -> None:
-    own = of(text, *nodes).own_pod
-    assert own
+    (own,) = of(text, *nodes).own_pods
     assert {key: value for key, value in own.spec.items() if key != "containers"} == needs
     assert why in own.why
+
+
+def classes(found: Rendered) -> dict[str, str]:
+    """By the resource that a pod asks for, the RuntimeClass that it has to name."""
+    limits = [(own, own.spec["containers"][0]["resources"]["limits"]) for own in found.own_pods]
+    return {resource: own.spec.get("runtimeClassName", "") for own, asked in limits for resource in asked}
+
+
+@pytest.mark.parametrize(
+    ("recipe", "table", "expected"),
+    [
+        # A pod may run on either node, so the one that reads no CDI decides.
+        ("k8s-time-slicing", "", {"nvidia.com/gpu": "nvidia"}),
+        ("k8s-time-slicing", 'mode = "mps"\nreplicas = 2', {"nvidia.com/gpu": "nvidia"}),
+        ("k8s-containerd", MIG, {"nvidia.com/mig-1g.10gb": "", "nvidia.com/gpu": "nvidia"}),
+        # Its plugin hands GPUs over alike on both nodes.
+        ("gpu-operator", MIG, {"nvidia.com/mig-1g.10gb": "nvidia", "nvidia.com/gpu": "nvidia"}),
+    ],
+)
+def test_every_node_that_offers_a_resource_decides_what_its_pods_need(
+    recipe: str, table: str, expected: dict[str, str]
+) -> None:
+    nodes = replace(NEW, name="a-new"), node("b-old", "1eb8", 1)
+    found = of(extends(recipe, f'[kubernetes.configs.new]\ngpus = "H100"\n{table}'), *nodes)
+    assert classes(found) == expected
+    for text in (files(found, "manifests")["apply.sh"], files(found, "manifests")["README.md"]):
+        assert all(f"{resource}: 1" in text for resource in expected)
+        assert len(expected) == 1 or all(f"Your own pod that asks for {one}" in text for one in expected)
+
+
+def test_nodes_of_one_configuration_may_offer_different_instances() -> None:
+    nodes = replace(NEW, name="a-new"), node("b-old", "2901", 8)
+    found = of(extends("k8s-mig"), *nodes)
+    assert classes(found) == {"nvidia.com/mig-1g.10gb": "", "nvidia.com/mig-1g.23gb": "nvidia"}
+    new, old = (own.why for own in found.own_pods)
+    assert new.startswith("that asks for nvidia.com/mig-1g.10gb or nvidia.com/mig-2g.20gb or nvidia.com/mig-3g.40gb ")
+    assert all(resource in old for resource in found.expected["b-old"])
 
 
 @pytest.mark.parametrize("cluster", CLUSTERS)
@@ -87,8 +125,7 @@ def test_the_test_pod_has_no_more_than_the_user_s_own(name: str, cluster: str) -
     if name in {"k8s-mig", "k8s-mps"} and cluster in {"one", "k3s", "microk8s"}:
         pytest.skip("no such GPUs, or no such chart")
     found = rendered(builtin.read(name), CLUSTERS[cluster])
-    assert found.own_pod
-    spec, own = found.test_pod[-1].body["spec"], found.own_pod.spec
+    spec, own = found.test_pod[-1].body["spec"], found.own_pods[0].spec
     assert spec.keys() - {"restartPolicy", "tolerations"} == own.keys()
     assert spec.get("runtimeClassName") == own.get("runtimeClassName")
     assert spec["containers"][0].keys() == {"name", "image", "resources"}
@@ -136,12 +173,10 @@ def test_the_pods_of_the_page_are_what_gpunode_says() -> None:
         (extends("k8s-containerd"), (NEW,), plain),
         (extends("k8s-containerd", TAINT), (OLD,), with_class),
     ):
-        own = of(text, *nodes).own_pod
-        assert own
+        (own,) = of(text, *nodes).own_pods
         assert contains(page["spec"], own.spec)
         assert page["spec"].keys() - {"restartPolicy"} == own.spec.keys()
-    own = of(extends("hami"), OLD).own_pod
-    assert own
+    (own,) = of(extends("hami"), OLD).own_pods
     limits = own.spec["containers"][0]["resources"]["limits"]
     assert limits.keys() < of_hami["spec"]["containers"][0]["resources"]["limits"].keys()
 

@@ -315,8 +315,8 @@ def test_the_operator_uses_cdi_only_where_the_runtime_does() -> None:
         wanted = asked(f'extends = "gpu-operator"\n[runtime]\ncdi = {str(asked_for).lower()}')
         (release,) = (found := rendered(wanted, CLUSTERS["one"])).releases
         assert release.values["cdi"] == {"enabled": asked_for}
-        assert found.own_pod
-        assert ("runtimeClassName" in found.own_pod.spec) != asked_for
+        (own,) = found.own_pods
+        assert ("runtimeClassName" in own.spec) != asked_for
 
 
 @pytest.mark.parametrize(
