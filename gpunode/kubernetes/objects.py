@@ -62,10 +62,14 @@ def mirrored(image: str, registry: str) -> str:
     return f"{registry}/{image.partition('/')[2]}" if registry else image
 
 
-def tolerations(wanted: Kubernetes) -> list[dict[str, str]]:
-    """Return what lets a pod run on the GPU nodes: their taint, and the one that clouds and NVIDIA's charts use."""
+def tolerations(wanted: Kubernetes, *, usual: bool = True) -> list[dict[str, str]]:
+    """Return what lets a pod run on the GPU nodes of the recipe, and if ``usual`` on those of clouds.
+
+    The taint of those is nvidia.com/gpu, which NVIDIA's charts tolerate, too.
+    """
     effects = {CONTROL_PLANE: "NoSchedule"} if wanted.control_plane else {}
-    effects |= {GPU: "NoSchedule"} | ({wanted.taint.key: wanted.taint.effect} if wanted.taint.key else {})
+    effects |= {GPU: "NoSchedule"} if usual else {}
+    effects |= {wanted.taint.key: wanted.taint.effect} if wanted.taint.key else {}
     return [{"key": key, "operator": "Exists", "effect": effect} for key, effect in effects.items()]
 
 

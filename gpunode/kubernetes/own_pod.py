@@ -15,6 +15,7 @@ from typing import Any, Final
 from gpunode.kubernetes import yaml
 from gpunode.kubernetes.managed import is_gke
 from gpunode.kubernetes.model import ClusterNode, OwnPod
+from gpunode.kubernetes.objects import tolerations
 from gpunode.kubernetes.sharing import MIG
 from gpunode.recipe import Recipe
 from gpunode.recipe.kubernetes import Kubernetes
@@ -88,8 +89,8 @@ def own_pod(recipe: Recipe, nodes: Sequence[ClusterNode], offering: Sequence[Clu
         nodes = offering
     name = runtime_class_of_pods(recipe, nodes)
     spec: dict[str, Any] = {"runtimeClassName": name} if name else {}
-    if wanted.taint.key:
-        spec["tolerations"] = [{"key": wanted.taint.key, "operator": "Exists", "effect": wanted.taint.effect}]
+    if tolerated := tolerations(wanted, usual=False):
+        spec["tolerations"] = tolerated
     if wanted.stack == "dra":
         spec["resourceClaims"] = [{"name": "gpu", "resourceClaimTemplateName": "NAME"}]
     spec["containers"] = [{"resources": _resources(wanted, resource)}]

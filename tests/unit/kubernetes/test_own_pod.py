@@ -23,6 +23,13 @@ MIG = 'strategy = "mixed"\nlayout = "all-1g.10gb"'
 CLASS = {"runtimeClassName": "nvidia"}
 TAINT = '[kubernetes.taint]\nkey = "nvidia.com/gpu"\nvalue = "present"'
 TOLERATION = {"tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}]}
+CONTROL_PLANE = f"[kubernetes]\ncontrol_plane = true\n{TAINT}"
+BOTH = {
+    "tolerations": [
+        {"key": "node-role.kubernetes.io/control-plane", "operator": "Exists", "effect": "NoSchedule"},
+        *TOLERATION["tolerations"],
+    ]
+}
 
 
 def of(text: str, *nodes: Any, form: Form = "manifests") -> Rendered:
@@ -64,6 +71,7 @@ def extends(name: str, more: str = "") -> str:
         (extends("k8s-containerd", "[runtime]\ndefault = true"), (OLD,), {}, "nvidia is the default runtime"),
         (extends("k8s-containerd", '[kubernetes.versions]\ndevice_plugin = "0.14.3"'), (NEW,), CLASS, "only with"),
         (extends("k8s-containerd", TAINT), (NEW,), TOLERATION, "by its limits alone"),
+        (extends("k8s-containerd", CONTROL_PLANE), (NEW,), BOTH, "by its limits alone"),
         (extends("k8s-time-slicing"), (NEW,), {}, "by CDI"),
         (extends("k8s-mps"), (OLD,), CLASS, "of old"),
         (extends("gpu-operator"), (NEW,), {}, "by CDI"),
@@ -171,7 +179,7 @@ def test_the_pods_of_the_page_are_what_gpunode_says() -> None:
     plain, with_class, of_hami = blocks()
     for text, nodes, page in (
         (extends("k8s-containerd"), (NEW,), plain),
-        (extends("k8s-containerd", TAINT), (OLD,), with_class),
+        (extends("k8s-containerd", CONTROL_PLANE), (OLD,), with_class),
     ):
         (own,) = of(text, *nodes).own_pods
         assert contains(page["spec"], own.spec)
