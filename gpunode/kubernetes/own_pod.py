@@ -51,6 +51,13 @@ def operator_uses_cdi(recipe: Recipe, nodes: Sequence[ClusterNode]) -> bool:
     return recipe.runtime.cdi is True or is_gke(nodes) or all(can_use_cdi(recipe, node) for node in nodes)
 
 
+def settle_cdi(recipe: Recipe, nodes: Sequence[ClusterNode]) -> Recipe:
+    """Return the recipe with what all nodes decide together written out, so that one can be rendered by itself."""
+    if _tables(recipe).stack != "gpu-operator":
+        return recipe
+    return replace(recipe, runtime=replace(recipe.runtime, cdi=operator_uses_cdi(recipe, nodes)))
+
+
 def runtime_class_of_pods(recipe: Recipe, nodes: Sequence[ClusterNode]) -> str:
     """Return the RuntimeClass that a pod has to name to get a GPU on any of these nodes; empty for none."""
     wanted = _tables(recipe)

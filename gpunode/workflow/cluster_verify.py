@@ -18,6 +18,7 @@ from gpunode.host.port import OnProgress, Progress
 from gpunode.kubernetes import node_checks
 from gpunode.kubernetes.model import ClusterNode, NodeEdit, Rendered
 from gpunode.kubernetes.objects import TEST_POD
+from gpunode.kubernetes.own_pod import settle_cdi
 from gpunode.kubernetes.reconcile import OURS
 from gpunode.kubernetes.render import members, rendered
 from gpunode.kubernetes.sharing import Config, configs
@@ -191,6 +192,7 @@ def _trials(
 ) -> tuple[list[Trial], list[Check]]:
     """The pods to start, and for each node that gets none the reason."""
     run = _random()
+    recipe = settle_cdi(asked.recipe, tuple(nodes.values()))
     by_node = {} if wanted.stack == "hami" else configs(wanted, tuple(nodes.values()))
     tried: list[Trial] = []
     idle: list[Check] = []
@@ -198,7 +200,7 @@ def _trials(
         why = ""
         if name not in live:
             why = "the Node is not there, or not ready"
-        elif not (pod := rendered(asked.recipe, (node,)).test_pod):
+        elif not (pod := rendered(recipe, (node,)).test_pod):
             why = "the recipe does not tell which MIG resource a pod can ask for"
         else:
             made = trials(

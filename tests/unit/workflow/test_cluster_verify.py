@@ -260,6 +260,17 @@ def test_mig_without_a_layout_names_no_resource_to_ask_for(applied: ApiServer, u
     assert "does not tell which MIG resource" in {one.id: one.detail for one in report.checks}["pod/gpu-01"]
 
 
+def test_pod_on_one_node_says_what_all_nodes_make_the_operator_do(applied: ApiServer, user: User) -> None:
+    """Its plugin hands out CDI devices on every node or on none."""
+    applied.add({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "gpu-operator"}})
+    applied.add(node("gpu-2"))
+    nodes = tuple(replace(CLUSTERS["one"][0], name=f"gpu-{n}", reads_cdi=n == 1) for n in (1, 2))
+    asked = Asked(builtin.read("gpu-operator"), nodes, "", 1, command("apply"), lambda _: None)
+    report = verify(asked, Cluster(), pause=lambda: None, progress=lambda _: None)
+    said = [one.detail for one in report.checks if one.id.startswith("pod/")]
+    assert ["runtimeClassName: nvidia" in one for one in said] == [True, True], said
+
+
 def test_test_pods_that_are_not_answered_for_are_deleted(applied: ApiServer, user: User) -> None:
     unreachable = ended(status=1, err=b"Unable to connect to the server: dial tcp 10.0.0.1:6443: i/o timeout\n")
     created: list[int] = []
