@@ -14,7 +14,16 @@ from gpunode.command import Command, command
 from gpunode.errors import Conflict, GpunodeError, Undetermined, UsageError
 from gpunode.host.cluster_programs import ProgramMissing, caller_environment, find_program, where_to_install
 from gpunode.host.helm import Helm
-from gpunode.host.kubectl import Forbidden, errors, failure, is_about_objects, refuse_old, skew, version_of
+from gpunode.host.kubectl import (
+    Forbidden,
+    errors,
+    failed_groups,
+    failure,
+    is_about_objects,
+    refuse_old,
+    skew,
+    version_of,
+)
 from gpunode.host.process import Finished, Runner
 
 Body: TypeAlias = Mapping[str, Any]
@@ -182,10 +191,12 @@ class Cluster:
     def kinds_of(self, group: str) -> tuple[str, ...]:
         """Return the kinds of objects of an API group, as ``list`` takes them; none where the cluster lacks the group.
 
+        An API group that fails does not keep the kinds of another from being told.
+
         Raises:
             GpunodeError: the API server does not tell all of them.
         """
-        return self._kinds(f"--api-group={group}", "--verbs=list")
+        return self._kinds(f"--api-group={group}", "--verbs=list", group=group)
 
     def nodes(self) -> tuple[Body, ...]:
         """All Nodes without most of their status: the images and addresses of thousands are too much to ask for.
@@ -217,9 +228,11 @@ class Cluster:
         """
         return self._kinds("--namespaced", "--verbs=list,delete")
 
-    def _kinds(self, *options: str) -> tuple[str, ...]:
+    def _kinds(self, *options: str, group: str = "") -> tuple[str, ...]:
+        """List the kinds; those of ``group`` are complete as long as only other groups fail."""
         done = self._run(("api-resources", *options, "-o", "name", _REQUEST_TIMEOUT), b"", only_reads=True)
-        if not done.ok:
+        failed = failed_groups(done)
+        if not done.ok and not (group and failed and group not in failed):
             raise self._failure(done)
         return tuple(done.stdout.decode().split())
 

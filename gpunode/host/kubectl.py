@@ -49,6 +49,10 @@ _NO_CLUSTER: Final = re.compile(
 _UNREADABLE: Final = re.compile(
     r"error loading config file \"([^\"\n]+)\"|unable to read (?:certificate|client)-\S+ (\S+)"
 )
+# The API server answered, and an aggregated API behind it did not: each group with its version and why, after commas.
+# Source: client-go discovery, ErrGroupDiscoveryFailed.
+_INCOMPLETE: Final = "unable to retrieve the complete list of server APIs: "
+_FAILED_GROUP: Final = re.compile(r"(?:^|[ ,])([a-z0-9.-]+)/v\w+(?=[:, ]|$)")
 # The API server answered, and quotes why it could not reach somebody else.
 _WEBHOOK: Final = re.compile(r"failed (?:calling|to call) webhook \"([^\"]+)\"")
 _FORBIDDEN: Final = re.compile(r"\(Forbidden\)|is forbidden|cannot (?:get|list|patch|create|delete) resource")
@@ -102,10 +106,28 @@ def failure(done: Finished, typed: Typed, where: Callable[[str], str] = lambda _
     """
     said = words_of(done)
     return (
-        _of_configuration(said, typed)
+        _of_incomplete_list(said, typed)
+        or _of_configuration(said, typed)
         or _of_login(said, typed, where)
         or _of_connection(done, said, typed)
         or _of_request(done, said, typed)
+    )
+
+
+def failed_groups(done: Finished) -> frozenset[str]:
+    """Return the API groups that are missing from a list of kinds; none where the list failed for another reason."""
+    _, incomplete, said = words_of(done).partition(_INCOMPLETE)
+    return frozenset(_FAILED_GROUP.findall(said)) if incomplete else frozenset()
+
+
+def _of_incomplete_list(said: str, typed: Typed) -> ChangeFailed | None:
+    """Return which aggregated API keeps kinds of objects from being listed; None where that is not the reason."""
+    if _INCOMPLETE not in said:
+        return None
+    return ChangeFailed(
+        "the cluster does not list all of its kinds of objects",
+        why=reason(said),
+        hint=f"mend the aggregated API that is not available, or delete its APIService:\n{typed('get', 'apiservices')}",
     )
 
 

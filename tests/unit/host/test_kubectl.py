@@ -6,7 +6,7 @@ import pytest
 
 from gpunode.command import command
 from gpunode.errors import ChangeFailed, GpunodeError, Refused, Undetermined, UsageError
-from gpunode.host.kubectl import errors, failure, is_about_objects, refuse_old, skew
+from gpunode.host.kubectl import errors, failed_groups, failure, is_about_objects, refuse_old, skew
 from gpunode.host.process import Finished
 
 URL = "https://127.0.0.1:6443/api?timeout=20s"
@@ -36,6 +36,7 @@ X509 = "Unable to connect to the server: tls: failed to verify certificate: x509
 EXPIRED = "error: You must be logged in to the server (the server has asked for the client to provide credentials)"
 FAILED = "Unable to connect to the server: getting credentials: exec: executable aws failed with exit code 253"
 NO_FILE = 'error: error loading config file "/etc/rancher/k3s/k3s.yaml": open /etc/rancher/k3s/k3s.yaml: '
+INCOMPLETE = "unable to retrieve the complete list of server APIs"
 TOLD = [
     (MISSING, Refused, "logs in by aws-iam-authenticator, which cannot be run", "-authenticator not found", "aws eks"),
     (
@@ -100,6 +101,13 @@ TOLD = [
         "kubelet is away",
         "kubectl get pods --all-namespaces",
     ),
+    (
+        f"error: {INCOMPLETE}: metrics.k8s.io/v1beta1: the server is currently unable to handle the request",
+        ChangeFailed,
+        "the cluster does not list all of its kinds of objects",
+        "metrics.k8s.io/v1beta1",
+        "kubectl get apiservices",
+    ),
     (WEBHOOK, Refused, "the admission webhook pods.kyverno.svc of this cluster does not answer", "x509", "webhook"),
     ("Error: unknown flag: --chunk-size", ChangeFailed, "kubectl get failed", "unknown flag", "kubectl get nodes"),
 ]
@@ -131,6 +139,21 @@ def test_what_never_reached_the_server_is_about_no_object(said: str) -> None:
 def test_objects_are_told_one_by_one_without_the_log() -> None:
     both = 'The Pod "a" is invalid: x\nThe Pod "b" is invalid: y'
     assert errors(f"{LOGGED}Warning: old\n{both}") == both.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("said", "groups"),
+    [
+        (
+            f"{INCOMPLETE}: metrics.k8s.io/v1beta1: stale GroupVersion discovery: metrics.k8s.io/v1beta1",
+            {"metrics.k8s.io"},
+        ),
+        (f"{INCOMPLETE}: a.io/v1: stale, nvidia.com/v1alpha1: the server is unable", {"a.io", "nvidia.com"}),
+        ("error: the server doesn't have a resource type", set()),
+    ],
+)
+def test_api_groups_that_fail_are_known_by_name(said: str, groups: set[str]) -> None:
+    assert failed_groups(failed(said)) == groups
 
 
 @pytest.mark.parametrize("version", ["v1.21.0", "v1.32.4-dispatcher", "v1.31.4+k3s1", "v1.33.5-gke.1080000", ""])

@@ -6,6 +6,7 @@ import pytest
 
 from tests.fakes.api_server import ApiServer, Body
 from tests.fakes.clusters import NODE, User
+from tests.fakes.runners import ended
 
 LABELS = {"app.kubernetes.io/component": "gpu-operator"}
 DEPLOYMENT = {
@@ -48,6 +49,32 @@ def test_what_may_not_be_looked_at_is_named_and_no_failure(
     (note,) = user.apply().envelope["result"]["notes"]
     assert named in note
     assert "is forbidden" in note
+
+
+UNAVAILABLE = "the server is currently unable to handle the request"
+STALE = "stale GroupVersion discovery: metrics.k8s.io/v1beta1"
+
+
+@pytest.mark.parametrize("why", [UNAVAILABLE, STALE])
+def test_a_metrics_server_that_is_down_hides_no_gpu_operator(server: ApiServer, user: User, why: str) -> None:
+    said = f"error: unable to retrieve the complete list of server APIs: metrics.k8s.io/v1beta1: {why}\n".encode()
+    listed = b"clusterpolicies.nvidia.com\n"
+    user.kubectl.intercept = lambda words: ended((), 1, listed, said) if words[0] == "api-resources" else None
+    server.add(POLICY)
+    assert "ClusterPolicy cluster-policy" in user.apply(check=3).error["what"]
+    listed = b""
+    server.delete("ClusterPolicy", "", "cluster-policy")
+    assert user.apply().envelope["result"]["notes"] == []
+    notes = {one["kind"]: one["note"] for one in user("k8s", "remove", "--yes").envelope["result"]["objects"]}
+    assert notes["Namespace"].startswith("stays: it also holds what cannot be seen (")
+    assert why in notes["Namespace"]
+
+
+def test_kinds_of_the_operator_that_cannot_be_listed_are_named(user: User) -> None:
+    said = f"error: unable to retrieve the complete list of server APIs: nvidia.com/v1: {UNAVAILABLE}\n".encode()
+    user.kubectl.intercept = lambda words: ended((), 1, b"", said) if words[0] == "api-resources" else None
+    (note,) = user.plan().envelope["result"]["notes"]
+    assert "so a GPU Operator may be there" in note
 
 
 def test_a_hint_is_for_the_recipe_and_the_nodes_that_were_named(server: ApiServer, user: User) -> None:
