@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -23,6 +24,7 @@ from gpunode.kubernetes.reconcile import (
     refuse_other_handler,
 )
 from gpunode.kubernetes.workload_checks import Workload, counts
+from gpunode.redaction.secrets import text as redact
 from gpunode.workflow.cluster_conflicts import conflict_error
 from gpunode.workflow.cluster_workloads import explain_unready, is_unchanged_workload
 
@@ -35,6 +37,10 @@ _API: Final[Mapping[str, tuple[str, str]]] = {
     "RuntimeClass": ("node.k8s.io", "runtimeclasses"),
 }
 _MANY: Final = 20
+# Sources: apimachinery's errors.NewInvalid, field validation "Strict" and server-side apply's typed objects; then the
+# API server's admission webhooks, ValidatingAdmissionPolicies (whose denials are "invalid") and RBAC.
+_FIELDS: Final = re.compile(r"is invalid|unknown field|strict decoding|not declared in schema|cannot unmarshal")
+_PLACE: Final = re.compile(r"admission webhook|AdmissionPolicy|denied (?:the )?request|orbidden|field is immutable")
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,10 +168,10 @@ def _present(
         ours = [one for one in workloads if _is_labelled(one)]
         if any(one.kind == "ConfigMap" for one in rendered.objects) or ours:
             ours += cluster.list("configmaps", "--all-namespaces", "--selector", OURS)
-    tried = _tried(rendered, cluster, objects)
+    tried, untried = _tried(rendered, cluster, objects)
     edits = {edit.node: edit for edit in rendered.nodes}
     _refuse_node_conflicts(edits, nodes, cluster)
-    return Present(identity.uid, objects, tried, nodes, ours, releases), notes
+    return Present(identity.uid, objects, tried, nodes, ours, releases), (*notes, *untried)
 
 
 def _operators(cluster: Cluster) -> tuple[Sequence[Body], Sequence[str]]:
@@ -192,18 +198,31 @@ def _unless_refused(what: str, ask: Callable[[], Sequence[Body]]) -> tuple[Seque
         return (), (f"{what} were not looked at, so a GPU Operator may be there: {reason(error.why)}",)
 
 
-def _tried(rendered: Rendered, cluster: Cluster, live: Sequence[Body]) -> tuple[Body, ...]:
-    """The objects as the API server would have them; those of a namespace that is yet to be made cannot be tried."""
+def _tried(rendered: Rendered, cluster: Cluster, live: Sequence[Body]) -> tuple[Sequence[Body], Sequence[str]]:
+    """Return the objects as the API server would have them, and a sentence for each that could not be tried out.
+
+    Those of a namespace that is yet to be made are tried out in the namespace default, only so that the API server
+    says which of their fields it does not take: what a policy or the credential forbids there says nothing of theirs.
+    """
     missing = {one.name for one in rendered.objects if one.kind == "Namespace"} - {
         one["metadata"]["name"] for one in live if one["kind"] == "Namespace"
     }
     bodies = [one.body for one in rendered.objects if one.namespace not in missing]
     there = cluster.try_out(bodies, manager_of(""))
     _refuse(there, bodies, cluster)
-    # In another namespace, only so that the API server says what it does not take.
     moved = [_moved(one.body) for one in rendered.objects if one.namespace in missing]
-    _refuse(cluster.try_out(moved, manager_of("")), moved, cluster)
-    return there.objects
+    said = cluster.try_out(moved, manager_of("")).errors
+    _refuse(Tried((), tuple(filter(_is_of_fields, said))), moved, cluster)
+    about = f"not tried out, since namespace {', '.join(sorted(missing))} is yet to be made, and default refuses it"
+    return there.objects, [f"{about}: {redact(' '.join(one.split()))}" for one in said if not _is_of_fields(one)]
+
+
+def _is_of_fields(said: str) -> bool:
+    """Return whether the API server refuses what an object says, wherever it is.
+
+    An admission policy may say so, too, in words of its own, and what is immutable is of an object that is there.
+    """
+    return _FIELDS.search(said) is not None and _PLACE.search(said) is None
 
 
 def _moved(body: Body) -> Body:

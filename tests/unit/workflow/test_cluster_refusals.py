@@ -91,6 +91,52 @@ def test_object_that_the_server_refuses_is_told_in_its_words(user: User) -> None
     assert "data: Too long" in error["why"]
 
 
+KYVERNO = """\
+Error from server: error when creating "STDIN": admission webhook "validate.kyverno.svc-fail" denied the request:
+
+resource DaemonSet/default/nvidia-device-plugin was blocked due to the following policies
+
+disallow-default-namespace:
+  validate-namespace: 'validation error: the DaemonSet is invalid. Using "default" namespace is not allowed.'
+"""
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        KYVERNO,
+        "The daemonsets \"x\" is invalid: : ValidatingAdmissionPolicy 'no-default' denied request: not in default",
+        'Error from server (Forbidden): daemonsets.apps "x" is forbidden: User "me" cannot patch in "default"',
+        'The DaemonSet "x" is invalid: spec.selector: Invalid value: {}: field is immutable',
+        'error: Apply failed with 1 conflict: conflict with "helm": .spec.template.spec',
+    ],
+)
+def test_what_namespace_default_refuses_is_no_obstacle_to_another(server: ApiServer, user: User, said: str) -> None:
+    """Objects of a namespace that is yet to be made can only be tried out in a namespace that is there."""
+    dry_runs = 0
+
+    def refuse_moved(words: tuple[str, ...]) -> Finished | None:
+        nonlocal dry_runs
+        dry_runs += "--dry-run=server" in words
+        return ended(status=1, err=said.encode()) if "--dry-run=server" in words and dry_runs == 2 else None
+
+    user.kubectl.intercept = refuse_moved
+    (note,) = user.apply().envelope["result"]["notes"]
+    assert note.startswith("not tried out, since namespace gpu-system is yet to be made, and default refuses it: ")
+    assert " ".join(said.split())[-20:] in note
+    assert server.get(*PLUGIN)
+
+
+def test_field_that_the_server_does_not_know_is_refused_before_its_namespace_is_made(
+    server: ApiServer, user: User
+) -> None:
+    unknown = b"Error from server (BadRequest): strict decoding error: unknown field spec.x\n"
+    refused = [None, ended(status=1, err=unknown)]
+    user.kubectl.intercept = lambda words: refused.pop(0) if refused and "--dry-run=server" in words else None
+    assert "unknown field" in user.apply(check=3).error["why"]
+    assert not [one for one in server.peek("Namespace") if one["metadata"]["name"] == NAMESPACE]
+
+
 UNREACHABLE = b"Unable to connect to the server: dial tcp 10.0.0.1:6443: i/o timeout\n"
 
 
