@@ -44,7 +44,7 @@ from gpunode.workflow import cluster_apply
 from gpunode.workflow.cluster_apply import Request
 from gpunode.workflow.cluster_plan import ClusterPlan, planned
 from gpunode.workflow.cluster_undo import removal, undoing
-from gpunode.workflow.cluster_workloads import wait_unchanged_ready
+from gpunode.workflow.cluster_workloads import wait_releases_ready, wait_unchanged_ready
 from gpunode.workflow.log import told
 
 if TYPE_CHECKING:
@@ -133,6 +133,7 @@ def apply(
         if not found.changes:
             with SignalGuard(screen.stopping) as stop:
                 wait_unchanged_ready(found.items, cluster, stop.pause, screen.progress, timeout_s)
+                wait_releases_ready(found.releases, cluster, stop.pause, screen.progress, timeout_s)
             if any(item.trouble for item in found.items):
                 screen.put(line(MARKS["done"], "its pods are ready now", hang=2))
             screen.put(*own_pod_lines(wanted.own_pods))

@@ -95,6 +95,11 @@ class Release:
     why: str
     wave: int
 
+    @property
+    def title(self) -> str:
+        """``Helm release gpu-system/nvidia-device-plugin``."""
+        return f"Helm release {self.namespace}/{self.name}"
+
 
 @dataclass(frozen=True, slots=True)
 class NodeEdit:

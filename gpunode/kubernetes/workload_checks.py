@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 from gpunode.check import Check
 from gpunode.command import Command, command
 from gpunode.kubernetes.advertisers import is_advertiser, is_of_operator, release_of
-from gpunode.kubernetes.model import GPU_PRESENT, Rendered
+from gpunode.kubernetes.model import GPU_PRESENT, Release, Rendered
 from gpunode.kubernetes.pods import Trouble, trouble
 
 Body: TypeAlias = Mapping[str, Any]
@@ -24,18 +24,25 @@ class Workload:
         live: as it is; None where it is not there.
         must_run: whether no pod of it is a fault; parts of charts run only on some nodes.
         why: what is missing, where there is not even a name.
+        release: the one that made it, or lacks it; None for gpunode's own.
     """
 
     title: str
     live: Body | None
     must_run: bool = True
     why: str = ""
+    release: Release | None = None
 
     @property
     def is_ready(self) -> bool:
         """Whether all of its pods are, and it has any."""
         desired, ready = counts(self.live or {})
         return ready >= desired > 0
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it is ready, or is a part that no node has to run and none is to."""
+        return self.is_ready or (self.live is not None and not self.must_run and not counts(self.live)[0])
 
     @property
     def namespace(self) -> str:
@@ -65,7 +72,12 @@ def workloads(rendered: Rendered, daemon_sets: Sequence[Body]) -> Iterator[Workl
     for one in rendered.objects:
         if one.kind == "DaemonSet":
             yield Workload(f"DaemonSet {one.name}", there.get((one.namespace, one.name)))
-    for release in rendered.releases:
+    yield from release_workloads(rendered.releases, daemon_sets)
+
+
+def release_workloads(releases: Sequence[Release], daemon_sets: Sequence[Body]) -> Iterator[Workload]:
+    """Yield the DaemonSets that these releases made; for one that made none which offers GPUs, what it lacks."""
+    for release in releases:
         name = f"{release.namespace}/{release.name}"
         # A release of the same chart that was there before keeps its own name.
         names = {name, *(release_of(live) for live in daemon_sets if _is_of_chart(live, release.chart))} - {""}
@@ -73,10 +85,10 @@ def workloads(rendered: Rendered, daemon_sets: Sequence[Body]) -> Iterator[Workl
         made = [live for live in daemon_sets if release_of(live) in names or (is_operator and is_of_operator(live))]
         if not any(map(is_advertiser, made)) and release.chart != "dcgm-exporter":
             why = "it has no DaemonSet that offers GPUs" if made else "it has made no DaemonSet: is it installed?"
-            yield Workload(f"Helm release {name}", None, why=why)
+            yield Workload(release.title, None, why=why, release=release)
         for live in made:
             must_run = is_advertiser(live) or release.chart == "dcgm-exporter"
-            yield Workload(f"DaemonSet {live['metadata']['name']}", live, must_run)
+            yield Workload(f"DaemonSet {live['metadata']['name']}", live, must_run, release=release)
 
 
 def _is_of_chart(live: Body, chart: str) -> bool:

@@ -32,7 +32,7 @@ from gpunode.kubernetes.reconcile import (
 )
 from gpunode.workflow.cluster_conflicts import conflict_error
 from gpunode.workflow.cluster_plan import ClusterPlan
-from gpunode.workflow.cluster_workloads import wait_ready, wait_unchanged_ready
+from gpunode.workflow.cluster_workloads import wait_ready, wait_releases_ready, wait_unchanged_ready
 from gpunode.workflow.events import Applied, Applying, Observer
 from gpunode.workflow.namespace_contents import contents
 
@@ -87,6 +87,7 @@ def apply(
                         wait_ready(item, cluster, pause, progress, timeout_s)
         # A node that was labelled just now gets pods of those that stay as they are.
         wait_unchanged_ready(plan.items, cluster, pause, progress, timeout_s)
+        wait_releases_ready(plan.releases, cluster, pause, progress, timeout_s)
 
     return journaled(store, request, waves)
 

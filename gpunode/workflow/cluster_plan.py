@@ -9,14 +9,16 @@ from typing import Any, Final
 
 from gpunode.command import command, gpunode
 from gpunode.errors import GpunodeError, Refused, Undetermined
+from gpunode.facts.helm import Released
 from gpunode.host.cluster import Body, Cluster, Identity, Tried
 from gpunode.host.kubectl import Forbidden, reason
 from gpunode.kubernetes.advertisers import OPERATOR_GROUP, OPERATOR_KINDS, OPERATOR_SELECTOR, refuse_second
-from gpunode.kubernetes.model import MANAGED_BY, KindCluster, NodeEdit, Rendered
+from gpunode.kubernetes.model import MANAGED_BY, KindCluster, NodeEdit, Release, Rendered
 from gpunode.kubernetes.reconcile import (
     OURS,
     Item,
     Present,
+    adopted,
     items,
     key,
     manager_of,
@@ -26,7 +28,7 @@ from gpunode.kubernetes.reconcile import (
 from gpunode.kubernetes.workload_checks import Workload, counts
 from gpunode.redaction.secrets import text as redact
 from gpunode.workflow.cluster_conflicts import conflict_error
-from gpunode.workflow.cluster_workloads import explain_unready, is_unchanged_workload
+from gpunode.workflow.cluster_workloads import explain_unready, is_unchanged_workload, unready_of_releases
 
 NODE_USER: Final = "system:node:"
 _API: Final[Mapping[str, tuple[str, str]]] = {
@@ -50,12 +52,14 @@ class ClusterPlan:
     Attributes:
         skipped: what the credential may not do and is therefore left out.
         notes: what else a person has to know of the cluster.
+        releases: those of charts that apply makes or brings up to date, by the names that they have in the cluster.
     """
 
     identity: Identity
     items: tuple[Item, ...]
     skipped: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    releases: tuple[Release, ...] = ()
 
     @property
     def changes(self) -> tuple[Item, ...]:
@@ -85,26 +89,40 @@ def planned(rendered: Rendered, cluster: Cluster) -> ClusterPlan:
             raise
         rendered, skipped = for_kubelet(rendered, node.removeprefix(NODE_USER))
         present, notes = _present(rendered, cluster, identity, whole=False)
-    found = tuple(_with_troubles(items(rendered, present), present, cluster))
-    plan = ClusterPlan(identity, found, skipped, notes)
+    releases = tuple(_by_its_name(one, adopted(one, present.releases)) for one in rendered.releases)
+    found = tuple(_with_troubles(items(rendered, present), present, releases, cluster))
+    plan = ClusterPlan(identity, found, skipped, notes, releases)
     if not skipped:
         _refuse_forbidden(plan, cluster)
     return plan
 
 
-def _with_troubles(items: Sequence[Item], present: Present, cluster: Cluster) -> Iterator[Item]:
-    """Yield the items; a DaemonSet that stays as it is, and whose pods do not run, with the reason."""
+def _by_its_name(release: Release, live: Released | None) -> Release:
+    return replace(release, namespace=live.namespace, name=live.name) if live else release
+
+
+def _with_troubles(
+    items: Sequence[Item], present: Present, releases: Sequence[Release], cluster: Cluster
+) -> Iterator[Item]:
+    """Yield the items; a DaemonSet or release that stays as it is, and whose pods do not run, with the reason."""
     live = {key(one): one for one in present.live}
+    same = {one.title for one in items if one.state == "same"}
+    found_unready = [*unready_of_releases([one for one in releases if one.title in same], cluster)]
+    unready = {one.release.title: one for one in reversed(found_unready) if one.release}
     # A label that is about to be set may be what it waits for.
     is_labelled_now = any(one.kind == "Node" and one.change is not None for one in items)
     for item in items:
-        found = Workload(item.title, live.get((item.kind, item.namespace, item.name)))
-        if not is_unchanged_workload(item) or found.is_ready or (is_labelled_now and not counts(found.live or {})[0]):
+        found = unready.get(item.title)
+        if is_unchanged_workload(item):
+            own = Workload(item.title, live.get((item.kind, item.namespace, item.name)))
+            found = None if own.is_ready else own
+        if found is None or (is_labelled_now and not counts(found.live or {})[0]):
             yield item
             continue
         state, trouble = explain_unready(found, cluster)
         about = item.note or "as it should be"
-        yield replace(item, note=f"{about}, but {state}: {trouble.why}", trouble=trouble)
+        of_release = f"{found.title}: " if found.title != item.title else ""
+        yield replace(item, note=f"{about}, but {of_release}{state}: {trouble.why}", trouble=trouble)
 
 
 def check_kind(kind: KindCluster, identity: Identity) -> None:

@@ -1,18 +1,18 @@
-"""Whether the DaemonSets of a plan run: one look for a plan, a wait for an apply."""
+"""Whether the DaemonSets of a plan, and of its charts, run: one look for a plan, a wait for an apply."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from gpunode.errors import GpunodeError, VerifyFailed
 from gpunode.host.cluster import Cluster
 from gpunode.host.port import OnProgress, Progress
-from gpunode.kubernetes.model import GPU_PRESENT
+from gpunode.kubernetes.model import GPU_PRESENT, Release
 from gpunode.kubernetes.pods import Trouble
 from gpunode.kubernetes.reconcile import Item
-from gpunode.kubernetes.workload_checks import Workload, cause, counts
+from gpunode.kubernetes.workload_checks import Workload, cause, counts, release_workloads
 
 _EACH_S: Final = 1.0
 # A controller chooses the nodes of a new DaemonSet within a second.
@@ -42,17 +42,58 @@ def wait_ready(item: Item, cluster: Cluster, pause: Callable[[], None], progress
     Raises:
         VerifyFailed: they were not within ``timeout_s``; the pods that are not ready say why.
     """
-    began = time.monotonic()
     place = {"apiVersion": "apps/v1", "kind": item.kind, "metadata": {"namespace": item.namespace, "name": item.name}}
-    while True:
+
+    def find_unready() -> Workload | None:
         found = Workload(item.title, next(iter(cluster.get([place])), None))
-        if found.is_ready:
-            return
+        return None if found.is_ready else found
+
+    _wait(find_unready, cluster, pause, progress, timeout_s, none_chosen_s=_NONE_CHOSEN_S)
+
+
+def wait_releases_ready(
+    releases: Sequence[Release], cluster: Cluster, pause: Callable[[], None], progress: OnProgress, timeout_s: float
+) -> None:
+    """Wait for the pods of what Helm released.
+
+    ``helm --wait`` is content with one pod less than the nodes of each DaemonSet (its maxUnavailable is 1), and does
+    not know what an operator makes. Source: helm.sh/helm pkg/kube/ready.go, daemonSetReady.
+
+    Raises:
+        as ``wait_ready``.
+    """
+
+    def find_unready() -> Workload | None:
+        return next(unready_of_releases(releases, cluster), None)
+
+    # Feature discovery labels the nodes, and the operator makes its DaemonSets, long after Helm is done.
+    _wait(find_unready, cluster, pause, progress, timeout_s, none_chosen_s=timeout_s)
+
+
+def unready_of_releases(releases: Sequence[Release], cluster: Cluster) -> Iterator[Workload]:
+    """Yield the DaemonSets of these releases whose pods do not run, and what a release lacks of them."""
+    if releases:
+        found = release_workloads(releases, cluster.list("daemonsets.apps", "--all-namespaces"))
+        yield from (one for one in found if not one.is_running)
+
+
+def _wait(
+    find_unready: Callable[[], Workload | None],
+    cluster: Cluster,
+    pause: Callable[[], None],
+    progress: OnProgress,
+    timeout_s: float,
+    *,
+    none_chosen_s: float,
+) -> None:
+    """Wait until nothing is found that is not ready; ``none_chosen_s`` at most for a DaemonSet that has no node."""
+    began = time.monotonic()
+    while (found := find_unready()) is not None:
         desired, ready = counts(found.live or {})
         progress(Progress("wait", 100.0 * ready / desired if desired else 0.0, f"{ready} of {desired} pods ready"))
         pause()
         is_for_none = not desired and (found.live or {}).get("status", {}).get("observedGeneration", 0) > 0
-        if time.monotonic() > began + (min(timeout_s, _NONE_CHOSEN_S) if is_for_none else timeout_s):
+        if time.monotonic() > began + (min(timeout_s, none_chosen_s) if is_for_none else timeout_s):
             state, trouble = explain_unready(found, cluster)
             after = f" after {timeout_s:.0f} s" if desired else ""
             raise VerifyFailed(f"{found.title}: {state}{after}", why=trouble.why, hint=trouble.hint)
@@ -62,6 +103,9 @@ def wait_ready(item: Item, cluster: Cluster, pause: Callable[[], None], progress
 def explain_unready(found: Workload, cluster: Cluster) -> tuple[str, Trouble]:
     """Return how many of the workload's pods are ready, and what keeps the others from it."""
     desired, ready = counts(found.live or {})
+    if found.live is None and found.release is not None:
+        place = ("--namespace", found.release.namespace, found.release.name)
+        return "it offers no GPUs", Trouble("", found.why, f"look at it: {cluster.helm_command('status', *place)}")
     if not desired:
         chosen = cluster.command("describe", "nodes", "--selector", f"{GPU_PRESENT}=true")
         why = f"its nodes are not ready, lack the label {GPU_PRESENT}=true, or have a taint that keeps it off"

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
+
 import pytest
 
-from tests.fakes.api_server import ApiServer
-from tests.fakes.clusters import NODE, User, pod_of, run_daemon_sets
+from gpunode.facts.helm import Released
+from gpunode.host.cluster import Cluster
+from gpunode.host.helm import values_as_input
+from tests.fakes.api_server import ApiServer, Body
+from tests.fakes.clusters import NAMESPACE, NODE, PLUGIN, User, pod_of, run_daemon_sets
 
 PULL = {"reason": "ImagePullBackOff", "message": "Back-off pulling image"}
 
@@ -81,3 +88,103 @@ def test_label_that_the_plan_sets_is_not_told_as_missing(unready: ApiServer, use
     del node["metadata"]["labels"]["nvidia.com/gpu.present"]
     run_daemon_sets(unready)
     assert "no node runs it" not in user.screen("k8s", "plan", *NODE)
+
+
+@dataclass
+class Helm:
+    """Helm for one release, whose chart makes objects by ``make``; ``--wait`` is content with no pod of one node."""
+
+    make: Callable[[], object]
+    there: tuple[Released, ...] = ()
+
+    def releases(self, charts: Collection[str]) -> tuple[Released, ...]:
+        return tuple(one for one in self.there if one.chart in charts)
+
+    def run(self, argv: tuple[str, ...]) -> None:
+        words, values = values_as_input(argv)
+        namespace, version = (words[words.index(option) + 1] for option in ("--namespace", "--version"))
+        self.there = (Released(namespace, words[2], words[2], version, 1, "deployed", json.loads(values)),)
+        self.make()
+
+
+def made_by_helm(name: str = PLUGIN[2], **selector: str) -> Body:
+    """Return a DaemonSet of the release nvidia-device-plugin."""
+    notes = {"meta.helm.sh/release-name": PLUGIN[2], "meta.helm.sh/release-namespace": NAMESPACE}
+    pod = {"nodeSelector": selector, "containers": [{"name": "one", "image": "nvcr.io/nvidia/k8s-device-plugin:v1"}]}
+    template = {"metadata": {"labels": {"app": name}}, "spec": pod}
+    spec = {"selector": {"matchLabels": {"app": name}}, "template": template}
+    metadata = {"name": name, "namespace": NAMESPACE, "annotations": notes}
+    return {"apiVersion": "apps/v1", "kind": "DaemonSet", "metadata": metadata, "spec": spec}
+
+
+@pytest.fixture
+def helm(server: ApiServer, user: User, monkeypatch: pytest.MonkeyPatch) -> Helm:
+    """Helm in that cluster; the chart makes the plugin, and an MPS daemon that no node has to run."""
+
+    def make() -> None:
+        server.add(made_by_helm(), "helm")
+        server.add(made_by_helm("nvidia-device-plugin-mps-control-daemon", mps="capable"), "helm")
+
+    helm = Helm(make)
+    monkeypatch.setattr(Cluster, "helm", property(lambda _: helm))
+    return helm
+
+
+def test_release_whose_pods_do_not_run_is_told_each_time(server: ApiServer, user: User, helm: Helm) -> None:
+    server.controllers.append(break_pods)
+    for _ in range(2):
+        error = user.apply("k8s-mps", "--timeout", "1", check=7).error
+        assert error["what"] == "DaemonSet nvidia-device-plugin: 0 of 1 pods are ready after 1 s"
+        assert "cannot be pulled" in error["why"]
+    shown = user.screen("k8s", "plan", "k8s-mps", *NODE)
+    assert "! nothing to change, but Helm release gpu-system/nvidia-device-plugin does not run" in shown
+    assert "as it should be, but DaemonSet nvidia-device-plugin: 0 of 1 pods are ready: " in " ".join(shown.split())
+
+
+def test_release_that_runs_needs_nothing(server: ApiServer, user: User, helm: Helm) -> None:
+    user.apply("k8s-mps")
+    assert "✓ nothing to change" in user.screen("k8s", "plan", "k8s-mps", *NODE)
+    assert not user.apply("k8s-mps").envelope["changed"]
+
+
+def test_release_under_a_name_of_its_own_is_told_by_that(server: ApiServer, user: User, helm: Helm) -> None:
+    user.apply("k8s-mps")
+    (first,) = helm.there
+    place = {"namespace": "mine", "name": "nvdp"}
+    helm.there = (replace(first, namespace="mine", name="nvdp"),)
+    for one in server.peek("DaemonSet"):
+        one["metadata"]["annotations"] = {f"meta.helm.sh/release-{key}": to for key, to in place.items()}
+    server.controllers.append(break_pods)
+    break_pods(server)
+    assert "! nothing to change, but Helm release mine/nvdp does" in user.screen("k8s", "plan", "k8s-mps", *NODE)
+
+
+def test_what_a_release_makes_late_is_waited_for(server: ApiServer, user: User, helm: Helm) -> None:
+    make, looks = helm.make, 0
+    helm.make = lambda: None
+
+    def make_late(words: tuple[str, ...]) -> None:
+        nonlocal looks
+        looks += bool(helm.there) and "daemonsets.apps" in words
+        if looks == 20:
+            user.kubectl.intercept = lambda _: None
+            make()
+
+    error = user.apply("k8s-mps", "--timeout", "1", check=7).error
+    assert error["what"] == "Helm release gpu-system/nvidia-device-plugin: it offers no GPUs"
+    assert "helm status --namespace gpu-system nvidia-device-plugin" in error["hint"]
+    user.kubectl.intercept = make_late
+    assert "✓ its pods are ready now" in user.screen("k8s", "apply", "k8s-mps", *NODE, "--yes")
+
+
+def test_label_that_the_plan_sets_is_not_told_as_missing_of_a_release(
+    server: ApiServer, user: User, helm: Helm
+) -> None:
+    user.apply("k8s-mps")
+    (node,) = server.peek("Node")
+    del node["metadata"]["labels"]["nvidia.com/gpu.present"]
+    for one in server.peek("DaemonSet"):
+        one["spec"]["template"]["spec"]["nodeSelector"] = {"nvidia.com/gpu.present": "true"}
+    run_daemon_sets(server)
+    assert "no node runs it" not in user.screen("k8s", "plan", "k8s-mps", *NODE)
+    user.apply("k8s-mps")
