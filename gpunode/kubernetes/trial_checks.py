@@ -170,7 +170,7 @@ def judge_handler(handler: Check, ran_through: Collection[str]) -> Check:
 
     Args:
         handler: the check so far.
-        ran_through: the nodes on which a pod of the test had the RuntimeClass, and computed.
+        ran_through: the nodes on which a pod of the test had the RuntimeClass, and ran.
     """
     if handler.status != "not run" or handler.id.partition("/")[2] not in ran_through:
         return handler

@@ -97,11 +97,8 @@ def verify(asked: Asked, cluster: Cluster, *, pause: Callable[[], None], progres
     checks += _clear_leftovers(tried, cluster)
     ended = _ended(tried, there, asked, cluster, pause, progress) if tried else ()
     tested = [trial_check(ran, there[ran.trial.node], asked.apply) for ran in ended]
-    through = {
-        ran.trial.node
-        for ran, check in zip(ended, tested, strict=True)
-        if check.status == "passed" and "runtimeClassName" in ran.trial.pod["spec"]
-    }
+    # What said something was started through the handler, whether or not it then found a GPU.
+    through = {ran.trial.node for ran in ended if ran.log and "runtimeClassName" in ran.trial.pod["spec"]}
     checks = [judge_handler(one, through) if one.id.startswith("handler/") else one for one in checks]
     return Report((*checks, *tested, *_sharing(ended), *idle))
 
