@@ -72,7 +72,10 @@ def test_apt_refuses_what_gpunode_calls_a_contradiction(case: str, tmp_path: Pat
 
     said = refusal(tmp_path, {name: f"{text}\n".encode() for name, text in zip(names, pair, strict=True)})
 
-    assert ("Conflicting values set" in said) == contradict(one, other, "amd64") == (case in CONTRADICTING), said
+    assert contradict(one, other, "amd64") == (case in CONTRADICTING)
+    # apt 3.0 of Debian 13 reads an entry with a key beside one without; apt 2.6 of Debian 12 refuses them.
+    if case != "no key":
+        assert ("Conflicting values set" in said) == (case in CONTRADICTING), said
 
 
 @settings(max_examples=examples(15), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
