@@ -1,4 +1,4 @@
-"""What kubectl's failures and versions mean. Pure."""
+"""Meaning of kubectl's failures and versions. Pure."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ _ASKING: Final = frozenset({"ClusterPolicy", "GPUCluster"})
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What offers GPUs, or has somebody do it.
+    """An object that offers GPUs, or has the GPU Operator do it.
 
     Attributes:
         title: ``DaemonSet nvdp/nvidia-device-plugin``.
@@ -149,12 +149,7 @@ def refuse_second(
     """
     if not _offers(rendered):
         return ()
-    kept = [adopted(one, releases) or one for one in rendered.releases]
-    released = {f"{one.namespace}/{one.name}" for one in kept}
-    brought = [key(one.body) for one in rendered.objects]
-    there = [one for one in advertisers(objects, brought) if one.release not in released]
-    if any(one.chart == "gpu-operator" for one in rendered.releases):
-        there = [one for one in there if one.kind != "gpu-operator"]
+    there = _foreign_advertisers(rendered, objects, releases)
     added = {edit.node: edit.labels for edit in rendered.nodes}
     labels = {
         name: {**node["metadata"].get("labels", {}), **added.get(name, {})}
@@ -168,11 +163,27 @@ def refuse_second(
             "for; a node that gets them would offer each GPU twice."
             for one in there
         )
+    raise _second_advertiser_error(active, kubectl, helm)
+
+
+def _foreign_advertisers(rendered: Rendered, objects: Sequence[Body], releases: Sequence[Released]) -> list[Found]:
+    """Return the advertisers that are not what is rendered, nor a release that is brought to its values."""
+    kept = [adopted(one, releases) or one for one in rendered.releases]
+    released = {f"{one.namespace}/{one.name}" for one in kept}
+    brought = [key(one.body) for one in rendered.objects]
+    there = [one for one in advertisers(objects, brought) if one.release not in released]
+    if any(one.chart == "gpu-operator" for one in rendered.releases):
+        there = [one for one in there if one.kind != "gpu-operator"]
+    return there
+
+
+def _second_advertiser_error(active: Sequence[Found], kubectl: Typed, helm: Typed) -> Refused:
+    """Return the error that names the first of them, with the way out."""
     # Of an operator what made its DaemonSet, which it would make again.
     first = min(active, key=lambda one: (one.kind == "gpu-operator", _is_operand(one), not one.release))
     is_daemon_set = first.body["kind"] == "DaemonSet"
     it = f"it is {_NAMES[first.kind]}" if is_daemon_set else "the operator deploys a device plugin of its own"
-    raise Refused(
+    return Refused(
         f"{first.title} {'offers' if is_daemon_set else 'has the GPU Operator offer'} the GPUs of this cluster already",
         why=f"{it}{f', Helm release {first.release}' if first.release else ''}; with a second one each GPU would be "
         "offered twice",

@@ -136,7 +136,7 @@ class KindCluster:
 
 @dataclass(frozen=True, slots=True)
 class OwnPod:
-    """What a pod of the user's own has to say to get a GPU.
+    """Lines that a pod of the user's own needs to get a GPU.
 
     Attributes:
         spec: those parts of its spec, to be merged into it.

@@ -1,4 +1,4 @@
-"""How GPUs reach a pod of one's own, and what that pod has to say for it. Pure.
+"""Lines that a pod of the user's own needs for a GPU, and why. Pure.
 
 Sources: NVIDIA/k8s-device-plugin 0.20.0, internal/plugin/server.go and docs/cdi.md; KEP-4009 (the kubelet passes a
 device plugin's CDI devices on from Kubernetes 1.29); NVIDIA/gpu-operator 26.7, controllers/object_controls.go

@@ -41,7 +41,7 @@ class Workload:
 
     @property
     def is_running(self) -> bool:
-        """Whether it is ready, or is a part that no node has to run and none is to."""
+        """Return whether its pods are ready, or no node needs this part and none is to run it."""
         return self.is_ready or (self.live is not None and not self.must_run and not counts(self.live)[0])
 
     @property
