@@ -19,7 +19,7 @@ from gpunode.host.capture import INDEX
 from gpunode.kubernetes.forms import FOLDERS, files, is_ours
 from gpunode.kubernetes.model import HEADER, KIND_CONFIG, ClusterNode
 from gpunode.kubernetes.own_pod import own_pod_text
-from gpunode.kubernetes.render import FORMS, rendered
+from gpunode.kubernetes.render import FORMS, GITOPS_FORMS, rendered
 from gpunode.workflow.cluster import cluster_node, node_name
 
 _CAPTURES: Final = (".tar.gz", ".tgz", ".json")
@@ -45,7 +45,7 @@ def render(place: str, captures: Sequence[str], out: str, form: str, how: Output
     elif out:
         from gpunode.cli.screen.cluster import rendered_lines
 
-        how.report_screen().put(*rendered_lines(found, out, written.removed))
+        how.report_screen().put(*rendered_lines(found, out, written.removed, is_for_git=form in GITOPS_FORMS))
     result = {
         "form": form,
         "files": made,

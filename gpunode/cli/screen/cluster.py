@@ -156,8 +156,8 @@ def _running_pods(found: ClusterPlan) -> str:
     return "" if is_of_chart else "running pods stay as they are"
 
 
-def rendered_lines(found: Rendered, out: str, removed: Sequence[str]) -> Iterator[Line]:
-    """The nodes, the objects and releases with their reasons, what to know, and how to apply them."""
+def rendered_lines(found: Rendered, out: str, removed: Sequence[str], *, is_for_git: bool) -> Iterator[Line]:
+    """Yield the nodes, the objects and releases with their reasons, what to know, and how to apply them."""
     for edit in found.nodes:
         yield line(span("  Node ", "dim"), span(edit.node, "bold"), span(f"  {edit.why}"), hang=4)
         yield line(span(f"    {_asked(found, edit)}", "dim"), hang=6)
@@ -177,6 +177,8 @@ def rendered_lines(found: Rendered, out: str, removed: Sequence[str]) -> Iterato
     yield from _own_pod_reasons(found)
     yield from own_pod_lines(found.own_pods)
     yield line(Span("✓ ", "good"), span(f"written to {out}; nothing was sent to a cluster"), hang=2)
+    if is_for_git:
+        yield line(span(f"{out.rstrip('/')}/README.md says how to hand it over; or apply it yourself:"), hang=2)
     script = out if out.startswith("/") else f"./{out}"
     yield line(span("next: ", "dim"), span(command(f"{script.rstrip('/')}/apply.sh"), "command"), hang=6)
 
