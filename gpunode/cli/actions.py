@@ -1,67 +1,24 @@
-"""What a change does, in one word, for screens and programs alike. Pure."""
+"""The one word for what a change does, for screens and programs alike. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Final, Literal, TypeAlias, get_args
+from typing import Final
 
-from gpunode.change import (
-    Change,
-    CommandChange,
-    FileChange,
-    MigChange,
-    ModuleChange,
-    ObjectChange,
-    PackageChange,
-    ServiceChange,
-    is_mark,
-)
+from gpunode.change import Action, Change, PackageChange
 
-Effect: TypeAlias = Literal["install", "upgrade", "downgrade", "mark", "purge"]
-EFFECTS: tuple[Effect, ...] = get_args(Effect)
-Action: TypeAlias = (
-    Effect
-    | Literal[
-        "create",
-        "edit",
-        "delete",
-        "reread",
-        "enable",
-        "disable",
-        "start",
-        "stop",
-        "keep",
-        "load",
-        "unload",
-        "run",
-        "divide",
-    ]
-)
-
-_OBJECT: Final[Mapping[str, Action]] = {"created": "create", "changed": "edit", "deleted": "delete"}
+# Of packages, in the order in which they are shown.
+EFFECTS: Final[tuple[Action, ...]] = ("install", "upgrade", "downgrade", "mark", "purge")
 
 
-def action(change: Change) -> Action:
-    """What is done: of a unit that is enabled and started, or disabled and stopped, the latter."""
-    match change:
-        case FileChange(before=before, after=after):
-            if before == after:
-                return "reread"
-            return "create" if before is None else "delete" if after is None else "edit"
-        case PackageChange():
-            return effect_on(change)
-        case ServiceChange(before=before, after=after):
-            if before.active != after.active:
-                return "start" if after.active else "stop"
-            if before.enabled != after.enabled:
-                return "enable" if after.enabled else "disable"
-            return "keep"
-        case ModuleChange(after=loaded):
-            return "load" if loaded else "unload"
-        case CommandChange() | MigChange():
-            return "run" if isinstance(change, CommandChange) else "divide"
-        case ObjectChange(effect=effect):
-            return _OBJECT[effect]
+def action_of(change: Change) -> Action:
+    """Return what is done; a package's new version is told apart as an upgrade or a downgrade."""
+    if not isinstance(change, PackageChange) or change.action != "upgrade":
+        return change.action
+    # Loaded on use: many commands change no package.
+    from gpunode.packages import SYSTEMS
+    from gpunode.packages.simulation import lowers
+
+    return "downgrade" if lowers(change, SYSTEMS[0].is_older) else "upgrade"
 
 
 def reason_to_go(change: Change) -> str:
@@ -72,18 +29,3 @@ def reason_to_go(change: Change) -> str:
     from gpunode.catalog.conflicts import purge_reason
 
     return purge_reason(change.id.name, change.before.version) or ""
-
-
-def effect_on(change: PackageChange) -> Effect:
-    """What happens to the package."""
-    if change.after is None:
-        return "purge"
-    if change.before is None or change.before.config_files_only:
-        return "install"
-    if is_mark(change):
-        return "mark"
-    # Loaded on use: many commands change no package.
-    from gpunode.packages import SYSTEMS
-    from gpunode.packages.simulation import lowers
-
-    return "downgrade" if lowers(change, SYSTEMS[0].is_older) else "upgrade"

@@ -2,28 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from gpunode.change import (
-    Change,
-    CommandChange,
-    FileChange,
-    FileState,
-    MigChange,
-    MigLayout,
-    ModuleChange,
-    ObjectChange,
-    PackageChange,
-    PackageState,
-    ServiceChange,
-    subject,
-    without_values,
-)
-from gpunode.journal.announce import kind
 from gpunode.journal.chronicle import Chronicle, Debt, Deed
 
 SCHEMA = 1
@@ -54,7 +37,7 @@ def summary(run: Chronicle, logins: Mapping[int, str]) -> Row:
         "version": begin.version,
         "result": run.ending,
         "why": commit.why if commit else "",
-        "counts": dict(sorted(Counter(map(kind, run.changes)).items())),
+        "counts": dict(sorted(Counter(change.kind_name for change in run.changes).items())),
         "undone_by": run.undone_by,
         "forgotten": {"user": run.forgotten.user, "at": moment(run.forgotten.at)} if run.forgotten else None,
     }
@@ -87,59 +70,10 @@ def _deed(deed: Deed) -> Row:
         "ended": None if deed.ended_at is None else moment(deed.ended_at),
         "result": deed.outcome,
         "why": deed.why,
-        "kind": kind(intent.change),
-        "subject": subject(intent.change),
-        **_states(intent.change),
+        "kind": intent.change.kind_name,
+        "subject": intent.change.subject,
+        **intent.change.record,
     }
-
-
-def _states(change: Change) -> Row:
-    match change:
-        case FileChange(before=before, after=after):
-            return {"before": _file(before), "after": _file(after), "folders": list(change.folders)}
-        case PackageChange(before=before, after=after):
-            return {"before": _package(before), "after": _package(after)}
-        case ServiceChange(before=was, after=now):
-            states = ({"enabled": one.enabled, "active": one.active} for one in (was, now))
-            return dict(zip(("before", "after"), states, strict=True))
-        case ModuleChange(before=loaded, after=wanted):
-            return {"before": {"loaded": loaded}, "after": {"loaded": wanted}}
-        case ObjectChange():
-            return {
-                "cluster": change.cluster,
-                "before": json.loads(change.before or "null"),
-                "after": json.loads(change.after or "null"),
-            }
-        case CommandChange(argv=argv, undo=undo):
-            undone_by = None if undo is None else list(without_values(undo))
-            return {"argv": list(without_values(argv)), "for": change.why, "undo": undone_by}
-        case MigChange(before=former, after=new):
-            return {"before": _layout(former), "after": _layout(new)}
-
-
-def _file(state: object) -> Row | None:
-    """A file by the name of its backup, which is its sha256: the journal is read without them."""
-    if not isinstance(state, FileState):
-        return None
-    return {"sha256": state.content.decode(), "mode": f"{state.mode:04o}", "uid": state.uid, "gid": state.gid}
-
-
-def _package(state: object) -> Row | None:
-    if not isinstance(state, PackageState):
-        return None
-    return {
-        "version": state.version,
-        "auto": state.auto,
-        "held": state.held,
-        "config_files_only": state.config_files_only,
-        "origin": state.origin,
-    }
-
-
-def _layout(layout: MigLayout) -> Row:
-    rows = [{"profile": one.profile, "start": one.start, "size": one.size, "compute": list(one.compute)}
-            for one in layout.instances]  # fmt: skip
-    return {"enabled": layout.enabled, "instances": rows}
 
 
 def _debt(debt: Debt) -> Row:

@@ -15,10 +15,8 @@ from gpunode.change import (
     KnownAfter,
     PackageChange,
     SigningKey,
-    diff,
-    subject,
 )
-from gpunode.cli.actions import action, reason_to_go
+from gpunode.cli.actions import action_of, reason_to_go
 from gpunode.errors import BUG, GpunodeError
 from gpunode.redaction.secrets import evident
 from gpunode.redaction.secrets import text as redact
@@ -65,7 +63,7 @@ class Envelope:
             "exit_code": self.exit_code,
             "changed": self.changed,
             "changes": [_change(change, self.steps.get(change)) for change in self.changes],
-            "diff": [_diff(change) for change in self.changes if isinstance(change, FileChange)],
+            "diff": [_diff(change) for change in FileChange.among(self.changes)],
             "notes": list(self.notes),
             "findings": list(self.findings),
             "unknown": list(self.unknown),
@@ -120,8 +118,12 @@ def _sound(text: str) -> str:
 
 
 def _change(change: Change, step: str | None) -> dict[str, object]:
-    kind = type(change).__name__.removesuffix("Change").lower()
-    row: dict[str, object] = {"kind": kind, "action": action(change), "subject": subject(change), "step": step}
+    row: dict[str, object] = {
+        "kind": change.kind_name,
+        "action": action_of(change),
+        "subject": change.subject,
+        "step": step,
+    }
     match change:
         case PackageChange(before=before, after=after):
             row["before"] = before.version if before else None
@@ -144,7 +146,7 @@ def _diff(change: FileChange) -> dict[str, str]:
 
     change = without_secrets(change)
     if not _is_text(change.before) or not _is_text(change.after):
-        return {"prepared": "\n".join(diff(change))}
+        return {"prepared": "\n".join(change.diff())}
     return {
         "before_header": change.path,
         "after_header": change.path,

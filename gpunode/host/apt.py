@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from gpunode.change import PackageChange, PackageState, is_mark
+from gpunode.change import PackageChange, PackageState
 from gpunode.errors import ChangeFailed, GpunodeError
 from gpunode.host.apt_failures import WHAT, FailureKind, build_log, classify, explain
 from gpunode.host.apt_status import parse_status
@@ -489,9 +489,7 @@ def marks(changes: Sequence[PackageChange]) -> dict[str, tuple[str, ...]]:
     return {
         "auto": tuple(name for name, state in known.items() if state.auto),
         "manual": tuple(
-            str(change.id)
-            for change in kept
-            if _was_auto(change) and is_mark(change) and not known[str(change.id)].auto
+            str(change.id) for change in kept if _was_auto(change) and change.is_mark and not known[str(change.id)].auto
         ),
         "hold": tuple(name for name, was in held.items() if (known[name].held if name in known else was)),
         "unhold": tuple(name for name, state in known.items() if held[name] and not state.held),

@@ -26,8 +26,6 @@ from gpunode.change import (
     ServiceChange,
     SigningKey,
     Trigger,
-    is_generated,
-    subject,
 )
 from gpunode.errors import ChangeFailed, Conflict, Refused, assert_never
 from gpunode.facts.evidence import Capture, Outcome, Probe
@@ -183,13 +181,13 @@ class LocalHost:
 
         refuse_full_boot(changes, self.root)
         for change in changes:
-            if isinstance(change, FileChange) and not is_generated(change):
+            if isinstance(change, FileChange) and not change.is_generated:
                 files.check(change.path, root=self.root)
 
     def elsewhere(self, changes: Sequence[Change], /) -> tuple[str, ...]:
         """A sentence for each file of ``changes`` whose path is a symbolic link."""
         told: list[str] = []
-        for path in dict.fromkeys(change.path for change in changes if isinstance(change, FileChange)):
+        for path in dict.fromkeys(change.path for change in FileChange.among(changes)):
             with suppress(OSError):
                 if (leads := places.resolve(path, root=self.root)) != normpath(path):
                     told.append(f"{path} is a symbolic link to {leads}, so that file is changed")
@@ -197,7 +195,7 @@ class LocalHost:
 
     def realize(self, change: Change, /) -> Change:
         """``change`` with what only now is known: a key's bytes, a file's attributes, the folders that it needs."""
-        if not isinstance(change, FileChange) or is_generated(change):
+        if not isinstance(change, FileChange) or change.is_generated:
             return change
         if isinstance(key := change.after, SigningKey):
             with self._fit_for_packages():
@@ -218,7 +216,7 @@ class LocalHost:
         for kind, group in groupby(changes, type):
             if kind is PackageChange:
                 with self._fit_for_packages():
-                    self.packages.transact([change for change in group if isinstance(change, PackageChange)])
+                    self.packages.transact(PackageChange.among(group))
             else:
                 for change in group:
                     self._apply(change)
@@ -241,7 +239,7 @@ class LocalHost:
                 raise AssertionError("a cluster's objects are changed through kubectl")
 
     def _apply_file(self, change: FileChange) -> None:
-        if is_generated(change):
+        if change.is_generated:
             return
         after = change.after
         if after is not None and not isinstance(after, FileState):
@@ -301,7 +299,7 @@ class LocalHost:
                 change.argv, timeout_s=_COMMAND_TIMEOUT_S, env=UNATTENDED, on_line=hear, outlives=True
             )
         if not done.ok:
-            raise _command_failed(done, f"{subject(change)} failed ({change.why})")
+            raise _command_failed(done, f"{change.subject} failed ({change.why})")
 
     def trigger(self, triggers: Sequence[Trigger], /) -> tuple[Settled, ...]:
         """Carries out ``triggers`` and waits until they are done; what cannot be done here says why."""

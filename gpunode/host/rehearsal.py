@@ -13,7 +13,6 @@ from gpunode.change import (
     RuntimeExpectation,
     SigningKey,
     Trigger,
-    is_generated,
 )
 from gpunode.errors import Conflict
 from gpunode.facts.evidence import Capture, Evidence, Ownership, Probe
@@ -74,7 +73,7 @@ class RehearsalHost:
             Conflict: a file is not as ``before`` says.
         """
         for change in changes:
-            if isinstance(change, FileChange) and not is_generated(change):
+            if isinstance(change, FileChange) and not change.is_generated:
                 self._write(change)
 
     def _write(self, change: FileChange) -> None:

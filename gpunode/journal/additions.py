@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from gpunode.change import (
+    CONFFILES,
+    OBSOLETE,
     FileChange,
     FileState,
     ModuleChange,
@@ -14,9 +16,8 @@ from gpunode.change import (
     ServiceChange,
     ServiceState,
     Unsettled,
-    is_generated,
 )
-from gpunode.journal.record import CONFFILES, OBSOLETE, Begin, Entry, Failed, Intent, Verb
+from gpunode.journal.record import Begin, Entry, Failed, Intent, Verb
 from gpunode.package_id import PackageId
 
 _OF_PACKAGES = frozenset({CONFFILES, OBSOLETE})
@@ -59,7 +60,7 @@ def collect_additions(entries: Iterable[Entry]) -> RecordedAdditions:
     generated, packages, units, modules = set[str](), set[PackageId](), set[str](), set[str]()
     for change in (intent.change for verb, intent in made if verb in _ADDING):
         match change:
-            case FileChange(path=path) if is_generated(change):
+            case FileChange(path=path) if change.is_generated:
                 generated.add(path)
             case FileChange(path=path, before=before, after=after):
                 _add_written(written.setdefault(path, {}), found[path], _object_name(before), _object_name(after))
@@ -84,7 +85,7 @@ def _find_first_contents(made: Iterable[tuple[str, Intent]]) -> dict[str, str | 
     """Return the object of what each changed file held before its first change; None for no file."""
     found: dict[str, str | None] = {}
     for _, intent in made:
-        if isinstance(change := intent.change, FileChange) and not is_generated(change):
+        if isinstance(change := intent.change, FileChange) and not change.is_generated:
             found.setdefault(change.path, _object_name(change.before))
     return found
 

@@ -6,21 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Final, TypeAlias
 
-from gpunode.change import (
-    Change,
-    CommandChange,
-    FileChange,
-    FileState,
-    MigChange,
-    ModuleChange,
-    ObjectChange,
-    PackageChange,
-    PackageState,
-    ServiceChange,
-    is_generated,
-    subject,
-)
-from gpunode.journal.record import Begin, Commit, Done, Entry, Failed, Intent, Result, digest
+from gpunode.change import PackageChange
+from gpunode.journal.record import Begin, Commit, Done, Entry, Failed, Intent, Result
 from gpunode.journal.run import Announce
 from gpunode.redaction.secrets import text as redact
 
@@ -96,12 +83,12 @@ def _begun(begin: Begin) -> dict[str, str]:
 
 
 def _made(intent: Intent) -> dict[str, str]:
-    about = {"MESSAGE": f"{subject(intent.change)}: {did(intent.change)}", "MESSAGE_ID": MADE, "PRIORITY": _INFO}
+    about = {"MESSAGE": f"{intent.change.subject}: {intent.change.participle}", "MESSAGE_ID": MADE, "PRIORITY": _INFO}
     return {**about, **_about(intent)}
 
 
 def _failed(intent: Intent, why: str) -> dict[str, str]:
-    message = f"{subject(intent.change)}: could not be {did(intent.change)}: {why}"
+    message = f"{intent.change.subject}: could not be {intent.change.participle}: {why}"
     return {"MESSAGE": message, "MESSAGE_ID": FAILED, "PRIORITY": _ERROR, "GPUNODE_WHY": why, **_about(intent)}
 
 
@@ -121,76 +108,16 @@ def _named(begin: Begin) -> str:
 
 
 def _about(intent: Intent) -> dict[str, str]:
-    before, after = _states(intent.change)
+    change = intent.change
+    before, after = change.states
+    installed = change.settled if isinstance(change, PackageChange) else None
     return {
         "GPUNODE_SEQ": str(intent.seq),
         "GPUNODE_STAGE": intent.stage,
         "GPUNODE_STEP": intent.step,
-        "GPUNODE_KIND": kind(intent.change),
-        "GPUNODE_SUBJECT": subject(intent.change),
+        "GPUNODE_KIND": change.kind_name,
+        "GPUNODE_SUBJECT": change.subject,
         "GPUNODE_BEFORE": before,
         "GPUNODE_AFTER": after,
-        "GPUNODE_ORIGIN": _origin(intent.change),
+        "GPUNODE_ORIGIN": installed.origin if installed else "",
     }
-
-
-def _states(change: Change) -> tuple[str, str]:
-    """What was and what is: a file's sha256, a package's version, else a word; empty where there is nothing."""
-    match change:
-        case FileChange(before=before, after=after):
-            return _sha256(before), _sha256(after)
-        case PackageChange(before=before, after=after):
-            return getattr(before, "version", ""), getattr(after, "version", "")
-        case ServiceChange(before=before, after=after):
-            return _service(before.enabled, before.active), _service(after.enabled, after.active)
-        case MigChange(before=was, after=now):
-            return str(was), str(now)
-        case _:
-            return "", ""
-
-
-def _sha256(state: object) -> str:
-    return f"sha256:{digest(state.content)}" if isinstance(state, FileState) else ""
-
-
-def _service(enabled: bool, active: bool) -> str:
-    return f"{'enabled' if enabled else 'disabled'}, {'active' if active else 'inactive'}"
-
-
-def _origin(change: Change) -> str:
-    after = change.after if isinstance(change, PackageChange) else None
-    return after.origin if isinstance(after, PackageState) else ""
-
-
-def kind(change: Change) -> str:
-    """The change's kind as the JSON output and the audit log name it: file, package, service, module, command, mig."""
-    return type(change).__name__.removesuffix("Change").lower()
-
-
-def did(change: Change) -> str:
-    """What making ``change`` means for its subject, as a participle."""
-    match change:
-        case PackageChange(before=None):
-            return "installed"
-        case PackageChange(after=None):
-            return "purged"
-        case PackageChange():
-            return "changed"
-        case FileChange():
-            return _file(change)
-        case ServiceChange(after=after):
-            return _service(after.enabled, after.active)
-        case ModuleChange(after=loaded):
-            return "loaded" if loaded else "unloaded"
-        case CommandChange():
-            return "run"
-        case ObjectChange(effect=effect):
-            return effect
-        case MigChange(after=layout):
-            return f"divided: {layout}"
-
-
-def _file(change: FileChange) -> str:
-    if is_generated(change):
-        return "asked for"
-    return "created" if change.before is None else "removed" if change.after is None else "changed"

@@ -7,6 +7,8 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 
 from gpunode.change import (
+    CONFFILES,
+    OBSOLETE,
     Change,
     CommandChange,
     FileChange,
@@ -17,9 +19,8 @@ from gpunode.change import (
     PackageState,
     ServiceChange,
     Trigger,
-    is_generated,
 )
-from gpunode.journal.record import CONFFILES, OBSOLETE, Begin, Commit, Done, Entry, Failed, Intent
+from gpunode.journal.record import Begin, Commit, Done, Entry, Failed, Intent
 from gpunode.package_id import PackageId
 
 _THROUGH = frozenset({"done", "waiting"})
@@ -182,7 +183,7 @@ def _files(changes: Iterable[_Made]) -> dict[str, FileTrail]:
     spans: dict[str, tuple[_Span, ...]] = {}
     stages: dict[str, str] = {}
     for made in changes:
-        if not isinstance(change := made.change, FileChange) or is_generated(change):
+        if not isinstance(change := made.change, FileChange) or change.is_generated:
             continue
         if made.is_removal:
             spans.pop(change.path, None)

@@ -5,31 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from gpunode.change import (
-    Change,
-    FileChange,
-    MigChange,
-    PackageChange,
-    Trigger,
-    inverse,
-    settle_order,
-    subject,
-    triggers,
-)
-from gpunode.journal.record import (
-    CONFIGURATION,
-    MAKING,
-    Begin,
-    Commit,
-    Done,
-    Entry,
-    Failed,
-    Forget,
-    Intent,
-    Owe,
-    Settle,
-    Verb,
-)
+from gpunode.change import CONFIGURATION, Change, FileChange, MigChange, PackageChange, Trigger, settle_order, triggers
+from gpunode.journal.record import MAKING, Begin, Commit, Done, Entry, Failed, Forget, Intent, Owe, Settle, Verb
 
 # All of it was done; a reboot may be due.
 _THROUGH = frozenset({"done", "waiting"})
@@ -67,7 +44,7 @@ def backwards(entries: Iterable[Entry]) -> tuple[Intent, ...]:
         for one in known
         if isinstance(one, Intent) and not (isinstance(one.change, PackageChange) and one.seq in failed)
     ]
-    back = ((intent, inverse(intent.change)) for intent in reversed(intents))
+    back = ((intent, intent.change.inverse()) for intent in reversed(intents))
     return tuple(replace(intent, change=change) for intent, change in back if change is not None)
 
 
@@ -225,11 +202,11 @@ def summary(entries: Iterable[Entry]) -> RunSummary | None:
     back = to_undo(known, whole=True)
     return RunSummary(
         begin,
-        tuple(dict.fromkeys(subject(entry.change) for entry in known if isinstance(entry, Intent))),
+        tuple(dict.fromkeys(entry.change.subject for entry in known if isinstance(entry, Intent))),
         next((entry for entry in reversed(known) if isinstance(entry, Commit)), None),
         forgotten=any(isinstance(entry, Forget) for entry in known),
-        configuration=frozenset(subject(intent.change) for intent in back if is_configuration(intent)),
-        beyond=frozenset(subject(intent.change) for intent in back if not is_configuration(intent)),
+        configuration=frozenset(intent.change.subject for intent in back if is_configuration(intent)),
+        beyond=frozenset(intent.change.subject for intent in back if not is_configuration(intent)),
     )
 
 

@@ -7,9 +7,9 @@ import os
 from collections.abc import Collection
 from pathlib import Path
 
+from gpunode.change import digest
 from gpunode.errors import JournalDamaged
 from gpunode.host.ownership import read
-from gpunode.journal import record
 from gpunode.journal.disk import make, sync_folder, write_file
 
 # As much as is ever read of a file that is to be replaced.
@@ -28,11 +28,11 @@ class Objects:
 
     def path_of_content(self, content: bytes) -> str:
         """Return the path of the backup that has this ``content``, whether it is there or not."""
-        return str(self.path(record.digest(content)))
+        return str(self.path(digest(content)))
 
     def save(self, content: bytes) -> str:
         """The name of ``content``'s backup, which is on the disk. Raises OSError."""
-        name = record.digest(content)
+        name = digest(content)
         path = self.path(name)
         make(path.parent)
         if not _holds(path, content):
@@ -60,7 +60,7 @@ class Objects:
             return None
         except OSError as error:
             raise damaged_object(path, run, f"cannot be read: {error.strerror}") from error
-        if record.digest(content) != name:
+        if digest(content) != name:
             raise damaged_object(path, run, "is not what was saved: its sha256 differs")
         return content
 

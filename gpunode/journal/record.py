@@ -11,29 +11,23 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
 from functools import cache
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
 from gpunode.change import (
     Change,
-    CommandChange,
     Deferred,
-    FileChange,
     FileState,
     KnownAfter,
-    MigChange,
     MigInstance,
     MigLayout,
-    ModuleChange,
-    ObjectChange,
-    PackageChange,
     PackageState,
-    ServiceChange,
     ServiceState,
     SigningKey,
     Trigger,
+    digest,
 )
 from gpunode.errors import JournalDamaged
 from gpunode.package_id import PackageId
@@ -57,12 +51,6 @@ Verb: TypeAlias = Literal[
 MAKING: frozenset[Verb] = frozenset({"setup", "configure", "unconfigure"})
 Result: TypeAlias = Literal["done", "failed", "interrupted", "waiting"]
 Load: TypeAlias = Callable[[str], bytes]
-# The stage whose files are a node's configuration, which a plain rollback gives back.
-CONFIGURATION = "runtime"
-# The steps, in whatever stage, under which packages' own configuration files are backed up before a purge takes them,
-# and under which those are removed that only a version shipped which is undone.
-CONFFILES = "conffiles"
-OBSOLETE = "obsolete"
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,22 +161,16 @@ _NAMES: dict[type[Any], str] = {
     Settle: "settle",
     Commit: "commit",
     Forget: "forget",
-    FileChange: "file",
     FileState: "file-state",
     Deferred: "deferred",
     SigningKey: "signing-key",
-    PackageChange: "package",
     PackageState: "package-state",
     KnownAfter: "known-after",
-    ServiceChange: "service",
     ServiceState: "service-state",
-    ModuleChange: "module",
-    CommandChange: "command",
-    ObjectChange: "object",
-    MigChange: "mig",
     MigLayout: "mig-layout",
     MigInstance: "mig-instance",
     Trigger: "trigger",
+    **{change: change.kind_name for change in get_args(Change)},
 }
 _TYPES = {name: kind for kind, name in _NAMES.items()}
 # By the words of the annotations, see _shape.
@@ -207,11 +189,6 @@ _PACKAGE = "PackageId"
 _LARGEST_NUMBER = 1 << 36
 _ENTRIES = (Begin, Intent, Done, Failed, Owe, Settle, Commit, Forget)
 _LINE = re.compile(rb'\{"v":([0-9]{1,9}),"sum":"([0-9a-f]{16})","entry":(\{.*\}|\[.*\])\}', re.DOTALL)
-
-
-def digest(content: bytes) -> str:
-    """The name of the backup object that holds ``content``."""
-    return hashlib.sha256(content).hexdigest()
 
 
 def encode(entry: Entry, *more: Entry, above: bytes = b"") -> bytes:
@@ -258,14 +235,6 @@ def whole(data: bytes) -> bytes:
     until_the_hole, hole, _ = ended[last:].partition(b"\0")
     # Behind a line that is all there, a zero stands for the line's end: that was on the disk once, so it is damage.
     return ended[:last] if hole and not _LINE.fullmatch(until_the_hole) else ended
-
-
-def contents(change: Change) -> Iterator[bytes]:
-    """The bytes of the file states in ``change``, which have to be backed up before it is journaled."""
-    if isinstance(change, FileChange):
-        for state in (change.before, change.after):
-            if isinstance(state, FileState):
-                yield state.content
 
 
 def _sum(line: bytes) -> bytes:

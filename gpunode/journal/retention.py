@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
-from gpunode.journal import footprint, record
+from gpunode.journal import footprint
 from gpunode.journal.record import Commit, Entry, Forget, Intent
 
 
@@ -34,4 +34,4 @@ def _names(entries: Sequence[Entry], *, kept: bool) -> Iterator[str]:
 def _of(entries: Iterable[Entry]) -> Iterator[str]:
     for entry in entries:
         if isinstance(entry, Intent):
-            yield from (content.decode() for content in record.contents(entry.change))
+            yield from (content.decode() for content in entry.change.contents)

@@ -59,7 +59,7 @@ class Run:
         changes, now = tuple(changes), self._clock()
         first = 1 + sum(isinstance(entry, Intent) for entry in self._entries)
         with unwritable("the journal cannot be written, so this change was not made", self.path):
-            for content in (content for change in changes for content in record.contents(change)):
+            for content in (content for change in changes for content in change.contents):
                 self._objects.save(content)
             intents = [Intent(first + n, stage, step, change, reason, now) for n, change in enumerate(changes)]
             self._append(*intents)

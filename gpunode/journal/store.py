@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpunode.change import FileChange, FileState, Trigger, subject
+from gpunode.change import FileChange, FileState, Trigger
 from gpunode.errors import JournalDamaged, Refused, UsageError
 from gpunode.host.locks import Holder
 from gpunode.host.ownership import read, refuse_foreign
@@ -268,8 +268,8 @@ class Store:
         for run in reversed(self.ids()):
             entries = self._unloaded(run)
             intents = history.open_intents(entries)
-            found[run] = tuple(one for one in intents if subject(one.change) not in changed_since)
-            changed_since |= {subject(entry.change) for entry in entries if isinstance(entry, Intent)}
+            found[run] = tuple(one for one in intents if one.change.subject not in changed_since)
+            changed_since |= {entry.change.subject for entry in entries if isinstance(entry, Intent)}
         return {run: intents for run, intents in found.items() if intents}
 
     def record_made(self, run: str, intents: Sequence[Intent]) -> None:

@@ -14,7 +14,6 @@ from gpunode.change import (
     Trigger,
     closed,
     ordered,
-    subject,
 )
 from gpunode.distros.family import TOOLKIT_PACKAGES
 from gpunode.errors import Refused
@@ -55,7 +54,7 @@ def _with_toolkit(recipe: Recipe, facts: Facts, planned: Planned | Refusal) -> P
 
     if not (changes := toolkit_config.configured(recipe, facts)):
         return planned
-    others = (change for change in planned.changes if subject(change) != CONFIG)
+    others = (change for change in planned.changes if change.subject != CONFIG)
     accepted = "accepts" if recipe.toolkit.volume_mounts else "does not accept"
     reason = f"{planned.reason}; the toolkit {accepted} requests for GPUs by mounts"
     return replace(planned, changes=ordered((*others, *changes)), reason=reason)
@@ -140,8 +139,8 @@ def _closed(target: Target, planned: Planned) -> Planned:
     found = {change.path: change for change in closing(facts, own)}
     # Who may write to a file is no setting that takes a restart.
     trigger = frozenset({Trigger("reload" if row.reloads else "restart", row.unit)} if target.trigger else ())
-    touched = {change.path for change in planned.changes if isinstance(change, FileChange)}
-    edited = tuple(_closed_change(change) if subject(change) in found else change for change in planned.changes)
+    touched = {change.path for change in FileChange.among(planned.changes)}
+    edited = tuple(_closed_change(change) if change.subject in found else change for change in planned.changes)
     beside = (replace(one, triggers=trigger if one.path in present else frozenset()) for one in found.values())
     others = [path for path in present if path not in own and why_open(present[path])]
     notes = (

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 
 from gpunode.change import (
+    CONFFILES,
     Change,
     FileChange,
     FileState,
@@ -17,13 +18,12 @@ from gpunode.change import (
     RuntimeExpectation,
     ServiceChange,
     Trigger,
-    inverse,
     triggers,
 )
 from gpunode.errors import ChangeFailed, GpunodeError, Interrupted
 from gpunode.host.port import Host, Settled
 from gpunode.journal.history import settles
-from gpunode.journal.record import CONFFILES, Failed, Intent
+from gpunode.journal.record import Failed, Intent
 from gpunode.journal.run import Run
 from gpunode.outcome import Planned
 from gpunode.package_id import PackageId
@@ -137,14 +137,14 @@ class Applier:
         made = [entry for entry in entries if isinstance(entry, Intent) and entry.seq not in failed]
         back = {entry.change for entry in made if entry.stage == _RECOVERY}
         files = (e.change for e in reversed(made) if isinstance(e.change, FileChange) and e.stage != _RECOVERY)
-        return [change for change in files if change.before != change.after and inverse(change) not in back]
+        return [change for change in files if change.before != change.after and change.inverse() not in back]
 
     def _restore(self, change: FileChange, failure: ChangeFailed) -> None:
         """The file is as before ``change``; what was rejected is kept, and ``failure`` says where."""
         if isinstance(change.after, FileState):
             kept = self.run.keep(change.path, change.after.content)
             failure.why += f"\nthe rejected {change.path} is kept as {kept}"
-        if (back := inverse(change)) is not None:
+        if (back := change.inverse()) is not None:
             self.one(_RECOVERY, "put-back", back, failure.what)
 
     def expect(self, expectation: RuntimeExpectation, *read_by: Trigger) -> None:
@@ -159,7 +159,7 @@ class Applier:
         """
         left = False
         for change in self._written():
-            if (paths is None or change.path in paths) and (back := inverse(change)) is not None:
+            if (paths is None or change.path in paths) and (back := change.inverse()) is not None:
                 try:
                     self.one(_RECOVERY, "put-back", back, failure.what)
                     failure.why += f"\nput back: {change.path}"
@@ -176,7 +176,7 @@ class Applier:
                 found = plan.step_of(change)
                 return found.step.id if found else DEPENDENCIES
 
-            self.transaction(plan.stage, tuple(c for c in batch if isinstance(c, PackageChange)), step_of)
+            self.transaction(plan.stage, PackageChange.among(batch), step_of)
             return
         for change in batch:
             self.pause()
@@ -203,7 +203,7 @@ class Applier:
         """Of a runtime's files all are written or none: an import that leads nowhere is worse than nothing."""
         if step.step.id != RUNTIME_CONFIG.id or not isinstance(change, FileChange):
             return
-        files = [change for change in step.changes if isinstance(change, FileChange)]
+        files = FileChange.among(step.changes)
         if self.take_back(failure, {change.path for change in files}):
             self.waive(triggers(files), "put back before any daemon read it")
 
@@ -218,7 +218,7 @@ class Applier:
         expectation = step.outcome.expectation if isinstance(step.outcome, Planned) else None
         if expectation is None or step.step.id in self.checked:
             return ""
-        changes = tuple(change for change in step.changes if isinstance(change, FileChange))
+        changes = FileChange.among(step.changes)
         self.checked[step.step.id] = self.host.check(expectation, changes)
         self.expect(expectation, *triggers(changes))
         return self.checked[step.step.id]

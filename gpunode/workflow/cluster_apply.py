@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
-from gpunode.change import CommandChange, ObjectChange, subject
+from gpunode.change import CommandChange, ObjectChange
 from gpunode.errors import ChangeFailed, Conflict, GpunodeError, Interrupted, VerifyFailed
 from gpunode.host.cluster import Body, Cluster
 from gpunode.host.kubectl import Forbidden
@@ -141,7 +141,7 @@ def _refuse_moved(plan: ClusterPlan, cluster: Cluster) -> None:
     """
     changes = [one.change for one in plan.changes if isinstance(one.change, ObjectChange)]
     live = {key(one): one for one in cluster.get([place(change) for change in changes])}
-    moved = [subject(change) for change in changes if _is_moved(change, live.get(_key(change)))]
+    moved = [change.subject for change in changes if _is_moved(change, live.get(_key(change)))]
     if moved:
         raise Conflict(
             f"{', '.join(moved)} changed since the plan was made",

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Final, TypeAlias
 
 from gpunode.catalog.charts import chart
-from gpunode.change import CommandChange, ObjectChange, subject
+from gpunode.change import CommandChange, ObjectChange
 from gpunode.command import command
 from gpunode.errors import Conflict, Refused
 from gpunode.facts.helm import Released
@@ -73,7 +73,7 @@ def removal(cluster: Cluster) -> ClusterPlan:
         said = error.why.strip().splitlines()[-1]
         releases, skipped = (), (f"Helm releases were not looked for, since Helm keeps them in Secrets: {said}",)
     live = {key(one): one for one in found}
-    going = {subject(one) for one in changes if _is_deleted(one, live)} | {one.title for one in releases}
+    going = {one.subject for one in changes if _is_deleted(one, live)} | {one.title for one in releases}
     items = tuple(_item(change, cluster, live, going) for change in sorted(changes, key=_rank))
     return ClusterPlan(identity, (*releases, *items), skipped)
 
@@ -147,8 +147,8 @@ def undoing(cluster: Cluster, store: Store, of: str) -> ClusterPlan:
     identity = cluster.identity()
     found = (intent.change for intent in backwards(store.read(of)))
     back = [one for one in found if isinstance(one, CommandChange | ObjectChange)]
-    changes = [change for change in back if isinstance(change, ObjectChange)]
-    commands = [change for change in back if isinstance(change, CommandChange)]
+    changes = ObjectChange.among(back)
+    commands = CommandChange.among(back)
     if elsewhere := [one.cluster for one in back if one.cluster != identity.uid]:
         raise Refused(
             f"run {label(of, 'k8s rollback')} was in another cluster",
@@ -160,12 +160,12 @@ def undoing(cluster: Cluster, store: Store, of: str) -> ClusterPlan:
     live = {key(one): one for one in cluster.get([place(change) for change in changes])}
     _refuse_edited(changes, live, cluster)
     back = [_as_it_is(one, live) for one in back]
-    pending = [one for one in back if isinstance(one, ObjectChange) and one.before != one.after]
+    pending = [one for one in ObjectChange.among(back) if one.before != one.after]
     revisions = cluster.helm.revisions() if commands else {}
     due = [one for one in commands if is_due(one, revisions)]
     _refuse_replaced([made for one in commands if (made := _made(one)) in revisions], cluster)
     released = (one for one in (_step(change, cluster, live, set()) for change in due) if one.state == "delete")
-    going = {subject(one) for one in pending if _is_deleted(one, live)} | {one.title for one in released}
+    going = {one.subject for one in pending if _is_deleted(one, live)} | {one.title for one in released}
     steps = (_step(one, cluster, live, going) for one in back if one in pending or one in due)
     return ClusterPlan(identity, tuple(steps))
 
@@ -265,7 +265,7 @@ def _refuse_edited(changes: Sequence[ObjectChange], live: Live, cluster: Cluster
             where = ("--namespace", change.namespace) if change.namespace else ()
             words = ("get", change.kind, *where, change.name, "--show-managed-fields", "-o", "yaml")
             raise Conflict(
-                f"{subject(change)} was changed since that run",
+                f"{change.subject} was changed since that run",
                 why=why or "gpunode or somebody else applied something else to it",
                 hint=f"undo the later run first (gpunode log), or look at it: {cluster.command(*words)}",
             )
@@ -296,7 +296,7 @@ def _why(change: ObjectChange) -> str:
 
 
 def _rank(change: ObjectChange) -> tuple[int, str]:
-    return _ORDER.index(change.kind), subject(change)
+    return _ORDER.index(change.kind), change.subject
 
 
 def _key(change: ObjectChange) -> Key:

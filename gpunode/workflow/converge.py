@@ -74,7 +74,7 @@ class StagePlan:
     @property
     def packages(self) -> tuple[PackageChange, ...]:
         """The package changes: one transaction."""
-        return tuple(change for change in self.changes if isinstance(change, PackageChange))
+        return PackageChange.among(self.changes)
 
     @property
     def triggers(self) -> tuple[Trigger, ...]:
@@ -211,7 +211,7 @@ def _hold_of(step: Step, recipe: Recipe, facts: Facts) -> Refusal | None:
 
 def with_managers(planned: Planned) -> Planned:
     """``planned`` with a note for every file that it changes and that another program calls its own."""
-    files = (change for change in planned.changes if isinstance(change, FileChange) and change.before != change.after)
+    files = (change for change in FileChange.among(planned.changes) if change.before != change.after)
     notes = tuple(note for change in files if (note := _managed(change)))
     return replace(planned, change_notes=(*planned.change_notes, *notes)) if notes else planned
 

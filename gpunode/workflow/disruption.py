@@ -50,7 +50,7 @@ def refuse_undoing(changes: Sequence[Change], owed: Collection[Trigger], docker:
         DrainRequired: it is named.
         Undetermined: docker runs and does not say what.
     """
-    packages = [change for change in changes if isinstance(change, PackageChange)]
+    packages = PackageChange.among(changes)
     stopped = {change.unit for change in changes if isinstance(change, ServiceChange) and not change.after.active}
     restarts = _RESTARTS_DOCKER in (*triggers(changes), *owed)
     if restarts or replaces(packages, _DOCKER_PACKAGES) or DOCKER in stopped:

@@ -63,7 +63,7 @@ class CtkPlan:
     @property
     def files(self) -> tuple[FileChange, ...]:
         """The files that are written, or only to be read again."""
-        return tuple(change for change in self.planned.changes if isinstance(change, FileChange))
+        return FileChange.among(self.planned.changes)
 
     @property
     def written(self) -> tuple[FileChange, ...]:
@@ -218,7 +218,7 @@ def specifying(host: HostView, row: Runtime, notes: Sequence[str] = (), *, image
     assert isinstance(planned, Planned), "the step refuses nothing"
     plan = CtkPlan(row.id, cdi.output(facts), replace(planned, reason=planned.reason.removesuffix(cdi.KEPT)), cdi.CDI)
     # A file is what this command writes; the units are setup's to enable, or the user's.
-    idle = [change.unit for change in planned.changes if isinstance(change, ServiceChange)]
+    idle = [change.unit for change in ServiceChange.among(planned.changes)]
     if idle:
         enable = f"sudo systemctl enable --now {' '.join(idle)}"
         plan = plan.noting(f"nothing regenerates the specification when the driver changes: {enable}")

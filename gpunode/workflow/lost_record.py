@@ -6,13 +6,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from gpunode.catalog.repositories import cuda_repository, toolkit_repository
-from gpunode.change import FileState
+from gpunode.change import FileState, digest
 from gpunode.command import command, sudo_gpunode
 from gpunode.distros.family import TOOLKIT_PACKAGES
 from gpunode.errors import VerifyFailed
 from gpunode.facts.model import Facts, Known, known
 from gpunode.journal.additions import RecordedAdditions
-from gpunode.journal.record import digest
 from gpunode.package_id import PackageId
 from gpunode.packages import system
 

@@ -76,7 +76,7 @@ def refuse_clients(host: Host, changes: Collection[Change]) -> None:
     Raises:
         DrainRequired: one does; they are named, with the container of each.
     """
-    divided = [change.gpu for change in changes if isinstance(change, MigChange)]
+    divided = [change.gpu for change in MigChange.among(changes)]
     if not divided:
         return
     try:

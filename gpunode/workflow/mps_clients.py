@@ -21,7 +21,7 @@ def refuse_clients(host: Host, changes: Collection[Change], owed: Collection[Tri
     Raises:
         DrainRequired: they are named; which of them are clients, nobody tells without asking the daemon.
     """
-    services = [change for change in changes if isinstance(change, ServiceChange) and change.unit == UNIT]
+    services = [change for change in ServiceChange.among(changes) if change.unit == UNIT]
     stops = any(change.before.active and not change.after.active for change in services)
     if not stops and _RESTART not in (*triggers(changes), *owed):
         return

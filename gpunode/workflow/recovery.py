@@ -8,12 +8,12 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-from gpunode.change import Change, FileChange, FileState, PackageChange, PackageState, Trigger, subject
+from gpunode.change import Change, FileChange, FileState, PackageChange, PackageState, Trigger, digest
 from gpunode.errors import ChangeFailed, Undetermined, UsageError
 from gpunode.facts.model import Facts, Known, known
 from gpunode.host.port import HostView
 from gpunode.journal.history import CutShort
-from gpunode.journal.record import Intent, digest
+from gpunode.journal.record import Intent
 from gpunode.package_id import PackageId
 from gpunode.runtimes import RUNTIMES
 
@@ -186,14 +186,14 @@ def _how_far(cut: CutShort) -> str:
     parts = []
     if cut.made:
         count = "1 change" if len(cut.made) == 1 else f"{len(cut.made)} changes"
-        parts.append(f"after {count}, the last of them {subject(cut.made[-1])}")
+        parts.append(f"after {count}, the last of them {cut.made[-1].subject}")
     if cut.begun:
         parts.append(f"in the middle of {_named(cut.begun)}")
     return ", ".join(parts)
 
 
 def _named(changes: Sequence[Change]) -> str:
-    names = list(dict.fromkeys(map(subject, changes)))
+    names = list(dict.fromkeys(one.subject for one in changes))
     more = len(names) - _NAMED
     return ", ".join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")
 

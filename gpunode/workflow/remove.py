@@ -16,7 +16,7 @@ from gpunode.change import (
     RuntimeExpectation,
     ServiceChange,
     Trigger,
-    subject,
+    digest,
 )
 from gpunode.command import command
 from gpunode.errors import GpunodeError, Refused, VerifyFailed
@@ -25,7 +25,6 @@ from gpunode.facts.model import Facts, Known, known
 from gpunode.host.port import Host, HostView
 from gpunode.journal.additions import RecordedAdditions
 from gpunode.journal.footprint import FileTrail, Footprint
-from gpunode.journal.record import digest
 from gpunode.journal.store import Store
 from gpunode.package_id import PackageId
 from gpunode.runtimes import RUNTIMES, DesiredConfig, RecordedEdit, after_edits, runtime
@@ -86,7 +85,7 @@ def removing(
     of_packages = (Part("packages", _STEP, _owing(footprint, change)) for change in packages)
     divided = [Part("runtime", _STEP, _reversed(change)) for change in footprint.mig.values()]
     layouts, unchanged = mig_layouts.back(host, divided, force=force)
-    parts = undo.backward((*files, *layouts, *of_packages, *_units(footprint, facts)))
+    parts = undo.undo_order((*files, *layouts, *of_packages, *_units(footprint, facts)))
     parts, serving = undo.with_the_driver(parts, packages, added, installed)
     kept = (*unknown, *needed, *serving)
     parts, kept = keep_sources_readable(parts, kept, facts, store.objects.path_of_content)
@@ -247,7 +246,7 @@ def find_remainder(store: Store, host: HostView, facts: Facts, undone: Undoing) 
         undone: the removal.
     """
     recorded = store.additions()
-    missed = tuple(dict.fromkeys(subject(change) for change in undone.changes if not _is_made(change, host, facts)))
+    missed = tuple(dict.fromkeys(change.subject for change in undone.changes if not _is_made(change, host, facts)))
     named = {*missed, *(one.subject for one in undone.kept), *(change.path for change in undone.files)}
     found = (*_find_files(recorded, store, host), *_find_packages(recorded, facts), *_find_units(recorded, facts))
     modules = () if undone.reboot else _find_modules(recorded, facts)

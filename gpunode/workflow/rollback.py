@@ -7,28 +7,22 @@ import shlex
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Literal
 
 from gpunode.change import (
+    CONFFILES,
     Change,
-    CommandChange,
     FileChange,
     FileState,
-    MigChange,
-    ModuleChange,
-    ObjectChange,
     PackageChange,
     ServiceChange,
     Trigger,
-    diff,
-    subject,
 )
 from gpunode.errors import Conflict, GpunodeError, RebootRequired, Refused, VerifyFailed
 from gpunode.facts.evidence import Probe
 from gpunode.facts.model import Facts, Unknown
 from gpunode.host.port import Host, Settled
 from gpunode.journal.history import RunSummary, to_undo
-from gpunode.journal.record import CONFFILES, MAKING, Verb
+from gpunode.journal.record import MAKING, Verb
 from gpunode.journal.store import Store
 from gpunode.package_id import PackageId
 from gpunode.redaction.evidence import without_secrets
@@ -84,7 +78,7 @@ def undoing(
     entries = store.read(of)
     whole = facts is not None
     parts = tuple(Part(intent.stage, intent.step, intent.change) for intent in to_undo(entries, whole=whole))
-    standing.refuse_shared(store, of, {subject(part.change) for part in parts})
+    standing.refuse_shared(store, of, {part.change.subject for part in parts})
     files = tuple(_files_back(host, parts, str(store.root), force=force))
     runs = {run.run: run for run in store.runs()}
     layouts, unchanged = mig_layouts.back(host, parts, force=force)
@@ -103,23 +97,6 @@ def undoing(
         docker = facts.unit(DOCKER) if facts else Unknown("not asked", "units")
         refuse_undoing(undone.changes, undone.owed, docker, host)
     return undone
-
-
-def _undone_as(change: Change) -> Literal["file", "package", "unit", "mig", "nothing"]:
-    """As what a rollback takes a change back; a kind that is not named here is no change that can be made."""
-    match change:
-        case FileChange():
-            return "file"
-        case PackageChange():
-            return "package"
-        case ServiceChange():
-            return "unit"
-        case MigChange():
-            return "mig"
-        case ModuleChange():
-            return "nothing"  # a module stays until the next boot, which reads the files that are back
-        case CommandChange() | ObjectChange():
-            return "nothing"  # a build goes with its package; a cluster's objects have a rollback of their own
 
 
 def _is_there(host: Host, packages: Collection[PackageId], change: Change) -> bool:
@@ -200,24 +177,24 @@ def _left_behind(host: Host, folders: Sequence[str]) -> bool:
 
 def _whole(host: Host, facts: Facts, undone: Undoing, parts: Sequence[Part], *, backward: bool) -> Undoing:
     """``undone``, which has the files, with the packages and units of ``parts``, in order."""
-    kinds = {kind: [part for part in parts if _undone_as(part.change) == kind] for kind in ("package", "unit")}
-    steps = {part.change.id: part for part in kinds["package"] if isinstance(part.change, PackageChange)}
-    wanted = {package: undo.state_of(part.change) for package, part in steps.items()}
+    # A module stays until the next boot, which reads the files that are back; a build goes with its package.
+    steps = {part.change.id: part for part in parts if isinstance(part.change, PackageChange)}
+    wanted = {change.id: change.settled for change in PackageChange.among(part.change for part in parts)}
+    units = [part for part in parts if isinstance(part.change, ServiceChange)]
     packages, needed = undo.packages_back(wanted, undo.installed(facts), present.database(host))
     lost: tuple[str, ...] = ()
     if backward:
         # The other way round, the archives that have the packages are yet to come back.
         packages, lost = undo.obtainable(host, packages)
         packages = undo.completed(host, packages)
-    units = kinds["unit"]
-    coming = not backward and any(undo.state_of(change) for change in packages)
+    coming = not backward and any(change.settled for change in packages)
     everything = (
         *undone.parts,
         *(_package(steps, change) for change in packages),
         *(part for unit in units if (part := undo.service_back(facts, unit, coming=coming)) is not None),
     )
     everything, serving = undo.with_the_driver(everything, packages, wanted, undo.installed(facts))
-    ordered = undo.backward(everything) if backward else undo.forward(everything)
+    ordered = undo.undo_order(everything) if backward else undo.redo_order(everything)
     reboot = undo.reboot_reason(facts, packages)
     return replace(
         undone,
@@ -246,7 +223,7 @@ def edited(change: FileChange, now: FileState | None, keep: str = "") -> Conflic
         keep: the command that takes gpunode's part out of it and keeps the edits; empty where there is none.
     """
     edit, back = (
-        "\n".join(diff(without_secrets(one))) or "(only secrets differ)"
+        "\n".join(without_secrets(one).diff()) or "(only secrets differ)"
         for one in (FileChange(change.path, change.before, now), change)
     )
     by_hand = "undo the second by hand and keep the first"

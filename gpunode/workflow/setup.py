@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 
-from gpunode.change import Deferred, FileChange, Trigger, settle_order, subject
+from gpunode.change import Deferred, FileChange, Trigger, settle_order
 from gpunode.errors import ChangeFailed, Refused
 from gpunode.facts.model import Facts, known
 from gpunode.host.port import Host, Settled
@@ -286,9 +286,10 @@ class _Course:
         for step in left.steps:
             changes = [change for change in step.changes if not _is_unsettled(change)]
             if changes and isinstance(step.outcome, Planned):
+                listed = ", ".join(dict.fromkeys(change.subject for change in changes))
                 raise ChangeFailed(
                     f"{step.step.title}: every command succeeded, but the result is not as planned",
-                    why=f"still to do: {', '.join(dict.fromkeys(map(subject, changes)))}: {step.outcome.reason}",
+                    why=f"still to do: {listed}: {step.outcome.reason}",
                     hint="the log has the tools' output; `gpunode plan` shows what is missing",
                 )
 

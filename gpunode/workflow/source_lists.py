@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from gpunode.change import FileChange, FileState, subject
+from gpunode.change import FileChange, FileState
 from gpunode.command import command
 from gpunode.facts.model import Facts, PackageSource, known
 from gpunode.packages import system
@@ -40,7 +40,7 @@ def keep_sources_readable(
         if source.enabled and source.file not in _changed_paths(remaining):
             for part in [one for one in remaining if _is_keyring_of(source, one, is_own=source.file in own)]:
                 remaining.remove(part)
-                kept_items.append(KeptItem(subject(part.change), f"stays: {source.file} names it"))
+                kept_items.append(KeptItem(part.change.subject, f"stays: {source.file} names it"))
     return tuple(remaining), tuple(kept_items)
 
 

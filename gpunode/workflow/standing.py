@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
-from gpunode.change import Change, FileChange, PackageChange, PackageState, subject
+from gpunode.change import Change, FileChange, PackageChange, PackageState
 from gpunode.errors import Conflict, UsageError
 from gpunode.journal.history import RunSummary, to_undo
 from gpunode.journal.record import MAKING
@@ -130,8 +130,8 @@ def refuse_needed(
     for run in _later(store, of) if going else ():
         for step, made in _made(store, run, is_there):
             if missed := sorted(name for need in needed(step) for name in going.get(need, ())):
-                needing[run] = needing.get(run, frozenset()) | {subject(made)}
-                lines.append(f"{subject(made)}, of run {run.number}, needs {_listed(missed)}")
+                needing[run] = needing.get(run, frozenset()) | {made.subject}
+                lines.append(f"{made.subject}, of run {run.number}, needs {_listed(missed)}")
     if needing:
         raise Conflict(
             f"a later run needs what this would remove: {', '.join(run.run for run in needing)}",
@@ -147,7 +147,7 @@ def _made(store: Store, run: RunSummary, is_there: Callable[[Change], bool]) -> 
     for intent in to_undo(store.entries(run.run), whole=True):
         back = intent.change  # from what the run made to what was there before
         has_made = not isinstance(back, FileChange | PackageChange) or back.before is not None
-        if has_made and subject(back) in run.standing and is_there(back):
+        if has_made and back.subject in run.standing and is_there(back):
             yield intent.step, back
 
 
@@ -165,7 +165,7 @@ def going(changes: Iterable[tuple[str, Change]]) -> dict[str, list[str]]:
                 | PackageChange(after=None)
                 | PackageChange(after=PackageState(config_files_only=True))
             ):
-                found.setdefault(step, []).append(subject(change))
+                found.setdefault(step, []).append(change.subject)
             case _:
                 pass
     return found

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from gpunode.catalog.conflicts import driver_packages
-from gpunode.change import Change, KnownAfter, PackageChange, PackageState, is_mark
+from gpunode.change import Change, KnownAfter, PackageChange, PackageState
 from gpunode.errors import Refused
 from gpunode.facts.model import Facts, known
 from gpunode.outcome import Outcome, Planned
@@ -240,7 +240,7 @@ def _exact(
         )
     unseen = [change for change in meant if change.id not in seen]
     residue = (c for c in unseen if c.after is None and c.before and c.before.config_files_only)
-    return Transaction((*asked, *filter(is_mark, unseen), *residue), tuple(dependencies))
+    return Transaction((*asked, *(change for change in unseen if change.is_mark), *residue), tuple(dependencies))
 
 
 def resolved(
@@ -310,4 +310,4 @@ def news(agreed: StagePlan, exact: StagePlan, manager: str) -> Iterator[str]:
 
 
 def _removals(changes: Sequence[Change]) -> list[PackageChange]:
-    return [change for change in changes if isinstance(change, PackageChange) and change.after is None]
+    return [change for change in PackageChange.among(changes) if change.after is None]

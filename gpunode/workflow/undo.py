@@ -9,13 +9,12 @@ from itertools import groupby
 
 from gpunode.catalog.conflicts import driver_packages
 from gpunode.change import (
+    CONFFILES,
+    CONFIGURATION,
+    OBSOLETE,
     Change,
-    CommandChange,
     FileChange,
     FileState,
-    MigChange,
-    ModuleChange,
-    ObjectChange,
     PackageChange,
     PackageState,
     RuntimeExpectation,
@@ -23,13 +22,11 @@ from gpunode.change import (
     ServiceState,
     Trigger,
     settle_order,
-    subject,
     triggers,
 )
 from gpunode.errors import Refused
 from gpunode.facts.model import Facts, Known, need
 from gpunode.host.port import Host, HostView, Settled
-from gpunode.journal.record import CONFFILES, CONFIGURATION, OBSOLETE
 from gpunode.package_id import PackageId
 from gpunode.packages import Database
 from gpunode.packages.simulation import Action, is_removal, unplanned
@@ -106,12 +103,12 @@ class Undoing:
     @property
     def files(self) -> tuple[FileChange, ...]:
         """The files among the changes."""
-        return tuple(change for change in self.changes if isinstance(change, FileChange))
+        return FileChange.among(self.changes)
 
     @property
     def packages(self) -> tuple[PackageChange, ...]:
         """The packages among the changes: one transaction."""
-        return tuple(change for change in self.changes if isinstance(change, PackageChange))
+        return PackageChange.among(self.changes)
 
 
 def read_again(change: FileChange) -> FileChange:
@@ -138,46 +135,18 @@ def _taken_on_reload(change: FileChange) -> bool:
         return False  # one of the two is no configuration, so nobody knows what the daemon has of it
 
 
-def backward(parts: Iterable[Part]) -> tuple[Part, ...]:
-    """``parts`` in the order in which a setup is taken back: what uses a thing goes before the thing.
+def undo_order(parts: Iterable[Part]) -> tuple[Part, ...]:
+    """Return ``parts`` in the order in which a setup is undone: what uses a thing goes before the thing.
 
     A daemon's configuration before the packages that it names, the blacklist of nouveau after the driver. The archives
-    and pins go last, so that the packages can be had, and asked about, while they are there.
+    and pins go last, so that packages can be fetched, and simulated, while they are there.
     """
-    return tuple(sorted(parts, key=lambda part: _backward_rank(part)))
+    return tuple(sorted(parts, key=lambda part: part.change.undo_rank(part.stage, part.step)))
 
 
-def _backward_rank(part: Part) -> int:
-    match part.change:
-        case ServiceChange():
-            return 0
-        case FileChange() if part.stage == CONFIGURATION and part.step != CONFFILES:
-            return 1
-        case ModuleChange() | CommandChange() | MigChange() | ObjectChange():
-            return 2
-        case PackageChange():
-            return 3
-        case FileChange():
-            return 4
-
-
-def forward(parts: Iterable[Part]) -> tuple[Part, ...]:
-    """``parts`` in the order in which a setup makes such changes: to take a rollback back."""
-    return tuple(sorted(parts, key=_forward_rank))
-
-
-def _forward_rank(part: Part) -> int:
-    match part.change:
-        case FileChange():
-            if part.step in (CONFFILES, OBSOLETE):
-                return 3
-            return {"sources": 0, CONFIGURATION: 5}.get(part.stage, 1)
-        case PackageChange():
-            return 2
-        case ModuleChange() | CommandChange() | MigChange() | ObjectChange():
-            return 4
-        case ServiceChange():
-            return 6
+def redo_order(parts: Iterable[Part]) -> tuple[Part, ...]:
+    """Return ``parts`` in the order in which a setup makes such changes: to undo a rollback."""
+    return tuple(sorted(parts, key=lambda part: part.change.redo_rank(part.stage, part.step)))
 
 
 def packages_back(
@@ -214,7 +183,7 @@ def with_the_driver(
     if not (drivers := sorted(driver_packages(staying))):
         return tuple(parts), ()
     serving = [part for part in parts if _serves_packages(part)]
-    kept = tuple(KeptItem(subject(part.change), f"stays with {drivers[0]}") for part in serving)
+    kept = tuple(KeptItem(part.change.subject, f"stays with {drivers[0]}") for part in serving)
     return tuple(part for part in parts if part not in serving), kept
 
 
@@ -233,11 +202,6 @@ def _is_so(present: PackageState | None, wanted: PackageState | None) -> bool:
     if wanted is None or wanted.config_files_only:
         return present is None or (wanted is not None and present.config_files_only)
     return present == wanted
-
-
-def state_of(change: Change) -> PackageState | None:
-    """The settled state that a package change leads to; None for none."""
-    return change.after if isinstance(change, PackageChange) and isinstance(change.after, PackageState) else None
 
 
 def obtainable(host: Host, changes: Sequence[PackageChange]) -> tuple[tuple[PackageChange, ...], tuple[str, ...]]:
@@ -261,13 +225,13 @@ def obtainable(host: Host, changes: Sequence[PackageChange]) -> tuple[tuple[Pack
 
 
 def _is_fetched(change: PackageChange) -> bool:
-    state = state_of(change)
+    state = change.settled
     is_there = change.before is not None and state is not None and change.before.version == state.version
     return state is not None and not state.config_files_only and not is_there
 
 
 def _version(change: PackageChange) -> str:
-    state = state_of(change)
+    state = change.settled
     return state.version if state else ""
 
 
@@ -408,5 +372,5 @@ def replaces(packages: Sequence[PackageChange], those: Collection[PackageId]) ->
 def _is_replaced(change: PackageChange) -> bool:
     if change.before is None or change.before.config_files_only:
         return False
-    state = state_of(change)
+    state = change.settled
     return state is None or state.config_files_only or state.version != change.before.version

@@ -7,7 +7,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
-from gpunode.change import subject
 from gpunode.check import Check
 from gpunode.command import sudo_gpunode
 from gpunode.errors import GpunodeError, Refused, Undetermined, VerifyFailed
@@ -197,7 +196,7 @@ def _mig_layout(recipe: Recipe, facts: Facts) -> Iterator[Check]:
         case Planned(changes=()) as found:
             yield Check("mig", _DIVIDED, "not run", found.reason)
         case Planned() as found:
-            todo = ", ".join(map(subject, found.changes))
+            todo = ", ".join(change.subject for change in found.changes)
             yield Check("mig", _DIVIDED, "failed", f"still to do: {todo}", _PLAN_SHOWS)
         case Waits() as wait:
             yield Check("mig", _DIVIDED, "not run", wait.reason, "reboot")

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from gpunode.change import Change, FileState, PackageChange, Trigger, is_mark
+from gpunode.change import Change, FileState, PackageChange, Trigger
 from gpunode.cli.boundary import run
 from gpunode.facts.evidence import Capture, Found, Ownership, Probe, encode_found
 from gpunode.host.port import Settled
@@ -89,7 +89,7 @@ class MemoryNode(RehearsalHost):
         return Capture(probe.source, "ok", encode_found(found))
 
     def simulate(self, changes: Sequence[PackageChange], /) -> Simulation | None:
-        return obey(tuple(change for change in changes if not is_mark(change)))
+        return obey(tuple(change for change in changes if not change.is_mark))
 
     def offered(self, packages: Collection[PackageId], /) -> Mapping[PackageId, frozenset[str]]:
         return {one: self.versions[one] for one in packages if one in self.versions}
@@ -107,7 +107,7 @@ class MemoryNode(RehearsalHost):
         self.keep(self.packages.announced(changes))
         for change in changes:
             self.supply.moment()
-            if not is_mark(change):
+            if not change.is_mark:
                 self.keep(self.packages.changed(change))
         self.supply.moment()
         self.keep(self.packages.marked(changes))

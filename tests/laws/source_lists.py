@@ -9,7 +9,7 @@ from itertools import combinations
 from hypothesis import strategies as st
 
 from gpunode.catalog.repositories import cuda_repository
-from gpunode.change import Change, FileChange, FileState, inverse
+from gpunode.change import Change, FileChange, FileState
 from gpunode.facts.model import Facts, PackageSource, known
 from gpunode.facts.project import project
 from gpunode.outcome import Planned
@@ -77,7 +77,7 @@ def undone(draw: st.DrawFn) -> Undone:
     outcome = plan_cuda(recipe(), before)
     changes = outcome.changes if isinstance(outcome, Planned) else ()
     set_up = project(before, _realized(changes))
-    back = [change for change in map(inverse, reversed(_realized(changes))) if isinstance(change, FileChange)]
+    back = FileChange.among(change.inverse() for change in reversed(_realized(changes)))
     stays = draw(st.booleans())
     undoing = tuple(change for change in back if not (stays and change.after is None))
     own = [KeptItem(change.path, "stays with the driver") for change in back if change not in undoing]

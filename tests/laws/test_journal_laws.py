@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpunode.change import Deferred, FileChange, FileState, MigChange, SigningKey, Trigger, inverse
+from gpunode.change import Deferred, FileChange, FileState, MigChange, SigningKey, Trigger, digest
 from gpunode.change import triggers as owed_by
 from gpunode.errors import JournalDamaged
 from gpunode.journal.history import backwards, owed, to_undo
@@ -18,9 +18,7 @@ from gpunode.journal.record import (
     Intent,
     Owe,
     Settle,
-    contents,
     decode,
-    digest,
     encode,
     lines,
     unloaded,
@@ -48,7 +46,7 @@ journals = st.lists(entries, max_size=8)
 
 def backups(journal: Sequence[Entry]) -> dict[str, bytes]:
     return {
-        digest(content): content for entry in journal if isinstance(entry, Intent) for content in contents(entry.change)
+        digest(content): content for entry in journal if isinstance(entry, Intent) for content in entry.change.contents
     }
 
 
@@ -93,7 +91,7 @@ def test_a_byte_that_changed_is_noticed_or_cuts_the_journal_short(journal: list[
 def test_a_list_of_runs_needs_no_backups(journal: list[Entry]) -> None:
     bare = unloaded(written(journal))
     assert [type(entry) for entry in bare] == [type(entry) for entry in journal]
-    assert {content for entry in bare if isinstance(entry, Intent) for content in contents(entry.change)} == {
+    assert {content for entry in bare if isinstance(entry, Intent) for content in entry.change.contents} == {
         name.encode() for name in backups(journal)
     }
 
@@ -101,7 +99,7 @@ def test_a_list_of_runs_needs_no_backups(journal: list[Entry]) -> None:
 @given(st.lists(st.builds(Intent, seqs, stages, words, settled_changes)))
 def test_undo_takes_back_everything_in_reverse(journal: list[Intent]) -> None:
     back = backwards(journal)
-    assert [inverse(intent.change) for intent in reversed(back)] == [entry.change for entry in journal]
+    assert [intent.change.inverse() for intent in reversed(back)] == [entry.change for entry in journal]
 
 
 @given(st.lists(intents))
@@ -109,7 +107,7 @@ def test_undo_touches_only_runtime_files_and_mig_unless_more_is_asked(journal: l
     found = [one.change for one in journal if one.stage == "runtime" and isinstance(one.change, FileChange | MigChange)]
     changed = [one for one in reversed(found) if isinstance(one, MigChange) or one.before != one.after]
     backwards = [intent.change for intent in to_undo(journal, whole=False)]
-    assert backwards == [back for one in changed if (back := inverse(one)) is not None]
+    assert backwards == [back for one in changed if (back := one.inverse()) is not None]
 
 
 @given(journals, triggers)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from gpunode.change import Change, FileChange, FileState, Trigger, subject
+from gpunode.change import Change, FileChange, FileState, Trigger
 from gpunode.errors import GpunodeError
 from gpunode.facts.model import Facts, Known
 from gpunode.host.port import Settled
@@ -99,7 +99,7 @@ def test_planning_the_planned_state_is_empty(recipe: Recipe, node: Facts) -> Non
 @given(recipes(), facts())
 def test_no_stage_changes_anything_twice(recipe: Recipe, node: Facts) -> None:
     for stage in _plan(recipe, node, Memory(node)):
-        subjects = [subject(change) for change in stage.changes]
+        subjects = [change.subject for change in stage.changes]
         assert len(subjects) == len(set(subjects))
 
 

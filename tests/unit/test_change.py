@@ -18,10 +18,7 @@ from gpunode.change import (
     ServiceState,
     SigningKey,
     Trigger,
-    diff,
-    inverse,
     ordered,
-    subject,
     triggers,
 )
 from gpunode.package_id import PackageId
@@ -46,7 +43,7 @@ def replaced(before: bytes, after: bytes) -> FileChange:
     ],
 )
 def test_a_change_is_named_by_what_it_is_about(change: FileChange, said: str) -> None:
-    assert subject(change) == said
+    assert change.subject == said
 
 
 @pytest.mark.parametrize(
@@ -59,12 +56,12 @@ def test_a_change_is_named_by_what_it_is_about(change: FileChange, said: str) ->
     ],
 )
 def test_what_is_not_known_yet_or_cannot_be_undone_has_no_inverse(change: FileChange) -> None:
-    assert inverse(change) is None
+    assert change.inverse() is None
 
 
 def test_a_command_is_undone_by_the_command_that_it_names() -> None:
     enroll = CommandChange(("mokutil", "--import", "k"), "Secure Boot", ("mokutil", "--revoke-import"))
-    assert inverse(enroll) == CommandChange(
+    assert enroll.inverse() == CommandChange(
         ("mokutil", "--revoke-import"), "undo: Secure Boot", ("mokutil", "--import", "k")
     )
 
@@ -89,7 +86,7 @@ def test_two_files_of_one_daemon_restart_it_once_and_after_systemd_has_read_its_
 
 class TestDiff:
     def test_a_replaced_file(self) -> None:
-        assert list(diff(replaced(b"a\nb\n", b"a\nc\n"))) == [
+        assert list(replaced(b"a\nb\n", b"a\nc\n").diff()) == [
             "--- /etc/x",
             "+++ /etc/x",
             "@@ -1,2 +1,2 @@",
@@ -99,42 +96,42 @@ class TestDiff:
         ]
 
     def test_a_new_and_a_removed_file(self) -> None:
-        assert list(diff(FileChange("/etc/x", None, FileState(b"a\n"))))[:2] == ["--- /dev/null", "+++ /etc/x"]
-        assert list(diff(FileChange("/etc/x", FileState(b"a\n"), None)))[:2] == ["--- /etc/x", "+++ /dev/null"]
+        assert list(FileChange("/etc/x", None, FileState(b"a\n")).diff())[:2] == ["--- /dev/null", "+++ /etc/x"]
+        assert list(FileChange("/etc/x", FileState(b"a\n"), None).diff())[:2] == ["--- /etc/x", "+++ /dev/null"]
 
     def test_a_key_shows_its_fingerprint_before_its_bytes_are_there(self) -> None:
-        shown = "\n".join(diff(FileChange("/usr/share/keyrings/x.gpg", None, KEY)))
+        shown = "\n".join(FileChange("/usr/share/keyrings/x.gpg", None, KEY).diff())
         assert "A" * 40 in shown
         assert "known after its download" in shown
 
     def test_a_file_that_is_known_only_later_is_named_with_what_is_there_now(self) -> None:
         later = Deferred("what the package ships", "the transaction")
         known_later = "+ (what the package ships; known after the transaction)"
-        assert list(diff(FileChange("/etc/x", None, later))) == ["--- /dev/null", "+++ /etc/x", known_later]
-        assert list(diff(FileChange("/etc/x", FileState(b""), later))) == ["--- /etc/x", "+++ /etc/x", known_later]
+        assert list(FileChange("/etc/x", None, later).diff()) == ["--- /dev/null", "+++ /etc/x", known_later]
+        assert list(FileChange("/etc/x", FileState(b""), later).diff()) == ["--- /etc/x", "+++ /etc/x", known_later]
 
     @pytest.mark.parametrize("content", [b"\xff\xfe", b"a\0b"])
     def test_bytes_that_are_no_text_are_not_shown(self, content: bytes) -> None:
-        assert list(diff(replaced(b"a\n", content))) == ["binary file /etc/x differs"]
+        assert list(replaced(b"a\n", content).diff()) == ["binary file /etc/x differs"]
         hidden = FileChange("/etc/x", FileState(content, 0o600), FileState(b"\0"))
-        assert list(diff(hidden))[1:] == ["-mode 0600 owner 0:0", "+mode 0644 owner 0:0"]
+        assert list(hidden.diff())[1:] == ["-mode 0600 owner 0:0", "+mode 0644 owner 0:0"]
 
     def test_an_owner_or_mode_that_changes_is_shown_although_the_bytes_stay(self) -> None:
         change = FileChange("/etc/x", FileState(b"a", 0o644), FileState(b"a", 0o600, 0, 4))
         shown = ["--- /etc/x", "+++ /etc/x", "-mode 0644 owner 0:0", "+mode 0600 owner 0:4"]
-        assert list(diff(change)) == shown
+        assert list(change.diff()) == shown
         keyring = FileChange("/etc/x", FileState(b"\x99\0", 0o644), FileState(b"\x99\0", 0o600, 0, 4))
-        assert list(diff(keyring)) == shown, "a binary file whose bytes stay does not differ"
+        assert list(keyring.diff()) == shown, "a binary file whose bytes stay does not differ"
 
     def test_of_bytes_that_stay_only_owner_and_mode_are_shown(self) -> None:
         change = FileChange("/etc/x", FileState(b"\x99\0", 0o600), FileState(b"\x99\0", 0o644))
-        assert list(diff(change)) == ["--- /etc/x", "+++ /etc/x", "-mode 0600 owner 0:0", "+mode 0644 owner 0:0"]
+        assert list(change.diff()) == ["--- /etc/x", "+++ /etc/x", "-mode 0600 owner 0:0", "+mode 0644 owner 0:0"]
 
     def test_a_missing_last_line_end_is_shown(self) -> None:
-        assert list(diff(replaced(b"a\n", b"a")))[3:] == ["-a", "+a", "\\ No newline at end of file"]
+        assert list(replaced(b"a\n", b"a").diff())[3:] == ["-a", "+a", "\\ No newline at end of file"]
 
     def test_no_change_is_no_diff(self) -> None:
-        assert list(diff(replaced(b"a\n", b"a\n"))) == []
+        assert list(replaced(b"a\n", b"a\n").diff()) == []
 
     @pytest.mark.parametrize(
         ("before", "after"),
@@ -152,13 +149,13 @@ class TestDiff:
             pytest.skip(reason)
         target = tmp_path / "x"
         target.write_bytes(before)
-        text = "\n".join(diff(replaced(before, after))) + "\n"
+        text = "\n".join(replaced(before, after).diff()) + "\n"
         subprocess.run(["patch", "--binary", "-s", str(target)], input=text.encode(), check=True)
         assert target.read_bytes() == after
 
 
 def test_a_package_goes_back_to_the_version_mark_and_hold_that_it_had() -> None:
     was, now = PackageState("470", auto=True, held=True), PackageState("580")
-    assert inverse(PackageChange(PackageId("nvidia-driver"), was, now)) == PackageChange(
+    assert PackageChange(PackageId("nvidia-driver"), was, now).inverse() == PackageChange(
         PackageId("nvidia-driver"), now, was
     )

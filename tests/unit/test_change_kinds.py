@@ -5,14 +5,14 @@ from __future__ import annotations
 import importlib
 import inspect
 import pkgutil
+from dataclasses import fields
 from pathlib import Path
 from typing import get_args
 
 import pytest
 
 import gpunode.steps
-from gpunode import change
-from gpunode.change import Change
+from gpunode.change import Change, ChangeKind, PackageChange
 from gpunode.container_runtimes import CONTAINER_RUNTIMES
 from gpunode.journal import record
 from gpunode.outcome import Step
@@ -24,16 +24,18 @@ RULES = ("reads", "located", "configure", "unconfigure", "inspect")
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
-def test_every_kind_has_its_place_in_a_stage_and_its_name_in_the_journal(kind: type[Change]) -> None:
-    assert kind in change._RANK
-    assert list(change._RANK.values()).count(change._RANK[kind]) == 1
-    assert kind in record._NAMES
+def test_every_kind_has_its_place_in_a_stage_and_its_name_in_the_journal(kind: type[ChangeKind]) -> None:
+    assert [one.rank for one in KINDS].count(kind.rank) == 1
+    assert record._TYPES[kind.kind_name] is kind
+    assert record._shape(kind.kind_name).keys() == {field.name for field in fields(kind)} - {"id"} | (
+        {"name"} if kind is PackageChange else set()
+    )
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
-def test_every_kind_has_a_row_in_the_reference_of_the_json_output(kind: type[Change]) -> None:
+def test_every_kind_has_a_row_in_the_reference_of_the_json_output(kind: type[ChangeKind]) -> None:
     page = Path(__file__).parents[2].joinpath("docs/reference/json-output.md").read_text()
-    assert f"| `{record._NAMES[kind]}` |" in page
+    assert f"| `{kind.kind_name}` |" in page
 
 
 def test_every_step_that_is_written_is_in_the_table() -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from gpunode.change import KnownAfter, PackageChange, PackageState, inverse
+from gpunode.change import KnownAfter, PackageChange, PackageState
 from gpunode.facts.model import Known
 from gpunode.facts.project import project
 from gpunode.journal import footprint
@@ -51,7 +51,7 @@ def test_one_version_comes_and_goes_and_the_other_stays() -> None:
     node = replace(machine(), packages=Known({OLD: THERE}, "rpm"))
     both = project(node, [INSTALL])
     assert both.packages == Known({OLD: THERE, NEW: COMES}, "plan")
-    back = inverse(INSTALL)
+    back = INSTALL.inverse()
     assert back is not None
     assert project(both, [back]).packages == Known({OLD: THERE}, "plan")
 

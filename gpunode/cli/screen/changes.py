@@ -6,26 +6,20 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 from gpunode.change import (
+    Action,
     Change,
     CommandChange,
     Deferred,
     FileChange,
     FileState,
     KnownAfter,
-    MigChange,
-    ModuleChange,
-    ObjectChange,
     PackageChange,
     PackageState,
-    ServiceChange,
     SigningKey,
-    diff,
-    is_mark,
-    spelled,
 )
-from gpunode.cli.actions import EFFECTS, Effect, effect_on, reason_to_go
+from gpunode.cli.actions import EFFECTS, action_of, reason_to_go
 from gpunode.cli.screen.text import Line, Style, line, padded, span
-from gpunode.cli.screen.words import bare, count, listed, service
+from gpunode.cli.screen.words import count, listed
 
 _DIFF: dict[str, Style] = {"+": "add", "-": "remove", "@": "hunk", "\\": "dim"}
 _NAMES_SHOWN = 3
@@ -40,17 +34,13 @@ def change_lines(changes: Sequence[Change], *, verbose: bool) -> Iterator[Line]:
                 yield _new_file(change)
             case FileChange():
                 yield from diff_lines(change, whole=verbose)
-            case ServiceChange(unit=unit, before=before, after=after):
-                yield line(f"{service(before, after)} {bare(unit)}")
-            case ModuleChange(module=module, after=after):
-                yield line(f"{'load' if after else 'unload'} the kernel module {module}")
+            case PackageChange():
+                pass  # together, below
             case CommandChange(argv=argv):
-                yield line("run ", span(" ".join(argv) if verbose else spelled(argv), "command"))
-            case MigChange(gpu=gpu, before=was, after=now):
-                yield line(span("~ ", "add"), span(gpu), span(f"  {was} → {now}", "dim"), hang=2)
-            case PackageChange() | ObjectChange():
-                pass  # together, below; what happens in a cluster has a screen of its own
-    yield from package_lines([c for c in changes if isinstance(c, PackageChange)], verbose=verbose)
+                yield line("run ", span(" ".join(argv) if verbose else change.subject, "command"))
+            case _:
+                yield line(change.instruction)
+    yield from package_lines(PackageChange.among(changes), verbose=verbose)
 
 
 def _new_file(change: FileChange) -> Line:
@@ -76,7 +66,7 @@ def diff_lines(change: FileChange, *, whole: bool = True) -> Iterator[Line]:
     """
     from gpunode.redaction.evidence import without_secrets
 
-    lines = [_diff_line(number, text) for number, text in enumerate(diff(without_secrets(change)))]
+    lines = [_diff_line(number, text) for number, text in enumerate(without_secrets(change).diff())]
     if whole or None not in (change.before, change.after) or len(lines) <= _LINES_OF_NEW + 1:
         yield from lines
         return
@@ -99,7 +89,7 @@ def package_lines(changes: Sequence[PackageChange], *, verbose: bool) -> Iterato
         yield from (_package(change, width) for change in changes)
         return
     for effect in EFFECTS:
-        if alike := [change for change in changes if effect_on(change) == effect]:
+        if alike := [change for change in changes if action_of(change) == effect]:
             reasons = _reasons(alike)
             names = listed((str(change.id) for change in alike), _NAMES_SHOWN - bool(reasons))
             mark, verb = span(*_SIGNS[effect]), "" if effect in {"install", "purge"} else f"{effect} "
@@ -118,7 +108,7 @@ _PURGED_BECAUSE: Mapping[str, str] = {
     "version-locked": "it works with its own driver version only",
     "relation": "the package manager says that it needs or conflicts with what changes",
 }
-_SIGNS: Mapping[Effect, tuple[str, Style]] = {
+_SIGNS: Mapping[Action, tuple[str, Style]] = {
     "install": ("+ ", "add"),
     "upgrade": ("~ ", "add"),
     "downgrade": ("~ ", "warn"),
@@ -128,7 +118,7 @@ _SIGNS: Mapping[Effect, tuple[str, Style]] = {
 
 
 def _package(change: PackageChange, width: int) -> Line:
-    sign, style = _SIGNS[effect_on(change)]
+    sign, style = _SIGNS[action_of(change)]
     name, versions = padded(str(change.id), width), _change_of_version(change)
     return line(span(f"{sign}{name}", style), span(f"  {versions}", "dim"), hang=2)
 
@@ -141,7 +131,7 @@ def _after(change: PackageChange) -> str:
 
 def _change_of_version(change: PackageChange) -> str:
     """The version before and after, or the mark that changes."""
-    before, effect = change.before.version if change.before else "", effect_on(change)
+    before, effect = change.before.version if change.before else "", action_of(change)
     if effect == "mark":
         return f"{before}, {_marks(change.before)} → {_marks(change.after)}"
     if effect == "install":
@@ -172,8 +162,8 @@ def at_most(packages: Sequence[PackageChange]) -> str:
 def tally(packages: Sequence[PackageChange], dependencies: Sequence[PackageChange]) -> str:
     """A transaction in numbers: ``14 packages, 23 more that they depend on, 6 purged``."""
     asked = [change for change in packages if change not in dependencies]
-    brought = sum(change.after is not None and not is_mark(change) for change in asked)
-    marked = sum(is_mark(change) for change in asked)
+    brought = sum(change.after is not None and not change.is_mark for change in asked)
+    marked = sum(change.is_mark for change in asked)
     brought_along = sum(change.after is not None for change in dependencies)
     gone = sum(change.after is None for change in packages)
     parts = [count(brought, "package")] if brought else []

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from gpunode.change import is_generated
+from gpunode.change import bare_unit
 from gpunode.cli.screen.changes import diff_lines
 from gpunode.cli.screen.commands import SHOWN_HOW, rollback_command, without
 from gpunode.cli.screen.events import downtime
 from gpunode.cli.screen.plans import note
 from gpunode.cli.screen.results import fact
 from gpunode.cli.screen.text import BLANK, Line, indented, line, span
-from gpunode.cli.screen.words import MARKS, bare, sentence
+from gpunode.cli.screen.words import MARKS, sentence
 from gpunode.command import Command, command, sudo_gpunode
 from gpunode.container_runtimes import takes_only_cdi
 
@@ -43,7 +43,7 @@ def _as_asked(verb: CtkVerb, plan: CtkPlan) -> str:
 
 
 def _reader(plan: CtkPlan) -> str:
-    return bare(plan.trigger.target) if plan.trigger else plan.about
+    return bare_unit(plan.trigger.target) if plan.trigger else plan.about
 
 
 def done_lines(
@@ -62,7 +62,7 @@ def done_lines(
         yield fact("next", following)
         if plan.planned.disrupts:
             yield fact("", f"it stops all {plan.planned.disrupts}, since live-restore is off")
-    if any(not is_generated(change) for change in plan.written):
+    if any(not change.is_generated for change in plan.written):
         yield fact("undo", rollback_command(argv, done.run))
 
 
@@ -86,7 +86,7 @@ def read_again_command(plan: CtkPlan, *, failed: bool, systemd: bool = True) -> 
     """
     if plan.trigger is None:
         return ""
-    kind, name = plan.trigger.kind, bare(plan.trigger.target)
+    kind, name = plan.trigger.kind, bare_unit(plan.trigger.target)
     if systemd:
         return str(command("sudo", "systemctl", "restart" if failed else kind, name))
     return "sudo kill -HUP $(pidof dockerd)" if kind == "reload" else f"restart {name} in the way it was started"

@@ -4,24 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from gpunode.change import (
-    Change,
-    CommandChange,
-    FileChange,
-    MigChange,
-    ModuleChange,
-    ObjectChange,
-    PackageChange,
-    ServiceChange,
-    Trigger,
-    is_generated,
-    spelled,
-    subject,
-)
+from gpunode.change import OBSOLETE, Change, CommandChange, PackageChange, Trigger, bare_unit
 from gpunode.cli.screen.text import Line, Span, line, padded, span
-from gpunode.cli.screen.words import MARKS, bare, count, listed, owed, seconds, sentence, service, settled
+from gpunode.cli.screen.words import MARKS, count, listed, owed, seconds, sentence, settled
 from gpunode.host.port import Settled
-from gpunode.journal.record import OBSOLETE
 from gpunode.steps.table import STEPS
 from gpunode.workflow.events import Applied
 
@@ -32,14 +18,14 @@ _NOTICEABLE_S = 0.05
 
 
 def applying(step: str, changes: Sequence[Change]) -> str:
-    """What is being done, for the line that moves."""
+    """Return what is being done, for the line that moves."""
     match changes:
-        case (CommandChange(argv=argv),):
-            return spelled(argv)
+        case (CommandChange() as command,):
+            return command.subject
         case (PackageChange(), *_):
             return f"{count(len(changes), 'package')} in one transaction"
         case _:
-            return f"{_TITLES.get(step, step)}: {listed(map(subject, changes), 1)}"
+            return f"{_TITLES.get(step, step)}: {listed((change.subject for change in changes), 1)}"
 
 
 def triggering(triggers: Sequence[Trigger]) -> str:
@@ -49,7 +35,7 @@ def triggering(triggers: Sequence[Trigger]) -> str:
 
 def applied_lines(event: Applied, *, rehearsed: bool) -> Iterator[Line]:
     """A change that has been made, with its seconds; or that would have been, in a rehearsal."""
-    did = ", ".join(_did(event.changes))
+    did = ", ".join(_summaries(event.changes))
     mark = Span("○ ", "dim") if rehearsed else MARKS["done"]
     title = padded(_TITLES.get(event.step, event.step), _WIDTH)
     took = Span("") if rehearsed else _took(event.seconds)
@@ -58,34 +44,13 @@ def applied_lines(event: Applied, *, rehearsed: bool) -> Iterator[Line]:
         yield line(Span(" " * (_WIDTH + 6)), span(event.note, "dim"), hang=_WIDTH + 6)
 
 
-def _did(changes: Sequence[Change]) -> Iterator[str]:
-    packages = [change for change in changes if isinstance(change, PackageChange)]
+def _summaries(changes: Sequence[Change]) -> Iterator[str]:
+    packages = PackageChange.among(changes)
     if brought := sum(change.after is not None for change in packages):
         yield f"{count(brought, 'package')} installed"
     if gone := sum(change.after is None for change in packages):
         yield f"{gone} purged" if brought else f"{count(gone, 'package')} purged"
-    for change in changes:
-        match change:
-            case FileChange():
-                yield f"{change.path} {_became(change)}"
-            case ServiceChange(unit=unit):
-                yield f"{service(change.before, change.after)} {bare(unit)}"
-            case ModuleChange(module=module, after=loaded):
-                yield f"{module} {'loaded' if loaded else 'unloaded'}"
-            case CommandChange(argv=argv):
-                yield spelled(argv)
-            case ObjectChange() | MigChange():
-                yield f"{subject(change)} {change.effect if isinstance(change, ObjectChange) else change.after}"
-            case _:
-                pass
-
-
-def _became(change: FileChange) -> str:
-    if is_generated(change):
-        return "will be written again"
-    if change.before == change.after:
-        return "stays as it is"
-    return "removed" if change.after is None else "created" if change.before is None else "changed"
+    yield from (change.summary for change in changes if change not in packages)
 
 
 def settled_line(one: Settled, *, rehearsed: bool) -> Line:
@@ -110,7 +75,7 @@ def _took(elapsed: float) -> Span:
 def downtime(settled: Sequence[Settled]) -> str:
     """Every daemon that was down, with how long: ``containerd was down 0.4 s``."""
     down = [one for one in settled if one.trigger.kind == "restart" and not one.skipped and not one.had_failed]
-    return sentence([f"{bare(one.trigger.target)} was down {seconds(one.seconds)}" for one in down])
+    return sentence([f"{bare_unit(one.trigger.target)} was down {seconds(one.seconds)}" for one in down])
 
 
 def stopped_line(title: str, elapsed: float) -> Line:

@@ -12,14 +12,12 @@ from gpunode.change import (
     FileState,
     MigChange,
     PackageChange,
-    PackageState,
-    spelled,
-    subject,
+    Unsettled,
+    display_command,
 )
 from gpunode.cli.screen.commands import root_of
 from gpunode.cli.screen.text import BLANK, Line, Span, cells, indented, line, padded, span
 from gpunode.cli.screen.words import MARKS, count, listed, seconds
-from gpunode.journal.announce import did, kind
 from gpunode.journal.chronicle import Chronicle, Debt, Deed
 from gpunode.journal.history import label
 from gpunode.redaction.evidence import throughout
@@ -47,7 +45,7 @@ def _columns(cell: Sequence[str], widths: Sequence[int]) -> str:
 
 
 def _row(run: Chronicle, zone: tzinfo | None) -> tuple[str, ...]:
-    kinds = Counter(kind(change) for change in run.changes)
+    kinds = Counter(change.kind_name for change in run.changes)
     return (
         label(run.begin.run, run.begin.verb),
         moment(run.begin.at, zone, "%Y-%m-%d %H:%M %z"),
@@ -141,7 +139,7 @@ def _deeds(deeds: Sequence[Deed]) -> Iterator[Line]:
     for deed in deeds:
         change = deed.intent.change
         step = f"  {deed.intent.stage}, {deed.intent.step}"
-        title = (Span(padded(str(deed.intent.seq), width) + "  "), span(subject(change), "bold"), f"  {_did(deed)}")
+        title = (Span(padded(str(deed.intent.seq), width) + "  "), span(change.subject, "bold"), f"  {_did(deed)}")
         yield line(MARKS[_MARKS[deed.outcome]], *title, span(step, "dim"), hang=hang)
         notes = list(_notes(deed))
         # Packages come by the dozen from one archive, for one reason: said once, with the first.
@@ -155,9 +153,9 @@ def _deeds(deeds: Sequence[Deed]) -> Iterator[Line]:
 
 def _did(deed: Deed) -> str:
     change = deed.intent.change
-    words = did(change)
+    words = change.participle
     if isinstance(change, PackageChange):
-        was, now = (getattr(state, "version", "") for state in (change.before, change.after))
+        was, now = change.states
         words = f"{was} → {now}" if was and now else f"{now or was} {words}"
     if deed.outcome == "failed":
         return f"{words}: failed, {deed.why}"
@@ -171,25 +169,24 @@ def _notes(deed: Deed) -> Iterator[str]:
             yield f"after  {_file(after)}"
             if folders:
                 yield f"made for it: {', '.join(folders)}"
-        case MigChange(before=before, after=after):
+        case CommandChange(why=why, undo=undo):
+            yield f"for {why}" + (f"; undone by {display_command(undo)}" if undo else "")
+        case MigChange(states=(before, after)):
             yield f"before {before}"
             yield f"after  {after}"
-        case CommandChange(why=why, undo=undo):
-            yield f"for {why}" + (f"; undone by {spelled(undo)}" if undo else "")
         case _:
             pass
 
 
-def _file(state: object) -> str:
-    if not isinstance(state, FileState):
-        return "nothing" if state is None else str(getattr(state, "what", state))
-    return f"sha256 {state.content.decode()} mode {state.mode:04o} owner {state.uid}:{state.gid}"
+def _file(state: FileState | Unsettled | None) -> str:
+    if isinstance(state, FileState):
+        return f"sha256 {state.content.decode()} {state}"
+    return state.what if state else "nothing"
 
 
 def _origin(deed: Deed) -> str:
-    change = deed.intent.change
-    after = change.after if isinstance(change, PackageChange) else None
-    return after.origin if isinstance(after, PackageState) else ""
+    state = deed.intent.change.settled if isinstance(deed.intent.change, PackageChange) else None
+    return state.origin if state else ""
 
 
 def _debt(debt: Debt, zone: tzinfo | None) -> Line:

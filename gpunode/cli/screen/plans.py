@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from gpunode.change import FileChange, KnownAfter, ModuleChange, PackageChange, ServiceChange, Trigger
-from gpunode.cli.actions import EFFECTS, Effect, effect_on
+from gpunode.change import Action, KnownAfter, ModuleChange, PackageChange, ServiceChange, Trigger, bare_unit
+from gpunode.cli.actions import EFFECTS, action_of
 from gpunode.cli.screen.changes import at_most, change_lines, package_lines, tally
 from gpunode.cli.screen.checks import matching, state_note_lines
 from gpunode.cli.screen.commands import setup_command, setup_place
 from gpunode.cli.screen.node import node_line
 from gpunode.cli.screen.text import BLANK, Line, Span, indented, line, padded, span
-from gpunode.cli.screen.words import MARKS, bare, count, owed, sentence
+from gpunode.cli.screen.words import MARKS, count, owed, sentence
 from gpunode.facts.model import Facts
 from gpunode.outcome import WAITED_FOR, Planned, Refusal, Waits
 from gpunode.packages.simulation import NOT_SIMULATED
@@ -164,25 +165,22 @@ def _owed(triggers: Sequence[Trigger]) -> list[str]:
 
 def _counts(plans: Sequence[StagePlan], *, verbose: bool) -> list[str]:
     changes = [change for stage in plans for change in stage.changes]
-    files = [change for change in changes if isinstance(change, FileChange) and change.before != change.after]
-    packages = [change for change in changes if isinstance(change, PackageChange)]
+    actions = Counter(action_of(change) for change in changes)
+    packages = PackageChange.among(changes)
     found = [
-        (sum(change.before is None for change in files), "creates {}", "file"),
-        (sum(None not in (change.before, change.after) for change in files), "changes {}", "file"),
-        (sum(change.after is None for change in files), "removes {}", "file"),
-        *(
-            (sum(effect_on(c) == effect for c in packages), _packages_verb(effect, packages), "package")
-            for effect in EFFECTS
-        ),
+        (actions["create"], "creates {}", "file"),
+        (actions["edit"], "changes {}", "file"),
+        (actions["delete"], "removes {}", "file"),
+        *((actions[effect], _packages_verb(effect, packages), "package") for effect in EFFECTS),
     ]
     said = [verb.format(count(number, noun)) for number, verb, noun in found if number]
     if found[0][0] and not verbose:
         said[0] += " (-v shows their text)"
-    said += [f"loads {change.module}" for change in changes if isinstance(change, ModuleChange) and change.after]
-    return said + [f"{_verb(change)} {bare(change.unit)}" for change in changes if isinstance(change, ServiceChange)]
+    said += [f"loads {change.module}" for change in ModuleChange.among(changes) if change.after]
+    return said + [f"{_verb(change)} {bare_unit(change.unit)}" for change in ServiceChange.among(changes)]
 
 
-def _packages_verb(effect: Effect, packages: Sequence[PackageChange]) -> str:
+def _packages_verb(effect: Action, packages: Sequence[PackageChange]) -> str:
     return f"purges {at_most(packages)}{{}}" if effect == "purge" else f"{effect}s {{}}"
 
 

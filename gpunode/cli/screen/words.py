@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from gpunode.change import ServiceState, Trigger
+from gpunode.change import Trigger, bare_unit
 from gpunode.cli.screen.text import Span
 
 
@@ -38,14 +38,9 @@ def sentence(parts: Sequence[str]) -> str:
     return f"{', '.join(parts[:-1])} and {parts[-1]}" if len(parts) > 1 else "".join(parts)
 
 
-def bare(unit: str) -> str:
-    """A unit as people call it."""
-    return unit.removesuffix(".service")
-
-
 def owed(trigger: Trigger) -> str:
     """What a trigger will do."""
-    unit = bare(trigger.target)
+    unit = bare_unit(trigger.target)
     match trigger.kind:
         case "index-refresh":
             return f"read the package index of {_list_name(trigger)}"
@@ -63,7 +58,7 @@ def owed(trigger: Trigger) -> str:
 
 def settled(trigger: Trigger) -> tuple[str, str]:
     """What a trigger is about, and what has been done to it."""
-    unit = bare(trigger.target)
+    unit = bare_unit(trigger.target)
     match trigger.kind:
         case "index-refresh":
             return "package index", f"{_list_name(trigger)} read"
@@ -82,16 +77,6 @@ def settled(trigger: Trigger) -> tuple[str, str]:
 def _list_name(trigger: Trigger) -> str:
     name = trigger.target.rpartition("/")[2]
     return name.removesuffix(".list").removesuffix(".sources") or "every repository"
-
-
-def service(before: ServiceState, after: ServiceState) -> str:
-    """What changes for a unit: ``enable and start``."""
-    verbs = []
-    if before.enabled != after.enabled:
-        verbs.append("enable" if after.enabled else "disable")
-    if before.active != after.active:
-        verbs.append("start" if after.active else "stop")
-    return sentence(verbs) or "keep"
 
 
 DOT = Span(" · ", "dim")

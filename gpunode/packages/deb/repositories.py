@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from gpunode.catalog.openpgp import fingerprints
-from gpunode.change import Change, FileChange, FileState, SigningKey, Trigger, subject
+from gpunode.change import Change, FileChange, FileState, SigningKey, Trigger
 from gpunode.facts.access import exposed, why_closed, why_open
 from gpunode.facts.model import Facts, PackageSource, holds, known, need
 from gpunode.outcome import Outcome, Planned, Refusal
@@ -80,7 +80,7 @@ def plan(repository: Repository, facts: Facts) -> Outcome:
         *(replace(change, triggers=refresh) for change in written),
     ]
     signer = f"signed by the key …{next(iter(repository.key.fingerprints))[-16:]}"
-    touched = {subject(change) for change in changes}
+    touched = {change.subject for change in changes}
     mended = [change for change in _mended(repository, staying, facts) if change.path not in touched]
     notes = (*exposed(facts, (repository.keyring, _home(repository, staying))), *_closed_folder(repository, facts))
     if not changes and mended:

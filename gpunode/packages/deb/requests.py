@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 
-from gpunode.change import KnownAfter, PackageChange, is_mark
+from gpunode.change import KnownAfter, PackageChange
 from gpunode.package_id import PackageId
 from gpunode.packages.deb.version import is_older
 from gpunode.packages.simulation import leaves_config_files, lowers, was_installed
@@ -38,7 +38,7 @@ def arguments(changes: Sequence[PackageChange], known: Collection[PackageId]) ->
 def _packages(changes: Sequence[PackageChange], known: Collection[PackageId]) -> Iterator[str]:
     by_dpkg = purged_by_dpkg(changes)
     for change in changes:
-        if is_mark(change):
+        if change.is_mark:
             continue  # apt-mark's work
         if isinstance(change.after, KnownAfter):
             # Of a branch the preferences choose the version; of one version apt has to be told.

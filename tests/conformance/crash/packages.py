@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
-from gpunode.change import KnownAfter, PackageChange, is_mark
+from gpunode.change import KnownAfter, PackageChange
 from gpunode.host.process import Runner
 from gpunode.package_id import PackageId
 from gpunode.packages.simulation import Action, Simulation
@@ -22,7 +22,7 @@ class FilePackages:
 
     def simulate(self, changes: Sequence[PackageChange], /) -> Simulation:
         """What apt would do: exactly what it is told."""
-        wanted = obey(tuple(change for change in changes if not is_mark(change)))
+        wanted = obey(tuple(change for change in changes if not change.is_mark))
         versions = {change.id: _VERSION for change in changes if isinstance(change.after, KnownAfter)}
         return Simulation(
             tuple(Action(one.verb, one.id, versions.get(one.id, one.version), one.former) for one in wanted.actions)
@@ -38,7 +38,7 @@ class FilePackages:
         packages = Packages.read(*(self._path(path).read_text() for path in (STATUS, EXTENDED_STATES)))
         self._write(packages := packages.announced(batch))
         for change in batch:
-            if not is_mark(change):
+            if not change.is_mark:
                 self._write(packages := packages.changed(change))
         self._write(packages.marked(batch))
 

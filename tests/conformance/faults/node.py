@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-from gpunode.journal.record import Intent, contents
+from gpunode.journal.record import Intent
 from gpunode.journal.store import Store
 from tests.conformance.faults.runs import AnotherCall, Answer, Call, Fault, calls, preload, run
 
@@ -206,7 +206,7 @@ def _every_backup_is_there(root: Path) -> None:
     for name in store.ids():
         for entry in store.read(name):
             if isinstance(entry, Intent):
-                assert all(content is not None for content in contents(entry.change))
+                assert all(content is not None for content in entry.change.contents)
 
 
 def _commits(root: Path) -> bool:

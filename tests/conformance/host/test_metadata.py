@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gpunode.change import FileChange, FileState, inverse
+from gpunode.change import FileChange, FileState
 from gpunode.errors import Refused
 from gpunode.host import files
 from gpunode.host.local import LocalHost
@@ -126,7 +126,7 @@ def test_an_attribute_comes_back_with_a_file_that_was_removed(root: Path, file: 
     assert not file.exists()
     (read,) = (entry.change for entry in store.read(run.id) if isinstance(entry, Intent))
     run.close()
-    back = inverse(read)
+    back = read.inverse()
     assert back is not None
     host.apply([back])
 
@@ -333,7 +333,7 @@ def test_odd_names_are_names(root: Path, name: str) -> None:
 
     assert set(os.listdir(root / "etc")) == {"file", name}
     assert (root / "etc" / name).read_bytes() == b"new"
-    back = inverse(read)
+    back = read.inverse()
     assert back is not None
     host.apply([back])
     assert (root / "etc" / name).read_bytes() == b"old"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpunode.catalog import mig
-from gpunode.change import MigChange, MigInstance, MigLayout, inverse
+from gpunode.change import MigChange, MigInstance, MigLayout
 from gpunode.errors import ChangeFailed, Conflict
 from gpunode.facts.model import MigGpu
 from gpunode.facts.nvml import answer_of, mig_gpus
@@ -63,7 +63,7 @@ def test_a_gpu_is_divided_and_put_back_and_no_other_is_touched(state: Path) -> N
     node.apply([again])
     assert seen(node)[0].layout == SEVEN
     for one in (again, change):
-        back = inverse(one)
+        back = one.inverse()
         assert back is not None
         node.apply([back])
     assert [gpu.layout for gpu in seen(node)] == [OFF, OFF]

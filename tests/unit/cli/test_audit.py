@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from gpunode.change import digest
 from gpunode.cli import runs
 from gpunode.cli.audit import SCHEMA, summary, whole
 from gpunode.cli.command_exit import CommandExit
@@ -76,8 +77,8 @@ def test_who_when_and_from_what_to_what() -> None:
     assert found["counts"] == {"file": 1, "module": 1, "package": 2, "service": 1}
     file, package = found["changes"][0], found["changes"][1]
     assert file["subject"] == CONFIG
-    assert file["before"] == {"sha256": record.digest(b"old"), "mode": "0644", "uid": 0, "gid": 0}
-    assert file["after"]["sha256"] == record.digest(b"new")
+    assert file["before"] == {"sha256": digest(b"old"), "mode": "0644", "uid": 0, "gid": 0}
+    assert file["after"]["sha256"] == digest(b"new")
     assert package["before"]["version"] == "470"
     assert package["after"]["origin"] == CUDA
     assert found["triggers"][0]["note"] == "with the former configuration"
@@ -124,7 +125,7 @@ def test_the_log_reads_the_journals_alone(root: Path, capsys: pytest.CaptureFixt
     assert found["schema"] == SCHEMA
     assert [(run["run"][:6], run["result"]) for run in found["runs"]] == [("000001", "done"), ("000002", "cut short")]
     for name in ("1", found["runs"][0]["run"]):
-        assert answered(capsys, root, name)["run"]["changes"][0]["after"]["sha256"] == record.digest(b"new")
+        assert answered(capsys, root, name)["run"]["changes"][0]["after"]["sha256"] == digest(b"new")
     assert sorted((path, path.stat().st_mtime_ns) for path in root.rglob("*")) == before, "nothing is written"
 
 
@@ -157,7 +158,7 @@ def test_a_person_reads_the_same(root: Path, capsys: pytest.CaptureFixture[str])
     page = " ".join(capsys.readouterr().out.split())
     for word in (
         "never: it was interrupted",
-        record.digest(b"new"),
+        digest(b"new"),
         "0600",
         "470 → 595",
         f"from {CUDA}",

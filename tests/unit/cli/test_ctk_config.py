@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 import typer
 
+from gpunode.change import CONFIGURATION
 from gpunode.cli import toolkit_config
 from gpunode.cli.ctk_config import config_app
 from gpunode.cli.output_options import OutputOptions
 from gpunode.cli.toolkit_config import Where, config, default, usual
 from gpunode.errors import Refused, UsageError
-from gpunode.journal.record import CONFIGURATION, Intent
+from gpunode.journal.record import Intent
 from gpunode.journal.store import Store
 from gpunode.runtimes import toolkit
 

@@ -25,7 +25,6 @@ from gpunode.change import (
     PackageState,
     SigningKey,
     Trigger,
-    inverse,
 )
 from gpunode.errors import Busy, ChangeFailed, Conflict, Refused
 from gpunode.facts.evidence import Capture, Probe, decode_found
@@ -152,7 +151,7 @@ def test_a_file_change_is_made_once_and_undone_exactly(
     if before:
         files.replace(path, before, root=str(tmp_path))
     change = FileChange(path, before, after)
-    undo = inverse(change)
+    undo = change.inverse()
     assert undo is not None
     for step, wanted in ((change, after), (change, after), (undo, before), (undo, before)):
         host.apply([step])
@@ -293,7 +292,7 @@ def test_a_file_that_is_removed_comes_back_with_its_attributes_and_without_the_f
     removal = host.realize(FileChange("/file", state, None))
     host.apply([removal])
     assert not path.exists()
-    back = inverse(removal)
+    back = removal.inverse()
     assert back is not None
     host.apply([back])
     assert os.getxattr(path, "user.note") == b"keep"
@@ -301,7 +300,7 @@ def test_a_file_that_is_removed_comes_back_with_its_attributes_and_without_the_f
     made = host.realize(FileChange("/new/folder/file", None, owned(b"x")))
     host.apply([made])
     assert (tmp_path / "new/folder/file").exists()
-    unmade = inverse(made)
+    unmade = made.inverse()
     assert unmade is not None
     host.apply([unmade])
     assert not (tmp_path / "new").exists()

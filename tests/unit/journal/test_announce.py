@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from gpunode.change import FileChange, FileState
+from gpunode.change import FileChange, FileState, digest
 from gpunode.journal import announce
-from gpunode.journal.record import Commit, Done, Entry, Failed, Intent, Result, digest
+from gpunode.journal.record import Commit, Done, Entry, Failed, Intent, Result
 from gpunode.journal.store import Store
 from tests.unit.journal.chronicles import AT, BEGIN, CONFIG, CUDA, RUN, SECRET, entries
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gpunode.change import (
+    CONFFILES,
     Change,
     CommandChange,
     FileChange,
@@ -19,7 +20,7 @@ from gpunode.change import (
     Trigger,
 )
 from gpunode.journal import footprint
-from gpunode.journal.record import CONFFILES, Begin, Commit, Done, Entry, Failed, Intent, Result, Verb
+from gpunode.journal.record import Begin, Commit, Done, Entry, Failed, Intent, Result, Verb
 from gpunode.package_id import PackageId
 
 RESTART = Trigger("restart", "containerd.service")

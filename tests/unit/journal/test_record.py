@@ -18,6 +18,7 @@ from gpunode.change import (
     ServiceChange,
     ServiceState,
     Trigger,
+    digest,
     triggers,
 )
 from gpunode.errors import JournalDamaged
@@ -45,7 +46,6 @@ from gpunode.journal.record import (
     Owe,
     Settle,
     decode,
-    digest,
     encode,
     lines,
     unloaded,

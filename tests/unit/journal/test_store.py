@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from gpunode.change import FileChange, FileState, PackageChange, PackageState, Trigger
+from gpunode.change import FileChange, FileState, PackageChange, PackageState, Trigger, digest
 from gpunode.errors import ChangeFailed, JournalDamaged, Refused, UsageError
 from gpunode.journal.history import RunSummary, to_undo
-from gpunode.journal.record import Done, Intent, digest
+from gpunode.journal.record import Done, Intent
 from gpunode.journal.run import Run
 from gpunode.journal.store import Store
 from gpunode.package_id import PackageId

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpunode import builtin
-from gpunode.change import Change, CommandChange, ObjectChange, inverse
+from gpunode.change import Change, CommandChange, ObjectChange
 from gpunode.errors import Conflict, Refused
 from gpunode.facts.helm import Released
 from gpunode.kubernetes.model import LABELS_MANAGER, Rendered
@@ -114,10 +114,10 @@ def test_a_field_that_changed_is_a_change_with_both_values_and_can_be_undone() -
     assert any("v0.19.0" in line for line in item.diff)
     assert any("v0.20.0" in line for line in item.diff)
     assert isinstance(item.change, ObjectChange)
-    back = inverse(item.change)
+    back = item.change.inverse()
     assert isinstance(back, ObjectChange)
     assert json.loads(back.after or "") == old
-    assert inverse(back) == item.change
+    assert back.inverse() == item.change
 
 
 def test_what_a_former_recipe_left_goes_and_a_configuration_goes_last() -> None:
@@ -141,7 +141,7 @@ def test_what_somebody_else_applied_too_is_not_deleted_as_a_former_recipe_s() ->
             former[one.kind] = body
     (item,) = (one for one in items(PLUGIN, Present("c", nodes=[node()], ours=[former["ConfigMap"]])) if one.note)
     assert isinstance(item.change, ObjectChange)
-    assert (item.title, item.change.effect) == ("ConfigMap gpu-system/former", "changed")
+    assert (item.title, item.change.participle) == ("ConfigMap gpu-system/former", "changed")
     assert item.note == "stays: argocd-controller also set data.config.yaml"
     with pytest.raises(Conflict, match="argocd-controller also set spec") as refused:
         items(PLUGIN, Present("c", nodes=[node()], ours=[former["DaemonSet"]]))
@@ -207,7 +207,7 @@ def test_giving_up_a_namespace_that_somebody_else_made_leaves_it() -> None:
     shared["metadata"]["managedFields"].append({"manager": "kubectl-create", "operation": "Update", "fieldsV1": {}})
     assert (mine := given_up(alone, "c")) is not None
     assert (theirs := given_up(shared, "c")) is not None
-    assert (mine.effect, theirs.effect) == ("deleted", "changed")
+    assert (mine.participle, theirs.participle) == ("deleted", "changed")
     assert given_up({**alone, "metadata": {"name": "other", "managedFields": []}}, "c") is None
 
 
@@ -293,7 +293,7 @@ def test_a_release_is_undone_only_from_the_revision_that_the_run_left(
     (change,) = [one.change for one in found if one.kind == "Helm release"]
     for _ in range(undone):
         assert isinstance(change, CommandChange)
-        change = inverse(change)
+        change = change.inverse()
     assert isinstance(change, CommandChange)
     assert change.cluster == "c"
     place = (there.namespace, there.name) if there else (RELEASE.namespace, RELEASE.name)

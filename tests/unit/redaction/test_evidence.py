@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from gpunode.change import FileChange, FileState, diff
+from gpunode.change import FileChange, FileState
 from gpunode.facts.evidence import Capture, Found, Holds, decode_found, encode_found
 from gpunode.facts.examination import EXAMINATION
 from gpunode.facts.probes import PROBES
@@ -203,7 +203,7 @@ def test_a_diff_shows_what_its_owner_has_set_but_no_secret() -> None:
         '[x.headers]\nX-Team = [\n  "c4n4ry",\n]\n[y.auth]\nidentitytoken = """\nc4n4ry\n"""\nmine = "some words"\n'
     )
     change = FileChange("/etc/x", FileState(before.encode()), FileState((before + "[z]\na = 1\n").encode()))
-    lines = "\n".join(diff(without_secrets(change)))
+    lines = "\n".join(without_secrets(change).diff())
     assert "c4n4ry" not in lines
     assert "+[z]" in lines
     assert ' mine = "some words"' in lines

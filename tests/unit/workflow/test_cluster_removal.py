@@ -10,7 +10,8 @@ from typing import Any, cast
 
 import pytest
 
-from gpunode.change import CommandChange, inverse, spelled, without_values
+from gpunode.change import CommandChange, display_command
+from gpunode.change.node import without_values
 from gpunode.errors import ChangeFailed, Conflict
 from gpunode.facts.helm import Released
 from gpunode.host.cluster import Cluster, Identity
@@ -134,10 +135,10 @@ def test_chart_that_gpunode_does_not_render_cannot_come_back() -> None:
 def test_values_are_shown_nowhere() -> None:
     (item,) = removal(cast(Cluster, StandInCluster(StandInHelm({PLACE: LIVE})))).items
     assert isinstance(item.change, CommandChange)
-    again = inverse(item.change)
+    again = item.change.inverse()
     assert isinstance(again, CommandChange)
     assert SECRET in " ".join(again.argv)
-    assert SECRET not in spelled(again.argv) + " ".join(without_values(again.argv))
+    assert SECRET not in display_command(again.argv) + " ".join(without_values(again.argv))
 
 
 def test_secrets_that_may_not_be_listed_are_named_and_the_rest_is_removed() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpunode.change import Change, FileChange, FileState, PackageChange, PackageState, inverse
+from gpunode.change import Change, FileChange, FileState, PackageChange, PackageState
 from gpunode.journal.history import CutShort
 from gpunode.journal.record import Begin, Verb
 from gpunode.journal.store import Store
@@ -83,7 +83,7 @@ class TestRecordWhatWasMade:
         run.done(*run.intend_all("packages", "x", brought))
         run.commit("done")
         cut = store.begin("remove", version="test")
-        cut.intend_all("packages", "remove", [back for change in brought if (back := inverse(change))])
+        cut.intend_all("packages", "remove", [back for change in brought if (back := change.inverse())])
         cut.close()
         return store
 

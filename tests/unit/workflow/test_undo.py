@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from gpunode.change import (
+    CONFFILES,
     Change,
     Deferred,
     FileChange,
@@ -23,7 +24,6 @@ from gpunode.change import (
     ServiceChange,
     ServiceState,
     Trigger,
-    subject,
     triggers,
 )
 from gpunode.errors import ChangeFailed, Conflict, DrainRequired, RebootRequired, Refused, VerifyFailed
@@ -31,7 +31,7 @@ from gpunode.facts.evidence import Capture, Probe
 from gpunode.facts.model import Facts, Known, LoadedDriver
 from gpunode.host.port import Workloads
 from gpunode.journal.history import backwards, made
-from gpunode.journal.record import CONFFILES, Verb
+from gpunode.journal.record import Verb
 from gpunode.journal.store import Store
 from gpunode.package_id import PackageId
 from gpunode.packages.simulation import Action, Simulation, is_removal
@@ -154,7 +154,7 @@ def undo(host: Machine, store: Store, back: Undoing) -> RollbackResult:
 class TestWholeRollback:
     def test_what_uses_a_thing_goes_before_the_thing(self, host: Machine, store: Store) -> None:
         back = undoing(store, host, newest(store), now())
-        subjects = list(map(subject, back.changes))
+        subjects = [one.subject for one in back.changes]
         assert subjects[:2] == [UNIT, CONTAINERD]
         assert set(subjects[2:5]) == {"nvidia-driver-cuda", "dkms", "nvidia-driver"}
         assert subjects[5:] == [BLACKLIST, CUDA_LIST], "the blacklist never goes while the driver stays"
@@ -166,7 +166,7 @@ class TestWholeRollback:
         assert host.files[CUDA_LIST] is None
         then = machine(packages={"nvidia-driver": OLD}, units={UNIT: unit(active=False, enabled=False)})
         again = undoing(store, host, done.run, then)
-        subjects = list(map(subject, again.changes))
+        subjects = [one.subject for one in again.changes]
         assert subjects[0] == CUDA_LIST
         assert subjects.index("nvidia-driver-cuda") < subjects.index(CONTAINERD) < subjects.index(UNIT)
         host.triggered.clear()
@@ -179,7 +179,7 @@ class TestWholeRollback:
         bare = machine(packages={"nvidia-driver": OLD}, units={UNIT: unit(active=False, enabled=False)})
         again = undoing(store, host, undo(host, store, first).run, bare)
         third = undoing(store, host, undo(host, store, again).run, now())
-        assert list(map(subject, third.changes)) == list(map(subject, first.changes))
+        assert [one.subject for one in third.changes] == [one.subject for one in first.changes]
 
     def test_daemons_read_what_came_back_and_the_initramfs_is_built_once(self, host: Machine, store: Store) -> None:
         host.triggered.clear()
@@ -252,7 +252,7 @@ class TestWholeRollback:
         chosen = standing.newest(store, whole=True)
         assert (chosen.run, chosen.is_undone(whole=False), chosen.is_undone(whole=True)) == (run, True, False)
         whole = undoing(store, host, run, now())
-        assert CONTAINERD not in map(subject, whole.changes)
+        assert CONTAINERD not in (one.subject for one in whole.changes)
         undo(host, store, whole)
         assert standing.newest(store, whole=True).is_undone(whole=True)
 
@@ -451,7 +451,7 @@ class TestWholeRollback:
         run.done(*run.intend_all("packages", CONFFILES, (FileChange(path, OURS, None),)))
         run.done(run.intend("packages", "conflicts", PackageChange(PackageId("nvidia-driver"), OLD, None)))
         run.commit("done")
-        assert path in map(subject, undoing(store, host, run.id, now({})).changes)
+        assert path in (one.subject for one in undoing(store, host, run.id, now({})).changes)
 
     def test_a_unit_whose_package_comes_back_first_is_started_again(self, host: Machine, store: Store) -> None:
         done = undo(host, store, undoing(store, host, newest(store), now()))
@@ -515,7 +515,7 @@ class TestWholeRollback:
         run.done(run.intend("packages", "conflicts", PackageChange(PackageId("nvidia-driver"), OLD, None)))
         run.commit("done")
         back = undoing(store, host, run.id, now({}))
-        assert list(map(subject, back.changes)) == ["nvidia-driver", path]
+        assert [one.subject for one in back.changes] == ["nvidia-driver", path]
         host.files[path] = FileState(b"as the package ships it\n")  # apt has brought it meanwhile
         undo(host, store, back)
         assert host.files[path] == edited
@@ -579,7 +579,7 @@ def test_of_a_transaction_that_failed_only_what_it_touched_is_undone(store: Stor
     with pytest.raises(ChangeFailed, match="it could not be done"):
         Applier(host, run, silent, lambda: None).transaction("packages", batch, lambda change: str(change.id))
     run.commit("failed")
-    assert {subject(intent.change) for intent in backwards(store.read(run.id))} == {"dkms", "half"}
+    assert {intent.change.subject for intent in backwards(store.read(run.id))} == {"dkms", "half"}
     assert set(store.footprint().packages) == ids("dkms", "half")
 
 
@@ -697,7 +697,7 @@ class TestRemove:
 
     def test_a_file_that_somebody_removed_stays_removed(self, host: Machine, store: Store) -> None:
         host.files[CONTAINERD] = None
-        assert CONTAINERD not in map(subject, removing(store, host, now()).changes)
+        assert CONTAINERD not in (one.subject for one in removing(store, host, now()).changes)
 
     def test_of_what_was_forgotten_goes_what_is_gpunodes_by_its_hash(self, host: Machine, store: Store) -> None:
         store.forget(newest(store))
@@ -705,7 +705,7 @@ class TestRemove:
         assert {change.path for change in back.files} == {CUDA_LIST, BLACKLIST}, "there was nothing before gpunode"
         assert any(CONTAINERD in note and "--forget" in note for note in back.remarks)
         host.files[CUDA_LIST] = FileState(b"deb theirs\n")
-        assert CUDA_LIST not in map(subject, removing(store, host, now()).changes)
+        assert CUDA_LIST not in (one.subject for one in removing(store, host, now()).changes)
 
     def test_what_the_user_installed_after_an_undo_is_the_users(self, host: Machine, store: Store) -> None:
         undo(host, store, undoing(store, host, newest(store), now()))
@@ -716,7 +716,7 @@ class TestRemove:
         needs = paragraph("cuda-app", "nvidia-driver-cuda")
         host.files[STATUS] = FileState("".join((*map(paragraph, AFTER), needs)).encode())
         for back in (removing(store, host, now()), undoing(store, host, newest(store), now())):
-            subjects = set(map(subject, back.changes))
+            subjects = {one.subject for one in back.changes}
             assert subjects.isdisjoint({BLACKLIST, CUDA_LIST, UNIT, "nvidia-driver-cuda"})
             assert CONTAINERD in subjects
             assert f"{BLACKLIST} stays with nvidia-driver-cuda" in back.remarks
@@ -748,7 +748,9 @@ class TestRemove:
 
         host.files[STATUS] = FileState(driver.encode())
         back = removing(store, host, facts)
-        assert set(map(subject, back.changes)) == {*files, "nvidia-driver-cuda"}, "without the driver all is as before"
+        assert {one.subject for one in back.changes} == {*files, "nvidia-driver-cuda"}, (
+            "without the driver all is as before"
+        )
 
     def test_keyring_of_somebody_elses_list_comes_back_as_it_was_and_is_never_taken_away(self, store: Store) -> None:
         theirs, key = "/etc/apt/sources.list.d/cuda.list", FileState(b"NVIDIA's key")
@@ -783,7 +785,7 @@ class TestRemove:
         run.done(run.intend("packages", "driver", PackageChange(PackageId("nvidia-persistenced"), before, after)))
         run.commit("done")
         back = removing(store, host, now({**AFTER, "nvidia-persistenced": PackageState("2")}))
-        assert "nvidia-persistenced" not in map(subject, back.changes)
+        assert "nvidia-persistenced" not in (one.subject for one in back.changes)
 
     def test_failure_that_the_journal_has_no_room_for_is_still_what_is_told(
         self, host: Machine, store: Store, monkeypatch: pytest.MonkeyPatch

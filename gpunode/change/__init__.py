@@ -1,0 +1,91 @@
+"""Changes: what is to be done to a node, as data, with what was there before and what is there after.
+
+Nothing here touches a node. A change says enough to be shown, applied, journaled and undone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from gpunode.change.base import CONFFILES, CONFIGURATION, OBSOLETE, Action, ChangeKind, Trigger, bare_unit, settle_order
+from gpunode.change.cluster import ObjectChange
+from gpunode.change.files import Deferred, FileChange, FileState, SigningKey, Unsettled, closed, digest
+from gpunode.change.node import (
+    CommandChange,
+    MigChange,
+    MigInstance,
+    MigLayout,
+    ModuleChange,
+    ServiceChange,
+    ServiceState,
+    display_command,
+)
+from gpunode.change.packages import KnownAfter, PackageChange, PackageState
+
+__all__ = [
+    "CONFFILES",
+    "CONFIGURATION",
+    "OBSOLETE",
+    "Action",
+    "Change",
+    "ChangeKind",
+    "CommandChange",
+    "Deferred",
+    "FileChange",
+    "FileState",
+    "KnownAfter",
+    "MigChange",
+    "MigInstance",
+    "MigLayout",
+    "ModuleChange",
+    "ObjectChange",
+    "PackageChange",
+    "PackageState",
+    "RuntimeExpectation",
+    "ServiceChange",
+    "ServiceState",
+    "SigningKey",
+    "Trigger",
+    "Unsettled",
+    "bare_unit",
+    "closed",
+    "digest",
+    "display_command",
+    "ordered",
+    "settle_order",
+    "triggers",
+]
+
+Change: TypeAlias = FileChange | PackageChange | ServiceChange | ModuleChange | CommandChange | MigChange | ObjectChange
+
+
+def ordered(changes: Iterable[Change]) -> tuple[Change, ...]:
+    """Return ``changes`` in the order in which a stage applies them: files, packages, commands, modules, MIG, units."""
+    return tuple(sorted(changes, key=lambda change: change.rank))
+
+
+def triggers(changes: Iterable[Change]) -> tuple[Trigger, ...]:
+    """Return what ``changes`` owe, once each, in the order in which it is settled.
+
+    Law: the same for the inverse changes, so a daemon restarts after its file is restored, too.
+    """
+    return settle_order(trigger for change in changes for trigger in change.triggers)
+
+
+@dataclass(frozen=True, slots=True)
+class RuntimeExpectation:
+    """What a runtime's own parser must find in a candidate configuration before it replaces the present one.
+
+    Attributes:
+        runtime: a row of ``runtimes.RUNTIMES``.
+        path: its root file, whether that changes or one that it imports.
+        handlers: runtime name to the binary that it runs.
+        default: the default runtime after the change; None when it does not matter.
+    """
+
+    runtime: str
+    path: str
+    handlers: frozenset[tuple[str, str]] = field(default=frozenset())
+    default: str | None = None

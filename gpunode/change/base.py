@@ -1,0 +1,150 @@
+"""What every kind of change says of itself, and the triggers that a change owes."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import ClassVar, Literal, TypeAlias, TypeVar
+
+from typing_extensions import Self
+
+TriggerKind: TypeAlias = Literal["index-refresh", "daemon-reload", "initramfs", "cdi", "reload", "restart"]
+_ORDER: tuple[TriggerKind, ...] = ("index-refresh", "daemon-reload", "initramfs", "cdi", "reload", "restart")
+# What later changes of the same run read: packages need the index, units need systemd to have read them.
+_SETTLED_PER_STAGE: frozenset[TriggerKind] = frozenset({"index-refresh", "daemon-reload"})
+
+# The word for a change in plans and in the JSON output.
+Action: TypeAlias = Literal[
+    "create", "edit", "delete", "reread",
+    "install", "upgrade", "downgrade", "mark", "purge",
+    "enable", "disable", "start", "stop", "keep",
+    "load", "unload", "run", "divide",
+]  # fmt: skip
+
+# The stage whose files are a node's configuration, which a plain rollback restores.
+CONFIGURATION = "runtime"
+# The steps, in any stage, under which packages' own configuration files are backed up before a purge deletes them, and
+# under which those are deleted that only an undone version shipped.
+CONFFILES = "conffiles"
+OBSOLETE = "obsolete"
+
+
+@dataclass(frozen=True, slots=True)
+class Trigger:
+    """What a change owes, once.
+
+    Attributes:
+        target: the unit for reload and restart, the list file for an index refresh; ``if-possible`` for a specification
+            that nobody asked for, so that a run does not fail for want of it; else empty.
+    """
+
+    kind: TriggerKind
+    target: str = ""
+
+    @property
+    def ends_stage(self) -> bool:
+        """True if it is settled at the end of its stage; the others are settled at the end of the run."""
+        return self.kind in _SETTLED_PER_STAGE
+
+    @property
+    def needs_services(self) -> bool:
+        """True if only a running system can settle it; an image's daemons read their files when it boots."""
+        return self.kind in {"daemon-reload", "cdi", "reload", "restart"}
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.target}".strip()
+
+
+def settle_order(owed: Iterable[Trigger]) -> tuple[Trigger, ...]:
+    """Return ``owed``, once each, in the order in which it is settled: a trigger after those whose work it reads."""
+    return tuple(sorted(set(owed), key=lambda trigger: (_ORDER.index(trigger.kind), trigger.target)))
+
+
+KindT = TypeVar("KindT", bound="ChangeKind")
+
+
+class ChangeKind(ABC):
+    """A kind of change: a subclass is a frozen dataclass with ``before`` and ``after``, where it has states.
+
+    A new one also goes into the union ``Change``; mypy then names its host adapter and its projection as missing, and
+    ``tests/unit/test_change.py`` a field that the journal cannot store.
+
+    Attributes:
+        kind_name: the name in the journal and in all JSON.
+        rank: the position in a stage: what others build on comes first.
+        triggers: what the change owes once it is made, and also once it is undone.
+    """
+
+    __slots__ = ()
+    kind_name: ClassVar[str]
+    rank: ClassVar[int]
+    # Positions in an undo of a setup, and in an undo of an undo; a file's depend on its stage.
+    _undo_rank: ClassVar[int] = 2
+    _redo_rank: ClassVar[int] = 4
+    triggers: frozenset[Trigger]
+
+    @property
+    @abstractmethod
+    def subject(self) -> str:
+        """What is changed, in one or two words: a path, a package, a unit."""
+
+    @property
+    @abstractmethod
+    def action(self) -> Action:
+        """What is done, in one word. A package's new version is an upgrade: only its package system can order it."""
+
+    @property
+    @abstractmethod
+    def participle(self) -> str:
+        """What was done to the subject, as a participle: ``created``."""
+
+    @property
+    @abstractmethod
+    def instruction(self) -> str:
+        """What is to be done, as a short sentence: ``enable containerd``."""
+
+    @property
+    def summary(self) -> str:
+        """What was done, with its subject: ``/etc/x.conf created``."""
+        return f"{self.subject} {self.participle}"
+
+    @property
+    def states(self) -> tuple[str, str]:
+        """The state before and after in a few words; empty where there is none to show."""
+        return "", ""
+
+    @property
+    def contents(self) -> tuple[bytes, ...]:
+        """The bytes that have to be backed up before the change is journaled."""
+        return ()
+
+    @property
+    @abstractmethod
+    def record(self) -> dict[str, object]:
+        """The states in JSON's types, for ``log --json``; of a change whose contents are digests."""
+
+    @abstractmethod
+    def inverse(self) -> ChangeKind | None:
+        """Return the change that undoes this one; None where there is none.
+
+        Law: an involution where all states are known.
+        """
+
+    def undo_rank(self, stage: str, step: str) -> int:
+        """Return the position in an undo of a setup, in which what uses a thing goes before the thing."""
+        return self._undo_rank
+
+    def redo_rank(self, stage: str, step: str) -> int:
+        """Return the position in an undo of an undo, which is made in the order of a setup."""
+        return self._redo_rank
+
+    @classmethod
+    def among(cls, changes: Iterable[object]) -> tuple[Self, ...]:
+        """Return those of ``changes`` that are of this kind."""
+        return tuple(change for change in changes if isinstance(change, cls))
+
+
+def bare_unit(unit: str) -> str:
+    """Return a unit as people call it: ``containerd``."""
+    return unit.removesuffix(".service")

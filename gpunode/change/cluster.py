@@ -1,0 +1,69 @@
+"""Changes of objects in a Kubernetes cluster."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from typing import ClassVar, Final
+
+from gpunode.change.base import Action, ChangeKind, Trigger
+
+_PARTICIPLES: Final[dict[Action, str]] = {"create": "created", "edit": "changed", "delete": "deleted"}
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectChange(ChangeKind):
+    """What gpunode's field manager owns of an object in a cluster changes.
+
+    Attributes:
+        cluster: the uid of its namespace kube-system, by which clusters are told apart.
+        api_version: as the object says it (``apps/v1``), likewise ``kind``.
+        namespace: empty for an object of the whole cluster.
+        before: the fields that gpunode owned, as JSON; None when it owned none.
+        after: the fields that it owns from now on; None when it gives them up.
+        shared: others own fields of the object, too: it is neither made nor deleted with ours.
+    """
+
+    kind_name: ClassVar[str] = "object"
+    rank: ClassVar[int] = 6
+
+    cluster: str
+    api_version: str
+    kind: str
+    namespace: str
+    name: str
+    before: str | None
+    after: str | None
+    shared: bool = False
+
+    @property
+    def triggers(self) -> frozenset[Trigger]:  # type: ignore[override]
+        """None: no unit of this machine reads an object of a cluster."""
+        return frozenset()
+
+    @property
+    def subject(self) -> str:
+        place = f"{self.namespace}/" if self.namespace else ""
+        return f"{self.kind} {place}{self.name}"
+
+    @property
+    def action(self) -> Action:
+        if self.shared or (self.before and self.after):
+            return "edit"
+        return "create" if self.after else "delete"
+
+    @property
+    def participle(self) -> str:
+        return _PARTICIPLES[self.action]
+
+    @property
+    def instruction(self) -> str:
+        return f"{self.action} {self.subject}"
+
+    @property
+    def record(self) -> dict[str, object]:
+        before, after = (json.loads(fields or "null") for fields in (self.before, self.after))
+        return {"cluster": self.cluster, "before": before, "after": after}
+
+    def inverse(self) -> ObjectChange:
+        return replace(self, before=self.after, after=self.before)

@@ -1,0 +1,205 @@
+"""Changes of files."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, TypeAlias
+
+from gpunode.change.base import CONFFILES, CONFIGURATION, OBSOLETE, Action, ChangeKind, Trigger
+
+
+def digest(content: bytes) -> str:
+    """Return the name of the backup object that holds ``content``: its sha256."""
+    return hashlib.sha256(content).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class FileState:
+    """A file as it is or shall be.
+
+    Attributes:
+        mode: the permission bits alone (``0o644``).
+        attributes: the extended attributes by name, ACL and capabilities among them. No plan asks for any, so states
+            are not compared by them; a file that was removed comes back with them.
+    """
+
+    content: bytes
+    mode: int = 0o644
+    uid: int = 0
+    gid: int = 0
+    attributes: tuple[tuple[str, bytes], ...] = field(default=(), compare=False)
+
+    @property
+    def record(self) -> dict[str, object]:
+        """The state in JSON's types; of one whose content is a digest."""
+        return {"sha256": self.content.decode(), "mode": f"{self.mode:04o}", "uid": self.uid, "gid": self.gid}
+
+    def __str__(self) -> str:
+        return f"mode {self.mode:04o} owner {self.uid}:{self.gid}"
+
+
+def closed(state: FileState) -> FileState:
+    """Return the file owned by root and writable by root alone; who may read it stays as it is."""
+    return replace(state, uid=0, mode=state.mode & ~0o022)
+
+
+@dataclass(frozen=True, slots=True)
+class Deferred:
+    """A file's state that cannot be known yet, such as a file that a package will ship."""
+
+    what: str
+    known_after: str
+
+
+@dataclass(frozen=True, slots=True)
+class SigningKey:
+    """A repository's key: its bytes are known once fetched, its fingerprints before.
+
+    Attributes:
+        url: where it is downloaded from.
+        fingerprints: the primary keys it may hold, no more and no fewer; 40 upper-case hex digits each.
+    """
+
+    url: str
+    fingerprints: frozenset[str]
+    mode: int = 0o644
+
+    @property
+    def what(self) -> str:
+        """The key as the plan shows it."""
+        return f"signing key {' '.join(sorted(self.fingerprints))} from {self.url}"
+
+    @property
+    def known_after(self) -> str:
+        """When the bytes are known."""
+        return "its download; a file with any other key is refused"
+
+
+Unsettled: TypeAlias = Deferred | SigningKey
+
+
+@dataclass(frozen=True, slots=True)
+class FileChange(ChangeKind):
+    """A file is created (``before`` is None), replaced, or removed (``after`` is None).
+
+    One that stays as it is (``before == after``) owes its triggers all the same: somebody else has changed it, and its
+    daemon has not read it. One that is promised with the trigger ``cdi`` is written by what the trigger starts.
+
+    Attributes:
+        folders: those that are made for a new file, outermost first; whoever undoes the change removes them again.
+            They are known when the change is about to be made, and changes are not compared by them.
+    """
+
+    kind_name: ClassVar[str] = "file"
+    rank: ClassVar[int] = 0
+
+    path: str
+    before: FileState | None
+    after: FileState | Unsettled | None
+    triggers: frozenset[Trigger] = frozenset()
+    folders: tuple[str, ...] = field(default=(), compare=False)
+
+    @property
+    def subject(self) -> str:
+        return self.path
+
+    @property
+    def is_generated(self) -> bool:
+        """True if the change only owes the trigger that has another program write the file."""
+        return isinstance(self.after, Deferred) and any(trigger.kind == "cdi" for trigger in self.triggers)
+
+    @property
+    def action(self) -> Action:
+        if self.before == self.after:
+            return "reread"
+        return "create" if self.before is None else "delete" if self.after is None else "edit"
+
+    @property
+    def participle(self) -> str:
+        if self.is_generated:
+            return "to be written again"
+        if self.before == self.after:
+            return "left as it is"
+        return "created" if self.before is None else "removed" if self.after is None else "changed"
+
+    @property
+    def instruction(self) -> str:
+        return f"{self.action} {self.path}"
+
+    @property
+    def states(self) -> tuple[str, str]:
+        before, after = (f"sha256:{digest(one.content)}" if isinstance(one, FileState) else ""
+                         for one in (self.before, self.after))  # fmt: skip
+        return before, after
+
+    @property
+    def contents(self) -> tuple[bytes, ...]:
+        return tuple(state.content for state in (self.before, self.after) if isinstance(state, FileState))
+
+    @property
+    def record(self) -> dict[str, object]:
+        before, after = (one.record if isinstance(one, FileState) else None for one in (self.before, self.after))
+        return {"before": before, "after": after, "folders": list(self.folders)}
+
+    def inverse(self) -> FileChange | None:
+        if isinstance(self.after, Deferred | SigningKey):
+            return None
+        return replace(self, before=self.after, after=self.before)
+
+    def undo_rank(self, stage: str, step: str) -> int:
+        return 1 if stage == CONFIGURATION and step != CONFFILES else 4
+
+    def redo_rank(self, stage: str, step: str) -> int:
+        if step in (CONFFILES, OBSOLETE):
+            return 3
+        return {"sources": 0, CONFIGURATION: 5}.get(stage, 1)
+
+    def diff(self) -> Iterator[str]:
+        """Yield the change as a unified diff, a line each without its line end; one line says so if it is not text."""
+        match self.after:
+            case Deferred() | SigningKey() as unsettled:
+                yield f"--- {self.path if self.before else '/dev/null'}"
+                yield f"+++ {self.path}"
+                yield f"+ ({unsettled.what}; known after {unsettled.known_after})"
+                return
+            case after:
+                pass
+        if self.before is not None and after is not None and self.before.content == after.content:
+            if modes := tuple(_diff_ownership(self.before, after)):
+                yield from (f"--- {self.path}", f"+++ {self.path}", *modes)
+            return
+        old, new = _text_lines(self.before), _text_lines(after)
+        if old is None or new is None:
+            yield f"binary file {self.path} differs"
+            yield from _diff_ownership(self.before, after)
+            return
+        marked = difflib.unified_diff(
+            old,
+            new,
+            self.path if self.before else "/dev/null",
+            self.path if after else "/dev/null",
+            lineterm="",
+        )
+        yield from (part for line in marked for part in line.split("\n"))
+        yield from _diff_ownership(self.before, after)
+
+
+def _text_lines(state: FileState | None) -> list[str] | None:
+    """Return the file's lines, carriage returns and all; None if it is not text."""
+    if state is None:
+        return []
+    try:
+        text = state.content.decode()
+    except UnicodeDecodeError:
+        return None
+    *lines, rest = text.split("\n")
+    return None if "\0" in text else [*lines, *([f"{rest}\n\\ No newline at end of file"] if rest else [])]
+
+
+def _diff_ownership(before: FileState | None, after: FileState | None) -> Iterator[str]:
+    if before is not None and after is not None and str(before) != str(after):
+        yield f"-{before}"
+        yield f"+{after}"

@@ -1,0 +1,250 @@
+"""Changes of units, kernel modules and MIG layouts, and commands."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import ClassVar
+
+from gpunode.change.base import Action, ChangeKind, Trigger, bare_unit
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceState:
+    """What systemd is to do with a unit at boot, and whether it runs now."""
+
+    enabled: bool
+    active: bool
+
+    def __str__(self) -> str:
+        return f"{'enabled' if self.enabled else 'disabled'}, {'active' if self.active else 'inactive'}"
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceChange(ChangeKind):
+    """A unit is enabled or disabled, started or stopped."""
+
+    kind_name: ClassVar[str] = "service"
+    rank: ClassVar[int] = 5
+    _undo_rank: ClassVar[int] = 0
+    _redo_rank: ClassVar[int] = 6
+
+    unit: str
+    before: ServiceState
+    after: ServiceState
+    triggers: frozenset[Trigger] = frozenset()
+
+    @property
+    def subject(self) -> str:
+        return self.unit
+
+    @property
+    def action(self) -> Action:
+        if self.before.active != self.after.active:
+            return "start" if self.after.active else "stop"
+        if self.before.enabled != self.after.enabled:
+            return "enable" if self.after.enabled else "disable"
+        return "keep"
+
+    @property
+    def participle(self) -> str:
+        return self._say("enabled", "disabled", "started", "stopped") or "kept"
+
+    @property
+    def instruction(self) -> str:
+        return f"{self._say('enable', 'disable', 'start', 'stop') or 'keep'} {bare_unit(self.unit)}"
+
+    @property
+    def summary(self) -> str:
+        return f"{bare_unit(self.unit)} {self.participle}"
+
+    def _say(self, enable: str, disable: str, start: str, stop: str) -> str:
+        words = [enable if self.after.enabled else disable] if self.before.enabled != self.after.enabled else []
+        words += [start if self.after.active else stop] if self.before.active != self.after.active else []
+        return " and ".join(words)
+
+    @property
+    def states(self) -> tuple[str, str]:
+        return str(self.before), str(self.after)
+
+    @property
+    def record(self) -> dict[str, object]:
+        return {"before": asdict(self.before), "after": asdict(self.after)}
+
+    def inverse(self) -> ServiceChange:
+        return replace(self, before=self.after, after=self.before)
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleChange(ChangeKind):
+    """A kernel module is loaded or unloaded."""
+
+    kind_name: ClassVar[str] = "module"
+    rank: ClassVar[int] = 3
+
+    module: str
+    before: bool
+    after: bool
+    triggers: frozenset[Trigger] = frozenset()
+
+    @property
+    def subject(self) -> str:
+        return self.module
+
+    @property
+    def action(self) -> Action:
+        return "load" if self.after else "unload"
+
+    @property
+    def participle(self) -> str:
+        return "loaded" if self.after else "unloaded"
+
+    @property
+    def instruction(self) -> str:
+        return f"{self.action} the kernel module {self.module}"
+
+    @property
+    def record(self) -> dict[str, object]:
+        return {"before": {"loaded": self.before}, "after": {"loaded": self.after}}
+
+    def inverse(self) -> ModuleChange:
+        return replace(self, before=self.after, after=self.before)
+
+
+def display_command(argv: Sequence[str]) -> str:
+    """Return a command as people read it: a shell's script by the name given to it, Helm's by the release."""
+    match argv:
+        case ("sh", "-c", _, name, *_):
+            return name
+        case ("helm", "upgrade", "--install", name, *_):
+            return f"helm upgrade --install {name}"
+        case _:
+            return " ".join(argv)
+
+
+def without_values(argv: Sequence[str]) -> tuple[str, ...]:
+    """Return a command of Helm without the values that it sets: there may be a secret among a release's."""
+    pairs = zip(("", *argv), argv, strict=False)
+    return tuple(f"{word.partition('=')[0]}=…" if last == "--set-json" else word for last, word in pairs)
+
+
+@dataclass(frozen=True, slots=True)
+class CommandChange(ChangeKind):
+    """A command that is none of the other kinds: repairing packages, building a DKMS module, releasing a chart.
+
+    Attributes:
+        cluster: the one that it changes, as in ``ObjectChange``; empty for a command of this machine.
+    """
+
+    kind_name: ClassVar[str] = "command"
+    rank: ClassVar[int] = 2
+
+    argv: tuple[str, ...]
+    why: str
+    undo: tuple[str, ...] | None = None
+    cluster: str = ""
+    triggers: frozenset[Trigger] = frozenset()
+
+    @property
+    def subject(self) -> str:
+        return display_command(self.argv)
+
+    @property
+    def action(self) -> Action:
+        return "run"
+
+    @property
+    def participle(self) -> str:
+        return "run"
+
+    @property
+    def instruction(self) -> str:
+        return f"run {self.subject}"
+
+    @property
+    def summary(self) -> str:
+        return self.subject
+
+    @property
+    def record(self) -> dict[str, object]:
+        undone_by = None if self.undo is None else list(without_values(self.undo))
+        return {"argv": list(without_values(self.argv)), "for": self.why, "undo": undone_by}
+
+    def inverse(self) -> CommandChange | None:
+        return None if self.undo is None else replace(self, argv=self.undo, why=f"undo: {self.why}", undo=self.argv)
+
+
+@dataclass(frozen=True, slots=True)
+class MigInstance:
+    """A GPU instance of MIG and the compute instances in it.
+
+    Attributes:
+        profile: its name without ``MIG`` (``1g.10gb+me``).
+        start: the first memory slice that it occupies; ``size`` is how many.
+        compute: the slices of each of its compute instances, in order (``3``); one that holds all slices is usual.
+    """
+
+    profile: str
+    start: int
+    size: int
+    compute: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class MigLayout:
+    """How MIG divides a GPU; ``instances`` by their first slice, none where MIG is off."""
+
+    enabled: bool
+    instances: tuple[MigInstance, ...] = ()
+
+    @property
+    def record(self) -> dict[str, object]:
+        """The layout in JSON's types."""
+        return {"enabled": self.enabled, "instances": [{**asdict(one), "compute": list(one.compute)}
+                                                       for one in self.instances]}  # fmt: skip
+
+    def __str__(self) -> str:
+        counts = Counter(one.profile for one in self.instances)
+        parts = ", ".join(f"{count} × {profile}" for profile, count in counts.items())
+        return parts or ("MIG on, no instances" if self.enabled else "MIG off")
+
+
+@dataclass(frozen=True, slots=True)
+class MigChange(ChangeKind):
+    """The MIG layout of a GPU changes; ``gpu`` is its UUID."""
+
+    kind_name: ClassVar[str] = "mig"
+    rank: ClassVar[int] = 4
+
+    gpu: str
+    before: MigLayout
+    after: MigLayout
+    triggers: frozenset[Trigger] = frozenset()
+
+    @property
+    def subject(self) -> str:
+        return self.gpu
+
+    @property
+    def action(self) -> Action:
+        return "divide"
+
+    @property
+    def participle(self) -> str:
+        return f"divided: {self.after}"
+
+    @property
+    def instruction(self) -> str:
+        return f"divide {self.gpu}: {self.before} → {self.after}"
+
+    @property
+    def states(self) -> tuple[str, str]:
+        return str(self.before), str(self.after)
+
+    @property
+    def record(self) -> dict[str, object]:
+        return {"before": self.before.record, "after": self.after.record}
+
+    def inverse(self) -> MigChange:
+        return replace(self, before=self.after, after=self.before)

@@ -1,0 +1,104 @@
+"""Changes of packages."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field, replace
+from typing import ClassVar
+
+from gpunode.change.base import Action, ChangeKind, Trigger
+from gpunode.package_id import PackageId
+
+
+@dataclass(frozen=True, slots=True)
+class PackageState:
+    """An installed package, or what a removed one left behind.
+
+    Attributes:
+        auto: installed as somebody's dependency, so autoremove may take it.
+        config_files_only: removed; its configuration files stay.
+        origin: the archive that it comes from and the key that vouches for it; for the record, so not compared.
+    """
+
+    version: str
+    auto: bool = False
+    held: bool = False
+    config_files_only: bool = False
+    origin: str = field(default="", compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class KnownAfter:
+    """A package's state whose exact version only the package index tells.
+
+    Attributes:
+        prefix: what the version must start with, epoch left out (``580.``); empty when any will do.
+        auto: whether it counts as a dependency afterwards, which it does only where it did so before.
+    """
+
+    prefix: str = ""
+    why: str = ""
+    auto: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PackageChange(ChangeKind):
+    """A package is installed, brought to another version, or purged (``after`` is None)."""
+
+    kind_name: ClassVar[str] = "package"
+    rank: ClassVar[int] = 1
+    _undo_rank: ClassVar[int] = 3
+    _redo_rank: ClassVar[int] = 2
+
+    id: PackageId
+    before: PackageState | None
+    after: PackageState | KnownAfter | None
+    triggers: frozenset[Trigger] = frozenset()
+
+    @property
+    def subject(self) -> str:
+        return str(self.id)
+
+    @property
+    def settled(self) -> PackageState | None:
+        """The state afterwards, as far as its version is known; None for none."""
+        return self.after if isinstance(self.after, PackageState) else None
+
+    @property
+    def is_mark(self) -> bool:
+        """True if the package stays as it is and only its marks change."""
+        before, after = self.before, self.settled
+        return (
+            before is not None
+            and after is not None
+            and before.version == after.version
+            and not before.config_files_only
+            and not after.config_files_only
+        )
+
+    @property
+    def action(self) -> Action:
+        if self.after is None:
+            return "purge"
+        if self.before is None or self.before.config_files_only:
+            return "install"
+        return "mark" if self.is_mark else "upgrade"
+
+    @property
+    def participle(self) -> str:
+        return "installed" if self.before is None else "purged" if self.after is None else "changed"
+
+    @property
+    def instruction(self) -> str:
+        return f"{self.action} {self.id}"
+
+    @property
+    def states(self) -> tuple[str, str]:
+        return self.before.version if self.before else "", self.settled.version if self.settled else ""
+
+    @property
+    def record(self) -> dict[str, object]:
+        before, after = (asdict(state) if state else None for state in (self.before, self.settled))
+        return {"before": before, "after": after}
+
+    def inverse(self) -> PackageChange | None:
+        return None if isinstance(self.after, KnownAfter) else replace(self, before=self.after, after=self.before)
