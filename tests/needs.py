@@ -13,7 +13,6 @@ _PACKAGES: Final = {
     "chattr": "e2fsprogs",
     "dockerd": "docker.io",
     "gcc": "gcc libc6-dev",
-    "go": "golang-go",
     "gpg": "gnupg",
     "lspci": "pciutils",
     "systemd-analyze": "systemd",

@@ -1,26 +1,28 @@
 """k3s and RKE2: they generate containerd's configuration at every start, from a template and their PATH.
 
-What others add goes, in this order, into a drop-in where the generated file imports a folder of them; nowhere, where
-the product registers the runtime by itself; or into a template. The default runtime is a setting of the product's own.
+gpunode writes a drop-in where the generated file imports a folder of them. Elsewhere the product registers NVIDIA's
+runtime by itself, and gpunode restarts it where that is due. The default runtime is a setting of the product's own.
+Templates belong to the user: gpunode reads them, and takes back what an earlier gpunode wrote into one.
 
-Source: docs.k3s.io and docs.rke2.io, "Configuring containerd" and "Alternative Container Runtime Support"; k3s PR 13680
-(drop-in folders, February 2026), PR 8751 (--default-runtime, November 2023), PR 11626 (config-v3.toml.tmpl), docs issue
-566 (a table that the base has too stops containerd); pkg/agent/containerd/runtimes.go (what is found by itself);
+Source: docs.k3s.io and docs.rke2.io, "Configuring containerd" and "Alternative Container Runtime Support"; k3s PR 3890
+(runtimes are found at the start, August 2021, v1.22), PR 13680 (drop-in folders, February 2026), PR 8751
+(--default-runtime, November 2023), PR 11626 (config-v3.toml.tmpl); pkg/agent/containerd/runtimes.go (what is found);
 pkg/configfilearg (config.yaml.d; a setting that a version does not know is skipped with a warning).
 """
 
 from __future__ import annotations
 
 import posixpath
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
 from gpunode.errors import Refused
-from gpunode.runtimes import containerd, containerd_files, gotemplate
+from gpunode.runtimes import containerd, containerd_files
 from gpunode.runtimes.containerd_files import ConfigFile, first_merging, imports_of, read
+from gpunode.runtimes.keys import taken_back
 from gpunode.runtimes.model import ConfigEdit, DesiredConfig, Edit, Files, ObservedConfig, RecordedEdit
-from gpunode.runtimes.text import decode
 
 _DROP_IN: Final = "99-nvidia.toml"
 # What the product registers by itself, by the name of the program that it looks for.
@@ -30,6 +32,8 @@ _FOUND: Final = {
     "nvidia-experimental": "nvidia-container-runtime-experimental",
 }
 _PATH: Final = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
+# A template that includes the runtimes which the product finds: its base template does.
+_RENDERS_FOUND: Final = re.compile(rb"""\{\{-?\s*template\s+["`]base["`]|\.ExtraRuntimes\b""")
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,14 +96,14 @@ class Rancher:
             raise Refused(
                 f"{self.config} is not edited in place",
                 why=f"{self.product} regenerates it at every start, so the edit would be lost",
-                hint="omit --mode: gpunode writes to the place that {self.product} reads",
+                hint=f"omit --mode: gpunode writes to the place that {self.product} reads",
             )
         desired = containerd.absolute(desired, self.config)
         if desired.drop_in not in {"", self.drop_in(2), self.drop_in(3)}:
             raise Refused(
                 f"{self.product} does not read {desired.drop_in}",
                 why=f"its containerd has its configuration in {self.folder}",
-                hint="omit --drop-in-config: gpunode writes to the place that {self.product} reads",
+                hint=f"omit --drop-in-config: gpunode writes to the place that {self.product} reads",
             )
         if self.config not in files:
             return self._before_the_first_start(files, desired)
@@ -110,9 +114,9 @@ class Rancher:
             raise Refused(
                 f"this {self.product} reads no drop-in",
                 why=f"{self.config} imports no folder; that came with its releases of spring 2026",
-                hint="omit --mode: gpunode writes to the place that {self.product} reads",
+                hint=f"omit --mode: gpunode writes to the place that {self.product} reads",
             )
-        return self._by_template(files, located)
+        return self._by_detection(files, located)
 
     def _root(self, files: Files) -> ConfigFile:
         return read(files.get(self.config), self.config)
@@ -133,7 +137,7 @@ class Rancher:
             raise Refused(
                 f"this change requires an edit of {self.config}",
                 why=f"{self.product} regenerates it at every start, so the edit would be lost",
-                hint=f"put it into the template beside it: {self.template(3)}",
+                hint=f"put it into a template beside it, {self.template(3)}, and restart {self.product}",
             )
         how = f"as a drop-in: {self.product} imports the folder and regenerates the rest of {self.config} at start"
         return replace(edited, how=how)
@@ -145,8 +149,13 @@ class Rancher:
                 why=f"{self.product} creates it at its first start, and its schema is not known before",
                 hint=f"start {self.product} once, then run the command again",
             )
-        how = f"{self.product} finds {desired.binary} by itself and registers {desired.handler} when it starts"
-        return ConfigEdit(tuple(self._default(files, desired, None)), how)
+        return ConfigEdit(tuple(self._default(files, desired, None)), self._detection(desired))
+
+    def _detection(self, desired: DesiredConfig) -> str:
+        return (
+            f"{self.product} (from v1.22 on) finds {desired.binary} by itself and registers {desired.handler} "
+            "when it starts"
+        )
 
     def _is_found(self, desired: DesiredConfig) -> bool:
         """Whether the product finds the handler's program by itself, under the same name."""
@@ -154,26 +163,33 @@ class Rancher:
         folder, _, name = desired.binary.rpartition("/")
         return name == program and folder in _PATH
 
-    def _by_template(self, files: Files, desired: DesiredConfig) -> ConfigEdit:
-        root = self._root(files)
-        path = self.template(root.schema)
-        data = files.get(path)
-        if data is not None and not gotemplate.is_template(data):
-            edited = containerd.configure(files, replace(desired, config=path, mode="in-place"))
-            return replace(edited, how=f"in place: {path} is a template without variables, so it is plain TOML")
+    def _by_detection(self, files: Files, desired: DesiredConfig) -> ConfigEdit:
+        """Leave the handler to the product, which registers what it finds on its PATH.
+
+        Raises:
+            Refused: it does not look for this handler, or a template does not include what it finds.
+        """
         present = self.inspect(files, desired)
-        notes = list(self._notes(present, desired))
+        notes = tuple(self._notes(present, desired))
         default = tuple(self._default(files, desired, present))
         if self._is_registered(present, desired):
-            return ConfigEdit(default, f"{self.product} registers {desired.handler} by itself", tuple(notes))
-        if self._is_found(desired) and (data is None or gotemplate.renders_found(data)):
-            how = f"{self.product} finds {desired.binary} by itself and registers {desired.handler} when it starts"
-            return ConfigEdit(default, how, tuple(notes), how)
-        self._check_base(data, root)
-        after = gotemplate.configure_template(data, desired, root.schema, path)
-        template = () if after == data else (Edit(path, data, after, self.config),)
-        how = f"in the template from which {self.product} generates {self.config} at every start"
-        return ConfigEdit((*template, *default), how, tuple(notes))
+            return ConfigEdit(default, f"{self.product} registers {desired.handler} by itself", notes)
+        if not self._is_found(desired):
+            raise Refused(
+                f"this {self.product} cannot register {desired.handler} with {desired.binary} by itself",
+                why=f"it looks for {', '.join(_FOUND.values())} on its PATH, and reads drop-ins only since spring 2026",
+                hint=f"omit the runtime's name and path, upgrade {self.product}, or add the runtime to a template, "
+                f"{self.template(self._root(files).schema)}",
+            )
+        template = self.template(self._root(files).schema)
+        if template in files and not _RENDERS_FOUND.search(files[template]):
+            raise Refused(
+                f"{template} keeps {self.product} from registering {desired.handler}",
+                why=f"the template includes none of the runtimes that {self.product} finds by itself",
+                hint=f'begin the template with {{{{ template "base" . }}}}, or delete it, then restart {self.product}',
+            )
+        how = self._detection(desired)
+        return ConfigEdit(default, how, notes, how)
 
     def _is_registered(self, present: ObservedConfig, desired: DesiredConfig) -> bool:
         """Whether the handler is as desired, or as the product found it elsewhere (the GPU Operator's toolkit)."""
@@ -181,16 +197,6 @@ class Rancher:
         return binary == desired.binary or (
             self._is_found(desired) and posixpath.basename(binary) == _FOUND[desired.handler]
         )
-
-    def _check_base(self, data: bytes | None, root: ConfigFile) -> None:
-        """Nothing, if the product knows its base template: one that does not cannot start with ours."""
-        registry = root.table((*root.cri, "registry")).get("config_path", "")
-        if data is None and root.schema == 2 and not str(registry).endswith("/certs.d"):
-            raise Refused(
-                f"this {self.product} is too old for a template that extends its default one",
-                why=f"that came with the releases of September 2023, and {self.config} looks older",
-                hint=f"upgrade {self.product}",
-            )
 
     def _default(self, files: Files, desired: DesiredConfig, present: ObservedConfig | None) -> Iterator[Edit]:
         """The product's own setting of the default runtime, where that is desired and not so already."""
@@ -203,7 +209,7 @@ class Rancher:
         if desired.default and present.default != desired.handler:
             yield f"{self.product} reads default-runtime since late 2023; older releases skip it with a warning"
         if desired.cdi and not present.cdi and (present.schema or 2) < 3:
-            yield f"a template of {self.product} cannot enable CDI; its containerd 2 enables it by default"
+            yield f"CDI stays off: this {self.product} reads no drop-ins; its releases with containerd 2 enable CDI"
         found = present.handlers.get(desired.handler)
         if found and found != desired.binary and self._is_registered(present, desired):
             yield f"{self.product} has registered {desired.handler} with {found}, which it found first"
@@ -214,12 +220,15 @@ class Rancher:
         Raises:
             Refused: a file cannot be read.
         """
-        templates = [self.template(schema) for schema in (2, 3)]
+        templates = {path for schema in (2, 3) if (path := self.template(schema)) in files}
         toml = {path: data for path, data in files.items() if path not in {*templates, self.settings}}
-        told = _without(self.config, containerd.unconfigure(toml, self._located(files, desired), former))
-        edits, notes = list(told.edits), list(told.notes)
-        there = [path for path in templates if path in files]
-        edits += [edit for path in there if (edit := _template_without(path, files[path], desired, former))]
+        undone = _without(self.config, containerd.unconfigure(toml, self._located(files, desired), former))
+        edits, notes = list(undone.edits), list(undone.notes)
+        for path in sorted(templates):
+            edit = _restore_template(path, files[path], former.get(path), desired.handler)
+            edits += [edit] if edit else []
+            if edit is None and b"gpunode: begin" in files[path]:
+                notes.append(f"{path} keeps the lines between gpunode's two marks: delete them if they are for this")
         if self.settings in files and files[self.settings] == _setting(desired):
             back = former.get(self.settings, RecordedEdit(None, None)).before
             edits.append(Edit(self.settings, files[self.settings], back))
@@ -236,20 +245,15 @@ def _without(path: str, edited: ConfigEdit) -> ConfigEdit:
     return ConfigEdit(edits, edited.how, tuple(note for note in edited.notes if not note.startswith(path)))
 
 
-def _template_without(
-    path: str, data: bytes, desired: DesiredConfig, former: Mapping[str, RecordedEdit]
-) -> Edit | None:
-    """The template without the handler; None where it has nothing of it."""
-    if not gotemplate.is_template(data):
-        told = containerd.unconfigure({path: data}, replace(desired, config=path, mode="in-place"), former)
-        return told.edits[0] if told.edits else None
-    if not gotemplate.is_about(decode(data, path), desired.handler):
+def _restore_template(path: str, data: bytes, recorded: RecordedEdit | None, handler: str) -> Edit | None:
+    """Return the edit that takes back what an earlier gpunode wrote into a template for ``handler``, if it did."""
+    named = re.compile(rf"""runtimes\.(["']?){re.escape(handler)}\1[\].]""".encode())
+    if recorded is None or recorded.after is None or not named.search(recorded.after):
         return None
-    if not gotemplate.holds(data, desired.handler):
+    after = taken_back(recorded.before, recorded.after, data, path)
+    if after is None or after == data:
         return None
-    was = former.get(path)
-    after = was.before if was and was.after == data else gotemplate.unconfigure_template(data, path)
-    return Edit(path, data, after) if after != data else None
+    return Edit(path, data, None if recorded.before is None and not after.strip() else after)
 
 
 def _setting(desired: DesiredConfig) -> bytes:

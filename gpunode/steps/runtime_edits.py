@@ -160,7 +160,8 @@ def _overlooked(target: Target, edited: ConfigEdit) -> tuple[str, ...]:
     return (
         (
             f"{row.product} was started since the toolkit came and has not registered {desired.handler}: "
-            f"is {desired.binary} on its PATH? See `systemctl show {row.unit} -p Environment`"
+            f"{edited.restart}. Is {desired.binary} on its PATH? See `{row.product} --version` and "
+            f"`systemctl show {row.unit} -p Environment`"
         ),
     )
 
