@@ -12,9 +12,8 @@ from gpunode.cli.changing import LOCK_TIMEOUT_S, Session, session, told_what_was
 from gpunode.cli.compose import checked_root, need_root
 from gpunode.cli.envelope import Envelope
 from gpunode.cli.output_options import OutputOptions
-from gpunode.cli.runtime_options import Hook, Typed, Wanted, absolute, wanted
+from gpunode.cli.runtime_options import Typed, Wanted, wanted
 from gpunode.cli.screen.edits import configure_command, done_lines, plan_lines, read_again_command, verdict_lines
-from gpunode.cli.screen.plans import note as warning
 from gpunode.cli.screen.printer import standard_error, standard_output
 from gpunode.container_runtimes import CONTAINER_RUNTIMES
 from gpunode.errors import ChangesPending, GpunodeError, Undetermined, UsageError, VerifyFailed
@@ -55,12 +54,9 @@ class Permissions:
 Planning = Callable[[LocalHost, Footprint], CtkPlan]
 
 
-def configure(typed: Typed, hook: Hook, how: OutputOptions, root: str, permissions: Permissions) -> None:
-    """Has the runtime run containers by NVIDIA's binary; or writes an OCI hook, where that is asked for."""
+def configure(typed: Typed, how: OutputOptions, root: str, permissions: Permissions) -> None:
+    """Add NVIDIA's binary to the runtime's configuration."""
     place = checked_root(root)
-    if typed.is_hook:
-        _make_hook(typed, hook, how, place, permissions)
-        return
     asked = wanted(typed, place)
 
     def planning(host: LocalHost, footprint: Footprint) -> CtkPlan:
@@ -203,32 +199,6 @@ def _footprint(store: Store) -> tuple[Footprint, str]:
 
 def _text(content: bytes) -> str:
     return content.decode("utf-8", "surrogateescape")
-
-
-def _make_hook(typed: Typed, hook: Hook, how: OutputOptions, place: str, permissions: Permissions) -> None:
-    """The OCI hook is written, or printed where no file is named; nothing else is touched."""
-    from gpunode.runtimes import ocihook
-
-    if not hook.hook_path.startswith("/"):
-        raise UsageError(
-            f"--nvidia-runtime-hook-path={hook.hook_path} is not an absolute path",
-            why="container runtimes do not search PATH for hooks",
-            hint="give the whole path: --nvidia-runtime-hook-path=/usr/bin/nvidia-container-runtime-hook",
-        )
-    content, path = ocihook.hook(hook.hook_path), absolute("--oci-hook-path", hook.hook_file, place)
-    note = f"--config-mode={typed.config_mode} is deprecated: CDI and the NVIDIA runtime have taken the place of hooks"
-    if not path or permissions.dry_run:
-        if not how.json:
-            standard_output().raw(_text(content))
-            if not how.quiet:
-                standard_error().put([warning(note)])
-        how.answer(Envelope("ctk runtime configure", notes=(note,), result={"hook": _text(content)}))
-        return
-
-    def planning(host: LocalHost, _: Footprint) -> CtkPlan:
-        return edits.hooking(host, path, content, note)
-
-    edit("ctk runtime configure", "configure", planning, how, place, replace(permissions, restart=False))
 
 
 def check(typed: Typed, how: OutputOptions, root: str) -> None:

@@ -99,14 +99,10 @@ def configure(
     source: SourceOption = "file",
     executable: ExecutableOption = "",
     config_mode: Annotated[
-        str, typer.Option("--config-mode", metavar="MODE", help="config-file, or hook (deprecated): an OCI hook alone")
+        str, typer.Option("--config-mode", metavar="MODE", help="config-file; OCI hooks are not supported")
     ] = "",
-    hook_file: Annotated[
-        str, typer.Option("--oci-hook-path", metavar="FILE", help="the OCI hook to write; empty prints it")
-    ] = "",
-    hook_path: Annotated[
-        str, typer.Option("--nvidia-runtime-hook-path", metavar="FILE", help="what the OCI hook runs")
-    ] = "/usr/bin/nvidia-container-runtime-hook",
+    hook_file: Annotated[str, typer.Option("--oci-hook-path", hidden=True)] = "",
+    hook_path: Annotated[str, typer.Option("--nvidia-runtime-hook-path", hidden=True)] = "",
     dry_run: DryRunOption = False,
     restart: RestartOption = False,
     allow_disruption: DisruptionOption = False,
@@ -119,10 +115,10 @@ def configure(
 ) -> None:
     """Add the NVIDIA runtime to a runtime's configuration."""
     from gpunode.cli import configuring
-    from gpunode.cli.runtime_options import Hook, Typed
+    from gpunode.cli.runtime_options import Typed
 
     permissions = given(ctx, configuring.Permissions)
-    configuring.configure(given(ctx, Typed), given(ctx, Hook), how_asked(ctx), root, permissions)
+    configuring.configure(given(ctx, Typed), how_asked(ctx), root, permissions)
 
 
 @runtime_app.command("unconfigure", cls=GoCommand)

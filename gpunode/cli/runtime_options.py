@@ -46,24 +46,6 @@ class Typed:
     executable: str = ""
     config_mode: str = ""
 
-    @property
-    def is_hook(self) -> bool:
-        """Whether an OCI hook is asked for, and nothing else."""
-        return self.config_mode in _HOOK_MODES
-
-
-@dataclass(frozen=True, slots=True)
-class Hook:
-    """The options of the hook mode.
-
-    Attributes:
-        hook_path: what the hook runs.
-        hook_file: where it is written; empty prints it.
-    """
-
-    hook_path: str
-    hook_file: str
-
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
@@ -95,6 +77,12 @@ def wanted(typed: Typed, root: str) -> Wanted:
         )
     _refuse_unknown("--mode", typed.mode, _MODES)
     _refuse_unknown("--config-source", typed.source, _SOURCES)
+    if typed.config_mode in _HOOK_MODES:
+        raise UsageError(
+            f"--config-mode={typed.config_mode} is not supported: gpunode writes no OCI hooks",
+            why="NVIDIA has deprecated them; CDI and the NVIDIA runtime have taken their place",
+            hint="leave --config-mode out; podman and CRI-O use CDI: gpunode ctk runtime configure --runtime=podman",
+        )
     mode, drop_in = _mode(typed, row)
     if not typed.path:
         raise UsageError(
@@ -159,7 +147,7 @@ def _notes(typed: Typed, row: Runtime) -> Iterator[str]:
     """What is ignored, and what is deprecated."""
     if typed.drop_in == "" and typed.mode == "drop-in":
         yield "--drop-in-config is empty, so the configuration itself is edited, whatever --mode says"
-    if typed.config_mode not in _HOOK_MODES | _FILE_MODES:
+    if typed.config_mode not in _FILE_MODES:
         yield f"--config-mode={typed.config_mode} is unknown and ignored; {typed.runtime} is configured by its file"
     if typed.cdi and row.cdi != "switch":
         yield f"--cdi.enabled is ignored: {typed.runtime} already has CDI enabled"

@@ -25,7 +25,6 @@ from gpunode.runtimes.removal import Recorded, others_in, removed
 from gpunode.steps import cdi, runtime_edits
 from gpunode.steps.runtime_config import RUNTIME_CONFIG
 from gpunode.steps.runtime_edits import Missing, Target, missing, planned_edits
-from gpunode.workflow import present
 from gpunode.workflow.converge import look_at_kubelet, survey, with_managers
 
 _DUMP_BYTES = 16 << 20
@@ -268,14 +267,6 @@ def recorded(trails: Mapping[str, FileTrail]) -> Recorded:
 
 def _bytes(state: object) -> bytes | None:
     return state.content if isinstance(state, FileState) else None
-
-
-def hooking(host: HostView, path: str, content: bytes, note: str) -> CtkPlan:
-    """What makes the file at ``path`` hold ``content``, which no daemon of ours reads."""
-    state = present.state(host, path)
-    after = replace(state or FileState(b""), content=content)
-    changes = () if state == after else (FileChange(path, state, after),)
-    return CtkPlan("OCI hook", path, Planned(changes, "an OCI hook, which podman and CRI-O read", change_notes=(note,)))
 
 
 def shown(plan: CtkPlan) -> tuple[bytes, ...]:

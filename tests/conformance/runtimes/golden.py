@@ -65,7 +65,7 @@ class Vector:
 
     def undo(self, root: Path) -> list[str]:
         """The words that take it back."""
-        if self.runtime == "toolkit-config" or any("hook" in word for word in self.told["argv"]):
+        if self.runtime == "toolkit-config":
             return ["rollback", "--root", str(root), "--yes"]
         kept = ("--runtime", "--config", "--drop-in-config", "--nvidia-runtime-name")
         words = [word for word in self.told["argv"] if word.partition("=")[0] in kept]

@@ -117,21 +117,12 @@ def test_a_dry_run_keeps_what_is_printed_apart_and_writes_nothing(image: Path) -
     assert not (image / "var").exists()
 
 
-def test_an_oci_hook_is_a_run_like_any_other(image: Path) -> None:
-    path = "usr/share/containers/oci/hooks.d/oci-nvidia-hook.json"
-    done = ctk(image, "configure", "--config-mode=oci-hook", f"--oci-hook-path=/{path}", "--json")
-    assert done.exit_code == 0, done.said
-    assert json.loads(done.out)["changed"] is True
-    assert json.loads((image / path).read_text())["stages"] == ["prestart"]
-    assert gpunode("rollback", "--yes", "--root", str(image)).exit_code == 0
-    assert not (image / path).exists()
-
-
 @pytest.mark.parametrize(
     ("options", "exit_code"),
     [
         (("--drop-in-config=99-nvidia.toml",), 2),
         (("--config-source=bogus",), 2),
+        (("--config-mode=oci-hook", "--oci-hook-path=/usr/share/containers/oci/hooks.d/nvidia.json"), 2),
         (("--nvidia-runtime-path=bin/nvidia-container-runtime",), 3),
         (("--config=/etc",), 3),
         (("--config-source=command",), 3),

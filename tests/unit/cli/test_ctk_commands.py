@@ -12,14 +12,14 @@ from gpunode.cli import configuring
 from gpunode.cli.boundary import run
 from gpunode.cli.configuring import Permissions
 from gpunode.cli.output_options import OutputOptions
-from gpunode.cli.runtime_options import Hook, Typed
+from gpunode.cli.runtime_options import Typed
 
 CONFIGURE = ("ctk", "runtime", "configure")
 
 
 @pytest.fixture
-def heard(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Typed, Hook, OutputOptions, str, Permissions]]:
-    calls: list[tuple[Typed, Hook, OutputOptions, str, Permissions]] = []
+def heard(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Typed, OutputOptions, str, Permissions]]:
+    calls: list[tuple[Typed, OutputOptions, str, Permissions]] = []
     monkeypatch.setattr(configuring, "configure", lambda *arguments: calls.append(arguments))
     return calls
 
@@ -37,7 +37,7 @@ def written(image: Path) -> list[Path]:
     return [path for path in image.rglob("*") if path.is_file() and path.name != "nvidia-container-runtime"]
 
 
-def test_every_option_of_nvidia_ctk_is_taken(heard: list[tuple[Typed, Hook, OutputOptions, str, Permissions]]) -> None:
+def test_every_option_of_nvidia_ctk_is_taken(heard: list[tuple[Typed, OutputOptions, str, Permissions]]) -> None:
     options = (
         "--runtime=containerd",
         "--config=/etc/c.toml",
@@ -54,7 +54,7 @@ def test_every_option_of_nvidia_ctk_is_taken(heard: list[tuple[Typed, Hook, Outp
         "--dry-run",
     )
     assert run([*CONFIGURE, *options]) == 0
-    typed, hook, _, root, permissions = heard[0]
+    typed, _, root, permissions = heard[0]
     assert typed == Typed(
         "containerd",
         "/etc/c.toml",
@@ -68,7 +68,7 @@ def test_every_option_of_nvidia_ctk_is_taken(heard: list[tuple[Typed, Hook, Outp
         executable="/opt/containerd",
         config_mode="config-file",
     )
-    assert (hook, root, permissions.dry_run) == (Hook("/opt/hook", "/h.json"), "/", True)
+    assert (root, permissions.dry_run) == ("/", True)
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_every_option_of_nvidia_ctk_is_taken(heard: list[tuple[Typed, Hook, Outp
     ],
 )
 def test_aliases_and_booleans_with_a_value_mean_the_same(
-    option: list[str], typed: Typed, heard: list[tuple[Typed, Hook, OutputOptions, str, Permissions]]
+    option: list[str], typed: Typed, heard: list[tuple[Typed, OutputOptions, str, Permissions]]
 ) -> None:
     assert run([*CONFIGURE, *option]) == 0
     assert heard[0][0] == typed
@@ -102,18 +102,18 @@ def test_aliases_and_booleans_with_a_value_mean_the_same(
     ],
 )
 def test_the_global_options_count_before_and_behind_the_command(
-    words: Sequence[str], how: OutputOptions, heard: list[tuple[Typed, Hook, OutputOptions, str, Permissions]]
+    words: Sequence[str], how: OutputOptions, heard: list[tuple[Typed, OutputOptions, str, Permissions]]
 ) -> None:
     assert run(list(words)) == 0
-    assert heard[0][2] == how
+    assert heard[0][1] == how
 
 
 def test_the_global_options_may_stand_in_the_environment(
-    heard: list[tuple[Typed, Hook, OutputOptions, str, Permissions]], monkeypatch: pytest.MonkeyPatch
+    heard: list[tuple[Typed, OutputOptions, str, Permissions]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NVIDIA_CTK_QUIET", "true")
     assert run(list(CONFIGURE)) == 0
-    assert heard[0][2] == OutputOptions(quiet=True)
+    assert heard[0][1] == OutputOptions(quiet=True)
 
 
 @pytest.mark.parametrize(
@@ -183,17 +183,11 @@ def test_an_error_names_its_command_to_a_program(image: Path, capsys: pytest.Cap
     assert (answer["command"], answer["errors"][0]["error"]) == ("ctk runtime configure", "usage")
 
 
-def test_a_hook_is_printed_where_no_file_is_named(image: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run([*CONFIGURE, "--root", str(image), "--runtime=crio", "--config-mode=hook"]) == 0
-    told = capsys.readouterr()
-    assert json.loads(told.out)["hook"]["path"] == "/usr/bin/nvidia-container-runtime-hook"
-    assert "deprecated" in told.err
-
-
-def test_a_hook_needs_the_whole_path_of_its_program(image: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["--config-mode=hook", "--nvidia-runtime-hook-path=hook"]
+def test_hook_mode_is_refused(image: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--config-mode=hook", "--oci-hook-path=/h.json", "--nvidia-runtime-hook-path=/opt/hook"]
     assert run([*CONFIGURE, "--root", str(image), *words]) == 2
-    assert "not an absolute path" in capsys.readouterr().err
+    assert "OCI hooks" in capsys.readouterr().err
+    assert written(image) == []
 
 
 def test_what_writes_needs_root_and_says_what_does_not(

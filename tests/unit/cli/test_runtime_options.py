@@ -78,7 +78,9 @@ def test_an_unknown_config_mode_is_told_and_a_known_one_is_not() -> None:
     assert "bogus" in wanted(Typed("containerd", config_mode="bogus"), "/").notes[0]
     for known in ("", "config", "config-file"):
         assert wanted(Typed("containerd", config_mode=known), "/").notes == ()
-    assert Typed(config_mode="oci-hook").is_hook
+    for hook in ("hook", "oci-hook"):
+        with pytest.raises(UsageError, match="OCI hooks"):
+            wanted(Typed("containerd", config_mode=hook), "/")
 
 
 def test_a_relative_path_is_one_of_the_working_folder_and_none_of_an_image(

@@ -27,7 +27,6 @@ from tests.unit.workflow.editing import (
     RESTART_DOCKER,
     Machine,
     configured,
-    made,
     plan_of,
 )
 
@@ -155,16 +154,6 @@ def test_a_dry_run_shows_the_drop_in_first_and_what_counts_last(store: Store) ->
     configured(host, store)
     assert edits.shown(plan) == (host.contents[DROP_IN], host.contents[CONTAINERD])
     assert edits.shown(plan_of(host)) == (host.contents[CONTAINERD],)
-
-
-def test_a_hook_is_a_file_that_no_daemon_of_ours_reads(store: Store) -> None:
-    path, host = "/usr/share/containers/oci/hooks.d/nvidia.json", Machine({})
-    host.files[path] = None
-    plan = edits.hooking(host, path, b"{}\n", "deprecated")
-    done = made(host, store, plan, restart=True)
-    assert (done.checked, done.settled) == ("", ())
-    assert host.contents[path] == b"{}\n"
-    assert edits.hooking(host, path, b"{}\n", "deprecated").files == ()
 
 
 CRICTL = "/var/lib/rancher/k3s/agent/etc/crictl.yaml"
