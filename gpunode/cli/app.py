@@ -430,9 +430,6 @@ def rollback(
         bool, typer.Option("--packages", help="also undo packages, repositories, keys, pins and units")
     ] = False,
     list_: Annotated[bool, typer.Option("--list", help="list the recorded runs, or those that changed a file")] = False,
-    forget: Annotated[
-        bool, typer.Option("--forget", help="delete the backups of RUN: it can no longer be undone")
-    ] = False,
     force: Annotated[
         bool, typer.Option("--force", help="also put back files edited since; the edit is backed up")
     ] = False,
@@ -450,7 +447,7 @@ def rollback(
     Files come back byte for byte; with --packages, everything else that the run changed, too.
     """
     wanted = how(json, verbose)
-    if context or kubeconfig or (run.startswith("k") and not (list_ or forget)):
+    if context or kubeconfig or (run.startswith("k") and not list_):
         from gpunode.cli import clusters
 
         clusters.rollback(run, clusters.Where(context, kubeconfig), wanted, yes=yes)
@@ -462,9 +459,6 @@ def rollback(
         return
     from gpunode.cli import undoing
 
-    if forget:
-        undoing.forget(run, wanted, root, yes=yes, lock_timeout_s=lock_timeout)
-        return
     undoing.rollback(run, wanted, root, undoing.Permissions(yes, packages, force, allow_disruption, lock_timeout))
 
 

@@ -1,4 +1,4 @@
-"""The commands that take back what was changed: rollback, its --forget, and remove."""
+"""The commands that take back what was changed: rollback and remove."""
 
 from __future__ import annotations
 
@@ -14,8 +14,6 @@ from gpunode.cli.envelope import Envelope
 from gpunode.cli.output_options import OutputOptions
 from gpunode.cli.runs import beside, explain_lost_record
 from gpunode.cli.screen.results import (
-    forgetting_lines,
-    forgotten_lines,
     leftover_lines,
     rollback_lines,
     undoing_lines,
@@ -23,7 +21,6 @@ from gpunode.cli.screen.results import (
 )
 from gpunode.errors import UsageError
 from gpunode.journal.history import made, number, steps_of
-from gpunode.journal.store import Store
 from gpunode.workflow.converge import survey
 from gpunode.workflow.recovery import told
 from gpunode.workflow.standing import Undone
@@ -216,25 +213,3 @@ def _finish_package_changes(verb: str, node: Session, *, yes: bool) -> bool:
     argv, pause = tuple(sys.argv[1:]), node.stop.pause
     finish(work, node.host, node.store, version=__version__, argv=argv, tell=node.screen.tell, pause=pause)
     return True
-
-
-def forget(run: str, how: OutputOptions, root: str, *, yes: bool, lock_timeout_s: float = LOCK_TIMEOUT_S) -> None:
-    """Gives up undoing a run; its backups go, its journal stays."""
-    from gpunode.workflow.standing import named
-
-    need_root("rollback --forget", "it deletes backups in /var/lib/gpunode", _NOTHING_WITHOUT_ROOT)
-    if not run:
-        raise UsageError(
-            "rollback --forget needs the run that is to be forgotten",
-            why="what is forgotten can never be undone, so gpunode does not choose it",
-            hint="gpunode rollback --list\nsudo gpunode rollback --forget RUN",
-        )
-    store, screen = Store(checked_root(root)), how.screen()
-    with screen, store.lock(lock_timeout_s, screen.progress):
-        chosen = named(store, run)
-        screen.put(*forgetting_lines(chosen))
-        screen.confirm_shown("rollback --forget", yes=yes)
-        objects, freed = store.forget(chosen.run)
-        screen.put(*forgotten_lines(chosen, objects, freed))
-    result = {"forgotten": chosen.run, "subjects": chosen.subjects, "objects": objects, "freed_bytes": freed}
-    how.answer(Envelope("rollback", changed=True, result=result))

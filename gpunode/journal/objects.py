@@ -70,17 +70,10 @@ class Objects:
             with contextlib.suppress(OSError):
                 draft.unlink()
 
-    def keep_only(self, needed: Collection[str]) -> tuple[int, int]:
-        """Removes all others.
-
-        Returns:
-            How many, and their bytes.
-        """
-        gone = [path for path in self.folder.glob("??/*") if path.name not in needed]
-        freed = sum(path.stat().st_size for path in gone)
-        for path in gone:
+    def keep_only(self, needed: Collection[str]) -> None:
+        """Delete all others."""
+        for path in [path for path in self.folder.glob("??/*") if path.name not in needed]:
             path.unlink(missing_ok=True)
-        return len(gone), freed
 
 
 def damaged_object(path: Path, run: str, how: str) -> JournalDamaged:

@@ -27,7 +27,7 @@ from gpunode.journal.history import CutShort, RunSummary
 from gpunode.journal.invoker import invoking_user, loginuid
 from gpunode.journal.lock import held, holder
 from gpunode.journal.objects import LARGEST, Objects, damaged_object
-from gpunode.journal.record import Begin, Commit, Done, Entry, Forget, Intent, Verb
+from gpunode.journal.record import Begin, Commit, Done, Entry, Intent, Verb
 from gpunode.journal.run import REQUEST, Announce, Run
 
 if TYPE_CHECKING:
@@ -204,30 +204,6 @@ class Store:
 
         return collect_additions(entry for run in self.ids() for entry in self._unloaded(run))
 
-    def forget(self, run: str, user: str | None = None) -> tuple[int, int]:
-        """The run can no longer be undone: what only it needed is gone. Call it under ``lock``.
-
-        Returns:
-            How many objects that were, and their bytes.
-
-        Raises:
-            UsageError: there is no such run.
-            Refused: it was cut short, so the next setup or rollback still needs it.
-            ChangeFailed: it could not be written down; nothing is gone.
-        """
-        cut = self.cut_short()
-        if cut is not None and cut.begin.run == run:
-            raise Refused(
-                f"run {run} cannot be forgotten",
-                why="it was cut short, and its backups are needed to finish or undo it",
-                hint="run `gpunode setup` or `gpunode rollback` first",
-            )
-        with unwritable(f"cannot record that run {run} is forgotten, so its backups stay", self._path(run)):
-            self._add(run, Forget(user or invoking_user(), self._clock()))
-        for rejected in self._path(run).parent.glob("rejected-*"):
-            rejected.unlink(missing_ok=True)
-        return self._collect(self._kept(self.ids()))
-
     def owed(self) -> dict[Trigger, float]:
         """What the runs so far owe and none has settled, each with the time when it was last owed.
 
@@ -396,17 +372,13 @@ class Store:
             with contextlib.suppress(OSError):
                 self._collect(kept)
 
-    def _collect(self, kept: Collection[str]) -> tuple[int, int]:
-        """Removes the objects that nothing needs; none when a journal cannot be read.
-
-        Returns:
-            How many, and their bytes.
-        """
+    def _collect(self, kept: Collection[str]) -> None:
+        """Delete the objects that nothing needs; none when a journal cannot be read."""
         try:
             journals = {run: self._unloaded(run) for run in self.ids()}
         except (JournalDamaged, OSError):
-            return 0, 0
-        return self.objects.keep_only(retention.needed(journals, kept))
+            return
+        self.objects.keep_only(retention.needed(journals, kept))
 
 
 def _is_aside(entries: Sequence[Entry]) -> bool:

@@ -132,7 +132,7 @@ def _files(footprint: Footprint, host: Host, *, force: bool) -> tuple[list[Part]
         now = present.state(host, path)
         is_ours = now is not None and (force or digest(now.content) == trail.left)
         if trail.forgotten and now is not None and not (trail.spans[0].before is None and is_ours):
-            kept.append(KeptItem(path, "stays as it is: its backup was deleted (rollback --forget)"))
+            kept.append(KeptItem(path, "stays as it is: its backup was deleted"))
             continue
         back = _Back(None) if trail.forgotten else _without(trail, now, force=force)
         if back.state == now:

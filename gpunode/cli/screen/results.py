@@ -241,18 +241,6 @@ def downloaded_lines(packages: Sequence[str]) -> Iterator[Line]:
     yield line("next: the same command without ", span("--download-only", "command"), " installs them", hang=2)
 
 
-def forgotten_lines(run: RunSummary, objects: int, freed: int) -> Iterator[Line]:
-    """What is no longer undoable, and what that freed."""
-    yield line(MARKS["done"], f"run {run.run} is forgotten: {count(objects, 'backup')}, {freed} bytes freed", hang=2)
-    yield line("see: ", span(str(gpunode("log", run.run)), "command"), " still shows what it did", hang=5)
-
-
-def forgetting_lines(run: RunSummary) -> Iterator[Line]:
-    """What stops being undoable."""
-    yield line(span("forget", "bold"), f" run {run.run}: this can no longer be undone", hang=2)
-    yield from (line(Span("    "), name) for name in run.subjects)
-
-
 def leftover_lines(path: str, found: Sequence[str]) -> Iterator[Line]:
     """What other tools or people left beside a file."""
     if found:

@@ -229,7 +229,7 @@ def with_commands(node: ast.expr) -> str:
     [
         "systemctl restart containerd; `gpunode plan` shows whether the file has it",
         "gpunode setup brings it to the driver's version",
-        "sudo gpunode rollback --forget RUN",
+        "sudo gpunode rollback RUN",
         "gpunode setup, then reboot",
         "reboot the node",
     ],

@@ -18,6 +18,7 @@ from gpunode.journal.store import Store
 from gpunode.workflow.prospects import prospect
 from gpunode.workflow.rollback import RollbackResult, record_undone, rollback, undoing
 from gpunode.workflow.standing import named, newest, undone
+from tests.fakes.journals import forget
 from tests.unit.steps.machines import CONTAINERD, DAEMON_JSON, machine
 from tests.unit.workflow.nodes import Node
 
@@ -383,7 +384,7 @@ def test_of_each_run_is_said_whether_it_can_be_undone_now(store: Store, host: No
         "undone by run 5",
     ]
     host.files[CONTAINERD] = OURS
-    store.forget(runs[1])
+    forget(store, runs[1])
     assert told(host)[1:3] == ["cannot be undone: its backups are forgotten", "its files are already restored or gone"]
 
 

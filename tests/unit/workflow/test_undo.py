@@ -41,6 +41,7 @@ from gpunode.workflow.events import silent
 from gpunode.workflow.remove import Remainder, find_remainder, removing
 from gpunode.workflow.rollback import RollbackResult, rollback, shortcoming, undoing
 from gpunode.workflow.undo import Undoing, leftovers
+from tests.fakes.journals import forget
 from tests.ids import ids
 from tests.unit.steps.machines import CONTAINERD, CUDA_KEYRING, CUDA_LIST, CUDA_URI, DAEMON_JSON, machine, unit
 from tests.unit.workflow.nodes import Node
@@ -700,10 +701,10 @@ class TestRemove:
         assert CONTAINERD not in (one.subject for one in removing(store, host, now()).changes)
 
     def test_of_what_was_forgotten_goes_what_is_gpunodes_by_its_hash(self, host: Machine, store: Store) -> None:
-        store.forget(newest(store))
+        forget(store, newest(store))
         back = removing(store, host, now())
         assert {change.path for change in back.files} == {CUDA_LIST, BLACKLIST}, "there was nothing before gpunode"
-        assert any(CONTAINERD in note and "--forget" in note for note in back.remarks)
+        assert any(CONTAINERD in note and "deleted" in note for note in back.remarks)
         host.files[CUDA_LIST] = FileState(b"deb theirs\n")
         assert CUDA_LIST not in (one.subject for one in removing(store, host, now()).changes)
 

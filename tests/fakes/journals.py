@@ -1,0 +1,12 @@
+"""What earlier versions of gpunode left in a journal."""
+
+from __future__ import annotations
+
+from gpunode.journal.record import Forget
+from gpunode.journal.store import Store
+
+
+def forget(store: Store, run: str) -> None:
+    """Give up the backups of ``run`` as `rollback --forget` of an earlier gpunode did."""
+    store._add(run, Forget("ada", 0.0))
+    store._collect(store._kept(store.ids()))
