@@ -14,7 +14,7 @@ from gpunode.cli.samples import SAMPLE, sample
 from gpunode.journal.store import Store
 from gpunode.workflow.converge import owed_by, steps_of
 from gpunode.workflow.rehearse import rehearse as make
-from gpunode.workflow.setup import Asked
+from gpunode.workflow.setup import SetupOptions
 
 
 def rehearse(wanted: Wanted, how: OutputOptions, node: str, gpu: str) -> None:
@@ -24,8 +24,8 @@ def rehearse(wanted: Wanted, how: OutputOptions, node: str, gpu: str) -> None:
     screen = how.screen()
     with tempfile.TemporaryDirectory(prefix="gpunode-rehearsal-") as folder, screen:
         screen.rehearsal_begins(recipe, node or SAMPLE)
-        asked = Asked(version=__version__, argv=tuple(sys.argv[1:]), recipe_sha256=digest(recipe))
-        done = make(recipe, seen.facts, seen.evidence, Store(folder), asked=asked, tell=screen.tell)
+        asked = SetupOptions(version=__version__, argv=tuple(sys.argv[1:]), recipe_sha256=digest(recipe))
+        done = make(recipe, seen.facts, seen.evidence, Store(folder), options=asked, tell=screen.tell)
         screen.rehearsal(recipe, done)
     how.answer(
         Envelope(

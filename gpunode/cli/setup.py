@@ -41,7 +41,7 @@ from gpunode.outcome import WAITS, reboot_suffices
 from gpunode.workflow.converge import notes_of, state_notes, steps_of, survey
 from gpunode.workflow.reboot import Resume
 from gpunode.workflow.recovery import find_lost_record
-from gpunode.workflow.setup import Asked, SetupResult
+from gpunode.workflow.setup import SetupOptions, SetupResult
 from gpunode.workflow.setup import setup as make
 from gpunode.workflow.verify import Report, verify
 
@@ -121,7 +121,7 @@ def _set_up(wanted: Wanted, how: OutputOptions, options: Options) -> None:
                 node.store,
                 facts,
                 advance=lambda _, __: survey(node.host, image=image, gpus=named, recipe=recipe),
-                asked=asked,
+                options=asked,
                 tell=node.screen.tell,
             )
         report = _proved(recipe, done, node, options.only, is_checked=not image and not done.waits)
@@ -139,7 +139,7 @@ def _set_up(wanted: Wanted, how: OutputOptions, options: Options) -> None:
     how.answer(_envelope(recipe, done, report, notes).ending_in(failure))
 
 
-def _asked(node: Session, recipe: Recipe, options: Options, started: float, *, image: bool) -> Asked:
+def _asked(node: Session, recipe: Recipe, options: Options, started: float, *, image: bool) -> SetupOptions:
     """How setup was asked for, as the workflow takes it."""
 
     def agree(plans: Sequence[StagePlan]) -> None:
@@ -147,7 +147,7 @@ def _asked(node: Session, recipe: Recipe, options: Options, started: float, *, i
             node.tell(text)
         node.screen.confirm(plans, yes=options.yes)
 
-    return Asked(
+    return SetupOptions(
         version=__version__,
         argv=tuple(sys.argv[1:]),
         recipe_sha256=digest(recipe),

@@ -12,7 +12,7 @@ from gpunode.packages import system
 from gpunode.recipe import Recipe
 from gpunode.workflow.converge import raise_refusal
 from gpunode.workflow.plan import plan
-from gpunode.workflow.transaction import resolved
+from gpunode.workflow.transaction import resolve_stage
 
 
 def packages_ahead(recipe: Recipe, facts: Facts, host: HostView, only: Collection[str] = ()) -> list[PackageChange]:
@@ -26,7 +26,7 @@ def packages_ahead(recipe: Recipe, facts: Facts, host: HostView, only: Collectio
     changes: list[PackageChange] = []
     for stage in plans:
         # Also while sources or pins are to change: a lock names every version.
-        exact = resolved(stage, facts, host.simulate, recipe.lock)
+        exact = resolve_stage(stage, facts, host.simulate, recipe.lock)
         if exact.unresolved:
             raise Refused(
                 f"{system(facts).manager} cannot get the packages yet; nothing was downloaded",

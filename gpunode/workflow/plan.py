@@ -12,7 +12,7 @@ from gpunode.packages.simulation import NOT_SIMULATED
 from gpunode.recipe import Recipe
 from gpunode.workflow.converge import StagePlan, projected, walk
 from gpunode.workflow.recovery import NOTHING_LEFT, Backlog
-from gpunode.workflow.transaction import resolved
+from gpunode.workflow.transaction import resolve_stage
 
 # Why a package is asked for, where it does not come from NVIDIA's repositories.
 _NOT_NVIDIAS = frozenset({"headers", "gdrcopy"})
@@ -31,7 +31,7 @@ def plan(recipe: Recipe, facts: Facts, host: HostView, only: Collection[str] = (
         is_current = not any(plan.changes for plan in earlier)
         earlier.append(stage)
         if is_current:
-            return resolved(stage, now, host.simulate, recipe.lock)
+            return resolve_stage(stage, now, host.simulate, recipe.lock)
         return replace(stage, unresolved=_lacks(stage, host))
 
     return tuple(walk(recipe, facts, exact, projected, only))

@@ -16,7 +16,7 @@ from gpunode.runtimes import runtime
 from gpunode.workflow.converge import projected
 from gpunode.workflow.events import Observer, silent
 from gpunode.workflow.rollback import RollbackResult, rollback, undoing
-from gpunode.workflow.setup import Asked, SetupResult, setup
+from gpunode.workflow.setup import SetupOptions, SetupResult, setup
 from gpunode.workflow.verify import configuration
 
 
@@ -36,7 +36,7 @@ class Rehearsal:
 
 
 def rehearse(
-    recipe: Recipe, facts: Facts, evidence: Evidence, store: Store, *, asked: Asked, tell: Observer
+    recipe: Recipe, facts: Facts, evidence: Evidence, store: Store, *, options: SetupOptions, tell: Observer
 ) -> Rehearsal:
     """Setup, verify and rollback, rehearsed on the node that ``evidence`` was captured from.
 
@@ -45,7 +45,7 @@ def rehearse(
         facts: of the node.
         evidence: what was captured.
         store: a journal in a temporary folder.
-        asked: how setup was asked for.
+        options: of setup.
         tell: hears what would happen.
 
     Raises:
@@ -53,13 +53,13 @@ def rehearse(
     """
     files = {path: fact.value for path, fact in facts.files.items() if isinstance(fact, Known)}
     host = RehearsalHost(evidence, files)
-    done = setup(recipe, host, store, facts, advance=projected, asked=asked, tell=tell)
+    done = setup(recipe, host, store, facts, advance=projected, options=options, tell=tell)
     checks = _checks(recipe, done.facts, host)
     if not done.run:
         return Rehearsal(done, checks)
     back = undoing(store, host, done.run)
     # Told as a whole at the end, each file compared.
-    undone = rollback(back, host, store, version=asked.version, argv=asked.argv, tell=silent)
+    undone = rollback(back, host, store, version=options.version, argv=options.argv, tell=silent)
     restored = {change.path: host.files.get(change.path) == _before(files, change.path) for change in back.files}
     return Rehearsal(done, checks, undone, restored)
 

@@ -48,7 +48,7 @@ def resolve(
     simulate: Simulate,
     locked: Mapping[PackageId, str] = _FREE,
 ) -> Transaction:
-    """The transaction that ``changes`` amount to; as they are where there is no package manager to ask.
+    """Return the transaction that ``changes`` amount to; as they are where there is no package manager to ask.
 
     Without the purges the solver upgrades every old package that has a newer version. Of these only what the new
     driver needs, or a package that stays, is upgraded; the others are purged. A dependency that the solver would bring
@@ -58,95 +58,110 @@ def resolve(
         Refused: the solver would remove or install something that no step planned, or takes another version.
     """
     installed: Mapping[PackageId, PackageState] = known(facts.packages, {})
-    brings = [change for change in changes if change.after is not None]
-    purges = _removals(changes)
-    first = simulate(brings) if brings else Simulation(())
-    strays = _strays(first, changes, installed, locked) if first is not None else []
-    if strays:
-        brings += strays
-        first = simulate(brings)
-    if first is None:
-        return Transaction(tuple(changes))
-    if first.problem and not purges:
-        return Transaction(tuple(changes), problem=first.problem)
-    newer = dict(_newer(first, installed, locked))
-    upgraded, final = (
-        _upgraded(brings, purges, newer, simulate, system(facts).packages_in) if purges else (_NOT_PURGED, first)
-    )
-    if final is None or final.problem:
-        return Transaction(tuple(changes), problem=final.problem if final else "")
-    meant = _meant(brings, purges, newer, upgraded)
-    leaving = _parts_of_old(final, installed, meant) if purges else []
-    _refuse(
-        (*unplanned([*meant, *leaving], final), *_of_another_branch(brings, final), *_unlocked(final, locked)), final
-    )
-    exact = _exact(meant, installed, final, along=frozenset({*upgraded, *(change.id for change in strays)}))
-    return replace(exact, upgraded=upgraded)
+    return _Resolver(tuple(changes), installed, simulate, locked, system(facts).packages_in).resolve()
 
 
-def _refuse(wrong: Sequence[str], final: Simulation) -> None:
-    """Raises Refused for what is ``wrong``, if anything is."""
-    if wrong:
-        raise Refused(
-            f"{final.manager} would do something else than what was planned; no package was touched",
-            why="\n".join(wrong),
-            hint="look at it with `gpunode plan -v`; the usual reason is a hold, a pin or a third-party package",
-        )
+@dataclass(slots=True)
+class _Resolver:
+    """The way from the changes that steps asked for to one exact transaction.
 
-
-def _meant(
-    brings: Sequence[PackageChange],
-    purges: Sequence[PackageChange],
-    newer: Mapping[PackageId, PackageChange],
-    upgraded: Collection[PackageId],
-) -> list[PackageChange]:
-    """The transaction with some of the ``purges`` upgraded instead."""
-    return [*brings, *(newer[change.id] if change.id in upgraded else change for change in purges)]
-
-
-def _newer(
-    simulation: Simulation, installed: Mapping[PackageId, PackageState], locked: Mapping[PackageId, str]
-) -> Iterator[tuple[PackageId, PackageChange]]:
-    """What comes along in a simulation, as it would be asked for by name."""
-    for action in simulation.actions:
-        if action.verb == "install":
-            before = installed.get(action.id)
-            after = PackageState(locked.get(action.id, action.version), auto=_comes_along(before))
-            yield action.id, PackageChange(action.id, before, after)
-
-
-def _upgraded(
-    brings: Sequence[PackageChange],
-    purges: Sequence[PackageChange],
-    newer: Mapping[PackageId, PackageChange],
-    simulate: Simulate,
-    packages_in: PackagesIn,
-) -> tuple[Mapping[PackageId, tuple[PackageId, ...]], Simulation | None]:
-    """The ``purges`` that must be upgraded instead, each with who needs it, and the simulation of it all.
-
-    The package manager is asked to purge all of them. What it says it cannot do without is upgraded, until it agrees.
-    A package that it would take along is asked for by name, so that it says what that one needs.
+    Attributes:
+        changes: what the steps asked for.
+        packages_in: reads the packages' names out of the solver's words.
+        pins: dependencies that are named to the solver, so that they come in their locked version.
+        newer: what comes with the installs when nothing is purged, as it would be asked for by name.
+        upgraded: the packages that must be upgraded, not purged, each with those that stay and need it.
     """
-    left = newer.keys() & {change.id for change in purges}
-    upgraded: dict[PackageId, tuple[PackageId, ...]] = {}
-    stays: dict[PackageId, PackageChange] = {}
-    while True:
-        meant = _meant(brings, purges, newer, upgraded)
-        found = simulate([*meant, *stays.values()])
-        if found is None or not left:
-            break
-        lost = {} if found.problem else _lost(found, {*stays, *(change.id for change in meant)})
-        needed = left & packages_in(found.problem) or (left if found.problem else set())
-        if not needed and not lost:
-            break
-        left, stays = left - needed, {**stays, **lost}
-        upgraded |= dict.fromkeys(needed, tuple(sorted(stays)))
-    # What is asked for by name counts as installed by hand, so the transaction goes without those that stay.
-    return upgraded, simulate(meant) if stays else found
+
+    changes: tuple[PackageChange, ...]
+    installed: Mapping[PackageId, PackageState]
+    simulate: Simulate
+    locked: Mapping[PackageId, str]
+    packages_in: PackagesIn
+    pins: tuple[PackageChange, ...] = ()
+    newer: Mapping[PackageId, PackageChange] = field(default_factory=dict)
+    upgraded: dict[PackageId, tuple[PackageId, ...]] = field(default_factory=dict)
+
+    def resolve(self) -> Transaction:
+        """Return the transaction; its ``problem`` says why the solver would not make it."""
+        simulation = self._simulate_installs()
+        if simulation is not None and self.purges:
+            simulation = self._simulate_purges(simulation)
+        if simulation is None or simulation.problem:
+            return Transaction(self.changes, problem=simulation.problem if simulation else "")
+        self._refuse_unplanned(simulation)
+        along = frozenset({*self.upgraded, *(change.id for change in self.pins)})
+        return replace(_exact(self.intended, self.installed, simulation, along), upgraded=self.upgraded)
+
+    @property
+    def installs(self) -> list[PackageChange]:
+        """All that is not removed."""
+        return [*(change for change in self.changes if change.after is not None), *self.pins]
+
+    @property
+    def purges(self) -> list[PackageChange]:
+        """What the steps want removed."""
+        return _removals(self.changes)
+
+    @property
+    def intended(self) -> list[PackageChange]:
+        """The transaction with the packages of ``upgraded`` upgraded, not purged."""
+        return [*self.installs, *(self.newer[c.id] if c.id in self.upgraded else c for c in self.purges)]
+
+    def _simulate_installs(self) -> Simulation | None:
+        """Simulate the transaction without its purges, and pin the dependencies that would miss their lock."""
+        simulation = self.simulate(self.installs) if self.installs else Simulation(())
+        if simulation is not None and (unlike := _unlike(simulation, self.locked)):
+            named = {change.id for change in self.changes}
+            self.pins = tuple(self._along(one, self.locked[one]) for one in sorted(unlike.keys() - named))
+            simulation = self.simulate(self.installs) if self.pins else simulation
+        return simulation
+
+    def _simulate_purges(self, simulation: Simulation) -> Simulation | None:
+        """Simulate the whole transaction, with as few of the ``purges`` upgraded instead as the solver allows.
+
+        It is asked to purge all of them. What it says it cannot do without is upgraded, until it agrees. A package
+        that it would take along is asked for by name, so that it says what that one needs.
+        """
+        installs = (action for action in simulation.actions if action.verb == "install")
+        self.newer = {one.id: self._along(one.id, self.locked.get(one.id, one.version)) for one in installs}
+        left = self.newer.keys() & {change.id for change in self.purges}
+        stays: dict[PackageId, PackageChange] = {}
+        while True:
+            found = self.simulate([*self.intended, *stays.values()])
+            if found is None or not left:
+                break
+            lost = {} if found.problem else _lost(found, {*stays, *(change.id for change in self.intended)})
+            needed = left & self.packages_in(found.problem) or (left if found.problem else set())
+            if not needed and not lost:
+                break
+            left, stays = left - needed, {**stays, **lost}
+            self.upgraded |= dict.fromkeys(needed, tuple(sorted(stays)))
+        # What is asked for by name counts as installed by hand, so the transaction goes without those that stay.
+        return self.simulate(self.intended) if stays else found
+
+    def _along(self, package: PackageId, version: str) -> PackageChange:
+        """Return the change that brings a dependency in ``version``."""
+        before = self.installed.get(package)
+        return PackageChange(package, before, PackageState(version, auto=_is_automatic(before)))
+
+    def _refuse_unplanned(self, simulation: Simulation) -> None:
+        leaving = _parts_of_old(simulation, self.installed, self.intended) if self.purges else []
+        wrong = (
+            *unplanned([*self.intended, *leaving], simulation),
+            *_of_another_branch(self.installs, simulation),
+            *_unlocked(simulation, self.locked),
+        )
+        if wrong:
+            raise Refused(
+                f"{simulation.manager} would do something else than what was planned; no package was touched",
+                why="\n".join(wrong),
+                hint="look at it with `gpunode plan -v`; the usual reason is a hold, a pin or a third-party package",
+            )
 
 
 def _lost(simulation: Simulation, named: Collection[PackageId]) -> dict[PackageId, PackageChange]:
-    """The packages that would go and are no driver's, as they are asked for to stay."""
+    """Return the packages that would go and are no driver's, as they are asked for to stay."""
     gone = {action.id: action.former for action in simulation.actions if action.verb != "install"}
     others = sorted(gone.keys() - driver_packages(gone) - {*named})
     return {one: PackageChange(one, None, PackageState(gone[one])) for one in others if gone[one]}
@@ -164,21 +179,6 @@ def _of_another_branch(brings: Sequence[PackageChange], simulation: Simulation) 
             )
 
 
-def _strays(
-    simulation: Simulation,
-    changes: Sequence[PackageChange],
-    installed: Mapping[PackageId, PackageState],
-    locked: Mapping[PackageId, str],
-) -> list[PackageChange]:
-    """Dependencies that would come in another version than the locked one, in the locked one instead."""
-    named = {change.id for change in changes}
-    return [
-        PackageChange(one, installed.get(one), PackageState(locked[one], auto=_comes_along(installed.get(one))))
-        for one in sorted(_unlike(simulation, locked))
-        if one not in named
-    ]
-
-
 def _unlike(simulation: Simulation, locked: Mapping[PackageId, str]) -> dict[PackageId, str]:
     """The locked packages that would be installed in another version, with that version."""
     return {
@@ -193,8 +193,8 @@ def _unlocked(simulation: Simulation, locked: Mapping[PackageId, str]) -> Iterat
         yield f"{simulation.manager} would install {package} {version}, where the lock holds {locked[package]}"
 
 
-def _comes_along(before: PackageState | None) -> bool:
-    """Whether a dependency counts as one afterwards: a new one, or one that did so before."""
+def _is_automatic(before: PackageState | None) -> bool:
+    """Return whether a dependency counts as one afterwards: a new one, or one that did so before."""
     return before is None or before.config_files_only or before.auto
 
 
@@ -233,7 +233,7 @@ def _exact(
         before = installed.get(action.id)
         named = explicit.get(action.id)
         wanted = named.after if named else None
-        auto = wanted.auto if wanted else not named and _comes_along(before)
+        auto = wanted.auto if wanted else not named and _is_automatic(before)
         after = PackageState(action.version, auto=auto) if action.verb == "install" else None
         (asked if named and action.id not in along else dependencies).append(
             PackageChange(action.id, before, after, named.triggers if named else frozenset())
@@ -243,13 +243,13 @@ def _exact(
     return Transaction((*asked, *(change for change in unseen if change.is_mark), *residue), tuple(dependencies))
 
 
-def resolved(
+def resolve_stage(
     plan: StagePlan,
     facts: Facts,
     simulate: Simulate,
     lock: VersionLock | None = None,
 ) -> StagePlan:
-    """``plan`` with exact package versions and the dependencies that come along, as far as the index tells them."""
+    """Return ``plan`` with exact package versions and dependencies, as far as the index tells them."""
     if not plan.packages:
         return plan
     transaction = resolve(plan.packages, facts, simulate, lock.packages if lock else _FREE)
@@ -287,8 +287,8 @@ def _with_versions(step: StepPlan, exact: Mapping[PackageId, PackageChange]) -> 
     )
 
 
-def beyond(agreed: StagePlan, exact: StagePlan) -> tuple[str, ...]:
-    """The packages that ``exact`` removes and ``agreed`` did not, but for helpers, which it counted."""
+def unplanned_removals(agreed: StagePlan, exact: StagePlan) -> tuple[str, ...]:
+    """Return the packages that ``exact`` removes and ``agreed`` did not, without helpers, which it counted."""
     return tuple(str(c.id) for c in _more(agreed, exact) if c.before is None or branch_of(c.before.version))
 
 
@@ -297,8 +297,8 @@ def _more(agreed: StagePlan, exact: StagePlan) -> list[PackageChange]:
     return [change for change in _removals(exact.packages) if change.id not in named]
 
 
-def news(agreed: StagePlan, exact: StagePlan, manager: str) -> Iterator[str]:
-    """What ``exact`` removes beyond ``agreed``, and what it says of steps that purge less than they did there."""
+def describe_differences(agreed: StagePlan, exact: StagePlan, manager: str) -> Iterator[str]:
+    """Yield what ``exact`` removes beyond ``agreed``, and what it says of steps that purge less than they did there."""
     if more := _more(agreed, exact):
         names = ", ".join(str(change.id) for change in more)
         yield f"{manager} also removes packages that need the old driver: {names}"

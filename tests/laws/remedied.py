@@ -58,7 +58,7 @@ from gpunode.steps.persistence import UNIT as PERSISTENCED
 from gpunode.workflow import edits, toolkit_config
 from gpunode.workflow.converge import StagePlan, projected, walk
 from gpunode.workflow.edits import CtkPlan
-from gpunode.workflow.transaction import resolved
+from gpunode.workflow.transaction import resolve_stage
 from tests.ids import by_id, by_name
 
 HERE: Final = "evidence"
@@ -157,7 +157,7 @@ def planned(recipe: Recipe, facts: Facts, only: Collection[str] = ()) -> tuple[S
 
     def exact(now: Facts, stage: StagePlan) -> StagePlan:
         present = known(now.packages, {})
-        return resolved(stage, now, Archives(by_name(present)).simulate)
+        return resolve_stage(stage, now, Archives(by_name(present)).simulate)
 
     return tuple(walk(recipe, facts, exact, projected, only))
 

@@ -21,11 +21,11 @@ from gpunode.workflow.converge import StagePlan, notes_of, projected, state_note
 from gpunode.workflow.events import silent
 from gpunode.workflow.plan import pending, plan
 from gpunode.workflow.rollback import rollback, undoing
-from gpunode.workflow.setup import Asked, SetupResult, setup
+from gpunode.workflow.setup import SetupOptions, SetupResult, setup
 from tests.fakes.examples import examples
 from tests.laws.nodes import facts, recipes
 
-ASKED = Asked(version="law")
+ASKED = SetupOptions(version="law")
 quick = settings(
     max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much]
 )
@@ -65,7 +65,7 @@ def _plan(recipe: Recipe, node: Facts, host: RehearsalHost) -> tuple[StagePlan, 
 
 
 def _setup(recipe: Recipe, host: Memory, store: Store, node: Facts) -> SetupResult:
-    return setup(recipe, host, store, node, advance=projected, asked=ASKED, tell=silent)
+    return setup(recipe, host, store, node, advance=projected, options=ASKED, tell=silent)
 
 
 def _configuration(host: RehearsalHost) -> dict[str, FileState | None]:
@@ -172,7 +172,7 @@ def test_what_a_cut_run_owes_the_next_one_settles(recipe: Recipe, node: Facts, d
             return seen[-1]
 
         with pytest.raises(PowerCut):
-            setup(recipe, host, store, node, advance=remember, asked=ASKED, tell=silent)
+            setup(recipe, host, store, node, advance=remember, options=ASKED, tell=silent)
         _forget_the_end(store)
         host.cut_at = -1
         present = _as_found(node, host)

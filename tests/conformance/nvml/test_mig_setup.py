@@ -27,7 +27,7 @@ from gpunode.recipe import Mig, Recipe
 from gpunode.workflow import present
 from gpunode.workflow.remove import removing
 from gpunode.workflow.rollback import rollback, undoing
-from gpunode.workflow.setup import Asked, SetupResult, setup
+from gpunode.workflow.setup import SetupOptions, SetupResult, setup
 from gpunode.workflow.verify import verify
 from tests.conformance.nvml.test_mig_standin import BALANCED, EMPTY, OFF, SEVEN, UUID, host
 from tests.fakes.compile import library
@@ -79,9 +79,9 @@ class Machine(LocalHost):
         return mig_gpus(answer_of(self.look(probe(60))))[0].layout
 
     def setup(self, store: Store, recipe: Recipe = WANTED, *, disrupt: bool = False) -> SetupResult:
-        asked = Asked(version="test", only=ONLY, allow_disruption=disrupt)
+        asked = SetupOptions(version="test", only=ONLY, allow_disruption=disrupt)
         return setup(
-            recipe, self, store, self.facts(), advance=lambda _, __: self.facts(), asked=asked, tell=lambda _: None
+            recipe, self, store, self.facts(), advance=lambda _, __: self.facts(), options=asked, tell=lambda _: None
         )
 
     def rollback(self, store: Store, run: str, *, force: bool = False) -> str:

@@ -27,7 +27,7 @@ from gpunode.workflow.converge import StagePlan, projected
 from gpunode.workflow.events import Event, Observer
 from gpunode.workflow.plan import plan
 from gpunode.workflow.rehearse import Rehearsal, rehearse
-from gpunode.workflow.setup import Asked, SetupResult, setup
+from gpunode.workflow.setup import SetupOptions, SetupResult, setup
 from tests.ids import by_id
 
 KERNEL = "6.1.0-28-amd64"
@@ -120,18 +120,18 @@ def converged() -> Facts:
     return replace(node, module_files=Known((built,), "modules-dkms"), loaded_driver=Known(loaded, "nvidia-version"))
 
 
-def set_up(node: Facts, tell: Observer, asked: Asked | None = None) -> SetupResult:
+def set_up(node: Facts, tell: Observer, asked: SetupOptions | None = None) -> SetupResult:
     """What setup answers, on the node in memory."""
     with tempfile.TemporaryDirectory() as folder:
         return setup(
-            RECIPE, host(node), Store(folder), node, advance=projected, asked=asked or Asked("test"), tell=tell
+            RECIPE, host(node), Store(folder), node, advance=projected, options=asked or SetupOptions("test"), tell=tell
         )
 
 
 def rehearsed(node: Facts, tell: Observer) -> Rehearsal:
     """What rehearse answers."""
     with tempfile.TemporaryDirectory() as folder:
-        return rehearse(RECIPE, node, {}, Store(folder), asked=Asked("test"), tell=tell)
+        return rehearse(RECIPE, node, {}, Store(folder), options=SetupOptions("test"), tell=tell)
 
 
 def told(node: Facts) -> list[Event]:

@@ -30,7 +30,7 @@ from gpunode.host.rehearsal import RehearsalHost
 from gpunode.journal.store import Store
 from gpunode.workflow.converge import projected
 from gpunode.workflow.events import Applying
-from gpunode.workflow.setup import Asked, setup
+from gpunode.workflow.setup import SetupOptions, setup
 from gpunode.workflow.verify import Report
 from tests.unit.cli import screen_nodes as nodes
 from tests.unit.cli.screen_pages import PAGES
@@ -143,7 +143,15 @@ def test_a_daemon_that_refuses_is_marked_then_what_was_put_back(
     node = nodes.free()
     host = Refusing({}, nodes.host(node).files)
     with pytest.raises(ChangeFailed) as failed, screen() as shown:
-        setup(nodes.RECIPE, host, Store(str(tmp_path)), node, advance=projected, asked=Asked("test"), tell=shown.tell)
+        setup(
+            nodes.RECIPE,
+            host,
+            Store(str(tmp_path)),
+            node,
+            advance=projected,
+            options=SetupOptions("test"),
+            tell=shown.tell,
+        )
     assert "the rejected /etc/containerd/config.toml is kept as" in failed.value.why
     rows = [row.strip() for row in capsys.readouterr().out.splitlines()]
     begun = next(number for number, row in enumerate(rows) if row.startswith("✗ restart containerd  after"))
@@ -167,7 +175,7 @@ def test_a_daemon_that_says_yes_and_reads_nothing_has_its_file_back(tmp_path: Pa
     host = Unimpressed({}, dict(nodes.host(node).files))
     before, store = dict(host.files), Store(str(tmp_path))
     with pytest.raises(ChangeFailed, match="did not accept") as failed:
-        setup(nodes.RECIPE, host, store, node, advance=projected, asked=Asked("test"), tell=lambda _: None)
+        setup(nodes.RECIPE, host, store, node, advance=projected, options=SetupOptions("test"), tell=lambda _: None)
     assert "put back: /etc/containerd/config.toml" in failed.value.why
     assert host.files["/etc/containerd/config.toml"] == before["/etc/containerd/config.toml"]
     assert Trigger("restart", "containerd.service") not in store.owed()

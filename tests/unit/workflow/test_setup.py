@@ -42,13 +42,13 @@ from gpunode.workflow.events import Event, Told
 from gpunode.workflow.plan import pending
 from gpunode.workflow.reboot import Resume
 from gpunode.workflow.recovery import Backlog, backlog
-from gpunode.workflow.setup import Asked, SetupResult, setup
+from gpunode.workflow.setup import SetupOptions, SetupResult, setup
 from gpunode.workflow.verify import configuration
 from tests.unit.steps.machines import CONTAINERD, DAEMON_JSON, GTX_1080, gpu, machine, recipe, unit, with_driver
 from tests.unit.workflow.nodes import Node
 
 DRIVER_ALONE = ("driver-pin", "conflicts", "driver")
-ASKED = Asked(version="test")
+ASKED = SetupOptions(version="test")
 RESTART = Trigger("restart", "containerd.service")
 ONLY_CONFIG = replace(ASKED, only=("runtime-config",))
 DOCKER_CDI = Recipe("test", runtime=Runtime("docker", cdi=True))
@@ -65,8 +65,8 @@ def store(tmp_path: Path) -> Store:
     return Store(tmp_path)
 
 
-def run(node: Facts, host: Node, store: Store, wanted: Recipe, asked: Asked = ONLY_CONFIG) -> SetupResult:
-    return setup(wanted, host, store, node, advance=projected, asked=asked, tell=lambda _event: None)
+def run(node: Facts, host: Node, store: Store, wanted: Recipe, asked: SetupOptions = ONLY_CONFIG) -> SetupResult:
+    return setup(wanted, host, store, node, advance=projected, options=asked, tell=lambda _event: None)
 
 
 def containerd(**more: object) -> Facts:
@@ -332,7 +332,7 @@ def test_a_reload_that_docker_rejects_stays_owed_and_nobody_elses_file_is_put_ba
 
 def told(node: Facts, host: Node, store: Store) -> tuple[SetupResult, list[str]]:
     events: list[Event] = []
-    done = setup(recipe("containerd"), host, store, node, advance=projected, asked=ONLY_CONFIG, tell=events.append)
+    done = setup(recipe("containerd"), host, store, node, advance=projected, options=ONLY_CONFIG, tell=events.append)
     return done, [event.text for event in events if isinstance(event, Told)]
 
 
@@ -397,7 +397,7 @@ def test_a_restart_that_a_power_cut_swallowed_is_made_up_for(store: Store) -> No
     node = converged(since - 1)
     host = Node(node)
     told: list[Event] = []
-    done = setup(recipe("containerd"), host, store, node, advance=projected, asked=ONLY_CONFIG, tell=told.append)
+    done = setup(recipe("containerd"), host, store, node, advance=projected, options=ONLY_CONFIG, tell=told.append)
     assert host.triggered == [RESTART]
     assert store.owed() == {}
     assert done.changed
@@ -496,7 +496,7 @@ def test_a_tool_that_says_yes_and_does_nothing_is_found_out(store: Store) -> Non
             store,
             containerd(),
             advance=unmoved,
-            asked=ONLY_CONFIG,
+            options=ONLY_CONFIG,
             tell=lambda _event: None,
         )
     assert caught.value.exit_code == 6
@@ -537,7 +537,7 @@ def test_what_is_upgraded_instead_of_purged_is_told_before_it_is_done(store: Sto
             assert not any(isinstance(change, PackageChange) for change in host.made)
             heard.append(event.text)
 
-    setup(recipe(), host, store, node, advance=projected, asked=replace(ASKED, only=DRIVER_ALONE), tell=tell)
+    setup(recipe(), host, store, node, advance=projected, options=replace(ASKED, only=DRIVER_ALONE), tell=tell)
     assert "the new driver needs libcuda1, which is upgraded" in heard[-1]
     gone = {str(change.id) for change in host.made if isinstance(change, PackageChange) and change.after is None}
     assert gone == {"nvidia-driver"}
@@ -594,10 +594,10 @@ def test_an_upgrade_reads_the_index_and_is_done_when_the_newest_is_there(store: 
         return after
 
     host = Node(node, solver=solver)
-    done = setup(upgrade, host, store, node, advance=advance, asked=only, tell=lambda _event: None)
+    done = setup(upgrade, host, store, node, advance=advance, options=only, tell=lambda _event: None)
     assert host.triggered[0] == Trigger("index-refresh")
     assert {getattr(change, "after", None) for change in host.made} == {PackageState(newest)}
-    again = setup(upgrade, host, store, done.facts, advance=advance, asked=only, tell=lambda _event: None)
+    again = setup(upgrade, host, store, done.facts, advance=advance, options=only, tell=lambda _event: None)
     assert not again.changed
 
 
