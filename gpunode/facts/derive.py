@@ -25,6 +25,8 @@ from gpunode.facts import (
 from gpunode.facts.evidence import NOT_CAPTURED, Capture, Evidence, Found, Ownership, decode_found
 from gpunode.facts.layout import Layout
 from gpunode.facts.model import (
+    BROUGHT_BY,
+    NOT_INSTALLED,
     Distro,
     Fact,
     Facts,
@@ -65,10 +67,10 @@ def derive(evidence: Evidence, *, image: bool = False) -> Facts:
     facts = Facts(
         distro=_distro(reader),
         architecture=installed.architecture,
-        platform=_platform(reader, image=image),
+        platform=_installable(_platform(reader, image=image), reader),
         kernels=_kernels(reader, image=image),
         boot_id=_boot_id(reader, image=image),
-        devices=_devices(reader, image=image),
+        devices=_installable(_devices(reader, image=image), reader),
         packages=installed.packages,
         packages_interrupted=installed.interrupted,
         sources=installed.sources,
@@ -164,6 +166,14 @@ def _package_system(evidence: Evidence) -> PackageSystem:
     """The one whose database is there; the first of all where there is none."""
     read = {one.source for one in evidence.values() if one.outcome == "ok"}
     return next((one for one in SYSTEMS if one.database_file in read), SYSTEMS[0])
+
+
+def _installable(found: Fact[T], reader: Reader) -> Fact[T]:
+    """Return ``found`` with the command that installs the program whose absence keeps it unknown."""
+    package = BROUGHT_BY.get(found.reason.removesuffix(NOT_INSTALLED)) if isinstance(found, Unknown) else None
+    if isinstance(found, Unknown) and package:
+        return replace(found, install=_package_system(reader.evidence).install((package,)))
+    return found
 
 
 def _paths(reader: Reader, *keys: str) -> frozenset[str]:

@@ -27,10 +27,15 @@ class Known(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class Unknown:
-    """No value: the node was not asked, would not answer, or answered what nobody understands."""
+    """No value: the node was not asked, would not answer, or answered what nobody understands.
+
+    Attributes:
+        install: the command that installs the program whose absence is the reason; empty for other reasons.
+    """
 
     reason: str
     probe: str
+    install: str = field(default="", compare=False, kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +51,7 @@ Fact: TypeAlias = Known[T] | Unknown
 _NOT_UNDERSTOOD = Pattern(r"not understood: (?:(?P<path>/[^:\s]+)(?::(?P<line>\d+))?)?")
 NOT_INSTALLED = " is not installed"
 # The packages of the programs that facts come from, the same on Debian and Ubuntu.
-_BROUGHT_BY = {"systemd-detect-virt": "systemd", "lspci": "pciutils", "systemctl": "systemd"}
+BROUGHT_BY: Final = {"systemd-detect-virt": "systemd", "lspci": "pciutils", "systemctl": "systemd"}
 
 
 def need(fact: Known[T] | Unknown, what: str) -> T:
@@ -57,7 +62,7 @@ def need(fact: Known[T] | Unknown, what: str) -> T:
     """
     if isinstance(fact, Unknown):
         probe = fact.probe.removeprefix("file:")
-        is_whole = fact.reason.startswith((probe, *_BROUGHT_BY))
+        is_whole = fact.reason.startswith((probe, *BROUGHT_BY))
         raise Undetermined(
             f"cannot tell {what}", why=fact.reason if is_whole else f"{probe}: {fact.reason}", hint=_remedy(fact)
         )
@@ -66,12 +71,8 @@ def need(fact: Known[T] | Unknown, what: str) -> T:
 
 def _remedy(fact: Unknown) -> str:
     place = fact.probe.removeprefix("file:")
-    program, is_missing, _ = fact.reason.partition(NOT_INSTALLED)
-    if is_missing and program in _BROUGHT_BY:
-        from gpunode.packages import SYSTEMS  # it imports this module
-
-        install = SYSTEMS[0].install((_BROUGHT_BY[program],))
-        return f"install it, then run the same command again:\nsudo {install}"
+    if fact.install:
+        return f"install it, then run the same command again:\nsudo {fact.install}"
     if found := _NOT_UNDERSTOOD.match(fact.reason):
         where = f"line {found['line']} of {found['path']}" if found["line"] else found["path"] or f"what {place} shows"
         return f"correct {where}, then run the same command again"

@@ -3,6 +3,8 @@ from __future__ import annotations
 import pytest
 
 from gpunode.errors import Undetermined
+from gpunode.facts.derive import derive
+from gpunode.facts.evidence import Capture
 from gpunode.facts.model import Unknown, need
 
 
@@ -13,7 +15,6 @@ from gpunode.facts.model import Unknown, need
             Unknown("not understood: /etc/apt/sources.list.d/x.list:1: no entry", "apt-sources"),
             "line 1 of /etc/apt/sources.list.d/x.list",
         ),
-        (Unknown("systemd-detect-virt is not installed", "virt"), "sudo apt-get install systemd"),
         (Unknown("it is a named pipe", "file:/etc/containerd/config.toml"), "`ls -ld /etc/containerd/config.toml`"),
         (Unknown("/etc/x may not be read: Permission denied", "file:/etc/x"), "as root"),
         (Unknown("lspci: command not found", "lspci"), "install the tool it names"),
@@ -30,3 +31,12 @@ def test_a_file_that_cannot_be_read_is_named_once() -> None:
     with pytest.raises(Undetermined) as caught:
         need(Unknown("/etc/x may not be read: Permission denied", "file:/etc/x"), "what /etc/x holds")
     assert caught.value.why == "/etc/x may not be read: Permission denied"
+
+
+def test_a_missing_program_comes_with_the_command_that_installs_it() -> None:
+    virt = Capture("systemd-detect-virt", "absent")
+    rest = {key: Capture(key, "absent") for key in ("dev-dxg", "tegra-release", "device-tree", "container-manager")}
+    facts = derive({"virt": virt, "kernel-release": Capture("uname -r", "ok", b"6.1"), "dockerenv": virt, **rest})
+    with pytest.raises(Undetermined, match="cannot tell where this is") as caught:
+        need(facts.platform, "where this is")
+    assert caught.value.hint.endswith("\nsudo apt-get install systemd")

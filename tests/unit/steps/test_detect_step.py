@@ -52,7 +52,8 @@ def test_without_a_driver_to_install_neither_gpu_nor_virtualization_matters(plat
 
 
 def test_a_driver_is_installed_only_where_it_is_known_that_this_is_no_container() -> None:
-    node = replace(machine(), platform=Unknown("systemd-detect-virt is not installed", "virt"))
+    unknown = Unknown("systemd-detect-virt is not installed", "virt", install="apt-get install systemd")
+    node = replace(machine(), platform=unknown)
     with pytest.raises(Undetermined, match="container") as caught:
         DETECT.plan(recipe("containerd"), node)
     assert caught.value.why == "systemd-detect-virt is not installed"
