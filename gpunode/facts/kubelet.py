@@ -13,8 +13,8 @@ from fnmatch import fnmatchcase
 from string import Template
 from typing import Final
 
+from gpunode import yaml
 from gpunode.facts import units
-from gpunode.facts.flat_yaml import flat
 from gpunode.facts.model import CgroupDriver, Fact, Facts, Known, Kubelet, KubeletKind, Unknown, known
 from gpunode.facts.patterns import Pattern
 
@@ -188,12 +188,30 @@ def _text(facts: Facts, path: str) -> str | None:
 
 
 def _flat(facts: Facts, path: str, *keys: str) -> Mapping[str, str | None]:
-    """What the file says under ``keys``; nothing where it is not there."""
+    """Return the texts under the top-level ``keys`` of a file; nothing if the file does not exist."""
     text = _text(facts, path) or ""
     try:
-        return flat(text, keys)
+        return read_texts(text, keys)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
+
+
+def read_texts(text: str, keys: Iterable[str]) -> Mapping[str, str | None]:
+    """Return the texts under the top-level ``keys`` of a YAML or JSON document: None for a null, absent if it has none.
+
+    Raises:
+        ValueError: the document cannot be read, or holds something else under one of them.
+    """
+    document = yaml.load(text)
+    if document is None:
+        return {}
+    if not isinstance(document, dict):
+        raise ValueError("it is not a mapping")
+    found = {key: document[key] for key in keys if key in document}
+    for key, value in found.items():
+        if value is not None and not isinstance(value, str):
+            raise ValueError(f"{key} is {value!r}, not a text"[:200])
+    return found
 
 
 def _own(facts: Facts, words: Sequence[str]) -> Fact[Kubelet | None]:

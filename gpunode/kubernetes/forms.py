@@ -6,8 +6,9 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
+from gpunode import yaml
 from gpunode.command import command
-from gpunode.kubernetes import argocd, flux, yaml
+from gpunode.kubernetes import argocd, flux
 from gpunode.kubernetes.folder_readme import readme
 from gpunode.kubernetes.kustomize import PLUGIN_CONFIG_FILE, kustomization
 from gpunode.kubernetes.model import HEADER, KIND_CONFIG, LABELS_MANAGER, NodeEdit, Object, Release, Rendered

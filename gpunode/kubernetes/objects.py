@@ -6,10 +6,10 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from gpunode import yaml
 from gpunode.catalog.charts import chart
 from gpunode.errors import Refused
 from gpunode.facts.model import KubeletKind
-from gpunode.kubernetes import yaml
 from gpunode.kubernetes.model import GPU_PRESENT, MANAGED_BY, PLUGIN_CONFIG, ClusterNode, Object, OwnPod
 from gpunode.kubernetes.sharing import GPU
 from gpunode.recipe.kubernetes import Kubernetes

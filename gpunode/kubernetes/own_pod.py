@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from gpunode.kubernetes import yaml
+from gpunode import yaml
 from gpunode.kubernetes.managed import is_gke
 from gpunode.kubernetes.model import ClusterNode, OwnPod
 from gpunode.kubernetes.objects import tolerations

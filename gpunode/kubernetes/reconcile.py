@@ -9,11 +9,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias
 
+from gpunode import yaml
 from gpunode.change import CommandChange, ObjectChange
 from gpunode.command import command
 from gpunode.errors import Conflict, Refused
 from gpunode.facts.helm import Released
-from gpunode.kubernetes import yaml
 from gpunode.kubernetes.model import LABELS_MANAGER, MANAGED_BY, NodeEdit, Object, Release, Rendered
 from gpunode.kubernetes.owned import Body, co_owners, is_applied_by_kubectl, others, owned
 from gpunode.kubernetes.pods import Trouble

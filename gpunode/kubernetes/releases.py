@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
+from gpunode import yaml
 from gpunode.catalog.charts import chart
-from gpunode.kubernetes import yaml
 from gpunode.kubernetes.managed import GKE_DRIVER, is_gke
 from gpunode.kubernetes.model import GPU_PRESENT, ClusterNode, Release
 from gpunode.kubernetes.objects import (

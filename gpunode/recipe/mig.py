@@ -1,4 +1,4 @@
-"""mig-parted's configuration file, version v1, as a recipe may name it. Pure; PyYAML is loaded when one is read.
+"""mig-parted's configuration file, version v1, as a recipe may name it. Pure.
 
 Source: NVIDIA/mig-parted api/spec/v1/spec.go (commit bd7160f, 2026-08-21), whose rules are these: no key that it does
 not know, devices and mig-enabled always, mig-devices where and only where mig-enabled is true.
@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
+from gpunode import yaml
 from gpunode.errors import MigFileError
 
 if TYPE_CHECKING:
     from yaml import Node
 
-LIMIT_BYTES: Final = 1 << 20
 _PROFILE: Final = re.compile(r"\d+g\.\d+gb(\+[a-z]+(\.[a-z]+)*|-me)?")
 _PROFILE_WORDS: Final = ("a profile such as 1g.10gb or 1g.10gb+me",)
 _DEVICE: Final = re.compile(r"0[xX]([0-9a-fA-F]{4})10[dD][eE](:0[xX]([0-9a-fA-F]{4})([0-9a-fA-F]{4}))?")
@@ -51,20 +51,12 @@ def read(data: bytes, file: str) -> Mapping[str, tuple[Part, ...]]:
     Raises:
         MigFileError: it is not such a file; it names line and key.
     """
-    import yaml
-
-    if len(data) > LIMIT_BYTES:
-        raise MigFileError(f"longer than {LIMIT_BYTES >> 20} MiB", file=file)
     try:
-        root = yaml.compose(data.decode(), Loader=yaml.SafeLoader)
+        root = yaml.compose(data.decode())
     except UnicodeDecodeError:
         raise MigFileError("not UTF-8", file=file) from None
-    except RecursionError:
-        raise MigFileError("nested too deeply", file=file) from None
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        reason = getattr(error, "problem", None) or "no YAML"
-        raise MigFileError(f"not YAML: {reason}", file=file, line=mark.line + 1 if mark else 0) from None
+    except yaml.YamlError as error:
+        raise MigFileError(error.reason, file=file, line=error.line) from None
     return _Reader(file).configurations(root)
 
 

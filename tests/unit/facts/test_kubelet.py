@@ -6,7 +6,7 @@ import pytest
 
 from gpunode.facts.derive import about_kubelet, derive
 from gpunode.facts.evidence import Capture, Evidence, Found, encode_found
-from gpunode.facts.flat_yaml import flat
+from gpunode.facts.kubelet import read_texts
 from gpunode.facts.model import Fact, Known, Kubelet, Unknown
 from gpunode.facts.probes import FOLDERS, PROBES, kubelet_command, kubelet_probes
 from gpunode.redaction.evidence import redact
@@ -192,7 +192,7 @@ def test_eks_writes_json() -> None:
     ("path", "text", "reason"),
     [
         ("/var/lib/kubelet/config.yaml", "{kind: KubeletConfiguration, cgroupDriver: systemd}\n", "config.yaml: "),
-        ("/var/lib/kubelet/config.yaml", "cgroupDriver: &driver systemd\n", "cgroupDriver"),
+        ("/var/lib/kubelet/config.yaml", "cgroupDriver: &driver systemd\n", "anchors"),
         ("/var/lib/kubelet/config.yaml", "cgroupDriver: windows\n", "no cgroup driver"),
         ("/var/lib/kubelet/config.yaml", "cgroupDriver: systemd\ncgroupDriver: cgroupfs\n", "twice"),
         (f"{ETC}.d/20.conf", "[Service]\nExecStart=\nExecStart=/usr/bin/kubelet 'open\n", "how it is started"),
@@ -354,6 +354,9 @@ def test_two_kubelets_that_both_run_are_a_contradiction() -> None:
         ('cgroupDriver: "systemd"\r\nkind: X\r\n', {"cgroupDriver": "systemd"}),
         ("cgroupDriver:\n", {"cgroupDriver": None}),
         ("cgroupDriver: null\n", {"cgroupDriver": None}),
+        ("cgroupDriver: yes\n", {"cgroupDriver": "yes"}),
+        ("cgroupDriver: 1_0\n", {"cgroupDriver": "1_0"}),
+        ('cgroupDriver: "sys\\x74emd"\n', {"cgroupDriver": "systemd"}),
         ("x:\n  cgroupDriver: systemd\n", {}),
         ("x: |\n  cgroupDriver: systemd\n", {}),
         ("x:\n- cgroupDriver: systemd\n", {}),
@@ -361,29 +364,27 @@ def test_two_kubelets_that_both_run_are_a_contradiction() -> None:
     ],
 )
 def test_flat_keys_of_yaml(text: str, value: Mapping[str, str | None]) -> None:
-    assert flat(text, ("cgroupDriver",)) == value
+    assert read_texts(text, ("cgroupDriver",)) == value
 
 
 @pytest.mark.parametrize(
     "text",
     [
-        "  cgroupDriver: systemd\n",
         "- cgroupDriver: systemd\n",
-        "cgroupDriver: |\n  systemd\n",
         "cgroupDriver: {a: b}\n",
         "cgroupDriver: *driver\n",
-        "cgroupDriver: !!str systemd\n",
-        'cgroupDriver: "sys\\x74emd"\n',
+        "cgroupDriver: !local systemd\n",
+        "cgroupDriver: &driver systemd\n",
+        "cgroupDriver: systemd\ncgroupDriver: cgroupfs\n",
         "cgroupDriver: systemd\n---\ncgroupDriver: cgroupfs\n",
         '{"cgroupDriver": 1}',
         '{"cgroupDriver": ',
-        "? cgroupDriver\n: systemd\n",
         "cgroupDriver systemd\n",
     ],
 )
 def test_yaml_that_may_mean_something_else(text: str) -> None:
     with pytest.raises(ValueError, match=r"\S"):
-        flat(text, ("cgroupDriver",))
+        read_texts(text, ("cgroupDriver",))
 
 
 K3S_UNIT = """\

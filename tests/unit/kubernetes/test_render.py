@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
 from gpunode import builtin
+from gpunode import yaml as own_yaml
 from gpunode.catalog import mig
 from gpunode.catalog.gpus import lookup
 from gpunode.errors import Refused
-from gpunode.kubernetes import yaml as own_yaml
 from gpunode.kubernetes.forms import files
 from gpunode.kubernetes.model import HEADER, PLUGIN_CONFIG, ClusterNode, Release, Rendered
 from gpunode.kubernetes.render import Form, rendered

@@ -1,0 +1,139 @@
+"""YAML by PyYAML, which is loaded when a document is read or written; nothing else in gpunode imports it. Pure.
+
+Anchors and aliases are refused: by them a short text means a document of any size.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from functools import cache
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from yaml import Node
+
+# A CDI file has some 250 bytes for a device: 60 KiB for 16 GPUs of 7 MIG instances, each by index and by UUID.
+# PyYAML without its C library reads 200 KiB a second.
+LIMIT_BYTES: Final = 1 << 18
+_COMMENT_WIDTH: Final = 110
+# Begins with a letter, / or _, so no parser takes it for a number or a date.
+_PLAIN: Final = r"[A-Za-z/_](?:[A-Za-z0-9 ./:=@_+-]*[A-Za-z0-9/_])?"
+_TAG: Final = r"tag:yaml\.org,2002:(?:str|int|float|bool|null|timestamp|value|merge|seq|map)"
+# kubectl and Helm read YAML 1.1 in part, where these are no text; y and n are none that PyYAML knows.
+_WORDS: Final = frozenset({"y", "n", "yes", "no", "on", "off", "true", "false", "null"})
+
+
+class YamlError(ValueError):
+    """A text that is not YAML, or more of YAML than gpunode reads.
+
+    Attributes:
+        line: where it was noticed, from 1; 0 where that is unknown.
+    """
+
+    def __init__(self, reason: str, line: int = 0) -> None:
+        super().__init__(f"line {line}: {reason}" if line else reason)
+        self.reason = reason
+        self.line = line
+
+
+def load(text: str) -> Any:
+    """Return the one document of ``text``: mappings, lists, texts and None; what begins with { is read as JSON.
+
+    Numbers, dates and truth values of YAML stay the text that was written, as Kubernetes' reader gives them to a field
+    of text (sigs.k8s.io/yaml v1.4, ``convertToJSONableObject``).
+
+    Raises:
+        ValueError: the text is no such document, or too long.
+    """
+    try:
+        if text.lstrip().startswith("{"):  # tabs may stand between its words, where YAML has none
+            return json.loads(_checked(text))
+        node = compose(text)
+        return None if node is None else _value(node)
+    except RecursionError:
+        raise YamlError("nested too deeply") from None
+
+
+def compose(text: str) -> Node | None:
+    """Return the nodes of the one document of ``text``, each with its line; None if there is none.
+
+    Raises:
+        YamlError: the text is no such document, or too long.
+    """
+    import yaml
+
+    try:
+        return yaml.compose(_checked(text), Loader=_loader())
+    except RecursionError:
+        raise YamlError("nested too deeply") from None
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        raise YamlError(f"not YAML: {getattr(error, 'problem', None) or error}", mark.line + 1 if mark else 0) from None
+
+
+def document(value: Mapping[str, Any], comment: str = "") -> str:
+    """Return ``value`` as one document in block style below ``comment``, with its keys in the order given."""
+    import textwrap
+
+    import yaml
+
+    lines = (f"# {part}\n" for line in comment.splitlines() for part in textwrap.wrap(line, _COMMENT_WIDTH))
+    written: str = yaml.dump(value, Dumper=_dumper(), sort_keys=False, allow_unicode=True, width=LIMIT_BYTES)
+    return "".join(lines) + written
+
+
+def _checked(text: str) -> str:
+    if len(text) > LIMIT_BYTES:
+        raise YamlError(f"longer than {LIMIT_BYTES >> 10} KiB")
+    return text
+
+
+def _value(node: Node) -> Any:
+    line = node.start_mark.line + 1
+    if not re.fullmatch(_TAG, node.tag):
+        raise YamlError(f"the tag {node.tag[:60]}, which gpunode does not read", line)
+    if node.id == "scalar":
+        return None if node.tag.endswith(":null") else node.value
+    if node.id == "sequence":
+        return [_value(item) for item in node.value]
+    members: dict[str, Any] = {}
+    for name, value in node.value:
+        if name.id != "scalar" or name.tag.endswith(":merge"):
+            raise YamlError("a key that is not a plain text", name.start_mark.line + 1)
+        if name.value in members:
+            raise YamlError(f"{name.value[:60]} stands there twice", name.start_mark.line + 1)
+        members[name.value] = _value(value)
+    return members
+
+
+@cache
+def _loader() -> type:
+    import yaml
+
+    class Loader(yaml.SafeLoader):  # type: ignore[misc]
+        def compose_node(self, parent: object, index: object) -> Any:
+            event = self.peek_event()
+            if getattr(event, "anchor", None) is not None:
+                raise yaml.MarkedYAMLError(problem="anchors and aliases are not read", problem_mark=event.start_mark)
+            return super().compose_node(parent, index)
+
+    return Loader
+
+
+@cache
+def _dumper() -> type:
+    import yaml
+
+    class Dumper(yaml.SafeDumper):  # type: ignore[misc]
+        def ignore_aliases(self, _: object) -> bool:
+            return True
+
+        def represent_text(self, text: str) -> Any:
+            is_plain = re.fullmatch(_PLAIN, text) and text.lower() not in _WORDS
+            style = "|" if "\n" in text else None if is_plain else '"'
+            return self.represent_scalar("tag:yaml.org,2002:str", text, style)
+
+    Dumper.add_representer(str, Dumper.represent_text)
+    return Dumper
