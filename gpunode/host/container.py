@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import re
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpunode.host.image import image, rootfs
+from gpunode.host.image import image, library_paths
+from gpunode.host.ownership import why_others_write
 
 if TYPE_CHECKING:
     from gpunode.host.process import Finished, Runner
@@ -18,6 +20,7 @@ QUERY = ("nvidia-smi", "--query-gpu=uuid", "--format=csv,noheader")
 # `utility` is what brings nvidia-smi and NVML into a container (NVIDIA container toolkit, driver capabilities).
 _ENVIRONMENT = ("NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_DRIVER_CAPABILITIES=utility")
 _PROGRAMS = ("/usr/bin/nvidia-smi", "/usr/local/bin/nvidia-smi")
+_LDD_TIMEOUT_S = 10.0
 _LOAD_TIMEOUT_S = 120.0
 _REMOVE_TIMEOUT_S = 60.0
 TIMEOUT_S = 120.0
@@ -166,8 +169,8 @@ def check(runner: Runner, commands: Commands, expected: Iterable[str], timeout_s
     if program is None:
         return _failed(commands, wanted, "nvidia-smi is not installed on the host, so no runtime can mount it")
     try:
-        archive = image(rootfs(HostFiles(), program), commands.reference, QUERY)
-    except ValueError as error:
+        archive = image(read_libraries(runner, program), os.uname().machine, commands.reference, QUERY)
+    except (ValueError, OSError) as error:
         return _failed(commands, wanted, f"cannot build an image from this host's files: {error}")
     loaded = runner.run(commands.load, timeout_s=_LOAD_TIMEOUT_S, stdin=archive)
     if not loaded.ok:
@@ -178,6 +181,25 @@ def check(runner: Runner, commands: Commands, expected: Iterable[str], timeout_s
         _rescue(runner, commands)
         raise
     return _judge(commands, wanted, ran, _remove(runner, commands) if ran.ok else _rescue(runner, commands))
+
+
+def read_libraries(runner: Runner, program: str) -> Mapping[str, bytes]:
+    """Return what ``program`` needs to start, without NVIDIA's libraries: the bytes of each library by its path.
+
+    ldd(1) may run the program, so it is asked only of one that nobody but root, or this user, can change.
+
+    Raises:
+        ValueError: it is not asked, it does not know the program, or a library is missing.
+        OSError: a library cannot be read.
+    """
+    if why := why_others_write(Path(program), trusted=frozenset({0, os.geteuid()})):
+        raise ValueError(f"ldd may run {program}, and {why}")
+    listed = runner.run(("ldd", program), timeout_s=_LDD_TIMEOUT_S, only_reads=True)
+    if listed.missing:
+        raise ValueError("ldd is missing, which comes with glibc (libc-bin, glibc-common); nvidia-smi needs glibc")
+    if not listed.ok:
+        raise ValueError(_said(f"the libraries of {program} are not known", listed))
+    return {path: Path(path).read_bytes() for path in library_paths(listed.stdout.decode("utf-8", "surrogateescape"))}
 
 
 def _failed(commands: Commands, wanted: frozenset[str], why: str, leftovers: tuple[str, ...] = ()) -> ContainerCheck:
@@ -205,21 +227,3 @@ def _rescue(runner: Runner, commands: Commands) -> tuple[str, ...]:
 def _remove(runner: Runner, commands: Commands) -> tuple[str, ...]:
     ended = [runner.run(argv, timeout_s=_REMOVE_TIMEOUT_S) for argv in commands.remove]
     return tuple(f"{' '.join(one.argv)}: {one.last_lines(1)}" for one in ended if not one.ok)
-
-
-class HostFiles:
-    """The files of this system."""
-
-    def read(self, path: str, /) -> bytes | None:
-        """The file's bytes; None where there is none, or none that can be read."""
-        try:
-            return Path(path).read_bytes()
-        except OSError:
-            return None
-
-    def link(self, path: str, /) -> str | None:
-        """What the symbolic link ``path`` itself points to; None where it is none."""
-        try:
-            return str(Path(path).readlink())
-        except OSError:
-            return None

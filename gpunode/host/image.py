@@ -9,145 +9,78 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import re
 import tarfile
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from pathlib import PurePosixPath
-from typing import Literal, Protocol
 
-from gpunode.facts import elf
-
-# What libnvidia-ml.so.1 and nvidia-smi of every branch are linked with, and what the runtime itself must bring.
-_LIBC = ("libc.so.6", "libm.so.6", "libdl.so.2", "libpthread.so.0", "librt.so.1")
+# What libnvidia-ml.so.1 of every branch is linked with beside libc, in whose folder they are.
+_GLIBC = ("libm.so.6", "libdl.so.2", "libpthread.so.0", "librt.so.1")
 _INJECTED = ("libnvidia", "libcuda")
-_LINKS_AT_MOST = 40
 _ETC = {"/etc/ld.so.conf": b"include /etc/ld.so.conf.d/*.conf\n", "/etc/passwd": b"root:x:0:0:root:/:/\n"}
+_FOLDERS = ("/tmp", "/proc", "/sys", "/dev", "/run", "/usr/bin", "/usr/lib", "/etc/ld.so.conf.d")  # noqa: S108
+# What uname(2) calls an architecture → Debian's and Ubuntu's multiarch folder, and OCI's name of it.
+_ARCHITECTURES = {"x86_64": ("x86_64-linux-gnu", "amd64"), "aarch64": ("aarch64-linux-gnu", "arm64")}
 _MEDIA = "application/vnd.oci.image."
 
 
-class Tree(Protocol):
-    """Files as a host has them."""
+def library_paths(listing: str) -> frozenset[str]:
+    """Return the paths of the loader and the libraries in what ldd(1) printed, and of the rest of glibc.
 
-    def read(self, path: str, /) -> bytes | None:
-        """The file's bytes; None where there is none."""
-        ...
-
-    def link(self, path: str, /) -> str | None:
-        """What the symbolic link ``path`` itself points to; None where it is none."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """One file of an image; ``data`` is a link's target, and nothing for a folder."""
-
-    path: str
-    kind: Literal["file", "link", "folder"]
-    data: bytes = b""
-    mode: int = 0o755
-
-
-@dataclass(frozen=True, slots=True)
-class RootFs:
-    """The files of an image, and the architecture that they are for, as OCI calls it."""
-
-    entries: tuple[Entry, ...]
-    architecture: str
-
-
-def rootfs(tree: Tree, program: str) -> RootFs:
-    """The files that ``program`` needs to start, without itself and without NVIDIA's libraries.
-
-    Every file stands where the host has it, behind the same symbolic links.
+    NVIDIA's libraries are left out.
 
     Raises:
-        ValueError: the program or a library that it needs is missing or not understood; the sentence names it.
+        ValueError: a library is missing on the host, or its C library is not glibc.
     """
-    start = _elf(tree, program)
-    entries: dict[str, Entry] = {}
-    waiting, seen = [start.interpreter, *start.needed, *_LIBC], set[str]()
-    while waiting:
-        name = waiting.pop(0)
-        if not name or name in seen or name.startswith(_INJECTED):
+    found: dict[str, str] = {}
+    for name, path in re.findall(r"^\s+(?:(\S+) => )?(/\S+(?= \()|not found)", listing, re.MULTILINE):
+        name = name or PurePosixPath(path).name
+        if name.startswith(_INJECTED):
             continue
-        seen.add(name)
-        path = name if "/" in name else _library(tree, name, elf.MACHINES[start.machine][0])
-        found = tuple(_along(tree, path))
-        entries.update((entry.path, entry) for entry in found)
-        waiting.extend(elf.parse(found[-1].data).needed)
-    entries.update((path, Entry(path, "file", data, 0o644)) for path, data in _ETC.items())
-    return RootFs(tuple(_with_folders(entries)), elf.MACHINES[start.machine][1])
+        if path == "not found":
+            raise ValueError(f"{name} is missing on this host")
+        found[name] = path
+    if "libc.so.6" not in found:
+        raise ValueError("nvidia-smi needs glibc, and ldd finds no libc.so.6 on this host (musl is not supported)")
+    folder = PurePosixPath(found["libc.so.6"]).parent
+    return frozenset(found.values()) | {str(folder / name) for name in _GLIBC}
 
 
-def _elf(tree: Tree, path: str) -> elf.Elf:
-    try:
-        return elf.parse(tuple(_along(tree, path))[-1].data)
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from None
-
-
-def _library(tree: Tree, name: str, triplet: str) -> str:
-    folders = (f"/lib/{triplet}", f"/usr/lib/{triplet}", "/lib64", "/usr/lib64", "/lib", "/usr/lib")
-    for folder in folders:
-        if tree.read(f"{folder}/{name}") is not None:
-            return f"{folder}/{name}"
-    raise ValueError(f"{name}: in none of {', '.join(folders)}")
-
-
-def _along(tree: Tree, path: str) -> Iterator[Entry]:
-    """The symbolic links on the way to ``path``, then the file itself, each at its own place."""
-    links = 0
-    done, rest = PurePosixPath("/"), list(PurePosixPath(path).parts[1:])
-    while rest:
-        part = rest.pop(0)
-        here = done.parent if part == ".." else done / part
-        target = tree.link(str(here))
-        if target is None:
-            done = here
-            continue
-        links += 1
-        if links > _LINKS_AT_MOST:
-            raise ValueError(f"{path}: symbolic links that lead nowhere")
-        yield Entry(str(here), "link", target.encode("utf-8", "surrogateescape"), 0o777)
-        if target.startswith("/"):
-            done = PurePosixPath("/")
-        rest = [p for p in PurePosixPath(target).parts if p != "/"] + rest
-    data = tree.read(str(done))
-    if data is None:
-        raise ValueError(f"{path}: no such file")
-    yield Entry(str(done), "file", data)
-
-
-def _with_folders(entries: Mapping[str, Entry]) -> Iterator[Entry]:
-    """Every entry behind the folders that it stands in, in one order whatever the host's was."""
-    wanted = {"/tmp", "/proc", "/sys", "/dev", "/run", "/usr/bin", "/etc/ld.so.conf.d"}  # noqa: S108
-    folders = {str(p) for path in (*entries, *wanted) for p in PurePosixPath(path).parents} | wanted
-    for path in sorted({*folders - {"/"}, *entries}):
-        yield entries.get(path) or Entry(path, "folder")
-
-
-def image(root: RootFs, reference: str, command: Iterable[str]) -> bytes:
-    """An archive for ``ctr images import`` and ``docker load``; the same bytes for the same arguments.
+def image(libraries: Mapping[str, bytes], machine: str, reference: str, command: Iterable[str]) -> bytes:
+    """Return an archive for ``ctr images import`` and ``docker load``; the same bytes for the same arguments.
 
     It is an OCI layout (image-spec 1.0) that also holds the manifest.json of ``docker save``, which docker before 25
     asks for.
+
+    Args:
+        libraries: their bytes, by path.
+        machine: the architecture, as uname(2) calls it.
+        reference: the image's name and tag.
+        command: what a container runs.
+
+    Raises:
+        ValueError: NVIDIA has no driver for this architecture.
     """
-    layer = _tar((_member(entry), entry.data if entry.kind == "file" else b"") for entry in root.entries)
-    config = _config(root.architecture, layer, command)
+    if machine not in _ARCHITECTURES:
+        raise ValueError(f"the architecture is {machine}, not one of {', '.join(_ARCHITECTURES)}")
+    architecture = _ARCHITECTURES[machine][1]
+    layer = _tar({**libraries, **_ETC}, _FOLDERS)
+    config = _config(architecture, layer, command)
     manifest = _manifest(config, layer)
     files = {
         "oci-layout": _json({"imageLayoutVersion": "1.0.0"}),
-        "index.json": _index(root.architecture, manifest, reference),
+        "index.json": _index(architecture, manifest, reference),
         "manifest.json": _json([{"Config": _blob(config), "RepoTags": [reference], "Layers": [_blob(layer)]}]),
         **{_blob(data): data for data in (config, layer, manifest)},
     }
-    return _tar((_member(Entry(f"/{name}", "file", data, 0o644)), data) for name, data in files.items())
+    return _tar(files)
 
 
 def _config(architecture: str, layer: bytes, command: Iterable[str]) -> bytes:
     # Where toolkits of various ages and modes mount the libraries; not all of them refresh ld.so.cache.
-    folders = (*(f"/usr/lib/{triplet}" for triplet, _ in elf.MACHINES.values()), "/usr/lib64")
-    environment = ["PATH=/usr/bin:/bin:/usr/sbin:/sbin", f"LD_LIBRARY_PATH={':'.join(folders)}"]
+    folders = (*(f"/{triplet}" for triplet, _ in _ARCHITECTURES.values()), "64")
+    places = ":".join(f"{root}{folder}" for folder in folders for root in ("/usr/lib", "/lib"))
+    environment = ["PATH=/usr/bin:/bin:/usr/sbin:/sbin", f"LD_LIBRARY_PATH={places}"]
     return _json(
         {
             "architecture": architecture,
@@ -178,24 +111,17 @@ def _index(architecture: str, manifest: bytes, reference: str) -> bytes:
     return _json({"schemaVersion": 2, "manifests": [{**entry, "platform": platform, "annotations": names}]})
 
 
-def _member(entry: Entry) -> tarfile.TarInfo:
-    """Owner root and the first second of 1970, so that the bytes do not depend on when and where."""
-    member = tarfile.TarInfo(entry.path.lstrip("/"))
-    member.mode = entry.mode
-    if entry.kind == "file":
-        member.size = len(entry.data)
-    elif entry.kind == "link":
-        member.type, member.linkname = tarfile.SYMTYPE, entry.data.decode("utf-8", "surrogateescape")
-    else:
-        member.type = tarfile.DIRTYPE
-    return member
-
-
-def _tar(members: Iterable[tuple[tarfile.TarInfo, bytes]]) -> bytes:
+def _tar(files: Mapping[str, bytes], folders: Iterable[str] = ()) -> bytes:
+    """Return an archive of ``files`` and ``folders`` with the folders above them, sorted; of root, and of 1970."""
+    above = {str(parent) for path in (*files, *folders) for parent in PurePosixPath(path).parents}
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w", format=tarfile.PAX_FORMAT) as archive:
-        for member, data in members:
-            archive.addfile(member, io.BytesIO(data))
+        for path in sorted({*files, *folders, *above} - {"/", "."}):
+            member = tarfile.TarInfo(path.lstrip("/"))
+            member.mode = 0o644 if path in _ETC else 0o755
+            member.type = tarfile.REGTYPE if path in files else tarfile.DIRTYPE
+            member.size = len(files.get(path, b""))
+            archive.addfile(member, io.BytesIO(files.get(path, b"")))
     return out.getvalue()
 
 

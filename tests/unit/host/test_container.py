@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpunode.host import container
-from gpunode.host.container import Commands, ContainerCheck, check, containerd, docker, uuids
-from gpunode.host.image import RootFs
+from gpunode.host.container import Commands, ContainerCheck, check, containerd, docker, read_libraries, uuids
 from gpunode.host.process import Finished
 from tests.fakes.runners import ScriptedRunner, ended
 
@@ -20,8 +19,8 @@ def _host(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A host with nvidia-smi, whose files are not looked at here."""
     smi = tmp_path / "nvidia-smi"
     smi.touch()
+    monkeypatch.setattr(container, "read_libraries", lambda runner, program: {})
     monkeypatch.setattr(container, "_PROGRAMS", (str(smi),))
-    monkeypatch.setattr(container, "rootfs", lambda tree, program: RootFs((), "amd64"))
 
 
 def _answering(out: str = "", status: int = 0, *, late: bool = False, import_fails: bool = False) -> ScriptedRunner:
@@ -110,6 +109,29 @@ def test_without_nvidia_smi_nothing_is_run_and_the_reason_is_said(monkeypatch: p
     runner = _answering()
     found = check(runner, docker("t"), [A])
     assert "nvidia-smi is not installed" in found.failure
+    assert runner.calls == []
+
+
+@pytest.mark.parametrize(
+    ("status", "out", "reason"),
+    [
+        (127, "", "ldd is missing, which comes with glibc"),
+        (1, "\tnot a dynamic executable\n", "not a dynamic executable"),
+        (0, "\tlibc.so.6 => /lib/libc.so.6 (0x1)\n\tlibgone.so.1 => not found\n", "libgone.so.1 is missing"),
+    ],
+)
+def test_libraries_that_ldd_does_not_find_are_named(tmp_path: Path, status: int, out: str, reason: str) -> None:
+    runner = ScriptedRunner(lambda argv: ended(argv, status, out.encode()))
+    with pytest.raises(ValueError, match=reason):
+        read_libraries(runner, str(tmp_path / "nvidia-smi"))
+
+
+def test_ldd_is_not_asked_of_a_program_that_others_can_change(tmp_path: Path) -> None:
+    program = tmp_path / "nvidia-smi"
+    program.chmod(0o757)
+    runner = ScriptedRunner(ended)
+    with pytest.raises(ValueError, match=r"ldd may run .*every user can write"):
+        read_libraries(runner, str(program))
     assert runner.calls == []
 
 
