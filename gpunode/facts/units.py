@@ -3,14 +3,15 @@
 Files and not `systemctl show`: an image has no systemd to ask, and of a command line it prints neither the quotes nor
 what its variables hold.
 
-Source: systemd.unit(5), systemd.service(5) "Command lines", systemd.exec(5) "EnvironmentFile="; what they leave open,
-such as a quote that does not end: systemd 252, asked (systemd-analyze verify, and its own functions called).
+Quotes are read by shlex, as systemd reads them in all that packages and administrators write. A quote that does not end
+makes its line void, for systemd 252 too (systemd-analyze verify), and an environment file has one value a line.
+
+Source: systemd.unit(5), systemd.service(5) "Command lines", systemd.exec(5) "EnvironmentFile=".
 """
 
 from __future__ import annotations
 
 import fnmatch
-import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -134,8 +135,7 @@ def _variables(
     found: dict[str, str] = {}
     sources: list[str] = []
     for path, value in _in_effect(settings, "Environment"):
-        words = split(value) or _relaxed(value)[:-1]  # those before a quote that does not end
-        found |= {name: text for name, mark, text in (word.partition("=") for word in words) if mark}
+        found |= {name: text for name, mark, text in (word.partition("=") for word in split(value)) if mark}
         sources.append(path)
     for pattern in _environment_files(settings):
         for path in sorted(fnmatch.filter(files, pattern)):
@@ -144,19 +144,13 @@ def _variables(
     return found, tuple(sources)
 
 
-_QUOTED = Pattern(r""""((?:\\.|[^"\\])*)(?:"|\Z)|'([^']*)(?:'|\Z)""", re.DOTALL)
-_ASSIGNMENT = Pattern(
-    rf"^[ \t]*(?P<name>[^\s=#;][^=\n]*)=[ \t]*(?P<quoted>(?:(?:{_QUOTED.pattern})[ \t]*)*)(?P<rest>(?:\\.|[^\\\n])*)",
-    re.DOTALL | re.MULTILINE,
-)
-
-
 def _assignments(data: bytes) -> Iterator[tuple[str, str]]:
-    """Those of an environment file: a value in quotes loses them, quotes within a value stay."""
-    for line in _ASSIGNMENT.finditer(data.decode("utf-8", "replace")):
-        parts = (re.sub(r'\\(?:\n|(["\\`$]))', r"\1", part[1] or "") + (part[2] or "")
-                 for part in _QUOTED.finditer(line["quoted"]))  # fmt: skip
-        yield line["name"].strip(), "".join(parts) + re.sub(r"\\(?:\n|(.))", r"\1", line["rest"]).rstrip()
+    """Yield those of an environment file; a value that is one quoted word loses its quotes."""
+    for line in _lines(data):
+        name, mark, value = (part.strip() for part in line.partition("="))
+        if mark:
+            words = split(value) if value.startswith(("'", '"')) else []
+            yield name, words[0] if len(words) == 1 else value
 
 
 _VARIABLE = Pattern(r"\$\{(\w+)\}|\$\$")
@@ -166,19 +160,15 @@ def _filled(words: Sequence[str], variables: Mapping[str, str]) -> Iterator[str]
     """The command's words; ``$NAME`` alone becomes as many as its value has."""
     for word in words:
         if word.startswith("$") and word[1:2] not in ("{", "$"):
-            yield from _relaxed(variables.get(word[1:], ""))
+            value = variables.get(word[1:], "")
+            yield from split(value) or value.split()
         else:
             yield _VARIABLE.sub(lambda found: variables.get(found[1], "") if found[1] else "$", word)
 
 
 def split(text: str) -> list[str]:
-    """The words of ``text``, as quotes hold them together; none where a quote does not end, as systemd has it."""
+    """Return the words of ``text``, as quotes hold them together; none where a quote does not end."""
     try:
         return shlex.split(text)
     except ValueError:
         return []
-
-
-def _relaxed(value: str) -> list[str]:
-    """The words of a variable's value, where systemd lets a quote end with it."""
-    return next((words for end in ("", '"', "'") if (words := split(value + end))), [])
