@@ -11,7 +11,7 @@ from typing import Final
 
 PROJECT: Final = Path(__file__).resolve().parents[3]
 # What pyproject.toml lists, by the names of the distributions; tomli is there where Python is older than 3.11.
-DEPENDENCIES: Final = ("typer", "rich", "tomlkit", "distro", "nvidia-ml-py", "sh", "tomli")
+DEPENDENCIES: Final = ("typer", "rich", "tomlkit", "distro", "nvidia-ml-py", "sh", "pyyaml", "tomli")
 
 
 @dataclass(frozen=True, slots=True)
