@@ -188,7 +188,8 @@ def see(node: str, root: str, gpu: str, recipe: Recipe | None = None) -> Seen:
 
     host = LocalHost(checked_root(root))
     evidence = look_for(host, recipe, image=is_image(root))
-    return Seen(host, _with_gpus(derive(evidence, image=is_image(root)), gpu), evidence)
+    facts = derive(evidence, image=is_image(root), distribution=host.distribution())
+    return Seen(host, _with_gpus(facts, gpu), evidence)
 
 
 def _capture_at(node: str) -> Path:

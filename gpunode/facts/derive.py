@@ -54,18 +54,19 @@ _LAST_SECOND: Final = 253402300799
 _USUAL_MODE = Ownership(0o644, 0, 0)
 
 
-def derive(evidence: Evidence, *, image: bool = False) -> Facts:
+def derive(evidence: Evidence, *, image: bool = False, distribution: Distro | None = None) -> Facts:
     """The facts that ``evidence`` gives; every one that it does not give is Unknown.
 
     Args:
         evidence: what the probes returned, by key.
         image: whether the node is a mounted root, where kernel, devices and processes are somebody else's.
+        distribution: as ``port.HostView.distribution`` names it; it counts more than the text in ``evidence``.
     """
     reader = Reader(evidence)
     system = _package_system(evidence)
     installed = system.read(reader)
     facts = Facts(
-        distro=_distro(reader),
+        distro=_distro(reader, distribution),
         architecture=installed.architecture,
         platform=_installable(_platform(reader, image=image), reader),
         kernels=_kernels(reader, image=image),
@@ -154,8 +155,8 @@ def _is_read(capture: Capture | None) -> bool:
     return capture is not None and capture.outcome in {"ok", "absent"}
 
 
-def _distro(reader: Reader) -> Fact[Distro]:
-    first = fact("os-release", lambda: os_release.distro(reader.text("os-release")))
+def _distro(reader: Reader, known: Distro | None) -> Fact[Distro]:
+    first = fact("os-release", lambda: known or os_release.distro(reader.text("os-release")))
     if isinstance(first, Known):
         return first
     vendor = fact("os-release-vendor", lambda: os_release.distro(reader.text("os-release-vendor")))

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from gpunode.facts.model import Distro
 from gpunode.facts.patterns import Pattern
 
+# The first that is there counts.
+PATHS = ("/etc/os-release", "/usr/lib/os-release")
 _LINE = Pattern(r"^\s*([A-Za-z_][A-Za-z0-9_]*)=(.*)$")
 _PART = Pattern(r"\"((?:[^\"\\]|\\.)*)\"|'([^']*)'|([^\s\"'\\]+)|\\(.)")
 _ESCAPE = Pattern(r"\\([\"$`\\])")
@@ -29,12 +31,20 @@ def _unquote(value: str) -> str:
 
 
 def distro(text: str) -> Distro:
-    """The distribution that ``text`` names.
+    """Return the distribution that ``text`` names.
 
     Raises:
         ValueError: it names none.
     """
-    values = parse(text)
+    return named(parse(text))
+
+
+def named(values: Mapping[str, str]) -> Distro:
+    """Return the distribution that the variables ``values`` name.
+
+    Raises:
+        ValueError: they name none.
+    """
     if not values.get("ID") and not values.get("NAME"):
         raise ValueError("neither ID nor NAME is set")
     return Distro(

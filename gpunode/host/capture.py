@@ -19,6 +19,7 @@ from typing import IO, TYPE_CHECKING, Any, Final, Protocol, TypeAlias, get_args
 
 from gpunode.errors import Refused, UsageError
 from gpunode.facts.evidence import NOT_CAPTURED, Capture, Evidence, Holds, Outcome, Ownership, Probe
+from gpunode.facts.model import Distro
 from gpunode.host import formats
 
 if TYPE_CHECKING:
@@ -60,6 +61,10 @@ class CaptureHost:
         """What ``probe`` returned on the node."""
         found = self.evidence.get(probe.key)
         return found or Capture(probe.source, "failed", error=NOT_CAPTURED)
+
+    def distribution(self) -> Distro | None:
+        """Return None: the evidence has all that there is."""
+        return None
 
     def simulate(self, changes: Sequence[PackageChange], /) -> Simulation | None:  # noqa: ARG002
         """None: a capture has no package manager to ask."""

@@ -29,6 +29,7 @@ from gpunode.change import (
 )
 from gpunode.errors import ChangeFailed, Conflict, Refused, assert_never
 from gpunode.facts.evidence import Capture, Outcome, Probe
+from gpunode.facts.model import Distro
 from gpunode.host import files, globs, places, runtime
 from gpunode.host.command_log import CommandLog
 from gpunode.host.locks import wait_until_ended, wait_until_free
@@ -96,6 +97,12 @@ class LocalHost:
         if probe.glob:
             return globs.find(probe.glob, probe.limit_bytes, contents=probe.contents, root=self.root)
         return files.read(probe.path, probe.limit_bytes, root=self.root)
+
+    def distribution(self) -> Distro | None:
+        """Return the distribution; see ``distribution.read_distribution``."""
+        from gpunode.host.distribution import read_distribution
+
+        return read_distribution(self.root)
 
     def wait_until_alone(self) -> None:
         """Wait until neither cloud-init nor a package manager is busy; cloud-init may itself have started gpunode.

@@ -8,6 +8,7 @@ from typing import Literal, Protocol, TypeAlias
 
 from gpunode.change import Change, FileChange, PackageChange, RuntimeExpectation, Trigger
 from gpunode.facts.evidence import Capture, Probe
+from gpunode.facts.model import Distro
 from gpunode.package_id import PackageId
 from gpunode.packages.simulation import Simulation
 
@@ -67,6 +68,10 @@ class HostView(Protocol):
 
     def look(self, probe: Probe, /) -> Capture:
         """What ``probe`` returns; never raises for what the node says or lacks."""
+        ...
+
+    def distribution(self) -> Distro | None:
+        """Return the distribution as this machine, or the mounted root, has it now; None if only the evidence tells."""
         ...
 
     def simulate(self, changes: Sequence[PackageChange], /) -> Simulation | None:

@@ -16,6 +16,7 @@ from gpunode.change import (
 )
 from gpunode.errors import Conflict
 from gpunode.facts.evidence import Capture, Evidence, Ownership, Probe
+from gpunode.facts.model import Distro
 from gpunode.host.port import Settled, Workloads
 from gpunode.package_id import PackageId
 from gpunode.packages.simulation import Simulation
@@ -34,6 +35,10 @@ class RehearsalHost:
         if probe.path in self.files:
             return _as_capture(probe.path, self.files[probe.path])
         return self._evidence.get(probe.key, Capture(probe.source, "absent", error="not captured"))
+
+    def distribution(self) -> Distro | None:
+        """Return None: the evidence has all that there is."""
+        return None
 
     def simulate(self, changes: Sequence[PackageChange], /) -> Simulation | None:
         """None: a capture has no package manager."""

@@ -178,7 +178,7 @@ def survey(
         image: whether it is a root folder that no kernel of its own runs on.
         gpus: the GPUs of the machine that an image is built for; they stand in for the present machine's devices.
     """
-    facts = derive(look_for(host, recipe, image=image), image=image)
+    facts = derive(look_for(host, recipe, image=image), image=image, distribution=host.distribution())
     return replace(facts, devices=Known(tuple(gpus), GPU_OPTION)) if gpus else facts
 
 

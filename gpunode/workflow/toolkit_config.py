@@ -16,7 +16,6 @@ from gpunode.runtimes.toolkit import Machine, Setting
 from gpunode.workflow.edits import CtkPlan
 
 _ABOUT = "toolkit configuration"
-_OS_RELEASE = ("/etc/os-release", "/usr/lib/os-release")
 _REAL_LDCONFIG = "/sbin/ldconfig.real"
 
 
@@ -54,7 +53,7 @@ def _plan(host: HostView, path: str, content: bytes, source: FileState | None, h
 
 def machine(host: HostView) -> Machine:
     """What the usual values hang on."""
-    found = (host.look(Probe(path, path=path)) for path in _OS_RELEASE)
+    found = (host.look(Probe(path, path=path)) for path in os_release.PATHS)
     text = next((capture.text for capture in found if capture.outcome == "ok"), "")
     like = os_release.parse(text).get("ID_LIKE", "").split()
     real = host.look(Probe(_REAL_LDCONFIG, glob=_REAL_LDCONFIG, contents=False))

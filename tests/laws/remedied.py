@@ -620,6 +620,10 @@ class Shown:
         """What the evidence has of it."""
         return self.evidence.get(probe.key, Capture(probe.source, "absent"))
 
+    def distribution(self) -> None:
+        """None: the evidence tells."""
+        return
+
     def simulate(self, changes: Sequence[PackageChange], /) -> None:
         """Nothing: packages are no matter of these commands."""
         del changes

@@ -237,7 +237,7 @@ def test_what_a_second_setup_costs_does_not_creep_up(course: Course) -> None:
     python = {"PYTHONPATH": f"{PROJECT}:{SITE}", "PYTHONPYCACHEPREFIX": "/run/lab-pycache"}
     took = cost.cost(course.node.run("python3", *cost.command("setup", RECIPE, "--yes"), env=python).stdout)
     assert sorted(Path(words[0]).name for words in took.processes) == sorted(COMMANDS)
-    assert not {"sh", "rich", "tomlkit", "pynvml", "distro"} & took.modules
+    assert not {"sh", "rich", "tomlkit", "pynvml", "yaml"} & took.modules
     assert not {f"gpunode.runtimes.{name}" for name in ("crio", "docker", "jsontext")} & took.modules
     assert took.patterns <= 93
     assert took.lines <= 30_500

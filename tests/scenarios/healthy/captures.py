@@ -49,6 +49,10 @@ class Standing:
         self.asked.add(probe.key)
         return _capture(probe, self.node.get(probe.key))
 
+    def distribution(self) -> None:
+        """None: the evidence tells."""
+        return
+
     def simulate(self, _: Sequence[PackageChange], /) -> Simulation | None:
         """None: nobody installs anything here."""
         return None

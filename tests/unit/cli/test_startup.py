@@ -89,13 +89,13 @@ def test_the_version_loads_nothing() -> None:
 def test_an_error_needs_no_workflow_and_without_a_terminal_no_rich() -> None:
     found = loaded("plan", "--no-such-option")
     assert not any(name.startswith(("gpunode.workflow", "gpunode.steps")) for name in found)
-    assert not {"rich", "tomlkit", "sh", "pynvml", "distro"} & foreign(found)
+    assert not {"rich", "tomlkit", "sh", "pynvml", "distro", "yaml"} & foreign(found)
 
 
 def test_a_setup_begins_with_what_a_run_without_changes_needs() -> None:
     found = loaded_by("import json, runpy, sys, gpunode.cli.setup\nprint(json.dumps(sorted(sys.modules)))")
     assert not NOT_FOR_NOTHING & found
-    assert not {"rich", "tomlkit", "sh", "pynvml", "distro"} & foreign(found)
+    assert not {"rich", "tomlkit", "sh", "pynvml", "distro", "yaml"} & foreign(found)
 
 
 @pytest.mark.parametrize("command", ["log", "rollback --list"])
@@ -131,7 +131,7 @@ def test_what_a_plan_costs_does_not_creep_up() -> None:
 
 def test_a_planned_capture_starts_no_process_and_reads_no_journal() -> None:
     found = loaded("plan", "docker", "--node", SAMPLE)
-    assert not {"rich", "tomlkit", "sh", "pynvml", "distro"} & foreign(found)
+    assert not {"rich", "tomlkit", "sh", "pynvml", "distro", "yaml"} & foreign(found)
     assert not {"gpunode.host.local", "gpunode.journal.store", "gpunode.workflow.verify"} & found
 
 

@@ -55,6 +55,9 @@ class Node:
             return Capture(probe.source, "ok", self.files[probe.path], "")
         return Capture(probe.source, "absent", b"", "")
 
+    def distribution(self) -> None:
+        return None
+
     def simulate(self, changes: Sequence[PackageChange], /) -> Simulation | None:
         raise AssertionError("it is not asked again")
 
