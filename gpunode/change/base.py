@@ -115,6 +115,16 @@ class ChangeKind(ABC):
         return "", ""
 
     @property
+    def is_settled(self) -> bool:
+        """True if the state afterwards is known."""
+        return True
+
+    @property
+    def folders(self) -> tuple[str, ...]:
+        """The folders that are made for it."""
+        return ()
+
+    @property
     def contents(self) -> tuple[bytes, ...]:
         """The bytes that have to be backed up before the change is journaled."""
         return ()

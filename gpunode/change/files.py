@@ -32,6 +32,10 @@ class FileState:
     gid: int = 0
     attributes: tuple[tuple[str, bytes], ...] = field(default=(), compare=False)
 
+    def digested(self) -> FileState:
+        """Return the state with its content's digest in place of the content, as a journal has it."""
+        return replace(self, content=digest(self.content).encode())
+
     @property
     def record(self) -> dict[str, object]:
         """The state in JSON's types; of one whose content is a digest."""
@@ -110,6 +114,10 @@ class FileChange(ChangeKind):
     def is_generated(self) -> bool:
         """True if the change only owes the trigger that has another program write the file."""
         return isinstance(self.after, Deferred) and any(trigger.kind == "cdi" for trigger in self.triggers)
+
+    @property
+    def is_settled(self) -> bool:
+        return not isinstance(self.after, Deferred | SigningKey)
 
     @property
     def action(self) -> Action:

@@ -59,6 +59,10 @@ class PackageChange(ChangeKind):
         return str(self.id)
 
     @property
+    def is_settled(self) -> bool:
+        return not isinstance(self.after, KnownAfter)
+
+    @property
     def settled(self) -> PackageState | None:
         """The state afterwards, as far as its version is known; None for none."""
         return self.after if isinstance(self.after, PackageState) else None

@@ -72,7 +72,7 @@ def rollback(run: str, how: OutputOptions, root: str, permissions: Permissions) 
             return of
         facts = survey(node.host, image=is_image(root)) if whole else None
         force, disrupt = permissions.force, permissions.allow_disruption
-        back = undo.undoing(store, node.host, of.run, facts, force=force, disrupt=disrupt)
+        back = undo.plan_rollback(store, node.host, of.run, facts, force=force, disrupt=disrupt)
         if back.parts or back.owed or back.incomplete:
             return back
         undo.record_undone(store, of, version=__version__, argv=tuple(sys.argv[1:]), whole=whole)
@@ -99,7 +99,7 @@ def _newest(node: Session, permissions: Permissions) -> RunSummary | Undone:
 def remove(how: OutputOptions, root: str, permissions: Permissions) -> None:
     """Takes everything away that gpunode added."""
     from gpunode.workflow.recovery import still_owed
-    from gpunode.workflow.remove import removing
+    from gpunode.workflow.remove import plan_removal
 
     need_root("remove", _WHY_ROOT, _NOTHING_WITHOUT_ROOT)
     place = checked_root(root)
@@ -108,7 +108,7 @@ def remove(how: OutputOptions, root: str, permissions: Permissions) -> None:
         facts = survey(node.host, image=is_image(root))
         owed = still_owed(node.store.owed(), facts)
         force, disrupt = permissions.force, permissions.allow_disruption
-        return removing(node.store, node.host, facts, owed=owed, force=force, disrupt=disrupt)
+        return plan_removal(node.store, node.host, facts, owed=owed, force=force, disrupt=disrupt)
 
     _undo("remove", undoing, how, place, permissions)
 

@@ -1,24 +1,24 @@
-"""What all runs of a journal together have made of a node: what `remove` takes away again. Pure."""
+"""What runs have made of a node, each thing with what was there before them: what an undo goes by. Pure.
+
+Of one run it says what a rollback takes back, of all runs together what ``remove`` does.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
+from typing import Generic, TypeVar
 
 from gpunode.change import (
     CONFFILES,
     OBSOLETE,
     Change,
-    CommandChange,
     FileChange,
     FileState,
     MigChange,
-    ModuleChange,
     PackageChange,
-    PackageState,
     ServiceChange,
-    Trigger,
 )
 from gpunode.journal.record import Begin, Commit, Done, Entry, Failed, Intent
 from gpunode.package_id import PackageId
@@ -26,86 +26,150 @@ from gpunode.package_id import PackageId
 _THROUGH = frozenset({"done", "waiting"})
 _OF_PACKAGES = frozenset({CONFFILES, OBSOLETE})
 
+StatefulT = TypeVar("StatefulT", FileChange, PackageChange, ServiceChange, MigChange)
+
+
+@dataclass(frozen=True, slots=True)
+class Span(Generic[StatefulT]):
+    """Changes of one thing that count as one: from the state before the first to the state after the last.
+
+    Attributes:
+        stage: of the first of them, likewise ``step``.
+        is_known: False if the last one may not have been made.
+        folders: those that were made for a file.
+        passed: the states between, in which the thing may be where that is so; a file's with its digest as content.
+    """
+
+    stage: str
+    step: str
+    change: StatefulT
+    is_known: bool = True
+    folders: tuple[str, ...] = ()
+    passed: frozenset[object] = frozenset()
+
+    def left(self, state: object) -> bool:
+        """Return whether the runs left the thing in ``state``, wholly or half way."""
+        name = state.digested() if isinstance(state, FileState) else state
+        return state == self.change.after or name in self.passed
+
 
 @dataclass(frozen=True, slots=True)
 class FileTrail:
     """What gpunode did to one file.
 
     Attributes:
-        spans: the changes, oldest first. Those that followed one another are one; between two of them somebody else
-            wrote the file.
+        spans: oldest first. Between two of them somebody else wrote the file.
         forgotten: whether the bytes of one of them are gone, so that it cannot be taken back.
         left: the sha256 of the file as gpunode left it; empty where it left none.
     """
 
-    spans: tuple[FileChange, ...]
-    stage: str
+    spans: tuple[Span[FileChange], ...]
     forgotten: bool = False
     left: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """What gpunode did to a node, each thing with what was there before the first run that touched it.
+    """What runs did to a node.
 
     Attributes:
-        packages: the state of each before gpunode; None for what was not there.
-        marks: the state in which gpunode left each of them, for its marks; not of those where that is not known.
-        services: from what the unit was before gpunode to what it was left as.
-        modules: those that gpunode loaded.
-        commands: those that were run, oldest first.
-        mig: by GPU, from its layout before gpunode to the one that it was left in.
+        packages: from the state of each before the first run to the state in which the last one left it.
+        units: likewise, and ``layouts`` by GPU; those that are as they were are left out.
+        conffiles: the backups of packages' own configuration files that a purge deleted; of one run alone.
     """
 
     files: Mapping[str, FileTrail] = field(default_factory=dict)
-    packages: Mapping[PackageId, PackageState | None] = field(default_factory=dict)
-    marks: Mapping[PackageId, PackageState] = field(default_factory=dict)
-    services: Mapping[str, ServiceChange] = field(default_factory=dict)
-    modules: tuple[str, ...] = ()
-    commands: tuple[CommandChange, ...] = ()
-    mig: Mapping[str, MigChange] = field(default_factory=dict)
-    package_triggers: Mapping[PackageId, frozenset[Trigger]] = field(default_factory=dict)
+    packages: Mapping[PackageId, Span[PackageChange]] = field(default_factory=dict)
+    units: Mapping[str, Span[ServiceChange]] = field(default_factory=dict)
+    layouts: Mapping[str, Span[MigChange]] = field(default_factory=dict)
+    conffiles: tuple[Span[FileChange], ...] = ()
+
+    @property
+    def subjects(self) -> frozenset[str]:
+        """Everything in it, by its subject."""
+        packages = (str(package) for package in self.packages)
+        conffiles = (span.change.path for span in self.conffiles)
+        return frozenset((*self.files, *packages, *self.units, *self.layouts, *conffiles))
 
     @property
     def objects(self) -> frozenset[str]:
         """The backup objects that are needed to take it all back; of a footprint that is not loaded."""
-        return frozenset(
-            state.content.decode()
-            for trail in self.files.values()
-            for span in trail.spans
-            for state in (span.before, span.after)
-            if isinstance(state, FileState)
-        )
+        spans = (*(span for trail in self.files.values() for span in trail.spans), *self.conffiles)
+        return frozenset(content.decode() for span in spans for content in span.change.contents)
 
     def loaded(self, load: Callable[[str], bytes | None]) -> Footprint:
-        """The same with the bytes of files, which ``load`` gives by the name of their object, or None for lost ones."""
-        return replace(self, files={path: _loaded(trail, load) for path, trail in self.files.items()})
+        """Return the same with the bytes of files, which ``load`` gives by the name of their object, or None."""
+        conffiles = (replace(span, change=_load_states(span.change, load)) for span in self.conffiles)
+        return replace(
+            self, files={path: _load_trail(trail, load) for path, trail in self.files.items()}, conffiles=(*conffiles,)
+        )
 
 
-def of(entries: Iterable[Entry]) -> Footprint:
-    """The footprint of ``entries``: those of all runs, oldest first, as ``Store.entries`` gives them.
+def footprint_of_node(entries: Iterable[Entry]) -> Footprint:
+    """Return the footprint of all runs, whose ``entries`` come oldest first and without the bytes of files.
 
     A change that was only intended counts, since it may have happened; so does a package of a transaction that failed
     in its middle, if it was not spared. What was undone leaves no trace, nor what a removal took back; what it left,
     since others needed it, is still gpunode's. An undo that was only intended may not have happened either, so what it
     was to take back is still gpunode's: whoever reads the footprint compares it with the node.
     """
-    runs = _runs(entries)
+    runs = _split_runs(entries)
     removals, withdrawals = _standing_removals(runs), _withdrawals(runs)
-    changes = [made for run in runs for made in _changes(run, removals, withdrawals)]
+    changes = [made for run in runs for made in _made_changes(run, removals, withdrawals)]
     return Footprint(
-        files=_files(changes),
-        packages=_packages(changes),
-        marks=_marks(changes),
-        services=_services(changes),
-        modules=_modules(changes),
-        commands=tuple(one.change for one in changes if isinstance(one.change, CommandChange)),
-        mig=_mig(changes),
-        package_triggers=_package_triggers(changes),
+        _trails(changes),
+        {span.change.id: span for span in _join_all(changes, PackageChange)},
+        {span.change.unit: span for span in _join_all(changes, ServiceChange)},
+        {span.change.gpu: span for span in _join_all(changes, MigChange)},
     )
 
 
-def _runs(entries: Iterable[Entry]) -> list[list[Entry]]:
+def footprint_of_run(entries: Iterable[Entry]) -> Footprint:
+    """Return the footprint of one run, whose ``entries`` are without the bytes of files.
+
+    A file that the run wrote more than once, such as one that a daemon rejected and that was put back, is one span: in
+    between lie states that nobody wants. A change that failed counts, too, since whoever undoes it compares it with the
+    node; only a package is known not to have been touched then.
+    """
+    known = tuple(entries)
+    intents = tuple(entry for entry in known if isinstance(entry, Intent))
+    done = {entry.seq for entry in known if isinstance(entry, Done)}
+    failed = {entry.seq for entry in known if isinstance(entry, Failed)}
+    changes = [
+        _Made(one, is_known=one.seq in done)
+        for one in intents
+        if one.step != CONFFILES and not (one.seq in failed and isinstance(one.change, PackageChange))
+    ]
+    kept = ((one, one.change) for one in intents if one.step == CONFFILES)
+    return Footprint(
+        {span.change.path: _trail((span,)) for span in _join_all(changes, FileChange)},
+        {span.change.id: span for span in _join_all(changes, PackageChange)},
+        {span.change.unit: span for span in _join_all(changes, ServiceChange)},
+        {span.change.gpu: span for span in _join_all(changes, MigChange)},
+        tuple(Span(one.stage, one.step, change) for one, change in kept if isinstance(change, FileChange)),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Made:
+    """A change that was made, or may have been.
+
+    Attributes:
+        is_removal: whether a removal made it; likewise ``is_withdrawal`` for a run that took a handler out of a file.
+        is_known: False if the run ended before it was recorded that the change was made.
+    """
+
+    intent: Intent
+    is_removal: bool = False
+    is_withdrawal: bool = False
+    is_known: bool = True
+
+    @property
+    def change(self) -> Change:
+        return self.intent.change
+
+
+def _split_runs(entries: Iterable[Entry]) -> list[list[Entry]]:
     runs: list[list[Entry]] = []
     for entry in entries:
         if isinstance(entry, Begin):
@@ -122,7 +186,7 @@ def _begin(run: Sequence[Entry]) -> Begin:
 
 
 def _standing_removals(runs: Sequence[Sequence[Entry]]) -> frozenset[str]:
-    """The removals that were done and not undone."""
+    """Return the removals that were done and not undone."""
     undone: set[str] = set()
     removals: set[str] = set()
     for run in reversed(runs):
@@ -135,7 +199,7 @@ def _standing_removals(runs: Sequence[Sequence[Entry]]) -> frozenset[str]:
 
 
 def _withdrawals(runs: Sequence[Sequence[Entry]]) -> frozenset[str]:
-    """The runs that took a handler out of a configuration, and those that undid or redid one of these."""
+    """Return the runs that took a handler out of a configuration, and those that undid or redid one of these."""
     found: set[str] = set()
     for run in runs:
         begin = _begin(run)
@@ -144,162 +208,105 @@ def _withdrawals(runs: Sequence[Sequence[Entry]]) -> frozenset[str]:
     return frozenset(found)
 
 
-@dataclass(frozen=True, slots=True)
-class _Made:
-    """A change, by a removal, or by a run that took a handler out of a configuration.
-
-    Attributes:
-        is_known: whether it is known to have been made; else the run ended before that was recorded.
-    """
-
-    stage: str
-    change: Change
-    is_removal: bool
-    is_withdrawal: bool
-    is_known: bool
-
-
-def _changes(run: Sequence[Entry], removals: AbstractSet[str], withdrawals: AbstractSet[str]) -> Iterator[_Made]:
-    """Yield the changes of a run that were made, or may have been."""
+def _made_changes(run: Sequence[Entry], removals: AbstractSet[str], withdrawals: AbstractSet[str]) -> Iterator[_Made]:
     name = _begin(run).run
-    ended = {type_: {entry.seq for entry in run if isinstance(entry, type_)} for type_ in (Done, Failed)}
-    # A package's own configuration files go and come with it.
-    intents = (entry for entry in run if isinstance(entry, Intent) and entry.step not in _OF_PACKAGES)
-    for intent in intents:
-        if intent.seq not in ended[Failed]:
-            is_known = intent.seq in ended[Done]
-            yield _Made(intent.stage, intent.change, name in removals, name in withdrawals, is_known)
+    done = {entry.seq for entry in run if isinstance(entry, Done)}
+    failed = {entry.seq for entry in run if isinstance(entry, Failed)}
+    for intent in (entry for entry in run if isinstance(entry, Intent) and entry.seq not in failed):
+        # A package's own configuration files go and come with it.
+        if intent.step not in _OF_PACKAGES:
+            yield _Made(intent, name in removals, name in withdrawals, intent.seq in done)
 
 
-@dataclass(frozen=True, slots=True)
-class _Span:
-    """A change of a file, or several that followed one another; one that is not known to be made stands alone."""
-
-    change: FileChange
-    is_known: bool
-
-
-def _files(changes: Iterable[_Made]) -> dict[str, FileTrail]:
-    spans: dict[str, tuple[_Span, ...]] = {}
-    stages: dict[str, str] = {}
+def _join_all(changes: Iterable[_Made], kind: type[StatefulT]) -> tuple[Span[StatefulT], ...]:
+    """Return a span for each thing of a kind that is not as it was, whoever else changed it in between."""
+    found: dict[str, Span[StatefulT]] = {}
     for made in changes:
-        if not isinstance(change := made.change, FileChange) or change.is_generated:
+        if not isinstance(change := made.change, kind) or not change.is_settled:
+            continue
+        former = found.pop(change.subject, None)
+        # What a removal took back is gpunode's no more: what is there of that name from now on is somebody else's.
+        if made.is_removal:
+            continue
+        span = _join(former, made, change) if former else _begin_span(made, change)
+        if span is not None:
+            found[change.subject] = span
+    return tuple(found.values())
+
+
+def _begin_span(made: _Made, change: StatefulT) -> Span[StatefulT] | None:
+    """Return the span that begins with ``change``; None for one that leaves the thing as it is."""
+    if change.before == change.after:
+        return None
+    return Span(made.intent.stage, made.intent.step, change, made.is_known, change.folders)
+
+
+def _join(former: Span[StatefulT], made: _Made, change: StatefulT) -> Span[StatefulT] | None:
+    """Return ``former`` and a later change of the same thing as one; None if the thing is known to be as it was."""
+    first = former.change
+    if change.before == change.after:
+        return former
+    if first.before == change.after:
+        return None if made.is_known else replace(former, is_known=False)
+    joined = replace(change, before=first.before, triggers=first.triggers | change.triggers)
+    folders = tuple(dict.fromkeys((*former.folders, *change.folders)))
+    passed = (former.passed | {first.after, change.before}) - {first.before}
+    return Span(former.stage, former.step, joined, made.is_known, folders, passed)
+
+
+def _trails(changes: Iterable[_Made]) -> dict[str, FileTrail]:
+    found: dict[str, tuple[Span[FileChange], ...]] = {}
+    for made in changes:
+        if not isinstance(change := made.change, FileChange) or not change.is_settled:
             continue
         if made.is_removal:
-            spans.pop(change.path, None)
-            stages.pop(change.path, None)
-        else:
-            former = _confirm_last(spans.get(change.path, ()), change)
-            stages.setdefault(change.path, made.stage)
-            # What it took out of somebody else's lines is nothing that gpunode added, and is not put back.
-            if not made.is_withdrawal or (former and former[-1].change.after == change.before):
-                former = _append_span(former, _Span(change, made.is_known))
-            spans[change.path] = former
-    return {
-        path: FileTrail(tuple(span.change for span in found), stages[path]) for path, found in spans.items() if found
-    }
+            found.pop(change.path, None)
+            continue
+        spans = _confirm_last(found.get(change.path, ()), change)
+        # What it took out of somebody else's lines is nothing that gpunode added, and is not put back.
+        if not made.is_withdrawal or (spans and spans[-1].change.after == change.before):
+            spans = _append(spans, made, change)
+        found[change.path] = spans
+    return {path: _trail(spans) for path, spans in found.items() if spans}
 
 
-def _confirm_last(spans: tuple[_Span, ...], later: FileChange) -> tuple[_Span, ...]:
-    """``spans`` with the last one known to be made, or left out, as the state that ``later`` found tells."""
+def _trail(spans: tuple[Span[FileChange], ...]) -> FileTrail:
+    last = spans[-1].change.after
+    return FileTrail(spans, left=last.content.decode() if isinstance(last, FileState) else "")
+
+
+def _confirm_last(spans: tuple[Span[FileChange], ...], later: FileChange) -> tuple[Span[FileChange], ...]:
+    """Return ``spans`` with the last one known to be made, or left out, as the state that ``later`` found tells."""
     if not spans or spans[-1].is_known:
         return spans
-    if spans[-1].change.after == later.before:
-        return _append_span(spans[:-1], _Span(spans[-1].change, is_known=True))
-    return spans[:-1] if spans[-1].change.before == later.before else spans
+    last = spans[-1]
+    if last.change.after == later.before:
+        return _append(spans[:-1], _Made(Intent(0, last.stage, last.step, last.change)), last.change)
+    return spans[:-1] if last.change.before == later.before else spans
 
 
-def _append_span(spans: tuple[_Span, ...], span: _Span) -> tuple[_Span, ...]:
-    """``spans`` with ``span`` after them; a way that leads back to where it began is none, if it is known to be gone.
+def _append(spans: tuple[Span[FileChange], ...], made: _Made, change: FileChange) -> tuple[Span[FileChange], ...]:
+    """Return ``spans`` with ``change`` after them; joined to the last one if it went on from there, and is known.
 
     One that may have led back is passed over: the file tells, since it is then as before, or as it was left.
     """
-    change = span.change
-    if change.before == change.after:
-        return spans
-    if not spans or spans[-1].change.after != change.before:
-        return (*spans, span)
-    last = spans[-1].change
-    if last.before == change.after:
-        return spans[:-1] if span.is_known else spans
-    if not span.is_known:
-        return (*spans, span)
-    folders = tuple(dict.fromkeys((*last.folders, *change.folders)))
-    joined = FileChange(change.path, last.before, change.after, last.triggers | change.triggers, folders)
-    return (*spans[:-1], _Span(joined, is_known=True))
+    follows = bool(spans) and spans[-1].change.after == change.before
+    if not follows or (not made.is_known and spans[-1].change.before != change.after):
+        span = _begin_span(made, change)
+        return (*spans, span) if span else spans
+    joined = _join(spans[-1], made, change)
+    return (*spans[:-1], joined) if joined else spans[:-1]
 
 
-def _packages(changes: Iterable[_Made]) -> dict[PackageId, PackageState | None]:
-    first: dict[PackageId, PackageState | None] = {}
-    for made in changes:
-        if not isinstance(change := made.change, PackageChange):
-            continue
-        first.setdefault(change.id, change.before)
-        if made.is_removal or (made.is_known and change.after == first[change.id]):
-            del first[change.id]  # taken back: what is there of that name from now on is somebody else's
-    return first
-
-
-def _marks(changes: Iterable[_Made]) -> dict[PackageId, PackageState]:
-    last = {made.change.id: made for made in changes if isinstance(made.change, PackageChange)}
-    return {
-        package: after
-        for package, made in last.items()
-        if made.is_known and isinstance(change := made.change, PackageChange)
-        if isinstance(after := change.after, PackageState)
-    }
-
-
-def _package_triggers(changes: Iterable[_Made]) -> dict[PackageId, frozenset[Trigger]]:
-    found: dict[PackageId, frozenset[Trigger]] = {}
-    for made in changes:
-        if isinstance(change := made.change, PackageChange) and change.triggers:
-            found[change.id] = found.get(change.id, frozenset()) | change.triggers
-    return found
-
-
-def _services(changes: Iterable[_Made]) -> dict[str, ServiceChange]:
-    found: dict[str, ServiceChange] = {}
-    for made in changes:
-        if isinstance(change := made.change, ServiceChange):
-            former = found.get(change.unit, change)
-            if made.is_known or former.before != change.after:
-                found[change.unit] = replace(former, after=change.after)
-    return {unit: change for unit, change in found.items() if change.before != change.after}
-
-
-def _mig(changes: Iterable[_Made]) -> dict[str, MigChange]:
-    found: dict[str, MigChange] = {}
-    for made in changes:
-        if isinstance(change := made.change, MigChange):
-            former = found.get(change.gpu, change)
-            if made.is_known or former.before != change.after:
-                found[change.gpu] = replace(change, before=former.before)
-    return {gpu: change for gpu, change in found.items() if change.before != change.after}
-
-
-def _modules(changes: Iterable[_Made]) -> tuple[str, ...]:
-    loaded = {one.change.module: one.change.after for one in changes if isinstance(one.change, ModuleChange)}
-    return tuple(module for module, is_loaded in loaded.items() if is_loaded)
-
-
-def _loaded(trail: FileTrail, load: Callable[[str], bytes | None]) -> FileTrail:
-    forgotten = False
-
+def _load_states(change: FileChange, load: Callable[[str], bytes | None]) -> FileChange:
     def state(of: FileState) -> FileState:
-        nonlocal forgotten
-        content = load(of.content.decode())
-        forgotten = forgotten or content is None
-        return replace(of, content=content or b"")
+        return replace(of, content=load(of.content.decode()) or b"")
 
-    spans = tuple(
-        replace(
-            span,
-            before=span.before and state(span.before),
-            after=state(span.after) if isinstance(span.after, FileState) else span.after,
-        )
-        for span in trail.spans
-    )
-    last = trail.spans[-1].after
-    left = last.content.decode() if isinstance(last, FileState) else ""
-    return replace(trail, spans=spans, forgotten=forgotten, left=left)
+    after = state(change.after) if isinstance(change.after, FileState) else change.after
+    return replace(change, before=change.before and state(change.before), after=after)
+
+
+def _load_trail(trail: FileTrail, load: Callable[[str], bytes | None]) -> FileTrail:
+    forgotten = any(load(content.decode()) is None for span in trail.spans for content in span.change.contents)
+    spans = tuple(replace(span, change=_load_states(span.change, load)) for span in trail.spans)
+    return replace(trail, spans=spans, forgotten=forgotten)

@@ -15,7 +15,7 @@ def needed(journals: Mapping[str, Sequence[Entry]], kept: Collection[str]) -> fr
     given_up = {run for run, entries in journals.items() if forgotten(entries)}
     alone = {name for run in given_up for name in _of(journals[run])}
     others = {name for run, entries in journals.items() if run not in given_up for name in _of(entries)}
-    whole = footprint.of(entry for entries in journals.values() for entry in entries)
+    whole = footprint.footprint_of_node(entry for entries in journals.values() for entry in entries)
     return whole.objects - (alone - others) | names
 
 

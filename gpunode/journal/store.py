@@ -187,12 +187,22 @@ class Store:
             ) from error
 
     def footprint(self) -> Footprint:
-        """What all runs together have made of this node, with the bytes of files.
+        """Return what all runs together have made of this node, with the bytes of files.
 
         Raises:
             JournalDamaged: one of the journals is, or a backup object that is needed.
         """
-        return footprint.of(entry for run in self.ids() for entry in self._unloaded(run)).loaded(self.objects.find)
+        entries = (entry for run in self.ids() for entry in self._unloaded(run))
+        return footprint.footprint_of_node(entries).loaded(self.objects.find)
+
+    def footprint_of(self, run: str) -> Footprint:
+        """Return what one run has made of this node, with the bytes of files.
+
+        Raises:
+            as ``read``.
+        """
+        self.read(run)
+        return footprint.footprint_of_run(self._unloaded(run)).loaded(self.objects.find)
 
     def additions(self) -> RecordedAdditions:
         """Return what all runs together ever added to this node, whatever became of it; reads no backups.

@@ -259,7 +259,9 @@ def _with_folders(change: FileChange, trails: Mapping[str, FileTrail]) -> FileCh
 def recorded(trails: Mapping[str, FileTrail]) -> Recorded:
     """What gpunode did to each file, newest first; nothing of what is forgotten."""
     return {
-        path: tuple(RecordedEdit(_bytes(span.before), _bytes(span.after)) for span in reversed(trail.spans))
+        path: tuple(
+            RecordedEdit(_bytes(span.change.before), _bytes(span.change.after)) for span in reversed(trail.spans)
+        )
         for path, trail in trails.items()
         if not trail.forgotten
     }

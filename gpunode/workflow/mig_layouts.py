@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping
+from dataclasses import replace
 
 from gpunode.change import Change, MigChange
 from gpunode.errors import Conflict, DrainRequired
@@ -12,6 +13,7 @@ from gpunode.facts.model import MigGpu
 from gpunode.facts.patterns import Pattern
 from gpunode.host import nvml
 from gpunode.host.port import Host, HostView
+from gpunode.journal.footprint import Span
 from gpunode.workflow.undo import Part
 
 _LOADED = Probe("nvidia-version", path="/proc/driver/nvidia/version", holds="table")
@@ -30,41 +32,38 @@ def _gpus(host: HostView) -> dict[str, MigGpu]:
     return {gpu.uuid: gpu for gpu in nvml_facts.mig_gpus(nvml_facts.answer_of(host.look(nvml.probe())))}
 
 
-def back(host: HostView, parts: Sequence[Part], *, force: bool) -> tuple[tuple[Part, ...], tuple[str, ...]]:
-    """What gives the GPUs of ``parts``, newest first, their former layouts, and a note for each that cannot have it.
+def plan_restore(
+    host: HostView, spans: Mapping[str, Span[MigChange]], *, force: bool
+) -> tuple[tuple[Part, ...], tuple[str, ...]]:
+    """Return what gives GPUs, by UUID, their former layouts, and a note for each that cannot have it.
 
     Raises:
-        Conflict: somebody has divided a GPU otherwise since.
+        Conflict: somebody has changed the layout of one since.
     """
-    ways: dict[str, list[tuple[Part, MigChange]]] = {}
-    for part in parts:
-        if isinstance(change := part.change, MigChange):
-            ways.setdefault(change.gpu, []).append((part, change))
-    if not ways:
+    if not spans:
         return (), ()
     try:
         present = _gpus(host)
     except ValueError as error:
-        return (), tuple(f"the MIG layout of {gpu} is not put back: {error}" for gpu in ways)
+        return (), tuple(f"the MIG layout of {gpu} is not restored: {error}" for gpu in spans)
     found: list[Part] = []
     notes: list[str] = []
-    for uuid, way in ways.items():
-        gpu, part, after = present.get(uuid), way[-1][0], way[-1][1].after
+    for uuid, span in reversed(tuple(spans.items())):
+        gpu, back = present.get(uuid), span.change.inverse()
         if gpu is None or gpu.layout is None:
-            notes.append(f"the MIG layout of {uuid} is not put back: NVML does not list the GPU")
-        elif (gpu.layout, gpu.pending) != (after, after.enabled):
-            known = [layout for _, change in way for layout in (change.before, change.after)]
+            notes.append(f"the MIG layout of {uuid} is not restored: NVML does not list the GPU")
+        elif (gpu.layout, gpu.pending) != (back.after, back.after.enabled):
+            is_ours = span.left(gpu.layout) or gpu.layout == back.after
             # The driver forgets instances at each boot: a GPU without any was divided by nobody.
-            if gpu.layout not in known and gpu.layout.instances and not force:
-                raise _divided_since(uuid, way[0][1], gpu)
-            owes = frozenset().union(*(change.triggers for _, change in way))
-            found.append(Part(part.stage, part.step, MigChange(uuid, gpu.layout, after, owes)))
+            if gpu.layout.instances and not is_ours and not force:
+                raise _changed_since(uuid, back, gpu)
+            found.append(Part(span.stage, span.step, replace(back, before=gpu.layout)))
     return tuple(found), tuple(notes)
 
 
-def _divided_since(uuid: str, change: MigChange, gpu: MigGpu) -> Conflict:
+def _changed_since(uuid: str, change: MigChange, gpu: MigGpu) -> Conflict:
     return Conflict(
-        f"{uuid} was divided otherwise since gpunode did it",
+        f"{uuid} has another MIG layout than gpunode gave it",
         why=f"gpunode left it with {change.before}; now it has {gpu.layout}",
         hint="add --force to give it its former layout all the same",
     )

@@ -6,7 +6,7 @@ from gpunode.errors import GpunodeError
 from gpunode.host.port import Host
 from gpunode.journal.history import RunSummary, number
 from gpunode.journal.store import Store
-from gpunode.workflow.rollback import undoing
+from gpunode.workflow.rollback import plan_rollback
 
 
 def prospect(store: Store, host: Host, run: RunSummary) -> str:
@@ -23,7 +23,7 @@ def prospect(store: Store, host: Host, run: RunSummary) -> str:
     if by:
         return by + rest
     try:
-        back = undoing(store, host, run.run, disrupt=True)
+        back = plan_rollback(store, host, run.run, disrupt=True)
     except GpunodeError as error:
         return f"cannot be undone now: {error.what}"
     return "can be undone now" if back.parts else f"its files are already restored or gone{rest}"

@@ -15,7 +15,7 @@ from gpunode.recipe import Recipe
 from gpunode.runtimes import runtime
 from gpunode.workflow.converge import projected
 from gpunode.workflow.events import Observer, silent
-from gpunode.workflow.rollback import RollbackResult, rollback, undoing
+from gpunode.workflow.rollback import RollbackResult, plan_rollback, rollback
 from gpunode.workflow.setup import SetupOptions, SetupResult, setup
 from gpunode.workflow.verify import configuration
 
@@ -57,7 +57,7 @@ def rehearse(
     checks = _checks(recipe, done.facts, host)
     if not done.run:
         return Rehearsal(done, checks)
-    back = undoing(store, host, done.run)
+    back = plan_rollback(store, host, done.run)
     # Told as a whole at the end, each file compared.
     undone = rollback(back, host, store, version=options.version, argv=options.argv, tell=silent)
     restored = {change.path: host.files.get(change.path) == _before(files, change.path) for change in back.files}

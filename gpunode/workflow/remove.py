@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import TypeVar
 
 from gpunode.change import (
     Change,
     FileChange,
     FileState,
-    MigChange,
     PackageChange,
     PackageState,
-    RuntimeExpectation,
     ServiceChange,
     Trigger,
     digest,
@@ -24,35 +21,22 @@ from gpunode.facts.evidence import Probe
 from gpunode.facts.model import Facts, Known, known
 from gpunode.host.port import Host, HostView
 from gpunode.journal.additions import RecordedAdditions
-from gpunode.journal.footprint import FileTrail, Footprint
+from gpunode.journal.footprint import Span
 from gpunode.journal.store import Store
 from gpunode.package_id import PackageId
-from gpunode.runtimes import RUNTIMES, DesiredConfig, RecordedEdit, after_edits, runtime
+from gpunode.runtimes import DesiredConfig, RecordedEdit, after_edits, runtime
 from gpunode.runtimes.keys import taken_back
-from gpunode.workflow import mig_layouts, present, undo
-from gpunode.workflow.disruption import DOCKER, refuse_undoing
+from gpunode.workflow import present, undo
 from gpunode.workflow.lost_record import LostRecord
 from gpunode.workflow.recovery import find_lost_record
-from gpunode.workflow.rollback import edited
-from gpunode.workflow.source_lists import keep_sources_readable
-from gpunode.workflow.undo import KeptItem, Part, Undoing
+from gpunode.workflow.undo import KeptItem, Undoing
+from gpunode.workflow.undo_plan import RestoredFile, UndoRequest, edited, plan_undo
 
-_STEP = "remove"
-_Reversible = TypeVar("_Reversible", MigChange, ServiceChange)
 # Where DKMS (Debian) and shim-signed (Ubuntu) keep the key that they sign modules with.
 _MACHINE_KEYS = ("/var/lib/dkms/mok.pub", "/var/lib/shim-signed/mok/MOK.der")
 
 
-@dataclass(frozen=True, slots=True)
-class _Back:
-    """A file without what gpunode did to it."""
-
-    state: FileState | None
-    is_merged: bool = False
-    notes: tuple[str, ...] = ()
-
-
-def removing(
+def plan_removal(
     store: Store,
     host: Host,
     facts: Facts,
@@ -61,7 +45,7 @@ def removing(
     force: bool = False,
     disrupt: bool = False,
 ) -> Undoing:
-    """The changes that remove everything that gpunode ever added.
+    """Return what removes everything that gpunode ever added.
 
     Args:
         store: the journals, whose runs together tell what was added.
@@ -77,116 +61,38 @@ def removing(
         Refused: the package manager would do something else.
     """
     footprint = store.footprint()
-    files, file_notes, unknown = _files(footprint, host, force=force)
-    added = {one: before for one, before in footprint.packages.items() if before is None or before.config_files_only}
-    installed = undo.installed(facts)
-    packages, needed = undo.packages_back(added, installed, present.database(host))
-    packages = undo.completed(host, (*packages, *_restore_marks(footprint, installed)))
-    of_packages = (Part("packages", _STEP, _owing(footprint, change)) for change in packages)
-    divided = [Part("runtime", _STEP, _reversed(change)) for change in footprint.mig.values()]
-    layouts, unchanged = mig_layouts.back(host, divided, force=force)
-    parts = undo.undo_order((*files, *layouts, *of_packages, *_units(footprint, facts)))
-    parts, serving = undo.with_the_driver(parts, packages, added, installed)
-    kept = (*unknown, *needed, *serving)
-    parts, kept = keep_sources_readable(parts, kept, facts, store.objects.path_of_content)
-    if not disrupt:
-        refuse_undoing([part.change for part in parts], owed, facts.unit(DOCKER), host)
-    notes = (*file_notes, *unchanged, *_not_undone(footprint.packages, installed), *_enrolled_keys(host))
-    return Undoing("", parts, notes, reboot=undo.reboot_reason(facts, packages), owed=owed, kept=kept)
+
+    def resolve_edit(span: Span[FileChange], now: FileState | None) -> RestoredFile | None:
+        after = span.change.after
+        if not isinstance(after, FileState) or now is None:
+            return None  # gpunode took a file away and somebody wrote another, or somebody took gpunode's away
+        return RestoredFile(span.change.before) if force else _merge(span.change, after, now)
+
+    request = UndoRequest("", footprint, resolve_edit, restores_packages=False, force=force, disrupt=disrupt, owed=owed)
+    undone = plan_undo(request, host, facts, store.objects.path_of_content)
+    first = {package: span.change.before for package, span in footprint.packages.items()}
+    notes = (*undone.notes, *_not_undone(first, undo.installed(facts)), *_enrolled_keys(host))
+    # What cannot come back is of no use to a node without gpunode.
+    return replace(undone, notes=notes, incomplete=False)
 
 
-def _restore_marks(footprint: Footprint, installed: Mapping[PackageId, PackageState]) -> Iterator[PackageChange]:
-    """Yield what gives packages that were there before gpunode their marks back: automatic or manual, held or not.
-
-    What somebody marked otherwise since stays so.
-    """
-    for package, before in footprint.packages.items():
-        now, after = installed.get(package), footprint.marks.get(package)
-        if before is None or before.config_files_only or now is None or now.config_files_only:
-            continue
-        is_gpunodes = after is None or (now.auto, now.held) == (after.auto, after.held)
-        if is_gpunodes and (now.auto, now.held) != (before.auto, before.held):
-            yield PackageChange(package, now, replace(now, auto=before.auto, held=before.held))
-
-
-def _units(footprint: Footprint, facts: Facts) -> Iterator[Part]:
-    for change in footprint.services.values():
-        if (part := undo.service_back(facts, Part("kernel", _STEP, _reversed(change)))) is not None:
-            yield part
-
-
-def _reversed(change: _Reversible) -> _Reversible:
-    return replace(change, before=change.after, after=change.before)
-
-
-def _owing(footprint: Footprint, change: PackageChange) -> PackageChange:
-    """``change`` with what gpunode's own changes of the package owed."""
-    return replace(change, triggers=footprint.package_triggers.get(change.id, frozenset()))
-
-
-def _files(footprint: Footprint, host: Host, *, force: bool) -> tuple[list[Part], list[str], list[KeptItem]]:
-    parts: list[Part] = []
-    notes: list[str] = []
-    kept: list[KeptItem] = []
-    for path, trail in footprint.files.items():
-        now = present.state(host, path)
-        is_ours = now is not None and (force or digest(now.content) == trail.left)
-        if trail.forgotten and now is not None and not (trail.spans[0].before is None and is_ours):
-            kept.append(KeptItem(path, "stays as it is: its backup was deleted"))
-            continue
-        back = _Back(None) if trail.forgotten else _without(trail, now, force=force)
-        if back.state == now:
-            continue
-        change = undo.read_again(FileChange(path, now, back.state, _owed(trail), _folders(trail)))
-        parts.append(Part(trail.stage, _STEP, change, _expectation(path) if back.is_merged else None))
-        if back.is_merged:
-            notes.append(f"{path} was edited since gpunode wrote it; the edits stay, gpunode's lines go")
-        notes += back.notes
-    return parts, notes, kept
-
-
-def _owed(trail: FileTrail) -> frozenset[Trigger]:
-    return frozenset().union(*(span.triggers for span in trail.spans))
-
-
-def _folders(trail: FileTrail) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(folder for span in trail.spans for folder in span.folders))
-
-
-def _without(trail: FileTrail, now: FileState | None, *, force: bool) -> _Back:
-    """The file without gpunode's changes, the newest taken out first.
+def _merge(span: FileChange, after: FileState, now: FileState) -> RestoredFile:
+    """Return ``now`` without what ``span`` did, with somebody's edits.
 
     Raises:
-        Conflict: one cannot be told from what somebody wrote since.
+        Conflict: they cannot be told apart.
     """
-    back = _Back(now)
-    for span in reversed(trail.spans):
-        after = span.after if isinstance(span.after, FileState) else None
-        if back.state == after:
-            back = replace(back, state=span.before)
-        elif back.state == span.before:
-            continue  # the change did not happen: its run was cut short; or somebody undid it
-        elif after is None or back.state is None:
-            return back  # gpunode took a file away and somebody wrote another, or somebody took gpunode's away
-        else:
-            back = _Back(span.before) if force else _merged(span, after, back)
-    return back
-
-
-def _merged(span: FileChange, after: FileState, back: _Back) -> _Back:
-    """``back`` without what ``span`` did."""
-    now, before = back.state, span.before
-    assert now is not None, "what is not there needs no merging"
+    before = span.before
     content, notes = _content(span, after, now)
     if content is None:
         raise edited(replace(span, before=after, after=before), now)
-    notes = (*back.notes, *notes)
+    notes = (f"{span.path} was edited since gpunode wrote it; the edits stay, gpunode's lines go", *notes)
     if before is None:
-        return _Back(replace(now, content=content) if content.strip() else None, is_merged=True, notes=notes)
+        return RestoredFile(replace(now, content=content) if content.strip() else None, is_merged=True, notes=notes)
     mode = before.mode if now.mode == after.mode else now.mode
     owner = before if (now.uid, now.gid) == (after.uid, after.gid) else now
     state = replace(now, content=content, mode=mode, uid=owner.uid, gid=owner.gid)
-    return _Back(state, is_merged=True, notes=notes)
+    return RestoredFile(state, is_merged=True, notes=notes)
 
 
 def _content(span: FileChange, after: FileState, now: FileState) -> tuple[bytes | None, tuple[str, ...]]:
@@ -203,11 +109,6 @@ def _content(span: FileChange, after: FileState, now: FileState) -> tuple[bytes 
         return None, ()
     left = after_edits({span.path: now.content}, undone)
     return left.get(span.path, b""), undone.notes
-
-
-def _expectation(path: str) -> RuntimeExpectation | None:
-    """That the runtime whose file it is can read it."""
-    return next((RuntimeExpectation(row.id, row.config) for row in RUNTIMES if path in {row.config, row.drop_in}), None)
 
 
 @dataclass(frozen=True, slots=True)

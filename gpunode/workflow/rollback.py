@@ -1,40 +1,28 @@
-"""rollback: undo a run through the journal: its configuration byte for byte, on request all its changes."""
+"""rollback: undo what a run changed, its configuration or all of it."""
 
 from __future__ import annotations
 
-import hashlib
 import shlex
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
-from gpunode.change import (
-    CONFFILES,
-    Change,
-    FileChange,
-    FileState,
-    PackageChange,
-    ServiceChange,
-    Trigger,
-)
-from gpunode.errors import Conflict, GpunodeError, RebootRequired, Refused, VerifyFailed
-from gpunode.facts.evidence import Probe
-from gpunode.facts.model import Facts, Unknown
+from gpunode.change import Change, FileChange, FileState, PackageChange
+from gpunode.errors import GpunodeError, RebootRequired, Refused, VerifyFailed
+from gpunode.facts.model import Facts
 from gpunode.host.port import Host, Settled
-from gpunode.journal.history import RunSummary, to_undo
+from gpunode.journal.footprint import Span
+from gpunode.journal.history import RunSummary
 from gpunode.journal.record import MAKING, Verb
 from gpunode.journal.store import Store
 from gpunode.package_id import PackageId
-from gpunode.redaction.evidence import without_secrets
 from gpunode.runtimes import RUNTIMES, DesiredConfig, Runtime
-from gpunode.workflow import mig_layouts, present, standing, undo
+from gpunode.workflow import mig_layouts, present, standing
 from gpunode.workflow.apply import Applier, failure_recorded
-from gpunode.workflow.converge import DEPENDENCIES
-from gpunode.workflow.disruption import DOCKER, refuse_undoing
 from gpunode.workflow.events import Observer
 from gpunode.workflow.recovery import still_owed
-from gpunode.workflow.source_lists import keep_sources_readable
-from gpunode.workflow.undo import Part, Undo, Undoing
+from gpunode.workflow.undo import Undo, Undoing, installed
+from gpunode.workflow.undo_plan import RestoredFile, UndoRequest, edited, plan_configuration_undo, plan_undo
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +44,10 @@ class RollbackResult:
         return self.undone.of
 
 
-def undoing(
+def plan_rollback(
     store: Store, host: Host, of: str, facts: Facts | None = None, *, force: bool = False, disrupt: bool = False
 ) -> Undoing:
-    """What undoes ``of``, compared with the node as it is.
+    """Return what undoes ``of``, compared with the node as it is.
 
     Args:
         store: the journal.
@@ -75,27 +63,27 @@ def undoing(
         Undetermined: a file, or what docker runs, cannot be read.
         Refused: the package manager would do something else.
     """
-    entries = store.read(of)
-    whole = facts is not None
-    parts = tuple(Part(intent.stage, intent.step, intent.change) for intent in to_undo(entries, whole=whole))
-    standing.refuse_shared(store, of, {part.change.subject for part in parts})
-    files = tuple(_files_back(host, parts, str(store.root), force=force))
+    footprint = store.footprint_of(of)
     runs = {run.run: run for run in store.runs()}
-    layouts, unchanged = mig_layouts.back(host, parts, force=force)
-    files, notes, incomplete = (*files, *layouts), unchanged, bool(unchanged)
+    purged = {span.change.path for span in footprint.conffiles}
+
+    def resolve_edit(span: Span[FileChange], now: FileState | None) -> RestoredFile:
+        if force or (now is None and span.change.path in purged):  # it went with its package
+            return RestoredFile(span.change.before)
+        back = span.change.inverse()
+        assert back is not None, "a footprint holds what is settled"
+        raise edited(back, now, _keeping(back, now, str(store.root)))
+
+    request = UndoRequest(of, footprint, resolve_edit, restores_packages=True, force=force, disrupt=disrupt)
     if facts is None:
-        left = runs[of].standing & runs[of].beyond
-        undone = Undoing(of, files, notes, incomplete, owed=tuple(store.owed()), left=tuple(sorted(left)))
-    else:
-        undone = Undoing(of, files, notes, incomplete, owed=still_owed(store.owed(), facts))
-        undone = _whole(host, facts, undone, parts, backward=_goes_backward(runs, of))
-        readable, kept = keep_sources_readable(undone.parts, undone.kept, facts, store.objects.path_of_content)
-        undone = replace(undone, parts=readable, kept=kept)
-        going = standing.going((part.step, part.change) for part in undone.parts)
-        standing.refuse_needed(store, of, going, partial(_is_there, host, undo.installed(facts)))
-    if not disrupt:
-        docker = facts.unit(DOCKER) if facts else Unknown("not asked", "units")
-        refuse_undoing(undone.changes, undone.owed, docker, host)
+        standing.refuse_shared(store, of, runs[of].configuration)
+        undone = plan_configuration_undo(replace(request, owed=tuple(store.owed())), host)
+        return replace(undone, left=tuple(sorted(runs[of].standing & runs[of].beyond)))
+    standing.refuse_shared(store, of, footprint.subjects)
+    request = replace(request, owed=still_owed(store.owed(), facts), is_redo=not _goes_backward(runs, of))
+    undone = plan_undo(request, host, facts, store.objects.path_of_content)
+    going = standing.going((part.step, part.change) for part in undone.parts)
+    standing.refuse_needed(store, of, going, partial(_is_there, host, installed(facts)))
     return undone
 
 
@@ -116,123 +104,6 @@ def _goes_backward(runs: Mapping[str, RunSummary], run: str) -> bool:
         return True
     of = runs[run].begin.of
     return of in runs and not _goes_backward(runs, of)
-
-
-def _files_back(host: Host, parts: Sequence[Part], root: str, *, force: bool) -> Iterator[Part]:
-    """The files among ``parts`` that are not as they were, each from what is there now.
-
-    The configuration files of packages that were purged come with these, whatever they are now.
-    """
-    changes = [(part, part.change) for part in parts if isinstance(part.change, FileChange)]
-    purged = {change.path for part, change in changes if part.step == CONFFILES and change.after is not None}
-    backed_up = [(part, change) for part, change in changes if part.step == CONFFILES and change.after is not None]
-    shipped = present.database(host).shipped() if backed_up else {}
-    yield from (
-        p for p, change in backed_up if _is_to_come_back(change, present.state(host, change.path), shipped, force)
-    )
-    # A file that the run wrote more than once, such as one that a daemon rejected and that was put back, goes straight
-    # to what it was at first: in between lie states that nobody wants, and their stages put them in another order.
-    ways: dict[str, list[tuple[Part, FileChange]]] = {}
-    for part, change in changes:
-        if part.step != CONFFILES:
-            ways.setdefault(change.path, []).append((part, change))
-    for path, way in ways.items():
-        part, oldest = way[-1]
-        after = oldest.after if isinstance(oldest.after, FileState) else None
-        folders = tuple(dict.fromkeys(folder for _, change in way for folder in change.folders))
-        now = present.state(host, path)
-        if now == after and not (after is None and _left_behind(host, folders)):
-            continue
-        known = [state for _, change in way for state in (change.before, change.after)]
-        went_with_its_package = now is None and path in purged
-        if now not in known and not went_with_its_package and not force:
-            back = replace(way[0][1], after=after)
-            raise edited(back, now, _keeping(back, now, root))
-        owes = frozenset().union(*(change.triggers for _, change in way))
-        yield replace(part, change=undo.read_again(FileChange(path, now, after, owes, folders)))
-
-
-def _is_to_come_back(change: FileChange, now: FileState | None, shipped: Mapping[str, str], force: bool) -> bool:
-    """Whether a package's configuration file is to be put back: its package is yet to come, or brought its own.
-
-    Raises:
-        Conflict: the package is back, and somebody has edited the file since.
-    """
-    if now is None or now == change.after:
-        return now is None
-    if force or change.path not in shipped or md5(now.content) == shipped[change.path]:
-        return True
-    raise edited(change, now)
-
-
-def md5(content: bytes) -> str:
-    """As a package database notes it of a configuration file."""
-    return hashlib.md5(content, usedforsecurity=False).hexdigest()
-
-
-def _left_behind(host: Host, folders: Sequence[str]) -> bool:
-    """Whether a folder that was made for a file outlived it: an undo was stopped before it was removed."""
-    return any(host.look(Probe(folder, glob=folder, contents=False)).data for folder in folders)
-
-
-def _whole(host: Host, facts: Facts, undone: Undoing, parts: Sequence[Part], *, backward: bool) -> Undoing:
-    """``undone``, which has the files, with the packages and units of ``parts``, in order."""
-    # A module stays until the next boot, which reads the files that are back; a build goes with its package.
-    steps = {part.change.id: part for part in parts if isinstance(part.change, PackageChange)}
-    wanted = {change.id: change.settled for change in PackageChange.among(part.change for part in parts)}
-    units = [part for part in parts if isinstance(part.change, ServiceChange)]
-    packages, needed = undo.packages_back(wanted, undo.installed(facts), present.database(host))
-    lost: tuple[str, ...] = ()
-    if backward:
-        # The other way round, the archives that have the packages are yet to come back.
-        packages, lost = undo.obtainable(host, packages)
-        packages = undo.completed(host, packages)
-    coming = not backward and any(change.settled for change in packages)
-    everything = (
-        *undone.parts,
-        *(_package(steps, change) for change in packages),
-        *(part for unit in units if (part := undo.service_back(facts, unit, coming=coming)) is not None),
-    )
-    everything, serving = undo.with_the_driver(everything, packages, wanted, undo.installed(facts))
-    ordered = undo.undo_order(everything) if backward else undo.redo_order(everything)
-    reboot = undo.reboot_reason(facts, packages)
-    return replace(
-        undone,
-        parts=ordered,
-        notes=(*undone.notes, *lost),
-        incomplete=undone.incomplete or bool(lost),
-        reboot=reboot,
-        kept=(*needed, *serving),
-    )
-
-
-def _package(steps: Mapping[PackageId, Part], change: PackageChange) -> Part:
-    known = steps.get(change.id)
-    if known is None:
-        return Part("packages", DEPENDENCIES, change)
-    owed = known.change.triggers if isinstance(known.change, PackageChange) else frozenset[Trigger]()
-    return replace(known, change=replace(change, triggers=owed))
-
-
-def edited(change: FileChange, now: FileState | None, keep: str = "") -> Conflict:
-    """The three versions of a file that somebody edited since, as the two ways from gpunode's to the others.
-
-    Args:
-        change: what would take gpunode's version back.
-        now: what is there.
-        keep: the command that takes gpunode's part out of it and keeps the edits; empty where there is none.
-    """
-    edit, back = (
-        "\n".join(without_secrets(one).diff()) or "(only secrets differ)"
-        for one in (FileChange(change.path, change.before, now), change)
-    )
-    by_hand = "undo the second by hand and keep the first"
-    return Conflict(
-        f"{change.path} was edited since gpunode wrote it",
-        why=f"the edit of gpunode's version:\n{edit}\nwhat a rollback of gpunode's version would do:\n{back}",
-        hint=(f"remove what gpunode added and keep the edits:\n{keep}\n" if keep else f"{by_hand};\n")
-        + "or add --force: the edited file is backed up first, and rolling that run back restores it",
-    )
 
 
 def _keeping(change: FileChange, now: FileState | None, root: str) -> str:

@@ -1,4 +1,4 @@
-"""Taking changes back, for rollback and remove: compared with the node as it is, put in order, carried out."""
+"""An undo as data, and the one way in which it is carried out: for rollback and remove."""
 
 from __future__ import annotations
 
@@ -7,30 +7,23 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 
-from gpunode.catalog.conflicts import driver_packages
 from gpunode.change import (
     CONFFILES,
-    CONFIGURATION,
     OBSOLETE,
     Change,
     FileChange,
-    FileState,
     PackageChange,
     PackageState,
     RuntimeExpectation,
-    ServiceChange,
-    ServiceState,
     Trigger,
     settle_order,
     triggers,
 )
 from gpunode.errors import Refused
-from gpunode.facts.model import Facts, Known, need
+from gpunode.facts.model import Facts, need
 from gpunode.host.port import Host, HostView, Settled
 from gpunode.package_id import PackageId
-from gpunode.packages import Database
-from gpunode.packages.simulation import Action, is_removal, unplanned
-from gpunode.runtimes import DesiredConfig
+from gpunode.packages.simulation import Action, unplanned
 from gpunode.workflow import present
 from gpunode.workflow.apply import Applier
 from gpunode.workflow.converge import DEPENDENCIES
@@ -111,135 +104,6 @@ class Undoing:
         return PackageChange.among(self.changes)
 
 
-def read_again(change: FileChange) -> FileChange:
-    """``change``, owing a restart in place of a reload where a reload would not bring it into the running daemon.
-
-    What SIGHUP brought in it need not take out: dockerd keeps the default runtime that its file names no more.
-    """
-    reloads = frozenset(trigger for trigger in change.triggers if trigger.kind == "reload")
-    if not reloads or _taken_on_reload(change):
-        return change
-    restarts = {Trigger("restart", trigger.target) for trigger in reloads}
-    return replace(change, triggers=(change.triggers - reloads) | restarts)
-
-
-def _taken_on_reload(change: FileChange) -> bool:
-    from gpunode.runtimes import docker  # only where a file of docker's comes back
-
-    before, after = (
-        {change.path: state.content} if isinstance(state, FileState) else {} for state in (change.before, change.after)
-    )
-    try:
-        return docker.takes_on_reload(before, after, DesiredConfig(config=change.path))
-    except Refused:
-        return False  # one of the two is no configuration, so nobody knows what the daemon has of it
-
-
-def undo_order(parts: Iterable[Part]) -> tuple[Part, ...]:
-    """Return ``parts`` in the order in which a setup is undone: what uses a thing goes before the thing.
-
-    A daemon's configuration before the packages that it names, the blacklist of nouveau after the driver. The archives
-    and pins go last, so that packages can be fetched, and simulated, while they are there.
-    """
-    return tuple(sorted(parts, key=lambda part: part.change.undo_rank(part.stage, part.step)))
-
-
-def redo_order(parts: Iterable[Part]) -> tuple[Part, ...]:
-    """Return ``parts`` in the order in which a setup makes such changes: to undo a rollback."""
-    return tuple(sorted(parts, key=lambda part: part.change.redo_rank(part.stage, part.step)))
-
-
-def packages_back(
-    wanted: Mapping[PackageId, PackageState | None], installed: Mapping[PackageId, PackageState], database: Database
-) -> tuple[tuple[PackageChange, ...], tuple[KeptItem, ...]]:
-    """What brings the packages to ``wanted``, and those that stay because others need them now.
-
-    Args:
-        wanted: the state of each; None for what was not there.
-        installed: the packages that there are.
-        database: of the node, as it is now.
-    """
-    changes = [
-        PackageChange(package, installed.get(package), state)
-        for package, state in wanted.items()
-        if not _is_so(installed.get(package), state)
-    ]
-    leaving = [change.id for change in changes if is_removal(change)]
-    changing = [change.id for change in changes if not is_removal(change)]
-    staying = database.needed(leaving, changing)
-    kept = tuple(KeptItem(str(package), f"stays: {by} needs it now") for package, by in sorted(staying.items()))
-    return tuple(change for change in changes if change.id not in staying), kept
-
-
-def with_the_driver(
-    parts: Sequence[Part],
-    packages: Sequence[PackageChange],
-    wanted: Mapping[PackageId, PackageState | None],
-    there: Collection[PackageId],
-) -> tuple[tuple[Part, ...], tuple[KeptItem, ...]]:
-    """``parts`` without what a driver that stays is run with: its blacklist, archive, key, pin and units; and why."""
-    going = {change.id for change in packages}
-    staying = {one for one, state in wanted.items() if state is None and one in there and one not in going}
-    if not (drivers := sorted(driver_packages(staying))):
-        return tuple(parts), ()
-    serving = [part for part in parts if _serves_packages(part)]
-    kept = tuple(KeptItem(part.change.subject, f"stays with {drivers[0]}") for part in serving)
-    return tuple(part for part in parts if part not in serving), kept
-
-
-def _serves_packages(part: Part) -> bool:
-    match part.change:
-        case FileChange(after=None):
-            return part.stage != CONFIGURATION and part.step not in (CONFFILES, OBSOLETE)
-        case ServiceChange(after=after):
-            return not after.active or not after.enabled
-        case _:
-            return False
-
-
-def _is_so(present: PackageState | None, wanted: PackageState | None) -> bool:
-    """Whether a package is as wanted already; nothing brings back the mere residue of a removed one."""
-    if wanted is None or wanted.config_files_only:
-        return present is None or (wanted is not None and present.config_files_only)
-    return present == wanted
-
-
-def obtainable(host: Host, changes: Sequence[PackageChange]) -> tuple[tuple[PackageChange, ...], tuple[str, ...]]:
-    """``changes`` without those to versions that no archive has any more, and a note for each of these.
-
-    Where what is left needs one of them, nothing comes back: a removal must not hang on that.
-    """
-    coming = [change for change in changes if _is_fetched(change)]
-    offered = host.offered([change.id for change in coming])
-    gone = [change for change in coming if _version(change) not in offered.get(change.id, ())]
-    if not gone:
-        return tuple(changes), ()
-    notes = tuple(_lost(change, sorted(offered.get(change.id, ()))) for change in gone)
-    rest = tuple(change for change in changes if change not in gone)
-    simulation = host.simulate(rest) if rest else None
-    if simulation is None or not simulation.problem:
-        return rest, notes
-    left = [change for change in coming if change not in gone]
-    also = f"nor does what came with it: {', '.join(str(change.id) for change in left)}"
-    return tuple(change for change in rest if change not in left), (*notes, also)
-
-
-def _is_fetched(change: PackageChange) -> bool:
-    state = change.settled
-    is_there = change.before is not None and state is not None and change.before.version == state.version
-    return state is not None and not state.config_files_only and not is_there
-
-
-def _version(change: PackageChange) -> str:
-    state = change.settled
-    return state.version if state else ""
-
-
-def _lost(change: PackageChange, offered: Sequence[str]) -> str:
-    others = f" (they have {', '.join(offered)})" if offered else ""
-    return f"{change.id} {_version(change)} cannot be restored: no archive has it any more{others}"
-
-
 def completed(host: HostView, packages: Sequence[PackageChange]) -> tuple[PackageChange, ...]:
     """``packages`` with what the package manager brings along with them.
 
@@ -264,29 +128,6 @@ def completed(host: HostView, packages: Sequence[PackageChange]) -> tuple[Packag
 def _dependency(action: Action) -> PackageChange:
     former = PackageState(action.former) if action.former else None
     return PackageChange(action.id, former, PackageState(action.version, auto=former is None))
-
-
-def service_back(facts: Facts, part: Part, *, coming: bool = False) -> Part | None:
-    """``part``, a unit's, from what the unit is now; None where nothing is left to do, or the unit is gone.
-
-    ``coming``: its package is among those that come back before it.
-    """
-    change = part.change
-    assert isinstance(change, ServiceChange)
-    fact = facts.unit(change.unit)
-    if coming and isinstance(fact, Known) and not fact.value.exists:
-        return replace(part, change=replace(change, before=ServiceState(enabled=False, active=False)))
-    if not isinstance(fact, Known) or not fact.value.exists or fact.value.state == change.after:
-        return None
-    return replace(part, change=replace(change, before=fact.value.state))
-
-
-def reboot_reason(facts: Facts, packages: Sequence[PackageChange]) -> str:
-    """Why a reboot is needed after ``packages``: the driver goes, and its module stays in the kernel until then."""
-    loaded = facts.loaded_driver.value if isinstance(facts.loaded_driver, Known) else None
-    if loaded is None or not replaces(packages, driver_packages(change.id for change in packages)):
-        return ""
-    return f"the kernel keeps the module of driver {loaded.version} until the next boot"
 
 
 @dataclass(slots=True)

@@ -10,12 +10,12 @@ import pytest
 from gpunode.change import KnownAfter, PackageChange, PackageState
 from gpunode.facts.model import Known
 from gpunode.facts.project import project
-from gpunode.journal import footprint
+from gpunode.journal.footprint import footprint_of_node
 from gpunode.journal.record import Begin, Commit, Intent, decode, encode
 from gpunode.package_id import PackageId
 from gpunode.packages.deb.status import Status
 from gpunode.packages.simulation import Action, Simulation, unplanned
-from gpunode.workflow.undo import packages_back
+from gpunode.workflow.undo_plan import packages_back
 from tests.unit.steps.machines import machine
 
 OLD, NEW = (PackageId("kernel-devel", version=f"5.14.0-{build}.el9") for build in (427, 503))
@@ -58,9 +58,10 @@ def test_one_version_comes_and_goes_and_the_other_stays() -> None:
 
 def test_to_remove_what_gpunode_added_takes_its_version_alone() -> None:
     begin = Begin("1", 0.0, "setup", "", "", "", "", "", ())
-    added = footprint.of([begin, Intent(1, "packages", "headers", INSTALL), Commit("done")]).packages
+    added = footprint_of_node([begin, Intent(1, "packages", "headers", INSTALL), Commit("done")]).packages
     newest = PackageId("kernel-devel", version="5.14.0-570.el9")
-    changes, notes = packages_back(added, {OLD: THERE, NEW: COMES, newest: PackageState(newest.version)}, Rpm(""))
+    there = {OLD: THERE, NEW: COMES, newest: PackageState(newest.version)}
+    changes, notes = packages_back({NEW: added[NEW].change.before}, there, Rpm(""))
     assert changes == (PackageChange(NEW, COMES, None),)
     assert notes == ()
 

@@ -25,8 +25,8 @@ from gpunode.host.port import Settled, Workloads
 from gpunode.journal.store import Store
 from gpunode.recipe import Mig, Recipe
 from gpunode.workflow import present
-from gpunode.workflow.remove import removing
-from gpunode.workflow.rollback import rollback, undoing
+from gpunode.workflow.remove import plan_removal
+from gpunode.workflow.rollback import plan_rollback, rollback
 from gpunode.workflow.setup import SetupOptions, SetupResult, setup
 from gpunode.workflow.verify import verify
 from tests.conformance.nvml.test_mig_standin import BALANCED, EMPTY, OFF, SEVEN, UUID, host
@@ -85,7 +85,7 @@ class Machine(LocalHost):
         )
 
     def rollback(self, store: Store, run: str, *, force: bool = False) -> str:
-        back = undoing(store, self, run, force=force)
+        back = plan_rollback(store, self, run, force=force)
         done = rollback(back, self, store, version="test", argv=(), tell=lambda _: None)
         return done.undone.reboot
 
@@ -121,7 +121,7 @@ def test_a_former_layout_comes_back_exactly(tmp_path: Path, store: Store) -> Non
     second = node.setup(store, replace(WANTED, mig=Mig("all-disabled")))
     assert node.layout() == OFF
     with pytest.raises(Conflict, match="later runs changed the same things"):
-        undoing(store, node, first.run)
+        plan_rollback(store, node, first.run)
     node.rollback(store, second.run)
     assert node.layout() == BALANCED
     node.rollback(store, first.run)
@@ -133,7 +133,7 @@ def test_what_somebody_divided_since_is_not_undone_unless_forced(tmp_path: Path,
     done = node.setup(store)
     node.apply([MigChange(UUID, BALANCED, SEVEN)])
     with pytest.raises(Conflict, match="was divided otherwise since"):
-        undoing(store, node, done.run)
+        plan_rollback(store, node, done.run)
     node.rollback(store, done.run, force=True)
     assert node.layout() == OFF
 
@@ -149,7 +149,7 @@ def test_processes_on_the_gpu_are_named_with_their_container_first(tmp_path: Pat
     assert not store.runs()
     free.setup(store)
     with pytest.raises(DrainRequired):
-        undoing(store, used, store.runs()[-1].run)
+        plan_rollback(store, used, store.runs()[-1].run)
 
 
 def test_a_mode_that_waits_for_a_reset_is_a_reboot_after_which_setup_goes_on(tmp_path: Path, store: Store) -> None:
@@ -224,8 +224,8 @@ def test_remove_gives_back_what_was_before_gpunode(tmp_path: Path, store: Store)
     node.apply([MigChange(UUID, OFF, SEVEN)])
     node.setup(store)
     node.setup(store, replace(WANTED, mig=Mig("all-2g.20gb")))
-    back = removing(store, node, node.facts())
+    back = plan_removal(store, node, node.facts())
     rollback(back, node, store, version="test", argv=(), tell=lambda _: None, verb="remove", whole=True)
     assert node.layout() == SEVEN
-    assert store.footprint().mig == {}
+    assert store.footprint().layouts == {}
     assert not (tmp_path / "root").joinpath(MIG_UNIT[1:]).exists()

@@ -7,19 +7,17 @@ from collections.abc import Sequence
 from gpunode.change import (
     CONFFILES,
     Change,
-    CommandChange,
     FileChange,
     FileState,
     MigChange,
     MigLayout,
-    ModuleChange,
     PackageChange,
     PackageState,
     ServiceChange,
     ServiceState,
     Trigger,
 )
-from gpunode.journal import footprint
+from gpunode.journal.footprint import Footprint, footprint_of_node
 from gpunode.journal.record import Begin, Commit, Done, Entry, Failed, Intent, Result, Verb
 from gpunode.package_id import PackageId
 
@@ -51,12 +49,17 @@ def run(
     return [*entries, *([Commit(result)] if result else [])]
 
 
+def packages_before(found: Footprint) -> dict[PackageId, PackageState | None]:
+    return {package: span.change.before for package, span in found.packages.items()}
+
+
 def spans(*runs: list[Entry], path: str = "/a") -> list[tuple[str | None, str | None]]:
-    trail = footprint.of(entry for one in runs for entry in one).files.get(path)
+    trail = footprint_of_node(entry for one in runs for entry in one).files.get(path)
     texts = []
     for span in trail.spans if trail else ():
-        assert span.after is None or isinstance(span.after, FileState)
-        texts.append(tuple(one.content.decode() if one else None for one in (span.before, span.after)))
+        change = span.change
+        assert change.after is None or isinstance(change.after, FileState)
+        texts.append(tuple(one.content.decode() if one else None for one in (change.before, change.after)))
     return texts  # type: ignore[return-value]
 
 
@@ -78,13 +81,6 @@ def test_a_file_of_which_only_the_daemon_had_not_read_is_not_changed() -> None:
     assert spans(run(1, wrote("1", "1"))) == []
 
 
-def test_commands_are_known_in_their_order_and_files_with_their_stage() -> None:
-    first, second = CommandChange(("dpkg", "--configure", "-a"), "x"), CommandChange(("dkms", "autoinstall"), "x")
-    found = footprint.of([*run(1, first, wrote("0", "1")), *run(2, second)])
-    assert found.commands == (first, second)
-    assert found.files["/a"].stage == "runtime"
-
-
 def test_what_was_undone_leaves_no_trace() -> None:
     assert spans(run(1, wrote("0", "1")), run(2, wrote("1", "0"), verb="rollback", of=1)) == []
 
@@ -96,21 +92,23 @@ def test_a_failed_write_did_not_happen_and_one_that_was_only_meant_may_have() ->
 
 def test_of_a_transaction_that_failed_counts_what_it_may_have_touched() -> None:
     change, spared = (PackageChange(PackageId.of(name), None, PackageState("3")) for name in ("dkms", "docker.io"))
-    assert footprint.of(run(1, change, spared, failed=[1], result="failed")).packages == {PackageId("dkms"): None}
+    assert packages_before(footprint_of_node(run(1, change, spared, failed=[1], result="failed"))) == {
+        PackageId("dkms"): None
+    }
 
 
 def test_a_package_that_was_taken_back_is_nobodys_of_ours() -> None:
     there = PackageState("3")
     back = run(2, PackageChange(PackageId("dkms"), there, None), verb="rollback", of=1)
-    assert footprint.of([*run(1, PackageChange(PackageId("dkms"), None, there)), *back]).packages == {}
+    assert footprint_of_node([*run(1, PackageChange(PackageId("dkms"), None, there)), *back]).packages == {}
 
 
 def test_a_package_is_as_before_the_first_run_that_touched_it() -> None:
     old, new, newer = (PackageState(version) for version in ("1", "2", "3"))
-    found = footprint.of(
+    found = footprint_of_node(
         [*run(1, PackageChange(PackageId("p"), old, new)), *run(2, PackageChange(PackageId("p"), new, newer))]
     )
-    assert found.packages == {PackageId("p"): old}
+    assert packages_before(found) == {PackageId("p"): old}
 
 
 class TestUndoThatMayNotHaveHappened:
@@ -134,26 +132,25 @@ class TestUndoThatMayNotHaveHappened:
         there = PackageState("3")
         setup = run(1, PackageChange(PackageId("dkms"), None, there))
         cut = run(2, PackageChange(PackageId("dkms"), there, None), verb="remove", result=None)
-        assert footprint.of([*setup, *cut]).packages == {PackageId("dkms"): None}
-        assert footprint.of([*setup, *cut, *run(3)]).packages == {PackageId("dkms"): None}
+        assert packages_before(footprint_of_node([*setup, *cut])) == {PackageId("dkms"): None}
+        assert packages_before(footprint_of_node([*setup, *cut, *run(3)])) == {PackageId("dkms"): None}
 
     def test_unit_and_layout_are_still_gpunodes(self) -> None:
         off, on = ServiceState(enabled=False, active=False), ServiceState(enabled=True, active=True)
         whole, halved = MigLayout(enabled=False), MigLayout(enabled=True)
         setup = run(1, ServiceChange("a.service", off, on), MigChange("GPU-1", whole, halved))
         cut = run(2, ServiceChange("a.service", on, off), MigChange("GPU-1", halved, whole), result=None)
-        found = footprint.of([*setup, *cut])
-        assert found.services == {"a.service": ServiceChange("a.service", off, on)}
-        assert found.mig == {"GPU-1": MigChange("GPU-1", whole, halved)}
+        found = footprint_of_node([*setup, *cut])
+        assert found.units["a.service"].change == ServiceChange("a.service", off, on)
+        assert found.layouts["GPU-1"].change == MigChange("GPU-1", whole, halved)
 
 
-def test_units_and_modules_are_as_the_first_run_found_them() -> None:
+def test_units_are_as_the_first_run_found_them() -> None:
     off, on = ServiceState(enabled=False, active=False), ServiceState(enabled=True, active=True)
-    found = footprint.of(run(1, ServiceChange("a.service", off, on), ModuleChange("nvidia", before=False, after=True)))
-    assert found.services == {"a.service": ServiceChange("a.service", off, on)}
-    assert found.modules == ("nvidia",)
+    found = footprint_of_node(run(1, ServiceChange("a.service", off, on)))
+    assert found.units["a.service"].change == ServiceChange("a.service", off, on)
     undone = run(2, ServiceChange("a.service", on, off), verb="rollback", of=1)
-    assert footprint.of([*run(1, ServiceChange("a.service", off, on)), *undone]).services == {}
+    assert footprint_of_node([*run(1, ServiceChange("a.service", off, on)), *undone]).units == {}
 
 
 def test_what_a_removal_left_is_still_gpunodes() -> None:
@@ -165,8 +162,8 @@ def test_what_a_removal_left_is_still_gpunodes() -> None:
         wrote(None, "1", "/b"),
     )
     removed = run(2, PackageChange(PackageId("runc"), there, None), verb="remove", result="waiting")
-    found = footprint.of([*setup, *removed])
-    assert found.packages == {PackageId("dkms"): None}
+    found = footprint_of_node([*setup, *removed])
+    assert packages_before(found) == {PackageId("dkms"): None}
     assert set(found.files) == {"/b"}
 
 
@@ -194,22 +191,22 @@ def test_configuration_files_of_packages_go_with_their_packages() -> None:
 def test_folders_and_triggers_of_all_runs_are_kept() -> None:
     first = FileChange("/a", None, state("1"), frozenset({RESTART}), ("/new",))
     second = FileChange("/a", state("1"), state("2"), frozenset({Trigger("initramfs")}))
-    (span,) = footprint.of([*run(1, first), *run(2, second)]).files["/a"].spans
-    assert span.path == "/a"
+    (span,) = footprint_of_node([*run(1, first), *run(2, second)]).files["/a"].spans
+    assert span.change.path == "/a"
     assert span.folders == ("/new",)
-    assert span.triggers == {RESTART, Trigger("initramfs")}
+    assert span.change.triggers == {RESTART, Trigger("initramfs")}
 
 
 def test_what_was_forgotten_is_known_to_be() -> None:
-    bare = footprint.of(run(1, wrote("name of 0", "name of 1")))
+    bare = footprint_of_node(run(1, wrote("name of 0", "name of 1")))
     assert bare.objects == {"name of 0", "name of 1"}
     kept = bare.loaded({"name of 0": b"0", "name of 1": b"1"}.get).files["/a"]
     assert not kept.forgotten
-    assert (kept.spans[0].before, kept.spans[0].after) == (state("0"), state("1"))
+    assert (kept.spans[0].change.before, kept.spans[0].change.after) == (state("0"), state("1"))
     assert bare.loaded({"name of 1": b"1"}.get).files["/a"].forgotten
 
 
 def test_a_file_that_was_empty_and_one_that_is_gone_are_loaded_as_such() -> None:
-    gone = footprint.of(run(1, wrote("name of nothing", None))).loaded({"name of nothing": b""}.get).files["/a"]
+    gone = footprint_of_node(run(1, wrote("name of nothing", None))).loaded({"name of nothing": b""}.get).files["/a"]
     assert not gone.forgotten
-    assert (gone.spans[0].before, gone.spans[0].after) == (state(""), None)
+    assert (gone.spans[0].change.before, gone.spans[0].change.after) == (state(""), None)

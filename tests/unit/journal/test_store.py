@@ -237,7 +237,7 @@ class TestRetention:
         for _ in range(3):
             store.begin("setup", version="0.1.0").commit("done")
         (span,) = store.footprint().files["/etc/containerd/config.toml"].spans
-        assert (span.before, span.after) == (BEFORE, FileState(b"3"))
+        assert (span.change.before, span.change.after) == (BEFORE, FileState(b"3"))
 
     def test_an_edit_between_two_runs_keeps_what_is_needed_to_tell_it_from_gpunodes(self, tmp_path: Path) -> None:
         store = Store(tmp_path, keep=1)
@@ -245,8 +245,12 @@ class TestRetention:
         setup_run(store, b"ours again", FileState(b"theirs"))
         store.begin("setup", version="0.1.0").commit("done")
         store.begin("setup", version="0.1.0").commit("done")
-        first, second = store.footprint().files["/etc/containerd/config.toml"].spans
-        assert (first.before, first.after, second.before) == (BEFORE, FileState(b"ours"), FileState(b"theirs"))
+        first, second = (span.change for span in store.footprint().files["/etc/containerd/config.toml"].spans)
+        assert (first.before, first.after, second.before) == (
+            BEFORE,
+            FileState(b"ours"),
+            FileState(b"theirs"),
+        )
 
     def test_a_forgotten_run_gives_its_backups_up_and_says_so(self, tmp_path: Path) -> None:
         store = Store(tmp_path)

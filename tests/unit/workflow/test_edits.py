@@ -11,7 +11,7 @@ import pytest
 from gpunode.change import FileChange, FileState
 from gpunode.errors import Refused
 from gpunode.facts.derive import about_runtime
-from gpunode.journal.footprint import FileTrail
+from gpunode.journal.footprint import FileTrail, Span
 from gpunode.journal.store import Store
 from gpunode.runtimes import ConfigEdit, DesiredConfig, Edit, Files, ObservedConfig, RecordedEdit, Runtime, runtime
 from gpunode.steps.runtime_edits import Target
@@ -53,6 +53,10 @@ def test_a_file_keeps_mode_and_owner_and_a_drop_in_is_roots_and_no_more_readable
     assert (drop_in.mode, drop_in.uid, drop_in.gid) == (of_drop_in, 0, 4)
 
 
+def trail_of(*changes: FileChange) -> FileTrail:
+    return FileTrail(tuple(Span("runtime", "runtime-config", change, folders=change.folders) for change in changes))
+
+
 def test_a_drop_in_beside_a_configuration_of_a_users_own_is_that_users(store: Store) -> None:
     theirs, drop_in = "/home/ada/.config/containerd/config.toml", "/home/ada/.config/containerd/nvidia.toml"
     host = Machine({theirs: FileState(PLAIN, 0o600, 3, 4)})
@@ -72,7 +76,7 @@ def test_a_file_that_was_written_between_two_runs_goes_back_through_both() -> No
         return ConfigEdit((Edit(CONTAINERD, now, was.before if now == was.after else b"A, theirs"),))
 
     a, b, c, d = (FileState(text) for text in (b"A", b"B", b"B, theirs", b"D, theirs"))
-    trail = FileTrail((FileChange(CONTAINERD, a, b), FileChange(CONTAINERD, c, d)), "runtime")
+    trail = trail_of(FileChange(CONTAINERD, a, b), FileChange(CONTAINERD, c, d))
     row = replace(runtime("containerd"), unconfigure=unconfigure, inspect=lambda _files, _desired: ObservedConfig())
     plan = edits.unconfiguring(target(Machine({CONTAINERD: d}), row), {CONTAINERD: trail})
     assert asked == [
@@ -83,7 +87,7 @@ def test_a_file_that_was_written_between_two_runs_goes_back_through_both() -> No
 
 
 def test_what_is_forgotten_is_no_former_state() -> None:
-    forgotten = FileTrail((FileChange(CONTAINERD, None, FileState(b"")),), "runtime", forgotten=True)
+    forgotten = replace(trail_of(FileChange(CONTAINERD, None, FileState(b""))), forgotten=True)
     seen: list[Mapping[str, RecordedEdit]] = []
 
     def unconfigure(_files: Files, _: DesiredConfig, former: Mapping[str, RecordedEdit]) -> ConfigEdit:
@@ -99,7 +103,7 @@ def test_the_folder_that_was_made_for_a_drop_in_goes_with_it() -> None:
     span = FileChange(DROP_IN, None, FileState(b"x"), folders=("/etc/containerd/conf.d",))
     host = Machine({CONTAINERD: PLAIN})
     host.files[DROP_IN] = FileState(b"x")
-    trails = {DROP_IN: FileTrail((span,), "runtime")}
+    trails = {DROP_IN: trail_of(span)}
     row = replace(
         runtime("containerd"), unconfigure=lambda _files, _desired, _former: ConfigEdit((Edit(DROP_IN, b"x", None),))
     )

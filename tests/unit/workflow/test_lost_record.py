@@ -16,7 +16,7 @@ from gpunode.packages.deb.preferences import PIN_FILE, pin
 from gpunode.steps import blacklist, gpudirect, mig, mps
 from gpunode.workflow.reboot import resume_unit
 from gpunode.workflow.recovery import MARK, backlog, find_lost_record
-from gpunode.workflow.remove import find_remainder, removing
+from gpunode.workflow.remove import find_remainder, plan_removal
 from tests.unit.steps.machines import CUDA_LIST, CUDA_URI, machine
 from tests.unit.workflow.nodes import Node
 
@@ -56,7 +56,7 @@ def test_remove_ends_with_what_takes_them_away_by_hand(store: Store) -> None:
         files={PIN_FILE: PIN, BLACKLIST: BLACKLISTED, CUDA_LIST: f"deb {CUDA_URI} /\n".encode()},
     )
     host = Node(facts)
-    back = removing(store, host, facts)
+    back = plan_removal(store, host, facts)
     assert back.parts == ()
     failure = find_remainder(store, host, facts, back).failure
     assert isinstance(failure, VerifyFailed)

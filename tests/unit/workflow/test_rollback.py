@@ -16,7 +16,7 @@ from gpunode.host.local import LocalHost
 from gpunode.host.port import Settled
 from gpunode.journal.store import Store
 from gpunode.workflow.prospects import prospect
-from gpunode.workflow.rollback import RollbackResult, record_undone, rollback, undoing
+from gpunode.workflow.rollback import RollbackResult, plan_rollback, record_undone, rollback
 from gpunode.workflow.standing import named, newest, undone
 from tests.fakes.journals import forget
 from tests.unit.steps.machines import CONTAINERD, DAEMON_JSON, machine
@@ -61,7 +61,7 @@ def write(
 
 
 def undo(host: Node, store: Store, run: str, *, force: bool = False) -> RollbackResult:
-    back = undoing(store, host, run, force=force)
+    back = plan_rollback(store, host, run, force=force)
     return rollback(back, host, store, version="test", argv=(), tell=lambda _event: None)
 
 
@@ -93,16 +93,16 @@ def test_a_folder_that_a_killed_rollback_left_goes_with_the_next_one(store: Stor
     run.done(seq)
     run.commit("done")
     drop_in.unlink()  # killed here: the file has gone, and the folders that were made for it have not
-    rollback(undoing(store, host, run.id), host, store, version="test", argv=(), tell=lambda _event: None)
+    rollback(plan_rollback(store, host, run.id), host, store, version="test", argv=(), tell=lambda _event: None)
     assert list((tmp_path / "etc").iterdir()) == []
-    assert undoing(store, host, run.id).parts == ()
+    assert plan_rollback(store, host, run.id).parts == ()
 
 
 def test_an_edit_is_shown_and_kept_unless_it_is_forced(store: Store, host: Node) -> None:
     run = write(host, store)
     host.files[CONTAINERD] = EDITED
     with pytest.raises(Conflict) as caught:
-        undoing(store, host, run)
+        plan_rollback(store, host, run)
     assert "+edited" in caught.value.why
     assert "--force" in caught.value.hint
     assert host.files[CONTAINERD] == EDITED
@@ -132,7 +132,7 @@ def test_an_edit_is_kept_by_taking_out_the_runtime_that_the_run_added(
     run = write(host, store, FileState(ours), path=DAEMON_JSON, trigger=Trigger("reload", "docker.service"))
     host.files[DAEMON_JSON] = FileState(now)
     with pytest.raises(Conflict) as caught:
-        undoing(store, host, run)
+        plan_rollback(store, host, run)
     command = f"gpunode ctk runtime unconfigure --runtime=docker --root {store.root}"
     assert (command in caught.value.hint.splitlines()) is offered
     assert "--force" in caught.value.hint
@@ -143,19 +143,19 @@ def test_a_file_that_somebody_removed_or_chmodded_counts_as_edited(store: Store,
     for now in (None, replace(OURS, mode=0o600), replace(OURS, uid=1000)):
         host.files[CONTAINERD] = now
         with pytest.raises(Conflict, match="edited since"):
-            undoing(store, host, run)
+            plan_rollback(store, host, run)
 
 
 def test_a_file_that_is_as_before_already_needs_nothing(store: Store, host: Node) -> None:
     run = write(host, store)
     host.files[CONTAINERD] = FORMER
-    assert undoing(store, host, run).changes == ()
+    assert plan_rollback(store, host, run).changes == ()
 
 
 def test_a_run_that_was_cut_short_before_its_write_needs_nothing(store: Store, host: Node) -> None:
     run = write(host, store, finish=False)
     host.files[CONTAINERD] = FORMER
-    assert undoing(store, host, run).changes == ()
+    assert plan_rollback(store, host, run).changes == ()
 
 
 def test_a_run_that_was_cut_short_after_its_write_can_be_undone(store: Store, host: Node) -> None:
@@ -168,7 +168,7 @@ def test_a_later_run_on_the_same_file_comes_first(store: Store, host: Node) -> N
     first = write(host, store)
     second = write(host, store, FileState(b"theirs\n"))
     with pytest.raises(Conflict) as caught:
-        undoing(store, host, first)
+        plan_rollback(store, host, first)
     assert second in caught.value.what
     assert caught.value.hint == f"gpunode rollback 2 --root {store.root}"
     undo(host, store, second)
@@ -224,7 +224,7 @@ def test_rollback_owes_what_each_write_of_the_file_owed(store: Store, host: Node
 def test_packages_and_sources_stay_only_the_runtimes_configuration_comes_back(store: Store, host: Node) -> None:
     path = "/etc/apt/sources.list.d/cuda-debian12-x86_64.list"
     run = write(host, store, path=path, stage="sources")
-    assert undoing(store, host, run).changes == ()
+    assert plan_rollback(store, host, run).changes == ()
 
 
 def test_a_daemon_that_refuses_the_former_file_keeps_the_present_one(store: Store) -> None:
@@ -241,9 +241,9 @@ def test_running_containers_are_not_stopped_by_a_rollback_unasked(store: Store, 
     run = write(host, store, path=DAEMON_JSON, trigger=Trigger("restart", "docker.service"))
     host.docker_ps = Capture("docker ps", "ok", b"4f2 trainer\n")
     with pytest.raises(DrainRequired, match="1 running docker") as caught:
-        undoing(store, host, run)
+        plan_rollback(store, host, run)
     assert "--allow-disruption" in caught.value.hint
-    back = undoing(store, host, run, disrupt=True)
+    back = plan_rollback(store, host, run, disrupt=True)
     rollback(back, host, store, version="test", argv=(), tell=lambda _event: None)
     assert host.files[DAEMON_JSON] is None
 
@@ -252,12 +252,12 @@ def test_of_a_default_runtime_that_goes_docker_is_told_by_a_restart_alone(store:
     reload, restart = (Trigger(kind, "docker.service") for kind in ("reload", "restart"))
     document = b'{"runtimes": {"nvidia": {"path": "/n"}}, "default-runtime": "nvidia"}'
     run = write(host, store, FileState(document), path=DAEMON_JSON, trigger=reload)
-    assert undoing(store, host, run).files[0].triggers == {restart}
+    assert plan_rollback(store, host, run).files[0].triggers == {restart}
     host.docker_ps = Capture("docker ps", "ok", b"4f2 trainer\n")
     with pytest.raises(DrainRequired):
-        undoing(store, host, run)
+        plan_rollback(store, host, run)
     run = write(host, store, FileState(b'{"runtimes": {"nvidia": {"path": "/n"}}}'), path=DAEMON_JSON, trigger=reload)
-    assert undoing(store, host, run).files[0].triggers == {reload}
+    assert plan_rollback(store, host, run).files[0].triggers == {reload}
 
 
 def test_a_docker_that_is_down_is_what_a_rollback_is_for(store: Store, host: Node) -> None:
@@ -281,7 +281,7 @@ def test_a_file_that_cannot_be_read_is_not_overwritten(store: Store) -> None:
     host = Unreadable(machine(files={CONTAINERD: FORMER}))
     run = write(host, store)
     with pytest.raises(Undetermined, match="cannot be read") as caught:
-        undoing(store, host, run)
+        plan_rollback(store, host, run)
     assert "Input/output error" in caught.value.why
 
 
@@ -308,7 +308,7 @@ def test_a_run_of_which_nothing_is_left_counts_as_undone_and_hides_no_older_one(
     first = write(host, store)
     second = write(host, store, EDITED)
     host.files[CONTAINERD] = OURS  # by hand
-    assert undoing(store, host, second).parts == ()
+    assert plan_rollback(store, host, second).parts == ()
     for _ in range(2):
         record_undone(store, newest(store), version="test", argv=(), whole=False)
     assert len(store.runs()) == 3, "recorded once"

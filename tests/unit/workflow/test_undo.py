@@ -38,8 +38,8 @@ from gpunode.packages.simulation import Action, Simulation, is_removal
 from gpunode.workflow import standing
 from gpunode.workflow.apply import Applier
 from gpunode.workflow.events import silent
-from gpunode.workflow.remove import Remainder, find_remainder, removing
-from gpunode.workflow.rollback import RollbackResult, rollback, shortcoming, undoing
+from gpunode.workflow.remove import Remainder, find_remainder, plan_removal
+from gpunode.workflow.rollback import RollbackResult, plan_rollback, rollback, shortcoming
 from gpunode.workflow.undo import Undoing, leftovers
 from tests.fakes.journals import forget
 from tests.ids import ids
@@ -154,7 +154,7 @@ def undo(host: Machine, store: Store, back: Undoing) -> RollbackResult:
 
 class TestWholeRollback:
     def test_what_uses_a_thing_goes_before_the_thing(self, host: Machine, store: Store) -> None:
-        back = undoing(store, host, newest(store), now())
+        back = plan_rollback(store, host, newest(store), now())
         subjects = [one.subject for one in back.changes]
         assert subjects[:2] == [UNIT, CONTAINERD]
         assert set(subjects[2:5]) == {"nvidia-driver-cuda", "dkms", "nvidia-driver"}
@@ -162,11 +162,11 @@ class TestWholeRollback:
         assert (back.incomplete, back.notes, back.reboot) == (False, (), "")
 
     def test_it_can_be_rolled_back_in_the_order_of_a_setup(self, host: Machine, store: Store) -> None:
-        done = undo(host, store, undoing(store, host, newest(store), now()))
+        done = undo(host, store, plan_rollback(store, host, newest(store), now()))
         assert host.files[CONTAINERD] == FORMER
         assert host.files[CUDA_LIST] is None
         then = machine(packages={"nvidia-driver": OLD}, units={UNIT: unit(active=False, enabled=False)})
-        again = undoing(store, host, done.run, then)
+        again = plan_rollback(store, host, done.run, then)
         subjects = [one.subject for one in again.changes]
         assert subjects[0] == CUDA_LIST
         assert subjects.index("nvidia-driver-cuda") < subjects.index(CONTAINERD) < subjects.index(UNIT)
@@ -176,36 +176,36 @@ class TestWholeRollback:
         assert host.triggered[0] == REFRESH, "the index is read before packages are asked for"
 
     def test_to_undo_it_thrice_is_to_undo_it_once(self, host: Machine, store: Store) -> None:
-        first = undoing(store, host, newest(store), now())
+        first = plan_rollback(store, host, newest(store), now())
         bare = machine(packages={"nvidia-driver": OLD}, units={UNIT: unit(active=False, enabled=False)})
-        again = undoing(store, host, undo(host, store, first).run, bare)
-        third = undoing(store, host, undo(host, store, again).run, now())
+        again = plan_rollback(store, host, undo(host, store, first).run, bare)
+        third = plan_rollback(store, host, undo(host, store, again).run, now())
         assert [one.subject for one in third.changes] == [one.subject for one in first.changes]
 
     def test_daemons_read_what_came_back_and_the_initramfs_is_built_once(self, host: Machine, store: Store) -> None:
         host.triggered.clear()
-        undo(host, store, undoing(store, host, newest(store), now()))
+        undo(host, store, plan_rollback(store, host, newest(store), now()))
         assert host.triggered == [REFRESH, INITRAMFS, RESTART]
         assert store.owed() == {}
 
     def test_what_is_as_before_already_is_left_out(self, host: Machine, store: Store) -> None:
-        back = undoing(store, host, newest(store), now({"nvidia-driver": OLD, "dkms": PackageState("3")}))
+        back = plan_rollback(store, host, newest(store), now({"nvidia-driver": OLD, "dkms": PackageState("3")}))
         assert [str(change.id) for change in back.packages] == ["dkms"]
 
     def test_a_package_that_was_upgraded_since_goes_all_the_same(self, host: Machine, store: Store) -> None:
         newer = {**AFTER, "nvidia-driver-cuda": PackageState("580.200.01-1")}
-        back = undoing(store, host, newest(store), now(newer))
+        back = plan_rollback(store, host, newest(store), now(newer))
         assert PackageChange(PackageId("nvidia-driver-cuda"), newer["nvidia-driver-cuda"], None) in back.packages
 
     def test_what_others_need_now_stays_and_is_named(self, host: Machine, store: Store) -> None:
         host.files[STATUS] = FileState("".join((*map(paragraph, AFTER), paragraph("zfs-dkms", "dkms"))).encode())
-        back = undoing(store, host, newest(store), now())
+        back = plan_rollback(store, host, newest(store), now())
         assert "dkms" not in [str(change.id) for change in back.packages]
         assert back.remarks == ("dkms stays: zfs-dkms needs it now",)
 
     def test_what_the_archives_have_no_more_is_said_and_ends_as_not_whole(self, host: Machine, store: Store) -> None:
         host.archives = {"nvidia-driver": frozenset({"535.261.03-1"})}
-        back = undoing(store, host, newest(store), now())
+        back = plan_rollback(store, host, newest(store), now())
         assert "nvidia-driver" not in [str(change.id) for change in back.packages]
         assert back.notes == (
             f"nvidia-driver {OLD.version} cannot be restored: no archive has it any more (they have 535.261.03-1)",
@@ -215,20 +215,20 @@ class TestWholeRollback:
     def test_an_apt_that_would_do_something_else_is_refused_before_anything(self, host: Machine, store: Store) -> None:
         host.solver = lambda changes: Simulation((*_obeys(changes).actions, Action("remove", PackageId("kubelet"))))
         with pytest.raises(Refused, match="would not just restore") as refused:
-            undoing(store, host, newest(store), now())
+            plan_rollback(store, host, newest(store), now())
         assert "kubelet" in refused.value.why
         assert host.files[CONTAINERD] == OURS
 
     def test_what_apt_brings_along_is_journaled_with_it(self, host: Machine, store: Store) -> None:
         along = Action("install", PackageId("libnvidia-legacy"), "470.256.02-1")
         host.solver = lambda changes: Simulation((*_obeys(changes).actions, along))
-        back = undoing(store, host, newest(store), now())
+        back = plan_rollback(store, host, newest(store), now())
         assert (
             PackageChange(PackageId("libnvidia-legacy"), None, PackageState("470.256.02-1", auto=True)) in back.packages
         )
 
     def test_a_loaded_module_asks_for_a_reboot(self, host: Machine, store: Store) -> None:
-        back = undoing(store, host, newest(store), now(loaded=True))
+        back = plan_rollback(store, host, newest(store), now(loaded=True))
         assert "580.178.04" in back.reboot
         assert isinstance(shortcoming(undo(host, store, back)), RebootRequired)
 
@@ -238,8 +238,8 @@ class TestWholeRollback:
 
         def planned(*, disrupt: bool) -> Undoing:
             if verb == "remove":
-                return removing(store, host, now(), disrupt=disrupt)
-            return undoing(store, host, newest(store), now(), disrupt=disrupt)
+                return plan_removal(store, host, now(), disrupt=disrupt)
+            return plan_rollback(store, host, newest(store), now(), disrupt=disrupt)
 
         with pytest.raises(DrainRequired, match="take the driver from 1 process") as refused:
             planned(disrupt=False)
@@ -248,11 +248,11 @@ class TestWholeRollback:
 
     def test_a_plain_rollback_before_leaves_the_packages_to_be_undone(self, host: Machine, store: Store) -> None:
         run = newest(store)
-        plain = undoing(store, host, run)
+        plain = plan_rollback(store, host, run)
         rollback(plain, host, store, version="test", argv=(), tell=silent)
         chosen = standing.newest(store, whole=True)
         assert (chosen.run, chosen.is_undone(whole=False), chosen.is_undone(whole=True)) == (run, True, False)
-        whole = undoing(store, host, run, now())
+        whole = plan_rollback(store, host, run, now())
         assert CONTAINERD not in (one.subject for one in whole.changes)
         undo(host, store, whole)
         assert standing.newest(store, whole=True).is_undone(whole=True)
@@ -266,9 +266,9 @@ class TestWholeRollback:
             )
         )
         run.commit("done")
-        assert undoing(store, host, first).changes, "the configuration alone is no matter of packages"
+        assert plan_rollback(store, host, first).changes, "the configuration alone is no matter of packages"
         with pytest.raises(Conflict, match="later runs changed the same things") as refused:
-            undoing(store, host, first, now())
+            plan_rollback(store, host, first, now())
         assert refused.value.hint == f"gpunode rollback 2 --packages --root {store.root}"
 
     @pytest.mark.parametrize(
@@ -303,18 +303,18 @@ class TestWholeRollback:
             host.apply([change])
         facts = now({name: NEW for name in (package, path) if name not in made})
         with pytest.raises(Conflict, match="later run needs") as refused:
-            undoing(store, host, first.id, facts)
+            plan_rollback(store, host, first.id, facts)
         assert f"{path}, of run 2, needs {package}" in refused.value.why
         beyond = "" if path == DAEMON_JSON else " --packages"
         assert refused.value.hint == f"gpunode rollback 2{beyond} --root {store.root}"
 
         if path in made and path != UNIT:
             host.files[path] = None  # by hand: what is gone needs nothing
-            assert undoing(store, host, first.id, facts).parts
+            assert plan_rollback(store, host, first.id, facts).parts
             host.apply([upper])
-        back = undoing(store, host, second.id, None if path == DAEMON_JSON else facts)
+        back = plan_rollback(store, host, second.id, None if path == DAEMON_JSON else facts)
         rollback(back, host, store, version="test", argv=(), tell=silent, whole=path != DAEMON_JSON)
-        assert undoing(store, host, first.id, facts).parts
+        assert plan_rollback(store, host, first.id, facts).parts
 
     @pytest.mark.parametrize(("verb", "is_refused"), [("configure", True), ("unconfigure", False)])
     def test_a_run_that_took_a_runtime_out_needs_no_toolkit(self, store: Store, verb: Verb, is_refused: bool) -> None:
@@ -328,7 +328,7 @@ class TestWholeRollback:
         second.commit("done")
         host.apply([change])
         try:
-            assert undoing(store, host, first.id, now({toolkit: NEW})).packages
+            assert plan_rollback(store, host, first.id, now({toolkit: NEW})).packages
         except Conflict:
             assert is_refused
         else:
@@ -344,7 +344,7 @@ class TestWholeRollback:
         run.settle(RESTART)
         run.commit("done")
         facts = now({toolkit: NEW})
-        back = undoing(store, host, run.id, facts) if verb == "rollback" else removing(store, host, facts)
+        back = plan_rollback(store, host, run.id, facts) if verb == "rollback" else plan_removal(store, host, facts)
         assert triggers(back.packages) == (RESTART,)
 
     def test_an_older_version_takes_nothing_from_under_a_later_run(self, store: Store) -> None:
@@ -357,7 +357,7 @@ class TestWholeRollback:
         second.done(second.intend("runtime", "runtime-config", change))
         second.commit("done")
         host.apply([change])
-        assert undoing(store, host, first.id, now({toolkit: NEW})).packages
+        assert plan_rollback(store, host, first.id, now({toolkit: NEW})).packages
 
     @pytest.mark.parametrize("verb", ["rollback", "remove"])
     @pytest.mark.parametrize("after", [None, PackageState("1.5"), PackageState("1.6", config_files_only=True)])
@@ -374,8 +374,8 @@ class TestWholeRollback:
 
         def planned(*, disrupt: bool) -> Undoing:
             if verb == "remove":
-                return removing(store, host, now({runtime: there}), disrupt=disrupt)
-            return undoing(store, host, run.id, now({runtime: there}), disrupt=disrupt)
+                return plan_removal(store, host, now({runtime: there}), disrupt=disrupt)
+            return plan_rollback(store, host, run.id, now({runtime: there}), disrupt=disrupt)
 
         if verb == "remove" and after == PackageState("1.5"):
             assert not planned(disrupt=False).packages, "it was there before gpunode"
@@ -407,8 +407,8 @@ class TestWholeRollback:
 
         def planned() -> Undoing:
             if verb == "remove":
-                return removing(store, host, facts)
-            return undoing(store, host, run.id, facts)
+                return plan_removal(store, host, facts)
+            return plan_rollback(store, host, run.id, facts)
 
         with pytest.raises(DrainRequired, match="1 running docker container"):
             planned()
@@ -423,7 +423,11 @@ class TestWholeRollback:
         cut.close()
         host.docker_ps = Capture("docker ps", "ok", b"4f2 trainer\n")
         with pytest.raises(DrainRequired, match="1 running docker container"):
-            _ = removing(store, host, now(), owed=(owed,)) if verb == "remove" else undoing(store, host, run, now())
+            _ = (
+                plan_removal(store, host, now(), owed=(owed,))
+                if verb == "remove"
+                else plan_rollback(store, host, run, now())
+            )
 
     def test_what_needs_a_package_that_the_archives_lost_does_not_come_back_either(
         self, host: Machine, store: Store
@@ -441,7 +445,7 @@ class TestWholeRollback:
             if "needs-lost" in [str(change.id) for change in changes]
             else _obeys(changes)
         )
-        back = undoing(store, host, run.id, now())
+        back = plan_rollback(store, host, run.id, now())
         assert (back.packages, back.incomplete) == ((), True)
         assert "nor does what came with it: needs-lost" in back.notes
 
@@ -452,11 +456,11 @@ class TestWholeRollback:
         run.done(*run.intend_all("packages", CONFFILES, (FileChange(path, OURS, None),)))
         run.done(run.intend("packages", "conflicts", PackageChange(PackageId("nvidia-driver"), OLD, None)))
         run.commit("done")
-        assert path in (one.subject for one in undoing(store, host, run.id, now({})).changes)
+        assert path in (one.subject for one in plan_rollback(store, host, run.id, now({})).changes)
 
     def test_a_unit_whose_package_comes_back_first_is_started_again(self, host: Machine, store: Store) -> None:
-        done = undo(host, store, undoing(store, host, newest(store), now()))
-        again = undoing(store, host, done.run, machine(packages={"nvidia-driver": OLD}))
+        done = undo(host, store, plan_rollback(store, host, newest(store), now()))
+        again = plan_rollback(store, host, done.run, machine(packages={"nvidia-driver": OLD}))
         assert ServiceChange(UNIT, OFF, ON) in again.changes
 
     def test_another_version_of_the_driver_is_no_less_a_disruption(self, host: Machine, store: Store) -> None:
@@ -466,8 +470,8 @@ class TestWholeRollback:
         host.archives["libcuda1"] = frozenset({OLD.version})
         host.busy = Workloads(gpu=("812 (python3 train.py)",))
         with pytest.raises(DrainRequired, match="take the driver from 1 process"):
-            undoing(store, host, run.id, now({"libcuda1": NEW}))
-        back = undoing(store, host, run.id, now({"libcuda1": NEW}, loaded=True), disrupt=True)
+            plan_rollback(store, host, run.id, now({"libcuda1": NEW}))
+        back = plan_rollback(store, host, run.id, now({"libcuda1": NEW}, loaded=True), disrupt=True)
         assert "580.178.04" in back.reboot
 
     def test_what_a_killed_rollback_owes_the_next_one_settles(self, host: Machine, store: Store) -> None:
@@ -478,7 +482,7 @@ class TestWholeRollback:
         cut.close()
         host.apply([change])
         host.triggered.clear()
-        back = undoing(store, host, run)
+        back = plan_rollback(store, host, run)
         assert (back.parts, back.owed) == ((), (RESTART,))
         rollback(back, host, store, version="test", argv=(), tell=silent)
         assert host.triggered == [RESTART]
@@ -492,8 +496,8 @@ class TestWholeRollback:
             run.done(run.intend(stage, "step", FileChange(CONTAINERD, before, after, frozenset({RESTART}))))
         run.settle(RESTART)
         run.commit("failed")
-        assert undoing(store, host, run.id, now()).parts == ()
-        assert undoing(store, host, run.id).parts == ()
+        assert plan_rollback(store, host, run.id, now()).parts == ()
+        assert plan_rollback(store, host, run.id).parts == ()
 
     def test_an_edit_made_after_the_package_came_back_is_no_prey(self, host: Machine, store: Store) -> None:
         path, edited = "/etc/nvidia/old.conf", FileState(b"edited by hand\n")
@@ -503,9 +507,9 @@ class TestWholeRollback:
         host.files[path] = FileState(b"edited again\n")
         host.files[STATUS] = FileState(paragraph("nvidia-driver", conffile=path).encode())
         with pytest.raises(Conflict, match="edited since"):
-            undoing(store, host, run.id, now({"nvidia-driver": OLD}))
+            plan_rollback(store, host, run.id, now({"nvidia-driver": OLD}))
         host.files[path] = edited
-        assert undoing(store, host, run.id, now({"nvidia-driver": OLD})).parts == ()
+        assert plan_rollback(store, host, run.id, now({"nvidia-driver": OLD})).parts == ()
 
     def test_a_configuration_file_that_was_purged_with_its_package_comes_back_edited_as_it_was(
         self, host: Machine, store: Store
@@ -515,7 +519,7 @@ class TestWholeRollback:
         run.done(*run.intend_all("packages", CONFFILES, (FileChange(path, edited, None),)))
         run.done(run.intend("packages", "conflicts", PackageChange(PackageId("nvidia-driver"), OLD, None)))
         run.commit("done")
-        back = undoing(store, host, run.id, now({}))
+        back = plan_rollback(store, host, run.id, now({}))
         assert [one.subject for one in back.changes] == ["nvidia-driver", path]
         host.files[path] = FileState(b"as the package ships it\n")  # apt has brought it meanwhile
         undo(host, store, back)
@@ -530,7 +534,7 @@ class TestWholeRollback:
         run.done(run.intend("packages", "conflicts", PackageChange(PackageId("nvidia-driver"), OLD, None)))
         run.commit("done")
         host.archives = {}
-        back = undoing(store, host, run.id, now({}))
+        back = plan_rollback(store, host, run.id, now({}))
         assert back.incomplete
         done = undo(host, store, back)
         assert host.files.get(path) is None
@@ -542,9 +546,9 @@ class TestWholeRollback:
         host.files[STATUS] = FileState(
             "".join((paragraph("nvidia-driver-cuda"), paragraph("dkms", conffile=path))).encode()
         )
-        done = undo(host, store, undoing(store, host, newest(store), now()))
+        done = undo(host, store, plan_rollback(store, host, newest(store), now()))
         host.files[path] = None
-        again = undoing(store, host, done.run, machine(units={UNIT: unit(active=False, enabled=False)}))
+        again = plan_rollback(store, host, done.run, machine(units={UNIT: unit(active=False, enabled=False)}))
         assert FileChange(path, None, edited) in again.files
 
     @pytest.mark.parametrize("is_edited", [False, True])
@@ -558,14 +562,14 @@ class TestWholeRollback:
         run.commit("done")
         host.files[path] = FileState(b"edited\n") if is_edited else shipped
         host.archives["driver"] = frozenset({OLD.version})
-        back = undoing(store, host, run.id, now({"driver": NEW}))
+        back = plan_rollback(store, host, run.id, now({"driver": NEW}))
         text = f"Package: driver\nStatus: install ok installed\nVersion: 1\nConffiles:\n {path} {sum_}"
         host.files[STATUS] = FileState(text.encode())
         host.after_packages = {STATUS: FileState(f"{text} obsolete\n".encode())}
         done = undo(host, store, back)
         assert (host.files[path] is None) is not is_edited
         host.after_packages = {}  # dpkg takes a missing configuration file for one that somebody deleted
-        undo(host, store, undoing(store, host, done.run, now({"driver": OLD})))
+        undo(host, store, plan_rollback(store, host, done.run, now({"driver": OLD})))
         assert host.files[path] == (FileState(b"edited\n") if is_edited else shipped)
         assert path not in store.footprint().files
 
@@ -610,32 +614,32 @@ class TestRemove:
 
         monkeypatch.setattr(host, "check", check)
         with pytest.raises(Refused, match="does not take it"):
-            undo(host, store, removing(store, host, now()))
+            undo(host, store, plan_removal(store, host, now()))
         assert host.files[CONTAINERD] == edited
 
     def test_everything_goes_that_was_added_and_what_was_there_is_as_before(self, host: Machine, store: Store) -> None:
-        back = removing(store, host, now())
+        back = plan_removal(store, host, now())
         assert {str(change.id): change.after for change in back.packages} == {"nvidia-driver-cuda": None, "dkms": None}
         undo(host, store, back)
         assert (host.files[CONTAINERD], host.files[CUDA_LIST], host.files[BLACKLIST]) == (FORMER, None, None)
 
     def test_what_was_purged_is_named_and_does_not_come_back(self, host: Machine, store: Store) -> None:
-        back = removing(store, host, now())
+        back = plan_removal(store, host, now())
         assert "gpunode purged these packages and does not reinstall them: nvidia-driver" in back.notes
 
     def test_an_edit_of_years_ago_stays(self, host: Machine, store: Store) -> None:
         host.files[CONTAINERD] = FileState(b"# mine, edited\nnvidia = true\n")
-        back = removing(store, host, now())
+        back = plan_removal(store, host, now())
         assert [c.after for c in back.files if c.path == CONTAINERD] == [FileState(b"# mine, edited\n")]
         assert any("the edits stay" in note for note in back.notes)
 
     def test_an_edit_of_gpunodes_own_lines_is_a_conflict_unless_forced(self, host: Machine, store: Store) -> None:
         host.files[CONTAINERD] = FileState(b"# mine\nnvidia = false\n")
         with pytest.raises(Conflict, match="was edited since") as refused:
-            removing(store, host, now())
+            plan_removal(store, host, now())
         assert "+nvidia = false" in refused.value.why
         assert "-nvidia = true" in refused.value.why
-        forced = removing(store, host, now(), force=True)
+        forced = plan_removal(store, host, now(), force=True)
         assert [c.after for c in forced.files if c.path == CONTAINERD] == [FORMER]
 
     def test_an_edit_between_two_setups_stays_too(self, host: Machine, store: Store) -> None:
@@ -645,12 +649,12 @@ class TestRemove:
         run.done(run.intend("runtime", "step", again))
         run.commit("done")
         host.files[CONTAINERD] = again.after if isinstance(again.after, FileState) else None
-        back = removing(store, host, now())
+        back = plan_removal(store, host, now())
         assert [c.after for c in back.files if c.path == CONTAINERD] == [FileState(b"# mine\n# theirs\n")]
 
     def test_a_file_that_gpunode_made_goes_but_for_what_others_added(self, host: Machine, store: Store) -> None:
         host.files[CUDA_LIST] = FileState(b"deb x\ndeb theirs\n")
-        back = removing(store, host, now())
+        back = plan_removal(store, host, now())
         assert [c.after for c in back.files if c.path == CUDA_LIST] == [FileState(b"deb theirs\n")]
 
     @pytest.mark.parametrize(
@@ -674,9 +678,9 @@ class TestRemove:
         host.files[DAEMON_JSON] = FileState(document)
         if left is None:
             with pytest.raises(Conflict):
-                removing(store, host, now())
+                plan_removal(store, host, now())
             return
-        back = removing(store, host, now())
+        back = plan_removal(store, host, now())
         assert [c.after for c in back.files if c.path == DAEMON_JSON] == [FileState(left)]
         assert ("made the default runtime since" in " ".join(back.notes)) is (b"default" in document)
 
@@ -693,30 +697,30 @@ class TestRemove:
         cut.intend("runtime", "step", FileChange(CONTAINERD, second, OURS, frozenset({RESTART})))
         cut.close()
         host.files[CONTAINERD] = OURS if is_made else second
-        back = removing(store, host, now())
+        back = plan_removal(store, host, now())
         assert [c.after for c in back.files if c.path == CONTAINERD] == [FORMER]
 
     def test_a_file_that_somebody_removed_stays_removed(self, host: Machine, store: Store) -> None:
         host.files[CONTAINERD] = None
-        assert CONTAINERD not in (one.subject for one in removing(store, host, now()).changes)
+        assert CONTAINERD not in (one.subject for one in plan_removal(store, host, now()).changes)
 
     def test_of_what_was_forgotten_goes_what_is_gpunodes_by_its_hash(self, host: Machine, store: Store) -> None:
         forget(store, newest(store))
-        back = removing(store, host, now())
+        back = plan_removal(store, host, now())
         assert {change.path for change in back.files} == {CUDA_LIST, BLACKLIST}, "there was nothing before gpunode"
         assert any(CONTAINERD in note and "deleted" in note for note in back.remarks)
         host.files[CUDA_LIST] = FileState(b"deb theirs\n")
-        assert CUDA_LIST not in (one.subject for one in removing(store, host, now()).changes)
+        assert CUDA_LIST not in (one.subject for one in plan_removal(store, host, now()).changes)
 
     def test_what_the_user_installed_after_an_undo_is_the_users(self, host: Machine, store: Store) -> None:
-        undo(host, store, undoing(store, host, newest(store), now()))
-        back = removing(store, host, machine(packages={"dkms": PackageState("3")}))
+        undo(host, store, plan_rollback(store, host, newest(store), now()))
+        back = plan_removal(store, host, machine(packages={"dkms": PackageState("3")}))
         assert back.packages == ()
 
     def test_a_driver_that_others_need_keeps_what_it_is_run_with(self, host: Machine, store: Store) -> None:
         needs = paragraph("cuda-app", "nvidia-driver-cuda")
         host.files[STATUS] = FileState("".join((*map(paragraph, AFTER), needs)).encode())
-        for back in (removing(store, host, now()), undoing(store, host, newest(store), now())):
+        for back in (plan_removal(store, host, now()), plan_rollback(store, host, newest(store), now())):
             subjects = {one.subject for one in back.changes}
             assert subjects.isdisjoint({BLACKLIST, CUDA_LIST, UNIT, "nvidia-driver-cuda"})
             assert CONTAINERD in subjects
@@ -738,7 +742,7 @@ class TestRemove:
         facts = machine(packages={"nvidia-driver-cuda": NEW}, files={CUDA_LIST: ours, CUDA_KEYRING: key})
 
         host.files[STATUS] = FileState((driver + paragraph("cuda-app", "nvidia-driver-cuda")).encode())
-        for back in (removing(store, host, facts), undoing(store, host, run.id, facts)):
+        for back in (plan_removal(store, host, facts), plan_rollback(store, host, run.id, facts)):
             assert back.parts == ()
             notes = {one.subject: one.how for one in back.kept}
             assert f"{CUDA_LIST}:1 is for the same archive" in notes[theirs]
@@ -748,7 +752,7 @@ class TestRemove:
             assert notes[CUDA_KEYRING] == f"stays: {CUDA_LIST} names it"
 
         host.files[STATUS] = FileState(driver.encode())
-        back = removing(store, host, facts)
+        back = plan_removal(store, host, facts)
         assert {one.subject for one in back.changes} == {*files, "nvidia-driver-cuda"}, (
             "without the driver all is as before"
         )
@@ -761,7 +765,7 @@ class TestRemove:
             run = store.begin("setup", version="test")
             run.done(run.intend("sources", "cuda-repository", FileChange(CUDA_KEYRING, former, key)))
             run.commit("done")
-            back = undoing(store, host, run.id, machine(files={CUDA_KEYRING: key, theirs: listed}))
+            back = plan_rollback(store, host, run.id, machine(files={CUDA_KEYRING: key, theirs: listed}))
             assert [change.after for change in back.files] == ([former] if former else [])
             assert (f"{CUDA_KEYRING} stays: {theirs} names it" in back.remarks) is (former is None)
 
@@ -776,7 +780,7 @@ class TestRemove:
         run.done(run.intend("packages", "marks", PackageChange(PackageId("nvidia-persistenced"), before, after)))
         run.commit("done")
         state = PackageState("2", auto=now_auto)
-        back = removing(store, host, now({**AFTER, "nvidia-persistenced": state}))
+        back = plan_removal(store, host, now({**AFTER, "nvidia-persistenced": state}))
         marks = [change.after for change in back.packages if str(change.id) == "nvidia-persistenced"]
         assert marks == ([] if back_to_auto is None else [PackageState("2", auto=back_to_auto)])
 
@@ -785,14 +789,14 @@ class TestRemove:
         run = store.begin("setup", version="test")
         run.done(run.intend("packages", "driver", PackageChange(PackageId("nvidia-persistenced"), before, after)))
         run.commit("done")
-        back = removing(store, host, now({**AFTER, "nvidia-persistenced": PackageState("2")}))
+        back = plan_removal(store, host, now({**AFTER, "nvidia-persistenced": PackageState("2")}))
         assert "nvidia-persistenced" not in (one.subject for one in back.changes)
 
     def test_failure_that_the_journal_has_no_room_for_is_still_what_is_told(
         self, host: Machine, store: Store, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """On a full disk nobody says that a change was made which was not."""
-        back = removing(store, host, now())
+        back = plan_removal(store, host, now())
         host.files[STATUS] = FileState(
             "".join(
                 paragraph(name).replace("Version: 1", f"Version: {one.version}") for name, one in AFTER.items()
@@ -814,24 +818,24 @@ class TestRemove:
 
         assert failed.value.what == "could not change the packages"
         assert "the journal could not record the end of this run" in failed.value.why
-        assert {str(change.id) for change in removing(store, host, now()).packages} == set(AFTER)
+        assert {str(change.id) for change in plan_removal(store, host, now()).packages} == set(AFTER)
 
     def test_an_enrolled_key_is_named_with_what_takes_it_out(self, host: Machine, store: Store) -> None:
         host.enrolled = "/var/lib/dkms/mok.pub"
-        (note,) = (note for note in removing(store, host, now()).notes if "Secure Boot" in note)
+        (note,) = (note for note in plan_removal(store, host, now()).notes if "Secure Boot" in note)
         assert "mokutil --delete /var/lib/dkms/mok.pub" in note
 
     def test_a_second_removal_finds_nothing(self, host: Machine, store: Store) -> None:
-        back = removing(store, host, now())
+        back = plan_removal(store, host, now())
         rollback(back, host, store, version="test", argv=(), tell=silent, verb="remove", whole=True)
-        assert removing(store, host, machine()).parts == ()
+        assert plan_removal(store, host, machine()).parts == ()
 
 
 class TestRemainder:
     """What a removal finds at its end, by looking."""
 
     def removed(self, host: Machine, store: Store) -> Undoing:
-        back = removing(store, host, now())
+        back = plan_removal(store, host, now())
         rollback(back, host, store, version="test", argv=(), tell=silent, verb="remove", whole=True)
         return back
 
@@ -855,7 +859,7 @@ class TestRemainder:
     def test_what_came_again_since_is_named(self, host: Machine, store: Store) -> None:
         self.removed(host, store)
         host.files[BLACKLIST] = FileState(b"blacklist nouveau\n")
-        nothing = removing(store, host, now({"dkms": PackageState("3")}))
+        nothing = plan_removal(store, host, now({"dkms": PackageState("3")}))
         assert nothing.parts == ()
         left = find_remainder(store, host, now({"dkms": PackageState("3")}), nothing)
         assert left.failure is None

@@ -1,0 +1,424 @@
+"""What takes changes back, compared with the node as it is: one plan for rollback and remove.
+
+A rollback takes back the footprint of one run, remove that of all of them. They differ in what becomes of a file that
+somebody edited since, and in whether packages that were there before come back, too.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+from gpunode.catalog.conflicts import driver_packages
+from gpunode.change import (
+    CONFFILES,
+    CONFIGURATION,
+    OBSOLETE,
+    FileChange,
+    FileState,
+    PackageChange,
+    PackageState,
+    RuntimeExpectation,
+    ServiceChange,
+    ServiceState,
+    Trigger,
+)
+from gpunode.errors import Conflict, Refused
+from gpunode.facts.evidence import Probe
+from gpunode.facts.model import Facts, Known, Unknown
+from gpunode.host.port import Host
+from gpunode.journal.footprint import FileTrail, Footprint, Span
+from gpunode.package_id import PackageId
+from gpunode.packages import Database
+from gpunode.packages.simulation import is_removal
+from gpunode.redaction.evidence import without_secrets
+from gpunode.runtimes import RUNTIMES, DesiredConfig
+from gpunode.workflow import mig_layouts, present
+from gpunode.workflow.converge import DEPENDENCIES
+from gpunode.workflow.disruption import DOCKER, refuse_undoing
+from gpunode.workflow.source_lists import keep_sources_readable
+from gpunode.workflow.undo import KeptItem, Part, Undoing, completed, installed, replaces
+
+
+@dataclass(frozen=True, slots=True)
+class RestoredFile:
+    """A file without what gpunode did to it.
+
+    Attributes:
+        is_merged: whether somebody's edits stay in it.
+        notes: what the user should know of it.
+    """
+
+    state: FileState | None
+    is_merged: bool = False
+    notes: tuple[str, ...] = ()
+
+
+# Of a span of a file and what is there instead of it: the file without the span; None to leave it as it is.
+ResolveEdit: TypeAlias = Callable[[Span[FileChange], FileState | None], RestoredFile | None]
+
+
+@dataclass(frozen=True, slots=True)
+class UndoRequest:
+    """What is to be taken back, and how.
+
+    Attributes:
+        of: the run; empty for all of them.
+        resolve_edit: called for a file that is in no state in which gpunode left it.
+        restores_packages: whether packages that gpunode purged or changed come back; else only what it added goes.
+        is_redo: whether it takes back a rollback, so that changes are made in the order of a setup.
+        force: whether a GPU gets its former MIG layout although somebody has changed it since.
+        disrupt: whether containers may be stopped, and the driver taken from processes that use a GPU.
+        owed: what earlier runs owe and none has settled.
+    """
+
+    of: str
+    footprint: Footprint
+    resolve_edit: ResolveEdit
+    restores_packages: bool
+    is_redo: bool = False
+    force: bool = False
+    disrupt: bool = False
+    owed: tuple[Trigger, ...] = ()
+
+
+def plan_undo(request: UndoRequest, host: Host, facts: Facts, backup_of: Callable[[bytes], str]) -> Undoing:
+    """Return what takes back the whole footprint.
+
+    Args:
+        request: what is to be taken back.
+        host: the node.
+        facts: of it.
+        backup_of: where the backup with this content is.
+
+    Raises:
+        Conflict: somebody edited what gpunode wrote.
+        DrainRequired: containers would be stopped, or processes lose the driver.
+        Refused: the package manager would do something else.
+    """
+    footprint, there = request.footprint, installed(facts)
+    files, notes, unknown = _restore_files(request, host, footprint.files)
+    layouts, unchanged = mig_layouts.plan_restore(host, footprint.layouts, force=request.force)
+    wanted = {
+        package: span.change.before
+        for package, span in footprint.packages.items()
+        if request.restores_packages or _is_absent(span.change.before)
+    }
+    packages, needed = packages_back(wanted, there, present.database(host))
+    lost: tuple[str, ...] = ()
+    if not request.restores_packages:
+        packages = (*packages, *_restore_marks(footprint, there))
+    if not request.is_redo:
+        # The other way round, the archives that have the packages are yet to come back.
+        packages, lost = obtainable(host, packages)
+        packages = completed(host, packages)
+    is_coming = request.is_redo and any(change.settled is not None for change in packages)
+    units = (_restore_unit(facts, span, is_coming=is_coming) for span in footprint.units.values())
+    parts = (*files, *layouts, *_package_parts(footprint, packages), *filter(None, units))
+    parts, serving = with_the_driver(parts, packages, wanted, there)
+    ordered = redo_order(parts) if request.is_redo else undo_order(parts)
+    parts, kept = keep_sources_readable(ordered, (*unknown, *needed, *serving), facts, backup_of)
+    if not request.disrupt:
+        refuse_undoing([part.change for part in parts], request.owed, facts.unit(DOCKER), host)
+    return Undoing(
+        request.of,
+        parts,
+        (*notes, *unchanged, *lost),
+        incomplete=bool(unchanged or lost),
+        reboot=reboot_reason(facts, packages),
+        owed=request.owed,
+        kept=kept,
+    )
+
+
+def plan_configuration_undo(request: UndoRequest, host: Host) -> Undoing:
+    """Return what takes back the configuration of runtimes and the MIG layouts, newest first, and nothing else.
+
+    Raises:
+        as ``plan_undo``.
+    """
+    footprint = request.footprint
+    trails = {path: trail for path, trail in footprint.files.items() if trail.spans[0].stage == CONFIGURATION}
+    spans = {gpu: span for gpu, span in footprint.layouts.items() if span.stage == CONFIGURATION}
+    files, notes, kept = _restore_files(request, host, trails)
+    layouts, unchanged = mig_layouts.plan_restore(host, spans, force=request.force)
+    parts = (*files, *layouts)
+    if not request.disrupt:
+        refuse_undoing([part.change for part in parts], request.owed, Unknown("not asked", "units"), host)
+    notes = (*notes, *unchanged)
+    return Undoing(request.of, parts, notes, bool(unchanged), owed=request.owed, kept=kept)
+
+
+def _restore_files(
+    request: UndoRequest, host: Host, trails: Mapping[str, FileTrail]
+) -> tuple[tuple[Part, ...], tuple[str, ...], tuple[KeptItem, ...]]:
+    parts = [*_restore_conffiles(request.footprint.conffiles, host, force=request.force)]
+    notes: list[str] = []
+    kept: list[KeptItem] = []
+    for path, trail in reversed(tuple(trails.items())):
+        now = present.state(host, path)
+        if trail.forgotten and now is not None and not _is_gpunodes_alone(trail, now, force=request.force):
+            kept.append(KeptItem(path, "stays as it is: its backup was deleted"))
+            continue
+        restored = RestoredFile(None) if trail.forgotten else _take_back(trail, now, request.resolve_edit)
+        first, folders = trail.spans[0], tuple(dict.fromkeys(f for span in trail.spans for f in span.folders))
+        if restored.state == now and not (now is None and _outlived(host, folders)):
+            continue
+        owes = frozenset[Trigger]().union(*(span.change.triggers for span in trail.spans))
+        change = read_again(FileChange(path, now, restored.state, owes, folders))
+        parts.append(Part(first.stage, first.step, change, _expectation(path) if restored.is_merged else None))
+        notes += restored.notes
+    return tuple(parts), tuple(notes), tuple(kept)
+
+
+def _is_gpunodes_alone(trail: FileTrail, now: FileState, *, force: bool) -> bool:
+    """Return whether nobody else's content is in a file whose backups are gone."""
+    return trail.spans[0].change.before is None and (force or now.digested().content.decode() == trail.left)
+
+
+def _take_back(trail: FileTrail, now: FileState | None, resolve_edit: ResolveEdit) -> RestoredFile:
+    """Return the file without gpunode's changes, the newest taken out first."""
+    found = RestoredFile(now)
+    for span in reversed(trail.spans):
+        if span.left(found.state):
+            found = replace(found, state=span.change.before)
+        elif found.state != span.change.before:  # else it did not happen: its run was cut short; or somebody undid it
+            resolved = resolve_edit(span, found.state)
+            if resolved is None:
+                return found
+            found = replace(resolved, notes=(*found.notes, *resolved.notes))
+    return found
+
+
+def _outlived(host: Host, folders: Sequence[str]) -> bool:
+    """Return whether a folder that was made for a file is still there: an undo was stopped before it was removed."""
+    return any(host.look(Probe(folder, glob=folder, contents=False)).data for folder in folders)
+
+
+def _expectation(path: str) -> RuntimeExpectation | None:
+    """Return that the runtime whose file it is can read it."""
+    return next((RuntimeExpectation(row.id, row.config) for row in RUNTIMES if path in {row.config, row.drop_in}), None)
+
+
+def read_again(change: FileChange) -> FileChange:
+    """``change``, owing a restart in place of a reload where a reload would not bring it into the running daemon.
+
+    What SIGHUP brought in it need not take out: dockerd keeps the default runtime that its file names no more.
+    """
+    reloads = frozenset(trigger for trigger in change.triggers if trigger.kind == "reload")
+    if not reloads or _taken_on_reload(change):
+        return change
+    restarts = {Trigger("restart", trigger.target) for trigger in reloads}
+    return replace(change, triggers=(change.triggers - reloads) | restarts)
+
+
+def _taken_on_reload(change: FileChange) -> bool:
+    from gpunode.runtimes import docker  # only where a file of docker's comes back
+
+    before, after = (
+        {change.path: state.content} if isinstance(state, FileState) else {} for state in (change.before, change.after)
+    )
+    try:
+        return docker.takes_on_reload(before, after, DesiredConfig(config=change.path))
+    except Refused:
+        return False  # one of the two is no configuration, so nobody knows what the daemon has of it
+
+
+def _restore_conffiles(spans: Iterable[Span[FileChange]], host: Host, *, force: bool) -> Iterator[Part]:
+    """Yield what restores the configuration files of purged packages.
+
+    Raises:
+        Conflict: a package is back, and somebody has edited its file since.
+    """
+    backed_up = [(span, back) for span in spans if (back := span.change.inverse()) and back.after is not None]
+    shipped = present.database(host).shipped() if backed_up else {}
+    for span, back in backed_up:
+        now = present.state(host, back.path)
+        if now is None or (now != back.after and (force or shipped.get(back.path) in (None, md5(now.content)))):
+            yield Part(span.stage, span.step, back)
+        elif now != back.after:
+            raise edited(back, now)
+
+
+def md5(content: bytes) -> str:
+    """Return the sum that a package database notes of a configuration file."""
+    return hashlib.md5(content, usedforsecurity=False).hexdigest()
+
+
+def edited(change: FileChange, now: FileState | None, keep: str = "") -> Conflict:
+    """Return the error for a file that somebody edited, with the two ways from gpunode's version to the others.
+
+    Args:
+        change: what would take gpunode's version back.
+        now: what is there.
+        keep: the command that takes gpunode's part out of it and keeps the edits; empty where there is none.
+    """
+    edit, back = (
+        "\n".join(without_secrets(one).diff()) or "(only secrets differ)"
+        for one in (FileChange(change.path, change.before, now), change)
+    )
+    by_hand = "undo the second by hand and keep the first"
+    return Conflict(
+        f"{change.path} was edited since gpunode wrote it",
+        why=f"the edit of gpunode's version:\n{edit}\nwhat a rollback of gpunode's version would do:\n{back}",
+        hint=(f"remove what gpunode added and keep the edits:\n{keep}\n" if keep else f"{by_hand};\n")
+        + "or add --force: the edited file is backed up first, and rolling that run back restores it",
+    )
+
+
+def undo_order(parts: Iterable[Part]) -> tuple[Part, ...]:
+    """Return ``parts`` in the order in which a setup is undone: what uses a thing goes before the thing.
+
+    A daemon's configuration before the packages that it names, the blacklist of nouveau after the driver. The archives
+    and pins go last, so that packages can be fetched, and simulated, while they are there.
+    """
+    return tuple(sorted(parts, key=lambda part: part.change.undo_rank(part.stage, part.step)))
+
+
+def redo_order(parts: Iterable[Part]) -> tuple[Part, ...]:
+    """Return ``parts`` in the order in which a setup makes such changes: to undo a rollback."""
+    return tuple(sorted(parts, key=lambda part: part.change.redo_rank(part.stage, part.step)))
+
+
+def packages_back(
+    wanted: Mapping[PackageId, PackageState | None], installed: Mapping[PackageId, PackageState], database: Database
+) -> tuple[tuple[PackageChange, ...], tuple[KeptItem, ...]]:
+    """What brings the packages to ``wanted``, and those that stay because others need them now.
+
+    Args:
+        wanted: the state of each; None for what was not there.
+        installed: the packages that there are.
+        database: of the node, as it is now.
+    """
+    changes = [
+        PackageChange(package, installed.get(package), state)
+        for package, state in wanted.items()
+        if not _is_so(installed.get(package), state)
+    ]
+    leaving = [change.id for change in changes if is_removal(change)]
+    changing = [change.id for change in changes if not is_removal(change)]
+    staying = database.needed(leaving, changing)
+    kept = tuple(KeptItem(str(package), f"stays: {by} needs it now") for package, by in sorted(staying.items()))
+    return tuple(change for change in changes if change.id not in staying), kept
+
+
+def _is_absent(state: PackageState | None) -> bool:
+    return state is None or state.config_files_only
+
+
+def _restore_marks(footprint: Footprint, there: Mapping[PackageId, PackageState]) -> Iterator[PackageChange]:
+    """Yield what gives packages that were there before gpunode their marks back: automatic or manual, held or not.
+
+    What somebody marked otherwise since stays so.
+    """
+    for package, span in footprint.packages.items():
+        before, now, after = span.change.before, there.get(package), span.change.settled
+        if before is None or before.config_files_only or now is None or now.config_files_only:
+            continue
+        is_gpunodes = after is None or not span.is_known or (now.auto, now.held) == (after.auto, after.held)
+        if is_gpunodes and (now.auto, now.held) != (before.auto, before.held):
+            yield PackageChange(package, now, replace(now, auto=before.auto, held=before.held))
+
+
+def _package_parts(footprint: Footprint, packages: Iterable[PackageChange]) -> Iterator[Part]:
+    for change in packages:
+        span = footprint.packages.get(change.id)
+        if span is None:
+            yield Part("packages", DEPENDENCIES, change)
+        else:
+            yield Part(span.stage, span.step, replace(change, triggers=span.change.triggers))
+
+
+def with_the_driver(
+    parts: Sequence[Part],
+    packages: Sequence[PackageChange],
+    wanted: Mapping[PackageId, PackageState | None],
+    there: Collection[PackageId],
+) -> tuple[tuple[Part, ...], tuple[KeptItem, ...]]:
+    """``parts`` without what a driver that stays is run with: its blacklist, archive, key, pin and units; and why."""
+    going = {change.id for change in packages}
+    staying = {one for one, state in wanted.items() if state is None and one in there and one not in going}
+    if not (drivers := sorted(driver_packages(staying))):
+        return tuple(parts), ()
+    serving = [part for part in parts if _serves_packages(part)]
+    kept = tuple(KeptItem(part.change.subject, f"stays with {drivers[0]}") for part in serving)
+    return tuple(part for part in parts if part not in serving), kept
+
+
+def _serves_packages(part: Part) -> bool:
+    match part.change:
+        case FileChange(after=None):
+            return part.stage != CONFIGURATION and part.step not in (CONFFILES, OBSOLETE)
+        case ServiceChange(after=after):
+            return not after.active or not after.enabled
+        case _:
+            return False
+
+
+def _is_so(present: PackageState | None, wanted: PackageState | None) -> bool:
+    """Whether a package is as wanted already; nothing brings back the mere residue of a removed one."""
+    if wanted is None or wanted.config_files_only:
+        return present is None or (wanted is not None and present.config_files_only)
+    return present == wanted
+
+
+def obtainable(host: Host, changes: Sequence[PackageChange]) -> tuple[tuple[PackageChange, ...], tuple[str, ...]]:
+    """``changes`` without those to versions that no archive has any more, and a note for each of these.
+
+    Where what is left needs one of them, nothing comes back: a removal must not hang on that.
+    """
+    coming = [change for change in changes if _is_fetched(change)]
+    offered = host.offered([change.id for change in coming])
+    gone = [change for change in coming if _version(change) not in offered.get(change.id, ())]
+    if not gone:
+        return tuple(changes), ()
+    notes = tuple(_lost(change, sorted(offered.get(change.id, ()))) for change in gone)
+    rest = tuple(change for change in changes if change not in gone)
+    simulation = host.simulate(rest) if rest else None
+    if simulation is None or not simulation.problem:
+        return rest, notes
+    left = [change for change in coming if change not in gone]
+    also = f"nor does what came with it: {', '.join(str(change.id) for change in left)}"
+    return tuple(change for change in rest if change not in left), (*notes, also)
+
+
+def _is_fetched(change: PackageChange) -> bool:
+    state = change.settled
+    is_there = change.before is not None and state is not None and change.before.version == state.version
+    return state is not None and not state.config_files_only and not is_there
+
+
+def _version(change: PackageChange) -> str:
+    state = change.settled
+    return state.version if state else ""
+
+
+def _lost(change: PackageChange, offered: Sequence[str]) -> str:
+    others = f" (they have {', '.join(offered)})" if offered else ""
+    return f"{change.id} {_version(change)} cannot be restored: no archive has it any more{others}"
+
+
+def _restore_unit(facts: Facts, span: Span[ServiceChange], *, is_coming: bool) -> Part | None:
+    """Return what brings a unit from what it is now to what it was; None if it is so, or the unit is gone.
+
+    Args:
+        facts: of the node.
+        span: of the unit.
+        is_coming: whether its package may be among those that come back before it.
+    """
+    back, fact = span.change.inverse(), facts.unit(span.change.unit)
+    if is_coming and isinstance(fact, Known) and not fact.value.exists:
+        return Part(span.stage, span.step, replace(back, before=ServiceState(enabled=False, active=False)))
+    if not isinstance(fact, Known) or not fact.value.exists or fact.value.state == back.after:
+        return None
+    return Part(span.stage, span.step, replace(back, before=fact.value.state))
+
+
+def reboot_reason(facts: Facts, packages: Sequence[PackageChange]) -> str:
+    """Why a reboot is needed after ``packages``: the driver goes, and its module stays in the kernel until then."""
+    loaded = facts.loaded_driver.value if isinstance(facts.loaded_driver, Known) else None
+    if loaded is None or not replaces(packages, driver_packages(change.id for change in packages)):
+        return ""
+    return f"the kernel keeps the module of driver {loaded.version} until the next boot"
