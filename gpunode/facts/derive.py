@@ -8,20 +8,7 @@ from datetime import date, datetime, timezone
 from typing import Final, TypeVar
 
 from gpunode.change import FileState
-from gpunode.facts import (
-    dkms,
-    kernels,
-    kmod,
-    kubelet,
-    layout,
-    lspci,
-    os_release,
-    platform,
-    provider,
-    secure_boot,
-    sysfs_pci,
-    systemd,
-)
+from gpunode.facts import kernels, kubelet, layout, os_release, pci, platform, systemd
 from gpunode.facts.evidence import NOT_CAPTURED, Capture, Evidence, Found, Ownership, decode_found
 from gpunode.facts.layout import Layout
 from gpunode.facts.model import (
@@ -87,13 +74,13 @@ def derive(evidence: Evidence, *, image: bool = False, distribution: Distro | No
         modified_at=_modified_at(evidence),
         exposed=_exposed(evidence),
         folder_modes=installed.folder_modes,
-        dkms=fact("dkms-installed", lambda: dkms.drivers(reader.found("dkms-installed"))),
+        dkms=fact("dkms-installed", lambda: kernels.dkms_drivers(reader.found("dkms-installed"))),
         toolkit_program=fact("toolkit-program", lambda: bool(reader.found("toolkit-program"))),
         replaced_programs=fact("toolkit-programs", lambda: _replaced(reader, installed.toolkit_checksums)),
         rootless_docker=fact("docker-rootless", lambda: not image and bool(reader.found("docker-rootless"))),
         run_installer=fact("run-installer", lambda: bool(reader.found("run-installer"))),
         driver_libraries=fact("cuda-libraries", lambda: _regular_files(reader, *DRIVER_LIBRARIES)),
-        secure_boot=Unknown("an image is not booted", _IMAGE) if image else secure_boot.secure_boot(evidence),
+        secure_boot=Unknown("an image is not booted", _IMAGE) if image else platform.read_secure_boot(evidence),
         layout=_layout(reader, image=image),
         mig=_mig(evidence),
         observed_on=_observed_on(reader, image=image),
@@ -124,7 +111,7 @@ def _replaced(reader: Reader, checksums: Mapping[str, str]) -> tuple[str, ...]:
 def _provider(reader: Reader, distro: Fact[Distro], *, image: bool) -> Fact[Provider | None]:
     if image:
         return Known(None, _IMAGE)
-    return provider.fact(lambda key: fact(key, lambda: bool(reader.found(key))), distro)
+    return platform.find_provider(lambda key: fact(key, lambda: bool(reader.found(key))), distro)
 
 
 def about_runtime(evidence: Evidence, *, image: bool = False) -> Facts:
@@ -190,7 +177,7 @@ def _platform(reader: Reader, *, image: bool) -> Fact[Platform]:
         return Known(Platform("image"), _IMAGE)
 
     def read() -> Platform:
-        found = platform.platform(
+        found = platform.detect_platform(
             _virt(reader),
             kernel=reader.capture("kernel-release").text.strip(),
             dxg=bool(reader.found("dev-dxg")),
@@ -225,7 +212,7 @@ def _manager(reader: Reader) -> str:
 def _kernels(reader: Reader, *, image: bool) -> Fact[Kernels]:
     def read() -> Kernels:
         running = None if image else reader.text("kernel-release").strip()
-        return Kernels(running, kernels.installed(reader.found("boot-images")))
+        return Kernels(running, kernels.installed_kernels(reader.found("boot-images")))
 
     return fact("boot-images", read)
 
@@ -254,7 +241,7 @@ def _observed_on(reader: Reader, *, image: bool) -> Fact[date]:
 def _devices(reader: Reader, *, image: bool) -> Fact[tuple[PciDevice, ...]]:
     if image:
         return Unknown("an image has no PCI bus; name its GPUs with --gpu", _IMAGE)
-    first = fact("lspci", lambda: lspci.parse(reader.text("lspci")))
+    first = fact("lspci", lambda: pci.parse_lspci(reader.text("lspci")))
     if isinstance(first, Known):
         return first
     second = fact("pci-modalias", lambda: _sysfs(reader))
@@ -262,7 +249,7 @@ def _devices(reader: Reader, *, image: bool) -> Fact[tuple[PciDevice, ...]]:
 
 
 def _sysfs(reader: Reader) -> tuple[PciDevice, ...]:
-    devices = sysfs_pci.devices(reader.found("pci-modalias"), reader.found("pci-driver"))
+    devices = pci.devices_from_sysfs(reader.found("pci-modalias"), reader.found("pci-driver"))
     if not devices:
         raise Missing("pci-modalias", "/sys/bus/pci/devices lists nothing")
     return devices
@@ -270,14 +257,15 @@ def _sysfs(reader: Reader) -> tuple[PciDevice, ...]:
 
 def _headers(reader: Reader) -> Fact[frozenset[str]]:
     return fact(
-        "kernel-builds", lambda: kernels.with_headers(reader.found("kernel-builds"), reader.found("kernel-sources"))
+        "kernel-builds",
+        lambda: kernels.with_headers(reader.found("kernel-builds"), reader.found("kernel-sources")),
     )
 
 
 def _module_files(reader: Reader) -> Fact[tuple[ModuleFile, ...]]:
     def read() -> tuple[ModuleFile, ...]:
         found = [one for key in MODULE_KEYS for one in reader.found(key)]
-        return dkms.module_files(found, reader.found("dkms-installed"))
+        return kernels.module_files(found, reader.found("dkms-installed"))
 
     return fact(MODULE_KEYS[0], read)
 
@@ -287,13 +275,13 @@ def _modules(reader: Reader, *, image: bool) -> Fact[frozenset[str]]:
         return Known(frozenset(), _IMAGE)
     # A kernel without modules has no such file; a node without /proc would not tell its boot id either.
     has_proc = isinstance(_boot_id(reader, image=False), Known)
-    return fact("modules", lambda: kmod.loaded((reader.optional if has_proc else reader.text)("modules")))
+    return fact("modules", lambda: kernels.loaded_modules((reader.optional if has_proc else reader.text)("modules")))
 
 
 def _loaded_driver(reader: Reader, *, image: bool) -> Fact[LoadedDriver | None]:
     def read() -> LoadedDriver | None:
         data = reader.data("nvidia-version")
-        return None if data is None else kmod.nvidia_version(data.decode("utf-8", "replace"))
+        return None if data is None else kernels.loaded_driver(data.decode("utf-8", "replace"))
 
     return Known(None, _IMAGE) if image else fact("nvidia-version", read)
 

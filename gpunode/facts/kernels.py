@@ -1,11 +1,15 @@
-"""Kernels, their headers and their order."""
+"""Kernels, their headers and order; their modules: loaded, on disk, built by DKMS, named in modprobe.d(5)."""
 
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
 
 from gpunode.facts.evidence import Found
+from gpunode.facts.model import DkmsBuild, Facts, LoadedDriver, ModuleFile, known
 from gpunode.facts.patterns import Pattern
 
 _PARTS = Pattern(r"(\D*)(\d*)")
@@ -14,7 +18,7 @@ _GARBAGE = Pattern(r"\.(?:dpkg-\w+|rpm\w+|ucf-\w+|old|bak|signed|unsigned|save|h
 
 
 def version_key(version: str) -> tuple[tuple[tuple[int, ...], int], ...]:
-    """The key that sorts ``version`` as Debian's packages are sorted; epochs are not looked at.
+    """Return the key that sorts ``version`` as Debian's packages are sorted; epochs are not looked at.
 
     Source: deb-version(7).
     """
@@ -26,14 +30,14 @@ def _letters(text: str) -> tuple[int, ...]:
     return (*(-1 if c == "~" else ord(c) if c.isalpha() else ord(c) + 0x110000 for c in text), 0)
 
 
-def installed(images: Iterable[Found]) -> tuple[str, ...]:
-    """The versions of the kernel ``images`` in /boot, the newest last."""
+def installed_kernels(images: Iterable[Found]) -> tuple[str, ...]:
+    """Return the versions of the kernel ``images`` in /boot, the newest last."""
     names = (found.path.partition("/vmlinuz-")[2] for found in images)
     return tuple(sorted({name for name in names if name and not _GARBAGE.search(name)}, key=version_key))
 
 
 def with_headers(builds: Iterable[Found], sources: Iterable[Found]) -> frozenset[str]:
-    """The kernels whose build tree is there: a link into /usr/src outlives the package that it points to."""
+    """Return the kernels whose build tree is there: a link into /usr/src outlives the package that it points to."""
     trees = {found.path for found in sources}
     return frozenset(found.path.split("/")[3] for found in builds if _leads_somewhere(found, trees))
 
@@ -43,3 +47,119 @@ def _leads_somewhere(build: Found, trees: set[str]) -> bool:
         return True
     target = posixpath.normpath(posixpath.join(posixpath.dirname(build.path), build.link))
     return target in trees if target.startswith("/usr/src/") else True
+
+
+# "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.183.01  <date>" and, of the open modules,
+# "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build  (<user>)  <date>".
+_NVRM = Pattern(r"^NVRM version:\s*NVIDIA UNIX (.{0,80}?Kernel Module.{0,40}?)\s+(\d+(?:\.\d+){1,3})\b", re.MULTILINE)
+
+
+def loaded_modules(text: str) -> frozenset[str]:
+    """Return the names of the loaded modules, from /proc/modules.
+
+    Raises:
+        ValueError: a line is not one of that file.
+    """
+    names = set()
+    for line in text.splitlines():
+        name, _, rest = line.partition(" ")
+        if not name or not rest[:1].isdigit():
+            raise ValueError(f"not a line of /proc/modules: {line[:80]!r}")
+        names.add(name)
+    return frozenset(names)
+
+
+def loaded_driver(text: str) -> LoadedDriver:
+    """Return the driver that is loaded, from /proc/driver/nvidia/version.
+
+    Raises:
+        ValueError: no version is found.
+    """
+    match = _NVRM.search(text)
+    if match is None:
+        raise ValueError(f"no NVRM version in {text[:80]!r}")
+    return LoadedDriver(match[2], "Open" in match[1].split())
+
+
+# The main module alone: Debian calls it nvidia-current or nvidia-tesla-470; nvidia-uvm, -drm and the rest come with it.
+_MAIN = Pattern(r"nvidia(?:-current|-tesla(?:-\d+)?|-legacy-\w+|-\d+)?(?:-open)?\.ko(?:\.(?:xz|gz|zst))?")
+_DRIVER = Pattern(r"nvidia(?:-current|-tesla(?:-\d+)?|-legacy-\w+|-\d+)?(?:-open)?")
+_PREBUILT = Pattern(r"/kernel/nvidia-(\d+)[^/]*/")
+
+
+def dkms_installed(links: Iterable[Found]) -> Mapping[tuple[str, str], str]:
+    """Return the version that DKMS has installed, by its module's name and the kernel.
+
+    Source: dkms 3.0.10, ``_is_module_installed``: <tree>/<module>/kernel-<kernel>-<arch> links to
+    <version>/<kernel>/<arch>.
+    """
+    return {key: version for found in links for key, version in _dkms_link(found)}
+
+
+def _dkms_link(found: Found) -> Iterator[tuple[tuple[str, str], str]]:
+    module = found.path.rpartition("/")[0].rpartition("/")[2]
+    parts = (found.link or "").rstrip("/").split("/")[-3:]
+    if len(parts) == 3 and found.path.endswith(f"/kernel-{parts[1]}-{parts[2]}"):
+        yield (module, parts[1]), parts[0]
+
+
+def dkms_drivers(links: Iterable[Found]) -> Mapping[str, DkmsBuild]:
+    """Return the NVIDIA driver that DKMS holds to be installed, by kernel."""
+    builds = dkms_installed(links).items()
+    return {kernel: DkmsBuild(module, version) for (module, kernel), version in builds if _DRIVER.fullmatch(module)}
+
+
+def module_files(found: Iterable[Found], links: Iterable[Found]) -> tuple[ModuleFile, ...]:
+    """Return the main NVIDIA modules among ``found``, by path, with the version that DKMS or the path tells."""
+    versions = {kernel: build.version for kernel, build in dkms_drivers(links).items()}
+    paths = sorted({one.path for one in found if _MAIN.fullmatch(one.path.rpartition("/")[2])})
+    return tuple(_module_file(path, versions) for path in paths)
+
+
+def _module_file(path: str, versions: Mapping[str, str]) -> ModuleFile:
+    kernel = path.split("/")[3]
+    if match := _PREBUILT.search(path):
+        return ModuleFile(kernel, path, match[1])
+    dkms = "/updates/dkms/" in path
+    return ModuleFile(kernel, path, versions.get(kernel, "") if dkms else "", dkms)
+
+
+MODPROBE_FOLDER: Final = "/etc/modprobe.d"
+MODULES_LOAD_FOLDER: Final = "/etc/modules-load.d"
+# Names of modules to load, one a line: at boot, and in the initramfs.
+MODULE_LISTS: Final = ("/etc/modules", "/etc/initramfs-tools/modules")
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleLine:
+    """One line; ``words`` with module names as the kernel writes them."""
+
+    file: str
+    line: int
+    words: tuple[str, ...]
+
+
+def modprobe_directives(facts: Facts) -> Iterator[ModuleLine]:
+    """Yield every line of the files that modprobe reads in /etc."""
+    return _module_lines(_module_texts(facts, MODPROBE_FOLDER, ()))
+
+
+def modules_loaded_by_name(facts: Facts) -> Iterator[ModuleLine]:
+    """Yield every line of the files that name modules to be loaded; the first word is the module's name."""
+    return _module_lines(_module_texts(facts, MODULES_LOAD_FOLDER, MODULE_LISTS))
+
+
+def _module_texts(facts: Facts, folder: str, single: tuple[str, ...]) -> Mapping[str, str]:
+    paths = (
+        path for path in facts.files if path in single or (path.startswith(f"{folder}/") and path.endswith(".conf"))
+    )
+    states = ((path, known(facts.file(path), None)) for path in sorted(paths))
+    return {path: state.content.decode("utf-8", "replace") for path, state in states if state is not None}
+
+
+def _module_lines(texts: Mapping[str, str]) -> Iterator[ModuleLine]:
+    for file, text in texts.items():
+        for number, line in enumerate(text.split("\n"), 1):
+            words = line.split("#")[0].split()
+            if words:
+                yield ModuleLine(file, number, tuple(word.replace("-", "_") for word in words))

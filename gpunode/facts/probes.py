@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from gpunode.container_runtimes import CONTAINER_RUNTIMES
-from gpunode.facts import kubelet, modprobe, provider, secure_boot, systemd
+from gpunode.facts import kernels, kubelet, platform, systemd
 from gpunode.facts.evidence import Capture, Holds, Probe
 from gpunode.packages import SYSTEMS
 
@@ -43,7 +43,7 @@ FILES: Final = (
     MPS_UNIT,
     TOOLKIT_LIST,
     *(path for system in SYSTEMS for path in system.files),
-    *modprobe.LISTS,
+    *kernels.MODULE_LISTS,
     *(row.config for row in CONTAINER_RUNTIMES.values() if row.config),
     "/etc/nvidia-container-runtime/config.toml",
     "/etc/nvidia-container-toolkit/nvidia-cdi-refresh.env",
@@ -57,8 +57,8 @@ FILES: Final = (
 # Folders read whole, by probe key: a file that the glob did not find there does not exist.
 FOLDERS: Final = {
     **{key: folder for system in SYSTEMS for key, folder in system.folders.items()},
-    "modprobe-d": modprobe.FOLDER,
-    "modules-to-load": modprobe.LOAD_FOLDER,
+    "modprobe-d": kernels.MODPROBE_FOLDER,
+    "modules-to-load": kernels.MODULES_LOAD_FOLDER,
     "cdi-etc": "/etc/cdi",
     "cdi-run": "/var/run/cdi",
     **kubelet.FOLDERS,
@@ -140,8 +140,8 @@ _STATIC: Final = (
     _listing("run-installer", "/usr/bin/nvidia-uninstall"),
     *(_listing(key, place) for key, place in DRIVER_LIBRARIES.items()),
     _listing("initramfs-images", "/boot/init*"),
-    _table(secure_boot.KEY, path=secure_boot.VARIABLE),
-    _table(secure_boot.SHIM_KEY, path=secure_boot.SHIM_VARIABLE),
+    _table(platform.SECURE_BOOT_KEY, path=platform.SECURE_BOOT_VARIABLE),
+    _table(platform.SHIM_KEY, path=platform.SHIM_VARIABLE),
     _listing("toolkit-program", TOOLKIT_PROGRAM),
     Probe("toolkit-programs", glob="/usr/bin/nvidia-c*", limit_bytes=_WRAPPER_BYTES, holds="log"),
     _listing("dkms-installed", "/var/lib/dkms/*/kernel-*"),
@@ -163,7 +163,7 @@ _STATIC: Final = (
     _table("container-manager", path="/run/systemd/container"),
     _listing("dockerenv", "/.dockerenv"),
     _listing("docker-rootless", "/run/user/*/docker.sock"),
-    *(_listing(key, place) for key, (_, place) in provider.MARKS.items()),
+    *(_listing(key, place) for key, (_, place) in platform.PROVIDER_MARKS.items()),
     _listing("unit-wants", "/etc/systemd/system/*.wants/*"),
     _listing("unit-files-etc", "/etc/systemd/system/*.service"),
     _listing("unit-files-lib", "/lib/systemd/system/*.service"),

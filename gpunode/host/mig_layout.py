@@ -9,7 +9,7 @@ from dataclasses import replace
 from gpunode.change import MigChange, MigLayout
 from gpunode.errors import ChangeFailed, Conflict
 from gpunode.facts import nvml
-from gpunode.facts.nvml_errors import explain
+from gpunode.facts.nvml import explain
 from gpunode.host import mig
 from gpunode.host.process import Runner
 

@@ -7,7 +7,7 @@ from typing import Final
 
 from gpunode.errors import Refused
 from gpunode.facts.model import Provider
-from gpunode.facts.provider import TITLES
+from gpunode.facts.platform import PROVIDERS
 from gpunode.kubernetes.model import ClusterNode
 from gpunode.recipe.kubernetes import Kubernetes
 
@@ -44,7 +44,7 @@ def check_managed(wanted: Kubernetes, nodes: Sequence[ClusterNode]) -> None:
     for node in nodes:
         if node.provider is not None and node.provider in _OWN_PLUGIN:
             why, hint = _OWN_PLUGIN[node.provider]
-            raise Refused(f"{node.name} is {TITLES[node.provider]}, and gpunode leaves it alone", why=why, hint=hint)
+            raise Refused(f"{node.name} is {PROVIDERS[node.provider]}, and gpunode leaves it alone", why=why, hint=hint)
         if node.provider == "gke":
             _check_gke(wanted, node)
         if node.provider == "aks":
@@ -60,7 +60,7 @@ def _check_gke(wanted: Kubernetes, node: ClusterNode) -> None:
     """Sources: cloud.google.com/kubernetes-engine/docs/how-to/{gpus,gpu-operator}; docs.nvidia.com, "Google GKE"."""
     if "device-plugin" in node.provides:
         raise Refused(
-            f"{node.name} is {TITLES['gke']}, and gpunode leaves it alone",
+            f"{node.name} is {PROVIDERS['gke']}, and gpunode leaves it alone",
             why="GKE runs its own device plugin on every GPU node without the label that opts out of it",
             hint="let pods ask for nvidia.com/gpu; sharing is a setting of the node pool, such as "
             "--accelerator=…,gpu-sharing-strategy=time-sharing,max-shared-clients-per-gpu=4\n"

@@ -7,7 +7,7 @@ from typing import Final
 from gpunode.catalog.conflicts import driver_packages
 from gpunode.command import gpunode
 from gpunode.facts.model import Facts, Provider, Unknown, known
-from gpunode.facts.provider import TITLES
+from gpunode.facts.platform import PROVIDERS
 from gpunode.outcome import Refusal
 
 # Why a provider's host is left alone, and what to do instead.
@@ -50,10 +50,10 @@ def left_alone(facts: Facts) -> Refusal | None:
         return None
     if provider in _ALONE:
         why, hint = _ALONE[provider]
-        return Refusal(f"this is {TITLES[provider]}, and gpunode leaves its host alone", why, hint)
+        return Refusal(f"this is {PROVIDERS[provider]}, and gpunode leaves its host alone", why, hint)
     if has_providers_driver(facts):
         return Refusal(
-            f"this is {TITLES[provider]} with a driver of its provider, and gpunode leaves both alone",
+            f"this is {PROVIDERS[provider]} with a driver of its provider, and gpunode leaves both alone",
             "a driver is loaded, and no installed package brought it",
             f"{_BRINGS[provider]}\nrender the device plugin, which the provider leaves to you: "
             f"{gpunode('k8s', 'render', 'k8s-containerd')}",
@@ -75,4 +75,6 @@ def replaced(facts: Facts) -> tuple[str, ...]:
     if provider is None or provider not in _BRINGS:
         return ()
     name = provider.upper()
-    return (f"this is {TITLES[provider]}: {name} replaces nodes when it upgrades them, so run setup on each new node",)
+    return (
+        f"this is {PROVIDERS[provider]}: {name} replaces nodes when it upgrades them, so run setup on each new node",
+    )

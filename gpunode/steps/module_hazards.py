@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from gpunode.command import command
-from gpunode.facts import modprobe
+from gpunode.facts.kernels import modprobe_directives, modules_loaded_by_name
 from gpunode.facts.model import Facts, Unknown, known
 from gpunode.facts.patterns import Pattern
 from gpunode.facts.probes import BOOT_LOADER, DRIVER_PARAMETERS, KERNEL_ARGUMENTS
@@ -34,14 +34,14 @@ def hazards(facts: Facts) -> tuple[str, ...]:
 
 
 def _by_name(facts: Facts) -> Iterator[str]:
-    for one in modprobe.loaded_by_name(facts):
+    for one in modules_loaded_by_name(facts):
         if one.words[0] in RIVALS:
             yield f"{one.file}:{one.line} loads {one.words[0]} by name, despite any blacklist: remove it"
 
 
 def _directives(facts: Facts) -> Iterator[str]:
     group = _device_group(facts)
-    for one in modprobe.directives(facts):
+    for one in modprobe_directives(facts):
         if one.file != BLACKLIST and (effect := _effect(one.words, group)):
             yield f"{one.file}:{one.line} {effect}: remove it"
 
@@ -49,7 +49,7 @@ def _directives(facts: Facts) -> Iterator[str]:
 def _device_group(facts: Facts) -> int:
     """Return the group that any option gives the device files, 0 for root's: modprobe joins options of all files."""
     options = [
-        word for one in modprobe.directives(facts) if one.words[:2] == ("options", "nvidia") for word in one.words
+        word for one in modprobe_directives(facts) if one.words[:2] == ("options", "nvidia") for word in one.words
     ]
     arguments = known(facts.file(KERNEL_ARGUMENTS), None)
     words = _text(arguments.content).split() if arguments else []

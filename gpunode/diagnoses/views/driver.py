@@ -13,7 +13,7 @@ from gpunode.diagnoses.snapshot import Snapshot, cite, lines_with, stated
 from gpunode.diagnoses.views import kernel, modules, packages
 from gpunode.diagnoses.views.inventory import inventory
 from gpunode.diagnoses.views.system import running_kernel
-from gpunode.facts import kmod
+from gpunode.facts import kernels
 from gpunode.facts.items import Item
 from gpunode.facts.model import Known, LoadedDriver
 from gpunode.facts.patterns import Pattern
@@ -85,7 +85,7 @@ def _loaded(snapshot: Snapshot) -> Seen | None:
 
 def _nvrm(line: str) -> LoadedDriver | None:
     try:
-        return kmod.nvidia_version(line[line.index("NVRM version:") :])
+        return kernels.loaded_driver(line[line.index("NVRM version:") :])
     except ValueError:
         return None
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpunode.change import ServiceState
-from gpunode.facts import lspci, systemd
+from gpunode.facts import pci, systemd
 from gpunode.package_id import PackageId
 from gpunode.packages.deb import status as dpkg
 
@@ -49,11 +49,11 @@ def test_systemctl_show(version: str) -> None:
 @pytest.mark.parametrize("name", ["lspci-3.9.0-h100.txt", "lspci-3.9.0-virtio.txt"])
 def test_lspci_loses_no_device(name: str) -> None:
     text = sample(name)
-    assert [one.address for one in lspci.parse(text)] == re.findall(r"(?m)^Slot:\t(.*)", text)
+    assert [one.address for one in pci.parse_lspci(text)] == re.findall(r"(?m)^Slot:\t(.*)", text)
 
 
 def test_lspci_on_an_h100() -> None:
-    bridge, gpu = lspci.parse(sample("lspci-3.9.0-h100.txt"))
+    bridge, gpu = pci.parse_lspci(sample("lspci-3.9.0-h100.txt"))
     assert (gpu.vendor, gpu.device, gpu.class_code, gpu.subsystem) == ("10de", "2330", "0302", ("10de", "16c1"))
     assert "H100" in gpu.name
     assert bridge.subsystem is None

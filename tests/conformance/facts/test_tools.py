@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gpunode.catalog.gpus import LIST_GPUS
-from gpunode.facts import dkms, kernels, lspci, os_release, sysfs_pci
+from gpunode.facts import kernels, os_release, pci
 from gpunode.facts.evidence import Found
 from gpunode.packages.deb import sources as apt_sources
 from gpunode.packages.deb import status as dpkg
@@ -71,9 +71,9 @@ def test_lspci_and_sysfs_say_the_same(sysfs: Path) -> None:
     folders = sorted((sysfs / "bus/pci/devices").iterdir())
     aliases = [Found(f"{one}/modalias", data=(one / "modalias").read_bytes()) for one in folders]
     drivers = [Found(f"{one}/driver", link=str((one / "driver").readlink())) for one in folders]
-    ours = sysfs_pci.devices(aliases, drivers)
+    ours = pci.devices_from_sysfs(aliases, drivers)
     assert {(one.address, one.vendor, one.device, one.class_code, one.subsystem) for one in ours} == {
-        (one.address, one.vendor, one.device, one.class_code, one.subsystem) for one in lspci.parse(text)
+        (one.address, one.vendor, one.device, one.class_code, one.subsystem) for one in pci.parse_lspci(text)
     }
     assert {one.driver for one in ours} == {"vfio-pci"}
 
@@ -191,7 +191,7 @@ def test_dkms_calls_installed_what_we_call_installed(tmp_path: Path) -> None:
     printed = run("dkms", "status", "--dkmstree", str(tree))
     said = re.findall(r"^([\w-]+)/([\d.]+), ([^,]+), x86_64: installed", printed, re.MULTILINE)
     links = [Found(str(link), link=str(link.readlink())) for link in tree.glob("*/kernel-*")]
-    assert dkms.installed(links) == {(module, kernel): version for module, version, kernel in said}
+    assert kernels.dkms_installed(links) == {(module, kernel): version for module, version, kernel in said}
     assert said
 
 

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 import gpunode
-from gpunode.facts.nvml import Inventory, NoAnswer, NvmlAnswer, NvmlFailure, Unread, answer_of
-from gpunode.facts.nvml_errors import ERRORS
+from gpunode.facts.nvml import ERRORS, Inventory, NoAnswer, NvmlAnswer, NvmlFailure, Unread, answer_of
 from gpunode.host.nvml import argv, probe
 from tests.fakes.compile import library
 from tests.fakes.runners import EnvRunner, looked

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from gpunode.facts.evidence import Capture, Probe
 from gpunode.facts.nvml import (
+    ERRORS,
     READINGS,
     Inventory,
     NoAnswer,
@@ -18,9 +19,9 @@ from gpunode.facts.nvml import (
     answer_of,
     compare,
     driver_version,
+    explain,
     parse,
 )
-from gpunode.facts.nvml_errors import ERRORS, explain
 from gpunode.host.capture import CaptureHost
 
 GPU: dict[str, Any] = {

@@ -7,21 +7,21 @@ import pytest
 from gpunode.facts.derive import derive
 from gpunode.facts.evidence import Capture, Evidence, Found, encode_found
 from gpunode.facts.model import Known, Unknown
+from gpunode.facts.platform import PROVIDER_MARKS
 from gpunode.facts.probes import PROBES
-from gpunode.facts.provider import MARKS
 
 
 def node(mark: str = "", os_release: str = "ID=ubuntu\nVERSION_ID=24.04\n") -> Evidence:
     """What a node shows that has the one mark."""
-    looks = {key: Capture(place, "ok", b"") for key, (_, place) in MARKS.items()}
+    looks = {key: Capture(place, "ok", b"") for key, (_, place) in PROVIDER_MARKS.items()}
     if mark:
-        looks[mark] = Capture(MARKS[mark][1], "ok", encode_found(iter([Found(MARKS[mark][1], None)])))
+        looks[mark] = Capture(PROVIDER_MARKS[mark][1], "ok", encode_found(iter([Found(PROVIDER_MARKS[mark][1], None)])))
     return {**looks, "os-release": Capture("/etc/os-release", "ok", os_release.encode())}
 
 
-@pytest.mark.parametrize("mark", MARKS)
+@pytest.mark.parametrize("mark", PROVIDER_MARKS)
 def test_each_product_is_known_by_its_mark(mark: str) -> None:
-    assert derive(node(mark)).provider == Known(MARKS[mark][0], mark)
+    assert derive(node(mark)).provider == Known(PROVIDER_MARKS[mark][0], mark)
 
 
 @pytest.mark.parametrize(("name", "provider"), [("bottlerocket", "bottlerocket"), ("rhcos", "openshift")])
@@ -40,4 +40,4 @@ def test_an_older_capture_tells_nothing_of_it() -> None:
 
 def test_no_mark_is_read() -> None:
     looks = {probe.key: probe for probe in PROBES}
-    assert not [key for key in MARKS if looks[key].contents]
+    assert not [key for key in PROVIDER_MARKS if looks[key].contents]

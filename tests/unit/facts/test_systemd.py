@@ -6,7 +6,7 @@ from gpunode.change import ServiceState
 from gpunode.facts import systemd
 from gpunode.facts.evidence import Found
 from gpunode.facts.model import Platform, Unit
-from gpunode.facts.platform import platform
+from gpunode.facts.platform import detect_platform
 
 
 def block(**values: str) -> str:
@@ -72,15 +72,15 @@ def test_without_systemd_the_links_tell_what_is_enabled() -> None:
 @pytest.mark.parametrize(
     ("given", "kind"),
     [
-        (platform("none"), Platform("bare-metal")),
-        (platform("kvm"), Platform("vm", "kvm")),
-        (platform("systemd-nspawn"), Platform("container", "systemd-nspawn")),
-        (platform("", manager="lxc"), Platform("container", "lxc")),
-        (platform("wsl"), Platform("wsl2", "wsl")),
-        (platform("", kernel="microsoft-standard-WSL2"), Platform("wsl2", "microsoft-standard-WSL2")),
-        (platform("microsoft", dxg=True), Platform("wsl2", "/dev/dxg")),
-        (platform("none", tegra="# R36 (release)"), Platform("jetson", "/etc/nv_tegra_release")),
-        (platform("none", compatible="nvidia,p3768\0nvidia,tegra234\0"), Platform("jetson", "nvidia,tegra234")),
+        (detect_platform("none"), Platform("bare-metal")),
+        (detect_platform("kvm"), Platform("vm", "kvm")),
+        (detect_platform("systemd-nspawn"), Platform("container", "systemd-nspawn")),
+        (detect_platform("", manager="lxc"), Platform("container", "lxc")),
+        (detect_platform("wsl"), Platform("wsl2", "wsl")),
+        (detect_platform("", kernel="microsoft-standard-WSL2"), Platform("wsl2", "microsoft-standard-WSL2")),
+        (detect_platform("microsoft", dxg=True), Platform("wsl2", "/dev/dxg")),
+        (detect_platform("none", tegra="# R36 (release)"), Platform("jetson", "/etc/nv_tegra_release")),
+        (detect_platform("none", compatible="nvidia,p3768\0nvidia,tegra234\0"), Platform("jetson", "nvidia,tegra234")),
     ],
 )
 def test_platforms(given: object, kind: object) -> None:
@@ -88,4 +88,4 @@ def test_platforms(given: object, kind: object) -> None:
 
 
 def test_a_platform_that_nothing_tells_is_not_guessed() -> None:
-    assert platform("") is None
+    assert detect_platform("") is None

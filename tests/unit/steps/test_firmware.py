@@ -9,7 +9,7 @@ import pytest
 from gpunode.facts.derive import derive
 from gpunode.facts.evidence import Capture
 from gpunode.facts.model import Facts, Known, LoadedDriver, PciDevice, Unknown
-from gpunode.facts.secure_boot import KEY, SHIM_KEY
+from gpunode.facts.platform import SECURE_BOOT_KEY, SHIM_KEY
 from gpunode.recipe import Recipe
 from gpunode.steps.detect import DETECT
 from gpunode.workflow.converge import state_notes
@@ -89,8 +89,8 @@ ATTRIBUTES = b"\x06\x00\x00\x00"
     ],
 )
 def test_the_firmwares_variable_tells(variable: Capture, shim: Capture | None, is_on: bool) -> None:
-    evidence = {KEY: variable, **({SHIM_KEY: shim} if shim else {})}
-    assert derive(evidence).secure_boot == Known(is_on, KEY)
+    evidence = {SECURE_BOOT_KEY: variable, **({SHIM_KEY: shim} if shim else {})}
+    assert derive(evidence).secure_boot == Known(is_on, SECURE_BOOT_KEY)
 
 
 @pytest.mark.parametrize(
@@ -108,11 +108,13 @@ def test_of_a_capture_mokutil_tells(said: str, is_on: bool) -> None:
 
 @pytest.mark.parametrize("capture", [None, Capture("v", "denied", error="Permission denied"), Capture("v", "ok")])
 def test_what_nobody_saw_is_unknown(capture: Capture | None) -> None:
-    assert isinstance(derive({KEY: capture} if capture else {}).secure_boot, Unknown)
+    assert isinstance(derive({SECURE_BOOT_KEY: capture} if capture else {}).secure_boot, Unknown)
 
 
 def test_an_image_is_not_booted() -> None:
-    assert isinstance(derive({KEY: Capture("v", "ok", ATTRIBUTES + b"\x01")}, image=True).secure_boot, Unknown)
+    assert isinstance(
+        derive({SECURE_BOOT_KEY: Capture("v", "ok", ATTRIBUTES + b"\x01")}, image=True).secure_boot, Unknown
+    )
 
 
 def test_a_recipe_of_another_runtime_changes_nothing_of_the_machine() -> None:
