@@ -16,14 +16,14 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 from urllib.parse import urlsplit
 
 from gpunode.change import PackageChange, PackageState
 from gpunode.errors import ChangeFailed, GpunodeError
 from gpunode.host.apt_failures import WHAT, FailureKind, build_log, classify, explain
-from gpunode.host.apt_status import parse_status
 from gpunode.host.locks import MARK, busy, first_holder, wait_for, wait_until_free
-from gpunode.host.port import OnProgress
+from gpunode.host.port import OnProgress, Progress
 from gpunode.host.process import Finished, Runner
 from gpunode.package_id import PackageId
 from gpunode.packages.deb import sources
@@ -549,3 +549,20 @@ def _user_id(passwd: Path, name: str) -> int | None:
         rows = (line.split(":") for line in passwd.read_text().splitlines())
         return next((int(row[2]) for row in rows if row[0] == name), None)
     return None
+
+
+_PHASES: dict[str, Literal["download", "install"]] = {"dlstatus": "download", "pmstatus": "install"}
+
+
+def parse_status(line: str) -> Progress | None:
+    """A line of APT::Status-Fd; None when it tells no progress. Source: README.progress-reporting of apt."""
+    kind, _, rest = line.partition(":")
+    fields = rest.split(":", 2)
+    if kind not in _PHASES or len(fields) != 3:
+        return None
+    try:
+        percent = float(fields[1])
+    except ValueError:
+        return None
+    # NaN is no progress either.
+    return Progress(_PHASES[kind], percent, fields[2].strip()) if 0 <= percent <= 100 else None

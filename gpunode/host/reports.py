@@ -20,8 +20,7 @@ from typing import Final
 from gpunode.errors import Refused, UsageError
 from gpunode.facts import bug_report, pasted
 from gpunode.facts.evidence import CUT, Capture, Evidence
-from gpunode.host import formats
-from gpunode.host.capture import INDEX, Readable, load, load_stream
+from gpunode.host.capture import INDEX, Readable, load, load_stream, unreadable_format
 
 MAX_TEXT: Final = 64 << 20
 _GZIP: Final = b"\x1f\x8b"
@@ -255,7 +254,7 @@ def _of_bytes(data: bytes, place: str) -> Evidence:
         data, cut = _unpacked(data, place)
     if len(data) > MAX_TEXT:
         raise Refused(f"{place} is not read", why=f"it is larger than {MAX_TEXT >> 20} MiB", hint=_HINT)
-    if (kind := formats.unread(data)) is not None:
+    if (kind := unreadable_format(data)) is not None:
         raise UsageError(f"{place} is not a report", why=f"it is {kind.what}", hint=kind.how)
     text = _text(data)
     if not text.strip():

@@ -9,17 +9,18 @@ from __future__ import annotations
 import gc
 import multiprocessing
 import os
+import re
 import resource
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
+from pathlib import Path
 from types import FrameType
 from typing import Any, Final, Generic, TypeAlias, TypeVar, cast
 
 from gpunode.errors import GpunodeError
-from gpunode.host.memory import available_bytes, own_bytes
 
 # A report takes a fraction of a second and some ten megabytes; the largest that is read at all (256 MiB) some more.
 _MEMORY_BYTES: Final = 3 << 30
@@ -154,3 +155,39 @@ def _run(item: object) -> _Answer:
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)
         # gpunode seldom looks for dead circles; here a report's would stay until many more have been read.
         gc.collect()
+
+
+# Where nobody says: what a small machine has left.
+_UNKNOWN_BYTES: Final = 2 << 30
+_AVAILABLE: Final = re.compile(r"^MemAvailable:\s+(\d{1,18}) kB$", re.MULTILINE)
+
+
+def available_bytes(root: Path = Path("/")) -> int:
+    """The free memory: the lowest of the values of the kernel and the cgroup."""
+    told = _AVAILABLE.search(_text(root / "proc/meminfo"))
+    free = int(told[1]) << 10 if told else _UNKNOWN_BYTES
+    return min([free, *_left_in_group(root / "sys/fs/cgroup")])
+
+
+def own_bytes(root: Path = Path("/")) -> int:
+    """The address space of this process; 0 where nobody says."""
+    pages = _text(root / "proc/self/statm").partition(" ")[0]
+    return int(pages) * os.sysconf("SC_PAGE_SIZE") if _is_number(pages) else 0
+
+
+def _left_in_group(folder: Path) -> list[int]:
+    """In a container its own cgroup is mounted as the root: of version 2 and of version 1; none on a host."""
+    names = (("memory.max", "memory.current"), ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"))
+    pairs = [tuple(_text(folder / name).strip() for name in pair) for pair in names]
+    return [max(0, int(most) - int(used)) for most, used in pairs if _is_number(most) and _is_number(used)]
+
+
+def _is_number(text: str) -> bool:
+    return re.fullmatch(r"[0-9]{1,19}", text) is not None
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text("ascii", "replace")
+    except OSError:
+        return ""

@@ -15,8 +15,7 @@ import pytest
 
 from gpunode.host.apt import Apt
 from gpunode.host.port import Progress
-from gpunode.host.process import Finished, Runner
-from gpunode.host.streams import OnLine
+from gpunode.host.process import Finished, OnLine, Runner
 from tests.needs import lacking
 
 FOLDERS = (

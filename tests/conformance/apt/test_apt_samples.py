@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from gpunode.errors import Busy, ChangeFailed
+from gpunode.host.apt import parse_status
 from gpunode.host.apt_failures import FailureKind, build_log, classify, explain, failed_packages
-from gpunode.host.apt_status import parse_status
 from gpunode.package_id import PackageId
 from gpunode.packages.deb.output import failed_fetches, incomplete_update, list_prefix, parse_simulation
 from gpunode.packages.simulation import Action

@@ -19,8 +19,7 @@ from gpunode.facts import nvml as nvml_facts
 from gpunode.facts.cuda import CudaError
 from gpunode.facts.nvml import NvmlFailure, driver_version
 from gpunode.host import cuda, nvml
-from gpunode.host.container import QUERY, read_libraries
-from gpunode.host.image import image
+from gpunode.host.container import QUERY, make_image, read_libraries
 from gpunode.host.process import Runner
 from tests.conformance.nvml import debian
 from tests.fakes.runners import EnvRunner, looked
@@ -68,7 +67,9 @@ def test_the_real_nvidia_smi_starts_in_the_image(tmp_path: Path) -> None:
     if os.geteuid() != 0:
         pytest.skip("needs root: chroot")
     program = debian.only("nvidia/current/nvidia-smi")
-    _unpack(image(read_libraries(Runner(), str(program)), os.uname().machine, "localhost/check:1", QUERY), tmp_path)
+    _unpack(
+        make_image(read_libraries(Runner(), str(program)), os.uname().machine, "localhost/check:1", QUERY), tmp_path
+    )
     shutil.copy(program, tmp_path / "usr/bin/nvidia-smi")
 
     def smi() -> subprocess.CompletedProcess[str]:

@@ -7,7 +7,7 @@ import tarfile
 
 import pytest
 
-from gpunode.host.image import image, library_paths
+from gpunode.host.container import library_paths, make_image
 
 FOLDER = "/lib/x86_64-linux-gnu"
 LOADER = "/lib64/ld-linux-x86-64.so.2"
@@ -51,7 +51,7 @@ def test_what_is_missing_is_named(listing: str, reason: str) -> None:
 
 def test_an_architecture_without_a_driver_is_named() -> None:
     with pytest.raises(ValueError, match="riscv64"):
-        image(LIBRARIES, "riscv64", "localhost/x:1", ["a"])
+        make_image(LIBRARIES, "riscv64", "localhost/x:1", ["a"])
 
 
 def _open(archive: bytes) -> dict[str, bytes]:
@@ -60,7 +60,7 @@ def _open(archive: bytes) -> dict[str, bytes]:
 
 
 def test_the_image_is_whole_for_oci_and_for_docker() -> None:
-    files = _open(image(LIBRARIES, "x86_64", "localhost/gpunode-check:t", ["nvidia-smi"]))
+    files = _open(make_image(LIBRARIES, "x86_64", "localhost/gpunode-check:t", ["nvidia-smi"]))
     for name, data in files.items():
         if name.startswith("blobs/"):
             assert name == f"blobs/sha256/{hashlib.sha256(data).hexdigest()}"
@@ -84,5 +84,5 @@ def test_the_image_is_whole_for_oci_and_for_docker() -> None:
 
 
 def test_the_same_files_are_the_same_bytes() -> None:
-    one = image(LIBRARIES, "x86_64", "localhost/x:1", ["a"])
-    assert image(dict(reversed(LIBRARIES.items())), "x86_64", "localhost/x:1", ["a"]) == one
+    one = make_image(LIBRARIES, "x86_64", "localhost/x:1", ["a"])
+    assert make_image(dict(reversed(LIBRARIES.items())), "x86_64", "localhost/x:1", ["a"]) == one

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpunode.errors import UsageError
-from gpunode.host import process, streams
+from gpunode.host import process
 from gpunode.host.command_log import CommandLog
 from gpunode.host.process import Finished, Runner
 from gpunode.redaction.secrets import text as redact
@@ -120,7 +120,7 @@ def test_past_its_time_it_and_its_grandchildren_are_gone(tmp_path: Path) -> None
 
 
 def test_who_ignores_the_request_to_stop_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streams, "_TERM_PATIENCE_S", 0.3)
+    monkeypatch.setattr(process, "_TERM_PATIENCE_S", 0.3)
     (tmp_path / "stubborn").write_text(f"trap '' TERM; echo $$ > {tmp_path}/pid; while :; do sleep 1; done")
     script = f"trap '' TERM; sh {tmp_path}/stubborn & while :; do sleep 1; done"
     done = run(*SHELL, script, timeout_s=2)
@@ -144,7 +144,7 @@ def test_a_daemon_left_behind_neither_delays_nor_dies(tmp_path: Path) -> None:
 
 
 def test_it_works_where_the_kernel_has_no_process_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streams, "_exit_descriptor", lambda _pid: None)
+    monkeypatch.setattr(process, "_exit_descriptor", lambda _pid: None)
     assert run(*SHELL, "echo x; exec >&- 2>&-; sleep 0.2; exit 4").exit_status == 4
     assert run(*SHELL, "sleep 300", timeout_s=0.3).timed_out
 

@@ -11,8 +11,7 @@ from gpunode.change import KnownAfter, PackageChange, PackageState
 from gpunode.errors import ChangeFailed
 from gpunode.host.apt import Apt, marks
 from gpunode.host.port import Progress
-from gpunode.host.process import Finished, Runner
-from gpunode.host.streams import OnLine
+from gpunode.host.process import Finished, OnLine, Runner
 from gpunode.package_id import PackageId
 
 NETWORK = "E: Failed to fetch http://h.example/x.deb  Could not connect to h.example:80 (192.0.2.1), refused\n"
