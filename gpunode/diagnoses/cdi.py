@@ -14,8 +14,8 @@ from gpunode.diagnoses.remedies import always, by_hand, run, upgrade
 from gpunode.diagnoses.signs import all_of, any_of, anywhere, asked, fact, file_line, holds, line, unless
 from gpunode.diagnoses.snapshot import Snapshot, cite, finds
 from gpunode.diagnoses.views import cdi, docker, driver, toolkit
-from gpunode.facts.cdi_places import FOLDERS
 from gpunode.facts.patterns import Pattern
+from gpunode.facts.probes import CDI_FOLDERS
 from gpunode.runtimes import podman
 
 _NO_DRIVER: Final = holds(driver.fails, "the driver itself does not work")
@@ -60,7 +60,7 @@ def _of_another(snapshot: Snapshot) -> Iterator[Citation]:
     if len(versions) != 1:
         return
     specs = [one for one in snapshot.view(cdi.specifications) if one.drivers]
-    is_newer = any(versions & one.drivers for one in specs if one.folder == FOLDERS[1])
+    is_newer = any(versions & one.drivers for one in specs if one.folder == CDI_FOLDERS[1])
     old = [one.citation for one in reversed(specs) if not (is_newer or versions & one.drivers)]
     gone = ((one, match) for one in snapshot.view(_GONE) if (match := _VERSIONED.search(one.line)))
     old += [one for one, match in gone if match["version"] not in versions]
@@ -103,7 +103,7 @@ _ELSEWHERE: Final = any_of(fact(_elsewhere), all_of(_SEES_NONE, _THERE), asked(r
 _READS_ELSEWHERE: Final = any_of(
     fact(lambda node: (place,) if (place := cdi.read_folders(node)[1]) else ()), _SEES_NONE
 )
-_SPECIFICATIONS: Final = (*FOLDERS, "/run/cdi", "/usr/local/etc/cdi", "/opt/cdi")
+_SPECIFICATIONS: Final = (*CDI_FOLDERS, "/run/cdi", "/usr/local/etc/cdi", "/opt/cdi")
 
 
 def _where_it_looks(snapshot: Snapshot) -> Iterable[Fix]:

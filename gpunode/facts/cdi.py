@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gpunode import yaml
-from gpunode.facts.cdi_places import FOLDERS, KIND
 from gpunode.facts.patterns import Pattern
+from gpunode.facts.probes import CDI_FOLDERS, CDI_KIND
 
 _ENDINGS = (".yaml", ".json")
 _DRIVER_FILE = Pattern(r"\.so\.(\d{3,}(?:\.\d+){1,2})\Z|/firmware/nvidia/(\d{3,}(?:\.\d+){1,2})/")
@@ -155,13 +155,13 @@ class Offer:
     conflicts: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
-def offer(files: Mapping[str, bytes], folders: Sequence[str] = FOLDERS) -> Offer:
+def offer(files: Mapping[str, bytes], folders: Sequence[str] = CDI_FOLDERS) -> Offer:
     """What the specifications among ``files`` offer to an engine that reads ``folders``."""
     order = {folder: place for place, folder in enumerate(folders)}
     paths = [path for path in files if path.rpartition("/")[0] in order and is_spec(path)]
     ordered = sorted(paths, key=lambda path: (order[path.rpartition("/")[0]], path))
     every = [read(path, files[path]) for path in ordered]
-    specs = tuple(one for one in every if isinstance(one, Spec) and one.kind == KIND)
+    specs = tuple(one for one in every if isinstance(one, Spec) and one.kind == CDI_KIND)
     devices: dict[str, Spec] = {}
     conflicts: dict[str, tuple[str, ...]] = {}
     for spec in specs:

@@ -54,13 +54,16 @@ FILES: Final = (
     BOOT_LOADER,
     DRIVER_PARAMETERS,
 )
+# What NVIDIA's devices are called as CDI devices, and where their specifications lie; the last folder wins.
+CDI_KIND: Final = "nvidia.com/gpu"
+CDI_FOLDERS: Final = ("/etc/cdi", "/var/run/cdi")
+CDI_SPEC: Final = "/var/run/cdi/nvidia.yaml"
 # Folders read whole, by probe key: a file that the glob did not find there does not exist.
 FOLDERS: Final = {
     **{key: folder for system in SYSTEMS for key, folder in system.folders.items()},
     "modprobe-d": kernels.MODPROBE_FOLDER,
     "modules-to-load": kernels.MODULES_LOAD_FOLDER,
-    "cdi-etc": "/etc/cdi",
-    "cdi-run": "/var/run/cdi",
+    **dict(zip(("cdi-etc", "cdi-run"), CDI_FOLDERS, strict=True)),
     **kubelet.FOLDERS,
 }
 # Where distributions, DKMS and NVIDIA's installer put a built nvidia.ko, below /lib/modules/<kernel>/.

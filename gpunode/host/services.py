@@ -8,7 +8,7 @@ from pathlib import Path
 
 from gpunode.change import ServiceChange, Trigger
 from gpunode.errors import ChangeFailed
-from gpunode.facts.cdi_places import KIND, SPEC
+from gpunode.facts.probes import CDI_KIND, CDI_SPEC
 from gpunode.facts.systemd import has_failed
 from gpunode.host.port import Settled
 from gpunode.host.process import Finished, Runner
@@ -159,14 +159,16 @@ class Services:
             return Settled(trigger, 0.0, "it is written when the image has booted")
         started = time.monotonic()
         if not self._cdi_unit_runs():
-            done = self._runner.run(("nvidia-ctk", "cdi", "generate", f"--output={SPEC}"), timeout_s=_START_TIMEOUT_S)
+            done = self._runner.run(
+                ("nvidia-ctk", "cdi", "generate", f"--output={CDI_SPEC}"), timeout_s=_START_TIMEOUT_S
+            )
             if done.missing:
                 return Settled(trigger, 0.0, "nvidia-ctk is not installed")
             if not done.ok:
                 raise _no_specification(done.last_lines(6) or f"nvidia-ctk exited with {done.exit_status}")
         listed = self._runner.run(("nvidia-ctk", "cdi", "list"), timeout_s=_SHORT_TIMEOUT_S)
         # It succeeds with no device, too, and says so on standard error alone.
-        if not any(line.startswith(f"{KIND}=") for line in listed.stdout.decode("utf-8", "replace").splitlines()):
+        if not any(line.startswith(f"{CDI_KIND}=") for line in listed.stdout.decode("utf-8", "replace").splitlines()):
             raise _no_specification(listed.last_lines(6))
         return Settled(trigger, time.monotonic() - started)
 
@@ -274,8 +276,8 @@ def _why_not(unit: str, shown: Mapping[str, str]) -> str:
 def _no_specification(said: str) -> ChangeFailed:
     return ChangeFailed(
         "nvidia-ctk wrote no CDI specification that offers a GPU",
-        why=f"`nvidia-ctk cdi list` names no {KIND}=…; its output:\n{said or 'nothing'}",
-        hint=f"nvidia-smi -L\nnvidia-ctk --debug cdi generate --output={SPEC}\nthen run the same command again",
+        why=f"`nvidia-ctk cdi list` names no {CDI_KIND}=…; its output:\n{said or 'nothing'}",
+        hint=f"nvidia-smi -L\nnvidia-ctk --debug cdi generate --output={CDI_SPEC}\nthen run the same command again",
     )
 
 

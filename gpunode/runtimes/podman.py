@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gpunode.facts.cdi_places import FOLDERS
+from gpunode.facts.probes import CDI_FOLDERS
 from gpunode.runtimes.model import ConfigEdit, DesiredConfig, Files, ObservedConfig, RecordedEdit, as_installed
 from gpunode.runtimes.text import decode
 from gpunode.runtimes.tomlread import parse
@@ -62,11 +62,11 @@ def spec_folders(files: Files, version: Version | None) -> tuple[str, ...]:
         Refused: a file of its configuration is not UTF-8.
     """
     if version is None or version < _CONFIGURABLE:
-        return FOLDERS
+        return CDI_FOLDERS
     said = [folders for path in sorted(files, key=_rank) if (folders := _configured_folders(path, files[path]))]
     if said:
         return said[-1]
-    return ("/etc/cdi",) if version[:2] == _CONFIGURABLE else FOLDERS
+    return ("/etc/cdi",) if version[:2] == _CONFIGURABLE else CDI_FOLDERS
 
 
 def _rank(path: str) -> tuple[bool, bool, str]:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 from gpunode.change import Deferred, FileChange, ServiceChange, ServiceState, Trigger
 from gpunode.container_runtimes import CONTAINER_RUNTIMES, takes_only_cdi
-from gpunode.facts.cdi_places import FOLDERS, SPEC
 from gpunode.facts.layout import Layout
 from gpunode.facts.model import Facts, Known, LoadedDriver, Unknown, known, need
+from gpunode.facts.probes import CDI_FOLDERS, CDI_SPEC
 from gpunode.facts.project import PLAN
 from gpunode.outcome import Outcome, Planned, Step
 from gpunode.package_id import PackageId
@@ -163,13 +163,13 @@ def output(facts: Facts) -> str:
     fact = facts.file(ENVIRONMENT)
     text = fact.value.content.decode("utf-8", "replace") if isinstance(fact, Known) and fact.value else ""
     said = [path for path in _OUTPUT.findall(text) if path.startswith("/")]
-    return said[-1] if said else SPEC
+    return said[-1] if said else CDI_SPEC
 
 
 def folders(recipe: Recipe, facts: Facts) -> tuple[str, ...]:
     """Where the runtime looks for specifications; the last one wins."""
     if not takes_only_cdi(recipe.runtime.name):
-        return FOLDERS
+        return CDI_FOLDERS
     from gpunode.runtimes import podman
 
     return podman.spec_folders(contents(in_facts(facts, runtime("podman"), DesiredConfig())), podman_version(facts))
@@ -194,7 +194,7 @@ def judge(recipe: Recipe, facts: Facts, loaded: LoadedDriver) -> Judged:
     return Judged(spec, "", tuple(notes))
 
 
-def offered(facts: Facts, places: Sequence[str] = FOLDERS) -> Offer:
+def offered(facts: Facts, places: Sequence[str] = CDI_FOLDERS) -> Offer:
     """What the specifications of the node offer to a runtime that looks in ``places``."""
     from gpunode.facts import cdi
 
@@ -211,7 +211,7 @@ def described(judged: Judged) -> str:
 
 
 def _files(facts: Facts) -> dict[str, bytes]:
-    folders = tuple(f"{folder}/" for folder in FOLDERS)
+    folders = tuple(f"{folder}/" for folder in CDI_FOLDERS)
     states = {path: fact.value for path, fact in facts.files.items() if isinstance(fact, Known)}
     return {path: state.content for path, state in states.items() if state is not None and path.startswith(folders)}
 

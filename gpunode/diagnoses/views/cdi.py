@@ -11,9 +11,9 @@ from gpunode.diagnoses.model import Citation
 from gpunode.diagnoses.snapshot import Snapshot, cite, find, finds, lines_with, stated
 from gpunode.diagnoses.views import packages
 from gpunode.facts import cdi, numbers
-from gpunode.facts.cdi_places import FOLDERS
 from gpunode.facts.items import Item, tells_absence
 from gpunode.facts.patterns import Pattern
+from gpunode.facts.probes import CDI_FOLDERS
 
 _FOLDER: Final = Pattern(r"^/(?:[\w.-]+/){1,5}cdi(?:\.d)?(?=/|$)")
 _SPEC_NAME: Final = Pattern(r"(?<![\w.+-])(?P<name>[\w.+-]+\.(?:ya?ml|json))[ \t]*$")
@@ -98,7 +98,7 @@ def none_found(snapshot: Snapshot) -> Iterator[Citation]:
         if item.where == "host" and (is_asked or (is_folder and (is_empty or item.outcome == "absent"))):
             yield cite(item, 1) if item.text.strip() else stated(item.written, "nothing", item.key)
     yield from snapshot.said(_NONE_FOUND)
-    for key, folder in (("cdi-etc", FOLDERS[0]), ("cdi-run", FOLDERS[1])):
+    for key, folder in (("cdi-etc", CDI_FOLDERS[0]), ("cdi-run", CDI_FOLDERS[1])):
         if folder in snapshot.facts.folders and not any(path.startswith(folder) for path in snapshot.facts.files):
             yield stated(f"ls {folder}", "nothing", key)
 
@@ -136,7 +136,7 @@ def read_folders(snapshot: Snapshot) -> tuple[tuple[str, ...], Citation | None]:
     for item in snapshot.items:
         if not item.is_register and item.where == "host" and (match := find(item, _LOOKS)):
             folders = tuple(_at(one.rstrip("/")) for one in _PATH.findall(match[match.lastgroup or 0]))
-            return folders, None if {*FOLDERS} <= {*folders} else cite(item, item.number_at(match.start()))
+            return folders, None if {*CDI_FOLDERS} <= {*folders} else cite(item, item.number_at(match.start()))
     podman = podman_version(snapshot)
     # podman 5.5 looks into /etc/cdi alone, unless it is told otherwise.
-    return (FOLDERS[:1], podman[1]) if podman is not None and podman[0][:2] == (5, 5) else (FOLDERS, None)
+    return (CDI_FOLDERS[:1], podman[1]) if podman is not None and podman[0][:2] == (5, 5) else (CDI_FOLDERS, None)

@@ -9,7 +9,6 @@ from typing import Final, Literal, TypeAlias
 
 from gpunode.diagnoses.model import Citation
 from gpunode.diagnoses.snapshot import Snapshot, cite
-from gpunode.facts import library_path
 from gpunode.facts.items import Item
 from gpunode.facts.patterns import Pattern
 from gpunode.facts.sources import Where
@@ -69,7 +68,7 @@ def sort_of(path: str) -> Sort:
     if "/compat" in path:
         return "compat"
     folder = path.rpartition("/")[0] if ".so" in path else path
-    return "driver" if library_path.is_standard(folder) else "other"
+    return "driver" if _is_standard(folder) else "other"
 
 
 def loaded(snapshot: Snapshot) -> tuple[Library, ...]:
@@ -106,9 +105,9 @@ def _folders(item: Item) -> Iterator[Folder]:
         if echoes and "LD_" not in line:
             paths = line.strip().split(":")
         elif is_conf:
-            paths, file = [*library_path.of_conf(line)], item.subject
+            paths, file = [*_folders_of_conf(line)], item.subject
         else:
-            paths = [*library_path.of_variable(line)]
+            paths = [*_paths_of_variable(line)]
         for path in paths:
             if path.startswith("/") and (sort := sort_of(path)) != "driver":
                 yield Folder(path, sort, item.where, cite(item, number), file, set_in)
@@ -123,3 +122,34 @@ def _set_in(item: Item, line: str) -> str:
         return "" if item.subject.startswith("/etc/ld.so.conf") else item.subject
     match = _GREPPED.match(line) if item.source.words[:1] == ("grep",) else None
     return match["file"] if match else ""
+
+
+# A shell's export, a unit's Environment=, pam's /etc/environment, env, Python's os.environ, docker inspect.
+_VARIABLE: Final = Pattern(r"\b(?:LD_LIBRARY_PATH|LD_PRELOAD)(?:['\"]\])?\s*[=:]\s*['\"]?(?P<value>[^\s'\",;]+)")
+# ld.so.conf(5): a folder a line.
+_CONF: Final = Pattern(r"^[ \t]*(?P<folder>/\S+)\s*$")
+# A comment; behind the name of the file, where grep -r writes it.
+_COMMENT: Final = Pattern(r"^(?:/[^\s:]+:(?:\d+:)?)?[ \t]*[#;]")
+_STANDARD: Final = Pattern(
+    r"^(?:/usr)?/lib(?:32|64)?(?:/(?:x86_64|aarch64|i386|powerpc64le)-linux-gnu)?(?:/nvidia(?:[-/][\w.-]+)?)?/?$"
+    r"|^/usr/lib/wsl/|^/run/(?:nvidia|opengl-driver)|^/usr/local/nvidia/|^/opt/nvidia/|^/nix/store/|^/home/kubernetes/bin/nvidia"
+    r"|^/usr/lib64-nvidia/?$"  # Colab's
+)
+
+
+def _paths_of_variable(line: str) -> Iterator[str]:
+    """Yield the absolute paths in LD_LIBRARY_PATH or LD_PRELOAD, where ``line`` sets one of them."""
+    if "LD_" in line and not _COMMENT.match(line):
+        for match in _VARIABLE.finditer(line):
+            yield from (path for path in match["value"].split(":") if path.startswith("/"))
+
+
+def _folders_of_conf(line: str) -> Iterator[str]:
+    """Yield the folder in a line of the loader's own configuration."""
+    if match := _CONF.match(line):
+        yield match["folder"]
+
+
+def _is_standard(folder: str) -> bool:
+    """Return whether a driver has its libraries in ``folder``, or the loader looks there anyhow."""
+    return bool(_STANDARD.match(folder))
