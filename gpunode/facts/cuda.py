@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
 from gpunode.facts.evidence import Capture
-from gpunode.facts.nvml import NoAnswer, exactly, hangs
+from gpunode.facts.nvml import NoAnswer, exactly, read_answer, read_object
 
 SCHEMA = 1
 
@@ -88,17 +87,12 @@ CudaAnswer: TypeAlias = CudaRun | CudaError | NoAnswer
 
 
 def parse(data: bytes) -> CudaRun | CudaError:
-    """The typed meaning of what the CUDA child printed.
+    """Return the typed meaning of what the CUDA child printed.
 
     Raises:
         ValueError: it is not that, or of a newer schema.
     """
-    try:
-        answer = json.loads(data)
-    except RecursionError:
-        raise ValueError("the CUDA answer is nested too deeply") from None
-    if not isinstance(answer, dict) or type(answer.get("schema")) is not int or answer["schema"] != SCHEMA:
-        raise ValueError(f"the CUDA answer has not the schema {SCHEMA}")
+    answer = read_object(data, SCHEMA)
     if "error" in answer:
         return _error(answer["error"])
     gpus = answer.get("gpus")
@@ -132,15 +126,5 @@ def _error(row: object) -> CudaError:
 
 
 def answer_of(capture: Capture) -> CudaAnswer:
-    """What the CUDA child said; never raises, since a bad answer is an answer too."""
-    if capture.outcome == "timeout":
-        return NoAnswer("hangs", hangs("a CUDA call", capture.error))
-    if capture.outcome == "absent":
-        return NoAnswer("not asked", capture.error)
-    if not capture.data.strip():
-        lines = capture.error.strip().splitlines() or ["no output"]
-        return NoAnswer("crashed", f"the CUDA child ended with exit status {capture.exit_status}: {lines[-1]}")
-    try:
-        return parse(capture.data)
-    except ValueError as error:
-        return NoAnswer("garbled", f"the CUDA child printed what gpunode cannot read: {error}")
+    """Return what the CUDA child said; never raises, since a bad answer is an answer too."""
+    return read_answer(capture, parse, "CUDA", "a CUDA call")

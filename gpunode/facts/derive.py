@@ -79,7 +79,7 @@ def derive(evidence: Evidence, *, image: bool = False, distribution: Distro | No
         replaced_programs=fact("toolkit-programs", lambda: _replaced(reader, installed.toolkit_checksums)),
         rootless_docker=fact("docker-rootless", lambda: not image and bool(reader.found("docker-rootless"))),
         run_installer=fact("run-installer", lambda: bool(reader.found("run-installer"))),
-        driver_libraries=fact("cuda-libraries", lambda: _regular_files(reader, *DRIVER_LIBRARIES)),
+        driver_libraries=fact("cuda-libraries", lambda: _paths(reader, *DRIVER_LIBRARIES, links=False)),
         secure_boot=Unknown("an image is not booted", _IMAGE) if image else platform.read_secure_boot(evidence),
         layout=_layout(reader, image=image),
         mig=_mig(evidence),
@@ -164,12 +164,8 @@ def _installable(found: Fact[T], reader: Reader) -> Fact[T]:
     return found
 
 
-def _paths(reader: Reader, *keys: str) -> frozenset[str]:
-    return frozenset(found.path for key in keys for found in reader.found(key))
-
-
-def _regular_files(reader: Reader, *keys: str) -> frozenset[str]:
-    return frozenset(found.path for key in keys for found in reader.found(key) if found.link is None)
+def _paths(reader: Reader, *keys: str, links: bool = True) -> frozenset[str]:
+    return frozenset(found.path for key in keys for found in reader.found(key) if links or found.link is None)
 
 
 def _platform(reader: Reader, *, image: bool) -> Fact[Platform]:
@@ -183,10 +179,12 @@ def _platform(reader: Reader, *, image: bool) -> Fact[Platform]:
             dxg=bool(reader.found("dev-dxg")),
             tegra=reader.optional("tegra-release"),
             compatible=reader.optional("device-tree"),
-            manager=_manager(reader),
+            manager=reader.optional("container-manager").strip() or ("docker" if reader.found("dockerenv") else ""),
         )
         if found is None:
-            raise Missing("virt", _why_no_virt(reader))
+            capture = reader.capture("virt")
+            nothing = f"{capture.source} printed nothing"
+            raise Missing("virt", nothing if capture.outcome == "ok" else reason(capture))
         return found
 
     return fact("virt", read)
@@ -198,15 +196,6 @@ def _virt(reader: Reader) -> str:
     if capture.outcome in {"timeout", "denied"}:
         raise Missing("virt", reason(capture))
     return capture.text.strip()
-
-
-def _why_no_virt(reader: Reader) -> str:
-    capture = reader.capture("virt")
-    return reason(capture) if capture.outcome != "ok" else f"{capture.source} printed nothing"
-
-
-def _manager(reader: Reader) -> str:
-    return reader.optional("container-manager").strip() or ("docker" if reader.found("dockerenv") else "")
 
 
 def _kernels(reader: Reader, *, image: bool) -> Fact[Kernels]:
@@ -314,7 +303,8 @@ def _device_nodes(reader: Reader, *, image: bool) -> Fact[frozenset[str]]:
 
 def _units(reader: Reader, *, image: bool) -> Mapping[str, Fact[Unit]]:
     capture = reader.evidence.get("units")
-    names = _asked(capture)
+    words = capture.source.split() if capture else ()
+    names = dict.fromkeys((*UNITS, *(word for word in words if word.endswith((".service", ".path")))))
     if image or (capture and (capture.outcome == "absent" or systemd.is_absent(capture.error))):
         keys = ("unit-wants", "unit-files-etc", "unit-files-lib")
         found = fact(keys[0], lambda: systemd.offline(names, *(reader.found(key) for key in keys)))
@@ -330,11 +320,6 @@ def _shown(reader: Reader) -> str:
     if text := reader.text("units").strip("\n"):
         return text + "\n"
     raise Missing("units", reader.capture("units").error.strip() or "systemctl printed nothing")
-
-
-def _asked(capture: Capture | None) -> tuple[str, ...]:
-    words = capture.source.split() if capture else ()
-    return tuple(dict.fromkeys((*UNITS, *(word for word in words if word.endswith((".service", ".path"))))))
 
 
 def _files(evidence: Evidence) -> Files:

@@ -123,7 +123,7 @@ def _items(key: str, capture: Capture) -> Iterator[Item]:
     sources = (Source("nvml"),) if key == nvml.KEY else recognise_all(capture.source, said)
     for source, part in _parts(sources, said):
         own = _own(source, part)
-        outcome = _outcome(capture, own)
+        outcome: Outcome = "absent" if capture.outcome == "ok" and tells_absence(own) else capture.outcome
         if len(sources) > 1 and outcome == "absent" and not tells_absence(own):
             outcome = "ok"  # another of the commands said that
         yield Item(key, capture.source, _uncounted(source, own), own, outcome, capture.error, capture.exit_status)
@@ -232,10 +232,6 @@ def _plain(text: str) -> str:
     """``text`` without a terminal's colours and with the newlines of this system."""
     text = text.replace("\r\n", "\n") if "\r" in text else text
     return cut_lines(_COLOURS.sub("", text) if "\x1b" in text else text)
-
-
-def _outcome(capture: Capture, said: str) -> Outcome:
-    return "absent" if capture.outcome == "ok" and tells_absence(said) else capture.outcome
 
 
 def cut_lines(text: str) -> str:

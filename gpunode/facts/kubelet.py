@@ -124,7 +124,7 @@ def fact(facts: Facts, running: Sequence[str] = (), *, image: bool = False) -> F
         return _none(facts)
     kinds = [kind for kind, rank in ranks.items() if rank == best]
     if len(kinds) > 1:
-        names = " and ".join(_named(facts, kind) for kind in kinds)
+        names = " and ".join(_unit(facts, kind) or f"{kind} ({_MARKS[kind]})" for kind in kinds)
         return Unknown(f"{names} are both {_RANK_WORDS[best]} here", "units")
     try:
         if kinds == ["kubelet"]:
@@ -167,10 +167,6 @@ def _unit(facts: Facts, kind: KubeletKind) -> str:
     found = {name: unit.value for name in UNITS[kind] if isinstance(unit := facts.unit(name), Known)}
     there = [name for name, unit in found.items() if unit.exists]
     return next((name for name in there if found[name].state.active), there[0] if there else "")
-
-
-def _named(facts: Facts, kind: KubeletKind) -> str:
-    return _unit(facts, kind) or f"{kind} ({_MARKS[kind]})"
 
 
 def _content(facts: Facts, path: str) -> bytes | None:
@@ -282,7 +278,8 @@ def _matches(facts: Facts, place: str) -> Sequence[str]:
 def _rancher(facts: Facts, kind: KubeletKind) -> Fact[Kubelet | None]:
     """k3s and RKE2: they note the socket at every start; their cgroup driver follows from what they find then."""
     config, crictl = _RANCHER.format(kind), _CRICTL.format(kind)
-    files = _rancher_files(facts, config)
+    # The last that has a key counts; former captures lack the folder.
+    files = [config, *(sorted(_matches(facts, f"{config}.d/*.yaml")) if f"{config}.d" in facts.folders else ())]
     told: dict[str, str | None] = {}
     for path in files:
         told |= _flat(facts, path, "data-dir", "container-runtime-endpoint", "node-name")
@@ -295,11 +292,6 @@ def _rancher(facts: Facts, kind: KubeletKind) -> Fact[Kubelet | None]:
     name = flags_of(words).get("node-name") or told.get("node-name") or _name_in_environment(facts, unit)
     static = _cpu_manager([_text(facts, path) or "" for path in files], words) == "static"
     return Known(Kubelet(kind, unit, socket(endpoint), None, data.rstrip("/"), name, static_cpus=static), probe)
-
-
-def _rancher_files(facts: Facts, config: str) -> Sequence[str]:
-    """The files of k3s or RKE2, of which the last that has a key counts; former captures lack the folder."""
-    return [config, *(sorted(_matches(facts, f"{config}.d/*.yaml")) if f"{config}.d" in facts.folders else ())]
 
 
 def _words_of_unit(facts: Facts, unit: str) -> Sequence[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, TypeVar
 
@@ -21,26 +21,31 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Unread:
-    """A value that NVML did not give, with its error."""
+class _NvmlError:
+    """An error of NVML's, by number and name."""
 
     code: int
     name: str
 
     @property
-    def supported(self) -> bool:
-        """Whether the value should have been there: NotSupported and FunctionNotFound are answers, not faults."""
-        return self.code not in {3, 13}
-
-    @property
     def meaning(self) -> str:
-        """One clause, what the error says of the GPU."""
+        """One clause, what the error says of the GPU or the node."""
         return explain(self.code).meaning
 
     @property
     def remedy(self) -> str:
         """What to do about it."""
         return explain(self.code).remedy
+
+
+@dataclass(frozen=True, slots=True)
+class Unread(_NvmlError):
+    """A value that NVML did not give, with its error."""
+
+    @property
+    def supported(self) -> bool:
+        """Whether the value should have been there: NotSupported and FunctionNotFound are answers, not faults."""
+        return self.code not in {3, 13}
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +125,7 @@ class Inventory:
 
 
 @dataclass(frozen=True, slots=True)
-class NvmlFailure:
+class NvmlFailure(_NvmlError):
     """NVML did not start, or could not count the GPUs.
 
     Attributes:
@@ -129,22 +134,10 @@ class NvmlFailure:
         libcuda_error: as of ``Inventory``.
     """
 
-    code: int
-    name: str
     text: str
     nvml: str = ""
     library: str = ""
     libcuda_error: str = ""
-
-    @property
-    def meaning(self) -> str:
-        """One clause, what the error says of the node."""
-        return explain(self.code).meaning
-
-    @property
-    def remedy(self) -> str:
-        """What to do about it."""
-        return explain(self.code).remedy
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,20 +156,30 @@ NvmlAnswer: TypeAlias = Inventory | NvmlFailure | NoAnswer
 
 
 def parse(data: bytes) -> Inventory | NvmlFailure:
-    """The typed meaning of what the NVML child printed.
+    """Return the typed meaning of what the NVML child printed.
 
     Raises:
         ValueError: it is not that, or of a newer schema.
     """
+    answer = read_object(data, SCHEMA)
+    return _failure(answer) if "error" in answer else _inventory(answer)
+
+
+def read_object(data: bytes, schema: int) -> Mapping[str, Any]:
+    """Return the object that a child program printed.
+
+    Raises:
+        ValueError: it is none, or of another schema.
+    """
     try:
         answer = json.loads(data)
     except RecursionError:
-        raise ValueError("NVML's answer is nested too deeply") from None
+        raise ValueError("the answer is nested too deeply") from None
     if not isinstance(answer, dict) or isinstance(answer.get("schema"), bool):
-        raise ValueError("NVML's answer is not an object with a schema")
-    if answer.get("schema") != SCHEMA:
-        raise ValueError(f"NVML's answer has schema {answer.get('schema')!r}; this gpunode reads {SCHEMA}")
-    return _failure(answer) if "error" in answer else _inventory(answer)
+        raise ValueError("the answer is not an object with a schema")
+    if answer.get("schema") != schema:
+        raise ValueError(f"the answer has schema {answer.get('schema')!r}; this gpunode reads {schema}")
+    return answer
 
 
 def _failure(answer: Mapping[str, object]) -> NvmlFailure:
@@ -294,19 +297,27 @@ def hangs(what: str, error: str) -> str:
 
 
 def answer_of(capture: Capture) -> NvmlAnswer:
-    """What NVML said, from the evidence; never raises, since a bad answer is an answer too."""
+    """Return what NVML said, from the evidence; never raises, since a bad answer is an answer too."""
+    return read_answer(capture, parse, "NVML", "a call into the NVIDIA driver")
+
+
+def read_answer(capture: Capture, parse: Callable[[bytes], T], library: str, call: str) -> T | NoAnswer:
+    """Return what the child that asks ``library`` said, or why it said nothing; ``call`` names what may hang."""
     if capture.outcome == "timeout":
-        return NoAnswer("hangs", hangs("a call into the NVIDIA driver", capture.error))
+        return NoAnswer("hangs", hangs(call, capture.error))
     if capture.outcome in {"absent", "denied"}:
         return NoAnswer("not asked", capture.error or f"{capture.source}: {capture.outcome}")
     if capture.error == NOT_CAPTURED:
         return NoAnswer("not asked", "this capture does not hold its answer")
     if not capture.data.strip():
-        return NoAnswer("crashed", _last_words(capture))
+        lines = capture.error.strip().splitlines()
+        ended = "" if capture.exit_status is None else f" with exit status {capture.exit_status}"
+        said = f": {lines[-1]}" if lines else ""
+        return NoAnswer("crashed", f"the {library} child ended{ended} and without an answer{said}")
     try:
         return parse(capture.data)
     except ValueError as error:
-        return NoAnswer("garbled", f"the NVML child printed what gpunode cannot read: {error}")
+        return NoAnswer("garbled", f"the {library} child printed what gpunode cannot read: {error}")
 
 
 def mig_gpus(answer: NvmlAnswer) -> tuple[MigGpu, ...]:
@@ -336,12 +347,6 @@ def _mig_gpu(gpu: Gpu) -> MigGpu:
     assert isinstance(gpu.mig_pending, bool)
     assert isinstance(gpu.instances, tuple)
     return MigGpu(gpu.index, gpu.uuid, gpu.pci, MigLayout(gpu.mig, gpu.instances), gpu.mig_pending, gpu.clients)
-
-
-def _last_words(capture: Capture) -> str:
-    lines = capture.error.strip().splitlines()
-    ended = "" if capture.exit_status is None else f" with exit status {capture.exit_status}"
-    return f"the NVML child ended{ended} and without an answer" + (f": {lines[-1]}" if lines else "")
 
 
 @dataclass(frozen=True, slots=True)

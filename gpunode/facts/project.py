@@ -176,15 +176,12 @@ def _with_built_modules(facts: Facts, *, is_rebuilt: bool) -> Facts:
     def changed(former: tuple[ModuleFile, ...]) -> tuple[ModuleFile, ...]:
         others = tuple(file for file in former if not file.dkms)
         if driver is not None:
-            return (*others, *(_built(kernel, driver[1]) for kernel in sorted(kernels)))
+            paths = {kernel: f"/lib/modules/{kernel}/updates/dkms/nvidia.ko" for kernel in sorted(kernels)}
+            return (*others, *(ModuleFile(kernel, path, driver[1], dkms=True) for kernel, path in paths.items()))
         # Headers alone take nothing away of what DKMS built from a source that no package brought.
         return others if is_rebuilt else former
 
     return replace(facts, module_files=_mapped(facts.module_files, changed))
-
-
-def _built(kernel: str, version: str) -> ModuleFile:
-    return ModuleFile(kernel, f"/lib/modules/{kernel}/updates/dkms/nvidia.ko", version, dkms=True)
 
 
 def _with_module(facts: Facts, module: str, *, wanted: bool) -> Facts:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -86,7 +86,7 @@ def _copy(root: str, folder: Path, native: str) -> None:
     (folder / "var/lib/apt/lists/partial").mkdir(parents=True)
     left = _LARGEST
     for pattern in _COPIED:
-        for path in _present(pattern, root):
+        for path in (one.path for one in decode_found(globs.find(pattern, _LARGEST, contents=False, root=root).data)):
             capture = files.read(path, left, root=root)
             left -= len(capture.data)
             if left <= 0:
@@ -97,11 +97,6 @@ def _copy(root: str, folder: Path, native: str) -> None:
                 target.write_bytes(capture.data)
     foreign = files.read(_ARCHITECTURES, root=root).text.split()
     (folder / "apt.conf").write_text(_configuration(folder, dict.fromkeys((native, *foreign))))
-
-
-def _present(pattern: str, root: str) -> Iterator[str]:
-    listed = globs.find(pattern, _LARGEST, contents=False, root=root)
-    yield from (one.path for one in decode_found(listed.data))
 
 
 def _configuration(folder: Path, architectures: Iterable[str]) -> str:
