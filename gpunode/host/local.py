@@ -334,13 +334,14 @@ class LocalHost:
     def _initramfs(self, triggers: Sequence[Trigger]) -> Iterator[Settled]:
         # Two at once take each other's draft away: a kernel that is being installed, or what a killed run left behind.
         self.wait_for_others()
+        argv = SYSTEMS[0].rebuild_initramfs("all")
         if self.root == "/":
-            wait_until_ended("update-initramfs", _INITRAMFS_PATIENCE_S, self._on_progress)
+            wait_until_ended(argv[0], _INITRAMFS_PATIENCE_S, self._on_progress)
         with self._fit_for_packages():
-            done = self.runner.run(("update-initramfs", "-u", "-k", "all"), timeout_s=_COMMAND_TIMEOUT_S, outlives=True)
+            done = self.runner.run(argv, timeout_s=_COMMAND_TIMEOUT_S, outlives=True)
         if not done.ok and not done.missing:
             raise _command_failed(done, "the initramfs could not be rebuilt")
-        skipped = "update-initramfs is not installed" if done.missing else ""
+        skipped = f"{argv[0]} is not installed" if done.missing else ""
         yield from (Settled(one, done.seconds, skipped) for one in triggers)
 
     @contextmanager

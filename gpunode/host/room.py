@@ -9,6 +9,7 @@ from pathlib import Path
 
 from gpunode.change import Change, triggers
 from gpunode.errors import Refused
+from gpunode.packages import SYSTEMS
 
 _MIB = 1 << 20
 
@@ -24,8 +25,8 @@ def refuse_full_boot(
 ) -> None:
     """Refuse changes that owe a new initramfs where /boot has no room for one.
 
-    update-initramfs writes the new image beside the old one and renames it, so the largest one must fit once more
-    (initramfs-tools 0.142, update-initramfs, generate_initramfs).
+    A new image is written beside the old one and renamed, so the largest one must fit once more (initramfs-tools
+    0.142, generate_initramfs).
 
     Args:
         changes: of the whole run.
@@ -37,9 +38,9 @@ def refuse_full_boot(
     """
     if not any(trigger.kind == "initramfs" for trigger in triggers(changes)):
         return
-    boot = Path(root, "boot")
+    boot, images = Path(root, "boot"), SYSTEMS[0].initramfs_image("*").lstrip("/")
     with suppress(OSError):  # whoever rebuilds it finds out what is wrong there
-        needed = max((image.stat().st_size for image in boot.glob("initrd.img-*")), default=0)
+        needed = max((image.stat().st_size for image in Path(root).glob(images)), default=0)
         free = free_bytes(boot)
         if free < needed:
             raise Refused(

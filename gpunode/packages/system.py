@@ -154,6 +154,9 @@ class PackageSystem:
         purge: the command that removes packages and their configuration files.
         unhold: the command that lets packages change again.
         autoremove: the command that removes what nothing needs.
+
+        rebuild_initramfs: the command that makes the initramfs of a kernel anew, or with ``all`` of every kernel.
+        initramfs_image: where the initramfs of a kernel is; with ``*`` a pattern for those of all kernels.
     """
 
     id: Literal["deb"]
@@ -204,3 +207,6 @@ class PackageSystem:
     purge: Callable[[Collection[str]], str]
     unhold: Callable[[Collection[PackageId]], str]
     autoremove: str
+
+    rebuild_initramfs: Callable[[str], tuple[str, ...]]
+    initramfs_image: Callable[[str], str]

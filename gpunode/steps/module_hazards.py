@@ -10,6 +10,7 @@ from gpunode.facts.kernels import modprobe_directives, modules_loaded_by_name
 from gpunode.facts.model import Facts, Unknown, known
 from gpunode.facts.patterns import Pattern
 from gpunode.facts.probes import BOOT_LOADER, DRIVER_PARAMETERS, KERNEL_ARGUMENTS
+from gpunode.packages import system
 
 BLACKLIST: Final = "/etc/modprobe.d/gpunode-nouveau.conf"
 # nova_core and nova_drm bind GSP GPUs from Linux 6.18 on; a blacklist line for an absent module does nothing.
@@ -149,12 +150,12 @@ def _old_initramfs(facts: Facts) -> Iterator[str]:
     written = facts.modified_at.get(BLACKLIST)
     kernels = facts.kernels.value.wanted if not isinstance(facts.kernels, Unknown) else ()
     for kernel in kernels:
-        image = f"/boot/initrd.img-{kernel}"
+        image = system(facts).initramfs_image(kernel)
         made = facts.modified_at.get(image)
         if written is not None and made is not None and made < written:
             yield (
                 f"{image} is older than {BLACKLIST}, so nouveau may take the GPU early in the next boot: "
-                f"`{command('sudo', 'update-initramfs', '-u', '-k', kernel)}` rebuilds it"
+                f"`{command('sudo', *system(facts).rebuild_initramfs(kernel))}` rebuilds it"
             )
 
 

@@ -189,4 +189,7 @@ DEB: Final = PackageSystem(
     purge=_command("apt-get", "purge"),
     unhold=_command("apt-mark", "unhold"),
     autoremove="apt-get autoremove",
+    # update-initramfs(8) of initramfs-tools.
+    rebuild_initramfs=lambda kernel: ("update-initramfs", "-u", "-k", kernel),
+    initramfs_image=lambda kernel: f"/boot/initrd.img-{kernel}",
 )
