@@ -117,6 +117,8 @@ class Step:
         needs: the ids of the steps without whose work this one's is of no use: no rollback takes that away first.
         for_driver: whether only a driver needs the step. A run that takes no such step works without a GPU, too.
         packages: what it installs by name; None where a lock file holds none of it.
+        files: what it reads on every node, outside of the folders that are read whole (``facts.probes.FOLDERS``), of
+            the runtimes' configuration and of the package system's.
     """
 
     id: str
@@ -126,3 +128,4 @@ class Step:
     needs: tuple[str, ...] = ()
     for_driver: bool = False
     packages: StepPackages | None = None
+    files: tuple[str, ...] = ()

@@ -17,6 +17,8 @@ from gpunode.facts.model import Distro
 
 CUDA_BASE = "https://developer.download.nvidia.com/compute/cuda/repos"
 TOOLKIT_BASE = "https://nvidia.github.io/libnvidia-container"
+CUDA_KEYRING = "/usr/share/keyrings/cuda-archive-keyring.gpg"
+TOOLKIT_KEYRING = "/usr/share/keyrings/nvidia-container-toolkit-keyring.gpg"
 
 _OLD_TOOLKIT_BASES = ("nvidia.github.io/nvidia-docker/", "nvidia.github.io/nvidia-container-runtime/")
 _APT_FOLDER = re.compile(r"(?:debian|ubuntu|kylin)\d+|wsl-ubuntu")
@@ -77,7 +79,7 @@ def cuda_repository(distro: Distro, dpkg_arch: str, base: str = "", fingerprint:
         arch=arch,
         base_url=url,
         list_file=f"/etc/apt/sources.list.d/cuda-{folder}-{arch}.list",
-        keyring="/usr/share/keyrings/cuda-archive-keyring.gpg",
+        keyring=CUDA_KEYRING,
         key_url=url + row["key_file"],
         fingerprint=_normal(fingerprint) or row["fingerprint"],
     )
@@ -92,7 +94,7 @@ def toolkit_repository(base: str = "", fingerprint: str = "") -> ToolkitReposito
     return ToolkitRepository(
         url=f"{root}/stable/deb/$(ARCH)",
         list_file="/etc/apt/sources.list.d/nvidia-container-toolkit.list",
-        keyring="/usr/share/keyrings/nvidia-container-toolkit-keyring.gpg",
+        keyring=TOOLKIT_KEYRING,
         key_url=f"{root}/gpgkey",
         fingerprint=_normal(fingerprint) or "C95B321B61E88C1809C4F759DDCAE044F796ECB0",
     )

@@ -36,23 +36,27 @@ _WRAPPER_BYTES: Final = 64 << 10
 # What every runtime is told to run.
 TOOLKIT_PROGRAM: Final = "/usr/bin/nvidia-container-runtime"
 TOOLKIT_LIST: Final = SYSTEMS[0].file_list("nvidia-container-toolkit-base")
-FILES: Final = (
-    RESUME_UNIT,
+# What steps read outside of the folders below. Each step's row names its own files, and a test compares the two.
+STEP_FILES: Final = (
     MIG_UNIT,
     MIG_WANTS,
     MPS_UNIT,
-    TOOLKIT_LIST,
-    *(path for system in SYSTEMS for path in system.files),
-    *kernels.MODULE_LISTS,
-    *(row.config for row in CONTAINER_RUNTIMES.values() if row.config),
     "/etc/nvidia-container-runtime/config.toml",
     "/etc/nvidia-container-toolkit/nvidia-cdi-refresh.env",
     "/usr/share/keyrings/cuda-archive-keyring.gpg",
     "/usr/share/keyrings/nvidia-container-toolkit-keyring.gpg",
-    *kubelet.FILES,
     KERNEL_ARGUMENTS,
     BOOT_LOADER,
     DRIVER_PARAMETERS,
+)
+FILES: Final = (
+    *STEP_FILES,
+    RESUME_UNIT,
+    TOOLKIT_LIST,
+    *(path for system in SYSTEMS for path in system.files),
+    *kernels.MODULE_LISTS,
+    *(row.config for row in CONTAINER_RUNTIMES.values() if row.config),
+    *kubelet.FILES,
 )
 # What NVIDIA's devices are called as CDI devices, and where their specifications lie; the last folder wins.
 CDI_KIND: Final = "nvidia.com/gpu"

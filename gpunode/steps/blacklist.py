@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from gpunode.change import FileChange, FileState, Trigger
 from gpunode.facts.model import Facts, known, need
+from gpunode.facts.probes import BOOT_LOADER, DRIVER_PARAMETERS, KERNEL_ARGUMENTS
 from gpunode.outcome import Outcome, Planned, Step
 from gpunode.recipe import Recipe
 from gpunode.steps.families import wants_driver
@@ -35,4 +36,11 @@ def plan(recipe: Recipe, facts: Facts) -> Outcome:
     return Planned((FileChange(BLACKLIST, present, wanted, frozenset({Trigger("initramfs")})),), reason, notes)
 
 
-NOUVEAU = Step("nouveau", "nouveau and nova", "packages", plan, for_driver=True)
+NOUVEAU = Step(
+    "nouveau",
+    "nouveau and nova",
+    "packages",
+    plan,
+    for_driver=True,
+    files=(KERNEL_ARGUMENTS, BOOT_LOADER, DRIVER_PARAMETERS),
+)

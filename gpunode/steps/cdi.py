@@ -271,4 +271,4 @@ def _others(offer: Offer, spec: Spec | None, loaded: LoadedDriver) -> Iterator[s
             yield f"{other.path} is of driver {versions}, and {spec.path} overrides it{also}: remove it"
 
 
-CDI = Step("cdi", "CDI specification", "runtime", plan, needs=("toolkit",))
+CDI = Step("cdi", "CDI specification", "runtime", plan, needs=("toolkit",), files=(ENVIRONMENT,))

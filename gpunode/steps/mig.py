@@ -316,4 +316,4 @@ def _commands(uuid: str, layout: MigLayout) -> str:
     return f"{{ {switch} && /usr/bin/nvidia-smi mig -i {uuid} -cgi {places} -C; }}"
 
 
-MIG = Step("mig", "MIG layout", "runtime", plan, needs=("driver",))
+MIG = Step("mig", "MIG layout", "runtime", plan, needs=("driver",), files=(MIG_UNIT, MIG_WANTS))

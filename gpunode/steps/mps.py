@@ -96,4 +96,4 @@ WantedBy=multi-user.target
 """.encode()
 
 
-MPS = Step("mps", "MPS daemon", "kernel", plan, needs=("driver",))
+MPS = Step("mps", "MPS daemon", "kernel", plan, needs=("driver",), files=(MPS_UNIT,))

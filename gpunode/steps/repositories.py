@@ -6,6 +6,8 @@ from dataclasses import replace
 from functools import partial
 
 from gpunode.catalog.repositories import (
+    CUDA_KEYRING,
+    TOOLKIT_KEYRING,
     cuda_repository,
     former_toolkit_repository,
     other_cuda_folder,
@@ -66,5 +68,7 @@ def wants_toolkit(recipe: Recipe) -> bool:
     return recipe.runtime.name != "none" and recipe.toolkit.version != "none"
 
 
-CUDA_REPOSITORY = Step("cuda-repository", "driver repository", "sources", plan_cuda, for_driver=True)
-TOOLKIT_REPOSITORY = Step("toolkit-repository", "toolkit repository", "sources", plan_toolkit)
+CUDA_REPOSITORY = Step(
+    "cuda-repository", "driver repository", "sources", plan_cuda, for_driver=True, files=(CUDA_KEYRING,)
+)
+TOOLKIT_REPOSITORY = Step("toolkit-repository", "toolkit repository", "sources", plan_toolkit, files=(TOOLKIT_KEYRING,))

@@ -221,4 +221,11 @@ def _service(row: Runtime, facts: Facts, present: States) -> tuple[Change, ...]:
     return () if fact.value.state == wanted else (ServiceChange(row.unit, fact.value.state, wanted),)
 
 
-RUNTIME_CONFIG = Step("runtime-config", "runtime configuration", "runtime", plan, needs=("toolkit", "runtime-install"))
+RUNTIME_CONFIG = Step(
+    "runtime-config",
+    "runtime configuration",
+    "runtime",
+    plan,
+    needs=("toolkit", "runtime-install"),
+    files=_TOOLKITS,
+)

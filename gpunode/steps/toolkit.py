@@ -160,6 +160,7 @@ TOOLKIT = Step(
     "packages",
     plan,
     needs=("toolkit-repository", "driver"),
+    files=(CONFIG,),
     packages=StepPackages(
         lambda recipe, _: TOOLKIT_PACKAGES if wants_toolkit(recipe) else (), TOOLKIT_PACKAGES.__contains__
     ),
